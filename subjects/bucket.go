@@ -1,0 +1,160 @@
+package subjects
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Streams, buckets and object stores of the mesh.
+const (
+	StreamChunks   = "MESH_CHUNKS"
+	BucketNodes    = "MESH_NODES"
+	BucketTools    = "MESH_TOOLS"
+	BucketSchemas  = "MESH_SCHEMAS"
+	BucketIndexes  = "MESH_INDEXES"
+	BucketSessions = "MESH_SESSIONS"
+	ObjectBundles  = "MESH_BUNDLES"
+)
+
+// RegistryBuckets are the buckets whose changes are republished.
+func RegistryBuckets() []string {
+	return []string{BucketNodes, BucketTools, BucketSchemas, BucketIndexes, BucketSessions}
+}
+
+// KVSubject is the subject below which a bucket's keys are stored.
+func KVSubject(bucket, key string) string { return "$KV." + bucket + "." + key }
+
+// KVAll is what a bucket's stream covers.
+func KVAll(bucket string) string { return "$KV." + bucket + ".>" }
+
+// KVStream is the name of a bucket's stream.
+func KVStream(bucket string) string { return "KV_" + bucket }
+
+// KVKey returns the key behind a subject of [KVSubject].
+func KVKey(bucket, subject string) (string, bool) {
+	return strings.CutPrefix(subject, "$KV."+bucket+".")
+}
+
+// validKey holds a bucket's key to what NATS accepts, without wildcards.
+func validKey(key string) bool {
+	if key == "" || key[0] == '.' || key[len(key)-1] == '.' || strings.Contains(key, "..") {
+		return false
+	}
+	for i := 0; i < len(key); i++ {
+		if c := key[i]; !tokenByte(c) && c != '.' && c != '=' && c != '/' {
+			return false
+		}
+	}
+	return true
+}
+
+// NodeKey is a node's key in MESH_NODES.
+func NodeKey(node NodeID) (string, error) { return EncodeToken(string(node)) }
+
+// SessionKey is a session's key in MESH_SESSIONS.
+func SessionKey(session SessionID) (string, error) { return EncodeToken(string(session)) }
+
+// IndexKey is an index's key in MESH_INDEXES: its name, and behind it the
+// session it is private to, if any. A listing of one name therefore shows every
+// claim to it.
+func IndexKey(name IndexName, session SessionID) (string, error) {
+	token, err := EncodeToken(string(name))
+	if err != nil || session == "" {
+		return token, err
+	}
+	private, err := EncodeToken(string(session))
+	if err != nil {
+		return "", err
+	}
+	return token + "." + private, nil
+}
+
+// ParseIndexKey reads a key of [IndexKey].
+func ParseIndexKey(key string) (IndexName, SessionID, error) {
+	head, rest, private := strings.Cut(key, ".")
+	name, err := DecodeToken(head)
+	if err != nil || !private {
+		return IndexName(name), "", err
+	}
+	session, err := DecodeToken(rest)
+	if err != nil {
+		return "", "", err
+	}
+	return IndexName(name), SessionID(session), nil
+}
+
+// anySession stands for "every session" in a key of MESH_TOOLS.
+const anySession = "="
+
+// ToolsKey is a key of MESH_TOOLS: what one node serves of one index
+// (Index set), or one tool of a session (Tool set). An empty Session means all
+// sessions, which only an index can serve.
+type ToolsKey struct {
+	Node    NodeID
+	Session SessionID
+	Index   IndexName
+	Tool    ToolID
+}
+
+// Build returns the key's text.
+func (k ToolsKey) Build() (string, error) {
+	node, err := EncodeToken(string(k.Node))
+	if err != nil {
+		return "", err
+	}
+	session := anySession
+	if k.Session != "" {
+		if session, err = EncodeToken(string(k.Session)); err != nil {
+			return "", err
+		}
+	}
+	if (k.Index == "") == (k.Tool == "") || k.Tool != "" && k.Session == "" {
+		return "", fmt.Errorf("%w: a key of %s names an index, or a tool and its session", ErrInvalid, BucketTools)
+	}
+	letter, name := "i", string(k.Index)
+	if k.Tool != "" {
+		letter, name = "t", string(k.Tool)
+	}
+	if strings.Contains(name, ".") {
+		return "", fmt.Errorf("%w: %q has a dot: a session's own tool and an index have one name", ErrInvalid, name)
+	}
+	token, err := EncodeToken(name)
+	if err != nil {
+		return "", err
+	}
+	return node + "." + session + "." + letter + "." + token, nil
+}
+
+// ParseToolsKey reads a key of [ToolsKey.Build].
+func ParseToolsKey(key string) (ToolsKey, error) {
+	parts := strings.Split(key, ".")
+	if len(parts) != 4 || parts[2] != "i" && parts[2] != "t" {
+		return ToolsKey{}, fmt.Errorf("%w: key %q of %s", ErrInvalid, key, BucketTools)
+	}
+	node, err := DecodeToken(parts[0])
+	if err != nil {
+		return ToolsKey{}, err
+	}
+	var k ToolsKey
+	k.Node = NodeID(node)
+	if parts[1] != anySession {
+		session, err := DecodeToken(parts[1])
+		if err != nil {
+			return ToolsKey{}, err
+		}
+		k.Session = SessionID(session)
+	}
+	name, err := DecodeToken(parts[3])
+	if err != nil {
+		return ToolsKey{}, err
+	}
+	if parts[2] == "i" {
+		k.Index = IndexName(name)
+	} else {
+		k.Tool = ToolID(name)
+	}
+	if again, err := k.Build(); err != nil || again != key {
+		return ToolsKey{}, fmt.Errorf("%w: key %q of %s", ErrInvalid, key, BucketTools)
+	}
+	return k, nil
+}

@@ -1,0 +1,125 @@
+package subjects
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Ids of the mesh. They are string types, so constants need no constructor; the
+// builders validate them.
+type (
+	// SessionID names a namespace of tools; any non-empty UTF-8 text.
+	SessionID string
+	// ToolID names a tool: names joined by dots. An index tool has at least two
+	// (<index>.<module>.<function>), a session's own tool exactly one.
+	ToolID string
+	// NodeID names a process that serves tools.
+	NodeID string
+	// BootID names one start of a node.
+	BootID string
+	// RPCID names one call.
+	RPCID string
+	// IndexName names an index; the first name of its tools' ids.
+	IndexName string
+)
+
+// DefaultSession is the session of callers that name none.
+const DefaultSession SessionID = "default"
+
+// Index returns the index of an index tool, and false for a session's own tool.
+func (id ToolID) Index() (IndexName, bool) {
+	index, _, ok := strings.Cut(string(id), ".")
+	return IndexName(index), ok
+}
+
+// Local returns the id without its index: what the index itself calls the tool.
+func (id ToolID) Local() string {
+	_, local, ok := strings.Cut(string(id), ".")
+	if !ok {
+		return string(id)
+	}
+	return local
+}
+
+// SameTool reports whether two ids are one tool on the wire: equal, or one of
+// them holds the hashed form of the other's names.
+func SameTool(a, b ToolID) bool {
+	if a == b {
+		return true
+	}
+	x, errX := encodeToolID(a)
+	y, errY := encodeToolID(b)
+	return errX == nil && errY == nil && x == y
+}
+
+// SameName is [SameTool] for single names: sessions, nodes, rpc ids.
+func SameName[T ~string](a, b T) bool {
+	if a == b {
+		return true
+	}
+	x, errX := EncodeToken(string(a))
+	y, errY := EncodeToken(string(b))
+	return errX == nil && errY == nil && x == y
+}
+
+// Validate reports whether the id can be a subject.
+func (id ToolID) Validate() error { _, err := encodeToolID(id); return err }
+
+func encodeToolID(id ToolID) (string, error) {
+	s := string(id)
+	plain := true
+	start := 0
+	for i := 0; i <= len(s); i++ {
+		if i < len(s) && s[i] != '.' {
+			continue
+		}
+		if !plainToken(s[start:i]) {
+			plain = false
+			break
+		}
+		start = i + 1
+	}
+	if plain {
+		return s, nil
+	}
+	names := strings.Split(s, ".")
+	for i, name := range names {
+		token, err := EncodeToken(name)
+		if err != nil {
+			return "", fmt.Errorf("tool id %q: %w", id, err)
+		}
+		names[i] = token
+	}
+	return strings.Join(names, "."), nil
+}
+
+func decodeToolID(tokens string) (ToolID, error) {
+	s := tokens
+	start := 0
+	for i := 0; i <= len(s); i++ {
+		if i < len(s) && s[i] != '.' {
+			continue
+		}
+		if !plainToken(s[start:i]) {
+			return decodeEncodedToolID(tokens)
+		}
+		start = i + 1
+	}
+	return ToolID(s), nil
+}
+
+func decodeEncodedToolID(tokens string) (ToolID, error) {
+	names := strings.Split(tokens, ".")
+	for i, token := range names {
+		name, err := DecodeToken(token)
+		if err != nil {
+			return "", err
+		}
+		// A name with a dot inside would read as two names.
+		if strings.Contains(name, ".") {
+			return "", fmt.Errorf("%w: token %q hides a dot", ErrInvalid, token)
+		}
+		names[i] = name
+	}
+	return ToolID(strings.Join(names, ".")), nil
+}
