@@ -160,7 +160,8 @@ func Parse(subject string) (Subject, error) {
 	var s Subject
 	if rest, ok := strings.CutPrefix(subject, "tools."); ok {
 		s.Kind = KindTool
-		return s, s.parse(subject, rest)
+		err := s.parse(subject, rest)
+		return s, err
 	}
 	rest, ok := strings.CutPrefix(subject, "mesh.")
 	if !ok {
@@ -210,7 +211,8 @@ func Parse(subject string) (Subject, error) {
 	default:
 		return Subject{}, fmt.Errorf("%w: %q is not a subject of the mesh", ErrInvalid, subject)
 	}
-	return s, s.parse(subject, rest)
+	err := s.parse(subject, rest)
+	return s, err
 }
 
 func (s *Subject) parse(subject, rest string) error {
