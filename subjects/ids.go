@@ -93,6 +93,23 @@ func encodeToolID(id ToolID) (string, error) {
 	return strings.Join(names, "."), nil
 }
 
+// encodeIndex returns the token of an index name, which has no dot: it is the
+// first name of its tools' ids.
+func encodeIndex(name IndexName) (string, error) {
+	if strings.Contains(string(name), ".") {
+		return "", fmt.Errorf("%w: index name %q has a dot", ErrInvalid, name)
+	}
+	return EncodeToken(string(name))
+}
+
+func decodeIndex(token string) (IndexName, error) {
+	name, err := DecodeToken(token)
+	if err == nil && strings.Contains(name, ".") {
+		return "", fmt.Errorf("%w: token %q hides a dot", ErrInvalid, token)
+	}
+	return IndexName(name), err
+}
+
 func decodeToolID(tokens string) (ToolID, error) {
 	s := tokens
 	start := 0
