@@ -57,7 +57,7 @@ type Stall struct {
 
 // clock measures the broker's time against the local monotonic clock.
 type clock struct {
-	base     time.Time // monotonic zero
+	base     time.Time    // monotonic zero
 	lastTick atomic.Int64 // monotonic time of the last tick
 	lastWall atomic.Int64 // unix time of it: the monotonic clock stands while a machine sleeps
 	lastStop atomic.Int64 // monotonic time at which the last stall was seen; 0 = never

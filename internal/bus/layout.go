@@ -104,7 +104,7 @@ func (l Layout) Streams() []jetstream.StreamConfig {
 }
 
 func (l Layout) bucket(bucket string) jetstream.StreamConfig {
-	return jetstream.StreamConfig{
+	config := jetstream.StreamConfig{
 		Name:              subjects.KVStream(bucket),
 		Description:       "Registry of the mesh",
 		Subjects:          []string{subjects.KVAll(bucket)},
@@ -120,13 +120,18 @@ func (l Layout) bucket(bucket string) jetstream.StreamConfig {
 		AllowDirect:       true,
 		DenyDelete:        true,
 		// One publish with a rollup header would empty the bucket.
-		AllowRollup:            false,
-		AllowMsgTTL:            true,
-		SubjectDeleteMarkerTTL: markerTTL,
+		AllowRollup: false,
+		AllowMsgTTL: true,
 		RePublish: &jetstream.RePublish{
 			Source: subjects.KVAll(bucket), Destination: subjects.RegistryChanges(bucket),
 		},
 	}
+	if bucket == subjects.BucketNodes || bucket == subjects.BucketSessions {
+		// Their keys expire by themselves, and whoever follows the bucket has to
+		// hear of it. The server turns rollups on with it.
+		config.SubjectDeleteMarkerTTL, config.AllowRollup = markerTTL, true
+	}
+	return config
 }
 
 // Ensure refuses foreign streams that cover the mesh's requests, then makes the
