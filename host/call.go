@@ -306,7 +306,7 @@ func (h *Host) execute(parent context.Context, c *inflight) admit.Record {
 		Deadline: c.deadline, Depth: c.req.Depth, Parent: c.req.Parent, Isolation: c.req.Isolation, Traceparent: c.req.Traceparent,
 	}
 	if call.Stream {
-		s, err := newStream(c, ctx)
+		s, err := newStream(ctx, c)
 		if err != nil {
 			return admit.Record{Err: refusal(err)}
 		}

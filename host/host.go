@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -330,7 +332,7 @@ func (h *Host) activate(ctx context.Context, next, old *service, before map[rout
 			h.retire(old.subs[k], k, t)
 		}
 	}
-	h.lease.record(next)
+	h.lease.record(ctx, next, old)
 	return nil
 }
 
@@ -386,7 +388,7 @@ func (h *Host) Withdraw(ctx context.Context, index subjects.IndexName, session s
 		return nil
 	}
 	delete(h.services, key)
-	h.lease.withdraw(s)
+	h.lease.withdraw(ctx, s)
 	for k, t := range s.routes {
 		t.withdrawn.Store(true)
 		if sub := s.subs[k]; sub != nil {
@@ -434,7 +436,6 @@ func (h *Host) Start(ctx context.Context) error {
 	})
 	h.workers.Go(h.tick)
 	h.beat()
-	h.lease.publish()
 	return nil
 }
 
@@ -540,6 +541,26 @@ func (h *Host) replay(m *nats.Msg) {
 		h.replayer.Answer(h.base, s, m)
 	}()
 }
+
+// Label changes the node's labels: set ones are put, empty values removed.
+func (h *Host) Label(ctx context.Context, labels map[string]string) error {
+	return h.lease.update(ctx, func(r *registry.NodeRecord) {
+		next := maps.Clone(r.Labels)
+		if next == nil {
+			next = make(map[string]string)
+		}
+		for k, v := range labels {
+			if next[k] = v; v == "" {
+				delete(next, k)
+			}
+		}
+		r.Labels = next
+	})
+}
+
+// Lost is closed when another process has taken the node's id: the node must
+// stop, its callers count it as lost. [Host.Run] does so by itself.
+func (h *Host) Lost() <-chan struct{} { return h.lease.lost() }
 
 // Run starts the host, serves until ctx ends, then drains for as long as its
 // calls need, at most half a minute.

@@ -118,7 +118,7 @@ func (h *Host) Drain(ctx context.Context) error {
 	began := time.Now()
 	h.lastDirected.Store(began.UnixNano())
 	h.beat()
-	h.lease.publish()
+	h.lease.state(ctx)
 	h.log.Info("draining", slog.Int("in_flight", h.calls.InFlight()))
 	h.mu.Lock()
 	var subs []*nats.Subscription
