@@ -45,12 +45,10 @@ type Host struct {
 
 	base    context.Context // ends with the host; every call's context is below it
 	end     context.CancelCauseFunc
-	running sync.WaitGroup // calls
+	intake  *intake        // calls
+	running runners        // replays
 	workers sync.WaitGroup // ticker and the like
 	quit    chan struct{}
-
-	admitting sync.RWMutex // held while a call is counted; stopped changes under it
-	stopped   bool
 
 	mu        sync.Mutex // guards what follows
 	state     state
@@ -155,6 +153,7 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		services: make(map[serviceKey]*service),
 		quit:     make(chan struct{}),
 	}
+	h.intake = newIntake(h.receive)
 	h.base, h.end = context.WithCancelCause(context.Background())
 	return h, nil
 }
@@ -347,7 +346,7 @@ func (h *Host) subscribe(k routeKey) (*nats.Subscription, error) {
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
-	sub, err := h.bus.Conn().QueueSubscribe(subject, subjects.QueueGroup, func(m *nats.Msg) { h.receive(m, false) })
+	sub, err := h.bus.Conn().ChanQueueSubscribe(subject, subjects.QueueGroup, h.intake.requests)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q cannot be offered: %w", k.tool, err)
 	}
@@ -423,8 +422,10 @@ func (h *Host) Start(ctx context.Context) error {
 		return err
 	}
 	h.state = stateServing
+	h.intake.listen()
 	if err := h.open(ctx); err != nil {
-		h.state = stateNew
+		h.state = stateStopped
+		h.intake.close()
 		h.closeSubscriptions()
 		h.lease.stop(ctx)
 		return err
@@ -450,7 +451,7 @@ func (h *Host) open(ctx context.Context) error {
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
-	if h.directed, err = nc.Subscribe(tools, func(m *nats.Msg) { h.receive(m, true) }); err != nil {
+	if h.directed, err = nc.ChanSubscribe(tools, h.intake.requests); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the node's subject cannot be subscribed: %w", err)
 	}
 	for _, subject := range []string{ctls, subjects.AllCtl} {
@@ -530,16 +531,7 @@ func (h *Host) replay(m *nats.Msg) {
 		h.send(m.Reply, header, body)
 		return
 	}
-	h.admitting.RLock()
-	defer h.admitting.RUnlock()
-	if h.stopped {
-		return
-	}
-	h.running.Add(1)
-	go func() { // Stop waits for h.running
-		defer h.running.Done()
-		h.replayer.Answer(h.base, s, m)
-	}()
+	h.running.run(func() { h.replayer.Answer(h.base, s, m) })
 }
 
 // Label changes the node's labels: set ones are put, empty values removed.

@@ -184,6 +184,7 @@ func (h *Host) shut(ctx context.Context) error {
 	h.state = stateStopped
 	h.mu.Unlock()
 	if !serving {
+		h.running.close()
 		h.end(nil)
 		if h.ownBus {
 			h.bus.Close()
@@ -194,12 +195,12 @@ func (h *Host) shut(ctx context.Context) error {
 	if h.directed != nil {
 		err = errors.Join(err, drainAll(ctx, []*nats.Subscription{h.directed}))
 	}
-	h.admitting.Lock()
-	h.stopped = true
-	h.admitting.Unlock()
+	h.intake.close()
+	h.running.close()
 	ended := make(chan struct{})
 	go func() { // ends with the calls, which the next lines see to
-		h.running.Wait()
+		h.intake.wait()
+		h.running.wait()
 		close(ended)
 	}()
 	select {
