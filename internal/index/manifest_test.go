@@ -250,7 +250,8 @@ func TestLoadStaysInside(t *testing.T) {
 	wantFailed(t, err, reasonFolder)
 }
 
-// TestExamples: every example index loads without a warning.
+// TestExamples: every example index loads without a warning and declares
+// functions that are there.
 func TestExamples(t *testing.T) {
 	t.Parallel()
 	dirs, err := filepath.Glob(filepath.Join("..", "..", "examples", "indexes", "*", "tools.toml"))
@@ -265,6 +266,13 @@ func TestExamples(t *testing.T) {
 		}
 		if len(m.Warnings) > 0 || m.Description == "" {
 			t.Errorf("%s: warnings %q, description %q", file, m.Warnings, m.Description)
+		}
+		for _, name := range m.Tools {
+			module, function := name[:strings.LastIndexByte(name, '.')], name[strings.LastIndexByte(name, '.')+1:]
+			code, err := os.ReadFile(filepath.Join(filepath.Dir(file), strings.ReplaceAll(module, ".", "/")+".py"))
+			if err != nil || !strings.Contains(string(code), "\ndef "+function+"(") && !strings.Contains(string(code), "\nasync def "+function+"(") {
+				t.Errorf("%s declares %s, which is not there: %v", file, name, err)
+			}
 		}
 	}
 }
