@@ -58,7 +58,7 @@ func SessionKey(session SessionID) (string, error) { return EncodeToken(string(s
 // session it is private to, if any. A listing of one name therefore shows every
 // claim to it.
 func IndexKey(name IndexName, session SessionID) (string, error) {
-	token, err := EncodeToken(string(name))
+	token, err := encodeIndex(name)
 	if err != nil || session == "" {
 		return token, err
 	}
@@ -72,15 +72,15 @@ func IndexKey(name IndexName, session SessionID) (string, error) {
 // ParseIndexKey reads a key of [IndexKey].
 func ParseIndexKey(key string) (IndexName, SessionID, error) {
 	head, rest, private := strings.Cut(key, ".")
-	name, err := DecodeToken(head)
+	name, err := decodeIndex(head)
 	if err != nil || !private {
-		return IndexName(name), "", err
+		return name, "", err
 	}
 	session, err := DecodeToken(rest)
 	if err != nil {
 		return "", "", err
 	}
-	return IndexName(name), SessionID(session), nil
+	return name, SessionID(session), nil
 }
 
 // anySession stands for "every session" in a key of MESH_TOOLS.

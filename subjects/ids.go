@@ -93,6 +93,23 @@ func encodeToolID(id ToolID) (string, error) {
 	return strings.Join(names, "."), nil
 }
 
+// encodeIndex returns the token of an index name, which has no dot: it is the
+// first name of its tools' ids.
+func encodeIndex(name IndexName) (string, error) {
+	if strings.Contains(string(name), ".") {
+		return "", fmt.Errorf("%w: index name %q has a dot", ErrInvalid, name)
+	}
+	return EncodeToken(string(name))
+}
+
+func decodeIndex(token string) (IndexName, error) {
+	name, err := DecodeToken(token)
+	if err == nil && strings.Contains(name, ".") {
+		return "", fmt.Errorf("%w: token %q hides a dot", ErrInvalid, token)
+	}
+	return IndexName(name), err
+}
+
 func decodeToolID(tokens string) (ToolID, error) {
 	s := tokens
 	start := 0
@@ -122,4 +139,27 @@ func decodeEncodedToolID(tokens string) (ToolID, error) {
 		names[i] = name
 	}
 	return ToolID(strings.Join(names, ".")), nil
+}
+
+// WireTool returns the id as it is read off a subject: itself, but for names
+// that travel hashed. It is the key under which a serving side finds a tool.
+func WireTool(id ToolID) (ToolID, error) {
+	tokens, err := encodeToolID(id)
+	if err != nil {
+		return "", err
+	}
+	return decodeToolID(tokens)
+}
+
+// WireName is [WireTool] for single names: sessions, nodes, rpc ids. A name that
+// cannot travel is returned as it is.
+func WireName[T ~string](name T) T {
+	if plainToken(string(name)) {
+		return name
+	}
+	token, err := EncodeToken(string(name))
+	if err != nil || !hashedToken(token) {
+		return name
+	}
+	return T(token)
 }

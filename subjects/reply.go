@@ -7,6 +7,11 @@ import "strings"
 const (
 	accountReply = "_R_."
 	gatewayReply = "_GR_."
+
+	// gatewayHash is the length of one of a gateway's hashes, gatewayHashes that
+	// of both with their dots.
+	gatewayHash   = 6
+	gatewayHashes = 2 * (gatewayHash + 1)
 )
 
 // ReplyAllowed reports whether a serving side may answer to reply. NATS does
@@ -23,12 +28,13 @@ func ReplyAllowed(reply string, session SessionID, sessionCredentials bool) bool
 		return false
 	}
 	if rest, ok := strings.CutPrefix(reply, gatewayReply); ok {
-		_, rest, ok = strings.Cut(rest, ".")
-		if !ok {
+		// The broker cuts by length, not at the dots: a prefix of another length
+		// would end somewhere else than where we looked.
+		if len(rest) <= gatewayHashes || rest[gatewayHash] != '.' || rest[gatewayHashes-1] != '.' {
 			return false
 		}
-		_, inner, ok := strings.Cut(rest, ".")
-		return ok && !strings.HasPrefix(inner, gatewayReply) && ReplyAllowed(inner, session, sessionCredentials)
+		inner := rest[gatewayHashes:]
+		return !strings.HasPrefix(inner, gatewayReply) && ReplyAllowed(inner, session, sessionCredentials)
 	}
 	if rest, ok := strings.CutPrefix(reply, accountReply); ok {
 		return rest != ""

@@ -130,7 +130,7 @@ func (s *Subject) appendParts(b []byte, parts []part) ([]byte, error) {
 		case rpc:
 			token, err = EncodeToken(string(s.RPC))
 		case index:
-			token, err = EncodeToken(string(s.Index))
+			token, err = encodeIndex(s.Index)
 		case verb:
 			if token = s.Verb; !plainToken(token) {
 				err = fmt.Errorf("%w: verb %q", ErrInvalid, token)
@@ -160,7 +160,7 @@ func Parse(subject string) (Subject, error) {
 	var s Subject
 	if rest, ok := strings.CutPrefix(subject, "tools."); ok {
 		s.Kind = KindTool
-		return s, s.parse(subject, rest)
+		return s.parsed(subject, rest)
 	}
 	rest, ok := strings.CutPrefix(subject, "mesh.")
 	if !ok {
@@ -210,17 +210,15 @@ func Parse(subject string) (Subject, error) {
 	default:
 		return Subject{}, fmt.Errorf("%w: %q is not a subject of the mesh", ErrInvalid, subject)
 	}
-	return s, s.parse(subject, rest)
+	return s.parsed(subject, rest)
 }
 
-func (s *Subject) parse(subject, rest string) error {
-	f := &forms[s.Kind]
-	err := s.parseGroups(f, rest)
-	if err != nil {
-		*s = Subject{}
-		return fmt.Errorf("subject %q: %w", subject, err)
+// parsed reads the rest of a subject whose kind is known.
+func (s Subject) parsed(subject, rest string) (Subject, error) {
+	if err := s.parseGroups(&forms[s.Kind], rest); err != nil {
+		return Subject{}, fmt.Errorf("subject %q: %w", subject, err)
 	}
-	return nil
+	return s, nil
 }
 
 func (s *Subject) parseGroups(f *form, rest string) error {
@@ -271,8 +269,7 @@ func (s *Subject) parseParts(parts []part, rest string) (after string, more bool
 			name, err = DecodeToken(token)
 			s.RPC = RPCID(name)
 		case index:
-			name, err = DecodeToken(token)
-			s.Index = IndexName(name)
+			s.Index, err = decodeIndex(token)
 		case verb:
 			if s.Verb = token; !plainToken(token) {
 				err = fmt.Errorf("%w: verb %q", ErrInvalid, token)

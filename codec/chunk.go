@@ -1,0 +1,125 @@
+package codec
+
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// ChunkType is the type of a chunk.
+type ChunkType string
+
+// The types of chunk. Exactly one terminal, complete or error, ends a stream.
+const (
+	ChunkData     ChunkType = "data"
+	ChunkComplete ChunkType = "complete"
+	ChunkError    ChunkType = "error"
+)
+
+// Chunk is one item of a stream, or its terminal.
+type Chunk struct {
+	Type ChunkType
+	Seq  int64           // items from 1; of a terminal Count + 1
+	Data json.RawMessage // of an item
+	// Count is how many items there were, in a terminal.
+	Count int64
+	Err   *toolmesh.Error // of an error terminal
+}
+
+// Terminal reports whether nothing follows.
+func (c *Chunk) Terminal() bool { return c.Type != ChunkData }
+
+var chunkDataValue = []string{string(ChunkData)}
+
+// Encode renders the chunk as it is stored and delivered. epoch may be empty.
+func (c *Chunk) Encode(rpc subjects.RPCID, epoch string) (Header, []byte) {
+	h := make(Header, 5)
+	h[HeaderRPCID] = []string{string(rpc)}
+	h[HeaderSeq] = []string{strconv.FormatInt(c.Seq, 10)}
+	if epoch != "" {
+		h.Set(HeaderEpoch, epoch)
+	}
+	if c.Type == ChunkData {
+		h[HeaderChunk] = chunkDataValue
+		return h, c.Data
+	}
+	h.Set(HeaderChunk, string(c.Type))
+	h.Set(HeaderCount, strconv.FormatInt(c.Count, 10))
+	if c.Type == ChunkError {
+		return h, mustMarshal(c.Err)
+	}
+	return h, nil
+}
+
+// ParseChunk reads a chunk; a malformed one is a protocol_error.
+func ParseChunk(h Header, body []byte) (Chunk, error) {
+	c := Chunk{Type: ChunkType(h.Get(HeaderChunk))}
+	var err error
+	if c.Seq, err = strconv.ParseInt(h.Get(HeaderSeq), 10, 64); err != nil || c.Seq < 1 {
+		return c, malformedChunk(HeaderSeq, h.Get(HeaderSeq))
+	}
+	switch c.Type {
+	case ChunkData:
+		c.Data = body
+		return c, nil
+	case ChunkComplete, ChunkError:
+	default:
+		return c, malformedChunk(HeaderChunk, string(c.Type))
+	}
+	if c.Count, err = strconv.ParseInt(h.Get(HeaderCount), 10, 64); err != nil || c.Count != c.Seq-1 {
+		return c, malformedChunk(HeaderCount, h.Get(HeaderCount))
+	}
+	if c.Type == ChunkError {
+		c.Err = &toolmesh.Error{}
+		if json.Unmarshal(body, c.Err) != nil || c.Err.Code == "" {
+			c.Err = toolmesh.Errorf(toolmesh.CodeProtocolError, "the stream ended with an error that cannot be read")
+		}
+		if !c.Err.Code.Valid() {
+			c.Err = c.Err.WithDetail("code", string(c.Err.Code))
+			c.Err.Code = toolmesh.CodeInternal
+		}
+	}
+	return c, nil
+}
+
+func malformedChunk(name, value string) error {
+	return toolmesh.Errorf(toolmesh.CodeProtocolError, "a chunk's header %s is %q", name, value)
+}
+
+// Envelope renders the chunk for a stream of the envelope form.
+func (c *Chunk) Envelope(r *Request) []byte {
+	m := streamChunk{Type: typeChunk, RPCID: r.echoID(), ChunkType: string(c.Type), Seq: c.Seq, Data: c.Data}
+	if c.Err != nil {
+		m.Error = withType(c.Err)
+	}
+	return mustMarshal(m)
+}
+
+// High is what ends the answer to a replay: the last stored item, and whether
+// the terminal is stored.
+type High struct {
+	Seq      int64
+	Terminal bool
+}
+
+// String renders 300 or 300;terminal.
+func (h High) String() string {
+	s := strconv.FormatInt(h.Seq, 10)
+	if h.Terminal {
+		s += ";terminal"
+	}
+	return s
+}
+
+// ParseHigh reads the value of Mesh-High.
+func ParseHigh(v string) (High, error) {
+	n, rest, more := strings.Cut(v, ";")
+	seq, err := strconv.ParseInt(n, 10, 64)
+	if err != nil || seq < 0 || more && rest != "terminal" {
+		return High{}, toolmesh.Errorf(toolmesh.CodeProtocolError, "header %s is %q", HeaderHigh, v)
+	}
+	return High{Seq: seq, Terminal: more}, nil
+}

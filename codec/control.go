@@ -1,0 +1,110 @@
+package codec
+
+import (
+	"bytes"
+	"encoding/json"
+
+	"github.com/toolmesh/toolmesh"
+)
+
+// ControlType is the type of a control message.
+type ControlType string
+
+// The types of control message.
+const (
+	ControlCancel ControlType = "cancel"
+	ControlCredit ControlType = "credit"
+)
+
+// Control is a message on a ctl subject, which names the call.
+type Control struct {
+	Type ControlType `json:"type"`
+	// Seq is the item up to which a stream may send, for credit: absolute.
+	Seq int64 `json:"seq,omitempty"`
+}
+
+// ParseControl reads a control message; an empty one is a cancel.
+func ParseControl(body []byte) (Control, *toolmesh.Error) {
+	if len(bytes.TrimSpace(body)) == 0 {
+		return Control{Type: ControlCancel}, nil
+	}
+	var c Control
+	if err := json.Unmarshal(body, &c); err != nil {
+		return c, refused(invalid("a control message is empty or a JSON object: %w", err))
+	}
+	switch {
+	case c.Type == ControlCancel:
+	case c.Type == ControlCredit && c.Seq >= 0:
+	default:
+		return c, refused(invalid("control type %q is not known: cancel or credit with a seq", c.Type))
+	}
+	return c, nil
+}
+
+// Encode renders the control message.
+func (c Control) Encode() []byte { return mustMarshal(c) }
+
+// Cancelled is the answer to a cancel that was sent as a request.
+type Cancelled struct {
+	Cancelled bool `json:"cancelled"`
+}
+
+// Encode renders the answer.
+func (c Cancelled) Encode() []byte { return mustMarshal(c) }
+
+// DefaultReplayBytes is how much one replay sends when it does not say.
+const DefaultReplayBytes = 1 << 20
+
+// ReplayRequest asks for stored chunks from FromSeq on. MaxBytes is passed by
+// at most one chunk.
+type ReplayRequest struct {
+	FromSeq  int64 `json:"from_seq"`
+	MaxBytes int64 `json:"max_bytes,omitempty"`
+}
+
+// ParseReplay reads a replay request; from_seq must be 1 or more.
+func ParseReplay(body []byte) (ReplayRequest, *toolmesh.Error) {
+	var wire struct {
+		FromSeq  json.Number `json:"from_seq"`
+		MaxBytes json.Number `json:"max_bytes"`
+	}
+	r := ReplayRequest{MaxBytes: DefaultReplayBytes}
+	dec := json.NewDecoder(bytes.NewReader(body))
+	if err := dec.Decode(&wire); err != nil {
+		return r, refused(invalid(`a replay asks {"from_seq":1,"max_bytes":1048576}: %w`, err))
+	}
+	n, err := wire.FromSeq.Int64()
+	if err != nil || n < 1 {
+		return r, refused(invalid("from_seq is %q: it is a whole number from 1 on", wire.FromSeq.String()))
+	}
+	r.FromSeq = n
+	if wire.MaxBytes != "" {
+		n, err := wire.MaxBytes.Int64()
+		if err != nil || n < 0 {
+			return r, refused(invalid("max_bytes is %q: it is a whole number of bytes", wire.MaxBytes.String()))
+		}
+		if n > 0 {
+			r.MaxBytes = n
+		}
+	}
+	return r, nil
+}
+
+// Encode renders the request.
+func (r ReplayRequest) Encode() []byte { return mustMarshal(r) }
+
+// ReplayEnd renders the empty message that ends the answer to a replay.
+func ReplayEnd(high High) Header { return Header{HeaderHigh: {high.String()}} }
+
+// Heartbeat is what a node says of itself each second.
+type Heartbeat struct {
+	Node     string `json:"node"`
+	Boot     string `json:"boot"`
+	State    string `json:"state"` // serving or draining
+	Slots    int    `json:"slots"`
+	InFlight int    `json:"in_flight"`
+	Queued   int    `json:"queued"`
+}
+
+// Encode renders the heartbeat.
+func (b Heartbeat) Encode() []byte { return mustMarshal(b) }

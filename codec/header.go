@@ -1,0 +1,99 @@
+package codec
+
+import "strings"
+
+// Header is the header of one message; nats.Header converts to it and back.
+type Header map[string][]string
+
+// Names of headers. On the way in they are matched without regard to case.
+const (
+	HeaderRPCID          = "Mesh-Rpc-Id"
+	HeaderTool           = "Mesh-Tool"    // the real name behind a hashed token
+	HeaderSession        = "Mesh-Session" // likewise
+	HeaderTimeout        = "Mesh-Timeout-Ms"
+	HeaderDeadline       = "Mesh-Deadline"
+	HeaderIdempotencyKey = "Mesh-Idempotency-Key"
+	HeaderStream         = "Mesh-Stream"
+	HeaderIsolation      = "Mesh-Isolation"
+	HeaderRevision       = "Mesh-Revision"
+	HeaderHops           = "Mesh-Hops"
+	HeaderDepth          = "Mesh-Depth"
+	HeaderParent         = "Mesh-Parent"
+	HeaderKeepalive      = "Mesh-Keepalive"
+	HeaderWantLoad       = "Mesh-Want-Load"
+	HeaderProto          = "Mesh-Proto"
+	HeaderRequire        = "Mesh-Require"
+	HeaderCredit         = "Mesh-Credit"
+	HeaderNode           = "Mesh-Node"
+	HeaderBoot           = "Mesh-Boot"
+	HeaderLoad           = "Mesh-Load"
+	HeaderErrorCode      = "Mesh-Error-Code"
+	HeaderStarted        = "Mesh-Started"
+	HeaderSeq            = "Mesh-Seq"
+	HeaderChunk          = "Mesh-Chunk"
+	HeaderCount          = "Mesh-Count"
+	HeaderHigh           = "Mesh-High"
+	HeaderEpoch          = "Mesh-Epoch"
+
+	HeaderContentType     = "Content-Type"
+	HeaderContentEncoding = "Content-Encoding"
+	HeaderAcceptEncoding  = "Accept-Encoding"
+	HeaderTraceparent     = "traceparent"
+
+	HeaderServiceError     = "Nats-Service-Error"
+	HeaderServiceErrorCode = "Nats-Service-Error-Code"
+)
+
+// canonical maps the lower case of every header of ours to its name.
+var canonical = func() map[string]string {
+	m := make(map[string]string)
+	for _, name := range []string{
+		HeaderRPCID, HeaderTool, HeaderSession, HeaderTimeout, HeaderDeadline, HeaderIdempotencyKey, HeaderStream,
+		HeaderIsolation, HeaderRevision, HeaderHops, HeaderDepth, HeaderParent, HeaderKeepalive, HeaderWantLoad,
+		HeaderProto, HeaderRequire, HeaderCredit, HeaderNode, HeaderBoot, HeaderLoad, HeaderErrorCode, HeaderStarted,
+		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderContentType, HeaderContentEncoding,
+		HeaderAcceptEncoding, HeaderTraceparent, HeaderServiceError, HeaderServiceErrorCode,
+	} {
+		m[strings.ToLower(name)] = name
+	}
+	return m
+}()
+
+// Get returns the first value of a header, whatever the case of its name.
+func (h Header) Get(name string) string {
+	if v, ok := h[name]; ok && len(v) > 0 {
+		return v[0]
+	}
+	for k, v := range h {
+		if len(k) == len(name) && len(v) > 0 && strings.EqualFold(k, name) {
+			return v[0]
+		}
+	}
+	return ""
+}
+
+// Has reports whether a header is there, whatever the case of its name.
+func (h Header) Has(name string) bool {
+	if _, ok := h[name]; ok {
+		return true
+	}
+	for k := range h {
+		if len(k) == len(name) && strings.EqualFold(k, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// Set replaces a header.
+func (h Header) Set(name, value string) { h[name] = []string{value} }
+
+// hasMesh reports whether any Mesh- header is there: such a request is plain.
+func (h Header) hasMesh() bool {
+	for k := range h {
+		if len(k) > 5 && strings.EqualFold(k[:5], "mesh-") {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,469 @@
+package codec
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"math"
+	"mime"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Form is the way a request was written; its reply is written the same way.
+type Form uint8
+
+// The request forms.
+const (
+	// FormPlain: the body is the arguments, everything else is in headers.
+	FormPlain Form = iota
+	// FormEnvelope: rpc_tool_call, and rpc_tool_stream when it streams.
+	FormEnvelope
+	// FormLegacy: the older rpc_call.
+	FormLegacy
+)
+
+// Types of the envelope form.
+const (
+	typeToolCall     = "rpc_tool_call"
+	typeToolStream   = "rpc_tool_stream"
+	typeCall         = "rpc_call"
+	typeToolResponse = "rpc_tool_response"
+	typeResponse     = "rpc_response"
+	typeChunk        = "rpc_stream_chunk"
+	typeStreamEnd    = "rpc_stream_end"
+)
+
+// Delivery is how a caller wants a stream.
+type Delivery uint8
+
+// The deliveries.
+const (
+	// DeliverNone: a unary call.
+	DeliverNone Delivery = iota
+	// DeliverLive: chunks on mesh.live, an acknowledgement on the reply subject.
+	DeliverLive
+	// DeliverInbox: chunks on the reply subject, an empty message at the end.
+	DeliverInbox
+	// DeliverEnvelope: rpc_stream_chunk envelopes on the reply subject.
+	DeliverEnvelope
+)
+
+// maxRPCID bounds what a node remembers per call.
+const maxRPCID = 512
+
+// Request is one parsed request.
+type Request struct {
+	Form    Form
+	Session subjects.SessionID
+	Tool    subjects.ToolID
+	RPCID   subjects.RPCID // "" when a plain request named none
+	rawID   json.RawMessage
+
+	Args       json.RawMessage   // the arguments object, never empty
+	Positional []json.RawMessage // positional arguments of the envelope form
+
+	Delivery  Delivery
+	Timeout   time.Duration // what is left of the caller's budget; 0 when HasTimeout is false
+	Deadline  time.Time     // mesh time; zero when absent
+	Credit    int64         // items that may be sent, when HasCredit
+	Hops      int
+	Depth     int
+	Parent    subjects.RPCID
+	Revision  string // pin
+	Isolation string
+
+	HasTimeout bool
+	HasCredit  bool
+	Keepalive  bool
+	WantLoad   bool
+
+	IdempotencyKey string
+	Traceparent    string
+	body           []byte
+}
+
+// Digest tells two requests under one rpc id apart.
+func (r *Request) Digest() [sha256.Size]byte { return sha256.Sum256(r.body) }
+
+// ParseRequest reads a request that arrived on a tools subject, directed or
+// not. s is that subject, parsed. On an error the returned Request still says
+// in which form to answer, and under which rpc id if one could be read; the
+// error has started:false.
+func ParseRequest(s subjects.Subject, h Header, body []byte) (*Request, *toolmesh.Error) {
+	r := &Request{Session: s.Session, Tool: s.Tool, body: body}
+	var err error
+	if h.hasMesh() || !r.parseEnvelope(body, &err) {
+		err = r.parsePlain(h, body)
+	} else if err == nil {
+		err = r.checkContent(h.Get(HeaderContentType), h.Get(HeaderContentEncoding))
+	}
+	if err != nil {
+		return r, refused(err)
+	}
+	return r, nil
+}
+
+func refused(err error) *toolmesh.Error {
+	return toolmesh.AsError(err).WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+}
+
+func invalid(format string, args ...any) error {
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...)
+}
+
+func (r *Request) parsePlain(h Header, body []byte) error {
+	r.Form = FormPlain
+	r.Args = json.RawMessage(body)
+	if len(bytes.TrimSpace(body)) == 0 {
+		r.Args = json.RawMessage("{}")
+	}
+	if len(h) == 0 {
+		return nil
+	}
+	var proto, require, contentType, contentEncoding string
+	var tool, session string
+	var first error
+	// The id first, so that an error finds its caller.
+	if id := h.Get(HeaderRPCID); id != "" || h.Has(HeaderRPCID) {
+		if err := r.setID(id); err != nil {
+			return err
+		}
+	}
+	for k, values := range h {
+		if len(values) == 0 {
+			continue
+		}
+		v := values[0]
+		var err error
+		switch headerName(k) {
+		case HeaderTool:
+			tool = v
+		case HeaderSession:
+			session = v
+		case HeaderTimeout:
+			r.Timeout, err = parseMillis(HeaderTimeout, v)
+			r.HasTimeout = true
+		case HeaderDeadline:
+			var ms int64
+			if ms, err = parseInt(HeaderDeadline, v, math.MinInt64); err == nil {
+				r.Deadline = time.UnixMilli(ms)
+			}
+		case HeaderStream:
+			switch v {
+			case "1":
+				r.Delivery = DeliverLive
+			case "inbox":
+				r.Delivery = DeliverInbox
+			default:
+				err = invalid("header %s is %q: it is 1 or inbox", HeaderStream, v)
+			}
+		case HeaderCredit:
+			r.Credit, err = parseInt(HeaderCredit, v, 0)
+			r.HasCredit = true
+		case HeaderHops:
+			r.Hops, err = parseSmall(HeaderHops, v)
+		case HeaderDepth:
+			r.Depth, err = parseSmall(HeaderDepth, v)
+		case HeaderParent:
+			r.Parent = subjects.RPCID(v)
+		case HeaderKeepalive:
+			r.Keepalive, err = parseFlag(HeaderKeepalive, v)
+		case HeaderWantLoad:
+			r.WantLoad, err = parseFlag(HeaderWantLoad, v)
+		case HeaderRevision:
+			r.Revision = v
+		case HeaderIsolation:
+			r.Isolation = v
+		case HeaderIdempotencyKey:
+			r.IdempotencyKey = v
+		case HeaderTraceparent:
+			r.Traceparent = v
+		case HeaderProto:
+			proto = v
+		case HeaderRequire:
+			require = strings.Join(values, ",")
+		case HeaderContentType:
+			contentType = v
+		case HeaderContentEncoding:
+			contentEncoding = v
+		}
+		if err != nil && first == nil {
+			first = err
+		}
+	}
+	if err := checkVersion(proto, require); err != nil {
+		return err
+	}
+	if first != nil {
+		return first
+	}
+	if err := r.checkContent(contentType, contentEncoding); err != nil {
+		return err
+	}
+	if tool != "" {
+		if !subjects.SameTool(subjects.ToolID(tool), r.Tool) {
+			return invalid("header %s names tool %q, the subject %q", HeaderTool, tool, r.Tool)
+		}
+		r.Tool = subjects.ToolID(tool)
+	}
+	if session != "" {
+		if !subjects.SameName(subjects.SessionID(session), r.Session) {
+			return invalid("header %s names session %q, the subject %q", HeaderSession, session, r.Session)
+		}
+		r.Session = subjects.SessionID(session)
+	}
+	return nil
+}
+
+// headerName returns the canonical name; the case that callers use by rule
+// costs nothing.
+func headerName(k string) string {
+	switch k {
+	case HeaderRPCID, HeaderTimeout, HeaderDeadline, HeaderKeepalive, HeaderWantLoad, HeaderStream, HeaderCredit, HeaderTraceparent:
+		return k
+	}
+	if name, ok := canonical[strings.ToLower(k)]; ok {
+		return name
+	}
+	return k
+}
+
+func parseInt(name, v string, least int64) (int64, error) {
+	n, err := strconv.ParseInt(strings.TrimSpace(v), 10, 64)
+	if err != nil || n < least {
+		return 0, invalid("header %s is %q: it is a whole number", name, v)
+	}
+	return n, nil
+}
+
+func parseSmall(name, v string) (int, error) {
+	n, err := parseInt(name, v, 0)
+	if err == nil && n > 1<<20 {
+		return 0, invalid("header %s is %q: too large", name, v)
+	}
+	return int(n), err
+}
+
+// parseMillis reads a budget. A spent one (0 or less) stays 0 or less: the
+// call is then answered deadline_exceeded.
+func parseMillis(name, v string) (time.Duration, error) {
+	n, err := parseInt(name, v, math.MinInt64)
+	if err != nil {
+		return 0, err
+	}
+	if n > math.MaxInt64/int64(time.Millisecond) {
+		n = math.MaxInt64 / int64(time.Millisecond)
+	}
+	return time.Duration(max(n, 0)) * time.Millisecond, nil
+}
+
+func parseFlag(name, v string) (bool, error) {
+	switch v {
+	case "1", "true":
+		return true, nil
+	case "0", "false", "":
+		return false, nil
+	}
+	return false, invalid("header %s is %q: it is 1 or absent", name, v)
+}
+
+func (r *Request) checkContent(contentType, encoding string) error {
+	if contentType != "" {
+		media, _, err := mime.ParseMediaType(contentType)
+		if err != nil || media != "application/json" {
+			return invalid("content type %q is not understood: send application/json", contentType)
+		}
+	}
+	if encoding != "" && encoding != "identity" {
+		return invalid("content encoding %q is not understood: send the body as it is", encoding)
+	}
+	return nil
+}
+
+func (r *Request) setID(id string) error {
+	if id == "" {
+		return invalid("the rpc_id is empty")
+	}
+	if len(id) > maxRPCID {
+		return invalid("the rpc_id has %d bytes: at most %d", len(id), maxRPCID)
+	}
+	for _, c := range id {
+		if unicode.IsControl(c) || c == unicode.ReplacementChar {
+			return invalid("the rpc_id %q holds a character that cannot travel in a header", id)
+		}
+	}
+	r.RPCID = subjects.RPCID(id)
+	return nil
+}
+
+// envelope is the envelope form of a request.
+type envelope struct {
+	Type   string          `json:"type"`
+	RPCID  json.RawMessage `json:"rpc_id"`
+	ToolID json.RawMessage `json:"tool_id"`
+	Args   json.RawMessage `json:"args"`
+	Kwargs json.RawMessage `json:"kwargs"`
+}
+
+// mayBeEnvelope spares a plain body the decoding: the key stands there as
+// itself, or something is written with escapes.
+func mayBeEnvelope(body []byte) bool {
+	return bytes.Contains(body, []byte("rpc_id")) || bytes.Contains(body, []byte(`\u`))
+}
+
+// parseEnvelope reports whether body is an envelope, which it is iff it is an
+// object with an rpc_id and a type of the closed list; *err says what is wrong
+// inside one.
+func (r *Request) parseEnvelope(body []byte, err *error) bool {
+	if !mayBeEnvelope(body) {
+		return false
+	}
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(body, &fields) != nil || fields["rpc_id"] == nil {
+		return false
+	}
+	var kind string
+	if json.Unmarshal(fields["type"], &kind) != nil {
+		return false
+	}
+	switch kind {
+	case typeToolCall:
+		r.Form = FormEnvelope
+	case typeToolStream:
+		r.Form, r.Delivery = FormEnvelope, DeliverEnvelope
+	case typeCall:
+		r.Form = FormLegacy
+	default:
+		return false
+	}
+	*err = r.readEnvelope(envelope{
+		RPCID: fields["rpc_id"], ToolID: fields["tool_id"], Args: fields["args"], Kwargs: fields["kwargs"],
+	})
+	return true
+}
+
+func (r *Request) readEnvelope(e envelope) error {
+	var text string
+	switch c := e.RPCID[0]; {
+	case c == '"':
+		if err := json.Unmarshal(e.RPCID, &text); err != nil {
+			return invalid("the envelope's rpc_id is not text: %w", err)
+		}
+	case c == '-' || c >= '0' && c <= '9':
+		text = string(e.RPCID)
+	default:
+		return invalid("the envelope's rpc_id is %s: it is a number or text", e.RPCID)
+	}
+	if err := r.setID(text); err != nil {
+		return err
+	}
+	r.rawID = e.RPCID
+	var tool string
+	if err := json.Unmarshal(e.ToolID, &tool); err != nil {
+		return invalid("the envelope's tool_id is missing or not text: it is the subject's, %q", r.Tool)
+	}
+	if !subjects.SameTool(subjects.ToolID(tool), r.Tool) {
+		return invalid("the envelope names tool %q, the subject %q", tool, r.Tool)
+	}
+	r.Tool = subjects.ToolID(tool)
+	if len(e.Args) > 0 && !isNull(e.Args) {
+		if err := json.Unmarshal(e.Args, &r.Positional); err != nil {
+			return invalid("the envelope's args are not an array")
+		}
+	}
+	r.Args = e.Kwargs
+	if len(e.Kwargs) == 0 || isNull(e.Kwargs) {
+		r.Args = json.RawMessage("{}")
+	} else if e.Kwargs[0] != '{' {
+		return invalid("the envelope's kwargs are not an object")
+	}
+	return nil
+}
+
+func isNull(raw json.RawMessage) bool { return string(raw) == "null" }
+
+// Call is what a caller writes into a plain request.
+type Call struct {
+	RPCID     subjects.RPCID
+	Session   subjects.SessionID
+	Tool      subjects.ToolID
+	Delivery  Delivery // DeliverNone, DeliverLive or DeliverInbox
+	Timeout   time.Duration
+	Deadline  time.Time // mesh time; zero leaves it out
+	Credit    int64     // 0 leaves it out
+	Depth     int
+	Parent    subjects.RPCID
+	Revision  string
+	Keepalive bool
+	WantLoad  bool
+
+	Traceparent string
+}
+
+var flagOn = []string{"1"}
+
+// Header returns the headers of the call.
+func (c *Call) Header() Header {
+	h := make(Header, 8)
+	h[HeaderRPCID] = []string{string(c.RPCID)}
+	if subjectsHashed(string(c.Session)) {
+		h.Set(HeaderSession, string(c.Session))
+	}
+	if subjectsHashed(string(c.Tool)) {
+		h.Set(HeaderTool, string(c.Tool))
+	}
+	switch c.Delivery {
+	case DeliverLive:
+		h[HeaderStream] = flagOn
+	case DeliverInbox:
+		h.Set(HeaderStream, "inbox")
+	}
+	if c.Timeout > 0 {
+		// Rounded up: a budget of half a millisecond is not a spent one.
+		h.Set(HeaderTimeout, strconv.FormatInt(int64((c.Timeout+time.Millisecond-1)/time.Millisecond), 10))
+	}
+	if !c.Deadline.IsZero() {
+		h.Set(HeaderDeadline, strconv.FormatInt(c.Deadline.UnixMilli(), 10))
+	}
+	if c.Credit > 0 {
+		h.Set(HeaderCredit, strconv.FormatInt(c.Credit, 10))
+	}
+	if c.Depth > 0 {
+		h.Set(HeaderDepth, strconv.Itoa(c.Depth))
+	}
+	if c.Parent != "" {
+		h.Set(HeaderParent, string(c.Parent))
+	}
+	if c.Revision != "" {
+		h.Set(HeaderRevision, c.Revision)
+	}
+	if c.Keepalive {
+		h[HeaderKeepalive] = flagOn
+	}
+	if c.WantLoad {
+		h[HeaderWantLoad] = flagOn
+	}
+	if c.Traceparent != "" {
+		h.Set(HeaderTraceparent, c.Traceparent)
+	}
+	return h
+}
+
+// subjectsHashed reports whether a name may travel as a hashed token, so that
+// its real form must travel in a header: long names only.
+func subjectsHashed(name string) bool {
+	for part := range strings.SplitSeq(name, ".") {
+		if len(part) > 38 {
+			if token, err := subjects.EncodeToken(part); err == nil && subjects.IsHashed(token) && token != part {
+				return true
+			}
+		}
+	}
+	return false
+}

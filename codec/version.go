@@ -1,0 +1,61 @@
+package codec
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/toolmesh/toolmesh"
+)
+
+// Proto is the version of the wire that this package speaks; a message without
+// Mesh-Proto is of version 1.
+const (
+	Proto    = 1
+	ProtoMin = 1
+)
+
+// features are names, besides our headers', that Mesh-Require may hold.
+var features = []string{"unary", "stream", "inbox", "replay", "credit", "cancel", "keepalive", "envelope", "drain"}
+
+// Features returns what a lease advertises as features.
+func Features() []string { return append([]string(nil), features...) }
+
+// known reports whether a name of Mesh-Require is one we act on: a feature, or
+// the name of a request header that is not for later.
+func known(name string) bool {
+	for _, f := range features {
+		if strings.EqualFold(name, f) {
+			return true
+		}
+	}
+	header, ok := canonical[strings.ToLower(name)]
+	if !ok {
+		return false
+	}
+	switch header {
+	case HeaderIdempotencyKey, HeaderContentEncoding, HeaderAcceptEncoding, HeaderIsolation:
+		return false // their work comes later: to require them is to be refused
+	}
+	return true
+}
+
+// checkVersion holds a message to the versions we speak and to what it requires.
+func checkVersion(proto, require string) error {
+	if proto != "" {
+		n, err := strconv.Atoi(proto)
+		if err != nil || n < 1 {
+			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s is %q: it is a number from 1 on", HeaderProto, proto)
+		}
+		if n > Proto || n < ProtoMin {
+			return toolmesh.Errorf(toolmesh.CodeProtocolError, "protocol version %d is not spoken here: send %d to %d", n, ProtoMin, Proto).
+				WithDetail("proto", []int{ProtoMin, Proto})
+		}
+	}
+	for name := range strings.SplitSeq(require, ",") {
+		if name = strings.TrimSpace(name); name != "" && !known(name) {
+			return toolmesh.Errorf(toolmesh.CodeProtocolError, "the request requires %q, which this node does not know", name).
+				WithDetail("require", name).WithDetail("features", features)
+		}
+	}
+	return nil
+}
