@@ -9,6 +9,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -89,7 +90,19 @@ func (m *model) read() error {
 	if len(m.packages) == 0 {
 		return errors.New("go list names no package of this module")
 	}
-	return nil
+	return m.watchFolders()
+}
+
+// watchFolders looks into every folder, which is what tells the go command's
+// test cache that a new package or file makes an earlier result worthless: it
+// does not see what go list and git read.
+func (m *model) watchFolders() error {
+	return filepath.WalkDir(m.root, func(name string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && name != m.root && (strings.HasPrefix(d.Name(), ".") && d.Name() != ".ci" || d.Name() == "bin") {
+			return fs.SkipDir
+		}
+		return err
+	})
 }
 
 func (m *model) add(l listed) error {
