@@ -309,14 +309,5 @@ func (s *sessions) Admit(id subjects.SessionID) (string, error) {
 	if view == nil {
 		return "", nil
 	}
-	r, ok := view.Session(id)
-	switch {
-	case ok && r.Ended:
-		return "", toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended", id)
-	case ok:
-		return r.Epoch, nil
-	case s.strict && id != subjects.DefaultSession:
-		return "", toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q does not exist: create it first (mesh session create)", id)
-	}
-	return "", nil
+	return registry.AdmitSession(view, id, s.strict)
 }
