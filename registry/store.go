@@ -153,10 +153,10 @@ func (s *Store) ClaimIndex(ctx context.Context, r IndexRecord) error {
 				if c.record.Session == r.Session {
 					revision = c.revision
 				}
-			case c.record.Session == r.Session && c.record.Source == r.Source:
-				revision = c.revision
-			default:
+			case conflict(r, c.record):
 				return claimed(r, c.record)
+			case c.record.Session == r.Session:
+				revision = c.revision
 			}
 		}
 		if revision == 0 {
@@ -185,15 +185,21 @@ const (
 	claimPause    = 20 * time.Millisecond
 )
 
-// confirmClaim looks once more: a mesh-wide and a private claim are two keys, so
-// both may have been written at once. The earlier one stays.
+// conflict reports whether two records cannot both have their name: it belongs to
+// one source, for the whole mesh or for sessions.
+func conflict(a, b IndexRecord) bool {
+	return a.Source != b.Source || (a.Session == "") != (b.Session == "")
+}
+
+// confirmClaim looks once more: claims of two sessions, or of one and the whole
+// mesh, are two keys, so both may have been written at once. The earlier one stays.
 func (s *Store) confirmClaim(ctx context.Context, r IndexRecord, key bus.Key, revision uint64) error {
 	claims, err := s.claims(ctx, r.Name)
 	if err != nil {
 		return err
 	}
 	for _, c := range claims {
-		if c.record.State == IndexRemoved || (c.record.Session == "") == (r.Session == "") || c.revision > revision {
+		if c.record.State == IndexRemoved || !conflict(r, c.record) || c.revision >= revision {
 			continue
 		}
 		if err := s.bus.Delete(ctx, key, revision); err != nil && !errors.Is(err, bus.ErrConflict) {
