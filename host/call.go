@@ -70,9 +70,10 @@ type inflight struct {
 	stream    atomic.Pointer[stream]
 }
 
-// receive takes one request off NATS: it parses and admits, nothing more.
-func (h *Host) receive(m *nats.Msg, directed bool) {
+// receive parses and admits one request, and runs it if it is admitted.
+func (h *Host) receive(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
+	directed := s.Kind == subjects.KindNodeTool
 	if !subjects.ReplyAllowed(m.Reply, s.Session, h.opts.SessionCredentials) {
 		h.refusedReplies.Add(1)
 		h.log.Warn("request refused: its reply subject is no inbox", slog.String("subject", m.Subject))
@@ -151,7 +152,7 @@ func (h *Host) knows(req *codec.Request) bool {
 	return ok
 }
 
-// admit gives the call a slot and a goroutine, or an answer.
+// admit gives the call a slot and runs it, or answers it.
 func (h *Host) admit(c *inflight) {
 	r := admit.Request{Tool: c.req.Tool}
 	if c.req.RPCID != "" {
@@ -162,17 +163,12 @@ func (h *Host) admit(c *inflight) {
 	}
 	parent, stop := context.WithCancelCause(h.base)
 	c.stop = stop
-	h.admitting.Lock()
-	defer h.admitting.Unlock()
-	if h.stopped {
-		stop(nil)
-		h.answer(c.reply, c.req, c.tool.identity, admit.Record{Err: refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s is stopping", h.node))})
+	verdict, call, record, bad := h.calls.Begin(r, c, func(rec admit.Record) { h.repeat(c, rec) })
+	if verdict == admit.Run {
+		h.run(parent, call)
 		return
 	}
-	verdict, call, record, bad := h.calls.Begin(r, c, func(rec admit.Record) { h.repeat(c, rec) })
-	if verdict != admit.Run {
-		stop(nil)
-	}
+	stop(nil)
 	switch verdict {
 	case admit.Refuse:
 		h.answer(c.reply, c.req, c.tool.identity, admit.Record{Err: bad})
@@ -182,9 +178,6 @@ func (h *Host) admit(c *inflight) {
 		if running := call.Value.stream.Load(); c.req.Delivery == codec.DeliverLive && running != nil && running.high() > 0 {
 			h.sendAck(c)
 		}
-	case admit.Run:
-		h.running.Add(1)
-		go h.run(parent, call) // ends with the call; Stop waits for h.running
 	}
 }
 
@@ -210,21 +203,11 @@ func (h *Host) repeat(c *inflight, record admit.Record) {
 		h.sendAck(c) // the chunks are in the store: the caller asks for them
 		return
 	}
-	h.admitting.Lock()
-	defer h.admitting.Unlock()
-	if h.stopped {
-		return
-	}
-	h.running.Add(1)
-	go func() { // bounded by the store's own time limits
-		defer h.running.Done()
-		h.redeliver(c)
-	}()
+	h.running.run(func() { h.redeliver(c) })
 }
 
 // run executes one call and answers it.
 func (h *Host) run(parent context.Context, call *admit.Call[*inflight]) {
-	defer h.running.Done()
 	c := call.Value
 	record := h.execute(parent, c)
 	if s := c.stream.Load(); s != nil {
@@ -306,7 +289,7 @@ func (h *Host) execute(parent context.Context, c *inflight) admit.Record {
 		Deadline: c.deadline, Depth: c.req.Depth, Parent: c.req.Parent, Isolation: c.req.Isolation, Traceparent: c.req.Traceparent,
 	}
 	if call.Stream {
-		s, err := newStream(c, ctx)
+		s, err := newStream(ctx, c)
 		if err != nil {
 			return admit.Record{Err: refusal(err)}
 		}

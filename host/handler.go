@@ -21,9 +21,9 @@ type Handler interface {
 // HandlerFunc is a function that is a [Handler].
 type HandlerFunc func(ctx context.Context, call *Call, sink Sink) error
 
-// ServeTool calls f.
+// ServeTool calls f; what it sends is held to being JSON.
 func (f HandlerFunc) ServeTool(ctx context.Context, call *Call, sink Sink) error {
-	return f(ctx, call, sink)
+	return f(ctx, call, checkedSink{sink})
 }
 
 // Sink takes what a call produces. A plain function sends its one result; a

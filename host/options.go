@@ -44,6 +44,14 @@ type Options struct {
 	StreamQuota int64
 	// Labels describe the node for placement. Defaults to none.
 	Labels map[string]string
+	// Reasons say why the node offers less than it was asked for. Defaults to none.
+	Reasons []string
+	// Replicas, ChunksStorage ("file" or "memory") and ChunksMax (bytes) say how
+	// the mesh's streams are made where they are missing. Default to what the
+	// broker's cluster allows, file, and 1 GiB.
+	Replicas      int
+	ChunksStorage string
+	ChunksMax     int64
 	// Sandbox is what the node says of its sandbox: asked and effective level.
 	Sandbox Sandbox
 	// Sessions decides which sessions exist. Defaults to all.

@@ -43,7 +43,10 @@ type stream struct {
 	goneAt   time.Time // when the first of an unbroken row of probes did
 }
 
-func newStream(c *inflight, ctx context.Context) (*stream, error) {
+func newStream(ctx context.Context, c *inflight) (*stream, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	now := time.Now()
 	s := &stream{
 		c: c, credited: make(chan struct{}, 1),
@@ -54,7 +57,7 @@ func newStream(c *inflight, ctx context.Context) (*stream, error) {
 		return nil, err
 	}
 	s.writer = w
-	return s, ctx.Err()
+	return s, nil
 }
 
 // Send implements [Sink].

@@ -151,7 +151,8 @@ func (k ResourceKey) placeholders() []string {
 	return names
 }
 
-func (k ResourceKey) check() error {
+// Check refuses empty parts and braces that name no parameter.
+func (k ResourceKey) Check() error {
 	for _, part := range k.Parts {
 		if part == "" {
 			return fmt.Errorf("resource_key has an empty part")
@@ -366,7 +367,7 @@ func (a Annotations) check() error {
 	if err := oneOf("lane_scope", a.LaneScope, LaneBatch, LaneSession, LaneNode, LaneMesh); err != nil {
 		return err
 	}
-	if err := a.ResourceKey.check(); err != nil {
+	if err := a.ResourceKey.Check(); err != nil {
 		return err
 	}
 	if a.Timeout < 0 {

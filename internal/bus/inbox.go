@@ -75,7 +75,7 @@ func (b *Bus) Open(deliver func(m *nats.Msg, err error)) (*Inbox, error) {
 		return nil, in.err
 	}
 	if in.sub == nil {
-		sub, err := in.nc.Subscribe(in.prefix+"*", in.receive)
+		sub, err := in.nc.Subscribe(in.prefix+">", in.receive)
 		if err != nil {
 			return nil, errDisconnected(err)
 		}
@@ -99,7 +99,8 @@ func (b *Bus) Open(deliver func(m *nats.Msg, err error)) (*Inbox, error) {
 	return i, nil
 }
 
-// Subject is the reply subject.
+// Subject is the reply subject. A dot and further tokens may be put behind it,
+// to tell the replies of several messages apart: they arrive here too.
 func (i *Inbox) Subject() string { return i.subject }
 
 // Send publishes m with this inbox as its reply subject, which it sets. It
@@ -132,10 +133,11 @@ func (i *Inbox) Close() {
 func (in *inboxes) receive(m *nats.Msg) {
 	text, ok := strings.CutPrefix(m.Subject, in.prefix)
 	var raw [9]byte
-	if !ok || len(text) != tokenLen {
+	if !ok || len(text) < tokenLen || len(text) > tokenLen && text[tokenLen] != '.' {
 		in.dropped.Add(1)
 		return
 	}
+	text = text[:tokenLen]
 	if _, err := base64.RawURLEncoding.Decode(raw[:], []byte(text)); err != nil {
 		in.dropped.Add(1)
 		return

@@ -1,0 +1,90 @@
+# Every target is a few plain commands: read it, and run them yourself if you like.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+GO       ?= go
+PYTHON   ?= python3
+# Packages tested at once. Some test binaries link a NATS server: about 1 GB each while linking.
+P        ?= 2
+TIMEOUT  ?= 15m
+FUZZTIME ?= 60s
+
+export GOFLAGS := -buildvcs=false $(filter-out -buildvcs%,$(GOFLAGS))
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+COMMIT  := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+LDFLAGS := -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+
+BINARIES := $(notdir $(wildcard cmd/mesh cmd/mesh-agent cmd/mesh-router))
+VENV     := .venv
+PYTESTS  := $(wildcard python/tests/test_*.py)
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+.PHONY: help build demo test test-go test-python skipped verify race bench fuzz clean
+
+help: ## what this file can do
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## the binaries, into bin/
+	@mkdir -p bin
+	@for b in $(BINARIES); do echo "build bin/$$b"; $(GO) build -ldflags '$(LDFLAGS)' -o bin/$$b ./cmd/$$b; done
+
+demo: build ## a whole mesh on this machine: install, call, stream, clean up
+	@bin/mesh demo
+
+test: test-go test-python skipped ## everything that needs only go, python3, git and make
+
+test-go: build
+	@$(GO) vet ./...
+	@$(GO) test -vet=off -v -p $(P) -timeout $(TIMEOUT) ./... 2>&1 | awk -f .ci/report.awk
+
+test-python: $(if $(PYTESTS),$(VENV)/test.stamp)
+ifneq ($(PYTESTS),)
+	@cd python && ../$(VENV)/bin/python -m pytest -q
+endif
+
+skipped:
+	@echo
+	@echo "not run by make test: race detector, staticcheck, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz)"
+
+verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, race tests, ruff, mypy
+	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \
+	 if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w on:"; echo "$$unformatted"; exit 1; fi
+	@$(GO) vet ./...
+	@$(GO) run $(STATICCHECK) ./...
+	@cd python && ../$(VENV)/bin/ruff check . && ../$(VENV)/bin/mypy
+	@$(MAKE) race
+
+race: build ## every Go test under the race detector; slow
+	@$(GO) test -vet=off -v -race -p $(P) -timeout 30m ./... 2>&1 | awk -f .ci/report.awk
+
+bench: build ## ratios against raw NATS, measured in one run
+	@if [ "$$($(GO) list -f '{{.Name}}' ./bench)" = main ]; then $(GO) run ./bench; \
+	 else $(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench/...; fi
+
+fuzz: ## each fuzz target of the repository for FUZZTIME (60s)
+	@for dir in $$(git grep -l --untracked -E '^func Fuzz' -- '*_test.go' | xargs -n1 dirname | sort -u); do \
+	   for target in $$($(GO) test -list '^Fuzz' ./$$dir | grep '^Fuzz'); do \
+	     echo "== $$dir $$target"; \
+	     $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) ./$$dir; \
+	   done; \
+	 done
+
+clean: ## what was built here, without the caches of go and pip
+	@rm -rf bin $(VENV) python/.pytest_cache python/.mypy_cache python/.ruff_cache
+
+# A virtual environment of our own: nothing is installed beside it.
+$(VENV)/bin/python:
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	 echo "$(PYTHON) cannot make a virtual environment: on Debian and Ubuntu install python3-venv"; exit 1; }
+
+$(VENV)/test.stamp: python/requirements-test.txt | $(VENV)/bin/python
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+$(VENV)/verify.stamp: python/requirements-verify.txt $(VENV)/test.stamp
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@

@@ -1,0 +1,262 @@
+package archtest
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/toolmesh/toolmesh"
+
+// top is the floor of what only uses the house: nothing may import it.
+const top = 99
+
+// floors is the table of the design: folder of a package (or of a package and
+// its sub-folders, which count as one) to its floor. "" is the module's root.
+var floors = map[string]int{
+	"":         0,
+	"python":   0,
+	"subjects": 0,
+
+	"codec": 1,
+	"tool":  1,
+
+	"executor":       2,
+	"internal/bus":   2,
+	"internal/index": 2,
+
+	"internal/chunks": 3,
+	"registry":        3,
+
+	"client": 4,
+
+	"host":            5,
+	"internal/deploy": 5,
+	"task":            5,
+
+	"agent":  6,
+	"router": 6,
+
+	"gateway":            7,
+	"internal/broker":    7,
+	"internal/natsadmin": 7,
+
+	"cmd/mesh":        8,
+	"cmd/mesh-agent":  8,
+	"cmd/mesh-router": 8,
+	"meshtest":        8,
+
+	"bench":             top,
+	"e2e":               top,
+	"examples":          top,
+	"internal/archtest": top,
+	"k8s":               top,
+}
+
+const (
+	natsGo     = "github.com/nats-io/nats.go"
+	natsServer = "github.com/nats-io/nats-server/v2"
+	jsmGo      = "github.com/nats-io/jsm.go"
+	envconfig  = "github.com/kelseyhightower/envconfig"
+	cobra      = "github.com/spf13/cobra"
+)
+
+// onlyIn says which folders may import a package or module themselves.
+var onlyIn = []struct {
+	imported string // a package with all below it
+	folders  []string
+	why      string
+}{
+	{envconfig, []string{"cmd"}, "settings are read at the edge; libraries take options"},
+	{cobra, []string{"cmd"}, "commands are the edge's"},
+	{jsmGo, []string{"internal/natsadmin"}, "it links nats-server packages"},
+	{natsServer, []string{"internal/broker", "meshtest"}, "only what starts a broker links one"},
+	{module + "/internal/natsadmin", []string{"cmd"}, "it links nats-server packages"},
+	{module + "/internal/broker", []string{"cmd/mesh", "meshtest"}, "only what starts a broker links one"},
+	{module + "/meshtest", []string{"bench", "e2e", "examples"}, "it is for tests"},
+}
+
+// never says what a folder must not depend on, directly or through others.
+var never = []struct {
+	folder string
+	banned []string
+	why    string
+}{
+	{"client", []string{module + "/executor", natsServer, jsmGo}, "services embed it"},
+	{"host", []string{module + "/executor", natsServer, jsmGo}, "services embed it"},
+	{"router", []string{module + "/executor", natsServer, jsmGo}, "services embed it"},
+	{"agent", []string{natsServer, jsmGo}, "an agent runs no broker"},
+	{"gateway", []string{module + "/executor", natsServer, jsmGo}, "it is handlers over a router"},
+	{"codec", []string{natsGo, natsServer, jsmGo}, "it knows bytes and headers, not NATS"},
+	{"tool", []string{natsGo, natsServer, jsmGo}, "it knows nothing of NATS"},
+	{"executor", []string{natsGo, natsServer, jsmGo}, "it knows nothing of NATS"},
+	{"internal/index", []string{natsGo, natsServer, jsmGo}, "it knows nothing of NATS"},
+}
+
+// stdOnly are the packages that import the standard library alone.
+var stdOnly = []string{"", "python", "subjects"}
+
+// badNames are the package names that say nothing.
+var badNames = []string{"util", "utils", "common", "helper", "helpers", "types", "misc", "shared"}
+
+// source is one package of the module, as far as the rules look at it.
+type source struct {
+	folder  string   // relative to the module's root; "" is the root
+	name    string   // of the package
+	imports []string // of non-test files, whatever their build constraints
+	deps    []string // everything that its build pulls in
+	files   []string // non-test Go files
+}
+
+// within reports whether name is folder or below it.
+func within(name, folder string) bool {
+	return name == folder || strings.HasPrefix(name, folder+"/")
+}
+
+// floorOf returns the unit of the table that a folder belongs to, and its floor.
+func floorOf(folder string) (unit string, floor int, ok bool) {
+	for f := folder; f != "." && f != ""; f = path.Dir(f) {
+		if n, ok := floors[f]; ok {
+			return f, n, true
+		}
+	}
+	return "", floors[""], folder == ""
+}
+
+// brokenFloors returns a line for each import that goes sideways or upwards, and
+// for each package that is not in the table.
+func brokenFloors(packages []source) []string {
+	var broken []string
+	for _, p := range packages {
+		unit, floor, ok := floorOf(p.folder)
+		if !ok {
+			broken = append(broken, fmt.Sprintf("%s: the package is not in the table: give it a floor in internal/archtest/floors_test.go and in the design, or put it below its owner", p.folder))
+			continue
+		}
+		for _, imported := range p.imports {
+			if !within(imported, module) {
+				if slices.Contains(stdOnly, unit) && strings.Contains(strings.SplitN(imported, "/", 2)[0], ".") {
+					broken = append(broken, fmt.Sprintf("%q imports %s: it may import only the standard library", p.folder, imported))
+				}
+				continue
+			}
+			other := strings.TrimPrefix(strings.TrimPrefix(imported, module), "/")
+			otherUnit, otherFloor, ok := floorOf(other)
+			if ok && otherUnit != unit && otherFloor >= floor {
+				broken = append(broken, fmt.Sprintf("%q (floor %d) imports %q (floor %d): only lower floors may be imported", p.folder, floor, other, otherFloor))
+			}
+		}
+	}
+	return broken
+}
+
+// brokenLinks returns a line for each import or dependency that onlyIn or never
+// forbids.
+func brokenLinks(packages []source) []string {
+	var broken []string
+	for _, p := range packages {
+		for _, rule := range onlyIn {
+			if slices.ContainsFunc(rule.folders, func(f string) bool { return within(p.folder, f) }) || within(module+"/"+p.folder, rule.imported) {
+				continue
+			}
+			for _, imported := range p.imports {
+				if within(imported, rule.imported) {
+					broken = append(broken, fmt.Sprintf("%q imports %s, which only %v may: %s", p.folder, imported, rule.folders, rule.why))
+				}
+			}
+		}
+		for _, rule := range never {
+			if !within(p.folder, rule.folder) {
+				continue
+			}
+			for _, dep := range p.deps {
+				for _, banned := range rule.banned {
+					if within(dep, banned) {
+						broken = append(broken, fmt.Sprintf("%q pulls in %s, which it must never: %s (go mod why -m and go list -deps show the way)", p.folder, dep, rule.why))
+					}
+				}
+			}
+		}
+	}
+	return broken
+}
+
+// brokenNames returns a line for each package whose name says nothing, or that
+// has no doc.go. Examples show one file to read and need none.
+func brokenNames(packages []source) []string {
+	var broken []string
+	for _, p := range packages {
+		if slices.Contains(badNames, p.name) || slices.Contains(badNames, path.Base(p.folder)) {
+			broken = append(broken, fmt.Sprintf("%q: a package is named for what it is responsible for, not %s", p.folder, p.name))
+		}
+		if !slices.Contains(p.files, "doc.go") && !within(p.folder, "examples") {
+			broken = append(broken, fmt.Sprintf("%q has no doc.go, which says what it is for and what it must never do", p.folder))
+		}
+	}
+	return broken
+}
+
+func report(t *testing.T, broken []string) {
+	t.Helper()
+	for _, line := range broken {
+		t.Error(line)
+	}
+}
+
+func TestFloors(t *testing.T) {
+	t.Parallel()
+	report(t, brokenFloors(house(t).packages))
+}
+
+func TestLinks(t *testing.T) {
+	t.Parallel()
+	report(t, brokenLinks(house(t).packages))
+}
+
+func TestNames(t *testing.T) {
+	t.Parallel()
+	report(t, brokenNames(house(t).packages))
+}
+
+// The rules themselves: each refuses what it is for.
+func TestRulesRefuse(t *testing.T) {
+	t.Parallel()
+	in := func(folder string, imports ...string) source {
+		return source{folder: folder, name: path.Base(folder), imports: imports, deps: imports, files: []string{"doc.go"}}
+	}
+	for name, c := range map[string]struct {
+		check func([]source) []string
+		bad   source
+		good  source
+	}{
+		"upwards":             {brokenFloors, in("client", module+"/host"), in("host", module+"/client")},
+		"sideways":            {brokenFloors, in("codec", module+"/tool"), in("codec", module+"/subjects", module)},
+		"from a sub-folder":   {brokenFloors, in("registry/picker", module+"/client"), in("registry/picker", module+"/registry")},
+		"into a sub-folder":   {brokenFloors, in("registry", module+"/host/lane"), in("agent", module+"/host/lane")},
+		"of the top":          {brokenFloors, in("cmd/mesh", module+"/bench"), in("bench", module+"/cmd/mesh")},
+		"not in the table":    {brokenFloors, in("internal/stuff"), in("internal/bus/inner")},
+		"a root sub-folder":   {brokenFloors, in("stuff"), in("")},
+		"not std":             {brokenFloors, in("subjects", "github.com/google/uuid"), in("subjects", "encoding/base32")},
+		"root imports a part": {brokenFloors, in("", module+"/subjects"), in("", "errors")},
+		"envconfig":           {brokenLinks, in("agent", envconfig), in("cmd/mesh", envconfig)},
+		"cobra":               {brokenLinks, in("gateway", cobra), in("cmd/mesh", cobra)},
+		"jsm.go":              {brokenLinks, in("cmd/mesh", jsmGo+"/natscontext"), in("internal/natsadmin", jsmGo)},
+		"nats-server":         {brokenLinks, in("cmd/mesh", natsServer+"/server"), in("internal/broker", natsServer+"/server")},
+		"the broker":          {brokenLinks, in("router", module+"/internal/broker"), in("meshtest", module+"/internal/broker")},
+		"natsadmin":           {brokenLinks, in("meshtest", module+"/internal/natsadmin"), in("cmd/mesh-agent", module+"/internal/natsadmin")},
+		"meshtest":            {brokenLinks, in("cmd/mesh", module+"/meshtest"), in("bench", module+"/meshtest")},
+		"client and executor": {brokenLinks, in("client", module+"/executor/frame"), in("agent", module+"/executor/frame")},
+		"executor and NATS":   {brokenLinks, in("executor/pool", natsGo), in("internal/bus", natsGo)},
+		"a name":              {brokenNames, in("internal/util"), in("internal/utility")},
+		"no doc.go":           {brokenNames, source{folder: "codec", name: "codec", files: []string{"codec.go"}}, in("codec")},
+	} {
+		if got := c.check([]source{c.bad}); len(got) == 0 {
+			t.Errorf("%s: %+v was accepted", name, c.bad)
+		}
+		if got := c.check([]source{c.good}); len(got) != 0 {
+			t.Errorf("%s: %+v was refused: %v", name, c.good, got)
+		}
+	}
+}
