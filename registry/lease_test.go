@@ -291,6 +291,36 @@ func TestIndexClaimedAtOnceHasOneOwner(t *testing.T) {
 	}
 }
 
+func TestSweepTakesOnlyWhatIsOldAndWithoutALease(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	store := registry.NewStore(b, nil)
+	if err := b.FreshTime(t.Context()); err != nil { // the age is told by the broker's clock
+		t.Fatal(err)
+	}
+	l := acquire(t, b, record("alive", "boot1"))
+	if err := l.Publish(t.Context(), registry.ToolsRecord{Index: "demo", Tools: []registry.ToolRoute{{ID: "demo.a", Digest: "d"}}}); err != nil {
+		t.Fatal(err)
+	}
+	dead := bus.Key{Bucket: subjects.BucketTools, Name: "dead.=.i.demo"}
+	if _, err := b.Put(t.Context(), dead, []byte(`{}`), 0); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := store.Sweep(t.Context(), time.Hour); n != 0 || err != nil {
+		t.Fatalf("young records: swept %d, %v", n, err)
+	}
+	meshtest.Until(t, "the record is old enough", func() bool {
+		n, err := store.Sweep(t.Context(), time.Millisecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n == 1
+	})
+	if tools := toolsOf(t, b); len(tools) != 1 || tools["alive.=.i.demo"] == "" {
+		t.Fatalf("left: %v", tools)
+	}
+}
+
 func TestSessionsExpire(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))

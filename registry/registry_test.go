@@ -93,9 +93,11 @@ func beat(t testing.TB, b *bus.Bus, node, boot string, inFlight int) (stop func(
 	return stop
 }
 
+// view opens a view that learns only from what it hears: its regular look at the
+// store would hide what it misses.
 func view(t testing.TB, b *bus.Bus) *registry.View {
 	t.Helper()
-	v, err := registry.OpenView(t.Context(), b, nil)
+	v, err := registry.OpenView(t.Context(), b, &registry.ViewOptions{CheckEvery: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}

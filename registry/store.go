@@ -336,6 +336,51 @@ func sessionKey(id subjects.SessionID) (bus.Key, error) {
 	return bus.Key{Bucket: subjects.BucketSessions, Name: token}, nil
 }
 
+// Sweep deletes what nodes published that have no lease any more, where it is
+// older than age: a process that was killed cannot take it back itself. It returns
+// how many records it deleted. Any agent or router may run it now and then.
+func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err error) {
+	leased := make(map[subjects.NodeID]bool)
+	q := bus.Query{Stream: subjects.KVStream(subjects.BucketNodes), Subject: subjects.KVAll(subjects.BucketNodes)}
+	for m, err := range s.bus.Read(ctx, q) {
+		if err != nil {
+			return 0, fmt.Errorf("read the leases: %w", err)
+		}
+		token, ok := subjects.KVKey(subjects.BucketNodes, m.Subject)
+		if node, err := subjects.DecodeToken(token); ok && err == nil && !bus.Gone(m.Header) {
+			leased[subjects.NodeID(node)] = true
+		}
+	}
+	type old struct {
+		key      bus.Key
+		revision uint64
+	}
+	var olds []old
+	now := s.bus.Time()
+	q = bus.Query{Stream: subjects.KVStream(subjects.BucketTools), Subject: subjects.KVAll(subjects.BucketTools)}
+	for m, err := range s.bus.Read(ctx, q) {
+		if err != nil {
+			return 0, fmt.Errorf("read what nodes serve: %w", err)
+		}
+		name, ok := subjects.KVKey(subjects.BucketTools, m.Subject)
+		if !ok || bus.Gone(m.Header) || now.Now.Sub(m.Time) < age+now.Bound {
+			continue
+		}
+		if key, err := subjects.ParseToolsKey(name); err == nil && !leased[key.Node] {
+			olds = append(olds, old{bus.Key{Bucket: subjects.BucketTools, Name: name}, m.Seq})
+		}
+	}
+	for _, o := range olds {
+		switch err := s.bus.Delete(ctx, o.key, o.revision); {
+		case err == nil:
+			deleted++
+		case !errors.Is(err, bus.ErrConflict): // a conflict: its node is back
+			return deleted, fmt.Errorf("sweep: %w", err)
+		}
+	}
+	return deleted, nil
+}
+
 func (s *Store) read(ctx context.Context, key bus.Key, into any) error {
 	e, err := s.bus.Get(ctx, key)
 	if err != nil {

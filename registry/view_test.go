@@ -258,6 +258,30 @@ func TestViewFillsHoles(t *testing.T) {
 	}
 }
 
+// TestViewSeesAMissedEnd misses the last change of a bucket: no later one shows
+// the hole, so only the regular look can.
+func TestViewSeesAMissedEnd(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	v, err := registry.OpenView(t.Context(), b, &registry.ViewOptions{CheckEvery: 20 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(v.Close)
+	l := acquire(t, b, record("n1", "boot1"))
+	stream, err := b.JetStream().Stream(t.Context(), subjects.KVStream(subjects.BucketTools))
+	if err != nil {
+		t.Fatal(err)
+	}
+	quiet := stream.CachedInfo().Config
+	quiet.RePublish = nil
+	if _, err := b.JetStream().UpdateStream(t.Context(), quiet); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, registry.NewStore(b, nil), l, "demo", "r1", "demo.a")
+	meshtest.Until(t, "the end is seen", func() bool { return nodesOf(v, "s", "demo.a") == "n1/boot1 " })
+}
+
 func TestViewIgnoresForgedChanges(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
