@@ -173,3 +173,15 @@ func mustFail(t testing.TB, ix *executor.Index, tool, args string, code toolmesh
 	}
 	return toolmesh.AsError(err)
 }
+
+// eventually polls a condition of a foreign process that gives no signal.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !condition() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited 20 s in vain until %s", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}

@@ -238,6 +238,9 @@ class Zygote:
         broken = {}
         for name in self._setup["tools"]:
             module, _, attribute = name.rpartition(".")
+            if not module or not attribute:
+                unavailable.append({"name": name, "reason": f"{name!r} is not of the form module.function"})
+                continue
             if module in excluded:
                 unavailable.append({"name": name, "reason": excluded[module]})
                 continue
