@@ -2,7 +2,8 @@ package codec
 
 import "strings"
 
-// Header is the header of one message; nats.Header converts to it and back.
+// Header is the header of one message; nats.Header converts to it and back. Of
+// a header with several values the first counts, except for Mesh-Require.
 type Header map[string][]string
 
 // Names of headers. On the way in they are matched without regard to case.
@@ -59,6 +60,26 @@ var canonical = func() map[string]string {
 	return m
 }()
 
+// longestHeader bounds what headerName has to fold.
+const longestHeader = len(HeaderServiceErrorCode)
+
+// headerName returns our name of a header, whatever the case it came in; "" for
+// a header that is not ours.
+func headerName(k string) string {
+	if len(k) > longestHeader {
+		return ""
+	}
+	var lower [longestHeader]byte
+	for i := range len(k) {
+		c := k[i]
+		if c >= 'A' && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		lower[i] = c
+	}
+	return canonical[string(lower[:len(k)])]
+}
+
 // Get returns the first value of a header, whatever the case of its name.
 func (h Header) Get(name string) string {
 	if v, ok := h[name]; ok && len(v) > 0 {
@@ -96,4 +117,21 @@ func (h Header) hasMesh() bool {
 		}
 	}
 	return false
+}
+
+// oneSpelling refuses a header of ours that came in several spellings with
+// different values: which one counts would be chance.
+func (h Header) oneSpelling(name string) error {
+	var value string
+	seen := false
+	for k, v := range h {
+		if len(k) != len(name) || len(v) == 0 || !strings.EqualFold(k, name) {
+			continue
+		}
+		if seen && v[0] != value {
+			return invalid("header %s is there twice, with different values", name)
+		}
+		value, seen = v[0], true
+	}
+	return nil
 }

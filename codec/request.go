@@ -86,6 +86,7 @@ type Request struct {
 	IdempotencyKey string
 	Traceparent    string
 	body           []byte
+	idValue        []string // the rpc id as a header's values
 }
 
 // Digest tells two requests under one rpc id apart.
@@ -128,20 +129,23 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 	}
 	var proto, require, contentType, contentEncoding string
 	var tool, session string
+	var id []string
 	var first error
-	// The id first, so that an error finds its caller.
-	if id := h.Get(HeaderRPCID); id != "" || h.Has(HeaderRPCID) {
-		if err := r.setID(id); err != nil {
-			return err
-		}
-	}
 	for k, values := range h {
-		if len(values) == 0 {
+		name := headerName(k)
+		if name == "" || len(values) == 0 {
 			continue
+		}
+		if k != name {
+			if err := h.oneSpelling(name); err != nil && first == nil {
+				first = err
+			}
 		}
 		v := values[0]
 		var err error
-		switch headerName(k) {
+		switch name {
+		case HeaderRPCID:
+			id = values[:1:1]
 		case HeaderTool:
 			tool = v
 		case HeaderSession:
@@ -197,6 +201,13 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			first = err
 		}
 	}
+	// The id first, so that any other error finds its caller.
+	if id != nil {
+		if err := r.setID(id[0]); err != nil {
+			return err
+		}
+		r.idValue = id
+	}
 	if err := checkVersion(proto, require); err != nil {
 		return err
 	}
@@ -219,19 +230,6 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		r.Session = subjects.SessionID(session)
 	}
 	return nil
-}
-
-// headerName returns the canonical name; the case that callers use by rule
-// costs nothing.
-func headerName(k string) string {
-	switch k {
-	case HeaderRPCID, HeaderTimeout, HeaderDeadline, HeaderKeepalive, HeaderWantLoad, HeaderStream, HeaderCredit, HeaderTraceparent:
-		return k
-	}
-	if name, ok := canonical[strings.ToLower(k)]; ok {
-		return name
-	}
-	return k
 }
 
 func parseInt(name, v string, least int64) (int64, error) {
@@ -274,7 +272,7 @@ func parseFlag(name, v string) (bool, error) {
 }
 
 func (r *Request) checkContent(contentType, encoding string) error {
-	if contentType != "" {
+	if contentType != "" && contentType != "application/json" {
 		media, _, err := mime.ParseMediaType(contentType)
 		if err != nil || media != "application/json" {
 			return invalid("content type %q is not understood: send application/json", contentType)
@@ -426,7 +424,11 @@ func (c *Call) Header() Header {
 	}
 	if c.Timeout > 0 {
 		// Rounded up: a budget of half a millisecond is not a spent one.
-		h.Set(HeaderTimeout, strconv.FormatInt(int64((c.Timeout+time.Millisecond-1)/time.Millisecond), 10))
+		ms := int64(c.Timeout / time.Millisecond)
+		if c.Timeout%time.Millisecond > 0 {
+			ms++
+		}
+		h.Set(HeaderTimeout, strconv.FormatInt(ms, 10))
 	}
 	if !c.Deadline.IsZero() {
 		h.Set(HeaderDeadline, strconv.FormatInt(c.Deadline.UnixMilli(), 10))
