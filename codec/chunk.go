@@ -37,10 +37,11 @@ var chunkDataValue = []string{string(ChunkData)}
 // Encode renders the chunk as it is stored and delivered. epoch may be empty.
 func (c *Chunk) Encode(rpc subjects.RPCID, epoch string) (Header, []byte) {
 	h := make(Header, 5)
-	h[HeaderRPCID] = []string{string(rpc)}
-	h[HeaderSeq] = []string{strconv.FormatInt(c.Seq, 10)}
+	v := make(values, 0, 3)
+	v.set(h, HeaderRPCID, string(rpc))
+	v.set(h, HeaderSeq, strconv.FormatInt(c.Seq, 10))
 	if epoch != "" {
-		h.Set(HeaderEpoch, epoch)
+		v.set(h, HeaderEpoch, epoch)
 	}
 	if c.Type == ChunkData {
 		h[HeaderChunk] = chunkDataValue

@@ -45,7 +45,7 @@ const (
 	HeaderServiceErrorCode = "Nats-Service-Error-Code"
 )
 
-// canonical maps the lower case of every header of ours to its name.
+// canonical maps every header of ours, as it is and in lower case, to its name.
 var canonical = func() map[string]string {
 	m := make(map[string]string)
 	for _, name := range []string{
@@ -55,7 +55,7 @@ var canonical = func() map[string]string {
 		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderContentType, HeaderContentEncoding,
 		HeaderAcceptEncoding, HeaderTraceparent, HeaderServiceError, HeaderServiceErrorCode,
 	} {
-		m[strings.ToLower(name)] = name
+		m[name], m[strings.ToLower(name)] = name, name
 	}
 	return m
 }()
@@ -66,6 +66,9 @@ const longestHeader = len(HeaderServiceErrorCode)
 // headerName returns our name of a header, whatever the case it came in; "" for
 // a header that is not ours.
 func headerName(k string) string {
+	if name, ok := canonical[k]; ok {
+		return name // as every writer that keeps to the rules writes it
+	}
 	if len(k) > longestHeader {
 		return ""
 	}
@@ -108,6 +111,16 @@ func (h Header) Has(name string) bool {
 
 // Set replaces a header.
 func (h Header) Set(name, value string) { h[name] = []string{value} }
+
+// values is the room for the values of one header's fields: one array for all.
+type values []string
+
+// set replaces a field of h.
+func (v *values) set(h Header, name, value string) {
+	*v = append(*v, value)
+	n := len(*v)
+	h[name] = (*v)[n-1 : n : n]
+}
 
 // hasMesh reports whether any Mesh- header is there: such a request is plain.
 func (h Header) hasMesh() bool {
