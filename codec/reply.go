@@ -356,12 +356,12 @@ func ParseReply(h Header, body []byte) Reply {
 	}
 	switch {
 	case chunk:
-		var err error
-		if r.Chunk, err = ParseChunk(h, body); err != nil {
+		c, err := ParseChunk(h, body)
+		if err != nil {
 			r.Kind, r.Err = ReplyError, toolmesh.AsError(err)
 			return r
 		}
-		r.Kind = ReplyChunk
+		r.Kind, r.Chunk = ReplyChunk, c
 	case f.code != "" || f.number != "":
 		r.Kind, r.Err = ReplyError, f.parse(body)
 	case len(body) == 0:
