@@ -179,6 +179,8 @@ func (w *worker) run() {
 	w.logMu.Lock()
 	w.stdout.flush()
 	w.stderr.flush()
+	w.stdout.settle()
+	w.stderr.settle()
 	w.logMu.Unlock()
 	_ = w.stdout.file.Close()
 	_ = w.stderr.file.Close()
@@ -306,6 +308,8 @@ func (w *worker) terminal(h frame.Header, body []byte) {
 		w.stdout.flush()
 		w.stderr.flush()
 	}
+	w.stdout.settle()
+	w.stderr.settle()
 	w.logMu.Unlock()
 	own := append([]byte(nil), body...)
 	j := w.crew.finished(w, h.ID)
