@@ -145,6 +145,12 @@ func (p *rawPipe) take(data []byte) {
 	p.hand(end)
 }
 
+// end takes the rest when the worker has ended.
+func (p *rawPipe) end() {
+	p.flush()
+	p.settle()
+}
+
 // settle hands over what has no line break yet: its call ends. The log lock is held.
 func (p *rawPipe) settle() { p.hand(len(p.partial)) }
 
