@@ -557,7 +557,31 @@ func (h *Host) replay(m *nats.Msg) {
 		h.send(m.Reply, header, body)
 		return
 	}
-	h.running.run(func() { h.replayer.Answer(h.base, s, m) })
+	h.running.run(func() {
+		epoch, err := h.epoch(h.base, s.Session)
+		if err != nil {
+			header, body := codec.ErrorReply(refusal(err))
+			h.send(m.Reply, header, body)
+			return
+		}
+		h.replayer.Answer(h.base, s, epoch, m)
+	})
+}
+
+// epoch is a session's epoch, whose chunks alone are shown. A host that holds no
+// view of sessions asks the registry: replays are rare.
+func (h *Host) epoch(ctx context.Context, session subjects.SessionID) (string, error) {
+	if h.opts.Sessions != nil {
+		return h.opts.Sessions.Admit(session)
+	}
+	r, err := h.lease.store.Session(ctx, session)
+	if errors.Is(err, bus.ErrNoKey) {
+		return "", nil
+	}
+	if err != nil {
+		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the session cannot be looked up: %w", err)
+	}
+	return r.Epoch, nil
 }
 
 // Label changes the node's labels: set ones are put, empty values removed.
