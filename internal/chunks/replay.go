@@ -128,9 +128,9 @@ func unavailable(err error) error {
 // pageScan reads a call's chunks as they are stored and puts them in order.
 type pageScan struct {
 	epoch  string // of the chunks that count
-	from   int64 // Seq that was asked for
-	next   int64 // Seq that comes next
-	left   int64 // bytes that may still be sent
+	from   int64  // Seq that was asked for
+	next   int64  // Seq that comes next
+	left   int64  // bytes that may still be sent
 	chunks []*bus.Stored
 	held   map[int64]*bus.Stored // beyond next
 	size   int64                 // of held
