@@ -72,10 +72,9 @@ var errStopped = toolmesh.Errorf(toolmesh.CodeCancelled, "the reader stopped")
 
 // reader is one stream on its way.
 type reader struct {
-	p       *pending
-	yield   func(Chunk, error) bool
-	subject string
-	signal  chan struct{} // capacity 1: something arrived
+	p      *pending
+	yield  func(Chunk, error) bool
+	signal chan struct{} // capacity 1: something arrived
 
 	mu      sync.Mutex
 	order   *chunks.Order

@@ -348,7 +348,8 @@ func (m *Manager) build(ctx context.Context, f fetched, manifest *index.Manifest
 		return nil, nothingServed(b, i.Unavailable())
 	}
 	j.step("store", "running", 80)
-	if _, err := file.Seek(0, 0); err == nil {
+	_, err = file.Seek(0, 0)
+	if err == nil {
 		err = m.bus.PutBundle(ctx, digest, file)
 	}
 	if err != nil {
