@@ -140,3 +140,26 @@ func decodeEncodedToolID(tokens string) (ToolID, error) {
 	}
 	return ToolID(strings.Join(names, ".")), nil
 }
+
+// WireTool returns the id as it is read off a subject: itself, but for names
+// that travel hashed. It is the key under which a serving side finds a tool.
+func WireTool(id ToolID) (ToolID, error) {
+	tokens, err := encodeToolID(id)
+	if err != nil {
+		return "", err
+	}
+	return decodeToolID(tokens)
+}
+
+// WireName is [WireTool] for single names: sessions, nodes, rpc ids. A name that
+// cannot travel is returned as it is.
+func WireName[T ~string](name T) T {
+	if plainToken(string(name)) {
+		return name
+	}
+	token, err := EncodeToken(string(name))
+	if err != nil || !hashedToken(token) {
+		return name
+	}
+	return T(token)
+}

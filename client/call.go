@@ -1,0 +1,525 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Times of PROTOCOL section 6.
+const (
+	silence   = 2500 * time.Millisecond // after which a node may be lost
+	watchTick = 100 * time.Millisecond
+	pingWait  = 400 * time.Millisecond
+)
+
+// Result is what a unary call returned.
+type Result struct {
+	RPCID    subjects.RPCID
+	Value    json.RawMessage // as the tool wrote it
+	Node     subjects.NodeID
+	Revision string // of the tool's index
+	Took     time.Duration
+}
+
+// Decode reads the value into v, as json.Unmarshal does.
+func (r *Result) Decode(v any) error { return json.Unmarshal(r.Value, v) }
+
+// Call runs a tool and returns its result. args is the arguments object: a map,
+// a struct, raw JSON, or nil for none. The error is a [toolmesh.Error]: with
+// [toolmesh.CodeToolError] the tool failed, not the mesh. When ctx ends, the
+// call is cancelled where it runs.
+func (c *Client) Call(ctx context.Context, id subjects.ToolID, args any, opts ...CallOption) (*Result, error) {
+	s, err := c.settings(opts, "rpc_")
+	if err != nil {
+		return nil, err
+	}
+	body, err := encodeArgs(args)
+	if err != nil {
+		return nil, err
+	}
+	var result *Result
+	err = c.attempts(ctx, id, &s, func(t target) error {
+		r, err := c.unary(ctx, t, &s, body)
+		result = r
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return result, nil
+}
+
+// target is where one attempt goes.
+type target struct {
+	id   subjects.ToolID
+	node *node // nil: the queue group
+}
+
+// How often a call that did not start is sent again.
+const (
+	maxAttempts = 6
+	busyWait    = 5 * time.Millisecond // doubles, with jitter
+)
+
+// attempts sends a call until it has an answer that is more than "not here, not
+// now". Only what provably did not start is sent again, or what is idempotent.
+func (c *Client) attempts(ctx context.Context, id subjects.ToolID, s *settings, send func(target) error) error {
+	id = c.shared.routes.alias(s.session, id)
+	resolved, queueOnly, lost := false, s.queue, 0
+	for n := 1; ; n++ {
+		t := target{id: id}
+		if !queueOnly {
+			t.node = c.pick(s.session, id)
+		}
+		if t.node != nil {
+			t.node.outstanding.Add(1)
+		}
+		err := send(t)
+		if t.node != nil {
+			t.node.outstanding.Add(-1)
+		}
+		if err == nil {
+			return nil
+		}
+		e := toolmesh.AsError(err)
+		if ctx.Err() != nil || n >= maxAttempts {
+			return err
+		}
+		switch {
+		case errors.Is(err, errNobody) && t.node != nil:
+			c.shared.routes.forget(s.session, id, t.node.id)
+			queueOnly = true
+		case errors.Is(err, errNobody):
+			if resolved {
+				return unserved(id)
+			}
+			resolved = true
+			other, err := c.resolve(ctx, s.session, id)
+			if err != nil {
+				return err
+			}
+			if other == id {
+				return unserved(id)
+			}
+			c.shared.routes.setAlias(s.session, id, other)
+			id = other
+		case e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeToolNotFound && t.node != nil,
+			e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeUnavailable && e.Origin != toolmesh.OriginCaller:
+			if t.node != nil {
+				c.shared.routes.forget(s.session, id, t.node.id)
+				queueOnly = true
+			} else if !pause(ctx, n) {
+				return err
+			}
+		case e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeBusy:
+			if !pause(ctx, n) {
+				return err
+			}
+		case s.idempotent && lost == 0 && (e.Code == toolmesh.CodeNodeLost || e.Code == toolmesh.CodeWorkerCrashed):
+			lost++
+			s.rpc = newRPCID("rpc_")
+			if t.node != nil {
+				c.shared.routes.forget(s.session, id, t.node.id)
+			}
+		default:
+			return err
+		}
+	}
+}
+
+// pause waits before the next attempt, and reports false if ctx ends first.
+func pause(ctx context.Context, n int) bool {
+	d := busyWait << min(n-1, 5)
+	d = d/2 + rand.N(d)
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < d {
+		return false
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// errNobody is NATS's 503: the request met no subscription.
+var errNobody = callerError(toolmesh.CodeUnavailable, "nobody serves the tool")
+
+func unserved(id subjects.ToolID) error {
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q is known, but no node serves it now", id).
+		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+}
+
+// pending is one call on its way.
+type pending struct {
+	c       *Client
+	s       *settings
+	id      subjects.ToolID
+	inbox   *bus.Inbox
+	replies chan *nats.Msg // capacity 1: the answer, or the acknowledgement
+	fails   chan error     // capacity 1: no answer can come
+
+	node atomic.Pointer[node] // where it runs, once that is known
+	sign atomic.Int64         // when it was last heard of, unix ns; 0 = never
+	high atomic.Int64         // Mesh-High of the last keepalive
+}
+
+// deliver runs on the inbox's goroutine.
+func (p *pending) deliver(m *nats.Msg, err error) {
+	if err != nil {
+		select {
+		case p.fails <- err:
+		default:
+		}
+		return
+	}
+	if len(m.Data) == 0 && m.Header != nil && len(m.Header[codec.HeaderKeepalive]) > 0 {
+		r := codec.ParseReply(codec.Header(m.Header), nil)
+		p.heard(r.Node, r.Boot)
+		if r.High > 0 {
+			p.high.Store(r.High)
+		}
+		return
+	}
+	select {
+	case p.replies <- m:
+	default: // a second answer: the first one stands
+	}
+}
+
+func (p *pending) heard(id subjects.NodeID, boot subjects.BootID) {
+	p.sign.Store(time.Now().UnixNano())
+	if id != "" && p.node.Load() == nil {
+		p.node.Store(p.c.shared.nodes.get(id, boot))
+	}
+}
+
+// request renders the call; its budget is what is left of ctx and the options.
+func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery, credit int64, body []byte) (*nats.Msg, error) {
+	s := p.s
+	call := codec.Call{
+		RPCID: s.rpc, Session: s.session, Tool: t.id, Delivery: delivery, Timeout: s.timeout, Credit: credit,
+		Depth: s.depth, Parent: s.parent, Revision: s.revision, Keepalive: true, WantLoad: !s.queue,
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return nil, context.DeadlineExceeded
+		}
+		if call.Timeout == 0 || left < call.Timeout {
+			call.Timeout = left
+		}
+	}
+	if call.Timeout > 0 || p.c.foreign {
+		// A foreign connection may have a buffer that holds requests back.
+		budget := call.Timeout
+		if budget == 0 {
+			budget = 30 * time.Second
+		}
+		now := p.c.bus.Time()
+		call.Deadline = now.Now.Add(budget + now.Bound)
+	}
+	var subject string
+	var err error
+	if t.node != nil {
+		subject, err = subjects.NodeTool(t.node.id, s.session, t.id)
+	} else {
+		subject, err = subjects.Tool(s.session, t.id)
+	}
+	if err != nil {
+		return nil, callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	return &nats.Msg{Subject: subject, Header: nats.Header(call.Header()), Data: body}, nil
+}
+
+func (c *Client) begin(t target, s *settings) (*pending, error) {
+	p := &pending{c: c, s: s, id: t.id, replies: make(chan *nats.Msg, 1), fails: make(chan error, 1)}
+	p.node.Store(t.node)
+	inbox, err := c.bus.Open(p.deliver)
+	if err != nil {
+		return nil, err
+	}
+	p.inbox = inbox
+	return p, nil
+}
+
+var timers = sync.Pool{New: func() any {
+	t := time.NewTimer(time.Hour)
+	t.Stop()
+	return t
+}}
+
+// unary makes one attempt at a unary call.
+func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) (*Result, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, ended(ctx, toolmesh.StartedNo)
+	}
+	p, err := c.begin(t, s)
+	if err != nil {
+		return nil, err
+	}
+	defer p.inbox.Close()
+	msg, err := p.request(ctx, t, codec.DeliverNone, 0, body)
+	if err != nil {
+		return nil, asCall(ctx, err)
+	}
+	sent := time.Now()
+	if err := p.inbox.Send(msg); err != nil {
+		return nil, err
+	}
+	timer := timers.Get().(*time.Timer)
+	timer.Reset(silence)
+	var reply *nats.Msg
+	select {
+	case reply = <-p.replies:
+	case err = <-p.fails:
+	case <-ctx.Done():
+		err = p.abandon(ctx)
+	case <-timer.C:
+		reply, err = p.watch(ctx, msg, sent)
+	}
+	timer.Stop()
+	timers.Put(timer)
+	if err != nil {
+		return nil, err
+	}
+	r := codec.ParseReply(codec.Header(reply.Header), reply.Data)
+	took := time.Since(sent)
+	if r.HasLoad && r.Node != "" {
+		c.shared.nodes.load(r.Node, r.Boot, r.Load)
+	}
+	switch r.Kind {
+	case codec.ReplyResult:
+		if !s.queue && t.node == nil {
+			c.learn(s.session, t.id)
+		}
+		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Revision: r.Revision, Took: took}, nil
+	case codec.ReplyNoResponders:
+		return nil, errNobody
+	case codec.ReplyError:
+		return nil, r.Err
+	}
+	return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the node's answer is neither a result nor an error").WithOrigin(toolmesh.OriginMesh)
+}
+
+// abandon cancels a call whose context ended.
+func (p *pending) abandon(ctx context.Context) error {
+	p.c.cancel(p.s.session, p.s.rpc, p.node.Load())
+	return ended(ctx, toolmesh.StartedUnknown)
+}
+
+// ended is the error of a call whose context is over.
+func ended(ctx context.Context, started toolmesh.Started) error {
+	err := context.Cause(ctx)
+	var e *toolmesh.Error
+	if errors.As(err, &e) {
+		return e
+	}
+	e = toolmesh.AsError(ctx.Err())
+	if e.Code != toolmesh.CodeCancelled && e.Code != toolmesh.CodeDeadlineExceeded {
+		e = toolmesh.Errorf(toolmesh.CodeCancelled, "the call was given up: %w", err)
+	}
+	return e.WithOrigin(toolmesh.OriginCaller).WithStarted(started)
+}
+
+func asCall(ctx context.Context, err error) error {
+	var e *toolmesh.Error
+	if errors.As(err, &e) {
+		return e
+	}
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return ended(ctx, toolmesh.StartedNo)
+	}
+	return err
+}
+
+// cancel tells the call's node, or every node, to stop a call.
+func (c *Client) cancel(session subjects.SessionID, rpc subjects.RPCID, n *node) {
+	var subject string
+	var err error
+	if n != nil {
+		subject, err = subjects.NodeCtl(n.id, session, rpc)
+	} else {
+		subject, err = subjects.Ctl(session, rpc)
+	}
+	if err == nil && c.bus.Connected() {
+		_ = c.bus.Conn().Publish(subject, nil)
+	}
+}
+
+// watch waits on for a call that has been quiet for a while, and finds out
+// whether its node is lost.
+func (p *pending) watch(ctx context.Context, msg *nats.Msg, sent time.Time) (*nats.Msg, error) {
+	ticker := time.NewTicker(watchTick)
+	defer ticker.Stop()
+	asked := sent
+	for {
+		if err := p.alive(ctx, sent, asked); err != nil {
+			return nil, err
+		}
+		if again := p.resend(msg, &asked); again != nil {
+			return nil, again
+		}
+		select {
+		case m := <-p.replies:
+			return m, nil
+		case err := <-p.fails:
+			return nil, err
+		case <-ctx.Done():
+			return nil, p.abandon(ctx)
+		case <-ticker.C:
+		}
+	}
+}
+
+// resend asks the node again for a call that the node, alive and the same as
+// ever, says nothing of: the request or its answer got lost. The node knows the
+// rpc_id and runs it once at most.
+func (p *pending) resend(msg *nats.Msg, asked *time.Time) error {
+	n := p.node.Load()
+	last := p.lastSign(*asked)
+	if n == nil || time.Since(last) < silence || !n.wellSince(silence) || !p.c.bus.Connected() {
+		return nil
+	}
+	subject, err := subjects.NodeTool(n.id, p.s.session, p.id)
+	if err != nil {
+		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	*asked = time.Now()
+	again := *msg
+	again.Subject = subject
+	if err := p.inbox.Send(&again); err != nil && toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
+		return err
+	}
+	return nil
+}
+
+func (p *pending) lastSign(asked time.Time) time.Time {
+	if ns := p.sign.Load(); ns > asked.UnixNano() {
+		return time.Unix(0, ns)
+	}
+	return asked
+}
+
+// alive returns an error once the call's node counts as lost, or once the
+// caller's own connection is what is lost.
+func (p *pending) alive(ctx context.Context, sent, asked time.Time) error {
+	n := p.node.Load()
+	last := p.lastSign(asked)
+	if n != nil {
+		if n.replaced() {
+			return p.lost(n, "has restarted")
+		}
+		if heard := n.lastHeard(); heard.After(last) {
+			last = heard
+		}
+	}
+	if time.Since(last) < silence {
+		return nil
+	}
+	// Somebody is silent: is it we?
+	if p.c.bus.StalledSince(last) {
+		p.sign.Store(time.Now().UnixNano()) // this process was frozen: listen anew
+		return nil
+	}
+	ping, cancel := context.WithTimeout(ctx, pingWait)
+	defer cancel()
+	if err := p.c.bus.Ping(ping); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the connection to the mesh was lost while the call ran: %w", err).
+			WithOrigin(toolmesh.OriginCaller)
+	}
+	// The ping went round behind everything that was on its way to us.
+	if p.lastSign(asked).After(last) || len(p.replies) > 0 || n != nil && n.lastHeard().After(last) || p.node.Load() != n {
+		return nil
+	}
+	return p.lost(n, "has been silent for "+silence.String())
+}
+
+func (p *pending) lost(n *node, why string) error {
+	who := "the call's node"
+	if n != nil {
+		who = "node " + string(n.id)
+		p.c.shared.routes.forgetNode(n.id)
+	}
+	e := toolmesh.Errorf(toolmesh.CodeNodeLost, "%s %s: whether the tool ran is not known", who, why).WithOrigin(toolmesh.OriginCaller)
+	if n != nil {
+		e = e.WithDetail("node", string(n.id))
+	}
+	return e
+}
+
+// Cancel stops a call of the client's session wherever it runs, and reports
+// whether a node had it. A second without an answer means that none runs it.
+func (c *Client) Cancel(ctx context.Context, rpc subjects.RPCID) (bool, error) {
+	subject, err := subjects.Ctl(c.session, rpc)
+	if err != nil {
+		return false, callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	ctx, stop := context.WithTimeout(ctx, time.Second)
+	defer stop()
+	reply, err := c.ask(ctx, subject, codec.Control{Type: codec.ControlCancel}.Encode())
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errNobody):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	var answer codec.Cancelled
+	if err := json.Unmarshal(reply.Data, &answer); err != nil {
+		return false, toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer to a cancel cannot be read: %w", err)
+	}
+	return answer.Cancelled, nil
+}
+
+// ask sends one request and waits for one answer; errNobody if none can come.
+func (c *Client) ask(ctx context.Context, subject string, body []byte) (*nats.Msg, error) {
+	replies, fails := make(chan *nats.Msg, 1), make(chan error, 1)
+	inbox, err := c.bus.Open(func(m *nats.Msg, err error) {
+		if err != nil {
+			select {
+			case fails <- err:
+			default:
+			}
+			return
+		}
+		select {
+		case replies <- m:
+		default:
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer inbox.Close()
+	if err := inbox.Send(&nats.Msg{Subject: subject, Data: body}); err != nil {
+		return nil, err
+	}
+	select {
+	case m := <-replies:
+		if bus.NoResponders(m) {
+			return nil, errNobody
+		}
+		return m, nil
+	case err := <-fails:
+		return nil, err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}

@@ -1,0 +1,232 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// ConnectOptions is the connection policy of the mesh for nats.Connect:
+// reconnect for ever with jitter, keep nothing back while disconnected.
+func ConnectOptions() []nats.Option { return bus.ConnectOptions(nil) }
+
+// Options adjusts a [Client].
+type Options struct {
+	// Session is the session of calls that name none. Defaults to "default".
+	Session subjects.SessionID
+	// QueueOnly leaves every choice of node to the broker, as plain NATS clients
+	// do. Defaults to false.
+	QueueOnly bool
+	// Logger takes what happens; nil discards it.
+	Logger *slog.Logger
+}
+
+// Client calls tools. Its methods may be called concurrently; one Client serves
+// a whole process.
+type Client struct {
+	bus     *bus.Bus
+	ownBus  bool
+	child   bool // of In: another client closes what they share
+	foreign bool // the connection may buffer while it is disconnected
+	session subjects.SessionID
+	queue   bool
+	log     *slog.Logger
+	shared  *shared
+}
+
+// shared is what the clients of all sessions of one connection have in common.
+type shared struct {
+	routes routes
+	nodes  nodes
+	tasks  sync.WaitGroup
+	base   context.Context // ends with Close
+	end    context.CancelFunc
+}
+
+// New makes a client on a connection, made with [ConnectOptions] or any other.
+// Nothing is sent or read yet. Close it. The error is unavailable for a closed
+// connection.
+func New(nc *nats.Conn, opts *Options) (*Client, error) {
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	b, err := bus.New(nc, &bus.Options{Logger: o.Logger})
+	if err != nil {
+		return nil, err
+	}
+	c, err := NewOn(b, opts)
+	if err != nil {
+		b.Close()
+		return nil, err
+	}
+	c.ownBus = true
+	return c, nil
+}
+
+// NewOn is [New] for packages of this module that share one bus.
+func NewOn(b *bus.Bus, opts *Options) (*Client, error) {
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	if o.Session == "" {
+		o.Session = subjects.DefaultSession
+	}
+	if _, err := subjects.EncodeToken(string(o.Session)); err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "client.Options.Session: %w", err).WithOrigin(toolmesh.OriginCaller)
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	c := &Client{bus: b, foreign: b.Conn().Opts.ReconnectBufSize >= 0, session: o.Session, queue: o.QueueOnly, log: o.Logger, shared: &shared{}}
+	c.shared.base, c.shared.end = context.WithCancel(context.Background())
+	c.shared.routes.init()
+	c.shared.nodes.init(b)
+	return c, nil
+}
+
+// In returns a client for another session, on the same connection. It needs no
+// Close of its own.
+func (c *Client) In(session subjects.SessionID) *Client {
+	other := *c
+	other.session, other.child = session, true
+	return &other
+}
+
+// Session is the session of calls that name none.
+func (c *Client) Session() subjects.SessionID { return c.session }
+
+// Close ends what runs beside the calls. Calls in flight fail; the connection
+// stays open.
+func (c *Client) Close() {
+	if c.child {
+		return
+	}
+	c.shared.end()
+	c.shared.tasks.Wait()
+	c.shared.nodes.close()
+	if c.ownBus {
+		c.bus.Close()
+	}
+}
+
+// CallOption adjusts one call or stream.
+type CallOption interface{ apply(*settings) }
+
+type optionFunc func(*settings)
+
+func (f optionFunc) apply(s *settings) { f(s) }
+
+// settings is what the options of one call say.
+type settings struct {
+	session    subjects.SessionID
+	rpc        subjects.RPCID
+	timeout    time.Duration
+	revision   string
+	parent     subjects.RPCID
+	depth      int
+	idempotent bool
+	queue      bool
+}
+
+// WithSession calls in another session than the client's.
+func WithSession(session subjects.SessionID) CallOption {
+	return optionFunc(func(s *settings) { s.session = session })
+}
+
+// WithRPCID names the call. Defaults to a new id. The same id again is the same
+// call: it runs once.
+func WithRPCID(id subjects.RPCID) CallOption {
+	return optionFunc(func(s *settings) { s.rpc = id })
+}
+
+// WithTimeout is the call's total time, as the context's deadline is; the
+// shorter counts. Defaults to what the tool declares, else 30 s for a unary
+// call, and no total for a stream.
+func WithTimeout(d time.Duration) CallOption {
+	return optionFunc(func(s *settings) { s.timeout = d })
+}
+
+// WithRevision asks for one revision of the tool's index.
+func WithRevision(revision string) CallOption {
+	return optionFunc(func(s *settings) { s.revision = revision })
+}
+
+// WithParent says which call makes this one, and how many calls are above it.
+func WithParent(parent subjects.RPCID, depth int) CallOption {
+	return optionFunc(func(s *settings) { s.parent, s.depth = parent, depth })
+}
+
+// Idempotent permits sending the call again when its node was lost.
+func Idempotent() CallOption { return optionFunc(func(s *settings) { s.idempotent = true }) }
+
+// ViaQueue leaves the choice of node to the broker for this call.
+func ViaQueue() CallOption { return optionFunc(func(s *settings) { s.queue = true }) }
+
+func (c *Client) settings(opts []CallOption, prefix string) (settings, error) {
+	s := settings{session: c.session, queue: c.queue}
+	for _, o := range opts {
+		o.apply(&s)
+	}
+	if s.rpc == "" {
+		s.rpc = newRPCID(prefix)
+	}
+	if s.timeout < 0 {
+		return s, callerError(toolmesh.CodeInvalidRequest, "the timeout is %v: it cannot be negative", s.timeout)
+	}
+	return s, nil
+}
+
+func newRPCID(prefix string) subjects.RPCID {
+	id, err := uuid.NewV7()
+	if err != nil {
+		id = uuid.New()
+	}
+	return subjects.RPCID(prefix + strings.ReplaceAll(id.String(), "-", ""))
+}
+
+func callerError(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
+	return toolmesh.Errorf(code, format, args...).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+}
+
+// encodeArgs makes the arguments object: of nil an empty one, of raw JSON itself.
+func encodeArgs(args any) ([]byte, error) {
+	switch a := args.(type) {
+	case nil:
+		return nil, nil
+	case json.RawMessage:
+		return a, nil
+	case []byte:
+		return a, nil
+	}
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(args); err != nil {
+		return nil, callerError(toolmesh.CodeInvalidArguments, "the arguments cannot be written as JSON: %w", err)
+	}
+	body := bytes.TrimRight(buf.Bytes(), "\n")
+	if len(body) == 0 || body[0] != '{' {
+		return nil, callerError(toolmesh.CodeInvalidArguments, "the arguments are %s: they are an object, by parameter name", kindOf(body))
+	}
+	return body, nil
+}
+
+func kindOf(body []byte) string {
+	if len(body) > 40 {
+		return string(body[:40]) + "…"
+	}
+	return string(body)
+}

@@ -1,0 +1,307 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	routeFresh = 5 * time.Second // after which a route in use is asked for again
+	routeKeep  = 5 * time.Minute // after which an unused one is forgotten
+	askWait    = 2 * time.Second
+	maxRoutes  = 10_000
+)
+
+type routeKey struct {
+	session subjects.SessionID
+	id      subjects.ToolID
+}
+
+// route is what the client knows of who serves a tool.
+type route struct {
+	nodes  []*node
+	asked  time.Time
+	used   time.Time
+	asking bool
+}
+
+// routes is the candidates of the tools in use, and the full ids behind the
+// short ones that callers sent.
+type routes struct {
+	mu      sync.Mutex
+	known   map[routeKey]*route
+	aliases map[routeKey]subjects.ToolID
+}
+
+func (r *routes) init() {
+	r.known = make(map[routeKey]*route)
+	r.aliases = make(map[routeKey]subjects.ToolID)
+}
+
+func (r *routes) alias(session subjects.SessionID, id subjects.ToolID) subjects.ToolID {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if full, ok := r.aliases[routeKey{session, id}]; ok {
+		return full
+	}
+	return id
+}
+
+func (r *routes) setAlias(session subjects.SessionID, short, full subjects.ToolID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.aliases) >= maxRoutes {
+		clear(r.aliases)
+	}
+	r.aliases[routeKey{session, short}] = full
+}
+
+func (r *routes) forget(session subjects.SessionID, id subjects.ToolID, gone subjects.NodeID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if known := r.known[routeKey{session, id}]; known != nil {
+		known.without(gone)
+	}
+}
+
+func (r *routes) forgetNode(gone subjects.NodeID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, known := range r.known {
+		known.without(gone)
+	}
+}
+
+func (r *route) without(gone subjects.NodeID) {
+	kept := make([]*node, 0, len(r.nodes))
+	for _, n := range r.nodes {
+		if n.id != gone {
+			kept = append(kept, n)
+		}
+	}
+	r.nodes = kept
+}
+
+// pick chooses a node for a call: the better of two random candidates. It
+// returns nil while none is known, and has a route in use asked for again, in
+// the background, now and then.
+func (c *Client) pick(session subjects.SessionID, id subjects.ToolID) *node {
+	r := &c.shared.routes
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := r.known[routeKey{session, id}]
+	if known == nil {
+		return nil
+	}
+	known.used = time.Now()
+	if known.used.Sub(known.asked) > routeFresh {
+		c.refresh(routeKey{session, id}, known)
+	}
+	return better(known.nodes)
+}
+
+// better is the choice of two: the freer of two random nodes that are well.
+func better(nodes []*node) *node {
+	switch len(nodes) {
+	case 0:
+		return nil
+	case 1:
+		if nodes[0].usable() {
+			return nodes[0]
+		}
+		return nil
+	}
+	i := rand.IntN(len(nodes))
+	j := rand.IntN(len(nodes) - 1)
+	if j >= i {
+		j++
+	}
+	a, b := nodes[i], nodes[j]
+	if a.usable() != b.usable() {
+		if a.usable() {
+			return a
+		}
+		return b
+	}
+	if !a.usable() {
+		return nil
+	}
+	if b.load() < a.load() {
+		return b
+	}
+	return a
+}
+
+// learn begins to know a tool that was called through the queue group.
+func (c *Client) learn(session subjects.SessionID, id subjects.ToolID) {
+	r := &c.shared.routes
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	key := routeKey{session, id}
+	known := r.known[key]
+	now := time.Now()
+	if known == nil {
+		if len(r.known) >= maxRoutes {
+			for k, old := range r.known {
+				if now.Sub(old.used) > routeKeep {
+					delete(r.known, k)
+				}
+			}
+			if len(r.known) >= maxRoutes {
+				return
+			}
+		}
+		known = &route{}
+		r.known[key] = known
+	}
+	known.used = now
+	if len(known.nodes) == 0 && now.Sub(known.asked) > routeFresh/5 {
+		c.refresh(key, known)
+	}
+}
+
+// refresh asks who serves a tool, beside the calls; r.mu is held.
+func (c *Client) refresh(key routeKey, known *route) {
+	if known.asking || c.shared.base.Err() != nil {
+		return
+	}
+	known.asking, known.asked = true, time.Now()
+	c.shared.tasks.Go(func() {
+		nodes, err := c.candidates(c.shared.base, key)
+		r := &c.shared.routes
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		known.asking = false
+		if err != nil {
+			c.log.Debug("candidates not learned", slog.String("tool", string(key.id)), slog.String("error", err.Error()))
+			return
+		}
+		known.nodes = nodes
+	})
+}
+
+func (c *Client) candidates(ctx context.Context, key routeKey) ([]*node, error) {
+	var answer struct {
+		Nodes []struct {
+			Node     subjects.NodeID `json:"node"`
+			Boot     subjects.BootID `json:"boot"`
+			InFlight int             `json:"in_flight"`
+			Slots    int             `json:"slots"`
+		} `json:"nodes"`
+	}
+	err := c.registry(ctx, key.session, "candidates", map[string]any{"tool": key.id}, &answer)
+	if err != nil {
+		return nil, err
+	}
+	nodes := make([]*node, 0, len(answer.Nodes))
+	for _, a := range answer.Nodes {
+		n := c.shared.nodes.get(a.Node, a.Boot)
+		n.setLoad(codec.Load{InFlight: a.InFlight, Slots: a.Slots})
+		nodes = append(nodes, n)
+	}
+	return nodes, nil
+}
+
+// registry asks the registry; without an answer it is unavailable.
+func (c *Client) registry(ctx context.Context, session subjects.SessionID, verb string, question, answer any) error {
+	subject, err := subjects.Registry(session, verb)
+	if err != nil {
+		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	body, err := json.Marshal(question)
+	if err != nil {
+		return callerError(toolmesh.CodeInvalidRequest, "the question cannot be written: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, askWait)
+	defer cancel()
+	m, err := c.ask(ctx, subject, body)
+	switch {
+	case errors.Is(err, errNobody):
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody answers for the registry: no agent and no router is on the mesh").
+			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+	case errors.Is(err, context.DeadlineExceeded):
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry did not answer within %v", askWait).
+			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+	case err != nil:
+		return asCall(ctx, err)
+	}
+	r := codec.ParseReply(codec.Header(m.Header), m.Data)
+	if r.Kind == codec.ReplyError {
+		return r.Err
+	}
+	if err := json.Unmarshal(r.Body, answer); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the registry's answer cannot be read: %w", err).WithStarted(toolmesh.StartedNo)
+	}
+	return nil
+}
+
+// resolve asks for the full id of a tool that nobody answered for.
+func (c *Client) resolve(ctx context.Context, session subjects.SessionID, id subjects.ToolID) (subjects.ToolID, error) {
+	var answer struct {
+		ID subjects.ToolID `json:"id"`
+	}
+	err := c.registry(ctx, session, "resolve", map[string]any{"name": id}, &answer)
+	if err != nil {
+		e := toolmesh.AsError(err)
+		if e.Started == toolmesh.StartedUnknown {
+			e = e.WithStarted(toolmesh.StartedNo)
+		}
+		return "", e
+	}
+	return answer.ID, nil
+}
+
+// Describe returns what the registry knows of a tool: the JSON of
+// `mesh info --json`.
+func (c *Client) Describe(ctx context.Context, id subjects.ToolID) (json.RawMessage, error) {
+	var answer json.RawMessage
+	err := c.registry(ctx, c.session, "describe", map[string]any{"tool": id}, &answer)
+	return answer, err
+}
+
+// Listed is one tool of [Client.List].
+type Listed struct {
+	ID          subjects.ToolID    `json:"id"`
+	Index       subjects.IndexName `json:"index"`
+	Session     subjects.SessionID `json:"session"`
+	Description string             `json:"description"`
+	State       string             `json:"state"` // serving or unavailable
+	Reason      string             `json:"reason"`
+	Streaming   bool               `json:"streaming"`
+	Nodes       []subjects.NodeID  `json:"nodes"`
+}
+
+// List returns all tools that the client's session can see, in order of id.
+func (c *Client) List(ctx context.Context) ([]Listed, error) {
+	var all []Listed
+	after := ""
+	for {
+		var page struct {
+			Tools []Listed `json:"tools"`
+			Next  string   `json:"next"`
+		}
+		if err := c.registry(ctx, c.session, "list", map[string]any{"after": after, "limit": 500}, &page); err != nil {
+			return nil, err
+		}
+		all = append(all, page.Tools...)
+		if page.Next == "" || page.Next == after {
+			return all, nil
+		}
+		after = page.Next
+	}
+}
+
+// Resolve returns the full id behind a name: a session's own tool first, then
+// an index tool by its full id or a unique end of it.
+func (c *Client) Resolve(ctx context.Context, name string) (subjects.ToolID, error) {
+	return c.resolve(ctx, c.session, subjects.ToolID(name))
+}

@@ -1,0 +1,118 @@
+package executor_test
+
+import (
+	"context"
+	"encoding/json"
+	"runtime"
+	"testing"
+
+	"github.com/toolmesh/toolmesh/executor"
+)
+
+const benchTools = `
+def weather(city: str, days: int = 1) -> dict:
+    return {"city": city, "days": days, "summary": "fine", "degrees": 21.5}
+
+def count(n: int):
+    for i in range(n):
+        yield {"i": i}
+
+async def later(city: str) -> dict:
+    return {"city": city}
+
+async def sleepy(n: float):
+    import asyncio
+    await asyncio.sleep(n)
+
+def huge(n: int) -> list:
+    return [{"id": i, "name": f"item {i}", "score": i / 7} for i in range(n)]
+`
+
+func benchIndex(b *testing.B, change func(*executor.Options)) *executor.Index {
+	return openModule(b, newExecutor(b, change), benchTools, "weather", "count", "later", "sleepy", "huge")
+}
+
+// BenchmarkCall is the round trip of one warm call after another.
+func BenchmarkCall(b *testing.B) {
+	ix := benchIndex(b, nil)
+	one := executor.Call{Tool: "t.weather", Args: json.RawMessage(`{"city":"Oslo","days":3}`)}
+	ctx, cancel := context.WithCancel(b.Context())
+	defer cancel()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := ix.Call(ctx, one, nil); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkCallParallel has many callers at once.
+func BenchmarkCallParallel(b *testing.B) {
+	for _, workers := range []int{1, runtime.GOMAXPROCS(0)} {
+		b.Run(map[bool]string{true: "one-worker", false: "worker-per-core"}[workers == 1], func(b *testing.B) {
+			ix := benchIndex(b, func(o *executor.Options) { o.MaxWorkers = workers })
+			one := executor.Call{Tool: "t.weather", Args: json.RawMessage(`{"city":"Oslo","days":3}`)}
+			b.SetParallelism(16)
+			b.ReportAllocs()
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					if _, err := ix.Call(b.Context(), one, nil); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+		})
+	}
+}
+
+// BenchmarkAsync has many callers of a coroutine, on one worker.
+func BenchmarkAsync(b *testing.B) {
+	ix := benchIndex(b, nil)
+	one := executor.Call{Tool: "t.later", Args: json.RawMessage(`{"city":"Oslo"}`)}
+	b.SetParallelism(64)
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			if _, err := ix.Call(b.Context(), one, nil); err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
+}
+
+// BenchmarkStream is one item of a long stream.
+func BenchmarkStream(b *testing.B) {
+	ix := benchIndex(b, nil)
+	args, _ := json.Marshal(map[string]int{"n": b.N})
+	b.ReportAllocs()
+	b.ResetTimer()
+	sink := &counter{}
+	if _, err := ix.Call(b.Context(), executor.Call{Tool: "t.count", Args: args, Stream: true}, sink); err != nil {
+		b.Fatal(err)
+	}
+	if sink.n != b.N {
+		b.Fatalf("%d items of %d", sink.n, b.N)
+	}
+}
+
+// BenchmarkLargeResult is a result of about 100 KB.
+func BenchmarkLargeResult(b *testing.B) {
+	ix := benchIndex(b, nil)
+	one := executor.Call{Tool: "t.huge", Args: json.RawMessage(`{"n":2000}`)}
+	b.ReportAllocs()
+	for b.Loop() {
+		body, err := ix.Call(b.Context(), one, nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.SetBytes(int64(len(body)))
+	}
+}
+
+type counter struct{ n int }
+
+func (c *counter) Item(context.Context, json.RawMessage) error { c.n++; return nil }
+
+func (c *counter) Log(executor.Record) {}

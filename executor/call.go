@@ -1,0 +1,105 @@
+package executor
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"time"
+)
+
+// Kind says how a tool is run.
+type Kind string
+
+// The kinds of tools.
+const (
+	KindSync           Kind = "sync"
+	KindAsync          Kind = "async"
+	KindGenerator      Kind = "generator"
+	KindAsyncGenerator Kind = "async_generator"
+)
+
+// Streaming reports whether tools of the kind yield items.
+func (k Kind) Streaming() bool { return k == KindGenerator || k == KindAsyncGenerator }
+
+func (k Kind) async() bool { return k == KindAsync || k == KindAsyncGenerator }
+
+// Tool is one served function, as its signature describes it.
+type Tool struct {
+	Name         string          `json:"name"` // module.function
+	Description  string          `json:"description"`
+	InputSchema  json.RawMessage `json:"input_schema"`
+	OutputSchema json.RawMessage `json:"output_schema"` // nil: nothing is known
+	Kind         Kind            `json:"kind"`
+	// Positional are the parameters that positional arguments fill, in order.
+	Positional []string `json:"positional"`
+	// VarArgs: further positional arguments go into [Call.VarArgs].
+	VarArgs  bool     `json:"varargs"`
+	Warnings []string `json:"warnings"`
+}
+
+// Unavailable is a declared tool that is not served.
+type Unavailable struct {
+	Name      string `json:"name"`
+	Reason    string `json:"reason"` // for people
+	Traceback string `json:"traceback,omitempty"`
+}
+
+// Call is one execution of a tool.
+type Call struct {
+	Tool string // a [Tool.Name]
+	// RPCID names the call in log lines. It need not be unique here.
+	RPCID string
+	// Args is the arguments object, passed through unparsed; empty means none.
+	Args json.RawMessage
+	// VarArgs is an array of further positional arguments, for tools that take them.
+	VarArgs json.RawMessage
+	// Stream gives a generator's items to the sink one by one; a plain
+	// function's result is then its one item.
+	Stream bool
+	// Collect makes a generator's result the list of its items instead of the
+	// last. Ignored with Stream.
+	Collect bool
+}
+
+// Sink takes what a call gives off before its end. A nil sink is legal for a
+// call that does not stream.
+type Sink interface {
+	// Item takes one item of a stream, in order. It may block: the generator
+	// pauses then. An error ends the call as a cancellation, and Call returns it.
+	Item(ctx context.Context, data json.RawMessage) error
+	// Log takes a piece of output. It is called concurrently with Item, must
+	// not block, and is not called after Call has returned.
+	Log(record Record)
+}
+
+// Stream names where a [Record] comes from.
+type Stream string
+
+// The sources of records.
+const (
+	StreamStdout Stream = "stdout"
+	StreamStderr Stream = "stderr"
+	StreamLog    Stream = "log"
+)
+
+// Record is a piece of output of a call: text that it printed, without the last
+// line break, or one record of Python's logging.
+type Record struct {
+	Time    time.Time
+	Stream  Stream
+	Level   slog.Level      // of StreamLog
+	Logger  string          // of StreamLog
+	Message string          // at most about 8 KB
+	Fields  json.RawMessage // of StreamLog: extra fields, an object; may be nil
+}
+
+// Stats is a moment's view of an [Index].
+type Stats struct {
+	Workers  int   // processes that take calls
+	Starting int   // processes on their way
+	Busy     int   // calls in workers
+	Waiting  int   // calls in the queue
+	Restarts int   // workers that ended without being told to, since Open
+	Pids     []int // of the workers
+	Root     int   // pid of the process above them all
+}

@@ -1,0 +1,265 @@
+package executor_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor"
+)
+
+const slowTools = `
+import asyncio, time, threading, sys
+
+def spin():
+    print("spinning", flush=True)
+    while True:
+        pass
+
+def sleep(n: float = 60):
+    print("sleeping", flush=True)
+    time.sleep(n)
+    return n
+
+def retry():
+    print("trying", flush=True)
+    while True:
+        try:
+            time.sleep(60)
+        except Exception:
+            pass
+
+def stubborn():
+    print("stubborn", flush=True)
+    while True:
+        try:
+            time.sleep(60)
+        except:
+            pass
+
+closed = 0
+
+def forever():
+    global closed
+    try:
+        while True:
+            yield "x" * 1000
+    finally:
+        closed += 1
+
+def how_many_closed():
+    return closed
+
+def cleanup(path: str):
+    print("working", flush=True)
+    try:
+        time.sleep(60)
+    finally:
+        open(path, "w").write("cleaned")
+
+def ok(n: int = 1):
+    return n
+
+def chatty():
+    i = 0
+    while True:
+        print("line", i)
+        i += 1
+
+async def asleep(n: float = 60):
+    print("asleep", flush=True)
+    await asyncio.sleep(n)
+    return n
+
+async def aok(n: int = 1):
+    return n
+
+async def ablock():
+    print("blocking", flush=True)
+    time.sleep(60)
+
+async def astubborn():
+    print("astubborn", flush=True)
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+
+async def acancel():
+    raise asyncio.CancelledError()
+
+aclosed = 0
+
+async def aforever():
+    global aclosed
+    try:
+        while True:
+            yield "x" * 1000
+    finally:
+        aclosed += 1
+
+async def how_many_aclosed():
+    return aclosed
+`
+
+var slowNames = []string{
+	"spin", "sleep", "retry", "stubborn", "forever", "how_many_closed", "cleanup", "ok", "chatty",
+	"asleep", "aok", "ablock", "astubborn", "acancel", "aforever", "how_many_aclosed",
+}
+
+// cancelRunning cancels a call once it has printed something.
+func cancelRunning(t *testing.T, ix *executor.Index, tool, args string) *toolmesh.Error {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	sink := &collector{logged: make(chan struct{}, 1)}
+	done := make(chan error, 1)
+	go func() {
+		_, err := ix.Call(ctx, executor.Call{Tool: tool, Args: json.RawMessage(args)}, sink)
+		done <- err
+	}()
+	select {
+	case <-sink.logged:
+	case err := <-done:
+		t.Fatalf("%s ended before it was cancelled: %v", tool, err)
+	}
+	cancel()
+	select {
+	case err := <-done:
+		e := toolmesh.AsError(err)
+		if e == nil || e.Code != toolmesh.CodeCancelled || e.Started != toolmesh.StartedYes {
+			t.Fatalf("%s: got %v, want cancelled, started", tool, err)
+		}
+		return e
+	case <-time.After(20 * time.Second):
+		t.Fatalf("%s was cancelled and does not end", tool)
+		return nil
+	}
+}
+
+func TestCancelStopsTheWorkAndTheWorkerGoesOn(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.Grace = 5 * time.Second }), slowTools, slowNames...)
+	for _, tool := range []string{"t.spin", "t.sleep", "t.retry", "t.chatty", "t.asleep"} {
+		if e := cancelRunning(t, ix, tool, `{}`); e.Details["killed"] != nil {
+			t.Errorf("%s: its worker was killed; an exception should have sufficed", tool)
+		}
+		mustCall(t, ix, "t.ok", `{}`, `1`)
+		mustCall(t, ix, "t.aok", `{}`, `1`)
+	}
+	file := t.TempDir() + "/cleaned"
+	cancelRunning(t, ix, "t.cleanup", fmt.Sprintf(`{"path":%q}`, file))
+	if s := ix.Stats(); s.Restarts != 0 || s.Workers != 2 || s.Busy != 0 {
+		t.Errorf("got %+v, want the two workers of the beginning, idle", s)
+	}
+}
+
+func TestWhatIgnoresItsCancellationIsKilledAfterTheGrace(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.Grace = 100 * time.Millisecond }), slowTools, slowNames...)
+	for _, tool := range []string{"t.stubborn", "t.ablock", "t.astubborn"} {
+		if e := cancelRunning(t, ix, tool, `{}`); e.Details["killed"] != true {
+			t.Errorf("%s: details %v, want killed", tool, e.Details)
+		}
+		mustCall(t, ix, "t.ok", `{}`, `1`)
+		mustCall(t, ix, "t.aok", `{}`, `1`)
+	}
+	if s := ix.Stats(); s.Restarts != 0 {
+		t.Errorf("%d restarts; what we kill ourselves is no crash", s.Restarts)
+	}
+}
+
+func TestDeadlineEndsAnEndlessLoop(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, nil), slowTools, slowNames...)
+	for _, tool := range []string{"t.spin", "t.asleep"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		_, err := ix.Call(ctx, executor.Call{Tool: tool}, nil)
+		cancel()
+		if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeDeadlineExceeded || e.Started != toolmesh.StartedYes {
+			t.Errorf("%s: got %v", tool, err)
+		}
+		mustCall(t, ix, "t.ok", `{}`, `1`)
+	}
+}
+
+func TestAQueuedCallThatIsCancelledNeverStarts(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 1 }), slowTools, slowNames...)
+	sink := &collector{logged: make(chan struct{}, 1)}
+	first, cancelFirst := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = ix.Call(first, executor.Call{Tool: "t.sleep"}, sink)
+	}()
+	<-sink.logged
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := ix.Call(ctx, executor.Call{Tool: "t.ok"}, nil)
+	if e := toolmesh.AsError(err); e.Code != toolmesh.CodeDeadlineExceeded || e.Started != toolmesh.StartedNo {
+		t.Errorf("got %v, started %v", err, e.Started)
+	}
+	cancelFirst()
+	<-done
+	mustCall(t, ix, "t.ok", `{}`, `1`)
+}
+
+func TestAToolsOwnCancelledErrorIsItsFailure(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, nil), slowTools, slowNames...)
+	if e := mustFail(t, ix, "t.acancel", `{}`, toolmesh.CodeToolError); e.Type != "CancelledError" {
+		t.Errorf("type %q", e.Type)
+	}
+}
+
+// Cancellations at random moments: no call but the one that is meant may be hit,
+// and every other call must have its own answer.
+func TestACancellationNeverHitsAnotherCall(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 2; o.Grace = 10 * time.Second }),
+		slowTools, slowNames...)
+	var cancelled, answered atomic.Int64
+	var wg sync.WaitGroup
+	for caller := range 4 {
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(1, uint64(caller)))
+			for n := range 250 {
+				tool, want := "t.ok", fmt.Sprint(n)
+				if caller%2 == 1 {
+					tool = "t.aok"
+				}
+				ctx, cancel := t.Context(), context.CancelFunc(func() {})
+				doomed := n%2 == 0
+				if doomed {
+					ctx, cancel = context.WithTimeout(ctx, time.Duration(random.IntN(300))*time.Microsecond)
+				}
+				body, err := ix.Call(ctx, executor.Call{Tool: tool, Args: json.RawMessage(`{"n":` + want + `}`)}, nil)
+				cancel()
+				switch {
+				case err == nil && string(body) == want:
+					answered.Add(1)
+				case doomed && errors.Is(ctx.Err(), context.DeadlineExceeded) && toolmesh.CodeOf(err) == toolmesh.CodeDeadlineExceeded:
+					cancelled.Add(1)
+				default:
+					t.Errorf("call %d of %s: got %s, %v", n, tool, body, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if cancelled.Load() == 0 || answered.Load() < 500 {
+		t.Errorf("%d cancelled, %d answered: the test did not test", cancelled.Load(), answered.Load())
+	}
+	if s := ix.Stats(); s.Restarts != 0 || s.Busy != 0 || s.Waiting != 0 {
+		t.Errorf("got %+v", s)
+	}
+}

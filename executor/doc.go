@@ -1,0 +1,18 @@
+// Package executor runs Python tools in warm workers.
+//
+// An [Executor] owns a folder. Below it lie environments, made by uv from locks
+// and named by their content, and the worker's own files. An [Index] is one
+// bundle of tools being served: a zygote process imports its modules once, and
+// workers are forked from it that take calls over pipes, in a few microseconds
+// each. Plain functions run one at a time per worker, on its main thread, where
+// a cancellation reaches them; coroutines share one worker's event loop.
+//
+// Arguments and results pass through as the bytes they came in. What a tool
+// prints is never mistaken for its answer. No process outlives the agent.
+//
+// Sub-packages: frame is the wire, sandbox starts processes, venv makes
+// environments.
+//
+// The package must never know of NATS, nodes or sessions, never parse a result,
+// never read the environment and never print.
+package executor

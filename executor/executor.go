@@ -1,0 +1,281 @@
+package executor
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/executor/venv"
+	"github.com/toolmesh/toolmesh/python"
+)
+
+// Options configure an [Executor]. The zero value of each field means its default.
+type Options struct {
+	// Logger defaults to one that discards.
+	Logger *slog.Logger
+	// Environ is the environment, as os.Environ gives it, that interpreters and
+	// uv are looked up in and that uv and pip are run with. Of it, a worker sees
+	// PATH HOME LANG TMPDIR alone. Defaults to a PATH of the system's folders.
+	Environ []string
+	// UV is the uv executable. Defaults to the one on PATH, else one that is
+	// installed into the executor's folder when it is first needed.
+	UV string
+	// Pythons are interpreters to consider before those that are found.
+	Pythons []string
+	// Grace is what a call has to end in after its cancellation, before its
+	// worker is killed. Defaults to 500 ms.
+	Grace time.Duration
+	// StartTimeout bounds the import of one module, and the start of a worker.
+	// Defaults to 60 s.
+	StartTimeout time.Duration
+	// MaxWorkers bounds the workers of one index. Defaults to four for each
+	// processor, at least 8.
+	MaxWorkers int
+	// IdleAfter is how long a worker may be idle before it is ended, down to
+	// one. Defaults to a minute.
+	IdleAfter time.Duration
+	// MaxResult bounds a result, an item and the arguments of a call, in bytes
+	// of JSON. Defaults to 64 MB.
+	MaxResult int
+	// Levels are the ways of keeping processes together to try, best first.
+	// Defaults to all that the system knows.
+	Levels []sandbox.Level
+}
+
+func (o *Options) withDefaults() Options {
+	var r Options
+	if o != nil {
+		r = *o
+	}
+	if r.Logger == nil {
+		r.Logger = slog.New(slog.DiscardHandler)
+	}
+	if r.Environ == nil {
+		r.Environ = []string{"PATH=/usr/local/bin:/usr/bin:/bin"}
+	}
+	if r.Grace == 0 {
+		r.Grace = 500 * time.Millisecond
+	}
+	if r.StartTimeout == 0 {
+		r.StartTimeout = time.Minute
+	}
+	if r.MaxWorkers == 0 {
+		r.MaxWorkers = max(8, 4*runtime.GOMAXPROCS(0))
+	}
+	if r.IdleAfter == 0 {
+		r.IdleAfter = time.Minute
+	}
+	if r.MaxResult == 0 {
+		r.MaxResult = 64 << 20
+	}
+	return r
+}
+
+func (o Options) validate() error {
+	switch {
+	case o.Grace < 0:
+		return errors.New("executor: Options.Grace must not be negative")
+	case o.StartTimeout < 0:
+		return errors.New("executor: Options.StartTimeout must not be negative")
+	case o.MaxWorkers < 0:
+		return errors.New("executor: Options.MaxWorkers must not be negative")
+	case o.IdleAfter < 0:
+		return errors.New("executor: Options.IdleAfter must not be negative")
+	case o.MaxResult < 0 || o.MaxResult > 1<<30:
+		return errors.New("executor: Options.MaxResult must be between 0 and 1 GB")
+	}
+	return nil
+}
+
+// Types of package venv, which does the work, as this package's callers see them.
+type (
+	// Lock is what an index's dependencies were resolved to.
+	Lock = venv.Lock
+	// Env is an environment that is ready to be used.
+	Env = venv.Env
+	// Step is progress of a lock or an environment, for people.
+	Step = venv.Step
+)
+
+// Executor makes environments and serves indexes in a folder of its own. Its
+// methods may be called concurrently.
+type Executor struct {
+	opts    Options
+	log     *slog.Logger
+	dir     string
+	files   string // the folder that holds the worker package
+	spawner *sandbox.Spawner
+	venvs   *venv.Store
+	nextID  atomic.Uint64
+
+	mu      sync.Mutex
+	closed  bool
+	indexes map[*Index]struct{}
+}
+
+// New makes an executor in dir, which belongs to it alone and is made if need be.
+func New(dir string, opts *Options) (*Executor, error) {
+	o := opts.withDefaults()
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("executor: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // interpreters of other users may read it
+		return nil, fmt.Errorf("executor: %w", err)
+	}
+	files, err := writeWorker(filepath.Join(dir, "worker"))
+	if err != nil {
+		return nil, fmt.Errorf("executor: write the worker's files: %w", err)
+	}
+	spawner := sandbox.NewSpawner(&sandbox.Options{Logger: o.Logger, Levels: o.Levels})
+	return &Executor{
+		opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner,
+		venvs: venv.NewStore(dir, spawner, &venv.Options{
+			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Pythons: o.Pythons, Warm: filepath.Join(files, workerPackage),
+		}),
+		indexes: map[*Index]struct{}{},
+	}, nil
+}
+
+// workerPackage is the name that the worker's files have as a package: one that
+// no index and no environment can have.
+const workerPackage = "_toolmesh_worker"
+
+// writeWorker writes the embedded files below dir, once per content, and returns
+// the folder to put on an interpreter's path.
+func writeWorker(dir string) (string, error) {
+	names, err := fs.Glob(python.Worker, path.Join(python.WorkerDir, "*.py"))
+	if err != nil {
+		return "", err
+	}
+	digest := sha256.New()
+	contents := map[string][]byte{}
+	for _, name := range names {
+		data, err := fs.ReadFile(python.Worker, name)
+		if err != nil {
+			return "", err
+		}
+		contents[path.Base(name)] = data
+		fmt.Fprintf(digest, "%s %d\n", path.Base(name), len(data))
+		digest.Write(data)
+	}
+	final := filepath.Join(dir, hex.EncodeToString(digest.Sum(nil))[:16])
+	if _, err := os.Stat(filepath.Join(final, workerPackage, "zygote.py")); err == nil {
+		return final, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // see New
+		return "", err
+	}
+	beside, err := os.MkdirTemp(dir, "new-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(beside)                      //nolint:errcheck // gone after the rename
+	if err := os.Chmod(beside, 0o755); err != nil { //nolint:gosec // see New
+		return "", err
+	}
+	folder := filepath.Join(beside, workerPackage)
+	if err := os.Mkdir(folder, 0o755); err != nil { //nolint:gosec // see New
+		return "", err
+	}
+	for name, data := range contents {
+		if err := os.WriteFile(filepath.Join(folder, name), data, 0o644); err != nil { //nolint:gosec // see New
+			return "", err
+		}
+	}
+	if err := os.Rename(beside, final); err != nil {
+		if _, statErr := os.Stat(filepath.Join(final, workerPackage)); statErr != nil {
+			return "", err
+		}
+	}
+	return final, nil
+}
+
+// Lock resolves the dependencies that sourceDir declares, for every platform and
+// every Python that the constraint allows, with the hashes of every file. Where
+// nothing is declared it runs nothing, and the lock has no requirements.
+//
+// python is a version constraint like ">=3.11"; empty means what the source
+// declares, or any. progress may be nil. Errors are install_failed.
+func (x *Executor) Lock(ctx context.Context, sourceDir, python string, progress func(Step)) (Lock, error) {
+	return x.venvs.Lock(ctx, sourceDir, python, progress)
+}
+
+// Environment makes the environment that a lock describes, or finds it: equal
+// locks share one. What a stopped build left is built anew. sourceDir is where
+// relative paths in requirements start. progress may be nil. Errors are
+// install_failed.
+func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (*Env, error) {
+	return x.venvs.Environment(ctx, sourceDir, lock, progress)
+}
+
+// Command runs a command of an index, like its init, in its folder: it sees
+// what the index's tools see, with the environment's programs first on PATH.
+// The error is install_failed.
+func (x *Executor) Command(ctx context.Context, env *Env, dir string, argv []string, vars map[string]string) error {
+	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(vars))
+}
+
+// Close stops every index, waits until the last process is gone, and ends the
+// executor. Calls in flight fail.
+func (x *Executor) Close() error {
+	x.mu.Lock()
+	if x.closed {
+		x.mu.Unlock()
+		return nil
+	}
+	x.closed = true
+	indexes := make([]*Index, 0, len(x.indexes))
+	for ix := range x.indexes {
+		indexes = append(indexes, ix)
+	}
+	x.mu.Unlock()
+	at, cancel := context.WithCancel(context.Background())
+	cancel()
+	for _, ix := range indexes {
+		_ = ix.Close(at)
+	}
+	x.venvs.Close()
+	x.spawner.Close()
+	return nil
+}
+
+// Level is the way in which processes are kept together on this machine.
+func (x *Executor) Level() sandbox.Level { return x.spawner.Level() }
+
+func (x *Executor) maxFrame() uint32 {
+	return uint32(x.opts.MaxResult) + 1<<20 //nolint:gosec // validated
+}
+
+func (x *Executor) register(ix *Index) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.closed {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the executor is closed").
+			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+	}
+	x.indexes[ix] = struct{}{}
+	return nil
+}
+
+func (x *Executor) unregister(ix *Index) {
+	x.mu.Lock()
+	delete(x.indexes, ix)
+	x.mu.Unlock()
+}

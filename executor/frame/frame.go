@@ -1,0 +1,175 @@
+package frame
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// HeaderSize is the number of bytes before a body.
+const HeaderSize = 16
+
+// Type says what a frame is. frames.py holds the same numbers.
+type Type uint8
+
+// The types of frames.
+const (
+	Call   Type = 1 // agent to worker; body: arguments, see FlagMeta
+	Cancel Type = 2
+	Credit Type = 3 // body: u32, bytes that a stream may send on top
+	Exit   Type = 4
+	Ping   Type = 5
+
+	Ready  Type = 16 // worker to agent; body: JSON
+	Result Type = 17 // terminal; body: the result's JSON
+	Error  Type = 18 // terminal; body: JSON
+	Yield  Type = 19 // body: an item's JSON
+	End    Type = 20 // terminal of a stream
+	Log    Type = 21 // body: text, or JSON with LogRecord
+	Pong   Type = 22
+
+	Setup     Type = 64 // agent to zygote
+	Fork      Type = 65
+	Become    Type = 66
+	Importing Type = 80 // zygote to agent
+	Described Type = 81
+	Forked    Type = 82
+	Exited    Type = 83
+)
+
+// Terminal reports whether a frame of this type ends its call.
+func (t Type) Terminal() bool { return t == Result || t == Error || t == End }
+
+// Flags of Call.
+const (
+	FlagStream  uint8 = 1 // items are wanted one by one
+	FlagCollect uint8 = 2 // a generator's result is the list of its items
+	FlagMeta    uint8 = 4 // body: u32 length, a JSON object, then the arguments
+)
+
+// FlagRaw on a terminal: output waits in the pipes of descriptors 1 and 2.
+const FlagRaw uint8 = 1
+
+// Flags of Log.
+const (
+	LogStdout uint8 = 1
+	LogStderr uint8 = 2
+	LogRecord uint8 = 3
+)
+
+// Header is what stands before a body.
+type Header struct {
+	Length uint32
+	Type   Type
+	Flags  uint8
+	Slot   uint16
+	ID     uint64
+}
+
+// Append adds h to b.
+func (h Header) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, h.Length)
+	b = append(b, byte(h.Type), h.Flags)
+	b = binary.LittleEndian.AppendUint16(b, h.Slot)
+	return binary.LittleEndian.AppendUint64(b, h.ID)
+}
+
+// Parse reads a header; b holds at least [HeaderSize] bytes.
+func Parse(b []byte) Header {
+	_ = b[HeaderSize-1]
+	return Header{
+		Length: binary.LittleEndian.Uint32(b),
+		Type:   Type(b[4]),
+		Flags:  b[5],
+		Slot:   binary.LittleEndian.Uint16(b[6:]),
+		ID:     binary.LittleEndian.Uint64(b[8:]),
+	}
+}
+
+// Append adds a whole frame to b. Its length is set from body.
+func Append(b []byte, h Header, body []byte) []byte {
+	h.Length = uint32(len(body)) //nolint:gosec // callers bound bodies by a limit far below
+	return append(h.Append(b), body...)
+}
+
+// ErrTooLarge is returned by [Reader.Next] for a frame above the limit. The
+// stream cannot be read on.
+var ErrTooLarge = errors.New("frame: body over the limit")
+
+// Reader cuts a byte stream into frames. Not for concurrent use.
+type Reader struct {
+	r     io.Reader
+	buf   []byte
+	start int
+	end   int
+	limit uint32
+}
+
+// NewReader reads frames whose bodies are at most limit bytes.
+func NewReader(r io.Reader, limit uint32) *Reader {
+	return &Reader{r: r, buf: make([]byte, 64<<10), limit: limit}
+}
+
+// Buffered reports whether a next frame, or a part of one, was read already.
+func (r *Reader) Buffered() bool { return r.start < r.end }
+
+// Next returns the next frame. The body is valid until the next call of Next.
+// Errors: io.EOF at a clean end, io.ErrUnexpectedEOF inside a frame,
+// [ErrTooLarge], and what the underlying reader returns.
+func (r *Reader) Next() (Header, []byte, error) {
+	if err := r.fill(HeaderSize); err != nil {
+		return Header{}, nil, err
+	}
+	h := Parse(r.buf[r.start:])
+	if h.Length > r.limit {
+		return h, nil, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, h.Length, r.limit)
+	}
+	total := HeaderSize + int(h.Length)
+	if total <= len(r.buf) {
+		if err := r.fill(total); err != nil {
+			return h, nil, unexpected(err)
+		}
+		body := r.buf[r.start+HeaderSize : r.start+total : r.start+total]
+		r.start += total
+		return h, body, nil
+	}
+	body := make([]byte, h.Length)
+	n := copy(body, r.buf[r.start+HeaderSize:r.end])
+	r.start, r.end = 0, 0
+	if _, err := io.ReadFull(r.r, body[n:]); err != nil {
+		return h, nil, unexpected(err)
+	}
+	return h, body, nil
+}
+
+// fill makes at least n unread bytes available.
+func (r *Reader) fill(n int) error {
+	if r.end-r.start >= n {
+		return nil
+	}
+	if r.start == r.end {
+		r.start, r.end = 0, 0
+	} else if r.start+n > len(r.buf) {
+		r.end = copy(r.buf, r.buf[r.start:r.end])
+		r.start = 0
+	}
+	for r.end-r.start < n {
+		m, err := r.r.Read(r.buf[r.end:])
+		r.end += m
+		if err != nil && r.end-r.start < n {
+			if r.end > r.start {
+				return unexpected(err)
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+func unexpected(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}

@@ -1,0 +1,187 @@
+package executor_test
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("TOOLMESH_TEST_AGENT"); dir != "" {
+		beAgent(dir)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// newExecutor makes an executor that is closed when the test ends.
+func newExecutor(t testing.TB, change func(*executor.Options)) *executor.Executor {
+	t.Helper()
+	o := &executor.Options{Environ: os.Environ(), Logger: testLogger(t)}
+	if change != nil {
+		change(o)
+	}
+	x, err := executor.New(t.TempDir(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := x.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return x
+}
+
+func testLogger(t testing.TB) *slog.Logger {
+	if os.Getenv("MESH_TEST_LOGS") == "" {
+		return nil
+	}
+	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// writeFiles writes files below a new folder.
+func writeFiles(t testing.TB, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// spec makes a Spec of a folder without dependencies.
+func specOf(t testing.TB, x *executor.Executor, dir string, tools ...string) executor.Spec {
+	t.Helper()
+	env, err := x.Environment(t.Context(), dir, executor.Lock{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return executor.Spec{Name: "test", Revision: "r1", SourceDir: dir, Env: env, Tools: tools}
+}
+
+// openModule serves the functions of one module, t.py.
+func openModule(t testing.TB, x *executor.Executor, source string, functions ...string) *executor.Index {
+	t.Helper()
+	dir := writeFiles(t, map[string]string{"t.py": source})
+	tools := make([]string, len(functions))
+	for i, name := range functions {
+		tools[i] = "t." + name
+	}
+	return open(t, x, specOf(t, x, dir, tools...))
+}
+
+func open(t testing.TB, x *executor.Executor, spec executor.Spec) *executor.Index {
+	t.Helper()
+	ix, err := x.Open(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ix
+}
+
+// collector is a Sink that remembers.
+type collector struct {
+	mu      sync.Mutex
+	items   []string
+	records []executor.Record
+	onItem  func(ctx context.Context, data json.RawMessage) error
+	logged  chan struct{}
+}
+
+func (c *collector) Item(ctx context.Context, data json.RawMessage) error {
+	c.mu.Lock()
+	c.items = append(c.items, string(data))
+	c.mu.Unlock()
+	if c.onItem != nil {
+		return c.onItem(ctx, data)
+	}
+	return nil
+}
+
+func (c *collector) Log(r executor.Record) {
+	c.mu.Lock()
+	c.records = append(c.records, r)
+	c.mu.Unlock()
+	if c.logged != nil {
+		select {
+		case c.logged <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// text joins what came from one stream.
+func (c *collector) text(stream executor.Stream) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var b strings.Builder
+	for _, r := range c.records {
+		if r.Stream == stream {
+			b.WriteString(r.Message + "\n")
+		}
+	}
+	return b.String()
+}
+
+func call(t testing.TB, ix *executor.Index, tool, args string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	body, err := ix.Call(ctx, executor.Call{Tool: tool, Args: json.RawMessage(args)}, nil)
+	return string(body), err
+}
+
+// mustCall fails the test unless the call gives exactly want.
+func mustCall(t testing.TB, ix *executor.Index, tool, args, want string) {
+	t.Helper()
+	got, err := call(t, ix, tool, args)
+	if err != nil {
+		t.Fatalf("%s(%s): %v\n%s", tool, args, err, toolmesh.AsError(err).Stacktrace)
+	}
+	if got != want {
+		t.Fatalf("%s(%s) = %s, want %s", tool, args, got, want)
+	}
+}
+
+// mustFail fails the test unless the call gives an error of the code.
+func mustFail(t testing.TB, ix *executor.Index, tool, args string, code toolmesh.Code) *toolmesh.Error {
+	t.Helper()
+	got, err := call(t, ix, tool, args)
+	if err == nil {
+		t.Fatalf("%s(%s) = %s, want an error %s", tool, args, got, code)
+	}
+	if e := toolmesh.AsError(err); e.Code != code {
+		t.Fatalf("%s(%s): got %v, want %s\ndetails: %v\n%s", tool, args, err, code, e.Details, e.Stacktrace)
+	}
+	return toolmesh.AsError(err)
+}
+
+// eventually polls a condition of a foreign process that gives no signal.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !condition() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited 20 s in vain until %s", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}

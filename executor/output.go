@@ -1,0 +1,181 @@
+package executor
+
+import (
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolmesh/toolmesh/executor/frame"
+)
+
+// The rate of output that is passed on; what exceeds it is read and dropped.
+// The worker holds calls to the same numbers; these are for what bypasses it.
+const (
+	outputBurst = 256 << 10
+	outputRate  = 64 << 10 // bytes per second
+	tailSize    = 4 << 10
+)
+
+// bucket is a token bucket over bytes. The zero value is full. Not for
+// concurrent use.
+type bucket struct {
+	used float64
+	last time.Time
+}
+
+func (b *bucket) take(n int) bool {
+	now := time.Now()
+	if !b.last.IsZero() {
+		b.used = max(0, b.used-now.Sub(b.last).Seconds()*outputRate)
+	}
+	b.last = now
+	if b.used+float64(n) > outputBurst {
+		return false
+	}
+	b.used += float64(n)
+	return true
+}
+
+// tail keeps the last bytes of a stream. Safe for concurrent use.
+type tail struct {
+	mu  sync.Mutex
+	buf []byte
+}
+
+func (t *tail) add(data []byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(data) >= tailSize {
+		t.buf = append(t.buf[:0], data[len(data)-tailSize:]...)
+		return
+	}
+	if over := len(t.buf) + len(data) - tailSize; over > 0 {
+		t.buf = append(t.buf[:0], t.buf[over:]...)
+	}
+	t.buf = append(t.buf, data...)
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.TrimSpace(strings.ToValidUTF8(string(t.buf), "\uFFFD"))
+}
+
+// rawPipe is the read end of a worker's descriptor 1 or 2: what bypasses
+// sys.stdout. Reading and handing over are one step under the worker's log
+// lock, so that output is handed over before the end of the call that made it.
+type rawPipe struct {
+	w      *worker
+	file   *os.File
+	stream Stream
+	buf    []byte
+	budget bucket
+}
+
+// run hands over what arrives, until the end.
+func (p *rawPipe) run() {
+	conn, err := p.file.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = conn.Read(func(fd uintptr) bool {
+		return p.step(int(fd)) //nolint:gosec // descriptors are small
+	})
+}
+
+// step takes what is there; true at the end of the stream. It lets the lock go
+// between reads: a flood must not keep a call's end waiting.
+func (p *rawPipe) step(fd int) bool {
+	for {
+		p.w.logMu.Lock()
+		n, err := unix.Read(fd, p.buf)
+		if n > 0 {
+			p.take(p.buf[:n])
+		}
+		p.w.logMu.Unlock()
+		switch {
+		case n > 0 || errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN):
+			return false
+		default:
+			return true
+		}
+	}
+}
+
+// flush takes what waits, at most a pipe full. The log lock is held.
+func (p *rawPipe) flush() {
+	conn, err := p.file.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = conn.Control(func(fd uintptr) {
+		for range 64<<10/len(p.buf) + 1 {
+			n, err := unix.Read(int(fd), p.buf) //nolint:gosec // descriptors are small
+			if n > 0 {
+				p.take(p.buf[:n])
+			} else if !errors.Is(err, unix.EINTR) {
+				return
+			}
+		}
+	})
+}
+
+func (p *rawPipe) take(data []byte) {
+	if p.stream == StreamStderr {
+		p.w.tail.add(data)
+	}
+	if !p.budget.take(len(data)) {
+		return
+	}
+	p.w.hand(p.w.only(), Record{
+		Time: time.Now(), Stream: p.stream,
+		Message: strings.TrimSuffix(strings.ToValidUTF8(string(data), "\uFFFD"), "\n"),
+	})
+}
+
+// recordOf makes a record of a LOG frame.
+func recordOf(flags uint8, body []byte) Record {
+	r := Record{Time: time.Now()}
+	switch flags {
+	case frame.LogRecord:
+		r.Stream = StreamLog
+		var m struct {
+			Level   string          `json:"level"`
+			Logger  string          `json:"logger"`
+			Message string          `json:"message"`
+			Fields  json.RawMessage `json:"fields"`
+		}
+		if json.Unmarshal(body, &m) != nil {
+			r.Message = string(body)
+			return r
+		}
+		r.Level, r.Logger, r.Message, r.Fields = levelOf(m.Level), m.Logger, m.Message, m.Fields
+	case frame.LogStdout:
+		r.Stream = StreamStdout
+		r.Message = strings.TrimSuffix(string(body), "\n")
+	default:
+		r.Stream = StreamStderr
+		r.Message = strings.TrimSuffix(string(body), "\n")
+	}
+	return r
+}
+
+func levelOf(name string) slog.Level {
+	switch name {
+	case "debug":
+		return slog.LevelDebug
+	case "warning":
+		return slog.LevelWarn
+	case "error", "critical":
+		return slog.LevelError
+	default:
+		return slog.LevelInfo
+	}
+}

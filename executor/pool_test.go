@@ -1,0 +1,368 @@
+package executor_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor"
+)
+
+const poolTools = `
+import asyncio, os, threading, time
+
+def echo(n: int, text: str = ""):
+    return {"n": n, "text": text}
+
+async def aecho(n: int, text: str = ""):
+    await asyncio.sleep(0)
+    return {"n": n, "text": text}
+
+def nap(n: float):
+    time.sleep(n)
+    return os.getpid()
+
+async def anap(n: float):
+    await asyncio.sleep(n)
+    return os.getpid()
+
+def pid():
+    return os.getpid()
+
+state = 0
+
+def bump():
+    global state
+    state += 1
+    return state
+
+def append(path: str, n: int):
+    with open(path, "a") as f:
+        f.write(f"{n}\n")
+
+def die():
+    os._exit(1)
+
+def stray():
+    # A daemon of the old school: its own session, its parent gone.
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(1000)
+        os._exit(0)
+    return 1
+`
+
+var poolNames = []string{"echo", "aecho", "nap", "anap", "pid", "bump", "append", "die", "stray"}
+
+func TestAThousandConcurrentCallsGetTheirOwnAnswers(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, nil), poolTools, poolNames...)
+	var wg sync.WaitGroup
+	for n := range 1000 {
+		for _, tool := range []string{"t.echo", "t.aecho"} {
+			wg.Go(func() {
+				// Some larger than a pipe, so that frames are cut.
+				text := fmt.Sprintf("%0*d", 1+(n%7)*20000*(n%2), n)
+				args, _ := json.Marshal(map[string]any{"n": n, "text": text})
+				body, err := ix.Call(t.Context(), executor.Call{Tool: tool, Args: args}, nil)
+				if want := fmt.Sprintf(`{"n":%d,"text":"%s"}`, n, text); err != nil || string(body) != want {
+					t.Errorf("%s call %d: got %.80s, %v", tool, n, body, err)
+				}
+			})
+		}
+	}
+	wg.Wait()
+	if s := ix.Stats(); s.Busy != 0 || s.Waiting != 0 || s.Restarts != 0 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestCallsThatWaitGetMoreWorkers(t *testing.T) {
+	t.Parallel()
+	const many = 6
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.MaxWorkers = many }), poolTools, poolNames...)
+	if s := ix.Stats(); s.Workers != 2 {
+		t.Fatalf("%d workers at the beginning, want one of each kind", s.Workers)
+	}
+	// The first makes calls known to be long.
+	mustCall(t, ix, "t.nap", `{"n":0.05}`, mustPid(t, ix))
+	pids := make(chan string, 3*many)
+	var wg sync.WaitGroup
+	for range 3 * many {
+		wg.Go(func() {
+			body, err := call(t, ix, "t.nap", `{"n":0.3}`)
+			if err != nil {
+				t.Error(err)
+			}
+			pids <- body
+		})
+	}
+	wg.Wait()
+	close(pids)
+	distinct := map[string]bool{}
+	for pid := range pids {
+		distinct[pid] = true
+	}
+	if len(distinct) != many {
+		t.Errorf("%d workers served them, want %d", len(distinct), many)
+	}
+	if s := ix.Stats(); s.Workers > many+1 {
+		t.Errorf("%d workers, more than allowed", s.Workers)
+	}
+}
+
+func mustPid(t *testing.T, ix *executor.Index) string {
+	t.Helper()
+	body, err := call(t, ix, "t.pid", `{}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return body
+}
+
+func TestCoroutinesShareOneWorker(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, nil), poolTools, poolNames...)
+	begin := time.Now()
+	var wg sync.WaitGroup
+	for range 200 {
+		wg.Go(func() {
+			if _, err := call(t, ix, "t.anap", `{"n":0.2}`); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	// Not a measurement: one after another they would take 40 s.
+	if took := time.Since(begin); took > 20*time.Second {
+		t.Errorf("200 naps of 0.2 s took %v", took)
+	}
+	if s := ix.Stats(); s.Workers != 2 {
+		t.Errorf("%d workers, want 2", s.Workers)
+	}
+}
+
+func TestConcurrencyBoundsTheCallsAtOnce(t *testing.T) {
+	t.Parallel()
+	x := newExecutor(t, nil)
+	dir := writeFiles(t, map[string]string{"t.py": `
+import asyncio, threading, time
+now = 0
+most = 0
+async def work():
+    global now, most
+    now += 1
+    most = max(most, now)
+    await asyncio.sleep(0.02)
+    now -= 1
+async def peak():
+    return most
+def pid():
+    import os
+    time.sleep(0.05)
+    return os.getpid()
+`})
+	spec := specOf(t, x, dir, "t.work", "t.peak", "t.pid")
+	spec.Concurrency = 3
+	ix := open(t, x, spec)
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() { _, _ = call(t, ix, "t.work", `{}`) })
+		wg.Go(func() { _, _ = call(t, ix, "t.pid", `{}`) })
+	}
+	wg.Wait()
+	mustCall(t, ix, "t.peak", `{}`, `3`)
+	if s := ix.Stats(); s.Workers > 4 {
+		t.Errorf("%d workers, want at most 3 and the coroutines' one", s.Workers)
+	}
+}
+
+func TestIdleWorkersEndButOne(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.IdleAfter = 20 * time.Millisecond }), poolTools, poolNames...)
+	mustCall(t, ix, "t.nap", `{"n":0.05}`, mustPid(t, ix))
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() { _, _ = call(t, ix, "t.nap", `{"n":0.1}`) })
+	}
+	wg.Wait()
+	eventually(t, "one worker of each kind is left", func() bool { s := ix.Stats(); return s.Workers == 2 && len(s.Pids) == 2 })
+	if s := ix.Stats(); s.Restarts != 0 {
+		t.Errorf("%d restarts; an idle worker's end is no crash", s.Restarts)
+	}
+	mustCall(t, ix, "t.echo", `{"n":1}`, `{"n":1,"text":""}`)
+}
+
+func TestCallsOfOneWorkerKeepTheirOrder(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 1 }), poolTools, poolNames...)
+	for n := 1; n <= 100; n++ {
+		mustCall(t, ix, "t.bump", `{}`, fmt.Sprint(n))
+	}
+}
+
+func TestAQueueIsServedInOrder(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 1 }), poolTools, poolNames...)
+	file := t.TempDir() + "/order"
+	var wg sync.WaitGroup
+	wg.Go(func() { _, _ = call(t, ix, "t.nap", `{"n":1}`) })
+	eventually(t, "the worker is busy", func() bool { return ix.Stats().Busy == 1 })
+	want := ""
+	for n := range 20 {
+		wg.Go(func() {
+			if _, err := call(t, ix, "t.append", fmt.Sprintf(`{"path":%q,"n":%d}`, file, n)); err != nil {
+				t.Error(err)
+			}
+		})
+		eventually(t, "the call waits", func() bool { return ix.Stats().Waiting == n+1 })
+		want += fmt.Sprintln(n)
+	}
+	wg.Wait()
+	got, err := os.ReadFile(file)
+	if err != nil || string(got) != want {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+}
+
+func TestKillingTheZygoteCostsOnlyTheCallsInFlight(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, nil), poolTools, poolNames...)
+	done := make(chan error, 1)
+	go func() {
+		_, err := call(t, ix, "t.nap", `{"n":60}`)
+		done <- err
+	}()
+	eventually(t, "the worker is busy", func() bool { return ix.Stats().Busy == 1 })
+	root := ix.Stats().Root
+	if err := syscall.Kill(root, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; toolmesh.CodeOf(err) != toolmesh.CodeWorkerCrashed {
+		t.Errorf("got %v, want worker_crashed", err)
+	}
+	mustCall(t, ix, "t.echo", `{"n":1}`, `{"n":1,"text":""}`)
+	mustCall(t, ix, "t.aecho", `{"n":1}`, `{"n":1,"text":""}`)
+	if now := ix.Stats().Root; now == root || now == 0 {
+		t.Errorf("root %d after %d was killed", now, root)
+	}
+}
+
+// Calls that were queued when the worker died did not start, and are served.
+func TestQueuedCallsSurviveACrash(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 1 }), poolTools, poolNames...)
+	var wg sync.WaitGroup
+	wg.Go(func() { _, _ = call(t, ix, "t.nap", `{"n":0.2}`) })
+	eventually(t, "the worker is busy", func() bool { return ix.Stats().Busy == 1 })
+	wg.Go(func() {
+		if _, err := call(t, ix, "t.die", `{}`); toolmesh.CodeOf(err) != toolmesh.CodeWorkerCrashed {
+			t.Errorf("got %v", err)
+		}
+	})
+	eventually(t, "the fatal call waits", func() bool { return ix.Stats().Waiting == 1 })
+	for n := range 10 {
+		wg.Go(func() {
+			body, err := call(t, ix, "t.echo", fmt.Sprintf(`{"n":%d}`, n))
+			if want := fmt.Sprintf(`{"n":%d,"text":""}`, n); err != nil || body != want {
+				t.Errorf("got %s, %v", body, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestAnIndexThatMustNotBeForkedIsServedByProcessesOfItsOwn(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, nil), `
+import os, threading, time
+beats = 0
+def beat():
+    global beats
+    while True:
+        beats += 1
+        time.sleep(0.001)
+threading.Thread(target=beat, daemon=True).start()
+def alive():
+    before = beats
+    time.sleep(0.1)
+    return beats > before
+def die():
+    os._exit(9)
+def killed():
+    os.kill(os.getpid(), 9)
+async def aalive():
+    return beats >= 0
+`, "alive", "die", "killed", "aalive")
+	mustCall(t, ix, "t.alive", `{}`, `true`)
+	mustCall(t, ix, "t.aalive", `{}`, `true`)
+	if e := mustFail(t, ix, "t.die", `{}`, toolmesh.CodeWorkerCrashed); e.Details["exit_status"] != 9 {
+		t.Errorf("details %v", e.Details)
+	}
+	mustCall(t, ix, "t.alive", `{}`, `true`)
+	if e := mustFail(t, ix, "t.killed", `{}`, toolmesh.CodeWorkerCrashed); e.Details["signal"] != 9 {
+		t.Errorf("details %v", e.Details)
+	}
+	var wg sync.WaitGroup
+	for range 6 {
+		wg.Go(func() { mustCall(t, ix, "t.alive", `{}`, `true`) })
+	}
+	wg.Wait()
+}
+
+func TestCloseDrains(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, nil), poolTools, poolNames...)
+	done := make(chan error, 1)
+	go func() {
+		_, err := call(t, ix, "t.nap", `{"n":0.2}`)
+		done <- err
+	}()
+	eventually(t, "the worker is busy", func() bool { return ix.Stats().Busy == 1 })
+	pids := ix.Stats().Pids
+	if err := ix.Close(t.Context()); err != nil {
+		t.Errorf("close: %v", err)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("the call in flight: %v", err)
+	}
+	for _, pid := range pids {
+		if alive(pid) {
+			t.Errorf("process %d is alive after Close", pid)
+		}
+	}
+}
+
+func TestExecutorCloseCutsCallsOff(t *testing.T) {
+	t.Parallel()
+	x := newExecutor(t, nil)
+	ix := openModule(t, x, poolTools, poolNames...)
+	mustCall(t, ix, "t.stray", `{}`, `1`)
+	done := make(chan error, 1)
+	go func() {
+		_, err := call(t, ix, "t.nap", `{"n":60}`)
+		done <- err
+	}()
+	eventually(t, "the worker is busy", func() bool { return ix.Stats().Busy == 1 })
+	pids := append(ix.Stats().Pids, ix.Stats().Root)
+	if err := x.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if e := toolmesh.AsError(<-done); e == nil || e.Started != toolmesh.StartedYes {
+		t.Errorf("got %v, want an error that says it had started", e)
+	}
+	for _, pid := range pids {
+		if alive(pid) {
+			t.Errorf("process %d is alive after Close", pid)
+		}
+	}
+	if _, err := x.Open(t.Context(), executor.Spec{Name: "late", SourceDir: t.TempDir(), Env: &executor.Env{}}); err == nil {
+		t.Error("a closed executor opens an index")
+	}
+}

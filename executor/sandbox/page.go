@@ -1,0 +1,66 @@
+package sandbox
+
+import (
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const pageSize = 4096
+
+// Page is memory that the agent shares with one worker: 64-bit words that either
+// side reads without a message. loop.py names the words.
+type Page struct {
+	mem  []byte
+	file *os.File
+}
+
+// The words of a [Page].
+const (
+	// WordCancel is written by the agent: the call that is to stop.
+	WordCancel = 0
+	// WordStarted is the last call whose function a worker of plain functions entered.
+	WordStarted = 1
+	// WordTaken counts the calls that a worker of coroutines took up.
+	WordTaken = 2
+)
+
+// NewPage makes a page of zeros.
+func NewPage() (*Page, error) {
+	file, err := newPageFile()
+	if err != nil {
+		return nil, err
+	}
+	if err := file.Truncate(pageSize); err != nil {
+		_ = file.Close()
+		return nil, fmt.Errorf("page: %w", err)
+	}
+	mem, err := unix.Mmap(int(file.Fd()), 0, pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED) //nolint:gosec // descriptors are small
+	if err != nil {
+		_ = file.Close()
+		return nil, fmt.Errorf("page: %w", err)
+	}
+	return &Page{mem: mem, file: file}, nil
+}
+
+// File is what a worker is given, until Sent.
+func (p *Page) File() *os.File { return p.file }
+
+// Sent closes our descriptor; the memory stays.
+func (p *Page) Sent() { _ = p.file.Close() }
+
+// Load reads a word.
+func (p *Page) Load(word int) uint64 { return atomic.LoadUint64(p.word(word)) }
+
+// Store writes a word.
+func (p *Page) Store(word int, value uint64) { atomic.StoreUint64(p.word(word), value) }
+
+func (p *Page) word(n int) *uint64 {
+	return (*uint64)(unsafe.Pointer(&p.mem[8*n])) //nolint:gosec // mapped memory is page-aligned
+}
+
+// Close unmaps the page. No Load or Store may follow.
+func (p *Page) Close() { _ = unix.Munmap(p.mem) }

@@ -1,0 +1,343 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Level is one way of keeping processes together.
+type Level string
+
+// The levels, best first.
+const (
+	// LevelPID is a PID namespace; needs CAP_SYS_ADMIN.
+	LevelPID Level = "pid"
+	// LevelUser is a PID namespace inside a user namespace that maps only ourselves.
+	LevelUser Level = "user"
+	// LevelReaper is a subreaper that watches a pipe; works everywhere.
+	LevelReaper Level = "reaper"
+)
+
+// Options configure a [Spawner].
+type Options struct {
+	// Logger defaults to one that discards.
+	Logger *slog.Logger
+	// Levels are tried in this order; the first that works is kept. Defaults to
+	// all that the system knows, best first.
+	Levels []Level
+}
+
+// Spawner starts every child process of the executor from one thread that lives
+// as long as it does: the kernel sends the parent-death signal when the thread
+// that started a process ends, not when its process does. Safe for concurrent use.
+type Spawner struct {
+	log    *slog.Logger
+	jobs   chan func()
+	done   chan struct{}
+	closed sync.Once
+
+	mu     sync.Mutex
+	levels []Level
+}
+
+// NewSpawner starts the thread. Close ends it.
+func NewSpawner(opts *Options) *Spawner {
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if len(o.Levels) == 0 {
+		o.Levels = systemLevels()
+	}
+	s := &Spawner{log: o.Logger, jobs: make(chan func()), done: make(chan struct{}), levels: o.Levels}
+	go s.run()
+	return s
+}
+
+func (s *Spawner) run() {
+	// Never unlocked: the thread ends with the goroutine.
+	runtime.LockOSThread()
+	defer close(s.done)
+	for job := range s.jobs {
+		job()
+	}
+}
+
+// Close ends the thread, and with it, by the parent-death signal, what was
+// started with it and still runs. No start may be under way.
+func (s *Spawner) Close() {
+	s.closed.Do(func() { close(s.jobs) })
+	<-s.done
+}
+
+// Level is the level in use; before the first start, the one that will be tried.
+func (s *Spawner) Level() Level {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.levels[0]
+}
+
+// start calls run on the thread, falling from level to level while the system
+// refuses.
+func (s *Spawner) start(run func(level Level) error) (Level, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		level := s.levels[0]
+		var err error
+		ran := make(chan struct{})
+		s.jobs <- func() { defer close(ran); err = run(level) }
+		<-ran
+		refused := errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSPC) ||
+			errors.Is(err, unix.EACCES)
+		if err == nil || len(s.levels) == 1 || level == LevelReaper || !refused {
+			return level, err
+		}
+		s.levels = s.levels[1:]
+		s.log.Warn("process isolation not available, using the next level",
+			slog.String("level", string(level)), slog.String("next", string(s.levels[0])), slog.Any("error", err))
+	}
+}
+
+// StartCommand starts cmd on the spawner's thread, contained as far as a program
+// that is no reaper can be. The caller waits for it.
+func (s *Spawner) StartCommand(cmd *exec.Cmd) error {
+	_, err := s.start(func(level Level) error {
+		fresh := *cmd // a failed Start leaves a Cmd that cannot be started again
+		fresh.SysProcAttr = attributes(level)
+		commandDeath(fresh.SysProcAttr)
+		if err := fresh.Start(); err != nil {
+			return err
+		}
+		*cmd = fresh
+		return nil
+	})
+	return err
+}
+
+// Command is what [Spawner.Start] starts.
+type Command struct {
+	Path string
+	Args []string // without the program's name
+	Env  []string
+	Dir  string
+}
+
+// Process is a started root process with its channels. The program finds the
+// control socket at descriptor 3 and the lifeline at 4.
+type Process struct {
+	Level   Level
+	Control *net.UnixConn
+	Stdout  *os.File
+	Stderr  *os.File
+
+	proc     *os.Process
+	lifeline *os.File
+	done     chan struct{}
+	state    *os.ProcessState
+	stop     sync.Once
+}
+
+// Start starts the command with standard input from the null device. The
+// program's last argument is the mode, "namespace" or "reaper".
+func (s *Spawner) Start(cmd Command) (*Process, error) {
+	p, err := s.startProcess(cmd)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+	return p, nil
+}
+
+func (s *Spawner) startProcess(cmd Command) (_ *Process, err error) {
+	var open []*os.File
+	var ours []*os.File
+	defer func() {
+		for _, f := range open {
+			_ = f.Close()
+		}
+		if err != nil {
+			for _, f := range ours {
+				_ = f.Close()
+			}
+		}
+	}()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return nil, err
+	}
+	open = append(open, null)
+	p := &Process{done: make(chan struct{})}
+	outR, outW, err := NewPipe(ReadEnd)
+	if err != nil {
+		return nil, err
+	}
+	open, ours = append(open, outW), append(ours, outR)
+	errR, errW, err := NewPipe(ReadEnd)
+	if err != nil {
+		return nil, err
+	}
+	open, ours = append(open, errW), append(ours, errR)
+	lifeR, lifeW, err := NewPipe(WriteEnd)
+	if err != nil {
+		return nil, err
+	}
+	open, ours = append(open, lifeR), append(ours, lifeW)
+	conn, remote, err := socketPair()
+	if err != nil {
+		return nil, err
+	}
+	open = append(open, remote)
+	p.Stdout, p.Stderr, p.lifeline, p.Control = outR, errR, lifeW, conn
+
+	p.Level, err = s.start(func(level Level) error {
+		mode := "namespace"
+		if level == LevelReaper {
+			mode = "reaper"
+		}
+		argv := append(append([]string{cmd.Path}, cmd.Args...), mode)
+		proc, err := os.StartProcess(cmd.Path, argv, &os.ProcAttr{
+			Dir: cmd.Dir, Env: cmd.Env,
+			Files: []*os.File{null, outW, errW, remote, lifeR},
+			Sys:   attributes(level),
+		})
+		p.proc = proc
+		return err
+	})
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	go p.wait()
+	return p, nil
+}
+
+func (p *Process) wait() {
+	state, err := p.proc.Wait()
+	if err == nil {
+		p.state = state
+	}
+	close(p.done)
+}
+
+// Pid is the root process's id.
+func (p *Process) Pid() int { return p.proc.Pid }
+
+// Done is closed when the root process has ended, and with it all others.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// ExitCode is the root's exit status after Done: what its child exited with, or
+// 128 plus the signal.
+func (p *Process) ExitCode() int {
+	if p.state == nil {
+		return -1
+	}
+	if status, ok := p.state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return 128 + int(status.Signal())
+	}
+	return p.state.ExitCode()
+}
+
+// Kill ends the root and everything below it, and waits for that. It may be
+// called several times and concurrently.
+func (p *Process) Kill() {
+	p.stop.Do(func() {
+		_ = p.lifeline.Close()
+		_ = p.Control.Close()
+		if p.Level == LevelReaper {
+			// It kills what is below it first. Only a reaper that was itself
+			// stopped or hurt needs more.
+			timer := time.AfterFunc(3*time.Second, func() {
+				_ = syscall.Kill(-p.proc.Pid, syscall.SIGKILL)
+				_ = p.proc.Kill()
+			})
+			<-p.done
+			timer.Stop()
+		} else {
+			_ = p.proc.Kill()
+			<-p.done
+		}
+		_ = p.Stdout.Close()
+		_ = p.Stderr.Close()
+	})
+	<-p.done
+}
+
+// End says which end of a pipe stays with the agent.
+type End int
+
+// The ends of a pipe.
+const (
+	ReadEnd End = iota
+	WriteEnd
+)
+
+// NewPipe makes a pipe of which one end is ours, not blocking and known to the
+// runtime's poller, and the other is a child's, blocking.
+func NewPipe(ours End) (r, w *os.File, err error) {
+	var fds [2]int
+	syscall.ForkLock.RLock()
+	err = unix.Pipe(fds[:])
+	if err == nil {
+		unix.CloseOnExec(fds[0])
+		unix.CloseOnExec(fds[1])
+	}
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		return nil, nil, fmt.Errorf("pipe: %w", err)
+	}
+	if err := unix.SetNonblock(fds[ours], true); err != nil {
+		_, _ = unix.Close(fds[0]), unix.Close(fds[1])
+		return nil, nil, fmt.Errorf("pipe: %w", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
+}
+
+func socketPair() (*net.UnixConn, *os.File, error) {
+	syscall.ForkLock.RLock()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err == nil {
+		unix.CloseOnExec(fds[0])
+		unix.CloseOnExec(fds[1])
+	}
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		return nil, nil, fmt.Errorf("socketpair: %w", err)
+	}
+	local, remote := os.NewFile(uintptr(fds[0]), "control"), os.NewFile(uintptr(fds[1]), "control")
+	conn, err := net.FileConn(local)
+	_ = local.Close()
+	if err != nil {
+		_ = remote.Close()
+		return nil, nil, err
+	}
+	unixConn, ok := conn.(*net.UnixConn)
+	if !ok {
+		_, _ = conn.Close(), remote.Close()
+		return nil, nil, errors.New("socketpair: not a unix socket")
+	}
+	return unixConn, remote, nil
+}
+
+// Fd gives a file's descriptor without making the file blocking.
+func Fd(f *os.File) (int, error) {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	fd := -1
+	err = conn.Control(func(n uintptr) { fd = int(n) }) //nolint:gosec // descriptors are small
+	return fd, err
+}

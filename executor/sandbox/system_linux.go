@@ -1,0 +1,120 @@
+package sandbox
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+func systemLevels() []Level {
+	if os.Geteuid() == 0 {
+		return []Level{LevelPID, LevelUser, LevelReaper}
+	}
+	return []Level{LevelUser, LevelReaper}
+}
+
+func attributes(level Level) *syscall.SysProcAttr {
+	switch level {
+	case LevelPID:
+		return &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	case LevelUser:
+		return &syscall.SysProcAttr{
+			Cloneflags:  syscall.CLONE_NEWPID | syscall.CLONE_NEWUSER,
+			Pdeathsig:   syscall.SIGKILL,
+			Setpgid:     true,
+			UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}},
+		}
+	case LevelReaper:
+		// No parent-death signal: the reaper has work to do when the agent dies.
+	}
+	return &syscall.SysProcAttr{Setpgid: true}
+}
+
+// commandDeath lets a plain program die with us; it is no reaper.
+func commandDeath(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGKILL }
+
+func newPageFile() (*os.File, error) {
+	fd, err := unix.MemfdCreate("toolmesh-page", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("memfd: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "page"), nil
+}
+
+// Handle is a hold on one process that no reuse of its id can turn to another:
+// a pidfd.
+// Safe for concurrent use.
+type Handle struct {
+	mu  sync.Mutex
+	fd  int
+	pid int
+}
+
+// NewHandle takes over a pidfd, or names a process of our own namespace by its
+// id when fd is negative. pid is its id in its own namespace.
+func NewHandle(fd, pid int) *Handle {
+	h := &Handle{fd: fd, pid: pid}
+	if fd >= 0 {
+		if own := hostPid(fd); own > 0 {
+			h.pid = own
+		}
+	}
+	return h
+}
+
+// Pid is the process's id in our namespace.
+func (h *Handle) Pid() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.pid
+}
+
+// Signal sends a signal; nil when the process is gone already.
+func (h *Handle) Signal(sig syscall.Signal) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var err error
+	if h.fd >= 0 {
+		err = unix.PidfdSendSignal(h.fd, sig, nil, 0)
+	} else if h.pid > 0 {
+		err = unix.Kill(h.pid, sig)
+	}
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return err
+}
+
+// Close gives the hold up; signals go nowhere from then on.
+func (h *Handle) Close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.fd >= 0 {
+		_ = unix.Close(h.fd)
+	}
+	h.fd, h.pid = -1, 0
+}
+
+func hostPid(fd int) int {
+	file, err := os.Open("/proc/self/fdinfo/" + strconv.Itoa(fd))
+	if err != nil {
+		return 0
+	}
+	defer file.Close() //nolint:errcheck // read only
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		if text, ok := strings.CutPrefix(lines.Text(), "Pid:"); ok {
+			pid, _ := strconv.Atoi(strings.TrimSpace(text))
+			return pid
+		}
+	}
+	return 0
+}

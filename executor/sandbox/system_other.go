@@ -1,0 +1,73 @@
+//go:build !linux
+
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+func systemLevels() []Level { return []Level{LevelReaper} }
+
+func attributes(Level) *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+
+func commandDeath(*syscall.SysProcAttr) {}
+
+func newPageFile() (*os.File, error) {
+	file, err := os.CreateTemp("", "toolmesh-page-*")
+	if err != nil {
+		return nil, fmt.Errorf("page: %w", err)
+	}
+	if err := os.Remove(file.Name()); err != nil {
+		_ = file.Close()
+		return nil, fmt.Errorf("page: %w", err)
+	}
+	return file, nil
+}
+
+// Handle names one process. Here it is its id alone: signal it only while its
+// parent has not reaped it.
+type Handle struct {
+	mu  sync.Mutex
+	pid int
+}
+
+// NewHandle names the process; there are no pidfds here.
+func NewHandle(fd, pid int) *Handle {
+	if fd >= 0 {
+		_ = unix.Close(fd)
+	}
+	return &Handle{pid: pid}
+}
+
+// Pid is the process's id.
+func (h *Handle) Pid() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.pid
+}
+
+// Signal sends a signal; nil when the process is gone already.
+func (h *Handle) Signal(sig syscall.Signal) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.pid <= 0 {
+		return nil
+	}
+	if err := unix.Kill(h.pid, sig); err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	return nil
+}
+
+// Close gives the hold up; signals go nowhere from then on.
+func (h *Handle) Close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.pid = 0
+}

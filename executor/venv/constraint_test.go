@@ -1,0 +1,49 @@
+package venv
+
+import "testing"
+
+func TestConstraints(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		constraint, version string
+		want                bool
+	}{
+		{"", "3.10.1", true},
+		{">=3.11", "3.11.0", true},
+		{">=3.11", "3.10.9", false},
+		{">=3.10,<3.13", "3.12.7", true},
+		{">=3.10,<3.13", "3.13.0", false},
+		{">=3.10, <3.13", "3.13.0", false},
+		{"==3.12.*", "3.12.9", true},
+		{"==3.12.*", "3.1.2", false},
+		{"3.12", "3.12.9", true},
+		{"3.12", "3.13.0", false},
+		{"==3.12", "3.12.0", true},
+		{"==3.12", "3.12.1", false},
+		{"!=3.12.*", "3.12.1", false},
+		{"!=3.12.1", "3.12.2", true},
+		{"~=3.11", "3.13.0", true},
+		{"~=3.11", "3.10.0", false},
+		{"~=3.11.2", "3.11.9", true},
+		{"~=3.11.2", "3.12.0", false},
+		{"^3.11", "3.13.0", true},
+		{"^3.11", "4.0.0", false},
+		{">3.11", "3.11.5", true},
+		{"<=3.12", "3.12.0", true},
+		{">=3.12.0rc1", "3.12.0", true},
+	} {
+		parsed, err := parseConstraint(c.constraint)
+		if err != nil {
+			t.Errorf("%q: %v", c.constraint, err)
+			continue
+		}
+		if got := parsed.allows(c.version); got != c.want {
+			t.Errorf("%q allows %s: got %v, want %v", c.constraint, c.version, got, c.want)
+		}
+	}
+	for _, text := range []string{"three", ">=", "~=3", ">=x.y"} {
+		if _, err := parseConstraint(text); err == nil {
+			t.Errorf("%q was accepted", text)
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package venv
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sort"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+)
+
+// oldest is the first minor version of Python 3 that the worker runs on.
+const oldest = 10
+
+// newest is how far names like python3.N are tried.
+const newest = 19
+
+// Interpreter is a real Python executable, never a shim or a link in a venv.
+type Interpreter struct {
+	Path     string `json:"path"`
+	Version  string `json:"version"` // 3.12.1
+	CacheTag string `json:"cache_tag"`
+	Platform string `json:"platform"` // sysconfig.get_platform()
+}
+
+// Minor is the version up to the minor number: 3.12.
+func (i Interpreter) Minor() string {
+	parts := strings.SplitN(i.Version, ".", 3)
+	return parts[0] + "." + parts[1]
+}
+
+const probe = `import sys, sysconfig, json, os
+exe = getattr(sys, "_base_executable", None) or sys.executable
+json.dump({"path": os.path.realpath(exe), "version": "%d.%d.%d" % sys.version_info[:3],
+  "cache_tag": sys.implementation.cache_tag, "platform": sysconfig.get_platform()}, sys.stdout)`
+
+// interpreters finds the Pythons of this machine, each probed once.
+type interpreters struct {
+	log     *slog.Logger
+	environ []string
+	first   []string
+
+	mu     sync.Mutex
+	probed map[string]*Interpreter // by candidate; nil: no Python that we can use
+}
+
+// find returns the interpreter for a constraint: the first in the order of
+// candidates, which begins with what python3 is on PATH.
+func (s *interpreters) find(ctx context.Context, constraint string) (Interpreter, error) {
+	wanted, err := parseConstraint(constraint)
+	if err != nil {
+		return Interpreter{}, toolmesh.Errorf(toolmesh.CodeInstallFailed,
+			"the Python version %q is not understood: %w; write for example \">=3.11\"", constraint, err).
+			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+	}
+	var found []string
+	for _, candidate := range s.candidates() {
+		i, err := s.probe(ctx, candidate)
+		if err != nil {
+			return Interpreter{}, err
+		}
+		if i == nil {
+			continue
+		}
+		if wanted.allows(i.Version) {
+			return *i, nil
+		}
+		found = append(found, i.Version)
+	}
+	have := "none was found"
+	if len(found) > 0 {
+		have = "found " + strings.Join(unique(found), ", ")
+	}
+	asked := "Python 3.10 or newer"
+	if constraint != "" {
+		asked = "Python " + constraint
+	}
+	return Interpreter{}, toolmesh.Errorf(toolmesh.CodeInstallFailed,
+		"interpreter not available: the index needs %s (%s); install one and put it on the agent's PATH", asked, have).
+		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo).WithDetail("python", constraint)
+}
+
+func unique(list []string) []string {
+	seen := map[string]bool{}
+	kept := list[:0]
+	for _, one := range list {
+		if !seen[one] {
+			seen[one] = true
+			kept = append(kept, one)
+		}
+	}
+	return kept
+}
+
+// candidates lists files that may be interpreters, in the order of preference.
+func (s *interpreters) candidates() []string {
+	list := append([]string(nil), s.first...)
+	folders := filepath.SplitList(lookup(s.environ, "PATH"))
+	names := []string{"python3"}
+	for minor := newest; minor >= oldest; minor-- {
+		names = append(names, fmt.Sprintf("python3.%d", minor))
+	}
+	for _, name := range append(names, "python") {
+		for _, folder := range folders {
+			file := filepath.Join(folder, name)
+			if filepath.IsAbs(file) && isExecutable(file) {
+				list = append(list, file)
+				break
+			}
+		}
+	}
+	patterns := []string{"/usr/local/bin/python3", "/usr/bin/python3"}
+	if home := lookup(s.environ, "HOME"); home != "" {
+		patterns = append(patterns,
+			filepath.Join(home, ".pyenv/versions/3.*/bin/python3"),
+			filepath.Join(home, ".local/share/uv/python/*/bin/python3"))
+	}
+	for _, pattern := range patterns {
+		files, _ := filepath.Glob(pattern)
+		sort.Sort(sort.Reverse(sort.StringSlice(files)))
+		list = append(list, files...)
+	}
+	return unique(list)
+}
+
+// probe asks a candidate what it is. nil without an error: not usable.
+func (s *interpreters) probe(ctx context.Context, candidate string) (*Interpreter, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i, ok := s.probed[candidate]; ok && (i == nil || isExecutable(i.Path)) {
+		return i, nil
+	}
+	bounded, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(bounded, candidate, "-I", "-c", probe) //nolint:gosec // running interpreters is the purpose
+	cmd.Env = s.environ
+	cmd.WaitDelay = time.Second
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		return nil, toolmesh.AsError(ctx.Err()).WithOrigin(toolmesh.OriginAgent)
+	}
+	var i *Interpreter
+	if err == nil {
+		var answer Interpreter
+		if json.Unmarshal(out.Bytes(), &answer) == nil && supported(answer.Version) && isExecutable(answer.Path) {
+			i = &answer
+		}
+	}
+	if i == nil {
+		s.log.Debug("not a usable interpreter", slog.String("path", candidate), slog.Any("error", err))
+	}
+	s.probed[candidate] = i
+	return i, nil
+}
+
+func supported(version string) bool {
+	v, err := parseVersion(version)
+	return err == nil && len(v) >= 2 && v[0] == 3 && v[1] >= oldest
+}
+
+func isExecutable(file string) bool {
+	info, err := os.Stat(file)
+	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
+}
+
+// lookup reads a variable of a list like os.Environ's; the last one counts.
+func lookup(environ []string, name string) string {
+	for i := len(environ) - 1; i >= 0; i-- {
+		if value, ok := strings.CutPrefix(environ[i], name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}

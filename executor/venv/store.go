@@ -1,0 +1,213 @@
+package venv
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+)
+
+// Options configure a [Store].
+type Options struct {
+	// Logger defaults to one that discards.
+	Logger *slog.Logger
+	// Environ is the environment that interpreters and uv are looked up in and
+	// that uv and pip are run with, as os.Environ gives it. Defaults to empty.
+	Environ []string
+	// UV is the uv executable. Defaults to the one on PATH, else one installed
+	// below the store's folder when it is first needed.
+	UV string
+	// Pythons are interpreters to consider before those that are found.
+	Pythons []string
+	// Warm is a folder of Python files that are compiled for every interpreter
+	// that an environment is made for. Defaults to none.
+	Warm string
+}
+
+// Step is progress, for people: one thing that begins, or ends.
+type Step struct {
+	Name    string // interpreter, uv, lock, environment, packages
+	State   string // running or done
+	Percent int    // of the whole, roughly
+}
+
+// Store makes locks and environments below one folder, which it shares with
+// nobody. Safe for concurrent use.
+type Store struct {
+	dir     string
+	spawner *sandbox.Spawner
+	log     *slog.Logger
+	environ []string
+	uvPath  string
+	warm    string
+	pythons interpreters
+	keys    keys
+
+	running sync.WaitGroup
+	stop    context.CancelFunc
+	ended   <-chan struct{}
+}
+
+// NewStore makes a store in dir. Commands are started by spawner.
+func NewStore(dir string, spawner *sandbox.Spawner, opts *Options) *Store {
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	life, stop := context.WithCancel(context.Background())
+	return &Store{
+		dir: dir, spawner: spawner, log: o.Logger, environ: o.Environ, uvPath: o.UV, warm: o.Warm,
+		pythons: interpreters{log: o.Logger, environ: o.Environ, first: o.Pythons, probed: map[string]*Interpreter{}},
+		keys:    keys{held: map[string]chan struct{}{}},
+		stop:    stop, ended: life.Done(),
+	}
+}
+
+// Close stops what is being built, and waits for it.
+func (s *Store) Close() {
+	s.stop()
+	s.running.Wait()
+}
+
+// begin counts an operation and gives it a context that Close ends too.
+func (s *Store) begin(ctx context.Context) (context.Context, func()) {
+	s.running.Add(1)
+	ctx, cancel := context.WithCancel(ctx)
+	s.running.Go(func() {
+		select {
+		case <-s.ended:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	return ctx, func() { cancel(); s.running.Done() }
+}
+
+// keys lets one builder at a time at each name.
+type keys struct {
+	mu   sync.Mutex
+	held map[string]chan struct{}
+}
+
+// take waits for its turn at key; the returned function gives it up.
+func (k *keys) take(ctx context.Context, key string) (func(), error) {
+	for {
+		k.mu.Lock()
+		other, taken := k.held[key]
+		if !taken {
+			mine := make(chan struct{})
+			k.held[key] = mine
+			k.mu.Unlock()
+			return func() {
+				k.mu.Lock()
+				delete(k.held, key)
+				k.mu.Unlock()
+				close(mine)
+			}, nil
+		}
+		k.mu.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// run runs a command to its end, contained, and gives its output. When ctx ends
+// the command and what it started are killed.
+func (s *Store) run(ctx context.Context, dir string, extra []string, name string, args ...string) (stdout []byte, stderr string, err error) {
+	return s.runWith(ctx, dir, append(append([]string(nil), s.environ...), extra...), name, args...)
+}
+
+// runWith is run with environ as the command's whole environment.
+func (s *Store) runWith(ctx context.Context, dir string, environ []string, name string, args ...string) (stdout []byte, stderr string, err error) {
+	cmd := exec.Command(name, args...) //nolint:gosec,noctx // see below for the context
+	cmd.Dir = dir
+	cmd.Env = environ
+	out, outW, err := sandbox.NewPipe(sandbox.ReadEnd)
+	if err != nil {
+		return nil, "", err
+	}
+	defer out.Close() //nolint:errcheck // read only
+	errR, errW, err := sandbox.NewPipe(sandbox.ReadEnd)
+	if err != nil {
+		_ = outW.Close()
+		return nil, "", err
+	}
+	defer errR.Close() //nolint:errcheck // read only
+	cmd.Stdout, cmd.Stderr = outW, errW
+	err = s.spawner.StartCommand(cmd)
+	_, _ = outW.Close(), errW.Close()
+	if err != nil {
+		return nil, "", err
+	}
+	var readers sync.WaitGroup
+	var words []byte
+	readers.Go(func() { stdout, _ = io.ReadAll(out) })
+	readers.Go(func() { words, _ = io.ReadAll(errR) })
+	unwatch := context.AfterFunc(ctx, func() {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		_ = cmd.Process.Kill()
+	})
+	err = cmd.Wait()
+	unwatch()
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what it left behind
+	readers.Wait()
+	if ctx.Err() != nil {
+		return nil, "", ctx.Err()
+	}
+	return stdout, strings.TrimSpace(strings.ToValidUTF8(string(words), "\uFFFD")), err
+}
+
+// failed makes an install_failed error; said is what a command printed.
+func failed(err error, said, format string, args ...any) *toolmesh.Error {
+	made := toolmesh.Errorf(toolmesh.CodeInstallFailed, format, args...).
+		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+	if said != "" {
+		const limit = 4 << 10
+		if len(said) > limit {
+			said = "…" + said[len(said)-limit:]
+		}
+		made.Message += ": " + firstLines(said, 12)
+		made = made.WithDetail("stderr", said)
+	} else if err != nil {
+		made.Message += ": " + err.Error()
+	}
+	return made
+}
+
+func firstLines(text string, n int) string {
+	lines := strings.Split(text, "\n")
+	if len(lines) > n {
+		lines = append(lines[:n], "…")
+	}
+	return strings.Join(lines, "\n")
+}
+
+// stopped maps the end of a context; nil when err is something else.
+func stopped(ctx context.Context, s *Store) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	select {
+	case <-s.ended:
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the executor is closed").WithOrigin(toolmesh.OriginAgent)
+	default:
+		return toolmesh.AsError(ctx.Err()).WithOrigin(toolmesh.OriginAgent)
+	}
+}
+
+func (s *Store) path(parts ...string) string {
+	return filepath.Join(append([]string{s.dir}, parts...)...)
+}

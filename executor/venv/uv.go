@@ -1,0 +1,124 @@
+package venv
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// uvVersion is what is installed where no uv is found.
+const uvVersion = "0.13.8"
+
+// uv finds the uv executable, or installs one below the store's folder from its
+// wheel with the pip of a Python that is there.
+func (s *Store) uv(ctx context.Context, progress func(Step)) (string, error) {
+	if s.uvPath != "" {
+		if !isExecutable(s.uvPath) {
+			return "", failed(nil, "", "the configured uv, %s, is not an executable file", s.uvPath)
+		}
+		return s.uvPath, nil
+	}
+	for _, folder := range filepath.SplitList(lookup(s.environ, "PATH")) {
+		file := filepath.Join(folder, "uv")
+		if !filepath.IsAbs(file) || !isExecutable(file) {
+			continue
+		}
+		// A shim of another tool may stand there and do nothing.
+		if out, _, err := s.run(ctx, "", nil, file, "--version"); err == nil && strings.HasPrefix(string(out), "uv ") {
+			return file, nil
+		}
+	}
+	release, err := s.keys.take(ctx, "uv")
+	if err != nil {
+		return "", err
+	}
+	defer release()
+	folder := s.path("uv-" + uvVersion)
+	file := filepath.Join(folder, "bin", "uv")
+	if isExecutable(file) {
+		return file, nil
+	}
+	progress(Step{Name: "uv", State: "running", Percent: 5})
+	var said string
+	var last error
+	for _, candidate := range s.pythons.candidates() {
+		i, err := s.pythons.probe(ctx, candidate)
+		if err != nil {
+			return "", err
+		}
+		if i == nil {
+			continue
+		}
+		said, last = s.installUV(ctx, i.Path, folder)
+		if last == nil {
+			progress(Step{Name: "uv", State: "done", Percent: 15})
+			return file, nil
+		}
+		if err := stopped(ctx, s); err != nil {
+			return "", err
+		}
+		s.log.Warn("uv cannot be installed with this interpreter", slog.String("python", i.Path), slog.Any("error", last))
+	}
+	return "", failed(last, said, "the index has dependencies, which need uv, and uv %s cannot be installed; "+
+		"install uv and put it on the agent's PATH, or make pip able to reach a package index", uvVersion)
+}
+
+func (s *Store) installUV(ctx context.Context, python, folder string) (string, error) {
+	beside, err := os.MkdirTemp(s.dir, "new-uv-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(beside) //nolint:errcheck // gone after the rename
+	_, said, err := s.run(ctx, s.dir, nil, python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile",
+		"--disable-pip-version-check", "--target", beside, "uv=="+uvVersion)
+	if err != nil {
+		return said, err
+	}
+	if err := os.RemoveAll(folder); err != nil {
+		return "", err
+	}
+	return "", os.Rename(beside, folder)
+}
+
+// uvEnv is what uv is given on top of our environment: its cache in our folder,
+// where hard links into environments work, the system's certificates, and the
+// user's settings for pip where uv's own are not set.
+func (s *Store) uvEnv() []string {
+	env := []string{
+		"UV_CACHE_DIR=" + s.path("uv-cache"),
+		"UV_SYSTEM_CERTS=true", "UV_NATIVE_TLS=true",
+		"UV_PYTHON_DOWNLOADS=never", "UV_NO_PROGRESS=true", "NO_COLOR=1",
+		"PYC_INVALIDATION_MODE=UNCHECKED_HASH",
+		"VIRTUAL_ENV=",
+	}
+	for _, pair := range [][2]string{
+		{"PIP_INDEX_URL", "UV_DEFAULT_INDEX"}, {"PIP_EXTRA_INDEX_URL", "UV_INDEX"},
+		{"PIP_NO_INDEX", "UV_NO_INDEX"}, {"PIP_CERT", "SSL_CERT_FILE"},
+	} {
+		value := lookup(s.environ, pair[0])
+		set := lookup(s.environ, pair[1]) != "" || pair[0] == "PIP_INDEX_URL" && lookup(s.environ, "UV_INDEX_URL") != ""
+		if value != "" && !set {
+			env = append(env, pair[1]+"="+value)
+		}
+	}
+	if links := lookup(s.environ, "PIP_FIND_LINKS"); links != "" && lookup(s.environ, "UV_FIND_LINKS") == "" {
+		// pip passes over a folder that is not there, uv fails.
+		var kept []string
+		for _, one := range strings.Fields(links) {
+			if strings.Contains(one, "://") || isDir(one) {
+				kept = append(kept, one)
+			}
+		}
+		if len(kept) > 0 {
+			env = append(env, "UV_FIND_LINKS="+strings.Join(kept, ","))
+		}
+	}
+	return env
+}
+
+func isDir(name string) bool {
+	info, err := os.Stat(name)
+	return err == nil && info.IsDir()
+}

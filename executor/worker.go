@@ -1,0 +1,411 @@
+package executor
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/frame"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+)
+
+// job is one call on its way through the pool. Its outcome is set once, before
+// done is signalled.
+type job struct {
+	id    uint64
+	tool  *served
+	flags uint8
+	meta  []byte
+	args  []byte
+	sink  Sink
+	rpcID string
+
+	done chan struct{} // signalled once, capacity 1
+
+	// Outcome; readable after done.
+	kind frame.Type // Result, Error, End, or 0 with err
+	body []byte
+	err  *toolmesh.Error
+
+	// Guarded by the crew's lock.
+	worker *worker // nil while queued
+	turn   uint64  // which CALL frame of its worker it was, from 1
+	since  time.Time
+
+	// Items of a stream that the sink has not taken; they are bounded by credit.
+	items struct {
+		mu     sync.Mutex
+		list   [][]byte
+		notify chan struct{} // capacity 1; nil for calls that do not stream
+	}
+}
+
+// worker is one process that takes calls. Lock order: crew.mu, then none of a
+// worker's; logMu and writeMu are leaves.
+type worker struct {
+	id     uint64
+	crew   *crew
+	zygote *zygote
+	handle *sandbox.Handle
+	page   *sandbox.Page
+	in     *os.File // calls
+	out    *os.File // results
+	stdout *rawPipe
+	stderr *rawPipe
+	tail   tail
+	log    *slog.Logger
+
+	ready  chan struct{} // closed by READY
+	exited chan struct{} // closed when the zygote has reported the end
+	exit   exit          // valid after exited
+	once   sync.Once
+	gone   chan struct{} // closed when everything about it is finished
+
+	// Guarded by crew.mu.
+	jobs      map[uint64]*job
+	abandoned int // calls that we no longer wait for but that it may still run
+	turns     uint64
+	idleSince time.Time
+	idle      bool
+	retired   bool // takes no further call
+	stopping  bool // told to end: its end is no crash
+
+	current atomic.Pointer[job] // the running call of a worker of plain functions
+
+	logMu sync.Mutex // output is handed over, and calls end, one at a time
+
+	writeMu  sync.Mutex
+	buf      []byte
+	pending  []byte // what the pipe had no room for
+	flushing bool
+	raw      syscall.RawConn
+	wg       sync.WaitGroup // flusher and pipe readers
+}
+
+// startWorker forks a worker and waits until it is ready.
+func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Duration) (_ *worker, err error) {
+	w := &worker{
+		id: id, crew: c, zygote: z, log: c.index.log,
+		ready: make(chan struct{}), exited: make(chan struct{}), gone: make(chan struct{}),
+		jobs: map[uint64]*job{},
+	}
+	var theirs, ours []*os.File
+	defer func() {
+		for _, f := range theirs {
+			_ = f.Close()
+		}
+		if err != nil {
+			for _, f := range ours {
+				_ = f.Close()
+			}
+			if w.page != nil {
+				w.page.Sent()
+				w.page.Close()
+			}
+		}
+	}()
+	inR, inW, err := sandbox.NewPipe(sandbox.WriteEnd)
+	if err != nil {
+		return nil, err
+	}
+	theirs, ours = append(theirs, inR), append(ours, inW)
+	for range 3 {
+		r, wr, err := sandbox.NewPipe(sandbox.ReadEnd)
+		if err != nil {
+			return nil, err
+		}
+		theirs, ours = append(theirs, wr), append(ours, r)
+	}
+	if w.page, err = sandbox.NewPage(); err != nil {
+		return nil, err
+	}
+	w.in, w.out = ours[0], ours[1]
+	w.stdout = &rawPipe{w: w, file: ours[2], stream: StreamStdout, buf: make([]byte, 8<<10)}
+	w.stderr = &rawPipe{w: w, file: ours[3], stream: StreamStderr, buf: make([]byte, 8<<10)}
+	if w.raw, err = w.in.SyscallConn(); err != nil {
+		return nil, err
+	}
+	// A context of the caller's must not end the start: others wait for it too.
+	w.handle, err = z.fork(w, become, append(theirs[:4:4], w.page.File()))
+	if err != nil {
+		return nil, err
+	}
+	w.page.Sent()
+	for _, f := range theirs {
+		_ = f.Close()
+	}
+	theirs = nil
+	c.index.wg.Go(w.run)
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-w.ready:
+		return w, nil
+	case <-timer.C:
+		w.kill()
+		<-w.gone
+		ours, w.page = nil, nil
+		return nil, fmt.Errorf("the worker was not ready within %v%s", timeout, lastWords(w.tail.String()))
+	case <-w.gone:
+		ours, w.page = nil, nil
+		return nil, fmt.Errorf("the worker ended before it was ready: %s%s", w.exit, lastWords(w.tail.String()))
+	}
+}
+
+// run is the worker's reader. It lives as long as the process and finishes it.
+func (w *worker) run() {
+	w.wg.Go(w.stdout.run)
+	w.wg.Go(w.stderr.run)
+	err := w.read()
+	// Whatever ended the reading, the process is of no more use.
+	w.kill()
+	select {
+	case <-w.exited:
+	case <-w.zygote.proc.Done():
+		w.exitedWith(w.fate())
+	case <-time.After(5 * time.Second):
+		w.log.Error("a killed worker did not end", slog.Int("pid", w.handle.Pid()))
+		w.exitedWith(exit{lost: true})
+	}
+	w.zygote.forget(w)
+	w.logMu.Lock()
+	w.stdout.flush()
+	w.stderr.flush()
+	w.logMu.Unlock()
+	_ = w.stdout.file.Close()
+	_ = w.stderr.file.Close()
+	_ = w.in.Close()
+	_ = w.out.Close()
+	w.wg.Wait()
+	w.crew.lost(w, err)
+	w.handle.Close()
+	close(w.gone)
+}
+
+// fate is the end of a worker whose zygote ended: its own when it was the zygote.
+func (w *worker) fate() exit {
+	if w.crew.index.solo() {
+		return exitOf(w.zygote.proc.ExitCode())
+	}
+	return exit{lost: true}
+}
+
+func (w *worker) exitedWith(e exit) {
+	w.once.Do(func() {
+		w.exit = e
+		close(w.exited)
+		// A process that a tool left behind may hold the pipe open: what the
+		// worker wrote is there already, its end may never come.
+		_ = w.out.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+	})
+}
+
+func (w *worker) kill() { _ = w.handle.Signal(syscall.SIGKILL) }
+
+// stop ends an idle worker politely; its exit handlers run.
+func (w *worker) stop(grace time.Duration) {
+	w.send(frame.Header{Type: frame.Exit}, nil, nil)
+	timer := time.AfterFunc(grace, w.kill)
+	defer timer.Stop()
+	<-w.gone
+}
+
+// read handles frames until the pipe ends or the worker breaks the protocol.
+func (w *worker) read() error {
+	reader := frame.NewReader(w.out, w.crew.index.x.maxFrame())
+	for {
+		h, body, err := reader.Next()
+		if err != nil {
+			return err
+		}
+		switch h.Type { //nolint:exhaustive // the rest never comes from a worker
+		case frame.Result, frame.Error, frame.End:
+			w.terminal(h, body)
+		case frame.Yield:
+			if j := w.find(h.ID); j != nil && j.items.notify != nil {
+				j.items.mu.Lock()
+				j.items.list = append(j.items.list, append([]byte(nil), body...))
+				j.items.mu.Unlock()
+				select {
+				case j.items.notify <- struct{}{}:
+				default:
+				}
+			}
+		case frame.Log:
+			record := recordOf(h.Flags, body)
+			if record.Stream == StreamStderr {
+				w.tail.add(body)
+			}
+			w.logMu.Lock()
+			w.hand(w.find(h.ID), record)
+			w.logMu.Unlock()
+		case frame.Ready:
+			close(w.ready)
+		case frame.Pong:
+		default:
+			return fmt.Errorf("the worker sent frame type %d, which this agent does not know", h.Type)
+		}
+	}
+}
+
+// find is the call of an id, nil when we no longer wait for it.
+func (w *worker) find(id uint64) *job {
+	if !w.crew.async {
+		if j := w.current.Load(); j != nil && j.id == id {
+			return j
+		}
+		return nil
+	}
+	w.crew.mu.Lock()
+	defer w.crew.mu.Unlock()
+	return w.jobs[id]
+}
+
+// only is the one running call, nil when there are none or several.
+func (w *worker) only() *job {
+	if !w.crew.async {
+		return w.current.Load()
+	}
+	w.crew.mu.Lock()
+	defer w.crew.mu.Unlock()
+	if len(w.jobs) != 1 || w.abandoned > 0 {
+		return nil
+	}
+	for _, j := range w.jobs {
+		return j
+	}
+	return nil
+}
+
+// hand gives a record to its call's sink, or to the log. The log lock is held.
+func (w *worker) hand(j *job, r Record) {
+	if j != nil && j.sink != nil {
+		j.sink.Log(r)
+		return
+	}
+	rpcID := ""
+	if j != nil {
+		rpcID = j.rpcID
+	}
+	w.log.Debug("output of a worker", slog.String("stream", string(r.Stream)), slog.String("rpc_id", rpcID),
+		slog.String("text", r.Message))
+}
+
+// terminal ends a call, and gives the worker its next one first.
+func (w *worker) terminal(h frame.Header, body []byte) {
+	w.logMu.Lock()
+	if h.Flags&frame.FlagRaw != 0 {
+		w.stdout.flush()
+		w.stderr.flush()
+	}
+	w.logMu.Unlock()
+	own := append([]byte(nil), body...)
+	j := w.crew.finished(w, h.ID)
+	if j == nil {
+		return
+	}
+	j.kind, j.body = h.Type, own
+	j.done <- struct{}{}
+}
+
+// call sends a call to the worker.
+func (w *worker) call(j *job) {
+	h := frame.Header{Type: frame.Call, Flags: j.flags, Slot: j.tool.slot, ID: j.id}
+	w.send(h, j.meta, j.args)
+}
+
+// cancel tells the worker to stop a call: on the page and by a signal for what
+// runs, by a frame for what waits.
+func (w *worker) cancel(j *job) {
+	w.page.Store(sandbox.WordCancel, j.id)
+	w.send(frame.Header{Type: frame.Cancel, ID: j.id}, nil, nil)
+	if !w.crew.async {
+		_ = w.handle.Signal(syscall.SIGURG)
+	}
+}
+
+// credit lets a stream send size more bytes.
+func (w *worker) credit(id uint64, size int) {
+	w.send(frame.Header{Type: frame.Credit, ID: id}, []byte{
+		byte(size), byte(size >> 8), byte(size >> 16), byte(size >> 24),
+	}, nil)
+}
+
+// send writes a frame whose body is meta and rest. It never blocks: what the
+// pipe has no room for is written by a goroutine of the worker's.
+func (w *worker) send(h frame.Header, meta, rest []byte) {
+	h.Length = uint32(len(meta) + len(rest)) //nolint:gosec // bounded by Index.Call
+	w.writeMu.Lock()
+	defer w.writeMu.Unlock()
+	w.buf = append(append(h.Append(w.buf[:0]), meta...), rest...)
+	data := w.buf
+	if cap(w.buf) > 1<<20 {
+		w.buf = nil
+	}
+	if w.flushing {
+		w.pending = append(w.pending, data...)
+		return
+	}
+	var n int
+	err := w.raw.Control(func(fd uintptr) {
+		for {
+			var werr error
+			n, werr = unix.Write(int(fd), data) //nolint:gosec // descriptors are small
+			if werr != unix.EINTR {             //nolint:errorlint // a plain errno
+				break
+			}
+		}
+	})
+	if err != nil {
+		return // closed: the worker has ended, and its calls end with it
+	}
+	if n = max(n, 0); n < len(data) {
+		w.pending = append([]byte(nil), data[n:]...)
+		w.flushing = true
+		w.wg.Go(w.flush)
+	}
+}
+
+// flush writes what is pending, waiting for the worker to read.
+func (w *worker) flush() {
+	for {
+		w.writeMu.Lock()
+		data := w.pending
+		w.pending = nil
+		if len(data) == 0 {
+			w.flushing = false
+			w.writeMu.Unlock()
+			return
+		}
+		w.writeMu.Unlock()
+		if _, err := w.in.Write(data); err != nil {
+			// The worker reads no more. Its end is reported by the reader.
+			w.kill()
+			return
+		}
+	}
+}
+
+// begun tells whether a call that a dead worker held had entered its function.
+// The crew's lock is held.
+func (w *worker) begun(j *job) toolmesh.Started {
+	if w.crew.async {
+		return started(j.turn <= w.page.Load(sandbox.WordTaken))
+	}
+	return started(w.page.Load(sandbox.WordStarted) == j.id)
+}
+
+// metaOf makes the meta block of a CALL body: length, then the JSON object.
+func metaOf(varargs json.RawMessage) []byte {
+	text := append(append([]byte(`{"varargs":`), varargs...), '}')
+	n := len(text)
+	return append([]byte{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24)}, text...)
+}

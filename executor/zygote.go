@@ -1,0 +1,354 @@
+package executor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolmesh/toolmesh/executor/frame"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+)
+
+// setup is the first message to a zygote.
+type setup struct {
+	Root    string            `json:"root"`
+	Cwd     string            `json:"cwd"`
+	Paths   []string          `json:"paths"`
+	Tools   []string          `json:"tools"`
+	Exclude map[string]string `json:"exclude"`
+}
+
+// description is a zygote's answer to it. The place in Tools is a tool's slot.
+type description struct {
+	Tools       []Tool        `json:"tools"`
+	Unavailable []Unavailable `json:"unavailable"`
+	Python      string        `json:"python"`
+	ForkUnsafe  string        `json:"fork_unsafe"`
+}
+
+// importFailure is returned by startZygote when a module hangs or ends the
+// process: it is to be left out.
+type importFailure struct {
+	module string
+	reason string
+}
+
+func (e *importFailure) Error() string { return e.reason }
+
+// zygote is one running zygote process and the channel to it.
+type zygote struct {
+	log     *slog.Logger
+	proc    *sandbox.Process
+	conn    *net.UnixConn
+	about   description
+	output  tail
+	maximum uint32
+
+	forking sync.Mutex // one FORK under way: its descriptors must not mix with the next one's
+
+	mu      sync.Mutex
+	forked  chan forkedMessage
+	workers map[uint64]*worker
+
+	wg sync.WaitGroup
+}
+
+type forkedMessage struct {
+	ID     uint64 `json:"id"`
+	Pid    int    `json:"pid"`
+	Error  string `json:"error"`
+	Handle bool   `json:"handle"`
+	fd     int
+}
+
+// startZygote starts the process and waits until it has described its tools.
+// timeout bounds each single import.
+func startZygote(ctx context.Context, log *slog.Logger, spawner *sandbox.Spawner, cmd sandbox.Command, s setup,
+	timeout time.Duration, maximum uint32,
+) (_ *zygote, err error) {
+	proc, err := spawner.Start(cmd)
+	if err != nil {
+		return nil, err
+	}
+	z := &zygote{
+		log: log, proc: proc, conn: proc.Control, maximum: maximum,
+		forked: make(chan forkedMessage, 1), workers: map[uint64]*worker{},
+	}
+	z.wg.Go(func() { z.drain(proc.Stdout, StreamStdout) })
+	z.wg.Go(func() { z.drain(proc.Stderr, StreamStderr) })
+	described := make(chan description, 1)
+	importing := make(chan string, 1)
+	z.wg.Go(func() { z.read(importing, described) })
+	defer func() {
+		if err != nil {
+			z.kill()
+		}
+	}()
+	body, err := json.Marshal(s)
+	if err != nil {
+		return nil, fmt.Errorf("setup: %w", err)
+	}
+	if _, err := z.conn.Write(frame.Append(nil, frame.Header{Type: frame.Setup}, body)); err != nil {
+		return nil, fmt.Errorf("setup: %w", err)
+	}
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	module := ""
+	for {
+		select {
+		case z.about = <-described:
+			return z, nil
+		case module = <-importing:
+			timer.Reset(timeout)
+		case <-proc.Done():
+			z.wg.Wait() // the last words have arrived
+			select {
+			case z.about = <-described:
+			default:
+			}
+			select {
+			case module = <-importing:
+			default:
+			}
+			words := z.output.String()
+			if module == "" {
+				return nil, fmt.Errorf("the interpreter ended before it imported anything (exit status %d): %s",
+					proc.ExitCode(), words)
+			}
+			return nil, &importFailure{module, fmt.Sprintf("the import of %s ended the process (%s)%s",
+				module, exitOf(proc.ExitCode()), lastWords(words))}
+		case <-timer.C:
+			if module == "" {
+				return nil, fmt.Errorf("the interpreter did not start within %v", timeout)
+			}
+			return nil, &importFailure{module, fmt.Sprintf("the import of %s did not end within %v", module, timeout)}
+		case <-ctx.Done():
+			return nil, fmt.Errorf("start the index: %w", ctx.Err())
+		}
+	}
+}
+
+// exitOf undoes the coding of a process that reports its child's end.
+func exitOf(code int) exit {
+	if code > 128 {
+		return exit{Code: -1, Signal: code - 128}
+	}
+	return exit{Code: code}
+}
+
+func lastWords(text string) string {
+	if text == "" {
+		return ""
+	}
+	return ": " + text
+}
+
+// drain takes what the index prints at import: into the log, never into a call.
+func (z *zygote) drain(file *os.File, stream Stream) {
+	buf := make([]byte, 8<<10)
+	var budget bucket
+	for {
+		n, err := file.Read(buf)
+		if n > 0 {
+			z.output.add(buf[:n])
+			if budget.take(n) {
+				z.log.Debug("output at import", slog.String("stream", string(stream)), slog.String("text", string(buf[:n])))
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// read takes the zygote's messages until it ends.
+func (z *zygote) read(importing chan string, described chan description) {
+	control := &controlReader{conn: z.conn}
+	reader := frame.NewReader(control, z.maximum)
+	defer control.close()
+	for {
+		h, body, err := reader.Next()
+		if err != nil {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, syscall.ECONNRESET) {
+				z.log.Warn("the channel to the zygote broke", slog.Any("error", err))
+				_ = z.conn.Close()
+			}
+			return
+		}
+		switch h.Type { //nolint:exhaustive // the rest never comes from a zygote
+		case frame.Importing:
+			var m struct {
+				Module string `json:"module"`
+			}
+			_ = json.Unmarshal(body, &m)
+			select {
+			case <-importing:
+			default:
+			}
+			importing <- m.Module
+		case frame.Described:
+			var d description
+			if err := json.Unmarshal(body, &d); err != nil {
+				z.log.Error("the zygote's description cannot be read", slog.Any("error", err))
+				_ = z.conn.Close()
+				return
+			}
+			for i := range d.Tools {
+				if string(d.Tools[i].OutputSchema) == "null" {
+					d.Tools[i].OutputSchema = nil
+				}
+			}
+			described <- d
+		case frame.Forked:
+			var m forkedMessage
+			_ = json.Unmarshal(body, &m)
+			m.fd = -1
+			if m.Handle {
+				m.fd = control.take()
+			}
+			z.forked <- m
+		case frame.Exited:
+			var m struct {
+				ID uint64 `json:"id"`
+				exit
+			}
+			_ = json.Unmarshal(body, &m)
+			z.mu.Lock()
+			w := z.workers[m.ID]
+			delete(z.workers, m.ID)
+			z.mu.Unlock()
+			if w != nil {
+				w.exitedWith(m.exit)
+			}
+		default:
+			z.log.Error("unknown message from the zygote", slog.Int("type", int(h.Type)))
+			_ = z.conn.Close()
+			return
+		}
+	}
+}
+
+var errNoFork = errors.New("cannot fork a worker")
+
+// fork makes the zygote fork w, or become it. files go to the child in order.
+func (z *zygote) fork(w *worker, become bool, files []*os.File) (*sandbox.Handle, error) {
+	z.forking.Lock()
+	defer z.forking.Unlock()
+	kind := "sync"
+	if w.crew.async {
+		kind = "async"
+	}
+	body, err := json.Marshal(map[string]any{"id": w.id, "kind": kind, "limit": w.crew.index.x.opts.MaxResult})
+	if err != nil {
+		return nil, err
+	}
+	fds := make([]int, len(files))
+	for i, f := range files {
+		if fds[i], err = sandbox.Fd(f); err != nil {
+			return nil, err
+		}
+	}
+	message := frame.Fork
+	if become {
+		message = frame.Become
+	}
+	z.mu.Lock()
+	z.workers[w.id] = w
+	z.mu.Unlock()
+	data := frame.Append(nil, frame.Header{Type: message}, body)
+	if _, _, err := z.conn.WriteMsgUnix(data, unix.UnixRights(fds...), nil); err != nil {
+		z.forget(w)
+		return nil, fmt.Errorf("%w: %w", errNoFork, err)
+	}
+	timer := time.NewTimer(30 * time.Second)
+	defer timer.Stop()
+	select {
+	case m := <-z.forked:
+		if m.Error != "" {
+			z.forget(w)
+			return nil, fmt.Errorf("%w: %s", errNoFork, m.Error)
+		}
+		if m.fd < 0 && z.proc.Level != sandbox.LevelReaper {
+			return nil, fmt.Errorf("%w: this kernel has no pidfd", errNoFork)
+		}
+		return sandbox.NewHandle(m.fd, m.Pid), nil
+	case <-z.proc.Done():
+	case <-timer.C:
+		_ = z.conn.Close() // it does not answer: it is of no more use
+	}
+	z.forget(w)
+	return nil, fmt.Errorf("%w: the zygote is gone%s", errNoFork, lastWords(z.output.String()))
+}
+
+func (z *zygote) forget(w *worker) {
+	z.mu.Lock()
+	delete(z.workers, w.id)
+	z.mu.Unlock()
+}
+
+// gone reports whether the process has ended.
+func (z *zygote) gone() bool {
+	select {
+	case <-z.proc.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// kill ends the zygote and all its workers, and waits for them.
+func (z *zygote) kill() {
+	z.proc.Kill()
+	z.wg.Wait()
+}
+
+// controlReader reads the byte stream of a control socket and keeps the
+// descriptors that come along.
+type controlReader struct {
+	conn *net.UnixConn
+	oob  [256]byte
+	fds  []int
+}
+
+func (r *controlReader) Read(b []byte) (int, error) {
+	n, oobn, _, _, err := r.conn.ReadMsgUnix(b, r.oob[:])
+	if oobn > 0 {
+		messages, parseErr := unix.ParseSocketControlMessage(r.oob[:oobn])
+		if parseErr == nil {
+			for i := range messages {
+				if fds, rightsErr := unix.ParseUnixRights(&messages[i]); rightsErr == nil {
+					r.fds = append(r.fds, fds...)
+				}
+			}
+		}
+	}
+	if err == nil && n == 0 && len(b) > 0 {
+		err = io.EOF
+	}
+	return n, err
+}
+
+func (r *controlReader) take() int {
+	if len(r.fds) == 0 {
+		return -1
+	}
+	fd := r.fds[0]
+	r.fds = r.fds[1:]
+	return fd
+}
+
+func (r *controlReader) close() {
+	for _, fd := range r.fds {
+		_ = unix.Close(fd)
+	}
+}

@@ -1,0 +1,293 @@
+package admit
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Limits of PROTOCOL sections 2 and 7.
+const (
+	keepResults  = 2 * time.Minute
+	maxResults   = 10_000
+	maxKept      = 64 << 20
+	maxOneResult = 8 << 20
+	keepCancels  = 30 * time.Second
+	maxCancels   = 10_000
+)
+
+// Key names a call.
+type Key struct {
+	Session subjects.SessionID
+	RPC     subjects.RPCID
+}
+
+// Request identifies a call well enough to tell a repetition from a collision.
+type Request struct {
+	Key    Key // an empty RPC is a call that nobody can repeat or cancel
+	Tool   subjects.ToolID
+	Digest [sha256.Size]byte
+}
+
+// Record is what a call ended with: a result, or an error. Streamed is set for
+// a call whose chunks are in the store instead.
+type Record struct {
+	Result   json.RawMessage
+	Err      *toolmesh.Error
+	Streamed bool
+}
+
+// Verdict is what to do with a request.
+type Verdict uint8
+
+// The verdicts.
+const (
+	// Run: the call is new and has a slot; [Table.Finish] gives it back.
+	Run Verdict = iota
+	// Join: the same call runs; the waiter given to Begin gets its record.
+	Join
+	// Repeat: the same call has ended; its record is returned.
+	Repeat
+	// Refuse: the error says why.
+	Refuse
+)
+
+// Call is a call in flight. Its fields are set by Begin and never change; T is
+// what the host knows of it.
+type Call[T any] struct {
+	Request
+	Value   T
+	waiters []func(Record)
+}
+
+type kept struct {
+	request Request
+	record  Record
+	size    int
+	dropped bool // the record was too large to keep
+	ended   time.Time
+}
+
+// Table is a node's calls. The zero value is not usable; see [NewTable]. Its
+// methods may be called concurrently.
+type Table[T any] struct {
+	slots int
+	now   func() time.Time
+
+	mu      sync.Mutex
+	running map[*Call[T]]struct{}
+	byKey   map[Key]*Call[T]
+	ended   map[Key]*kept
+	ring    []*kept // in order of ending, from head on
+	head    int
+	size    int
+	cancels map[Key]time.Time
+	empty   chan struct{} // closed when nothing runs; nil while nobody waits
+}
+
+// NewTable returns a table for a node that runs at most slots calls at once.
+// now is time.Now unless a test says otherwise.
+func NewTable[T any](slots int, now func() time.Time) *Table[T] {
+	return &Table[T]{
+		slots: slots, now: now,
+		running: make(map[*Call[T]]struct{}), byKey: make(map[Key]*Call[T]),
+		ended: make(map[Key]*kept), cancels: make(map[Key]time.Time),
+	}
+}
+
+// Begin decides on a request. For Run it returns the call, which holds value;
+// for Repeat the record; for Refuse the error, which has started set. For Join,
+// waiter is called once, when the running call ends, with its record.
+func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r.Key.RPC != "" {
+		if c := t.byKey[r.Key]; c != nil {
+			if c.Request != r {
+				return Refuse, nil, Record{}, collision(r)
+			}
+			c.waiters = append(c.waiters, waiter)
+			return Join, c, Record{}, nil
+		}
+		if k := t.ended[r.Key]; k != nil && t.now().Sub(k.ended) < keepResults {
+			switch {
+			case k.request != r:
+				return Refuse, nil, Record{}, collision(r)
+			case k.dropped:
+				return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest,
+					"call %q has already run and its result was too large to keep: use a new rpc_id to run it again", r.Key.RPC).
+					WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
+			}
+			return Repeat, nil, k.record, nil
+		}
+		if at, ok := t.cancels[r.Key]; ok && t.now().Sub(at) < keepCancels {
+			return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeCancelled, "the call was cancelled before it arrived").
+				WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+		}
+	}
+	if len(t.running) >= t.slots {
+		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeBusy,
+			"all %d slots of this node are taken: try again, or another node", t.slots).
+			WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+	}
+	c := &Call[T]{Request: r, Value: value}
+	t.running[c] = struct{}{}
+	if r.Key.RPC != "" {
+		t.byKey[r.Key] = c
+	}
+	return Run, c, Record{}, nil
+}
+
+func collision(r Request) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest,
+		"rpc_id %q already names another call (session, tool and body must agree): use a new one", r.Key.RPC).
+		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+}
+
+// Finish ends a call of Begin: it frees the slot, keeps the record unless the
+// tool's code never began, and hands it to those who joined. Calling it again
+// does nothing.
+func (t *Table[T]) Finish(c *Call[T], record Record) {
+	t.mu.Lock()
+	if _, ok := t.running[c]; !ok {
+		t.mu.Unlock()
+		return
+	}
+	delete(t.running, c)
+	if c.Key.RPC != "" {
+		delete(t.byKey, c.Key)
+		if record.Err == nil || record.Err.Started != toolmesh.StartedNo {
+			t.keep(c.Request, record)
+		}
+	}
+	waiters := c.waiters
+	if len(t.running) == 0 && t.empty != nil {
+		close(t.empty)
+		t.empty = nil
+	}
+	t.mu.Unlock()
+	for _, w := range waiters {
+		w(record)
+	}
+}
+
+func (t *Table[T]) keep(r Request, record Record) {
+	k := &kept{request: r, record: record, size: 256 + len(record.Result), ended: t.now()}
+	if record.Err != nil {
+		k.size += len(record.Err.Message) + len(record.Err.Stacktrace)
+	}
+	if k.size > maxOneResult {
+		k.drop()
+	}
+	t.ended[r.Key] = k
+	t.ring = append(t.ring, k)
+	t.size += k.size
+	// The oldest results give way; their names stay, so that they do not run again.
+	for i := t.head; t.size > maxKept && i < len(t.ring); i++ {
+		if old := t.ring[i]; !old.dropped {
+			t.size -= old.size
+			old.drop()
+			t.size += old.size
+		}
+	}
+	for len(t.ring)-t.head > maxResults {
+		t.forgetOldest()
+	}
+}
+
+func (k *kept) drop() { k.record, k.size, k.dropped = Record{}, 256, true }
+
+func (t *Table[T]) forgetOldest() {
+	k := t.ring[t.head]
+	t.ring[t.head] = nil
+	t.head++
+	t.size -= k.size
+	if t.ended[k.request.Key] == k {
+		delete(t.ended, k.request.Key)
+	}
+	if t.head > 1024 && t.head*2 > len(t.ring) {
+		t.ring = append([]*kept(nil), t.ring[t.head:]...)
+		t.head = 0
+	}
+}
+
+// Cancel returns the running call of a key, or remembers the cancel for a call
+// that has yet to arrive. The caller stops the call.
+func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c := t.byKey[key]; c != nil {
+		return c, true
+	}
+	if k := t.ended[key]; k == nil && len(t.cancels) < maxCancels {
+		t.cancels[key] = t.now()
+	}
+	return nil, false
+}
+
+// Lookup returns the running call of a key.
+func (t *Table[T]) Lookup(key Key) (*Call[T], bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c, ok := t.byKey[key]
+	return c, ok
+}
+
+// InFlight is how many calls run.
+func (t *Table[T]) InFlight() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.running)
+}
+
+// Slots is how many calls may run at once.
+func (t *Table[T]) Slots() int { return t.slots }
+
+// Running returns the calls in flight.
+func (t *Table[T]) Running() []*Call[T] {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	calls := make([]*Call[T], 0, len(t.running))
+	for c := range t.running {
+		calls = append(calls, c)
+	}
+	return calls
+}
+
+// Sweep forgets results and cancels whose time is over. The host calls it now
+// and then, so that an idle node gives its memory back.
+func (t *Table[T]) Sweep() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.now()
+	for t.head < len(t.ring) && now.Sub(t.ring[t.head].ended) >= keepResults {
+		t.forgetOldest()
+	}
+	if t.head == len(t.ring) {
+		t.ring, t.head = nil, 0
+	}
+	for key, at := range t.cancels {
+		if now.Sub(at) >= keepCancels {
+			delete(t.cancels, key)
+		}
+	}
+}
+
+// Idle returns a channel that is closed as soon as no call runs.
+func (t *Table[T]) Idle() <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.running) == 0 {
+		done := make(chan struct{})
+		close(done)
+		return done
+	}
+	if t.empty == nil {
+		t.empty = make(chan struct{})
+	}
+	return t.empty
+}

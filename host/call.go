@@ -1,0 +1,422 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// Times of PROTOCOL sections 5, 6 and 8.
+const (
+	defaultTimeout = 30 * time.Second // of a unary call, when nobody says
+	idleTimeout    = 60 * time.Second // between two items of a stream, likewise
+	callerGone     = 10 * time.Second // without credit, or between two 503s
+	keepaliveEvery = time.Second
+	// overdueGrace is how long a handler may take to return once its time is up;
+	// then its caller is answered all the same.
+	overdueGrace = time.Second
+)
+
+// Causes with which a call's context ends.
+var (
+	errCancelled = toolmesh.Errorf(toolmesh.CodeCancelled, "the call was cancelled").WithStarted(toolmesh.StartedYes)
+	errDeadline  = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time is up").WithStarted(toolmesh.StartedYes).WithDetail("limit", "time")
+	errIdle      = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the stream yielded nothing for %v", idleTimeout).WithStarted(toolmesh.StartedYes).WithDetail("limit", "idle")
+	errGone      = toolmesh.Errorf(toolmesh.CodeCancelled, "the stream's caller is gone").WithStarted(toolmesh.StartedYes).WithDetail("reason", "caller_gone")
+	errStopping  = toolmesh.Errorf(toolmesh.CodeUnavailable, "the node stopped while the call ran").WithStarted(toolmesh.StartedYes)
+)
+
+// served is one tool that the host offers.
+type served struct {
+	descriptor *tool.Descriptor
+	validator  *tool.Validator
+	handler    Handler
+	identity   *codec.Identity
+	session    subjects.SessionID // empty: every session's
+	withdrawn  atomic.Bool
+}
+
+// inflight is one admitted call.
+type inflight struct {
+	// Set before the call is admitted, and then read by anyone.
+	h        *Host
+	req      *codec.Request
+	tool     *served
+	reply    string
+	start    time.Time
+	deadline time.Time // zero for a stream without a total
+	epoch    string
+	stop     context.CancelCauseFunc
+
+	ending atomic.Int64 // when the call was told to end, unix ns; 0 = not yet
+	// answered is taken by whoever answers the caller: the handler's return, or
+	// the ticker when the handler does not return.
+	answered  atomic.Bool
+	keepalive atomic.Int64 // when the last one was sent, unix ns
+	stream    atomic.Pointer[stream]
+}
+
+// receive parses and admits one request, and runs it if it is admitted.
+func (h *Host) receive(m *nats.Msg) {
+	s, err := subjects.Parse(m.Subject)
+	directed := s.Kind == subjects.KindNodeTool
+	if !subjects.ReplyAllowed(m.Reply, s.Session, h.opts.SessionCredentials) {
+		h.refusedReplies.Add(1)
+		h.log.Warn("request refused: its reply subject is no inbox", slog.String("subject", m.Subject))
+		return
+	}
+	if directed {
+		h.lastDirected.Store(time.Now().UnixNano())
+	}
+	req, bad := codec.ParseRequest(s, codec.Header(m.Header), m.Data)
+	if err != nil {
+		bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err).WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+	}
+	if bad != nil {
+		h.answer(m.Reply, req, h.identity, admit.Record{Err: bad})
+		return
+	}
+	t := h.routes.find(s.Session, s.Tool)
+	if bad = h.check(t, req, directed); bad != nil {
+		h.answer(m.Reply, req, h.identity, admit.Record{Err: bad})
+		return
+	}
+	c := &inflight{h: h, req: req, tool: t, reply: m.Reply, start: time.Now()}
+	if h.opts.Sessions != nil {
+		if c.epoch, err = h.opts.Sessions.Admit(req.Session); err != nil {
+			h.answer(m.Reply, req, h.identity, admit.Record{Err: refusal(err)})
+			return
+		}
+	}
+	if budget := h.budget(t, req); budget > 0 {
+		c.deadline = c.start.Add(budget)
+	}
+	h.admit(c)
+}
+
+// refusal makes an error say that nothing was started.
+func refusal(err error) *toolmesh.Error {
+	e := toolmesh.AsError(err)
+	if e.Started == toolmesh.StartedUnknown {
+		e = e.WithStarted(toolmesh.StartedNo)
+	}
+	if e.Origin == "" {
+		e = e.WithOrigin(toolmesh.OriginAgent)
+	}
+	return e
+}
+
+func (h *Host) check(t *served, req *codec.Request, directed bool) *toolmesh.Error {
+	refuse := func(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
+		return refusal(toolmesh.Errorf(code, format, args...))
+	}
+	switch {
+	case t == nil && directed:
+		return refuse(toolmesh.CodeToolNotFound, "node %s does not serve tool %q", h.node, req.Tool)
+	case t == nil || t.withdrawn.Load() && directed:
+		return refuse(toolmesh.CodeUnavailable, "tool %q has just been taken off node %s", req.Tool, h.node)
+	case h.draining.Load() && directed && !h.knows(req):
+		return refuse(toolmesh.CodeUnavailable, "node %s is draining", h.node)
+	case req.HasTimeout && req.Timeout <= 0:
+		return refuse(toolmesh.CodeDeadlineExceeded, "the call's time was up before it arrived")
+	case req.Revision != "" && req.Revision != t.identity.Revision:
+		return refuse(toolmesh.CodeUnavailable, "revision %q of tool %q is asked for, node %s serves %q", req.Revision, req.Tool, h.node, t.identity.Revision).
+			WithDetail("revision", t.identity.Revision)
+	}
+	if !req.Deadline.IsZero() {
+		if now := h.bus.Time(); req.Deadline.Before(now.Now) {
+			return refuse(toolmesh.CodeDeadlineExceeded, "the call's deadline passed %v before it arrived", now.Now.Sub(req.Deadline).Round(time.Millisecond))
+		}
+	}
+	return nil
+}
+
+// knows reports whether a request repeats a call that runs here: those are
+// answered even while the node drains.
+func (h *Host) knows(req *codec.Request) bool {
+	_, ok := h.calls.Lookup(admit.Key{Session: subjects.WireName(req.Session), RPC: subjects.WireName(req.RPCID)})
+	return ok
+}
+
+// admit gives the call a slot and runs it, or answers it.
+func (h *Host) admit(c *inflight) {
+	r := admit.Request{Tool: c.req.Tool}
+	if c.req.RPCID != "" {
+		r.Key = admit.Key{Session: subjects.WireName(c.req.Session), RPC: subjects.WireName(c.req.RPCID)}
+		r.Digest = c.req.Digest()
+	} else {
+		c.req.RPCID = newRPCID(c.req.Delivery)
+	}
+	parent, stop := context.WithCancelCause(h.base)
+	c.stop = stop
+	verdict, call, record, bad := h.calls.Begin(r, c, func(rec admit.Record) { h.repeat(c, rec) })
+	if verdict == admit.Run {
+		h.run(parent, call)
+		return
+	}
+	stop(nil)
+	switch verdict {
+	case admit.Refuse:
+		h.answer(c.reply, c.req, c.tool.identity, admit.Record{Err: bad})
+	case admit.Repeat:
+		h.repeat(c, record)
+	case admit.Join:
+		if running := call.Value.stream.Load(); c.req.Delivery == codec.DeliverLive && running != nil && running.high() > 0 {
+			h.sendAck(c)
+		}
+	}
+}
+
+func newRPCID(d codec.Delivery) subjects.RPCID {
+	id, err := uuid.NewV7()
+	if err != nil {
+		id = uuid.New()
+	}
+	text := strings.ReplaceAll(id.String(), "-", "")
+	if d != codec.DeliverNone {
+		return subjects.RPCID("rpc_stream_" + text)
+	}
+	return subjects.RPCID("rpc_" + text)
+}
+
+// repeat answers a repetition of a call that has ended.
+func (h *Host) repeat(c *inflight, record admit.Record) {
+	if !record.Streamed {
+		h.answer(c.reply, c.req, c.tool.identity, record)
+		return
+	}
+	if c.req.Delivery == codec.DeliverLive {
+		h.sendAck(c) // the chunks are in the store: the caller asks for them
+		return
+	}
+	h.running.run(func() { h.redeliver(c) })
+}
+
+// run executes one call and answers it.
+func (h *Host) run(parent context.Context, call *admit.Call[*inflight]) {
+	c := call.Value
+	record := h.execute(parent, c)
+	if s := c.stream.Load(); s != nil {
+		record = s.finish(record)
+	}
+	c.stop(nil)
+	if record.Err != nil {
+		h.failed.Add(1)
+	}
+	h.handled.Add(1)
+	if record.Result != nil {
+		record = h.bounded(c, record)
+	}
+	first := c.answered.CompareAndSwap(false, true)
+	h.calls.Finish(call, record)
+	if first && !record.Streamed {
+		h.answer(c.reply, c.req, c.tool.identity, record)
+	}
+	h.logCall(c, record)
+}
+
+func (h *Host) logCall(c *inflight, record admit.Record) {
+	level := slog.LevelDebug
+	code := ""
+	if record.Err != nil {
+		level, code = slog.LevelInfo, string(record.Err.Code)
+	}
+	if !h.log.Enabled(h.base, level) {
+		return
+	}
+	h.log.LogAttrs(h.base, level, "call finished", slog.String("rpc_id", string(c.req.RPCID)),
+		slog.String("session", string(c.req.Session)), slog.String("tool", string(c.req.Tool)),
+		slog.Duration("took", time.Since(c.start)), slog.String("code", code))
+}
+
+// bounded replaces a result that no message can carry.
+func (h *Host) bounded(c *inflight, record admit.Record) admit.Record {
+	const room = 1024 // headers and envelope
+	limit := h.bus.MaxPayload()
+	if limit == 0 || int64(len(record.Result)+room) <= limit {
+		return record
+	}
+	return admit.Record{Err: toolmesh.Errorf(toolmesh.CodePayloadTooLarge,
+		"the result has %d bytes, a message carries %d: return less, or stream it", len(record.Result), limit-room).
+		WithDetail("limit", limit).WithDetail("size", len(record.Result)).
+		WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)}
+}
+
+// execute prepares the call and runs its handler.
+func (h *Host) execute(parent context.Context, c *inflight) admit.Record {
+	args, varArgs := c.req.Args, []byte(nil)
+	if len(c.req.Positional) > 0 {
+		object, rest, err := tool.Bind(c.tool.descriptor, c.req.Positional, args)
+		if err != nil {
+			return admit.Record{Err: refusal(err)}
+		}
+		args, varArgs = object, rest
+	}
+	if err := c.tool.validator.Validate(args); err != nil {
+		return admit.Record{Err: refusal(err)}
+	}
+	if h.bus.StalledSince(c.start) {
+		// This process was frozen: what looks fresh may be long over.
+		if err := h.bus.FreshTime(parent); err == nil {
+			if bad := h.check(c.tool, c.req, false); bad != nil {
+				return admit.Record{Err: bad}
+			}
+		}
+	}
+	ctx := parent
+	if !c.deadline.IsZero() {
+		var release context.CancelFunc
+		ctx, release = context.WithDeadlineCause(parent, c.deadline, errDeadline)
+		defer release()
+	}
+	call := &Call{
+		Session: c.req.Session, Tool: c.req.Tool, RPCID: c.req.RPCID, Args: args, VarArgs: varArgs,
+		Stream: c.req.Delivery != codec.DeliverNone, Collect: c.tool.descriptor.Annotations.Collect,
+		Deadline: c.deadline, Depth: c.req.Depth, Parent: c.req.Parent, Isolation: c.req.Isolation, Traceparent: c.req.Traceparent,
+	}
+	if call.Stream {
+		s, err := newStream(ctx, c)
+		if err != nil {
+			return admit.Record{Err: refusal(err)}
+		}
+		c.stream.Store(s)
+		err = guard(ctx, c.tool.handler, call, s)
+		return admit.Record{Err: h.outcome(ctx, err), Streamed: true}
+	}
+	sink := unarySink{collect: call.Collect}
+	if err := guard(ctx, c.tool.handler, call, &sink); err != nil {
+		return admit.Record{Err: h.outcome(ctx, err)}
+	}
+	return admit.Record{Result: sink.result()}
+}
+
+// budget is the call's time: the caller's, up to what the tool declares, or up
+// to the node's limit where it declares nothing. 0 is no limit.
+func (h *Host) budget(t *served, req *codec.Request) time.Duration {
+	declared := time.Duration(t.descriptor.Annotations.Timeout)
+	most := declared
+	if most == 0 {
+		most = h.opts.MaxTimeout
+	}
+	switch {
+	case req.HasTimeout:
+		return min(req.Timeout, most)
+	case declared == 0 && req.Delivery == codec.DeliverNone:
+		return min(defaultTimeout, most)
+	}
+	return declared
+}
+
+// guard keeps a panicking handler from taking the node down.
+func guard(ctx context.Context, handler Handler, call *Call, sink Sink) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			e := toolmesh.Errorf(toolmesh.CodeToolError, "%v", p)
+			e.Type, e.Stacktrace = "panic", string(debug.Stack())
+			err = e
+		}
+	}()
+	return handler.ServeTool(ctx, call, sink)
+}
+
+// outcome turns what a handler returned into the call's error. When the call's
+// context had ended, its cause is the reason, whatever the handler makes of it.
+func (h *Host) outcome(ctx context.Context, err error) *toolmesh.Error {
+	if err == nil {
+		return nil
+	}
+	var e *toolmesh.Error
+	if !errors.As(err, &e) {
+		if ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
+			e = toolmesh.AsError(context.Cause(ctx))
+		} else {
+			e = toolmesh.Errorf(toolmesh.CodeToolError, "%w", err).WithOrigin(toolmesh.OriginTool)
+			e.Type = fmt.Sprintf("%T", err)
+		}
+	} else if cause := toolmesh.AsError(context.Cause(ctx)); cause != nil && ctx.Err() != nil &&
+		(e.Code == toolmesh.CodeCancelled || e.Code == toolmesh.CodeDeadlineExceeded) {
+		e = cause.WithOrigin(e.Origin)
+	}
+	if e.Origin == "" {
+		e = e.WithOrigin(toolmesh.OriginAgent)
+	}
+	if e.Code == toolmesh.CodeToolError && e.Origin == toolmesh.OriginAgent {
+		e = e.WithOrigin(toolmesh.OriginTool)
+	}
+	if e.Started == toolmesh.StartedUnknown {
+		e = e.WithStarted(toolmesh.StartedYes)
+	}
+	return e
+}
+
+// answer sends the reply of a call that is over.
+func (h *Host) answer(reply string, req *codec.Request, id *codec.Identity, record admit.Record) {
+	load := codec.Load{}
+	if req.WantLoad {
+		load = h.load()
+	}
+	var header codec.Header
+	var body []byte
+	if record.Err != nil {
+		header, body = req.Failure(id, h.fitting(record.Err), load)
+	} else {
+		header, body = req.Result(id, record.Result, load)
+	}
+	h.send(reply, header, body)
+	if req.Delivery == codec.DeliverInbox {
+		h.send(reply, nil, nil) // ends the answer for who waits for the empty message
+	}
+}
+
+// fitting cuts an error that no message can carry.
+func (h *Host) fitting(e *toolmesh.Error) *toolmesh.Error {
+	limit := h.bus.MaxPayload()
+	if limit == 0 || int64(len(codec.ErrorBody(e))+4096) <= limit {
+		return e
+	}
+	c := *e
+	c.Message = cut(c.Message, 4096)
+	c.Stacktrace = cut(c.Stacktrace, 16384)
+	c.Details = map[string]any{"truncated": true}
+	return &c
+}
+
+func cut(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "") + "…"
+}
+
+func (h *Host) sendAck(c *inflight) {
+	load := codec.Load{}
+	if c.req.WantLoad {
+		load = h.load()
+	}
+	header, body := c.req.Ack(c.tool.identity, load)
+	h.send(c.reply, header, body)
+}
+
+func (h *Host) load() codec.Load {
+	return codec.Load{InFlight: h.calls.InFlight(), Slots: h.opts.Slots}
+}
+
+// end tells a call's handler to stop.
+func (c *inflight) end(cause error) {
+	c.ending.CompareAndSwap(0, time.Now().UnixNano())
+	c.stop(cause)
+}

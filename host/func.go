@@ -1,0 +1,121 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"iter"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// described is a [Handler] that knows its own schemas.
+type described interface {
+	describe() (tool.Descriptor, error)
+}
+
+// Func makes a tool of a Go function. The schemas come from the Go types: In is
+// a struct, or a map, whose fields are the arguments; struct{} takes none. An
+// error that f returns is a tool_error, unless it is a [toolmesh.Error].
+func Func[In, Out any](f func(ctx context.Context, in In) (Out, error)) Handler {
+	return function[In, Out]{f: f}
+}
+
+// Stream makes a streaming tool of a Go function that yields items. An error
+// ends the stream; when the caller is gone, ctx ends and yield returns false.
+func Stream[In, Out any](f func(ctx context.Context, in In) iter.Seq2[Out, error]) Handler {
+	return sequence[In, Out]{f: f}
+}
+
+type function[In, Out any] struct {
+	f func(context.Context, In) (Out, error)
+}
+
+func (h function[In, Out]) describe() (tool.Descriptor, error) { return describeTypes[In, Out](false) }
+
+// ServeTool implements [Handler].
+func (h function[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink) error {
+	in, err := decodeArgs[In](call)
+	if err != nil {
+		return err
+	}
+	out, err := h.f(ctx, in)
+	if err != nil {
+		return err
+	}
+	data, err := encodeItem(out)
+	if err != nil {
+		return err
+	}
+	return sink.Send(ctx, data)
+}
+
+type sequence[In, Out any] struct {
+	f func(context.Context, In) iter.Seq2[Out, error]
+}
+
+func (h sequence[In, Out]) describe() (tool.Descriptor, error) { return describeTypes[In, Out](true) }
+
+// ServeTool implements [Handler].
+func (h sequence[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink) error {
+	in, err := decodeArgs[In](call)
+	if err != nil {
+		return err
+	}
+	for out, err := range h.f(ctx, in) {
+		if err != nil {
+			return err
+		}
+		data, err := encodeItem(out)
+		if err != nil {
+			return err
+		}
+		if err := sink.Send(ctx, data); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+func describeTypes[In, Out any](streaming bool) (tool.Descriptor, error) {
+	d := tool.Descriptor{Source: tool.SourceGo, Annotations: tool.Annotations{Streaming: streaming}}
+	var err error
+	if d.InputSchema, err = tool.For[In](); err != nil {
+		return d, err
+	}
+	d.OutputSchema, err = tool.For[Out]()
+	return d, err
+}
+
+func decodeArgs[In any](call *Call) (In, error) {
+	var in In
+	if err := json.Unmarshal(call.Args, &in); err != nil {
+		return in, toolmesh.Errorf(toolmesh.CodeInvalidArguments, "the arguments do not fit the function's type: %w", err).
+			WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+	}
+	return in, nil
+}
+
+func encodeItem(v any) (json.RawMessage, error) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the result is not JSON: %w", err).
+			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginTool)
+	}
+	return bytes.TrimRight(buf.Bytes(), "\n"), nil
+}
+
+// checkedSink holds handlers that write JSON by hand to it.
+type checkedSink struct{ Sink }
+
+// Send implements [Sink].
+func (s checkedSink) Send(ctx context.Context, item json.RawMessage) error {
+	if !json.Valid(item) {
+		return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the handler sent something that is not JSON").
+			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginTool)
+	}
+	return s.Sink.Send(ctx, item)
+}

@@ -1,0 +1,67 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Handler executes calls of one tool: a Go function ([Func], [Stream]), a
+// Python worker, a command. It is called concurrently, once per call.
+//
+// A returned [toolmesh.Error] travels as it is; any other error is a tool_error
+// with the Go type as its type. When ctx ends the call has been cancelled, has
+// run out of time or has lost its caller, and ServeTool should return soon.
+type Handler interface {
+	ServeTool(ctx context.Context, call *Call, sink Sink) error
+}
+
+// HandlerFunc is a function that is a [Handler].
+type HandlerFunc func(ctx context.Context, call *Call, sink Sink) error
+
+// ServeTool calls f; what it sends is held to being JSON.
+func (f HandlerFunc) ServeTool(ctx context.Context, call *Call, sink Sink) error {
+	return f(ctx, call, checkedSink{sink})
+}
+
+// Sink takes what a call produces. A plain function sends its one result; a
+// generator sends its items in order. What the caller gets of several items in
+// a unary call is the host's business: the last one, or all of them as a list.
+type Sink interface {
+	// Send takes one item, which must be JSON, and keeps it: the slice must not
+	// be changed afterwards. It blocks while the caller's credit is used up,
+	// and fails when the call is over. It must not be called concurrently.
+	Send(ctx context.Context, item json.RawMessage) error
+}
+
+// ResultSink is a [Sink] of a unary call, for handlers that have made the one
+// result themselves, also of several items.
+type ResultSink interface {
+	Sink
+	// SendResult takes the call's result in place of everything sent before.
+	SendResult(ctx context.Context, result json.RawMessage) error
+}
+
+// Call is one call, checked and admitted.
+type Call struct {
+	Session subjects.SessionID
+	Tool    subjects.ToolID
+	RPCID   subjects.RPCID
+	// Args is the arguments object; it fits the tool's input schema.
+	Args json.RawMessage
+	// VarArgs holds further positional arguments, a JSON array, or nothing.
+	VarArgs json.RawMessage
+	// Stream says that items are delivered as they are sent; Collect that a
+	// unary call gets all items as a list.
+	Stream  bool
+	Collect bool
+	// Deadline is when ctx ends; zero for a stream without a total.
+	Deadline time.Time
+	// Depth is how many calls are above this one, and Parent the next above.
+	Depth       int
+	Parent      subjects.RPCID
+	Isolation   string
+	Traceparent string
+}

@@ -1,0 +1,612 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const (
+	tickEvery = 250 * time.Millisecond
+	beatEvery = time.Second
+)
+
+// Host makes a process a node. Its methods may be called concurrently.
+type Host struct {
+	opts     Options
+	bus      *bus.Bus
+	ownBus   bool
+	log      *slog.Logger
+	node     subjects.NodeID
+	boot     subjects.BootID
+	identity *codec.Identity // of answers that belong to no tool
+	calls    *admit.Table[*inflight]
+	quota    *quota
+	replayer *chunks.Replayer
+	routes   routes
+	lease    lease
+
+	base    context.Context // ends with the host; every call's context is below it
+	end     context.CancelCauseFunc
+	intake  *intake        // calls
+	running runners        // replays
+	workers sync.WaitGroup // ticker and the like
+	quit    chan struct{}
+
+	mu        sync.Mutex // guards what follows
+	state     state
+	services  map[serviceKey]*service
+	shared    []*nats.Subscription // of the node, not of a tool
+	directed  *nats.Subscription
+	micro     *bus.Service
+	unlisten  func()
+	stopOnce  sync.Once
+	stopErr   error
+	unsentMu  sync.Mutex
+	unsent    []*nats.Msg
+	unsentLen int
+
+	draining       atomic.Bool
+	lastDirected   atomic.Int64
+	refusedReplies atomic.Uint64
+	handled        atomic.Uint64
+	failed         atomic.Uint64
+}
+
+type state uint8
+
+const (
+	stateNew state = iota
+	stateServing
+	stateStopped
+)
+
+// serviceKey names what is published and withdrawn as one: an index, or a
+// session's own tools.
+type serviceKey struct {
+	index   subjects.IndexName
+	session subjects.SessionID
+}
+
+// service is one published [Service].
+type service struct {
+	Service
+	routes map[routeKey]*served
+	subs   map[routeKey]*nats.Subscription
+}
+
+// Service is what a host offers under one name: an index at one revision, or
+// the own tools of a session.
+type Service struct {
+	// Index is the index's name; empty for a session's own tools.
+	Index subjects.IndexName
+	// Session limits the service to one session; empty means all, which only an
+	// index can be.
+	Session  subjects.SessionID
+	Revision string
+	Tools    []Tool
+	// Unavailable are tools that are known and not served.
+	Unavailable []Unavailable
+}
+
+// Tool is one tool of a [Service].
+type Tool struct {
+	Descriptor *tool.Descriptor
+	Handler    Handler
+}
+
+// Unavailable is a tool that is declared and not served, with the reason.
+type Unavailable struct {
+	ID          subjects.ToolID
+	Description string
+	Reason      string
+}
+
+// New makes a host on a connection, made with [client.ConnectOptions] or any
+// other. Nothing is sent before [Host.Start]. The errors are invalid_request
+// for options that cannot be, and unavailable for a closed connection.
+func New(nc *nats.Conn, opts *Options) (*Host, error) {
+	o := opts.withDefaults()
+	b, err := bus.New(nc, &bus.Options{Logger: o.Logger})
+	if err != nil {
+		return nil, err
+	}
+	h, err := NewOn(b, &o)
+	if err != nil {
+		b.Close()
+		return nil, err
+	}
+	h.ownBus = true
+	return h, nil
+}
+
+// NewOn is [New] for packages of this module that share one bus.
+func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
+	o := opts.withDefaults()
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	boot := subjects.BootID(uuid.NewString())
+	h := &Host{
+		opts: o, bus: b, log: o.Logger, node: o.Node, boot: boot,
+		identity: codec.NewIdentity(o.Node, boot, ""),
+		calls:    admit.NewTable[*inflight](o.Slots, time.Now),
+		quota:    newQuota(o.StreamQuota, time.Now),
+		replayer: chunks.NewReplayer(b, o.Logger),
+		services: make(map[serviceKey]*service),
+		quit:     make(chan struct{}),
+	}
+	h.intake = newIntake(h.receive)
+	h.base, h.end = context.WithCancelCause(context.Background())
+	return h, nil
+}
+
+// Node is the node's id.
+func (h *Host) Node() subjects.NodeID { return h.node }
+
+// Boot is the id of this start of the node.
+func (h *Host) Boot() subjects.BootID { return h.boot }
+
+// ToolOption adjusts one function of [Host.Handle].
+type ToolOption func(*tool.Descriptor)
+
+// Description is the text that people and models read.
+func Description(text string) ToolOption {
+	return func(d *tool.Descriptor) { d.Description = text }
+}
+
+// Annotate says how the tool behaves. Whether it streams follows from the
+// handler and need not be said.
+func Annotate(a tool.Annotations) ToolOption {
+	return func(d *tool.Descriptor) {
+		a.Streaming = a.Streaming || d.Annotations.Streaming
+		d.Annotations = a
+	}
+}
+
+// Schema sets the input and output schema of a handler that has no Go types;
+// nil leaves one as it is.
+func Schema(input, output json.RawMessage) ToolOption {
+	return func(d *tool.Descriptor) {
+		if input != nil {
+			d.InputSchema = input
+		}
+		if output != nil {
+			d.OutputSchema = output
+		}
+	}
+}
+
+// Metadata is the author's own JSON object, passed through.
+func Metadata(object json.RawMessage) ToolOption {
+	return func(d *tool.Descriptor) { d.Metadata = object }
+}
+
+// Handle registers a function under the index or session of the options; an
+// empty name becomes a generated one (tool_<uuid>). It returns the full id. The
+// same name again replaces the function. Before Start the function waits for
+// it; afterwards it is served when Handle returns.
+func (h *Host) Handle(name string, handler Handler, opts ...ToolOption) (subjects.ToolID, error) {
+	return h.HandleIn(h.opts.Index, h.opts.Session, name, handler, opts...)
+}
+
+// HandleIn is [Host.Handle] for an index or session of one's own choice: one of
+// them is empty.
+func (h *Host) HandleIn(index subjects.IndexName, session subjects.SessionID, name string, handler Handler, opts ...ToolOption) (subjects.ToolID, error) {
+	if name == "" {
+		name = "tool_" + uuid.NewString()
+	}
+	d := tool.Descriptor{Source: tool.SourceGo}
+	if t, ok := handler.(described); ok {
+		var err error
+		if d, err = t.describe(); err != nil {
+			return "", err
+		}
+	}
+	d.Name = name
+	switch {
+	case index != "":
+		d.ID = subjects.ToolID(string(index) + "." + name)
+		d.Index = &tool.IndexRef{Name: index, Revision: h.opts.Revision}
+	case session != "":
+		d.ID = subjects.ToolID(name)
+		if _, dotted := d.ID.Index(); dotted {
+			return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%q has a dot: a session's own tool has one name", name)
+		}
+	default:
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "host.Options has neither Index nor Session: functions need one of them to be called by")
+	}
+	for _, opt := range opts {
+		opt(&d)
+	}
+	if err := d.Check(); err != nil {
+		return "", err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	next := Service{Index: index, Session: session, Revision: h.opts.Revision}
+	if old := h.services[serviceKey{index, session}]; old != nil {
+		next = old.Service
+		next.Tools = nil
+		for _, t := range old.Tools {
+			if t.Descriptor.ID != d.ID {
+				next.Tools = append(next.Tools, t)
+			}
+		}
+	}
+	next.Tools = append(next.Tools, Tool{Descriptor: &d, Handler: handler})
+	return d.ID, h.publish(h.base, next)
+}
+
+// Publish offers a service, or replaces the one of the same index and session:
+// tools that stay are never without a server in between. When it returns, the
+// node's connection has told the broker; the registry follows. The errors are
+// invalid_request for a descriptor that cannot be served and unavailable
+// without a connection.
+func (h *Host) Publish(ctx context.Context, s Service) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.publish(ctx, s)
+}
+
+// publish does the work of Publish; h.mu is held.
+func (h *Host) publish(ctx context.Context, s Service) error {
+	if h.state == stateStopped {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the host has stopped")
+	}
+	key := serviceKey{s.Index, s.Session}
+	next := &service{Service: s, routes: make(map[routeKey]*served), subs: make(map[routeKey]*nats.Subscription)}
+	identity := codec.NewIdentity(h.node, h.boot, s.Revision)
+	for _, t := range s.Tools {
+		v, err := tool.Compile(t.Descriptor.InputSchema)
+		if err != nil {
+			return err
+		}
+		wire, err := subjects.WireTool(t.Descriptor.ID)
+		if err != nil {
+			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+		}
+		next.routes[routeKey{subjects.WireName(s.Session), wire}] = &served{
+			descriptor: t.Descriptor, validator: v, handler: t.Handler, identity: identity, session: s.Session,
+		}
+	}
+	var before map[routeKey]*served
+	old := h.services[key]
+	if old != nil {
+		before = old.routes
+	}
+	h.services[key] = next
+	if h.state == stateNew {
+		if old != nil {
+			next.subs = old.subs
+		}
+		return nil
+	}
+	return h.activate(ctx, next, old, before)
+}
+
+// activate subscribes what a service adds and lets go what it no longer has.
+func (h *Host) activate(ctx context.Context, next, old *service, before map[routeKey]*served) error {
+	gone := make(map[routeKey]*served)
+	for k, t := range before {
+		if next.routes[k] == nil {
+			gone[k] = t
+		}
+	}
+	h.routes.swap(next.routes, nil)
+	for k := range next.routes {
+		if old != nil && old.subs[k] != nil {
+			next.subs[k] = old.subs[k]
+			continue
+		}
+		sub, err := h.subscribe(k)
+		if err != nil {
+			return err
+		}
+		next.subs[k] = sub
+	}
+	if err := h.flush(ctx); err != nil {
+		return err
+	}
+	for k, t := range gone {
+		t.withdrawn.Store(true)
+		if old != nil && old.subs[k] != nil {
+			h.retire(old.subs[k], k, t)
+		}
+	}
+	h.lease.record(ctx, next, old)
+	return nil
+}
+
+func (h *Host) subscribe(k routeKey) (*nats.Subscription, error) {
+	var subject string
+	var err error
+	if k.session == "" {
+		subject, err = subjects.ToolAnySession(k.tool)
+	} else {
+		subject, err = subjects.Tool(k.session, k.tool)
+	}
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	sub, err := h.bus.Conn().ChanQueueSubscribe(subject, subjects.QueueGroup, h.intake.requests)
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q cannot be offered: %w", k.tool, err)
+	}
+	return sub, nil
+}
+
+// retire drains one tool's subscription: what the broker has already sent is
+// still served, then its route goes.
+func (h *Host) retire(sub *nats.Subscription, k routeKey, t *served) {
+	sub.SetClosedHandler(func(string) { h.routes.swap(nil, map[routeKey]*served{k: t}) })
+	if err := sub.Drain(); err != nil {
+		h.routes.swap(nil, map[routeKey]*served{k: t})
+	}
+}
+
+// flush makes sure that the broker knows the subscriptions. Without a
+// connection there is nothing to wait for: they are sent with the next one.
+func (h *Host) flush(ctx context.Context) error {
+	if !h.bus.Connected() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := h.bus.Ping(ctx); err != nil && h.bus.Connected() {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the broker did not confirm the subscriptions: %w", err)
+	}
+	return nil
+}
+
+// Withdraw takes a service back. Requests that have reached the node are still
+// served.
+func (h *Host) Withdraw(ctx context.Context, index subjects.IndexName, session subjects.SessionID) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	key := serviceKey{index, session}
+	s := h.services[key]
+	if s == nil {
+		return nil
+	}
+	delete(h.services, key)
+	h.lease.withdraw(ctx, s)
+	for k, t := range s.routes {
+		t.withdrawn.Store(true)
+		if sub := s.subs[k]; sub != nil {
+			h.retire(sub, k, t)
+		}
+	}
+	return h.flush(ctx)
+}
+
+// Services lists what is published.
+func (h *Host) Services() []Service {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := make([]Service, 0, len(h.services))
+	for _, s := range h.services {
+		all = append(all, s.Service)
+	}
+	return all
+}
+
+// Start makes the process a node: it takes the lease, subscribes, and beats its
+// heart. It refuses where another live process has the node's id, and where a
+// stream stores the requests of tools. Without JetStream it serves unary calls
+// and catches up when JetStream is there.
+func (h *Host) Start(ctx context.Context) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.state != stateNew {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the host was started before")
+	}
+	if err := h.lease.start(ctx, h); err != nil {
+		return err
+	}
+	h.state = stateServing
+	h.intake.listen()
+	if err := h.open(ctx); err != nil {
+		h.state = stateStopped
+		h.intake.close()
+		h.closeSubscriptions()
+		h.lease.stop(ctx)
+		return err
+	}
+	h.unlisten = h.bus.OnState(func(s bus.State) {
+		if s.Connected {
+			h.resend()
+		}
+	})
+	h.workers.Go(h.tick)
+	h.beat()
+	return nil
+}
+
+// open subscribes the node's own subjects and those of its tools; h.mu is held.
+func (h *Host) open(ctx context.Context) error {
+	nc := h.bus.Conn()
+	tools, err := subjects.NodeTools(h.node)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	ctls, err := subjects.NodeCtls(h.node)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	if h.directed, err = nc.ChanSubscribe(tools, h.intake.requests); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the node's subject cannot be subscribed: %w", err)
+	}
+	for _, subject := range []string{ctls, subjects.AllCtl} {
+		sub, err := nc.Subscribe(subject, h.control)
+		if err != nil {
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subject, err)
+		}
+		h.shared = append(h.shared, sub)
+	}
+	sub, err := nc.QueueSubscribe(subjects.AllReplay, subjects.QueueGroup, h.replay)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subjects.AllReplay, err)
+	}
+	h.shared = append(h.shared, sub)
+	for _, s := range h.services {
+		if err := h.activate(ctx, s, nil, nil); err != nil {
+			return err
+		}
+	}
+	if h.opts.Service != "-" {
+		h.micro, err = h.bus.StartService(bus.ServiceConfig{
+			Name: h.opts.Service, Version: semanticVersion(h.opts.Version), Description: "a node of the mesh",
+			Metadata: map[string]string{"node": string(h.node), "boot": string(h.boot), "proto": "1"},
+			Stats:    func() any { return h.Stats() },
+		})
+		if err != nil {
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%w", err)
+		}
+	}
+	return h.flush(ctx)
+}
+
+// Stats are a node's figures.
+type Stats struct {
+	Node           subjects.NodeID `json:"node"`
+	InFlight       int             `json:"in_flight"`
+	Slots          int             `json:"slots"`
+	Queued         int             `json:"queued"`
+	Calls          uint64          `json:"calls"`
+	Errors         uint64          `json:"errors"`
+	RefusedReplies uint64          `json:"refused_replies"`
+	Tools          int             `json:"tools"`
+}
+
+// Stats returns the node's figures of now.
+func (h *Host) Stats() Stats {
+	s := Stats{
+		Node: h.node, InFlight: h.calls.InFlight(), Slots: h.opts.Slots,
+		Calls: h.handled.Load(), Errors: h.failed.Load(), RefusedReplies: h.refusedReplies.Load(),
+	}
+	if h.opts.Queued != nil {
+		s.Queued = h.opts.Queued()
+	}
+	if table := h.routes.table.Load(); table != nil {
+		s.Tools = len(*table)
+	}
+	return s
+}
+
+// semanticVersion gives NATS's service discovery what it insists on.
+func semanticVersion(v string) string {
+	if v == "" || v[0] < '0' || v[0] > '9' {
+		return "0.0.0"
+	}
+	return v
+}
+
+// replay answers a request for stored chunks, outside of the callback.
+func (h *Host) replay(m *nats.Msg) {
+	s, err := subjects.Parse(m.Subject)
+	if !subjects.ReplyAllowed(m.Reply, s.Session, h.opts.SessionCredentials) {
+		h.refusedReplies.Add(1)
+		return
+	}
+	if err != nil {
+		header, body := codec.ErrorReply(refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)))
+		h.send(m.Reply, header, body)
+		return
+	}
+	h.running.run(func() { h.replayer.Answer(h.base, s, m) })
+}
+
+// Label changes the node's labels: set ones are put, empty values removed.
+func (h *Host) Label(ctx context.Context, labels map[string]string) error {
+	return h.lease.update(ctx, func(r *registry.NodeRecord) {
+		next := maps.Clone(r.Labels)
+		if next == nil {
+			next = make(map[string]string)
+		}
+		for k, v := range labels {
+			if next[k] = v; v == "" {
+				delete(next, k)
+			}
+		}
+		r.Labels = next
+	})
+}
+
+// Lost is closed when another process has taken the node's id: the node must
+// stop, its callers count it as lost. [Host.Run] does so by itself.
+func (h *Host) Lost() <-chan struct{} { return h.lease.lost() }
+
+// Run starts the host, serves until ctx ends, then drains for as long as its
+// calls need, at most half a minute.
+func (h *Host) Run(ctx context.Context) error {
+	if err := h.Start(ctx); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+	case <-h.lease.lost():
+	}
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	return errors.Join(h.lease.failure(), h.Stop(stop))
+}
+
+// send publishes a reply. What cannot leave because the connection is down is
+// kept and sent when it is back: the work is done, its answer should not be lost.
+func (h *Host) send(reply string, header codec.Header, body []byte) {
+	h.sendMsg(&nats.Msg{Subject: reply, Header: nats.Header(header), Data: body})
+}
+
+// Bounds of what is kept for the connection to come back.
+const (
+	maxUnsent      = 10_000
+	maxUnsentBytes = 64 << 20
+)
+
+func (h *Host) sendMsg(m *nats.Msg) {
+	err := h.bus.Conn().PublishMsg(m)
+	if err == nil {
+		return
+	}
+	if errors.Is(err, nats.ErrMaxPayload) || h.bus.Connected() {
+		h.log.Error("reply could not be sent", slog.String("subject", m.Subject), slog.String("error", err.Error()))
+		return
+	}
+	h.unsentMu.Lock()
+	defer h.unsentMu.Unlock()
+	if len(h.unsent) >= maxUnsent || h.unsentLen+len(m.Data) > maxUnsentBytes {
+		h.log.Error("reply lost: the connection is down and too many wait", slog.String("subject", m.Subject))
+		return
+	}
+	h.unsent = append(h.unsent, m)
+	h.unsentLen += len(m.Data)
+}
+
+// resend sends what waited for the connection.
+func (h *Host) resend() {
+	h.unsentMu.Lock()
+	waiting := h.unsent
+	h.unsent, h.unsentLen = nil, 0
+	h.unsentMu.Unlock()
+	for _, m := range waiting {
+		h.sendMsg(m)
+	}
+}

@@ -1,0 +1,255 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Times of a drain.
+const (
+	drainBeats = 2 * beatEvery    // directed requests are refused for at least this long,
+	drainQuiet = time.Second      // and until so long without one,
+	drainMost  = 10 * time.Second // but no longer than this
+	// stopGrace is how long handlers may take to return once they are told to stop.
+	stopGrace = 5 * time.Second
+)
+
+// tick is the node's clock: heartbeats, keepalives, limits that no timer of
+// their own watches, and forgetting.
+func (h *Host) tick() {
+	ticker := time.NewTicker(tickEvery)
+	defer ticker.Stop()
+	lastBeat := time.Now()
+	for {
+		select {
+		case <-h.quit:
+			return
+		case now := <-ticker.C:
+			if now.Sub(lastBeat) >= beatEvery-tickEvery/2 {
+				lastBeat = now
+				h.beat()
+				h.calls.Sweep()
+				h.quota.sweep()
+			}
+			for _, call := range h.calls.Running() {
+				h.tend(call.Value, now)
+			}
+		}
+	}
+}
+
+// beat says that the node lives.
+func (h *Host) beat() {
+	subject, err := subjects.Heartbeat(h.node)
+	if err != nil || !h.bus.Connected() {
+		return
+	}
+	beat := codec.Heartbeat{
+		Node: string(h.node), Boot: string(h.boot), State: h.stateText(),
+		Slots: h.opts.Slots, InFlight: h.calls.InFlight(),
+	}
+	if h.opts.Queued != nil {
+		beat.Queued = h.opts.Queued()
+	}
+	_ = h.bus.Conn().Publish(subject, beat.Encode())
+}
+
+func (h *Host) stateText() string {
+	if h.draining.Load() {
+		return "draining"
+	}
+	return "serving"
+}
+
+// tend looks after one call in flight.
+func (h *Host) tend(c *inflight, now time.Time) {
+	s := c.stream.Load()
+	if s != nil {
+		s.tick(now)
+	}
+	overdue := !c.deadline.IsZero() && now.Sub(c.deadline) > overdueGrace
+	if at := c.ending.Load(); at != 0 && now.UnixNano()-at > int64(overdueGrace) {
+		overdue = true
+	}
+	if overdue {
+		// The handler does not return; it keeps its slot until it does, but its
+		// caller need not wait for that.
+		if s == nil && c.answered.CompareAndSwap(false, true) {
+			err := errDeadline
+			if c.ending.Load() != 0 {
+				err = errCancelled
+			}
+			h.answer(c.reply, c.req, c.tool.identity, admit.Record{Err: err.WithOrigin(toolmesh.OriginAgent)})
+			h.log.Warn("handler does not return", slog.String("rpc_id", string(c.req.RPCID)), slog.String("tool", string(c.req.Tool)))
+		}
+		return
+	}
+	if !c.req.Keepalive || now.Sub(c.start) < keepaliveEvery || s == nil && c.answered.Load() {
+		return
+	}
+	if last := c.keepalive.Load(); now.UnixNano()-last < int64(keepaliveEvery-tickEvery/2) {
+		return
+	}
+	c.keepalive.Store(now.UnixNano())
+	high := int64(-1)
+	if s != nil {
+		high = s.high()
+	}
+	h.send(c.reply, c.req.KeepaliveHeader(c.tool.identity, high), nil)
+}
+
+// Drain takes the node out of service without losing a call: it says so in
+// heartbeat and lease, drains the tools' subscriptions, and goes on refusing
+// directed requests until none comes any more. Calls in flight run on.
+func (h *Host) Drain(ctx context.Context) error {
+	if !h.draining.CompareAndSwap(false, true) {
+		return nil
+	}
+	began := time.Now()
+	h.lastDirected.Store(began.UnixNano())
+	h.beat()
+	h.lease.state(ctx)
+	h.log.Info("draining", slog.Int("in_flight", h.calls.InFlight()))
+	h.mu.Lock()
+	var subs []*nats.Subscription
+	for _, s := range h.services {
+		for _, sub := range s.subs {
+			subs = append(subs, sub)
+		}
+	}
+	h.mu.Unlock()
+	err := drainAll(ctx, subs)
+	ticker := time.NewTicker(tickEvery)
+	defer ticker.Stop()
+	for {
+		now := time.Now()
+		quiet := now.Sub(time.Unix(0, h.lastDirected.Load()))
+		if now.Sub(began) >= drainMost || now.Sub(began) >= drainBeats && quiet >= drainQuiet {
+			return err
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return errors.Join(err, context.Cause(ctx))
+		}
+	}
+}
+
+// drainAll drains subscriptions and waits until what they held is handed out.
+func drainAll(ctx context.Context, subs []*nats.Subscription) error {
+	var open sync.WaitGroup
+	for _, sub := range subs {
+		open.Add(1)
+		sub.SetClosedHandler(func(string) { open.Done() })
+		if err := sub.Drain(); err != nil {
+			// Closed already, or no connection: nothing more comes.
+			sub.SetClosedHandler(nil)
+			open.Done()
+		}
+	}
+	done := make(chan struct{})
+	go func() { // ends with the subscriptions: nats.go bounds a drain
+		open.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Stop drains the node, lets its calls end, and takes it out of the registry.
+// When ctx ends first, the calls that still run are stopped: their callers are
+// answered unavailable. It may be called more than once; every call waits.
+func (h *Host) Stop(ctx context.Context) error {
+	h.stopOnce.Do(func() { h.stopErr = h.shut(ctx) })
+	return h.stopErr
+}
+
+func (h *Host) shut(ctx context.Context) error {
+	h.mu.Lock()
+	serving := h.state == stateServing
+	h.state = stateStopped
+	h.mu.Unlock()
+	if !serving {
+		h.running.close()
+		h.end(nil)
+		if h.ownBus {
+			h.bus.Close()
+		}
+		return nil
+	}
+	err := h.Drain(ctx)
+	if h.directed != nil {
+		err = errors.Join(err, drainAll(ctx, []*nats.Subscription{h.directed}))
+	}
+	h.intake.close()
+	h.running.close()
+	ended := make(chan struct{})
+	go func() { // ends with the calls, which the next lines see to
+		h.intake.wait()
+		h.running.wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		h.end(errStopping)
+		timer := time.NewTimer(stopGrace)
+		select {
+		case <-ended:
+		case <-timer.C:
+			err = errors.Join(err, toolmesh.Errorf(toolmesh.CodeInternal, "%d handlers did not return within %v of being told to", h.calls.InFlight(), stopGrace))
+		}
+		timer.Stop()
+	}
+	close(h.quit)
+	h.workers.Wait()
+	h.end(nil)
+	h.unlisten()
+	h.lease.stop(context.WithoutCancel(ctx))
+	h.closeSubscriptions()
+	if h.bus.Connected() {
+		flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		_ = h.bus.Ping(flush) // the last replies leave before the connection may be closed
+	}
+	if h.ownBus {
+		h.bus.Close()
+	}
+	return err
+}
+
+// closeSubscriptions ends what Start subscribed.
+func (h *Host) closeSubscriptions() {
+	if h.micro != nil {
+		_ = h.micro.Stop()
+		h.micro = nil
+	}
+	for _, sub := range h.shared {
+		_ = sub.Unsubscribe()
+	}
+	h.shared = nil
+	if h.directed != nil {
+		_ = h.directed.Unsubscribe()
+		h.directed = nil
+	}
+	for _, s := range h.services {
+		for _, sub := range s.subs {
+			_ = sub.Unsubscribe()
+		}
+		s.subs = make(map[routeKey]*nats.Subscription)
+	}
+}

@@ -1,0 +1,131 @@
+package host
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Defaults of [Options].
+const (
+	DefaultSlots       = 128
+	DefaultMaxTimeout  = time.Hour
+	DefaultStreamQuota = 256 << 20
+)
+
+// Options adjusts a [Host].
+type Options struct {
+	// Index is the name under which Handle registers functions: they are called
+	// as <index>.<name> from every session. All processes of one service share
+	// it. Defaults to none: Handle then needs Session.
+	Index subjects.IndexName
+	// Session makes the functions of Handle tools of that one session.
+	// Defaults to none.
+	Session subjects.SessionID
+	// Revision is what Handle's functions say as their revision. Defaults to
+	// none.
+	Revision string
+	// Node is the node's id. Defaults to the index or "host", and a random end.
+	Node subjects.NodeID
+	// Version is the version of the program, for people. Defaults to none.
+	Version string
+	// Slots is how many calls the node runs at once; more are answered busy.
+	// Defaults to DefaultSlots.
+	Slots int
+	// MaxTimeout bounds calls of tools that declare no timeout. Defaults to
+	// DefaultMaxTimeout.
+	MaxTimeout time.Duration
+	// StreamQuota is how many bytes of chunks one session may store through this
+	// node in 15 minutes. Defaults to DefaultStreamQuota.
+	StreamQuota int64
+	// Labels describe the node for placement. Defaults to none.
+	Labels map[string]string
+	// Reasons say why the node offers less than it was asked for. Defaults to none.
+	Reasons []string
+	// Replicas, ChunksStorage ("file" or "memory") and ChunksMax (bytes) say how
+	// the mesh's streams are made where they are missing. Default to what the
+	// broker's cluster allows, file, and 1 GiB.
+	Replicas      int
+	ChunksStorage string
+	ChunksMax     int64
+	// Sandbox is what the node says of its sandbox: asked and effective level.
+	Sandbox Sandbox
+	// Sessions decides which sessions exist. Defaults to all.
+	Sessions Sessions
+	// SessionCredentials says that callers hold credentials of their session, so
+	// that replies to "_INBOX." are refused. Defaults to false.
+	SessionCredentials bool
+	// Service is the name in NATS's service discovery. Defaults to Index, else
+	// "mesh-host"; "-" lists no service.
+	Service string
+	// Queued returns how many admitted calls wait for a worker. Defaults to none.
+	Queued func() int
+	// Logger takes what happens; nil discards it.
+	Logger *slog.Logger
+}
+
+// Sandbox is a sandbox level, asked for and in effect.
+type Sandbox struct{ Asked, Effective string }
+
+// Sessions decides which sessions exist.
+type Sessions interface {
+	// Admit returns the epoch of a session, empty for one that nobody created,
+	// or session_not_found. It must not block.
+	Admit(session subjects.SessionID) (epoch string, err error)
+}
+
+func (o *Options) withDefaults() Options {
+	var c Options
+	if o != nil {
+		c = *o
+	}
+	if c.Node == "" {
+		name := string(c.Index)
+		if name == "" {
+			name = "host"
+		}
+		c.Node = subjects.NodeID(name + "-" + uuid.NewString()[:8])
+	}
+	if c.Slots == 0 {
+		c.Slots = DefaultSlots
+	}
+	if c.MaxTimeout == 0 {
+		c.MaxTimeout = DefaultMaxTimeout
+	}
+	if c.StreamQuota == 0 {
+		c.StreamQuota = DefaultStreamQuota
+	}
+	if c.Service == "" {
+		if c.Service = string(c.Index); c.Service == "" {
+			c.Service = "mesh-host"
+		}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+func (o *Options) validate() error {
+	bad := func(format string, args ...any) error {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...).WithOrigin(toolmesh.OriginCaller)
+	}
+	switch {
+	case o.Index != "" && o.Session != "":
+		return bad("host.Options: Index and Session exclude each other: a function is offered to all sessions or to one")
+	case o.Slots < 1:
+		return bad("host.Options.Slots is %d: at least 1", o.Slots)
+	case o.MaxTimeout < time.Millisecond:
+		return bad("host.Options.MaxTimeout is %v: at least 1ms", o.MaxTimeout)
+	case o.StreamQuota < 1:
+		return bad("host.Options.StreamQuota is %d: at least 1 byte", o.StreamQuota)
+	}
+	if _, err := subjects.EncodeToken(string(o.Node)); err != nil {
+		return bad("host.Options.Node: %w", err)
+	}
+	return nil
+}

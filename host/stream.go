@@ -1,0 +1,333 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// finishWithin is how long the last chunks of a stream may take to be stored.
+const finishWithin = 40 * time.Second
+
+// stream is the [Sink] of a streaming call: it stores each item, delivers it
+// where the caller asked for that, and holds the handler back when the caller
+// does not keep up.
+type stream struct {
+	c      *inflight
+	writer *chunks.Writer
+	seq    int64 // items sent; the handler's goroutine only
+	failed error // why Send failed; likewise
+
+	credited chan struct{} // capacity 1: credit arrived
+
+	mu       sync.Mutex
+	credit   int64
+	creditAt time.Time
+	waiting  bool      // for credit
+	itemAt   time.Time // when the last item was sent, or the call began
+	acked    bool      // the caller has its acknowledgement
+	probe    *bus.Inbox
+	probeAt  time.Time
+	nobody   bool      // the last probe met no interest
+	goneAt   time.Time // when the first of an unbroken row of probes did
+}
+
+func newStream(ctx context.Context, c *inflight) (*stream, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	now := time.Now()
+	s := &stream{
+		c: c, credited: make(chan struct{}, 1),
+		credit: c.req.Credit, creditAt: now, itemAt: now,
+	}
+	w, err := chunks.NewWriter(c.h.bus, c.req.Session, c.req.RPCID, c.h.boot, &chunks.WriterOptions{Epoch: c.epoch, Stored: s.stored})
+	if err != nil {
+		return nil, err
+	}
+	s.writer = w
+	return s, nil
+}
+
+// Send implements [Sink].
+func (s *stream) Send(ctx context.Context, item json.RawMessage) error {
+	if s.failed != nil {
+		return s.failed
+	}
+	if err := s.awaitCredit(ctx); err != nil {
+		return err
+	}
+	if !s.c.h.quota.take(s.c.req.Session, int64(len(item))) {
+		s.failed = toolmesh.Errorf(toolmesh.CodeBusy, "session %q has stored %d bytes of chunks within 15 minutes through node %s: wait, or yield less",
+			s.c.req.Session, s.c.h.opts.StreamQuota, s.c.h.node).WithDetail("limit", "session_stream_quota").WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedYes)
+		return s.failed
+	}
+	c := codec.Chunk{Type: codec.ChunkData, Seq: s.seq + 1, Data: item}
+	if err := s.writer.Write(ctx, c); err != nil {
+		if ctx.Err() == nil {
+			s.failed = err
+		}
+		return err
+	}
+	s.seq++
+	s.mu.Lock()
+	s.itemAt = time.Now()
+	s.mu.Unlock()
+	if s.seq == 1 {
+		s.acknowledge()
+	}
+	return nil
+}
+
+// acknowledge tells a caller of live chunks that there are some.
+func (s *stream) acknowledge() {
+	s.mu.Lock()
+	first := !s.acked
+	s.acked = true
+	s.mu.Unlock()
+	if first && s.c.req.Delivery == codec.DeliverLive && s.c.answered.CompareAndSwap(false, true) {
+		s.c.h.sendAck(s.c)
+	}
+}
+
+func (s *stream) awaitCredit(ctx context.Context) error {
+	if !s.c.req.HasCredit {
+		return nil
+	}
+	for {
+		s.mu.Lock()
+		enough := s.seq < s.credit
+		if s.waiting && enough {
+			s.itemAt = time.Now() // waiting for the reader is not being idle
+		}
+		s.waiting = !enough
+		s.mu.Unlock()
+		if enough {
+			return nil
+		}
+		select {
+		case <-s.credited:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// grant takes credit up to item seq; it never goes back.
+func (s *stream) grant(seq int64) {
+	s.mu.Lock()
+	s.credit = max(s.credit, seq)
+	s.creditAt = time.Now()
+	s.mu.Unlock()
+	select {
+	case s.credited <- struct{}{}:
+	default:
+	}
+}
+
+// stored delivers a chunk to the reply subject once it is stored; it runs on
+// the inbox's goroutine, in order.
+func (s *stream) stored(c codec.Chunk) {
+	req := s.c.req
+	if req.Delivery == codec.DeliverLive {
+		return
+	}
+	msg := &nats.Msg{Subject: s.c.reply}
+	if req.Delivery == codec.DeliverEnvelope {
+		msg.Data = c.Envelope(req)
+	} else {
+		h, body := c.Encode(req.RPCID, s.c.epoch)
+		msg.Header, msg.Data = nats.Header(h), body
+	}
+	if !req.HasCredit && !c.Terminal() {
+		msg.Reply = s.probeSubject()
+	}
+	s.c.h.sendMsg(msg)
+	if c.Terminal() && req.Delivery == codec.DeliverInbox {
+		s.c.h.send(s.c.reply, nil, nil)
+	}
+}
+
+// probeSubject returns a reply subject for one chunk a second: where the chunk
+// meets nobody, the broker says so there.
+func (s *stream) probeSubject() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if now.Sub(s.probeAt) < time.Second {
+		return ""
+	}
+	if !s.nobody {
+		s.goneAt = time.Time{}
+	}
+	if s.probe == nil {
+		probe, err := s.c.h.bus.Open(s.probed)
+		if err != nil {
+			return ""
+		}
+		s.probe = probe
+	}
+	s.probeAt, s.nobody = now, false
+	return s.probe.Subject()
+}
+
+func (s *stream) probed(m *nats.Msg, err error) {
+	if err != nil || !bus.NoResponders(m) {
+		return
+	}
+	s.mu.Lock()
+	now := time.Now()
+	s.nobody = true
+	if s.goneAt.IsZero() {
+		s.goneAt = now
+	}
+	gone := now.Sub(s.goneAt) >= callerGone
+	s.mu.Unlock()
+	if gone {
+		s.c.end(errGone)
+	}
+}
+
+// tick runs a few times a second.
+func (s *stream) tick(now time.Time) {
+	s.writer.Tick()
+	s.mu.Lock()
+	gone := s.c.req.HasCredit && now.Sub(s.creditAt) >= callerGone
+	idle := s.c.deadline.IsZero() && !s.waiting && now.Sub(s.itemAt) >= idleTimeout
+	s.mu.Unlock()
+	switch {
+	case gone:
+		s.c.end(errGone)
+	case idle:
+		s.c.end(errIdle)
+	}
+}
+
+func (s *stream) high() int64 { return s.writer.High() }
+
+// finish stores the terminal, or answers the caller in its place when nothing
+// was yielded before an error.
+func (s *stream) finish(record admit.Record) admit.Record {
+	defer func() {
+		s.writer.Close()
+		s.mu.Lock()
+		if s.probe != nil {
+			s.probe.Close()
+		}
+		s.mu.Unlock()
+	}()
+	if s.failed != nil {
+		record.Err = refusedItem(s.failed)
+	}
+	if s.seq == 0 && record.Err != nil {
+		return admit.Record{Err: record.Err}
+	}
+	c := codec.Chunk{Type: codec.ChunkComplete, Seq: s.seq + 1, Count: s.seq}
+	if record.Err != nil {
+		c.Type, c.Err = codec.ChunkError, s.c.h.fitting(record.Err)
+	}
+	// The call's own context may be over; its end must still be stored.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.c.h.base), finishWithin)
+	defer cancel()
+	err := s.writer.Write(ctx, c)
+	if err == nil {
+		err = s.writer.Flush(ctx)
+	}
+	if err != nil {
+		if s.seq == 0 {
+			return admit.Record{Err: refusedItem(err)}
+		}
+		s.c.h.log.Warn("stream ended without its terminal being stored",
+			slog.String("rpc_id", string(s.c.req.RPCID)), slog.String("error", err.Error()))
+		c.Type, c.Err = codec.ChunkError, refusedItem(err)
+		s.stored(c) // who reads the reply subject learns it there
+		record.Err = c.Err
+		return record
+	}
+	s.acknowledge()
+	return record
+}
+
+func refusedItem(err error) *toolmesh.Error {
+	e := toolmesh.AsError(err)
+	if e.Started == toolmesh.StartedUnknown {
+		e = e.WithStarted(toolmesh.StartedYes)
+	}
+	if e.Origin == "" {
+		e = e.WithOrigin(toolmesh.OriginAgent)
+	}
+	return e
+}
+
+// redeliver sends the stored chunks of a stream that has ended to the reply
+// subject of a repetition.
+func (h *Host) redeliver(c *inflight) {
+	ctx, cancel := context.WithTimeout(h.base, finishWithin)
+	defer cancel()
+	s := &stream{c: c}
+	for next := int64(1); ; {
+		page, err := h.replayer.Read(ctx, c.req.Session, c.req.RPCID, codec.ReplayRequest{FromSeq: next, MaxBytes: codec.DefaultReplayBytes})
+		if err == nil && len(page.Chunks) == 0 {
+			err = toolmesh.Errorf(toolmesh.CodeStreamExpired, "the stream's chunks are no longer kept").WithStarted(toolmesh.StartedYes)
+		}
+		if err != nil {
+			h.answer(c.reply, c.req, c.tool.identity, admit.Record{Err: refusedItem(err)})
+			return
+		}
+		for _, m := range page.Chunks {
+			chunk, err := codec.ParseChunk(codec.Header(m.Header), m.Data)
+			if err != nil || chunk.Seq < next {
+				continue
+			}
+			next = chunk.Seq + 1
+			s.stored(chunk)
+			if chunk.Terminal() {
+				return
+			}
+		}
+	}
+}
+
+// control serves a message on a ctl subject: it names a call by its subject.
+func (h *Host) control(m *nats.Msg) {
+	s, err := subjects.Parse(m.Subject)
+	if err != nil || m.Reply != "" && !subjects.ReplyAllowed(m.Reply, s.Session, h.opts.SessionCredentials) {
+		return
+	}
+	control, bad := codec.ParseControl(m.Data)
+	key := admit.Key{Session: s.Session, RPC: s.RPC}
+	if bad != nil {
+		if _, ok := h.calls.Lookup(key); ok && m.Reply != "" {
+			header, body := codec.ErrorReply(bad)
+			h.send(m.Reply, header, body)
+		}
+		return
+	}
+	if control.Type == codec.ControlCredit {
+		if call, ok := h.calls.Lookup(key); ok {
+			if running := call.Value.stream.Load(); running != nil {
+				running.grant(control.Seq)
+			}
+		}
+		return
+	}
+	call, ok := h.calls.Cancel(key)
+	if !ok {
+		return // silent: another node may have it
+	}
+	call.Value.end(errCancelled)
+	if m.Reply != "" {
+		h.send(m.Reply, nil, codec.Cancelled{Cancelled: true}.Encode())
+	}
+}

@@ -1,0 +1,290 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"net/url"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// Options says how a [Broker] runs. The zero value needs a StoreDir only.
+type Options struct {
+	// Listen is the address for clients, host:port. Port 0 takes a free one.
+	// Defaults to 127.0.0.1:0.
+	Listen string
+	// StoreDir is the folder of JetStream's files, made when missing. Required:
+	// nats-server's own default is a shared temporary folder. Two brokers must
+	// not share one; the caller locks it.
+	StoreDir string
+	// Name is the server's name, unique in a cluster. Defaults to "mesh".
+	Name string
+	// MaxPayload is the largest message in bytes. Defaults to 1 MiB.
+	MaxPayload int
+	// MaxMemory and MaxStore bound JetStream, in bytes. They default to 256 MiB
+	// and 10 GiB: nats-server would take three quarters of the machine.
+	MaxMemory, MaxStore int64
+	// PingInterval is how often clients are pinged; a client that misses two is
+	// cut off. Defaults to 10 s.
+	PingInterval time.Duration
+	// SyncAlways has JetStream call fsync before it acknowledges. Defaults to
+	// false: every two minutes, which is nats-server's own default.
+	SyncAlways bool
+	// Cluster makes the broker one of several. Defaults to none.
+	Cluster *Cluster
+	// Configure is called last with the server's options: accounts, users, TLS,
+	// leaf nodes. Defaults to nil.
+	Configure func(options *server.Options) error
+	// AfterStart is called with the running server before Start returns, for
+	// what options cannot say: exports and imports of accounts. Defaults to nil.
+	AfterStart func(srv *server.Server) error
+	// Logger takes the server's log; nil discards it.
+	Logger *slog.Logger
+	// Debug also logs what the server says at its debug level. Defaults to false.
+	Debug bool
+}
+
+// Cluster names the other servers of a cluster.
+type Cluster struct {
+	// Name is the same on all servers. Required.
+	Name string
+	// Listen is the address for other servers, host:port. Required.
+	Listen string
+	// Routes are the addresses of all servers of the cluster, this one may be
+	// among them. JetStream counts them to know how many it waits for.
+	Routes []string
+}
+
+// Broker is one running nats-server. Its methods may be called concurrently.
+type Broker struct {
+	srv  *server.Server
+	url  string
+	stop sync.Once
+}
+
+// Start runs a server and returns when clients can connect and, unless it is
+// clustered, JetStream answers. An address in use is an error that names it. ctx
+// bounds the start only; the caller ends the broker with [Broker.Shutdown].
+func Start(ctx context.Context, o Options) (*Broker, error) {
+	opts, err := o.serverOptions()
+	if err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("start the broker: %w", err)
+	}
+	srv, err := server.NewServer(opts)
+	if err != nil {
+		return nil, fmt.Errorf("configure the broker: %w", err)
+	}
+	logger := o.Logger
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	log := &serverLog{log: logger}
+	srv.SetLoggerV2(log, o.Debug, false, false)
+
+	b := &Broker{srv: srv}
+	// Start returns once the listeners are open or have failed; what is fatal to
+	// the server arrives as a log line, which serverLog keeps.
+	srv.Start()
+	if err := b.ready(ctx, opts, log); err != nil {
+		b.Shutdown()
+		return nil, err
+	}
+	if o.AfterStart != nil {
+		if err := o.AfterStart(srv); err != nil {
+			b.Shutdown()
+			return nil, fmt.Errorf("set up the broker: %w", err)
+		}
+	}
+	return b, nil
+}
+
+func (o Options) serverOptions() (*server.Options, error) {
+	if o.StoreDir == "" {
+		return nil, errors.New("broker: Options.StoreDir is required")
+	}
+	if o.Listen == "" {
+		o.Listen = "127.0.0.1:0"
+	}
+	host, port, err := splitAddress(o.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("broker: Options.Listen: %w", err)
+	}
+	opts := &server.Options{
+		ServerName:             defaulted(o.Name, "mesh"),
+		Host:                   host,
+		Port:                   port,
+		NoSigs:                 true,
+		JetStream:              true,
+		StoreDir:               o.StoreDir,
+		JetStreamMaxMemory:     defaulted(o.MaxMemory, 256<<20),
+		JetStreamMaxStore:      defaulted(o.MaxStore, 10<<30),
+		PingInterval:           defaulted(o.PingInterval, 10*time.Second),
+		SyncAlways:             o.SyncAlways,
+		DisableJetStreamBanner: true,
+		// The password hashing of other people's users is slow on small machines.
+		AuthTimeout: 5,
+	}
+	maxPayload := defaulted(o.MaxPayload, 1<<20)
+	if maxPayload < 1<<10 || maxPayload > 64<<20 {
+		return nil, fmt.Errorf("broker: Options.MaxPayload is %d: between 1 KiB and 64 MiB is possible", maxPayload)
+	}
+	opts.MaxPayload = int32(min(maxPayload, math.MaxInt32))
+	if c := o.Cluster; c != nil {
+		if opts.Cluster.Host, opts.Cluster.Port, err = splitAddress(c.Listen); err != nil {
+			return nil, fmt.Errorf("broker: Options.Cluster.Listen: %w", err)
+		}
+		if c.Name == "" {
+			return nil, errors.New("broker: Options.Cluster.Name is required")
+		}
+		opts.Cluster.Name = c.Name
+		opts.Cluster.ConnectBackoff = false
+		for _, r := range c.Routes {
+			opts.Routes = append(opts.Routes, &url.URL{Scheme: "nats", Host: r})
+		}
+	}
+	if o.Configure != nil {
+		if err := o.Configure(opts); err != nil {
+			return nil, fmt.Errorf("broker: Options.Configure: %w", err)
+		}
+	}
+	return opts, nil
+}
+
+// splitAddress turns port 0 into nats-server's "any free port", which is -1.
+func splitAddress(address string) (host string, port int, err error) {
+	host, text, err := net.SplitHostPort(address)
+	if err != nil {
+		return "", 0, fmt.Errorf("%q is not host:port: %w", address, err)
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return "", 0, fmt.Errorf("%q has no port between 0 and 65535", address)
+	}
+	if n == 0 {
+		return host, server.RANDOM_PORT, nil
+	}
+	return host, int(n), nil
+}
+
+func (b *Broker) ready(ctx context.Context, opts *server.Options, log *serverLog) error {
+	if err := log.fatalError(); err != nil {
+		if opts.Port > 0 && b.srv.Addr() == nil {
+			address := net.JoinHostPort(opts.Host, strconv.Itoa(opts.Port))
+			return fmt.Errorf("the broker cannot listen on %s: is another NATS server running there? choose another address: %w", address, err)
+		}
+		return fmt.Errorf("the broker cannot start: %w", err)
+	}
+	for !b.srv.ReadyForConnections(time.Millisecond) {
+		if err := log.fatalError(); err != nil {
+			return fmt.Errorf("the broker cannot start: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the broker was not ready in time: %w", context.Cause(ctx))
+		case <-time.After(time.Millisecond):
+		}
+	}
+	addr, ok := b.srv.Addr().(*net.TCPAddr)
+	if !ok {
+		// Options.Configure asked for no listener; in-process connections remain.
+		b.url = b.srv.ClientURL()
+		return nil
+	}
+	host := opts.Host
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	scheme := "nats"
+	if opts.TLSConfig != nil {
+		scheme = "tls"
+	}
+	b.url = scheme + "://" + net.JoinHostPort(host, strconv.Itoa(addr.Port))
+	return nil
+}
+
+// URL is where clients connect.
+func (b *Broker) URL() string { return b.url }
+
+// InProcessConn connects without a socket; it makes a Broker what
+// nats.InProcessServer takes.
+func (b *Broker) InProcessConn() (net.Conn, error) { return b.srv.InProcessConn() }
+
+// MetaLeader reports whether this server leads the cluster's JetStream; a server
+// without a cluster leads its own.
+func (b *Broker) MetaLeader() bool { return b.srv.JetStreamIsLeader() }
+
+// Current reports whether JetStream on this server is caught up with its
+// cluster. Always true for a running server without a cluster.
+func (b *Broker) Current() bool { return b.srv.JetStreamIsCurrent() || !b.srv.JetStreamIsClustered() }
+
+// Server is the server itself, for tests and for what this package does not wrap.
+func (b *Broker) Server() *server.Server { return b.srv }
+
+// Shutdown ends the server and returns when everything it started has ended.
+// It may be called more than once and concurrently; every call waits.
+func (b *Broker) Shutdown() {
+	b.stop.Do(func() {
+		b.srv.Shutdown()
+		b.srv.WaitForShutdown()
+	})
+}
+
+func defaulted[T comparable](value, fallback T) T {
+	var zero T
+	if value == zero {
+		return fallback
+	}
+	return value
+}
+
+// serverLog writes what nats-server logs to slog and keeps what is fatal:
+// nats-server's own logger would end the process there.
+type serverLog struct {
+	log *slog.Logger
+
+	mu    sync.Mutex
+	fatal error
+}
+
+const logMessage = "broker"
+
+func (l *serverLog) Noticef(format string, v ...any) {
+	l.log.Debug(logMessage, slog.String("text", fmt.Sprintf(format, v...)))
+}
+
+func (l *serverLog) Warnf(format string, v ...any) {
+	l.log.Warn(logMessage, slog.String("text", fmt.Sprintf(format, v...)))
+}
+
+func (l *serverLog) Errorf(format string, v ...any) {
+	l.log.Error(logMessage, slog.String("text", fmt.Sprintf(format, v...)))
+}
+
+func (l *serverLog) Debugf(format string, v ...any) { l.Noticef(format, v...) }
+func (l *serverLog) Tracef(format string, v ...any) { l.Noticef(format, v...) }
+
+func (l *serverLog) Fatalf(format string, v ...any) {
+	text := fmt.Sprintf(format, v...)
+	l.log.Error(logMessage, slog.String("text", text))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fatal == nil {
+		l.fatal = errors.New(text)
+	}
+}
+
+func (l *serverLog) fatalError() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.fatal
+}

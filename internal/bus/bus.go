@@ -1,0 +1,356 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh"
+)
+
+// Options adjusts a [Bus].
+type Options struct {
+	// Domain is the JetStream domain that holds the mesh's streams, for
+	// connections to a leaf node. Defaults to the connection's own.
+	Domain string
+	// Logger takes what happens; nil discards it.
+	Logger *slog.Logger
+}
+
+// Bus is one NATS connection as the mesh uses it. All methods may be called
+// concurrently. One Bus per connection is enough; a second one works and costs
+// a second inbox.
+type Bus struct {
+	nc  *nats.Conn
+	js  jetstream.JetStream
+	api string // prefix of JetStream's API, with the final dot
+	log *slog.Logger
+
+	inbox inboxes
+	clock clock
+
+	mu        sync.Mutex // guards what follows; no callback runs under it
+	state     State
+	listeners map[uint64]listener
+	nextID    uint64
+	objects   jetstream.ObjectStore
+
+	status chan nats.Status
+	stop   chan struct{}
+	once   sync.Once
+	wg     sync.WaitGroup
+	closed atomic.Bool
+
+	pings pinger
+}
+
+// listener holds the callbacks of one registration; the others are nil.
+type listener struct {
+	state  func(State)
+	denied func(Denial)
+	slow   func(subject string)
+	stall  func(Stall)
+}
+
+// State is the state of a Bus's connection.
+type State struct {
+	// Connected says whether messages can be sent.
+	Connected bool
+	// Closed says that the connection has ended for good.
+	Closed bool
+	// Generation counts how often the connection was made: 1 after the first,
+	// one more after each reconnect. What was sent to a subscription between two
+	// generations is lost.
+	Generation uint64
+}
+
+// New wraps a connection, which may be disconnected and need not have been made
+// with [ConnectOptions]. It chains itself before the connection's error handler:
+// set your own before, not after. It returns an error for a connection that is
+// closed.
+func New(nc *nats.Conn, options *Options) (*Bus, error) {
+	var o Options
+	if options != nil {
+		o = *options
+	}
+	if nc == nil || nc.IsClosed() {
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the NATS connection is closed: connect again").
+			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	}
+	log := o.Logger
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	var js jetstream.JetStream
+	var err error
+	api := jetstream.DefaultAPIPrefix
+	if o.Domain != "" {
+		api = "$JS." + o.Domain + ".API."
+		js, err = jetstream.NewWithDomain(nc, o.Domain)
+	} else {
+		js, err = jetstream.New(nc)
+	}
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "bus: Options.Domain %q: %w", o.Domain, err)
+	}
+	b := &Bus{
+		nc: nc, js: js, api: api, log: log,
+		listeners: make(map[uint64]listener),
+		stop:      make(chan struct{}),
+		status:    nc.StatusChanged(),
+	}
+	b.inbox.init(nc)
+	b.clock.init()
+	b.chainErrors()
+	if nc.IsConnected() {
+		b.state = State{Connected: true, Generation: 1}
+	}
+	reconnects := nc.Stats().Reconnects
+	b.wg.Go(func() { b.watchState(reconnects) })
+	b.wg.Go(b.tick)
+	b.wg.Go(b.measureTime)
+	return b, nil
+}
+
+// Close ends the goroutines, removes the inbox's subscription and fails what
+// waits for a reply. It may be called more than once. The connection stays open.
+func (b *Bus) Close() {
+	b.once.Do(func() {
+		b.closed.Store(true)
+		close(b.stop)
+		b.nc.RemoveStatusListener(b.status)
+		b.inbox.shut(errClosed())
+		b.pings.end()
+	})
+	b.wg.Wait()
+}
+
+// Conn is the connection itself, for subscriptions of a serving side.
+func (b *Bus) Conn() *nats.Conn { return b.nc }
+
+// JetStream is the API of the connection's JetStream domain, for what this
+// package does not wrap.
+func (b *Bus) JetStream() jetstream.JetStream { return b.js }
+
+// MaxPayload is the largest message in bytes, headers included, that the broker
+// takes; 0 before the first connection.
+func (b *Bus) MaxPayload() int64 { return b.nc.MaxPayload() }
+
+// Connected reports whether a message can be sent now.
+func (b *Bus) Connected() bool { return b.nc.IsConnected() }
+
+// State returns the connection's state. It may lag [Bus.Connected] by the time
+// that a goroutine needs to run.
+func (b *Bus) State() State {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.state
+}
+
+// OnState calls fn at each change of state, in order, from one goroutine of the
+// Bus, until cancel is called. fn must not block: start what takes time
+// elsewhere. One call may still run while cancel returns.
+func (b *Bus) OnState(fn func(State)) (cancel func()) { return b.listen(listener{state: fn}) }
+
+// OnDenied calls fn when the broker refuses a publish or a subscription of this
+// connection. fn must not block. Calls through an [Inbox] learn it by themselves.
+func (b *Bus) OnDenied(fn func(Denial)) (cancel func()) { return b.listen(listener{denied: fn}) }
+
+// OnSlow calls fn with the subject of a subscription of this connection that
+// dropped messages because they were not taken off it in time. fn must not block.
+func (b *Bus) OnSlow(fn func(subject string)) (cancel func()) { return b.listen(listener{slow: fn}) }
+
+// OnStall calls fn after this process was found to have been frozen. fn must not
+// block.
+func (b *Bus) OnStall(fn func(Stall)) (cancel func()) { return b.listen(listener{stall: fn}) }
+
+func (b *Bus) listen(l listener) (cancel func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	id := b.nextID
+	b.nextID++
+	b.listeners[id] = l
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.listeners, id)
+	}
+}
+
+func (b *Bus) callListeners(call func(listener)) {
+	b.mu.Lock()
+	all := make([]listener, 0, len(b.listeners))
+	for _, l := range b.listeners {
+		all = append(all, l)
+	}
+	b.mu.Unlock()
+	for _, l := range all {
+		call(l)
+	}
+}
+
+// watchState turns the connection's events into State. An event only says that
+// something changed: what is true now is asked of the connection, whose lock a
+// reconnect holds until its subscriptions are sent again.
+func (b *Bus) watchState(reconnects uint64) {
+	for {
+		select {
+		case <-b.stop:
+			return
+		case _, ok := <-b.status:
+			if !ok {
+				return
+			}
+		}
+		now, seen := b.nc.Status(), b.nc.Stats().Reconnects
+		b.mu.Lock()
+		before := b.state
+		b.state.Connected = now == nats.CONNECTED
+		b.state.Closed = now == nats.CLOSED
+		if b.state.Connected && (!before.Connected || seen != reconnects) {
+			b.state.Generation++
+			reconnects = seen
+		}
+		after := b.state
+		b.mu.Unlock()
+		if after == before {
+			continue
+		}
+		if after.Connected {
+			b.clock.invalidate(true, 0)
+		}
+		if after.Closed {
+			b.inbox.shut(errClosed())
+		}
+		b.callListeners(func(l listener) {
+			if l.state != nil {
+				l.state(after)
+			}
+		})
+		if after.Closed {
+			return
+		}
+	}
+}
+
+func errClosed() *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the connection to the mesh was closed").
+		WithOrigin(toolmesh.OriginCaller).WithRetryable(false)
+}
+
+// pinger lets all who ask at one time share one ping.
+type pinger struct {
+	wg sync.WaitGroup
+
+	mu    sync.Mutex
+	next  *ping // the one that later callers may still join; nil if none waits
+	sent  map[*ping]context.CancelFunc
+	ended bool
+}
+
+type ping struct {
+	done chan struct{}
+	err  error // valid when done is closed
+}
+
+// pingMost is how long a ping is waited for on behalf of all who share it.
+const pingMost = 5 * time.Second
+
+// Ping returns nil if the broker answers a ping that is sent after this call,
+// before ctx ends. It tells a lost peer from a lost connection of one's own.
+// Many callers share one ping.
+func (b *Bus) Ping(ctx context.Context) error {
+	if !b.Connected() {
+		return errDisconnected(nil)
+	}
+	p := b.pings.join(b.nc)
+	if p == nil {
+		return errClosed()
+	}
+	select {
+	case <-p.done:
+		return p.err
+	case <-ctx.Done():
+		return fmt.Errorf("ping: %w", ctx.Err())
+	}
+}
+
+func (p *pinger) join(nc *nats.Conn) *ping {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended {
+		return nil
+	}
+	if p.next != nil {
+		return p.next
+	}
+	one := &ping{done: make(chan struct{})}
+	ctx, cancel := context.WithTimeout(context.Background(), pingMost)
+	if p.sent == nil {
+		p.sent = make(map[*ping]context.CancelFunc)
+	}
+	p.sent[one] = cancel
+	p.next = one
+	p.wg.Go(func() {
+		// Who asks from here on needs a later ping than this one.
+		p.mu.Lock()
+		p.next = nil
+		p.mu.Unlock()
+		if err := nc.FlushWithContext(ctx); err != nil {
+			one.err = errDisconnected(err)
+		}
+		close(one.done)
+		cancel()
+		p.mu.Lock()
+		delete(p.sent, one)
+		p.mu.Unlock()
+	})
+	return one
+}
+
+func (p *pinger) end() {
+	p.mu.Lock()
+	p.ended = true
+	for _, cancel := range p.sent {
+		cancel()
+	}
+	p.mu.Unlock()
+	p.wg.Wait()
+}
+
+// errDisconnected is what a request is refused with while there is no connection.
+func errDisconnected(cause error) *toolmesh.Error {
+	const text = "not connected to the mesh: the broker does not answer; it is tried again"
+	var e *toolmesh.Error
+	if cause != nil {
+		e = toolmesh.Errorf(toolmesh.CodeUnavailable, text+": %w", cause)
+	} else {
+		e = toolmesh.Errorf(toolmesh.CodeUnavailable, text)
+	}
+	return e.WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+}
+
+// sendError turns what nats.go says about a publish that did not leave this
+// process into the mesh's error.
+func sendError(err error, size int, limit int64) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, nats.ErrMaxPayload):
+		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the message has %d bytes, the broker takes %d: send less", size, limit).
+			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo).
+			WithDetail("limit", limit).WithDetail("size", size)
+	case errors.Is(err, nats.ErrBadSubject):
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the subject cannot be sent to: %w", err).
+			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	default:
+		return errDisconnected(err)
+	}
+}

@@ -1,0 +1,221 @@
+package bus_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// open makes a Bus that ends with the test, before its connection does.
+func open(t testing.TB, nc *nats.Conn, options *bus.Options) *bus.Bus {
+	t.Helper()
+	b, err := bus.New(nc, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	return b
+}
+
+// serve answers every request to subject with its own body.
+func serve(t testing.TB, nc *nats.Conn, subject string) {
+	t.Helper()
+	if _, err := nc.Subscribe(subject, func(m *nats.Msg) { _ = m.Respond(m.Data) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantCode(t *testing.T, err error, code toolmesh.Code, started toolmesh.Started) {
+	t.Helper()
+	if got := toolmesh.CodeOf(err); got != code {
+		t.Fatalf("code %q (%v), want %q", got, err, code)
+	}
+	if got := toolmesh.AsError(err).Started; got != started {
+		t.Fatalf("started %v (%v), want %v", got, err, started)
+	}
+}
+
+func receive[T any](t *testing.T, from <-chan T, what string) T {
+	t.Helper()
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(time.Minute):
+		t.Fatalf("%s: nothing came", what)
+		panic("unreachable")
+	}
+}
+
+func TestNewRefusesAClosedConnection(t *testing.T) {
+	t.Parallel()
+	nc := meshtest.Broker(t).Connect(t)
+	nc.Close()
+	_, err := bus.New(nc, nil)
+	wantCode(t, err, toolmesh.CodeUnavailable, toolmesh.StartedNo)
+}
+
+func TestStateFollowsTheConnection(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	nc := s.Connect(t)
+	b := open(t, nc, nil)
+	if got, want := b.State(), (bus.State{Connected: true, Generation: 1}); got != want {
+		t.Fatalf("state %+v, want %+v", got, want)
+	}
+	states := make(chan bus.State, 16)
+	cancel := b.OnState(func(s bus.State) { states <- s })
+	defer cancel()
+	s.Stop()
+	if got := receive(t, states, "loss"); got.Connected || got.Generation != 1 {
+		t.Fatalf("after the broker stopped: %+v", got)
+	}
+	if err := b.Ping(t.Context()); err == nil {
+		t.Fatal("a ping without a broker succeeded")
+	}
+	s.Start(t)
+	if got := receive(t, states, "return"); !got.Connected || got.Generation != 2 {
+		t.Fatalf("after the broker came back: %+v", got)
+	}
+	if err := b.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	nc.Close()
+	for {
+		if got := receive(t, states, "close"); got.Closed {
+			break
+		}
+	}
+}
+
+func TestRetryFirstConnectsLater(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	s.Stop()
+	nc, err := nats.Connect(s.URL, bus.ConnectOptions(&bus.ConnectConfig{RetryFirst: true})...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	b := open(t, nc, nil)
+	_, err = b.Request(t.Context(), nats.NewMsg("anything"))
+	wantCode(t, err, toolmesh.CodeUnavailable, toolmesh.StartedNo)
+	if got := b.State(); got.Connected || got.Generation != 0 {
+		t.Fatalf("state without a broker: %+v", got)
+	}
+	states := make(chan bus.State, 16)
+	defer b.OnState(func(s bus.State) { states <- s })()
+	s.Start(t)
+	if got := receive(t, states, "connection"); !got.Connected || got.Generation != 1 {
+		t.Fatalf("state %+v, want connected, generation 1", got)
+	}
+}
+
+func TestPingIsSharedAndSeesABlackHole(t *testing.T) {
+	t.Parallel()
+	p := meshtest.NewProxy(t, meshtest.Broker(t))
+	b := open(t, p.Connect(t), nil)
+	if err := b.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p.Blackhole()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	results := make(chan error, 100)
+	for range cap(results) {
+		go func() { results <- b.Ping(ctx) }()
+	}
+	for range cap(results) {
+		if err := receive(t, results, "ping"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("a ping into a black hole: %v, want a deadline", err)
+		}
+	}
+	p.Heal()
+	if err := b.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCloseLeavesTheConnectionOpen(t *testing.T) {
+	t.Parallel()
+	nc := meshtest.Broker(t).Connect(t)
+	serve(t, nc, "echo")
+	before := nc.NumSubscriptions()
+	b := open(t, nc, nil)
+	waiting := make(chan error, 1)
+	if _, err := b.Open(func(_ *nats.Msg, err error) { waiting <- err }); err != nil {
+		t.Fatal(err)
+	}
+	b.Close()
+	b.Close()
+	wantCode(t, receive(t, waiting, "the call that waited"), toolmesh.CodeUnavailable, toolmesh.StartedUnknown)
+	if _, err := b.Request(t.Context(), nats.NewMsg("echo")); err == nil {
+		t.Fatal("a closed Bus sent a request")
+	}
+	if got := nc.NumSubscriptions(); got != before {
+		t.Fatalf("%d subscriptions after Close, want %d", got, before)
+	}
+	if _, err := nc.Request("echo", nil, 5*time.Second); err != nil {
+		t.Fatalf("the connection does not work after Close: %v", err)
+	}
+}
+
+func TestServiceIsListedOnce(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := open(t, s.Connect(t), nil)
+	svc, err := b.StartService(bus.ServiceConfig{
+		Name: "mesh-agent", Version: "1.2.3", Metadata: map[string]string{"node": "n1"},
+		Status: "status", StatusSubject: "status.n1",
+		Stats: func() any { return map[string]int{"in_flight": 7} },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc := s.Connect(t)
+	m, err := nc.Request("status.n1", nil, 10*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := string(m.Data), `{"in_flight":7}`; got != want {
+		t.Fatalf("status %s, want %s", got, want)
+	}
+	for _, verb := range []string{"PING", "INFO", "STATS"} {
+		m, err := nc.Request("$SRV."+verb+".mesh-agent", nil, 10*time.Second)
+		if err != nil {
+			t.Fatalf("%s: %v", verb, err)
+		}
+		if len(m.Data) == 0 {
+			t.Fatalf("%s is empty", verb)
+		}
+	}
+	// A reply subject that is no inbox is not answered.
+	sub, err := nc.SubscribeSync("elsewhere")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.PublishRequest("status.n1", "elsewhere", nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nc.Request("status.n1", nil, 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if n, _, err := sub.Pending(); err != nil || n != 0 {
+		t.Fatalf("%d answers went to a subject that is no inbox (%v)", n, err)
+	}
+	if err := svc.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nc.Request("$SRV.PING.mesh-agent", nil, 10*time.Second); !errors.Is(err, nats.ErrNoResponders) {
+		t.Fatalf("after Stop: %v, want no responders", err)
+	}
+}

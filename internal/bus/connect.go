@@ -1,0 +1,88 @@
+package bus
+
+import (
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// ConnectConfig adjusts [ConnectOptions].
+type ConnectConfig struct {
+	// Name is shown by the broker beside the connection. Defaults to "toolmesh".
+	Name string
+	// RetryFirst makes nats.Connect return before the first broker answers and
+	// go on trying. Defaults to false: no broker is an error at once.
+	RetryFirst bool
+	// Logger takes what happens to the connection; nil discards it.
+	Logger *slog.Logger
+}
+
+// Reconnecting begins at reconnectFirst and doubles up to reconnectMost, with
+// half of it random: a broker that restarts is found at once, and a thousand
+// clients do not come back in one instant.
+const (
+	reconnectFirst = 50 * time.Millisecond
+	reconnectMost  = 4 * time.Second
+)
+
+// ConnectOptions is the mesh's connection policy: reconnect for ever, also
+// after refused credentials, with growing and random pauses; no reconnect
+// buffer, so that nothing is sent that was meant for the past; a ping every
+// 10 s. A nil config is legal. Further options may follow these.
+func ConnectOptions(config *ConnectConfig) []nats.Option {
+	var c ConnectConfig
+	if config != nil {
+		c = *config
+	}
+	if c.Name == "" {
+		c.Name = "toolmesh"
+	}
+	log := c.Logger
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return []nats.Option{
+		nats.Name(c.Name),
+		nats.MaxReconnects(-1),
+		nats.CustomReconnectDelay(reconnectDelay),
+		nats.ReconnectBufSize(-1),
+		nats.IgnoreAuthErrorAbort(),
+		nats.PingInterval(10 * time.Second),
+		nats.MaxPingsOutstanding(2),
+		nats.Timeout(5 * time.Second),
+		nats.RetryOnFailedConnect(c.RetryFirst),
+		nats.ConnectHandler(func(nc *nats.Conn) {
+			log.Info("connected", slog.String("server", nc.ConnectedServerName()))
+		}),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			log.Warn("disconnected", errorAttr(err))
+		}),
+		nats.ReconnectHandler(func(nc *nats.Conn) {
+			log.Info("reconnected", slog.String("server", nc.ConnectedServerName()))
+		}),
+		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
+			subject := ""
+			if sub != nil {
+				subject = sub.Subject
+			}
+			log.Warn("connection error", slog.String("subject", subject), errorAttr(err))
+		}),
+	}
+}
+
+func reconnectDelay(attempts int) time.Duration {
+	d := reconnectMost
+	if attempts < 7 {
+		d = min(reconnectMost, reconnectFirst<<max(attempts-1, 0))
+	}
+	return d/2 + rand.N(d/2)
+}
+
+func errorAttr(err error) slog.Attr {
+	if err == nil {
+		return slog.String("error", "")
+	}
+	return slog.String("error", err.Error())
+}

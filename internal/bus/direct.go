@@ -1,0 +1,237 @@
+package bus
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh"
+)
+
+const (
+	// directBatch and directBytes bound one question of a direct read, so that
+	// what waits in this process stays small.
+	directBatch = 512
+	directBytes = 2 << 20
+	// directTimeout is how long the next message of an answer may take.
+	directTimeout = 5 * time.Second
+)
+
+// Query asks for stored messages of one stream. Exactly one of Subject and Last
+// is set.
+type Query struct {
+	// Stream is the stream's name.
+	Stream string
+	// Subject is what is read in the order of storing; it may have wildcards.
+	Subject string
+	// Last asks for the last message of each of these subjects instead, which may
+	// have wildcards: at most 1,024 messages in all, more is an error.
+	Last []string
+	// From is the first sequence of interest. Defaults to 1.
+	From uint64
+	// UpTo is the last sequence of interest. Defaults to all.
+	UpTo uint64
+	// MaxMsgs ends the read after that many messages. Defaults to no limit.
+	MaxMsgs int
+	// MaxBytes ends the read with the message that reaches that many bytes of
+	// subject, headers and body, so that it is passed by at most one message.
+	// Defaults to no limit.
+	MaxBytes int
+}
+
+// Stored is one stored message.
+type Stored struct {
+	Subject string
+	// Seq is its sequence in the stream.
+	Seq uint64
+	// Time is when it was stored, by the broker's clock.
+	Time time.Time
+	// Pending is how many further messages of the query the server that answered
+	// has behind this one.
+	Pending uint64
+	Header  nats.Header
+	Data    []byte
+}
+
+// Read answers a query by batched direct gets: no consumer is made. It stops
+// after the first error. Nothing stored is an empty sequence, no error.
+//
+// Any replica answers, and one that lags answers short: where the caller knows
+// of a later sequence than that of the last message that it got, it reads again
+// from there.
+func (b *Bus) Read(ctx context.Context, q Query) iter.Seq2[*Stored, error] {
+	return func(yield func(*Stored, error) bool) {
+		if err := b.read(ctx, q, yield); err != nil {
+			yield(nil, err)
+		}
+	}
+}
+
+// directRequest is the body of a direct get.
+type directRequest struct {
+	Seq       uint64   `json:"seq,omitempty"`
+	NextFor   string   `json:"next_by_subj,omitempty"`
+	MultiLast []string `json:"multi_last,omitempty"`
+	Batch     int      `json:"batch,omitempty"`
+	MaxBytes  int      `json:"max_bytes,omitempty"`
+	UpToSeq   uint64   `json:"up_to_seq,omitempty"`
+}
+
+func (b *Bus) read(ctx context.Context, q Query, yield func(*Stored, error) bool) error {
+	if q.Stream == "" || (q.Subject == "") == (len(q.Last) == 0) {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a query names a stream, and either a subject or the subjects whose last message it wants")
+	}
+	req := directRequest{Seq: max(q.From, 1), NextFor: q.Subject, MultiLast: q.Last}
+	if len(q.Last) > 0 {
+		req.UpToSeq = q.UpTo
+		if q.From <= 1 {
+			req.Seq = 0
+		}
+	}
+	msgs, bytes := 0, 0
+	for {
+		req.Batch, req.MaxBytes = directBatch, directBytes
+		if q.MaxMsgs > 0 {
+			req.Batch = min(req.Batch, q.MaxMsgs-msgs)
+		}
+		if q.MaxBytes > 0 {
+			req.MaxBytes = min(req.MaxBytes, q.MaxBytes-bytes)
+		}
+		var last *Stored
+		stopped := false
+		err := b.readBatch(ctx, q.Stream, req, func(s *Stored) bool {
+			if q.UpTo > 0 && s.Seq > q.UpTo {
+				stopped = true
+				return false
+			}
+			last = s
+			msgs++
+			bytes += len(s.Subject) + headerSize(s.Header) + len(s.Data)
+			if !yield(s, nil) {
+				stopped = true
+			}
+			return !stopped
+		})
+		switch {
+		case err != nil:
+			if stopped {
+				return nil
+			}
+			return err
+		case stopped, last == nil, last.Pending == 0,
+			q.UpTo > 0 && last.Seq >= q.UpTo,
+			q.MaxMsgs > 0 && msgs >= q.MaxMsgs,
+			q.MaxBytes > 0 && bytes >= q.MaxBytes:
+			return nil
+		}
+		req.Seq = last.Seq + 1
+	}
+}
+
+// directHeaders are those that the server adds to the stored ones.
+var directHeaders = []string{
+	jetstream.StreamHeader, jetstream.SequenceHeader, jetstream.TimeStampHeaer, jetstream.SubjectHeader,
+	jetstream.LastSequenceHeader, "Nats-Num-Pending",
+}
+
+// headerSize is about what the stored headers take.
+func headerSize(h nats.Header) int {
+	n := 0
+	for k, vs := range h {
+		for _, v := range vs {
+			n += len(k) + len(v) + 4
+		}
+	}
+	return n
+}
+
+// readBatch asks once and hands out what comes until the end of the batch.
+func (b *Bus) readBatch(ctx context.Context, stream string, req directRequest, next func(*Stored) bool) error {
+	body, err := json.Marshal(req)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInternal, "direct get of %s: %w", stream, err)
+	}
+	got := make(chan reply, req.Batch+2) // all of an answer: its messages and its end
+	in, err := b.Open(func(m *nats.Msg, err error) {
+		select {
+		case got <- reply{m, err}:
+		default:
+		}
+	})
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	m := nats.NewMsg(b.api + "DIRECT.GET." + stream)
+	m.Data = body
+	if err := in.Send(m); err != nil {
+		return err
+	}
+	timeout := time.NewTimer(directTimeout)
+	defer timeout.Stop()
+	for {
+		select {
+		case r := <-got:
+			if r.err != nil {
+				return r.err
+			}
+			if status := r.msg.Header.Get(headerStatus); status != "" && r.msg.Header.Get(jetstream.SequenceHeader) == "" {
+				return directStatus(stream, status, r.msg.Header.Get("Description"))
+			}
+			s, err := parseStored(r.msg)
+			if err != nil {
+				return toolmesh.Errorf(toolmesh.CodeProtocolError, "direct get of %s: %w", stream, err)
+			}
+			if !next(s) {
+				return nil
+			}
+			timeout.Reset(directTimeout)
+		case <-timeout.C:
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "stream %s does not answer: it has no leader, or the broker is too slow; try again", stream).
+				WithOrigin(toolmesh.OriginMesh)
+		case <-ctx.Done():
+			return fmt.Errorf("read stream %s: %w", stream, ctx.Err())
+		}
+	}
+}
+
+// directStatus reads the status message that ends an answer; nil for an end
+// without fault.
+func directStatus(stream, status, text string) error {
+	switch status {
+	case "204", "404": // end of the batch; nothing there
+		return nil
+	case statusNoResponders:
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "stream %s is not there or has no leader: %w", stream, nats.ErrNoResponders).
+			WithOrigin(toolmesh.OriginMesh)
+	case "413":
+		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "stream %s: more than 1,024 subjects match: ask for fewer at a time", stream).
+			WithOrigin(toolmesh.OriginMesh)
+	default:
+		return toolmesh.Errorf(toolmesh.CodeInternal, "direct get of %s: %s %s", stream, status, text).WithOrigin(toolmesh.OriginMesh)
+	}
+}
+
+func parseStored(m *nats.Msg) (*Stored, error) {
+	h := m.Header
+	seq, err := strconv.ParseUint(h.Get(jetstream.SequenceHeader), 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("header %s: %w", jetstream.SequenceHeader, err)
+	}
+	at, err := time.Parse(time.RFC3339Nano, h.Get(jetstream.TimeStampHeaer))
+	if err != nil {
+		return nil, fmt.Errorf("header %s: %w", jetstream.TimeStampHeaer, err)
+	}
+	pending, _ := strconv.ParseUint(h.Get("Nats-Num-Pending"), 10, 64)
+	s := &Stored{Subject: h.Get(jetstream.SubjectHeader), Seq: seq, Time: at, Pending: pending, Data: m.Data, Header: h}
+	for _, name := range directHeaders {
+		h.Del(name)
+	}
+	return s, nil
+}

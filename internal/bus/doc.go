@@ -1,0 +1,15 @@
+// Package bus is what the mesh asks of one NATS connection: the connection
+// policy, one reply inbox for all calls, mesh time, connection state, the
+// mesh's streams and buckets, and reads and writes of them.
+//
+// The unary path is [Bus.Open] or [Bus.Request]: one map entry and one publish,
+// no subscription, no goroutine and no timer per call. Everything that needs
+// JetStream is away from it.
+//
+// Three goroutines belong to a [Bus]: one sees the connection's state, one
+// measures the broker's clock, one ticks and sees when this process was frozen.
+// [Bus.Close] ends them and leaves the connection open: it is the caller's.
+//
+// The package never makes a consumer, never subscribes per call, and knows
+// nothing of tools, sessions or the form of messages.
+package bus

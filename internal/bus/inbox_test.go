@@ -1,0 +1,360 @@
+package bus_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+func TestRequestIsAnsweredInEveryTopology(t *testing.T) {
+	t.Parallel()
+	subject, err := subjects.Tool("s1", "demo.echo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	none, err := subjects.Tool("s1", "demo.none")
+	if err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
+		serve(t, top.Serve(t), subject)
+		b := open(t, top.Call(t), nil)
+		request := func(subject, body string) (string, error) {
+			m := nats.NewMsg(subject)
+			m.Data = []byte(body)
+			r, err := b.Request(t.Context(), m)
+			if err != nil {
+				return "", err
+			}
+			return string(r.Data), nil
+		}
+		meshtest.Until(t, "the interest has travelled", func() bool { _, err := request(subject, ""); return err == nil })
+		var wg sync.WaitGroup
+		for i := range 200 {
+			wg.Go(func() {
+				body := fmt.Sprint(i)
+				if got, err := request(subject, body); err != nil || got != body {
+					t.Errorf("request %s: %q, %v", body, got, err)
+				}
+			})
+		}
+		wg.Wait()
+		_, err := request(none, "")
+		wantCode(t, err, toolmesh.CodeUnavailable, toolmesh.StartedNo)
+		if !errors.Is(err, nats.ErrNoResponders) {
+			t.Errorf("%v does not wrap nats.ErrNoResponders", err)
+		}
+		// The Bus itself may be asking for the time.
+		meshtest.Until(t, "no inbox is left open", func() bool { return b.OpenInboxes() == 0 })
+	})
+}
+
+func TestInboxTakesManyRepliesInOrder(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	server := s.Connect(t)
+	const n = 2000
+	if _, err := server.Subscribe("stream", func(m *nats.Msg) {
+		for i := range n {
+			_ = server.Publish(m.Reply, fmt.Append(nil, i))
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	b := open(t, s.Connect(t), nil)
+	got := make(chan string, n)
+	in, err := b.Open(func(m *nats.Msg, _ error) { got <- string(m.Data) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := in.Send(nats.NewMsg("stream")); err != nil {
+		t.Fatal(err)
+	}
+	for i := range n {
+		if text := receive(t, got, "reply"); text != fmt.Sprint(i) {
+			t.Fatalf("reply %d is %s", i, text)
+		}
+	}
+	// What comes with more tokens behind the subject belongs to the call too.
+	if err := server.Publish(in.Subject()+".7.x", []byte("behind")); err != nil {
+		t.Fatal(err)
+	}
+	if text := receive(t, got, "reply with a suffix"); text != "behind" {
+		t.Fatalf("reply with a suffix is %q", text)
+	}
+	in.Close()
+	in.Close()
+	if err := server.Publish(in.Subject(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Publish(strings.TrimSuffix(in.Subject(), "A")+"!", nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "late replies are counted", func() bool { return b.DroppedReplies() == 2 })
+}
+
+func TestOneSubscriptionForAllCalls(t *testing.T) {
+	t.Parallel()
+	nc := meshtest.Broker(t).Connect(t)
+	b := open(t, nc, nil)
+	before := nc.NumSubscriptions()
+	const n = 20_000
+	seen := make(map[string]bool, n)
+	for range n {
+		in, err := b.Open(func(*nats.Msg, error) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seen[in.Subject()] {
+			t.Fatal("two inboxes have one subject")
+		}
+		seen[in.Subject()] = true
+	}
+	if got := nc.NumSubscriptions(); got > before+1 {
+		t.Fatalf("%d subscriptions for %d calls, want one", got-before, n)
+	}
+	if got := b.OpenInboxes(); got < n {
+		t.Fatalf("%d inboxes, want at least %d", got, n)
+	}
+}
+
+func TestCustomInboxPrefix(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	serve(t, s.Connect(t), "echo")
+	prefix, err := subjects.InboxPrefix("s1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := open(t, s.Connect(t, nats.CustomInboxPrefix(prefix)), nil)
+	in, err := b.Open(func(*nats.Msg, error) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	if !strings.HasPrefix(in.Subject(), prefix+".") || !subjects.ReplyAllowed(in.Subject(), "s1", true) {
+		t.Fatalf("reply subject %s does not belong to session s1", in.Subject())
+	}
+	if _, err := b.Request(t.Context(), nats.NewMsg("echo")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestForeignConnectionIsNotBuffered(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	// The reconnect buffer of this connection is on: nats.go's own default.
+	nc, err := nats.Connect(s.URL, nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	b := open(t, nc, nil)
+	lost := make(chan bus.State, 16)
+	defer b.OnState(func(s bus.State) { lost <- s })()
+	s.Stop()
+	receive(t, lost, "loss")
+	_, err = b.Request(t.Context(), nats.NewMsg("echo"))
+	wantCode(t, err, toolmesh.CodeUnavailable, toolmesh.StartedNo)
+	if n, err := nc.Buffered(); err == nil && n > 0 {
+		t.Fatalf("%d bytes wait in the reconnect buffer", n)
+	}
+}
+
+func TestTooLargeIsRefusedHere(t *testing.T) {
+	t.Parallel()
+	b := open(t, meshtest.Broker(t, meshtest.MaxPayload(2000)).Connect(t), nil)
+	if got := b.MaxPayload(); got != 2000 {
+		t.Fatalf("MaxPayload is %d, want 2000", got)
+	}
+	m := nats.NewMsg("echo")
+	m.Data = make([]byte, 3000)
+	_, err := b.Request(t.Context(), m)
+	wantCode(t, err, toolmesh.CodePayloadTooLarge, toolmesh.StartedNo)
+}
+
+const permissions = `authorization { users: [
+  { user: all, password: all }
+  { user: narrow, password: narrow, permissions: { publish: ["ok"], subscribe: ["_INBOX_s1.>"] } }
+] }`
+
+func TestDeniedPublishReachesItsCalls(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t, meshtest.Config(permissions))
+	// ok is heard and never answered: its call must not be touched.
+	if _, err := s.Connect(t, nats.UserInfo("all", "all")).SubscribeSync("ok"); err != nil {
+		t.Fatal(err)
+	}
+	logs := meshtest.CaptureLogs(t)
+	b := open(t, s.Connect(t, nats.UserInfo("narrow", "narrow"), nats.CustomInboxPrefix("_INBOX_s1")), &bus.Options{Logger: logs.Logger})
+	other := make(chan error, 1)
+	in, err := b.Open(func(_ *nats.Msg, err error) {
+		if err != nil {
+			other <- err
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	if err := in.Send(nats.NewMsg("ok")); err != nil {
+		t.Fatal(err)
+	}
+	denials := make(chan bus.Denial, 16)
+	defer b.OnDenied(func(d bus.Denial) {
+		if d.Subject != subjects.UserInfo {
+			denials <- d
+		}
+	})()
+	_, err = b.Request(t.Context(), nats.NewMsg("forbidden"))
+	wantCode(t, err, toolmesh.CodePermissionDenied, toolmesh.StartedNo)
+	if d := receive(t, denials, "denial"); d.Subject != "forbidden" || d.Subscribe {
+		t.Fatalf("denial %+v", d)
+	}
+	if _, err := b.Conn().Subscribe("also.forbidden", func(*nats.Msg) {}); err != nil {
+		t.Fatal(err)
+	}
+	if d := receive(t, denials, "denial"); d.Subject != "also.forbidden" || !d.Subscribe {
+		t.Fatalf("denial %+v", d)
+	}
+	select {
+	case err := <-other:
+		t.Fatalf("a call on another subject was failed: %v", err)
+	default:
+	}
+	// The same connection may not ask for the time either: it is logged, once, and
+	// nobody waits for it.
+	if err := b.FreshTime(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if now := b.Time(); now.Measured || now.Bound < time.Hour {
+		t.Fatalf("time without the right to ask: %+v", now)
+	}
+	if n := logs.Count("does not tell this connection its time"); n != 1 {
+		t.Fatalf("logged %d times, want once", n)
+	}
+}
+
+func TestDeniedInboxFailsTheCalls(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t, meshtest.Config(permissions))
+	serve(t, s.Connect(t, nats.UserInfo("all", "all")), "ok")
+	b := open(t, s.Connect(t, nats.UserInfo("narrow", "narrow")), nil)
+	_, err := b.Request(t.Context(), nats.NewMsg("ok"))
+	if code := toolmesh.CodeOf(err); code != toolmesh.CodePermissionDenied || !strings.Contains(err.Error(), "CustomInboxPrefix") {
+		t.Fatalf("%v, want permission_denied that names nats.CustomInboxPrefix", err)
+	}
+	if _, err := b.Open(func(*nats.Msg, error) {}); toolmesh.CodeOf(err) != toolmesh.CodePermissionDenied {
+		t.Fatalf("a later call: %v, want permission_denied at once", err)
+	}
+}
+
+func TestSlowConsumerIsTold(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	told := make(chan error, 16)
+	nc := s.Connect(t, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { told <- err }))
+	b := open(t, nc, nil)
+	slow := make(chan string, 16)
+	defer b.OnSlow(func(subject string) { slow <- subject })()
+	release := make(chan struct{})
+	defer close(release)
+	sub, err := nc.Subscribe("flood", func(*nats.Msg) { <-release })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sub.SetPendingLimits(1, -1); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		if err := nc.Publish("flood", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := receive(t, slow, "slow subscription"); got != "flood" {
+		t.Fatalf("slow subject %q", got)
+	}
+	if err := receive(t, told, "the connection's own handler"); !errors.Is(err, nats.ErrSlowConsumer) {
+		t.Fatalf("the connection's own handler got %v", err)
+	}
+}
+
+func TestRequestEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	if _, err := s.Connect(t).SubscribeSync("silent"); err != nil {
+		t.Fatal(err)
+	}
+	b := open(t, s.Connect(t), nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := b.Request(ctx, nats.NewMsg("silent"))
+	if !errors.Is(err, context.Canceled) {
+		t.Fatalf("%v, want context.Canceled", err)
+	}
+}
+
+func BenchmarkRequest(b *testing.B) {
+	s := meshtest.Broker(b)
+	serve(b, s.Connect(b), "echo")
+	body := make([]byte, 128)
+	b.Run("bus", func(b *testing.B) {
+		x := open(b, s.Connect(b), nil)
+		b.ReportAllocs()
+		for b.Loop() {
+			m := &nats.Msg{Subject: "echo", Data: body}
+			if _, err := x.Request(b.Context(), m); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("nats", func(b *testing.B) {
+		nc := s.Connect(b)
+		b.ReportAllocs()
+		for b.Loop() {
+			m := &nats.Msg{Subject: "echo", Data: body}
+			if _, err := nc.RequestMsgWithContext(b.Context(), m); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("bus-parallel", func(b *testing.B) {
+		x := open(b, s.Connect(b), nil)
+		b.SetParallelism(32)
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				if _, err := x.Request(b.Context(), &nats.Msg{Subject: "echo", Data: body}); err != nil {
+					b.Error(err)
+				}
+			}
+		})
+	})
+	b.Run("nats-parallel", func(b *testing.B) {
+		nc := s.Connect(b)
+		b.SetParallelism(32)
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				if _, err := nc.RequestMsgWithContext(b.Context(), &nats.Msg{Subject: "echo", Data: body}); err != nil {
+					b.Error(err)
+				}
+			}
+		})
+	})
+}

@@ -1,0 +1,152 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Errors of keys, wrapped in what the methods return.
+var (
+	// ErrConflict: a key has another revision than the one that was expected, or
+	// exists where it was to be created. Nothing was written.
+	ErrConflict = errors.New("the key was changed by someone else")
+	// ErrNoKey: a bucket holds no such key, or only the mark of its end.
+	ErrNoKey = errors.New("no such key")
+)
+
+// Key names one value of a bucket.
+type Key struct{ Bucket, Name string }
+
+func (k Key) String() string { return k.Bucket + "/" + k.Name }
+
+// Entry is one value of a bucket.
+type Entry struct {
+	Value []byte
+	// Revision is the value's sequence in the bucket's stream.
+	Revision uint64
+	// Time is when it was written, by the broker's clock.
+	Time time.Time
+}
+
+const (
+	headerKVOperation = "KV-Operation"
+	operationPurge    = "PURGE"
+)
+
+// Gone reports whether a message of a bucket says that its key is gone: deleted,
+// or expired.
+func Gone(h nats.Header) bool {
+	return h.Get(headerKVOperation) != "" || h.Get(jetstream.MarkerReasonHeader) != ""
+}
+
+// Get returns a key's value, from any replica: it may be a moment old. A missing
+// key is [ErrNoKey].
+func (b *Bus) Get(ctx context.Context, key Key) (Entry, error) {
+	e, gone, err := b.lastOf(ctx, key)
+	if err == nil && gone {
+		err = fmt.Errorf("%s: %w", key, ErrNoKey)
+	}
+	if err != nil {
+		return Entry{}, err
+	}
+	return e, nil
+}
+
+// lastOf returns the last message of a key, also one that marks its end.
+func (b *Bus) lastOf(ctx context.Context, key Key) (e Entry, gone bool, err error) {
+	q := Query{Stream: subjects.KVStream(key.Bucket), Last: []string{subjects.KVSubject(key.Bucket, key.Name)}}
+	for s, err := range b.Read(ctx, q) {
+		if err != nil {
+			return Entry{}, false, fmt.Errorf("get %s: %w", key, err)
+		}
+		return Entry{Value: s.Data, Revision: s.Seq, Time: s.Time}, Gone(s.Header), nil
+	}
+	return Entry{}, false, fmt.Errorf("%s: %w", key, ErrNoKey)
+}
+
+// Put writes a key whatever it holds, and returns its revision. ttl above 0
+// lets the key expire; it is at least 1 s, in whole seconds.
+func (b *Bus) Put(ctx context.Context, key Key, value []byte, ttl time.Duration) (revision uint64, err error) {
+	return b.publishKey(ctx, key, value, ttl, nil, "")
+}
+
+// Create writes a key that must not exist; what was deleted or has expired does
+// not. A key that exists is [ErrConflict].
+func (b *Bus) Create(ctx context.Context, key Key, value []byte, ttl time.Duration) (revision uint64, err error) {
+	var zero uint64
+	revision, err = b.publishKey(ctx, key, value, ttl, &zero, "")
+	if !errors.Is(err, ErrConflict) {
+		return revision, err
+	}
+	// What is in the way may be the mark of an earlier key's end.
+	last, gone, lookErr := b.lastOf(ctx, key)
+	if lookErr != nil || !gone {
+		return 0, err
+	}
+	return b.publishKey(ctx, key, value, ttl, &last.Revision, "")
+}
+
+// Update writes a key that must still have the given revision, else it is
+// [ErrConflict]. A ttl holds for this value only: each renewal gives it again.
+// An acknowledgement that is lost makes a repetition conflict with itself.
+func (b *Bus) Update(ctx context.Context, key Key, value []byte, revision uint64, ttl time.Duration) (uint64, error) {
+	return b.publishKey(ctx, key, value, ttl, &revision, "")
+}
+
+// Delete ends a key. revision above 0 is the one that it must still have, else
+// it is [ErrConflict]. The mark of its end is kept for a minute and reaches
+// whoever follows the bucket.
+func (b *Bus) Delete(ctx context.Context, key Key, revision uint64) error {
+	var expect *uint64
+	if revision > 0 {
+		expect = &revision
+	}
+	_, err := b.publishKey(ctx, key, nil, markerTTL, expect, operationPurge)
+	return err
+}
+
+func (b *Bus) publishKey(ctx context.Context, key Key, value []byte, ttl time.Duration, expect *uint64, operation string) (uint64, error) {
+	m := nats.NewMsg(subjects.KVSubject(key.Bucket, key.Name))
+	m.Data = value
+	if operation != "" {
+		m.Header.Set(headerKVOperation, operation)
+	}
+	opts := []jetstream.PublishOpt{jetstream.WithExpectStream(subjects.KVStream(key.Bucket))}
+	if ttl > 0 {
+		opts = append(opts, jetstream.WithMsgTTL(max(ttl.Round(time.Second), time.Second)))
+	}
+	if expect != nil {
+		opts = append(opts, jetstream.WithExpectLastSequencePerSubject(*expect))
+	}
+	if !b.Connected() {
+		return 0, errDisconnected(nil)
+	}
+	ack, err := b.js.PublishMsg(ctx, m, opts...)
+	switch {
+	case err == nil:
+		return ack.Sequence, nil
+	case isAPIError(err, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant):
+		return 0, fmt.Errorf("write %s: %w", key, ErrConflict)
+	case errors.Is(err, nats.ErrMaxPayload):
+		return 0, sendError(err, m.Size(), b.MaxPayload())
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return 0, fmt.Errorf("write %s: %w", key, err)
+	default:
+		return 0, apiError("write "+key.String(), err)
+	}
+}
+
+// IsUnavailable reports whether err says that the broker or its JetStream does
+// not answer now, so that the same may succeed later.
+func IsUnavailable(err error) bool {
+	code := toolmesh.CodeOf(err)
+	return code == toolmesh.CodeUnavailable || code == toolmesh.CodeDeadlineExceeded
+}

@@ -1,0 +1,420 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	// chunksAge is how long the chunks of a stream are kept.
+	chunksAge = 15 * time.Minute
+	// chunksBytes is the default bound of all of them together.
+	chunksBytes = 1 << 30
+	// markerTTL is how long the marker of a key that is gone stays in its bucket.
+	markerTTL = time.Minute
+	// apiTimeout is how long one question to JetStream may take, apiPatience how
+	// long it is asked again while it has no leader, when the caller set no limit.
+	apiTimeout  = 5 * time.Second
+	apiPatience = 30 * time.Second
+	mostCopies  = 3
+)
+
+// Numbers of JetStream's API errors that nats.go has no name for.
+const (
+	errNoSuitablePeers  = 10005
+	errTemporarilyGone  = 10008
+	errStorageExceeded  = 10047
+	errMemoryExceeded   = 10028
+	errNotClustered     = 10074
+	errStreamStorage    = 10052 // update refused
+	errClusterNotReady  = 10009
+	errStreamOverlap    = 10065
+	errMaxStreamsForAcc = 10027
+)
+
+// Layout says how the mesh's streams and buckets are made. What is there already
+// keeps its storage, size and copies where the field here has its zero value.
+type Layout struct {
+	// Copies is the number of replicas of each stream. Defaults to 3 where the
+	// broker is a cluster that can place them, else 1: two are lost with either.
+	Copies int
+	// ChunksStorage is "file" or "memory" for MESH_CHUNKS. Defaults to file for a
+	// new one. Memory, or one copy, gives up resuming over a broker's restart.
+	ChunksStorage string
+	// ChunksBytes bounds MESH_CHUNKS. Defaults to 1 GiB for a new one.
+	ChunksBytes int64
+}
+
+// Validate names the field that cannot be.
+func (l Layout) Validate() error {
+	switch {
+	case l.Copies < 0 || l.Copies > 5:
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.Copies is %d: 0 to 5 is possible", l.Copies)
+	case l.ChunksStorage != "" && l.ChunksStorage != "file" && l.ChunksStorage != "memory":
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.ChunksStorage is %q: file or memory is possible", l.ChunksStorage)
+	case l.ChunksBytes < 0:
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.ChunksBytes is %d: it cannot be negative", l.ChunksBytes)
+	}
+	return nil
+}
+
+// Streams returns the configurations that the layout asks for, the buckets'
+// streams included, the object store not. Copies is 0 where the layout leaves it
+// to the broker's cluster.
+func (l Layout) Streams() []jetstream.StreamConfig {
+	chunks := jetstream.StreamConfig{
+		Name:              subjects.StreamChunks,
+		Description:       "Chunks of streaming calls",
+		Subjects:          []string{subjects.AllChunks},
+		Retention:         jetstream.LimitsPolicy,
+		Storage:           jetstream.FileStorage,
+		Discard:           jetstream.DiscardNew,
+		MaxAge:            chunksAge,
+		MaxBytes:          l.ChunksBytes,
+		MaxMsgs:           -1,
+		MaxMsgsPerSubject: -1,
+		MaxConsumers:      -1,
+		MaxMsgSize:        -1,
+		Replicas:          l.Copies,
+		AllowDirect:       true,
+		RePublish:         &jetstream.RePublish{Source: subjects.ChunksTransform, Destination: subjects.LiveTransform},
+	}
+	if l.ChunksStorage == "memory" {
+		chunks.Storage = jetstream.MemoryStorage
+	}
+	if chunks.MaxBytes == 0 {
+		chunks.MaxBytes = chunksBytes
+	}
+	all := []jetstream.StreamConfig{chunks}
+	for _, bucket := range subjects.RegistryBuckets() {
+		all = append(all, l.bucket(bucket))
+	}
+	return all
+}
+
+func (l Layout) bucket(bucket string) jetstream.StreamConfig {
+	config := jetstream.StreamConfig{
+		Name:              subjects.KVStream(bucket),
+		Description:       "Registry of the mesh",
+		Subjects:          []string{subjects.KVAll(bucket)},
+		Retention:         jetstream.LimitsPolicy,
+		Storage:           jetstream.FileStorage,
+		Discard:           jetstream.DiscardNew,
+		MaxBytes:          -1,
+		MaxMsgs:           -1,
+		MaxMsgsPerSubject: 1,
+		MaxConsumers:      -1,
+		MaxMsgSize:        -1,
+		Replicas:          l.Copies,
+		AllowDirect:       true,
+		DenyDelete:        true,
+		// One publish with a rollup header would empty the bucket.
+		AllowRollup: false,
+		AllowMsgTTL: true,
+		RePublish: &jetstream.RePublish{
+			Source: subjects.KVAll(bucket), Destination: subjects.RegistryChanges(bucket),
+		},
+	}
+	if bucket == subjects.BucketNodes || bucket == subjects.BucketSessions {
+		// Their keys expire by themselves, and whoever follows the bucket has to
+		// hear of it. The server turns rollups on with it.
+		config.SubjectDeleteMarkerTTL, config.AllowRollup = markerTTL, true
+	}
+	return config
+}
+
+// Ensure refuses foreign streams that cover the mesh's requests, then makes the
+// streams, buckets and object store that are missing, and holds those that are
+// there against the layout: what can be changed without losing anything is, the
+// rest is an error that says what to do. While JetStream has no leader it tries
+// again until ctx ends, or for 30 s if ctx has no deadline. nil is the zero Layout.
+func (b *Bus) Ensure(ctx context.Context, layout *Layout) error {
+	var l Layout
+	if layout != nil {
+		l = *layout
+	}
+	if err := l.Validate(); err != nil {
+		return err
+	}
+	ctx, cancel := patience(ctx)
+	defer cancel()
+	foreign, err := b.ForeignStreams(ctx)
+	if err != nil {
+		return err
+	}
+	if len(foreign) > 0 {
+		var texts []string
+		for _, f := range foreign {
+			texts = append(texts, fmt.Sprintf("%s (%s)", f.Name, strings.Join(f.Subjects, ", ")))
+		}
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest,
+			"streams that are not the mesh's store its requests, and their acknowledgements would pass for replies: %s; delete them or change their subjects",
+			strings.Join(texts, "; ")).WithOrigin(toolmesh.OriginMesh).WithDetail("streams", texts)
+	}
+	for _, want := range l.Streams() {
+		if err := b.ensureStream(ctx, want, l); err != nil {
+			return err
+		}
+	}
+	_, err = b.bundles(ctx, l.Copies, true)
+	return err
+}
+
+// EnsureStream makes a stream or holds the one of its name against want, as
+// [Bus.Ensure] does. Replicas 0 leaves the copies to the broker's cluster.
+func (b *Bus) EnsureStream(ctx context.Context, want jetstream.StreamConfig) error {
+	ctx, cancel := patience(ctx)
+	defer cancel()
+	return b.ensureStream(ctx, want, Layout{Copies: want.Replicas, ChunksStorage: want.Storage.String(), ChunksBytes: max(want.MaxBytes, 0)})
+}
+
+// EnsureBucket makes a bucket whose changes are republished, or holds the one of
+// its name against that.
+func (b *Bus) EnsureBucket(ctx context.Context, bucket string) error {
+	ctx, cancel := patience(ctx)
+	defer cancel()
+	return b.ensureStream(ctx, Layout{}.bucket(bucket), Layout{})
+}
+
+func patience(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, apiPatience)
+}
+
+// ForeignStream is a stream that stores requests of the mesh and is not ours.
+type ForeignStream struct {
+	Name     string
+	Subjects []string
+}
+
+// ForeignStreams lists the streams of this account that cover subjects on which
+// the mesh answers. JetStream acknowledges what it stores to the reply subject,
+// so such a stream's acknowledgement races the reply, and hides that nobody
+// serves the subject.
+func (b *Bus) ForeignStreams(ctx context.Context) ([]ForeignStream, error) {
+	var found []ForeignStream
+	err := b.retry(ctx, "list the streams", func(ctx context.Context) error {
+		found = nil
+		list := b.js.ListStreams(ctx)
+		for info := range list.Info() {
+			if info.Config.Name == subjects.StreamChunks {
+				continue // held against the layout by itself
+			}
+			if len(CoveredRequests(info.Config.Subjects)) > 0 {
+				found = append(found, ForeignStream{Name: info.Config.Name, Subjects: info.Config.Subjects})
+			}
+		}
+		return list.Err()
+	})
+	return found, err
+}
+
+// CoveredRequests returns those of a stream's subjects on which the mesh answers
+// requests, so that no stream may store them.
+func CoveredRequests(stored []string) []string {
+	requests := []string{
+		subjects.AllTools, subjects.AllCtl, subjects.AllRegistry, subjects.AllReplay, subjects.AllAdmin,
+	}
+	// One node and one session stand for all: a stream for just one of them by name
+	// would have to know it.
+	if one, err := subjects.NodeTools("node"); err == nil {
+		requests = append(requests, one)
+	}
+	if one, err := (subjects.Subject{Kind: subjects.KindBatch, Session: "session"}).Build(); err == nil {
+		requests = append(requests, one)
+	}
+	var covered []string
+	for _, s := range stored {
+		if slices.ContainsFunc(requests, func(r string) bool { return subjects.Overlap(s, r) }) {
+			covered = append(covered, s)
+		}
+	}
+	return covered
+}
+
+func (b *Bus) ensureStream(ctx context.Context, want jetstream.StreamConfig, l Layout) error {
+	return b.retry(ctx, "stream "+want.Name, func(ctx context.Context) error {
+		stream, err := b.js.Stream(ctx, want.Name)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			if err = b.createStream(ctx, want); err == nil {
+				b.log.Info("stream made", slog.String("stream", want.Name))
+				return nil
+			}
+			if !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+				return err
+			}
+			// Another process was faster: what it made is compared.
+			stream, err = b.js.Stream(ctx, want.Name)
+		}
+		if err != nil {
+			return err
+		}
+		have := stream.CachedInfo().Config
+		merged, changes, err := merge(have, want, l)
+		if err != nil || len(changes) == 0 {
+			return err
+		}
+		if _, err := b.js.UpdateStream(ctx, merged); err != nil {
+			return err
+		}
+		b.log.Info("stream changed", slog.String("stream", want.Name), slog.Any("fields", changes))
+		return nil
+	})
+}
+
+// createStream tries the most copies that the cluster can place.
+func (b *Bus) createStream(ctx context.Context, want jetstream.StreamConfig) error {
+	if want.Replicas > 0 {
+		_, err := b.js.CreateStream(ctx, want)
+		return err
+	}
+	want.Replicas = 1
+	if b.nc.ConnectedClusterName() != "" {
+		want.Replicas = mostCopies
+	}
+	_, err := b.js.CreateStream(ctx, want)
+	if want.Replicas > 1 && isAPIError(err, errNoSuitablePeers, errNotClustered) {
+		want.Replicas = 1
+		_, err = b.js.CreateStream(ctx, want)
+	}
+	return err
+}
+
+// merge returns have with what want asks for and the names of what changed. It
+// fails for what cannot change without losing data.
+func merge(have, want jetstream.StreamConfig, l Layout) (merged jetstream.StreamConfig, changes []string, err error) {
+	refuse := func(format string, args ...any) (jetstream.StreamConfig, []string, error) {
+		return have, nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "stream %s "+format, append([]any{want.Name}, args...)...).
+			WithOrigin(toolmesh.OriginMesh)
+	}
+	switch {
+	case !slices.Equal(slices.Sorted(slices.Values(have.Subjects)), slices.Sorted(slices.Values(want.Subjects))):
+		return refuse("stores %v, not %v: it is not the mesh's; delete it or use another account", have.Subjects, want.Subjects)
+	case have.Retention != want.Retention:
+		return refuse("has retention %v, not %v: delete it, the mesh makes it anew", have.Retention, want.Retention)
+	case have.Mirror != nil || len(have.Sources) > 0 || have.SubjectTransform != nil:
+		return refuse("copies or transforms other streams: delete it, the mesh makes it anew")
+	case have.Sealed:
+		return refuse("is sealed: delete it, the mesh makes it anew")
+	case have.NoAck:
+		return refuse("does not acknowledge: delete it, the mesh makes it anew")
+	case l.ChunksStorage != "" && want.Name == subjects.StreamChunks && have.Storage != want.Storage:
+		return refuse("is kept in %v, the settings ask for %v: delete it or change the setting", have.Storage, want.Storage)
+	}
+	merged = have
+	change := func(name string, differs bool, apply func()) {
+		if differs {
+			apply()
+			changes = append(changes, name)
+		}
+	}
+	change("republish", have.RePublish == nil || *have.RePublish != *want.RePublish, func() { merged.RePublish = want.RePublish })
+	change("allow_direct", have.AllowDirect != want.AllowDirect, func() { merged.AllowDirect = want.AllowDirect })
+	change("allow_rollup_hdrs", have.AllowRollup != want.AllowRollup, func() { merged.AllowRollup = want.AllowRollup })
+	change("discard", have.Discard != want.Discard, func() {
+		merged.Discard, merged.DiscardNewPerSubject = want.Discard, false
+	})
+	change("max_age", have.MaxAge != want.MaxAge, func() {
+		merged.MaxAge = want.MaxAge
+		if merged.MaxAge > 0 {
+			merged.Duplicates = min(merged.Duplicates, merged.MaxAge)
+		}
+	})
+	change("max_msgs_per_subject", have.MaxMsgsPerSubject != want.MaxMsgsPerSubject, func() { merged.MaxMsgsPerSubject = want.MaxMsgsPerSubject })
+	change("max_msgs", have.MaxMsgs != want.MaxMsgs, func() { merged.MaxMsgs = want.MaxMsgs })
+	change("max_msg_size", have.MaxMsgSize != want.MaxMsgSize, func() { merged.MaxMsgSize = want.MaxMsgSize })
+	// Cannot be turned off again, so only missing is a difference.
+	change("allow_msg_ttl", want.AllowMsgTTL && !have.AllowMsgTTL, func() { merged.AllowMsgTTL = true })
+	change("subject_delete_marker_ttl", have.SubjectDeleteMarkerTTL != want.SubjectDeleteMarkerTTL, func() {
+		merged.SubjectDeleteMarkerTTL = want.SubjectDeleteMarkerTTL
+	})
+	change("max_bytes", (l.ChunksBytes > 0 || want.MaxBytes < 0) && have.MaxBytes != want.MaxBytes, func() { merged.MaxBytes = want.MaxBytes })
+	change("num_replicas", l.Copies > 0 && have.Replicas != l.Copies, func() { merged.Replicas = l.Copies })
+	return merged, changes, nil
+}
+
+// retry repeats do while JetStream has no leader or does not answer yet, until
+// ctx ends, and turns what remains into the mesh's error.
+func (b *Bus) retry(ctx context.Context, what string, do func(ctx context.Context) error) error {
+	pause := 50 * time.Millisecond
+	for {
+		attempt, cancel := context.WithTimeout(ctx, apiTimeout)
+		err := do(attempt)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if !notReady(err) {
+			return apiError(what, err)
+		}
+		select {
+		case <-ctx.Done():
+			return apiError(what, err)
+		case <-b.stop:
+			return errClosed()
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, time.Second)
+	}
+}
+
+// notReady reports whether the same question may be answered a moment later.
+func notReady(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) ||
+		errors.Is(err, nats.ErrNoResponders) || errors.Is(err, nats.ErrReconnectBufExceeded) ||
+		errors.Is(err, nats.ErrDisconnected) || errors.Is(err, jetstream.ErrNoStreamResponse) ||
+		errors.Is(err, jetstream.ErrJetStreamNotEnabled) ||
+		isAPIError(err, errTemporarilyGone, errClusterNotReady)
+}
+
+func isAPIError(err error, numbers ...jetstream.ErrorCode) bool {
+	var e *jetstream.APIError
+	if !errors.As(err, &e) {
+		var wrapped jetstream.JetStreamError
+		if !errors.As(err, &wrapped) || wrapped.APIError() == nil {
+			return false
+		}
+		e = wrapped.APIError()
+	}
+	return slices.Contains(numbers, e.ErrorCode)
+}
+
+// apiError turns an error of JetStream into the mesh's, with what to do.
+func apiError(what string, err error) error {
+	if own := (*toolmesh.Error)(nil); errors.As(err, &own) {
+		return err
+	}
+	code, hint := toolmesh.CodeUnavailable, "try again"
+	switch {
+	case errors.Is(err, context.Canceled):
+		return fmt.Errorf("%s: %w", what, err)
+	case errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
+		hint = "enable JetStream for the account"
+	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, nats.ErrNoResponders):
+		hint = "JetStream does not answer: enable it on the broker (nats-server -js), or wait for its cluster"
+	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
+		return errClosed()
+	case isAPIError(err, errStorageExceeded, errMemoryExceeded, errMaxStreamsForAcc):
+		hint = "the broker has no room for it: give JetStream more, or ask for less (MESH_CHUNKS_MAX)"
+	case isAPIError(err, errNoSuitablePeers, errNotClustered):
+		hint = "the broker's cluster cannot place that many copies: ask for fewer (MESH_REPLICAS)"
+	case isAPIError(err, errStreamOverlap):
+		code, hint = toolmesh.CodeInvalidRequest, "another stream stores the mesh's subjects: delete it or change its subjects"
+	case isAPIError(err, errStreamStorage):
+		code, hint = toolmesh.CodeInvalidRequest, "delete it, the mesh makes it anew"
+	}
+	return toolmesh.Errorf(code, "%s: %w; %s", what, err, hint).WithOrigin(toolmesh.OriginMesh)
+}

@@ -1,0 +1,326 @@
+package chunks
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// How a writer waits for the store.
+const (
+	windowItems = 512     // chunks sent and not yet acknowledged
+	windowBytes = 4 << 20 // and their bytes
+	// firstWait is how long the first chunk may take: until then nothing of the
+	// stream exists, and its caller can be told so.
+	firstWait = 5 * time.Second
+	// resendAfter is how long an acknowledgement may take before the writer goes
+	// back to the first chunk without one.
+	resendAfter = 2 * time.Second
+	// giveUpAfter is how long the store may make no progress at all.
+	giveUpAfter = 30 * time.Second
+)
+
+const (
+	expectedLastSubjectSequence = "Nats-Expected-Last-Subject-Sequence"
+	errWrongLastSequence        = 10071
+)
+
+// Writer stores the chunks of one call, in order, with a bounded number of them
+// unacknowledged. Write and Flush are for one goroutine; Tick, High and Close
+// may be called from any.
+type Writer struct {
+	bus     *bus.Bus
+	subject string
+	rpc     subjects.RPCID
+	boot    subjects.BootID
+	epoch   string
+	stored  func(codec.Chunk)
+	inbox   *bus.Inbox
+	changed chan struct{} // capacity 1: something below changed
+
+	mu       sync.Mutex
+	window   []pending // from base on, in order of Seq
+	bytes    int
+	base     int64 // Seq of window[0]
+	progress time.Time
+	resent   time.Time
+	err      error
+	closed   bool
+}
+
+type pending struct {
+	chunk  codec.Chunk
+	header codec.Header
+	body   []byte
+	acked  bool
+}
+
+// WriterOptions adjusts a [Writer].
+type WriterOptions struct {
+	// Epoch of the session; empty for a session that nobody created.
+	Epoch string
+	// Stored is called with each chunk once it and all before it are stored, in
+	// order, from the goroutine that serves the process's inbox: it must not
+	// block. Defaults to nothing.
+	Stored func(codec.Chunk)
+}
+
+// NewWriter prepares to store a call's chunks. boot tells this execution from
+// another one under the same rpc_id. Close it.
+func NewWriter(b *bus.Bus, session subjects.SessionID, rpc subjects.RPCID, boot subjects.BootID, opts *WriterOptions) (*Writer, error) {
+	subject, err := subjects.Chunks(session, rpc)
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the stream cannot be named: %w", err)
+	}
+	w := &Writer{bus: b, subject: subject, rpc: rpc, boot: boot, base: 1, changed: make(chan struct{}, 1)}
+	if opts != nil {
+		w.epoch, w.stored = opts.Epoch, opts.Stored
+	}
+	if w.inbox, err = b.Open(w.deliver); err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// Close forgets what is not acknowledged.
+func (w *Writer) Close() {
+	w.inbox.Close()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	w.window = nil
+	w.wake()
+}
+
+// High is the Seq up to which everything is stored; 0 before the first chunk.
+func (w *Writer) High() int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.base - 1
+}
+
+func (w *Writer) wake() {
+	select {
+	case w.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Write sends a chunk to the store. The first one is acknowledged before Write
+// returns; later ones wait only while the window is full. The errors are
+// unavailable, payload_too_large, and invalid_request if another execution
+// stores under the same rpc_id.
+func (w *Writer) Write(ctx context.Context, c codec.Chunk) error {
+	header, body := c.Encode(w.rpc, w.epoch)
+	p := pending{chunk: c, header: header, body: body}
+	first := c.Seq == 1
+	if first {
+		header.Set(expectedLastSubjectSequence, "0")
+		header.Set(codec.HeaderBoot, string(w.boot))
+	}
+	if limit := w.bus.MaxPayload(); limit > 0 && int64(len(body)+len(w.subject)+512) > limit {
+		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "item %d of the stream has %d bytes, the broker takes %d: yield less at once", c.Seq, len(body), limit).
+			WithDetail("limit", limit).WithDetail("size", len(body)).WithOrigin(toolmesh.OriginAgent)
+	}
+	for {
+		w.mu.Lock()
+		if w.err != nil || w.closed {
+			defer w.mu.Unlock()
+			return w.failure()
+		}
+		if len(w.window) == 0 || len(w.window) < windowItems && w.bytes+len(body) <= windowBytes {
+			break
+		}
+		w.mu.Unlock()
+		if err := w.wait(ctx); err != nil {
+			return err
+		}
+	}
+	if len(w.window) == 0 {
+		w.progress = time.Now()
+	}
+	w.window = append(w.window, p)
+	w.bytes += len(body)
+	w.send(&w.window[len(w.window)-1])
+	w.mu.Unlock()
+	if !first {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, firstWait,
+		toolmesh.Errorf(toolmesh.CodeUnavailable, "the chunk store did not take the stream's first item within %v", firstWait))
+	defer cancel()
+	return w.Flush(ctx)
+}
+
+// Flush waits until everything written is stored.
+func (w *Writer) Flush(ctx context.Context) error {
+	for {
+		w.mu.Lock()
+		switch {
+		case w.err != nil || w.closed:
+			defer w.mu.Unlock()
+			return w.failure()
+		case len(w.window) == 0:
+			w.mu.Unlock()
+			return nil
+		}
+		w.mu.Unlock()
+		if err := w.wait(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+func (w *Writer) failure() error {
+	if w.err != nil {
+		return w.err
+	}
+	return toolmesh.Errorf(toolmesh.CodeCancelled, "the stream was closed")
+}
+
+func (w *Writer) wait(ctx context.Context) error {
+	timer := time.NewTimer(resendAfter / 4)
+	defer timer.Stop()
+	select {
+	case <-w.changed:
+		return nil
+	case <-timer.C:
+		w.Tick()
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// send publishes one chunk; w.mu is held. What cannot leave now is sent again
+// by Tick.
+func (w *Writer) send(p *pending) {
+	msg := &nats.Msg{
+		Subject: w.subject, Header: nats.Header(p.header), Data: p.body,
+		Reply: w.inbox.Subject() + "." + strconv.FormatInt(p.chunk.Seq, 10),
+	}
+	if !w.bus.Connected() {
+		return
+	}
+	_ = w.bus.Conn().PublishMsg(msg)
+}
+
+// Tick goes back to the first chunk without an acknowledgement when the store
+// has been silent for too long, and gives up when it stays so. The host calls it
+// a few times a second.
+func (w *Writer) Tick() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.window) == 0 || w.err != nil || w.closed {
+		return
+	}
+	now := time.Now()
+	if now.Sub(w.progress) > giveUpAfter {
+		w.fail(toolmesh.Errorf(toolmesh.CodeUnavailable, "the chunk store has not answered for %v", giveUpAfter).WithOrigin(toolmesh.OriginAgent))
+		return
+	}
+	if now.Sub(w.progress) < resendAfter || now.Sub(w.resent) < resendAfter {
+		return
+	}
+	w.resent = now
+	for i := range w.window {
+		w.send(&w.window[i])
+	}
+}
+
+// fail ends the writer; w.mu is held.
+func (w *Writer) fail(err error) {
+	if w.err == nil {
+		w.err = err
+	}
+	w.wake()
+}
+
+// deliver takes the acknowledgements.
+func (w *Writer) deliver(m *nats.Msg, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed || w.err != nil {
+		return
+	}
+	if err != nil {
+		w.fail(err)
+		return
+	}
+	seq, errSeq := strconv.ParseInt(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:], 10, 64)
+	i := seq - w.base
+	if errSeq != nil || i < 0 || i >= int64(len(w.window)) {
+		return // of a chunk that was sent twice
+	}
+	if bus.NoResponders(m) {
+		if seq == 1 {
+			w.fail(toolmesh.Errorf(toolmesh.CodeUnavailable, "nothing stores the chunks of streams: JetStream or the stream %s is missing", subjects.StreamChunks).
+				WithOrigin(toolmesh.OriginMesh))
+		}
+		return // a leader election, or a restart: Tick sends it again
+	}
+	if bytes.Contains(m.Data, []byte(`"error"`)) {
+		if w.refused(seq, m.Data) {
+			return
+		}
+	}
+	w.window[i].acked = true
+	n := 0
+	for n < len(w.window) && w.window[n].acked {
+		w.bytes -= len(w.window[n].body)
+		if w.stored != nil {
+			w.stored(w.window[n].chunk)
+		}
+		n++
+	}
+	if n == 0 {
+		return
+	}
+	w.base += int64(n)
+	clear(w.window[:n])
+	w.window = w.window[n:]
+	if len(w.window) == 0 {
+		w.window = nil
+	}
+	w.progress = time.Now()
+	w.wake()
+}
+
+// refused reads an error of the store; w.mu is held. It reports false if the
+// chunk is stored all the same.
+func (w *Writer) refused(seq int64, data []byte) bool {
+	var ack struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	if json.Unmarshal(data, &ack) != nil || ack.Error == nil {
+		return false
+	}
+	switch {
+	case ack.Error.ErrorCode == errWrongLastSequence && seq == 1 && w.resent.IsZero():
+		w.fail(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "rpc_id %q already names a stream: use a new one", w.rpc).
+			WithOrigin(toolmesh.OriginAgent))
+	case ack.Error.ErrorCode == errWrongLastSequence && seq == 1:
+		// It was sent again because the first acknowledgement got lost: the one
+		// that is stored is ours. A foreign execution would have been refused at
+		// the first attempt, whose refusal travels the same way as this one.
+		return false
+	case ack.Error.Code == 503 || ack.Error.Code == 429:
+		// No leader, or too much at once: Tick goes back to it.
+	default:
+		w.fail(toolmesh.Errorf(toolmesh.CodeUnavailable, "the chunk store refused item %d: %s", seq, ack.Error.Description).
+			WithOrigin(toolmesh.OriginMesh).WithDetail("err_code", ack.Error.ErrorCode))
+	}
+	return true
+}

@@ -1,0 +1,455 @@
+package index
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/toolmesh/toolmesh"
+)
+
+// A bundle is a tar archive compressed with zstd. The archive is canonical:
+// files and symbolic links only, sorted by name, times and owners zero, modes
+// 0644 and 0755. Its name is its digest, the hex SHA-256 of the archive before
+// compression, so that another compressor does not make another bundle.
+const (
+	// MetaDir is the folder in a bundle that is ours; no index may have it.
+	MetaDir = ".toolmesh"
+	// LockFile holds the resolved dependencies, one pinned requirement a line.
+	LockFile = "lock.txt"
+	// InfoFile holds what the bundle was made of, a JSON object.
+	InfoFile = "bundle.json"
+)
+
+// Info is the content of [InfoFile].
+type Info struct {
+	// Source is the source as it may be shown, without credentials.
+	Source string `json:"source"`
+	// Rev is the revision that was asked for.
+	Rev string `json:"rev,omitempty"`
+	// Revision is the revision that it was.
+	Revision string `json:"revision"`
+}
+
+// PackOptions says how to pack. nil is legal.
+type PackOptions struct {
+	// Meta are the files of [MetaDir] by their names, e.g. [LockFile].
+	Meta map[string][]byte
+	// Limits bound the archive.
+	Limits Limits
+}
+
+// Pack writes the named files of dir (a [Tree]'s) as a bundle and returns its
+// digest and the number of bytes written. Equal trees give equal bytes. The
+// error is install_failed, the context's, or w's.
+func Pack(ctx context.Context, w io.Writer, dir string, files []string, options *PackOptions) (digest string, size int64, err error) {
+	var o PackOptions
+	if options != nil {
+		o = *options
+	}
+	counted := &countingWriter{w: w}
+	z, err := zstd.NewWriter(counted, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithWindowSize(8<<20))
+	if err != nil {
+		return "", 0, failed(reasonBundle, "zstd cannot be used: %w", err)
+	}
+	digest, err = writeTar(ctx, z, dir, files, o.Meta, o.Limits.withDefaults())
+	if closeErr := z.Close(); err == nil && closeErr != nil {
+		err = failed(reasonBundle, "the bundle cannot be written: %w", closeErr)
+	}
+	if err != nil {
+		return "", 0, err
+	}
+	return digest, counted.n, nil
+}
+
+// treeDigest is the digest of the bundle of the files alone.
+func treeDigest(ctx context.Context, dir string, files []string, limits Limits) (string, error) {
+	return writeTar(ctx, io.Discard, dir, files, nil, limits)
+}
+
+type countingWriter struct {
+	w io.Writer
+	n int64
+}
+
+func (c *countingWriter) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.n += int64(n)
+	return n, err
+}
+
+func writeTar(ctx context.Context, w io.Writer, dir string, files []string, meta map[string][]byte, limits Limits) (string, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return "", failed(reasonFolder, "the folder %s cannot be read: %w", dir, err)
+	}
+	defer root.Close()
+	entries := map[string][]byte{} // nil: a file of dir
+	for _, name := range files {
+		if err := checkName(name); err != nil {
+			return "", err
+		}
+		if name == MetaDir || strings.HasPrefix(name, MetaDir+"/") {
+			return "", failed(reasonUnsafe, "the index has a file %s; the folder %s is reserved", name, MetaDir)
+		}
+		entries[name] = nil
+	}
+	for name, data := range meta {
+		full := MetaDir + "/" + name
+		if err := checkName(full); err != nil {
+			return "", err
+		}
+		if data == nil {
+			data = []byte{}
+		}
+		entries[full] = data
+	}
+	if len(entries) > limits.Files {
+		return "", failed(reasonTooLarge, "the bundle would have more than %d files", limits.Files)
+	}
+	hash := sha256.New()
+	p := packer{tar: tar.NewWriter(io.MultiWriter(w, hash)), root: root, left: limits.Bytes, limits: limits}
+	for _, name := range slices.Sorted(maps.Keys(entries)) {
+		if err := ctx.Err(); err != nil {
+			return "", context.Cause(ctx)
+		}
+		if data := entries[name]; data != nil {
+			err = p.write(name, 0o644, int64(len(data)), bytes.NewReader(data))
+		} else {
+			err = p.file(name)
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	if err := p.tar.Close(); err != nil {
+		return "", failed(reasonBundle, "the bundle cannot be written: %w", err)
+	}
+	return hex.EncodeToString(hash.Sum(nil)), nil
+}
+
+type packer struct {
+	tar    *tar.Writer
+	root   *os.Root
+	left   int64
+	limits Limits
+}
+
+func (p *packer) file(name string) error {
+	info, err := p.root.Lstat(name)
+	if err != nil {
+		return failed(reasonFolder, "%s cannot be read: %w", name, err)
+	}
+	switch {
+	case info.Mode()&fs.ModeSymlink != 0:
+		target, err := p.root.Readlink(name)
+		if err != nil {
+			return failed(reasonFolder, "%s cannot be read: %w", name, err)
+		}
+		if target, err = checkLink(name, target); err != nil {
+			return err
+		}
+		return p.header(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o777, ModTime: time.Unix(0, 0)})
+	case info.Mode().IsRegular():
+		f, err := p.root.Open(name)
+		if err != nil {
+			return failed(reasonFolder, "%s cannot be read: %w", name, err)
+		}
+		defer f.Close()
+		return p.write(name, int64(fileMode(info.Mode())), info.Size(), f)
+	default:
+		return failed(reasonUnsafe, "%s is neither a file nor a symbolic link", name)
+	}
+}
+
+func (p *packer) header(h *tar.Header) error {
+	if err := p.tar.WriteHeader(h); err != nil {
+		return failed(reasonBundle, "%s cannot be packed: %w", h.Name, err)
+	}
+	return nil
+}
+
+func (p *packer) write(name string, mode, size int64, r io.Reader) error {
+	if p.left -= size; p.left < 0 {
+		return tooLarge(p.limits)
+	}
+	if err := p.header(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: size, ModTime: time.Unix(0, 0)}); err != nil {
+		return err
+	}
+	n, err := io.Copy(p.tar, io.LimitReader(r, size))
+	if err != nil {
+		return failed(reasonBundle, "%s cannot be packed: %w", name, err)
+	}
+	if n != size {
+		return failed(reasonFolder, "%s became shorter while it was packed; try again", name)
+	}
+	return nil
+}
+
+// Bounds on names, those of the common file systems.
+const (
+	maxName = 1024
+	maxPart = 255
+)
+
+// checkName refuses a name that is not plainly a file below its folder on every
+// system.
+func checkName(name string) error {
+	bad := func(why string) error {
+		if len(name) > 100 {
+			name = name[:100] + "…"
+		}
+		return failed(reasonUnsafe, "the file name %q is refused: %s", name, why)
+	}
+	switch {
+	case len(name) > maxName:
+		return bad("it is longer than 1024 bytes")
+	case !fs.ValidPath(name) || name == ".":
+		return bad("it is not a plain relative path in UTF-8")
+	case strings.ContainsAny(name, "\\:") && filepath.Separator == '\\':
+		return bad("it has a backslash or a colon")
+	case strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\\' }):
+		return bad("it has a control character or a backslash")
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		if len(part) > maxPart {
+			return bad("a part of it is longer than 255 bytes")
+		}
+		if strings.EqualFold(part, ".git") {
+			return bad("a .git folder is not taken along")
+		}
+	}
+	return nil
+}
+
+// checkLink returns the clean target of a symbolic link, or refuses one that may
+// lead out of the tree. Going up is allowed only at the beginning, where it
+// passes real folders: behind another link it could lead anywhere.
+func checkLink(name, target string) (string, error) {
+	bad := failed(reasonUnsafe, "the symbolic link %s points to %q, which is outside of the index or not plain; copy the file, or link inside the index", name, target)
+	if target == "" || len(target) > maxName || path.IsAbs(target) || strings.ContainsAny(target, "\\\x00") {
+		return "", bad
+	}
+	down := false
+	depth := strings.Count(name, "/")
+	for part := range strings.SplitSeq(target, "/") {
+		switch part {
+		case "", ".":
+		case "..":
+			if depth--; down || depth < 0 {
+				return "", bad
+			}
+		default:
+			down = true
+			if strings.EqualFold(part, ".git") {
+				return "", bad
+			}
+		}
+	}
+	return path.Clean(target), nil
+}
+
+// UnpackOptions says how to unpack. nil is legal.
+type UnpackOptions struct {
+	// Limits bound the archive.
+	Limits Limits
+}
+
+// Unpack reads a bundle and makes the folder dest of it, which must not exist.
+// It writes beside dest and renames only when everything is there and the
+// archive's digest is the wanted one, so dest is whole or absent even if the
+// process dies (nothing is synced: not if the machine loses power). Names that
+// leave the folder, links that do, devices and everything else that [Pack] does
+// not write are refused, and so is more than the limits allow. The error is
+// install_failed or the context's; an existing dest has details.reason "exists"
+// and wraps [fs.ErrExist].
+func Unpack(ctx context.Context, r io.Reader, dest, digest string, options *UnpackOptions) error {
+	var o UnpackOptions
+	if options != nil {
+		o = *options
+	}
+	limits := o.Limits.withDefaults()
+	dest, err := filepath.Abs(dest)
+	if err != nil {
+		return failed(reasonFolder, "the path %q cannot be made absolute: %w", dest, err)
+	}
+	if _, err := os.Lstat(dest); err == nil {
+		return failed(reasonExists, "%s exists already: %w", dest, fs.ErrExist)
+	}
+	parent := filepath.Dir(dest)
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return failed(reasonFolder, "%s cannot be made: %w", parent, err)
+	}
+	beside, err := os.MkdirTemp(parent, ".unpack-*")
+	if err != nil {
+		return failed(reasonFolder, "no temporary folder: %w", err)
+	}
+	defer os.RemoveAll(beside) // gone already when it was renamed
+	if err := os.Chmod(beside, 0o755); err != nil {
+		return failed(reasonFolder, "%s cannot be changed: %w", beside, err)
+	}
+	got, err := extract(ctx, r, beside, limits)
+	if err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return err
+	}
+	if got != digest {
+		return failed(reasonBundle, "the bundle's digest is %s, not %s: it is damaged or not the one asked for", got, digest)
+	}
+	if err := os.Rename(beside, dest); err != nil {
+		if _, statErr := os.Lstat(dest); statErr == nil {
+			return failed(reasonExists, "%s exists already: %w", dest, fs.ErrExist)
+		}
+		return failed(reasonFolder, "%s cannot be made: %w", dest, err)
+	}
+	return nil
+}
+
+// errTooLong ends the reading of an archive that is over its limit.
+var errTooLong = errors.New("archive over its limit")
+
+// boundedReader hashes what it reads and ends with ctx and at its limit.
+type boundedReader struct {
+	err  func() error // of the context
+	r    io.Reader
+	left int64
+}
+
+func (b *boundedReader) Read(p []byte) (int, error) {
+	if err := b.err(); err != nil {
+		return 0, err
+	}
+	n, err := b.r.Read(p)
+	if b.left -= int64(n); b.left < 0 {
+		return 0, errTooLong
+	}
+	return n, err
+}
+
+func extract(ctx context.Context, r io.Reader, dir string, limits Limits) (digest string, err error) {
+	z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(64<<20), zstd.WithDecoderLowmem(true))
+	if err != nil {
+		return "", failed(reasonBundle, "the bundle is not readable: %w", err)
+	}
+	defer z.Close()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return "", failed(reasonFolder, "%s cannot be written: %w", dir, err)
+	}
+	defer root.Close()
+	// Beside the files an archive has a header of 512 bytes, or three with
+	// extended records and their padding, for each entry.
+	bounded := &boundedReader{err: ctx.Err, r: z, left: limits.Bytes + int64(limits.Files)*4096 + 1<<16}
+	hash := sha256.New()
+	archive := io.TeeReader(bounded, hash)
+	x := extractor{root: root, left: limits.Bytes, limits: limits}
+	if err := x.all(tar.NewReader(archive)); err != nil {
+		return "", x.explain(err)
+	}
+	// The archive's end mark and whatever follows it count for the digest.
+	if _, err := io.Copy(io.Discard, archive); err != nil {
+		return "", x.explain(err)
+	}
+	return hex.EncodeToString(hash.Sum(nil)), nil
+}
+
+type extractor struct {
+	root   *os.Root
+	left   int64
+	files  int
+	limits Limits
+}
+
+func (x *extractor) explain(err error) error {
+	var own *toolmesh.Error
+	switch {
+	case errors.As(err, &own):
+		return err
+	case errors.Is(err, errTooLong), errors.Is(err, zstd.ErrWindowSizeExceeded), errors.Is(err, zstd.ErrDecoderSizeExceeded):
+		return failed(reasonTooLarge, "the bundle is larger than %d MB unpacked", x.limits.Bytes/1e6)
+	}
+	return failed(reasonBundle, "the bundle is not readable: %w", err)
+}
+
+// all extracts the entries; symbolic links are made last, so that no file can
+// be written through one.
+func (x *extractor) all(archive *tar.Reader) error {
+	type link struct{ name, target string }
+	var links []link
+	for {
+		h, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if x.files++; x.files > x.limits.Files {
+			return errTooLong
+		}
+		if err := checkName(h.Name); err != nil {
+			return err
+		}
+		if dir := path.Dir(h.Name); dir != "." {
+			if err := x.root.MkdirAll(dir, 0o755); err != nil {
+				return err
+			}
+		}
+		switch h.Typeflag {
+		case tar.TypeReg:
+			if err := x.file(h, archive); err != nil {
+				return err
+			}
+		case tar.TypeSymlink:
+			target, err := checkLink(h.Name, h.Linkname)
+			if err != nil {
+				return err
+			}
+			links = append(links, link{h.Name, target})
+		default:
+			return failed(reasonUnsafe, "the bundle's entry %q is neither a file nor a symbolic link", h.Name)
+		}
+	}
+	for _, l := range links {
+		if err := x.root.Symlink(l.target, l.name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (x *extractor) file(h *tar.Header, r io.Reader) error {
+	mode := fs.FileMode(h.Mode)
+	if mode != 0o644 && mode != 0o755 {
+		return failed(reasonUnsafe, "the bundle's entry %q has mode %o; only 644 and 755 are used", h.Name, h.Mode)
+	}
+	if h.Size < 0 || h.Size > x.left {
+		return errTooLong
+	}
+	x.left -= h.Size
+	f, err := x.root.OpenFile(h.Name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, r)
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}

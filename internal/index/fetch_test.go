@@ -1,0 +1,503 @@
+package index
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/cgi"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var indexFiles = map[string]string{
+	"tools.toml": "[index]\ntools = [\"a.b\"]\n", "a.py": "def b(): ...\n", "run.sh*": "#!/bin/sh\n",
+	"pkg/data.txt": "x\r\ny\n", "link": "-> pkg/data.txt", "umlaut-ä.txt": "ä",
+}
+
+func indexNames() []string {
+	return []string{"a.py", "link", "pkg/data.txt", "run.sh", "tools.toml", "umlaut-ä.txt"}
+}
+
+func source(t testing.TB, text string) Source {
+	t.Helper()
+	src, err := Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return src
+}
+
+func fetch(t testing.TB, text string, o *FetchOptions) (*Tree, error) {
+	t.Helper()
+	return Fetch(t.Context(), source(t, text), filepath.Join(t.TempDir(), "tree"), o)
+}
+
+// onDisk lists the files below a folder.
+func onDisk(t testing.TB, dir string) []string {
+	t.Helper()
+	var names []string
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			rel, _ := filepath.Rel(dir, path)
+			names = append(names, filepath.ToSlash(rel))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func TestFetchRevisions(t *testing.T) {
+	t.Parallel()
+	repo := repository(t, indexFiles)
+	first := gitRun(t, repo, "rev-parse", "HEAD")
+	gitRun(t, repo, "tag", "-a", "-m", "one", "v1.0")
+	gitRun(t, repo, "branch", "feature/x")
+	write(t, repo, map[string]string{"a.py": "def b(): return 2\n"})
+	gitRun(t, repo, "commit", "-q", "-am", "second")
+	second := gitRun(t, repo, "rev-parse", "HEAD")
+	write(t, repo, map[string]string{"a.py": "def b(): return 3\n"})
+	gitRun(t, repo, "commit", "-q", "-am", "third")
+	third := gitRun(t, repo, "rev-parse", "HEAD")
+
+	servers := map[string]string{
+		"file":   "file://" + repo,
+		"http":   smartHTTP(t, filepath.Dir(repo), nil) + "/weather/.git",
+		"dumb":   dumbHTTP(t, repo),
+		"folder": repo,
+	}
+	for server, url := range servers {
+		for rev, want := range map[string]string{
+			"": third, "main": third, "v1.0": first, "feature/x": first, "refs/heads/main": third, "heads/main": third,
+			first: first, second: second, second[:9]: second, third[:7]: third, second[:16]: second,
+		} {
+			if server == "folder" && rev == "" {
+				continue // the folder as it is on disk
+			}
+			t.Run(server+" "+rev, func(t *testing.T) {
+				t.Parallel()
+				tree, err := fetch(t, url, &FetchOptions{Rev: rev})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if tree.Revision != want || tree.Rev != rev {
+					t.Errorf("revision is %s (%q), want %s (%q)", tree.Revision, tree.Rev, want, rev)
+				}
+				if diff := cmp.Diff(indexNames(), tree.Files); diff != "" {
+					t.Errorf("files (-want +got):\n%s", diff)
+				}
+				if diff := cmp.Diff(indexNames(), onDisk(t, tree.Dir)); diff != "" {
+					t.Errorf("files on disk (-want +got):\n%s", diff)
+				}
+				if info, err := os.Stat(filepath.Join(tree.Dir, "run.sh")); err != nil || info.Mode()&0o111 == 0 {
+					t.Errorf("run.sh: %v, %v, want it executable", info, err)
+				}
+				if left, err := filepath.Glob(filepath.Join(filepath.Dir(tree.Dir), ".fetch-*")); err != nil || len(left) > 0 {
+					t.Errorf("left behind: %v, %v", left, err)
+				}
+			})
+		}
+	}
+}
+
+func TestFetchUnknownRevision(t *testing.T) {
+	t.Parallel()
+	repo := repository(t, indexFiles)
+	gitRun(t, repo, "tag", "v1.0")
+	gitRun(t, repo, "tag", "v1.1")
+	_, err := fetch(t, "file://"+repo+"@v1.o", nil)
+	e := wantFailed(t, err, reasonRevision, `no revision "v1.o"`, "did you mean v1.0")
+	if diff := cmp.Diff([]string{"v1.0", "v1.1"}, e.Details["near"]); diff != "" {
+		t.Errorf("details.near (-want +got):\n%s", diff)
+	}
+	_, err = fetch(t, "file://"+repo, &FetchOptions{Rev: "deadbeef"})
+	wantFailed(t, err, reasonRevision, `no revision "deadbeef"`, "main")
+	_, err = fetch(t, "file://"+repo, &FetchOptions{Rev: strings.Repeat("0123456789", 4)})
+	wantFailed(t, err, reasonRevision, "no revision")
+	_, err = fetch(t, "file://"+repo+"@v1.0", &FetchOptions{Rev: "v1.1"})
+	wantFailed(t, err, reasonRevision, "give one of them")
+	_, err = fetch(t, "file://"+repo, &FetchOptions{Rev: "--upload-pack=touch"})
+	wantFailed(t, err, reasonRevision, "no revision")
+	empty := t.TempDir()
+	gitRun(t, empty, "init", "-q", "--bare")
+	_, err = fetch(t, "file://"+empty, nil)
+	wantFailed(t, err, reasonRevision, "is empty")
+}
+
+func TestFetchUnreachable(t *testing.T) {
+	t.Parallel()
+	missing := filepath.Join(t.TempDir(), "no.git")
+	_, err := fetch(t, "file://"+missing, nil)
+	e := wantFailed(t, err, reasonUnreachable, missing, "check the address")
+	if e.Details["stderr"] == "" {
+		t.Error("details.stderr is empty")
+	}
+	gone := httptest.NewServer(http.NotFoundHandler())
+	url := gone.URL
+	_, err = fetch(t, url+"/a/b", nil)
+	wantFailed(t, err, reasonUnreachable, "not found")
+	gone.Close()
+	_, err = fetch(t, url+"/a/b", nil)
+	wantFailed(t, err, reasonUnreachable, url)
+	_, err = fetch(t, "file://"+missing, &FetchOptions{Git: "no-such-git"})
+	wantFailed(t, err, reasonGitMissing, "install git")
+	_, err = fetch(t, "file://"+missing, &FetchOptions{Git: "/no/such/git"})
+	wantFailed(t, err, reasonGitMissing, "install git")
+}
+
+// smartHTTP serves the repositories below dir through git http-backend.
+func smartHTTP(t testing.TB, dir string, check func(r *http.Request) bool) string {
+	t.Helper()
+	backend, err := exec.LookPath("git")
+	if err != nil {
+		t.Skip("git is not installed")
+	}
+	handler := &cgi.Handler{
+		Path: backend, Args: []string{"http-backend"}, Dir: dir,
+		Env: []string{"GIT_PROJECT_ROOT=" + dir, "GIT_HTTP_EXPORT_ALL=1", "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*"},
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if check != nil && !check(r) {
+			w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		handler.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// dumbHTTP serves a repository as plain files: no shallow fetch is possible.
+func dumbHTTP(t testing.TB, repo string) string {
+	t.Helper()
+	bare := filepath.Join(t.TempDir(), "weather.git")
+	gitRun(t, repo, "clone", "-q", "--bare", "--no-local", repo, bare)
+	gitRun(t, bare, "update-server-info")
+	server := httptest.NewServer(http.FileServer(http.Dir(filepath.Dir(bare))))
+	t.Cleanup(server.Close)
+	return server.URL + "/weather.git"
+}
+
+func TestFetchCredentials(t *testing.T) {
+	t.Parallel()
+	repo := repository(t, indexFiles)
+	var asked atomic.Int64
+	url := smartHTTP(t, filepath.Dir(repo), func(r *http.Request) bool {
+		asked.Add(1)
+		user, password, ok := r.BasicAuth()
+		return ok && user == "bob" && password == "hunter2!"
+	}) + "/weather/.git"
+	with := func(login string) string { return strings.Replace(url, "http://", "http://"+login+"@", 1) }
+
+	tree, err := fetch(t, with("bob:hunter2%21"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(tree.Files) != len(indexNames()) || asked.Load() == 0 {
+		t.Errorf("files are %q after %d requests", tree.Files, asked.Load())
+	}
+	for _, login := range []string{"bob:hunter3%21", "topsecrettoken"} {
+		_, err = fetch(t, with(login), nil)
+		e := wantFailed(t, err, reasonDenied, "credentials")
+		if all := fmt.Sprint(err, e.Details); strings.Contains(all, "hunter3") || strings.Contains(all, "topsecret") {
+			t.Errorf("the error shows a credential: %s", all)
+		}
+	}
+	_, err = fetch(t, url, nil)
+	wantFailed(t, err, reasonDenied, "private repository")
+}
+
+func TestFetchTimeoutAndCancel(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip("git is not installed")
+	}
+	asked := make(chan struct{}, 10)
+	release := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		asked <- struct{}{}
+		<-release
+	}))
+	t.Cleanup(server.Close)
+	t.Cleanup(func() { close(release) })
+
+	_, err := fetch(t, server.URL+"/x", &FetchOptions{Timeout: 300 * time.Millisecond})
+	wantFailed(t, err, reasonTimeout, "300ms")
+
+	for len(asked) > 0 {
+		<-asked
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { <-asked; cancel() }()
+	dest := filepath.Join(t.TempDir(), "tree")
+	if _, err := Fetch(ctx, source(t, server.URL+"/x"), dest, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled fetch: %v, want context.Canceled", err)
+	}
+	if _, err := os.Stat(dest); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a failed fetch leaves %s: %v", dest, err)
+	}
+}
+
+func TestFetchHostileRepository(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		files  map[string]string
+		reason string
+		part   string
+	}{
+		"absolute link":  {map[string]string{"l": "-> /etc/passwd"}, reasonUnsafe, "outside"},
+		"link upwards":   {map[string]string{"a/l": "-> ../../x"}, reasonUnsafe, "outside"},
+		"link to a link": {map[string]string{"k": "-> .", "m": "-> k/k/../../.."}, reasonUnsafe, "outside"},
+		"too large":      {map[string]string{"big": strings.Repeat("x", 5000)}, reasonTooLarge, "larger"},
+		"too many":       {map[string]string{"a": "", "b": "", "c": "", "d": ""}, reasonTooLarge, "more than 3 files"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			repo := repository(t, tt.files)
+			limits := Limits{Bytes: 4000, Files: 3}
+			_, err := fetch(t, "file://"+repo, &FetchOptions{Limits: limits})
+			wantFailed(t, err, tt.reason, tt.part)
+			_, err = fetch(t, repo, &FetchOptions{Limits: limits})
+			wantFailed(t, err, tt.reason, tt.part)
+		})
+	}
+	// Hooks, filters, and a configuration that runs commands.
+	marker := filepath.Join(t.TempDir(), "ran")
+	repo := repository(t, map[string]string{"a.py": "x", ".gitattributes": "*.py filter=evil\n", "__pycache__/x.pyc": "", "pkg/.venv/x": ""})
+	command := "touch " + marker
+	for _, hook := range []string{"post-checkout", "post-index-change", "reference-transaction", "upload-pack"} {
+		write(t, repo, map[string]string{".git/hooks/" + hook + "*": "#!/bin/sh\n" + command + "\n"})
+	}
+	gitRun(t, repo, "config", "core.fsmonitor", command)
+	gitRun(t, repo, "config", "filter.evil.smudge", command)
+	for _, text := range []string{"file://" + repo, repo} {
+		tree, err := fetch(t, text, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]string{".gitattributes", "a.py"}, onDisk(t, tree.Dir)); diff != "" {
+			t.Errorf("%s: files (-want +got):\n%s", text, diff)
+		}
+	}
+	if _, err := os.Stat(marker); err == nil {
+		t.Error("fetching ran a command of the repository")
+	}
+}
+
+func TestFetchSubmoduleWarns(t *testing.T) {
+	t.Parallel()
+	inner := repository(t, map[string]string{"x": ""})
+	repo := repository(t, indexFiles)
+	gitRun(t, repo, "-c", "protocol.file.allow=always", "submodule", "add", "-q", inner, "sub")
+	gitRun(t, repo, "commit", "-q", "-m", "sub")
+	for _, text := range []string{"file://" + repo, repo} {
+		tree, err := fetch(t, text, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(tree.Warnings) != 1 || !strings.Contains(tree.Warnings[0], "sub ") || slices.Contains(tree.Files, "sub/x") {
+			t.Errorf("%s: warnings %q, files %q, want a warning of sub", text, tree.Warnings, tree.Files)
+		}
+	}
+}
+
+func TestFetchFolder(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "weather")
+	write(t, dir, indexFiles)
+	write(t, dir, map[string]string{
+		".gitignore": "*.log\nbuild/\n/top.txt\n", "x.log": "", "build/x": "", "top.txt": "", "pkg/.gitignore": "!keep.log\n", "pkg/keep.log": "k",
+		"pkg/__pycache__/a.pyc": "", ".venv/bin/python": "",
+	})
+	want := append([]string{".gitignore"}, indexNames()...)
+	want = append(want, "pkg/.gitignore", "pkg/keep.log")
+	slices.Sort(want)
+	revisions := map[string]bool{}
+	check := func(git string) {
+		t.Helper()
+		tree, err := fetch(t, dir, &FetchOptions{Git: git})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, tree.Files); diff != "" {
+			t.Errorf("files (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(want, onDisk(t, tree.Dir)); diff != "" {
+			t.Errorf("files on disk (-want +got):\n%s", diff)
+		}
+		revisions[tree.Revision] = true
+	}
+	check("no-such-git")
+	check("git")
+	gitRun(t, dir, "init", "-q")
+	check("git") // untracked files are taken as well
+	gitRun(t, dir, "add", "-A")
+	check("git")
+	if len(revisions) != 1 {
+		t.Errorf("equal content has revisions %v, want one", revisions)
+	}
+	if err := os.Chmod(filepath.Join(dir, "a.py"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check("git") // only whether a file can be run counts
+	if len(revisions) != 1 {
+		t.Errorf("another mode changes the revision: %v", revisions)
+	}
+	if err := os.Remove(filepath.Join(dir, "a.py")); err != nil { // tracked, but gone
+		t.Fatal(err)
+	}
+	want = slices.DeleteFunc(want, func(n string) bool { return n == "a.py" })
+	check("git")
+	if len(revisions) != 2 {
+		t.Errorf("a removed file leaves the revision: %v", revisions)
+	}
+}
+
+// TestFetchIgnoredFolder: a folder that the repository around it ignores as a
+// whole is still an index.
+func TestFetchIgnoredFolder(t *testing.T) {
+	t.Parallel()
+	repo := repository(t, map[string]string{".gitignore": "tmp/\n"})
+	write(t, repo, map[string]string{"tmp/sky/a.py": "x", "tmp/sky/.gitignore": "*.log", "tmp/sky/b.log": ""})
+	tree, err := fetch(t, filepath.Join(repo, "tmp", "sky"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{".gitignore", "a.py"}, tree.Files); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
+func TestFetchFolderRefuses(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"a.py": "x", "sub/b.py": "x"})
+	_, err := fetch(t, filepath.Join(dir, "none"), nil)
+	wantFailed(t, err, reasonFolder, "no folder")
+	_, err = fetch(t, dir, &FetchOptions{Rev: "main"})
+	wantFailed(t, err, reasonRevision, "--rev")
+	gitRun(t, dir, "init", "-q")
+	_, err = fetch(t, filepath.Join(dir, "sub"), &FetchOptions{Rev: "main"})
+	wantFailed(t, err, reasonRevision, "--rev")
+	_, err = Fetch(t.Context(), source(t, dir), filepath.Join(dir, "in", "side"), nil)
+	wantFailed(t, err, reasonFolder, "inside")
+	_, err = Fetch(t.Context(), source(t, dir), t.TempDir(), nil)
+	wantFailed(t, err, reasonExists, "exists already")
+	_, err = fetch(t, t.TempDir(), nil)
+	wantFailed(t, err, reasonFolder, "no files")
+	write(t, dir, map[string]string{".toolmesh/x": ""})
+	_, err = fetch(t, dir, nil)
+	wantFailed(t, err, reasonUnsafe, "reserved")
+}
+
+func TestFetchFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"sum.py": "# /// script\n", "other.txt": ""})
+	tree, err := fetch(t, filepath.Join(dir, "sum.py"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"sum.py"}, onDisk(t, tree.Dir)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	_, err = Load(tree.Dir)
+	wantFailed(t, err, reasonConvention, "sum.py", "next release")
+}
+
+// TestIgnoreAgreesWithGit holds our reading of .gitignore to git's own.
+func TestIgnoreAgreesWithGit(t *testing.T) {
+	t.Parallel()
+	names := []string{
+		"a", "b.log", "dir/a", "dir/b.log", "dir/sub/c.txt", "dir/sub/deep/d.txt", "x/dir/e", "[x]", "a b", "sp ", "#hash", "!bang",
+		"foo/bar/baz", "foo/baz", "q1.txt", "q12.txt", "abc.o", "back/slash", "lib/keep/me", "lib/drop/me", "A.LOG", "star*",
+		"z/foo/bar/k", "foo/bar.c", "plus+", "(paren)", "nested/.hidden", "a.b.c",
+	}
+	for i, rules := range []string{
+		"*.log", "dir", "dir/", "/dir", "dir/sub", "sub/", "**/sub", "dir/**", "dir/**/d.txt", "foo/**/baz", "q?.txt", "[a-c]*", "[!a]*", "a*\n!a b",
+		"*\n!*/\n!*.txt", "lib/*\n!lib/keep", "lib\n!lib/keep/me", `\#hash` + "\n" + `\!bang`, "sp\\ ", "a b  ", "/*\n!/foo", "**", "*", "**/", "foo/*.c", "star\\*",
+		"foo/bar/", "bar", "/foo/bar", "plus+", "(paren)", ".hidden", "a.b", "[", "[x]", "\\[x\\]", "# only a comment\n\n", "dir\r\nb.log\r\n", "*/a", "x/**/e", "[[:alpha:]].log", "***", "a**c", "[]x]", "[^a]", "[a", "[a\\]b]", "[!]]",
+	} {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			gitRun(t, dir, "init", "-q")
+			for _, name := range names {
+				write(t, dir, map[string]string{name: "x"})
+			}
+			write(t, dir, map[string]string{".gitignore": rules})
+			want := strings.Split(strings.TrimSuffix(gitRun(t, dir, "-c", "core.quotePath=false", "ls-files", "-o", "-z", "--exclude-standard"), "\x00"), "\x00")
+			slices.Sort(want)
+			got, err := walk(t.Context(), dir, 1000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			slices.Sort(got)
+			if len(want) == 1 && want[0] == "" {
+				want = nil
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("rules %q: files (-git +ours):\n%s", rules, diff)
+			}
+		})
+	}
+}
+
+func TestFetchReportsProgress(t *testing.T) {
+	t.Parallel()
+	repo := repository(t, indexFiles)
+	var steps []string
+	_, err := fetch(t, "file://"+repo, &FetchOptions{Progress: func(step string, percent int) {
+		if percent < -1 || percent > 100 {
+			t.Errorf("step %s has %d percent", step, percent)
+		}
+		if len(steps) == 0 || steps[len(steps)-1] != step {
+			steps = append(steps, step)
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"resolve", "fetch", "checkout"}, steps); diff != "" {
+		t.Errorf("steps (-want +got):\n%s", diff)
+	}
+}
+
+// TestFetchSSH goes through a stand-in for ssh that runs the remote command
+// here, with variables set that would send git to another repository.
+func TestFetchSSH(t *testing.T) {
+	repo := repository(t, indexFiles)
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"ssh*": "#!/bin/sh\nfor last; do :; done\necho \"$@\" >> " + dir + "/log\nunset GIT_DIR\nexec sh -c \"$last\"\n"})
+	t.Setenv("GIT_SSH", filepath.Join(dir, "ssh"))
+	t.Setenv("GIT_DIR", filepath.Join(dir, "nowhere"))
+	t.Setenv("GIT_INDEX_FILE", filepath.Join(dir, "nowhere"))
+	for _, text := range []string{"me@example.invalid:" + repo + "@main", "ssh://me@example.invalid" + repo} {
+		tree, err := fetch(t, text, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(indexNames(), onDisk(t, tree.Dir)); diff != "" {
+			t.Errorf("%s: files (-want +got):\n%s", text, diff)
+		}
+	}
+	log, err := os.ReadFile(filepath.Join(dir, "log"))
+	if err != nil || !strings.Contains(string(log), "me@example.invalid git-upload-pack '"+repo+"'") {
+		t.Errorf("ssh was asked %q, %v", log, err)
+	}
+}

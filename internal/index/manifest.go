@@ -1,0 +1,361 @@
+package index
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/BurntSushi/toml"
+
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// Manifest is what an index says of itself, whatever its convention. It is
+// immutable once loaded.
+type Manifest struct {
+	// Convention is the kind of manifest: the name of its file.
+	Convention string
+	// Name is the index's own wish for its name, "" without one.
+	Name subjects.IndexName
+	// Description is a text for people.
+	Description string
+	// Tools are the declared tools as module.function, in the author's order.
+	Tools []string
+	// Python says which versions will do, as a requires-python text (">=3.10");
+	// "" without one.
+	Python string
+	// Dependencies is the file that declares them: pyproject.toml, setup.py,
+	// requirements.txt, or "" for none.
+	Dependencies string
+	// Init is a command to run once after installing, as its arguments.
+	Init []string
+	// Env are the declared environment variables.
+	Env []EnvVar
+	// Concurrency is how many calls of the whole index one node runs at once; 0:
+	// the node's slots.
+	Concurrency int
+	// Isolation and Sandbox are the index's; a tool may have its own.
+	Isolation tool.Isolation
+	Sandbox   tool.Sandbox
+	// Warnings are texts for people, e.g. an unknown key.
+	Warnings []string
+
+	defaults  overrides
+	overrides map[string]overrides // by tool
+}
+
+// EnvVar is an environment variable that an index declares.
+type EnvVar struct {
+	Name        string   `json:"name"`
+	Required    bool     `json:"required"`
+	Secret      bool     `json:"secret"`
+	Description string   `json:"description,omitempty"`
+	Tools       []string `json:"tools,omitempty"` // the tools that need it; empty: all
+}
+
+// overrides are the keys of a [tool] table, nil where absent.
+type overrides struct {
+	description  *string
+	metadata     map[string]any
+	timeout      *time.Duration
+	idempotent   *bool
+	parallelSafe *bool
+	resourceKey  *tool.ResourceKey
+	readOnly     *bool
+	laneScope    *tool.LaneScope
+	cacheTTL     *time.Duration
+	collect      *bool
+	isolation    *tool.Isolation
+	sandbox      *tool.Sandbox
+	limits       *tool.Limits
+}
+
+// Introspected is what the tool's own code says of it.
+type Introspected struct {
+	Description  string
+	InputSchema  json.RawMessage
+	OutputSchema json.RawMessage
+	Positional   []string
+	VarArgs      string
+	Streaming    bool
+	Source       tool.Source // defaults to "import"
+	Warnings     []string
+}
+
+// Descriptor merges what the code says of a tool with the manifest, which wins,
+// and checks the result. ref's name becomes the first part of the id. An
+// undeclared name, a resource key that names no parameter and a schema that
+// does not compile are install_failed.
+func (m *Manifest) Descriptor(ref tool.IndexRef, name string, code Introspected) (*tool.Descriptor, error) {
+	if !slices.Contains(m.Tools, name) {
+		return nil, failed(reasonManifest, "%s does not declare the tool %q", m.Convention, name)
+	}
+	d := &tool.Descriptor{
+		ID: subjects.ToolID(string(ref.Name) + "." + name), Name: name, Description: code.Description,
+		InputSchema: code.InputSchema, OutputSchema: code.OutputSchema,
+		Positional: slices.Clone(code.Positional), VarArgs: code.VarArgs,
+		Annotations: tool.Annotations{Streaming: code.Streaming, Concurrency: m.Concurrency, Isolation: m.Isolation, Sandbox: m.Sandbox},
+		Source:      code.Source, Warnings: slices.Clone(code.Warnings), Index: &ref,
+	}
+	if d.Source == "" {
+		d.Source = tool.SourceImport
+	}
+	metadata := map[string]any{}
+	for _, o := range []overrides{m.defaults, m.overrides[name]} {
+		o.apply(d)
+		maps.Copy(metadata, o.metadata)
+	}
+	if len(metadata) > 0 {
+		data, err := json.Marshal(metadata)
+		if err != nil {
+			return nil, failed(reasonManifest, "the metadata of tool %q is not JSON: %w", name, err)
+		}
+		d.Metadata = data
+	}
+	if v, err := tool.Compile(d.InputSchema); err == nil {
+		d.Warnings = append(d.Warnings, v.Warnings()...)
+	}
+	if err := d.Check(); err != nil {
+		return nil, failed(reasonManifest, "%w", err)
+	}
+	return d, nil
+}
+
+func (o overrides) apply(d *tool.Descriptor) {
+	a := &d.Annotations
+	set(&d.Description, o.description)
+	set(&a.Timeout, o.timeout)
+	set(&a.Idempotent, o.idempotent)
+	set(&a.ParallelSafe, o.parallelSafe)
+	set(&a.ResourceKey, o.resourceKey)
+	set(&a.ReadOnly, o.readOnly)
+	set(&a.LaneScope, o.laneScope)
+	set(&a.CacheTTL, o.cacheTTL)
+	set(&a.Collect, o.collect)
+	set(&a.Isolation, o.isolation)
+	set(&a.Sandbox, o.sandbox)
+	if o.limits != nil { // one limit of a tool leaves the index's others
+		set(&a.Limits.CPUTime, nonZero(o.limits.CPUTime))
+		set(&a.Limits.Memory, nonZero(o.limits.Memory))
+		set(&a.Limits.Pids, nonZero(o.limits.Pids))
+		set(&a.Limits.OpenFiles, nonZero(o.limits.OpenFiles))
+		set(&a.Limits.Output, nonZero(o.limits.Output))
+	}
+}
+
+func set[T any](to *T, from *T) {
+	if from != nil {
+		*to = *from
+	}
+}
+
+func nonZero[T comparable](v T) *T {
+	var zero T
+	if v == zero {
+		return nil
+	}
+	return &v
+}
+
+// EnvOf returns the variables that a tool gets: those for all tools and its own.
+func (m *Manifest) EnvOf(name string) []EnvVar {
+	var vars []EnvVar
+	for _, v := range m.Env {
+		if len(v.Tools) == 0 || slices.Contains(v.Tools, name) {
+			vars = append(vars, v)
+		}
+	}
+	return vars
+}
+
+// Name decides what an index is called: the name that was asked for, else the
+// manifest's own, else the source's default. The error is install_failed and
+// points to --name.
+func Name(asked subjects.IndexName, m *Manifest, src Source) (subjects.IndexName, error) {
+	for _, name := range []subjects.IndexName{asked, m.Name, src.Name} {
+		if name == "" {
+			continue
+		}
+		if token(string(name)) != name {
+			return "", failed(reasonSource, "an index cannot be called %q: a name is up to 64 of A-Z a-z 0-9 _ -; choose one with --name", name)
+		}
+		return name, nil
+	}
+	return "", failed(reasonSource, "the source %s gives the index no name; choose one with --name", src)
+}
+
+// loader reads one convention. Conventions are asked in order; the first that
+// is found decides.
+type loader interface {
+	// find returns the name of the manifest in an index's folder, "" without one.
+	find(fsys fs.FS) string
+	// load reads the manifest that find has found.
+	load(fsys fs.FS, file string) (*Manifest, error)
+}
+
+// loaders are the conventions that we know, those that come later included.
+var loaders = []loader{
+	tomlLoader{},
+	later{"TOOLS.yml", func(fsys fs.FS) string { return firstFile(fsys, "TOOLS.yml", "TOOLS.yaml") }},
+	later{"entry points (group toolmesh.tools)", entryPoints},
+	later{"a single-file tool (PEP 723)", inlineScript},
+}
+
+// Load reads the manifest of the index in a folder. All errors are
+// install_failed.
+func Load(dir string) (*Manifest, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, failed(reasonFolder, "the folder of the index cannot be read: %w", err)
+	}
+	defer root.Close()
+	return LoadFS(root.FS())
+}
+
+// LoadFS is [Load] for a file system.
+func LoadFS(fsys fs.FS) (*Manifest, error) {
+	for _, l := range loaders {
+		file := l.find(fsys)
+		if file == "" {
+			continue
+		}
+		m, err := l.load(fsys, file)
+		if err != nil {
+			return nil, err
+		}
+		if err := m.finish(fsys); err != nil {
+			return nil, err
+		}
+		return m, nil
+	}
+	return nil, failed(reasonConvention, "this is no index: there is no tools.toml, TOOLS.yml, pyproject.toml with entry points toolmesh.tools, "+
+		"or single .py file with a PEP 723 block; write a tools.toml: %s", example)
+}
+
+// example is what a tools.toml looks like, for messages.
+const example = "[index] with tools = [\"module.function\"]"
+
+// finish adds what every convention shares: dependencies and Python version.
+func (m *Manifest) finish(fsys fs.FS) error {
+	m.Dependencies = firstFile(fsys, "pyproject.toml", "setup.py", "requirements.txt")
+	if m.Dependencies != "pyproject.toml" {
+		return nil
+	}
+	project, err := readProject(fsys)
+	if err != nil {
+		return err
+	}
+	if own := project.Project.RequiresPython; own != "" {
+		if m.Python != "" && m.Python != own {
+			m.Warnings = append(m.Warnings, fmt.Sprintf("python = %q is not used: pyproject.toml says requires-python = %q", m.Python, own))
+		}
+		m.Python = own
+	}
+	return nil
+}
+
+type pyproject struct {
+	Project struct {
+		RequiresPython string         `toml:"requires-python"`
+		EntryPoints    map[string]any `toml:"entry-points"`
+	} `toml:"project"`
+}
+
+func readProject(fsys fs.FS) (*pyproject, error) {
+	data, err := readBounded(fsys, "pyproject.toml")
+	if err != nil {
+		return nil, err
+	}
+	p := new(pyproject)
+	if err := toml.Unmarshal(data, p); err != nil {
+		return nil, failed(reasonManifest, "pyproject.toml cannot be read: %s", tomlText(err)).WithDetail("file", "pyproject.toml")
+	}
+	return p, nil
+}
+
+// maxManifest bounds every file that is read to know an index.
+const maxManifest = 1 << 20
+
+func readBounded(fsys fs.FS, name string) ([]byte, error) {
+	f, err := fsys.Open(name)
+	if err != nil {
+		return nil, failed(reasonManifest, "%s cannot be read: %w", name, err).WithDetail("file", name)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
+	if err != nil {
+		return nil, failed(reasonManifest, "%s cannot be read: %w", name, err).WithDetail("file", name)
+	}
+	if len(data) > maxManifest {
+		return nil, failed(reasonTooLarge, "%s is larger than 1 MB", name).WithDetail("file", name)
+	}
+	return data, nil
+}
+
+// firstFile returns the first of names that is a regular file.
+func firstFile(fsys fs.FS, names ...string) string {
+	for _, name := range names {
+		if info, err := fs.Stat(fsys, name); err == nil && info.Mode().IsRegular() {
+			return name
+		}
+	}
+	return ""
+}
+
+// later is a convention that is recognised and not read yet.
+type later struct {
+	what string
+	at   func(fsys fs.FS) string
+}
+
+func (l later) find(fsys fs.FS) string { return l.at(fsys) }
+
+func (l later) load(_ fs.FS, file string) (*Manifest, error) {
+	return nil, failed(reasonConvention, "%s is %s, which comes with the next release; until then write a tools.toml: %s", file, l.what, example).
+		WithDetail("file", file)
+}
+
+func entryPoints(fsys fs.FS) string {
+	if firstFile(fsys, "pyproject.toml") == "" {
+		return ""
+	}
+	project, err := readProject(fsys)
+	if err != nil || project.Project.EntryPoints["toolmesh.tools"] == nil {
+		return ""
+	}
+	return "pyproject.toml"
+}
+
+var scriptBlock = regexp.MustCompile(`(?m)^# /// script\s*$`)
+
+// inlineScript finds the one .py file of a folder that has nothing else to say
+// what it is.
+func inlineScript(fsys fs.FS) string {
+	names, err := fs.Glob(fsys, "*.py")
+	if err != nil || len(names) != 1 {
+		return ""
+	}
+	data, err := readBounded(fsys, names[0])
+	if err != nil || !scriptBlock.Match(data) {
+		return ""
+	}
+	return names[0]
+}
+
+// tomlText is the message of a TOML error with its place, on one line.
+func tomlText(err error) string {
+	var parse toml.ParseError
+	if errors.As(err, &parse) {
+		return fmt.Sprintf("line %d: %s", parse.Position.Line, parse.Message)
+	}
+	return strings.Join(strings.Fields(err.Error()), " ")
+}

@@ -1,0 +1,55 @@
+package index
+
+import (
+	"strings"
+
+	"github.com/toolmesh/toolmesh"
+)
+
+// Reasons are the values of details.reason, for programs.
+const (
+	reasonSource      = "bad_source"
+	reasonManifest    = "bad_manifest"
+	reasonConvention  = "unsupported_convention"
+	reasonGitMissing  = "git_missing"
+	reasonUnreachable = "unreachable"
+	reasonDenied      = "access_denied"
+	reasonRevision    = "unknown_revision"
+	reasonTimeout     = "timeout"
+	reasonTooLarge    = "too_large"
+	reasonUnsafe      = "unsafe_content"
+	reasonFolder      = "bad_folder"
+	reasonBundle      = "bad_bundle"
+	reasonExists      = "exists"
+)
+
+// failed makes the one error of this package.
+func failed(reason, format string, args ...any) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeInstallFailed, format, args...).WithDetail("reason", reason)
+}
+
+// some joins the first n of names for a message.
+func some(names []string, n int) string {
+	if len(names) > n {
+		return strings.Join(names[:n], ", ") + ", …"
+	}
+	return strings.Join(names, ", ")
+}
+
+// Limits bound what is fetched, packed and unpacked.
+type Limits struct {
+	// Bytes is the size of all files together. Defaults to 512 MB.
+	Bytes int64
+	// Files is the number of files. Defaults to 50,000.
+	Files int
+}
+
+func (l Limits) withDefaults() Limits {
+	if l.Bytes <= 0 {
+		l.Bytes = 512e6
+	}
+	if l.Files <= 0 {
+		l.Files = 50_000
+	}
+	return l
+}

@@ -1,0 +1,229 @@
+package index
+
+import (
+	"net/url"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Kind says what a source is.
+type Kind string
+
+// The kinds of sources.
+const (
+	KindFolder Kind = "folder" // a folder on this machine
+	KindFile   Kind = "file"   // a single .py file on this machine
+	KindGit    Kind = "git"    // a git repository
+)
+
+// Source is a parsed SOURCE of `mesh install`. Its exported fields and its text
+// hold no credentials; those of the URL, if there were any, are used by [Fetch]
+// and by nothing else. The zero value is no source.
+type Source struct {
+	Kind Kind
+	// Location is an absolute path, or the repository's address without user
+	// information other than an ssh user: a URL, or user@host:path as typed.
+	Location string
+	// Rev is the revision in the text (URL@rev), "" if there is none.
+	Rev string
+	// Name is the default name of the index: the last path element as a token.
+	Name subjects.IndexName
+
+	login *url.Userinfo // a pointer, so that no formatting verb follows it
+}
+
+var (
+	ownerRepo = regexp.MustCompile(`^[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?/[A-Za-z0-9_.-]+$`)
+	scpLike   = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*@[A-Za-z0-9][A-Za-z0-9.-]*:.+$`)
+	notToken  = regexp.MustCompile(`[^A-Za-z0-9_-]+`)
+)
+
+// Parse reads a SOURCE: ./dir, /dir, ./tool.py, owner/repo (GitHub, never a
+// folder), a URL (https, http, ssh, file) or git@host:path; the git forms take
+// @rev at their end. It touches no file: whether the source exists is found by
+// [Fetch]. A relative path is taken from the working folder.
+func Parse(text string) (Source, error) {
+	if text == "" {
+		return Source{}, failed(reasonSource, "the source is empty; give a folder (./dir), a repository (owner/repo) or a URL")
+	}
+	if len(text) > 4096 || !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return Source{}, failed(reasonSource, "the source is longer than 4096 bytes, not UTF-8, or has control characters")
+	}
+	switch {
+	case isPath(text):
+		return parsePath(text)
+	case strings.Contains(text, "://"):
+		return parseURL(text)
+	case strings.HasPrefix(text, "-"):
+		return Source{}, failed(reasonSource, "the source %q looks like an option", text)
+	}
+	if base, rev, ok := splitRev(text, strings.Index(text, ":")+1); ok && scpLike.MatchString(base) {
+		// Not rewritten as a URL: its path begins in the user's home, a URL's at the root.
+		return gitSource(base, base, rev, nil)
+	}
+	if base, rev, ok := splitRev(text, 0); ok && ownerRepo.MatchString(base) {
+		return gitSource("https://github.com/"+strings.TrimSuffix(base, ".git"), "https://github.com/"+strings.TrimSuffix(base, ".git"), rev, nil)
+	}
+	if strings.HasSuffix(text, ".py") || !strings.Contains(text, "/") {
+		return Source{}, failed(reasonSource, "%q is no source; a folder or file of this machine begins with ./ or /: write ./%s", text, text)
+	}
+	return Source{}, failed(reasonSource, "%q is no source; give ./dir, /dir, owner/repo[@rev], a URL or git@host:path", text)
+}
+
+func isPath(text string) bool {
+	return text == "." || text == ".." || strings.HasPrefix(text, "/") ||
+		strings.HasPrefix(text, "./") || strings.HasPrefix(text, "../")
+}
+
+func parsePath(text string) (Source, error) {
+	abs, err := filepath.Abs(text)
+	if err != nil {
+		return Source{}, failed(reasonSource, "the path %q cannot be made absolute: %w", text, err)
+	}
+	s := Source{Kind: KindFolder, Location: abs}
+	base := filepath.Base(abs)
+	if strings.HasSuffix(base, ".py") && !strings.HasSuffix(text, "/") {
+		s.Kind = KindFile
+		base = strings.TrimSuffix(base, ".py")
+	}
+	s.Name = token(base)
+	return s, nil
+}
+
+// splitRev cuts @rev off the end, looking from byte from on. ok is false for an
+// empty or dangerous revision.
+func splitRev(text string, from int) (base, rev string, ok bool) {
+	i := strings.LastIndexByte(text, '@')
+	if i < max(from, 1) {
+		return text, "", true
+	}
+	rev = text[i+1:]
+	return text[:i], rev, validRev(rev) == nil
+}
+
+// validRev refuses what git could take for an option or a range.
+func validRev(rev string) error {
+	bad := rev == "" || len(rev) > 256 || strings.HasPrefix(rev, "-") || strings.HasPrefix(rev, "/") ||
+		strings.Contains(rev, "..") || strings.Contains(rev, "@{") || strings.ContainsAny(rev, " ~^:?*[\\") ||
+		strings.ContainsFunc(rev, func(r rune) bool { return r < ' ' || r == 0x7f })
+	if bad {
+		return failed(reasonRevision, "%q is no revision; give a branch, a tag or a commit", rev)
+	}
+	return nil
+}
+
+func parseURL(text string) (Source, error) {
+	scheme, rest, _ := strings.Cut(text, "://")
+	host := strings.IndexByte(rest, '/')
+	if host < 0 {
+		return Source{}, failed(reasonSource, "the URL %s names no repository", redactURL(text))
+	}
+	// The user information may hold an @, the path may end with @rev.
+	base, rev, ok := splitRev(rest, host+1)
+	if !ok {
+		return Source{}, failed(reasonRevision, "the URL %s ends with @ and no usable revision", redactURL(text))
+	}
+	u, err := url.Parse(scheme + "://" + base)
+	if err != nil {
+		return Source{}, failed(reasonSource, "%s is no URL", redactURL(text)) // the error's text repeats the URL
+	}
+	if u.RawQuery != "" || u.Fragment != "" {
+		return Source{}, failed(reasonSource, "the URL %s has a query or a fragment; give the repository's own URL", redactURL(text))
+	}
+	if strings.Trim(u.Path, "/") == "" {
+		return Source{}, failed(reasonSource, "the URL %s names no repository", redactURL(text))
+	}
+	switch u.Scheme {
+	case "https", "http":
+		if u.Host == "" {
+			return Source{}, failed(reasonSource, "the URL %s names no host", redactURL(text))
+		}
+		login := u.User
+		u.User = nil
+		return gitSource(u.String(), u.String(), rev, login)
+	case "ssh":
+		if u.Hostname() == "" || strings.HasPrefix(u.Hostname(), "-") || strings.HasPrefix(u.User.Username(), "-") {
+			return Source{}, failed(reasonSource, "the URL %s names no usable host", redactURL(text))
+		}
+		if _, has := u.User.Password(); has {
+			return Source{}, failed(reasonSource, "the URL %s has a password, which ssh does not take from a URL; use a key", redactURL(text))
+		}
+		return gitSource(u.String(), u.String(), rev, nil)
+	case "file":
+		if u.Host != "" && u.Host != "localhost" {
+			return Source{}, failed(reasonSource, "the URL %s names a host; a file URL has three slashes", redactURL(text))
+		}
+		u.Host, u.User = "", nil
+		return gitSource(u.String(), u.String(), rev, nil)
+	default:
+		return Source{}, failed(reasonSource, "the URL scheme %q is not supported; use https, http, ssh or file", u.Scheme)
+	}
+}
+
+// gitSource finishes a git source; named is what the name is taken from.
+func gitSource(location, named, rev string, login *url.Userinfo) (Source, error) {
+	last := path.Base(strings.TrimRight(named, "/"))
+	last = last[strings.LastIndexByte(last, ':')+1:]
+	last = strings.TrimSuffix(last, ".git")
+	if unescaped, err := url.PathUnescape(last); err == nil {
+		last = unescaped
+	}
+	return Source{Kind: KindGit, Location: location, Rev: rev, Name: token(last), login: login}, nil
+}
+
+// token makes a name usable as one token; "" if nothing of it is.
+func token(name string) subjects.IndexName {
+	t := strings.Trim(notToken.ReplaceAllString(name, "-"), "-")
+	if len(t) > 64 {
+		t = strings.TrimRight(t[:64], "-")
+	}
+	if strings.HasPrefix(t, "x--") { // reserved for encoded names
+		t = strings.TrimLeft(t[1:], "-")
+	}
+	return subjects.IndexName(t)
+}
+
+// Identity is what makes two installs the same source whatever their revision:
+// the location without a closing ".git" or slash.
+func (s Source) Identity() string {
+	if s.Kind != KindGit {
+		return string(s.Kind) + ":" + s.Location
+	}
+	return "git:" + strings.TrimSuffix(strings.TrimRight(s.Location, "/"), ".git")
+}
+
+// String is the source as it may be shown and stored, the revision included.
+func (s Source) String() string {
+	if s.Rev != "" {
+		return s.Location + "@" + s.Rev
+	}
+	return s.Location
+}
+
+// GoString keeps %#v from printing the credentials.
+func (s Source) GoString() string { return "index.Source(" + s.String() + ")" }
+
+// HasLogin says whether the URL held credentials. They are not part of what is
+// stored, so a later upgrade of such a source needs them again.
+func (s Source) HasLogin() bool { return s.login != nil }
+
+// redactURL hides the user information of a text that may not even be a URL.
+func redactURL(text string) string {
+	scheme, rest, ok := strings.Cut(text, "://")
+	if !ok {
+		return text
+	}
+	end := strings.IndexByte(rest, '/')
+	if end < 0 {
+		end = len(rest)
+	}
+	if at := strings.LastIndexByte(rest[:end], '@'); at >= 0 {
+		rest = "…@" + rest[at+1:]
+	}
+	return scheme + "://" + rest
+}

@@ -1,0 +1,215 @@
+package meshtest
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/internal/broker"
+	"github.com/toolmesh/toolmesh/internal/bus"
+)
+
+// startTimeout bounds what a test waits for a broker or a cluster: generous,
+// because machines that run tests are busy.
+const startTimeout = 60 * time.Second
+
+// Option adjusts a broker of a test.
+type Option func(*settings)
+
+type settings struct {
+	broker broker.Options
+	config string
+}
+
+// MaxPayload sets the largest message in bytes.
+func MaxPayload(bytes int) Option {
+	return func(s *settings) { s.broker.MaxPayload = bytes }
+}
+
+// Config adds nats-server configuration text: accounts, users, permissions.
+func Config(text string) Option {
+	return func(s *settings) { s.config += text + "\n" }
+}
+
+// BrokerLog has the broker log to l.
+func BrokerLog(l *slog.Logger) Option {
+	return func(s *settings) { s.broker.Logger = l }
+}
+
+// MaxStore bounds the broker's files in bytes.
+func MaxStore(bytes int64) Option {
+	return func(s *settings) { s.broker.MaxStore = bytes }
+}
+
+// Server is one broker of a test. Its methods may be called concurrently; it ends
+// with the test.
+type Server struct {
+	// URL is where clients connect. It stays the same over restarts.
+	URL string
+
+	options broker.Options
+	mu      sync.Mutex
+	running *broker.Broker
+}
+
+// Broker starts a broker with JetStream on a free loopback port; its files are
+// in a temporary folder of the test.
+func Broker(t testing.TB, options ...Option) *Server {
+	t.Helper()
+	s := newServer(t, options)
+	if err := s.start(t.Context()); err != nil {
+		t.Fatalf("start a broker: %v", err)
+	}
+	return s
+}
+
+func newServer(t testing.TB, options []Option) *Server {
+	t.Helper()
+	var set settings
+	for _, o := range options {
+		o(&set)
+	}
+	o := set.broker
+	o.StoreDir = t.TempDir()
+	if o.Name == "" {
+		o.Name = "test"
+	}
+	if o.MaxMemory == 0 {
+		o.MaxMemory = 1 << 30
+	}
+	if set.config != "" {
+		o.Configure = func(opts *server.Options) error { return opts.ProcessConfigString(set.config) }
+	}
+	s := &Server{options: o}
+	t.Cleanup(s.Stop)
+	return s
+}
+
+// start starts the broker, on the port it had before if it had one.
+func (s *Server) start(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running != nil {
+		return nil
+	}
+	for {
+		b, err := broker.Start(ctx, s.options)
+		if err == nil {
+			s.running = b
+			s.URL = b.URL()
+			_, address, _ := strings.Cut(b.URL(), "://")
+			s.options.Listen = address
+			return nil
+		}
+		// The port may be taken for a moment by a connection that has it as its
+		// own end: it was free while the broker was down.
+		if s.options.Listen == "" {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Start starts the broker again after [Server.Stop], on the same port and files.
+func (s *Server) Start(t testing.TB) {
+	t.Helper()
+	if err := s.start(t.Context()); err != nil {
+		t.Fatalf("start the broker again: %v", err)
+	}
+}
+
+// Stop ends the broker and returns when its port and files are free.
+func (s *Server) Stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running != nil {
+		s.running.Shutdown()
+		s.running = nil
+	}
+}
+
+// Restart stops and starts the broker on the same port and files. Connections
+// made with the mesh's policy come back by themselves.
+func (s *Server) Restart(t testing.TB) {
+	t.Helper()
+	s.Stop()
+	s.Start(t)
+}
+
+// Server is the running nats-server; nil while it is stopped.
+func (s *Server) Server() *server.Server {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running == nil {
+		return nil
+	}
+	return s.running.Server()
+}
+
+// Address is the host and port of URL.
+func (s *Server) Address() string {
+	_, address, _ := strings.Cut(s.URL, "://")
+	return address
+}
+
+// Connect connects with the mesh's connection policy and further options, and
+// closes the connection at the end of the test.
+func (s *Server) Connect(t testing.TB, options ...nats.Option) *nats.Conn {
+	t.Helper()
+	return connect(t, s.URL, options)
+}
+
+func connect(t testing.TB, url string, options []nats.Option) *nats.Conn {
+	t.Helper()
+	nc, err := nats.Connect(url, append(bus.ConnectOptions(&bus.ConnectConfig{Name: t.Name()}), options...)...)
+	if err != nil {
+		t.Fatalf("connect to %s: %v", url, err)
+	}
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+// freePorts returns loopback addresses that were free at one moment.
+func freePorts(t testing.TB, n int) []string {
+	t.Helper()
+	addresses := make([]string, n)
+	for i := range addresses {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatalf("find a free port: %v", err)
+		}
+		defer l.Close()
+		addresses[i] = l.Addr().String()
+	}
+	return addresses
+}
+
+// Until asks every few milliseconds until ok holds, and fails the test after a
+// minute. It is for what gives no signal; what is said of it goes into the failure.
+func Until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	ticker := time.NewTicker(2 * time.Millisecond)
+	defer ticker.Stop()
+	for !ok() {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%s: not so after %v", what, startTimeout)
+		case <-ticker.C:
+		}
+	}
+}

@@ -1,0 +1,181 @@
+package meshtest
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Proxy is a TCP connection in between: it passes bytes until told otherwise.
+// Its methods may be called concurrently.
+type Proxy struct {
+	// URL is where clients connect instead of to the broker.
+	URL string
+
+	target string
+	listen net.Listener
+	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	conns  map[net.Conn]struct{}
+	refuse bool
+	closed bool
+	delay  time.Duration
+	hold   chan struct{} // closed = bytes pass; open = a black hole
+}
+
+// NewProxy starts a proxy to a broker. It ends with the test.
+func NewProxy(t testing.TB, to *Server) *Proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("start a proxy: %v", err)
+	}
+	p := &Proxy{
+		URL: "nats://" + l.Addr().String(), target: to.Address(), listen: l,
+		conns: make(map[net.Conn]struct{}), hold: make(chan struct{}),
+	}
+	close(p.hold)
+	p.wg.Go(p.accept)
+	t.Cleanup(p.close)
+	return p
+}
+
+// Connect connects through the proxy, and only through it, with the mesh's policy.
+func (p *Proxy) Connect(t testing.TB, options ...nats.Option) *nats.Conn {
+	t.Helper()
+	return connect(t, p.URL, append([]nats.Option{nats.IgnoreDiscoveredServers()}, options...))
+}
+
+// Cut closes every connection. New ones are refused until [Proxy.Heal] if refuse is set.
+func (p *Proxy) Cut(refuse bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refuse = refuse
+	p.closeAll()
+}
+
+// Blackhole keeps every connection open and passes nothing, in neither direction,
+// until [Proxy.Heal]: a machine that is gone, or a cable.
+func (p *Proxy) Blackhole() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.passing() {
+		p.hold = make(chan struct{})
+	}
+}
+
+// Delay holds each piece back for d in both directions. 0 ends it.
+func (p *Proxy) Delay(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delay = d
+}
+
+// Heal lets everything pass again, also what was held back, and takes new connections.
+func (p *Proxy) Heal() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refuse, p.delay = false, 0
+	if !p.passing() {
+		close(p.hold)
+	}
+}
+
+func (p *Proxy) passing() bool {
+	select {
+	case <-p.hold:
+		return true
+	default:
+		return false
+	}
+}
+
+func (p *Proxy) closeAll() {
+	for c := range p.conns {
+		_ = c.Close()
+	}
+	clear(p.conns)
+}
+
+func (p *Proxy) close() {
+	_ = p.listen.Close()
+	p.mu.Lock()
+	p.closed = true
+	p.closeAll()
+	if !p.passing() {
+		close(p.hold)
+	}
+	p.mu.Unlock()
+	p.wg.Wait()
+}
+
+func (p *Proxy) accept() {
+	for {
+		in, err := p.listen.Accept()
+		if err != nil {
+			return
+		}
+		p.mu.Lock()
+		refuse := p.refuse || p.closed
+		p.mu.Unlock()
+		if refuse {
+			_ = in.Close()
+			continue
+		}
+		var d net.Dialer
+		out, err := d.DialContext(context.Background(), "tcp", p.target)
+		if err != nil {
+			_ = in.Close()
+			continue
+		}
+		p.mu.Lock()
+		if p.refuse || p.closed {
+			_, _ = in.Close(), out.Close()
+			p.mu.Unlock()
+			continue
+		}
+		p.conns[in], p.conns[out] = struct{}{}, struct{}{}
+		p.wg.Go(func() { p.pass(out, in) })
+		p.wg.Go(func() { p.pass(in, out) })
+		p.mu.Unlock()
+	}
+}
+
+// pass copies until one side ends, then ends both.
+func (p *Proxy) pass(to, from net.Conn) {
+	defer func() {
+		p.mu.Lock()
+		delete(p.conns, to)
+		delete(p.conns, from)
+		p.mu.Unlock()
+		_, _ = to.Close(), from.Close()
+	}()
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buffer)
+		p.mu.Lock()
+		hold, delay := p.hold, p.delay
+		p.mu.Unlock()
+		<-hold
+		if delay > 0 {
+			<-time.After(delay)
+		}
+		if n > 0 {
+			if _, werr := to.Write(buffer[:n]); werr != nil {
+				return
+			}
+		}
+		if err != nil {
+			if err == io.EOF && n > 0 {
+				continue
+			}
+			return
+		}
+	}
+}

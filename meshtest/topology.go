@@ -1,0 +1,72 @@
+package meshtest
+
+import (
+	"testing"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Topology is one arrangement of brokers and accounts, with connections for both
+// sides of a call.
+type Topology struct {
+	// Name is single, cluster2, cluster3 or accounts.
+	Name string
+	// Brokers are its servers, one or more.
+	Brokers []*Server
+
+	serve, call func(t testing.TB, i int, options []nats.Option) *nats.Conn
+}
+
+// Serve connects a serving side, to the first broker.
+func (top *Topology) Serve(t testing.TB, options ...nats.Option) *nats.Conn {
+	t.Helper()
+	return top.serve(t, 0, options)
+}
+
+// ServeOn connects a serving side to broker i, counted round.
+func (top *Topology) ServeOn(t testing.TB, i int, options ...nats.Option) *nats.Conn {
+	t.Helper()
+	return top.serve(t, i%len(top.Brokers), options)
+}
+
+// Call connects a caller, to the last broker: in a cluster not where
+// [Topology.Serve] is.
+func (top *Topology) Call(t testing.TB, options ...nats.Option) *nats.Conn {
+	t.Helper()
+	return top.call(t, len(top.Brokers)-1, options)
+}
+
+// CallOn connects a caller to broker i, counted round.
+func (top *Topology) CallOn(t testing.TB, i int, options ...nats.Option) *nats.Conn {
+	t.Helper()
+	return top.call(t, i%len(top.Brokers), options)
+}
+
+// Topologies runs a test on each topology: one broker, clusters of two and
+// three, and two accounts. With -short it leaves the clusters out. The runs are
+// one after the other, because clusters are heavy.
+func Topologies(t *testing.T, run func(t *testing.T, top *Topology)) {
+	t.Helper()
+	t.Run("single", func(t *testing.T) { run(t, cluster("single", []*Server{Broker(t)})) })
+	t.Run("accounts", func(t *testing.T) {
+		a := Accounts(t)
+		run(t, &Topology{
+			Name: "accounts", Brokers: []*Server{a.Server},
+			serve: func(t testing.TB, _ int, o []nats.Option) *nats.Conn { t.Helper(); return a.Mesh(t, o...) },
+			call:  func(t testing.TB, _ int, o []nats.Option) *nats.Conn { t.Helper(); return a.Caller(t, o...) },
+		})
+	})
+	if testing.Short() {
+		return
+	}
+	t.Run("cluster2", func(t *testing.T) { run(t, cluster("cluster2", Cluster(t, 2))) })
+	t.Run("cluster3", func(t *testing.T) { run(t, cluster("cluster3", Cluster(t, 3))) })
+}
+
+func cluster(name string, servers []*Server) *Topology {
+	connectTo := func(t testing.TB, i int, options []nats.Option) *nats.Conn {
+		t.Helper()
+		return servers[i].Connect(t, options...)
+	}
+	return &Topology{Name: name, Brokers: servers, serve: connectTo, call: connectTo}
+}

@@ -1,0 +1,232 @@
+"""The worker of coroutines and async generators: many calls on one event loop."""
+
+import asyncio
+import contextvars
+import os
+import sys
+from types import AsyncGeneratorType
+
+from . import failures
+from .binding import Mismatch
+from .frames import (
+    CALL,
+    CANCEL,
+    COLLECT,
+    CREDIT,
+    END,
+    ERROR,
+    EXIT,
+    HEADER,
+    META,
+    PING,
+    PONG,
+    RAW,
+    READY,
+    RESULT,
+    STREAM,
+    YIELD,
+    FrameError,
+)
+from .loop import PAGE_TAKEN, _raw_pending, _TooLarge, forked_by_tool, refused, split_meta
+from .output import Outlet, install
+from .values import NotSerializable, decode
+
+_call = contextvars.ContextVar("toolmesh_call", default=0)
+
+
+class _NoShield:
+    """Coroutines are cancelled between steps: a write is never interrupted."""
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *_):
+        pass
+
+
+class _Credit:
+    """Bytes that one stream may still send."""
+
+    __slots__ = ("left", "_more")
+
+    def __init__(self, left):
+        self.left = left
+        self._more = None
+
+    def add(self, size):
+        self.left += size
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
+
+    async def wait(self):
+        while self.left <= 0:
+            self._more = asyncio.get_running_loop().create_future()
+            await self._more
+
+
+class Worker:
+    """Serves calls until the agent closes the pipe."""
+
+    def __init__(self, inp, out, page, tools, limit):
+        self._inp = inp
+        self._page = page
+        self._tools = tools
+        self._limit = limit
+        self._buffer = b""
+        self._tasks = {}
+        self._credit = {}
+        self._asked = set()  # calls that the agent cancelled
+        self._taken = 0
+        self._outlet = Outlet(out, _call.get, _NoShield())
+        self._pid = os.getpid()
+        install(self._outlet)
+        forked_by_tool((inp, out), self._outlet)
+
+    async def serve(self, about):
+        self._loop = asyncio.get_running_loop()
+        self._done = self._loop.create_future()
+        self._loop.add_reader(self._inp, self._readable)
+        self._outlet.send(HEADER.pack(len(about), READY, 0, 0, 0) + about)
+        await self._done
+
+    def _finish(self, failure=None):
+        if not self._done.done():
+            self._loop.remove_reader(self._inp)
+            if failure is None:
+                self._done.set_result(None)
+            else:
+                self._done.set_exception(failure)
+
+    def _readable(self):
+        data = os.read(self._inp, 1 << 18)
+        if not data:
+            self._finish()
+            return
+        buffer = self._buffer + data if self._buffer else data
+        at, size = 0, len(buffer)
+        while size - at >= 16:
+            length, kind, flags, slot, call = HEADER.unpack_from(buffer, at)
+            end = at + 16 + length
+            if end > size:
+                break
+            self._take(kind, flags, slot, call, buffer[at + 16 : end])
+            at = end
+        self._buffer = buffer[at:] if at else buffer
+
+    def _take(self, kind, flags, slot, call, body):
+        if kind == CALL:
+            self._taken += 1
+            self._page[PAGE_TAKEN] = self._taken
+            task = self._loop.create_task(self._run(flags, slot, call, body))
+            self._tasks[call] = task
+            task.add_done_callback(lambda _: self._ended(slot, call))
+        elif kind == CANCEL:
+            task = self._tasks.get(call)
+            if task is not None:
+                self._asked.add(call)
+                task.cancel()
+        elif kind == CREDIT:
+            credit = self._credit.get(call)
+            if credit is not None:
+                credit.add(int.from_bytes(body, "little"))
+        elif kind == PING:
+            self._outlet.send(HEADER.pack(0, PONG, 0, 0, call))
+        elif kind == EXIT:
+            self._finish()
+        else:
+            self._finish(FrameError(f"frame type {kind} is unknown to this worker"))
+
+    def _ended(self, slot, call):
+        if self._tasks.pop(call, None) is not None:
+            self._asked.discard(call)
+            # Cancelled before its first step: the coroutine never ran.
+            body = failures.body("cancelled", "the call was cancelled", False)
+            self._outlet.send(HEADER.pack(len(body), ERROR, 0, slot, call) + body)
+
+    async def _run(self, flags, slot, call, body):
+        _call.set(call)
+        try:
+            kind, data = await self._outcome(flags, slot, call, body)
+        except BaseException as failure:  # noqa: B036 - one terminal per call, whatever happens
+            kind, data = ERROR, failures.raised(failure, self._tools[slot].name)
+        if os.getpid() != self._pid:
+            os._exit(0)
+        self._tasks.pop(call, None)
+        self._asked.discard(call)
+        if self._outlet.dirty:
+            self._outlet.settle(call)
+        raw = RAW if not self._tasks and _raw_pending() else 0
+        self._outlet.send(HEADER.pack(len(data), kind, raw, slot, call) + data)
+
+    async def _outcome(self, flags, slot, call, body):
+        tool = self._tools[slot]
+        meta = {}
+        try:
+            if flags & META:
+                meta, body = split_meta(body)
+            arguments = decode(body) if body else {}
+            positional, keyword = tool.bind(arguments, meta.get("varargs"))
+        except Mismatch as failure:
+            return ERROR, failures.invalid([failure])
+        except ValueError as failure:
+            return ERROR, failures.invalid([Mismatch("", "a JSON object", "something else", f"the arguments are not JSON: {failure}")])
+        try:
+            value = tool.function(*positional, **keyword)
+            if type(value) is AsyncGeneratorType:
+                if flags & STREAM:
+                    await self._stream(tool, slot, call, value, meta)
+                    return END, b""
+                value = await _drain(value, flags & COLLECT)
+            elif hasattr(value, "__await__"):
+                value = await value
+            data = tool.encode(value)
+        except asyncio.CancelledError as failure:
+            if call in self._asked:
+                return ERROR, failures.cancelled()
+            return ERROR, failures.raised(failure, tool.name)
+        except NotSerializable as failure:
+            return ERROR, failures.unserializable(failure, tool.name)
+        except _TooLarge as failure:
+            return ERROR, failures.too_large(failure.size, self._limit, failure.what)
+        except BaseException as failure:  # noqa: B036 - sys.exit in a tool is the tool's failure
+            if isinstance(failure, TypeError):
+                problems = refused(failure, tool, keyword, positional)
+                if problems:
+                    return ERROR, failures.invalid(problems)
+            return ERROR, failures.raised(failure, tool.name)
+        if len(data) > self._limit:
+            return ERROR, failures.too_large(len(data), self._limit, "result")
+        return RESULT, data
+
+    async def _stream(self, tool, slot, call, items, meta):
+        credit = self._credit[call] = _Credit(meta.get("credit", 1 << 18))
+        try:
+            async for value in items:
+                data = tool.encode(value)
+                if len(data) > self._limit:
+                    raise _TooLarge(len(data), "item")
+                if self._outlet.dirty:
+                    self._outlet.settle(call)
+                if credit.left <= 0:
+                    await credit.wait()
+                credit.left -= len(data) + 64
+                self._outlet.send(HEADER.pack(len(data), YIELD, 0, slot, call) + data)
+        finally:
+            self._credit.pop(call, None)
+            await items.aclose()
+
+
+async def _drain(items, collect):
+    if collect:
+        return [value async for value in items]
+    value = None
+    async for value in items:
+        pass
+    return value
+
+
+def start(inp, out, page, tools, limit, about):
+    """Serves as a worker of coroutines; returns when the agent is done with it."""
+    worker = Worker(inp, out, page, tools, limit)
+    asyncio.run(worker.serve(about))
+    sys.stdout.flush()

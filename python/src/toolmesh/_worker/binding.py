@@ -1,0 +1,108 @@
+"""One served function: how a call's arguments reach it."""
+
+from . import values
+from .values import Mismatch, describe, pointer
+
+
+class Tool:
+    """A declared function, described and ready to be called."""
+
+    __slots__ = ("name", "slot", "function", "kind", "parameters", "dump", "described", "_simple", "_loads", "_required")
+
+    def __init__(self, name, function, kind, signature):
+        self.name = name
+        self.slot = 0
+        self.function = function
+        self.kind = kind
+        self.parameters = signature.parameters
+        self.dump = signature.dump
+        self.described = signature
+        kinds = {parameter.kind for parameter in self.parameters}
+        varkw_loads = any(p.kind == "varkw" and p.load is not None for p in self.parameters)
+        self._simple = kinds <= {"normal", "keyword", "varkw"} and not varkw_loads
+        self._loads = [(p.name, p.load) for p in self.parameters if p.load is not None and p.kind != "varkw"]
+        self._required = frozenset(p.name for p in self.parameters if p.required)
+
+    def bind(self, arguments, extra=None):
+        """(positional, keyword) of a call; raises Mismatch.
+
+        What a simple signature lacks or does not know is left to the function
+        itself to refuse, see problems: the common call pays nothing.
+        """
+        if type(arguments) is not dict:
+            raise Mismatch("", "object", describe(arguments), "the arguments must be a JSON object")
+        if self._simple and not extra:
+            for name, load in self._loads:
+                if name in arguments:
+                    arguments[name] = load(arguments[name], pointer("", name))
+            return (), arguments
+        return self._bind_any(arguments, extra or [])
+
+    def _bind_any(self, arguments, extra):
+        positional, keyword = [], {}
+        rest = dict(arguments)
+        varargs = next((p for p in self.parameters if p.kind == "varargs"), None)
+        if varargs is None and extra:
+            raise Mismatch("", "no further positional arguments", f"{len(extra)} more",
+                           f"{self.name} takes no further positional arguments")
+        if varargs is not None:
+            extra = rest.pop(varargs.name, []) + extra if varargs.name in rest else extra
+            if varargs.load is not None:
+                extra = varargs.load(extra, pointer("", varargs.name))
+        for parameter in self.parameters:
+            name = parameter.name
+            if parameter.kind == "varargs":
+                positional.extend(extra)
+            elif parameter.kind == "varkw":
+                for key, value in rest.items():
+                    keyword[key] = parameter.load(value, pointer("", key)) if parameter.load else value
+                rest = {}
+            elif parameter.kind == "unpack":
+                keyword.update(parameter.load(rest, "") if parameter.load else rest)
+                rest = {}
+            else:
+                by_position = parameter.kind == "positional" or parameter.kind == "normal" and extra
+                if name not in rest:
+                    if parameter.required:
+                        raise Mismatch(pointer("", name), "a value", "nothing", f"{name} is required")
+                    if by_position:
+                        positional.append(parameter.default)
+                    continue
+                value = rest.pop(name)
+                if parameter.load is not None:
+                    value = parameter.load(value, pointer("", name))
+                if by_position:
+                    positional.append(value)
+                else:
+                    keyword[name] = value
+        if rest:
+            name = next(iter(rest))
+            raise Mismatch(pointer("", name), "no such argument", describe(rest[name]),
+                           f"{self.name} has no argument {name}")
+        return positional, keyword
+
+    def problems(self, arguments):
+        """What is missing and what is unknown, as a list of Mismatch; for a
+        TypeError that was raised at the call itself."""
+        known = {p.name for p in self.parameters}
+        found = [
+            Mismatch(pointer("", p.name), "a value", "nothing", f"{p.name} is required")
+            for p in self.parameters
+            if p.required and p.name not in arguments
+        ]
+        if not any(p.kind in ("varkw", "unpack") for p in self.parameters):
+            found += [
+                Mismatch(pointer("", name), "no such argument", describe(value), f"{self.name} has no argument {name}")
+                for name, value in arguments.items()
+                if name not in known
+            ]
+        return found
+
+    def encode(self, value):
+        """A result or an item as JSON bytes; raises NotSerializable."""
+        if self.dump is not None:
+            try:
+                value = self.dump(value, "result")
+            except (TypeError, ValueError, AttributeError):
+                pass  # not what the annotation promised: encoded as it is
+        return values.encode(value)

@@ -1,0 +1,149 @@
+"""Argument descriptions out of docstrings: Google, NumPy and Sphinx styles."""
+
+import re
+
+_SECTIONS = {
+    "args", "arguments", "parameters", "params", "other parameters", "keyword args",
+    "keyword arguments", "returns", "return", "yields", "yield", "raises", "raise",
+    "attributes", "example", "examples", "note", "notes", "warning", "warnings",
+    "references", "see also", "todo",
+}
+_PARAMETERS = {
+    "args", "arguments", "parameters", "params", "other parameters", "keyword args",
+    "keyword arguments",
+}
+_SPHINX = re.compile(r"^:(?P<field>[a-zA-Z]+)(?:\s+(?P<rest>[^:]*?))?\s*:(?:\s+(?P<text>.*))?$")
+_GOOGLE = re.compile(r"^(?P<name>\*{0,2}\w+)\s*(?:\((?P<type>[^)]*(?:\([^)]*\)[^)]*)*)\))?\s*:\s*(?P<text>.*)$")
+_NUMPY = re.compile(r"^(?P<names>\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::\s*.*)?$")
+
+
+def parse(doc):
+    """Splits a cleaned docstring (inspect.getdoc) into (description, {parameter: text}).
+
+    The description is what stands before the first section. The first style
+    that yields a section wins; text that fits none is all description.
+    """
+    if not doc:
+        return "", {}
+    lines = doc.expandtabs().splitlines()
+    for style in (_numpy, _google, _sphinx):
+        found = style(lines)
+        if found is not None:
+            cut, parameters = found
+            return "\n".join(lines[:cut]).strip(), parameters
+    return doc.strip(), {}
+
+
+def _indent(line):
+    return len(line) - len(line.lstrip())
+
+
+def _join(parts):
+    """Lines to one paragraph; empty lines are kept as paragraph breaks."""
+    text = []
+    for part in parts:
+        part = part.strip()
+        if part:
+            text.append(part)
+        elif text and text[-1] != "\n":
+            text.append("\n")
+    return " ".join(text).replace(" \n ", "\n").strip()
+
+
+def _google(lines):
+    first = None
+    parameters = {}
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        title = line.strip()
+        follows = at + 1 < len(lines) and (not lines[at + 1].strip() or _indent(lines[at + 1]) > 0)
+        if not (title.endswith(":") and title[:-1].lower() in _SECTIONS and _indent(line) == 0 and follows):
+            at += 1
+            continue
+        if first is None:
+            first = at
+        wanted = title[:-1].lower() in _PARAMETERS
+        at += 1
+        base = None
+        name, text = None, []
+        while at < len(lines) and (not lines[at].strip() or _indent(lines[at]) > 0):
+            line = lines[at]
+            if line.strip() and base is None:
+                base = _indent(line)
+            match = _GOOGLE.match(line.strip()) if line.strip() and _indent(line) == base else None
+            if wanted and match:
+                if name:
+                    parameters[name] = _join(text)
+                name, text = match["name"].lstrip("*"), [match["text"]]
+            elif name:
+                text.append(line)
+            at += 1
+        if wanted and name:
+            parameters[name] = _join(text)
+    return None if first is None else (first, parameters)
+
+
+def _numpy(lines):
+    first = None
+    parameters = {}
+    at = 0
+    while at + 1 < len(lines):
+        title, under = lines[at].strip(), lines[at + 1].strip()
+        if not (title.lower() in _SECTIONS and len(under) >= 3 and set(under) <= {"-", "="}):
+            at += 1
+            continue
+        if first is None:
+            first = at
+        wanted = title.lower() in _PARAMETERS
+        base = _indent(lines[at])
+        at += 2
+        names, text = [], []
+        while at < len(lines):
+            line = lines[at]
+            if (
+                at + 1 < len(lines)
+                and line.strip().lower() in _SECTIONS
+                and len(lines[at + 1].strip()) >= 3
+                and set(lines[at + 1].strip()) <= {"-", "="}
+            ):
+                break
+            match = _NUMPY.match(line.strip()) if line.strip() and _indent(line) == base else None
+            if wanted and match:
+                for name in names:
+                    parameters[name] = _join(text)
+                names = [part.strip().lstrip("*") for part in match["names"].split(",")]
+                text = []
+            else:
+                text.append(line)
+            at += 1
+        if wanted:
+            for name in names:
+                parameters[name] = _join(text)
+    return None if first is None else (first, parameters)
+
+
+def _sphinx(lines):
+    first = None
+    parameters = {}
+    name, text = None, []
+    for at, line in enumerate(lines):
+        match = _SPHINX.match(line.strip()) if _indent(line) == 0 else None
+        if match is None:
+            if name is not None:
+                if _indent(line) == 0 and line.strip():
+                    parameters[name] = _join(text)
+                    name = None
+                else:
+                    text.append(line)
+            continue
+        if first is None:
+            first = at
+        if name is not None:
+            parameters[name] = _join(text)
+            name = None
+        if match["field"].lower() in ("param", "parameter", "arg", "argument", "key", "keyword") and match["rest"]:
+            name, text = match["rest"].split()[-1].lstrip("*"), [match["text"] or ""]
+    if name is not None:
+        parameters[name] = _join(text)
+    return None if first is None else (first, parameters)

@@ -1,0 +1,227 @@
+"""What went wrong, as the body of an ERROR frame.
+
+The body is a JSON object: code (one of the mesh's), message, started, and for a
+tool's own exception type, stacktrace and details. Frames of the worker are cut
+and paths are relative to the index: a trace shows the tool, not the machine.
+"""
+
+import json
+import linecache
+import os
+import sys
+
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_MESSAGE = 16 * 1024
+_STACK = 48 * 1024
+_FRAMES = 40
+_root = ""
+
+
+def set_root(path):
+    """Names the folder that paths in traces are relative to."""
+    global _root
+    _root = os.path.join(os.path.realpath(path), "")
+
+
+def cut(text, limit):
+    """text, at most limit characters, without surrogates that UTF-8 refuses."""
+    if len(text) > limit:
+        text = text[:limit] + f"... ({len(text) - limit} characters more)"
+    return text.encode("utf-8", "replace").decode()
+
+
+def body(code, message, started, **more):
+    found = {"code": code, "message": cut(message, _MESSAGE), "started": started}
+    found.update((key, value) for key, value in more.items() if value)
+    return json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def invalid(mismatches):
+    """The arguments do not fit the signature."""
+    first = mismatches[0]
+    message = first.message if not first.pointer else f"{first.pointer}: {first.message}"
+    if len(mismatches) > 1:
+        message += f" (and {len(mismatches) - 1} more)"
+    return body("invalid_arguments", message, False, details={"errors": [one.as_dict() for one in mismatches[:50]]})
+
+
+def unserializable(failure, tool):
+    return body(
+        "result_not_serializable",
+        cut(str(failure), 2000),
+        True,
+        details={"path": failure.path, "type": failure.type_name, "tool": tool},
+    )
+
+
+def too_large(size, limit, what):
+    return body(
+        "payload_too_large",
+        f"the {what} is {size} bytes of JSON, more than {limit}",
+        True,
+        details={"size": size, "limit": limit},
+    )
+
+
+def cancelled():
+    return body("cancelled", "the call was cancelled", True)
+
+
+def message_of(failure):
+    """str(failure), whatever its __str__ does."""
+    try:
+        return str(failure)
+    except BaseException as second:  # noqa: B036 - a broken __str__ must not end the worker
+        return f"<{type(failure).__name__}; its __str__ raised {type(second).__name__}>"
+
+
+def type_of(failure):
+    kind = type(failure)
+    return kind.__qualname__
+
+
+def raised(failure, tool):
+    """A tool's own exception, of any class."""
+    frames = frames_of(failure)
+    message = message_of(failure)
+    if isinstance(failure, SystemExit):
+        message = f"the tool called sys.exit({message})"
+    return body(
+        "tool_error",
+        message,
+        True,
+        type=type_of(failure),
+        stacktrace=cut(trace(failure), _STACK),
+        details={
+            "module": type(failure).__module__,
+            "tool": tool,
+            "frames": frames,
+            "causes": causes_of(failure),
+        },
+    )
+
+
+def place(filename):
+    """(path to show, whether it belongs to the index)."""
+    if filename.startswith("<"):
+        return filename, False
+    full = os.path.realpath(filename)
+    if _root and full.startswith(_root):
+        return full[len(_root):], True
+    for base in sorted(filter(os.path.isdir, map(os.path.realpath, sys.path)), key=len, reverse=True):
+        if full.startswith(base + os.sep):
+            return full[len(base) + 1:], False
+    return os.path.basename(full), False
+
+
+def _walk(failure):
+    step = failure.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if not code.co_filename.startswith(_HERE) and not code.co_filename.startswith("<frozen importlib"):
+            yield step.tb_frame, step.tb_lineno
+        step = step.tb_next
+
+
+def frames_of(failure):
+    found = []
+    for frame, line in _walk(failure):
+        shown, inside = place(frame.f_code.co_filename)
+        found.append({
+            "file": shown,
+            "line": line,
+            "function": frame.f_code.co_name,
+            "source": linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip()[:300],
+            "in_index": inside,
+        })
+    if len(found) > _FRAMES:
+        found = found[: _FRAMES // 2] + found[-_FRAMES // 2 :]
+    return found
+
+
+def causes_of(failure):
+    """The chain below failure: [{type, message, relation}], nearest first."""
+    found, seen = [], {id(failure)}
+    while len(found) < 10:
+        if failure.__cause__ is not None:
+            relation, failure = "cause", failure.__cause__
+        elif failure.__context__ is not None and not failure.__suppress_context__:
+            relation, failure = "context", failure.__context__
+        else:
+            break
+        if id(failure) in seen:
+            break
+        seen.add(id(failure))
+        found.append({"type": type_of(failure), "message": cut(message_of(failure), 2000), "relation": relation})
+    return found
+
+
+def trace(failure, seen=None):
+    """The traceback as text, as Python prints it, with our frames cut."""
+    seen = set() if seen is None else seen
+    seen.add(id(failure))
+    parts = []
+    below, words = None, ""
+    if failure.__cause__ is not None:
+        below, words = failure.__cause__, "The above exception was the direct cause of the following exception:"
+    elif failure.__context__ is not None and not failure.__suppress_context__:
+        below, words = failure.__context__, "During handling of the above exception, another exception occurred:"
+    if below is not None and id(below) not in seen and len(seen) < 10:
+        parts += [trace(below, seen), "", words, ""]
+    lines = []
+    for frame, line in _walk(failure):
+        shown, _ = place(frame.f_code.co_filename)
+        lines.append(f'  File "{shown}", line {line}, in {frame.f_code.co_name}')
+        source = linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip()
+        if source:
+            lines.append(f"    {source[:300]}")
+    if len(lines) > 2 * _FRAMES:
+        lines = lines[:_FRAMES] + [f"  ... {len(lines) // 2 - _FRAMES} frames left out ..."] + lines[-_FRAMES:]
+    if lines:
+        parts.append("Traceback (most recent call last):")
+        parts += lines
+    if isinstance(failure, SyntaxError) and failure.filename and failure.lineno:
+        parts.append(f'  File "{place(failure.filename)[0]}", line {failure.lineno}')
+        if failure.text:
+            parts.append(f"    {failure.text.strip()[:300]}")
+    message = failure.msg if isinstance(failure, SyntaxError) else message_of(failure)
+    kind = type(failure)
+    name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    parts.append(cut(f"{name}: {message}" if message else name, _MESSAGE))
+    for index, inner in enumerate(getattr(failure, "exceptions", ())[:10]):
+        if isinstance(inner, BaseException) and id(inner) not in seen:
+            parts.append(f"  --- member {index + 1} of the group ---")
+            parts += ["  " + line for line in trace(inner, seen).splitlines()]
+    return "\n".join(parts)
+
+
+def unavailable_reason(failure, module):
+    """Why a module cannot be imported, for people: (reason, traceback)."""
+    message = message_of(failure)
+    variable = _missing_variable(failure)
+    if variable:
+        reason = (
+            f"the import of {module} needs the environment variable {variable}, which the index is not given; "
+            f"declare it under [[index.env]] and set it when the index is installed"
+        )
+    elif isinstance(failure, SystemExit):
+        reason = f"the import of {module} called sys.exit({message})"
+    else:
+        reason = f"the import of {module} failed: {type_of(failure)}: {cut(message, 2000)}"
+    return reason, cut(trace(failure), _STACK)
+
+
+def _missing_variable(failure):
+    if not isinstance(failure, KeyError) or not failure.args or not isinstance(failure.args[0], str):
+        return None
+    step = failure.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    if step is not None and step.tb_frame.f_code.co_filename == os.__file__:
+        return failure.args[0]
+    if step is not None and isinstance(step.tb_frame.f_locals.get("self"), os._Environ):
+        return failure.args[0]
+    return None
+
+

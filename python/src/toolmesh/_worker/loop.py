@@ -1,0 +1,305 @@
+"""The worker of plain functions and generators: one call at a time.
+
+Calls run on the main thread, so that a signal can interrupt them wherever they
+are, in a sleep and in a loop alike. The control page is shared with the agent:
+before it signals, the agent writes there which call is meant, and the handler
+raises only if that call is the one that runs. A late signal hits nobody.
+"""
+
+import fcntl
+import os
+import signal
+import sys
+import termios
+from types import CoroutineType, GeneratorType
+
+from . import failures
+from .binding import Mismatch
+from .frames import (
+    CALL,
+    CANCEL,
+    COLLECT,
+    CREDIT,
+    END,
+    ERROR,
+    EXIT,
+    HEADER,
+    META,
+    PING,
+    PONG,
+    RAW,
+    RESULT,
+    STREAM,
+    YIELD,
+    FrameError,
+    Reader,
+    write_all,
+)
+from .output import Outlet, install
+from .values import NotSerializable, decode
+
+# Words of the control page, u64 each. The agent writes the first, we the rest.
+PAGE_CANCEL = 0  # id of the call that is to stop
+PAGE_STARTED = 1  # id of the last call whose function was entered
+PAGE_TAKEN = 2  # how many CALL frames were taken up
+
+SIGNAL = signal.SIGURG  # ignored by default: harmless should it ever arrive too early
+
+
+class Cancelled(BaseException):
+    """The caller gave up or the call's time is up. Not an Exception, so that
+    `except Exception` in a tool does not swallow it."""
+
+
+class _TooLarge(Exception):
+    def __init__(self, size, what):
+        self.size = size
+        self.what = what
+
+
+class Guard:
+    """Decides whether a cancellation may be raised now.
+
+    armed is the call whose function is on the stack. As a context manager it
+    shields a write: what arrives meanwhile is raised when it is over.
+    """
+
+    __slots__ = ("armed", "_page", "_held", "_late", "_raised")
+
+    def __init__(self, page):
+        self.armed = 0
+        self._page = page
+        self._held = 0
+        self._late = False
+        self._raised = 0
+
+    def handle(self, _signum, _frame):
+        call = self.armed
+        if call and self._page[PAGE_CANCEL] == call and self._raised != call:
+            if self._held:
+                self._late = True
+            else:
+                self._raised = call
+                raise Cancelled
+
+    def __enter__(self):
+        self._held += 1
+
+    def __exit__(self, *_):
+        self._held -= 1
+        if self._late and not self._held:
+            self._late = False
+            if self.armed:
+                self._raised = self.armed
+                raise Cancelled
+
+
+def split_meta(body):
+    """(meta, arguments) of a CALL body with the META flag."""
+    size = int.from_bytes(body[:4], "little")
+    return decode(body[4 : 4 + size]), body[4 + size :]
+
+
+def forked_by_tool(fds, outlet):
+    """Keeps a process that a tool forks off the channel to the agent."""
+
+    def closed():
+        outlet.abandon()
+        for fd in fds:
+            try:
+                os.close(fd)
+            except OSError:
+                pass
+
+    os.register_at_fork(after_in_child=closed)
+
+
+class Worker:
+    """Serves calls until the agent closes the pipe."""
+
+    def __init__(self, inp, out, page, tools, limit):
+        self._out = out
+        self._page = page
+        self._tools = tools
+        self._limit = limit
+        self._reader = Reader(inp)
+        self._guard = Guard(page)
+        self._call = 0
+        self._outlet = Outlet(out, self._current, self._guard)
+        self._pid = os.getpid()
+        install(self._outlet)
+        forked_by_tool((inp, out), self._outlet)
+        signal.signal(SIGNAL, self._guard.handle)
+
+    def _current(self):
+        return self._call
+
+    def ready(self, body):
+        from .frames import READY
+
+        self._outlet.send(HEADER.pack(len(body), READY, 0, 0, 0) + body)
+
+    def serve(self):
+        """The loop: one read and one write per call."""
+        read, send = self._reader.next, self._outlet.send
+        run, outlet, pack = self._run, self._outlet, HEADER.pack
+        while True:
+            frame = read()
+            if frame is None:
+                return
+            kind, flags, slot, call, body = frame
+            if kind == CALL:
+                self._call = call
+                kind, body = run(flags, slot, call, body)
+                if os.getpid() != self._pid:
+                    os._exit(0)  # a child of the tool came back from the function
+                if outlet.dirty:
+                    outlet.settle(call)
+                self._call = 0
+                send(pack(len(body), kind, RAW if _raw_pending() else 0, slot, call) + body)
+            elif kind == PING:
+                send(pack(0, PONG, 0, 0, call))
+            elif kind == EXIT:
+                return
+            elif kind not in (CANCEL, CREDIT):  # those two may come after their call's end
+                raise FrameError(f"frame type {kind} is unknown to this worker")
+
+    def _run(self, flags, slot, call, body):
+        """Runs one call to its terminal: (frame type, body)."""
+        guard, tool = self._guard, self._tools[slot]
+        try:
+            try:
+                extra = None
+                if flags & META:
+                    meta, body = split_meta(body)
+                    extra = meta.get("varargs")
+                arguments = decode(body) if body else {}
+                positional, keyword = tool.bind(arguments, extra)
+            except Mismatch as failure:
+                return ERROR, failures.invalid([failure])
+            except ValueError as failure:
+                return ERROR, failures.invalid([Mismatch("", "a JSON object", "something else", f"the arguments are not JSON: {failure}")])
+            try:
+                self._page[PAGE_STARTED] = call
+                guard.armed = call
+                value = tool.function(*positional, **keyword)
+                kind = type(value)
+                if kind is GeneratorType:
+                    if flags & STREAM:
+                        self._stream(tool, slot, call, value, meta if flags & META else {})
+                        guard.armed = 0
+                        return END, b""
+                    value = _drain(value, flags & COLLECT)
+                elif kind is CoroutineType:
+                    import asyncio
+
+                    value = asyncio.run(value)
+                data = tool.encode(value)
+                guard.armed = 0
+            except BaseException as failure:
+                guard.armed = 0
+                return ERROR, self._failed(failure, tool, keyword, positional)
+            if len(data) > self._limit:
+                return ERROR, failures.too_large(len(data), self._limit, "result")
+            return RESULT, data
+        except Cancelled:
+            # It arrived between the end of the function and the lines above.
+            guard.armed = 0
+            return ERROR, failures.cancelled()
+
+    def _failed(self, failure, tool, keyword, positional):
+        if isinstance(failure, Cancelled):
+            return failures.cancelled()
+        if isinstance(failure, NotSerializable):
+            return failures.unserializable(failure, tool.name)
+        if isinstance(failure, _TooLarge):
+            return failures.too_large(failure.size, self._limit, failure.what)
+        if isinstance(failure, TypeError):
+            problems = refused(failure, tool, keyword, positional)
+            if problems:
+                return failures.invalid(problems)
+        return failures.raised(failure, tool.name)
+
+    def _stream(self, tool, slot, call, items, meta):
+        """Sends what a generator yields, never more than the agent has room for."""
+        guard, send, pack = self._guard, self._outlet.send, HEADER.pack
+        credit = meta.get("credit", 1 << 18)
+        try:
+            for value in items:
+                data = tool.encode(value)
+                if len(data) > self._limit:
+                    raise _TooLarge(len(data), "item")
+                guard.armed = 0
+                if self._outlet.dirty:
+                    self._outlet.settle(call)
+                while credit <= 0:
+                    credit += self._more(call)
+                credit -= len(data) + 64
+                send(pack(len(data), YIELD, 0, slot, call) + data)
+                guard.armed = call
+                if self._page[PAGE_CANCEL] == call:
+                    raise Cancelled  # its signal came while the frame was written
+        finally:
+            guard.armed = call
+            items.close()
+
+    def _more(self, call):
+        """Waits for credit. A cancellation comes as a frame here: a signal that
+        raised could lose bytes that were read already."""
+        while True:
+            frame = self._reader.next()
+            if frame is None:
+                os._exit(0)
+            kind, _, _, about, body = frame
+            if about != call:
+                if kind == PING:
+                    self._outlet.send(HEADER.pack(0, PONG, 0, 0, about))
+                continue
+            if kind == CREDIT:
+                return int.from_bytes(body, "little")
+            if kind == CANCEL:
+                raise Cancelled
+
+
+def _drain(items, collect):
+    """A generator's last value, or the list of all."""
+    if collect:
+        return list(items)
+    value = None
+    yielded = False
+    while True:
+        try:
+            value = next(items)
+            yielded = True
+        except StopIteration as stop:
+            return value if yielded else stop.value
+
+
+def refused(failure, tool, keyword, positional):
+    """The mismatches when failure was raised by the call itself, not inside the tool."""
+    step = failure.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    if step is None or os.path.dirname(step.tb_frame.f_code.co_filename) != os.path.dirname(__file__):
+        return []
+    return [] if positional else tool.problems(keyword)
+
+
+def _raw_pending(_waiting=bytearray(4), ioctl=fcntl.ioctl, request=termios.FIONREAD):
+    """Whether something written past sys.stdout still waits in the pipes of 1 and 2."""
+    try:
+        ioctl(1, request, _waiting)
+        if any(_waiting):
+            return True
+        ioctl(2, request, _waiting)
+        return any(_waiting)
+    except OSError:
+        return False  # the tool closed it
+
+
+def start(inp, out, page, tools, limit, about):
+    """Serves as a worker of plain functions; returns when the agent is done with it."""
+    worker = Worker(inp, out, page, tools, limit)
+    worker.ready(about)
+    worker.serve()
+    sys.stdout.flush()

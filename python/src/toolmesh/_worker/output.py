@@ -1,0 +1,266 @@
+"""What a tool prints and logs, as LOG frames of its call.
+
+sys.stdout and sys.stderr become proxies that know which call is running; one
+handler on the root logger does the same for logging. What goes to the file
+descriptors 1 and 2 directly (C code, child processes) lands in pipes that the
+agent reads. Nothing here ever blocks for long or grows: the agent always
+reads, and what exceeds a call's rate is counted and dropped.
+"""
+
+import io
+import json
+import os
+import sys
+import time
+from _thread import allocate_lock, get_ident
+
+from .frames import HEADER, LOG, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
+
+_LINE = 8 * 1024  # longest piece of text in one frame
+_BURST = 256 * 1024  # bytes of output that a call may make at once
+_RATE = 64 * 1024  # and per second from then on
+
+
+class _Budget:
+    """Bytes that one call may still print: a token bucket."""
+
+    __slots__ = ("left", "at", "dropped")
+
+    def __init__(self):
+        self.left = _BURST
+        self.at = time.monotonic()
+        self.dropped = 0
+
+    def take(self, size):
+        now = time.monotonic()
+        self.left = min(_BURST, self.left + (now - self.at) * _RATE)
+        self.at = now
+        if self.left < size:
+            self.dropped += size
+            return False
+        self.left -= size
+        return True
+
+
+class Outlet:
+    """The one writer of the pipe to the agent, shared by loop and output.
+
+    shield is entered around every write that happens while a tool's code is
+    on the stack: a cancellation must not cut a frame in two.
+    """
+
+    def __init__(self, fd, current, shield):
+        self.fd = fd
+        self.lock = allocate_lock()
+        self.dirty = False  # a call has printed since the last settle
+        self._current = current  # () -> call id or 0
+        self._shield = shield
+        self._partial = {}  # (call, flag) -> text without its newline yet
+        self._budgets = {}  # call -> _Budget
+        self._main = get_ident()
+
+    def send(self, data):
+        """Writes one or more whole frames."""
+        with self.lock:
+            if self.fd >= 0:
+                write_all(self.fd, data)
+
+    def text(self, flag, text):
+        """Takes what a tool wrote to stdout or stderr."""
+        if get_ident() == self._main:
+            with self._shield:
+                self._text(flag, text)
+        else:
+            self._text(flag, text)
+
+    def _text(self, flag, text):
+        call = self._current()
+        self.dirty = True
+        key = (call, flag)
+        held = self._partial.pop(key, "")
+        text = held + text
+        cut = text.rfind("\n") + 1
+        if cut < len(text):
+            if len(text) - cut < _LINE:
+                self._partial[key] = text[cut:]
+                text = text[:cut]
+        if text:
+            self._emit(call, flag, text)
+
+    def flush(self, flag):
+        call = self._current()
+        text = self._partial.pop((call, flag), "")
+        if text:
+            if get_ident() == self._main:
+                with self._shield:
+                    self._emit(call, flag, text)
+            else:
+                self._emit(call, flag, text)
+
+    def _emit(self, call, flag, text):
+        budget = self._budgets.get(call)
+        if budget is None:
+            budget = self._budgets.setdefault(call, _Budget())
+        data = text.encode("utf-8", "replace")
+        for start in range(0, len(data), _LINE):
+            piece = data[start : start + _LINE]
+            if budget.take(len(piece)):
+                self.send(HEADER.pack(len(piece), LOG, flag, 0, call) + piece)
+
+    def record(self, fields):
+        """Takes a record of the logging module."""
+        call = self._current()
+        self.dirty = True
+        budget = self._budgets.get(call)
+        if budget is None:
+            budget = self._budgets.setdefault(call, _Budget())
+        data = json.dumps(fields, ensure_ascii=False, default=repr).encode("utf-8", "replace")
+        if not budget.take(len(data)):
+            return
+        frame = HEADER.pack(len(data), LOG, LOG_RECORD, 0, call) + data
+        if get_ident() == self._main:
+            with self._shield:
+                self.send(frame)
+        else:
+            self.send(frame)
+
+    def settle(self, call):
+        """Sends what a finished call left without a newline, and says what was dropped."""
+        self.dirty = False
+        for flag in (LOG_STDOUT, LOG_STDERR):
+            text = self._partial.pop((call, flag), "")
+            if text:
+                self._emit(call, flag, text)
+        budget = self._budgets.pop(call, None)
+        if budget is not None and budget.dropped:
+            data = f"[{budget.dropped} bytes of output left out]".encode()
+            self.send(HEADER.pack(len(data), LOG, LOG_STDERR, 0, call) + data)
+
+    def abandon(self):
+        """In a process that a tool forked: from now on output goes to 1 and 2."""
+        self.fd = -1
+        self.lock = allocate_lock()
+
+
+class _Bytes(io.RawIOBase):
+    """The .buffer of a proxy."""
+
+    def __init__(self, proxy):
+        self._proxy = proxy
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        data = bytes(data)
+        self._proxy.write(data.decode("utf-8", "replace"))
+        return len(data)
+
+    def flush(self):
+        self._proxy.flush()
+
+    def fileno(self):
+        return self._proxy.fileno()
+
+
+class Proxy(io.TextIOBase):
+    """sys.stdout or sys.stderr of a worker."""
+
+    def __init__(self, outlet, flag, fd):
+        self._outlet = outlet
+        self._flag = flag
+        self._fd = fd
+        self.buffer = _Bytes(self)
+
+    @property
+    def encoding(self):
+        return "utf-8"
+
+    @property
+    def errors(self):
+        return "replace"
+
+    @property
+    def name(self):
+        return "<stdout>" if self._fd == 1 else "<stderr>"
+
+    @property
+    def mode(self):
+        return "w"
+
+    @property
+    def line_buffering(self):
+        return True
+
+    def writable(self):
+        return True
+
+    def isatty(self):
+        return False
+
+    def fileno(self):
+        return self._fd
+
+    def reconfigure(self, **_):
+        pass
+
+    def close(self):
+        pass  # a tool that closes stdout must not take it from the next call
+
+    def write(self, text):
+        if type(text) is not str:
+            if not isinstance(text, str):
+                raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+            text = str(text)
+        if self._outlet.fd >= 0:
+            self._outlet.text(self._flag, text)
+        else:
+            os.write(self._fd, text.encode("utf-8", "replace"))
+        return len(text)
+
+    def flush(self):
+        if self._outlet.fd >= 0:
+            self._outlet.flush(self._flag)
+
+
+def install(outlet):
+    """Points sys.stdout, sys.stderr and logging at outlet."""
+    old = {id(sys.stdout), id(sys.stderr), id(sys.__stdout__), id(sys.__stderr__)}
+    sys.stdout = Proxy(outlet, LOG_STDOUT, 1)
+    sys.stderr = Proxy(outlet, LOG_STDERR, 2)
+    logging = sys.modules.get("logging")
+    if logging is None:
+        return
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        # What basicConfig put there at import would say everything twice.
+        if type(handler) is logging.StreamHandler and id(handler.stream) in old:
+            root.removeHandler(handler)
+    if root.level == logging.WARNING:
+        root.setLevel(logging.INFO)
+    root.addHandler(_handler(logging, outlet))
+
+
+def _handler(logging, outlet):
+    plain = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            try:
+                fields = {
+                    "level": record.levelname.lower(),
+                    "logger": record.name,
+                    "message": record.getMessage()[:_LINE],
+                }
+                extra = {key: value for key, value in vars(record).items() if key not in plain}
+                if record.exc_info and record.exc_info[1] is not None:
+                    from .failures import trace
+
+                    extra["exception"] = trace(record.exc_info[1])[:_LINE]
+                if extra:
+                    fields["fields"] = extra
+                outlet.record(fields)
+            except Exception:
+                self.handleError(record)
+
+    return Handler()

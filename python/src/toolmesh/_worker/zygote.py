@@ -1,0 +1,483 @@
+"""The process that imports an index's tools once and forks its workers.
+
+Two processes come of one start. The first is the root of everything the index
+runs: PID 1 of its own PID namespace where the agent could make one. It imports
+nothing, reaps, and ends when its child ends or the agent is gone, taking all
+others with it. The second, its child, is the zygote proper.
+"""
+
+import os
+import signal
+import sys
+from select import POLLIN, poll
+
+from .frames import BECOME, DESCRIBED, EXITED, FORK, FORKED, HEADER, HEADER_SIZE, IMPORTING, SETUP
+
+CONTROL = 3  # socket to the agent
+LIFELINE = 4  # pipe whose other end the agent holds: its end is ours
+_LOW = 200  # protocol descriptors move up here, out of a tool's way
+
+
+def main(mode):
+    """mode is "namespace" when we are PID 1 of our own, else "reaper"."""
+    child = os.fork()
+    if child:
+        os.close(CONTROL)
+        _root(child, mode)
+    os.close(LIFELINE)
+    code = 70
+    try:
+        Zygote(_high(CONTROL)).run()
+        code = 0
+    except BaseException:  # noqa: B036 - the last words of this process
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+# The root process.
+
+
+def _root(child, mode):
+    if mode == "reaper":
+        _become_subreaper()
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    wake_r, wake_w = os.pipe()
+    os.set_blocking(wake_w, False)
+    os.set_blocking(wake_r, False)
+    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    waiting = poll()
+    waiting.register(LIFELINE, POLLIN)
+    waiting.register(wake_r, POLLIN)
+    status = 0
+    alive = True
+    while alive:
+        while True:
+            try:
+                pid, found = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                alive = False
+                break
+            if pid == 0:
+                break
+            if pid == child:
+                status = found
+                alive = False
+        if not alive:
+            break
+        for fd, _ in waiting.poll():
+            if fd == LIFELINE:
+                alive = False  # nobody ever writes there: it is the end of the agent
+            else:
+                os.read(wake_r, 4096)
+    if mode == "reaper":
+        _kill_descendants()
+    code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    os._exit(code)
+
+
+def _become_subreaper():
+    """Orphans of our descendants become our children (Linux)."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)
+
+
+def _kill_descendants():
+    """Kills until nothing below us is left; without /proc, our process group."""
+    if not os.path.isdir("/proc/self"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
+        return
+    me = os.getpid()
+    for _ in range(1000):
+        below = _descendants(me)
+        if not below:
+            return
+        for pid in below:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, 0)
+            except ChildProcessError:
+                break
+            if pid in below:
+                below.discard(pid)
+            if not below & _descendants(me):
+                break
+
+
+def _descendants(top):
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    rest = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            if rest[0] != b"Z":
+                parents[int(name)] = int(rest[1])
+    found = set()
+    grew = True
+    while grew:
+        more = {pid for pid, parent in parents.items() if parent == top or parent in found} - found
+        grew = bool(more)
+        found |= more
+    return found
+
+
+# The zygote.
+
+
+def _high(fd):
+    """Moves a descriptor out of the way of what tools open and close."""
+    import fcntl
+
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOW)
+    os.close(fd)
+    return moved
+
+
+class Zygote:
+    """Holds the imported tools; answers the agent, one request at a time."""
+
+    def __init__(self, control):
+        import _socket
+
+        self._socket = _socket.socket(fileno=control)
+        self._socket.settimeout(None)
+        self._buffer = b""
+        self._fds = []
+        self._workers = {}
+        self._tools = []
+
+    def run(self):
+        kind, body = self._next()
+        if kind != SETUP:
+            raise RuntimeError(f"the agent began with frame type {kind} instead of a setup")
+        import json
+
+        self._json = json
+        self._setup = json.loads(body)
+        self._prepare()
+        self._describe()
+        self._serve()
+
+    def _send(self, kind, value, fds=()):
+        body = self._json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+        data = HEADER.pack(len(body), kind, 0, 0, 0) + body
+        ancillary = []
+        if fds:
+            import _socket
+
+            packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
+            ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)]
+        sent = self._socket.sendmsg([data], ancillary)
+        if sent < len(data):
+            self._socket.sendall(memoryview(data)[sent:])
+
+    def _next(self):
+        """The agent's next request; its descriptors are in self._fds."""
+        import _socket
+
+        while True:
+            if len(self._buffer) >= HEADER_SIZE:
+                length, kind, _, _, _ = HEADER.unpack_from(self._buffer)
+                if len(self._buffer) >= HEADER_SIZE + length:
+                    body = self._buffer[HEADER_SIZE : HEADER_SIZE + length]
+                    self._buffer = self._buffer[HEADER_SIZE + length :]
+                    return kind, body
+            flags = getattr(_socket, "MSG_CMSG_CLOEXEC", 0)
+            data, ancillary, _, _ = self._socket.recvmsg(65536, _socket.CMSG_SPACE(16 * 4), flags)
+            for level, what, packed in ancillary:
+                if level == _socket.SOL_SOCKET and what == _socket.SCM_RIGHTS:
+                    for at in range(0, len(packed) - len(packed) % 4, 4):
+                        self._fds.append(int.from_bytes(packed[at : at + 4], sys.byteorder))
+            if not data:
+                os._exit(0)  # the agent closed the index
+            self._buffer += data
+
+    def _prepare(self):
+        """Paths and standard modules, before any code of the index runs."""
+        import gc
+        import importlib  # noqa: F401
+        import inspect  # noqa: F401
+        import logging
+        import typing  # noqa: F401
+
+        from . import binding, failures, loop, output, schema, values  # noqa: F401
+
+        gc.disable()
+        logging.raiseExceptions = False
+        os.chdir(self._setup["cwd"])
+        failures.set_root(self._setup["root"])
+        sys.path[:0] = self._setup["paths"]
+        sys.argv = [""]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        import faulthandler
+
+        faulthandler.enable(2)
+
+    def _describe(self):
+        from . import schema
+
+        tools, unavailable = [], []
+        excluded = self._setup.get("exclude") or {}
+        broken = {}
+        for name in self._setup["tools"]:
+            module, _, attribute = name.rpartition(".")
+            if not module or not attribute:
+                unavailable.append({"name": name, "reason": f"{name!r} is not of the form module.function"})
+                continue
+            if module in excluded:
+                unavailable.append({"name": name, "reason": excluded[module]})
+                continue
+            if module not in broken:
+                self._send(IMPORTING, {"module": module})
+                broken[module] = _import(module)
+            if broken[module] is not None:
+                reason, traceback = broken[module]
+                unavailable.append({"name": name, "reason": reason, "traceback": traceback})
+                continue
+            tool, reason, traceback = _load(name, module, attribute)
+            if tool is None:
+                unavailable.append({"name": name, "reason": reason, "traceback": traceback})
+                continue
+            tool.slot = len(self._tools)
+            self._tools.append(tool)
+            signature = tool.described
+            tools.append({
+                "name": name,
+                "description": signature.description,
+                "input_schema": signature.input_schema,
+                "output_schema": signature.output_schema,
+                "kind": tool.kind,
+                "positional": [p.name for p in signature.parameters if p.kind in ("positional", "normal")],
+                "varargs": any(p.kind == "varargs" for p in signature.parameters),
+                "warnings": signature.warnings,
+            })
+        del schema
+        if any(tool.kind.startswith("async") for tool in self._tools):
+            from . import aloop  # noqa: F401
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                pass
+        import gc
+
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        threads = _threads()
+        self._send(DESCRIBED, {
+            "tools": tools,
+            "unavailable": unavailable,
+            "python": sys.version.split()[0],
+            "fork_unsafe": f"{threads} threads run after the imports" if threads > 1 else "",
+        })
+
+    def _serve(self):
+        wake_r, wake_w = os.pipe()
+        for fd in (wake_r, wake_w):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        waiting = poll()
+        waiting.register(self._socket.fileno(), POLLIN)
+        waiting.register(wake_r, POLLIN)
+        self._wake = (wake_r, wake_w)
+        while True:
+            self._reap()
+            ready = [fd for fd, _ in waiting.poll()]
+            if wake_r in ready:
+                os.read(wake_r, 4096)
+                self._reap()
+            if self._socket.fileno() in ready:
+                kind, body = self._next()
+                request = self._json.loads(body)
+                fds, self._fds = self._fds, []
+                if kind == FORK:
+                    self._fork(request, fds)
+                elif kind == BECOME:
+                    self._become(request, fds)
+                else:
+                    raise RuntimeError(f"the agent sent frame type {kind}, which this zygote does not know")
+
+    def _reap(self):
+        while self._workers:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            worker = self._workers.pop(pid, None)
+            if worker is not None:
+                # What the worker started and left behind in its group goes with it.
+                try:
+                    os.killpg(pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    pass
+                exited = {"id": worker, "code": os.WEXITSTATUS(status), "signal": 0}
+                if os.WIFSIGNALED(status):
+                    exited.update(code=-1, signal=os.WTERMSIG(status))
+                self._send(EXITED, exited)
+
+    def _fork(self, request, fds):
+        try:
+            pid = os.fork()
+        except OSError as failure:
+            for fd in fds:
+                os.close(fd)
+            self._send(FORKED, {"id": request["id"], "error": str(failure)})
+            return
+        if pid == 0:
+            self._child(request, fds)
+        for fd in fds:
+            os.close(fd)
+        self._workers[pid] = request["id"]
+        self._forked(request, pid)
+
+    def _forked(self, request, pid):
+        handle = []
+        if hasattr(os, "pidfd_open"):
+            try:
+                handle = [os.pidfd_open(pid)]
+            except OSError:
+                pass
+        self._send(FORKED, {"id": request["id"], "pid": pid, "handle": bool(handle)}, handle)
+        for fd in handle:
+            os.close(fd)
+
+    def _become(self, request, fds):
+        """For an index that must not be forked: this process is the worker."""
+        self._forked(request, os.getpid())
+        self._child(request, fds)
+
+    def _child(self, request, fds):
+        """Never returns."""
+        code = 70
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            self._socket.close()
+            for fd in self._wake:
+                os.close(fd)
+            inp, out, one, two, page = fds
+            os.dup2(one, 1)
+            os.dup2(two, 2)
+            inp, out = _high(inp), _high(out)
+            import mmap
+
+            words = memoryview(mmap.mmap(page, 4096)).cast("Q")
+            for fd in (one, two, page):
+                os.close(fd)
+            _reseed()
+            about = self._json.dumps({"pid": os.getpid()}).encode()
+            if request["kind"] == "async":
+                from . import aloop as serving
+            else:
+                from . import loop as serving
+            serving.start(inp, out, words, self._tools, request["limit"], about)
+            code = 0
+            _run_exit_handlers()
+        except BaseException as failure:  # noqa: B036 - the last words of this process
+            from .failures import trace
+
+            try:
+                os.write(2, (trace(failure) + "\n").encode("utf-8", "replace"))
+            except OSError:
+                pass
+        finally:
+            os._exit(code)
+
+
+def _run_exit_handlers():
+    import atexit
+
+    atexit._run_exitfuncs()
+
+
+def _reseed():
+    """Copies of one process must not draw the same random numbers. The random
+    module sees to itself; numpy's global generator does not."""
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        try:
+            numpy.seed()
+        except Exception:
+            pass
+
+
+def _import(module):
+    """None, or why it cannot be imported: (reason, traceback)."""
+    import importlib
+
+    from . import failures
+
+    try:
+        importlib.import_module(module)
+        return None
+    except BaseException as failure:  # noqa: B036 - sys.exit at import is isolated too
+        return failures.unavailable_reason(failure, module)
+
+
+def _load(name, module, attribute):
+    """(Tool, "", "") or (None, reason, traceback)."""
+    from . import binding, failures, schema
+
+    namespace = sys.modules[module]
+    try:
+        found = getattr(namespace, attribute)
+    except AttributeError:
+        import difflib
+
+        near = difflib.get_close_matches(attribute, [one for one in dir(namespace) if not one.startswith("_")], 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return None, f"the module {module} has no {attribute}{hint}", ""
+    except BaseException as failure:  # noqa: B036 - a module's __getattr__ may do anything
+        return None, f"{name} cannot be read: {type(failure).__name__}: {failures.message_of(failure)}", failures.trace(failure)
+    function = _unwrap(found)
+    if not callable(function):
+        return None, f"{name} is a {type(found).__name__}, not a function", ""
+    try:
+        return binding.Tool(name, function, schema.kind_of(function), schema.signature(function)), "", ""
+    except BaseException as failure:  # noqa: B036 - one tool must not take the others along
+        reason = f"{name} cannot be described: {type(failure).__name__}: {failures.message_of(failure)}"
+        return None, reason, failures.trace(failure)
+
+
+def _unwrap(found):
+    """The function inside what a framework's decorator made of it."""
+    import inspect
+
+    if inspect.isroutine(found) or inspect.isclass(found):
+        return found
+    for attribute in ("coroutine", "func", "fn"):
+        inner = getattr(found, attribute, None)
+        if callable(inner) and type(found).__name__ != "partial":
+            return inner
+    return found
+
+
+def _threads():
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        import threading
+
+        return threading.active_count()

@@ -1,0 +1,146 @@
+package registry
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// NodeState is a node's state in its lease and heartbeat.
+type NodeState string
+
+// The states of a node.
+const (
+	StateServing  NodeState = "serving"
+	StateDraining NodeState = "draining"
+)
+
+// NodeRecord is a node's lease, MESH_NODES/<node>. Readers ignore fields that
+// they do not know.
+type NodeRecord struct {
+	Node    subjects.NodeID   `json:"node"`
+	Boot    subjects.BootID   `json:"boot"`
+	Version string            `json:"version,omitempty"`
+	State   NodeState         `json:"state"`
+	Slots   int               `json:"slots"`
+	Labels  map[string]string `json:"labels,omitempty"`
+	// Proto is the lowest and the highest version of the wire that it speaks.
+	Proto    [2]int   `json:"proto"`
+	Features []string `json:"features,omitempty"`
+	Sandbox  Sandbox  `json:"sandbox,omitzero"`
+	// Reasons say why the node offers less than it was asked for.
+	Reasons []string  `json:"reasons,omitempty"`
+	Started time.Time `json:"started"`
+}
+
+// Sandbox is a sandbox level as it was asked for and as the machine allows it.
+type Sandbox struct {
+	Asked     string `json:"asked"`
+	Effective string `json:"effective"`
+}
+
+// ToolState says whether a node can run a tool that it knows.
+type ToolState string
+
+// The states of a tool.
+const (
+	ToolServing     ToolState = "serving"
+	ToolUnavailable ToolState = "unavailable"
+)
+
+// ToolRoute is what a route has to say of one tool: enough to call it. The rest
+// is in the descriptor of Digest.
+type ToolRoute struct {
+	ID     subjects.ToolID `json:"id"`
+	Digest string          `json:"digest"`
+	// State is ToolServing when empty.
+	State ToolState `json:"state,omitempty"`
+	// Reason says why the tool is unavailable.
+	Reason       string `json:"reason,omitempty"`
+	Streaming    bool   `json:"streaming,omitempty"`
+	Idempotent   bool   `json:"idempotent,omitempty"`
+	ParallelSafe bool   `json:"parallel_safe,omitempty"`
+}
+
+// ToolsRecord is what a node serves of one index, or one tool of a session.
+type ToolsRecord struct {
+	Node subjects.NodeID `json:"node"`
+	// Boot is the boot that serves them: records of another one than the lease's
+	// are not believed.
+	Boot subjects.BootID `json:"boot"`
+	// Session is set for a session's own tool and for an index that is private
+	// to a session.
+	Session subjects.SessionID `json:"session,omitempty"`
+	// Epoch is the session's, if it was created.
+	Epoch string `json:"epoch,omitempty"`
+	// Index is empty for a session's own tool.
+	Index    subjects.IndexName `json:"index,omitempty"`
+	Revision string             `json:"revision,omitempty"`
+	Tools    []ToolRoute        `json:"tools"`
+}
+
+// Key is where the record is kept.
+func (r *ToolsRecord) Key() (subjects.ToolsKey, error) {
+	k := subjects.ToolsKey{Node: r.Node, Session: r.Session, Index: r.Index}
+	if r.Index == "" {
+		if len(r.Tools) != 1 {
+			return k, toolmesh.Errorf(toolmesh.CodeInvalidRequest,
+				"a record of session %q holds %d tools: a session's own tools have a record each", r.Session, len(r.Tools))
+		}
+		k.Tool = r.Tools[0].ID
+	}
+	return k, nil
+}
+
+// IndexState is the state of an index.
+type IndexState string
+
+// The states of an index.
+const (
+	IndexInstalled IndexState = "installed"
+	IndexRemoved   IndexState = "removed"
+)
+
+// IndexRecord is an index that is installed, or a name that a service claims,
+// MESH_INDEXES/<name> or MESH_INDEXES/<name>.<session>.
+type IndexRecord struct {
+	Name subjects.IndexName `json:"name"`
+	// Source is where it comes from, without credentials; for functions that a
+	// service registers, the service's name. It owns the name.
+	Source   string `json:"source"`
+	Revision string `json:"revision,omitempty"`
+	// Bundle is the digest of its bundle in MESH_BUNDLES.
+	Bundle      string    `json:"bundle,omitempty"`
+	InstalledAt time.Time `json:"installed_at,omitzero"`
+	// Env names the environment variables that it declares.
+	Env []string `json:"env,omitempty"`
+	// Session is the session that it is private to; empty: mesh-wide.
+	Session subjects.SessionID `json:"session,omitempty"`
+	State   IndexState         `json:"state,omitempty"`
+	// Settings are the installer's own, passed through.
+	Settings json.RawMessage `json:"settings,omitempty"`
+}
+
+// SessionRecord is a session that somebody created, MESH_SESSIONS/<session>.
+type SessionRecord struct {
+	ID subjects.SessionID `json:"id"`
+	// Epoch tells this session from an earlier one of its name.
+	Epoch   string    `json:"epoch"`
+	Created time.Time `json:"created"`
+	// TTL is how long it lives after Created; 0: until it is ended.
+	TTL time.Duration `json:"ttl,omitempty"`
+	// Pins hold an index to a revision.
+	Pins map[subjects.IndexName]string `json:"pins,omitempty"`
+	// Ended is set when it was ended and its parts are being removed.
+	Ended bool `json:"ended,omitempty"`
+}
+
+func encodeRecord(v any) ([]byte, error) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "encode a record of the registry: %w", err)
+	}
+	return data, nil
+}

@@ -1,0 +1,184 @@
+package registry
+
+import (
+	"slices"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/registry/picker"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// Route is one tool as a session sees it: what it is and where it runs.
+type Route struct {
+	ID subjects.ToolID
+	// Session is set for a session's own tool and for one of a private index.
+	Session  subjects.SessionID
+	Index    subjects.IndexName
+	Revision string
+	// Digest is its descriptor's, of the revision that was published last if nodes
+	// differ.
+	Digest       string
+	Streaming    bool
+	Idempotent   bool
+	ParallelSafe bool
+	// Nodes can run it now. Empty: it is known, and nobody serves it.
+	Nodes []picker.Candidate
+	// Reason says why nobody serves it.
+	Reason string
+}
+
+// Route returns a tool of a full id, false if the session knows no such tool.
+func (v *View) Route(session subjects.SessionID, id subjects.ToolID) (Route, bool) {
+	now := time.Now()
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.route(session, id, now)
+}
+
+func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Time) (Route, bool) {
+	routes := v.current(session, id)
+	if len(routes) == 0 {
+		return Route{}, false
+	}
+	// What is believed comes from the routes that can be called, the latest record
+	// of them; if there is none, from the latest record.
+	var r Route
+	var best route
+	reason := ""
+	for _, one := range routes {
+		n := v.nodes[one.entry.record.Node]
+		can := v.callable(n, now) && n.record.Boot == one.entry.record.Boot
+		if can && one.tool.State == ToolUnavailable {
+			reason, can = one.tool.Reason, false
+		}
+		if can {
+			r.Nodes = append(r.Nodes, n.candidate())
+		}
+		switch {
+		case best.entry == nil:
+			best = one
+		case can && len(r.Nodes) == 1, // the first that can be called
+			(can || len(r.Nodes) == 0) && one.entry.revision > best.entry.revision:
+			best = one
+		}
+	}
+	record, t := &best.entry.record, best.tool
+	r.ID, r.Session, r.Index, r.Revision = t.ID, record.Session, record.Index, record.Revision
+	r.Digest, r.Streaming, r.Idempotent, r.ParallelSafe = t.Digest, t.Streaming, t.Idempotent, t.ParallelSafe
+	if len(r.Nodes) == 0 {
+		if reason == "" {
+			reason = "no node serves it now"
+		}
+		r.Reason = reason
+	}
+	return r, true
+}
+
+// Records returns what every node has published about a tool, for people and for
+// placement: also nodes that cannot be called now. Tools is only that one tool.
+func (v *View) Records(session subjects.SessionID, id subjects.ToolID) []ToolsRecord {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	var all []ToolsRecord
+	for _, one := range v.current(session, id) {
+		r := one.entry.record
+		r.Tools = []ToolRoute{*one.tool}
+		all = append(all, r)
+	}
+	return all
+}
+
+// current returns the routes of a tool, without those of another epoch of the
+// session.
+func (v *View) current(session subjects.SessionID, id subjects.ToolID) []route {
+	if session != "" {
+		if s := v.table.scopes[session]; s != nil {
+			own := s.tools[id]
+			if slices.ContainsFunc(own, v.outdated) {
+				own = slices.DeleteFunc(slices.Clone(own), v.outdated)
+			}
+			if len(own) > 0 {
+				return own
+			}
+		}
+	}
+	return v.table.shared(id)
+}
+
+// outdated reports whether a route is of an earlier session of the same name.
+func (v *View) outdated(r route) bool {
+	record := &r.entry.record
+	return record.Session != "" && record.Epoch != v.sessions[record.Session].Epoch
+}
+
+// nearestMost is how many names an error offers.
+const nearestMost = 5
+
+// Resolve returns the full id behind a name that somebody typed: the id itself,
+// or the one id that ends with it at a dot. A name that several ids end with, and
+// one that none does, is tool_not_found with details.nearest.
+func (v *View) Resolve(session subjects.SessionID, name string) (subjects.ToolID, error) {
+	v.mu.Lock() // the order of ids is cached
+	defer v.mu.Unlock()
+	if id := subjects.ToolID(name); len(v.current(session, id)) > 0 {
+		return id, nil
+	}
+	found := slices.DeleteFunc(slices.Clone(v.table.bySuffix(session, name)), func(id subjects.ToolID) bool {
+		return len(v.current(session, id)) == 0
+	})
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return "", notFound(name, tool.Nearest(name, texts(v.table.visible(session, "", 0)), nearestMost))
+	}
+	return "", toolmesh.Errorf(toolmesh.CodeToolNotFound, "%q is the end of several tool ids: write one of them in full", name).
+		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("nearest", texts(found[:min(len(found), nearestMost)]))
+}
+
+func notFound(name string, nearest []string) *toolmesh.Error {
+	e := toolmesh.Errorf(toolmesh.CodeToolNotFound, "no index or session offers a tool %q", name)
+	if len(nearest) > 0 {
+		e = toolmesh.Errorf(toolmesh.CodeToolNotFound, "no index or session offers a tool %q; did you mean %s?", name, nearest[0]).
+			WithDetail("nearest", nearest)
+	}
+	return e.WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+}
+
+func texts(ids []subjects.ToolID) []string {
+	out := make([]string, len(ids))
+	for i, id := range ids {
+		out[i] = string(id)
+	}
+	return out
+}
+
+// List returns up to limit tools that a session sees, behind the id after, in the
+// order of their ids; limit 0 returns all. next is the after of the next page,
+// empty at the end.
+func (v *View) List(session subjects.SessionID, after subjects.ToolID, limit int) (tools []Route, next subjects.ToolID) {
+	now := time.Now()
+	v.mu.Lock() // the order of ids is cached
+	defer v.mu.Unlock()
+	for {
+		ask := limit
+		if limit > 0 {
+			ask = limit - len(tools) + 1
+		}
+		ids := v.table.visible(session, after, ask)
+		for _, id := range ids {
+			if limit > 0 && len(tools) == limit {
+				return tools, tools[len(tools)-1].ID
+			}
+			after = id
+			if r, ok := v.route(session, id, now); ok {
+				tools = append(tools, r)
+			}
+		}
+		if limit == 0 || len(ids) < ask {
+			return tools, ""
+		}
+	}
+}

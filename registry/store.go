@@ -1,0 +1,453 @@
+package registry
+
+import (
+	"container/list"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// StoreOptions adjusts a [Store].
+type StoreOptions struct {
+	// CacheBytes bounds the descriptors that are kept, by their encoded size.
+	// Defaults to 32 MiB.
+	CacheBytes int
+}
+
+// Store reads and writes the registry's records other than a node's own, which
+// [Lease] writes: descriptors, indexes, sessions. It keeps the descriptors that
+// it has read. Its methods may be called concurrently.
+type Store struct {
+	bus   *bus.Bus
+	cache descriptorCache
+}
+
+// NewStore returns a store on a connection. It sends nothing yet.
+func NewStore(b *bus.Bus, options *StoreOptions) *Store {
+	var o StoreOptions
+	if options != nil {
+		o = *options
+	}
+	if o.CacheBytes <= 0 {
+		o.CacheBytes = 32 << 20
+	}
+	return &Store{bus: b, cache: descriptorCache{limit: o.CacheBytes, items: make(map[string]*list.Element)}}
+}
+
+// PutDescriptor stores a descriptor under its digest, which it returns. One that
+// is there already is left alone.
+func (s *Store) PutDescriptor(ctx context.Context, d *tool.Descriptor) (digest string, err error) {
+	if digest, err = d.Digest(); err != nil {
+		return "", err
+	}
+	if s.cache.get(digest) != nil {
+		return digest, nil
+	}
+	data, err := d.Encode()
+	if err != nil {
+		return "", err
+	}
+	key := bus.Key{Bucket: subjects.BucketSchemas, Name: digest}
+	if _, err := s.bus.Create(ctx, key, data, 0); err != nil && !errors.Is(err, bus.ErrConflict) {
+		return "", fmt.Errorf("publish the descriptor of tool %q: %w", d.ID, err)
+	}
+	s.cache.put(digest, d, len(data))
+	return digest, nil
+}
+
+// Descriptor returns the descriptor of a digest, from the cache if it was read
+// before. It is shared: do not change it. A digest that is not stored is
+// tool_not_found.
+func (s *Store) Descriptor(ctx context.Context, digest string) (*tool.Descriptor, error) {
+	all, err := s.Descriptors(ctx, []string{digest})
+	if err != nil {
+		return nil, err
+	}
+	d := all[digest]
+	if d == nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeToolNotFound, "the registry holds no descriptor %s", digest).
+			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+	}
+	return d, nil
+}
+
+// descriptorsAtOnce is how many descriptors one read asks for.
+const descriptorsAtOnce = 256
+
+// Descriptors returns the descriptors of many digests with few reads. A digest
+// that is not stored, or whose descriptor is damaged, is missing in the result.
+func (s *Store) Descriptors(ctx context.Context, digests []string) (map[string]*tool.Descriptor, error) {
+	out := make(map[string]*tool.Descriptor, len(digests))
+	var missing []string
+	for _, digest := range digests {
+		if d := s.cache.get(digest); d != nil {
+			out[digest] = d
+			continue
+		}
+		if _, err := (subjects.Subject{Kind: subjects.KindRegistryChange, Bucket: subjects.BucketSchemas, Key: digest}).Build(); err != nil {
+			continue // cannot be a key: the record that names it is damaged
+		}
+		if _, asked := out[digest]; !asked {
+			out[digest] = nil
+			missing = append(missing, subjects.KVSubject(subjects.BucketSchemas, digest))
+		}
+	}
+	for len(missing) > 0 {
+		n := min(len(missing), descriptorsAtOnce)
+		q := bus.Query{Stream: subjects.KVStream(subjects.BucketSchemas), Last: missing[:n]}
+		missing = missing[n:]
+		for m, err := range s.bus.Read(ctx, q) {
+			if err != nil {
+				return nil, fmt.Errorf("read descriptors: %w", err)
+			}
+			digest, ok := subjects.KVKey(subjects.BucketSchemas, m.Subject)
+			if !ok || bus.Gone(m.Header) {
+				continue
+			}
+			d, err := tool.Decode(m.Data, digest)
+			if err != nil {
+				continue
+			}
+			out[digest] = d
+			s.cache.put(digest, d, len(m.Data))
+		}
+	}
+	for digest, d := range out {
+		if d == nil {
+			delete(out, digest)
+		}
+	}
+	return out, nil
+}
+
+// ClaimIndex writes an index's record, and refuses a name that another source
+// has, or that is mesh-wide while the record is private to a session, or the
+// other way round. The same source may write its record again and again.
+func (s *Store) ClaimIndex(ctx context.Context, r IndexRecord) error {
+	name, err := subjects.IndexKey(r.Name, r.Session)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", r.Name, err)
+	}
+	data, err := encodeRecord(r)
+	if err != nil {
+		return err
+	}
+	key := bus.Key{Bucket: subjects.BucketIndexes, Name: name}
+	for range claimAttempts {
+		claims, err := s.claims(ctx, r.Name)
+		if err != nil {
+			return err
+		}
+		var revision uint64
+		for _, c := range claims {
+			switch {
+			case c.record.State == IndexRemoved:
+				if c.record.Session == r.Session {
+					revision = c.revision
+				}
+			case conflict(r, c.record):
+				return claimed(r, c.record)
+			case c.record.Session == r.Session:
+				revision = c.revision
+			}
+		}
+		if revision == 0 {
+			revision, err = s.bus.Create(ctx, key, data, 0)
+		} else {
+			revision, err = s.bus.Update(ctx, key, data, revision, 0)
+		}
+		switch {
+		case errors.Is(err, bus.ErrConflict):
+			// Somebody else wrote, or a replica lagged: look again.
+			if err := pause(ctx, claimPause); err != nil {
+				return err
+			}
+			continue
+		case err != nil:
+			return fmt.Errorf("claim index %q: %w", r.Name, err)
+		}
+		return s.confirmClaim(ctx, r, key, revision)
+	}
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "index %q is being changed by others all the time: try again", r.Name).
+		WithOrigin(toolmesh.OriginMesh)
+}
+
+const (
+	claimAttempts = 20
+	claimPause    = 20 * time.Millisecond
+)
+
+// conflict reports whether two records cannot both have their name: it belongs to
+// one source, for the whole mesh or for sessions.
+func conflict(a, b IndexRecord) bool {
+	return a.Source != b.Source || (a.Session == "") != (b.Session == "")
+}
+
+// confirmClaim looks once more: claims of two sessions, or of one and the whole
+// mesh, are two keys, so both may have been written at once. The earlier one stays.
+func (s *Store) confirmClaim(ctx context.Context, r IndexRecord, key bus.Key, revision uint64) error {
+	claims, err := s.claims(ctx, r.Name)
+	if err != nil {
+		return err
+	}
+	for _, c := range claims {
+		if c.record.State == IndexRemoved || !conflict(r, c.record) || c.revision >= revision {
+			continue
+		}
+		if err := s.bus.Delete(ctx, key, revision); err != nil && !errors.Is(err, bus.ErrConflict) {
+			return fmt.Errorf("give back index %q: %w", r.Name, err)
+		}
+		return claimed(r, c.record)
+	}
+	return nil
+}
+
+func claimed(wanted, has IndexRecord) error {
+	where := "the whole mesh"
+	if has.Session != "" {
+		where = fmt.Sprintf("session %q", has.Session)
+	}
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest,
+		"the index name %q belongs to %s in %s: choose another name (--name)", wanted.Name, has.Source, where).
+		WithOrigin(toolmesh.OriginMesh).WithDetail("index", string(wanted.Name)).WithDetail("source", has.Source)
+}
+
+type claim struct {
+	record   IndexRecord
+	revision uint64
+}
+
+// claims returns every record of an index name.
+func (s *Store) claims(ctx context.Context, name subjects.IndexName) ([]claim, error) {
+	key, err := subjects.IndexKey(name, "")
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", name, err)
+	}
+	q := bus.Query{Stream: subjects.KVStream(subjects.BucketIndexes), Last: []string{
+		subjects.KVSubject(subjects.BucketIndexes, key), subjects.KVSubject(subjects.BucketIndexes, key+".*"),
+	}}
+	var all []claim
+	for m, err := range s.bus.Read(ctx, q) {
+		if err != nil {
+			return nil, fmt.Errorf("read index %q: %w", name, err)
+		}
+		if bus.Gone(m.Header) {
+			continue
+		}
+		c := claim{revision: m.Seq}
+		if err := json.Unmarshal(m.Data, &c.record); err != nil {
+			return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the record of index %q is not readable: %w", name, err)
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// Index returns an index's record, mesh-wide or private to a session. A missing
+// one is [bus.ErrNoKey].
+func (s *Store) Index(ctx context.Context, name subjects.IndexName, session subjects.SessionID) (IndexRecord, error) {
+	var r IndexRecord
+	token, err := subjects.IndexKey(name, session)
+	if err != nil {
+		return r, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", name, err)
+	}
+	return r, s.read(ctx, bus.Key{Bucket: subjects.BucketIndexes, Name: token}, &r)
+}
+
+// DeleteIndex removes an index's record; one that is not there is no error.
+func (s *Store) DeleteIndex(ctx context.Context, name subjects.IndexName, session subjects.SessionID) error {
+	token, err := subjects.IndexKey(name, session)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", name, err)
+	}
+	return s.delete(ctx, bus.Key{Bucket: subjects.BucketIndexes, Name: token})
+}
+
+// CreateSession writes a session's record; one that exists is [bus.ErrConflict].
+// A record with a TTL expires by itself.
+func (s *Store) CreateSession(ctx context.Context, r SessionRecord) error {
+	key, err := sessionKey(r.ID)
+	if err != nil {
+		return err
+	}
+	data, err := encodeRecord(r)
+	if err != nil {
+		return err
+	}
+	if _, err := s.bus.Create(ctx, key, data, r.TTL); err != nil {
+		return fmt.Errorf("create session %q: %w", r.ID, err)
+	}
+	return nil
+}
+
+// Session returns a session's record; one that nobody created is [bus.ErrNoKey].
+func (s *Store) Session(ctx context.Context, id subjects.SessionID) (SessionRecord, error) {
+	var r SessionRecord
+	key, err := sessionKey(id)
+	if err != nil {
+		return r, err
+	}
+	return r, s.read(ctx, key, &r)
+}
+
+// PutSession writes a session's record whatever is there, to mark it as ended.
+// What is left of its TTL is kept if the record has one.
+func (s *Store) PutSession(ctx context.Context, r SessionRecord) error {
+	key, err := sessionKey(r.ID)
+	if err != nil {
+		return err
+	}
+	data, err := encodeRecord(r)
+	if err != nil {
+		return err
+	}
+	left := r.TTL
+	if left > 0 {
+		left = max(r.Created.Add(r.TTL).Sub(s.bus.Time().Now), time.Second)
+	}
+	if _, err := s.bus.Put(ctx, key, data, left); err != nil {
+		return fmt.Errorf("write session %q: %w", r.ID, err)
+	}
+	return nil
+}
+
+// DeleteSession removes a session's record; one that is not there is no error.
+func (s *Store) DeleteSession(ctx context.Context, id subjects.SessionID) error {
+	key, err := sessionKey(id)
+	if err != nil {
+		return err
+	}
+	return s.delete(ctx, key)
+}
+
+func sessionKey(id subjects.SessionID) (bus.Key, error) {
+	token, err := subjects.SessionKey(id)
+	if err != nil {
+		return bus.Key{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "session %q: %w", id, err)
+	}
+	return bus.Key{Bucket: subjects.BucketSessions, Name: token}, nil
+}
+
+// Sweep deletes what nodes published that have no lease any more, where it is
+// older than age: a process that was killed cannot take it back itself. It returns
+// how many records it deleted. Any agent or router may run it now and then.
+func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err error) {
+	leased := make(map[subjects.NodeID]bool)
+	q := bus.Query{Stream: subjects.KVStream(subjects.BucketNodes), Subject: subjects.KVAll(subjects.BucketNodes)}
+	for m, err := range s.bus.Read(ctx, q) {
+		if err != nil {
+			return 0, fmt.Errorf("read the leases: %w", err)
+		}
+		token, ok := subjects.KVKey(subjects.BucketNodes, m.Subject)
+		if node, err := subjects.DecodeToken(token); ok && err == nil && !bus.Gone(m.Header) {
+			leased[subjects.NodeID(node)] = true
+		}
+	}
+	type old struct {
+		key      bus.Key
+		revision uint64
+	}
+	var olds []old
+	now := s.bus.Time()
+	q = bus.Query{Stream: subjects.KVStream(subjects.BucketTools), Subject: subjects.KVAll(subjects.BucketTools)}
+	for m, err := range s.bus.Read(ctx, q) {
+		if err != nil {
+			return 0, fmt.Errorf("read what nodes serve: %w", err)
+		}
+		name, ok := subjects.KVKey(subjects.BucketTools, m.Subject)
+		if !ok || bus.Gone(m.Header) || now.Now.Sub(m.Time) < age+now.Bound {
+			continue
+		}
+		if key, err := subjects.ParseToolsKey(name); err == nil && !leased[key.Node] {
+			olds = append(olds, old{bus.Key{Bucket: subjects.BucketTools, Name: name}, m.Seq})
+		}
+	}
+	for _, o := range olds {
+		switch err := s.bus.Delete(ctx, o.key, o.revision); {
+		case err == nil:
+			deleted++
+		case !errors.Is(err, bus.ErrConflict): // a conflict: its node is back
+			return deleted, fmt.Errorf("sweep: %w", err)
+		}
+	}
+	return deleted, nil
+}
+
+func (s *Store) read(ctx context.Context, key bus.Key, into any) error {
+	e, err := s.bus.Get(ctx, key)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(e.Value, into); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the record %s is not readable: %w", key, err)
+	}
+	return nil
+}
+
+func (s *Store) delete(ctx context.Context, key bus.Key) error {
+	if _, err := s.bus.Get(ctx, key); errors.Is(err, bus.ErrNoKey) {
+		return nil
+	}
+	return s.bus.Delete(ctx, key, 0)
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// descriptorCache keeps the descriptors used last, up to a size.
+type descriptorCache struct {
+	limit int
+
+	mu    sync.Mutex
+	size  int
+	order list.List // of cached, the latest used first
+	items map[string]*list.Element
+}
+
+type cached struct {
+	digest string
+	d      *tool.Descriptor
+	size   int
+}
+
+func (c *descriptorCache) get(digest string) *tool.Descriptor {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.items[digest]
+	if e == nil {
+		return nil
+	}
+	c.order.MoveToFront(e)
+	return e.Value.(cached).d //nolint:forcetypeassert // only put fills the list
+}
+
+func (c *descriptorCache) put(digest string, d *tool.Descriptor, size int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.items[digest] != nil {
+		return
+	}
+	c.items[digest] = c.order.PushFront(cached{digest, d, size})
+	c.size += size
+	for c.size > c.limit && c.order.Len() > 1 {
+		last := c.order.Remove(c.order.Back()).(cached) //nolint:forcetypeassert // only put fills the list
+		delete(c.items, last.digest)
+		c.size -= last.size
+	}
+}

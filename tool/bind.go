@@ -1,0 +1,99 @@
+package tool
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Bind turns the envelope form's positional args and kwargs into one arguments
+// object: args fill d.Positional in order, kwargs the rest. What is left over
+// goes to the tool's *args parameter and is returned as a JSON array, nil when
+// there is none. The values are passed on as they came; empty kwargs mean {}.
+//
+// The error is invalid_arguments with details.errors: too many positional
+// arguments, a name that is given twice, kwargs that are no object. The object
+// is not checked against the schema: [Validator.Validate] does that.
+func Bind(d *Descriptor, args []json.RawMessage, kwargs json.RawMessage) (object, varargs json.RawMessage, err error) {
+	if trimmed := bytes.TrimSpace(kwargs); len(trimmed) == 0 || string(trimmed) == "null" {
+		kwargs = json.RawMessage(`{}`)
+	}
+	if err := checkObject(kwargs); err != nil {
+		return nil, nil, invalid([]Problem{{
+			Expected: "a JSON object", Got: article(kindOf(kwargs)), Message: "kwargs: " + err.Error(),
+		}})
+	}
+	if len(args) == 0 {
+		return kwargs, nil, nil
+	}
+	var problems []Problem
+	named := min(len(args), len(d.Positional))
+	if rest := args[named:]; len(rest) > 0 && d.VarArgs == "" {
+		takes := "no positional arguments"
+		if named > 0 {
+			takes = plural("at most", named, "positional argument")
+		}
+		problems = append(problems, Problem{
+			Expected: takes, Got: fmt.Sprint(len(args)),
+			Message: fmt.Sprintf("%s takes %s, but %d were given", describe(d.ID), takes, len(args)),
+		})
+	}
+	given := objectKeys(kwargs)
+	for _, name := range d.Positional[:named] {
+		if slices.Contains(given, name) {
+			problems = append(problems, Problem{
+				Pointer: "/" + escapePointer(name), Expected: "one value", Got: "several",
+				Message: fmt.Sprintf("%q is given both by position and by name", name),
+			})
+		}
+	}
+	for i, arg := range args {
+		if err := checkJSON(arg); err != nil {
+			problems = append(problems, Problem{
+				Expected: "a JSON value", Got: "malformed text", Message: fmt.Sprintf("positional argument %d is %v", i+1, err),
+			})
+		}
+	}
+	if len(problems) > 0 {
+		return nil, nil, invalid(problems)
+	}
+	var buf bytes.Buffer
+	buf.WriteByte('{')
+	for i, name := range d.Positional[:named] {
+		if i > 0 {
+			buf.WriteByte(',')
+		}
+		key, err := marshalPlain(name)
+		if err != nil {
+			return nil, nil, invalid([]Problem{{Expected: "a name", Got: "malformed text", Message: err.Error()}})
+		}
+		buf.Write(key)
+		buf.WriteByte(':')
+		buf.Write(args[i])
+	}
+	inner := bytes.TrimSpace(kwargs)
+	inner = bytes.TrimSpace(inner[1 : len(inner)-1])
+	if len(inner) > 0 {
+		if named > 0 {
+			buf.WriteByte(',')
+		}
+		buf.Write(inner)
+	}
+	buf.WriteByte('}')
+	if rest := args[named:]; len(rest) > 0 {
+		if varargs, err = marshalPlain(rest); err != nil {
+			return nil, nil, invalid([]Problem{{Expected: "JSON values", Got: "malformed text", Message: err.Error()}})
+		}
+	}
+	return buf.Bytes(), varargs, nil
+}
+
+func describe(id subjects.ToolID) string {
+	if id == "" {
+		return "the tool"
+	}
+	return string(id)
+}

@@ -1,0 +1,304 @@
+package tool
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Source says where a descriptor's schemas come from.
+type Source string
+
+// The sources of a descriptor.
+const (
+	// SourceImport: the index was imported in its own environment and inspected.
+	SourceImport Source = "import"
+	// SourceStatic: the import failed, the source text was read instead; the
+	// tool is known but may not run.
+	SourceStatic Source = "static"
+	// SourceGo: a Go service registered a function.
+	SourceGo Source = "go"
+)
+
+// IndexRef names the index, and its revision, that a tool came from.
+type IndexRef struct {
+	Name     subjects.IndexName `json:"name"`
+	Revision string             `json:"revision"`
+}
+
+// Descriptor is everything that is known about a tool without running it. Its
+// JSON names are those of `mesh info --json`. It is plain data: treat one that
+// was published, or handed to another goroutine, as immutable.
+type Descriptor struct {
+	// ID is the full id, e.g. "weather.forecast.today".
+	ID subjects.ToolID
+	// Name is the id below its index, e.g. "forecast.today"; a session's own
+	// tool has the same id and name.
+	Name string
+	// Description is the text that people and models read.
+	Description string
+	// InputSchema is the author's JSON Schema (2020-12) of the arguments
+	// object, key order and number literals kept. Empty means: any object.
+	InputSchema json.RawMessage
+	// OutputSchema is the JSON Schema of the result (of one item, for a
+	// streaming tool). Empty means: unknown.
+	OutputSchema json.RawMessage
+	// Positional are the parameters that the envelope form's positional
+	// arguments fill, in the order of the signature.
+	Positional []string
+	// VarArgs is the name of a Python tool's *args parameter, "" without one.
+	VarArgs string
+	// Annotations say how the tool behaves and how it wants to be run.
+	Annotations Annotations
+	// Metadata is the author's own JSON object, passed through. Empty means {}.
+	Metadata json.RawMessage
+	// Source says where the schemas come from.
+	Source Source
+	// Warnings are texts for people, e.g. about a type that has no schema.
+	Warnings []string
+	// Index is the index that the tool belongs to, nil for a session's own
+	// tool. It is no part of the digest: see [Descriptor.Digest].
+	Index *IndexRef
+}
+
+// descriptorJSON is the JSON form, in the order in which it is written.
+type descriptorJSON struct {
+	ID           subjects.ToolID `json:"id"`
+	Name         string          `json:"name"`
+	Description  string          `json:"description"`
+	InputSchema  json.RawMessage `json:"input_schema"`
+	OutputSchema json.RawMessage `json:"output_schema,omitempty"`
+	Positional   []string        `json:"positional,omitempty"`
+	VarArgs      string          `json:"varargs,omitempty"`
+	Annotations  Annotations     `json:"annotations"`
+	Metadata     json.RawMessage `json:"metadata"`
+	Source       Source          `json:"source"`
+	Warnings     []string        `json:"warnings"`
+	Index        *IndexRef       `json:"index,omitempty"`
+}
+
+// anyObject is the schema of a tool that declares none.
+var anyObject = json.RawMessage(`{"type":"object"}`)
+
+// MarshalJSON writes the form of `mesh info --json` without what the edge adds
+// ("digest", "nodes"). Absent parts have their empty value, so that scripts
+// find every key but output_schema, positional, varargs and index.
+func (d Descriptor) MarshalJSON() ([]byte, error) {
+	w := descriptorJSON(d)
+	if len(w.InputSchema) == 0 {
+		w.InputSchema = anyObject
+	}
+	if len(w.Metadata) == 0 {
+		w.Metadata = json.RawMessage(`{}`)
+	}
+	if w.Warnings == nil {
+		w.Warnings = []string{}
+	}
+	return marshalPlain(w)
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote. Unknown fields are ignored: a
+// newer node may have written them.
+func (d *Descriptor) UnmarshalJSON(data []byte) error {
+	var w descriptorJSON
+	if err := json.Unmarshal(data, &w); err != nil {
+		return err
+	}
+	if len(w.Warnings) == 0 {
+		w.Warnings = nil
+	}
+	if string(w.Metadata) == "{}" || string(w.Metadata) == "null" {
+		w.Metadata = nil
+	}
+	*d = Descriptor(w)
+	return nil
+}
+
+// Encode returns the form to store under [Descriptor.Digest]: the JSON form
+// without the index. It is lossless: [Decode] of it and the same index give the
+// same descriptor.
+func (d *Descriptor) Encode() ([]byte, error) {
+	stored := *d
+	stored.Index = nil
+	data, err := stored.MarshalJSON()
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the descriptor of tool %q is not JSON: %w", d.ID, err)
+	}
+	return data, nil
+}
+
+// Decode reads a stored descriptor and verifies it against the digest that it
+// was stored under; an empty digest is not verified. The errors are
+// protocol_error.
+func Decode(data []byte, digest string) (*Descriptor, error) {
+	d := new(Descriptor)
+	if err := json.Unmarshal(data, d); err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "a stored descriptor is not readable: %w", err)
+	}
+	if digest == "" {
+		return d, nil
+	}
+	got, err := d.Digest()
+	if err != nil {
+		return nil, err
+	}
+	if got != digest {
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError,
+			"the stored descriptor of tool %q has digest %s, not %s: the store is damaged, or written by an incompatible version", d.ID, got, digest)
+	}
+	return d, nil
+}
+
+// Digest returns the hex SHA-256 of the canonical form: the encoded descriptor
+// with sorted keys and without white space. Equal descriptors have equal
+// digests whatever the key order of their schemas; a number literal is compared
+// as written (1.0 and 1 differ).
+//
+// The index is left out. Its name is in the id already, and the revision is no
+// part of what a caller sees of a tool: an upgrade that leaves a tool as it was
+// must leave its descriptor where it is, in every cache. The revision travels
+// in the route, beside the digest.
+func (d *Descriptor) Digest() (string, error) {
+	data, err := d.Encode()
+	if err != nil {
+		return "", err
+	}
+	canonical, err := canonicalJSON(data)
+	if err != nil {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the descriptor of tool %q is not JSON: %w", d.ID, err)
+	}
+	sum := sha256.Sum256(canonical)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// Check says whether the descriptor can be published: the id and name are
+// there, the schemas compile, positional parameters and the placeholders of the
+// resource key exist, metadata is an object. The error is invalid_request and
+// names the tool.
+func (d *Descriptor) Check() error {
+	fail := func(format string, args ...any) error {
+		err := toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...)
+		err.Message = fmt.Sprintf("tool %q: %s", d.ID, err.Message)
+		return err
+	}
+	if err := d.ID.Validate(); err != nil {
+		return fail("%w", err)
+	}
+	if d.Name != d.ID.Local() {
+		return fail("the name is %q, but the id below the index is %q", d.Name, d.ID.Local())
+	}
+	if _, err := Compile(d.InputSchema); err != nil {
+		return fail("input_schema: %w", err)
+	}
+	if len(d.OutputSchema) > 0 {
+		if _, err := Compile(d.OutputSchema); err != nil {
+			return fail("output_schema: %w", err)
+		}
+	}
+	if len(d.Metadata) > 0 {
+		if err := checkObject(d.Metadata); err != nil {
+			return fail("metadata: %w", err)
+		}
+	}
+	if err := d.Annotations.check(); err != nil {
+		return fail("%w", err)
+	}
+	switch d.Source {
+	case SourceImport, SourceStatic, SourceGo:
+	default:
+		return fail("source %q is none of import, static, go", d.Source)
+	}
+	properties, open := schemaProperties(d.InputSchema)
+	for _, name := range d.Positional {
+		if !open && !slices.Contains(properties, name) {
+			return fail("positional parameter %q is not in the input schema", name)
+		}
+	}
+	for _, name := range d.Annotations.ResourceKey.placeholders() {
+		if !open && !slices.Contains(properties, name) {
+			return fail("resource_key names the parameter {%s}, which the input schema does not have (it has: %s)",
+				name, strings.Join(properties, ", "))
+		}
+	}
+	return nil
+}
+
+// schemaProperties returns the names of a schema's top-level properties in the
+// author's order, and whether other names are possible.
+func schemaProperties(schema json.RawMessage) (names []string, open bool) {
+	var top struct {
+		Properties json.RawMessage  `json:"properties"`
+		Additional *json.RawMessage `json:"additionalProperties"`
+		Ref        string           `json:"$ref"`
+	}
+	if len(schema) == 0 || json.Unmarshal(schema, &top) != nil {
+		return nil, true
+	}
+	open = top.Ref != "" || top.Additional == nil || string(*top.Additional) != "false"
+	return objectKeys(top.Properties), open
+}
+
+// objectKeys returns the keys of a JSON object in their order; nil for anything else.
+func objectKeys(data json.RawMessage) []string {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	if tok, err := dec.Token(); err != nil || tok != json.Delim('{') {
+		return nil
+	}
+	var keys []string
+	for dec.More() {
+		tok, err := dec.Token()
+		if err != nil {
+			return keys
+		}
+		key, _ := tok.(string)
+		keys = append(keys, key)
+		var skip json.RawMessage
+		if dec.Decode(&skip) != nil {
+			return keys
+		}
+	}
+	return keys
+}
+
+// marshalPlain is json.Marshal without escaping <, > and & for HTML.
+func marshalPlain(v any) ([]byte, error) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimRight(buf.Bytes(), "\n"), nil
+}
+
+// canonicalJSON rewrites data with sorted keys and without white space. A
+// repeated key is an error: it would make two readers see two things.
+func canonicalJSON(data []byte) ([]byte, error) {
+	if err := checkJSON(data); err != nil {
+		return nil, err
+	}
+	v, err := decodeNumbers(data)
+	if err != nil {
+		return nil, err
+	}
+	return marshalPlain(v)
+}
+
+// decodeNumbers decodes JSON that checkJSON has accepted, numbers as
+// [json.Number].
+func decodeNumbers(data []byte) (any, error) {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.UseNumber()
+	var v any
+	if err := dec.Decode(&v); err != nil {
+		return nil, err
+	}
+	return v, nil
+}

@@ -1,0 +1,94 @@
+package tool
+
+import (
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// maxNearest bounds the work of comparing one pair of names.
+const maxNearest = 200
+
+// Nearest returns up to n of the names in among that somebody who wrote name may
+// have meant, the likeliest first; equally likely ones in their own order. Case
+// and the separators . - _ / do not count. A name whose last part is right (the
+// function of a tool id) is near however long the rest is.
+func Nearest(name string, among []string, n int) []string {
+	if n <= 0 || name == "" || len(name) > maxNearest {
+		return nil
+	}
+	type scored struct {
+		name  string
+		score int
+	}
+	wanted := fold(name)
+	last := lastPart(wanted)
+	limit := max(1, min(4, utf8.RuneCountInString(wanted)/3))
+	var near []scored
+	for _, candidate := range among {
+		if candidate == "" || len(candidate) > maxNearest {
+			continue
+		}
+		have := fold(candidate)
+		score := distance(wanted, have)
+		if score > limit {
+			switch {
+			case len(last) >= 3 && lastPart(have) == last:
+				score = limit + 1
+			case len(last) >= 3 && distance(last, lastPart(have)) <= max(1, len(last)/4):
+				score = limit + 2
+			case len(wanted) >= 3 && strings.Contains(have, wanted):
+				score = limit + 3
+			default:
+				continue
+			}
+		}
+		near = append(near, scored{candidate, score})
+	}
+	slices.SortStableFunc(near, func(a, b scored) int { return a.score - b.score })
+	names := make([]string, 0, n)
+	for _, s := range near[:min(n, len(near))] {
+		names = append(names, s.name)
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return names
+}
+
+func fold(name string) string {
+	return strings.Map(func(r rune) rune {
+		switch r {
+		case '-', '_', '/':
+			return '.'
+		}
+		return r
+	}, strings.ToLower(name))
+}
+
+func lastPart(name string) string { return name[strings.LastIndexByte(name, '.')+1:] }
+
+// distance counts the insertions, deletions, replacements and swaps of
+// neighbours that turn a into b.
+func distance(a, b string) int {
+	x, y := []rune(a), []rune(b)
+	before, prev, row := make([]int, len(y)+1), make([]int, len(y)+1), make([]int, len(y)+1)
+	for j := range prev {
+		prev[j] = j
+	}
+	for i := 1; i <= len(x); i++ {
+		row[0] = i
+		for j := 1; j <= len(y); j++ {
+			cost := 1
+			if x[i-1] == y[j-1] {
+				cost = 0
+			}
+			row[j] = min(prev[j]+1, row[j-1]+1, prev[j-1]+cost)
+			if i > 1 && j > 1 && x[i-1] == y[j-2] && x[i-2] == y[j-1] {
+				row[j] = min(row[j], before[j-2]+1)
+			}
+		}
+		before, prev, row = prev, row, before
+	}
+	return prev[len(y)]
+}

@@ -1,0 +1,365 @@
+package tool
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/big"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	fault "github.com/santhosh-tekuri/jsonschema/v6/kind"
+	"golang.org/x/text/language"
+	"golang.org/x/text/message"
+
+	"github.com/toolmesh/toolmesh"
+)
+
+var english = message.NewPrinter(language.English)
+
+// Problem is one entry of details.errors of an invalid_arguments error.
+type Problem struct {
+	// Pointer is the JSON Pointer into the arguments; of a missing field, to
+	// where it would be; "" is the arguments object itself.
+	Pointer string `json:"pointer"`
+	// Expected says what the schema allows, e.g. "integer".
+	Expected string `json:"expected"`
+	// Got says what was there, e.g. `"three"` or "nothing".
+	Got string `json:"got"`
+	// Message is a sentence that stands alone.
+	Message string `json:"message"`
+}
+
+// Problems returns the entries of details.errors of err, also of one that came
+// over the wire; nil if it has none.
+func Problems(err error) []Problem {
+	var e *toolmesh.Error
+	if !errors.As(err, &e) || e.Details["errors"] == nil {
+		return nil
+	}
+	if list, ok := e.Details["errors"].([]Problem); ok {
+		return slices.Clone(list)
+	}
+	data, err := json.Marshal(e.Details["errors"])
+	if err != nil {
+		return nil
+	}
+	var list []Problem
+	if json.Unmarshal(data, &list) != nil {
+		return nil
+	}
+	return list
+}
+
+// invalid makes the one error of arguments that do not fit.
+func invalid(problems []Problem) error {
+	text := problems[0].Message
+	if more := len(problems) - 1; more > 0 {
+		text += fmt.Sprintf(" (and %d more)", more)
+	}
+	return toolmesh.Errorf(toolmesh.CodeInvalidArguments, "%s", text).
+		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo).
+		WithDetail("errors", problems)
+}
+
+// collector flattens the library's tree of errors.
+type collector struct {
+	root     any
+	declared []string // names of the top-level properties
+	problems []Problem
+	seen     map[Problem]bool
+}
+
+func problemsOf(failed *jsonschema.ValidationError, root any, declared []string) []Problem {
+	c := &collector{root: root, declared: declared, seen: map[Problem]bool{}}
+	c.collect(failed)
+	// The library walks maps: sort, so that the same call gives the same answer.
+	slices.SortStableFunc(c.problems, func(a, b Problem) int { return strings.Compare(a.Pointer, b.Pointer) })
+	if len(c.problems) == 0 {
+		c.problems = []Problem{{Expected: "arguments that fit the schema", Got: "others", Message: "the arguments do not fit the schema"}}
+	}
+	return c.problems[:min(len(c.problems), maxProblems)]
+}
+
+func (c *collector) add(p Problem) {
+	if !c.seen[p] && len(c.problems) < 10*maxProblems {
+		c.seen[p] = true
+		c.problems = append(c.problems, p)
+	}
+}
+
+func pointerOf(location []string) string {
+	var b strings.Builder
+	for _, token := range location {
+		b.WriteByte('/')
+		b.WriteString(escapePointer(token))
+	}
+	return b.String()
+}
+
+// name is how a message calls the value at pointer.
+func name(pointer string) string {
+	if pointer == "" {
+		return "the arguments object"
+	}
+	return pointer
+}
+
+func (c *collector) collect(e *jsonschema.ValidationError) {
+	at := pointerOf(e.InstanceLocation)
+	put := func(expected, got, format string, args ...any) {
+		c.add(Problem{Pointer: at, Expected: expected, Got: got, Message: fmt.Sprintf(format, args...)})
+	}
+	must := func(expected string) {
+		got := c.show(e.InstanceLocation)
+		put(expected, got, "%s must be %s, not %s", name(at), expected, got)
+	}
+	switch k := e.ErrorKind.(type) {
+	case *fault.Required:
+		c.missing(at, k.Missing, "")
+	case *fault.DependentRequired:
+		c.missing(at, k.Missing, k.Prop)
+	case *fault.Dependency:
+		c.missing(at, k.Missing, k.Prop)
+	case *fault.AdditionalProperties:
+		for _, prop := range k.Properties {
+			c.unknown(e.InstanceLocation, prop)
+		}
+	case *fault.FalseSchema:
+		if len(e.InstanceLocation) > 0 {
+			last := len(e.InstanceLocation) - 1
+			c.unknown(e.InstanceLocation[:last], e.InstanceLocation[last])
+		} else {
+			put("nothing", c.show(e.InstanceLocation), "the schema allows no arguments at all")
+		}
+	case *fault.Type:
+		want := strings.Join(k.Want, " or ")
+		got := c.show(e.InstanceLocation)
+		put(want, got, "%s must be %s, not %s", name(at), want, withKind(k.Got, got))
+	case *fault.Enum:
+		must("one of " + list(k.Want))
+	case *fault.Const:
+		must(show(k.Want))
+	case *fault.Format:
+		must("a string in the format " + k.Want)
+	case *fault.Pattern:
+		must("a string that matches " + strconv.Quote(k.Want))
+	case *fault.ContentEncoding:
+		must("a string in the encoding " + k.Want)
+	case *fault.Minimum:
+		must("at least " + decimal(k.Want))
+	case *fault.Maximum:
+		must("at most " + decimal(k.Want))
+	case *fault.ExclusiveMinimum:
+		must("more than " + decimal(k.Want))
+	case *fault.ExclusiveMaximum:
+		must("less than " + decimal(k.Want))
+	case *fault.MultipleOf:
+		must("a multiple of " + decimal(k.Want))
+	case *fault.MinLength:
+		put(plural("at least", k.Want, "character"), strconv.Itoa(k.Got), "%s must have %s, but has %d", name(at), plural("at least", k.Want, "character"), k.Got)
+	case *fault.MaxLength:
+		put(plural("at most", k.Want, "character"), strconv.Itoa(k.Got), "%s must have %s, but has %d", name(at), plural("at most", k.Want, "character"), k.Got)
+	case *fault.MinItems:
+		put(plural("at least", k.Want, "item"), strconv.Itoa(k.Got), "%s must have %s, but has %d", name(at), plural("at least", k.Want, "item"), k.Got)
+	case *fault.MaxItems:
+		put(plural("at most", k.Want, "item"), strconv.Itoa(k.Got), "%s must have %s, but has %d", name(at), plural("at most", k.Want, "item"), k.Got)
+	case *fault.AdditionalItems:
+		put("fewer items", plural("", k.Count, "item")+" more", "%s has %d items too many", name(at), k.Count)
+	case *fault.UniqueItems:
+		put("items that differ", "equal items", "%s has equal items at %d and %d", name(at), k.Duplicates[0], k.Duplicates[1])
+	case *fault.MinProperties:
+		put(plural("at least", k.Want, "field"), strconv.Itoa(k.Got), "%s must have %s, but has %d", name(at), plural("at least", k.Want, "field"), k.Got)
+	case *fault.MaxProperties:
+		put(plural("at most", k.Want, "field"), strconv.Itoa(k.Got), "%s must have %s, but has %d", name(at), plural("at most", k.Want, "field"), k.Got)
+	case *fault.PropertyNames:
+		c.add(Problem{
+			Pointer: at + "/" + escapePointer(k.Property), Expected: "another name", Got: show(k.Property),
+			Message: fmt.Sprintf("%q is not an allowed name in %s", k.Property, name(at)),
+		})
+	case *fault.AnyOf:
+		c.alternatives(e)
+	case *fault.OneOf:
+		if len(k.Subschemas) > 0 {
+			put("exactly one of the alternatives", "several", "%s fits several alternatives of the schema, but must fit exactly one", name(at))
+		} else {
+			c.alternatives(e)
+		}
+	case *fault.Not:
+		put("another value", c.show(e.InstanceLocation), "%s must not be %s", name(at), c.show(e.InstanceLocation))
+	case *fault.Contains, *fault.MinContains, *fault.MaxContains:
+		put("other items", c.show(e.InstanceLocation), "%s: %s", name(at), e.ErrorKind.LocalizedString(english))
+	case *fault.InvalidJsonValue:
+		put("a JSON value", "something else", "%s is no JSON value", name(at))
+	default: // groups: schema, $ref, allOf
+		if len(e.Causes) == 0 {
+			put("a value that fits the schema", c.show(e.InstanceLocation), "%s: %s", name(at), e.ErrorKind.LocalizedString(english))
+		}
+		for _, cause := range e.Causes {
+			c.collect(cause)
+		}
+	}
+}
+
+func (c *collector) missing(at string, names []string, because string) {
+	for _, n := range names {
+		text := fmt.Sprintf("%q is required", n)
+		if at != "" {
+			text = fmt.Sprintf("%q is required in %s", n, at)
+		}
+		if because != "" {
+			text += fmt.Sprintf(" when %q is given", because)
+		}
+		c.add(Problem{Pointer: at + "/" + escapePointer(n), Expected: "a value", Got: "nothing", Message: text})
+	}
+}
+
+func (c *collector) unknown(parent []string, prop string) {
+	at := pointerOf(parent)
+	got := c.show(append(slices.Clone(parent), prop))
+	text := fmt.Sprintf("%q is not an argument of this tool", prop)
+	if at != "" {
+		text = fmt.Sprintf("%q is not a field of %s", prop, at)
+	} else if near := Nearest(prop, c.declared, 1); len(near) > 0 {
+		text += fmt.Sprintf("; did you mean %q?", near[0])
+	} else if len(c.declared) > 0 && len(c.declared) <= 12 {
+		text += "; it takes " + strings.Join(c.declared, ", ")
+	} else if len(c.declared) == 0 {
+		text += "; it takes none"
+	}
+	c.add(Problem{Pointer: at + "/" + escapePointer(prop), Expected: "nothing", Got: got, Message: text})
+}
+
+// alternatives reports a value that fits no branch of an anyOf or oneOf: by the
+// problems of the one branch of its kind, if there is one, else as a whole.
+func (c *collector) alternatives(e *jsonschema.ValidationError) {
+	var near []*jsonschema.ValidationError
+	var wanted []string
+	for _, cause := range e.Causes {
+		if want, wrongKind := c.wrongKind(cause, e.InstanceLocation); wrongKind {
+			for _, w := range want {
+				if !slices.Contains(wanted, w) {
+					wanted = append(wanted, w)
+				}
+			}
+			continue
+		}
+		near = append(near, cause)
+	}
+	at, got := pointerOf(e.InstanceLocation), c.show(e.InstanceLocation)
+	switch {
+	case len(near) == 1:
+		c.collect(near[0])
+	case len(near) == 0 && len(wanted) > 0:
+		want := strings.Join(wanted, " or ")
+		c.add(Problem{Pointer: at, Expected: want, Got: got, Message: fmt.Sprintf("%s must be %s, not %s", name(at), want, got)})
+	default:
+		var reasons []string
+		for _, n := range near {
+			sub := &collector{root: c.root, seen: map[Problem]bool{}}
+			sub.collect(n)
+			if len(sub.problems) > 0 && len(reasons) < 4 {
+				reasons = append(reasons, sub.problems[0].Message)
+			}
+		}
+		c.add(Problem{
+			Pointer: at, Expected: "one of the alternatives", Got: got,
+			Message: fmt.Sprintf("%s fits none of its alternatives: %s", name(at), strings.Join(reasons, "; or ")),
+		})
+	}
+}
+
+// wrongKind says whether a branch failed because the value at location is of
+// another kind, and which kinds it wants.
+func (c *collector) wrongKind(e *jsonschema.ValidationError, location []string) ([]string, bool) {
+	for {
+		if k, ok := e.ErrorKind.(*fault.Type); ok && slices.Equal(e.InstanceLocation, location) {
+			return k.Want, true
+		}
+		if len(e.Causes) != 1 {
+			return nil, false
+		}
+		e = e.Causes[0]
+	}
+}
+
+// show returns the value at a location as short JSON text.
+func (c *collector) show(location []string) string {
+	v := c.root
+	for _, token := range location {
+		switch parent := v.(type) {
+		case map[string]any:
+			v = parent[token]
+		case []any:
+			i, err := strconv.Atoi(token)
+			if err != nil || i < 0 || i >= len(parent) {
+				return "nothing"
+			}
+			v = parent[i]
+		}
+	}
+	return show(v)
+}
+
+const maxShown = 80
+
+// show returns v as JSON text, cut to maxShown characters.
+func show(v any) string {
+	switch v := v.(type) {
+	case map[string]any:
+		return "an object"
+	case []any:
+		if len(v) > 8 {
+			return fmt.Sprintf("an array of %d items", len(v))
+		}
+	}
+	data, err := marshalPlain(v)
+	if err != nil {
+		return "something"
+	}
+	text := string(data)
+	if utf8.RuneCountInString(text) > maxShown {
+		text = string([]rune(text)[:maxShown]) + "…"
+	}
+	return text
+}
+
+// withKind puts the kind before a shown scalar: string "three".
+func withKind(got, shown string) string {
+	switch got {
+	case "object", "array", "null", "boolean":
+		return shown
+	}
+	return got + " " + shown
+}
+
+func list(values []any) string {
+	texts := make([]string, 0, len(values))
+	for i, v := range values {
+		if i == 20 {
+			texts = append(texts, fmt.Sprintf("… (%d in all)", len(values)))
+			break
+		}
+		texts = append(texts, show(v))
+	}
+	return strings.Join(texts, ", ")
+}
+
+func decimal(r *big.Rat) string {
+	if r.IsInt() {
+		return r.Num().String()
+	}
+	f, _ := r.Float64()
+	return strconv.FormatFloat(f, 'g', -1, 64)
+}
+
+func plural(limit string, n int, noun string) string {
+	text := strings.TrimSpace(limit + " " + strconv.Itoa(n) + " " + noun)
+	if n != 1 {
+		text += "s"
+	}
+	return text
+}

@@ -1,0 +1,245 @@
+package tool
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/toolmesh/toolmesh"
+)
+
+// draft2020 is the dialect of schemas that name none.
+const draft2020 = "https://json-schema.org/draft/2020-12/schema"
+
+// schemaURL is where a schema lives for the library; nothing else is loadable.
+const schemaURL = "mem:///schema.json"
+
+// Bounds on the work of one check. A recursive schema of overlapping
+// alternatives takes exponential time: 110 bytes of arguments took 16 s.
+const (
+	baseWork    = 20_000 // visits of schema objects …
+	workPerByte = 4      // … and as many more per byte of the arguments
+	idleJudges  = 4
+)
+
+// Validator checks arguments against one schema. It is immutable: any number of
+// goroutines may use it.
+type Validator struct {
+	fast     *node // nil: every object fits
+	doc      any
+	judges   chan *judge // idle ones
+	unknown  []string    // the declared top-level names, to suggest one
+	warnings []string
+}
+
+// judge is the library's compiled schema with a budget of work, for one check at
+// a time. The library has neither limit nor context, but calls the extensions
+// of every schema object that it visits.
+type judge struct {
+	schema *jsonschema.Schema
+	left   int
+}
+
+// budgetSpent is what a judge panics with, through the library.
+type budgetSpent struct{}
+
+// Validate counts a visit. It is the library's interface of an extension. A
+// deep visit is dearer, as its error is, and exponential work is always deep.
+func (j *judge) Validate(visit *jsonschema.ValidatorContext, _ any) {
+	if j.left -= 1 + len(visit.ValueLocation())/4; j.left < 0 {
+		panic(budgetSpent{})
+	}
+}
+
+// Compile makes a Validator of a JSON Schema: 2020-12 unless "$schema" says
+// otherwise. An empty schema allows any object. Formats are asserted, and
+// base64 texts of contentEncoding. References must stay inside the schema; a
+// remote one, an unknown type, or JSON that is malformed or nested deeper than
+// 256 levels is invalid_request. A regular expression that Go's engine does not
+// have (look-around, back references) is not asserted: see
+// [Validator.Warnings].
+func Compile(schema json.RawMessage) (v *Validator, err error) {
+	if len(schema) == 0 {
+		schema = anyObject
+	}
+	refuse := func(format string, args ...any) error {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...)
+	}
+	if err := checkJSON(schema); err != nil {
+		return nil, refuse("the schema is unusable: %w", err)
+	}
+	doc, err := decodeNumbers(schema)
+	if err != nil {
+		return nil, refuse("the schema is unusable: %w", err)
+	}
+	// Schemas come from strangers, and the library panics on some of them.
+	defer func() {
+		if r := recover(); r != nil {
+			v, err = nil, refuse("the schema is unusable: %v", r)
+		}
+	}()
+	v = &Validator{doc: doc, judges: make(chan *judge, idleJudges)}
+	first, warnings, err := newJudge(doc)
+	if err != nil {
+		var remote *remoteError
+		if errors.As(err, &remote) {
+			return nil, refuse("the schema refers to %s; only references inside the schema (#/$defs/…) are followed", remote.url)
+		}
+		return nil, refuse("the schema is unusable: %w", schemaProblem(err))
+	}
+	v.judges <- first
+	v.warnings = warnings
+	v.fast = buildNode(doc)
+	v.unknown, _ = schemaProperties(schema)
+	return v, nil
+}
+
+func newJudge(doc any) (*judge, []string, error) {
+	j := &judge{}
+	var warnings []string
+	c := jsonschema.NewCompiler()
+	c.AssertFormat()
+	c.AssertContent()
+	c.UseLoader(noLoader{})
+	c.UseRegexpEngine(func(pattern string) (jsonschema.Regexp, error) {
+		re, err := regexp.Compile(pattern)
+		if err != nil {
+			warning := fmt.Sprintf("pattern %q is not checked before a call: %v", pattern, err)
+			if !slices.Contains(warnings, warning) { // the library asks more than once
+				warnings = append(warnings, warning)
+			}
+			return anyText(pattern), nil
+		}
+		return re, nil
+	})
+	c.RegisterVocabulary(&jsonschema.Vocabulary{
+		URL: "mem:///budget",
+		Compile: func(*jsonschema.CompilerContext, map[string]any) (jsonschema.SchemaExt, error) {
+			return j, nil
+		},
+	})
+	c.AssertVocabs()
+	if err := c.AddResource(schemaURL, doc); err != nil {
+		return nil, nil, err
+	}
+	var err error
+	j.schema, err = c.Compile(schemaURL)
+	return j, warnings, err
+}
+
+// Warnings returns what of the schema is not asserted, as texts for people.
+func (v *Validator) Warnings() []string { return v.warnings }
+
+// Validate checks an arguments object; empty args mean {}. The error is
+// invalid_arguments, never started, origin agent, with details.errors listing
+// every offending field as a [Problem] (the first 100).
+//
+// The work is bounded: arguments that a recursive schema of overlapping
+// alternatives cannot judge in reasonable time are refused too.
+//
+// Repeated keys are refused: which one counts differs between readers, so what
+// was checked might not be what runs. Numbers are compared exactly; 1.0 is an
+// integer. A null is a value, not an absent field.
+func (v *Validator) Validate(args json.RawMessage) error {
+	if len(args) == 0 {
+		args = json.RawMessage(`{}`)
+	}
+	s := scan(args, v.fast)
+	defer s.release()
+	switch {
+	case s.err != nil:
+		return invalid([]Problem{{Expected: "a JSON object", Got: "malformed text", Message: "the arguments are " + s.err.Error()}})
+	case kindOf(args) != kindObject:
+		got := article(kindOf(args))
+		return invalid([]Problem{{Expected: "a JSON object", Got: got, Message: "the arguments must be a JSON object, not " + got}})
+	case len(s.repeated) > 0:
+		return invalid(s.repeated)
+	case !s.unsure:
+		return nil
+	}
+	return v.ask(args)
+}
+
+// ask has the library judge arguments that are well-formed.
+func (v *Validator) ask(args json.RawMessage) (err error) {
+	value, err := decodeNumbers(args)
+	if err != nil {
+		return invalid([]Problem{{Expected: "a JSON object", Got: "malformed text", Message: "the arguments are not valid JSON: " + err.Error()}})
+	}
+	var j *judge
+	select {
+	case j = <-v.judges:
+	default: // all are at work
+		if j, _, err = newJudge(v.doc); err != nil {
+			return broken(err)
+		}
+	}
+	j.left = baseWork + workPerByte*len(args)
+	defer func() {
+		switch r := recover(); r {
+		case nil:
+		case budgetSpent{}:
+			err = invalid([]Problem{{
+				Expected: "arguments that can be checked", Got: "nested alternatives",
+				Message: "the arguments are too complex to check: the schema's alternatives overlap and are nested in themselves",
+			}})
+		default:
+			err = broken(fmt.Errorf("%v", r))
+		}
+		select {
+		case v.judges <- j:
+		default:
+		}
+	}()
+	err = j.schema.Validate(value)
+	if err == nil {
+		return nil
+	}
+	var failed *jsonschema.ValidationError
+	if !errors.As(err, &failed) {
+		return broken(err)
+	}
+	return invalid(problemsOf(failed, value, v.unknown))
+}
+
+// broken is a fault of the check itself.
+func broken(err error) error {
+	return toolmesh.Errorf(toolmesh.CodeInternal, "checking the arguments failed: %w", err).
+		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+}
+
+// noLoader refuses every schema that is not in the compiler already; the
+// library itself knows the official meta-schemas.
+type noLoader struct{}
+
+type remoteError struct{ url string }
+
+func (e *remoteError) Error() string { return "remote reference " + e.url }
+
+func (noLoader) Load(url string) (any, error) { return nil, &remoteError{url} }
+
+// anyText stands for a pattern that Go's engine cannot express.
+type anyText string
+
+func (a anyText) String() string        { return string(a) }
+func (anyText) MatchString(string) bool { return true }
+
+// schemaProblem shortens the library's report on a schema to its first cause.
+func schemaProblem(err error) error {
+	var invalidSchema *jsonschema.SchemaValidationError
+	if !errors.As(err, &invalidSchema) {
+		return err
+	}
+	var failed *jsonschema.ValidationError
+	if !errors.As(invalidSchema.Err, &failed) {
+		return err
+	}
+	for len(failed.Causes) > 0 {
+		failed = failed.Causes[0]
+	}
+	return fmt.Errorf("at %q: %s", pointerOf(failed.InstanceLocation), failed.ErrorKind.LocalizedString(english))
+}
