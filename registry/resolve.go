@@ -76,6 +76,20 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 	return r, true
 }
 
+// Records returns what every node has published about a tool, for people and for
+// placement: also nodes that cannot be called now. Tools is only that one tool.
+func (v *View) Records(session subjects.SessionID, id subjects.ToolID) []ToolsRecord {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	var all []ToolsRecord
+	for _, one := range v.current(session, id) {
+		r := one.entry.record
+		r.Tools = []ToolRoute{*one.tool}
+		all = append(all, r)
+	}
+	return all
+}
+
 // current returns the routes of a tool, without those of another epoch of the
 // session.
 func (v *View) current(session subjects.SessionID, id subjects.ToolID) []route {

@@ -21,6 +21,9 @@ import (
 
 // ViewOptions adjusts a [View].
 type ViewOptions struct {
+	// CheckEvery is how often the view asks whether it missed the end of what is
+	// stored, which nothing else tells. Defaults to 30 s.
+	CheckEvery time.Duration
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
 }
@@ -29,8 +32,9 @@ type ViewOptions struct {
 // and sessions. Only agents and routers hold one. Reads cost no message and may
 // be concurrent; what they return is the caller's, except where it says shared.
 type View struct {
-	bus *bus.Bus
-	log *slog.Logger
+	bus   *bus.Bus
+	log   *slog.Logger
+	every time.Duration
 
 	mu       sync.RWMutex // guards what follows
 	follows  map[string]*follow
@@ -90,7 +94,6 @@ const (
 	ReasonRestart  = "started anew"
 	watchEvery     = 250 * time.Millisecond
 	readAgainAfter = 500 * time.Millisecond
-	checkEvery     = 30 * time.Second
 )
 
 // followed are the buckets of a view. Descriptors are fetched when needed.
@@ -109,9 +112,12 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	if o.CheckEvery <= 0 {
+		o.CheckEvery = 30 * time.Second
+	}
 	now := time.Now()
 	v := &View{
-		bus: b, log: o.Logger,
+		bus: b, log: o.Logger, every: o.CheckEvery,
 		follows: make(map[string]*follow), table: newTable(),
 		nodes: make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
 		sessions: make(map[subjects.SessionID]SessionRecord),
