@@ -97,8 +97,8 @@ failed or there is none, 130 interrupted.`,
 		}
 	}
 	add("use", a.callCommand(), a.streamCommand(), a.cancelCommand(), a.lsCommand(), a.infoCommand())
-	add("run", a.versionCommand(), a.completionCommand(root))
-	add("manage", a.nodeCommand(), a.indexCommand(), a.sessionCommand(), a.nodesCommand(), a.indexesCommand())
+	add("run", a.upCommand(), a.downCommand(), a.versionCommand(), a.completionCommand(root))
+	add("manage", a.installCommand(), a.uninstallCommand(), a.nodeCommand(), a.indexCommand(), a.sessionCommand(), a.nodesCommand(), a.indexesCommand())
 	root.SetHelpCommand(&cobra.Command{Use: "help [COMMAND]", Short: "Help about a command", Hidden: true, RunE: func(cmd *cobra.Command, args []string) error {
 		target, _, err := root.Find(args)
 		if err != nil || target == nil {
