@@ -143,12 +143,13 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	}); err != nil {
 		return err
 	}
+	effective, reasons := a.sandbox()
 	sessions := &sessions{strict: a.opts.SessionPolicy == "strict"}
 	if a.host, err = host.NewOn(a.bus, &host.Options{
 		Node: a.opts.Node, Version: a.opts.Version, Slots: a.opts.Slots, MaxTimeout: a.opts.MaxTimeout,
 		StreamQuota: a.opts.StreamQuota, Labels: a.opts.Labels, Replicas: a.opts.Replicas,
 		ChunksStorage: a.opts.ChunksStorage, ChunksMax: a.opts.ChunksMax,
-		Sandbox:  host.Sandbox{Asked: a.opts.Sandbox, Effective: a.sandboxLevel()},
+		Sandbox: host.Sandbox{Asked: a.opts.Sandbox, Effective: effective}, Reasons: reasons,
 		Sessions: sessions, Service: "mesh-agent", Queued: a.queued, Logger: a.log,
 	}); err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
@@ -199,6 +200,11 @@ func (i *instance) describe() {
 			i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, t.Name), Reason: toolmesh.AsError(err).Message})
 			continue
 		}
+		if level := d.Annotations.Sandbox; level == tool.SandboxStrict || level == tool.SandboxOffline {
+			i.unavailable = append(i.unavailable, deploy.Unavailable{ID: d.ID, Reason: "demands the sandbox level " + string(level) + ", which this version does not have"})
+			continue
+		}
+		d.Warnings = append(d.Warnings, notYet(d.Annotations)...)
 		i.ids = append(i.ids, d.ID)
 		i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}})
 	}
@@ -208,6 +214,17 @@ func (i *instance) describe() {
 	slices.SortFunc(i.unavailable, func(a, b deploy.Unavailable) int {
 		return slices.Index(i.build.Manifest.Tools, a.ID.Local()) - slices.Index(i.build.Manifest.Tools, b.ID.Local())
 	})
+}
+
+// notYet says which declarations of a tool this version does not act on.
+func notYet(a tool.Annotations) (warnings []string) {
+	if a.Isolation != "" && a.Isolation != tool.IsolationWarm {
+		warnings = append(warnings, "isolation "+string(a.Isolation)+" is not built yet: calls run in a warm worker")
+	}
+	if !a.Limits.IsZero() {
+		warnings = append(warnings, "limits are not enforced yet, but for the timeout")
+	}
+	return warnings
 }
 
 func (i *instance) service() host.Service {
@@ -288,8 +305,21 @@ func (s *pythonSink) Log(r executor.Record) {
 	s.log.LogAttrs(context.Background(), level, "tool output", attrs...)
 }
 
-// sandboxLevel is how processes are kept together on this machine.
-func (a *Agent) sandboxLevel() string { return string(a.executor.Level()) }
+// sandbox is the level in effect on this machine, and why it is not the one
+// that was asked for.
+func (a *Agent) sandbox() (effective string, reasons []string) {
+	effective = string(tool.SandboxGuard)
+	if level := a.executor.Level(); level == sandbox.LevelReaper {
+		effective = string(tool.SandboxNone)
+		reasons = append(reasons, "no PID namespaces here: workers are kept together by a watching process instead")
+	}
+	switch asked := tool.Sandbox(a.opts.Sandbox); asked {
+	case tool.SandboxStrict, tool.SandboxOffline:
+		reasons = append(reasons, "sandbox level "+a.opts.Sandbox+" is not built yet: "+effective+" is in effect")
+	case tool.SandboxNone:
+	}
+	return effective, reasons
+}
 
 func randomEnd() string {
 	var b [4]byte
@@ -309,14 +339,5 @@ func (s *sessions) Admit(id subjects.SessionID) (string, error) {
 	if view == nil {
 		return "", nil
 	}
-	r, ok := view.Session(id)
-	switch {
-	case ok && r.Ended:
-		return "", toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended", id)
-	case ok:
-		return r.Epoch, nil
-	case s.strict && id != subjects.DefaultSession:
-		return "", toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q does not exist: create it first (mesh session create)", id)
-	}
-	return "", nil
+	return registry.AdmitSession(view, id, s.strict)
 }

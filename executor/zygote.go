@@ -54,6 +54,8 @@ type zygote struct {
 	output  tail
 	maximum uint32
 
+	solo bool // it is itself the one worker
+
 	forking sync.Mutex // one FORK under way: its descriptors must not mix with the next one's
 
 	mu      sync.Mutex
@@ -88,7 +90,16 @@ func startZygote(ctx context.Context, log *slog.Logger, spawner *sandbox.Spawner
 	z.wg.Go(func() { z.drain(proc.Stderr, StreamStderr) })
 	described := make(chan description, 1)
 	importing := make(chan string, 1)
-	z.wg.Go(func() { z.read(importing, described) })
+	ended := make(chan struct{})
+	z.wg.Go(func() {
+		defer close(ended)
+		z.read(importing, described)
+	})
+	z.wg.Go(func() {
+		<-proc.Done()
+		<-ended // what it had to say has been read
+		z.lostAll()
+	})
 	defer func() {
 		if err != nil {
 			z.kill()
@@ -264,6 +275,7 @@ func (z *zygote) fork(w *worker, become bool, files []*os.File) (*sandbox.Handle
 	}
 	z.mu.Lock()
 	z.workers[w.id] = w
+	z.solo = become
 	z.mu.Unlock()
 	data := frame.Append(nil, frame.Header{Type: message}, body)
 	if _, _, err := z.conn.WriteMsgUnix(data, unix.UnixRights(fds...), nil); err != nil {
@@ -294,6 +306,25 @@ func (z *zygote) forget(w *worker) {
 	z.mu.Lock()
 	delete(z.workers, w.id)
 	z.mu.Unlock()
+}
+
+// lostAll ends the workers whose end the zygote can no longer report.
+func (z *zygote) lostAll() {
+	z.mu.Lock()
+	workers := make([]*worker, 0, len(z.workers))
+	for _, w := range z.workers {
+		workers = append(workers, w)
+	}
+	clear(z.workers)
+	solo := z.solo
+	z.mu.Unlock()
+	for _, w := range workers {
+		if solo {
+			w.exitedWith(exitOf(z.proc.ExitCode()))
+		} else {
+			w.exitedWith(exit{lost: true})
+		}
+	}
 }
 
 // gone reports whether the process has ended.

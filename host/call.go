@@ -29,6 +29,9 @@ const (
 	// overdueGrace is how long a handler may take to return once its time is up;
 	// then its caller is answered all the same.
 	overdueGrace = time.Second
+	// stallLook is how long before a call a freeze of this process still casts
+	// doubt on what the call says of time.
+	stallLook = 2 * time.Second
 )
 
 // Causes with which a call's context ends.
@@ -269,7 +272,7 @@ func (h *Host) execute(parent context.Context, c *inflight) admit.Record {
 	if err := c.tool.validator.Validate(args); err != nil {
 		return admit.Record{Err: refusal(err)}
 	}
-	if h.bus.StalledSince(c.start) {
+	if h.bus.StalledSince(c.start.Add(-stallLook)) {
 		// This process was frozen: what looks fresh may be long over.
 		if err := h.bus.FreshTime(parent); err == nil {
 			if bad := h.check(c.tool, c.req, false); bad != nil {

@@ -101,7 +101,11 @@ type Service struct {
 	// index can be.
 	Session  subjects.SessionID
 	Revision string
-	Tools    []Tool
+	// Claim is the source that the index's name is claimed for in the registry;
+	// a name that another source has is refused. Empty claims nothing: whoever
+	// installed the index has.
+	Claim string
+	Tools []Tool
 	// Unavailable are tools that are known and not served.
 	Unavailable []Unavailable
 }
@@ -242,6 +246,9 @@ func (h *Host) HandleIn(index subjects.IndexName, session subjects.SessionID, na
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	next := Service{Index: index, Session: session, Revision: h.opts.Revision}
+	if index != "" {
+		next.Claim = "service:" + string(index)
+	}
 	if old := h.services[serviceKey{index, session}]; old != nil {
 		next = old.Service
 		next.Tools = nil
@@ -292,18 +299,25 @@ func (h *Host) publish(ctx context.Context, s Service) error {
 	if old != nil {
 		before = old.routes
 	}
-	h.services[key] = next
 	if h.state == stateNew {
 		if old != nil {
 			next.subs = old.subs
 		}
+		h.services[key] = next
 		return nil
 	}
-	return h.activate(ctx, next, old, before)
+	if err := h.activate(ctx, next, old, before); err != nil {
+		return err
+	}
+	h.services[key] = next
+	return nil
 }
 
 // activate subscribes what a service adds and lets go what it no longer has.
 func (h *Host) activate(ctx context.Context, next, old *service, before map[routeKey]*served) error {
+	if err := h.claim(ctx, next.Service); err != nil {
+		return err
+	}
 	gone := make(map[routeKey]*served)
 	for k, t := range before {
 		if next.routes[k] == nil {
@@ -333,6 +347,18 @@ func (h *Host) activate(ctx context.Context, next, old *service, before map[rout
 	}
 	h.lease.record(ctx, next, old)
 	return nil
+}
+
+// claim makes the index's name the service's own, and refuses one that is
+// somebody else's. Where the registry cannot be reached it is tried again with
+// what else has to be written.
+func (h *Host) claim(ctx context.Context, s Service) error {
+	err := h.lease.claim(ctx, s)
+	if err != nil && toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+		h.log.Warn("the index's name is not claimed yet", slog.String("index", string(s.Index)), slog.String("error", err.Error()))
+		return nil
+	}
+	return err
 }
 
 func (h *Host) subscribe(k routeKey) (*nats.Subscription, error) {
@@ -531,7 +557,31 @@ func (h *Host) replay(m *nats.Msg) {
 		h.send(m.Reply, header, body)
 		return
 	}
-	h.running.run(func() { h.replayer.Answer(h.base, s, m) })
+	h.running.run(func() {
+		epoch, err := h.epoch(h.base, s.Session)
+		if err != nil {
+			header, body := codec.ErrorReply(refusal(err))
+			h.send(m.Reply, header, body)
+			return
+		}
+		h.replayer.Answer(h.base, s, epoch, m)
+	})
+}
+
+// epoch is a session's epoch, whose chunks alone are shown. A host that holds no
+// view of sessions asks the registry: replays are rare.
+func (h *Host) epoch(ctx context.Context, session subjects.SessionID) (string, error) {
+	if h.opts.Sessions != nil {
+		return h.opts.Sessions.Admit(session)
+	}
+	r, err := h.lease.store.Session(ctx, session)
+	if errors.Is(err, bus.ErrNoKey) {
+		return "", nil
+	}
+	if err != nil {
+		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the session cannot be looked up: %w", err)
+	}
+	return r.Epoch, nil
 }
 
 // Label changes the node's labels: set ones are put, empty values removed.

@@ -277,7 +277,7 @@ func (h *Host) redeliver(c *inflight) {
 	defer cancel()
 	s := &stream{c: c}
 	for next := int64(1); ; {
-		page, err := h.replayer.Read(ctx, c.req.Session, c.req.RPCID, codec.ReplayRequest{FromSeq: next, MaxBytes: codec.DefaultReplayBytes})
+		page, err := h.replayer.Read(ctx, c.req.Session, c.epoch, c.req.RPCID, codec.ReplayRequest{FromSeq: next, MaxBytes: codec.DefaultReplayBytes})
 		if err == nil && len(page.Chunks) == 0 {
 			err = toolmesh.Errorf(toolmesh.CodeStreamExpired, "the stream's chunks are no longer kept").WithStarted(toolmesh.StartedYes)
 		}

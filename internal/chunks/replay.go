@@ -59,14 +59,15 @@ type Page struct {
 
 // Read returns the stored chunks of a call from req.FromSeq on, in order of
 // Mesh-Seq and without repeats, up to req.MaxBytes, which one chunk may pass.
-// An unknown call has an empty page with High 0. The errors are stream_expired
-// (details.first_seq) and unavailable.
-func (r *Replayer) Read(ctx context.Context, session subjects.SessionID, rpc subjects.RPCID, req codec.ReplayRequest) (Page, error) {
+// An unknown call has an empty page with High 0, and so has one of another epoch
+// of its session than epoch. The errors are stream_expired (details.first_seq)
+// and unavailable.
+func (r *Replayer) Read(ctx context.Context, session subjects.SessionID, epoch string, rpc subjects.RPCID, req codec.ReplayRequest) (Page, error) {
 	subject, err := subjects.Chunks(session, rpc)
 	if err != nil {
 		return Page{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "no such stream: %w", err)
 	}
-	high, count, err := r.high(ctx, subject)
+	high, count, err := r.high(ctx, subject, epoch)
 	if err != nil || high.Seq == 0 && !high.Terminal {
 		return Page{}, err
 	}
@@ -74,14 +75,14 @@ func (r *Replayer) Read(ctx context.Context, session subjects.SessionID, rpc sub
 	if req.FromSeq > high.Seq && !(high.Terminal && req.FromSeq <= count+1) {
 		return page, nil
 	}
-	scan := pageScan{from: req.FromSeq, next: req.FromSeq, left: min(req.MaxBytes, maxReplayBytes), held: make(map[int64]*bus.Stored)}
+	scan := pageScan{epoch: epoch, from: req.FromSeq, next: req.FromSeq, left: min(req.MaxBytes, maxReplayBytes), held: make(map[int64]*bus.Stored)}
 	start, hinted := r.hint(subject, req.FromSeq)
 	if err := scan.run(ctx, r.bus, subject, start); err != nil {
 		return Page{}, err
 	}
 	if hinted && len(scan.chunks) == 0 {
 		// The hint was wrong, or what it led to is gone: once more from the beginning.
-		scan = pageScan{from: req.FromSeq, next: req.FromSeq, left: min(req.MaxBytes, maxReplayBytes), held: make(map[int64]*bus.Stored)}
+		scan = pageScan{epoch: epoch, from: req.FromSeq, next: req.FromSeq, left: min(req.MaxBytes, maxReplayBytes), held: make(map[int64]*bus.Stored)}
 		if err := scan.run(ctx, r.bus, subject, 0); err != nil {
 			return Page{}, err
 		}
@@ -100,13 +101,13 @@ func (r *Replayer) Read(ctx context.Context, session subjects.SessionID, rpc sub
 
 // high asks for the last stored message of a call. With disorder in the store
 // it may be low; the scan raises it.
-func (r *Replayer) high(ctx context.Context, subject string) (high codec.High, count int64, err error) {
+func (r *Replayer) high(ctx context.Context, subject, epoch string) (high codec.High, count int64, err error) {
 	for m, err := range r.bus.Read(ctx, bus.Query{Stream: subjects.StreamChunks, Last: []string{subject}}) {
 		if err != nil {
 			return high, 0, unavailable(err)
 		}
 		c, err := codec.ParseChunk(codec.Header(m.Header), m.Data)
-		if err != nil {
+		if err != nil || codec.Header(m.Header).Get(codec.HeaderEpoch) != epoch {
 			continue
 		}
 		high.Seq = c.Seq
@@ -126,9 +127,10 @@ func unavailable(err error) error {
 
 // pageScan reads a call's chunks as they are stored and puts them in order.
 type pageScan struct {
-	from   int64 // Seq that was asked for
-	next   int64 // Seq that comes next
-	left   int64 // bytes that may still be sent
+	epoch  string // of the chunks that count
+	from   int64  // Seq that was asked for
+	next   int64  // Seq that comes next
+	left   int64  // bytes that may still be sent
 	chunks []*bus.Stored
 	held   map[int64]*bus.Stored // beyond next
 	size   int64                 // of held
@@ -144,8 +146,8 @@ func (s *pageScan) run(ctx context.Context, b *bus.Bus, subject string, from uin
 			return unavailable(err)
 		}
 		c, err := codec.ParseChunk(codec.Header(m.Header), m.Data)
-		if err != nil {
-			continue // not written by a host of ours
+		if err != nil || codec.Header(m.Header).Get(codec.HeaderEpoch) != s.epoch {
+			continue // not written by a host of ours, or of a session that was
 		}
 		s.add(c, m)
 		if s.full {
@@ -240,8 +242,9 @@ func (r *Replayer) remember(subject string, from int64, seq uint64) {
 
 // Answer serves one request of mesh.replay, whose subject is s: the chunks and
 // then an empty message with Mesh-High go to its reply subject, which has been
-// found to be allowed. Call it outside of the NATS callback: it blocks.
-func (r *Replayer) Answer(ctx context.Context, s subjects.Subject, m *nats.Msg) {
+// found to be allowed. epoch is the session's, empty for one that nobody created.
+// Call it outside of the NATS callback: it blocks.
+func (r *Replayer) Answer(ctx context.Context, s subjects.Subject, epoch string, m *nats.Msg) {
 	nc := r.bus.Conn()
 	respond := func(h codec.Header, body []byte) error {
 		return nc.PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header(h), Data: body})
@@ -251,7 +254,7 @@ func (r *Replayer) Answer(ctx context.Context, s subjects.Subject, m *nats.Msg) 
 		_ = respond(codec.ErrorReply(bad))
 		return
 	}
-	page, err := r.Read(ctx, s.Session, s.RPC, req)
+	page, err := r.Read(ctx, s.Session, epoch, s.RPC, req)
 	if err != nil {
 		e := toolmesh.AsError(err)
 		r.log.WarnContext(ctx, "replay failed", slog.String("rpc_id", string(s.RPC)), slog.String("error", e.Message))

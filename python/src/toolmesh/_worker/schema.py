@@ -562,7 +562,7 @@ class Builder:
             if type(value) is not dict:
                 raise Mismatch(at, "object", describe(value))
             return {
-                key if plain_keys else load_key(key, at): value_shape.load(one, pointer(at, key))
+                key if plain_keys else load_key(key, pointer(at, key)): value_shape.load(one, pointer(at, key))
                 if value_shape.load
                 else one
                 for key, one in value.items()
