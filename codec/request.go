@@ -75,7 +75,8 @@ type Request struct {
 	Hops      int
 	Depth     int
 	Parent    subjects.RPCID
-	Revision  string // pin
+	Revision  string          // pin
+	Boot      subjects.BootID // the one start of a node that may answer
 	Isolation string
 
 	HasTimeout bool
@@ -129,11 +130,11 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 	var proto, require, contentType, contentEncoding string
 	var tool, session string
 	var first error
-	// The id first, so that an error finds its caller.
+	// The id first, so that an error finds its caller; what is wrong with it last,
+	// so that its answer has the form that the caller waits for.
+	var badID error
 	if id := h.Get(HeaderRPCID); id != "" || h.Has(HeaderRPCID) {
-		if err := r.setID(id); err != nil {
-			return err
-		}
+		badID = r.setID(id)
 	}
 	for k, values := range h {
 		if len(values) == 0 {
@@ -178,6 +179,8 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			r.WantLoad, err = parseFlag(HeaderWantLoad, v)
 		case HeaderRevision:
 			r.Revision = v
+		case HeaderBoot:
+			r.Boot = subjects.BootID(v)
 		case HeaderIsolation:
 			r.Isolation = v
 		case HeaderIdempotencyKey:
@@ -196,6 +199,9 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		if err != nil && first == nil {
 			first = err
 		}
+	}
+	if badID != nil {
+		return badID
 	}
 	if err := checkVersion(proto, require); err != nil {
 		return err
