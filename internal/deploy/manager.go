@@ -185,10 +185,7 @@ func (m *Manager) reconcile(ctx context.Context) time.Duration {
 	}
 	m.mu.Unlock()
 	for _, k := range gone {
-		// The view may have yet to see what was just installed here.
-		if _, err := m.store.Index(ctx, k.name, k.session); errors.Is(err, bus.ErrNoKey) {
-			m.drop(ctx, k)
-		}
+		m.drop(ctx, k)
 	}
 	return next
 }
@@ -302,6 +299,11 @@ func (m *Manager) drop(ctx context.Context, k key) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.instance == nil && !e.failed {
+		return
+	}
+	// The view may have yet to see what was just installed here. Asked under the
+	// lock: an install that held it until now has stored its record.
+	if _, err := m.store.Index(ctx, k.name, k.session); !errors.Is(err, bus.ErrNoKey) {
 		return
 	}
 	if err := m.server.Withdraw(ctx, k.name, k.session); err != nil {
