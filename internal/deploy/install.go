@@ -51,6 +51,9 @@ func (m *Manager) Install(ctx context.Context, r Request, emit func(Line)) error
 	defer os.RemoveAll(work) //nolint:errcheck // swept at the next start
 	last, err := m.install(ctx, r, j, work)
 	if err != nil {
+		if ctx.Err() != nil {
+			err = interrupted(err)
+		}
 		m.log.Error("install failed", slog.String("job", j.id), slog.String("source", redacted(r.Source)), slog.String("error", err.Error()))
 		return err
 	}
@@ -109,6 +112,13 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err := setEnv(&record, r.Env); err != nil {
 		return Line{}, err
 	}
+	e := m.entry(key{record.Name, record.Session})
+	e.mu.Lock()
+	defer m.wake() // the loop passes over what is being installed
+	defer e.mu.Unlock()
+	if ctx.Err() != nil {
+		return Line{}, context.Cause(ctx)
+	}
 	before, err := m.before(ctx, record)
 	if err != nil {
 		return Line{}, err
@@ -120,23 +130,26 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if missing := missingEnv(manifest, readSettings(record).Env); missing != "" {
 		return Line{}, installFailed("env", "index %q needs the variable %s: give it with --env %s (the value is read from your environment)", record.Name, missing, missing)
 	}
-	e := m.entry(key{record.Name, record.Session})
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	record.Bundle = before.Bundle
-	if before.Revision == record.Revision && same(before, record) && e.instance != nil && same(e.record, record) {
+	if before.Bundle != "" && same(before, record) && e.instance != nil && !e.failed && same(e.record, record) {
 		j.step("publish", "done", 100)
 		return result(e.instance, append(f.warnings, manifest.Warnings...)), nil
 	}
-	i, err := m.build(ctx, f, manifest, &record, j, work)
+	i, err := m.build(ctx, e, f, manifest, &record, j, work)
 	if err != nil {
 		return Line{}, err
 	}
-	if err := m.commit(ctx, e, i, record, j); err != nil {
-		_ = i.Close(context.WithoutCancel(ctx))
+	if err := m.commit(ctx, e, i, before, record, j); err != nil {
+		m.discard(ctx, e, i)
 		return Line{}, err
 	}
 	return result(i, append(f.warnings, manifest.Warnings...)), nil
+}
+
+// interrupted is the error of an install that was cut short.
+func interrupted(err error) error {
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the install was interrupted, nothing has changed; install again: %w", err).
+		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 }
 
 func result(i Instance, warnings []string) Line {
@@ -298,7 +311,7 @@ func (m *Manager) before(ctx context.Context, record registry.IndexRecord) (regi
 }
 
 // build resolves, packs and imports a fetched source, and completes the record.
-func (m *Manager) build(ctx context.Context, f fetched, manifest *index.Manifest, record *registry.IndexRecord, j *job, work string) (Instance, error) {
+func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *index.Manifest, record *registry.IndexRecord, j *job, work string) (i Instance, err error) {
 	j.step("lock", "running", 20)
 	lock, err := m.builder.Lock(ctx, f.dir, manifest.Python, j.progress())
 	if err != nil {
@@ -325,6 +338,11 @@ func (m *Manager) build(ctx context.Context, f fetched, manifest *index.Manifest
 	if b.Dir, err = m.folder(b.Name, b.Session, digest); err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			m.clean(e, b.Dir)
+		}
+	}()
 	if _, err := os.Stat(b.Dir); err != nil {
 		if _, err := file.Seek(0, 0); err != nil {
 			return nil, installFailed("folder", "the bundle cannot be read back: %w", err)
@@ -338,22 +356,20 @@ func (m *Manager) build(ctx context.Context, f fetched, manifest *index.Manifest
 	}
 	j.step("bundle", "done", 40)
 	j.step("build", "running", 40)
-	i, err := m.builder.Open(ctx, b, j.progress())
-	if err != nil {
+	if i, err = m.open(ctx, b, j.progress()); err != nil {
 		return nil, err
 	}
 	j.step("build", "done", 80)
 	if len(i.Tools()) == 0 {
-		_ = i.Close(ctx)
+		_ = m.close(context.WithoutCancel(ctx), i)
 		return nil, nothingServed(b, i.Unavailable())
 	}
 	j.step("store", "running", 80)
-	_, err = file.Seek(0, 0)
-	if err == nil {
+	if _, err = file.Seek(0, 0); err == nil {
 		err = m.bus.PutBundle(ctx, digest, file)
 	}
 	if err != nil {
-		_ = i.Close(ctx)
+		_ = m.close(context.WithoutCancel(ctx), i)
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the bundle cannot be stored in the mesh: %w", err)
 	}
 	j.step("store", "done", 90)
@@ -377,19 +393,48 @@ func nothingServed(b Build, all []Unavailable) error {
 		WithDetail("unavailable", all)
 }
 
-// commit writes the record and serves the index here; e.mu is held.
-func (m *Manager) commit(ctx context.Context, e *entry, i Instance, record registry.IndexRecord, j *job) error {
+// commit writes the record and serves the index here; e.mu is held. What it
+// wrote it takes back if it fails.
+func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, record registry.IndexRecord, j *job) error {
 	j.step("publish", "running", 90)
 	record.InstalledAt = time.Now().UTC()
-	if err := m.store.ClaimIndex(ctx, record); err != nil {
-		return err
+	if !record.InstalledAt.After(before.InstalledAt) {
+		// Written by a node whose clock is ahead: the order must hold all the same.
+		record.InstalledAt = before.InstalledAt.Add(time.Microsecond)
 	}
-	if err := m.replace(ctx, e, i, record); err != nil {
+	err := m.store.ClaimIndex(ctx, record)
+	if err == nil {
+		err = m.replace(ctx, e, i, record)
+	}
+	if err != nil {
+		m.takeBack(ctx, before, record)
 		return err
 	}
 	j.step("publish", "done", 100)
 	return nil
 }
+
+// takeBack puts the earlier record back, or none, if ours is there.
+func (m *Manager) takeBack(ctx context.Context, before, record registry.IndexRecord) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeBackWithin)
+	defer cancel()
+	now, err := m.store.Index(ctx, record.Name, record.Session)
+	switch {
+	case errors.Is(err, bus.ErrNoKey), err == nil && (now.Bundle != record.Bundle || !now.InstalledAt.Equal(record.InstalledAt)):
+		return
+	case err == nil && before.Name != "":
+		before.InstalledAt = record.InstalledAt.Add(time.Microsecond) // others may have seen ours
+		err = m.store.ClaimIndex(ctx, before)
+	case err == nil:
+		err = m.store.DeleteIndex(ctx, record.Name, record.Session)
+	}
+	if err != nil {
+		m.log.Error("the record of an install that failed is still there", slog.String("index", string(record.Name)), slog.String("error", err.Error()))
+	}
+}
+
+// takeBackWithin bounds how long the registry is tried after a failure.
+const takeBackWithin = 5 * time.Second
 
 // Uninstall removes an index from the mesh. The other nodes follow; this one
 // has withdrawn it when Uninstall returns. An index that is not installed is
@@ -409,6 +454,13 @@ func (m *Manager) Uninstall(ctx context.Context, name subjects.IndexName, sessio
 	if err := m.store.DeleteIndex(ctx, name, session); err != nil {
 		return err
 	}
-	m.drop(ctx, key{name, session})
+	k := key{name, session}
+	e := m.entry(k)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, err := m.store.Index(ctx, name, session); err == nil {
+		return nil // installed again meanwhile
+	}
+	m.drop(ctx, k, e)
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"time"
 
@@ -23,6 +24,9 @@ const (
 	retryMost  = 2 * time.Minute
 	// closeWithin is how long the calls of a revision that was replaced may run on.
 	closeWithin = 5 * time.Minute
+	// linger is how long a revision that was replaced takes calls that had
+	// already been given to it.
+	linger = 2 * time.Second
 )
 
 // Options adjusts a [Manager].
@@ -37,14 +41,14 @@ type key struct {
 	session subjects.SessionID
 }
 
-// entry is one index on this node.
+// entry is one index on this node. Whoever holds mu builds it, or takes it away.
 type entry struct {
-	mu       sync.Mutex // held while the index is built or taken away
+	mu       sync.Mutex
 	instance Instance
 	record   registry.IndexRecord // that instance is of, or that failed
 	failures int
 	retryAt  time.Time
-	failed   bool
+	failed   bool // the build of record; an earlier instance may still serve
 }
 
 // Manager keeps what a node serves in line with what is installed. Its methods
@@ -64,10 +68,13 @@ type Manager struct {
 	kick   chan struct{}
 	cancel func()
 
+	builds chan struct{} // a place for each build that may run at once
+
 	mu      sync.Mutex
 	entries map[key]*entry
-	rounds  chan struct{} // closed and replaced after each reconciliation
-	settled bool          // the last one left nothing to do but failures
+	inUse   map[string]int // folders, by the instances that run in them
+	rounds  chan struct{}  // closed and replaced after each reconciliation
+	settled bool           // the last one left nothing to do but failures
 }
 
 // New makes a manager that keeps its files below dir. Start it.
@@ -75,7 +82,8 @@ func New(b *bus.Bus, view *registry.View, store *registry.Store, builder Builder
 	m := &Manager{
 		bus: b, view: view, store: store, builder: builder, server: server, dir: dir,
 		log: slog.New(slog.DiscardHandler), kick: make(chan struct{}, 1),
-		entries: make(map[key]*entry), rounds: make(chan struct{}),
+		builds:  make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
+		entries: make(map[key]*entry), inUse: make(map[string]int), rounds: make(chan struct{}),
 	}
 	if opts != nil && opts.Logger != nil {
 		m.log = opts.Logger
@@ -86,6 +94,7 @@ func New(b *bus.Bus, view *registry.View, store *registry.Store, builder Builder
 
 // Start begins to serve what is installed, in the background.
 func (m *Manager) Start() {
+	m.sweep()
 	m.cancel = m.view.OnChange(m.wake)
 	m.wake()
 	m.wg.Go(m.loop)
@@ -107,12 +116,16 @@ func (m *Manager) Stop(ctx context.Context) error {
 	m.end()
 	m.wg.Wait()
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	var errs []error
+	all := make([]*entry, 0, len(m.entries))
 	for _, e := range m.entries {
+		all = append(all, e)
+	}
+	m.mu.Unlock()
+	var errs []error
+	for _, e := range all {
 		e.mu.Lock()
 		if e.instance != nil {
-			errs = append(errs, e.instance.Close(ctx))
+			errs = append(errs, m.close(ctx, e.instance))
 			e.instance = nil
 		}
 		e.mu.Unlock()
@@ -148,46 +161,97 @@ func (m *Manager) loop() {
 		case <-m.kick:
 		case <-timer.C:
 		}
-		next := m.reconcile(m.base)
+		busy, next := m.reconcile(m.base)
 		timer.Reset(next)
 		m.mu.Lock()
-		m.settled = true
+		m.settled = !busy
 		close(m.rounds)
 		m.rounds = make(chan struct{})
 		m.mu.Unlock()
 	}
 }
 
-// reconcile does one round over everything that is installed or served, and
-// returns when the next one is due at the latest.
-func (m *Manager) reconcile(ctx context.Context) time.Duration {
+// reconcile has everything brought in line that is installed or served and that
+// nobody works on: each index on a goroutine of its own, because one may take
+// minutes, which wakes the loop when it is done. It reports whether indexes
+// that are installed are still being worked on, and when the next round is due
+// at the latest.
+func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration) {
+	wanted := m.wanted()
+	next = retryMost
+	for k, r := range wanted {
+		e := m.entry(k)
+		if !e.mu.TryLock() {
+			busy = true
+			continue
+		}
+		wait, todo := e.needs(r)
+		if !todo {
+			e.mu.Unlock()
+			if wait > 0 {
+				next = min(next, wait)
+			}
+			continue
+		}
+		busy = true
+		m.wg.Go(func() {
+			defer m.wake()
+			defer e.mu.Unlock()
+			m.bring(ctx, e, r)
+		})
+	}
+	m.mu.Lock()
+	gone := make(map[key]*entry)
+	for k, e := range m.entries {
+		if _, ok := wanted[k]; !ok {
+			gone[k] = e
+		}
+	}
+	m.mu.Unlock()
+	for k, e := range gone {
+		if !e.mu.TryLock() {
+			continue // it is being installed
+		}
+		if e.instance == nil && !e.failed {
+			e.mu.Unlock()
+			continue
+		}
+		m.wg.Go(func() {
+			defer e.mu.Unlock()
+			// The view may have yet to see what was just installed here.
+			if _, err := m.store.Index(ctx, k.name, k.session); errors.Is(err, bus.ErrNoKey) {
+				m.drop(ctx, k, e)
+			}
+		})
+	}
+	return busy, next
+}
+
+// wanted are the indexes that the view knows to be installed.
+func (m *Manager) wanted() map[key]registry.IndexRecord {
 	wanted := make(map[key]registry.IndexRecord)
 	for _, r := range m.view.Indexes() {
 		if r.State != registry.IndexRemoved && r.Bundle != "" {
 			wanted[key{r.Name, r.Session}] = r
 		}
 	}
-	next := retryMost
-	for k, r := range wanted {
-		if ctx.Err() != nil {
-			return next
-		}
-		if wait := m.bring(ctx, k, r); wait > 0 {
-			next = min(next, wait)
-		}
+	return wanted
+}
+
+// needs says whether a record is to be built now, and if not, in how long; 0 is
+// never. e.mu is held.
+func (e *entry) needs(r registry.IndexRecord) (wait time.Duration, todo bool) {
+	if e.instance != nil && r.InstalledAt.Before(e.record.InstalledAt) {
+		return 0, false // the view has yet to see what was installed here
 	}
-	m.mu.Lock()
-	var gone []key
-	for k := range m.entries {
-		if _, ok := wanted[k]; !ok {
-			gone = append(gone, k)
-		}
+	if !same(e.record, r) || e.instance == nil && !e.failed {
+		return 0, true
 	}
-	m.mu.Unlock()
-	for _, k := range gone {
-		m.drop(ctx, k)
+	if !e.failed {
+		return 0, false
 	}
-	return next
+	wait = time.Until(e.retryAt)
+	return wait, wait <= 0
 }
 
 func (m *Manager) entry(k key) *entry {
@@ -211,62 +275,119 @@ func readSettings(r registry.IndexRecord) (s settings) {
 	return s
 }
 
-// bring serves one index as its record says, and returns after how long to try
-// again; 0 if that is not needed.
-func (m *Manager) bring(ctx context.Context, k key, r registry.IndexRecord) time.Duration {
-	e := m.entry(k)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.instance != nil && r.InstalledAt.Before(e.record.InstalledAt) {
-		return 0 // the view has yet to see what was installed here
+// bring serves one index as its record says; e.mu is held.
+func (m *Manager) bring(ctx context.Context, e *entry, r registry.IndexRecord) {
+	select {
+	case m.builds <- struct{}{}:
+		defer func() { <-m.builds }()
+	case <-ctx.Done():
 	}
-	if same(e.record, r) && (e.instance != nil || e.failed) {
-		if !e.failed {
-			return 0
-		}
-		if wait := time.Until(e.retryAt); wait > 0 {
-			return wait
-		}
+	if ctx.Err() != nil {
+		return
 	}
 	log := m.log.With(slog.String("index", string(r.Name)), slog.String("revision", r.Revision))
 	log.Info("building index")
 	began := time.Now()
-	var b Build
-	i, err := func() (Instance, error) {
-		var err error
-		if b, err = m.unpack(ctx, r); err != nil {
-			return nil, err
-		}
-		return m.builder.Open(ctx, b, func(step, state string, percent int) {
+	b, err := m.unpack(ctx, r)
+	var i Instance
+	if err == nil {
+		i, err = m.open(ctx, b, func(step, state string, percent int) {
 			log.Debug("building index", slog.String("step", step), slog.String("state", state), slog.Int("percent", percent))
 		})
-	}()
+	}
 	if err == nil {
 		if err = m.replace(ctx, e, i, r); err != nil {
-			_ = i.Close(ctx)
+			m.discard(ctx, e, i)
 		}
 	}
 	if ctx.Err() != nil {
-		return retryFirst
+		return
 	}
+	if err == nil {
+		log.Info("index is served", slog.Int("tools", len(i.Tools())), slog.Int("unavailable", len(i.Unavailable())), slog.Duration("took", time.Since(began)))
+		return
+	}
+	if !same(e.record, r) {
+		e.failures = 0
+	}
+	e.record, e.failed = r, true
+	wait := min(retryFirst<<min(e.failures, 10), retryMost)
+	e.failures++
+	e.retryAt = time.Now().Add(wait)
+	log.Error("index is not served", slog.String("error", err.Error()), slog.Duration("retry", wait))
+	if b.Manifest != nil && e.instance == nil {
+		if err := m.server.PublishFailed(ctx, b, toolmesh.AsError(err).Message); err != nil {
+			log.Warn("failure not published", slog.String("error", err.Error()))
+		}
+	}
+}
+
+// open imports a build and counts its folder as in use until the instance is
+// closed with [Manager.close].
+func (m *Manager) open(ctx context.Context, b Build, progress Progress) (Instance, error) {
+	m.mu.Lock()
+	m.inUse[b.Dir]++
+	m.mu.Unlock()
+	i, err := m.builder.Open(ctx, b, progress)
 	if err != nil {
-		if !same(e.record, r) {
-			e.failures = 0
-		}
-		e.record, e.failed = r, true
-		wait := min(retryFirst<<min(e.failures, 10), retryMost)
-		e.failures++
-		e.retryAt = time.Now().Add(wait)
-		log.Error("index is not served", slog.String("error", err.Error()), slog.Duration("retry", wait))
-		if b.Manifest != nil && e.instance == nil {
-			if err := m.server.PublishFailed(ctx, b, toolmesh.AsError(err).Message); err != nil {
-				log.Warn("failure not published", slog.String("error", err.Error()))
-			}
-		}
-		return wait
+		m.left(b.Dir)
 	}
-	log.Info("index is served", slog.Int("tools", len(i.Tools())), slog.Int("unavailable", len(i.Unavailable())), slog.Duration("took", time.Since(began)))
-	return 0
+	return i, err
+}
+
+func (m *Manager) left(dir string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.inUse[dir]--; m.inUse[dir] == 0 {
+		delete(m.inUse, dir)
+	}
+}
+
+// close ends an instance.
+func (m *Manager) close(ctx context.Context, i Instance) error {
+	defer m.left(i.Build().Dir)
+	return i.Close(ctx)
+}
+
+// discard ends an instance that nobody was served by; e.mu is held.
+func (m *Manager) discard(ctx context.Context, e *entry, i Instance) {
+	_ = m.close(context.WithoutCancel(ctx), i)
+	m.clean(e, i.Build().Dir)
+}
+
+// clean removes a build's folder unless it is needed; e.mu is held.
+func (m *Manager) clean(e *entry, dir string) {
+	m.mu.Lock()
+	inUse := m.inUse[dir] > 0
+	m.mu.Unlock()
+	if inUse || dir == "" || e.record.Bundle == filepath.Base(dir) {
+		return
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		m.log.Warn("folder not removed", slog.String("dir", dir), slog.String("error", err.Error()))
+	}
+	_ = os.Remove(filepath.Dir(dir)) // of the index, if that was the last
+}
+
+// sweep removes what an earlier process left: the folders of installs that did
+// not end, and of indexes that are no longer installed.
+func (m *Manager) sweep() {
+	keep := make(map[string]bool)
+	for _, r := range m.wanted() {
+		if dir, err := m.folder(r.Name, r.Session, r.Bundle); err == nil {
+			keep[dir] = true
+		}
+	}
+	old, _ := filepath.Glob(filepath.Join(m.dir, "indexes", "*", "*"))
+	hidden, _ := filepath.Glob(filepath.Join(m.dir, "indexes", "*", ".*"))
+	for _, dir := range append(append(old, hidden...), filepath.Join(m.dir, "jobs")) {
+		if keep[dir] {
+			continue
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			m.log.Warn("folder not removed", slog.String("dir", dir), slog.String("error", err.Error()))
+		}
+	}
 }
 
 // replace publishes an instance and lets the one before it drain; e.mu is held.
@@ -274,46 +395,58 @@ func (m *Manager) replace(ctx context.Context, e *entry, i Instance, r registry.
 	if err := m.server.Publish(ctx, i); err != nil {
 		return err
 	}
-	old := e.instance
+	old, oldRecord := e.instance, e.record
 	e.instance, e.record, e.failed, e.failures = i, r, false, 0
 	if old != nil {
-		m.retire(old)
+		m.retire(e, old)
+	}
+	if oldRecord.Bundle != "" {
+		// A revision that failed before has no instance that would clean up.
+		if dir, err := m.folder(oldRecord.Name, oldRecord.Session, oldRecord.Bundle); err == nil {
+			m.clean(e, dir)
+		}
 	}
 	return nil
 }
 
 // retire lets the calls of an instance end, and then ends it.
-func (m *Manager) retire(i Instance) {
+func (m *Manager) retire(e *entry, i Instance) {
 	m.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(m.base, closeWithin)
 		defer cancel()
-		if err := i.Close(ctx); err != nil && m.base.Err() == nil {
+		// A call that has found this instance may not have reached it yet.
+		timer := time.NewTimer(linger)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+		if err := m.close(ctx, i); err != nil && m.base.Err() == nil {
 			m.log.Warn("replaced index did not end by itself", slog.String("index", string(i.Build().Name)), slog.String("error", err.Error()))
 		}
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		m.clean(e, i.Build().Dir)
 	})
 }
 
-// drop takes an index away that is no longer installed.
-func (m *Manager) drop(ctx context.Context, k key) {
-	e := m.entry(k)
-	e.mu.Lock()
-	defer e.mu.Unlock()
+// drop takes an index away that is no longer installed; e.mu is held.
+func (m *Manager) drop(ctx context.Context, k key, e *entry) {
 	if e.instance == nil && !e.failed {
-		return
-	}
-	// The view may have yet to see what was just installed here. Asked under the
-	// lock: an install that held it until now has stored its record.
-	if _, err := m.store.Index(ctx, k.name, k.session); !errors.Is(err, bus.ErrNoKey) {
 		return
 	}
 	if err := m.server.Withdraw(ctx, k.name, k.session); err != nil {
 		m.log.Warn("index not withdrawn", slog.String("index", string(k.name)), slog.String("error", err.Error()))
 		return
 	}
-	if e.instance != nil {
-		m.retire(e.instance)
-	}
+	old, bundle := e.instance, e.record.Bundle
 	e.instance, e.failed, e.record = nil, false, registry.IndexRecord{}
+	if old != nil {
+		m.retire(e, old)
+	}
+	if dir, err := m.folder(k.name, k.session, bundle); err == nil && bundle != "" {
+		m.clean(e, dir)
+	}
 	m.log.Info("index is no longer served", slog.String("index", string(k.name)))
 }
 
