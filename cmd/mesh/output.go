@@ -36,6 +36,9 @@ func terminalOf(env []string, stdout, stderr io.Writer) terminal {
 	return t
 }
 
+// on returns t as it stands for another output than stderr.
+func (t terminal) on(watched bool) terminal { t.err = watched; return t }
+
 // dim and strong adorn text for stderr.
 func (t terminal) dim(text string) string    { return t.adorn("2", text) }
 func (t terminal) strong(text string) string { return t.adorn("1", text) }

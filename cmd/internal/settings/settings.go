@@ -75,6 +75,7 @@ type Router struct {
 	Connection
 	Session
 	Policy
+	Store
 	Logging
 }
 
