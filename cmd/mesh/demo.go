@@ -46,7 +46,6 @@ type demo struct {
 	env     []string
 	mesh    *background
 	url     string
-	attach  *os.File // closing it ends the mesh, however this process ends
 	act     int
 	started time.Time
 }
@@ -150,14 +149,14 @@ func (d *demo) play(ctx context.Context, keep bool) error {
 func (d *demo) up(ctx context.Context, keep bool) error {
 	shown := []string{"up", "--detach", "--data-dir=" + d.data, "--nats-listen=127.0.0.1:0"}
 	args := []string{"up", "--data-dir=" + d.data, "--nats-listen=127.0.0.1:0", "--unrecorded"}
-	var stdin *os.File
+	var stdin, attach *os.File
 	if !keep {
 		read, write, err := os.Pipe()
 		if err != nil {
 			return toolmesh.Errorf(toolmesh.CodeInternal, "start the mesh: %w", err)
 		}
 		defer func() { _ = read.Close() }() // the child has its own
-		stdin, d.attach = read, write
+		stdin, attach = read, write
 		args = append(args, "--attached")
 	}
 	d.prompt(shown)
@@ -166,7 +165,13 @@ func (d *demo) up(ctx context.Context, keep bool) error {
 	own.env = d.env
 	up, err := own.spawn(d.data, args, stdin)
 	if err != nil {
+		if attach != nil {
+			_ = attach.Close()
+		}
 		return err
+	}
+	if attach != nil {
+		up.attach = attach
 	}
 	ready, err := up.wait(ctx)
 	if err != nil {
@@ -376,9 +381,6 @@ func (d *demo) cleanUp() error {
 	var errs []error
 	if d.mesh != nil {
 		errs = append(errs, d.mesh.stop())
-	}
-	if d.attach != nil {
-		errs = append(errs, d.attach.Close())
 	}
 	if err := os.RemoveAll(d.dir); err != nil {
 		errs = append(errs, err)

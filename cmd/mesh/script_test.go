@@ -28,10 +28,7 @@ func TestMain(m *testing.M) {
 	command := func(run func() int) func() {
 		return func() {
 			status := run()
-			if err := goleak.Find(
-				// Reads stdin for as long as the process lives: nothing ends a read.
-				goleak.IgnoreAnyFunction("github.com/toolmesh/toolmesh/cmd/mesh.untilEOF.func1"),
-			); status == 0 && err != nil {
+			if err := goleak.Find(); status == 0 && err != nil {
 				fmt.Fprintf(os.Stderr, "goroutines outlive the command: %v\n", err)
 				status = 70
 			}
