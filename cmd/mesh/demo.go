@@ -272,7 +272,10 @@ func toolLines(lines []string) int {
 func (d *demo) run(ctx context.Context, c command) error {
 	d.prompt(c.args)
 	args := append([]string{}, c.args...)
-	args = append(args, "--server="+d.url, "--session=default", "--creds=", "--log-level=warn")
+	args = append(args, "--server="+d.url, "--creds=", "--log-level=warn")
+	if c.args[0] != "install" { // which would be private to the session
+		args = append(args, "--session=default")
+	}
 	var out bytes.Buffer
 	begun := time.Now()
 	status := execute(ctx, args, d.env, strings.NewReader(""), &out, &out)
