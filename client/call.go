@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -73,10 +75,16 @@ const (
 	busyWait    = 5 * time.Millisecond // doubles, with jitter
 )
 
+// final is an error after which the call must not be sent again, whatever the
+// error says of itself: the caller has seen some of its answer.
+type final struct{ err error }
+
+func (f final) Error() string { return f.err.Error() }
+
 // attempts sends a call until it has an answer that is more than "not here, not
 // now". Only what provably did not start is sent again, or what is idempotent.
-func (c *Client) attempts(ctx context.Context, id subjects.ToolID, s *settings, send func(target) error) error {
-	id = c.shared.routes.alias(s.session, id)
+func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings, send func(target) error) error {
+	id := c.shared.routes.alias(s.session, name)
 	resolved, queueOnly, lost := false, s.queue, 0
 	for n := 1; ; n++ {
 		t := target{id: id}
@@ -93,8 +101,15 @@ func (c *Client) attempts(ctx context.Context, id subjects.ToolID, s *settings, 
 		if err == nil {
 			return nil
 		}
+		var f final
+		if errors.As(err, &f) {
+			return f.err
+		}
 		e := toolmesh.AsError(err)
 		if ctx.Err() != nil || n >= maxAttempts {
+			if errors.Is(err, errNobody) {
+				return unserved(id)
+			}
 			return err
 		}
 		switch {
@@ -106,15 +121,15 @@ func (c *Client) attempts(ctx context.Context, id subjects.ToolID, s *settings, 
 				return unserved(id)
 			}
 			resolved = true
-			other, err := c.resolve(ctx, s.session, id)
+			other, err := c.resolve(ctx, s.session, name)
 			if err != nil {
 				return err
 			}
 			if other == id {
 				return unserved(id)
 			}
-			c.shared.routes.setAlias(s.session, id, other)
-			id = other
+			c.shared.routes.setAlias(s.session, name, other)
+			id, queueOnly = other, s.queue
 		case e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeToolNotFound && t.node != nil,
 			e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeUnavailable && e.Origin != toolmesh.OriginCaller:
 			if t.node != nil {
@@ -129,7 +144,7 @@ func (c *Client) attempts(ctx context.Context, id subjects.ToolID, s *settings, 
 			}
 		case s.idempotent && lost == 0 && (e.Code == toolmesh.CodeNodeLost || e.Code == toolmesh.CodeWorkerCrashed):
 			lost++
-			s.rpc = newRPCID("rpc_")
+			s.rpc = newRPCID(s.prefix)
 			if t.node != nil {
 				c.shared.routes.forget(s.session, id, t.node.id)
 			}
@@ -173,10 +188,15 @@ type pending struct {
 	replies chan *nats.Msg // capacity 1: the answer, or the acknowledgement
 	fails   chan error     // capacity 1: no answer can come
 
-	node atomic.Pointer[node] // where it runs, once that is known
-	sign atomic.Int64         // when it was last heard of, unix ns; 0 = never
-	high atomic.Int64         // Mesh-High of the last keepalive
+	node  atomic.Pointer[node] // where it runs, once that is known
+	sign  atomic.Int64         // when it was last heard of, unix ns; 0 = never
+	high  atomic.Int64         // Mesh-High of the last keepalive
+	asked time.Time            // when the request was last sent; the call's goroutine only
 }
+
+// again is put behind the inbox's subject where a request is sent again, so that
+// the broker's "nobody there" to it does not pass for one to the first request.
+const again = ".again"
 
 // deliver runs on the inbox's goroutine.
 func (p *pending) deliver(m *nats.Msg, err error) {
@@ -186,6 +206,9 @@ func (p *pending) deliver(m *nats.Msg, err error) {
 		default:
 		}
 		return
+	}
+	if strings.HasSuffix(m.Subject, again) && bus.NoResponders(m) {
+		return // its node is going: whether it ran the call is for the liveness to say
 	}
 	if len(m.Data) == 0 && m.Header != nil && len(m.Header[codec.HeaderKeepalive]) > 0 {
 		r := codec.ParseReply(codec.Header(m.Header), nil)
@@ -203,7 +226,7 @@ func (p *pending) deliver(m *nats.Msg, err error) {
 
 func (p *pending) heard(id subjects.NodeID, boot subjects.BootID) {
 	p.sign.Store(time.Now().UnixNano())
-	if id != "" && p.node.Load() == nil {
+	if id != "" && boot != "" && p.node.Load() == nil {
 		p.node.Store(p.c.shared.nodes.get(id, boot))
 	}
 }
@@ -278,6 +301,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 		return nil, asCall(ctx, err)
 	}
 	sent := time.Now()
+	p.asked = sent
 	if err := p.inbox.Send(msg); err != nil {
 		return nil, err
 	}
@@ -290,7 +314,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	case <-ctx.Done():
 		err = p.abandon(ctx)
 	case <-timer.C:
-		reply, err = p.watch(ctx, msg, sent)
+		reply, err = p.watch(ctx, msg)
 	}
 	timer.Stop()
 	timers.Put(timer)
@@ -363,16 +387,15 @@ func (c *Client) cancel(session subjects.SessionID, rpc subjects.RPCID, n *node)
 
 // watch waits on for a call that has been quiet for a while, and finds out
 // whether its node is lost.
-func (p *pending) watch(ctx context.Context, msg *nats.Msg, sent time.Time) (*nats.Msg, error) {
+func (p *pending) watch(ctx context.Context, msg *nats.Msg) (*nats.Msg, error) {
 	ticker := time.NewTicker(watchTick)
 	defer ticker.Stop()
-	asked := sent
 	for {
-		if err := p.alive(ctx, sent, asked); err != nil {
+		if err := p.alive(ctx, p.asked); err != nil {
 			return nil, err
 		}
-		if again := p.resend(msg, &asked); again != nil {
-			return nil, again
+		if err := p.resend(msg, p.asked); err != nil {
+			return nil, err
 		}
 		select {
 		case m := <-p.replies:
@@ -386,38 +409,37 @@ func (p *pending) watch(ctx context.Context, msg *nats.Msg, sent time.Time) (*na
 	}
 }
 
-// resend asks the node again for a call that the node, alive and the same as
-// ever, says nothing of: the request or its answer got lost. The node knows the
-// rpc_id and runs it once at most.
-func (p *pending) resend(msg *nats.Msg, asked *time.Time) error {
+// resend asks the node again for a call of which it, alive and the same as ever,
+// has said nothing since last: the request or its answer got lost. That start of
+// the node knows the rpc_id and runs it once at most; another one must not.
+func (p *pending) resend(msg *nats.Msg, last time.Time) error {
 	n := p.node.Load()
-	last := p.lastSign(*asked)
-	if n == nil || time.Since(last) < silence || !n.wellSince(silence) || !p.c.bus.Connected() {
+	if n == nil || time.Since(p.lastSign(last)) < silence || !n.wellSince(silence) || !p.c.bus.Connected() {
 		return nil
 	}
 	subject, err := subjects.NodeTool(n.id, p.s.session, p.id)
 	if err != nil {
 		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
 	}
-	*asked = time.Now()
-	again := *msg
-	again.Subject = subject
-	if err := p.inbox.Send(&again); err != nil && toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
-		return err
-	}
+	p.asked = time.Now()
+	header := maps.Clone(msg.Header)
+	header[codec.HeaderBoot] = []string{string(n.boot)}
+	m := &nats.Msg{Subject: subject, Reply: p.inbox.Subject() + again, Header: header, Data: msg.Data}
+	_ = p.c.bus.Conn().PublishMsg(m) // what fails is tried again
 	return nil
 }
 
-func (p *pending) lastSign(asked time.Time) time.Time {
-	if ns := p.sign.Load(); ns > asked.UnixNano() {
+// lastSign is when the call was last heard of, at least last.
+func (p *pending) lastSign(last time.Time) time.Time {
+	if ns := p.sign.Load(); ns > last.UnixNano() {
 		return time.Unix(0, ns)
 	}
-	return asked
+	return last
 }
 
-// alive returns an error once the call's node counts as lost, or once the
-// caller's own connection is what is lost.
-func (p *pending) alive(ctx context.Context, sent, asked time.Time) error {
+// alive returns an error once the call's node, silent since asked, counts as
+// lost, or once the caller's own connection is what is lost.
+func (p *pending) alive(ctx context.Context, asked time.Time) error {
 	n := p.node.Load()
 	last := p.lastSign(asked)
 	if n != nil {

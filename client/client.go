@@ -133,6 +133,7 @@ func (f optionFunc) apply(s *settings) { f(s) }
 type settings struct {
 	session    subjects.SessionID
 	rpc        subjects.RPCID
+	prefix     string // of rpc ids that are made
 	timeout    time.Duration
 	revision   string
 	parent     subjects.RPCID
@@ -176,7 +177,7 @@ func Idempotent() CallOption { return optionFunc(func(s *settings) { s.idempoten
 func ViaQueue() CallOption { return optionFunc(func(s *settings) { s.queue = true }) }
 
 func (c *Client) settings(opts []CallOption, prefix string) (settings, error) {
-	s := settings{session: c.session, queue: c.queue}
+	s := settings{session: c.session, prefix: prefix, queue: c.queue}
 	for _, o := range opts {
 		o.apply(&s)
 	}

@@ -17,8 +17,9 @@ const maxNodes = 1024
 
 // node is one start of a node, as this client sees it.
 type node struct {
-	id   subjects.NodeID
-	boot subjects.BootID
+	id     subjects.NodeID
+	boot   subjects.BootID
+	before subjects.BootID // the boot that this one replaced here, if any
 
 	outstanding atomic.Int64 // our own calls on it
 	reported    atomic.Int64 // in flight, by its own word
@@ -82,19 +83,32 @@ func (ns *nodes) init(b *bus.Bus) {
 	ns.subs = make(map[subjects.NodeID]*nats.Subscription)
 }
 
-// get returns the node of a boot and listens to its heartbeat from now on.
-func (ns *nodes) get(id subjects.NodeID, boot subjects.BootID) *node {
+// get returns the node of a boot that has itself been heard of, and listens to
+// its heartbeat from now on.
+func (ns *nodes) get(id subjects.NodeID, boot subjects.BootID) *node { return ns.find(id, boot, true) }
+
+// told is get for a boot that the registry names: what it says may be old, so
+// that it does not replace another boot that is well.
+func (ns *nodes) told(id subjects.NodeID, boot subjects.BootID) *node {
+	return ns.find(id, boot, false)
+}
+
+func (ns *nodes) find(id subjects.NodeID, boot subjects.BootID, heard bool) *node {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 	old := ns.byID[id]
-	if old != nil && (old.boot == boot || boot == "") {
+	if old != nil && (old.boot == boot || boot == old.before && boot != "") {
 		return old
-	}
-	if old != nil {
-		old.other.Store(true)
 	}
 	n := &node{id: id, boot: boot}
 	n.slots.Store(1)
+	if old != nil {
+		if !heard && !old.other.Load() && time.Since(old.lastHeard()) < silence {
+			return old
+		}
+		old.other.Store(true)
+		n.before = old.boot
+	}
 	if ns.closed {
 		return n
 	}
@@ -150,7 +164,9 @@ func (ns *nodes) beat(m *nats.Msg) {
 		return
 	}
 	if string(n.boot) != b.Boot {
-		n.other.Store(true)
+		if string(n.before) != b.Boot { // else it was long on its way
+			n.other.Store(true)
+		}
 		return
 	}
 	now := time.Now()

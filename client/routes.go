@@ -19,6 +19,9 @@ const (
 	routeKeep  = 5 * time.Minute // after which an unused one is forgotten
 	askWait    = 2 * time.Second
 	maxRoutes  = 10_000
+	// aliasKeep is how long a short id stands for what it was found to: a tool
+	// that comes later may have the better claim.
+	aliasKeep = time.Minute
 )
 
 type routeKey struct {
@@ -39,21 +42,34 @@ type route struct {
 type routes struct {
 	mu      sync.Mutex
 	known   map[routeKey]*route
-	aliases map[routeKey]subjects.ToolID
+	aliases map[routeKey]alias
+}
+
+type alias struct {
+	full  subjects.ToolID
+	found time.Time
 }
 
 func (r *routes) init() {
 	r.known = make(map[routeKey]*route)
-	r.aliases = make(map[routeKey]subjects.ToolID)
+	r.aliases = make(map[routeKey]alias)
 }
 
 func (r *routes) alias(session subjects.SessionID, id subjects.ToolID) subjects.ToolID {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if full, ok := r.aliases[routeKey{session, id}]; ok {
-		return full
+	if len(r.aliases) == 0 {
+		return id
 	}
-	return id
+	a, ok := r.aliases[routeKey{session, id}]
+	switch {
+	case !ok:
+		return id
+	case time.Since(a.found) > aliasKeep:
+		delete(r.aliases, routeKey{session, id})
+		return id
+	}
+	return a.full
 }
 
 func (r *routes) setAlias(session subjects.SessionID, short, full subjects.ToolID) {
@@ -62,7 +78,7 @@ func (r *routes) setAlias(session subjects.SessionID, short, full subjects.ToolI
 	if len(r.aliases) >= maxRoutes {
 		clear(r.aliases)
 	}
-	r.aliases[routeKey{session, short}] = full
+	r.aliases[routeKey{session, short}] = alias{full, time.Now()}
 }
 
 func (r *routes) forget(session subjects.SessionID, id subjects.ToolID, gone subjects.NodeID) {
@@ -204,7 +220,7 @@ func (c *Client) candidates(ctx context.Context, key routeKey) ([]*node, error) 
 	}
 	nodes := make([]*node, 0, len(answer.Nodes))
 	for _, a := range answer.Nodes {
-		n := c.shared.nodes.get(a.Node, a.Boot)
+		n := c.shared.nodes.told(a.Node, a.Boot)
 		n.setLoad(codec.Load{InFlight: a.InFlight, Slots: a.Slots})
 		nodes = append(nodes, n)
 	}

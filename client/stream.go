@@ -17,13 +17,22 @@ import (
 )
 
 const (
-	// creditWindow is how many items may be on their way to a reader.
-	creditWindow = 512
-	creditEvery  = 2 * time.Second
-	// gapWait is how long live delivery may take to fill a gap by itself.
+	// So many items, or about so many bytes, may be on their way to a reader.
+	mostCredit  = 512
+	firstCredit = 128 // while the size of the items is not known
+	leastCredit = 8
+	creditBytes = 4 << 20
+	creditEvery = 2 * time.Second
+	// gapWait is how long live delivery may take to fill a gap by itself; it
+	// doubles, up to gapMost, while the store has nothing new either.
 	gapWait = 30 * time.Millisecond
-	// quietWait is how long a stream may say nothing before the store is asked.
-	quietWait  = time.Second
+	gapMost = time.Second
+	// maxFruitless is how often in a row the store may have nothing of a stream
+	// that is known to be there.
+	maxFruitless = 8
+	// quietWait is how long a stream may say nothing before the store is asked:
+	// a little more than the second between two keepalives.
+	quietWait  = 1250 * time.Millisecond
 	replayWait = 5 * time.Second
 )
 
@@ -72,16 +81,22 @@ var errStopped = toolmesh.Errorf(toolmesh.CodeCancelled, "the reader stopped")
 
 // reader is one stream on its way.
 type reader struct {
-	p       *pending
-	yield   func(Chunk, error) bool
-	subject string
-	signal  chan struct{} // capacity 1: something arrived
+	p      *pending
+	yield  func(Chunk, error) bool
+	signal chan struct{} // capacity 1: something arrived
 
 	mu      sync.Mutex
 	order   *chunks.Order
 	arrived time.Time // when a chunk last did
 	bad     error
 	taken   int64 // items yielded
+	bytes   int64 // of them
+	high    codec.High
+
+	// The stream's goroutine only.
+	acked     bool
+	granted   int64
+	fruitless int
 }
 
 func (r *reader) wake() {
@@ -116,6 +131,8 @@ func (r *reader) next() (codec.Chunk, bool, error) {
 	return c, true, nil
 }
 
+// run makes one attempt at a stream. After the first item, or once the stream
+// is known to run, its error is final: another attempt would begin anew.
 func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body []byte) error {
 	if ctx.Err() != nil {
 		return ended(ctx, toolmesh.StartedNo)
@@ -126,7 +143,8 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 	}
 	r.p = p
 	defer p.inbox.Close()
-	msg, err := p.request(ctx, t, codec.DeliverLive, creditWindow, body)
+	r.granted = firstCredit
+	msg, err := p.request(ctx, t, codec.DeliverLive, firstCredit, body)
 	if err != nil {
 		return asCall(ctx, err)
 	}
@@ -139,18 +157,28 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 		return callerError(toolmesh.CodeUnavailable, "the stream's chunks cannot be subscribed: %w", err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	sent := time.Now()
+	p.asked = time.Now()
 	if err := p.inbox.Send(msg); err != nil {
 		return err
 	}
 	stop := make(chan struct{})
 	var keeper sync.WaitGroup
 	keeper.Go(func() { r.keepCredit(stop) })
-	err = r.read(ctx, sent)
-	close(stop)
-	keeper.Wait()
+	defer func() { // also when the loop's body panics
+		close(stop)
+		keeper.Wait()
+	}()
+	err = r.read(ctx, msg)
 	if err != nil && (errors.Is(err, errStopped) || ctx.Err() != nil) {
 		c.cancel(s.session, s.rpc, p.node.Load())
+	}
+	if err == nil {
+		return nil
+	}
+	code := toolmesh.CodeOf(err)
+	lost := code == toolmesh.CodeNodeLost || code == toolmesh.CodeWorkerCrashed
+	if r.taken > 0 || r.acked && !lost {
+		return final{err}
 	}
 	return err
 }
@@ -180,76 +208,84 @@ func (r *reader) sendCredit() {
 		return
 	}
 	r.mu.Lock()
-	upTo := r.taken + creditWindow
+	upTo := r.taken + r.window()
 	r.mu.Unlock()
 	_ = r.p.c.bus.Conn().Publish(subject, codec.Control{Type: codec.ControlCredit, Seq: upTo}.Encode())
 }
 
+// window is how many items may be on their way; r.mu is held.
+func (r *reader) window() int64 {
+	if r.taken == 0 {
+		return firstCredit
+	}
+	return min(max(creditBytes/max(r.bytes/r.taken, 1), leastCredit), mostCredit)
+}
+
+// yieldAll hands out what is here in order. over says that the stream has ended,
+// with err or well.
+func (r *reader) yieldAll(ctx context.Context) (over bool, err error) {
+	for {
+		c, ok, err := r.next()
+		switch {
+		case err != nil:
+			return true, err
+		case !ok:
+			return false, nil
+		case c.Type == codec.ChunkError:
+			return true, c.Err
+		case c.Type == codec.ChunkComplete:
+			return true, nil
+		case !r.yield(Chunk{Seq: c.Seq, Data: c.Data}, nil):
+			return true, errStopped
+		}
+		r.mu.Lock()
+		r.taken = c.Seq
+		r.bytes += int64(len(c.Data))
+		window := r.window()
+		r.mu.Unlock()
+		if r.granted-c.Seq < window/2 {
+			r.granted = c.Seq + window
+			r.sendCredit()
+		}
+		if ctx.Err() != nil {
+			return true, ended(ctx, toolmesh.StartedYes)
+		}
+	}
+}
+
 // read yields chunks until the stream ends.
-func (r *reader) read(ctx context.Context, sent time.Time) error {
+func (r *reader) read(ctx context.Context, msg *nats.Msg) error {
 	ticker := time.NewTicker(watchTick)
 	defer ticker.Stop()
 	var gap <-chan time.Time // fires when a gap has had its time
+	wait := gapWait
 	generation := r.p.c.bus.State().Generation
-	granted := int64(creditWindow)
-	replies := r.p.replies
-	lastReplay := sent
-	acked := false
+	lastReplay := r.p.asked
+	var before int64
 	for {
-		for {
-			c, ok, err := r.next()
-			if err != nil {
-				return err
-			}
-			if !ok {
-				break
-			}
-			gap = nil
-			if c.Terminal() {
-				if c.Type == codec.ChunkError {
-					return c.Err
-				}
-				return nil
-			}
-			if !r.yield(Chunk{Seq: c.Seq, Data: c.Data}, nil) {
-				return errStopped
-			}
-			r.mu.Lock()
-			r.taken = c.Seq
-			r.mu.Unlock()
-			if granted-c.Seq < creditWindow/2 {
-				granted = c.Seq + creditWindow
-				r.sendCredit()
-			}
-			if ctx.Err() != nil {
-				return ended(ctx, toolmesh.StartedYes)
-			}
+		if over, err := r.yieldAll(ctx); over {
+			return err
+		}
+		if r.taken > before {
+			before, gap, wait, r.fruitless = r.taken, nil, gapWait, 0
 		}
 		r.mu.Lock()
 		r.order.Note(r.p.high.Load())
-		missing := r.order.Gap() || acked && r.order.Next() == 1
+		missing := r.order.Gap() || r.acked && r.order.Next() == 1
 		r.mu.Unlock()
 		if missing && gap == nil {
-			gap = time.After(gapWait)
+			gap = time.After(wait)
+			wait = min(2*wait, gapMost)
 		}
 		ask := false
 		select {
 		case <-r.signal:
-		case m := <-replies:
-			reply := codec.ParseReply(codec.Header(m.Header), m.Data)
-			switch reply.Kind {
-			case codec.ReplyNoResponders:
-				return errNobody
-			case codec.ReplyError:
-				return reply.Err
-			}
-			acked, replies = true, nil
-			r.p.heard(reply.Node, reply.Boot)
-			if !r.p.s.queue {
-				r.p.c.learn(r.p.s.session, r.p.id)
+		case m := <-r.p.replies:
+			if err := r.replied(ctx, codec.ParseReply(codec.Header(m.Header), m.Data)); err != nil {
+				return err
 			}
 		case err := <-r.p.fails:
-			if !acked {
+			if !r.acked {
 				return err
 			}
 			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the stream was cut off: %w", err).WithOrigin(toolmesh.OriginCaller)
@@ -261,80 +297,111 @@ func (r *reader) read(ctx context.Context, sent time.Time) error {
 			if now := r.p.c.bus.State(); now.Generation != generation && now.Connected {
 				generation, ask = now.Generation, true
 			}
-			r.mu.Lock()
-			quiet := r.arrived
-			r.mu.Unlock()
+			quiet := r.lastArrived()
 			if quiet.Before(lastReplay) {
 				quiet = lastReplay
 			}
-			if acked && time.Since(r.p.lastSign(quiet)) > quietWait {
+			if r.acked && time.Since(r.p.lastSign(quiet)) > quietWait {
 				ask = true
 			}
-			if err := r.checkNode(ctx, sent, acked); err != nil {
+			if over, err := r.checkNode(ctx); over {
+				return err
+			}
+			if err := r.p.resend(msg, r.lastArrived()); err != nil {
 				return err
 			}
 		}
-		if ask && (acked || r.p.node.Load() != nil) {
+		if ask && (r.acked || r.p.node.Load() != nil) {
 			lastReplay = time.Now()
 			if err := r.replay(ctx); err != nil && toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
 				return err
 			}
+			if r.fruitless >= maxFruitless {
+				return toolmesh.Errorf(toolmesh.CodeStreamExpired, "items from %d on are no longer kept", r.taken+1).
+					WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedYes)
+			}
 		}
 	}
 }
 
-// checkNode ends the stream when its node is lost: with what the store still
-// has of it, if that is all of it.
-func (r *reader) checkNode(ctx context.Context, sent time.Time, acked bool) error {
+// lastArrived is when a chunk last arrived, or else when the stream was asked for.
+func (r *reader) lastArrived() time.Time {
 	r.mu.Lock()
-	asked := r.arrived
-	r.mu.Unlock()
-	if asked.Before(sent) {
-		asked = sent
+	defer r.mu.Unlock()
+	if r.arrived.Before(r.p.asked) {
+		return r.p.asked
 	}
-	err := r.p.alive(ctx, sent, asked)
-	switch {
-	case err == nil:
-		return nil
-	case toolmesh.CodeOf(err) == toolmesh.CodeUnavailable && acked:
-		return nil // our own connection: the stream goes on when it is back
-	case toolmesh.CodeOf(err) != toolmesh.CodeNodeLost || !acked:
-		return err
-	}
-	for before := int64(-1); before != r.taken && r.replay(ctx) == nil; {
-		before = r.taken
-		if end, over := r.drain(); over {
-			return end
+	return r.arrived
+}
+
+// replied takes an answer on the reply subject: the acknowledgement, or an error
+// that ends the stream. After the acknowledgement that is one that could not be
+// stored; what was stored before it is yielded first.
+func (r *reader) replied(ctx context.Context, reply codec.Reply) error {
+	switch reply.Kind {
+	case codec.ReplyNoResponders:
+		return errNobody
+	case codec.ReplyError:
+		if r.acked {
+			if over, err := r.rest(ctx); over {
+				return orWhole(err)
+			}
 		}
+		return reply.Err
+	}
+	r.acked = true
+	r.p.heard(reply.Node, reply.Boot)
+	if !r.p.s.queue {
+		r.p.c.learn(r.p.s.session, r.p.id)
+	}
+	return nil
+}
+
+// orWhole makes an error of the good end of a stream.
+func orWhole(err error) error {
+	if err == nil {
+		return errWhole
 	}
 	return err
 }
 
-// errWhole says that the whole stream has been read.
-var errWhole = toolmesh.Errorf(toolmesh.CodeInternal, "the stream is over")
+// checkNode ends the stream when its node is lost: with what the store still
+// has of it, if that is all of it.
+func (r *reader) checkNode(ctx context.Context) (over bool, err error) {
+	lost := r.p.alive(ctx, r.lastArrived())
+	switch {
+	case lost == nil:
+		return false, nil
+	case toolmesh.CodeOf(lost) == toolmesh.CodeUnavailable && r.acked:
+		return false, nil // our own connection: the stream goes on when it is back
+	case toolmesh.CodeOf(lost) != toolmesh.CodeNodeLost || !r.acked:
+		return true, lost
+	}
+	if over, err := r.rest(ctx); over {
+		return true, err
+	}
+	return true, lost
+}
 
-// drain yields what is here of a stream whose node is gone, and reports whether
-// that was the end of it.
-func (r *reader) drain() (end error, over bool) {
+// rest yields what the store has of a stream to which nothing is added any more,
+// and reports whether that was its end.
+func (r *reader) rest(ctx context.Context) (over bool, err error) {
 	for {
-		c, ok, err := r.next()
-		switch {
-		case err != nil:
-			return err, true
-		case !ok:
-			return nil, false
-		case c.Type == codec.ChunkError:
-			return c.Err, true
-		case c.Type == codec.ChunkComplete:
-			return errWhole, true
-		case !r.yield(Chunk{Seq: c.Seq, Data: c.Data}, nil):
-			return errStopped, true
+		before := r.taken
+		if r.replay(ctx) != nil {
+			return false, nil
 		}
-		r.mu.Lock()
-		r.taken = c.Seq
-		r.mu.Unlock()
+		if over, err := r.yieldAll(ctx); over {
+			return true, err
+		}
+		if r.taken == before {
+			return false, nil
+		}
 	}
 }
+
+// errWhole says that the whole stream has been read.
+var errWhole = toolmesh.Errorf(toolmesh.CodeInternal, "the stream is over")
 
 // replay asks the store for a page of chunks, from the next item on. What is
 // behind the page shows as a gap, and is asked for when the page has been read.
@@ -347,6 +414,7 @@ func (r *reader) replay(ctx context.Context) error {
 	}
 	r.mu.Lock()
 	from := r.order.Next()
+	r.high = codec.High{Seq: -1}
 	r.mu.Unlock()
 	done := make(chan error, 1)
 	end := func(err error) {
@@ -374,6 +442,13 @@ func (r *reader) replay(ctx context.Context) error {
 	}
 	select {
 	case err := <-done:
+		r.mu.Lock()
+		if r.order.Ready() {
+			r.fruitless = 0
+		} else if r.high.Terminal || r.high.Seq >= from || r.high.Seq == 0 && r.taken > 0 {
+			r.fruitless++ // it should have had the next one
+		}
+		r.mu.Unlock()
 		r.wake()
 		return err
 	case <-ctx.Done():
@@ -400,6 +475,7 @@ func (r *reader) replayed(m *nats.Msg) (last bool, err error) {
 	if err != nil {
 		return true, err
 	}
+	r.high = high
 	r.order.Note(high.Seq)
 	if high.Terminal {
 		r.order.Note(high.Seq + 1)

@@ -75,7 +75,8 @@ type Request struct {
 	Hops      int
 	Depth     int
 	Parent    subjects.RPCID
-	Revision  string // pin
+	Revision  string          // pin
+	Boot      subjects.BootID // the one start of a node that may answer
 	Isolation string
 
 	HasTimeout bool
@@ -182,6 +183,8 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			r.WantLoad, err = parseFlag(HeaderWantLoad, v)
 		case HeaderRevision:
 			r.Revision = v
+		case HeaderBoot:
+			r.Boot = subjects.BootID(v)
 		case HeaderIsolation:
 			r.Isolation = v
 		case HeaderIdempotencyKey:

@@ -93,6 +93,8 @@ func BenchmarkCallParallel(b *testing.B) {
 			one := executor.Call{Tool: "t.weather", Args: json.RawMessage(`{"city":"Oslo","days":3}`)}
 			b.SetParallelism(16)
 			b.ReportAllocs()
+			report := processorTime(b, ix)
+			b.ResetTimer()
 			b.RunParallel(func(pb *testing.PB) {
 				for pb.Next() {
 					if _, err := ix.Call(b.Context(), one, nil); err != nil {
@@ -101,6 +103,7 @@ func BenchmarkCallParallel(b *testing.B) {
 					}
 				}
 			})
+			report()
 		})
 	}
 }
@@ -111,6 +114,7 @@ func BenchmarkAsync(b *testing.B) {
 	one := executor.Call{Tool: "t.later", Args: json.RawMessage(`{"city":"Oslo"}`)}
 	b.SetParallelism(64)
 	b.ReportAllocs()
+	b.ResetTimer()
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
 			if _, err := ix.Call(b.Context(), one, nil); err != nil {

@@ -19,6 +19,8 @@ const (
 	// Calls shorter than this keep the processors busy: more workers than
 	// processors would only get in each other's way.
 	brief = time.Millisecond
+	// An event loop that gives no sign of life for this long is blocked.
+	blockedAfter = time.Second
 	// Calls that one worker of coroutines holds at once.
 	asyncCalls = 1024
 	// Restarts wait this long after repeated crashes, doubling to the second.
@@ -138,7 +140,7 @@ func (c *crew) wait(ctx context.Context, j *job) *toolmesh.Error {
 func (c *crew) pick() *worker {
 	if c.async {
 		for w := range c.workers {
-			if !w.retired && c.room(w) {
+			if !w.retired && !w.blocked && c.room(w) {
 				return w
 			}
 		}
@@ -310,7 +312,7 @@ func (c *crew) limit() int {
 func (c *crew) serving() int {
 	n := 0
 	for w := range c.workers {
-		if !w.retired {
+		if !w.retired && !w.blocked {
 			n++
 		}
 	}
@@ -326,6 +328,8 @@ func (c *crew) reconcile() {
 	have := c.serving() + c.starting
 	now := time.Now()
 	switch {
+	case have == 0 && len(c.workers) > c.index.maxWorkers():
+		c.look(patience) // all are blocked, or on their way out
 	case have == 0:
 		if wait := c.nextTry.Sub(now); wait > 0 {
 			c.look(wait)
@@ -497,10 +501,47 @@ func (c *crew) close() {
 	}
 }
 
+// probe asks each event loop that has calls for a sign of life. One that gives
+// none for a second is blocked by a coroutine that computes or waits without
+// await: new calls go elsewhere until it answers.
+func (c *crew) probe() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for w := range c.workers {
+		switch {
+		case w.retired || len(w.jobs) == 0:
+		case w.probed.IsZero():
+			w.probed = time.Now()
+			w.send(frame.Header{Type: frame.Ping, ID: w.id}, nil, nil)
+		case !w.blocked && time.Since(w.probed) > blockedAfter:
+			w.blocked = true
+			c.index.log.Warn("a coroutine blocks its event loop, new calls go to another worker",
+				slog.Int("pid", w.handle.Pid()), slog.Int("calls", len(w.jobs)))
+			c.reconcile()
+		}
+	}
+}
+
+// answered notes a sign of life.
+func (c *crew) answered(w *worker) {
+	c.mu.Lock()
+	w.probed, w.blocked = time.Time{}, false
+	w.idleSince = time.Now()
+	c.mu.Unlock()
+}
+
 // reap ends workers that were idle for long, down to one.
 func (c *crew) reap(idleAfter time.Duration) {
 	c.mu.Lock()
 	var old []*worker
+	if c.async {
+		for w := range c.workers {
+			if !w.retired && len(w.jobs) == 0 && c.serving() > 1 && time.Since(w.idleSince) >= idleAfter {
+				w.retired, w.stopping = true, true
+				old = append(old, w)
+			}
+		}
+	}
 	for len(c.idle) > 0 && c.serving() > 1 && time.Since(c.idle[0].idleSince) >= idleAfter {
 		w := c.idle[0]
 		c.idle = slices.Delete(c.idle, 0, 1)

@@ -358,16 +358,24 @@ func (ix *Index) after(d time.Duration, f func()) {
 	})
 }
 
-// janitor ends workers that nobody needs.
+// janitor ends workers that nobody needs, and looks after event loops.
 func (ix *Index) janitor() {
-	ticker := time.NewTicker(max(ix.x.opts.IdleAfter/4, time.Millisecond))
-	defer ticker.Stop()
+	idle := time.NewTicker(max(ix.x.opts.IdleAfter/4, time.Millisecond))
+	defer idle.Stop()
+	var probes <-chan time.Time
+	if ix.async != nil {
+		probe := time.NewTicker(blockedAfter / 4)
+		defer probe.Stop()
+		probes = probe.C
+	}
 	for {
 		select {
-		case <-ticker.C:
-			if ix.plain != nil {
-				ix.plain.reap(ix.x.opts.IdleAfter)
+		case <-idle.C:
+			for _, c := range ix.crews() {
+				c.reap(ix.x.opts.IdleAfter)
 			}
+		case <-probes:
+			ix.async.probe()
 		case <-ix.stop:
 			return
 		}

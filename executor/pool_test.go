@@ -1,6 +1,7 @@
 package executor_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -148,6 +149,28 @@ func TestCoroutinesShareOneWorker(t *testing.T) {
 	}
 }
 
+// A coroutine that blocks its loop delays those that share it, but no new ones.
+func TestABlockedLoopGetsACompanion(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, nil), slowTools, slowNames...)
+	ctx, cancel := context.WithCancel(t.Context())
+	sink := &collector{logged: make(chan struct{}, 1)}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = ix.Call(ctx, executor.Call{Tool: "t.ablock"}, sink)
+	}()
+	<-sink.logged
+	eventually(t, "there is another worker", func() bool { return ix.Stats().Workers == 3 })
+	mustCall(t, ix, "t.aok", `{"n":5}`, `5`)
+	cancel()
+	<-done
+	mustCall(t, ix, "t.aok", `{"n":6}`, `6`)
+	if s := ix.Stats(); s.Restarts != 0 {
+		t.Errorf("%d restarts", s.Restarts)
+	}
+}
+
 func TestConcurrencyBoundsTheCallsAtOnce(t *testing.T) {
 	t.Parallel()
 	x := newExecutor(t, nil)
@@ -291,8 +314,9 @@ def beat():
 threading.Thread(target=beat, daemon=True).start()
 def alive():
     before = beats
-    time.sleep(0.1)
-    return beats > before
+    while beats == before:
+        time.sleep(0.001)
+    return True
 def die():
     os._exit(9)
 def killed():

@@ -84,8 +84,10 @@ type worker struct {
 	abandoned int             // calls that we no longer wait for but that it may still run
 	places    uint64
 	idleSince time.Time
-	retired   bool // takes no further call
-	stopping  bool // told to end: its end is no crash
+	retired   bool      // takes no further call
+	stopping  bool      // told to end: its end is no crash
+	probed    time.Time // when an event loop was asked for a sign of life; zero when it gave it
+	blocked   bool      // it gave none for a while: it gets no new calls
 
 	current atomic.Pointer[job] // the running call of a worker of plain functions
 
@@ -300,6 +302,7 @@ func (w *worker) demultiplex() error {
 		case frame.Log:
 			w.logged(h, body)
 		case frame.Pong:
+			w.crew.answered(w)
 		default:
 			return fmt.Errorf("the worker sent frame type %d, which this agent does not know", h.Type)
 		}

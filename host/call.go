@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -29,9 +30,9 @@ const (
 	// overdueGrace is how long a handler may take to return once its time is up;
 	// then its caller is answered all the same.
 	overdueGrace = time.Second
-	// stallLook is how long before a call a freeze of this process still casts
-	// doubt on what the call says of time.
-	stallLook = 2 * time.Second
+	// timeWait is how long the broker may be asked for its time before a deadline
+	// is judged by what is known of it.
+	timeWait = 2 * time.Second
 )
 
 // Causes with which a call's context ends.
@@ -42,6 +43,13 @@ var (
 	errGone      = toolmesh.Errorf(toolmesh.CodeCancelled, "the stream's caller is gone").WithStarted(toolmesh.StartedYes).WithDetail("reason", "caller_gone")
 	errStopping  = toolmesh.Errorf(toolmesh.CodeUnavailable, "the node stopped while the call ran").WithStarted(toolmesh.StartedYes)
 )
+
+// over is a context that has ended: what needs to wait fails with it.
+var over = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
 
 // served is one tool that the host offers.
 type served struct {
@@ -65,12 +73,17 @@ type inflight struct {
 	epoch    string
 	stop     context.CancelCauseFunc
 
-	ending atomic.Int64 // when the call was told to end, unix ns; 0 = not yet
+	cause  atomic.Pointer[toolmesh.Error] // why the call was told to end
+	ending atomic.Int64                   // when it was, unix ns; 0 = not yet
 	// answered is taken by whoever answers the caller: the handler's return, or
 	// the ticker when the handler does not return.
 	answered  atomic.Bool
 	keepalive atomic.Int64 // when the last one was sent, unix ns
 	stream    atomic.Pointer[stream]
+
+	joinMu  sync.Mutex
+	joined  []*inflight // repetitions that wait for the acknowledgement of this one
+	flowing bool        // it has been acknowledged
 }
 
 // receive parses and admits one request, and runs it if it is admitted.
@@ -94,10 +107,6 @@ func (h *Host) receive(m *nats.Msg) {
 		return
 	}
 	t := h.routes.find(s.Session, s.Tool)
-	if bad = h.check(t, req, directed); bad != nil {
-		h.answer(m.Reply, req, h.identity, admit.Record{Err: bad})
-		return
-	}
 	c := &inflight{h: h, req: req, tool: t, reply: m.Reply, start: time.Now()}
 	if h.opts.Sessions != nil {
 		if c.epoch, err = h.opts.Sessions.Admit(req.Session); err != nil {
@@ -105,10 +114,39 @@ func (h *Host) receive(m *nats.Msg) {
 			return
 		}
 	}
+	r := admit.Request{Tool: s.Tool, Epoch: c.epoch, Stream: req.Delivery != codec.DeliverNone}
+	if req.RPCID == "" && r.Stream {
+		req.RPCID = newRPCID(req.Delivery) // its caller learns it, and may cancel by it
+	}
+	if req.RPCID != "" {
+		r.Key = admit.Key{Session: s.Session, RPC: subjects.WireName(req.RPCID)}
+		r.Digest = req.Digest()
+	} else {
+		req.RPCID = newRPCID(req.Delivery)
+	}
+	if bad = h.check(t, req, directed); bad != nil {
+		h.refuse(c, r, bad)
+		return
+	}
 	if budget := h.budget(t, req); budget > 0 {
 		c.deadline = c.start.Add(budget)
 	}
-	h.admit(c)
+	h.admit(c, r)
+}
+
+// refuse answers a request that is not to be started. If it repeats a call that
+// this node has, that call's answer is what it gets: "not started" would be
+// wrong, and would have the caller start it elsewhere.
+func (h *Host) refuse(c *inflight, r admit.Request, bad *toolmesh.Error) {
+	if c.tool == nil {
+		c.tool = &served{identity: h.identity}
+	}
+	verdict, call, record, err, ok := h.calls.Repeated(r, func(rec admit.Record) { h.repeat(c, rec) })
+	if !ok {
+		h.answer(c.reply, c.req, c.tool.identity, admit.Record{Err: bad})
+		return
+	}
+	h.follow(c, verdict, call, record, err)
 }
 
 // refusal makes an error say that nothing was started.
@@ -128,42 +166,43 @@ func (h *Host) check(t *served, req *codec.Request, directed bool) *toolmesh.Err
 		return refusal(toolmesh.Errorf(code, format, args...))
 	}
 	switch {
+	case req.Boot != "" && req.Boot != h.boot:
+		// The request was sent before, to another start of this node, which may
+		// have run it.
+		return toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s was started anew: whether the tool ran is not known", h.node).
+			WithOrigin(toolmesh.OriginAgent).WithDetail("node", string(h.node))
 	case t == nil && directed:
 		return refuse(toolmesh.CodeToolNotFound, "node %s does not serve tool %q", h.node, req.Tool)
 	case t == nil || t.withdrawn.Load() && directed:
 		return refuse(toolmesh.CodeUnavailable, "tool %q has just been taken off node %s", req.Tool, h.node)
-	case h.draining.Load() && directed && !h.knows(req):
+	case h.draining.Load() && directed:
 		return refuse(toolmesh.CodeUnavailable, "node %s is draining", h.node)
 	case req.HasTimeout && req.Timeout <= 0:
 		return refuse(toolmesh.CodeDeadlineExceeded, "the call's time was up before it arrived")
+	case req.Delivery != codec.DeliverNone && !h.lease.joined.Load():
+		return refuse(toolmesh.CodeUnavailable, "node %s has not found the chunk store: without JetStream there are no streams", h.node)
 	case req.Revision != "" && req.Revision != t.identity.Revision:
 		return refuse(toolmesh.CodeUnavailable, "revision %q of tool %q is asked for, node %s serves %q", req.Revision, req.Tool, h.node, t.identity.Revision).
 			WithDetail("revision", t.identity.Revision)
 	}
-	if !req.Deadline.IsZero() {
-		if now := h.bus.Time(); req.Deadline.Before(now.Now) {
-			return refuse(toolmesh.CodeDeadlineExceeded, "the call's deadline passed %v before it arrived", now.Now.Sub(req.Deadline).Round(time.Millisecond))
-		}
+	if req.Deadline.IsZero() {
+		return nil
+	}
+	if h.bus.FreshTime(over) != nil {
+		// After a freeze what looks fresh may be long over: the time is asked
+		// first. Without an answer its bound is as wide as it must be.
+		ctx, cancel := context.WithTimeout(h.base, timeWait)
+		_ = h.bus.FreshTime(ctx)
+		cancel()
+	}
+	if now := h.bus.Time(); req.Deadline.Before(now.Now.Add(-now.Bound)) {
+		return refuse(toolmesh.CodeDeadlineExceeded, "the call's deadline passed %v before it arrived", now.Now.Sub(req.Deadline).Round(time.Millisecond))
 	}
 	return nil
 }
 
-// knows reports whether a request repeats a call that runs here: those are
-// answered even while the node drains.
-func (h *Host) knows(req *codec.Request) bool {
-	_, ok := h.calls.Lookup(admit.Key{Session: subjects.WireName(req.Session), RPC: subjects.WireName(req.RPCID)})
-	return ok
-}
-
 // admit gives the call a slot and runs it, or answers it.
-func (h *Host) admit(c *inflight) {
-	r := admit.Request{Tool: c.req.Tool}
-	if c.req.RPCID != "" {
-		r.Key = admit.Key{Session: subjects.WireName(c.req.Session), RPC: subjects.WireName(c.req.RPCID)}
-		r.Digest = c.req.Digest()
-	} else {
-		c.req.RPCID = newRPCID(c.req.Delivery)
-	}
+func (h *Host) admit(c *inflight, r admit.Request) {
 	parent, stop := context.WithCancelCause(h.base)
 	c.stop = stop
 	verdict, call, record, bad := h.calls.Begin(r, c, func(rec admit.Record) { h.repeat(c, rec) })
@@ -172,15 +211,55 @@ func (h *Host) admit(c *inflight) {
 		return
 	}
 	stop(nil)
+	h.follow(c, verdict, call, record, bad)
+}
+
+// follow answers a request that is not run: now, or when the call that it
+// repeats has its answer.
+func (h *Host) follow(c *inflight, verdict admit.Verdict, call *admit.Call[*inflight], record admit.Record, bad *toolmesh.Error) {
 	switch verdict {
 	case admit.Refuse:
 		h.answer(c.reply, c.req, c.tool.identity, admit.Record{Err: bad})
 	case admit.Repeat:
 		h.repeat(c, record)
 	case admit.Join:
-		if running := call.Value.stream.Load(); c.req.Delivery == codec.DeliverLive && running != nil && running.high() > 0 {
-			h.sendAck(c)
+		if c.req.Delivery == codec.DeliverLive {
+			call.Value.join(c)
 		}
+	}
+}
+
+// join has a repetition acknowledged as soon as its call is.
+func (c *inflight) join(other *inflight) {
+	c.joinMu.Lock()
+	flowing := c.flowing
+	if !flowing {
+		c.joined = append(c.joined, other)
+	}
+	c.joinMu.Unlock()
+	if flowing {
+		other.acknowledge()
+	}
+}
+
+// flows acknowledges a live stream, and its repetitions.
+func (c *inflight) flows() {
+	c.joinMu.Lock()
+	joined := c.joined
+	c.flowing, c.joined = true, nil
+	c.joinMu.Unlock()
+	for _, other := range append(joined, c) {
+		if other.req.Delivery == codec.DeliverLive {
+			other.acknowledge()
+		}
+	}
+}
+
+// acknowledge tells the caller of a live stream, once, that its chunks are in
+// the store.
+func (c *inflight) acknowledge() {
+	if c.answered.CompareAndSwap(false, true) {
+		c.h.sendAck(c)
 	}
 }
 
@@ -203,7 +282,7 @@ func (h *Host) repeat(c *inflight, record admit.Record) {
 		return
 	}
 	if c.req.Delivery == codec.DeliverLive {
-		h.sendAck(c) // the chunks are in the store: the caller asks for them
+		c.acknowledge() // the chunks are in the store: the caller asks for them
 		return
 	}
 	h.running.run(func() { h.redeliver(c) })
@@ -253,10 +332,14 @@ func (h *Host) bounded(c *inflight, record admit.Record) admit.Record {
 	if limit == 0 || int64(len(record.Result)+room) <= limit {
 		return record
 	}
-	return admit.Record{Err: toolmesh.Errorf(toolmesh.CodePayloadTooLarge,
-		"the result has %d bytes, a message carries %d: return less, or stream it", len(record.Result), limit-room).
-		WithDetail("limit", limit).WithDetail("size", len(record.Result)).
-		WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)}
+	return admit.Record{Err: tooLarge(len(record.Result), limit-room)}
+}
+
+func tooLarge(size int, limit int64) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodePayloadTooLarge,
+		"the result has %d bytes, a message carries %d: return less, or stream it", size, limit).
+		WithDetail("limit", limit).WithDetail("size", size).
+		WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
 }
 
 // execute prepares the call and runs its handler.
@@ -271,14 +354,6 @@ func (h *Host) execute(parent context.Context, c *inflight) admit.Record {
 	}
 	if err := c.tool.validator.Validate(args); err != nil {
 		return admit.Record{Err: refusal(err)}
-	}
-	if h.bus.StalledSince(c.start.Add(-stallLook)) {
-		// This process was frozen: what looks fresh may be long over.
-		if err := h.bus.FreshTime(parent); err == nil {
-			if bad := h.check(c.tool, c.req, false); bad != nil {
-				return admit.Record{Err: bad}
-			}
-		}
 	}
 	ctx := parent
 	if !c.deadline.IsZero() {
@@ -379,7 +454,11 @@ func (h *Host) answer(reply string, req *codec.Request, id *codec.Identity, reco
 	} else {
 		header, body = req.Result(id, record.Result, load)
 	}
-	h.send(reply, header, body)
+	if !h.send(reply, header, body) && record.Err == nil {
+		// Bounded left less room than this caller's own names take.
+		header, body = req.Failure(id, tooLarge(len(record.Result), h.bus.MaxPayload()), load)
+		h.send(reply, header, body)
+	}
 	if req.Delivery == codec.DeliverInbox {
 		h.send(reply, nil, nil) // ends the answer for who waits for the empty message
 	}
@@ -419,7 +498,17 @@ func (h *Host) load() codec.Load {
 }
 
 // end tells a call's handler to stop.
-func (c *inflight) end(cause error) {
-	c.ending.CompareAndSwap(0, time.Now().UnixNano())
+func (c *inflight) end(cause *toolmesh.Error) {
+	if c.cause.CompareAndSwap(nil, cause) {
+		c.ending.Store(time.Now().UnixNano())
+	}
 	c.stop(cause)
+}
+
+// why is the error of a call whose handler does not return.
+func (c *inflight) why() *toolmesh.Error {
+	if cause := c.cause.Load(); cause != nil {
+		return cause
+	}
+	return errDeadline
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"iter"
 
 	"github.com/toolmesh/toolmesh"
@@ -42,7 +43,7 @@ func (h function[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink)
 	}
 	out, err := h.f(ctx, in)
 	if err != nil {
-		return err
+		return begun(err)
 	}
 	data, err := encodeItem(out)
 	if err != nil {
@@ -65,7 +66,7 @@ func (h sequence[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink)
 	}
 	for out, err := range h.f(ctx, in) {
 		if err != nil {
-			return err
+			return begun(err)
 		}
 		data, err := encodeItem(out)
 		if err != nil {
@@ -76,6 +77,16 @@ func (h sequence[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink)
 		}
 	}
 	return ctx.Err()
+}
+
+// begun corrects the error of a function that passes on that of a call it made:
+// that one may not have started, but the function has.
+func begun(err error) error {
+	var e *toolmesh.Error
+	if errors.As(err, &e) && e.Started != toolmesh.StartedYes {
+		return e.WithStarted(toolmesh.StartedYes)
+	}
+	return err
 }
 
 func describeTypes[In, Out any](streaming bool) (tool.Descriptor, error) {

@@ -11,8 +11,10 @@ import (
 // Handler executes calls of one tool: a Go function ([Func], [Stream]), a
 // Python worker, a command. It is called concurrently, once per call.
 //
-// A returned [toolmesh.Error] travels as it is; any other error is a tool_error
-// with the Go type as its type. When ctx ends the call has been cancelled, has
+// A returned [toolmesh.Error] travels as it is, and its Started is believed:
+// StartedNo has the caller send the call again, so a handler must not pass on
+// that of a call that it made itself. Any other error is a tool_error with the
+// Go type as its type. When ctx ends the call has been cancelled, has
 // run out of time or has lost its caller, and ServeTool should return soon.
 type Handler interface {
 	ServeTool(ctx context.Context, call *Call, sink Sink) error

@@ -26,6 +26,11 @@ import (
 const (
 	tickEvery = 250 * time.Millisecond
 	beatEvery = time.Second
+	// maxReplays is how many replays are answered at once.
+	maxReplays = 16
+	// retireAfter is how long requests that have been received may wait for
+	// somebody to look at them.
+	retireAfter = 2 * time.Second
 )
 
 // Host makes a process a node. Its methods may be called concurrently.
@@ -47,6 +52,7 @@ type Host struct {
 	end     context.CancelCauseFunc
 	intake  *intake        // calls
 	running runners        // replays
+	replays chan struct{}  // one element for each replay that is being answered
 	workers sync.WaitGroup // ticker and the like
 	quit    chan struct{}
 
@@ -59,9 +65,17 @@ type Host struct {
 	unlisten  func()
 	stopOnce  sync.Once
 	stopErr   error
+	replaySub *nats.Subscription
+	retired   []*retiredRoute // to be taken out of routes by the ticker
+
 	unsentMu  sync.Mutex
 	unsent    []*nats.Msg
 	unsentLen int
+	holding   atomic.Bool // unsent is not empty; changes under unsentMu
+
+	drainOnce sync.Once
+	drained   chan struct{} // closed when the drain is over
+	drainErr  error
 
 	draining       atomic.Bool
 	lastDirected   atomic.Int64
@@ -156,6 +170,8 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		replayer: chunks.NewReplayer(b, o.Logger),
 		services: make(map[serviceKey]*service),
 		quit:     make(chan struct{}),
+		replays:  make(chan struct{}, maxReplays),
+		drained:  make(chan struct{}),
 	}
 	h.intake = newIntake(h.receive)
 	h.base, h.end = context.WithCancelCause(context.Background())
@@ -275,7 +291,7 @@ func (h *Host) Publish(ctx context.Context, s Service) error {
 
 // publish does the work of Publish; h.mu is held.
 func (h *Host) publish(ctx context.Context, s Service) error {
-	if h.state == stateStopped {
+	if h.state == stateStopped || h.draining.Load() {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the host has stopped")
 	}
 	key := serviceKey{s.Index, s.Session}
@@ -379,13 +395,40 @@ func (h *Host) subscribe(k routeKey) (*nats.Subscription, error) {
 	return sub, nil
 }
 
-// retire drains one tool's subscription: what the broker has already sent is
-// still served, then its route goes.
+// retiredRoute is a tool that is no longer offered. What the broker has already
+// sent is still served, so its route stays for a while.
+type retiredRoute struct {
+	key  routeKey
+	tool *served
+	at   atomic.Int64 // when its subscription was drained, unix ns; 0 = not yet
+}
+
+// retire drains one tool's subscription; h.mu is held.
 func (h *Host) retire(sub *nats.Subscription, k routeKey, t *served) {
-	sub.SetClosedHandler(func(string) { h.routes.swap(nil, map[routeKey]*served{k: t}) })
+	r := &retiredRoute{key: k, tool: t}
+	h.retired = append(h.retired, r)
+	sub.SetClosedHandler(func(string) { r.at.Store(time.Now().UnixNano()) })
 	if err := sub.Drain(); err != nil {
-		h.routes.swap(nil, map[routeKey]*served{k: t})
+		r.at.Store(time.Now().UnixNano())
 	}
+}
+
+// sweepRoutes takes the routes of retired tools away.
+func (h *Host) sweepRoutes(now time.Time) {
+	if !h.mu.TryLock() {
+		return // something is being published: next time
+	}
+	defer h.mu.Unlock()
+	kept := h.retired[:0]
+	for _, r := range h.retired {
+		if at := r.at.Load(); at == 0 || now.UnixNano()-at < int64(retireAfter) {
+			kept = append(kept, r)
+			continue
+		}
+		h.routes.swap(nil, map[routeKey]*served{r.key: r.tool})
+	}
+	clear(h.retired[len(kept):])
+	h.retired = kept
 }
 
 // flush makes sure that the broker knows the subscriptions. Without a
@@ -487,11 +530,9 @@ func (h *Host) open(ctx context.Context) error {
 		}
 		h.shared = append(h.shared, sub)
 	}
-	sub, err := nc.QueueSubscribe(subjects.AllReplay, subjects.QueueGroup, h.replay)
-	if err != nil {
+	if h.replaySub, err = nc.QueueSubscribe(subjects.AllReplay, subjects.QueueGroup, h.replay); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subjects.AllReplay, err)
 	}
-	h.shared = append(h.shared, sub)
 	for _, s := range h.services {
 		if err := h.activate(ctx, s, nil, nil); err != nil {
 			return err
@@ -545,7 +586,8 @@ func semanticVersion(v string) string {
 	return v
 }
 
-// replay answers a request for stored chunks, outside of the callback.
+// replay answers a request for stored chunks, outside of the callback. So many
+// at once that no more would help make the next ones wait.
 func (h *Host) replay(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
 	if !subjects.ReplyAllowed(m.Reply, s.Session, h.opts.SessionCredentials) {
@@ -553,35 +595,36 @@ func (h *Host) replay(m *nats.Msg) {
 		return
 	}
 	if err != nil {
-		header, body := codec.ErrorReply(refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)))
+		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	epoch := ""
+	if err == nil && h.opts.Sessions != nil {
+		epoch, err = h.opts.Sessions.Admit(s.Session)
+	}
+	if err != nil {
+		header, body := codec.ErrorReply(refusal(err))
 		h.send(m.Reply, header, body)
 		return
 	}
+	select {
+	case h.replays <- struct{}{}:
+	case <-h.base.Done():
+		return
+	}
 	h.running.run(func() {
-		epoch, err := h.epoch(h.base, s.Session)
-		if err != nil {
-			header, body := codec.ErrorReply(refusal(err))
-			h.send(m.Reply, header, body)
-			return
+		defer func() { <-h.replays }()
+		if h.opts.Sessions == nil {
+			// Without a view of the sessions the registry is asked: replays are rare.
+			r, err := h.lease.store.Session(h.base, s.Session)
+			if err != nil && !errors.Is(err, bus.ErrNoKey) {
+				header, body := codec.ErrorReply(refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the session cannot be looked up: %w", err)))
+				h.send(m.Reply, header, body)
+				return
+			}
+			epoch = r.Epoch
 		}
 		h.replayer.Answer(h.base, s, epoch, m)
 	})
-}
-
-// epoch is a session's epoch, whose chunks alone are shown. A host that holds no
-// view of sessions asks the registry: replays are rare.
-func (h *Host) epoch(ctx context.Context, session subjects.SessionID) (string, error) {
-	if h.opts.Sessions != nil {
-		return h.opts.Sessions.Admit(session)
-	}
-	r, err := h.lease.store.Session(ctx, session)
-	if errors.Is(err, bus.ErrNoKey) {
-		return "", nil
-	}
-	if err != nil {
-		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the session cannot be looked up: %w", err)
-	}
-	return r.Epoch, nil
 }
 
 // Label changes the node's labels: set ones are put, empty values removed.
@@ -619,10 +662,11 @@ func (h *Host) Run(ctx context.Context) error {
 	return errors.Join(h.lease.failure(), h.Stop(stop))
 }
 
-// send publishes a reply. What cannot leave because the connection is down is
-// kept and sent when it is back: the work is done, its answer should not be lost.
-func (h *Host) send(reply string, header codec.Header, body []byte) {
-	h.sendMsg(&nats.Msg{Subject: reply, Header: nats.Header(header), Data: body})
+// send publishes a reply and reports whether the connection takes its size. What
+// cannot leave because the connection is down is kept and sent when it is back:
+// the work is done, its answer should not be lost.
+func (h *Host) send(reply string, header codec.Header, body []byte) bool {
+	return h.sendMsg(&nats.Msg{Subject: reply, Header: nats.Header(header), Data: body})
 }
 
 // Bounds of what is kept for the connection to come back.
@@ -631,32 +675,62 @@ const (
 	maxUnsentBytes = 64 << 20
 )
 
-func (h *Host) sendMsg(m *nats.Msg) {
+func (h *Host) sendMsg(m *nats.Msg) bool {
+	if h.holding.Load() && h.hold(m, false) {
+		return true // behind those that wait: chunks stay in order
+	}
 	err := h.bus.Conn().PublishMsg(m)
-	if err == nil {
-		return
-	}
-	if errors.Is(err, nats.ErrMaxPayload) || h.bus.Connected() {
+	switch {
+	case err == nil:
+	case errors.Is(err, nats.ErrMaxPayload):
+		return false
+	case errors.Is(err, nats.ErrBadSubject), errors.Is(err, nats.ErrConnectionClosed):
 		h.log.Error("reply could not be sent", slog.String("subject", m.Subject), slog.String("error", err.Error()))
-		return
+	default:
+		h.hold(m, true)
+		if h.bus.Connected() {
+			h.resend() // it came back in this instant, perhaps before it could wake us
+		}
 	}
+	return true
+}
+
+// hold keeps a message until the connection is back. Unless first, it does so
+// only behind others, and reports whether it did.
+func (h *Host) hold(m *nats.Msg, first bool) bool {
 	h.unsentMu.Lock()
 	defer h.unsentMu.Unlock()
+	if !first && !h.holding.Load() {
+		return false
+	}
 	if len(h.unsent) >= maxUnsent || h.unsentLen+len(m.Data) > maxUnsentBytes {
 		h.log.Error("reply lost: the connection is down and too many wait", slog.String("subject", m.Subject))
-		return
+		return true
 	}
 	h.unsent = append(h.unsent, m)
 	h.unsentLen += len(m.Data)
+	h.holding.Store(true)
+	return true
 }
 
-// resend sends what waited for the connection.
+// resend sends what waited for the connection, in order.
 func (h *Host) resend() {
 	h.unsentMu.Lock()
-	waiting := h.unsent
-	h.unsent, h.unsentLen = nil, 0
-	h.unsentMu.Unlock()
-	for _, m := range waiting {
-		h.sendMsg(m)
+	defer h.unsentMu.Unlock()
+	n := 0
+	for _, m := range h.unsent {
+		if err := h.bus.Conn().PublishMsg(m); err != nil {
+			if !h.bus.Connected() {
+				break
+			}
+			h.log.Error("reply could not be sent", slog.String("subject", m.Subject), slog.String("error", err.Error()))
+		}
+		h.unsentLen -= len(m.Data)
+		n++
+	}
+	h.unsent = h.unsent[n:]
+	if len(h.unsent) == 0 {
+		h.unsent = nil
+		h.holding.Store(false)
 	}
 }

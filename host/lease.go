@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -30,6 +31,8 @@ type lease struct {
 	kick  chan struct{}
 	done  chan struct{}
 	wg    sync.WaitGroup
+
+	joined atomic.Bool // the mesh's streams have been found
 
 	writing sync.Mutex // one writer at a time
 
@@ -76,6 +79,7 @@ func (l *lease) acquire(ctx context.Context) error {
 	l.mu.Lock()
 	l.held = held
 	l.mu.Unlock()
+	l.joined.Store(true)
 	return nil
 }
 

@@ -40,6 +40,7 @@ func (h *Host) tick() {
 				h.beat()
 				h.calls.Sweep()
 				h.quota.sweep()
+				h.sweepRoutes(now)
 			}
 			for _, call := range h.calls.Running() {
 				h.tend(call.Value, now)
@@ -84,12 +85,15 @@ func (h *Host) tend(c *inflight, now time.Time) {
 	if overdue {
 		// The handler does not return; it keeps its slot until it does, but its
 		// caller need not wait for that.
-		if s == nil && c.answered.CompareAndSwap(false, true) {
-			err := errDeadline
-			if c.ending.Load() != 0 {
-				err = errCancelled
-			}
-			h.answer(c.reply, c.req, c.tool.identity, admit.Record{Err: err.WithOrigin(toolmesh.OriginAgent)})
+		err := c.why().WithOrigin(toolmesh.OriginAgent)
+		first := false
+		if s != nil {
+			first = s.leave(err)
+		} else if c.answered.CompareAndSwap(false, true) {
+			first = true
+			h.answer(c.reply, c.req, c.tool.identity, admit.Record{Err: err})
+		}
+		if first {
 			h.log.Warn("handler does not return", slog.String("rpc_id", string(c.req.RPCID)), slog.String("tool", string(c.req.Tool)))
 		}
 		return
@@ -110,17 +114,21 @@ func (h *Host) tend(c *inflight, now time.Time) {
 
 // Drain takes the node out of service without losing a call: it says so in
 // heartbeat and lease, drains the tools' subscriptions, and goes on refusing
-// directed requests until none comes any more. Calls in flight run on.
+// directed requests until none comes any more. Calls in flight run on. It may be
+// called more than once; every call waits for the one drain.
 func (h *Host) Drain(ctx context.Context) error {
-	if !h.draining.CompareAndSwap(false, true) {
-		return nil
-	}
-	began := time.Now()
-	h.lastDirected.Store(began.UnixNano())
-	h.beat()
-	h.lease.state(ctx)
-	h.log.Info("draining", slog.Int("in_flight", h.calls.InFlight()))
+	h.drainOnce.Do(func() {
+		h.draining.Store(true)
+		h.drainErr = h.drain(ctx)
+		close(h.drained)
+	})
+	<-h.drained
+	return h.drainErr
+}
+
+func (h *Host) drain(ctx context.Context) error {
 	h.mu.Lock()
+	serving := h.state != stateNew
 	var subs []*nats.Subscription
 	for _, s := range h.services {
 		for _, sub := range s.subs {
@@ -128,6 +136,14 @@ func (h *Host) Drain(ctx context.Context) error {
 		}
 	}
 	h.mu.Unlock()
+	if !serving {
+		return nil
+	}
+	began := time.Now()
+	h.lastDirected.Store(began.UnixNano())
+	h.beat()
+	h.lease.state(ctx)
+	h.log.Info("draining", slog.Int("in_flight", h.calls.InFlight()))
 	err := drainAll(ctx, subs)
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
@@ -196,11 +212,9 @@ func (h *Host) shut(ctx context.Context) error {
 		err = errors.Join(err, drainAll(ctx, []*nats.Subscription{h.directed}))
 	}
 	h.intake.close()
-	h.running.close()
 	ended := make(chan struct{})
 	go func() { // ends with the calls, which the next lines see to
 		h.intake.wait()
-		h.running.wait()
 		close(ended)
 	}()
 	select {
@@ -215,9 +229,17 @@ func (h *Host) shut(ctx context.Context) error {
 		}
 		timer.Stop()
 	}
+	// Calls need the replays until their end; now another node may answer them.
+	if h.replaySub != nil {
+		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseWait)
+		err = errors.Join(err, drainAll(rest, []*nats.Subscription{h.replaySub}))
+		cancel()
+	}
 	close(h.quit)
 	h.workers.Wait()
+	h.running.close()
 	h.end(nil)
+	h.running.wait()
 	h.unlisten()
 	h.lease.stop(context.WithoutCancel(ctx))
 	h.closeSubscriptions()
@@ -242,10 +264,12 @@ func (h *Host) closeSubscriptions() {
 		_ = sub.Unsubscribe()
 	}
 	h.shared = nil
-	if h.directed != nil {
-		_ = h.directed.Unsubscribe()
-		h.directed = nil
+	for _, sub := range []*nats.Subscription{h.directed, h.replaySub} {
+		if sub != nil {
+			_ = sub.Unsubscribe()
+		}
 	}
+	h.directed, h.replaySub = nil, nil
 	for _, s := range h.services {
 		for _, sub := range s.subs {
 			_ = sub.Unsubscribe()

@@ -26,8 +26,12 @@ const finishWithin = 40 * time.Second
 type stream struct {
 	c      *inflight
 	writer *chunks.Writer
-	seq    int64 // items sent; the handler's goroutine only
-	failed error // why Send failed; likewise
+
+	sending sync.Mutex // held by Send and finish; guards what follows
+	seq     int64      // items sent
+	failed  error      // why Send failed
+	over    bool       // finish has run, and returned ended
+	ended   admit.Record
 
 	credited chan struct{} // capacity 1: credit arrived
 
@@ -36,7 +40,7 @@ type stream struct {
 	creditAt time.Time
 	waiting  bool      // for credit
 	itemAt   time.Time // when the last item was sent, or the call began
-	acked    bool      // the caller has its acknowledgement
+	left     bool      // the handler did not return: the stream was ended without it
 	probe    *bus.Inbox
 	probeAt  time.Time
 	nobody   bool      // the last probe met no interest
@@ -62,8 +66,14 @@ func newStream(ctx context.Context, c *inflight) (*stream, error) {
 
 // Send implements [Sink].
 func (s *stream) Send(ctx context.Context, item json.RawMessage) error {
+	s.sending.Lock()
+	defer s.sending.Unlock()
 	if s.failed != nil {
 		return s.failed
+	}
+	// A handler that looks at nothing but this error must end, too.
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
 	if err := s.awaitCredit(ctx); err != nil {
 		return err
@@ -85,20 +95,9 @@ func (s *stream) Send(ctx context.Context, item json.RawMessage) error {
 	s.itemAt = time.Now()
 	s.mu.Unlock()
 	if s.seq == 1 {
-		s.acknowledge()
+		s.c.flows()
 	}
 	return nil
-}
-
-// acknowledge tells a caller of live chunks that there are some.
-func (s *stream) acknowledge() {
-	s.mu.Lock()
-	first := !s.acked
-	s.acked = true
-	s.mu.Unlock()
-	if first && s.c.req.Delivery == codec.DeliverLive && s.c.answered.CompareAndSwap(false, true) {
-		s.c.h.sendAck(s.c)
-	}
 }
 
 func (s *stream) awaitCredit(ctx context.Context) error {
@@ -216,46 +215,89 @@ func (s *stream) tick(now time.Time) {
 
 func (s *stream) high() int64 { return s.writer.High() }
 
-// finish stores the terminal, or answers the caller in its place when nothing
-// was yielded before an error.
+// leave ends the stream of a handler that does not return: its caller need not
+// wait for that. It returns at once, and does it only once.
+func (s *stream) leave(err *toolmesh.Error) bool {
+	s.mu.Lock()
+	first := !s.left
+	s.left = true
+	s.mu.Unlock()
+	if first {
+		s.c.h.running.run(func() { s.finish(admit.Record{Err: err, Streamed: true}) })
+	}
+	return first
+}
+
+// finish ends the stream, once, and returns what it ended with: it stores the
+// terminal, or answers the caller in its place when nothing was yielded before
+// an error.
 func (s *stream) finish(record admit.Record) admit.Record {
-	defer func() {
-		s.writer.Close()
-		s.mu.Lock()
-		if s.probe != nil {
-			s.probe.Close()
-		}
-		s.mu.Unlock()
-	}()
+	s.sending.Lock()
+	defer s.sending.Unlock()
+	if s.over {
+		return s.ended
+	}
+	s.over, s.ended = true, s.conclude(record)
+	s.writer.Close()
+	s.mu.Lock()
+	if s.probe != nil {
+		s.probe.Close()
+	}
+	s.mu.Unlock()
+	if s.failed == nil {
+		s.failed = toolmesh.Errorf(toolmesh.CodeCancelled, "the stream is over").WithStarted(toolmesh.StartedYes)
+	}
+	return s.ended
+}
+
+func (s *stream) conclude(record admit.Record) admit.Record {
 	if s.failed != nil {
 		record.Err = refusedItem(s.failed)
 	}
 	if s.seq == 0 && record.Err != nil {
-		return admit.Record{Err: record.Err}
+		return s.refused(record.Err)
 	}
 	c := codec.Chunk{Type: codec.ChunkComplete, Seq: s.seq + 1, Count: s.seq}
 	if record.Err != nil {
+		// Items are out: whatever the error says of itself, this call began.
+		record.Err = record.Err.WithStarted(toolmesh.StartedYes)
 		c.Type, c.Err = codec.ChunkError, s.c.h.fitting(record.Err)
 	}
 	// The call's own context may be over; its end must still be stored.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.c.h.base), finishWithin)
+	base := s.c.h.base
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(base), finishWithin)
 	defer cancel()
+	defer context.AfterFunc(base, func() { time.AfterFunc(stopGrace/2, cancel) })() // a host that stops waits less
 	err := s.writer.Write(ctx, c)
 	if err == nil {
 		err = s.writer.Flush(ctx)
 	}
-	if err != nil {
-		if s.seq == 0 {
-			return admit.Record{Err: refusedItem(err)}
-		}
-		s.c.h.log.Warn("stream ended without its terminal being stored",
-			slog.String("rpc_id", string(s.c.req.RPCID)), slog.String("error", err.Error()))
-		c.Type, c.Err = codec.ChunkError, refusedItem(err)
-		s.stored(c) // who reads the reply subject learns it there
-		record.Err = c.Err
+	if err == nil {
+		s.c.flows()
 		return record
 	}
-	s.acknowledge()
+	lost := refusedItem(err)
+	if s.seq == 0 {
+		return s.refused(lost)
+	}
+	s.c.h.log.Warn("stream ended without its terminal being stored",
+		slog.String("rpc_id", string(s.c.req.RPCID)), slog.String("error", err.Error()))
+	// Nobody will find the end in the store: it goes to the reply subject.
+	if s.c.req.Delivery == codec.DeliverLive {
+		s.c.h.answer(s.c.reply, s.c.req, s.c.tool.identity, admit.Record{Err: lost})
+	} else {
+		c.Type, c.Err = codec.ChunkError, lost
+		s.stored(c)
+	}
+	return admit.Record{Err: lost}
+}
+
+// refused answers a stream that has nothing in the store.
+func (s *stream) refused(err *toolmesh.Error) admit.Record {
+	record := admit.Record{Err: err}
+	if s.c.answered.CompareAndSwap(false, true) {
+		s.c.h.answer(s.c.reply, s.c.req, s.c.tool.identity, record)
+	}
 	return record
 }
 
@@ -276,8 +318,13 @@ func (h *Host) redeliver(c *inflight) {
 	ctx, cancel := context.WithTimeout(h.base, finishWithin)
 	defer cancel()
 	s := &stream{c: c}
+	defer func() {
+		if s.probe != nil {
+			s.probe.Close()
+		}
+	}()
 	for next := int64(1); ; {
-		page, err := h.replayer.Read(ctx, c.req.Session, c.epoch, c.req.RPCID, codec.ReplayRequest{FromSeq: next, MaxBytes: codec.DefaultReplayBytes})
+		page, err := h.replayer.Read(ctx, c.req.Session, c.req.RPCID, c.epoch, codec.ReplayRequest{FromSeq: next, MaxBytes: codec.DefaultReplayBytes})
 		if err == nil && len(page.Chunks) == 0 {
 			err = toolmesh.Errorf(toolmesh.CodeStreamExpired, "the stream's chunks are no longer kept").WithStarted(toolmesh.StartedYes)
 		}
@@ -302,7 +349,11 @@ func (h *Host) redeliver(c *inflight) {
 // control serves a message on a ctl subject: it names a call by its subject.
 func (h *Host) control(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
-	if err != nil || m.Reply != "" && !subjects.ReplyAllowed(m.Reply, s.Session, h.opts.SessionCredentials) {
+	if m.Reply != "" && !subjects.ReplyAllowed(m.Reply, s.Session, h.opts.SessionCredentials) {
+		h.refusedReplies.Add(1)
+		return
+	}
+	if err != nil {
 		return
 	}
 	control, bad := codec.ParseControl(m.Data)

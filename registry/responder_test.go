@@ -243,6 +243,30 @@ func TestSessionsSeeTheirOwnToolsFirst(t *testing.T) {
 	meshtest.Until(t, "tools of its epoch are seen", func() bool { return nodesOf(v, "s1", "search") != "unknown" })
 }
 
+func TestNamesThatTravelHashed(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	v := view(t, b)
+	node, session := strings.Repeat("node ", 20), subjects.SessionID(strings.Repeat("session ", 20))
+	l := acquire(t, b, record(node, "boot1"))
+	if err := l.Publish(t.Context(), registry.ToolsRecord{Session: session, Tools: []registry.ToolRoute{{ID: "search", Digest: "d"}}}); err != nil {
+		t.Fatal(err)
+	}
+	hashed, err := subjects.EncodeToken(string(session))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []subjects.SessionID{session, subjects.SessionID(hashed)} {
+		meshtest.Until(t, "the tool is found", func() bool {
+			r, ok := v.Route(name, "search")
+			return ok && r.Session == session && len(r.Nodes) == 1 && string(r.Nodes[0].Node) == node
+		})
+	}
+	if n, ok := v.Node(subjects.NodeID(node)); !ok || !n.Alive {
+		t.Fatalf("node %+v, %v", n, ok)
+	}
+}
+
 func TestToolOfAnotherState(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))

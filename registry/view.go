@@ -376,10 +376,21 @@ func (v *View) applyTools(c change) {
 		v.table.remove(c.key)
 		return
 	}
-	// The key is what a credential is held to, so it is what counts.
-	r.Node, r.Session, r.Index = key.Node, key.Session, key.Index
-	v.table.set(c.key, c.seq, r)
+	// The key is what a credential is held to, so it is what counts; the record
+	// only has the real names behind hashed ones.
+	r.Node = trusted(r.Node, key.Node)
+	r.Session = trusted(r.Session, key.Session)
+	r.Index = trusted(r.Index, key.Index)
+	v.table.set(key, c.key, c.seq, r)
 	v.touched()
+}
+
+// trusted returns what a record says of a name if its key says the same, else the key's.
+func trusted[T ~string](said, key T) T {
+	if key != "" && subjects.SameName(said, key) {
+		return said
+	}
+	return key
 }
 
 func (v *View) applyIndex(c change) {
@@ -547,6 +558,7 @@ func (v *View) Nodes() []NodeStatus {
 
 // Node returns one node that has a lease.
 func (v *View) Node(id subjects.NodeID) (NodeStatus, bool) {
+	id = canonical(id)
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	n := v.nodes[id]
@@ -564,7 +576,7 @@ func (v *View) status(n *nodeEntry, now time.Time) NodeStatus {
 			s.State = StateDraining
 		}
 	}
-	for key := range v.table.byNode[n.record.Node] {
+	for key := range v.table.byNode[canonical(n.record.Node)] {
 		if e := v.table.records[key]; e.record.Index != "" && e.record.Session == "" && e.record.Boot == n.record.Boot {
 			s.Indexes = append(s.Indexes, e.record.Index)
 		}
@@ -603,7 +615,7 @@ func (v *View) Sessions() []SessionRecord {
 func (v *View) Session(id subjects.SessionID) (SessionRecord, bool) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	r, ok := v.sessions[id]
+	r, ok := v.sessions[canonical(id)]
 	return r, ok
 }
 

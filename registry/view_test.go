@@ -160,7 +160,7 @@ func TestViewSurvivesARestart(t *testing.T) {
 		t.Fatalf("without a broker the view says %q", got)
 	}
 	s.Start(t)
-	meshtest.Until(t, "it is up to date", func() bool { return v.Stale() == 0 })
+	meshtest.Until(t, "it is up to date", func() bool { return v.Stale() == 0 && b.Connected() })
 	publish(t, store, l, "demo", "r2", "demo.b")
 	meshtest.Until(t, "it follows again", func() bool { return nodesOf(v, "s1", "demo.b") == "n1/boot1 " })
 	select {

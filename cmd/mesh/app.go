@@ -34,6 +34,11 @@ type app struct {
 func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, stop := process.Interrupts(ctx)
 	defer stop()
+	return execute(ctx, args, env, stdin, stdout, stderr)
+}
+
+// execute is run for who handles signals already.
+func execute(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := &app{env: env, in: stdin, out: stdout, err: stderr, term: terminalOf(env, stdout, stderr)}
 	a.setError = settings.Load(env, &a.set)
 	root := a.root()
@@ -97,8 +102,8 @@ failed or there is none, 130 interrupted.`,
 		}
 	}
 	add("use", a.callCommand(), a.streamCommand(), a.cancelCommand(), a.lsCommand(), a.infoCommand())
-	add("run", a.versionCommand(), a.completionCommand(root))
-	add("manage", a.nodeCommand(), a.indexCommand(), a.sessionCommand(), a.nodesCommand(), a.indexesCommand())
+	add("run", a.demoCommand(), a.upCommand(), a.downCommand(), a.versionCommand(), a.completionCommand(root))
+	add("manage", a.installCommand(), a.uninstallCommand(), a.nodeCommand(), a.indexCommand(), a.sessionCommand(), a.nodesCommand(), a.indexesCommand())
 	root.SetHelpCommand(&cobra.Command{Use: "help [COMMAND]", Short: "Help about a command", Hidden: true, RunE: func(cmd *cobra.Command, args []string) error {
 		target, _, err := root.Find(args)
 		if err != nil || target == nil {

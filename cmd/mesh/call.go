@@ -153,9 +153,14 @@ func isUsage(err error) bool {
 
 func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc subjects.RPCID, body json.RawMessage, options []client.CallOption) error {
 	done := a.waiting(string(rpc))
+	begun := time.Now()
 	result, err := l.client.Call(ctx, id, body, options...)
 	done()
 	switch {
+	case toolmesh.CodeOf(err) == toolmesh.CodeDeadlineExceeded && !a.json:
+		e := *toolmesh.AsError(err)
+		e.Message = fmt.Sprintf("%s, after %s", e.Message, time.Since(begun).Round(10*time.Millisecond))
+		return &e
 	case err != nil && a.json:
 		if none := l.missing(ctx, err); none != nil {
 			err = none

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -66,7 +67,12 @@ func (a *app) connect(ctx context.Context) (*link, error) {
 			c.NATSURL = here.URL
 		}
 	}
-	nc, err := process.Connect(ctx, c, process.ConnectOptions{Name: "mesh", Logger: a.log})
+	// Coming and going of a short connection is no news, unless it is asked for.
+	var log *slog.Logger
+	if a.set.Logging.Level(slog.LevelWarn) < slog.LevelWarn {
+		log = a.log
+	}
+	nc, err := process.Connect(ctx, c, process.ConnectOptions{Name: "mesh", Logger: log})
 	if err != nil {
 		return nil, err
 	}
@@ -109,8 +115,8 @@ func (l *link) noMesh(ctx context.Context) error {
 
 // lines sends an administrative request and hands on each line of the answer
 // until the empty message behind the last one, which it returns. A line with an
-// error is the error.
-func (l *link) lines(ctx context.Context, subject string, body any, line func(json.RawMessage)) (json.RawMessage, error) {
+// error is the error. If line returns false the rest of the answer is left alone.
+func (l *link) lines(ctx context.Context, subject string, body any, line func(json.RawMessage) bool) (json.RawMessage, error) {
 	data, err := json.Marshal(body)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "write the request: %w", err)
@@ -154,8 +160,8 @@ func (l *link) lines(ctx context.Context, subject string, body any, line func(js
 			return nil, failed.Error
 		}
 		last = json.RawMessage(m.Data)
-		if line != nil {
-			line(last)
+		if line != nil && !line(last) {
+			return last, nil
 		}
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/term"
+
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
 )
 
 // terminal says which of the outputs a person watches.
@@ -30,9 +32,12 @@ func terminalOf(env []string, stdout, stderr io.Writer) terminal {
 	if f, ok := stderr.(*os.File); ok {
 		t.err = term.IsTerminal(int(f.Fd()))
 	}
-	t.plain = lookup(env, "NO_COLOR") != "" || lookup(env, "TERM") == "dumb"
+	t.plain = process.Lookup(env, "NO_COLOR") != "" || process.Lookup(env, "TERM") == "dumb"
 	return t
 }
+
+// on returns t as it stands for another output than stderr.
+func (t terminal) on(watched bool) terminal { t.err = watched; return t }
 
 // dim and strong adorn text for stderr.
 func (t terminal) dim(text string) string    { return t.adorn("2", text) }
@@ -43,16 +48,6 @@ func (t terminal) adorn(code, text string) string {
 		return text
 	}
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
-}
-
-// lookup returns a variable of an environment, "" if it is not there.
-func lookup(env []string, name string) string {
-	for i := len(env) - 1; i >= 0; i-- { // the last one counts
-		if value, ok := strings.CutPrefix(env[i], name+"="); ok {
-			return value
-		}
-	}
-	return ""
 }
 
 // printJSON writes one line of JSON to stdout.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -69,19 +68,19 @@ func (a *app) sessionCreate() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-				if none := l.noMesh(ctx); none != nil {
-					return none
-				}
-				if err := l.resolvePins(ctx, a, pinned); err != nil {
+			return a.withSessions(ctx, func(l *link, view *registry.View) error {
+				if err := l.resolvePins(view, pinned); err != nil {
 					return err
 				}
-				record := registry.SessionRecord{ID: id, Epoch: uuid.NewString(), Created: l.bus.Time().Now.UTC(), TTL: ttl, Pins: pinned}
-				err := registry.NewStore(l.bus, nil).CreateSession(ctx, record)
-				if errors.Is(err, bus.ErrConflict) {
-					return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the session %q exists already: end it first, or choose another name", id).
-						WithOrigin(toolmesh.OriginMesh)
+				r, err := l.router(a)
+				if err != nil {
+					return err
 				}
+				defer func() { _ = r.Close() }()
+				if _, err := r.CreateSession(ctx, &router.SessionOptions{ID: id, TTL: ttl, Pins: pinned}); err != nil {
+					return err
+				}
+				record, err := registry.NewStore(l.bus, nil).Session(ctx, id)
 				if err != nil {
 					return err
 				}
@@ -116,15 +115,8 @@ func parsePins(texts []string) (map[subjects.IndexName]string, error) {
 	return pins, nil
 }
 
-func (l *link) resolvePins(ctx context.Context, a *app, pins map[subjects.IndexName]string) error {
-	if len(pins) == 0 {
-		return nil
-	}
-	view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
-	if err != nil {
-		return err
-	}
-	defer view.Close()
+// resolvePins fills in the revision of now where none was given.
+func (l *link) resolvePins(view *registry.View, pins map[subjects.IndexName]string) error {
 	all := l.indexesOf(view)
 	for name, rev := range pins {
 		at := slices.IndexFunc(all, func(x installed) bool { return x.Name == name })
@@ -142,7 +134,8 @@ func (a *app) sessionLs() *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Short: "List the sessions that were created", Args: nothing,
 		RunE: runE(func(ctx context.Context, _ []string) error {
-			return a.withSessions(ctx, func(_ *link, records []registry.SessionRecord) error {
+			return a.withSessions(ctx, func(_ *link, view *registry.View) error {
+				records := view.Sessions()
 				all := make([]session, len(records))
 				rows := make([][]string, len(records))
 				for i, r := range records {
@@ -168,8 +161,15 @@ func (a *app) sessionLs() *cobra.Command {
 	}
 }
 
-// withSessions reads the sessions; they need no heartbeat to be believed.
-func (a *app) withSessions(ctx context.Context, do func(*link, []registry.SessionRecord) error) error {
+// router joins the mesh for what the command line leaves to it. The buckets are
+// there when it is called: it makes none.
+func (l *link) router(a *app) (*router.Router, error) {
+	return router.New(l.nc, &router.Options{Session: l.session, Logger: a.log})
+}
+
+// withSessions does what a command does with a view of the sessions, which need
+// no heartbeat to be believed.
+func (a *app) withSessions(ctx context.Context, do func(*link, *registry.View) error) error {
 	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
 		if none := l.noMesh(ctx); none != nil {
 			return none
@@ -179,7 +179,7 @@ func (a *app) withSessions(ctx context.Context, do func(*link, []registry.Sessio
 			return err
 		}
 		defer view.Close()
-		return do(l, view.Sessions())
+		return do(l, view)
 	})
 }
 
@@ -192,7 +192,8 @@ func (a *app) sessionShow() *cobra.Command {
 	return &cobra.Command{
 		Use: "show NAME", Short: "Show one session", Args: takes(1, 1, "a session"),
 		RunE: runE(func(ctx context.Context, args []string) error {
-			return a.withSessions(ctx, func(_ *link, records []registry.SessionRecord) error {
+			return a.withSessions(ctx, func(_ *link, view *registry.View) error {
+				records := view.Sessions()
 				at := slices.IndexFunc(records, func(r registry.SessionRecord) bool { return string(r.ID) == args[0] })
 				if at < 0 {
 					return noSession(args[0])
@@ -222,20 +223,14 @@ func (a *app) sessionEnd() *cobra.Command {
 	return &cobra.Command{
 		Use: "end NAME", Short: "End a session: its tools, calls and streams go", Args: takes(1, 1, "a session"),
 		RunE: runE(func(ctx context.Context, args []string) error {
-			return a.withSessions(ctx, func(l *link, records []registry.SessionRecord) error {
-				id := subjects.SessionID(args[0])
-				at := slices.IndexFunc(records, func(r registry.SessionRecord) bool { return r.ID == id })
-				if at < 0 {
-					return noSession(args[0])
-				}
-				store := registry.NewStore(l.bus, nil)
-				record := records[at]
-				record.Ended = true
-				// Marked first, so that who follows the sessions sees the end of it.
-				if err := store.PutSession(ctx, record); err != nil {
+			id := subjects.SessionID(args[0])
+			return a.withSessions(ctx, func(l *link, _ *registry.View) error {
+				r, err := l.router(a)
+				if err != nil {
 					return err
 				}
-				if err := store.DeleteSession(ctx, id); err != nil {
+				defer func() { _ = r.Close() }()
+				if err := r.EndSession(ctx, id); err != nil {
 					return err
 				}
 				if a.json {

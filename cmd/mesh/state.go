@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
 )
 
 // record is what `mesh up` leaves for other commands to find it by: one file per
@@ -28,27 +30,13 @@ type stateFolder string
 
 // stateFolder is $XDG_STATE_HOME/toolmesh, else ~/.local/state/toolmesh.
 func (a *app) stateFolder() stateFolder {
-	if dir := lookup(a.env, "XDG_STATE_HOME"); filepath.IsAbs(dir) {
+	if dir := process.Lookup(a.env, "XDG_STATE_HOME"); filepath.IsAbs(dir) {
 		return stateFolder(filepath.Join(dir, "toolmesh"))
 	}
-	if home := lookup(a.env, "HOME"); home != "" {
+	if home := process.Lookup(a.env, "HOME"); home != "" {
 		return stateFolder(filepath.Join(home, ".local", "state", "toolmesh"))
 	}
 	return ""
-}
-
-// dataFolder is where `mesh up` and an agent keep what is theirs.
-func dataFolder(env []string, set string) (string, error) {
-	if set != "" {
-		return filepath.Abs(set)
-	}
-	if dir := lookup(env, "XDG_DATA_HOME"); filepath.IsAbs(dir) {
-		return filepath.Join(dir, "toolmesh"), nil
-	}
-	if home := lookup(env, "HOME"); home != "" {
-		return filepath.Join(home, ".local", "share", "toolmesh"), nil
-	}
-	return "", fmt.Errorf("no data folder: HOME is not set; give --data-dir")
 }
 
 const recordEnd = ".mesh.json"

@@ -3,48 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
-	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
 )
-
-// build is what `mesh version --json` prints.
-type build struct {
-	Version    string `json:"version"`
-	Commit     string `json:"commit"`
-	Proto      int    `json:"proto"`
-	NATSServer string `json:"nats_server"`
-}
-
-// thisBuild is what is known of this binary: what it was linked with, else what
-// the Go tool recorded.
-func thisBuild() build {
-	b := build{Version: version, Commit: commit, Proto: codec.Proto}
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, dep := range info.Deps {
-			if dep.Path == "github.com/nats-io/nats-server/v2" {
-				b.NATSServer = dep.Version
-			}
-		}
-		if b.Version == "" && info.Main.Version != "(devel)" {
-			b.Version = info.Main.Version
-		}
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" && b.Commit == "" {
-				b.Commit = s.Value
-			}
-		}
-	}
-	if b.Version == "" {
-		b.Version = "dev"
-	}
-	if b.Commit == "" {
-		b.Commit = "unknown"
-	}
-	return b
-}
 
 func (a *app) versionCommand() *cobra.Command {
 	return &cobra.Command{
@@ -52,7 +15,7 @@ func (a *app) versionCommand() *cobra.Command {
 		Args:        nothing,
 		Annotations: map[string]string{needsNothing: "yes"},
 		RunE: runE(func(context.Context, []string) error {
-			b := thisBuild()
+			b := process.ThisBuild(version, commit)
 			if a.json {
 				a.printJSON(b)
 				return nil

@@ -26,10 +26,13 @@ type Key struct {
 	RPC     subjects.RPCID
 }
 
-// Request identifies a call well enough to tell a repetition from a collision.
+// Request identifies a call well enough to tell a repetition from a collision:
+// all of it must agree.
 type Request struct {
 	Key    Key // an empty RPC is a call that nobody can repeat or cancel
 	Tool   subjects.ToolID
+	Epoch  string // of the session
+	Stream bool   // its answer is a stream, whatever the delivery
 	Digest [sha256.Size]byte
 }
 
@@ -84,9 +87,9 @@ type Table[T any] struct {
 	ended   map[Key]*kept
 	ring    []*kept // in order of ending, from head on
 	head    int
+	whole   int // index of the first of ring whose record may not be dropped yet
 	size    int
 	cancels map[Key]time.Time
-	empty   chan struct{} // closed when nothing runs; nil while nobody waits
 }
 
 // NewTable returns a table for a node that runs at most slots calls at once.
@@ -106,23 +109,8 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if r.Key.RPC != "" {
-		if c := t.byKey[r.Key]; c != nil {
-			if c.Request != r {
-				return Refuse, nil, Record{}, collision(r)
-			}
-			c.waiters = append(c.waiters, waiter)
-			return Join, c, Record{}, nil
-		}
-		if k := t.ended[r.Key]; k != nil && t.now().Sub(k.ended) < keepResults {
-			switch {
-			case k.request != r:
-				return Refuse, nil, Record{}, collision(r)
-			case k.dropped:
-				return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest,
-					"call %q has already run and its result was too large to keep: use a new rpc_id to run it again", r.Key.RPC).
-					WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
-			}
-			return Repeat, nil, k.record, nil
+		if verdict, c, record, err := t.repeated(r, waiter); verdict != Run {
+			return verdict, c, record, err
 		}
 		if at, ok := t.cancels[r.Key]; ok && t.now().Sub(at) < keepCancels {
 			return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeCancelled, "the call was cancelled before it arrived").
@@ -142,9 +130,45 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 	return Run, c, Record{}, nil
 }
 
+// Repeated is Begin for a request that would not be run anyway: ok is false
+// where it is no repetition, and then nothing has changed.
+func (t *Table[T]) Repeated(r Request, waiter func(Record)) (verdict Verdict, c *Call[T], record Record, err *toolmesh.Error, ok bool) {
+	if r.Key.RPC == "" {
+		return Run, nil, Record{}, nil, false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	verdict, c, record, err = t.repeated(r, waiter)
+	return verdict, c, record, err, verdict != Run
+}
+
+// repeated decides on a request whose key is known; Run says that it is not.
+// t.mu is held.
+func (t *Table[T]) repeated(r Request, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
+	if c := t.byKey[r.Key]; c != nil {
+		if c.Request != r {
+			return Refuse, nil, Record{}, collision(r)
+		}
+		c.waiters = append(c.waiters, waiter)
+		return Join, c, Record{}, nil
+	}
+	k := t.ended[r.Key]
+	switch {
+	case k == nil || t.now().Sub(k.ended) >= keepResults:
+		return Run, nil, Record{}, nil
+	case k.request != r:
+		return Refuse, nil, Record{}, collision(r)
+	case k.dropped:
+		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest,
+			"call %q has already run and its result was too large to keep: use a new rpc_id to run it again", r.Key.RPC).
+			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
+	}
+	return Repeat, nil, k.record, nil
+}
+
 func collision(r Request) *toolmesh.Error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest,
-		"rpc_id %q already names another call (session, tool and body must agree): use a new one", r.Key.RPC).
+		"rpc_id %q already names another call (tool, kind and body must agree): use a new one", r.Key.RPC).
 		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 }
 
@@ -165,10 +189,6 @@ func (t *Table[T]) Finish(c *Call[T], record Record) {
 		}
 	}
 	waiters := c.waiters
-	if len(t.running) == 0 && t.empty != nil {
-		close(t.empty)
-		t.empty = nil
-	}
 	t.mu.Unlock()
 	for _, w := range waiters {
 		w(record)
@@ -176,9 +196,14 @@ func (t *Table[T]) Finish(c *Call[T], record Record) {
 }
 
 func (t *Table[T]) keep(r Request, record Record) {
-	k := &kept{request: r, record: record, size: 256 + len(record.Result), ended: t.now()}
-	if record.Err != nil {
-		k.size += len(record.Err.Message) + len(record.Err.Stacktrace)
+	k := &kept{request: r, record: record, size: keptSize + len(record.Result), ended: t.now()}
+	if e := record.Err; e != nil {
+		k.size += len(e.Message) + len(e.Stacktrace)
+		if len(e.Details) > 0 {
+			if details, err := json.Marshal(e.Details); err == nil {
+				k.size += len(details)
+			}
+		}
 	}
 	if k.size > maxOneResult {
 		k.drop()
@@ -187,8 +212,8 @@ func (t *Table[T]) keep(r Request, record Record) {
 	t.ring = append(t.ring, k)
 	t.size += k.size
 	// The oldest results give way; their names stay, so that they do not run again.
-	for i := t.head; t.size > maxKept && i < len(t.ring); i++ {
-		if old := t.ring[i]; !old.dropped {
+	for t.whole = max(t.whole, t.head); t.size > maxKept && t.whole < len(t.ring); t.whole++ {
+		if old := t.ring[t.whole]; !old.dropped {
 			t.size -= old.size
 			old.drop()
 			t.size += old.size
@@ -199,7 +224,10 @@ func (t *Table[T]) keep(r Request, record Record) {
 	}
 }
 
-func (k *kept) drop() { k.record, k.size, k.dropped = Record{}, 256, true }
+// keptSize is about what a name costs without its result.
+const keptSize = 256
+
+func (k *kept) drop() { k.record, k.size, k.dropped = Record{}, keptSize, true }
 
 func (t *Table[T]) forgetOldest() {
 	k := t.ring[t.head]
@@ -211,6 +239,7 @@ func (t *Table[T]) forgetOldest() {
 	}
 	if t.head > 1024 && t.head*2 > len(t.ring) {
 		t.ring = append([]*kept(nil), t.ring[t.head:]...)
+		t.whole = max(t.whole-t.head, 0)
 		t.head = 0
 	}
 }
@@ -244,9 +273,6 @@ func (t *Table[T]) InFlight() int {
 	return len(t.running)
 }
 
-// Slots is how many calls may run at once.
-func (t *Table[T]) Slots() int { return t.slots }
-
 // Running returns the calls in flight.
 func (t *Table[T]) Running() []*Call[T] {
 	t.mu.Lock()
@@ -268,26 +294,11 @@ func (t *Table[T]) Sweep() {
 		t.forgetOldest()
 	}
 	if t.head == len(t.ring) {
-		t.ring, t.head = nil, 0
+		t.ring, t.head, t.whole = nil, 0, 0
 	}
 	for key, at := range t.cancels {
 		if now.Sub(at) >= keepCancels {
 			delete(t.cancels, key)
 		}
 	}
-}
-
-// Idle returns a channel that is closed as soon as no call runs.
-func (t *Table[T]) Idle() <-chan struct{} {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.running) == 0 {
-		done := make(chan struct{})
-		close(done)
-		return done
-	}
-	if t.empty == nil {
-		t.empty = make(chan struct{})
-	}
-	return t.empty
 }

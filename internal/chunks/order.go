@@ -40,6 +40,7 @@ func (o *Order) Note(seq int64) { o.high = max(o.high, seq) }
 func (o *Order) Next() int64 { return o.next }
 
 // Gap reports whether a later chunk than the next one is known of.
-func (o *Order) Gap() bool { return o.high >= o.next && !o.has() }
+func (o *Order) Gap() bool { return o.high >= o.next && !o.Ready() }
 
-func (o *Order) has() bool { _, ok := o.waiting[o.next]; return ok }
+// Ready reports whether Pop has a chunk.
+func (o *Order) Ready() bool { _, ok := o.waiting[o.next]; return ok }

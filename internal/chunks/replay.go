@@ -21,7 +21,7 @@ const (
 	// maxHints bounds the places that a replayer remembers.
 	maxHints = 4096
 	// maxReplayBytes bounds what one request may ask for.
-	maxReplayBytes = 64 << 20
+	maxReplayBytes = 16 << 20
 )
 
 // Replayer reads stored chunks and answers mesh.replay. Its methods may be
@@ -59,30 +59,46 @@ type Page struct {
 
 // Read returns the stored chunks of a call from req.FromSeq on, in order of
 // Mesh-Seq and without repeats, up to req.MaxBytes, which one chunk may pass.
-// An unknown call has an empty page with High 0, and so has one of another epoch
-// of its session than epoch. The errors are stream_expired (details.first_seq)
-// and unavailable.
-func (r *Replayer) Read(ctx context.Context, session subjects.SessionID, epoch string, rpc subjects.RPCID, req codec.ReplayRequest) (Page, error) {
+// Chunks of another epoch of the session than epoch are not there. An unknown
+// call has an empty page with High 0. The errors are stream_expired
+// (details.first_seq) and unavailable.
+func (r *Replayer) Read(ctx context.Context, session subjects.SessionID, rpc subjects.RPCID, epoch string, req codec.ReplayRequest) (Page, error) {
 	subject, err := subjects.Chunks(session, rpc)
 	if err != nil {
 		return Page{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "no such stream: %w", err)
 	}
-	high, count, err := r.high(ctx, subject, epoch)
-	if err != nil || high.Seq == 0 && !high.Terminal {
+	last, err := r.last(ctx, subject)
+	if err != nil || last == nil || last.epoch != epoch {
 		return Page{}, err
 	}
-	page := Page{High: high}
-	if req.FromSeq > high.Seq && !(high.Terminal && req.FromSeq <= count+1) {
+	page := Page{High: last.high()}
+	ordered := last.chunk.Terminal()
+	if !ordered {
+		if ordered, err = r.ordered(ctx, subject, last); err != nil {
+			return Page{}, err
+		}
+	}
+	switch {
+	case ordered && req.FromSeq > last.chunk.Seq:
+		return page, nil
+	case ordered && req.FromSeq == last.chunk.Seq:
+		page.Chunks = []*bus.Stored{last.msg}
 		return page, nil
 	}
-	scan := pageScan{epoch: epoch, from: req.FromSeq, next: req.FromSeq, left: min(req.MaxBytes, maxReplayBytes), held: make(map[int64]*bus.Stored)}
+	newScan := func() pageScan {
+		return pageScan{
+			epoch: epoch, from: req.FromSeq, next: req.FromSeq, left: min(req.MaxBytes, maxReplayBytes),
+			held: make(map[int64]*bus.Stored), whole: !ordered,
+		}
+	}
+	scan := newScan()
 	start, hinted := r.hint(subject, req.FromSeq)
 	if err := scan.run(ctx, r.bus, subject, start); err != nil {
 		return Page{}, err
 	}
 	if hinted && len(scan.chunks) == 0 {
 		// The hint was wrong, or what it led to is gone: once more from the beginning.
-		scan = pageScan{epoch: epoch, from: req.FromSeq, next: req.FromSeq, left: min(req.MaxBytes, maxReplayBytes), held: make(map[int64]*bus.Stored)}
+		scan = newScan()
 		if err := scan.run(ctx, r.bus, subject, 0); err != nil {
 			return Page{}, err
 		}
@@ -92,30 +108,59 @@ func (r *Replayer) Read(ctx context.Context, session subjects.SessionID, epoch s
 			WithDetail("first_seq", scan.least).WithOrigin(toolmesh.OriginMesh)
 	}
 	page.High.Seq = max(page.High.Seq, scan.high)
+	page.High.Terminal = page.High.Terminal || scan.terminal
 	page.Chunks = scan.chunks
 	if scan.next > req.FromSeq {
-		r.remember(subject, scan.next, scan.resume)
+		r.remember(subject, scan.next, scan.resume())
 	}
 	return page, nil
 }
 
-// high asks for the last stored message of a call. With disorder in the store
-// it may be low; the scan raises it.
-func (r *Replayer) high(ctx context.Context, subject, epoch string) (high codec.High, count int64, err error) {
-	for m, err := range r.bus.Read(ctx, bus.Query{Stream: subjects.StreamChunks, Last: []string{subject}}) {
-		if err != nil {
-			return high, 0, unavailable(err)
-		}
-		c, err := codec.ParseChunk(codec.Header(m.Header), m.Data)
-		if err != nil || codec.Header(m.Header).Get(codec.HeaderEpoch) != epoch {
-			continue
-		}
-		high.Seq = c.Seq
-		if c.Terminal() {
-			high.Seq, high.Terminal, count = c.Count, true, c.Count
-		}
+// stored is one stored chunk, as far as [Replayer.Read] looks at it.
+type stored struct {
+	msg     *bus.Stored
+	chunk   codec.Chunk
+	epoch   string
+	pending uint64 // how many of the same call are stored behind it
+}
+
+func (s *stored) high() codec.High {
+	if s.chunk.Terminal() {
+		return codec.High{Seq: s.chunk.Count, Terminal: true}
 	}
-	return high, count, nil
+	return codec.High{Seq: s.chunk.Seq}
+}
+
+// last returns the chunk of a call that was stored last, nil if there is none.
+// With disorder in the store others may have a higher Seq.
+func (r *Replayer) last(ctx context.Context, subject string) (*stored, error) {
+	return r.one(ctx, bus.Query{Stream: subjects.StreamChunks, Last: []string{subject}})
+}
+
+// ordered reports whether a call's chunks are stored in order and without
+// repeats, so that the last one has the highest Seq: there are as many of them
+// as Seq goes up from the first one to the last one.
+func (r *Replayer) ordered(ctx context.Context, subject string, last *stored) (bool, error) {
+	first, err := r.one(ctx, bus.Query{Stream: subjects.StreamChunks, Subject: subject, MaxMsgs: 1})
+	if err != nil || first == nil {
+		return false, err
+	}
+	return last.chunk.Seq-first.chunk.Seq == int64(first.pending), nil
+}
+
+func (r *Replayer) one(ctx context.Context, q bus.Query) (*stored, error) {
+	for m, err := range r.bus.Read(ctx, q) {
+		if err != nil {
+			return nil, unavailable(err)
+		}
+		header := codec.Header(m.Header)
+		c, err := codec.ParseChunk(header, m.Data)
+		if err != nil {
+			continue // not written by a host of ours
+		}
+		return &stored{msg: m, chunk: c, epoch: header.Get(codec.HeaderEpoch), pending: m.Pending}, nil
+	}
+	return nil, nil
 }
 
 func unavailable(err error) error {
@@ -127,17 +172,20 @@ func unavailable(err error) error {
 
 // pageScan reads a call's chunks as they are stored and puts them in order.
 type pageScan struct {
-	epoch  string // of the chunks that count
-	from   int64 // Seq that was asked for
-	next   int64 // Seq that comes next
-	left   int64 // bytes that may still be sent
-	chunks []*bus.Stored
-	held   map[int64]*bus.Stored // beyond next
-	size   int64                 // of held
-	least  int64                 // lowest Seq seen
-	high   int64                 // highest item seen
-	resume uint64                // where the next page may begin
-	full   bool
+	epoch    string
+	from     int64 // Seq that was asked for
+	next     int64 // Seq that comes next
+	left     int64 // bytes that may still be sent
+	chunks   []*bus.Stored
+	held     map[int64]*bus.Stored // beyond next
+	size     int64                 // of held
+	unheld   uint64                // sequence of the first one that held had no room for
+	least    int64                 // lowest Seq seen
+	high     int64                 // highest item seen
+	terminal bool                  // seen
+	taken    uint64                // sequence of the last one that was the next
+	full     bool
+	whole    bool // read on when full: the highest may be anywhere
 }
 
 func (s *pageScan) run(ctx context.Context, b *bus.Bus, subject string, from uint64) error {
@@ -145,16 +193,17 @@ func (s *pageScan) run(ctx context.Context, b *bus.Bus, subject string, from uin
 		if err != nil {
 			return unavailable(err)
 		}
-		c, err := codec.ParseChunk(codec.Header(m.Header), m.Data)
-		if err != nil || codec.Header(m.Header).Get(codec.HeaderEpoch) != s.epoch {
-			continue // not written by a host of ours, or of a session that was
+		header := codec.Header(m.Header)
+		c, err := codec.ParseChunk(header, m.Data)
+		if err != nil || header.Get(codec.HeaderEpoch) != s.epoch {
+			continue // not written by a host of ours, or in another life of the session
 		}
 		s.add(c, m)
-		if s.full {
+		if s.full && !s.whole {
 			return nil
 		}
 	}
-	if s.least <= s.from {
+	if s.least <= s.from && !s.full {
 		s.flush()
 	}
 	return nil
@@ -164,17 +213,26 @@ func (s *pageScan) add(c codec.Chunk, m *bus.Stored) {
 	if s.least == 0 || c.Seq < s.least {
 		s.least = c.Seq
 	}
-	if !c.Terminal() {
+	if c.Terminal() {
+		s.high, s.terminal = max(s.high, c.Count), true
+	} else {
 		s.high = max(s.high, c.Seq)
 	}
 	switch {
-	case c.Seq < s.next:
+	case c.Seq < s.next || s.full:
 		return
 	case c.Seq > s.next:
-		if _, ok := s.held[c.Seq]; !ok && s.size < maxHeld {
-			s.held[c.Seq] = m
-			s.size += int64(len(m.Data))
+		if _, ok := s.held[c.Seq]; ok {
+			return
 		}
+		if s.size >= maxHeld {
+			if s.unheld == 0 {
+				s.unheld = m.Seq
+			}
+			return
+		}
+		s.held[c.Seq] = m
+		s.size += int64(len(m.Data))
 		return
 	}
 	s.take(m)
@@ -187,10 +245,20 @@ func (s *pageScan) add(c codec.Chunk, m *bus.Stored) {
 		s.size -= int64(len(m.Data))
 		s.take(m)
 	}
-	s.resume = m.Seq
-	for _, h := range s.held {
-		s.resume = min(s.resume, h.Seq)
+	s.taken = m.Seq
+}
+
+// resume is where the next page may begin: all that is stored before it has
+// been taken, or has a Seq below next.
+func (s *pageScan) resume() uint64 {
+	at := s.taken
+	if s.unheld != 0 {
+		at = min(at, s.unheld)
 	}
+	for _, h := range s.held {
+		at = min(at, h.Seq)
+	}
+	return at
 }
 
 func (s *pageScan) take(m *bus.Stored) {
@@ -242,8 +310,8 @@ func (r *Replayer) remember(subject string, from int64, seq uint64) {
 
 // Answer serves one request of mesh.replay, whose subject is s: the chunks and
 // then an empty message with Mesh-High go to its reply subject, which has been
-// found to be allowed. epoch is the session's, empty for one that nobody created.
-// Call it outside of the NATS callback: it blocks.
+// found to be allowed. epoch is the session's, empty for one that nobody
+// created. Call it outside of the NATS callback: it blocks.
 func (r *Replayer) Answer(ctx context.Context, s subjects.Subject, epoch string, m *nats.Msg) {
 	nc := r.bus.Conn()
 	respond := func(h codec.Header, body []byte) error {
@@ -254,7 +322,7 @@ func (r *Replayer) Answer(ctx context.Context, s subjects.Subject, epoch string,
 		_ = respond(codec.ErrorReply(bad))
 		return
 	}
-	page, err := r.Read(ctx, s.Session, epoch, s.RPC, req)
+	page, err := r.Read(ctx, s.Session, s.RPC, epoch, req)
 	if err != nil {
 		e := toolmesh.AsError(err)
 		r.log.WarnContext(ctx, "replay failed", slog.String("rpc_id", string(s.RPC)), slog.String("error", e.Message))

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -32,9 +33,16 @@ const (
 	giveUpAfter = 30 * time.Second
 )
 
+// Headers and error numbers of JetStream.
 const (
 	expectedLastSubjectSequence = "Nats-Expected-Last-Subject-Sequence"
+	msgID                       = "Nats-Msg-Id"
 	errWrongLastSequence        = 10071
+	errStoreFailed              = 10077 // with the cause as its text
+	errNoResources              = 10023
+	errDuplicateInProcess       = 10158
+	// storeHeaders is room for what the store adds when it republishes a chunk.
+	storeHeaders = 512
 )
 
 // Writer stores the chunks of one call, in order, with a bounded number of them
@@ -127,10 +135,13 @@ func (w *Writer) Write(ctx context.Context, c codec.Chunk) error {
 	p := pending{chunk: c, header: header, body: body}
 	first := c.Seq == 1
 	if first {
+		// Sent again because its acknowledgement got lost, it is acknowledged as a
+		// duplicate; from another execution under the same rpc_id it is refused.
 		header.Set(expectedLastSubjectSequence, "0")
+		header.Set(msgID, uuid.NewString())
 		header.Set(codec.HeaderBoot, string(w.boot))
 	}
-	if limit := w.bus.MaxPayload(); limit > 0 && int64(len(body)+len(w.subject)+512) > limit {
+	if limit := w.bus.MaxPayload(); limit > 0 && int64(len(body)+headerSize(header)+storeHeaders) > limit {
 		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "item %d of the stream has %d bytes, the broker takes %d: yield less at once", c.Seq, len(body), limit).
 			WithDetail("limit", limit).WithDetail("size", len(body)).WithOrigin(toolmesh.OriginAgent)
 	}
@@ -162,6 +173,16 @@ func (w *Writer) Write(ctx context.Context, c codec.Chunk) error {
 		toolmesh.Errorf(toolmesh.CodeUnavailable, "the chunk store did not take the stream's first item within %v", firstWait))
 	defer cancel()
 	return w.Flush(ctx)
+}
+
+func headerSize(h codec.Header) int {
+	n := len("NATS/1.0\r\n\r\n")
+	for k, values := range h {
+		for _, v := range values {
+			n += len(k) + len(v) + len(": \r\n")
+		}
+	}
+	return n
 }
 
 // Flush waits until everything written is stored.
@@ -308,16 +329,15 @@ func (w *Writer) refused(seq int64, data []byte) bool {
 		return false
 	}
 	switch {
-	case ack.Error.ErrorCode == errWrongLastSequence && seq == 1 && w.resent.IsZero():
+	case ack.Error.ErrorCode == errWrongLastSequence && seq == 1:
 		w.fail(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "rpc_id %q already names a stream: use a new one", w.rpc).
 			WithOrigin(toolmesh.OriginAgent))
-	case ack.Error.ErrorCode == errWrongLastSequence && seq == 1:
-		// It was sent again because the first acknowledgement got lost: the one
-		// that is stored is ours. A foreign execution would have been refused at
-		// the first attempt, whose refusal travels the same way as this one.
-		return false
-	case ack.Error.Code == 503 || ack.Error.Code == 429:
-		// No leader, or too much at once: Tick goes back to it.
+	case ack.Error.ErrorCode == errStoreFailed, ack.Error.ErrorCode == errNoResources:
+		w.fail(toolmesh.Errorf(toolmesh.CodeUnavailable, "the chunk store is full (%s): wait until older streams expire, or give it more room", ack.Error.Description).
+			WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "chunks_max").WithDetail("err_code", ack.Error.ErrorCode))
+	case ack.Error.Code == 503 || ack.Error.Code == 429 || ack.Error.ErrorCode == errDuplicateInProcess:
+		// No leader, too much at once, or its first copy is on its way: Tick goes
+		// back to it.
 	default:
 		w.fail(toolmesh.Errorf(toolmesh.CodeUnavailable, "the chunk store refused item %d: %s", seq, ack.Error.Description).
 			WithOrigin(toolmesh.OriginMesh).WithDetail("err_code", ack.Error.ErrorCode))

@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/natsadmin"
 )
 
 // DefaultURL is where a mesh is looked for if nothing says where.
@@ -36,13 +37,12 @@ func Connect(ctx context.Context, c settings.Connection, o ConnectOptions) (*nat
 	options := bus.ConnectOptions(&bus.ConnectConfig{Name: o.Name, RetryFirst: o.Wait, Logger: o.Logger})
 	at := c.NATSURL
 	if at == "" && c.NATSContext != "" {
-		saved, servers, err := savedContext(c.NATSContext)
+		saved, err := natsadmin.LoadContext(c.NATSContext)
 		if err != nil {
-			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "NATS context %q: %w", c.NATSContext, err).
-				WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+			return nil, err
 		}
 		// The context's options come first: the mesh's policy stands.
-		options, at = append(saved, options...), servers
+		options, at = append(saved.Options, options...), saved.URL
 	}
 	if at == "" {
 		at = DefaultURL

@@ -7,7 +7,7 @@ from .values import Mismatch, describe, pointer
 class Tool:
     """A declared function, described and ready to be called."""
 
-    __slots__ = ("name", "slot", "function", "kind", "parameters", "dump", "described", "_simple", "_loads", "_required")
+    __slots__ = ("name", "slot", "function", "kind", "parameters", "dump", "described", "direct", "_simple", "_loads")
 
     def __init__(self, name, function, kind, signature):
         self.name = name
@@ -21,7 +21,8 @@ class Tool:
         varkw_loads = any(p.kind == "varkw" and p.load is not None for p in self.parameters)
         self._simple = kinds <= {"normal", "keyword", "varkw"} and not varkw_loads
         self._loads = [(p.name, p.load, pointer("", p.name)) for p in self.parameters if p.load is not None and p.kind != "varkw"]
-        self._required = frozenset(p.name for p in self.parameters if p.required)
+        # The JSON object is what the function is called with, as it is.
+        self.direct = self._simple and not self._loads
 
     def bind(self, arguments, extra=None):
         """(positional, keyword) of a call; raises Mismatch.

@@ -36,7 +36,7 @@ from .frames import (
     write_all,
 )
 from .output import Outlet, install
-from .values import NotSerializable, decode
+from .values import NotSerializable, decode, encode
 
 # Words of the control page, u64 each. The agent writes the first, we the rest.
 PAGE_CANCEL = 0  # id of the call that is to stop
@@ -179,7 +179,10 @@ class Worker:
                     meta, body = split_meta(body)
                     extra = meta.get("varargs")
                 arguments = decode(body) if body else {}
-                positional, keyword = tool.bind(arguments, extra)
+                if tool.direct and extra is None and type(arguments) is dict:
+                    positional, keyword = (), arguments
+                else:
+                    positional, keyword = tool.bind(arguments, extra)
             except Mismatch as failure:
                 return ERROR, failures.invalid([failure])
             except ValueError as failure:
@@ -201,7 +204,7 @@ class Worker:
                     import asyncio
 
                     value = asyncio.run(value)
-                data = tool.encode(value)
+                data = encode(value) if tool.dump is None else tool.encode(value)
                 guard.armed = 0
             except BaseException as failure:
                 guard.armed = 0

@@ -289,8 +289,8 @@ def decode(body):
     text = body.decode()
     try:
         value, end = _scan(text, 0)
+        if end == len(text):
+            return value
     except StopIteration:
-        return json.loads(text)
-    if end != len(text):
-        return json.loads(text)
-    return value
+        pass
+    return json.loads(text)  # space around it, or an error to be told properly
