@@ -153,9 +153,9 @@ func takes(least, most int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
 		case len(args) < least:
-			return usage(cmd, "%s needs %s", cmd.CommandPath(), what)
+			return usage(cmd, "%s needs %s", wordsOf(cmd), what)
 		case most >= 0 && len(args) > most:
-			return usage(cmd, "%s takes %s, and %q is one too many", cmd.CommandPath(), what, args[most])
+			return usage(cmd, "%s takes %s, and %q is one too many", wordsOf(cmd), what, args[most])
 		}
 		return nil
 	}
@@ -164,7 +164,7 @@ func takes(least, most int, what string) cobra.PositionalArgs {
 // nothing refuses any argument.
 func nothing(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usage(cmd, "%s takes no arguments, and got %q", cmd.CommandPath(), args[0])
+		return usage(cmd, "%s takes no arguments, and got %q", wordsOf(cmd), args[0])
 	}
 	return nil
 }
@@ -177,7 +177,7 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 			if len(args) > 0 {
 				return unknownCommand(cmd, args[0])
 			}
-			return usage(cmd, "%s needs a command: %s", cmd.CommandPath(), strings.Join(names(cmd), ", "))
+			return usage(cmd, "%s needs a command: %s", wordsOf(cmd), strings.Join(names(cmd), ", "))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}
