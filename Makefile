@@ -69,7 +69,7 @@ fuzz: ## each fuzz target of the repository for FUZZTIME (60s)
 	@for dir in $$(git grep -l --untracked -E '^func Fuzz' -- '*_test.go' | xargs -n1 dirname | sort -u); do \
 	   for target in $$($(GO) test -list '^Fuzz' ./$$dir | grep '^Fuzz'); do \
 	     echo "== $$dir $$target"; \
-	     $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) ./$$dir; \
+	     $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 2s ./$$dir; \
 	   done; \
 	 done
 

@@ -18,7 +18,6 @@ import (
 	_ "github.com/nats-io/nats.go/micro"
 	_ "github.com/nats-io/nkeys"
 	_ "github.com/rogpeppe/go-internal/testscript"
-	_ "github.com/sabhiram/go-gitignore"
 	_ "github.com/santhosh-tekuri/jsonschema/v6"
 	_ "github.com/spf13/cobra"
 	_ "go.uber.org/goleak"

@@ -1,3 +1,42 @@
 // Package toolmesh is the vocabulary that every part of the mesh shares: the
 // error type, its closed set of codes, and this map of the house.
+//
+// # The house
+//
+// A package imports only from lower floors; internal/archtest holds the table.
+//
+//	8  cmd/mesh, cmd/mesh-agent, cmd/mesh-router   settings and flags to lifecycles
+//	   meshtest                                    a real mesh inside a test
+//	7  internal/broker, internal/natsadmin         the embedded broker; saved NATS contexts
+//	6  router, agent                               the member that services embed; one machine
+//	5  host, internal/deploy                       makes a process a node; makes installs be served
+//	4  client                                      calls, streams, cancels
+//	3  registry, internal/chunks                   who serves what; streams stored and replayed
+//	2  executor, internal/index, internal/bus      Python workers; sources and bundles; NATS
+//	1  tool, codec                                 what a tool is; what a message is
+//	0  toolmesh, subjects, python, examples        words, names, the worker's files
+//
+// # The way of a call
+//
+// A unary call of a Python tool, from [client.Client.Call] to the function and
+// back, is one message each way:
+//
+//	client   encodes the arguments, picks a node it knows or the queue group,
+//	         and sends with a reply subject below the process's one inbox
+//	host     takes the request off its channel; refuses a reply subject that is
+//	         no inbox; reads headers and body (codec); finds the tool; checks
+//	         deadline, session and revision; gives it a slot, or joins it to the
+//	         same call that runs (host/admit); validates the arguments (tool)
+//	agent    hands the arguments to the executor, as the bytes they are
+//	executor picks a warm worker of the index and writes one frame to its pipe
+//	worker   converts the arguments, runs the function, writes one frame back
+//	host     frees the slot, keeps the result for repetitions, and publishes it
+//	         to the reply subject
+//
+// A stream takes the same way in. Each item is stored in MESH_CHUNKS and
+// delivered live by the broker's republish; the caller puts what arrives in the
+// order of Mesh-Seq and asks mesh.replay for what is missing.
+//
+// What may be promised of a call is in [Error]: its code says who has to act,
+// and Started whether it may be sent again.
 package toolmesh

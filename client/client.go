@@ -37,6 +37,7 @@ type Options struct {
 type Client struct {
 	bus     *bus.Bus
 	ownBus  bool
+	child   bool // of In: another client closes what they share
 	foreign bool // the connection may buffer while it is disconnected
 	session subjects.SessionID
 	queue   bool
@@ -100,7 +101,7 @@ func NewOn(b *bus.Bus, opts *Options) (*Client, error) {
 // Close of its own.
 func (c *Client) In(session subjects.SessionID) *Client {
 	other := *c
-	other.session, other.ownBus = session, false
+	other.session, other.child = session, true
 	return &other
 }
 
@@ -110,6 +111,9 @@ func (c *Client) Session() subjects.SessionID { return c.session }
 // Close ends what runs beside the calls. Calls in flight fail; the connection
 // stays open.
 func (c *Client) Close() {
+	if c.child {
+		return
+	}
 	c.shared.end()
 	c.shared.tasks.Wait()
 	c.shared.nodes.close()

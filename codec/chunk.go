@@ -37,13 +37,17 @@ var chunkDataValue = []string{string(ChunkData)}
 // Encode renders the chunk as it is stored and delivered. epoch may be empty.
 func (c *Chunk) Encode(rpc subjects.RPCID, epoch string) (Header, []byte) {
 	h := make(Header, 5)
-	h[HeaderRPCID] = []string{string(rpc)}
-	h[HeaderSeq] = []string{strconv.FormatInt(c.Seq, 10)}
+	v := make(values, 0, 3)
+	v.set(h, HeaderRPCID, string(rpc))
+	v.set(h, HeaderSeq, strconv.FormatInt(c.Seq, 10))
 	if epoch != "" {
-		h.Set(HeaderEpoch, epoch)
+		v.set(h, HeaderEpoch, epoch)
 	}
 	if c.Type == ChunkData {
 		h[HeaderChunk] = chunkDataValue
+		if len(c.Data) == 0 {
+			return h, jsonNull
+		}
 		return h, c.Data
 	}
 	h.Set(HeaderChunk, string(c.Type))
@@ -73,14 +77,11 @@ func ParseChunk(h Header, body []byte) (Chunk, error) {
 		return c, malformedChunk(HeaderCount, h.Get(HeaderCount))
 	}
 	if c.Type == ChunkError {
-		c.Err = &toolmesh.Error{}
-		if json.Unmarshal(body, c.Err) != nil || c.Err.Code == "" {
-			c.Err = toolmesh.Errorf(toolmesh.CodeProtocolError, "the stream ended with an error that cannot be read")
+		var e *toolmesh.Error
+		if json.Unmarshal(body, &e) != nil || e != nil && e.Code == "" {
+			e = nil
 		}
-		if !c.Err.Code.Valid() {
-			c.Err = c.Err.WithDetail("code", string(c.Err.Code))
-			c.Err.Code = toolmesh.CodeInternal
-		}
+		c.Err = readError(e)
 	}
 	return c, nil
 }
@@ -92,6 +93,9 @@ func malformedChunk(name, value string) error {
 // Envelope renders the chunk for a stream of the envelope form.
 func (c *Chunk) Envelope(r *Request) []byte {
 	m := streamChunk{Type: typeChunk, RPCID: r.echoID(), ChunkType: string(c.Type), Seq: c.Seq, Data: c.Data}
+	if c.Type == ChunkData && len(c.Data) == 0 {
+		m.Data = jsonNull
+	}
 	if c.Err != nil {
 		m.Error = withType(c.Err)
 	}

@@ -3,6 +3,7 @@ package codec
 import (
 	"bytes"
 	"encoding/json"
+	"strconv"
 
 	"github.com/toolmesh/toolmesh"
 )
@@ -65,29 +66,52 @@ type ReplayRequest struct {
 // ParseReplay reads a replay request; from_seq must be 1 or more.
 func ParseReplay(body []byte) (ReplayRequest, *toolmesh.Error) {
 	var wire struct {
-		FromSeq  json.Number `json:"from_seq"`
-		MaxBytes json.Number `json:"max_bytes"`
+		FromSeq  wholeNumber `json:"from_seq"`
+		MaxBytes wholeNumber `json:"max_bytes"`
 	}
 	r := ReplayRequest{MaxBytes: DefaultReplayBytes}
-	dec := json.NewDecoder(bytes.NewReader(body))
-	if err := dec.Decode(&wire); err != nil {
+	if err := json.Unmarshal(body, &wire); err != nil {
 		return r, refused(invalid(`a replay asks {"from_seq":1,"max_bytes":1048576}: %w`, err))
 	}
-	n, err := wire.FromSeq.Int64()
-	if err != nil || n < 1 {
-		return r, refused(invalid("from_seq is %q: it is a whole number from 1 on", wire.FromSeq.String()))
+	if wire.FromSeq.n < 1 {
+		return r, refused(invalid("from_seq is %s: it is a whole number from 1 on", wire.FromSeq))
 	}
-	r.FromSeq = n
-	if wire.MaxBytes != "" {
-		n, err := wire.MaxBytes.Int64()
-		if err != nil || n < 0 {
-			return r, refused(invalid("max_bytes is %q: it is a whole number of bytes", wire.MaxBytes.String()))
-		}
-		if n > 0 {
-			r.MaxBytes = n
-		}
+	r.FromSeq = wire.FromSeq.n
+	if wire.MaxBytes.n < 0 {
+		return r, refused(invalid("max_bytes is %s: it is a whole number of bytes", wire.MaxBytes))
+	}
+	if wire.MaxBytes.n > 0 {
+		r.MaxBytes = wire.MaxBytes.n
 	}
 	return r, nil
+}
+
+// wholeNumber is a number of a request: -1 for what is none, such as a text of
+// digits, 0 for what is absent or null.
+type wholeNumber struct {
+	n    int64
+	text string
+}
+
+// UnmarshalJSON never fails, so that the message can name the field.
+func (w *wholeNumber) UnmarshalJSON(data []byte) error {
+	w.text = string(data)
+	if w.text == "null" {
+		return nil
+	}
+	var err error
+	if w.n, err = strconv.ParseInt(w.text, 10, 64); err != nil {
+		w.n = -1
+	}
+	return nil
+}
+
+// String returns the number as it came.
+func (w wholeNumber) String() string {
+	if w.text == "" {
+		return "absent"
+	}
+	return w.text
 }
 
 // Encode renders the request.

@@ -2,7 +2,8 @@ package codec
 
 import "strings"
 
-// Header is the header of one message; nats.Header converts to it and back.
+// Header is the header of one message; nats.Header converts to it and back. Of
+// a header with several values the first counts, except for Mesh-Require.
 type Header map[string][]string
 
 // Names of headers. On the way in they are matched without regard to case.
@@ -44,7 +45,7 @@ const (
 	HeaderServiceErrorCode = "Nats-Service-Error-Code"
 )
 
-// canonical maps the lower case of every header of ours to its name.
+// canonical maps every header of ours, as it is and in lower case, to its name.
 var canonical = func() map[string]string {
 	m := make(map[string]string)
 	for _, name := range []string{
@@ -54,10 +55,33 @@ var canonical = func() map[string]string {
 		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderContentType, HeaderContentEncoding,
 		HeaderAcceptEncoding, HeaderTraceparent, HeaderServiceError, HeaderServiceErrorCode,
 	} {
-		m[strings.ToLower(name)] = name
+		m[name], m[strings.ToLower(name)] = name, name
 	}
 	return m
 }()
+
+// longestHeader bounds what headerName has to fold.
+const longestHeader = len(HeaderServiceErrorCode)
+
+// headerName returns our name of a header, whatever the case it came in; "" for
+// a header that is not ours.
+func headerName(k string) string {
+	if name, ok := canonical[k]; ok {
+		return name // as every writer that keeps to the rules writes it
+	}
+	if len(k) > longestHeader {
+		return ""
+	}
+	var lower [longestHeader]byte
+	for i := range len(k) {
+		c := k[i]
+		if c >= 'A' && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		lower[i] = c
+	}
+	return canonical[string(lower[:len(k)])]
+}
 
 // Get returns the first value of a header, whatever the case of its name.
 func (h Header) Get(name string) string {
@@ -88,6 +112,16 @@ func (h Header) Has(name string) bool {
 // Set replaces a header.
 func (h Header) Set(name, value string) { h[name] = []string{value} }
 
+// values is the room for the values of one header's fields: one array for all.
+type values []string
+
+// set replaces a field of h.
+func (v *values) set(h Header, name, value string) {
+	*v = append(*v, value)
+	n := len(*v)
+	h[name] = (*v)[n-1 : n : n]
+}
+
 // hasMesh reports whether any Mesh- header is there: such a request is plain.
 func (h Header) hasMesh() bool {
 	for k := range h {
@@ -96,4 +130,21 @@ func (h Header) hasMesh() bool {
 		}
 	}
 	return false
+}
+
+// oneSpelling refuses a header of ours that came in several spellings with
+// different values: which one counts would be chance.
+func (h Header) oneSpelling(name string) error {
+	var value string
+	seen := false
+	for k, v := range h {
+		if len(k) != len(name) || len(v) == 0 || !strings.EqualFold(k, name) {
+			continue
+		}
+		if seen && v[0] != value {
+			return invalid("header %s is there twice, with different values", name)
+		}
+		value, seen = v[0], true
+	}
+	return nil
 }

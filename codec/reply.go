@@ -30,9 +30,17 @@ func NewIdentity(node subjects.NodeID, boot subjects.BootID, revision string) *I
 
 var protoValue = []string{strconv.Itoa(Proto)}
 
-func (id *Identity) header(rpc subjects.RPCID, extra int) Header {
+// header begins a reply to r. A request without an rpc id, or with one that
+// cannot be echoed, gets none.
+func (id *Identity) header(r *Request, extra int) Header {
 	h := make(Header, 5+extra)
-	h[HeaderRPCID] = []string{string(rpc)}
+	switch {
+	case r.RPCID == "":
+	case len(r.idValue) == 1 && r.idValue[0] == string(r.RPCID):
+		h[HeaderRPCID] = r.idValue
+	default:
+		h[HeaderRPCID] = []string{string(r.RPCID)}
+	}
 	h[HeaderNode] = id.node
 	h[HeaderBoot] = id.boot
 	h[HeaderProto] = protoValue
@@ -92,16 +100,24 @@ func (r *Request) echoID() json.RawMessage {
 	if r.rawID != nil {
 		return r.rawID
 	}
-	return json.RawMessage("null")
+	return jsonNull
 }
 
+// jsonNull stands for a result or an item that is nothing: an empty body means
+// something else.
+var jsonNull = json.RawMessage("null")
+
 // Result renders the reply of a call that succeeded, in the request's form.
-// load is sent to who asked for it.
+// result is JSON, nothing for null; the plain form sends it as it is. load is
+// sent to who asked for it.
 func (r *Request) Result(id *Identity, result json.RawMessage, load Load) (Header, []byte) {
+	if len(result) == 0 {
+		result = jsonNull
+	}
 	if r.Form != FormPlain {
 		return nil, mustMarshal(response{Type: r.responseType(), RPCID: r.echoID(), Status: "ok", Result: result})
 	}
-	h := id.header(r.RPCID, 1)
+	h := id.header(r, 1)
 	if r.WantLoad {
 		h.Set(HeaderLoad, load.String())
 	}
@@ -118,10 +134,7 @@ func (r *Request) Failure(id *Identity, err *toolmesh.Error, load Load) (Header,
 		}
 		return nil, mustMarshal(response{Type: r.responseType(), RPCID: r.echoID(), Status: "error", Error: wire})
 	}
-	h := id.header(r.RPCID, 6)
-	if r.RPCID == "" {
-		delete(h, HeaderRPCID)
-	}
+	h := id.header(r, 6)
 	setError(h, err)
 	if r.WantLoad {
 		h.Set(HeaderLoad, load.String())
@@ -184,7 +197,7 @@ func ErrorReply(err *toolmesh.Error) (Header, []byte) {
 
 // Ack renders the acknowledgement of a live stream.
 func (r *Request) Ack(id *Identity, load Load) (Header, []byte) {
-	h := id.header(r.RPCID, 1)
+	h := id.header(r, 1)
 	if r.WantLoad {
 		h.Set(HeaderLoad, load.String())
 	}
@@ -197,7 +210,7 @@ func (r *Request) Ack(id *Identity, load Load) (Header, []byte) {
 // KeepaliveHeader renders the sign of life of a call that still runs. high is the
 // last stored item of a stream, negative for a unary call. The body is empty.
 func (r *Request) KeepaliveHeader(id *Identity, high int64) Header {
-	h := id.header(r.RPCID, 2)
+	h := id.header(r, 2)
 	h[HeaderKeepalive] = flagOn
 	if high >= 0 {
 		h.Set(HeaderHigh, strconv.FormatInt(high, 10))
@@ -205,40 +218,47 @@ func (r *Request) KeepaliveHeader(id *Identity, high int64) Header {
 	return h
 }
 
+// mustMarshal renders a message. Two things in one are not ours and may fail:
+// an error's details and a result or item that is not JSON. Then the details
+// are left out, and the result becomes a failure.
 func mustMarshal(v any) []byte {
+	data, err := marshal(v)
+	if err != nil {
+		data, _ = marshal(stripped(v, err))
+	}
+	return data
+}
+
+func marshal(v any) ([]byte, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		// Only details that a tool or a handler made can fail to marshal.
-		var again bytes.Buffer
-		enc := json.NewEncoder(&again)
-		_ = enc.Encode(stripped(v))
-		buf = again
-	}
-	return bytes.TrimRight(buf.Bytes(), "\n")
+	err := enc.Encode(v)
+	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), err
 }
 
-// stripped drops an error's details, the one part of a message that is not
-// made of plain types.
-func stripped(v any) any {
+// stripped returns the message without what could not be rendered because of
+// err.
+func stripped(v any, err error) any {
 	bare := func(e *toolmesh.Error) *toolmesh.Error {
 		if e == nil {
-			return nil
+			return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned what is not JSON: %v", err)
 		}
 		c := *e
 		c.Details = nil
 		return &c
 	}
 	switch m := v.(type) {
+	case *toolmesh.Error:
+		return bare(m)
 	case errorBody:
 		m.Error = bare(m.Error)
 		return m
 	case response:
-		m.Error = bare(m.Error)
+		m.Status, m.Result, m.Error = "error", nil, withType(bare(m.Error))
 		return m
 	case streamChunk:
-		m.Error = bare(m.Error)
+		m.ChunkType, m.Data, m.Error = string(ChunkError), nil, withType(bare(m.Error))
 		return m
 	}
 	return v
@@ -259,8 +279,11 @@ type Reply struct {
 	Body json.RawMessage
 	// Err is set for ReplyError.
 	Err *toolmesh.Error
-	// High is the last stored item, for a keepalive of a stream; -1 when absent.
+	// High is the last stored item, for a keepalive of a stream and for what ends
+	// a replay; -1 when absent.
 	High int64
+	// Terminal says, beside High, that the terminal is stored too.
+	Terminal bool
 	// Chunk is set for ReplyChunk.
 	Chunk Chunk
 }
@@ -276,7 +299,7 @@ const (
 	ReplyChunk
 	// ReplyNoResponders is NATS's own 503: nobody serves the subject.
 	ReplyNoResponders
-	// ReplyEnd is the empty message that ends an inbox stream.
+	// ReplyEnd is the empty message that ends an inbox stream or a replay.
 	ReplyEnd
 )
 
@@ -291,65 +314,96 @@ func ParseReply(h Header, body []byte) Reply {
 		r.Body = body
 		return r
 	}
-	if len(body) == 0 && h.Get("Status") == "503" {
+	if status := h["Status"]; len(body) == 0 && len(status) > 0 && status[0] == "503" {
 		r.Kind = ReplyNoResponders
 		return r
 	}
-	r.Node = subjects.NodeID(first(h, HeaderNode))
-	r.Boot = subjects.BootID(first(h, HeaderBoot))
-	r.Revision = first(h, HeaderRevision)
-	if v := first(h, HeaderLoad); v != "" {
-		r.Load, r.HasLoad = ParseLoad(v)
+	var f failure
+	var load, high string
+	var keepalive, chunk bool
+	for k, values := range h {
+		if len(values) == 0 {
+			continue
+		}
+		v := values[0]
+		switch headerName(k) {
+		case HeaderNode:
+			r.Node = subjects.NodeID(v)
+		case HeaderBoot:
+			r.Boot = subjects.BootID(v)
+		case HeaderRevision:
+			r.Revision = v
+		case HeaderLoad:
+			load = v
+		case HeaderHigh:
+			high = v
+		case HeaderKeepalive:
+			keepalive = v != ""
+		case HeaderChunk:
+			chunk = v != ""
+		case HeaderErrorCode:
+			f.code = v
+		case HeaderStarted:
+			f.started = v
+		case HeaderServiceErrorCode:
+			f.number = v
+		case HeaderServiceError:
+			f.message = v
+		}
+	}
+	if load != "" {
+		r.Load, r.HasLoad = ParseLoad(load)
 	}
 	switch {
-	case first(h, HeaderChunk) != "":
-		chunk, err := ParseChunk(h, body)
+	case chunk:
+		c, err := ParseChunk(h, body)
 		if err != nil {
 			r.Kind, r.Err = ReplyError, toolmesh.AsError(err)
 			return r
 		}
-		r.Kind, r.Chunk = ReplyChunk, chunk
-	case first(h, HeaderErrorCode) != "" || first(h, HeaderServiceErrorCode) != "":
-		r.Kind, r.Err = ReplyError, parseError(h, body)
-	case first(h, HeaderKeepalive) != "" && len(body) == 0:
-		r.Kind = ReplyKeepalive
-		if v := first(h, HeaderHigh); v != "" {
-			if n, err := strconv.ParseInt(v, 10, 64); err == nil {
-				r.High = n
-			}
-		}
+		r.Kind, r.Chunk = ReplyChunk, c
+	case f.code != "" || f.number != "":
+		r.Kind, r.Err = ReplyError, f.parse(body)
 	case len(body) == 0:
 		r.Kind = ReplyEnd
+		if keepalive {
+			r.Kind = ReplyKeepalive
+		}
+		if high == "" {
+			return r
+		}
+		stored, err := ParseHigh(high)
+		switch {
+		case err == nil:
+			r.High, r.Terminal = stored.Seq, stored.Terminal
+		case r.Kind == ReplyEnd: // a sign of life stays one
+			r.Kind, r.Err = ReplyError, toolmesh.AsError(err)
+		}
 	default:
 		r.Body = body
 	}
 	return r
 }
 
-// first is Get for names that hosts write in their one case; others fall back.
-func first(h Header, name string) string {
-	if v := h[name]; len(v) > 0 {
-		return v[0]
-	}
-	return ""
-}
+// failure is what the headers of a reply say of its error.
+type failure struct{ code, started, number, message string }
 
-// parseError reads the error of a plain reply. An unknown code is treated by
-// its number's class.
-func parseError(h Header, body []byte) *toolmesh.Error {
+// parse reads the error of a plain reply: the body's error object, and from the
+// headers what it leaves out. An unknown code is treated by its number's class.
+func (f *failure) parse(body []byte) *toolmesh.Error {
 	var wire errorBody
 	e := &toolmesh.Error{}
 	if json.Unmarshal(body, &wire) == nil && wire.Error != nil {
 		e = wire.Error
 	}
 	if e.Code == "" {
-		e.Code = toolmesh.Code(first(h, HeaderErrorCode))
+		e.Code = toolmesh.Code(f.code)
 	}
 	if e.Message == "" {
-		e.Message = first(h, HeaderServiceError)
+		e.Message = f.message
 	}
 	if e.Started == toolmesh.StartedUnknown {
-		switch first(h, HeaderStarted) {
+		switch f.started {
 		case "true":
 			e.Started = toolmesh.StartedYes
 		case "false":
@@ -357,8 +411,10 @@ func parseError(h Header, body []byte) *toolmesh.Error {
 		}
 	}
 	if !e.Code.Valid() {
-		n, _ := strconv.Atoi(first(h, HeaderServiceErrorCode))
-		e = e.WithDetail("code", string(e.Code))
+		n, _ := strconv.Atoi(f.number)
+		if e.Code != "" {
+			e = e.WithDetail("code", string(e.Code))
+		}
 		e.Code = codeOfClass(n)
 	}
 	return e

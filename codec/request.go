@@ -87,6 +87,7 @@ type Request struct {
 	IdempotencyKey string
 	Traceparent    string
 	body           []byte
+	idValue        []string // the rpc id as a header's values
 }
 
 // Digest tells two requests under one rpc id apart.
@@ -129,20 +130,23 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 	}
 	var proto, require, contentType, contentEncoding string
 	var tool, session string
+	var id []string
 	var first error
-	// The id first, so that an error finds its caller; what is wrong with it last,
-	// so that its answer has the form that the caller waits for.
-	var badID error
-	if id := h.Get(HeaderRPCID); id != "" || h.Has(HeaderRPCID) {
-		badID = r.setID(id)
-	}
 	for k, values := range h {
-		if len(values) == 0 {
+		name := headerName(k)
+		if name == "" || len(values) == 0 {
 			continue
+		}
+		if k != name {
+			if err := h.oneSpelling(name); err != nil && first == nil {
+				first = err
+			}
 		}
 		v := values[0]
 		var err error
-		switch headerName(k) {
+		switch name {
+		case HeaderRPCID:
+			id = values[:1:1]
 		case HeaderTool:
 			tool = v
 		case HeaderSession:
@@ -200,8 +204,12 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			first = err
 		}
 	}
-	if badID != nil {
-		return badID
+	// The id first, so that any other error finds its caller.
+	if id != nil {
+		if err := r.setID(id[0]); err != nil {
+			return err
+		}
+		r.idValue = id
 	}
 	if err := checkVersion(proto, require); err != nil {
 		return err
@@ -225,19 +233,6 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		r.Session = subjects.SessionID(session)
 	}
 	return nil
-}
-
-// headerName returns the canonical name; the case that callers use by rule
-// costs nothing.
-func headerName(k string) string {
-	switch k {
-	case HeaderRPCID, HeaderTimeout, HeaderDeadline, HeaderKeepalive, HeaderWantLoad, HeaderStream, HeaderCredit, HeaderTraceparent:
-		return k
-	}
-	if name, ok := canonical[strings.ToLower(k)]; ok {
-		return name
-	}
-	return k
 }
 
 func parseInt(name, v string, least int64) (int64, error) {
@@ -280,7 +275,7 @@ func parseFlag(name, v string) (bool, error) {
 }
 
 func (r *Request) checkContent(contentType, encoding string) error {
-	if contentType != "" {
+	if contentType != "" && contentType != "application/json" {
 		media, _, err := mime.ParseMediaType(contentType)
 		if err != nil || media != "application/json" {
 			return invalid("content type %q is not understood: send application/json", contentType)
@@ -300,99 +295,13 @@ func (r *Request) setID(id string) error {
 		return invalid("the rpc_id has %d bytes: at most %d", len(id), maxRPCID)
 	}
 	for _, c := range id {
-		if unicode.IsControl(c) || c == unicode.ReplacementChar {
+		if c < ' ' || c >= 0x7f && (unicode.IsControl(c) || c == unicode.ReplacementChar) {
 			return invalid("the rpc_id %q holds a character that cannot travel in a header", id)
 		}
 	}
 	r.RPCID = subjects.RPCID(id)
 	return nil
 }
-
-// envelope is the envelope form of a request.
-type envelope struct {
-	Type   string          `json:"type"`
-	RPCID  json.RawMessage `json:"rpc_id"`
-	ToolID json.RawMessage `json:"tool_id"`
-	Args   json.RawMessage `json:"args"`
-	Kwargs json.RawMessage `json:"kwargs"`
-}
-
-// mayBeEnvelope spares a plain body the decoding: the key stands there as
-// itself, or something is written with escapes.
-func mayBeEnvelope(body []byte) bool {
-	return bytes.Contains(body, []byte("rpc_id")) || bytes.Contains(body, []byte(`\u`))
-}
-
-// parseEnvelope reports whether body is an envelope, which it is iff it is an
-// object with an rpc_id and a type of the closed list; *err says what is wrong
-// inside one.
-func (r *Request) parseEnvelope(body []byte, err *error) bool {
-	if !mayBeEnvelope(body) {
-		return false
-	}
-	var fields map[string]json.RawMessage
-	if json.Unmarshal(body, &fields) != nil || fields["rpc_id"] == nil {
-		return false
-	}
-	var kind string
-	if json.Unmarshal(fields["type"], &kind) != nil {
-		return false
-	}
-	switch kind {
-	case typeToolCall:
-		r.Form = FormEnvelope
-	case typeToolStream:
-		r.Form, r.Delivery = FormEnvelope, DeliverEnvelope
-	case typeCall:
-		r.Form = FormLegacy
-	default:
-		return false
-	}
-	*err = r.readEnvelope(envelope{
-		RPCID: fields["rpc_id"], ToolID: fields["tool_id"], Args: fields["args"], Kwargs: fields["kwargs"],
-	})
-	return true
-}
-
-func (r *Request) readEnvelope(e envelope) error {
-	var text string
-	switch c := e.RPCID[0]; {
-	case c == '"':
-		if err := json.Unmarshal(e.RPCID, &text); err != nil {
-			return invalid("the envelope's rpc_id is not text: %w", err)
-		}
-	case c == '-' || c >= '0' && c <= '9':
-		text = string(e.RPCID)
-	default:
-		return invalid("the envelope's rpc_id is %s: it is a number or text", e.RPCID)
-	}
-	if err := r.setID(text); err != nil {
-		return err
-	}
-	r.rawID = e.RPCID
-	var tool string
-	if err := json.Unmarshal(e.ToolID, &tool); err != nil {
-		return invalid("the envelope's tool_id is missing or not text: it is the subject's, %q", r.Tool)
-	}
-	if !subjects.SameTool(subjects.ToolID(tool), r.Tool) {
-		return invalid("the envelope names tool %q, the subject %q", tool, r.Tool)
-	}
-	r.Tool = subjects.ToolID(tool)
-	if len(e.Args) > 0 && !isNull(e.Args) {
-		if err := json.Unmarshal(e.Args, &r.Positional); err != nil {
-			return invalid("the envelope's args are not an array")
-		}
-	}
-	r.Args = e.Kwargs
-	if len(e.Kwargs) == 0 || isNull(e.Kwargs) {
-		r.Args = json.RawMessage("{}")
-	} else if e.Kwargs[0] != '{' {
-		return invalid("the envelope's kwargs are not an object")
-	}
-	return nil
-}
-
-func isNull(raw json.RawMessage) bool { return string(raw) == "null" }
 
 // Call is what a caller writes into a plain request.
 type Call struct {
@@ -417,37 +326,42 @@ var flagOn = []string{"1"}
 // Header returns the headers of the call.
 func (c *Call) Header() Header {
 	h := make(Header, 8)
-	h[HeaderRPCID] = []string{string(c.RPCID)}
+	v := make(values, 0, 4)
+	v.set(h, HeaderRPCID, string(c.RPCID))
 	if subjectsHashed(string(c.Session)) {
-		h.Set(HeaderSession, string(c.Session))
+		v.set(h, HeaderSession, string(c.Session))
 	}
 	if subjectsHashed(string(c.Tool)) {
-		h.Set(HeaderTool, string(c.Tool))
+		v.set(h, HeaderTool, string(c.Tool))
 	}
 	switch c.Delivery {
 	case DeliverLive:
 		h[HeaderStream] = flagOn
 	case DeliverInbox:
-		h.Set(HeaderStream, "inbox")
+		v.set(h, HeaderStream, "inbox")
 	}
 	if c.Timeout > 0 {
 		// Rounded up: a budget of half a millisecond is not a spent one.
-		h.Set(HeaderTimeout, strconv.FormatInt(int64((c.Timeout+time.Millisecond-1)/time.Millisecond), 10))
+		ms := int64(c.Timeout / time.Millisecond)
+		if c.Timeout%time.Millisecond > 0 {
+			ms++
+		}
+		v.set(h, HeaderTimeout, strconv.FormatInt(ms, 10))
 	}
 	if !c.Deadline.IsZero() {
-		h.Set(HeaderDeadline, strconv.FormatInt(c.Deadline.UnixMilli(), 10))
+		v.set(h, HeaderDeadline, strconv.FormatInt(c.Deadline.UnixMilli(), 10))
 	}
 	if c.Credit > 0 {
-		h.Set(HeaderCredit, strconv.FormatInt(c.Credit, 10))
+		v.set(h, HeaderCredit, strconv.FormatInt(c.Credit, 10))
 	}
 	if c.Depth > 0 {
-		h.Set(HeaderDepth, strconv.Itoa(c.Depth))
+		v.set(h, HeaderDepth, strconv.Itoa(c.Depth))
 	}
 	if c.Parent != "" {
-		h.Set(HeaderParent, string(c.Parent))
+		v.set(h, HeaderParent, string(c.Parent))
 	}
 	if c.Revision != "" {
-		h.Set(HeaderRevision, c.Revision)
+		v.set(h, HeaderRevision, c.Revision)
 	}
 	if c.Keepalive {
 		h[HeaderKeepalive] = flagOn
@@ -456,7 +370,7 @@ func (c *Call) Header() Header {
 		h[HeaderWantLoad] = flagOn
 	}
 	if c.Traceparent != "" {
-		h.Set(HeaderTraceparent, c.Traceparent)
+		v.set(h, HeaderTraceparent, c.Traceparent)
 	}
 	return h
 }

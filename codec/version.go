@@ -28,11 +28,9 @@ func known(name string) bool {
 			return true
 		}
 	}
-	header, ok := canonical[strings.ToLower(name)]
-	if !ok {
+	switch headerName(name) {
+	case "":
 		return false
-	}
-	switch header {
 	case HeaderIdempotencyKey, HeaderContentEncoding, HeaderAcceptEncoding, HeaderIsolation:
 		return false // their work comes later: to require them is to be refused
 	}

@@ -37,9 +37,12 @@ def retry():
             pass
 
 def stubborn():
-    print("stubborn", flush=True)
+    said = False
     while True:
         try:
+            if not said:
+                said = True  # within the try: the cancellation may come while it prints
+                print("stubborn", flush=True)
             time.sleep(60)
         except:
             pass

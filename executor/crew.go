@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,6 +19,8 @@ const (
 	// Calls shorter than this keep the processors busy: more workers than
 	// processors would only get in each other's way.
 	brief = time.Millisecond
+	// An event loop that gives no sign of life for this long is blocked.
+	blockedAfter = time.Second
 	// Calls that one worker of coroutines holds at once.
 	asyncCalls = 1024
 	// Restarts wait this long after repeated crashes, doubling to the second.
@@ -83,7 +86,7 @@ func (q *fifo) remove(j *job) bool {
 	return false
 }
 
-// submit gives a call to a worker, or queues it.
+// submit gives a call to a worker, or queues it: then it makes the call's turn.
 func (c *crew) submit(j *job) *toolmesh.Error {
 	c.mu.Lock()
 	if c.closed {
@@ -93,6 +96,7 @@ func (c *crew) submit(j *job) *toolmesh.Error {
 	w := c.pick()
 	if w == nil {
 		j.since = time.Now()
+		j.turn = make(chan struct{}, 1)
 		c.queue.push(j)
 		c.reconcile()
 		c.mu.Unlock()
@@ -104,28 +108,48 @@ func (c *crew) submit(j *job) *toolmesh.Error {
 	return nil
 }
 
+// granted tells a call that was queued that a worker has it, whose frame is
+// written by now.
+func granted(j *job) {
+	if j.turn != nil {
+		j.turn <- struct{}{}
+	}
+}
+
+// wait waits for a queued call's turn; an error when it never comes.
+func (c *crew) wait(ctx context.Context, j *job) *toolmesh.Error {
+	if j.turn == nil {
+		return nil
+	}
+	select {
+	case <-j.turn:
+		return j.err
+	case <-ctx.Done():
+		c.mu.Lock()
+		queued := j.worker == nil && c.queue.remove(j)
+		c.mu.Unlock()
+		if queued {
+			return ended(ctx, toolmesh.StartedNo)
+		}
+		<-j.turn // it has just come
+		return j.err
+	}
+}
+
 // pick finds a worker with room. The lock is held.
 func (c *crew) pick() *worker {
 	if c.async {
-		limit := asyncCalls
-		if own := c.index.spec.Concurrency; own > 0 {
-			if c.busy >= own {
-				return nil
-			}
-			limit = own
-		}
-		var best *worker
 		for w := range c.workers {
-			if !w.retired && len(w.jobs) < limit && (best == nil || len(w.jobs) < len(best.jobs)) {
-				best = w
+			if !w.retired && !w.blocked && c.room(w) {
+				return w
 			}
 		}
-		return best
+		return nil
 	}
 	if n := len(c.idle); n > 0 {
 		w := c.idle[n-1]
+		c.idle[n-1] = nil
 		c.idle = c.idle[:n-1]
-		w.idle = false
 		return w
 	}
 	return nil
@@ -133,91 +157,143 @@ func (c *crew) pick() *worker {
 
 // assign makes j a call of w. The lock is held; the caller writes the frame.
 func (c *crew) assign(w *worker, j *job) {
-	w.turns++
-	j.worker, j.turn, j.since = w, w.turns, time.Now()
-	w.jobs[j.id] = j
+	w.places++
+	j.worker, j.place, j.since = w, w.places, time.Now()
 	c.busy++
-	if !c.async {
+	if c.async {
+		w.jobs[j.id] = j
+	} else {
 		w.current.Store(j)
 	}
 }
 
-// finished takes the call of a terminal frame off its worker and gives the
-// worker its next call. nil when nobody waits for the call any more.
-func (c *crew) finished(w *worker, id uint64) *job {
-	c.mu.Lock()
-	j := w.jobs[id]
-	if j == nil {
-		kill := false
-		if w.abandoned > 0 {
-			w.abandoned--
-			kill = w.retired && w.abandoned == 0 && len(w.jobs) == 0
-		}
-		c.mu.Unlock()
-		if kill {
-			w.kill()
-		}
-		return nil
-	}
-	delete(w.jobs, id)
+// over notes that a call ended well for its worker. The lock is held.
+func (c *crew) over(j *job) {
 	c.busy--
 	c.crashes = 0
 	c.service += (time.Since(j.since) - c.service) / 8
-	if !c.async {
-		w.current.Store(nil)
+	if j.grace != nil {
+		j.grace.Stop()
+	}
+	j.worker = nil
+}
+
+// finishedPlain takes a call off its worker of plain functions and gives the
+// worker its next call.
+func (c *crew) finishedPlain(w *worker, j *job) {
+	c.mu.Lock()
+	c.over(j)
+	select {
+	case <-w.exited: // after its answer, and it found nobody idle to tell
+		w.retired = true
+	default:
 	}
 	if w.retired {
-		done := len(w.jobs) == 0
 		c.mu.Unlock()
-		if done {
-			w.kill()
-		}
-		return j
+		c.index.wg.Go(func() { w.finish(nil) })
+		return
 	}
 	next := c.queue.pop()
 	if next != nil {
 		c.assign(w, next)
-	} else if !c.async {
-		w.idle, w.idleSince = true, time.Now()
+	} else {
+		w.idleSince = j.since
 		c.idle = append(c.idle, w)
 	}
 	c.mu.Unlock()
 	if next != nil {
 		w.call(next)
+		granted(next)
 	}
-	return j
 }
 
-// withdraw takes a call out of the queue; false when a worker has it or it has ended.
-func (c *crew) withdraw(j *job) bool {
+// finishedCoroutine takes the call of a terminal frame off its worker, and gives
+// the worker a call that waits. nil when nobody waits for the ended call any more.
+func (c *crew) finishedCoroutine(w *worker, id uint64) *job {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	return j.worker == nil && c.queue.remove(j)
-}
-
-// abandon stops waiting for a call that ignored its cancellation. Its worker
-// takes no new one and is ended when its other calls are. False when the call
-// has ended after all.
-func (c *crew) abandon(j *job) bool {
-	j.worker.logMu.Lock() // no record is handed over after this
-	defer j.worker.logMu.Unlock()
-	c.mu.Lock()
-	w := j.worker
-	if w.jobs[j.id] != j {
-		c.mu.Unlock()
-		return false
+	j := w.jobs[id]
+	kill := false
+	var next *job
+	if j == nil {
+		w.abandoned = max(0, w.abandoned-1)
+	} else {
+		delete(w.jobs, id)
+		c.over(j)
 	}
-	delete(w.jobs, j.id)
-	w.abandoned++
-	w.retired, w.stopping = true, true
-	c.busy--
-	kill := len(w.jobs) == 0
-	c.reconcile()
+	if w.retired {
+		kill = len(w.jobs) == 0
+	} else if c.queue.len() > 0 && c.room(w) {
+		next = c.queue.pop()
+		c.assign(w, next)
+	}
 	c.mu.Unlock()
 	if kill {
 		w.kill()
 	}
-	return true
+	if next != nil {
+		w.call(next)
+		granted(next)
+	}
+	return j
+}
+
+// room reports whether a worker of coroutines may take one more call. The lock
+// is held.
+func (c *crew) room(w *worker) bool {
+	own := c.index.spec.Concurrency
+	return len(w.jobs) < asyncCalls && (own <= 0 || c.busy < own)
+}
+
+// interrupt stops a call that a worker has: by a cancellation, and after the
+// grace with its worker. It returns at once; the call's end comes as ever.
+func (c *crew) interrupt(j *job) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := j.worker
+	if w == nil || j.grace != nil {
+		return
+	}
+	w.cancel(j)
+	j.grace = time.AfterFunc(c.index.x.opts.Grace, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if j.worker != w {
+			return
+		}
+		j.killed = true
+		w.retired, w.stopping = true, true
+		if !c.async {
+			w.kill()
+			return
+		}
+		// Its other calls are let go on. We no longer wait for this one.
+		delete(w.jobs, j.id)
+		w.abandoned++
+		c.busy--
+		begun := w.begun(j)
+		j.worker = nil
+		if len(w.jobs) == 0 {
+			w.kill()
+		}
+		c.reconcile()
+		j.err = crashed(j.tool.Name, exit{lost: true}, begun, "")
+		j.done <- struct{}{}
+	})
+}
+
+// leaveIdle takes a worker of plain functions that runs nothing out of service;
+// true when nobody reads from it.
+func (c *crew) leaveIdle(w *worker) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, one := range c.idle {
+		if one == w {
+			c.idle = slices.Delete(c.idle, i, i+1)
+			w.retired = true
+			return true
+		}
+	}
+	return w.retired && w.stopping && !c.async && w.current.Load() == nil
 }
 
 // limit is how many workers there may be now. The lock is held.
@@ -236,7 +312,7 @@ func (c *crew) limit() int {
 func (c *crew) serving() int {
 	n := 0
 	for w := range c.workers {
-		if !w.retired {
+		if !w.retired && !w.blocked {
 			n++
 		}
 	}
@@ -252,6 +328,8 @@ func (c *crew) reconcile() {
 	have := c.serving() + c.starting
 	now := time.Now()
 	switch {
+	case have == 0 && len(c.workers) > c.index.maxWorkers():
+		c.look(patience) // all are blocked, or on their way out
 	case have == 0:
 		if wait := c.nextTry.Sub(now); wait > 0 {
 			c.look(wait)
@@ -293,9 +371,9 @@ func (c *crew) start() {
 		c.mu.Lock()
 		c.starting--
 		if err == nil && c.closed {
-			w.stopping = true
+			w.stopping, w.retired = true, true
 			c.mu.Unlock()
-			w.kill()
+			w.finish(nil)
 			return
 		}
 		if err == nil {
@@ -304,6 +382,7 @@ func (c *crew) start() {
 			c.mu.Unlock()
 			for _, j := range next {
 				w.call(j)
+				granted(j)
 			}
 			return
 		}
@@ -321,7 +400,7 @@ func (c *crew) start() {
 		c.mu.Unlock()
 		for _, j := range failed {
 			j.err = unavailable("no worker of %s can be started: %s", c.index.spec.Name, err)
-			j.done <- struct{}{}
+			granted(j)
 		}
 	})
 }
@@ -341,12 +420,12 @@ func (c *crew) join(w *worker) []*job {
 		}
 		c.assign(w, j)
 		next = append(next, j)
-		if !c.async || len(w.jobs) >= asyncCalls {
+		if !c.async || !c.room(w) {
 			break
 		}
 	}
 	if len(next) == 0 && !c.async {
-		w.idle, w.idleSince = true, time.Now()
+		w.idleSince = time.Now()
 		c.idle = append(c.idle, w)
 	}
 	return next
@@ -363,26 +442,31 @@ func (c *crew) crashed() {
 	}
 }
 
-// lost finishes a worker that has ended: its calls fail, and another is started
-// if one is needed.
+// lost takes a worker that has ended out of service: its calls fail, and another
+// is started if one is needed.
 func (c *crew) lost(w *worker, cause error) {
 	c.mu.Lock()
 	delete(c.workers, w)
-	for i, one := range c.idle {
-		if one == w {
-			c.idle = append(c.idle[:i], c.idle[i+1:]...)
-			break
-		}
+	if i := slices.Index(c.idle, w); i >= 0 {
+		c.idle = slices.Delete(c.idle, i, i+1)
 	}
-	w.current.Store(nil)
 	w.retired = true
-	failed := make([]*job, 0, len(w.jobs))
+	var failed []*job
 	for _, j := range w.jobs {
 		failed = append(failed, j)
-		j.err = crashed(j.tool.Name, w.exit, w.begun(j), w.tail.String())
-		c.busy--
 	}
 	clear(w.jobs)
+	if j := w.current.Swap(nil); j != nil {
+		failed = append(failed, j)
+	}
+	for _, j := range failed {
+		j.err = crashed(j.tool.Name, w.exit, w.begun(j), w.tail.String())
+		j.worker = nil
+		if j.grace != nil {
+			j.grace.Stop()
+		}
+		c.busy--
+	}
 	if !w.stopping && !c.closed {
 		c.crashed()
 		c.index.log.Warn("a worker ended", slog.String("exit", w.exit.String()), slog.Int("calls", len(failed)),
@@ -391,8 +475,10 @@ func (c *crew) lost(w *worker, cause error) {
 	w.page.Close()
 	c.reconcile()
 	c.mu.Unlock()
-	for _, j := range failed {
-		j.done <- struct{}{}
+	if c.async {
+		for _, j := range failed {
+			j.done <- struct{}{}
+		}
 	}
 }
 
@@ -411,18 +497,55 @@ func (c *crew) close() {
 	c.mu.Unlock()
 	for _, j := range failed {
 		j.err = unavailable("the index %s is closed", c.index.spec.Name)
-		j.done <- struct{}{}
+		granted(j)
 	}
+}
+
+// probe asks each event loop that has calls for a sign of life. One that gives
+// none for a second is blocked by a coroutine that computes or waits without
+// await: new calls go elsewhere until it answers.
+func (c *crew) probe() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for w := range c.workers {
+		switch {
+		case w.retired || len(w.jobs) == 0:
+		case w.probed.IsZero():
+			w.probed = time.Now()
+			w.send(frame.Header{Type: frame.Ping, ID: w.id}, nil, nil)
+		case !w.blocked && time.Since(w.probed) > blockedAfter:
+			w.blocked = true
+			c.index.log.Warn("a coroutine blocks its event loop, new calls go to another worker",
+				slog.Int("pid", w.handle.Pid()), slog.Int("calls", len(w.jobs)))
+			c.reconcile()
+		}
+	}
+}
+
+// answered notes a sign of life.
+func (c *crew) answered(w *worker) {
+	c.mu.Lock()
+	w.probed, w.blocked = time.Time{}, false
+	w.idleSince = time.Now()
+	c.mu.Unlock()
 }
 
 // reap ends workers that were idle for long, down to one.
 func (c *crew) reap(idleAfter time.Duration) {
 	c.mu.Lock()
 	var old []*worker
+	if c.async {
+		for w := range c.workers {
+			if !w.retired && len(w.jobs) == 0 && c.serving() > 1 && time.Since(w.idleSince) >= idleAfter {
+				w.retired, w.stopping = true, true
+				old = append(old, w)
+			}
+		}
+	}
 	for len(c.idle) > 0 && c.serving() > 1 && time.Since(c.idle[0].idleSince) >= idleAfter {
 		w := c.idle[0]
-		c.idle = c.idle[1:]
-		w.idle, w.retired, w.stopping = false, true, true
+		c.idle = slices.Delete(c.idle, 0, 1)
+		w.retired, w.stopping = true, true
 		old = append(old, w)
 	}
 	c.mu.Unlock()
@@ -431,55 +554,110 @@ func (c *crew) reap(idleAfter time.Duration) {
 	}
 }
 
-// await waits for the outcome of a submitted call; when ctx ends, it sees to it
-// that the work stops.
-func (c *crew) await(ctx context.Context, j *job) {
-	select {
-	case <-j.done:
-	case <-ctx.Done():
-		c.stopJob(ctx, j)
+// runPlain makes a call of a plain function: the caller itself reads what its
+// worker says. The outcome is in j. An error that item returned stops the call
+// and is returned.
+func (c *crew) runPlain(ctx context.Context, j *job, item func(data []byte) error) error {
+	if err := c.wait(ctx, j); err != nil {
+		j.err = err
+		return nil
+	}
+	w := j.worker
+	stop := func() bool { return true }
+	if ctx.Done() != nil {
+		stop = context.AfterFunc(ctx, func() { c.interrupt(j) })
+	}
+	kind, body, err := w.follow(j, item)
+	over := !stop()
+	var refused error
+	if kind == 0 {
+		w.finish(err) // sets j.err
+	} else {
+		refused = err
+		c.finishedPlain(w, j)
+		j.kind, j.body = kind, body
+	}
+	if over {
+		c.endedJob(ctx, j)
+	}
+	return refused
+}
+
+// runCoroutine makes a call of a coroutine. As runPlain.
+func (c *crew) runCoroutine(ctx context.Context, j *job, item func(data []byte) error) error {
+	if err := c.wait(ctx, j); err != nil {
+		j.err = err
+		return nil
+	}
+	done := ctx.Done()
+	over := false
+	var refused error
+	for {
+		select {
+		case <-j.done:
+			if refused == nil && !over && item != nil {
+				refused = j.deliver(item)
+			}
+			if over {
+				c.endedJob(ctx, j)
+			}
+			return refused
+		case <-j.items.notify:
+			if refused == nil && !over {
+				if refused = j.deliver(item); refused != nil {
+					c.interrupt(j)
+				}
+			}
+		case <-done:
+			over, done = true, nil
+			c.interrupt(j)
+		}
 	}
 }
 
-// stopJob ends a call: out of the queue, else by a cancellation, else, after
-// the grace, with its worker. The outcome is set and done is consumed.
-func (c *crew) stopJob(ctx context.Context, j *job) {
-	if c.withdraw(j) {
-		j.err = ended(ctx, toolmesh.StartedNo)
-		return
-	}
-	c.mu.Lock()
-	w := j.worker
-	running := w != nil && w.jobs[j.id] == j
-	if running {
-		w.cancel(j) // under the lock: the page is unmapped under it too
-	}
-	c.mu.Unlock()
-	killed := false
-	if running {
-		timer := time.NewTimer(c.index.x.opts.Grace)
-		select {
-		case <-j.done:
-			timer.Stop()
-		case <-timer.C:
-			killed = true
-			if c.async {
-				if c.abandon(j) {
-					break
-				}
-			} else {
-				c.mu.Lock()
-				if w.jobs[j.id] == j {
-					w.stopping, w.retired = true, true
-					w.kill()
-				}
-				c.mu.Unlock()
-			}
-			<-j.done
+// deliver hands over the items that have arrived.
+func (j *job) deliver(item func(data []byte) error) error {
+	for {
+		j.items.mu.Lock()
+		list := j.items.list
+		j.items.list = nil
+		j.items.mu.Unlock()
+		if len(list) == 0 {
+			return nil
 		}
-	} else {
-		<-j.done
+		for _, data := range list {
+			if err := item(data); err != nil {
+				return err
+			}
+		}
 	}
+}
+
+// taker gives a stream's items to its sink, and room for more to the worker
+// when half of what it had is used up.
+func (c *crew) taker(ctx context.Context, j *job) func(data []byte) error {
+	used := 0
+	return func(data []byte) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := j.sink.Item(ctx, data); err != nil {
+			return err
+		}
+		if used += len(data) + itemCost; used >= window/2 {
+			c.mu.Lock()
+			if w := j.worker; w != nil {
+				w.credit(j.id, used)
+			}
+			c.mu.Unlock()
+			used = 0
+		}
+		return nil
+	}
+}
+
+// endedJob turns the outcome of a call into that of one whose context ended.
+func (c *crew) endedJob(ctx context.Context, j *job) {
 	begun := toolmesh.StartedYes
 	switch {
 	case j.err != nil:
@@ -489,6 +667,9 @@ func (c *crew) stopJob(ctx context.Context, j *job) {
 	}
 	j.kind, j.body = 0, nil
 	j.err = ended(ctx, begun)
+	c.mu.Lock()
+	killed := j.killed
+	c.mu.Unlock()
 	if killed {
 		j.err = j.err.WithDetail("killed", true)
 	}

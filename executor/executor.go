@@ -225,6 +225,13 @@ func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock,
 	return x.venvs.Environment(ctx, sourceDir, lock, progress)
 }
 
+// Command runs a command of an index, like its init, in its folder: it sees
+// what the index's tools see, with the environment's programs first on PATH.
+// The error is install_failed.
+func (x *Executor) Command(ctx context.Context, env *Env, dir string, argv []string, vars map[string]string) error {
+	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(vars))
+}
+
 // Close stops every index, waits until the last process is gone, and ends the
 // executor. Calls in flight fail.
 func (x *Executor) Close() error {

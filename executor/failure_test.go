@@ -271,14 +271,14 @@ value = 3
 def tool(): return "good"
 def unresolved(x: "Missing", y: int = 1): return y
 `,
-		"raises.py":           `raise RuntimeError("broken at import")`,
-		"exits.py":            "import sys\nsys.exit('no thanks')",
-		"os_exits.py":         "import os, sys\nsys.stderr.write('going\\n')\nsys.stderr.flush()\nos._exit(5)",
-		"hangs.py":            "import time\nwhile True: time.sleep(1)",
-		"needs.py":            "import os\nKEY = os.environ['API_KEY']\ndef tool(): return KEY",
-		"pkg/__init__.py":     "from .inner import tool",
-		"pkg/inner.py":        `def tool(): return "package"`,
-		"src/inside/tools.py": `def tool(): return "src"`,
+		"raises.py":              `raise RuntimeError("broken at import")`,
+		"exits.py":               "import sys\nsys.exit('no thanks')",
+		"os_exits.py":            "import os, sys\nsys.stderr.write('going\\n')\nsys.stderr.flush()\nos._exit(5)",
+		"hangs.py":               "import time\nwhile True: time.sleep(1)",
+		"needs.py":               "import os\nKEY = os.environ['API_KEY']\ndef tool(): return KEY",
+		"pkg/__init__.py":        "from .inner import tool",
+		"pkg/inner.py":           `def tool(): return "package"`,
+		"src/inside/tools.py":    `def tool(): return "src"`,
 		"src/inside/__init__.py": "",
 	})
 	spec := specOf(t, x, dir, "good.tool", "good.missing", "good.value", "raises.a", "raises.b", "exits.tool",

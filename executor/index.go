@@ -358,16 +358,24 @@ func (ix *Index) after(d time.Duration, f func()) {
 	})
 }
 
-// janitor ends workers that nobody needs.
+// janitor ends workers that nobody needs, and looks after event loops.
 func (ix *Index) janitor() {
-	ticker := time.NewTicker(max(ix.x.opts.IdleAfter/4, time.Millisecond))
-	defer ticker.Stop()
+	idle := time.NewTicker(max(ix.x.opts.IdleAfter/4, time.Millisecond))
+	defer idle.Stop()
+	var probes <-chan time.Time
+	if ix.async != nil {
+		probe := time.NewTicker(blockedAfter / 4)
+		defer probe.Stop()
+		probes = probe.C
+	}
 	for {
 		select {
-		case <-ticker.C:
-			if ix.plain != nil {
-				ix.plain.reap(ix.x.opts.IdleAfter)
+		case <-idle.C:
+			for _, c := range ix.crews() {
+				c.reap(ix.x.opts.IdleAfter)
 			}
+		case <-probes:
+			ix.async.probe()
 		case <-ix.stop:
 			return
 		}
@@ -403,116 +411,63 @@ func (ix *Index) Call(ctx context.Context, call Call, sink Sink) (json.RawMessag
 		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments are %d bytes, more than %d", size, ix.x.opts.MaxResult).
 			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
 	}
-	j := &job{
-		id: ix.x.nextID.Add(1), tool: t, args: call.Args, sink: sink, rpcID: call.RPCID,
-		done: make(chan struct{}, 1),
+	body, err := ix.attempt(ctx, t, call, sink)
+	if err != nil {
+		// A worker that died before it took the call up costs the call nothing.
+		if e, ok := err.(*toolmesh.Error); ok && e.Code == toolmesh.CodeWorkerCrashed && e.Started == toolmesh.StartedNo { //nolint:errorlint // our own, unwrapped
+			return ix.attempt(ctx, t, call, sink)
+		}
 	}
+	return body, err
+}
+
+func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink) (json.RawMessage, error) {
+	j := &job{id: ix.x.nextID.Add(1), tool: t, args: call.Args, sink: sink, rpcID: call.RPCID}
 	if len(call.VarArgs) > 0 && string(call.VarArgs) != "[]" {
 		j.flags |= frame.FlagMeta
 		j.meta = metaOf(call.VarArgs)
 	}
+	var item func(data []byte) error
 	c := ix.plain
 	if t.Kind.async() {
 		c = ix.async
+		j.done = make(chan struct{}, 1)
 	}
-	if call.Stream {
+	switch {
+	case call.Stream && sink == nil:
+		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "executor: a stream needs a sink").
+			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+	case call.Stream:
 		j.flags |= frame.FlagStream
-		return nil, ix.stream(ctx, c, j)
-	}
-	if call.Collect || t.collect {
+		j.items.notify = make(chan struct{}, 1)
+		item = c.taker(ctx, j)
+	case call.Collect || t.collect:
 		j.flags |= frame.FlagCollect
 	}
 	if err := c.submit(j); err != nil {
 		return nil, err
 	}
-	c.await(ctx, j)
+	run := c.runPlain
+	if c.async {
+		run = c.runCoroutine
+	}
+	refused := run(ctx, j, item)
 	switch {
-	case j.err != nil:
+	case j.err != nil && (refused == nil || ctx.Err() != nil):
 		return nil, j.err
-	case j.kind == frame.Result:
-		return j.body, nil
+	case refused != nil:
+		return nil, refused
 	case j.kind == frame.Error:
 		return nil, fromWorker(j.body)
+	case call.Stream && j.kind == frame.Result:
+		return nil, sink.Item(ctx, j.body) // a plain function's one item
+	case j.kind == frame.Result:
+		return j.body, nil
+	case call.Stream && j.kind == frame.End:
+		return nil, nil
 	default:
 		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "the worker answered a call with frame type %d", j.kind).
 			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedYes)
-	}
-}
-
-// stream runs a call whose items go to its sink.
-func (ix *Index) stream(ctx context.Context, c *crew, j *job) error {
-	if j.sink == nil {
-		return toolmesh.Errorf(toolmesh.CodeInternal, "executor: a stream needs a sink").
-			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
-	}
-	j.items.notify = make(chan struct{}, 1)
-	if err := c.submit(j); err != nil {
-		return err
-	}
-	ended := false
-	for {
-		select {
-		case <-j.done:
-			ended = true
-		case <-j.items.notify:
-		case <-ctx.Done():
-			c.stopJob(ctx, j)
-			return j.err
-		}
-		if err := ix.deliver(ctx, c, j, ended); err != nil {
-			if !ended {
-				stopped, cancel := context.WithCancel(ctx)
-				cancel()
-				c.stopJob(stopped, j)
-			}
-			if ctx.Err() != nil && j.err != nil {
-				return j.err
-			}
-			return err
-		}
-		if !ended {
-			continue
-		}
-		switch {
-		case j.err != nil:
-			return j.err
-		case j.kind == frame.End:
-			return nil
-		case j.kind == frame.Result:
-			return j.sink.Item(ctx, j.body)
-		default:
-			return fromWorker(j.body)
-		}
-	}
-}
-
-// deliver hands over the items that have arrived and gives credit for them.
-func (ix *Index) deliver(ctx context.Context, c *crew, j *job, ended bool) error {
-	for {
-		j.items.mu.Lock()
-		list := j.items.list
-		j.items.list = nil
-		j.items.mu.Unlock()
-		if len(list) == 0 {
-			return nil
-		}
-		size := 0
-		for _, data := range list {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			if err := j.sink.Item(ctx, data); err != nil {
-				return err
-			}
-			size += len(data) + itemCost
-		}
-		if !ended {
-			c.mu.Lock()
-			if w := j.worker; w != nil && w.jobs[j.id] == j {
-				w.credit(j.id, size)
-			}
-			c.mu.Unlock()
-		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -71,11 +72,12 @@ func (t *tail) String() string {
 // sys.stdout. Reading and handing over are one step under the worker's log
 // lock, so that output is handed over before the end of the call that made it.
 type rawPipe struct {
-	w      *worker
-	file   *os.File
-	stream Stream
-	buf    []byte
-	budget bucket
+	w       *worker
+	file    *os.File
+	stream  Stream
+	buf     []byte
+	partial []byte // a line whose end has not come
+	budget  bucket
 }
 
 // run hands over what arrives, until the end.
@@ -127,6 +129,7 @@ func (p *rawPipe) flush() {
 	})
 }
 
+// take hands whole lines over and keeps the rest for later. The log lock is held.
 func (p *rawPipe) take(data []byte) {
 	if p.stream == StreamStderr {
 		p.w.tail.add(data)
@@ -134,10 +137,30 @@ func (p *rawPipe) take(data []byte) {
 	if !p.budget.take(len(data)) {
 		return
 	}
-	p.w.hand(p.w.only(), Record{
-		Time: time.Now(), Stream: p.stream,
-		Message: strings.TrimSuffix(strings.ToValidUTF8(string(data), "\uFFFD"), "\n"),
-	})
+	p.partial = append(p.partial, data...)
+	end := bytes.LastIndexByte(p.partial, '\n') + 1
+	if len(p.partial)-end > cap(p.buf) {
+		end = len(p.partial)
+	}
+	p.hand(end)
+}
+
+// end takes the rest when the worker has ended.
+func (p *rawPipe) end() {
+	p.flush()
+	p.settle()
+}
+
+// settle hands over what has no line break yet: its call ends. The log lock is held.
+func (p *rawPipe) settle() { p.hand(len(p.partial)) }
+
+func (p *rawPipe) hand(end int) {
+	if end == 0 {
+		return
+	}
+	text := strings.ToValidUTF8(string(p.partial[:end]), "\uFFFD")
+	p.partial = append(p.partial[:0], p.partial[end:]...)
+	p.w.hand(p.w.only(), Record{Time: time.Now(), Stream: p.stream, Message: strings.TrimSuffix(text, "\n")})
 }
 
 // recordOf makes a record of a LOG frame.

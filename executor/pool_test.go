@@ -1,6 +1,7 @@
 package executor_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -31,6 +32,10 @@ async def anap(n: float):
     await asyncio.sleep(n)
     return os.getpid()
 
+def long():
+    print("begun", flush=True)
+    time.sleep(60)
+
 def pid():
     return os.getpid()
 
@@ -58,7 +63,7 @@ def stray():
     return 1
 `
 
-var poolNames = []string{"echo", "aecho", "nap", "anap", "pid", "bump", "append", "die", "stray"}
+var poolNames = []string{"echo", "aecho", "nap", "anap", "pid", "bump", "append", "die", "stray", "long"}
 
 func TestAThousandConcurrentCallsGetTheirOwnAnswers(t *testing.T) {
 	t.Parallel()
@@ -148,6 +153,28 @@ func TestCoroutinesShareOneWorker(t *testing.T) {
 	}
 }
 
+// A coroutine that blocks its loop delays those that share it, but no new ones.
+func TestABlockedLoopGetsACompanion(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, nil), slowTools, slowNames...)
+	ctx, cancel := context.WithCancel(t.Context())
+	sink := &collector{logged: make(chan struct{}, 1)}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = ix.Call(ctx, executor.Call{Tool: "t.ablock"}, sink)
+	}()
+	<-sink.logged
+	eventually(t, "there is another worker", func() bool { return ix.Stats().Workers == 3 })
+	mustCall(t, ix, "t.aok", `{"n":5}`, `5`)
+	cancel()
+	<-done
+	mustCall(t, ix, "t.aok", `{"n":6}`, `6`)
+	if s := ix.Stats(); s.Restarts != 0 {
+		t.Errorf("%d restarts", s.Restarts)
+	}
+}
+
 func TestConcurrencyBoundsTheCallsAtOnce(t *testing.T) {
 	t.Parallel()
 	x := newExecutor(t, nil)
@@ -231,15 +258,23 @@ func TestAQueueIsServedInOrder(t *testing.T) {
 	}
 }
 
+// begin starts a long call and returns when its function has been entered.
+func begin(t *testing.T, ix *executor.Index) <-chan error {
+	t.Helper()
+	sink := &collector{logged: make(chan struct{}, 1)}
+	done := make(chan error, 1)
+	go func() {
+		_, err := ix.Call(context.WithoutCancel(t.Context()), executor.Call{Tool: "t.long"}, sink)
+		done <- err
+	}()
+	<-sink.logged
+	return done
+}
+
 func TestKillingTheZygoteCostsOnlyTheCallsInFlight(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, newExecutor(t, nil), poolTools, poolNames...)
-	done := make(chan error, 1)
-	go func() {
-		_, err := call(t, ix, "t.nap", `{"n":60}`)
-		done <- err
-	}()
-	eventually(t, "the worker is busy", func() bool { return ix.Stats().Busy == 1 })
+	done := begin(t, ix)
 	root := ix.Stats().Root
 	if err := syscall.Kill(root, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -251,6 +286,22 @@ func TestKillingTheZygoteCostsOnlyTheCallsInFlight(t *testing.T) {
 	mustCall(t, ix, "t.aecho", `{"n":1}`, `{"n":1,"text":""}`)
 	if now := ix.Stats().Root; now == root || now == 0 {
 		t.Errorf("root %d after %d was killed", now, root)
+	}
+}
+
+// A worker that dies while it has nothing to do costs no call anything.
+func TestAnIdleWorkersDeathIsRepaired(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, nil), poolTools, poolNames...)
+	for range 20 {
+		for _, pid := range ix.Stats().Pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		mustCall(t, ix, "t.echo", `{"n":1}`, `{"n":1,"text":""}`)
+		mustCall(t, ix, "t.aecho", `{"n":1}`, `{"n":1,"text":""}`)
+	}
+	if s := ix.Stats(); s.Busy != 0 || s.Waiting != 0 {
+		t.Errorf("got %+v", s)
 	}
 }
 
@@ -291,8 +342,9 @@ def beat():
 threading.Thread(target=beat, daemon=True).start()
 def alive():
     before = beats
-    time.sleep(0.1)
-    return beats > before
+    while beats == before:
+        time.sleep(0.001)
+    return True
 def die():
     os._exit(9)
 def killed():
@@ -344,12 +396,7 @@ func TestExecutorCloseCutsCallsOff(t *testing.T) {
 	x := newExecutor(t, nil)
 	ix := openModule(t, x, poolTools, poolNames...)
 	mustCall(t, ix, "t.stray", `{}`, `1`)
-	done := make(chan error, 1)
-	go func() {
-		_, err := call(t, ix, "t.nap", `{"n":60}`)
-		done <- err
-	}()
-	eventually(t, "the worker is busy", func() bool { return ix.Stats().Busy == 1 })
+	done := begin(t, ix)
 	pids := append(ix.Stats().Pids, ix.Stats().Root)
 	if err := x.Close(); err != nil {
 		t.Fatal(err)

@@ -173,7 +173,7 @@ func TestASlowReaderPausesTheGenerator(t *testing.T) {
 			done <- err
 		}()
 		// The generator writes a byte for each item it makes, and gives no other signal.
-		eventually(t, "the window is full", func() bool { return made() >= 25 })
+		eventually(t, "it is on its way", func() bool { return made() >= 5 })
 		for settled, before := 0, int64(0); settled < 20; settled++ {
 			time.Sleep(10 * time.Millisecond) // a process that does nothing gives no signal of it
 			if now := made(); now != before {

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -17,8 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
-// job is one call on its way through the pool. Its outcome is set once, before
-// done is signalled.
+// job is one call on its way through the pool.
 type job struct {
 	id    uint64
 	tool  *served
@@ -28,19 +28,26 @@ type job struct {
 	sink  Sink
 	rpcID string
 
-	done chan struct{} // signalled once, capacity 1
+	// turn is signalled when a queued call gets a worker, or fails before. Made
+	// when a call is queued, capacity 1.
+	turn chan struct{}
+	// done is signalled when the outcome of a coroutine's call is set; capacity 1.
+	done chan struct{}
 
-	// Outcome; readable after done.
+	// Outcome. Of a coroutine's call set before done, of a plain function's by
+	// its caller.
 	kind frame.Type // Result, Error, End, or 0 with err
 	body []byte
 	err  *toolmesh.Error
 
 	// Guarded by the crew's lock.
 	worker *worker // nil while queued
-	turn   uint64  // which CALL frame of its worker it was, from 1
+	place  uint64  // which CALL frame of its worker it was, from 1
 	since  time.Time
+	killed bool // its worker was killed because it went on after its grace
+	grace  *time.Timer
 
-	// Items of a stream that the sink has not taken; they are bounded by credit.
+	// Items of a coroutine's stream that the sink has not taken; bounded by credit.
 	items struct {
 		mu     sync.Mutex
 		list   [][]byte
@@ -48,8 +55,10 @@ type job struct {
 	}
 }
 
-// worker is one process that takes calls. Lock order: crew.mu, then none of a
-// worker's; logMu and writeMu are leaves.
+// worker is one process that takes calls. Who reads its frames: of a worker of
+// plain functions, the caller whose call it runs, without a goroutine between
+// them; of a worker of coroutines, a goroutine for all its calls. Lock order:
+// logMu, then crew.mu, then writeMu.
 type worker struct {
 	id     uint64
 	crew   *crew
@@ -58,25 +67,27 @@ type worker struct {
 	page   *sandbox.Page
 	in     *os.File // calls
 	out    *os.File // results
+	reader *frame.Reader
 	stdout *rawPipe
 	stderr *rawPipe
 	tail   tail
 	log    *slog.Logger
 
-	ready  chan struct{} // closed by READY
-	exited chan struct{} // closed when the zygote has reported the end
-	exit   exit          // valid after exited
-	once   sync.Once
-	gone   chan struct{} // closed when everything about it is finished
+	exited    chan struct{} // closed when the process is known to have ended
+	exit      exit          // valid after exited
+	exitOnce  sync.Once
+	gone      chan struct{} // closed when everything about it is finished
+	finishing sync.Once
 
 	// Guarded by crew.mu.
-	jobs      map[uint64]*job
-	abandoned int // calls that we no longer wait for but that it may still run
-	turns     uint64
+	jobs      map[uint64]*job // of coroutines
+	abandoned int             // calls that we no longer wait for but that it may still run
+	places    uint64
 	idleSince time.Time
-	idle      bool
-	retired   bool // takes no further call
-	stopping  bool // told to end: its end is no crash
+	retired   bool      // takes no further call
+	stopping  bool      // told to end: its end is no crash
+	probed    time.Time // when an event loop was asked for a sign of life; zero when it gave it
+	blocked   bool      // it gave none for a while: it gets no new calls
 
 	current atomic.Pointer[job] // the running call of a worker of plain functions
 
@@ -94,8 +105,7 @@ type worker struct {
 func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Duration) (_ *worker, err error) {
 	w := &worker{
 		id: id, crew: c, zygote: z, log: c.index.log,
-		ready: make(chan struct{}), exited: make(chan struct{}), gone: make(chan struct{}),
-		jobs: map[uint64]*job{},
+		exited: make(chan struct{}), gone: make(chan struct{}),
 	}
 	var theirs, ours []*os.File
 	defer func() {
@@ -143,68 +153,72 @@ func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Durati
 		_ = f.Close()
 	}
 	theirs = nil
-	c.index.wg.Go(w.run)
-	timer := time.NewTimer(timeout)
-	defer timer.Stop()
-	select {
-	case <-w.ready:
-		return w, nil
-	case <-timer.C:
-		w.kill()
-		<-w.gone
-		ours, w.page = nil, nil
-		return nil, fmt.Errorf("the worker was not ready within %v%s", timeout, lastWords(w.tail.String()))
-	case <-w.gone:
-		ours, w.page = nil, nil
-		return nil, fmt.Errorf("the worker ended before it was ready: %s%s", w.exit, lastWords(w.tail.String()))
-	}
-}
-
-// run is the worker's reader. It lives as long as the process and finishes it.
-func (w *worker) run() {
+	ours = nil // from here on finish closes them
+	w.reader = frame.NewReader(w.out, c.index.x.maxFrame())
 	w.wg.Go(w.stdout.run)
 	w.wg.Go(w.stderr.run)
-	err := w.read()
-	// Whatever ended the reading, the process is of no more use.
-	w.kill()
-	select {
-	case <-w.exited:
-	case <-w.zygote.proc.Done():
-		w.exitedWith(w.fate())
-	case <-time.After(5 * time.Second):
-		w.log.Error("a killed worker did not end", slog.Int("pid", w.handle.Pid()))
-		w.exitedWith(exit{lost: true})
+	_ = w.out.SetReadDeadline(time.Now().Add(timeout))
+	h, _, err := w.reader.Next()
+	_ = w.out.SetReadDeadline(time.Time{})
+	if err == nil && h.Type != frame.Ready {
+		err = fmt.Errorf("it began with frame type %d", h.Type)
 	}
-	w.zygote.forget(w)
-	w.logMu.Lock()
-	w.stdout.flush()
-	w.stderr.flush()
-	w.logMu.Unlock()
-	_ = w.stdout.file.Close()
-	_ = w.stderr.file.Close()
-	_ = w.in.Close()
-	_ = w.out.Close()
-	w.wg.Wait()
-	w.crew.lost(w, err)
-	w.handle.Close()
-	close(w.gone)
+	if err != nil {
+		w.finish(err)
+		w.page = nil
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil, fmt.Errorf("the worker was not ready within %v%s", timeout, lastWords(w.tail.String()))
+		}
+		return nil, fmt.Errorf("the worker ended before it was ready: %s%s", w.exit, lastWords(w.tail.String()))
+	}
+	if c.async {
+		w.jobs = map[uint64]*job{}
+		c.index.wg.Go(w.serve)
+	}
+	return w, nil
 }
 
-// fate is the end of a worker whose zygote ended: its own when it was the zygote.
-func (w *worker) fate() exit {
-	if w.crew.index.solo() {
-		return exitOf(w.zygote.proc.ExitCode())
-	}
-	return exit{lost: true}
+// finish ends the process if it has not ended, and everything about the worker.
+// It is called by whoever finds that the worker is of no more use; it returns
+// when all is done.
+func (w *worker) finish(cause error) {
+	w.finishing.Do(func() {
+		w.kill()
+		select {
+		case <-w.exited:
+		case <-time.After(5 * time.Second):
+			w.log.Error("a killed worker did not end", slog.Int("pid", w.handle.Pid()))
+			w.exitedWith(exit{lost: true})
+		}
+		w.zygote.forget(w)
+		w.logMu.Lock()
+		w.stdout.end()
+		w.stderr.end()
+		w.logMu.Unlock()
+		_ = w.stdout.file.Close()
+		_ = w.stderr.file.Close()
+		_ = w.in.Close()
+		_ = w.out.Close()
+		w.wg.Wait()
+		w.crew.lost(w, cause)
+		w.handle.Close()
+		close(w.gone)
+	})
+	<-w.gone
 }
 
+// exitedWith notes the end of the process. Somebody is reading from the worker
+// and finishes it, unless it was idle.
 func (w *worker) exitedWith(e exit) {
-	w.once.Do(func() {
+	w.exitOnce.Do(func() {
 		w.exit = e
 		close(w.exited)
 		// A process that a tool left behind may hold the pipe open: what the
 		// worker wrote is there already, its end may never come.
 		_ = w.out.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+		if w.crew.leaveIdle(w) {
+			w.crew.index.wg.Go(func() { w.finish(nil) })
+		}
 	})
 }
 
@@ -218,21 +232,67 @@ func (w *worker) stop(grace time.Duration) {
 	<-w.gone
 }
 
-// read handles frames until the pipe ends or the worker breaks the protocol.
-func (w *worker) read() error {
-	reader := frame.NewReader(w.out, w.crew.index.x.maxFrame())
+// follow reads on behalf of the call that a worker of plain functions runs, to
+// its end: the terminal's type and body, or an error when the worker is of no
+// more use. Items go to item, which may block.
+func (w *worker) follow(j *job, item func(data []byte) error) (frame.Type, []byte, error) {
+	var refused error
 	for {
-		h, body, err := reader.Next()
+		h, body, err := w.reader.Next()
+		if err != nil {
+			return 0, nil, err
+		}
+		switch h.Type { //nolint:exhaustive // the rest never comes from a worker
+		case frame.Result, frame.Error, frame.End:
+			if h.ID != j.id {
+				return 0, nil, fmt.Errorf("the worker answered call %d while it had call %d", h.ID, j.id)
+			}
+			data := own(h, body)
+			w.settle(h.Flags)
+			return h.Type, data, refused
+		case frame.Yield:
+			if refused == nil && h.ID == j.id && item != nil {
+				if refused = item(own(h, body)); refused != nil {
+					w.crew.interrupt(j)
+				}
+			}
+		case frame.Log:
+			w.logged(h, body)
+		case frame.Pong:
+		default:
+			return 0, nil, fmt.Errorf("the worker sent frame type %d, which this agent does not know", h.Type)
+		}
+	}
+}
+
+// own is a body that may be kept.
+func own(h frame.Header, body []byte) []byte {
+	if frame.Owned(h) {
+		return body
+	}
+	return append(make([]byte, 0, len(body)), body...)
+}
+
+// serve reads for all calls of a worker of coroutines, until it ends.
+func (w *worker) serve() { w.finish(w.demultiplex()) }
+
+func (w *worker) demultiplex() error {
+	for {
+		h, body, err := w.reader.Next()
 		if err != nil {
 			return err
 		}
 		switch h.Type { //nolint:exhaustive // the rest never comes from a worker
 		case frame.Result, frame.Error, frame.End:
-			w.terminal(h, body)
+			w.settle(h.Flags)
+			if j := w.crew.finishedCoroutine(w, h.ID); j != nil {
+				j.kind, j.body = h.Type, own(h, body)
+				j.done <- struct{}{}
+			}
 		case frame.Yield:
 			if j := w.find(h.ID); j != nil && j.items.notify != nil {
 				j.items.mu.Lock()
-				j.items.list = append(j.items.list, append([]byte(nil), body...))
+				j.items.list = append(j.items.list, own(h, body))
 				j.items.mu.Unlock()
 				select {
 				case j.items.notify <- struct{}{}:
@@ -240,20 +300,40 @@ func (w *worker) read() error {
 				}
 			}
 		case frame.Log:
-			record := recordOf(h.Flags, body)
-			if record.Stream == StreamStderr {
-				w.tail.add(body)
-			}
-			w.logMu.Lock()
-			w.hand(w.find(h.ID), record)
-			w.logMu.Unlock()
-		case frame.Ready:
-			close(w.ready)
+			w.logged(h, body)
 		case frame.Pong:
+			w.crew.answered(w)
 		default:
 			return fmt.Errorf("the worker sent frame type %d, which this agent does not know", h.Type)
 		}
 	}
+}
+
+// logged hands over a LOG frame.
+func (w *worker) logged(h frame.Header, body []byte) {
+	record := recordOf(h.Flags, body)
+	if record.Stream == StreamStderr {
+		w.tail.add(body)
+	}
+	w.logMu.Lock()
+	w.hand(w.find(h.ID), record)
+	w.logMu.Unlock()
+}
+
+// settle hands over what bypassed sys.stdout before a call's end. From then on
+// a plain function's call gets no more output.
+func (w *worker) settle(flags uint8) {
+	w.logMu.Lock()
+	if flags&frame.FlagRaw != 0 {
+		w.stdout.flush()
+		w.stderr.flush()
+	}
+	w.stdout.settle()
+	w.stderr.settle()
+	if !w.crew.async {
+		w.current.Store(nil)
+	}
+	w.logMu.Unlock()
 }
 
 // find is the call of an id, nil when we no longer wait for it.
@@ -297,23 +377,6 @@ func (w *worker) hand(j *job, r Record) {
 	}
 	w.log.Debug("output of a worker", slog.String("stream", string(r.Stream)), slog.String("rpc_id", rpcID),
 		slog.String("text", r.Message))
-}
-
-// terminal ends a call, and gives the worker its next one first.
-func (w *worker) terminal(h frame.Header, body []byte) {
-	w.logMu.Lock()
-	if h.Flags&frame.FlagRaw != 0 {
-		w.stdout.flush()
-		w.stderr.flush()
-	}
-	w.logMu.Unlock()
-	own := append([]byte(nil), body...)
-	j := w.crew.finished(w, h.ID)
-	if j == nil {
-		return
-	}
-	j.kind, j.body = h.Type, own
-	j.done <- struct{}{}
 }
 
 // call sends a call to the worker.
@@ -398,7 +461,7 @@ func (w *worker) flush() {
 // The crew's lock is held.
 func (w *worker) begun(j *job) toolmesh.Started {
 	if w.crew.async {
-		return started(j.turn <= w.page.Load(sandbox.WordTaken))
+		return started(j.place <= w.page.Load(sandbox.WordTaken))
 	}
 	return started(w.page.Load(sandbox.WordStarted) == j.id)
 }

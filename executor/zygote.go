@@ -54,6 +54,8 @@ type zygote struct {
 	output  tail
 	maximum uint32
 
+	solo bool // it is itself the one worker
+
 	forking sync.Mutex // one FORK under way: its descriptors must not mix with the next one's
 
 	mu      sync.Mutex
@@ -88,7 +90,20 @@ func startZygote(ctx context.Context, log *slog.Logger, spawner *sandbox.Spawner
 	z.wg.Go(func() { z.drain(proc.Stderr, StreamStderr) })
 	described := make(chan description, 1)
 	importing := make(chan string, 1)
-	z.wg.Go(func() { z.read(importing, described) })
+	ended := make(chan struct{})
+	z.wg.Go(func() {
+		defer close(ended)
+		z.read(importing, described)
+	})
+	z.wg.Go(func() {
+		<-proc.Done()
+		// What it had to say is read first. Where there is no namespace the root
+		// may have died alone: closing the channel ends the zygote then.
+		_ = z.conn.SetReadDeadline(time.Now().Add(time.Second))
+		<-ended
+		_ = z.conn.Close()
+		z.lostAll()
+	})
 	defer func() {
 		if err != nil {
 			z.kill()
@@ -179,7 +194,8 @@ func (z *zygote) read(importing chan string, described chan description) {
 	for {
 		h, body, err := reader.Next()
 		if err != nil {
-			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, syscall.ECONNRESET) {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, syscall.ECONNRESET) &&
+				!errors.Is(err, os.ErrDeadlineExceeded) {
 				z.log.Warn("the channel to the zygote broke", slog.Any("error", err))
 				_ = z.conn.Close()
 			}
@@ -264,6 +280,7 @@ func (z *zygote) fork(w *worker, become bool, files []*os.File) (*sandbox.Handle
 	}
 	z.mu.Lock()
 	z.workers[w.id] = w
+	z.solo = become
 	z.mu.Unlock()
 	data := frame.Append(nil, frame.Header{Type: message}, body)
 	if _, _, err := z.conn.WriteMsgUnix(data, unix.UnixRights(fds...), nil); err != nil {
@@ -294,6 +311,25 @@ func (z *zygote) forget(w *worker) {
 	z.mu.Lock()
 	delete(z.workers, w.id)
 	z.mu.Unlock()
+}
+
+// lostAll ends the workers whose end the zygote can no longer report.
+func (z *zygote) lostAll() {
+	z.mu.Lock()
+	workers := make([]*worker, 0, len(z.workers))
+	for _, w := range z.workers {
+		workers = append(workers, w)
+	}
+	clear(z.workers)
+	solo := z.solo
+	z.mu.Unlock()
+	for _, w := range workers {
+		if solo {
+			w.exitedWith(exitOf(z.proc.ExitCode()))
+		} else {
+			w.exitedWith(exit{lost: true})
+		}
+	}
 }
 
 // gone reports whether the process has ended.

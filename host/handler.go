@@ -38,6 +38,14 @@ type Sink interface {
 	Send(ctx context.Context, item json.RawMessage) error
 }
 
+// ResultSink is a [Sink] of a unary call, for handlers that have made the one
+// result themselves, also of several items.
+type ResultSink interface {
+	Sink
+	// SendResult takes the call's result in place of everything sent before.
+	SendResult(ctx context.Context, result json.RawMessage) error
+}
+
 // Call is one call, checked and admitted.
 type Call struct {
 	Session subjects.SessionID

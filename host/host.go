@@ -115,7 +115,11 @@ type Service struct {
 	// index can be.
 	Session  subjects.SessionID
 	Revision string
-	Tools    []Tool
+	// Claim is the source that the index's name is claimed for in the registry;
+	// a name that another source has is refused. Empty claims nothing: whoever
+	// installed the index has.
+	Claim string
+	Tools []Tool
 	// Unavailable are tools that are known and not served.
 	Unavailable []Unavailable
 }
@@ -258,6 +262,9 @@ func (h *Host) HandleIn(index subjects.IndexName, session subjects.SessionID, na
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	next := Service{Index: index, Session: session, Revision: h.opts.Revision}
+	if index != "" {
+		next.Claim = "service:" + string(index)
+	}
 	if old := h.services[serviceKey{index, session}]; old != nil {
 		next = old.Service
 		next.Tools = nil
@@ -308,18 +315,25 @@ func (h *Host) publish(ctx context.Context, s Service) error {
 	if old != nil {
 		before = old.routes
 	}
-	h.services[key] = next
 	if h.state == stateNew {
 		if old != nil {
 			next.subs = old.subs
 		}
+		h.services[key] = next
 		return nil
 	}
-	return h.activate(ctx, next, old, before)
+	if err := h.activate(ctx, next, old, before); err != nil {
+		return err
+	}
+	h.services[key] = next
+	return nil
 }
 
 // activate subscribes what a service adds and lets go what it no longer has.
 func (h *Host) activate(ctx context.Context, next, old *service, before map[routeKey]*served) error {
+	if err := h.claim(ctx, next.Service); err != nil {
+		return err
+	}
 	gone := make(map[routeKey]*served)
 	for k, t := range before {
 		if next.routes[k] == nil {
@@ -349,6 +363,18 @@ func (h *Host) activate(ctx context.Context, next, old *service, before map[rout
 	}
 	h.lease.record(ctx, next, old)
 	return nil
+}
+
+// claim makes the index's name the service's own, and refuses one that is
+// somebody else's. Where the registry cannot be reached it is tried again with
+// what else has to be written.
+func (h *Host) claim(ctx context.Context, s Service) error {
+	err := h.lease.claim(ctx, s)
+	if err != nil && toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+		h.log.Warn("the index's name is not claimed yet", slog.String("index", string(s.Index)), slog.String("error", err.Error()))
+		return nil
+	}
+	return err
 }
 
 func (h *Host) subscribe(k routeKey) (*nats.Subscription, error) {
@@ -514,7 +540,7 @@ func (h *Host) open(ctx context.Context) error {
 	}
 	if h.opts.Service != "-" {
 		h.micro, err = h.bus.StartService(bus.ServiceConfig{
-			Name: h.opts.Service, Version: semanticVersion(h.opts.Version), Description: "a node of the mesh",
+			Name: h.opts.Service, Version: h.opts.Version, Description: "a node of the mesh",
 			Metadata: map[string]string{"node": string(h.node), "boot": string(h.boot), "proto": "1"},
 			Stats:    func() any { return h.Stats() },
 		})
@@ -552,14 +578,6 @@ func (h *Host) Stats() Stats {
 	return s
 }
 
-// semanticVersion gives NATS's service discovery what it insists on.
-func semanticVersion(v string) string {
-	if v == "" || v[0] < '0' || v[0] > '9' {
-		return "0.0.0"
-	}
-	return v
-}
-
 // replay answers a request for stored chunks, outside of the callback. So many
 // at once that no more would help make the next ones wait.
 func (h *Host) replay(m *nats.Msg) {
@@ -587,6 +605,16 @@ func (h *Host) replay(m *nats.Msg) {
 	}
 	h.running.run(func() {
 		defer func() { <-h.replays }()
+		if h.opts.Sessions == nil {
+			// Without a view of the sessions the registry is asked: replays are rare.
+			r, err := h.lease.store.Session(h.base, s.Session)
+			if err != nil && !errors.Is(err, bus.ErrNoKey) {
+				header, body := codec.ErrorReply(refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the session cannot be looked up: %w", err)))
+				h.send(m.Reply, header, body)
+				return
+			}
+			epoch = r.Epoch
+		}
 		h.replayer.Answer(h.base, s, epoch, m)
 	})
 }

@@ -36,12 +36,13 @@ type lease struct {
 
 	writing sync.Mutex // one writer at a time
 
-	mu     sync.Mutex
-	held   *registry.Lease
-	wanted map[serviceKey]*service // what is to be written, by service
-	stale  map[serviceKey]bool     // of wanted: not written yet
-	remove map[subjects.ToolsKey]bool
-	err    error
+	mu      sync.Mutex
+	held    *registry.Lease
+	wanted  map[serviceKey]*service // what is to be written, by service
+	stale   map[serviceKey]bool     // of wanted: not written yet
+	remove  map[subjects.ToolsKey]bool
+	claimed map[serviceKey]bool
+	err     error
 }
 
 // start takes the lease. Only what the operator must hear of is an error: a
@@ -51,6 +52,7 @@ func (l *lease) start(ctx context.Context, h *Host) error {
 	l.store = registry.NewStore(h.bus, nil)
 	l.gone, l.kick, l.done = make(chan struct{}), make(chan struct{}, 1), make(chan struct{})
 	l.wanted, l.stale, l.remove = make(map[serviceKey]*service), make(map[serviceKey]bool), make(map[subjects.ToolsKey]bool)
+	l.claimed = make(map[serviceKey]bool)
 	attempt, cancel := context.WithTimeout(ctx, registryWait)
 	err := l.acquire(attempt)
 	cancel()
@@ -187,7 +189,36 @@ func (l *lease) write(ctx context.Context) error {
 	return nil
 }
 
+// claim claims the name of an index for its source, once for each.
+func (l *lease) claim(ctx context.Context, s Service) error {
+	if s.Claim == "" || l.h == nil {
+		return nil
+	}
+	key := serviceKey{s.Index, s.Session}
+	l.mu.Lock()
+	done := l.held == nil || l.claimed[key]
+	l.mu.Unlock()
+	if done {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, registryWait)
+	defer cancel()
+	err := l.store.ClaimIndex(ctx, registry.IndexRecord{
+		Name: s.Index, Session: s.Session, Source: s.Claim, Revision: s.Revision, State: registry.IndexInstalled,
+	})
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.claimed[key] = true
+	l.mu.Unlock()
+	return nil
+}
+
 func (l *lease) writeService(ctx context.Context, held *registry.Lease, s *service) error {
+	if err := l.claim(ctx, s.Service); err != nil {
+		return err
+	}
 	all := registry.ToolsRecord{Session: s.Session, Index: s.Index, Revision: s.Revision}
 	for _, t := range s.Tools {
 		digest, err := l.store.PutDescriptor(ctx, t.Descriptor)

@@ -46,3 +46,9 @@ func (s *unarySink) result() json.RawMessage {
 	}
 	return s.last
 }
+
+// SendResult implements [ResultSink].
+func (s *unarySink) SendResult(ctx context.Context, result json.RawMessage) error {
+	s.collect, s.items = false, 0
+	return s.Send(ctx, result)
+}

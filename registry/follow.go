@@ -133,7 +133,7 @@ func (v *View) readLoop(failed chan<- error) {
 		case <-ctx.Done():
 		}
 	})
-	check := time.NewTimer(checkEvery)
+	check := time.NewTimer(v.every)
 	defer check.Stop()
 	first := true
 	for {
@@ -145,7 +145,7 @@ func (v *View) readLoop(failed chan<- error) {
 		case <-check.C:
 			all = true
 		}
-		wait := checkEvery
+		wait := v.every
 		for _, bucket := range followed() {
 			if err := v.readBucket(ctx, v.follows[bucket], all); err != nil {
 				if ctx.Err() != nil {

@@ -122,6 +122,13 @@ func (l *Lease) acquire(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	refuse := func(boot subjects.BootID) error {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable,
+			"node %q is running already (boot %s): stop it, or give this one another name (--node)", l.record.Node, boot).
+			WithOrigin(toolmesh.OriginMesh).WithRetryable(false).WithDetail("boot", string(boot))
+	}
+	// What was listened for in vain: if its lease is renewed meanwhile, it lives.
+	var silent subjects.BootID
 	for range conflictsMost {
 		sent := time.Now()
 		e, err := l.bus.Get(ctx, l.key)
@@ -135,15 +142,17 @@ func (l *Lease) acquire(ctx context.Context) error {
 				l.log.Warn("the lease in the way is not readable", slog.String("error", err.Error()))
 			}
 			if holder.Boot != l.record.Boot {
+				if silent != "" && holder.Boot == silent {
+					return refuse(silent)
+				}
 				beat, err := l.heard(ctx)
 				if err != nil {
 					return err
 				}
 				if beat != "" {
-					return toolmesh.Errorf(toolmesh.CodeUnavailable,
-						"node %q is running already (boot %s): stop it, or give this one another name (--node)", l.record.Node, beat).
-						WithOrigin(toolmesh.OriginMesh).WithRetryable(false).WithDetail("boot", string(beat))
+					return refuse(beat)
 				}
+				silent = holder.Boot
 				l.log.Info("taking over the lease of a node that is silent", slog.String("node", string(l.record.Node)), slog.String("boot", string(holder.Boot)))
 			}
 			sent = time.Now()

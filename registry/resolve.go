@@ -31,7 +31,7 @@ type Route struct {
 
 // Route returns a tool of a full id, false if the session knows no such tool.
 func (v *View) Route(session subjects.SessionID, id subjects.ToolID) (Route, bool) {
-	now := time.Now()
+	session, now := canonical(session), time.Now()
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	return v.route(session, id, now)
@@ -48,7 +48,7 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 	var best route
 	reason := ""
 	for _, one := range routes {
-		n := v.nodes[one.entry.record.Node]
+		n := v.nodes[one.entry.key.Node]
 		can := v.callable(n, now) && n.record.Boot == one.entry.record.Boot
 		if can && one.tool.State == ToolUnavailable {
 			reason, can = one.tool.Reason, false
@@ -76,6 +76,21 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 	return r, true
 }
 
+// Records returns what every node has published about a tool, for people and for
+// placement: also nodes that cannot be called now. Tools is only that one tool.
+func (v *View) Records(session subjects.SessionID, id subjects.ToolID) []ToolsRecord {
+	session = canonical(session)
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	var all []ToolsRecord
+	for _, one := range v.current(session, id) {
+		r := one.entry.record
+		r.Tools = []ToolRoute{*one.tool}
+		all = append(all, r)
+	}
+	return all
+}
+
 // current returns the routes of a tool, without those of another epoch of the
 // session.
 func (v *View) current(session subjects.SessionID, id subjects.ToolID) []route {
@@ -96,7 +111,7 @@ func (v *View) current(session subjects.SessionID, id subjects.ToolID) []route {
 // outdated reports whether a route is of an earlier session of the same name.
 func (v *View) outdated(r route) bool {
 	record := &r.entry.record
-	return record.Session != "" && record.Epoch != v.sessions[record.Session].Epoch
+	return record.Session != "" && record.Epoch != v.sessions[canonical(record.Session)].Epoch
 }
 
 // nearestMost is how many names an error offers.
@@ -104,24 +119,48 @@ const nearestMost = 5
 
 // Resolve returns the full id behind a name that somebody typed: the id itself,
 // or the one id that ends with it at a dot. A name that several ids end with, and
-// one that none does, is tool_not_found with details.nearest.
+// one that none does, is tool_not_found with details.nearest. A name that is
+// found costs no more than a look-up; one that is not is compared with all.
 func (v *View) Resolve(session subjects.SessionID, name string) (subjects.ToolID, error) {
+	id, several := v.lookup(session, name)
+	if id != "" {
+		return id, nil
+	}
+	if len(several) > 0 {
+		return "", toolmesh.Errorf(toolmesh.CodeToolNotFound, "%q is the end of several tool ids: write one of them in full", name).
+			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("nearest", texts(several[:min(len(several), nearestMost)]))
+	}
 	v.mu.Lock() // the order of ids is cached
-	defer v.mu.Unlock()
+	visible := v.table.visible(canonical(session), "", 0)
+	v.mu.Unlock()
+	// Not under the lock: this is the slow part.
+	return "", notFound(name, tool.Nearest(name, texts(visible), nearestMost))
+}
+
+// lookup returns the id behind a name, or the ids that it may be.
+func (v *View) lookup(session subjects.SessionID, name string) (id subjects.ToolID, several []subjects.ToolID) {
+	session = canonical(session)
+	v.mu.RLock()
+	defer v.mu.RUnlock()
 	if id := subjects.ToolID(name); len(v.current(session, id)) > 0 {
 		return id, nil
 	}
 	found := slices.DeleteFunc(slices.Clone(v.table.bySuffix(session, name)), func(id subjects.ToolID) bool {
 		return len(v.current(session, id)) == 0
 	})
-	switch len(found) {
-	case 1:
+	if len(found) == 1 {
 		return found[0], nil
-	case 0:
-		return "", notFound(name, tool.Nearest(name, texts(v.table.visible(session, "", 0)), nearestMost))
 	}
-	return "", toolmesh.Errorf(toolmesh.CodeToolNotFound, "%q is the end of several tool ids: write one of them in full", name).
-		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("nearest", texts(found[:min(len(found), nearestMost)]))
+	return "", found
+}
+
+// canonical is the form of a name that keys have: itself, or its hash if it is
+// too long for a token. A name that cannot travel is itself; nothing is found for it.
+func canonical[T ~string](name T) T {
+	if token, err := subjects.EncodeToken(string(name)); err == nil && subjects.IsHashed(token) {
+		return T(token)
+	}
+	return name
 }
 
 func notFound(name string, nearest []string) *toolmesh.Error {
@@ -145,6 +184,7 @@ func texts(ids []subjects.ToolID) []string {
 // order of their ids; limit 0 returns all. next is the after of the next page,
 // empty at the end.
 func (v *View) List(session subjects.SessionID, after subjects.ToolID, limit int) (tools []Route, next subjects.ToolID) {
+	session = canonical(session)
 	now := time.Now()
 	v.mu.Lock() // the order of ids is cached
 	defer v.mu.Unlock()

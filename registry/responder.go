@@ -61,9 +61,10 @@ type ResolveRequest struct {
 	Name string `json:"name"`
 }
 
-// ResolveAnswer is the full id.
+// ResolveAnswer is the full id, and why nobody serves the tool if that is so.
 type ResolveAnswer struct {
-	ID subjects.ToolID `json:"id"`
+	ID     subjects.ToolID `json:"id"`
+	Reason string          `json:"reason,omitempty"`
 }
 
 // CandidatesAnswer is where a tool can be called. Empty Nodes: it is known and
@@ -152,8 +153,8 @@ type asked struct {
 }
 
 const (
-	// readers answer what needs a descriptor from the store, waiting lets so many
-	// requests wait for one of them.
+	// readers answer what is not at hand: descriptors from the store, names that
+	// nobody knows. So many requests may wait for one of them.
 	readers      = 4
 	waiting      = 256
 	readTimeout  = 5 * time.Second
@@ -224,15 +225,29 @@ func (r *Responder) receive(m *nats.Msg) {
 	switch {
 	case err != nil:
 		r.respond(m, nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err))
-	case s.Verb == VerbList || s.Verb == VerbDescribe:
+	case r.atHand(s, m.Data):
+		r.answer(asked{m, s})
+	default:
 		select {
 		case r.work <- asked{m, s}:
 		default:
 			r.respond(m, nil, toolmesh.Errorf(toolmesh.CodeBusy, "the registry has %d requests waiting: try again", waiting))
 		}
-	default:
-		r.answer(asked{m, s})
 	}
+}
+
+// atHand reports whether a request is answered by a look-up: the id of a name
+// that is known, and where it runs.
+func (r *Responder) atHand(s subjects.Subject, body []byte) bool {
+	var q struct{ Name, Tool string }
+	if s.Verb != VerbResolve && s.Verb != VerbCandidates || json.Unmarshal(body, &q) != nil {
+		return false
+	}
+	if s.Verb == VerbCandidates {
+		q.Name = q.Tool
+	}
+	id, _ := r.view.lookup(s.Session, q.Name)
+	return id != ""
 }
 
 func (r *Responder) answer(a asked) {
@@ -248,7 +263,14 @@ func (r *Responder) handle(s subjects.Subject, body []byte) (any, error) {
 			return nil, err
 		}
 		id, err := r.view.Resolve(s.Session, q.Name)
-		return ResolveAnswer{ID: id}, err
+		if err != nil {
+			return nil, err
+		}
+		answer := ResolveAnswer{ID: id}
+		if route, ok := r.view.Route(s.Session, id); ok && len(route.Nodes) == 0 {
+			answer.Reason = route.Reason
+		}
+		return answer, nil
 	case VerbCandidates:
 		var q ToolRequest
 		if err := readRequest(body, &q); err != nil {

@@ -153,10 +153,10 @@ func (s *Store) ClaimIndex(ctx context.Context, r IndexRecord) error {
 				if c.record.Session == r.Session {
 					revision = c.revision
 				}
-			case c.record.Session == r.Session && c.record.Source == r.Source:
-				revision = c.revision
-			default:
+			case conflict(r, c.record):
 				return claimed(r, c.record)
+			case c.record.Session == r.Session:
+				revision = c.revision
 			}
 		}
 		if revision == 0 {
@@ -185,15 +185,21 @@ const (
 	claimPause    = 20 * time.Millisecond
 )
 
-// confirmClaim looks once more: a mesh-wide and a private claim are two keys, so
-// both may have been written at once. The earlier one stays.
+// conflict reports whether two records cannot both have their name: it belongs to
+// one source, for the whole mesh or for sessions.
+func conflict(a, b IndexRecord) bool {
+	return a.Source != b.Source || (a.Session == "") != (b.Session == "")
+}
+
+// confirmClaim looks once more: claims of two sessions, or of one and the whole
+// mesh, are two keys, so both may have been written at once. The earlier one stays.
 func (s *Store) confirmClaim(ctx context.Context, r IndexRecord, key bus.Key, revision uint64) error {
 	claims, err := s.claims(ctx, r.Name)
 	if err != nil {
 		return err
 	}
 	for _, c := range claims {
-		if c.record.State == IndexRemoved || (c.record.Session == "") == (r.Session == "") || c.revision > revision {
+		if c.record.State == IndexRemoved || !conflict(r, c.record) || c.revision >= revision {
 			continue
 		}
 		if err := s.bus.Delete(ctx, key, revision); err != nil && !errors.Is(err, bus.ErrConflict) {
@@ -328,6 +334,51 @@ func sessionKey(id subjects.SessionID) (bus.Key, error) {
 		return bus.Key{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "session %q: %w", id, err)
 	}
 	return bus.Key{Bucket: subjects.BucketSessions, Name: token}, nil
+}
+
+// Sweep deletes what nodes published that have no lease any more, where it is
+// older than age: a process that was killed cannot take it back itself. It returns
+// how many records it deleted. Any agent or router may run it now and then.
+func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err error) {
+	leased := make(map[subjects.NodeID]bool)
+	q := bus.Query{Stream: subjects.KVStream(subjects.BucketNodes), Subject: subjects.KVAll(subjects.BucketNodes)}
+	for m, err := range s.bus.Read(ctx, q) {
+		if err != nil {
+			return 0, fmt.Errorf("read the leases: %w", err)
+		}
+		token, ok := subjects.KVKey(subjects.BucketNodes, m.Subject)
+		if node, err := subjects.DecodeToken(token); ok && err == nil && !bus.Gone(m.Header) {
+			leased[subjects.NodeID(node)] = true
+		}
+	}
+	type old struct {
+		key      bus.Key
+		revision uint64
+	}
+	var olds []old
+	now := s.bus.Time()
+	q = bus.Query{Stream: subjects.KVStream(subjects.BucketTools), Subject: subjects.KVAll(subjects.BucketTools)}
+	for m, err := range s.bus.Read(ctx, q) {
+		if err != nil {
+			return 0, fmt.Errorf("read what nodes serve: %w", err)
+		}
+		name, ok := subjects.KVKey(subjects.BucketTools, m.Subject)
+		if !ok || bus.Gone(m.Header) || now.Now.Sub(m.Time) < age+now.Bound {
+			continue
+		}
+		if key, err := subjects.ParseToolsKey(name); err == nil && !leased[key.Node] {
+			olds = append(olds, old{bus.Key{Bucket: subjects.BucketTools, Name: name}, m.Seq})
+		}
+	}
+	for _, o := range olds {
+		switch err := s.bus.Delete(ctx, o.key, o.revision); {
+		case err == nil:
+			deleted++
+		case !errors.Is(err, bus.ErrConflict): // a conflict: its node is back
+			return deleted, fmt.Errorf("sweep: %w", err)
+		}
+	}
+	return deleted, nil
 }
 
 func (s *Store) read(ctx context.Context, key bus.Key, into any) error {

@@ -17,7 +17,7 @@ type table struct {
 
 // toolsEntry is one record with its revision.
 type toolsEntry struct {
-	key      string
+	key      subjects.ToolsKey // its names as in the key: long ones hashed
 	revision uint64
 	record   ToolsRecord
 }
@@ -42,19 +42,19 @@ func newTable() *table {
 	}
 }
 
-// set replaces the record of a key.
-func (t *table) set(key string, revision uint64, r ToolsRecord) {
-	t.remove(key)
+// set replaces the record of a key, whose text is name.
+func (t *table) set(key subjects.ToolsKey, name string, revision uint64, r ToolsRecord) {
+	t.remove(name)
 	e := &toolsEntry{key: key, revision: revision, record: r}
-	t.records[key] = e
-	if t.byNode[r.Node] == nil {
-		t.byNode[r.Node] = make(map[string]int)
+	t.records[name] = e
+	if t.byNode[key.Node] == nil {
+		t.byNode[key.Node] = make(map[string]int)
 	}
-	t.byNode[r.Node][key] = len(r.Tools)
-	s := t.scopes[r.Session]
+	t.byNode[key.Node][name] = len(r.Tools)
+	s := t.scopes[key.Session]
 	if s == nil {
 		s = &scope{tools: make(map[subjects.ToolID][]route), suffix: make(map[string][]subjects.ToolID)}
-		t.scopes[r.Session] = s
+		t.scopes[key.Session] = s
 	}
 	for i := range e.record.Tools {
 		tool := &e.record.Tools[i]
@@ -65,20 +65,20 @@ func (t *table) set(key string, revision uint64, r ToolsRecord) {
 	}
 }
 
-// remove forgets the record of a key.
-func (t *table) remove(key string) {
-	e := t.records[key]
+// remove forgets the record of a key's text.
+func (t *table) remove(name string) {
+	e := t.records[name]
 	if e == nil {
 		return
 	}
-	delete(t.records, key)
-	if keys := t.byNode[e.record.Node]; keys != nil {
-		delete(keys, key)
+	delete(t.records, name)
+	if keys := t.byNode[e.key.Node]; keys != nil {
+		delete(keys, name)
 		if len(keys) == 0 {
-			delete(t.byNode, e.record.Node)
+			delete(t.byNode, e.key.Node)
 		}
 	}
-	s := t.scopes[e.record.Session]
+	s := t.scopes[e.key.Session]
 	for i := range e.record.Tools {
 		id := e.record.Tools[i].ID
 		left := slices.DeleteFunc(s.tools[id], func(r route) bool { return r.entry == e })
@@ -90,7 +90,7 @@ func (t *table) remove(key string) {
 		s.unname(id)
 	}
 	if len(s.tools) == 0 {
-		delete(t.scopes, e.record.Session)
+		delete(t.scopes, e.key.Session)
 	}
 }
 

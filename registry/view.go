@@ -21,6 +21,9 @@ import (
 
 // ViewOptions adjusts a [View].
 type ViewOptions struct {
+	// CheckEvery is how often the view asks whether it missed the end of what is
+	// stored, which nothing else tells. Defaults to 30 s.
+	CheckEvery time.Duration
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
 }
@@ -29,8 +32,9 @@ type ViewOptions struct {
 // and sessions. Only agents and routers hold one. Reads cost no message and may
 // be concurrent; what they return is the caller's, except where it says shared.
 type View struct {
-	bus *bus.Bus
-	log *slog.Logger
+	bus   *bus.Bus
+	log   *slog.Logger
+	every time.Duration
 
 	mu       sync.RWMutex // guards what follows
 	follows  map[string]*follow
@@ -90,7 +94,6 @@ const (
 	ReasonRestart  = "started anew"
 	watchEvery     = 250 * time.Millisecond
 	readAgainAfter = 500 * time.Millisecond
-	checkEvery     = 30 * time.Second
 )
 
 // followed are the buckets of a view. Descriptors are fetched when needed.
@@ -109,9 +112,12 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	if o.CheckEvery <= 0 {
+		o.CheckEvery = 30 * time.Second
+	}
 	now := time.Now()
 	v := &View{
-		bus: b, log: o.Logger,
+		bus: b, log: o.Logger, every: o.CheckEvery,
 		follows: make(map[string]*follow), table: newTable(),
 		nodes: make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
 		sessions: make(map[subjects.SessionID]SessionRecord),
@@ -370,10 +376,21 @@ func (v *View) applyTools(c change) {
 		v.table.remove(c.key)
 		return
 	}
-	// The key is what a credential is held to, so it is what counts.
-	r.Node, r.Session, r.Index = key.Node, key.Session, key.Index
-	v.table.set(c.key, c.seq, r)
+	// The key is what a credential is held to, so it is what counts; the record
+	// only has the real names behind hashed ones.
+	r.Node = trusted(r.Node, key.Node)
+	r.Session = trusted(r.Session, key.Session)
+	r.Index = trusted(r.Index, key.Index)
+	v.table.set(key, c.key, c.seq, r)
 	v.touched()
+}
+
+// trusted returns what a record says of a name if its key says the same, else the key's.
+func trusted[T ~string](said, key T) T {
+	if key != "" && subjects.SameName(said, key) {
+		return said
+	}
+	return key
 }
 
 func (v *View) applyIndex(c change) {
@@ -541,6 +558,7 @@ func (v *View) Nodes() []NodeStatus {
 
 // Node returns one node that has a lease.
 func (v *View) Node(id subjects.NodeID) (NodeStatus, bool) {
+	id = canonical(id)
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	n := v.nodes[id]
@@ -558,7 +576,7 @@ func (v *View) status(n *nodeEntry, now time.Time) NodeStatus {
 			s.State = StateDraining
 		}
 	}
-	for key := range v.table.byNode[n.record.Node] {
+	for key := range v.table.byNode[canonical(n.record.Node)] {
 		if e := v.table.records[key]; e.record.Index != "" && e.record.Session == "" && e.record.Boot == n.record.Boot {
 			s.Indexes = append(s.Indexes, e.record.Index)
 		}
@@ -597,7 +615,7 @@ func (v *View) Sessions() []SessionRecord {
 func (v *View) Session(id subjects.SessionID) (SessionRecord, bool) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	r, ok := v.sessions[id]
+	r, ok := v.sessions[canonical(id)]
 	return r, ok
 }
 

@@ -35,6 +35,15 @@ func KVKey(bucket, subject string) (string, bool) {
 	return strings.CutPrefix(subject, "$KV."+bucket+".")
 }
 
+// JetStreamAPI is the prefix of JetStream's requests, with its last dot; domain
+// is empty for the broker's own.
+func JetStreamAPI(domain string) string {
+	if domain == "" {
+		return "$JS.API."
+	}
+	return "$JS." + domain + ".API."
+}
+
 // validKey holds a bucket's key to what NATS accepts, without wildcards.
 func validKey(key string) bool {
 	if key == "" || key[0] == '.' || key[len(key)-1] == '.' || strings.Contains(key, "..") {

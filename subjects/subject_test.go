@@ -75,6 +75,8 @@ func TestBuildersOfSubjects(t *testing.T) {
 		"$KV.MESH_SESSIONS.s":       KVSubject(BucketSessions, got(SessionKey("s"))),
 		"$KV.MESH_TOOLS.>":          KVAll(BucketTools),
 		"KV_MESH_TOOLS":             KVStream(BucketTools),
+		"$JS.API.":                  JetStreamAPI(""),
+		"$JS.hub.API.":              JetStreamAPI("hub"),
 		"tools.*.i.t":               got(ToolAnySession("i.t")),
 		"mesh.node.n.admin.>":       got(NodeAdmins("n")),
 		"mesh.node.n.tools.>":       got(NodeTools("n")),

@@ -33,24 +33,25 @@ type base struct {
 type wide struct {
 	base
 	*place
-	Shadowed string          `json:"shadowed"`
-	Skip     string          `json:"-"`
-	Dash     bool            `json:"-,"`
-	When     time.Time       `json:"when"`
-	Until    *time.Time      `json:"until"`
-	Blob     []byte          `json:"blob"`
-	Any      any             `json:"any,omitempty"`
-	Raw      json.RawMessage `json:"raw,omitempty"`
-	Small    int8            `json:"small"`
-	Port     uint16          `json:"port"`
-	Text     int             `json:"text,string"`
-	Pair     [2]string       `json:"pair"`
-	Counts   map[int]uint    `json:"counts"`
-	Took     time.Duration   `json:"took"`
-	Key      uuid.UUID       `json:"key"`
-	From     place           `json:"from" jsonschema:"the start"`
-	To       *place          `json:"to"`
-	private  int
+	Shadowed string `json:"shadowed"`
+	Skip     string `json:"-"`
+	//lint:ignore SA5008 encoding/json does read this as the name "-"
+	Dash    bool            `json:"-,"`
+	When    time.Time       `json:"when"`
+	Until   *time.Time      `json:"until"`
+	Blob    []byte          `json:"blob"`
+	Any     any             `json:"any,omitempty"`
+	Raw     json.RawMessage `json:"raw,omitempty"`
+	Small   int8            `json:"small"`
+	Port    uint16          `json:"port"`
+	Text    int             `json:"text,string"`
+	Pair    [2]string       `json:"pair"`
+	Counts  map[int]uint    `json:"counts"`
+	Took    time.Duration   `json:"took"`
+	Key     uuid.UUID       `json:"key"`
+	From    place           `json:"from" jsonschema:"the start"`
+	To      *place          `json:"to"`
+	private int
 }
 
 type list []list

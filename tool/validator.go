@@ -18,13 +18,41 @@ const draft2020 = "https://json-schema.org/draft/2020-12/schema"
 // schemaURL is where a schema lives for the library; nothing else is loadable.
 const schemaURL = "mem:///schema.json"
 
+// Bounds on the work of one check. A recursive schema of overlapping
+// alternatives takes exponential time: 110 bytes of arguments took 16 s.
+const (
+	baseWork    = 20_000 // visits of schema objects …
+	workPerByte = 4      // … and as many more per byte of the arguments
+	idleJudges  = 4
+)
+
 // Validator checks arguments against one schema. It is immutable: any number of
 // goroutines may use it.
 type Validator struct {
 	fast     *node // nil: every object fits
-	schema   *jsonschema.Schema
-	unknown  []string // the declared top-level names, to suggest one
+	doc      any
+	judges   chan *judge // idle ones
+	unknown  []string    // the declared top-level names, to suggest one
 	warnings []string
+}
+
+// judge is the library's compiled schema with a budget of work, for one check at
+// a time. The library has neither limit nor context, but calls the extensions
+// of every schema object that it visits.
+type judge struct {
+	schema *jsonschema.Schema
+	left   int
+}
+
+// budgetSpent is what a judge panics with, through the library.
+type budgetSpent struct{}
+
+// Validate counts a visit. It is the library's interface of an extension. A
+// deep visit is dearer, as its error is, and exponential work is always deep.
+func (j *judge) Validate(visit *jsonschema.ValidatorContext, _ any) {
+	if j.left -= 1 + len(visit.ValueLocation())/4; j.left < 0 {
+		panic(budgetSpent{})
+	}
 }
 
 // Compile makes a Validator of a JSON Schema: 2020-12 unless "$schema" says
@@ -54,7 +82,25 @@ func Compile(schema json.RawMessage) (v *Validator, err error) {
 			v, err = nil, refuse("the schema is unusable: %v", r)
 		}
 	}()
-	v = &Validator{}
+	v = &Validator{doc: doc, judges: make(chan *judge, idleJudges)}
+	first, warnings, err := newJudge(doc)
+	if err != nil {
+		var remote *remoteError
+		if errors.As(err, &remote) {
+			return nil, refuse("the schema refers to %s; only references inside the schema (#/$defs/…) are followed", remote.url)
+		}
+		return nil, refuse("the schema is unusable: %w", schemaProblem(err))
+	}
+	v.judges <- first
+	v.warnings = warnings
+	v.fast = buildNode(doc)
+	v.unknown, _ = schemaProperties(schema)
+	return v, nil
+}
+
+func newJudge(doc any) (*judge, []string, error) {
+	j := &judge{}
+	var warnings []string
 	c := jsonschema.NewCompiler()
 	c.AssertFormat()
 	c.AssertContent()
@@ -63,26 +109,26 @@ func Compile(schema json.RawMessage) (v *Validator, err error) {
 		re, err := regexp.Compile(pattern)
 		if err != nil {
 			warning := fmt.Sprintf("pattern %q is not checked before a call: %v", pattern, err)
-			if !slices.Contains(v.warnings, warning) { // the library asks more than once
-				v.warnings = append(v.warnings, warning)
+			if !slices.Contains(warnings, warning) { // the library asks more than once
+				warnings = append(warnings, warning)
 			}
 			return anyText(pattern), nil
 		}
 		return re, nil
 	})
+	c.RegisterVocabulary(&jsonschema.Vocabulary{
+		URL: "mem:///budget",
+		Compile: func(*jsonschema.CompilerContext, map[string]any) (jsonschema.SchemaExt, error) {
+			return j, nil
+		},
+	})
+	c.AssertVocabs()
 	if err := c.AddResource(schemaURL, doc); err != nil {
-		return nil, refuse("the schema is unusable: %w", err)
+		return nil, nil, err
 	}
-	if v.schema, err = c.Compile(schemaURL); err != nil {
-		var remote *remoteError
-		if errors.As(err, &remote) {
-			return nil, refuse("the schema refers to %s; only references inside the schema (#/$defs/…) are followed", remote.url)
-		}
-		return nil, refuse("the schema is unusable: %w", schemaProblem(err))
-	}
-	v.fast = buildNode(doc)
-	v.unknown, _ = schemaProperties(schema)
-	return v, nil
+	var err error
+	j.schema, err = c.Compile(schemaURL)
+	return j, warnings, err
 }
 
 // Warnings returns what of the schema is not asserted, as texts for people.
@@ -91,6 +137,9 @@ func (v *Validator) Warnings() []string { return v.warnings }
 // Validate checks an arguments object; empty args mean {}. The error is
 // invalid_arguments, never started, origin agent, with details.errors listing
 // every offending field as a [Problem] (the first 100).
+//
+// The work is bounded: arguments that a recursive schema of overlapping
+// alternatives cannot judge in reasonable time are refused too.
 //
 // Repeated keys are refused: which one counts differs between readers, so what
 // was checked might not be what runs. Numbers are compared exactly; 1.0 is an
@@ -121,22 +170,46 @@ func (v *Validator) ask(args json.RawMessage) (err error) {
 	if err != nil {
 		return invalid([]Problem{{Expected: "a JSON object", Got: "malformed text", Message: "the arguments are not valid JSON: " + err.Error()}})
 	}
+	var j *judge
+	select {
+	case j = <-v.judges:
+	default: // all are at work
+		if j, _, err = newJudge(v.doc); err != nil {
+			return broken(err)
+		}
+	}
+	j.left = baseWork + workPerByte*len(args)
 	defer func() {
-		if r := recover(); r != nil {
-			err = toolmesh.Errorf(toolmesh.CodeInternal, "checking the arguments failed: %v", r).
-				WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+		switch r := recover(); r {
+		case nil:
+		case budgetSpent{}:
+			err = invalid([]Problem{{
+				Expected: "arguments that can be checked", Got: "nested alternatives",
+				Message: "the arguments are too complex to check: the schema's alternatives overlap and are nested in themselves",
+			}})
+		default:
+			err = broken(fmt.Errorf("%v", r))
+		}
+		select {
+		case v.judges <- j:
+		default:
 		}
 	}()
-	err = v.schema.Validate(value)
+	err = j.schema.Validate(value)
 	if err == nil {
 		return nil
 	}
 	var failed *jsonschema.ValidationError
 	if !errors.As(err, &failed) {
-		return toolmesh.Errorf(toolmesh.CodeInternal, "checking the arguments failed: %w", err).
-			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+		return broken(err)
 	}
 	return invalid(problemsOf(failed, value, v.unknown))
+}
+
+// broken is a fault of the check itself.
+func broken(err error) error {
+	return toolmesh.Errorf(toolmesh.CodeInternal, "checking the arguments failed: %w", err).
+		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 }
 
 // noLoader refuses every schema that is not in the compiler already; the

@@ -210,6 +210,31 @@ func TestValidateManyProblems(t *testing.T) {
 	}
 }
 
+// TestValidateExponential guards against a schema of a recursive union, with
+// which a caller could keep a processor busy for ever (60 levels: 2^60 steps).
+func TestValidateExponential(t *testing.T) {
+	t.Parallel()
+	branch := func(name string) string {
+		return `{"type":"object","properties":{"c":{"$ref":"#/$defs/T"}},"required":["` + name + `"]}`
+	}
+	for _, dialect := range []string{"", `"$schema":"http://json-schema.org/draft-07/schema#",`} {
+		v := compile(t, `{`+dialect+`"type":"object","properties":{"a":{"$ref":"#/$defs/T"}},"$defs":{"T":{"anyOf":[`+branch("x")+`,`+branch("y")+`]}}}`)
+		err := v.Validate(json.RawMessage(`{"a":` + strings.Repeat(`{"c":`, 60) + `{}` + strings.Repeat(`}`, 60) + `}`))
+		if got := pointers(t, err); len(got) != 1 || !strings.Contains(err.Error(), "too complex") {
+			t.Errorf("60 levels: %v, want a refusal that says too complex", err)
+		}
+		// The budget is per call: the next one is judged as if nothing had been.
+		if diff := cmp.Diff([]string{"/a"}, pointers(t, v.Validate(json.RawMessage(`{"a":{"c":{}}}`)))); diff != "" {
+			t.Errorf("pointers of 2 levels (-want +got):\n%s", diff)
+		}
+	}
+	// Large, but plain: never refused for its size.
+	v := compile(t, `{"type":"object","properties":{"l":{"type":"array","items":{"anyOf":[{"type":"integer","multipleOf":1},{"type":"string","pattern":"."},{"type":"null"}]}}}}`)
+	if err := v.Validate(json.RawMessage(`{"l":[` + strings.Repeat(`1,"x",null,`, 30_000) + `1]}`)); err != nil {
+		t.Errorf("90,001 items: %v, want no error", err)
+	}
+}
+
 func TestCompileRefuses(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ schema, message string }{

@@ -97,6 +97,12 @@ func Append(b []byte, h Header, body []byte) []byte {
 // stream cannot be read on.
 var ErrTooLarge = errors.New("frame: body over the limit")
 
+const bufferSize = 64 << 10
+
+// Owned reports whether the body that [Reader.Next] returned with h is the
+// caller's: one too large for the reader's buffer has memory of its own.
+func Owned(h Header) bool { return HeaderSize+int(h.Length) > bufferSize }
+
 // Reader cuts a byte stream into frames. Not for concurrent use.
 type Reader struct {
 	r     io.Reader
@@ -108,13 +114,11 @@ type Reader struct {
 
 // NewReader reads frames whose bodies are at most limit bytes.
 func NewReader(r io.Reader, limit uint32) *Reader {
-	return &Reader{r: r, buf: make([]byte, 64<<10), limit: limit}
+	return &Reader{r: r, buf: make([]byte, bufferSize), limit: limit}
 }
 
-// Buffered reports whether a next frame, or a part of one, was read already.
-func (r *Reader) Buffered() bool { return r.start < r.end }
-
-// Next returns the next frame. The body is valid until the next call of Next.
+// Next returns the next frame. The body is valid until the next call of Next,
+// longer only if [Owned].
 // Errors: io.EOF at a clean end, io.ErrUnexpectedEOF inside a frame,
 // [ErrTooLarge], and what the underlying reader returns.
 func (r *Reader) Next() (Header, []byte, error) {

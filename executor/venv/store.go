@@ -127,9 +127,14 @@ func (k *keys) take(ctx context.Context, key string) (func(), error) {
 // run runs a command to its end, contained, and gives its output. When ctx ends
 // the command and what it started are killed.
 func (s *Store) run(ctx context.Context, dir string, extra []string, name string, args ...string) (stdout []byte, stderr string, err error) {
+	return s.runWith(ctx, dir, append(append([]string(nil), s.environ...), extra...), name, args...)
+}
+
+// runWith is run with environ as the command's whole environment.
+func (s *Store) runWith(ctx context.Context, dir string, environ []string, name string, args ...string) (stdout []byte, stderr string, err error) {
 	cmd := exec.Command(name, args...) //nolint:gosec,noctx // see below for the context
 	cmd.Dir = dir
-	cmd.Env = append(append([]string(nil), s.environ...), extra...)
+	cmd.Env = environ
 	out, outW, err := sandbox.NewPipe(sandbox.ReadEnd)
 	if err != nil {
 		return nil, "", err

@@ -20,8 +20,9 @@ var floors = map[string]int{
 	"python":   0,
 	"subjects": 0,
 
-	"codec": 1,
-	"tool":  1,
+	"codec":                 1,
+	"internal/conversation": 1,
+	"tool":                  1,
 
 	"executor":       2,
 	"internal/bus":   2,
@@ -43,14 +44,12 @@ var floors = map[string]int{
 	"internal/broker":    7,
 	"internal/natsadmin": 7,
 
-	"cmd/mesh":        8,
-	"cmd/mesh-agent":  8,
-	"cmd/mesh-router": 8,
-	"meshtest":        8,
+	"cmd":      8, // the three binaries, and in cmd/internal what they share
+	"meshtest": 8,
 
 	"bench":             top,
 	"e2e":               top,
-	"examples":          top,
+	"examples":          0, // embeds examples/indexes
 	"internal/archtest": top,
 	"k8s":               top,
 }
@@ -74,7 +73,8 @@ var onlyIn = []struct {
 	{jsmGo, []string{"internal/natsadmin"}, "it links nats-server packages"},
 	{natsServer, []string{"internal/broker", "meshtest"}, "only what starts a broker links one"},
 	{module + "/internal/natsadmin", []string{"cmd"}, "it links nats-server packages"},
-	{module + "/internal/broker", []string{"cmd/mesh", "meshtest"}, "only what starts a broker links one"},
+	{module + "/internal/broker", []string{"cmd/mesh", "meshtest", "bench"}, "only what starts a broker links one"},
+	{module + "/internal/conversation", nil, "it is for tests"},
 	{module + "/meshtest", []string{"bench", "e2e", "examples"}, "it is for tests"},
 }
 

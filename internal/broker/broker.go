@@ -219,8 +219,8 @@ func (b *Broker) URL() string { return b.url }
 // nats.InProcessServer takes.
 func (b *Broker) InProcessConn() (net.Conn, error) { return b.srv.InProcessConn() }
 
-// MetaLeader reports whether this server leads the cluster's JetStream. Always
-// false for a server without a cluster.
+// MetaLeader reports whether this server leads the cluster's JetStream; a server
+// without a cluster leads its own.
 func (b *Broker) MetaLeader() bool { return b.srv.JetStreamIsLeader() }
 
 // Current reports whether JetStream on this server is caught up with its

@@ -246,18 +246,18 @@ func (b *Bus) measureTime() {
 		if b.Connected() && !denied {
 			offset, rtt, at, err := b.askTime(ctx)
 			switch code := toolmesh.CodeOf(err); {
-			case ctx.Err() != nil:
+			case ctx.Err() != nil || b.closed.Load():
 				return
 			case err == nil:
 				c.settle(asked, func() { c.offset, c.rtt, c.at, c.measured = offset, rtt, at, true })
 			case code == toolmesh.CodePermissionDenied || code == toolmesh.CodeUnavailable && b.Connected():
 				// Nobody answers there or we may not ask: that stays so.
-				c.settle(asked, func() { c.denied = true })
 				if !told {
 					told = true
 					b.log.Warn("the broker does not tell this connection its time: deadlines are judged by the local clock",
 						errorAttr(err))
 				}
+				c.settle(asked, func() { c.denied = true })
 			default:
 				pause = timeRetry
 			}

@@ -57,6 +57,10 @@ func ConnectOptions(config *ConnectConfig) []nats.Option {
 			log.Info("connected", slog.String("server", nc.ConnectedServerName()))
 		}),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err == nil { // closed by its owner
+				log.Debug("disconnected")
+				return
+			}
 			log.Warn("disconnected", errorAttr(err))
 		}),
 		nats.ReconnectHandler(func(nc *nats.Conn) {

@@ -284,7 +284,7 @@ func (b *Bus) asyncError(sub *nats.Subscription, err error) {
 func (b *Bus) denied(d Denial) {
 	switch in := &b.inbox; {
 	case d.Subscribe:
-		if d.Subject == in.prefix+"*" {
+		if d.Subject == in.prefix+">" {
 			b.log.Error("the inbox was refused", slog.String("subject", d.Subject))
 			e := toolmesh.Errorf(toolmesh.CodePermissionDenied,
 				"this connection may not subscribe to its reply inbox %s: give it an inbox prefix that it may use, by nats.CustomInboxPrefix", d.Subject).

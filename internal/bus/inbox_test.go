@@ -55,9 +55,8 @@ func TestRequestIsAnsweredInEveryTopology(t *testing.T) {
 		if !errors.Is(err, nats.ErrNoResponders) {
 			t.Errorf("%v does not wrap nats.ErrNoResponders", err)
 		}
-		if n := b.OpenInboxes(); n != 0 {
-			t.Errorf("%d inboxes are still open", n)
-		}
+		// The Bus itself may be asking for the time.
+		meshtest.Until(t, "no inbox is left open", func() bool { return b.OpenInboxes() == 0 })
 	})
 }
 
@@ -89,6 +88,13 @@ func TestInboxTakesManyRepliesInOrder(t *testing.T) {
 		if text := receive(t, got, "reply"); text != fmt.Sprint(i) {
 			t.Fatalf("reply %d is %s", i, text)
 		}
+	}
+	// What comes with more tokens behind the subject belongs to the call too.
+	if err := server.Publish(in.Subject()+".7.x", []byte("behind")); err != nil {
+		t.Fatal(err)
+	}
+	if text := receive(t, got, "reply with a suffix"); text != "behind" {
+		t.Fatalf("reply with a suffix is %q", text)
 	}
 	in.Close()
 	in.Close()

@@ -205,35 +205,44 @@ type ForeignStream struct {
 // so such a stream's acknowledgement races the reply, and hides that nobody
 // serves the subject.
 func (b *Bus) ForeignStreams(ctx context.Context) ([]ForeignStream, error) {
-	probeNode, err := subjects.NodeTools("node")
-	if err != nil {
-		return nil, err
-	}
-	probeBatch, err := subjects.Subject{Kind: subjects.KindBatch, Session: "session"}.Build()
-	if err != nil {
-		return nil, err
-	}
-	requests := []string{
-		subjects.AllTools, probeNode, probeBatch,
-		subjects.AllCtl, subjects.AllRegistry, subjects.AllReplay, subjects.AllAdmin,
-	}
 	var found []ForeignStream
-	err = b.retry(ctx, "list the streams", func(ctx context.Context) error {
+	err := b.retry(ctx, "list the streams", func(ctx context.Context) error {
 		found = nil
 		list := b.js.ListStreams(ctx)
 		for info := range list.Info() {
 			if info.Config.Name == subjects.StreamChunks {
 				continue // held against the layout by itself
 			}
-			if slices.ContainsFunc(info.Config.Subjects, func(s string) bool {
-				return slices.ContainsFunc(requests, func(r string) bool { return subjects.Overlap(s, r) })
-			}) {
+			if len(CoveredRequests(info.Config.Subjects)) > 0 {
 				found = append(found, ForeignStream{Name: info.Config.Name, Subjects: info.Config.Subjects})
 			}
 		}
 		return list.Err()
 	})
 	return found, err
+}
+
+// CoveredRequests returns those of a stream's subjects on which the mesh answers
+// requests, so that no stream may store them.
+func CoveredRequests(stored []string) []string {
+	requests := []string{
+		subjects.AllTools, subjects.AllCtl, subjects.AllRegistry, subjects.AllReplay, subjects.AllAdmin,
+	}
+	// One node and one session stand for all: a stream for just one of them by name
+	// would have to know it.
+	if one, err := subjects.NodeTools("node"); err == nil {
+		requests = append(requests, one)
+	}
+	if one, err := (subjects.Subject{Kind: subjects.KindBatch, Session: "session"}).Build(); err == nil {
+		requests = append(requests, one)
+	}
+	var covered []string
+	for _, s := range stored {
+		if slices.ContainsFunc(requests, func(r string) bool { return subjects.Overlap(s, r) }) {
+			covered = append(covered, s)
+		}
+	}
+	return covered
 }
 
 func (b *Bus) ensureStream(ctx context.Context, want jetstream.StreamConfig, l Layout) error {

@@ -271,7 +271,8 @@ type UnpackOptions struct {
 
 // Unpack reads a bundle and makes the folder dest of it, which must not exist.
 // It writes beside dest and renames only when everything is there and the
-// archive's digest is the wanted one, so dest is whole or absent. Names that
+// archive's digest is the wanted one, so dest is whole or absent even if the
+// process dies (nothing is synced: not if the machine loses power). Names that
 // leave the folder, links that do, devices and everything else that [Pack] does
 // not write are refused, and so is more than the limits allow. The error is
 // install_failed or the context's; an existing dest has details.reason "exists"

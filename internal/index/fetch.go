@@ -159,11 +159,12 @@ func fetchFolder(ctx context.Context, g git, dir, dest string, o FetchOptions) (
 	}
 	o.Progress("copy", -1)
 	names, err := g.list(ctx, dir)
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		if names, err = walk(ctx, dir, o.Limits.Files); err != nil { // no work tree, or no git
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err != nil || len(names) == 0 {
+		// No work tree, no git, or a folder that its work tree ignores as a whole.
+		if names, err = walk(ctx, dir, o.Limits.Files); err != nil {
 			return nil, err
 		}
 	}

@@ -368,6 +368,21 @@ func TestFetchFolder(t *testing.T) {
 	}
 }
 
+// TestFetchIgnoredFolder: a folder that the repository around it ignores as a
+// whole is still an index.
+func TestFetchIgnoredFolder(t *testing.T) {
+	t.Parallel()
+	repo := repository(t, map[string]string{".gitignore": "tmp/\n"})
+	write(t, repo, map[string]string{"tmp/sky/a.py": "x", "tmp/sky/.gitignore": "*.log", "tmp/sky/b.log": ""})
+	tree, err := fetch(t, filepath.Join(repo, "tmp", "sky"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{".gitignore", "a.py"}, tree.Files); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
 func TestFetchFolderRefuses(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -460,5 +475,29 @@ func TestFetchReportsProgress(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"resolve", "fetch", "checkout"}, steps); diff != "" {
 		t.Errorf("steps (-want +got):\n%s", diff)
+	}
+}
+
+// TestFetchSSH goes through a stand-in for ssh that runs the remote command
+// here, with variables set that would send git to another repository.
+func TestFetchSSH(t *testing.T) {
+	repo := repository(t, indexFiles)
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"ssh*": "#!/bin/sh\nfor last; do :; done\necho \"$@\" >> " + dir + "/log\nunset GIT_DIR\nexec sh -c \"$last\"\n"})
+	t.Setenv("GIT_SSH", filepath.Join(dir, "ssh"))
+	t.Setenv("GIT_DIR", filepath.Join(dir, "nowhere"))
+	t.Setenv("GIT_INDEX_FILE", filepath.Join(dir, "nowhere"))
+	for _, text := range []string{"me@example.invalid:" + repo + "@main", "ssh://me@example.invalid" + repo} {
+		tree, err := fetch(t, text, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(indexNames(), onDisk(t, tree.Dir)); diff != "" {
+			t.Errorf("%s: files (-want +got):\n%s", text, diff)
+		}
+	}
+	log, err := os.ReadFile(filepath.Join(dir, "log"))
+	if err != nil || !strings.Contains(string(log), "me@example.invalid git-upload-pack '"+repo+"'") {
+		t.Errorf("ssh was asked %q, %v", log, err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -25,8 +26,8 @@ const (
 // and by nothing else. The zero value is no source.
 type Source struct {
 	Kind Kind
-	// Location is an absolute path, or the repository's URL without user
-	// information other than an ssh user.
+	// Location is an absolute path, or the repository's address without user
+	// information other than an ssh user: a URL, or user@host:path as typed.
 	Location string
 	// Rev is the revision in the text (URL@rev), "" if there is none.
 	Rev string
@@ -38,7 +39,7 @@ type Source struct {
 
 var (
 	ownerRepo = regexp.MustCompile(`^[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?/[A-Za-z0-9_.-]+$`)
-	scpLike   = regexp.MustCompile(`^([A-Za-z0-9_][A-Za-z0-9_.-]*)@([A-Za-z0-9][A-Za-z0-9.-]*):([^/].*|/.*)$`)
+	scpLike   = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*@[A-Za-z0-9][A-Za-z0-9.-]*:.+$`)
 	notToken  = regexp.MustCompile(`[^A-Za-z0-9_-]+`)
 )
 
@@ -50,8 +51,8 @@ func Parse(text string) (Source, error) {
 	if text == "" {
 		return Source{}, failed(reasonSource, "the source is empty; give a folder (./dir), a repository (owner/repo) or a URL")
 	}
-	if len(text) > 4096 || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-		return Source{}, failed(reasonSource, "the source is longer than 4096 bytes or has control characters")
+	if len(text) > 4096 || !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return Source{}, failed(reasonSource, "the source is longer than 4096 bytes, not UTF-8, or has control characters")
 	}
 	switch {
 	case isPath(text):
@@ -62,8 +63,8 @@ func Parse(text string) (Source, error) {
 		return Source{}, failed(reasonSource, "the source %q looks like an option", text)
 	}
 	if base, rev, ok := splitRev(text, strings.Index(text, ":")+1); ok && scpLike.MatchString(base) {
-		m := scpLike.FindStringSubmatch(base)
-		return gitSource("ssh://"+m[1]+"@"+m[2]+"/"+strings.TrimPrefix(m[3], "/"), base, rev, nil)
+		// Not rewritten as a URL: its path begins in the user's home, a URL's at the root.
+		return gitSource(base, base, rev, nil)
 	}
 	if base, rev, ok := splitRev(text, 0); ok && ownerRepo.MatchString(base) {
 		return gitSource("https://github.com/"+strings.TrimSuffix(base, ".git"), "https://github.com/"+strings.TrimSuffix(base, ".git"), rev, nil)

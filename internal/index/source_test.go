@@ -28,8 +28,8 @@ func TestParse(t *testing.T) {
 		"owner/repo":                           {Kind: KindGit, Location: "https://github.com/owner/repo", Name: "repo"},
 		"o/r.git@v1.2":                         {Kind: KindGit, Location: "https://github.com/o/r", Rev: "v1.2", Name: "r"},
 		"o/r@feature/x":                        {Kind: KindGit, Location: "https://github.com/o/r", Rev: "feature/x", Name: "r"},
-		"git@h.io:a/b":                         {Kind: KindGit, Location: "ssh://git@h.io/a/b", Name: "b"},
-		"me@h:b.git@v1":                        {Kind: KindGit, Location: "ssh://me@h/b.git", Rev: "v1", Name: "b"},
+		"git@h.io:a/b":                         {Kind: KindGit, Location: "git@h.io:a/b", Name: "b"},
+		"me@h:b.git@v1":                        {Kind: KindGit, Location: "me@h:b.git", Rev: "v1", Name: "b"},
 		"ssh://h:22/a/b":                       {Kind: KindGit, Location: "ssh://h:22/a/b", Name: "b"},
 		"https://h/a/b.c.git@main":             {Kind: KindGit, Location: "https://h/a/b.c.git", Rev: "main", Name: "b-c"},
 		"https://h/a/b/":                       {Kind: KindGit, Location: "https://h/a/b/", Name: "b"},
@@ -132,4 +132,40 @@ func TestIdentity(t *testing.T) {
 			t.Errorf("%s has the identity of another source", other)
 		}
 	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, text := range []string{"./a", "o/r@v1", "https://u:p@h/x@v", "git@h:a/b@v", "ssh://git@h:22/x", "file:///x@y", "ext::sh", "a@b/c@d"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		src, err := Parse(text)
+		if err != nil {
+			wantFailed(t, err, wantReasonOf(err))
+			return
+		}
+		if src.Location == "" || strings.HasPrefix(src.Location, "-") || strings.HasPrefix(src.Rev, "-") {
+			t.Errorf("Parse(%q) = %v, which git could take for an option", text, src)
+		}
+		if src.Kind == KindGit && !strings.Contains(src.Location, "://") && !scpLike.MatchString(src.Location) {
+			t.Errorf("Parse(%q) has the location %q, want an address", text, src.Location)
+		}
+		if src.Name != "" && token(string(src.Name)) != src.Name {
+			t.Errorf("Parse(%q) has the name %q, which is no token", text, src.Name)
+		}
+		// What is shown can be typed again.
+		if src.Kind == KindGit {
+			again, err := Parse(src.String())
+			if err != nil || again.Location != src.Location || again.Rev != src.Rev {
+				t.Errorf("Parse(%q) = %v, but Parse of that is %v, %v", text, src, again, err)
+			}
+		}
+	})
+}
+
+func wantReasonOf(err error) string {
+	if asDetails(err) == reasonRevision {
+		return reasonRevision
+	}
+	return reasonSource
 }

@@ -20,7 +20,6 @@ from .frames import (
     META,
     PING,
     PONG,
-    RAW,
     READY,
     RESULT,
     STREAM,
@@ -78,9 +77,9 @@ class Worker:
         self._asked = set()  # calls that the agent cancelled
         self._taken = 0
         self._outlet = Outlet(out, _call.get, _NoShield())
-        self._pid = os.getpid()
+        self._forked = False
         install(self._outlet)
-        forked_by_tool((inp, out), self._outlet)
+        forked_by_tool((inp, out), self._outlet, self)
 
     async def serve(self, about):
         self._loop = asyncio.get_running_loop()
@@ -149,13 +148,13 @@ class Worker:
             kind, data = await self._outcome(flags, slot, call, body)
         except BaseException as failure:  # noqa: B036 - one terminal per call, whatever happens
             kind, data = ERROR, failures.raised(failure, self._tools[slot].name)
-        if os.getpid() != self._pid:
+        if self._forked:
             os._exit(0)
         self._tasks.pop(call, None)
         self._asked.discard(call)
         if self._outlet.dirty:
             self._outlet.settle(call)
-        raw = RAW if not self._tasks and _raw_pending() else 0
+        raw = 0 if self._tasks else _raw_pending()
         self._outlet.send(HEADER.pack(len(data), kind, raw, slot, call) + data)
 
     async def _outcome(self, flags, slot, call, body):

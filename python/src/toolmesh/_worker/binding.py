@@ -7,7 +7,7 @@ from .values import Mismatch, describe, pointer
 class Tool:
     """A declared function, described and ready to be called."""
 
-    __slots__ = ("name", "slot", "function", "kind", "parameters", "dump", "described", "_simple", "_loads", "_required")
+    __slots__ = ("name", "slot", "function", "kind", "parameters", "dump", "described", "direct", "_simple", "_loads")
 
     def __init__(self, name, function, kind, signature):
         self.name = name
@@ -20,8 +20,9 @@ class Tool:
         kinds = {parameter.kind for parameter in self.parameters}
         varkw_loads = any(p.kind == "varkw" and p.load is not None for p in self.parameters)
         self._simple = kinds <= {"normal", "keyword", "varkw"} and not varkw_loads
-        self._loads = [(p.name, p.load) for p in self.parameters if p.load is not None and p.kind != "varkw"]
-        self._required = frozenset(p.name for p in self.parameters if p.required)
+        self._loads = [(p.name, p.load, pointer("", p.name)) for p in self.parameters if p.load is not None and p.kind != "varkw"]
+        # The JSON object is what the function is called with, as it is.
+        self.direct = self._simple and not self._loads
 
     def bind(self, arguments, extra=None):
         """(positional, keyword) of a call; raises Mismatch.
@@ -32,9 +33,9 @@ class Tool:
         if type(arguments) is not dict:
             raise Mismatch("", "object", describe(arguments), "the arguments must be a JSON object")
         if self._simple and not extra:
-            for name, load in self._loads:
+            for name, load, at in self._loads:
                 if name in arguments:
-                    arguments[name] = load(arguments[name], pointer("", name))
+                    arguments[name] = load(arguments[name], at)
             return (), arguments
         return self._bind_any(arguments, extra or [])
 

@@ -36,7 +36,7 @@ from .frames import (
     write_all,
 )
 from .output import Outlet, install
-from .values import NotSerializable, decode
+from .values import NotSerializable, decode, encode
 
 # Words of the control page, u64 each. The agent writes the first, we the rest.
 PAGE_CANCEL = 0  # id of the call that is to stop
@@ -100,10 +100,11 @@ def split_meta(body):
     return decode(body[4 : 4 + size]), body[4 + size :]
 
 
-def forked_by_tool(fds, outlet):
+def forked_by_tool(fds, outlet, worker):
     """Keeps a process that a tool forks off the channel to the agent."""
 
     def closed():
+        worker._forked = True
         outlet.abandon()
         for fd in fds:
             try:
@@ -126,9 +127,9 @@ class Worker:
         self._guard = Guard(page)
         self._call = 0
         self._outlet = Outlet(out, self._current, self._guard)
-        self._pid = os.getpid()
+        self._forked = False
         install(self._outlet)
-        forked_by_tool((inp, out), self._outlet)
+        forked_by_tool((inp, out), self._outlet, self)
         signal.signal(SIGNAL, self._guard.handle)
 
     def _current(self):
@@ -141,8 +142,8 @@ class Worker:
 
     def serve(self):
         """The loop: one read and one write per call."""
-        read, send = self._reader.next, self._outlet.send
-        run, outlet, pack = self._run, self._outlet, HEADER.pack
+        read, run, outlet, pack = self._reader.next, self._run, self._outlet, HEADER.pack
+        lock, out, write = outlet.lock, self._out, os.write
         while True:
             frame = read()
             if frame is None:
@@ -151,14 +152,18 @@ class Worker:
             if kind == CALL:
                 self._call = call
                 kind, body = run(flags, slot, call, body)
-                if os.getpid() != self._pid:
+                if self._forked:
                     os._exit(0)  # a child of the tool came back from the function
                 if outlet.dirty:
                     outlet.settle(call)
                 self._call = 0
-                send(pack(len(body), kind, RAW if _raw_pending() else 0, slot, call) + body)
+                data = pack(len(body), kind, _raw_pending(), slot, call) + body
+                with lock:
+                    sent = write(out, data)
+                    if sent != len(data):
+                        write_all(out, memoryview(data)[sent:])
             elif kind == PING:
-                send(pack(0, PONG, 0, 0, call))
+                outlet.send(pack(0, PONG, 0, 0, call))
             elif kind == EXIT:
                 return
             elif kind not in (CANCEL, CREDIT):  # those two may come after their call's end
@@ -174,7 +179,10 @@ class Worker:
                     meta, body = split_meta(body)
                     extra = meta.get("varargs")
                 arguments = decode(body) if body else {}
-                positional, keyword = tool.bind(arguments, extra)
+                if tool.direct and extra is None and type(arguments) is dict:
+                    positional, keyword = (), arguments
+                else:
+                    positional, keyword = tool.bind(arguments, extra)
             except Mismatch as failure:
                 return ERROR, failures.invalid([failure])
             except ValueError as failure:
@@ -182,6 +190,8 @@ class Worker:
             try:
                 self._page[PAGE_STARTED] = call
                 guard.armed = call
+                if self._page[PAGE_CANCEL] == call:
+                    raise Cancelled  # its signal came before the call did
                 value = tool.function(*positional, **keyword)
                 kind = type(value)
                 if kind is GeneratorType:
@@ -194,7 +204,7 @@ class Worker:
                     import asyncio
 
                     value = asyncio.run(value)
-                data = tool.encode(value)
+                data = encode(value) if tool.dump is None else tool.encode(value)
                 guard.armed = 0
             except BaseException as failure:
                 guard.armed = 0
@@ -285,16 +295,12 @@ def refused(failure, tool, keyword, positional):
     return [] if positional else tool.problems(keyword)
 
 
-def _raw_pending(_waiting=bytearray(4), ioctl=fcntl.ioctl, request=termios.FIONREAD):
-    """Whether something written past sys.stdout still waits in the pipes of 1 and 2."""
+def _raw_pending(_zero=bytes(4), ioctl=fcntl.ioctl, request=termios.FIONREAD):
+    """RAW when something written past sys.stdout still waits in the pipes of 1 and 2."""
     try:
-        ioctl(1, request, _waiting)
-        if any(_waiting):
-            return True
-        ioctl(2, request, _waiting)
-        return any(_waiting)
+        return RAW if ioctl(1, request, _zero) != _zero or ioctl(2, request, _zero) != _zero else 0
     except OSError:
-        return False  # the tool closed it
+        return 0  # the tool closed it
 
 
 def start(inp, out, page, tools, limit, about):

@@ -63,18 +63,25 @@ def pointer(parent, key):
 
 def _check(value):
     """Refuses objects whose keys are not all text but could be told apart only
-    before they became text: {1: a, "1": b}. Costs per container, not per item."""
+    before they became text: {1: a, "1": b}. The C encoder does not notice."""
     kind = type(value)
     if kind is dict:
+        if len(value) < 16:
+            for key, child in value.items():
+                if type(key) is not str:
+                    _check_keys(value)
+                kind = type(child)
+                if kind is dict or kind is list or kind is tuple:
+                    _check(child)
+            return
         if set(map(type, value)) - _STRINGS:
             _check_keys(value)
-        children = value.values()
-    elif kind is list or kind is tuple:
-        children = value
-    else:
+        value = value.values()
+    elif kind is not list and kind is not tuple:
         return
-    if set(map(type, children)) - _SCALARS:
-        for child in children:
+    # Long and flat is common: tables of numbers cost by the kind, not by the item.
+    if set(map(type, value)) - _SCALARS:
+        for child in value:
             _check(child)
 
 
@@ -185,9 +192,7 @@ else:  # an interpreter without the accelerator
 def encode(value):
     """value as JSON bytes; raises NotSerializable with the path of what cannot be."""
     try:
-        kind = type(value)
-        if kind is dict or kind is list or kind is tuple:
-            _check(value)
+        _check(value)
         return "".join(_encode(value, 0)).encode()
     except Exception as failure:
         _markers.clear()
@@ -284,8 +289,8 @@ def decode(body):
     text = body.decode()
     try:
         value, end = _scan(text, 0)
+        if end == len(text):
+            return value
     except StopIteration:
-        return json.loads(text)
-    if end != len(text):
-        return json.loads(text)
-    return value
+        pass
+    return json.loads(text)  # space around it, or an error to be told properly

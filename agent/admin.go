@@ -1,0 +1,168 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Verbs of administrative requests.
+const (
+	verbInstall   = "install"
+	verbUninstall = "uninstall"
+	verbDrain     = "drain"
+	verbLabel     = "label"
+)
+
+// subscribeAdmin takes administrative requests: to any agent, and to this node.
+func (a *Agent) subscribeAdmin() error {
+	nc := a.bus.Conn()
+	own, err := subjects.NodeAdmins(a.opts.Node)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	any, err := nc.QueueSubscribe(subjects.AllAdmin, subjects.QueueGroup, a.admin)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "administrative requests cannot be subscribed: %w", err)
+	}
+	a.subs = append(a.subs, any)
+	directed, err := nc.Subscribe(own, a.admin)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "administrative requests cannot be subscribed: %w", err)
+	}
+	a.subs = append(a.subs, directed)
+	return nil
+}
+
+// admin hands one request to a goroutine of its own.
+func (a *Agent) admin(m *nats.Msg) {
+	s, err := subjects.Parse(m.Subject)
+	if !subjects.ReplyAllowed(m.Reply, "", false) {
+		a.log.Warn("administrative request refused: its reply subject is no inbox", slog.String("subject", m.Subject))
+		return
+	}
+	r := &adminReply{a: a, to: m.Reply}
+	if err != nil {
+		r.fail(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err))
+		return
+	}
+	a.mu.Lock()
+	stopping := a.stopping || a.deploy == nil
+	if !stopping {
+		a.admins.Add(1)
+	}
+	a.mu.Unlock()
+	if stopping {
+		r.fail(toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s is stopping", a.opts.Node))
+		return
+	}
+	go func() { // Stop waits for a.admins
+		defer a.admins.Done()
+		a.serveAdmin(a.base, s, m.Data, r)
+	}()
+}
+
+func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, body []byte, r *adminReply) {
+	switch s.Verb {
+	case verbInstall:
+		var req deploy.Request
+		if !r.read(body, &req) {
+			return
+		}
+		if err := a.deploy.Install(ctx, req, func(l deploy.Line) { r.line(l) }); err != nil {
+			r.fail(err)
+			return
+		}
+		r.end()
+	case verbUninstall:
+		var req struct {
+			Name    subjects.IndexName `json:"name"`
+			Session subjects.SessionID `json:"session"`
+		}
+		if !r.read(body, &req) {
+			return
+		}
+		if err := a.deploy.Uninstall(ctx, req.Name, req.Session); err != nil {
+			r.fail(err)
+			return
+		}
+		r.line(map[string]any{"index": req.Name})
+		r.end()
+	case verbDrain:
+		if s.Kind != subjects.KindNodeAdmin {
+			r.fail(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "drain is asked of one node"))
+			return
+		}
+		if err := a.host.Drain(ctx); err != nil {
+			r.fail(err)
+			return
+		}
+		r.line(map[string]any{"node": a.opts.Node, "state": "draining"})
+		r.end()
+		a.finish()
+	case verbLabel:
+		var req struct {
+			Labels map[string]string `json:"labels"`
+		}
+		if !r.read(body, &req) {
+			return
+		}
+		if s.Kind != subjects.KindNodeAdmin {
+			r.fail(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "label is asked of one node"))
+			return
+		}
+		if err := a.host.Label(ctx, req.Labels); err != nil {
+			r.fail(err)
+			return
+		}
+		r.line(map[string]any{"node": a.opts.Node})
+		r.end()
+	default:
+		r.fail(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no administrative request %q: install, uninstall, drain, label", s.Verb))
+	}
+}
+
+// adminReply answers one administrative request: lines, then an empty message.
+type adminReply struct {
+	a  *Agent
+	to string
+}
+
+func (r *adminReply) read(body []byte, into any) bool {
+	if err := json.Unmarshal(body, into); err != nil {
+		r.fail(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the request cannot be read: %w", err))
+		return false
+	}
+	return true
+}
+
+func (r *adminReply) line(v any) {
+	data, err := json.Marshal(v)
+	if err == nil {
+		err = r.a.bus.Conn().Publish(r.to, data)
+	}
+	if err != nil {
+		r.a.log.Warn("administrative answer not sent", slog.String("error", err.Error()))
+	}
+}
+
+func (r *adminReply) fail(err error) {
+	e := toolmesh.AsError(err)
+	if e.Origin == "" {
+		e = e.WithOrigin(toolmesh.OriginAgent)
+	}
+	header, body := codec.ErrorReply(e)
+	if err := r.a.bus.Conn().PublishMsg(&nats.Msg{Subject: r.to, Header: nats.Header(header), Data: body}); err != nil {
+		r.a.log.Warn("administrative answer not sent", slog.String("error", err.Error()))
+	}
+	r.end()
+}
+
+func (r *adminReply) end() { _ = r.a.bus.Conn().Publish(r.to, nil) }

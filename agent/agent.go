@@ -1,0 +1,278 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Options adjusts an [Agent].
+type Options struct {
+	// Node is the node's id. Defaults to "agent" and a random end; give one that
+	// stays the same across starts.
+	Node subjects.NodeID
+	// Labels describe the node. Defaults to none.
+	Labels map[string]string
+	// Slots is how many calls run at once. Defaults to host.DefaultSlots.
+	Slots int
+	// Sandbox is the level that was asked for. Defaults to "guard".
+	Sandbox string
+	// MaxTimeout bounds calls of tools that declare no timeout. Defaults to
+	// host.DefaultMaxTimeout.
+	MaxTimeout time.Duration
+	// Version is the program's version.
+	Version string
+	// SessionPolicy is "open" (the default: any session exists) or "strict" (only
+	// those that were created).
+	SessionPolicy string
+	// Replicas, ChunksStorage and ChunksMax say how missing streams are made; see
+	// [host.Options].
+	Replicas      int
+	ChunksStorage string
+	ChunksMax     int64
+	// StreamQuota bounds what a session stores; see [host.Options].
+	StreamQuota int64
+	// UV is the uv executable. Defaults to the one on the PATH of Environ, else
+	// one that is put into the agent's folder.
+	UV string
+	// Environ is the environment that interpreters, uv and git are found and run
+	// in, as os.Environ gives it. Workers see PATH, HOME, LANG and TMPDIR of it
+	// and nothing else. Defaults to a PATH of the system's folders.
+	Environ []string
+	// Logger takes what happens; nil discards it.
+	Logger *slog.Logger
+}
+
+// Agent is one machine of the mesh. Its methods may be called concurrently.
+type Agent struct {
+	opts    Options
+	dir     string
+	log     *slog.Logger
+	bus     *bus.Bus
+	host    *host.Host
+	done    chan struct{}
+	admins  sync.WaitGroup
+	base    context.Context // ends with Stop; administrative requests run under it
+	end     context.CancelFunc
+	stop    sync.Once
+	stopErr error
+
+	instances openInstances
+
+	mu        sync.Mutex
+	executor  *executor.Executor
+	view      *registry.View
+	store     *registry.Store
+	responder *registry.Responder
+	deploy    *deploy.Manager
+	subs      []*nats.Subscription
+	watch     sync.WaitGroup
+	drained   bool
+	stopping  bool
+}
+
+// New makes an agent on a connection, which it leaves open, with its files below
+// dir. The caller sees to it that dir has no second user. Start it.
+func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Sandbox == "" {
+		o.Sandbox = "guard"
+	}
+	switch o.SessionPolicy {
+	case "":
+		o.SessionPolicy = "open"
+	case "open", "strict":
+	default:
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "agent.Options.SessionPolicy is %q: open or strict", o.SessionPolicy)
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the data folder %q cannot be made absolute: %w", dir, err)
+	}
+	if o.Node == "" {
+		o.Node = "agent-" + subjects.NodeID(randomEnd())
+	}
+	b, err := bus.New(nc, &bus.Options{Logger: o.Logger})
+	if err != nil {
+		return nil, err
+	}
+	a := &Agent{opts: o, dir: dir, log: o.Logger, bus: b, done: make(chan struct{})}
+	a.base, a.end = context.WithCancel(context.Background())
+	return a, nil
+}
+
+// Node is the node's id.
+func (a *Agent) Node() subjects.NodeID { return a.opts.Node }
+
+// Done is closed when the agent has nothing left to do: it was drained by an
+// administrative request, or another process took its node's id. Stop it then.
+func (a *Agent) Done() <-chan struct{} { return a.done }
+
+// Start makes this process a node, and begins to serve what is installed. The
+// errors are those of [host.Host.Start], and unavailable where the machine
+// cannot run workers.
+func (a *Agent) Start(ctx context.Context) (err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	defer func() {
+		if err != nil {
+			a.release(context.WithoutCancel(ctx))
+		}
+	}()
+	if a.executor, err = executor.New(filepath.Join(a.dir, "executor"), &executor.Options{
+		Logger: a.log, UV: a.opts.UV, Environ: a.opts.Environ,
+	}); err != nil {
+		return err
+	}
+	effective, reasons := a.sandbox()
+	sessions := &sessions{strict: a.opts.SessionPolicy == "strict"}
+	if a.host, err = host.NewOn(a.bus, &host.Options{
+		Node: a.opts.Node, Version: a.opts.Version, Slots: a.opts.Slots, MaxTimeout: a.opts.MaxTimeout,
+		StreamQuota: a.opts.StreamQuota, Labels: a.opts.Labels, Replicas: a.opts.Replicas,
+		ChunksStorage: a.opts.ChunksStorage, ChunksMax: a.opts.ChunksMax,
+		Sandbox: host.Sandbox{Asked: a.opts.Sandbox, Effective: effective}, Reasons: reasons,
+		Sessions: sessions, Service: "mesh-agent", Queued: a.queued, Logger: a.log,
+	}); err != nil {
+		return err
+	}
+	if err = a.host.Start(ctx); err != nil {
+		return err
+	}
+	if a.view, err = registry.OpenView(ctx, a.bus, &registry.ViewOptions{Logger: a.log}); err != nil {
+		return err
+	}
+	sessions.view.Store(a.view)
+	a.store = registry.NewStore(a.bus, nil)
+	if a.responder, err = registry.NewResponder(a.bus, a.view, a.store, &registry.ResponderOptions{Logger: a.log}); err != nil {
+		return err
+	}
+	workshop := &workshop{a: a}
+	a.deploy = deploy.New(a.bus, a.view, a.store, workshop, workshop, a.dir, &deploy.Options{Logger: a.log})
+	a.deploy.Start()
+	if err = a.subscribeAdmin(); err != nil {
+		return err
+	}
+	a.watch.Go(func() {
+		select {
+		case <-a.host.Lost():
+			a.log.Error("the node is lost to another process: stopping")
+			a.finish()
+		case <-a.base.Done():
+		}
+	})
+	return nil
+}
+
+// finish closes done, once.
+func (a *Agent) finish() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.drained {
+		a.drained = true
+		close(a.done)
+	}
+}
+
+// Ready waits until every index that is installed is served here or has failed
+// here.
+func (a *Agent) Ready(ctx context.Context) error {
+	a.mu.Lock()
+	d := a.deploy
+	a.mu.Unlock()
+	if d == nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the agent has not started")
+	}
+	return d.Ready(ctx)
+}
+
+// Run starts the agent, serves until ctx ends or [Agent.Done] is closed, and
+// stops it with half a minute for the calls in flight.
+func (a *Agent) Run(ctx context.Context) error {
+	if err := a.Start(ctx); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+	case <-a.done:
+	}
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	return a.Stop(stop)
+}
+
+// Stop drains the node, ends its calls and its workers. When ctx ends first, the
+// calls that still run are stopped. It may be called more than once.
+func (a *Agent) Stop(ctx context.Context) error {
+	a.stop.Do(func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.stopErr = a.release(ctx)
+	})
+	return a.stopErr
+}
+
+// release takes down what Start has put up; a.mu is held.
+func (a *Agent) release(ctx context.Context) error {
+	var errs []error
+	for _, sub := range a.subs {
+		_ = sub.Unsubscribe()
+	}
+	a.subs = nil
+	a.stopping = true
+	a.end()
+	if a.host != nil {
+		errs = append(errs, a.host.Stop(ctx))
+	}
+	a.mu.Unlock()
+	a.admins.Wait()
+	a.watch.Wait()
+	a.mu.Lock()
+	if a.deploy != nil {
+		errs = append(errs, a.deploy.Stop(ctx))
+		a.deploy = nil
+	}
+	if a.responder != nil {
+		a.responder.Close()
+		a.responder = nil
+	}
+	if a.view != nil {
+		a.view.Close()
+		a.view = nil
+	}
+	if a.executor != nil {
+		errs = append(errs, a.executor.Close())
+		a.executor = nil
+	}
+	a.bus.Close()
+	return errors.Join(errs...)
+}
+
+// queued is how many admitted calls wait for a worker.
+func (a *Agent) queued() int {
+	a.instances.Lock()
+	defer a.instances.Unlock()
+	n := 0
+	for i := range a.instances.open {
+		n += i.index.Stats().Waiting
+	}
+	return n
+}

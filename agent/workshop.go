@@ -1,0 +1,343 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/index"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// workshop builds and serves indexes for [deploy.Manager].
+type workshop struct{ a *Agent }
+
+// openInstances is what the agent has imported.
+type openInstances struct {
+	sync.Mutex
+	open map[*instance]struct{}
+}
+
+// Lock implements [deploy.Builder].
+func (w *workshop) Lock(ctx context.Context, dir, python string, progress deploy.Progress) ([]byte, error) {
+	lock, err := w.a.executor.Lock(ctx, dir, python, steps(progress, 20, 35))
+	if err != nil {
+		return nil, err
+	}
+	return encodeLock(lock)
+}
+
+// lockFile is how a lock is kept in a bundle.
+type lockFile struct {
+	Python       string `json:"python"`
+	Requirements string `json:"requirements"`
+}
+
+func encodeLock(lock executor.Lock) ([]byte, error) {
+	data, err := json.MarshalIndent(lockFile{Python: lock.Python, Requirements: string(lock.Requirements)}, "", "  ")
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "the lock cannot be written: %w", err)
+	}
+	return append(data, '\n'), nil
+}
+
+func decodeLock(data []byte) (executor.Lock, error) {
+	if len(data) == 0 {
+		return executor.Lock{}, nil
+	}
+	var f lockFile
+	if err := json.Unmarshal(data, &f); err != nil {
+		return executor.Lock{}, toolmesh.Errorf(toolmesh.CodeInstallFailed, "the bundle's lock cannot be read: %w", err)
+	}
+	return executor.Lock{Python: f.Python, Requirements: []byte(f.Requirements)}, nil
+}
+
+// steps maps the executor's progress into a part of the whole.
+func steps(progress deploy.Progress, from, to int) func(executor.Step) {
+	return func(s executor.Step) {
+		percent := from + s.Percent*(to-from)/100
+		progress(s.Name, s.State, percent)
+	}
+}
+
+// Open implements [deploy.Builder].
+func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Progress) (deploy.Instance, error) {
+	lock, err := decodeLock(b.Lock)
+	if err != nil {
+		return nil, err
+	}
+	env, err := w.a.executor.Environment(ctx, b.Dir, lock, steps(progress, 40, 65))
+	if err != nil {
+		return nil, err
+	}
+	if err := w.initialise(ctx, b, env); err != nil {
+		return nil, err
+	}
+	progress("import", "running", 65)
+	usable, missing := withEnv(b)
+	ix, err := w.a.executor.Open(ctx, executor.Spec{
+		Name: string(b.Name), Revision: b.Revision, SourceDir: b.Dir, Env: env, Tools: usable, Vars: b.Env, Concurrency: b.Manifest.Concurrency,
+	})
+	if err != nil {
+		return nil, err
+	}
+	i := &instance{a: w.a, build: b, index: ix, unavailable: missing}
+	i.describe()
+	w.a.instances.Lock()
+	if w.a.instances.open == nil {
+		w.a.instances.open = make(map[*instance]struct{})
+	}
+	w.a.instances.open[i] = struct{}{}
+	w.a.instances.Unlock()
+	progress("import", "done", 80)
+	return i, nil
+}
+
+// withEnv splits the declared tools into those whose required variables are
+// there, and the others with what is missing.
+func withEnv(b deploy.Build) (usable []string, missing []deploy.Unavailable) {
+	for _, name := range b.Manifest.Tools {
+		reason := ""
+		for _, v := range b.Manifest.EnvOf(name) {
+			if _, ok := b.Env[v.Name]; v.Required && !ok {
+				reason = "needs the variable " + v.Name + ": install again with --env " + v.Name
+			}
+		}
+		if reason == "" {
+			usable = append(usable, name)
+			continue
+		}
+		missing = append(missing, deploy.Unavailable{ID: toolID(b.Name, name), Reason: reason})
+	}
+	return usable, missing
+}
+
+func toolID(index subjects.IndexName, name string) subjects.ToolID {
+	return subjects.ToolID(string(index) + "." + name)
+}
+
+// initDone marks a build whose init command has run.
+const initDone = "init.done"
+
+// initialise runs the index's init command once for a build.
+func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor.Env) error {
+	if len(b.Manifest.Init) == 0 {
+		return nil
+	}
+	marker := filepath.Join(b.Dir, index.MetaDir, initDone)
+	if _, err := os.Stat(marker); err == nil {
+		return nil
+	}
+	if err := w.a.executor.Command(ctx, env, b.Dir, b.Manifest.Init, b.Env); err != nil {
+		return err
+	}
+	if err := os.WriteFile(marker, nil, 0o600); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInstallFailed, "that the init command has run cannot be noted: %w", err)
+	}
+	return nil
+}
+
+// Publish implements [deploy.Server].
+func (w *workshop) Publish(ctx context.Context, d deploy.Instance) error {
+	i, ok := d.(*instance)
+	if !ok {
+		return toolmesh.Errorf(toolmesh.CodeInternal, "not an instance of this agent")
+	}
+	return w.a.host.Publish(ctx, i.service())
+}
+
+// PublishFailed implements [deploy.Server].
+func (w *workshop) PublishFailed(ctx context.Context, b deploy.Build, reason string) error {
+	s := host.Service{Index: b.Name, Session: b.Session, Revision: b.Revision}
+	for _, name := range b.Manifest.Tools {
+		s.Unavailable = append(s.Unavailable, host.Unavailable{ID: toolID(b.Name, name), Reason: reason})
+	}
+	return w.a.host.Publish(ctx, s)
+}
+
+// Withdraw implements [deploy.Server].
+func (w *workshop) Withdraw(ctx context.Context, name subjects.IndexName, session subjects.SessionID) error {
+	return w.a.host.Withdraw(ctx, name, session)
+}
+
+// instance is one imported index.
+type instance struct {
+	a           *Agent
+	build       deploy.Build
+	index       *executor.Index
+	tools       []host.Tool
+	ids         []subjects.ToolID
+	unavailable []deploy.Unavailable
+}
+
+// describe merges what the import found with what the manifest says.
+func (i *instance) describe() {
+	ref := tool.IndexRef{Name: i.build.Name, Revision: i.build.Revision}
+	for _, t := range i.index.Tools() {
+		code := index.Introspected{
+			Description: t.Description, InputSchema: t.InputSchema, OutputSchema: t.OutputSchema,
+			Positional: t.Positional, Streaming: t.Kind.Streaming(), Warnings: t.Warnings,
+		}
+		if t.VarArgs {
+			code.VarArgs = "args"
+		}
+		d, err := i.build.Manifest.Descriptor(ref, t.Name, code)
+		if err != nil {
+			i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, t.Name), Reason: toolmesh.AsError(err).Message})
+			continue
+		}
+		if level := d.Annotations.Sandbox; level == tool.SandboxStrict || level == tool.SandboxOffline {
+			i.unavailable = append(i.unavailable, deploy.Unavailable{ID: d.ID, Reason: "demands the sandbox level " + string(level) + ", which this version does not have"})
+			continue
+		}
+		d.Warnings = append(d.Warnings, notYet(d.Annotations)...)
+		i.ids = append(i.ids, d.ID)
+		i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}})
+	}
+	for _, u := range i.index.Unavailable() {
+		i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, u.Name), Reason: u.Reason})
+	}
+	slices.SortFunc(i.unavailable, func(a, b deploy.Unavailable) int {
+		return slices.Index(i.build.Manifest.Tools, a.ID.Local()) - slices.Index(i.build.Manifest.Tools, b.ID.Local())
+	})
+}
+
+// notYet says which declarations of a tool this version does not act on.
+func notYet(a tool.Annotations) (warnings []string) {
+	if a.Isolation != "" && a.Isolation != tool.IsolationWarm {
+		warnings = append(warnings, "isolation "+string(a.Isolation)+" is not built yet: calls run in a warm worker")
+	}
+	if !a.Limits.IsZero() {
+		warnings = append(warnings, "limits are not enforced yet, but for the timeout")
+	}
+	return warnings
+}
+
+func (i *instance) service() host.Service {
+	s := host.Service{Index: i.build.Name, Session: i.build.Session, Revision: i.build.Revision, Tools: i.tools}
+	for _, u := range i.unavailable {
+		s.Unavailable = append(s.Unavailable, host.Unavailable{ID: u.ID, Reason: u.Reason})
+	}
+	return s
+}
+
+// Build implements [deploy.Instance].
+func (i *instance) Build() deploy.Build { return i.build }
+
+// Tools implements [deploy.Instance].
+func (i *instance) Tools() []subjects.ToolID { return i.ids }
+
+// Unavailable implements [deploy.Instance].
+func (i *instance) Unavailable() []deploy.Unavailable { return i.unavailable }
+
+// Close implements [deploy.Instance].
+func (i *instance) Close(ctx context.Context) error {
+	i.a.instances.Lock()
+	delete(i.a.instances.open, i)
+	i.a.instances.Unlock()
+	return i.index.Close(ctx)
+}
+
+// pythonTool is one Python function as a [host.Handler].
+type pythonTool struct {
+	i    *instance
+	name string
+}
+
+// ServeTool implements [host.Handler].
+func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.Sink) error {
+	s := &pythonSink{sink: sink, log: p.i.a.log, call: call}
+	result, err := p.i.index.Call(ctx, executor.Call{
+		Tool: p.name, RPCID: string(call.RPCID), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
+	}, s)
+	if err != nil || call.Stream {
+		return err
+	}
+	if whole, ok := sink.(host.ResultSink); ok {
+		return whole.SendResult(ctx, result)
+	}
+	return sink.Send(ctx, result)
+}
+
+// pythonSink takes what a worker gives off.
+type pythonSink struct {
+	sink host.Sink
+	log  *slog.Logger
+	call *host.Call
+}
+
+// Item implements [executor.Sink].
+func (s *pythonSink) Item(ctx context.Context, data json.RawMessage) error {
+	return s.sink.Send(ctx, data)
+}
+
+// Log implements [executor.Sink]: what a tool prints and logs are the agent's
+// log lines, under the call's id.
+func (s *pythonSink) Log(r executor.Record) {
+	level := slog.LevelInfo
+	if r.Stream == executor.StreamLog {
+		level = r.Level
+	}
+	if !s.log.Enabled(context.Background(), level) {
+		return
+	}
+	attrs := []slog.Attr{
+		slog.String("rpc_id", string(s.call.RPCID)), slog.String("tool", string(s.call.Tool)),
+		slog.String("stream", string(r.Stream)), slog.String("text", r.Message),
+	}
+	if r.Logger != "" {
+		attrs = append(attrs, slog.String("logger", r.Logger))
+	}
+	s.log.LogAttrs(context.Background(), level, "tool output", attrs...)
+}
+
+// sandbox is the level in effect on this machine, and why it is not the one
+// that was asked for.
+func (a *Agent) sandbox() (effective string, reasons []string) {
+	effective = string(tool.SandboxGuard)
+	if level := a.executor.Level(); level == sandbox.LevelReaper {
+		effective = string(tool.SandboxNone)
+		reasons = append(reasons, "no PID namespaces here: workers are kept together by a watching process instead")
+	}
+	switch asked := tool.Sandbox(a.opts.Sandbox); asked {
+	case tool.SandboxStrict, tool.SandboxOffline:
+		reasons = append(reasons, "sandbox level "+a.opts.Sandbox+" is not built yet: "+effective+" is in effect")
+	case tool.SandboxNone:
+	}
+	return effective, reasons
+}
+
+func randomEnd() string {
+	var b [4]byte
+	_, _ = rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// sessions decides which sessions exist, from the view.
+type sessions struct {
+	strict bool
+	view   atomic.Pointer[registry.View]
+}
+
+// Admit implements [host.Sessions].
+func (s *sessions) Admit(id subjects.SessionID) (string, error) {
+	view := s.view.Load()
+	if view == nil {
+		return "", nil
+	}
+	return registry.AdmitSession(view, id, s.strict)
+}

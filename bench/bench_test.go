@@ -1,0 +1,66 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// TestMain lets the test binary be every process of the benchmark.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && strings.HasPrefix(os.Args[1], rolePrefix) {
+		main()
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// Every benchmark runs once, with tiny counts: figures are not looked at, but
+// that there are any.
+func TestEveryBenchmark(t *testing.T) {
+	t.Parallel()
+	p := plan{Which: regexp.MustCompile("."), Rounds: 1, Calls: 20, Burst: 64, Items: 50}
+	var log bytes.Buffer
+	r, err := p.run(t.Context(), &log)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, log.String())
+	}
+	var table bytes.Buffer
+	r.print(&table)
+	for _, want := range []string{
+		"unary p50, Go tool", "unary p50, warm Python tool", "calls/s, 64 callers, warm Python tool", "Go generator", "Python generator",
+		"messages out of the caller per unary call, go", "JetStream requests per unary call, python", "memory of an idle agent",
+	} {
+		if !strings.Contains(table.String(), want) {
+			t.Errorf("no line %q in\n%s", want, table.String())
+		}
+	}
+	for _, l := range r.Lines {
+		if strings.HasPrefix(l.What, "messages") && l.Verdict != "good" {
+			t.Errorf("%s: %s, want %s", l.What, l.Ours, l.Must)
+		}
+	}
+}
+
+func TestJudge(t *testing.T) {
+	t.Parallel()
+	most, least := bound{must: 1.25, goal: 1.1}, bound{must: 0.3, goal: 0.4, least: true}
+	for _, c := range []struct {
+		bound bound
+		ratio float64
+		want  string
+	}{
+		{most, 1.1, "good"}, {most, 1.2, "ok"}, {most, 1.26, "MISSED"},
+		{least, 0.4, "good"}, {least, 0.35, "ok"}, {least, 0.29, "MISSED"},
+	} {
+		if _, got := c.bound.judge(c.ratio); got != c.want {
+			t.Errorf("%+v of %v: %s, want %s", c.bound, c.ratio, got, c.want)
+		}
+	}
+	if got := median([]float64{5, 1, 9, 3}); got != 4 {
+		t.Errorf("median = %v, want 4", got)
+	}
+}

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Sides of a measurement.
+const (
+	sideRaw    = "raw"
+	sideGo     = "go"
+	sidePython = "python"
+)
+
+// callTimeout is far beyond what a call may take.
+const callTimeout = 30 * time.Second
+
+// caller is the calling process: one connection for the raw side and one for
+// the mesh.
+type caller struct {
+	raw, conn *nats.Conn
+	mesh      *client.Client
+}
+
+// startCaller makes a caller. args: the broker's URL.
+func startCaller(_ context.Context, args []string) (roleFunc, string, func(), error) {
+	c := &caller{}
+	stop := func() {
+		if c.mesh != nil {
+			c.mesh.Close()
+		}
+		if c.conn != nil {
+			c.conn.Close()
+		}
+		if c.raw != nil {
+			c.raw.Close()
+		}
+	}
+	var err error
+	if c.raw, err = nats.Connect(args[0]); err == nil {
+		if c.conn, err = nats.Connect(args[0], client.ConnectOptions()...); err == nil {
+			c.mesh, err = client.New(c.conn, nil)
+		}
+	}
+	if err != nil {
+		stop()
+		return nil, "", nil, err
+	}
+	return c.serve, "", stop, nil
+}
+
+func (c *caller) serve(ctx context.Context, r request) (answer, error) {
+	switch r.Do {
+	case "install":
+		return answer{}, c.install(ctx, r.Text)
+	case "unary":
+		return c.unary(ctx, r)
+	case "burst":
+		return c.burst(ctx, r)
+	case "stream":
+		return c.stream(ctx, r)
+	case "counters":
+		s := c.conn.Stats()
+		return answer{In: s.InMsgs, Out: s.OutMsgs}, nil
+	}
+	return answer{}, errUnknown(r)
+}
+
+// install has the mesh install an index.
+func (c *caller) install(ctx context.Context, source string) error {
+	subject, err := subjects.Admin("install")
+	if err != nil {
+		return err
+	}
+	body, err := json.Marshal(map[string]string{"source": source})
+	if err != nil {
+		return err
+	}
+	reply := c.conn.NewInbox()
+	sub, err := c.conn.SubscribeSync(reply)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	if err := c.conn.PublishRequest(subject, reply, body); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
+	for {
+		m, err := sub.NextMsgWithContext(ctx)
+		if err != nil {
+			return fmt.Errorf("install: %w", err)
+		}
+		if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
+			// The broker has yet to hear of the agent's subscription.
+			if err := c.conn.PublishRequest(subject, reply, body); err != nil {
+				return err
+			}
+			continue
+		}
+		if len(m.Data) == 0 {
+			return nil
+		}
+		var line struct{ Error json.RawMessage }
+		if json.Unmarshal(m.Data, &line) == nil && line.Error != nil {
+			return fmt.Errorf("install: %s", line.Error)
+		}
+	}
+}
+
+// one returns the function that makes one call on a side.
+func (c *caller) one(side string) func(ctx context.Context) error {
+	args := []byte(callArgs)
+	if side == sideRaw {
+		return func(context.Context) error {
+			m, err := c.raw.Request(rawSubject, args, callTimeout)
+			if err == nil && string(m.Data) != callResult {
+				err = fmt.Errorf("the result is %s", m.Data)
+			}
+			return err
+		}
+	}
+	id := subjects.ToolID(toolOf(side, "refund"))
+	return func(ctx context.Context) error {
+		r, err := c.mesh.Call(ctx, id, json.RawMessage(args))
+		if err == nil && string(r.Value) != callResult {
+			err = fmt.Errorf("the result is %s", r.Value)
+		}
+		return err
+	}
+}
+
+// unary makes calls one after the other.
+func (c *caller) unary(ctx context.Context, r request) (answer, error) {
+	call := c.one(r.Side)
+	took := make([]time.Duration, r.N)
+	began := time.Now()
+	for i := range took {
+		t := time.Now()
+		if err := call(ctx); err != nil {
+			return answer{}, err
+		}
+		took[i] = time.Since(t)
+	}
+	total := time.Since(began)
+	slices.Sort(took)
+	return answer{P50: took[len(took)/2], P99: took[len(took)*99/100], Took: total, Ops: r.N}, nil
+}
+
+// burst makes calls from many callers at once.
+func (c *caller) burst(ctx context.Context, r request) (answer, error) {
+	call := c.one(r.Side)
+	each := max(r.N/r.Callers, 1)
+	fails := make(chan error, r.Callers)
+	var callers sync.WaitGroup
+	began := time.Now()
+	for range r.Callers {
+		callers.Go(func() {
+			for range each {
+				if err := call(ctx); err != nil {
+					fails <- err
+					return
+				}
+			}
+		})
+	}
+	callers.Wait()
+	total := time.Since(began)
+	select {
+	case err := <-fails:
+		return answer{}, err
+	default:
+	}
+	return answer{Took: total, Ops: each * r.Callers}, nil
+}
+
+// stream reads one stream to its end.
+func (c *caller) stream(ctx context.Context, r request) (answer, error) {
+	began := time.Now()
+	n := 0
+	for chunk, err := range c.mesh.Stream(ctx, subjects.ToolID(toolOf(r.Side, "count")), countArgs{To: r.N}) {
+		if err != nil {
+			return answer{}, fmt.Errorf("after %d items: %w", n, err)
+		}
+		if n++; len(chunk.Data) < len(itemText) {
+			return answer{}, fmt.Errorf("item %d is %s", n, chunk.Data)
+		}
+	}
+	if n != r.N {
+		return answer{}, fmt.Errorf("the stream had %d items of %d", n, r.N)
+	}
+	return answer{Took: time.Since(began), Ops: n}, nil
+}

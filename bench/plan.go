@@ -1,0 +1,325 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"time"
+)
+
+// plan says what is measured and how often.
+type plan struct {
+	Which  *regexp.Regexp
+	Rounds int
+	Calls  int // sequential calls of a round
+	Burst  int // calls of a round with many callers
+	Items  int // items of a round's stream
+
+	Profiles    string
+	ProfileKind string
+}
+
+func defaultPlan() plan {
+	return plan{Which: regexp.MustCompile("."), Rounds: 21, Calls: 1000, Burst: 6400, Items: 10_000}
+}
+
+// burstCallers is how many callers a benchmark with many has.
+const burstCallers = 64
+
+// benchmark is one measurement of several sides.
+type benchmark struct {
+	name  string
+	sides []string
+	do    string // the request, to the caller or, for raw streams, to the raw side
+	count func(p *plan) int
+}
+
+var benchmarks = []benchmark{
+	{"unary", []string{sideRaw, sideGo, sidePython}, "unary", func(p *plan) int { return p.Calls }},
+	{"burst", []string{sideRaw, sideGo, sidePython}, "burst", func(p *plan) int { return p.Burst }},
+	{"stream", []string{sideRaw, sideGo, sidePython}, "stream", func(p *plan) int { return p.Items }},
+	{"messages", nil, "", nil},
+	{"memory", nil, "", nil},
+}
+
+func benchmarkNames() (names []string) {
+	for _, b := range benchmarks {
+		names = append(names, b.name)
+	}
+	return names
+}
+
+// sample is one side's turn in one round.
+type sample struct {
+	answer
+	callerAllocs, hostAllocs float64  // per operation
+	spent                    [3]spent // of the broker, the caller, the serving side
+}
+
+func (s sample) rate() float64 { return float64(s.Ops) / s.Took.Seconds() }
+
+// run starts the processes, runs the rounds and ends the processes.
+func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
+	dir, err := os.MkdirTemp("", "toolmesh-bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	r := &result{Began: time.Now(), Machine: machine(), samples: make(map[string]map[string][]sample)}
+	s, err := startStage(ctx, stderr, dir)
+	defer s.end()
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range benchmarks {
+		if !p.Which.MatchString(b.name) {
+			continue
+		}
+		fmt.Fprintf(stderr, "%s …\n", b.name)
+		switch b.name {
+		case "messages":
+			err = p.countMessages(s, r)
+		case "memory":
+			err = p.weigh(ctx, stderr, s, r)
+		default:
+			err = p.measure(s, b, r)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", b.name, err)
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
+	r.conclude()
+	return r, nil
+}
+
+// stage is the processes.
+type stage struct {
+	dir                              string
+	broker, raw, host, agent, caller *child
+	all                              []*child // in the order of starting
+}
+
+func startStage(ctx context.Context, stderr io.Writer, dir string) (*stage, error) {
+	s := &stage{dir: dir}
+	var err error
+	start := func(name string, args ...string) *child {
+		if err != nil {
+			return nil
+		}
+		var c *child
+		if c, err = startChild(ctx, stderr, name, args...); err == nil {
+			s.all = append(s.all, c)
+		}
+		return c
+	}
+	if s.broker = start("broker", filepath.Join(dir, "broker")); err != nil {
+		return s, err
+	}
+	url := s.broker.hello
+	s.raw = start("raw", url)
+	s.agent = start("agent", url, filepath.Join(dir, "agent"), "bench-agent")
+	s.host = start("host", url)
+	s.caller = start("caller", url)
+	if err != nil {
+		return s, err
+	}
+	source, err := makeIndex(dir)
+	if err != nil {
+		return s, err
+	}
+	if _, err := s.caller.ask(request{Do: "install", Text: source}); err != nil {
+		return s, err
+	}
+	// Each side is warm, and the caller knows the nodes, before anything counts.
+	for _, side := range []string{sideRaw, sideGo, sidePython} {
+		for range 3 {
+			if _, err := s.caller.ask(request{Do: "burst", Side: side, N: 256, Callers: 4}); err != nil {
+				return s, err
+			}
+		}
+	}
+	return s, nil
+}
+
+func (s *stage) end() {
+	for _, c := range slices.Backward(s.all) {
+		c.end()
+	}
+}
+
+// server is the serving process of a side.
+func (s *stage) server(side string) *child {
+	switch side {
+	case sideGo:
+		return s.host
+	case sidePython:
+		return s.agent
+	}
+	return s.raw
+}
+
+// measure runs the rounds of one benchmark.
+func (p *plan) measure(s *stage, b benchmark, r *result) error {
+	r.samples[b.name] = make(map[string][]sample)
+	sides := slices.Clone(b.sides)
+	for round := range p.Rounds {
+		for _, side := range sides {
+			one, err := p.turn(s, b, side, round)
+			if err != nil {
+				return fmt.Errorf("%s: %w", side, err)
+			}
+			r.samples[b.name][side] = append(r.samples[b.name][side], one)
+		}
+		sides = append(sides[1:], sides[0]) // nobody always goes first
+	}
+	return nil
+}
+
+// turn is one side's turn in one round.
+func (p *plan) turn(s *stage, b benchmark, side string, round int) (sample, error) {
+	server := s.server(side)
+	actor := s.caller
+	if b.do == "stream" && side == sideRaw {
+		actor = s.raw
+	}
+	end, err := p.profile(s, b, side, round)
+	if err != nil {
+		return sample{}, err
+	}
+	pids := [3]int{s.broker.pid(), s.caller.pid(), server.pid()}
+	callerBefore, err := s.caller.ask(request{Do: "allocs"})
+	if err != nil {
+		return sample{}, err
+	}
+	hostBefore, err := server.ask(request{Do: "allocs"})
+	if err != nil {
+		return sample{}, err
+	}
+	var before, used [3]spent
+	for i, pid := range pids {
+		before[i] = spentBy(pid)
+	}
+	a, err := actor.ask(request{Do: b.do, Side: side, N: b.count(p), Callers: burstCallers})
+	if err != nil {
+		return sample{}, err
+	}
+	for i, pid := range pids {
+		used[i] = spentBy(pid).less(before[i])
+	}
+	callerAfter, err := s.caller.ask(request{Do: "allocs"})
+	if err != nil {
+		return sample{}, err
+	}
+	hostAfter, err := server.ask(request{Do: "allocs"})
+	if err != nil {
+		return sample{}, err
+	}
+	return sample{
+		answer: a, spent: used,
+		callerAllocs: float64(callerAfter.Allocs-callerBefore.Allocs) / float64(a.Ops),
+		hostAllocs:   float64(hostAfter.Allocs-hostBefore.Allocs) / float64(a.Ops),
+	}, end()
+}
+
+// profile has the processes of a side's turn profile themselves until end is called.
+func (p *plan) profile(s *stage, b benchmark, side string, round int) (end func() error, err error) {
+	if p.Profiles == "" {
+		return func() error { return nil }, nil
+	}
+	if err := os.MkdirAll(p.Profiles, 0o750); err != nil {
+		return nil, err
+	}
+	children := []*child{s.broker, s.caller, s.server(side)}
+	for _, c := range children {
+		path, err := filepath.Abs(filepath.Join(p.Profiles, fmt.Sprintf("%s-%s-%s-%d.prof", b.name, side, c.name, round)))
+		if err != nil {
+			return nil, err
+		}
+		if _, err := c.ask(request{Do: "profile", Side: p.ProfileKind, Text: path}); err != nil {
+			return nil, err
+		}
+	}
+	return func() error {
+		for _, c := range children {
+			if _, err := c.ask(request{Do: "profiled"}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil
+}
+
+// countBatches batches of calls are counted: what runs beside the calls, such as
+// a heartbeat each second, falls into few of them.
+const countBatches = 15
+
+// countMessages counts what a call costs in messages, subscriptions and
+// JetStream requests.
+func (p *plan) countMessages(s *stage, r *result) error {
+	calls := min(p.Calls, 200)
+	for _, side := range []string{sideGo, sidePython} {
+		var c counts
+		for range countBatches {
+			callerBefore, brokerBefore, err := s.counters()
+			if err != nil {
+				return err
+			}
+			if _, err := s.caller.ask(request{Do: "unary", Side: side, N: calls}); err != nil {
+				return err
+			}
+			callerAfter, brokerAfter, err := s.counters()
+			if err != nil {
+				return err
+			}
+			c.add(float64(callerAfter.Out-callerBefore.Out)/float64(calls), float64(callerAfter.In-callerBefore.In)/float64(calls),
+				float64(brokerAfter.In-brokerBefore.In)/float64(calls), float64(brokerAfter.Inbox-brokerBefore.Inbox)/float64(calls),
+				float64(brokerAfter.API-brokerBefore.API)/float64(calls))
+		}
+		r.counted(side, c)
+	}
+	return nil
+}
+
+func (s *stage) counters() (caller, broker answer, err error) {
+	if caller, err = s.caller.ask(request{Do: "counters"}); err != nil {
+		return
+	}
+	broker, err = s.broker.ask(request{Do: "counters"})
+	return
+}
+
+// weigh starts a second agent, which serves what is installed, and reads how
+// much memory it takes when it has nothing to do.
+func (p *plan) weigh(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
+	a, err := startChild(ctx, stderr, "agent", s.broker.hello, filepath.Join(s.dir, "idle"), "bench-idle")
+	if err != nil {
+		return err
+	}
+	defer a.end()
+	if _, err := a.ask(request{Do: "ready"}); err != nil {
+		return err
+	}
+	select {
+	case <-time.After(2 * time.Second): // what the start needed is over
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	for i, one := range family(a.pid()) {
+		resident, share := memoryOf(one.pid)
+		if i == 0 {
+			r.agentMemory = resident
+			continue
+		}
+		r.workerMemory += resident
+		r.workerShare += share
+		r.workers++
+	}
+	return nil
+}

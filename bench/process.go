@@ -1,0 +1,206 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/pprof"
+	"runtime/trace"
+	"strings"
+	"time"
+)
+
+// rolePrefix begins the first argument of a process that the coordinator
+// starts.
+const rolePrefix = "role="
+
+// request is one line that the coordinator writes to a process.
+type request struct {
+	Do      string `json:"do"`
+	Side    string `json:"side,omitempty"`
+	N       int    `json:"n,omitempty"`
+	Callers int    `json:"callers,omitempty"`
+	Text    string `json:"text,omitempty"`
+}
+
+// answer is the line that comes back. Which fields are set depends on the
+// request.
+type answer struct {
+	Error string `json:"error,omitempty"`
+	Text  string `json:"text,omitempty"`
+
+	P50    time.Duration `json:"p50,omitempty"`
+	P99    time.Duration `json:"p99,omitempty"`
+	Took   time.Duration `json:"took,omitempty"`
+	Ops    int           `json:"ops,omitempty"`
+	Allocs uint64        `json:"allocs,omitempty"` // since the process began
+	In     uint64        `json:"in,omitempty"`     // messages
+	Out    uint64        `json:"out,omitempty"`
+	Inbox  uint64        `json:"inbox,omitempty"` // subscriptions made
+	API    uint64        `json:"api,omitempty"`   // JetStream requests
+}
+
+// worker does what a process is for; the common requests are served by
+// serveRole.
+type roleFunc func(ctx context.Context, r request) (answer, error)
+
+// starters make the roles: what each needs is in args. stop is called at the end.
+var starters = map[string]func(ctx context.Context, args []string) (role roleFunc, hello string, stop func(), err error){
+	"broker": startBroker,
+	"raw":    startRaw,
+	"host":   startHost,
+	"agent":  startAgent,
+	"caller": startCaller,
+}
+
+// serveRole runs one process until its standard input ends.
+func serveRole(ctx context.Context, name string, args []string, in io.Reader, out, stderr io.Writer) int {
+	enc := json.NewEncoder(out)
+	start := starters[name]
+	if start == nil {
+		fmt.Fprintln(stderr, "bench: no role", name)
+		return 2
+	}
+	role, hello, stop, err := start(ctx, args)
+	if err != nil {
+		_ = enc.Encode(answer{Error: name + ": " + err.Error()})
+		return 1
+	}
+	defer stop()
+	_ = enc.Encode(answer{Text: hello})
+	lines := bufio.NewScanner(in)
+	var end func() error
+	for lines.Scan() {
+		var r request
+		err := json.Unmarshal(lines.Bytes(), &r)
+		var a answer
+		switch {
+		case err != nil:
+		case r.Do == "allocs":
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			a.Allocs = m.Mallocs
+		case r.Do == "profile":
+			end, err = startProfile(r.Side, r.Text)
+		case r.Do == "profiled":
+			if end != nil {
+				err, end = end(), nil
+			}
+		default:
+			a, err = role(ctx, r)
+		}
+		if err != nil {
+			a.Error = name + ": " + err.Error()
+		}
+		if enc.Encode(a) != nil {
+			return 1
+		}
+	}
+	return 0
+}
+
+// startProfile begins a profile of this process; the returned function ends it.
+func startProfile(kind, path string) (end func() error, err error) {
+	if kind == "allocs" {
+		runtime.MemProfileRate = 1
+	}
+	f, err := os.Create(filepath.Clean(path))
+	if err != nil {
+		return nil, err
+	}
+	switch kind {
+	case "cpu":
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		return func() error { pprof.StopCPUProfile(); return f.Close() }, nil
+	case "trace":
+		if err := trace.Start(f); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		return func() error { trace.Stop(); return f.Close() }, nil
+	case "allocs":
+		return func() error { return errors.Join(pprof.Lookup("allocs").WriteTo(f, 0), f.Close()) }, nil
+	}
+	return nil, errors.Join(fmt.Errorf("no profile %q: cpu, allocs or trace", kind), f.Close())
+}
+
+// child is a process of the coordinator. Not for concurrent use.
+type child struct {
+	name  string
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	out   *bufio.Reader
+	hello string
+}
+
+// startChild re-executes this program as a role.
+func startChild(ctx context.Context, stderr io.Writer, name string, args ...string) (*child, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	c := &child{name: name, cmd: exec.CommandContext(ctx, self, append([]string{rolePrefix + name}, args...)...)} //nolint:gosec // ourselves
+	c.cmd.Stderr = stderr
+	c.cmd.WaitDelay = 5 * time.Second
+	if c.in, err = c.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	c.out = bufio.NewReader(out)
+	if err := c.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	a, err := c.read()
+	if err != nil {
+		c.end()
+		return nil, err
+	}
+	c.hello = a.Text
+	return c, nil
+}
+
+func (c *child) pid() int { return c.cmd.Process.Pid }
+
+// ask sends one request and returns the answer.
+func (c *child) ask(r request) (answer, error) {
+	line, err := json.Marshal(r)
+	if err != nil {
+		return answer{}, err
+	}
+	if _, err := c.in.Write(append(line, '\n')); err != nil {
+		return answer{}, fmt.Errorf("%s has ended: %w", c.name, err)
+	}
+	return c.read()
+}
+
+func (c *child) read() (answer, error) {
+	var a answer
+	line, err := c.out.ReadBytes('\n')
+	if err != nil {
+		return a, fmt.Errorf("%s has ended: %w", c.name, err)
+	}
+	if err := json.Unmarshal(line, &a); err != nil {
+		return a, fmt.Errorf("%s wrote %q: %w", c.name, strings.TrimSpace(string(line)), err)
+	}
+	if a.Error != "" {
+		return a, errors.New(a.Error)
+	}
+	return a, nil
+}
+
+// end closes the process's standard input and waits for it.
+func (c *child) end() {
+	_ = c.in.Close()
+	_ = c.cmd.Wait()
+}

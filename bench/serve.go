@@ -1,0 +1,223 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh/agent"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/broker"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// startBroker is the broker's process. args: a folder.
+func startBroker(ctx context.Context, args []string) (roleFunc, string, func(), error) {
+	b, err := broker.Start(ctx, broker.Options{StoreDir: args[0]})
+	if err != nil {
+		return nil, "", nil, err
+	}
+	role := func(_ context.Context, r request) (answer, error) {
+		if r.Do != "counters" {
+			return answer{}, errUnknown(r)
+		}
+		v, err := b.Server().Varz(nil)
+		if err != nil {
+			return answer{}, err
+		}
+		s, err := b.Server().Subsz(nil)
+		if err != nil {
+			return answer{}, err
+		}
+		js, err := b.Server().Jsz(nil)
+		if err != nil {
+			return answer{}, err
+		}
+		return answer{In: uint64(v.InMsgs), Out: uint64(v.OutMsgs), Inbox: s.NumInserts, API: js.API.Total}, nil
+	}
+	return role, b.URL(), b.Shutdown, nil
+}
+
+func errUnknown(r request) error { return fmt.Errorf("request %q is not for this process", r.Do) }
+
+const (
+	rawSubject = "raw.echo"
+	rawStream  = "RAW"
+	rawItems   = "raw.items"
+)
+
+// startRaw is the serving process of the raw side: one subscriber, and a
+// publisher of streams. args: the broker's URL.
+func startRaw(ctx context.Context, args []string) (roleFunc, string, func(), error) {
+	nc, err := nats.Connect(args[0])
+	if err != nil {
+		return nil, "", nil, err
+	}
+	result := []byte(callResult)
+	if _, err := nc.Subscribe(rawSubject, func(m *nats.Msg) { _ = m.Respond(result) }); err != nil {
+		nc.Close()
+		return nil, "", nil, err
+	}
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(rawWindow))
+	if err == nil {
+		_, err = js.CreateStream(ctx, jetstream.StreamConfig{
+			Name: rawStream, Subjects: []string{rawItems}, Storage: jetstream.FileStorage, AllowDirect: true,
+			MaxAge: 15 * time.Minute, MaxBytes: 1 << 30, Discard: jetstream.DiscardNew,
+		})
+	}
+	if err != nil {
+		nc.Close()
+		return nil, "", nil, err
+	}
+	item := []byte(itemText)
+	role := func(ctx context.Context, r request) (answer, error) {
+		if r.Do != "stream" {
+			return answer{}, errUnknown(r)
+		}
+		began := time.Now()
+		for range r.N {
+			if _, err := js.PublishMsgAsync(&nats.Msg{Subject: rawItems, Data: item}); err != nil {
+				return answer{}, err
+			}
+		}
+		select {
+		case <-js.PublishAsyncComplete():
+		case <-time.After(time.Minute):
+			return answer{}, errors.New("the store did not take the items within a minute")
+		}
+		return answer{Took: time.Since(began), Ops: r.N}, nil
+	}
+	return role, "", nc.Close, nil
+}
+
+// rawWindow is how many items the raw publisher has on their way: larger ones
+// were not faster.
+const rawWindow = 1024
+
+// refundArgs and refundResult are what a call carries.
+type refundArgs struct {
+	Order  string `json:"order"`
+	Amount int    `json:"amount"`
+}
+
+type refundResult struct {
+	Order    string `json:"order"`
+	Refunded int    `json:"refunded"`
+}
+
+const (
+	callArgs   = `{"order":"A-1041","amount":7}`
+	callResult = `{"order":"A-1041","refunded":7}`
+)
+
+type countArgs struct {
+	To int `json:"to"`
+}
+
+// itemArgs is an item of a stream, 128 bytes of JSON.
+type item struct {
+	Text string `json:"text"`
+}
+
+var (
+	itemValue = item{Text: "The quick brown fox jumps over the lazy dog while a mesh of agents carries one token after the other, as it comes."}
+	itemText  = mustJSON(itemValue)
+)
+
+func mustJSON(v any) string {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return string(data)
+}
+
+func refund(_ context.Context, in refundArgs) (refundResult, error) {
+	return refundResult{Order: in.Order, Refunded: in.Amount}, nil
+}
+
+func count(_ context.Context, in countArgs) iter.Seq2[item, error] {
+	return func(yield func(item, error) bool) {
+		for range in.To {
+			if !yield(itemValue, nil) {
+				return
+			}
+		}
+	}
+}
+
+// streamQuota is beyond what all rounds together store.
+const streamQuota = 8 << 30
+
+// startHost is a service with Go tools. args: the broker's URL.
+func startHost(ctx context.Context, args []string) (roleFunc, string, func(), error) {
+	nc, err := nats.Connect(args[0], client.ConnectOptions()...)
+	if err != nil {
+		return nil, "", nil, err
+	}
+	h, err := host.New(nc, &host.Options{Index: goIndex, StreamQuota: streamQuota})
+	if err != nil {
+		nc.Close()
+		return nil, "", nil, err
+	}
+	for name, handler := range map[string]host.Handler{"refund": host.Func(refund), "count": host.Stream(count)} {
+		if _, err = h.Handle(name, handler); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		err = h.Start(ctx)
+	}
+	if err != nil {
+		nc.Close()
+		return nil, "", nil, err
+	}
+	role := func(_ context.Context, r request) (answer, error) { return answer{}, errUnknown(r) }
+	return role, "", func() {
+		end, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_ = h.Stop(end)
+		nc.Close()
+	}, nil
+}
+
+// startAgent is one machine's agent. args: the broker's URL, a folder, the
+// node's id.
+func startAgent(ctx context.Context, args []string) (roleFunc, string, func(), error) {
+	nc, err := nats.Connect(args[0], client.ConnectOptions()...)
+	if err != nil {
+		return nil, "", nil, err
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	a, err := agent.New(nc, args[1], &agent.Options{
+		Node: subjects.NodeID(args[2]), Environ: os.Environ(), StreamQuota: streamQuota, Logger: log,
+	})
+	if err == nil {
+		err = a.Start(ctx)
+	}
+	if err != nil {
+		nc.Close()
+		return nil, "", nil, err
+	}
+	role := func(ctx context.Context, r request) (answer, error) {
+		if r.Do != "ready" {
+			return answer{}, errUnknown(r)
+		}
+		return answer{}, a.Ready(ctx)
+	}
+	return role, "", func() {
+		end, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_ = a.Stop(end)
+		nc.Close()
+	}, nil
+}

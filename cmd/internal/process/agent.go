@@ -1,0 +1,195 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/spf13/cobra"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/agent"
+	"github.com/toolmesh/toolmesh/cmd/internal/settings"
+)
+
+// stopWithin is how long the calls in flight may take to end.
+const stopWithin = 30 * time.Second
+
+// NodeConfig is what an agent is made of besides its connection.
+type NodeConfig struct {
+	Node    settings.Node
+	Policy  settings.Policy
+	Store   settings.Store
+	Version string
+	// Environ is the environment that interpreters, uv and git run in.
+	Environ []string
+	Logger  *slog.Logger
+}
+
+// NewAgent makes an agent whose files are in folder. Start it.
+func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error) {
+	id, err := folder.NodeID(c.Node.Node)
+	if err != nil {
+		return nil, err
+	}
+	return agent.New(nc, folder.Dir, &agent.Options{
+		Node: id, Labels: c.Node.Labels, Slots: int(c.Node.Slots), Sandbox: string(c.Node.Sandbox),
+		MaxTimeout: c.Node.MaxTimeout, Version: c.Version, SessionPolicy: string(c.Policy.SessionPolicy),
+		Replicas: int(c.Store.Replicas), ChunksStorage: string(c.Store.ChunksStorage), ChunksMax: int64(c.Store.ChunksMax),
+		StreamQuota: int64(c.Node.SessionStreamQuota), Environ: c.Environ, Logger: c.Logger,
+	})
+}
+
+// StopAgent drains an agent and ends it, with half a minute for its calls.
+func StopAgent(ctx context.Context, a *agent.Agent) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWithin)
+	defer cancel()
+	return a.Stop(ctx)
+}
+
+// Agent is the command mesh-agent: it joins a mesh and serves what is installed
+// until a signal or a drain ends it. env is the process's environment.
+func Agent(ctx context.Context, args, env []string, stdout, stderr io.Writer, version string) int {
+	var s settings.Agent
+	loaded := settings.Load(env, &s)
+	cmd := &cobra.Command{
+		Use: "mesh-agent", Short: "One machine of a mesh: serves the tools that are installed",
+		Long: `mesh-agent joins the mesh at --server and serves the indexes that are installed
+there. It ends on SIGINT and SIGTERM after its calls have ended, or when its node
+is drained. Each setting is a variable or a flag; the flag wins.`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return serveAgent(cmd.Context(), &s, env, stderr, version) },
+	}
+	settings.Bind(cmd.Flags(), &s)
+	return execute(ctx, cmd, loaded, args, env, stdout, stderr, version)
+}
+
+func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.Writer, version string) error {
+	log := Logger(stderr, s.Logging, slog.LevelInfo)
+	dir, err := DataFolder(env, s.DataDir)
+	if err != nil {
+		return err
+	}
+	folder, err := OpenFolder(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = folder.Close() }()
+	nc, err := Connect(ctx, s.Connection, ConnectOptions{Name: "mesh-agent", Wait: true, Logger: log})
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	if err := await(ctx, nc, log); err != nil {
+		return err
+	}
+	a, err := NewAgent(nc, folder, NodeConfig{Node: s.Node, Policy: s.Policy, Store: s.Store, Version: version, Environ: env, Logger: log})
+	if err != nil {
+		return err
+	}
+	log.Info("starting", slog.String("node", string(a.Node())), slog.String("version", version), slog.String("data_dir", folder.Dir))
+	if err := a.Start(ctx); err != nil {
+		return err
+	}
+	if err := a.Ready(ctx); err == nil {
+		log.Info("ready", slog.String("node", string(a.Node())))
+	}
+	select {
+	case <-ctx.Done():
+		log.Info("stopping: signalled")
+	case <-a.Done():
+		log.Info("stopping: drained")
+	}
+	if err := StopAgent(ctx, a); err != nil {
+		return fmt.Errorf("stop: %w", err)
+	}
+	log.Info("stopped")
+	return nil
+}
+
+// await returns once the connection is there: a process that is started before
+// its broker waits for it.
+func await(ctx context.Context, nc *nats.Conn, log *slog.Logger) error {
+	if nc.IsConnected() {
+		return nil
+	}
+	log.Info("waiting for the NATS server", slog.String("servers", Redact(join(nc.Servers()))))
+	ticker := time.NewTicker(50 * time.Millisecond)
+	defer ticker.Stop()
+	for !nc.IsConnected() {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-ticker.C:
+		}
+	}
+	return nil
+}
+
+func join(servers []string) string {
+	text := ""
+	for i, s := range servers {
+		if i > 0 {
+			text += ","
+		}
+		text += s
+	}
+	return text
+}
+
+// wrong is wrong usage.
+type wrong struct{ error }
+
+// execute runs a command that only has settings, and returns its exit status.
+func execute(ctx context.Context, cmd *cobra.Command, loaded error, args, env []string, stdout, stderr io.Writer, version string) int {
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	cmd.Version = version
+	cmd.CompletionOptions.DisableDefaultCmd = true
+	cmd.Args = func(_ *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return wrong{fmt.Errorf("%s takes no arguments, and got %q", cmd.Name(), args[0])}
+		}
+		return nil
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return wrong{err} })
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if loaded != nil {
+			return wrong{loaded}
+		}
+		if unknown := settings.Unknown(env); len(unknown) > 0 {
+			return wrong{fmt.Errorf("unknown variable %s: a setting that is misspelt would be missed; --help lists all", unknown[0])}
+		}
+		flags := cmd.Flags()
+		if flags.Changed("server") && flags.Changed("context") {
+			return wrong{errors.New("--server and --context both say where the mesh is: give one")}
+		}
+		if flags.Changed("server") {
+			_ = flags.Lookup("context").Value.Set("")
+		} else if flags.Changed("context") {
+			_ = flags.Lookup("server").Value.Set("")
+		}
+		return nil
+	}
+	cmd.SetArgs(args)
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	ctx, stop := Interrupts(ctx)
+	defer stop()
+	err := cmd.ExecuteContext(ctx)
+	var usage wrong
+	switch {
+	case err == nil:
+		return StatusOK
+	case errors.As(err, &usage):
+		fmt.Fprintf(stderr, "%s: %s\n", cmd.Name(), usage.Error())
+		return StatusUsage
+	case Interrupted(ctx) && errors.Is(err, ErrInterrupted):
+		return StatusInterrupted
+	}
+	e := toolmesh.AsError(err)
+	fmt.Fprintf(stderr, "%s: %s\n", cmd.Name(), e.Message)
+	return max(Status(e.Code), StatusFailed)
+}

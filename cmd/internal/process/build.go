@@ -1,0 +1,43 @@
+package process
+
+import (
+	"runtime/debug"
+
+	"github.com/toolmesh/toolmesh/codec"
+)
+
+// Build says what a binary was made of; it is what `mesh version --json` prints.
+type Build struct {
+	Version    string `json:"version"`
+	Commit     string `json:"commit"`
+	Proto      int    `json:"proto"`
+	NATSServer string `json:"nats_server"`
+}
+
+// ThisBuild is what is known of this binary: what it was linked with, else what
+// the Go tool recorded, else "dev" and "unknown".
+func ThisBuild(version, commit string) Build {
+	b := Build{Version: version, Commit: commit, Proto: codec.Proto}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, dep := range info.Deps {
+			if dep.Path == "github.com/nats-io/nats-server/v2" {
+				b.NATSServer = dep.Version
+			}
+		}
+		if b.Version == "" && info.Main.Version != "(devel)" {
+			b.Version = info.Main.Version
+		}
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" && b.Commit == "" {
+				b.Commit = s.Value
+			}
+		}
+	}
+	if b.Version == "" {
+		b.Version = "dev"
+	}
+	if b.Commit == "" {
+		b.Commit = "unknown"
+	}
+	return b
+}

@@ -1,0 +1,91 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/cmd/internal/settings"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/natsadmin"
+)
+
+// DefaultURL is where a mesh is looked for if nothing says where.
+const DefaultURL = "nats://127.0.0.1:4222"
+
+// ConnectOptions adjusts [Connect].
+type ConnectOptions struct {
+	// Name is shown by the broker beside the connection. Required.
+	Name string
+	// Wait goes on trying until the first broker answers. Defaults to an error.
+	Wait bool
+	// Logger takes what happens to the connection; nil discards it.
+	Logger *slog.Logger
+}
+
+// Connect connects as the settings say: to the context if one is named, else to
+// the URL, else to [DefaultURL]. The connection is the caller's to close. The
+// error is a [toolmesh.Error]: unavailable where nothing answers,
+// permission_denied where the credentials are refused.
+func Connect(ctx context.Context, c settings.Connection, o ConnectOptions) (*nats.Conn, error) {
+	options := bus.ConnectOptions(&bus.ConnectConfig{Name: o.Name, RetryFirst: o.Wait, Logger: o.Logger})
+	at := c.NATSURL
+	if at == "" && c.NATSContext != "" {
+		saved, err := natsadmin.LoadContext(c.NATSContext)
+		if err != nil {
+			return nil, err
+		}
+		// The context's options come first: the mesh's policy stands.
+		options, at = append(saved.Options, options...), saved.URL
+	}
+	if at == "" {
+		at = DefaultURL
+	}
+	if c.NATSCreds != "" {
+		options = append(options, nats.UserCredentials(c.NATSCreds))
+	}
+	nc, err := nats.Connect(at, options...)
+	if err != nil {
+		return nil, connectError(at, err)
+	}
+	if ctx.Err() != nil {
+		nc.Close()
+		return nil, context.Cause(ctx)
+	}
+	return nc, nil
+}
+
+func connectError(at string, err error) error {
+	shown := Redact(at)
+	e := toolmesh.Errorf(toolmesh.CodeUnavailable, "no mesh at %s: %w", shown, err)
+	switch {
+	case errors.Is(err, nats.ErrNoServers):
+		e = toolmesh.Errorf(toolmesh.CodeUnavailable, "no mesh at %s: nothing answers there; start one with mesh up, or name another with --server: %w", shown, err)
+		e.Message = strings.TrimSuffix(e.Message, ": "+err.Error())
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked):
+		e = toolmesh.Errorf(toolmesh.CodePermissionDenied, "the NATS server at %s refuses the credentials: %w", shown, err)
+	}
+	return e.WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+}
+
+// Redact returns a list of server URLs without what is secret in them.
+func Redact(servers string) string {
+	parts := strings.Split(servers, ",")
+	for i, part := range parts {
+		part = strings.TrimSpace(part)
+		if u, err := url.Parse(part); err == nil && u.User != nil {
+			u.User = nil
+			part = u.String()
+		} else if at := strings.LastIndexByte(part, '@'); at >= 0 {
+			part = fmt.Sprintf("…%s", part[at:])
+		}
+		parts[i] = part
+	}
+	return strings.Join(parts, ",")
+}

@@ -1,0 +1,123 @@
+package process
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// DataFolder is the folder that was set, else $XDG_DATA_HOME/toolmesh, else
+// ~/.local/share/toolmesh of the environment; absolute.
+func DataFolder(env []string, set string) (string, error) {
+	if set != "" {
+		dir, err := filepath.Abs(set)
+		if err != nil {
+			return "", fmt.Errorf("the data folder %q: %w", set, err)
+		}
+		return dir, nil
+	}
+	if dir := Lookup(env, "XDG_DATA_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "toolmesh"), nil
+	}
+	if home := Lookup(env, "HOME"); home != "" {
+		return filepath.Join(home, ".local", "share", "toolmesh"), nil
+	}
+	return "", errors.New("there is no data folder: HOME is not set; give --data-dir")
+}
+
+// Lookup returns a variable of an environment in the form of os.Environ, "" if
+// it is not there.
+func Lookup(env []string, name string) string {
+	for i := len(env) - 1; i >= 0; i-- { // the last one counts
+		if value, ok := strings.CutPrefix(env[i], name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+// ErrInUse says that another process has a data folder.
+var ErrInUse = errors.New("in use")
+
+// Folder is a data folder that this process alone uses.
+type Folder struct {
+	Dir  string
+	lock *os.File
+}
+
+// OpenFolder makes a data folder if it is missing and keeps every other process
+// out until [Folder.Close], however this process ends. A folder that another one
+// has is [ErrInUse].
+func OpenFolder(dir string) (*Folder, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("the data folder cannot be made: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("the data folder cannot be locked: %w", err)
+	}
+	if err := tryLock(f); err != nil {
+		holder := make([]byte, 20)
+		n, _ := f.Read(holder)
+		_ = f.Close()
+		if !errors.Is(err, ErrInUse) {
+			return nil, fmt.Errorf("the data folder %s cannot be locked: %w", dir, err)
+		}
+		who := "another process"
+		if pid, err := strconv.Atoi(strings.TrimSpace(string(holder[:n]))); err == nil {
+			who = fmt.Sprintf("process %d", pid)
+		}
+		return nil, fmt.Errorf("the data folder %s is %w by %s: stop that one, or give another --data-dir", dir, ErrInUse, who)
+	}
+	// For people and for the message above; the lock does not depend on it.
+	if err := f.Truncate(0); err == nil {
+		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+	}
+	return &Folder{Dir: dir, lock: f}, nil
+}
+
+// Close lets other processes use the folder.
+func (f *Folder) Close() error { return f.lock.Close() }
+
+var notToken = regexp.MustCompile(`[^A-Za-z0-9_-]+`)
+
+// NodeID is the node's id: the one that was set, else the folder's own, which is
+// made from the host's name on first use and stays.
+func (f *Folder) NodeID(set string) (subjects.NodeID, error) {
+	if set != "" {
+		if _, err := subjects.NodeKey(subjects.NodeID(set)); err != nil {
+			return "", fmt.Errorf("the node's id: %w", err)
+		}
+		return subjects.NodeID(set), nil
+	}
+	path := filepath.Join(f.Dir, "node")
+	if data, err := os.ReadFile(path); err == nil {
+		id := subjects.NodeID(strings.TrimSpace(string(data)))
+		if _, err := subjects.NodeKey(id); err == nil {
+			return id, nil
+		}
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = ""
+	}
+	host, _, _ = strings.Cut(host, ".")
+	if host = strings.Trim(notToken.ReplaceAllString(host, "-"), "-"); host == "" || strings.HasPrefix(host, "x--") {
+		host = "node"
+	}
+	end := make([]byte, 3)
+	_, _ = rand.Read(end) // never fails
+	id := subjects.NodeID(host[:min(len(host), 40)] + "-" + hex.EncodeToString(end))
+	if err := os.WriteFile(path, []byte(id+"\n"), 0o600); err != nil {
+		return "", fmt.Errorf("the node's id cannot be kept: %w", err)
+	}
+	return id, nil
+}

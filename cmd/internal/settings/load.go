@@ -1,0 +1,182 @@
+package settings
+
+import (
+	"encoding"
+	"errors"
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kelseyhightower/envconfig"
+	"github.com/spf13/pflag"
+
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const prefix = "MESH_"
+
+// Load fills spec, a pointer to [Agent], [Router] or [Mesh], with defaults and
+// with what the environment sets. env is the process's own, in the form of
+// os.Environ: envconfig reads the values from the process itself. The error
+// names the variable; what could be read is set all the same.
+func Load(env []string, spec any) error {
+	err := envconfig.Process("mesh", spec)
+	var bad *envconfig.ParseError
+	if errors.As(err, &bad) {
+		return fmt.Errorf("%s is %q: %s", bad.KeyName, bad.Value, wanted(bad.TypeName, bad.Err))
+	}
+	if err != nil {
+		return fmt.Errorf("read the settings: %w", err)
+	}
+	preferOurs(env, spec)
+	return nil
+}
+
+// preferOurs lets a MESH_ variable win over a NATS_ variable of another kind: a
+// context that is named for the mesh is meant, whatever NATS_URL says.
+func preferOurs(env []string, spec any) {
+	c, ok := reflect.ValueOf(spec).Elem().FieldByName("Connection").Addr().Interface().(*Connection)
+	if !ok {
+		return
+	}
+	if set(env, "MESH_NATS_CONTEXT") && !set(env, "MESH_NATS_URL") {
+		c.NATSURL = ""
+	}
+	if set(env, "MESH_NATS_URL") && !set(env, "MESH_NATS_CONTEXT") {
+		c.NATSContext = ""
+	}
+}
+
+func set(env []string, name string) bool {
+	return slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, name+"=") && len(e) > len(name)+1 })
+}
+
+// wanted turns the errors of strconv and time into what a person has to write.
+func wanted(typeName string, err error) string {
+	switch typeName {
+	case "time.Duration":
+		return `want a duration such as "90s" or "1h30m"`
+	case "tool.Size":
+		return `want a size such as "200MB"`
+	}
+	return err.Error()
+}
+
+// Unknown returns the MESH_ variables in env that are no setting of any of the
+// three binaries, sorted, each with a hint at the setting that may be meant.
+// Names that Kubernetes makes of a service called mesh-… do not count.
+func Unknown(env []string) []string {
+	known := Names()
+	var unknown []string
+	for _, e := range env {
+		name, _, _ := strings.Cut(e, "=")
+		if !strings.HasPrefix(name, prefix) || slices.Contains(known, name) || serviceLink.MatchString(name) {
+			continue
+		}
+		if near := tool.Nearest(name, known, 1); len(near) > 0 {
+			name += " (did you mean " + near[0] + "?)"
+		}
+		unknown = append(unknown, name)
+	}
+	slices.Sort(unknown)
+	return unknown
+}
+
+// serviceLink matches what Kubernetes puts into each container's environment for
+// a service whose name begins with mesh.
+var serviceLink = regexp.MustCompile(`^MESH(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT|PORT_[0-9]+_[A-Z0-9_]+)$`)
+
+// Names returns the variables of all three binaries, sorted.
+func Names() []string {
+	var names []string
+	for _, spec := range []any{new(Agent), new(Router), new(Mesh)} {
+		for _, f := range fields(reflect.ValueOf(spec).Elem()) {
+			names = append(names, f.variable)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// field is one setting.
+type field struct {
+	value                reflect.Value // addressable
+	variable, flag       string
+	short, arg, help     string
+	fallback, hasDefault string
+}
+
+func fields(v reflect.Value) []field {
+	var all []field
+	for i := range v.NumField() {
+		sf := v.Type().Field(i)
+		if sf.Anonymous {
+			all = append(all, fields(v.Field(i))...)
+			continue
+		}
+		f := field{
+			value: v.Field(i), flag: sf.Tag.Get("flag"), short: sf.Tag.Get("short"),
+			arg: sf.Tag.Get("arg"), help: sf.Tag.Get("help"), hasDefault: sf.Tag.Get("default"),
+		}
+		if alt := sf.Tag.Get("envconfig"); alt != "" {
+			f.variable, f.fallback = prefix+alt, alt
+		} else {
+			f.variable = prefix + strings.ToUpper(strings.ReplaceAll(f.flag, "-", "_"))
+		}
+		all = append(all, f)
+	}
+	return all
+}
+
+// Bind makes a flag of each setting of spec, a pointer to a struct of this
+// package that was loaded before. A flag that is given wins.
+func Bind(flags *pflag.FlagSet, spec any) {
+	for _, f := range fields(reflect.ValueOf(spec).Elem()) {
+		env := f.variable
+		if f.fallback != "" {
+			env += ", " + f.fallback
+		}
+		flag := flags.VarPF(&value{f.value, f.arg}, f.flag, f.short, f.help+" ["+env+"]")
+		flag.DefValue = f.hasDefault
+	}
+}
+
+// value makes a field a pflag.Value.
+type value struct {
+	field reflect.Value
+	arg   string
+}
+
+func (v *value) Type() string { return v.arg }
+
+func (v *value) String() string {
+	if !v.field.IsValid() {
+		return ""
+	}
+	return fmt.Sprint(v.field.Interface())
+}
+
+func (v *value) Set(text string) error {
+	switch into := v.field.Addr().Interface().(type) {
+	case encoding.TextUnmarshaler:
+		if err := into.UnmarshalText([]byte(text)); err != nil {
+			return errors.New(wanted(v.field.Type().String(), err))
+		}
+		return nil
+	case *time.Duration:
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return errors.New(wanted("time.Duration", err))
+		}
+		*into = d
+		return nil
+	case *string:
+		*into = text
+		return nil
+	}
+	return errors.New("settings: no flag can be made of a " + strconv.Quote(v.field.Type().String()))
+}

@@ -1,0 +1,90 @@
+package settings
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// A field is one setting: the variable MESH_<NAME> of the field's name, the
+// flag of its tag, and the text that --help shows. A setting without a default
+// says in its text what happens then.
+
+// Connection says which NATS servers hold the mesh. NATS_URL, NATS_CONTEXT and
+// NATS_CREDS stand in for variables that are not set.
+type Connection struct {
+	NATSURL     string `envconfig:"NATS_URL" flag:"server" short:"s" arg:"URL" help:"NATS servers of the mesh, comma-separated"`
+	NATSContext string `envconfig:"NATS_CONTEXT" flag:"context" arg:"NAME" help:"saved NATS context to connect with"`
+	NATSCreds   string `envconfig:"NATS_CREDS" flag:"creds" arg:"FILE" help:"NATS credentials file"`
+}
+
+// Logging says what is logged to stderr.
+type Logging struct {
+	LogLevel  Level  `split_words:"true" flag:"log-level" arg:"LEVEL" help:"what to log: debug, info, warn or error"`
+	LogFormat Format `split_words:"true" default:"text" flag:"log-format" arg:"FORMAT" help:"text or json"`
+}
+
+// Level returns the level that was set, or else.
+func (l Logging) Level(otherwise slog.Level) slog.Level {
+	if l.LogLevel.set {
+		return l.LogLevel.level
+	}
+	return otherwise
+}
+
+// Session names the session that a command works in.
+type Session struct {
+	Session string `split_words:"true" default:"default" flag:"session" arg:"NAME" help:"session: the namespace of tools"`
+}
+
+// Policy says which sessions exist.
+type Policy struct {
+	SessionPolicy SessionPolicy `split_words:"true" default:"open" flag:"session-policy" arg:"POLICY" help:"open: a session that nobody created exists on first use; strict: it does not"`
+}
+
+// Node says how an agent runs as a node of the mesh.
+type Node struct {
+	DataDir            string        `split_words:"true" flag:"data-dir" arg:"DIR" help:"folder of environments, bundles and the node's id (default $XDG_DATA_HOME/toolmesh)"`
+	Node               string        `split_words:"true" flag:"node" arg:"ID" help:"id of this node (default the host's name, made unique, kept in the data folder)"`
+	Labels             Labels        `split_words:"true" flag:"labels" arg:"K=V,…" help:"labels of this node, k=v,k=v"`
+	Slots              Count         `split_words:"true" flag:"slots" arg:"N" help:"calls that run at once on this node (default 128)"`
+	Sandbox            Sandbox       `split_words:"true" flag:"sandbox" arg:"LEVEL" help:"none, guard, strict or offline, for indexes that declare nothing (default guard)"`
+	MaxTimeout         time.Duration `split_words:"true" default:"1h" flag:"max-timeout" arg:"DURATION" help:"longest call of a tool that declares no timeout"`
+	SessionStreamQuota tool.Size     `split_words:"true" default:"256MB" flag:"session-stream-quota" arg:"SIZE" help:"bytes of chunks that one session may store in 15 minutes"`
+}
+
+// Store says how the mesh's streams and buckets are made where they are missing.
+type Store struct {
+	Replicas      Count     `split_words:"true" flag:"replicas" arg:"N" help:"copies of the mesh's streams, 1 to 5 (default as the cluster allows, up to 3)"`
+	ChunksStorage Storage   `split_words:"true" default:"file" flag:"chunks-storage" arg:"KIND" help:"file or memory: where the chunks of streams are kept"`
+	ChunksMax     tool.Size `split_words:"true" default:"1GB" flag:"chunks-max" arg:"SIZE" help:"bytes of chunks that the mesh keeps"`
+}
+
+// Agent is what mesh-agent reads.
+type Agent struct {
+	Connection
+	Node
+	Policy
+	Store
+	Logging
+}
+
+// Router is what mesh-router reads.
+type Router struct {
+	Connection
+	Session
+	Policy
+	Store
+	Logging
+}
+
+// Mesh is what mesh reads: Node, Policy and Store for `mesh up` only.
+type Mesh struct {
+	Connection
+	Session
+	Node
+	Policy
+	Store
+	Logging
+}

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/cmd/internal/settings"
+)
+
+// app is one run of the command: where it reads and writes, and what is set.
+type app struct {
+	env      []string
+	in       io.Reader
+	out, err io.Writer
+	term     terminal
+
+	set      settings.Mesh
+	setError error // of the environment; told once a command needs a setting
+	json     bool
+	log      *slog.Logger
+
+	serverFlag, contextFlag, sessionFlag bool // given on the command line
+}
+
+// run executes the command line and returns the exit status. env is the
+// process's environment.
+func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	ctx, stop := process.Interrupts(ctx)
+	defer stop()
+	return execute(ctx, args, env, stdin, stdout, stderr)
+}
+
+// execute is run for who handles signals already.
+func execute(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	a := &app{env: env, in: stdin, out: stdout, err: stderr, term: terminalOf(env, stdout, stderr)}
+	a.setError = settings.Load(env, &a.set)
+	root := a.root()
+	root.SetArgs(args)
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if !a.json {
+		a.json = slices.Contains(args, "--json") // where the flags could not be read
+	}
+	return a.status(ctx, err)
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "mesh",
+		Short: "One mesh of tools for agents: install once, call from everywhere",
+		Long: `mesh runs and uses a mesh of tools.
+
+  mesh demo                                 see all of it, in half a minute
+  mesh up -d                                start a mesh on this machine
+  mesh install ./dir | owner/repo | URL     install an index of tools
+  mesh ls                                   what can be called
+  mesh call weather.forecast.today city=Oslo
+
+Exit status: 0 ok, 1 the tool or its arguments failed, 2 wrong usage, 3 the mesh
+failed or there is none, 130 interrupted.`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			return a.prepare(cmd)
+		},
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return unknownCommand(cmd, args[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usage(cmd, "%s", err.Error())
+	})
+	flags := root.PersistentFlags()
+	settings.Bind(flags, &a.set.Connection)
+	settings.Bind(flags, &a.set.Session)
+	settings.Bind(flags, &a.set.Logging)
+	flags.BoolVar(&a.json, "json", false, "print JSON, errors too")
+	flags.SortFlags = false
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.AddGroup(
+		&cobra.Group{ID: "use", Title: "Use tools:"},
+		&cobra.Group{ID: "run", Title: "Run a mesh:"},
+		&cobra.Group{ID: "manage", Title: "Manage it:"},
+	)
+	add := func(group string, commands ...*cobra.Command) {
+		for _, c := range commands {
+			c.GroupID = group
+			root.AddCommand(c)
+		}
+	}
+	add("use", a.callCommand(), a.streamCommand(), a.cancelCommand(), a.lsCommand(), a.infoCommand())
+	add("run", a.demoCommand(), a.upCommand(), a.downCommand(), a.versionCommand(), a.completionCommand(root))
+	add("manage", a.installCommand(), a.uninstallCommand(), a.nodeCommand(), a.indexCommand(), a.sessionCommand(), a.nodesCommand(), a.indexesCommand())
+	root.SetHelpCommand(&cobra.Command{Use: "help [COMMAND]", Short: "Help about a command", Hidden: true, RunE: func(cmd *cobra.Command, args []string) error {
+		target, _, err := root.Find(args)
+		if err != nil || target == nil {
+			return unknownCommand(root, strings.Join(args, " "))
+		}
+		return target.Help()
+	}})
+	return root
+}
+
+// prepare checks what was set, before any command runs.
+func (a *app) prepare(cmd *cobra.Command) error {
+	if cmd.Annotations[needsNothing] != "" {
+		return nil
+	}
+	if a.setError != nil {
+		return usage(nil, "%s", a.setError.Error())
+	}
+	flags := cmd.Flags()
+	a.serverFlag, a.contextFlag, a.sessionFlag = flags.Changed("server"), flags.Changed("context"), flags.Changed("session")
+	if a.serverFlag && a.contextFlag {
+		return usage(cmd, "--server and --context both say where the mesh is: give one")
+	}
+	// What a short connection warns of is no news, unless it is asked for.
+	a.log = process.Logger(a.err, a.set.Logging, slog.LevelError)
+	for _, name := range settings.Unknown(a.env) {
+		fmt.Fprintf(a.err, "mesh: warning: unknown variable %s\n", name)
+	}
+	return nil
+}
+
+// needsNothing is the annotation of commands that read no setting.
+const needsNothing = "needs-nothing"
+
+// runE makes what a command does: an error of it is a failure, not wrong usage.
+func runE(do func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := do(cmd.Context(), args); err != nil {
+			return &failure{err}
+		}
+		return nil
+	}
+}
+
+// takes refuses a wrong number of arguments, in words.
+func takes(least, most int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) < least:
+			return usage(cmd, "%s needs %s", cmd.CommandPath(), what)
+		case most >= 0 && len(args) > most:
+			return usage(cmd, "%s takes %s, and %q is one too many", cmd.CommandPath(), what, args[most])
+		}
+		return nil
+	}
+}
+
+// nothing refuses any argument.
+func nothing(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usage(cmd, "%s takes no arguments, and got %q", cmd.CommandPath(), args[0])
+	}
+	return nil
+}
+
+// group is a command that only has others below it.
+func group(use, short string, commands ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: use, Short: short,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return unknownCommand(cmd, args[0])
+			}
+			return usage(cmd, "%s needs a command: %s", cmd.CommandPath(), strings.Join(names(cmd), ", "))
+		},
+		RunE: func(*cobra.Command, []string) error { return nil },
+	}
+	cmd.AddCommand(commands...)
+	return cmd
+}
+
+func names(cmd *cobra.Command) []string {
+	var names []string
+	for _, c := range cmd.Commands() {
+		if !c.Hidden {
+			names = append(names, c.Name())
+		}
+	}
+	return names
+}

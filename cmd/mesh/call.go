@@ -1,0 +1,301 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// callFlags are what a call may say besides its arguments.
+type callFlags struct {
+	timeout time.Duration
+	stream  bool
+	rpcID   string
+}
+
+const argumentForms = `Arguments are given by name:
+  city=Oslo              typed by the tool's schema
+  days:=3  'when:={}'    as JSON
+  '{"city":"Oslo"}'      all of them as one JSON object, first
+  @file  or  -           the same from a file or from stdin`
+
+func (a *app) callCommand() *cobra.Command {
+	var f callFlags
+	cmd := &cobra.Command{
+		Use:   "call TOOL [JSON|-|@file] [name=value|name:=json]…",
+		Short: "Call a tool and print its result",
+		Long:  "Call a tool and print its result as JSON. Ctrl-C cancels the call.\n\n" + argumentForms,
+		Example: `  mesh call weather.forecast.today city=Oslo
+  mesh call weather.forecast.daily '{"city":"Lima","days":2}' --timeout 2s
+  echo '{"text":"one two"}' | mesh call --stream lab.streams.words -`,
+		Args: takes(1, -1, "a tool"),
+		RunE: runE(func(ctx context.Context, args []string) error { return a.call(ctx, args, f) }),
+	}
+	cmd.Flags().BoolVar(&f.stream, "stream", false, "print items as they come, as mesh stream does")
+	cmd.Flags().Bool("lines", false, "")
+	_ = cmd.Flags().MarkHidden("lines")
+	f.bind(cmd)
+	return cmd
+}
+
+func (a *app) streamCommand() *cobra.Command {
+	var f callFlags
+	cmd := &cobra.Command{
+		Use:   "stream TOOL [JSON|-|@file] [name=value|name:=json]…",
+		Short: "Call a tool and print its items as they come",
+		Long:  "Call a tool and print each item that it yields, a line of JSON each, as it comes.\nCtrl-C cancels the call.\n\n" + argumentForms,
+		Args:  takes(1, -1, "a tool"),
+		RunE: runE(func(ctx context.Context, args []string) error {
+			f.stream = true
+			return a.call(ctx, args, f)
+		}),
+	}
+	f.bind(cmd)
+	return cmd
+}
+
+func (f *callFlags) bind(cmd *cobra.Command) {
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "the call's total time (default what the tool declares, else 30s; none for a stream)")
+	cmd.Flags().StringVar(&f.rpcID, "rpc-id", "", "name the call: the same id again is the same call (default a new one)")
+	cmd.Flags().SortFlags = false
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		if cmd.Flags().Changed("timeout") && f.timeout <= 0 {
+			return usage(cmd, "--timeout is %v: it is more than 0", f.timeout)
+		}
+		if cmd.Flags().Changed("lines") {
+			return usage(cmd, "--lines is not there yet: call once per line")
+		}
+		return nil
+	}
+}
+
+func (a *app) call(ctx context.Context, args []string, f callFlags) error {
+	g, err := a.arguments(ctx, args[1:])
+	if err != nil {
+		return err
+	}
+	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
+		id := subjects.ToolID(args[0])
+		if err := id.Validate(); err != nil {
+			return usage(nil, "%q is no tool id: %s", id, err.Error())
+		}
+		rpc := subjects.RPCID(f.rpcID)
+		if rpc == "" {
+			prefix := "rpc_"
+			if f.stream {
+				prefix = "rpc_stream_"
+			}
+			rpc = subjects.RPCID(prefix + strings.ReplaceAll(uuid.Must(uuid.NewV7()).String(), "-", ""))
+		}
+		body, err := l.body(ctx, &id, g)
+		if err != nil {
+			if a.json && !isUsage(err) {
+				return a.callFailed(rpc, err)
+			}
+			return err
+		}
+		options := []client.CallOption{client.WithRPCID(rpc)}
+		if f.timeout > 0 {
+			options = append(options, client.WithTimeout(f.timeout))
+		}
+		if f.stream {
+			return a.printStream(ctx, l, id, rpc, body, options)
+		}
+		return a.printCall(ctx, l, id, rpc, body, options)
+	})
+}
+
+// arguments reads what was typed. stdin cannot be interrupted: a signal ends the
+// process while it is read, nothing is in flight then.
+func (a *app) arguments(ctx context.Context, args []string) (given, error) {
+	stop := context.AfterFunc(ctx, func() { os.Exit(process.StatusInterrupted) })
+	defer stop()
+	return parseArguments(args, a.in)
+}
+
+// body makes the arguments object. The schema is asked for only if a value has
+// to be typed by it; id becomes the full id then.
+func (l *link) body(ctx context.Context, id *subjects.ToolID, g given) (json.RawMessage, error) {
+	if !g.typed() {
+		return g.merge(nil)
+	}
+	raw, err := l.client.Describe(ctx, *id)
+	if err != nil {
+		return nil, err
+	}
+	var described struct {
+		ID          subjects.ToolID `json:"id"`
+		InputSchema json.RawMessage `json:"input_schema"`
+	}
+	if err := json.Unmarshal(raw, &described); err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's description cannot be read: %w", err)
+	}
+	*id = described.ID
+	return g.merge(described.InputSchema)
+}
+
+func isUsage(err error) bool {
+	var wrong *usageError
+	return errors.As(err, &wrong)
+}
+
+func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc subjects.RPCID, body json.RawMessage, options []client.CallOption) error {
+	done := a.waiting(string(rpc))
+	begun := time.Now()
+	result, err := l.client.Call(ctx, id, body, options...)
+	done()
+	switch {
+	case toolmesh.CodeOf(err) == toolmesh.CodeDeadlineExceeded && !a.json:
+		e := *toolmesh.AsError(err)
+		e.Message = fmt.Sprintf("%s, after %s", e.Message, time.Since(begun).Round(10*time.Millisecond))
+		return &e
+	case err != nil && a.json:
+		if none := l.missing(ctx, err); none != nil {
+			err = none
+		}
+		return a.callFailed(rpc, err)
+	case err != nil:
+		return err
+	case a.json:
+		a.printJSON(struct {
+			RPCID      subjects.RPCID  `json:"rpc_id"`
+			Status     string          `json:"status"`
+			Result     json.RawMessage `json:"result"`
+			Node       subjects.NodeID `json:"node"`
+			DurationMS float64         `json:"duration_ms"`
+		}{rpc, "ok", orNull(result.Value), result.Node, milliseconds(result.Took)})
+	default:
+		a.printValue(result.Value)
+	}
+	return nil
+}
+
+// missing returns the better error where no node is there at all.
+func (l *link) missing(ctx context.Context, err error) error {
+	if ctx.Err() != nil || toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
+		return nil
+	}
+	return l.noMesh(ctx)
+}
+
+// callFailed prints the form of a failed call for programs.
+func (a *app) callFailed(rpc subjects.RPCID, err error) error {
+	e := toolmesh.AsError(err)
+	a.printJSON(struct {
+		RPCID  subjects.RPCID  `json:"rpc_id"`
+		Status string          `json:"status"`
+		Error  *toolmesh.Error `json:"error"`
+	}{rpc, "error", e})
+	return &reported{a.failedStatus(err)}
+}
+
+// failedStatus is the exit status of a call that failed: 130 for one that a
+// signal ended.
+func (a *app) failedStatus(err error) int {
+	e := toolmesh.AsError(err)
+	if e.Code == toolmesh.CodeCancelled && e.Origin == toolmesh.OriginCaller {
+		return process.StatusInterrupted
+	}
+	return process.Status(e.Code)
+}
+
+func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc subjects.RPCID, body json.RawMessage, options []client.CallOption) error {
+	done := a.waiting(string(rpc))
+	defer done()
+	var count int64
+	for chunk, err := range l.client.Stream(ctx, id, body, options...) {
+		done()
+		if err != nil {
+			if !a.json {
+				return err
+			}
+			if none := l.missing(ctx, err); none != nil {
+				err = none
+			}
+			a.printJSON(map[string]any{"error": toolmesh.AsError(err)})
+			return &reported{a.failedStatus(err)}
+		}
+		count++
+		if a.json {
+			a.printJSON(struct {
+				Seq  int64           `json:"seq"`
+				Data json.RawMessage `json:"data"`
+			}{chunk.Seq, orNull(chunk.Data)})
+		} else {
+			a.printItem(chunk.Data)
+		}
+	}
+	if a.json {
+		a.printJSON(struct {
+			Complete bool  `json:"complete"`
+			Count    int64 `json:"count"`
+		}{true, count})
+	}
+	return nil
+}
+
+// printItem writes an item as one line.
+func (a *app) printItem(item json.RawMessage) {
+	a.printJSON(orNull(item))
+}
+
+func orNull(value json.RawMessage) json.RawMessage {
+	if len(value) == 0 {
+		return json.RawMessage("null")
+	}
+	return value
+}
+
+func milliseconds(d time.Duration) float64 {
+	return float64(d.Round(10*time.Microsecond)) / float64(time.Millisecond)
+}
+
+func (a *app) cancelCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "cancel RPC_ID",
+		Short: "Stop a call, wherever it runs",
+		Args:  takes(1, 1, "the rpc_id of a call"),
+		RunE: runE(func(ctx context.Context, args []string) error {
+			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
+				id := subjects.RPCID(args[0])
+				cancelled, err := l.client.Cancel(ctx, id)
+				if err != nil {
+					return err
+				}
+				if !cancelled {
+					if none := l.noMesh(ctx); none != nil {
+						return none
+					}
+				}
+				if a.json {
+					a.printJSON(struct {
+						RPCID     subjects.RPCID `json:"rpc_id"`
+						Cancelled bool           `json:"cancelled"`
+					}{id, cancelled})
+				}
+				switch {
+				case !cancelled && !a.json:
+					fmt.Fprintf(a.err, "mesh: no node runs %s in session %s: it is over, or its id or session is another\n", id, l.session)
+					fallthrough
+				case !cancelled:
+					return &reported{process.StatusMesh}
+				case !a.json:
+					fmt.Fprintf(a.err, "cancelled %s\n", id)
+				}
+				return nil
+			})
+		}),
+	}
+}

@@ -1,0 +1,452 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/spf13/cobra"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/examples"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+func (a *app) demoCommand() *cobra.Command {
+	var keep bool
+	cmd := &cobra.Command{
+		Use: "demo", Short: "See all of it at work: a mesh of its own, gone at the end",
+		Long: `Start a mesh of its own on free ports of this machine, install indexes from git,
+call, stream, fail, time out, serve a Go function, and clean up. Nothing of yours is
+touched. It needs git and python3, and the package index for two small packages.`,
+		Args: nothing,
+		RunE: runE(func(ctx context.Context, _ []string) error { return a.demo(ctx, keep) }),
+	}
+	cmd.Flags().BoolVar(&keep, "keep", false, "leave the mesh running and say how to use and stop it")
+	return cmd
+}
+
+// demo is one showing: its folder, its mesh, and the story so far.
+type demo struct {
+	a       *app
+	dir     string // of everything it makes
+	data    string // the mesh's data folder
+	env     []string
+	mesh    *background
+	url     string
+	attach  *os.File // closing it ends the mesh, however this process ends
+	act     int
+	started time.Time
+}
+
+func (a *app) demo(ctx context.Context, keep bool) (err error) {
+	dir, err := os.MkdirTemp("", "mesh-demo-")
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInternal, "no folder for the demo: %w", err)
+	}
+	d := &demo{a: a, dir: dir, data: filepath.Join(dir, "data"), env: ownEnvironment(a.env), started: time.Now()}
+	left := false
+	defer func() {
+		if !left {
+			err = errors.Join(err, d.cleanUp())
+		}
+	}()
+	if err := d.play(ctx, keep); err != nil {
+		return err
+	}
+	if keep {
+		left = true
+		d.leave()
+		return nil
+	}
+	d.say("\nThat was it. The mesh stops and its files go.")
+	return nil
+}
+
+// ownEnvironment leaves out what the person set for meshes of their own.
+func ownEnvironment(env []string) []string {
+	var own []string
+	for _, e := range env {
+		if !strings.HasPrefix(e, "MESH_") && !strings.HasPrefix(e, "NATS_") {
+			own = append(own, e)
+		}
+	}
+	return own
+}
+
+// play tells the story. Each command of it runs as it would for the person who
+// types it, and has to end as the story says.
+func (d *demo) play(ctx context.Context, keep bool) error {
+	d.say("A mesh of tools on this machine. Behind each $ is a command that you could type;\n$DEMO is a folder that goes at the end.")
+
+	d.title("Start a mesh: a NATS server and an agent, in one process")
+	if err := d.up(ctx, keep); err != nil {
+		return err
+	}
+
+	d.title("Install indexes of tools, each from a git repository, each with its own environment")
+	d.say("Two of them cannot live in one environment: they need packaging 20 and packaging 24.")
+	for _, name := range []string{"versions-lenient", "versions-strict", "weather", "lab"} {
+		repository, err := d.repository(ctx, name)
+		if err != nil {
+			return err
+		}
+		if err := d.run(ctx, command{args: []string{"install", "file://" + repository}, show: firstOfInstall}); err != nil {
+			return err
+		}
+	}
+	if err := d.run(ctx, command{args: []string{"ls"}}); err != nil {
+		return err
+	}
+
+	d.title("Call them: the same function, beside itself, with two versions of one package")
+	candidates := `candidates:=["1.2","2004d","1.10"]`
+	for _, c := range []command{
+		{args: []string{"call", "versions-lenient.versions.library"}, want: `"20.9"`},
+		{args: []string{"call", "versions-strict.versions.library"}, want: `"24.1"`},
+		{args: []string{"call", "versions-lenient.versions.newest", candidates}, want: "packaging 20.9"},
+		{args: []string{"call", "versions-strict.versions.newest", candidates}, status: process.StatusFailed, want: "InvalidVersion"},
+		{args: []string{"call", "weather.forecast.today", "city=Oslo"}, want: "Oslo"},
+	} {
+		if err := d.run(ctx, c); err != nil {
+			return err
+		}
+	}
+
+	d.title("Stream: items as the tool yields them, kept for who loses the connection")
+	if err := d.run(ctx, command{args: []string{"stream", "lab.streams.words", "text=one tool many callers"}, want: "callers"}); err != nil {
+		return err
+	}
+
+	d.title("Fail well: a failing tool is told from a failing mesh, and nothing is stuck")
+	for _, c := range []command{
+		{args: []string{"call", "lab.bank.withdraw", "account=bob", "amount=20"}, status: process.StatusFailed, want: "InsufficientFunds"},
+		{args: []string{"call", "lab.bank.withdraw", "account=bob", "amount=much"}, status: process.StatusUsage, want: "whole number"},
+		{args: []string{"call", "lab.timing.slow", "seconds=60", "--timeout=500ms"}, status: process.StatusFailed, want: "time"},
+		{args: []string{"call", "wether.forecast.today"}, status: process.StatusMesh, want: "weather.forecast.today"},
+	} {
+		if err := d.run(ctx, c); err != nil {
+			return err
+		}
+	}
+
+	d.title("Serve a Go function beside the Python tools: this process is a node now, too")
+	return d.goFunction(ctx)
+}
+
+// up starts the mesh. It ends with this process, unless it is to be kept.
+func (d *demo) up(ctx context.Context, keep bool) error {
+	shown := []string{"up", "--detach", "--data-dir=" + d.data, "--nats-listen=127.0.0.1:0"}
+	args := []string{"up", "--data-dir=" + d.data, "--nats-listen=127.0.0.1:0", "--unrecorded"}
+	var stdin *os.File
+	if !keep {
+		read, write, err := os.Pipe()
+		if err != nil {
+			return toolmesh.Errorf(toolmesh.CodeInternal, "start the mesh: %w", err)
+		}
+		defer func() { _ = read.Close() }() // the child has its own
+		stdin, d.attach = read, write
+		args = append(args, "--attached")
+	}
+	d.prompt(shown)
+	begun := time.Now()
+	own := *d.a
+	own.env = d.env
+	up, err := own.spawn(d.data, args, stdin)
+	if err != nil {
+		return err
+	}
+	ready, err := up.wait(ctx)
+	if err != nil {
+		return err
+	}
+	d.mesh = up
+	d.url = strings.TrimPrefix(ready, "ready nats=")
+	d.output(ready, time.Since(begun))
+	return nil
+}
+
+// repository makes a git repository of an example.
+func (d *demo) repository(ctx context.Context, name string) (string, error) {
+	dir := filepath.Join(d.dir, "git", name)
+	if err := examples.Write(name, dir); err != nil {
+		return "", err
+	}
+	for _, args := range [][]string{
+		{"init", "--quiet", "--initial-branch=main"}, {"add", "--all"},
+		{"-c", "user.name=mesh demo", "-c", "user.email=demo@example.com", "-c", "commit.gpgsign=false", "commit", "--quiet", "--message=An example index"},
+	} {
+		cmd := exec.CommandContext(ctx, "git", args...)
+		cmd.Dir = dir
+		cmd.Env = append(d.env, "GIT_CONFIG_GLOBAL="+os.DevNull, "GIT_CONFIG_SYSTEM="+os.DevNull)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "git %s: %w %s", args[0], err, strings.TrimSpace(string(out)))
+		}
+	}
+	return dir, nil
+}
+
+// hello is the Go function of the demo.
+func hello(_ context.Context, in struct {
+	Name string `json:"name" jsonschema:"who is greeted"`
+}) (string, error) {
+	return "Hello " + in.Name + ", from Go.", nil
+}
+
+func (d *demo) goFunction(ctx context.Context) error {
+	d.code(`h, err := host.New(nc, &host.Options{Index: "greeter"})`,
+		`h.Handle("hello", host.Func(hello))   // schemas from the Go types`)
+	nc, err := nats.Connect(d.url, client.ConnectOptions()...)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "connect to %s: %w", d.url, err)
+	}
+	defer nc.Close()
+	h, err := host.New(nc, &host.Options{Index: "greeter"})
+	if err != nil {
+		return err
+	}
+	id, err := h.Handle("hello", host.Func(hello), host.Description("Greet somebody."))
+	if err != nil {
+		return err
+	}
+	if err := h.Start(ctx); err != nil {
+		return err
+	}
+	defer func() {
+		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		_ = h.Stop(stop)
+	}()
+	c, err := client.New(nc, nil)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	(&link{client: c}).listed(ctx, []subjects.ToolID{id})
+	for _, c := range []command{
+		{args: []string{"call", string(id), "name=you"}, want: "Hello you, from Go."},
+		{args: []string{"nodes"}, want: "greeter"},
+	} {
+		if err := d.run(ctx, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// command is one command of the story and how it has to end.
+type command struct {
+	args   []string
+	status int
+	want   string // somewhere in what it prints
+	show   func(out string) string
+}
+
+// firstOfInstall leaves the list of tools to `mesh ls`.
+func firstOfInstall(out string) string {
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	return fmt.Sprintf("%s: %d tools", lines[len(lines)-max(1, toolLines(lines)+1)], toolLines(lines))
+}
+
+func toolLines(lines []string) int {
+	n := 0
+	for i := len(lines) - 1; i >= 0 && strings.HasPrefix(lines[i], "  "); i-- {
+		n++
+	}
+	return n
+}
+
+// run runs a command of the story in this process, as if it were typed, and
+// shows it, what it printed and how long it took.
+func (d *demo) run(ctx context.Context, c command) error {
+	d.prompt(c.args)
+	args := append([]string{}, c.args...)
+	args = append(args, "--server="+d.url, "--creds=")
+	var out tape
+	begun := time.Now()
+	shown := d.a.wait(&out, begun)
+	status := execute(ctx, args, d.env, strings.NewReader(""), &out, &out)
+	shown()
+	took := time.Since(begun)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	text := strings.TrimRight(out.String(), "\n")
+	if status != c.status || !strings.Contains(text, c.want) {
+		d.output(text, took)
+		return toolmesh.Errorf(toolmesh.CodeInternal, "the demo expected exit status %d and %q, and got %d; %s", c.status, c.want, status, d.mesh.tail())
+	}
+	if c.show != nil {
+		text = c.show(text)
+	}
+	d.output(text, took)
+	return nil
+}
+
+// wait shows a person what a command that takes its time is at: the last line
+// that it has printed.
+func (a *app) wait(out *tape, begun time.Time) (done func()) {
+	if !a.term.err {
+		return func() {}
+	}
+	return a.redraw(200*time.Millisecond, func() string {
+		return fmt.Sprintf("  %s %.1f s", out.last(), time.Since(begun).Seconds())
+	})
+}
+
+// tape keeps what a command prints. Its methods may be called concurrently.
+type tape struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (t *tape) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.Write(p)
+}
+
+func (t *tape) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.String()
+}
+
+// last is the last line so far.
+func (t *tape) last() string {
+	lines := strings.Split(strings.TrimSpace(t.String()), "\n")
+	return lines[len(lines)-1]
+}
+
+// leave says how to use the mesh that stays, in commands that can be pasted.
+func (d *demo) leave() {
+	mesh := programName()
+	d.say("\nThe mesh is still there, all but the Go function. These work as pasted:\n")
+	for _, line := range []string{
+		"ls", "info weather.forecast.daily", "call weather.forecast.daily city=Lima days=2",
+		"stream lab.streams.countdown start=5", "install ./your-index",
+	} {
+		verb, rest, _ := strings.Cut(line, " ")
+		fmt.Fprintf(d.a.out, "  %s\n", strings.TrimRight(strings.Join([]string{mesh, verb, "--server", d.url, rest}, " "), " "))
+	}
+	d.say("\nThis stops it and removes its files:")
+	fmt.Fprintf(d.a.out, "  %s down --data-dir %s && rm -r %s\n", mesh, d.data, d.dir)
+}
+
+// programName is how a person calls this program from the folder that they are in.
+func programName() string {
+	self, err := os.Executable()
+	if err != nil {
+		return "mesh"
+	}
+	if found, err := exec.LookPath("mesh"); err == nil && sameFile(found, self) {
+		return "mesh"
+	}
+	if here, err := os.Getwd(); err == nil {
+		if rel, err := filepath.Rel(here, self); err == nil && !strings.HasPrefix(rel, "..") {
+			if !strings.ContainsRune(rel, filepath.Separator) {
+				return "." + string(filepath.Separator) + rel
+			}
+			return rel
+		}
+	}
+	return self
+}
+
+func sameFile(a, b string) bool {
+	x, errX := os.Stat(a)
+	y, errY := os.Stat(b)
+	return errX == nil && errY == nil && os.SameFile(x, y)
+}
+
+// cleanUp stops the mesh and removes every file of the demo.
+func (d *demo) cleanUp() error {
+	var errs []error
+	if d.mesh != nil {
+		errs = append(errs, d.mesh.stop())
+	}
+	if d.attach != nil {
+		errs = append(errs, d.attach.Close())
+	}
+	if err := os.RemoveAll(d.dir); err != nil {
+		errs = append(errs, err)
+	}
+	if d.mesh != nil && errors.Join(errs...) == nil {
+		d.say(fmt.Sprintf("\nClean again after %.1f s.", time.Since(d.started).Seconds()))
+	}
+	return errors.Join(errs...)
+}
+
+// The story's own typography: acts, commands, what they print.
+
+func (d *demo) title(text string) {
+	d.act++
+	fmt.Fprintf(d.a.out, "\n%s\n", d.a.term.on(d.a.term.out).strong(fmt.Sprintf("%d  %s", d.act, text)))
+}
+
+func (d *demo) say(text string) { fmt.Fprintln(d.a.out, text) }
+
+func (d *demo) code(lines ...string) {
+	for _, line := range lines {
+		fmt.Fprintf(d.a.out, "  %s\n", d.a.term.on(d.a.term.out).dim(line))
+	}
+}
+
+func (d *demo) prompt(args []string) {
+	quoted := make([]string, len(args))
+	for i, arg := range args {
+		quoted[i] = shellQuote(strings.ReplaceAll(arg, d.dir, "$DEMO"))
+	}
+	_, _ = io.WriteString(d.a.out, "\n  $ mesh "+strings.Join(quoted, " ")+"\n")
+}
+
+// shellQuote makes a word safe to paste into a shell.
+func shellQuote(word string) string {
+	if word != "" && !strings.ContainsAny(word, " \t\n\"'`\\!*?[]{}()<>|&;#~") {
+		return word
+	}
+	if name, value, ok := strings.Cut(word, "="); ok && !strings.ContainsAny(name, " '\"") {
+		return name + "='" + strings.ReplaceAll(value, "'", `'\''`) + "'"
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+func (d *demo) output(text string, took time.Duration) {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		if d.a.term.width > 4 {
+			line = cut(line, 4*d.a.term.width)
+		}
+		line = "  " + strings.ReplaceAll(line, d.dir, "$DEMO")
+		if i == 0 && len(lines) == 1 {
+			line += d.a.term.on(d.a.term.out).dim("   " + inBrief(took))
+		}
+		fmt.Fprintln(d.a.out, line)
+	}
+	if len(lines) > 1 {
+		fmt.Fprintln(d.a.out, d.a.term.on(d.a.term.out).dim("  "+inBrief(took)))
+	}
+}
+
+// inBrief is a duration with two digits that matter.
+func inBrief(d time.Duration) string {
+	switch {
+	case d < 10*time.Millisecond:
+		return fmt.Sprintf("(%.1f ms)", float64(d)/float64(time.Millisecond))
+	case d < time.Second:
+		return fmt.Sprintf("(%d ms)", d.Milliseconds())
+	}
+	return fmt.Sprintf("(%.1f s)", d.Seconds())
+}

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+)
+
+// logFile is the log of a mesh in the background, in its data folder; one that
+// has grown beyond logMost is kept aside when the next mesh starts.
+const (
+	logFile = "toolmesh.log"
+	logMost = 16 << 20
+)
+
+// detach starts `mesh up` in the background with the same flags, and returns
+// when calls can be served.
+func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
+	dir, err := process.DataFolder(a.env, a.set.DataDir)
+	if err != nil {
+		return usage(nil, "%s", err.Error())
+	}
+	args := []string{"up", "--data-dir=" + dir}
+	flags.Visit(func(f *pflag.Flag) {
+		switch f.Name {
+		case "detach", "data-dir", "json":
+		default:
+			args = append(args, "--"+f.Name+"="+f.Value.String())
+		}
+	})
+	up, err := a.spawn(dir, args, nil)
+	if err != nil {
+		return err
+	}
+	ready, err := up.wait(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(a.out, ready)
+	if a.term.err {
+		fmt.Fprintln(a.err, a.term.dim("it runs in the background; mesh down stops it; log: "+up.log))
+	}
+	return nil
+}
+
+// background is a mesh in a process of its own.
+type background struct {
+	cmd   *exec.Cmd
+	out   *bufio.Reader
+	log   string
+	begin int64 // of this start's lines in the log
+}
+
+// spawn starts this program again, in a session of its own, with its log in dir.
+func (a *app) spawn(dir string, args []string, stdin *os.File) (*background, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "find this program: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the data folder cannot be made: %w", err)
+	}
+	b := &background{log: filepath.Join(dir, logFile)}
+	if info, err := os.Stat(b.log); err == nil && info.Size() > logMost {
+		_ = os.Rename(b.log, b.log+".1")
+	}
+	log, err := os.OpenFile(b.log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the log cannot be written: %w", err)
+	}
+	defer func() { _ = log.Close() }() // the child has its own
+	if info, err := log.Stat(); err == nil {
+		b.begin = info.Size()
+	}
+	b.cmd = exec.Command(self, args...)
+	b.cmd.Env, b.cmd.Dir, b.cmd.Stderr = a.env, dir, log
+	if stdin != nil {
+		b.cmd.Stdin = stdin
+	}
+	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	out, err := b.cmd.StdoutPipe()
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "start the mesh: %w", err)
+	}
+	if err := b.cmd.Start(); err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "start the mesh: %w", err)
+	}
+	b.out = bufio.NewReader(out)
+	return b, nil
+}
+
+// wait returns the line that says that the mesh is ready. If ctx ends first the
+// process is stopped; if that ended by itself, the error is the end of its log.
+func (b *background) wait(ctx context.Context) (string, error) {
+	release := context.AfterFunc(ctx, func() { _ = b.cmd.Process.Signal(syscall.SIGTERM) })
+	line, err := b.out.ReadString('\n')
+	if release() && err == nil {
+		return strings.TrimSpace(line), nil
+	}
+	_, _ = io.Copy(io.Discard, b.out)
+	ended := b.cmd.Wait()
+	if ctx.Err() != nil {
+		return "", context.Cause(ctx)
+	}
+	why := b.tail()
+	if why == "" && ended != nil {
+		why = ended.Error()
+	}
+	if why == "" {
+		why = "it ended without a word"
+	}
+	return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh did not start: %s", why)
+}
+
+// stop ends the mesh and waits for it; calls in flight end first.
+func (b *background) stop() error {
+	if err := b.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return fmt.Errorf("stop the mesh: %w", err)
+	}
+	kill := time.AfterFunc(2*stopPatience, func() { _ = b.cmd.Process.Kill() })
+	defer kill.Stop()
+	_, _ = io.Copy(io.Discard, b.out)
+	if err := b.cmd.Wait(); err != nil {
+		return fmt.Errorf("stop the mesh: %w", err)
+	}
+	return nil
+}
+
+// tail is what the process said last of why it ended: its own last words without
+// the log's lines if there are any, else the last lines of the log.
+func (b *background) tail() string {
+	f, err := os.Open(b.log)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = f.Close() }()
+	const most = 16 << 10
+	if info, err := f.Stat(); err == nil {
+		_, _ = f.Seek(max(b.begin, info.Size()-most), io.SeekStart)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, most))
+	if err != nil {
+		return ""
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	for i := len(lines) - 1; i >= 0; i-- {
+		if text, ok := strings.CutPrefix(lines[i], "mesh: "); ok {
+			return text
+		}
+	}
+	return "log " + b.log + " ends with\n  " + strings.Join(lines[max(0, len(lines)-10):], "\n  ")
+}

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+)
+
+// stopPatience is how long a mesh may take to let its calls end.
+const stopPatience = 45 * time.Second
+
+func (a *app) downCommand() *cobra.Command {
+	var dir string
+	cmd := &cobra.Command{
+		Use: "down", Short: "Stop the mesh that mesh up started here",
+		Long: `Stop the mesh that mesh up started on this machine, of several the latest, or the
+one of --server or --data-dir. Calls in flight end first; what is installed stays.`,
+		Args: nothing,
+		RunE: runE(func(ctx context.Context, _ []string) error {
+			r, err := a.findUp(dir)
+			if err != nil {
+				return err
+			}
+			if err := a.stopProcess(ctx, r); err != nil {
+				return err
+			}
+			if a.json {
+				a.printJSON(map[string]any{"url": r.URL, "stopped": true})
+			} else {
+				fmt.Fprintf(a.err, "stopped the mesh at %s\n", r.URL)
+			}
+			return nil
+		}),
+	}
+	cmd.Flags().StringVar(&dir, "data-dir", "", "the mesh whose files are in `DIR`")
+	return cmd
+}
+
+// findUp finds the mesh to stop.
+func (a *app) findUp(dir string) (record, error) {
+	none := func(format string, args ...any) (record, error) {
+		return record{}, toolmesh.Errorf(toolmesh.CodeUnavailable, format, args...).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	}
+	if dir != "" {
+		dir, err := filepath.Abs(dir)
+		if err != nil {
+			return record{}, usage(nil, "--data-dir %s: %s", dir, err.Error())
+		}
+		if r, ok := readRecord(filepath.Join(dir, upFile)); ok {
+			return r, nil
+		}
+		return none("no mesh runs in %s", dir)
+	}
+	all := a.stateFolder().running()
+	if a.serverFlag {
+		if i := slices.IndexFunc(all, func(r record) bool { return r.URL == strings.TrimSuffix(a.set.NATSURL, "/") }); i >= 0 {
+			return all[i], nil
+		}
+		return none("no mesh at %s was started on this machine by mesh up", process.Redact(a.set.NATSURL))
+	}
+	if len(all) == 0 {
+		return none("no mesh runs that mesh up started on this machine")
+	}
+	return all[0], nil
+}
+
+// readRecord reads a record whose process lives.
+func readRecord(path string) (record, bool) {
+	data, err := os.ReadFile(path)
+	var r record
+	if err != nil || json.Unmarshal(data, &r) != nil || r.PID <= 0 {
+		return r, false
+	}
+	id := processID(r.PID)
+	return r, id != "" && id == r.Process
+}
+
+// stopProcess asks the process of a mesh to end, and waits until it has.
+func (a *app) stopProcess(ctx context.Context, r record) error {
+	p, err := os.FindProcess(r.PID)
+	if err == nil {
+		err = p.Signal(syscall.SIGTERM)
+	}
+	if err != nil && processID(r.PID) == r.Process {
+		return toolmesh.Errorf(toolmesh.CodePermissionDenied, "process %d cannot be stopped: %w", r.PID, err)
+	}
+	deadline := time.NewTimer(stopPatience)
+	defer deadline.Stop()
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for processID(r.PID) == r.Process {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-deadline.C:
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "process %d was told to stop and has not within %s: it may wait for a call; kill -KILL %d ends it at once", r.PID, stopPatience, r.PID)
+		}
+	}
+	return nil
+}

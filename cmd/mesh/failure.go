@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// usageError is wrong usage: exit status 2.
+type usageError struct {
+	text string
+	path string // of the command whose help says more; "" for none
+}
+
+func (e *usageError) Error() string { return e.text }
+
+func usage(cmd *cobra.Command, format string, args ...any) error {
+	e := &usageError{text: fmt.Sprintf(format, args...)}
+	if cmd != nil {
+		e.path = cmd.CommandPath()
+	}
+	return e
+}
+
+func unknownCommand(cmd *cobra.Command, name string) error {
+	text := fmt.Sprintf("%s has no command %q", cmd.CommandPath(), name)
+	if near := tool.Nearest(name, names(cmd), 2); len(near) > 0 {
+		text += "; did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return usage(cmd, "%s", text)
+}
+
+// failure marks an error as one of a command at work.
+type failure struct{ error }
+
+func (f *failure) Unwrap() error { return f.error }
+
+// reported is a failure that has been printed already.
+type reported struct{ status int }
+
+func (r *reported) Error() string { return fmt.Sprintf("exit status %d", r.status) }
+
+// status prints an error and returns the exit status that it means.
+func (a *app) status(ctx context.Context, err error) int {
+	var done *reported
+	var wrong *usageError
+	var failed *failure
+	switch {
+	case err == nil:
+		return process.StatusOK
+	case errors.As(err, &done):
+		return done.status
+	case errors.As(err, &wrong):
+		a.printUsage(wrong)
+		return process.StatusUsage
+	case process.Interrupted(ctx):
+		if a.json {
+			a.printJSON(map[string]any{"error": toolmesh.Errorf(toolmesh.CodeCancelled, "interrupted").WithOrigin(toolmesh.OriginCaller)})
+		} else {
+			fmt.Fprintln(a.err, "mesh: interrupted")
+		}
+		return process.StatusInterrupted
+	case !errors.As(err, &failed):
+		// cobra's own: what it could not make sense of.
+		a.printUsage(&usageError{text: err.Error(), path: "mesh"})
+		return process.StatusUsage
+	}
+	e := toolmesh.AsError(err)
+	if a.json {
+		a.printJSON(map[string]any{"error": e})
+	} else {
+		a.printError(e)
+	}
+	return process.Status(e.Code)
+}
+
+func (a *app) printUsage(e *usageError) {
+	if a.json {
+		a.printJSON(map[string]any{"error": toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s", e.text).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)})
+		return
+	}
+	fmt.Fprintf(a.err, "mesh: %s\n", e.text)
+	if e.path != "" {
+		fmt.Fprintf(a.err, "run %s --help for what there is\n", e.path)
+	}
+}
+
+// printError tells a person of a failure: what happened, and for a failed tool
+// where in its code.
+func (a *app) printError(e *toolmesh.Error) {
+	switch {
+	case e.Code == toolmesh.CodeToolError && e.Type != "":
+		fmt.Fprintf(a.err, "%s %s\n", a.term.strong(e.Type+":"), e.Message)
+	default:
+		fmt.Fprintf(a.err, "mesh: %s\n", e.Message)
+	}
+	for _, p := range tool.Problems(e) {
+		if !strings.Contains(e.Message, p.Message) {
+			fmt.Fprintf(a.err, "  %s\n", p.Message)
+		}
+	}
+	if near := nearest(e); len(near) > 0 && !strings.Contains(e.Message, near[0]) {
+		fmt.Fprintf(a.err, "did you mean %s?\n", strings.Join(near, ", "))
+	}
+	if trace := strings.TrimRight(e.Stacktrace, "\n"); trace != "" {
+		for line := range strings.SplitSeq(trace, "\n") {
+			fmt.Fprintln(a.err, a.term.dim("  "+line))
+		}
+	}
+}
+
+// nearest returns the names that an unknown one may have meant.
+func nearest(e *toolmesh.Error) []string {
+	data, err := json.Marshal(e.Details["nearest"])
+	if err != nil {
+		return nil
+	}
+	var names []string
+	if json.Unmarshal(data, &names) != nil {
+		return nil
+	}
+	return names
+}

@@ -1,0 +1,276 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+func (a *app) infoCommand() *cobra.Command {
+	var format string
+	cmd := &cobra.Command{
+		Use: "info TOOL", Short: "Describe a tool: arguments, result, where it runs",
+		Args: takes(1, 1, "a tool"),
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("format") {
+				return usage(cmd, "--format %s: the providers' shapes are not there yet; --json prints the mesh's own", format)
+			}
+			return nil
+		},
+		RunE: runE(func(ctx context.Context, args []string) error {
+			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
+				raw, err := l.client.Describe(ctx, subjects.ToolID(args[0]))
+				if err != nil {
+					return err
+				}
+				if a.json {
+					a.printJSON(raw)
+					return nil
+				}
+				var d registry.DescribeAnswer
+				if err := json.Unmarshal(raw, &d); err != nil {
+					return toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's description cannot be read: %w", err)
+				}
+				a.printInfo(d)
+				return nil
+			})
+		}),
+	}
+	cmd.Flags().StringVar(&format, "format", "", "a provider's shape (not there yet)")
+	_ = cmd.Flags().MarkHidden("format")
+	return cmd
+}
+
+func (a *app) printInfo(answer registry.DescribeAnswer) {
+	d := answer.Descriptor
+	fmt.Fprintln(a.out, d.ID)
+	for line := range strings.SplitSeq(strings.TrimSpace(d.Description), "\n") {
+		fmt.Fprintln(a.out, strings.TrimRight("  "+line, " "))
+	}
+	parameters := parametersOf(d)
+	fmt.Fprintf(a.out, "\n  $ %s\n", exampleCall(d, parameters))
+	if len(parameters) > 0 {
+		fmt.Fprintln(a.out)
+		rows := make([][]string, len(parameters))
+		for i, p := range parameters {
+			need := "required"
+			if !p.required {
+				need = "optional"
+				if p.standard != "" {
+					need = "default " + p.standard
+				}
+			}
+			rows[i] = []string{p.name, p.kind, need, firstLine(p.description)}
+		}
+		a.table([]string{"ARGUMENT", "TYPE", "", "DESCRIPTION"}, rows)
+	}
+	fmt.Fprintln(a.out)
+	var facts [][]string
+	if kind := shapeOf(d.OutputSchema); kind != "" {
+		what := "result"
+		if d.Annotations.Streaming {
+			what = "items"
+		}
+		facts = append(facts, []string{what, kind})
+	}
+	if d.Index != nil {
+		facts = append(facts, []string{"index", fmt.Sprintf("%s @ %s", d.Index.Name, short(d.Index.Revision))})
+	}
+	facts = append(facts, []string{"nodes", join(answer.Nodes, "none serves it now")})
+	if declared := declaredBy(d.Annotations); declared != "" {
+		facts = append(facts, []string{"declares", declared})
+	}
+	for _, w := range d.Warnings {
+		facts = append(facts, []string{"warning", w})
+	}
+	for _, f := range facts {
+		fmt.Fprintf(a.out, "%-9s %s\n", f[0], f[1])
+	}
+}
+
+func join[T ~string](names []T, none string) string {
+	if len(names) == 0 {
+		return none
+	}
+	parts := make([]string, len(names))
+	for i, n := range names {
+		parts[i] = string(n)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// short is a revision as people quote it.
+func short(revision string) string {
+	if len(revision) > 12 {
+		return revision[:12]
+	}
+	if revision == "" {
+		return "-"
+	}
+	return revision
+}
+
+// parameter is one argument of a tool, as a table shows it.
+type parameter struct {
+	name, kind, standard, description string
+	required                          bool
+}
+
+// parametersOf lists the arguments: positional ones in order, then the others.
+func parametersOf(d *tool.Descriptor) []parameter {
+	known := newSchema(d.InputSchema)
+	properties, _ := known.root["properties"].(map[string]any)
+	required, _ := known.root["required"].([]any)
+	names := slices.Clone(d.Positional)
+	for _, name := range slices.Sorted(maps.Keys(properties)) {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	var all []parameter
+	for _, name := range names {
+		node, ok := properties[name]
+		if !ok {
+			continue
+		}
+		p := parameter{name: name, kind: known.kindOf(node, 0), required: slices.Contains(required, any(name))}
+		if m, ok := node.(map[string]any); ok {
+			p.description, _ = m["description"].(string)
+			if standard, ok := m["default"]; ok {
+				p.standard = compact(standard)
+			}
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+func compact(v any) string {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if enc.Encode(v) != nil {
+		return ""
+	}
+	return strings.TrimSpace(buf.String())
+}
+
+// kindOf names a schema in a word or two.
+func (s schema) kindOf(node any, depth int) string {
+	m, ok := node.(map[string]any)
+	if !ok || depth > 5 {
+		return "any"
+	}
+	if ref, ok := m["$ref"].(string); ok {
+		return s.kindOf(s.follow(ref), depth+1)
+	}
+	if list, ok := m["enum"].([]any); ok && len(list) > 0 {
+		parts := make([]string, len(list))
+		for i, one := range list {
+			parts[i] = compact(one)
+		}
+		return strings.Join(parts, "|")
+	}
+	for _, key := range []string{"anyOf", "oneOf"} {
+		if list, ok := m[key].([]any); ok && len(list) > 0 {
+			parts := make([]string, len(list))
+			for i, one := range list {
+				parts[i] = s.kindOf(one, depth+1)
+			}
+			return strings.Join(parts, "|")
+		}
+	}
+	switch t := m["type"].(type) {
+	case string:
+		if items, ok := m["items"]; ok && t == "array" {
+			return "array of " + s.kindOf(items, depth+1)
+		}
+		return t
+	case []any:
+		parts := make([]string, len(t))
+		for i, one := range t {
+			parts[i] = fmt.Sprint(one)
+		}
+		return strings.Join(parts, "|")
+	}
+	return "any"
+}
+
+// shapeOf describes a result's schema in a line; "" if nothing is known of it.
+func shapeOf(raw json.RawMessage) string {
+	s := newSchema(raw)
+	if len(s.root) == 0 {
+		return ""
+	}
+	node := any(s.root)
+	if ref, ok := s.root["$ref"].(string); ok {
+		node = s.follow(ref)
+	}
+	m, ok := node.(map[string]any)
+	if properties, has := m["properties"].(map[string]any); ok && has && len(properties) > 0 {
+		return "object with " + strings.Join(slices.Sorted(maps.Keys(properties)), ", ")
+	}
+	return s.kindOf(node, 0)
+}
+
+// exampleCall is a command that can be pasted once its values are filled in.
+func exampleCall(d *tool.Descriptor, parameters []parameter) string {
+	verb := "call"
+	if d.Annotations.Streaming {
+		verb = "stream"
+	}
+	parts := []string{"mesh", verb, string(d.ID)}
+	for _, p := range parameters {
+		if !p.required {
+			continue
+		}
+		switch {
+		case strings.HasPrefix(p.kind, "array"):
+			parts = append(parts, p.name+":='[…]'")
+		case p.kind == "object":
+			parts = append(parts, p.name+":='{…}'")
+		default:
+			parts = append(parts, p.name+"=…")
+		}
+	}
+	return strings.Join(parts, " ")
+}
+
+// declaredBy lists what a tool declares of itself.
+func declaredBy(n tool.Annotations) string {
+	data, err := n.MarshalJSON()
+	if err != nil {
+		return ""
+	}
+	var all map[string]any
+	if json.Unmarshal(data, &all) != nil {
+		return ""
+	}
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		switch v := all[name].(type) {
+		case bool:
+			if v {
+				parts = append(parts, name)
+			}
+		default:
+			text := compact(v)
+			if s, ok := v.(string); ok {
+				text = s
+			}
+			parts = append(parts, name+" "+text)
+		}
+	}
+	return strings.Join(parts, ", ")
+}

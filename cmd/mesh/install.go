@@ -1,0 +1,308 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/internal/index"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Verbs of mesh.admin.
+const (
+	verbInstall   = "install"
+	verbUninstall = "uninstall"
+)
+
+type installFlags struct {
+	name, rev string
+	env       []string
+	detach    bool
+}
+
+// installRequest is the body of an install.
+type installRequest struct {
+	Source  string             `json:"source"`
+	Bundle  string             `json:"bundle,omitempty"`
+	Name    subjects.IndexName `json:"name,omitempty"`
+	Rev     string             `json:"rev,omitempty"`
+	Env     map[string]string  `json:"env,omitempty"`
+	Session subjects.SessionID `json:"session,omitempty"`
+	// Literal names the variables whose value was typed.
+	Literal []string `json:"literal,omitempty"`
+}
+
+// installLine is a step of an install, or its end.
+type installLine struct {
+	Job     string `json:"job"`
+	Step    string `json:"step"`
+	State   string `json:"state"`
+	Percent int    `json:"percent"`
+
+	Index       subjects.IndexName `json:"index"`
+	Revision    string             `json:"revision"`
+	Tools       []subjects.ToolID  `json:"tools"`
+	Unavailable []struct {
+		ID     subjects.ToolID `json:"id"`
+		Reason string          `json:"reason"`
+	} `json:"unavailable"`
+	Warnings []string `json:"warnings"`
+}
+
+func (a *app) installCommand() *cobra.Command {
+	var f installFlags
+	cmd := &cobra.Command{
+		Use: "install SOURCE", Short: "Install an index of tools on the whole mesh",
+		Long: `Install an index of tools on the whole mesh. SOURCE is
+
+  ./dir  /dir            a folder, taken as it is on disk without what git ignores
+  owner/repo[@rev]       a repository on GitHub
+  https://…  ssh://…  file://…  git@host:path      any git repository, with @rev
+
+Installing what is installed, unchanged, is a success. With --session the index is
+private to that session.`,
+		Example: `  mesh install ./examples/indexes/weather
+  mesh install owner/repo@v1.2 --name tools
+  mesh install https://example.com/tools.git --rev main --env API_KEY`,
+		Args: takes(1, 1, "a source"),
+		RunE: runE(func(ctx context.Context, args []string) error { return a.install(ctx, args[0], f) }),
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&f.name, "name", "", "`NAME` of the index (default its own wish, else the last part of SOURCE)")
+	flags.StringVar(&f.rev, "rev", "", "revision: a branch, a tag or a commit `REV`; needs git")
+	flags.StringArrayVar(&f.env, "env", nil, "give the tools a declared variable: `K` reads it from your environment, K=V sets it (never for secrets); may be repeated")
+	flags.BoolVar(&f.detach, "detach", false, "return once an agent has taken the job")
+	return cmd
+}
+
+func (a *app) install(ctx context.Context, text string, f installFlags) error {
+	src, err := index.Parse(text)
+	if err != nil {
+		return usage(nil, "%s", toolmesh.AsError(err).Message)
+	}
+	r := installRequest{Source: text, Name: subjects.IndexName(f.name), Rev: f.rev}
+	if r.Env, r.Literal, err = a.variables(f.env); err != nil {
+		return err
+	}
+	if a.sessionFlag {
+		r.Session = subjects.SessionID(a.set.Session.Session)
+	}
+	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
+		if none := l.noMesh(ctx); none != nil {
+			return none
+		}
+		p := a.steps()
+		defer p.close()
+		if src.Kind != index.KindGit {
+			if err := l.putFolder(ctx, src, &r, p); err != nil {
+				return err
+			}
+		}
+		return a.runInstall(ctx, l, r, f.detach, p)
+	})
+}
+
+// variables reads --env: values that were typed are told apart, so that the
+// agent can refuse them for secrets.
+func (a *app) variables(given []string) (env map[string]string, literal []string, err error) {
+	for _, text := range given {
+		name, value, typed := strings.Cut(text, "=")
+		if name == "" {
+			return nil, nil, usage(nil, "--env %s: write K to read it from your environment, or K=V", text)
+		}
+		if _, twice := env[name]; twice {
+			return nil, nil, usage(nil, "--env names %s twice", name)
+		}
+		if !typed {
+			if !slices.ContainsFunc(a.env, func(e string) bool { return strings.HasPrefix(e, name+"=") }) {
+				return nil, nil, usage(nil, "--env %s: your environment has no such variable", name)
+			}
+			value = process.Lookup(a.env, name)
+		} else {
+			literal = append(literal, name)
+		}
+		if env == nil {
+			env = make(map[string]string)
+		}
+		env[name] = value
+	}
+	return env, literal, nil
+}
+
+// putFolder packs a folder of this machine, or a revision of it, and puts it into
+// the mesh, for the agent to take it from there.
+func (l *link) putFolder(ctx context.Context, src index.Source, r *installRequest, p *steps) error {
+	work, err := os.MkdirTemp("", "mesh-install-")
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInternal, "no folder to work in: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(work) }()
+	p.step("pack", "running", 0)
+	tree, err := index.Fetch(ctx, src, filepath.Join(work, "tree"), &index.FetchOptions{Rev: r.Rev})
+	if err != nil {
+		return err
+	}
+	manifest, err := index.Load(tree.Dir)
+	if err != nil {
+		return err
+	}
+	for _, v := range manifest.Env {
+		if v.Secret && slices.Contains(r.Literal, v.Name) {
+			return usage(nil, "%s is a secret and must not stand on a command line: set it in your environment and give --env %s", v.Name, v.Name)
+		}
+	}
+	for _, w := range tree.Warnings {
+		p.warn(w)
+	}
+	info, err := json.Marshal(index.Info{Source: src.String(), Rev: tree.Rev, Revision: tree.Revision})
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInternal, "describe the bundle: %w", err)
+	}
+	bundle, err := os.Create(filepath.Join(work, "bundle"))
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInternal, "write the bundle: %w", err)
+	}
+	defer func() { _ = bundle.Close() }()
+	digest, _, err := index.Pack(ctx, bundle, tree.Dir, tree.Files, &index.PackOptions{Meta: map[string][]byte{index.InfoFile: info}})
+	if err != nil {
+		return err
+	}
+	p.step("pack", "done", 0)
+	p.step("upload", "running", 0)
+	if _, err := bundle.Seek(0, 0); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInternal, "read the bundle back: %w", err)
+	}
+	if err := l.bus.PutBundle(ctx, digest, bundle); err != nil {
+		return err
+	}
+	p.step("upload", "done", 0)
+	r.Source, r.Bundle, r.Rev = src.Location, digest, ""
+	return nil
+}
+
+// runInstall has an agent install what is asked for, and shows how it goes.
+func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach bool, p *steps) error {
+	subject, err := subjects.Admin(verbInstall)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInternal, "%w", err)
+	}
+	job := ""
+	last, err := l.lines(ctx, subject, r, func(raw json.RawMessage) bool {
+		var line installLine
+		if json.Unmarshal(raw, &line) != nil {
+			return true
+		}
+		if a.json && !detach {
+			a.printJSON(raw)
+		}
+		if line.Step != "" {
+			job = line.Job
+			p.step(line.Step, line.State, line.Percent)
+		}
+		return !detach
+	})
+	p.close()
+	if err != nil {
+		if ctx.Err() != nil && job != "" && !a.json {
+			fmt.Fprintf(a.err, "mesh: the agent goes on with the install (%s); mesh uninstall takes it back\n", job)
+		}
+		return err
+	}
+	if detach {
+		if a.json {
+			a.printJSON(map[string]any{"job": job})
+		} else {
+			fmt.Fprintln(a.out, job)
+		}
+		return nil
+	}
+	var done installLine
+	if err := json.Unmarshal(last, &done); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the agent's answer cannot be read: %w", err)
+	}
+	listing := l
+	if r.Session != "" {
+		listing = &link{client: l.client.In(r.Session)}
+	}
+	listing.listed(ctx, done.Tools)
+	if a.json {
+		return nil
+	}
+	for _, w := range done.Warnings {
+		fmt.Fprintf(a.err, "mesh: warning: %s\n", w)
+	}
+	for _, u := range done.Unavailable {
+		fmt.Fprintf(a.err, "mesh: %s is not served: %s\n", u.ID, u.Reason)
+	}
+	fmt.Fprintf(a.out, "%s @ %s\n", done.Index, short(done.Revision))
+	for _, t := range done.Tools {
+		fmt.Fprintf(a.out, "  %s\n", t)
+	}
+	return nil
+}
+
+// listed waits until the registry knows what was installed, so that the next
+// command finds it: registries follow what nodes publish. It gives up after a
+// while: the tools are served, only not listed yet.
+func (l *link) listed(ctx context.Context, tools []subjects.ToolID) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		all, err := l.client.List(ctx)
+		missing := err != nil || slices.ContainsFunc(tools, func(id subjects.ToolID) bool {
+			return !slices.ContainsFunc(all, func(t client.Listed) bool { return t.ID == id && t.State == "serving" })
+		})
+		if !missing {
+			return
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (a *app) uninstallCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "uninstall INDEX", Short: "Take an index off the mesh",
+		Long: "Take an index off the mesh; with --session one that is private to that session.",
+		Args: takes(1, 1, "an index"),
+		RunE: runE(func(ctx context.Context, args []string) error {
+			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
+				subject, err := subjects.Admin(verbUninstall)
+				if err != nil {
+					return toolmesh.Errorf(toolmesh.CodeInternal, "%w", err)
+				}
+				body := map[string]any{"name": args[0]}
+				if a.sessionFlag {
+					body["session"] = a.set.Session.Session
+				}
+				last, err := l.lines(ctx, subject, body, nil)
+				if err != nil {
+					return err
+				}
+				if a.json {
+					a.printJSON(last)
+				} else {
+					fmt.Fprintf(a.err, "uninstalled %s\n", args[0])
+				}
+				return nil
+			})
+		}),
+	}
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// link is this command's connection to a mesh.
+type link struct {
+	nc      *nats.Conn
+	bus     *bus.Bus
+	client  *client.Client
+	session subjects.SessionID
+	url     string // as it may be shown
+}
+
+// withMesh finds the mesh, connects, and does what a command does. Where no
+// node answers, its failure says so instead of what failed for want of one.
+func (a *app) withMesh(ctx context.Context, do func(ctx context.Context, l *link) error) error {
+	l, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	err = do(ctx, l)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	var wrong *usageError
+	var done *reported
+	if errors.As(err, &wrong) || errors.As(err, &done) {
+		return err
+	}
+	switch toolmesh.CodeOf(err) {
+	case toolmesh.CodeUnavailable, toolmesh.CodeInternal:
+		if none := l.noMesh(ctx); none != nil {
+			return none
+		}
+	}
+	return err
+}
+
+// connect connects to the mesh that flags, variables, a context or the state of
+// `mesh up` name, else to the NATS default port.
+func (a *app) connect(ctx context.Context) (*link, error) {
+	c := a.set.Connection
+	switch {
+	case a.serverFlag:
+		c.NATSContext = ""
+	case a.contextFlag:
+		c.NATSURL = ""
+	}
+	if c.NATSURL == "" && c.NATSContext == "" {
+		if here, ok := a.stateFolder().newest(); ok {
+			c.NATSURL = here.URL
+		}
+	}
+	nc, err := process.Connect(ctx, c, process.ConnectOptions{Name: "mesh", Logger: a.log})
+	if err != nil {
+		return nil, err
+	}
+	l := &link{nc: nc, session: subjects.SessionID(a.set.Session.Session), url: process.Redact(nc.ConnectedUrl())}
+	if l.bus, err = bus.New(nc, &bus.Options{Logger: a.log}); err == nil {
+		l.client, err = client.NewOn(l.bus, &client.Options{Session: l.session, QueueOnly: true, Logger: a.log})
+	}
+	if err != nil {
+		l.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *link) close() {
+	if l.client != nil {
+		l.client.Close()
+	}
+	if l.bus != nil {
+		l.bus.Close()
+	}
+	l.nc.Close()
+}
+
+// noMesh returns an error if a broker is there and no node of a mesh.
+func (l *link) noMesh(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	subject, err := subjects.Registry(l.session, registry.VerbList)
+	if err != nil {
+		return nil
+	}
+	_, err = l.bus.Request(ctx, &nats.Msg{Subject: subject, Data: []byte(`{"limit":1}`)})
+	if !errors.Is(err, nats.ErrNoResponders) {
+		return nil
+	}
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "no mesh at %s: a NATS server answers, but no node; run mesh up", l.url).
+		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+}
+
+// lines sends an administrative request and hands on each line of the answer
+// until the empty message behind the last one, which it returns. A line with an
+// error is the error. If line returns false the rest of the answer is left alone.
+func (l *link) lines(ctx context.Context, subject string, body any, line func(json.RawMessage) bool) (json.RawMessage, error) {
+	data, err := json.Marshal(body)
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "write the request: %w", err)
+	}
+	arrived := newArrivals()
+	inbox, err := l.bus.Open(arrived.put)
+	if err != nil {
+		return nil, err
+	}
+	defer inbox.Close()
+	if err := inbox.Send(&nats.Msg{Subject: subject, Data: data}); err != nil {
+		return nil, err
+	}
+	var last json.RawMessage
+	for {
+		m, err := arrived.next(ctx, adminSilence)
+		switch {
+		case errors.Is(err, errSilent):
+			if none := l.noMesh(ctx); none != nil {
+				return nil, toolmesh.Errorf(toolmesh.CodeNodeLost, "the agent that was asked is gone: whether it went through is not known").WithOrigin(toolmesh.OriginCaller)
+			}
+			continue
+		case err != nil:
+			return nil, err
+		case bus.NoResponders(m):
+			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "no agent of the mesh at %s takes this request", l.url).
+				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+		case len(m.Data) == 0:
+			if last == nil {
+				return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the agent answered nothing")
+			}
+			return last, nil
+		}
+		var failed struct {
+			Error *toolmesh.Error `json:"error"`
+		}
+		if err := json.Unmarshal(m.Data, &failed); err != nil {
+			return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the agent's answer cannot be read: %w", err)
+		}
+		if failed.Error != nil {
+			return nil, failed.Error
+		}
+		last = json.RawMessage(m.Data)
+		if line != nil && !line(last) {
+			return last, nil
+		}
+	}
+}
+
+// ask sends a request that one JSON object answers.
+func (l *link) ask(ctx context.Context, subject string, body, answer any) error {
+	data, err := json.Marshal(body)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInternal, "write the request: %w", err)
+	}
+	m, err := l.bus.Request(ctx, &nats.Msg{Subject: subject, Data: data})
+	if err != nil {
+		return err
+	}
+	var failed struct {
+		Error *toolmesh.Error `json:"error"`
+	}
+	if err := json.Unmarshal(m.Data, &failed); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer cannot be read: %w", err)
+	}
+	if failed.Error != nil {
+		return failed.Error
+	}
+	if answer == nil {
+		return nil
+	}
+	if err := json.Unmarshal(m.Data, answer); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer cannot be read: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/term"
+
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+)
+
+// terminal says which of the outputs a person watches.
+type terminal struct {
+	out, err bool
+	width    int  // of stdout, 0 where it is no terminal
+	plain    bool // no colours
+}
+
+func terminalOf(env []string, stdout, stderr io.Writer) terminal {
+	var t terminal
+	if f, ok := stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		t.out = true
+		if w, _, err := term.GetSize(int(f.Fd())); err == nil {
+			t.width = w
+		}
+	}
+	if f, ok := stderr.(*os.File); ok {
+		t.err = term.IsTerminal(int(f.Fd()))
+	}
+	t.plain = process.Lookup(env, "NO_COLOR") != "" || process.Lookup(env, "TERM") == "dumb"
+	return t
+}
+
+// on returns t as it stands for another output than stderr.
+func (t terminal) on(watched bool) terminal { t.err = watched; return t }
+
+// dim and strong adorn text for stderr.
+func (t terminal) dim(text string) string    { return t.adorn("2", text) }
+func (t terminal) strong(text string) string { return t.adorn("1", text) }
+
+func (t terminal) adorn(code, text string) string {
+	if !t.err || t.plain {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
+
+// printJSON writes one line of JSON to stdout.
+func (a *app) printJSON(v any) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		fmt.Fprintf(a.err, "mesh: the answer cannot be written as JSON: %v\n", err)
+		return
+	}
+	_, _ = a.out.Write(buf.Bytes())
+}
+
+// printValue writes a tool's JSON as it came; indented where a person reads it.
+func (a *app) printValue(value json.RawMessage) {
+	if len(value) == 0 {
+		value = json.RawMessage("null")
+	}
+	var buf bytes.Buffer
+	if !a.term.out || json.Indent(&buf, value, "", "  ") != nil {
+		buf.Reset()
+		if json.Compact(&buf, value) != nil {
+			buf.Write(value)
+		}
+	}
+	buf.WriteByte('\n')
+	_, _ = a.out.Write(buf.Bytes())
+}
+
+// table writes rows in columns; on a terminal the last one is cut at its width.
+func (a *app) table(head []string, rows [][]string) {
+	rows = append([][]string{head}, rows...)
+	widths := make([]int, len(head))
+	for _, row := range rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	for _, row := range rows {
+		var line strings.Builder
+		for i, cell := range row {
+			if i == len(row)-1 {
+				line.WriteString(cell)
+				break
+			}
+			line.WriteString(cell)
+			line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))
+		}
+		fmt.Fprintln(a.out, cut(strings.TrimRight(line.String(), " "), a.term.width))
+	}
+}
+
+// cut shortens a line to width characters; 0 is no limit.
+func cut(line string, width int) string {
+	if width < 2 || utf8.RuneCountInString(line) <= width {
+		return line
+	}
+	return string([]rune(line)[:width-1]) + "…"
+}
+
+// firstLine is what a table shows of a text.
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
+	return line
+}

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/spf13/cobra"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/cmd/internal/settings"
+	"github.com/toolmesh/toolmesh/internal/broker"
+	"github.com/toolmesh/toolmesh/internal/bus"
+)
+
+// upFlags are what `mesh up` takes besides settings.
+type upFlags struct {
+	detach     bool
+	natsListen string
+	unrecorded bool // the state folder does not learn of it
+	attached   bool // ends when stdin does
+}
+
+const defaultListen = "127.0.0.1:4222"
+
+func (a *app) upCommand() *cobra.Command {
+	var f upFlags
+	cmd := &cobra.Command{
+		Use: "up", Short: "Start a mesh on this machine: a NATS server and an agent",
+		Long: `Start a mesh on this machine: a NATS server with JetStream and an agent, in one
+process. When calls can be served it prints one line, ready nats=URL; then it runs
+until Ctrl-C, SIGTERM or mesh down, and lets its calls end first. Other commands
+find it by themselves. What is installed stays in the data folder.`,
+		Example: "  mesh up -d\n  mesh install ./examples/indexes/weather\n  mesh call weather.forecast.today city=Oslo\n  mesh down",
+		Args:    nothing,
+		PreRunE: func(cmd *cobra.Command, _ []string) error { return f.check(cmd) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runE(func(ctx context.Context, _ []string) error {
+				if f.detach {
+					return a.detach(ctx, cmd.Flags())
+				}
+				return a.up(ctx, f)
+			})(cmd, args)
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.BoolVarP(&f.detach, "detach", "d", false, "run in the background; returns when calls can be served")
+	flags.StringVar(&f.natsListen, "nats-listen", defaultListen, "`HOST:PORT` of the NATS server; port 0 takes a free one")
+	settings.Bind(flags, &a.set.Node)
+	settings.Bind(flags, &a.set.Policy)
+	settings.Bind(flags, &a.set.Store)
+	flags.BoolVar(&f.unrecorded, "unrecorded", false, "")
+	flags.BoolVar(&f.attached, "attached", false, "")
+	_ = flags.MarkHidden("unrecorded")
+	_ = flags.MarkHidden("attached")
+	return cmd
+}
+
+func (f upFlags) check(cmd *cobra.Command) error {
+	if _, _, err := net.SplitHostPort(f.natsListen); err != nil {
+		return usage(cmd, "--nats-listen %s: write HOST:PORT", f.natsListen)
+	}
+	for _, name := range []string{"server", "context", "creds"} {
+		if cmd.Flags().Changed(name) {
+			return usage(cmd, "mesh up runs a NATS server of its own: --%s is for joining another one, which mesh-agent does", name)
+		}
+	}
+	return nil
+}
+
+// machine is a whole mesh in this process.
+type machine struct {
+	a      *app
+	log    *slog.Logger
+	folder *process.Folder
+	record record
+	ends   []func(ctx context.Context) error // what was started, in that order
+	done   <-chan struct{}
+}
+
+// up runs a mesh until it is told to stop.
+func (a *app) up(ctx context.Context, f upFlags) error {
+	if f.attached {
+		var release func()
+		ctx, release = untilEOF(ctx, a.in)
+		defer release()
+	}
+	// A person at a terminal wants the ready line and what goes wrong; a log file
+	// wants to tell what happened.
+	level := slog.LevelInfo
+	if a.term.err {
+		level = slog.LevelWarn
+	}
+	m := &machine{a: a, log: process.Logger(a.err, a.set.Logging, level)}
+	err := m.start(ctx, f)
+	if err == nil {
+		fmt.Fprintf(a.out, "ready nats=%s\n", m.record.URL)
+		if a.term.err {
+			fmt.Fprintln(a.err, a.term.dim("Ctrl-C stops it"))
+		}
+		select {
+		case <-ctx.Done():
+			m.log.Info("stopping: signalled")
+		case <-m.done:
+			m.log.Info("stopping: drained")
+		}
+		if a.term.err {
+			fmt.Fprintln(a.err, a.term.dim("stopping: calls in flight end first; Ctrl-C again does not wait"))
+		}
+	}
+	if stopped := m.stop(ctx); err == nil {
+		err = stopped
+	}
+	return err
+}
+
+// start brings the mesh up; what it started so far is ended by stop, also after
+// an error.
+func (m *machine) start(ctx context.Context, f upFlags) error {
+	dir, err := process.DataFolder(m.a.env, m.a.set.DataDir)
+	if err != nil {
+		return usage(nil, "%s", err.Error())
+	}
+	if m.folder, err = process.OpenFolder(dir); err != nil {
+		return m.a.inUse(dir, err)
+	}
+	m.ends = append(m.ends, func(context.Context) error { return m.folder.Close() })
+	m.warnOpen(f.natsListen)
+	server, err := broker.Start(ctx, broker.Options{
+		Listen: f.natsListen, StoreDir: filepath.Join(dir, "nats"), Logger: m.log,
+	})
+	if err != nil {
+		return brokerError(f.natsListen, err)
+	}
+	m.ends = append(m.ends, func(context.Context) error { server.Shutdown(); return nil })
+	nc, err := nats.Connect("", append(bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-agent", Logger: m.log}), nats.InProcessServer(server))...)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInternal, "connect to the broker of this process: %w", err)
+	}
+	m.ends = append(m.ends, func(context.Context) error { nc.Close(); return nil })
+	agent, err := process.NewAgent(nc, m.folder, process.NodeConfig{
+		Node: m.a.set.Node, Policy: m.a.set.Policy, Store: m.a.set.Store,
+		Version: process.ThisBuild(version, commit).Version, Environ: m.a.env, Logger: m.log,
+	})
+	if err != nil {
+		return err
+	}
+	m.ends = append(m.ends, func(ctx context.Context) error { return process.StopAgent(ctx, agent) })
+	if err := agent.Start(ctx); err != nil {
+		return err
+	}
+	if err := agent.Ready(ctx); err != nil {
+		return err
+	}
+	m.done = agent.Done()
+	m.record = record{
+		URL: server.URL(), PID: os.Getpid(), Process: processID(os.Getpid()),
+		DataDir: dir, Started: time.Now().UTC(),
+	}
+	return m.tell(f.unrecorded)
+}
+
+// stop ends what start started, the last first. What it cannot end in time it
+// leaves to the end of the process.
+func (m *machine) stop(ctx context.Context) error {
+	var errs []error
+	for i := len(m.ends) - 1; i >= 0; i-- {
+		errs = append(errs, m.ends[i](ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// tell writes where the mesh is: into the data folder, and for commands without
+// --server into the state folder.
+func (m *machine) tell(unrecorded bool) error {
+	data, err := json.Marshal(m.record)
+	if err != nil {
+		return fmt.Errorf("describe the mesh: %w", err)
+	}
+	path := filepath.Join(m.record.DataDir, upFile)
+	if err := os.WriteFile(path, append(data, '\n'), 0o600); err != nil {
+		return fmt.Errorf("describe the mesh: %w", err)
+	}
+	m.ends = append(m.ends, func(context.Context) error { _ = os.Remove(path); return nil })
+	if unrecorded {
+		return nil
+	}
+	if err := m.a.stateFolder().write(m.record); err != nil {
+		m.log.Warn("other commands need --server", slog.String("error", err.Error()))
+	}
+	m.ends = append(m.ends, func(context.Context) error { m.a.stateFolder().remove(m.record); return nil })
+	return nil
+}
+
+// upFile holds the record of the mesh that runs in a data folder.
+const upFile = "up.json"
+
+// warnOpen tells who lets others in that there is no lock on the door.
+func (m *machine) warnOpen(listen string) {
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil || host == "localhost" {
+		return
+	}
+	if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
+		fmt.Fprintf(m.a.err, "mesh: warning: whoever reaches %s can install and call tools: there are no credentials\n", listen)
+	}
+}
+
+// inUse says what has a data folder, if it is a mesh.
+func (a *app) inUse(dir string, err error) error {
+	if r, ok := readRecord(filepath.Join(dir, upFile)); ok && errors.Is(err, process.ErrInUse) {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "a mesh runs already in %s, at %s: stop it with mesh down, or give another --data-dir", dir, r.URL)
+	}
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "%w", err)
+}
+
+// brokerError names the flag where the address is what is wrong.
+func brokerError(listen string, err error) error {
+	text := err.Error()
+	switch {
+	case strings.Contains(text, "address already in use"):
+		return toolmesh.Errorf(toolmesh.CodeUnavailable,
+			"%s is taken, perhaps by another NATS server or mesh: choose another address with --nats-listen (--nats-listen 127.0.0.1:0 takes any free port)", listen)
+	case strings.Contains(text, "listen"):
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the NATS server cannot listen on %s, choose another address with --nats-listen: %w", listen, err)
+	}
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the NATS server does not start: %w", err)
+}
+
+// untilEOF returns a context that also ends when r does: the process that holds
+// the other end is gone.
+func untilEOF(ctx context.Context, r io.Reader) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() { // ends with r, which nobody else reads, or with the process
+		_, _ = io.Copy(io.Discard, r)
+		cancel(process.ErrInterrupted)
+	}()
+	return ctx, func() { cancel(nil) }
+}

@@ -1,0 +1,315 @@
+package codec
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/conversation"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const conversations = "../docs/protocol/conversations"
+
+// speakers are the placeholders of the files, as this replay fills them.
+var speakers = map[string]string{
+	"NODE": "gpu-1", "BOOT": "01JZ0BOOT", "REV": "4f2a9c", "INBOX": "_INBOX.Xk29dq.1", "RPC": "rpc_018f5c0d1c7a7b3e9a4d2f6e8b0c1d2e",
+}
+
+// TestConversations holds this package to docs/protocol/conversations: what a
+// client sends is read as the file says, and what the host answers is rendered
+// as the file has it, byte for byte. Whoever changes the wire changes the file,
+// and sees there what the change breaks for others.
+func TestConversations(t *testing.T) {
+	t.Parallel()
+	all, err := conversation.Load(os.DirFS(conversations), speakers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := make(map[string]bool)
+	for _, c := range all {
+		for _, step := range c.Steps {
+			said[string(step.Who)+" "+step.Kind] = true
+		}
+		t.Run(c.Name, func(t *testing.T) {
+			t.Parallel()
+			p := player{host: NewIdentity(subjects.NodeID(speakers["NODE"]), subjects.BootID(speakers["BOOT"]), speakers["REV"])}
+			for i, step := range c.Steps {
+				t.Run(strings.ReplaceAll(step.Name, "/", "_"), func(t *testing.T) {
+					p.play(t, step)
+					if step.Who == conversation.Client && step.Read == nil && !p.refused(c.Steps[i+1:]) {
+						t.Error("a section \"read\" must say what is read here")
+					}
+				})
+			}
+		})
+	}
+	for _, kind := range []string{
+		"client call", "client cancel", "client credit", "client replay", "host result", "host error", "host refusal", "host ack",
+		"host chunk", "host keepalive", "host end", "host high", "host cancelled", "host heartbeat", "host silence", "broker 503",
+	} {
+		if !said[kind] {
+			t.Errorf("no conversation has a %q", kind)
+		}
+	}
+}
+
+// player is the state of one conversation at both ends.
+type player struct {
+	host    *Identity
+	request *Request        // the last call, as the host read it
+	refusal *toolmesh.Error // why the host refused it
+	replyTo string          // of the client's last message
+	seq     int64           // of the last chunk
+}
+
+func (p *player) refused(next []conversation.Step) bool {
+	return len(next) > 0 && next[0].Who == conversation.Host && (next[0].Kind == "refusal" || next[0].Kind == "silence")
+}
+
+func (p *player) play(t *testing.T, s conversation.Step) {
+	t.Helper()
+	switch s.Who {
+	case conversation.Client:
+		p.hear(t, s)
+	case conversation.Host:
+		p.answer(t, s)
+	case conversation.Broker:
+		if got := ParseReply(Header(s.Header), s.Body); got.Kind != ReplyNoResponders || s.Subject != p.replyTo {
+			t.Errorf("the client reads %+v on %s", got, s.Subject)
+		}
+	}
+}
+
+// hear is the host's side of a client's message.
+func (p *player) hear(t *testing.T, s conversation.Step) {
+	t.Helper()
+	if text := conversation.Text(s.Header, s.Body); text != s.Raw {
+		t.Errorf("the file's message is not in its normal form:\n%s", cmp.Diff(text, s.Raw))
+	}
+	subject, err := subjects.Parse(s.Subject)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Reply != "" || s.Kind == "call" {
+		p.replyTo = s.Reply // what needs no answer leaves the call's in place
+	}
+	var read any
+	switch s.Kind {
+	case "call":
+		if subject.Kind != subjects.KindTool && subject.Kind != subjects.KindNodeTool {
+			t.Fatalf("%s is not where a tool is called", s.Subject)
+		}
+		p.seq = 0
+		if p.request, p.refusal = ParseRequest(subject, Header(s.Header), s.Body); p.refusal == nil {
+			read = readAs(p.request)
+			p.sameHeader(t, s)
+		}
+	case "cancel", "credit":
+		if subject.Kind != subjects.KindNodeCtl && subject.Kind != subjects.KindCtl {
+			t.Fatalf("%s is not where a call is controlled", s.Subject)
+		}
+		var c Control
+		if c, p.refusal = ParseControl(s.Body); string(c.Type) != s.Kind {
+			t.Errorf("it is read as %s", c.Type)
+		}
+		read = c
+	case "replay":
+		if subject.Kind != subjects.KindReplay {
+			t.Fatalf("%s is not where chunks are asked for", s.Subject)
+		}
+		var r ReplayRequest
+		r, p.refusal = ParseReplay(s.Body)
+		p.request, p.seq, read = &Request{RPCID: subject.RPC}, r.FromSeq-1, r
+	}
+	switch {
+	case p.refusal != nil:
+		if s.Read != nil {
+			t.Errorf("it is refused: %v", p.refusal)
+		}
+	case s.Read != nil:
+		if diff := cmp.Diff(string(s.Read), string(mustMarshal(read))); diff != "" {
+			t.Errorf("read (-file +got):\n%s", diff)
+		}
+	}
+}
+
+// sameHeader holds our own client to what the file's client sends, where that
+// client uses nothing that ours does not.
+func (p *player) sameHeader(t *testing.T, s conversation.Step) {
+	t.Helper()
+	r := p.request
+	if r.RPCID == "" || r.Form != FormPlain {
+		return
+	}
+	ours := Call{
+		RPCID: r.RPCID, Session: r.Session, Tool: r.Tool, Delivery: r.Delivery, Timeout: r.Timeout, Deadline: r.Deadline, Credit: r.Credit,
+		Depth: r.Depth, Parent: r.Parent, Revision: r.Revision, Keepalive: r.Keepalive, WantLoad: r.WantLoad, Traceparent: r.Traceparent,
+	}
+	got := ours.Header()
+	for _, name := range []string{HeaderProto, HeaderRequire, HeaderContentType} {
+		if v, ok := s.Header[name]; ok {
+			got[name] = v
+		}
+	}
+	if diff := cmp.Diff(Header(s.Header), got); diff != "" {
+		t.Errorf("our client's headers (-file +ours):\n%s", diff)
+	}
+}
+
+// readAs is how a "read" section shows a request.
+func readAs(r *Request) any {
+	read := struct {
+		Form       string             `json:"form"`
+		Session    subjects.SessionID `json:"session"`
+		Tool       subjects.ToolID    `json:"tool"`
+		RPCID      subjects.RPCID     `json:"rpc_id,omitempty"`
+		Args       json.RawMessage    `json:"args"`
+		Positional []json.RawMessage  `json:"positional,omitempty"`
+		Stream     string             `json:"stream,omitempty"`
+		TimeoutMS  *int64             `json:"timeout_ms,omitempty"`
+		DeadlineMS int64              `json:"deadline_ms,omitempty"`
+		Credit     *int64             `json:"credit,omitempty"`
+		Depth      int                `json:"depth,omitempty"`
+		Parent     subjects.RPCID     `json:"parent,omitempty"`
+		Revision   string             `json:"revision,omitempty"`
+		Keepalive  bool               `json:"keepalive,omitempty"`
+		WantLoad   bool               `json:"want_load,omitempty"`
+	}{
+		Form:    [...]string{FormPlain: "plain", FormEnvelope: "envelope", FormLegacy: "legacy"}[r.Form],
+		Session: r.Session, Tool: r.Tool, RPCID: r.RPCID, Args: r.Args, Positional: r.Positional,
+		Stream: [...]string{DeliverNone: "", DeliverLive: "live", DeliverInbox: "inbox", DeliverEnvelope: "envelope"}[r.Delivery],
+		Depth:  r.Depth, Parent: r.Parent, Revision: r.Revision, Keepalive: r.Keepalive, WantLoad: r.WantLoad,
+	}
+	if r.HasTimeout {
+		ms := r.Timeout.Milliseconds()
+		read.TimeoutMS = &ms
+	}
+	if r.HasCredit {
+		read.Credit = &r.Credit
+	}
+	if !r.Deadline.IsZero() {
+		read.DeadlineMS = r.Deadline.UnixMilli()
+	}
+	return read
+}
+
+// answer renders what the host has to say, which is the content of the file's
+// message, and compares the whole; then it reads the message as the client does.
+func (p *player) answer(t *testing.T, s conversation.Step) {
+	t.Helper()
+	if s.Kind == "silence" {
+		p.silent(t)
+		return
+	}
+	if s.Kind == "heartbeat" {
+		var beat Heartbeat
+		if err := json.Unmarshal(s.Body, &beat); err != nil {
+			t.Fatal(err)
+		}
+		subject, err := subjects.Heartbeat(subjects.NodeID(beat.Node))
+		if err != nil || s.Subject != subject {
+			t.Errorf("a heartbeat of %s goes to %s, %v", beat.Node, subject, err)
+		}
+		same(t, s, nil, beat.Encode())
+		return
+	}
+	if p.request == nil && s.Kind != "cancelled" {
+		t.Fatal("nobody has asked yet")
+	}
+	if s.Subject != p.answersTo(t, s.Kind) {
+		t.Errorf("it goes to %s, want %s", s.Subject, p.answersTo(t, s.Kind))
+	}
+	enveloped := p.request != nil && p.request.Form != FormPlain
+	reply := ParseReply(Header(s.Header), s.Body)
+	if enveloped {
+		reply, _ = ParseEnvelope(s.Body)
+	}
+	var header Header
+	var body []byte
+	var want ReplyKind
+	switch s.Kind {
+	case "result":
+		want = ReplyResult
+		header, body = p.request.Result(p.host, reply.Body, reply.Load)
+	case "error":
+		failed := reply.Err
+		if want = ReplyError; failed == nil && reply.Chunk.Err != nil {
+			want, failed = ReplyChunk, reply.Chunk.Err
+		}
+		if failed == nil {
+			t.Fatalf("the message reads as %+v", reply)
+		}
+		header, body = p.request.Failure(p.host, failed, reply.Load)
+	case "refusal":
+		if p.refusal == nil {
+			t.Fatal("the request is accepted")
+		}
+		if want = ReplyError; p.request.Delivery == DeliverEnvelope {
+			want = ReplyChunk
+		}
+		header, body = p.request.Failure(p.host, p.refusal, reply.Load)
+	case "ack":
+		header, body = p.request.Ack(p.host, reply.Load)
+	case "chunk":
+		want = ReplyChunk
+		if p.seq++; reply.Chunk.Seq != p.seq {
+			t.Errorf("chunk %d follows %d", reply.Chunk.Seq, p.seq-1)
+		}
+		if enveloped {
+			body = reply.Chunk.Envelope(p.request)
+		} else {
+			header, body = reply.Chunk.Encode(p.request.RPCID, Header(s.Header).Get(HeaderEpoch))
+		}
+	case "keepalive":
+		want = ReplyKeepalive
+		header = p.request.KeepaliveHeader(p.host, reply.High)
+	case "end":
+		want = ReplyEnd
+	case "high":
+		want = ReplyEnd
+		header = ReplayEnd(High{Seq: reply.High, Terminal: reply.Terminal})
+	case "cancelled":
+		var c Cancelled
+		if err := json.Unmarshal(s.Body, &c); err != nil {
+			t.Fatal(err)
+		}
+		body = c.Encode()
+	}
+	if reply.Kind != want {
+		t.Errorf("a client reads it as kind %d, want %d", reply.Kind, want)
+	}
+	same(t, s, header, body)
+}
+
+// answersTo is where the host's next message of a kind belongs.
+func (p *player) answersTo(t *testing.T, kind string) string {
+	t.Helper()
+	if kind != "chunk" || p.request.Delivery != DeliverLive {
+		return p.replyTo
+	}
+	live, err := subjects.Live(p.request.Session, p.request.RPCID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return live
+}
+
+// silent fails if the host had to answer the client's last message.
+func (p *player) silent(t *testing.T) {
+	t.Helper()
+	if p.request != nil && subjects.ReplyAllowed(p.replyTo, p.request.Session, false) {
+		t.Errorf("%s is an inbox: whoever asks there is answered", p.replyTo)
+	}
+}
+
+func same(t *testing.T, s conversation.Step, header Header, body []byte) {
+	t.Helper()
+	if diff := cmp.Diff(s.Raw, conversation.Text(header, body)); diff != "" {
+		t.Errorf("the message (-file +rendered):\n%s", diff)
+	}
+}

@@ -1,0 +1,240 @@
+package codec
+
+import (
+	"bytes"
+	"encoding/json"
+	"unicode/utf8"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// envelope is the envelope form of a request: the fields of ours, raw, nil for
+// what is absent. They are parts of the body, not copies.
+type envelope struct {
+	kind, rpcID, toolID, args, kwargs []byte
+}
+
+// splitEnvelope reads the top level of a JSON object; ok is false for anything
+// else. Keys are matched exactly, and of a repeated key the last counts, as for
+// a map in encoding/json, which would copy and decode what nobody looks at.
+func splitEnvelope(body []byte) (e envelope, ok bool) {
+	body = bytes.TrimLeft(body, " \t\r\n")
+	if len(body) == 0 || body[0] != '{' || !json.Valid(body) {
+		return e, false
+	}
+	// The body is valid: what follows only has to find where things end.
+	for i := 1; ; {
+		for body[i] != '"' && body[i] != '}' {
+			i++ // spaces and commas
+		}
+		if body[i] == '}' {
+			return e, true
+		}
+		end := i + valueLen(body[i:])
+		key := unquoted(body[i:end])
+		for i = end; body[i] == ':' || body[i] <= ' '; i++ {
+		}
+		end = i + valueLen(body[i:])
+		value := body[i:end:end]
+		switch string(key) {
+		case "type":
+			e.kind = value
+		case "rpc_id":
+			e.rpcID = value
+		case "tool_id":
+			e.toolID = value
+		case "args":
+			e.args = value
+		case "kwargs":
+			e.kwargs = value
+		}
+		i = end
+	}
+}
+
+// valueLen is how long the value is that begins b, which is valid JSON.
+func valueLen(b []byte) int {
+	depth := 0
+	for i := 0; i < len(b); i++ {
+		switch b[i] {
+		case '"':
+			for i++; b[i] != '"'; i++ {
+				if b[i] == '\\' {
+					i++
+				}
+			}
+		case '{', '[':
+			depth++
+			continue
+		case '}', ']':
+			if depth--; depth < 0 {
+				return i // what it stood in ends here: a number or a word was before
+			}
+		case ',', ' ', '\t', '\r', '\n':
+			if depth == 0 {
+				return i
+			}
+			continue
+		default:
+			continue
+		}
+		if depth == 0 {
+			return i + 1
+		}
+	}
+	return len(b)
+}
+
+// unquoted returns the text of a valid JSON string, without a copy where there
+// are no escapes.
+func unquoted(raw []byte) []byte {
+	if inner := raw[1 : len(raw)-1]; bytes.IndexByte(inner, '\\') < 0 {
+		return inner
+	}
+	text, _ := jsonText(raw)
+	return []byte(text)
+}
+
+// jsonText returns the text that a valid JSON value is; ok is false if it is
+// none.
+func jsonText(raw []byte) (text string, ok bool) {
+	if len(raw) < 2 || raw[0] != '"' {
+		return "", false
+	}
+	if inner := raw[1 : len(raw)-1]; bytes.IndexByte(inner, '\\') < 0 && utf8.Valid(inner) {
+		return string(inner), true
+	}
+	return text, json.Unmarshal(raw, &text) == nil
+}
+
+// mayBeEnvelope spares a plain body the reading: the key stands there as
+// itself, or something is written with escapes.
+func mayBeEnvelope(body []byte) bool {
+	return bytes.Contains(body, []byte("rpc_id")) || bytes.Contains(body, []byte(`\u`))
+}
+
+// parseEnvelope reports whether body is an envelope, which it is iff it is an
+// object with an rpc_id and a type of the closed list; *err says what is wrong
+// inside one.
+func (r *Request) parseEnvelope(body []byte, err *error) bool {
+	if !mayBeEnvelope(body) {
+		return false
+	}
+	e, ok := splitEnvelope(body)
+	if !ok || e.rpcID == nil {
+		return false
+	}
+	if len(e.kind) == 0 || e.kind[0] != '"' {
+		return false
+	}
+	switch string(unquoted(e.kind)) {
+	case typeToolCall:
+		r.Form = FormEnvelope
+	case typeToolStream:
+		r.Form, r.Delivery = FormEnvelope, DeliverEnvelope
+	case typeCall:
+		r.Form = FormLegacy
+	default:
+		return false
+	}
+	*err = r.readEnvelope(e)
+	return true
+}
+
+func (r *Request) readEnvelope(e envelope) error {
+	id, ok := jsonText(e.rpcID)
+	if !ok {
+		if c := e.rpcID[0]; c != '-' && (c < '0' || c > '9') {
+			return invalid("the envelope's rpc_id is %s: it is a number or text", e.rpcID)
+		}
+		id = string(e.rpcID)
+	}
+	if err := r.setID(id); err != nil {
+		return err
+	}
+	r.rawID = e.rpcID
+	tool, ok := jsonText(e.toolID)
+	if !ok {
+		return invalid("the envelope's tool_id is missing or not text: it is the subject's, %q", r.Tool)
+	}
+	if !subjects.SameTool(subjects.ToolID(tool), r.Tool) {
+		return invalid("the envelope names tool %q, the subject %q", tool, r.Tool)
+	}
+	r.Tool = subjects.ToolID(tool)
+	if len(e.args) > 0 && !isNull(e.args) && !bytes.Equal(e.args, []byte("[]")) {
+		if err := json.Unmarshal(e.args, &r.Positional); err != nil {
+			return invalid("the envelope's args are not an array")
+		}
+	}
+	r.Args = e.kwargs
+	if len(e.kwargs) == 0 || isNull(e.kwargs) {
+		r.Args = json.RawMessage("{}")
+	} else if e.kwargs[0] != '{' {
+		return invalid("the envelope's kwargs are not an object")
+	}
+	return nil
+}
+
+func isNull(raw []byte) bool { return string(raw) == "null" }
+
+// ParseEnvelope reads a reply of the envelope form: a response, one chunk of a
+// stream, or the rpc_stream_end that older hosts send behind it (ReplyEnd). id
+// is the call's as it was echoed, a number or text. Like [ParseReply] it never
+// fails: what cannot be read is a ReplyError with protocol_error. Of a complete
+// chunk without a count, the count is the one of its number.
+func ParseEnvelope(body []byte) (reply Reply, id json.RawMessage) {
+	reply.High = -1
+	var m struct {
+		Type      string          `json:"type"`
+		RPCID     json.RawMessage `json:"rpc_id"`
+		Status    string          `json:"status"`
+		Result    json.RawMessage `json:"result"`
+		ChunkType ChunkType       `json:"chunk_type"`
+		Data      json.RawMessage `json:"data"`
+		Seq       int64           `json:"seq"`
+		Error     *toolmesh.Error `json:"error"`
+	}
+	if err := json.Unmarshal(body, &m); err != nil {
+		reply.Kind = ReplyError
+		reply.Err = toolmesh.Errorf(toolmesh.CodeProtocolError, "a reply is not an envelope: %v", err)
+		return reply, nil
+	}
+	switch {
+	case (m.Type == typeToolResponse || m.Type == typeResponse) && m.Status == "ok":
+		reply.Body = m.Result
+	case (m.Type == typeToolResponse || m.Type == typeResponse) && m.Status == "error":
+		reply.Kind, reply.Err = ReplyError, readError(m.Error)
+	case m.Type == typeStreamEnd:
+		reply.Kind = ReplyEnd
+	case m.Type == typeChunk && m.ChunkType == ChunkData && m.Seq > 0:
+		reply.Kind, reply.Chunk = ReplyChunk, Chunk{Type: ChunkData, Seq: m.Seq, Data: m.Data}
+	case m.Type == typeChunk && m.ChunkType == ChunkComplete:
+		reply.Kind, reply.Chunk = ReplyChunk, Chunk{Type: ChunkComplete, Seq: m.Seq, Count: max(m.Seq-1, 0)}
+	case m.Type == typeChunk && m.ChunkType == ChunkError:
+		reply.Kind = ReplyChunk
+		reply.Chunk = Chunk{Type: ChunkError, Seq: m.Seq, Count: max(m.Seq-1, 0), Err: readError(m.Error)}
+	default:
+		reply.Kind = ReplyError
+		reply.Err = toolmesh.Errorf(toolmesh.CodeProtocolError, "a reply of type %q, status %q, chunk type %q is not known", m.Type, m.Status, m.ChunkType)
+	}
+	return reply, m.RPCID
+}
+
+// readError makes a received error one of the closed set. A message of the older
+// form has a type and a text only: what it tells of is the tool's failure.
+func readError(e *toolmesh.Error) *toolmesh.Error {
+	switch {
+	case e == nil:
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the call failed with an error that cannot be read")
+	case e.Code == "":
+		c := *e
+		c.Code = toolmesh.CodeToolError
+		return &c
+	case !e.Code.Valid():
+		c := e.WithDetail("code", string(e.Code))
+		c.Code = toolmesh.CodeInternal
+		return c
+	}
+	return e
+}

@@ -1,0 +1,44 @@
+package venv
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Command runs an index's own set-up command in dir, with the environment's
+// programs first on PATH and environ as its whole environment. The error is
+// install_failed with the end of what it printed.
+func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ []string) error {
+	bin := filepath.Join(env.Dir, "bin")
+	extra := make([]string, 0, len(environ)+1)
+	extra = append(extra, "VIRTUAL_ENV="+env.Dir)
+	for _, v := range environ {
+		if path, ok := strings.CutPrefix(v, "PATH="); ok {
+			v = "PATH=" + bin + string(filepath.ListSeparator) + path
+		}
+		extra = append(extra, v)
+	}
+	name := argv[0]
+	if name == "python" || name == "python3" {
+		name = env.Python
+	} else if !strings.ContainsRune(name, filepath.Separator) {
+		if path := filepath.Join(bin, name); isFile(path) {
+			name = path
+		}
+	}
+	_, said, err := s.runWith(ctx, dir, extra, name, argv[1:]...)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		return failed(err, said, "the index's init command %q failed", strings.Join(argv, " "))
+	}
+	return nil
+}
+
+func isFile(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular()
+}

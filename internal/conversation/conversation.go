@@ -1,0 +1,185 @@
+package conversation
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"golang.org/x/tools/txtar"
+)
+
+// Who said a message.
+type Who string
+
+// The speakers. The broker speaks where nobody else does.
+const (
+	Client Who = "client"
+	Host   Who = "host"
+	Broker Who = "broker"
+)
+
+// kinds are the messages that each speaker has.
+var kinds = map[Who][]string{
+	Client: {"call", "cancel", "credit", "replay"},
+	Host:   {"result", "error", "refusal", "ack", "chunk", "keepalive", "end", "high", "cancelled", "heartbeat", "silence"},
+	Broker: {"503"},
+}
+
+// Step is one message, or for the kind "silence" the absence of one.
+type Step struct {
+	Name    string // the section's name, for messages of tests
+	Who     Who
+	Kind    string
+	Subject string
+	Reply   string // "" where the message has none
+	Header  map[string][]string
+	Body    []byte
+	Raw     string // the message as the file has it
+	Read    []byte // JSON: what a host reads in a client's message; nil where the file does not say
+}
+
+// Conversation is one file.
+type Conversation struct {
+	Name  string // of the file, without .txtar
+	Prose string
+	Tool  []byte // JSON: what the tool does that is called; nil where none is reached
+	Steps []Step
+}
+
+// Load reads every conversation in dir, in the order of their names.
+// Placeholders such as $NODE are replaced by values, whose keys are without the
+// dollar; others stay as they are.
+func Load(dir fs.FS, values map[string]string) ([]*Conversation, error) {
+	names, err := fs.Glob(dir, "*.txtar")
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(names)
+	var all []*Conversation
+	for _, name := range names {
+		data, err := fs.ReadFile(dir, name)
+		if err != nil {
+			return nil, err
+		}
+		c, err := Parse(strings.TrimSuffix(path.Base(name), ".txtar"), data, values)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// Parse reads one conversation; see [Load] for values.
+func Parse(name string, data []byte, values map[string]string) (*Conversation, error) {
+	var pairs []string
+	for key, value := range values {
+		pairs = append(pairs, "$"+key, value)
+	}
+	fill := strings.NewReplacer(pairs...)
+	archive := txtar.Parse(data)
+	c := &Conversation{Name: name, Prose: string(archive.Comment)}
+	if strings.TrimSpace(c.Prose) == "" {
+		return nil, fmt.Errorf("conversation %s: it does not say what it guards", name)
+	}
+	for _, section := range archive.Files {
+		title, text := fill.Replace(section.Name), fill.Replace(string(section.Data))
+		var err error
+		switch {
+		case title == "tool":
+			c.Tool = bytes.TrimSpace([]byte(text))
+		case title == "read":
+			err = c.read(text)
+		default:
+			err = c.step(title, text)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("conversation %s, section %q: %w", name, section.Name, err)
+		}
+	}
+	if len(c.Steps) == 0 {
+		return nil, fmt.Errorf("conversation %s: nobody says anything", name)
+	}
+	return c, nil
+}
+
+func (c *Conversation) read(text string) error {
+	if len(c.Steps) == 0 || c.Steps[len(c.Steps)-1].Who != Client || c.Steps[len(c.Steps)-1].Read != nil {
+		return fmt.Errorf("it stands behind a client's message, once")
+	}
+	c.Steps[len(c.Steps)-1].Read = bytes.TrimSpace([]byte(text))
+	return nil
+}
+
+func (c *Conversation) step(title, text string) error {
+	words := strings.Fields(title)
+	if len(words) < 2 || !slices.Contains(kinds[Who(words[0])], words[1]) {
+		return fmt.Errorf("it begins with a speaker and a kind: %v", kinds)
+	}
+	s := Step{Name: title, Who: Who(words[0]), Kind: words[1], Raw: text}
+	switch words = words[2:]; {
+	case s.Kind == "silence" && len(words) == 0:
+		c.Steps = append(c.Steps, s)
+		return nil
+	case len(words) == 1:
+		s.Subject = words[0]
+	case len(words) == 3 && words[1] == "reply" && s.Who == Client:
+		s.Subject, s.Reply = words[0], words[2]
+	default:
+		return fmt.Errorf("behind the kind stand a subject and, for a client, a reply subject: SUBJECT reply SUBJECT")
+	}
+	var err error
+	if s.Header, s.Body, err = message(text); err != nil {
+		return err
+	}
+	c.Steps = append(c.Steps, s)
+	return nil
+}
+
+// message reads header lines, an empty line, and the body, whose last line end
+// belongs to the file.
+func message(text string) (header map[string][]string, body []byte, err error) {
+	for {
+		line, rest, ok := strings.Cut(text, "\n")
+		if !ok {
+			return nil, nil, fmt.Errorf("an empty line stands between headers and body, without headers and without a body too")
+		}
+		text = rest
+		if line == "" {
+			return header, []byte(strings.TrimSuffix(text, "\n")), nil
+		}
+		name, value, ok := strings.Cut(line, ":")
+		if !ok {
+			return nil, nil, fmt.Errorf("%q is no header", line)
+		}
+		if header == nil {
+			header = make(map[string][]string)
+		}
+		header[name] = append(header[name], strings.TrimPrefix(value, " "))
+	}
+}
+
+// Text renders a message as the files have it: headers in the order of their
+// names, an empty line, and the body.
+func Text(header map[string][]string, body []byte) string {
+	var names []string
+	for name := range header {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	var b strings.Builder
+	for _, name := range names {
+		for _, value := range header[name] {
+			b.WriteString(strings.TrimRight(name+": "+value, " ") + "\n")
+		}
+	}
+	b.WriteString("\n")
+	if len(body) > 0 {
+		b.Write(body)
+		b.WriteString("\n")
+	}
+	return b.String()
+}

@@ -1,0 +1,120 @@
+package deploy
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/toolmesh/toolmesh/internal/index"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Builder makes something that can be served out of an index's source.
+type Builder interface {
+	// Lock resolves the dependencies of the source in dir, once and for all
+	// nodes. Empty means that none are declared.
+	Lock(ctx context.Context, dir, python string, progress Progress) ([]byte, error)
+	// Open makes the environment and imports the tools.
+	Open(ctx context.Context, b Build, progress Progress) (Instance, error)
+}
+
+// Server is the node's side that callers see.
+type Server interface {
+	// Publish offers an instance in place of the earlier one of its name.
+	Publish(ctx context.Context, i Instance) error
+	// PublishFailed lists the tools of an index that this node cannot serve.
+	PublishFailed(ctx context.Context, b Build, reason string) error
+	// Withdraw takes an index back.
+	Withdraw(ctx context.Context, name subjects.IndexName, session subjects.SessionID) error
+}
+
+// Instance is an index that has been imported.
+type Instance interface {
+	Build() Build
+	// Tools are the ids that can be called, Unavailable those that cannot.
+	Tools() []subjects.ToolID
+	Unavailable() []Unavailable
+	// Close drains and ends it.
+	Close(ctx context.Context) error
+}
+
+// Build is one revision of an index, unpacked on this node.
+type Build struct {
+	Name     subjects.IndexName
+	Session  subjects.SessionID
+	Revision string
+	// Dir is the source's folder, which belongs to this build alone.
+	Dir      string
+	Lock     []byte
+	Manifest *index.Manifest
+	// Env are the values of declared variables.
+	Env map[string]string
+}
+
+// Unavailable is a declared tool that is not served.
+type Unavailable struct {
+	ID     subjects.ToolID `json:"id"`
+	Reason string          `json:"reason"`
+}
+
+// Progress hears of steps of a build; percent is -1 where it is unknown.
+type Progress func(step, state string, percent int)
+
+// Request is the body of mesh.admin.install.
+type Request struct {
+	// Source is what `mesh install` was given; for a bundle, where the folder
+	// was.
+	Source string `json:"source"`
+	// Bundle is the digest of a folder that the client has put into MESH_BUNDLES.
+	Bundle  string             `json:"bundle,omitempty"`
+	Name    subjects.IndexName `json:"name,omitempty"`
+	Rev     string             `json:"rev,omitempty"`
+	Env     map[string]string  `json:"env,omitempty"`
+	Session subjects.SessionID `json:"session,omitempty"`
+	// Literal names the variables of Env whose value stood on the command line,
+	// which is refused for secrets.
+	Literal []string `json:"literal,omitempty"`
+}
+
+// Line is one line of the answer to an install: a step, or at last the index.
+type Line struct {
+	Job     string `json:"job,omitempty"`
+	Step    string `json:"step,omitempty"`
+	State   string `json:"state,omitempty"` // running, done
+	Percent int    `json:"percent,omitempty"`
+
+	Index       subjects.IndexName `json:"index,omitempty"`
+	Revision    string             `json:"revision,omitempty"`
+	Tools       []subjects.ToolID  `json:"tools,omitempty"`
+	Unavailable []Unavailable      `json:"unavailable,omitempty"`
+	Warnings    []string           `json:"warnings,omitempty"`
+}
+
+// MarshalJSON writes a step's four keys, or the last line's, and no others.
+func (l Line) MarshalJSON() ([]byte, error) {
+	if l.Index == "" {
+		return json.Marshal(struct {
+			Job     string `json:"job"`
+			Step    string `json:"step"`
+			State   string `json:"state"`
+			Percent int    `json:"percent"`
+		}{l.Job, l.Step, l.State, l.Percent})
+	}
+	if l.Tools == nil {
+		l.Tools = []subjects.ToolID{}
+	}
+	if l.Unavailable == nil {
+		l.Unavailable = []Unavailable{}
+	}
+	return json.Marshal(struct {
+		Index       subjects.IndexName `json:"index"`
+		Revision    string             `json:"revision"`
+		Tools       []subjects.ToolID  `json:"tools"`
+		Unavailable []Unavailable      `json:"unavailable"`
+		Warnings    []string           `json:"warnings,omitempty"`
+	}{l.Index, l.Revision, l.Tools, l.Unavailable, l.Warnings})
+}
+
+// settings is what an index's record holds besides what everybody reads.
+type settings struct {
+	Env map[string]string `json:"env,omitempty"`
+}

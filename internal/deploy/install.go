@@ -1,0 +1,466 @@
+package deploy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/index"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// job is one install under way.
+type job struct {
+	id   string
+	emit func(Line)
+}
+
+func (j *job) step(step, state string, percent int) {
+	j.emit(Line{Job: j.id, Step: step, State: state, Percent: max(percent, 0)})
+}
+
+func (j *job) progress() Progress {
+	return func(step, state string, percent int) { j.step(step, state, percent) }
+}
+
+// Install installs an index on the whole mesh, and returns once this node
+// serves it. emit hears of each step and, last, of the result; it is called
+// from one goroutine. The error is install_failed, invalid_request for a name
+// that is taken, or unavailable. After an error nothing has changed.
+func (m *Manager) Install(ctx context.Context, r Request, emit func(Line)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(m.base, cancel)()
+	j := &job{id: "job_" + uuid.NewString(), emit: emit}
+	work, err := m.workFolder(j.id)
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work) //nolint:errcheck // swept at the next start
+	last, err := m.install(ctx, r, j, work)
+	if err != nil {
+		if ctx.Err() != nil {
+			err = interrupted(err)
+		}
+		m.log.Error("install failed", slog.String("job", j.id), slog.String("source", redacted(r.Source)), slog.String("error", err.Error()))
+		return err
+	}
+	emit(last)
+	return nil
+}
+
+func redacted(source string) string {
+	if src, err := index.Parse(source); err == nil {
+		return src.String()
+	}
+	return "(not a source)"
+}
+
+func (m *Manager) workFolder(id string) (string, error) {
+	dir := filepath.Join(m.dir, "jobs", id)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", installFailed("folder", "no folder to work in: %w", err)
+	}
+	return dir, nil
+}
+
+// fetched is a source that is here, with what its record will say.
+type fetched struct {
+	dir      string
+	files    []string
+	revision string
+	source   string // as it is shown and stored
+	identity string // what owns the name
+	name     subjects.IndexName
+	warnings []string
+}
+
+func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (Line, error) {
+	f, err := m.fetch(ctx, r, j, filepath.Join(work, "source"))
+	if err != nil {
+		return Line{}, err
+	}
+	manifest, err := index.Load(f.dir)
+	if err != nil {
+		return Line{}, err
+	}
+	record := registry.IndexRecord{Name: r.Name, Session: r.Session, Source: f.identity, Revision: f.revision, State: registry.IndexInstalled}
+	if record.Name == "" {
+		record.Name = manifest.Name
+	}
+	if record.Name == "" {
+		record.Name = f.name
+	}
+	if err := checkName(record.Name); err != nil {
+		return Line{}, err
+	}
+	if err := checkEnv(manifest, r); err != nil {
+		return Line{}, err
+	}
+	if err := setEnv(&record, r.Env); err != nil {
+		return Line{}, err
+	}
+	e := m.entry(key{record.Name, record.Session})
+	e.mu.Lock()
+	defer m.wake() // the loop passes over what is being installed
+	defer e.mu.Unlock()
+	if ctx.Err() != nil {
+		return Line{}, context.Cause(ctx)
+	}
+	before, err := m.before(ctx, record)
+	if err != nil {
+		return Line{}, err
+	}
+	if len(r.Env) == 0 {
+		// Installing again keeps the values that were given before.
+		record.Env, record.Settings = before.Env, before.Settings
+	}
+	if missing := missingEnv(manifest, readSettings(record).Env); missing != "" {
+		return Line{}, installFailed("env", "index %q needs the variable %s: give it with --env %s (the value is read from your environment)", record.Name, missing, missing)
+	}
+	record.Bundle = before.Bundle
+	if before.Bundle != "" && same(before, record) && e.instance != nil && !e.failed && same(e.record, record) {
+		j.step("publish", "done", 100)
+		return result(e.instance, append(f.warnings, manifest.Warnings...)), nil
+	}
+	i, err := m.build(ctx, e, f, manifest, &record, j, work)
+	if err != nil {
+		return Line{}, err
+	}
+	if err := m.commit(ctx, e, i, before, record, j); err != nil {
+		m.discard(ctx, e, i)
+		return Line{}, err
+	}
+	return result(i, append(f.warnings, manifest.Warnings...)), nil
+}
+
+// interrupted is the error of an install that was cut short.
+func interrupted(err error) error {
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the install was interrupted, nothing has changed; install again: %w", err).
+		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+}
+
+func result(i Instance, warnings []string) Line {
+	b := i.Build()
+	return Line{Index: b.Name, Revision: b.Revision, Tools: i.Tools(), Unavailable: i.Unavailable(), Warnings: warnings}
+}
+
+// fetch brings the source into dest.
+func (m *Manager) fetch(ctx context.Context, r Request, j *job, dest string) (fetched, error) {
+	j.step("fetch", "running", 0)
+	if r.Bundle != "" {
+		return m.fetchBundle(ctx, r, j, dest)
+	}
+	src, err := index.Parse(r.Source)
+	if err != nil {
+		return fetched{}, err
+	}
+	tree, err := index.Fetch(ctx, src, dest, &index.FetchOptions{Rev: r.Rev, Progress: func(step string, percent int) {
+		j.step("fetch", "running", percent/5)
+	}})
+	if err != nil {
+		return fetched{}, err
+	}
+	j.step("fetch", "done", 20)
+	src.Rev = ""
+	return fetched{
+		dir: tree.Dir, files: tree.Files, revision: tree.Revision, source: src.String(), identity: src.Identity(), name: src.Name, warnings: tree.Warnings,
+	}, nil
+}
+
+// fetchBundle takes a folder that the client has put into the mesh.
+func (m *Manager) fetchBundle(ctx context.Context, r Request, j *job, dest string) (fetched, error) {
+	bundle, err := m.bus.GetBundle(ctx, r.Bundle)
+	if err != nil {
+		return fetched{}, installFailed("bundle", "the bundle %s is not in the mesh: %w", r.Bundle, err)
+	}
+	defer bundle.Close() //nolint:errcheck // only read
+	if err := index.Unpack(ctx, bundle, dest, r.Bundle, nil); err != nil {
+		return fetched{}, err
+	}
+	f := fetched{dir: dest, revision: r.Bundle, source: r.Source, identity: "folder:" + r.Source}
+	if src, err := index.Parse(r.Source); err == nil {
+		f.source, f.identity, f.name = src.String(), src.Identity(), src.Name
+	}
+	info, err := os.ReadFile(filepath.Join(dest, index.MetaDir, index.InfoFile))
+	if err == nil {
+		var i index.Info
+		if json.Unmarshal(info, &i) == nil && i.Revision != "" {
+			f.revision = i.Revision
+		}
+	}
+	if f.files, err = listFiles(dest); err != nil {
+		return fetched{}, err
+	}
+	j.step("fetch", "done", 20)
+	return f, nil
+}
+
+// listFiles lists a tree's files without what a bundle adds.
+func listFiles(dir string) ([]string, error) {
+	var files []string
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if rel == index.MetaDir {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		files = append(files, filepath.ToSlash(rel))
+		return nil
+	})
+	if err != nil {
+		return nil, installFailed("folder", "the unpacked bundle cannot be read: %w", err)
+	}
+	slices.Sort(files)
+	return files, nil
+}
+
+func checkName(name subjects.IndexName) error {
+	token, err := subjects.EncodeToken(string(name))
+	if err != nil || token != string(name) {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%q cannot be an index's name: 1 to 64 of A-Z a-z 0-9 _ - (choose one with --name)", name).
+			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+	}
+	return nil
+}
+
+// checkEnv holds the given variables against the declared ones.
+func checkEnv(manifest *index.Manifest, r Request) error {
+	declared := make(map[string]index.EnvVar)
+	var names []string
+	for _, v := range manifest.Env {
+		declared[v.Name] = v
+		names = append(names, v.Name)
+	}
+	for name := range r.Env {
+		v, ok := declared[name]
+		switch {
+		case !ok && len(names) == 0:
+			return installFailed("env", "the index declares no variables, so %s would not reach its tools: declare it with [[index.env]]", name)
+		case !ok:
+			return installFailed("env", "the index declares no variable %s; it declares %s", name, strings.Join(names, ", "))
+		case v.Secret && slices.Contains(r.Literal, name):
+			return installFailed("env", "%s is a secret and must not stand on a command line: set it in your environment and give --env %s", name, name)
+		}
+	}
+	return nil
+}
+
+// missingEnv names a required variable that all tools need and nobody gave.
+func missingEnv(manifest *index.Manifest, env map[string]string) string {
+	for _, v := range manifest.Env {
+		if _, ok := env[v.Name]; !ok && v.Required && len(v.Tools) == 0 {
+			return v.Name
+		}
+	}
+	return ""
+}
+
+func setEnv(record *registry.IndexRecord, env map[string]string) error {
+	if len(env) == 0 {
+		return nil
+	}
+	for name := range env {
+		record.Env = append(record.Env, name)
+	}
+	slices.Sort(record.Env)
+	data, err := json.Marshal(settings{Env: env})
+	if err != nil {
+		return installFailed("env", "the variables cannot be stored: %w", err)
+	}
+	record.Settings = data
+	return nil
+}
+
+// before returns the record that an install replaces, and refuses a name that
+// another source has before any work is done for it.
+func (m *Manager) before(ctx context.Context, record registry.IndexRecord) (registry.IndexRecord, error) {
+	old, err := m.store.Index(ctx, record.Name, record.Session)
+	switch {
+	case errors.Is(err, bus.ErrNoKey):
+		return registry.IndexRecord{}, nil
+	case err != nil:
+		return old, toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry cannot be read: %w", err)
+	case old.State == registry.IndexRemoved:
+		return registry.IndexRecord{}, nil
+	case old.Source != record.Source:
+		return old, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the index name %q belongs to %s: choose another one with --name", record.Name, old.Source).
+			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo).WithDetail("index", string(record.Name)).WithDetail("source", old.Source)
+	}
+	return old, nil
+}
+
+// build resolves, packs and imports a fetched source, and completes the record.
+func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *index.Manifest, record *registry.IndexRecord, j *job, work string) (i Instance, err error) {
+	j.step("lock", "running", 20)
+	lock, err := m.builder.Lock(ctx, f.dir, manifest.Python, j.progress())
+	if err != nil {
+		return nil, err
+	}
+	j.step("lock", "done", 35)
+	j.step("bundle", "running", 35)
+	info, err := json.Marshal(index.Info{Source: f.source, Revision: f.revision})
+	if err != nil {
+		return nil, installFailed("bundle", "the bundle cannot be described: %w", err)
+	}
+	path := filepath.Join(work, "bundle")
+	file, err := os.Create(path) //nolint:gosec // a path of our own
+	if err != nil {
+		return nil, installFailed("folder", "the bundle cannot be written: %w", err)
+	}
+	defer file.Close() //nolint:errcheck // read back below
+	digest, _, err := index.Pack(ctx, file, f.dir, f.files, &index.PackOptions{Meta: map[string][]byte{index.LockFile: lock, index.InfoFile: info}})
+	if err != nil {
+		return nil, err
+	}
+	record.Bundle = digest
+	b := Build{Name: record.Name, Session: record.Session, Revision: record.Revision, Env: readSettings(*record).Env}
+	if b.Dir, err = m.folder(b.Name, b.Session, digest); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			m.clean(e, b.Dir)
+		}
+	}()
+	if _, err := os.Stat(b.Dir); err != nil {
+		if _, err := file.Seek(0, 0); err != nil {
+			return nil, installFailed("folder", "the bundle cannot be read back: %w", err)
+		}
+		if err := index.Unpack(ctx, file, b.Dir, digest, nil); err != nil {
+			return nil, err
+		}
+	}
+	if err := m.read(&b); err != nil {
+		return nil, err
+	}
+	j.step("bundle", "done", 40)
+	j.step("build", "running", 40)
+	if i, err = m.open(ctx, b, j.progress()); err != nil {
+		return nil, err
+	}
+	j.step("build", "done", 80)
+	if len(i.Tools()) == 0 {
+		_ = m.close(context.WithoutCancel(ctx), i)
+		return nil, nothingServed(b, i.Unavailable())
+	}
+	j.step("store", "running", 80)
+	if _, err = file.Seek(0, 0); err == nil {
+		err = m.bus.PutBundle(ctx, digest, file)
+	}
+	if err != nil {
+		_ = m.close(context.WithoutCancel(ctx), i)
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the bundle cannot be stored in the mesh: %w", err)
+	}
+	j.step("store", "done", 90)
+	return i, nil
+}
+
+// nothingServed says why an index of which no tool works is not installed.
+func nothingServed(b Build, all []Unavailable) error {
+	var text strings.Builder
+	for n, u := range all {
+		if n == 3 {
+			fmt.Fprintf(&text, "; and %d more", len(all)-n)
+			break
+		}
+		if n > 0 {
+			text.WriteString("; ")
+		}
+		fmt.Fprintf(&text, "%s: %s", u.ID, u.Reason)
+	}
+	return installFailed("tools", "none of the %d tools of index %q can be served: %s", len(all), b.Name, text.String()).
+		WithDetail("unavailable", all)
+}
+
+// commit writes the record and serves the index here; e.mu is held. What it
+// wrote it takes back if it fails.
+func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, record registry.IndexRecord, j *job) error {
+	j.step("publish", "running", 90)
+	record.InstalledAt = time.Now().UTC()
+	if !record.InstalledAt.After(before.InstalledAt) {
+		// Written by a node whose clock is ahead: the order must hold all the same.
+		record.InstalledAt = before.InstalledAt.Add(time.Microsecond)
+	}
+	err := m.store.ClaimIndex(ctx, record)
+	if err == nil {
+		err = m.replace(ctx, e, i, record)
+	}
+	if err != nil {
+		m.takeBack(ctx, before, record)
+		return err
+	}
+	j.step("publish", "done", 100)
+	return nil
+}
+
+// takeBack puts the earlier record back, or none, if ours is there.
+func (m *Manager) takeBack(ctx context.Context, before, record registry.IndexRecord) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeBackWithin)
+	defer cancel()
+	now, err := m.store.Index(ctx, record.Name, record.Session)
+	switch {
+	case errors.Is(err, bus.ErrNoKey), err == nil && (now.Bundle != record.Bundle || !now.InstalledAt.Equal(record.InstalledAt)):
+		return
+	case err == nil && before.Name != "":
+		before.InstalledAt = record.InstalledAt.Add(time.Microsecond) // others may have seen ours
+		err = m.store.ClaimIndex(ctx, before)
+	case err == nil:
+		err = m.store.DeleteIndex(ctx, record.Name, record.Session)
+	}
+	if err != nil {
+		m.log.Error("the record of an install that failed is still there", slog.String("index", string(record.Name)), slog.String("error", err.Error()))
+	}
+}
+
+// takeBackWithin bounds how long the registry is tried after a failure.
+const takeBackWithin = 5 * time.Second
+
+// Uninstall removes an index from the mesh. The other nodes follow; this one
+// has withdrawn it when Uninstall returns. An index that is not installed is
+// install_failed.
+func (m *Manager) Uninstall(ctx context.Context, name subjects.IndexName, session subjects.SessionID) error {
+	_, err := m.store.Index(ctx, name, session)
+	if errors.Is(err, bus.ErrNoKey) {
+		known := make([]string, 0)
+		for _, r := range m.view.Indexes() {
+			known = append(known, string(r.Name))
+		}
+		return installFailed("unknown", "no index %q is installed (installed: %s)", name, strings.Join(known, ", "))
+	}
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry cannot be read: %w", err)
+	}
+	if err := m.store.DeleteIndex(ctx, name, session); err != nil {
+		return err
+	}
+	k := key{name, session}
+	e := m.entry(k)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, err := m.store.Index(ctx, name, session); err == nil {
+		return nil // installed again meanwhile
+	}
+	m.drop(ctx, k, e)
+	return nil
+}

@@ -1,0 +1,498 @@
+package deploy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/index"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	retryFirst = time.Second
+	retryMost  = 2 * time.Minute
+	// closeWithin is how long the calls of a revision that was replaced may run on.
+	closeWithin = 5 * time.Minute
+	// linger is how long a revision that was replaced takes calls that had
+	// already been given to it.
+	linger = 2 * time.Second
+)
+
+// Options adjusts a [Manager].
+type Options struct {
+	// Logger takes what happens; nil discards it.
+	Logger *slog.Logger
+}
+
+// key names an index, mesh-wide or private to a session.
+type key struct {
+	name    subjects.IndexName
+	session subjects.SessionID
+}
+
+// entry is one index on this node. Whoever holds mu builds it, or takes it away.
+type entry struct {
+	mu       sync.Mutex
+	instance Instance
+	record   registry.IndexRecord // that instance is of, or that failed
+	failures int
+	retryAt  time.Time
+	failed   bool // the build of record; an earlier instance may still serve
+}
+
+// Manager keeps what a node serves in line with what is installed. Its methods
+// may be called concurrently.
+type Manager struct {
+	bus     *bus.Bus
+	view    *registry.View
+	store   *registry.Store
+	builder Builder
+	server  Server
+	dir     string
+	log     *slog.Logger
+
+	base   context.Context // ends with Stop
+	end    context.CancelFunc
+	wg     sync.WaitGroup
+	kick   chan struct{}
+	cancel func()
+
+	builds chan struct{} // a place for each build that may run at once
+
+	mu      sync.Mutex
+	entries map[key]*entry
+	inUse   map[string]int // folders, by the instances that run in them
+	rounds  chan struct{}  // closed and replaced after each reconciliation
+	settled bool           // the last one left nothing to do but failures
+}
+
+// New makes a manager that keeps its files below dir. Start it.
+func New(b *bus.Bus, view *registry.View, store *registry.Store, builder Builder, server Server, dir string, opts *Options) *Manager {
+	m := &Manager{
+		bus: b, view: view, store: store, builder: builder, server: server, dir: dir,
+		log: slog.New(slog.DiscardHandler), kick: make(chan struct{}, 1),
+		builds:  make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
+		entries: make(map[key]*entry), inUse: make(map[string]int), rounds: make(chan struct{}),
+	}
+	if opts != nil && opts.Logger != nil {
+		m.log = opts.Logger
+	}
+	m.base, m.end = context.WithCancel(context.Background())
+	return m
+}
+
+// Start begins to serve what is installed, in the background.
+func (m *Manager) Start() {
+	m.sweep()
+	m.cancel = m.view.OnChange(m.wake)
+	m.wake()
+	m.wg.Go(m.loop)
+}
+
+func (m *Manager) wake() {
+	select {
+	case m.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Stop ends installs and builds that are under way, and closes every instance.
+// ctx bounds how long their calls may run on.
+func (m *Manager) Stop(ctx context.Context) error {
+	if m.cancel != nil {
+		m.cancel()
+	}
+	m.end()
+	m.wg.Wait()
+	m.mu.Lock()
+	all := make([]*entry, 0, len(m.entries))
+	for _, e := range m.entries {
+		all = append(all, e)
+	}
+	m.mu.Unlock()
+	var errs []error
+	for _, e := range all {
+		e.mu.Lock()
+		if e.instance != nil {
+			errs = append(errs, m.close(ctx, e.instance))
+			e.instance = nil
+		}
+		e.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}
+
+// Ready waits until every index that is installed is served by this node, or
+// has failed here.
+func (m *Manager) Ready(ctx context.Context) error {
+	for {
+		m.mu.Lock()
+		settled, round := m.settled, m.rounds
+		m.mu.Unlock()
+		if settled {
+			return nil
+		}
+		select {
+		case <-round:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (m *Manager) loop() {
+	timer := time.NewTimer(retryMost)
+	defer timer.Stop()
+	for {
+		select {
+		case <-m.base.Done():
+			return
+		case <-m.kick:
+		case <-timer.C:
+		}
+		busy, next := m.reconcile(m.base)
+		timer.Reset(next)
+		m.mu.Lock()
+		m.settled = !busy
+		close(m.rounds)
+		m.rounds = make(chan struct{})
+		m.mu.Unlock()
+	}
+}
+
+// reconcile has everything brought in line that is installed or served and that
+// nobody works on: each index on a goroutine of its own, because one may take
+// minutes, which wakes the loop when it is done. It reports whether indexes
+// that are installed are still being worked on, and when the next round is due
+// at the latest.
+func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration) {
+	wanted := m.wanted()
+	next = retryMost
+	for k, r := range wanted {
+		e := m.entry(k)
+		if !e.mu.TryLock() {
+			busy = true
+			continue
+		}
+		wait, todo := e.needs(r)
+		if !todo {
+			e.mu.Unlock()
+			if wait > 0 {
+				next = min(next, wait)
+			}
+			continue
+		}
+		busy = true
+		m.wg.Go(func() {
+			defer m.wake()
+			defer e.mu.Unlock()
+			m.bring(ctx, e, r)
+		})
+	}
+	m.mu.Lock()
+	gone := make(map[key]*entry)
+	for k, e := range m.entries {
+		if _, ok := wanted[k]; !ok {
+			gone[k] = e
+		}
+	}
+	m.mu.Unlock()
+	for k, e := range gone {
+		if !e.mu.TryLock() {
+			continue // it is being installed
+		}
+		if e.instance == nil && !e.failed {
+			e.mu.Unlock()
+			continue
+		}
+		m.wg.Go(func() {
+			defer e.mu.Unlock()
+			// The view may have yet to see what was just installed here.
+			if _, err := m.store.Index(ctx, k.name, k.session); errors.Is(err, bus.ErrNoKey) {
+				m.drop(ctx, k, e)
+			}
+		})
+	}
+	return busy, next
+}
+
+// wanted are the indexes that the view knows to be installed.
+func (m *Manager) wanted() map[key]registry.IndexRecord {
+	wanted := make(map[key]registry.IndexRecord)
+	for _, r := range m.view.Indexes() {
+		if r.State != registry.IndexRemoved && r.Bundle != "" {
+			wanted[key{r.Name, r.Session}] = r
+		}
+	}
+	return wanted
+}
+
+// needs says whether a record is to be built now, and if not, in how long; 0 is
+// never. e.mu is held.
+func (e *entry) needs(r registry.IndexRecord) (wait time.Duration, todo bool) {
+	if e.instance != nil && r.InstalledAt.Before(e.record.InstalledAt) {
+		return 0, false // the view has yet to see what was installed here
+	}
+	if !same(e.record, r) || e.instance == nil && !e.failed {
+		return 0, true
+	}
+	if !e.failed {
+		return 0, false
+	}
+	wait = time.Until(e.retryAt)
+	return wait, wait <= 0
+}
+
+func (m *Manager) entry(k key) *entry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e := m.entries[k]
+	if e == nil {
+		e = &entry{}
+		m.entries[k] = e
+	}
+	return e
+}
+
+// same reports whether two records ask for the same thing to be served.
+func same(a, b registry.IndexRecord) bool {
+	return a.Bundle == b.Bundle && a.Revision == b.Revision && maps.Equal(readSettings(a).Env, readSettings(b).Env)
+}
+
+func readSettings(r registry.IndexRecord) (s settings) {
+	_ = json.Unmarshal(r.Settings, &s) // absent or another version's: no values
+	return s
+}
+
+// bring serves one index as its record says; e.mu is held.
+func (m *Manager) bring(ctx context.Context, e *entry, r registry.IndexRecord) {
+	select {
+	case m.builds <- struct{}{}:
+		defer func() { <-m.builds }()
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	log := m.log.With(slog.String("index", string(r.Name)), slog.String("revision", r.Revision))
+	log.Info("building index")
+	began := time.Now()
+	b, err := m.unpack(ctx, r)
+	var i Instance
+	if err == nil {
+		i, err = m.open(ctx, b, func(step, state string, percent int) {
+			log.Debug("building index", slog.String("step", step), slog.String("state", state), slog.Int("percent", percent))
+		})
+	}
+	if err == nil {
+		if err = m.replace(ctx, e, i, r); err != nil {
+			m.discard(ctx, e, i)
+		}
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	if err == nil {
+		log.Info("index is served", slog.Int("tools", len(i.Tools())), slog.Int("unavailable", len(i.Unavailable())), slog.Duration("took", time.Since(began)))
+		return
+	}
+	if !same(e.record, r) {
+		e.failures = 0
+	}
+	e.record, e.failed = r, true
+	wait := min(retryFirst<<min(e.failures, 10), retryMost)
+	e.failures++
+	e.retryAt = time.Now().Add(wait)
+	log.Error("index is not served", slog.String("error", err.Error()), slog.Duration("retry", wait))
+	if b.Manifest != nil && e.instance == nil {
+		if err := m.server.PublishFailed(ctx, b, toolmesh.AsError(err).Message); err != nil {
+			log.Warn("failure not published", slog.String("error", err.Error()))
+		}
+	}
+}
+
+// open imports a build and counts its folder as in use until the instance is
+// closed with [Manager.close].
+func (m *Manager) open(ctx context.Context, b Build, progress Progress) (Instance, error) {
+	m.mu.Lock()
+	m.inUse[b.Dir]++
+	m.mu.Unlock()
+	i, err := m.builder.Open(ctx, b, progress)
+	if err != nil {
+		m.left(b.Dir)
+	}
+	return i, err
+}
+
+func (m *Manager) left(dir string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.inUse[dir]--; m.inUse[dir] == 0 {
+		delete(m.inUse, dir)
+	}
+}
+
+// close ends an instance.
+func (m *Manager) close(ctx context.Context, i Instance) error {
+	defer m.left(i.Build().Dir)
+	return i.Close(ctx)
+}
+
+// discard ends an instance that nobody was served by; e.mu is held.
+func (m *Manager) discard(ctx context.Context, e *entry, i Instance) {
+	_ = m.close(context.WithoutCancel(ctx), i)
+	m.clean(e, i.Build().Dir)
+}
+
+// clean removes a build's folder unless it is needed; e.mu is held.
+func (m *Manager) clean(e *entry, dir string) {
+	m.mu.Lock()
+	inUse := m.inUse[dir] > 0
+	m.mu.Unlock()
+	if inUse || dir == "" || e.record.Bundle == filepath.Base(dir) {
+		return
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		m.log.Warn("folder not removed", slog.String("dir", dir), slog.String("error", err.Error()))
+	}
+	_ = os.Remove(filepath.Dir(dir)) // of the index, if that was the last
+}
+
+// sweep removes what an earlier process left: the folders of installs that did
+// not end, and of indexes that are no longer installed.
+func (m *Manager) sweep() {
+	keep := make(map[string]bool)
+	for _, r := range m.wanted() {
+		if dir, err := m.folder(r.Name, r.Session, r.Bundle); err == nil {
+			keep[dir] = true
+		}
+	}
+	old, _ := filepath.Glob(filepath.Join(m.dir, "indexes", "*", "*"))
+	hidden, _ := filepath.Glob(filepath.Join(m.dir, "indexes", "*", ".*"))
+	for _, dir := range append(append(old, hidden...), filepath.Join(m.dir, "jobs")) {
+		if keep[dir] {
+			continue
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			m.log.Warn("folder not removed", slog.String("dir", dir), slog.String("error", err.Error()))
+		}
+	}
+}
+
+// replace publishes an instance and lets the one before it drain; e.mu is held.
+func (m *Manager) replace(ctx context.Context, e *entry, i Instance, r registry.IndexRecord) error {
+	if err := m.server.Publish(ctx, i); err != nil {
+		return err
+	}
+	old, oldRecord := e.instance, e.record
+	e.instance, e.record, e.failed, e.failures = i, r, false, 0
+	if old != nil {
+		m.retire(e, old)
+	}
+	if oldRecord.Bundle != "" {
+		// A revision that failed before has no instance that would clean up.
+		if dir, err := m.folder(oldRecord.Name, oldRecord.Session, oldRecord.Bundle); err == nil {
+			m.clean(e, dir)
+		}
+	}
+	return nil
+}
+
+// retire lets the calls of an instance end, and then ends it.
+func (m *Manager) retire(e *entry, i Instance) {
+	m.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(m.base, closeWithin)
+		defer cancel()
+		// A call that has found this instance may not have reached it yet.
+		timer := time.NewTimer(linger)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+		if err := m.close(ctx, i); err != nil && m.base.Err() == nil {
+			m.log.Warn("replaced index did not end by itself", slog.String("index", string(i.Build().Name)), slog.String("error", err.Error()))
+		}
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		m.clean(e, i.Build().Dir)
+	})
+}
+
+// drop takes an index away that is no longer installed; e.mu is held.
+func (m *Manager) drop(ctx context.Context, k key, e *entry) {
+	if e.instance == nil && !e.failed {
+		return
+	}
+	if err := m.server.Withdraw(ctx, k.name, k.session); err != nil {
+		m.log.Warn("index not withdrawn", slog.String("index", string(k.name)), slog.String("error", err.Error()))
+		return
+	}
+	old, bundle := e.instance, e.record.Bundle
+	e.instance, e.failed, e.record = nil, false, registry.IndexRecord{}
+	if old != nil {
+		m.retire(e, old)
+	}
+	if dir, err := m.folder(k.name, k.session, bundle); err == nil && bundle != "" {
+		m.clean(e, dir)
+	}
+	m.log.Info("index is no longer served", slog.String("index", string(k.name)))
+}
+
+// unpack fetches a record's bundle, unless it is here already, and reads it.
+func (m *Manager) unpack(ctx context.Context, r registry.IndexRecord) (Build, error) {
+	b := Build{Name: r.Name, Session: r.Session, Revision: r.Revision, Env: readSettings(r).Env}
+	var err error
+	if b.Dir, err = m.folder(r.Name, r.Session, r.Bundle); err != nil {
+		return b, err
+	}
+	if _, err := os.Stat(b.Dir); err != nil {
+		bundle, err := m.bus.GetBundle(ctx, r.Bundle)
+		if err != nil {
+			return b, toolmesh.Errorf(toolmesh.CodeUnavailable, "the bundle of index %q cannot be fetched: %w", r.Name, err)
+		}
+		defer bundle.Close() //nolint:errcheck // only read
+		if err := index.Unpack(ctx, bundle, b.Dir, r.Bundle, nil); err != nil {
+			return b, err
+		}
+	}
+	return b, m.read(&b)
+}
+
+// read loads what a build's folder holds.
+func (m *Manager) read(b *Build) (err error) {
+	if b.Manifest, err = index.Load(b.Dir); err != nil {
+		return err
+	}
+	b.Lock, err = os.ReadFile(filepath.Join(b.Dir, index.MetaDir, index.LockFile))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return installFailed("lock", "the lock of index %q cannot be read: %w", b.Name, err)
+	}
+	return nil
+}
+
+// folder is where a bundle is unpacked for one index: the source tree is its
+// own, Python writes its bytecode there.
+func (m *Manager) folder(name subjects.IndexName, session subjects.SessionID, digest string) (string, error) {
+	k, err := subjects.IndexKey(name, session)
+	if err != nil {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", name, err)
+	}
+	return filepath.Join(m.dir, "indexes", k, digest), nil
+}
+
+func installFailed(reason, format string, args ...any) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeInstallFailed, format, args...).WithDetail("reason", reason).
+		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+}

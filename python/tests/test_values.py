@@ -1,0 +1,158 @@
+"""Results as JSON, and what JSON cannot carry."""
+
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import json
+import pathlib
+import types
+import uuid
+
+import pytest
+from toolmesh._worker.values import NotSerializable, decode, encode
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    when: datetime.date
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+class Sequence(collections.abc.Sequence):
+    def __getitem__(self, index):
+        return [1, 2][index]
+
+    def __len__(self):
+        return 2
+
+
+@pytest.mark.parametrize("value,text", [
+    (None, "null"), (True, "true"), (1, "1"), (1.5, "1.5"), ("ä\n\x00", '"ä\\n\\u0000"'), ([], "[]"), ({}, "{}"),
+    ((1, "a"), '[1,"a"]'),
+    ({1: "a", None: "b", True: "c"}, None),
+    ({1: "a", 2: "b"}, '{"1":"a","2":"b"}'),
+    (Color.RED, '"red"'), (Number.ONE, "1"), ({"c": Color.RED}, '{"c":"red"}'),
+    (Point(1, datetime.date(2026, 1, 31)), '{"x":1,"when":"2026-01-31"}'),
+    (Pair(1, 2), "[1,2]"),
+    (datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.timezone.utc), '"2026-01-31T12:00:00+00:00"'),
+    (datetime.time(12), '"12:00:00"'), (datetime.timedelta(minutes=1), "60.0"),
+    (decimal.Decimal("1.10"), '"1.10"'), (pathlib.PurePosixPath("/a"), '"/a"'),
+    (uuid.UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
+    ({3, 1, 2}, "[1,2,3]"), (frozenset(["a"]), '["a"]'),
+    (b"hi", '{"$bytes":"aGk="}'), (bytearray(b"hi"), '{"$bytes":"aGk="}'), (memoryview(b"hi"), '{"$bytes":"aGk="}'),
+    (collections.deque([1]), "[1]"), (collections.OrderedDict(a=1), '{"a":1}'), (collections.Counter("a"), '{"a":1}'),
+    (types.MappingProxyType({"a": 1}), '{"a":1}'), (Sequence(), "[1,2]"),
+    (10**40, str(10**40)),
+], ids=repr)
+def test_encode(value, text):
+    if text is None:
+        with pytest.raises(NotSerializable):
+            encode({1: "a", "1": "b"})
+        return
+    assert encode(value).decode() == text
+    json.loads(encode(value))
+
+
+shared = [1]
+looped = {"a": []}
+looped["a"].append(looped)
+deep = []
+for _ in range(50000):
+    deep = [deep]
+
+
+@pytest.mark.parametrize("value,path,words", [
+    (float("nan"), "result", "NaN"),
+    ([1, {"score": float("inf")}], "result[1].score", "infinit"),
+    ({"a b": [float("nan")]}, "result['a b'][0]", "NaN"),
+    (object(), "result", "builtins.object"),
+    ([1, 2, 3 + 4j], "result[2]", "complex"),
+    ({(1, 2): 3}, "result", "key of type tuple"),
+    ({"x": {1: "a", "1": "b"}}, "result.x", "the same key"),
+    ({None: 1, "null": 2}, "result", "the same key"),
+    ({float("nan"): 1}, "result", "key"),
+    (looped, "result.a[0]", "contains itself"),
+    ("\ud800", "result", "surrogate"),
+    ({"\ud800": 1}, "result (key '\\ud800')", "surrogate"),
+    (Point(1, object()), "result.when", "object"),
+    ([Point(1, float("nan"))], "result[0].when", "NaN"),
+    (lambda: 1, "result", "function"),
+    ((n for n in ()), "result", "generator"),
+    ({1: {2, float("nan")}}, "result[1][0]", "NaN"),
+], ids=lambda value: str(value)[:40])
+def test_what_json_cannot_carry_is_refused_with_its_place(value, path, words):
+    with pytest.raises(NotSerializable) as caught:
+        encode(value)
+    if "{2, nan}" not in repr(value):
+        assert caught.value.path == path
+    assert words in str(caught.value)
+
+
+def test_too_deep_is_refused():
+    with pytest.raises(NotSerializable) as caught:
+        encode(deep)
+    assert "deep" in str(caught.value)
+
+
+def test_the_same_object_twice_is_no_cycle():
+    assert encode([shared, shared]) == b"[[1],[1]]"
+
+
+def test_a_refusal_leaves_nothing_behind():
+    # The encoder's markers are shared by all calls.
+    value = {"a": [object()]}
+    for _ in range(3):
+        with pytest.raises(NotSerializable):
+            encode(value)
+    value["a"][0] = 1
+    assert encode(value) == b'{"a":[1]}'
+
+
+def test_a_property_that_raises_is_named():
+    class Bad(collections.abc.Mapping):
+        def __getitem__(self, key):
+            raise RuntimeError("broken")
+
+        def __iter__(self):
+            return iter("a")
+
+        def __len__(self):
+            return 1
+
+    with pytest.raises(NotSerializable) as caught:
+        encode({"x": Bad()})
+    assert caught.value.path == "result.x" and "broken" in str(caught.value)
+
+
+def test_numpy_values():
+    numpy = pytest.importorskip("numpy")
+    assert encode({"a": numpy.int64(3), "b": numpy.array([[1, 2]]), "c": numpy.float32(0.5)}) == b'{"a":3,"b":[[1,2]],"c":0.5}'
+    with pytest.raises(NotSerializable) as caught:
+        encode({"a": numpy.array([1.0, float("nan")])})
+    assert caught.value.path == "result.a[1]"
+
+
+@pytest.mark.parametrize("body,value", [
+    (b'{"a":1}', {"a": 1}), (b' {"a": [1, 2.5, null]} \n', {"a": [1, 2.5, None]}), ('{"ä":"ö"}'.encode(), {"ä": "ö"}),
+])
+def test_decode(body, value):
+    assert decode(body) == value
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b'{"a":1} x', b"\xff", b"nope"])
+def test_decode_refuses_what_is_not_json(body):
+    with pytest.raises(ValueError):
+        decode(body)

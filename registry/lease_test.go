@@ -1,0 +1,349 @@
+package registry_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+func holder(t testing.TB, b *bus.Bus, node string) (registry.NodeRecord, bool) {
+	t.Helper()
+	var r registry.NodeRecord
+	e, err := b.Get(t.Context(), nodeKey(node))
+	if err != nil {
+		return r, false
+	}
+	if err := json.Unmarshal(e.Value, &r); err != nil {
+		t.Fatal(err)
+	}
+	return r, true
+}
+
+func TestLeaseLivesInEveryTopology(t *testing.T) {
+	t.Parallel()
+	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
+		b := ready(t, top.Serve(t))
+		l := acquire(t, b, record("n1", "boot1"))
+		if !l.Held() || l.Err() != nil {
+			t.Fatalf("held %v, error %v", l.Held(), l.Err())
+		}
+		if err := l.Update(t.Context(), func(r *registry.NodeRecord) {
+			r.State, r.Boot = registry.StateDraining, "another"
+		}); err != nil {
+			t.Fatal(err)
+		}
+		meshtest.Until(t, "the change is stored", func() bool {
+			r, ok := holder(t, b, "n1")
+			return ok && r.State == registry.StateDraining && r.Boot == "boot1"
+		})
+		if err := l.Publish(t.Context(), registry.ToolsRecord{Index: "demo", Tools: []registry.ToolRoute{{ID: "demo.a", Digest: "d"}}}); err != nil {
+			t.Fatal(err)
+		}
+		meshtest.Until(t, "the tools are stored", func() bool { return len(toolsOf(t, b)) == 1 })
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatalf("a second release: %v", err)
+		}
+		meshtest.Until(t, "all is gone", func() bool {
+			_, leased := holder(t, b, "n1")
+			return !leased && len(toolsOf(t, b)) == 0
+		})
+	})
+}
+
+func TestLeaseOfALivingNodeIsRefused(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	l := acquire(t, b, record("n1", "boot1"))
+	beat(t, b, "n1", "boot1", 0)
+	_, err := registry.Acquire(t.Context(), b, record("n1", "boot2"), nil)
+	wantCode(t, err, toolmesh.CodeUnavailable)
+	if !strings.Contains(err.Error(), "boot1") || toolmesh.AsError(err).Retryable {
+		t.Fatalf("%v: must name the boot and not be retryable", err)
+	}
+	if l.Err() != nil {
+		t.Fatalf("the living node lost its lease: %v", l.Err())
+	}
+	// Without a heartbeat, but with a lease that is renewed while it is listened for,
+	// it lives too.
+	data, err := json.Marshal(record("n2", "boot1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	renew := func() error {
+		_, err := b.Put(t.Context(), nodeKey("n2"), data, registry.LeaseTTL)
+		return err
+	}
+	if err := renew(); err != nil {
+		t.Fatal(err)
+	}
+	refused := make(chan error, 1)
+	go func() {
+		_, err := registry.Acquire(t.Context(), b, record("n2", "boot2"), nil)
+		refused <- err
+	}()
+	meshtest.Until(t, "the start is refused", func() bool {
+		if err := renew(); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err = <-refused:
+			return true
+		default:
+			return false
+		}
+	})
+	wantCode(t, err, toolmesh.CodeUnavailable)
+	// The same boot, whose acknowledgement was lost, has it at once.
+	acquire(t, b, record("n1", "boot1"))
+}
+
+func TestLeaseOfASilentNodeIsTakenOver(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	cable := meshtest.NewProxy(t, s)
+	old := acquire(t, open(t, cable.Connect(t)), record("n1", "boot1"))
+	if err := old.Publish(t.Context(), registry.ToolsRecord{Index: "old", Tools: []registry.ToolRoute{{ID: "old.a", Digest: "d"}}}); err != nil {
+		t.Fatal(err)
+	}
+	cable.Blackhole()
+	began := time.Now()
+	l := acquire(t, open(t, s.Connect(t)), record("n1", "boot2"))
+	if d := time.Since(began); d < registry.Silence {
+		t.Fatalf("taken over after %v, without listening for %v", d, registry.Silence)
+	}
+	cable.Heal()
+	select {
+	case <-old.Lost():
+	case <-time.After(time.Minute):
+		t.Fatal("the old boot never learns that it lost the lease")
+	}
+	if old.Held() || old.Err() == nil {
+		t.Fatalf("the old boot: held %v, error %v", old.Held(), old.Err())
+	}
+	if err := l.Publish(t.Context(), registry.ToolsRecord{Index: "new", Tools: []registry.ToolRoute{{ID: "new.a", Digest: "d"}}}); err != nil {
+		t.Fatal(err)
+	}
+	// A release of the loser takes nothing from the winner, and what it left goes.
+	if err := old.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "what the old boot served is gone", func() bool {
+		tools := toolsOf(t, b)
+		return len(tools) == 1 && strings.Contains(tools["n1.=.i.new"], "boot2")
+	})
+	if r, ok := holder(t, b, "n1"); !ok || r.Boot != "boot2" {
+		t.Fatalf("the lease is of %q", r.Boot)
+	}
+}
+
+func TestLeaseSurvivesARestartAndAWipedStore(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	l := acquire(t, b, record("n1", "boot1"))
+	if err := l.Publish(t.Context(), registry.ToolsRecord{Index: "demo", Tools: []registry.ToolRoute{{ID: "demo.a", Digest: "d"}}}); err != nil {
+		t.Fatal(err)
+	}
+	s.Restart(t)
+	first := func() uint64 {
+		e, err := b.Get(t.Context(), nodeKey("n1"))
+		if err != nil {
+			return 0
+		}
+		return e.Revision
+	}
+	var before uint64
+	meshtest.Until(t, "the lease is there after a restart", func() bool { before = first(); return before > 0 })
+	meshtest.Until(t, "it is renewed", func() bool { return first() > before })
+	for _, bucket := range []string{subjects.BucketNodes, subjects.BucketTools} {
+		if err := b.JetStream().DeleteStream(t.Context(), subjects.KVStream(bucket)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	meshtest.Until(t, "lease and tools are back after a wipe", func() bool {
+		r, ok := holder(t, b, "n1")
+		return ok && r.Boot == "boot1" && len(toolsOf(t, b)) == 1
+	})
+	if l.Err() != nil || !l.Held() {
+		t.Fatalf("held %v, error %v", l.Held(), l.Err())
+	}
+}
+
+func TestLeaseWaitsForItsBroker(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	l := acquire(t, b, record("n1", "boot1"))
+	s.Stop()
+	meshtest.Until(t, "a lease that nobody can renew is not held", func() bool { return !l.Held() })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := l.Publish(ctx, registry.ToolsRecord{Index: "demo", Tools: []registry.ToolRoute{{ID: "demo.a", Digest: "d"}}}); err == nil {
+		t.Fatal("published without a broker")
+	}
+	s.Start(t)
+	meshtest.Until(t, "the lease is held again, and what was published meanwhile is there", func() bool {
+		_, leased := holder(t, b, "n1")
+		return l.Held() && leased && len(toolsOf(t, b)) == 1
+	})
+}
+
+func TestWithdraw(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	l := acquire(t, b, record("n1", "boot1"))
+	if err := l.Publish(t.Context(), registry.ToolsRecord{Session: "s1", Tools: []registry.ToolRoute{{ID: "search", Digest: "d"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := toolsOf(t, b)["n1.s1.t.search"]; !ok {
+		t.Fatalf("keys %v", toolsOf(t, b))
+	}
+	if err := l.Withdraw(t.Context(), subjects.ToolsKey{Session: "s1", Tool: "search"}); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(toolsOf(t, b)); n != 0 {
+		t.Fatalf("%d keys after Withdraw", n)
+	}
+	bad := registry.ToolsRecord{Session: "s1", Tools: []registry.ToolRoute{{ID: "a"}, {ID: "b"}}}
+	wantCode(t, l.Publish(t.Context(), bad), toolmesh.CodeInvalidRequest)
+}
+
+func TestAcquireFaults(t *testing.T) {
+	t.Parallel()
+	b := open(t, meshtest.Broker(t).Connect(t))
+	_, err := registry.Acquire(t.Context(), b, record("", "boot1"), nil)
+	wantCode(t, err, toolmesh.CodeInvalidRequest)
+	_, err = registry.Acquire(t.Context(), b, record("n1", ""), nil)
+	wantCode(t, err, toolmesh.CodeInvalidRequest)
+	_, err = registry.Acquire(t.Context(), b, record("n1", "boot1"), nil) // no buckets
+	wantCode(t, err, toolmesh.CodeUnavailable)
+}
+
+func TestIndexesHaveOneOwner(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	store := registry.NewStore(ready(t, s.Connect(t)), nil)
+	claim := func(source, session string) error {
+		return store.ClaimIndex(t.Context(), registry.IndexRecord{Name: "weather", Source: source, Session: subjects.SessionID(session)})
+	}
+	if err := claim("github.com/a/weather", ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := claim("github.com/a/weather", ""); err != nil {
+		t.Fatalf("the owner again: %v", err)
+	}
+	wantCode(t, claim("github.com/b/weather", ""), toolmesh.CodeInvalidRequest)
+	wantCode(t, claim("github.com/a/weather", "s1"), toolmesh.CodeInvalidRequest)
+	if _, err := store.Index(t.Context(), "weather", ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.DeleteIndex(t.Context(), "weather", ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.DeleteIndex(t.Context(), "weather", ""); err != nil {
+		t.Fatalf("deleted twice: %v", err)
+	}
+	if err := claim("github.com/b/weather", "s1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := claim("github.com/b/weather", "s2"); err != nil {
+		t.Fatalf("private to another session: %v", err)
+	}
+	wantCode(t, claim("github.com/c/weather", "s3"), toolmesh.CodeInvalidRequest)
+	wantCode(t, claim("github.com/b/weather", ""), toolmesh.CodeInvalidRequest)
+}
+
+func TestIndexClaimedAtOnceHasOneOwner(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	ready(t, s.Connect(t))
+	results := make(chan error)
+	const n = 8
+	for i := range n {
+		store := registry.NewStore(open(t, s.Connect(t)), nil)
+		go func() {
+			results <- store.ClaimIndex(t.Context(), registry.IndexRecord{Name: "x", Source: name(i)})
+		}()
+	}
+	won := 0
+	for range n {
+		if err := receive(t, results, "claim"); err == nil {
+			won++
+		} else {
+			wantCode(t, err, toolmesh.CodeInvalidRequest)
+		}
+	}
+	if won != 1 {
+		t.Fatalf("%d of %d claims won, want 1", won, n)
+	}
+}
+
+func TestSweepTakesOnlyWhatIsOldAndWithoutALease(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	store := registry.NewStore(b, nil)
+	if err := b.FreshTime(t.Context()); err != nil { // the age is told by the broker's clock
+		t.Fatal(err)
+	}
+	l := acquire(t, b, record("alive", "boot1"))
+	if err := l.Publish(t.Context(), registry.ToolsRecord{Index: "demo", Tools: []registry.ToolRoute{{ID: "demo.a", Digest: "d"}}}); err != nil {
+		t.Fatal(err)
+	}
+	dead := bus.Key{Bucket: subjects.BucketTools, Name: "dead.=.i.demo"}
+	if _, err := b.Put(t.Context(), dead, []byte(`{}`), 0); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := store.Sweep(t.Context(), time.Hour); n != 0 || err != nil {
+		t.Fatalf("young records: swept %d, %v", n, err)
+	}
+	meshtest.Until(t, "the record is old enough", func() bool {
+		n, err := store.Sweep(t.Context(), time.Millisecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n == 1
+	})
+	if tools := toolsOf(t, b); len(tools) != 1 || tools["alive.=.i.demo"] == "" {
+		t.Fatalf("left: %v", tools)
+	}
+}
+
+func TestSessionsExpire(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	store := registry.NewStore(b, nil)
+	v := view(t, b)
+	r := registry.SessionRecord{ID: "chat 1", Epoch: "e1", Created: time.Now(), TTL: 2 * time.Second}
+	if err := store.CreateSession(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.CreateSession(t.Context(), r); !errors.Is(err, bus.ErrConflict) {
+		t.Fatalf("created twice: %v", err)
+	}
+	if got, err := store.Session(t.Context(), "chat 1"); err != nil || got.Epoch != "e1" {
+		t.Fatalf("session %+v, %v", got, err)
+	}
+	meshtest.Until(t, "the view has the session", func() bool { _, ok := v.Session("chat 1"); return ok })
+	r.Ended = true
+	if err := store.PutSession(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "the view sees its end", func() bool { got, _ := v.Session("chat 1"); return got.Ended })
+	meshtest.Until(t, "it expires", func() bool { _, ok := v.Session("chat 1"); return !ok && len(v.Sessions()) == 0 })
+	if err := store.DeleteSession(t.Context(), "chat 1"); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,369 @@
+package registry_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+func respond(t testing.TB, b *bus.Bus, v *registry.View, store *registry.Store) *registry.Responder {
+	t.Helper()
+	r, err := registry.NewResponder(b, v, store, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	return r
+}
+
+// ask sends a registry request as a client does.
+func ask(t testing.TB, b *bus.Bus, session, verb string, question, answer any) error {
+	t.Helper()
+	subject, err := subjects.Registry(subjects.SessionID(session), verb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := nats.NewMsg(subject)
+	switch q := question.(type) {
+	case nil:
+	case string:
+		m.Data = []byte(q)
+	default:
+		if m.Data, err = json.Marshal(q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := b.Request(t.Context(), m)
+	if err != nil {
+		return err
+	}
+	parsed := codec.ParseReply(codec.Header(r.Header), r.Data)
+	if parsed.Kind == codec.ReplyError {
+		return parsed.Err
+	}
+	if err := json.Unmarshal(parsed.Body, answer); err != nil {
+		t.Fatalf("%s: %s: %v", verb, parsed.Body, err)
+	}
+	return nil
+}
+
+func TestRegistryIsAnsweredInEveryTopology(t *testing.T) {
+	t.Parallel()
+	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
+		b := ready(t, top.Serve(t))
+		store := registry.NewStore(b, nil)
+		v := view(t, b)
+		respond(t, b, v, registry.NewStore(b, nil))
+		l := acquire(t, b, record("n1", "boot1"))
+		beat(t, b, "n1", "boot1", 1)
+		publish(t, store, l, "weather", "r7", "weather.forecast.today", "weather.forecast.week", "weather.now")
+		meshtest.Until(t, "the view knows the tools", func() bool { return nodesOf(v, "s1", "weather.now") == "n1/boot1 " })
+		meshtest.Until(t, "the view knows the load", func() bool { n, _ := v.Node("n1"); return n.InFlight == 1 })
+		client := open(t, top.Call(t))
+		meshtest.Until(t, "the registry is heard", func() bool {
+			var a registry.ResolveAnswer
+			return ask(t, client, "s1", registry.VerbResolve, registry.ResolveRequest{Name: "now"}, &a) == nil && a.ID == "weather.now"
+		})
+
+		var resolved registry.ResolveAnswer
+		for question, want := range map[string]subjects.ToolID{
+			"weather.forecast.today": "weather.forecast.today", "forecast.week": "weather.forecast.week", "today": "weather.forecast.today",
+		} {
+			if err := ask(t, client, "s1", registry.VerbResolve, registry.ResolveRequest{Name: question}, &resolved); err != nil || resolved.ID != want {
+				t.Errorf("resolve %s: %s, %v", question, resolved.ID, err)
+			}
+		}
+		err := ask(t, client, "s1", registry.VerbResolve, registry.ResolveRequest{Name: "weather.nwo"}, &resolved)
+		wantCode(t, err, toolmesh.CodeToolNotFound)
+		if got := fmt.Sprint(toolmesh.AsError(err).Details["nearest"]); got != "[weather.now]" {
+			t.Errorf("nearest %s", got)
+		}
+
+		var candidates registry.CandidatesAnswer
+		if err := ask(t, client, "s1", registry.VerbCandidates, registry.ToolRequest{Tool: "weather.now"}, &candidates); err != nil {
+			t.Fatal(err)
+		}
+		if len(candidates.Nodes) != 1 || candidates.Nodes[0].Boot != "boot1" || candidates.Nodes[0].InFlight != 1 || !candidates.Idempotent || candidates.StaleMS != 0 {
+			t.Errorf("candidates %+v", candidates)
+		}
+
+		var described registry.DescribeAnswer
+		if err := ask(t, client, "s1", registry.VerbDescribe, registry.ToolRequest{Tool: "now"}, &described); err != nil {
+			t.Fatal(err)
+		}
+		d := described.Descriptor
+		if d.ID != "weather.now" || d.Description != "Does weather.now" || d.Index == nil || d.Index.Revision != "r7" ||
+			!slices.Equal(described.Nodes, []subjects.NodeID{"n1"}) || described.Digest == "" {
+			t.Errorf("described %+v %+v", described, d)
+		}
+
+		var listed registry.ListAnswer
+		if err := ask(t, client, "s1", registry.VerbList, registry.ListRequest{Limit: 2}, &listed); err != nil {
+			t.Fatal(err)
+		}
+		want := registry.ListAnswer{Next: "weather.forecast.week", Tools: []registry.ListedTool{
+			{ID: "weather.forecast.today", Index: "weather", Description: "Does weather.forecast.today", State: registry.ToolServing, Nodes: []subjects.NodeID{"n1"}},
+			{ID: "weather.forecast.week", Index: "weather", Description: "Does weather.forecast.week", State: registry.ToolServing, Nodes: []subjects.NodeID{"n1"}},
+		}}
+		if diff := cmp.Diff(want, listed); diff != "" {
+			t.Errorf("page 1:\n%s", diff)
+		}
+		if err := ask(t, client, "s1", registry.VerbList, registry.ListRequest{After: listed.Next, Limit: 2}, &listed); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestRegistryRefuses(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	respond(t, b, view(t, b), registry.NewStore(b, nil))
+	client := open(t, s.Connect(t))
+	var answer any
+	for name, tt := range map[string]struct {
+		verb string
+		body any
+		code toolmesh.Code
+	}{
+		"unknown verb":   {"search", nil, toolmesh.CodeInvalidRequest},
+		"no object":      {registry.VerbList, "[", toolmesh.CodeInvalidRequest},
+		"negative limit": {registry.VerbList, `{"limit":-1}`, toolmesh.CodeInvalidRequest},
+		"unknown tool":   {registry.VerbDescribe, `{"tool":"no.such"}`, toolmesh.CodeToolNotFound},
+		"no tool":        {registry.VerbCandidates, `{}`, toolmesh.CodeToolNotFound},
+	} {
+		err := ask(t, client, "s1", tt.verb, tt.body, &answer)
+		if toolmesh.CodeOf(err) != tt.code {
+			t.Errorf("%s: %v, want %s", name, err, tt.code)
+		}
+		if e := toolmesh.AsError(err); e.Started != toolmesh.StartedNo || e.Origin != toolmesh.OriginMesh {
+			t.Errorf("%s: %+v", name, e)
+		}
+	}
+	// A request whose reply is no inbox is dropped: the registry is nobody's deputy.
+	victim, err := s.Connect(t).SubscribeSync(subjects.KVSubject(subjects.BucketNodes, "victim"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	subject, err := subjects.Registry("s1", registry.VerbList)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Conn().PublishRequest(subject, subjects.KVSubject(subjects.BucketNodes, "victim"), nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Conn().Publish(subject, nil); err != nil { // no reply at all
+		t.Fatal(err)
+	}
+	if err := ask(t, client, "s1", registry.VerbList, nil, &answer); err != nil {
+		t.Fatal(err)
+	}
+	if n, _, _ := victim.Pending(); n != 0 {
+		t.Fatal("a registry request was answered into a bucket")
+	}
+}
+
+func TestSessionsSeeTheirOwnToolsFirst(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	store := registry.NewStore(b, nil)
+	v := view(t, b)
+	l := acquire(t, b, record("n1", "boot1"))
+	publish(t, store, l, "web", "r1", "web.search", "web.fetch")
+	publish(t, store, l, "alt", "r1", "alt.search")
+	own := func(epoch string) {
+		t.Helper()
+		if err := l.Publish(t.Context(), registry.ToolsRecord{Session: "s1", Epoch: epoch, Tools: []registry.ToolRoute{{ID: "search", Digest: "d"}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	own("")
+	if err := l.Publish(t.Context(), registry.ToolsRecord{Session: "s1", Index: "mine", Tools: []registry.ToolRoute{{ID: "mine.note", Digest: "d"}}}); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "the view knows them", func() bool {
+		return nodesOf(v, "s1", "search") != "unknown" && nodesOf(v, "s1", "mine.note") != "unknown" && nodesOf(v, "s1", "alt.search") != "unknown"
+	})
+	resolve := func(session, name string) string {
+		id, err := v.Resolve(subjects.SessionID(session), name)
+		if err != nil {
+			return fmt.Sprintf("%s %v", toolmesh.CodeOf(err), toolmesh.AsError(err).Details["nearest"])
+		}
+		return string(id)
+	}
+	for _, tt := range []struct{ session, name, want string }{
+		{"s1", "search", "search"},
+		{"s2", "search", "tool_not_found [alt.search web.search]"}, // ambiguous
+		{"s1", "note", "mine.note"},
+		{"s2", "note", "tool_not_found <nil>"},
+		{"s2", "mine.note", "tool_not_found <nil>"},
+		{"s2", "fetch", "web.fetch"},
+		{"s2", "", "tool_not_found <nil>"},
+	} {
+		if got := resolve(tt.session, tt.name); got != tt.want {
+			t.Errorf("%s resolves %q to %q, want %q", tt.session, tt.name, got, tt.want)
+		}
+	}
+	var ids []string
+	for after := subjects.ToolID(""); ; {
+		page, next := v.List("s1", after, 2)
+		for _, r := range page {
+			ids = append(ids, string(r.ID))
+		}
+		if next == "" {
+			break
+		}
+		after = next
+	}
+	if got, want := strings.Join(ids, " "), "alt.search mine.note search web.fetch web.search"; got != want {
+		t.Fatalf("listed %q, want %q", got, want)
+	}
+	// A session of that name is created: what the old one had is not its own.
+	if err := store.CreateSession(t.Context(), registry.SessionRecord{ID: "s1", Epoch: "e1", Created: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "tools of another epoch are hidden", func() bool { return nodesOf(v, "s1", "search") == "unknown" })
+	if page, _ := v.List("s1", "", 0); len(page) != 3 {
+		t.Fatalf("%d tools listed, want 3", len(page))
+	}
+	own("e1")
+	meshtest.Until(t, "tools of its epoch are seen", func() bool { return nodesOf(v, "s1", "search") != "unknown" })
+}
+
+func TestNamesThatTravelHashed(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	v := view(t, b)
+	node, session := strings.Repeat("node ", 20), subjects.SessionID(strings.Repeat("session ", 20))
+	l := acquire(t, b, record(node, "boot1"))
+	if err := l.Publish(t.Context(), registry.ToolsRecord{Session: session, Tools: []registry.ToolRoute{{ID: "search", Digest: "d"}}}); err != nil {
+		t.Fatal(err)
+	}
+	hashed, err := subjects.EncodeToken(string(session))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []subjects.SessionID{session, subjects.SessionID(hashed)} {
+		meshtest.Until(t, "the tool is found", func() bool {
+			r, ok := v.Route(name, "search")
+			return ok && r.Session == session && len(r.Nodes) == 1 && string(r.Nodes[0].Node) == node
+		})
+	}
+	if n, ok := v.Node(subjects.NodeID(node)); !ok || !n.Alive {
+		t.Fatalf("node %+v, %v", n, ok)
+	}
+}
+
+func TestToolOfAnotherState(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	v := view(t, b)
+	l1, l2 := acquire(t, b, record("n1", "boot1")), acquire(t, b, record("n2", "boot1"))
+	put := func(l *registry.Lease, digest string, state registry.ToolState) {
+		t.Helper()
+		if err := l.Publish(t.Context(), registry.ToolsRecord{Index: "demo", Revision: digest, Tools: []registry.ToolRoute{
+			{ID: "demo.a", Digest: digest, State: state, Reason: "no GPU here"}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(l1, "r1", registry.ToolUnavailable)
+	meshtest.Until(t, "it is known, with its reason", func() bool {
+		r, ok := v.Route("s", "demo.a")
+		return ok && len(r.Nodes) == 0 && r.Reason == "no GPU here"
+	})
+	put(l2, "r2", "")
+	meshtest.Until(t, "the node that can is the candidate, and its digest counts", func() bool {
+		r, _ := v.Route("s", "demo.a")
+		return len(r.Nodes) == 1 && r.Nodes[0].Node == "n2" && r.Digest == "r2" && r.Reason == ""
+	})
+	put(l1, "r3", registry.ToolUnavailable)
+	meshtest.Until(t, "a later record of one that cannot does not count", func() bool {
+		r, _ := v.Route("s", "demo.a")
+		return len(r.Nodes) == 1 && r.Digest == "r2"
+	})
+	put(l1, "r4", "")
+	meshtest.Until(t, "the latest of those that can counts", func() bool {
+		r, _ := v.Route("s", "demo.a")
+		return len(r.Nodes) == 2 && r.Digest == "r4"
+	})
+}
+
+func TestListIsCutToAMessage(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t, meshtest.MaxPayload(8<<10))
+	b := ready(t, s.Connect(t))
+	store := registry.NewStore(b, nil)
+	v := view(t, b)
+	respond(t, b, v, store)
+	l := acquire(t, b, record("n1", "boot1"))
+	const n = 60
+	for i := range n {
+		publish(t, store, l, subjects.IndexName(fmt.Sprintf("ix%02d", i)), "r1", fmt.Sprintf("ix%02d.a_function_with_a_long_name", i))
+	}
+	meshtest.Until(t, "all are known", func() bool { all, _ := v.List("s", "", 0); return len(all) == n })
+	client := open(t, s.Connect(t))
+	seen := 0
+	for q := (registry.ListRequest{}); ; {
+		var a registry.ListAnswer
+		if err := ask(t, client, "s", registry.VerbList, q, &a); err != nil {
+			t.Fatal(err)
+		}
+		seen += len(a.Tools)
+		if q.After = a.Next; a.Next == "" {
+			break
+		}
+	}
+	if seen != n {
+		t.Fatalf("%d tools over all pages, want %d", seen, n)
+	}
+}
+
+func TestDescriptorsAreCachedAndBounded(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	writer := registry.NewStore(b, nil)
+	l := acquire(t, b, record("n1", "boot1"))
+	publish(t, writer, l, "demo", "r1", "demo.a", "demo.b")
+	v := view(t, b)
+	meshtest.Until(t, "known", func() bool { return nodesOf(v, "s", "demo.b") != "unknown" })
+	a, _ := v.Route("s", "demo.a")
+	c, _ := v.Route("s", "demo.b")
+	reader := registry.NewStore(open(t, s.Connect(t)), nil)
+	d, err := reader.Descriptor(t.Context(), a.Digest)
+	if err != nil || d.ID != "demo.a" {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	all, err := reader.Descriptors(t.Context(), []string{a.Digest, c.Digest, "missing", "not a key", ""})
+	if err != nil || len(all) != 2 || all[a.Digest] != d {
+		t.Fatalf("%d descriptors, %v; the first cached: %v", len(all), err, all[a.Digest] == d)
+	}
+	_, err = reader.Descriptor(t.Context(), "missing")
+	wantCode(t, err, toolmesh.CodeToolNotFound)
+	// A cache that holds one descriptor still answers both.
+	small := registry.NewStore(b, &registry.StoreOptions{CacheBytes: 1})
+	for range 2 {
+		for _, digest := range []string{a.Digest, c.Digest} {
+			if _, err := small.Descriptor(t.Context(), digest); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	s.Stop()
+	if _, err := reader.Descriptor(t.Context(), a.Digest); err != nil {
+		t.Fatalf("a cached descriptor needs the broker: %v", err)
+	}
+}

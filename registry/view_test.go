@@ -1,0 +1,378 @@
+package registry_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+func TestViewFollowsInEveryTopology(t *testing.T) {
+	t.Parallel()
+	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
+		b := ready(t, top.Serve(t))
+		store := registry.NewStore(b, nil)
+		l := acquire(t, b, record("n1", "boot1"))
+		publish(t, store, l, "demo", "r1", "demo.a", "demo.b")
+		beat(t, b, "n1", "boot1", 2)
+		// One view is opened before anything happens, on another server, one after.
+		early := view(t, open(t, top.ServeOn(t, 1)))
+		for _, v := range []*registry.View{early, view(t, b)} {
+			meshtest.Until(t, "the view knows the tool", func() bool { return nodesOf(v, "s1", "demo.a") == "n1/boot1 " })
+			meshtest.Until(t, "the view knows the load", func() bool {
+				n, ok := v.Node("n1")
+				return ok && n.Alive && n.InFlight == 2 && slices.Equal(n.Indexes, []subjects.IndexName{"demo"})
+			})
+			if v.Stale() != 0 {
+				t.Errorf("the view is %v behind", v.Stale())
+			}
+		}
+		publish(t, store, l, "demo", "r2", "demo.b", "demo.c")
+		meshtest.Until(t, "the view has the new revision", func() bool {
+			r, ok := early.Route("s1", "demo.c")
+			return ok && r.Revision == "r2" && nodesOf(early, "s1", "demo.a") == "unknown"
+		})
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		meshtest.Until(t, "the node is gone", func() bool { return len(early.Nodes()) == 0 && nodesOf(early, "s1", "demo.b") == "unknown" })
+	})
+}
+
+func TestViewTellsWhatBecameOfNodes(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	store := registry.NewStore(b, nil)
+	v := view(t, open(t, s.Connect(t)))
+	events := make(chan registry.NodeEvent, 64)
+	defer v.OnNode(func(e registry.NodeEvent) { events <- e })()
+	next := func(what string) registry.NodeEvent { t.Helper(); return receive(t, events, what) }
+
+	cable := meshtest.NewProxy(t, s)
+	b1 := open(t, cable.Connect(t))
+	l := acquire(t, b1, record("n1", "boot1"))
+	publish(t, store, l, "demo", "r1", "demo.a")
+	beat(t, b1, "n1", "boot1", 0)
+	if e := next("arrival"); e != (registry.NodeEvent{Node: "n1", Boot: "boot1", Up: true}) {
+		t.Fatalf("event %+v", e)
+	}
+	meshtest.Until(t, "it can be called", func() bool { return nodesOf(v, "s1", "demo.a") == "n1/boot1 " })
+	// Its machine is gone, the lease stands for a while.
+	cable.Blackhole()
+	stopped := time.Now()
+	if e := next("silence"); e.Up || e.Boot != "boot1" || e.Reason != registry.ReasonSilent {
+		t.Fatalf("event %+v", e)
+	}
+	if d := time.Since(stopped); d < registry.Silence-500*time.Millisecond {
+		t.Fatalf("told after %v of silence", d)
+	}
+	if got := nodesOf(v, "s1", "demo.a"); got != "" {
+		t.Fatalf("a silent node is a candidate: %q", got)
+	}
+	if r, ok := v.Route("s1", "demo.a"); !ok || r.Reason == "" {
+		t.Fatalf("a tool that nobody serves: %+v, %v; want known, with a reason", r, ok)
+	}
+	// Another boot takes over: the old one's records are not believed.
+	l2 := acquire(t, b, record("n1", "boot2"))
+	beat(t, b, "n1", "boot2", 0)
+	if e := next("new boot"); !e.Up || e.Boot != "boot2" {
+		t.Fatalf("event %+v", e)
+	}
+	if got := nodesOf(v, "s1", "demo.a"); strings.Contains(got, "boot2") {
+		t.Fatalf("what boot1 published counts for boot2: %q", got)
+	}
+	publish(t, store, l2, "demo", "r1", "demo.a")
+	meshtest.Until(t, "the new boot can be called", func() bool { return nodesOf(v, "s1", "demo.a") == "n1/boot2 " })
+	// A restart under a view's eyes: the lease changes its boot.
+	e, err := b.Get(t.Context(), nodeKey("n1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := strings.Replace(string(e.Value), "boot2", "boot3", 1)
+	if _, err := b.Put(t.Context(), nodeKey("n1"), []byte(data), registry.LeaseTTL); err != nil {
+		t.Fatal(err)
+	}
+	if e := next("restart"); e.Up || e.Boot != "boot2" || e.Reason != registry.ReasonRestart {
+		t.Fatalf("event %+v", e)
+	}
+}
+
+func TestDrainingIsNoCandidate(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	store := registry.NewStore(b, nil)
+	v := view(t, b)
+	l := acquire(t, b, record("n1", "boot1"))
+	publish(t, store, l, "demo", "r1", "demo.a")
+	meshtest.Until(t, "it can be called", func() bool { return nodesOf(v, "s1", "demo.a") == "n1/boot1 " })
+	subject, err := subjects.Heartbeat("n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Conn().Publish(subject, codec.Heartbeat{Node: "n1", Boot: "boot1", State: "draining", Slots: 4}.Encode()); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "a heartbeat takes it out", func() bool { return nodesOf(v, "s1", "demo.a") == "" })
+	if n, _ := v.Node("n1"); n.State != registry.StateDraining {
+		t.Fatalf("state %q", n.State)
+	}
+	// Heartbeats of another node's name on this node's subject are not believed.
+	if err := b.Conn().Publish(subject, codec.Heartbeat{Node: "n2", Boot: "boot1", State: "serving"}.Encode()); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Conn().Publish(subject, []byte("{")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestViewSurvivesARestart(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	store := registry.NewStore(b, nil)
+	v := view(t, open(t, s.Connect(t)))
+	events := make(chan registry.NodeEvent, 64)
+	l := acquire(t, b, record("n1", "boot1"))
+	publish(t, store, l, "demo", "r1", "demo.a")
+	beat(t, b, "n1", "boot1", 0)
+	meshtest.Until(t, "it can be called", func() bool { return nodesOf(v, "s1", "demo.a") == "n1/boot1 " })
+	defer v.OnNode(func(e registry.NodeEvent) { events <- e })()
+	if e := receive(t, events, "the node that is there"); !e.Up {
+		t.Fatalf("event %+v", e)
+	}
+	s.Stop()
+	meshtest.Until(t, "the view knows that it is behind", func() bool { return v.Stale() > 0 })
+	if got := nodesOf(v, "s1", "demo.a"); got != "n1/boot1 " {
+		t.Fatalf("without a broker the view says %q", got)
+	}
+	s.Start(t)
+	meshtest.Until(t, "it is up to date", func() bool { return v.Stale() == 0 && b.Connected() })
+	publish(t, store, l, "demo", "r2", "demo.b")
+	meshtest.Until(t, "it follows again", func() bool { return nodesOf(v, "s1", "demo.b") == "n1/boot1 " })
+	select {
+	case e := <-events:
+		t.Fatalf("a restart of the broker lost a node: %+v", e)
+	default:
+	}
+}
+
+func TestViewSurvivesAWipedStore(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	store := registry.NewStore(b, nil)
+	v := view(t, open(t, s.Connect(t)))
+	l := acquire(t, b, record("n1", "boot1"))
+	publish(t, store, l, "demo", "r1", "demo.a")
+	for i := range 20 { // sequences of the new stream are below those of the old
+		publish(t, store, l, "other", fmt.Sprint(i), "other.a")
+	}
+	beat(t, b, "n1", "boot1", 0)
+	meshtest.Until(t, "it can be called", func() bool { return nodesOf(v, "s1", "demo.a") == "n1/boot1 " })
+	events := make(chan registry.NodeEvent, 64)
+	defer v.OnNode(func(e registry.NodeEvent) { events <- e })()
+	receive(t, events, "the node that is there")
+	for _, bucket := range []string{subjects.BucketNodes, subjects.BucketTools} {
+		if err := b.JetStream().DeleteStream(t.Context(), subjects.KVStream(bucket)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publishAfter := func() bool {
+		err := l.Publish(t.Context(), registry.ToolsRecord{Index: "new", Tools: []registry.ToolRoute{{ID: "new.a", Digest: "d"}}})
+		return err == nil
+	}
+	meshtest.Until(t, "the node writes into the new store", publishAfter)
+	meshtest.Until(t, "the view follows the new store", func() bool { return nodesOf(v, "s1", "new.a") == "n1/boot1 " })
+	if got := nodesOf(v, "s1", "demo.a"); got != "n1/boot1 " {
+		t.Fatalf("what was known is %q", got)
+	}
+	select {
+	case e := <-events:
+		t.Fatalf("a wiped store lost a node: %+v", e)
+	default:
+	}
+}
+
+// TestViewFillsHoles drops one republished change by publishing a later one with
+// a hole before it, as a subscriber sees it that missed a message.
+func TestViewFillsHoles(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	stream := subjects.KVStream(subjects.BucketTools)
+	js := b.JetStream()
+	have, err := js.Stream(t.Context(), stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := view(t, b)
+	l := acquire(t, b, record("n1", "boot1"))
+	// Without republishing, what is written is not heard.
+	config := have.CachedInfo().Config
+	quiet := config
+	quiet.RePublish = nil
+	put := func(index string) {
+		t.Helper()
+		id := subjects.ToolID(index + ".a")
+		if err := l.Publish(t.Context(), registry.ToolsRecord{Index: subjects.IndexName(index), Tools: []registry.ToolRoute{{ID: id, Digest: "d"}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("heard")
+	meshtest.Until(t, "the first is known", func() bool { return nodesOf(v, "s", "heard.a") != "unknown" })
+	if _, err := js.UpdateStream(t.Context(), quiet); err != nil {
+		t.Fatal(err)
+	}
+	put("missed1")
+	put("missed2")
+	if err := l.Withdraw(t.Context(), subjects.ToolsKey{Index: "heard"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := nodesOf(v, "s", "missed1.a"); got != "unknown" {
+		t.Fatalf("the test does not test: the view has what it cannot have heard: %q", got)
+	}
+	if _, err := js.UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	put("later")
+	meshtest.Until(t, "the hole is filled", func() bool {
+		return nodesOf(v, "s", "later.a") != "unknown" && nodesOf(v, "s", "missed1.a") != "unknown" &&
+			nodesOf(v, "s", "missed2.a") != "unknown" && nodesOf(v, "s", "heard.a") == "unknown"
+	})
+	if v.Stale() != 0 {
+		meshtest.Until(t, "the view is up to date", func() bool { return v.Stale() == 0 })
+	}
+}
+
+// TestViewSeesAMissedEnd misses the last change of a bucket: no later one shows
+// the hole, so only the regular look can.
+func TestViewSeesAMissedEnd(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	v, err := registry.OpenView(t.Context(), b, &registry.ViewOptions{CheckEvery: 20 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(v.Close)
+	l := acquire(t, b, record("n1", "boot1"))
+	stream, err := b.JetStream().Stream(t.Context(), subjects.KVStream(subjects.BucketTools))
+	if err != nil {
+		t.Fatal(err)
+	}
+	quiet := stream.CachedInfo().Config
+	quiet.RePublish = nil
+	if _, err := b.JetStream().UpdateStream(t.Context(), quiet); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, registry.NewStore(b, nil), l, "demo", "r1", "demo.a")
+	meshtest.Until(t, "the end is seen", func() bool { return nodesOf(v, "s", "demo.a") == "n1/boot1 " })
+}
+
+func TestViewIgnoresForgedChanges(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	v := view(t, b)
+	m := nats.NewMsg("mesh.reg.MESH_TOOLS.n1.=.i.forged")
+	m.Data = []byte(`{"node":"n1","boot":"b","tools":[{"id":"forged.a","digest":"d"}]}`)
+	if err := b.Conn().PublishMsg(m); err != nil {
+		t.Fatal(err)
+	}
+	// A record whose key says another node, index or session than its body: the key counts.
+	key := bus.Key{Bucket: subjects.BucketTools, Name: "n2.=.i.real"}
+	if _, err := b.Put(t.Context(), key, []byte(`{"node":"n1","session":"s9","index":"x","tools":[{"id":"real.a","digest":"d"}]}`), 0); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "the record is known", func() bool { _, ok := v.Route("s1", "real.a"); return ok })
+	if r, _ := v.Route("s1", "real.a"); r.Index != "real" || r.Session != "" {
+		t.Fatalf("route %+v", r)
+	}
+	if nodesOf(v, "s1", "forged.a") != "unknown" {
+		t.Fatal("a change without a sequence was believed")
+	}
+}
+
+func TestOpenViewNeedsBuckets(t *testing.T) {
+	t.Parallel()
+	b := open(t, meshtest.Broker(t).Connect(t))
+	_, err := registry.OpenView(t.Context(), b, nil)
+	wantCode(t, err, toolmesh.CodeUnavailable)
+	if !errors.Is(err, jetstream.ErrStreamNotFound) {
+		t.Fatalf("%v", err)
+	}
+}
+
+func TestSnapshotOfManyRecords(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	const nodes, indexes = 100, 100
+	js, err := jetstream.New(b.Conn())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range nodes {
+		for i := range indexes {
+			index := fmt.Sprintf("ix%d", i)
+			data, err := json.Marshal(registry.ToolsRecord{
+				Node: subjects.NodeID(name(n)), Boot: "boot", Index: subjects.IndexName(index),
+				Tools: []registry.ToolRoute{{ID: subjects.ToolID(index + ".mod.f"), Digest: strings.Repeat("d", 64)}, {ID: subjects.ToolID(index + ".mod.g"), Digest: strings.Repeat("e", 64)}},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := nats.NewMsg(subjects.KVSubject(subjects.BucketTools, name(n)+".=.i."+index))
+			m.Data = data
+			if _, err := js.PublishMsgAsync(m, jetstream.WithStallWait(time.Minute)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	select {
+	case <-js.PublishAsyncComplete():
+	case <-t.Context().Done():
+		t.Fatal("not stored")
+	}
+	began := time.Now()
+	v := view(t, open(t, s.Connect(t)))
+	t.Logf("%d records in %v", nodes*indexes, time.Since(began))
+	began = time.Now()
+	tools, next := v.List("s1", "", 0)
+	if len(tools) != 2*indexes || next != "" {
+		t.Fatalf("%d tools, next %q", len(tools), next)
+	}
+	t.Logf("listed in %v", time.Since(began))
+	if id, err := v.Resolve("s1", "ix42.mod.g"); err != nil || id != "ix42.mod.g" {
+		t.Fatalf("%q, %v", id, err)
+	}
+}
+
+func BenchmarkRoute(b *testing.B) {
+	s := meshtest.Broker(b)
+	x := ready(b, s.Connect(b))
+	store := registry.NewStore(x, nil)
+	for i := range 10 {
+		l := acquire(b, x, record(name(i), "boot1"))
+		publish(b, store, l, "demo", "r1", "demo.a")
+	}
+	v := view(b, x)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, ok := v.Route("s1", "demo.a"); !ok {
+			b.Fatal("unknown")
+		}
+	}
+}

@@ -1,0 +1,302 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// joinWait bounds what a router does on the first use of the mesh.
+const joinWait = 15 * time.Second
+
+// Options adjusts a [Router].
+type Options struct {
+	// Session is the session of calls that name none. Defaults to "default".
+	Session subjects.SessionID
+	// Node is the node's id, once functions are served. Defaults to "router" and
+	// a random end.
+	Node subjects.NodeID
+	// Service is the name in NATS's service discovery. Defaults to
+	// "mesh-router".
+	Service string
+	// Version is the version of the program, for people. Defaults to none.
+	Version string
+	// SessionPolicy is "open" (the default: any session exists) or "strict" (only
+	// those that were created), for the functions that this router serves.
+	SessionPolicy string
+	// Slots is how many calls of its functions run at once. Defaults to
+	// host.DefaultSlots.
+	Slots int
+	// Replicas, ChunksStorage and ChunksMax say how missing streams are made; see
+	// [host.Options].
+	Replicas      int
+	ChunksStorage string
+	ChunksMax     int64
+	// Logger takes what happens; nil discards it.
+	Logger *slog.Logger
+}
+
+// Router is one member of the mesh. Its methods may be called concurrently.
+type Router struct {
+	opts   Options
+	log    *slog.Logger
+	bus    *bus.Bus
+	client *client.Client
+
+	mu        sync.Mutex // guards what follows, and joining
+	host      *host.Host
+	serving   bool
+	view      *registry.View
+	store     *registry.Store
+	responder *registry.Responder
+	micro     *bus.Service
+	ending    *ender
+	closed    bool
+	policy    *sessions
+}
+
+// New makes a router on a connection, which it leaves open. Nothing is sent
+// before it is used; [Router.Start] joins the mesh at once. Close it.
+func New(nc *nats.Conn, opts *Options) (*Router, error) {
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Service == "" {
+		o.Service = "mesh-router"
+	}
+	if o.Node == "" {
+		o.Node = subjects.NodeID("router-" + uuid.NewString()[:8])
+	}
+	switch o.SessionPolicy {
+	case "", "open", "strict":
+	default:
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "router.Options.SessionPolicy is %q: open or strict", o.SessionPolicy)
+	}
+	b, err := bus.New(nc, &bus.Options{Logger: o.Logger})
+	if err != nil {
+		return nil, err
+	}
+	c, err := client.NewOn(b, &client.Options{Session: o.Session, Logger: o.Logger})
+	if err != nil {
+		b.Close()
+		return nil, err
+	}
+	return &Router{
+		opts: o, log: o.Logger, bus: b, client: c, store: registry.NewStore(b, nil),
+		policy: &sessions{strict: o.SessionPolicy == "strict"},
+	}, nil
+}
+
+// Node is the node's id.
+func (r *Router) Node() subjects.NodeID { return r.opts.Node }
+
+// Start joins the mesh: it opens the view, and answers the registry's questions
+// from it. Functions that were handed over are served from now on.
+func (r *Router) Start(ctx context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.join(ctx); err != nil {
+		return err
+	}
+	if r.micro == nil && !r.serving {
+		var err error
+		r.micro, err = r.bus.StartService(bus.ServiceConfig{
+			Name: r.opts.Service, Version: r.opts.Version, Description: "a router of the mesh",
+			Metadata: map[string]string{"node": string(r.opts.Node), "proto": "1"},
+		})
+		if err != nil {
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%w", err)
+		}
+	}
+	return nil
+}
+
+// join opens the view and what hangs on it, once; r.mu is held.
+func (r *Router) join(ctx context.Context) error {
+	if r.closed {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the router is closed")
+	}
+	if r.view != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, joinWait)
+	defer cancel()
+	if err := r.bus.Ensure(ctx, &bus.Layout{Copies: r.opts.Replicas, ChunksStorage: r.opts.ChunksStorage, ChunksBytes: r.opts.ChunksMax}); err != nil {
+		return err
+	}
+	view, err := registry.OpenView(ctx, r.bus, &registry.ViewOptions{Logger: r.log})
+	if err != nil {
+		return err
+	}
+	responder, err := registry.NewResponder(r.bus, view, r.store, &registry.ResponderOptions{Logger: r.log})
+	if err != nil {
+		view.Close()
+		return err
+	}
+	r.view, r.responder = view, responder
+	r.policy.view.Store(view)
+	r.ending = newEnder(r, view)
+	return nil
+}
+
+// serve starts the host, once; r.mu is held.
+func (r *Router) serve(ctx context.Context) error {
+	if r.serving {
+		return nil
+	}
+	if err := r.join(ctx); err != nil {
+		return err
+	}
+	h, err := host.NewOn(r.bus, &host.Options{
+		Node: r.opts.Node, Version: r.opts.Version, Slots: r.opts.Slots, Sessions: r.policy, Service: r.serviceName(),
+		Replicas: r.opts.Replicas, ChunksStorage: r.opts.ChunksStorage, ChunksMax: r.opts.ChunksMax, Logger: r.log,
+	})
+	if err != nil {
+		return err
+	}
+	if err := h.Start(ctx); err != nil {
+		return err
+	}
+	r.host, r.serving = h, true
+	return nil
+}
+
+// serviceName lists the process once: by the host, unless Start already did.
+func (r *Router) serviceName() string {
+	if r.micro != nil {
+		return "-"
+	}
+	return r.opts.Service
+}
+
+// Handle serves a Go function as <index>.<name> to every session, from now on.
+// An empty name becomes a generated one. It returns the full id.
+func (r *Router) Handle(index subjects.IndexName, name string, handler host.Handler, opts ...host.ToolOption) (subjects.ToolID, error) {
+	return r.handle(index, "", name, handler, opts)
+}
+
+func (r *Router) handle(index subjects.IndexName, session subjects.SessionID, name string, handler host.Handler, opts []host.ToolOption) (subjects.ToolID, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), joinWait)
+	defer cancel()
+	r.mu.Lock()
+	err := r.serve(ctx)
+	h := r.host
+	r.mu.Unlock()
+	if err != nil {
+		return "", err
+	}
+	return h.HandleIn(index, session, name, handler, opts...)
+}
+
+// Call runs a tool; see [client.Client.Call].
+func (r *Router) Call(ctx context.Context, id subjects.ToolID, args any, opts ...client.CallOption) (*client.Result, error) {
+	return r.client.Call(ctx, id, args, opts...)
+}
+
+// Stream calls a tool and yields its items; see [client.Client.Stream].
+func (r *Router) Stream(ctx context.Context, id subjects.ToolID, args any, opts ...client.CallOption) iter.Seq2[client.Chunk, error] {
+	return r.client.Stream(ctx, id, args, opts...)
+}
+
+// Client is the router's client, for what else it can do.
+func (r *Router) Client() *client.Client { return r.client }
+
+// View is what the router knows of the mesh: nodes, indexes and sessions. It
+// joins the mesh if that has not happened yet.
+func (r *Router) View(ctx context.Context) (*registry.View, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.join(ctx); err != nil {
+		return nil, err
+	}
+	return r.view, nil
+}
+
+// Run starts the router, stays until ctx ends, and stops it.
+func (r *Router) Run(ctx context.Context) error {
+	if err := r.Start(ctx); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	return r.Stop(stop)
+}
+
+// Stop drains what the router serves and leaves the mesh. It may be called more
+// than once.
+func (r *Router) Stop(ctx context.Context) error {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return nil
+	}
+	r.closed = true
+	h, view, responder, micro, ending := r.host, r.view, r.responder, r.micro, r.ending
+	r.mu.Unlock()
+	var errs []error
+	if ending != nil {
+		ending.stop()
+	}
+	if h != nil {
+		errs = append(errs, h.Stop(ctx))
+	}
+	if micro != nil {
+		_ = micro.Stop()
+	}
+	if responder != nil {
+		responder.Close()
+	}
+	if view != nil {
+		view.Close()
+	}
+	r.client.Close()
+	r.bus.Close()
+	return errors.Join(errs...)
+}
+
+// Close is Stop with half a minute for the calls in flight.
+func (r *Router) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	return r.Stop(ctx)
+}
+
+// sessions decides which sessions exist for the functions of this router.
+type sessions struct {
+	strict bool
+	view   atomic.Pointer[registry.View]
+}
+
+// Admit implements [host.Sessions].
+func (s *sessions) Admit(id subjects.SessionID) (string, error) {
+	view := s.view.Load()
+	if view == nil {
+		return "", nil
+	}
+	return registry.AdmitSession(view, id, s.strict)
+}
+
+// newSessionID makes the id of a session that was given none.
+func newSessionID() subjects.SessionID {
+	return subjects.SessionID("s_" + strings.ReplaceAll(uuid.NewString(), "-", ""))
+}

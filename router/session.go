@@ -1,0 +1,193 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// SessionOptions adjusts a new session.
+type SessionOptions struct {
+	// ID is the session's name. Defaults to a new one.
+	ID subjects.SessionID
+	// TTL is how long the session lives. Defaults to until it is ended.
+	TTL time.Duration
+	// Pins hold an index to a revision. Defaults to none.
+	Pins map[subjects.IndexName]string
+}
+
+// Session is a namespace of tools that this router created or joined.
+type Session struct {
+	client *client.Client
+	r      *Router
+	id     subjects.SessionID
+}
+
+// CreateSession creates a session. A name that is in use is invalid_request; a
+// name that was used before is a new session all the same.
+func (r *Router) CreateSession(ctx context.Context, opts *SessionOptions) (*Session, error) {
+	var o SessionOptions
+	if opts != nil {
+		o = *opts
+	}
+	if o.ID == "" {
+		o.ID = newSessionID()
+	}
+	if o.TTL < 0 || o.TTL > 0 && o.TTL < time.Second {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the session's ttl is %v: at least 1s, or none", o.TTL)
+	}
+	r.mu.Lock()
+	err := r.join(ctx)
+	r.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	record := registry.SessionRecord{ID: o.ID, Epoch: uuid.NewString(), Created: r.bus.Time().Now.UTC(), TTL: o.TTL, Pins: o.Pins}
+	err = r.store.CreateSession(ctx, record)
+	if errors.Is(err, bus.ErrConflict) {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "session %q exists already: end it, or choose another name", o.ID)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return r.Session(o.ID), nil
+}
+
+// Session is a handle on a session, whoever created it. It sends nothing.
+func (r *Router) Session(id subjects.SessionID) *Session {
+	return &Session{client: r.client.In(id), r: r, id: id}
+}
+
+// Sessions lists the sessions that somebody created.
+func (r *Router) Sessions(ctx context.Context) ([]registry.SessionRecord, error) {
+	view, err := r.View(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return view.Sessions(), nil
+}
+
+// EndSession ends a session: its record goes, and with it, on every node within
+// a moment, its tools and its private indexes. One that nobody created is
+// session_not_found.
+func (r *Router) EndSession(ctx context.Context, id subjects.SessionID) error {
+	view, err := r.View(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := r.store.Session(ctx, id); err != nil {
+		if errors.Is(err, bus.ErrNoKey) {
+			return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "nobody created a session %q", id)
+		}
+		return err
+	}
+	for _, index := range view.Indexes() {
+		if index.Session == id {
+			if err := r.store.DeleteIndex(ctx, index.Name, id); err != nil {
+				return err
+			}
+		}
+	}
+	return r.store.DeleteSession(ctx, id)
+}
+
+// ID is the session's name.
+func (s *Session) ID() subjects.SessionID { return s.id }
+
+// Handle serves a Go function as the session's own tool of that name.
+func (s *Session) Handle(name string, handler host.Handler, opts ...host.ToolOption) (subjects.ToolID, error) {
+	return s.r.handle("", s.id, name, handler, opts)
+}
+
+// Call runs a tool in the session; see [client.Client.Call].
+func (s *Session) Call(ctx context.Context, id subjects.ToolID, args any, opts ...client.CallOption) (*client.Result, error) {
+	return s.client.Call(ctx, id, args, opts...)
+}
+
+// Stream calls a tool in the session; see [client.Client.Stream].
+func (s *Session) Stream(ctx context.Context, id subjects.ToolID, args any, opts ...client.CallOption) iter.Seq2[client.Chunk, error] {
+	return s.client.Stream(ctx, id, args, opts...)
+}
+
+// Client is the session's client, for what else it can do.
+func (s *Session) Client() *client.Client { return s.client }
+
+// End ends the session; see [Router.EndSession].
+func (s *Session) End(ctx context.Context) error { return s.r.EndSession(ctx, s.id) }
+
+// ender withdraws this router's own tools of sessions that have ended.
+type ender struct {
+	r       *Router
+	view    *registry.View
+	cancel  func()
+	kick    chan struct{}
+	quit    chan struct{}
+	wg      sync.WaitGroup
+	created map[subjects.SessionID]bool // seen in the view; the goroutine's own
+}
+
+func newEnder(r *Router, view *registry.View) *ender {
+	e := &ender{r: r, view: view, kick: make(chan struct{}, 1), quit: make(chan struct{}), created: make(map[subjects.SessionID]bool)}
+	e.cancel = view.OnChange(func() {
+		select {
+		case e.kick <- struct{}{}:
+		default:
+		}
+	})
+	e.wg.Go(e.run)
+	return e
+}
+
+func (e *ender) run() {
+	for {
+		select {
+		case <-e.quit:
+			return
+		case <-e.kick:
+		}
+		now := make(map[subjects.SessionID]bool)
+		for _, s := range e.view.Sessions() {
+			if !s.Ended {
+				now[s.ID] = true
+			}
+		}
+		for id := range e.created {
+			if !now[id] {
+				e.withdraw(id)
+			}
+		}
+		e.created = now
+	}
+}
+
+func (e *ender) withdraw(id subjects.SessionID) {
+	e.r.mu.Lock()
+	h := e.r.host
+	e.r.mu.Unlock()
+	if h == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), joinWait)
+	defer cancel()
+	if err := h.Withdraw(ctx, "", id); err != nil {
+		e.r.log.Warn("tools of an ended session not withdrawn", slog.String("session", string(id)), slog.String("error", err.Error()))
+	}
+}
+
+func (e *ender) stop() {
+	e.cancel()
+	close(e.quit)
+	e.wg.Wait()
+}
