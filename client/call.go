@@ -86,6 +86,7 @@ func (f final) Error() string { return f.err.Error() }
 func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings, send func(target) error) error {
 	id := c.shared.routes.alias(s.session, name)
 	resolved, queueOnly, lost := false, s.queue, 0
+	reason := "" // why nobody serves the tool
 	for n := 1; ; n++ {
 		t := target{id: id}
 		if !queueOnly {
@@ -108,7 +109,7 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 		e := toolmesh.AsError(err)
 		if ctx.Err() != nil || n >= maxAttempts {
 			if errors.Is(err, errNobody) {
-				return unserved(id)
+				return unserved(id, reason)
 			}
 			return err
 		}
@@ -118,15 +119,16 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 			queueOnly = true
 		case errors.Is(err, errNobody):
 			if resolved {
-				return unserved(id)
+				return unserved(id, reason)
 			}
 			resolved = true
-			other, err := c.resolve(ctx, s.session, name)
+			other, why, err := c.resolve(ctx, s.session, name)
 			if err != nil {
 				return err
 			}
+			reason = why
 			if other == id {
-				return unserved(id)
+				return unserved(id, reason)
 			}
 			c.shared.routes.setAlias(s.session, name, other)
 			id, queueOnly = other, s.queue
@@ -174,8 +176,11 @@ func pause(ctx context.Context, n int) bool {
 // errNobody is NATS's 503: the request met no subscription.
 var errNobody = callerError(toolmesh.CodeUnavailable, "nobody serves the tool")
 
-func unserved(id subjects.ToolID) error {
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q is known, but no node serves it now", id).
+func unserved(id subjects.ToolID, reason string) error {
+	if reason == "" {
+		reason = "it is known, but no node serves it now"
+	}
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q cannot be called: %s", id, reason).
 		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 

@@ -184,6 +184,9 @@ func (c *Client) settings(opts []CallOption, prefix string) (settings, error) {
 	if s.rpc == "" {
 		s.rpc = newRPCID(prefix)
 	}
+	if string(s.rpc) != strings.TrimSpace(string(s.rpc)) {
+		return s, callerError(toolmesh.CodeInvalidRequest, "the rpc_id %q has space around it, which a header does not carry", s.rpc)
+	}
 	if s.timeout < 0 {
 		return s, callerError(toolmesh.CodeInvalidRequest, "the timeout is %v: it cannot be negative", s.timeout)
 	}

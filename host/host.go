@@ -540,7 +540,7 @@ func (h *Host) open(ctx context.Context) error {
 	}
 	if h.opts.Service != "-" {
 		h.micro, err = h.bus.StartService(bus.ServiceConfig{
-			Name: h.opts.Service, Version: semanticVersion(h.opts.Version), Description: "a node of the mesh",
+			Name: h.opts.Service, Version: h.opts.Version, Description: "a node of the mesh",
 			Metadata: map[string]string{"node": string(h.node), "boot": string(h.boot), "proto": "1"},
 			Stats:    func() any { return h.Stats() },
 		})
@@ -576,14 +576,6 @@ func (h *Host) Stats() Stats {
 		s.Tools = len(*table)
 	}
 	return s
-}
-
-// semanticVersion gives NATS's service discovery what it insists on.
-func semanticVersion(v string) string {
-	if v == "" || v[0] < '0' || v[0] > '9' {
-		return "0.0.0"
-	}
-	return v
 }
 
 // replay answers a request for stored chunks, outside of the callback. So many

@@ -127,7 +127,8 @@ func (a *app) prepare(cmd *cobra.Command) error {
 	if a.serverFlag && a.contextFlag {
 		return usage(cmd, "--server and --context both say where the mesh is: give one")
 	}
-	a.log = process.Logger(a.err, a.set.Logging, slog.LevelWarn)
+	// What a short connection warns of is no news, unless it is asked for.
+	a.log = process.Logger(a.err, a.set.Logging, slog.LevelError)
 	for _, name := range settings.Unknown(a.env) {
 		fmt.Fprintf(a.err, "mesh: warning: unknown variable %s\n", name)
 	}

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -70,7 +71,7 @@ func (a *app) demo(ctx context.Context, keep bool) (err error) {
 		d.leave()
 		return nil
 	}
-	d.title("That was it. The mesh stops and its files go.")
+	d.say("\nThat was it. The mesh stops and its files go.")
 	return nil
 }
 
@@ -88,7 +89,7 @@ func ownEnvironment(env []string) []string {
 // play tells the story. Each command of it runs as it would for the person who
 // types it, and has to end as the story says.
 func (d *demo) play(ctx context.Context, keep bool) error {
-	d.say("A mesh of tools on this machine. Each line behind a $ is a command that you could type.")
+	d.say("A mesh of tools on this machine. Behind each $ is a command that you could type;\n$DEMO is a folder that goes at the end.")
 
 	d.title("Start a mesh: a NATS server and an agent, in one process")
 	if err := d.up(ctx, keep); err != nil {
@@ -272,10 +273,12 @@ func toolLines(lines []string) int {
 func (d *demo) run(ctx context.Context, c command) error {
 	d.prompt(c.args)
 	args := append([]string{}, c.args...)
-	args = append(args, "--server="+d.url, "--session=default", "--creds=", "--log-level=warn")
-	var out bytes.Buffer
+	args = append(args, "--server="+d.url, "--creds=")
+	var out tape
 	begun := time.Now()
+	shown := d.a.wait(&out, begun)
 	status := execute(ctx, args, d.env, strings.NewReader(""), &out, &out)
+	shown()
 	took := time.Since(begun)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -283,7 +286,7 @@ func (d *demo) run(ctx context.Context, c command) error {
 	text := strings.TrimRight(out.String(), "\n")
 	if status != c.status || !strings.Contains(text, c.want) {
 		d.output(text, took)
-		return toolmesh.Errorf(toolmesh.CodeInternal, "the demo expected something else: exit status %d with %q, and got %d; the mesh's log is below\n%s", c.status, c.want, status, d.mesh.tail())
+		return toolmesh.Errorf(toolmesh.CodeInternal, "the demo expected exit status %d and %q, and got %d; %s", c.status, c.want, status, d.mesh.tail())
 	}
 	if c.show != nil {
 		text = c.show(text)
@@ -292,10 +295,45 @@ func (d *demo) run(ctx context.Context, c command) error {
 	return nil
 }
 
+// wait shows a person what a command that takes its time is at: the last line
+// that it has printed.
+func (a *app) wait(out *tape, begun time.Time) (done func()) {
+	if !a.term.err {
+		return func() {}
+	}
+	return a.redraw(200*time.Millisecond, func() string {
+		return fmt.Sprintf("  %s %.1f s", out.last(), time.Since(begun).Seconds())
+	})
+}
+
+// tape keeps what a command prints. Its methods may be called concurrently.
+type tape struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (t *tape) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.Write(p)
+}
+
+func (t *tape) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.String()
+}
+
+// last is the last line so far.
+func (t *tape) last() string {
+	lines := strings.Split(strings.TrimSpace(t.String()), "\n")
+	return lines[len(lines)-1]
+}
+
 // leave says how to use the mesh that stays, in commands that can be pasted.
 func (d *demo) leave() {
 	mesh := programName()
-	d.title("The mesh is still there. These work as pasted:")
+	d.say("\nThe mesh is still there, all but the Go function. These work as pasted:\n")
 	for _, line := range []string{
 		"ls", "info weather.forecast.daily", "call weather.forecast.daily city=Lima days=2",
 		"stream lab.streams.countdown start=5", "install ./your-index",
@@ -388,16 +426,22 @@ func shellQuote(word string) string {
 func (d *demo) output(text string, took time.Duration) {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
+		if d.a.term.width > 4 {
+			line = cut(line, 4*d.a.term.width)
+		}
 		line = "  " + strings.ReplaceAll(line, d.dir, "$DEMO")
-		if i == len(lines)-1 {
-			line += d.a.term.on(d.a.term.out).dim("   " + short2(took))
+		if i == 0 && len(lines) == 1 {
+			line += d.a.term.on(d.a.term.out).dim("   " + inBrief(took))
 		}
 		fmt.Fprintln(d.a.out, line)
 	}
+	if len(lines) > 1 {
+		fmt.Fprintln(d.a.out, d.a.term.on(d.a.term.out).dim("  "+inBrief(took)))
+	}
 }
 
-// short2 is a duration with two digits that matter.
-func short2(d time.Duration) string {
+// inBrief is a duration with two digits that matter.
+func inBrief(d time.Duration) string {
 	switch {
 	case d < 10*time.Millisecond:
 		return fmt.Sprintf("(%.1f ms)", float64(d)/float64(time.Millisecond))

@@ -100,9 +100,12 @@ func (a *app) indexLs(use string) *cobra.Command {
 				}
 				rows := make([][]string, len(all))
 				for i, x := range all {
-					rows[i] = []string{string(x.Name), short(x.Revision), strconv.Itoa(len(x.Tools)), strconv.Itoa(len(x.Nodes)), x.Source}
+					rows[i] = []string{
+						string(x.Name), short(x.Revision), cmp.Or(string(x.Session), "all"),
+						strconv.Itoa(len(x.Tools)), strconv.Itoa(len(x.Nodes)), x.Source,
+					}
 				}
-				a.table([]string{"INDEX", "REVISION", "TOOLS", "NODES", "SOURCE"}, rows)
+				a.table([]string{"INDEX", "REVISION", "SESSION", "TOOLS", "NODES", "SOURCE"}, rows)
 				return nil
 			})
 		}),

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"log/slog"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -67,12 +66,7 @@ func (a *app) connect(ctx context.Context) (*link, error) {
 			c.NATSURL = here.URL
 		}
 	}
-	// Coming and going of a short connection is no news, unless it is asked for.
-	var log *slog.Logger
-	if a.set.Logging.Level(slog.LevelWarn) < slog.LevelWarn {
-		log = a.log
-	}
-	nc, err := process.Connect(ctx, c, process.ConnectOptions{Name: "mesh", Logger: log})
+	nc, err := process.Connect(ctx, c, process.ConnectOptions{Name: "mesh", Logger: a.log})
 	if err != nil {
 		return nil, err
 	}

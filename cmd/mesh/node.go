@@ -2,13 +2,16 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -42,8 +45,7 @@ func (a *app) nodeLs(use string) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: "List the nodes", Args: nothing,
 		RunE: runE(func(ctx context.Context, _ []string) error {
-			return a.withView(ctx, func(_ context.Context, _ *link, view *registry.View) error {
-				nodes := nodesOf(view)
+			return a.withNodes(ctx, func(nodes []node) error {
 				if a.json {
 					a.printJSON(map[string]any{"nodes": nodes})
 					return nil
@@ -66,8 +68,8 @@ func (a *app) nodeShow() *cobra.Command {
 	return &cobra.Command{
 		Use: "show NODE", Short: "Show one node", Args: takes(1, 1, "a node"),
 		RunE: runE(func(ctx context.Context, args []string) error {
-			return a.withView(ctx, func(_ context.Context, _ *link, view *registry.View) error {
-				n, err := nodeOf(view, args[0])
+			return a.withNodes(ctx, func(nodes []node) error {
+				n, err := nodeOf(nodes, args[0])
 				if err != nil {
 					return err
 				}
@@ -111,7 +113,7 @@ func (a *app) nodeLabel() *cobra.Command {
 				labels[name] = value
 			}
 			return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
-				if _, err := nodeOf(view, args[0]); err != nil {
+				if _, err := nodeOf(nodesOf(view), args[0]); err != nil {
 					return err
 				}
 				return a.nodeAdmin(ctx, l, args[0], "label", map[string]any{"labels": labels}, "labelled")
@@ -126,7 +128,7 @@ func (a *app) nodeDrain() *cobra.Command {
 		Args: takes(1, 1, "a node"),
 		RunE: runE(func(ctx context.Context, args []string) error {
 			return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
-				if _, err := nodeOf(view, args[0]); err != nil {
+				if _, err := nodeOf(nodesOf(view), args[0]); err != nil {
 					return err
 				}
 				return a.nodeAdmin(ctx, l, args[0], "drain", map[string]any{}, "drains")
@@ -163,12 +165,8 @@ func labelText(labels map[string]string) string {
 func nodesOf(view *registry.View) []node {
 	nodes := make([]node, 0, 4)
 	for _, s := range view.Nodes() {
-		state := string(s.State)
-		if !s.Alive {
-			state = "silent"
-		}
 		n := node{
-			ID: s.Node, Boot: s.Boot, Version: s.Version, State: state, Labels: s.Labels, Slots: s.Slots,
+			ID: s.Node, Boot: s.Boot, Version: s.Version, State: string(s.State), Labels: s.Labels, Slots: s.Slots,
 			InFlight: s.InFlight, Indexes: s.Indexes, Sandbox: s.Sandbox, Reasons: s.Reasons,
 		}
 		if n.Labels == nil {
@@ -185,8 +183,7 @@ func nodesOf(view *registry.View) []node {
 	return nodes
 }
 
-func nodeOf(view *registry.View, id string) (node, error) {
-	all := nodesOf(view)
+func nodeOf(all []node, id string) (node, error) {
 	known := make([]string, len(all))
 	for i, n := range all {
 		if string(n.ID) == id {
@@ -201,8 +198,7 @@ func nodeOf(view *registry.View, id string) (node, error) {
 // hearing is how long the heartbeats of nodes are waited for: they beat each second.
 const hearing = 1500 * time.Millisecond
 
-// withView does what a command does with a view of the registry, once each node
-// in it was heard or has had its time.
+// withView does what a command does with a view of the registry.
 func (a *app) withView(ctx context.Context, do func(context.Context, *link, *registry.View) error) error {
 	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
 		if none := l.noMesh(ctx); none != nil {
@@ -213,32 +209,50 @@ func (a *app) withView(ctx context.Context, do func(context.Context, *link, *reg
 			return err
 		}
 		defer view.Close()
-		heard := make(chan struct{}, 1)
-		cancel := view.OnNode(func(registry.NodeEvent) {
-			select {
-			case heard <- struct{}{}:
-			default:
-			}
-		})
-		defer cancel()
-		timer := time.NewTimer(hearing)
-		defer timer.Stop()
-		for waits := true; waits && !allHeard(view); {
-			select {
-			case <-heard:
-			case <-timer.C:
-				waits = false
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
-		}
 		return do(ctx, l, view)
 	})
 }
 
-func allHeard(view *registry.View) bool {
+// withNodes does what a command does with the nodes, once each of them was heard
+// or has had its time: a view believes in a node for a while before it was.
+func (a *app) withNodes(ctx context.Context, do func([]node) error) error {
+	return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
+		arrived := newArrivals()
+		sub, err := l.nc.Subscribe(subjects.AllHeartbeats, func(m *nats.Msg) { arrived.put(m, nil) })
+		if err != nil {
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "heartbeats cannot be subscribed: %w", err)
+		}
+		defer func() { _ = sub.Unsubscribe() }()
+		ctx, cancel := context.WithTimeout(ctx, hearing)
+		defer cancel()
+		beats := make(map[subjects.BootID]codec.Heartbeat)
+		for !allHeard(view, beats) {
+			m, err := arrived.next(ctx, hearing)
+			if err != nil {
+				break
+			}
+			var beat codec.Heartbeat
+			if json.Unmarshal(m.Data, &beat) == nil {
+				beats[subjects.BootID(beat.Boot)] = beat
+			}
+		}
+		nodes := nodesOf(view)
+		for i := range nodes {
+			n := &nodes[i]
+			beat, heard := beats[n.Boot]
+			if !heard {
+				n.State = "silent"
+				continue
+			}
+			n.State, n.InFlight = beat.State, beat.InFlight
+		}
+		return do(nodes)
+	})
+}
+
+func allHeard(view *registry.View, beats map[subjects.BootID]codec.Heartbeat) bool {
 	for _, n := range view.Nodes() {
-		if !n.Alive {
+		if _, heard := beats[n.Boot]; !heard {
 			return false
 		}
 	}

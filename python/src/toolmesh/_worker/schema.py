@@ -6,43 +6,22 @@ written. What is not understood becomes an open schema and a warning: a tool is
 never lost to an annotation.
 """
 
-import base64
-import binascii
 import collections
 import collections.abc as abc
 import dataclasses
-import datetime
-import decimal
 import enum
 import inspect
 import pathlib
-import re
 import sys
 import types
 import typing
-import uuid
 
 from .docstring import parse as parse_docstring
+from .shapes import JSON_TYPES, SIMPLE, Shape, choice, from_text, guard, is_text, plain, rewrite
 from .values import Mismatch, NotSerializable, describe, encode, pointer
 
 _UNRESOLVED = object()
 _EMPTY = inspect.Parameter.empty
-
-
-class Shape:
-    """One annotation: schema, load (None: the JSON value is the Python value),
-    fits (a cheap test used to pick the member of a union), dump (None: encode
-    as it is), expected (the words of messages)."""
-
-    __slots__ = ("schema", "load", "fits", "dump", "expected", "order")
-
-    def __init__(self, schema, expected, fits=None, load=None, dump=None, order=5):
-        self.schema = schema
-        self.expected = expected
-        self.fits = fits or (lambda value: True)
-        self.load = load
-        self.dump = dump
-        self.order = order
 
 
 @dataclasses.dataclass
@@ -66,137 +45,6 @@ class Signature:
     warnings: list
 
 
-def _is_int(value):
-    kind = type(value)
-    return kind is int or kind is float and value.is_integer()
-
-
-def _load_int(value, at):
-    kind = type(value)
-    if kind is int:
-        return value
-    if kind is float and value.is_integer():
-        return int(value)
-    raise Mismatch(at, "integer", describe(value))
-
-
-def _load_float(value, at):
-    kind = type(value)
-    if kind is float:
-        return value
-    if kind is int:
-        return float(value)
-    raise Mismatch(at, "number", describe(value))
-
-
-def _text(make, expected, hint=""):
-    """A loader that makes its value of a text, and says what is expected of it."""
-
-    def load(value, at):
-        if type(value) is not str:
-            raise Mismatch(at, expected, describe(value))
-        try:
-            return make(value)
-        except (ValueError, ArithmeticError):
-            raise Mismatch(at, expected, describe(value), f"expected {expected}{hint}, got {describe(value)}") from None
-
-    return load
-
-
-def _is_text(value):
-    return type(value) is str
-
-
-def _load_decimal(value, at):
-    kind = type(value)
-    if kind in (str, int, float):
-        try:
-            return decimal.Decimal(str(value))
-        except ArithmeticError:
-            pass
-    raise Mismatch(at, "decimal number", describe(value))
-
-
-def _load_bytes(value, at):
-    if type(value) is str:
-        try:
-            return base64.b64decode(value, validate=True)
-        except (binascii.Error, ValueError):
-            pass
-    raise Mismatch(at, "base64 text", describe(value))
-
-
-def _dump_bytes(value, path):
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return base64.b64encode(value).decode("ascii")
-    return value
-
-
-def _iso(parse):
-    def make(text):
-        if sys.version_info < (3, 11) and text.endswith(("Z", "z")):
-            text = text[:-1] + "+00:00"
-        return parse(text)
-
-    return make
-
-
-_SIMPLE = {
-    str: lambda: Shape({"type": "string"}, "string", _is_text, order=8),
-    int: lambda: Shape({"type": "integer"}, "integer", _is_int, _load_int, order=2),
-    float: lambda: Shape({"type": "number"}, "number", lambda v: type(v) in (int, float), _load_float, order=3),
-    bool: lambda: Shape({"type": "boolean"}, "boolean", lambda v: type(v) is bool, order=1),
-    type(None): lambda: Shape({"type": "null"}, "null", lambda v: v is None, order=0),
-    bytes: lambda: Shape(
-        {"type": "string", "contentEncoding": "base64"}, "base64 text", _is_text, _load_bytes, _dump_bytes
-    ),
-    bytearray: lambda: Shape(
-        {"type": "string", "contentEncoding": "base64"},
-        "base64 text",
-        _is_text,
-        lambda v, at: bytearray(_load_bytes(v, at)),
-        _dump_bytes,
-    ),
-    datetime.datetime: lambda: Shape(
-        {"type": "string", "format": "date-time"},
-        "date and time",
-        _is_text,
-        _text(_iso(datetime.datetime.fromisoformat), "date and time", " like 2026-01-31T12:00:00Z"),
-        order=4,
-    ),
-    datetime.date: lambda: Shape(
-        {"type": "string", "format": "date"},
-        "date",
-        _is_text,
-        _text(datetime.date.fromisoformat, "date", " like 2026-01-31"),
-        order=4,
-    ),
-    datetime.time: lambda: Shape(
-        {"type": "string", "format": "time"},
-        "time of day",
-        _is_text,
-        _text(_iso(datetime.time.fromisoformat), "time of day", " like 12:30:00"),
-        order=4,
-    ),
-    datetime.timedelta: lambda: Shape(
-        {"type": "number", "description": "seconds"},
-        "number of seconds",
-        lambda v: type(v) in (int, float),
-        lambda v, at: datetime.timedelta(seconds=_load_float(v, at)),
-        order=4,
-    ),
-    uuid.UUID: lambda: Shape(
-        {"type": "string", "format": "uuid"}, "UUID", _is_text, _text(uuid.UUID, "UUID"), order=4
-    ),
-    decimal.Decimal: lambda: Shape(
-        {"anyOf": [{"type": "number"}, {"type": "string"}]},
-        "decimal number",
-        lambda v: type(v) in (int, float, str),
-        _load_decimal,
-        order=4,
-    ),
-    re.Pattern: lambda: Shape({"type": "string", "format": "regex"}, "pattern", _is_text, _text(re.compile, "pattern")),
-}
 _OPEN = (typing.Any, object, inspect.Signature.empty)
 _LISTS = {list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, abc.Reversible}
 _SETS = {set: set, frozenset: frozenset, abc.Set: set, abc.MutableSet: set}
@@ -207,47 +55,6 @@ _ITERATORS = {
 }
 # A marker by name, so that typing_extensions' own copies are known too.
 _QUALIFIERS = {"Required", "NotRequired", "ReadOnly", "Final", "ClassVar", "Unpack"}
-_JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-
-
-def _scalar_schema(values):
-    """An enum of JSON scalars, with its type when they share one."""
-    kinds = []
-    for value in values:
-        kind = _JSON_TYPES[type(value)]
-        if kind not in kinds:
-            kinds.append(kind)
-    schema = {"enum": list(values)}
-    return {"type": kinds[0] if len(kinds) == 1 else kinds, **schema}
-
-
-def _choice(pairs, expected):
-    """A Shape of a closed set: pairs of (JSON scalar, Python value)."""
-    table = {}
-    for raw, value in pairs:
-        table.setdefault((type(raw), raw), value)
-    raws = [raw for _, raw in table]
-
-    def key(value):
-        kind = type(value)
-        if kind is float and value.is_integer() and (int, int(value)) in table:
-            return (int, int(value))
-        return (kind, value)
-
-    def fits(value):
-        return type(value) in _JSON_TYPES and key(value) in table
-
-    def load(value, at):
-        if fits(value):
-            return table[key(value)]
-        words = ", ".join(map(describe_short, raws[:20]))
-        raise Mismatch(at, f"one of {words}", describe(value))
-
-    return Shape(_scalar_schema(raws), expected, fits, load, order=4)
-
-
-def describe_short(value):
-    return encode(value).decode()
 
 
 class Builder:
@@ -291,7 +98,7 @@ class Builder:
             annotation = type(None)
         if annotation in _OPEN if _hashable(annotation) else False:
             return self.anything()
-        simple = _SIMPLE.get(annotation) if _hashable(annotation) else None
+        simple = SIMPLE.get(annotation) if _hashable(annotation) else None
         if simple is not None:
             return simple()
         try:
@@ -324,7 +131,7 @@ class Builder:
         if origin in _UNIONS:
             return self._union(args, where, namespace)
         if getattr(annotation, "_name", None) == "LiteralString":
-            return _SIMPLE[str]()
+            return SIMPLE[str]()
         if hasattr(annotation, "__supertype__"):
             return self.shape(annotation.__supertype__, where, namespace)
         if isinstance(annotation, typing.TypeVar):
@@ -364,7 +171,7 @@ class Builder:
             return self._named(base, where, lambda: self._named_tuple(base, where))
         if issubclass(base, pathlib.PurePath):
             make = base if base not in (pathlib.PurePath, pathlib.Path) else pathlib.Path
-            return Shape({"type": "string", "format": "path"}, "path", _is_text, _text(make, "path"), order=7)
+            return Shape({"type": "string", "format": "path"}, "path", is_text, from_text(make, "path"), order=7)
         for parent in (bool, int, float, str, dict, list):
             if issubclass(base, parent) and base is not parent:
                 inner = self.shape(parent, where, namespace)
@@ -393,20 +200,20 @@ class Builder:
                 pairs.append((value.value, value))
             else:
                 pairs.append((value, value))
-        return _choice(pairs, "one of the listed values")
+        return choice(pairs, "one of the listed values")
 
     def _enum(self, base):
         members = list(base)
-        if all(type(member.value) in _JSON_TYPES for member in members):
-            shape = _choice([(member.value, member) for member in members], f"a value of {base.__name__}")
+        if all(type(member.value) in JSON_TYPES for member in members):
+            shape = choice([(member.value, member) for member in members], f"a value of {base.__name__}")
         else:
             # A str or int subclass as a value is fine, anything else goes by name.
             if all(isinstance(member.value, (str, int, float)) for member in members):
                 kind = str if isinstance(members[0].value, str) else None
-                pairs = [(str(m.value) if kind else _plain(m.value), m) for m in members]
-                shape = _choice(pairs, f"a value of {base.__name__}")
+                pairs = [(str(m.value) if kind else plain(m.value), m) for m in members]
+                shape = choice(pairs, f"a value of {base.__name__}")
             else:
-                shape = _choice([(member.name, member) for member in members], f"the name of a {base.__name__}")
+                shape = choice([(member.name, member) for member in members], f"the name of a {base.__name__}")
                 shape.dump = lambda value, path: value.name if isinstance(value, base) else value
         return shape
 
@@ -447,7 +254,7 @@ class Builder:
             exact = {
                 type_: True
                 for type_ in (int, float)
-                if any(shape.schema.get("type") == _JSON_TYPES[type_] and "enum" not in shape.schema for shape in shapes)
+                if any(shape.schema.get("type") == JSON_TYPES[type_] and "enum" not in shape.schema for shape in shapes)
             }
 
             def load(value, at):
@@ -539,7 +346,7 @@ class Builder:
         return Shape(schema, words, lambda v: type(v) is list and least <= len(v) <= len(items), load, dump)
 
     def _dict(self, args, where, namespace, base):
-        keys = self.shape(args[0], where, namespace) if len(args) == 2 else _SIMPLE[str]()
+        keys = self.shape(args[0], where, namespace) if len(args) == 2 else SIMPLE[str]()
         value_shape = self.shape(args[1], where, namespace) if len(args) == 2 else self.anything()
         schema = {"type": "object", "additionalProperties": value_shape.schema or True}
         if "enum" in keys.schema and all(isinstance(one, str) for one in keys.schema["enum"]):
@@ -724,7 +531,7 @@ class Builder:
         if dump is not None:
             inner = dump
             dump = lambda value, path: inner(value, path) if isinstance(value, base) else value  # noqa: E731
-        return Shape(schema, f"object {base.__name__}", fits, _guard(load, base), dump)
+        return Shape(schema, f"object {base.__name__}", fits, guard(load, base), dump)
 
     def _named_tuple(self, base, where):
         namespace = {**self.namespace, **_module_names(base)}
@@ -747,9 +554,9 @@ class Builder:
             rename[name] = target
             self.defs[target] = inner
         prefix = "#/definitions/" if old else "#/$defs/"
-        schema = _rewrite(schema, prefix, rename)
+        schema = rewrite(schema, prefix, rename)
         for target in rename.values():
-            self.defs[target] = _rewrite(self.defs[target], prefix, rename)
+            self.defs[target] = rewrite(self.defs[target], prefix, rename)
         validate = base.parse_obj if old else base.model_validate
 
         def load(value, at):
@@ -773,35 +580,6 @@ class Builder:
             return type(value) is dict and required <= value.keys()
 
         return Shape(schema, f"object {base.__name__}", fits, load)
-
-
-def _guard(load, base):
-    """A class's own refusal in __init__ is about the arguments."""
-
-    def guarded(value, at):
-        try:
-            return load(value, at)
-        except Mismatch:
-            raise
-        except (ValueError, TypeError) as failure:
-            raise Mismatch(at, f"object {base.__name__}", describe(value), f"{base.__name__}: {failure}") from None
-
-    return guarded
-
-
-def _rewrite(schema, prefix, rename):
-    if isinstance(schema, dict):
-        made = {}
-        for key, value in schema.items():
-            if key == "$ref" and isinstance(value, str) and value.startswith(prefix):
-                name = value[len(prefix):]
-                made[key] = "#/$defs/" + rename.get(name, name)
-            else:
-                made[key] = _rewrite(value, prefix, rename)
-        return made
-    if isinstance(schema, list):
-        return [_rewrite(value, prefix, rename) for value in schema]
-    return schema
 
 
 def _constraints(note, schema, extra):
@@ -831,13 +609,6 @@ def _constraints(note, schema, extra):
             extra["examples"] = list(examples)
         except NotSerializable:
             pass
-
-
-def _plain(value):
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    return value
 
 
 def _hashable(value):

@@ -453,7 +453,7 @@ def _load(name, module, attribute):
         return None, f"{name} cannot be read: {type(failure).__name__}: {failures.message_of(failure)}", failures.trace(failure)
     function = _unwrap(found)
     if not callable(function):
-        return None, f"{name} is a {type(found).__name__}, not a function", ""
+        return None, f"{name} is of type {type(found).__name__}, not a function", ""
     try:
         return binding.Tool(name, function, schema.kind_of(function), schema.signature(function)), "", ""
     except BaseException as failure:  # noqa: B036 - one tool must not take the others along
