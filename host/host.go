@@ -48,7 +48,7 @@ type Host struct {
 	routes   routes
 	lease    lease
 
-	base    context.Context // ends with the host; every call's context is below it
+	base    context.Context // ends with the host, as every call's context does
 	end     context.CancelCauseFunc
 	intake  *intake        // calls
 	running runners        // replays
