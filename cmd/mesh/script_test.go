@@ -87,7 +87,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"status": scriptStatus, "field": scriptField, "keys": scriptKeys,
-			"meshup": scriptUp, "broker": scriptBroker, "commit": scriptCommit, "background": scriptBackground,
+			"meshup": scriptUp, "broker": scriptBroker, "commit": scriptCommit, "background": scriptBackground, "eventually": scriptEventually,
 		},
 	})
 }
@@ -265,5 +265,23 @@ func scriptBackground(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("%q ended: %v\n%s", args[1:], err, watch.text())
 	case <-time.After(time.Minute):
 		ts.Fatalf("%q did not say %q:\n%s", args[1:], args[0], watch.text())
+	}
+}
+
+// scriptEventually runs a command until what it prints matches, for at most a
+// minute: for what another process does in its own time and says to nobody.
+// Negated: until it does not match.
+func scriptEventually(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) < 2 {
+		ts.Fatalf("usage: eventually regexp command...")
+	}
+	want := regexp.MustCompile(args[0])
+	for deadline := time.Now().Add(time.Minute); ; {
+		_ = ts.Exec(args[1], args[2:]...)
+		if printed := ts.ReadFile("stdout") + ts.ReadFile("stderr"); want.MatchString(printed) != neg {
+			return
+		} else if time.Now().After(deadline) {
+			ts.Fatalf("a minute long %q prints\n%s", args[1:], printed)
+		}
 	}
 }
