@@ -112,8 +112,8 @@ func (h *Host) receive(m *nats.Msg) {
 	}
 	t := h.routes.find(s.Session, s.Tool)
 	c := &inflight{h: h, req: req, tool: t, reply: m.Reply, start: time.Now()}
-	if h.opts.Sessions != nil {
-		if c.epoch, err = h.opts.Sessions.Admit(req.Session); err != nil {
+	if h.opts.Sessions != nil || req.Delivery != codec.DeliverNone && h.lease.joined.Load() {
+		if c.epoch, err = h.epoch(h.base, req.Session); err != nil {
 			h.answer(m.Reply, req, h.identity, admit.Record{Err: refusal(err)})
 			return
 		}

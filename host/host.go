@@ -66,6 +66,7 @@ type Host struct {
 	stopOnce  sync.Once
 	stopErr   error
 	replaySub *nats.Subscription
+	epochs    epochs
 	retired   []*retiredRoute // to be taken out of routes by the ticker
 
 	unsentMu  sync.Mutex
@@ -589,13 +590,12 @@ func (h *Host) replay(m *nats.Msg) {
 	if err != nil {
 		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
-	epoch := ""
-	if err == nil && h.opts.Sessions != nil {
-		epoch, err = h.opts.Sessions.Admit(s.Session)
-	}
-	if err != nil {
+	refuse := func(err error) {
 		header, body := codec.ErrorReply(refusal(err))
 		h.send(m.Reply, header, body)
+	}
+	if err != nil {
+		refuse(err)
 		return
 	}
 	select {
@@ -605,15 +605,10 @@ func (h *Host) replay(m *nats.Msg) {
 	}
 	h.running.run(func() {
 		defer func() { <-h.replays }()
-		if h.opts.Sessions == nil {
-			// Without a view of the sessions the registry is asked: replays are rare.
-			r, err := h.lease.store.Session(h.base, s.Session)
-			if err != nil && !errors.Is(err, bus.ErrNoKey) {
-				header, body := codec.ErrorReply(refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the session cannot be looked up: %w", err)))
-				h.send(m.Reply, header, body)
-				return
-			}
-			epoch = r.Epoch
+		epoch, err := h.epoch(h.base, s.Session)
+		if err != nil {
+			refuse(err)
+			return
 		}
 		h.replayer.Answer(h.base, s, epoch, m)
 	})
