@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
@@ -267,15 +266,10 @@ func (c *inflight) acknowledge() {
 }
 
 func newRPCID(d codec.Delivery) subjects.RPCID {
-	id, err := uuid.NewV7()
-	if err != nil {
-		id = uuid.New()
-	}
-	text := strings.ReplaceAll(id.String(), "-", "")
 	if d != codec.DeliverNone {
-		return subjects.RPCID("rpc_stream_" + text)
+		return subjects.NewRPCID("rpc_stream_")
 	}
-	return subjects.RPCID("rpc_" + text)
+	return subjects.NewRPCID("rpc_")
 }
 
 // repeat answers a repetition of a call that has ended.
