@@ -213,6 +213,9 @@ func encodeArgs(args any) ([]byte, error) {
 		return nil, callerError(toolmesh.CodeInvalidArguments, "the arguments cannot be written as JSON: %w", err)
 	}
 	body := bytes.TrimRight(buf.Bytes(), "\n")
+	if string(body) == "null" {
+		return nil, nil // a nil map or pointer
+	}
 	if len(body) == 0 || body[0] != '{' {
 		return nil, callerError(toolmesh.CodeInvalidArguments, "the arguments are %s: they are an object, by parameter name", kindOf(body))
 	}
