@@ -11,7 +11,17 @@ import signal
 import sys
 from select import POLLIN, poll
 
-from .frames import BECOME, DESCRIBED, EXITED, FORK, FORKED, HEADER, HEADER_SIZE, IMPORTING, SETUP
+from .frames import (
+    BECOME,
+    DESCRIBED,
+    EXITED,
+    FORK,
+    FORKED,
+    HEADER,
+    HEADER_SIZE,
+    IMPORTING,
+    SETUP,
+)
 
 CONTROL = 3  # socket to the agent
 LIFELINE = 4  # pipe whose other end the agent holds: its end is ours

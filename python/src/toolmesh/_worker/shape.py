@@ -1,6 +1,4 @@
-"""Shapes of the values that JSON writes as a scalar: numbers, text, and what
-has a text of its own like dates; and closed sets of scalars.
-"""
+"""Shapes: what one annotation is in JSON and how its values are converted."""
 
 import base64
 import binascii
@@ -11,6 +9,8 @@ import sys
 import uuid
 
 from .values import Mismatch, describe, encode
+
+JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
 class Shape:
@@ -52,7 +52,7 @@ def _load_float(value, at):
     raise Mismatch(at, "number", describe(value))
 
 
-def from_text(make, expected, hint=""):
+def text_loader(make, expected, hint=""):
     """A loader that makes its value of a text, and says what is expected of it."""
 
     def load(value, at):
@@ -124,21 +124,21 @@ SIMPLE = {
         {"type": "string", "format": "date-time"},
         "date and time",
         is_text,
-        from_text(_iso(datetime.datetime.fromisoformat), "date and time", " like 2026-01-31T12:00:00Z"),
+        text_loader(_iso(datetime.datetime.fromisoformat), "date and time", " like 2026-01-31T12:00:00Z"),
         order=4,
     ),
     datetime.date: lambda: Shape(
         {"type": "string", "format": "date"},
         "date",
         is_text,
-        from_text(datetime.date.fromisoformat, "date", " like 2026-01-31"),
+        text_loader(datetime.date.fromisoformat, "date", " like 2026-01-31"),
         order=4,
     ),
     datetime.time: lambda: Shape(
         {"type": "string", "format": "time"},
         "time of day",
         is_text,
-        from_text(_iso(datetime.time.fromisoformat), "time of day", " like 12:30:00"),
+        text_loader(_iso(datetime.time.fromisoformat), "time of day", " like 12:30:00"),
         order=4,
     ),
     datetime.timedelta: lambda: Shape(
@@ -149,7 +149,7 @@ SIMPLE = {
         order=4,
     ),
     uuid.UUID: lambda: Shape(
-        {"type": "string", "format": "uuid"}, "UUID", is_text, from_text(uuid.UUID, "UUID"), order=4
+        {"type": "string", "format": "uuid"}, "UUID", is_text, text_loader(uuid.UUID, "UUID"), order=4
     ),
     decimal.Decimal: lambda: Shape(
         {"anyOf": [{"type": "number"}, {"type": "string"}]},
@@ -158,10 +158,8 @@ SIMPLE = {
         _load_decimal,
         order=4,
     ),
-    re.Pattern: lambda: Shape({"type": "string", "format": "regex"}, "pattern", is_text, from_text(re.compile, "pattern")),
+    re.Pattern: lambda: Shape({"type": "string", "format": "regex"}, "pattern", is_text, text_loader(re.compile, "pattern")),
 }
-
-JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
 def _scalar_schema(values):
@@ -202,39 +200,3 @@ def choice(pairs, expected):
 
 def describe_short(value):
     return encode(value).decode()
-
-
-def rewrite(schema, prefix, rename):
-    if isinstance(schema, dict):
-        made = {}
-        for key, value in schema.items():
-            if key == "$ref" and isinstance(value, str) and value.startswith(prefix):
-                name = value[len(prefix):]
-                made[key] = "#/$defs/" + rename.get(name, name)
-            else:
-                made[key] = rewrite(value, prefix, rename)
-        return made
-    if isinstance(schema, list):
-        return [rewrite(value, prefix, rename) for value in schema]
-    return schema
-
-
-def plain(value):
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    return value
-
-
-def guard(load, base):
-    """A class's own refusal in __init__ is about the arguments."""
-
-    def guarded(value, at):
-        try:
-            return load(value, at)
-        except Mismatch:
-            raise
-        except (ValueError, TypeError) as failure:
-            raise Mismatch(at, f"object {base.__name__}", describe(value), f"{base.__name__}: {failure}") from None
-
-    return guarded
