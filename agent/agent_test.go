@@ -8,11 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"go.uber.org/goleak"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/agent"
@@ -21,36 +21,68 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-func TestMain(m *testing.M) { meshtest.Main(m) }
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "agent-test-uv-")
+	if err != nil {
+		panic(err)
+	}
+	uvFolder = dir
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(status int) {
+		_ = os.RemoveAll(uvFolder)
+		os.Exit(status)
+	}))
+}
 
-// start runs an agent until the test ends. MESH_TEST_LOGS=1 shows its log.
+// start runs an agent in a new folder until the test ends. MESH_TEST_LOGS=1
+// shows its log.
 func start(t *testing.T, s *meshtest.Server, node subjects.NodeID) *agent.Agent {
 	t.Helper()
-	var log *slog.Logger
+	return startIn(t, s, node, t.TempDir())
+}
+
+// startIn is start in a folder that may be an earlier agent's.
+func startIn(t *testing.T, s *meshtest.Server, node subjects.NodeID, dir string, change ...func(*agent.Options)) *agent.Agent {
+	t.Helper()
+	o := &agent.Options{Node: node, Environ: os.Environ()}
 	if os.Getenv("MESH_TEST_LOGS") != "" {
-		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
+		o.Logger = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo}))
 	}
-	a, err := agent.New(s.Connect(t), t.TempDir(), &agent.Options{Node: node, Environ: os.Environ(), Logger: log})
+	for _, c := range change {
+		c(o)
+	}
+	a, err := agent.New(s.Connect(t), dir, o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := a.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		defer cancel()
-		if err := a.Stop(ctx); err != nil {
-			t.Errorf("stop: %v", err)
-		}
-	})
+	t.Cleanup(func() { stop(t, a) })
 	return a
+}
+
+// stop stops an agent; a second time is nothing.
+func stop(t *testing.T, a *agent.Agent) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := a.Stop(ctx); err != nil {
+		t.Errorf("stop: %v", err)
+	}
 }
 
 // repository makes a git repository of files and returns its URL.
 func repository(t *testing.T, name string, files map[string]string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
+	commit(t, dir, files)
+	return "file://" + dir
+}
+
+// commit writes files into a repository, which it makes if need be, and commits
+// all of it.
+func commit(t *testing.T, dir string, files map[string]string) {
+	t.Helper()
 	for path, text := range files {
 		path = filepath.Join(dir, path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -60,15 +92,9 @@ func repository(t *testing.T, name string, files map[string]string) string {
 			t.Fatal(err)
 		}
 	}
-	commit(t, dir, "first")
-	return "file://" + dir
-}
-
-func commit(t *testing.T, dir, message string) {
-	t.Helper()
 	for _, args := range [][]string{
 		{"init", "-q", "-b", "main"}, {"add", "-A"},
-		{"-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-q", "-m", message},
+		{"-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-q", "-m", "change"},
 	} {
 		cmd := exec.Command("git", args...)
 		cmd.Dir = dir
@@ -81,42 +107,74 @@ func commit(t *testing.T, dir, message string) {
 // admin sends an administrative request and returns the answer's lines.
 func admin(t *testing.T, nc *nats.Conn, verb string, body any) (lines []map[string]any, failure *toolmesh.Error) {
 	t.Helper()
-	subject, err := subjects.Admin(verb)
+	lines, failure, err := tryAdmin(t.Context(), nc, verb, body)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return lines, failure
+}
+
+// tryAdmin is admin for goroutines of a test.
+func tryAdmin(ctx context.Context, nc *nats.Conn, verb string, body any) (lines []map[string]any, failure *toolmesh.Error, err error) {
+	subject, err := subjects.Admin(verb)
+	if err != nil {
+		return nil, nil, err
+	}
 	data, err := json.Marshal(body)
 	if err != nil {
-		t.Fatal(err)
+		return nil, nil, err
 	}
 	reply := nc.NewInbox()
 	sub, err := nc.SubscribeSync(reply)
 	if err != nil {
-		t.Fatal(err)
+		return nil, nil, err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
 	if err := nc.PublishRequest(subject, reply, data); err != nil {
-		t.Fatal(err)
+		return nil, nil, err
 	}
 	for {
-		m, err := sub.NextMsgWithContext(t.Context())
+		m, err := sub.NextMsgWithContext(ctx)
 		if err != nil {
-			t.Fatal(err)
+			return lines, failure, err
 		}
 		if len(m.Data) == 0 {
-			return lines, failure
+			return lines, failure, nil
 		}
 		var line map[string]any
 		if err := json.Unmarshal(m.Data, &line); err != nil {
-			t.Fatalf("line %s: %v", m.Data, err)
+			return lines, failure, err
 		}
 		if line["error"] != nil {
 			var e struct{ Error *toolmesh.Error }
-			_ = json.Unmarshal(m.Data, &e)
+			if err := json.Unmarshal(m.Data, &e); err != nil {
+				return lines, failure, err
+			}
 			failure = e.Error
 		}
 		lines = append(lines, line)
 	}
+}
+
+// install installs an index and returns the last line of the answer.
+func install(t *testing.T, nc *nats.Conn, body map[string]any) map[string]any {
+	t.Helper()
+	lines, failure := admin(t, nc, "install", body)
+	if failure != nil {
+		t.Fatalf("install %v: %v (%v)", body["source"], failure, failure.Details)
+	}
+	return lines[len(lines)-1]
+}
+
+// newClient makes a client that is closed with the test.
+func newClient(t *testing.T, nc *nats.Conn, o *client.Options) *client.Client {
+	t.Helper()
+	c, err := client.New(nc, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
 }
 
 const mathTools = `
@@ -203,36 +261,4 @@ func TestInstallCallStream(t *testing.T) {
 		_, err := c.Call(t.Context(), "math.calc.add", map[string]any{"a": 1}, client.ViaQueue())
 		return toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound
 	})
-}
-
-func TestInstallFailures(t *testing.T) {
-	s := meshtest.Broker(t)
-	start(t, s, "one")
-	nc := s.Connect(t)
-	cases := map[string]struct {
-		files map[string]string
-		body  map[string]any
-		want  string
-	}{
-		"no manifest":    {files: map[string]string{"a.py": ""}, want: "tools.toml"},
-		"another format": {files: map[string]string{"tools.toml": "[tools]\nx = 1\n"}, want: "[index]"},
-		"nothing works":  {files: map[string]string{"tools.toml": "[index]\ntools=[\"a.b\"]\n", "a.py": "raise RuntimeError('down')\n"}, want: "down"},
-		"revision":       {files: map[string]string{"tools.toml": mathTools, "calc.py": mathSource}, body: map[string]any{"rev": "nope"}, want: "nope"},
-		"dependency":     {files: map[string]string{"tools.toml": mathTools, "calc.py": mathSource, "requirements.txt": "packaging==0.0.0.1\n"}, want: "packaging"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			body := map[string]any{"source": repository(t, "thing", tc.files)}
-			for k, v := range tc.body {
-				body[k] = v
-			}
-			_, failure := admin(t, nc, "install", body)
-			if failure == nil || failure.Code != toolmesh.CodeInstallFailed || !strings.Contains(failure.Message, tc.want) {
-				t.Errorf("failure = %v, want install_failed with %q", failure, tc.want)
-			}
-		})
-	}
-	if _, failure := admin(t, nc, "install", map[string]any{"source": "file:///no/such/repository"}); failure == nil || failure.Code != toolmesh.CodeInstallFailed {
-		t.Errorf("unreachable repository: %v", failure)
-	}
 }

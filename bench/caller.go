@@ -101,6 +101,13 @@ func (c *caller) install(ctx context.Context, source string) error {
 		if err != nil {
 			return fmt.Errorf("install: %w", err)
 		}
+		if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
+			// The broker has yet to hear of the agent's subscription.
+			if err := c.conn.PublishRequest(subject, reply, body); err != nil {
+				return err
+			}
+			continue
+		}
 		if len(m.Data) == 0 {
 			return nil
 		}

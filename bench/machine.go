@@ -66,14 +66,43 @@ func family(root int) []process {
 	return all
 }
 
-// cpuOf is the CPU time of processes with all below them.
-func cpuOf(pids ...int) (total time.Duration) {
-	for _, pid := range pids {
-		for _, p := range family(pid) {
-			total += p.cpu
-		}
+// spent is what processes have used since they began.
+type spent struct {
+	cpu   time.Duration
+	waits int // how often one of their threads went to sleep
+}
+
+// less is what was used since before.
+func (s spent) less(before spent) spent {
+	return spent{cpu: s.cpu - before.cpu, waits: s.waits - before.waits}
+}
+
+// spentBy adds up a process with all below it.
+func spentBy(pid int) (total spent) {
+	for _, p := range family(pid) {
+		total.cpu += p.cpu
+		total.waits += waitsOf(p.pid)
 	}
 	return total
+}
+
+// waitsOf counts the voluntary context switches of a process's threads.
+func waitsOf(pid int) (n int) {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	if err != nil {
+		return 0
+	}
+	for _, name := range threads {
+		data, err := os.ReadFile(name) //nolint:gosec // of /proc
+		if err != nil {
+			continue
+		}
+		_, rest, _ := strings.Cut(string(data), "\nvoluntary_ctxt_switches:")
+		count, _, _ := strings.Cut(rest, "\n")
+		one, _ := strconv.Atoi(strings.TrimSpace(count))
+		n += one
+	}
+	return n
 }
 
 // memoryOf returns a process's resident memory and its fair share of it, where

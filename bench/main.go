@@ -34,7 +34,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.IntVar(&p.Calls, "calls", p.Calls, "sequential calls of a round")
 	flags.IntVar(&p.Burst, "burst", p.Burst, "calls of a round with many callers")
 	flags.IntVar(&p.Items, "items", p.Items, "items of a round's stream")
-	flags.StringVar(&p.Profiles, "profile", "", "write profiles of every process but the raw side's into this `folder`")
+	flags.StringVar(&p.Profiles, "profile", "", "write profiles of every process into this `folder`")
 	flags.StringVar(&p.ProfileKind, "profile-kind", "cpu", "what -profile writes: cpu, allocs or trace")
 	check := flags.Bool("check", false, "exit with status 1 if a line misses what it must reach")
 	history := flags.String("history", "", "append the lines as JSON to this `file`")

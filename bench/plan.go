@@ -56,8 +56,8 @@ func benchmarkNames() (names []string) {
 // sample is one side's turn in one round.
 type sample struct {
 	answer
-	callerAllocs, hostAllocs float64 // per operation
-	cpu                      time.Duration
+	callerAllocs, hostAllocs float64  // per operation
+	spent                    [3]spent // of the broker, the caller, the serving side
 }
 
 func (s sample) rate() float64 { return float64(s.Ops) / s.Took.Seconds() }
@@ -193,7 +193,7 @@ func (p *plan) turn(s *stage, b benchmark, side string, round int) (sample, erro
 	if err != nil {
 		return sample{}, err
 	}
-	pids := []int{s.broker.pid(), s.caller.pid(), server.pid()}
+	pids := [3]int{s.broker.pid(), s.caller.pid(), server.pid()}
 	callerBefore, err := s.caller.ask(request{Do: "allocs"})
 	if err != nil {
 		return sample{}, err
@@ -202,12 +202,17 @@ func (p *plan) turn(s *stage, b benchmark, side string, round int) (sample, erro
 	if err != nil {
 		return sample{}, err
 	}
-	cpu := cpuOf(pids...)
+	var before, used [3]spent
+	for i, pid := range pids {
+		before[i] = spentBy(pid)
+	}
 	a, err := actor.ask(request{Do: b.do, Side: side, N: b.count(p), Callers: burstCallers})
 	if err != nil {
 		return sample{}, err
 	}
-	cpu = cpuOf(pids...) - cpu
+	for i, pid := range pids {
+		used[i] = spentBy(pid).less(before[i])
+	}
 	callerAfter, err := s.caller.ask(request{Do: "allocs"})
 	if err != nil {
 		return sample{}, err
@@ -217,15 +222,15 @@ func (p *plan) turn(s *stage, b benchmark, side string, round int) (sample, erro
 		return sample{}, err
 	}
 	return sample{
-		answer: a, cpu: cpu,
+		answer: a, spent: used,
 		callerAllocs: float64(callerAfter.Allocs-callerBefore.Allocs) / float64(a.Ops),
 		hostAllocs:   float64(hostAfter.Allocs-hostBefore.Allocs) / float64(a.Ops),
 	}, end()
 }
 
-// profile has the processes of a side profile themselves until end is called.
+// profile has the processes of a side's turn profile themselves until end is called.
 func (p *plan) profile(s *stage, b benchmark, side string, round int) (end func() error, err error) {
-	if p.Profiles == "" || side == sideRaw {
+	if p.Profiles == "" {
 		return func() error { return nil }, nil
 	}
 	if err := os.MkdirAll(p.Profiles, 0o750); err != nil {

@@ -109,7 +109,7 @@ func serveRole(ctx context.Context, name string, args []string, in io.Reader, ou
 // startProfile begins a profile of this process; the returned function ends it.
 func startProfile(kind, path string) (end func() error, err error) {
 	if kind == "allocs" {
-		runtime.MemProfileRate = 512
+		runtime.MemProfileRate = 1
 	}
 	f, err := os.Create(filepath.Clean(path))
 	if err != nil {

@@ -148,28 +148,56 @@ func (r *result) conclude() {
 	}
 }
 
-// costs are the CPU time and the allocations of an operation.
+// costs are the CPU time, the sleeps and the allocations of an operation.
 func (r *result) costs(ours, raw []sample, of string) []line {
-	perOp := func(all []sample) float64 {
-		var cpu time.Duration
-		ops := 0
-		for _, s := range all {
-			cpu += s.cpu
-			ops += s.Ops
+	lines := []line{{
+		What: "  allocations per " + of + ": caller, serving side",
+		Ours: fmt.Sprintf("%.1f, %.1f", medianOf(ours, callerAllocs), medianOf(ours, hostAllocs)),
+		Raw:  fmt.Sprintf("%.1f, %.1f", medianOf(raw, callerAllocs), medianOf(raw, hostAllocs)),
+	}}
+	o, w := perOp(ours), perOp(raw)
+	if w.cpu == 0 {
+		return lines // this system does not say
+	}
+	return append(lines,
+		line{What: "  CPU per " + of + ": all = broker + caller + serving side", Ours: o.cpuText(), Raw: w.cpuText(), Ratio: o.cpu / w.cpu},
+		line{What: "  threads put to sleep per " + of, Ours: o.waitsText(), Raw: w.waitsText(), Ratio: o.waits / w.waits})
+}
+
+func callerAllocs(s sample) float64 { return s.callerAllocs }
+func hostAllocs(s sample) float64   { return s.hostAllocs }
+
+// share is what an operation used: in all, and by process.
+type share struct {
+	cpu, waits float64 // ns, and times
+	cpus, each [3]float64
+}
+
+// perOp is what an operation used, over all rounds.
+func perOp(all []sample) (u share) {
+	ops := 0
+	for _, s := range all {
+		ops += s.Ops
+	}
+	for _, s := range all {
+		for i, p := range s.spent {
+			u.cpus[i] += float64(p.cpu) / float64(ops)
+			u.each[i] += float64(p.waits) / float64(ops)
 		}
-		return float64(cpu) / float64(ops)
 	}
-	allocs := func(f func(sample) float64) (string, string) {
-		return fmt.Sprintf("%.1f", medianOf(ours, f)), fmt.Sprintf("%.1f", medianOf(raw, f))
+	for i := range u.cpus {
+		u.cpu += u.cpus[i]
+		u.waits += u.each[i]
 	}
-	var lines []line
-	if cpu := perOp(ours); cpu > 0 {
-		lines = append(lines, line{What: "  CPU of all processes per " + of, Ours: micros(cpu), Raw: micros(perOp(raw)), Ratio: cpu / perOp(raw)})
-	}
-	o, w := allocs(func(s sample) float64 { return s.callerAllocs })
-	lines = append(lines, line{What: "  allocations of the caller per " + of, Ours: o, Raw: w})
-	o, w = allocs(func(s sample) float64 { return s.hostAllocs })
-	return append(lines, line{What: "  allocations of the serving side per " + of, Ours: o, Raw: w})
+	return u
+}
+
+func (u share) cpuText() string {
+	return fmt.Sprintf("%.1f µs = %.0f+%.0f+%.0f", u.cpu/1e3, u.cpus[0]/1e3, u.cpus[1]/1e3, u.cpus[2]/1e3)
+}
+
+func (u share) waitsText() string {
+	return fmt.Sprintf("%.2f = %.1f+%.1f+%.1f", u.waits, u.each[0], u.each[1], u.each[2])
 }
 
 func micros(ns float64) string { return fmt.Sprintf("%.1f µs", ns/1000) }

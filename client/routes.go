@@ -260,20 +260,20 @@ func (c *Client) registry(ctx context.Context, session subjects.SessionID, verb 
 	return nil
 }
 
-// resolve asks for the full id of a tool that nobody answered for.
-func (c *Client) resolve(ctx context.Context, session subjects.SessionID, id subjects.ToolID) (subjects.ToolID, error) {
+// resolve asks for the full id of a tool that nobody answered for, and why.
+func (c *Client) resolve(ctx context.Context, session subjects.SessionID, id subjects.ToolID) (full subjects.ToolID, reason string, err error) {
 	var answer struct {
-		ID subjects.ToolID `json:"id"`
+		ID     subjects.ToolID `json:"id"`
+		Reason string          `json:"reason"`
 	}
-	err := c.registry(ctx, session, "resolve", map[string]any{"name": id}, &answer)
-	if err != nil {
+	if err := c.registry(ctx, session, "resolve", map[string]any{"name": id}, &answer); err != nil {
 		e := toolmesh.AsError(err)
 		if e.Started == toolmesh.StartedUnknown {
 			e = e.WithStarted(toolmesh.StartedNo)
 		}
-		return "", e
+		return "", "", e
 	}
-	return answer.ID, nil
+	return answer.ID, answer.Reason, nil
 }
 
 // Describe returns what the registry knows of a tool: the JSON of
@@ -319,5 +319,6 @@ func (c *Client) List(ctx context.Context) ([]Listed, error) {
 // Resolve returns the full id behind a name: a session's own tool first, then
 // an index tool by its full id or a unique end of it.
 func (c *Client) Resolve(ctx context.Context, name string) (subjects.ToolID, error) {
-	return c.resolve(ctx, c.session, subjects.ToolID(name))
+	id, _, err := c.resolve(ctx, c.session, subjects.ToolID(name))
+	return id, err
 }

@@ -32,6 +32,10 @@ async def anap(n: float):
     await asyncio.sleep(n)
     return os.getpid()
 
+def long():
+    print("begun", flush=True)
+    time.sleep(60)
+
 def pid():
     return os.getpid()
 
@@ -59,7 +63,7 @@ def stray():
     return 1
 `
 
-var poolNames = []string{"echo", "aecho", "nap", "anap", "pid", "bump", "append", "die", "stray"}
+var poolNames = []string{"echo", "aecho", "nap", "anap", "pid", "bump", "append", "die", "stray", "long"}
 
 func TestAThousandConcurrentCallsGetTheirOwnAnswers(t *testing.T) {
 	t.Parallel()
@@ -254,15 +258,23 @@ func TestAQueueIsServedInOrder(t *testing.T) {
 	}
 }
 
+// begin starts a long call and returns when its function has been entered.
+func begin(t *testing.T, ix *executor.Index) <-chan error {
+	t.Helper()
+	sink := &collector{logged: make(chan struct{}, 1)}
+	done := make(chan error, 1)
+	go func() {
+		_, err := ix.Call(context.WithoutCancel(t.Context()), executor.Call{Tool: "t.long"}, sink)
+		done <- err
+	}()
+	<-sink.logged
+	return done
+}
+
 func TestKillingTheZygoteCostsOnlyTheCallsInFlight(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, newExecutor(t, nil), poolTools, poolNames...)
-	done := make(chan error, 1)
-	go func() {
-		_, err := call(t, ix, "t.nap", `{"n":60}`)
-		done <- err
-	}()
-	eventually(t, "the worker is busy", func() bool { return ix.Stats().Busy == 1 })
+	done := begin(t, ix)
 	root := ix.Stats().Root
 	if err := syscall.Kill(root, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -274,6 +286,22 @@ func TestKillingTheZygoteCostsOnlyTheCallsInFlight(t *testing.T) {
 	mustCall(t, ix, "t.aecho", `{"n":1}`, `{"n":1,"text":""}`)
 	if now := ix.Stats().Root; now == root || now == 0 {
 		t.Errorf("root %d after %d was killed", now, root)
+	}
+}
+
+// A worker that dies while it has nothing to do costs no call anything.
+func TestAnIdleWorkersDeathIsRepaired(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, nil), poolTools, poolNames...)
+	for range 20 {
+		for _, pid := range ix.Stats().Pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		mustCall(t, ix, "t.echo", `{"n":1}`, `{"n":1,"text":""}`)
+		mustCall(t, ix, "t.aecho", `{"n":1}`, `{"n":1,"text":""}`)
+	}
+	if s := ix.Stats(); s.Busy != 0 || s.Waiting != 0 {
+		t.Errorf("got %+v", s)
 	}
 }
 
@@ -368,12 +396,7 @@ func TestExecutorCloseCutsCallsOff(t *testing.T) {
 	x := newExecutor(t, nil)
 	ix := openModule(t, x, poolTools, poolNames...)
 	mustCall(t, ix, "t.stray", `{}`, `1`)
-	done := make(chan error, 1)
-	go func() {
-		_, err := call(t, ix, "t.nap", `{"n":60}`)
-		done <- err
-	}()
-	eventually(t, "the worker is busy", func() bool { return ix.Stats().Busy == 1 })
+	done := begin(t, ix)
 	pids := append(ix.Stats().Pids, ix.Stats().Root)
 	if err := x.Close(); err != nil {
 		t.Fatal(err)

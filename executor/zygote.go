@@ -97,7 +97,11 @@ func startZygote(ctx context.Context, log *slog.Logger, spawner *sandbox.Spawner
 	})
 	z.wg.Go(func() {
 		<-proc.Done()
-		<-ended // what it had to say has been read
+		// What it had to say is read first. Where there is no namespace the root
+		// may have died alone: closing the channel ends the zygote then.
+		_ = z.conn.SetReadDeadline(time.Now().Add(time.Second))
+		<-ended
+		_ = z.conn.Close()
 		z.lostAll()
 	})
 	defer func() {
@@ -190,7 +194,8 @@ func (z *zygote) read(importing chan string, described chan description) {
 	for {
 		h, body, err := reader.Next()
 		if err != nil {
-			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, syscall.ECONNRESET) {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, syscall.ECONNRESET) &&
+				!errors.Is(err, os.ErrDeadlineExceeded) {
 				z.log.Warn("the channel to the zygote broke", slog.Any("error", err))
 				_ = z.conn.Close()
 			}

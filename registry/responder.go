@@ -61,9 +61,10 @@ type ResolveRequest struct {
 	Name string `json:"name"`
 }
 
-// ResolveAnswer is the full id.
+// ResolveAnswer is the full id, and why nobody serves the tool if that is so.
 type ResolveAnswer struct {
-	ID subjects.ToolID `json:"id"`
+	ID     subjects.ToolID `json:"id"`
+	Reason string          `json:"reason,omitempty"`
 }
 
 // CandidatesAnswer is where a tool can be called. Empty Nodes: it is known and
@@ -262,7 +263,14 @@ func (r *Responder) handle(s subjects.Subject, body []byte) (any, error) {
 			return nil, err
 		}
 		id, err := r.view.Resolve(s.Session, q.Name)
-		return ResolveAnswer{ID: id}, err
+		if err != nil {
+			return nil, err
+		}
+		answer := ResolveAnswer{ID: id}
+		if route, ok := r.view.Route(s.Session, id); ok && len(route.Nodes) == 0 {
+			answer.Reason = route.Reason
+		}
+		return answer, nil
 	case VerbCandidates:
 		var q ToolRequest
 		if err := readRequest(body, &q); err != nil {

@@ -21,7 +21,7 @@ import (
 // logFile is the log of a mesh in the background, in its data folder; one that
 // has grown beyond logMost is kept aside when the next mesh starts.
 const (
-	logFile = "mesh.log"
+	logFile = "toolmesh.log"
 	logMost = 16 << 20
 )
 

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // Options adjusts a [Bus].
@@ -90,9 +91,8 @@ func New(nc *nats.Conn, options *Options) (*Bus, error) {
 	}
 	var js jetstream.JetStream
 	var err error
-	api := jetstream.DefaultAPIPrefix
+	api := subjects.JetStreamAPI(o.Domain)
 	if o.Domain != "" {
-		api = "$JS." + o.Domain + ".API."
 		js, err = jetstream.NewWithDomain(nc, o.Domain)
 	} else {
 		js, err = jetstream.New(nc)

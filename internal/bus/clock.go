@@ -246,7 +246,7 @@ func (b *Bus) measureTime() {
 		if b.Connected() && !denied {
 			offset, rtt, at, err := b.askTime(ctx)
 			switch code := toolmesh.CodeOf(err); {
-			case ctx.Err() != nil:
+			case ctx.Err() != nil || b.closed.Load():
 				return
 			case err == nil:
 				c.settle(asked, func() { c.offset, c.rtt, c.at, c.measured = offset, rtt, at, true })

@@ -631,9 +631,10 @@ func TestWhatIsNotNeededLeavesTheDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	again.awaitFolders(t)
-	if _, err := os.Stat(filepath.Join(n.dir, "indexes", "idx")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the index's folder is left: %v", err)
-	}
+	meshtest.Until(t, "the index's folder is gone", func() bool {
+		_, err := os.Stat(filepath.Join(n.dir, "indexes", "idx"))
+		return errors.Is(err, fs.ErrNotExist)
+	})
 }
 
 func TestTwoInstallsOfOneNameAtOnce(t *testing.T) {

@@ -205,7 +205,7 @@ type loader interface {
 // loaders are the conventions that we know, those that come later included.
 var loaders = []loader{
 	tomlLoader{},
-	later{"TOOLS.yml", func(fsys fs.FS) string { return firstFile(fsys, "TOOLS.yml", "TOOLS.yaml") }},
+	later{"the manifest of an older index", func(fsys fs.FS) string { return firstFile(fsys, "TOOLS.yml", "TOOLS.yaml") }},
 	later{"entry points (group toolmesh.tools)", entryPoints},
 	later{"a single-file tool (PEP 723)", inlineScript},
 }

@@ -42,7 +42,6 @@ class Sequence(collections.abc.Sequence):
 @pytest.mark.parametrize("value,text", [
     (None, "null"), (True, "true"), (1, "1"), (1.5, "1.5"), ("ä\n\x00", '"ä\\n\\u0000"'), ([], "[]"), ({}, "{}"),
     ((1, "a"), '[1,"a"]'),
-    ({1: "a", None: "b", True: "c"}, None),
     ({1: "a", 2: "b"}, '{"1":"a","2":"b"}'),
     (Color.RED, '"red"'), (Number.ONE, "1"), ({"c": Color.RED}, '{"c":"red"}'),
     (Point(1, datetime.date(2026, 1, 31)), '{"x":1,"when":"2026-01-31"}'),
@@ -58,10 +57,6 @@ class Sequence(collections.abc.Sequence):
     (10**40, str(10**40)),
 ], ids=repr)
 def test_encode(value, text):
-    if text is None:
-        with pytest.raises(NotSerializable):
-            encode({1: "a", "1": "b"})
-        return
     assert encode(value).decode() == text
     json.loads(encode(value))
 

@@ -26,9 +26,16 @@ from .frames import (
     YIELD,
     FrameError,
 )
-from .loop import PAGE_TAKEN, _raw_pending, _TooLarge, forked_by_tool, refused, split_meta
+from .loop import (
+    PAGE_TAKEN,
+    _raw_pending,
+    _TooLarge,
+    forked_by_tool,
+    refused,
+    split_meta,
+)
 from .output import Outlet, install
-from .values import NotSerializable, decode
+from .values import NotSerializable, decode, not_json
 
 _call = contextvars.ContextVar("toolmesh_call", default=0)
 
@@ -168,7 +175,7 @@ class Worker:
         except Mismatch as failure:
             return ERROR, failures.invalid([failure])
         except ValueError as failure:
-            return ERROR, failures.invalid([Mismatch("", "a JSON object", "something else", f"the arguments are not JSON: {failure}")])
+            return ERROR, failures.invalid([not_json(failure)])
         try:
             value = tool.function(*positional, **keyword)
             if type(value) is AsyncGeneratorType:

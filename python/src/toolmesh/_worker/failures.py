@@ -10,7 +10,6 @@ import linecache
 import os
 import sys
 
-
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MESSAGE = 16 * 1024
 _STACK = 48 * 1024

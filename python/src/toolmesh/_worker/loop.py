@@ -36,7 +36,7 @@ from .frames import (
     write_all,
 )
 from .output import Outlet, install
-from .values import NotSerializable, decode, encode
+from .values import NotSerializable, decode, encode, not_json
 
 # Words of the control page, u64 each. The agent writes the first, we the rest.
 PAGE_CANCEL = 0  # id of the call that is to stop
@@ -186,7 +186,7 @@ class Worker:
             except Mismatch as failure:
                 return ERROR, failures.invalid([failure])
             except ValueError as failure:
-                return ERROR, failures.invalid([Mismatch("", "a JSON object", "something else", f"the arguments are not JSON: {failure}")])
+                return ERROR, failures.invalid([not_json(failure)])
             try:
                 self._page[PAGE_STARTED] = call
                 guard.armed = call

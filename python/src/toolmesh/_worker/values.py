@@ -58,6 +58,11 @@ def pointer(parent, key):
     return f"{parent}/{str(key).replace('~', '~0').replace('/', '~1')}"
 
 
+def not_json(failure):
+    """The Mismatch of arguments that are no JSON at all."""
+    return Mismatch("", "a JSON object", "something else", f"the arguments are not JSON: {failure}")
+
+
 # Results.
 
 

@@ -11,7 +11,17 @@ import signal
 import sys
 from select import POLLIN, poll
 
-from .frames import BECOME, DESCRIBED, EXITED, FORK, FORKED, HEADER, HEADER_SIZE, IMPORTING, SETUP
+from .frames import (
+    BECOME,
+    DESCRIBED,
+    EXITED,
+    FORK,
+    FORKED,
+    HEADER,
+    HEADER_SIZE,
+    IMPORTING,
+    SETUP,
+)
 
 CONTROL = 3  # socket to the agent
 LIFELINE = 4  # pipe whose other end the agent holds: its end is ours
@@ -453,7 +463,7 @@ def _load(name, module, attribute):
         return None, f"{name} cannot be read: {type(failure).__name__}: {failures.message_of(failure)}", failures.trace(failure)
     function = _unwrap(found)
     if not callable(function):
-        return None, f"{name} is a {type(found).__name__}, not a function", ""
+        return None, f"{name} is of type {type(found).__name__}, not a function", ""
     try:
         return binding.Tool(name, function, schema.kind_of(function), schema.signature(function)), "", ""
     except BaseException as failure:  # noqa: B036 - one tool must not take the others along

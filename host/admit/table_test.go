@@ -1,0 +1,316 @@
+package admit_test
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// clock is a time that only the test moves.
+type clock struct {
+	mu  sync.Mutex
+	now time.Time
+}
+
+func newClock() *clock { return &clock{now: time.Unix(1_000_000, 0)} }
+
+func (c *clock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+func (c *clock) advance(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = c.now.Add(d)
+}
+
+func key(rpc string) admit.Key { return admit.Key{Session: "s", RPC: subjects.RPCID(rpc)} }
+
+func request(rpc string) admit.Request {
+	return admit.Request{Key: key(rpc), Tool: "x.y", Digest: sha256.Sum256([]byte("body"))}
+}
+
+type table = admit.Table[string]
+
+func begin(t *testing.T, tab *table, r admit.Request) *admit.Call[string] {
+	t.Helper()
+	v, call, _, err := tab.Begin(r, "value", nil)
+	if v != admit.Run || call == nil || err != nil {
+		t.Fatalf("begin %q: verdict %d, %v, want run", r.Key.RPC, v, err)
+	}
+	return call
+}
+
+func result(text string) admit.Record { return admit.Record{Result: json.RawMessage(text)} }
+
+func finish(t *testing.T, tab *table, rpc string, rec admit.Record) {
+	t.Helper()
+	tab.Finish(begin(t, tab, request(rpc)), rec)
+}
+
+// expect begins a request again and checks the verdict.
+func expect(t *testing.T, tab *table, r admit.Request, want admit.Verdict) (admit.Record, *toolmesh.Error) {
+	t.Helper()
+	v, call, rec, err := tab.Begin(r, "value", func(admit.Record) {})
+	if v != want {
+		t.Fatalf("begin %q again: verdict %d (%v), want %d", r.Key.RPC, v, err, want)
+	}
+	if v == admit.Run {
+		tab.Finish(call, admit.Record{Err: toolmesh.Errorf(toolmesh.CodeBusy, "undone").WithStarted(toolmesh.StartedNo)})
+	}
+	return rec, err
+}
+
+func TestJoinAndRepeat(t *testing.T) {
+	t.Parallel()
+	tab := admit.NewTable[string](10, newClock().Now)
+	call := begin(t, tab, request("a"))
+	var got []string
+	for i := range 3 {
+		v, joined, _, _ := tab.Begin(request("a"), "other", func(r admit.Record) { got = append(got, fmt.Sprint(i, string(r.Result))) })
+		if v != admit.Join || joined != call || joined.Value != "value" {
+			t.Fatalf("verdict %d, call %p, want to join %p", v, joined, call)
+		}
+	}
+	if n := tab.InFlight(); n != 1 {
+		t.Errorf("%d in flight, want 1: who joins takes no slot", n)
+	}
+	tab.Finish(call, result("7"))
+	tab.Finish(call, result("8")) // does nothing
+	if want := "[07 17 27]"; fmt.Sprint(got) != want {
+		t.Errorf("waiters got %v, want %v", got, want)
+	}
+	if rec, _ := expect(t, tab, request("a"), admit.Repeat); string(rec.Result) != "7" {
+		t.Errorf("record = %s, want 7", rec.Result)
+	}
+	if n := tab.InFlight(); n != 0 {
+		t.Errorf("%d in flight at the end", n)
+	}
+}
+
+func TestWhatIsNotTheSameCallIsRefused(t *testing.T) {
+	t.Parallel()
+	tab := admit.NewTable[string](10, newClock().Now)
+	call := begin(t, tab, request("a"))
+	other := map[string]admit.Request{}
+	for name, change := range map[string]func(*admit.Request){
+		"tool":   func(r *admit.Request) { r.Tool = "x.z" },
+		"epoch":  func(r *admit.Request) { r.Epoch = "2" },
+		"stream": func(r *admit.Request) { r.Stream = true },
+		"body":   func(r *admit.Request) { r.Digest[0]++ },
+	} {
+		r := request("a")
+		change(&r)
+		other[name] = r
+	}
+	for range 2 { // while it runs, and afterwards
+		for name, r := range other {
+			if _, err := expect(t, tab, r, admit.Refuse); err.Code != toolmesh.CodeInvalidRequest || err.Started != toolmesh.StartedNo {
+				t.Errorf("another %s: %v, started %v", name, err, err.Started)
+			}
+			if _, _, _, _, ok := tab.Repeated(r, nil); !ok {
+				t.Errorf("another %s: not known", name)
+			}
+		}
+		tab.Finish(call, result("1"))
+	}
+	// Another session's call of the same id is another call.
+	r := request("a")
+	r.Key.Session = "s2"
+	expect(t, tab, r, admit.Run)
+}
+
+func TestWhatNeverBeganIsNotKept(t *testing.T) {
+	t.Parallel()
+	clock := newClock()
+	tab := admit.NewTable[string](1, clock.Now)
+	blocker := begin(t, tab, request("blocker"))
+	if _, err := expect(t, tab, request("a"), admit.Refuse); err.Code != toolmesh.CodeBusy || err.Started != toolmesh.StartedNo {
+		t.Errorf("with all slots taken: %v", err)
+	}
+	tab.Finish(blocker, result("1"))
+	finish(t, tab, "a", admit.Record{Err: toolmesh.Errorf(toolmesh.CodeInvalidArguments, "no").WithStarted(toolmesh.StartedNo)})
+	expect(t, tab, request("a"), admit.Run)
+	for code, started := range map[toolmesh.Code]toolmesh.Started{
+		toolmesh.CodeToolError: toolmesh.StartedYes, toolmesh.CodeWorkerCrashed: toolmesh.StartedUnknown,
+	} {
+		rpc := string(code)
+		finish(t, tab, rpc, admit.Record{Err: toolmesh.Errorf(code, "yes").WithStarted(started)})
+		if rec, _ := expect(t, tab, request(rpc), admit.Repeat); rec.Err == nil || rec.Err.Code != code {
+			t.Errorf("%s is not kept: %+v", code, rec)
+		}
+	}
+	// A call without an id is nobody's repetition, and takes a slot all the same.
+	anonymous := begin(t, tab, admit.Request{Tool: "x.y"})
+	if tab.InFlight() != 1 {
+		t.Error("a call without an id has no slot")
+	}
+	expect(t, tab, admit.Request{Tool: "x.y"}, admit.Refuse)
+	tab.Finish(anonymous, result("1"))
+	expect(t, tab, admit.Request{Tool: "x.y"}, admit.Run)
+}
+
+func TestRecordsExpire(t *testing.T) {
+	t.Parallel()
+	clock := newClock()
+	tab := admit.NewTable[string](10, clock.Now)
+	finish(t, tab, "a", result("1"))
+	clock.advance(2*time.Minute - time.Second)
+	tab.Sweep()
+	expect(t, tab, request("a"), admit.Repeat)
+	clock.advance(time.Second)
+	expect(t, tab, request("a"), admit.Run) // also before it was swept
+	tab.Sweep()
+	expect(t, tab, request("a"), admit.Run)
+}
+
+func TestRecordsGiveWayByCount(t *testing.T) {
+	t.Parallel()
+	tab := admit.NewTable[string](10, newClock().Now)
+	const n = 10_000
+	for i := range n + 3 {
+		finish(t, tab, fmt.Sprint(i), result("1"))
+	}
+	expect(t, tab, request("3"), admit.Repeat)
+	expect(t, tab, request(fmt.Sprint(n+2)), admit.Repeat)
+	for i := range 3 {
+		expect(t, tab, request(fmt.Sprint(i)), admit.Run)
+	}
+}
+
+func TestRecordsGiveWayByBytes(t *testing.T) {
+	t.Parallel()
+	tab := admit.NewTable[string](10, newClock().Now)
+	mega := result(`"` + strings.Repeat("x", 1<<20) + `"`)
+	detailed := admit.Record{Err: toolmesh.Errorf(toolmesh.CodeToolError, "no").WithStarted(toolmesh.StartedYes).
+		WithDetail("much", strings.Repeat("x", 1<<20))}
+	for i := range 100 {
+		if rec := mega; i%2 == 0 {
+			finish(t, tab, fmt.Sprint(i), rec)
+		} else {
+			finish(t, tab, fmt.Sprint(i), detailed)
+		}
+	}
+	kept := 0
+	for i := range 100 {
+		v, _, _, err := tab.Begin(request(fmt.Sprint(i)), "", nil)
+		switch {
+		case v == admit.Repeat:
+			kept++
+		case v != admit.Refuse || err.Code != toolmesh.CodeInvalidRequest || err.Started != toolmesh.StartedYes:
+			// Its name must stay: otherwise it would run again.
+			t.Fatalf("record %d: verdict %d, %v", i, v, err)
+		case kept > 0:
+			t.Fatalf("record %d was dropped after an older one was kept", i)
+		}
+	}
+	if kept < 62 || kept > 64 {
+		t.Errorf("%d records of a megabyte are kept, want what 64 MiB hold", kept)
+	}
+	// One that is too large by itself leaves the others alone.
+	finish(t, tab, "huge", result(`"`+strings.Repeat("x", 9<<20)+`"`))
+	if _, err := expect(t, tab, request("huge"), admit.Refuse); err.Started != toolmesh.StartedYes {
+		t.Errorf("a result that was too large to keep: %v, started %v", err, err.Started)
+	}
+	expect(t, tab, request("99"), admit.Repeat)
+	expect(t, tab, request("50"), admit.Repeat)
+}
+
+func TestCancels(t *testing.T) {
+	t.Parallel()
+	clock := newClock()
+	tab := admit.NewTable[string](10, clock.Now)
+	call := begin(t, tab, request("a"))
+	if got, ok := tab.Cancel(key("a")); !ok || got != call {
+		t.Error("a running call is not found")
+	}
+	if _, ok := tab.Lookup(key("a")); !ok {
+		t.Error("a cancelled call runs until it has ended")
+	}
+	tab.Finish(call, admit.Record{Err: toolmesh.Errorf(toolmesh.CodeCancelled, "c").WithStarted(toolmesh.StartedYes)})
+	if _, ok := tab.Cancel(key("a")); ok {
+		t.Error("a call that has ended is cancelled")
+	}
+	expect(t, tab, request("a"), admit.Repeat) // not "cancelled before it arrived"
+
+	if _, ok := tab.Cancel(key("b")); ok {
+		t.Error("a call that nobody made is cancelled")
+	}
+	if _, err := expect(t, tab, request("b"), admit.Refuse); err.Code != toolmesh.CodeCancelled || err.Started != toolmesh.StartedNo {
+		t.Errorf("a call after its cancel: %v", err)
+	}
+	clock.advance(29 * time.Second)
+	tab.Sweep()
+	expect(t, tab, request("b"), admit.Refuse)
+	clock.advance(time.Second)
+	expect(t, tab, request("b"), admit.Run)
+	tab.Sweep()
+	expect(t, tab, request("b"), admit.Run)
+
+	// Cancels of calls that never come take a bounded room.
+	for i := range 20_000 {
+		tab.Cancel(key(fmt.Sprint("flood", i)))
+	}
+	expect(t, tab, request("flood0"), admit.Refuse)
+	expect(t, tab, request("flood19999"), admit.Run)
+}
+
+func TestRepeatedChangesNothing(t *testing.T) {
+	t.Parallel()
+	tab := admit.NewTable[string](1, newClock().Now)
+	if _, _, _, _, ok := tab.Repeated(request("a"), nil); ok {
+		t.Error("a call that was never made is known")
+	}
+	if _, _, _, _, ok := tab.Repeated(admit.Request{Tool: "x.y"}, nil); ok {
+		t.Error("a call without an id is known")
+	}
+	call := begin(t, tab, request("a"))
+	told := 0
+	if v, c, _, _, ok := tab.Repeated(request("a"), func(admit.Record) { told++ }); !ok || v != admit.Join || c != call {
+		t.Errorf("a running call: verdict %d, %v", v, ok)
+	}
+	tab.Finish(call, result("1"))
+	if v, _, rec, _, ok := tab.Repeated(request("a"), nil); !ok || v != admit.Repeat || string(rec.Result) != "1" || told != 1 {
+		t.Errorf("a call that has ended: verdict %d, %s, %v, told %d", v, rec.Result, ok, told)
+	}
+}
+
+// Any number of goroutines: one runs, the others get its record.
+func TestConcurrentBegin(t *testing.T) {
+	t.Parallel()
+	tab := admit.NewTable[string](100, time.Now)
+	for round := range 200 {
+		r := request(fmt.Sprint(round))
+		var ran, got int
+		var mu sync.Mutex
+		count := func(n *int) { mu.Lock(); *n++; mu.Unlock() }
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				v, call, _, _ := tab.Begin(r, "", func(admit.Record) { count(&got) })
+				switch v {
+				case admit.Run:
+					count(&ran)
+					tab.Finish(call, result("1"))
+					count(&got)
+				case admit.Repeat:
+					count(&got)
+				}
+			})
+		}
+		wg.Wait()
+		if ran != 1 || got != 8 {
+			t.Fatalf("round %d: %d ran, %d got the record", round, ran, got)
+		}
+	}
+}
