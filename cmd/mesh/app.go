@@ -101,9 +101,9 @@ failed or there is none, 130 interrupted.`,
 			root.AddCommand(c)
 		}
 	}
-	add("use", a.callCommand(), a.streamCommand(), a.cancelCommand(), a.lsCommand(), a.infoCommand())
+	add("use", a.completes(a.callCommand(), toolNames), a.completes(a.streamCommand(), toolNames), a.cancelCommand(), a.lsCommand(), a.completes(a.infoCommand(), toolNames))
 	add("run", a.demoCommand(), a.upCommand(), a.downCommand(), a.versionCommand(), a.completionCommand(root))
-	add("manage", a.installCommand(), a.uninstallCommand(), a.nodeCommand(), a.indexCommand(), a.sessionCommand(), a.nodesCommand(), a.indexesCommand())
+	add("manage", a.installCommand(), a.completes(a.uninstallCommand(), viewNames(indexNames)), a.nodeCommand(), a.indexCommand(), a.sessionCommand(), a.nodesCommand(), a.indexesCommand())
 	root.SetHelpCommand(&cobra.Command{Use: "help [COMMAND]", Short: "Help about a command", Hidden: true, RunE: func(cmd *cobra.Command, args []string) error {
 		target, _, err := root.Find(args)
 		if err != nil || target == nil {

@@ -44,7 +44,9 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 	if err != nil {
 		return err
 	}
+	started := a.starting()
 	ready, err := up.wait(ctx)
+	started()
 	if err != nil {
 		return err
 	}

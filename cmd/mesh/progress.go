@@ -23,6 +23,18 @@ func (a *app) waiting(what string) (done func()) {
 	return stop
 }
 
+// starting tells a person at a terminal what a start that takes its time is at:
+// indexes whose environments have to be built again.
+func (a *app) starting() (done func()) {
+	if !a.term.err {
+		return func() {}
+	}
+	begun := time.Now()
+	return a.redraw(patience, func() string {
+		return fmt.Sprintf("starting: building what is installed, %d s", int(time.Since(begun).Seconds()))
+	})
+}
+
 // redraw keeps one line of the terminal up to date, from after the first pause
 // on, until the returned function is called, which wipes it. That may be called
 // more than once, from one goroutine.

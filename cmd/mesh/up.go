@@ -103,7 +103,9 @@ func (a *app) up(ctx context.Context, f upFlags) error {
 		level = slog.LevelWarn
 	}
 	m := &machine{a: a, log: process.Logger(a.err, a.set.Logging, level)}
+	started := a.starting()
 	err := m.start(ctx, f)
+	started()
 	if err == nil {
 		fmt.Fprintf(a.out, "ready nats=%s\n", m.record.URL)
 		if a.term.err {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"os"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -48,6 +49,10 @@ func Connect(ctx context.Context, c settings.Connection, o ConnectOptions) (*nat
 		at = DefaultURL
 	}
 	if c.NATSCreds != "" {
+		if _, err := os.Stat(c.NATSCreds); err != nil {
+			return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the NATS credentials file %s cannot be read: %w", c.NATSCreds, err).
+				WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+		}
 		options = append(options, nats.UserCredentials(c.NATSCreds))
 	}
 	nc, err := nats.Connect(at, options...)
