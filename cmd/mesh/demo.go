@@ -341,7 +341,8 @@ func (d *demo) leave() {
 	d.say("\nThe mesh is still there, all but the Go function. These work as pasted:\n")
 	for _, line := range []string{
 		"ls", "info weather.forecast.daily", "call weather.forecast.daily city=Lima days=2",
-		"stream lab.streams.countdown start=5", "install ./your-index",
+		"stream lab.streams.countdown start=5",
+		"install file://" + filepath.Join(d.dir, "git", "weather") + " --name weather-again",
 	} {
 		verb, rest, _ := strings.Cut(line, " ")
 		fmt.Fprintf(d.a.out, "  %s\n", strings.TrimRight(strings.Join([]string{mesh, verb, "--server", d.url, rest}, " "), " "))

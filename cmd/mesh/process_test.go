@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -238,6 +239,51 @@ func TestInterruptedCallIsCancelled(t *testing.T) {
 	out, err := meshCommand(t, home, "nodes", "--json").Output()
 	if err != nil || !strings.Contains(string(out), `"in_flight":0`) {
 		t.Errorf("nodes: %s %v, want no call in flight", out, err)
+	}
+}
+
+// A demo that is interrupted leaves neither a process nor a file.
+func TestInterruptedDemoCleansUp(t *testing.T) {
+	t.Parallel()
+	tmp := t.TempDir()
+	cmd := meshCommand(t, t.TempDir(), "demo")
+	cmd.Env = append(cmd.Env, "TMPDIR="+tmp)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	for lines.Scan() && !strings.Contains(lines.Text(), "mesh install") {
+	}
+	pids, err := filepath.Glob(filepath.Join(tmp, "*", "data", "lock"))
+	if err != nil || len(pids) != 1 {
+		t.Fatalf("locks of the demo's mesh: %q %v, want one", pids, err)
+	}
+	text, err := os.ReadFile(pids[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || processID(pid) == "" {
+		t.Fatalf("the demo's mesh is process %q: %v", text, err)
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	for lines.Scan() {
+	}
+	if got := exitStatus(cmd.Wait()); got != 130 {
+		t.Errorf("exit status %d, want 130", got)
+	}
+	if processID(pid) != "" {
+		t.Errorf("process %d lives on", pid)
+	}
+	left, err := os.ReadDir(tmp)
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v %v", left, err)
 	}
 }
 

@@ -98,7 +98,7 @@ func (s *steps) step(name, state string, percent int) {
 			s.wipe = s.a.redraw(100*time.Millisecond, func() string {
 				s.mu.Lock()
 				defer s.mu.Unlock()
-				return fmt.Sprintf("  %-8s %3d %%  %.1f s", name, s.percent, time.Since(begun).Seconds())
+				return fmt.Sprintf("  %-11s %3d %%  %.1f s", name, s.percent, time.Since(begun).Seconds())
 			})
 		} else {
 			fmt.Fprintln(s.a.err, name)
@@ -112,12 +112,15 @@ func (s *steps) step(name, state string, percent int) {
 	}
 }
 
-// finish leaves a line behind for the step that is over.
+// finish leaves a line behind for the step that is over, if it was long enough to
+// be seen.
 func (s *steps) finish() {
 	if s.wipe != nil {
 		s.wipe()
 		s.wipe = nil
-		fmt.Fprintln(s.a.err, s.a.term.dim(fmt.Sprintf("  %-8s %.1f s", s.current, time.Since(s.since).Seconds())))
+		if took := time.Since(s.since); took >= 100*time.Millisecond {
+			fmt.Fprintln(s.a.err, s.a.term.dim(fmt.Sprintf("  %-11s %.1f s", s.current, took.Seconds())))
+		}
 	}
 }
 

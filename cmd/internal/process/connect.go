@@ -66,6 +66,19 @@ func Connect(ctx context.Context, c settings.Connection, o ConnectOptions) (*nat
 	return nc, nil
 }
 
+// Domain is the JetStream domain that holds the mesh's streams, if the settings
+// name a saved context that has one; empty for the connection's own.
+func Domain(c settings.Connection) string {
+	if c.NATSURL != "" || c.NATSContext == "" {
+		return ""
+	}
+	saved, err := natsadmin.LoadContext(c.NATSContext)
+	if err != nil {
+		return ""
+	}
+	return saved.Domain
+}
+
 func connectError(at string, err error) error {
 	shown := Redact(at)
 	e := toolmesh.Errorf(toolmesh.CodeUnavailable, "no mesh at %s: %w", shown, err)
