@@ -10,14 +10,10 @@ import (
 	"syscall"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // The promised statuses, for each code that there is.
 func TestStatus(t *testing.T) {
