@@ -82,7 +82,10 @@ func Domain(c settings.Connection) string {
 func connectError(at string, err error) error {
 	shown := Redact(at)
 	e := toolmesh.Errorf(toolmesh.CodeUnavailable, "no mesh at %s: %w", shown, err)
+	var unparsable *url.Error
 	switch {
+	case errors.As(err, &unparsable):
+		e = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s is no address of a NATS server, write nats://HOST:PORT: %w", shown, unparsable.Err)
 	case errors.Is(err, nats.ErrNoServers):
 		e = toolmesh.Errorf(toolmesh.CodeUnavailable, "no mesh at %s: nothing answers there; start one with mesh up, or name another with --server: %w", shown, err)
 		e.Message = strings.TrimSuffix(e.Message, ": "+err.Error())
