@@ -1,5 +1,6 @@
 """Shapes of the values that JSON writes as a scalar: numbers, text, and what
-has a text of its own like dates; and closed sets of scalars.
+has a text of its own like dates; and closed sets of scalars. Below them, what
+the Builder of schema puts around the Shapes that it makes of these.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import sys
 import uuid
 
-from .values import Mismatch, describe, encode
+from .values import Mismatch, NotSerializable, describe, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -263,3 +264,54 @@ def guard(load: Load, base: type[Any]) -> Load:
             raise Mismatch(at, f"object {base.__name__}", describe(value), f"{base.__name__}: {failure}") from None
 
     return guarded
+
+
+def dump_only(base: type[Any], dump: Dump | None) -> Dump | None:
+    """dump for instances of base; what else a tool returns is encoded as it is."""
+    if dump is None:
+        return None
+    return lambda value, path: dump(value, path) if isinstance(value, base) else value
+
+
+def varargs(item: Shape) -> Load:
+    """The loader of further positional arguments, each of item's Shape."""
+
+    def load(value: JSON, at: str) -> Any:
+        if type(value) is not list:
+            raise Mismatch(at, "array", describe(value))
+        if item.load is None:
+            return value
+        return [item.load(one, f"{at}/{index}") for index, one in enumerate(value)]
+
+    return load
+
+
+def constraints(note: Any, schema: Schema, extra: Schema) -> None:
+    """Reads a description and bounds off an Annotated object of any library."""
+    for attribute in ("description", "documentation"):
+        text = getattr(note, attribute, None)
+        if isinstance(text, str) and text:
+            extra.setdefault("description", text)
+    kind = schema.get("type")
+    sized = ("minLength", "maxLength")
+    if kind == "array":
+        sized = ("minItems", "maxItems")
+    elif kind == "object":
+        sized = ("minProperties", "maxProperties")
+    for attribute, keyword in (
+        ("ge", "minimum"), ("gt", "exclusiveMinimum"), ("le", "maximum"), ("lt", "exclusiveMaximum"),
+        ("multiple_of", "multipleOf"), ("min_length", sized[0]), ("max_length", sized[1]),
+    ):
+        value = getattr(note, attribute, None)
+        if type(value) in (int, float):
+            extra[keyword] = value
+    pattern = getattr(note, "pattern", None)
+    if isinstance(pattern, str) and kind == "string":
+        extra["pattern"] = pattern
+    examples = getattr(note, "examples", None)
+    if isinstance(examples, (list, tuple)) and examples:
+        try:
+            encode(list(examples))
+            extra["examples"] = list(examples)
+        except NotSerializable:
+            pass
