@@ -181,6 +181,8 @@ class Worker:
             return ERROR, failures.invalid([failure])
         except ValueError as failure:
             return ERROR, not_json(failure)
+        except Exception as failure:  # of a converter of the tool, like __post_init__
+            return ERROR, failures.raised(failure, tool.name)
         try:
             value = tool.function(*positional, **keyword)
             if type(value) is AsyncGeneratorType:

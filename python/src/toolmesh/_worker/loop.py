@@ -202,6 +202,8 @@ class Worker:
                 return ERROR, failures.invalid([failure])
             except ValueError as failure:
                 return ERROR, not_json(failure)
+            except Exception as failure:  # of a converter of the tool, like __post_init__
+                return ERROR, failures.raised(failure, tool.name)
             try:
                 self._page[PAGE_STARTED] = call
                 guard.armed = call
