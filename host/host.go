@@ -48,7 +48,7 @@ type Host struct {
 	routes   routes
 	lease    lease
 
-	base    context.Context // ends with the host; every call's context is below it
+	base    context.Context // ends with the host, as every call's context does
 	end     context.CancelCauseFunc
 	intake  *intake        // calls
 	running runners        // replays
@@ -66,6 +66,7 @@ type Host struct {
 	stopOnce  sync.Once
 	stopErr   error
 	replaySub *nats.Subscription
+	epochs    epochs
 	retired   []*retiredRoute // to be taken out of routes by the ticker
 
 	unsentMu  sync.Mutex
@@ -540,7 +541,7 @@ func (h *Host) open(ctx context.Context) error {
 	}
 	if h.opts.Service != "-" {
 		h.micro, err = h.bus.StartService(bus.ServiceConfig{
-			Name: h.opts.Service, Version: semanticVersion(h.opts.Version), Description: "a node of the mesh",
+			Name: h.opts.Service, Version: h.opts.Version, Description: "a node of the mesh",
 			Metadata: map[string]string{"node": string(h.node), "boot": string(h.boot), "proto": "1"},
 			Stats:    func() any { return h.Stats() },
 		})
@@ -578,14 +579,6 @@ func (h *Host) Stats() Stats {
 	return s
 }
 
-// semanticVersion gives NATS's service discovery what it insists on.
-func semanticVersion(v string) string {
-	if v == "" || v[0] < '0' || v[0] > '9' {
-		return "0.0.0"
-	}
-	return v
-}
-
 // replay answers a request for stored chunks, outside of the callback. So many
 // at once that no more would help make the next ones wait.
 func (h *Host) replay(m *nats.Msg) {
@@ -597,13 +590,12 @@ func (h *Host) replay(m *nats.Msg) {
 	if err != nil {
 		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
-	epoch := ""
-	if err == nil && h.opts.Sessions != nil {
-		epoch, err = h.opts.Sessions.Admit(s.Session)
-	}
-	if err != nil {
+	refuse := func(err error) {
 		header, body := codec.ErrorReply(refusal(err))
 		h.send(m.Reply, header, body)
+	}
+	if err != nil {
+		refuse(err)
 		return
 	}
 	select {
@@ -613,15 +605,10 @@ func (h *Host) replay(m *nats.Msg) {
 	}
 	h.running.run(func() {
 		defer func() { <-h.replays }()
-		if h.opts.Sessions == nil {
-			// Without a view of the sessions the registry is asked: replays are rare.
-			r, err := h.lease.store.Session(h.base, s.Session)
-			if err != nil && !errors.Is(err, bus.ErrNoKey) {
-				header, body := codec.ErrorReply(refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "the session cannot be looked up: %w", err)))
-				h.send(m.Reply, header, body)
-				return
-			}
-			epoch = r.Epoch
+		epoch, err := h.epoch(h.base, s.Session)
+		if err != nil {
+			refuse(err)
+			return
 		}
 		h.replayer.Answer(h.base, s, epoch, m)
 	})
@@ -675,6 +662,7 @@ const (
 	maxUnsentBytes = 64 << 20
 )
 
+// sendMsg is send for a whole message; its header is the host's from then on.
 func (h *Host) sendMsg(m *nats.Msg) bool {
 	if h.holding.Load() && h.hold(m, false) {
 		return true // behind those that wait: chunks stay in order
@@ -682,6 +670,7 @@ func (h *Host) sendMsg(m *nats.Msg) bool {
 	err := h.bus.Conn().PublishMsg(m)
 	switch {
 	case err == nil:
+		codec.Recycle(codec.Header(m.Header))
 	case errors.Is(err, nats.ErrMaxPayload):
 		return false
 	case errors.Is(err, nats.ErrBadSubject), errors.Is(err, nats.ErrConnectionClosed):

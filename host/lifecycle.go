@@ -39,6 +39,7 @@ func (h *Host) tick() {
 				lastBeat = now
 				h.beat()
 				h.calls.Sweep()
+				h.intake.adapt()
 				h.quota.sweep()
 				h.sweepRoutes(now)
 			}
@@ -74,6 +75,7 @@ func (h *Host) stateText() string {
 
 // tend looks after one call in flight.
 func (h *Host) tend(c *inflight, now time.Time) {
+	c.watchDeadline(now)
 	s := c.stream.Load()
 	if s != nil {
 		s.tick(now)
@@ -220,7 +222,7 @@ func (h *Host) shut(ctx context.Context) error {
 	select {
 	case <-ended:
 	case <-ctx.Done():
-		h.end(errStopping)
+		h.endCalls(errStopping)
 		timer := time.NewTimer(stopGrace)
 		select {
 		case <-ended:

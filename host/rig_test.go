@@ -226,7 +226,7 @@ func (d *desk) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *host.Host
 func stop(t *testing.T, h *host.Host) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	if err := h.Stop(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, nats.ErrConnectionClosed) {
+	if err := h.Stop(ctx); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
 		t.Errorf("stop: %v", err)
 	}
 }

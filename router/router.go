@@ -120,7 +120,7 @@ func (r *Router) Start(ctx context.Context) error {
 	if r.micro == nil && !r.serving {
 		var err error
 		r.micro, err = r.bus.StartService(bus.ServiceConfig{
-			Name: r.opts.Service, Version: version(r.opts.Version), Description: "a router of the mesh",
+			Name: r.opts.Service, Version: r.opts.Version, Description: "a router of the mesh",
 			Metadata: map[string]string{"node": string(r.opts.Node), "proto": "1"},
 		})
 		if err != nil {
@@ -128,13 +128,6 @@ func (r *Router) Start(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-func version(v string) string {
-	if v == "" || v[0] < '0' || v[0] > '9' {
-		return "0.0.0"
-	}
-	return v
 }
 
 // join opens the view and what hangs on it, once; r.mu is held.

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"regexp"
+	"strings"
 
 	"github.com/nats-io/nats.go/micro"
 
@@ -14,7 +16,8 @@ import (
 type ServiceConfig struct {
 	// Name is mesh-agent, mesh-router or the service's own: [A-Za-z0-9_-].
 	Name string
-	// Version is a semantic version.
+	// Version is the program's. NATS takes semantic versions only: any other text
+	// is shown as the build of 0.0.0.
 	Version string
 	// Description is one sentence.
 	Description string
@@ -36,7 +39,7 @@ type Service struct{ svc micro.Service }
 // connection's closed and error handlers: set your own before.
 func (b *Bus) StartService(c ServiceConfig) (*Service, error) {
 	config := micro.Config{
-		Name: c.Name, Version: c.Version, Description: c.Description, Metadata: c.Metadata,
+		Name: c.Name, Version: semantic(c.Version), Description: c.Description, Metadata: c.Metadata,
 		ErrorHandler: func(_ micro.Service, err *micro.NATSError) {
 			b.log.Warn("service error", slog.String("error", err.Error()))
 		},
@@ -71,6 +74,23 @@ func (b *Bus) StartService(c ServiceConfig) (*Service, error) {
 		}
 	}
 	return &Service{svc: svc}, nil
+}
+
+var (
+	semver   = regexp.MustCompile(`^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
+	notBuild = regexp.MustCompile(`[^0-9A-Za-z]+`)
+)
+
+// semantic makes a semantic version of any text.
+func semantic(version string) string {
+	version = strings.TrimPrefix(version, "v")
+	if semver.MatchString(version) {
+		return version
+	}
+	if build := strings.Trim(notBuild.ReplaceAllString(version, "-"), "-"); build != "" {
+		return "0.0.0+" + build
+	}
+	return "0.0.0"
 }
 
 // ID is the service's id in the answers of `nats micro`.

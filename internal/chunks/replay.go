@@ -68,11 +68,10 @@ func (r *Replayer) Read(ctx context.Context, session subjects.SessionID, rpc sub
 		return Page{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "no such stream: %w", err)
 	}
 	last, err := r.last(ctx, subject)
-	if err != nil || last == nil || last.epoch != epoch {
+	if err != nil || last == nil || last.valid && last.epoch != epoch {
 		return Page{}, err
 	}
-	page := Page{High: last.high()}
-	ordered := last.chunk.Terminal()
+	page, ordered := Page{High: last.high()}, last.valid && last.chunk.Terminal()
 	if !ordered {
 		if ordered, err = r.ordered(ctx, subject, last); err != nil {
 			return Page{}, err
@@ -119,13 +118,14 @@ func (r *Replayer) Read(ctx context.Context, session subjects.SessionID, rpc sub
 // stored is one stored chunk, as far as [Replayer.Read] looks at it.
 type stored struct {
 	msg     *bus.Stored
+	valid   bool // else nobody of ours wrote it, and chunk is empty
 	chunk   codec.Chunk
 	epoch   string
 	pending uint64 // how many of the same call are stored behind it
 }
 
 func (s *stored) high() codec.High {
-	if s.chunk.Terminal() {
+	if s.valid && s.chunk.Terminal() {
 		return codec.High{Seq: s.chunk.Count, Terminal: true}
 	}
 	return codec.High{Seq: s.chunk.Seq}
@@ -142,7 +142,7 @@ func (r *Replayer) last(ctx context.Context, subject string) (*stored, error) {
 // as Seq goes up from the first one to the last one.
 func (r *Replayer) ordered(ctx context.Context, subject string, last *stored) (bool, error) {
 	first, err := r.one(ctx, bus.Query{Stream: subjects.StreamChunks, Subject: subject, MaxMsgs: 1})
-	if err != nil || first == nil {
+	if err != nil || first == nil || !first.valid || !last.valid {
 		return false, err
 	}
 	return last.chunk.Seq-first.chunk.Seq == int64(first.pending), nil
@@ -156,9 +156,9 @@ func (r *Replayer) one(ctx context.Context, q bus.Query) (*stored, error) {
 		header := codec.Header(m.Header)
 		c, err := codec.ParseChunk(header, m.Data)
 		if err != nil {
-			continue // not written by a host of ours
+			return &stored{msg: m}, nil
 		}
-		return &stored{msg: m, chunk: c, epoch: header.Get(codec.HeaderEpoch), pending: m.Pending}, nil
+		return &stored{msg: m, valid: true, chunk: c, epoch: header.Get(codec.HeaderEpoch), pending: m.Pending}, nil
 	}
 	return nil, nil
 }

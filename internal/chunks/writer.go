@@ -54,6 +54,7 @@ type Writer struct {
 	rpc     subjects.RPCID
 	boot    subjects.BootID
 	epoch   string
+	first   string // message id of the first chunk
 	stored  func(codec.Chunk)
 	inbox   *bus.Inbox
 	changed chan struct{} // capacity 1: something below changed
@@ -64,6 +65,7 @@ type Writer struct {
 	base     int64 // Seq of window[0]
 	progress time.Time
 	resent   time.Time
+	doubt    bool // the first chunk was sent again and refused: by itself?
 	err      error
 	closed   bool
 }
@@ -135,10 +137,11 @@ func (w *Writer) Write(ctx context.Context, c codec.Chunk) error {
 	p := pending{chunk: c, header: header, body: body}
 	first := c.Seq == 1
 	if first {
-		// Sent again because its acknowledgement got lost, it is acknowledged as a
-		// duplicate; from another execution under the same rpc_id it is refused.
+		// Another execution under the same rpc_id is refused; by the id the writer
+		// knows its own when that was sent twice.
+		w.first = uuid.NewString()
 		header.Set(expectedLastSubjectSequence, "0")
-		header.Set(msgID, uuid.NewString())
+		header.Set(msgID, w.first)
 		header.Set(codec.HeaderBoot, string(w.boot))
 	}
 	if limit := w.bus.MaxPayload(); limit > 0 && int64(len(body)+headerSize(header)+storeHeaders) > limit {
@@ -197,11 +200,41 @@ func (w *Writer) Flush(ctx context.Context) error {
 			w.mu.Unlock()
 			return nil
 		}
+		doubt := w.doubt
+		w.doubt = false
 		w.mu.Unlock()
+		if doubt {
+			w.identify(ctx)
+			continue
+		}
 		if err := w.wait(ctx); err != nil {
 			return err
 		}
 	}
+}
+
+// identify looks whose first chunk is stored. Without an answer the next copy is
+// refused again, and it is looked for again.
+func (w *Writer) identify(ctx context.Context) {
+	for m, err := range w.bus.Read(ctx, bus.Query{Stream: subjects.StreamChunks, Subject: w.subject, MaxMsgs: 1}) {
+		if err != nil {
+			return
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		switch {
+		case w.closed || w.err != nil || w.base > 1 || len(w.window) == 0:
+		case m.Header.Get(msgID) == w.first:
+			w.acknowledged(1)
+		default:
+			w.fail(w.taken())
+		}
+		return
+	}
+}
+
+func (w *Writer) taken() error {
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "rpc_id %q already names a stream: use a new one", w.rpc).WithOrigin(toolmesh.OriginAgent)
 }
 
 func (w *Writer) failure() error {
@@ -297,7 +330,12 @@ func (w *Writer) deliver(m *nats.Msg, err error) {
 			return
 		}
 	}
-	w.window[i].acked = true
+	w.acknowledged(seq)
+}
+
+// acknowledged notes that a chunk of the window is stored; w.mu is held.
+func (w *Writer) acknowledged(seq int64) {
+	w.window[seq-w.base].acked = true
 	n := 0
 	for n < len(w.window) && w.window[n].acked {
 		w.bytes -= len(w.window[n].body)
@@ -329,9 +367,11 @@ func (w *Writer) refused(seq int64, data []byte) bool {
 		return false
 	}
 	switch {
+	case ack.Error.ErrorCode == errWrongLastSequence && seq == 1 && w.resent.IsZero():
+		w.fail(w.taken())
 	case ack.Error.ErrorCode == errWrongLastSequence && seq == 1:
-		w.fail(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "rpc_id %q already names a stream: use a new one", w.rpc).
-			WithOrigin(toolmesh.OriginAgent))
+		w.doubt = true
+		w.wake()
 	case ack.Error.ErrorCode == errStoreFailed, ack.Error.ErrorCode == errNoResources:
 		w.fail(toolmesh.Errorf(toolmesh.CodeUnavailable, "the chunk store is full (%s): wait until older streams expire, or give it more room", ack.Error.Description).
 			WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "chunks_max").WithDetail("err_code", ack.Error.ErrorCode))

@@ -13,7 +13,17 @@ import signal
 import sys
 from select import POLLIN, poll
 
-from .frames import BECOME, DESCRIBED, EXITED, FORK, FORKED, HEADER, HEADER_SIZE, IMPORTING, SETUP
+from .frames import (
+    BECOME,
+    DESCRIBED,
+    EXITED,
+    FORK,
+    FORKED,
+    HEADER,
+    HEADER_SIZE,
+    IMPORTING,
+    SETUP,
+)
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -95,11 +105,10 @@ def _root(child: int, mode: str) -> NoReturn:
 
 def _become_subreaper() -> None:
     """Orphans of our descendants become our children (Linux)."""
-    if sys.platform != "linux":
-        return
-    import ctypes
+    if sys.platform == "linux":
+        import ctypes
 
-    ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)
 
 
 def _kill_descendants() -> None:
