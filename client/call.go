@@ -359,12 +359,19 @@ func (p *pending) abandon(ctx context.Context) error {
 // ended is the error of a call whose context is over.
 func ended(ctx context.Context, started toolmesh.Started) error {
 	err := context.Cause(ctx)
+	if err == nil {
+		err = context.DeadlineExceeded // in this instant
+	}
 	var e *toolmesh.Error
 	if errors.As(err, &e) {
 		return e
 	}
-	e = toolmesh.AsError(ctx.Err())
-	if e.Code != toolmesh.CodeCancelled && e.Code != toolmesh.CodeDeadlineExceeded {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(ctx.Err(), context.DeadlineExceeded):
+		e = toolmesh.AsError(context.DeadlineExceeded)
+	case errors.Is(err, context.Canceled):
+		e = toolmesh.AsError(context.Canceled)
+	default:
 		e = toolmesh.Errorf(toolmesh.CodeCancelled, "the call was given up: %w", err)
 	}
 	return e.WithOrigin(toolmesh.OriginCaller).WithStarted(started)

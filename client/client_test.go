@@ -13,8 +13,6 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-func TestMain(m *testing.M) { meshtest.Main(m) }
-
 func connect(t *testing.T, s *meshtest.Server, opts *client.Options) *client.Client {
 	t.Helper()
 	c, err := client.New(s.Connect(t), opts)

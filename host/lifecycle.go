@@ -168,11 +168,11 @@ func drainAll(ctx context.Context, subs []*nats.Subscription) error {
 	var open sync.WaitGroup
 	for _, sub := range subs {
 		open.Add(1)
-		sub.SetClosedHandler(func(string) { open.Done() })
+		// nats.go tells it twice of a subscription that is closed while it drains.
+		closed := sync.OnceFunc(open.Done)
+		sub.SetClosedHandler(func(string) { closed() })
 		if err := sub.Drain(); err != nil {
-			// Closed already, or no connection: nothing more comes.
-			sub.SetClosedHandler(nil)
-			open.Done()
+			closed() // closed already, or no connection: nothing more comes
 		}
 	}
 	done := make(chan struct{})

@@ -127,6 +127,9 @@ func (a *app) prepare(cmd *cobra.Command) error {
 	if a.serverFlag && a.contextFlag {
 		return usage(cmd, "--server and --context both say where the mesh is: give one")
 	}
+	if err := process.CheckURL(a.set.Connection.NATSURL); err != nil {
+		return usage(cmd, "%s", err.Error())
+	}
 	// What a short connection warns of is no news, unless it is asked for.
 	a.log = process.Logger(a.err, a.set.Logging, slog.LevelError)
 	for _, name := range settings.Unknown(a.env) {

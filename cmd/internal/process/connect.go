@@ -110,3 +110,21 @@ func Redact(servers string) string {
 	}
 	return strings.Join(parts, ",")
 }
+
+// CheckURL refuses a list of servers that no client could connect to.
+func CheckURL(servers string) error {
+	for server := range strings.SplitSeq(servers, ",") {
+		server = strings.TrimSpace(server)
+		if server == "" {
+			continue
+		}
+		text := server
+		if !strings.Contains(text, "://") {
+			text = "nats://" + text
+		}
+		if u, err := url.Parse(text); err != nil || u.Host == "" {
+			return fmt.Errorf("%q is not the URL of a NATS server: want nats://host:port", Redact(server))
+		}
+	}
+	return nil
+}

@@ -27,9 +27,9 @@ from .frames import (
     YIELD,
     FrameError,
 )
-from .loop import PAGE_TAKEN, _raw_pending, _TooLarge, forked_by_tool, refused, split_meta
+from .loop import PAGE_TAKEN, _raw_pending, _TooLarge, forked_by_tool, not_json, refused, split_meta
 from .output import Outlet, install
-from .values import Mismatch, NotSerializable, decode, not_json
+from .values import Mismatch, NotSerializable, decode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Worker:
         except Mismatch as failure:
             return ERROR, failures.invalid([failure])
         except ValueError as failure:
-            return ERROR, failures.invalid([not_json(failure)])
+            return ERROR, not_json(failure)
         try:
             value = tool.function(*positional, **keyword)
             if type(value) is AsyncGeneratorType:

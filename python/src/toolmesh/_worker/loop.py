@@ -37,7 +37,7 @@ from .frames import (
     write_all,
 )
 from .output import Outlet, install
-from .values import Mismatch, NotSerializable, decode, encode, not_json
+from .values import Mismatch, NotSerializable, decode, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class Worker:
             except Mismatch as failure:
                 return ERROR, failures.invalid([failure])
             except ValueError as failure:
-                return ERROR, failures.invalid([not_json(failure)])
+                return ERROR, not_json(failure)
             try:
                 self._page[PAGE_STARTED] = call
                 guard.armed = call
@@ -302,6 +302,13 @@ def _drain(items: Generator[Any, Any, Any], collect: int) -> Any:
             yielded = True
         except StopIteration as stop:
             return value if yielded else stop.value
+
+
+def not_json(failure: ValueError) -> bytes:
+    """The arguments are no JSON text."""
+    return failures.invalid(
+        [Mismatch("", "a JSON object", "something else", f"the arguments are not JSON: {failure}")]
+    )
 
 
 def refused(

@@ -68,11 +68,6 @@ def pointer(parent: str, key: object) -> str:
     return f"{parent}/{str(key).replace('~', '~0').replace('/', '~1')}"
 
 
-def not_json(failure: ValueError) -> Mismatch:
-    """The Mismatch of arguments that are no JSON at all."""
-    return Mismatch("", "a JSON object", "something else", f"the arguments are not JSON: {failure}")
-
-
 # Results.
 
 

@@ -13,17 +13,7 @@ import signal
 import sys
 from select import POLLIN, poll
 
-from .frames import (
-    BECOME,
-    DESCRIBED,
-    EXITED,
-    FORK,
-    FORKED,
-    HEADER,
-    HEADER_SIZE,
-    IMPORTING,
-    SETUP,
-)
+from .frames import BECOME, DESCRIBED, EXITED, FORK, FORKED, HEADER, HEADER_SIZE, IMPORTING, SETUP
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""Shapes: what one annotation is in JSON and how its values are converted."""
+"""Shapes of the values that JSON writes as a scalar: numbers, text, and what
+has a text of its own like dates; and closed sets of scalars. Below them, what
+the Builder of schema puts around the Shapes that it makes of these.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import re
 import sys
 import uuid
 
-from .values import Mismatch, describe, encode
+from .values import Mismatch, NotSerializable, describe, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -23,8 +26,6 @@ if TYPE_CHECKING:
     Fits: TypeAlias = Callable[[JSON], bool]
     Load: TypeAlias = Callable[[JSON, str], Any]  # (value, JSON pointer of its place); raises Mismatch
     Dump: TypeAlias = Callable[[Any, str], Any]  # (Python value, path of its place)
-
-JSON_TYPES: dict[type[Any], str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
 class Shape:
@@ -72,7 +73,7 @@ def _load_float(value: JSON, at: str) -> float:
     raise Mismatch(at, "number", describe(value))
 
 
-def text_loader(make: Callable[[str], Any], expected: str, hint: str = "") -> Load:
+def from_text(make: Callable[[str], Any], expected: str, hint: str = "") -> Load:
     """A loader that makes its value of a text, and says what is expected of it."""
 
     def load(value: JSON, at: str) -> Any:
@@ -145,21 +146,21 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         {"type": "string", "format": "date-time"},
         "date and time",
         is_text,
-        text_loader(_iso(datetime.datetime.fromisoformat), "date and time", " like 2026-01-31T12:00:00Z"),
+        from_text(_iso(datetime.datetime.fromisoformat), "date and time", " like 2026-01-31T12:00:00Z"),
         order=4,
     ),
     datetime.date: lambda: Shape(
         {"type": "string", "format": "date"},
         "date",
         is_text,
-        text_loader(datetime.date.fromisoformat, "date", " like 2026-01-31"),
+        from_text(datetime.date.fromisoformat, "date", " like 2026-01-31"),
         order=4,
     ),
     datetime.time: lambda: Shape(
         {"type": "string", "format": "time"},
         "time of day",
         is_text,
-        text_loader(_iso(datetime.time.fromisoformat), "time of day", " like 12:30:00"),
+        from_text(_iso(datetime.time.fromisoformat), "time of day", " like 12:30:00"),
         order=4,
     ),
     datetime.timedelta: lambda: Shape(
@@ -170,7 +171,7 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         order=4,
     ),
     uuid.UUID: lambda: Shape(
-        {"type": "string", "format": "uuid"}, "UUID", is_text, text_loader(uuid.UUID, "UUID"), order=4
+        {"type": "string", "format": "uuid"}, "UUID", is_text, from_text(uuid.UUID, "UUID"), order=4
     ),
     decimal.Decimal: lambda: Shape(
         {"anyOf": [{"type": "number"}, {"type": "string"}]},
@@ -180,9 +181,11 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         order=4,
     ),
     re.Pattern: lambda: Shape(
-        {"type": "string", "format": "regex"}, "pattern", is_text, text_loader(re.compile, "pattern")
+        {"type": "string", "format": "regex"}, "pattern", is_text, from_text(re.compile, "pattern")
     ),
 }
+
+JSON_TYPES: dict[type[Any], str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
 def _scalar_schema(values: list[JSON]) -> Schema:
@@ -223,3 +226,92 @@ def choice(pairs: Iterable[tuple[JSON, Any]], expected: str) -> Shape:
 def describe_short(value: JSON) -> str:
     """A value as messages list it: its JSON."""
     return encode(value).decode()
+
+
+def rewrite(schema: JSON, prefix: str, rename: dict[str, str]) -> JSON:
+    """schema with its references below prefix pointing into $defs, renamed."""
+    if isinstance(schema, dict):
+        made = {}
+        for key, value in schema.items():
+            if key == "$ref" and isinstance(value, str) and value.startswith(prefix):
+                name = value[len(prefix):]
+                made[key] = "#/$defs/" + rename.get(name, name)
+            else:
+                made[key] = rewrite(value, prefix, rename)
+        return made
+    if isinstance(schema, list):
+        return [rewrite(value, prefix, rename) for value in schema]
+    return schema
+
+
+def plain(value: Any) -> Any:
+    """A value of a scalar's subclass as the scalar itself."""
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def guard(load: Load, base: type[Any]) -> Load:
+    """A class's own refusal in __init__ is about the arguments."""
+
+    def guarded(value: JSON, at: str) -> Any:
+        try:
+            return load(value, at)
+        except Mismatch:
+            raise
+        except (ValueError, TypeError) as failure:
+            raise Mismatch(at, f"object {base.__name__}", describe(value), f"{base.__name__}: {failure}") from None
+
+    return guarded
+
+
+def dump_only(base: type[Any], dump: Dump | None) -> Dump | None:
+    """dump for instances of base; what else a tool returns is encoded as it is."""
+    if dump is None:
+        return None
+    return lambda value, path: dump(value, path) if isinstance(value, base) else value
+
+
+def varargs(item: Shape) -> Load:
+    """The loader of further positional arguments, each of item's Shape."""
+
+    def load(value: JSON, at: str) -> Any:
+        if type(value) is not list:
+            raise Mismatch(at, "array", describe(value))
+        if item.load is None:
+            return value
+        return [item.load(one, f"{at}/{index}") for index, one in enumerate(value)]
+
+    return load
+
+
+def constraints(note: Any, schema: Schema, extra: Schema) -> None:
+    """Reads a description and bounds off an Annotated object of any library."""
+    for attribute in ("description", "documentation"):
+        text = getattr(note, attribute, None)
+        if isinstance(text, str) and text:
+            extra.setdefault("description", text)
+    kind = schema.get("type")
+    sized = ("minLength", "maxLength")
+    if kind == "array":
+        sized = ("minItems", "maxItems")
+    elif kind == "object":
+        sized = ("minProperties", "maxProperties")
+    for attribute, keyword in (
+        ("ge", "minimum"), ("gt", "exclusiveMinimum"), ("le", "maximum"), ("lt", "exclusiveMaximum"),
+        ("multiple_of", "multipleOf"), ("min_length", sized[0]), ("max_length", sized[1]),
+    ):
+        value = getattr(note, attribute, None)
+        if type(value) in (int, float):
+            extra[keyword] = value
+    pattern = getattr(note, "pattern", None)
+    if isinstance(pattern, str) and kind == "string":
+        extra["pattern"] = pattern
+    examples = getattr(note, "examples", None)
+    if isinstance(examples, (list, tuple)) and examples:
+        try:
+            encode(list(examples))
+            extra["examples"] = list(examples)
+        except NotSerializable:
+            pass

@@ -1,0 +1,432 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// lostWithin is the promise of 3 s, with room for a busy machine. Without
+// liveness these calls would end after half a minute, or never.
+const lostWithin = 10 * time.Second
+
+// A node that goes away without a word: its process killed, or its cable.
+func TestNodeLost(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"closed", "silent"} {
+		for _, way := range []string{"queue", "directed"} {
+			t.Run(how+" "+way, func(t *testing.T) {
+				t.Parallel()
+				d := newTools()
+				broker := meshtest.Broker(t)
+				proxy := meshtest.NewProxy(t, broker)
+				nc := proxy.Connect(t)
+				d.serve(t, nc, nil)
+				t.Cleanup(proxy.Heal)
+				c := newClient(t, broker.Connect(t), nil)
+				if way == "directed" {
+					answerRegistry(t, broker.Connect(t))
+					directCalls(t, broker, c)
+				} else {
+					c = newClient(t, broker.Connect(t), &client.Options{QueueOnly: true})
+				}
+				one := start(t, c, "desk.hold", toolArgs{Key: "one"})
+				two := start(t, c, "desk.hold", toolArgs{Key: "two"}, client.WithTimeout(50*time.Second))
+				items := make(chan counted, 1)
+				go func() { items <- countItems(t, c, t.Context(), toolArgs{Key: "gen", N: 10, Gate: true}, nil) }()
+				d.gate("gen").release <- struct{}{}
+				wait(t, "start", d.gate("one").started)
+				wait(t, "start", d.gate("two").started)
+				wait(t, "first item", d.gate("gen").sent)
+				began := time.Now()
+				if how == "closed" {
+					proxy.Cut(true)
+				} else {
+					proxy.Blackhole()
+				}
+				for _, call := range []<-chan outcome{one, two} {
+					o := wait(t, "answer", call)
+					if e := toolmesh.AsError(o.err); e == nil || e.Code != toolmesh.CodeNodeLost || e.Started != toolmesh.StartedUnknown {
+						t.Errorf("call: %v, want node_lost, and nobody knows whether it ran", o.err)
+					}
+				}
+				s := wait(t, "stream", items)
+				if toolmesh.CodeOf(s.err) != toolmesh.CodeNodeLost || s.items != 1 {
+					t.Errorf("stream: %d items, then %v, want one and node_lost", s.items, s.err)
+				}
+				took := time.Since(began)
+				t.Logf("lost after %v", took)
+				if took > lostWithin {
+					t.Errorf("it took %v", took)
+				}
+			})
+		}
+	}
+}
+
+// directCalls makes calls until one goes to a node's own subject.
+func directCalls(t *testing.T, broker *meshtest.Server, c *client.Client) {
+	t.Helper()
+	spy, err := broker.Connect(t).SubscribeSync("mesh.node.*.tools.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = spy.Unsubscribe() }()
+	for _, id := range []subjects.ToolID{"desk.note", "desk.hold", "desk.gen"} {
+		meshtest.Until(t, "calls of "+string(id)+" are directed", func() bool {
+			if id == "desk.gen" {
+				countItems(t, c, t.Context(), toolArgs{Key: "warm"}, nil)
+			} else if _, err := c.Call(t.Context(), id, toolArgs{Key: "warm"}); err != nil {
+				t.Fatal(err)
+			}
+			for {
+				m, err := spy.NextMsg(time.Millisecond)
+				if err != nil {
+					return false
+				}
+				if s, err := subjects.Parse(m.Subject); err == nil && s.Tool == id {
+					return true
+				}
+			}
+		})
+	}
+}
+
+// The caller's own connection is what is lost: that is another error.
+func TestOwnConnectionLost(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	d.serve(t, broker.Connect(t), nil)
+	proxy := meshtest.NewProxy(t, broker)
+	c := newClient(t, proxy.Connect(t), nil)
+	call := start(t, c, "desk.hold", toolArgs{Key: "one"})
+	items := make(chan counted, 1)
+	go func() { items <- countItems(t, c, t.Context(), toolArgs{Key: "gen", N: 3, Gate: true}, nil) }()
+	d.gate("gen").release <- struct{}{}
+	wait(t, "start", d.gate("one").started)
+	wait(t, "first item", d.gate("gen").sent)
+	proxy.Blackhole()
+	o := wait(t, "answer", call)
+	if e := toolmesh.AsError(o.err); e == nil || e.Code != toolmesh.CodeUnavailable || e.Origin != toolmesh.OriginCaller || e.Started == toolmesh.StartedNo {
+		t.Errorf("call: %v, want unavailable of the caller, and not started:false", o.err)
+	}
+	if o.took > lostWithin {
+		t.Errorf("it took %v", o.took)
+	}
+	// A stream goes on when the connection is back.
+	proxy.Heal()
+	close(d.gate("gen").release)
+	if s := wait(t, "stream", items); s.err != nil || s.items != 3 {
+		t.Errorf("stream: %d items, then %v", s.items, s.err)
+	}
+	close(d.gate("one").release)
+}
+
+// heartbeat says that a node lives; a plain client may.
+func heartbeat(t *testing.T, nc *nats.Conn, node, boot string) {
+	t.Helper()
+	body := fmt.Sprintf(`{"node":%q,"boot":%q,"state":"serving","slots":8,"in_flight":0,"queued":0}`, node, boot)
+	if err := nc.Publish("mesh.hb."+node, []byte(body)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Another boot of the node means that its calls are lost, now.
+func TestNodeStartedAnew(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	n := d.serve(t, broker.Connect(t), nil)
+	nc := broker.Connect(t)
+	c := newClient(t, broker.Connect(t), nil)
+	call := start(t, c, "desk.hold", toolArgs{Key: "one"})
+	wait(t, "start", d.gate("one").started)
+	ticker := time.NewTicker(200 * time.Millisecond)
+	defer ticker.Stop()
+	for { // the old boot goes on beating: silence is not what is noticed
+		select {
+		case o := <-call:
+			if toolmesh.CodeOf(o.err) != toolmesh.CodeNodeLost {
+				t.Errorf("call: %v, want node_lost", o.err)
+			}
+			if o.took > lostWithin {
+				t.Errorf("it took %v", o.took)
+			}
+			close(d.gate("one").release)
+			return
+		case <-ticker.C:
+			heartbeat(t, nc, string(n.Node()), "the-next-boot")
+		}
+	}
+}
+
+// loseReplies runs a call whose answer gets lost on the way, and returns how it
+// ends all the same.
+func loseReplies(t *testing.T, d *tools, node, caller *meshtest.Proxy, c *client.Client, opts ...client.CallOption) outcome {
+	t.Helper()
+	call := start(t, c, "desk.hold", toolArgs{Key: "lost"}, opts...)
+	wait(t, "start", d.gate("lost").started)
+	// The client must know where it runs: a keepalive a second after the start.
+	timer := time.NewTimer(2500 * time.Millisecond)
+	defer timer.Stop()
+	<-timer.C
+	if node != nil {
+		node.Blackhole() // takes the reply, and never gives it on
+	} else {
+		caller.Cut(true) // nobody subscribes the inbox
+	}
+	d.gate("lost").release <- struct{}{}
+	wait(t, "end", d.gate("lost").ended)
+	if node != nil {
+		beat := time.NewTimer(300 * time.Millisecond)
+		defer beat.Stop()
+		<-beat.C // time for the reply to be in the hole
+		node.Cut(false)
+		node.Heal()
+	} else {
+		beat := time.NewTimer(300 * time.Millisecond)
+		defer beat.Stop()
+		<-beat.C
+		caller.Heal()
+	}
+	return wait(t, "answer", call)
+}
+
+// The reply gets lost, the node lives: it is asked again, and has kept the result.
+func TestLostReply(t *testing.T) {
+	t.Parallel()
+	for _, at := range []string{"the node", "the caller"} {
+		for _, way := range []string{"queue", "directed"} {
+			t.Run(at+" "+way, func(t *testing.T) {
+				t.Parallel()
+				d := newTools()
+				broker := meshtest.Broker(t)
+				near, far := meshtest.NewProxy(t, broker), meshtest.NewProxy(t, broker)
+				d.serve(t, far.Connect(t), nil)
+				c := newClient(t, near.Connect(t), &client.Options{QueueOnly: way == "queue"})
+				if way == "directed" {
+					answerRegistry(t, broker.Connect(t))
+					directCalls(t, broker, c)
+				}
+				node := far
+				if at == "the caller" {
+					node = nil
+				}
+				o := loseReplies(t, d, node, near, c)
+				if o.err != nil || string(o.result.Value) != `"released lost"` {
+					t.Errorf("call: %v, want the recorded result", o.err)
+				}
+				if n := d.ran("lost"); n != 1 {
+					t.Errorf("it ran %d times", n)
+				}
+			})
+		}
+	}
+}
+
+// impostor is a node of the test's own making, on plain NATS: it takes calls,
+// says that they run, and nothing else.
+type impostor struct {
+	nc       *nats.Conn
+	requests chan *nats.Msg
+}
+
+func newImpostor(t *testing.T, nc *nats.Conn, keepalives bool) *impostor {
+	t.Helper()
+	im := &impostor{nc: nc, requests: make(chan *nats.Msg, 100)}
+	_, err := nc.QueueSubscribe("tools.*.fake.x", "mesh", func(m *nats.Msg) {
+		im.requests <- m
+		if keepalives {
+			im.keepalive(m)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	return im
+}
+
+func (im *impostor) keepalive(m *nats.Msg) {
+	_ = im.nc.PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header{
+		"Mesh-Keepalive": {"1"}, "Mesh-Rpc-Id": m.Header["Mesh-Rpc-Id"], "Mesh-Node": {"fake"}, "Mesh-Boot": {"b1"},
+	}})
+}
+
+// A request that is sent again and meets nobody says nothing of the first one,
+// which may have run: it must not go to another node.
+func TestNobodyForTheSecondRequest(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	im := newImpostor(t, broker.Connect(t), true)
+	nc := broker.Connect(t)
+	c := newClient(t, nc, nil)
+	call := start(t, c, "fake.x", nil)
+	first := wait(t, "request", im.requests)
+	// The node lives and no longer knows the subject, as one that has drained.
+	ticker := time.NewTicker(200 * time.Millisecond)
+	defer ticker.Stop()
+	sent := uint64(0)
+	for beats := 0; nc.Stats().OutMsgs <= sent || sent == 0; beats++ {
+		select {
+		case o := <-call:
+			t.Fatalf("the call ended: %v", o.err)
+		case <-ticker.C:
+			heartbeat(t, im.nc, "fake", "b1")
+		}
+		if beats == 5 { // the questions for the time are over
+			sent = nc.Stats().OutMsgs
+		}
+	}
+	if err := nc.Flush(); err != nil { // behind the broker's 503
+		t.Fatal(err)
+	}
+	// Now the node falls silent.
+	o := wait(t, "answer", call)
+	if e := toolmesh.AsError(o.err); e == nil || e.Code != toolmesh.CodeNodeLost || e.Started != toolmesh.StartedUnknown {
+		t.Errorf("call: %v, want node_lost", o.err)
+	}
+	if n := len(im.requests); n != 0 {
+		t.Errorf("%d more requests went to the queue group after %v", n, first.Subject)
+	}
+}
+
+// Nobody says anything at all: the queue group's pick is lost, too.
+func TestSilenceFromTheBeginning(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	im := newImpostor(t, broker.Connect(t), false)
+	c := newClient(t, broker.Connect(t), nil)
+	o := wait(t, "answer", start(t, c, "fake.x", nil))
+	if e := toolmesh.AsError(o.err); e == nil || e.Code != toolmesh.CodeNodeLost {
+		t.Errorf("call: %v, want node_lost", o.err)
+	}
+	if o.took < 2500*time.Millisecond || o.took > lostWithin {
+		t.Errorf("after %v, want 2.5s of silence", o.took)
+	}
+	if n := len(im.requests); n != 1 {
+		t.Errorf("%d requests, want 1: it is not known whether it ran", n)
+	}
+	// What is idempotent is sent once more, under a name of its own.
+	<-im.requests
+	o = wait(t, "answer", start(t, c, "fake.x", nil, client.Idempotent()))
+	if toolmesh.CodeOf(o.err) != toolmesh.CodeNodeLost || len(im.requests) != 2 {
+		t.Fatalf("idempotent: %v after %d requests, want 2", o.err, len(im.requests))
+	}
+	a, b := <-im.requests, <-im.requests
+	if a.Header.Get("Mesh-Rpc-Id") == b.Header.Get("Mesh-Rpc-Id") {
+		t.Error("the second request has the rpc_id of the first: the node might refuse it")
+	}
+}
+
+// A call that is idempotent survives its node.
+func TestIdempotentCallSurvivesItsNode(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	proxies := map[subjects.NodeID]*meshtest.Proxy{}
+	for range 2 {
+		p := meshtest.NewProxy(t, broker)
+		n := d.serve(t, p.Connect(t), nil)
+		t.Cleanup(p.Heal)
+		proxies[n.Node()] = p
+	}
+	c := newClient(t, broker.Connect(t), nil)
+	call := start(t, c, "desk.hold", toolArgs{Key: "i"}, client.Idempotent())
+	lost := wait(t, "start", d.gate("i").started)
+	proxies[lost].Cut(true)
+	other := wait(t, "second start", d.gate("i").started)
+	if other == lost {
+		t.Errorf("it was sent to the node that was lost")
+	}
+	d.gate("i").release <- struct{}{}
+	d.gate("i").release <- struct{}{} // the first one is still there
+	if o := wait(t, "answer", call); o.err != nil || o.result.Node != other {
+		t.Errorf("call: %v", o.err)
+	}
+}
+
+// Of a stream that has begun nothing is sent again: its items would come twice.
+func TestIdempotentStreamIsNotBegunTwice(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	proxies := map[subjects.NodeID]*meshtest.Proxy{}
+	for range 2 {
+		p := meshtest.NewProxy(t, broker)
+		n := d.serve(t, p.Connect(t), nil)
+		t.Cleanup(p.Heal)
+		proxies[n.Node()] = p
+	}
+	c := newClient(t, broker.Connect(t), nil)
+	for _, begun := range []bool{false, true} {
+		key := fmt.Sprint("begun ", begun)
+		g := d.gate(key)
+		done := make(chan counted, 1)
+		go func() {
+			done <- countItems(t, c, t.Context(), toolArgs{Key: key, N: 3, Gate: true}, nil, client.Idempotent())
+		}()
+		where := wait(t, "start", g.started)
+		if begun {
+			g.release <- struct{}{}
+			wait(t, "first item", g.sent)
+		}
+		proxies[where].Cut(true)
+		if !begun {
+			wait(t, "second start", g.started)
+		}
+		for range 6 {
+			g.release <- struct{}{}
+		}
+		s := wait(t, "stream", done)
+		if begun && (toolmesh.CodeOf(s.err) != toolmesh.CodeNodeLost || s.items > 1 || d.ran(key) != 1) {
+			t.Errorf("after an item: %d items, then %v, ran %d times", s.items, s.err, d.ran(key))
+		}
+		if !begun && (s.err != nil || s.items != 3) {
+			t.Errorf("before any: %d items, then %v", s.items, s.err)
+		}
+		proxies[where].Heal()
+	}
+}
+
+// caller is the process of TestFrozenCaller: it makes one call and prints how
+// that ended.
+func caller(url string) {
+	err := func() error {
+		nc, err := nats.Connect(url, client.ConnectOptions()...)
+		if err != nil {
+			return err
+		}
+		defer nc.Close()
+		c, err := client.New(nc, nil)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		r, err := c.Call(context.Background(), "desk.hold", toolArgs{Key: "frozen"})
+		if err != nil {
+			return err
+		}
+		if string(r.Value) != `"released frozen"` {
+			return errors.New(string(r.Value))
+		}
+		return nil
+	}()
+	if err != nil {
+		fmt.Println("failed:", err)
+		return
+	}
+	fmt.Println("ok")
+}
