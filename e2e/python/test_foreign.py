@@ -36,6 +36,11 @@ def connected(check: Check) -> Callable[[], None]:
     return test
 
 
+def headers_of(message: Msg) -> dict[str, str]:
+    """The headers of a message; nats-py has None where there are none."""
+    return message.headers or {}
+
+
 async def call(connection: Client, tool: str, arguments: Any = None, **headers: str) -> Msg:
     """A call in the plain form; Mesh_Rpc_Id="x" is the header Mesh-Rpc-Id."""
     return await connection.request(
@@ -50,7 +55,8 @@ async def envelope(connection: Client, tool: str, **parts: Any) -> dict[str, Any
     """A call in the envelope form."""
     body = {"type": "rpc_tool_call", "tool_id": tool, **parts}
     reply = await connection.request(f"tools.default.{tool}", json.dumps(body).encode(), timeout=15)
-    return json.loads(reply.data)
+    answer: dict[str, Any] = json.loads(reply.data)
+    return answer
 
 
 async def to_inbox(connection: Client, tool: str, arguments: Any, **headers: str) -> AsyncIterator[Msg]:
@@ -66,7 +72,7 @@ async def to_inbox(connection: Client, tool: str, arguments: Any, **headers: str
     try:
         while True:
             message = await subscription.next_msg(timeout=15)
-            if not message.data and "Mesh-Chunk" not in (message.headers or {}):
+            if not message.data and "Mesh-Chunk" not in headers_of(message):
                 return
             yield message
     finally:
@@ -78,11 +84,11 @@ async def replay(connection: Client, rpc_id: str, first: int) -> list[Msg]:
     inbox = connection.new_inbox()
     subscription = await connection.subscribe(inbox)
     await connection.publish(f"mesh.replay.default.{rpc_id}", json.dumps({"from_seq": first}).encode(), reply=inbox)
-    chunks = []
+    chunks: list[Msg] = []
     while True:
         message = await subscription.next_msg(timeout=15)
-        if "Mesh-Chunk" not in message.headers:
-            assert "Mesh-High" in message.headers
+        if "Mesh-Chunk" not in headers_of(message):
+            assert "Mesh-High" in headers_of(message)
             await subscription.unsubscribe()
             return chunks
         chunks.append(message)
@@ -90,9 +96,9 @@ async def replay(connection: Client, rpc_id: str, first: int) -> list[Msg]:
 
 def failure(message: Msg) -> dict[str, Any]:
     """The error of a reply, whose headers say the same."""
-    error = json.loads(message.data)["error"]
-    assert message.headers["Mesh-Error-Code"] == error["code"]
-    assert message.headers["Nats-Service-Error"] == error["message"]
+    error: dict[str, Any] = json.loads(message.data)["error"]
+    assert headers_of(message)["Mesh-Error-Code"] == error["code"]
+    assert headers_of(message)["Nats-Service-Error"] == error["message"]
     return error
 
 
@@ -100,14 +106,14 @@ def failure(message: Msg) -> dict[str, Any]:
 async def test_plain_form(connection: Client) -> None:
     reply = await call(connection, "weather.forecast.today", {"city": "oslo"})
     assert json.loads(reply.data)["city"] == "Oslo"
-    assert reply.headers["Mesh-Rpc-Id"].startswith("rpc_")
-    assert reply.headers["Mesh-Node"]
+    assert headers_of(reply)["Mesh-Rpc-Id"].startswith("rpc_")
+    assert headers_of(reply)["Mesh-Node"]
 
     # No body means no arguments.
     assert "Tokyo" in json.loads((await call(connection, "weather.forecast.cities")).data)
 
     reply = await call(connection, "lab.timing.nap", {"seconds": 0}, Mesh_Rpc_Id="from-python")
-    assert reply.headers["Mesh-Rpc-Id"] == "from-python"
+    assert headers_of(reply)["Mesh-Rpc-Id"] == "from-python"
 
 
 @connected
@@ -145,12 +151,12 @@ async def test_typed_errors(connection: Client) -> None:
 @connected
 async def test_stream_to_the_inbox(connection: Client) -> None:
     chunks = [chunk async for chunk in to_inbox(connection, "weather.forecast.hours", {"city": "Lima"})]
-    assert [chunk.headers["Mesh-Seq"] for chunk in chunks] == [str(n) for n in range(1, 26)]
+    assert [headers_of(chunk)["Mesh-Seq"] for chunk in chunks] == [str(n) for n in range(1, 26)]
     assert [json.loads(chunk.data)["hour"] for chunk in chunks[:-1]] == list(range(24))
-    assert (chunks[-1].headers["Mesh-Chunk"], chunks[-1].headers["Mesh-Count"]) == ("complete", "24")
+    assert (headers_of(chunks[-1])["Mesh-Chunk"], headers_of(chunks[-1])["Mesh-Count"]) == ("complete", "24")
 
     chunks = [chunk async for chunk in to_inbox(connection, "lab.streams.breaks", {"after": 3})]
-    assert [chunk.headers["Mesh-Chunk"] for chunk in chunks] == ["data", "data", "data", "error"]
+    assert [headers_of(chunk)["Mesh-Chunk"] for chunk in chunks] == ["data", "data", "data", "error"]
     assert "broke after 3" in chunks[-1].data.decode()
 
 
@@ -162,15 +168,15 @@ async def test_live_stream_and_replay(connection: Client) -> None:
     reply = await call(
         connection, "lab.streams.words", {"text": "one two three", "pause": 0.01}, Mesh_Stream="1", Mesh_Rpc_Id=rpc_id
     )
-    assert json.loads(reply.data) == {"rpc_id": rpc_id, "node": reply.headers["Mesh-Node"]}
+    assert json.loads(reply.data) == {"rpc_id": rpc_id, "node": headers_of(reply)["Mesh-Node"]}
     chunks = [await live.next_msg(timeout=15) for _ in range(4)]
     assert [json.loads(chunk.data)["word"] for chunk in chunks[:3]] == ["one", "two", "three"]
-    assert chunks[3].headers["Mesh-Chunk"] == "complete"
+    assert headers_of(chunks[3])["Mesh-Chunk"] == "complete"
 
     for first in (1, 3, 4):
         again = await replay(connection, rpc_id, first)
         assert [chunk.data for chunk in again] == [chunk.data for chunk in chunks[first - 1 :]]
-        assert [chunk.headers["Mesh-Seq"] for chunk in again] == [str(n) for n in range(first, 5)]
+        assert [headers_of(chunk)["Mesh-Seq"] for chunk in again] == [str(n) for n in range(first, 5)]
 
 
 @connected
@@ -179,7 +185,7 @@ async def test_cancel(connection: Client) -> None:
     kinds = []
     stream = to_inbox(connection, "lab.streams.countdown", {"start": 1000, "pause": 0.02}, Mesh_Rpc_Id=rpc_id)
     async for chunk in stream:
-        kinds.append(chunk.headers["Mesh-Chunk"])
+        kinds.append(headers_of(chunk)["Mesh-Chunk"])
         if len(kinds) == 1:
             reply = await connection.request(f"mesh.ctl.default.{rpc_id}", b'{"type":"cancel"}', timeout=15)
             assert json.loads(reply.data) == {"cancelled": True}

@@ -434,7 +434,7 @@ class Builder:
                 name = f"{plain}_{count}"
             self._names[base] = name
         reference: Schema = {"$ref": f"#/$defs/{name}"}
-        made: Shape  # nothing calls the late Shape before this is set
+        made: Shape  # set below; a default that needs it before is not shown, see _show_default
         late = Shape(
             reference,
             name,

@@ -95,11 +95,10 @@ def _root(child: int, mode: str) -> NoReturn:
 
 def _become_subreaper() -> None:
     """Orphans of our descendants become our children (Linux)."""
-    if sys.platform != "linux":
-        return
-    import ctypes
+    if sys.platform == "linux":
+        import ctypes
 
-    ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)
 
 
 def _kill_descendants() -> None:
