@@ -25,6 +25,7 @@ type node struct {
 	reported    atomic.Int64 // in flight, by its own word
 	slots       atomic.Int64
 	heard       atomic.Int64 // last heartbeat of this boot, unix ns
+	met         atomic.Int64 // last answer of this boot that named it, unix ns
 	beats       atomic.Int64 // heartbeats of this boot in a row without a pause
 	other       atomic.Bool  // another boot has been heard of
 	draining    atomic.Bool
@@ -96,14 +97,21 @@ func (ns *nodes) told(id subjects.NodeID, boot subjects.BootID) *node {
 func (ns *nodes) find(id subjects.NodeID, boot subjects.BootID, heard bool) *node {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
+	now := time.Now()
 	old := ns.byID[id]
 	if old != nil && (old.boot == boot || boot == old.before && boot != "") {
+		if heard {
+			old.met.Store(now.UnixNano())
+		}
 		return old
 	}
 	n := &node{id: id, boot: boot}
+	if heard {
+		n.met.Store(now.UnixNano())
+	}
 	n.slots.Store(1)
 	if old != nil {
-		if !heard && !old.other.Load() && time.Since(old.lastHeard()) < silence {
+		if !heard && !old.other.Load() && now.UnixNano()-max(old.heard.Load(), old.met.Load()) < int64(silence) {
 			return old
 		}
 		old.other.Store(true)

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"iter"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -32,8 +34,13 @@ const (
 	maxFruitless = 8
 	// quietWait is how long a stream may say nothing before the store is asked:
 	// a little more than the second between two keepalives.
-	quietWait  = 1250 * time.Millisecond
+	quietWait = 1250 * time.Millisecond
+	// replayWait is how long a replay may say nothing, restWait likewise once the
+	// stream's node is lost: its end is waited for already, and the answer may have
+	// been its to give.
 	replayWait = 5 * time.Second
+	restWait   = 200 * time.Millisecond
+	restTries  = 2
 )
 
 // Chunk is one item of a stream.
@@ -97,6 +104,14 @@ type reader struct {
 	acked     bool
 	granted   int64
 	fruitless int
+	asking    *replay // nil: the store is not being asked
+}
+
+// begun reports whether the stream is known to run, or to have run.
+func (r *reader) begun() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.acked || !r.arrived.IsZero()
 }
 
 func (r *reader) wake() {
@@ -169,6 +184,7 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 		keeper.Wait()
 	}()
 	err = r.read(ctx, msg)
+	r.abandonReplay()
 	if err != nil && (errors.Is(err, errStopped) || ctx.Err() != nil) {
 		c.cancel(s.session, s.rpc, p.node.Load())
 	}
@@ -177,7 +193,7 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 	}
 	code := toolmesh.CodeOf(err)
 	lost := code == toolmesh.CodeNodeLost || code == toolmesh.CodeWorkerCrashed
-	if r.taken > 0 || r.acked && !lost {
+	if r.taken > 0 || r.begun() && !lost {
 		return final{err}
 	}
 	return err
@@ -280,13 +296,23 @@ func (r *reader) read(ctx context.Context, msg *nats.Msg) error {
 		ask := false
 		select {
 		case <-r.signal:
+		case err := <-r.answered():
+			r.settleReplay()
+			if err != nil && toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
+				return err
+			}
+			if r.fruitless >= maxFruitless {
+				return toolmesh.Errorf(toolmesh.CodeStreamExpired, "items from %d on are no longer kept", r.taken+1).
+					WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedYes)
+			}
+			lastReplay = time.Now()
 		case a := <-r.p.answers:
 			switch {
 			case a.err == nil:
 				if err := r.replied(ctx, codec.ParseReply(codec.Header(a.msg.Header), a.msg.Data)); err != nil {
 					return err
 				}
-			case !r.acked:
+			case !r.begun():
 				return a.err
 			default:
 				return toolmesh.Errorf(toolmesh.CodeUnavailable, "the stream was cut off: %w", a.err).WithOrigin(toolmesh.OriginCaller)
@@ -298,12 +324,16 @@ func (r *reader) read(ctx context.Context, msg *nats.Msg) error {
 		case <-ticker.C:
 			if now := r.p.c.bus.State(); now.Generation != generation && now.Connected {
 				generation, ask = now.Generation, true
+				r.abandonReplay() // its answer went to the connection that is gone
+			}
+			if r.asking != nil && r.asking.silence() > replayWait {
+				r.abandonReplay()
 			}
 			quiet := r.lastArrived()
 			if quiet.Before(lastReplay) {
 				quiet = lastReplay
 			}
-			if r.acked && time.Since(r.p.lastSign(quiet)) > quietWait {
+			if r.begun() && time.Since(r.p.lastSign(quiet)) > quietWait {
 				ask = true
 			}
 			if over, err := r.checkNode(ctx); over {
@@ -313,14 +343,10 @@ func (r *reader) read(ctx context.Context, msg *nats.Msg) error {
 				return err
 			}
 		}
-		if ask && (r.acked || r.p.node.Load() != nil) {
+		if ask && r.asking == nil && (r.begun() || r.p.node.Load() != nil) {
 			lastReplay = time.Now()
-			if err := r.replay(ctx); err != nil && toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
+			if err := r.askStore(); err != nil && toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
 				return err
-			}
-			if r.fruitless >= maxFruitless {
-				return toolmesh.Errorf(toolmesh.CodeStreamExpired, "items from %d on are no longer kept", r.taken+1).
-					WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedYes)
 			}
 		}
 	}
@@ -374,9 +400,9 @@ func (r *reader) checkNode(ctx context.Context) (over bool, err error) {
 	switch {
 	case lost == nil:
 		return false, nil
-	case toolmesh.CodeOf(lost) == toolmesh.CodeUnavailable && r.acked:
+	case toolmesh.CodeOf(lost) == toolmesh.CodeUnavailable && r.begun():
 		return false, nil // our own connection: the stream goes on when it is back
-	case toolmesh.CodeOf(lost) != toolmesh.CodeNodeLost || !r.acked:
+	case toolmesh.CodeOf(lost) != toolmesh.CodeNodeLost || !r.begun():
 		return true, lost
 	}
 	if over, err := r.rest(ctx); over {
@@ -388,74 +414,125 @@ func (r *reader) checkNode(ctx context.Context) (over bool, err error) {
 // rest yields what the store has of a stream to which nothing is added any more,
 // and reports whether that was its end.
 func (r *reader) rest(ctx context.Context) (over bool, err error) {
-	for {
+	r.abandonReplay()
+	for tries := 0; tries < restTries; {
+		if over, err := r.yieldAll(ctx); over {
+			return true, err
+		}
 		before := r.taken
-		if r.replay(ctx) != nil {
+		if r.askStore() != nil {
+			return false, nil
+		}
+		timer := time.NewTicker(restWait / 4)
+		err, done := error(nil), false
+		for !done && r.asking.silence() < restWait {
+			select {
+			case err = <-r.asking.done:
+				done = true
+			case <-timer.C:
+			case <-ctx.Done():
+				timer.Stop()
+				return true, ended(ctx, toolmesh.StartedYes)
+			}
+		}
+		timer.Stop()
+		r.abandonReplay()
+		switch {
+		case toolmesh.CodeOf(err) == toolmesh.CodeStreamExpired:
+			return true, err
+		case err != nil:
 			return false, nil
 		}
 		if over, err := r.yieldAll(ctx); over {
 			return true, err
 		}
-		if r.taken == before {
+		switch {
+		case r.taken > before:
+			tries = 0
+		case done:
 			return false, nil
+		default:
+			tries++
 		}
 	}
+	return false, nil
 }
 
 // errWhole says that the whole stream has been read.
 var errWhole = toolmesh.Errorf(toolmesh.CodeInternal, "the stream is over")
 
-// replay asks the store for a page of chunks, from the next item on. What is
+// replay is one question for stored chunks that has no whole answer yet.
+type replay struct {
+	inbox *bus.Inbox
+	from  int64
+	done  chan error   // capacity 1: the answer is complete
+	heard atomic.Int64 // when it last said something, unix ns
+}
+
+func (p *replay) silence() time.Duration { return time.Since(time.Unix(0, p.heard.Load())) }
+
+// answered is where the store's answer is complete; nil while it is not asked.
+func (r *reader) answered() <-chan error {
+	if r.asking == nil {
+		return nil
+	}
+	return r.asking.done
+}
+
+func (r *reader) abandonReplay() {
+	if r.asking != nil {
+		r.asking.inbox.Close()
+		r.asking = nil
+	}
+}
+
+// settleReplay looks at what a complete answer brought.
+func (r *reader) settleReplay() {
+	r.mu.Lock()
+	if r.order.Ready() || r.order.Next() > r.asking.from {
+		r.fruitless = 0
+	} else if r.high.Terminal || r.high.Seq >= r.asking.from || r.high.Seq == 0 && r.taken > 0 {
+		r.fruitless++ // it should have had the next one
+	}
+	r.mu.Unlock()
+	r.abandonReplay()
+}
+
+// askStore asks the store for a page of chunks, from the next item on. What is
 // behind the page shows as a gap, and is asked for when the page has been read.
-func (r *reader) replay(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, replayWait)
-	defer cancel()
+func (r *reader) askStore() error {
 	subject, err := subjects.Replay(r.p.s.session, r.p.s.rpc)
 	if err != nil {
 		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
 	}
+	p := &replay{done: make(chan error, 1)}
+	p.heard.Store(time.Now().UnixNano())
 	r.mu.Lock()
-	from := r.order.Next()
+	p.from = r.order.Next()
 	r.high = codec.High{Seq: -1}
 	r.mu.Unlock()
-	done := make(chan error, 1)
-	end := func(err error) {
-		select {
-		case done <- err:
-		default:
+	p.inbox, err = r.p.c.bus.Open(func(m *nats.Msg, err error) {
+		last := err != nil
+		if err == nil {
+			p.heard.Store(time.Now().UnixNano())
+			last, err = r.replayed(m)
 		}
-	}
-	inbox, err := r.p.c.bus.Open(func(m *nats.Msg, err error) {
-		if err != nil {
-			end(err)
-			return
-		}
-		last, err := r.replayed(m)
 		if last || err != nil {
-			end(err)
+			select {
+			case p.done <- err:
+			default:
+			}
 		}
 	})
 	if err != nil {
 		return err
 	}
-	defer inbox.Close()
-	if err := inbox.Send(&nats.Msg{Subject: subject, Data: codec.ReplayRequest{FromSeq: from, MaxBytes: codec.DefaultReplayBytes}.Encode()}); err != nil {
-		return err
+	r.asking = p
+	err = p.inbox.Send(&nats.Msg{Subject: subject, Data: codec.ReplayRequest{FromSeq: p.from, MaxBytes: codec.DefaultReplayBytes}.Encode()})
+	if err != nil {
+		r.abandonReplay()
 	}
-	select {
-	case err := <-done:
-		r.mu.Lock()
-		if r.order.Ready() {
-			r.fruitless = 0
-		} else if r.high.Terminal || r.high.Seq >= from || r.high.Seq == 0 && r.taken > 0 {
-			r.fruitless++ // it should have had the next one
-		}
-		r.mu.Unlock()
-		r.wake()
-		return err
-	case <-ctx.Done():
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the stored chunks did not arrive within %v", replayWait).WithOrigin(toolmesh.OriginMesh)
-	}
+	return err
 }
 
 // replayed takes one message of the answer to a replay, and reports whether it

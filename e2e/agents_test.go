@@ -479,7 +479,7 @@ func TestRefusedStarts(t *testing.T) {
 		"a setting that is not": {[]string{"mesh-agent", "--server=" + m.url, free()}, "MESH_SLOTS=many", 2, []string{"MESH_SLOTS", "many"}},
 		"a duration":            {[]string{"mesh-agent", "--server=" + m.url, free(), "--max-timeout=5"}, "", 2, []string{"max-timeout", "5"}},
 		"an unknown flag":       {[]string{"mesh-agent", "--sever=" + m.url}, "", 2, []string{"--sever"}},
-		"no NATS, but a URL":    {[]string{"mesh-agent", "--server=no url at all", free()}, "", 2, []string{"no url at all"}},
+		"no NATS, but a URL":    {[]string{"mesh-agent", "--server=no url at all", free()}, "", 2, []string{"no url at all", "nats://host:port"}},
 		"a broker without mesh": {[]string{"mesh", "ls", "--server=" + empty.URL}, "", 3, []string{"no mesh", empty.URL, "mesh up"}},
 		"nobody there":          {[]string{"mesh", "ls", "--server=nats://127.0.0.1:1"}, "", 3, []string{"127.0.0.1:1"}},
 		"the node's id":         {[]string{"mesh-agent", "--server=" + m.url, free(), "--node=" + oneNode(t, u)}, "", 3, []string{oneNode(t, u)}},

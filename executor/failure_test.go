@@ -260,7 +260,7 @@ func TestACallThatIsOverBeforeItBeganIsNotStarted(t *testing.T) {
 
 func TestWhatCannotBeServedIsListedAndTheRestIsServed(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, func(o *executor.Options) { o.StartTimeout = 1500 * 1e6 })
+	x := newExecutor(t, func(o *executor.Options) { o.StartTimeout = 6e9 })
 	dir := writeFiles(t, map[string]string{
 		"good.py": `
 import os, sys

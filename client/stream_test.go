@@ -1,0 +1,242 @@
+package client_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// The broker goes away and comes back in the middle of a stream.
+func TestStreamOverARestart(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	d.serve(t, broker.Connect(t), nil)
+	c := newClient(t, broker.Connect(t), nil)
+	const n = 3000
+	s := countItems(t, c, t.Context(), toolArgs{N: n}, func(i int) {
+		if i == n/3 {
+			broker.Restart(t)
+		}
+	})
+	if s.err != nil || s.items != n {
+		t.Errorf("%d items, then %v", s.items, s.err)
+	}
+}
+
+// Either side loses its connection, again and again.
+func TestStreamOverCuts(t *testing.T) {
+	t.Parallel()
+	for _, side := range []string{"caller", "node"} {
+		t.Run(side, func(t *testing.T) {
+			t.Parallel()
+			d := newTools()
+			broker := meshtest.Broker(t)
+			proxy := meshtest.NewProxy(t, broker)
+			node, caller := broker.Connect(t), broker.Connect(t)
+			if side == "node" {
+				node = proxy.Connect(t)
+			} else {
+				caller = proxy.Connect(t)
+			}
+			d.serve(t, node, nil)
+			c := newClient(t, caller, nil)
+			const n = 4000
+			s := countItems(t, c, t.Context(), toolArgs{N: n}, func(i int) {
+				if i%1000 == 500 {
+					proxy.Cut(false)
+				}
+			})
+			if s.err != nil || s.items != n {
+				t.Errorf("%d items, then %v", s.items, s.err)
+			}
+		})
+	}
+}
+
+// Live delivery may miss anything. A reader that gets none of it has the store.
+func TestStreamWithoutLiveDelivery(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t, meshtest.Config(`
+authorization { users: [
+  { user: node, password: node }
+  { user: blind, password: blind, permissions: { subscribe: { deny: "mesh.live.>" } } }
+] }`))
+	d := newTools()
+	d.serve(t, broker.Connect(t, nats.UserInfo("node", "node")), nil)
+	c := newClient(t, broker.Connect(t, nats.UserInfo("blind", "blind")), nil)
+	for _, n := range []int{0, 1, 1000} {
+		if s := countItems(t, c, t.Context(), toolArgs{N: n}, nil); s.err != nil || s.items != n {
+			t.Errorf("of %d: %d items, then %v", n, s.items, s.err)
+		}
+	}
+	if s := countItems(t, c, t.Context(), toolArgs{N: 600, Fail: true}, nil); s.items != 600 || toolmesh.CodeOf(s.err) != toolmesh.CodeToolError {
+		t.Errorf("of a failing one: %d items, then %v", s.items, s.err)
+	}
+}
+
+// 64 MB and a reader that does not keep up: the tool is held back, nothing grows.
+func TestSlowReader(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	d.serve(t, broker.Connect(t), nil)
+	c := newClient(t, broker.Connect(t), nil)
+	const n, size = 1024, 64 << 10
+	g := d.gate("slow")
+	sent, most := 0, 0
+	s := countItems(t, c, t.Context(), toolArgs{Key: "slow", N: n, Size: size}, func(i int) {
+		if i == 1 { // as slow as can be: until the tool waits for credit
+			for sent < 128 {
+				sent = wait(t, "item", g.sent)
+			}
+		}
+		for more := true; more; {
+			select {
+			case sent = <-g.sent:
+			default:
+				more = false
+			}
+		}
+		most = max(most, sent-i)
+	})
+	if s.err != nil || s.items != n {
+		t.Fatalf("%d items, then %v", s.items, s.err)
+	}
+	// What is on its way: 128 items until their size is known, then about 4 MB.
+	if most > 130 {
+		t.Errorf("the tool was %d items ahead: %d MB wait somewhere", most, most*size>>20)
+	}
+}
+
+// A tool that is slower than keepalives and heartbeats is not lost, and not asked
+// for again.
+func TestSlowTool(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	d.serve(t, broker.Connect(t), nil)
+	c := newClient(t, broker.Connect(t), nil)
+	g := d.gate("slow")
+	done := make(chan counted, 1)
+	go func() { done <- countItems(t, c, t.Context(), toolArgs{Key: "slow", N: 2, Gate: true}, nil) }()
+	call := start(t, c, "desk.hold", toolArgs{Key: "held"})
+	for range 2 {
+		pause := time.NewTimer(4 * time.Second)
+		<-pause.C
+		g.release <- struct{}{}
+	}
+	if s := wait(t, "stream", done); s.err != nil || s.items != 2 || d.ran("slow") != 1 {
+		t.Errorf("%d items, then %v, ran %d times", s.items, s.err, d.ran("slow"))
+	}
+	d.gate("held").release <- struct{}{}
+	if o := wait(t, "call", call); o.err != nil || d.ran("held") != 1 {
+		t.Errorf("call: %v, ran %d times", o.err, d.ran("held"))
+	}
+}
+
+func TestStreamEndsWithItsReader(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	d.serve(t, broker.Connect(t), nil)
+	c := newClient(t, broker.Connect(t), nil)
+	cancelled := func(key string) {
+		t.Helper()
+		if cause := wait(t, "end of "+key, d.gate(key).ended); toolmesh.CodeOf(cause) != toolmesh.CodeCancelled {
+			t.Errorf("%s: the tool ends with %v, want cancelled", key, cause)
+		}
+	}
+	for range c.Stream(t.Context(), "desk.gen", toolArgs{Key: "broken", N: 1_000_000}) {
+		break
+	}
+	cancelled("broken")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	s := countItems(t, c, ctx, toolArgs{Key: "cancelled", N: 1_000_000}, func(i int) {
+		if i == 3 {
+			cancel()
+		}
+	})
+	if s.items != 3 || toolmesh.CodeOf(s.err) != toolmesh.CodeCancelled {
+		t.Errorf("%d items, then %v", s.items, s.err)
+	}
+	cancelled("cancelled")
+
+	func() {
+		defer func() { _ = recover() }()
+		for range c.Stream(t.Context(), "desk.gen", toolArgs{Key: "panicked", N: 1_000_000}) {
+			panic("the reader's own")
+		}
+	}()
+	cancelled("panicked")
+
+	if s := countItems(t, c, t.Context(), toolArgs{Key: "late", N: 5, Gate: true}, nil, client.WithTimeout(100*time.Millisecond)); s.items != 0 || toolmesh.CodeOf(s.err) != toolmesh.CodeDeadlineExceeded {
+		t.Errorf("over its time: %d items, then %v", s.items, s.err)
+	}
+	if s := countItems(t, c, t.Context(), toolArgs{N: 2, Fail: true}, nil); s.items != 2 || toolmesh.CodeOf(s.err) != toolmesh.CodeToolError {
+		t.Errorf("a failing one: %d items, then %v", s.items, s.err)
+	}
+	if s := countItems(t, c, t.Context(), toolArgs{Fail: true}, nil); s.items != 0 || toolmesh.CodeOf(s.err) != toolmesh.CodeToolError {
+		t.Errorf("one that fails at once: %d items, then %v", s.items, s.err)
+	}
+}
+
+// A store that is full ends the stream for its reader as well, with what fitted.
+func TestStreamIntoAFullStore(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	d.serve(t, broker.Connect(t), &host.Options{ChunksMax: 100_000})
+	c := newClient(t, broker.Connect(t), nil)
+	s := countItems(t, c, t.Context(), toolArgs{N: 1000, Size: 10_000}, nil)
+	e := toolmesh.AsError(s.err)
+	if e == nil || e.Code != toolmesh.CodeUnavailable || e.Details["limit"] != "chunks_max" || s.items < 5 || s.items > 10 {
+		t.Errorf("%d items, then %v", s.items, s.err)
+	}
+	if n := d.ran(""); n != 1 {
+		t.Errorf("it ran %d times", n)
+	}
+}
+
+// Chunks that expired while their reader was away are an error, not a wait
+// without end.
+func TestStreamThatExpired(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	d.serve(t, broker.Connect(t), nil)
+	proxy := meshtest.NewProxy(t, broker)
+	c := newClient(t, proxy.Connect(t), nil)
+	js := store(t, broker.Connect(t))
+	g := d.gate("x")
+	g.release <- struct{}{}
+	s := countItems(t, c, t.Context(), toolArgs{Key: "x", N: 20, Gate: true}, func(i int) {
+		if i != 1 {
+			return
+		}
+		proxy.Cut(true)
+		for range 19 {
+			g.release <- struct{}{}
+		}
+		wait(t, "end", g.ended)
+		meshtest.Until(t, "the stream is stored", func() bool { return stored(t, js, "mesh.chunks.default.>") == 21 })
+		purge(t, js, 10) // as age does it, the oldest first
+		proxy.Heal()
+	}, client.WithRPCID("x"))
+	e := toolmesh.AsError(s.err)
+	if s.items != 1 || e == nil || e.Code != toolmesh.CodeStreamExpired {
+		t.Errorf("%d items, then %v", s.items, s.err)
+	}
+	if e != nil && !strings.Contains(e.Message, "no longer kept") {
+		t.Errorf("message = %q", e.Message)
+	}
+}
