@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"go.uber.org/goleak"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/agent"
@@ -27,10 +26,7 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	uvFolder = dir
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(status int) {
-		_ = os.RemoveAll(uvFolder)
-		os.Exit(status)
-	}))
+	meshtest.Main(m, func() { _ = os.RemoveAll(uvFolder) })
 }
 
 // start runs an agent in a new folder until the test ends. MESH_TEST_LOGS=1

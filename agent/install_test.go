@@ -254,6 +254,9 @@ tools = ["prints.f"]
 	if r, err := c.Call(t.Context(), "mixed.good.odd", map[string]any{"x": map[string]any{"any": []int{1}}}); err != nil {
 		t.Errorf("odd: %v %v", r, err)
 	}
+	if about, err := c.Describe(t.Context(), "mixed.good.odd"); err != nil || !strings.Contains(string(about), `"warnings":["`) {
+		t.Errorf("what cannot be described has no warning: %s %v", about, err)
+	}
 	_, err = c.Call(t.Context(), "mixed.raises.f", nil)
 	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeUnavailable || !strings.Contains(e.Message, "no table") {
 		t.Errorf("a tool that is not served: %v", err)

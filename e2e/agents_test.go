@@ -517,3 +517,36 @@ func oneNode(t *testing.T, u *user) string {
 	t.Fatal("no node")
 	return ""
 }
+
+// TestARouterBesideAnAgent runs mesh-router as a process of its own: it answers
+// for the registry and for replays, and is a service of its own name.
+func TestARouterBesideAnAgent(t *testing.T) {
+	t.Parallel()
+	m := newTwoAgents(t)
+	router, _ := m.start(t, filepath.Join(m.home, "no-folder"), "mesh-router", "--server="+m.url)
+	router.await(t, router.logs, `msg=ready`)
+	nc := plain(t, m.url)
+	names := map[string]int{}
+	inbox, sub := subscribed(t, nc, "")
+	if err := nc.PublishRequest("$SRV.PING", inbox, nil); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		var s struct{ Name string }
+		if err := json.Unmarshal(next(t, sub).Data, &s); err != nil {
+			t.Fatal(err)
+		}
+		names[s.Name]++
+	}
+	if names["mesh-agent"] != 2 || names["mesh-router"] != 1 {
+		t.Errorf("services %v", names)
+	}
+	// Whoever of the three is asked, the answer is the same.
+	for range 20 {
+		equalJSON(t, "resolve", request(t, nc, "mesh.registry.default.resolve", `{"name":"t.fast"}`).Data, `{"id":"held.t.fast"}`)
+	}
+	router.signal(t, syscall.SIGTERM)
+	if status := router.end(t); status != 0 {
+		t.Errorf("SIGTERM: status %d\n%s", status, router.logs)
+	}
+}

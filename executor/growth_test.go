@@ -50,3 +50,31 @@ def brief(): return 1
 		}
 	}
 }
+
+// TestUnfinishedEnvironmentsGo starts an executor in a folder where another one
+// was killed in the middle of its work.
+func TestUnfinishedEnvironmentsGo(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	unfinished := []string{"envs/new-1/bin", "new-lock-2", "new-uv-3/bin"}
+	for _, folder := range append([]string{"envs/0123abcd/bin", "uv-cache"}, unfinished...) {
+		if err := os.MkdirAll(filepath.Join(dir, folder), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x, err := executor.New(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = x.Close() })
+	for _, folder := range unfinished {
+		if _, err := os.Stat(filepath.Join(dir, folder)); err == nil {
+			t.Errorf("%s is still there", folder)
+		}
+	}
+	for _, folder := range []string{"envs/0123abcd/bin", "uv-cache"} {
+		if _, err := os.Stat(filepath.Join(dir, folder)); err != nil {
+			t.Errorf("what is finished is gone: %v", err)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -72,7 +73,21 @@ func NewStore(dir string, spawner *sandbox.Spawner, opts *Options) *Store {
 		stop:    stop, ended: life.Done(),
 	}
 	s.pythons.run = s.run
+	s.sweep()
 	return s
+}
+
+// sweep removes what a process that was killed was in the middle of making: it
+// is made beside its place, under a name that begins so.
+func (s *Store) sweep() {
+	for _, pattern := range []string{s.path("new-*"), s.path("envs", "new-*")} {
+		unfinished, _ := filepath.Glob(pattern)
+		for _, folder := range unfinished {
+			if err := os.RemoveAll(folder); err != nil {
+				s.log.Warn("unfinished folder not removed", slog.String("dir", folder), slog.String("error", err.Error()))
+			}
+		}
+	}
 }
 
 // Close stops what is being built, and waits for it.
