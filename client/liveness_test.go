@@ -111,10 +111,14 @@ func TestOwnConnectionLost(t *testing.T) {
 	c := newClient(t, proxy.Connect(t), nil)
 	call := start(t, c, "desk.hold", toolArgs{Key: "one"})
 	items := make(chan counted, 1)
-	go func() { items <- countItems(t, c, t.Context(), toolArgs{Key: "gen", N: 3, Gate: true}, nil) }()
+	arrived := make(chan struct{}, 3)
+	go func() {
+		items <- countItems(t, c, t.Context(), toolArgs{Key: "gen", N: 3, Gate: true}, func(int) { arrived <- struct{}{} })
+	}()
 	d.gate("gen").release <- struct{}{}
 	wait(t, "start", d.gate("one").started)
-	wait(t, "first item", d.gate("gen").sent)
+	// A stream is one from its first item on; before, its call is like any other.
+	wait(t, "first item", arrived)
 	proxy.Blackhole()
 	o := wait(t, "answer", call)
 	if e := toolmesh.AsError(o.err); e == nil || e.Code != toolmesh.CodeUnavailable || e.Origin != toolmesh.OriginCaller || e.Started == toolmesh.StartedNo {
