@@ -69,6 +69,11 @@ const longestHeader = len(HeaderServiceErrorCode)
 // headerName returns our name of a header, whatever the case it came in; "" for
 // a header that is not ours.
 func headerName(k string) string {
+	switch k { // as our own callers and nodes write them
+	case HeaderRPCID, HeaderKeepalive, HeaderWantLoad, HeaderTimeout, HeaderDeadline, HeaderStream, HeaderCredit,
+		HeaderNode, HeaderBoot, HeaderProto, HeaderRevision, HeaderLoad, HeaderSeq, HeaderChunk:
+		return k
+	}
 	if name, ok := canonical[k]; ok {
 		return name // as every writer that keeps to the rules writes it
 	}

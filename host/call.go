@@ -91,7 +91,7 @@ type inflight struct {
 
 // receive parses and admits one request, and runs it if it is admitted.
 func (h *Host) receive(m *nats.Msg) {
-	s, err := subjects.Parse(m.Subject)
+	s, err := h.addresses.parse(m.Subject)
 	directed := s.Kind == subjects.KindNodeTool
 	if !subjects.ReplyAllowed(m.Reply, s.Session, h.opts.SessionCredentials) {
 		h.refusedReplies.Add(1)
@@ -101,7 +101,7 @@ func (h *Host) receive(m *nats.Msg) {
 	if directed {
 		h.lastDirected.Store(time.Now().UnixNano())
 	}
-	req, bad := codec.ParseRequest(s, codec.Header(m.Header), m.Data)
+	req, bad := codec.ParseRequest(*s, codec.Header(m.Header), m.Data)
 	if err != nil {
 		bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err).WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 	}

@@ -35,18 +35,19 @@ const (
 
 // Host makes a process a node. Its methods may be called concurrently.
 type Host struct {
-	opts     Options
-	bus      *bus.Bus
-	ownBus   bool
-	log      *slog.Logger
-	node     subjects.NodeID
-	boot     subjects.BootID
-	identity *codec.Identity // of answers that belong to no tool
-	calls    *admit.Table[*inflight]
-	quota    *quota
-	replayer *chunks.Replayer
-	routes   routes
-	lease    lease
+	opts      Options
+	bus       *bus.Bus
+	ownBus    bool
+	log       *slog.Logger
+	node      subjects.NodeID
+	boot      subjects.BootID
+	identity  *codec.Identity // of answers that belong to no tool
+	calls     *admit.Table[*inflight]
+	quota     *quota
+	replayer  *chunks.Replayer
+	routes    routes
+	addresses addresses
+	lease     lease
 
 	base    context.Context // ends with the host, as every call's context does
 	end     context.CancelCauseFunc

@@ -3,6 +3,7 @@ package admit
 import (
 	"crypto/sha256"
 	"encoding/json"
+	"hash/maphash"
 	"slices"
 	"sync"
 	"time"
@@ -73,7 +74,10 @@ type Call[T any] struct {
 // entry is a name that is taken: by a call that runs, or by one that has ended
 // and is kept.
 type entry[T any] struct {
-	running *Call[T] // nil once it has ended
+	hash    uint64
+	next    *entry[T] // of the same hash
+	named   bool      // names holds it
+	running *Call[T]  // nil once it has ended
 	request Request
 	record  Record
 	size    int
@@ -87,10 +91,13 @@ type Table[T any] struct {
 	slots int
 	now   func() time.Time
 
+	seed maphash.Seed
+
 	mu      sync.Mutex
 	running []*Call[T]
-	names   map[Key]*entry[T]
-	ring    []*entry[T] // those that have ended, in order, from head on
+	names   map[uint64]*entry[T] // by hash of the rpc id: a table of texts is slow to search and to collect
+	spare   []entry[T]           // made together, as they are forgotten together
+	ring    []*entry[T]          // those that have ended, in order, from head on
 	head    int
 	whole   int // index of the first of ring whose record may not be dropped yet
 	size    int
@@ -102,7 +109,7 @@ type Table[T any] struct {
 func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 	return &Table[T]{
 		slots: slots, now: now,
-		names: make(map[Key]*entry[T]), cancels: make(map[Key]time.Time),
+		seed: maphash.MakeSeed(), names: make(map[uint64]*entry[T]), cancels: make(map[Key]time.Time),
 	}
 }
 
@@ -129,10 +136,60 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 	c := &Call[T]{Request: r, Value: value, place: len(t.running)}
 	t.running = append(t.running, c)
 	if r.Key.RPC != "" {
-		c.entry = &entry[T]{running: c, request: r}
-		t.names[r.Key] = c.entry
+		c.entry = t.name(r)
+		c.entry.running = c
 	}
 	return Run, c, Record{}, nil
+}
+
+// spares is how many entries are made at once.
+const spares = 64
+
+// name takes a name; what had it before is no longer found. t.mu is held.
+func (t *Table[T]) name(r Request) *entry[T] {
+	if old := t.find(r.Key); old != nil {
+		t.unname(old)
+	}
+	if len(t.spare) == 0 {
+		t.spare = make([]entry[T], spares)
+	}
+	k := &t.spare[0]
+	t.spare = t.spare[1:]
+	k.hash, k.request, k.named = t.hash(r.Key), r, true
+	k.next, t.names[k.hash] = t.names[k.hash], k
+	return k
+}
+
+func (t *Table[T]) hash(key Key) uint64 { return maphash.String(t.seed, string(key.RPC)) }
+
+// find returns the entry of a key, or nil; t.mu is held.
+func (t *Table[T]) find(key Key) *entry[T] {
+	for k := t.names[t.hash(key)]; k != nil; k = k.next {
+		if k.request.Key == key {
+			return k
+		}
+	}
+	return nil
+}
+
+// unname gives a name free; t.mu is held.
+func (t *Table[T]) unname(k *entry[T]) {
+	if !k.named {
+		return
+	}
+	k.named = false
+	first := t.names[k.hash]
+	switch {
+	case first != k:
+		for ; first.next != k; first = first.next {
+		}
+		first.next = k.next
+	case k.next == nil:
+		delete(t.names, k.hash)
+	default:
+		t.names[k.hash] = k.next
+	}
+	k.next = nil
 }
 
 // cancelled looks a key up in cancels, which is empty nearly always. t.mu is held.
@@ -159,7 +216,7 @@ func (t *Table[T]) Repeated(r Request, waiter func(Record)) (verdict Verdict, c 
 // repeated decides on a request whose key is known; Run says that it is not.
 // t.mu is held.
 func (t *Table[T]) repeated(r Request, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
-	k := t.names[r.Key]
+	k := t.find(r.Key)
 	switch {
 	case k == nil || k.running == nil && t.now().Sub(k.ended) >= keepResults:
 		return Run, nil, Record{}, nil
@@ -202,7 +259,7 @@ func (t *Table[T]) Finish(c *Call[T], record Record) {
 		if record.Err == nil || record.Err.Started != toolmesh.StartedNo {
 			t.keep(k, record)
 		} else {
-			delete(t.names, c.Key)
+			t.unname(k)
 		}
 	}
 	waiters := c.waiters
@@ -251,9 +308,8 @@ func (t *Table[T]) forgetOldest() {
 	t.ring[t.head] = nil
 	t.head++
 	t.size -= k.size
-	if t.names[k.request.Key] == k {
-		delete(t.names, k.request.Key)
-	}
+	t.unname(k)
+	*k = entry[T]{} // those it was made together with keep its room
 	if t.head > 1024 && t.head*2 > len(t.ring) {
 		t.ring = append([]*entry[T](nil), t.ring[t.head:]...)
 		t.whole = max(t.whole-t.head, 0)
@@ -266,7 +322,7 @@ func (t *Table[T]) forgetOldest() {
 func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	k := t.names[key]
+	k := t.find(key)
 	if k != nil {
 		return k.running, k.running != nil
 	}
@@ -280,7 +336,7 @@ func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
 func (t *Table[T]) Lookup(key Key) (*Call[T], bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	k := t.names[key]
+	k := t.find(key)
 	if k == nil {
 		return nil, false
 	}
