@@ -47,7 +47,10 @@ type crew struct {
 	workers  map[*worker]struct{}
 	starting int
 	busy     int
-	watching bool // a look at the queue is scheduled
+	deep     int         // of busy: calls that tools made
+	depths   map[int]int // the same by depth, from 1
+	waiting  int         // of busy: calls whose tool waits for one that it made
+	watching bool        // a look at the queue is scheduled
 	closed   bool
 	crashes  int // in a row, without a call that ended well between
 	restarts int
@@ -98,7 +101,10 @@ func (c *crew) submit(j *job) *toolmesh.Error {
 		c.mu.Unlock()
 		return unavailable("the index %s is closed", c.index.spec.Name)
 	}
-	w := c.pick()
+	var w *worker
+	if c.admits(j) {
+		w = c.pick()
+	}
 	if w == nil {
 		j.since = time.Now()
 		j.turn = make(chan struct{}, 1)
@@ -164,7 +170,7 @@ func (c *crew) pick() *worker {
 func (c *crew) assign(w *worker, j *job) {
 	w.places++
 	j.worker, j.place, j.since = w, w.places, time.Now()
-	c.busy++
+	c.hold(j)
 	if c.async {
 		w.jobs[j.id] = j
 	} else {
@@ -174,13 +180,12 @@ func (c *crew) assign(w *worker, j *job) {
 
 // over notes that a call ended well for its worker. The lock is held.
 func (c *crew) over(j *job) {
-	c.busy--
+	c.release(j)
 	c.crashes = 0
 	c.service += (time.Since(j.since) - c.service) / 8
 	if j.grace != nil {
 		j.grace.Stop()
 	}
-	j.worker = nil
 }
 
 // finishedPlain takes a call off its worker of plain functions and gives the
@@ -198,7 +203,7 @@ func (c *crew) finishedPlain(w *worker, j *job) {
 		c.index.wg.Go(func() { w.finish(nil) })
 		return
 	}
-	next := c.queue.pop()
+	next := c.next()
 	if next != nil {
 		c.assign(w, next)
 	} else {
@@ -227,9 +232,10 @@ func (c *crew) finishedCoroutine(w *worker, id uint64) *job {
 	}
 	if w.retired {
 		kill = len(w.jobs) == 0
-	} else if c.queue.len() > 0 && c.room(w) {
-		next = c.queue.pop()
-		c.assign(w, next)
+	} else if c.room(w) {
+		if next = c.next(); next != nil {
+			c.assign(w, next)
+		}
 	}
 	c.mu.Unlock()
 	if kill {
@@ -245,8 +251,7 @@ func (c *crew) finishedCoroutine(w *worker, id uint64) *job {
 // room reports whether a worker of coroutines may take one more call. The lock
 // is held.
 func (c *crew) room(w *worker) bool {
-	own := c.index.spec.Concurrency
-	return len(w.jobs) < asyncCalls && (own <= 0 || c.busy < own)
+	return len(w.jobs)-w.waiting < asyncCalls
 }
 
 // interrupt stops a call that a worker has: by a cancellation, and after the
@@ -274,9 +279,8 @@ func (c *crew) interrupt(j *job) {
 		// Its other calls are let go on. We no longer wait for this one.
 		delete(w.jobs, j.id)
 		w.abandoned++
-		c.busy--
 		begun := w.begun(j)
-		j.worker = nil
+		c.release(j)
 		if len(w.jobs) == 0 {
 			w.kill()
 		}
@@ -310,7 +314,7 @@ func (c *crew) limit() int {
 	if c.service < brief {
 		limit = min(limit, runtime.GOMAXPROCS(0)+c.occupied())
 	}
-	return max(limit, 1)
+	return max(limit, 1) + c.waiting
 }
 
 // occupied counts the workers whose call turned out to be a long one: the
@@ -318,7 +322,7 @@ func (c *crew) limit() int {
 func (c *crew) occupied() int {
 	n, now := 0, time.Now()
 	for w := range c.workers {
-		if j := w.current.Load(); j != nil && !w.retired && now.Sub(j.since) > lengthy {
+		if j := w.current.Load(); j != nil && !w.retired && j.open == 0 && now.Sub(j.since) > lengthy {
 			n++
 		}
 	}
@@ -342,6 +346,7 @@ func (c *crew) reconcile() {
 	if c.closed {
 		return
 	}
+	first := c.dispatch()
 	have := c.serving() + c.starting
 	now := time.Now()
 	switch {
@@ -353,15 +358,15 @@ func (c *crew) reconcile() {
 			return
 		}
 		c.start()
-	case c.queue.len() > 0 && c.starting == 0 && have < c.limit():
-		// The head of the queue has waited longest.
-		waited := now.Sub(c.queue.list[c.queue.head].since)
+	case first >= 0 && c.starting == 0 && have < c.limit():
+		// The first that may have a worker has waited longest.
+		waited := now.Sub(c.queue.list[first].since)
 		if waited >= patience {
 			c.start()
 		} else {
 			c.look(patience - waited)
 		}
-	case c.queue.len() > 0 && have < c.index.maxWorkers() && !c.async:
+	case first >= 0 && have < c.index.maxWorkers()+c.waiting && !c.async:
 		c.look(patience) // the limit may grow when calls turn out to be long
 	}
 }
@@ -431,7 +436,7 @@ func (c *crew) join(w *worker) []*job {
 	c.workers[w] = struct{}{}
 	var next []*job
 	for {
-		j := c.queue.pop()
+		j := c.next()
 		if j == nil {
 			break
 		}
@@ -478,11 +483,10 @@ func (c *crew) lost(w *worker, cause error) {
 	}
 	for _, j := range failed {
 		j.err = crashed(j.tool.Name, w.exit, w.begun(j), w.tail.String())
-		j.worker = nil
 		if j.grace != nil {
 			j.grace.Stop()
 		}
-		c.busy--
+		c.release(j)
 	}
 	if !w.stopping && !c.closed {
 		c.crashed()

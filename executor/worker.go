@@ -27,6 +27,9 @@ type job struct {
 	args  []byte
 	sink  Sink
 	rpcID string
+	depth int // how many calls are above it
+
+	nesting nesting // the calls that its tool makes
 
 	// turn is signalled when a queued call gets a worker, or fails before. Made
 	// when a call is queued, capacity 1.
@@ -45,6 +48,7 @@ type job struct {
 	place  uint64  // which CALL frame of its worker it was, from 1
 	since  time.Time
 	killed bool // its worker was killed because it went on after its grace
+	open   int  // calls that its tool has open
 	grace  *time.Timer
 
 	// Items of a coroutine's stream that the sink has not taken; bounded by credit.
@@ -58,7 +62,7 @@ type job struct {
 // worker is one process that takes calls. Who reads its frames: of a worker of
 // plain functions, the caller whose call it runs, without a goroutine between
 // them; of a worker of coroutines, a goroutine for all its calls. Lock order:
-// logMu, then crew.mu, then writeMu.
+// logMu and nesting.mu, then crew.mu, then writeMu and nestMu.
 type worker struct {
 	id     uint64
 	crew   *crew
@@ -82,6 +86,7 @@ type worker struct {
 	// Guarded by crew.mu.
 	jobs      map[uint64]*job // of coroutines
 	abandoned int             // calls that we no longer wait for but that it may still run
+	waiting   int             // calls whose tool waits for one that it made
 	places    uint64
 	idleSince time.Time
 	retired   bool      // takes no further call
@@ -90,6 +95,9 @@ type worker struct {
 	blocked   bool      // it gave none for a while: it gets no new calls
 
 	current atomic.Pointer[job] // the running call of a worker of plain functions
+
+	nestMu sync.Mutex
+	nests  map[uint64]*nestedCall // calls that its tools make
 
 	logMu sync.Mutex // output is handed over, and calls end, one at a time
 
@@ -258,6 +266,10 @@ func (w *worker) follow(j *job, item func(data []byte) error) (frame.Type, []byt
 			}
 		case frame.Log:
 			w.logged(h, body)
+		case frame.NestedCall, frame.NestedCancel, frame.NestedCredit:
+			if err := w.nested(h, body); err != nil {
+				return 0, nil, err
+			}
 		case frame.Pong:
 		default:
 			return 0, nil, fmt.Errorf("the worker sent frame type %d, which this agent does not know", h.Type)
@@ -301,6 +313,10 @@ func (w *worker) demultiplex() error {
 			}
 		case frame.Log:
 			w.logged(h, body)
+		case frame.NestedCall, frame.NestedCancel, frame.NestedCredit:
+			if err := w.nested(h, body); err != nil {
+				return err
+			}
 		case frame.Pong:
 			w.crew.answered(w)
 		default:

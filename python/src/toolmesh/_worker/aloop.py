@@ -8,7 +8,7 @@ import os
 import sys
 from types import AsyncGeneratorType
 
-from . import failures
+from . import channel, failures
 from .frames import (
     CALL,
     CANCEL,
@@ -19,6 +19,8 @@ from .frames import (
     EXIT,
     HEADER,
     META,
+    NESTED_END,
+    NESTED_RESULT,
     PING,
     PONG,
     READY,
@@ -89,6 +91,7 @@ class Worker:
         self._taken = 0
         self._outlet = Outlet(out, _call.get, _NoShield())
         self._forked = False
+        self._channel = channel.current = channel.LoopChannel(self, self._outlet, limit, _call.get)
         install(self._outlet)
         forked_by_tool((inp, out), self._outlet, self)
 
@@ -140,6 +143,8 @@ class Worker:
             credit = self._credit.get(call)
             if credit is not None:
                 credit.add(int.from_bytes(body, "little"))
+        elif NESTED_RESULT <= kind <= NESTED_END:
+            self._channel.dispatch(kind, call, body)
         elif kind == PING:
             self._outlet.send(HEADER.pack(0, PONG, 0, 0, call))
         elif kind == EXIT:

@@ -12,6 +12,8 @@ import linecache
 import os
 import sys
 
+from .channel import MeshError
+
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,8 +112,20 @@ def raised(failure: BaseException, tool: str) -> bytes:
             "tool": tool,
             "frames": frames,
             "causes": causes_of(failure),
+            **nested_of(failure),
         },
     )
+
+
+def nested_of(failure: BaseException | None) -> dict[str, JSON]:
+    """Of a failure that a nested call's is, or is the cause of: what that was."""
+    for _ in range(10):
+        if failure is None:
+            break
+        if isinstance(failure, MeshError):
+            return {"nested": failure.as_dict()}
+        failure = failure.__cause__ or (None if failure.__suppress_context__ else failure.__context__)
+    return {}
 
 
 def place(filename: str) -> tuple[str, bool]:

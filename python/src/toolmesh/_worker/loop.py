@@ -15,7 +15,7 @@ import sys
 import termios
 from types import CoroutineType, GeneratorType
 
-from . import failures
+from . import channel, failures
 from .frames import (
     CALL,
     CANCEL,
@@ -26,6 +26,8 @@ from .frames import (
     EXIT,
     HEADER,
     META,
+    NESTED_END,
+    NESTED_RESULT,
     PING,
     PONG,
     RAW,
@@ -43,7 +45,7 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from types import FrameType
-    from typing import Any
+    from typing import Any, NoReturn
 
     from . import aloop
     from .binding import Tool
@@ -94,6 +96,19 @@ class Guard:
                 self._raised = call
                 raise Cancelled
 
+    def rearm(self, call: int) -> None:
+        """Goes on with the function of call, which was disarmed for a while. Raises
+        Cancelled if that was to be raised meanwhile and has not been before."""
+        self.armed = call
+        if self._page[PAGE_CANCEL] == call and self._raised != call:
+            self.cancel(call)
+
+    def cancel(self, call: int) -> NoReturn:
+        """Raises Cancelled in call. Its signal, should it come yet, raises no second
+        one while the function cleans up."""
+        self._raised = call
+        raise Cancelled
+
     def __enter__(self) -> None:
         self._held += 1
 
@@ -140,6 +155,7 @@ class Worker:
         self._call = 0
         self._outlet = Outlet(out, self._current, self._guard)
         self._forked = False
+        self._channel = channel.current = channel.PlainChannel(self, self._outlet, limit)
         install(self._outlet)
         forked_by_tool((inp, out), self._outlet, self)
         signal.signal(SIGNAL, self._guard.handle)
@@ -156,9 +172,9 @@ class Worker:
     def serve(self) -> None:
         """The loop: one read and one write per call."""
         read, run, outlet, pack = self._reader.next, self._run, self._outlet, HEADER.pack
-        lock, out, write = outlet.lock, self._out, os.write
+        lock, out, write, nested = outlet.lock, self._out, os.write, self._channel
         while True:
-            frame = read()
+            frame = nested.next() if nested.used else read()
             if frame is None:
                 return
             kind, flags, slot, call, body = frame
@@ -179,7 +195,8 @@ class Worker:
                 outlet.send(pack(0, PONG, 0, 0, call))
             elif kind == EXIT:
                 return
-            elif kind not in (CANCEL, CREDIT):  # those two may come after their call's end
+            elif kind not in (CANCEL, CREDIT) and not NESTED_RESULT <= kind <= NESTED_END:
+                # Those may come after the end of what they are about.
                 raise FrameError(f"frame type {kind} is unknown to this worker")
 
     def _run(self, flags: int, slot: int, call: int, body: bytes) -> tuple[int, bytes]:
@@ -255,6 +272,7 @@ class Worker:
         """Sends what a generator yields, never more than the agent has room for."""
         guard, send, pack = self._guard, self._outlet.send, HEADER.pack
         credit = meta.get("credit", 1 << 18)
+        self._channel.credit = 0
         try:
             for value in items:
                 data = tool.encode(value)
@@ -264,32 +282,17 @@ class Worker:
                 if self._outlet.dirty:
                     self._outlet.settle(call)
                 while credit <= 0:
-                    credit += self._more(call)
+                    # A cancellation comes as a frame here: a signal that raised
+                    # could lose bytes that were read already.
+                    credit += self._channel.more()
                 credit -= len(data) + 64
                 send(pack(len(data), YIELD, 0, slot, call) + data)
                 guard.armed = call
                 if self._page[PAGE_CANCEL] == call:
-                    raise Cancelled  # its signal came while the frame was written
+                    guard.cancel(call)  # its signal came while the frame was written
         finally:
             guard.armed = call
             items.close()
-
-    def _more(self, call: int) -> int:
-        """Waits for credit. A cancellation comes as a frame here: a signal that
-        raised could lose bytes that were read already."""
-        while True:
-            frame = self._reader.next()
-            if frame is None:
-                os._exit(0)
-            kind, _, _, about, body = frame
-            if about != call:
-                if kind == PING:
-                    self._outlet.send(HEADER.pack(0, PONG, 0, 0, about))
-                continue
-            if kind == CREDIT:
-                return int.from_bytes(body, "little")
-            if kind == CANCEL:
-                raise Cancelled
 
 
 def _drain(items: Generator[Any, Any, Any], collect: int) -> Any:

@@ -16,7 +16,7 @@ import sys
 import time
 from _thread import allocate_lock, get_ident
 
-from .frames import HEADER, LOG, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
+from .frames import HEADER, LOG, LOG_PROGRESS, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -120,7 +120,11 @@ class Outlet:
             if budget.take(len(piece)):
                 self.send(HEADER.pack(len(piece), LOG, flag, 0, call) + piece)
 
-    def record(self, fields: dict[str, JSON]) -> None:
+    def progress(self, fields: dict[str, JSON]) -> None:
+        """Takes what a call says of how far it is."""
+        self.record(fields, LOG_PROGRESS)
+
+    def record(self, fields: dict[str, JSON], flag: int = LOG_RECORD) -> None:
         """Takes a record of the logging module."""
         call = self._current()
         self.dirty = True
@@ -130,7 +134,7 @@ class Outlet:
         data = json.dumps(fields, ensure_ascii=False, default=repr).encode("utf-8", "replace")
         if not budget.take(len(data)):
             return
-        frame = HEADER.pack(len(data), LOG, LOG_RECORD, 0, call) + data
+        frame = HEADER.pack(len(data), LOG, flag, 0, call) + data
         if get_ident() == self._main:
             with self._shield:
                 self.send(frame)

@@ -228,13 +228,15 @@ class Zygote:
         import logging
         import typing  # noqa: F401
 
-        from . import binding, failures, loop, output, schema, values  # noqa: F401
+        from . import binding, failures, loop, mesh, output, schema, values  # noqa: F401
+        from .channel import Finder
 
         gc.disable()
         logging.raiseExceptions = False
         os.chdir(self._setup["cwd"])
         failures.set_root(self._setup["root"])
         sys.path[:0] = self._setup["paths"]
+        sys.meta_path.append(Finder)
         sys.argv = [""]
         signal.signal(signal.SIGINT, signal.default_int_handler)
         import faulthandler
