@@ -280,10 +280,11 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	return &nats.Msg{Subject: subject, Header: nats.Header(call.Header()), Data: body}, nil
 }
 
-func (c *Client) begin(t target, s *settings) (*pending, error) {
+// begin prepares one attempt; open is how the bus opens its inbox.
+func (c *Client) begin(t target, s *settings, open func(*bus.Inbox, bus.Receiver) error) (*pending, error) {
 	p := &pending{c: c, s: s, id: t.id, answers: make(chan answer, 2)}
 	p.node.Store(t.node)
-	if err := c.bus.OpenInto(&p.inbox, p); err != nil {
+	if err := open(&p.inbox, p); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -300,7 +301,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	if err := ctx.Err(); err != nil {
 		return nil, ended(ctx, toolmesh.StartedNo)
 	}
-	p, err := c.begin(t, s)
+	p, err := c.begin(t, s, c.bus.OpenWaiting)
 	if err != nil {
 		return nil, err
 	}
@@ -309,23 +310,32 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	if err != nil {
 		return nil, asCall(ctx, err)
 	}
+	timer := timers.Get().(*time.Timer)
+	timer.Reset(silence)
+	defer func() {
+		timer.Stop()
+		timers.Put(timer)
+	}()
 	sent := time.Now()
 	p.asked = sent
 	if err := p.inbox.Send(msg); err != nil {
 		return nil, err
 	}
-	timer := timers.Get().(*time.Timer)
-	timer.Reset(silence)
 	var a answer
-	select {
-	case a = <-p.answers:
-	case <-ctx.Done():
-		a.err = p.abandon(ctx)
-	case <-timer.C:
-		a.msg, a.err = p.watch(ctx, msg)
+	for direct, waiting := p.inbox.Direct(), true; waiting; {
+		waiting = false
+		select {
+		case a = <-p.answers:
+		case m := <-direct:
+			p.inbox.Dispatch(m)
+			waiting = true
+		case <-ctx.Done():
+			a.err = p.abandon(ctx)
+		case <-timer.C:
+			p.inbox.Release()
+			a.msg, a.err = p.watch(ctx, msg)
+		}
 	}
-	timer.Stop()
-	timers.Put(timer)
 	codec.Recycle(codec.Header(msg.Header))
 	if a.err != nil {
 		return nil, a.err
