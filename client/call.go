@@ -65,8 +65,9 @@ func (c *Client) Call(ctx context.Context, id subjects.ToolID, args any, opts ..
 
 // target is where one attempt goes.
 type target struct {
-	id   subjects.ToolID
-	node *node // nil: the queue group
+	id     subjects.ToolID
+	node   *node // nil: the queue group
+	choice bool  // there are others
 }
 
 // How often a call that did not start is sent again.
@@ -90,7 +91,7 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 	for n := 1; ; n++ {
 		t := target{id: id}
 		if !queueOnly {
-			t.node = c.pick(s.session, id)
+			t.node, t.choice = c.pick(s.session, id)
 		}
 		if t.node != nil {
 			t.node.outstanding.Add(1)
@@ -247,7 +248,7 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	s := p.s
 	call := codec.Call{
 		RPCID: s.rpc, Session: s.session, Tool: t.id, Delivery: delivery, Timeout: s.timeout, Credit: credit,
-		Depth: s.depth, Parent: s.parent, Revision: s.revision, Keepalive: true, WantLoad: !s.queue,
+		Depth: s.depth, Parent: s.parent, Revision: s.revision, Keepalive: true, WantLoad: t.choice,
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)
