@@ -40,6 +40,10 @@ type crew struct {
 	family *family
 	key    workerKey
 	async  bool // as the key has it
+	once   bool // a worker serves one call and ends
+	spares int  // of once: how many workers wait for calls to come
+	// affinity is that of the session whose crew this is; empty for all others.
+	affinity Affinity
 
 	mu       sync.Mutex
 	queue    fifo
@@ -55,6 +59,7 @@ type crew struct {
 	crashes  int // in a row, without a call that ended well between
 	restarts int
 	nextTry  time.Time
+	forgot   string        // why a session's worker ended that nobody has been told of
 	service  time.Duration // moving average of the time a call takes
 }
 
@@ -99,11 +104,22 @@ func (c *crew) submit(j *job) *toolmesh.Error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
-		return unavailable("the index %s is closed", c.index.spec.Name)
+		return c.shut()
+	}
+	if c.forgot != "" {
+		err := c.refuses(j)
+		c.mu.Unlock()
+		return err
 	}
 	var w *worker
 	if c.admits(j) {
 		w = c.pick()
+	}
+	if w == nil {
+		if err := c.refuses(j); err != nil {
+			c.mu.Unlock()
+			return err
+		}
 	}
 	if w == nil {
 		j.since = time.Now()
@@ -114,6 +130,9 @@ func (c *crew) submit(j *job) *toolmesh.Error {
 		return nil
 	}
 	c.assign(w, j)
+	if c.once {
+		c.reconcile()
+	}
 	c.mu.Unlock()
 	w.call(j)
 	return nil
@@ -151,19 +170,27 @@ func (c *crew) wait(ctx context.Context, j *job) *toolmesh.Error {
 func (c *crew) pick() *worker {
 	if c.async {
 		for w := range c.workers {
-			if !w.retired && !w.blocked && c.room(w) {
+			if c.serves(w) && c.room(w) {
 				return w
 			}
 		}
 		return nil
 	}
-	if n := len(c.idle); n > 0 {
-		w := c.idle[n-1]
-		c.idle[n-1] = nil
-		c.idle = c.idle[:n-1]
-		return w
+	n := len(c.idle)
+	if n == 0 {
+		return nil
 	}
-	return nil
+	at := n - 1
+	if c.affinity == AffinityHint {
+		for i, w := range c.idle {
+			if w.id < c.idle[at].id {
+				at = i // the first of the session's knows most
+			}
+		}
+	}
+	w := c.idle[at]
+	c.idle = slices.Delete(c.idle, at, at+1)
+	return w
 }
 
 // assign makes j a call of w. The lock is held; the caller writes the frame.
@@ -196,11 +223,15 @@ func (c *crew) finishedPlain(w *worker, j *job) {
 	select {
 	case <-w.exited: // after its answer, and it found nobody idle to tell
 		w.retired = true
-	default:
-	}
-	if w.retired {
 		c.mu.Unlock()
 		c.index.wg.Go(func() { w.finish(nil) })
+		return
+	default:
+	}
+	if c.once || w.retired {
+		c.dismiss(w)
+		c.reconcile()
+		c.mu.Unlock()
 		return
 	}
 	next := c.next()
@@ -222,7 +253,6 @@ func (c *crew) finishedPlain(w *worker, j *job) {
 func (c *crew) finishedCoroutine(w *worker, id uint64) *job {
 	c.mu.Lock()
 	j := w.jobs[id]
-	kill := false
 	var next *job
 	if j == nil {
 		w.abandoned = max(0, w.abandoned-1)
@@ -230,17 +260,17 @@ func (c *crew) finishedCoroutine(w *worker, id uint64) *job {
 		delete(w.jobs, id)
 		c.over(j)
 	}
-	if w.retired {
-		kill = len(w.jobs) == 0
+	if c.once || w.retired {
+		if len(w.jobs) == 0 {
+			c.dismiss(w)
+			c.reconcile()
+		}
 	} else if c.room(w) {
 		if next = c.next(); next != nil {
 			c.assign(w, next)
 		}
 	}
 	c.mu.Unlock()
-	if kill {
-		w.kill()
-	}
 	if next != nil {
 		w.call(next)
 		granted(next)
@@ -251,6 +281,9 @@ func (c *crew) finishedCoroutine(w *worker, id uint64) *job {
 // room reports whether a worker of coroutines may take one more call. The lock
 // is held.
 func (c *crew) room(w *worker) bool {
+	if c.once {
+		return w.places == 0
+	}
 	return len(w.jobs)-w.waiting < asyncCalls
 }
 
@@ -305,16 +338,24 @@ func (c *crew) leaveIdle(w *worker) bool {
 	return w.retired && w.stopping && !c.async && w.current.Load() == nil
 }
 
+// most is how many workers there may ever be.
+func (c *crew) most() int {
+	if c.keeps() {
+		return 1
+	}
+	return c.index.maxWorkers() + c.waiting
+}
+
 // limit is how many workers there may be now. The lock is held.
 func (c *crew) limit() int {
-	limit := c.index.maxWorkers()
+	limit := c.most()
 	if c.async {
 		return 1
 	}
 	if c.service < brief {
-		limit = min(limit, runtime.GOMAXPROCS(0)+c.occupied())
+		limit = min(limit, runtime.GOMAXPROCS(0)+c.occupied()+c.waiting)
 	}
-	return max(limit, 1) + c.waiting
+	return max(limit, 1)
 }
 
 // occupied counts the workers whose call turned out to be a long one: the
@@ -329,11 +370,14 @@ func (c *crew) occupied() int {
 	return n
 }
 
+// serves reports whether a worker takes calls. The lock is held.
+func (c *crew) serves(w *worker) bool { return !w.retired && (!w.blocked || c.keeps()) }
+
 // serving counts the workers that take calls. The lock is held.
 func (c *crew) serving() int {
 	n := 0
 	for w := range c.workers {
-		if !w.retired && !w.blocked {
+		if c.serves(w) {
 			n++
 		}
 	}
@@ -347,10 +391,16 @@ func (c *crew) reconcile() {
 		return
 	}
 	first := c.dispatch()
+	if c.once {
+		c.restock()
+		return
+	}
 	have := c.serving() + c.starting
 	now := time.Now()
 	switch {
-	case have == 0 && len(c.workers) > c.index.maxWorkers():
+	case have == 0 && c.affinity != "" && c.queue.len() == 0:
+		// A session that makes no call needs no worker.
+	case have == 0 && len(c.workers) > c.most():
 		c.look(patience) // all are blocked, or on their way out
 	case have == 0:
 		if wait := c.nextTry.Sub(now); wait > 0 {
@@ -366,7 +416,7 @@ func (c *crew) reconcile() {
 		} else {
 			c.look(patience - waited)
 		}
-	case first >= 0 && have < c.index.maxWorkers()+c.waiting && !c.async:
+	case first >= 0 && have < c.most() && !c.async:
 		c.look(patience) // the limit may grow when calls turn out to be long
 	}
 }
@@ -383,6 +433,13 @@ func (c *crew) look(after time.Duration) {
 		c.watching = false
 		c.reconcile()
 	})
+}
+
+// dismiss has a worker that runs nothing end by itself, in the background. The
+// lock is held.
+func (c *crew) dismiss(w *worker) {
+	w.retired, w.stopping = true, true
+	c.index.wg.Go(func() { w.stop(c.index.x.opts.Grace) })
 }
 
 // start forks a worker in the background. The lock is held.
@@ -409,6 +466,7 @@ func (c *crew) start() {
 			return
 		}
 		c.crashed()
+		c.restarts++
 		var failed []*job
 		if c.serving() == 0 && c.starting == 0 {
 			for j := c.queue.pop(); j != nil; j = c.queue.pop() {
@@ -434,6 +492,7 @@ func (c *crew) join(w *worker) []*job {
 		return nil
 	}
 	c.workers[w] = struct{}{}
+	w.idleSince = time.Now()
 	var next []*job
 	for {
 		j := c.next()
@@ -447,7 +506,6 @@ func (c *crew) join(w *worker) []*job {
 		}
 	}
 	if len(next) == 0 && !c.async {
-		w.idleSince = time.Now()
 		c.idle = append(c.idle, w)
 	}
 	return next
@@ -457,7 +515,6 @@ func (c *crew) join(w *worker) []*job {
 // lock is held.
 func (c *crew) crashed() {
 	c.crashes++
-	c.restarts++
 	if over := c.crashes - freeCrashes; over > 0 {
 		wait := min(firstBackoff<<min(over-1, 10), lastBackoff)
 		c.nextTry = time.Now().Add(wait/2 + rand.N(wait/2+1)) //nolint:gosec // jitter
@@ -473,7 +530,7 @@ func (c *crew) lost(w *worker, cause error) {
 		c.idle = slices.Delete(c.idle, i, i+1)
 	}
 	w.retired = true
-	var failed []*job
+	var failed, orphaned []*job
 	for _, j := range w.jobs {
 		failed = append(failed, j)
 	}
@@ -488,8 +545,24 @@ func (c *crew) lost(w *worker, cause error) {
 		}
 		c.release(j)
 	}
+	if c.keeps() && !c.closed {
+		why := "it ended: " + w.exit.String()
+		if len(failed) == 0 && !w.stopping {
+			c.forgot = why
+		}
+		for _, j := range failed {
+			j.err = j.err.WithDetail("session_state", "lost")
+		}
+		for j := c.queue.pop(); j != nil; j = c.queue.pop() {
+			j.err = stateGone(why)
+			orphaned = append(orphaned, j)
+		}
+	}
 	if !w.stopping && !c.closed {
-		c.crashed()
+		c.restarts++
+		if len(failed) == 0 {
+			c.crashed() // what dies in a call is the tool's affair, and its quarantine's
+		}
 		c.index.log.Warn("a worker ended", slog.String("exit", w.exit.String()), slog.Int("calls", len(failed)),
 			slog.Any("cause", cause))
 	}
@@ -501,6 +574,17 @@ func (c *crew) lost(w *worker, cause error) {
 			j.done <- struct{}{}
 		}
 	}
+	for _, j := range orphaned {
+		granted(j)
+	}
+}
+
+// shut is the error of a call that finds its crew closed.
+func (c *crew) shut() *toolmesh.Error {
+	if c.affinity != "" {
+		return unavailable("the session has ended")
+	}
+	return unavailable("the index %s is closed", c.index.spec.Name)
 }
 
 // close refuses further calls and fails the queued ones. From here on a
@@ -554,25 +638,30 @@ func (c *crew) answered(w *worker) {
 // reap ends workers that were idle for long, down to one.
 func (c *crew) reap(idleAfter time.Duration) {
 	c.mu.Lock()
+	if c.once {
+		c.reapSpares(idleAfter)
+		c.mu.Unlock()
+		return
+	}
 	var old []*worker
 	if c.async {
 		for w := range c.workers {
 			if !w.retired && len(w.jobs) == 0 && c.serving() > 1 && time.Since(w.idleSince) >= idleAfter {
-				w.retired, w.stopping = true, true
 				old = append(old, w)
+				w.retired = true
 			}
 		}
 	}
 	for len(c.idle) > 0 && c.serving() > 1 && time.Since(c.idle[0].idleSince) >= idleAfter {
 		w := c.idle[0]
 		c.idle = slices.Delete(c.idle, 0, 1)
-		w.retired, w.stopping = true, true
+		w.retired = true
 		old = append(old, w)
 	}
-	c.mu.Unlock()
 	for _, w := range old {
-		c.index.wg.Go(func() { w.stop(c.index.x.opts.Grace) })
+		c.dismiss(w)
 	}
+	c.mu.Unlock()
 }
 
 // runPlain makes a call of a plain function: the caller itself reads what its

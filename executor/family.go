@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // family is the processes of an index that have a zygote key in common: the
@@ -22,6 +23,8 @@ type family struct {
 	tools      []Tool // the place in it is a tool's slot
 	described  bool
 	forkUnsafe string
+
+	renewing sync.Mutex // held while the zygote that workers are forked from is replaced
 
 	mu      sync.Mutex
 	current *zygote // forks workers; nil when it must be made
@@ -51,7 +54,13 @@ func (f *family) open(ctx context.Context) ([]Unavailable, error) {
 func (f *family) newZygote(ctx context.Context) (*zygote, error) {
 	ix := f.index
 	for {
+		select {
+		case ix.x.starting <- struct{}{}:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 		z, err := startZygote(ctx, ix.log, ix.x.spawner, f.command, f.setup, ix.x.opts.StartTimeout, ix.x.maxFrame())
+		<-ix.x.starting
 		var failure *importFailure
 		if errors.As(err, &failure) {
 			if _, again := f.setup.Exclude[failure.module]; !again && !f.described {
@@ -86,45 +95,17 @@ func (f *family) sameTools(z *zygote) error {
 	return nil
 }
 
-// newWorker starts a worker from the current zygote, or from a new one if that
-// is gone or the worker is to be a process that imported the index itself.
+// newWorker starts a worker: a fork of the zygote, or a process of its own that
+// imports the index itself, where that is asked for or the zygote must not be
+// forked.
 func (f *family) newWorker(c *crew) (*worker, error) {
 	ix := f.index
 	ctx, cancel := ix.untilStop(context.Background())
 	defer cancel()
-	solo := f.solo()
-	f.mu.Lock()
-	z := f.current
-	if z != nil && (z.gone() || solo) {
-		f.current = nil
-		if z.gone() {
-			delete(f.all, z)
-			ix.wg.Go(z.kill)
-			z = nil
-		}
-	}
-	f.mu.Unlock()
-	if z == nil {
-		var err error
-		if z, err = f.newZygote(ctx); err != nil {
-			return nil, err
-		}
-		if err := f.sameTools(z); err != nil {
-			return nil, err
-		}
-		if !solo {
-			f.mu.Lock()
-			if old := f.current; old != nil && !old.gone() {
-				// Another worker's start was faster.
-				delete(f.all, z)
-				f.mu.Unlock()
-				z.kill()
-				z = old
-			} else {
-				f.current = z
-				f.mu.Unlock()
-			}
-		}
+	solo := f.solo() || c.key.isolation == tool.IsolationFresh
+	z, err := f.source(ctx, solo)
+	if err != nil {
+		return nil, err
 	}
 	w, err := startWorker(c, z, ix.x.nextID.Add(1), solo, ix.x.opts.StartTimeout)
 	if solo {
@@ -139,6 +120,70 @@ func (f *family) newWorker(c *crew) (*worker, error) {
 		})
 	}
 	return w, err
+}
+
+// source is the zygote to make a worker of: for a process of its own one that
+// nobody else uses, else the one that all forks come from.
+func (f *family) source(ctx context.Context, solo bool) (*zygote, error) {
+	if solo {
+		f.mu.Lock()
+		z := f.current
+		if !f.solo() {
+			z = nil // others fork it
+		} else {
+			f.current = nil
+		}
+		f.mu.Unlock()
+		if z != nil && !z.gone() {
+			return z, nil
+		}
+		f.discard(z)
+		return f.another(ctx)
+	}
+	f.renewing.Lock() // many may want the first fork of a new one
+	defer f.renewing.Unlock()
+	f.mu.Lock()
+	z := f.current
+	if z != nil && z.gone() {
+		f.current = nil
+	}
+	f.mu.Unlock()
+	if z != nil && !z.gone() {
+		return z, nil
+	}
+	f.discard(z)
+	z, err := f.another(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	f.current = z
+	f.mu.Unlock()
+	return z, nil
+}
+
+// another starts one more zygote, which must serve what the first did.
+func (f *family) another(ctx context.Context) (*zygote, error) {
+	z, err := f.newZygote(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.sameTools(z); err != nil {
+		f.discard(z)
+		return nil, err
+	}
+	return z, nil
+}
+
+// discard ends a zygote that is of no use, nil included.
+func (f *family) discard(z *zygote) {
+	if z == nil {
+		return
+	}
+	f.mu.Lock()
+	delete(f.all, z)
+	f.mu.Unlock()
+	f.index.wg.Go(z.kill)
 }
 
 // solo reports whether each worker is a process that imported the index itself.

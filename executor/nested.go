@@ -360,6 +360,18 @@ func (c *crew) admissible() int {
 	return -1
 }
 
+// admissibles is how many calls of the queue could have a worker, each by
+// itself. c.mu is held.
+func (c *crew) admissibles() int {
+	n := 0
+	for _, j := range c.queue.list[c.queue.head:] {
+		if c.admits(j) {
+			n++
+		}
+	}
+	return n
+}
+
 // next takes the first call off the queue that may be given a worker. c.mu is
 // held.
 func (c *crew) next() *job {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Calls that are nested deeper than this are refused, as a node does it.
@@ -38,7 +39,7 @@ func (l *loopback) below(tool string, args json.RawMessage, stream bool) (execut
 			WithStarted(toolmesh.StartedNo).WithDetail("limit", "depth")
 	}
 	return executor.Call{
-		Tool: tool, Args: args, Stream: stream, Depth: l.depth + 1,
+		Tool: tool, Args: args, Stream: stream, Depth: l.depth + 1, Session: "s",
 		Nested: &loopback{ix: l.ix, depth: l.depth + 1, calls: l.calls},
 	}, nil
 }
@@ -76,7 +77,7 @@ func callNested(t testing.TB, ix *executor.Index, tool, args string) (string, er
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	body, err := ix.Call(ctx, executor.Call{Tool: tool, Args: json.RawMessage(args), Nested: newLoopback(ix)}, nil)
+	body, err := ix.Call(ctx, executor.Call{Tool: tool, Args: json.RawMessage(args), Nested: newLoopback(ix), Session: "s"}, nil)
 	return string(body), err
 }
 
@@ -493,15 +494,15 @@ func TestNestedStreams(t *testing.T) {
 // With one place, a tool that calls its own index would wait for itself.
 func TestNestedCallsDoNotWaitForThemselves(t *testing.T) {
 	t.Parallel()
-	for _, tool := range []string{"t.deep", "t.adeep"} {
-		t.Run(tool, func(t *testing.T) {
+	for _, name := range []string{"t.deep", "t.adeep"} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ix := openNested(t, func(s *executor.Spec) { s.Concurrency = 1 }, nil)
 			var wg sync.WaitGroup
 			for i := range 50 {
 				wg.Go(func() {
 					n := i % (deepest + 1)
-					mustCallNestedIn(t, ix, tool, fmt.Sprintf(`{"n":%d}`, n), fmt.Sprint(n))
+					mustCallNestedIn(t, ix, name, fmt.Sprintf(`{"n":%d}`, n), fmt.Sprint(n))
 				})
 			}
 			wg.Wait()
@@ -521,6 +522,38 @@ func mustCallNestedIn(t testing.TB, ix *executor.Index, tool, args, want string)
 	got, err := callNested(t, ix, tool, args)
 	if err != nil || got != want {
 		t.Errorf("%s(%s) = %s, %v; want %s", tool, args, got, err, want)
+	}
+}
+
+// Isolation makes no difference, but where one worker is all that a session has.
+func TestNestedCallsInEveryIsolation(t *testing.T) {
+	t.Parallel()
+	for _, isolation := range []tool.Isolation{tool.IsolationFork, tool.IsolationFresh, tool.IsolationSession} {
+		t.Run(string(isolation), func(t *testing.T) {
+			t.Parallel()
+			ix := openNested(t, func(s *executor.Spec) {
+				s.Concurrency = 1
+				s.Policies = map[string]executor.Policy{}
+				for _, name := range s.Tools {
+					s.Policies[name] = executor.Policy{Isolation: isolation}
+				}
+			}, nil)
+			depth := 3
+			if isolation == tool.IsolationFork {
+				depth = deepest
+			}
+			mustCallNested(t, ix, "t.adeep", fmt.Sprintf(`{"n":%d}`, depth), fmt.Sprint(depth))
+			if isolation != tool.IsolationSession {
+				mustCallNested(t, ix, "t.deep", fmt.Sprintf(`{"n":%d}`, depth), fmt.Sprint(depth))
+				return
+			}
+			_, err := callNested(t, ix, "t.one", `{"a":1}`)
+			nested, _ := toolmesh.AsError(err).Details["nested"].(map[string]any)
+			if nested["code"] != string(toolmesh.CodeBusy) {
+				t.Errorf("got %v (%v), want a nested call that is busy", err, nested)
+			}
+			mustCallNested(t, ix, "t.add", `{"a":1}`, `2`)
+		})
 	}
 }
 

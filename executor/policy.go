@@ -14,6 +14,8 @@ type Policy struct {
 	// Isolation says which process runs a call. A call may ask for a tighter one,
 	// never for a looser one. Defaults to warm.
 	Isolation tool.Isolation
+	// Lease says how isolation session keeps workers.
+	Lease Lease
 	// Sandbox says what the tool's processes may touch, its import included.
 	// Defaults to guard.
 	Sandbox tool.Sandbox
@@ -31,6 +33,7 @@ func (p Policy) withDefaults() Policy {
 	if p.Sandbox == "" {
 		p.Sandbox = tool.SandboxGuard
 	}
+	p.Lease = p.Lease.withDefaults()
 	return p
 }
 
@@ -38,8 +41,10 @@ func (p Policy) check() error {
 	if _, err := tool.ParseIsolation(string(p.Isolation)); err != nil {
 		return err
 	}
-	_, err := tool.ParseSandbox(string(p.Sandbox))
-	return err
+	if _, err := tool.ParseSandbox(string(p.Sandbox)); err != nil {
+		return err
+	}
+	return p.Lease.check()
 }
 
 // isolations, from the loosest to the tightest.
