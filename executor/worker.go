@@ -388,6 +388,9 @@ func (w *worker) hand(j *job, r Record) {
 // call sends a call to the worker.
 func (w *worker) call(j *job) {
 	h := frame.Header{Type: frame.Call, Flags: j.flags, Slot: j.tool.slot, ID: j.id}
+	if w.crew.key.tool != "" {
+		h.Slot = 0 // it imported nothing else
+	}
 	w.send(h, j.meta, j.args)
 }
 
