@@ -146,7 +146,7 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 			}
 		case s.idempotent && lost == 0 && (e.Code == toolmesh.CodeNodeLost || e.Code == toolmesh.CodeWorkerCrashed):
 			lost++
-			s.rpc = newRPCID(s.prefix)
+			s.rpc = subjects.NewRPCID(s.prefix)
 			if t.node != nil {
 				c.shared.routes.forget(s.session, id, t.node.id)
 			}
@@ -189,9 +189,8 @@ type pending struct {
 	c       *Client
 	s       *settings
 	id      subjects.ToolID
-	inbox   *bus.Inbox
-	replies chan *nats.Msg // capacity 1: the answer, or the acknowledgement
-	fails   chan error     // capacity 1: no answer can come
+	inbox   bus.Inbox
+	answers chan answer // capacity 2: an answer, or an acknowledgement and an end
 
 	node  atomic.Pointer[node] // where it runs, once that is known
 	sign  atomic.Int64         // when it was last heard of, unix ns; 0 = never
@@ -199,17 +198,20 @@ type pending struct {
 	asked time.Time            // when the request was last sent; the call's goroutine only
 }
 
+// answer is what came back: a message, or why none can come.
+type answer struct {
+	msg *nats.Msg
+	err error
+}
+
 // again is put behind the inbox's subject where a request is sent again, so that
 // the broker's "nobody there" to it does not pass for one to the first request.
 const again = ".again"
 
-// deliver runs on the inbox's goroutine.
-func (p *pending) deliver(m *nats.Msg, err error) {
+// Receive implements [bus.Receiver]; it runs on the inbox's goroutine.
+func (p *pending) Receive(m *nats.Msg, err error) {
 	if err != nil {
-		select {
-		case p.fails <- err:
-		default:
-		}
+		p.answered(answer{err: err})
 		return
 	}
 	if strings.HasSuffix(m.Subject, again) && bus.NoResponders(m) {
@@ -223,9 +225,13 @@ func (p *pending) deliver(m *nats.Msg, err error) {
 		}
 		return
 	}
+	p.answered(answer{msg: m})
+}
+
+func (p *pending) answered(a answer) {
 	select {
-	case p.replies <- m:
-	default: // a second answer: the first one stands
+	case p.answers <- a:
+	default: // one more answer: the first ones stand
 	}
 }
 
@@ -275,13 +281,11 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 }
 
 func (c *Client) begin(t target, s *settings) (*pending, error) {
-	p := &pending{c: c, s: s, id: t.id, replies: make(chan *nats.Msg, 1), fails: make(chan error, 1)}
+	p := &pending{c: c, s: s, id: t.id, answers: make(chan answer, 2)}
 	p.node.Store(t.node)
-	inbox, err := c.bus.Open(p.deliver)
-	if err != nil {
+	if err := c.bus.OpenInto(&p.inbox, p); err != nil {
 		return nil, err
 	}
-	p.inbox = inbox
 	return p, nil
 }
 
@@ -312,20 +316,21 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	}
 	timer := timers.Get().(*time.Timer)
 	timer.Reset(silence)
-	var reply *nats.Msg
+	var a answer
 	select {
-	case reply = <-p.replies:
-	case err = <-p.fails:
+	case a = <-p.answers:
 	case <-ctx.Done():
-		err = p.abandon(ctx)
+		a.err = p.abandon(ctx)
 	case <-timer.C:
-		reply, err = p.watch(ctx, msg)
+		a.msg, a.err = p.watch(ctx, msg)
 	}
 	timer.Stop()
 	timers.Put(timer)
-	if err != nil {
-		return nil, err
+	codec.Recycle(codec.Header(msg.Header))
+	if a.err != nil {
+		return nil, a.err
 	}
+	reply := a.msg
 	r := codec.ParseReply(codec.Header(reply.Header), reply.Data)
 	took := time.Since(sent)
 	if r.HasLoad && r.Node != "" {
@@ -410,10 +415,8 @@ func (p *pending) watch(ctx context.Context, msg *nats.Msg) (*nats.Msg, error) {
 			return nil, err
 		}
 		select {
-		case m := <-p.replies:
-			return m, nil
-		case err := <-p.fails:
-			return nil, err
+		case a := <-p.answers:
+			return a.msg, a.err
 		case <-ctx.Done():
 			return nil, p.abandon(ctx)
 		case <-ticker.C:
@@ -480,7 +483,7 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 			WithOrigin(toolmesh.OriginCaller)
 	}
 	// The ping went round behind everything that was on its way to us.
-	if p.lastSign(asked).After(last) || len(p.replies) > 0 || n != nil && n.lastHeard().After(last) || p.node.Load() != n {
+	if p.lastSign(asked).After(last) || len(p.answers) > 0 || n != nil && n.lastHeard().After(last) || p.node.Load() != n {
 		return nil
 	}
 	return p.lost(n, "has been silent for "+silence.String())

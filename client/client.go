@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
@@ -182,7 +181,7 @@ func (c *Client) settings(opts []CallOption, prefix string) (settings, error) {
 		o.apply(&s)
 	}
 	if s.rpc == "" {
-		s.rpc = newRPCID(prefix)
+		s.rpc = subjects.NewRPCID(prefix)
 	}
 	if string(s.rpc) != strings.TrimSpace(string(s.rpc)) {
 		return s, callerError(toolmesh.CodeInvalidRequest, "the rpc_id %q has space around it, which a header does not carry", s.rpc)
@@ -191,14 +190,6 @@ func (c *Client) settings(opts []CallOption, prefix string) (settings, error) {
 		return s, callerError(toolmesh.CodeInvalidRequest, "the timeout is %v: it cannot be negative", s.timeout)
 	}
 	return s, nil
-}
-
-func newRPCID(prefix string) subjects.RPCID {
-	id, err := uuid.NewV7()
-	if err != nil {
-		id = uuid.New()
-	}
-	return subjects.RPCID(prefix + strings.ReplaceAll(id.String(), "-", ""))
 }
 
 func callerError(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
@@ -222,6 +213,9 @@ func encodeArgs(args any) ([]byte, error) {
 		return nil, callerError(toolmesh.CodeInvalidArguments, "the arguments cannot be written as JSON: %w", err)
 	}
 	body := bytes.TrimRight(buf.Bytes(), "\n")
+	if string(body) == "null" {
+		return nil, nil // a nil map or pointer
+	}
 	if len(body) == 0 || body[0] != '{' {
 		return nil, callerError(toolmesh.CodeInvalidArguments, "the arguments are %s: they are an object, by parameter name", kindOf(body))
 	}

@@ -306,15 +306,17 @@ func (r *reader) read(ctx context.Context, msg *nats.Msg) error {
 					WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedYes)
 			}
 			lastReplay = time.Now()
-		case m := <-r.p.replies:
-			if err := r.replied(ctx, codec.ParseReply(codec.Header(m.Header), m.Data)); err != nil {
-				return err
+		case a := <-r.p.answers:
+			switch {
+			case a.err == nil:
+				if err := r.replied(ctx, codec.ParseReply(codec.Header(a.msg.Header), a.msg.Data)); err != nil {
+					return err
+				}
+			case !r.begun():
+				return a.err
+			default:
+				return toolmesh.Errorf(toolmesh.CodeUnavailable, "the stream was cut off: %w", a.err).WithOrigin(toolmesh.OriginCaller)
 			}
-		case err := <-r.p.fails:
-			if !r.begun() {
-				return err
-			}
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the stream was cut off: %w", err).WithOrigin(toolmesh.OriginCaller)
 		case <-ctx.Done():
 			return ended(ctx, toolmesh.StartedUnknown)
 		case <-gap:

@@ -36,7 +36,7 @@ var chunkDataValue = []string{string(ChunkData)}
 
 // Encode renders the chunk as it is stored and delivered. epoch may be empty.
 func (c *Chunk) Encode(rpc subjects.RPCID, epoch string) (Header, []byte) {
-	h := make(Header, 5)
+	h := newHeader()
 	v := make(values, 0, 3)
 	v.set(h, HeaderRPCID, string(rpc))
 	v.set(h, HeaderSeq, strconv.FormatInt(c.Seq, 10))

@@ -1,6 +1,9 @@
 package codec
 
-import "strings"
+import (
+	"strings"
+	"sync"
+)
 
 // Header is the header of one message; nats.Header converts to it and back. Of
 // a header with several values the first counts, except for Mesh-Require.
@@ -111,6 +114,23 @@ func (h Header) Has(name string) bool {
 
 // Set replaces a header.
 func (h Header) Set(name, value string) { h[name] = []string{value} }
+
+// headerSize is how many fields a header has without growing.
+const headerSize = 8
+
+var headers = sync.Pool{New: func() any { return make(Header, headerSize) }}
+
+func newHeader() Header { return headers.Get().(Header) } //nolint:forcetypeassert // the pool holds nothing else
+
+// Recycle gives a header of this package back to it, for another message. Its
+// own message has been written, and nobody looks at the header again. Not to
+// call it costs an allocation and nothing else.
+func Recycle(h Header) {
+	if h != nil {
+		clear(h)
+		headers.Put(h)
+	}
+}
 
 // values is the room for the values of one header's fields: one array for all.
 type values []string

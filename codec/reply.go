@@ -32,8 +32,8 @@ var protoValue = []string{strconv.Itoa(Proto)}
 
 // header begins a reply to r. A request without an rpc id, or with one that
 // cannot be echoed, gets none.
-func (id *Identity) header(r *Request, extra int) Header {
-	h := make(Header, 5+extra)
+func (id *Identity) header(r *Request) Header {
+	h := newHeader()
 	switch {
 	case r.RPCID == "":
 	case len(r.idValue) == 1 && r.idValue[0] == string(r.RPCID):
@@ -117,7 +117,7 @@ func (r *Request) Result(id *Identity, result json.RawMessage, load Load) (Heade
 	if r.Form != FormPlain {
 		return nil, mustMarshal(response{Type: r.responseType(), RPCID: r.echoID(), Status: "ok", Result: result})
 	}
-	h := id.header(r, 1)
+	h := id.header(r)
 	if r.WantLoad {
 		h.Set(HeaderLoad, load.String())
 	}
@@ -134,7 +134,7 @@ func (r *Request) Failure(id *Identity, err *toolmesh.Error, load Load) (Header,
 		}
 		return nil, mustMarshal(response{Type: r.responseType(), RPCID: r.echoID(), Status: "error", Error: wire})
 	}
-	h := id.header(r, 6)
+	h := id.header(r)
 	setError(h, err)
 	if r.WantLoad {
 		h.Set(HeaderLoad, load.String())
@@ -197,7 +197,7 @@ func ErrorReply(err *toolmesh.Error) (Header, []byte) {
 
 // Ack renders the acknowledgement of a live stream.
 func (r *Request) Ack(id *Identity, load Load) (Header, []byte) {
-	h := id.header(r, 1)
+	h := id.header(r)
 	if r.WantLoad {
 		h.Set(HeaderLoad, load.String())
 	}
@@ -210,7 +210,7 @@ func (r *Request) Ack(id *Identity, load Load) (Header, []byte) {
 // KeepaliveHeader renders the sign of life of a call that still runs. high is the
 // last stored item of a stream, negative for a unary call. The body is empty.
 func (r *Request) KeepaliveHeader(id *Identity, high int64) Header {
-	h := id.header(r, 2)
+	h := id.header(r)
 	h[HeaderKeepalive] = flagOn
 	if high >= 0 {
 		h.Set(HeaderHigh, strconv.FormatInt(high, 10))

@@ -325,7 +325,7 @@ var flagOn = []string{"1"}
 
 // Header returns the headers of the call.
 func (c *Call) Header() Header {
-	h := make(Header, 8)
+	h := newHeader()
 	v := make(values, 0, 4)
 	v.set(h, HeaderRPCID, string(c.RPCID))
 	if subjectsHashed(string(c.Session)) {

@@ -19,6 +19,9 @@ const (
 	// Calls shorter than this keep the processors busy: more workers than
 	// processors would only get in each other's way.
 	brief = time.Millisecond
+	// A call that has run for so long is no brief one, whatever those before it
+	// were: it waits for something, most likely, and needs no processor.
+	lengthy = 20 * time.Millisecond
 	// An event loop that gives no sign of life for this long is blocked.
 	blockedAfter = time.Second
 	// Calls that one worker of coroutines holds at once.
@@ -303,9 +306,21 @@ func (c *crew) limit() int {
 		return 1
 	}
 	if c.service < brief {
-		limit = min(limit, runtime.GOMAXPROCS(0))
+		limit = min(limit, runtime.GOMAXPROCS(0)+c.occupied())
 	}
 	return max(limit, 1)
+}
+
+// occupied counts the workers whose call turned out to be a long one: the
+// average knows only of calls that have ended. The lock is held.
+func (c *crew) occupied() int {
+	n, now := 0, time.Now()
+	for w := range c.workers {
+		if j := w.current.Load(); j != nil && !w.retired && now.Sub(j.since) > lengthy {
+			n++
+		}
+	}
+	return n
 }
 
 // serving counts the workers that take calls. The lock is held.

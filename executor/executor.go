@@ -229,7 +229,7 @@ func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock,
 // what the index's tools see, with the environment's programs first on PATH.
 // The error is install_failed.
 func (x *Executor) Command(ctx context.Context, env *Env, dir string, argv []string, vars map[string]string) error {
-	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(vars))
+	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(filepath.Join(env.Dir, "bin"), vars))
 }
 
 // Close stops every index, waits until the last process is gone, and ends the

@@ -114,7 +114,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 	ix.command = sandbox.Command{
 		Path: spec.Env.Python,
 		Args: []string{"-I", "-X", "utf8", "-c", bootstrap, x.files},
-		Env:  x.workerEnv(spec.Vars), Dir: root,
+		Env:  x.workerEnv(filepath.Dir(spec.Env.Python), spec.Vars), Dir: root,
 	}
 	if err := x.register(ix); err != nil {
 		return nil, err
@@ -148,8 +148,9 @@ func openFailed(spec Spec, err error) error {
 		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 }
 
-// workerEnv is all that a worker sees of an environment.
-func (x *Executor) workerEnv(vars map[string]string) []string {
+// workerEnv is all that a worker sees of an environment. bin comes first on PATH,
+// as in an activated environment: programs of the dependencies are found.
+func (x *Executor) workerEnv(bin string, vars map[string]string) []string {
 	env := map[string]string{
 		"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
 		"NUMEXPR_NUM_THREADS": "1", "VECLIB_MAXIMUM_THREADS": "1",
@@ -157,7 +158,9 @@ func (x *Executor) workerEnv(vars map[string]string) []string {
 	for _, line := range x.opts.Environ {
 		name, value, _ := strings.Cut(line, "=")
 		switch name {
-		case "PATH", "HOME", "LANG", "TMPDIR":
+		case "PATH":
+			env[name] = bin + string(os.PathListSeparator) + value
+		case "HOME", "LANG", "TMPDIR":
 			env[name] = value
 		}
 	}

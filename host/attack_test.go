@@ -30,7 +30,6 @@ func TestForeignReplySubjectsAreNotAnswered(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			before := subjectsOf(t, js)
 			// A call and a stream that the control and replay subjects could touch.
 			held, streamed := r.inbox(), r.inbox()
 			own := func(in *inbox, kind string) *inbox { // inboxes that are allowed in either case
@@ -41,7 +40,7 @@ func TestForeignReplySubjectsAreNotAnswered(t *testing.T) {
 			wait(t, "start", r.gate("victim").started)
 			r.send(streamed, "tools.default.desk.gen", `{"key":"stored","n":3}`, "Mesh-Rpc-Id", "stored", "Mesh-Stream", "inbox")
 			streamed.chunks()
-			before = subjectsOf(t, js)
+			before := subjectsOf(t, js)
 
 			replies := []string{
 				"$KV.MESH_NODES.victim", "$KV.MESH_NODES." + string(r.h.Node()), "$JS.API.STREAM.DELETE.MESH_CHUNKS",

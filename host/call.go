@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
@@ -71,8 +70,12 @@ type inflight struct {
 	start    time.Time
 	deadline time.Time // zero for a stream without a total
 	epoch    string
+	ctx      callContext
 	stop     context.CancelCauseFunc
+	call     Call      // what the handler sees
+	sink     unarySink // of a unary call
 
+	alarm  atomic.Pointer[time.Timer]     // fires at the deadline, once that is near
 	cause  atomic.Pointer[toolmesh.Error] // why the call was told to end
 	ending atomic.Int64                   // when it was, unix ns; 0 = not yet
 	// answered is taken by whoever answers the caller: the handler's return, or
@@ -203,14 +206,13 @@ func (h *Host) check(t *served, req *codec.Request, directed bool) *toolmesh.Err
 
 // admit gives the call a slot and runs it, or answers it.
 func (h *Host) admit(c *inflight, r admit.Request) {
-	parent, stop := context.WithCancelCause(h.base)
-	c.stop = stop
+	c.begin()
 	verdict, call, record, bad := h.calls.Begin(r, c, func(rec admit.Record) { h.repeat(c, rec) })
 	if verdict == admit.Run {
-		h.run(parent, call)
+		h.run(call)
 		return
 	}
-	stop(nil)
+	c.finish()
 	h.follow(c, verdict, call, record, bad)
 }
 
@@ -264,15 +266,10 @@ func (c *inflight) acknowledge() {
 }
 
 func newRPCID(d codec.Delivery) subjects.RPCID {
-	id, err := uuid.NewV7()
-	if err != nil {
-		id = uuid.New()
-	}
-	text := strings.ReplaceAll(id.String(), "-", "")
 	if d != codec.DeliverNone {
-		return subjects.RPCID("rpc_stream_" + text)
+		return subjects.NewRPCID("rpc_stream_")
 	}
-	return subjects.RPCID("rpc_" + text)
+	return subjects.NewRPCID("rpc_")
 }
 
 // repeat answers a repetition of a call that has ended.
@@ -289,13 +286,17 @@ func (h *Host) repeat(c *inflight, record admit.Record) {
 }
 
 // run executes one call and answers it.
-func (h *Host) run(parent context.Context, call *admit.Call[*inflight]) {
+func (h *Host) run(call *admit.Call[*inflight]) {
 	c := call.Value
-	record := h.execute(parent, c)
+	if h.base.Err() != nil {
+		c.stop(context.Cause(h.base))
+	}
+	c.watchDeadline(c.start)
+	record := h.execute(c)
 	if s := c.stream.Load(); s != nil {
 		record = s.finish(record)
 	}
-	c.stop(nil)
+	c.finish()
 	if record.Err != nil {
 		h.failed.Add(1)
 	}
@@ -343,7 +344,7 @@ func tooLarge(size int, limit int64) *toolmesh.Error {
 }
 
 // execute prepares the call and runs its handler.
-func (h *Host) execute(parent context.Context, c *inflight) admit.Record {
+func (h *Host) execute(c *inflight) admit.Record {
 	args, varArgs := c.req.Args, []byte(nil)
 	if len(c.req.Positional) > 0 {
 		object, rest, err := tool.Bind(c.tool.descriptor, c.req.Positional, args)
@@ -355,13 +356,8 @@ func (h *Host) execute(parent context.Context, c *inflight) admit.Record {
 	if err := c.tool.validator.Validate(args); err != nil {
 		return admit.Record{Err: refusal(err)}
 	}
-	ctx := parent
-	if !c.deadline.IsZero() {
-		var release context.CancelFunc
-		ctx, release = context.WithDeadlineCause(parent, c.deadline, errDeadline)
-		defer release()
-	}
-	call := &Call{
+	ctx, call := &c.ctx, &c.call
+	*call = Call{
 		Session: c.req.Session, Tool: c.req.Tool, RPCID: c.req.RPCID, Args: args, VarArgs: varArgs,
 		Stream: c.req.Delivery != codec.DeliverNone, Collect: c.tool.descriptor.Annotations.Collect,
 		Deadline: c.deadline, Depth: c.req.Depth, Parent: c.req.Parent, Isolation: c.req.Isolation, Traceparent: c.req.Traceparent,
@@ -375,11 +371,11 @@ func (h *Host) execute(parent context.Context, c *inflight) admit.Record {
 		err = guard(ctx, c.tool.handler, call, s)
 		return admit.Record{Err: h.outcome(ctx, err), Streamed: true}
 	}
-	sink := unarySink{collect: call.Collect}
-	if err := guard(ctx, c.tool.handler, call, &sink); err != nil {
+	c.sink.collect = call.Collect
+	if err := guard(ctx, c.tool.handler, call, &c.sink); err != nil {
 		return admit.Record{Err: h.outcome(ctx, err)}
 	}
-	return admit.Record{Result: sink.result()}
+	return admit.Record{Result: c.sink.result()}
 }
 
 // budget is the call's time: the caller's, up to what the tool declares, or up

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"iter"
+	"sync"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/tool"
@@ -108,15 +109,34 @@ func decodeArgs[In any](call *Call) (In, error) {
 	return in, nil
 }
 
+// encoder writes JSON into a buffer of its own.
+type encoder struct {
+	buf bytes.Buffer
+	enc *json.Encoder
+}
+
+// maxEncoder bounds the buffers that are kept for further items.
+const maxEncoder = 64 << 10
+
+var encoders = sync.Pool{New: func() any {
+	e := &encoder{}
+	e.enc = json.NewEncoder(&e.buf)
+	e.enc.SetEscapeHTML(false)
+	return e
+}}
+
 func encodeItem(v any) (json.RawMessage, error) {
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
+	e := encoders.Get().(*encoder) //nolint:forcetypeassert // the pool holds nothing else
+	e.buf.Reset()
+	if err := e.enc.Encode(v); err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the result is not JSON: %w", err).
 			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginTool)
 	}
-	return bytes.TrimRight(buf.Bytes(), "\n"), nil
+	data := bytes.Clone(bytes.TrimSuffix(e.buf.Bytes(), []byte("\n")))
+	if e.buf.Cap() <= maxEncoder {
+		encoders.Put(e)
+	}
+	return data, nil
 }
 
 // checkedSink holds handlers that write JSON by hand to it.

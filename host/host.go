@@ -48,7 +48,7 @@ type Host struct {
 	routes   routes
 	lease    lease
 
-	base    context.Context // ends with the host; every call's context is below it
+	base    context.Context // ends with the host, as every call's context does
 	end     context.CancelCauseFunc
 	intake  *intake        // calls
 	running runners        // replays
@@ -662,6 +662,7 @@ const (
 	maxUnsentBytes = 64 << 20
 )
 
+// sendMsg is send for a whole message; its header is the host's from then on.
 func (h *Host) sendMsg(m *nats.Msg) bool {
 	if h.holding.Load() && h.hold(m, false) {
 		return true // behind those that wait: chunks stay in order
@@ -669,6 +670,7 @@ func (h *Host) sendMsg(m *nats.Msg) bool {
 	err := h.bus.Conn().PublishMsg(m)
 	switch {
 	case err == nil:
+		codec.Recycle(codec.Header(m.Header))
 	case errors.Is(err, nats.ErrMaxPayload):
 		return false
 	case errors.Is(err, nats.ErrBadSubject), errors.Is(err, nats.ErrConnectionClosed):

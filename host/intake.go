@@ -12,8 +12,11 @@ const (
 	// takes microseconds, also to refuse it, so they wait only while the process
 	// does not run.
 	intakeQueue = 1 << 16
-	// maxListeners is how many goroutines may wait for requests at once.
-	maxListeners = 32
+	// maxListeners is how many goroutines may wait for requests at once, and
+	// minListeners how many do when little is going on: they take turns, and the
+	// fewer they are the warmer their stacks.
+	maxListeners = 256
+	minListeners = 2
 )
 
 // intake hands requests to goroutines that admit and run them. All
@@ -26,14 +29,19 @@ type intake struct {
 	handle   func(*nats.Msg)
 	quit     chan struct{}
 	idle     atomic.Int64
+	least    atomic.Int64 // of idle, since the last adapt
+	most     atomic.Int64 // of idle: more end
 	wg       sync.WaitGroup
 
 	mu     sync.Mutex
+	alive  int64
 	closed bool
 }
 
 func newIntake(handle func(*nats.Msg)) *intake {
-	return &intake{requests: make(chan *nats.Msg, intakeQueue), handle: handle, quit: make(chan struct{})}
+	in := &intake{requests: make(chan *nats.Msg, intakeQueue), handle: handle, quit: make(chan struct{})}
+	in.most.Store(maxListeners)
+	return in
 }
 
 // listen adds a goroutine; it ends with close, or when enough others wait.
@@ -43,6 +51,7 @@ func (in *intake) listen() {
 	if in.closed {
 		return
 	}
+	in.alive++
 	in.idle.Add(1)
 	in.wg.Go(in.serve)
 }
@@ -62,8 +71,11 @@ func (in *intake) serve() {
 				}
 			}
 		}
-		if in.idle.Add(1) > maxListeners {
+		if in.idle.Add(1) > in.most.Load() {
 			if in.idle.Add(-1) > 0 {
+				in.mu.Lock()
+				in.alive--
+				in.mu.Unlock()
 				return
 			}
 			in.idle.Add(1)
@@ -72,10 +84,24 @@ func (in *intake) serve() {
 }
 
 func (in *intake) take(m *nats.Msg) {
-	if in.idle.Add(-1) == 0 {
+	idle := in.idle.Add(-1)
+	if idle == 0 {
 		in.listen()
 	}
+	if idle < in.least.Load() {
+		in.least.Store(idle) // two at once may leave the larger: adapt only estimates
+	}
 	in.handle(m)
+}
+
+// adapt lets go of goroutines that were not needed since it was last called.
+// The host calls it each second.
+func (in *intake) adapt() {
+	in.mu.Lock()
+	needed := in.alive - in.least.Load()
+	in.mu.Unlock()
+	in.most.Store(min(max(needed, minListeners), maxListeners))
+	in.least.Store(in.idle.Load())
 }
 
 // close ends the goroutines once what has arrived is handled.

@@ -39,6 +39,7 @@ func (h *Host) tick() {
 				lastBeat = now
 				h.beat()
 				h.calls.Sweep()
+				h.intake.adapt()
 				h.quota.sweep()
 				h.sweepRoutes(now)
 			}
@@ -74,6 +75,7 @@ func (h *Host) stateText() string {
 
 // tend looks after one call in flight.
 func (h *Host) tend(c *inflight, now time.Time) {
+	c.watchDeadline(now)
 	s := c.stream.Load()
 	if s != nil {
 		s.tick(now)
@@ -166,11 +168,11 @@ func drainAll(ctx context.Context, subs []*nats.Subscription) error {
 	var open sync.WaitGroup
 	for _, sub := range subs {
 		open.Add(1)
-		sub.SetClosedHandler(func(string) { open.Done() })
+		// nats.go tells it twice of a subscription that is closed while it drains.
+		closed := sync.OnceFunc(open.Done)
+		sub.SetClosedHandler(func(string) { closed() })
 		if err := sub.Drain(); err != nil {
-			// Closed already, or no connection: nothing more comes.
-			sub.SetClosedHandler(nil)
-			open.Done()
+			closed() // closed already, or no connection: nothing more comes
 		}
 	}
 	done := make(chan struct{})
@@ -220,7 +222,7 @@ func (h *Host) shut(ctx context.Context) error {
 	select {
 	case <-ended:
 	case <-ctx.Done():
-		h.end(errStopping)
+		h.endCalls(errStopping)
 		timer := time.NewTimer(stopGrace)
 		select {
 		case <-ended:

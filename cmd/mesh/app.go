@@ -101,9 +101,9 @@ failed or there is none, 130 interrupted.`,
 			root.AddCommand(c)
 		}
 	}
-	add("use", a.callCommand(), a.streamCommand(), a.cancelCommand(), a.lsCommand(), a.infoCommand())
+	add("use", a.completes(a.callCommand(), toolNames), a.completes(a.streamCommand(), toolNames), a.cancelCommand(), a.lsCommand(), a.completes(a.infoCommand(), toolNames))
 	add("run", a.demoCommand(), a.upCommand(), a.downCommand(), a.versionCommand(), a.completionCommand(root))
-	add("manage", a.installCommand(), a.uninstallCommand(), a.nodeCommand(), a.indexCommand(), a.sessionCommand(), a.nodesCommand(), a.indexesCommand())
+	add("manage", a.installCommand(), a.completes(a.uninstallCommand(), viewNames(indexNames)), a.nodeCommand(), a.indexCommand(), a.sessionCommand(), a.nodesCommand(), a.indexesCommand())
 	root.SetHelpCommand(&cobra.Command{Use: "help [COMMAND]", Short: "Help about a command", Hidden: true, RunE: func(cmd *cobra.Command, args []string) error {
 		target, _, err := root.Find(args)
 		if err != nil || target == nil {
@@ -126,6 +126,9 @@ func (a *app) prepare(cmd *cobra.Command) error {
 	a.serverFlag, a.contextFlag, a.sessionFlag = flags.Changed("server"), flags.Changed("context"), flags.Changed("session")
 	if a.serverFlag && a.contextFlag {
 		return usage(cmd, "--server and --context both say where the mesh is: give one")
+	}
+	if err := process.CheckURL(a.set.Connection.NATSURL); err != nil {
+		return usage(cmd, "%s", err.Error())
 	}
 	// What a short connection warns of is no news, unless it is asked for.
 	a.log = process.Logger(a.err, a.set.Logging, slog.LevelError)
@@ -153,9 +156,9 @@ func takes(least, most int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
 		case len(args) < least:
-			return usage(cmd, "%s needs %s", cmd.CommandPath(), what)
+			return usage(cmd, "%s needs %s", wordsOf(cmd), what)
 		case most >= 0 && len(args) > most:
-			return usage(cmd, "%s takes %s, and %q is one too many", cmd.CommandPath(), what, args[most])
+			return usage(cmd, "%s takes %s, and %q is one too many", wordsOf(cmd), what, args[most])
 		}
 		return nil
 	}
@@ -164,7 +167,7 @@ func takes(least, most int, what string) cobra.PositionalArgs {
 // nothing refuses any argument.
 func nothing(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usage(cmd, "%s takes no arguments, and got %q", cmd.CommandPath(), args[0])
+		return usage(cmd, "%s takes no arguments, and got %q", wordsOf(cmd), args[0])
 	}
 	return nil
 }
@@ -177,7 +180,7 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 			if len(args) > 0 {
 				return unknownCommand(cmd, args[0])
 			}
-			return usage(cmd, "%s needs a command: %s", cmd.CommandPath(), strings.Join(names(cmd), ", "))
+			return usage(cmd, "%s needs a command: %s", wordsOf(cmd), strings.Join(names(cmd), ", "))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}

@@ -82,15 +82,15 @@ func (f *callFlags) bind(cmd *cobra.Command) {
 }
 
 func (a *app) call(ctx context.Context, args []string, f callFlags) error {
+	id := subjects.ToolID(args[0])
+	if err := id.Validate(); err != nil {
+		return usage(nil, "%q is no tool id: %s", id, err.Error())
+	}
 	g, err := a.arguments(ctx, args[1:])
 	if err != nil {
 		return err
 	}
 	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-		id := subjects.ToolID(args[0])
-		if err := id.Validate(); err != nil {
-			return usage(nil, "%q is no tool id: %s", id, err.Error())
-		}
 		rpc := subjects.RPCID(f.rpcID)
 		if rpc == "" {
 			prefix := "rpc_"

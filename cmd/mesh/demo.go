@@ -46,7 +46,6 @@ type demo struct {
 	env     []string
 	mesh    *background
 	url     string
-	attach  *os.File // closing it ends the mesh, however this process ends
 	act     int
 	started time.Time
 }
@@ -150,14 +149,14 @@ func (d *demo) play(ctx context.Context, keep bool) error {
 func (d *demo) up(ctx context.Context, keep bool) error {
 	shown := []string{"up", "--detach", "--data-dir=" + d.data, "--nats-listen=127.0.0.1:0"}
 	args := []string{"up", "--data-dir=" + d.data, "--nats-listen=127.0.0.1:0", "--unrecorded"}
-	var stdin *os.File
+	var stdin, attach *os.File
 	if !keep {
 		read, write, err := os.Pipe()
 		if err != nil {
 			return toolmesh.Errorf(toolmesh.CodeInternal, "start the mesh: %w", err)
 		}
 		defer func() { _ = read.Close() }() // the child has its own
-		stdin, d.attach = read, write
+		stdin, attach = read, write
 		args = append(args, "--attached")
 	}
 	d.prompt(shown)
@@ -166,7 +165,13 @@ func (d *demo) up(ctx context.Context, keep bool) error {
 	own.env = d.env
 	up, err := own.spawn(d.data, args, stdin)
 	if err != nil {
+		if attach != nil {
+			_ = attach.Close()
+		}
 		return err
+	}
+	if attach != nil {
+		up.attach = attach
 	}
 	ready, err := up.wait(ctx)
 	if err != nil {
@@ -336,7 +341,8 @@ func (d *demo) leave() {
 	d.say("\nThe mesh is still there, all but the Go function. These work as pasted:\n")
 	for _, line := range []string{
 		"ls", "info weather.forecast.daily", "call weather.forecast.daily city=Lima days=2",
-		"stream lab.streams.countdown start=5", "install ./your-index",
+		"stream lab.streams.countdown start=5",
+		"install file://" + filepath.Join(d.dir, "git", "weather") + " --name weather-again",
 	} {
 		verb, rest, _ := strings.Cut(line, " ")
 		fmt.Fprintf(d.a.out, "  %s\n", strings.TrimRight(strings.Join([]string{mesh, verb, "--server", d.url, rest}, " "), " "))
@@ -376,9 +382,6 @@ func (d *demo) cleanUp() error {
 	var errs []error
 	if d.mesh != nil {
 		errs = append(errs, d.mesh.stop())
-	}
-	if d.attach != nil {
-		errs = append(errs, d.attach.Close())
 	}
 	if err := os.RemoveAll(d.dir); err != nil {
 		errs = append(errs, err)

@@ -44,7 +44,9 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 	if err != nil {
 		return err
 	}
+	started := a.starting()
 	ready, err := up.wait(ctx)
+	started()
 	if err != nil {
 		return err
 	}
@@ -57,10 +59,11 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 
 // background is a mesh in a process of its own.
 type background struct {
-	cmd   *exec.Cmd
-	out   *bufio.Reader
-	log   string
-	begin int64 // of this start's lines in the log
+	attach io.Closer // ends it when closed, however this process ends; may be nil
+	cmd    *exec.Cmd
+	out    *bufio.Reader
+	log    string
+	begin  int64 // of this start's lines in the log
 }
 
 // spawn starts this program again, in a session of its own, with its log in dir.
@@ -126,7 +129,13 @@ func (b *background) wait(ctx context.Context) (string, error) {
 
 // stop ends the mesh and waits for it; calls in flight end first.
 func (b *background) stop() error {
-	if err := b.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+	var err error
+	if b.attach != nil {
+		err = b.attach.Close()
+	} else {
+		err = b.cmd.Process.Signal(syscall.SIGTERM)
+	}
+	if err != nil {
 		return fmt.Errorf("stop the mesh: %w", err)
 	}
 	kill := time.AfterFunc(2*stopPatience, func() { _ = b.cmd.Process.Kill() })

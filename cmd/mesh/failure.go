@@ -30,8 +30,17 @@ func usage(cmd *cobra.Command, format string, args ...any) error {
 	return e
 }
 
+// wordsOf is a command as a message names it, behind the program's own name.
+func wordsOf(cmd *cobra.Command) string {
+	_, words, _ := strings.Cut(cmd.CommandPath(), " ")
+	return words
+}
+
 func unknownCommand(cmd *cobra.Command, name string) error {
-	text := fmt.Sprintf("%s has no command %q", cmd.CommandPath(), name)
+	text := fmt.Sprintf("there is no command %q", name)
+	if cmd.HasParent() {
+		text = fmt.Sprintf("%s has no command %q", wordsOf(cmd), name)
+	}
 	if near := tool.Nearest(name, names(cmd), 2); len(near) > 0 {
 		text += "; did you mean " + strings.Join(near, " or ") + "?"
 	}

@@ -18,7 +18,7 @@ import (
 )
 
 func (a *app) indexCommand() *cobra.Command {
-	return group("index", "List and show indexes", a.indexLs("ls"), a.indexShow())
+	return group("index", "List and show indexes", a.indexLs("ls"), a.completes(a.indexShow(), viewNames(indexNames)))
 }
 
 func (a *app) indexesCommand() *cobra.Command {

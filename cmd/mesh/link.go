@@ -71,7 +71,7 @@ func (a *app) connect(ctx context.Context) (*link, error) {
 		return nil, err
 	}
 	l := &link{nc: nc, session: subjects.SessionID(a.set.Session.Session), url: process.Redact(nc.ConnectedUrl())}
-	if l.bus, err = bus.New(nc, &bus.Options{Logger: a.log}); err == nil {
+	if l.bus, err = bus.New(nc, &bus.Options{Domain: process.Domain(c), Logger: a.log}); err == nil {
 		l.client, err = client.NewOn(l.bus, &client.Options{Session: l.session, QueueOnly: true, Logger: a.log})
 	}
 	if err != nil {

@@ -18,7 +18,8 @@ import (
 
 func (a *app) nodeCommand() *cobra.Command {
 	return group("node", "List, show, label and drain nodes",
-		a.nodeLs("ls"), a.nodeShow(), a.nodeLabel(), a.nodeDrain())
+		a.nodeLs("ls"), a.completes(a.nodeShow(), viewNames(nodeNames)),
+		a.completes(a.nodeLabel(), viewNames(nodeNames)), a.completes(a.nodeDrain(), viewNames(nodeNames)))
 }
 
 func (a *app) nodesCommand() *cobra.Command {

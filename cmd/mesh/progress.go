@@ -23,6 +23,18 @@ func (a *app) waiting(what string) (done func()) {
 	return stop
 }
 
+// starting tells a person at a terminal what a start that takes its time is at:
+// indexes whose environments have to be built again.
+func (a *app) starting() (done func()) {
+	if !a.term.err {
+		return func() {}
+	}
+	begun := time.Now()
+	return a.redraw(patience, func() string {
+		return fmt.Sprintf("starting: building what is installed, %d s", int(time.Since(begun).Seconds()))
+	})
+}
+
 // redraw keeps one line of the terminal up to date, from after the first pause
 // on, until the returned function is called, which wipes it. That may be called
 // more than once, from one goroutine.
@@ -86,7 +98,7 @@ func (s *steps) step(name, state string, percent int) {
 			s.wipe = s.a.redraw(100*time.Millisecond, func() string {
 				s.mu.Lock()
 				defer s.mu.Unlock()
-				return fmt.Sprintf("  %-8s %3d %%  %.1f s", name, s.percent, time.Since(begun).Seconds())
+				return fmt.Sprintf("  %-11s %3d %%  %.1f s", name, s.percent, time.Since(begun).Seconds())
 			})
 		} else {
 			fmt.Fprintln(s.a.err, name)
@@ -100,12 +112,15 @@ func (s *steps) step(name, state string, percent int) {
 	}
 }
 
-// finish leaves a line behind for the step that is over.
+// finish leaves a line behind for the step that is over, if it was long enough to
+// be seen.
 func (s *steps) finish() {
 	if s.wipe != nil {
 		s.wipe()
 		s.wipe = nil
-		fmt.Fprintln(s.a.err, s.a.term.dim(fmt.Sprintf("  %-8s %.1f s", s.current, time.Since(s.since).Seconds())))
+		if took := time.Since(s.since); took >= 100*time.Millisecond {
+			fmt.Fprintln(s.a.err, s.a.term.dim(fmt.Sprintf("  %-11s %.1f s", s.current, took.Seconds())))
+		}
 	}
 }
 

@@ -18,7 +18,8 @@ import (
 
 func (a *app) sessionCommand() *cobra.Command {
 	return group("session", "Create, list, show and end sessions",
-		a.sessionCreate(), a.sessionLs(), a.sessionShow(), a.sessionEnd())
+		a.sessionCreate(), a.sessionLs(),
+		a.completes(a.sessionShow(), viewNames(sessionNames)), a.completes(a.sessionEnd(), viewNames(sessionNames)))
 }
 
 // session is a line of `mesh session ls --json`.

@@ -47,6 +47,7 @@ find it by themselves. What is installed stays in the data folder.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runE(func(ctx context.Context, _ []string) error {
 				if f.detach {
+					a.warnOpen(f.natsListen)
 					return a.detach(ctx, cmd.Flags())
 				}
 				return a.up(ctx, f)
@@ -103,7 +104,9 @@ func (a *app) up(ctx context.Context, f upFlags) error {
 		level = slog.LevelWarn
 	}
 	m := &machine{a: a, log: process.Logger(a.err, a.set.Logging, level)}
+	started := a.starting()
 	err := m.start(ctx, f)
+	started()
 	if err == nil {
 		fmt.Fprintf(a.out, "ready nats=%s\n", m.record.URL)
 		if a.term.err {
@@ -136,7 +139,7 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 		return m.a.inUse(dir, err)
 	}
 	m.ends = append(m.ends, func(context.Context) error { return m.folder.Close() })
-	m.warnOpen(f.natsListen)
+	m.a.warnOpen(f.natsListen)
 	server, err := broker.Start(ctx, broker.Options{
 		Listen: f.natsListen, StoreDir: filepath.Join(dir, "nats"), Logger: m.log,
 	})
@@ -207,13 +210,13 @@ func (m *machine) tell(unrecorded bool) error {
 const upFile = "up.json"
 
 // warnOpen tells who lets others in that there is no lock on the door.
-func (m *machine) warnOpen(listen string) {
+func (a *app) warnOpen(listen string) {
 	host, _, err := net.SplitHostPort(listen)
 	if err != nil || host == "localhost" {
 		return
 	}
 	if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
-		fmt.Fprintf(m.a.err, "mesh: warning: whoever reaches %s can install and call tools: there are no credentials\n", listen)
+		fmt.Fprintf(a.err, "mesh: warning: whoever reaches %s can install and call tools: there are no credentials\n", listen)
 	}
 }
 

@@ -7,19 +7,12 @@ import (
 	"strings"
 )
 
-// Command runs an index's own set-up command in dir, with the environment's
-// programs first on PATH and environ as its whole environment. The error is
+// Command runs an index's own set-up command in dir, with environ as its whole
+// environment. The error is
 // install_failed with the end of what it printed.
 func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ []string) error {
 	bin := filepath.Join(env.Dir, "bin")
-	extra := make([]string, 0, len(environ)+1)
-	extra = append(extra, "VIRTUAL_ENV="+env.Dir)
-	for _, v := range environ {
-		if path, ok := strings.CutPrefix(v, "PATH="); ok {
-			v = "PATH=" + bin + string(filepath.ListSeparator) + path
-		}
-		extra = append(extra, v)
-	}
+	extra := append([]string{"VIRTUAL_ENV=" + env.Dir}, environ...)
 	name := argv[0]
 	if name == "python" || name == "python3" {
 		name = env.Python

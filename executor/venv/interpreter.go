@@ -1,13 +1,11 @@
 package venv
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sort"
 	"strings"
@@ -47,6 +45,7 @@ type interpreters struct {
 	log     *slog.Logger
 	environ []string
 	first   []string
+	run     func(ctx context.Context, dir string, extra []string, name string, args ...string) ([]byte, string, error)
 
 	mu     sync.Mutex
 	probed map[string]*Interpreter // by candidate; nil: no Python that we can use
@@ -140,19 +139,14 @@ func (s *interpreters) probe(ctx context.Context, candidate string) (*Interprete
 	}
 	bounded, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(bounded, candidate, "-I", "-c", probe) //nolint:gosec // running interpreters is the purpose
-	cmd.Env = s.environ
-	cmd.WaitDelay = time.Second
-	var out bytes.Buffer
-	cmd.Stdout = &out
-	err := cmd.Run()
+	out, _, err := s.run(bounded, "", nil, candidate, "-I", "-c", probe)
 	if ctx.Err() != nil {
 		return nil, toolmesh.AsError(ctx.Err()).WithOrigin(toolmesh.OriginAgent)
 	}
 	var i *Interpreter
 	if err == nil {
 		var answer Interpreter
-		if json.Unmarshal(out.Bytes(), &answer) == nil && supported(answer.Version) && isExecutable(answer.Path) {
+		if json.Unmarshal(out, &answer) == nil && supported(answer.Version) && isExecutable(answer.Path) {
 			i = &answer
 		}
 	}

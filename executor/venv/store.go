@@ -65,12 +65,14 @@ func NewStore(dir string, spawner *sandbox.Spawner, opts *Options) *Store {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	life, stop := context.WithCancel(context.Background())
-	return &Store{
+	s := &Store{
 		dir: dir, spawner: spawner, log: o.Logger, environ: o.Environ, uvPath: o.UV, warm: o.Warm,
 		pythons: interpreters{log: o.Logger, environ: o.Environ, first: o.Pythons, probed: map[string]*Interpreter{}},
 		keys:    keys{held: map[string]chan struct{}{}},
 		stop:    stop, ended: life.Done(),
 	}
+	s.pythons.run = s.run
+	return s
 }
 
 // Close stops what is being built, and waits for it.

@@ -3,6 +3,7 @@ package admit
 import (
 	"crypto/sha256"
 	"encoding/json"
+	"slices"
 	"sync"
 	"time"
 
@@ -65,9 +66,14 @@ type Call[T any] struct {
 	Request
 	Value   T
 	waiters []func(Record)
+	place   int // in the table's running; -1 when it has ended
+	entry   *entry[T]
 }
 
-type kept struct {
+// entry is a name that is taken: by a call that runs, or by one that has ended
+// and is kept.
+type entry[T any] struct {
+	running *Call[T] // nil once it has ended
 	request Request
 	record  Record
 	size    int
@@ -82,10 +88,9 @@ type Table[T any] struct {
 	now   func() time.Time
 
 	mu      sync.Mutex
-	running map[*Call[T]]struct{}
-	byKey   map[Key]*Call[T]
-	ended   map[Key]*kept
-	ring    []*kept // in order of ending, from head on
+	running []*Call[T]
+	names   map[Key]*entry[T]
+	ring    []*entry[T] // those that have ended, in order, from head on
 	head    int
 	whole   int // index of the first of ring whose record may not be dropped yet
 	size    int
@@ -97,8 +102,7 @@ type Table[T any] struct {
 func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 	return &Table[T]{
 		slots: slots, now: now,
-		running: make(map[*Call[T]]struct{}), byKey: make(map[Key]*Call[T]),
-		ended: make(map[Key]*kept), cancels: make(map[Key]time.Time),
+		names: make(map[Key]*entry[T]), cancels: make(map[Key]time.Time),
 	}
 }
 
@@ -112,7 +116,7 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 		if verdict, c, record, err := t.repeated(r, waiter); verdict != Run {
 			return verdict, c, record, err
 		}
-		if at, ok := t.cancels[r.Key]; ok && t.now().Sub(at) < keepCancels {
+		if at, ok := t.cancelled(r.Key); ok && t.now().Sub(at) < keepCancels {
 			return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeCancelled, "the call was cancelled before it arrived").
 				WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 		}
@@ -122,12 +126,22 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 			"all %d slots of this node are taken: try again, or another node", t.slots).
 			WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 	}
-	c := &Call[T]{Request: r, Value: value}
-	t.running[c] = struct{}{}
+	c := &Call[T]{Request: r, Value: value, place: len(t.running)}
+	t.running = append(t.running, c)
 	if r.Key.RPC != "" {
-		t.byKey[r.Key] = c
+		c.entry = &entry[T]{running: c, request: r}
+		t.names[r.Key] = c.entry
 	}
 	return Run, c, Record{}, nil
+}
+
+// cancelled looks a key up in cancels, which is empty nearly always. t.mu is held.
+func (t *Table[T]) cancelled(key Key) (at time.Time, ok bool) {
+	if len(t.cancels) == 0 {
+		return at, false
+	}
+	at, ok = t.cancels[key]
+	return at, ok
 }
 
 // Repeated is Begin for a request that would not be run anyway: ok is false
@@ -145,19 +159,15 @@ func (t *Table[T]) Repeated(r Request, waiter func(Record)) (verdict Verdict, c 
 // repeated decides on a request whose key is known; Run says that it is not.
 // t.mu is held.
 func (t *Table[T]) repeated(r Request, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
-	if c := t.byKey[r.Key]; c != nil {
-		if c.Request != r {
-			return Refuse, nil, Record{}, collision(r)
-		}
-		c.waiters = append(c.waiters, waiter)
-		return Join, c, Record{}, nil
-	}
-	k := t.ended[r.Key]
+	k := t.names[r.Key]
 	switch {
-	case k == nil || t.now().Sub(k.ended) >= keepResults:
+	case k == nil || k.running == nil && t.now().Sub(k.ended) >= keepResults:
 		return Run, nil, Record{}, nil
 	case k.request != r:
 		return Refuse, nil, Record{}, collision(r)
+	case k.running != nil:
+		k.running.waiters = append(k.running.waiters, waiter)
+		return Join, k.running, Record{}, nil
 	case k.dropped:
 		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest,
 			"call %q has already run and its result was too large to keep: use a new rpc_id to run it again", r.Key.RPC).
@@ -177,15 +187,22 @@ func collision(r Request) *toolmesh.Error {
 // does nothing.
 func (t *Table[T]) Finish(c *Call[T], record Record) {
 	t.mu.Lock()
-	if _, ok := t.running[c]; !ok {
+	if c.place < 0 {
 		t.mu.Unlock()
 		return
 	}
-	delete(t.running, c)
-	if c.Key.RPC != "" {
-		delete(t.byKey, c.Key)
+	last := len(t.running) - 1
+	t.running[c.place] = t.running[last]
+	t.running[c.place].place = c.place
+	t.running[last] = nil
+	t.running = t.running[:last]
+	c.place = -1
+	if k := c.entry; k != nil {
+		k.running = nil
 		if record.Err == nil || record.Err.Started != toolmesh.StartedNo {
-			t.keep(c.Request, record)
+			t.keep(k, record)
+		} else {
+			delete(t.names, c.Key)
 		}
 	}
 	waiters := c.waiters
@@ -195,8 +212,9 @@ func (t *Table[T]) Finish(c *Call[T], record Record) {
 	}
 }
 
-func (t *Table[T]) keep(r Request, record Record) {
-	k := &kept{request: r, record: record, size: keptSize + len(record.Result), ended: t.now()}
+// keep holds the record of a call that has ended; t.mu is held.
+func (t *Table[T]) keep(k *entry[T], record Record) {
+	k.record, k.size, k.ended = record, keptSize+len(record.Result), t.now()
 	if e := record.Err; e != nil {
 		k.size += len(e.Message) + len(e.Stacktrace)
 		if len(e.Details) > 0 {
@@ -208,7 +226,6 @@ func (t *Table[T]) keep(r Request, record Record) {
 	if k.size > maxOneResult {
 		k.drop()
 	}
-	t.ended[r.Key] = k
 	t.ring = append(t.ring, k)
 	t.size += k.size
 	// The oldest results give way; their names stay, so that they do not run again.
@@ -227,18 +244,18 @@ func (t *Table[T]) keep(r Request, record Record) {
 // keptSize is about what a name costs without its result.
 const keptSize = 256
 
-func (k *kept) drop() { k.record, k.size, k.dropped = Record{}, keptSize, true }
+func (k *entry[T]) drop() { k.record, k.size, k.dropped = Record{}, keptSize, true }
 
 func (t *Table[T]) forgetOldest() {
 	k := t.ring[t.head]
 	t.ring[t.head] = nil
 	t.head++
 	t.size -= k.size
-	if t.ended[k.request.Key] == k {
-		delete(t.ended, k.request.Key)
+	if t.names[k.request.Key] == k {
+		delete(t.names, k.request.Key)
 	}
 	if t.head > 1024 && t.head*2 > len(t.ring) {
-		t.ring = append([]*kept(nil), t.ring[t.head:]...)
+		t.ring = append([]*entry[T](nil), t.ring[t.head:]...)
 		t.whole = max(t.whole-t.head, 0)
 		t.head = 0
 	}
@@ -249,10 +266,11 @@ func (t *Table[T]) forgetOldest() {
 func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c := t.byKey[key]; c != nil {
-		return c, true
+	k := t.names[key]
+	if k != nil {
+		return k.running, k.running != nil
 	}
-	if k := t.ended[key]; k == nil && len(t.cancels) < maxCancels {
+	if len(t.cancels) < maxCancels {
 		t.cancels[key] = t.now()
 	}
 	return nil, false
@@ -262,8 +280,11 @@ func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
 func (t *Table[T]) Lookup(key Key) (*Call[T], bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	c, ok := t.byKey[key]
-	return c, ok
+	k := t.names[key]
+	if k == nil {
+		return nil, false
+	}
+	return k.running, k.running != nil
 }
 
 // InFlight is how many calls run.
@@ -277,11 +298,7 @@ func (t *Table[T]) InFlight() int {
 func (t *Table[T]) Running() []*Call[T] {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	calls := make([]*Call[T], 0, len(t.running))
-	for c := range t.running {
-		calls = append(calls, c)
-	}
-	return calls
+	return slices.Clone(t.running)
 }
 
 // Sweep forgets results and cancels whose time is over. The host calls it now

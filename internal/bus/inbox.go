@@ -46,9 +46,19 @@ type Inbox struct {
 	in      *inboxes
 	token   uint64
 	subject string
-	deliver func(m *nats.Msg, err error)
-	sentTo  string // subject of the last Send; guarded by in.mu
+	to      Receiver
+	sentTo  atomic.Pointer[string] // subject of the last Send
 }
+
+// Receiver is what an inbox hands replies to.
+type Receiver interface {
+	// Receive is called as the function of [Bus.Open] is.
+	Receive(m *nats.Msg, err error)
+}
+
+type receiverFunc func(m *nats.Msg, err error)
+
+func (f receiverFunc) Receive(m *nats.Msg, err error) { f(m, err) }
 
 func (in *inboxes) init(nc *nats.Conn) {
 	in.nc = nc
@@ -64,24 +74,33 @@ func (in *inboxes) init(nc *nats.Conn) {
 // is over; deliver may run once more while Close returns. What arrives later is
 // dropped and counted.
 func (b *Bus) Open(deliver func(m *nats.Msg, err error)) (*Inbox, error) {
+	i := &Inbox{}
+	if err := b.OpenInto(i, receiverFunc(deliver)); err != nil {
+		return nil, err
+	}
+	return i, nil
+}
+
+// OpenInto is [Bus.Open] for an inbox that is part of what it belongs to: i is
+// made new and must not be copied afterwards.
+func (b *Bus) OpenInto(i *Inbox, to Receiver) error {
 	in := &b.inbox
-	i := &Inbox{in: in, deliver: deliver}
+	i.in, i.to = in, to
 	var raw [8]byte
-	text := make([]byte, len(in.prefix)+tokenLen)
-	copy(text, in.prefix)
+	var room [128]byte
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.err != nil {
-		return nil, in.err
+		return in.err
 	}
 	if in.sub == nil {
 		sub, err := in.nc.Subscribe(in.prefix+">", in.receive)
 		if err != nil {
-			return nil, errDisconnected(err)
+			return errDisconnected(err)
 		}
 		if err := sub.SetPendingLimits(pendingReplies, pendingReplyBytes); err != nil {
 			_ = sub.Unsubscribe()
-			return nil, errDisconnected(err)
+			return errDisconnected(err)
 		}
 		in.sub = sub
 	}
@@ -93,10 +112,9 @@ func (b *Bus) Open(deliver func(m *nats.Msg, err error)) (*Inbox, error) {
 		}
 	}
 	binary.BigEndian.PutUint64(raw[:], i.token)
-	base64.RawURLEncoding.Encode(text[len(in.prefix):], raw[:])
-	i.subject = string(text)
+	i.subject = string(base64.RawURLEncoding.AppendEncode(append(room[:0], in.prefix...), raw[:]))
 	in.open[i.token] = i
-	return i, nil
+	return nil
 }
 
 // Subject is the reply subject. A dot and further tokens may be put behind it,
@@ -107,11 +125,9 @@ func (i *Inbox) Subject() string { return i.subject }
 // refuses what cannot leave now, with started no: unavailable without a
 // connection, also where the connection has a reconnect buffer,
 // payload_too_large over the broker's limit. If the broker refuses the subject,
-// deliver gets permission_denied.
+// deliver gets permission_denied: m's subject must stay as it is until then.
 func (i *Inbox) Send(m *nats.Msg) error {
-	i.in.mu.Lock()
-	i.sentTo = m.Subject
-	i.in.mu.Unlock()
+	i.sentTo.Store(&m.Subject)
 	m.Reply = i.subject
 	if !i.in.nc.IsConnected() {
 		return errDisconnected(nil)
@@ -149,7 +165,7 @@ func (in *inboxes) receive(m *nats.Msg) {
 		in.dropped.Add(1)
 		return
 	}
-	i.deliver(m, nil)
+	i.to.Receive(m, nil)
 }
 
 // fail takes the calls that match out of the table and tells them err.
@@ -164,7 +180,7 @@ func (in *inboxes) fail(match func(*Inbox) bool, err error) (n int) {
 	}
 	in.mu.Unlock()
 	for _, i := range failed {
-		i.deliver(nil, err)
+		i.to.Receive(nil, err)
 	}
 	return len(failed)
 }
@@ -295,7 +311,7 @@ func (b *Bus) denied(d Denial) {
 	case d.Reply != "":
 		in.fail(func(i *Inbox) bool { return i.subject == d.Reply }, d.Err)
 	default:
-		in.fail(func(i *Inbox) bool { return i.sentTo == d.Subject }, d.Err)
+		in.fail(func(i *Inbox) bool { to := i.sentTo.Load(); return to != nil && *to == d.Subject }, d.Err)
 	}
 	b.callListeners(func(l listener) {
 		if l.denied != nil {

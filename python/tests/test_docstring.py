@@ -3,6 +3,7 @@
 import inspect
 
 import pytest
+
 from toolmesh._worker.docstring import parse
 
 GOOGLE = """Fetches rows.
@@ -59,7 +60,8 @@ SPHINX = """Fetches rows.
 
 @pytest.mark.parametrize("doc,description,parameters", [
     (GOOGLE, "Fetches rows.\n\nMore about it:\nwith a colon.", {
-        "table": "The table to read, see: elsewhere.", "keys": "Which rows.", "rest": "the others", "options": "further",
+        "table": "The table to read, see: elsewhere.", "keys": "Which rows.",
+        "rest": "the others", "options": "further",
     }),
     (NUMPY, "Fetches rows.\n\nMore about it.", {
         "table": "The table to read.", "keys": "Which rows.", "others": "Which rows.", "rest": "the others",

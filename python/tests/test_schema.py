@@ -8,12 +8,14 @@ import enum
 import functools
 import json
 import pathlib
+import sys
 import typing
 import uuid
 from collections import abc
 from typing import Annotated, Any, Literal, NamedTuple, NewType, Optional, TypedDict, Union
 
 import pytest
+
 from toolmesh._worker import schema, values
 from toolmesh._worker.binding import Tool
 from toolmesh._worker.values import Mismatch
@@ -103,16 +105,12 @@ class Custom:
 
 def of(annotation, default=EMPTY):
     """The schema and the conversion of one parameter."""
-    if default is EMPTY:
 
-        def function(x):
-            return x
+    def function(x):
+        return x
 
-    else:
-
-        def function(x=default):
-            return x
-
+    if default is not EMPTY:
+        function.__defaults__ = (default,)
     function.__annotations__["x"] = annotation
     return Tool("f", function, "sync", schema.signature(function))
 
@@ -185,7 +183,8 @@ CONFORMANCE = [
     (abc.Mapping[str, Color], {"type": "object", "additionalProperties": {"type": "string", "enum": ["red", "blue"]}},
      [({"a": "red"}, {"a": Color.RED})]),
     (Movie, MOVIE, [({"title": "t", "color": "red"}, {"title": "t", "color": Color.RED})]),
-    (list[Movie], {"type": "array", "items": MOVIE}, [([{"title": "t", "color": "red"}], [{"title": "t", "color": Color.RED}])]),
+    (list[Movie], {"type": "array", "items": MOVIE},
+     [([{"title": "t", "color": "red"}], [{"title": "t", "color": Color.RED}])]),
     (Optional[Movie], {"anyOf": [MOVIE, NULL]}, [(None, None)]),
     (TwoOfOne, None, [({"first": "red", "second": "blue", "left": {"title": "l", "color": "red"},
                         "right": {"title": "r", "color": "blue"}},
@@ -201,7 +200,8 @@ CONFORMANCE = [
      [("2026-01-31T12:00:00Z", datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.timezone.utc))]),
     (datetime.time, {"type": "string", "format": "time"}, [("12:30:00", datetime.time(12, 30))]),
     (datetime.timedelta, {"type": "number", "description": "seconds"}, [(1.5, datetime.timedelta(seconds=1.5))]),
-    (uuid.UUID, {"type": "string", "format": "uuid"}, [("12345678123456781234567812345678", uuid.UUID(int=0x12345678123456781234567812345678))]),
+    (uuid.UUID, {"type": "string", "format": "uuid"},
+     [("12345678123456781234567812345678", uuid.UUID(int=0x12345678123456781234567812345678))]),
     (pathlib.Path, {"type": "string", "format": "path"}, [("/a/b", pathlib.Path("/a/b"))]),
     (decimal.Decimal, {"anyOf": [NUMBER, STRING]}, [("1.10", decimal.Decimal("1.10")), (1.5, decimal.Decimal("1.5"))]),
     (UserId, INTEGER, [(1.0, 1)]),
@@ -209,7 +209,8 @@ CONFORMANCE = [
     (Annotated[int, "how many"], {"type": "integer", "description": "how many"}, [(1.0, 1)]),
     (Annotated[int, Bounds(ge=1, lt=10, description="few")],
      {"type": "integer", "minimum": 1, "exclusiveMaximum": 10, "description": "few"}, [(1, 1)]),
-    (Annotated[str, Bounds(min_length=1, pattern="^a")], {"type": "string", "minLength": 1, "pattern": "^a"}, [("a", "a")]),
+    (Annotated[str, Bounds(min_length=1, pattern="^a")],
+     {"type": "string", "minLength": 1, "pattern": "^a"}, [("a", "a")]),
     (Annotated[list[int], Bounds(max_length=3)], {"type": "array", "items": INTEGER, "maxItems": 3}, [([1], [1])]),
 ]
 
@@ -271,7 +272,8 @@ def test_dataclass():
 
 
 @pytest.mark.parametrize("annotation,value,wanted", [
-    (Tree, {"name": "a", "children": [{"name": "b", "children": []}]}, {"name": "a", "children": [{"name": "b", "children": []}]}),
+    (Tree, {"name": "a", "children": [{"name": "b", "children": []}]},
+     {"name": "a", "children": [{"name": "b", "children": []}]}),
     (Node, {"value": 1, "next": {"value": 2}}, Node(1, Node(2))),
     (list[Tree], [{"name": "a", "children": []}], [{"name": "a", "children": []}]),
 ], ids=str)
@@ -287,6 +289,7 @@ def test_recursive_return_type():
         return {"name": "a", "children": []}
 
     output = schema.signature(function).output_schema
+    assert output is not None
     assert output["$ref"] == "#/$defs/Tree"
     assert output["$defs"]["Tree"]["properties"]["children"]["items"] == {"$ref": "#/$defs/Tree"}
 
@@ -304,7 +307,7 @@ def test_required_is_what_has_no_default():
 
 
 def test_a_default_that_json_cannot_carry_is_left_out():
-    def function(a=Custom(), b=float("nan"), c: Any = len):
+    def function(a=Custom(), b=float("nan"), c: Any = len):  # noqa: B008 - never called
         pass
 
     assert all("default" not in one for one in schema.signature(function).input_schema["properties"].values())
@@ -321,7 +324,8 @@ def test_null_and_absent_are_different():
 
 
 def test_unresolved_names_cost_only_their_own_parameter():
-    def function(a: "Missing", b: int, c: "list[AlsoMissing]" = None) -> "Gone":  # noqa: F821
+    # Names that do not exist are what this is about.
+    def function(a: "Missing", b: int, c: "list[AlsoMissing]" = None) -> "Gone":  # type: ignore[name-defined, assignment]  # noqa: F821
         pass
 
     found = schema.signature(function)
@@ -338,17 +342,21 @@ def test_what_json_has_no_form_for_is_open_and_warned_of(annotation):
 
 
 def test_typed_dict_markers():
-    extensions = pytest.importorskip("typing_extensions") if not hasattr(typing, "NotRequired") else typing
+    if sys.version_info >= (3, 11):
+        from typing import NotRequired, Required
+    else:
+        pytest.importorskip("typing_extensions")
+        from typing_extensions import NotRequired, Required
 
     class Marked(TypedDict):
         a: int
-        b: extensions.NotRequired[str]
+        b: NotRequired[str]
 
     assert property_of(of(Marked))["required"] == ["a"]
 
     class Child(Marked, total=False):
         c: int
-        d: extensions.Required[int]
+        d: Required[int]
 
     assert sorted(property_of(of(Child))["required"]) == ["a", "d"]
 
@@ -392,10 +400,11 @@ def test_output_schema_of_streams_is_that_of_an_item():
         yield 1
 
     async def agenerator() -> typing.AsyncIterator[Movie]:
-        yield {}
+        yield {"title": "t", "color": Color.RED}
 
     def full() -> typing.Generator[str, None, int]:
         yield ""
+        return 1
 
     def plain() -> typing.Iterable[int]:
         return [1]
@@ -486,7 +495,8 @@ def test_declared_bytes_travel_as_base64_and_others_say_what_they_are():
 
 
 def test_pydantic_models_bring_their_own_schema():
-    pydantic = pytest.importorskip("pydantic")
+    pytest.importorskip("pydantic")
+    import pydantic
 
     class Inner(pydantic.BaseModel):
         n: int

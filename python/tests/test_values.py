@@ -9,8 +9,10 @@ import json
 import pathlib
 import types
 import uuid
+from typing import Any
 
 import pytest
+
 from toolmesh._worker.values import NotSerializable, decode, encode
 
 
@@ -31,7 +33,7 @@ class Point:
 Pair = collections.namedtuple("Pair", "a b")
 
 
-class Sequence(collections.abc.Sequence):
+class Sequence(collections.abc.Sequence[int]):
     def __getitem__(self, index):
         return [1, 2][index]
 
@@ -42,8 +44,8 @@ class Sequence(collections.abc.Sequence):
 @pytest.mark.parametrize("value,text", [
     (None, "null"), (True, "true"), (1, "1"), (1.5, "1.5"), ("ä\n\x00", '"ä\\n\\u0000"'), ([], "[]"), ({}, "{}"),
     ((1, "a"), '[1,"a"]'),
-    ({1: "a", None: "b", True: "c"}, None),
     ({1: "a", 2: "b"}, '{"1":"a","2":"b"}'),
+    ({"s": 1, None: 2, True: 3, 1.5: 4}, '{"s":1,"null":2,"true":3,"1.5":4}'),
     (Color.RED, '"red"'), (Number.ONE, "1"), ({"c": Color.RED}, '{"c":"red"}'),
     (Point(1, datetime.date(2026, 1, 31)), '{"x":1,"when":"2026-01-31"}'),
     (Pair(1, 2), "[1,2]"),
@@ -58,18 +60,14 @@ class Sequence(collections.abc.Sequence):
     (10**40, str(10**40)),
 ], ids=repr)
 def test_encode(value, text):
-    if text is None:
-        with pytest.raises(NotSerializable):
-            encode({1: "a", "1": "b"})
-        return
     assert encode(value).decode() == text
     json.loads(encode(value))
 
 
 shared = [1]
-looped = {"a": []}
+looped: dict[str, list[Any]] = {"a": []}
 looped["a"].append(looped)
-deep = []
+deep: list[Any] = []
 for _ in range(50000):
     deep = [deep]
 
@@ -81,16 +79,17 @@ for _ in range(50000):
     (object(), "result", "builtins.object"),
     ([1, 2, 3 + 4j], "result[2]", "complex"),
     ({(1, 2): 3}, "result", "key of type tuple"),
+    ({1: "a", "1": "b"}, "result", "the same key"),
     ({"x": {1: "a", "1": "b"}}, "result.x", "the same key"),
     ({None: 1, "null": 2}, "result", "the same key"),
     ({float("nan"): 1}, "result", "key"),
     (looped, "result.a[0]", "contains itself"),
     ("\ud800", "result", "surrogate"),
     ({"\ud800": 1}, "result (key '\\ud800')", "surrogate"),
-    (Point(1, object()), "result.when", "object"),
-    ([Point(1, float("nan"))], "result[0].when", "NaN"),
+    (Point(1, object()), "result.when", "object"),  # type: ignore[arg-type]  # a lie, as tools tell them
+    ([Point(1, float("nan"))], "result[0].when", "NaN"),  # type: ignore[arg-type]  # likewise
     (lambda: 1, "result", "function"),
-    ((n for n in ()), "result", "generator"),
+    ((n for n in [1]), "result", "generator"),
     ({1: {2, float("nan")}}, "result[1][0]", "NaN"),
 ], ids=lambda value: str(value)[:40])
 def test_what_json_cannot_carry_is_refused_with_its_place(value, path, words):
@@ -122,7 +121,7 @@ def test_a_refusal_leaves_nothing_behind():
 
 
 def test_a_property_that_raises_is_named():
-    class Bad(collections.abc.Mapping):
+    class Bad(collections.abc.Mapping[str, int]):
         def __getitem__(self, key):
             raise RuntimeError("broken")
 
@@ -138,8 +137,11 @@ def test_a_property_that_raises_is_named():
 
 
 def test_numpy_values():
-    numpy = pytest.importorskip("numpy")
-    assert encode({"a": numpy.int64(3), "b": numpy.array([[1, 2]]), "c": numpy.float32(0.5)}) == b'{"a":3,"b":[[1,2]],"c":0.5}'
+    pytest.importorskip("numpy")
+    import numpy
+
+    value = {"a": numpy.int64(3), "b": numpy.array([[1, 2]]), "c": numpy.float32(0.5)}
+    assert encode(value) == b'{"a":3,"b":[[1,2]],"c":0.5}'
     with pytest.raises(NotSerializable) as caught:
         encode({"a": numpy.array([1.0, float("nan")])})
     assert caught.value.path == "result.a[1]"

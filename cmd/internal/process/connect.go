@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"os"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -48,6 +49,10 @@ func Connect(ctx context.Context, c settings.Connection, o ConnectOptions) (*nat
 		at = DefaultURL
 	}
 	if c.NATSCreds != "" {
+		if _, err := os.Stat(c.NATSCreds); err != nil {
+			return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the NATS credentials file %s cannot be read: %w", c.NATSCreds, err).
+				WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+		}
 		options = append(options, nats.UserCredentials(c.NATSCreds))
 	}
 	nc, err := nats.Connect(at, options...)
@@ -61,10 +66,26 @@ func Connect(ctx context.Context, c settings.Connection, o ConnectOptions) (*nat
 	return nc, nil
 }
 
+// Domain is the JetStream domain that holds the mesh's streams, if the settings
+// name a saved context that has one; empty for the connection's own.
+func Domain(c settings.Connection) string {
+	if c.NATSURL != "" || c.NATSContext == "" {
+		return ""
+	}
+	saved, err := natsadmin.LoadContext(c.NATSContext)
+	if err != nil {
+		return ""
+	}
+	return saved.Domain
+}
+
 func connectError(at string, err error) error {
 	shown := Redact(at)
 	e := toolmesh.Errorf(toolmesh.CodeUnavailable, "no mesh at %s: %w", shown, err)
+	var unparsable *url.Error
 	switch {
+	case errors.As(err, &unparsable):
+		e = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s is no address of a NATS server, write nats://HOST:PORT: %w", shown, unparsable.Err)
 	case errors.Is(err, nats.ErrNoServers):
 		e = toolmesh.Errorf(toolmesh.CodeUnavailable, "no mesh at %s: nothing answers there; start one with mesh up, or name another with --server: %w", shown, err)
 		e.Message = strings.TrimSuffix(e.Message, ": "+err.Error())
@@ -88,4 +109,22 @@ func Redact(servers string) string {
 		parts[i] = part
 	}
 	return strings.Join(parts, ",")
+}
+
+// CheckURL refuses a list of servers that no client could connect to.
+func CheckURL(servers string) error {
+	for server := range strings.SplitSeq(servers, ",") {
+		server = strings.TrimSpace(server)
+		if server == "" {
+			continue
+		}
+		text := server
+		if !strings.Contains(text, "://") {
+			text = "nats://" + text
+		}
+		if u, err := url.Parse(text); err != nil || u.Host == "" {
+			return fmt.Errorf("%q is not the URL of a NATS server: want nats://host:port", Redact(server))
+		}
+	}
+	return nil
 }

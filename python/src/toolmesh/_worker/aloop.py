@@ -1,5 +1,7 @@
 """The worker of coroutines and async generators: many calls on one event loop."""
 
+from __future__ import annotations
+
 import asyncio
 import contextvars
 import os
@@ -7,7 +9,6 @@ import sys
 from types import AsyncGeneratorType
 
 from . import failures
-from .binding import Mismatch
 from .frames import (
     CALL,
     CANCEL,
@@ -26,9 +27,17 @@ from .frames import (
     YIELD,
     FrameError,
 )
-from .loop import PAGE_TAKEN, _raw_pending, _TooLarge, forked_by_tool, refused, split_meta
+from .loop import PAGE_TAKEN, _raw_pending, _TooLarge, forked_by_tool, not_json, refused, split_meta
 from .output import Outlet, install
-from .values import NotSerializable, decode
+from .values import Mismatch, NotSerializable, decode
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from typing import Any
+
+    from .binding import Tool
+    from .values import JSON
 
 _call = contextvars.ContextVar("toolmesh_call", default=0)
 
@@ -36,10 +45,10 @@ _call = contextvars.ContextVar("toolmesh_call", default=0)
 class _NoShield:
     """Coroutines are cancelled between steps: a write is never interrupted."""
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         pass
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         pass
 
 
@@ -48,16 +57,18 @@ class _Credit:
 
     __slots__ = ("left", "_more")
 
-    def __init__(self, left):
+    def __init__(self, left: int) -> None:
         self.left = left
-        self._more = None
+        self._more: asyncio.Future[None] | None = None
 
-    def add(self, size):
+    def add(self, size: int) -> None:
+        """Takes what the agent grants on top."""
         self.left += size
         if self._more is not None and not self._more.done():
             self._more.set_result(None)
 
-    async def wait(self):
+    async def wait(self) -> None:
+        """Returns when something may be sent."""
         while self.left <= 0:
             self._more = asyncio.get_running_loop().create_future()
             await self._more
@@ -66,29 +77,30 @@ class _Credit:
 class Worker:
     """Serves calls until the agent closes the pipe."""
 
-    def __init__(self, inp, out, page, tools, limit):
+    def __init__(self, inp: int, out: int, page: memoryview[int], tools: list[Tool], limit: int) -> None:
         self._inp = inp
         self._page = page
         self._tools = tools
         self._limit = limit
         self._buffer = b""
-        self._tasks = {}
-        self._credit = {}
-        self._asked = set()  # calls that the agent cancelled
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._credit: dict[int, _Credit] = {}
+        self._asked: set[int] = set()  # calls that the agent cancelled
         self._taken = 0
         self._outlet = Outlet(out, _call.get, _NoShield())
         self._forked = False
         install(self._outlet)
         forked_by_tool((inp, out), self._outlet, self)
 
-    async def serve(self, about):
+    async def serve(self, about: bytes) -> None:
+        """Says READY with about, and returns when the agent is done."""
         self._loop = asyncio.get_running_loop()
-        self._done = self._loop.create_future()
+        self._done: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(self._inp, self._readable)
         self._outlet.send(HEADER.pack(len(about), READY, 0, 0, 0) + about)
         await self._done
 
-    def _finish(self, failure=None):
+    def _finish(self, failure: FrameError | None = None) -> None:
         if not self._done.done():
             self._loop.remove_reader(self._inp)
             if failure is None:
@@ -96,7 +108,7 @@ class Worker:
             else:
                 self._done.set_exception(failure)
 
-    def _readable(self):
+    def _readable(self) -> None:
         data = os.read(self._inp, 1 << 18)
         if not data:
             self._finish()
@@ -112,7 +124,7 @@ class Worker:
             at = end
         self._buffer = buffer[at:] if at else buffer
 
-    def _take(self, kind, flags, slot, call, body):
+    def _take(self, kind: int, flags: int, slot: int, call: int, body: bytes) -> None:
         if kind == CALL:
             self._taken += 1
             self._page[PAGE_TAKEN] = self._taken
@@ -120,10 +132,10 @@ class Worker:
             self._tasks[call] = task
             task.add_done_callback(lambda _: self._ended(slot, call))
         elif kind == CANCEL:
-            task = self._tasks.get(call)
-            if task is not None:
+            running = self._tasks.get(call)
+            if running is not None:
                 self._asked.add(call)
-                task.cancel()
+                running.cancel()
         elif kind == CREDIT:
             credit = self._credit.get(call)
             if credit is not None:
@@ -135,14 +147,14 @@ class Worker:
         else:
             self._finish(FrameError(f"frame type {kind} is unknown to this worker"))
 
-    def _ended(self, slot, call):
+    def _ended(self, slot: int, call: int) -> None:
         if self._tasks.pop(call, None) is not None:
             self._asked.discard(call)
             # Cancelled before its first step: the coroutine never ran.
             body = failures.body("cancelled", "the call was cancelled", False)
             self._outlet.send(HEADER.pack(len(body), ERROR, 0, slot, call) + body)
 
-    async def _run(self, flags, slot, call, body):
+    async def _run(self, flags: int, slot: int, call: int, body: bytes) -> None:
         _call.set(call)
         try:
             kind, data = await self._outcome(flags, slot, call, body)
@@ -157,9 +169,9 @@ class Worker:
         raw = 0 if self._tasks else _raw_pending()
         self._outlet.send(HEADER.pack(len(data), kind, raw, slot, call) + data)
 
-    async def _outcome(self, flags, slot, call, body):
+    async def _outcome(self, flags: int, slot: int, call: int, body: bytes) -> tuple[int, bytes]:
         tool = self._tools[slot]
-        meta = {}
+        meta: dict[str, JSON] = {}
         try:
             if flags & META:
                 meta, body = split_meta(body)
@@ -168,7 +180,7 @@ class Worker:
         except Mismatch as failure:
             return ERROR, failures.invalid([failure])
         except ValueError as failure:
-            return ERROR, failures.invalid([Mismatch("", "a JSON object", "something else", f"the arguments are not JSON: {failure}")])
+            return ERROR, not_json(failure)
         try:
             value = tool.function(*positional, **keyword)
             if type(value) is AsyncGeneratorType:
@@ -197,7 +209,9 @@ class Worker:
             return ERROR, failures.too_large(len(data), self._limit, "result")
         return RESULT, data
 
-    async def _stream(self, tool, slot, call, items, meta):
+    async def _stream(
+        self, tool: Tool, slot: int, call: int, items: AsyncGenerator[Any, Any], meta: dict[str, JSON]
+    ) -> None:
         credit = self._credit[call] = _Credit(meta.get("credit", 1 << 18))
         try:
             async for value in items:
@@ -215,16 +229,17 @@ class Worker:
             await items.aclose()
 
 
-async def _drain(items, collect):
+async def _drain(items: AsyncGenerator[Any, Any], collect: int) -> Any:
+    """An async generator's last value, or the list of all."""
     if collect:
         return [value async for value in items]
-    value = None
+    last = None
     async for value in items:
-        pass
-    return value
+        last = value
+    return last
 
 
-def start(inp, out, page, tools, limit, about):
+def start(inp: int, out: int, page: memoryview[int], tools: list[Tool], limit: int, about: bytes) -> None:
     """Serves as a worker of coroutines; returns when the agent is done with it."""
     worker = Worker(inp, out, page, tools, limit)
     asyncio.run(worker.serve(about))

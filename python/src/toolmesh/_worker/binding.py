@@ -1,7 +1,17 @@
 """One served function: how a call's arguments reach it."""
 
+from __future__ import annotations
+
 from . import values
 from .values import Mismatch, describe, pointer
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from .schema import Signature
+    from .values import JSON
 
 
 class Tool:
@@ -9,7 +19,7 @@ class Tool:
 
     __slots__ = ("name", "slot", "function", "kind", "parameters", "dump", "described", "direct", "_simple", "_loads")
 
-    def __init__(self, name, function, kind, signature):
+    def __init__(self, name: str, function: Callable[..., Any], kind: str, signature: Signature) -> None:
         self.name = name
         self.slot = 0
         self.function = function
@@ -20,11 +30,15 @@ class Tool:
         kinds = {parameter.kind for parameter in self.parameters}
         varkw_loads = any(p.kind == "varkw" and p.load is not None for p in self.parameters)
         self._simple = kinds <= {"normal", "keyword", "varkw"} and not varkw_loads
-        self._loads = [(p.name, p.load, pointer("", p.name)) for p in self.parameters if p.load is not None and p.kind != "varkw"]
+        self._loads = [
+            (p.name, p.load, pointer("", p.name))
+            for p in self.parameters
+            if p.load is not None and p.kind != "varkw"
+        ]
         # The JSON object is what the function is called with, as it is.
         self.direct = self._simple and not self._loads
 
-    def bind(self, arguments, extra=None):
+    def bind(self, arguments: JSON, extra: list[JSON] | None = None) -> tuple[Sequence[Any], dict[str, Any]]:
         """(positional, keyword) of a call; raises Mismatch.
 
         What a simple signature lacks or does not know is left to the function
@@ -39,8 +53,9 @@ class Tool:
             return (), arguments
         return self._bind_any(arguments, extra or [])
 
-    def _bind_any(self, arguments, extra):
-        positional, keyword = [], {}
+    def _bind_any(self, arguments: dict[str, JSON], extra: list[JSON]) -> tuple[list[Any], dict[str, Any]]:
+        positional: list[Any] = []
+        keyword: dict[str, Any] = {}
         rest = dict(arguments)
         varargs = next((p for p in self.parameters if p.kind == "varargs"), None)
         if varargs is None and extra:
@@ -82,7 +97,7 @@ class Tool:
                            f"{self.name} has no argument {name}")
         return positional, keyword
 
-    def problems(self, arguments):
+    def problems(self, arguments: dict[str, Any]) -> list[Mismatch]:
         """What is missing and what is unknown, as a list of Mismatch; for a
         TypeError that was raised at the call itself."""
         known = {p.name for p in self.parameters}
@@ -99,7 +114,7 @@ class Tool:
             ]
         return found
 
-    def encode(self, value):
+    def encode(self, value: Any) -> bytes:
         """A result or an item as JSON bytes; raises NotSerializable."""
         if self.dump is not None:
             try:

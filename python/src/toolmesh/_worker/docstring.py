@@ -1,6 +1,15 @@
 """Argument descriptions out of docstrings: Google, NumPy and Sphinx styles."""
 
+from __future__ import annotations
+
 import re
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    # The line at which the first section begins, and the parameters' texts.
+    Sections: TypeAlias = tuple[int, dict[str, str]]
 
 _SECTIONS = {
     "args", "arguments", "parameters", "params", "other parameters", "keyword args",
@@ -17,7 +26,7 @@ _GOOGLE = re.compile(r"^(?P<name>\*{0,2}\w+)\s*(?:\((?P<type>[^)]*(?:\([^)]*\)[^
 _NUMPY = re.compile(r"^(?P<names>\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::\s*.*)?$")
 
 
-def parse(doc):
+def parse(doc: str | None) -> tuple[str, dict[str, str]]:
     """Splits a cleaned docstring (inspect.getdoc) into (description, {parameter: text}).
 
     The description is what stands before the first section. The first style
@@ -34,13 +43,13 @@ def parse(doc):
     return doc.strip(), {}
 
 
-def _indent(line):
+def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _join(parts):
+def _join(parts: list[str]) -> str:
     """Lines to one paragraph; empty lines are kept as paragraph breaks."""
-    text = []
+    text: list[str] = []
     for part in parts:
         part = part.strip()
         if part:
@@ -50,9 +59,9 @@ def _join(parts):
     return " ".join(text).replace(" \n ", "\n").strip()
 
 
-def _google(lines):
+def _google(lines: list[str]) -> Sections | None:
     first = None
-    parameters = {}
+    parameters: dict[str, str] = {}
     at = 0
     while at < len(lines):
         line = lines[at]
@@ -66,7 +75,8 @@ def _google(lines):
         wanted = title[:-1].lower() in _PARAMETERS
         at += 1
         base = None
-        name, text = None, []
+        name: str | None = None
+        text: list[str] = []
         while at < len(lines) and (not lines[at].strip() or _indent(lines[at]) > 0):
             line = lines[at]
             if line.strip() and base is None:
@@ -84,9 +94,9 @@ def _google(lines):
     return None if first is None else (first, parameters)
 
 
-def _numpy(lines):
+def _numpy(lines: list[str]) -> Sections | None:
     first = None
-    parameters = {}
+    parameters: dict[str, str] = {}
     at = 0
     while at + 1 < len(lines):
         title, under = lines[at].strip(), lines[at + 1].strip()
@@ -98,7 +108,8 @@ def _numpy(lines):
         wanted = title.lower() in _PARAMETERS
         base = _indent(lines[at])
         at += 2
-        names, text = [], []
+        names: list[str] = []
+        text: list[str] = []
         while at < len(lines):
             line = lines[at]
             if (
@@ -123,10 +134,11 @@ def _numpy(lines):
     return None if first is None else (first, parameters)
 
 
-def _sphinx(lines):
+def _sphinx(lines: list[str]) -> Sections | None:
     first = None
-    parameters = {}
-    name, text = None, []
+    parameters: dict[str, str] = {}
+    name: str | None = None
+    text: list[str] = []
     for at, line in enumerate(lines):
         match = _SPHINX.match(line.strip()) if _indent(line) == 0 else None
         if match is None:

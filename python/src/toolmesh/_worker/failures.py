@@ -5,11 +5,19 @@ tool's own exception type, stacktrace and details. Frames of the worker are cut
 and paths are relative to the index: a trace shows the tool, not the machine.
 """
 
+from __future__ import annotations
+
 import json
 import linecache
 import os
 import sys
 
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from .values import JSON, Mismatch, NotSerializable
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MESSAGE = 16 * 1024
@@ -18,26 +26,27 @@ _FRAMES = 40
 _root = ""
 
 
-def set_root(path):
+def set_root(path: str) -> None:
     """Names the folder that paths in traces are relative to."""
     global _root
     _root = os.path.join(os.path.realpath(path), "")
 
 
-def cut(text, limit):
+def cut(text: str, limit: int) -> str:
     """text, at most limit characters, without surrogates that UTF-8 refuses."""
     if len(text) > limit:
         text = text[:limit] + f"... ({len(text) - limit} characters more)"
     return text.encode("utf-8", "replace").decode()
 
 
-def body(code, message, started, **more):
-    found = {"code": code, "message": cut(message, _MESSAGE), "started": started}
+def body(code: str, message: str, started: bool, **more: JSON) -> bytes:
+    """The body of an ERROR frame; what of more is empty is left out."""
+    found: dict[str, JSON] = {"code": code, "message": cut(message, _MESSAGE), "started": started}
     found.update((key, value) for key, value in more.items() if value)
     return json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def invalid(mismatches):
+def invalid(mismatches: list[Mismatch]) -> bytes:
     """The arguments do not fit the signature."""
     first = mismatches[0]
     message = first.message if not first.pointer else f"{first.pointer}: {first.message}"
@@ -46,7 +55,8 @@ def invalid(mismatches):
     return body("invalid_arguments", message, False, details={"errors": [one.as_dict() for one in mismatches[:50]]})
 
 
-def unserializable(failure, tool):
+def unserializable(failure: NotSerializable, tool: str) -> bytes:
+    """The result, or an item, has no form in JSON."""
     return body(
         "result_not_serializable",
         cut(str(failure), 2000),
@@ -55,7 +65,8 @@ def unserializable(failure, tool):
     )
 
 
-def too_large(size, limit, what):
+def too_large(size: int, limit: int, what: str) -> bytes:
+    """what, "result" or "item", is larger than the agent takes."""
     return body(
         "payload_too_large",
         f"the {what} is {size} bytes of JSON, more than {limit}",
@@ -64,11 +75,12 @@ def too_large(size, limit, what):
     )
 
 
-def cancelled():
+def cancelled() -> bytes:
+    """The call was stopped after it had begun."""
     return body("cancelled", "the call was cancelled", True)
 
 
-def message_of(failure):
+def message_of(failure: BaseException) -> str:
     """str(failure), whatever its __str__ does."""
     try:
         return str(failure)
@@ -76,12 +88,12 @@ def message_of(failure):
         return f"<{type(failure).__name__}; its __str__ raised {type(second).__name__}>"
 
 
-def type_of(failure):
-    kind = type(failure)
-    return kind.__qualname__
+def type_of(failure: BaseException) -> str:
+    """The name of a failure's class, without its module."""
+    return type(failure).__qualname__
 
 
-def raised(failure, tool):
+def raised(failure: BaseException, tool: str) -> bytes:
     """A tool's own exception, of any class."""
     frames = frames_of(failure)
     message = message_of(failure)
@@ -102,7 +114,7 @@ def raised(failure, tool):
     )
 
 
-def place(filename):
+def place(filename: str) -> tuple[str, bool]:
     """(path to show, whether it belongs to the index)."""
     if filename.startswith("<"):
         return filename, False
@@ -115,7 +127,7 @@ def place(filename):
     return os.path.basename(full), False
 
 
-def _walk(failure):
+def _walk(failure: BaseException) -> Iterator[tuple[FrameType, int]]:
     step = failure.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
@@ -124,8 +136,9 @@ def _walk(failure):
         step = step.tb_next
 
 
-def frames_of(failure):
-    found = []
+def frames_of(failure: BaseException) -> list[dict[str, JSON]]:
+    """The frames of the tool, outermost first: file, line, function, source, in_index."""
+    found: list[dict[str, JSON]] = []
     for frame, line in _walk(failure):
         shown, inside = place(frame.f_code.co_filename)
         found.append({
@@ -140,9 +153,10 @@ def frames_of(failure):
     return found
 
 
-def causes_of(failure):
+def causes_of(failure: BaseException) -> list[dict[str, str]]:
     """The chain below failure: [{type, message, relation}], nearest first."""
-    found, seen = [], {id(failure)}
+    found: list[dict[str, str]] = []
+    seen = {id(failure)}
     while len(found) < 10:
         if failure.__cause__ is not None:
             relation, failure = "cause", failure.__cause__
@@ -157,19 +171,20 @@ def causes_of(failure):
     return found
 
 
-def trace(failure, seen=None):
+def trace(failure: BaseException, seen: set[int] | None = None) -> str:
     """The traceback as text, as Python prints it, with our frames cut."""
     seen = set() if seen is None else seen
     seen.add(id(failure))
-    parts = []
-    below, words = None, ""
+    parts: list[str] = []
+    below: BaseException | None = None
+    words = ""
     if failure.__cause__ is not None:
         below, words = failure.__cause__, "The above exception was the direct cause of the following exception:"
     elif failure.__context__ is not None and not failure.__suppress_context__:
         below, words = failure.__context__, "During handling of the above exception, another exception occurred:"
     if below is not None and id(below) not in seen and len(seen) < 10:
         parts += [trace(below, seen), "", words, ""]
-    lines = []
+    lines: list[str] = []
     for frame, line in _walk(failure):
         shown, _ = place(frame.f_code.co_filename)
         lines.append(f'  File "{shown}", line {line}, in {frame.f_code.co_name}')
@@ -187,7 +202,9 @@ def trace(failure, seen=None):
             parts.append(f"    {failure.text.strip()[:300]}")
     message = failure.msg if isinstance(failure, SyntaxError) else message_of(failure)
     kind = type(failure)
-    name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    name = kind.__qualname__
+    if kind.__module__ not in ("builtins", "__main__"):
+        name = f"{kind.__module__}.{name}"
     parts.append(cut(f"{name}: {message}" if message else name, _MESSAGE))
     for index, inner in enumerate(getattr(failure, "exceptions", ())[:10]):
         if isinstance(inner, BaseException) and id(inner) not in seen:
@@ -196,7 +213,7 @@ def trace(failure, seen=None):
     return "\n".join(parts)
 
 
-def unavailable_reason(failure, module):
+def unavailable_reason(failure: BaseException, module: str) -> tuple[str, str]:
     """Why a module cannot be imported, for people: (reason, traceback)."""
     message = message_of(failure)
     variable = _missing_variable(failure)
@@ -212,7 +229,7 @@ def unavailable_reason(failure, module):
     return reason, cut(trace(failure), _STACK)
 
 
-def _missing_variable(failure):
+def _missing_variable(failure: BaseException) -> str | None:
     if not isinstance(failure, KeyError) or not failure.args or not isinstance(failure.args[0], str):
         return None
     step = failure.__traceback__

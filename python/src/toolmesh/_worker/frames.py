@@ -5,8 +5,16 @@ u64 call id. The Go side is the package ``executor/frame``; both hold the same
 numbers, and a test of the executor compares them.
 """
 
+from __future__ import annotations
+
 import os
 import struct
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Frame: TypeAlias = tuple[int, int, int, int, bytes]  # type, flags, slot, call id, body
 
 HEADER = struct.Struct("<IBBHQ")
 HEADER_SIZE = 16
@@ -50,7 +58,7 @@ LOG_STDERR = 2
 LOG_RECORD = 3  # body is JSON: level, logger, message
 
 
-def write_all(fd, data):
+def write_all(fd: int, data: bytes | memoryview) -> None:
     """Writes all of data, whatever signals arrive."""
     sent = os.write(fd, data)
     size = len(data)
@@ -65,11 +73,11 @@ class Reader:
 
     __slots__ = ("_fd", "_buffer")
 
-    def __init__(self, fd):
+    def __init__(self, fd: int) -> None:
         self._fd = fd
         self._buffer = b""
 
-    def next(self):
+    def next(self) -> Frame | None:
         """The next frame as (type, flags, slot, id, body), or None at the end.
 
         Never raises from a signal handler of ours: none of them raises while

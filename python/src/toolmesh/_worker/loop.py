@@ -6,6 +6,8 @@ before it signals, the agent writes there which call is meant, and the handler
 raises only if that call is the one that runs. A late signal hits nobody.
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import signal
@@ -14,7 +16,6 @@ import termios
 from types import CoroutineType, GeneratorType
 
 from . import failures
-from .binding import Mismatch
 from .frames import (
     CALL,
     CANCEL,
@@ -36,7 +37,17 @@ from .frames import (
     write_all,
 )
 from .output import Outlet, install
-from .values import NotSerializable, decode, encode
+from .values import Mismatch, NotSerializable, decode, encode
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+    from types import FrameType
+    from typing import Any
+
+    from . import aloop
+    from .binding import Tool
+    from .values import JSON
 
 # Words of the control page, u64 each. The agent writes the first, we the rest.
 PAGE_CANCEL = 0  # id of the call that is to stop
@@ -52,7 +63,7 @@ class Cancelled(BaseException):
 
 
 class _TooLarge(Exception):
-    def __init__(self, size, what):
+    def __init__(self, size: int, what: str) -> None:
         self.size = size
         self.what = what
 
@@ -66,14 +77,15 @@ class Guard:
 
     __slots__ = ("armed", "_page", "_held", "_late", "_raised")
 
-    def __init__(self, page):
+    def __init__(self, page: memoryview[int]) -> None:
         self.armed = 0
         self._page = page
         self._held = 0
         self._late = False
         self._raised = 0
 
-    def handle(self, _signum, _frame):
+    def handle(self, _signum: int, _frame: FrameType | None) -> None:
+        """The signal handler: raises Cancelled in the call that is meant."""
         call = self.armed
         if call and self._page[PAGE_CANCEL] == call and self._raised != call:
             if self._held:
@@ -82,10 +94,10 @@ class Guard:
                 self._raised = call
                 raise Cancelled
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         self._held += 1
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._held -= 1
         if self._late and not self._held:
             self._late = False
@@ -94,16 +106,16 @@ class Guard:
                 raise Cancelled
 
 
-def split_meta(body):
+def split_meta(body: bytes) -> tuple[dict[str, JSON], bytes]:
     """(meta, arguments) of a CALL body with the META flag."""
     size = int.from_bytes(body[:4], "little")
     return decode(body[4 : 4 + size]), body[4 + size :]
 
 
-def forked_by_tool(fds, outlet, worker):
+def forked_by_tool(fds: tuple[int, ...], outlet: Outlet, worker: Worker | aloop.Worker) -> None:
     """Keeps a process that a tool forks off the channel to the agent."""
 
-    def closed():
+    def closed() -> None:
         worker._forked = True
         outlet.abandon()
         for fd in fds:
@@ -118,7 +130,7 @@ def forked_by_tool(fds, outlet, worker):
 class Worker:
     """Serves calls until the agent closes the pipe."""
 
-    def __init__(self, inp, out, page, tools, limit):
+    def __init__(self, inp: int, out: int, page: memoryview[int], tools: list[Tool], limit: int) -> None:
         self._out = out
         self._page = page
         self._tools = tools
@@ -132,15 +144,16 @@ class Worker:
         forked_by_tool((inp, out), self._outlet, self)
         signal.signal(SIGNAL, self._guard.handle)
 
-    def _current(self):
+    def _current(self) -> int:
         return self._call
 
-    def ready(self, body):
+    def ready(self, body: bytes) -> None:
+        """Tells the agent that calls may come; body is JSON about the worker."""
         from .frames import READY
 
         self._outlet.send(HEADER.pack(len(body), READY, 0, 0, 0) + body)
 
-    def serve(self):
+    def serve(self) -> None:
         """The loop: one read and one write per call."""
         read, run, outlet, pack = self._reader.next, self._run, self._outlet, HEADER.pack
         lock, out, write = outlet.lock, self._out, os.write
@@ -169,9 +182,11 @@ class Worker:
             elif kind not in (CANCEL, CREDIT):  # those two may come after their call's end
                 raise FrameError(f"frame type {kind} is unknown to this worker")
 
-    def _run(self, flags, slot, call, body):
+    def _run(self, flags: int, slot: int, call: int, body: bytes) -> tuple[int, bytes]:
         """Runs one call to its terminal: (frame type, body)."""
         guard, tool = self._guard, self._tools[slot]
+        positional: Sequence[Any]
+        keyword: dict[str, Any]
         try:
             try:
                 extra = None
@@ -186,7 +201,7 @@ class Worker:
             except Mismatch as failure:
                 return ERROR, failures.invalid([failure])
             except ValueError as failure:
-                return ERROR, failures.invalid([Mismatch("", "a JSON object", "something else", f"the arguments are not JSON: {failure}")])
+                return ERROR, not_json(failure)
             try:
                 self._page[PAGE_STARTED] = call
                 guard.armed = call
@@ -217,7 +232,9 @@ class Worker:
             guard.armed = 0
             return ERROR, failures.cancelled()
 
-    def _failed(self, failure, tool, keyword, positional):
+    def _failed(
+        self, failure: BaseException, tool: Tool, keyword: dict[str, Any], positional: Sequence[Any]
+    ) -> bytes:
         if isinstance(failure, Cancelled):
             return failures.cancelled()
         if isinstance(failure, NotSerializable):
@@ -230,7 +247,9 @@ class Worker:
                 return failures.invalid(problems)
         return failures.raised(failure, tool.name)
 
-    def _stream(self, tool, slot, call, items, meta):
+    def _stream(
+        self, tool: Tool, slot: int, call: int, items: Generator[Any, Any, Any], meta: dict[str, JSON]
+    ) -> None:
         """Sends what a generator yields, never more than the agent has room for."""
         guard, send, pack = self._guard, self._outlet.send, HEADER.pack
         credit = meta.get("credit", 1 << 18)
@@ -253,7 +272,7 @@ class Worker:
             guard.armed = call
             items.close()
 
-    def _more(self, call):
+    def _more(self, call: int) -> int:
         """Waits for credit. A cancellation comes as a frame here: a signal that
         raised could lose bytes that were read already."""
         while True:
@@ -271,7 +290,7 @@ class Worker:
                 raise Cancelled
 
 
-def _drain(items, collect):
+def _drain(items: Generator[Any, Any, Any], collect: int) -> Any:
     """A generator's last value, or the list of all."""
     if collect:
         return list(items)
@@ -285,7 +304,16 @@ def _drain(items, collect):
             return value if yielded else stop.value
 
 
-def refused(failure, tool, keyword, positional):
+def not_json(failure: ValueError) -> bytes:
+    """The arguments are no JSON text."""
+    return failures.invalid(
+        [Mismatch("", "a JSON object", "something else", f"the arguments are not JSON: {failure}")]
+    )
+
+
+def refused(
+    failure: BaseException, tool: Tool, keyword: dict[str, Any], positional: Sequence[Any]
+) -> list[Mismatch]:
     """The mismatches when failure was raised by the call itself, not inside the tool."""
     step = failure.__traceback__
     while step is not None and step.tb_next is not None:
@@ -295,7 +323,11 @@ def refused(failure, tool, keyword, positional):
     return [] if positional else tool.problems(keyword)
 
 
-def _raw_pending(_zero=bytes(4), ioctl=fcntl.ioctl, request=termios.FIONREAD):
+def _raw_pending(
+    _zero: bytes = bytes(4),
+    ioctl: Callable[[int, int, bytes], bytes] = fcntl.ioctl,
+    request: int = termios.FIONREAD,
+) -> int:
     """RAW when something written past sys.stdout still waits in the pipes of 1 and 2."""
     try:
         return RAW if ioctl(1, request, _zero) != _zero or ioctl(2, request, _zero) != _zero else 0
@@ -303,7 +335,7 @@ def _raw_pending(_zero=bytes(4), ioctl=fcntl.ioctl, request=termios.FIONREAD):
         return 0  # the tool closed it
 
 
-def start(inp, out, page, tools, limit, about):
+def start(inp: int, out: int, page: memoryview[int], tools: list[Tool], limit: int, about: bytes) -> None:
     """Serves as a worker of plain functions; returns when the agent is done with it."""
     worker = Worker(inp, out, page, tools, limit)
     worker.ready(about)

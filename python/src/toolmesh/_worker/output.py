@@ -7,6 +7,8 @@ agent reads. Nothing here ever blocks for long or grows: the agent always
 reads, and what exceeds a call's rate is counted and dropped.
 """
 
+from __future__ import annotations
+
 import io
 import json
 import os
@@ -15,6 +17,16 @@ import time
 from _thread import allocate_lock, get_ident
 
 from .frames import HEADER, LOG, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from _typeshed import ReadableBuffer
+
+    from .values import JSON
 
 _LINE = 8 * 1024  # longest piece of text in one frame
 _BURST = 256 * 1024  # bytes of output that a call may make at once
@@ -26,12 +38,12 @@ class _Budget:
 
     __slots__ = ("left", "at", "dropped")
 
-    def __init__(self):
-        self.left = _BURST
+    def __init__(self) -> None:
+        self.left: float = _BURST
         self.at = time.monotonic()
         self.dropped = 0
 
-    def take(self, size):
+    def take(self, size: int) -> bool:
         now = time.monotonic()
         self.left = min(_BURST, self.left + (now - self.at) * _RATE)
         self.at = now
@@ -49,23 +61,23 @@ class Outlet:
     on the stack: a cancellation must not cut a frame in two.
     """
 
-    def __init__(self, fd, current, shield):
+    def __init__(self, fd: int, current: Callable[[], int], shield: AbstractContextManager[None, None]) -> None:
         self.fd = fd
         self.lock = allocate_lock()
         self.dirty = False  # a call has printed since the last settle
         self._current = current  # () -> call id or 0
         self._shield = shield
-        self._partial = {}  # (call, flag) -> text without its newline yet
-        self._budgets = {}  # call -> _Budget
+        self._partial: dict[tuple[int, int], str] = {}  # (call, flag) -> text without its newline yet
+        self._budgets: dict[int, _Budget] = {}  # call -> _Budget
         self._main = get_ident()
 
-    def send(self, data):
+    def send(self, data: bytes) -> None:
         """Writes one or more whole frames."""
         with self.lock:
             if self.fd >= 0:
                 write_all(self.fd, data)
 
-    def text(self, flag, text):
+    def text(self, flag: int, text: str) -> None:
         """Takes what a tool wrote to stdout or stderr."""
         if get_ident() == self._main:
             with self._shield:
@@ -73,7 +85,7 @@ class Outlet:
         else:
             self._text(flag, text)
 
-    def _text(self, flag, text):
+    def _text(self, flag: int, text: str) -> None:
         call = self._current()
         self.dirty = True
         key = (call, flag)
@@ -87,7 +99,8 @@ class Outlet:
         if text:
             self._emit(call, flag, text)
 
-    def flush(self, flag):
+    def flush(self, flag: int) -> None:
+        """Sends what the running call wrote without a newline yet."""
         call = self._current()
         text = self._partial.pop((call, flag), "")
         if text:
@@ -97,7 +110,7 @@ class Outlet:
             else:
                 self._emit(call, flag, text)
 
-    def _emit(self, call, flag, text):
+    def _emit(self, call: int, flag: int, text: str) -> None:
         budget = self._budgets.get(call)
         if budget is None:
             budget = self._budgets.setdefault(call, _Budget())
@@ -107,7 +120,7 @@ class Outlet:
             if budget.take(len(piece)):
                 self.send(HEADER.pack(len(piece), LOG, flag, 0, call) + piece)
 
-    def record(self, fields):
+    def record(self, fields: dict[str, JSON]) -> None:
         """Takes a record of the logging module."""
         call = self._current()
         self.dirty = True
@@ -124,7 +137,7 @@ class Outlet:
         else:
             self.send(frame)
 
-    def settle(self, call):
+    def settle(self, call: int) -> None:
         """Sends what a finished call left without a newline, and says what was dropped."""
         self.dirty = False
         for flag in (LOG_STDOUT, LOG_STDERR):
@@ -136,7 +149,7 @@ class Outlet:
             data = f"[{budget.dropped} bytes of output left out]".encode()
             self.send(HEADER.pack(len(data), LOG, LOG_STDERR, 0, call) + data)
 
-    def abandon(self):
+    def abandon(self) -> None:
         """In a process that a tool forked: from now on output goes to 1 and 2."""
         self.fd = -1
         self.lock = allocate_lock()
@@ -145,69 +158,69 @@ class Outlet:
 class _Bytes(io.RawIOBase):
     """The .buffer of a proxy."""
 
-    def __init__(self, proxy):
+    def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
 
-    def writable(self):
+    def writable(self) -> bool:
         return True
 
-    def write(self, data):
+    def write(self, data: ReadableBuffer) -> int:
         data = bytes(data)
         self._proxy.write(data.decode("utf-8", "replace"))
         return len(data)
 
-    def flush(self):
+    def flush(self) -> None:
         self._proxy.flush()
 
-    def fileno(self):
+    def fileno(self) -> int:
         return self._proxy.fileno()
 
 
 class Proxy(io.TextIOBase):
     """sys.stdout or sys.stderr of a worker."""
 
-    def __init__(self, outlet, flag, fd):
+    def __init__(self, outlet: Outlet, flag: int, fd: int) -> None:
         self._outlet = outlet
         self._flag = flag
         self._fd = fd
         self.buffer = _Bytes(self)
 
     @property
-    def encoding(self):
+    def encoding(self) -> str:  # type: ignore[override]  # read-only in io too, whatever the stubs say
         return "utf-8"
 
     @property
-    def errors(self):
+    def errors(self) -> str:  # type: ignore[override]  # read-only in io too
         return "replace"
 
     @property
-    def name(self):
+    def name(self) -> str:
         return "<stdout>" if self._fd == 1 else "<stderr>"
 
     @property
-    def mode(self):
+    def mode(self) -> str:
         return "w"
 
     @property
-    def line_buffering(self):
+    def line_buffering(self) -> bool:
         return True
 
-    def writable(self):
+    def writable(self) -> bool:
         return True
 
-    def isatty(self):
+    def isatty(self) -> bool:
         return False
 
-    def fileno(self):
+    def fileno(self) -> int:
         return self._fd
 
-    def reconfigure(self, **_):
-        pass
+    def reconfigure(self, **_: object) -> None:
+        """What a text file can change of itself stays as it is here."""
 
-    def close(self):
+    def close(self) -> None:
         pass  # a tool that closes stdout must not take it from the next call
 
-    def write(self, text):
+    def write(self, text: str) -> int:
         if type(text) is not str:
             if not isinstance(text, str):
                 raise TypeError(f"write() argument must be str, not {type(text).__name__}")
@@ -218,19 +231,20 @@ class Proxy(io.TextIOBase):
             os.write(self._fd, text.encode("utf-8", "replace"))
         return len(text)
 
-    def flush(self):
+    def flush(self) -> None:
         if self._outlet.fd >= 0:
             self._outlet.flush(self._flag)
 
 
-def install(outlet):
+def install(outlet: Outlet) -> None:
     """Points sys.stdout, sys.stderr and logging at outlet."""
     old = {id(sys.stdout), id(sys.stderr), id(sys.__stdout__), id(sys.__stderr__)}
     sys.stdout = Proxy(outlet, LOG_STDOUT, 1)
     sys.stderr = Proxy(outlet, LOG_STDERR, 2)
-    logging = sys.modules.get("logging")
-    if logging is None:
+    if sys.modules.get("logging") is None:
         return
+    import logging
+
     root = logging.getLogger()
     for handler in list(root.handlers):
         # What basicConfig put there at import would say everything twice.
@@ -238,16 +252,19 @@ def install(outlet):
             root.removeHandler(handler)
     if root.level == logging.WARNING:
         root.setLevel(logging.INFO)
-    root.addHandler(_handler(logging, outlet))
+    root.addHandler(_handler(outlet))
 
 
-def _handler(logging, outlet):
+def _handler(outlet: Outlet) -> logging.Handler:
+    """The handler that records go through; for install, which has seen logging imported."""
+    import logging
+
     plain = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
     class Handler(logging.Handler):
-        def emit(self, record):
+        def emit(self, record: logging.LogRecord) -> None:
             try:
-                fields = {
+                fields: dict[str, JSON] = {
                     "level": record.levelname.lower(),
                     "logger": record.name,
                     "message": record.getMessage()[:_LINE],

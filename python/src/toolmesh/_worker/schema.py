@@ -6,6 +6,8 @@ written. What is not understood becomes an open schema and a warning: a tool is
 never lost to an annotation.
 """
 
+from __future__ import annotations
+
 import collections
 import collections.abc as abc
 import dataclasses
@@ -17,8 +19,31 @@ import types
 import typing
 
 from .docstring import parse as parse_docstring
-from .shapes import JSON_TYPES, SIMPLE, Shape, choice, from_text, guard, is_text, plain, rewrite
-from .values import Mismatch, NotSerializable, describe, encode, pointer
+from .shapes import (
+    JSON_TYPES,
+    SIMPLE,
+    Shape,
+    choice,
+    constraints,
+    dump_only,
+    from_text,
+    guard,
+    is_text,
+    plain,
+    rewrite,
+    varargs,
+)
+from .values import Mismatch, describe, encode, pointer
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+    from typing import Any, TypeAlias
+
+    from .shapes import Dump, Fits, Load, Schema
+    from .values import JSON
+
+    Namespace: TypeAlias = dict[str, Any]
+    Field: TypeAlias = tuple[str, Shape, bool, Schema]  # name, shape, required, what its schema has on top
 
 _UNRESOLVED = object()
 _EMPTY = inspect.Parameter.empty
@@ -26,11 +51,13 @@ _EMPTY = inspect.Parameter.empty
 
 @dataclasses.dataclass
 class Parameter:
+    """One parameter of a tool, and how its JSON value becomes what the tool expects."""
+
     name: str
-    kind: str  # positional, normal, keyword, varargs, varkw
+    kind: str  # positional, normal, keyword, varargs, varkw, unpack
     required: bool
-    load: typing.Any
-    default: typing.Any = None
+    load: Load | None
+    default: Any = None
 
 
 @dataclasses.dataclass
@@ -38,11 +65,11 @@ class Signature:
     """What is known of one tool: its schemas, and how a call is made."""
 
     description: str
-    input_schema: dict
-    output_schema: typing.Any
-    parameters: list
-    dump: typing.Any
-    warnings: list
+    input_schema: Schema
+    output_schema: Schema | None
+    parameters: list[Parameter]
+    dump: Dump | None
+    warnings: list[str]
 
 
 _OPEN = (typing.Any, object, inspect.Signature.empty)
@@ -60,19 +87,20 @@ _QUALIFIERS = {"Required", "NotRequired", "ReadOnly", "Final", "ClassVar", "Unpa
 class Builder:
     """Makes Shapes for one tool. Holds its $defs and its warnings."""
 
-    def __init__(self, namespace):
+    def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace
-        self.warnings = []
-        self.defs = {}
-        self._names = {}  # class or alias -> name in $defs
-        self._open = {}  # class or alias under construction -> its late Shape
-        self._recursive = set()
+        self.warnings: list[str] = []
+        self.defs: dict[str, Schema] = {}
+        self._names: dict[Any, str] = {}  # class or alias -> name in $defs
+        self._open: dict[Any, Shape] = {}  # class or alias under construction -> its late Shape
+        self._recursive: set[Any] = set()
 
-    def warn(self, text):
+    def warn(self, text: str) -> None:
+        """Notes, once, what people should know of this tool."""
         if text not in self.warnings:
             self.warnings.append(text)
 
-    def resolve(self, annotation, namespace, where):
+    def resolve(self, annotation: Any, namespace: Namespace, where: str) -> Any:
         """Evaluates a text annotation; _UNRESOLVED when a name is missing."""
         if isinstance(annotation, typing.ForwardRef):
             module = getattr(annotation, "__forward_module__", None)
@@ -88,7 +116,7 @@ class Builder:
             self.warn(f"{where}: the annotation {annotation!r} cannot be resolved ({failure}); anything is accepted")
             return _UNRESOLVED
 
-    def shape(self, annotation, where, namespace=None):
+    def shape(self, annotation: Any, where: str, namespace: Namespace | None = None) -> Shape:
         """The Shape of an annotation. where names the place for warnings."""
         namespace = self.namespace if namespace is None else namespace
         annotation = self.resolve(annotation, namespace, where)
@@ -115,10 +143,11 @@ class Builder:
         return self.anything()
 
     @staticmethod
-    def anything():
+    def anything() -> Shape:
+        """The Shape of what nothing is known of."""
         return Shape({}, "anything", order=9)
 
-    def _compound(self, annotation, where, namespace):
+    def _compound(self, annotation: Any, where: str, namespace: Namespace) -> Shape | None:
         origin = typing.get_origin(annotation)
         args = typing.get_args(annotation)
         if hasattr(annotation, "__metadata__") and origin is not None:
@@ -178,23 +207,23 @@ class Builder:
                 return Shape(inner.schema, inner.expected, inner.fits, lambda v, at: base(v), order=inner.order)
         return None
 
-    def _annotated(self, annotation, where, namespace):
+    def _annotated(self, annotation: Any, where: str, namespace: Namespace) -> Shape:
         inner = self.shape(annotation.__origin__, where, namespace)
-        extra = {}
+        extra: Schema = {}
         for note in annotation.__metadata__:
             if isinstance(note, str):
                 extra.setdefault("description", note)
                 continue
-            _constraints(note, inner.schema, extra)
+            constraints(note, inner.schema, extra)
             for more in getattr(note, "metadata", None) or ():
-                _constraints(more, inner.schema, extra)
+                constraints(more, inner.schema, extra)
         if not extra:
             return inner
         schema = {**inner.schema, **extra}
         return Shape(schema, inner.expected, inner.fits, inner.load, inner.dump, inner.order)
 
-    def _literal(self, args):
-        pairs = []
+    def _literal(self, args: Iterable[Any]) -> Shape:
+        pairs: list[tuple[JSON, Any]] = []
         for value in args:
             if isinstance(value, enum.Enum):
                 pairs.append((value.value, value))
@@ -202,7 +231,7 @@ class Builder:
                 pairs.append((value, value))
         return choice(pairs, "one of the listed values")
 
-    def _enum(self, base):
+    def _enum(self, base: type[enum.Enum]) -> Shape:
         members = list(base)
         if all(type(member.value) in JSON_TYPES for member in members):
             shape = choice([(member.value, member) for member in members], f"a value of {base.__name__}")
@@ -217,38 +246,37 @@ class Builder:
                 shape.dump = lambda value, path: value.name if isinstance(value, base) else value
         return shape
 
-    def _union(self, args, where, namespace):
-        shapes, literals = [], []
+    def _union(self, args: Iterable[Any], where: str, namespace: Namespace) -> Shape:
+        shapes: list[Shape] = []
+        literals: list[Any] = []
+        first_literal = 0
         for arg in args:
             arg = self.resolve(arg, namespace, where)
             if arg is _UNRESOLVED:
                 return self.anything()
             if typing.get_origin(arg) is typing.Literal:
+                if not literals:
+                    first_literal = len(shapes)
                 literals.extend(typing.get_args(arg))
-                if len(literals) == len(typing.get_args(arg)):
-                    shapes.append(None)
                 continue
             shapes.append(self.shape(arg, where, namespace))
         if literals:
-            shapes[shapes.index(None)] = self._literal(literals)
+            shapes.insert(first_literal, self._literal(literals))
         if len(shapes) == 1:
             return shapes[0]
-        members = []
+        members: list[Schema] = []
         for shape in shapes:
-            for schema in shape.schema.get("anyOf", [shape.schema]) if set(shape.schema) == {"anyOf"} else [shape.schema]:
-                if schema not in members:
-                    members.append(schema)
-        if {} in members:
-            schema = {}
-        else:
-            schema = {"anyOf": members}
+            for member in shape.schema["anyOf"] if set(shape.schema) == {"anyOf"} else [shape.schema]:
+                if member not in members:
+                    members.append(member)
+        schema: Schema = {} if {} in members else {"anyOf": members}
         expected = " or ".join(dict.fromkeys(shape.expected for shape in shapes))
         ordered = sorted(shapes, key=lambda shape: shape.order)
 
-        def fits(value):
+        def fits(value: JSON) -> bool:
             return any(shape.fits(value) for shape in ordered)
 
-        load = None
+        load: Load | None = None
         if any(shape.load for shape in shapes):
             # A number keeps the type it came with when both are allowed.
             exact = {
@@ -257,10 +285,10 @@ class Builder:
                 if any(shape.schema.get("type") == JSON_TYPES[type_] and "enum" not in shape.schema for shape in shapes)
             }
 
-            def load(value, at):
+            def load(value: JSON, at: str) -> Any:
                 if type(value) in exact:
                     return value
-                deepest = None
+                deepest: Mismatch | None = None
                 for shape in ordered:
                     if not shape.fits(value):
                         continue
@@ -273,10 +301,10 @@ class Builder:
                             deepest = failure
                 raise deepest or Mismatch(at, expected, describe(value))
 
-        dump = None
+        dump: Dump | None = None
         if any(shape.dump for shape in shapes):
 
-            def dump(value, path):
+            def dump(value: Any, path: str) -> Any:
                 for shape in shapes:
                     if shape.dump is not None:
                         value = shape.dump(value, path)
@@ -284,11 +312,13 @@ class Builder:
 
         return Shape(schema, expected, fits, load, dump, order=min(shape.order for shape in shapes))
 
-    def _list(self, args, where, namespace, make):
+    def _list(
+        self, args: Sequence[Any], where: str, namespace: Namespace, make: Callable[[list[Any]], Collection[Any]]
+    ) -> Shape:
         item = self.shape(args[0], where, namespace) if args else self.anything()
-        schema = {"type": "array", "items": item.schema}
+        schema: Schema = {"type": "array", "items": item.schema}
 
-        def load(value, at):
+        def load(value: JSON, at: str) -> Any:
             if type(value) is not list:
                 raise Mismatch(at, "array", describe(value))
             if item.load is not None:
@@ -296,19 +326,19 @@ class Builder:
                 value = [step(one, f"{at}/{index}") for index, one in enumerate(value)]
             return value if make is list else make(value)
 
-        dump = None
-        if item.dump is not None:
+        dump: Dump | None = None
+        write = item.dump
+        if write is not None:
 
-            def dump(value, path):
+            def dump(value: Any, path: str) -> Any:
                 if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-                    return [item.dump(one, path) for one in value]
+                    return [write(one, path) for one in value]
                 return value
 
-        return Shape(
-            schema, "array", lambda v: type(v) is list, load if item.load is not None or make is not list else None, dump
-        )
+        needs = item.load is not None or make is not list
+        return Shape(schema, "array", lambda v: type(v) is list, load if needs else None, dump)
 
-    def _tuple(self, args, where, namespace):
+    def _tuple(self, args: Sequence[Any], where: str, namespace: Namespace) -> Shape:
         if not args:
             return Shape({"type": "array", "items": {}}, "array", lambda v: type(v) is list, lambda v, at: tuple(v))
         if len(args) == 2 and args[1] is Ellipsis:
@@ -316,8 +346,8 @@ class Builder:
         items = [self.shape(arg, where, namespace) for arg in args]
         return self._positions(items, len(items), tuple)
 
-    def _positions(self, items, least, make):
-        schema = {
+    def _positions(self, items: list[Shape], least: int, make: Callable[[Iterable[Any]], tuple[Any, ...]]) -> Shape:
+        schema: Schema = {
             "type": "array",
             "prefixItems": [item.schema for item in items],
             "items": False,
@@ -326,33 +356,34 @@ class Builder:
         }
         words = f"array of {len(items)} items" if least == len(items) else f"array of {least} to {len(items)} items"
 
-        def load(value, at):
+        def load(value: JSON, at: str) -> Any:
             if type(value) is not list or not least <= len(value) <= len(items):
                 got = describe(value) if type(value) is not list else f"array of {len(value)} items"
                 raise Mismatch(at, words, got)
             return make(
                 item.load(one, f"{at}/{index}") if item.load is not None else one
-                for index, (item, one) in enumerate(zip(items, value))
+                for index, (item, one) in enumerate(zip(items, value, strict=False))
             )
 
-        dump = None
+        dump: Dump | None = None
         if any(item.dump for item in items):
 
-            def dump(value, path):
+            def dump(value: Any, path: str) -> Any:
                 if isinstance(value, (list, tuple)) and len(value) <= len(items):
-                    return [item.dump(one, path) if item.dump else one for item, one in zip(items, value)]
+                    pairs = zip(items, value, strict=False)
+                    return [item.dump(one, path) if item.dump else one for item, one in pairs]
                 return value
 
         return Shape(schema, words, lambda v: type(v) is list and least <= len(v) <= len(items), load, dump)
 
-    def _dict(self, args, where, namespace, base):
+    def _dict(self, args: Sequence[Any], where: str, namespace: Namespace, base: type[Any]) -> Shape:
         keys = self.shape(args[0], where, namespace) if len(args) == 2 else SIMPLE[str]()
         value_shape = self.shape(args[1], where, namespace) if len(args) == 2 else self.anything()
-        schema = {"type": "object", "additionalProperties": value_shape.schema or True}
+        schema: Schema = {"type": "object", "additionalProperties": value_shape.schema or True}
         if "enum" in keys.schema and all(isinstance(one, str) for one in keys.schema["enum"]):
             schema["propertyNames"] = {"enum": keys.schema["enum"]}
 
-        def load_key(text, at):
+        def load_key(text: str, at: str) -> Any:
             if keys.schema.get("type") in ("integer", "number", "boolean"):
                 try:
                     number = {"true": True, "false": False}[text] if keys.schema["type"] == "boolean" else (
@@ -365,7 +396,7 @@ class Builder:
 
         plain_keys = keys.schema.get("type") not in ("integer", "number", "boolean") and keys.load is None
 
-        def load(value, at):
+        def load(value: JSON, at: str) -> dict[Any, Any]:
             if type(value) is not dict:
                 raise Mismatch(at, "object", describe(value))
             return {
@@ -375,18 +406,19 @@ class Builder:
                 for key, one in value.items()
             }
 
-        dump = None
-        if value_shape.dump is not None:
+        dump: Dump | None = None
+        write = value_shape.dump
+        if write is not None:
 
-            def dump(value, path):
+            def dump(value: Any, path: str) -> Any:
                 if isinstance(value, abc.Mapping):
-                    return {key: value_shape.dump(one, path) for key, one in value.items()}
+                    return {key: write(one, path) for key, one in value.items()}
                 return value
 
         needs = value_shape.load is not None or not plain_keys
         return Shape(schema, "object", lambda v: type(v) is dict, load if needs else None, dump, order=6)
 
-    def _named(self, base, where, build):
+    def _named(self, base: Any, where: str, build: Callable[[], Shape]) -> Shape:
         """Builds the Shape of something that may refer to itself: what does
         becomes a $ref, what does not stays inline."""
         if base in self._open:
@@ -401,8 +433,8 @@ class Builder:
                 count += 1
                 name = f"{plain}_{count}"
             self._names[base] = name
-        reference = {"$ref": f"#/$defs/{name}"}
-        made = None
+        reference: Schema = {"$ref": f"#/$defs/{name}"}
+        made: Shape  # nothing calls the late Shape before this is set
         late = Shape(
             reference,
             name,
@@ -420,33 +452,41 @@ class Builder:
         self.defs[name] = made.schema
         return Shape(reference, made.expected, made.fits, made.load, made.dump, made.order)
 
-    def _fields(self, fields, where, title, make, read):
+    def _fields(
+        self,
+        fields: list[Field],
+        title: str,
+        make: Callable[[dict[str, Any]], Any],
+        read: Callable[[Any], Iterable[tuple[str, Any]]],
+    ) -> tuple[Schema, Fits, Load, Dump | None]:
         """An object with named fields: [(name, Shape, required, extra schema)].
 
         Closed. make builds the Python value of a dict; read gives a field of it.
         """
-        properties = {}
-        required = []
+        properties: dict[str, Schema] = {}
+        required: list[str] = []
         for name, shape, needed, extra in fields:
             properties[name] = {**shape.schema, **extra} if extra else shape.schema
             if needed:
                 required.append(name)
-        schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        schema: Schema = {
+            "type": "object", "properties": properties, "required": required, "additionalProperties": False
+        }
         if not required:
             del schema["required"]
         known = {name: shape for name, shape, _, _ in fields}
-        needed = frozenset(required)
+        least = frozenset(required)
 
-        def fits(value):
-            return type(value) is dict and needed <= value.keys() and value.keys() <= known.keys()
+        def fits(value: JSON) -> bool:
+            return type(value) is dict and least <= value.keys() and value.keys() <= known.keys()
 
-        def load(value, at):
+        def load(value: JSON, at: str) -> Any:
             if type(value) is not dict:
                 raise Mismatch(at, f"object {title}", describe(value))
             for name in required:
                 if name not in value:
                     raise Mismatch(pointer(at, name), known[name].expected, "nothing", f"{name} is required")
-            made = {}
+            made: dict[str, Any] = {}
             for name, one in value.items():
                 shape = known.get(name)
                 if shape is None:
@@ -454,11 +494,11 @@ class Builder:
                 made[name] = shape.load(one, pointer(at, name)) if shape.load else one
             return make(made)
 
-        dump = None
+        dump: Dump | None = None
         if any(shape.dump for shape in known.values()):
 
-            def dump(value, path):
-                found = {}
+            def dump(value: Any, path: str) -> dict[str, Any]:
+                found: dict[str, Any] = {}
                 for name, one in read(value):
                     shape = known.get(name)
                     found[name] = shape.dump(one, path) if shape is not None and shape.dump else one
@@ -466,14 +506,14 @@ class Builder:
 
         return schema, fits, load, dump
 
-    def _typed_dict(self, base, where):
+    def _typed_dict(self, base: Any, where: str) -> Shape:
         namespace = {**self.namespace, **_module_names(base)}
         _, texts = parse_docstring(inspect.getdoc(base) if base.__doc__ else "")
-        annotations, required = {}, set()
+        annotations: dict[str, Any] = {}
         for parent in reversed(_typed_dict_parents(base)):
             annotations.update(_annotations(parent))
         keys = getattr(base, "__required_keys__", None)
-        fields = []
+        fields: list[Field] = []
         for name, annotation in annotations.items():
             resolved = self.resolve(annotation, namespace, f"{where}.{name}")
             marker = getattr(typing.get_origin(resolved), "_name", None)
@@ -487,31 +527,25 @@ class Builder:
             shape = self.anything() if resolved is _UNRESOLVED else self.shape(resolved, f"{where}.{name}", namespace)
             extra = {"description": texts[name]} if name in texts and "description" not in shape.schema else {}
             fields.append((name, shape, needed, extra))
-            if needed:
-                required.add(name)
         schema, fits, load, dump = self._fields(
-            fields, where, base.__name__, lambda made: made,
+            fields, base.__name__, lambda made: made,
             lambda value: value.items() if isinstance(value, abc.Mapping) else (),
         )
-        if dump is not None:
-            inner = dump
-            dump = lambda value, path: inner(value, path) if isinstance(value, abc.Mapping) else value  # noqa: E731
-        if not any(shape.load for _, shape, _, _ in fields):
-            load_needed = None
-        else:
-            load_needed = load
-        return Shape(schema, f"object {base.__name__}", fits, load_needed, dump)
+        needs = any(shape.load for _, shape, _, _ in fields)
+        return Shape(
+            schema, f"object {base.__name__}", fits, load if needs else None, dump_only(abc.Mapping, dump)
+        )
 
-    def _dataclass(self, base, where):
+    def _dataclass(self, base: Any, where: str) -> Shape:
         namespace = {**self.namespace, **_module_names(base)}
         _, texts = parse_docstring(inspect.getdoc(base) if base.__doc__ else "")
-        fields = []
+        fields: list[Field] = []
         for field in dataclasses.fields(base):
             if not field.init:
                 continue
             shape = self.shape(field.type, f"{where}.{field.name}", namespace)
             needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-            extra = {}
+            extra: Schema = {}
             text = field.metadata.get("description") if field.metadata else None
             text = text if isinstance(text, str) else texts.get(field.name)
             if text and "description" not in shape.schema:
@@ -520,20 +554,17 @@ class Builder:
                 _show_default(field.default, shape, extra)
             fields.append((field.name, shape, needed, extra))
 
-        def make(made):
+        def make(made: dict[str, Any]) -> Any:
             return base(**made)
 
         names = [field.name for field in dataclasses.fields(base)]
         schema, fits, load, dump = self._fields(
-            fields, where, base.__name__, make,
+            fields, base.__name__, make,
             lambda value: [(name, getattr(value, name)) for name in names],
         )
-        if dump is not None:
-            inner = dump
-            dump = lambda value, path: inner(value, path) if isinstance(value, base) else value  # noqa: E731
-        return Shape(schema, f"object {base.__name__}", fits, guard(load, base), dump)
+        return Shape(schema, f"object {base.__name__}", fits, guard(load, base), dump_only(base, dump))
 
-    def _named_tuple(self, base, where):
+    def _named_tuple(self, base: Any, where: str) -> Shape:
         namespace = {**self.namespace, **_module_names(base)}
         annotations = _annotations(base)
         items = []
@@ -543,10 +574,9 @@ class Builder:
         least = len(base._fields) - len(getattr(base, "_field_defaults", {}))
         return self._positions(items, least, lambda values: base(*values))
 
-    def _pydantic(self, base, old=False):
-        schema = base.schema() if old else base.model_json_schema()
-        schema = dict(schema)
-        rename = {}
+    def _pydantic(self, base: Any, old: bool = False) -> Shape:
+        schema: Schema = dict(base.schema() if old else base.model_json_schema())
+        rename: dict[str, str] = {}
         for name, inner in (schema.pop("definitions" if old else "$defs", None) or {}).items():
             target = name
             while target in self.defs and self.defs[target] != inner:
@@ -559,7 +589,7 @@ class Builder:
             self.defs[target] = rewrite(self.defs[target], prefix, rename)
         validate = base.parse_obj if old else base.model_validate
 
-        def load(value, at):
+        def load(value: JSON, at: str) -> Any:
             try:
                 return validate(value)
             except Exception as failure:
@@ -576,42 +606,13 @@ class Builder:
 
         required = frozenset(schema.get("required", ()))
 
-        def fits(value):
+        def fits(value: JSON) -> bool:
             return type(value) is dict and required <= value.keys()
 
         return Shape(schema, f"object {base.__name__}", fits, load)
 
 
-def _constraints(note, schema, extra):
-    """Reads a description and bounds off an Annotated object of any library."""
-    for attribute in ("description", "documentation"):
-        text = getattr(note, attribute, None)
-        if isinstance(text, str) and text:
-            extra.setdefault("description", text)
-    kind = schema.get("type")
-    sized = {"array": ("minItems", "maxItems"), "object": ("minProperties", "maxProperties")}.get(
-        kind, ("minLength", "maxLength")
-    )
-    for attribute, keyword in (
-        ("ge", "minimum"), ("gt", "exclusiveMinimum"), ("le", "maximum"), ("lt", "exclusiveMaximum"),
-        ("multiple_of", "multipleOf"), ("min_length", sized[0]), ("max_length", sized[1]),
-    ):
-        value = getattr(note, attribute, None)
-        if type(value) in (int, float):
-            extra[keyword] = value
-    pattern = getattr(note, "pattern", None)
-    if isinstance(pattern, str) and kind == "string":
-        extra["pattern"] = pattern
-    examples = getattr(note, "examples", None)
-    if isinstance(examples, (list, tuple)) and examples:
-        try:
-            encode(list(examples))
-            extra["examples"] = list(examples)
-        except NotSerializable:
-            pass
-
-
-def _hashable(value):
+def _hashable(value: object) -> bool:
     try:
         hash(value)
         return True
@@ -619,18 +620,18 @@ def _hashable(value):
         return False
 
 
-def _name(annotation):
+def _name(annotation: Any) -> str:
     return getattr(annotation, "__name__", None) or str(annotation)
 
 
-def _module_names(base):
+def _module_names(base: type[Any]) -> Namespace:
     module = sys.modules.get(base.__module__)
     names = dict(vars(module)) if module is not None else {}
     names.setdefault(base.__name__, base)
     return names
 
 
-def _typed_dict_parents(base):
+def _typed_dict_parents(base: type[Any]) -> list[type[Any]]:
     found = [base]
     for parent in getattr(base, "__orig_bases__", ()):
         if isinstance(parent, type) and type(parent) is type(base):
@@ -638,7 +639,7 @@ def _typed_dict_parents(base):
     return found
 
 
-def _annotations(base):
+def _annotations(base: Any) -> dict[str, Any]:
     """The class's own annotations, unresolved names left as they are."""
     if sys.version_info >= (3, 14):
         import annotationlib
@@ -647,7 +648,7 @@ def _annotations(base):
     return dict(base.__dict__.get("__annotations__") or getattr(base, "__annotations__", None) or {})
 
 
-def _show_default(value, shape, extra):
+def _show_default(value: Any, shape: Shape, extra: Schema) -> None:
     """Puts a default into the schema when JSON can carry it unchanged."""
     import json
 
@@ -663,7 +664,7 @@ def _show_default(value, shape, extra):
         extra["default"] = shown
 
 
-def signature(function):
+def signature(function: Callable[..., Any]) -> Signature:
     """The Signature of a tool. Raises ValueError when it has none (some builtins)."""
     if sys.version_info >= (3, 14):
         import annotationlib
@@ -689,8 +690,10 @@ def signature(function):
     if not (function.__doc__ or inspect.isfunction(function) or inspect.isclass(function)):
         documented = inner
     description, texts = parse_docstring(inspect.getdoc(documented) or "")
-    properties, required, parameters = {}, [], []
-    open_ended = False
+    properties: dict[str, Schema] = {}
+    required: list[str] = []
+    parameters: list[Parameter] = []
+    open_ended: Schema | bool = False
     for parameter in found.parameters.values():
         kind = {
             parameter.POSITIONAL_ONLY: "positional",
@@ -716,9 +719,9 @@ def signature(function):
         if kind == "varargs":
             item = shape
             shape = Shape({"type": "array", "items": item.schema}, "array", load=None)
-            shape.load = _varargs(item)
+            shape.load = varargs(item)
         needed = parameter.default is _EMPTY and kind != "varargs"
-        extra = {}
+        extra: Schema = {}
         if "description" not in shape.schema and texts.get(name):
             extra["description"] = texts[name]
         elif texts.get(name) and shape.schema.get("description") == "seconds":
@@ -729,7 +732,7 @@ def signature(function):
         if needed:
             required.append(name)
         parameters.append(Parameter(name, kind, needed, shape.load, parameter.default))
-    schema = {"type": "object", "properties": properties}
+    schema: Schema = {"type": "object", "properties": properties}
     if required:
         schema["required"] = required
     schema["additionalProperties"] = open_ended
@@ -737,7 +740,8 @@ def signature(function):
     if input_defs:
         schema["$defs"] = input_defs
 
-    output, dump = None, None
+    output: Schema | None = None
+    dump: Dump | None = None
     returns = found.return_annotation
     if returns is not inspect.Signature.empty:
         returns = builder.resolve(returns, namespace, "the return value")
@@ -759,27 +763,16 @@ def signature(function):
     return Signature(description, schema, output, parameters, dump, builder.warnings)
 
 
-def _is_stream(annotation):
+def _is_stream(annotation: Any) -> bool:
     return _hashable(annotation) and annotation in _ITERATORS
 
 
-def _varargs(item):
-    def load(value, at):
-        if type(value) is not list:
-            raise Mismatch(at, "array", describe(value))
-        if item.load is None:
-            return value
-        return [item.load(one, f"{at}/{index}") for index, one in enumerate(value)]
-
-    return load
-
-
-def kind_of(function):
+def kind_of(function: Callable[..., Any]) -> str:
     """How a function is run: sync, async, generator or async_generator."""
     while hasattr(function, "func") and not inspect.isfunction(function) and type(function).__name__ == "partial":
         function = function.func
     if not (inspect.isfunction(function) or inspect.ismethod(function) or inspect.isclass(function)):
-        call = getattr(type(function), "__call__", None)
+        call = type(function).__call__
         if inspect.isfunction(call):
             function = call
     if inspect.isasyncgenfunction(function):

@@ -4,9 +4,18 @@ A result is encoded by the C encoder in one go. Only when it refuses, the value
 is walked to name the offending place. Nothing is ever replaced by its repr.
 """
 
+from __future__ import annotations
+
 import json
 import json.encoder
 import math
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeAlias
+
+    JSON: TypeAlias = Any  # None, bool, int, float, str, list[JSON] or dict[str, JSON]
 
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _STRINGS = frozenset((str,))
@@ -16,21 +25,22 @@ _ARRAY_LIMIT = 1_000_000  # elements of an array or frame that become JSON
 class Mismatch(Exception):
     """An argument does not fit what the signature says."""
 
-    def __init__(self, pointer, expected, got, message=None):
+    def __init__(self, pointer: str, expected: str, got: str, message: str | None = None) -> None:
         self.pointer = pointer
         self.expected = expected
         self.got = got
         self.message = message or f"expected {expected}, got {got}"
         super().__init__(f"{pointer or '/'}: {self.message}")
 
-    def as_dict(self):
+    def as_dict(self) -> dict[str, JSON]:
+        """What details.errors of an error says of it."""
         return {"pointer": self.pointer, "expected": self.expected, "got": self.got, "message": self.message}
 
 
 class NotSerializable(Exception):
     """A result that JSON cannot carry. path names the place, like result.items[3]."""
 
-    def __init__(self, path, message, type_name=""):
+    def __init__(self, path: str, message: str, type_name: str = "") -> None:
         self.path = path
         self.type_name = type_name
         super().__init__(f"{path} {message}")
@@ -40,7 +50,7 @@ class _Refused(TypeError):
     pass
 
 
-def describe(value):
+def describe(value: object) -> str:
     """What a JSON value is, for messages: its kind and a short form of it."""
     if value is None:
         return "null"
@@ -53,7 +63,7 @@ def describe(value):
     return f"{kind} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
-def pointer(parent, key):
+def pointer(parent: str, key: object) -> str:
     """The JSON pointer of a member of parent."""
     return f"{parent}/{str(key).replace('~', '~0').replace('/', '~1')}"
 
@@ -61,7 +71,7 @@ def pointer(parent, key):
 # Results.
 
 
-def _check(value):
+def _check(value: Any) -> None:
     """Refuses objects whose keys are not all text but could be told apart only
     before they became text: {1: a, "1": b}. The C encoder does not notice."""
     kind = type(value)
@@ -85,8 +95,8 @@ def _check(value):
             _check(child)
 
 
-def _check_keys(value):
-    seen = set()
+def _check_keys(value: dict[Any, Any]) -> None:
+    seen: set[object] = set()
     for key in value:
         text = _key_text(key)
         if text in seen:
@@ -94,7 +104,8 @@ def _check_keys(value):
         seen.add(text)
 
 
-def _key_text(key):
+def _key_text(key: object) -> object:
+    """The text that a key becomes in JSON; the key itself where it becomes none."""
     if isinstance(key, str):
         return str.__str__(key)
     if key is None:
@@ -110,7 +121,7 @@ def _key_text(key):
     return key
 
 
-def convert(value):
+def convert(value: Any) -> Any:
     """What value becomes in JSON, one level deep; raises TypeError if nothing."""
     import base64
     import dataclasses
@@ -170,26 +181,27 @@ def convert(value):
     raise TypeError(f"is of type {kind.__module__}.{kind.__qualname__}, which JSON has no form for")
 
 
-def _default(value):
+def _default(value: Any) -> Any:
     converted = convert(value)
     _check(converted)
     return converted
 
 
-_markers = {}
-if json.encoder.c_make_encoder is not None:
-    _encode = json.encoder.c_make_encoder(
+_markers: dict[int, Any] = {}
+_encode: Callable[[Any, int], tuple[str, ...]]
+_make_encoder = getattr(json.encoder, "c_make_encoder", None)
+if _make_encoder is not None:
+    _encode = _make_encoder(
         _markers, _default, json.encoder.encode_basestring, None, ":", ",", False, False, False
     )
 else:  # an interpreter without the accelerator
+    _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_default, separators=(",", ":"))
 
-    def _encode(value, _level, encoder=json.JSONEncoder(
-        ensure_ascii=False, allow_nan=False, default=_default, separators=(",", ":")
-    )):
-        return (encoder.encode(value),)
+    def _encode(value: Any, _level: int) -> tuple[str, ...]:
+        return (_encoder.encode(value),)
 
 
-def encode(value):
+def encode(value: Any) -> bytes:
     """value as JSON bytes; raises NotSerializable with the path of what cannot be."""
     try:
         _check(value)
@@ -202,7 +214,7 @@ def encode(value):
         raise NotSerializable("result", f"cannot be encoded: {failure}") from None
 
 
-def explain(value, path="result"):
+def explain(value: Any, path: str = "result") -> None:
     """Raises NotSerializable for the first place in value that JSON cannot carry."""
     try:
         _explain(value, path, set())
@@ -210,7 +222,7 @@ def explain(value, path="result"):
         raise NotSerializable(path, "is nested too deeply for JSON") from None
 
 
-def _explain(value, path, above):
+def _explain(value: Any, path: str, above: set[int]) -> None:
     kind = type(value)
     if kind is str or isinstance(value, str):
         try:
@@ -236,7 +248,7 @@ def _explain(value, path, above):
         raise NotSerializable(path, "contains itself", kind.__name__)
     above.add(id(value))
     if isinstance(value, dict):
-        seen = {}
+        seen: dict[object, object] = {}
         for key, child in value.items():
             if not isinstance(key, (str, int, float, type(None))):
                 raise NotSerializable(
@@ -273,7 +285,7 @@ def _explain(value, path, above):
     above.discard(id(value))
 
 
-def _member(path, key):
+def _member(path: str, key: object) -> str:
     if isinstance(key, str) and key.isidentifier():
         return f"{path}.{key}"
     return f"{path}[{key!r}]"
@@ -281,10 +293,10 @@ def _member(path, key):
 
 # Arguments.
 
-_scan = json.JSONDecoder().scan_once
+_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # every decoder has it; the stubs leave it out
 
 
-def decode(body):
+def decode(body: bytes) -> JSON:
     """The JSON value in body; raises ValueError."""
     text = body.decode()
     try:

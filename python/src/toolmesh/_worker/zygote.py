@@ -6,6 +6,8 @@ nothing, reaps, and ends when its child ends or the agent is gone, taking all
 others with it. The second, its child, is the zygote proper.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import sys
@@ -13,12 +15,21 @@ from select import POLLIN, poll
 
 from .frames import BECOME, DESCRIBED, EXITED, FORK, FORKED, HEADER, HEADER_SIZE, IMPORTING, SETUP
 
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+    from typing import Any, NoReturn
+
+    from .binding import Tool
+    from .values import JSON
+
 CONTROL = 3  # socket to the agent
 LIFELINE = 4  # pipe whose other end the agent holds: its end is ours
 _LOW = 200  # protocol descriptors move up here, out of a tool's way
 
 
-def main(mode):
+def main(mode: str) -> NoReturn:
     """mode is "namespace" when we are PID 1 of our own, else "reaper"."""
     child = os.fork()
     if child:
@@ -41,7 +52,7 @@ def main(mode):
 # The root process.
 
 
-def _root(child, mode):
+def _root(child: int, mode: str) -> NoReturn:
     if mode == "reaper":
         _become_subreaper()
     null = os.open(os.devnull, os.O_RDWR)
@@ -82,7 +93,7 @@ def _root(child, mode):
     os._exit(code)
 
 
-def _become_subreaper():
+def _become_subreaper() -> None:
     """Orphans of our descendants become our children (Linux)."""
     if sys.platform != "linux":
         return
@@ -91,7 +102,7 @@ def _become_subreaper():
     ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)
 
 
-def _kill_descendants():
+def _kill_descendants() -> None:
     """Kills until nothing below us is left; without /proc, our process group."""
     if not os.path.isdir("/proc/self"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -118,8 +129,8 @@ def _kill_descendants():
                 break
 
 
-def _descendants(top):
-    parents = {}
+def _descendants(top: int) -> set[int]:
+    parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -129,7 +140,7 @@ def _descendants(top):
                 continue
             if rest[0] != b"Z":
                 parents[int(name)] = int(rest[1])
-    found = set()
+    found: set[int] = set()
     grew = True
     while grew:
         more = {pid for pid, parent in parents.items() if parent == top or parent in found} - found
@@ -141,7 +152,7 @@ def _descendants(top):
 # The zygote.
 
 
-def _high(fd):
+def _high(fd: int) -> int:
     """Moves a descriptor out of the way of what tools open and close."""
     import fcntl
 
@@ -153,32 +164,33 @@ def _high(fd):
 class Zygote:
     """Holds the imported tools; answers the agent, one request at a time."""
 
-    def __init__(self, control):
+    def __init__(self, control: int) -> None:
         import _socket
 
         self._socket = _socket.socket(fileno=control)
         self._socket.settimeout(None)
         self._buffer = b""
-        self._fds = []
-        self._workers = {}
-        self._tools = []
+        self._fds: list[int] = []
+        self._workers: dict[int, JSON] = {}  # pid -> the agent's id of the worker
+        self._tools: list[Tool] = []
 
-    def run(self):
+    def run(self) -> None:
+        """Imports the tools and serves; the process ends when the agent closes the index."""
         kind, body = self._next()
         if kind != SETUP:
             raise RuntimeError(f"the agent began with frame type {kind} instead of a setup")
         import json
 
-        self._json = json
-        self._setup = json.loads(body)
+        self._json: ModuleType = json
+        self._setup: dict[str, JSON] = json.loads(body)
         self._prepare()
         self._describe()
         self._serve()
 
-    def _send(self, kind, value, fds=()):
-        body = self._json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    def _send(self, kind: int, value: JSON, fds: Sequence[int] = ()) -> None:
+        body: bytes = self._json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
         data = HEADER.pack(len(body), kind, 0, 0, 0) + body
-        ancillary = []
+        ancillary: list[tuple[int, int, bytes]] = []
         if fds:
             import _socket
 
@@ -188,7 +200,7 @@ class Zygote:
         if sent < len(data):
             self._socket.sendall(memoryview(data)[sent:])
 
-    def _next(self):
+    def _next(self) -> tuple[int, bytes]:
         """The agent's next request; its descriptors are in self._fds."""
         import _socket
 
@@ -209,7 +221,7 @@ class Zygote:
                 os._exit(0)  # the agent closed the index
             self._buffer += data
 
-    def _prepare(self):
+    def _prepare(self) -> None:
         """Paths and standard modules, before any code of the index runs."""
         import gc
         import importlib  # noqa: F401
@@ -230,12 +242,11 @@ class Zygote:
 
         faulthandler.enable(2)
 
-    def _describe(self):
-        from . import schema
-
-        tools, unavailable = [], []
-        excluded = self._setup.get("exclude") or {}
-        broken = {}
+    def _describe(self) -> None:
+        tools: list[dict[str, JSON]] = []
+        unavailable: list[dict[str, str]] = []
+        excluded: dict[str, str] = self._setup.get("exclude") or {}
+        broken: dict[str, tuple[str, str] | None] = {}
         for name in self._setup["tools"]:
             module, _, attribute = name.rpartition(".")
             if not module or not attribute:
@@ -247,8 +258,9 @@ class Zygote:
             if module not in broken:
                 self._send(IMPORTING, {"module": module})
                 broken[module] = _import(module)
-            if broken[module] is not None:
-                reason, traceback = broken[module]
+            failed = broken[module]
+            if failed is not None:
+                reason, traceback = failed
                 unavailable.append({"name": name, "reason": reason, "traceback": traceback})
                 continue
             tool, reason, traceback = _load(name, module, attribute)
@@ -268,7 +280,6 @@ class Zygote:
                 "varargs": any(p.kind == "varargs" for p in signature.parameters),
                 "warnings": signature.warnings,
             })
-        del schema
         if any(tool.kind.startswith("async") for tool in self._tools):
             from . import aloop  # noqa: F401
         for stream in (sys.stdout, sys.stderr):
@@ -289,7 +300,7 @@ class Zygote:
             "fork_unsafe": f"{threads} threads run after the imports" if threads > 1 else "",
         })
 
-    def _serve(self):
+    def _serve(self) -> NoReturn:
         wake_r, wake_w = os.pipe()
         for fd in (wake_r, wake_w):
             os.set_blocking(fd, False)
@@ -316,7 +327,7 @@ class Zygote:
                 else:
                     raise RuntimeError(f"the agent sent frame type {kind}, which this zygote does not know")
 
-    def _reap(self):
+    def _reap(self) -> None:
         while self._workers:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -336,7 +347,7 @@ class Zygote:
                     exited.update(code=-1, signal=os.WTERMSIG(status))
                 self._send(EXITED, exited)
 
-    def _fork(self, request, fds):
+    def _fork(self, request: dict[str, JSON], fds: list[int]) -> None:
         try:
             pid = os.fork()
         except OSError as failure:
@@ -351,8 +362,8 @@ class Zygote:
         self._workers[pid] = request["id"]
         self._forked(request, pid)
 
-    def _forked(self, request, pid):
-        handle = []
+    def _forked(self, request: dict[str, JSON], pid: int) -> None:
+        handle: list[int] = []
         if hasattr(os, "pidfd_open"):
             try:
                 handle = [os.pidfd_open(pid)]
@@ -362,13 +373,13 @@ class Zygote:
         for fd in handle:
             os.close(fd)
 
-    def _become(self, request, fds):
+    def _become(self, request: dict[str, JSON], fds: list[int]) -> NoReturn:
         """For an index that must not be forked: this process is the worker."""
         self._forked(request, os.getpid())
         self._child(request, fds)
 
-    def _child(self, request, fds):
-        """Never returns."""
+    def _child(self, request: dict[str, JSON], fds: list[int]) -> NoReturn:
+        """What the fork is from here on: a worker."""
         code = 70
         try:
             signal.set_wakeup_fd(-1)
@@ -387,12 +398,12 @@ class Zygote:
             for fd in (one, two, page):
                 os.close(fd)
             _reseed()
-            about = self._json.dumps({"pid": os.getpid()}).encode()
+            about: bytes = self._json.dumps({"pid": os.getpid()}).encode()
             if request["kind"] == "async":
-                from . import aloop as serving
+                from .aloop import start
             else:
-                from . import loop as serving
-            serving.start(inp, out, words, self._tools, request["limit"], about)
+                from .loop import start
+            start(inp, out, words, self._tools, request["limit"], about)
             code = 0
             _run_exit_handlers()
         except BaseException as failure:  # noqa: B036 - the last words of this process
@@ -406,13 +417,13 @@ class Zygote:
             os._exit(code)
 
 
-def _run_exit_handlers():
+def _run_exit_handlers() -> None:
     import atexit
 
     atexit._run_exitfuncs()
 
 
-def _reseed():
+def _reseed() -> None:
     """Copies of one process must not draw the same random numbers. The random
     module sees to itself; numpy's global generator does not."""
     numpy = sys.modules.get("numpy.random")
@@ -423,7 +434,7 @@ def _reseed():
             pass
 
 
-def _import(module):
+def _import(module: str) -> tuple[str, str] | None:
     """None, or why it cannot be imported: (reason, traceback)."""
     import importlib
 
@@ -436,7 +447,7 @@ def _import(module):
         return failures.unavailable_reason(failure, module)
 
 
-def _load(name, module, attribute):
+def _load(name: str, module: str, attribute: str) -> tuple[Tool | None, str, str]:
     """(Tool, "", "") or (None, reason, traceback)."""
     from . import binding, failures, schema
 
@@ -450,7 +461,8 @@ def _load(name, module, attribute):
         hint = f"; did you mean {near[0]}?" if near else ""
         return None, f"the module {module} has no {attribute}{hint}", ""
     except BaseException as failure:  # noqa: B036 - a module's __getattr__ may do anything
-        return None, f"{name} cannot be read: {type(failure).__name__}: {failures.message_of(failure)}", failures.trace(failure)
+        reason = f"{name} cannot be read: {type(failure).__name__}: {failures.message_of(failure)}"
+        return None, reason, failures.trace(failure)
     function = _unwrap(found)
     if not callable(function):
         return None, f"{name} is of type {type(found).__name__}, not a function", ""
@@ -461,7 +473,7 @@ def _load(name, module, attribute):
         return None, reason, failures.trace(failure)
 
 
-def _unwrap(found):
+def _unwrap(found: Any) -> Any:
     """The function inside what a framework's decorator made of it."""
     import inspect
 
@@ -474,7 +486,8 @@ def _unwrap(found):
     return found
 
 
-def _threads():
+def _threads() -> int:
+    """How many threads this process has, ours included."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:

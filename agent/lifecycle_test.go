@@ -1,0 +1,273 @@
+package agent_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/agent"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// TestStopInTheMiddleOfAnInstall stops an agent while the init command of an
+// index runs: who asked hears of it, and nothing is left.
+func TestStopInTheMiddleOfAnInstall(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	dir, marks := t.TempDir(), t.TempDir()
+	one := startIn(t, s, "one", dir)
+	nc := s.Connect(t)
+	started := filepath.Join(marks, "started")
+	url := repository(t, "idx", map[string]string{
+		"tools.toml": "[index]\ntools = [\"t.tool\"]\ninit = [\"python\", \"init.py\"]\n", "t.py": "def tool(): return 1\n",
+		"init.py": "import time\nopen(" + quoted(started) + ", 'w').close()\ntime.sleep(600)\n",
+	})
+	type answer struct {
+		failure *toolmesh.Error
+		err     error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		_, failure, err := tryAdmin(t.Context(), nc, "install", map[string]any{"source": url})
+		answered <- answer{failure, err}
+	}()
+	meshtest.Until(t, "the init command runs", func() bool {
+		_, err := os.Stat(started)
+		return err == nil
+	})
+	stop(t, one)
+	a := <-answered
+	if a.err != nil || a.failure == nil || a.failure.Code != toolmesh.CodeUnavailable || !strings.Contains(a.failure.Message, "install again") {
+		t.Errorf("the answer is %v %v, want unavailable and to install again", a.failure, a.err)
+	}
+	if r := recordOf(t, nc, "idx"); r != "" {
+		t.Errorf("a record is left: %s", r)
+	}
+	if left := halfDone(t, dir); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	if left := processesOf(t, dir); len(left) > 0 {
+		t.Errorf("processes are left: %v", left)
+	}
+	// Another agent is asked, and does it.
+	startIn(t, s, "two", t.TempDir())
+	url = repository(t, "idx", map[string]string{"tools.toml": working, "t.py": "def tool(): return 1\n"})
+	install(t, nc, map[string]any{"source": url})
+}
+
+func quoted(s string) string {
+	data, _ := json.Marshal(s)
+	return string(data)
+}
+
+func TestTwoInstallsOfOneName(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	start(t, s, "two")
+	nc := s.Connect(t)
+	var wg sync.WaitGroup
+	failures := make([]*toolmesh.Error, 4)
+	for i := range failures {
+		url := repository(t, "r"+string(rune('a'+i)), map[string]string{"tools.toml": working, "t.py": "def tool(): return " + string(rune('0'+i)) + "\n"})
+		wg.Go(func() {
+			var err error
+			if _, failures[i], err = tryAdmin(t.Context(), nc, "install", map[string]any{"source": url, "name": "same"}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	won := -1
+	for i, f := range failures {
+		switch {
+		case f == nil && won < 0:
+			won = i
+		case f == nil:
+			t.Errorf("installs %d and %d of other sources both won the name", won, i)
+		case f.Code != toolmesh.CodeInvalidRequest || !strings.Contains(f.Message, "--name"):
+			t.Errorf("a loser hears %v", f)
+		}
+	}
+	if won < 0 {
+		t.Fatalf("nobody won: %v", failures)
+	}
+	c := newClient(t, nc, nil)
+	meshtest.Until(t, "both agents serve the winner", func() bool { return len(servedBy(t, c, "same.t.tool")) == 2 })
+	for range 20 {
+		r, err := c.Call(t.Context(), "same.t.tool", nil, client.ViaQueue())
+		if err != nil || string(r.Value) != string(rune('0'+won)) {
+			t.Fatalf("the tool answers %v %v, want %d", r, err, won)
+		}
+	}
+}
+
+func TestBrokerRestartsWhileAgentsServe(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	start(t, s, "two")
+	nc := s.Connect(t)
+	repo := filepath.Join(t.TempDir(), "idx")
+	commit(t, repo, revisionTools(1))
+	install(t, nc, map[string]any{"source": "file://" + repo})
+	c := newClient(t, nc, nil)
+	meshtest.Until(t, "both agents serve", func() bool { return len(servedBy(t, c, "idx.t.fast")) == 2 })
+	held := holdCall(t, c, "idx.t.held")
+	s.Restart(t)
+	meshtest.Until(t, "calls are served again", func() bool {
+		r, err := c.Call(t.Context(), "idx.t.fast", nil)
+		return err == nil && string(r.Value) == "1"
+	})
+	_ = held.release(t) // its caller may have lost it with the connection; the agent has not
+	meshtest.Until(t, "both agents serve again", func() bool {
+		tools, err := c.List(t.Context())
+		return err == nil && len(tools) == 5 && len(tools[0].Nodes) == 2
+	})
+	commit(t, repo, revisionTools(2))
+	install(t, nc, map[string]any{"source": "file://" + repo})
+	meshtest.Until(t, "both follow the upgrade", func() bool {
+		for range 8 {
+			if r, err := c.Call(t.Context(), "idx.t.fast", nil, client.ViaQueue()); err != nil || string(r.Value) != "2" {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func TestAnIndexThatIsPrivateToASession(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	nc := s.Connect(t)
+	one := repository(t, "one", map[string]string{"tools.toml": working, "t.py": "def tool(): return 's1'\n"})
+	install(t, nc, map[string]any{"source": one, "name": "mine", "session": "s1"})
+	c := newClient(t, nc, nil)
+	if r, err := c.In("s1").Call(t.Context(), "mine.t.tool", nil); err != nil || string(r.Value) != `"s1"` {
+		t.Errorf("in its session: %v %v", r, err)
+	}
+	for _, session := range []string{"", "s2"} {
+		in := c
+		if session != "" {
+			in = c.In("s2")
+		}
+		if _, err := in.Call(t.Context(), "mine.t.tool", nil); toolmesh.CodeOf(err) != toolmesh.CodeToolNotFound {
+			t.Errorf("in session %q: %v", session, err)
+		}
+		if tools, err := in.List(t.Context()); err != nil || len(tools) != 0 {
+			t.Errorf("session %q sees %v %v", session, tools, err)
+		}
+		if _, err := nc.RequestWithContext(t.Context(), "tools.default.mine.t.tool", nil); err == nil {
+			t.Error("a plain request in another session was answered")
+		}
+	}
+	if tools, err := c.In("s1").List(t.Context()); err != nil || len(tools) != 1 {
+		t.Errorf("its session sees %v %v", tools, err)
+	}
+	// It is for sessions now, not for the mesh.
+	if _, failure := admin(t, nc, "install", map[string]any{"source": one, "name": "mine"}); failure == nil || failure.Code != toolmesh.CodeInvalidRequest {
+		t.Errorf("the same name for the whole mesh: %v", failure)
+	}
+	if _, failure := admin(t, nc, "uninstall", map[string]any{"name": "mine"}); failure == nil {
+		t.Error("it was uninstalled without its session's name")
+	}
+	if _, failure := admin(t, nc, "uninstall", map[string]any{"name": "mine", "session": "s1"}); failure != nil {
+		t.Error(failure)
+	}
+	if _, err := c.In("s1").Call(t.Context(), "mine.t.tool", nil); toolmesh.CodeOf(err) != toolmesh.CodeToolNotFound {
+		t.Errorf("after the uninstall: %v", err)
+	}
+}
+
+// TestConflictingVersionsSideBySide is why there are indexes: two of them need
+// two major versions of one package.
+func TestConflictingVersionsSideBySide(t *testing.T) {
+	t.Parallel()
+	uv := needsPackages(t)
+	s := meshtest.Broker(t)
+	start := func(node string) *agent.Agent {
+		return startIn(t, s, subjects.NodeID("node-"+node), t.TempDir(), func(o *agent.Options) { o.UV = uv })
+	}
+	start("one")
+	nc := s.Connect(t)
+	c := newClient(t, nc, nil)
+	for _, name := range []string{"versions-lenient", "versions-strict"} {
+		install(t, nc, map[string]any{"source": exampleRepository(t, name)})
+	}
+	check := func() {
+		t.Helper()
+		for name, want := range map[string]string{"versions-lenient": `"20.9"`, "versions-strict": `"24.1"`} {
+			r, err := c.Call(t.Context(), toolID(name, "versions.library"), nil, client.ViaQueue())
+			if err != nil || string(r.Value) != want {
+				t.Errorf("%s runs with %v (%v), want %s", name, r, err, want)
+			}
+		}
+		args := map[string]any{"candidates": []string{"1.2", "2004d"}}
+		if r, err := c.Call(t.Context(), "versions-lenient.versions.newest", args); err != nil || !strings.Contains(string(r.Value), `"newest":"1.2"`) {
+			t.Errorf("lenient: %v %v", r, err)
+		}
+		_, err := c.Call(t.Context(), "versions-strict.versions.newest", args)
+		if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeToolError || e.Type != "InvalidVersion" {
+			t.Errorf("strict: %v", err)
+		}
+	}
+	check()
+	two := start("two")
+	if err := two.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "both serve both", func() bool {
+		return len(servedBy(t, c, "versions-lenient.versions.newest")) == 2 && len(servedBy(t, c, "versions-strict.versions.newest")) == 2
+	})
+	for range 6 {
+		check()
+	}
+}
+
+// exampleRepository makes a git repository of one of the examples.
+func exampleRepository(t *testing.T, name string) string {
+	t.Helper()
+	files := map[string]string{}
+	folder := filepath.Join("..", "examples", "indexes", name)
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if !e.Type().IsRegular() {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(folder, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[e.Name()] = string(data)
+	}
+	return repository(t, name, files)
+}
+
+// TestAnInstallWhoseCallerIsGone goes on: the answer has nobody to go to, the
+// index is installed.
+func TestAnInstallWhoseCallerIsGone(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	nc := s.Connect(t)
+	url := repository(t, "idx", map[string]string{"tools.toml": working, "t.py": "def tool(): return 1\n"})
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, _, _ = tryAdmin(gone, s.Connect(t), "install", map[string]any{"source": url})
+	c := newClient(t, nc, nil)
+	meshtest.Until(t, "it is served", func() bool {
+		r, err := c.Call(t.Context(), "idx.t.tool", nil)
+		return err == nil && string(r.Value) == "1"
+	})
+}

@@ -1,0 +1,103 @@
+package client_test
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+func connect(t *testing.T, s *meshtest.Server, opts *client.Options) *client.Client {
+	t.Helper()
+	c, err := client.New(s.Connect(t), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// What never left this process says so: started no, origin caller.
+func TestRefusedBeforeSending(t *testing.T) {
+	t.Parallel()
+	c := connect(t, meshtest.Broker(t), nil)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, tc := range map[string]struct {
+		ctx  context.Context
+		id   subjects.ToolID
+		args any
+		want toolmesh.Code
+	}{
+		"arguments that JSON cannot carry": {t.Context(), "a.b", map[string]any{"f": func() {}}, toolmesh.CodeInvalidArguments},
+		"arguments that are no object":     {t.Context(), "a.b", []int{1}, toolmesh.CodeInvalidArguments},
+		"a tool without a name":            {t.Context(), "", nil, toolmesh.CodeInvalidRequest},
+		"a context that is over":           {ended, "a.b", nil, toolmesh.CodeCancelled},
+		"more than a message carries":      {t.Context(), "a.b", map[string]string{"x": string(make([]byte, 2<<20))}, toolmesh.CodePayloadTooLarge},
+	} {
+		_, err := c.Call(tc.ctx, tc.id, tc.args)
+		e := toolmesh.AsError(err)
+		if e == nil || e.Code != tc.want || e.Started != toolmesh.StartedNo || e.Origin != toolmesh.OriginCaller {
+			t.Errorf("%s: %#v, want %s that never started", name, e, tc.want)
+		}
+	}
+}
+
+func TestNobodyThere(t *testing.T) {
+	t.Parallel()
+	c := connect(t, meshtest.Broker(t), nil)
+	_, err := c.Call(t.Context(), "a.b", nil)
+	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo {
+		t.Errorf("no registry: %v, want unavailable that never started", err)
+	}
+	if ok, err := c.Cancel(t.Context(), "rpc_unknown"); ok || err != nil {
+		t.Errorf("cancel of an unknown call = %v, %v", ok, err)
+	}
+	for _, err := range c.Stream(t.Context(), "a.b", nil) {
+		if toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
+			t.Errorf("stream: %v", err)
+		}
+	}
+}
+
+// A client of another session shares everything, and closing it closes nothing.
+func TestIn(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	h, err := host.New(s.Connect(t), &host.Options{Session: "s1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	echo := host.Func(func(_ context.Context, in map[string]any) (map[string]any, error) { return in, nil })
+	if _, err := h.Handle("echo", echo); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := h.Stop(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	c := connect(t, s, nil)
+	other := c.In("s1")
+	for range 2 {
+		r, err := other.Call(t.Context(), "echo", json.RawMessage(`{"n":9007199254740993}`))
+		if err != nil || string(r.Value) != `{"n":9007199254740992}` && string(r.Value) != `{"n":9007199254740993}` {
+			t.Fatalf("echo: %v %v", r, err)
+		}
+		other.Close()
+	}
+	if other.Session() != "s1" || c.Session() != subjects.DefaultSession {
+		t.Errorf("sessions are %q and %q", other.Session(), c.Session())
+	}
+}

@@ -1,0 +1,152 @@
+package process_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/cmd/internal/settings"
+)
+
+// The promised statuses, for each code that there is.
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	failed := []toolmesh.Code{
+		"tool_error", "invalid_arguments", "result_not_serializable", "deadline_exceeded", "cancelled",
+		"payload_too_large", "install_failed", "worker_crashed", "worker_out_of_memory",
+	}
+	for _, code := range toolmesh.Codes() {
+		want := 3
+		if slices.Contains(failed, code) {
+			want = 1
+		}
+		if got := process.Status(code); got != want {
+			t.Errorf("status of %s is %d, want %d", code, got, want)
+		}
+	}
+	if got := process.Status(""); got != 0 {
+		t.Errorf("status of success is %d", got)
+	}
+}
+
+// Not parallel: it signals its own process.
+func TestInterrupts(t *testing.T) {
+	ctx, stop := process.Interrupts(t.Context())
+	defer stop()
+	if process.Interrupted(ctx) {
+		t.Fatal("interrupted before any signal")
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-ctx.Done()
+	if !process.Interrupted(ctx) || !errors.Is(context.Cause(ctx), process.ErrInterrupted) {
+		t.Errorf("cause is %v, want ErrInterrupted", context.Cause(ctx))
+	}
+	other, cancel := context.WithCancel(t.Context())
+	cancel()
+	if process.Interrupted(other) {
+		t.Error("a context that was cancelled counts as interrupted")
+	}
+}
+
+func TestRedact(t *testing.T) {
+	t.Parallel()
+	for servers, want := range map[string]string{
+		"nats://127.0.0.1:4222":                "nats://127.0.0.1:4222",
+		"nats://me:secret@a:1, nats://token@b": "nats://a:1,nats://b",
+		"me:secret@a:1":                        "…@a:1",
+		"tls://me:se%cret@a:1":                 "…@a:1",
+	} {
+		if got := process.Redact(servers); got != want || strings.Contains(got, "secret") {
+			t.Errorf("Redact(%q) = %q, want %q", servers, got, want)
+		}
+	}
+}
+
+func TestDataFolder(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		env       []string
+		set, want string
+	}{
+		"set":          {[]string{"HOME=/h"}, "/d", "/d"},
+		"xdg":          {[]string{"HOME=/h", "XDG_DATA_HOME=/x"}, "", "/x/toolmesh"},
+		"xdg relative": {[]string{"HOME=/h", "XDG_DATA_HOME=x"}, "", "/h/.local/share/toolmesh"},
+		"home":         {[]string{"HOME=/h"}, "", "/h/.local/share/toolmesh"},
+		"the last one": {[]string{"HOME=/h", "HOME=/i"}, "", "/i/.local/share/toolmesh"},
+	} {
+		if got, err := process.DataFolder(tc.env, tc.set); err != nil || got != tc.want {
+			t.Errorf("%s: %q %v, want %q", name, got, err, tc.want)
+		}
+	}
+	if got, err := process.DataFolder(nil, ""); err == nil {
+		t.Errorf("without a home: %q, want an error", got)
+	}
+}
+
+// A folder has one user at a time, and its node keeps its id over them.
+func TestFolder(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "new", "folder")
+	first, err := process.OpenFolder(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := process.OpenFolder(dir); !errors.Is(err, process.ErrInUse) || !strings.Contains(err.Error(), "process ") {
+		t.Errorf("second opening: %v, want ErrInUse by a process", err)
+	}
+	id, err := first.NodeID("")
+	if err != nil || id == "" {
+		t.Fatalf("node id %q: %v", id, err)
+	}
+	if set, err := first.NodeID("gpu-1"); err != nil || set != "gpu-1" {
+		t.Errorf("the id that was set: %q %v", set, err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	second, err := process.OpenFolder(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = second.Close() }()
+	if again, err := second.NodeID(""); err != nil || again != id {
+		t.Errorf("node id %q %v, was %q", again, err, id)
+	}
+	elsewhere, err := process.OpenFolder(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = elsewhere.Close() }()
+	if other, err := elsewhere.NodeID(""); err != nil || other == id {
+		t.Errorf("two folders have the node id %q: %v", other, err)
+	}
+}
+
+func TestConnectSaysWhatIsWrong(t *testing.T) {
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	for name, tc := range map[string]struct {
+		c    settings.Connection
+		want string
+	}{
+		"nothing there": {settings.Connection{NATSURL: "nats://me:secret@127.0.0.1:1"}, "no mesh at nats://127.0.0.1:1: nothing answers there"},
+		"no context":    {settings.Connection{NATSContext: "nowhere"}, "nowhere"},
+		"no file":       {settings.Connection{NATSURL: "nats://127.0.0.1:1", NATSCreds: "no/such.creds"}, "file no/such.creds cannot be read"},
+	} {
+		nc, err := process.Connect(t.Context(), tc.c, process.ConnectOptions{Name: "test"})
+		if err == nil {
+			nc.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v, want %q and no secret", name, err, tc.want)
+		}
+	}
+}

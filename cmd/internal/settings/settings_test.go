@@ -1,0 +1,166 @@
+package settings_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+
+	"github.com/toolmesh/toolmesh/cmd/internal/settings"
+)
+
+// every sets each variable to a value that is not its default, and says how the
+// setting reads then.
+var every = map[string]struct{ flag, text, shown string }{
+	"MESH_NATS_URL":             {"server", "nats://a:1,nats://b:2", ""},
+	"MESH_NATS_CONTEXT":         {"context", "work", ""},
+	"MESH_NATS_CREDS":           {"creds", "me.creds", ""},
+	"MESH_DATA_DIR":             {"data-dir", "data", ""},
+	"MESH_NODE":                 {"node", "gpu-1", ""},
+	"MESH_LABELS":               {"labels", "zone=b, gpu=yes", "gpu=yes,zone=b"},
+	"MESH_SLOTS":                {"slots", "7", ""},
+	"MESH_SANDBOX":              {"sandbox", "strict", ""},
+	"MESH_MAX_TIMEOUT":          {"max-timeout", "90s", "1m30s"},
+	"MESH_SESSION":              {"session", "bob", ""},
+	"MESH_SESSION_POLICY":       {"session-policy", "strict", ""},
+	"MESH_REPLICAS":             {"replicas", "3", ""},
+	"MESH_CHUNKS_STORAGE":       {"chunks-storage", "memory", ""},
+	"MESH_CHUNKS_MAX":           {"chunks-max", "2GB", ""},
+	"MESH_SESSION_STREAM_QUOTA": {"session-stream-quota", "10MB", ""},
+	"MESH_LOG_LEVEL":            {"log-level", "debug", ""},
+	"MESH_LOG_FORMAT":           {"log-format", "json", ""},
+}
+
+func bound(spec any) *pflag.FlagSet {
+	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	settings.Bind(flags, spec)
+	return flags
+}
+
+// Each setting can be made by its variable and by its flag, and the list of
+// names is the one that is promised.
+func TestEverySetting(t *testing.T) {
+	for _, name := range settings.Names() {
+		if _, ok := every[name]; !ok {
+			t.Errorf("the setting %s is not tested, or not promised", name)
+		}
+	}
+	for name, s := range every {
+		t.Setenv(name, s.text)
+		if s.shown == "" {
+			s.shown = s.text
+		}
+		var byVariable settings.Mesh
+		if err := settings.Load([]string{name + "=" + s.text}, &byVariable); err != nil {
+			t.Fatal(err)
+		}
+		// Of one of the two that exclude each other the environment may set both.
+		if got := bound(&byVariable).Lookup(s.flag).Value.String(); got != s.shown {
+			t.Errorf("%s=%s: --%s is %q, want %q", name, s.text, s.flag, got, s.shown)
+		}
+		var byFlag settings.Mesh
+		flags := bound(&byFlag)
+		if err := flags.Parse([]string{"--" + s.flag, s.text}); err != nil {
+			t.Fatal(err)
+		}
+		if got := flags.Lookup(s.flag).Value.String(); got != s.shown {
+			t.Errorf("--%s %s reads %q, want %q", s.flag, s.text, got, s.shown)
+		}
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	t.Parallel()
+	var s settings.Mesh
+	if err := settings.Load(nil, &s); err != nil {
+		t.Fatal(err)
+	}
+	if s.Session.Session != "default" || s.SessionPolicy != "open" || s.MaxTimeout != time.Hour ||
+		s.ChunksMax != 1e9 || s.SessionStreamQuota != 256e6 || s.ChunksStorage != "file" || s.LogFormat != "text" || s.Slots != 0 {
+		t.Errorf("defaults are %+v", s)
+	}
+}
+
+func TestFlagWins(t *testing.T) {
+	t.Setenv("MESH_SLOTS", "7")
+	var s settings.Agent
+	if err := settings.Load([]string{"MESH_SLOTS=7"}, &s); err != nil {
+		t.Fatal(err)
+	}
+	if err := bound(&s).Parse([]string{"--slots=9"}); err != nil || s.Slots != 9 {
+		t.Errorf("slots %d %v, want 9", s.Slots, err)
+	}
+}
+
+// A setting that does not parse is named, with what it takes.
+func TestBadSettings(t *testing.T) {
+	for name, tc := range map[string]struct{ value, want string }{
+		"MESH_SLOTS":          {"0", "whole number"},
+		"MESH_REPLICAS":       {"many", "whole number"},
+		"MESH_LABELS":         {"gpu", "k=v"},
+		"MESH_MAX_TIMEOUT":    {"5", "duration"},
+		"MESH_CHUNKS_MAX":     {"big", "size"},
+		"MESH_CHUNKS_STORAGE": {"tape", "file or memory"},
+		"MESH_SESSION_POLICY": {"shut", "open or strict"},
+		"MESH_SANDBOX":        {"padded", "none, guard, strict or offline"},
+		"MESH_LOG_LEVEL":      {"loud", "debug, info, warn or error"},
+		"MESH_LOG_FORMAT":     {"xml", "text or json"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv(name, tc.value)
+			err := settings.Load([]string{name + "=" + tc.value}, new(settings.Mesh))
+			if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error is %v, want one with %s and %q", err, name, tc.want)
+			}
+			flag := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(name, "MESH_"), "_", "-"))
+			if err := bound(new(settings.Mesh)).Parse([]string{"--" + flag, tc.value}); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("as a flag: error is %v, want one with %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// What is set for the mesh wins over what is set for NATS.
+func TestNATSVariables(t *testing.T) {
+	for name, tc := range map[string]struct {
+		env          map[string]string
+		url, context string
+	}{
+		"fallback":             {map[string]string{"NATS_URL": "nats://n"}, "nats://n", ""},
+		"ours":                 {map[string]string{"NATS_URL": "nats://n", "MESH_NATS_URL": "nats://m"}, "nats://m", ""},
+		"our context, its url": {map[string]string{"NATS_URL": "nats://n", "MESH_NATS_CONTEXT": "c"}, "", "c"},
+		"our url, its context": {map[string]string{"MESH_NATS_URL": "nats://m", "NATS_CONTEXT": "c"}, "nats://m", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var env []string
+			for k, v := range tc.env {
+				t.Setenv(k, v)
+				env = append(env, k+"="+v)
+			}
+			var s settings.Agent
+			if err := settings.Load(env, &s); err != nil {
+				t.Fatal(err)
+			}
+			if s.NATSURL != tc.url || s.NATSContext != tc.context {
+				t.Errorf("url %q context %q, want %q and %q", s.NATSURL, s.NATSContext, tc.url, tc.context)
+			}
+		})
+	}
+}
+
+func TestUnknown(t *testing.T) {
+	t.Parallel()
+	got := settings.Unknown([]string{
+		"MESH_SLOTS=1", "MESH_SLOT=1", "MESH_COLOUR=blue", "PATH=/bin", "mesh_slots=1",
+		// What Kubernetes makes of services called mesh, mesh-router and mesh-nats.
+		"MESH_SERVICE_HOST=10.0.0.1", "MESH_PORT=tcp://10.0.0.1:80", "MESH_ROUTER_SERVICE_HOST=10.0.0.1",
+		"MESH_ROUTER_SERVICE_PORT=80", "MESH_ROUTER_SERVICE_PORT_HTTP=80", "MESH_ROUTER_PORT=tcp://10.0.0.1:80",
+		"MESH_NATS_PORT_4222_TCP=tcp://10.0.0.1:4222", "MESH_NATS_PORT_4222_TCP_ADDR=10.0.0.1",
+	})
+	want := []string{"MESH_COLOUR", "MESH_SLOT (did you mean MESH_SLOTS?)"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("unknown (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,284 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"go.uber.org/goleak"
+
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/internal/broker"
+)
+
+// The test binary is also the three commands: a script that runs mesh runs it,
+// in a process of its own. A command that ends well must have ended all it began.
+func TestMain(m *testing.M) {
+	command := func(run func() int) func() {
+		return func() {
+			status := run()
+			if err := goleak.Find(); status == 0 && err != nil {
+				fmt.Fprintf(os.Stderr, "goroutines outlive the command: %v\n", err)
+				status = 70
+			}
+			os.Exit(status)
+		}
+	}
+	testscript.Main(checked{m}, map[string]func(){
+		"mesh": command(func() int {
+			return run(context.Background(), os.Args[1:], os.Environ(), os.Stdin, os.Stdout, os.Stderr)
+		}),
+		"mesh-agent": command(func() int {
+			return process.Agent(context.Background(), os.Args[1:], os.Environ(), os.Stdout, os.Stderr, "test")
+		}),
+		"mesh-router": command(func() int {
+			return process.Router(context.Background(), os.Args[1:], os.Environ(), os.Stdout, os.Stderr, "test")
+		}),
+	})
+}
+
+// checked runs the tests, and fails if a goroutine outlives them.
+type checked struct{ m *testing.M }
+
+func (c checked) Run() (status int) {
+	goleak.VerifyTestMain(c.m, goleak.Cleanup(func(code int) { status = code }))
+	return status
+}
+
+func TestScripts(t *testing.T) {
+	examples, err := filepath.Abs("../../examples/indexes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("testdata/script/*.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if testing.Short() {
+		files = slices.DeleteFunc(files, func(f string) bool { return filepath.Base(f) == "demo.txtar" })
+	}
+	testscript.Run(t, testscript.Params{
+		Files:               files,
+		RequireExplicitExec: true,
+		Setup: func(e *testscript.Env) error {
+			home := filepath.Join(e.WorkDir, "home")
+			for name, value := range map[string]string{
+				"HOME": home, "XDG_DATA_HOME": filepath.Join(home, "data"), "XDG_STATE_HOME": filepath.Join(home, "state"),
+				"XDG_CONFIG_HOME": filepath.Join(home, "config"), "EXAMPLES": examples,
+				"GIT_CONFIG_GLOBAL": os.DevNull, "GIT_CONFIG_SYSTEM": os.DevNull,
+			} {
+				e.Setenv(name, value)
+			}
+			return os.MkdirAll(home, 0o755)
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"status": scriptStatus, "field": scriptField, "keys": scriptKeys,
+			"meshup": scriptUp, "broker": scriptBroker, "commit": scriptCommit, "background": scriptBackground, "eventually": scriptEventually,
+		},
+	})
+}
+
+// scriptStatus runs a command that must end with one exit status:
+// status 2 mesh call.
+func scriptStatus(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: status N command...")
+	}
+	err := ts.Exec(args[1], args[2:]...)
+	got := 0
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		got = exit.ExitCode()
+	} else if err != nil {
+		ts.Fatalf("%v", err)
+	}
+	if want, err := strconv.Atoi(args[0]); err != nil || got != want {
+		ts.Fatalf("exit status %d, want %s\nstdout: %s\nstderr: %s", got, args[0], ts.ReadFile("stdout"), ts.ReadFile("stderr"))
+	}
+}
+
+// lastLine parses the last line of stdout and follows a path of names and
+// numbers in it: error.details.errors.0.pointer; "." is all of it.
+func lastLine(ts *testscript.TestScript, path string) any {
+	lines := strings.Split(strings.TrimSpace(ts.ReadFile("stdout")), "\n")
+	var value any
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &value); err != nil {
+		ts.Fatalf("the last line of stdout is no JSON: %v\n%s", err, lines[len(lines)-1])
+	}
+	if path == "." {
+		return value
+	}
+	for part := range strings.SplitSeq(path, ".") {
+		switch v := value.(type) {
+		case map[string]any:
+			inner, ok := v[part]
+			if !ok {
+				ts.Fatalf("no %q on the way to %s in %s", part, path, lines[len(lines)-1])
+			}
+			value = inner
+		case []any:
+			i, err := strconv.Atoi(part)
+			if err != nil || i >= len(v) {
+				ts.Fatalf("no element %s on the way to %s in %s", part, path, lines[len(lines)-1])
+			}
+			value = v[i]
+		default:
+			ts.Fatalf("nothing below %q on the way to %s in %s", part, path, lines[len(lines)-1])
+		}
+	}
+	return value
+}
+
+// scriptField compares a value of the last line of stdout with a regular
+// expression: field error.code tool_error.
+func scriptField(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) != 2 {
+		ts.Fatalf("usage: field path regexp")
+	}
+	value := lastLine(ts, args[0])
+	text, ok := value.(string)
+	if !ok {
+		data, err := json.Marshal(value)
+		if err != nil {
+			ts.Fatalf("%v", err)
+		}
+		text = string(data)
+	}
+	if regexp.MustCompile("^(?:"+args[1]+")$").MatchString(text) == neg {
+		ts.Fatalf("%s is %s; matches %q: %t", args[0], text, args[1], !neg)
+	}
+}
+
+// scriptKeys compares the names of an object: keys tools.0 id,index.
+func scriptKeys(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: keys path a,b,c")
+	}
+	object, ok := lastLine(ts, args[0]).(map[string]any)
+	if !ok {
+		ts.Fatalf("%s is no object", args[0])
+	}
+	var got []string
+	for name := range object {
+		got = append(got, name)
+	}
+	want := strings.Split(args[1], ",")
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		ts.Fatalf("%s has %q, want %q", args[0], got, want)
+	}
+}
+
+// scriptUp starts a mesh in the background, on any free port unless told, which
+// goes when the script ends.
+func scriptUp(ts *testscript.TestScript, neg bool, args []string) {
+	if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--nats-listen") }) {
+		args = append(args, "--nats-listen=127.0.0.1:0")
+	}
+	err := ts.Exec("mesh", append([]string{"up", "-d"}, args...)...)
+	if (err != nil) != neg {
+		ts.Fatalf("mesh up: %v\n%s", err, ts.ReadFile("stderr"))
+	}
+	if neg {
+		return
+	}
+	ts.Setenv("URL", strings.TrimSpace(strings.TrimPrefix(ts.ReadFile("stdout"), "ready nats=")))
+	url := ts.Getenv("URL")
+	env := scriptEnv(ts)
+	ts.Defer(func() {
+		down := exec.Command("mesh", "down", "--server="+url)
+		down.Env = env
+		_ = down.Run() // the script may have stopped it
+	})
+}
+
+func scriptEnv(ts *testscript.TestScript) []string {
+	var env []string
+	for _, name := range []string{"HOME", "PATH", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "TMPDIR"} {
+		env = append(env, name+"="+ts.Getenv(name))
+	}
+	return env
+}
+
+// scriptBroker starts a NATS server without a mesh; its address is $BROKER.
+func scriptBroker(ts *testscript.TestScript, _ bool, _ []string) {
+	b, err := broker.Start(context.Background(), broker.Options{StoreDir: ts.MkAbs("broker")})
+	if err != nil {
+		ts.Fatalf("%v", err)
+	}
+	ts.Defer(b.Shutdown)
+	ts.Setenv("BROKER", b.URL())
+}
+
+// scriptCommit makes all files of a folder a commit, in a new repository if
+// there is none: commit dir message.
+func scriptCommit(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: commit dir message")
+	}
+	for _, git := range [][]string{
+		{"init", "-q", "-b", "main"}, {"add", "-A"},
+		{"-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-q", "-m", args[1]},
+	} {
+		ts.Check(ts.Exec("git", append([]string{"-C", ts.MkAbs(args[0])}, git...)...))
+	}
+}
+
+// scriptBackground starts a command that runs until the script ends, and waits
+// until its stderr has a text: background ready mesh-agent --server=….
+func scriptBackground(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: background text command...")
+	}
+	cmd := exec.Command(args[1], args[2:]...)
+	cmd.Env, cmd.Dir = scriptEnv(ts), ts.Getenv("WORK")
+	watch := newWatch(args[0])
+	cmd.Stderr = watch
+	ts.Check(cmd.Start())
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }() // ends with the command, which the script's end stops
+	ts.Defer(func() {
+		_ = cmd.Process.Signal(os.Interrupt)
+		if err := <-ended; err != nil {
+			ts.Fatalf("%q: %v\n%s", args[1:], err, watch.text())
+		}
+	})
+	select {
+	case <-watch.seen:
+	case err := <-ended:
+		ended <- err
+		ts.Fatalf("%q ended: %v\n%s", args[1:], err, watch.text())
+	case <-time.After(time.Minute):
+		ts.Fatalf("%q did not say %q:\n%s", args[1:], args[0], watch.text())
+	}
+}
+
+// scriptEventually runs a command until what it prints matches, for at most a
+// minute: for what another process does in its own time and says to nobody.
+// Negated: until it does not match.
+func scriptEventually(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) < 2 {
+		ts.Fatalf("usage: eventually regexp command...")
+	}
+	want := regexp.MustCompile(args[0])
+	for deadline := time.Now().Add(time.Minute); ; {
+		_ = ts.Exec(args[1], args[2:]...)
+		if printed := ts.ReadFile("stdout") + ts.ReadFile("stderr"); want.MatchString(printed) != neg {
+			return
+		} else if time.Now().After(deadline) {
+			ts.Fatalf("a minute long %q prints\n%s", args[1:], printed)
+		}
+	}
+}

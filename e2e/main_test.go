@@ -1,0 +1,177 @@
+package e2e_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// Of the whole run: the folder of everything that it shares, and of the binaries.
+var shared, bin string
+
+// root is the repository's folder, seen from this one.
+const root = ".."
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "mesh-e2e-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	shared, bin = dir, filepath.Join(dir, "bin")
+	if err := build(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		_ = os.RemoveAll(dir)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(status int) {
+		if err := os.RemoveAll(dir); err != nil && status == 0 {
+			fmt.Fprintln(os.Stderr, err)
+			status = 1
+		}
+		os.Exit(status)
+	}))
+}
+
+// build makes the binaries as make build does.
+func build() error {
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		return err
+	}
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags", "-X main.version=1.2.3-e2e -X main.commit=0123abc", "-o", bin,
+		"./cmd/mesh", "./cmd/mesh-agent", "./cmd/mesh-router")
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the binaries: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// needsPackages skips a test where packages cannot be had, except in CI.
+func needsPackages(t *testing.T) {
+	t.Helper()
+	if err := installedUV(); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("no package index: %v", err)
+		}
+		t.Skipf("no package index: %v", err)
+	}
+}
+
+// installedUV puts uv beside the binaries, so that the agents of all tests share it.
+var installedUV = sync.OnceValue(func() error {
+	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+		out, err := exec.Command(filepath.Join(dir, "uv"), "--version").Output()
+		if err == nil && strings.HasPrefix(string(out), "uv ") {
+			return nil
+		}
+	}
+	target := filepath.Join(shared, "uv")
+	if err := pip("install", "--no-deps", "--target", target, "uv"); err != nil {
+		return err
+	}
+	return os.Symlink(filepath.Join(target, "bin", "uv"), filepath.Join(bin, "uv"))
+})
+
+func pip(args ...string) error {
+	return run("python3", append([]string{"-m", "pip", "--quiet", "--disable-pip-version-check"}, args...)...)
+}
+
+// run runs a command that prepares something.
+func run(name string, args ...string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	defer cancel()
+	if out, err := exec.CommandContext(ctx, name, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w\n%s", filepath.Base(name), strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// user is somebody with a home folder of their own and our binaries on the PATH.
+type user struct {
+	home string
+	env  []string
+}
+
+func newUser(t *testing.T, env ...string) *user {
+	t.Helper()
+	home := t.TempDir()
+	tmp := filepath.Join(home, "tmp")
+	if err := os.Mkdir(tmp, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	u := &user{home: home, env: []string{
+		"PATH=" + bin + string(filepath.ListSeparator) + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + tmp,
+		"XDG_DATA_HOME=" + filepath.Join(home, "data"), "XDG_STATE_HOME=" + filepath.Join(home, "state"),
+		"XDG_CONFIG_HOME=" + filepath.Join(home, "config"), "GIT_CONFIG_GLOBAL=" + os.DevNull, "GIT_CONFIG_SYSTEM=" + os.DevNull,
+	}}
+	for _, name := range []string{"PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CERT", "PIP_CONFIG_FILE", "PIP_TRUSTED_HOST", "SSL_CERT_FILE", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"} {
+		if value, ok := os.LookupEnv(name); ok {
+			u.env = append(u.env, name+"="+value)
+		}
+	}
+	u.env = append(u.env, env...)
+	return u
+}
+
+// command is one of our binaries, or any other command, in the user's home.
+func (u *user) command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	path := filepath.Join(bin, name)
+	if _, err := os.Stat(path); err != nil {
+		path = name
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env, cmd.Dir, cmd.WaitDelay = u.env, u.home, 20*time.Second
+	return cmd
+}
+
+// result is how a command ended.
+type result struct {
+	stdout, stderr string
+	status         int
+}
+
+func (r result) String() string {
+	return fmt.Sprintf("status %d\nstdout: %s\nstderr: %s", r.status, r.stdout, r.stderr)
+}
+
+// do runs a command to its end.
+func (u *user) do(t *testing.T, name string, args ...string) result {
+	t.Helper()
+	r, err := finish(u.command(t.Context(), name, args...))
+	if err != nil {
+		t.Fatalf("%s %v: %v", name, args, err)
+	}
+	return r
+}
+
+// mesh runs mesh and expects an exit status.
+func (u *user) mesh(t *testing.T, status int, args ...string) result {
+	t.Helper()
+	r := u.do(t, "mesh", args...)
+	if r.status != status {
+		t.Fatalf("mesh %s: want status %d, got %v", strings.Join(args, " "), status, r)
+	}
+	return r
+}
+
+func finish(cmd *exec.Cmd) (result, error) {
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return result{}, err
+	}
+	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}, nil
+}

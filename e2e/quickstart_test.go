@@ -1,0 +1,304 @@
+package e2e_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"sort"
+	"strings"
+	"testing"
+)
+
+// codeBlocks returns the fenced blocks of a page, in order; language "" is a
+// block without one.
+func codeBlocks(t *testing.T, page, language string) []string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(root, page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var blocks []string
+	for _, m := range regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)^```$").FindAllStringSubmatch(string(data), -1) {
+		if m[1] == language {
+			blocks = append(blocks, m[2])
+		}
+	}
+	return blocks
+}
+
+// TestREADME pastes the commands of README's second screen into a shell, in a
+// folder like a fresh clone, and compares what they print with what it shows.
+func TestREADME(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	clone := filepath.Join(u.home, "toolmesh")
+	if err := os.CopyFS(filepath.Join(clone, "examples", "indexes"), os.DirFS(filepath.Join(root, "examples", "indexes"))); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = finish(u.command(context.WithoutCancel(t.Context()), "mesh", "down")) }) // if it still runs
+	shell := func(script string) result {
+		t.Helper()
+		cmd := u.command(t.Context(), "sh", "-e", "-c", script)
+		cmd.Dir = clone
+		r, err := finish(cmd)
+		if err != nil || r.status != 0 {
+			t.Fatalf("%v\n%s\n%v", err, script, r)
+		}
+		return r
+	}
+	var first, second string
+	for _, block := range codeBlocks(t, "README.md", "") {
+		switch {
+		case strings.Contains(block, "mesh up -d"):
+			first = block
+		case strings.Contains(block, "mesh down"):
+			second = block
+		}
+	}
+	if first == "" || second == "" {
+		t.Fatal("README shows no mesh up -d and mesh down any more")
+	}
+	// The binaries are built and on the PATH, and the port may be somebody else's.
+	first = regexp.MustCompile(`(?m)^make build.*$`).ReplaceAllString(first, "")
+	first = strings.Replace(first, "mesh up -d", "mesh up -d --nats-listen 127.0.0.1:0", 1)
+	r := shell(first)
+	shown := codeBlocks(t, "README.md", "json")
+	if len(shown) == 0 {
+		t.Fatal("README shows no result any more")
+	}
+	_, printed, found := strings.Cut(r.stdout, "{")
+	if !found {
+		t.Fatalf("no result: %v", r)
+	}
+	equalJSON(t, "the result", []byte("{"+printed), shown[0])
+	if !regexp.MustCompile(`(?m)^ready nats=nats://127\.0\.0\.1:\d+$`).MatchString(r.stdout) {
+		t.Errorf("no ready line: %v", r)
+	}
+	r = shell(second)
+	for _, want := range []string{"weather.forecast.today", "weather.forecast.hours", "hour", "23"} {
+		if !strings.Contains(r.stdout, want) {
+			t.Errorf("%q is not among what the second block prints: %v", want, r)
+		}
+	}
+	if r := u.do(t, "mesh", "ls"); r.status != 3 || !strings.Contains(r.stderr, "mesh up") {
+		t.Errorf("after mesh down: %v", r)
+	}
+}
+
+// TestQuickStartPage does the same for the commands of docs/quickstart.md that
+// need no network.
+func TestQuickStartPage(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	clone := filepath.Join(u.home, "toolmesh")
+	if err := os.CopyFS(filepath.Join(clone, "examples", "indexes"), os.DirFS(filepath.Join(root, "examples", "indexes"))); err != nil {
+		t.Fatal(err)
+	}
+	u.up(t, filepath.Join(u.home, "the-mesh"))
+	skip := regexp.MustCompile(`^(make|export|mesh up|mesh down|mesh-agent|mesh install (https|owner)|echo \$\?)`)
+	ran := 0
+	for _, block := range codeBlocks(t, filepath.Join("docs", "quickstart.md"), "") {
+		for line := range strings.Lines(block) {
+			line = strings.TrimSpace(line)
+			if !strings.Contains(line, "mesh ") || skip.MatchString(line) || strings.HasPrefix(line, "ready") {
+				continue
+			}
+			cmd := u.command(t.Context(), "sh", "-c", line)
+			cmd.Dir = clone
+			r, err := finish(cmd)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := 0
+			if strings.Contains(line, "Atlantis") {
+				want = 1 // its own status is what the page explains
+				if !strings.Contains(r.stderr, "Atlantis") || !strings.Contains(r.stderr, "UnknownCity") {
+					t.Errorf("%s: %v", line, r)
+				}
+			}
+			if r.status != want {
+				t.Errorf("%s: %v, want status %d", line, r, want)
+			}
+			ran++
+		}
+	}
+	if ran < 8 {
+		t.Errorf("only %d commands of the page were run", ran)
+	}
+}
+
+// TestJSON holds what --json prints against the shapes that scripts of other
+// people rely on.
+func TestJSON(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	u.up(t, filepath.Join(u.home, "the-mesh"))
+	lab := example(t, "lab")
+	keys := func(what string, text string, want ...string) map[string]any {
+		t.Helper()
+		var object map[string]any
+		if err := json.Unmarshal([]byte(text), &object); err != nil {
+			t.Errorf("%s: %v: %s", what, err, text)
+			return nil
+		}
+		got := make([]string, 0, len(object))
+		for k := range object {
+			got = append(got, k)
+		}
+		sort.Strings(got)
+		sort.Strings(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s has %v, want %v", what, got, want)
+		}
+		return object
+	}
+	element := func(object map[string]any, name string) string {
+		t.Helper()
+		list, ok := object[name].([]any)
+		if !ok || len(list) == 0 {
+			t.Errorf("%s is %v, want a list that is not empty", name, object[name])
+			return "{}"
+		}
+		data, err := json.Marshal(list[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	r := u.mesh(t, 0, "install", "file://"+lab, "--json")
+	lines := strings.Split(strings.TrimSpace(r.stdout), "\n")
+	for _, line := range lines[:len(lines)-1] {
+		keys("a step of install", line, "job", "step", "state", "percent")
+	}
+	keys("the end of install", lines[len(lines)-1], "index", "revision", "tools", "unavailable")
+	if r.stderr != "" {
+		t.Errorf("install --json in a pipe says %q on stderr", r.stderr)
+	}
+
+	tool := keys("ls", u.mesh(t, 0, "ls", "--json").stdout, "tools")
+	keys("a tool of ls", element(tool, "tools"), "id", "index", "session", "description", "state", "reason", "streaming", "nodes")
+
+	info := keys("info", u.mesh(t, 0, "info", "lab.bank.withdraw", "--json").stdout,
+		"id", "name", "description", "input_schema", "output_schema", "annotations", "metadata", "source", "warnings", "digest", "index", "nodes",
+		"positional") // for the envelope form, where there are positional parameters
+	if data, err := json.Marshal(info["index"]); err != nil {
+		t.Error(err)
+	} else {
+		keys("the index of info", string(data), "name", "revision")
+	}
+	keys("call", u.mesh(t, 0, "call", "lab.timing.nap", "seconds=0", "--json").stdout, "rpc_id", "status", "result", "node", "duration_ms")
+	failed := keys("a failed call", u.mesh(t, 1, "call", "lab.bank.withdraw", "account=bob", "amount=20", "--json").stdout, "rpc_id", "status", "error")
+	if e, ok := failed["error"].(map[string]any); !ok || e["code"] != "tool_error" || failed["status"] != "error" {
+		t.Errorf("the failed call prints %v", failed)
+	}
+
+	lines = strings.Split(strings.TrimSpace(u.mesh(t, 0, "stream", "lab.streams.countdown", "start=1", "pause=0", "--json").stdout), "\n")
+	if len(lines) != 3 {
+		t.Errorf("stream prints %q", lines)
+	} else {
+		keys("an item of stream", lines[0], "seq", "data")
+		equalJSON(t, "the end of stream", []byte(lines[2]), `{"complete":true,"count":2}`)
+	}
+	lines = strings.Split(strings.TrimSpace(u.mesh(t, 1, "stream", "lab.streams.breaks", "after=1", "--json").stdout), "\n")
+	keys("the end of a stream that breaks", lines[len(lines)-1], "error")
+
+	nodes := keys("nodes", u.mesh(t, 0, "nodes", "--json").stdout, "nodes")
+	one := keys("a node", element(nodes, "nodes"), "id", "boot", "version", "state", "labels", "slots", "in_flight", "indexes", "sandbox", "reasons")
+	if one["version"] != "1.2.3-e2e" || one["state"] != "serving" {
+		t.Errorf("the node is %v", one)
+	}
+	version := keys("version", u.mesh(t, 0, "version", "--json").stdout, "version", "commit", "proto", "nats_server")
+	if version["version"] != "1.2.3-e2e" || version["commit"] != "0123abc" {
+		t.Errorf("version prints %v", version)
+	}
+	keys("indexes", u.mesh(t, 0, "indexes", "--json").stdout, "indexes")
+	var session struct{ ID string }
+	u.json(t, &session, "session", "create", "mine", "--json")
+	if session.ID != "mine" {
+		t.Errorf("session create prints the id %q", session.ID)
+	}
+
+	for _, tc := range []struct {
+		status int
+		code   string
+		args   []string
+	}{
+		{1, "invalid_arguments", []string{"call", "lab.bank.withdraw", `{"account":1}`}},
+		{1, "deadline_exceeded", []string{"call", "lab.timing.slow", "seconds=60", "--timeout=200ms"}},
+		{1, "install_failed", []string{"install", "file:///no/such/repository"}},
+		{2, "invalid_request", []string{"call", "lab.bank.withdraw", "account=bob", "amount=much"}},
+		{2, "invalid_request", []string{"call", "lab.bank.withdraw", "{not json"}},
+		{2, "invalid_request", []string{"call"}},
+		{2, "invalid_request", []string{"cal", "lab.bank.withdraw"}},
+		{3, "tool_not_found", []string{"call", "lab.bank.withdrw"}},
+		{3, "invalid_request", []string{"install", "file://" + example(t, "weather"), "--name=lab"}},
+		{3, "unavailable", []string{"ls", "--server=nats://127.0.0.1:1"}},
+	} {
+		r := u.mesh(t, tc.status, append(tc.args, "--json")...)
+		lines := strings.Split(strings.TrimSpace(r.stdout), "\n")
+		var answer struct {
+			Error struct{ Code, Message string }
+		}
+		if err := json.Unmarshal([]byte(lines[len(lines)-1]), &answer); err != nil || answer.Error.Code != tc.code || answer.Error.Message == "" {
+			t.Errorf("mesh %v: want the code %s: %v", tc.args, tc.code, r)
+		}
+		// Without --json the same is said to a person, on stderr.
+		r = u.mesh(t, tc.status, tc.args...)
+		if r.stdout != "" || r.stderr == "" {
+			t.Errorf("mesh %v without --json: %v", tc.args, r)
+		}
+	}
+}
+
+// TestDemo is the first thing that anybody runs.
+func TestDemo(t *testing.T) {
+	t.Parallel()
+	needsPackages(t)
+	u := newUser(t, "MESH_SLOTS=1", "NATS_URL=nats://127.0.0.1:1") // the demo minds nothing of what is set
+	r := u.mesh(t, 0, "demo")
+	for _, want := range []string{`"20.9"`, `"24.1"`, "InvalidVersion", "Oslo", "callers", "InsufficientFunds", "from Go", "Clean again"} {
+		if !strings.Contains(r.stdout, want) {
+			t.Errorf("the demo does not show %q:\n%v", want, r)
+		}
+	}
+	if r.stderr != "" {
+		t.Errorf("the demo says on stderr: %s", r.stderr)
+	}
+	for _, dir := range []string{"tmp", "data", "state", "config"} {
+		left, err := filepath.Glob(filepath.Join(u.home, dir, "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(left) > 0 {
+			t.Errorf("the demo leaves %v", left)
+		}
+	}
+	if left := processesWith(t, u.home); len(left) > 0 {
+		t.Errorf("processes of the demo are left: %v", left)
+	}
+}
+
+// processesWith lists processes that have a text in their command line or
+// environment.
+func processesWith(t *testing.T, text string) []string {
+	t.Helper()
+	folders, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, f := range folders {
+		for _, file := range []string{"cmdline", "environ"} {
+			data, err := os.ReadFile(filepath.Join(f, file))
+			if err == nil && strings.Contains(string(data), text) {
+				line, _ := os.ReadFile(filepath.Join(f, "cmdline"))
+				found = append(found, filepath.Base(f)+" "+strings.ReplaceAll(string(line), "\x00", " "))
+				break
+			}
+		}
+	}
+	return found
+}

@@ -1,0 +1,52 @@
+package executor_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/toolmesh/toolmesh/executor"
+)
+
+// TestLongCallsDoNotWaitForEachOther starts as many calls as there may be
+// workers, none of which ends before all have begun. Nothing is known yet of how
+// long calls of this index take; and later all that is known is that they were
+// brief.
+func TestLongCallsDoNotWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	const calls = 6
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.MaxWorkers = calls }), fmt.Sprintf(`
+import os, time
+def meet(folder, name):
+    open(os.path.join(folder, name), "w").close()
+    while len(os.listdir(folder)) < %d:
+        time.sleep(0.005)
+    return name
+def brief(): return 1
+`, calls), "meet", "brief")
+	for round := range 2 {
+		folder := t.TempDir()
+		var wg sync.WaitGroup
+		for i := range calls {
+			wg.Go(func() {
+				args, err := json.Marshal(map[string]string{"folder": folder, "name": fmt.Sprint("c", i)})
+				if err != nil {
+					t.Error(err)
+				}
+				if _, err := ix.Call(t.Context(), executor.Call{Tool: "t.meet", Args: args}, nil); err != nil {
+					t.Errorf("round %d: %v", round, err)
+				}
+			})
+		}
+		wg.Wait()
+		if files, err := os.ReadDir(filepath.Clean(folder)); err != nil || len(files) != calls {
+			t.Errorf("round %d: %d calls met (%v)", round, len(files), err)
+		}
+		for range 200 { // the next round comes after brief calls alone
+			mustCall(t, ix, "t.brief", `{}`, `1`)
+		}
+	}
+}
