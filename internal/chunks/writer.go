@@ -66,7 +66,7 @@ type Writer struct {
 	progress time.Time
 	resent   time.Time
 	link     uint64 // the connection, counted, on which the window was sent
-	doubt    bool // the first chunk was sent again and refused: by itself?
+	doubt    bool   // the first chunk was sent again and refused: by itself?
 	err      error
 	closed   bool
 }
