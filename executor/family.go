@@ -3,12 +3,12 @@ package executor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
 
 	"github.com/toolmesh/toolmesh/executor/sandbox"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 // family is the processes of an index that have a zygote key in common: the
@@ -34,7 +34,7 @@ type family struct {
 
 // open starts the first zygote.
 func (f *family) open(ctx context.Context) ([]Unavailable, error) {
-	z, err := f.newZygote(ctx)
+	z, err := f.newZygote(ctx, f.setup)
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +51,7 @@ func (f *family) open(ctx context.Context) ([]Unavailable, error) {
 }
 
 // newZygote starts a zygote, leaving out modules that hang or end the process.
-func (f *family) newZygote(ctx context.Context) (*zygote, error) {
+func (f *family) newZygote(ctx context.Context, s setup) (*zygote, error) {
 	ix := f.index
 	for {
 		select {
@@ -59,7 +59,7 @@ func (f *family) newZygote(ctx context.Context) (*zygote, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		z, err := startZygote(ctx, ix.log, ix.x.spawner, f.command, f.setup, ix.x.opts.StartTimeout, ix.x.maxFrame())
+		z, err := startZygote(ctx, ix.log, ix.x.spawner, f.command, s, ix.x.opts.StartTimeout, ix.x.maxFrame())
 		<-ix.x.starting
 		var failure *importFailure
 		if errors.As(err, &failure) {
@@ -87,12 +87,19 @@ func (f *family) newZygote(ctx context.Context) (*zygote, error) {
 }
 
 // sameTools checks that a new zygote serves what the first did: slots are places
-// in that list.
-func (f *family) sameTools(z *zygote) error {
-	if !slices.EqualFunc(f.tools, z.about.Tools, func(a, b Tool) bool { return a.Name == b.Name && a.Kind == b.Kind }) {
-		return errors.New("the index's modules offer other tools than when it was opened; open it again")
+// in that list. One that serves a single tool has it at the first place.
+func (f *family) sameTools(z *zygote, only string) error {
+	want := f.tools
+	if only != "" {
+		want = slices.DeleteFunc(slices.Clone(want), func(t Tool) bool { return t.Name != only })
 	}
-	return nil
+	if slices.EqualFunc(want, z.about.Tools, func(a, b Tool) bool { return a.Name == b.Name && a.Kind == b.Kind }) {
+		return nil
+	}
+	for _, u := range z.about.Unavailable {
+		return fmt.Errorf("%s can no longer be imported: %s", u.Name, u.Reason)
+	}
+	return errors.New("the index's modules offer other tools than when it was opened; open it again")
 }
 
 // newWorker starts a worker: a fork of the zygote, or a process of its own that
@@ -102,8 +109,8 @@ func (f *family) newWorker(c *crew) (*worker, error) {
 	ix := f.index
 	ctx, cancel := ix.untilStop(context.Background())
 	defer cancel()
-	solo := f.solo() || c.key.isolation == tool.IsolationFresh
-	z, err := f.source(ctx, solo)
+	solo := f.solo() || c.key.tool != ""
+	z, err := f.source(ctx, solo, c.key.tool)
 	if err != nil {
 		return nil, err
 	}
@@ -124,21 +131,20 @@ func (f *family) newWorker(c *crew) (*worker, error) {
 
 // source is the zygote to make a worker of: for a process of its own one that
 // nobody else uses, else the one that all forks come from.
-func (f *family) source(ctx context.Context, solo bool) (*zygote, error) {
+func (f *family) source(ctx context.Context, solo bool, only string) (*zygote, error) {
+	if only != "" {
+		return f.another(ctx, only)
+	}
 	if solo {
 		f.mu.Lock()
 		z := f.current
-		if !f.solo() {
-			z = nil // others fork it
-		} else {
-			f.current = nil
-		}
+		f.current = nil
 		f.mu.Unlock()
 		if z != nil && !z.gone() {
 			return z, nil
 		}
 		f.discard(z)
-		return f.another(ctx)
+		return f.another(ctx, "")
 	}
 	f.renewing.Lock() // many may want the first fork of a new one
 	defer f.renewing.Unlock()
@@ -152,7 +158,7 @@ func (f *family) source(ctx context.Context, solo bool) (*zygote, error) {
 		return z, nil
 	}
 	f.discard(z)
-	z, err := f.another(ctx)
+	z, err := f.another(ctx, "")
 	if err != nil {
 		return nil, err
 	}
@@ -162,13 +168,18 @@ func (f *family) source(ctx context.Context, solo bool) (*zygote, error) {
 	return z, nil
 }
 
-// another starts one more zygote, which must serve what the first did.
-func (f *family) another(ctx context.Context) (*zygote, error) {
-	z, err := f.newZygote(ctx)
+// another starts one more zygote, which must serve what the first did, or only
+// that one tool.
+func (f *family) another(ctx context.Context, only string) (*zygote, error) {
+	s := f.setup
+	if only != "" {
+		s.Tools = []string{only}
+	}
+	z, err := f.newZygote(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	if err := f.sameTools(z); err != nil {
+	if err := f.sameTools(z, only); err != nil {
 		f.discard(z)
 		return nil, err
 	}

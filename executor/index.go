@@ -274,9 +274,11 @@ func (ix *Index) open(ctx context.Context) error {
 // crew finds the crew that runs a tool's calls in an isolation, or makes it. A
 // session's come from lease.
 func (ix *Index) crew(t *served, isolation tool.Isolation) (*crew, *toolmesh.Error) {
-	return ix.crewOf(t.family, workerKey{
-		zygoteKey: t.family.key, async: t.Kind.async(), isolation: isolation, limits: t.policy.Limits,
-	})
+	key := workerKey{zygoteKey: t.family.key, async: t.Kind.async(), isolation: isolation, limits: t.policy.Limits}
+	if isolation == tool.IsolationFresh {
+		key.tool = t.Name
+	}
+	return ix.crewOf(t.family, key)
 }
 
 func (ix *Index) crewOf(f *family, key workerKey) (*crew, *toolmesh.Error) {

@@ -72,6 +72,7 @@ type workerKey struct {
 	isolation tool.Isolation
 	limits    tool.Limits
 	session   string // of isolation session
+	tool      string // of isolation fresh: its workers import nothing else
 }
 
 // profile is the digest of an environment.
