@@ -191,6 +191,7 @@ func (c *crew) assign(w *worker, j *job) {
 		w.jobs[j.id] = j
 	} else {
 		w.current.Store(j)
+		w.from.brisk = c.busy < runtime.GOMAXPROCS(0) && c.queue.len() == 0
 	}
 }
 
