@@ -37,6 +37,7 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator, Callable, Generator
+    from importlib.machinery import ModuleSpec
     from typing import NoReturn
 
     from .aloop import Worker as LoopWorker
@@ -226,7 +227,7 @@ class Channel:
                 return
         del self._waiters[waiter.id]
         if forked:
-            _refuse("invalid_request", "a process that a tool started cannot call other tools: call from the tool", tool)
+            _refuse("invalid_request", "a process that a tool forked cannot call other tools: the tool can", tool)
         if call:
             _refuse("invalid_request", "the call that this code belongs to is over: it can call no other tools", tool)
         _refuse("invalid_request", "no call runs that this code belongs to: tools call tools, modules that are "
@@ -337,8 +338,7 @@ class LoopChannel(Channel):
 
     def _refuse_loop(self, tool: str, instead: str) -> None:
         if get_ident() == self._main:
-            _refuse("invalid_request", f"this would block the event loop that all calls of this worker run on: {instead}",
-                    tool)
+            _refuse("invalid_request", f"this would block the event loop that all calls here run on: {instead}", tool)
 
     def call(self, tool: str, args: bytes, timeout: float | None) -> bytes:
         self._refuse_loop(tool, "await mesh.acall(...)")
@@ -623,13 +623,14 @@ class Finder:
     that an installed package comes first; that one finds the channel here."""
 
     @staticmethod
-    def find_spec(name: str, _path: object = None, _target: object = None) -> object:
+    def find_spec(name: str, _path: object = None, _target: object = None, /) -> ModuleSpec | None:
         """What importlib asks of a finder."""
         if name != "toolmesh":
             return None
         from importlib.machinery import ModuleSpec
 
-        return ModuleSpec(name, _Loader(), origin="the mesh", is_package=True)
+        loader = _Loader()
+        return ModuleSpec(name, loader, origin="the mesh", is_package=True)  # type: ignore[arg-type]  # it is one
 
 
 class _Loader:
