@@ -22,7 +22,9 @@ const (
 	maxCancels   = 10_000
 )
 
-// Key names a call.
+// Key names a call. The RPC alone names it on a node: under one that is taken,
+// another session is another call, which is refused. What is done to a call by
+// its key, as a cancel, needs the session as well.
 type Key struct {
 	Session subjects.SessionID
 	RPC     subjects.RPCID
@@ -147,7 +149,7 @@ const spares = 64
 
 // name takes a name; what had it before is no longer found. t.mu is held.
 func (t *Table[T]) name(r Request) *entry[T] {
-	if old := t.find(r.Key); old != nil {
+	if old := t.find(r.Key.RPC); old != nil {
 		t.unname(old)
 	}
 	if len(t.spare) == 0 {
@@ -155,19 +157,27 @@ func (t *Table[T]) name(r Request) *entry[T] {
 	}
 	k := &t.spare[0]
 	t.spare = t.spare[1:]
-	k.hash, k.request, k.named = t.hash(r.Key), r, true
+	k.hash, k.request, k.named = t.hash(r.Key.RPC), r, true
 	k.next, t.names[k.hash] = t.names[k.hash], k
 	return k
 }
 
-func (t *Table[T]) hash(key Key) uint64 { return maphash.String(t.seed, string(key.RPC)) }
+func (t *Table[T]) hash(rpc subjects.RPCID) uint64 { return maphash.String(t.seed, string(rpc)) }
 
-// find returns the entry of a key, or nil; t.mu is held.
-func (t *Table[T]) find(key Key) *entry[T] {
-	for k := t.names[t.hash(key)]; k != nil; k = k.next {
-		if k.request.Key == key {
+// find returns the entry of a name, or nil; t.mu is held.
+func (t *Table[T]) find(rpc subjects.RPCID) *entry[T] {
+	for k := t.names[t.hash(rpc)]; k != nil; k = k.next {
+		if k.request.Key.RPC == rpc {
 			return k
 		}
+	}
+	return nil
+}
+
+// of returns the entry of a key, or nil; t.mu is held.
+func (t *Table[T]) of(key Key) *entry[T] {
+	if k := t.find(key.RPC); k != nil && k.request.Key.Session == key.Session {
+		return k
 	}
 	return nil
 }
@@ -216,7 +226,7 @@ func (t *Table[T]) Repeated(r Request, waiter func(Record)) (verdict Verdict, c 
 // repeated decides on a request whose key is known; Run says that it is not.
 // t.mu is held.
 func (t *Table[T]) repeated(r Request, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
-	k := t.find(r.Key)
+	k := t.find(r.Key.RPC)
 	switch {
 	case k == nil || k.running == nil && t.now().Sub(k.ended) >= keepResults:
 		return Run, nil, Record{}, nil
@@ -235,7 +245,7 @@ func (t *Table[T]) repeated(r Request, waiter func(Record)) (Verdict, *Call[T], 
 
 func collision(r Request) *toolmesh.Error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest,
-		"rpc_id %q already names another call (tool, kind and body must agree): use a new one", r.Key.RPC).
+		"rpc_id %q already names another call (session, tool, kind and body must agree): use a new one", r.Key.RPC).
 		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 }
 
@@ -322,7 +332,7 @@ func (t *Table[T]) forgetOldest() {
 func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	k := t.find(key)
+	k := t.of(key)
 	if k != nil {
 		return k.running, k.running != nil
 	}
@@ -336,7 +346,7 @@ func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
 func (t *Table[T]) Lookup(key Key) (*Call[T], bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	k := t.find(key)
+	k := t.of(key)
 	if k == nil {
 		return nil, false
 	}
