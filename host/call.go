@@ -127,7 +127,7 @@ func (h *Host) receive(m *nats.Msg) {
 	}
 	if req.RPCID != "" {
 		r.Key = admit.Key{Session: s.Session, RPC: subjects.WireName(req.RPCID)}
-		r.Digest = req.Digest()
+		r.Digest = admit.DigestOf(req.Body())
 	} else {
 		req.RPCID = newRPCID(req.Delivery)
 	}
