@@ -59,7 +59,7 @@ func (f *family) newZygote(ctx context.Context, s setup) (*zygote, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		z, err := startZygote(ctx, ix.log, ix.x.spawner, f.command, s, ix.x.opts.StartTimeout, ix.x.maxFrame())
+		z, err := startZygote(ctx, ix.log, ix.x.spawner, f.command, s, ix.redact, ix.x.opts.StartTimeout, ix.x.maxFrame())
 		<-ix.x.starting
 		var failure *importFailure
 		if errors.As(err, &failure) {

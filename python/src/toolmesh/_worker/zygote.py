@@ -228,12 +228,14 @@ class Zygote:
         import logging
         import typing  # noqa: F401
 
-        from . import binding, failures, loop, output, schema, values  # noqa: F401
+        from . import binding, failures, loop, output, redaction, schema, values  # noqa: F401
 
         gc.disable()
         logging.raiseExceptions = False
         os.chdir(self._setup["cwd"])
         failures.set_root(self._setup["root"])
+        # Before the index's own code can change them.
+        redaction.add(os.environ.get(name, "") for name in self._setup.get("secrets") or ())
         sys.path[:0] = self._setup["paths"]
         sys.argv = [""]
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -460,16 +462,14 @@ def _load(name: str, module: str, attribute: str) -> tuple[Tool | None, str, str
         hint = f"; did you mean {near[0]}?" if near else ""
         return None, f"the module {module} has no {attribute}{hint}", ""
     except BaseException as failure:  # noqa: B036 - a module's __getattr__ may do anything
-        reason = f"{name} cannot be read: {type(failure).__name__}: {failures.message_of(failure)}"
-        return None, reason, failures.trace(failure)
+        return None, *failures.unreadable(failure, f"{name} cannot be read")
     function = _unwrap(found)
     if not callable(function):
         return None, f"{name} is of type {type(found).__name__}, not a function", ""
     try:
         return binding.Tool(name, function, schema.kind_of(function), schema.signature(function)), "", ""
     except BaseException as failure:  # noqa: B036 - one tool must not take the others along
-        reason = f"{name} cannot be described: {type(failure).__name__}: {failures.message_of(failure)}"
-        return None, reason, failures.trace(failure)
+        return None, *failures.unreadable(failure, f"{name} cannot be described")
 
 
 def _unwrap(found: Any) -> Any:
