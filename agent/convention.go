@@ -5,7 +5,9 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"unicode"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/deploy"
@@ -62,12 +64,13 @@ func (i *instance) namesOf(function string) []string {
 	})
 }
 
-// missing adds to the reason of a failed import what to do, where it names a
-// declared variable that has no value.
+// missing says what to do about a failed import whose reason names a declared
+// variable that has no value.
 func (i *instance) missing(reason string) string {
+	words := strings.FieldsFunc(reason, func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) })
 	for _, v := range i.build.Manifest.Env {
-		if _, given := i.build.Env[v.Name]; !given && strings.Contains(reason, "'"+v.Name+"'") {
-			return reason + ": install again with --env " + v.Name
+		if _, given := i.build.Env[v.Name]; !given && slices.Contains(words, v.Name) {
+			return "the import needs the variable " + v.Name + ": install again with --env " + v.Name
 		}
 	}
 	return reason
@@ -98,7 +101,7 @@ func (i *instance) closeCommands(ctx context.Context) error {
 }
 
 // openCommands makes tools of the usable names that are commands.
-func (i *instance) openCommands(env *executor.Env, usable []string) error {
+func (i *instance) openCommands(env *executor.Env, usable []string, vars map[string]string) error {
 	ref := tool.IndexRef{Name: i.build.Name, Revision: i.build.Revision}
 	for _, name := range usable {
 		c := i.build.Manifest.Command(name)
@@ -108,7 +111,7 @@ func (i *instance) openCommands(env *executor.Env, usable []string) error {
 		if i.commands == nil {
 			var err error
 			i.commands, err = i.a.executor.OpenCommands(executor.CommandSpec{
-				Name: string(i.build.Name), Revision: i.build.Revision, SourceDir: i.build.Dir, Env: env, Vars: i.build.Env,
+				Name: string(i.build.Name), Revision: i.build.Revision, SourceDir: i.build.Dir, Env: env, Vars: vars,
 				Concurrency: i.build.Manifest.Concurrency,
 			})
 			if err != nil {
@@ -124,13 +127,26 @@ func (i *instance) openCommands(env *executor.Env, usable []string) error {
 		}
 		d, err := i.build.Manifest.Descriptor(ref, name, introspected(c))
 		if err != nil {
-			unavailable(err.Error())
+			unavailable(toolmesh.AsError(err).Message)
 			continue
 		}
 		i.ids = append(i.ids, d.ID)
-		i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &commandTool{i: i, c: c, name: name, output: int(d.Annotations.Limits.Output)}})
+		i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &commandTool{
+			i: i, c: c, name: name, output: int(d.Annotations.Limits.Output), vars: i.varsOf(name),
+		}})
 	}
 	return nil
+}
+
+// varsOf are the values of the variables that a tool may see.
+func (i *instance) varsOf(name string) map[string]string {
+	vars := make(map[string]string)
+	for _, v := range i.build.Manifest.EnvOf(name) {
+		if value, ok := i.build.Env[v.Name]; ok {
+			vars[v.Name] = value
+		}
+	}
+	return vars
 }
 
 // introspected is what a command's declaration says of it.
@@ -146,6 +162,7 @@ type commandTool struct {
 	c      *index.Command
 	name   string
 	output int
+	vars   map[string]string
 }
 
 // ServeTool implements [host.Handler].
@@ -156,7 +173,7 @@ func (t *commandTool) ServeTool(ctx context.Context, call *host.Call, sink host.
 	}
 	s := &pythonSink{sink: sink, log: t.i.a.log, call: call}
 	result, err := t.i.commands.Call(ctx, executor.CommandCall{
-		Tool: t.name, RPCID: string(call.RPCID), Argv: argv, Lines: t.c.Streaming, Text: t.c.Text, Output: t.output,
+		Tool: t.name, RPCID: string(call.RPCID), Argv: argv, Lines: t.c.Streaming, Text: t.c.Text, Output: t.output, Vars: t.vars,
 		Stream: call.Stream, Collect: call.Collect,
 	}, s)
 	if err != nil || call.Stream {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -52,6 +53,8 @@ type CommandCall struct {
 	// Output bounds the result, or an item, in bytes. Defaults to the executor's
 	// MaxResult.
 	Output int
+	// Vars are environment variables on top of those of all commands.
+	Vars map[string]string
 	// Stream and Collect are as in [Call].
 	Stream, Collect bool
 }
@@ -63,7 +66,7 @@ type Commands struct {
 	spec    CommandSpec
 	log     *slog.Logger
 	command sandbox.Command
-	env     []string
+	bin     string
 	path    []string // folders that programs are looked for in
 	places  chan struct{}
 
@@ -96,9 +99,9 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*Commands, error) {
 	c := &Commands{
 		x: x, spec: spec, places: make(chan struct{}, places), stop: make(chan struct{}),
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
-		env: append(x.workerEnv(bin, spec.Vars), "VIRTUAL_ENV="+spec.Env.Dir),
+		bin: bin,
 	}
-	for _, line := range c.env {
+	for _, line := range c.environ(nil) {
 		if list, ok := strings.CutPrefix(line, "PATH="); ok {
 			c.path = filepath.SplitList(list)
 		}
@@ -113,6 +116,15 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*Commands, error) {
 	}
 	x.commands[c] = struct{}{}
 	return c, nil
+}
+
+// environ is a program's whole environment: what the index's tools see, and the
+// name of the environment that they run in.
+func (c *Commands) environ(more map[string]string) []string {
+	vars := map[string]string{"VIRTUAL_ENV": c.spec.Env.Dir}
+	maps.Copy(vars, c.spec.Vars)
+	maps.Copy(vars, more)
+	return c.x.workerEnv(c.bin, vars)
 }
 
 // commandBootstrap is as [bootstrap], for one run of a program.
@@ -238,7 +250,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	}
 	r.proc = proc
 	defer proc.Kill()
-	if _, err := proc.Control.Write(request(r.call.Argv, r.c.env)); err != nil {
+	if _, err := proc.Control.Write(request(r.call.Argv, r.c.environ(r.call.Vars))); err != nil {
 		return nil, unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	var helpers sync.WaitGroup
