@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -132,9 +134,10 @@ type Executor struct {
 	// than there are processors would only make each other late.
 	starting chan struct{}
 
-	mu      sync.Mutex
-	closed  bool
-	indexes map[*Index]struct{}
+	mu       sync.Mutex
+	closed   bool
+	indexes  map[*Index]struct{}
+	commands map[*Commands]struct{}
 }
 
 // New makes an executor in dir, which belongs to it alone and is made if need be.
@@ -161,7 +164,7 @@ func New(dir string, opts *Options) (*Executor, error) {
 			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Pythons: o.Pythons, Warm: filepath.Join(files, workerPackage),
 		}),
 		starting: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
-		indexes:  map[*Index]struct{}{},
+		indexes:  map[*Index]struct{}{}, commands: map[*Commands]struct{}{},
 	}, nil
 }
 
@@ -229,6 +232,13 @@ func (x *Executor) Lock(ctx context.Context, sourceDir, python string, progress 
 	return x.venvs.Lock(ctx, sourceDir, python, progress)
 }
 
+// LockRequirements resolves requirements that no file of their own declares, as
+// [Executor.Lock] does. name is what declares them, for messages. Each
+// requirement is one line of a requirements file that is no option.
+func (x *Executor) LockRequirements(ctx context.Context, name, python string, requirements []string, progress func(Step)) (Lock, error) {
+	return x.venvs.LockRequirements(ctx, name, python, requirements, progress)
+}
+
 // Environment makes the environment that a lock describes, or finds it: equal
 // locks share one. What a stopped build left is built anew. sourceDir is where
 // relative paths in requirements start. progress may be nil. Errors are
@@ -260,11 +270,15 @@ func (x *Executor) Close() error {
 	for ix := range x.indexes {
 		indexes = append(indexes, ix)
 	}
+	commands := slices.Collect(maps.Keys(x.commands))
 	x.mu.Unlock()
 	at, cancel := context.WithCancel(context.Background())
 	cancel()
 	for _, ix := range indexes {
 		_ = ix.Close(at)
+	}
+	for _, c := range commands {
+		_ = c.Close(at)
 	}
 	x.venvs.Close()
 	x.spawner.Close()
