@@ -254,9 +254,6 @@ func (i *instance) describe() {
 
 // notYet says which declarations of a tool this version does not act on.
 func notYet(a tool.Annotations) (warnings []string) {
-	if a.Isolation != "" && a.Isolation != tool.IsolationWarm {
-		warnings = append(warnings, "isolation "+string(a.Isolation)+" is not built yet: calls run in a warm worker")
-	}
 	if !a.Limits.IsZero() {
 		warnings = append(warnings, "limits are not enforced yet, but for the timeout")
 	}
@@ -298,7 +295,7 @@ type pythonTool struct {
 func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.Sink) error {
 	s := &pythonSink{sink: sink, log: p.i.a.log, call: call}
 	result, err := p.i.index.Call(ctx, executor.Call{
-		Tool: p.name, RPCID: string(call.RPCID), Session: string(call.Session), Isolation: tool.Isolation(call.Isolation), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
+		Tool: p.name, RPCID: string(call.RPCID), Session: leaseName(call.Session, call.Epoch), Isolation: tool.Isolation(call.Isolation), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
 	}, s)
 	if err != nil || call.Stream {
 		return err

@@ -84,7 +84,8 @@ type Index struct {
 	crews   map[workerKey]*crew
 	ended   bool // no further crews
 
-	leases leases
+	leases  leases
+	spawned atomic.Int64 // workers that should have been forks
 
 	inFlight  atomic.Int64
 	closing   atomic.Bool
@@ -550,7 +551,11 @@ func (ix *Index) Stats() Stats {
 		}
 		c.mu.Unlock()
 	}
+	s.Spawned = int(ix.spawned.Load())
 	for _, f := range ix.families {
+		if f.forkUnsafe != "" {
+			s.ForkUnsafe = f.forkUnsafe
+		}
 		f.mu.Lock()
 		if z := f.current; z != nil && s.Root == 0 {
 			s.Root = z.proc.Pid()

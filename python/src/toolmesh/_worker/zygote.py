@@ -13,6 +13,7 @@ import signal
 import sys
 from select import POLLIN, poll
 
+from . import forking
 from .frames import BECOME, DESCRIBED, EXITED, FORK, FORKED, HEADER, HEADER_SIZE, IMPORTING, SETUP
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -293,12 +294,11 @@ class Zygote:
         gc.collect()
         gc.freeze()
         gc.enable()
-        threads = _threads()
         self._send(DESCRIBED, {
             "tools": tools,
             "unavailable": unavailable,
             "python": sys.version.split()[0],
-            "fork_unsafe": f"{threads} threads run after the imports" if threads > 1 else "",
+            "fork_unsafe": forking.unsafe(self._socket.fileno()),
         })
 
     def _serve(self) -> NoReturn:
@@ -398,7 +398,7 @@ class Zygote:
             words = memoryview(mmap.mmap(page, 4096)).cast("Q")
             for fd in (one, two, page):
                 os.close(fd)
-            _reseed()
+            forking.reseed()
             about: bytes = self._json.dumps({"pid": os.getpid()}).encode()
             if request["kind"] == "async":
                 from .aloop import start
@@ -422,17 +422,6 @@ def _run_exit_handlers() -> None:
     import atexit
 
     atexit._run_exitfuncs()
-
-
-def _reseed() -> None:
-    """Copies of one process must not draw the same random numbers. The random
-    module sees to itself; numpy's global generator does not."""
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None:
-        try:
-            numpy.seed()
-        except Exception:
-            pass
 
 
 def _import(module: str) -> tuple[str, str] | None:
@@ -483,13 +472,3 @@ def _unwrap(found: Any) -> Any:
         if callable(inner) and type(found).__name__ != "partial":
             return inner
     return found
-
-
-def _threads() -> int:
-    """How many threads this process has, ours included."""
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        import threading
-
-        return threading.active_count()
