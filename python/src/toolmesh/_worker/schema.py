@@ -672,7 +672,8 @@ def signature(function: Callable[..., Any]) -> Signature:
             continue
         if kind == "varargs":
             shape = Shape({"type": "array", "items": shape.schema}, "array", load=varargs(shape))
-        default, fill, extra = parameter.default, None, {}
+        default, fill = parameter.default, None
+        extra: Schema = {}
         if kind != "varargs" and default is not _EMPTY:
             is_field, inner_default = models.field_default(default)
             if is_field:
