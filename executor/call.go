@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"log/slog"
 	"time"
+
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Kind says how a tool is run.
@@ -49,6 +51,11 @@ type Call struct {
 	Tool string // a [Tool.Name]
 	// RPCID names the call in log lines. It need not be unique here.
 	RPCID string
+	// Session is whose call it is; calls of one session share the workers that
+	// isolation session leases to it.
+	Session string
+	// Isolation tightens that of the tool's [Policy]; a looser one is ignored.
+	Isolation tool.Isolation
 	// Args is the arguments object, passed through unparsed; empty means none.
 	Args json.RawMessage
 	// VarArgs is an array of further positional arguments, for tools that take them.
@@ -100,6 +107,9 @@ type Stats struct {
 	Busy     int   // calls in workers
 	Waiting  int   // calls in the queue
 	Restarts int   // workers that ended without being told to, since Open
+	Spawned  int   // workers that imported the index themselves because it must not be forked, since Open
 	Pids     []int // of the workers
 	Root     int   // pid of the process above them all
+	// ForkUnsafe is why tools of the index are not forked; empty when all are.
+	ForkUnsafe string
 }

@@ -44,6 +44,9 @@ type Options struct {
 	// MaxWorkers bounds the workers of one index. Defaults to four for each
 	// processor, at least 8.
 	MaxWorkers int
+	// MaxSessions bounds the workers of one index that are leased to sessions.
+	// Defaults to 64.
+	MaxSessions int
 	// IdleAfter is how long a worker may be idle before it is ended, down to
 	// one. Defaults to a minute.
 	IdleAfter time.Duration
@@ -75,6 +78,9 @@ func (o *Options) withDefaults() Options {
 	if r.MaxWorkers == 0 {
 		r.MaxWorkers = max(8, 4*runtime.GOMAXPROCS(0))
 	}
+	if r.MaxSessions == 0 {
+		r.MaxSessions = 64
+	}
 	if r.IdleAfter == 0 {
 		r.IdleAfter = time.Minute
 	}
@@ -92,6 +98,8 @@ func (o Options) validate() error {
 		return errors.New("executor: Options.StartTimeout must not be negative")
 	case o.MaxWorkers < 0:
 		return errors.New("executor: Options.MaxWorkers must not be negative")
+	case o.MaxSessions < 0:
+		return errors.New("executor: Options.MaxSessions must not be negative")
 	case o.IdleAfter < 0:
 		return errors.New("executor: Options.IdleAfter must not be negative")
 	case o.MaxResult < 0 || o.MaxResult > 1<<30:
@@ -120,6 +128,9 @@ type Executor struct {
 	spawner *sandbox.Spawner
 	venvs   *venv.Store
 	nextID  atomic.Uint64
+	// starting has a place for each interpreter that may import at once: more
+	// than there are processors would only make each other late.
+	starting chan struct{}
 
 	mu      sync.Mutex
 	closed  bool
@@ -149,7 +160,8 @@ func New(dir string, opts *Options) (*Executor, error) {
 		venvs: venv.NewStore(dir, spawner, &venv.Options{
 			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Pythons: o.Pythons, Warm: filepath.Join(files, workerPackage),
 		}),
-		indexes: map[*Index]struct{}{},
+		starting: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
+		indexes:  map[*Index]struct{}{},
 	}, nil
 }
 
@@ -227,9 +239,12 @@ func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock,
 
 // Command runs a command of an index, like its init, in its folder: it sees
 // what the index's tools see, with the environment's programs first on PATH.
-// The error is install_failed.
-func (x *Executor) Command(ctx context.Context, env *Env, dir string, argv []string, vars map[string]string) error {
-	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(filepath.Join(env.Dir, "bin"), vars))
+// The error is install_failed; the values of the variables that secrets names do
+// not appear in it.
+func (x *Executor) Command(ctx context.Context, env *Env, dir string, argv []string, vars map[string]string, secrets []string,
+) error {
+	spec := Spec{Vars: vars, Secrets: secrets}
+	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(filepath.Join(env.Dir, "bin"), vars), newRedactor(spec.secrets()).text)
 }
 
 // Close stops every index, waits until the last process is gone, and ends the

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // setup is the first message to a zygote.
@@ -26,6 +28,18 @@ type setup struct {
 	Paths   []string          `json:"paths"`
 	Tools   []string          `json:"tools"`
 	Exclude map[string]string `json:"exclude"`
+	Secrets []string          `json:"secrets"` // variables whose values no text may show
+	// Sandbox is to be in effect before any code of the index runs.
+	Sandbox tool.Sandbox `json:"sandbox"`
+}
+
+// forkRequest is the body of a FORK and a BECOME.
+type forkRequest struct {
+	ID        uint64         `json:"id"`
+	Kind      string         `json:"kind"`      // sync or async
+	Limit     int            `json:"limit"`     // bytes of a result or an item
+	Isolation tool.Isolation `json:"isolation"` // of the worker's calls
+	Limits    numbers        `json:"limits"`    // of one call
 }
 
 // description is a zygote's answer to it. The place in Tools is a tool's slot.
@@ -76,7 +90,7 @@ type forkedMessage struct {
 // startZygote starts the process and waits until it has described its tools.
 // timeout bounds each single import.
 func startZygote(ctx context.Context, log *slog.Logger, spawner *sandbox.Spawner, cmd sandbox.Command, s setup,
-	timeout time.Duration, maximum uint32,
+	redact *redactor, timeout time.Duration, maximum uint32,
 ) (_ *zygote, err error) {
 	proc, err := spawner.Start(cmd)
 	if err != nil {
@@ -84,7 +98,7 @@ func startZygote(ctx context.Context, log *slog.Logger, spawner *sandbox.Spawner
 	}
 	z := &zygote{
 		log: log, proc: proc, conn: proc.Control, maximum: maximum,
-		forked: make(chan forkedMessage, 1), workers: map[uint64]*worker{},
+		forked: make(chan forkedMessage, 1), workers: map[uint64]*worker{}, output: tail{redact: redact},
 	}
 	z.wg.Go(func() { z.drain(proc.Stdout, StreamStdout) })
 	z.wg.Go(func() { z.drain(proc.Stderr, StreamStderr) })
@@ -172,15 +186,26 @@ func lastWords(text string) string {
 func (z *zygote) drain(file *os.File, stream Stream) {
 	buf := make([]byte, 8<<10)
 	var budget bucket
+	var line []byte // whose end has not come
+	hand := func(end int) {
+		if end > 0 && budget.take(end) {
+			z.log.Debug("output at import", slog.String("stream", string(stream)),
+				slog.String("text", z.output.redact.text(string(line[:end]))))
+		}
+		line = append(line[:0], line[end:]...)
+	}
 	for {
 		n, err := file.Read(buf)
 		if n > 0 {
 			z.output.add(buf[:n])
-			if budget.take(n) {
-				z.log.Debug("output at import", slog.String("stream", string(stream)), slog.String("text", string(buf[:n])))
+			line = append(line, buf[:n]...)
+			hand(bytes.LastIndexByte(line, '\n') + 1)
+			if most := len(buf) + z.output.redact.overlap(); len(line) > most {
+				hand(len(line) - z.output.redact.overlap())
 			}
 		}
 		if err != nil {
+			hand(len(line))
 			return
 		}
 	}
@@ -264,7 +289,10 @@ func (z *zygote) fork(w *worker, become bool, files []*os.File) (*sandbox.Handle
 	if w.crew.async {
 		kind = "async"
 	}
-	body, err := json.Marshal(map[string]any{"id": w.id, "kind": kind, "limit": w.crew.index.x.opts.MaxResult})
+	body, err := json.Marshal(forkRequest{
+		ID: w.id, Kind: kind, Limit: w.crew.index.x.opts.MaxResult,
+		Isolation: w.crew.key.isolation, Limits: numbersOf(w.crew.key.limits),
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,6 @@
 package admit_test
 
 import (
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -37,7 +36,7 @@ func (c *clock) advance(d time.Duration) {
 func key(rpc string) admit.Key { return admit.Key{Session: "s", RPC: subjects.RPCID(rpc)} }
 
 func request(rpc string) admit.Request {
-	return admit.Request{Key: key(rpc), Tool: "x.y", Digest: sha256.Sum256([]byte("body"))}
+	return admit.Request{Key: key(rpc), Tool: "x.y", Digest: admit.DigestOf([]byte("body"))}
 }
 
 type table = admit.Table[string]
@@ -104,10 +103,11 @@ func TestWhatIsNotTheSameCallIsRefused(t *testing.T) {
 	call := begin(t, tab, request("a"))
 	other := map[string]admit.Request{}
 	for name, change := range map[string]func(*admit.Request){
-		"tool":   func(r *admit.Request) { r.Tool = "x.z" },
-		"epoch":  func(r *admit.Request) { r.Epoch = "2" },
-		"stream": func(r *admit.Request) { r.Stream = true },
-		"body":   func(r *admit.Request) { r.Digest[0]++ },
+		"tool":    func(r *admit.Request) { r.Tool = "x.z" },
+		"epoch":   func(r *admit.Request) { r.Epoch = "2" },
+		"stream":  func(r *admit.Request) { r.Stream = true },
+		"body":    func(r *admit.Request) { r.Digest[0]++ },
+		"session": func(r *admit.Request) { r.Key.Session = "s2" },
 	} {
 		r := request("a")
 		change(&r)
@@ -124,10 +124,26 @@ func TestWhatIsNotTheSameCallIsRefused(t *testing.T) {
 		}
 		tab.Finish(call, result("1"))
 	}
-	// Another session's call of the same id is another call.
-	r := request("a")
-	r.Key.Session = "s2"
-	expect(t, tab, r, admit.Run)
+}
+
+// What another session does by a call's id has no effect on it.
+func TestKeysOfOtherSessions(t *testing.T) {
+	t.Parallel()
+	tab := admit.NewTable[string](2, time.Now)
+	call := begin(t, tab, request("a"))
+	foreign := request("a").Key
+	foreign.Session = "s2"
+	if _, ok := tab.Lookup(foreign); ok {
+		t.Error("another session finds the call")
+	}
+	if _, ok := tab.Cancel(foreign); ok {
+		t.Error("another session cancels the call")
+	}
+	if got, ok := tab.Lookup(call.Key); !ok || got != call {
+		t.Error("its own session does not find it")
+	}
+	tab.Cancel(admit.Key{Session: "s2", RPC: "b"})
+	begin(t, tab, request("b"))
 }
 
 func TestWhatNeverBeganIsNotKept(t *testing.T) {
@@ -312,5 +328,16 @@ func TestConcurrentBegin(t *testing.T) {
 		if ran != 1 || got != 8 {
 			t.Fatalf("round %d: %d ran, %d got the record", round, ran, got)
 		}
+	}
+}
+
+func TestDigestTellsBodiesApart(t *testing.T) {
+	t.Parallel()
+	one := admit.DigestOf([]byte(`{"a":1}`))
+	if again := admit.DigestOf([]byte(`{"a":1}`)); again != one {
+		t.Error("one body has two digests")
+	}
+	if admit.DigestOf([]byte(`{"a":2}`)) == one {
+		t.Error("two bodies have one digest")
 	}
 }
