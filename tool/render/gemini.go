@@ -89,7 +89,7 @@ func (w *twin) schema(o *object, path string, depth int) (*object, back) {
 	if !exact {
 		w.in.notes.add(path, "allOf is written as one schema that allows more")
 	}
-	if depth > geminiDepth || w.count > geminiNodes {
+	if depth > geminiDepth || w.count > geminiNodes && !simple(flat) {
 		w.in.notes.add(path, "it is too deep or too large for Gemini: the value is JSON in a text")
 		return w.json(joined(flat.text("description"), "JSON text.")), parseBack
 	}
@@ -114,6 +114,12 @@ func (w *twin) schema(o *object, path string, depth int) (*object, back) {
 		b = nullable(b)
 	}
 	return out, b
+}
+
+// simple says whether a schema is that of one text, number or boolean.
+func simple(flat *object) bool {
+	types, _ := kinds(flat)
+	return len(types) == 1 && types[0] != "object" && types[0] != "array" && !flat.has("anyOf") && !flat.has("oneOf")
 }
 
 // finish puts the words of a whole schema onto its rendering.
