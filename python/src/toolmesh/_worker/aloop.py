@@ -27,7 +27,7 @@ from .frames import (
     YIELD,
     FrameError,
 )
-from .loop import PAGE_TAKEN, _raw_pending, _TooLarge, forked_by_tool, not_json, refused, split_meta
+from .loop import PAGE_TAKEN, _raw_pending, _TooLarge, forked_by_tool, not_json, refused, split_meta, too_deep
 from .output import Outlet, install
 from .values import Mismatch, NotSerializable, decode
 
@@ -181,6 +181,8 @@ class Worker:
             return ERROR, failures.invalid([failure])
         except ValueError as failure:
             return ERROR, not_json(failure)
+        except RecursionError:
+            return ERROR, failures.invalid([too_deep()])
         except Exception as failure:  # of a converter of the tool, like __post_init__
             return ERROR, failures.raised(failure, tool.name)
         try:
