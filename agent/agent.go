@@ -169,6 +169,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	workshop := &workshop{a: a}
 	a.deploy = deploy.New(a.bus, a.view, a.store, workshop, workshop, a.dir, &deploy.Options{Logger: a.log})
 	a.deploy.Start()
+	a.watch.Go(func() { sweep(a.base, a.store, a.log) })
 	if err = a.subscribeAdmin(); err != nil {
 		return err
 	}

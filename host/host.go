@@ -265,7 +265,7 @@ func (h *Host) HandleIn(index subjects.IndexName, session subjects.SessionID, na
 	defer h.mu.Unlock()
 	next := Service{Index: index, Session: session, Revision: h.opts.Revision}
 	if index != "" {
-		next.Claim = "service:" + string(index)
+		next.Claim = registry.ServiceSource + string(index)
 	}
 	if old := h.services[serviceKey{index, session}]; old != nil {
 		next = old.Service

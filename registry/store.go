@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -336,9 +337,10 @@ func sessionKey(id subjects.SessionID) (bus.Key, error) {
 	return bus.Key{Bucket: subjects.BucketSessions, Name: token}, nil
 }
 
-// Sweep deletes what nodes published that have no lease any more, where it is
-// older than age: a process that was killed cannot take it back itself. It returns
-// how many records it deleted. Any agent or router may run it now and then.
+// Sweep deletes what processes left that were killed and could not take it back,
+// where it is older than age: what nodes published that have no lease any more,
+// and the names of services that no node serves. It returns how many records it
+// deleted. Any agent or router may run it now and then.
 func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err error) {
 	leased := make(map[subjects.NodeID]bool)
 	q := bus.Query{Stream: subjects.KVStream(subjects.BucketNodes), Subject: subjects.KVAll(subjects.BucketNodes)}
@@ -351,30 +353,58 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 			leased[subjects.NodeID(node)] = true
 		}
 	}
-	type old struct {
+	now := s.bus.Time()
+	old := func(m *bus.Stored) bool { return now.Now.Sub(m.Time) >= age+now.Bound }
+	type record struct {
 		key      bus.Key
 		revision uint64
 	}
-	var olds []old
-	now := s.bus.Time()
+	var olds []record
+	// Claims are read before what is served: a service claims first.
+	claims := make(map[string]uint64)
+	q = bus.Query{Stream: subjects.KVStream(subjects.BucketIndexes), Subject: subjects.KVAll(subjects.BucketIndexes)}
+	for m, err := range s.bus.Read(ctx, q) {
+		if err != nil {
+			return 0, fmt.Errorf("read the indexes: %w", err)
+		}
+		var r IndexRecord
+		name, ok := subjects.KVKey(subjects.BucketIndexes, m.Subject)
+		if !ok || bus.Gone(m.Header) || !old(m) || json.Unmarshal(m.Data, &r) != nil {
+			continue
+		}
+		if r.Bundle == "" && strings.HasPrefix(r.Source, ServiceSource) {
+			claims[name] = m.Seq
+		}
+	}
 	q = bus.Query{Stream: subjects.KVStream(subjects.BucketTools), Subject: subjects.KVAll(subjects.BucketTools)}
 	for m, err := range s.bus.Read(ctx, q) {
 		if err != nil {
 			return 0, fmt.Errorf("read what nodes serve: %w", err)
 		}
 		name, ok := subjects.KVKey(subjects.BucketTools, m.Subject)
-		if !ok || bus.Gone(m.Header) || now.Now.Sub(m.Time) < age+now.Bound {
+		if !ok || bus.Gone(m.Header) {
 			continue
 		}
-		if key, err := subjects.ParseToolsKey(name); err == nil && !leased[key.Node] {
-			olds = append(olds, old{bus.Key{Bucket: subjects.BucketTools, Name: name}, m.Seq})
+		key, err := subjects.ParseToolsKey(name)
+		switch {
+		case err != nil:
+		case leased[key.Node] || !old(m):
+			// It is served, or was not long ago.
+			if claim, err := subjects.IndexKey(key.Index, key.Session); err == nil {
+				delete(claims, claim)
+			}
+		default:
+			olds = append(olds, record{bus.Key{Bucket: subjects.BucketTools, Name: name}, m.Seq})
 		}
+	}
+	for name, revision := range claims {
+		olds = append(olds, record{bus.Key{Bucket: subjects.BucketIndexes, Name: name}, revision})
 	}
 	for _, o := range olds {
 		switch err := s.bus.Delete(ctx, o.key, o.revision); {
 		case err == nil:
 			deleted++
-		case !errors.Is(err, bus.ErrConflict): // a conflict: its node is back
+		case !errors.Is(err, bus.ErrConflict): // a conflict: whoever wrote it is back
 			return deleted, fmt.Errorf("sweep: %w", err)
 		}
 	}

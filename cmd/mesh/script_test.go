@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
 
@@ -85,6 +87,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"status": scriptStatus, "field": scriptField, "keys": scriptKeys,
 			"meshup": scriptUp, "broker": scriptBroker, "commit": scriptCommit, "background": scriptBackground, "eventually": scriptEventually,
+			"bundles": scriptBundles,
 		},
 	})
 }
@@ -202,6 +205,29 @@ func scriptUp(ts *testscript.TestScript, neg bool, args []string) {
 		down.Env = env
 		_ = down.Run() // the script may have stopped it
 	})
+}
+
+// scriptBundles holds how many bundles the mesh at $URL stores: bundles N.
+func scriptBundles(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: bundles N")
+	}
+	nc, err := nats.Connect(ts.Getenv("URL"))
+	ts.Check(err)
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	ts.Check(err)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	store, err := js.ObjectStore(ctx, "MESH_BUNDLES")
+	ts.Check(err)
+	all, err := store.List(ctx)
+	if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
+		ts.Check(err)
+	}
+	if strconv.Itoa(len(all)) != args[0] {
+		ts.Fatalf("the mesh stores %d bundles, want %s", len(all), args[0])
+	}
 }
 
 func scriptEnv(ts *testscript.TestScript) []string {
