@@ -133,8 +133,8 @@ class Builder:
         if isinstance(annotation, typing.ForwardRef):
             module = getattr(annotation, "__forward_module__", None)
             if module is not None:
-                module = sys.modules.get(module, module) if isinstance(module, str) else module
-                namespace = {**namespace, **vars(module)}
+                module = sys.modules.get(module) if isinstance(module, str) else module
+                namespace = {**namespace, **getattr(module, "__dict__", {})}
             annotation = annotation.__forward_arg__
         if not isinstance(annotation, str):
             return annotation
