@@ -102,12 +102,13 @@ class Builder:
         self._open: dict[Any, Shape] = {}  # class or alias under construction -> its late Shape
         self._recursive: set[Any] = set()
         self._made: dict[Any, Shape] = {}  # class or alias -> its Shape, once made
+        self._moved: dict[int, Schema] = {}  # id of a schema that stands in $defs -> the reference to it
         self._bound: dict[Any, Any] = {}  # type variable -> what it stands for where we are
 
     def turn(self) -> None:
         """From here on, what is described is a result."""
         self.results = True
-        self.defs, self._names, self._recursive, self._made = {}, {}, set(), {}
+        self.defs, self._names, self._recursive, self._made, self._moved = {}, {}, set(), {}, {}
 
     def names_of(self, base: type[Any]) -> Namespace:
         """The names that the annotations of a class mean."""
@@ -132,8 +133,8 @@ class Builder:
         if isinstance(annotation, typing.ForwardRef):
             module = getattr(annotation, "__forward_module__", None)
             if module is not None:
-                module = sys.modules.get(module, module) if isinstance(module, str) else module
-                namespace = {**namespace, **vars(module)}
+                module = sys.modules.get(module) if isinstance(module, str) else module
+                namespace = {**namespace, **getattr(module, "__dict__", {})}
             annotation = annotation.__forward_arg__
         if not isinstance(annotation, str):
             return annotation
@@ -557,6 +558,26 @@ class Builder:
         needs = value_shape.load is not None or not plain_keys or finish is not None
         return Shape(schema, "object", fits, load if needs else None, dump, order=6)
 
+    def settled(self, schema: Schema) -> Schema:
+        """schema with its $defs; what went there only when it was used again is
+        referred to where it was used first, too."""
+        made: Schema = {key: self._refer(one) for key, one in schema.items()} if self._moved else schema
+        if self.defs:
+            made["$defs"] = {
+                name: {key: self._refer(one) for key, one in inner.items()} if self._moved else inner
+                for name, inner in self.defs.items()
+            }
+        return made
+
+    def _refer(self, schema: JSON) -> JSON:
+        if id(schema) in self._moved:
+            return self._moved[id(schema)]
+        if isinstance(schema, dict):
+            return {key: self._refer(one) for key, one in schema.items()}
+        if isinstance(schema, list):
+            return [self._refer(one) for one in schema]
+        return schema
+
     def _named(self, base: Any, where: str, build: Callable[[], Shape]) -> Shape:
         """Builds the Shape of something that may refer to itself: what does
         becomes a $ref, what does not stays inline, unless it is long and used
@@ -570,6 +591,7 @@ class Builder:
             if "$ref" in made.schema or len(encode(made.schema)) <= _INLINE:
                 return made
             self._recursive.add(base)
+            self._moved[id(made.schema)] = made.schema
         name = self._names.get(base)
         if name is None:
             name = _plain_name(base)
@@ -594,6 +616,8 @@ class Builder:
                 del self._open[base]
         if base in self._recursive:
             self.defs[name] = made.schema
+            if id(made.schema) in self._moved:
+                self._moved[id(made.schema)] = reference
             made = Shape(reference, made.expected, made.fits, made.load, made.dump, made.order)
         self._made[base] = made
         return made
@@ -699,9 +723,7 @@ def signature(function: Callable[..., Any]) -> Signature:
     if required:
         schema["required"] = required
     schema["additionalProperties"] = open_ended
-    input_defs = dict(builder.defs)
-    if input_defs:
-        schema["$defs"] = input_defs
+    schema = builder.settled(schema)
 
     output: Schema | None = None
     dump: Dump | None = None
@@ -713,9 +735,7 @@ def signature(function: Callable[..., Any]) -> Signature:
             shape = builder.shape(returns, "the return value")
             dump = shape.dump
             if shape.schema:
-                output = dict(shape.schema)
-                if builder.defs:
-                    output["$defs"] = dict(builder.defs)
+                output = builder.settled(dict(shape.schema))
     description, builder.warnings = redaction.text(description), [redaction.text(one) for one in builder.warnings]
     made = Signature(description, schema, output, parameters, dump, builder.warnings)
     _check(made)
