@@ -118,3 +118,64 @@ func TestWhatIsNotSaidIsNoted(t *testing.T) {
 		}
 	}
 }
+
+// Just within OpenAI's limits a tool is strict, just beyond it is not.
+func TestStrictEndsAtItsLimits(t *testing.T) {
+	t.Parallel()
+	closed := func(properties string) string {
+		return `{"type":"object","additionalProperties":false,"properties":{` + properties + `},"required":["a"]}`
+	}
+	nested := func(levels int) string {
+		schema := `{"type":"string"}`
+		for range levels {
+			schema = closed(`"a":` + schema)
+		}
+		return schema
+	}
+	enum := func(values, length int) string {
+		list := make([]string, values)
+		for i := range list {
+			list[i] = fmt.Sprintf("%q", fmt.Sprintf("%0*d", length, i))
+		}
+		return closed(`"a":{"enum":[` + strings.Join(list, ",") + `]}`)
+	}
+	properties := func(n int) string {
+		list := []string{`"a":{"type":"string"}`}
+		for i := range n - 1 {
+			list = append(list, fmt.Sprintf(`"p%d":{"type":"string"}`, i))
+		}
+		return closed(strings.Join(list, ","))
+	}
+	apart := func(first, second string) string {
+		return closed(`"a":{"anyOf":[` +
+			`{"type":"object","additionalProperties":false,"properties":{"kind":` + first + `,"x":{"type":"string"}},"required":["kind"]},` +
+			`{"type":"object","additionalProperties":false,"properties":{"kind":` + second + `,"y":{"type":"string"}},"required":["kind"]}]}`)
+	}
+	for name, c := range map[string]struct {
+		schema string
+		reason string // empty: strict
+	}{
+		"10 levels":                 {nested(10), ""},
+		"11 levels":                 {nested(11), "deeper than 10"},
+		"1000 values":               {enum(1000, 5), ""},
+		"1001 values":               {enum(1001, 5), "more than 1000 values"},
+		"a long enum":               {enum(251, 60), "more than 250 values"},
+		"an enum long enough":       {enum(250, 61), ""},
+		"much text":                 {properties(4000), ""},
+		"names of 120,001":          {closed(`"a":{"type":"string"},"` + strings.Repeat("n", 120_000) + `":{"type":"string"}`), "more than 120000 characters"},
+		"names of 120,000":          {closed(`"a":{"type":"string"},"` + strings.Repeat("n", 119_999) + `":{"type":"string"}`), ""},
+		"too many properties":       {properties(5001), "too large"},
+		"alternatives by value":     {apart(`{"const":"x"}`, `{"const":"y"}`), ""},
+		"alternatives alike":        {apart(`{"type":"string"}`, `{"type":"string"}`), `both begin with "kind"`},
+		"alternatives that overlap": {apart(`{"enum":["x","y"]}`, `{"enum":["y","z"]}`), `both begin with "kind"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := rendered(t, render.OpenAI, one(c.schema))
+			notes := strings.Join(r.Notes, "\n")
+			if r.Strict != (c.reason == "") || !strings.Contains(notes, c.reason) {
+				t.Errorf("strict is %t, want the reason %q of %.300s", r.Strict, c.reason, notes)
+			}
+		})
+	}
+}
