@@ -450,3 +450,36 @@ func TestBudgets(t *testing.T) {
 	close(r.gate("deaf").release)
 	wait(t, "end", r.gate("deaf").ended)
 }
+
+// What nats micro stats shows of a node are its calls.
+func TestFiguresOfANode(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	r.call("add", `{"a":1,"b":2}`)
+	r.call("fail", `{"code":"plain"}`)
+	r.call("add", `{"a":1}`)
+	var stats struct {
+		Type      string `json:"type"`
+		Name      string `json:"name"`
+		Endpoints []struct {
+			Name           string `json:"name"`
+			Subject        string `json:"subject"`
+			NumRequests    int    `json:"num_requests"`
+			NumErrors      int    `json:"num_errors"`
+			ProcessingTime int64  `json:"processing_time"`
+			Data           struct {
+				Node  string `json:"node"`
+				Slots int    `json:"slots"`
+			} `json:"data"`
+		} `json:"endpoints"`
+	}
+	mustJSON(t, r.ask("$SRV.STATS.desk", "").Data, &stats)
+	if stats.Type != "io.nats.micro.v1.stats_response" || stats.Name != "desk" || len(stats.Endpoints) != 1 {
+		t.Fatalf("stats = %+v", stats)
+	}
+	e := stats.Endpoints[0]
+	if e.Name != "calls" || e.Subject != "mesh.node."+string(r.h.Node())+".tools.>" || e.NumRequests != 3 || e.NumErrors != 2 ||
+		e.ProcessingTime <= 0 || e.Data.Node != string(r.h.Node()) || e.Data.Slots != host.DefaultSlots {
+		t.Errorf("endpoint = %+v, want 3 calls, 2 of them failed", e)
+	}
+}

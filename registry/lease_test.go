@@ -344,6 +344,9 @@ func TestSweepOfClaims(t *testing.T) {
 	if n, err := store.Sweep(t.Context(), time.Hour); n != 0 || err != nil {
 		t.Fatalf("young claims: swept %d, %v", n, err)
 	}
+	if n, err := store.Sweep(t.Context(), time.Millisecond); n != 0 || err != nil {
+		t.Fatalf("claims that nobody serves for the first time: swept %d, %v", n, err)
+	}
 	swept := 0
 	meshtest.Until(t, "the claims are old enough", func() bool {
 		n, err := store.Sweep(t.Context(), time.Millisecond)

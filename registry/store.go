@@ -29,6 +29,9 @@ type StoreOptions struct {
 type Store struct {
 	bus   *bus.Bus
 	cache descriptorCache
+
+	sweeping sync.Mutex        // guards suspects
+	suspects map[string]uint64 // claims that nobody served at the last sweep, and their revisions
 }
 
 // NewStore returns a store on a connection. It sends nothing yet.
@@ -339,8 +342,10 @@ func sessionKey(id subjects.SessionID) (bus.Key, error) {
 
 // Sweep deletes what processes left that were killed and could not take it back,
 // where it is older than age: what nodes published that have no lease any more,
-// and the names of services that no node serves. It returns how many records it
-// deleted. Any agent or router may run it now and then.
+// and the names of services that no node served at this sweep nor at the one
+// before: nodes lose their leases for a moment when the broker was away. It
+// returns how many records it deleted. Any agent or router may run it now and
+// then.
 func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err error) {
 	leased := make(map[subjects.NodeID]bool)
 	q := bus.Query{Stream: subjects.KVStream(subjects.BucketNodes), Subject: subjects.KVAll(subjects.BucketNodes)}
@@ -388,8 +393,7 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 		key, err := subjects.ParseToolsKey(name)
 		switch {
 		case err != nil:
-		case leased[key.Node] || !old(m):
-			// It is served, or was not long ago.
+		case leased[key.Node] || !old(m): // it is served, or may be in a moment
 			if claim, err := subjects.IndexKey(key.Index, key.Session); err == nil {
 				delete(claims, claim)
 			}
@@ -397,7 +401,14 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 			olds = append(olds, record{bus.Key{Bucket: subjects.BucketTools, Name: name}, m.Seq})
 		}
 	}
+	s.sweeping.Lock()
+	before := s.suspects
+	s.suspects = claims
+	s.sweeping.Unlock()
 	for name, revision := range claims {
+		if before[name] != revision {
+			continue
+		}
 		olds = append(olds, record{bus.Key{Bucket: subjects.BucketIndexes, Name: name}, revision})
 	}
 	for _, o := range olds {
