@@ -52,6 +52,21 @@ type Options struct {
 	// IdleAfter is how long a worker may be idle before it is ended, down to
 	// one. Defaults to a minute.
 	IdleAfter time.Duration
+	// RecycleCalls is after how many calls a warm worker is replaced, give or take
+	// a tenth. Defaults to 10,000; negative: never.
+	RecycleCalls int
+	// RecycleAge is how old a warm worker becomes, give or take a tenth. Defaults
+	// to 24 h; negative: any age.
+	RecycleAge time.Duration
+	// RecycleMemory is how many bytes a warm worker may grow by before it is
+	// replaced, give or take a tenth. Defaults to 512 MB; negative: any.
+	RecycleMemory int64
+	// CrashLimit is how many crashes of its workers within CrashWindow put a tool
+	// into quarantine, where one call in TrialEvery is made. Defaults to 5 crashes,
+	// a minute, and a minute.
+	CrashLimit  int
+	CrashWindow time.Duration
+	TrialEvery  time.Duration
 	// MaxResult bounds a result, an item and the arguments of a call, in bytes
 	// of JSON. Defaults to 64 MB.
 	MaxResult int
@@ -86,6 +101,24 @@ func (o *Options) withDefaults() Options {
 	if r.IdleAfter == 0 {
 		r.IdleAfter = time.Minute
 	}
+	if r.RecycleCalls == 0 {
+		r.RecycleCalls = 10_000
+	}
+	if r.RecycleAge == 0 {
+		r.RecycleAge = 24 * time.Hour
+	}
+	if r.RecycleMemory == 0 {
+		r.RecycleMemory = 512 << 20
+	}
+	if r.CrashLimit == 0 {
+		r.CrashLimit = 5
+	}
+	if r.CrashWindow == 0 {
+		r.CrashWindow = time.Minute
+	}
+	if r.TrialEvery == 0 {
+		r.TrialEvery = time.Minute
+	}
 	if r.MaxResult == 0 {
 		r.MaxResult = 64 << 20
 	}
@@ -104,6 +137,8 @@ func (o Options) validate() error {
 		return errors.New("executor: Options.MaxSessions must not be negative")
 	case o.IdleAfter < 0:
 		return errors.New("executor: Options.IdleAfter must not be negative")
+	case o.CrashLimit < 0 || o.CrashWindow < 0 || o.TrialEvery < 0:
+		return errors.New("executor: Options.CrashLimit, CrashWindow and TrialEvery must not be negative")
 	case o.MaxResult < 0 || o.MaxResult > 1<<30:
 		return errors.New("executor: Options.MaxResult must be between 0 and 1 GB")
 	}

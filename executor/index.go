@@ -60,7 +60,9 @@ type served struct {
 	collect bool
 	family  *family
 	policy  Policy
-	crew    *crew // of its own isolation; nil when that is session
+
+	quarantine quarantine
+	crew       *crew // of its own isolation; nil when that is session
 }
 
 // Index is one bundle of tools being served. Its methods may be called
@@ -360,6 +362,7 @@ func (ix *Index) janitor() {
 		case <-idle.C:
 			for _, c := range ix.everyCrew() {
 				c.reap(ix.x.opts.IdleAfter)
+				c.weigh()
 			}
 			ix.expire()
 		case <-probe.C:
@@ -409,17 +412,34 @@ func (ix *Index) Call(ctx context.Context, call Call, sink Sink) (json.RawMessag
 		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments are %d bytes, more than %d", size, ix.x.opts.MaxResult).
 			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
 	}
-	body, err := ix.attempt(ctx, t, call, sink)
-	if err != nil {
-		// A worker that died before it took the call up costs the call nothing.
-		if e, ok := err.(*toolmesh.Error); ok && e.Code == toolmesh.CodeWorkerCrashed && e.Started == toolmesh.StartedNo { //nolint:errorlint // our own, unwrapped
-			return ix.attempt(ctx, t, call, sink)
+	trial, refused := t.quarantine.enter(t.Name, time.Now())
+	if refused != nil {
+		return nil, refused
+	}
+	var outcome verdict
+	defer func() { t.quarantine.leave(ix, t.Name, trial, outcome) }()
+	body, err := ix.attempt(ctx, t, call, sink, &outcome)
+	if e := diedBefore(err); e != nil {
+		// A worker that died before it took the call up costs the call nothing. A
+		// call that finds two dead is what kills them: nobody is to try again.
+		outcome = verdict{}
+		body, err = ix.attempt(ctx, t, call, sink, &outcome)
+		if e := diedBefore(err); e != nil {
+			return nil, e.WithRetryable(false).WithDetail("workers", 2)
 		}
 	}
 	return body, err
 }
 
-func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink) (json.RawMessage, error) {
+// diedBefore is err if it is that of a worker that ended before the call began.
+func diedBefore(err error) *toolmesh.Error {
+	if e, ok := err.(*toolmesh.Error); ok && e.Code == toolmesh.CodeWorkerCrashed && e.Started == toolmesh.StartedNo { //nolint:errorlint // our own, unwrapped
+		return e
+	}
+	return nil
+}
+
+func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink, outcome *verdict) (json.RawMessage, error) {
 	j := &job{id: ix.x.nextID.Add(1), tool: t, args: call.Args, sink: sink, rpcID: call.RPCID}
 	if len(call.VarArgs) > 0 && string(call.VarArgs) != "[]" {
 		j.flags |= frame.FlagMeta
@@ -441,6 +461,14 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink) (
 			return nil, err
 		}
 		c = tightened
+	case isolation == tool.IsolationWarm && c.async && t.quarantine.suspect.Load():
+		key := c.key
+		key.suspect = t.Name
+		apart, err := ix.crewOf(t.family, key)
+		if err != nil {
+			return nil, err
+		}
+		c = apart
 	}
 	if c.async {
 		j.done = make(chan struct{}, 1)
@@ -464,6 +492,7 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink) (
 		run = c.runCoroutine
 	}
 	refused := run(ctx, j, item)
+	*outcome = judge(j)
 	switch {
 	case j.err != nil && (refused == nil || ctx.Err() != nil):
 		return nil, j.err
@@ -543,6 +572,7 @@ func (ix *Index) Stats() Stats {
 		s.Busy += c.busy
 		s.Waiting += c.queue.len()
 		s.Restarts += c.restarts
+		s.Recycled += c.recycled
 		for w := range c.workers {
 			if !w.retired {
 				s.Workers++
@@ -550,6 +580,11 @@ func (ix *Index) Stats() Stats {
 			s.Pids = append(s.Pids, w.handle.Pid())
 		}
 		c.mu.Unlock()
+	}
+	for i := range ix.tools {
+		if name := ix.tools[i].Name; ix.byName[name].quarantine.active.Load() {
+			s.Quarantined = append(s.Quarantined, name)
+		}
 	}
 	s.Spawned = int(ix.spawned.Load())
 	for _, f := range ix.families {

@@ -73,6 +73,7 @@ type workerKey struct {
 	limits    tool.Limits
 	session   string // of isolation session
 	tool      string // of isolation fresh: its workers import nothing else
+	suspect   string // the one tool whose calls run there, because it may have crashed others
 }
 
 // profile is the digest of an environment.

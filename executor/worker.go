@@ -46,6 +46,10 @@ type job struct {
 	since  time.Time
 	killed bool // its worker was killed because it went on after its grace
 	grace  *time.Timer
+	// Set when its worker ended under it.
+	fatal    uint64 // that worker's id
+	shared   bool   // calls of other tools ran there too
+	innocent bool   // the worker's end was not its own
 
 	// Items of a coroutine's stream that the sink has not taken; bounded by credit.
 	items struct {
@@ -89,6 +93,11 @@ type worker struct {
 	stopping  bool      // told to end: its end is no crash
 	probed    time.Time // when an event loop was asked for a sign of life; zero when it gave it
 	blocked   bool      // it gave none for a while: it gets no new calls
+	tired     bool      // another is being started in its place
+	due       uint64    // calls after which it is replaced; 0: however many
+	expires   time.Time // when it is replaced; zero: never
+	base      int64     // bytes of memory that it began with
+	most      int64     // bytes that it may grow by; 0: any
 
 	current atomic.Pointer[job] // the running call of a worker of plain functions
 
