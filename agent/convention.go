@@ -111,7 +111,7 @@ func (i *instance) openCommands(env *executor.Env, usable []string, vars map[str
 		if i.commands == nil {
 			var err error
 			i.commands, err = i.a.executor.OpenCommands(executor.CommandSpec{
-				Name: string(i.build.Name), Revision: i.build.Revision, SourceDir: i.build.Dir, Env: env, Vars: vars,
+				Name: string(i.build.Name), Revision: i.build.Revision, SourceDir: i.build.Dir, Env: env, Vars: vars, Secrets: i.secrets(),
 				Concurrency: i.build.Manifest.Concurrency,
 			})
 			if err != nil {
@@ -147,6 +147,17 @@ func (i *instance) varsOf(name string) map[string]string {
 		}
 	}
 	return vars
+}
+
+// secrets are the values of the variables that are declared as secret.
+func (i *instance) secrets() []string {
+	var values []string
+	for _, name := range secretsOf(i.build) {
+		if value, ok := i.build.Env[name]; ok {
+			values = append(values, value)
+		}
+	}
+	return values
 }
 
 // introspected is what a command's declaration says of it.

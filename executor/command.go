@@ -34,6 +34,8 @@ type CommandSpec struct {
 	Env       *Env
 	// Vars are the index's declared environment variables.
 	Vars map[string]string
+	// Secrets are values that no error and no log line may show.
+	Secrets []string
 	// Concurrency bounds the programs that run at once. Defaults to the
 	// executor's MaxWorkers.
 	Concurrency int
@@ -69,6 +71,7 @@ type Commands struct {
 	bin     string
 	path    []string // folders that programs are looked for in
 	places  chan struct{}
+	redact  *redactor
 
 	mu      sync.Mutex
 	closed  bool
@@ -99,7 +102,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*Commands, error) {
 	c := &Commands{
 		x: x, spec: spec, places: make(chan struct{}, places), stop: make(chan struct{}),
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
-		bin: bin,
+		bin: bin, redact: newRedactor(spec.Secrets),
 	}
 	for _, line := range c.environ(nil) {
 		if list, ok := strings.CutPrefix(line, "PATH="); ok {
@@ -194,7 +197,7 @@ func (c *Commands) Call(ctx context.Context, call CommandCall, sink Sink) (json.
 	if call.Output <= 0 || call.Output > c.x.opts.MaxResult {
 		call.Output = c.x.opts.MaxResult
 	}
-	r := &run{c: c, call: call, sink: sink, quiet: make(chan struct{})}
+	r := &run{c: c, call: call, sink: sink, quiet: make(chan struct{}), tail: tail{redact: c.redact}}
 	return r.do(ctx)
 }
 
@@ -329,7 +332,7 @@ func (r *run) stderr() {
 		if end == 0 {
 			return
 		}
-		text := strings.TrimSuffix(strings.ToValidUTF8(string(partial[:end]), "\uFFFD"), "\n")
+		text := strings.TrimSuffix(strings.ToValidUTF8(r.c.redact.text(string(partial[:end])), "\uFFFD"), "\n")
 		partial = append(partial[:0], partial[end:]...)
 		if r.sink != nil {
 			r.sink.Log(Record{Time: time.Now(), Stream: StreamStderr, Message: text})
@@ -342,8 +345,8 @@ func (r *run) stderr() {
 			if budget.take(n) {
 				partial = append(partial, buf[:n]...)
 				end := bytes.LastIndexByte(partial, '\n') + 1
-				if len(partial)-end > cap(buf) {
-					end = len(partial)
+				if keep := r.c.redact.overlap(); len(partial)-end > cap(buf)+keep {
+					end = len(partial) - keep
 				}
 				hand(end)
 			}
@@ -428,7 +431,8 @@ func (r *run) item(ctx context.Context, line []byte, number int) error {
 // value makes JSON of what the program wrote; what names the place.
 func (r *run) value(text []byte, what string) (json.RawMessage, error) {
 	bad := func(why string) error {
-		shown := string(text[:min(len(text), 200)])
+		shown := r.c.redact.text(string(text[:min(len(text), 4096)]))
+		shown = shown[:min(len(shown), 200)]
 		return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "%s of %s %s", what, r.program(), why).
 			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes).
 			WithDetail("tool", r.call.Tool).WithDetail("output", strings.ToValidUTF8(shown, "\uFFFD"))

@@ -39,14 +39,10 @@ def main(mode: str) -> NoReturn:
     if child == 0:
         _become(*request, trouble_w)
     os.close(trouble_w)
-    try:
-        os.setpgid(child, child)  # so that the group is there before anybody signals it
-    except OSError:
-        pass
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)  # the pipes end when the program has closed them
-    trouble = os.read(trouble_r, 16)
+    trouble = os.read(trouble_r, 16)  # by its end the child has its group, for signals
     status = _until_end(child, wake_r)
     if mode == "reaper":
         _kill_descendants()
