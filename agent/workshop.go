@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -89,8 +90,10 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	}
 	progress("import", "running", 65)
 	usable, missing := withEnv(b)
+	vars, policies := policiesOf(b)
 	ix, err := w.a.executor.Open(ctx, executor.Spec{
-		Name: string(b.Name), Revision: b.Revision, SourceDir: b.Dir, Env: env, Tools: usable, Vars: b.Env, Concurrency: b.Manifest.Concurrency,
+		Name: string(b.Name), Revision: b.Revision, SourceDir: b.Dir, Env: env, Tools: usable, Vars: vars, Policies: policies,
+		Concurrency: b.Manifest.Concurrency,
 	})
 	if err != nil {
 		return nil, err
@@ -124,6 +127,29 @@ func withEnv(b deploy.Build) (usable []string, missing []deploy.Unavailable) {
 		missing = append(missing, deploy.Unavailable{ID: toolID(b.Name, name), Reason: reason})
 	}
 	return usable, missing
+}
+
+// policiesOf says how each tool is run, and which variables all of them see: a
+// variable that is declared for some tools reaches no others.
+func policiesOf(b deploy.Build) (vars map[string]string, policies map[string]executor.Policy) {
+	vars = maps.Clone(b.Env)
+	for _, v := range b.Manifest.Env {
+		if len(v.Tools) > 0 {
+			delete(vars, v.Name)
+		}
+	}
+	policies = make(map[string]executor.Policy, len(b.Manifest.Tools))
+	for _, name := range b.Manifest.Tools {
+		a := b.Manifest.AnnotationsOf(name)
+		p := executor.Policy{Isolation: a.Isolation, Sandbox: a.Sandbox, Limits: a.Limits, Vars: map[string]string{}}
+		for _, v := range b.Manifest.EnvOf(name) {
+			if value, ok := b.Env[v.Name]; ok {
+				p.Vars[v.Name] = value
+			}
+		}
+		policies[name] = p
+	}
+	return vars, policies
 }
 
 func toolID(index subjects.IndexName, name string) subjects.ToolID {
@@ -262,7 +288,7 @@ type pythonTool struct {
 func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.Sink) error {
 	s := &pythonSink{sink: sink, log: p.i.a.log, call: call}
 	result, err := p.i.index.Call(ctx, executor.Call{
-		Tool: p.name, RPCID: string(call.RPCID), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
+		Tool: p.name, RPCID: string(call.RPCID), Session: string(call.Session), Isolation: tool.Isolation(call.Isolation), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
 	}, s)
 	if err != nil || call.Stream {
 		return err

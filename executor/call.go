@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"log/slog"
 	"time"
+
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Kind says how a tool is run.
@@ -49,6 +51,11 @@ type Call struct {
 	Tool string // a [Tool.Name]
 	// RPCID names the call in log lines. It need not be unique here.
 	RPCID string
+	// Session is whose call it is; calls of one session share the workers that
+	// isolation session leases to it.
+	Session string
+	// Isolation tightens that of the tool's [Policy]; a looser one is ignored.
+	Isolation tool.Isolation
 	// Args is the arguments object, passed through unparsed; empty means none.
 	Args json.RawMessage
 	// VarArgs is an array of further positional arguments, for tools that take them.

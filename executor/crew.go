@@ -33,11 +33,13 @@ const (
 	freeCrashes = 3
 )
 
-// crew is the workers of one kind, of plain functions or of coroutines, and the
-// queue before them: first come, first served.
+// crew is the workers of one key, and the queue before them: first come, first
+// served.
 type crew struct {
-	index *Index
-	async bool
+	index  *Index
+	family *family
+	key    workerKey
+	async  bool // as the key has it
 
 	mu       sync.Mutex
 	queue    fifo
@@ -382,7 +384,7 @@ func (c *crew) look(after time.Duration) {
 func (c *crew) start() {
 	c.starting++
 	c.index.wg.Go(func() {
-		w, err := c.index.newWorker(c)
+		w, err := c.family.newWorker(c)
 		c.mu.Lock()
 		c.starting--
 		if err == nil && c.closed {

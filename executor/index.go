@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Spec says what an index is and how it is served.
@@ -30,8 +32,11 @@ type Spec struct {
 	Env       *Env
 	// Tools are the declared names, module.function. No others are ever served.
 	Tools []string
-	// Vars are the index's declared environment variables.
+	// Vars are the environment variables that all tools see.
 	Vars map[string]string
+	// Policies say how tools are run, by name. A tool without one is run by the
+	// defaults.
+	Policies map[string]Policy
 	// Concurrency bounds the calls that run at once. Defaults to no bound of
 	// the index's own: the executor's MaxWorkers for plain functions.
 	Concurrency int
@@ -48,35 +53,31 @@ const itemCost = 64
 
 type served struct {
 	*Tool
-	slot    uint16
+	slot    uint16 // its place in its family's list
 	collect bool
+	family  *family
+	policy  Policy
+	crew    *crew // of its own isolation; nil when that has none that lasts
 }
 
 // Index is one bundle of tools being served. Its methods may be called
 // concurrently.
 type Index struct {
-	x       *Executor
-	spec    Spec
-	log     *slog.Logger
-	command sandbox.Command
-	setup   setup
+	x    *Executor
+	spec Spec
+	log  *slog.Logger
 
 	tools       []Tool
 	byName      map[string]*served
 	unavailable []Unavailable
-	forkUnsafe  string
+	families    []*family // set by Open, one for each zygote key
 
-	plain *crew // sync and generator
-	async *crew // async and async generator; nil when the index has none
-	stop  chan struct{}
-	wg    sync.WaitGroup // readers, starts, the janitor
+	stop chan struct{}
+	wg   sync.WaitGroup // readers, starts, the janitor
 
-	zygotes struct {
-		sync.Mutex
-		current *zygote // forks workers; nil when it must be made
-		all     map[*zygote]struct{}
-		closed  bool
-	}
+	crewsMu sync.RWMutex
+	crews   map[workerKey]*crew
+	ended   bool // no further crews
 
 	inFlight  atomic.Int64
 	closing   atomic.Bool
@@ -105,16 +106,9 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 		x: x, spec: spec, stop: make(chan struct{}), drained: make(chan struct{}),
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
 	}
-	ix.zygotes.all = map[*zygote]struct{}{}
-	paths := []string{root}
-	if src := filepath.Join(root, "src"); isDir(src) {
-		paths = append(paths, src)
-	}
-	ix.setup = setup{Root: root, Cwd: root, Paths: paths, Tools: spec.Tools, Exclude: map[string]string{}}
-	ix.command = sandbox.Command{
-		Path: spec.Env.Python,
-		Args: []string{"-I", "-X", "utf8", "-c", bootstrap, x.files},
-		Env:  x.workerEnv(filepath.Dir(spec.Env.Python), spec.Vars), Dir: root,
+	ix.crews = map[workerKey]*crew{}
+	if err := ix.group(root); err != nil {
+		return nil, openFailed(spec, err)
 	}
 	if err := x.register(ix); err != nil {
 		return nil, err
@@ -175,41 +169,88 @@ func (x *Executor) workerEnv(bin string, vars map[string]string) []string {
 	return list
 }
 
+// group makes the families: tools that may share a process are imported together.
+func (ix *Index) group(root string) error {
+	paths := []string{root}
+	if src := filepath.Join(root, "src"); isDir(src) {
+		paths = append(paths, src)
+	}
+	byKey := map[zygoteKey]*family{}
+	for _, name := range ix.spec.Tools {
+		policy := ix.spec.Policies[name].withDefaults()
+		if err := policy.check(); err != nil {
+			return fmt.Errorf("the policy of %s: %w", name, err)
+		}
+		vars := merged(ix.spec.Vars, policy.Vars)
+		key := zygoteKey{sandbox: policy.Sandbox, env: profile(vars)}
+		f := byKey[key]
+		if f == nil {
+			f = &family{
+				index: ix, key: key, all: map[*zygote]struct{}{},
+				setup: setup{Root: root, Cwd: root, Paths: paths, Sandbox: key.sandbox, Exclude: map[string]string{}},
+				command: sandbox.Command{
+					Path: ix.spec.Env.Python,
+					Args: []string{"-I", "-X", "utf8", "-c", bootstrap, ix.x.files},
+					Env:  ix.x.workerEnv(filepath.Dir(ix.spec.Env.Python), vars), Dir: root,
+				},
+			}
+			byKey[key] = f
+			ix.families = append(ix.families, f)
+		}
+		f.setup.Tools = append(f.setup.Tools, name)
+	}
+	return nil
+}
+
 func (ix *Index) open(ctx context.Context) error {
 	ctx, cancel := ix.untilStop(ctx)
 	defer cancel()
-	z, err := ix.newZygote(ctx)
-	if err != nil {
-		return err
-	}
-	ix.tools = z.about.Tools
-	ix.unavailable = z.about.Unavailable
-	ix.forkUnsafe = z.about.ForkUnsafe
-	if ix.forkUnsafe != "" {
-		ix.log.Warn("the index cannot be forked, each worker imports it anew", slog.String("reason", ix.forkUnsafe))
-	}
-	ix.byName = make(map[string]*served, len(ix.tools))
-	var plain, async *crew
-	for i := range ix.tools {
-		t := &ix.tools[i]
-		ix.byName[t.Name] = &served{Tool: t, slot: uint16(i), collect: ix.spec.Collect[t.Name]} //nolint:gosec // checked below
-		if t.Kind.async() {
-			if async == nil {
-				async = &crew{index: ix, async: true, workers: map[*worker]struct{}{}}
+	ix.byName = map[string]*served{}
+	for _, f := range ix.families {
+		unavailable, err := f.open(ctx)
+		if err != nil && (len(ix.families) == 1 || ctx.Err() != nil) {
+			return err
+		}
+		if err != nil {
+			// The tools of other families have nothing to do with it.
+			ix.log.Error("some tools cannot be served", slog.Any("tools", f.setup.Tools), slog.Any("error", err))
+			for _, name := range f.setup.Tools {
+				unavailable = append(unavailable, Unavailable{Name: name, Reason: err.Error()})
 			}
-		} else if plain == nil {
-			plain = &crew{index: ix, workers: map[*worker]struct{}{}}
+		}
+		ix.unavailable = append(ix.unavailable, unavailable...)
+		if len(f.tools) > 1<<16-1 {
+			return fmt.Errorf("it declares %d tools, more than %d", len(f.tools), 1<<16-1)
+		}
+		for i := range f.tools {
+			t := &f.tools[i]
+			ix.byName[t.Name] = &served{
+				Tool: t, slot: uint16(i), family: f, collect: ix.spec.Collect[t.Name], //nolint:gosec // checked above
+				policy: ix.spec.Policies[t.Name].withDefaults(),
+			}
 		}
 	}
-	if len(ix.tools) > 1<<16-1 {
-		return fmt.Errorf("it declares %d tools, more than %d", len(ix.tools), 1<<16-1)
+	// In the order of the declaration, whatever family they belong to.
+	place := map[string]int{}
+	for i, name := range ix.spec.Tools {
+		if _, twice := place[name]; !twice {
+			place[name] = i
+			if t := ix.byName[name]; t != nil {
+				ix.tools = append(ix.tools, *t.Tool)
+			}
+		}
 	}
-	ix.zygotes.Lock()
-	ix.plain, ix.async = plain, async
-	ix.zygotes.current = z
-	ix.zygotes.Unlock()
-	for _, c := range ix.crews() {
-		w, err := ix.newWorker(c)
+	slices.SortStableFunc(ix.unavailable, func(a, b Unavailable) int { return place[a.Name] - place[b.Name] })
+	for i := range ix.tools {
+		t := ix.byName[ix.tools[i].Name]
+		c, err := ix.crew(t, t.policy.Isolation, "")
+		if err != nil {
+			return err
+		}
+		t.crew = c
+	}
+	for _, c := range ix.everyCrew() {
+		w, err := c.family.newWorker(c)
 		if err != nil {
 			return err
 		}
@@ -221,45 +262,35 @@ func (ix *Index) open(ctx context.Context) error {
 	return nil
 }
 
-func (ix *Index) crews() []*crew {
-	ix.zygotes.Lock() // an executor may be closed while an index opens
-	defer ix.zygotes.Unlock()
-	var all []*crew
-	for _, c := range []*crew{ix.plain, ix.async} {
-		if c != nil {
-			all = append(all, c)
-		}
+// crew finds the crew that runs a tool's calls in an isolation, or makes it.
+func (ix *Index) crew(t *served, isolation tool.Isolation, session string) (*crew, error) {
+	key := workerKey{
+		zygoteKey: t.family.key, async: t.Kind.async(), isolation: isolation, limits: t.policy.Limits, session: session,
 	}
-	return all
+	ix.crewsMu.RLock()
+	c := ix.crews[key]
+	ix.crewsMu.RUnlock()
+	if c != nil {
+		return c, nil
+	}
+	ix.crewsMu.Lock()
+	defer ix.crewsMu.Unlock()
+	if c := ix.crews[key]; c != nil {
+		return c, nil
+	}
+	if ix.ended {
+		return nil, unavailable("the index %s is closed", ix.spec.Name)
+	}
+	c = &crew{index: ix, family: t.family, key: key, async: key.async, workers: map[*worker]struct{}{}}
+	ix.crews[key] = c
+	return c, nil
 }
 
-// newZygote starts a zygote, leaving out modules that hang or end the process.
-func (ix *Index) newZygote(ctx context.Context) (*zygote, error) {
-	for {
-		z, err := startZygote(ctx, ix.log, ix.x.spawner, ix.command, ix.setup, ix.x.opts.StartTimeout, ix.x.maxFrame())
-		var failure *importFailure
-		if errors.As(err, &failure) {
-			if _, again := ix.setup.Exclude[failure.module]; !again && ix.tools == nil {
-				ix.log.Warn("a module is left out", slog.String("module", failure.module), slog.String("reason", failure.reason))
-				ix.setup.Exclude[failure.module] = failure.reason
-				continue
-			}
-		}
-		if err != nil {
-			return nil, err
-		}
-		ix.zygotes.Lock()
-		closed := ix.zygotes.closed
-		if !closed {
-			ix.zygotes.all[z] = struct{}{}
-		}
-		ix.zygotes.Unlock()
-		if closed {
-			z.kill()
-			return nil, errors.New("the index is closed")
-		}
-		return z, nil
-	}
+// everyCrew lists the crews of this moment.
+func (ix *Index) everyCrew() []*crew {
+	ix.crewsMu.RLock()
+	defer ix.crewsMu.RUnlock()
+	return slices.Collect(maps.Values(ix.crews))
 }
 
 // untilStop gives a context that also ends when the index is closed. Called on
@@ -275,71 +306,6 @@ func (ix *Index) untilStop(parent context.Context) (context.Context, context.Can
 	})
 	return ctx, cancel
 }
-
-// sameTools checks that a new zygote serves what the first did: slots are places
-// in that list.
-func (ix *Index) sameTools(z *zygote) error {
-	if !slices.EqualFunc(ix.tools, z.about.Tools, func(a, b Tool) bool { return a.Name == b.Name && a.Kind == b.Kind }) {
-		return errors.New("the index's modules offer other tools than when it was opened; open it again")
-	}
-	return nil
-}
-
-// newWorker starts a worker from the current zygote, or from a new one if that
-// is gone or must not be forked.
-func (ix *Index) newWorker(c *crew) (*worker, error) {
-	ctx, cancel := ix.untilStop(context.Background())
-	defer cancel()
-	ix.zygotes.Lock()
-	z := ix.zygotes.current
-	if z != nil && (z.gone() || ix.solo()) {
-		ix.zygotes.current = nil
-		if z.gone() {
-			delete(ix.zygotes.all, z)
-			ix.wg.Go(z.kill)
-			z = nil
-		}
-	}
-	ix.zygotes.Unlock()
-	if z == nil {
-		var err error
-		if z, err = ix.newZygote(ctx); err != nil {
-			return nil, err
-		}
-		if err := ix.sameTools(z); err != nil {
-			return nil, err
-		}
-		if !ix.solo() {
-			ix.zygotes.Lock()
-			if old := ix.zygotes.current; old != nil && !old.gone() {
-				// Another worker's start was faster.
-				delete(ix.zygotes.all, z)
-				ix.zygotes.Unlock()
-				z.kill()
-				z = old
-			} else {
-				ix.zygotes.current = z
-				ix.zygotes.Unlock()
-			}
-		}
-	}
-	w, err := startWorker(c, z, ix.x.nextID.Add(1), ix.solo(), ix.x.opts.StartTimeout)
-	if ix.solo() {
-		ix.wg.Go(func() {
-			if err == nil {
-				<-w.gone
-			}
-			z.kill()
-			ix.zygotes.Lock()
-			delete(ix.zygotes.all, z)
-			ix.zygotes.Unlock()
-		})
-	}
-	return w, err
-}
-
-// solo reports whether each worker is a process that imported the index itself.
-func (ix *Index) solo() bool { return ix.forkUnsafe != "" }
 
 func (ix *Index) maxWorkers() int {
 	if ix.spec.Concurrency > 0 {
@@ -365,20 +331,20 @@ func (ix *Index) after(d time.Duration, f func()) {
 func (ix *Index) janitor() {
 	idle := time.NewTicker(max(ix.x.opts.IdleAfter/4, time.Millisecond))
 	defer idle.Stop()
-	var probes <-chan time.Time
-	if ix.async != nil {
-		probe := time.NewTicker(blockedAfter / 4)
-		defer probe.Stop()
-		probes = probe.C
-	}
+	probe := time.NewTicker(blockedAfter / 4)
+	defer probe.Stop()
 	for {
 		select {
 		case <-idle.C:
-			for _, c := range ix.crews() {
+			for _, c := range ix.everyCrew() {
 				c.reap(ix.x.opts.IdleAfter)
 			}
-		case <-probes:
-			ix.async.probe()
+		case <-probe.C:
+			for _, c := range ix.everyCrew() {
+				if c.async {
+					c.probe()
+				}
+			}
 		case <-ix.stop:
 			return
 		}
@@ -431,9 +397,8 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink) (
 		j.meta = metaOf(call.VarArgs)
 	}
 	var item func(data []byte) error
-	c := ix.plain
-	if t.Kind.async() {
-		c = ix.async
+	c := t.crew
+	if c.async {
 		j.done = make(chan struct{}, 1)
 	}
 	switch {
@@ -510,18 +475,14 @@ func (ix *Index) Close(ctx context.Context) error {
 	}
 	ix.closeOnce.Do(func() {
 		close(ix.stop)
-		for _, c := range ix.crews() {
+		ix.crewsMu.Lock()
+		ix.ended = true
+		ix.crewsMu.Unlock()
+		for _, c := range ix.everyCrew() {
 			c.close()
 		}
-		ix.zygotes.Lock()
-		ix.zygotes.closed = true
-		all := make([]*zygote, 0, len(ix.zygotes.all))
-		for z := range ix.zygotes.all {
-			all = append(all, z)
-		}
-		ix.zygotes.Unlock()
-		for _, z := range all {
-			z.kill()
+		for _, f := range ix.families {
+			f.close()
 		}
 		ix.wg.Wait()
 		ix.x.unregister(ix)
@@ -532,7 +493,7 @@ func (ix *Index) Close(ctx context.Context) error {
 // Stats is a moment's view.
 func (ix *Index) Stats() Stats {
 	var s Stats
-	for _, c := range ix.crews() {
+	for _, c := range ix.everyCrew() {
 		c.mu.Lock()
 		s.Starting += c.starting
 		s.Busy += c.busy
@@ -546,11 +507,13 @@ func (ix *Index) Stats() Stats {
 		}
 		c.mu.Unlock()
 	}
-	ix.zygotes.Lock()
-	if z := ix.zygotes.current; z != nil {
-		s.Root = z.proc.Pid()
+	for _, f := range ix.families {
+		f.mu.Lock()
+		if z := f.current; z != nil && s.Root == 0 {
+			s.Root = z.proc.Pid()
+		}
+		f.mu.Unlock()
 	}
-	ix.zygotes.Unlock()
 	sort.Ints(s.Pids)
 	return s
 }

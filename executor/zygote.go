@@ -17,6 +17,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // setup is the first message to a zygote.
@@ -26,6 +27,17 @@ type setup struct {
 	Paths   []string          `json:"paths"`
 	Tools   []string          `json:"tools"`
 	Exclude map[string]string `json:"exclude"`
+	// Sandbox is to be in effect before any code of the index runs.
+	Sandbox tool.Sandbox `json:"sandbox"`
+}
+
+// forkRequest is the body of a FORK and a BECOME.
+type forkRequest struct {
+	ID        uint64         `json:"id"`
+	Kind      string         `json:"kind"`      // sync or async
+	Limit     int            `json:"limit"`     // bytes of a result or an item
+	Isolation tool.Isolation `json:"isolation"` // of the worker's calls
+	Limits    numbers        `json:"limits"`    // of one call
 }
 
 // description is a zygote's answer to it. The place in Tools is a tool's slot.
@@ -264,7 +276,10 @@ func (z *zygote) fork(w *worker, become bool, files []*os.File) (*sandbox.Handle
 	if w.crew.async {
 		kind = "async"
 	}
-	body, err := json.Marshal(map[string]any{"id": w.id, "kind": kind, "limit": w.crew.index.x.opts.MaxResult})
+	body, err := json.Marshal(forkRequest{
+		ID: w.id, Kind: kind, Limit: w.crew.index.x.opts.MaxResult,
+		Isolation: w.crew.key.isolation, Limits: numbersOf(w.crew.key.limits),
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -166,6 +166,15 @@ func nonZero[T comparable](v T) *T {
 	return &v
 }
 
+// AnnotationsOf returns what the manifest declares of a tool, before its code is
+// known.
+func (m *Manifest) AnnotationsOf(name string) tool.Annotations {
+	d := tool.Descriptor{Annotations: tool.Annotations{Concurrency: m.Concurrency, Isolation: m.Isolation, Sandbox: m.Sandbox}}
+	m.defaults.apply(&d)
+	m.overrides[name].apply(&d)
+	return d.Annotations
+}
+
 // EnvOf returns the variables that a tool gets: those for all tools and its own.
 func (m *Manifest) EnvOf(name string) []EnvVar {
 	var vars []EnvVar

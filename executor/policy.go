@@ -1,0 +1,104 @@
+package executor
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"maps"
+	"slices"
+
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// Policy says how one tool is run. The zero value is the default of each field.
+type Policy struct {
+	// Isolation says which process runs a call. A call may ask for a tighter one,
+	// never for a looser one. Defaults to warm.
+	Isolation tool.Isolation
+	// Sandbox says what the tool's processes may touch, its import included.
+	// Defaults to guard.
+	Sandbox tool.Sandbox
+	// Limits bound one call. Zero fields mean no limit of the tool's own.
+	Limits tool.Limits
+	// Vars are environment variables that this tool's processes see beside those
+	// of [Spec.Vars]. Tools with other variables never share a process with it.
+	Vars map[string]string
+}
+
+func (p Policy) withDefaults() Policy {
+	if p.Isolation == "" {
+		p.Isolation = tool.IsolationWarm
+	}
+	if p.Sandbox == "" {
+		p.Sandbox = tool.SandboxGuard
+	}
+	return p
+}
+
+func (p Policy) check() error {
+	if _, err := tool.ParseIsolation(string(p.Isolation)); err != nil {
+		return err
+	}
+	_, err := tool.ParseSandbox(string(p.Sandbox))
+	return err
+}
+
+// isolations, from the loosest to the tightest.
+var isolations = []tool.Isolation{tool.IsolationWarm, tool.IsolationSession, tool.IsolationFork, tool.IsolationFresh}
+
+// tighter is the stricter of two isolations; empty asks for nothing.
+func tighter(a, b tool.Isolation) tool.Isolation {
+	if slices.Index(isolations, b) > slices.Index(isolations, a) {
+		return b
+	}
+	return a
+}
+
+// zygoteKey is what all processes of a zygote have in common from their start:
+// tools that differ in it never share a process, not even while they are imported.
+type zygoteKey struct {
+	sandbox tool.Sandbox
+	env     string // digest of the environment: it may hold secrets
+}
+
+// workerKey is what all calls of a worker have in common.
+type workerKey struct {
+	zygoteKey
+	async     bool
+	isolation tool.Isolation
+	limits    tool.Limits
+	session   string // of isolation session
+}
+
+// profile is the digest of an environment.
+func profile(vars map[string]string) string {
+	digest := sha256.New()
+	for _, name := range slices.Sorted(maps.Keys(vars)) {
+		digest.Write([]byte(name + "\x00" + vars[name] + "\x00"))
+	}
+	return hex.EncodeToString(digest.Sum(nil))
+}
+
+// merged is base with more on top.
+func merged(base, more map[string]string) map[string]string {
+	all := maps.Clone(base)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, more)
+	return all
+}
+
+// numbers are limits as a worker reads them: seconds and bytes; zero is none.
+type numbers struct {
+	CPUTime   float64 `json:"cpu_time,omitempty"`
+	Memory    int64   `json:"memory,omitempty"`
+	Pids      int     `json:"pids,omitempty"`
+	OpenFiles int     `json:"open_files,omitempty"`
+	Output    int64   `json:"output,omitempty"`
+}
+
+func numbersOf(l tool.Limits) numbers {
+	return numbers{
+		CPUTime: l.CPUTime.Seconds(), Memory: int64(l.Memory), Pids: l.Pids, OpenFiles: l.OpenFiles, Output: int64(l.Output),
+	}
+}
