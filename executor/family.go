@@ -31,6 +31,9 @@ type family struct {
 
 // open starts the first zygote.
 func (f *family) open(ctx context.Context) ([]Unavailable, error) {
+	if why := f.index.x.spawner.Survey().Lacks(f.key.sandbox); why != "" {
+		return f.refuse(why), nil
+	}
 	z, err := f.newZygote(ctx)
 	if err != nil {
 		return nil, err
@@ -51,7 +54,11 @@ func (f *family) open(ctx context.Context) ([]Unavailable, error) {
 func (f *family) newZygote(ctx context.Context) (*zygote, error) {
 	ix := f.index
 	for {
-		z, err := startZygote(ctx, ix.log, ix.x.spawner, f.command, f.setup, ix.x.opts.StartTimeout, ix.x.maxFrame())
+		setup := f.setup
+		if err := ix.x.ownFolder(&setup); err != nil {
+			return nil, err
+		}
+		z, err := startZygote(ctx, ix.log, ix.x.spawner, f.command, setup, ix.x.opts.StartTimeout, ix.x.maxFrame())
 		var failure *importFailure
 		if errors.As(err, &failure) {
 			if _, again := f.setup.Exclude[failure.module]; !again && !f.described {

@@ -177,7 +177,7 @@ func (ix *Index) group(root string) error {
 	}
 	byKey := map[zygoteKey]*family{}
 	for _, name := range ix.spec.Tools {
-		policy := ix.spec.Policies[name].withDefaults()
+		policy := ix.spec.Policies[name].withDefaults(ix.x.defaultSandbox())
 		if err := policy.check(); err != nil {
 			return fmt.Errorf("the policy of %s: %w", name, err)
 		}
@@ -192,6 +192,7 @@ func (ix *Index) group(root string) error {
 					Path: ix.spec.Env.Python,
 					Args: []string{"-I", "-X", "utf8", "-c", bootstrap, ix.x.files},
 					Env:  ix.x.workerEnv(filepath.Dir(ix.spec.Env.Python), vars), Dir: root,
+					Sandbox: key.sandbox,
 				},
 			}
 			byKey[key] = f
@@ -226,7 +227,7 @@ func (ix *Index) open(ctx context.Context) error {
 			t := &f.tools[i]
 			ix.byName[t.Name] = &served{
 				Tool: t, slot: uint16(i), family: f, collect: ix.spec.Collect[t.Name], //nolint:gosec // checked above
-				policy: ix.spec.Policies[t.Name].withDefaults(),
+				policy: ix.spec.Policies[t.Name].withDefaults(f.key.sandbox),
 			}
 		}
 	}

@@ -15,7 +15,8 @@ type Policy struct {
 	// never for a looser one. Defaults to warm.
 	Isolation tool.Isolation
 	// Sandbox says what the tool's processes may touch, its import included.
-	// Defaults to guard.
+	// A tool whose level the machine does not give is unavailable. Defaults to
+	// the executor's level, as far as the machine gives it.
 	Sandbox tool.Sandbox
 	// Limits bound one call. Zero fields mean no limit of the tool's own.
 	Limits tool.Limits
@@ -24,12 +25,12 @@ type Policy struct {
 	Vars map[string]string
 }
 
-func (p Policy) withDefaults() Policy {
+func (p Policy) withDefaults(box tool.Sandbox) Policy {
 	if p.Isolation == "" {
 		p.Isolation = tool.IsolationWarm
 	}
 	if p.Sandbox == "" {
-		p.Sandbox = tool.SandboxGuard
+		p.Sandbox = box
 	}
 	return p
 }

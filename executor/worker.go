@@ -200,6 +200,7 @@ func (w *worker) finish(cause error) {
 		_ = w.in.Close()
 		_ = w.out.Close()
 		w.wg.Wait()
+		w.removeFolder()
 		w.crew.lost(w, cause)
 		w.handle.Close()
 		close(w.gone)
@@ -248,6 +249,9 @@ func (w *worker) follow(j *job, item func(data []byte) error) (frame.Type, []byt
 				return 0, nil, fmt.Errorf("the worker answered call %d while it had call %d", h.ID, j.id)
 			}
 			data := own(h, body)
+			if h.Flags&frame.FlagSpent != 0 {
+				w.crew.spent(w)
+			}
 			w.settle(h.Flags)
 			return h.Type, data, refused
 		case frame.Yield:
@@ -284,6 +288,9 @@ func (w *worker) demultiplex() error {
 		}
 		switch h.Type { //nolint:exhaustive // the rest never comes from a worker
 		case frame.Result, frame.Error, frame.End:
+			if h.Flags&frame.FlagSpent != 0 {
+				w.crew.spent(w)
+			}
 			w.settle(h.Flags)
 			if j := w.crew.finishedCoroutine(w, h.ID); j != nil {
 				j.kind, j.body = h.Type, own(h, body)

@@ -29,6 +29,8 @@ type setup struct {
 	Exclude map[string]string `json:"exclude"`
 	// Sandbox is to be in effect before any code of the index runs.
 	Sandbox tool.Sandbox `json:"sandbox"`
+	// Folder is the one that strict and offline may write; empty for the others.
+	Folder string `json:"folder"`
 }
 
 // forkRequest is the body of a FORK and a BECOME.
@@ -46,6 +48,8 @@ type description struct {
 	Unavailable []Unavailable `json:"unavailable"`
 	Python      string        `json:"python"`
 	ForkUnsafe  string        `json:"fork_unsafe"`
+	// Notes are what the sandbox level does without here, for people.
+	Notes []string `json:"notes"`
 }
 
 // importFailure is returned by startZygote when a module hangs or ends the
@@ -65,6 +69,8 @@ type zygote struct {
 	about   description
 	output  tail
 	maximum uint32
+
+	folder string // see setup; removed with the zygote
 
 	solo bool // it is itself the one worker
 
@@ -95,7 +101,7 @@ func startZygote(ctx context.Context, log *slog.Logger, spawner *sandbox.Spawner
 		return nil, err
 	}
 	z := &zygote{
-		log: log, proc: proc, conn: proc.Control, maximum: maximum,
+		log: log, proc: proc, conn: proc.Control, maximum: maximum, folder: s.Folder,
 		forked: make(chan forkedMessage, 1), workers: map[uint64]*worker{},
 	}
 	z.wg.Go(func() { z.drain(proc.Stdout, StreamStdout) })
@@ -134,6 +140,10 @@ func startZygote(ctx context.Context, log *slog.Logger, spawner *sandbox.Spawner
 	for {
 		select {
 		case z.about = <-described:
+			if len(z.about.Notes) > 0 {
+				log.Info("the sandbox does without something", slog.String("sandbox", string(s.Sandbox)),
+					slog.Any("notes", z.about.Notes))
+			}
 			return z, nil
 		case module = <-importing:
 			timer.Reset(timeout)
@@ -361,6 +371,9 @@ func (z *zygote) gone() bool {
 func (z *zygote) kill() {
 	z.proc.Kill()
 	z.wg.Wait()
+	if z.folder != "" {
+		_ = os.RemoveAll(z.folder)
+	}
 }
 
 // controlReader reads the byte stream of a control socket and keeps the

@@ -10,11 +10,16 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 func systemLevels() []Level { return []Level{LevelReaper} }
 
-func attributes(Level) *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+func attributes(Level, tool.Sandbox) *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+
+// restrictions says that there are none here.
+func restrictions() (landlock int, why string) { return 0, "only Linux has it" }
 
 func commandDeath(*syscall.SysProcAttr) {}
 

@@ -8,7 +8,7 @@ import os
 import sys
 from types import AsyncGeneratorType
 
-from . import failures
+from . import failures, limits, strays
 from .frames import (
     CALL,
     CANCEL,
@@ -23,11 +23,12 @@ from .frames import (
     PONG,
     READY,
     RESULT,
+    SPENT,
     STREAM,
     YIELD,
     FrameError,
 )
-from .loop import PAGE_TAKEN, _raw_pending, _TooLarge, forked_by_tool, not_json, refused, split_meta
+from .loop import PAGE_TAKEN, _no_memory, _raw_pending, _TooLarge, forked_by_tool, not_json, refused, split_meta
 from .output import Outlet, install
 from .values import Mismatch, NotSerializable, decode
 
@@ -166,7 +167,13 @@ class Worker:
         self._asked.discard(call)
         if self._outlet.dirty:
             self._outlet.settle(call)
-        raw = 0 if self._tasks else _raw_pending()
+        raw = 0
+        if not self._tasks:
+            strays.sweep()  # of whose call they are is not known: of none that runs
+            raw = _raw_pending()
+        if limits.memory and (limits.exceeded() or _no_memory(kind, data)):
+            kind, data = ERROR, failures.out_of_memory()
+            raw |= SPENT
         self._outlet.send(HEADER.pack(len(data), kind, raw, slot, call) + data)
 
     async def _outcome(self, flags: int, slot: int, call: int, body: bytes) -> tuple[int, bytes]:

@@ -12,6 +12,8 @@ import linecache
 import os
 import sys
 
+from . import limits
+
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,13 +67,20 @@ def unserializable(failure: NotSerializable, tool: str) -> bytes:
     )
 
 
+def out_of_memory() -> bytes:
+    """The call took more memory than it may, or asked for it."""
+    found = limits.usage()
+    message = f"the call needs more memory than its limit of {found['limit']} bytes"
+    return body("worker_out_of_memory", message, True, details=found)
+
+
 def too_large(size: int, limit: int, what: str) -> bytes:
     """what, "result" or "item", is larger than the agent takes."""
     return body(
         "payload_too_large",
         f"the {what} is {size} bytes of JSON, more than {limit}",
         True,
-        details={"size": size, "limit": limit},
+        details={"limit": "output", "size": size, "max": limit},
     )
 
 
@@ -95,6 +104,8 @@ def type_of(failure: BaseException) -> str:
 
 def raised(failure: BaseException, tool: str) -> bytes:
     """A tool's own exception, of any class."""
+    if isinstance(failure, MemoryError) and limits.memory:
+        return out_of_memory()
     frames = frames_of(failure)
     message = message_of(failure)
     if isinstance(failure, SystemExit):
