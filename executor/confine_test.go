@@ -176,6 +176,7 @@ func intrude(dir string) error {
 		return err
 	}
 	busy, cancel := context.WithCancel(ctx)
+	defer cancel()
 	sink := &collector{logged: make(chan struct{}, 1)}
 	ended := make(chan struct{})
 	go func() {

@@ -170,6 +170,9 @@ func (c *crew) assign(w *worker, j *job) {
 	} else {
 		w.current.Store(j)
 	}
+	if watched(c.key.limits) {
+		c.metered(w)
+	}
 }
 
 // over notes that a call ended well for its worker. The lock is held.
@@ -526,7 +529,10 @@ func (c *crew) probe() {
 	defer c.mu.Unlock()
 	for w := range c.workers {
 		switch {
-		case w.retired || len(w.jobs) == 0:
+		case (w.retired && w.abandoned == 0) || len(w.jobs) == 0:
+		case w.retired && !w.probed.IsZero() && time.Since(w.probed) > blockedAfter:
+			w.kill() // by a call that was given up: the others there will never end
+		case w.retired && !w.probed.IsZero():
 		case w.probed.IsZero():
 			w.probed = time.Now()
 			w.send(frame.Header{Type: frame.Ping, ID: w.id}, nil, nil)

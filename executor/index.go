@@ -72,8 +72,9 @@ type Index struct {
 	unavailable []Unavailable
 	families    []*family // set by Open, one for each zygote key
 
-	stop chan struct{}
-	wg   sync.WaitGroup // readers, starts, the janitor
+	watching chan struct{} // capacity 1; see alarm
+	stop     chan struct{}
+	wg       sync.WaitGroup // readers, starts, the janitor
 
 	crewsMu sync.RWMutex
 	crews   map[workerKey]*crew
@@ -103,7 +104,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 		return nil, openFailed(spec, err)
 	}
 	ix := &Index{
-		x: x, spec: spec, stop: make(chan struct{}), drained: make(chan struct{}),
+		x: x, spec: spec, stop: make(chan struct{}), watching: make(chan struct{}, 1), drained: make(chan struct{}),
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
 	}
 	ix.crews = map[workerKey]*crew{}
@@ -260,6 +261,7 @@ func (ix *Index) open(ctx context.Context) error {
 		c.mu.Unlock()
 	}
 	ix.wg.Go(ix.janitor)
+	ix.wg.Go(ix.watch)
 	return nil
 }
 
@@ -421,6 +423,9 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink) (
 		run = c.runCoroutine
 	}
 	refused := run(ctx, j, item)
+	if exceeded := c.breached(j); exceeded != nil {
+		return nil, exceeded
+	}
 	switch {
 	case j.err != nil && (refused == nil || ctx.Err() != nil):
 		return nil, j.err

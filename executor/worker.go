@@ -44,7 +44,9 @@ type job struct {
 	worker *worker // nil while queued
 	place  uint64  // which CALL frame of its worker it was, from 1
 	since  time.Time
-	killed bool // its worker was killed because it went on after its grace
+	cpu    time.Duration   // processor time it used, as far as it is metered
+	breach *toolmesh.Error // the limit for which the watchdog stopped it
+	killed bool            // its worker was killed because it went on after its grace
 	grace  *time.Timer
 
 	// Items of a coroutine's stream that the sink has not taken; bounded by credit.
@@ -84,8 +86,9 @@ type worker struct {
 	abandoned int             // calls that we no longer wait for but that it may still run
 	places    uint64
 	idleSince time.Time
-	retired   bool      // takes no further call
-	stopping  bool      // told to end: its end is no crash
+	retired   bool // takes no further call
+	stopping  bool // told to end: its end is no crash
+	meter     meter
 	probed    time.Time // when an event loop was asked for a sign of life; zero when it gave it
 	blocked   bool      // it gave none for a while: it gets no new calls
 
@@ -170,6 +173,11 @@ func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Durati
 			return nil, fmt.Errorf("the worker was not ready within %v%s", timeout, lastWords(w.tail.String()))
 		}
 		return nil, fmt.Errorf("the worker ended before it was ready: %s%s", w.exit, lastWords(w.tail.String()))
+	}
+	if watched(c.key.limits) {
+		if u, ok := w.handle.Usage(); ok {
+			w.meter.base = u.Memory
+		}
 	}
 	if c.async {
 		w.jobs = map[uint64]*job{}
@@ -397,9 +405,7 @@ func (w *worker) call(j *job) {
 func (w *worker) cancel(j *job) {
 	w.page.Store(sandbox.WordCancel, j.id)
 	w.send(frame.Header{Type: frame.Cancel, ID: j.id}, nil, nil)
-	if !w.crew.async {
-		_ = w.handle.Signal(syscall.SIGURG)
-	}
+	_ = w.handle.Signal(syscall.SIGURG)
 }
 
 // credit lets a stream send size more bytes.

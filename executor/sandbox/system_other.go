@@ -76,3 +76,9 @@ func (h *Handle) Close() {
 	defer h.mu.Unlock()
 	h.pid = 0
 }
+
+// Usage is not known here.
+func (h *Handle) Usage() (Usage, bool) { return Usage{}, false }
+
+// Share is not known here.
+func (h *Handle) Share() (int64, bool) { return 0, false }
