@@ -100,7 +100,7 @@ var badInputs = []badInput{
 	{name: "not-a-source", body: map[string]any{"source": "what is this?"}, says: []string{"what is this?", "./"}},
 	{name: "no-source", body: map[string]any{}, says: []string{"source"}},
 	{
-		name: "legacy", files: map[string]string{"TOOLS.yml": "tools: []\n"}, says: []string{"TOOLS.yml", "tools.toml"},
+		name: "legacy", files: map[string]string{"TOOLS.yml": "tools: []\n"}, says: []string{"TOOLS.yml", "at least one tool"},
 	},
 	{
 		name: "bad-name", files: map[string]string{"tools.toml": working, "t.py": "def tool(): pass\n"}, body: map[string]any{"name": "a.b"},

@@ -65,8 +65,9 @@ func (c *Client) Call(ctx context.Context, id subjects.ToolID, args any, opts ..
 
 // target is where one attempt goes.
 type target struct {
-	id   subjects.ToolID
-	node *node // nil: the queue group
+	id     subjects.ToolID
+	node   *node // nil: the queue group
+	choice bool  // there are others
 }
 
 // How often a call that did not start is sent again.
@@ -90,7 +91,7 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 	for n := 1; ; n++ {
 		t := target{id: id}
 		if !queueOnly {
-			t.node = c.pick(s.session, id)
+			t.node, t.choice = c.pick(s.session, id)
 		}
 		if t.node != nil {
 			t.node.outstanding.Add(1)
@@ -247,7 +248,7 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	s := p.s
 	call := codec.Call{
 		RPCID: s.rpc, Session: s.session, Tool: t.id, Delivery: delivery, Timeout: s.timeout, Credit: credit,
-		Depth: s.depth, Parent: s.parent, Revision: s.revision, Keepalive: true, WantLoad: !s.queue,
+		Depth: s.depth, Parent: s.parent, Revision: s.revision, Keepalive: true, WantLoad: t.choice,
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)
@@ -280,10 +281,11 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	return &nats.Msg{Subject: subject, Header: nats.Header(call.Header()), Data: body}, nil
 }
 
-func (c *Client) begin(t target, s *settings) (*pending, error) {
+// begin prepares one attempt; open is how the bus opens its inbox.
+func (c *Client) begin(t target, s *settings, open func(*bus.Inbox, bus.Receiver) error) (*pending, error) {
 	p := &pending{c: c, s: s, id: t.id, answers: make(chan answer, 2)}
 	p.node.Store(t.node)
-	if err := c.bus.OpenInto(&p.inbox, p); err != nil {
+	if err := open(&p.inbox, p); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -300,7 +302,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	if err := ctx.Err(); err != nil {
 		return nil, ended(ctx, toolmesh.StartedNo)
 	}
-	p, err := c.begin(t, s)
+	p, err := c.begin(t, s, c.bus.OpenWaiting)
 	if err != nil {
 		return nil, err
 	}
@@ -309,23 +311,32 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	if err != nil {
 		return nil, asCall(ctx, err)
 	}
+	timer := timers.Get().(*time.Timer)
+	timer.Reset(silence)
+	defer func() {
+		timer.Stop()
+		timers.Put(timer)
+	}()
 	sent := time.Now()
 	p.asked = sent
 	if err := p.inbox.Send(msg); err != nil {
 		return nil, err
 	}
-	timer := timers.Get().(*time.Timer)
-	timer.Reset(silence)
 	var a answer
-	select {
-	case a = <-p.answers:
-	case <-ctx.Done():
-		a.err = p.abandon(ctx)
-	case <-timer.C:
-		a.msg, a.err = p.watch(ctx, msg)
+	for direct, waiting := p.inbox.Direct(), true; waiting; {
+		waiting = false
+		select {
+		case a = <-p.answers:
+		case m := <-direct:
+			p.inbox.Dispatch(m)
+			waiting = true
+		case <-ctx.Done():
+			a.err = p.abandon(ctx)
+		case <-timer.C:
+			p.inbox.Release()
+			a.msg, a.err = p.watch(ctx, msg)
+		}
 	}
-	timer.Stop()
-	timers.Put(timer)
 	codec.Recycle(codec.Header(msg.Header))
 	if a.err != nil {
 		return nil, a.err

@@ -110,19 +110,19 @@ func (r *route) without(gone subjects.NodeID) {
 // pick chooses a node for a call: the better of two random candidates. It
 // returns nil while none is known, and has a route in use asked for again, in
 // the background, now and then.
-func (c *Client) pick(session subjects.SessionID, id subjects.ToolID) *node {
+func (c *Client) pick(session subjects.SessionID, id subjects.ToolID) (n *node, choice bool) {
 	r := &c.shared.routes
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known := r.known[routeKey{session, id}]
 	if known == nil {
-		return nil
+		return nil, false
 	}
 	known.used = time.Now()
 	if known.used.Sub(known.asked) > routeFresh {
 		c.refresh(routeKey{session, id}, known)
 	}
-	return better(known.nodes)
+	return better(known.nodes), len(known.nodes) > 1
 }
 
 // better is the choice of two: the freer of two random nodes that are well.

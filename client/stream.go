@@ -152,7 +152,7 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 	if ctx.Err() != nil {
 		return ended(ctx, toolmesh.StartedNo)
 	}
-	p, err := c.begin(t, s)
+	p, err := c.begin(t, s, c.bus.OpenInto)
 	if err != nil {
 		return err
 	}
@@ -491,8 +491,10 @@ func (r *reader) settleReplay() {
 	r.mu.Lock()
 	if r.order.Ready() || r.order.Next() > r.asking.from {
 		r.fruitless = 0
-	} else if r.high.Terminal || r.high.Seq >= r.asking.from || r.high.Seq == 0 && r.taken > 0 {
-		r.fruitless++ // it should have had the next one
+	} else if r.high.Terminal || r.high.Seq == 0 && r.taken > 0 {
+		// All of it had been stored. A gap in a stream that is not over yet is
+		// something else: its node will send the missing item again.
+		r.fruitless++
 	}
 	r.mu.Unlock()
 	r.abandonReplay()

@@ -18,6 +18,7 @@ const conversations = "../docs/protocol/conversations"
 // speakers are the placeholders of the files, as this replay fills them.
 var speakers = map[string]string{
 	"NODE": "gpu-1", "BOOT": "01JZ0BOOT", "REV": "4f2a9c", "INBOX": "_INBOX.Xk29dq.1", "RPC": "rpc_018f5c0d1c7a7b3e9a4d2f6e8b0c1d2e",
+	"DEADLINE": "1767225600000",
 }
 
 // TestConversations holds this package to docs/protocol/conversations: what a
@@ -244,7 +245,11 @@ func (p *player) answer(t *testing.T, s conversation.Step) {
 		if failed == nil {
 			t.Fatalf("the message reads as %+v", reply)
 		}
-		header, body = p.request.Failure(p.host, failed, reply.Load)
+		host := p.host
+		if s.Header[HeaderRevision] == nil { // a tool that the node does not serve has none
+			host = NewIdentity(host.Node, host.Boot, "")
+		}
+		header, body = p.request.Failure(host, failed, reply.Load)
 	case "refusal":
 		if p.refusal == nil {
 			t.Fatal("the request is accepted")

@@ -2,7 +2,6 @@ package codec
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"encoding/json"
 	"math"
 	"mime"
@@ -90,8 +89,9 @@ type Request struct {
 	idValue        []string // the rpc id as a header's values
 }
 
-// Digest tells two requests under one rpc id apart.
-func (r *Request) Digest() [sha256.Size]byte { return sha256.Sum256(r.body) }
+// Body is the message's body as it came: what two requests under one rpc id must
+// have in common. It must not be changed.
+func (r *Request) Body() []byte { return r.body }
 
 // ParseRequest reads a request that arrived on a tools subject, directed or
 // not. s is that subject, parsed. On an error the returned Request still says

@@ -359,21 +359,3 @@ func TestCallHeaderIsReadBack(t *testing.T) {
 		}
 	}
 }
-
-func TestDigestTellsBodiesApart(t *testing.T) {
-	t.Parallel()
-	digest := func(body string) [32]byte {
-		r, err := ParseRequest(forecast, h("Mesh-Rpc-Id", "r"), []byte(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r.Digest()
-	}
-	one := digest(`{"a":1}`)
-	if again := digest(`{"a":1}`); again != one {
-		t.Error("one body has two digests")
-	}
-	if digest(`{"a":2}`) == one {
-		t.Error("two bodies have one digest")
-	}
-}

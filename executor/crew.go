@@ -40,6 +40,10 @@ type crew struct {
 	family *family
 	key    workerKey
 	async  bool // as the key has it
+	once   bool // a worker serves one call and ends
+	spares int  // of once: how many workers wait for calls to come
+	// affinity is that of the session whose crew this is; empty for all others.
+	affinity Affinity
 
 	mu       sync.Mutex
 	queue    fifo
@@ -52,6 +56,7 @@ type crew struct {
 	crashes  int // in a row, without a call that ended well between
 	restarts int
 	nextTry  time.Time
+	forgot   string        // why a session's worker ended that nobody has been told of
 	service  time.Duration // moving average of the time a call takes
 }
 
@@ -96,9 +101,15 @@ func (c *crew) submit(j *job) *toolmesh.Error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
-		return unavailable("the index %s is closed", c.index.spec.Name)
+		return c.shut()
 	}
 	w := c.pick()
+	if w == nil || c.forgot != "" {
+		if err := c.refuses(); err != nil {
+			c.mu.Unlock()
+			return err
+		}
+	}
 	if w == nil {
 		j.since = time.Now()
 		j.turn = make(chan struct{}, 1)
@@ -108,6 +119,9 @@ func (c *crew) submit(j *job) *toolmesh.Error {
 		return nil
 	}
 	c.assign(w, j)
+	if c.once {
+		c.reconcile()
+	}
 	c.mu.Unlock()
 	w.call(j)
 	return nil
@@ -145,19 +159,27 @@ func (c *crew) wait(ctx context.Context, j *job) *toolmesh.Error {
 func (c *crew) pick() *worker {
 	if c.async {
 		for w := range c.workers {
-			if !w.retired && !w.blocked && c.room(w) {
+			if c.serves(w) && c.room(w) {
 				return w
 			}
 		}
 		return nil
 	}
-	if n := len(c.idle); n > 0 {
-		w := c.idle[n-1]
-		c.idle[n-1] = nil
-		c.idle = c.idle[:n-1]
-		return w
+	n := len(c.idle)
+	if n == 0 {
+		return nil
 	}
-	return nil
+	at := n - 1
+	if c.affinity == AffinityHint {
+		for i, w := range c.idle {
+			if w.id < c.idle[at].id {
+				at = i // the first of the session's knows most
+			}
+		}
+	}
+	w := c.idle[at]
+	c.idle = slices.Delete(c.idle, at, at+1)
+	return w
 }
 
 // assign makes j a call of w. The lock is held; the caller writes the frame.
@@ -169,6 +191,7 @@ func (c *crew) assign(w *worker, j *job) {
 		w.jobs[j.id] = j
 	} else {
 		w.current.Store(j)
+		w.from.brisk = c.busy < runtime.GOMAXPROCS(0) && c.queue.len() == 0
 	}
 	if watched(c.key.limits) {
 		c.metered(w)
@@ -194,11 +217,15 @@ func (c *crew) finishedPlain(w *worker, j *job) {
 	select {
 	case <-w.exited: // after its answer, and it found nobody idle to tell
 		w.retired = true
-	default:
-	}
-	if w.retired {
 		c.mu.Unlock()
 		c.index.wg.Go(func() { w.finish(nil) })
+		return
+	default:
+	}
+	if c.once || w.retired {
+		c.dismiss(w)
+		c.reconcile()
+		c.mu.Unlock()
 		return
 	}
 	next := c.queue.pop()
@@ -220,7 +247,6 @@ func (c *crew) finishedPlain(w *worker, j *job) {
 func (c *crew) finishedCoroutine(w *worker, id uint64) *job {
 	c.mu.Lock()
 	j := w.jobs[id]
-	kill := false
 	var next *job
 	if j == nil {
 		w.abandoned = max(0, w.abandoned-1)
@@ -228,16 +254,16 @@ func (c *crew) finishedCoroutine(w *worker, id uint64) *job {
 		delete(w.jobs, id)
 		c.over(j)
 	}
-	if w.retired {
-		kill = len(w.jobs) == 0
+	if c.once || w.retired {
+		if len(w.jobs) == 0 {
+			c.dismiss(w)
+			c.reconcile()
+		}
 	} else if c.queue.len() > 0 && c.room(w) {
 		next = c.queue.pop()
 		c.assign(w, next)
 	}
 	c.mu.Unlock()
-	if kill {
-		w.kill()
-	}
 	if next != nil {
 		w.call(next)
 		granted(next)
@@ -248,6 +274,9 @@ func (c *crew) finishedCoroutine(w *worker, id uint64) *job {
 // room reports whether a worker of coroutines may take one more call. The lock
 // is held.
 func (c *crew) room(w *worker) bool {
+	if c.once {
+		return w.places == 0
+	}
 	own := c.index.spec.Concurrency
 	return len(w.jobs) < asyncCalls && (own <= 0 || c.busy < own)
 }
@@ -304,9 +333,17 @@ func (c *crew) leaveIdle(w *worker) bool {
 	return w.retired && w.stopping && !c.async && w.current.Load() == nil
 }
 
+// most is how many workers there may ever be.
+func (c *crew) most() int {
+	if c.keeps() {
+		return 1
+	}
+	return c.index.maxWorkers()
+}
+
 // limit is how many workers there may be now. The lock is held.
 func (c *crew) limit() int {
-	limit := c.index.maxWorkers()
+	limit := c.most()
 	if c.async {
 		return 1
 	}
@@ -328,11 +365,14 @@ func (c *crew) occupied() int {
 	return n
 }
 
+// serves reports whether a worker takes calls. The lock is held.
+func (c *crew) serves(w *worker) bool { return !w.retired && (!w.blocked || c.keeps()) }
+
 // serving counts the workers that take calls. The lock is held.
 func (c *crew) serving() int {
 	n := 0
 	for w := range c.workers {
-		if !w.retired && !w.blocked {
+		if c.serves(w) {
 			n++
 		}
 	}
@@ -345,10 +385,16 @@ func (c *crew) reconcile() {
 	if c.closed {
 		return
 	}
+	if c.once {
+		c.restock()
+		return
+	}
 	have := c.serving() + c.starting
 	now := time.Now()
 	switch {
-	case have == 0 && len(c.workers) > c.index.maxWorkers():
+	case have == 0 && c.affinity != "" && c.queue.len() == 0:
+		// A session that makes no call needs no worker.
+	case have == 0 && len(c.workers) > c.most():
 		c.look(patience) // all are blocked, or on their way out
 	case have == 0:
 		if wait := c.nextTry.Sub(now); wait > 0 {
@@ -364,7 +410,7 @@ func (c *crew) reconcile() {
 		} else {
 			c.look(patience - waited)
 		}
-	case c.queue.len() > 0 && have < c.index.maxWorkers() && !c.async:
+	case c.queue.len() > 0 && have < c.most() && !c.async:
 		c.look(patience) // the limit may grow when calls turn out to be long
 	}
 }
@@ -381,6 +427,13 @@ func (c *crew) look(after time.Duration) {
 		c.watching = false
 		c.reconcile()
 	})
+}
+
+// dismiss has a worker that runs nothing end by itself, in the background. The
+// lock is held.
+func (c *crew) dismiss(w *worker) {
+	w.retired, w.stopping = true, true
+	c.index.wg.Go(func() { w.stop(c.index.x.opts.Grace) })
 }
 
 // start forks a worker in the background. The lock is held.
@@ -407,6 +460,7 @@ func (c *crew) start() {
 			return
 		}
 		c.crashed()
+		c.restarts++
 		var failed []*job
 		if c.serving() == 0 && c.starting == 0 {
 			for j := c.queue.pop(); j != nil; j = c.queue.pop() {
@@ -432,6 +486,7 @@ func (c *crew) join(w *worker) []*job {
 		return nil
 	}
 	c.workers[w] = struct{}{}
+	w.idleSince = time.Now()
 	var next []*job
 	for {
 		j := c.queue.pop()
@@ -445,7 +500,6 @@ func (c *crew) join(w *worker) []*job {
 		}
 	}
 	if len(next) == 0 && !c.async {
-		w.idleSince = time.Now()
 		c.idle = append(c.idle, w)
 	}
 	return next
@@ -455,7 +509,6 @@ func (c *crew) join(w *worker) []*job {
 // lock is held.
 func (c *crew) crashed() {
 	c.crashes++
-	c.restarts++
 	if over := c.crashes - freeCrashes; over > 0 {
 		wait := min(firstBackoff<<min(over-1, 10), lastBackoff)
 		c.nextTry = time.Now().Add(wait/2 + rand.N(wait/2+1)) //nolint:gosec // jitter
@@ -471,7 +524,7 @@ func (c *crew) lost(w *worker, cause error) {
 		c.idle = slices.Delete(c.idle, i, i+1)
 	}
 	w.retired = true
-	var failed []*job
+	var failed, orphaned []*job
 	for _, j := range w.jobs {
 		failed = append(failed, j)
 	}
@@ -487,8 +540,24 @@ func (c *crew) lost(w *worker, cause error) {
 		}
 		c.busy--
 	}
+	if c.keeps() && !c.closed {
+		why := "it ended: " + w.exit.String()
+		if len(failed) == 0 && !w.stopping {
+			c.forgot = why
+		}
+		for _, j := range failed {
+			j.err = j.err.WithDetail("session_state", "lost")
+		}
+		for j := c.queue.pop(); j != nil; j = c.queue.pop() {
+			j.err = stateGone(why)
+			orphaned = append(orphaned, j)
+		}
+	}
 	if !w.stopping && !c.closed {
-		c.crashed()
+		c.restarts++
+		if len(failed) == 0 {
+			c.crashed() // what dies in a call is the tool's affair, and its quarantine's
+		}
 		c.index.log.Warn("a worker ended", slog.String("exit", w.exit.String()), slog.Int("calls", len(failed)),
 			slog.Any("cause", cause))
 	}
@@ -500,6 +569,17 @@ func (c *crew) lost(w *worker, cause error) {
 			j.done <- struct{}{}
 		}
 	}
+	for _, j := range orphaned {
+		granted(j)
+	}
+}
+
+// shut is the error of a call that finds its crew closed.
+func (c *crew) shut() *toolmesh.Error {
+	if c.affinity != "" {
+		return unavailable("the session has ended")
+	}
+	return unavailable("the index %s is closed", c.index.spec.Name)
 }
 
 // close refuses further calls and fails the queued ones. From here on a
@@ -556,25 +636,30 @@ func (c *crew) answered(w *worker) {
 // reap ends workers that were idle for long, down to one.
 func (c *crew) reap(idleAfter time.Duration) {
 	c.mu.Lock()
+	if c.once {
+		c.reapSpares(idleAfter)
+		c.mu.Unlock()
+		return
+	}
 	var old []*worker
 	if c.async {
 		for w := range c.workers {
 			if !w.retired && len(w.jobs) == 0 && c.serving() > 1 && time.Since(w.idleSince) >= idleAfter {
-				w.retired, w.stopping = true, true
 				old = append(old, w)
+				w.retired = true
 			}
 		}
 	}
 	for len(c.idle) > 0 && c.serving() > 1 && time.Since(c.idle[0].idleSince) >= idleAfter {
 		w := c.idle[0]
 		c.idle = slices.Delete(c.idle, 0, 1)
-		w.retired, w.stopping = true, true
+		w.retired = true
 		old = append(old, w)
 	}
-	c.mu.Unlock()
 	for _, w := range old {
-		c.index.wg.Go(func() { w.stop(c.index.x.opts.Grace) })
+		c.dismiss(w)
 	}
+	c.mu.Unlock()
 }
 
 // runPlain makes a call of a plain function: the caller itself reads what its

@@ -45,6 +45,9 @@ type Options struct {
 	// MaxWorkers bounds the workers of one index. Defaults to four for each
 	// processor, at least 8.
 	MaxWorkers int
+	// MaxSessions bounds the workers of one index that are leased to sessions.
+	// Defaults to 64.
+	MaxSessions int
 	// IdleAfter is how long a worker may be idle before it is ended, down to
 	// one. Defaults to a minute.
 	IdleAfter time.Duration
@@ -79,6 +82,9 @@ func (o *Options) withDefaults() Options {
 	if r.MaxWorkers == 0 {
 		r.MaxWorkers = max(8, 4*runtime.GOMAXPROCS(0))
 	}
+	if r.MaxSessions == 0 {
+		r.MaxSessions = 64
+	}
 	if r.IdleAfter == 0 {
 		r.IdleAfter = time.Minute
 	}
@@ -99,6 +105,8 @@ func (o Options) validate() error {
 		return errors.New("executor: Options.StartTimeout must not be negative")
 	case o.MaxWorkers < 0:
 		return errors.New("executor: Options.MaxWorkers must not be negative")
+	case o.MaxSessions < 0:
+		return errors.New("executor: Options.MaxSessions must not be negative")
 	case o.IdleAfter < 0:
 		return errors.New("executor: Options.IdleAfter must not be negative")
 	case o.MaxResult < 0 || o.MaxResult > 1<<30:
@@ -130,6 +138,9 @@ type Executor struct {
 	spawner *sandbox.Spawner
 	venvs   *venv.Store
 	nextID  atomic.Uint64
+	// starting has a place for each interpreter that may import at once: more
+	// than there are processors would only make each other late.
+	starting chan struct{}
 
 	mu      sync.Mutex
 	closed  bool
@@ -163,7 +174,8 @@ func New(dir string, opts *Options) (*Executor, error) {
 		venvs: venv.NewStore(dir, spawner, &venv.Options{
 			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Pythons: o.Pythons, Warm: filepath.Join(files, workerPackage),
 		}),
-		indexes: map[*Index]struct{}{},
+		starting: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
+		indexes:  map[*Index]struct{}{},
 	}, nil
 }
 

@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -23,6 +24,8 @@ type family struct {
 	described  bool
 	forkUnsafe string
 
+	renewing sync.Mutex // held while the zygote that workers are forked from is replaced
+
 	mu      sync.Mutex
 	current *zygote // forks workers; nil when it must be made
 	all     map[*zygote]struct{}
@@ -34,7 +37,7 @@ func (f *family) open(ctx context.Context) ([]Unavailable, error) {
 	if why := f.index.x.spawner.Survey().Lacks(f.key.sandbox); why != "" {
 		return f.refuse(why), nil
 	}
-	z, err := f.newZygote(ctx)
+	z, err := f.newZygote(ctx, f.setup)
 	if err != nil {
 		return nil, err
 	}
@@ -51,14 +54,19 @@ func (f *family) open(ctx context.Context) ([]Unavailable, error) {
 }
 
 // newZygote starts a zygote, leaving out modules that hang or end the process.
-func (f *family) newZygote(ctx context.Context) (*zygote, error) {
+func (f *family) newZygote(ctx context.Context, s setup) (*zygote, error) {
 	ix := f.index
 	for {
-		setup := f.setup
-		if err := ix.x.ownFolder(&setup); err != nil {
+		if err := ix.x.ownFolder(&s); err != nil {
 			return nil, err
 		}
-		z, err := startZygote(ctx, ix.log, ix.x.spawner, f.command, setup, ix.x.opts.StartTimeout, ix.x.maxFrame())
+		select {
+		case ix.x.starting <- struct{}{}:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		z, err := startZygote(ctx, ix.log, ix.x.spawner, f.command, s, ix.x.opts.StartTimeout, ix.x.maxFrame())
+		<-ix.x.starting
 		var failure *importFailure
 		if errors.As(err, &failure) {
 			if _, again := f.setup.Exclude[failure.module]; !again && !f.described {
@@ -85,53 +93,32 @@ func (f *family) newZygote(ctx context.Context) (*zygote, error) {
 }
 
 // sameTools checks that a new zygote serves what the first did: slots are places
-// in that list.
-func (f *family) sameTools(z *zygote) error {
-	if !slices.EqualFunc(f.tools, z.about.Tools, func(a, b Tool) bool { return a.Name == b.Name && a.Kind == b.Kind }) {
-		return errors.New("the index's modules offer other tools than when it was opened; open it again")
+// in that list. One that serves a single tool has it at the first place.
+func (f *family) sameTools(z *zygote, only string) error {
+	want := f.tools
+	if only != "" {
+		want = slices.DeleteFunc(slices.Clone(want), func(t Tool) bool { return t.Name != only })
 	}
-	return nil
+	if slices.EqualFunc(want, z.about.Tools, func(a, b Tool) bool { return a.Name == b.Name && a.Kind == b.Kind }) {
+		return nil
+	}
+	for _, u := range z.about.Unavailable {
+		return fmt.Errorf("%s can no longer be imported: %s", u.Name, u.Reason)
+	}
+	return errors.New("the index's modules offer other tools than when it was opened; open it again")
 }
 
-// newWorker starts a worker from the current zygote, or from a new one if that
-// is gone or the worker is to be a process that imported the index itself.
+// newWorker starts a worker: a fork of the zygote, or a process of its own that
+// imports the index itself, where that is asked for or the zygote must not be
+// forked.
 func (f *family) newWorker(c *crew) (*worker, error) {
 	ix := f.index
 	ctx, cancel := ix.untilStop(context.Background())
 	defer cancel()
-	solo := f.solo()
-	f.mu.Lock()
-	z := f.current
-	if z != nil && (z.gone() || solo) {
-		f.current = nil
-		if z.gone() {
-			delete(f.all, z)
-			ix.wg.Go(z.kill)
-			z = nil
-		}
-	}
-	f.mu.Unlock()
-	if z == nil {
-		var err error
-		if z, err = f.newZygote(ctx); err != nil {
-			return nil, err
-		}
-		if err := f.sameTools(z); err != nil {
-			return nil, err
-		}
-		if !solo {
-			f.mu.Lock()
-			if old := f.current; old != nil && !old.gone() {
-				// Another worker's start was faster.
-				delete(f.all, z)
-				f.mu.Unlock()
-				z.kill()
-				z = old
-			} else {
-				f.current = z
-				f.mu.Unlock()
-			}
-		}
+	solo := f.solo() || c.key.tool != ""
+	z, err := f.source(ctx, solo, c.key.tool)
+	if err != nil {
+		return nil, err
 	}
 	w, err := startWorker(c, z, ix.x.nextID.Add(1), solo, ix.x.opts.StartTimeout)
 	if solo {
@@ -146,6 +133,74 @@ func (f *family) newWorker(c *crew) (*worker, error) {
 		})
 	}
 	return w, err
+}
+
+// source is the zygote to make a worker of: for a process of its own one that
+// nobody else uses, else the one that all forks come from.
+func (f *family) source(ctx context.Context, solo bool, only string) (*zygote, error) {
+	if only != "" {
+		return f.another(ctx, only)
+	}
+	if solo {
+		f.mu.Lock()
+		z := f.current
+		f.current = nil
+		f.mu.Unlock()
+		if z != nil && !z.gone() {
+			return z, nil
+		}
+		f.discard(z)
+		return f.another(ctx, "")
+	}
+	f.renewing.Lock() // many may want the first fork of a new one
+	defer f.renewing.Unlock()
+	f.mu.Lock()
+	z := f.current
+	if z != nil && z.gone() {
+		f.current = nil
+	}
+	f.mu.Unlock()
+	if z != nil && !z.gone() {
+		return z, nil
+	}
+	f.discard(z)
+	z, err := f.another(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	f.current = z
+	f.mu.Unlock()
+	return z, nil
+}
+
+// another starts one more zygote, which must serve what the first did, or only
+// that one tool.
+func (f *family) another(ctx context.Context, only string) (*zygote, error) {
+	s := f.setup
+	if only != "" {
+		s.Tools = []string{only}
+	}
+	z, err := f.newZygote(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.sameTools(z, only); err != nil {
+		f.discard(z)
+		return nil, err
+	}
+	return z, nil
+}
+
+// discard ends a zygote that is of no use, nil included.
+func (f *family) discard(z *zygote) {
+	if z == nil {
+		return
+	}
+	f.mu.Lock()
+	delete(f.all, z)
+	f.mu.Unlock()
+	f.index.wg.Go(z.kill)
 }
 
 // solo reports whether each worker is a process that imported the index itself.

@@ -57,7 +57,7 @@ type served struct {
 	collect bool
 	family  *family
 	policy  Policy
-	crew    *crew // of its own isolation; nil when that has none that lasts
+	crew    *crew // of its own isolation; nil when that is session
 }
 
 // Index is one bundle of tools being served. Its methods may be called
@@ -79,6 +79,8 @@ type Index struct {
 	crewsMu sync.RWMutex
 	crews   map[workerKey]*crew
 	ended   bool // no further crews
+
+	leases leases
 
 	inFlight  atomic.Int64
 	closing   atomic.Bool
@@ -108,6 +110,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
 	}
 	ix.crews = map[workerKey]*crew{}
+	ix.leases.by, ix.leases.taken = map[workerKey]*lease{}, map[workerKey]time.Time{}
 	if err := ix.group(root); err != nil {
 		return nil, openFailed(spec, err)
 	}
@@ -245,13 +248,19 @@ func (ix *Index) open(ctx context.Context) error {
 	slices.SortStableFunc(ix.unavailable, func(a, b Unavailable) int { return place[a.Name] - place[b.Name] })
 	for i := range ix.tools {
 		t := ix.byName[ix.tools[i].Name]
-		c, err := ix.crew(t, t.policy.Isolation, "")
+		if t.policy.Isolation == tool.IsolationSession {
+			continue
+		}
+		c, err := ix.crew(t, t.policy.Isolation)
 		if err != nil {
 			return err
 		}
 		t.crew = c
 	}
 	for _, c := range ix.everyCrew() {
+		if c.once && c.spares == 0 {
+			continue
+		}
 		w, err := c.family.newWorker(c)
 		if err != nil {
 			return err
@@ -265,11 +274,17 @@ func (ix *Index) open(ctx context.Context) error {
 	return nil
 }
 
-// crew finds the crew that runs a tool's calls in an isolation, or makes it.
-func (ix *Index) crew(t *served, isolation tool.Isolation, session string) (*crew, error) {
-	key := workerKey{
-		zygoteKey: t.family.key, async: t.Kind.async(), isolation: isolation, limits: t.policy.Limits, session: session,
+// crew finds the crew that runs a tool's calls in an isolation, or makes it. A
+// session's come from lease.
+func (ix *Index) crew(t *served, isolation tool.Isolation) (*crew, *toolmesh.Error) {
+	key := workerKey{zygoteKey: t.family.key, async: t.Kind.async(), isolation: isolation, limits: t.policy.Limits}
+	if isolation == tool.IsolationFresh {
+		key.tool = t.Name
 	}
+	return ix.crewOf(t.family, key)
+}
+
+func (ix *Index) crewOf(f *family, key workerKey) (*crew, *toolmesh.Error) {
 	ix.crewsMu.RLock()
 	c := ix.crews[key]
 	ix.crewsMu.RUnlock()
@@ -284,7 +299,7 @@ func (ix *Index) crew(t *served, isolation tool.Isolation, session string) (*cre
 	if ix.ended {
 		return nil, unavailable("the index %s is closed", ix.spec.Name)
 	}
-	c = &crew{index: ix, family: t.family, key: key, async: key.async, workers: map[*worker]struct{}{}}
+	c = newCrew(ix, f, key)
 	ix.crews[key] = c
 	return c, nil
 }
@@ -342,6 +357,7 @@ func (ix *Index) janitor() {
 			for _, c := range ix.everyCrew() {
 				c.reap(ix.x.opts.IdleAfter)
 			}
+			ix.expire()
 		case <-probe.C:
 			for _, c := range ix.everyCrew() {
 				if c.async {
@@ -379,6 +395,12 @@ func (ix *Index) Call(ctx context.Context, call Call, sink Sink) (json.RawMessag
 	if ctx.Err() != nil {
 		return nil, ended(ctx, toolmesh.StartedNo)
 	}
+	if call.Isolation != "" {
+		if _, err := tool.ParseIsolation(string(call.Isolation)); err != nil {
+			return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err).
+				WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
+		}
+	}
 	if size := len(call.Args) + len(call.VarArgs); size > ix.x.opts.MaxResult {
 		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments are %d bytes, more than %d", size, ix.x.opts.MaxResult).
 			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
@@ -401,6 +423,21 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink) (
 	}
 	var item func(data []byte) error
 	c := t.crew
+	switch isolation := tighter(t.policy.Isolation, call.Isolation); {
+	case isolation == tool.IsolationSession:
+		leased, release, err := ix.lease(t, call.Session)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		c = leased
+	case isolation != t.policy.Isolation:
+		tightened, err := ix.crew(t, isolation)
+		if err != nil {
+			return nil, err
+		}
+		c = tightened
+	}
 	if c.async {
 		j.done = make(chan struct{}, 1)
 	}

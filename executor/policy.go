@@ -14,6 +14,8 @@ type Policy struct {
 	// Isolation says which process runs a call. A call may ask for a tighter one,
 	// never for a looser one. Defaults to warm.
 	Isolation tool.Isolation
+	// Lease says how isolation session keeps workers.
+	Lease Lease
 	// Sandbox says what the tool's processes may touch, its import included.
 	// A tool whose level the machine does not give is unavailable. Defaults to
 	// the executor's level, as far as the machine gives it.
@@ -32,6 +34,7 @@ func (p Policy) withDefaults(box tool.Sandbox) Policy {
 	if p.Sandbox == "" {
 		p.Sandbox = box
 	}
+	p.Lease = p.Lease.withDefaults()
 	return p
 }
 
@@ -39,8 +42,10 @@ func (p Policy) check() error {
 	if _, err := tool.ParseIsolation(string(p.Isolation)); err != nil {
 		return err
 	}
-	_, err := tool.ParseSandbox(string(p.Sandbox))
-	return err
+	if _, err := tool.ParseSandbox(string(p.Sandbox)); err != nil {
+		return err
+	}
+	return p.Lease.check()
 }
 
 // isolations, from the loosest to the tightest.
@@ -68,6 +73,7 @@ type workerKey struct {
 	isolation tool.Isolation
 	limits    tool.Limits
 	session   string // of isolation session
+	tool      string // of isolation fresh: its workers import nothing else
 }
 
 // profile is the digest of an environment.

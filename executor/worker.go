@@ -69,6 +69,7 @@ type worker struct {
 	page   *sandbox.Page
 	in     *os.File // calls
 	out    *os.File // results
+	from   *eager   // out
 	reader *frame.Reader
 	stdout *rawPipe
 	stderr *rawPipe
@@ -146,6 +147,11 @@ func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Durati
 	if w.raw, err = w.in.SyscallConn(); err != nil {
 		return nil, err
 	}
+	from, err := newEager(w.out)
+	if err != nil {
+		return nil, err
+	}
+	w.from = from
 	// A context of the caller's must not end the start: others wait for it too.
 	w.handle, err = z.fork(w, become, append(theirs[:4:4], w.page.File()))
 	if err != nil {
@@ -157,7 +163,7 @@ func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Durati
 	}
 	theirs = nil
 	ours = nil // from here on finish closes them
-	w.reader = frame.NewReader(w.out, c.index.x.maxFrame())
+	w.reader = frame.NewReader(from, c.index.x.maxFrame())
 	w.wg.Go(w.stdout.run)
 	w.wg.Go(w.stderr.run)
 	_ = w.out.SetReadDeadline(time.Now().Add(timeout))
@@ -397,6 +403,9 @@ func (w *worker) hand(j *job, r Record) {
 // call sends a call to the worker.
 func (w *worker) call(j *job) {
 	h := frame.Header{Type: frame.Call, Flags: j.flags, Slot: j.tool.slot, ID: j.id}
+	if w.crew.key.tool != "" {
+		h.Slot = 0 // it imported nothing else
+	}
 	w.send(h, j.meta, j.args)
 }
 

@@ -36,7 +36,7 @@ const (
 
 // Causes with which a call's context ends.
 var (
-	errCancelled = toolmesh.Errorf(toolmesh.CodeCancelled, "the call was cancelled").WithStarted(toolmesh.StartedYes)
+	errCancelled = toolmesh.Errorf(toolmesh.CodeCancelled, "the caller cancelled the call").WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginCaller)
 	errDeadline  = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time is up").WithStarted(toolmesh.StartedYes).WithDetail("limit", "time")
 	errIdle      = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the stream yielded nothing for %v", idleTimeout).WithStarted(toolmesh.StartedYes).WithDetail("limit", "idle")
 	errGone      = toolmesh.Errorf(toolmesh.CodeCancelled, "the stream's caller is gone").WithStarted(toolmesh.StartedYes).WithDetail("reason", "caller_gone")
@@ -105,11 +105,15 @@ func (h *Host) receive(m *nats.Msg) {
 	if err != nil {
 		bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err).WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 	}
+	t := h.routes.find(s.Session, s.Tool)
 	if bad != nil {
-		h.answer(m.Reply, req, h.identity, admit.Record{Err: bad})
+		identity := h.identity
+		if t != nil {
+			identity = t.identity
+		}
+		h.answer(m.Reply, req, identity, admit.Record{Err: bad})
 		return
 	}
-	t := h.routes.find(s.Session, s.Tool)
 	c := &inflight{h: h, req: req, tool: t, reply: m.Reply, start: time.Now()}
 	if h.opts.Sessions != nil || req.Delivery != codec.DeliverNone && h.lease.joined.Load() {
 		if c.epoch, err = h.epoch(h.base, req.Session); err != nil {
@@ -123,7 +127,7 @@ func (h *Host) receive(m *nats.Msg) {
 	}
 	if req.RPCID != "" {
 		r.Key = admit.Key{Session: s.Session, RPC: subjects.WireName(req.RPCID)}
-		r.Digest = req.Digest()
+		r.Digest = admit.DigestOf(req.Body())
 	} else {
 		req.RPCID = newRPCID(req.Delivery)
 	}
@@ -179,7 +183,7 @@ func (h *Host) check(t *served, req *codec.Request, directed bool) *toolmesh.Err
 	case t == nil || t.withdrawn.Load() && directed:
 		return refuse(toolmesh.CodeUnavailable, "tool %q has just been taken off node %s", req.Tool, h.node)
 	case h.draining.Load() && directed:
-		return refuse(toolmesh.CodeUnavailable, "node %s is draining", h.node)
+		return refuse(toolmesh.CodeUnavailable, "node %s is draining: send to another", h.node)
 	case req.HasTimeout && req.Timeout <= 0:
 		return refuse(toolmesh.CodeDeadlineExceeded, "the call's time was up before it arrived")
 	case req.Delivery != codec.DeliverNone && !h.lease.joined.Load():
@@ -423,7 +427,10 @@ func (h *Host) outcome(ctx context.Context, err error) *toolmesh.Error {
 		}
 	} else if cause := toolmesh.AsError(context.Cause(ctx)); cause != nil && ctx.Err() != nil &&
 		(e.Code == toolmesh.CodeCancelled || e.Code == toolmesh.CodeDeadlineExceeded) {
-		e = cause.WithOrigin(e.Origin)
+		if cause.Origin == "" {
+			cause = cause.WithOrigin(e.Origin)
+		}
+		e = cause
 	}
 	if e.Origin == "" {
 		e = e.WithOrigin(toolmesh.OriginAgent)
@@ -431,7 +438,8 @@ func (h *Host) outcome(ctx context.Context, err error) *toolmesh.Error {
 	if e.Code == toolmesh.CodeToolError && e.Origin == toolmesh.OriginAgent {
 		e = e.WithOrigin(toolmesh.OriginTool)
 	}
-	if e.Started == toolmesh.StartedUnknown {
+	// Whether the code of a tool began whose worker died, its handler may not know.
+	if e.Started == toolmesh.StartedUnknown && e.Code != toolmesh.CodeWorkerCrashed && e.Code != toolmesh.CodeWorkerOutOfMemory {
 		e = e.WithStarted(toolmesh.StartedYes)
 	}
 	return e

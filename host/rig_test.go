@@ -376,6 +376,15 @@ func (in *inbox) next() answer {
 	return readAnswer(m)
 }
 
+// has returns a message that is here already.
+func (in *inbox) has() (answer, bool) {
+	m, err := in.sub.NextMsg(time.Millisecond)
+	if err != nil {
+		return answer{}, false
+	}
+	return readAnswer(m), true
+}
+
 // none fails if a message is here. Flush the connection that would have brought
 // it before.
 func (in *inbox) none(what string) {

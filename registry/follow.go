@@ -135,7 +135,7 @@ func (v *View) readLoop(failed chan<- error) {
 	})
 	check := time.NewTimer(v.every)
 	defer check.Stop()
-	first := true
+	first, began := true, time.Now()
 	for {
 		all := false
 		select {
@@ -151,7 +151,7 @@ func (v *View) readLoop(failed chan<- error) {
 				if ctx.Err() != nil {
 					return
 				}
-				if first {
+				if first && (!leaderless(err) || time.Since(began) > openPatience) {
 					failed <- err
 					return
 				}
@@ -171,6 +171,17 @@ func (v *View) readLoop(failed chan<- error) {
 		}
 		check.Reset(wait)
 	}
+}
+
+// openPatience is how long a view may be in opening while its buckets cannot be
+// read: in a cluster each new one is without a leader for a while.
+const openPatience = 30 * time.Second
+
+// leaderless reports whether a reading failed for want of a leader, as far as
+// that can be told: what is missing for good is told at once.
+func leaderless(err error) bool {
+	return !errors.Is(err, jetstream.ErrStreamNotFound) && !errors.Is(err, jetstream.ErrJetStreamNotEnabled) &&
+		!errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) && toolmesh.CodeOf(err) == toolmesh.CodeUnavailable
 }
 
 const (

@@ -1,11 +1,13 @@
 package registry_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,6 +52,73 @@ func TestViewFollowsInEveryTopology(t *testing.T) {
 		}
 		meshtest.Until(t, "the node is gone", func() bool { return len(early.Nodes()) == 0 && nodesOf(early, "s1", "demo.b") == "unknown" })
 	})
+}
+
+// relayed is a bus of a JetStream domain "relay", which is the broker's own but
+// for what refuse answers by itself.
+func relayed(t *testing.T, s *meshtest.Server, refuse func(subject string) []byte) *bus.Bus {
+	t.Helper()
+	mesh, caller := s.Connect(t), s.Connect(t)
+	_, err := caller.Subscribe("$JS.relay.API.>", func(m *nats.Msg) {
+		if answer := refuse(m.Subject); answer != nil {
+			_ = m.Respond(answer)
+			return
+		}
+		inbox := mesh.NewInbox()
+		if _, err := mesh.Subscribe(inbox, func(r *nats.Msg) {
+			_ = caller.PublishMsg(&nats.Msg{Subject: m.Reply, Header: r.Header, Data: r.Data})
+		}); err != nil {
+			t.Error(err)
+		}
+		_ = mesh.PublishMsg(&nats.Msg{Subject: strings.Replace(m.Subject, "relay.", "", 1), Reply: inbox, Header: m.Header, Data: m.Data})
+	})
+	if err == nil {
+		err = caller.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := bus.New(s.Connect(t), &bus.Options{Domain: "relay"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	return b
+}
+
+// In a cluster a bucket that was just made, or whose servers restart, is without
+// a leader for a while: whoever opens the registry then waits for it. What is
+// missing for good is told at once.
+func TestViewIsOpenedWhileABucketHasNoLeader(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	l := acquire(t, b, record("n1", "boot1"))
+	publish(t, registry.NewStore(b, nil), l, "demo", "r1", "demo.a")
+	const info = `{"type":"io.nats.jetstream.api.v1.stream_info_response","error":`
+	var asked atomic.Int64
+	v := view(t, relayed(t, s, func(subject string) []byte {
+		if !strings.HasSuffix(subject, ".STREAM.INFO.KV_MESH_TOOLS") || asked.Add(1) > 2 {
+			return nil
+		}
+		return []byte(info + `{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`)
+	}))
+	if r, ok := v.Route("s1", "demo.a"); !ok || r.Revision != "r1" || asked.Load() < 3 {
+		t.Errorf("after %d questions the view has the route %+v, %v", asked.Load(), r, ok)
+	}
+
+	missing := relayed(t, s, func(subject string) []byte {
+		if !strings.HasSuffix(subject, ".STREAM.INFO.KV_MESH_TOOLS") {
+			return nil
+		}
+		return []byte(info + `{"code":404,"err_code":10059,"description":"stream not found"}}`)
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err := registry.OpenView(ctx, missing, nil)
+	if wantCode(t, err, toolmesh.CodeUnavailable); ctx.Err() != nil {
+		t.Errorf("a bucket that is not there was waited for: %v", err)
+	}
 }
 
 func TestViewTellsWhatBecameOfNodes(t *testing.T) {

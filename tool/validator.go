@@ -103,6 +103,7 @@ func newJudge(doc any) (*judge, []string, error) {
 	var warnings []string
 	c := jsonschema.NewCompiler()
 	c.AssertFormat()
+	registerFormats(c)
 	c.AssertContent()
 	c.UseLoader(noLoader{})
 	c.UseRegexpEngine(func(pattern string) (jsonschema.Regexp, error) {

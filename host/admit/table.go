@@ -1,7 +1,6 @@
 package admit
 
 import (
-	"crypto/sha256"
 	"encoding/json"
 	"hash/maphash"
 	"slices"
@@ -35,7 +34,18 @@ type Request struct {
 	Tool   subjects.ToolID
 	Epoch  string // of the session
 	Stream bool   // its answer is a stream, whatever the delivery
-	Digest [sha256.Size]byte
+	Digest Digest // of its body
+}
+
+// Digest tells bodies apart, within this process only: who sends them does not
+// know its seeds.
+type Digest [2]uint64
+
+var seeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
+
+// DigestOf returns the digest of a request's body.
+func DigestOf(body []byte) Digest {
+	return Digest{maphash.Bytes(seeds[0], body), maphash.Bytes(seeds[1], body)}
 }
 
 // Record is what a call ended with: a result, or an error. Streamed is set for
@@ -119,8 +129,12 @@ func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	var hash uint64
+	var old *entry[T]
 	if r.Key.RPC != "" {
-		if verdict, c, record, err := t.repeated(r, waiter); verdict != Run {
+		hash = t.hash(r.Key)
+		old = t.find(hash, r.Key)
+		if verdict, c, record, err := t.repeated(old, r, waiter); verdict != Run {
 			return verdict, c, record, err
 		}
 		if at, ok := t.cancelled(r.Key); ok && t.now().Sub(at) < keepCancels {
@@ -136,7 +150,10 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 	c := &Call[T]{Request: r, Value: value, place: len(t.running)}
 	t.running = append(t.running, c)
 	if r.Key.RPC != "" {
-		c.entry = t.name(r)
+		if old != nil {
+			t.unname(old) // it is over for long
+		}
+		c.entry = t.name(hash, r)
 		c.entry.running = c
 	}
 	return Run, c, Record{}, nil
@@ -145,26 +162,23 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 // spares is how many entries are made at once.
 const spares = 64
 
-// name takes a name; what had it before is no longer found. t.mu is held.
-func (t *Table[T]) name(r Request) *entry[T] {
-	if old := t.find(r.Key); old != nil {
-		t.unname(old)
-	}
+// name takes a name that nobody has. t.mu is held.
+func (t *Table[T]) name(hash uint64, r Request) *entry[T] {
 	if len(t.spare) == 0 {
 		t.spare = make([]entry[T], spares)
 	}
 	k := &t.spare[0]
 	t.spare = t.spare[1:]
-	k.hash, k.request, k.named = t.hash(r.Key), r, true
+	k.hash, k.request, k.named = hash, r, true
 	k.next, t.names[k.hash] = t.names[k.hash], k
 	return k
 }
 
 func (t *Table[T]) hash(key Key) uint64 { return maphash.String(t.seed, string(key.RPC)) }
 
-// find returns the entry of a key, or nil; t.mu is held.
-func (t *Table[T]) find(key Key) *entry[T] {
-	for k := t.names[t.hash(key)]; k != nil; k = k.next {
+// find returns the entry of a key with its hash, or nil; t.mu is held.
+func (t *Table[T]) find(hash uint64, key Key) *entry[T] {
+	for k := t.names[hash]; k != nil; k = k.next {
 		if k.request.Key == key {
 			return k
 		}
@@ -209,14 +223,13 @@ func (t *Table[T]) Repeated(r Request, waiter func(Record)) (verdict Verdict, c 
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	verdict, c, record, err = t.repeated(r, waiter)
+	verdict, c, record, err = t.repeated(t.find(t.hash(r.Key), r.Key), r, waiter)
 	return verdict, c, record, err, verdict != Run
 }
 
-// repeated decides on a request whose key is known; Run says that it is not.
-// t.mu is held.
-func (t *Table[T]) repeated(r Request, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
-	k := t.find(r.Key)
+// repeated decides on a request whose key k has, if it is not nil; Run says that
+// it is a new call. t.mu is held.
+func (t *Table[T]) repeated(k *entry[T], r Request, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
 	switch {
 	case k == nil || k.running == nil && t.now().Sub(k.ended) >= keepResults:
 		return Run, nil, Record{}, nil
@@ -322,7 +335,7 @@ func (t *Table[T]) forgetOldest() {
 func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	k := t.find(key)
+	k := t.find(t.hash(key), key)
 	if k != nil {
 		return k.running, k.running != nil
 	}
@@ -336,7 +349,7 @@ func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
 func (t *Table[T]) Lookup(key Key) (*Call[T], bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	k := t.find(key)
+	k := t.find(t.hash(key), key)
 	if k == nil {
 		return nil, false
 	}

@@ -1,7 +1,6 @@
 package admit_test
 
 import (
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -37,7 +36,7 @@ func (c *clock) advance(d time.Duration) {
 func key(rpc string) admit.Key { return admit.Key{Session: "s", RPC: subjects.RPCID(rpc)} }
 
 func request(rpc string) admit.Request {
-	return admit.Request{Key: key(rpc), Tool: "x.y", Digest: sha256.Sum256([]byte("body"))}
+	return admit.Request{Key: key(rpc), Tool: "x.y", Digest: admit.DigestOf([]byte("body"))}
 }
 
 type table = admit.Table[string]
@@ -312,5 +311,16 @@ func TestConcurrentBegin(t *testing.T) {
 		if ran != 1 || got != 8 {
 			t.Fatalf("round %d: %d ran, %d got the record", round, ran, got)
 		}
+	}
+}
+
+func TestDigestTellsBodiesApart(t *testing.T) {
+	t.Parallel()
+	one := admit.DigestOf([]byte(`{"a":1}`))
+	if again := admit.DigestOf([]byte(`{"a":1}`)); again != one {
+		t.Error("one body has two digests")
+	}
+	if admit.DigestOf([]byte(`{"a":2}`)) == one {
+		t.Error("two bodies have one digest")
 	}
 }

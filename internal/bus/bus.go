@@ -130,6 +130,7 @@ func (b *Bus) Close() {
 		b.pings.end()
 	})
 	b.wg.Wait()
+	b.inbox.pump.Wait()
 }
 
 // Conn is the connection itself, for subscriptions of a serving side.

@@ -17,28 +17,43 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-// Replies of 1 GiB or a million messages may wait to be handed out. They wait
-// only while the process does not run: handing one out never blocks.
 const (
-	pendingReplies     = 1 << 20
-	pendingReplyBytes  = 1 << 30
+	// pendingReplies may wait to be handed out. They wait only while the process
+	// does not run: handing one out never blocks.
+	pendingReplies     = 1 << 15
 	tokenLen           = 11 // 64 random bits in base64url, whose alphabet subjects take
 	headerStatus       = "Status"
 	statusNoResponders = "503"
 )
 
 // inboxes is the one reply inbox of a Bus: a wildcard subscription, made with
-// the first use, and the calls behind its tokens.
+// the first use, and the calls behind its tokens. At any time one goroutine at
+// most takes replies off the channel and hands them out, so that the replies of
+// one call stay in order: the pump, or a call that waits for its own answer
+// ([Inbox.Direct]). A lone caller is spared the way through another goroutine,
+// which costs more than all else that is done for its answer here.
 type inboxes struct {
-	nc      *nats.Conn
-	prefix  string // "<inbox>.", the token follows
-	dropped atomic.Uint64
+	nc       *nats.Conn
+	prefix   string // "<inbox>.", the token follows
+	dropped  atomic.Uint64
+	messages chan *nats.Msg
+	wake     chan struct{} // the pump is to serve; capacity 1
+	halt     chan struct{} // the pump is to see whether it is still needed; capacity 1
+	quit     chan struct{} // closed by shut
+	pump     sync.WaitGroup
 
-	mu   sync.Mutex
-	open map[uint64]*Inbox
-	sub  *nats.Subscription
-	err  error // set once no reply can arrive any more
+	mu      sync.Mutex
+	open    map[uint64]*Inbox
+	sub     *nats.Subscription
+	err     error  // set once no reply can arrive any more
+	pumping bool   // the pump serves
+	direct  *Inbox // the call that serves instead
+	solo    int    // calls in a row that were alone while the pump served
 }
+
+// soloCalls in a row without another one beside them, and the next lone caller
+// serves itself.
+const soloCalls = 4
 
 // Inbox is where the replies of one call arrive. Make one with [Bus.Open]; its
 // methods may be called concurrently.
@@ -63,13 +78,14 @@ func (f receiverFunc) Receive(m *nats.Msg, err error) { f(m, err) }
 func (in *inboxes) init(nc *nats.Conn) {
 	in.nc = nc
 	in.open = make(map[uint64]*Inbox)
+	in.wake, in.halt, in.quit = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{})
 	in.prefix = nc.NewInbox() + "."
 }
 
 // Open makes an inbox. deliver is called with each message that arrives, in
 // order, also the broker's 503 ([NoResponders]); or once with an error, and then
 // never again, when no reply can come: the broker refused the request or the
-// inbox, or the connection was closed. deliver runs on the goroutine that serves
+// inbox, or the connection was closed. deliver runs on a goroutine that serves
 // all calls of the connection: it must not block. Close the inbox when the call
 // is over; deliver may run once more while Close returns. What arrives later is
 // dropped and counted.
@@ -84,6 +100,16 @@ func (b *Bus) Open(deliver func(m *nats.Msg, err error)) (*Inbox, error) {
 // OpenInto is [Bus.Open] for an inbox that is part of what it belongs to: i is
 // made new and must not be copied afterwards.
 func (b *Bus) OpenInto(i *Inbox, to Receiver) error {
+	if err := b.OpenWaiting(i, to); err != nil {
+		return err
+	}
+	i.Release()
+	return nil
+}
+
+// OpenWaiting is [Bus.OpenInto] for a call whose owner waits for the answer: it
+// calls [Inbox.Direct] before it does, for until then replies may be left lying.
+func (b *Bus) OpenWaiting(i *Inbox, to Receiver) error {
 	in := &b.inbox
 	i.in, i.to = in, to
 	var raw [8]byte
@@ -94,15 +120,13 @@ func (b *Bus) OpenInto(i *Inbox, to Receiver) error {
 		return in.err
 	}
 	if in.sub == nil {
-		sub, err := in.nc.Subscribe(in.prefix+">", in.receive)
+		messages := make(chan *nats.Msg, pendingReplies)
+		sub, err := in.nc.ChanSubscribe(in.prefix+">", messages)
 		if err != nil {
 			return errDisconnected(err)
 		}
-		if err := sub.SetPendingLimits(pendingReplies, pendingReplyBytes); err != nil {
-			_ = sub.Unsubscribe()
-			return errDisconnected(err)
-		}
-		in.sub = sub
+		in.sub, in.messages = sub, messages
+		in.pump.Go(in.run)
 	}
 	for {
 		// Random, not counted: who answers one call must not be able to answer another.
@@ -138,11 +162,95 @@ func (i *Inbox) Send(m *nats.Msg) error {
 	return nil
 }
 
+// Direct says how the answer is to be waited for: its owner receives from the
+// channel, beside whatever its [Receiver] signals, and gives what comes to
+// [Inbox.Dispatch]; nil when another goroutine does that for it. The owner calls
+// it after the request has left, and must not do anything else but wait until
+// [Inbox.Release] or [Inbox.Close]: it serves other calls too.
+func (i *Inbox) Direct() <-chan *nats.Msg {
+	in := i.in
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	switch {
+	case in.err != nil || in.direct != nil && in.direct != i:
+		return nil
+	case in.pumping:
+		if len(in.open) == 1 {
+			in.solo++
+		} else {
+			in.solo = 0
+		}
+		return nil
+	}
+	in.direct = i
+	return in.messages
+}
+
+// Dispatch hands a message that came from the channel of Direct to its call.
+func (i *Inbox) Dispatch(m *nats.Msg) { i.in.receive(m) }
+
+// Release says that the owner does not wait by [Inbox.Direct], or no longer.
+func (i *Inbox) Release() {
+	i.in.mu.Lock()
+	if i.in.direct == i {
+		i.in.direct = nil
+	}
+	i.in.serve()
+	i.in.mu.Unlock()
+}
+
+// serve sees to it that somebody takes the replies. The lock is held.
+func (in *inboxes) serve() {
+	if !in.pumping && in.direct == nil && in.err == nil {
+		in.pumping, in.solo = true, 0
+		in.wake <- struct{}{} // has room: it is empty while the pump rests
+	}
+}
+
+// run is the pump.
+func (in *inboxes) run() {
+	for {
+		select {
+		case <-in.wake:
+		case <-in.quit:
+			return
+		}
+		for serving := true; serving; {
+			select {
+			case m := <-in.messages:
+				in.receive(m)
+			case <-in.halt:
+				in.mu.Lock()
+				if len(in.open) == 0 {
+					in.pumping, serving = false, false
+				}
+				in.mu.Unlock()
+			case <-in.quit:
+				return
+			}
+		}
+	}
+}
+
 // Close ends the inbox. It may be called more than once.
 func (i *Inbox) Close() {
-	i.in.mu.Lock()
-	delete(i.in.open, i.token)
-	i.in.mu.Unlock()
+	in := i.in
+	in.mu.Lock()
+	delete(in.open, i.token)
+	if in.direct == i {
+		in.direct = nil
+		if len(in.open) > 0 {
+			in.serve()
+		}
+	}
+	if in.pumping && in.solo >= soloCalls && len(in.open) == 0 {
+		in.solo = 0
+		select {
+		case in.halt <- struct{}{}:
+		default:
+		}
+	}
+	in.mu.Unlock()
 }
 
 // receive hands one reply to its call.
@@ -192,6 +300,7 @@ func (in *inboxes) shut(err error) {
 	in.sub = nil
 	if in.err == nil {
 		in.err = err
+		close(in.quit)
 	}
 	in.mu.Unlock()
 	if sub != nil && !in.nc.IsClosed() {

@@ -65,7 +65,8 @@ type Writer struct {
 	base     int64 // Seq of window[0]
 	progress time.Time
 	resent   time.Time
-	doubt    bool // the first chunk was sent again and refused: by itself?
+	link     uint64 // the connection, counted, on which the window was sent
+	doubt    bool   // the first chunk was sent again and refused: by itself?
 	err      error
 	closed   bool
 }
@@ -94,7 +95,9 @@ func NewWriter(b *bus.Bus, session subjects.SessionID, rpc subjects.RPCID, boot 
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the stream cannot be named: %w", err)
 	}
-	w := &Writer{bus: b, subject: subject, rpc: rpc, boot: boot, base: 1, changed: make(chan struct{}, 1)}
+	w := &Writer{
+		bus: b, subject: subject, rpc: rpc, boot: boot, base: 1, link: b.State().Generation, changed: make(chan struct{}, 1),
+	}
 	if opts != nil {
 		w.epoch, w.stored = opts.Epoch, opts.Stored
 	}
@@ -167,7 +170,11 @@ func (w *Writer) Write(ctx context.Context, c codec.Chunk) error {
 	}
 	w.window = append(w.window, p)
 	w.bytes += len(body)
-	w.send(&w.window[len(w.window)-1])
+	if w.bus.State().Generation != w.link {
+		w.again(time.Now()) // what was on its way on the old connection may be lost
+	} else {
+		w.send(&w.window[len(w.window)-1])
+	}
 	w.mu.Unlock()
 	if !first {
 		return nil
@@ -285,10 +292,16 @@ func (w *Writer) Tick() {
 		w.fail(toolmesh.Errorf(toolmesh.CodeUnavailable, "the chunk store has not answered for %v", giveUpAfter).WithOrigin(toolmesh.OriginAgent))
 		return
 	}
-	if now.Sub(w.progress) < resendAfter || now.Sub(w.resent) < resendAfter {
-		return
+	state := w.bus.State()
+	if state.Connected && state.Generation != w.link ||
+		now.Sub(w.progress) >= resendAfter && now.Sub(w.resent) >= resendAfter {
+		w.again(now)
 	}
-	w.resent = now
+}
+
+// again goes back to the first chunk without an acknowledgement; w.mu is held.
+func (w *Writer) again(now time.Time) {
+	w.resent, w.link = now, w.bus.State().Generation
 	for i := range w.window {
 		w.send(&w.window[i])
 	}

@@ -268,6 +268,39 @@ func TestWriterGoesOnAfterTheStoreWasGone(t *testing.T) {
 	}
 }
 
+// What was on its way when the connection broke is sent again as soon as it is
+// back, and does not wait until somebody finds that it takes too long: nobody
+// calls Tick here.
+func TestWriterGoesBackOnANewConnection(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	newStore(t, broker)
+	proxy := meshtest.NewProxy(t, broker)
+	nc := proxy.Connect(t)
+	b := newBus(t, nc)
+	w := newWriter(t, b, "w", nil)
+	if err := w.Write(soon(t), data(1, "1")); err != nil {
+		t.Fatal(err)
+	}
+	generation := b.State().Generation
+	proxy.Blackhole()
+	for i := int64(2); i <= 10; i++ {
+		if err := w.Write(soon(t), data(i, fmt.Sprint(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	proxy.Cut(true) // what was held back is lost
+	proxy.Heal()
+	meshtest.Until(t, "the connection is back", func() bool { return b.State().Generation > generation })
+	if high := w.High(); high != 1 {
+		t.Fatalf("%d items came through a black hole", high)
+	}
+	if err := w.Write(soon(t), complete(10)); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "all is stored", func() bool { return w.High() == 11 })
+}
+
 func TestWriterWithoutAStore(t *testing.T) {
 	t.Parallel()
 	w := newWriter(t, newBus(t, meshtest.Broker(t).Connect(t)), "n", nil)

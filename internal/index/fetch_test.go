@@ -408,7 +408,7 @@ func TestFetchFolderRefuses(t *testing.T) {
 func TestFetchFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	write(t, dir, map[string]string{"sum.py": "# /// script\n", "other.txt": ""})
+	write(t, dir, map[string]string{"sum.py": someScript, "other.txt": "", "tools.toml": someTOML})
 	tree, err := fetch(t, filepath.Join(dir, "sum.py"), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -416,8 +416,10 @@ func TestFetchFile(t *testing.T) {
 	if diff := cmp.Diff([]string{"sum.py"}, onDisk(t, tree.Dir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
-	_, err = Load(tree.Dir)
-	wantFailed(t, err, reasonConvention, "sum.py", "next release")
+	m, err := Load(tree.Dir)
+	if err != nil || m.Convention != "sum.py" || m.Tools[0] != "sum.f" {
+		t.Errorf("manifest %+v, %v; want that of the script alone", m, err)
+	}
 }
 
 // TestIgnoreAgreesWithGit holds our reading of .gitignore to git's own.

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -28,14 +27,18 @@ type Manifest struct {
 	Name subjects.IndexName
 	// Description is a text for people.
 	Description string
-	// Tools are the declared tools as module.function, in the author's order.
+	// Tools are the declared tools in the author's order: module.function, or
+	// the name that the convention lets the author give.
 	Tools []string
 	// Python says which versions will do, as a requires-python text (">=3.10");
 	// "" without one.
 	Python string
 	// Dependencies is the file that declares them: pyproject.toml, setup.py,
-	// requirements.txt, or "" for none.
+	// requirements.txt, the script itself, or "" for none.
 	Dependencies string
+	// Requirements are the dependencies of a script, each a requirement as pip
+	// writes it. Meaningful only where Dependencies is the script.
+	Requirements []string
 	// Init is a command to run once after installing, as its arguments.
 	Init []string
 	// Env are the declared environment variables.
@@ -51,7 +54,29 @@ type Manifest struct {
 
 	defaults  overrides
 	overrides map[string]overrides // by tool
+	functions map[string]string    // module.function of the tools that have another name
+	commands  map[string]*Command  // by tool
+	script    bool                 // the dependencies are the manifest's own
 }
+
+// Function is the Python function behind a tool, as module.function; "" for a
+// command.
+func (m *Manifest) Function(name string) string {
+	if m.commands[name] != nil {
+		return ""
+	}
+	if function, ok := m.functions[name]; ok {
+		return function
+	}
+	return name
+}
+
+// Command is the program behind a tool, nil for a function.
+func (m *Manifest) Command(name string) *Command { return m.commands[name] }
+
+// IsScript says that the index is a single file, whose dependencies are
+// Requirements and nothing that lies beside it.
+func (m *Manifest) IsScript() bool { return m.script }
 
 // EnvVar is an environment variable that an index declares.
 type EnvVar struct {
@@ -211,12 +236,15 @@ type loader interface {
 	load(fsys fs.FS, file string) (*Manifest, error)
 }
 
-// loaders are the conventions that we know, those that come later included.
+// loaders are the conventions that we know, in the order in which a folder is
+// asked for them: what was written for us comes before what was written for a
+// program before us, and that before what a file may have by the way.
 var loaders = []loader{
 	tomlLoader{},
-	later{"the manifest of an older index", func(fsys fs.FS) string { return firstFile(fsys, "TOOLS.yml", "TOOLS.yaml") }},
-	later{"entry points (group toolmesh.tools)", entryPoints},
-	later{"a single-file tool (PEP 723)", inlineScript},
+	legacyLoader{},
+	entryLoader{},
+	scriptLoader{},
+	// The MCP server loader's seat: last, its manifest names no Python.
 }
 
 // Load reads the manifest of the index in a folder. All errors are
@@ -247,14 +275,17 @@ func LoadFS(fsys fs.FS) (*Manifest, error) {
 		return m, nil
 	}
 	return nil, failed(reasonConvention, "this is no index: there is no tools.toml, TOOLS.yml, pyproject.toml with entry points toolmesh.tools, "+
-		"or single .py file with a PEP 723 block; write a tools.toml: %s", example)
+		"or single .py file with a PEP 723 block (# /// script); write a tools.toml: %s", example)
 }
 
 // example is what a tools.toml looks like, for messages.
 const example = "[index] with tools = [\"module.function\"]"
 
-// finish adds what every convention shares: dependencies and Python version.
+// finish adds what conventions share: dependencies and Python version.
 func (m *Manifest) finish(fsys fs.FS) error {
+	if m.script {
+		return nil
+	}
 	m.Dependencies = firstFile(fsys, "pyproject.toml", "setup.py", "requirements.txt")
 	if m.Dependencies != "pyproject.toml" {
 		return nil
@@ -274,9 +305,11 @@ func (m *Manifest) finish(fsys fs.FS) error {
 
 type pyproject struct {
 	Project struct {
+		Description    any            `toml:"description"`
 		RequiresPython string         `toml:"requires-python"`
 		EntryPoints    map[string]any `toml:"entry-points"`
 	} `toml:"project"`
+	Tool map[string]any `toml:"tool"`
 }
 
 func readProject(fsys fs.FS) (*pyproject, error) {
@@ -318,46 +351,6 @@ func firstFile(fsys fs.FS, names ...string) string {
 		}
 	}
 	return ""
-}
-
-// later is a convention that is recognised and not read yet.
-type later struct {
-	what string
-	at   func(fsys fs.FS) string
-}
-
-func (l later) find(fsys fs.FS) string { return l.at(fsys) }
-
-func (l later) load(_ fs.FS, file string) (*Manifest, error) {
-	return nil, failed(reasonConvention, "%s is %s, which comes with the next release; until then write a tools.toml: %s", file, l.what, example).
-		WithDetail("file", file)
-}
-
-func entryPoints(fsys fs.FS) string {
-	if firstFile(fsys, "pyproject.toml") == "" {
-		return ""
-	}
-	project, err := readProject(fsys)
-	if err != nil || project.Project.EntryPoints["toolmesh.tools"] == nil {
-		return ""
-	}
-	return "pyproject.toml"
-}
-
-var scriptBlock = regexp.MustCompile(`(?m)^# /// script\s*$`)
-
-// inlineScript finds the one .py file of a folder that has nothing else to say
-// what it is.
-func inlineScript(fsys fs.FS) string {
-	names, err := fs.Glob(fsys, "*.py")
-	if err != nil || len(names) != 1 {
-		return ""
-	}
-	data, err := readBounded(fsys, names[0])
-	if err != nil || !scriptBlock.Match(data) {
-		return ""
-	}
-	return names[0]
 }
 
 // tomlText is the message of a TOML error with its place, on one line.

@@ -79,7 +79,7 @@ func TestLoad(t *testing.T) {
 		t.Errorf("warnings %q, want none", m.Warnings)
 	}
 	got := *m
-	got.defaults, got.overrides = overrides{}, nil
+	got.defaults, got.overrides, got.commands = overrides{}, nil, nil
 	want := Manifest{
 		Convention: "tools.toml", Name: "sky", Description: "The weather.", Tools: []string{"forecast.daily", "forecast.hourly", "maps.radar.image"},
 		Python: ">=3.10", Dependencies: "requirements.txt", Init: []string{"python", "-m", "maps.warm"}, Concurrency: 4,
@@ -191,9 +191,6 @@ func TestLoadRefuses(t *testing.T) {
 		"empty":             {files("tools.toml", ""), reasonManifest, []string{"no [index] table", "empty"}},
 		"index no table":    {files("tools.toml", "index = 1"), reasonManifest, []string{"no [index] table"}},
 		"malformed":         {files("tools.toml", "[index]\n\ntools = ["), reasonManifest, []string{"line 3"}},
-		"TOOLS.yml":         {files("TOOLS.yml", "tools: []"), reasonConvention, []string{"TOOLS.yml", "next release"}},
-		"PEP 723":           {files("t.py", "# /// script\n# dependencies = []\n# ///\n"), reasonConvention, []string{"t.py", "PEP 723", "next release"}},
-		"entry points":      {files("pyproject.toml", "[project.entry-points.\"toolmesh.tools\"]\nx = \"a:b\"\n"), reasonConvention, []string{"entry points", "next release"}},
 		"bad pyproject":     {files("tools.toml", valid, "pyproject.toml", "[project\n"), reasonManifest, []string{"pyproject.toml"}},
 		"too large":         {files("tools.toml", valid+strings.Repeat("#\n", 1<<20)), reasonTooLarge, []string{"1 MB"}},
 		"no tools":          {files("tools.toml", "[index]\n"), reasonManifest, []string{"at least one tool"}},

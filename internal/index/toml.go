@@ -54,36 +54,72 @@ func parseTOML(data []byte) (*Manifest, error) {
 		return nil, failed(reasonManifest, "tools.toml has no [index] table (%s): it is another program's format; ours is %s", has, example).
 			WithDetail("file", tomlFile)
 	}
-	r := &reader{}
+	r := &reader{table: "index", tool: "tool"}
 	m := &Manifest{Convention: tomlFile, overrides: map[string]overrides{}}
-	r.index(m, index)
-	if tools, ok := top["tool"]; ok {
-		table, ok := tools.(map[string]any)
-		if !ok {
-			r.problem("tool", "must be a table of tools: [tool.\"module.function\"]")
-		}
-		r.tools(m, "", table, 0)
+	s := &section{reader: r, name: r.table, values: index}
+	table := r.toolTable(top)
+	commands := r.commands(table)
+	m.Tools = s.list("tools")
+	if s.values["tools"] == nil && len(commands) > 0 {
+		m.Tools = []string{}
+	} else {
+		r.toolNames(s, m.Tools, commands)
 	}
+	r.addCommands(m, commands)
+	m.Python, _ = s.text("python")
+	r.index(m, s)
+	r.tools(m, "", table, 0)
 	for _, key := range slices.Sorted(maps.Keys(top)) {
 		if key != "index" && key != "tool" {
 			r.unknown("", key, []string{"index", "tool"})
 		}
 	}
+	return r.done(m, tomlFile)
+}
+
+// reader collects every problem of a file, not the first alone. It reads the
+// tables of [index] and [tool], whatever a convention calls them.
+type reader struct {
+	table string                   // the name of the index's table: "index"
+	tool  string                   // the name of the table of tools: "tool"
+	full  func(name string) string // a tool's name, of what the author wrote; nil: the same
+
+	problems []string
+	warnings []string
+}
+
+// done ends the reading of a file: with the manifest, or with all its problems.
+func (r *reader) done(m *Manifest, file string) (*Manifest, error) {
 	if len(r.problems) > 0 {
 		text := r.problems[0]
 		if more := len(r.problems) - 1; more > 0 {
 			text += fmt.Sprintf(" (and %d more)", more)
 		}
-		return nil, failed(reasonManifest, "tools.toml: %s", text).WithDetail("file", tomlFile).WithDetail("errors", r.problems)
+		return nil, failed(reasonManifest, "%s: %s", file, text).WithDetail("file", file).WithDetail("errors", r.problems)
 	}
-	m.Warnings = r.warnings
+	m.Warnings = append(m.Warnings, r.warnings...)
 	return m, nil
 }
 
-// reader collects every problem of a file, not the first alone.
-type reader struct {
-	problems []string
-	warnings []string
+// toolTable returns the table of tools that stands in another one.
+func (r *reader) toolTable(in map[string]any) map[string]any {
+	tools, ok := in["tool"]
+	if !ok {
+		return nil
+	}
+	table, ok := tools.(map[string]any)
+	if !ok {
+		r.problem(r.tool, "must be a table of tools: [%s.\"module.function\"]", r.tool)
+	}
+	return table
+}
+
+// named returns the full name of a tool that the author may have shortened.
+func (r *reader) named(name string) string {
+	if r.full != nil {
+		return r.full(name)
+	}
+	return name
 }
 
 func (r *reader) problem(key, format string, args ...any) {
@@ -235,8 +271,9 @@ func typeName(v any) string {
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-func (r *reader) index(m *Manifest, values map[string]any) {
-	s := &section{reader: r, name: "index", values: values}
+// index reads the keys of an index's table that all conventions share. The
+// names of the tools are known by then.
+func (r *reader) index(m *Manifest, s *section) {
 	m.Description, _ = s.text("description")
 	if name, ok := s.text("name"); ok {
 		m.Name = subjects.IndexName(name)
@@ -244,14 +281,11 @@ func (r *reader) index(m *Manifest, values map[string]any) {
 			r.problem(s.key("name"), "must be up to 64 of A-Z a-z 0-9 _ -, not %q", name)
 		}
 	}
-	m.Python, _ = s.text("python")
 	m.Init = s.list("init")
 	if m.Init != nil && (len(m.Init) == 0 || m.Init[0] == "") {
 		r.problem(s.key("init"), "must name a command: init = [\"python\", \"setup_data.py\"]")
 	}
 	m.Concurrency = s.count("concurrency")
-	m.Tools = s.list("tools")
-	r.toolNames(s, m.Tools)
 	r.env(s, m)
 	m.defaults = r.override(s, false)
 	if m.defaults.isolation != nil {
@@ -263,7 +297,8 @@ func (r *reader) index(m *Manifest, values map[string]any) {
 	s.close()
 }
 
-func (r *reader) toolNames(s *section, names []string) {
+// toolNames checks the names of functions; those of commands have been checked.
+func (r *reader) toolNames(s *section, names []string, commands map[string]map[string]any) {
 	if len(names) == 0 {
 		if _, ok := s.values["tools"].([]any); ok || s.values["tools"] == nil {
 			r.problem(s.key("tools"), "must list at least one tool: tools = [\"module.function\"]")
@@ -276,7 +311,8 @@ func (r *reader) toolNames(s *section, names []string) {
 	}
 	seen := map[string]bool{}
 	for _, name := range names {
-		if why := badToolName(name); why != "" {
+		if _, ok := commands[name]; ok {
+		} else if why := badToolName(name); why != "" {
 			r.problem(s.key("tools"), "has %q, %s", name, why)
 		}
 		if seen[name] {
@@ -309,13 +345,13 @@ func badToolName(name string) string {
 }
 
 func (r *reader) env(s *section, m *Manifest) {
-	tables, ok := take[[]map[string]any](s, "env", "tables, each written [[index.env]]")
+	tables, ok := take[[]map[string]any](s, "env", "tables, each written [["+r.table+".env]]")
 	if !ok {
 		return
 	}
 	seen := map[string]bool{}
 	for i, values := range tables {
-		e := &section{reader: r, name: fmt.Sprintf("index.env %d", i+1), values: values}
+		e := &section{reader: r, name: fmt.Sprintf("%s.env %d", r.table, i+1), values: values}
 		var v EnvVar
 		v.Name, _ = e.text("name")
 		if required := e.boolean("required"); required != nil {
@@ -330,19 +366,24 @@ func (r *reader) env(s *section, m *Manifest) {
 		switch {
 		case !envName.MatchString(v.Name):
 			r.problem(e.key("name"), "must be the name of a variable, not %q", v.Name)
-		case v.Name == "PATH" || v.Name == "HOME" || v.Name == "LANG" || v.Name == "TMPDIR":
+		case ofNode(v.Name):
 			r.problem(e.key("name"), "%s is given to every tool by its node", v.Name)
 		case seen[v.Name]:
 			r.problem(e.key("name"), "declares %s a second time", v.Name)
 		}
 		seen[v.Name] = true
-		for _, name := range v.Tools {
-			if !slices.Contains(m.Tools, name) {
-				r.problem(e.key("tools"), "names %q, which is not in [index] tools%s", name, suggest(name, m.Tools))
+		for i, name := range v.Tools {
+			if v.Tools[i] = r.named(name); !slices.Contains(m.Tools, v.Tools[i]) {
+				r.problem(e.key("tools"), "names %q, which is not in [%s] tools%s", name, r.table, suggest(name, m.Tools))
 			}
 		}
 		m.Env = append(m.Env, v)
 	}
+}
+
+// ofNode reports whether a variable is one that every tool gets from its node.
+func ofNode(name string) bool {
+	return name == "PATH" || name == "HOME" || name == "LANG" || name == "TMPDIR"
 }
 
 func suggest(name string, among []string) string {
@@ -356,27 +397,35 @@ func suggest(name string, among []string) string {
 // nested tables and is put together again.
 func (r *reader) tools(m *Manifest, prefix string, table map[string]any, depth int) {
 	for _, key := range slices.Sorted(maps.Keys(table)) {
-		name := key
+		written := key
 		if prefix != "" {
-			name = prefix + "." + key
+			written = prefix + "." + key
 		}
+		name := r.named(written)
 		values, ok := table[key].(map[string]any)
 		declared := slices.Contains(m.Tools, name)
 		switch {
 		case declared && ok:
 			if _, twice := m.overrides[name]; twice {
-				r.problem("[tool."+name+"]", "is written twice, with and without quotes")
+				r.problem("["+r.tool+"."+written+"]", "is written twice, with and without quotes")
 			}
-			s := &section{reader: r, name: "tool." + name, values: values}
+			s := &section{reader: r, name: r.tool + "." + written, values: values}
+			if m.commands[name] != nil {
+				s.known = append(s.known, commandKeys...)
+			}
 			m.overrides[name] = r.override(s, true)
 			s.close()
-		case ok && depth < 8 && r.beginsTool(m, name):
-			r.tools(m, name, values, depth+1)
+		case ok && depth < maxNested && r.beginsTool(m, written):
+			r.tools(m, written, values, depth+1)
 		default:
-			r.problem("[tool."+name+"]", "is for a tool that [index] tools does not list%s", suggest(name, m.Tools))
+			r.problem("["+r.tool+"."+written+"]", "is for a tool that [%s] tools does not list%s", r.table, suggest(name, m.Tools))
 		}
 	}
 }
+
+// maxNested is how many parts of a tool's name may be written as tables of
+// their own.
+const maxNested = 8
 
 func (r *reader) beginsTool(m *Manifest, name string) bool {
 	return slices.ContainsFunc(m.Tools, func(t string) bool { return strings.HasPrefix(t, name+".") })

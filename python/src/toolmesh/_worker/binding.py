@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Tool:
     """A declared function, described and ready to be called."""
 
-    __slots__ = ("name", "slot", "function", "kind", "parameters", "dump", "described", "direct", "_simple", "_loads")
+    __slots__ = ("name", "slot", "function", "kind", "parameters", "dump", "described", "direct", "_simple", "_loads", "_fills")
 
     def __init__(self, name: str, function: Callable[..., Any], kind: str, signature: Signature) -> None:
         self.name = name
@@ -35,8 +35,9 @@ class Tool:
             for p in self.parameters
             if p.load is not None and p.kind != "varkw"
         ]
+        self._fills = [(p.name, p.fill) for p in self.parameters if p.fill is not None]
         # The JSON object is what the function is called with, as it is.
-        self.direct = self._simple and not self._loads
+        self.direct = self._simple and not self._loads and not self._fills
 
     def bind(self, arguments: JSON, extra: list[JSON] | None = None) -> tuple[Sequence[Any], dict[str, Any]]:
         """(positional, keyword) of a call; raises Mismatch.
@@ -50,6 +51,9 @@ class Tool:
             for name, load, at in self._loads:
                 if name in arguments:
                     arguments[name] = load(arguments[name], at)
+            for name, fill in self._fills:
+                if name not in arguments:
+                    arguments[name] = fill()
             return (), arguments
         return self._bind_any(arguments, extra or [])
 
@@ -82,7 +86,9 @@ class Tool:
                     if parameter.required:
                         raise Mismatch(pointer("", name), "a value", "nothing", f"{name} is required")
                     if by_position:
-                        positional.append(parameter.default)
+                        positional.append(parameter.fill() if parameter.fill else parameter.default)
+                    elif parameter.fill:
+                        keyword[name] = parameter.fill()
                     continue
                 value = rest.pop(name)
                 if parameter.load is not None:

@@ -21,22 +21,24 @@ _PARAMETERS = {
     "args", "arguments", "parameters", "params", "other parameters", "keyword args",
     "keyword arguments",
 }
+_FIELDS = {"param", "parameter", "arg", "argument", "key", "keyword"}
 _SPHINX = re.compile(r"^:(?P<field>[a-zA-Z]+)(?:\s+(?P<rest>[^:]*?))?\s*:(?:\s+(?P<text>.*))?$")
 _GOOGLE = re.compile(r"^(?P<name>\*{0,2}\w+)\s*(?:\((?P<type>[^)]*(?:\([^)]*\)[^)]*)*)\))?\s*:\s*(?P<text>.*)$")
 _NUMPY = re.compile(r"^(?P<names>\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::\s*.*)?$")
 
 
-def parse(doc: str | None) -> tuple[str, dict[str, str]]:
+def parse(doc: str | None, attributes: bool = False) -> tuple[str, dict[str, str]]:
     """Splits a cleaned docstring (inspect.getdoc) into (description, {parameter: text}).
 
     The description is what stands before the first section. The first style
-    that yields a section wins; text that fits none is all description.
+    that yields a section wins; text that fits none is all description. Of a
+    class, with attributes, what is said of its attributes counts too.
     """
     if not doc:
         return "", {}
     lines = doc.expandtabs().splitlines()
     for style in (_numpy, _google, _sphinx):
-        found = style(lines)
+        found = style(lines, _PARAMETERS | {"attributes"} if attributes else _PARAMETERS)
         if found is not None:
             cut, parameters = found
             return "\n".join(lines[:cut]).strip(), parameters
@@ -59,7 +61,7 @@ def _join(parts: list[str]) -> str:
     return " ".join(text).replace(" \n ", "\n").strip()
 
 
-def _google(lines: list[str]) -> Sections | None:
+def _google(lines: list[str], known: set[str]) -> Sections | None:
     first = None
     parameters: dict[str, str] = {}
     at = 0
@@ -72,7 +74,7 @@ def _google(lines: list[str]) -> Sections | None:
             continue
         if first is None:
             first = at
-        wanted = title[:-1].lower() in _PARAMETERS
+        wanted = title[:-1].lower() in known
         at += 1
         base = None
         name: str | None = None
@@ -94,7 +96,7 @@ def _google(lines: list[str]) -> Sections | None:
     return None if first is None else (first, parameters)
 
 
-def _numpy(lines: list[str]) -> Sections | None:
+def _numpy(lines: list[str], known: set[str]) -> Sections | None:
     first = None
     parameters: dict[str, str] = {}
     at = 0
@@ -105,7 +107,7 @@ def _numpy(lines: list[str]) -> Sections | None:
             continue
         if first is None:
             first = at
-        wanted = title.lower() in _PARAMETERS
+        wanted = title.lower() in known
         base = _indent(lines[at])
         at += 2
         names: list[str] = []
@@ -134,7 +136,7 @@ def _numpy(lines: list[str]) -> Sections | None:
     return None if first is None else (first, parameters)
 
 
-def _sphinx(lines: list[str]) -> Sections | None:
+def _sphinx(lines: list[str], known: set[str]) -> Sections | None:
     first = None
     parameters: dict[str, str] = {}
     name: str | None = None
@@ -154,7 +156,8 @@ def _sphinx(lines: list[str]) -> Sections | None:
         if name is not None:
             parameters[name] = _join(text)
             name = None
-        if match["field"].lower() in ("param", "parameter", "arg", "argument", "key", "keyword") and match["rest"]:
+        fields = _FIELDS | {"ivar", "var", "cvar"} if "attributes" in known else _FIELDS
+        if match["field"].lower() in fields and match["rest"]:
             name, text = match["rest"].split()[-1].lstrip("*"), [match["text"] or ""]
     if name is not None:
         parameters[name] = _join(text)

@@ -10,43 +10,49 @@ from __future__ import annotations
 
 import collections
 import collections.abc as abc
+import contextlib
 import dataclasses
 import enum
 import inspect
+import os
 import pathlib
+import re
 import sys
 import types
 import typing
 
+from . import models, records
 from .docstring import parse as parse_docstring
 from .shapes import (
-    JSON_TYPES,
     SIMPLE,
+    UNRESOLVED,
     Shape,
+    carried,
     choice,
     constraints,
-    dump_only,
     from_text,
     guard,
+    is_json,
     is_text,
+    load_float,
+    load_int,
     plain,
-    rewrite,
+    show_default,
     varargs,
 )
-from .values import Mismatch, describe, encode, pointer
+from .values import Mismatch, describe, encode, plain_key, pointer
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from typing import Any, TypeAlias
 
-    from .shapes import Dump, Fits, Load, Schema
+    from .shapes import Dump, Load, Schema
     from .values import JSON
 
     Namespace: TypeAlias = dict[str, Any]
-    Field: TypeAlias = tuple[str, Shape, bool, Schema]  # name, shape, required, what its schema has on top
 
-_UNRESOLVED = object()
 _EMPTY = inspect.Parameter.empty
+_INLINE = 1000  # characters of a schema that is written again where it is used again
 
 
 @dataclasses.dataclass
@@ -58,6 +64,7 @@ class Parameter:
     required: bool
     load: Load | None
     default: Any = None
+    fill: Callable[[], Any] | None = None  # gives the value when none was sent, where the function's default does not
 
 
 @dataclasses.dataclass
@@ -73,13 +80,13 @@ class Signature:
 
 
 _OPEN = (typing.Any, object, inspect.Signature.empty)
+_NOTHING = (getattr(typing, "Never", typing.NoReturn), typing.NoReturn)
 _LISTS = {list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, abc.Reversible}
 _SETS = {set: set, frozenset: frozenset, abc.Set: set, abc.MutableSet: set}
 _DICTS = {dict, abc.Mapping, abc.MutableMapping, collections.OrderedDict, collections.defaultdict}
 _UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
-_ITERATORS = {
-    abc.Iterator, abc.Generator, abc.AsyncIterator, abc.AsyncGenerator, abc.AsyncIterable, abc.Iterable,
-}
+_ITERATORS = {abc.Iterator, abc.Generator}
+_STREAMS = _ITERATORS | {abc.AsyncIterator, abc.AsyncGenerator, abc.AsyncIterable, abc.Iterable}
 # A marker by name, so that typing_extensions' own copies are known too.
 _QUALIFIERS = {"Required", "NotRequired", "ReadOnly", "Final", "ClassVar", "Unpack"}
 
@@ -90,10 +97,31 @@ class Builder:
     def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace
         self.warnings: list[str] = []
+        self.results = False  # whether what is described comes back, instead of going in
         self.defs: dict[str, Schema] = {}
         self._names: dict[Any, str] = {}  # class or alias -> name in $defs
         self._open: dict[Any, Shape] = {}  # class or alias under construction -> its late Shape
         self._recursive: set[Any] = set()
+        self._made: dict[Any, Shape] = {}  # class or alias -> its Shape, once made
+        self._bound: dict[Any, Any] = {}  # type variable -> what it stands for where we are
+
+    def turn(self) -> None:
+        """From here on, what is described is a result."""
+        self.results = True
+        self.defs, self._names, self._recursive, self._made = {}, {}, set(), {}
+
+    def names_of(self, base: type[Any]) -> Namespace:
+        """The names that the annotations of a class mean."""
+        module = sys.modules.get(base.__module__)
+        names = {**self.namespace, **(vars(module) if module is not None else {})}
+        names.setdefault(base.__name__, base)
+        for parameter in getattr(base, "__type_params__", ()):
+            names.setdefault(parameter.__name__, parameter)
+        return names
+
+    def nullable_for(self, default: Any, shape: Shape) -> Shape:
+        """shape, which takes null too when that is the default: `x: int = None`."""
+        return self.either([shape, SIMPLE[type(None)]()]) if default is None and not shape.fits(None) else shape
 
     def warn(self, text: str) -> None:
         """Notes, once, what people should know of this tool."""
@@ -101,7 +129,7 @@ class Builder:
             self.warnings.append(text)
 
     def resolve(self, annotation: Any, namespace: Namespace, where: str) -> Any:
-        """Evaluates a text annotation; _UNRESOLVED when a name is missing."""
+        """Evaluates a text annotation; UNRESOLVED when a name is missing."""
         if isinstance(annotation, typing.ForwardRef):
             module = getattr(annotation, "__forward_module__", None)
             if module is not None:
@@ -114,13 +142,13 @@ class Builder:
             return eval(annotation, dict(namespace))
         except Exception as failure:
             self.warn(f"{where}: the annotation {annotation!r} cannot be resolved ({failure}); anything is accepted")
-            return _UNRESOLVED
+            return UNRESOLVED
 
     def shape(self, annotation: Any, where: str, namespace: Namespace | None = None) -> Shape:
         """The Shape of an annotation. where names the place for warnings."""
         namespace = self.namespace if namespace is None else namespace
         annotation = self.resolve(annotation, namespace, where)
-        if annotation is _UNRESOLVED:
+        if annotation is UNRESOLVED:
             return self.anything()
         if annotation is None:
             annotation = type(None)
@@ -131,8 +159,6 @@ class Builder:
             return simple()
         try:
             found = self._compound(annotation, where, namespace)
-        except RecursionError:
-            raise
         except Exception as failure:
             self.warn(f"{where}: {_name(annotation)} cannot be described ({type(failure).__name__}: {failure}); "
                       "anything is accepted")
@@ -155,6 +181,8 @@ class Builder:
         marker = getattr(origin, "_name", None) or getattr(annotation, "_name", None)
         if marker in _QUALIFIERS:
             return self.shape(args[0], where, namespace) if args else self.anything()
+        if isinstance(annotation, dataclasses.InitVar):
+            return self.shape(annotation.type, where, namespace)
         if getattr(origin, "_name", None) == "Literal" or origin is typing.Literal:
             return self._literal(args)
         if origin in _UNIONS:
@@ -164,18 +192,27 @@ class Builder:
         if hasattr(annotation, "__supertype__"):
             return self.shape(annotation.__supertype__, where, namespace)
         if isinstance(annotation, typing.TypeVar):
+            if annotation in self._bound:
+                return self.shape(self._bound[annotation], where, namespace)
             if annotation.__bound__ is not None:
                 return self.shape(annotation.__bound__, where, namespace)
             if annotation.__constraints__:
                 return self._union(annotation.__constraints__, where, namespace)
             return self.anything()
-        if type(annotation).__name__ == "TypeAliasType":
-            return self._named(annotation, where, lambda: self.shape(annotation.__value__, where, namespace))
         base = origin if origin is not None else annotation
+        if type(base).__name__ == "TypeAliasType":
+            alias = self._substitute(annotation)
+            return self._named(alias, where, lambda: self._inside(
+                base.__type_params__, alias, lambda: self.shape(base.__value__, where, namespace)
+            ))
+        if base in SIMPLE:
+            return SIMPLE[base]()
         if base is tuple:
-            return self._tuple(args, where, namespace)
+            return self._tuple(annotation, args, where, namespace)
         if base in _LISTS:
             return self._list(args, where, namespace, list)
+        if base in _ITERATORS:
+            return self._list(args[:1], where, namespace, iter)
         if base is collections.deque:
             return self._list(args, where, namespace, collections.deque)
         if base in _SETS:
@@ -186,26 +223,68 @@ class Builder:
             return self._dict(args, where, namespace, base)
         if not isinstance(base, type):
             return None
+        if issubclass(base, enum.Flag):
+            return self._flag(base)
         if issubclass(base, enum.Enum):
             return self._enum(base)
-        if typing.is_typeddict(base) or type(base).__name__ == "_TypedDictMeta":
-            return self._named(base, where, lambda: self._typed_dict(base, where))
-        if hasattr(base, "model_json_schema") and hasattr(base, "model_validate"):
-            return self._pydantic(base)
-        if hasattr(base, "parse_obj") and hasattr(base, "schema"):
-            return self._pydantic(base, old=True)
-        if dataclasses.is_dataclass(base):
-            return self._named(base, where, lambda: self._dataclass(base, where))
-        if issubclass(base, tuple) and hasattr(base, "_fields"):
-            return self._named(base, where, lambda: self._named_tuple(base, where))
-        if issubclass(base, pathlib.PurePath):
-            make = base if base not in (pathlib.PurePath, pathlib.Path) else pathlib.Path
+        if issubclass(base, os.PathLike):
+            make: Any = base if issubclass(base, pathlib.PurePath) and base is not pathlib.PurePath else pathlib.Path
             return Shape({"type": "string", "format": "path"}, "path", is_text, from_text(make, "path"), order=7)
+        if hasattr(base, "model_json_schema") and hasattr(base, "model_validate_json"):
+            return models.model(self, annotation if isinstance(annotation, type) else base)
+        if hasattr(base, "parse_obj") and hasattr(base, "schema"):
+            return models.old_model(self, base)
+        record = None
+        if typing.is_typeddict(base) or type(base).__name__ == "_TypedDictMeta":
+            record = records.typed_dict
+        elif dataclasses.is_dataclass(base):
+            record = records.data_class
+        elif hasattr(base, "__attrs_attrs__"):
+            record = records.attrs_class
+        elif issubclass(base, tuple) and hasattr(base, "_fields"):
+            record = records.named_tuple
+        if record is not None:
+            key = self._substitute(annotation)
+            return self._named(key, where, lambda: self._inside(
+                getattr(base, "__parameters__", ()), key, lambda: record(self, base, where)
+            ))
         for parent in (bool, int, float, str, dict, list):
             if issubclass(base, parent) and base is not parent:
-                inner = self.shape(parent, where, namespace)
-                return Shape(inner.schema, inner.expected, inner.fits, lambda v, at: base(v), order=inner.order)
-        return None
+                return self._subclass(base, parent, where, namespace)
+        return models.adapted(self, annotation)
+
+    def _substitute(self, annotation: Any) -> Any:
+        """annotation with what its type variables stand for."""
+        if annotation in self._bound:
+            return self._bound[annotation]
+        if typing.get_origin(annotation) is not None:
+            free = getattr(annotation, "__parameters__", ())
+            if any(one in self._bound for one in free):
+                return annotation[tuple(self._bound.get(one, one) for one in free)]
+        return annotation
+
+    def _inside(self, parameters: Sequence[Any], alias: Any, build: Callable[[], Shape]) -> Shape:
+        """build(), with the arguments of alias in the place of type variables."""
+        outside = self._bound
+        args = typing.get_args(alias)
+        self._bound = dict(zip(parameters, args, strict=False)) if len(args) == len(parameters) else {}
+        try:
+            return build()
+        finally:
+            self._bound = outside
+
+    def _subclass(self, base: type[Any], parent: type[Any], where: str, namespace: Namespace) -> Shape:
+        """A class of the index's own below a basic one: made of what that would be."""
+        basic: Any = parent
+        for one in getattr(base, "__orig_bases__", ()):
+            if typing.get_origin(one) is parent:
+                basic = one
+        inner = self.shape(basic, where, namespace)
+
+        def load(value: JSON, at: str) -> Any:
+            return base(inner.load(value, at) if inner.load else value)
+
+        return Shape(inner.schema, inner.expected, inner.fits, guard(load, base), inner.dump, inner.order)
 
     def _annotated(self, annotation: Any, where: str, namespace: Namespace) -> Shape:
         inner = self.shape(annotation.__origin__, where, namespace)
@@ -224,27 +303,58 @@ class Builder:
 
     def _literal(self, args: Iterable[Any]) -> Shape:
         pairs: list[tuple[JSON, Any]] = []
+        names: set[str] = set()
         for value in args:
+            raw: Any = value
             if isinstance(value, enum.Enum):
-                pairs.append((value.value, value))
-            else:
-                pairs.append((value, value))
-        return choice(pairs, "one of the listed values")
+                raw = value.value if carried(value.value) else value.name
+                names.update([] if carried(value.value) else [value.name])
+            elif isinstance(value, bytes):
+                raw = SIMPLE[bytes]().dump(value, "")  # type: ignore[misc]  # it has one
+            pairs.append((raw, value))
+
+        def dump(value: Any, path: str) -> Any:
+            if isinstance(value, enum.Enum):
+                return value.name if value.name in names else value
+            return SIMPLE[bytes]().dump(value, path)  # type: ignore[misc]  # it has one
+
+        written = any(isinstance(value, bytes) for value in args) or names
+        return choice(pairs, "one of the listed values", dump if written else None)
+
+    def _flag(self, base: type[enum.Flag]) -> Shape:
+        """A set of flags travels as their sum."""
+        every = 0
+        for member in base:
+            every |= member.value
+        words = ", ".join(f"{member.name} = {member.value}" for member in base)
+        schema: Schema = {
+            "type": "integer", "minimum": 0, "maximum": every, "description": f"the sum of some of {words}",
+        }
+        whole = SIMPLE[int]()
+
+        def load(value: JSON, at: str) -> Any:
+            assert whole.load is not None
+            number = whole.load(value, at)
+            if number & ~every or number < 0:
+                raise Mismatch(at, f"a sum of flags of {base.__name__}", describe(value))
+            return base(number)
+
+        return Shape(schema, f"a sum of flags of {base.__name__}", whole.fits, load, order=4)
 
     def _enum(self, base: type[enum.Enum]) -> Shape:
         members = list(base)
-        if all(type(member.value) in JSON_TYPES for member in members):
-            shape = choice([(member.value, member) for member in members], f"a value of {base.__name__}")
-        else:
-            # A str or int subclass as a value is fine, anything else goes by name.
-            if all(isinstance(member.value, (str, int, float)) for member in members):
-                kind = str if isinstance(members[0].value, str) else None
-                pairs = [(str(m.value) if kind else plain(m.value), m) for m in members]
-                shape = choice(pairs, f"a value of {base.__name__}")
-            else:
-                shape = choice([(member.name, member) for member in members], f"the name of a {base.__name__}")
-                shape.dump = lambda value, path: value.name if isinstance(value, base) else value
-        return shape
+        if not members:
+            raise TypeError("it has no members")
+        if all(carried(member.value) for member in members):
+            return choice([(member.value, member) for member in members], f"a value of {base.__name__}")
+        # A subclass of str or int as a value is fine, anything else goes by name.
+        plains = [plain(member.value) for member in members]
+        if all(map(carried, plains)):
+            return choice(zip(plains, members, strict=True), f"a value of {base.__name__}")
+        return choice(
+            [(member.name, member) for member in members], f"the name of a {base.__name__}",
+            lambda value, path: value.name if isinstance(value, base) else value,
+        )
 
     def _union(self, args: Iterable[Any], where: str, namespace: Namespace) -> Shape:
         shapes: list[Shape] = []
@@ -252,7 +362,7 @@ class Builder:
         first_literal = 0
         for arg in args:
             arg = self.resolve(arg, namespace, where)
-            if arg is _UNRESOLVED:
+            if arg is UNRESOLVED:
                 return self.anything()
             if typing.get_origin(arg) is typing.Literal:
                 if not literals:
@@ -262,6 +372,11 @@ class Builder:
             shapes.append(self.shape(arg, where, namespace))
         if literals:
             shapes.insert(first_literal, self._literal(literals))
+        return self.either(shapes)
+
+    @staticmethod
+    def either(shapes: list[Shape]) -> Shape:
+        """The Shape of a value that has one of several."""
         if len(shapes) == 1:
             return shapes[0]
         members: list[Schema] = []
@@ -281,25 +396,29 @@ class Builder:
             # A number keeps the type it came with when both are allowed.
             exact = {
                 type_: True
-                for type_ in (int, float)
-                if any(shape.schema.get("type") == JSON_TYPES[type_] and "enum" not in shape.schema for shape in shapes)
+                for type_, number in ((int, load_int), (float, load_float))
+                if any(shape.load is number for shape in shapes)
             }
 
             def load(value: JSON, at: str) -> Any:
                 if type(value) in exact:
                     return value
                 deepest: Mismatch | None = None
-                for shape in ordered:
-                    if not shape.fits(value):
-                        continue
-                    if shape.load is None:
-                        return value
-                    try:
-                        return shape.load(value, at)
-                    except Mismatch as failure:
-                        if deepest is None or len(failure.pointer) > len(deepest.pointer):
-                            deepest = failure
-                raise deepest or Mismatch(at, expected, describe(value))
+                # Of what fits the first; of what does not, the words of who came furthest.
+                for sure in (True, False):
+                    for shape in ordered:
+                        if shape.fits(value) is not sure or shape.load is None and not sure:
+                            continue
+                        if shape.load is None:
+                            return value
+                        try:
+                            return shape.load(value, at)
+                        except Mismatch as failure:
+                            if deepest is None or len(failure.pointer) > len(deepest.pointer):
+                                deepest = failure
+                if deepest is not None and deepest.pointer != at:
+                    raise deepest
+                raise Mismatch(at, expected, describe(value))
 
         dump: Dump | None = None
         if any(shape.dump for shape in shapes):
@@ -313,7 +432,7 @@ class Builder:
         return Shape(schema, expected, fits, load, dump, order=min(shape.order for shape in shapes))
 
     def _list(
-        self, args: Sequence[Any], where: str, namespace: Namespace, make: Callable[[list[Any]], Collection[Any]]
+        self, args: Sequence[Any], where: str, namespace: Namespace, make: Callable[[list[Any]], Collection[Any] | Iterator[Any]]
     ) -> Shape:
         item = self.shape(args[0], where, namespace) if args else self.anything()
         schema: Schema = {"type": "array", "items": item.schema}
@@ -324,7 +443,12 @@ class Builder:
             if item.load is not None:
                 step = item.load
                 value = [step(one, f"{at}/{index}") for index, one in enumerate(value)]
-            return value if make is list else make(value)
+            if make is list:
+                return value
+            try:
+                return make(value)
+            except TypeError as failure:  # what is in a set must be hashable
+                raise Mismatch(at, "array of values that a set can hold", describe(value), str(failure)) from None
 
         dump: Dump | None = None
         write = item.dump
@@ -336,280 +460,140 @@ class Builder:
                 return value
 
         needs = item.load is not None or make is not list
-        return Shape(schema, "array", lambda v: type(v) is list, load if needs else None, dump)
 
-    def _tuple(self, args: Sequence[Any], where: str, namespace: Namespace) -> Shape:
-        if not args:
-            return Shape({"type": "array", "items": {}}, "array", lambda v: type(v) is list, lambda v, at: tuple(v))
+        def fits(value: JSON) -> bool:
+            return type(value) is list and all(map(item.fits, value))
+
+        return Shape(schema, "array", fits, load if needs else None, dump)
+
+    def _tuple(self, annotation: Any, args: Sequence[Any], where: str, namespace: Namespace) -> Shape:
+        if not args and annotation is tuple or annotation is typing.Tuple:
+            return self._list((), where, namespace, tuple)
+        if args == ((),):  # Tuple[()] before 3.11
+            args = ()
         if len(args) == 2 and args[1] is Ellipsis:
             return self._list(args[:1], where, namespace, tuple)
         items = [self.shape(arg, where, namespace) for arg in args]
-        return self._positions(items, len(items), tuple)
-
-    def _positions(self, items: list[Shape], least: int, make: Callable[[Iterable[Any]], tuple[Any, ...]]) -> Shape:
-        schema: Schema = {
-            "type": "array",
-            "prefixItems": [item.schema for item in items],
-            "items": False,
-            "minItems": least,
-            "maxItems": len(items),
-        }
-        words = f"array of {len(items)} items" if least == len(items) else f"array of {least} to {len(items)} items"
-
-        def load(value: JSON, at: str) -> Any:
-            if type(value) is not list or not least <= len(value) <= len(items):
-                got = describe(value) if type(value) is not list else f"array of {len(value)} items"
-                raise Mismatch(at, words, got)
-            return make(
-                item.load(one, f"{at}/{index}") if item.load is not None else one
-                for index, (item, one) in enumerate(zip(items, value, strict=False))
-            )
-
-        dump: Dump | None = None
-        if any(item.dump for item in items):
-
-            def dump(value: Any, path: str) -> Any:
-                if isinstance(value, (list, tuple)) and len(value) <= len(items):
-                    pairs = zip(items, value, strict=False)
-                    return [item.dump(one, path) if item.dump else one for item, one in pairs]
-                return value
-
-        return Shape(schema, words, lambda v: type(v) is list and least <= len(v) <= len(items), load, dump)
+        return records.positions(items, len(items), tuple)
 
     def _dict(self, args: Sequence[Any], where: str, namespace: Namespace, base: type[Any]) -> Shape:
         keys = self.shape(args[0], where, namespace) if len(args) == 2 else SIMPLE[str]()
         value_shape = self.shape(args[1], where, namespace) if len(args) == 2 else self.anything()
         schema: Schema = {"type": "object", "additionalProperties": value_shape.schema or True}
-        if "enum" in keys.schema and all(isinstance(one, str) for one in keys.schema["enum"]):
-            schema["propertyNames"] = {"enum": keys.schema["enum"]}
+        kind, listed = keys.schema.get("type"), keys.schema.get("enum")
+        texts: dict[str, JSON] | None = None
+        if listed is not None:
+            texts = {encode(one).decode() if type(one) is not str else one: one for one in listed}
+            schema["propertyNames"] = {"enum": list(texts)}
+        elif kind == "boolean":
+            texts = {"true": True, "false": False}
+            schema["propertyNames"] = {"enum": list(texts)}
+        elif kind == "integer":
+            schema["propertyNames"] = {"pattern": "^(0|-?[1-9][0-9]*)$"}
+        elif kind in ("array", "object"):
+            raise TypeError(f"a key of type {keys.expected} has no form in JSON")
+        elif kind == "string" and len(keys.schema) > 1:
+            schema["propertyNames"] = {key: one for key, one in keys.schema.items() if key != "type"}
 
         def load_key(text: str, at: str) -> Any:
-            if keys.schema.get("type") in ("integer", "number", "boolean"):
+            found: JSON = text
+            if texts is not None:
+                if text not in texts:
+                    raise Mismatch(at, "a key that is one of " + ", ".join(list(texts)[:20]), describe(text))
+                found = texts[text]
+            elif kind in ("integer", "number"):
                 try:
-                    number = {"true": True, "false": False}[text] if keys.schema["type"] == "boolean" else (
-                        int(text) if keys.schema["type"] == "integer" else float(text)
-                    )
-                except (ValueError, KeyError):
-                    raise Mismatch(at, f"a key that is {keys.expected}", describe(text)) from None
-                return keys.load(number, at) if keys.load else number
-            return keys.load(text, at) if keys.load else text
+                    found = int(text) if kind == "integer" else float(text)
+                except ValueError:
+                    found = None
+                if found is None or kind == "integer" and str(found) != text:
+                    raise Mismatch(at, f"a key that is {keys.expected}", describe(text))
+            return keys.load(found, at) if keys.load else found
 
-        plain_keys = keys.schema.get("type") not in ("integer", "number", "boolean") and keys.load is None
+        plain_keys = keys.load is None and texts is None and kind not in ("integer", "number")
 
         def load(value: JSON, at: str) -> dict[Any, Any]:
             if type(value) is not dict:
                 raise Mismatch(at, "object", describe(value))
-            return {
-                key if plain_keys else load_key(key, pointer(at, key)): value_shape.load(one, pointer(at, key))
-                if value_shape.load
-                else one
-                for key, one in value.items()
-            }
+            made: dict[Any, Any] = {}
+            for name, one in value.items():
+                key = name if plain_keys else load_key(name, pointer(at, name))
+                if key in made:
+                    raise Mismatch(pointer(at, name), "each key once", describe(name),
+                                   f"{name} is a key that another one means too")
+                made[key] = value_shape.load(one, pointer(at, name)) if value_shape.load else one
+            return finish(made) if finish is not None else made
+
+        finish: Callable[[dict[Any, Any]], Any] | None = None
+        if base is collections.OrderedDict:
+            finish = collections.OrderedDict
+        elif base is collections.defaultdict:
+            origin = typing.get_origin(args[1]) or args[1] if len(args) == 2 else None
+            factory = origin if origin in (int, float, str, bool, list, dict, set, tuple) else None
+
+            def finish(made: dict[Any, Any]) -> Any:
+                return collections.defaultdict(factory, made)
 
         dump: Dump | None = None
-        write = value_shape.dump
-        if write is not None:
+        write, write_key = value_shape.dump, keys.dump
+        if write is not None or write_key is not None:
 
             def dump(value: Any, path: str) -> Any:
-                if isinstance(value, abc.Mapping):
-                    return {key: write(one, path) for key, one in value.items()}
-                return value
+                if not isinstance(value, abc.Mapping):
+                    return value
+                if write_key is not None:
+                    found = [(write_key(key, path), one) for key, one in value.items()]
+                    value = dict(found)
+                    if len(value) < len(found):
+                        raise ValueError("keys collide")
+                return {key: write(one, path) for key, one in value.items()} if write is not None else value
 
-        needs = value_shape.load is not None or not plain_keys
-        return Shape(schema, "object", lambda v: type(v) is dict, load if needs else None, dump, order=6)
+        def fits(value: JSON) -> bool:
+            return type(value) is dict and all(map(value_shape.fits, value.values()))
+
+        needs = value_shape.load is not None or not plain_keys or finish is not None
+        return Shape(schema, "object", fits, load if needs else None, dump, order=6)
 
     def _named(self, base: Any, where: str, build: Callable[[], Shape]) -> Shape:
         """Builds the Shape of something that may refer to itself: what does
-        becomes a $ref, what does not stays inline."""
+        becomes a $ref, what does not stays inline, unless it is long and used
+        again: a schema must not grow with each use of what is in it."""
         if base in self._open:
             self._recursive.add(base)
             return self._open[base]
+        made: Shape  # set below; a default that needs it before is not shown, see show_default
+        if base in self._made:
+            made = self._made[base]
+            if "$ref" in made.schema or len(encode(made.schema)) <= _INLINE:
+                return made
+            self._recursive.add(base)
         name = self._names.get(base)
         if name is None:
-            name = _name(base)
-            taken = set(self._names.values())
-            plain, count = name, 1
+            name = _plain_name(base)
+            taken = set(self._names.values()) | self.defs.keys()
+            first, count = name, 1
             while name in taken:
                 count += 1
-                name = f"{plain}_{count}"
+                name = f"{first}_{count}"
             self._names[base] = name
         reference: Schema = {"$ref": f"#/$defs/{name}"}
-        made: Shape  # set below; a default that needs it before is not shown, see _show_default
-        late = Shape(
-            reference,
-            name,
-            lambda value: made.fits(value),
-            lambda value, at: made.load(value, at) if made.load else value,
-            lambda value, path: made.dump(value, path) if made.dump else value,
-        )
-        self._open[base] = late
-        try:
-            made = build()
-        finally:
-            del self._open[base]
-        if base not in self._recursive:
-            return made
-        self.defs[name] = made.schema
-        return Shape(reference, made.expected, made.fits, made.load, made.dump, made.order)
-
-    def _fields(
-        self,
-        fields: list[Field],
-        title: str,
-        make: Callable[[dict[str, Any]], Any],
-        read: Callable[[Any], Iterable[tuple[str, Any]]],
-    ) -> tuple[Schema, Fits, Load, Dump | None]:
-        """An object with named fields: [(name, Shape, required, extra schema)].
-
-        Closed. make builds the Python value of a dict; read gives a field of it.
-        """
-        properties: dict[str, Schema] = {}
-        required: list[str] = []
-        for name, shape, needed, extra in fields:
-            properties[name] = {**shape.schema, **extra} if extra else shape.schema
-            if needed:
-                required.append(name)
-        schema: Schema = {
-            "type": "object", "properties": properties, "required": required, "additionalProperties": False
-        }
-        if not required:
-            del schema["required"]
-        known = {name: shape for name, shape, _, _ in fields}
-        least = frozenset(required)
-
-        def fits(value: JSON) -> bool:
-            return type(value) is dict and least <= value.keys() and value.keys() <= known.keys()
-
-        def load(value: JSON, at: str) -> Any:
-            if type(value) is not dict:
-                raise Mismatch(at, f"object {title}", describe(value))
-            for name in required:
-                if name not in value:
-                    raise Mismatch(pointer(at, name), known[name].expected, "nothing", f"{name} is required")
-            made: dict[str, Any] = {}
-            for name, one in value.items():
-                shape = known.get(name)
-                if shape is None:
-                    raise Mismatch(pointer(at, name), "no such field", describe(one), f"{title} has no field {name}")
-                made[name] = shape.load(one, pointer(at, name)) if shape.load else one
-            return make(made)
-
-        dump: Dump | None = None
-        if any(shape.dump for shape in known.values()):
-
-            def dump(value: Any, path: str) -> dict[str, Any]:
-                found: dict[str, Any] = {}
-                for name, one in read(value):
-                    shape = known.get(name)
-                    found[name] = shape.dump(one, path) if shape is not None and shape.dump else one
-                return found
-
-        return schema, fits, load, dump
-
-    def _typed_dict(self, base: Any, where: str) -> Shape:
-        namespace = {**self.namespace, **_module_names(base)}
-        _, texts = parse_docstring(inspect.getdoc(base) if base.__doc__ else "")
-        annotations: dict[str, Any] = {}
-        for parent in reversed(_typed_dict_parents(base)):
-            annotations.update(_annotations(parent))
-        keys = getattr(base, "__required_keys__", None)
-        fields: list[Field] = []
-        for name, annotation in annotations.items():
-            resolved = self.resolve(annotation, namespace, f"{where}.{name}")
-            marker = getattr(typing.get_origin(resolved), "_name", None)
-            if marker == "Required":
-                needed = True
-            elif marker == "NotRequired":
-                needed = False
-            else:
-                # __required_keys__ misses what a text annotation says, hence the two above.
-                needed = name in keys if keys is not None else getattr(base, "__total__", True)
-            shape = self.anything() if resolved is _UNRESOLVED else self.shape(resolved, f"{where}.{name}", namespace)
-            extra = {"description": texts[name]} if name in texts and "description" not in shape.schema else {}
-            fields.append((name, shape, needed, extra))
-        schema, fits, load, dump = self._fields(
-            fields, base.__name__, lambda made: made,
-            lambda value: value.items() if isinstance(value, abc.Mapping) else (),
-        )
-        needs = any(shape.load for _, shape, _, _ in fields)
-        return Shape(
-            schema, f"object {base.__name__}", fits, load if needs else None, dump_only(abc.Mapping, dump)
-        )
-
-    def _dataclass(self, base: Any, where: str) -> Shape:
-        namespace = {**self.namespace, **_module_names(base)}
-        _, texts = parse_docstring(inspect.getdoc(base) if base.__doc__ else "")
-        fields: list[Field] = []
-        for field in dataclasses.fields(base):
-            if not field.init:
-                continue
-            shape = self.shape(field.type, f"{where}.{field.name}", namespace)
-            needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-            extra: Schema = {}
-            text = field.metadata.get("description") if field.metadata else None
-            text = text if isinstance(text, str) else texts.get(field.name)
-            if text and "description" not in shape.schema:
-                extra["description"] = text
-            if field.default is not dataclasses.MISSING:
-                _show_default(field.default, shape, extra)
-            fields.append((field.name, shape, needed, extra))
-
-        def make(made: dict[str, Any]) -> Any:
-            return base(**made)
-
-        names = [field.name for field in dataclasses.fields(base)]
-        schema, fits, load, dump = self._fields(
-            fields, base.__name__, make,
-            lambda value: [(name, getattr(value, name)) for name in names],
-        )
-        return Shape(schema, f"object {base.__name__}", fits, guard(load, base), dump_only(base, dump))
-
-    def _named_tuple(self, base: Any, where: str) -> Shape:
-        namespace = {**self.namespace, **_module_names(base)}
-        annotations = _annotations(base)
-        items = []
-        for name in base._fields:
-            shape = self.shape(annotations.get(name, typing.Any), f"{where}.{name}", namespace)
-            items.append(Shape({**shape.schema, "title": name}, shape.expected, shape.fits, shape.load, shape.dump))
-        least = len(base._fields) - len(getattr(base, "_field_defaults", {}))
-        return self._positions(items, least, lambda values: base(*values))
-
-    def _pydantic(self, base: Any, old: bool = False) -> Shape:
-        schema: Schema = dict(base.schema() if old else base.model_json_schema())
-        rename: dict[str, str] = {}
-        for name, inner in (schema.pop("definitions" if old else "$defs", None) or {}).items():
-            target = name
-            while target in self.defs and self.defs[target] != inner:
-                target += "_"
-            rename[name] = target
-            self.defs[target] = inner
-        prefix = "#/definitions/" if old else "#/$defs/"
-        schema = rewrite(schema, prefix, rename)
-        for target in rename.values():
-            self.defs[target] = rewrite(self.defs[target], prefix, rename)
-        validate = base.parse_obj if old else base.model_validate
-
-        def load(value: JSON, at: str) -> Any:
+        if base not in self._made:
+            self._open[base] = Shape(
+                reference,
+                name,
+                lambda value: made.fits(value),
+                lambda value, at: made.load(value, at) if made.load else value,
+                lambda value, path: made.dump(value, path) if made.dump else value,
+            )
             try:
-                return validate(value)
-            except Exception as failure:
-                problems = failure.errors() if hasattr(failure, "errors") else []
-                if not problems:
-                    raise
-                first = problems[0]
-                place = at
-                for step in first.get("loc", ()):
-                    place = pointer(place, step)
-                raise Mismatch(
-                    place, str(first.get("type", base.__name__)), describe(first.get("input", value)), first.get("msg")
-                ) from None
-
-        required = frozenset(schema.get("required", ()))
-
-        def fits(value: JSON) -> bool:
-            return type(value) is dict and required <= value.keys()
-
-        return Shape(schema, f"object {base.__name__}", fits, load)
+                made = build()
+            finally:
+                del self._open[base]
+        if base in self._recursive:
+            self.defs[name] = made.schema
+            made = Shape(reference, made.expected, made.fits, made.load, made.dump, made.order)
+        self._made[base] = made
+        return made
 
 
 def _hashable(value: object) -> bool:
@@ -624,44 +608,10 @@ def _name(annotation: Any) -> str:
     return getattr(annotation, "__name__", None) or str(annotation)
 
 
-def _module_names(base: type[Any]) -> Namespace:
-    module = sys.modules.get(base.__module__)
-    names = dict(vars(module)) if module is not None else {}
-    names.setdefault(base.__name__, base)
-    return names
-
-
-def _typed_dict_parents(base: type[Any]) -> list[type[Any]]:
-    found = [base]
-    for parent in getattr(base, "__orig_bases__", ()):
-        if isinstance(parent, type) and type(parent) is type(base):
-            found.extend(_typed_dict_parents(parent))
-    return found
-
-
-def _annotations(base: Any) -> dict[str, Any]:
-    """The class's own annotations, unresolved names left as they are."""
-    if sys.version_info >= (3, 14):
-        import annotationlib
-
-        return dict(annotationlib.get_annotations(base, format=annotationlib.Format.FORWARDREF))
-    return dict(base.__dict__.get("__annotations__") or getattr(base, "__annotations__", None) or {})
-
-
-def _show_default(value: Any, shape: Shape, extra: Schema) -> None:
-    """Puts a default into the schema when JSON can carry it unchanged."""
-    import json
-
-    try:
-        if isinstance(value, enum.Enum) and "enum" in shape.schema:
-            value = value.value if value.value in shape.schema["enum"] else value.name
-        elif shape.dump is not None:
-            value = shape.dump(value, "default")
-        shown = json.loads(encode(value))
-    except Exception:
-        return
-    if len(str(shown)) <= 2000:
-        extra["default"] = shown
+def _plain_name(annotation: Any) -> str:
+    """A name for $defs: of a class, with its arguments'."""
+    args = "".join(f"_{_plain_name(one)}" for one in typing.get_args(annotation))
+    return re.sub(r"\W+", "_", f"{_name(typing.get_origin(annotation) or annotation)}{args}")
 
 
 def signature(function: Callable[..., Any]) -> Signature:
@@ -707,31 +657,40 @@ def signature(function: Callable[..., Any]) -> Signature:
         if kind == "varkw":
             marker = getattr(typing.get_origin(parameter.annotation), "_name", None)
             if marker == "Unpack":
-                fields = shape.schema.get("properties", {})
-                properties.update(fields)
-                required.extend(shape.schema.get("required", ()))
-                load = shape.load
-                parameters.append(Parameter(name, "unpack", False, load))
+                whole = shape.schema
+                if "$ref" in whole:
+                    whole = builder.defs[whole["$ref"].rpartition("/")[2]]
+                properties.update(whole.get("properties", {}))
+                required.extend(whole.get("required", ()))
+                parameters.append(Parameter(name, "unpack", False, shape.load))
                 continue
             open_ended = shape.schema or True
             parameters.append(Parameter(name, kind, False, shape.load))
             continue
         if kind == "varargs":
-            item = shape
-            shape = Shape({"type": "array", "items": item.schema}, "array", load=None)
-            shape.load = varargs(item)
-        needed = parameter.default is _EMPTY and kind != "varargs"
-        extra: Schema = {}
+            shape = Shape({"type": "array", "items": shape.schema}, "array", load=varargs(shape))
+        default, fill, extra = parameter.default, None, {}
+        if kind != "varargs" and default is not _EMPTY:
+            is_field, inner_default = models.field_default(default)
+            if is_field:
+                # Field(...) in a default's place: what it says holds, and what
+                # it holds is the default, which the function itself would not take.
+                constraints(default, shape.schema, extra)
+                for note in getattr(default, "metadata", None) or ():
+                    constraints(note, shape.schema, extra)
+                default, fill = inner_default, _filler(default, inner_default)
+        needed = default is _EMPTY and kind != "varargs"
+        shape = shape if default is _EMPTY else builder.nullable_for(default, shape)
         if "description" not in shape.schema and texts.get(name):
-            extra["description"] = texts[name]
+            extra.setdefault("description", texts[name])
         elif texts.get(name) and shape.schema.get("description") == "seconds":
             extra["description"] = f"{texts[name]} (seconds)"
-        if parameter.default is not _EMPTY:
-            _show_default(parameter.default, shape, extra)
+        if default is not _EMPTY:
+            show_default(default, shape, extra)
         properties[name] = {**shape.schema, **extra} if extra else shape.schema
         if needed:
             required.append(name)
-        parameters.append(Parameter(name, kind, needed, shape.load, parameter.default))
+        parameters.append(Parameter(name, kind, needed, shape.load, default, fill))
     schema: Schema = {"type": "object", "properties": properties}
     if required:
         schema["required"] = required
@@ -744,27 +703,57 @@ def signature(function: Callable[..., Any]) -> Signature:
     dump: Dump | None = None
     returns = found.return_annotation
     if returns is not inspect.Signature.empty:
-        returns = builder.resolve(returns, namespace, "the return value")
-        if typing.get_origin(returns) in _ITERATORS and kind_of(function) in ("generator", "async_generator"):
-            arguments = typing.get_args(returns)
-            returns = arguments[0] if arguments else _UNRESOLVED
-        elif _is_stream(returns) and kind_of(function) in ("generator", "async_generator"):
-            returns = _UNRESOLVED
-        if returns is not _UNRESOLVED:
-            builder.defs = {}
-            builder._names = {}
-            builder._recursive = set()
+        returns = _item(builder.resolve(returns, namespace, "the return value"), kind_of(function))
+        if returns is not UNRESOLVED:
+            builder.turn()
             shape = builder.shape(returns, "the return value")
             dump = shape.dump
             if shape.schema:
                 output = dict(shape.schema)
                 if builder.defs:
                     output["$defs"] = dict(builder.defs)
-    return Signature(description, schema, output, parameters, dump, builder.warnings)
+    made = Signature(description, schema, output, parameters, dump, builder.warnings)
+    _check(made)
+    return made
 
 
-def _is_stream(annotation: Any) -> bool:
-    return _hashable(annotation) and annotation in _ITERATORS
+def _filler(field: Any, default: Any) -> Callable[[], Any] | None:
+    """What gives a parameter its default when Field(...) stands in its place."""
+    if default is _EMPTY:
+        return None
+    return getattr(field, "default_factory", None) or (lambda: default)
+
+
+def _item(returns: Any, kind: str) -> Any:
+    """What a call gives, or each item of a stream, of the annotation of the
+    return value; UNRESOLVED when nothing is known of it."""
+    origin, arguments = typing.get_origin(returns), typing.get_args(returns)
+    if kind in ("generator", "async_generator"):
+        if origin in _STREAMS:
+            return arguments[0] if arguments else UNRESOLVED
+        if _hashable(returns) and returns in _STREAMS:
+            return UNRESOLVED
+    elif origin in (abc.Awaitable, abc.Coroutine) and arguments:
+        return arguments[-1]
+    return UNRESOLVED if returns in _NOTHING else returns
+
+
+def _check(made: Signature) -> None:
+    """A schema that JSON cannot carry, which only a library or a class of the
+    index's own brings, must not take the whole index along."""
+    if not is_json(made.input_schema):
+        properties = made.input_schema["properties"]
+        for name in [name for name, one in properties.items() if not is_json(one)]:
+            properties[name] = {}
+            made.warnings.append(f"{name}: its schema is not JSON; anything is accepted")
+        for place in ("$defs", "additionalProperties"):
+            if place in made.input_schema and not is_json(made.input_schema[place]):
+                made.input_schema = {"type": "object", "properties": {name: {} for name in properties},
+                                     "required": made.input_schema.get("required", []), "additionalProperties": True}
+                made.warnings.append("the schema of the arguments is not JSON; anything is accepted")
+    if made.output_schema is not None and not is_json(made.output_schema):
+        made.output_schema = None
+        made.warnings.append("the schema of the return value is not JSON; nothing is said of it")
 
 
 def kind_of(function: Callable[..., Any]) -> str:

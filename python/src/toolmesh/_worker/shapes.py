@@ -9,6 +9,10 @@ import base64
 import binascii
 import datetime
 import decimal
+import enum
+import ipaddress
+import json
+import math
 import re
 import sys
 import uuid
@@ -26,6 +30,12 @@ if TYPE_CHECKING:
     Fits: TypeAlias = Callable[[JSON], bool]
     Load: TypeAlias = Callable[[JSON, str], Any]  # (value, JSON pointer of its place); raises Mismatch
     Dump: TypeAlias = Callable[[Any, str], Any]  # (Python value, path of its place)
+
+
+_EXACT = 1 << 53  # up to here each integer is a double of its own
+
+
+UNRESOLVED: Any = object()  # in an annotation's place: it names what does not exist
 
 
 class Shape:
@@ -57,20 +67,38 @@ def _is_int(value: JSON) -> bool:
     return kind is int or kind is float and value.is_integer()
 
 
-def _load_int(value: JSON, at: str) -> int:
+def load_int(value: JSON, at: str) -> int:
+    """An integer, also when it was written 1.0."""
     if type(value) is int:
         return value
     if type(value) is float and value.is_integer():
-        return int(value)
+        whole = int(value)
+        if -_EXACT <= whole <= _EXACT or whole == decimal.Decimal(repr(value)) and "e" in repr(value):
+            return whole
+        # The double that arrived may not be the number that was sent.
+        raise Mismatch(at, "integer", describe(value),
+                       "an integer beyond 2^53 must be written without a fraction")
     raise Mismatch(at, "integer", describe(value))
 
 
-def _load_float(value: JSON, at: str) -> float:
+def load_float(value: JSON, at: str) -> float:
+    """A number as a float, if a float can hold it."""
     if type(value) is float:
         return value
     if type(value) is int:
-        return float(value)
+        try:
+            made = float(value)
+        except OverflowError:
+            return value
+        return made if made == value else value  # what a float cannot hold stays the int it is
     raise Mismatch(at, "number", describe(value))
+
+
+def _load_timedelta(value: JSON, at: str) -> datetime.timedelta:
+    try:
+        return datetime.timedelta(seconds=load_float(value, at))
+    except OverflowError:
+        raise Mismatch(at, "number of seconds", describe(value), "more seconds than a duration can hold") from None
 
 
 def from_text(make: Callable[[str], Any], expected: str, hint: str = "") -> Load:
@@ -81,7 +109,7 @@ def from_text(make: Callable[[str], Any], expected: str, hint: str = "") -> Load
             raise Mismatch(at, expected, describe(value))
         try:
             return make(value)
-        except (ValueError, ArithmeticError):
+        except (ValueError, ArithmeticError, re.error):
             raise Mismatch(at, expected, describe(value), f"expected {expected}{hint}, got {describe(value)}") from None
 
     return load
@@ -92,11 +120,14 @@ def is_text(value: JSON) -> bool:
     return type(value) is str
 
 
+_DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
 def _load_decimal(value: JSON, at: str) -> decimal.Decimal:
     kind = type(value)
-    if kind in (str, int, float):
+    if kind in (int, float) or kind is str and _DECIMAL.fullmatch(value):
         try:
-            return decimal.Decimal(str(value))
+            return decimal.Decimal(value if kind is int else str(value))
         except ArithmeticError:
             pass
     raise Mismatch(at, "decimal number", describe(value))
@@ -117,19 +148,48 @@ def _dump_bytes(value: Any, path: str) -> Any:
     return value
 
 
-def _iso(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    def make(text: str) -> Any:
-        if sys.version_info < (3, 11) and text.endswith(("Z", "z")):
-            text = text[:-1] + "+00:00"
-        return parse(text)
+_TIME = re.compile(r"(\d\d:\d\d(?::\d\d)?)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
 
-    return make
+
+def _time_text(text: str) -> str:
+    """A time of day of RFC 3339, its offset left out or not, as each version of
+    Python reads it."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    clock, fraction, offset = match.groups()
+    made = clock if fraction is None else f"{clock}.{fraction[:6]:0<6}"
+    return made + ("+00:00" if offset in ("Z", "z") else offset or "")
+
+
+def _time(text: str) -> datetime.time:
+    return datetime.time.fromisoformat(_time_text(text))
+
+
+def _datetime(text: str) -> datetime.datetime:
+    # A date alone is a date: a union of both must tell them apart.
+    if text[10:11] not in ("T", "t", " "):
+        raise ValueError(text)
+    return datetime.datetime.fromisoformat(f"{_date_text(text[:10])}T{_time_text(text[11:])}")
+
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+
+
+def _date_text(text: str) -> str:
+    if not _DATE.fullmatch(text):
+        raise ValueError(text)
+    return text
+
+
+def _date(text: str) -> datetime.date:
+    return datetime.date.fromisoformat(_date_text(text))
 
 
 SIMPLE: dict[type[Any], Callable[[], Shape]] = {
     str: lambda: Shape({"type": "string"}, "string", is_text, order=8),
-    int: lambda: Shape({"type": "integer"}, "integer", _is_int, _load_int, order=2),
-    float: lambda: Shape({"type": "number"}, "number", lambda v: type(v) in (int, float), _load_float, order=3),
+    int: lambda: Shape({"type": "integer"}, "integer", _is_int, load_int, order=2),
+    float: lambda: Shape({"type": "number"}, "number", lambda v: type(v) in (int, float), load_float, order=3),
     bool: lambda: Shape({"type": "boolean"}, "boolean", lambda v: type(v) is bool, order=1),
     type(None): lambda: Shape({"type": "null"}, "null", lambda v: v is None, order=0),
     bytes: lambda: Shape(
@@ -146,28 +206,28 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         {"type": "string", "format": "date-time"},
         "date and time",
         is_text,
-        from_text(_iso(datetime.datetime.fromisoformat), "date and time", " like 2026-01-31T12:00:00Z"),
+        from_text(_datetime, "date and time", " like 2026-01-31T12:00:00Z"),
         order=4,
     ),
     datetime.date: lambda: Shape(
         {"type": "string", "format": "date"},
         "date",
         is_text,
-        from_text(datetime.date.fromisoformat, "date", " like 2026-01-31"),
+        from_text(_date, "date", " like 2026-01-31"),
         order=4,
     ),
     datetime.time: lambda: Shape(
         {"type": "string", "format": "time"},
         "time of day",
         is_text,
-        from_text(_iso(datetime.time.fromisoformat), "time of day", " like 12:30:00"),
+        from_text(_time, "time of day", " like 12:30:00"),
         order=4,
     ),
     datetime.timedelta: lambda: Shape(
         {"type": "number", "description": "seconds"},
         "number of seconds",
         lambda v: type(v) in (int, float),
-        lambda v, at: datetime.timedelta(seconds=_load_float(v, at)),
+        _load_timedelta,
         order=4,
     ),
     uuid.UUID: lambda: Shape(
@@ -180,8 +240,22 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         _load_decimal,
         order=4,
     ),
-    re.Pattern: lambda: Shape(
-        {"type": "string", "format": "regex"}, "pattern", is_text, from_text(re.compile, "pattern")
+    memoryview: lambda: Shape(
+        {"type": "string", "contentEncoding": "base64"},
+        "base64 text",
+        is_text,
+        lambda v, at: memoryview(_load_bytes(v, at)),
+        _dump_bytes,
+    ),
+    re.Pattern: lambda: Shape({"type": "string", "format": "regex"}, "regular expression", is_text,
+                              from_text(re.compile, "regular expression")),
+    ipaddress.IPv4Address: lambda: Shape(
+        {"type": "string", "format": "ipv4"}, "IPv4 address", is_text,
+        from_text(ipaddress.IPv4Address, "IPv4 address"), order=4,
+    ),
+    ipaddress.IPv6Address: lambda: Shape(
+        {"type": "string", "format": "ipv6"}, "IPv6 address", is_text,
+        from_text(ipaddress.IPv6Address, "IPv6 address"), order=4,
     ),
 }
 
@@ -198,7 +272,7 @@ def _scalar_schema(values: list[JSON]) -> Schema:
     return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": list(values)}
 
 
-def choice(pairs: Iterable[tuple[JSON, Any]], expected: str) -> Shape:
+def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None = None) -> Shape:
     """A Shape of a closed set: pairs of (JSON scalar, Python value)."""
     table: dict[tuple[type[Any], JSON], Any] = {}
     for raw, value in pairs:
@@ -207,8 +281,12 @@ def choice(pairs: Iterable[tuple[JSON, Any]], expected: str) -> Shape:
 
     def key(value: JSON) -> tuple[type[Any], JSON]:
         kind = type(value)
-        if kind is float and value.is_integer() and (int, int(value)) in table:
-            return (int, int(value))
+        if (kind, value) not in table:
+            # 1 and 1.0 are one number in JSON, true is none.
+            if kind is float and value.is_integer():
+                return (int, int(value))
+            if kind is int and -_EXACT <= value <= _EXACT:
+                return (float, float(value))
         return (kind, value)
 
     def fits(value: JSON) -> bool:
@@ -218,9 +296,14 @@ def choice(pairs: Iterable[tuple[JSON, Any]], expected: str) -> Shape:
         if fits(value):
             return table[key(value)]
         words = ", ".join(map(describe_short, raws[:20]))
-        raise Mismatch(at, f"one of {words}", describe(value))
+        raise Mismatch(at, f"one of {words}" if len(raws) > 1 else words, describe(value))
 
-    return Shape(_scalar_schema(raws), expected, fits, load, order=4)
+    return Shape(_scalar_schema(raws), expected, fits, load, dump, order=4)
+
+
+def carried(value: Any) -> bool:
+    """Whether JSON carries a scalar as it is."""
+    return type(value) in JSON_TYPES and not (type(value) is float and not math.isfinite(value))
 
 
 def describe_short(value: JSON) -> str:
@@ -286,32 +369,98 @@ def varargs(item: Shape) -> Load:
     return load
 
 
+# A keyword may stand in a dict of Annotated, beside the names of constraints.
+_KEYWORDS = frozenset((
+    "title", "description", "examples", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+    "multipleOf", "minLength", "maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems",
+    "minProperties", "maxProperties", "enum", "deprecated", "contentMediaType",
+))
+
+
+def _kinds(schema: Schema) -> set[str]:
+    """The types that a schema allows, as far as it names them."""
+    kind = schema.get("type")
+    found = set(kind) if isinstance(kind, list) else {kind} if isinstance(kind, str) else set()
+    for member in schema.get("anyOf", ()):
+        found |= _kinds(member)
+    return found
+
+
+def _bound(value: Any) -> JSON:
+    """A bound as JSON writes it, None when it has no form there."""
+    if isinstance(value, decimal.Decimal) and value == (exact := float(value)):
+        value = int(exact) if exact.is_integer() else exact
+    return value if type(value) in (int, float) and math.isfinite(value) else None
+
+
 def constraints(note: Any, schema: Schema, extra: Schema) -> None:
-    """Reads a description and bounds off an Annotated object of any library."""
+    """Reads a description and bounds off an Annotated object of any library, or
+    off a dict with such names or with the schema's own keywords."""
+    if isinstance(note, dict):
+        names: dict[str, Any] = {key: value for key, value in note.items() if isinstance(key, str)}
+        get = names.get
+        for key in _KEYWORDS & names.keys():
+            if is_json(names[key]):
+                extra.setdefault(key, names[key])
+    else:
+
+        def get(name: str) -> Any:
+            return getattr(note, name, None)
+
     for attribute in ("description", "documentation"):
-        text = getattr(note, attribute, None)
+        text = get(attribute)
         if isinstance(text, str) and text:
             extra.setdefault("description", text)
-    kind = schema.get("type")
-    sized = ("minLength", "maxLength")
-    if kind == "array":
-        sized = ("minItems", "maxItems")
-    elif kind == "object":
-        sized = ("minProperties", "maxProperties")
+    kinds = _kinds(schema)
+    sized = ("minItems", "maxItems") if "array" in kinds else (
+        ("minProperties", "maxProperties") if "object" in kinds else ("minLength", "maxLength")
+    )
     for attribute, keyword in (
         ("ge", "minimum"), ("gt", "exclusiveMinimum"), ("le", "maximum"), ("lt", "exclusiveMaximum"),
         ("multiple_of", "multipleOf"), ("min_length", sized[0]), ("max_length", sized[1]),
     ):
-        value = getattr(note, attribute, None)
-        if type(value) in (int, float):
-            extra[keyword] = value
-    pattern = getattr(note, "pattern", None)
-    if isinstance(pattern, str) and kind == "string":
+        value = _bound(get(attribute))
+        if value is None:
+            continue
+        if keyword in ("minLength", "maxLength") and schema.get("contentEncoding") == "base64":
+            value = -(-value // 3) * 4  # what so many bytes take as base64
+        extra[keyword] = value
+    pattern = get("pattern")
+    pattern = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+    if isinstance(pattern, str) and "string" in kinds:
         extra["pattern"] = pattern
-    examples = getattr(note, "examples", None)
-    if isinstance(examples, (list, tuple)) and examples:
-        try:
-            encode(list(examples))
-            extra["examples"] = list(examples)
-        except NotSerializable:
-            pass
+    examples = get("examples")
+    if isinstance(examples, (list, tuple)) and examples and is_json(list(examples)):
+        extra["examples"] = list(examples)
+
+
+def show_default(value: Any, shape: Shape, extra: Schema) -> None:
+    """Puts a default into the schema when JSON can carry it unchanged."""
+    try:
+        if isinstance(value, enum.Enum) and "enum" in shape.schema:
+            value = value.value if value.value in shape.schema["enum"] else value.name
+        elif shape.dump is not None:
+            value = shape.dump(value, "default")
+        shown = json.loads(encode(value))
+    except Exception:
+        return
+    if len(str(shown)) <= 2000:
+        extra["default"] = shown
+
+
+def is_json(value: Any) -> bool:
+    """Whether a value can stand in a schema as it is."""
+    try:
+        encode(value)
+    except NotSerializable:
+        return False
+    return _plain_tree(value)
+
+
+def _plain_tree(value: Any) -> bool:
+    kind = type(value)
+    if kind is dict:
+        return all(type(key) is str and _plain_tree(one) for key, one in value.items())
+    if kind is list or kind is tuple:
+        return all(map(_plain_tree, value))
+    return kind in JSON_TYPES

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import json.encoder
 import math
+import sys
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _STRINGS = frozenset((str,))
-_ARRAY_LIMIT = 1_000_000  # elements of an array or frame that become JSON
+_ARRAY_LIMIT = 1_000_000  # elements of an array, a frame or what only looks like a list that become JSON
+_DEPTH = 5000  # levels that are written when a tool has raised Python's own limit
+_SHOWN = 80  # characters of a key in a path
 
 
 class Mismatch(Exception):
@@ -59,7 +62,12 @@ def describe(value: object) -> str:
     )
     if type(value) in (list, dict):
         return kind
-    text = json.dumps(value, ensure_ascii=False) if type(value) in _SCALARS else repr(value)
+    if type(value) is str:
+        text = json.dumps(value[:61], ensure_ascii=False)
+    elif type(value) in _SCALARS:
+        text = json.dumps(value)
+    else:
+        return kind
     return f"{kind} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
@@ -88,7 +96,13 @@ def _check(value: Any) -> None:
             _check_keys(value)
         value = value.values()
     elif kind is not list and kind is not tuple:
-        return
+        if kind in _SCALARS:
+            return
+        if isinstance(value, dict):
+            _check_keys(value)
+            value = list(value.values())
+        elif not isinstance(value, (list, tuple)):
+            return
     # Long and flat is common: tables of numbers cost by the kind, not by the item.
     if set(map(type, value)) - _SCALARS:
         for child in value:
@@ -124,45 +138,52 @@ def _key_text(key: object) -> object:
 def convert(value: Any) -> Any:
     """What value becomes in JSON, one level deep; raises TypeError if nothing."""
     import base64
+    import collections
     import dataclasses
     import datetime
-    import decimal
     import enum
-    import pathlib
-    import uuid
+    import re
     from collections import abc
 
     if isinstance(value, enum.Enum):
         return value.value
+    kind = type(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if hasattr(value, "__pydantic_serializer__"):
-            return value.__pydantic_serializer__.to_python(value)
+            return _dumped(lambda **how: value.__pydantic_serializer__.to_python(value, **how))
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
     if isinstance(value, datetime.timedelta):
         return value.total_seconds()
-    if isinstance(value, (decimal.Decimal, uuid.UUID, pathlib.PurePath)):
-        return str(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"$bytes": base64.b64encode(value).decode("ascii")}
+    text = _text_of(value)
+    if text is not None:
+        return text
     if isinstance(value, (set, frozenset)):
         try:
             return sorted(value)
         except TypeError:
             return list(value)
-    kind = type(value)
+    if isinstance(value, re.Pattern):
+        return value.pattern
+    if isinstance(value, collections.UserString):
+        return value.data
     if not isinstance(value, type):
         if hasattr(kind, "model_dump") and hasattr(kind, "model_fields"):
-            return value.model_dump()
+            return _dumped(value.model_dump)
         if hasattr(kind, "__fields__") and hasattr(kind, "parse_obj"):
-            return value.dict()
+            try:
+                return json.loads(value.json(by_alias=True))
+            except Exception:
+                return value.dict(by_alias=True)
         if hasattr(kind, "__attrs_attrs__"):
             return {field.name: getattr(value, field.name) for field in kind.__attrs_attrs__}
         module = kind.__module__.partition(".")[0]
-        if module == "numpy":
-            if getattr(value, "size", 1) > _ARRAY_LIMIT:
-                raise TypeError(f"is an array of {value.size} elements, more than {_ARRAY_LIMIT}")
+        if module in ("numpy", "torch", "jaxlib", "tensorflow", "cupy"):
+            size = getattr(value, "size", 1)
+            size = value.numel() if callable(size) else size
+            if isinstance(size, int) and size > _ARRAY_LIMIT:
+                raise TypeError(f"is an array of {size} elements, more than {_ARRAY_LIMIT}")
             if hasattr(value, "tolist"):
                 return value.tolist()
         if module == "pandas":
@@ -170,15 +191,69 @@ def convert(value: Any) -> Any:
                 raise TypeError(f"is a {kind.__name__} of {value.size} elements, more than {_ARRAY_LIMIT}")
             if kind.__name__ == "DataFrame":
                 return value.to_dict("records")
-            if kind.__name__ == "Series":
+            if kind.__name__ in ("Series", "Index", "DatetimeIndex", "RangeIndex", "MultiIndex"):
                 return value.to_list()
             if hasattr(value, "isoformat"):
                 return value.isoformat()
     if isinstance(value, abc.Mapping):
-        return dict(value)
-    if isinstance(value, abc.Sequence) or kind.__module__ == "collections" and kind.__name__ == "deque":
-        return list(value)
+        return {key: value[key] for key in _few(value)}
+    if isinstance(value, (abc.Sequence, abc.Set, abc.ValuesView, collections.deque)) or kind.__module__ == "array":
+        return list(_few(value))
     raise TypeError(f"is of type {kind.__module__}.{kind.__qualname__}, which JSON has no form for")
+
+
+def _few(value: Any) -> Any:
+    """The items of what only looks like a list: it may be endless."""
+    import itertools
+
+    taken = list(itertools.islice(iter(value), _ARRAY_LIMIT + 1))
+    if len(taken) > _ARRAY_LIMIT:
+        raise TypeError(f"is a {type(value).__name__} of more than {_ARRAY_LIMIT} elements")
+    return taken
+
+
+def _dumped(dump: Callable[..., Any]) -> Any:
+    """A model as its author lets it be written; what has no such form, such as
+    bytes that are no text, is left to the rules here."""
+    try:
+        return dump(mode="json", by_alias=True)
+    except Exception:
+        return dump(mode="python", by_alias=True)
+
+
+def _text_of(value: Any) -> str | None:
+    """The text that stands for a value of a standard type, None if none does."""
+    import datetime
+    import decimal
+    import fractions
+    import ipaddress
+    import pathlib
+    import uuid
+
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, (
+        decimal.Decimal, uuid.UUID, pathlib.PurePath, fractions.Fraction,
+        ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv4Network, ipaddress.IPv6Network,
+    )):
+        return str(value)
+    return None
+
+
+def plain_key(key: Any) -> Any:
+    """A key of a dict as one that JSON knows; raises TypeError if there is none."""
+    import enum
+
+    while isinstance(key, enum.Enum):
+        key = key.value
+    if key is None or isinstance(key, (str, int, float)):
+        return key
+    if type(key).__module__ == "numpy" and hasattr(key, "item"):
+        return plain_key(key.item())
+    text = _text_of(key)
+    if text is None:
+        raise TypeError(f"a key of type {type(key).__name__}")
+    return text
 
 
 def _default(value: Any) -> Any:
@@ -204,22 +279,75 @@ else:  # an interpreter without the accelerator
 def encode(value: Any) -> bytes:
     """value as JSON bytes; raises NotSerializable with the path of what cannot be."""
     try:
+        if sys.getrecursionlimit() > _DEPTH:
+            _check_depth(value)  # the encoder would meet the end of the stack first
         _check(value)
         return "".join(_encode(value, 0)).encode()
     except Exception as failure:
         _markers.clear()
-        explain(value)
-        # The walk found nothing: the value changed while it was encoded, or
-        # converts differently each time.
-        raise NotSerializable("result", f"cannot be encoded: {failure}") from None
+        try:
+            explain(value)
+            # The walk found nothing. Keys that are dates or members of an Enum
+            # are known to it, and not to the encoder.
+            return "".join(_encode(_rekeyed(value), 0)).encode()
+        except NotSerializable:
+            raise
+        except Exception:
+            # The value changed while it was encoded, or converts differently each time.
+            _markers.clear()
+            raise NotSerializable("result", f"cannot be encoded: {_words(failure)}") from None
+
+
+def _check_depth(value: Any) -> None:
+    """Refuses what is nested deeper than the C stack may allow, without recursion."""
+    above: list[Any] = [iter((value,))]
+    while above:
+        for child in above[-1]:
+            if isinstance(child, (dict, list, tuple)):
+                if len(above) > _DEPTH:
+                    raise _Refused("nested too deeply")
+                above.append(iter(child.values() if isinstance(child, dict) else child))
+                break
+        else:
+            above.pop()
+
+
+def _rekeyed(value: Any) -> Any:
+    """value with all its keys as JSON knows them."""
+    if isinstance(value, dict):
+        return {plain_key(key): _rekeyed(child) for key, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rekeyed(child) for child in value]
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    return _rekeyed(convert(value))
 
 
 def explain(value: Any, path: str = "result") -> None:
     """Raises NotSerializable for the first place in value that JSON cannot carry."""
     try:
+        if sys.getrecursionlimit() > _DEPTH:
+            _check_depth(value)
         _explain(value, path, set())
-    except RecursionError:
+    except (RecursionError, _Refused):
         raise NotSerializable(path, "is nested too deeply for JSON") from None
+
+
+def _words(failure: BaseException) -> str:
+    """str(failure), whatever its __str__ does."""
+    try:
+        return f"{type(failure).__name__}: {failure}"[:500]
+    except Exception:
+        return type(failure).__name__
+
+
+def _shown(key: object) -> str:
+    """A key for people: its repr, cut, whatever its __repr__ does."""
+    try:
+        text = repr(key[: _SHOWN + 1] if isinstance(key, str) else key)
+    except Exception:
+        return f"<{type(key).__name__}>"
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
 def _explain(value: Any, path: str, above: set[int]) -> None:
@@ -250,19 +378,22 @@ def _explain(value: Any, path: str, above: set[int]) -> None:
     if isinstance(value, dict):
         seen: dict[object, object] = {}
         for key, child in value.items():
-            if not isinstance(key, (str, int, float, type(None))):
+            try:
+                known = plain_key(key)
+            except Exception:
                 raise NotSerializable(
-                    path, f"has a key of type {type(key).__name__}: {key!r:.80}; JSON keys are strings", kind.__name__
-                )
-            if isinstance(key, float) and not math.isfinite(key):
-                raise NotSerializable(path, f"has the key {key!r}, which JSON cannot carry", kind.__name__)
-            text = _key_text(key)
+                    path, f"has a key of type {type(key).__name__}: {_shown(key)}; JSON keys are strings", kind.__name__
+                ) from None
+            if isinstance(known, float) and not math.isfinite(known):
+                raise NotSerializable(path, f"has the key {_shown(key)}, which JSON cannot carry", kind.__name__)
+            text = _key_text(known)
             if text in seen:
                 raise NotSerializable(
-                    path, f"has the keys {seen[text]!r} and {key!r}, which are the same key in JSON", kind.__name__
+                    path, f"has the keys {_shown(seen[text])} and {_shown(key)}, which are the same key in JSON",
+                    kind.__name__,
                 )
             seen[text] = key
-            _explain(key, f"{path} (key {key!r})", above)
+            _explain(known, f"{path} (key {_shown(key)})", above)
             _explain(child, _member(path, key), above)
     elif isinstance(value, (list, tuple)):
         for index, child in enumerate(value):
@@ -272,32 +403,36 @@ def _explain(value: Any, path: str, above: set[int]) -> None:
             converted = convert(value)
         except RecursionError:
             raise
-        except TypeError as failure:
-            message = str(failure)
-            if not message.startswith("is "):
+        except Exception as failure:
+            message = _words(failure)
+            if isinstance(failure, TypeError) and message.startswith("TypeError: is "):
+                message = message.removeprefix("TypeError: ")
+            else:
                 message = f"cannot be converted: {message}"
             raise NotSerializable(path, message, kind.__qualname__) from None
-        except Exception as failure:
-            raise NotSerializable(
-                path, f"cannot be converted: {type(failure).__name__}: {failure}", kind.__qualname__
-            ) from None
         _explain(converted, path, above)
     above.discard(id(value))
 
 
 def _member(path: str, key: object) -> str:
-    if isinstance(key, str) and key.isidentifier():
+    if isinstance(key, str) and len(key) <= _SHOWN and key.isidentifier():
         return f"{path}.{key}"
-    return f"{path}[{key!r}]"
+    return f"{path}[{_shown(key)}]"
 
 
 # Arguments.
 
-_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # every decoder has it; the stubs leave it out
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+_decoder = json.JSONDecoder(parse_constant=_no_constant)
+_scan = _decoder.scan_once  # type: ignore[attr-defined]  # every decoder has it; the stubs leave it out
 
 
 def decode(body: bytes) -> JSON:
-    """The JSON value in body; raises ValueError."""
+    """The JSON value in body; raises ValueError, also for what is nested deeper
+    than Python reads."""
     text = body.decode()
     try:
         value, end = _scan(text, 0)
@@ -305,4 +440,6 @@ def decode(body: bytes) -> JSON:
             return value
     except StopIteration:
         pass
-    return json.loads(text)  # space around it, or an error to be told properly
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return _decoder.decode(text)  # space around it, or an error to be told properly

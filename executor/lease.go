@@ -1,0 +1,258 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// Affinity says what becomes of a call whose session's worker is busy.
+type Affinity string
+
+// The affinities.
+const (
+	// AffinityQueue waits for the session's worker, however long that takes: its
+	// state is what the call is about.
+	AffinityQueue Affinity = "strict-queue"
+	// AffinityFail answers busy at once.
+	AffinityFail Affinity = "strict-fail-fast"
+	// AffinityHint takes another worker of the session, which has not seen what
+	// the first has.
+	AffinityHint Affinity = "hint"
+)
+
+// Lease says how isolation session keeps a worker for a session. The zero value
+// of each field means its default.
+type Lease struct {
+	// Affinity defaults to strict-queue.
+	Affinity Affinity
+	// Idle is how long a session may make no call before its worker is ended.
+	// Defaults to 10 minutes.
+	Idle time.Duration
+	// Hold is how long a session that makes no call keeps its worker although
+	// another session needs one and there are no more. Defaults to 10 seconds.
+	Hold time.Duration
+}
+
+func (l Lease) withDefaults() Lease {
+	if l.Affinity == "" {
+		l.Affinity = AffinityQueue
+	}
+	if l.Idle == 0 {
+		l.Idle = 10 * time.Minute
+	}
+	if l.Hold == 0 {
+		l.Hold = 10 * time.Second
+	}
+	return l
+}
+
+func (l Lease) check() error {
+	switch {
+	case l.Affinity != AffinityQueue && l.Affinity != AffinityFail && l.Affinity != AffinityHint:
+		return fmt.Errorf("affinity is %q, but must be one of %s, %s, %s", l.Affinity, AffinityQueue, AffinityFail, AffinityHint)
+	case l.Idle < 0 || l.Hold < 0:
+		return errors.New("the times of a lease must not be negative")
+	}
+	return nil
+}
+
+// lease is a crew that belongs to one session.
+type lease struct {
+	crew  *crew
+	terms Lease
+
+	// Guarded by leases.mu.
+	calls int // under way: none of them must lose the worker
+	used  time.Time
+}
+
+// leases are the sessions that have workers of an index.
+type leases struct {
+	mu sync.Mutex
+	by map[workerKey]*lease
+	// taken remembers whose worker was given to others, until they come back or
+	// their lease would have ended anyway: they are told that their state is gone.
+	taken map[workerKey]time.Time
+}
+
+// lease finds the crew of a call's session, or makes it. release must be called
+// when the call is over. An error says that all workers are leased, or that the
+// session's was.
+func (ix *Index) lease(t *served, session string) (c *crew, release func(), _ *toolmesh.Error) {
+	key := workerKey{
+		zygoteKey: t.family.key, async: t.Kind.async(), isolation: tool.IsolationSession, limits: t.policy.Limits, session: session,
+	}
+	ls := &ix.leases
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l := ls.by[key]
+	if l == nil {
+		if _, lost := ls.taken[key]; lost {
+			delete(ls.taken, key)
+			return nil, nil, stateGone("its worker was needed for another session")
+		}
+		if len(ls.by) >= ix.x.opts.MaxSessions && !ix.evict() {
+			return nil, nil, toolmesh.Errorf(toolmesh.CodeBusy, "all %d workers that %s leases to sessions are in use", len(ls.by), ix.spec.Name).
+				WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo).WithRetryable(true).WithDetail("reason", "session_workers")
+		}
+		c, err := ix.crewOf(t.family, key)
+		if err != nil {
+			return nil, nil, err
+		}
+		l = &lease{crew: c, terms: t.policy.Lease}
+		c.affinity = l.terms.Affinity
+		ls.by[key] = l
+	}
+	l.calls++
+	return l.crew, func() {
+		ls.mu.Lock()
+		l.calls--
+		l.used = time.Now()
+		ls.mu.Unlock()
+	}, nil
+}
+
+// stateGone is the error of a call that counts on what its session's worker
+// knew. It is given once: the next call finds a new worker.
+func stateGone(why string) *toolmesh.Error {
+	return unavailable("the session's worker is gone, and what it knew with it: %s; the next call gets a new one", why).
+		WithRetryable(true).WithDetail("reason", "session_worker_unavailable")
+}
+
+// evict ends the lease that has been idle for longest, if one may be ended. The
+// leases' lock is held.
+func (ix *Index) evict() bool {
+	var oldest *lease
+	for _, l := range ix.leases.by {
+		if l.calls == 0 && time.Since(l.used) >= l.terms.Hold && (oldest == nil || l.used.Before(oldest.used)) {
+			oldest = l
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	key := oldest.crew.key
+	if oldest.terms.Affinity != AffinityHint {
+		ix.leases.taken[key] = time.Now().Add(oldest.terms.Idle)
+	}
+	ix.endLease(oldest)
+	ix.log.Info("a session's worker is given to another session", slog.String("session", key.session))
+	return true
+}
+
+// endLease takes a lease back. Its workers end on their own time. The leases'
+// lock is held.
+func (ix *Index) endLease(l *lease) []*worker {
+	delete(ix.leases.by, l.crew.key)
+	ix.crewsMu.Lock()
+	delete(ix.crews, l.crew.key)
+	ix.crewsMu.Unlock()
+	return l.crew.disband()
+}
+
+// expire ends the leases that were idle for too long.
+func (ix *Index) expire() {
+	ix.leases.mu.Lock()
+	defer ix.leases.mu.Unlock()
+	for _, l := range ix.leases.by {
+		if l.calls == 0 && time.Since(l.used) >= l.terms.Idle {
+			ix.endLease(l)
+		}
+	}
+	for key, until := range ix.leases.taken {
+		if time.Now().After(until) {
+			delete(ix.leases.taken, key)
+		}
+	}
+}
+
+// EndSession ends the workers that are leased to a session, and the calls that
+// they run. It returns when they are gone, or with ctx's error before. A call
+// that the session makes later gets a new worker.
+func (ix *Index) EndSession(ctx context.Context, session string) error {
+	var ended []*worker
+	ix.leases.mu.Lock()
+	for key, l := range ix.leases.by {
+		if key.session == session {
+			ended = append(ended, ix.endLease(l)...)
+		}
+	}
+	for key := range ix.leases.taken {
+		if key.session == session {
+			delete(ix.leases.taken, key)
+		}
+	}
+	ix.leases.mu.Unlock()
+	for _, w := range ended {
+		select {
+		case <-w.gone:
+		case <-ctx.Done():
+			return fmt.Errorf("end the workers of session %s: %w", session, ctx.Err())
+		}
+	}
+	return nil
+}
+
+// keeps reports whether another worker would not do: its calls are about what
+// this one knows.
+func (c *crew) keeps() bool { return c.affinity == AffinityQueue || c.affinity == AffinityFail }
+
+// refuses is the error of a call that must not wait for its session's worker,
+// or that comes after that worker was lost. The lock is held, and the crew has
+// no worker free.
+func (c *crew) refuses() *toolmesh.Error {
+	switch {
+	case c.forgot != "":
+		why := c.forgot
+		c.forgot = ""
+		return stateGone(why)
+	case c.affinity == AffinityFail && (len(c.workers) > 0 || c.queue.len() > 0):
+		return toolmesh.Errorf(toolmesh.CodeBusy, "the session's worker is busy with another call").
+			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo).WithRetryable(true).WithDetail("reason", "worker_busy")
+	}
+	return nil
+}
+
+// disband refuses further calls, cancels those that run and ends the workers.
+func (c *crew) disband() []*worker {
+	c.mu.Lock()
+	c.closed = true
+	var workers []*worker
+	var running, queued []*job
+	c.idle = nil
+	for w := range c.workers {
+		workers = append(workers, w)
+		for _, j := range w.jobs {
+			running = append(running, j)
+		}
+		if j := w.current.Load(); j != nil && j.worker == w {
+			running = append(running, j)
+		}
+		if w.retired {
+			continue
+		}
+		w.retired, w.stopping = true, true
+		if w.current.Load() == nil && len(w.jobs) == 0 {
+			c.dismiss(w)
+		}
+	}
+	for j := c.queue.pop(); j != nil; j = c.queue.pop() {
+		queued = append(queued, j)
+	}
+	c.mu.Unlock()
+	for _, j := range running {
+		c.interrupt(j)
+	}
+	for _, j := range queued {
+		j.err = unavailable("the session has ended")
+		granted(j)
+	}
+	return workers
+}

@@ -1,0 +1,193 @@
+package index
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/toolmesh/toolmesh"
+)
+
+// maxArgument bounds one argument of a program: Linux takes no longer ones.
+const maxArgument = 128<<10 - 1
+
+// Argv makes the arguments of a program, itself first, of the arguments of a
+// call, a JSON object that fits Input. Each value becomes one argument or a part
+// of one, whatever is in it. The error is invalid_arguments with the parameter:
+// for a NUL, for an argument that is too long, and for a value that would begin
+// an argument with a dash before any "--" of the template, where the program
+// could take it for an option.
+func (c *Command) Argv(args json.RawMessage) ([]string, error) {
+	values := map[string]json.RawMessage{}
+	if len(bytes.TrimSpace(args)) > 0 {
+		if err := json.Unmarshal(args, &values); err != nil {
+			return nil, refuse("", "object", "something else", "the arguments must be a JSON object")
+		}
+	}
+	e := expansion{c: c, values: values}
+	for _, w := range c.words {
+		if w.group != nil {
+			if !e.wanted(w) {
+				continue
+			}
+			for _, inner := range w.group {
+				if err := e.add(inner); err != nil {
+					return nil, err
+				}
+			}
+			continue
+		}
+		if err := e.add(w); err != nil {
+			return nil, err
+		}
+	}
+	return e.argv, nil
+}
+
+// expansion is one call's arguments on their way into a template.
+type expansion struct {
+	c      *Command
+	values map[string]json.RawMessage
+	argv   []string
+	ended  bool // the template's own "--" has been written
+}
+
+// value returns an argument or its default; ok is false where there is none, or
+// null.
+func (e *expansion) value(name string) (json.RawMessage, bool) {
+	v, ok := e.values[name]
+	if !ok {
+		v = e.c.inputs[name].standard
+	}
+	v = bytes.TrimSpace(v)
+	return v, len(v) > 0 && string(v) != "null"
+}
+
+// wanted reports whether all that a group depends on is there.
+func (e *expansion) wanted(w word) bool {
+	yes := true
+	w.each(func(p piece) {
+		if p.param == "" {
+			return
+		}
+		v, ok := e.value(p.param)
+		yes = yes && ok && !(p.gate && string(v) == "false")
+	})
+	return yes
+}
+
+// add writes one element: nothing where its argument is absent, several where
+// it is a list that stands alone.
+func (e *expansion) add(w word) error {
+	if len(w.pieces) == 1 && w.pieces[0].gate {
+		return nil
+	}
+	if len(w.pieces) == 1 && w.pieces[0].param != "" {
+		name := w.pieces[0].param
+		v, ok := e.value(name)
+		if !ok {
+			return nil
+		}
+		if v[0] != '[' {
+			return e.write(name, v)
+		}
+		var items []json.RawMessage
+		if err := json.Unmarshal(v, &items); err != nil {
+			return refuse(name, "array", "something else", "the argument is no JSON")
+		}
+		for i, item := range items {
+			if err := e.write(fmt.Sprintf("%s/%d", name, i), bytes.TrimSpace(item)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var b strings.Builder
+	from := "" // the parameter that the element begins with
+	for _, p := range w.pieces {
+		if p.param == "" {
+			b.WriteString(p.text)
+			continue
+		}
+		if p.gate {
+			continue
+		}
+		v, ok := e.value(p.param)
+		if !ok {
+			return nil
+		}
+		text, err := textOf(v)
+		if err != nil {
+			return refuse(p.param, "text", "something else", "the argument is no JSON")
+		}
+		if b.Len() == 0 && text != "" {
+			from = p.param
+		}
+		b.WriteString(text)
+	}
+	text := b.String()
+	if from == "" && text == "--" {
+		e.ended = true
+	}
+	return e.check(from, text, slices.Contains(e.c.inputs[from].choices, text))
+}
+
+// write adds a value that is an element by itself.
+func (e *expansion) write(place string, v json.RawMessage) error {
+	text, err := textOf(v)
+	if err != nil {
+		return refuse(place, "text", "something else", "the argument is no JSON")
+	}
+	name, _, _ := strings.Cut(place, "/")
+	return e.check(place, text, slices.Contains(e.c.inputs[name].choices, text))
+}
+
+// check adds an element that can be given to a program. from is the parameter
+// that it begins with.
+func (e *expansion) check(from, text string, listed bool) error {
+	switch {
+	case strings.ContainsRune(text, 0):
+		return refuse(from, "text without NUL", "text with NUL", "no argument of a program can hold the character NUL")
+	case len(text) > maxArgument:
+		return refuse(from, fmt.Sprintf("at most %d bytes", maxArgument), fmt.Sprintf("%d bytes", len(text)), "the argument is too long for a program")
+	case from != "" && strings.HasPrefix(text, "-") && !e.ended && !listed:
+		return refuse(from, "a value that does not begin with -", short(text),
+			`the program could take a value that begins with - for an option; the tool's author can allow it by "--" before it, or by --flag={parameter}`)
+	}
+	e.argv = append(e.argv, text)
+	return nil
+}
+
+func short(text string) string {
+	if r := []rune(text); len(r) > 40 {
+		text = string(r[:40]) + "…"
+	}
+	return fmt.Sprintf("%q", text)
+}
+
+// textOf is a JSON value as a program's argument: a text itself, anything else
+// its JSON.
+func textOf(v json.RawMessage) (string, error) {
+	if len(v) > 0 && v[0] == '"' {
+		var text string
+		err := json.Unmarshal(v, &text)
+		return text, err
+	}
+	var b bytes.Buffer
+	if err := json.Compact(&b, v); err != nil {
+		return "", err
+	}
+	return b.String(), nil
+}
+
+func refuse(place, expected, got, message string) *toolmesh.Error {
+	pointer := ""
+	if place != "" {
+		pointer = "/" + place
+		message = pointer + ": " + message
+	}
+	return toolmesh.Errorf(toolmesh.CodeInvalidArguments, "%s", message).WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).
+		WithDetail("errors", []map[string]string{{"pointer": pointer, "expected": expected, "got": got, "message": message}})
+}

@@ -1,0 +1,208 @@
+package index
+
+import (
+	"io/fs"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/BurntSushi/toml"
+)
+
+// scriptLoader reads a single Python file that says what it needs in a comment
+// (PEP 723).
+type scriptLoader struct{}
+
+// find returns the one .py file of a folder that has such a comment.
+func (scriptLoader) find(fsys fs.FS) string {
+	names, err := fs.Glob(fsys, "*.py")
+	if err != nil || len(names) != 1 {
+		return ""
+	}
+	data, err := readBounded(fsys, names[0])
+	if err != nil || !slices.ContainsFunc(linesOf(data), func(line string) bool { return line == scriptBegin }) {
+		return ""
+	}
+	return names[0]
+}
+
+// Lines that begin and end a block.
+const (
+	scriptBegin = "# /// script"
+	scriptEnd   = "# ///"
+)
+
+// scriptExample is the smallest block, for messages.
+const scriptExample = "# /// script, # dependencies = [], # ///, each on a line of its own"
+
+func (scriptLoader) load(fsys fs.FS, file string) (*Manifest, error) {
+	data, err := readBounded(fsys, file)
+	if err != nil {
+		return nil, err
+	}
+	return parseScript(data, file)
+}
+
+// linesOf splits a source file as Python does.
+func linesOf(data []byte) []string {
+	text := strings.TrimPrefix(string(data), "\ufeff")
+	text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n")
+	return strings.Split(text, "\n")
+}
+
+// scriptBlocks returns the content of each script block. A block that is never
+// closed is none, as the PEP says.
+func scriptBlocks(lines []string) []string {
+	var blocks []string
+	for i := 0; i < len(lines); i++ {
+		if lines[i] != scriptBegin {
+			continue
+		}
+		last := -1
+		j := i + 1
+		for ; j < len(lines) && (lines[j] == "#" || strings.HasPrefix(lines[j], "# ")); j++ {
+			if lines[j] == scriptEnd {
+				last = j // the last line of the comment that can close it does
+			}
+		}
+		if last <= i+1 { // the PEP wants at least one line between
+			continue
+		}
+		var b strings.Builder
+		for _, line := range lines[i+1 : last] {
+			b.WriteString(strings.TrimPrefix(strings.TrimPrefix(line, "#"), " ") + "\n")
+		}
+		blocks = append(blocks, b.String())
+		i = last
+	}
+	return blocks
+}
+
+// block is what a script block may hold.
+type block struct {
+	Dependencies   any            `toml:"dependencies"`
+	RequiresPython any            `toml:"requires-python"`
+	Tool           map[string]any `toml:"tool"`
+}
+
+// A dependency is given to the resolver on a line of its own, where a dash would
+// make an option of it.
+var requirement = regexp.MustCompile(`^[A-Za-z0-9]`)
+
+// moduleName is what a file's stem can be for an import to find it.
+var moduleName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
+
+func parseScript(data []byte, file string) (*Manifest, error) {
+	bad := func(format string, args ...any) error {
+		return failed(reasonManifest, "%s: "+format, append([]any{file}, args...)...).WithDetail("file", file)
+	}
+	stem := strings.TrimSuffix(file, ".py")
+	switch {
+	case !utf8.Valid(data):
+		return nil, bad("it is not UTF-8; save it as UTF-8")
+	case !moduleName.MatchString(stem) || strings.HasPrefix(stem, "__"):
+		return nil, bad("a file of this name cannot be imported; call it by up to 64 letters, digits and _")
+	}
+	lines := linesOf(data)
+	blocks := scriptBlocks(lines)
+	switch len(blocks) {
+	case 1:
+	case 0:
+		return nil, bad("its script block is never closed, or empty: %s", scriptExample)
+	default:
+		return nil, bad("it has %d script blocks; a file may have one", len(blocks))
+	}
+	var b block
+	meta, err := toml.Decode(blocks[0], &b)
+	if err != nil {
+		return nil, bad("its script block cannot be read: %s (lines are counted in the block)", tomlText(err))
+	}
+	r := &reader{table: "tool.toolmesh", tool: "tool.toolmesh.tool", full: func(name string) string {
+		if strings.HasPrefix(name, stem+".") {
+			return name
+		}
+		return stem + "." + name
+	}}
+	m := &Manifest{Convention: file, Dependencies: file, script: true, overrides: map[string]overrides{}}
+	top := &section{reader: r, name: "script", values: map[string]any{}}
+	for _, key := range meta.Keys() {
+		if len(key) == 1 {
+			top.values[key[0]] = nil
+		}
+	}
+	top.values["dependencies"], top.values["requires-python"] = b.Dependencies, b.RequiresPython
+	r.requirements(m, top)
+	table := map[string]any{}
+	if own, has := b.Tool["toolmesh"]; has {
+		var ok bool
+		if table, ok = own.(map[string]any); !ok {
+			r.problem("[tool.toolmesh]", "must be a table, not %s", typeName(own))
+		}
+	}
+	s := &section{reader: r, name: r.table, values: table, known: []string{"tool"}}
+	r.scriptTools(m, s, functionsOf(strings.Join(lines, "\n")), stem)
+	r.index(m, s)
+	r.tools(m, "", r.toolTable(table), 0)
+	return r.done(m, file)
+}
+
+// requirements reads the keys of the block itself.
+func (r *reader) requirements(m *Manifest, top *section) {
+	for _, key := range []string{"dependencies", "requires-python"} {
+		if top.values[key] == nil {
+			delete(top.values, key)
+		}
+	}
+	m.Python, _ = top.text("requires-python")
+	m.Requirements = top.list("dependencies")
+	for _, one := range m.Requirements {
+		if !requirement.MatchString(one) || strings.ContainsAny(one, "\r\n\x00") {
+			r.problem("dependencies", "has %q, which is no requirement: write a package's name, and a version if need be (\"rich>=13\")", one)
+		}
+	}
+	top.known = append(top.known, "tool")
+	top.name = "script block"
+	for key := range top.values {
+		if !slices.Contains(top.known, key) {
+			r.unknown("", key, top.known)
+		}
+	}
+	slices.Sort(r.warnings)
+}
+
+// scriptTools names the tools: those that are listed, else every public function.
+func (r *reader) scriptTools(m *Manifest, s *section, defined []string, stem string) {
+	s.known = append(s.known, "tools")
+	if s.values["tools"] == nil {
+		for _, name := range defined {
+			m.Tools = append(m.Tools, stem+"."+name)
+		}
+		if len(m.Tools) == 0 {
+			r.problem("the file", "defines no function whose name does not begin with _")
+		}
+	} else {
+		names := s.list("tools")
+		for _, name := range names {
+			m.Tools = append(m.Tools, r.named(name))
+		}
+		if len(names) == 0 {
+			r.problem(s.key("tools"), "must list at least one function, or be left out for every public one")
+		}
+	}
+	if len(m.Tools) > maxTools {
+		r.problem(s.key("tools"), "makes %d tools; at most %d are possible", len(m.Tools), maxTools)
+		return
+	}
+	seen := map[string]bool{}
+	for _, name := range m.Tools {
+		function := strings.TrimPrefix(name, stem+".")
+		if strings.Contains(function, ".") || badToolName("m."+function) != "" {
+			r.problem(s.key("tools"), "has %q, which is no function of the file: write its name alone", function)
+		}
+		if seen[name] {
+			r.problem(s.key("tools"), "lists %q twice", function)
+		}
+		seen[name] = true
+	}
+}

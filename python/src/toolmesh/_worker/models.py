@@ -1,0 +1,163 @@
+"""Classes that describe and check themselves: models of pydantic, version 1 and
+2, and whatever else pydantic can make an adapter for.
+
+Nothing here imports pydantic unless the index has: it is the index's own copy,
+of the index's own version.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+
+from .shapes import Shape, rewrite
+from .values import Mismatch, describe, encode, pointer
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .schema import Builder
+    from .shapes import Schema
+    from .values import JSON
+
+
+def model(builder: Builder, base: Any) -> Shape:
+    """The Shape of a BaseModel of pydantic 2."""
+    mode = "serialization" if builder.results else "validation"
+    return _shape(builder, base.model_json_schema(mode=mode), base.__name__, base.model_validate_json)
+
+
+def adapted(builder: Builder, annotation: Any) -> Shape | None:
+    """The Shape of a type that only pydantic 2 understands, such as HttpUrl;
+    None when it does not either."""
+    pydantic = sys.modules.get("pydantic")
+    if not hasattr(pydantic, "TypeAdapter") or not hasattr(annotation, "__get_pydantic_core_schema__"):
+        return None
+    assert pydantic is not None
+    adapter = pydantic.TypeAdapter(annotation)
+    schema = adapter.json_schema(mode="serialization" if builder.results else "validation")
+    name = getattr(annotation, "__name__", str(annotation))
+    return _shape(builder, schema, name, adapter.validate_json)
+
+
+def _shape(builder: Builder, found: Schema, name: str, validate: Callable[[bytes], Any]) -> Shape:
+    schema, kind = _hoist(builder, dict(found), "$defs"), found.get("type")
+
+    def load(value: JSON, at: str) -> Any:
+        # As JSON, so that strict models too take text for a date and an array for a set.
+        return _validated(lambda: validate(encode(value)), value, at, name)
+
+    required = frozenset(found.get("required", ()))
+
+    def fits(value: JSON) -> bool:
+        return type(value) is dict and required <= value.keys() if kind == "object" else True
+
+    return Shape(schema, f"object {name}" if kind == "object" else name, fits, load)
+
+
+def old_model(builder: Builder, base: Any) -> Shape:
+    """The Shape of a BaseModel of pydantic 1."""
+    found = dict(base.schema())
+    definitions = found.get("definitions", {})
+    for name, inner in _old_models(base).items():
+        if inner is base or name in definitions:
+            _correct_old(found if inner is base and name not in definitions else definitions[name], inner)
+    schema = _hoist(builder, _modern(found), "definitions")
+
+    def load(value: JSON, at: str) -> Any:
+        return _validated(lambda: base.parse_obj(value), value, at, base.__name__)
+
+    required = frozenset(found.get("required", ()))
+
+    def fits(value: JSON) -> bool:
+        return type(value) is dict and required <= value.keys() if "properties" in found else True
+
+    return Shape(schema, f"object {base.__name__}", fits, load)
+
+
+def _old_models(base: Any) -> dict[str, Any]:
+    """All models that a model's schema speaks of, by their name there."""
+    home = next((one.__module__ for one in base.__mro__ if one.__name__ == "BaseModel"), "pydantic.main")
+    module = sys.modules.get(home.rpartition(".")[0] + ".schema")
+    try:
+        flat = module.get_flat_models_from_model(base)  # type: ignore[union-attr]  # caught below
+        return {name: one for one, name in module.get_model_name_map(flat).items()}  # type: ignore[union-attr]
+    except Exception:
+        return {base.__name__: base}
+
+
+def _correct_old(schema: Schema, base: Any) -> None:
+    """Version 1 says nothing of the null that its optional fields take."""
+    properties = schema.get("properties")
+    for field in getattr(base, "__fields__", {}).values():
+        name = getattr(field, "alias", None)
+        if isinstance(properties, dict) and name in properties and getattr(field, "allow_none", False):
+            found = dict(properties[name])
+            kept = {key: found.pop(key) for key in ("title", "description", "default") if key in found}
+            if found:
+                properties[name] = {"anyOf": [found, {"type": "null"}], **kept}
+
+
+def _modern(schema: JSON) -> JSON:
+    """A schema of draft 7 in the words of 2020-12."""
+    if isinstance(schema, list):
+        return [_modern(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _modern(one) for key, one in schema.items()}
+    if isinstance(made.get("items"), list):
+        made["prefixItems"] = made.pop("items")
+        made["items"] = made.pop("additionalItems", False if made.get("maxItems") == len(made["prefixItems"]) else {})
+    return made
+
+
+def _hoist(builder: Builder, schema: Schema, key: str) -> Schema:
+    """schema with its definitions among the builder's."""
+    rename: dict[str, str] = {}
+    inner: dict[str, Schema] = schema.pop(key, None) or {}
+    prefix = f"#/{key}/"
+    for name, one in inner.items():
+        target = name
+        while target in builder.defs and builder.defs[target] != rewrite(one, prefix, {}):
+            target += "_"
+        rename[name] = target
+    for name, one in inner.items():
+        builder.defs[rename[name]] = rewrite(one, prefix, rename)
+    return rewrite(schema, prefix, rename)
+
+
+def _validated(run: Callable[[], Any], value: JSON, at: str, name: str) -> Any:
+    """run(), its refusal as a Mismatch that names the place."""
+    try:
+        return run()
+    except Exception as failure:
+        problems = failure.errors() if hasattr(failure, "errors") else []
+        if not problems:
+            raise
+        first = problems[0]
+        place, got = at, value
+        for step in first.get("loc", ()):
+            if step == "__root__":
+                continue
+            place = pointer(place, step)
+            try:
+                got = got[step]
+            except (KeyError, IndexError, TypeError):
+                got = first.get("input", got)
+        message = str(first.get("msg") or "refused")
+        raise Mismatch(place, str(first.get("type", name)), describe(got), f"{name}: {message}") from None
+
+
+def field_default(value: Any) -> tuple[bool, Any]:
+    """(is it pydantic's Field(...) in a default's place, the default in it, inspect's empty without one)."""
+    kind = type(value)
+    if kind.__name__ != "FieldInfo" or not kind.__module__.startswith("pydantic"):
+        return False, value
+    factory = getattr(value, "default_factory", None)
+    if factory is not None:
+        return True, factory()
+    default = getattr(value, "default", ...)
+    missing = default is ... or type(default).__name__ in ("PydanticUndefinedType", "UndefinedType")
+    return True, inspect.Parameter.empty if missing else default

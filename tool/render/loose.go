@@ -1,0 +1,320 @@
+package render
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"math/big"
+	"slices"
+)
+
+func ratOf(n int) *big.Rat { return new(big.Rat).SetInt64(int64(n)) }
+
+// arguments returns the root as one object schema without references and
+// alternatives at its top, which OpenAI, Anthropic and Gemini all refuse there.
+// What they said is widened into one object, with a note.
+func (s *schema) arguments() *object {
+	flat, exact := s.flat(s.root)
+	if !exact {
+		s.notes.add("", "allOf is written as one object that allows more")
+	}
+	out := flat.clone()
+	out.drop("$ref", "allOf", "title")
+	for _, word := range []string{"anyOf", "oneOf"} {
+		if out.has(word) {
+			out = s.joinAlternatives(out, word)
+		}
+	}
+	for _, word := range []string{"not", "enum", "const"} {
+		if out.has(word) {
+			s.notes.add("", "%s of the whole arguments is left out", word)
+			out.drop(word)
+		}
+	}
+	if types := kindsOf(out.get("type")); out.has("type") && !slices.Contains(types, "object") {
+		s.notes.add("", "the schema does not allow an object, and arguments always are one: no call can fit it")
+		return newObject("type", "object", "properties", newObject(), "additionalProperties", false)
+	}
+	ordered := newObject("type", "object", "properties", newObject())
+	for _, key := range out.keys {
+		if key != "type" {
+			ordered.set(key, out.get(key))
+		}
+	}
+	return ordered
+}
+
+// joinAlternatives makes one object of alternatives: a member of any of them is
+// a member, one that all require is required.
+func (s *schema) joinAlternatives(o *object, word string) *object {
+	out := o.clone()
+	out.drop("anyOf", "oneOf")
+	if word == "oneOf" && o.has("anyOf") {
+		out.set("anyOf", o.get("anyOf"))
+	}
+	var branches []*object
+	for _, one := range o.list(word) {
+		flat, _ := s.flat(one.(*object))
+		if types := kindsOf(flat.get("type")); isNever(flat) || flat.has("type") && !slices.Contains(types, "object") {
+			continue // no object fits it
+		}
+		branches = append(branches, flat)
+	}
+	if len(branches) == 0 {
+		return out
+	}
+	s.notes.add("", "%s of the whole arguments is written as one object: which arguments go together is checked when it is called, not before", word)
+	members := newObject()
+	if given := o.object("properties"); given != nil {
+		members = given.clone()
+	}
+	var required []any
+	closed := true
+	for i, branch := range branches {
+		var mine []any
+		if given := branch.object("properties"); given != nil {
+			for _, name := range given.keys {
+				inner := given.get(name)
+				switch old, ok := members.values[name]; {
+				case !ok:
+					members.set(name, inner)
+				case equal(old, inner), o.object("properties") != nil && o.object("properties").has(name):
+				case old.(*object).has("anyOf") && len(old.(*object).keys) == 1:
+					if list := old.(*object).list("anyOf"); !contains(list, inner) {
+						members.set(name, newObject("anyOf", append(slices.Clone(list), inner)))
+					}
+				default:
+					members.set(name, newObject("anyOf", []any{old, inner}))
+				}
+			}
+		}
+		mine = branch.list("required")
+		if i == 0 {
+			required = slices.Clone(mine)
+		} else {
+			required = slices.DeleteFunc(required, func(name any) bool { return !contains(mine, name) })
+		}
+		closed = closed && branch.get("additionalProperties") == false
+	}
+	out.set("properties", members)
+	if all := union(o.list("required"), required); len(all) > 0 {
+		out.set("required", all)
+	}
+	if closed && !o.has("additionalProperties") {
+		out.set("additionalProperties", false)
+	}
+	return out
+}
+
+// loosely is how a provider that takes most of JSON Schema wants it.
+type loosely struct {
+	in *schema
+	// complete: every object has properties and every array has items, which
+	// OpenAI asks for.
+	complete bool
+	defs     *object
+	started  map[string]bool
+	count    int
+}
+
+func (l *loosely) schema(o *object) *object {
+	l.count++
+	if l.count > 4*maxNodes {
+		l.in.notes.add("", "the schema is too large to be shown as a whole: parts of it are left open")
+		return newObject()
+	}
+	out := newObject()
+	for _, key := range o.keys {
+		value := o.get(key)
+		switch {
+		case key == "$ref":
+			l.reference(o)
+			out.set(key, value)
+		case key == "additionalProperties":
+			if inner, ok := value.(*object); ok {
+				value = l.value(inner)
+			}
+			out.set(key, value)
+		case schemaWords[key]:
+			if inner, ok := value.(*object); ok {
+				out.set(key, l.value(inner))
+			}
+		case listWords[key]:
+			list := []any{}
+			for _, one := range o.list(key) {
+				list = append(list, l.value(one.(*object)))
+			}
+			if len(list) > 0 {
+				out.set(key, list)
+			}
+		case mapWords[key]:
+			members := newObject()
+			if given := o.object(key); given != nil {
+				for _, name := range given.keys {
+					members.set(name, l.value(given.object(name)))
+				}
+			}
+			out.set(key, members)
+		case plainWords[key]:
+			out.set(key, value)
+		}
+	}
+	if l.complete {
+		l.finish(out)
+	}
+	return out
+}
+
+// value is a schema where false may be written as such.
+func (l *loosely) value(o *object) any {
+	if isNever(o) && len(o.keys) == 1 && !l.complete {
+		return false
+	}
+	return l.schema(o)
+}
+
+func (l *loosely) finish(out *object) {
+	types := kindsOf(out.get("type"))
+	if slices.Contains(types, "object") && !out.has("properties") {
+		out.set("properties", newObject())
+	}
+	if !slices.Contains(types, "array") {
+		return
+	}
+	prefix := out.list("prefixItems")
+	items := out.object("items")
+	if items != nil && (!isNever(items) || len(prefix) == 0) {
+		return
+	}
+	if items == nil {
+		out.set("items", newObject())
+		return
+	}
+	// A tuple: with maxItems the word items is about nothing, and may list what
+	// the positions take.
+	if most, ok := rational(out.get("maxItems")); !ok || most.Cmp(ratOf(len(prefix))) > 0 {
+		out.set("maxItems", number(len(prefix)))
+	}
+	var distinct []any
+	for _, one := range prefix {
+		if one.(*object).has("prefixItems") {
+			out.set("items", newObject())
+			return
+		}
+		if one := bare(one); !contains(distinct, one) {
+			distinct = append(distinct, one)
+		}
+	}
+	if len(distinct) == 1 {
+		out.set("items", distinct[0])
+		return
+	}
+	out.set("items", newObject("anyOf", distinct))
+}
+
+// reference renders the definition that o refers to, once.
+func (l *loosely) reference(o *object) {
+	target, name := l.in.target(o)
+	if target == nil || l.started[name] {
+		return
+	}
+	l.started[name] = true
+	l.defs.set(name, newObject()) // its place
+	l.defs.set(name, l.schema(target))
+}
+
+// whole renders a root and puts the definitions below it.
+func (s *schema) loose(root *object, complete bool) *object {
+	l := &loosely{in: s, complete: complete, defs: newObject(), started: map[string]bool{}}
+	out := l.schema(root)
+	if len(l.defs.keys) > 0 {
+		out.set("$defs", l.defs)
+	}
+	return out
+}
+
+// safeNames renames the members of a root whose names a provider refuses, and
+// returns what they were.
+func (s *schema) safeNames(root *object, valid func(name string) bool) (*object, map[string]string) {
+	properties := root.object("properties")
+	safe := map[string]string{} // own -> safe
+	for _, name := range properties.keys {
+		if !valid(name) {
+			safe[name] = ""
+		}
+	}
+	if len(safe) == 0 {
+		return root, nil
+	}
+	renamed := newObject()
+	back := map[string]string{}
+	for _, name := range properties.keys {
+		if _, bad := safe[name]; bad {
+			safe[name] = safeName(name, func(n string) bool { return properties.has(n) || renamed.has(n) })
+			back[safe[name]] = name
+			s.notes.add("", "the argument %q is called %q: the provider refuses its name", name, safe[name])
+			name = safe[name]
+			renamed.set(name, properties.get(back[name]))
+			continue
+		}
+		renamed.set(name, properties.get(name))
+	}
+	out := root.clone()
+	out.set("properties", renamed)
+	if required := root.list("required"); required != nil {
+		out.set("required", renameAll(required, safe))
+	}
+	if given := root.object("dependentRequired"); given != nil {
+		moved := newObject()
+		for _, name := range given.keys {
+			key := name
+			if s, ok := safe[name]; ok {
+				key = s
+			}
+			moved.set(key, renameAll(given.list(name), safe))
+		}
+		out.set("dependentRequired", moved)
+	}
+	// Other words name members deep inside; without them more is allowed.
+	for _, word := range []string{"dependentSchemas", "if", "then", "else", "propertyNames"} {
+		if out.has(word) {
+			s.notes.add("", "%s is left out, because an argument has another name here", word)
+			out.drop(word)
+		}
+	}
+	return out, back
+}
+
+func renameAll(names []any, safe map[string]string) []any {
+	out := make([]any, len(names))
+	for i, name := range names {
+		out[i] = name
+		if s, ok := safe[name.(string)]; ok {
+			out[i] = s
+		}
+	}
+	return out
+}
+
+// safeName makes a name of letters, digits and _ that is not taken.
+func safeName(name string, taken func(string) bool) string {
+	var b []byte
+	for _, r := range name {
+		if r < 128 && (r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_') {
+			b = append(b, byte(r))
+		} else {
+			b = append(b, '_')
+		}
+	}
+	if len(b) == 0 || b[0] >= '0' && b[0] <= '9' {
+		b = append([]byte{'_'}, b...)
+	}
+	sum := sha256.Sum256([]byte(name))
+	suffix := "_" + hex.EncodeToString(sum[:4])
+	candidate := string(b[:min(len(b), 64-len(suffix))]) + suffix
+	for i := 2; taken(candidate); i++ {
+		end := fmt.Sprintf("%s_%d", suffix, i)
+		candidate = string(b[:min(len(b), 64-len(end))]) + end
+	}
+	return candidate
+}

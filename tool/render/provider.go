@@ -1,0 +1,125 @@
+package render
+
+import (
+	"slices"
+
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// openAI renders for OpenAI: strict if the schema can be, else as it is with
+// what OpenAI asks of any schema.
+func (r *Rendered) openAI(text string, in *schema, o *Options) *object {
+	root := in.arguments()
+	parameters := in.loose(root, true)
+	if o.NeverStrict {
+		in.notes.add("", "not strict: not wanted")
+	} else {
+		s := &stricter{in: in, defs: newObject(), backs: map[string]back{}, started: map[string]bool{}}
+		for _, text := range in.notes.texts { // what the root does not say any more
+			s.refuse("", "%s", text)
+		}
+		strict, b := s.arguments(root)
+		if len(s.reasons) == 0 {
+			r.Strict, r.back, parameters = true, b, strict
+			in.notes.texts = append(in.notes.texts, s.notes.texts...)
+		}
+		for _, reason := range s.reasons {
+			in.notes.add("", "not strict: %s", reason)
+		}
+	}
+	if r.Format == OpenAIResponses {
+		return newObject("type", "function", "name", r.Name, "description", text, "parameters", parameters, "strict", r.Strict)
+	}
+	return newObject("type", "function", "function",
+		newObject("name", r.Name, "description", text, "parameters", parameters, "strict", r.Strict))
+}
+
+// anthropic renders for Anthropic, which takes JSON Schema 2020-12 but for
+// alternatives at the top and unusual names of arguments.
+func (r *Rendered) anthropic(text string, in *schema) *object {
+	root, renamed := in.safeNames(in.arguments(), anthropicName)
+	r.back = renameBack(renamed)
+	return newObject("name", r.Name, "description", text, "input_schema", in.loose(root, false))
+}
+
+// anthropicName says whether Anthropic takes the name of an argument.
+func anthropicName(name string) bool {
+	for i := range len(name) {
+		c := name[i]
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '_' && c != '-' && c != '.' {
+			return false
+		}
+	}
+	return len(name) >= 1 && len(name) <= 64
+}
+
+// mcp renders for MCP, which takes any JSON Schema whose root is an object's.
+func (r *Rendered) mcp(text string, in *schema, d *tool.Descriptor) (*object, error) {
+	out := newObject("name", r.Name, "title", string(d.ID), "description", text)
+	input, err := decode(d.InputSchema)
+	if own, ok := input.(*object); err == nil && ok && own.get("type") == "object" {
+		out.set("inputSchema", own) // as its author wrote it
+	} else {
+		out.set("inputSchema", in.loose(in.objectRoot(), false))
+	}
+	if len(d.OutputSchema) > 0 {
+		output, err := r.output(in.notes, d)
+		if err != nil {
+			return nil, err
+		}
+		out.set("outputSchema", output)
+	}
+	hints := newObject()
+	if d.Annotations.ReadOnly {
+		hints.set("readOnlyHint", true)
+	}
+	if d.Annotations.Idempotent {
+		hints.set("idempotentHint", true)
+	}
+	if len(hints.keys) > 0 {
+		out.set("annotations", hints)
+	}
+	return out, nil
+}
+
+// objectRoot is the root with "type":"object" in it, whatever else it says.
+func (s *schema) objectRoot() *object {
+	flat, exact := s.flat(s.root)
+	if !exact && !s.root.has("$ref") {
+		flat = s.root // alternatives may stay where they are
+	} else if !exact {
+		s.notes.add("", "allOf is written as one object that allows more")
+	}
+	out := newObject("type", "object")
+	for _, key := range flat.keys {
+		if key != "type" {
+			out.set(key, flat.get(key))
+		}
+	}
+	if types := kindsOf(flat.get("type")); flat.has("type") && !slices.Contains(types, "object") {
+		s.notes.add("", "the schema does not allow an object, and arguments always are one: no call can fit it")
+	}
+	return out
+}
+
+// output renders the result's schema. Until its revision of 2026-07-28 MCP takes
+// objects only, so that anything else stands in a member "result".
+func (r *Rendered) output(n *notes, d *tool.Descriptor) (*object, error) {
+	in, err := read(d.OutputSchema, n)
+	if err != nil {
+		return nil, err
+	}
+	if flat, exact := in.flat(in.root); exact && flat.get("type") == "object" && !d.Annotations.Streaming {
+		return in.loose(flat, false), nil
+	}
+	r.result = true
+	result := in.root
+	switch {
+	case d.Annotations.Streaming && d.Annotations.Collect:
+		result = newObject("type", "array", "items", result)
+	case d.Annotations.Streaming: // its last item, or null if there is none
+		result = newObject("anyOf", []any{result, newObject("type", "null")})
+	}
+	n.add("", `the result is not always an object: structured content is {"result": …}`)
+	return in.loose(newObject("type", "object", "properties", newObject("result", result), "required", []any{"result"}), false), nil
+}

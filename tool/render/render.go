@@ -1,0 +1,196 @@
+package render
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// Format names the shape of one provider.
+type Format string
+
+// The formats.
+const (
+	// OpenAI is a tool of OpenAI's chat completions, and of the many servers that speak like it.
+	OpenAI Format = "openai"
+	// OpenAIResponses is a tool of OpenAI's responses.
+	OpenAIResponses Format = "openai-responses"
+	// Anthropic is a tool of Anthropic's messages.
+	Anthropic Format = "anthropic"
+	// Gemini is a function declaration of Google's Gemini and Vertex AI.
+	Gemini Format = "gemini"
+	// MCP is a tool of the Model Context Protocol's tools/list.
+	MCP Format = "mcp"
+)
+
+// Formats returns all formats, in the order of the documentation.
+func Formats() []Format { return []Format{OpenAI, OpenAIResponses, Anthropic, Gemini, MCP} }
+
+// ParseFormat returns the format named text. The error is invalid_request and
+// names them all.
+func ParseFormat(text string) (Format, error) {
+	if f := Format(text); slices.Contains(Formats(), f) {
+		return f, nil
+	}
+	names := make([]string, len(Formats()))
+	for i, f := range Formats() {
+		names[i] = string(f)
+	}
+	return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no format %q; the formats are %s", text, strings.Join(names, ", "))
+}
+
+// Options adjusts a rendering.
+type Options struct {
+	// Name is what the provider calls the tool. Defaults to
+	// [tool.ProviderName]; who renders a set takes the names of [tool.Names].
+	Name string
+	// MaxDescription is the longest description in characters, what is beyond
+	// it is cut. Defaults to 1024 for OpenAI, whose older models and whose
+	// Azure twin refuse more, and to no limit for the others; below 0 is none.
+	MaxDescription int
+	// NeverStrict renders for OpenAI without strict, whatever the schema.
+	// Defaults to false: strict where the schema can be.
+	NeverStrict bool
+}
+
+// Rendered is one tool as one provider takes it. It is immutable: any number of
+// goroutines may use it.
+type Rendered struct {
+	// ID is the tool's full id.
+	ID subjects.ToolID
+	// Format is the provider's shape.
+	Format Format
+	// Name is what the provider calls the tool; it is in JSON too.
+	Name string
+	// JSON is the declaration, to be put into the provider's list of tools.
+	JSON json.RawMessage
+	// Strict says that OpenAI holds the model to the schema; false for others.
+	Strict bool
+	// Notes are texts for people: why a tool is not strict, and what the
+	// declaration says in another way, more widely or not at all.
+	Notes []string
+
+	back   back // nil: the arguments are the tool's own
+	result bool // MCP: structured content is {"result": …}
+}
+
+// Tool renders a tool for a provider. The error is invalid_request: an unknown
+// format, a name that providers refuse, or a schema that does not compile.
+func Tool(format Format, d *tool.Descriptor, o *Options) (Rendered, error) {
+	if _, err := ParseFormat(string(format)); err != nil {
+		return Rendered{}, err
+	}
+	if o == nil {
+		o = &Options{}
+	}
+	r := Rendered{ID: d.ID, Format: format, Name: o.Name}
+	if r.Name == "" {
+		r.Name = tool.ProviderName(d.ID)
+	}
+	if !validName(r.Name) {
+		return Rendered{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest,
+			"%q is no name that providers take: they take 1 to 64 of A-Z, a-z, 0-9, _ and -, with a letter or _ first", r.Name)
+	}
+	n := &notes{}
+	input, err := read(d.InputSchema, n)
+	if err != nil {
+		return Rendered{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "tool %q: input_schema: %w", d.ID, err)
+	}
+	about := &notes{}
+	text := description(format, d, o, about)
+	var out *object
+	switch format {
+	case OpenAI, OpenAIResponses:
+		out = r.openAI(text, input, o)
+	case Anthropic:
+		out = r.anthropic(text, input)
+	case Gemini:
+		out = r.gemini(text, input)
+	case MCP:
+		if out, err = r.mcp(text, input, d); err != nil {
+			return Rendered{}, err
+		}
+	}
+	if r.JSON, err = encode(out); err != nil {
+		return Rendered{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "tool %q cannot be rendered: %w", d.ID, err)
+	}
+	r.Notes = append(n.texts, about.texts...)
+	return r, nil
+}
+
+func validName(name string) bool {
+	for i := range len(name) {
+		c := name[i]
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_'
+		if !letter && (i == 0 || c != '-' && (c < '0' || c > '9')) {
+			return false
+		}
+	}
+	return name != "" && len(name) <= 64
+}
+
+// description is the tool's text; Gemini does not take a tool without one.
+func description(format Format, d *tool.Descriptor, o *Options, n *notes) string {
+	text := strings.TrimSpace(strings.ToValidUTF8(d.Description, "\uFFFD"))
+	if text == "" {
+		text = "The tool " + string(d.ID) + "."
+	}
+	most := o.MaxDescription
+	if most == 0 && (format == OpenAI || format == OpenAIResponses) {
+		most = 1024
+	}
+	length := utf8.RuneCountInString(text)
+	if most <= 0 || length <= most {
+		return text
+	}
+	n.add("", "the description is cut from %d to %d characters", length, most)
+	return string([]rune(text)[:most-1]) + "…"
+}
+
+// Arguments turns the arguments that a model wrote for the rendered tool into
+// those of the tool itself: renamed ones get their names back, a null that only
+// says "left out" is left out, and values that had to be written in another way
+// are themselves again. What a mapping does not know is passed on as it is, for
+// the mesh to judge. Empty text means no arguments.
+//
+// The error is invalid_arguments with details.errors: text that is no JSON, or
+// alternatives of which not exactly one is given.
+func (r *Rendered) Arguments(text json.RawMessage) (json.RawMessage, error) {
+	if len(strings.TrimSpace(string(text))) == 0 {
+		return json.RawMessage(`{}`), nil
+	}
+	value, err := decode(text)
+	if err != nil {
+		return nil, invalid("", "a JSON object", "malformed text", "the arguments are not JSON: "+err.Error())
+	}
+	if r.back == nil {
+		return text, nil
+	}
+	value, _, err = r.back(value, "")
+	if err != nil {
+		return nil, err
+	}
+	out, err := encode(value)
+	if err != nil {
+		return nil, invalid("", "a JSON object", "malformed text", "the arguments are not JSON: "+err.Error())
+	}
+	return out, nil
+}
+
+// StructuredContent turns a result of the tool into the structuredContent of
+// MCP's tools/call, as the declaration's outputSchema says: a result that is not
+// always an object is wrapped as {"result": …}.
+func (r *Rendered) StructuredContent(result json.RawMessage) (json.RawMessage, error) {
+	if !r.result {
+		return result, nil
+	}
+	if !json.Valid(result) {
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the result of tool %q is not JSON", r.ID)
+	}
+	return append(append(json.RawMessage(`{"result":`), result...), '}'), nil
+}

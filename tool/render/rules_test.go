@@ -1,0 +1,454 @@
+package render_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/toolmesh/toolmesh/tool"
+	"github.com/toolmesh/toolmesh/tool/render"
+)
+
+// What follows are the rules of the providers, from their documentation and from
+// the refusals that their users report. It looks at the JSON alone and shares
+// nothing with the code that wrote it.
+
+var providerName = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,64}$`)
+
+// breaches returns what a provider would refuse in a declaration.
+func breaches(format render.Format, data json.RawMessage) []string {
+	c := &checker{}
+	var v any
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.UseNumber()
+	if err := dec.Decode(&v); err != nil {
+		return []string{err.Error()}
+	}
+	declaration, ok := v.(map[string]any)
+	if !ok {
+		return []string{"no object"}
+	}
+	switch format {
+	case render.OpenAI:
+		c.only("", declaration, "type", "function")
+		function, _ := declaration["function"].(map[string]any)
+		c.only("function", function, "name", "description", "parameters", "strict")
+		c.is(declaration["type"] == "function", "type is %v", declaration["type"])
+		c.openAI(function)
+	case render.OpenAIResponses:
+		c.only("", declaration, "type", "name", "description", "parameters", "strict")
+		c.is(declaration["type"] == "function", "type is %v", declaration["type"])
+		c.openAI(declaration)
+	case render.Anthropic:
+		c.only("", declaration, "name", "description", "input_schema")
+		c.name(declaration["name"])
+		c.anthropic(declaration["input_schema"])
+	case render.Gemini:
+		c.only("", declaration, "name", "description", "parameters")
+		c.name(declaration["name"])
+		name, _ := declaration["name"].(string)
+		c.is(name != "" && name[0] != '-' && (name[0] < '0' || name[0] > '9'), "the name %q begins with neither a letter nor _", name)
+		text, _ := declaration["description"].(string)
+		c.is(text != "", "no description")
+		if parameters, ok := declaration["parameters"]; ok {
+			root, _ := parameters.(map[string]any)
+			c.is(root["type"] == "object", "parameters is of type %v", root["type"])
+			c.gemini("parameters", parameters)
+		}
+	case render.MCP:
+		c.only("", declaration, "name", "title", "description", "inputSchema", "outputSchema", "annotations")
+		c.name(declaration["name"])
+		c.mcp("inputSchema", declaration["inputSchema"])
+		if output, ok := declaration["outputSchema"]; ok {
+			c.mcp("outputSchema", output)
+		}
+		if hints, ok := declaration["annotations"].(map[string]any); ok {
+			c.only("annotations", hints, "title", "readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
+		}
+	}
+	return c.found
+}
+
+type checker struct{ found []string }
+
+func (c *checker) is(ok bool, format string, args ...any) {
+	if !ok {
+		c.found = append(c.found, fmt.Sprintf(format, args...))
+	}
+}
+
+func (c *checker) only(at string, o map[string]any, allowed ...string) {
+	c.is(o != nil, "%s is no object", at)
+	for key := range o {
+		c.is(slices.Contains(allowed, key), "%s has %q", at, key)
+	}
+}
+
+func (c *checker) name(v any) {
+	name, _ := v.(string)
+	c.is(providerName.MatchString(name), "the name is %q", name)
+}
+
+// compiles checks a schema against JSON Schema 2020-12, references included.
+func (c *checker) compiles(at string, v any) {
+	data, err := json.Marshal(v)
+	if err == nil {
+		_, err = tool.Compile(data)
+	}
+	c.is(err == nil, "%s: %v", at, err)
+}
+
+func typesOf(o map[string]any) []string {
+	switch t := o["type"].(type) {
+	case string:
+		return []string{t}
+	case []any:
+		var list []string
+		for _, one := range t {
+			list = append(list, fmt.Sprint(one))
+		}
+		return list
+	}
+	return nil
+}
+
+// subschemas calls visit for a schema and all below it.
+func subschemas(at string, v any, visit func(at string, o map[string]any)) {
+	o, ok := v.(map[string]any)
+	if !ok {
+		return
+	}
+	visit(at, o)
+	for _, key := range []string{"items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames", "unevaluatedItems", "unevaluatedProperties", "contentSchema"} {
+		subschemas(at+"/"+key, o[key], visit)
+	}
+	for _, key := range []string{"anyOf", "oneOf", "allOf", "prefixItems", "items"} {
+		if list, ok := o[key].([]any); ok {
+			for i, one := range list {
+				subschemas(fmt.Sprintf("%s/%s/%d", at, key, i), one, visit)
+			}
+		}
+	}
+	for _, key := range []string{"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"} {
+		if members, ok := o[key].(map[string]any); ok {
+			for name, one := range members {
+				subschemas(at+"/"+key+"/"+name, one, visit)
+			}
+		}
+	}
+}
+
+func (c *checker) openAI(function map[string]any) {
+	c.name(function["name"])
+	text, _ := function["description"].(string)
+	c.is(utf8.RuneCountInString(text) <= 1024, "a description of %d characters", utf8.RuneCountInString(text))
+	strict, ok := function["strict"].(bool)
+	c.is(ok, "strict is %v", function["strict"]) // responses takes a missing one for true
+	parameters, ok := function["parameters"].(map[string]any)
+	c.is(ok && parameters["type"] == "object", "parameters must be of type object")
+	for _, key := range []string{"oneOf", "anyOf", "allOf", "enum", "not", "const", "$ref"} {
+		_, has := parameters[key]
+		c.is(!has, "%s at the top", key)
+	}
+	_, has := parameters["properties"].(map[string]any)
+	c.is(has, "object schema missing properties")
+	c.compiles("parameters", parameters)
+	subschemas("parameters", parameters, func(at string, o map[string]any) {
+		if slices.Contains(typesOf(o), "array") {
+			_, has := o["items"]
+			c.is(has, "%s: array schema missing items", at)
+		}
+		for key := range o {
+			c.is(jsonSchemaWords[key], "%s: %q is no word of JSON Schema", at, key)
+		}
+	})
+	if strict {
+		c.strict("parameters", parameters, 0)
+		c.strictLimits(parameters)
+	}
+}
+
+var jsonSchemaWords = set("$ref $defs type enum const title description default examples deprecated readOnly writeOnly format pattern " +
+	"minLength maxLength minimum maximum exclusiveMinimum exclusiveMaximum multipleOf items prefixItems contains minContains maxContains " +
+	"minItems maxItems uniqueItems properties patternProperties additionalProperties propertyNames required minProperties maxProperties " +
+	"dependentRequired dependentSchemas unevaluatedItems unevaluatedProperties allOf anyOf oneOf not if then else contentEncoding " +
+	"contentMediaType contentSchema")
+
+func set(text string) map[string]bool {
+	m := map[string]bool{}
+	for word := range strings.FieldsSeq(text) {
+		m[word] = true
+	}
+	return m
+}
+
+var strictWords = map[string]map[string]bool{
+	"object":  set("type description properties required additionalProperties $defs"),
+	"array":   set("type description items minItems maxItems"),
+	"string":  set("type description enum pattern format"),
+	"number":  set("type description enum multipleOf minimum maximum exclusiveMinimum exclusiveMaximum"),
+	"integer": set("type description enum multipleOf minimum maximum exclusiveMinimum exclusiveMaximum"),
+	"boolean": set("type description enum"),
+	"null":    set("type description"),
+}
+
+// strict checks OpenAI's subset for structured outputs.
+func (c *checker) strict(at string, v any, depth int) {
+	o, ok := v.(map[string]any)
+	c.is(ok, "%s is no object", at)
+	if !ok {
+		return
+	}
+	c.is(depth <= 10, "%s: deeper than 10 levels", at)
+	if defs, ok := o["$defs"].(map[string]any); ok {
+		c.is(at == "parameters", "%s has $defs", at)
+		for name, def := range defs {
+			c.strict(at+"/$defs/"+name, def, 1)
+		}
+	}
+	if _, has := o["$ref"]; has {
+		c.is(len(o) == 1, "%s: $ref with siblings: %v", at, o)
+		return
+	}
+	if list, has := o["anyOf"].([]any); has {
+		c.only(at, o, "anyOf", "description")
+		c.is(len(list) > 0, "%s: empty anyOf", at)
+		for i, one := range list {
+			c.strict(fmt.Sprintf("%s/anyOf/%d", at, i), one, depth)
+		}
+		return
+	}
+	types := typesOf(o)
+	if len(types) == 2 && slices.Contains(types, "null") {
+		types = slices.DeleteFunc(types, func(t string) bool { return t == "null" })
+	}
+	c.is(len(types) == 1, "%s: type is %v", at, o["type"])
+	if len(types) != 1 {
+		return
+	}
+	for key := range o {
+		c.is(strictWords[types[0]][key], "%s: %q is not permitted", at, key)
+	}
+	if list, has := o["enum"].([]any); has {
+		c.is(len(list) > 0, "%s: empty enum", at)
+		if slices.Contains(typesOf(o), "null") {
+			c.is(slices.Contains(list, any(nil)), "%s: nullable, and null is no value of its enum", at)
+		}
+		for _, one := range list {
+			switch one.(type) {
+			case map[string]any, []any:
+				c.is(false, "%s: enum has %v", at, one)
+			}
+		}
+	}
+	if format, has := o["format"]; has {
+		c.is(set("date-time time date duration email hostname ipv4 ipv6 uuid")[fmt.Sprint(format)], "%s: %v is not a valid format", at, format)
+	}
+	switch types[0] {
+	case "object":
+		c.is(o["additionalProperties"] == false, "%s: additionalProperties must be false", at)
+		properties, ok := o["properties"].(map[string]any)
+		c.is(ok, "%s: no properties", at)
+		required, ok := o["required"].([]any)
+		c.is(ok && len(required) == len(properties), "%s: required has %d of %d properties", at, len(required), len(properties))
+		for _, name := range required {
+			_, has := properties[fmt.Sprint(name)]
+			c.is(has, "%s: %v is required and no property", at, name)
+		}
+		for name, one := range properties {
+			c.strict(at+"/"+name, one, depth+1)
+		}
+	case "array":
+		c.strict(at+"/items", o["items"], depth+1)
+	}
+}
+
+func (c *checker) strictLimits(parameters map[string]any) {
+	properties, enums, text := 0, 0, 0
+	subschemas("", parameters, func(at string, o map[string]any) {
+		for _, key := range []string{"properties", "$defs"} {
+			members, _ := o[key].(map[string]any)
+			for name := range members {
+				text += len(name)
+				if key == "properties" {
+					properties++
+				}
+			}
+		}
+		values, _ := o["enum"].([]any)
+		enums += len(values)
+		length := 0
+		for _, one := range values {
+			length += len(fmt.Sprint(one))
+		}
+		text += length
+		c.is(len(values) <= 250 || length <= 15000, "%s: a long enum of %d characters", at, length)
+	})
+	c.is(properties <= 5000, "%d properties", properties)
+	c.is(enums <= 1000, "%d values of enums", enums)
+	c.is(text <= 120000, "%d characters of names and values", text)
+}
+
+var anthropicKey = regexp.MustCompile(`^[a-zA-Z0-9_.-]{1,64}$`)
+
+func (c *checker) anthropic(v any) {
+	o, ok := v.(map[string]any)
+	c.is(ok && o["type"] == "object", "input_schema must be of type object")
+	for _, key := range []string{"oneOf", "allOf", "anyOf", "$ref", "$schema"} {
+		_, has := o[key]
+		c.is(!has, "input_schema has %s at the top level", key)
+	}
+	properties, _ := o["properties"].(map[string]any)
+	for name := range properties {
+		c.is(anthropicKey.MatchString(name), "the property key %q", name)
+	}
+	for _, name := range anyList(o["required"]) {
+		c.is(anthropicKey.MatchString(fmt.Sprint(name)), "the required key %q", name)
+	}
+	c.compiles("input_schema", o)
+	subschemas("input_schema", o, func(at string, o map[string]any) {
+		_, tuple := o["items"].([]any)
+		c.is(!tuple, "%s: items is an array, as before 2020-12", at)
+		for _, key := range []string{"definitions", "dependencies", "additionalItems", "id"} {
+			_, has := o[key]
+			c.is(!has, "%s: %s is not of 2020-12", at, key)
+		}
+	})
+}
+
+func anyList(v any) []any { list, _ := v.([]any); return list }
+
+// geminiWords are the fields of Gemini's Schema, by type.
+var geminiWords = map[string]map[string]bool{
+	"string":  set("type title description nullable format enum pattern minLength maxLength"),
+	"number":  set("type title description nullable format minimum maximum"),
+	"integer": set("type title description nullable format minimum maximum"),
+	"boolean": set("type title description nullable"),
+	"array":   set("type title description nullable items minItems maxItems"),
+	"object":  set("type title description nullable properties required propertyOrdering minProperties maxProperties"),
+}
+
+func (c *checker) gemini(at string, v any) {
+	o, ok := v.(map[string]any)
+	kind, _ := o["type"].(string)
+	c.is(ok && geminiWords[kind] != nil, "%s: type is %v", at, o["type"])
+	for key, value := range o {
+		c.is(geminiWords[kind][key], "%s: a %s with %q", at, kind, key)
+		switch key {
+		case "nullable":
+			c.is(value == true || value == false, "%s: nullable is %v", at, value)
+		case "title", "description", "pattern":
+			_, text := value.(string)
+			c.is(text, "%s: %s is %v", at, key, value)
+		case "minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties":
+			n, ok := value.(json.Number)
+			_, err := n.Int64()
+			c.is(ok && err == nil, "%s: %s is %v, and must be an int64", at, key, value)
+		case "minimum", "maximum":
+			n, ok := value.(json.Number)
+			_, err := n.Float64()
+			c.is(ok && err == nil, "%s: %s is %v, and must be a double", at, key, value)
+		case "format":
+			allowed := map[string]string{"string": "date-time enum", "number": "float double", "integer": "int32 int64"}[kind]
+			c.is(set(allowed)[fmt.Sprint(value)], "%s: only %s are supported for %s, not %v", at, allowed, kind, value)
+		case "enum":
+			c.is(len(anyList(value)) > 0, "%s: empty enum", at)
+			seen := map[string]bool{}
+			for i, one := range anyList(value) {
+				text, ok := one.(string)
+				c.is(ok, "%s: enum[%d] is %v (TYPE_STRING)", at, i, one)
+				c.is(text != "", "%s: enum[%d]: cannot be empty", at, i)
+				c.is(!seen[text], "%s: enum[%d] is there twice", at, i)
+				seen[text] = true
+			}
+		}
+	}
+	switch kind {
+	case "array":
+		_, has := o["items"]
+		c.is(has, "%s: items: missing field", at)
+		c.gemini(at+"/items", o["items"])
+	case "object":
+		properties, _ := o["properties"].(map[string]any)
+		c.is(len(properties) > 0, "%s: properties: should be non-empty for OBJECT type", at)
+		for _, name := range anyList(o["required"]) {
+			_, has := properties[fmt.Sprint(name)]
+			c.is(has, "%s: required[%v]: property is not defined", at, name)
+		}
+		if order, has := o["propertyOrdering"]; has {
+			c.is(len(anyList(order)) == len(properties), "%s: propertyOrdering has %d of %d", at, len(anyList(order)), len(properties))
+			for _, name := range anyList(order) {
+				_, has := properties[fmt.Sprint(name)]
+				c.is(has, "%s: propertyOrdering has %v", at, name)
+			}
+		}
+		for name, one := range properties {
+			c.is(anthropicKey.MatchString(name), "%s: the property %q", at, name)
+			c.gemini(at+"/"+name, one)
+		}
+	}
+}
+
+func (c *checker) mcp(at string, v any) {
+	o, ok := v.(map[string]any)
+	c.is(ok && o["type"] == "object", "%s must be of type object", at)
+	c.compiles(at, o)
+}
+
+// The checker must be able to refuse, or what it lets through says nothing.
+func TestTheRulesRefuse(t *testing.T) {
+	t.Parallel()
+	strict := func(schema string) string {
+		return `{"type":"function","function":{"name":"x","description":"d","strict":true,"parameters":` + schema + `}}`
+	}
+	loose := func(schema string) string {
+		return strings.Replace(strict(schema), `"strict":true`, `"strict":false`, 1)
+	}
+	gemini := func(schema string) string {
+		return `{"name":"x","description":"d","parameters":{"type":"object","properties":{"a":` + schema + `}}}`
+	}
+	for _, bad := range []struct {
+		format render.Format
+		json   string
+	}{
+		{render.OpenAI, strict(`{"type":"object","properties":{"a":{"type":"string"}},"required":[],"additionalProperties":false}`)},
+		{render.OpenAI, strict(`{"type":"object","properties":{},"required":[]}`)},
+		{render.OpenAI, strict(`{"type":"object","properties":{"a":{}},"required":["a"],"additionalProperties":false}`)},
+		{render.OpenAI, strict(`{"type":"object","properties":{"a":{"type":"string","minLength":1}},"required":["a"],"additionalProperties":false}`)},
+		{render.OpenAI, strict(`{"type":"object","properties":{"a":{"type":"string","format":"uri"}},"required":["a"],"additionalProperties":false}`)},
+		{render.OpenAI, strict(`{"type":"object","properties":{"a":{"oneOf":[{"type":"string"}]}},"required":["a"],"additionalProperties":false}`)},
+		{render.OpenAI, strict(`{"type":"object","properties":{"a":{"$ref":"#","description":"x"}},"required":["a"],"additionalProperties":false}`)},
+		{render.OpenAI, loose(`{"type":"object","properties":{"a":{"type":"array"}}}`)},
+		{render.OpenAI, loose(`{"type":"object"}`)},
+		{render.OpenAI, loose(`{"type":"object","properties":{},"anyOf":[{}]}`)},
+		{render.OpenAI, loose(`{"type":"object","properties":{"a":{"$ref":"#/$defs/A"}}}`)},
+		{render.OpenAIResponses, `{"type":"function","name":"x","parameters":{"type":"object","properties":{}}}`},
+		{render.Anthropic, `{"name":"a.b","description":"d","input_schema":{"type":"object"}}`},
+		{render.Anthropic, `{"name":"x","description":"d","input_schema":{"type":"object","oneOf":[{}]}}`},
+		{render.Anthropic, `{"name":"x","description":"d","input_schema":{"type":"object","properties":{"$top":{}}}}`},
+		{render.Anthropic, `{"name":"x","description":"d","input_schema":{"type":"object","properties":{"a":{"type":"array","items":[{}]}}}}`},
+		{render.Gemini, gemini(`{"type":"null"}`)},
+		{render.Gemini, gemini(`{"type":["string","null"]}`)},
+		{render.Gemini, gemini(`{"anyOf":[{"type":"string"}]}`)},
+		{render.Gemini, gemini(`{"type":"integer","enum":[1]}`)},
+		{render.Gemini, gemini(`{"type":"string","enum":[""]}`)},
+		{render.Gemini, gemini(`{"type":"string","format":"date"}`)},
+		{render.Gemini, gemini(`{"type":"object","properties":{}}`)},
+		{render.Gemini, gemini(`{"type":"object","additionalProperties":{"type":"string"}}`)},
+		{render.Gemini, gemini(`{"type":"array"}`)},
+		{render.Gemini, gemini(`{"$ref":"#/$defs/A"}`)},
+		{render.Gemini, `{"name":"1x","description":"d"}`},
+		{render.Gemini, `{"name":"x"}`},
+		{render.MCP, `{"name":"x","inputSchema":{"anyOf":[{"type":"object"}]}}`},
+		{render.MCP, `{"name":"x","inputSchema":{"type":"object"},"outputSchema":{"type":"string"}}`},
+	} {
+		if len(breaches(bad.format, json.RawMessage(bad.json))) == 0 {
+			t.Errorf("%s: nothing is found in %s", bad.format, bad.json)
+		}
+	}
+}

@@ -1,0 +1,704 @@
+package render
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/big"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// maxNodes bounds the schema objects of one rendering. References make a short
+// schema long: eleven definitions that each name the next one twice are 2,047.
+const maxNodes = 5000
+
+// schema is an author's schema made uniform: the words of 2020-12 whatever
+// dialect it is in, every reference as "#/$defs/<name>" into defs, and no
+// boolean schema but additionalProperties (true is {}, false is {"not":{}}).
+type schema struct {
+	root  *object
+	defs  map[string]*object
+	notes *notes
+	flats map[*object]flattened
+}
+
+// flattened is what flat found.
+type flattened struct {
+	out   *object
+	exact bool
+}
+
+// notes collects what people should know of a rendering, each text once.
+type notes struct{ texts []string }
+
+func (n *notes) add(path, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if path != "" {
+		text = path + ": " + text
+	}
+	if !slices.Contains(n.texts, text) {
+		n.texts = append(n.texts, text)
+	}
+}
+
+// reader makes a schema of JSON.
+type reader struct {
+	doc   *object
+	old   bool // a dialect before 2019-09: what stands beside a $ref is ignored
+	tuple bool // a dialect before 2020-12: items may be an array
+	out   *schema
+	names map[string]string // pointer -> name in defs
+	count int
+}
+
+// read checks and reads an author's schema. Empty text means: any object.
+func read(text json.RawMessage, n *notes) (*schema, error) {
+	if len(text) == 0 {
+		text = json.RawMessage(`{"type":"object"}`)
+	}
+	if _, err := tool.Compile(text); err != nil {
+		return nil, err
+	}
+	value, err := decode(text)
+	if err != nil {
+		return nil, err // Compile accepted it, so this does not happen
+	}
+	out := &schema{defs: map[string]*object{}, notes: n, flats: map[*object]flattened{}}
+	doc, ok := value.(*object)
+	if !ok { // true or false
+		out.root = plain(value == true)
+		return out, nil
+	}
+	r := &reader{doc: doc, out: out, names: map[string]string{}}
+	dialect := doc.text("$schema")
+	for _, draft := range []string{"draft-03", "draft-04", "draft-05", "draft-06", "draft-07"} {
+		r.old = r.old || strings.Contains(dialect, draft)
+	}
+	r.tuple = r.old || strings.Contains(dialect, "2019-09")
+	out.root = r.schema(doc, true)
+	return out, nil
+}
+
+// plain is a boolean schema as an object.
+func plain(all bool) *object {
+	if all {
+		return newObject()
+	}
+	return newObject("not", newObject())
+}
+
+// isNever says whether a schema is that of false.
+func isNever(o *object) bool {
+	not := o.object("not")
+	return not != nil && len(not.keys) == 0
+}
+
+// The keywords of 2020-12, by what they hold.
+var (
+	schemaWords = words("additionalProperties", "items", "contains", "not", "if", "then", "else", "propertyNames",
+		"unevaluatedItems", "unevaluatedProperties", "contentSchema")
+	listWords  = words("allOf", "anyOf", "oneOf", "prefixItems")
+	mapWords   = words("properties", "patternProperties", "dependentSchemas")
+	plainWords = words("type", "enum", "const", "title", "description", "default", "examples", "deprecated", "readOnly",
+		"writeOnly", "format", "pattern", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum",
+		"exclusiveMaximum", "multipleOf", "minItems", "maxItems", "uniqueItems", "minContains", "maxContains",
+		"required", "minProperties", "maxProperties", "dependentRequired", "contentEncoding", "contentMediaType")
+	// annotationWords assert nothing.
+	annotationWords = words("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
+		"contentEncoding", "contentMediaType", "contentSchema", "format")
+	// droppedWords say where a schema lives, or are for its authors only.
+	droppedWords = words("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary",
+		"$comment", "$defs", "definitions", "additionalItems", "dependencies", "$dynamicRef", "$recursiveRef")
+)
+
+func words(list ...string) map[string]bool {
+	m := make(map[string]bool, len(list))
+	for _, w := range list {
+		m[w] = true
+	}
+	return m
+}
+
+func (r *reader) value(v any) *object {
+	switch v := v.(type) {
+	case *object:
+		return r.schema(v, false)
+	case bool:
+		return plain(v)
+	default:
+		return newObject()
+	}
+}
+
+func (r *reader) schema(o *object, root bool) *object {
+	r.count++
+	if r.count > maxNodes {
+		r.out.notes.add("", "the schema is too large to be shown as a whole: parts of it are left open")
+		return newObject()
+	}
+	if _, own := o.get("$id").(string); own && !root {
+		r.out.notes.add("", "a part of the schema has an $id of its own, so that its references cannot be followed: it is left open")
+		return newObject()
+	}
+	out := newObject()
+	for _, key := range o.keys {
+		value := o.get(key)
+		switch {
+		case key == "$ref":
+			r.reference(out, value)
+		case key == "$dynamicRef" || key == "$recursiveRef":
+			r.out.notes.add("", "%s is not followed: what it stands for is left open", key)
+		case droppedWords[key]:
+		case r.old && o.has("$ref") && !annotationWords[key]:
+		case key == "items" && r.tuple && isList(value):
+			out.set("prefixItems", r.list(value))
+			if rest, ok := o.values["additionalItems"]; ok {
+				out.set("items", r.value(rest))
+			}
+		case key == "additionalProperties":
+			if b, ok := value.(bool); ok {
+				out.set(key, b)
+			} else {
+				out.set(key, r.value(value))
+			}
+		case schemaWords[key]:
+			out.set(key, r.value(value))
+		case listWords[key]:
+			out.set(key, r.list(value))
+		case mapWords[key]:
+			out.set(key, r.members(value))
+		case (key == "exclusiveMinimum" || key == "exclusiveMaximum") && value == true: // draft-04
+			bound := strings.ToLower(strings.TrimPrefix(key, "exclusive"))
+			if limit, ok := o.values[bound]; ok {
+				out.set(key, limit)
+				out.drop(bound)
+			}
+		case (key == "exclusiveMinimum" || key == "exclusiveMaximum") && value == false:
+		case key == "minimum" && o.get("exclusiveMinimum") == true, key == "maximum" && o.get("exclusiveMaximum") == true:
+		default:
+			out.set(key, value)
+		}
+	}
+	r.dependencies(o, out)
+	return out
+}
+
+func isList(v any) bool { _, ok := v.([]any); return ok }
+
+func (r *reader) list(v any) []any {
+	given, _ := v.([]any)
+	out := make([]any, 0, len(given))
+	for _, one := range given {
+		out = append(out, r.value(one))
+	}
+	return out
+}
+
+func (r *reader) members(v any) *object {
+	out := newObject()
+	if given, ok := v.(*object); ok {
+		for _, name := range given.keys {
+			out.set(name, r.value(given.get(name)))
+		}
+	}
+	return out
+}
+
+// dependencies are one word for two things before 2019-09.
+func (r *reader) dependencies(o, out *object) {
+	given := o.object("dependencies")
+	if given == nil {
+		return
+	}
+	names, schemas := newObject(), newObject()
+	for _, name := range given.keys {
+		if value := given.get(name); isList(value) {
+			names.set(name, value)
+		} else {
+			schemas.set(name, r.value(value))
+		}
+	}
+	if len(names.keys) > 0 {
+		out.set("dependentRequired", names)
+	}
+	if len(schemas.keys) > 0 {
+		out.set("dependentSchemas", schemas)
+	}
+}
+
+// reference turns a $ref into one to a definition; what cannot be followed is
+// left open.
+func (r *reader) reference(out *object, value any) {
+	ref, _ := value.(string)
+	path, ok := strings.CutPrefix(ref, "#")
+	if path, err := url.PathUnescape(path); ok && err == nil && (path == "" || path[0] == '/') {
+		if name, ok := r.names[path]; ok {
+			out.set("$ref", "#/$defs/"+name)
+			return
+		}
+		if target, label, ok := r.follow(path); ok {
+			name := r.name(label)
+			r.names[path] = name
+			r.out.defs[name] = newObject() // before its content: it may name itself
+			out.set("$ref", "#/$defs/"+name)
+			r.out.defs[name] = r.value(target)
+			return
+		}
+	}
+	r.out.notes.add("", "the reference %q is not followed: what it stands for is left open", ref)
+}
+
+// follow walks a JSON Pointer through the document.
+func (r *reader) follow(path string) (target any, label string, ok bool) {
+	target, label = r.doc, "arguments"
+	if path == "" {
+		return target, label, true
+	}
+	for _, token := range strings.Split(path, "/")[1:] {
+		token = strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~")
+		switch at := target.(type) {
+		case *object:
+			if target, ok = at.values[token]; !ok {
+				return nil, "", false
+			}
+		case []any:
+			i, err := strconv.Atoi(token)
+			if err != nil || i < 0 || i >= len(at) {
+				return nil, "", false
+			}
+			target = at[i]
+		default:
+			return nil, "", false
+		}
+		label = token
+	}
+	switch target.(type) {
+	case *object, bool:
+		return target, label, true
+	}
+	return nil, "", false
+}
+
+// name makes the name of a definition, unlike those there are.
+func (r *reader) name(label string) string {
+	var b strings.Builder
+	for _, c := range label {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':
+			b.WriteRune(c)
+		default:
+			b.WriteByte('_')
+		}
+	}
+	base := b.String()
+	if base == "" {
+		base = "definition"
+	}
+	base = base[:min(len(base), 48)]
+	name := base
+	for i := 2; r.out.defs[name] != nil; i++ {
+		name = fmt.Sprintf("%s_%d", base, i)
+	}
+	return name
+}
+
+// target returns the definition that a schema refers to, nil without one.
+func (s *schema) target(o *object) (*object, string) {
+	name, ok := strings.CutPrefix(o.text("$ref"), "#/$defs/")
+	if !ok {
+		return nil, ""
+	}
+	return s.defs[name], name
+}
+
+// asserts says whether a schema has a word that can refuse a value, besides
+// those given.
+func asserts(o *object, except ...string) bool {
+	for _, key := range o.keys {
+		known := plainWords[key] || schemaWords[key] || listWords[key] || mapWords[key] || key == "$ref"
+		if known && !annotationWords[key] && !slices.Contains(except, key) {
+			return true
+		}
+	}
+	return false
+}
+
+// flat returns the schema without $ref and allOf at its top, and whether it
+// still says the same; if not, it allows more.
+func (s *schema) flat(o *object) (*object, bool) { return s.flatten(o, map[*object]bool{}) }
+
+func (s *schema) flatten(o *object, open map[*object]bool) (*object, bool) {
+	if !o.has("$ref") && !o.has("allOf") {
+		return o, true
+	}
+	if known, ok := s.flats[o]; ok {
+		return known.out, known.exact
+	}
+	if open[o] || len(open) > 64 {
+		return newObject(), false // a circle that never reaches a type
+	}
+	open[o] = true
+	defer delete(open, o)
+	out, exact := o.clone(), true
+	defer func() { s.flats[o] = flattened{out, exact} }()
+	out.drop("$ref", "allOf")
+	var parts []*object
+	if target, _ := s.target(o); target != nil {
+		parts = append(parts, target)
+	}
+	for _, one := range o.list("allOf") {
+		if part, ok := one.(*object); ok {
+			parts = append(parts, part)
+		}
+	}
+	for _, part := range parts {
+		part, same := s.flatten(part, open)
+		exact = exact && same
+		if !merge(out, part) {
+			exact = false
+		}
+	}
+	return out, exact
+}
+
+// merge narrows a by b, and says whether the result allows just what both
+// allow; if not, it allows more. Annotations of a come first.
+func merge(a, b *object) bool {
+	exact := true
+	closedA, closedB := a.get("additionalProperties") == false, b.get("additionalProperties") == false
+	if closedA != closedB || closedA && closedB {
+		exact = sameNames(a.object("properties"), b.object("properties")) || !a.has("properties") && !closedA || !b.has("properties") && !closedB
+	}
+	for _, key := range b.keys {
+		value := b.get(key)
+		mine, both := a.values[key]
+		if !both {
+			a.set(key, value)
+			continue
+		}
+		if encodeText(mine) == encodeText(value) {
+			continue
+		}
+		switch key {
+		case "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly":
+		case "type":
+			kinds := intersect(kindsOf(mine), kindsOf(value))
+			if len(kinds) == 0 {
+				a.set("not", newObject())
+			} else {
+				a.set(key, typeOf(kinds))
+			}
+		case "properties":
+			joined := mine.(*object).clone()
+			for _, name := range value.(*object).keys {
+				if old, ok := joined.values[name]; ok {
+					joined.set(name, newObject("allOf", []any{old, value.(*object).get(name)}))
+				} else {
+					joined.set(name, value.(*object).get(name))
+				}
+			}
+			a.set(key, joined)
+		case "required":
+			a.set(key, union(mine.([]any), value.([]any)))
+		case "additionalProperties":
+			if mine == true || value == false {
+				a.set(key, value)
+			} else if old, ok := mine.(*object); ok && value != true {
+				a.set(key, newObject("allOf", []any{old, value}))
+			}
+		case "items":
+			a.set(key, newObject("allOf", []any{mine, value}))
+		case "enum":
+			var kept []any
+			for _, one := range mine.([]any) {
+				if contains(value.([]any), one) {
+					kept = append(kept, one)
+				}
+			}
+			if len(kept) == 0 {
+				a.set("not", newObject())
+			} else {
+				a.set(key, kept)
+			}
+		case "minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties":
+			if less(mine, value) {
+				a.set(key, value)
+			}
+		case "maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties":
+			if less(value, mine) {
+				a.set(key, value)
+			}
+		case "uniqueItems":
+			a.set(key, true)
+		default:
+			exact = false
+		}
+	}
+	return exact
+}
+
+func sameNames(a, b *object) bool {
+	if a == nil || b == nil || len(a.keys) != len(b.keys) {
+		return a == nil && b == nil
+	}
+	for _, key := range a.keys {
+		if !b.has(key) {
+			return false
+		}
+	}
+	return true
+}
+
+func less(a, b any) bool {
+	x, ok := rational(a)
+	y, ok2 := rational(b)
+	return ok && ok2 && x.Cmp(y) < 0
+}
+
+// rational reads a number of a schema, unless it is absurdly long or large.
+func rational(v any) (*big.Rat, bool) {
+	n, ok := v.(json.Number)
+	if !ok || len(n) > 400 {
+		return nil, false
+	}
+	if f, err := strconv.ParseFloat(string(n), 64); err != nil || f > 1e300 || f < -1e300 {
+		return nil, false
+	}
+	if i := strings.IndexAny(string(n), "eE"); i >= 0 && len(n)-i > 5 {
+		return nil, false
+	}
+	return new(big.Rat).SetString(string(n))
+}
+
+func union(a, b []any) []any {
+	out := slices.Clone(a)
+	for _, one := range b {
+		if !contains(out, one) {
+			out = append(out, one)
+		}
+	}
+	return out
+}
+
+// contains says whether a list has a value equal to one.
+func contains(list []any, one any) bool {
+	return slices.ContainsFunc(list, func(other any) bool { return equal(other, one) })
+}
+
+// equal compares JSON values as JSON Schema does: 1 and 1.0 are equal.
+func equal(a, b any) bool {
+	switch a := a.(type) {
+	case json.Number:
+		other, ok := b.(json.Number)
+		if !ok {
+			return false
+		}
+		x, ok := rational(a)
+		y, ok2 := rational(other)
+		if ok && ok2 {
+			return x.Cmp(y) == 0
+		}
+		return a == other
+	case []any:
+		other, ok := b.([]any)
+		return ok && slices.EqualFunc(a, other, equal)
+	case *object:
+		other, ok := b.(*object)
+		if !ok || len(a.keys) != len(other.keys) {
+			return false
+		}
+		for _, key := range a.keys {
+			if !other.has(key) || !equal(a.get(key), other.get(key)) {
+				return false
+			}
+		}
+		return true
+	default:
+		if _, ok := b.(*object); ok {
+			return false
+		}
+		if _, ok := b.([]any); ok {
+			return false
+		}
+		return a == b
+	}
+}
+
+// kindsOf reads the value of "type".
+func kindsOf(v any) []string {
+	switch v := v.(type) {
+	case string:
+		return []string{v}
+	case []any:
+		var kinds []string
+		for _, one := range v {
+			if kind, ok := one.(string); ok && !slices.Contains(kinds, kind) {
+				kinds = append(kinds, kind)
+			}
+		}
+		return kinds
+	}
+	return nil
+}
+
+// typeOf writes the value of "type".
+func typeOf(kinds []string) any {
+	if len(kinds) == 1 {
+		return kinds[0]
+	}
+	list := make([]any, len(kinds))
+	for i, kind := range kinds {
+		list[i] = kind
+	}
+	return list
+}
+
+func intersect(a, b []string) []string {
+	var out []string
+	for _, kind := range a {
+		switch {
+		case slices.Contains(b, kind):
+			out = append(out, kind)
+		case kind == "integer" && slices.Contains(b, "number"):
+			out = append(out, kind)
+		case kind == "number" && slices.Contains(b, "integer"):
+			out = append(out, "integer")
+		}
+	}
+	return out
+}
+
+// kindOf names the JSON type of a value.
+func kindOf(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return "null"
+	case bool:
+		return "boolean"
+	case string:
+		return "string"
+	case []any:
+		return "array"
+	case json.Number:
+		if whole(v) {
+			return "integer"
+		}
+		return "number"
+	default:
+		return "object"
+	}
+}
+
+// whole says whether a number has no fraction.
+func whole(n json.Number) bool {
+	if !strings.ContainsAny(string(n), ".eE") {
+		return true
+	}
+	r, ok := rational(n)
+	return ok && r.IsInt()
+}
+
+// kinds are the JSON types that a flat schema allows, as it says or as its
+// words suggest; nil is any. guessed says that it does not say so itself.
+func kinds(o *object) (list []string, guessed bool) {
+	if values, ok := choices(o); ok {
+		types := kindsOf(o.get("type"))
+		for _, one := range values {
+			kind := kindOf(one)
+			if kind == "integer" && slices.Contains(types, "number") && !slices.Contains(types, "integer") {
+				kind = "number"
+			}
+			if !slices.Contains(list, kind) {
+				list = append(list, kind)
+			}
+		}
+		if slices.Contains(list, "integer") && slices.Contains(list, "number") {
+			list = slices.DeleteFunc(list, func(kind string) bool { return kind == "integer" })
+		}
+		return list, false
+	}
+	if o.has("type") {
+		return kindsOf(o.get("type")), false
+	}
+	for _, hint := range []struct {
+		kind  string
+		words []string
+	}{
+		{"object", []string{"properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties", "propertyNames"}},
+		{"array", []string{"items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains"}},
+		{"string", []string{"pattern", "minLength", "maxLength", "format", "contentEncoding"}},
+		{"number", []string{"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}},
+	} {
+		for _, word := range hint.words {
+			if o.has(word) {
+				list = append(list, hint.kind)
+				break
+			}
+		}
+	}
+	if len(list) != 1 {
+		return nil, false
+	}
+	return list, true
+}
+
+// choices returns the values of enum or const that fit the schema's type.
+func choices(o *object) ([]any, bool) {
+	var values []any
+	switch {
+	case o.has("const"):
+		values = []any{o.get("const")}
+	case o.has("enum"):
+		values = o.list("enum")
+	default:
+		return nil, false
+	}
+	types := kindsOf(o.get("type"))
+	var kept []any
+	for _, one := range values {
+		kind := kindOf(one)
+		fits := !o.has("type") || slices.Contains(types, kind) || kind == "integer" && slices.Contains(types, "number")
+		if fits && !contains(kept, one) {
+			kept = append(kept, one)
+		}
+	}
+	return kept, true
+}
+
+// takesNull says whether null fits a schema. It may say yes of one that
+// refuses null by words other than type, enum, const, $ref and alternatives.
+func (s *schema) takesNull(o *object) bool {
+	visits := 1000
+	return s.null(o, &visits)
+}
+
+func (s *schema) null(o *object, visits *int) bool {
+	if *visits--; *visits < 0 || isNever(o) {
+		return false
+	}
+	if target, _ := s.target(o); target != nil && !s.null(target, visits) {
+		return false
+	}
+	if o.has("type") && !slices.Contains(kindsOf(o.get("type")), "null") {
+		return false
+	}
+	if values, ok := choices(o); ok && !contains(values, nil) {
+		return false
+	}
+	takes := func(one any) bool { return s.null(one.(*object), visits) }
+	for _, one := range o.list("allOf") {
+		if !takes(one) {
+			return false
+		}
+	}
+	for _, word := range []string{"anyOf", "oneOf"} {
+		if o.has(word) && !slices.ContainsFunc(o.list(word), takes) {
+			return false
+		}
+	}
+	return true
+}

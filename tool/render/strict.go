@@ -1,0 +1,643 @@
+package render
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// The limits that OpenAI documents for strict schemas.
+const (
+	strictDepth      = 10     // levels of nesting
+	strictProperties = 5000   // of all objects together
+	strictEnums      = 1000   // values of all enums together
+	strictText       = 120000 // characters of all names and enum values together
+	strictLongEnum   = 250    // an enum of text with more values than this …
+	strictEnumText   = 15000  // … has at most this many characters
+)
+
+// strictFormats are the formats of text that strict schemas know.
+var strictFormats = words("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
+
+// strictRefused are the words that strict schemas do not know and that refuse
+// values: without them the schema would allow more than the tool does.
+var strictRefused = []string{
+	"not", "if", "then", "else", "dependentRequired", "dependentSchemas", "patternProperties", "propertyNames",
+	"unevaluatedProperties", "unevaluatedItems", "maxProperties", "contains", "minContains", "maxContains",
+	"minLength", "maxLength",
+}
+
+// maxReasons bounds the reasons that are told.
+const maxReasons = 8
+
+// stricter writes a schema in OpenAI's strict subset, or finds why it cannot be.
+type stricter struct {
+	in      *schema
+	reasons []string
+	defs    *object
+	backs   map[string]back // of defs
+	started map[string]bool
+	count   int
+	notes   notes
+}
+
+func (s *stricter) refuse(path, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if path != "" {
+		text = path + ": " + text
+	}
+	if len(s.reasons) < maxReasons && !slices.Contains(s.reasons, text) {
+		s.reasons = append(s.reasons, text)
+	}
+}
+
+// arguments renders the root, which is flat and an object.
+func (s *stricter) arguments(root *object) (*object, back) {
+	out, b := s.schema(root, "", 0)
+	if len(s.reasons) == 0 {
+		if len(s.defs.keys) > 0 {
+			out.set("$defs", s.defs)
+		}
+		s.limits(out)
+	}
+	return out, b
+}
+
+// schema renders one schema. What it returns after a refusal is not used.
+func (s *stricter) schema(o *object, path string, depth int) (*object, back) {
+	s.count++
+	if s.count > maxNodes || depth > 64 {
+		s.refuse("", "the schema is too large")
+		return newObject(), nil
+	}
+	if target, name := s.in.target(o); target != nil && !asserts(o, "$ref") {
+		return s.reference(target, name, o.text("description"), depth)
+	}
+	flat, exact := s.in.flat(o)
+	if !exact {
+		s.refuse(path, "allOf cannot be written as one schema")
+		return newObject(), nil
+	}
+	if isNever(flat) {
+		s.refuse(path, "nothing is allowed here")
+		return newObject(), nil
+	}
+	for _, word := range strictRefused {
+		if flat.has(word) {
+			s.refuse(path, "strict has no %s", word)
+		}
+	}
+	if n, ok := rational(flat.get("minProperties")); ok && n.Sign() > 0 {
+		s.refuse(path, "strict has no minProperties")
+	}
+	if flat.get("uniqueItems") == true {
+		s.refuse(path, "strict has no uniqueItems")
+	}
+	if len(s.reasons) >= maxReasons {
+		return newObject(), nil
+	}
+	for _, word := range []string{"anyOf", "oneOf"} {
+		if flat.has(word) {
+			return s.alternatives(flat, word, path, depth)
+		}
+	}
+	if values, ok := choices(flat); ok && len(values) == 0 {
+		s.refuse(path, "no value is allowed here")
+		return newObject(), nil
+	}
+	types, guessed := kinds(flat)
+	if guessed {
+		s.notes.add(path, "taken as %s, which is what its words are about", article(types[0]))
+	}
+	switch null := slices.Contains(types, "null"); {
+	case len(types) == 0:
+		s.refuse(path, "anything is allowed here, and strict needs a type")
+		return newObject(), nil
+	case len(types) == 1:
+		return s.typed(flat, types[0], path, depth)
+	case len(types) == 2 && null:
+		kind := types[0]
+		if kind == "null" {
+			kind = types[1]
+		}
+		out, b := s.typed(without(flat, kind), kind, path, depth)
+		return orNull(out), nullable(b)
+	}
+	// Several types, each with the words that are about it.
+	branches := make([]any, len(types))
+	for i, kind := range types {
+		branches[i] = without(flat, kind)
+	}
+	several := newObject("anyOf", branches)
+	for _, word := range []string{"description", "default"} {
+		if flat.has(word) {
+			several.set(word, flat.get(word))
+		}
+	}
+	return s.alternatives(several, "anyOf", path, depth)
+}
+
+// without is a schema narrowed to one of its types.
+func without(o *object, kind string) *object {
+	out := o.clone()
+	if values, ok := choices(o); ok {
+		var kept []any
+		for _, one := range values {
+			if k := kindOf(one); k == kind || k == "integer" && kind == "number" {
+				kept = append(kept, one)
+			}
+		}
+		out.drop("const")
+		out.set("enum", kept)
+	}
+	out.set("type", kind)
+	out.drop("description", "default", "title", "examples")
+	return out
+}
+
+func article(kind string) string {
+	switch kind {
+	case "object", "array", "integer":
+		return "an " + kind
+	default:
+		return "a " + kind
+	}
+}
+
+// reference keeps a $ref: strict schemas may be recursive. Nothing may stand
+// beside it, so a description goes around it.
+func (s *stricter) reference(target *object, name, text string, depth int) (*object, back) {
+	if !s.started[name] {
+		s.started[name] = true
+		s.defs.set(name, newObject()) // its place
+		def, b := s.schema(target, name, depth+1)
+		s.defs.set(name, def)
+		s.backs[name] = b
+	}
+	out := newObject("$ref", "#/$defs/"+name)
+	if text != "" {
+		out = newObject("description", text, "anyOf", []any{out})
+	}
+	// The definition may be under way still.
+	return out, func(v any, at string) (any, bool, error) { return s.backs[name].apply(v, at) }
+}
+
+// typed renders a schema of one type.
+func (s *stricter) typed(o *object, kind, path string, depth int) (*object, back) {
+	out := newObject("type", kind)
+	text := o.text("description")
+	var b back
+	if values, ok := choices(o); ok && kind != "null" {
+		if kind == "object" || kind == "array" {
+			s.refuse(path, "strict has no enum of objects or arrays")
+		}
+		out.set("enum", values)
+		out.setText(text, o)
+		return out, nil
+	}
+	switch kind {
+	case "string":
+		if format := o.text("format"); strictFormats[format] {
+			out.set("format", format)
+		} else if format != "" {
+			text = joined(text, "Format: "+format+".")
+		}
+		if pattern, ok := o.get("pattern").(string); ok {
+			if _, err := regexp.Compile(pattern); err != nil {
+				s.refuse(path, "the pattern uses what OpenAI's regular expressions may not have")
+			}
+			out.set("pattern", pattern)
+		}
+		if encoding := o.text("contentEncoding"); encoding != "" {
+			text = joined(text, "Encoded as "+encoding+".")
+		}
+	case "integer", "number":
+		for _, word := range []string{"multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"} {
+			if o.has(word) {
+				out.set(word, o.get(word))
+			}
+		}
+	case "array":
+		b = s.array(o, out, path, depth)
+	case "object":
+		b = s.members(o, out, path, depth)
+	}
+	out.setText(text, o)
+	return out, b
+}
+
+// joined puts a sentence behind a text.
+func joined(text, sentence string) string {
+	switch text = strings.TrimSpace(text); {
+	case text == "":
+		return sentence
+	case strings.HasSuffix(text, "."), strings.HasSuffix(text, "!"), strings.HasSuffix(text, "?"), strings.HasSuffix(text, ")"):
+		return text + " " + sentence
+	default:
+		return text + ". " + sentence
+	}
+}
+
+// setText puts the description in front of the other words, and the default
+// into it where the provider has no word for that.
+func (o *object) setText(text string, from *object) {
+	if value, ok := from.values["default"]; ok {
+		if shown := encodeText(value); utf8.RuneCountInString(shown) <= 200 {
+			text = joined(text, "Default: "+shown+".")
+		}
+	}
+	if text == "" {
+		return
+	}
+	o.drop("description")
+	o.set("description", text)
+}
+
+func (s *stricter) array(o, out *object, path string, depth int) back {
+	item := o.object("items")
+	for _, word := range []string{"minItems", "maxItems"} {
+		if o.has(word) {
+			out.set(word, o.get(word))
+		}
+	}
+	if prefix := o.list("prefixItems"); len(prefix) > 0 {
+		same := true
+		for _, one := range prefix {
+			same = same && equal(bare(one), bare(prefix[0]))
+		}
+		switch {
+		case same && item != nil && isNever(item):
+			item = prefix[0].(*object)
+			if most, ok := rational(o.get("maxItems")); !ok || most.Cmp(ratOf(len(prefix))) > 0 {
+				out.set("maxItems", number(len(prefix)))
+			}
+		case same && item != nil && equal(bare(item), bare(prefix[0])):
+		default:
+			s.refuse(path, "strict has no arrays with a type for each position")
+			return nil
+		}
+	}
+	if item == nil || len(item.keys) == 0 {
+		s.refuse(path+"[]", "anything is allowed here, and strict needs a type")
+		return nil
+	}
+	if isNever(item) {
+		s.refuse(path, "strict has no array that is always empty")
+		return nil
+	}
+	items, b := s.schema(item, path+"[]", depth+1)
+	out.set("items", items)
+	return listBack(b)
+}
+
+// bare is a schema without what names it only.
+func bare(v any) any {
+	o, ok := v.(*object)
+	if !ok {
+		return v
+	}
+	o = o.clone()
+	o.drop("title", "description")
+	return o
+}
+
+func (s *stricter) members(o, out *object, path string, depth int) back {
+	properties := o.object("properties")
+	if properties == nil {
+		properties = newObject()
+	}
+	switch more := o.get("additionalProperties").(type) {
+	case nil:
+		if len(properties.keys) == 0 {
+			s.refuse(path, "an object of any members is open, and strict has closed objects only")
+			return nil
+		}
+		s.notes.add(path, "further members, which the tool's schema does not forbid, are not offered")
+	case bool:
+		if more {
+			s.refuse(path, "the object is open (additionalProperties), and strict has closed objects only")
+			return nil
+		}
+	case *object:
+		if !isNever(more) {
+			s.refuse(path, "the object is open (additionalProperties), and strict has closed objects only")
+			return nil
+		}
+	}
+	needed := o.list("required")
+	for _, name := range needed {
+		if !properties.has(name.(string)) {
+			s.refuse(path, "%q is required and not described", name)
+		}
+	}
+	shown, required, members := newObject(), []any{}, map[string]member{}
+	for _, name := range properties.keys {
+		inner := properties.get(name).(*object)
+		at := inside(path, name)
+		optional := !contains(needed, name)
+		if isNever(inner) && optional {
+			continue // the one value that it may have is none
+		}
+		rendered, b := s.schema(inner, at, depth+1)
+		m := member{name: name, back: b}
+		if optional && !s.in.takesNull(inner) {
+			rendered, m.back, m.dropNull = orNull(rendered), nullable(b), true
+			s.notes.add("", "strict has no optional members: they are required here, and null stands for one that is left out")
+		}
+		shown.set(name, rendered)
+		required = append(required, name)
+		members[name] = m
+	}
+	out.set("properties", shown)
+	out.set("required", required)
+	out.set("additionalProperties", false)
+	return objectBack(members)
+}
+
+// inside is the place of a member, for people.
+func inside(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+// orNull allows null as well.
+func orNull(o *object) *object {
+	kind, scalar := o.get("type").(string)
+	if list, ok := o.get("type").([]any); ok && contains(list, "null") {
+		return o
+	}
+	if branches := o.list("anyOf"); branches != nil {
+		for _, one := range branches {
+			if one.(*object).get("type") == "null" {
+				return o
+			}
+		}
+		out := o.clone()
+		out.set("anyOf", append(slices.Clone(branches), newObject("type", "null")))
+		return out
+	}
+	if kind == "null" {
+		return o
+	}
+	if scalar && kind != "object" && kind != "array" {
+		out := o.clone()
+		out.set("type", []any{kind, "null"})
+		if values := o.list("enum"); values != nil && !contains(values, nil) {
+			out.set("enum", append(slices.Clone(values), nil))
+		}
+		return out
+	}
+	inner := o.clone()
+	out := newObject()
+	if text, ok := inner.values["description"]; ok {
+		inner.drop("description")
+		out.set("description", text)
+	}
+	out.set("anyOf", []any{inner, newObject("type", "null")})
+	return out
+}
+
+// alternatives renders anyOf, and oneOf as anyOf.
+func (s *stricter) alternatives(o *object, word, path string, depth int) (*object, back) {
+	other := "oneOf"
+	if word == other {
+		other = "anyOf"
+	}
+	if o.has(other) || asserts(o, word, "type") || o.has("type") && !s.implied(o, word) {
+		s.refuse(path, "strict has no %s beside other words", word)
+		return newObject(), nil
+	}
+	var branches []any
+	var backs []back
+	null := false
+	for _, one := range o.list(word) {
+		inner := one.(*object)
+		if isNever(inner) {
+			continue
+		}
+		if inner.get("type") == "null" && !asserts(inner, "type") {
+			null = true
+			continue
+		}
+		branch, b := s.schema(inner, path, depth+1)
+		if slices.ContainsFunc(branches, func(other any) bool { return equal(other, branch) }) {
+			continue
+		}
+		branches = append(branches, branch)
+		backs = append(backs, b)
+	}
+	if len(s.reasons) > 0 {
+		return newObject(), nil
+	}
+	if word == "oneOf" && len(branches) > 1 {
+		s.notes.add(path, "oneOf is written as anyOf: a value that fits several alternatives is refused when it is called, not before")
+	}
+	var out *object
+	var b back
+	switch len(branches) {
+	case 0:
+		if !null {
+			s.refuse(path, "nothing is allowed here")
+		}
+		out = newObject("type", "null")
+	case 1:
+		out, b = branches[0].(*object), backs[0]
+	default:
+		s.distinct(branches, path)
+		out, b = newObject("anyOf", branches), s.choose(branches, backs)
+	}
+	if text := o.text("description"); text != "" || o.has("default") {
+		if out.has("$ref") {
+			out = newObject("anyOf", []any{out})
+		}
+		out = out.clone()
+		if text == "" {
+			text = out.text("description")
+		}
+		out.setText(text, o)
+	}
+	if null {
+		out, b = orNull(out), nullable(b)
+	}
+	return out, b
+}
+
+// implied says whether the type beside alternatives says nothing new.
+func (s *stricter) implied(o *object, word string) bool {
+	types := kindsOf(o.get("type"))
+	for _, one := range o.list(word) {
+		flat, _ := s.in.flat(one.(*object))
+		inner, guessed := kinds(flat)
+		if len(inner) == 0 || guessed {
+			return false
+		}
+		for _, kind := range inner {
+			if !slices.Contains(types, kind) && !(kind == "integer" && slices.Contains(types, "number")) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// distinct refuses what OpenAI cannot tell apart: alternatives that are objects
+// with the same first property, unless its values differ.
+func (s *stricter) distinct(branches []any, path string) {
+	type first struct {
+		name   string
+		values []any
+	}
+	var seen []first
+	for _, one := range branches {
+		o := s.resolve(one.(*object))
+		properties := o.object("properties")
+		if properties == nil || len(properties.keys) == 0 {
+			continue
+		}
+		name := properties.keys[0]
+		f := first{name: name, values: properties.object(name).list("enum")}
+		for _, before := range seen {
+			if before.name != f.name {
+				continue
+			}
+			apart := len(before.values) > 0 && len(f.values) > 0 &&
+				!slices.ContainsFunc(f.values, func(v any) bool { return contains(before.values, v) })
+			if !apart {
+				s.refuse(path, "two alternatives are objects that both begin with %q, which strict cannot tell apart", f.name)
+				return
+			}
+		}
+		seen = append(seen, f)
+	}
+}
+
+func (s *stricter) resolve(o *object) *object {
+	for range 32 {
+		name, ok := strings.CutPrefix(o.text("$ref"), "#/$defs/")
+		if !ok {
+			if branches := o.list("anyOf"); len(branches) == 1 {
+				o = branches[0].(*object)
+				continue
+			}
+			return o
+		}
+		o = s.defs.object(name)
+	}
+	return newObject()
+}
+
+// choose maps a value by the first alternative that it fits. The model was held
+// to the schema, so one does.
+func (s *stricter) choose(branches []any, backs []back) back {
+	if !slices.ContainsFunc(backs, func(b back) bool { return b != nil }) {
+		return nil
+	}
+	return func(v any, at string) (any, bool, error) {
+		visits := 100000
+		for i, branch := range branches {
+			if s.fits(branch.(*object), v, &visits) {
+				return backs[i].apply(v, at)
+			}
+		}
+		return v, true, nil
+	}
+}
+
+// fits says whether a value fits a rendered schema, as far as alternatives
+// differ by it: types, enums and the names of members.
+func (s *stricter) fits(o *object, v any, visits *int) bool {
+	if *visits--; *visits < 0 {
+		return false
+	}
+	if name, ok := strings.CutPrefix(o.text("$ref"), "#/$defs/"); ok {
+		return s.fits(s.defs.object(name), v, visits)
+	}
+	if branches := o.list("anyOf"); branches != nil {
+		return slices.ContainsFunc(branches, func(one any) bool { return s.fits(one.(*object), v, visits) })
+	}
+	kind, types := kindOf(v), kindsOf(o.get("type"))
+	if !slices.Contains(types, kind) && !(kind == "integer" && slices.Contains(types, "number")) {
+		return false
+	}
+	if values := o.list("enum"); values != nil && !contains(values, v) {
+		return false
+	}
+	switch v := v.(type) {
+	case []any:
+		items := o.object("items")
+		return !slices.ContainsFunc(v, func(one any) bool { return !s.fits(items, one, visits) })
+	case *object:
+		properties := o.object("properties")
+		for _, name := range o.list("required") {
+			if !v.has(name.(string)) {
+				return false
+			}
+		}
+		for _, key := range v.keys {
+			inner := properties.object(key)
+			if inner == nil || !s.fits(inner, v.get(key), visits) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// limits refuses what is beyond the documented sizes.
+func (s *stricter) limits(out *object) {
+	var properties, enums, text int
+	var walk func(o *object, depth int)
+	walk = func(o *object, depth int) {
+		if depth > strictDepth {
+			s.refuse("", "it nests deeper than %d levels", strictDepth)
+			return
+		}
+		if members := o.object("properties"); members != nil {
+			for _, name := range members.keys {
+				properties++
+				text += len(name)
+				walk(members.object(name), depth+1)
+			}
+		}
+		if items := o.object("items"); items != nil {
+			walk(items, depth+1)
+		}
+		for _, one := range o.list("anyOf") {
+			walk(one.(*object), depth)
+		}
+		if defs := o.object("$defs"); defs != nil {
+			for _, name := range defs.keys {
+				text += len(name)
+				walk(defs.object(name), 1)
+			}
+		}
+		length := 0
+		values := o.list("enum")
+		for _, one := range values {
+			if s, ok := one.(string); ok {
+				length += len(s)
+			} else {
+				length += len(encodeText(one))
+			}
+		}
+		enums += len(values)
+		text += length
+		if len(values) > strictLongEnum && length > strictEnumText {
+			s.refuse("", "an enum has more than %d values of more than %d characters together", strictLongEnum, strictEnumText)
+		}
+	}
+	walk(out, 0)
+	if properties > strictProperties {
+		s.refuse("", "it has more than %d properties", strictProperties)
+	}
+	if enums > strictEnums {
+		s.refuse("", "its enums have more than %d values", strictEnums)
+	}
+	if text > strictText {
+		s.refuse("", "its names and enum values have more than %d characters", strictText)
+	}
+}
