@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/frame"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
 const (
@@ -186,6 +187,7 @@ func (c *crew) pick() *worker {
 func (c *crew) assign(w *worker, j *job) {
 	w.places++
 	j.worker, j.place, j.since = w, w.places, time.Now()
+	j.before = w.page.Load(sandbox.WordStarted)
 	c.busy++
 	if c.async {
 		w.jobs[j.id] = j

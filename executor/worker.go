@@ -43,6 +43,7 @@ type job struct {
 	// Guarded by the crew's lock.
 	worker *worker // nil while queued
 	place  uint64  // which CALL frame of its worker it was, from 1
+	before uint64  // what its worker's page said had started when it was assigned
 	since  time.Time
 	cpu    time.Duration   // processor time it used, as far as it is metered
 	breach *toolmesh.Error // the limit for which the watchdog stopped it
@@ -485,7 +486,8 @@ func (w *worker) begun(j *job) toolmesh.Started {
 	if w.crew.async {
 		return started(j.place <= w.page.Load(sandbox.WordTaken))
 	}
-	return started(w.page.Load(sandbox.WordStarted) == j.id)
+	// A tool may have written over the page: only what is unchanged says no.
+	return started(w.page.Load(sandbox.WordStarted) != j.before)
 }
 
 // metaOf makes the meta block of a CALL body: length, then the JSON object.
