@@ -161,6 +161,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 		return err
 	}
 	sessions.view.Store(a.view)
+	a.followSessions(a.view)
 	a.store = registry.NewStore(a.bus, nil)
 	if a.responder, err = registry.NewResponder(a.bus, a.view, a.store, &registry.ResponderOptions{Logger: a.log}); err != nil {
 		return err

@@ -92,7 +92,7 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	usable, missing := withEnv(b)
 	vars, policies := policiesOf(b)
 	ix, err := w.a.executor.Open(ctx, executor.Spec{
-		Name: string(b.Name), Revision: b.Revision, SourceDir: b.Dir, Env: env, Tools: usable, Vars: vars, Policies: policies,
+		Name: string(b.Name), Revision: b.Revision, SourceDir: b.Dir, Env: env, Tools: usable, Vars: vars, Policies: policies, Secrets: secretsOf(b),
 		Concurrency: b.Manifest.Concurrency,
 	})
 	if err != nil {
@@ -152,6 +152,16 @@ func policiesOf(b deploy.Build) (vars map[string]string, policies map[string]exe
 	return vars, policies
 }
 
+// secretsOf names the variables whose values are secret.
+func secretsOf(b deploy.Build) (names []string) {
+	for _, v := range b.Manifest.Env {
+		if v.Secret {
+			names = append(names, v.Name)
+		}
+	}
+	return names
+}
+
 func toolID(index subjects.IndexName, name string) subjects.ToolID {
 	return subjects.ToolID(string(index) + "." + name)
 }
@@ -168,7 +178,7 @@ func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor
 	if _, err := os.Stat(marker); err == nil {
 		return nil
 	}
-	if err := w.a.executor.Command(ctx, env, b.Dir, b.Manifest.Init, b.Env); err != nil {
+	if err := w.a.executor.Command(ctx, env, b.Dir, b.Manifest.Init, b.Env, secretsOf(b)); err != nil {
 		return err
 	}
 	if err := os.WriteFile(marker, nil, 0o600); err != nil {
@@ -244,9 +254,6 @@ func (i *instance) describe() {
 
 // notYet says which declarations of a tool this version does not act on.
 func notYet(a tool.Annotations) (warnings []string) {
-	if a.Isolation != "" && a.Isolation != tool.IsolationWarm {
-		warnings = append(warnings, "isolation "+string(a.Isolation)+" is not built yet: calls run in a warm worker")
-	}
 	if !a.Limits.IsZero() {
 		warnings = append(warnings, "limits are not enforced yet, but for the timeout")
 	}
@@ -288,7 +295,7 @@ type pythonTool struct {
 func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.Sink) error {
 	s := &pythonSink{sink: sink, log: p.i.a.log, call: call}
 	result, err := p.i.index.Call(ctx, executor.Call{
-		Tool: p.name, RPCID: string(call.RPCID), Session: string(call.Session), Isolation: tool.Isolation(call.Isolation), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
+		Tool: p.name, RPCID: string(call.RPCID), Session: leaseName(call.Session, call.Epoch), Isolation: tool.Isolation(call.Isolation), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
 	}, s)
 	if err != nil || call.Stream {
 		return err

@@ -14,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // ConnectOptions is the connection policy of the mesh for nats.Connect:
@@ -135,6 +136,7 @@ type settings struct {
 	prefix     string // of rpc ids that are made
 	timeout    time.Duration
 	revision   string
+	isolation  tool.Isolation
 	parent     subjects.RPCID
 	depth      int
 	idempotent bool
@@ -162,6 +164,13 @@ func WithTimeout(d time.Duration) CallOption {
 // WithRevision asks for one revision of the tool's index.
 func WithRevision(revision string) CallOption {
 	return optionFunc(func(s *settings) { s.revision = revision })
+}
+
+// WithIsolation asks for a tighter isolation than the tool declares: session,
+// fork or fresh. A looser one is ignored, as is any by a tool that is a function
+// of a service.
+func WithIsolation(isolation tool.Isolation) CallOption {
+	return optionFunc(func(s *settings) { s.isolation = isolation })
 }
 
 // WithParent says which call makes this one, and how many calls are above it.

@@ -76,7 +76,7 @@ type Request struct {
 	Parent    subjects.RPCID
 	Revision  string          // pin
 	Boot      subjects.BootID // the one start of a node that may answer
-	Isolation string
+	Isolation string          // warm, session, fork, fresh, or "" for what the tool declares
 
 	HasTimeout bool
 	HasCredit  bool
@@ -117,6 +117,16 @@ func refused(err error) *toolmesh.Error {
 
 func invalid(format string, args ...any) error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...)
+}
+
+// checkIsolation holds a request to the isolations that there are: a caller that
+// wants its call kept apart must not run beside others for a slip of the pen.
+func checkIsolation(v string) error {
+	switch v {
+	case "warm", "session", "fork", "fresh":
+		return nil
+	}
+	return invalid("header %s is %q: it is warm, session, fork or fresh", HeaderIsolation, v)
 }
 
 func (r *Request) parsePlain(h Header, body []byte) error {
@@ -186,7 +196,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		case HeaderBoot:
 			r.Boot = subjects.BootID(v)
 		case HeaderIsolation:
-			r.Isolation = v
+			r.Isolation, err = v, checkIsolation(v)
 		case HeaderIdempotencyKey:
 			r.IdempotencyKey = v
 		case HeaderTraceparent:
@@ -315,6 +325,7 @@ type Call struct {
 	Depth     int
 	Parent    subjects.RPCID
 	Revision  string
+	Isolation string // warm, session, fork or fresh; "" leaves it out
 	Keepalive bool
 	WantLoad  bool
 
@@ -362,6 +373,9 @@ func (c *Call) Header() Header {
 	}
 	if c.Revision != "" {
 		v.set(h, HeaderRevision, c.Revision)
+	}
+	if c.Isolation != "" {
+		v.set(h, HeaderIsolation, c.Isolation)
 	}
 	if c.Keepalive {
 		h[HeaderKeepalive] = flagOn

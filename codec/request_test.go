@@ -202,6 +202,9 @@ func TestRefusedRequests(t *testing.T) {
 		"an envelope in MessagePack":   {h("Content-Type", "application/msgpack"), call(`"rpc_id":1,"tool_id":"weather.forecast"`), toolmesh.CodeInvalidRequest, "application/json"},
 		"a version that is none":       {h("Mesh-Proto", "new"), `{}`, toolmesh.CodeInvalidRequest, "Mesh-Proto"},
 		"version 0":                    {h("Mesh-Proto", "0"), `{}`, toolmesh.CodeInvalidRequest, "Mesh-Proto"},
+		"an unknown isolation":         {h("Mesh-Isolation", "tight"), `{}`, toolmesh.CodeInvalidRequest, "fresh"},
+		"an isolation in capitals":     {h("Mesh-Isolation", "Fork"), `{}`, toolmesh.CodeInvalidRequest, "Fork"},
+		"an empty isolation":           {h("Mesh-Isolation", ""), `{}`, toolmesh.CodeInvalidRequest, "Isolation"},
 		"a later version":              {h("Mesh-Proto", "2"), `{}`, toolmesh.CodeProtocolError, "2"},
 		"a feature that is not known":  {h("Mesh-Require", "teleport"), `{}`, toolmesh.CodeProtocolError, "teleport"},
 		"one of several":               {h("Mesh-Require", "stream, teleport"), `{}`, toolmesh.CodeProtocolError, "teleport"},
@@ -331,11 +334,11 @@ func TestCallHeaderIsReadBack(t *testing.T) {
 		"all of it": {
 			Call{
 				RPCID: "r", Session: "s1", Tool: "weather.forecast", Delivery: DeliverLive, Timeout: 1500 * time.Microsecond, Deadline: time.UnixMilli(5),
-				Credit: 3, Depth: 2, Parent: "p", Revision: "v", Keepalive: true, WantLoad: true, Traceparent: "t",
+				Credit: 3, Depth: 2, Parent: "p", Revision: "v", Isolation: "fork", Keepalive: true, WantLoad: true, Traceparent: "t",
 			},
 			Request{
 				RPCID: "r", Delivery: DeliverLive, HasTimeout: true, Timeout: 2 * time.Millisecond, Deadline: time.UnixMilli(5), HasCredit: true, Credit: 3,
-				Depth: 2, Parent: "p", Revision: "v", Keepalive: true, WantLoad: true, Traceparent: "t",
+				Depth: 2, Parent: "p", Revision: "v", Isolation: "fork", Keepalive: true, WantLoad: true, Traceparent: "t",
 			},
 		},
 		"an inbox stream": {Call{RPCID: "r", Delivery: DeliverInbox, Tool: "weather.forecast", Session: "s1"}, Request{RPCID: "r", Delivery: DeliverInbox}},

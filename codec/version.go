@@ -31,7 +31,7 @@ func known(name string) bool {
 	switch headerName(name) {
 	case "":
 		return false
-	case HeaderIdempotencyKey, HeaderContentEncoding, HeaderAcceptEncoding, HeaderIsolation:
+	case HeaderIdempotencyKey, HeaderContentEncoding, HeaderAcceptEncoding:
 		return false // their work comes later: to require them is to be refused
 	}
 	return true

@@ -107,6 +107,9 @@ type Stats struct {
 	Busy     int   // calls in workers
 	Waiting  int   // calls in the queue
 	Restarts int   // workers that ended without being told to, since Open
+	Spawned  int   // workers that imported the index themselves because it must not be forked, since Open
 	Pids     []int // of the workers
 	Root     int   // pid of the process above them all
+	// ForkUnsafe is why tools of the index are not forked; empty when all are.
+	ForkUnsafe string
 }

@@ -253,9 +253,12 @@ func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock,
 
 // Command runs a command of an index, like its init, in its folder: it sees
 // what the index's tools see, with the environment's programs first on PATH.
-// The error is install_failed.
-func (x *Executor) Command(ctx context.Context, env *Env, dir string, argv []string, vars map[string]string) error {
-	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(filepath.Join(env.Dir, "bin"), vars))
+// The error is install_failed; the values of the variables that secrets names do
+// not appear in it.
+func (x *Executor) Command(ctx context.Context, env *Env, dir string, argv []string, vars map[string]string, secrets []string,
+) error {
+	spec := Spec{Vars: vars, Secrets: secrets}
+	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(filepath.Join(env.Dir, "bin"), vars), newRedactor(spec.secrets()).text)
 }
 
 // Close stops every index, waits until the last process is gone, and ends the

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // family is the processes of an index that have a zygote key in common: the
@@ -46,6 +47,14 @@ func (f *family) open(ctx context.Context) ([]Unavailable, error) {
 	f.described = true
 	if f.forkUnsafe != "" {
 		f.index.log.Warn("the index cannot be forked, each worker imports it anew", slog.String("reason", f.forkUnsafe))
+		for i := range f.tools {
+			t := &f.tools[i]
+			warning := "its worker is no fork but imports the index anew: " + f.forkUnsafe
+			if f.index.spec.Policies[t.Name].Isolation == tool.IsolationFork {
+				warning = "isolation fork starts a new interpreter for each call: " + f.forkUnsafe
+			}
+			t.Warnings = append(t.Warnings, warning)
+		}
 	}
 	f.mu.Lock()
 	f.current = z
@@ -65,7 +74,7 @@ func (f *family) newZygote(ctx context.Context, s setup) (*zygote, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		z, err := startZygote(ctx, ix.log, ix.x.spawner, f.command, s, ix.x.opts.StartTimeout, ix.x.maxFrame())
+		z, err := startZygote(ctx, ix.log, ix.x.spawner, f.command, s, ix.redact, ix.x.opts.StartTimeout, ix.x.maxFrame())
 		<-ix.x.starting
 		var failure *importFailure
 		if errors.As(err, &failure) {
@@ -119,6 +128,9 @@ func (f *family) newWorker(c *crew) (*worker, error) {
 	z, err := f.source(ctx, solo, c.key.tool)
 	if err != nil {
 		return nil, err
+	}
+	if f.solo() && c.key.tool == "" {
+		ix.spawned.Add(1)
 	}
 	w, err := startWorker(c, z, ix.x.nextID.Add(1), solo, ix.x.opts.StartTimeout)
 	if solo {

@@ -34,6 +34,9 @@ type Spec struct {
 	Tools []string
 	// Vars are the environment variables that all tools see.
 	Vars map[string]string
+	// Secrets names variables, of Vars and of Policies, whose values must not
+	// appear in errors, output and reasons. Results are not looked at.
+	Secrets []string
 	// Policies say how tools are run, by name. A tool without one is run by the
 	// defaults.
 	Policies map[string]Policy
@@ -67,6 +70,8 @@ type Index struct {
 	spec Spec
 	log  *slog.Logger
 
+	redact *redactor // nil: no secrets
+
 	tools       []Tool
 	byName      map[string]*served
 	unavailable []Unavailable
@@ -80,7 +85,8 @@ type Index struct {
 	crews   map[workerKey]*crew
 	ended   bool // no further crews
 
-	leases leases
+	leases  leases
+	spawned atomic.Int64 // workers that should have been forks
 
 	inFlight  atomic.Int64
 	closing   atomic.Bool
@@ -111,6 +117,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 	}
 	ix.crews = map[workerKey]*crew{}
 	ix.leases.by, ix.leases.taken = map[workerKey]*lease{}, map[workerKey]time.Time{}
+	ix.redact = newRedactor(spec.secrets())
 	if err := ix.group(root); err != nil {
 		return nil, openFailed(spec, err)
 	}
@@ -191,7 +198,7 @@ func (ix *Index) group(root string) error {
 		if f == nil {
 			f = &family{
 				index: ix, key: key, all: map[*zygote]struct{}{},
-				setup: setup{Root: root, Cwd: root, Paths: paths, Sandbox: key.sandbox, Exclude: map[string]string{}},
+				setup: setup{Root: root, Cwd: root, Paths: paths, Sandbox: key.sandbox, Exclude: map[string]string{}, Secrets: ix.spec.Secrets},
 				command: sandbox.Command{
 					Path: ix.spec.Env.Python,
 					Args: []string{"-I", "-X", "utf8", "-c", bootstrap, ix.x.files},
@@ -550,7 +557,11 @@ func (ix *Index) Stats() Stats {
 		}
 		c.mu.Unlock()
 	}
+	s.Spawned = int(ix.spawned.Load())
 	for _, f := range ix.families {
+		if f.forkUnsafe != "" {
+			s.ForkUnsafe = f.forkUnsafe
+		}
 		f.mu.Lock()
 		if z := f.current; z != nil && s.Root == 0 {
 			s.Root = z.proc.Pid()

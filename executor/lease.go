@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -198,6 +200,17 @@ func (ix *Index) EndSession(ctx context.Context, session string) error {
 		}
 	}
 	return nil
+}
+
+// Sessions are those that have workers of their own at the moment.
+func (ix *Index) Sessions() []string {
+	ix.leases.mu.Lock()
+	defer ix.leases.mu.Unlock()
+	seen := map[string]struct{}{}
+	for key := range ix.leases.by {
+		seen[key.session] = struct{}{}
+	}
+	return slices.Sorted(maps.Keys(seen))
 }
 
 // keeps reports whether another worker would not do: its calls are about what

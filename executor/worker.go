@@ -110,7 +110,7 @@ type worker struct {
 func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Duration) (_ *worker, err error) {
 	w := &worker{
 		id: id, crew: c, zygote: z, log: c.index.log,
-		exited: make(chan struct{}), gone: make(chan struct{}),
+		exited: make(chan struct{}), gone: make(chan struct{}), tail: tail{redact: c.index.redact},
 	}
 	var theirs, ours []*os.File
 	defer func() {

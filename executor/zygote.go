@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,6 +28,7 @@ type setup struct {
 	Paths   []string          `json:"paths"`
 	Tools   []string          `json:"tools"`
 	Exclude map[string]string `json:"exclude"`
+	Secrets []string          `json:"secrets"` // variables whose values no text may show
 	// Sandbox is to be in effect before any code of the index runs.
 	Sandbox tool.Sandbox `json:"sandbox"`
 	// Folder is the one that strict and offline may write; empty for the others.
@@ -94,7 +96,7 @@ type forkedMessage struct {
 // startZygote starts the process and waits until it has described its tools.
 // timeout bounds each single import.
 func startZygote(ctx context.Context, log *slog.Logger, spawner *sandbox.Spawner, cmd sandbox.Command, s setup,
-	timeout time.Duration, maximum uint32,
+	redact *redactor, timeout time.Duration, maximum uint32,
 ) (_ *zygote, err error) {
 	proc, err := spawner.Start(cmd)
 	if err != nil {
@@ -102,7 +104,7 @@ func startZygote(ctx context.Context, log *slog.Logger, spawner *sandbox.Spawner
 	}
 	z := &zygote{
 		log: log, proc: proc, conn: proc.Control, maximum: maximum, folder: s.Folder,
-		forked: make(chan forkedMessage, 1), workers: map[uint64]*worker{},
+		forked: make(chan forkedMessage, 1), workers: map[uint64]*worker{}, output: tail{redact: redact},
 	}
 	z.wg.Go(func() { z.drain(proc.Stdout, StreamStdout) })
 	z.wg.Go(func() { z.drain(proc.Stderr, StreamStderr) })
@@ -194,15 +196,26 @@ func lastWords(text string) string {
 func (z *zygote) drain(file *os.File, stream Stream) {
 	buf := make([]byte, 8<<10)
 	var budget bucket
+	var line []byte // whose end has not come
+	hand := func(end int) {
+		if end > 0 && budget.take(end) {
+			z.log.Debug("output at import", slog.String("stream", string(stream)),
+				slog.String("text", z.output.redact.text(string(line[:end]))))
+		}
+		line = append(line[:0], line[end:]...)
+	}
 	for {
 		n, err := file.Read(buf)
 		if n > 0 {
 			z.output.add(buf[:n])
-			if budget.take(n) {
-				z.log.Debug("output at import", slog.String("stream", string(stream)), slog.String("text", string(buf[:n])))
+			line = append(line, buf[:n]...)
+			hand(bytes.LastIndexByte(line, '\n') + 1)
+			if most := len(buf) + z.output.redact.overlap(); len(line) > most {
+				hand(len(line) - z.output.redact.overlap())
 			}
 		}
 		if err != nil {
+			hand(len(line))
 			return
 		}
 	}

@@ -362,7 +362,7 @@ func (h *Host) execute(c *inflight) admit.Record {
 	}
 	ctx, call := &c.ctx, &c.call
 	*call = Call{
-		Session: c.req.Session, Tool: c.req.Tool, RPCID: c.req.RPCID, Args: args, VarArgs: varArgs,
+		Session: c.req.Session, Epoch: c.epoch, Tool: c.req.Tool, RPCID: c.req.RPCID, Args: args, VarArgs: varArgs,
 		Stream: c.req.Delivery != codec.DeliverNone, Collect: c.tool.descriptor.Annotations.Collect,
 		Deadline: c.deadline, Depth: c.req.Depth, Parent: c.req.Parent, Isolation: c.req.Isolation, Traceparent: c.req.Traceparent,
 	}

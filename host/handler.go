@@ -49,8 +49,11 @@ type ResultSink interface {
 // Call is one call, checked and admitted.
 type Call struct {
 	Session subjects.SessionID
-	Tool    subjects.ToolID
-	RPCID   subjects.RPCID
+	// Epoch tells the session from an earlier one of its name; empty for one
+	// that nobody created, and where [Options.Sessions] does not say.
+	Epoch string
+	Tool  subjects.ToolID
+	RPCID subjects.RPCID
 	// Args is the arguments object; it fits the tool's input schema.
 	Args json.RawMessage
 	// VarArgs holds further positional arguments, a JSON array, or nothing.
@@ -62,8 +65,10 @@ type Call struct {
 	// Deadline is when ctx ends; zero for a stream without a total.
 	Deadline time.Time
 	// Depth is how many calls are above this one, and Parent the next above.
-	Depth       int
-	Parent      subjects.RPCID
+	Depth  int
+	Parent subjects.RPCID
+	// Isolation is what the caller asks for beyond what the tool declares: warm,
+	// session, fork, fresh, or empty.
 	Isolation   string
 	Traceparent string
 }

@@ -40,6 +40,7 @@ from .loop import (
     not_json,
     refused,
     split_meta,
+    too_deep,
 )
 from .output import Outlet, install
 from .values import Mismatch, NotSerializable, decode
@@ -216,6 +217,8 @@ class Worker:
             return ERROR, failures.invalid([failure])
         except ValueError as failure:
             return ERROR, not_json(failure)
+        except RecursionError:
+            return ERROR, failures.invalid([too_deep()])
         except Exception as failure:  # of a converter of the tool, like __post_init__
             return ERROR, failures.raised(failure, tool.name)
         try:

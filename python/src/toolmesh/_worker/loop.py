@@ -207,6 +207,8 @@ class Worker:
                 return ERROR, failures.invalid([failure])
             except ValueError as failure:
                 return ERROR, not_json(failure)
+            except RecursionError:
+                return ERROR, failures.invalid([too_deep()])
             except Exception as failure:  # of a converter of the tool, like __post_init__
                 return ERROR, failures.raised(failure, tool.name)
             try:
@@ -316,6 +318,11 @@ def not_json(failure: ValueError) -> bytes:
     return failures.invalid(
         [Mismatch("", "a JSON object", "something else", f"the arguments are not JSON: {failure}")]
     )
+
+
+def too_deep() -> Mismatch:
+    """The arguments are nested deeper than Python converts."""
+    return Mismatch("", "less nesting", "deeper nesting", "the arguments are nested too deeply")
 
 
 def refused(

@@ -16,6 +16,7 @@ import sys
 import time
 from _thread import allocate_lock, get_ident
 
+from . import redaction
 from .frames import HEADER, LOG, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -114,7 +115,7 @@ class Outlet:
         budget = self._budgets.get(call)
         if budget is None:
             budget = self._budgets.setdefault(call, _Budget())
-        data = text.encode("utf-8", "replace")
+        data = redaction.text(text).encode("utf-8", "replace")
         for start in range(0, len(data), _LINE):
             piece = data[start : start + _LINE]
             if budget.take(len(piece)):
@@ -127,7 +128,10 @@ class Outlet:
         budget = self._budgets.get(call)
         if budget is None:
             budget = self._budgets.setdefault(call, _Budget())
-        data = json.dumps(fields, ensure_ascii=False, default=repr).encode("utf-8", "replace")
+        said = json.dumps(fields, ensure_ascii=False, default=repr)
+        if redaction.text(said) != said:
+            said = json.dumps(redaction.tree(json.loads(said)), ensure_ascii=False)
+        data = said.encode("utf-8", "replace")
         if not budget.take(len(data)):
             return
         frame = HEADER.pack(len(data), LOG, LOG_RECORD, 0, call) + data

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import collections.abc as abc
-import contextlib
 import dataclasses
 import enum
 import inspect
@@ -21,7 +20,7 @@ import sys
 import types
 import typing
 
-from . import models, records
+from . import models, records, redaction
 from .docstring import parse as parse_docstring
 from .shapes import (
     SIMPLE,
@@ -40,7 +39,7 @@ from .shapes import (
     show_default,
     varargs,
 )
-from .values import Mismatch, describe, encode, plain_key, pointer
+from .values import Mismatch, describe, encode, pointer
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -432,7 +431,11 @@ class Builder:
         return Shape(schema, expected, fits, load, dump, order=min(shape.order for shape in shapes))
 
     def _list(
-        self, args: Sequence[Any], where: str, namespace: Namespace, make: Callable[[list[Any]], Collection[Any] | Iterator[Any]]
+        self,
+        args: Sequence[Any],
+        where: str,
+        namespace: Namespace,
+        make: Callable[[list[Any]], Collection[Any] | Iterator[Any]],
     ) -> Shape:
         item = self.shape(args[0], where, namespace) if args else self.anything()
         schema: Schema = {"type": "array", "items": item.schema}
@@ -467,7 +470,7 @@ class Builder:
         return Shape(schema, "array", fits, load if needs else None, dump)
 
     def _tuple(self, annotation: Any, args: Sequence[Any], where: str, namespace: Namespace) -> Shape:
-        if not args and annotation is tuple or annotation is typing.Tuple:
+        if not args and annotation in (tuple, typing.Tuple):  # noqa: UP006 - tuple[()] is another thing
             return self._list((), where, namespace, tuple)
         if args == ((),):  # Tuple[()] before 3.11
             args = ()
@@ -712,6 +715,7 @@ def signature(function: Callable[..., Any]) -> Signature:
                 output = dict(shape.schema)
                 if builder.defs:
                     output["$defs"] = dict(builder.defs)
+    description, builder.warnings = redaction.text(description), [redaction.text(one) for one in builder.warnings]
     made = Signature(description, schema, output, parameters, dump, builder.warnings)
     _check(made)
     return made

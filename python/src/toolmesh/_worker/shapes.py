@@ -14,9 +14,9 @@ import ipaddress
 import json
 import math
 import re
-import sys
 import uuid
 
+from . import redaction
 from .values import Mismatch, NotSerializable, describe, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -444,7 +444,7 @@ def show_default(value: Any, shape: Shape, extra: Schema) -> None:
         shown = json.loads(encode(value))
     except Exception:
         return
-    if len(str(shown)) <= 2000:
+    if len(str(shown)) <= 2000 and redaction.tree(shown) == shown:
         extra["default"] = shown
 
 

@@ -13,6 +13,7 @@ import signal
 import sys
 from select import POLLIN, poll
 
+from . import forking
 from .frames import BECOME, DESCRIBED, EXITED, FORK, FORKED, HEADER, HEADER_SIZE, IMPORTING, SETUP
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -239,12 +240,14 @@ class Zygote:
         import logging
         import typing  # noqa: F401
 
-        from . import binding, failures, loop, output, schema, values  # noqa: F401
+        from . import binding, failures, loop, output, redaction, schema, values  # noqa: F401
 
         gc.disable()
         logging.raiseExceptions = False
         os.chdir(self._setup["cwd"])
         failures.set_root(self._setup["root"])
+        # Before the index's own code can change them.
+        redaction.add(os.environ.get(name, "") for name in self._setup.get("secrets") or ())
         sys.path[:0] = self._setup["paths"]
         sys.argv = [""]
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -302,12 +305,11 @@ class Zygote:
         gc.collect()
         gc.freeze()
         gc.enable()
-        threads = _threads()
         self._send(DESCRIBED, {
             "tools": tools,
             "unavailable": unavailable,
             "python": sys.version.split()[0],
-            "fork_unsafe": f"{threads} threads run after the imports" if threads > 1 else "",
+            "fork_unsafe": forking.unsafe(self._socket.fileno()),
             "notes": self._notes,
         })
         from . import strays
@@ -376,6 +378,9 @@ class Zygote:
             self._send(FORKED, {"id": request["id"], "error": str(failure)})
             return
         if pid == 0:
+            from . import strays
+
+            strays.kept.clear()  # the zygote's children, not ours
             self._child(request, fds)
         for fd in fds:
             os.close(fd)
@@ -420,7 +425,7 @@ class Zygote:
             words = memoryview(mmap.mmap(page, 4096)).cast("Q")
             for fd in (one, two, page):
                 os.close(fd)
-            _reseed()
+            forking.reseed()
             _own_folder(self._setup["folder"], request["id"])
             limit = limits.apply(request["limits"], request["limit"])
             about: bytes = self._json.dumps({"pid": os.getpid()}).encode()
@@ -459,17 +464,6 @@ def _run_exit_handlers() -> None:
     atexit._run_exitfuncs()
 
 
-def _reseed() -> None:
-    """Copies of one process must not draw the same random numbers. The random
-    module sees to itself; numpy's global generator does not."""
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None:
-        try:
-            numpy.seed()
-        except Exception:
-            pass
-
-
 def _import(module: str) -> tuple[str, str] | None:
     """None, or why it cannot be imported: (reason, traceback)."""
     import importlib
@@ -497,16 +491,14 @@ def _load(name: str, module: str, attribute: str) -> tuple[Tool | None, str, str
         hint = f"; did you mean {near[0]}?" if near else ""
         return None, f"the module {module} has no {attribute}{hint}", ""
     except BaseException as failure:  # noqa: B036 - a module's __getattr__ may do anything
-        reason = f"{name} cannot be read: {type(failure).__name__}: {failures.message_of(failure)}"
-        return None, reason, failures.trace(failure)
+        return None, *failures.unreadable(failure, f"{name} cannot be read")
     function = _unwrap(found)
     if not callable(function):
         return None, f"{name} is of type {type(found).__name__}, not a function", ""
     try:
         return binding.Tool(name, function, schema.kind_of(function), schema.signature(function)), "", ""
     except BaseException as failure:  # noqa: B036 - one tool must not take the others along
-        reason = f"{name} cannot be described: {type(failure).__name__}: {failures.message_of(failure)}"
-        return None, reason, failures.trace(failure)
+        return None, *failures.unreadable(failure, f"{name} cannot be described")
 
 
 def _unwrap(found: Any) -> Any:
@@ -520,13 +512,3 @@ def _unwrap(found: Any) -> Any:
         if callable(inner) and type(found).__name__ != "partial":
             return inner
     return found
-
-
-def _threads() -> int:
-    """How many threads this process has, ours included."""
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        import threading
-
-        return threading.active_count()

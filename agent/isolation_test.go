@@ -1,0 +1,148 @@
+package agent_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/agent"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/router"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const countingTools = `
+import os
+calls = 0
+def warm() -> int:
+    global calls
+    calls += 1
+    return calls
+kept = apart = warm
+def each(n: int):
+    for _ in range(n):
+        yield warm()
+def token() -> list:
+    return [os.environ.get("SHARED"), os.environ.get("TOKEN")]
+plain = token
+`
+
+const countingIndex = `
+[index]
+tools = ["t.warm", "t.kept", "t.apart", "t.each", "t.token", "t.plain"]
+
+[[index.env]]
+name = "SHARED"
+
+[[index.env]]
+name = "TOKEN"
+tools = ["t.token"]
+
+[tool."t.kept"]
+isolation = "session"
+
+[tool."t.apart"]
+isolation = "fork"
+`
+
+func installCounting(t *testing.T, nc *nats.Conn) {
+	t.Helper()
+	install(t, nc, map[string]any{
+		"source": repository(t, "iso", map[string]string{"tools.toml": countingIndex, "t.py": countingTools}),
+		"env":    map[string]string{"SHARED": "all", "TOKEN": "one"},
+	})
+}
+
+func TestDeclaredIsolationHolds(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	nc := s.Connect(t)
+	installCounting(t, nc)
+	c := newClient(t, nc, nil)
+	expect := func(c *client.Client, name, want string, opts ...client.CallOption) {
+		t.Helper()
+		r, err := c.Call(t.Context(), toolID("iso", "t."+name), nil, opts...)
+		if err != nil || string(r.Value) != want {
+			t.Errorf("%s: got %v, %v, want %s", name, r, err, want)
+		}
+	}
+	for n := 1; n <= 3; n++ {
+		expect(c, "warm", fmt.Sprint(n))
+		expect(c, "apart", "1")
+		expect(c.In("a"), "kept", fmt.Sprint(n))
+		expect(c.In("b"), "kept", fmt.Sprint(n))
+		expect(c, "warm", "1", client.WithIsolation(tool.IsolationFork))
+		expect(c, "warm", "1", client.WithIsolation(tool.IsolationFresh))
+		expect(c.In("a"), "apart", "1", client.WithIsolation(tool.IsolationWarm))
+		expect(c.In("c"), "warm", fmt.Sprint(n), client.WithIsolation(tool.IsolationSession))
+	}
+	expect(c, "token", `["all","one"]`)
+	expect(c, "plain", `["all",null]`)
+
+	// The same from a client that knows only the wire.
+	for n := range 2 {
+		m := &nats.Msg{Subject: "tools.default.iso.t.warm", Header: nats.Header{"Mesh-Isolation": {"fork"}}}
+		got, err := nc.RequestMsg(m, time.Minute)
+		if err != nil || string(got.Data) != "1" {
+			t.Errorf("call %d of a plain client: got %s, %v", n, got.Data, err)
+		}
+	}
+	m := &nats.Msg{Subject: "tools.default.iso.t.warm", Header: nats.Header{"mesh-isolation": {"tight"}}}
+	got, err := nc.RequestMsg(m, time.Minute)
+	if err != nil || got.Header.Get("Mesh-Error-Code") != "invalid_request" || got.Header.Get("Mesh-Started") != "false" {
+		t.Errorf("an unknown isolation: got %v %s, %v", got.Header, got.Data, err)
+	}
+	items := []json.RawMessage{}
+	for chunk, err := range c.Stream(t.Context(), "iso.t.each", map[string]any{"n": 3}, client.WithIsolation(tool.IsolationFork)) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		items = append(items, chunk.Data)
+	}
+	if fmt.Sprintf("%s", items) != "[1 2 3]" {
+		t.Errorf("streamed %s", items)
+	}
+}
+
+// A session that is created again under its name is another one.
+func TestASessionsStateEndsWithIt(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	startIn(t, s, "one", t.TempDir(), func(o *agent.Options) { o.SessionPolicy = "strict" })
+	nc := s.Connect(t)
+	installCounting(t, nc)
+	r, err := router.New(nc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	for range 2 {
+		session, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: "chat"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := 1; n <= 2; n++ {
+			var got *client.Result
+			meshtest.Until(t, "the node knows the session", func() bool {
+				got, err = session.Call(t.Context(), "iso.t.kept", nil)
+				return toolmesh.CodeOf(err) != toolmesh.CodeSessionNotFound
+			})
+			if err != nil || string(got.Value) != fmt.Sprint(n) {
+				t.Fatalf("got %v, %v, want %d", got, err, n)
+			}
+		}
+		if err := session.End(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		meshtest.Until(t, "the node knows that the session has ended", func() bool {
+			_, err := session.Call(t.Context(), "iso.t.warm", nil)
+			return toolmesh.CodeOf(err) == toolmesh.CodeSessionNotFound
+		})
+	}
+}

@@ -1,0 +1,102 @@
+"""Whether a process may be forked, and what a fork has to make anew."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Modules whose state does not survive a fork, and what breaks. To import them is
+# enough: they start threads, open devices or take locks on their own, at times
+# that nobody sees. A name stands for everything below it too.
+UNSAFE_MODULES = (
+    ("grpc._cython", "its channels hang in a forked process"),
+    ("tensorflow.python", "its thread pools are gone in a forked process"),
+    ("jaxlib", "it is multithreaded, and deadlocks in a forked process"),
+    ("cupy", "CUDA cannot be used in a forked process"),
+    ("pycuda", "CUDA cannot be used in a forked process"),
+    ("numba.cuda.cudadrv.driver", "CUDA cannot be used in a forked process"),
+    ("pyopencl", "its contexts are invalid in a forked process"),
+    ("paddle", "CUDA cannot be used in a forked process"),
+    ("mxnet", "its engine's threads are gone in a forked process"),
+    ("polars", "its thread pool is gone in a forked process"),
+    ("ray", "its connections are shared with the forked process"),
+    ("objc", "the system forbids a fork after its frameworks were used"),
+)
+
+
+def unsafe(ours: int) -> str:
+    """Why this process must not be forked, for people; empty when it may be.
+    ours is the descriptor of the agent's socket."""
+    count = threads()
+    if count > 1:
+        return f"{count} threads run after the imports"
+    for name, reason in UNSAFE_MODULES:
+        if name in sys.modules:
+            return f"{name.partition('.')[0]} is imported: {reason}"
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        try:
+            if torch.cuda.is_initialized():
+                return "torch has initialised CUDA, which cannot be used in a forked process"
+        except Exception:
+            pass
+    peer = _connection(ours)
+    if peer:
+        return f"a connection to {peer} was opened at import: forked processes would share it"
+    return ""
+
+
+def threads() -> int:
+    """How many threads this process has, ours included."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        import threading
+
+        return threading.active_count()
+
+
+def _connection(ours: int) -> str:
+    """The peer of a connection that this process holds, empty when it has none.
+    Pairs of sockets without a name, as event loops have them, are none."""
+    try:
+        names = os.listdir("/proc/self/fd")
+    except OSError:
+        return ""
+    import _socket
+    import stat
+
+    for name in names:
+        fd = int(name)
+        try:
+            if fd == ours or not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                continue
+            copy = _socket.socket(fileno=os.dup(fd))
+        except OSError:
+            continue
+        try:
+            peer = copy.getpeername()
+        except OSError:
+            peer = ""
+        finally:
+            copy.close()
+        if isinstance(peer, tuple) and peer:
+            return f"{peer[0]} port {peer[1]}" if len(peer) > 1 else str(peer[0])
+        if peer and not isinstance(peer, tuple):
+            return os.fsdecode(peer)
+    return ""
+
+
+def reseed() -> None:
+    """Copies of one process must not draw the same random numbers. The random
+    module sees to itself, and what asks the system has no state to copy; numpy's
+    global generator and the names of temporary files do not."""
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        try:
+            random.seed()
+        except Exception:
+            pass
+    tempfile = sys.modules.get("tempfile")
+    if tempfile is not None and hasattr(tempfile, "_name_sequence"):
+        tempfile._name_sequence = None
