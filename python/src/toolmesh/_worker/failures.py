@@ -30,6 +30,8 @@ _FRAMES = 40
 _CHAIN = 10  # exceptions of a chain, and members of a group, that are told
 _TOLD = 30  # exceptions that one trace tells in all
 _root = ""
+# Bound now: a tool may replace what json has.
+_text = json.JSONEncoder(ensure_ascii=False, default=lambda value: f"<{type(value).__name__}>").encode
 
 
 def set_root(path: str) -> None:
@@ -53,9 +55,7 @@ def body(code: str, message: str, started: bool, **more: JSON) -> bytes:
         if key in found:
             found[key] = cut(found[key], limit)
     found.update(code=code, started=started)
-    return json.dumps(found, ensure_ascii=False, default=lambda value: f"<{type(value).__name__}>").encode(
-        "utf-8", "replace"
-    )
+    return _text(found).encode("utf-8", "replace")
 
 
 def invalid(mismatches: list[Mismatch]) -> bytes:
