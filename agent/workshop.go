@@ -14,7 +14,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
@@ -251,25 +250,12 @@ func (i *instance) describe() {
 			i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, t.Name), Reason: toolmesh.AsError(err).Message})
 			continue
 		}
-		if level := d.Annotations.Sandbox; level == tool.SandboxStrict || level == tool.SandboxOffline {
-			i.unavailable = append(i.unavailable, deploy.Unavailable{ID: d.ID, Reason: "demands the sandbox level " + string(level) + ", which this version does not have"})
-			continue
-		}
-		d.Warnings = append(d.Warnings, notYet(d.Annotations)...)
 		i.ids = append(i.ids, d.ID)
 		i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: i.build.Manifest.Function(t.Name)}})
 	}
 	for _, u := range i.lost() {
 		i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, u.Name), Reason: u.Reason})
 	}
-}
-
-// notYet says which declarations of a tool this version does not act on.
-func notYet(a tool.Annotations) (warnings []string) {
-	if !a.Limits.IsZero() {
-		warnings = append(warnings, "limits are not enforced yet, but for the timeout")
-	}
-	return warnings
 }
 
 func (i *instance) service() host.Service {
@@ -348,22 +334,6 @@ func (s *pythonSink) Log(r executor.Record) {
 		attrs = append(attrs, slog.String("logger", r.Logger))
 	}
 	s.log.LogAttrs(context.Background(), level, "tool output", attrs...)
-}
-
-// sandbox is the level in effect on this machine, and why it is not the one
-// that was asked for.
-func (a *Agent) sandbox() (effective string, reasons []string) {
-	effective = string(tool.SandboxGuard)
-	if level := a.executor.Level(); level == sandbox.LevelReaper {
-		effective = string(tool.SandboxNone)
-		reasons = append(reasons, "no PID namespaces here: workers are kept together by a watching process instead")
-	}
-	switch asked := tool.Sandbox(a.opts.Sandbox); asked {
-	case tool.SandboxStrict, tool.SandboxOffline:
-		reasons = append(reasons, "sandbox level "+a.opts.Sandbox+" is not built yet: "+effective+" is in effect")
-	case tool.SandboxNone:
-	}
-	return effective, reasons
 }
 
 func randomEnd() string {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/frame"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
 const (
@@ -187,12 +188,16 @@ func (c *crew) pick() *worker {
 func (c *crew) assign(w *worker, j *job) {
 	w.places++
 	j.worker, j.place, j.since = w, w.places, time.Now()
+	j.before = w.page.Load(sandbox.WordStarted)
 	c.busy++
 	if c.async {
 		w.jobs[j.id] = j
 	} else {
 		w.current.Store(j)
 		w.from.brisk = c.busy < runtime.GOMAXPROCS(0) && c.queue.len() == 0
+	}
+	if watched(c.key.limits) {
+		c.metered(w)
 	}
 }
 
@@ -623,7 +628,10 @@ func (c *crew) probe() {
 	defer c.mu.Unlock()
 	for w := range c.workers {
 		switch {
-		case w.retired || len(w.jobs) == 0:
+		case (w.retired && w.abandoned == 0) || len(w.jobs) == 0:
+		case w.retired && !w.probed.IsZero() && time.Since(w.probed) > blockedAfter:
+			w.kill() // by a call that was given up: the others there will never end
+		case w.retired && !w.probed.IsZero():
 		case w.probed.IsZero():
 			w.probed = time.Now()
 			w.send(frame.Header{Type: frame.Ping, ID: w.id}, nil, nil)

@@ -22,6 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
 	"github.com/toolmesh/toolmesh/python"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Options configure an [Executor]. The zero value of each field means its default.
@@ -70,6 +71,9 @@ type Options struct {
 	// MaxResult bounds a result, an item and the arguments of a call, in bytes
 	// of JSON. Defaults to 64 MB.
 	MaxResult int
+	// Sandbox is the level of tools that demand none: as tight as this, or as
+	// the machine gives. Defaults to guard.
+	Sandbox tool.Sandbox
 	// Levels are the ways of keeping processes together to try, best first.
 	// Defaults to all that the system knows.
 	Levels []sandbox.Level
@@ -122,6 +126,9 @@ func (o *Options) withDefaults() Options {
 	if r.MaxResult == 0 {
 		r.MaxResult = 64 << 20
 	}
+	if r.Sandbox == "" {
+		r.Sandbox = tool.SandboxGuard
+	}
 	return r
 }
 
@@ -141,6 +148,9 @@ func (o Options) validate() error {
 		return errors.New("executor: Options.CrashLimit, CrashWindow and TrialEvery must not be negative")
 	case o.MaxResult < 0 || o.MaxResult > 1<<30:
 		return errors.New("executor: Options.MaxResult must be between 0 and 1 GB")
+	}
+	if _, err := tool.ParseSandbox(string(o.Sandbox)); err != nil {
+		return fmt.Errorf("executor: Options.Sandbox: %w", err)
 	}
 	return nil
 }
@@ -191,6 +201,10 @@ func New(dir string, opts *Options) (*Executor, error) {
 	files, err := writeWorker(filepath.Join(dir, "worker"))
 	if err != nil {
 		return nil, fmt.Errorf("executor: write the worker's files: %w", err)
+	}
+	// What an earlier process left: the folder is ours alone.
+	if err := os.RemoveAll(filepath.Join(dir, scratch)); err != nil {
+		return nil, fmt.Errorf("executor: %w", err)
 	}
 	spawner := sandbox.NewSpawner(&sandbox.Options{Logger: o.Logger, Levels: o.Levels})
 	return &Executor{

@@ -79,8 +79,9 @@ type Index struct {
 	unavailable []Unavailable
 	families    []*family // set by Open, one for each zygote key
 
-	stop chan struct{}
-	wg   sync.WaitGroup // readers, starts, the janitor
+	watching chan struct{} // capacity 1; see alarm
+	stop     chan struct{}
+	wg       sync.WaitGroup // readers, starts, the janitor
 
 	crewsMu sync.RWMutex
 	crews   map[workerKey]*crew
@@ -113,7 +114,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 		return nil, openFailed(spec, err)
 	}
 	ix := &Index{
-		x: x, spec: spec, stop: make(chan struct{}), drained: make(chan struct{}),
+		x: x, spec: spec, stop: make(chan struct{}), watching: make(chan struct{}, 1), drained: make(chan struct{}),
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
 	}
 	ix.crews = map[workerKey]*crew{}
@@ -189,7 +190,7 @@ func (ix *Index) group(root string) error {
 	}
 	byKey := map[zygoteKey]*family{}
 	for _, name := range ix.spec.Tools {
-		policy := ix.spec.Policies[name].withDefaults()
+		policy := ix.spec.Policies[name].withDefaults(ix.x.defaultSandbox())
 		if err := policy.check(); err != nil {
 			return fmt.Errorf("the policy of %s: %w", name, err)
 		}
@@ -204,6 +205,7 @@ func (ix *Index) group(root string) error {
 					Path: ix.spec.Env.Python,
 					Args: []string{"-I", "-X", "utf8", "-c", bootstrap, ix.x.files},
 					Env:  ix.x.workerEnv(filepath.Dir(ix.spec.Env.Python), vars), Dir: root,
+					Sandbox: key.sandbox,
 				},
 			}
 			byKey[key] = f
@@ -238,7 +240,7 @@ func (ix *Index) open(ctx context.Context) error {
 			t := &f.tools[i]
 			ix.byName[t.Name] = &served{
 				Tool: t, slot: uint16(i), family: f, collect: ix.spec.Collect[t.Name], //nolint:gosec // checked above
-				policy: ix.spec.Policies[t.Name].withDefaults(),
+				policy: ix.spec.Policies[t.Name].withDefaults(f.key.sandbox),
 			}
 		}
 	}
@@ -277,6 +279,7 @@ func (ix *Index) open(ctx context.Context) error {
 		c.mu.Unlock()
 	}
 	ix.wg.Go(ix.janitor)
+	ix.wg.Go(ix.watch)
 	return nil
 }
 
@@ -492,6 +495,9 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink, o
 		run = c.runCoroutine
 	}
 	refused := run(ctx, j, item)
+	if exceeded := c.breached(j); exceeded != nil {
+		return nil, exceeded // and no crash: the tool is told its limit, and stays in service
+	}
 	*outcome = judge(j)
 	switch {
 	case j.err != nil && (refused == nil || ctx.Err() != nil):

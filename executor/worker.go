@@ -43,8 +43,11 @@ type job struct {
 	// Guarded by the crew's lock.
 	worker *worker // nil while queued
 	place  uint64  // which CALL frame of its worker it was, from 1
+	before uint64  // what its worker's page said had started when it was assigned
 	since  time.Time
-	killed bool // its worker was killed because it went on after its grace
+	cpu    time.Duration   // processor time it used, as far as it is metered
+	breach *toolmesh.Error // the limit for which the watchdog stopped it
+	killed bool            // its worker was killed because it went on after its grace
 	grace  *time.Timer
 	// Set when its worker ended under it.
 	fatal    uint64 // that worker's id
@@ -89,8 +92,9 @@ type worker struct {
 	abandoned int             // calls that we no longer wait for but that it may still run
 	places    uint64
 	idleSince time.Time
-	retired   bool      // takes no further call
-	stopping  bool      // told to end: its end is no crash
+	retired   bool // takes no further call
+	stopping  bool // told to end: its end is no crash
+	meter     meter
 	probed    time.Time // when an event loop was asked for a sign of life; zero when it gave it
 	blocked   bool      // it gave none for a while: it gets no new calls
 	tired     bool      // another is being started in its place
@@ -186,6 +190,11 @@ func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Durati
 		}
 		return nil, fmt.Errorf("the worker ended before it was ready: %s%s", w.exit, lastWords(w.tail.String()))
 	}
+	if watched(c.key.limits) {
+		if u, ok := w.handle.Usage(); ok {
+			w.meter.base = u.Memory
+		}
+	}
 	if c.async {
 		w.jobs = map[uint64]*job{}
 		c.index.wg.Go(w.serve)
@@ -215,6 +224,7 @@ func (w *worker) finish(cause error) {
 		_ = w.in.Close()
 		_ = w.out.Close()
 		w.wg.Wait()
+		w.removeFolder()
 		w.crew.lost(w, cause)
 		w.handle.Close()
 		close(w.gone)
@@ -263,6 +273,9 @@ func (w *worker) follow(j *job, item func(data []byte) error) (frame.Type, []byt
 				return 0, nil, fmt.Errorf("the worker answered call %d while it had call %d", h.ID, j.id)
 			}
 			data := own(h, body)
+			if h.Flags&frame.FlagSpent != 0 {
+				w.crew.spent(w)
+			}
 			w.settle(h.Flags)
 			return h.Type, data, refused
 		case frame.Yield:
@@ -299,6 +312,9 @@ func (w *worker) demultiplex() error {
 		}
 		switch h.Type { //nolint:exhaustive // the rest never comes from a worker
 		case frame.Result, frame.Error, frame.End:
+			if h.Flags&frame.FlagSpent != 0 {
+				w.crew.spent(w)
+			}
 			w.settle(h.Flags)
 			if j := w.crew.finishedCoroutine(w, h.ID); j != nil {
 				j.kind, j.body = h.Type, own(h, body)
@@ -408,9 +424,7 @@ func (w *worker) call(j *job) {
 func (w *worker) cancel(j *job) {
 	w.page.Store(sandbox.WordCancel, j.id)
 	w.send(frame.Header{Type: frame.Cancel, ID: j.id}, nil, nil)
-	if !w.crew.async {
-		_ = w.handle.Signal(syscall.SIGURG)
-	}
+	_ = w.handle.Signal(syscall.SIGURG)
 }
 
 // credit lets a stream send size more bytes.
@@ -481,7 +495,8 @@ func (w *worker) begun(j *job) toolmesh.Started {
 	if w.crew.async {
 		return started(j.place <= w.page.Load(sandbox.WordTaken))
 	}
-	return started(w.page.Load(sandbox.WordStarted) == j.id)
+	// A tool may have written over the page: only what is unchanged says no.
+	return started(w.page.Load(sandbox.WordStarted) != j.before)
 }
 
 // metaOf makes the meta block of a CALL body: length, then the JSON object.

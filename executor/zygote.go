@@ -31,6 +31,8 @@ type setup struct {
 	Secrets []string          `json:"secrets"` // variables whose values no text may show
 	// Sandbox is to be in effect before any code of the index runs.
 	Sandbox tool.Sandbox `json:"sandbox"`
+	// Folder is the one that strict and offline may write; empty for the others.
+	Folder string `json:"folder"`
 }
 
 // forkRequest is the body of a FORK and a BECOME.
@@ -48,6 +50,8 @@ type description struct {
 	Unavailable []Unavailable `json:"unavailable"`
 	Python      string        `json:"python"`
 	ForkUnsafe  string        `json:"fork_unsafe"`
+	// Notes are what the sandbox level does without here, for people.
+	Notes []string `json:"notes"`
 }
 
 // importFailure is returned by startZygote when a module hangs or ends the
@@ -67,6 +71,8 @@ type zygote struct {
 	about   description
 	output  tail
 	maximum uint32
+
+	folder string // see setup; removed with the zygote
 
 	solo bool // it is itself the one worker
 
@@ -97,7 +103,7 @@ func startZygote(ctx context.Context, log *slog.Logger, spawner *sandbox.Spawner
 		return nil, err
 	}
 	z := &zygote{
-		log: log, proc: proc, conn: proc.Control, maximum: maximum,
+		log: log, proc: proc, conn: proc.Control, maximum: maximum, folder: s.Folder,
 		forked: make(chan forkedMessage, 1), workers: map[uint64]*worker{}, output: tail{redact: redact},
 	}
 	z.wg.Go(func() { z.drain(proc.Stdout, StreamStdout) })
@@ -136,6 +142,10 @@ func startZygote(ctx context.Context, log *slog.Logger, spawner *sandbox.Spawner
 	for {
 		select {
 		case z.about = <-described:
+			if len(z.about.Notes) > 0 {
+				log.Info("the sandbox does without something", slog.String("sandbox", string(s.Sandbox)),
+					slog.Any("notes", z.about.Notes))
+			}
 			return z, nil
 		case module = <-importing:
 			timer.Reset(timeout)
@@ -374,6 +384,9 @@ func (z *zygote) gone() bool {
 func (z *zygote) kill() {
 	z.proc.Kill()
 	z.wg.Wait()
+	if z.folder != "" {
+		_ = os.RemoveAll(z.folder)
+	}
 }
 
 // controlReader reads the byte stream of a control socket and keeps the

@@ -14,7 +14,7 @@ import linecache
 import os
 import sys
 
-from . import redaction
+from . import limits, redaction
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ _FRAMES = 40
 _CHAIN = 10  # exceptions of a chain, and members of a group, that are told
 _TOLD = 30  # exceptions that one trace tells in all
 _root = ""
+# Bound now: a tool may replace what json has.
+_text = json.JSONEncoder(ensure_ascii=False, default=lambda value: f"<{type(value).__name__}>").encode
 
 
 def set_root(path: str) -> None:
@@ -53,9 +55,7 @@ def body(code: str, message: str, started: bool, **more: JSON) -> bytes:
         if key in found:
             found[key] = cut(found[key], limit)
     found.update(code=code, started=started)
-    return json.dumps(found, ensure_ascii=False, default=lambda value: f"<{type(value).__name__}>").encode(
-        "utf-8", "replace"
-    )
+    return _text(found).encode("utf-8", "replace")
 
 
 def invalid(mismatches: list[Mismatch]) -> bytes:
@@ -77,13 +77,20 @@ def unserializable(failure: NotSerializable, tool: str) -> bytes:
     )
 
 
+def out_of_memory() -> bytes:
+    """The call took more memory than it may, or asked for it."""
+    found = limits.usage()
+    message = f"the call needs more memory than its limit of {found['limit']} bytes"
+    return body("worker_out_of_memory", message, True, details=found)
+
+
 def too_large(size: int, limit: int, what: str) -> bytes:
     """what, "result" or "item", is larger than the agent takes."""
     return body(
         "payload_too_large",
         f"the {what} is {size} bytes of JSON, more than {limit}",
         True,
-        details={"size": size, "limit": limit},
+        details={"limit": "output", "size": size, "max": limit},
     )
 
 
@@ -116,6 +123,8 @@ def module_of(failure: BaseException) -> str:
 
 def raised(failure: BaseException, tool: str) -> bytes:
     """A tool's own exception, of any class."""
+    if isinstance(failure, MemoryError) and limits.memory:
+        return out_of_memory()
     try:
         return _raised(failure, tool)
     except Exception as second:

@@ -15,7 +15,7 @@ import sys
 import termios
 from types import CoroutineType, GeneratorType
 
-from . import failures
+from . import failures, limits, strays
 from .frames import (
     CALL,
     CANCEL,
@@ -30,6 +30,7 @@ from .frames import (
     PONG,
     RAW,
     RESULT,
+    SPENT,
     STREAM,
     YIELD,
     FrameError,
@@ -156,7 +157,8 @@ class Worker:
     def serve(self) -> None:
         """The loop: one read and one write per call."""
         read, run, outlet, pack = self._reader.next, self._run, self._outlet, HEADER.pack
-        lock, out, write = outlet.lock, self._out, os.write
+        lock, out, write, sweep = outlet.lock, self._out, os.write, strays.sweep
+        spent = 0
         while True:
             frame = read()
             if frame is None:
@@ -167,10 +169,13 @@ class Worker:
                 kind, body = run(flags, slot, call, body)
                 if self._forked:
                     os._exit(0)  # a child of the tool came back from the function
+                if limits.memory and (limits.exceeded() or _no_memory(kind, body)):
+                    kind, body, spent = ERROR, failures.out_of_memory(), SPENT
+                sweep()
                 if outlet.dirty:
                     outlet.settle(call)
                 self._call = 0
-                data = pack(len(body), kind, _raw_pending(), slot, call) + body
+                data = pack(len(body), kind, _raw_pending() | spent, slot, call) + body
                 with lock:
                     sent = write(out, data)
                     if sent != len(data):
@@ -330,6 +335,11 @@ def refused(
     if step is None or os.path.dirname(step.tb_frame.f_code.co_filename) != os.path.dirname(__file__):
         return []
     return [] if positional else tool.problems(keyword)
+
+
+def _no_memory(kind: int, body: bytes) -> bool:
+    """Whether a call ended for want of memory: what it holds may be held for ever."""
+    return kind == ERROR and body.startswith(b'{"code": "worker_out_of_memory"')
 
 
 def _raw_pending(

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from .values import JSON
 
+# Bound now: a tool may replace what json has.
+_text = json.JSONEncoder(ensure_ascii=False, default=repr).encode
+_loads = json.JSONDecoder().decode
 _LINE = 8 * 1024  # longest piece of text in one frame
 _BURST = 256 * 1024  # bytes of output that a call may make at once
 _RATE = 64 * 1024  # and per second from then on
@@ -128,9 +131,9 @@ class Outlet:
         budget = self._budgets.get(call)
         if budget is None:
             budget = self._budgets.setdefault(call, _Budget())
-        said = json.dumps(fields, ensure_ascii=False, default=repr)
+        said = _text(fields)
         if redaction.text(said) != said:
-            said = json.dumps(redaction.tree(json.loads(said)), ensure_ascii=False)
+            said = _text(redaction.tree(_loads(said)))
         data = said.encode("utf-8", "replace")
         if not budget.take(len(data)):
             return
