@@ -61,7 +61,7 @@ def _forms(value: str) -> set[str]:
     for one in bases:
         looks = {one}
         for _ in range(2):  # the repr of several arguments holds the reprs of each
-            for text in looks:
+            for text in tuple(looks):
                 looks.update((repr(text)[1:-1], repr(text + "'\"")[1:-4], json.dumps(text)[1:-1],
                               json.dumps(text, ensure_ascii=False)[1:-1]))
         found.update(looks)
