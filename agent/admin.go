@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -76,7 +77,12 @@ func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, body []byte,
 		if !r.read(body, &req) {
 			return
 		}
-		if err := a.deploy.Install(ctx, req, func(l deploy.Line) { r.line(l) }); err != nil {
+		if err := a.deploy.Install(ctx, req, func(l deploy.Line) {
+			if l.Index != "" {
+				a.listed(ctx, req.Session, l.Tools)
+			}
+			r.line(l)
+		}); err != nil {
 			r.fail(err)
 			return
 		}
@@ -126,6 +132,42 @@ func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, body []byte,
 		r.end()
 	default:
 		r.fail(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no administrative request %q: install, uninstall, drain, label", s.Verb))
+	}
+}
+
+// listWithin bounds how long an install waits for the registry: the tools are
+// served, only not listed yet.
+const listWithin = 5 * time.Second
+
+// listed waits until this node's view of the registry has the tools, so that
+// whoever hears that they are installed finds them.
+func (a *Agent) listed(ctx context.Context, session subjects.SessionID, tools []subjects.ToolID) {
+	if session == "" {
+		session = subjects.DefaultSession
+	}
+	changed := make(chan struct{}, 1)
+	defer a.view.OnChange(func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	})()
+	timer := time.NewTimer(listWithin)
+	defer timer.Stop()
+	for _, id := range tools {
+		for {
+			if r, ok := a.view.Route(session, id); ok && len(r.Nodes) > 0 {
+				break
+			}
+			select {
+			case <-changed:
+			case <-timer.C:
+				a.log.Warn("installed tools are not listed yet", slog.String("tool", string(id)))
+				return
+			case <-ctx.Done():
+				return
+			}
+		}
 	}
 }
 

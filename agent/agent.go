@@ -18,6 +18,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Options adjusts an [Agent].
@@ -29,7 +30,8 @@ type Options struct {
 	Labels map[string]string
 	// Slots is how many calls run at once. Defaults to host.DefaultSlots.
 	Slots int
-	// Sandbox is the level that was asked for. Defaults to "guard".
+	// Sandbox is the level of tools that demand none, as far as the machine gives
+	// it: none, guard, strict or offline. Defaults to guard.
 	Sandbox string
 	// MaxTimeout bounds calls of tools that declare no timeout. Defaults to
 	// host.DefaultMaxTimeout.
@@ -97,7 +99,10 @@ func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	if o.Sandbox == "" {
-		o.Sandbox = "guard"
+		o.Sandbox = string(tool.SandboxGuard)
+	}
+	if _, err := tool.ParseSandbox(o.Sandbox); err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "agent.Options.Sandbox: %w", err)
 	}
 	switch o.SessionPolicy {
 	case "":
@@ -141,17 +146,17 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 		}
 	}()
 	if a.executor, err = executor.New(filepath.Join(a.dir, "executor"), &executor.Options{
-		Logger: a.log, UV: a.opts.UV, Environ: a.opts.Environ,
+		Logger: a.log, Sandbox: tool.Sandbox(a.opts.Sandbox), UV: a.opts.UV, Environ: a.opts.Environ,
 	}); err != nil {
 		return err
 	}
-	effective, reasons := a.sandbox()
+	effective, reasons := a.executor.Sandbox()
 	sessions := &sessions{strict: a.opts.SessionPolicy == "strict"}
 	if a.host, err = host.NewOn(a.bus, &host.Options{
 		Node: a.opts.Node, Version: a.opts.Version, Slots: a.opts.Slots, MaxTimeout: a.opts.MaxTimeout,
 		StreamQuota: a.opts.StreamQuota, Labels: a.opts.Labels, Replicas: a.opts.Replicas,
 		ChunksStorage: a.opts.ChunksStorage, ChunksMax: a.opts.ChunksMax,
-		Sandbox: host.Sandbox{Asked: a.opts.Sandbox, Effective: effective}, Reasons: reasons,
+		Sandbox: host.Sandbox{Asked: a.opts.Sandbox, Effective: string(effective)}, Reasons: reasons,
 		Sessions: sessions, Service: "mesh-agent", Queued: a.queued, Logger: a.log,
 	}); err != nil {
 		return err
@@ -174,6 +179,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	workshop := &workshop{a: a}
 	a.deploy = deploy.New(a.bus, a.view, a.store, workshop, workshop, a.dir, &deploy.Options{Logger: a.log})
 	a.deploy.Start()
+	a.watch.Go(func() { sweep(a.base, a.store, a.log) })
 	if err = a.subscribeAdmin(); err != nil {
 		return err
 	}

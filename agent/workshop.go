@@ -9,13 +9,11 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
@@ -34,8 +32,14 @@ type openInstances struct {
 }
 
 // Lock implements [deploy.Builder].
-func (w *workshop) Lock(ctx context.Context, dir, python string, progress deploy.Progress) ([]byte, error) {
-	lock, err := w.a.executor.Lock(ctx, dir, python, steps(progress, 20, 35))
+func (w *workshop) Lock(ctx context.Context, dir string, m *index.Manifest, progress deploy.Progress) ([]byte, error) {
+	var lock executor.Lock
+	var err error
+	if m.IsScript() {
+		lock, err = w.a.executor.LockRequirements(ctx, m.Convention, m.Python, m.Requirements, steps(progress, 20, 35))
+	} else {
+		lock, err = w.a.executor.Lock(ctx, dir, m.Python, steps(progress, 20, 35))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -91,15 +95,22 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	progress("import", "running", 65)
 	usable, missing := withEnv(b)
 	vars, policies := policiesOf(b)
-	ix, err := w.a.executor.Open(ctx, executor.Spec{
-		Name: string(b.Name), Revision: b.Revision, SourceDir: b.Dir, Env: env, Tools: usable, Vars: vars, Policies: policies,
-		Concurrency: b.Manifest.Concurrency,
-	})
-	if err != nil {
+	i := &instance{a: w.a, build: b, unavailable: missing}
+	if err := i.openCommands(env, usable, vars); err != nil {
 		return nil, err
 	}
-	i := &instance{a: w.a, build: b, index: ix, unavailable: missing}
-	i.describe()
+	if functions := functionsOf(b.Manifest, usable); len(functions) > 0 || i.commands == nil {
+		i.index, err = w.a.executor.Open(ctx, executor.Spec{
+			Name: string(b.Name), Revision: b.Revision, SourceDir: b.Dir, Env: env, Tools: functions, Vars: vars, Policies: policies, Secrets: secretsOf(b),
+			Concurrency: b.Manifest.Concurrency,
+		})
+		if err != nil {
+			_ = i.closeCommands(ctx)
+			return nil, err
+		}
+		i.describe()
+	}
+	i.sort()
 	w.a.instances.Lock()
 	if w.a.instances.open == nil {
 		w.a.instances.open = make(map[*instance]struct{})
@@ -147,9 +158,21 @@ func policiesOf(b deploy.Build) (vars map[string]string, policies map[string]exe
 				p.Vars[v.Name] = value
 			}
 		}
-		policies[name] = p
+		if function := b.Manifest.Function(name); function != "" {
+			policies[function] = p // the executor knows tools by their functions
+		}
 	}
 	return vars, policies
+}
+
+// secretsOf names the variables whose values are secret.
+func secretsOf(b deploy.Build) (names []string) {
+	for _, v := range b.Manifest.Env {
+		if v.Secret {
+			names = append(names, v.Name)
+		}
+	}
+	return names
 }
 
 func toolID(index subjects.IndexName, name string) subjects.ToolID {
@@ -168,7 +191,7 @@ func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor
 	if _, err := os.Stat(marker); err == nil {
 		return nil
 	}
-	if err := w.a.executor.Command(ctx, env, b.Dir, b.Manifest.Init, b.Env); err != nil {
+	if err := w.a.executor.Command(ctx, env, b.Dir, b.Manifest.Init, b.Env, secretsOf(b)); err != nil {
 		return err
 	}
 	if err := os.WriteFile(marker, nil, 0o600); err != nil {
@@ -204,7 +227,8 @@ func (w *workshop) Withdraw(ctx context.Context, name subjects.IndexName, sessio
 type instance struct {
 	a           *Agent
 	build       deploy.Build
-	index       *executor.Index
+	index       *executor.Index    // nil for an index of commands alone
+	commands    *executor.Commands // nil for an index without commands
 	tools       []host.Tool
 	ids         []subjects.ToolID
 	unavailable []deploy.Unavailable
@@ -213,7 +237,7 @@ type instance struct {
 // describe merges what the import found with what the manifest says.
 func (i *instance) describe() {
 	ref := tool.IndexRef{Name: i.build.Name, Revision: i.build.Revision}
-	for _, t := range i.index.Tools() {
+	for _, t := range i.served() {
 		code := index.Introspected{
 			Description: t.Description, InputSchema: t.InputSchema, OutputSchema: t.OutputSchema,
 			Positional: t.Positional, Streaming: t.Kind.Streaming(), Warnings: t.Warnings,
@@ -226,28 +250,12 @@ func (i *instance) describe() {
 			i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, t.Name), Reason: toolmesh.AsError(err).Message})
 			continue
 		}
-		if level := d.Annotations.Sandbox; level == tool.SandboxStrict || level == tool.SandboxOffline {
-			i.unavailable = append(i.unavailable, deploy.Unavailable{ID: d.ID, Reason: "demands the sandbox level " + string(level) + ", which this version does not have"})
-			continue
-		}
-		d.Warnings = append(d.Warnings, notYet(d.Annotations)...)
 		i.ids = append(i.ids, d.ID)
-		i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}})
+		i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: i.build.Manifest.Function(t.Name)}})
 	}
-	for _, u := range i.index.Unavailable() {
+	for _, u := range i.lost() {
 		i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, u.Name), Reason: u.Reason})
 	}
-	slices.SortFunc(i.unavailable, func(a, b deploy.Unavailable) int {
-		return slices.Index(i.build.Manifest.Tools, a.ID.Local()) - slices.Index(i.build.Manifest.Tools, b.ID.Local())
-	})
-}
-
-// notYet says which declarations of a tool this version does not act on.
-func notYet(a tool.Annotations) (warnings []string) {
-	if !a.Limits.IsZero() {
-		warnings = append(warnings, "limits are not enforced yet, but for the timeout")
-	}
-	return warnings
 }
 
 func (i *instance) service() host.Service {
@@ -272,7 +280,7 @@ func (i *instance) Close(ctx context.Context) error {
 	i.a.instances.Lock()
 	delete(i.a.instances.open, i)
 	i.a.instances.Unlock()
-	return i.index.Close(ctx)
+	return i.close(ctx)
 }
 
 // pythonTool is one Python function as a [host.Handler].
@@ -334,22 +342,6 @@ func (s *pythonSink) Log(r executor.Record) {
 		attrs = append(attrs, slog.String("fields", string(r.Fields)))
 	}
 	s.log.LogAttrs(context.Background(), level, "tool output", attrs...)
-}
-
-// sandbox is the level in effect on this machine, and why it is not the one
-// that was asked for.
-func (a *Agent) sandbox() (effective string, reasons []string) {
-	effective = string(tool.SandboxGuard)
-	if level := a.executor.Level(); level == sandbox.LevelReaper {
-		effective = string(tool.SandboxNone)
-		reasons = append(reasons, "no PID namespaces here: workers are kept together by a watching process instead")
-	}
-	switch asked := tool.Sandbox(a.opts.Sandbox); asked {
-	case tool.SandboxStrict, tool.SandboxOffline:
-		reasons = append(reasons, "sandbox level "+a.opts.Sandbox+" is not built yet: "+effective+" is in effect")
-	case tool.SandboxNone:
-	}
-	return effective, reasons
 }
 
 func randomEnd() string {

@@ -33,6 +33,7 @@ func TestEveryBenchmark(t *testing.T) {
 	for _, want := range []string{
 		"unary p50, Go tool", "unary p50, warm Python tool", "calls/s, 64 callers, warm Python tool", "Go generator", "Python generator",
 		"messages out of the caller per unary call, go", "JetStream requests per unary call, python", "memory of an idle agent",
+		"engine: warm call p50", "engine: fork-isolated call p50", "engine: items/s", "engine: 12 tools described", "engine: cold index",
 	} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("no line %q in\n%s", want, table.String())

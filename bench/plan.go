@@ -44,6 +44,7 @@ var benchmarks = []benchmark{
 	{"stream", []string{sideRaw, sideGo, sidePython}, "stream", func(p *plan) int { return p.Items }},
 	{"messages", nil, "", nil},
 	{"memory", nil, "", nil},
+	{"engine", nil, "", nil},
 }
 
 func benchmarkNames() (names []string) {
@@ -83,6 +84,8 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 		switch b.name {
 		case "messages":
 			err = p.countMessages(s, r)
+		case "engine":
+			err = p.measureEngine(ctx, stderr, dir, r)
 		case "memory":
 			err = p.weigh(ctx, stderr, s, r)
 		default:

@@ -58,6 +58,7 @@ var starters = map[string]func(ctx context.Context, args []string) (role roleFun
 	"host":   startHost,
 	"agent":  startAgent,
 	"caller": startCaller,
+	"engine": startEngine,
 }
 
 // serveRole runs one process until its standard input ends.

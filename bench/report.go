@@ -140,6 +140,7 @@ func (r *result) conclude() {
 			r.Lines = append(r.Lines, r.costs(got[side], raw, unit+", "+b.name+", "+names[side])...)
 		}
 	}
+	r.concludeEngine()
 	if r.agentMemory > 0 {
 		r.Lines = append(r.Lines,
 			line{What: fmt.Sprintf("memory of an idle agent with %d tools", pythonTools), Ours: mega(r.agentMemory)},
@@ -240,7 +241,7 @@ func (r *result) missed() bool {
 func (r *result) print(w io.Writer) {
 	fmt.Fprintf(w, "%s\nmedian of %d rounds; a ratio is ours/raw within a round; in brackets the goal\n\n", r.Machine, r.rounds)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "what\tours\traw NATS\tratio\tmust (goal)\tverdict")
+	fmt.Fprintln(t, "what\tours\traw\tratio\tmust (goal)\tverdict")
 	for _, l := range r.Lines {
 		ratio := ""
 		if l.Ratio > 0 {

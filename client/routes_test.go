@@ -430,10 +430,10 @@ func TestWhatACallCosts(t *testing.T) {
 			heartbeats := uint64(len(beats.heard()))
 			out, in := after.OutMsgs-before.OutMsgs, after.InMsgs-before.InMsgs
 			// Now and then a route in use is asked for again, beside the calls, and the
-			// broker for its time.
-			const beside = 4
+			// broker for its time: by the clock, and a loaded machine is slow.
+			const beside = n / 20
 			asked := uint64(len(registry.heard()))
-			if out < n || out > n+asked+beside || asked > 2 {
+			if out < n || out > n+asked+beside || asked > beside {
 				t.Errorf("%d messages out for %d calls, %d of them to the registry", out, n, asked)
 			}
 			if in < n || in > n+heartbeats+asked+beside {

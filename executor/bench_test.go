@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 const benchTools = `
@@ -183,6 +184,18 @@ func BenchmarkPipeEcho(b *testing.B) {
 			b.Fatal(err)
 		}
 		if _, err := io.ReadFull(out, buf); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkFork has each call in a child of its own.
+func BenchmarkFork(b *testing.B) {
+	ix := benchIndex(b, nil)
+	one := executor.Call{Tool: "t.weather", Args: json.RawMessage(`{"city":"Oslo","days":3}`), Isolation: tool.IsolationFork}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := ix.Call(b.Context(), one, nil); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -116,8 +116,12 @@ type Stats struct {
 	Waiting  int   // calls in the queue
 	Restarts int   // workers that ended without being told to, since Open
 	Spawned  int   // workers that imported the index themselves because it must not be forked, since Open
+	Recycled int   // workers that were replaced for their calls, age or memory, since Open
 	Pids     []int // of the workers
 	Root     int   // pid of the process above them all
 	// ForkUnsafe is why tools of the index are not forked; empty when all are.
 	ForkUnsafe string
+	// Quarantined are the tools whose calls are refused for a while, because they
+	// killed too many workers.
+	Quarantined []string
 }

@@ -88,6 +88,17 @@ async def ablock():
     print("blocking", flush=True)
     time.sleep(60)
 
+async def ahold():
+    import ctypes
+    mutex = ctypes.create_string_buffer(256)
+    libc = ctypes.PyDLL(None)
+    print("holding", flush=True)
+    while True:
+        try:
+            libc.pthread_mutex_lock(mutex)
+        except BaseException:
+            pass
+
 async def astubborn():
     print("astubborn", flush=True)
     while True:
@@ -115,7 +126,7 @@ async def how_many_aclosed():
 
 var slowNames = []string{
 	"spin", "sleep", "retry", "stubborn", "forever", "how_many_closed", "cleanup", "ok", "chatty",
-	"asleep", "aok", "ablock", "astubborn", "acancel", "aforever", "how_many_aclosed",
+	"asleep", "aok", "ablock", "ahold", "astubborn", "acancel", "aforever", "how_many_aclosed",
 }
 
 // cancelRunning cancels a call once it has printed something.
@@ -151,7 +162,7 @@ func cancelRunning(t *testing.T, ix *executor.Index, tool, args string) *toolmes
 func TestCancelStopsTheWorkAndTheWorkerGoesOn(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.Grace = 5 * time.Second }), slowTools, slowNames...)
-	for _, tool := range []string{"t.spin", "t.sleep", "t.retry", "t.chatty", "t.asleep"} {
+	for _, tool := range []string{"t.spin", "t.sleep", "t.retry", "t.chatty", "t.asleep", "t.ablock"} {
 		if e := cancelRunning(t, ix, tool, `{}`); e.Details["killed"] != nil {
 			t.Errorf("%s: its worker was killed; an exception should have sufficed", tool)
 		}
@@ -168,7 +179,7 @@ func TestCancelStopsTheWorkAndTheWorkerGoesOn(t *testing.T) {
 func TestWhatIgnoresItsCancellationIsKilledAfterTheGrace(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.Grace = 100 * time.Millisecond }), slowTools, slowNames...)
-	for _, tool := range []string{"t.stubborn", "t.ablock", "t.astubborn"} {
+	for _, tool := range []string{"t.stubborn", "t.ahold", "t.astubborn"} {
 		if e := cancelRunning(t, ix, tool, `{}`); e.Details["killed"] != true {
 			t.Errorf("%s: details %v, want killed", tool, e.Details)
 		}

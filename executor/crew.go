@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/frame"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
 const (
@@ -58,6 +59,7 @@ type crew struct {
 	closed   bool
 	crashes  int // in a row, without a call that ended well between
 	restarts int
+	recycled int // workers that were replaced in good order
 	nextTry  time.Time
 	forgot   string        // why a session's worker ended that nobody has been told of
 	service  time.Duration // moving average of the time a call takes
@@ -197,12 +199,16 @@ func (c *crew) pick() *worker {
 func (c *crew) assign(w *worker, j *job) {
 	w.places++
 	j.worker, j.place, j.since = w, w.places, time.Now()
+	j.before = w.page.Load(sandbox.WordStarted)
 	c.hold(j)
 	if c.async {
 		w.jobs[j.id] = j
 	} else {
 		w.current.Store(j)
 		w.from.brisk = c.busy < runtime.GOMAXPROCS(0) && c.queue.len() == 0
+	}
+	if watched(c.key.limits) {
+		c.metered(w)
 	}
 }
 
@@ -235,6 +241,7 @@ func (c *crew) finishedPlain(w *worker, j *job) {
 		c.mu.Unlock()
 		return
 	}
+	c.counted(w)
 	next := c.next()
 	if next != nil {
 		c.assign(w, next)
@@ -260,6 +267,7 @@ func (c *crew) finishedCoroutine(w *worker, id uint64) *job {
 	} else {
 		delete(w.jobs, id)
 		c.over(j)
+		c.counted(w)
 	}
 	if c.once || w.retired {
 		if len(w.jobs) == 0 {
@@ -347,6 +355,14 @@ func (c *crew) most() int {
 	return c.index.maxWorkers() + c.waiting
 }
 
+// least is how many workers stay when nobody calls.
+func (c *crew) least() int {
+	if c.key.suspect != "" {
+		return 0
+	}
+	return 1
+}
+
 // limit is how many workers there may be now. The lock is held.
 func (c *crew) limit() int {
 	limit := c.most()
@@ -399,7 +415,7 @@ func (c *crew) reconcile() {
 	have := c.serving() + c.starting
 	now := time.Now()
 	switch {
-	case have == 0 && c.affinity != "" && c.queue.len() == 0:
+	case have == 0 && (c.affinity != "" || c.least() == 0) && c.queue.len() == 0:
 		// A session that makes no call needs no worker.
 	case have == 0 && len(c.workers) > c.most():
 		c.look(patience) // all are blocked, or on their way out
@@ -494,6 +510,7 @@ func (c *crew) join(w *worker) []*job {
 	}
 	c.workers[w] = struct{}{}
 	w.idleSince = time.Now()
+	c.born(w)
 	var next []*job
 	for {
 		j := c.next()
@@ -539,7 +556,12 @@ func (c *crew) lost(w *worker, cause error) {
 	if j := w.current.Swap(nil); j != nil {
 		failed = append(failed, j)
 	}
+	tools := map[*served]struct{}{}
 	for _, j := range failed {
+		tools[j.tool] = struct{}{}
+	}
+	for _, j := range failed {
+		j.fatal, j.shared, j.innocent = w.id, len(tools) > 1, w.exit.lost || w.stopping
 		j.err = crashed(j.tool.Name, w.exit, w.begun(j), w.tail.String())
 		if j.grace != nil {
 			j.grace.Stop()
@@ -615,7 +637,10 @@ func (c *crew) probe() {
 	defer c.mu.Unlock()
 	for w := range c.workers {
 		switch {
-		case w.retired || len(w.jobs) == 0:
+		case (w.retired && w.abandoned == 0) || len(w.jobs) == 0:
+		case w.retired && !w.probed.IsZero() && time.Since(w.probed) > blockedAfter:
+			w.kill() // by a call that was given up: the others there will never end
+		case w.retired && !w.probed.IsZero():
 		case w.probed.IsZero():
 			w.probed = time.Now()
 			w.send(frame.Header{Type: frame.Ping, ID: w.id}, nil, nil)
@@ -647,13 +672,13 @@ func (c *crew) reap(idleAfter time.Duration) {
 	var old []*worker
 	if c.async {
 		for w := range c.workers {
-			if !w.retired && len(w.jobs) == 0 && c.serving() > 1 && time.Since(w.idleSince) >= idleAfter {
+			if !w.retired && len(w.jobs) == 0 && c.serving() > c.least() && time.Since(w.idleSince) >= idleAfter {
 				old = append(old, w)
 				w.retired = true
 			}
 		}
 	}
-	for len(c.idle) > 0 && c.serving() > 1 && time.Since(c.idle[0].idleSince) >= idleAfter {
+	for len(c.idle) > 0 && c.serving() > c.least() && time.Since(c.idle[0].idleSince) >= idleAfter {
 		w := c.idle[0]
 		c.idle = slices.Delete(c.idle, 0, 1)
 		w.retired = true

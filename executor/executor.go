@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
 	"github.com/toolmesh/toolmesh/python"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Options configure an [Executor]. The zero value of each field means its default.
@@ -50,9 +53,27 @@ type Options struct {
 	// IdleAfter is how long a worker may be idle before it is ended, down to
 	// one. Defaults to a minute.
 	IdleAfter time.Duration
+	// RecycleCalls is after how many calls a warm worker is replaced, give or take
+	// a tenth. Defaults to 10,000; negative: never.
+	RecycleCalls int
+	// RecycleAge is how old a warm worker becomes, give or take a tenth. Defaults
+	// to 24 h; negative: any age.
+	RecycleAge time.Duration
+	// RecycleMemory is how many bytes a warm worker may grow by before it is
+	// replaced, give or take a tenth. Defaults to 512 MB; negative: any.
+	RecycleMemory int64
+	// CrashLimit is how many crashes of its workers within CrashWindow put a tool
+	// into quarantine, where one call in TrialEvery is made. Defaults to 5 crashes,
+	// a minute, and a minute.
+	CrashLimit  int
+	CrashWindow time.Duration
+	TrialEvery  time.Duration
 	// MaxResult bounds a result, an item and the arguments of a call, in bytes
 	// of JSON. Defaults to 64 MB.
 	MaxResult int
+	// Sandbox is the level of tools that demand none: as tight as this, or as
+	// the machine gives. Defaults to guard.
+	Sandbox tool.Sandbox
 	// Levels are the ways of keeping processes together to try, best first.
 	// Defaults to all that the system knows.
 	Levels []sandbox.Level
@@ -84,8 +105,29 @@ func (o *Options) withDefaults() Options {
 	if r.IdleAfter == 0 {
 		r.IdleAfter = time.Minute
 	}
+	if r.RecycleCalls == 0 {
+		r.RecycleCalls = 10_000
+	}
+	if r.RecycleAge == 0 {
+		r.RecycleAge = 24 * time.Hour
+	}
+	if r.RecycleMemory == 0 {
+		r.RecycleMemory = 512 << 20
+	}
+	if r.CrashLimit == 0 {
+		r.CrashLimit = 5
+	}
+	if r.CrashWindow == 0 {
+		r.CrashWindow = time.Minute
+	}
+	if r.TrialEvery == 0 {
+		r.TrialEvery = time.Minute
+	}
 	if r.MaxResult == 0 {
 		r.MaxResult = 64 << 20
+	}
+	if r.Sandbox == "" {
+		r.Sandbox = tool.SandboxGuard
 	}
 	return r
 }
@@ -102,8 +144,13 @@ func (o Options) validate() error {
 		return errors.New("executor: Options.MaxSessions must not be negative")
 	case o.IdleAfter < 0:
 		return errors.New("executor: Options.IdleAfter must not be negative")
+	case o.CrashLimit < 0 || o.CrashWindow < 0 || o.TrialEvery < 0:
+		return errors.New("executor: Options.CrashLimit, CrashWindow and TrialEvery must not be negative")
 	case o.MaxResult < 0 || o.MaxResult > 1<<30:
 		return errors.New("executor: Options.MaxResult must be between 0 and 1 GB")
+	}
+	if _, err := tool.ParseSandbox(string(o.Sandbox)); err != nil {
+		return fmt.Errorf("executor: Options.Sandbox: %w", err)
 	}
 	return nil
 }
@@ -132,9 +179,10 @@ type Executor struct {
 	// than there are processors would only make each other late.
 	starting chan struct{}
 
-	mu      sync.Mutex
-	closed  bool
-	indexes map[*Index]struct{}
+	mu       sync.Mutex
+	closed   bool
+	indexes  map[*Index]struct{}
+	commands map[*Commands]struct{}
 }
 
 // New makes an executor in dir, which belongs to it alone and is made if need be.
@@ -154,6 +202,10 @@ func New(dir string, opts *Options) (*Executor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("executor: write the worker's files: %w", err)
 	}
+	// What an earlier process left: the folder is ours alone.
+	if err := os.RemoveAll(filepath.Join(dir, scratch)); err != nil {
+		return nil, fmt.Errorf("executor: %w", err)
+	}
 	spawner := sandbox.NewSpawner(&sandbox.Options{Logger: o.Logger, Levels: o.Levels})
 	return &Executor{
 		opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner,
@@ -161,7 +213,7 @@ func New(dir string, opts *Options) (*Executor, error) {
 			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Pythons: o.Pythons, Warm: filepath.Join(files, workerPackage),
 		}),
 		starting: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
-		indexes:  map[*Index]struct{}{},
+		indexes:  map[*Index]struct{}{}, commands: map[*Commands]struct{}{},
 	}, nil
 }
 
@@ -229,6 +281,13 @@ func (x *Executor) Lock(ctx context.Context, sourceDir, python string, progress 
 	return x.venvs.Lock(ctx, sourceDir, python, progress)
 }
 
+// LockRequirements resolves requirements that no file of their own declares, as
+// [Executor.Lock] does. name is what declares them, for messages. Each
+// requirement is one line of a requirements file that is no option.
+func (x *Executor) LockRequirements(ctx context.Context, name, python string, requirements []string, progress func(Step)) (Lock, error) {
+	return x.venvs.LockRequirements(ctx, name, python, requirements, progress)
+}
+
 // Environment makes the environment that a lock describes, or finds it: equal
 // locks share one. What a stopped build left is built anew. sourceDir is where
 // relative paths in requirements start. progress may be nil. Errors are
@@ -239,9 +298,12 @@ func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock,
 
 // Command runs a command of an index, like its init, in its folder: it sees
 // what the index's tools see, with the environment's programs first on PATH.
-// The error is install_failed.
-func (x *Executor) Command(ctx context.Context, env *Env, dir string, argv []string, vars map[string]string) error {
-	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(filepath.Join(env.Dir, "bin"), vars))
+// The error is install_failed; the values of the variables that secrets names do
+// not appear in it.
+func (x *Executor) Command(ctx context.Context, env *Env, dir string, argv []string, vars map[string]string, secrets []string,
+) error {
+	spec := Spec{Vars: vars, Secrets: secrets}
+	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(filepath.Join(env.Dir, "bin"), vars), newRedactor(spec.secrets()).text)
 }
 
 // Close stops every index, waits until the last process is gone, and ends the
@@ -257,11 +319,15 @@ func (x *Executor) Close() error {
 	for ix := range x.indexes {
 		indexes = append(indexes, ix)
 	}
+	commands := slices.Collect(maps.Keys(x.commands))
 	x.mu.Unlock()
 	at, cancel := context.WithCancel(context.Background())
 	cancel()
 	for _, ix := range indexes {
 		_ = ix.Close(at)
+	}
+	for _, c := range commands {
+		_ = c.Close(at)
 	}
 	x.venvs.Close()
 	x.spawner.Close()

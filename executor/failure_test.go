@@ -194,13 +194,13 @@ func TestCrashesAreReportedAndTheNextCallIsServed(t *testing.T) {
 		t.Errorf("the last words do not show where it was: %v", e.Details["stderr"])
 	}
 	mustCall(t, ix, "t.ok", `{"n":3}`, `3`)
-	// Often enough in a row that restarts are held back: calls wait, and are served.
-	for range 6 {
+	// As often as a tool may crash before it is refused: the others are served.
+	for range 4 {
 		mustFail(t, ix, "t.os_exits", `{}`, toolmesh.CodeWorkerCrashed)
 	}
 	mustCall(t, ix, "t.ok", `{"n":4}`, `4`)
-	if s := ix.Stats(); s.Restarts != 9 {
-		t.Errorf("%d restarts, want 9", s.Restarts)
+	if s := ix.Stats(); s.Restarts != 7 {
+		t.Errorf("%d restarts, want 7", s.Restarts)
 	}
 }
 

@@ -35,6 +35,9 @@ type family struct {
 
 // open starts the first zygote.
 func (f *family) open(ctx context.Context) ([]Unavailable, error) {
+	if why := f.index.x.spawner.Survey().Lacks(f.key.sandbox); why != "" {
+		return f.refuse(why), nil
+	}
 	z, err := f.newZygote(ctx, f.setup)
 	if err != nil {
 		return nil, err
@@ -63,12 +66,15 @@ func (f *family) open(ctx context.Context) ([]Unavailable, error) {
 func (f *family) newZygote(ctx context.Context, s setup) (*zygote, error) {
 	ix := f.index
 	for {
+		if err := ix.x.ownFolder(&s); err != nil {
+			return nil, err
+		}
 		select {
 		case ix.x.starting <- struct{}{}:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		z, err := startZygote(ctx, ix.log, ix.x.spawner, f.command, s, ix.x.opts.StartTimeout, ix.x.maxFrame())
+		z, err := startZygote(ctx, ix.log, ix.x.spawner, f.command, s, ix.redact, ix.x.opts.StartTimeout, ix.x.maxFrame())
 		<-ix.x.starting
 		var failure *importFailure
 		if errors.As(err, &failure) {

@@ -34,6 +34,9 @@ type Spec struct {
 	Tools []string
 	// Vars are the environment variables that all tools see.
 	Vars map[string]string
+	// Secrets names variables, of Vars and of Policies, whose values must not
+	// appear in errors, output and reasons. Results are not looked at.
+	Secrets []string
 	// Policies say how tools are run, by name. A tool without one is run by the
 	// defaults.
 	Policies map[string]Policy
@@ -57,7 +60,9 @@ type served struct {
 	collect bool
 	family  *family
 	policy  Policy
-	crew    *crew // of its own isolation; nil when that is session
+
+	quarantine quarantine
+	crew       *crew // of its own isolation; nil when that is session
 }
 
 // Index is one bundle of tools being served. Its methods may be called
@@ -67,13 +72,16 @@ type Index struct {
 	spec Spec
 	log  *slog.Logger
 
+	redact *redactor // nil: no secrets
+
 	tools       []Tool
 	byName      map[string]*served
 	unavailable []Unavailable
 	families    []*family // set by Open, one for each zygote key
 
-	stop chan struct{}
-	wg   sync.WaitGroup // readers, starts, the janitor
+	watching chan struct{} // capacity 1; see alarm
+	stop     chan struct{}
+	wg       sync.WaitGroup // readers, starts, the janitor
 
 	crewsMu sync.RWMutex
 	crews   map[workerKey]*crew
@@ -106,11 +114,12 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 		return nil, openFailed(spec, err)
 	}
 	ix := &Index{
-		x: x, spec: spec, stop: make(chan struct{}), drained: make(chan struct{}),
+		x: x, spec: spec, stop: make(chan struct{}), watching: make(chan struct{}, 1), drained: make(chan struct{}),
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
 	}
 	ix.crews = map[workerKey]*crew{}
 	ix.leases.by, ix.leases.taken = map[workerKey]*lease{}, map[workerKey]time.Time{}
+	ix.redact = newRedactor(spec.secrets())
 	if err := ix.group(root); err != nil {
 		return nil, openFailed(spec, err)
 	}
@@ -181,7 +190,7 @@ func (ix *Index) group(root string) error {
 	}
 	byKey := map[zygoteKey]*family{}
 	for _, name := range ix.spec.Tools {
-		policy := ix.spec.Policies[name].withDefaults()
+		policy := ix.spec.Policies[name].withDefaults(ix.x.defaultSandbox())
 		if err := policy.check(); err != nil {
 			return fmt.Errorf("the policy of %s: %w", name, err)
 		}
@@ -191,11 +200,12 @@ func (ix *Index) group(root string) error {
 		if f == nil {
 			f = &family{
 				index: ix, key: key, all: map[*zygote]struct{}{},
-				setup: setup{Root: root, Cwd: root, Paths: paths, Sandbox: key.sandbox, Exclude: map[string]string{}},
+				setup: setup{Root: root, Cwd: root, Paths: paths, Sandbox: key.sandbox, Exclude: map[string]string{}, Secrets: ix.spec.Secrets},
 				command: sandbox.Command{
 					Path: ix.spec.Env.Python,
 					Args: []string{"-I", "-X", "utf8", "-c", bootstrap, ix.x.files},
 					Env:  ix.x.workerEnv(filepath.Dir(ix.spec.Env.Python), vars), Dir: root,
+					Sandbox: key.sandbox,
 				},
 			}
 			byKey[key] = f
@@ -230,7 +240,7 @@ func (ix *Index) open(ctx context.Context) error {
 			t := &f.tools[i]
 			ix.byName[t.Name] = &served{
 				Tool: t, slot: uint16(i), family: f, collect: ix.spec.Collect[t.Name], //nolint:gosec // checked above
-				policy: ix.spec.Policies[t.Name].withDefaults(),
+				policy: ix.spec.Policies[t.Name].withDefaults(f.key.sandbox),
 			}
 		}
 	}
@@ -269,6 +279,7 @@ func (ix *Index) open(ctx context.Context) error {
 		c.mu.Unlock()
 	}
 	ix.wg.Go(ix.janitor)
+	ix.wg.Go(ix.watch)
 	return nil
 }
 
@@ -354,6 +365,7 @@ func (ix *Index) janitor() {
 		case <-idle.C:
 			for _, c := range ix.everyCrew() {
 				c.reap(ix.x.opts.IdleAfter)
+				c.weigh()
 			}
 			ix.expire()
 		case <-probe.C:
@@ -403,17 +415,34 @@ func (ix *Index) Call(ctx context.Context, call Call, sink Sink) (json.RawMessag
 		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments are %d bytes, more than %d", size, ix.x.opts.MaxResult).
 			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
 	}
-	body, err := ix.attempt(ctx, t, call, sink)
-	if err != nil {
-		// A worker that died before it took the call up costs the call nothing.
-		if e, ok := err.(*toolmesh.Error); ok && e.Code == toolmesh.CodeWorkerCrashed && e.Started == toolmesh.StartedNo { //nolint:errorlint // our own, unwrapped
-			return ix.attempt(ctx, t, call, sink)
+	trial, refused := t.quarantine.enter(t.Name, time.Now())
+	if refused != nil {
+		return nil, refused
+	}
+	var outcome verdict
+	defer func() { t.quarantine.leave(ix, t.Name, trial, outcome) }()
+	body, err := ix.attempt(ctx, t, call, sink, &outcome)
+	if e := diedBefore(err); e != nil {
+		// A worker that died before it took the call up costs the call nothing. A
+		// call that finds two dead is what kills them: nobody is to try again.
+		outcome = verdict{}
+		body, err = ix.attempt(ctx, t, call, sink, &outcome)
+		if e := diedBefore(err); e != nil {
+			return nil, e.WithRetryable(false).WithDetail("workers", 2)
 		}
 	}
 	return body, err
 }
 
-func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink) (json.RawMessage, error) {
+// diedBefore is err if it is that of a worker that ended before the call began.
+func diedBefore(err error) *toolmesh.Error {
+	if e, ok := err.(*toolmesh.Error); ok && e.Code == toolmesh.CodeWorkerCrashed && e.Started == toolmesh.StartedNo { //nolint:errorlint // our own, unwrapped
+		return e
+	}
+	return nil
+}
+
+func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink, outcome *verdict) (json.RawMessage, error) {
 	j := &job{id: ix.x.nextID.Add(1), tool: t, args: call.Args, sink: sink, rpcID: call.RPCID, depth: max(call.Depth, 0)}
 	j.nesting.maker, j.nesting.ctx = call.Nested, ctx
 	defer j.endNested()
@@ -437,6 +466,14 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink) (
 			return nil, err
 		}
 		c = tightened
+	case isolation == tool.IsolationWarm && c.async && t.quarantine.suspect.Load():
+		key := c.key
+		key.suspect = t.Name
+		apart, err := ix.crewOf(t.family, key)
+		if err != nil {
+			return nil, err
+		}
+		c = apart
 	}
 	if c.async {
 		j.done = make(chan struct{}, 1)
@@ -460,6 +497,10 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink) (
 		run = c.runCoroutine
 	}
 	refused := run(ctx, j, item)
+	if exceeded := c.breached(j); exceeded != nil {
+		return nil, exceeded // and no crash: the tool is told its limit, and stays in service
+	}
+	*outcome = judge(j)
 	switch {
 	case j.err != nil && (refused == nil || ctx.Err() != nil):
 		return nil, j.err
@@ -539,6 +580,7 @@ func (ix *Index) Stats() Stats {
 		s.Busy += c.busy
 		s.Waiting += c.queue.len()
 		s.Restarts += c.restarts
+		s.Recycled += c.recycled
 		for w := range c.workers {
 			if !w.retired {
 				s.Workers++
@@ -546,6 +588,11 @@ func (ix *Index) Stats() Stats {
 			s.Pids = append(s.Pids, w.handle.Pid())
 		}
 		c.mu.Unlock()
+	}
+	for i := range ix.tools {
+		if name := ix.tools[i].Name; ix.byName[name].quarantine.active.Load() {
+			s.Quarantined = append(s.Quarantined, name)
+		}
 	}
 	s.Spawned = int(ix.spawned.Load())
 	for _, f := range ix.families {

@@ -22,6 +22,10 @@ func TestMain(m *testing.M) {
 		beAgent(dir)
 		return
 	}
+	if dir := os.Getenv("TOOLMESH_TEST_INTRUDED"); dir != "" {
+		beIntruded(dir)
+		return
+	}
 	goleak.VerifyTestMain(m)
 }
 

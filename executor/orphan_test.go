@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // alive reports whether a process exists and is no zombie.
@@ -28,31 +28,47 @@ func alive(pid int) bool {
 }
 
 const orphanTools = `
-import ctypes, os, time
+import ctypes, os, subprocess, time
+
+# What these start carries a marker in its command line: ids are others outside.
+# The calls never end: what a call starts would die with it.
+
+def plain(marker: str):
+    subprocess.Popen(["sleep", "1000." + marker])
+    print("started", flush=True)
+    time.sleep(1000)
+
+def setsid(marker: str):
+    subprocess.Popen(["sleep", "1000." + marker], start_new_session=True)
+    print("started", flush=True)
+    time.sleep(1000)
 
 def daemon(marker: str):
-    # A daemon of the old school: its own session, its parent gone. Its command
-    # line carries a marker, since its id here is not its id outside.
+    # Of the old school: its own session, its parent gone.
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
             os.execvp("sleep", ["sleep", "1000." + marker])
         os._exit(0)
-    return os.getpid()
+    os.wait()
+    print("started", flush=True)
+    time.sleep(1000)
 
-def busy():
+def busy(marker: str):
     print("busy", flush=True)
     while True:
         pass
 
-def holds_the_lock():
+def holds_the_lock(marker: str):
     print("holding", flush=True)
     ctypes.PyDLL(None).sleep(1000)
 
-async def asleep():
+async def asleep(marker: str):
     print("asleep", flush=True)
     time.sleep(1000)
 `
+
+var orphanCalls = []string{"t.plain", "t.setsid", "t.daemon", "t.busy", "t.holds_the_lock", "t.asleep"}
 
 // beAgent is the process that the orphan test kills: an agent with busy workers
 // and daemons below it. It prints its processes' ids and waits for its end.
@@ -61,7 +77,7 @@ func beAgent(dir string) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	o := &executor.Options{Environ: os.Environ()}
+	o := &executor.Options{Environ: os.Environ(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX")), MaxWorkers: 12}
 	if level := os.Getenv("TOOLMESH_TEST_LEVEL"); level != "" {
 		o.Levels = []sandbox.Level{sandbox.Level(level)}
 	}
@@ -74,23 +90,22 @@ func beAgent(dir string) {
 	if err != nil {
 		fail(err)
 	}
-	ix, err := x.Open(ctx, executor.Spec{
-		Name: "orphans", SourceDir: dir, Env: env, Tools: []string{"t.daemon", "t.busy", "t.holds_the_lock", "t.asleep"},
-	})
+	ix, err := x.Open(ctx, executor.Spec{Name: "orphans", SourceDir: dir, Env: env, Tools: orphanCalls})
 	if err != nil {
 		fail(err)
 	}
 	args, _ := json.Marshal(map[string]string{"marker": os.Getenv("TOOLMESH_TEST_MARKER")})
-	if _, err := ix.Call(ctx, executor.Call{Tool: "t.daemon", Args: args}, nil); err != nil {
-		fail(err)
-	}
-	for _, tool := range []string{"t.busy", "t.holds_the_lock", "t.asleep"} {
+	for _, name := range orphanCalls {
 		sink := &collector{logged: make(chan struct{}, 1)}
-		go func() { _, _ = ix.Call(ctx, executor.Call{Tool: tool}, sink) }()
+		go func() {
+			_, err := ix.Call(ctx, executor.Call{Tool: name, Args: args}, sink)
+			fail(fmt.Errorf("%s ended: %w", name, err))
+		}()
 		<-sink.logged
 	}
 	s := ix.Stats()
-	fmt.Println(x.Level(), s.Root, strings.Trim(fmt.Sprint(s.Pids), "[]"))
+	effective, _ := x.Sandbox()
+	fmt.Println(x.Level(), effective, s.Root, strings.Trim(fmt.Sprint(s.Pids), "[]"))
 	select {}
 }
 
@@ -114,77 +129,98 @@ func processes(t *testing.T, marker string) []int {
 	return found
 }
 
+// orphanCase is one row of the matrix.
+type orphanCase struct {
+	user    string // root or ordinary
+	level   sandbox.Level
+	sandbox tool.Sandbox
+}
+
 // The agent is killed without a chance to clean up. No worker may survive it,
-// and no daemon that a tool started, whichever way processes are kept together.
+// and no process that a tool started, whatever it did to get away: as root, as
+// an ordinary user, and where the system refuses namespaces.
 func TestNothingSurvivesTheAgent(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/proc/self/cmdline"); err != nil {
 		t.Skip("needs /proc")
 	}
-	levels := []sandbox.Level{"", sandbox.LevelReaper}
-	if os.Geteuid() == 0 {
-		levels = append(levels, sandbox.LevelUser)
+	cases := []orphanCase{
+		{"ordinary", sandbox.LevelUser, tool.SandboxGuard},
+		{"ordinary", sandbox.LevelUser, tool.SandboxOffline},
+		{"ordinary", sandbox.LevelReaper, tool.SandboxGuard},
+		{"root", sandbox.LevelPID, tool.SandboxNone},
+		{"root", sandbox.LevelPID, tool.SandboxGuard},
+		{"root", sandbox.LevelPID, tool.SandboxStrict},
+		{"root", sandbox.LevelUser, tool.SandboxGuard},
+		{"root", sandbox.LevelReaper, tool.SandboxGuard},
 	}
-	for _, level := range levels {
-		t.Run("level "+string(level), func(t *testing.T) {
+	turns := make(chan struct{}, 2) // each is an agent with six busy workers
+	for i, c := range cases {
+		t.Run(fmt.Sprintf("%s %s %s", c.user, c.level, c.sandbox), func(t *testing.T) {
 			t.Parallel()
-			dir := writeFiles(t, map[string]string{"t.py": orphanTools})
-			marker := fmt.Sprintf("%d%d", os.Getpid(), len(level)+1)
-			cmd := exec.Command(os.Args[0], "-test.run=^$")
-			cmd.Env = append(os.Environ(), "TOOLMESH_TEST_AGENT="+dir, "TOOLMESH_TEST_LEVEL="+string(level),
-				"TOOLMESH_TEST_MARKER="+marker)
-			cmd.Stderr = t.Output()
-			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
+			if c.user == "root" && os.Geteuid() != 0 {
+				t.Skip("not root")
 			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			line, err := bufio.NewReader(out).ReadString('\n')
-			if err != nil {
-				_ = cmd.Process.Kill()
-				_ = cmd.Wait()
-				t.Fatalf("the agent said nothing: %v", err)
-			}
-			words := strings.Fields(line)
-			if level != "" && words[0] != string(level) {
-				t.Skipf("level %s is not available here", level)
-			}
-			var pids []int
-			for _, word := range words[1:] {
-				pid, err := strconv.Atoi(word)
-				if err != nil || !alive(pid) {
-					t.Errorf("process %s is not alive before the kill", word)
-				}
-				pids = append(pids, pid)
-			}
-			if len(pids) < 4 {
-				t.Errorf("got processes %q, want the root and three workers", words)
-			}
-			var daemons []int
-			eventually(t, "the daemon runs", func() bool {
-				daemons = processes(t, "1000."+marker)
-				return len(daemons) == 1
-			})
-			if err := cmd.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
-			_ = cmd.Wait()
-			eventually(t, "all processes are gone", func() bool {
-				for _, pid := range append(pids, daemons...) {
-					if alive(pid) {
-						return false
-					}
-				}
-				return true
-			})
-			if left := processes(t, "1000."+marker); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
-			}
-			if left := processes(t, dir); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
-			}
+			turns <- struct{}{}
+			defer func() { <-turns }()
+			nothingSurvives(t, c, fmt.Sprintf("%d%d", os.Getpid(), i))
 		})
+	}
+}
+
+func nothingSurvives(t *testing.T, c orphanCase, marker string) {
+	cmd, dir := beside(t, c.user, map[string]string{"t.py": orphanTools})
+	cmd.Env = append(cmd.Env, "TOOLMESH_TEST_AGENT="+dir, "TOOLMESH_TEST_LEVEL="+string(c.level),
+		"TOOLMESH_TEST_SANDBOX="+string(c.sandbox), "TOOLMESH_TEST_MARKER="+marker)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		t.Fatalf("the agent said nothing: %v", err)
+	}
+	words := strings.Fields(line)
+	var pids []int
+	for _, word := range words[2:] {
+		pid, err := strconv.Atoi(word)
+		if err != nil || !alive(pid) {
+			t.Errorf("process %s is not alive before the kill", word)
+		}
+		pids = append(pids, pid)
+	}
+	if len(pids) != 1+len(orphanCalls) {
+		t.Errorf("got processes %q, want the root and %d workers", words, len(orphanCalls))
+	}
+	var started []int
+	eventually(t, "what the tools start runs", func() bool {
+		started = processes(t, "1000."+marker)
+		return len(started) == 3
+	})
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	switch {
+	case words[0] != string(c.level):
+		t.Skipf("processes cannot be kept together by %s here", c.level)
+	case c.level != sandbox.LevelReaper && words[1] != string(c.sandbox):
+		t.Skipf("the sandbox level %s is not available here", c.sandbox)
+	}
+	eventually(t, "all processes are gone", func() bool {
+		for _, pid := range append(pids, started...) {
+			if alive(pid) {
+				return false
+			}
+		}
+		return true
+	})
+	if left := append(processes(t, "1000."+marker), processes(t, dir)...); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
 	}
 }

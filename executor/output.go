@@ -45,18 +45,20 @@ func (b *bucket) take(n int) bool {
 
 // tail keeps the last bytes of a stream. Safe for concurrent use.
 type tail struct {
-	mu  sync.Mutex
-	buf []byte
+	redact *redactor // set before use
+	mu     sync.Mutex
+	buf    []byte
 }
 
 func (t *tail) add(data []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(data) >= tailSize {
-		t.buf = append(t.buf[:0], data[len(data)-tailSize:]...)
+	size := tailSize + t.redact.overlap() // what begins before the tail is still known in it
+	if len(data) >= size {
+		t.buf = append(t.buf[:0], data[len(data)-size:]...)
 		return
 	}
-	if over := len(t.buf) + len(data) - tailSize; over > 0 {
+	if over := len(t.buf) + len(data) - size; over > 0 {
 		t.buf = append(t.buf[:0], t.buf[over:]...)
 	}
 	t.buf = append(t.buf, data...)
@@ -65,7 +67,11 @@ func (t *tail) add(data []byte) {
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return strings.TrimSpace(strings.ToValidUTF8(string(t.buf), "\uFFFD"))
+	text := t.redact.text(string(t.buf))
+	if len(text) > tailSize {
+		text = text[len(text)-tailSize:]
+	}
+	return strings.TrimSpace(strings.ToValidUTF8(text, "\uFFFD"))
 }
 
 // rawPipe is the read end of a worker's descriptor 1 or 2: what bypasses
@@ -139,8 +145,8 @@ func (p *rawPipe) take(data []byte) {
 	}
 	p.partial = append(p.partial, data...)
 	end := bytes.LastIndexByte(p.partial, '\n') + 1
-	if len(p.partial)-end > cap(p.buf) {
-		end = len(p.partial)
+	if len(p.partial)-end > cap(p.buf)+p.w.crew.index.redact.overlap() {
+		end = len(p.partial) - p.w.crew.index.redact.overlap()
 	}
 	p.hand(end)
 }
@@ -158,7 +164,7 @@ func (p *rawPipe) hand(end int) {
 	if end == 0 {
 		return
 	}
-	text := strings.ToValidUTF8(string(p.partial[:end]), "\uFFFD")
+	text := strings.ToValidUTF8(p.w.crew.index.redact.text(string(p.partial[:end])), "\uFFFD")
 	p.partial = append(p.partial[:0], p.partial[end:]...)
 	p.w.hand(p.w.only(), Record{Time: time.Now(), Stream: p.stream, Message: strings.TrimSuffix(text, "\n")})
 }

@@ -17,7 +17,8 @@ type Policy struct {
 	// Lease says how isolation session keeps workers.
 	Lease Lease
 	// Sandbox says what the tool's processes may touch, its import included.
-	// Defaults to guard.
+	// A tool whose level the machine does not give is unavailable. Defaults to
+	// the executor's level, as far as the machine gives it.
 	Sandbox tool.Sandbox
 	// Limits bound one call. Zero fields mean no limit of the tool's own.
 	Limits tool.Limits
@@ -26,12 +27,12 @@ type Policy struct {
 	Vars map[string]string
 }
 
-func (p Policy) withDefaults() Policy {
+func (p Policy) withDefaults(box tool.Sandbox) Policy {
 	if p.Isolation == "" {
 		p.Isolation = tool.IsolationWarm
 	}
 	if p.Sandbox == "" {
-		p.Sandbox = tool.SandboxGuard
+		p.Sandbox = box
 	}
 	p.Lease = p.Lease.withDefaults()
 	return p
@@ -73,6 +74,7 @@ type workerKey struct {
 	limits    tool.Limits
 	session   string // of isolation session
 	tool      string // of isolation fresh: its workers import nothing else
+	suspect   string // the one tool whose calls run there, because it may have crashed others
 }
 
 // profile is the digest of an environment.

@@ -46,10 +46,17 @@ type job struct {
 	// Guarded by the crew's lock.
 	worker *worker // nil while queued
 	place  uint64  // which CALL frame of its worker it was, from 1
+	before uint64  // what its worker's page said had started when it was assigned
 	since  time.Time
-	killed bool // its worker was killed because it went on after its grace
-	open   int  // calls that its tool has open
+	cpu    time.Duration   // processor time it used, as far as it is metered
+	breach *toolmesh.Error // the limit for which the watchdog stopped it
+	killed bool            // its worker was killed because it went on after its grace
+	open   int             // calls that its tool has open
 	grace  *time.Timer
+	// Set when its worker ended under it.
+	fatal    uint64 // that worker's id
+	shared   bool   // calls of other tools ran there too
+	innocent bool   // the worker's end was not its own
 
 	// Items of a coroutine's stream that the sink has not taken; bounded by credit.
 	items struct {
@@ -90,10 +97,16 @@ type worker struct {
 	waiting   int             // calls whose tool waits for one that it made
 	places    uint64
 	idleSince time.Time
-	retired   bool      // takes no further call
-	stopping  bool      // told to end: its end is no crash
+	retired   bool // takes no further call
+	stopping  bool // told to end: its end is no crash
+	meter     meter
 	probed    time.Time // when an event loop was asked for a sign of life; zero when it gave it
 	blocked   bool      // it gave none for a while: it gets no new calls
+	tired     bool      // another is being started in its place
+	due       uint64    // calls after which it is replaced; 0: however many
+	expires   time.Time // when it is replaced; zero: never
+	base      int64     // bytes of memory that it began with
+	most      int64     // bytes that it may grow by; 0: any
 
 	current atomic.Pointer[job] // the running call of a worker of plain functions
 
@@ -114,7 +127,7 @@ type worker struct {
 func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Duration) (_ *worker, err error) {
 	w := &worker{
 		id: id, crew: c, zygote: z, log: c.index.log,
-		exited: make(chan struct{}), gone: make(chan struct{}),
+		exited: make(chan struct{}), gone: make(chan struct{}), tail: tail{redact: c.index.redact},
 	}
 	var theirs, ours []*os.File
 	defer func() {
@@ -185,6 +198,11 @@ func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Durati
 		}
 		return nil, fmt.Errorf("the worker ended before it was ready: %s%s", w.exit, lastWords(w.tail.String()))
 	}
+	if watched(c.key.limits) {
+		if u, ok := w.handle.Usage(); ok {
+			w.meter.base = u.Memory
+		}
+	}
 	if c.async {
 		w.jobs = map[uint64]*job{}
 		c.index.wg.Go(w.serve)
@@ -214,6 +232,7 @@ func (w *worker) finish(cause error) {
 		_ = w.in.Close()
 		_ = w.out.Close()
 		w.wg.Wait()
+		w.removeFolder()
 		w.crew.lost(w, cause)
 		w.handle.Close()
 		close(w.gone)
@@ -262,6 +281,9 @@ func (w *worker) follow(j *job, item func(data []byte) error) (frame.Type, []byt
 				return 0, nil, fmt.Errorf("the worker answered call %d while it had call %d", h.ID, j.id)
 			}
 			data := own(h, body)
+			if h.Flags&frame.FlagSpent != 0 {
+				w.crew.spent(w)
+			}
 			w.settle(h.Flags)
 			return h.Type, data, refused
 		case frame.Yield:
@@ -302,6 +324,9 @@ func (w *worker) demultiplex() error {
 		}
 		switch h.Type { //nolint:exhaustive // the rest never comes from a worker
 		case frame.Result, frame.Error, frame.End:
+			if h.Flags&frame.FlagSpent != 0 {
+				w.crew.spent(w)
+			}
 			w.settle(h.Flags)
 			if j := w.crew.finishedCoroutine(w, h.ID); j != nil {
 				j.kind, j.body = h.Type, own(h, body)
@@ -415,9 +440,7 @@ func (w *worker) call(j *job) {
 func (w *worker) cancel(j *job) {
 	w.page.Store(sandbox.WordCancel, j.id)
 	w.send(frame.Header{Type: frame.Cancel, ID: j.id}, nil, nil)
-	if !w.crew.async {
-		_ = w.handle.Signal(syscall.SIGURG)
-	}
+	_ = w.handle.Signal(syscall.SIGURG)
 }
 
 // credit lets a stream send size more bytes.
@@ -488,7 +511,8 @@ func (w *worker) begun(j *job) toolmesh.Started {
 	if w.crew.async {
 		return started(j.place <= w.page.Load(sandbox.WordTaken))
 	}
-	return started(w.page.Load(sandbox.WordStarted) == j.id)
+	// A tool may have written over the page: only what is unchanged says no.
+	return started(w.page.Load(sandbox.WordStarted) != j.before)
 }
 
 // metaOf makes the meta block of a CALL body: length, then the JSON object.

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,8 +28,11 @@ type setup struct {
 	Paths   []string          `json:"paths"`
 	Tools   []string          `json:"tools"`
 	Exclude map[string]string `json:"exclude"`
+	Secrets []string          `json:"secrets"` // variables whose values no text may show
 	// Sandbox is to be in effect before any code of the index runs.
 	Sandbox tool.Sandbox `json:"sandbox"`
+	// Folder is the one that strict and offline may write; empty for the others.
+	Folder string `json:"folder"`
 }
 
 // forkRequest is the body of a FORK and a BECOME.
@@ -46,6 +50,8 @@ type description struct {
 	Unavailable []Unavailable `json:"unavailable"`
 	Python      string        `json:"python"`
 	ForkUnsafe  string        `json:"fork_unsafe"`
+	// Notes are what the sandbox level does without here, for people.
+	Notes []string `json:"notes"`
 }
 
 // importFailure is returned by startZygote when a module hangs or ends the
@@ -65,6 +71,8 @@ type zygote struct {
 	about   description
 	output  tail
 	maximum uint32
+
+	folder string // see setup; removed with the zygote
 
 	solo bool // it is itself the one worker
 
@@ -88,15 +96,15 @@ type forkedMessage struct {
 // startZygote starts the process and waits until it has described its tools.
 // timeout bounds each single import.
 func startZygote(ctx context.Context, log *slog.Logger, spawner *sandbox.Spawner, cmd sandbox.Command, s setup,
-	timeout time.Duration, maximum uint32,
+	redact *redactor, timeout time.Duration, maximum uint32,
 ) (_ *zygote, err error) {
 	proc, err := spawner.Start(cmd)
 	if err != nil {
 		return nil, err
 	}
 	z := &zygote{
-		log: log, proc: proc, conn: proc.Control, maximum: maximum,
-		forked: make(chan forkedMessage, 1), workers: map[uint64]*worker{},
+		log: log, proc: proc, conn: proc.Control, maximum: maximum, folder: s.Folder,
+		forked: make(chan forkedMessage, 1), workers: map[uint64]*worker{}, output: tail{redact: redact},
 	}
 	z.wg.Go(func() { z.drain(proc.Stdout, StreamStdout) })
 	z.wg.Go(func() { z.drain(proc.Stderr, StreamStderr) })
@@ -134,6 +142,10 @@ func startZygote(ctx context.Context, log *slog.Logger, spawner *sandbox.Spawner
 	for {
 		select {
 		case z.about = <-described:
+			if len(z.about.Notes) > 0 {
+				log.Info("the sandbox does without something", slog.String("sandbox", string(s.Sandbox)),
+					slog.Any("notes", z.about.Notes))
+			}
 			return z, nil
 		case module = <-importing:
 			timer.Reset(timeout)
@@ -184,15 +196,26 @@ func lastWords(text string) string {
 func (z *zygote) drain(file *os.File, stream Stream) {
 	buf := make([]byte, 8<<10)
 	var budget bucket
+	var line []byte // whose end has not come
+	hand := func(end int) {
+		if end > 0 && budget.take(end) {
+			z.log.Debug("output at import", slog.String("stream", string(stream)),
+				slog.String("text", z.output.redact.text(string(line[:end]))))
+		}
+		line = append(line[:0], line[end:]...)
+	}
 	for {
 		n, err := file.Read(buf)
 		if n > 0 {
 			z.output.add(buf[:n])
-			if budget.take(n) {
-				z.log.Debug("output at import", slog.String("stream", string(stream)), slog.String("text", string(buf[:n])))
+			line = append(line, buf[:n]...)
+			hand(bytes.LastIndexByte(line, '\n') + 1)
+			if most := len(buf) + z.output.redact.overlap(); len(line) > most {
+				hand(len(line) - z.output.redact.overlap())
 			}
 		}
 		if err != nil {
+			hand(len(line))
 			return
 		}
 	}
@@ -361,6 +384,9 @@ func (z *zygote) gone() bool {
 func (z *zygote) kill() {
 	z.proc.Kill()
 	z.wg.Wait()
+	if z.folder != "" {
+		_ = os.RemoveAll(z.folder)
+	}
 }
 
 // controlReader reads the byte stream of a control socket and keeps the

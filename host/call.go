@@ -308,6 +308,7 @@ func (h *Host) run(call *admit.Call[*inflight]) {
 		h.failed.Add(1)
 	}
 	h.handled.Add(1)
+	h.took.Add(int64(time.Since(c.start)))
 	if record.Result != nil {
 		record = h.bounded(c, record)
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"iter"
+	"reflect"
 	"sync"
 
 	"github.com/toolmesh/toolmesh"
@@ -19,19 +20,22 @@ type described interface {
 
 // Func makes a tool of a Go function. The schemas come from the Go types: In is
 // a struct, or a map, whose fields are the arguments; struct{} takes none. An
-// error that f returns is a tool_error, unless it is a [toolmesh.Error].
+// error that f returns is a tool_error, unless it is a [toolmesh.Error]. A nil
+// slice or map in what f returns is an empty one: the output schema says array
+// and object.
 func Func[In, Out any](f func(ctx context.Context, in In) (Out, error)) Handler {
-	return function[In, Out]{f: f}
+	return function[In, Out]{f: f, empty: newEmptier(reflect.TypeFor[Out]())}
 }
 
 // Stream makes a streaming tool of a Go function that yields items. An error
 // ends the stream; when the caller is gone, ctx ends and yield returns false.
 func Stream[In, Out any](f func(ctx context.Context, in In) iter.Seq2[Out, error]) Handler {
-	return sequence[In, Out]{f: f}
+	return sequence[In, Out]{f: f, empty: newEmptier(reflect.TypeFor[Out]())}
 }
 
 type function[In, Out any] struct {
-	f func(context.Context, In) (Out, error)
+	f     func(context.Context, In) (Out, error)
+	empty *emptier
 }
 
 func (h function[In, Out]) describe() (tool.Descriptor, error) { return describeTypes[In, Out](false) }
@@ -46,7 +50,7 @@ func (h function[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink)
 	if err != nil {
 		return begun(err)
 	}
-	data, err := encodeItem(out)
+	data, err := encodeItem(h.empty.fill(out))
 	if err != nil {
 		return err
 	}
@@ -54,7 +58,8 @@ func (h function[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink)
 }
 
 type sequence[In, Out any] struct {
-	f func(context.Context, In) iter.Seq2[Out, error]
+	f     func(context.Context, In) iter.Seq2[Out, error]
+	empty *emptier
 }
 
 func (h sequence[In, Out]) describe() (tool.Descriptor, error) { return describeTypes[In, Out](true) }
@@ -69,7 +74,7 @@ func (h sequence[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink)
 		if err != nil {
 			return begun(err)
 		}
-		data, err := encodeItem(out)
+		data, err := encodeItem(h.empty.fill(out))
 		if err != nil {
 			return err
 		}

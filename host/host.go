@@ -84,6 +84,7 @@ type Host struct {
 	refusedReplies atomic.Uint64
 	handled        atomic.Uint64
 	failed         atomic.Uint64
+	took           atomic.Int64 // ns, of all calls handled
 }
 
 type state uint8
@@ -265,7 +266,7 @@ func (h *Host) HandleIn(index subjects.IndexName, session subjects.SessionID, na
 	defer h.mu.Unlock()
 	next := Service{Index: index, Session: session, Revision: h.opts.Revision}
 	if index != "" {
-		next.Claim = "service:" + string(index)
+		next.Claim = registry.ServiceSource + string(index)
 	}
 	if old := h.services[serviceKey{index, session}]; old != nil {
 		next = old.Service
@@ -544,7 +545,11 @@ func (h *Host) open(ctx context.Context) error {
 		h.micro, err = h.bus.StartService(bus.ServiceConfig{
 			Name: h.opts.Service, Version: h.opts.Version, Description: "a node of the mesh",
 			Metadata: map[string]string{"node": string(h.node), "boot": string(h.boot), "proto": "1"},
-			Stats:    func() any { return h.Stats() },
+			Endpoint: "calls", Subject: tools,
+			Stats: func() bus.ServiceStats {
+				all := h.Stats()
+				return bus.ServiceStats{Requests: all.Calls, Errors: all.Errors, Took: time.Duration(h.took.Load()), Data: all}
+			},
 		})
 		if err != nil {
 			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%w", err)

@@ -56,11 +56,42 @@ func TestRepetitionOfAUnaryCall(t *testing.T) {
 	if n := r.ran("one"); n != 1 {
 		t.Errorf("it ran %d times", n)
 	}
-	// The same id in another session is another call.
-	if a := r.ask("tools.s2.desk.note", `{"key":"s2"}`, "Mesh-Rpc-Id", "one"); a.code() != "ok" || r.ran("s2") != 1 {
+	// Another session cannot have the id, and can do nothing to who has it.
+	if a := r.ask("tools.s2.desk.hold", `{"key":"one"}`, "Mesh-Rpc-Id", "one"); a.code() != "invalid_request" || a.Error.started() != "false" {
 		t.Errorf("in another session: %s", a.Data)
 	}
+	if n := r.ran("one"); n != 1 {
+		t.Errorf("it ran %d times", n)
+	}
 	first.none("the first caller")
+}
+
+// A call belongs to its session: what another one sends about its id has no
+// effect on it, while it runs or before it does.
+func TestOtherSessionsCannotCancel(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	in := r.inbox()
+	r.send(nil, "mesh.ctl.s2.early", "")
+	r.settled()
+	if a := r.call("note", `{"key":"early"}`, "Mesh-Rpc-Id", "early"); a.code() != "ok" {
+		t.Errorf("a call that another session has cancelled before it came: %s", a.Data)
+	}
+	r.send(in, "tools.default.desk.hold", `{"key":"mine"}`, "Mesh-Rpc-Id", "mine")
+	wait(t, "start", r.gate("mine").started)
+	other := r.inbox()
+	r.send(other, "mesh.ctl.s2.mine", "")
+	r.send(other, "mesh.node."+string(r.h.Node())+".ctl.s2.mine", `{"type":"cancel"}`)
+	r.settled()
+	other.none("to a cancel of another session's call")
+	close(r.gate("mine").release)
+	if a := in.next(); string(a.Data) != `"released mine"` {
+		t.Errorf("the call ended with %s", a.Data)
+	}
+	// What the other session has cancelled stays cancelled for it alone.
+	if a := r.ask("tools.s2.desk.note", `{"key":"s2"}`, "Mesh-Rpc-Id", "its own"); a.code() != "ok" {
+		t.Errorf("the other session's own call: %s", a.Data)
+	}
 }
 
 func TestRepetitionAcrossForms(t *testing.T) {

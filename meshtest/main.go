@@ -10,7 +10,7 @@ import (
 // Main runs a package's tests and fails if a goroutine outlives them. Call it
 // from TestMain; it ends the process, after calling what clean-up is to be done.
 func Main(m *testing.M, after ...func()) {
-	goleak.VerifyTestMain(m, append(leakOptions(), goleak.Cleanup(func(status int) {
+	goleak.VerifyTestMain(m, append(LeakOptions(), goleak.Cleanup(func(status int) {
 		for _, f := range after {
 			f()
 		}
@@ -18,8 +18,8 @@ func Main(m *testing.M, after ...func()) {
 	}))...)
 }
 
-// leakOptions are the goroutines that end by themselves, or never and rightly.
-func leakOptions() []goleak.Option {
+// LeakOptions are the goroutines that end by themselves, or never and rightly.
+func LeakOptions() []goleak.Option {
 	return []goleak.Option{
 		// nats.go 1.55: an object store's Put ends this goroutine by closing its
 		// channel. When Put is done before the goroutine has begun, that finds no

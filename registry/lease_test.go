@@ -321,6 +321,54 @@ func TestSweepTakesOnlyWhatIsOldAndWithoutALease(t *testing.T) {
 	}
 }
 
+// The name of a service is free again once nobody has served it for long; what
+// was installed, and what somebody serves, is left alone.
+func TestSweepOfClaims(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	store := registry.NewStore(b, nil)
+	if err := b.FreshTime(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for name, r := range map[subjects.IndexName]registry.IndexRecord{
+		"gone": {Source: "service:gone"}, "served": {Source: "service:served"}, "private": {Source: "service:private", Session: "s"},
+		"installed": {Source: "https://example.com/x.git", Bundle: "sha256:1"}, "other": {Source: "https://example.com/y.git"},
+	} {
+		r.Name, r.State = name, registry.IndexInstalled
+		if err := store.ClaimIndex(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := acquire(t, b, record("alive", "boot1"))
+	publish(t, store, l, "served", "r1", "served.a")
+	if n, err := store.Sweep(t.Context(), time.Hour); n != 0 || err != nil {
+		t.Fatalf("young claims: swept %d, %v", n, err)
+	}
+	if n, err := store.Sweep(t.Context(), time.Millisecond); n != 0 || err != nil {
+		t.Fatalf("claims that nobody serves for the first time: swept %d, %v", n, err)
+	}
+	swept := 0
+	meshtest.Until(t, "the claims are old enough", func() bool {
+		n, err := store.Sweep(t.Context(), time.Millisecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		swept += n
+		return swept >= 2
+	})
+	for name, want := range map[subjects.IndexName]bool{"gone": false, "served": true, "installed": true, "other": true} {
+		if _, err := store.Index(t.Context(), name, ""); (err == nil) != want {
+			t.Errorf("the name %s: %v, want it kept: %v", name, err, want)
+		}
+	}
+	if _, err := store.Index(t.Context(), "private", "s"); !errors.Is(err, bus.ErrNoKey) {
+		t.Errorf("a name that was private to a session: %v", err)
+	}
+	if err := store.ClaimIndex(t.Context(), registry.IndexRecord{Name: "gone", Source: "service:other"}); err != nil {
+		t.Errorf("the name cannot be claimed: %v", err)
+	}
+}
+
 func TestSessionsExpire(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))

@@ -103,6 +103,10 @@ const (
 	IndexRemoved   IndexState = "removed"
 )
 
+// ServiceSource begins the Source of a name that a service claims for the
+// functions that it registers; the service's name follows.
+const ServiceSource = "service:"
+
 // IndexRecord is an index that is installed, or a name that a service claims,
 // MESH_INDEXES/<name> or MESH_INDEXES/<name>.<session>.
 type IndexRecord struct {

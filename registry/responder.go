@@ -409,8 +409,16 @@ func (r *Responder) describe(session subjects.SessionID, name string) (any, erro
 	return Describe(ctx, r.store, route)
 }
 
-// Describe returns what is known of a route's tool.
+// Describe returns what is known of a route's tool. A tool that is declared but
+// could not even be read has no descriptor: the error is unavailable and says why.
 func Describe(ctx context.Context, store *Store, route Route) (DescribeAnswer, error) {
+	if route.Digest == "" {
+		reason := route.Reason
+		if reason == "" {
+			reason = "its node does not say why"
+		}
+		return DescribeAnswer{}, toolmesh.Errorf(toolmesh.CodeUnavailable, "%s is declared, but not served, and nothing is known of its arguments: %s", route.ID, reason)
+	}
 	d, err := store.Descriptor(ctx, route.Digest)
 	if err != nil {
 		return DescribeAnswer{}, err

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,6 +29,9 @@ type StoreOptions struct {
 type Store struct {
 	bus   *bus.Bus
 	cache descriptorCache
+
+	sweeping sync.Mutex        // guards suspects
+	suspects map[string]uint64 // claims that nobody served at the last sweep, and their revisions
 }
 
 // NewStore returns a store on a connection. It sends nothing yet.
@@ -336,9 +340,12 @@ func sessionKey(id subjects.SessionID) (bus.Key, error) {
 	return bus.Key{Bucket: subjects.BucketSessions, Name: token}, nil
 }
 
-// Sweep deletes what nodes published that have no lease any more, where it is
-// older than age: a process that was killed cannot take it back itself. It returns
-// how many records it deleted. Any agent or router may run it now and then.
+// Sweep deletes what processes left that were killed and could not take it back,
+// where it is older than age: what nodes published that have no lease any more,
+// and the names of services that no node served at this sweep nor at the one
+// before: nodes lose their leases for a moment when the broker was away. It
+// returns how many records it deleted. Any agent or router may run it now and
+// then.
 func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err error) {
 	leased := make(map[subjects.NodeID]bool)
 	q := bus.Query{Stream: subjects.KVStream(subjects.BucketNodes), Subject: subjects.KVAll(subjects.BucketNodes)}
@@ -351,30 +358,64 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 			leased[subjects.NodeID(node)] = true
 		}
 	}
-	type old struct {
+	now := s.bus.Time()
+	old := func(m *bus.Stored) bool { return now.Now.Sub(m.Time) >= age+now.Bound }
+	type record struct {
 		key      bus.Key
 		revision uint64
 	}
-	var olds []old
-	now := s.bus.Time()
+	var olds []record
+	// Claims are read before what is served: a service claims first.
+	claims := make(map[string]uint64)
+	q = bus.Query{Stream: subjects.KVStream(subjects.BucketIndexes), Subject: subjects.KVAll(subjects.BucketIndexes)}
+	for m, err := range s.bus.Read(ctx, q) {
+		if err != nil {
+			return 0, fmt.Errorf("read the indexes: %w", err)
+		}
+		var r IndexRecord
+		name, ok := subjects.KVKey(subjects.BucketIndexes, m.Subject)
+		if !ok || bus.Gone(m.Header) || !old(m) || json.Unmarshal(m.Data, &r) != nil {
+			continue
+		}
+		if r.Bundle == "" && strings.HasPrefix(r.Source, ServiceSource) {
+			claims[name] = m.Seq
+		}
+	}
 	q = bus.Query{Stream: subjects.KVStream(subjects.BucketTools), Subject: subjects.KVAll(subjects.BucketTools)}
 	for m, err := range s.bus.Read(ctx, q) {
 		if err != nil {
 			return 0, fmt.Errorf("read what nodes serve: %w", err)
 		}
 		name, ok := subjects.KVKey(subjects.BucketTools, m.Subject)
-		if !ok || bus.Gone(m.Header) || now.Now.Sub(m.Time) < age+now.Bound {
+		if !ok || bus.Gone(m.Header) {
 			continue
 		}
-		if key, err := subjects.ParseToolsKey(name); err == nil && !leased[key.Node] {
-			olds = append(olds, old{bus.Key{Bucket: subjects.BucketTools, Name: name}, m.Seq})
+		key, err := subjects.ParseToolsKey(name)
+		switch {
+		case err != nil:
+		case leased[key.Node] || !old(m): // it is served, or may be in a moment
+			if claim, err := subjects.IndexKey(key.Index, key.Session); err == nil {
+				delete(claims, claim)
+			}
+		default:
+			olds = append(olds, record{bus.Key{Bucket: subjects.BucketTools, Name: name}, m.Seq})
 		}
+	}
+	s.sweeping.Lock()
+	before := s.suspects
+	s.suspects = claims
+	s.sweeping.Unlock()
+	for name, revision := range claims {
+		if before[name] != revision {
+			continue
+		}
+		olds = append(olds, record{bus.Key{Bucket: subjects.BucketIndexes, Name: name}, revision})
 	}
 	for _, o := range olds {
 		switch err := s.bus.Delete(ctx, o.key, o.revision); {
 		case err == nil:
 			deleted++
-		case !errors.Is(err, bus.ErrConflict): // a conflict: its node is back
+		case !errors.Is(err, bus.ErrConflict): // a conflict: whoever wrote it is back
 			return deleted, fmt.Errorf("sweep: %w", err)
 		}
 	}

@@ -15,16 +15,24 @@ import (
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
+	"github.com/toolmesh/toolmesh/tool/render"
 )
 
 func (a *app) infoCommand() *cobra.Command {
 	var format string
+	names := make([]string, len(render.Formats()))
+	for i, f := range render.Formats() {
+		names[i] = string(f)
+	}
 	cmd := &cobra.Command{
 		Use: "info TOOL", Short: "Describe a tool: arguments, result, where it runs",
 		Args: takes(1, 1, "a tool"),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			if cmd.Flags().Changed("format") {
-				return usage(cmd, "--format %s: the providers' shapes are not there yet; --json prints the mesh's own", format)
+			if !cmd.Flags().Changed("format") {
+				return nil
+			}
+			if _, err := render.ParseFormat(format); err != nil {
+				return usage(cmd, "--format: %s", toolmesh.AsError(err).Message)
 			}
 			return nil
 		},
@@ -34,7 +42,7 @@ func (a *app) infoCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if a.json {
+				if a.json && format == "" {
 					a.printJSON(raw)
 					return nil
 				}
@@ -42,17 +50,52 @@ func (a *app) infoCommand() *cobra.Command {
 				if err := json.Unmarshal(raw, &d); err != nil {
 					return toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's description cannot be read: %w", err)
 				}
-				a.printInfo(d)
+				if format != "" {
+					return a.printFormat(render.Format(format), d.Descriptor)
+				}
+				reason := ""
+				if len(d.Nodes) == 0 {
+					reason = l.reasonOf(ctx, d.Descriptor.ID)
+				}
+				a.printInfo(d, reason)
 				return nil
 			})
 		}),
 	}
-	cmd.Flags().StringVar(&format, "format", "", "a provider's shape (not there yet)")
-	_ = cmd.Flags().MarkHidden("format")
+	cmd.Flags().StringVar(&format, "format", "", "print the tool as a provider takes it: "+strings.Join(names, ", "))
+	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
-func (a *app) printInfo(answer registry.DescribeAnswer) {
+// printFormat prints a tool as a provider takes it; what the provider's shape
+// cannot say is told beside it.
+func (a *app) printFormat(format render.Format, d *tool.Descriptor) error {
+	shown, err := render.Tool(format, d, nil)
+	if err != nil {
+		return err
+	}
+	a.printValue(shown.JSON)
+	for _, note := range shown.Notes {
+		fmt.Fprintf(a.err, "mesh: note: %s\n", note)
+	}
+	return nil
+}
+
+// reasonOf says why a tool is not served, "" if nobody knows.
+func (l *link) reasonOf(ctx context.Context, id subjects.ToolID) string {
+	tools, err := l.client.List(ctx)
+	if err != nil {
+		return "" // an extra: what is known of the tool is printed without it
+	}
+	for _, t := range tools {
+		if t.ID == id {
+			return t.Reason
+		}
+	}
+	return ""
+}
+
+func (a *app) printInfo(answer registry.DescribeAnswer, reason string) {
 	d := answer.Descriptor
 	fmt.Fprintln(a.out, d.ID)
 	for line := range strings.SplitSeq(strings.TrimSpace(d.Description), "\n") {
@@ -88,6 +131,12 @@ func (a *app) printInfo(answer registry.DescribeAnswer) {
 		facts = append(facts, []string{"index", fmt.Sprintf("%s @ %s", d.Index.Name, short(d.Index.Revision))})
 	}
 	facts = append(facts, []string{"nodes", join(answer.Nodes, "none serves it now")})
+	if reason != "" {
+		facts = append(facts, []string{"reason", reason})
+	}
+	if text := sourceText(d.Source); text != "" {
+		facts = append(facts, []string{"source", text})
+	}
 	if declared := declaredBy(d.Annotations); declared != "" {
 		facts = append(facts, []string{"declares", declared})
 	}
@@ -96,6 +145,20 @@ func (a *app) printInfo(answer registry.DescribeAnswer) {
 	}
 	for _, f := range facts {
 		fmt.Fprintf(a.out, "%-9s %s\n", f[0], f[1])
+	}
+}
+
+// sourceText says where a description comes from.
+func sourceText(source tool.Source) string {
+	switch source {
+	case tool.SourceImport:
+		return "import"
+	case tool.SourceStatic:
+		return "static: read from the source text, because the import did not run"
+	case tool.SourceGo:
+		return "go: registered by a service"
+	default:
+		return string(source)
 	}
 }
 

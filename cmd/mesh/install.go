@@ -105,13 +105,33 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 		}
 		p := a.steps()
 		defer p.close()
-		if src.Kind != index.KindGit {
-			if err := l.putFolder(ctx, src, &r, p); err != nil {
-				return err
+		if src.Kind == index.KindGit {
+			return a.runInstall(ctx, l, r, f.detach, p)
+		}
+		return a.installFolder(ctx, l, src, r, f.detach, p)
+	})
+}
+
+// installFolder installs a folder of this machine by way of the mesh's object
+// store, and takes it out of there when the agent is done with it.
+func (a *app) installFolder(ctx context.Context, l *link, src index.Source, r installRequest, detach bool, p *steps) error {
+	for again := false; ; again = true {
+		asked := r
+		ours, err := l.putFolder(ctx, src, &asked, p)
+		if err != nil {
+			return err
+		}
+		err = a.runInstall(ctx, l, asked, detach, p)
+		if ours && !detach && ctx.Err() == nil {
+			if err := l.bus.DeleteBundle(ctx, asked.Bundle); err != nil {
+				p.warn("the upload " + short(asked.Bundle) + " is still in the mesh: " + toolmesh.AsError(err).Message)
 			}
 		}
-		return a.runInstall(ctx, l, r, f.detach, p)
-	})
+		// Who uploaded the same folder at the same time may have taken it away.
+		if e := toolmesh.AsError(err); again || e == nil || e.Code != toolmesh.CodeInstallFailed || e.Details["reason"] != "bundle" {
+			return err
+		}
+	}
 }
 
 // variables reads --env: values that were typed are told apart, so that the
@@ -142,54 +162,59 @@ func (a *app) variables(given []string) (env map[string]string, literal []string
 }
 
 // putFolder packs a folder of this machine, or a revision of it, and puts it into
-// the mesh, for the agent to take it from there.
-func (l *link) putFolder(ctx context.Context, src index.Source, r *installRequest, p *steps) error {
+// the mesh, for the agent to take it from there. ours says that it was not there
+// before.
+func (l *link) putFolder(ctx context.Context, src index.Source, r *installRequest, p *steps) (ours bool, err error) {
 	work, err := os.MkdirTemp("", "mesh-install-")
 	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInternal, "no folder to work in: %w", err)
+		return false, toolmesh.Errorf(toolmesh.CodeInternal, "no folder to work in: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(work) }()
 	p.step("pack", "running", 0)
 	tree, err := index.Fetch(ctx, src, filepath.Join(work, "tree"), &index.FetchOptions{Rev: r.Rev})
 	if err != nil {
-		return err
+		return false, err
 	}
 	manifest, err := index.Load(tree.Dir)
 	if err != nil {
-		return err
+		return false, err
 	}
 	for _, v := range manifest.Env {
 		if v.Secret && slices.Contains(r.Literal, v.Name) {
-			return usage(nil, "%s is a secret and must not stand on a command line: set it in your environment and give --env %s", v.Name, v.Name)
+			return false, usage(nil, "%s is a secret and must not stand on a command line: set it in your environment and give --env %s", v.Name, v.Name)
 		}
 	}
 	for _, w := range tree.Warnings {
 		p.warn(w)
 	}
-	info, err := json.Marshal(index.Info{Source: src.String(), Rev: tree.Rev, Revision: tree.Revision})
+	info, err := json.Marshal(index.Info{Source: src.String(), Rev: tree.Rev, Revision: tree.Revision, Upload: true})
 	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInternal, "describe the bundle: %w", err)
+		return false, toolmesh.Errorf(toolmesh.CodeInternal, "describe the bundle: %w", err)
 	}
 	bundle, err := os.Create(filepath.Join(work, "bundle"))
 	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInternal, "write the bundle: %w", err)
+		return false, toolmesh.Errorf(toolmesh.CodeInternal, "write the bundle: %w", err)
 	}
 	defer func() { _ = bundle.Close() }()
 	digest, _, err := index.Pack(ctx, bundle, tree.Dir, tree.Files, &index.PackOptions{Meta: map[string][]byte{index.InfoFile: info}})
 	if err != nil {
-		return err
+		return false, err
 	}
 	p.step("pack", "done", 0)
 	p.step("upload", "running", 0)
 	if _, err := bundle.Seek(0, 0); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInternal, "read the bundle back: %w", err)
+		return false, toolmesh.Errorf(toolmesh.CodeInternal, "read the bundle back: %w", err)
+	}
+	had, err := l.bus.HasBundle(ctx, digest)
+	if err != nil {
+		return false, err
 	}
 	if err := l.bus.PutBundle(ctx, digest, bundle); err != nil {
-		return err
+		return false, err
 	}
 	p.step("upload", "done", 0)
 	r.Source, r.Bundle, r.Rev = src.Location, digest, ""
-	return nil
+	return !had, nil
 }
 
 // runInstall has an agent install what is asked for, and shows how it goes.

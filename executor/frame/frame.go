@@ -57,8 +57,11 @@ const (
 	FlagMeta    uint8 = 4 // body: u32 length, a JSON object, then the arguments
 )
 
-// FlagRaw on a terminal: output waits in the pipes of descriptors 1 and 2.
-const FlagRaw uint8 = 1
+// Flags of a terminal.
+const (
+	FlagRaw   uint8 = 1 // output waits in the pipes of descriptors 1 and 2
+	FlagSpent uint8 = 2 // the worker is not fit for another call
+)
 
 // Flags of Log.
 const (

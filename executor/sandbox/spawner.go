@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Level is one way of keeping processes together.
@@ -48,6 +50,9 @@ type Spawner struct {
 
 	mu     sync.Mutex
 	levels []Level
+
+	surveyed sync.Once
+	survey   Survey
 }
 
 // NewSpawner starts the thread. Close ends it.
@@ -90,9 +95,9 @@ func (s *Spawner) Level() Level {
 	return s.levels[0]
 }
 
-// start calls run on the thread, falling from level to level while the system
-// refuses.
-func (s *Spawner) start(run func(level Level) error) (Level, error) {
+// start calls run on the thread. With fall it goes from level to level while the
+// system refuses.
+func (s *Spawner) start(run func(level Level) error, fall bool) (Level, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for {
@@ -103,7 +108,7 @@ func (s *Spawner) start(run func(level Level) error) (Level, error) {
 		<-ran
 		refused := errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSPC) ||
 			errors.Is(err, unix.EACCES)
-		if err == nil || len(s.levels) == 1 || level == LevelReaper || !refused {
+		if err == nil || !fall || len(s.levels) == 1 || level == LevelReaper || !refused {
 			return level, err
 		}
 		s.levels = s.levels[1:]
@@ -117,14 +122,14 @@ func (s *Spawner) start(run func(level Level) error) (Level, error) {
 func (s *Spawner) StartCommand(cmd *exec.Cmd) error {
 	_, err := s.start(func(level Level) error {
 		fresh := *cmd // a failed Start leaves a Cmd that cannot be started again
-		fresh.SysProcAttr = attributes(level)
+		fresh.SysProcAttr = attributes(level, tool.SandboxNone)
 		commandDeath(fresh.SysProcAttr)
 		if err := fresh.Start(); err != nil {
 			return err
 		}
 		*cmd = fresh
 		return nil
-	})
+	}, true)
 	return err
 }
 
@@ -134,6 +139,11 @@ type Command struct {
 	Args []string // without the program's name
 	Env  []string
 	Dir  string
+	// Sandbox decides which namespaces the program starts in, beyond what keeps
+	// processes together. The rest of the level is the program's own to bring
+	// about, with the capabilities that it finds in its namespaces. Defaults to
+	// none. See [Spawner.Survey].
+	Sandbox tool.Sandbox
 }
 
 // Process is a started root process with its channels. The program finds the
@@ -211,11 +221,11 @@ func (s *Spawner) startProcess(cmd Command) (_ *Process, err error) {
 		proc, err := os.StartProcess(cmd.Path, argv, &os.ProcAttr{
 			Dir: cmd.Dir, Env: cmd.Env,
 			Files: []*os.File{null, outW, errW, remote, lifeR},
-			Sys:   attributes(level),
+			Sys:   attributes(level, cmd.Sandbox),
 		})
 		p.proc = proc
 		return err
-	})
+	}, cmd.Sandbox == "" || cmd.Sandbox == tool.SandboxNone)
 	if err != nil {
 		_ = conn.Close()
 		return nil, err

@@ -5,12 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 func systemLevels() []Level {
@@ -20,22 +24,58 @@ func systemLevels() []Level {
 	return []Level{LevelUser, LevelReaper}
 }
 
-func attributes(level Level) *syscall.SysProcAttr {
+// attributes are how a process is started: kept together in the way of level, in
+// the namespaces of box.
+func attributes(level Level, box tool.Sandbox) *syscall.SysProcAttr {
+	attr := &syscall.SysProcAttr{Setpgid: true}
 	switch level {
 	case LevelPID:
-		return &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL, Setpgid: true}
+		attr.Cloneflags = syscall.CLONE_NEWPID
 	case LevelUser:
-		return &syscall.SysProcAttr{
-			Cloneflags:  syscall.CLONE_NEWPID | syscall.CLONE_NEWUSER,
-			Pdeathsig:   syscall.SIGKILL,
-			Setpgid:     true,
-			UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}},
-			GidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}},
-		}
+		attr.Cloneflags = syscall.CLONE_NEWPID | syscall.CLONE_NEWUSER
+		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}}
+		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}}
 	case LevelReaper:
 		// No parent-death signal: the reaper has work to do when the agent dies.
+		return attr
 	}
-	return &syscall.SysProcAttr{Setpgid: true}
+	attr.Pdeathsig = syscall.SIGKILL
+	switch box {
+	case tool.SandboxOffline:
+		attr.Cloneflags |= syscall.CLONE_NEWNET | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
+	case tool.SandboxStrict:
+		attr.Cloneflags |= syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
+	case tool.SandboxGuard:
+		attr.Cloneflags |= syscall.CLONE_NEWNS
+	default:
+		return attr
+	}
+	if level == LevelUser && os.Geteuid() != 0 {
+		// Capabilities of the new namespaces alone, which an ordinary user would
+		// lose with the program's start: to mount and to set the network up.
+		attr.AmbientCaps = []uintptr{unix.CAP_SETPCAP, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}
+	}
+	return attr
+}
+
+// restrictions is the kernel's version of Landlock, and why it is not enough for
+// the level strict.
+func restrictions() (landlock int, why string) {
+	version, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	if errno != 0 {
+		return 0, "the kernel has no Landlock"
+	}
+	switch runtime.GOARCH {
+	case "amd64", "arm64":
+	default:
+		return int(version), "no system call filter is known for " + runtime.GOARCH
+	}
+	action := uint32(unix.SECCOMP_RET_ERRNO)
+	_, _, errno = unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_GET_ACTION_AVAIL, 0, uintptr(unsafe.Pointer(&action))) //nolint:gosec // as the call wants it
+	if errno != 0 {
+		return int(version), "the kernel has no system call filters"
+	}
+	return int(version), ""
 }
 
 // commandDeath lets a plain program die with us; it is no reaper.

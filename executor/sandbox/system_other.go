@@ -10,11 +10,16 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 func systemLevels() []Level { return []Level{LevelReaper} }
 
-func attributes(Level) *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+func attributes(Level, tool.Sandbox) *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+
+// restrictions says that there are none here.
+func restrictions() (landlock int, why string) { return 0, "only Linux has it" }
 
 func commandDeath(*syscall.SysProcAttr) {}
 
@@ -71,3 +76,9 @@ func (h *Handle) Close() {
 	defer h.mu.Unlock()
 	h.pid = 0
 }
+
+// Usage is not known here.
+func (h *Handle) Usage() (Usage, bool) { return Usage{}, false }
+
+// Share is not known here.
+func (h *Handle) Share() (int64, bool) { return 0, false }

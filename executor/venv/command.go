@@ -2,15 +2,16 @@ package venv
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 )
 
 // Command runs an index's own set-up command in dir, with environ as its whole
-// environment. The error is
-// install_failed with the end of what it printed.
-func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ []string) error {
+// environment. The error is install_failed with the end of what it printed, as
+// clean, which takes secrets out, gives it.
+func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ []string, clean func(string) string) error {
 	bin := filepath.Join(env.Dir, "bin")
 	extra := append([]string{"VIRTUAL_ENV=" + env.Dir}, environ...)
 	name := argv[0]
@@ -26,7 +27,7 @@ func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ
 		return ctx.Err()
 	}
 	if err != nil {
-		return failed(err, said, "the index's init command %q failed", strings.Join(argv, " "))
+		return failed(errors.New(clean(err.Error())), clean(said), "the index's init command %q failed", clean(strings.Join(argv, " ")))
 	}
 	return nil
 }

@@ -25,6 +25,7 @@ type Lock struct {
 // declared is what a source says of its dependencies.
 type declared struct {
 	file   string // the file that uv compiles; empty: none
+	path   string // where it is, if not in the source
 	python string // requires-python
 	builds bool   // uv has to run a build backend, which may write into the folder
 }
@@ -119,6 +120,11 @@ func (s *Store) lock(ctx context.Context, sourceDir, python string, progress fun
 	if err != nil {
 		return Lock{}, failed(err, "", "the dependencies cannot be read")
 	}
+	return s.resolve(ctx, sourceDir, python, d, progress)
+}
+
+// resolve makes the lock of what is declared.
+func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declared, progress func(Step)) (Lock, error) {
 	if d.python != "" { // the manifest's python counts only where there is no requires-python
 		python = d.python
 	}
@@ -153,6 +159,10 @@ func (s *Store) lock(ctx context.Context, sourceDir, python string, progress fun
 	if !bounded || lower < oldest {
 		lower = oldest
 	}
+	file := d.file
+	if d.path != "" {
+		file = d.path
+	}
 	tries := []string{fmt.Sprintf("3.%d", lower)}
 	if own := interpreter.Minor(); own != tries[0] {
 		tries = append(tries, own)
@@ -160,7 +170,7 @@ func (s *Store) lock(ctx context.Context, sourceDir, python string, progress fun
 	var said string
 	for n, version := range tries {
 		var out []byte
-		out, said, err = s.run(ctx, dir, s.uvEnv(), uv, "pip", "compile", d.file, "--universal", "--generate-hashes",
+		out, said, err = s.run(ctx, dir, s.uvEnv(), uv, "pip", "compile", file, "--universal", "--generate-hashes",
 			"--no-header", "--no-annotate", "--quiet", "--python", interpreter.Path, "--python-version", version)
 		if err == nil {
 			if n > 0 || python == "" {

@@ -21,7 +21,9 @@ const (
 	maxCancels   = 10_000
 )
 
-// Key names a call.
+// Key names a call. The RPC alone names it on a node: under one that is taken,
+// another session is another call, which is refused. What is done to a call by
+// its key, as a cancel, needs the session as well.
 type Key struct {
 	Session subjects.SessionID
 	RPC     subjects.RPCID
@@ -140,8 +142,8 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 	var hash uint64
 	var old *entry[T]
 	if r.Key.RPC != "" {
-		hash = t.hash(r.Key)
-		old = t.find(hash, r.Key)
+		hash = t.hash(r.Key.RPC)
+		old = t.find(hash, r.Key.RPC)
 		if verdict, c, record, err := t.repeated(old, r, waiter); verdict != Run {
 			return verdict, c, record, err
 		}
@@ -192,14 +194,22 @@ func (t *Table[T]) name(hash uint64, r Request) *entry[T] {
 	return k
 }
 
-func (t *Table[T]) hash(key Key) uint64 { return maphash.String(t.seed, string(key.RPC)) }
+func (t *Table[T]) hash(rpc subjects.RPCID) uint64 { return maphash.String(t.seed, string(rpc)) }
 
-// find returns the entry of a key with its hash, or nil; t.mu is held.
-func (t *Table[T]) find(hash uint64, key Key) *entry[T] {
+// find returns the entry of a name with its hash, or nil; t.mu is held.
+func (t *Table[T]) find(hash uint64, rpc subjects.RPCID) *entry[T] {
 	for k := t.names[hash]; k != nil; k = k.next {
-		if k.request.Key == key {
+		if k.request.Key.RPC == rpc {
 			return k
 		}
+	}
+	return nil
+}
+
+// of returns the entry of a key, or nil; t.mu is held.
+func (t *Table[T]) of(key Key) *entry[T] {
+	if k := t.find(t.hash(key.RPC), key.RPC); k != nil && k.request.Key.Session == key.Session {
+		return k
 	}
 	return nil
 }
@@ -242,11 +252,11 @@ func (t *Table[T]) Repeated(r Request, waiter func(Record)) (verdict Verdict, c 
 	r.Depth = 0
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	verdict, c, record, err = t.repeated(t.find(t.hash(r.Key), r.Key), r, waiter)
+	verdict, c, record, err = t.repeated(t.find(t.hash(r.Key.RPC), r.Key.RPC), r, waiter)
 	return verdict, c, record, err, verdict != Run
 }
 
-// repeated decides on a request whose key k has, if it is not nil; Run says that
+// repeated decides on a request whose name k has, if it is not nil; Run says that
 // it is a new call. t.mu is held.
 func (t *Table[T]) repeated(k *entry[T], r Request, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
 	switch {
@@ -267,7 +277,7 @@ func (t *Table[T]) repeated(k *entry[T], r Request, waiter func(Record)) (Verdic
 
 func collision(r Request) *toolmesh.Error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest,
-		"rpc_id %q already names another call (tool, kind and body must agree): use a new one", r.Key.RPC).
+		"rpc_id %q already names another call (session, tool, kind and body must agree): use a new one", r.Key.RPC).
 		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 }
 
@@ -357,7 +367,7 @@ func (t *Table[T]) forgetOldest() {
 func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	k := t.find(t.hash(key), key)
+	k := t.of(key)
 	if k != nil {
 		return k.running, k.running != nil
 	}
@@ -371,7 +381,7 @@ func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
 func (t *Table[T]) Lookup(key Key) (*Call[T], bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	k := t.find(t.hash(key), key)
+	k := t.of(key)
 	if k == nil {
 		return nil, false
 	}

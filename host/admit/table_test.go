@@ -103,10 +103,11 @@ func TestWhatIsNotTheSameCallIsRefused(t *testing.T) {
 	call := begin(t, tab, request("a"))
 	other := map[string]admit.Request{}
 	for name, change := range map[string]func(*admit.Request){
-		"tool":   func(r *admit.Request) { r.Tool = "x.z" },
-		"epoch":  func(r *admit.Request) { r.Epoch = "2" },
-		"stream": func(r *admit.Request) { r.Stream = true },
-		"body":   func(r *admit.Request) { r.Digest[0]++ },
+		"tool":    func(r *admit.Request) { r.Tool = "x.z" },
+		"epoch":   func(r *admit.Request) { r.Epoch = "2" },
+		"stream":  func(r *admit.Request) { r.Stream = true },
+		"body":    func(r *admit.Request) { r.Digest[0]++ },
+		"session": func(r *admit.Request) { r.Key.Session = "s2" },
 	} {
 		r := request("a")
 		change(&r)
@@ -123,10 +124,26 @@ func TestWhatIsNotTheSameCallIsRefused(t *testing.T) {
 		}
 		tab.Finish(call, result("1"))
 	}
-	// Another session's call of the same id is another call.
-	r := request("a")
-	r.Key.Session = "s2"
-	expect(t, tab, r, admit.Run)
+}
+
+// What another session does by a call's id has no effect on it.
+func TestKeysOfOtherSessions(t *testing.T) {
+	t.Parallel()
+	tab := admit.NewTable[string](2, time.Now)
+	call := begin(t, tab, request("a"))
+	foreign := request("a").Key
+	foreign.Session = "s2"
+	if _, ok := tab.Lookup(foreign); ok {
+		t.Error("another session finds the call")
+	}
+	if _, ok := tab.Cancel(foreign); ok {
+		t.Error("another session cancels the call")
+	}
+	if got, ok := tab.Lookup(call.Key); !ok || got != call {
+		t.Error("its own session does not find it")
+	}
+	tab.Cancel(admit.Key{Session: "s2", RPC: "b"})
+	begin(t, tab, request("b"))
 }
 
 func TestWhatNeverBeganIsNotKept(t *testing.T) {

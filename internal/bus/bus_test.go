@@ -3,6 +3,7 @@ package bus_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -174,28 +175,32 @@ func TestServiceIsListedOnce(t *testing.T) {
 	s := meshtest.Broker(t)
 	b := open(t, s.Connect(t), nil)
 	svc, err := b.StartService(bus.ServiceConfig{
-		Name: "mesh-agent", Version: "1.2.3", Metadata: map[string]string{"node": "n1"},
-		Status: "status", StatusSubject: "status.n1",
-		Stats: func() any { return map[string]int{"in_flight": 7} },
+		Name: "mesh-agent", Version: "1.2.3", Description: "a node", Metadata: map[string]string{"node": "n1"},
+		Endpoint: "calls", Subject: "mesh.node.n1.tools.>",
+		Stats: func() bus.ServiceStats {
+			return bus.ServiceStats{Requests: 4, Errors: 1, Took: 8 * time.Second, Data: map[string]int{"in_flight": 7}}
+		},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	nc := s.Connect(t)
-	m, err := nc.Request("status.n1", nil, 10*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, want := string(m.Data), `{"in_flight":7}`; got != want {
-		t.Fatalf("status %s, want %s", got, want)
-	}
-	for _, verb := range []string{"PING", "INFO", "STATS"} {
-		m, err := nc.Request("$SRV."+verb+".mesh-agent", nil, 10*time.Second)
-		if err != nil {
-			t.Fatalf("%s: %v", verb, err)
-		}
-		if len(m.Data) == 0 {
-			t.Fatalf("%s is empty", verb)
+	identity := `"name":"mesh-agent","id":"` + svc.ID() + `","version":"1.2.3","metadata":{"node":"n1"}`
+	for verb, want := range map[string]string{
+		"PING": `{` + identity + `,"type":"io.nats.micro.v1.ping_response"}`,
+		"INFO": `{` + identity + `,"type":"io.nats.micro.v1.info_response","description":"a node",` +
+			`"endpoints":[{"name":"calls","subject":"mesh.node.n1.tools.\u003e","queue_group":"","metadata":{}}]}`,
+		"STATS": `"endpoints":[{"name":"calls","subject":"mesh.node.n1.tools.\u003e","queue_group":"","num_requests":4,"num_errors":1,` +
+			`"last_error":"","processing_time":8000000000,"average_processing_time":2000000000,"data":{"in_flight":7}}]}`,
+	} {
+		for _, who := range []string{"", ".mesh-agent", ".mesh-agent." + svc.ID()} {
+			m, err := nc.Request("$SRV."+verb+who, nil, 10*time.Second)
+			if err != nil {
+				t.Fatalf("%s%s: %v", verb, who, err)
+			}
+			if got := string(m.Data); !strings.HasSuffix(got, want) || !strings.HasPrefix(got, `{`+identity) {
+				t.Errorf("%s%s: got %s, want %s", verb, who, got, want)
+			}
 		}
 	}
 	// A reply subject that is no inbox is not answered.
@@ -203,14 +208,19 @@ func TestServiceIsListedOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := nc.PublishRequest("status.n1", "elsewhere", nil); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := nc.Request("status.n1", nil, 10*time.Second); err != nil {
-		t.Fatal(err)
+	for _, verb := range []string{"PING", "INFO", "STATS"} {
+		if err := nc.PublishRequest("$SRV."+verb, "elsewhere", nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := nc.Request("$SRV."+verb, nil, 10*time.Second); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if n, _, err := sub.Pending(); err != nil || n != 0 {
 		t.Fatalf("%d answers went to a subject that is no inbox (%v)", n, err)
+	}
+	if _, err := b.StartService(bus.ServiceConfig{Name: "no name"}); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+		t.Errorf("a service whose name has a space: %v", err)
 	}
 	if err := svc.Stop(); err != nil {
 		t.Fatal(err)

@@ -2,13 +2,19 @@ package bus
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"regexp"
 	"strings"
+	"time"
 
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -23,62 +29,118 @@ type ServiceConfig struct {
 	Description string
 	// Metadata holds the node id and the like. It cannot be changed later.
 	Metadata map[string]string
-	// Status names an endpoint that answers with Stats, and the subject that it
-	// takes. Without it `nats micro stats` shows no figures. Defaults to none.
-	Status, StatusSubject string
-	// Stats returns what is shown of the endpoint; it must marshal to JSON and be
-	// quick. Defaults to nothing.
-	Stats func() any
+	// Endpoint names what Stats are the figures of, and Subject is where that is
+	// asked; the service itself subscribes nothing there. Defaults to none.
+	Endpoint, Subject string
+	// Stats returns the endpoint's figures; it must be quick. Defaults to zeros.
+	Stats func() ServiceStats
 }
 
-// Service is this process in the list of micro services.
-type Service struct{ svc micro.Service }
+// ServiceStats are the figures of a service's endpoint since it began.
+type ServiceStats struct {
+	Requests, Errors uint64
+	Took             time.Duration // of all requests together
+	Data             any           // marshals to JSON; nil for none
+}
+
+// Service is this process in the list of micro services. It answers as
+// nats.go/micro does, in that package's types. That package itself would count
+// only what it handles itself, so that it shows nothing of tools, and answers to
+// any reply subject.
+type Service struct {
+	bus      *Bus
+	config   ServiceConfig
+	identity micro.ServiceIdentity
+	started  time.Time
+	subs     []*nats.Subscription
+}
 
 // StartService lists this process as a NATS micro service. One per process is
-// the rule; tools are no endpoints of it. micro chains itself before the
-// connection's closed and error handlers: set your own before.
+// the rule; tools are no endpoints of it.
 func (b *Bus) StartService(c ServiceConfig) (*Service, error) {
-	config := micro.Config{
-		Name: c.Name, Version: semantic(c.Version), Description: c.Description, Metadata: c.Metadata,
-		ErrorHandler: func(_ micro.Service, err *micro.NATSError) {
-			b.log.Warn("service error", slog.String("error", err.Error()))
-		},
+	if !serviceName.MatchString(c.Name) {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%q cannot be a micro service's name: letters, digits, _ and -", c.Name)
 	}
-	if c.Stats != nil {
-		config.StatsHandler = func(*micro.Endpoint) any { return c.Stats() }
+	metadata := maps.Clone(c.Metadata)
+	if metadata == nil {
+		metadata = map[string]string{}
 	}
-	svc, err := micro.AddService(b.nc, config)
-	if err != nil {
-		return nil, fmt.Errorf("list the process as micro service %q: %w", c.Name, err)
+	s := &Service{
+		bus: b, config: c, started: time.Now().UTC(),
+		identity: micro.ServiceIdentity{Name: c.Name, ID: uuid.NewString(), Version: semantic(c.Version), Metadata: metadata},
 	}
-	if c.Status != "" {
-		err := svc.AddEndpoint(c.Status, micro.HandlerFunc(func(r micro.Request) {
-			if !subjects.ReplyAllowed(r.Reply(), "", false) {
-				return
-			}
-			var stats any
-			if c.Stats != nil {
-				stats = c.Stats()
-			}
-			body, err := json.Marshal(stats)
-			if err == nil {
-				err = r.Respond(body)
-			}
+	for verb, content := range map[micro.Verb]func() any{micro.PingVerb: s.ping, micro.InfoVerb: s.info, micro.StatsVerb: s.stats} {
+		for _, who := range [][2]string{{"", ""}, {c.Name, ""}, {c.Name, s.identity.ID}} {
+			subject, err := micro.ControlSubject(verb, who[0], who[1])
 			if err != nil {
-				b.log.Warn("status not answered", errorAttr(err))
+				return nil, toolmesh.Errorf(toolmesh.CodeInternal, "list the process as micro service %q: %w", c.Name, err)
 			}
-		}), micro.WithEndpointSubject(c.StatusSubject), micro.WithEndpointQueueGroupDisabled())
-		if err != nil {
-			_ = svc.Stop()
-			return nil, fmt.Errorf("endpoint %q of micro service %q: %w", c.Status, c.Name, err)
+			sub, err := b.nc.Subscribe(subject, func(m *nats.Msg) { s.answer(m, content) })
+			if err != nil {
+				_ = s.Stop()
+				return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "list the process as micro service %q: %w", c.Name, err)
+			}
+			s.subs = append(s.subs, sub)
 		}
 	}
-	return &Service{svc: svc}, nil
+	return s, nil
+}
+
+func (s *Service) answer(m *nats.Msg, content func() any) {
+	if !subjects.ReplyAllowed(m.Reply, "", false) {
+		s.bus.log.Warn("request refused: its reply subject is no inbox", slog.String("subject", m.Subject))
+		return
+	}
+	body, err := json.Marshal(content())
+	if err == nil {
+		err = s.bus.nc.Publish(m.Reply, body)
+	}
+	if err != nil {
+		s.bus.log.Warn("service not described", errorAttr(err))
+	}
+}
+
+func (s *Service) ping() any {
+	return micro.Ping{ServiceIdentity: s.identity, Type: micro.PingResponseType}
+}
+
+func (s *Service) info() any {
+	i := micro.Info{
+		ServiceIdentity: s.identity, Type: micro.InfoResponseType, Description: s.config.Description, Endpoints: []micro.EndpointInfo{},
+	}
+	if s.config.Endpoint != "" {
+		i.Endpoints = append(i.Endpoints, micro.EndpointInfo{
+			Name: s.config.Endpoint, Subject: s.config.Subject, Metadata: map[string]string{},
+		})
+	}
+	return i
+}
+
+func (s *Service) stats() any {
+	all := micro.Stats{ServiceIdentity: s.identity, Type: micro.StatsResponseType, Started: s.started, Endpoints: []*micro.EndpointStats{}}
+	if s.config.Endpoint == "" {
+		return all
+	}
+	e := &micro.EndpointStats{Name: s.config.Endpoint, Subject: s.config.Subject}
+	all.Endpoints = append(all.Endpoints, e)
+	if s.config.Stats == nil {
+		return all
+	}
+	figures := s.config.Stats()
+	e.NumRequests, e.NumErrors, e.ProcessingTime = int(figures.Requests), int(figures.Errors), figures.Took //nolint:gosec // counts of calls
+	if figures.Requests > 0 {
+		e.AverageProcessingTime = figures.Took / time.Duration(figures.Requests) //nolint:gosec // as above
+	}
+	if figures.Data != nil {
+		e.Data, _ = json.Marshal(figures.Data) // figures are shown without it
+	}
+	return all
 }
 
 var (
-	semver   = regexp.MustCompile(`^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
-	notBuild = regexp.MustCompile(`[^0-9A-Za-z]+`)
+	semver      = regexp.MustCompile(`^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
+	serviceName = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+	notBuild    = regexp.MustCompile(`[^0-9A-Za-z]+`)
 )
 
 // semantic makes a semantic version of any text.
@@ -94,11 +156,18 @@ func semantic(version string) string {
 }
 
 // ID is the service's id in the answers of `nats micro`.
-func (s *Service) ID() string { return s.svc.Info().ID }
+func (s *Service) ID() string { return s.identity.ID }
 
 // Stop takes the process off the list. It may be called more than once.
 func (s *Service) Stop() error {
-	if err := s.svc.Stop(); err != nil {
+	var errs []error
+	for _, sub := range s.subs {
+		if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, nats.ErrBadSubscription) {
+			errs = append(errs, err)
+		}
+	}
+	s.subs = nil
+	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("stop the micro service: %w", err)
 	}
 	return nil

@@ -12,7 +12,7 @@ import (
 type Builder interface {
 	// Lock resolves the dependencies of the source in dir, once and for all
 	// nodes. Empty means that none are declared.
-	Lock(ctx context.Context, dir, python string, progress Progress) ([]byte, error)
+	Lock(ctx context.Context, dir string, manifest *index.Manifest, progress Progress) ([]byte, error)
 	// Open makes the environment and imports the tools.
 	Open(ctx context.Context, b Build, progress Progress) (Instance, error)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -91,7 +92,7 @@ func (w *workshop) serves(t *testing.T, name, revision string) {
 	w.await(t, name+" at "+revision+" is served", func() bool { return w.published[name].Revision == revision })
 }
 
-func (w *workshop) Lock(context.Context, string, string, deploy.Progress) ([]byte, error) {
+func (w *workshop) Lock(context.Context, string, *index.Manifest, deploy.Progress) ([]byte, error) {
 	return []byte("{}\n"), nil
 }
 

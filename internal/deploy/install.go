@@ -313,7 +313,7 @@ func (m *Manager) before(ctx context.Context, record registry.IndexRecord) (regi
 // build resolves, packs and imports a fetched source, and completes the record.
 func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *index.Manifest, record *registry.IndexRecord, j *job, work string) (i Instance, err error) {
 	j.step("lock", "running", 20)
-	lock, err := m.builder.Lock(ctx, f.dir, manifest.Python, j.progress())
+	lock, err := m.builder.Lock(ctx, f.dir, manifest, j.progress())
 	if err != nil {
 		return nil, err
 	}

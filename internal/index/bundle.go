@@ -43,6 +43,9 @@ type Info struct {
 	Rev string `json:"rev,omitempty"`
 	// Revision is the revision that it was.
 	Revision string `json:"revision"`
+	// Upload says that a client packed it for an agent to install, which makes
+	// another bundle of it: nothing that is installed is this one.
+	Upload bool `json:"upload,omitempty"`
 }
 
 // PackOptions says how to pack. nil is legal.

@@ -71,6 +71,17 @@ func (m *Manifest) Function(name string) string {
 	return name
 }
 
+// NamesOf returns the tools that are a Python function, in their order.
+func (m *Manifest) NamesOf(function string) []string {
+	var names []string
+	for _, name := range m.Tools {
+		if m.Function(name) == function {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // Command is the program behind a tool, nil for a function.
 func (m *Manifest) Command(name string) *Command { return m.commands[name] }
 

@@ -3,9 +3,9 @@ package render
 import (
 	"encoding/json"
 	"fmt"
+	"math/big"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -89,7 +89,7 @@ func (w *twin) schema(o *object, path string, depth int) (*object, back) {
 	if !exact {
 		w.in.notes.add(path, "allOf is written as one schema that allows more")
 	}
-	if depth > geminiDepth || w.count > geminiNodes {
+	if depth > geminiDepth || w.count > geminiNodes && !simple(flat) {
 		w.in.notes.add(path, "it is too deep or too large for Gemini: the value is JSON in a text")
 		return w.json(joined(flat.text("description"), "JSON text.")), parseBack
 	}
@@ -114,6 +114,12 @@ func (w *twin) schema(o *object, path string, depth int) (*object, back) {
 		b = nullable(b)
 	}
 	return out, b
+}
+
+// simple says whether a schema is that of one text, number or boolean.
+func simple(flat *object) bool {
+	types, _ := kinds(flat)
+	return len(types) == 1 && types[0] != "object" && types[0] != "array" && !flat.has("anyOf") && !flat.has("oneOf")
 }
 
 // finish puts the words of a whole schema onto its rendering.
@@ -359,14 +365,29 @@ func (w *twin) number(o *object, kind, path string) *object {
 		out.set("format", format)
 	}
 	var hints []string
-	for _, bound := range []struct{ word, exclusive, sign string }{{"minimum", "exclusiveMinimum", "above"}, {"maximum", "exclusiveMaximum", "below"}} {
-		if n, ok := o.get(bound.word).(json.Number); ok {
-			if f, err := strconv.ParseFloat(string(n), 64); err == nil && f > -1e300 && f < 1e300 {
+	for _, bound := range []struct {
+		word, exclusive, sign string
+		step                  int64
+	}{{"minimum", "exclusiveMinimum", "above", 1}, {"maximum", "exclusiveMaximum", "below", -1}} {
+		limit, ok := rational(o.get(bound.exclusive))
+		inclusive, both := rational(o.get(bound.word))
+		switch {
+		case !ok:
+			if n, ok := o.get(bound.word).(json.Number); ok && both {
 				out.set(bound.word, n)
 			}
-		}
-		if n, ok := o.get(bound.exclusive).(json.Number); ok {
-			hints = append(hints, "It is "+bound.sign+" "+string(n)+".")
+		case kind == "integer" && limit.IsInt() && limit.Num().IsInt64() && limit.Num().BitLen() < 60:
+			next := new(big.Rat).SetInt64(limit.Num().Int64() + bound.step)
+			if both && inclusive.Cmp(next) == int(bound.step) {
+				out.set(bound.word, o.get(bound.word))
+			} else {
+				out.set(bound.word, json.Number(next.Num().String()))
+			}
+		default:
+			if both {
+				out.set(bound.word, o.get(bound.word))
+			}
+			hints = append(hints, fmt.Sprintf("It is %s %s.", bound.sign, o.get(bound.exclusive)))
 			w.in.notes.add(path, "Gemini has no %s: it is in the description", bound.exclusive)
 		}
 	}
@@ -681,21 +702,26 @@ func (w *twin) union(branches []*object, path string, depth int) (*object, back)
 func (w *twin) describe(branches []*object, takes map[string]bool) string {
 	var parts []string
 	for _, one := range branches {
-		if values, ok := choices(one); ok {
-			for _, value := range values {
-				if text, ok := value.(string); ok {
-					parts = append(parts, encodeText(text))
-				} else {
-					parts = append(parts, encodeText(value))
-				}
-			}
-			continue
-		}
 		part := map[string]string{"string": "a text", "integer": "an integer", "number": "a number", "boolean": "true or false"}[one.text("type")]
-		if format := one.text("format"); format != "" {
-			part += " (" + format + ")"
+		if values, ok := choices(one); ok {
+			shown := make([]string, len(values))
+			for i, value := range values {
+				shown[i] = encodeText(value)
+			}
+			part = strings.Join(shown, ", ")
 		}
-		parts = append(parts, part)
+		var limits []string
+		for _, word := range []string{"format", "pattern", "minLength", "maxLength", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf", "contentEncoding"} {
+			if value, ok := one.values[word]; ok {
+				limits = append(limits, word+" "+encodeText(value))
+			}
+		}
+		if len(limits) > 0 {
+			part += " (" + strings.Join(limits, " and ") + ")"
+		}
+		if !slices.Contains(parts, part) {
+			parts = append(parts, part)
+		}
 	}
 	text := "One of: " + strings.Join(parts, ", ") + "."
 	if takes["string"] {

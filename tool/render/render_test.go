@@ -321,9 +321,6 @@ func TestStructuredContentIsWhatTheOutputSchemaSays(t *testing.T) {
 		if err := v.Validate(got); err != nil {
 			t.Errorf("%s does not fit %s: %v", got, declared.OutputSchema, err)
 		}
-		if err := v.Validate(json.RawMessage(`{"result":7,"self":7,"a":"x","t":7}`)); err == nil && c.schema != `{"type":"integer"}` && strings.Contains(string(declared.OutputSchema), "properties") {
-			t.Errorf("%s takes anything", declared.OutputSchema)
-		}
 	}
 	r := rendered(t, render.MCP, func() *tool.Descriptor {
 		d := one(`{"type":"object"}`)

@@ -163,6 +163,10 @@ func (c *checker) openAI(function map[string]any) {
 			_, has := o["items"]
 			c.is(has, "%s: array schema missing items", at)
 		}
+		if slices.Contains(typesOf(o), "object") {
+			_, has := o["properties"]
+			c.is(has, "%s: object schema missing properties", at)
+		}
 		for key := range o {
 			c.is(jsonSchemaWords[key], "%s: %q is no word of JSON Schema", at, key)
 		}
@@ -425,6 +429,7 @@ func TestTheRulesRefuse(t *testing.T) {
 		{render.OpenAI, strict(`{"type":"object","properties":{"a":{"$ref":"#","description":"x"}},"required":["a"],"additionalProperties":false}`)},
 		{render.OpenAI, loose(`{"type":"object","properties":{"a":{"type":"array"}}}`)},
 		{render.OpenAI, loose(`{"type":"object"}`)},
+		{render.OpenAI, loose(`{"type":"object","properties":{"a":{"type":"object"}}}`)},
 		{render.OpenAI, loose(`{"type":"object","properties":{},"anyOf":[{}]}`)},
 		{render.OpenAI, loose(`{"type":"object","properties":{"a":{"$ref":"#/$defs/A"}}}`)},
 		{render.OpenAIResponses, `{"type":"function","name":"x","parameters":{"type":"object","properties":{}}}`},

@@ -16,6 +16,10 @@ import (
 // schema long: eleven definitions that each name the next one twice are 2,047.
 const maxNodes = 5000
 
+// maxMerges bounds how many schemas are put together into others. Two that both
+// describe a member are put together anew inside it, and so on without an end.
+const maxMerges = 20000
+
 // schema is an author's schema made uniform: the words of 2020-12 whatever
 // dialect it is in, every reference as "#/$defs/<name>" into defs, and no
 // boolean schema but additionalProperties (true is {}, false is {"not":{}}).
@@ -24,6 +28,7 @@ type schema struct {
 	defs  map[string]*object
 	notes *notes
 	flats map[*object]flattened
+	work  int // how often flatten may still work
 }
 
 // flattened is what flat found.
@@ -35,14 +40,24 @@ type flattened struct {
 // notes collects what people should know of a rendering, each text once.
 type notes struct{ texts []string }
 
+// maxNotes bounds the notes of one rendering; the last one says that there were more.
+const maxNotes = 40
+
 func (n *notes) add(path, format string, args ...any) {
+	if len(n.texts) == maxNotes {
+		return
+	}
 	text := fmt.Sprintf(format, args...)
 	if path != "" {
 		text = path + ": " + text
 	}
-	if !slices.Contains(n.texts, text) {
-		n.texts = append(n.texts, text)
+	if slices.Contains(n.texts, text) {
+		return
 	}
+	if len(n.texts) == maxNotes-1 {
+		text = "there is more of this kind"
+	}
+	n.texts = append(n.texts, text)
 }
 
 // reader makes a schema of JSON.
@@ -67,7 +82,7 @@ func read(text json.RawMessage, n *notes) (*schema, error) {
 	if err != nil {
 		return nil, err // Compile accepted it, so this does not happen
 	}
-	out := &schema{defs: map[string]*object{}, notes: n, flats: map[*object]flattened{}}
+	out := &schema{defs: map[string]*object{}, notes: n, flats: map[*object]flattened{}, work: maxMerges}
 	doc, ok := value.(*object)
 	if !ok { // true or false
 		out.root = plain(value == true)
@@ -338,8 +353,8 @@ func (s *schema) flatten(o *object, open map[*object]bool) (*object, bool) {
 	if known, ok := s.flats[o]; ok {
 		return known.out, known.exact
 	}
-	if open[o] || len(open) > 64 {
-		return newObject(), false // a circle that never reaches a type
+	if s.work--; s.work < 0 || open[o] || len(open) > 64 {
+		return newObject(), false // a circle that never reaches a type, or nearly
 	}
 	open[o] = true
 	defer delete(open, o)
@@ -380,7 +395,7 @@ func merge(a, b *object) bool {
 			a.set(key, value)
 			continue
 		}
-		if encodeText(mine) == encodeText(value) {
+		if equal(mine, value) {
 			continue
 		}
 		switch key {
@@ -489,39 +504,46 @@ func contains(list []any, one any) bool {
 	return slices.ContainsFunc(list, func(other any) bool { return equal(other, one) })
 }
 
-// equal compares JSON values as JSON Schema does: 1 and 1.0 are equal.
+// equal compares JSON values as JSON Schema does: 1 and 1.0 are equal. Values
+// too large to be compared are not.
 func equal(a, b any) bool {
+	budget := maxNodes
+	return same(a, b, &budget)
+}
+
+func same(a, b any, budget *int) bool {
+	if *budget--; *budget < 0 {
+		return false
+	}
 	switch a := a.(type) {
 	case json.Number:
 		other, ok := b.(json.Number)
-		if !ok {
-			return false
+		if !ok || a == other {
+			return ok
 		}
 		x, ok := rational(a)
 		y, ok2 := rational(other)
-		if ok && ok2 {
-			return x.Cmp(y) == 0
-		}
-		return a == other
+		return ok && ok2 && x.Cmp(y) == 0
 	case []any:
 		other, ok := b.([]any)
-		return ok && slices.EqualFunc(a, other, equal)
+		return ok && slices.EqualFunc(a, other, func(x, y any) bool { return same(x, y, budget) })
 	case *object:
 		other, ok := b.(*object)
 		if !ok || len(a.keys) != len(other.keys) {
 			return false
 		}
+		if a == other {
+			return true
+		}
 		for _, key := range a.keys {
-			if !other.has(key) || !equal(a.get(key), other.get(key)) {
+			if !other.has(key) || !same(a.get(key), other.get(key), budget) {
 				return false
 			}
 		}
 		return true
 	default:
-		if _, ok := b.(*object); ok {
-			return false
-		}
-		if _, ok := b.([]any); ok {
+		switch b.(type) {
+		case *object, []any:
 			return false
 		}
 		return a == b

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
+import signal
 import sys
 from types import AsyncGeneratorType
 
-from . import channel, failures
+from . import channel, failures, limits, strays
 from .frames import (
     CALL,
     CANCEL,
@@ -25,22 +26,37 @@ from .frames import (
     PONG,
     READY,
     RESULT,
+    SPENT,
     STREAM,
     YIELD,
     FrameError,
 )
-from .loop import PAGE_TAKEN, _raw_pending, _TooLarge, forked_by_tool, not_json, refused, split_meta
+from .loop import (
+    PAGE_CANCEL,
+    PAGE_TAKEN,
+    SIGNAL,
+    _no_memory,
+    _raw_pending,
+    _TooLarge,
+    forked_by_tool,
+    not_json,
+    refused,
+    split_meta,
+    too_deep,
+)
 from .output import Outlet, install
 from .values import Mismatch, NotSerializable, decode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from types import FrameType
     from typing import Any
 
     from .binding import Tool
     from .values import JSON
 
+_HERE = os.path.dirname(__file__)
 _call = contextvars.ContextVar("toolmesh_call", default=0)
 
 
@@ -94,6 +110,20 @@ class Worker:
         self._channel = channel.current = channel.LoopChannel(self, self._outlet, limit, _call.get)
         install(self._outlet)
         forked_by_tool((inp, out), self._outlet, self)
+        signal.signal(SIGNAL, self._interrupt)
+
+    def _interrupt(self, _signum: int, frame: FrameType | None) -> None:
+        """Cancels the call that is meant while it keeps the loop from hearing of
+        it: where it stands, if that is in the tool's own code."""
+        call = _call.get()
+        if call == 0 or self._page[PAGE_CANCEL] != call or call in self._asked:
+            return
+        if frame is None or os.path.dirname(frame.f_code.co_filename) == _HERE:
+            return  # our own code is never cut off; the loop hears of it soon
+        task = self._tasks.get(call)
+        if task is not None and asyncio.current_task(self._loop) is task:
+            self._asked.add(call)
+            raise asyncio.CancelledError
 
     async def serve(self, about: bytes) -> None:
         """Says READY with about, and returns when the agent is done."""
@@ -136,7 +166,7 @@ class Worker:
             task.add_done_callback(lambda _: self._ended(slot, call))
         elif kind == CANCEL:
             running = self._tasks.get(call)
-            if running is not None:
+            if running is not None and call not in self._asked:
                 self._asked.add(call)
                 running.cancel()
         elif kind == CREDIT:
@@ -171,7 +201,13 @@ class Worker:
         self._asked.discard(call)
         if self._outlet.dirty:
             self._outlet.settle(call)
-        raw = 0 if self._tasks else _raw_pending()
+        raw = 0
+        if not self._tasks:
+            strays.sweep()  # of whose call they are is not known: of none that runs
+            raw = _raw_pending()
+        if limits.memory and (limits.exceeded() or _no_memory(kind, data)):
+            kind, data = ERROR, failures.out_of_memory()
+            raw |= SPENT
         self._outlet.send(HEADER.pack(len(data), kind, raw, slot, call) + data)
 
     async def _outcome(self, flags: int, slot: int, call: int, body: bytes) -> tuple[int, bytes]:
@@ -186,6 +222,8 @@ class Worker:
             return ERROR, failures.invalid([failure])
         except ValueError as failure:
             return ERROR, not_json(failure)
+        except RecursionError:
+            return ERROR, failures.invalid([too_deep()])
         except Exception as failure:  # of a converter of the tool, like __post_init__
             return ERROR, failures.raised(failure, tool.name)
         try:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 class Tool:
     """A declared function, described and ready to be called."""
 
-    __slots__ = ("name", "slot", "function", "kind", "parameters", "dump", "described", "direct", "_simple", "_loads", "_fills")
+    __slots__ = (
+        "name", "slot", "function", "kind", "parameters", "dump", "described", "direct", "_simple", "_loads", "_fills",
+    )
 
     def __init__(self, name: str, function: Callable[..., Any], kind: str, signature: Signature) -> None:
         self.name = name

@@ -3,6 +3,8 @@
 The body is a JSON object: code (one of the mesh's), message, started, and for a
 tool's own exception type, stacktrace and details. Frames of the worker are cut
 and paths are relative to the index: a trace shows the tool, not the machine.
+Exceptions are the tool's own objects: whatever their methods and attributes do,
+there is a body, and it is bounded.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import linecache
 import os
 import sys
 
+from . import limits, redaction
 from .channel import MeshError
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -25,7 +28,11 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MESSAGE = 16 * 1024
 _STACK = 48 * 1024
 _FRAMES = 40
+_CHAIN = 10  # exceptions of a chain, and members of a group, that are told
+_TOLD = 30  # exceptions that one trace tells in all
 _root = ""
+# Bound now: a tool may replace what json has.
+_text = json.JSONEncoder(ensure_ascii=False, default=lambda value: f"<{type(value).__name__}>").encode
 
 
 def set_root(path: str) -> None:
@@ -43,9 +50,13 @@ def cut(text: str, limit: int) -> str:
 
 def body(code: str, message: str, started: bool, **more: JSON) -> bytes:
     """The body of an ERROR frame; what of more is empty is left out."""
-    found: dict[str, JSON] = {"code": code, "message": cut(message, _MESSAGE), "started": started}
-    found.update((key, value) for key, value in more.items() if value)
-    return json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
+    found: dict[str, JSON] = {"message": redaction.text(message)}
+    found.update((key, redaction.tree(value)) for key, value in more.items() if value)
+    for key, limit in (("message", _MESSAGE), ("stacktrace", _STACK)):
+        if key in found:
+            found[key] = cut(found[key], limit)
+    found.update(code=code, started=started)
+    return _text(found).encode("utf-8", "replace")
 
 
 def invalid(mismatches: list[Mismatch]) -> bytes:
@@ -67,13 +78,20 @@ def unserializable(failure: NotSerializable, tool: str) -> bytes:
     )
 
 
+def out_of_memory() -> bytes:
+    """The call took more memory than it may, or asked for it."""
+    found = limits.usage()
+    message = f"the call needs more memory than its limit of {found['limit']} bytes"
+    return body("worker_out_of_memory", message, True, details=found)
+
+
 def too_large(size: int, limit: int, what: str) -> bytes:
     """what, "result" or "item", is larger than the agent takes."""
     return body(
         "payload_too_large",
         f"the {what} is {size} bytes of JSON, more than {limit}",
         True,
-        details={"size": size, "limit": limit},
+        details={"limit": "output", "size": size, "max": limit},
     )
 
 
@@ -85,36 +103,73 @@ def cancelled() -> bytes:
 def message_of(failure: BaseException) -> str:
     """str(failure), whatever its __str__ does."""
     try:
-        return str(failure)
+        text = str(failure)
+        return text if type(text) is str else str.__str__(text)
     except BaseException as second:  # noqa: B036 - a broken __str__ must not end the worker
-        return f"<{type(failure).__name__}; its __str__ raised {type(second).__name__}>"
+        return f"<{type_of(failure)}; its __str__ raised {type_of(second)}>"
 
 
 def type_of(failure: BaseException) -> str:
     """The name of a failure's class, without its module."""
-    return type(failure).__qualname__
+    return str(type.__getattribute__(type(failure), "__qualname__"))[:300]
+
+
+def module_of(failure: BaseException) -> str:
+    """The module of a failure's class."""
+    try:
+        return str(type.__getattribute__(type(failure), "__module__"))[:300]
+    except Exception:
+        return ""
 
 
 def raised(failure: BaseException, tool: str) -> bytes:
     """A tool's own exception, of any class."""
-    frames = frames_of(failure)
+    if isinstance(failure, MemoryError) and limits.memory:
+        return out_of_memory()
+    try:
+        return _raised(failure, tool)
+    except Exception as second:
+        # Its attributes or its source could not be read; the type is known always.
+        return body("tool_error", message_of(failure), True, type=type_of(failure), stacktrace=type_of(failure),
+                    details={"module": module_of(failure), "tool": tool, "frames": [], "causes": [],
+                             "note": f"the exception cannot be told in full: {type_of(second)}"})
+
+
+def _raised(failure: BaseException, tool: str) -> bytes:
     message = message_of(failure)
     if isinstance(failure, SystemExit):
         message = f"the tool called sys.exit({message})"
-    return body(
-        "tool_error",
-        message,
-        True,
-        type=type_of(failure),
-        stacktrace=cut(trace(failure), _STACK),
-        details={
-            "module": type(failure).__module__,
-            "tool": tool,
-            "frames": frames,
-            "causes": causes_of(failure),
-            **nested_of(failure),
-        },
-    )
+    details: dict[str, JSON] = {
+        "module": module_of(failure),
+        "tool": tool,
+        "frames": frames_of(failure),
+        "causes": causes_of(failure),
+        **nested_of(failure),
+    }
+    if notes := notes_of(failure):
+        details["notes"] = notes
+    if members := members_of(failure):
+        details["exceptions"] = [
+            {"type": type_of(one), "module": module_of(one), "message": cut(message_of(one), 2000)}
+            for one in members[:_CHAIN]
+        ]
+    return body("tool_error", message, True, type=type_of(failure), stacktrace=trace(failure), details=details)
+
+
+def notes_of(failure: BaseException) -> list[str]:
+    """What was added with add_note."""
+    notes = getattr(failure, "__notes__", None)
+    if not isinstance(notes, (list, tuple)):
+        return []
+    return [cut(note, 2000) for note in notes[:_CHAIN] if isinstance(note, str)]
+
+
+def members_of(failure: BaseException) -> list[BaseException]:
+    """The members of an exception group, also of the one before 3.11."""
+    if not any(one.__name__ == "BaseExceptionGroup" for one in type(failure).__mro__):
+        return []
+    members = getattr(failure, "exceptions", ())
+    return [one for one in members if isinstance(one, BaseException)] if isinstance(members, (list, tuple)) else []
 
 
 def nested_of(failure: BaseException | None) -> dict[str, JSON]:
@@ -168,10 +223,10 @@ def frames_of(failure: BaseException) -> list[dict[str, JSON]]:
 
 
 def causes_of(failure: BaseException) -> list[dict[str, str]]:
-    """The chain below failure: [{type, message, relation}], nearest first."""
+    """The chain below failure: [{type, module, message, relation}], nearest first."""
     found: list[dict[str, str]] = []
     seen = {id(failure)}
-    while len(found) < 10:
+    while len(found) < _CHAIN:
         if failure.__cause__ is not None:
             relation, failure = "cause", failure.__cause__
         elif failure.__context__ is not None and not failure.__suppress_context__:
@@ -181,13 +236,20 @@ def causes_of(failure: BaseException) -> list[dict[str, str]]:
         if id(failure) in seen:
             break
         seen.add(id(failure))
-        found.append({"type": type_of(failure), "message": cut(message_of(failure), 2000), "relation": relation})
+        found.append({
+            "type": type_of(failure), "module": module_of(failure), "message": cut(message_of(failure), 2000),
+            "relation": relation,
+        })
     return found
 
 
-def trace(failure: BaseException, seen: set[int] | None = None) -> str:
-    """The traceback as text, as Python prints it, with our frames cut."""
-    seen = set() if seen is None else seen
+def trace(failure: BaseException) -> str:
+    """The traceback as text, as Python prints it, with our frames cut and
+    without secrets."""
+    return redaction.text(_trace(failure, set(), 0))
+
+
+def _trace(failure: BaseException, seen: set[int], depth: int) -> str:
     seen.add(id(failure))
     parts: list[str] = []
     below: BaseException | None = None
@@ -196,8 +258,11 @@ def trace(failure: BaseException, seen: set[int] | None = None) -> str:
         below, words = failure.__cause__, "The above exception was the direct cause of the following exception:"
     elif failure.__context__ is not None and not failure.__suppress_context__:
         below, words = failure.__context__, "During handling of the above exception, another exception occurred:"
-    if below is not None and id(below) not in seen and len(seen) < 10:
-        parts += [trace(below, seen), "", words, ""]
+    if below is not None and id(below) not in seen:
+        if depth < _CHAIN and len(seen) < _TOLD:
+            parts += [_trace(below, seen, depth + 1), "", words, ""]
+        else:
+            parts += ["... more exceptions before this one ...", ""]
     lines: list[str] = []
     for frame, line in _walk(failure):
         shown, _ = place(frame.f_code.co_filename)
@@ -210,21 +275,35 @@ def trace(failure: BaseException, seen: set[int] | None = None) -> str:
     if lines:
         parts.append("Traceback (most recent call last):")
         parts += lines
-    if isinstance(failure, SyntaxError) and failure.filename and failure.lineno:
-        parts.append(f'  File "{place(failure.filename)[0]}", line {failure.lineno}')
-        if failure.text:
-            parts.append(f"    {failure.text.strip()[:300]}")
-    message = failure.msg if isinstance(failure, SyntaxError) else message_of(failure)
-    kind = type(failure)
-    name = kind.__qualname__
-    if kind.__module__ not in ("builtins", "__main__"):
-        name = f"{kind.__module__}.{name}"
+    message = message_of(failure)
+    if isinstance(failure, SyntaxError):
+        if isinstance(failure.filename, str) and failure.lineno:
+            parts.append(f'  File "{place(failure.filename)[0]}", line {failure.lineno}')
+            if isinstance(failure.text, str):
+                parts.append(f"    {failure.text.strip()[:300]}")
+        message = str(failure.msg)
+    name, module = type_of(failure), module_of(failure)
+    if module not in ("builtins", "__main__", ""):
+        name = f"{module}.{name}"
     parts.append(cut(f"{name}: {message}" if message else name, _MESSAGE))
-    for index, inner in enumerate(getattr(failure, "exceptions", ())[:10]):
-        if isinstance(inner, BaseException) and id(inner) not in seen:
+    parts += notes_of(failure)
+    for index, inner in enumerate(members_of(failure)):
+        if index == _CHAIN or depth >= _CHAIN or len(seen) >= _TOLD:
+            parts.append("  --- more members of the group are left out ---")
+            break
+        if id(inner) not in seen:
             parts.append(f"  --- member {index + 1} of the group ---")
-            parts += ["  " + line for line in trace(inner, seen).splitlines()]
-    return "\n".join(parts)
+            parts += ["  " + line for line in _trace(inner, seen, depth + 1).splitlines()]
+    return cut("\n".join(parts), 2 * _STACK)
+
+
+def unreadable(failure: BaseException, what: str) -> tuple[str, str]:
+    """Why a tool that was imported cannot be served: (reason, traceback)."""
+    try:
+        told = trace(failure)
+    except Exception:
+        told = type_of(failure)
+    return cut(redaction.text(f"{what}: {type_of(failure)}: {message_of(failure)}"), 2000), cut(told, _STACK)
 
 
 def unavailable_reason(failure: BaseException, module: str) -> tuple[str, str]:
@@ -239,8 +318,8 @@ def unavailable_reason(failure: BaseException, module: str) -> tuple[str, str]:
     elif isinstance(failure, SystemExit):
         reason = f"the import of {module} called sys.exit({message})"
     else:
-        reason = f"the import of {module} failed: {type_of(failure)}: {cut(message, 2000)}"
-    return reason, cut(trace(failure), _STACK)
+        reason = f"the import of {module} failed: {type_of(failure)}: {cut(redaction.text(message), 2000)}"
+    return redaction.text(reason), cut(trace(failure), _STACK)
 
 
 def _missing_variable(failure: BaseException) -> str | None:

@@ -59,6 +59,7 @@ META = 4
 
 # Flags of a terminal.
 RAW = 1  # something was written past sys.stdout to fd 1 or 2 and waits in their pipes
+SPENT = 2  # the worker is not fit for another call
 
 # Flags of LOG.
 LOG_STDOUT = 1

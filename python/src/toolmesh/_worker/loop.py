@@ -15,7 +15,7 @@ import sys
 import termios
 from types import CoroutineType, GeneratorType
 
-from . import channel, failures
+from . import channel, failures, limits, strays
 from .frames import (
     CALL,
     CANCEL,
@@ -32,6 +32,7 @@ from .frames import (
     PONG,
     RAW,
     RESULT,
+    SPENT,
     STREAM,
     YIELD,
     FrameError,
@@ -172,7 +173,8 @@ class Worker:
     def serve(self) -> None:
         """The loop: one read and one write per call."""
         read, run, outlet, pack = self._reader.next, self._run, self._outlet, HEADER.pack
-        lock, out, write, nested = outlet.lock, self._out, os.write, self._channel
+        lock, out, write, sweep, nested = outlet.lock, self._out, os.write, strays.sweep, self._channel
+        spent = 0
         while True:
             frame = nested.next() if nested.used else read()
             if frame is None:
@@ -183,10 +185,13 @@ class Worker:
                 kind, body = run(flags, slot, call, body)
                 if self._forked:
                     os._exit(0)  # a child of the tool came back from the function
+                if limits.memory and (limits.exceeded() or _no_memory(kind, body)):
+                    kind, body, spent = ERROR, failures.out_of_memory(), SPENT
+                sweep()
                 if outlet.dirty:
                     outlet.settle(call)
                 self._call = 0
-                data = pack(len(body), kind, _raw_pending(), slot, call) + body
+                data = pack(len(body), kind, _raw_pending() | spent, slot, call) + body
                 with lock:
                     sent = write(out, data)
                     if sent != len(data):
@@ -219,6 +224,8 @@ class Worker:
                 return ERROR, failures.invalid([failure])
             except ValueError as failure:
                 return ERROR, not_json(failure)
+            except RecursionError:
+                return ERROR, failures.invalid([too_deep()])
             except Exception as failure:  # of a converter of the tool, like __post_init__
                 return ERROR, failures.raised(failure, tool.name)
             try:
@@ -316,6 +323,11 @@ def not_json(failure: ValueError) -> bytes:
     )
 
 
+def too_deep() -> Mismatch:
+    """The arguments are nested deeper than Python converts."""
+    return Mismatch("", "less nesting", "deeper nesting", "the arguments are nested too deeply")
+
+
 def refused(
     failure: BaseException, tool: Tool, keyword: dict[str, Any], positional: Sequence[Any]
 ) -> list[Mismatch]:
@@ -326,6 +338,11 @@ def refused(
     if step is None or os.path.dirname(step.tb_frame.f_code.co_filename) != os.path.dirname(__file__):
         return []
     return [] if positional else tool.problems(keyword)
+
+
+def _no_memory(kind: int, body: bytes) -> bool:
+    """Whether a call ended for want of memory: what it holds may be held for ever."""
+    return kind == ERROR and body.startswith(b'{"code": "worker_out_of_memory"')
 
 
 def _raw_pending(

@@ -125,7 +125,8 @@ def _hoist(builder: Builder, schema: Schema, key: str) -> Schema:
         rename[name] = target
     for name, one in inner.items():
         builder.defs[rename[name]] = rewrite(one, prefix, rename)
-    return rewrite(schema, prefix, rename)
+    made: Schema = rewrite(schema, prefix, rename)
+    return made
 
 
 def _validated(run: Callable[[], Any], value: JSON, at: str, name: str) -> Any:

@@ -16,6 +16,7 @@ import sys
 import time
 from _thread import allocate_lock, get_ident
 
+from . import redaction
 from .frames import HEADER, LOG, LOG_PROGRESS, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
     from .values import JSON
 
+# Bound now: a tool may replace what json has.
+_text = json.JSONEncoder(ensure_ascii=False, default=repr).encode
+_loads = json.JSONDecoder().decode
 _LINE = 8 * 1024  # longest piece of text in one frame
 _BURST = 256 * 1024  # bytes of output that a call may make at once
 _RATE = 64 * 1024  # and per second from then on
@@ -114,7 +118,7 @@ class Outlet:
         budget = self._budgets.get(call)
         if budget is None:
             budget = self._budgets.setdefault(call, _Budget())
-        data = text.encode("utf-8", "replace")
+        data = redaction.text(text).encode("utf-8", "replace")
         for start in range(0, len(data), _LINE):
             piece = data[start : start + _LINE]
             if budget.take(len(piece)):
@@ -131,7 +135,10 @@ class Outlet:
         budget = self._budgets.get(call)
         if budget is None:
             budget = self._budgets.setdefault(call, _Budget())
-        data = json.dumps(fields, ensure_ascii=False, default=repr).encode("utf-8", "replace")
+        said = _text(fields)
+        if redaction.text(said) != said:
+            said = _text(redaction.tree(_loads(said)))
+        data = said.encode("utf-8", "replace")
         if not budget.take(len(data)):
             return
         frame = HEADER.pack(len(data), LOG, flag, 0, call) + data

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import collections.abc as abc
-import contextlib
 import dataclasses
 import enum
 import inspect
@@ -21,7 +20,7 @@ import sys
 import types
 import typing
 
-from . import models, records
+from . import models, records, redaction
 from .docstring import parse as parse_docstring
 from .shapes import (
     SIMPLE,
@@ -40,7 +39,7 @@ from .shapes import (
     show_default,
     varargs,
 )
-from .values import Mismatch, describe, encode, plain_key, pointer
+from .values import Mismatch, describe, encode, pointer
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -103,12 +102,13 @@ class Builder:
         self._open: dict[Any, Shape] = {}  # class or alias under construction -> its late Shape
         self._recursive: set[Any] = set()
         self._made: dict[Any, Shape] = {}  # class or alias -> its Shape, once made
+        self._moved: dict[int, Schema] = {}  # id of a schema that stands in $defs -> the reference to it
         self._bound: dict[Any, Any] = {}  # type variable -> what it stands for where we are
 
     def turn(self) -> None:
         """From here on, what is described is a result."""
         self.results = True
-        self.defs, self._names, self._recursive, self._made = {}, {}, set(), {}
+        self.defs, self._names, self._recursive, self._made, self._moved = {}, {}, set(), {}, {}
 
     def names_of(self, base: type[Any]) -> Namespace:
         """The names that the annotations of a class mean."""
@@ -133,8 +133,8 @@ class Builder:
         if isinstance(annotation, typing.ForwardRef):
             module = getattr(annotation, "__forward_module__", None)
             if module is not None:
-                module = sys.modules.get(module, module) if isinstance(module, str) else module
-                namespace = {**namespace, **vars(module)}
+                module = sys.modules.get(module) if isinstance(module, str) else module
+                namespace = {**namespace, **getattr(module, "__dict__", {})}
             annotation = annotation.__forward_arg__
         if not isinstance(annotation, str):
             return annotation
@@ -432,7 +432,11 @@ class Builder:
         return Shape(schema, expected, fits, load, dump, order=min(shape.order for shape in shapes))
 
     def _list(
-        self, args: Sequence[Any], where: str, namespace: Namespace, make: Callable[[list[Any]], Collection[Any] | Iterator[Any]]
+        self,
+        args: Sequence[Any],
+        where: str,
+        namespace: Namespace,
+        make: Callable[[list[Any]], Collection[Any] | Iterator[Any]],
     ) -> Shape:
         item = self.shape(args[0], where, namespace) if args else self.anything()
         schema: Schema = {"type": "array", "items": item.schema}
@@ -467,7 +471,7 @@ class Builder:
         return Shape(schema, "array", fits, load if needs else None, dump)
 
     def _tuple(self, annotation: Any, args: Sequence[Any], where: str, namespace: Namespace) -> Shape:
-        if not args and annotation is tuple or annotation is typing.Tuple:
+        if not args and annotation in (tuple, typing.Tuple):  # noqa: UP006 - tuple[()] is another thing
             return self._list((), where, namespace, tuple)
         if args == ((),):  # Tuple[()] before 3.11
             args = ()
@@ -554,6 +558,26 @@ class Builder:
         needs = value_shape.load is not None or not plain_keys or finish is not None
         return Shape(schema, "object", fits, load if needs else None, dump, order=6)
 
+    def settled(self, schema: Schema) -> Schema:
+        """schema with its $defs; what went there only when it was used again is
+        referred to where it was used first, too."""
+        made: Schema = {key: self._refer(one) for key, one in schema.items()} if self._moved else schema
+        if self.defs:
+            made["$defs"] = {
+                name: {key: self._refer(one) for key, one in inner.items()} if self._moved else inner
+                for name, inner in self.defs.items()
+            }
+        return made
+
+    def _refer(self, schema: JSON) -> JSON:
+        if id(schema) in self._moved:
+            return self._moved[id(schema)]
+        if isinstance(schema, dict):
+            return {key: self._refer(one) for key, one in schema.items()}
+        if isinstance(schema, list):
+            return [self._refer(one) for one in schema]
+        return schema
+
     def _named(self, base: Any, where: str, build: Callable[[], Shape]) -> Shape:
         """Builds the Shape of something that may refer to itself: what does
         becomes a $ref, what does not stays inline, unless it is long and used
@@ -567,6 +591,7 @@ class Builder:
             if "$ref" in made.schema or len(encode(made.schema)) <= _INLINE:
                 return made
             self._recursive.add(base)
+            self._moved[id(made.schema)] = made.schema
         name = self._names.get(base)
         if name is None:
             name = _plain_name(base)
@@ -591,6 +616,8 @@ class Builder:
                 del self._open[base]
         if base in self._recursive:
             self.defs[name] = made.schema
+            if id(made.schema) in self._moved:
+                self._moved[id(made.schema)] = reference
             made = Shape(reference, made.expected, made.fits, made.load, made.dump, made.order)
         self._made[base] = made
         return made
@@ -669,7 +696,8 @@ def signature(function: Callable[..., Any]) -> Signature:
             continue
         if kind == "varargs":
             shape = Shape({"type": "array", "items": shape.schema}, "array", load=varargs(shape))
-        default, fill, extra = parameter.default, None, {}
+        default, fill = parameter.default, None
+        extra: Schema = {}
         if kind != "varargs" and default is not _EMPTY:
             is_field, inner_default = models.field_default(default)
             if is_field:
@@ -695,9 +723,7 @@ def signature(function: Callable[..., Any]) -> Signature:
     if required:
         schema["required"] = required
     schema["additionalProperties"] = open_ended
-    input_defs = dict(builder.defs)
-    if input_defs:
-        schema["$defs"] = input_defs
+    schema = builder.settled(schema)
 
     output: Schema | None = None
     dump: Dump | None = None
@@ -709,9 +735,8 @@ def signature(function: Callable[..., Any]) -> Signature:
             shape = builder.shape(returns, "the return value")
             dump = shape.dump
             if shape.schema:
-                output = dict(shape.schema)
-                if builder.defs:
-                    output["$defs"] = dict(builder.defs)
+                output = builder.settled(dict(shape.schema))
+    description, builder.warnings = redaction.text(description), [redaction.text(one) for one in builder.warnings]
     made = Signature(description, schema, output, parameters, dump, builder.warnings)
     _check(made)
     return made

@@ -14,9 +14,9 @@ import ipaddress
 import json
 import math
 import re
-import sys
 import uuid
 
+from . import redaction
 from .values import Mismatch, NotSerializable, describe, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -396,16 +396,15 @@ def _bound(value: Any) -> JSON:
 def constraints(note: Any, schema: Schema, extra: Schema) -> None:
     """Reads a description and bounds off an Annotated object of any library, or
     off a dict with such names or with the schema's own keywords."""
+    names: dict[str, Any] = {}
     if isinstance(note, dict):
-        names: dict[str, Any] = {key: value for key, value in note.items() if isinstance(key, str)}
-        get = names.get
+        names = {key: value for key, value in note.items() if isinstance(key, str)}
         for key in _KEYWORDS & names.keys():
             if is_json(names[key]):
                 extra.setdefault(key, names[key])
-    else:
 
-        def get(name: str) -> Any:
-            return getattr(note, name, None)
+    def get(name: str) -> Any:
+        return names.get(name) if isinstance(note, dict) else getattr(note, name, None)
 
     for attribute in ("description", "documentation"):
         text = get(attribute)
@@ -444,7 +443,7 @@ def show_default(value: Any, shape: Shape, extra: Schema) -> None:
         shown = json.loads(encode(value))
     except Exception:
         return
-    if len(str(shown)) <= 2000:
+    if len(str(shown)) <= 2000 and redaction.tree(shown) == shown:
         extra["default"] = shown
 
 

@@ -63,9 +63,9 @@ def describe(value: object) -> str:
     if type(value) in (list, dict):
         return kind
     if type(value) is str:
-        text = json.dumps(value[:61], ensure_ascii=False)
+        text = _text(value[:61])
     elif type(value) in _SCALARS:
-        text = json.dumps(value)
+        text = _text(value)
     else:
         return kind
     return f"{kind} {text if len(text) <= 60 else text[:57] + '...'}"
@@ -427,6 +427,8 @@ def _no_constant(name: str) -> Any:
 
 
 _decoder = json.JSONDecoder(parse_constant=_no_constant)
+_whole = _decoder.decode
+_text = json.JSONEncoder(ensure_ascii=False).encode  # bound now: a tool may replace what json has
 _scan = _decoder.scan_once  # type: ignore[attr-defined]  # every decoder has it; the stubs leave it out
 
 
@@ -442,4 +444,4 @@ def decode(body: bytes) -> JSON:
         pass
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    return _decoder.decode(text)  # space around it, or an error to be told properly
+    return _whole(text)  # space around it, or an error to be told properly

@@ -39,7 +39,7 @@ def main(mode: str) -> NoReturn:
     os.close(LIFELINE)
     code = 70
     try:
-        Zygote(_high(CONTROL)).run()
+        Zygote(_high(CONTROL), mode).run()
         code = 0
     except BaseException:  # noqa: B036 - the last words of this process
         import traceback
@@ -164,8 +164,10 @@ def _high(fd: int) -> int:
 class Zygote:
     """Holds the imported tools; answers the agent, one request at a time."""
 
-    def __init__(self, control: int) -> None:
+    def __init__(self, control: int, mode: str) -> None:
         import _socket
+
+        self._mode = mode
 
         self._socket = _socket.socket(fileno=control)
         self._socket.settimeout(None)
@@ -183,6 +185,15 @@ class Zygote:
 
         self._json: ModuleType = json
         self._setup: dict[str, JSON] = json.loads(body)
+        from . import confine
+
+        try:
+            self._notes = confine.zygote(self._setup["sandbox"], self._mode, self._setup["folder"])
+        except confine.Refused as failure:
+            sys.stderr.write(f"the sandbox level {self._setup['sandbox']} cannot be had: {failure}\n")
+            sys.stderr.flush()
+            os._exit(71)
+        confine.become_subreaper()
         self._prepare()
         self._describe()
         self._serve()
@@ -229,13 +240,15 @@ class Zygote:
         import logging
         import typing  # noqa: F401
 
-        from . import binding, failures, loop, mesh, output, schema, values  # noqa: F401
+        from . import binding, failures, loop, mesh, output, redaction, schema, values  # noqa: F401
         from .channel import Finder
 
         gc.disable()
         logging.raiseExceptions = False
         os.chdir(self._setup["cwd"])
         failures.set_root(self._setup["root"])
+        # Before the index's own code can change them.
+        redaction.add(os.environ.get(name, "") for name in self._setup.get("secrets") or ())
         sys.path[:0] = self._setup["paths"]
         sys.meta_path.append(Finder)
         sys.argv = [""]
@@ -299,7 +312,11 @@ class Zygote:
             "unavailable": unavailable,
             "python": sys.version.split()[0],
             "fork_unsafe": forking.unsafe(self._socket.fileno()),
+            "notes": self._notes,
         })
+        from . import strays
+
+        strays.kept.update(strays.children())
 
     def _serve(self) -> NoReturn:
         wake_r, wake_w = os.pipe()
@@ -329,6 +346,8 @@ class Zygote:
                     raise RuntimeError(f"the agent sent frame type {kind}, which this zygote does not know")
 
     def _reap(self) -> None:
+        from . import strays
+
         while self._workers:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -337,12 +356,16 @@ class Zygote:
             if pid == 0:
                 return
             worker = self._workers.pop(pid, None)
-            if worker is not None:
-                # What the worker started and left behind in its group goes with it.
+            if worker is None:
+                strays.kept.discard(pid)
+            else:
+                # What the worker started and left behind goes with it.
                 try:
                     os.killpg(pid, signal.SIGKILL)
                 except (ProcessLookupError, PermissionError):
                     pass
+                if strays.extra(len(self._workers) + len(strays.kept)):
+                    strays.kill(self._workers.keys() | strays.kept)
                 exited = {"id": worker, "code": os.WEXITSTATUS(status), "signal": 0}
                 if os.WIFSIGNALED(status):
                     exited.update(code=-1, signal=os.WTERMSIG(status))
@@ -357,6 +380,9 @@ class Zygote:
             self._send(FORKED, {"id": request["id"], "error": str(failure)})
             return
         if pid == 0:
+            from . import strays
+
+            strays.kept.clear()  # the zygote's children, not ours
             self._child(request, fds)
         for fd in fds:
             os.close(fd)
@@ -386,6 +412,9 @@ class Zygote:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
+            from . import confine, limits
+
+            confine.worker(self._setup["sandbox"])
             self._socket.close()
             for fd in self._wake:
                 os.close(fd)
@@ -399,12 +428,14 @@ class Zygote:
             for fd in (one, two, page):
                 os.close(fd)
             forking.reseed()
+            _own_folder(self._setup["folder"], request["id"])
+            limit = limits.apply(request["limits"], request["limit"])
             about: bytes = self._json.dumps({"pid": os.getpid()}).encode()
             if request["kind"] == "async":
                 from .aloop import start
             else:
                 from .loop import start
-            start(inp, out, words, self._tools, request["limit"], about)
+            start(inp, out, words, self._tools, limit, about)
             code = 0
             _run_exit_handlers()
         except BaseException as failure:  # noqa: B036 - the last words of this process
@@ -416,6 +447,17 @@ class Zygote:
                 pass
         finally:
             os._exit(code)
+
+
+def _own_folder(parent: str, worker: int) -> None:
+    """Where this worker's temporary files go; parent is empty where any place will do."""
+    if parent:
+        folder = os.path.join(parent, f"w{worker}")
+        os.mkdir(folder, 0o700)
+        os.environ["TMPDIR"] = folder
+        tempfile = sys.modules.get("tempfile")
+        if tempfile is not None:
+            tempfile.tempdir = None
 
 
 def _run_exit_handlers() -> None:
@@ -451,16 +493,14 @@ def _load(name: str, module: str, attribute: str) -> tuple[Tool | None, str, str
         hint = f"; did you mean {near[0]}?" if near else ""
         return None, f"the module {module} has no {attribute}{hint}", ""
     except BaseException as failure:  # noqa: B036 - a module's __getattr__ may do anything
-        reason = f"{name} cannot be read: {type(failure).__name__}: {failures.message_of(failure)}"
-        return None, reason, failures.trace(failure)
+        return None, *failures.unreadable(failure, f"{name} cannot be read")
     function = _unwrap(found)
     if not callable(function):
         return None, f"{name} is of type {type(found).__name__}, not a function", ""
     try:
         return binding.Tool(name, function, schema.kind_of(function), schema.signature(function)), "", ""
     except BaseException as failure:  # noqa: B036 - one tool must not take the others along
-        reason = f"{name} cannot be described: {type(failure).__name__}: {failures.message_of(failure)}"
-        return None, reason, failures.trace(failure)
+        return None, *failures.unreadable(failure, f"{name} cannot be described")
 
 
 def _unwrap(found: Any) -> Any:

@@ -1,0 +1,197 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/index"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// What the executor knows by module.function may have another name on the mesh,
+// or several, or none: a command. This file is the difference.
+
+// functionsOf lists the functions behind tools, each once.
+func functionsOf(m *index.Manifest, names []string) []string {
+	var functions []string
+	for _, name := range names {
+		if f := m.Function(name); f != "" && !slices.Contains(functions, f) {
+			functions = append(functions, f)
+		}
+	}
+	return functions
+}
+
+// served are the functions that have been imported, by the names of the tools
+// that they are.
+func (i *instance) served() []executor.Tool {
+	var all []executor.Tool
+	for _, t := range i.index.Tools() {
+		for _, name := range i.namesOf(t.Name) {
+			t.Name = name
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// lost are the functions that are not served, as served names them.
+func (i *instance) lost() []executor.Unavailable {
+	var all []executor.Unavailable
+	for _, u := range i.index.Unavailable() {
+		u.Reason = i.missing(u.Reason)
+		for _, name := range i.namesOf(u.Name) {
+			u.Name = name
+			all = append(all, u)
+		}
+	}
+	return all
+}
+
+// namesOf are the tools that are a function, without those that are known to be
+// unavailable already.
+func (i *instance) namesOf(function string) []string {
+	return slices.DeleteFunc(i.build.Manifest.NamesOf(function), func(name string) bool {
+		return slices.ContainsFunc(i.unavailable, func(u deploy.Unavailable) bool { return u.ID == toolID(i.build.Name, name) })
+	})
+}
+
+// missing says what to do about a failed import whose reason names a declared
+// variable that has no value.
+func (i *instance) missing(reason string) string {
+	words := strings.FieldsFunc(reason, func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+	for _, v := range i.build.Manifest.Env {
+		if _, given := i.build.Env[v.Name]; !given && slices.Contains(words, v.Name) {
+			return "the import needs the variable " + v.Name + ": install again with --env " + v.Name
+		}
+	}
+	return reason
+}
+
+// sort puts everything in the author's order.
+func (i *instance) sort() {
+	at := func(id subjects.ToolID) int { return slices.Index(i.build.Manifest.Tools, id.Local()) }
+	slices.SortStableFunc(i.tools, func(a, b host.Tool) int { return at(a.Descriptor.ID) - at(b.Descriptor.ID) })
+	slices.SortStableFunc(i.ids, func(a, b subjects.ToolID) int { return at(a) - at(b) })
+	slices.SortStableFunc(i.unavailable, func(a, b deploy.Unavailable) int { return at(a.ID) - at(b.ID) })
+}
+
+// close ends what runs for the instance.
+func (i *instance) close(ctx context.Context) error {
+	var first error
+	if i.index != nil {
+		first = i.index.Close(ctx)
+	}
+	return errors.Join(first, i.closeCommands(ctx))
+}
+
+func (i *instance) closeCommands(ctx context.Context) error {
+	if i.commands == nil {
+		return nil
+	}
+	return i.commands.Close(ctx)
+}
+
+// openCommands makes tools of the usable names that are commands.
+func (i *instance) openCommands(env *executor.Env, usable []string, vars map[string]string) error {
+	ref := tool.IndexRef{Name: i.build.Name, Revision: i.build.Revision}
+	for _, name := range usable {
+		c := i.build.Manifest.Command(name)
+		if c == nil {
+			continue
+		}
+		if i.commands == nil {
+			var err error
+			i.commands, err = i.a.executor.OpenCommands(executor.CommandSpec{
+				Name: string(i.build.Name), Revision: i.build.Revision, SourceDir: i.build.Dir, Env: env, Vars: vars, Secrets: i.secrets(),
+				Concurrency: i.build.Manifest.Concurrency,
+			})
+			if err != nil {
+				return err
+			}
+		}
+		unavailable := func(reason string) {
+			i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, name), Reason: reason})
+		}
+		if reason := i.commands.Missing(c.Program); reason != "" {
+			unavailable(reason)
+			continue
+		}
+		d, err := i.build.Manifest.Descriptor(ref, name, introspected(c))
+		if err != nil {
+			unavailable(toolmesh.AsError(err).Message)
+			continue
+		}
+		i.ids = append(i.ids, d.ID)
+		i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &commandTool{
+			i: i, c: c, name: name, output: int(d.Annotations.Limits.Output), vars: i.varsOf(name),
+		}})
+	}
+	return nil
+}
+
+// varsOf are the values of the variables that a tool may see.
+func (i *instance) varsOf(name string) map[string]string {
+	vars := make(map[string]string)
+	for _, v := range i.build.Manifest.EnvOf(name) {
+		if value, ok := i.build.Env[v.Name]; ok {
+			vars[v.Name] = value
+		}
+	}
+	return vars
+}
+
+// secrets are the values of the variables that are declared as secret.
+func (i *instance) secrets() []string {
+	var values []string
+	for _, name := range secretsOf(i.build) {
+		if value, ok := i.build.Env[name]; ok {
+			values = append(values, value)
+		}
+	}
+	return values
+}
+
+// introspected is what a command's declaration says of it.
+func introspected(c *index.Command) index.Introspected {
+	return index.Introspected{
+		InputSchema: c.Input, OutputSchema: c.Output, Positional: c.Parameters, Streaming: c.Streaming, Source: tool.SourceStatic,
+	}
+}
+
+// commandTool is one program as a [host.Handler].
+type commandTool struct {
+	i      *instance
+	c      *index.Command
+	name   string
+	output int
+	vars   map[string]string
+}
+
+// ServeTool implements [host.Handler].
+func (t *commandTool) ServeTool(ctx context.Context, call *host.Call, sink host.Sink) error {
+	argv, err := t.c.Argv(call.Args)
+	if err != nil {
+		return err
+	}
+	s := &pythonSink{sink: sink, log: t.i.a.log, call: call}
+	result, err := t.i.commands.Call(ctx, executor.CommandCall{
+		Tool: t.name, RPCID: string(call.RPCID), Argv: argv, Lines: t.c.Streaming, Text: t.c.Text, Output: t.output, Vars: t.vars,
+		Stream: call.Stream, Collect: call.Collect,
+	}, s)
+	if err != nil || call.Stream {
+		return err
+	}
+	if whole, ok := sink.(host.ResultSink); ok {
+		return whole.SendResult(ctx, result)
+	}
+	return sink.Send(ctx, result)
+}

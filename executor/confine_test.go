@@ -1,0 +1,333 @@
+package executor_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// What tools try, and what became of it: "ok", or the error's name.
+const intruder = `
+import ctypes, errno, multiprocessing, os, signal, socket, subprocess, tempfile, time
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+def tried(f, *args):
+    try:
+        f(*args)
+        return "ok"
+    except OSError as e:
+        return errno.errorcode.get(e.errno, str(e))
+
+def system(f, *args):
+    ctypes.set_errno(0)
+    if f(*args) != -1:
+        return "ok"
+    return errno.errorcode[ctypes.get_errno()]
+
+def write(path):
+    with open(path, "w") as f:
+        f.write("x")
+
+def read(path):
+    with open(path, "rb") as f:
+        f.read(1)
+
+def connect(port):
+    with socket.create_connection(("127.0.0.1", port), timeout=20):
+        pass
+
+def own_server():
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        with socket.create_connection(s.getsockname(), timeout=20):
+            pass
+
+def unix(path):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(path)
+
+def temporary():
+    with tempfile.NamedTemporaryFile() as f:
+        f.write(b"x")
+
+def mounted():
+    os.makedirs(tempfile.gettempdir() + "/m", exist_ok=True)
+    return libc.mount(b"none", (tempfile.gettempdir() + "/m").encode(), b"tmpfs", 0, None)
+
+def attempts(outside: str, port: int, path: str, sibling: int, drastic: bool):
+    """sibling is another worker's process id, as it knows it itself."""
+    more = {
+        "ptrace a sibling": system(libc.ptrace, 16, sibling, 0, 0),
+        "mount": system(mounted),
+        "set the host's name": system(libc.sethostname, b"intruded", 8),
+    } if drastic else {}
+    return more | {
+        "write outside": tried(write, outside),
+        "write the index": tried(write, "new.txt"),
+        "truncate": tried(os.truncate, outside, 0),
+        "write temporary files": tried(temporary),
+        "write null": tried(write, "/dev/null"),
+        "read": tried(read, "/etc/passwd"),
+        "start a program": tried(subprocess.run, ["true"]),
+        "a lock between processes": tried(multiprocessing.Lock),
+        "connect": tried(connect, port),
+        "connect to a file": tried(unix, path),
+        "connect to itself": tried(own_server),
+        "signal a sibling": tried(os.kill, sibling, 0),
+        "signal the zygote": tried(os.kill, os.getppid(), 0),
+        "read a sibling's environment": tried(read, f"/proc/{sibling}/environ"),
+        "read a sibling's memory": tried(read, f"/proc/{sibling}/mem"),
+        "unshare": system(libc.unshare, 0x10000000),
+    }
+
+def pid(seconds: float = 0):
+    print("here", flush=True)
+    time.sleep(seconds)
+    return os.getpid()
+
+def environments():
+    """The environments of all processes that can be read."""
+    found = ""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as f:
+                    found += f.read().decode("utf-8", "replace")
+            except OSError:
+                pass
+    return [one for one in ("SECRET_OF_A", "SECRET_OF_B") if one in found]
+`
+
+// beIntruded is a process that serves two indexes in one sandbox level and
+// prints what a tool of the first achieved.
+func beIntruded(dir string) {
+	if err := intrude(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+type achieved struct {
+	Effective tool.Sandbox
+	Reasons   []string
+	Kept      sandbox.Level
+	Outcome   map[string]string
+	Secrets   []string
+}
+
+func intrude(dir string) error {
+	o := &executor.Options{Environ: os.Environ(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX"))}
+	if level := os.Getenv("TOOLMESH_TEST_LEVEL"); level != "" {
+		o.Levels = []sandbox.Level{sandbox.Level(level)}
+	}
+	x, err := executor.New(filepath.Join(dir, "data"), o)
+	if err != nil {
+		return err
+	}
+	defer x.Close() //nolint:errcheck // the process ends
+	ctx := context.Background()
+	env, err := x.Environment(ctx, dir, executor.Lock{}, nil)
+	if err != nil {
+		return err
+	}
+	var indexes []*executor.Index
+	for _, name := range []string{"A", "B"} {
+		ix, err := x.Open(ctx, executor.Spec{
+			Name: name, SourceDir: filepath.Join(dir, "index"), Env: env, Tools: []string{"t.attempts", "t.pid", "t.environments"},
+			Vars: map[string]string{"SECRET_OF_" + name: "1"},
+		})
+		if err != nil {
+			return err
+		}
+		indexes = append(indexes, ix)
+	}
+	outside := filepath.Join(dir, "outside")
+	if err := os.WriteFile(outside, []byte("x"), 0o600); err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	defer listener.Close() //nolint:errcheck // the process ends
+	path := filepath.Join(dir, "socket")
+	unix, err := net.Listen("unix", path)
+	if err != nil {
+		return err
+	}
+	defer unix.Close() //nolint:errcheck // the process ends
+
+	var a achieved
+	a.Effective, a.Reasons = x.Sandbox()
+	// A sibling that is busy meanwhile: its id is known when it is done.
+	sibling, err := indexes[0].Call(ctx, executor.Call{Tool: "t.pid"}, nil)
+	if err != nil {
+		return err
+	}
+	busy, cancel := context.WithCancel(ctx)
+	defer cancel()
+	sink := &collector{logged: make(chan struct{}, 1)}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = indexes[0].Call(busy, executor.Call{Tool: "t.pid", Args: json.RawMessage(`{"seconds":600}`)}, sink)
+	}()
+	<-sink.logged
+	args := fmt.Sprintf(`{"outside":%q,"port":%d,"path":%q,"sibling":%s,"drastic":%t}`,
+		outside, listener.Addr().(*net.TCPAddr).Port, path, sibling, a.Effective != tool.SandboxNone)
+	body, err := indexes[0].Call(ctx, executor.Call{Tool: "t.attempts", Args: json.RawMessage(args)}, nil)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(body, &a.Outcome); err != nil {
+		return err
+	}
+	if body, err = indexes[0].Call(ctx, executor.Call{Tool: "t.environments"}, nil); err != nil {
+		return err
+	}
+	if err := json.Unmarshal(body, &a.Secrets); err != nil {
+		return err
+	}
+	cancel()
+	<-ended
+	a.Kept = x.Level()
+	return json.NewEncoder(os.Stdout).Encode(a)
+}
+
+// Inside each level what it denies is denied, and what it does not is not: for
+// root and for an ordinary user.
+func TestWhatALevelDenies(t *testing.T) {
+	t.Parallel()
+	none := map[string]string{
+		"write outside": "ok", "write the index": "ok", "truncate": "ok", "write temporary files": "ok", "write null": "ok",
+		"read": "ok", "start a program": "ok", "a lock between processes": "ok", "connect": "ok", "connect to a file": "ok",
+		"connect to itself": "ok",
+	}
+	guard := with(none, "EPERM", "signal a sibling", "signal the zygote", "ptrace a sibling", "mount", "set the host's name")
+	guard = with(guard, "EACCES", "read a sibling's environment", "read a sibling's memory")
+	strict := with(guard, "EACCES", "write outside", "write the index", "truncate")
+	strict = with(strict, "EPERM", "unshare", "mount")
+	offline := with(strict, "ECONNREFUSED", "connect")
+	offline = with(offline, "EACCES", "connect to a file")
+	for _, c := range []struct {
+		user  string
+		kept  sandbox.Level
+		asked tool.Sandbox
+		want  map[string]string
+	}{
+		{"root", sandbox.LevelPID, tool.SandboxNone, none},
+		{"root", sandbox.LevelPID, tool.SandboxGuard, guard},
+		{"root", sandbox.LevelPID, tool.SandboxStrict, strict},
+		{"root", sandbox.LevelPID, tool.SandboxOffline, offline},
+		{"root", sandbox.LevelUser, tool.SandboxGuard, guard},
+		{"root", sandbox.LevelUser, tool.SandboxOffline, offline},
+		{"ordinary", sandbox.LevelUser, tool.SandboxNone, none},
+		{"ordinary", sandbox.LevelUser, tool.SandboxGuard, guard},
+		{"ordinary", sandbox.LevelUser, tool.SandboxStrict, strict},
+		{"ordinary", sandbox.LevelUser, tool.SandboxOffline, offline},
+	} {
+		t.Run(fmt.Sprintf("%s %s %s", c.user, c.kept, c.asked), func(t *testing.T) {
+			t.Parallel()
+			a := intruded(t, c.user, c.kept, c.asked)
+			if a.Kept != c.kept || a.Effective != c.asked {
+				t.Skipf("not to be had here: %v", a.Reasons)
+			}
+			got := map[string]string{}
+			for name := range c.want {
+				got[name] = a.Outcome[name]
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("what became of it (-want +got):\n%s\nall: %v", diff, a.Outcome)
+			}
+			if c.asked != tool.SandboxNone {
+				if diff := cmp.Diff([]string{"SECRET_OF_A"}, a.Secrets); diff != "" {
+					t.Errorf("environments that can be read (-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+// Where the system refuses namespaces the level in effect is none, and says why.
+func TestARefusedLevelIsSaidAndReplaced(t *testing.T) {
+	t.Parallel()
+	for _, user := range []string{"root", "ordinary"} {
+		t.Run(user, func(t *testing.T) {
+			t.Parallel()
+			a := intruded(t, user, sandbox.LevelReaper, tool.SandboxOffline)
+			if a.Effective != tool.SandboxNone || len(a.Reasons) != 1 ||
+				!strings.Contains(a.Reasons[0], "sandbox level offline") || !strings.Contains(a.Reasons[0], "PID namespaces") {
+				t.Errorf("effective %s, reasons %q", a.Effective, a.Reasons)
+			}
+			if a.Outcome["write outside"] != "ok" || a.Outcome["connect"] != "ok" {
+				t.Errorf("got %v", a.Outcome)
+			}
+		})
+	}
+}
+
+// A tool that demands what the machine does not give is not served, and the
+// others are.
+func TestAToolThatDemandsALevelIsNotServedWithoutIt(t *testing.T) {
+	t.Parallel()
+	x := newExecutor(t, func(o *executor.Options) { o.Levels = []sandbox.Level{sandbox.LevelReaper} })
+	dir := writeFiles(t, map[string]string{"t.py": "def a(): return 1\ndef b(): return 2\ndef c(): return 3"})
+	spec := specOf(t, x, dir, "t.a", "t.b", "t.c")
+	spec.Policies = map[string]executor.Policy{
+		"t.b": {Sandbox: tool.SandboxStrict}, "t.c": {Sandbox: tool.SandboxGuard},
+	}
+	ix := open(t, x, spec)
+	mustCall(t, ix, "t.a", `{}`, `1`)
+	reasons := map[string]string{}
+	for _, u := range ix.Unavailable() {
+		reasons[u.Name] = u.Reason
+	}
+	for name, level := range map[string]string{"t.b": "strict", "t.c": "guard"} {
+		if !strings.Contains(reasons[name], "sandbox level "+level) || !strings.Contains(reasons[name], "namespaces") {
+			t.Errorf("%s: reason %q", name, reasons[name])
+		}
+	}
+	if len(ix.Tools()) != 1 || len(reasons) != 2 {
+		t.Errorf("served %d tools, unavailable %v", len(ix.Tools()), reasons)
+	}
+}
+
+func with(base map[string]string, outcome string, names ...string) map[string]string {
+	all := map[string]string{}
+	for name, one := range base {
+		all[name] = one
+	}
+	for _, name := range names {
+		all[name] = outcome
+	}
+	return all
+}
+
+func intruded(t *testing.T, user string, kept sandbox.Level, asked tool.Sandbox) achieved {
+	t.Helper()
+	if user == "root" && os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	cmd, dir := beside(t, user, map[string]string{"index/t.py": intruder})
+	cmd.Env = append(cmd.Env, "TOOLMESH_TEST_INTRUDED="+dir, "TOOLMESH_TEST_LEVEL="+string(kept), "TOOLMESH_TEST_SANDBOX="+string(asked))
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var a achieved
+	if err := json.Unmarshal(out, &a); err != nil {
+		t.Fatalf("it said %q: %v", out, err)
+	}
+	return a
+}

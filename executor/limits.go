@@ -1,0 +1,64 @@
+package executor
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// scratch is the folder, below the executor's, of what confined workers write.
+const scratch = "tmp"
+
+// Sandbox is the level that tools run in which demand none, and why it is not
+// the one of [Options.Sandbox]. The first call tests the machine.
+func (x *Executor) Sandbox() (effective tool.Sandbox, reasons []string) {
+	return x.spawner.Survey().Effective(x.opts.Sandbox)
+}
+
+func (x *Executor) defaultSandbox() tool.Sandbox {
+	effective, _ := x.Sandbox()
+	return effective
+}
+
+// ownFolder makes the folder that the processes of a zygote to be may write,
+// where its sandbox level leaves them no other.
+func (x *Executor) ownFolder(s *setup) error {
+	if s.Sandbox != tool.SandboxStrict && s.Sandbox != tool.SandboxOffline {
+		return nil
+	}
+	s.Folder = filepath.Join(x.dir, scratch, strconv.FormatUint(x.nextID.Add(1), 10))
+	if err := os.MkdirAll(s.Folder, 0o700); err != nil {
+		return fmt.Errorf("the folder for temporary files: %w", err)
+	}
+	return nil
+}
+
+// removeFolder removes what the worker wrote to its own.
+func (w *worker) removeFolder() {
+	if w.zygote.folder != "" {
+		_ = os.RemoveAll(filepath.Join(w.zygote.folder, "w"+strconv.FormatUint(w.id, 10)))
+	}
+}
+
+// refuse lists the family's tools as unavailable, for want of the sandbox level.
+func (f *family) refuse(why string) []Unavailable {
+	all := make([]Unavailable, 0, len(f.setup.Tools))
+	for _, name := range f.setup.Tools {
+		all = append(all, Unavailable{
+			Name:   name,
+			Reason: fmt.Sprintf("it demands the sandbox level %s, which this node does not have: %s", f.key.sandbox, why),
+		})
+	}
+	return all
+}
+
+// spent takes a worker out of service that its own call has used up: its end is
+// no crash.
+func (c *crew) spent(w *worker) {
+	c.mu.Lock()
+	w.retired, w.stopping = true, true
+	c.mu.Unlock()
+}

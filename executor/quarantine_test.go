@@ -1,0 +1,164 @@
+package executor_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const fatalTools = `
+import asyncio, os
+
+def die(path: str = "", really: bool = True):
+    if path and os.path.exists(path):
+        return "well"
+    if really:
+        os._exit(3)
+
+async def adie():
+    os._exit(3)
+
+def good(n: int):
+    return n
+
+async def agood(n: int):
+    await asyncio.sleep(0.001)
+    return n
+
+def before():
+    return 1
+`
+
+var fatalNames = []string{"die", "adie", "good", "agood", "before"}
+
+// storm makes calls that crash until the tool is in quarantine, and fails unless
+// that takes limit calls.
+func storm(t *testing.T, ix *executor.Index, name string, limit int) {
+	t.Helper()
+	for n := range limit {
+		_, err := call(t, ix, name, `{}`)
+		if toolmesh.CodeOf(err) != toolmesh.CodeWorkerCrashed {
+			t.Fatalf("crash %d of %s: got %v", n+1, name, err)
+		}
+	}
+}
+
+func quarantined(t *testing.T, ix *executor.Index, name string) {
+	t.Helper()
+	e := mustFail(t, ix, name, `{}`, toolmesh.CodeUnavailable)
+	if _, ok := e.Details["quarantine"]; !ok || e.Started != toolmesh.StartedNo || !e.Retryable {
+		t.Errorf("got %+v", e)
+	}
+	if got := ix.Stats().Quarantined; !slices.Contains(got, name) {
+		t.Errorf("in quarantine are %v", got)
+	}
+}
+
+func TestACrashStormEndsInQuarantine(t *testing.T) {
+	t.Parallel()
+	for _, isolation := range []tool.Isolation{tool.IsolationWarm, tool.IsolationSession, tool.IsolationFork} {
+		t.Run(string(isolation), func(t *testing.T) {
+			t.Parallel()
+			x := newExecutor(t, nil) // five within a minute, and none within the next
+			var names []string
+			policies := map[string]executor.Policy{}
+			for _, name := range fatalNames {
+				names = append(names, "t."+name)
+				policies["t."+name] = executor.Policy{Isolation: isolation}
+			}
+			spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": fatalTools}), names...)
+			spec.Policies = policies
+			ix := open(t, x, spec)
+			storm(t, ix, "t.die", 4)
+			mustCall(t, ix, "t.die", `{"really":false}`, `null`) // that it went well once changes nothing
+			storm(t, ix, "t.die", 1)
+			for range 3 {
+				quarantined(t, ix, "t.die")
+				mustCall(t, ix, "t.good", `{"n":1}`, `1`)
+			}
+			storm(t, ix, "t.adie", 5)
+			quarantined(t, ix, "t.adie")
+			mustCall(t, ix, "t.agood", `{"n":1}`, `1`)
+		})
+	}
+}
+
+func TestATrialEndsTheQuarantineIfItsWorkerSurvives(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.TrialEvery = 300 * time.Millisecond }), fatalTools, fatalNames...)
+	storm(t, ix, "t.die", 5)
+	// One trial at a time, one after each wait; the rest are refused.
+	crashes, refused := 0, 0
+	eventually(t, "a trial was made and failed, twice", func() bool {
+		_, err := call(t, ix, "t.die", `{}`)
+		switch toolmesh.CodeOf(err) {
+		case toolmesh.CodeWorkerCrashed:
+			crashes++
+		case toolmesh.CodeUnavailable:
+			refused++
+		default:
+			t.Fatalf("got %v", err)
+		}
+		return crashes == 2
+	})
+	if refused < 2 {
+		t.Errorf("%d calls were refused between two trials", refused)
+	}
+	cured := t.TempDir()
+	eventually(t, "a trial went well", func() bool {
+		body, err := call(t, ix, "t.die", fmt.Sprintf(`{"path":%q}`, cured))
+		return err == nil && body == `"well"`
+	})
+	if got := ix.Stats().Quarantined; got != nil {
+		t.Errorf("still in quarantine: %v", got)
+	}
+	storm(t, ix, "t.die", 5) // as if nothing had been
+	quarantined(t, ix, "t.die")
+}
+
+func TestOldCrashesDoNotCount(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.CrashWindow = time.Nanosecond }), fatalTools, fatalNames...)
+	storm(t, ix, "t.die", 12)
+}
+
+// A tool whose calls run beside another's that crashes is not blamed for it.
+func TestTheInnocentAreNotQuarantined(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, nil), fatalTools, fatalNames...)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				_, err := call(t, ix, "t.agood", fmt.Sprintf(`{"n":%d}`, n))
+				if err != nil && toolmesh.CodeOf(err) != toolmesh.CodeWorkerCrashed {
+					t.Errorf("got %v", err)
+					return
+				}
+			}
+		})
+	}
+	eventually(t, "the tool that crashes is in quarantine", func() bool {
+		_, err := call(t, ix, "t.adie", `{}`)
+		return toolmesh.CodeOf(err) == toolmesh.CodeUnavailable
+	})
+	close(stop)
+	wg.Wait()
+	if got := strings.Join(ix.Stats().Quarantined, " "); got != "t.adie" {
+		t.Errorf("in quarantine: %s", got)
+	}
+	mustCall(t, ix, "t.agood", `{"n":1}`, `1`)
+}

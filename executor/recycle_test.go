@@ -1,0 +1,86 @@
+package executor_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh/executor"
+)
+
+// Row X7: workers are replaced, and no call notices.
+func TestWorkersAreReplacedAfterTheirCalls(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.RecycleCalls = 50 }), poolTools, poolNames...)
+	var wg sync.WaitGroup
+	for range 3 {
+		for _, name := range []string{"t.echo", "t.aecho"} {
+			wg.Go(func() {
+				for n := range 400 {
+					mustCall(t, ix, name, fmt.Sprintf(`{"n":%d}`, n), fmt.Sprintf(`{"n":%d,"text":""}`, n))
+				}
+			})
+		}
+	}
+	wg.Wait()
+	s := ix.Stats()
+	if s.Recycled < 4 || s.Restarts != 0 {
+		t.Errorf("got %+v, want several workers replaced and none crashed", s)
+	}
+	eventually(t, "those that were replaced are gone", func() bool { s := ix.Stats(); return len(s.Pids) == s.Workers })
+}
+
+func TestWorkersAreReplacedByAge(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) {
+		o.RecycleAge, o.IdleAfter = 100*time.Millisecond, 200*time.Millisecond
+	}), poolTools, poolNames...)
+	// One that computes for longer than that is let finish.
+	body, err := call(t, ix, "t.nap", `{"n":1}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "several were replaced", func() bool { return ix.Stats().Recycled >= 4 })
+	if now := mustPid(t, ix); now == body {
+		t.Errorf("process %s is still there", now)
+	}
+	if s := ix.Stats(); s.Restarts != 0 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestAWorkerThatGrewIsReplaced(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) {
+		o.RecycleMemory, o.IdleAfter = 20<<20, 100*time.Millisecond
+	}), `
+kept = []
+def grow(megabytes: int):
+    kept.append(bytearray(b"x" * (megabytes << 20)))
+    return len(kept)
+`, "grow")
+	mustCall(t, ix, "t.grow", `{"megabytes":1}`, `1`)
+	mustCall(t, ix, "t.grow", `{"megabytes":40}`, `2`)
+	eventually(t, "it was replaced", func() bool { return ix.Stats().Recycled == 1 })
+	mustCall(t, ix, "t.grow", `{"megabytes":1}`, `1`)
+}
+
+// What a session knows is in its worker: that one is never replaced.
+func TestASessionsWorkerIsNotReplaced(t *testing.T) {
+	t.Parallel()
+	ix := openLeased(t, executor.Lease{}, func(o *executor.Options) {
+		o.RecycleCalls, o.RecycleAge, o.IdleAfter = 3, time.Millisecond, 20*time.Millisecond
+	})
+	for n := 1; n <= 20; n++ {
+		mustCallIn(t, ix, "a", "t.count", `{}`, fmt.Sprint(n))
+	}
+	if _, err := ix.Call(t.Context(), executor.Call{Tool: "t.nap", Session: "a", Args: json.RawMessage(`{"n":0.2}`)}, nil); err != nil {
+		t.Fatal(err)
+	}
+	mustCallIn(t, ix, "a", "t.count", `{}`, `21`)
+	if s := ix.Stats(); s.Recycled != 0 {
+		t.Errorf("got %+v", s)
+	}
+}

@@ -1,0 +1,153 @@
+package executor
+
+import (
+	"cmp"
+	"encoding/base64"
+	"encoding/json"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// mark stands in the place of a secret; redaction.py says the same.
+const mark = "***"
+
+// redactor takes an index's secrets out of what its processes write past the
+// worker: to descriptors 1 and 2, at import, and as last words. redaction.py is
+// the same for what goes through it. A nil redactor changes nothing. Safe for
+// concurrent use.
+type redactor struct {
+	pattern *regexp.Regexp
+	longest int // bytes of the longest text that is replaced
+}
+
+// Lengths in characters, as in redaction.py.
+const (
+	redactPart  = 8 // from which a line or a part of a secret is one itself
+	redactWhole = 4 // from which a secret is replaced inside of words too
+)
+
+// secrets are the values of the variables that the index declares as secret.
+func (s Spec) secrets() (values []string) {
+	for _, name := range s.Secrets {
+		values = append(values, s.Vars[name])
+		for _, policy := range s.Policies {
+			values = append(values, policy.Vars[name])
+		}
+	}
+	return values
+}
+
+// newRedactor makes one for the values; nil when there is nothing to keep secret.
+func newRedactor(values []string) *redactor {
+	var long, short []string
+	for _, value := range values {
+		value = strings.TrimSpace(value)
+		switch size := len([]rune(value)); {
+		case size < 2:
+		case size < redactWhole:
+			short = append(short, value)
+		default:
+			long = append(long, formsOf(value)...)
+		}
+	}
+	if len(long)+len(short) == 0 {
+		return nil
+	}
+	slices.SortFunc(long, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a, b)) })
+	long = slices.Compact(long)
+	slices.Sort(short)
+	short = slices.Compact(short)
+	slices.SortStableFunc(short, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
+	r := &redactor{}
+	parts := make([]string, 0, len(long)+len(short))
+	for _, text := range long {
+		parts = append(parts, regexp.QuoteMeta(text))
+		r.longest = max(r.longest, len(text))
+	}
+	for _, text := range short {
+		edge := func(c byte) string {
+			if c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' {
+				return `\b`
+			}
+			return ""
+		}
+		parts = append(parts, edge(text[0])+regexp.QuoteMeta(text)+edge(text[len(text)-1]))
+		r.longest = max(r.longest, len(text))
+	}
+	r.pattern = regexp.MustCompile(strings.Join(parts, "|"))
+	return r
+}
+
+// escapes are those of a text in Python's repr and in JSON.
+var escapes = strings.NewReplacer(`\`, `\\`, "\n", `\n`, "\r", `\r`, "\t", `\t`)
+
+// formsOf lists how a secret may look in a text.
+func formsOf(value string) []string {
+	bases := []string{value}
+	if lines := strings.Split(value, "\n"); len(lines) > 1 {
+		for _, line := range lines {
+			bases = append(bases, strings.TrimSpace(line))
+		}
+	}
+	if value[0] == '[' || value[0] == '{' {
+		var v any
+		if json.Unmarshal([]byte(value), &v) == nil {
+			bases = append(bases, leavesOf(v)...)
+		}
+	}
+	var forms []string
+	for i, base := range bases {
+		if i > 0 && len([]rune(base)) < redactPart {
+			continue
+		}
+		looks := []string{base}
+		for range 2 { // the repr of several arguments holds the reprs of each
+			for _, text := range looks {
+				quoted, _ := json.Marshal(text)
+				escaped := escapes.Replace(text)
+				looks = append(looks, string(quoted[1:len(quoted)-1]), escaped,
+					strings.ReplaceAll(escaped, `'`, `\'`), strings.ReplaceAll(escaped, `"`, `\"`))
+			}
+		}
+		forms = append(forms, looks...)
+		forms = append(forms, url.QueryEscape(base), url.PathEscape(base), strings.ReplaceAll(url.PathEscape(base), "%2F", "/"),
+			base64.RawStdEncoding.EncodeToString([]byte(base)), base64.RawURLEncoding.EncodeToString([]byte(base)))
+	}
+	return forms
+}
+
+// leavesOf are the texts in a JSON value.
+func leavesOf(v any) (leaves []string) {
+	switch v := v.(type) {
+	case string:
+		leaves = append(leaves, strings.TrimSpace(v))
+	case []any:
+		for _, one := range v {
+			leaves = append(leaves, leavesOf(one)...)
+		}
+	case map[string]any:
+		for _, one := range v {
+			leaves = append(leaves, leavesOf(one)...)
+		}
+	}
+	return leaves
+}
+
+// text is s without secrets.
+func (r *redactor) text(s string) string {
+	if r == nil {
+		return s
+	}
+	return r.pattern.ReplaceAllLiteralString(s, mark)
+}
+
+// overlap is how many bytes at the edge of a piece may belong to a secret that
+// goes on in the next.
+func (r *redactor) overlap() int {
+	if r == nil {
+		return 0
+	}
+	return r.longest - 1
+}

@@ -1,0 +1,104 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// levels of the sandbox, from the loosest to the tightest.
+var sandboxes = []tool.Sandbox{tool.SandboxNone, tool.SandboxGuard, tool.SandboxStrict, tool.SandboxOffline}
+
+// Survey is what a machine can give, as a self-test found it.
+type Survey struct {
+	// Kept is the way in which processes are kept together.
+	Kept Level
+	// Landlock is the version of the kernel's Landlock, 0 without.
+	Landlock int
+
+	lacks map[tool.Sandbox]string
+}
+
+// Lacks says why the machine does not give a sandbox level; empty when it does.
+func (s Survey) Lacks(level tool.Sandbox) string { return s.lacks[level] }
+
+// Effective is the tightest level up to the asked one that the machine gives,
+// and why it is not the asked one.
+func (s Survey) Effective(asked tool.Sandbox) (effective tool.Sandbox, reasons []string) {
+	at := slices.Index(sandboxes, asked)
+	for ; at > 0; at-- {
+		why := s.lacks[sandboxes[at]]
+		if why == "" {
+			return sandboxes[at], reasons
+		}
+		if reason := fmt.Sprintf("sandbox level %s: %s", sandboxes[at], why); !slices.ContainsFunc(reasons, func(one string) bool {
+			return strings.HasSuffix(one, ": "+why)
+		}) {
+			reasons = append(reasons, reason)
+		}
+	}
+	return tool.SandboxNone, reasons
+}
+
+// nowhere cannot be executed, and says so only when everything before worked.
+const nowhere = os.DevNull + "/nothing"
+
+// Survey finds out what the machine can give. It starts processes that end
+// before they run anything; the result of the first call is kept.
+func (s *Spawner) Survey() Survey {
+	s.surveyed.Do(func() {
+		found := Survey{lacks: map[tool.Sandbox]string{}}
+		try := func(box tool.Sandbox) error {
+			_, err := s.start(func(level Level) error {
+				if level == LevelReaper {
+					return nil
+				}
+				_, err := os.StartProcess(nowhere, []string{nowhere}, &os.ProcAttr{Sys: attributes(level, box)})
+				if errors.Is(err, unix.ENOTDIR) {
+					return nil
+				}
+				return err
+			}, box == tool.SandboxGuard)
+			return err
+		}
+		// The way of keeping together is that of guard: what it cannot do, no level can.
+		if err := try(tool.SandboxGuard); err != nil {
+			s.log.Error("no process can be started", "error", err)
+		}
+		found.Kept = s.Level()
+		why := ""
+		if found.Kept == LevelReaper {
+			why = "the system refuses PID namespaces, workers are kept together by a watching process instead"
+		}
+		found.lacks[tool.SandboxGuard] = why
+		if why == "" {
+			found.Landlock, why = restrictions()
+			if err := try(tool.SandboxStrict); why == "" && err != nil {
+				why = fmt.Sprintf("the system refuses mount, IPC and UTS namespaces: %v", cause(err))
+			}
+		}
+		found.lacks[tool.SandboxStrict] = why
+		if err := error(nil); why == "" {
+			if err = try(tool.SandboxOffline); err != nil {
+				why = fmt.Sprintf("the system refuses network namespaces: %v", cause(err))
+			}
+		}
+		found.lacks[tool.SandboxOffline] = why
+		s.survey = found
+	})
+	return s.survey
+}
+
+func cause(err error) error {
+	var path *os.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}

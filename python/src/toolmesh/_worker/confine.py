@@ -1,0 +1,427 @@
+"""What the processes of an index may touch: the sandbox levels, from inside.
+
+The agent makes the namespaces; the rest is done here, by the zygote before it
+imports any code of the index, and inherited by everything it forks:
+
+none     nothing
+guard    no new privileges, few capabilities, no core files, an own /proc
+strict   no capabilities at all; the file system is read-only but for one folder;
+         system calls that reach into other processes or the kernel are refused
+offline  strict, in a network of its own that has nothing but its loopback
+
+Each worker adds a domain of its own: it can signal and inspect what it started,
+and nobody else. A level that cannot be had raises Refused: nothing runs then.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Iterable
+
+NONE, GUARD, STRICT, OFFLINE = "none", "guard", "strict", "offline"
+REAPER = "reaper"  # how the agent keeps us together where it can make no namespaces
+
+
+class Refused(Exception):
+    """The machine does not give what the level needs."""
+
+
+def zygote(level: str, kept: str, folder: str) -> list[str]:
+    """Confines this process and its children to come.
+
+    kept says how the agent keeps us together; folder is what strict and offline
+    may write. Returns what a level can do without and the machine refuses.
+    """
+    if level == NONE or sys.platform != "linux":
+        if level in (STRICT, OFFLINE):
+            raise Refused(f"the sandbox level {level} needs Linux")
+        return []
+    notes: list[str] = []
+    if kept != REAPER:
+        _mounts(level, notes)
+        if level == OFFLINE:
+            _loopback()
+    _limit_cores()
+    _drop_capabilities(_KEPT if level == GUARD else ())
+    if _prctl(_NO_NEW_PRIVS, 1) != 0:
+        raise Refused(f"no_new_privs: {_error()}")
+    if level in (STRICT, OFFLINE):
+        _read_only(folder)
+        _filter(level)
+    if _abi() < 1:
+        # No domains for the workers: at least nobody reads their memory.
+        _prctl(_SET_DUMPABLE, 0)
+        notes.append("no Landlock here: workers of one index can signal each other")
+    return notes
+
+
+def worker(level: str) -> None:
+    """A worker's own domain, after its fork."""
+    if sys.platform != "linux":
+        return
+    become_subreaper()
+    abi = _abi()
+    if level == NONE or abi < 1:
+        return
+    if abi >= 6:
+        attributes = _packed(0, 0, _SCOPE_SIGNAL)
+    else:
+        # A domain needs something to handle. It is its existence that counts:
+        # a process outside of it cannot be inspected from inside.
+        attributes = _packed(_MAKE_BLOCK)
+    ruleset = _create_ruleset(attributes)
+    _restrict(ruleset)
+
+
+def become_subreaper() -> None:
+    """Orphans of our descendants become our children (Linux)."""
+    if sys.platform == "linux":
+        _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+# System calls.
+
+_NO_NEW_PRIVS = 38
+_SET_CHILD_SUBREAPER = 36
+_SET_DUMPABLE = 4
+_SET_SECCOMP = 22
+_CAPBSET_DROP = 24
+_CAP_AMBIENT = 47
+_CAP_AMBIENT_CLEAR_ALL = 4
+
+_libc: ctypes.CDLL | None = None
+
+
+def _c() -> ctypes.CDLL:
+    global _libc
+    if _libc is None:
+        import ctypes
+
+        _libc = ctypes.CDLL(None, use_errno=True)
+    return _libc
+
+
+def _error() -> str:
+    import ctypes
+
+    return os.strerror(ctypes.get_errno())
+
+
+def _prctl(option: int, value: int, third: int = 0) -> int:
+    import ctypes
+
+    long = ctypes.c_ulong
+    found: int = _c().prctl(option, long(value), long(third), long(0), long(0))
+    return found
+
+
+def _syscall(number: int, *arguments: object) -> int:
+    import ctypes
+
+    _c().syscall.restype = ctypes.c_long
+    found: int = _c().syscall(ctypes.c_long(number), *arguments)
+    return found
+
+
+# Namespaces: mounts and network.
+
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 16384, 1 << 18
+
+
+def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> bool:
+    import ctypes
+
+    done: int = _c().mount(
+        source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode() if data else None
+    )
+    return done == 0
+
+
+def _mounts(level: str, notes: list[str]) -> None:
+    """A /proc that shows our own processes alone: what others were given in
+    their environment is not to be found there."""
+    if not _mount("none", "/", "", _MS_REC | _MS_PRIVATE):
+        notes.append(f"no mounts of its own: {_error()}")
+        return
+    if not _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC):
+        notes.append(f"no /proc of its own: {_error()}")
+    if level in (STRICT, OFFLINE) and os.path.isdir("/dev/shm"):
+        # Locks and shared memory of multiprocessing live there.
+        if not _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=64m,mode=1777"):
+            notes.append(f"no /dev/shm of its own: {_error()}")
+
+
+def _loopback() -> None:
+    import _socket
+    import fcntl
+    import struct
+
+    try:
+        with_address = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+        try:
+            fcntl.ioctl(with_address.fileno(), 0x8914, struct.pack("16sh22x", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS, UP
+        finally:
+            with_address.close()
+    except OSError as failure:
+        raise Refused(f"the network of its own has no loopback: {failure}") from failure
+
+
+# Privileges.
+
+# What guard leaves to a root user: to own, read and write files of any user, to
+# become another user, to bind low ports. Nothing that reaches the kernel, other
+# processes, devices or the network's set-up.
+_KEPT = (0, 1, 3, 4, 5, 6, 7, 10)  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID NET_BIND_SERVICE
+
+
+def _limit_cores() -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _drop_capabilities(kept: Iterable[int]) -> None:
+    import ctypes
+
+    last = 40
+    try:
+        with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
+            last = int(file.read())
+    except (OSError, ValueError):
+        pass
+    mask = 0
+    for capability in kept:
+        mask |= 1 << capability
+    for capability in range(last + 1):
+        if not mask >> capability & 1:
+            _prctl(_CAPBSET_DROP, capability)  # refused to who has none to lose
+    _prctl(_CAP_AMBIENT, _CAP_AMBIENT_CLEAR_ALL)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    data = (ctypes.c_uint32 * 6)()
+    if _c().capget(header, data) != 0:
+        raise Refused(f"capabilities cannot be read: {_error()}")
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    for at, part in ((0, low), (3, high)):
+        data[at] &= part  # effective
+        data[at + 1] &= part  # permitted
+        data[at + 2] = 0  # inheritable
+    if _c().capset(header, data) != 0:
+        raise Refused(f"capabilities cannot be dropped: {_error()}")
+
+
+# Landlock.
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on every architecture
+_WRITE_FILE = 1 << 1
+_MAKE_BLOCK = 1 << 11
+_TRUNCATE = 1 << 14
+_IOCTL_DEV = 1 << 15
+# Remove, make and link of every kind; reading and executing are left alone.
+_CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
+_REFER = 1 << 13
+_SCOPE_ABSTRACT, _SCOPE_SIGNAL = 1, 2
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
+_known_abi: int | None = None
+
+
+def _abi() -> int:
+    """The kernel's version of Landlock; 0 without."""
+    global _known_abi
+    if _known_abi is None:
+        import ctypes
+
+        _known_abi = max(0, _syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
+    return _known_abi
+
+
+def _packed(*values: int) -> bytes:
+    import struct
+
+    return struct.pack(f"={len(values)}Q", *values)
+
+
+def _create_ruleset(attributes: bytes) -> int:
+    import ctypes
+
+    ruleset = _syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
+    if ruleset < 0:
+        raise Refused(f"Landlock: {_error()}")
+    return ruleset
+
+
+def _restrict(ruleset: int) -> None:
+    import ctypes
+
+    try:
+        if _syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)) != 0:
+            raise Refused(f"Landlock: {_error()}")
+    finally:
+        os.close(ruleset)
+
+
+def _read_only(folder: str) -> None:
+    """From here on only folder, some devices and /dev/shm can be written."""
+    abi = _abi()
+    if abi < 1:
+        raise Refused("the kernel has no Landlock")
+    handled = _CHANGES
+    if abi >= 2:
+        handled |= _REFER
+    if abi >= 3:
+        handled |= _TRUNCATE
+    if abi >= 5:
+        handled |= _IOCTL_DEV
+    values = [handled]
+    if abi >= 4:
+        values.append(0)
+    if abi >= 6:
+        values.append(_SCOPE_ABSTRACT | _SCOPE_SIGNAL)
+    ruleset = _create_ruleset(_packed(*values))
+    _allow(ruleset, folder, handled & ~_IOCTL_DEV)
+    if os.path.ismount("/dev/shm"):
+        _allow(ruleset, "/dev/shm", handled & ~_IOCTL_DEV)
+    for name in _DEVICES:
+        try:
+            _allow(ruleset, "/dev/" + name, handled & (_WRITE_FILE | _TRUNCATE | _IOCTL_DEV))
+        except FileNotFoundError:
+            pass
+    _restrict(ruleset)
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    import ctypes
+    import struct
+
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        attributes = struct.pack("=Qi", rights, fd)
+        if _syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(1), attributes, ctypes.c_uint32(0)) != 0:
+            raise Refused(f"Landlock: {path}: {_error()}")
+    finally:
+        os.close(fd)
+
+
+# Seccomp.
+
+# What strict refuses: (x86_64, aarch64) numbers; -1 where there is no such call.
+_DENIED = {
+    "acct": (163, 89),
+    "add_key": (248, 217),
+    "adjtimex": (159, 171),
+    "bpf": (321, 280),
+    "chroot": (161, 51),
+    "clock_adjtime": (305, 266),
+    "clock_settime": (227, 112),
+    "delete_module": (176, 106),
+    "finit_module": (313, 273),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fsopen": (430, 430),
+    "fspick": (433, 433),
+    "init_module": (175, 105),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425),
+    "ioperm": (173, -1),
+    "iopl": (172, -1),
+    "kcmp": (312, 272),
+    "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104),
+    "keyctl": (250, 219),
+    "mount": (165, 40),
+    "mount_setattr": (442, 442),
+    "move_mount": (429, 429),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428),
+    "perf_event_open": (298, 241),
+    "pidfd_getfd": (438, 438),
+    "pivot_root": (155, 41),
+    "process_madvise": (440, 440),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "ptrace": (101, 117),
+    "quotactl": (179, 60),
+    "reboot": (169, 142),
+    "request_key": (249, 218),
+    "setdomainname": (171, 162),
+    "sethostname": (170, 161),
+    "setns": (308, 268),
+    "settimeofday": (164, 170),
+    "swapoff": (168, 225),
+    "swapon": (167, 224),
+    "syslog": (103, 116),
+    "umount2": (166, 39),
+    "unshare": (272, 97),
+    "userfaultfd": (323, 282),
+    "vhangup": (153, 58),
+}
+_CLONE = (56, 220)
+_CLONE3 = (435, 435)
+_SOCKET = (41, 198)
+_AUDIT = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+_X32 = 0x40000000
+_NEW_NAMESPACES = 0x7E020000  # NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET
+_FAMILIES = (2, 10, 16)  # INET, INET6, NETLINK: what ends at the network namespace
+
+_EPERM, _EACCES, _ENOSYS = 1, 13, 38
+_LOAD, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+
+
+def program(level: str, machine: str) -> list[tuple[int, int, int, int]]:
+    """The filter's instructions: (code, jump if true, jump if false, value)."""
+    if machine not in _AUDIT:
+        raise Refused(f"no system call filter is known for {machine}")
+    column, audit = _AUDIT[machine]
+
+    def refuse(number: int) -> tuple[int, int, int, int]:
+        return _RETURN, 0, 0, _ERRNO | number
+
+    steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, audit), refuse(_ENOSYS), (_LOAD, 0, 0, 0)]
+    if machine == "x86_64":
+        steps += [(_AT_LEAST, 0, 1, _X32), refuse(_ENOSYS)]
+    for numbers in _DENIED.values():
+        if numbers[column] >= 0:
+            steps += [(_EQUAL, 0, 1, numbers[column]), refuse(_EPERM)]
+    # Its flags are in memory, out of a filter's sight: libraries fall back to clone.
+    steps += [(_EQUAL, 0, 1, _CLONE3[column]), refuse(_ENOSYS)]
+    steps += [
+        (_EQUAL, 0, 4, _CLONE[column]),
+        (_LOAD, 0, 0, 16),
+        (_ANY_OF, 0, 1, _NEW_NAMESPACES),
+        refuse(_EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+    if level == OFFLINE:
+        # A socket of the file system, or of the hypervisor, leads out of any network namespace.
+        steps += [(_EQUAL, 0, 2 + len(_FAMILIES), _SOCKET[column]), (_LOAD, 0, 0, 16)]
+        left = len(_FAMILIES)
+        for family in _FAMILIES:
+            steps.append((_EQUAL, left, 0, family))
+            left -= 1
+        steps.append(refuse(_EACCES))
+    steps.append((_RETURN, 0, 0, _ALLOW))
+    return steps
+
+
+def _filter(level: str) -> None:
+    import ctypes
+    import struct
+
+    steps = program(level, os.uname().machine)
+    code = b"".join(struct.pack("=HBBI", *step) for step in steps)
+    buffer = ctypes.create_string_buffer(code, len(code))
+
+    class Program(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("steps", ctypes.c_void_p)]
+
+    whole = Program(len(steps), ctypes.addressof(buffer))
+    if _prctl(_SET_SECCOMP, 2, ctypes.addressof(whole)) != 0:
+        raise Refused(f"no system call filter: {_error()}")

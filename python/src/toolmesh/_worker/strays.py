@@ -1,0 +1,120 @@
+"""Processes that a tool leaves behind when its call ends.
+
+Workers and the zygote are subreapers: whatever a call started, daemons with a
+session of their own included, stays below its worker, and comes to the zygote
+when the worker dies. So both find and kill it, whatever it did to hide.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from os import WNOHANG, waitpid
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+PATIENCE = 3.0  # seconds that processes may keep multiplying under our hands
+
+kept: set[int] = set()  # children that the index's import started: they are no call's
+
+
+class Unruly(Exception):
+    """They fork faster than they are killed: only their whole namespace can go."""
+
+
+def sweep() -> None:
+    """Kills and reaps what the call that has just ended left behind. Without any
+    child this is one system call."""
+    try:
+        while waitpid(-1, WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+    kill(kept)
+
+
+def children() -> set[int]:
+    """The processes that are our children now."""
+    return {pid for pid, ours in _below(()) if ours}
+
+
+def extra(known: int) -> bool:
+    """Whether this single-threaded process may have more than known children."""
+    try:
+        with open("/proc/thread-self/children", "rb") as file:
+            return len(file.read().split()) > known
+    except OSError:
+        return True
+
+
+def kill(known: Collection[int]) -> None:
+    """Kills and reaps all that is below us, but for our children in known and
+    what is below those. Raises Unruly."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        found = list(_below(known))
+        if not found:
+            return
+        for pid, _ in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+        for pid, ours in found:
+            if ours:
+                try:
+                    waitpid(pid, 0)  # what was below it is ours now
+                except ChildProcessError:
+                    pass
+        if time.monotonic() > end:
+            raise Unruly(f"{len(found)} processes are left after {PATIENCE:g} s")
+
+
+def _below(known: Collection[int]) -> Iterator[tuple[int, bool]]:
+    """(process id, whether it is our child) of what is below us. Ids are as we
+    know them: /proc may be that of an outer namespace and number them otherwise."""
+    if sys.platform != "linux":
+        return
+    try:
+        me = int(os.readlink("/proc/self"))
+    except (OSError, ValueError):
+        return
+    depth = 0 if me == os.getpid() else len(_numbers(me))
+    below: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    rest = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            below.setdefault(int(rest[1]), []).append(int(name))
+    waiting: list[tuple[int, bool]] = [(pid, True) for pid in below.get(me, ())]
+    while waiting:
+        pid, ours = waiting.pop()
+        number = pid
+        if depth:
+            numbers = _numbers(pid)
+            if len(numbers) < depth:
+                continue  # gone
+            number = numbers[depth - 1]
+        if ours and number in known:
+            continue
+        waiting.extend((one, False) for one in below.get(pid, ()))
+        yield number, ours
+
+
+def _numbers(pid: int) -> list[int]:
+    """The ids of a process, from the namespace of /proc down to its own."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"NSpid:"):
+                    return [int(one) for one in line.split()[1:]]
+    except OSError:
+        pass
+    return []

@@ -1,0 +1,547 @@
+package render_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+	"github.com/toolmesh/toolmesh/tool/render"
+)
+
+// author writes random schemas.
+type author struct {
+	*rand.Rand
+	// hostile uses every word, in every place, with odd values; otherwise only
+	// what every rendering can say in some way.
+	hostile bool
+}
+
+type dict = map[string]any
+
+func (a author) pick(list ...any) any { return list[a.IntN(len(list))] }
+
+func (a author) chance(percent int) bool { return a.IntN(100) < percent }
+
+func (a author) root() dict {
+	out := a.object(3)
+	if a.hostile && a.chance(30) {
+		for range a.IntN(3) {
+			a.decorate(out, 2)
+		}
+	}
+	if a.hostile && a.chance(20) {
+		delete(out, "type")
+	}
+	if a.hostile && a.chance(20) {
+		out["$schema"] = a.pick("http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-07/schema#",
+			"https://json-schema.org/draft/2019-09/schema", "https://json-schema.org/draft/2020-12/schema")
+	}
+	defs := dict{}
+	for _, name := range []string{"A", "B", "a/b~c"} {
+		defs[name] = a.schema(3)
+	}
+	defs["Node"] = dict{"type": "object", "properties": dict{"v": dict{"type": "integer"}, "next": dict{"anyOf": []any{dict{"$ref": "#/$defs/Node"}, dict{"type": "null"}}}},
+		"required": []any{"v"}, "additionalProperties": false}
+	out["$defs"] = defs
+	if a.hostile && a.chance(10) {
+		return dict{"$ref": "#/$defs/" + a.pick("A", "B", "Node").(string), "$defs": defs}
+	}
+	return out
+}
+
+func (a author) name() string {
+	if a.hostile && a.chance(10) {
+		return a.pick("", "größe", "a b", "$top", strings.Repeat("n", 80), "1", "-", "additional_arguments", "~/").(string)
+	}
+	return fmt.Sprintf("p%d", a.IntN(6))
+}
+
+func (a author) object(depth int) dict {
+	properties := dict{}
+	var required []any
+	for range a.IntN(5) {
+		name := a.name()
+		if _, ok := properties[name]; ok {
+			continue
+		}
+		properties[name] = a.schema(depth - 1)
+		if a.chance(60) {
+			required = append(required, name)
+		}
+	}
+	out := dict{"type": "object", "properties": properties, "additionalProperties": false}
+	if len(required) > 0 {
+		out["required"] = required
+	}
+	if a.chance(15) {
+		out["additionalProperties"] = a.schema(depth - 1)
+	}
+	if a.hostile {
+		switch a.IntN(6) {
+		case 0:
+			delete(out, "additionalProperties")
+		case 1:
+			delete(out, "properties")
+			delete(out, "required")
+		case 2:
+			out["required"] = []any{"nowhere"}
+		case 3:
+			out["additionalProperties"] = true
+		}
+	}
+	return out
+}
+
+func (a author) schema(depth int) any {
+	var out dict
+	if a.hostile && a.chance(5) {
+		return a.chance(50)
+	}
+	kind := a.IntN(13)
+	if depth <= 0 {
+		kind = a.IntN(7)
+	}
+	switch kind {
+	case 0:
+		out = dict{"type": "string"}
+	case 1:
+		out = dict{"type": "integer"}
+		if a.chance(40) {
+			out["minimum"] = a.IntN(5)
+			out["maximum"] = 5 + a.IntN(5)
+		}
+	case 2:
+		out = dict{"type": "number"}
+	case 3:
+		out = dict{"type": "boolean"}
+	case 4:
+		out = dict{"enum": a.values()}
+	case 5:
+		out = dict{"type": []any{a.pick("string", "integer", "boolean"), "null"}}
+	case 6:
+		out = dict{"const": a.values()[0]}
+	case 7:
+		out = dict{"type": "array", "items": a.schema(depth - 1)}
+		if a.chance(30) {
+			out["minItems"], out["maxItems"] = 1, 3
+		}
+	case 8:
+		n := 1 + a.IntN(3)
+		prefix := make([]any, n)
+		for i := range prefix {
+			prefix[i] = a.schema(depth - 1)
+		}
+		out = dict{"type": "array", "prefixItems": prefix, "items": false, "minItems": a.IntN(n + 1), "maxItems": n}
+	case 9:
+		out = a.object(depth)
+	case 10:
+		branches := []any{}
+		for range 1 + a.IntN(3) {
+			branches = append(branches, a.schema(depth-1))
+		}
+		out = dict{"anyOf": branches}
+	case 11:
+		out = dict{"$ref": "#/$defs/" + a.pick("Node", "Node", "A", "B", "a~1b~0c").(string)}
+		if !a.hostile {
+			out["$ref"] = "#/$defs/Node"
+		}
+	case 12:
+		out = dict{}
+	}
+	if a.chance(30) {
+		out["description"] = a.pick("a text", "What it is.", "ünïcode \"quoted\" <b>")
+	}
+	if a.hostile && a.chance(40) {
+		a.decorate(out, depth)
+	}
+	return out
+}
+
+func (a author) values() []any {
+	all := []any{"a", "b", "1", 1, 2, true, nil, 1.5}
+	if a.hostile {
+		all = append(all, "", "true", false, 1e9, []any{1}, dict{"a": 1}, dict{}, "null", strings.Repeat("v", 300))
+	}
+	a.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all[:1+a.IntN(4)]
+}
+
+// decorate adds a word that may stand anywhere.
+func (a author) decorate(out dict, depth int) {
+	schemas := func() []any {
+		list := []any{}
+		for range 1 + a.IntN(2) {
+			list = append(list, a.schema(depth-1))
+		}
+		return list
+	}
+	type word struct {
+		key   string
+		value func() any
+	}
+	fixed := func(v any) func() any { return func() any { return v } }
+	words := []word{
+		{"allOf", func() any { return schemas() }}, {"anyOf", func() any { return schemas() }}, {"oneOf", func() any { return schemas() }},
+		{"not", func() any { return a.schema(depth - 1) }}, {"if", func() any { return a.schema(depth - 1) }},
+		{"then", func() any { return a.schema(depth - 1) }}, {"else", func() any { return a.schema(depth - 1) }},
+		{"minLength", fixed(1)}, {"maxLength", fixed(10)}, {"pattern", fixed(a.pick("^a", "(?=x)y", "[0-9]+"))},
+		{"format", fixed(a.pick("date", "uri", "path", "email", "date-time", "int32", "unheard-of"))},
+		{"minimum", fixed(a.pick(-1, 2.5, json.Number("1e999"), json.Number("123456789012345678901234567890")))},
+		{"exclusiveMaximum", fixed(100)}, {"multipleOf", fixed(0.5)}, {"uniqueItems", fixed(true)},
+		{"minItems", fixed(2)}, {"maxItems", fixed(a.pick(0, 1, 7))}, {"contains", func() any { return a.schema(depth - 1) }},
+		{"minProperties", fixed(1)}, {"maxProperties", fixed(3)}, {"patternProperties", func() any { return dict{"^x": a.schema(depth - 1)} }},
+		{"propertyNames", fixed(dict{"maxLength": 5})}, {"dependentRequired", fixed(dict{"p1": []any{"p2"}})},
+		{"dependentSchemas", func() any { return dict{"p1": a.schema(depth - 1)} }}, {"unevaluatedProperties", fixed(false)},
+		{"title", fixed("T")}, {"default", fixed(a.pick(1, "x", nil, dict{"a": []any{}}))}, {"examples", fixed([]any{1})},
+		{"type", fixed(a.pick("null", "object", "array", []any{"string", "array", "null"}, []any{"object", "integer"}))},
+		{"$ref", fixed(a.pick("#", "#/$defs/A", "#/properties/p1", "#/$defs/B"))}, {"contentEncoding", fixed("base64")},
+		{"enum", func() any { return a.values() }}, {"x-foreign", fixed(1)}, {"nullable", fixed(true)}, {"deprecated", fixed(true)},
+		{"$comment", fixed("c")}, {"items", func() any { return a.schema(depth - 1) }}, {"required", fixed([]any{"p1"})},
+	}
+	w := words[a.IntN(len(words))]
+	out[w.key] = w.value()
+}
+
+// descriptorOf is a tool with a schema, nil if the schema does not compile: such
+// a tool is not published.
+func descriptorOf(t testing.TB, schema any) *tool.Descriptor {
+	t.Helper()
+	data, err := json.Marshal(schema)
+	if err != nil {
+		return nil
+	}
+	if _, err := tool.Compile(data); err != nil {
+		return nil
+	}
+	return one(string(data))
+}
+
+// answerer writes what a model may answer to a declaration.
+type answerer struct {
+	*rand.Rand
+	root map[string]any
+}
+
+var textFormat = regexp.MustCompile(`Format: ([a-z0-9-]+)\.`)
+
+// value returns a value that fits a rendered schema, and whether there is one
+// that is not too deep.
+func (a answerer) value(o map[string]any, depth int) (any, bool) {
+	if depth > 12 {
+		return nil, false
+	}
+	if ref, ok := o["$ref"].(string); ok {
+		defs, _ := a.root["$defs"].(map[string]any)
+		target, _ := defs[strings.TrimPrefix(ref, "#/$defs/")].(map[string]any)
+		return a.value(target, depth+1)
+	}
+	if list := anyList(o["anyOf"]); list != nil {
+		for _, i := range a.Perm(len(list)) {
+			if v, ok := a.value(list[i].(map[string]any), depth+1); ok {
+				return v, true
+			}
+		}
+		return nil, false
+	}
+	types := typesOf(o)
+	kind := types[a.IntN(len(types))]
+	text, _ := o["description"].(string)
+	if strings.HasPrefix(text, "JSON text of the same shape") || strings.Contains(text, "No value is allowed here") || text == "JSON text." || strings.HasSuffix(text, ". JSON text.") {
+		return nil, o["nullable"] == true
+	}
+	if (o["nullable"] == true || slices.Contains(types, "null")) && a.IntN(3) == 0 {
+		return nil, true
+	}
+	if values := anyList(o["enum"]); values != nil {
+		return values[a.IntN(len(values))], true
+	}
+	switch kind {
+	case "null":
+		return nil, true
+	case "boolean":
+		return a.IntN(2) == 0, true
+	case "integer", "number":
+		low, high := bound(o["minimum"], -5), bound(o["maximum"], 20)
+		if n := o["exclusiveMaximum"]; n != nil {
+			high = bound(n, 0) - 1
+		}
+		high = max(low, high)
+		n := low + float64(a.IntN(int(min(high-low, 1e6))+1))
+		if m := o["multipleOf"]; m != nil || strings.Contains(text, "multiple of 2") {
+			n -= float64(int(n) % 2)
+			if n < low {
+				n += 2
+			}
+		}
+		if kind == "integer" || n+0.5 > high || a.IntN(2) == 0 {
+			return json.Number(fmt.Sprintf("%.0f", n)), true
+		}
+		return json.Number(fmt.Sprintf("%.1f", n+0.5)), true
+	case "string":
+		return a.text(o, text), true
+	case "array":
+		least := int(bound(o["minItems"], 0))
+		most := max(int(bound(o["maxItems"], 3)), least)
+		list := []any{}
+		for range least + a.IntN(most-least+1) {
+			one, ok := a.value(o["items"].(map[string]any), depth+1)
+			if !ok {
+				return list, len(list) >= least
+			}
+			if strings.Contains(text, "No item twice") && len(list) > 0 {
+				break
+			}
+			if entry, ok := one.(map[string]any); ok && len(list) > 0 {
+				if key, ok := entry["key"].(string); ok && len(entry) == 2 && list[0].(map[string]any)["key"] != nil {
+					if slices.ContainsFunc(list, func(v any) bool { return v.(map[string]any)["key"] == key }) {
+						continue
+					}
+				}
+			}
+			list = append(list, one)
+		}
+		return list, true
+	default:
+		return a.object(o, text, depth)
+	}
+}
+
+func bound(v any, absent float64) float64 {
+	n, ok := v.(json.Number)
+	if !ok {
+		return absent
+	}
+	f, err := n.Float64()
+	if err != nil {
+		return absent
+	}
+	return f
+}
+
+func (a answerer) object(o map[string]any, text string, depth int) (any, bool) {
+	properties, _ := o["properties"].(map[string]any)
+	names := make([]string, 0, len(properties))
+	for name := range properties {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	if strings.Contains(text, "Exactly one of: ") {
+		for _, i := range a.Perm(len(names)) {
+			if v, ok := a.value(properties[names[i]].(map[string]any), depth+1); ok {
+				return dict{names[i]: v}, true
+			}
+		}
+		return nil, false
+	}
+	ordered := strings.Contains(text, "The items of a list, in this order.")
+	if ordered { // the last ones may be left out, and no others
+		names = names[:0]
+		for _, name := range anyList(o["propertyOrdering"]) {
+			names = append(names, name.(string))
+		}
+		if len(names) == 0 {
+			for name := range properties {
+				names = append(names, name)
+			}
+		}
+	}
+	out := dict{}
+	for _, name := range names {
+		required := slices.Contains(anyList(o["required"]), any(name))
+		if !required && a.IntN(2) == 0 {
+			if ordered {
+				break
+			}
+			continue
+		}
+		v, ok := a.value(properties[name].(map[string]any), depth+1)
+		if !ok && required {
+			return nil, false
+		}
+		if ok {
+			out[name] = v
+		} else if ordered {
+			break
+		}
+	}
+	return out, true
+}
+
+func (a answerer) text(o map[string]any, text string) string {
+	format, _ := o["format"].(string)
+	if m := textFormat.FindStringSubmatch(text); m != nil {
+		format = m[1]
+	}
+	switch {
+	case format == "date":
+		return "2026-01-31"
+	case format == "date-time":
+		return "2026-01-31T12:00:00Z"
+	case format == "time":
+		return "12:30:00Z"
+	case format == "uuid":
+		return "12345678-1234-5678-1234-567812345678"
+	case strings.Contains(text, "Encoded as base64"):
+		return "aGk="
+	case o["pattern"] != nil, o["minLength"] != nil:
+		return "abc"
+	case strings.Contains(text, "Any JSON value"):
+		return []string{"5", `"text"`, "plain", `{"a":[null,1.0]}`, "true", "null"}[a.IntN(6)]
+	case strings.Contains(text, "A JSON object"):
+		return []string{`{}`, `{"a":1}`, `{"b":{"c":[]}}`}[a.IntN(3)]
+	}
+	if _, list, ok := strings.Cut(text, "One of: "); ok {
+		list, _, _ = strings.Cut(list, ". ")
+		options := strings.Split(strings.TrimSuffix(list, "."), ", ")
+		switch option := options[a.IntN(len(options))]; {
+		case strings.HasPrefix(option, "a text (format \"date\")"):
+			return "2026-01-31"
+		case strings.HasPrefix(option, "a text"):
+			return []string{"hello", `"5"`, `"true"`, ""}[a.IntN(4)]
+		case option == "an integer":
+			return "7"
+		case strings.HasPrefix(option, "an integer (minimum "):
+			return strings.Fields(option)[3]
+		case option == "a number":
+			return "7.5"
+		case option == "true or false":
+			return "true"
+		default:
+			return option
+		}
+	}
+	return []string{"", "abc", "5", "null", "ü<>&"}[a.IntN(5)]
+}
+
+// answer makes arguments for a rendered tool; ok is false if it made none.
+func answer(t testing.TB, random *rand.Rand, r render.Rendered) (json.RawMessage, bool) {
+	t.Helper()
+	var declaration map[string]any
+	dec := json.NewDecoder(strings.NewReader(string(r.JSON)))
+	dec.UseNumber()
+	if err := dec.Decode(&declaration); err != nil {
+		t.Fatal(err)
+	}
+	if function, ok := declaration["function"].(map[string]any); ok {
+		declaration = function
+	}
+	parameters, ok := declaration["parameters"].(map[string]any)
+	if !ok {
+		return json.RawMessage(`{}`), true
+	}
+	value, ok := answerer{random, parameters}.value(parameters, 0)
+	if !ok {
+		return nil, false
+	}
+	data, err := json.Marshal(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data, true
+}
+
+// fits says whether a schema may be answered with what its declaration allows.
+func checkAnswers(t *testing.T, random *rand.Rand, d *tool.Descriptor, format render.Format, times int) (made int) {
+	t.Helper()
+	r := rendered(t, format, d)
+	if format != render.Gemini && !r.Strict {
+		return 0
+	}
+	v, err := tool.Compile(d.InputSchema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range times {
+		given, ok := answer(t, random, r)
+		if !ok {
+			continue
+		}
+		made++
+		got, err := r.Arguments(given)
+		if err == nil {
+			err = v.Validate(got)
+		}
+		if err != nil {
+			t.Fatalf("%s: the answer %s became %s: %v\nschema %s\nshown as %s", format, given, got, err, d.InputSchema, r.JSON)
+		}
+	}
+	return made
+}
+
+// What a model answers, held to a declaration, is what the tool takes.
+func TestAnswersToTheWorkersToolsAreArguments(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, d := range workerTools(t) {
+		if d.Name == "set" { // "No item twice" says that of JSON values that are texts here
+			continue
+		}
+		for _, format := range []render.Format{render.OpenAI, render.Gemini} {
+			r := rendered(t, format, d.descriptor())
+			if made := checkAnswers(t, random, d.descriptor(), format, 20); made == 0 && (r.Strict || format == render.Gemini) {
+				t.Errorf("%s: no answer was made to %s", d.Name, r.JSON)
+			}
+		}
+	}
+}
+
+func TestAnswersToRandomToolsAreArguments(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	a := author{Rand: rand.New(rand.NewPCG(seed, 0))}
+	made := map[render.Format]int{}
+	for range 300 {
+		d := descriptorOf(t, a.root())
+		if d == nil {
+			continue
+		}
+		for _, format := range []render.Format{render.OpenAI, render.Gemini} {
+			made[format] += checkAnswers(t, a.Rand, d, format, 5)
+		}
+	}
+	if made[render.OpenAI] == 0 || made[render.Gemini] == 0 {
+		t.Errorf("nothing was tested: %v", made)
+	}
+}
+
+// No schema is shown that its provider refuses, whatever the author wrote, and
+// no answer makes a mapping panic.
+func FuzzNoSchemaIsRefused(f *testing.F) {
+	for seed := range uint64(150) {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		a := author{rand.New(rand.NewPCG(seed, 1)), true}
+		d := descriptorOf(t, a.root())
+		if d == nil {
+			return
+		}
+		d.ID = subjects.ToolID(a.pick("index.module.x", "söng.a-b.c", "1.2.3").(string))
+		if a.chance(30) {
+			d.OutputSchema = d.InputSchema
+		}
+		for _, format := range render.Formats() {
+			r := rendered(t, format, d)
+			for range 3 {
+				given, ok := json.RawMessage(`{"p1":[{"key":"a"}],"p2":{"a":null},"additional_arguments":[{"key":"k","value":1}]}`), true
+				if format == render.Gemini || r.Strict {
+					given, ok = answer(t, a.Rand, r)
+				}
+				if !ok {
+					continue
+				}
+				got, err := r.Arguments(given)
+				if err == nil && !json.Valid(got) {
+					t.Fatalf("%s became %s", given, got)
+				}
+			}
+		}
+	})
+}
