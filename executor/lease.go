@@ -229,11 +229,8 @@ func (c *crew) refuses(j *job) *toolmesh.Error {
 	case c.affinity == AffinityFail && (len(c.workers) > 0 || c.queue.len() > 0):
 		return toolmesh.Errorf(toolmesh.CodeBusy, "the session's worker is busy with another call").
 			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo).WithRetryable(true).WithDetail("reason", "worker_busy")
-	case c.keeps() && !c.async && j.depth > 0 && c.waiting > 0:
-		// What the worker waits for may well be what this call is part of.
-		return toolmesh.Errorf(toolmesh.CodeBusy, "the session's worker waits for a call that its own tool made, which may be this one: "+
-			"tools that call each other in isolation session must be coroutines, or of another isolation").
-			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo).WithRetryable(true).WithDetail("reason", "worker_waits")
+	case c.keeps() && !c.async && c.below(j.depth):
+		return workerWaits()
 	}
 	return nil
 }

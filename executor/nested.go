@@ -317,11 +317,48 @@ func (c *crew) waits(j *job, n int) {
 	case before == 0:
 		c.waiting++
 		j.worker.waiting++
+		c.refuseBelow(j)
 		c.reconcile()
 	case j.open == 0:
 		c.waiting--
 		j.worker.waiting--
 	}
+}
+
+// refuseBelow fails the queued calls that must not wait for a session's one worker
+// any more, now that j, which has it, waits itself. c.mu is held.
+func (c *crew) refuseBelow(j *job) {
+	if !c.keeps() || c.async {
+		return
+	}
+	for i := c.queue.head; i < len(c.queue.list); {
+		queued := c.queue.list[i]
+		if queued.depth <= j.depth {
+			i++
+			continue
+		}
+		c.queue.remove(queued)
+		queued.err = workerWaits()
+		granted(queued)
+	}
+}
+
+// below reports whether a call of a depth must not wait for a session's one
+// worker: that waits for a call which is above this one, or for a call that may
+// need what this one holds. c.mu is held.
+func (c *crew) below(depth int) bool {
+	for w := range c.workers {
+		if holder := w.current.Load(); holder != nil && holder.open > 0 && holder.depth < depth {
+			return true
+		}
+	}
+	return false
+}
+
+func workerWaits() *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeBusy, "the session's worker waits for a call that its own tool made, which may be this one: "+
+		"tools that call each other in isolation session must be coroutines, or of another isolation").
+		WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo).WithRetryable(true).WithDetail("reason", "worker_waits")
 }
 
 // dispatch gives calls that may have a worker to those that have room: a call

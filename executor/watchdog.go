@@ -2,6 +2,7 @@ package executor
 
 import (
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -122,10 +123,15 @@ func (c *crew) judge(w *worker, u sandbox.Usage) {
 		return
 	}
 	var over []*job
-	// Whose coroutine it was that computed is not known: they share it.
-	share := max(0, u.CPU-w.meter.seen) / time.Duration(len(jobs))
+	// Whose coroutine it was that computed is not known: they share it, but for
+	// those that wait for a call that they made, as long as there are others.
+	computing := jobs
+	if w.waiting > 0 && w.waiting < len(jobs) {
+		computing = slices.DeleteFunc(slices.Clone(jobs), func(j *job) bool { return j.open > 0 })
+	}
+	share := max(0, u.CPU-w.meter.seen) / time.Duration(len(computing))
 	w.meter.seen = u.CPU
-	for _, j := range jobs {
+	for _, j := range computing {
 		if j.cpu += share; limits.CPUTime > 0 && j.cpu > limits.CPUTime && j.breach == nil {
 			j.breach = breach(toolmesh.CodeDeadlineExceeded, j,
 				"the call used %v of processor time, more than its limit of %v", j.cpu.Round(time.Millisecond), limits.CPUTime).

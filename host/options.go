@@ -7,6 +7,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -17,6 +18,10 @@ const (
 	DefaultStreamQuota = 256 << 20
 	DefaultMaxDepth    = 8
 )
+
+// LimitSlots is details.limit of the busy error of a node that has no slot: other
+// than what else makes a call busy, this passes by itself.
+const LimitSlots = admit.LimitSlots
 
 // Options adjusts a [Host].
 type Options struct {

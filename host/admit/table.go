@@ -21,6 +21,10 @@ const (
 	maxCancels   = 10_000
 )
 
+// LimitSlots is what a busy error's details say as their limit when the node has no
+// slot: unlike other reasons to be busy, this one passes by itself.
+const LimitSlots = "slots"
+
 // Key names a call. The RPC alone names it on a node: under one that is taken,
 // another session is another call, which is refused. What is done to a call by
 // its key, as a cancel, needs the session as well.
@@ -159,7 +163,8 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 	if taken >= t.slots {
 		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeBusy,
 			"all %d slots of this node are taken: try again, or another node", t.slots).
-			WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+			WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).
+			WithDetail("limit", LimitSlots).WithDetail("max", t.slots)
 	}
 	c := &Call[T]{Request: r, Value: value, depth: depth, place: len(t.running)}
 	t.running = append(t.running, c)

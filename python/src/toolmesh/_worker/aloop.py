@@ -107,7 +107,7 @@ class Worker:
         self._taken = 0
         self._outlet = Outlet(out, _call.get, _NoShield())
         self._forked = False
-        self._channel = channel.current = channel.LoopChannel(self, self._outlet, limit, _call.get)
+        self._channel = channel.current = channel.LoopChannel(self, self._outlet, _call.get)
         install(self._outlet)
         forked_by_tool((inp, out), self._outlet, self)
         signal.signal(SIGNAL, self._interrupt)

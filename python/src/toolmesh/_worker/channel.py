@@ -16,6 +16,7 @@ from _thread import allocate_lock, get_ident, start_new_thread
 from collections import deque
 from itertools import count
 
+from . import limits
 from .frames import (
     CANCEL,
     CREDIT,
@@ -176,9 +177,8 @@ class Channel:
     Arguments and results are JSON bytes; a failure is a MeshError.
     """
 
-    def __init__(self, outlet: Outlet, limit: int) -> None:
+    def __init__(self, outlet: Outlet) -> None:
         self._outlet = outlet
-        self._limit = limit
         self._waiters: dict[int, Waiter] = {}
         self._ids = count(1)
         self._unsent: list[bytes] = []
@@ -206,8 +206,8 @@ class Channel:
 
     def _open(self, waiter: Waiter, tool: str, args: bytes, timeout: float | None, flags: int) -> None:
         """Sends a nested call, or refuses it."""
-        if len(args) > self._limit:
-            _refuse("payload_too_large", f"the arguments are {len(args)} bytes of JSON, more than {self._limit}", tool)
+        if len(args) > limits.message:
+            _refuse("payload_too_large", f"the arguments are {len(args)} bytes of JSON, more than {limits.message}", tool)
         call = self._call()
         about: dict[str, JSON] = {"call": call, "tool": tool}
         if timeout is not None:
@@ -322,8 +322,8 @@ def _failure(body: bytes, tool: str) -> MeshError:
 class LoopChannel(Channel):
     """Of a worker of coroutines: its loop reads, always."""
 
-    def __init__(self, worker: LoopWorker, outlet: Outlet, limit: int, call: Callable[[], int]) -> None:
-        super().__init__(outlet, limit)
+    def __init__(self, worker: LoopWorker, outlet: Outlet, call: Callable[[], int]) -> None:
+        super().__init__(outlet)
         self._worker = worker
         self._context = call
 
@@ -385,8 +385,8 @@ class PlainChannel(Channel):
     comes as a frame then; whoever reads it alerts the main thread.
     """
 
-    def __init__(self, worker: PlainWorker, outlet: Outlet, limit: int) -> None:
-        super().__init__(outlet, limit)
+    def __init__(self, worker: PlainWorker, outlet: Outlet) -> None:
+        super().__init__(outlet)
         self._worker = worker
         self._reader = worker._reader
         self._guard = worker._guard

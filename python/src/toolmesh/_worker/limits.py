@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 # threads, mostly, and what allocators round up.
 HEADROOM = 32 << 20
 
+message = 64 << 20  # bytes of JSON that the agent takes at once, whatever the tool's own limit
 memory = 0  # bytes that a call may take; 0: no limit
 _base = 0  # bytes that this process had before its first call
 
 
 def apply(limits: dict[str, JSON], output: int) -> int:
     """Sets the limits of this worker. Returns the largest result in bytes."""
-    global memory, _base
+    global memory, message, _base
+    message = output
     files = limits.get("open_files", 0)
     if files:
         _limit_files(files)

@@ -156,7 +156,7 @@ class Worker:
         self._call = 0
         self._outlet = Outlet(out, self._current, self._guard)
         self._forked = False
-        self._channel = channel.current = channel.PlainChannel(self, self._outlet, limit)
+        self._channel = channel.current = channel.PlainChannel(self, self._outlet)
         install(self._outlet)
         forked_by_tool((inp, out), self._outlet, self)
         signal.signal(SIGNAL, self._guard.handle)
