@@ -91,13 +91,16 @@ func TestNestedCallsSpendTheirOwnTime(t *testing.T) {
 		mustCallNested(t, ix, c.tool, fmt.Sprintf(`{"tool":%q,"n":8,"seconds":0.5}`, c.called), "4.0")
 	}
 	for _, c := range []struct{ tool, args string }{
-		{"t.greedy", `{"seconds":1}`}, // waits and computes: it is alone
+		{"t.greedy", `{"seconds":1}`}, // has a call open, and computes
 		{"t.burn", `{"seconds":60}`},
 	} {
 		_, err := callNested(t, ix, c.tool, c.args)
 		if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeDeadlineExceeded || e.Details["limit"] != "cpu_time" {
 			t.Errorf("%s: got %v, want its processor time exceeded", c.tool, err)
 		}
+	}
+	if s := ix.Stats(); s.Restarts != 0 {
+		t.Errorf("%d workers had to be killed", s.Restarts)
 	}
 	_, err := callNested(t, ix, "t.orders", `{"tool":"t.burn","n":1,"seconds":60}`)
 	e := toolmesh.AsError(err)
@@ -109,6 +112,24 @@ func TestNestedCallsSpendTheirOwnTime(t *testing.T) {
 	if nested["code"] != string(toolmesh.CodeDeadlineExceeded) || details["limit"] != "cpu_time" {
 		t.Errorf("details.nested is %v, want the called tool's processor time exceeded", nested)
 	}
+}
+
+// A coroutine that computes uses up its own time, not that of those beside it.
+func TestNeighboursKeepTheirTime(t *testing.T) {
+	t.Parallel()
+	limited := executor.Policy{Limits: tool.Limits{CPUTime: time.Second}}
+	ix := openWaiting(t, map[string]executor.Policy{"t.rest": limited, "t.greedy": limited, "t.aburn": limited}, nil)
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() { mustCallNestedIn(t, ix, "t.rest", `{"seconds":2}`, "2") })
+	}
+	for _, tool := range []string{"t.greedy", "t.aburn"} {
+		_, err := callNested(t, ix, tool, `{"seconds":60}`)
+		if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeDeadlineExceeded || e.Details["limit"] != "cpu_time" {
+			t.Errorf("%s: got %v, want its processor time exceeded", tool, err)
+		}
+	}
+	wg.Wait()
 }
 
 // The limit of a tool's own result is none of what it sends to others.

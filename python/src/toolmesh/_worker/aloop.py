@@ -33,6 +33,7 @@ from .frames import (
 )
 from .loop import (
     PAGE_CANCEL,
+    PAGE_RUNNING,
     PAGE_TAKEN,
     SIGNAL,
     _no_memory,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from .binding import Tool
     from .values import JSON
 
+_SAMPLE = 0.01  # seconds of processor time between two looks at what runs
 _HERE = os.path.dirname(__file__)
 _call = contextvars.ContextVar("toolmesh_call", default=0)
 
@@ -111,6 +113,17 @@ class Worker:
         install(self._outlet)
         forked_by_tool((inp, out), self._outlet, self)
         signal.signal(SIGNAL, self._interrupt)
+        if limits.cpu_time:
+            signal.signal(signal.SIGPROF, self._sample)
+            signal.siginterrupt(signal.SIGPROF, False)
+            signal.setitimer(signal.ITIMER_PROF, _SAMPLE, _SAMPLE)
+
+    def _sample(self, _signum: int, _frame: FrameType | None) -> None:
+        """Tells the agent which call uses the processor: of all that share the loop
+        it is the one to count it for."""
+        call = _call.get()
+        if call:
+            self._page[PAGE_RUNNING] = call
 
     def _interrupt(self, _signum: int, frame: FrameType | None) -> None:
         """Cancels the call that is meant while it keeps the loop from hearing of

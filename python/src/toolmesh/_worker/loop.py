@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 PAGE_CANCEL = 0  # id of the call that is to stop
 PAGE_STARTED = 1  # id of the last call whose function was entered
 PAGE_TAKEN = 2  # how many CALL frames were taken up
+PAGE_RUNNING = 4  # id of a call that an event loop was seen to run; the agent clears it
 
 SIGNAL = signal.SIGURG  # ignored by default: harmless should it ever arrive too early
 
