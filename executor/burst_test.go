@@ -108,7 +108,9 @@ func (s *sequence) Item(_ context.Context, data json.RawMessage) error {
 	return nil
 }
 
-func (s *sequence) Log(r executor.Record) { s.all = append(s.all, "printed "+strings.TrimSpace(r.Message)) }
+func (s *sequence) Log(r executor.Record) {
+	s.all = append(s.all, "printed "+strings.TrimSpace(r.Message))
+}
 
 func TestOutputStaysBetweenTheItems(t *testing.T) {
 	t.Parallel()

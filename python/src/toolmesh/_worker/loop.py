@@ -8,6 +8,7 @@ raises only if that call is the one that runs. A late signal hits nobody.
 
 from __future__ import annotations
 
+import _signal
 import fcntl
 import os
 import signal
@@ -143,7 +144,7 @@ class Worker:
         self._forked = False
         install(self._outlet)
         forked_by_tool((inp, out), self._outlet, self)
-        signal.signal(SIGNAL, self._guard.handle)
+        _signal.signal(SIGNAL, self._guard.handle)  # signal's own makes members of enums
 
     def _current(self) -> int:
         return self._call

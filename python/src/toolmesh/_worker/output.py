@@ -323,11 +323,22 @@ class Proxy(io.TextIOBase):
             self._outlet.flush(self._flag)
 
 
-def install(outlet: Outlet) -> None:
-    """Points sys.stdout, sys.stderr and logging at outlet."""
+_proxies: list[Proxy] = []
+_installed: list[Outlet] = []  # the one that records of logging go to
+
+
+def prepare() -> None:
+    """Makes what sys.stdout, sys.stderr and logging become, for all forks to come:
+    each page of memory that a fork has to touch is one that the system copies. Until
+    a worker installs its outlet, output goes on to 1 and 2."""
+    if _proxies:
+        return
     old = {id(sys.stdout), id(sys.stderr), id(sys.__stdout__), id(sys.__stderr__)}
-    sys.stdout = Proxy(outlet, LOG_STDOUT, 1)
-    sys.stderr = Proxy(outlet, LOG_STDERR, 2)
+    nowhere = Outlet(-1, int, allocate_lock())
+    for name, flag, fd in (("stdout", LOG_STDOUT, 1), ("stderr", LOG_STDERR, 2)):
+        _proxies.append(Proxy(nowhere, flag, fd))
+        setattr(sys, name, _proxies[-1])
+    _installed.append(nowhere)
     if sys.modules.get("logging") is None:
         return
     import logging
@@ -339,11 +350,20 @@ def install(outlet: Outlet) -> None:
             root.removeHandler(handler)
     if root.level == logging.WARNING:
         root.setLevel(logging.INFO)
-    root.addHandler(_handler(outlet))
+    root.addHandler(_handler())
 
 
-def _handler(outlet: Outlet) -> logging.Handler:
-    """The handler that records go through; for install, which has seen logging imported."""
+def install(outlet: Outlet) -> None:
+    """Points sys.stdout, sys.stderr and logging at outlet."""
+    prepare()
+    for proxy in _proxies:
+        proxy._outlet = outlet
+    sys.stdout, sys.stderr = _proxies
+    _installed[0] = outlet
+
+
+def _handler() -> logging.Handler:
+    """The handler that records go through; for prepare, which has seen logging imported."""
     import logging
 
     plain = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -363,7 +383,7 @@ def _handler(outlet: Outlet) -> logging.Handler:
                     extra["exception"] = trace(record.exc_info[1])[:_LINE]
                 if extra:
                     fields["fields"] = extra
-                outlet.record(fields)
+                _installed[0].record(fields)
             except Exception:
                 self.handleError(record)
 
