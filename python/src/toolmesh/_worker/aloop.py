@@ -261,9 +261,10 @@ class Worker:
                 if self._outlet.dirty:
                     self._outlet.settle(call)
                 if credit.left <= 0:
+                    self._outlet.settle_items()
                     await credit.wait()
                 credit.left -= len(data) + 64
-                self._outlet.send(HEADER.pack(len(data), YIELD, 0, slot, call) + data)
+                self._outlet.item(HEADER.pack(len(data), YIELD, 0, slot, call) + data)
         finally:
             self._credit.pop(call, None)
             await items.aclose()

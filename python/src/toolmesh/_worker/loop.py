@@ -8,6 +8,7 @@ raises only if that call is the one that runs. A late signal hits nobody.
 
 from __future__ import annotations
 
+import _signal
 import fcntl
 import os
 import signal
@@ -143,7 +144,7 @@ class Worker:
         self._forked = False
         install(self._outlet)
         forked_by_tool((inp, out), self._outlet, self)
-        signal.signal(SIGNAL, self._guard.handle)
+        _signal.signal(SIGNAL, self._guard.handle)  # signal's own makes members of enums
 
     def _current(self) -> int:
         return self._call
@@ -177,6 +178,8 @@ class Worker:
                 self._call = 0
                 data = pack(len(body), kind, _raw_pending() | spent, slot, call) + body
                 with lock:
+                    if outlet.held:
+                        data = outlet.released() + data
                     sent = write(out, data)
                     if sent != len(data):
                         write_all(out, memoryview(data)[sent:])
@@ -260,22 +263,24 @@ class Worker:
         self, tool: Tool, slot: int, call: int, items: Generator[Any, Any, Any], meta: dict[str, JSON]
     ) -> None:
         """Sends what a generator yields, never more than the agent has room for."""
-        guard, send, pack = self._guard, self._outlet.send, HEADER.pack
+        guard, outlet, send, pack = self._guard, self._outlet, self._outlet.item, HEADER.pack
         credit = meta.get("credit", 1 << 18)
+        page, encode, limit = self._page, tool.encode, self._limit
         try:
             for value in items:
-                data = tool.encode(value)
-                if len(data) > self._limit:
+                data = encode(value)
+                if len(data) > limit:
                     raise _TooLarge(len(data), "item")
                 guard.armed = 0
-                if self._outlet.dirty:
-                    self._outlet.settle(call)
+                if outlet.dirty:
+                    outlet.settle(call)
                 while credit <= 0:
+                    outlet.settle_items()
                     credit += self._more(call)
                 credit -= len(data) + 64
                 send(pack(len(data), YIELD, 0, slot, call) + data)
                 guard.armed = call
-                if self._page[PAGE_CANCEL] == call:
+                if page[PAGE_CANCEL] == call:
                     raise Cancelled  # its signal came while the frame was written
         finally:
             guard.armed = call
