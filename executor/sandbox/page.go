@@ -26,6 +26,8 @@ const (
 	WordStarted = 1
 	// WordTaken counts the calls that a worker of coroutines took up.
 	WordTaken = 2
+	// WordHeard is the last call that a worker was told to stop and is stopping.
+	WordHeard = 3
 )
 
 // NewPage makes a page of zeros.

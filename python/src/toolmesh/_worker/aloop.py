@@ -31,6 +31,7 @@ from .frames import (
 )
 from .loop import (
     PAGE_CANCEL,
+    PAGE_HEARD,
     PAGE_TAKEN,
     SIGNAL,
     _no_memory,
@@ -54,7 +55,8 @@ if TYPE_CHECKING:
     from .binding import Tool
     from .values import JSON
 
-_HERE = os.path.dirname(__file__)
+# Whose frames are never cut off: ours, and those of the loop's own upkeep.
+_UNTOUCHED = (os.path.dirname(__file__), os.path.dirname(asyncio.__file__))
 _call = contextvars.ContextVar("toolmesh_call", default=0)
 
 
@@ -111,16 +113,21 @@ class Worker:
 
     def _interrupt(self, _signum: int, frame: FrameType | None) -> None:
         """Cancels the call that is meant while it keeps the loop from hearing of
-        it: where it stands, if that is in the tool's own code."""
+        it: where it stands, if that is in the tool's own code. Elsewhere nothing
+        happens: the loop hears of it soon, or the agent signals again."""
         call = _call.get()
         if call == 0 or self._page[PAGE_CANCEL] != call or call in self._asked:
             return
-        if frame is None or os.path.dirname(frame.f_code.co_filename) == _HERE:
-            return  # our own code is never cut off; the loop hears of it soon
+        if frame is None or os.path.dirname(frame.f_code.co_filename) in _UNTOUCHED:
+            return
         task = self._tasks.get(call)
         if task is not None and asyncio.current_task(self._loop) is task:
-            self._asked.add(call)
+            self._heard(call)
             raise asyncio.CancelledError
+
+    def _heard(self, call: int) -> None:
+        self._asked.add(call)
+        self._page[PAGE_HEARD] = call
 
     async def serve(self, about: bytes) -> None:
         """Says READY with about, and returns when the agent is done."""
@@ -164,7 +171,7 @@ class Worker:
         elif kind == CANCEL:
             running = self._tasks.get(call)
             if running is not None and call not in self._asked:
-                self._asked.add(call)
+                self._heard(call)
                 running.cancel()
         elif kind == CREDIT:
             credit = self._credit.get(call)

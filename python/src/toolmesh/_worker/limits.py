@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 HEADROOM = 32 << 20
 
 memory = 0  # bytes that a call may take; 0: no limit
+open_files = 0  # that a call may open beyond those that are open before it; 0: no limit
 _base = 0  # bytes that this process had before its first call
 
 
 def apply(limits: dict[str, JSON], output: int) -> int:
     """Sets the limits of this worker. Returns the largest result in bytes."""
-    global memory, _base
-    files = limits.get("open_files", 0)
-    if files:
-        _limit_files(files)
+    global memory, open_files, _base
+    open_files = limits.get("open_files", 0)
+    if open_files:
+        _limit_files(open_files)
     memory = limits.get("memory", 0)
     if memory:
         _base = _status("VmHWM") or _peak()

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 PAGE_CANCEL = 0  # id of the call that is to stop
 PAGE_STARTED = 1  # id of the last call whose function was entered
 PAGE_TAKEN = 2  # how many CALL frames were taken up
+PAGE_HEARD = 3  # id of the last call that was told to stop: the agent need not signal it again
 
 SIGNAL = signal.SIGURG  # ignored by default: harmless should it ever arrive too early
 
@@ -93,7 +94,7 @@ class Guard:
             if self._held:
                 self._late = True
             else:
-                self._raised = call
+                self._raised = self._page[PAGE_HEARD] = call
                 raise Cancelled
 
     def __enter__(self) -> None:
@@ -104,7 +105,7 @@ class Guard:
         if self._late and not self._held:
             self._late = False
             if self.armed:
-                self._raised = self.armed
+                self._raised = self._page[PAGE_HEARD] = self.armed
                 raise Cancelled
 
 
