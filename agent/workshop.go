@@ -302,6 +302,7 @@ type pythonTool struct {
 func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.Sink) error {
 	s := &pythonSink{sink: sink, log: p.i.a.log, call: call}
 	result, err := p.i.index.Call(ctx, executor.Call{
+		Nested: &nestedCalls{client: p.i.a.client, call: call}, Depth: call.Depth,
 		Tool: p.name, RPCID: string(call.RPCID), Session: leaseName(call.Session, call.Epoch), Isolation: tool.Isolation(call.Isolation), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
 	}, s)
 	if err != nil || call.Stream {
@@ -329,8 +330,12 @@ func (s *pythonSink) Item(ctx context.Context, data json.RawMessage) error {
 // log lines, under the call's id.
 func (s *pythonSink) Log(r executor.Record) {
 	level := slog.LevelInfo
-	if r.Stream == executor.StreamLog {
+	switch r.Stream {
+	case executor.StreamLog:
 		level = r.Level
+	case executor.StreamProgress:
+		level = slog.LevelDebug
+	case executor.StreamStdout, executor.StreamStderr:
 	}
 	if !s.log.Enabled(context.Background(), level) {
 		return
@@ -341,6 +346,9 @@ func (s *pythonSink) Log(r executor.Record) {
 	}
 	if r.Logger != "" {
 		attrs = append(attrs, slog.String("logger", r.Logger))
+	}
+	if r.Stream == executor.StreamProgress && len(r.Fields) > 0 {
+		attrs = append(attrs, slog.String("fields", string(r.Fields)))
 	}
 	s.log.LogAttrs(context.Background(), level, "tool output", attrs...)
 }
