@@ -80,7 +80,7 @@ class Catalogue:
             found = self._reader.lookup_strictly(module, attribute, False)
         except Missing:
             return None
-        if isinstance(found, Module):
+        if isinstance(found, Module) or any(one.kind == "module" for one in module.bindings.get(attribute, ())):
             return None
         if isinstance(found, FunctionRef):
             return self._function(name, found)
