@@ -74,6 +74,8 @@ type Agent struct {
 	stopErr error
 
 	instances openInstances
+	published published
+	noticed   noticed
 
 	mu        sync.Mutex
 	executor  *executor.Executor
@@ -123,6 +125,7 @@ func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{opts: o, dir: dir, log: o.Logger, bus: b, done: make(chan struct{})}
+	a.noticed.which, a.noticed.wake = map[*instance]struct{}{}, make(chan struct{}, 1)
 	a.base, a.end = context.WithCancel(context.Background())
 	return a, nil
 }
@@ -179,6 +182,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	workshop := &workshop{a: a}
 	a.deploy = deploy.New(a.bus, a.view, a.store, workshop, workshop, a.dir, &deploy.Options{Logger: a.log})
 	a.deploy.Start()
+	a.watch.Go(a.publishNotices)
 	a.watch.Go(func() { sweep(a.base, a.store, a.log) })
 	if err = a.subscribeAdmin(); err != nil {
 		return err
@@ -292,7 +296,9 @@ func (a *Agent) queued() int {
 	defer a.instances.Unlock()
 	n := 0
 	for i := range a.instances.open {
-		n += i.index.Stats().Waiting
+		if i.index != nil {
+			n += i.index.Stats().Waiting
+		}
 	}
 	return n
 }

@@ -30,6 +30,9 @@ const (
 	// Restarts wait this long after repeated crashes, doubling to the second.
 	firstBackoff = 50 * time.Millisecond
 	lastBackoff  = time.Second
+	// A cancelled call is signalled again after this long, doubling to the second.
+	firstInsistence = 2 * time.Millisecond
+	lastInsistence  = 100 * time.Millisecond
 	// Crashes in a row that are repaired at once.
 	freeCrashes = 3
 )
@@ -181,9 +184,7 @@ func (c *crew) over(j *job) {
 	c.release(j)
 	c.crashes = 0
 	c.service += (time.Since(j.since) - c.service) / 8
-	if j.grace != nil {
-		j.grace.Stop()
-	}
+	j.calm()
 }
 
 // finishedPlain takes a call off its worker of plain functions and gives the
@@ -270,6 +271,7 @@ func (c *crew) interrupt(j *job) {
 		return
 	}
 	w.cancel(j)
+	c.insist(j, firstInsistence)
 	j.grace = time.AfterFunc(c.index.x.opts.Grace, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -293,6 +295,23 @@ func (c *crew) interrupt(j *job) {
 		c.reconcile()
 		j.err = crashed(j.tool.Name, exit{lost: true}, begun, "")
 		j.done <- struct{}{}
+	})
+}
+
+// insist signals a cancelled call again, until its worker has heard: a signal
+// that arrives between the last look at it and a system call is only seen when
+// that returns, and one that finds the worker's own code, or another coroutine,
+// hits nothing. The lock is held.
+func (c *crew) insist(j *job, after time.Duration) {
+	w := j.worker
+	j.again = time.AfterFunc(after/2+rand.N(after), func() { //nolint:gosec // two calls of one worker must not keep step
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if j.worker != w || w.page.Load(sandbox.WordHeard) == j.id {
+			return
+		}
+		w.signal(j)
+		c.insist(j, min(2*after, lastInsistence))
 	})
 }
 
@@ -527,9 +546,7 @@ func (c *crew) lost(w *worker, cause error) {
 	for _, j := range failed {
 		j.fatal, j.shared, j.innocent = w.id, len(tools) > 1, w.exit.lost || w.stopping
 		j.err = crashed(j.tool.Name, w.exit, w.begun(j), w.tail.String())
-		if j.grace != nil {
-			j.grace.Stop()
-		}
+		j.calm()
 		c.release(j)
 	}
 	if c.keeps() && !c.closed {

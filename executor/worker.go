@@ -53,6 +53,7 @@ type job struct {
 	killed bool            // its worker was killed because it went on after its grace
 	open   int             // calls that its tool has open
 	grace  *time.Timer
+	again  *time.Timer // signals it once more
 	// Set when its worker ended under it.
 	fatal    uint64 // that worker's id
 	shared   bool   // calls of other tools ran there too
@@ -63,6 +64,14 @@ type job struct {
 		mu     sync.Mutex
 		list   [][]byte
 		notify chan struct{} // capacity 1; nil for calls that do not stream
+	}
+}
+
+// calm stops what was to come after a cancellation. The crew's lock is held.
+func (j *job) calm() {
+	if j.grace != nil {
+		j.grace.Stop()
+		j.again.Stop()
 	}
 }
 
@@ -438,8 +447,14 @@ func (w *worker) call(j *job) {
 // cancel tells the worker to stop a call: on the page and by a signal for what
 // runs, by a frame for what waits.
 func (w *worker) cancel(j *job) {
-	w.page.Store(sandbox.WordCancel, j.id)
+	w.page.Store(sandbox.WordCancel, j.id) // before the frame: the worker compares them
 	w.send(frame.Header{Type: frame.Cancel, ID: j.id}, nil, nil)
+	w.signal(j)
+}
+
+// signal interrupts a call that is to stop, if it is the one that runs.
+func (w *worker) signal(j *job) {
+	w.page.Store(sandbox.WordCancel, j.id)
 	_ = w.handle.Signal(syscall.SIGURG)
 }
 

@@ -33,6 +33,7 @@ from .frames import (
 )
 from .loop import (
     PAGE_CANCEL,
+    PAGE_HEARD,
     PAGE_RUNNING,
     PAGE_TAKEN,
     SIGNAL,
@@ -57,8 +58,9 @@ if TYPE_CHECKING:
     from .binding import Tool
     from .values import JSON
 
+# Whose frames are never cut off: ours, and those of the loop's own upkeep.
+_UNTOUCHED = (os.path.dirname(__file__), os.path.dirname(asyncio.__file__))
 _SAMPLE = 0.01  # seconds of processor time between two looks at what runs
-_HERE = os.path.dirname(__file__)
 _call = contextvars.ContextVar("toolmesh_call", default=0)
 
 
@@ -127,16 +129,21 @@ class Worker:
 
     def _interrupt(self, _signum: int, frame: FrameType | None) -> None:
         """Cancels the call that is meant while it keeps the loop from hearing of
-        it: where it stands, if that is in the tool's own code."""
+        it: where it stands, if that is in the tool's own code. Elsewhere nothing
+        happens: the loop hears of it soon, or the agent signals again."""
         call = _call.get()
         if call == 0 or self._page[PAGE_CANCEL] != call or call in self._asked:
             return
-        if frame is None or os.path.dirname(frame.f_code.co_filename) == _HERE:
-            return  # our own code is never cut off; the loop hears of it soon
+        if frame is None or os.path.dirname(frame.f_code.co_filename) in _UNTOUCHED:
+            return
         task = self._tasks.get(call)
         if task is not None and asyncio.current_task(self._loop) is task:
-            self._asked.add(call)
+            self._heard(call)
             raise asyncio.CancelledError
+
+    def _heard(self, call: int) -> None:
+        self._asked.add(call)
+        self._page[PAGE_HEARD] = call
 
     async def serve(self, about: bytes) -> None:
         """Says READY with about, and returns when the agent is done."""
@@ -180,7 +187,7 @@ class Worker:
         elif kind == CANCEL:
             running = self._tasks.get(call)
             if running is not None and call not in self._asked:
-                self._asked.add(call)
+                self._heard(call)
                 running.cancel()
         elif kind == CREDIT:
             credit = self._credit.get(call)
@@ -279,9 +286,10 @@ class Worker:
                 if self._outlet.dirty:
                     self._outlet.settle(call)
                 if credit.left <= 0:
+                    self._outlet.settle_items()
                     await credit.wait()
                 credit.left -= len(data) + 64
-                self._outlet.send(HEADER.pack(len(data), YIELD, 0, slot, call) + data)
+                self._outlet.item(HEADER.pack(len(data), YIELD, 0, slot, call) + data)
         finally:
             self._credit.pop(call, None)
             await items.aclose()

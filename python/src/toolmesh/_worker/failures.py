@@ -9,6 +9,7 @@ there is a body, and it is bounded.
 
 from __future__ import annotations
 
+import errno
 import json
 import linecache
 import os
@@ -146,6 +147,8 @@ def _raised(failure: BaseException, tool: str) -> bytes:
         "causes": causes_of(failure),
         **nested_of(failure),
     }
+    if limits.open_files and isinstance(failure, OSError) and failure.errno == errno.EMFILE:
+        details.update(limit="open_files", max=limits.open_files)
     if notes := notes_of(failure):
         details["notes"] = notes
     if members := members_of(failure):

@@ -8,6 +8,7 @@ raises only if that call is the one that runs. A late signal hits nobody.
 
 from __future__ import annotations
 
+import _signal
 import fcntl
 import os
 import signal
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 PAGE_CANCEL = 0  # id of the call that is to stop
 PAGE_STARTED = 1  # id of the last call whose function was entered
 PAGE_TAKEN = 2  # how many CALL frames were taken up
+PAGE_HEARD = 3  # id of the last call that was told to stop: the agent need not signal it again
 PAGE_RUNNING = 4  # id of a call that an event loop was seen to run; the agent clears it
 
 SIGNAL = signal.SIGURG  # ignored by default: harmless should it ever arrive too early
@@ -95,8 +97,7 @@ class Guard:
             if self._held:
                 self._late = True
             else:
-                self._raised = call
-                raise Cancelled
+                self.cancel(call)
 
     def rearm(self, call: int) -> None:
         """Goes on with the function of call, which was disarmed for a while. Raises
@@ -108,7 +109,7 @@ class Guard:
     def cancel(self, call: int) -> NoReturn:
         """Raises Cancelled in call. Its signal, should it come yet, raises no second
         one while the function cleans up."""
-        self._raised = call
+        self._raised = self._page[PAGE_HEARD] = call
         raise Cancelled
 
     def __enter__(self) -> None:
@@ -119,7 +120,7 @@ class Guard:
         if self._late and not self._held:
             self._late = False
             if self.armed:
-                self._raised = self.armed
+                self._raised = self._page[PAGE_HEARD] = self.armed
                 raise Cancelled
 
 
@@ -160,7 +161,7 @@ class Worker:
         self._channel = channel.current = channel.PlainChannel(self, self._outlet)
         install(self._outlet)
         forked_by_tool((inp, out), self._outlet, self)
-        signal.signal(SIGNAL, self._guard.handle)
+        _signal.signal(SIGNAL, self._guard.handle)  # signal's own makes members of enums
 
     def _current(self) -> int:
         return self._call
@@ -194,6 +195,8 @@ class Worker:
                 self._call = 0
                 data = pack(len(body), kind, _raw_pending() | spent, slot, call) + body
                 with lock:
+                    if outlet.held:
+                        data = outlet.released() + data
                     sent = write(out, data)
                     if sent != len(data):
                         write_all(out, memoryview(data)[sent:])
@@ -278,25 +281,27 @@ class Worker:
         self, tool: Tool, slot: int, call: int, items: Generator[Any, Any, Any], meta: dict[str, JSON]
     ) -> None:
         """Sends what a generator yields, never more than the agent has room for."""
-        guard, send, pack = self._guard, self._outlet.send, HEADER.pack
+        guard, outlet, send, pack = self._guard, self._outlet, self._outlet.item, HEADER.pack
         credit = meta.get("credit", 1 << 18)
+        page, encode, limit = self._page, tool.encode, self._limit
         self._channel.credit = 0
         try:
             for value in items:
-                data = tool.encode(value)
-                if len(data) > self._limit:
+                data = encode(value)
+                if len(data) > limit:
                     raise _TooLarge(len(data), "item")
                 guard.armed = 0
-                if self._outlet.dirty:
-                    self._outlet.settle(call)
+                if outlet.dirty:
+                    outlet.settle(call)
                 while credit <= 0:
+                    outlet.settle_items()
                     # A cancellation comes as a frame here: a signal that raised
                     # could lose bytes that were read already.
                     credit += self._channel.more()
                 credit -= len(data) + 64
                 send(pack(len(data), YIELD, 0, slot, call) + data)
                 guard.armed = call
-                if self._page[PAGE_CANCEL] == call:
+                if page[PAGE_CANCEL] == call:
                     guard.cancel(call)  # its signal came while the frame was written
         finally:
             guard.armed = call
