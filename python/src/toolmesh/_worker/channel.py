@@ -224,7 +224,7 @@ class Channel:
             if not forked and not over:
                 while self._unsent:
                     write_all(outlet.fd, self._unsent.pop())
-                write_all(outlet.fd, frame)
+                write_all(outlet.fd, outlet.released() + frame)  # what is held back would wait for us
                 return
         del self._waiters[waiter.id]
         if forked:
