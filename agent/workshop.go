@@ -111,6 +111,7 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 		i.describe()
 	}
 	i.sort()
+	i.known = w.catalogue(ctx, b, env, i.unavailable)
 	w.a.instances.Lock()
 	if w.a.instances.open == nil {
 		w.a.instances.open = make(map[*instance]struct{})
@@ -211,11 +212,13 @@ func (w *workshop) Publish(ctx context.Context, d deploy.Instance) error {
 
 // PublishFailed implements [deploy.Server].
 func (w *workshop) PublishFailed(ctx context.Context, b deploy.Build, reason string) error {
-	s := host.Service{Index: b.Name, Session: b.Session, Revision: b.Revision}
+	var all []deploy.Unavailable
 	for _, name := range b.Manifest.Tools {
-		s.Unavailable = append(s.Unavailable, host.Unavailable{ID: toolID(b.Name, name), Reason: reason})
+		all = append(all, deploy.Unavailable{ID: toolID(b.Name, name), Reason: reason})
 	}
-	return w.a.host.Publish(ctx, s)
+	return w.a.host.Publish(ctx, host.Service{
+		Index: b.Name, Session: b.Session, Revision: b.Revision, Unavailable: unserved(all, w.catalogue(ctx, b, nil, all)),
+	})
 }
 
 // Withdraw implements [deploy.Server].
@@ -232,20 +235,14 @@ type instance struct {
 	tools       []host.Tool
 	ids         []subjects.ToolID
 	unavailable []deploy.Unavailable
+	known       map[subjects.ToolID]*tool.Descriptor // of what is unavailable, from its source
 }
 
 // describe merges what the import found with what the manifest says.
 func (i *instance) describe() {
 	ref := tool.IndexRef{Name: i.build.Name, Revision: i.build.Revision}
 	for _, t := range i.served() {
-		code := index.Introspected{
-			Description: t.Description, InputSchema: t.InputSchema, OutputSchema: t.OutputSchema,
-			Positional: t.Positional, Streaming: t.Kind.Streaming(), Warnings: t.Warnings,
-		}
-		if t.VarArgs {
-			code.VarArgs = "args"
-		}
-		d, err := i.build.Manifest.Descriptor(ref, t.Name, code)
+		d, err := i.build.Manifest.Descriptor(ref, t.Name, codeOf(t, tool.SourceImport))
 		if err != nil {
 			i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, t.Name), Reason: toolmesh.AsError(err).Message})
 			continue
@@ -259,11 +256,10 @@ func (i *instance) describe() {
 }
 
 func (i *instance) service() host.Service {
-	s := host.Service{Index: i.build.Name, Session: i.build.Session, Revision: i.build.Revision, Tools: i.tools}
-	for _, u := range i.unavailable {
-		s.Unavailable = append(s.Unavailable, host.Unavailable{ID: u.ID, Reason: u.Reason})
+	return host.Service{
+		Index: i.build.Name, Session: i.build.Session, Revision: i.build.Revision, Tools: i.tools,
+		Unavailable: unserved(i.unavailable, i.known),
 	}
-	return s
 }
 
 // Build implements [deploy.Instance].
