@@ -302,3 +302,28 @@ func TestCancelOfANestedCallInTheQueue(t *testing.T) {
 		t.Errorf("the first call: got %v, want cancelled", err)
 	}
 }
+
+// A tool that has no network calls others all the same, and they have their own level.
+func TestConfinedToolsCallOthers(t *testing.T) {
+	t.Parallel()
+	for _, level := range []tool.Sandbox{tool.SandboxNone, tool.SandboxStrict, tool.SandboxOffline} {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			x := newExecutor(t, func(o *executor.Options) { o.Sandbox = level })
+			if effective, reasons := x.Sandbox(); effective != level {
+				t.Skipf("not to be had here: %v", reasons)
+			}
+			ix := openNested(t, func(s *executor.Spec) {
+				s.Policies = map[string]executor.Policy{
+					"t.one": {Sandbox: level}, "t.fan_sync": {Sandbox: level}, "t.fan": {Sandbox: level},
+					"t.in_thread": {Sandbox: level}, "t.relay": {Sandbox: level, Isolation: tool.IsolationFork},
+				}
+			}, nil)
+			mustCallNested(t, ix, "t.one", `{"a":1}`, `2`)
+			mustCallNested(t, ix, "t.fan_sync", `{"n":10}`, `55`)
+			mustCallNested(t, ix, "t.fan", `{"n":10}`, `55`)
+			mustCallNested(t, ix, "t.in_thread", `{"n":2}`, `[1,2]`)
+			mustCallNested(t, ix, "t.relay", `{"n":3}`, `2`)
+		})
+	}
+}
