@@ -61,12 +61,17 @@ def zygote(level: str, kept: str, folder: str) -> list[str]:
 
 
 def worker(level: str) -> None:
-    """A worker's own domain, after its fork."""
-    if sys.platform != "linux":
-        return
+    """What a worker adds after its fork: it keeps what it starts, and its domain."""
     become_subreaper()
+    domain(level)
+
+
+def domain(level: str) -> None:
+    """From here on this process signals and inspects only itself and what it starts."""
+    if level == NONE or sys.platform != "linux":
+        return
     abi = _abi()
-    if level == NONE or abi < 1:
+    if abi < 1:
         return
     if abi >= 6:
         attributes = _packed(0, 0, _SCOPE_SIGNAL)
