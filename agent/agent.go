@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
@@ -73,9 +74,12 @@ type Agent struct {
 	stopErr error
 
 	instances openInstances
+	published published
+	noticed   noticed
 
 	mu        sync.Mutex
 	executor  *executor.Executor
+	client    *client.Client // makes the calls of tools
 	view      *registry.View
 	store     *registry.Store
 	responder *registry.Responder
@@ -121,6 +125,7 @@ func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{opts: o, dir: dir, log: o.Logger, bus: b, done: make(chan struct{})}
+	a.noticed.which, a.noticed.wake = map[*instance]struct{}{}, make(chan struct{}, 1)
 	a.base, a.end = context.WithCancel(context.Background())
 	return a, nil
 }
@@ -159,6 +164,9 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	}); err != nil {
 		return err
 	}
+	if a.client, err = client.NewOn(a.bus, &client.Options{Logger: a.log}); err != nil {
+		return err
+	}
 	if err = a.host.Start(ctx); err != nil {
 		return err
 	}
@@ -174,6 +182,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	workshop := &workshop{a: a}
 	a.deploy = deploy.New(a.bus, a.view, a.store, workshop, workshop, a.dir, &deploy.Options{Logger: a.log})
 	a.deploy.Start()
+	a.watch.Go(a.publishNotices)
 	a.watch.Go(func() { sweep(a.base, a.store, a.log) })
 	if err = a.subscribeAdmin(); err != nil {
 		return err
@@ -274,6 +283,9 @@ func (a *Agent) release(ctx context.Context) error {
 		errs = append(errs, a.executor.Close())
 		a.executor = nil
 	}
+	if a.client != nil {
+		a.client.Close() // no tool runs any more
+	}
 	a.bus.Close()
 	return errors.Join(errs...)
 }
@@ -284,7 +296,9 @@ func (a *Agent) queued() int {
 	defer a.instances.Unlock()
 	n := 0
 	for i := range a.instances.open {
-		n += i.index.Stats().Waiting
+		if i.index != nil {
+			n += i.index.Stats().Waiting
+		}
 	}
 	return n
 }

@@ -2,7 +2,13 @@ package agent_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -13,12 +19,19 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
+	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
 const countingTools = `
 import os
 calls = 0
+held = None
+def hold(path: str) -> None:
+    global held
+    held = open(path, "w")
+def die() -> None:
+    os._exit(3)
 def warm() -> int:
     global calls
     calls += 1
@@ -34,7 +47,7 @@ plain = token
 
 const countingIndex = `
 [index]
-tools = ["t.warm", "t.kept", "t.apart", "t.each", "t.token", "t.plain"]
+tools = ["t.warm", "t.kept", "t.hold", "t.die", "t.apart", "t.each", "t.token", "t.plain"]
 
 [[index.env]]
 name = "SHARED"
@@ -44,6 +57,9 @@ name = "TOKEN"
 tools = ["t.token"]
 
 [tool."t.kept"]
+isolation = "session"
+
+[tool."t.hold"]
 isolation = "session"
 
 [tool."t.apart"]
@@ -144,5 +160,96 @@ func TestASessionsStateEndsWithIt(t *testing.T) {
 			_, err := session.Call(t.Context(), "iso.t.warm", nil)
 			return toolmesh.CodeOf(err) == toolmesh.CodeSessionNotFound
 		})
+	}
+}
+
+// The workers of a session end with it, whatever they hold.
+func TestASessionsWorkersEndWithIt(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	nc := s.Connect(t)
+	installCounting(t, nc)
+	r, err := router.New(nc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	pipes := map[string]*os.File{}
+	sessions := map[string]*router.Session{}
+	for _, name := range []string{"ends", "stays"} {
+		if sessions[name], err = r.CreateSession(t.Context(), &router.SessionOptions{ID: subjects.SessionID(name)}); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(t.TempDir(), "held")
+		if err := syscall.Mkfifo(path, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_NONBLOCK, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pipes[name] = os.NewFile(uintptr(fd), path)
+		t.Cleanup(func() { _ = pipes[name].Close() })
+		if _, err := sessions[name].Call(t.Context(), "iso.t.hold", map[string]any{"path": path}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := sessions["ends"].End(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var b [1]byte
+	_ = pipes["ends"].SetReadDeadline(time.Now().Add(time.Minute))
+	if _, err := pipes["ends"].Read(b[:]); !errors.Is(err, io.EOF) {
+		t.Errorf("the ended session's worker still has its file: %v", err)
+	}
+	_ = pipes["stays"].SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+	if _, err := pipes["stays"].Read(b[:]); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the other session's worker should be there: %v", err)
+	}
+	if _, err := sessions["stays"].Call(t.Context(), "iso.t.kept", nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAQuarantineIsInTheRegistry(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	nc := s.Connect(t)
+	installCounting(t, nc)
+	c := newClient(t, nc, nil)
+	for n := range 5 {
+		if _, err := c.Call(t.Context(), "iso.t.die", nil); toolmesh.CodeOf(err) != toolmesh.CodeWorkerCrashed {
+			t.Fatalf("crash %d: got %v", n+1, err)
+		}
+	}
+	_, err := c.Call(t.Context(), "iso.t.die", nil)
+	e := toolmesh.AsError(err)
+	if _, ok := e.Details["quarantine"]; !ok || e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo || !e.Retryable {
+		t.Errorf("a call in quarantine: got %+v", e)
+	}
+	meshtest.Until(t, "the list says that the tool is in quarantine, and of no other", func() bool {
+		tools, err := c.List(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := 0
+		for _, one := range tools {
+			if strings.Contains(one.Reason, "quarantine") {
+				said++
+				if one.ID != "iso.t.die" || one.State != "serving" {
+					t.Fatalf("got %+v", one)
+				}
+			}
+		}
+		return said == 1
+	})
+	got, err := nc.Request("mesh.registry.default.describe", []byte(`{"tool":"iso.t.die"}`), time.Minute)
+	if err != nil || !strings.Contains(string(got.Data), `"reason":"in quarantine`) {
+		t.Errorf("described as %s, %v", got.Data, err)
+	}
+	if r, err := c.Call(t.Context(), "iso.t.warm", nil); err != nil || string(r.Value) != "1" {
+		t.Errorf("another tool of the index: %v, %v", r, err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"strings"
+	"time"
 
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -18,6 +19,10 @@ func leaseName(session subjects.SessionID, epoch string) string {
 	return string(session) + "\x00" + epoch
 }
 
+// leaseCheck is how often leases are compared with the sessions that there are,
+// beside each change of those.
+const leaseCheck = 5 * time.Second
+
 // followSessions ends the workers that are leased to sessions when those end,
 // until the agent does.
 func (a *Agent) followSessions(view *registry.View) {
@@ -30,9 +35,15 @@ func (a *Agent) followSessions(view *registry.View) {
 	})
 	a.watch.Go(func() {
 		defer cancel()
+		// A call that was admitted just before its session's end may get its worker
+		// just after it.
+		again := time.NewTicker(leaseCheck)
+		defer again.Stop()
 		for {
 			select {
 			case <-changed:
+				a.endLeases(a.base, view)
+			case <-again.C:
 				a.endLeases(a.base, view)
 			case <-a.base.Done():
 				return
@@ -45,7 +56,9 @@ func (a *Agent) endLeases(ctx context.Context, view *registry.View) {
 	a.instances.Lock()
 	open := make([]*instance, 0, len(a.instances.open))
 	for i := range a.instances.open {
-		open = append(open, i)
+		if i.index != nil {
+			open = append(open, i)
+		}
 	}
 	a.instances.Unlock()
 	for _, i := range open {

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -95,14 +96,14 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	progress("import", "running", 65)
 	usable, missing := withEnv(b)
 	vars, policies := policiesOf(b)
-	i := &instance{a: w.a, build: b, unavailable: missing}
+	i := &instance{a: w.a, build: b, unavailable: missing, notices: map[string]string{}}
 	if err := i.openCommands(env, usable, vars); err != nil {
 		return nil, err
 	}
 	if functions := functionsOf(b.Manifest, usable); len(functions) > 0 || i.commands == nil {
 		i.index, err = w.a.executor.Open(ctx, executor.Spec{
 			Name: string(b.Name), Revision: b.Revision, SourceDir: b.Dir, Env: env, Tools: functions, Vars: vars, Policies: policies, Secrets: secretsOf(b),
-			Concurrency: b.Manifest.Concurrency,
+			Concurrency: b.Manifest.Concurrency, Quarantined: i.quarantined,
 		})
 		if err != nil {
 			_ = i.closeCommands(ctx)
@@ -206,7 +207,7 @@ func (w *workshop) Publish(ctx context.Context, d deploy.Instance) error {
 	if !ok {
 		return toolmesh.Errorf(toolmesh.CodeInternal, "not an instance of this agent")
 	}
-	return w.a.host.Publish(ctx, i.service())
+	return w.a.published.publish(ctx, w.a.host, i)
 }
 
 // PublishFailed implements [deploy.Server].
@@ -215,12 +216,12 @@ func (w *workshop) PublishFailed(ctx context.Context, b deploy.Build, reason str
 	for _, name := range b.Manifest.Tools {
 		s.Unavailable = append(s.Unavailable, host.Unavailable{ID: toolID(b.Name, name), Reason: reason})
 	}
-	return w.a.host.Publish(ctx, s)
+	return w.a.published.instead(placeOf(b.Name, b.Session), func() error { return w.a.host.Publish(ctx, s) })
 }
 
 // Withdraw implements [deploy.Server].
 func (w *workshop) Withdraw(ctx context.Context, name subjects.IndexName, session subjects.SessionID) error {
-	return w.a.host.Withdraw(ctx, name, session)
+	return w.a.published.instead(placeOf(name, session), func() error { return w.a.host.Withdraw(ctx, name, session) })
 }
 
 // instance is one imported index.
@@ -232,6 +233,9 @@ type instance struct {
 	tools       []host.Tool
 	ids         []subjects.ToolID
 	unavailable []deploy.Unavailable
+
+	noticesMu sync.Mutex
+	notices   map[string]string // of functions: what callers have to expect
 }
 
 // describe merges what the import found with what the manifest says.
@@ -259,7 +263,12 @@ func (i *instance) describe() {
 }
 
 func (i *instance) service() host.Service {
-	s := host.Service{Index: i.build.Name, Session: i.build.Session, Revision: i.build.Revision, Tools: i.tools}
+	s := host.Service{Index: i.build.Name, Session: i.build.Session, Revision: i.build.Revision, Tools: slices.Clone(i.tools)}
+	i.noticesMu.Lock()
+	for n := range s.Tools {
+		s.Tools[n].Reason = i.notices[i.build.Manifest.Function(s.Tools[n].Descriptor.ID.Local())]
+	}
+	i.noticesMu.Unlock()
 	for _, u := range i.unavailable {
 		s.Unavailable = append(s.Unavailable, host.Unavailable{ID: u.ID, Reason: u.Reason})
 	}
@@ -293,6 +302,7 @@ type pythonTool struct {
 func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.Sink) error {
 	s := &pythonSink{sink: sink, log: p.i.a.log, call: call}
 	result, err := p.i.index.Call(ctx, executor.Call{
+		Nested: &nestedCalls{client: p.i.a.client, call: call}, Depth: call.Depth,
 		Tool: p.name, RPCID: string(call.RPCID), Session: leaseName(call.Session, call.Epoch), Isolation: tool.Isolation(call.Isolation), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
 	}, s)
 	if err != nil || call.Stream {
@@ -320,8 +330,12 @@ func (s *pythonSink) Item(ctx context.Context, data json.RawMessage) error {
 // log lines, under the call's id.
 func (s *pythonSink) Log(r executor.Record) {
 	level := slog.LevelInfo
-	if r.Stream == executor.StreamLog {
+	switch r.Stream {
+	case executor.StreamLog:
 		level = r.Level
+	case executor.StreamProgress:
+		level = slog.LevelDebug
+	case executor.StreamStdout, executor.StreamStderr:
 	}
 	if !s.log.Enabled(context.Background(), level) {
 		return
@@ -332,6 +346,9 @@ func (s *pythonSink) Log(r executor.Record) {
 	}
 	if r.Logger != "" {
 		attrs = append(attrs, slog.String("logger", r.Logger))
+	}
+	if r.Stream == executor.StreamProgress && len(r.Fields) > 0 {
+		attrs = append(attrs, slog.String("fields", string(r.Fields)))
 	}
 	s.log.LogAttrs(context.Background(), level, "tool output", attrs...)
 }

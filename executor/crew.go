@@ -55,7 +55,10 @@ type crew struct {
 	workers  map[*worker]struct{}
 	starting int
 	busy     int
-	watching bool // a look at the queue is scheduled
+	deep     int         // of busy: calls that tools made
+	depths   map[int]int // the same by depth, from 1
+	waiting  int         // of busy: calls whose tool waits for one that it made
+	watching bool        // a look at the queue is scheduled
 	closed   bool
 	crashes  int // in a row, without a call that ended well between
 	restarts int
@@ -72,9 +75,17 @@ func (c *crew) submit(j *job) *toolmesh.Error {
 		c.mu.Unlock()
 		return c.shut()
 	}
-	w := c.pick()
-	if w == nil || c.forgot != "" {
-		if err := c.refuses(); err != nil {
+	if c.forgot != "" {
+		err := c.refuses(j)
+		c.mu.Unlock()
+		return err
+	}
+	var w *worker
+	if c.admits(j) {
+		w = c.pick()
+	}
+	if w == nil {
+		if err := c.refuses(j); err != nil {
 			c.mu.Unlock()
 			return err
 		}
@@ -156,7 +167,7 @@ func (c *crew) assign(w *worker, j *job) {
 	w.places++
 	j.worker, j.place, j.since = w, w.places, time.Now()
 	j.before = w.page.Load(sandbox.WordStarted)
-	c.busy++
+	c.hold(j)
 	if c.async {
 		w.jobs[j.id] = j
 	} else {
@@ -170,11 +181,10 @@ func (c *crew) assign(w *worker, j *job) {
 
 // over notes that a call ended well for its worker. The lock is held.
 func (c *crew) over(j *job) {
-	c.busy--
+	c.release(j)
 	c.crashes = 0
 	c.service += (time.Since(j.since) - c.service) / 8
 	j.calm()
-	j.worker = nil
 }
 
 // finishedPlain takes a call off its worker of plain functions and gives the
@@ -197,7 +207,7 @@ func (c *crew) finishedPlain(w *worker, j *job) {
 		return
 	}
 	c.counted(w)
-	next := c.queue.pop()
+	next := c.next()
 	if next != nil {
 		c.assign(w, next)
 	} else {
@@ -229,9 +239,10 @@ func (c *crew) finishedCoroutine(w *worker, id uint64) *job {
 			c.dismiss(w)
 			c.reconcile()
 		}
-	} else if c.queue.len() > 0 && c.room(w) {
-		next = c.queue.pop()
-		c.assign(w, next)
+	} else if c.room(w) {
+		if next = c.next(); next != nil {
+			c.assign(w, next)
+		}
 	}
 	c.mu.Unlock()
 	if next != nil {
@@ -247,8 +258,7 @@ func (c *crew) room(w *worker) bool {
 	if c.once {
 		return w.places == 0
 	}
-	own := c.index.spec.Concurrency
-	return len(w.jobs) < asyncCalls && (own <= 0 || c.busy < own)
+	return len(w.jobs)-w.waiting < asyncCalls
 }
 
 // interrupt stops a call that a worker has: by a cancellation, and after the
@@ -277,9 +287,8 @@ func (c *crew) interrupt(j *job) {
 		// Its other calls are let go on. We no longer wait for this one.
 		delete(w.jobs, j.id)
 		w.abandoned++
-		c.busy--
 		begun := w.begun(j)
-		j.worker = nil
+		c.release(j)
 		if len(w.jobs) == 0 {
 			w.kill()
 		}
@@ -326,7 +335,7 @@ func (c *crew) most() int {
 	if c.keeps() {
 		return 1
 	}
-	return c.index.maxWorkers()
+	return c.index.maxWorkers() + c.waiting
 }
 
 // least is how many workers stay when nobody calls.
@@ -344,7 +353,7 @@ func (c *crew) limit() int {
 		return 1
 	}
 	if c.service < brief {
-		limit = min(limit, runtime.GOMAXPROCS(0)+c.occupied())
+		limit = min(limit, runtime.GOMAXPROCS(0)+c.occupied()+c.waiting)
 	}
 	return max(limit, 1)
 }
@@ -354,7 +363,7 @@ func (c *crew) limit() int {
 func (c *crew) occupied() int {
 	n, now := 0, time.Now()
 	for w := range c.workers {
-		if j := w.current.Load(); j != nil && !w.retired && now.Sub(j.since) > lengthy {
+		if j := w.current.Load(); j != nil && !w.retired && j.open == 0 && now.Sub(j.since) > lengthy {
 			n++
 		}
 	}
@@ -381,6 +390,7 @@ func (c *crew) reconcile() {
 	if c.closed {
 		return
 	}
+	first := c.dispatch()
 	if c.once {
 		c.restock()
 		return
@@ -398,15 +408,15 @@ func (c *crew) reconcile() {
 			return
 		}
 		c.start()
-	case c.queue.len() > 0 && c.starting == 0 && have < c.limit():
-		// The head of the queue has waited longest.
-		waited := now.Sub(c.queue.list[c.queue.head].since)
+	case first >= 0 && c.starting == 0 && have < c.limit():
+		// The first that may have a worker has waited longest.
+		waited := now.Sub(c.queue.list[first].since)
 		if waited >= patience {
 			c.start()
 		} else {
 			c.look(patience - waited)
 		}
-	case c.queue.len() > 0 && have < c.most() && !c.async:
+	case first >= 0 && have < c.most() && !c.async:
 		c.look(patience) // the limit may grow when calls turn out to be long
 	}
 }
@@ -486,7 +496,7 @@ func (c *crew) join(w *worker) []*job {
 	c.born(w)
 	var next []*job
 	for {
-		j := c.queue.pop()
+		j := c.next()
 		if j == nil {
 			break
 		}
@@ -536,9 +546,8 @@ func (c *crew) lost(w *worker, cause error) {
 	for _, j := range failed {
 		j.fatal, j.shared, j.innocent = w.id, len(tools) > 1, w.exit.lost || w.stopping
 		j.err = crashed(j.tool.Name, w.exit, w.begun(j), w.tail.String())
-		j.worker = nil
 		j.calm()
-		c.busy--
+		c.release(j)
 	}
 	if c.keeps() && !c.closed {
 		why := "it ended: " + w.exit.String()

@@ -43,6 +43,10 @@ type Spec struct {
 	// Concurrency bounds the calls that run at once. Defaults to no bound of
 	// the index's own: the executor's MaxWorkers for plain functions.
 	Concurrency int
+	// Quarantined is told when a tool's quarantine begins, with the reason, and when
+	// it ends, with none. It is called while calls wait: it must return at once,
+	// and must not call the index. Defaults to nobody.
+	Quarantined func(tool, reason string)
 	// Collect names tools whose result is the list of their items when a call
 	// does not stream, as if each call asked for it.
 	Collect map[string]bool
@@ -443,7 +447,9 @@ func diedBefore(err error) *toolmesh.Error {
 }
 
 func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink, outcome *verdict) (json.RawMessage, error) {
-	j := &job{id: ix.x.nextID.Add(1), tool: t, args: call.Args, sink: sink, rpcID: call.RPCID}
+	j := &job{id: ix.x.nextID.Add(1), tool: t, args: call.Args, sink: sink, rpcID: call.RPCID, depth: max(call.Depth, 0)}
+	j.nesting.maker, j.nesting.ctx = call.Nested, ctx
+	defer j.endNested()
 	if len(call.VarArgs) > 0 && string(call.VarArgs) != "[]" {
 		j.flags |= frame.FlagMeta
 		j.meta = metaOf(call.VarArgs)

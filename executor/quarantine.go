@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -77,6 +78,10 @@ func (q *quarantine) leave(ix *Index, name string, trial bool, v verdict) {
 	}
 	o := ix.x.opts
 	now := time.Now()
+	tell := func(string) {}
+	if ix.spec.Quarantined != nil {
+		tell = func(reason string) { ix.spec.Quarantined(name, reason) }
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if trial {
@@ -89,6 +94,7 @@ func (q *quarantine) leave(ix *Index, name string, trial bool, v verdict) {
 		if trial {
 			q.crashes = nil
 			q.active.Store(false)
+			tell("")
 			ix.log.Info("a tool's quarantine has ended", slog.String("tool", name))
 		}
 	case blameMaybe:
@@ -103,6 +109,7 @@ func (q *quarantine) leave(ix *Index, name string, trial bool, v verdict) {
 		} else if len(q.crashes) >= o.CrashLimit && !q.active.Load() {
 			q.next = now.Add(o.TrialEvery)
 			q.active.Store(true)
+			tell(fmt.Sprintf("in quarantine: its workers crashed %d times within %v; one call in %v is tried", len(q.crashes), o.CrashWindow, o.TrialEvery))
 			ix.log.Warn("a tool is in quarantine", slog.String("tool", name), slog.Int("crashes", len(q.crashes)))
 		}
 	}

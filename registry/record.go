@@ -57,7 +57,8 @@ type ToolRoute struct {
 	Digest string          `json:"digest"`
 	// State is ToolServing when empty.
 	State ToolState `json:"state,omitempty"`
-	// Reason says why the tool is unavailable.
+	// Reason says why the tool is unavailable or, of one that is served, what
+	// callers have to expect of it for a while.
 	Reason       string `json:"reason,omitempty"`
 	Streaming    bool   `json:"streaming,omitempty"`
 	Idempotent   bool   `json:"idempotent,omitempty"`

@@ -25,7 +25,8 @@ type Route struct {
 	ParallelSafe bool
 	// Nodes can run it now. Empty: it is known, and nobody serves it.
 	Nodes []picker.Candidate
-	// Reason says why nobody serves it.
+	// Reason says why nobody serves it or, if each of Nodes has something to say,
+	// what callers have to expect for a while.
 	Reason string
 }
 
@@ -46,7 +47,7 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 	// of them; if there is none, from the latest record.
 	var r Route
 	var best route
-	reason := ""
+	reason, notice, noticed := "", "", 0
 	for _, one := range routes {
 		n := v.nodes[one.entry.key.Node]
 		can := v.callable(n, now) && n.record.Boot == one.entry.record.Boot
@@ -55,6 +56,9 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 		}
 		if can {
 			r.Nodes = append(r.Nodes, n.candidate())
+			if one.tool.Reason != "" {
+				notice, noticed = one.tool.Reason, noticed+1
+			}
 		}
 		switch {
 		case best.entry == nil:
@@ -72,6 +76,8 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 			reason = "no node serves it now"
 		}
 		r.Reason = reason
+	} else if noticed == len(r.Nodes) {
+		r.Reason = notice
 	}
 	return r, true
 }

@@ -86,9 +86,12 @@ type DescribeAnswer struct {
 	Descriptor *tool.Descriptor
 	Digest     string
 	Nodes      []subjects.NodeID
+	// Reason is that of the [Route]; empty for a tool of which nothing is to be said.
+	Reason string
 }
 
-// MarshalJSON writes the descriptor's own form with "digest" and "nodes" added.
+// MarshalJSON writes the descriptor's own form with "digest", "nodes" and, where
+// there is one, "reason" added.
 func (a DescribeAnswer) MarshalJSON() ([]byte, error) {
 	head, err := a.Descriptor.MarshalJSON()
 	if err != nil {
@@ -97,7 +100,8 @@ func (a DescribeAnswer) MarshalJSON() ([]byte, error) {
 	tail, err := plainJSON(struct {
 		Digest string            `json:"digest"`
 		Nodes  []subjects.NodeID `json:"nodes"`
-	}{a.Digest, a.Nodes})
+		Reason string            `json:"reason,omitempty"`
+	}{a.Digest, a.Nodes, a.Reason})
 	if err != nil {
 		return nil, err
 	}
@@ -110,6 +114,7 @@ func (a *DescribeAnswer) UnmarshalJSON(data []byte) error {
 	var extra struct {
 		Digest string            `json:"digest"`
 		Nodes  []subjects.NodeID `json:"nodes"`
+		Reason string            `json:"reason"`
 	}
 	if err := json.Unmarshal(data, &extra); err != nil {
 		return err
@@ -118,7 +123,7 @@ func (a *DescribeAnswer) UnmarshalJSON(data []byte) error {
 	if err := json.Unmarshal(data, d); err != nil {
 		return err
 	}
-	*a = DescribeAnswer{Descriptor: d, Digest: extra.Digest, Nodes: extra.Nodes}
+	*a = DescribeAnswer{Descriptor: d, Digest: extra.Digest, Nodes: extra.Nodes, Reason: extra.Reason}
 	return nil
 }
 
@@ -428,7 +433,7 @@ func Describe(ctx context.Context, store *Store, route Route) (DescribeAnswer, e
 	if route.Index != "" {
 		described.Index = &tool.IndexRef{Name: route.Index, Revision: route.Revision}
 	}
-	return DescribeAnswer{Descriptor: &described, Digest: route.Digest, Nodes: nodeIDs(route.Nodes)}, nil
+	return DescribeAnswer{Descriptor: &described, Digest: route.Digest, Nodes: nodeIDs(route.Nodes), Reason: route.Reason}, nil
 }
 
 func (r *Responder) respond(m *nats.Msg, answer any, err error) {

@@ -53,8 +53,8 @@ func (a *app) infoCommand() *cobra.Command {
 				if format != "" {
 					return a.printFormat(render.Format(format), d.Descriptor)
 				}
-				reason := ""
-				if len(d.Nodes) == 0 {
+				reason := d.Reason
+				if reason == "" && len(d.Nodes) == 0 {
 					reason = l.reasonOf(ctx, d.Descriptor.ID)
 				}
 				a.printInfo(d, reason)

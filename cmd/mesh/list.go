@@ -50,6 +50,8 @@ func (a *app) printTools(tools []client.Listed, l *link) {
 		}
 		if t.State == "unavailable" {
 			kind, text = "-", "unavailable: "+firstLine(t.Reason)
+		} else if t.Reason != "" {
+			text = firstLine(t.Reason)
 		}
 		rows[i] = []string{string(t.ID), kind, strconv.Itoa(len(t.Nodes)), text}
 	}

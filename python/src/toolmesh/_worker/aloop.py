@@ -9,7 +9,7 @@ import signal
 import sys
 from types import AsyncGeneratorType
 
-from . import failures, limits, strays
+from . import channel, failures, limits, strays
 from .frames import (
     CALL,
     CANCEL,
@@ -20,6 +20,8 @@ from .frames import (
     EXIT,
     HEADER,
     META,
+    NESTED_END,
+    NESTED_RESULT,
     PING,
     PONG,
     READY,
@@ -32,6 +34,7 @@ from .frames import (
 from .loop import (
     PAGE_CANCEL,
     PAGE_HEARD,
+    PAGE_RUNNING,
     PAGE_TAKEN,
     SIGNAL,
     _no_memory,
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
 
 # Whose frames are never cut off: ours, and those of the loop's own upkeep.
 _UNTOUCHED = (os.path.dirname(__file__), os.path.dirname(asyncio.__file__))
+_SAMPLE = 0.01  # seconds of processor time between two looks at what runs
 _call = contextvars.ContextVar("toolmesh_call", default=0)
 
 
@@ -107,9 +111,21 @@ class Worker:
         self._taken = 0
         self._outlet = Outlet(out, _call.get, _NoShield())
         self._forked = False
+        self._channel = channel.current = channel.LoopChannel(self, self._outlet, _call.get)
         install(self._outlet)
         forked_by_tool((inp, out), self._outlet, self)
         signal.signal(SIGNAL, self._interrupt)
+        if limits.cpu_time:
+            signal.signal(signal.SIGPROF, self._sample)
+            signal.siginterrupt(signal.SIGPROF, False)
+            signal.setitimer(signal.ITIMER_PROF, _SAMPLE, _SAMPLE)
+
+    def _sample(self, _signum: int, _frame: FrameType | None) -> None:
+        """Tells the agent which call uses the processor: of all that share the loop
+        it is the one to count it for."""
+        call = _call.get()
+        if call:
+            self._page[PAGE_RUNNING] = call
 
     def _interrupt(self, _signum: int, frame: FrameType | None) -> None:
         """Cancels the call that is meant while it keeps the loop from hearing of
@@ -177,6 +193,8 @@ class Worker:
             credit = self._credit.get(call)
             if credit is not None:
                 credit.add(int.from_bytes(body, "little"))
+        elif NESTED_RESULT <= kind <= NESTED_END:
+            self._channel.dispatch(kind, call, body)
         elif kind == PING:
             self._outlet.send(HEADER.pack(0, PONG, 0, 0, call))
         elif kind == EXIT:
@@ -268,9 +286,10 @@ class Worker:
                 if self._outlet.dirty:
                     self._outlet.settle(call)
                 if credit.left <= 0:
+                    self._outlet.settle_items()
                     await credit.wait()
                 credit.left -= len(data) + 64
-                self._outlet.send(HEADER.pack(len(data), YIELD, 0, slot, call) + data)
+                self._outlet.item(HEADER.pack(len(data), YIELD, 0, slot, call) + data)
         finally:
             self._credit.pop(call, None)
             await items.aclose()

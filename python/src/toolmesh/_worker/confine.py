@@ -60,6 +60,27 @@ def zygote(level: str, kept: str, folder: str) -> list[str]:
     return notes
 
 
+_domain = -1  # a ruleset for worker, made by prepare
+
+
+def prepare(level: str) -> None:
+    """Makes what all workers to come have in common; before the first fork."""
+    global _domain
+    if sys.platform != "linux" or level == NONE or _abi() < 1 or _domain >= 0:
+        return
+    if _abi() >= 6:
+        attributes = _packed(0, 0, _SCOPE_SIGNAL)
+    else:
+        # A domain needs something to handle. It is its existence that counts:
+        # a process outside of it cannot be inspected from inside.
+        attributes = _packed(_MAKE_BLOCK)
+    import fcntl
+
+    made = _create_ruleset(attributes)
+    _domain = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 200)  # out of the way of what tools open
+    os.close(made)
+
+
 def worker(level: str) -> None:
     """What a worker adds after its fork: it keeps what it starts, and its domain."""
     become_subreaper()
@@ -67,20 +88,13 @@ def worker(level: str) -> None:
 
 
 def domain(level: str) -> None:
-    """From here on this process signals and inspects only itself and what it starts."""
-    if level == NONE or sys.platform != "linux":
-        return
-    abi = _abi()
-    if abi < 1:
-        return
-    if abi >= 6:
-        attributes = _packed(0, 0, _SCOPE_SIGNAL)
-    else:
-        # A domain needs something to handle. It is its existence that counts:
-        # a process outside of it cannot be inspected from inside.
-        attributes = _packed(_MAKE_BLOCK)
-    ruleset = _create_ruleset(attributes)
-    _restrict(ruleset)
+    """From here on this process signals and inspects only itself and what it starts.
+    Each domain that is entered is another one, though all are made of one ruleset."""
+    global _domain
+    prepare(level)
+    if _domain >= 0:
+        ruleset, _domain = _domain, -1
+        _restrict(ruleset)
 
 
 def become_subreaper() -> None:

@@ -14,10 +14,12 @@ import json
 import os
 import sys
 import time
-from _thread import allocate_lock, get_ident
+from _thread import allocate_lock, get_ident, start_new_thread
+from time import perf_counter as _clock
+from time import sleep as _sleep
 
 from . import redaction
-from .frames import HEADER, LOG, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
+from .frames import HEADER, LOG, LOG_PROGRESS, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -35,6 +37,14 @@ _loads = json.JSONDecoder().decode
 _LINE = 8 * 1024  # longest piece of text in one frame
 _BURST = 256 * 1024  # bytes of output that a call may make at once
 _RATE = 64 * 1024  # and per second from then on
+
+# Items that come quicker than they can be written one by one go together.
+_QUICK = 100e-6  # seconds from one item to the next
+_STREAK = 16  # so many quick items in a row are written one by one
+_PACKED = 16 * 1024  # bytes that are held back at most
+_HELD = 1e-3  # and seconds, while more keep coming
+_LOOK = 5e-3  # seconds between the flusher's looks: each takes the interpreter from the tool
+_IDLE = 4  # looks that find nothing before the flusher ends
 
 
 class _Budget:
@@ -74,12 +84,79 @@ class Outlet:
         self._partial: dict[tuple[int, int], str] = {}  # (call, flag) -> text without its newline yet
         self._budgets: dict[int, _Budget] = {}  # call -> _Budget
         self._main = get_ident()
+        self.held: list[bytes] = []  # frames of items that wait for more; with the lock
+        self._size = 0  # bytes in held
+        self._since = 0.0  # when the first of held came
+        self._last = 0.0  # when the last item was dealt with
+        self._quick = 0  # items in a row that came quickly
+        self._flushing = False  # the flusher runs; with the lock
 
     def send(self, data: bytes) -> None:
         """Writes one or more whole frames."""
         with self.lock:
             if self.fd >= 0:
-                write_all(self.fd, data)
+                write_all(self.fd, self.released() + data if self.held else data)
+
+    def released(self) -> bytes:
+        """What was held back, for the caller to write. The lock is held."""
+        data = b"".join(self.held)
+        self.held.clear()
+        self._size = 0
+        return data
+
+    def item(self, data: bytes) -> None:
+        """Writes an item's frame, or holds it back for some milliseconds when items
+        come so quickly that each would cost more to write than to make."""
+        now = _clock()
+        if now - self._last > _QUICK:
+            self._quick = 0
+        self._quick += 1
+        if self._quick <= _STREAK or not self._hold(data, now):
+            self.send(data)
+            now = _clock()
+        self._last = now
+
+    def _hold(self, data: bytes, now: float) -> bool:
+        with self.lock:
+            if not self._flushing:
+                try:
+                    start_new_thread(self._flush_held, ())
+                except RuntimeError:
+                    return False  # the tool has all the threads that it may have
+                self._flushing = True
+            if self.fd < 0:
+                return True
+            if not self.held:
+                self._since = now
+            self.held.append(data)
+            self._size += len(data)
+            if self._size >= _PACKED or now - self._since >= _HELD:
+                write_all(self.fd, self.released())
+        return True
+
+    def _flush_held(self) -> None:
+        """A thread that is there while items are held back: the one that makes
+        them may not come back for long."""
+        idle = 0
+        while True:
+            _sleep(_LOOK)
+            if self.held and _clock() - self._since < _LOOK:
+                idle = 0
+                continue  # they keep coming: the tool's own thread writes
+            with self.lock:
+                if self.held and self.fd >= 0:
+                    idle = 0
+                    write_all(self.fd, self.released())
+                    continue
+                idle += 1
+                if idle > _IDLE:
+                    self._flushing = False
+                    return
+
+    def settle_items(self) -> None:
+        """Writes what is held back."""
+        if self.held:
+            self.send(b"")
 
     def text(self, flag: int, text: str) -> None:
         """Takes what a tool wrote to stdout or stderr."""
@@ -124,7 +201,11 @@ class Outlet:
             if budget.take(len(piece)):
                 self.send(HEADER.pack(len(piece), LOG, flag, 0, call) + piece)
 
-    def record(self, fields: dict[str, JSON]) -> None:
+    def progress(self, fields: dict[str, JSON]) -> None:
+        """Takes what a call says of how far it is."""
+        self.record(fields, LOG_PROGRESS)
+
+    def record(self, fields: dict[str, JSON], flag: int = LOG_RECORD) -> None:
         """Takes a record of the logging module."""
         call = self._current()
         self.dirty = True
@@ -137,7 +218,7 @@ class Outlet:
         data = said.encode("utf-8", "replace")
         if not budget.take(len(data)):
             return
-        frame = HEADER.pack(len(data), LOG, LOG_RECORD, 0, call) + data
+        frame = HEADER.pack(len(data), LOG, flag, 0, call) + data
         if get_ident() == self._main:
             with self._shield:
                 self.send(frame)
@@ -160,6 +241,9 @@ class Outlet:
         """In a process that a tool forked: from now on output goes to 1 and 2."""
         self.fd = -1
         self.lock = allocate_lock()
+        self.held = []
+        self._size = 0
+        self._flushing = False
 
 
 class _Bytes(io.RawIOBase):
@@ -243,11 +327,22 @@ class Proxy(io.TextIOBase):
             self._outlet.flush(self._flag)
 
 
-def install(outlet: Outlet) -> None:
-    """Points sys.stdout, sys.stderr and logging at outlet."""
+_proxies: list[Proxy] = []
+_installed: list[Outlet] = []  # the one that records of logging go to
+
+
+def prepare() -> None:
+    """Makes what sys.stdout, sys.stderr and logging become, for all forks to come:
+    each page of memory that a fork has to touch is one that the system copies. Until
+    a worker installs its outlet, output goes on to 1 and 2."""
+    if _proxies:
+        return
     old = {id(sys.stdout), id(sys.stderr), id(sys.__stdout__), id(sys.__stderr__)}
-    sys.stdout = Proxy(outlet, LOG_STDOUT, 1)
-    sys.stderr = Proxy(outlet, LOG_STDERR, 2)
+    nowhere = Outlet(-1, int, allocate_lock())
+    for name, flag, fd in (("stdout", LOG_STDOUT, 1), ("stderr", LOG_STDERR, 2)):
+        _proxies.append(Proxy(nowhere, flag, fd))
+        setattr(sys, name, _proxies[-1])
+    _installed.append(nowhere)
     if sys.modules.get("logging") is None:
         return
     import logging
@@ -259,11 +354,20 @@ def install(outlet: Outlet) -> None:
             root.removeHandler(handler)
     if root.level == logging.WARNING:
         root.setLevel(logging.INFO)
-    root.addHandler(_handler(outlet))
+    root.addHandler(_handler())
 
 
-def _handler(outlet: Outlet) -> logging.Handler:
-    """The handler that records go through; for install, which has seen logging imported."""
+def install(outlet: Outlet) -> None:
+    """Points sys.stdout, sys.stderr and logging at outlet."""
+    prepare()
+    for proxy in _proxies:
+        proxy._outlet = outlet
+    sys.stdout, sys.stderr = _proxies
+    _installed[0] = outlet
+
+
+def _handler() -> logging.Handler:
+    """The handler that records go through; for prepare, which has seen logging imported."""
     import logging
 
     plain = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -283,7 +387,7 @@ def _handler(outlet: Outlet) -> logging.Handler:
                     extra["exception"] = trace(record.exc_info[1])[:_LINE]
                 if extra:
                     fields["fields"] = extra
-                outlet.record(fields)
+                _installed[0].record(fields)
             except Exception:
                 self.handleError(record)
 

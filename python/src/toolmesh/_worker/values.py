@@ -279,9 +279,10 @@ else:  # an interpreter without the accelerator
 def encode(value: Any) -> bytes:
     """value as JSON bytes; raises NotSerializable with the path of what cannot be."""
     try:
-        if sys.getrecursionlimit() > _DEPTH:
-            _check_depth(value)  # the encoder would meet the end of the stack first
-        _check(value)
+        if type(value) not in _SCALARS:
+            if sys.getrecursionlimit() > _DEPTH:
+                _check_depth(value)  # the encoder would meet the end of the stack first
+            _check(value)
         return "".join(_encode(value, 0)).encode()
     except Exception as failure:
         _markers.clear()

@@ -8,12 +8,13 @@ others with it. The second, its child, is the zygote proper.
 
 from __future__ import annotations
 
+import _signal
 import os
 import signal
 import sys
 from select import POLLIN, poll
 
-from . import forking
+from . import confine, forking, limits
 from .frames import BECOME, DESCRIBED, EXITED, FORK, FORKED, HEADER, HEADER_SIZE, IMPORTING, SETUP
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -185,8 +186,6 @@ class Zygote:
 
         self._json: ModuleType = json
         self._setup: dict[str, JSON] = json.loads(body)
-        from . import confine
-
         try:
             self._notes = confine.zygote(self._setup["sandbox"], self._mode, self._setup["folder"])
         except confine.Refused as failure:
@@ -240,7 +239,8 @@ class Zygote:
         import logging
         import typing  # noqa: F401
 
-        from . import binding, failures, loop, output, redaction, schema, values  # noqa: F401
+        from . import binding, failures, loop, mesh, output, redaction, schema, values  # noqa: F401
+        from .channel import Finder
 
         gc.disable()
         logging.raiseExceptions = False
@@ -249,6 +249,7 @@ class Zygote:
         # Before the index's own code can change them.
         redaction.add(os.environ.get(name, "") for name in self._setup.get("secrets") or ())
         sys.path[:0] = self._setup["paths"]
+        sys.meta_path.append(Finder)
         sys.argv = [""]
         signal.signal(signal.SIGINT, signal.default_int_handler)
         import faulthandler
@@ -301,7 +302,12 @@ class Zygote:
             except (OSError, ValueError):
                 pass
         import gc
+        import mmap  # noqa: F401
 
+        from . import output
+
+        output.prepare()
+        confine.prepare(self._setup["sandbox"])
         gc.collect()
         gc.freeze()
         gc.enable()
@@ -408,10 +414,8 @@ class Zygote:
         code = 70
         try:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
             os.setsid()
-            from . import confine, limits
-
             confine.worker(self._setup["sandbox"])
             self._socket.close()
             for fd in self._wake:

@@ -1,0 +1,155 @@
+package executor_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/toolmesh/toolmesh/executor"
+)
+
+// Items that come quickly are written together. None of them may wait for one
+// that comes late, or come after what was printed later.
+const burstTools = `
+import sys
+
+def burst(n: int, path: str):
+    for i in range(n):
+        yield i
+    open(path).close()
+    yield n
+
+async def aburst(n: int, path: str):
+    for i in range(n):
+        yield i
+    open(path).close()
+    yield n
+
+def between(n: int):
+    for i in range(n):
+        yield i
+        if i % 100 == 99:
+            print(i)
+
+def fork(n: int):
+    import os
+    for i in range(n):
+        if i == n // 2:
+            child = os.fork()
+            if not child:
+                yield "child"
+                os._exit(0)
+            os.waitpid(child, 0)
+        yield i
+`
+
+// waiter lets a tool go on once it has given all its quick items.
+type waiter struct {
+	collector
+	want int
+	path string
+}
+
+func (w *waiter) Item(ctx context.Context, data json.RawMessage) error {
+	if err := w.collector.Item(ctx, data); err != nil {
+		return err
+	}
+	if len(w.items) != w.want {
+		return nil
+	}
+	f, err := os.OpenFile(w.path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+func burstIndex(t *testing.T) *executor.Index {
+	t.Helper()
+	return openModule(t, newExecutor(t, nil), burstTools, "burst", "aburst", "between", "fork")
+}
+
+func TestAQuickItemDoesNotWaitForASlowOne(t *testing.T) {
+	t.Parallel()
+	ix := burstIndex(t)
+	for _, tool := range []string{"t.burst", "t.aburst"} {
+		for _, n := range []int{1, 20, 500, 20_000} {
+			path := filepath.Join(t.TempDir(), "gate")
+			if err := syscall.Mkfifo(path, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			sink := &waiter{want: n, path: path}
+			if err := stream(t, ix, tool, fmt.Sprintf(`{"n":%d,"path":%q}`, n, path), sink); err != nil {
+				t.Fatalf("%s of %d: %v", tool, n, err)
+			}
+			for i, item := range sink.items {
+				if item != strconv.Itoa(i) {
+					t.Fatalf("%s of %d: item %d is %s", tool, n, i, item)
+				}
+			}
+			if len(sink.items) != n+1 {
+				t.Errorf("%s of %d: %d items", tool, n, len(sink.items))
+			}
+		}
+	}
+}
+
+// sequence notes items and output in the order in which they come.
+type sequence struct{ all []string }
+
+func (s *sequence) Item(_ context.Context, data json.RawMessage) error {
+	s.all = append(s.all, string(data))
+	return nil
+}
+
+func (s *sequence) Log(r executor.Record) {
+	s.all = append(s.all, "printed "+strings.TrimSpace(r.Message))
+}
+
+func TestOutputStaysBetweenTheItems(t *testing.T) {
+	t.Parallel()
+	const n = 1000
+	got := &sequence{}
+	if err := stream(t, burstIndex(t), "t.between", fmt.Sprintf(`{"n":%d}`, n), got); err != nil {
+		t.Fatal(err)
+	}
+	at := 0
+	for i := range n {
+		want := []string{strconv.Itoa(i)}
+		if i%100 == 99 {
+			want = append(want, "printed "+strconv.Itoa(i))
+		}
+		for _, one := range want {
+			if at >= len(got.all) || got.all[at] != one {
+				t.Fatalf("at %d came %v, want %s", at, got.all[min(at, len(got.all)):min(at+3, len(got.all))], one)
+			}
+			at++
+		}
+	}
+	if at != len(got.all) {
+		t.Errorf("too much came: %v", got.all[at:])
+	}
+}
+
+func TestAForkInAStreamRepeatsNoItem(t *testing.T) {
+	t.Parallel()
+	const n = 2000
+	sink := &collector{}
+	if err := stream(t, burstIndex(t), "t.fork", fmt.Sprintf(`{"n":%d}`, n), sink); err != nil {
+		t.Fatal(err)
+	}
+	if len(sink.items) != n {
+		t.Fatalf("%d items, want %d", len(sink.items), n)
+	}
+	for i, item := range sink.items {
+		if item != strconv.Itoa(i) {
+			t.Fatalf("item %d is %s", i, item)
+		}
+	}
+}
