@@ -220,7 +220,7 @@ command = ["touch", "made"]
 stdout = "text"
 
 [tool.confined]
-command = ["touch", "made"]
+command = ["sh", "-c", "echo x > elsewhere"]
 stdout = "text"
 sandbox = "strict"
 
