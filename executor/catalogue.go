@@ -64,6 +64,11 @@ func (x *Executor) Catalogue(ctx context.Context, spec CatalogueSpec) ([]Tool, e
 	if err := json.Unmarshal(out, &answer); err != nil {
 		return nil, failed(err)
 	}
+	for i := range answer.Tools {
+		if string(answer.Tools[i].OutputSchema) == "null" {
+			answer.Tools[i].OutputSchema = nil
+		}
+	}
 	return answer.Tools, nil
 }
 
