@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 const (
@@ -44,7 +45,7 @@ type crew struct {
 	once   bool // a worker serves one call and ends
 	spares int  // of once: how many workers wait for calls to come
 	// affinity is that of the session whose crew this is; empty for all others.
-	affinity Affinity
+	affinity tool.Affinity
 
 	mu       sync.Mutex
 	queue    fifo
@@ -136,7 +137,7 @@ func (c *crew) pick() *worker {
 		return nil
 	}
 	at := n - 1
-	if c.affinity == AffinityHint {
+	if c.affinity == tool.AffinityHint {
 		for i, w := range c.idle {
 			if w.id < c.idle[at].id {
 				at = i // the first of the session's knows most
