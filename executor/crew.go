@@ -3,7 +3,6 @@ package executor
 import (
 	"context"
 	"log/slog"
-	"math/rand/v2"
 	"runtime"
 	"slices"
 	"sync"
@@ -28,11 +27,6 @@ const (
 	blockedAfter = time.Second
 	// Calls that one worker of coroutines holds at once.
 	asyncCalls = 1024
-	// Restarts wait this long after repeated crashes, doubling to the second.
-	firstBackoff = 50 * time.Millisecond
-	lastBackoff  = time.Second
-	// Crashes in a row that are repaired at once.
-	freeCrashes = 3
 )
 
 // crew is the workers of one key, and the queue before them: first come, first
@@ -57,8 +51,10 @@ type crew struct {
 	closed   bool
 	crashes  int // in a row, without a call that ended well between
 	restarts int
-	recycled int // workers that were replaced in good order
-	nextTry  time.Time
+	recycled int           // workers that were replaced in good order
+	failedAt time.Time     // the last of the crashes
+	nextTry  time.Time     // no worker is started before, see pause
+	lookAt   time.Time     // when watching: the time of that look
 	forgot   string        // why a session's worker ended that nobody has been told of
 	service  time.Duration // moving average of the time a call takes
 }
@@ -375,7 +371,7 @@ func (c *crew) reconcile() {
 	case have == 0 && len(c.workers) > c.most():
 		c.look(patience) // all are blocked, or on their way out
 	case have == 0:
-		if wait := c.nextTry.Sub(now); wait > 0 {
+		if wait := c.pause(now); wait > 0 {
 			c.look(wait)
 			return
 		}
@@ -383,28 +379,14 @@ func (c *crew) reconcile() {
 	case c.queue.len() > 0 && c.starting == 0 && have < c.limit():
 		// The head of the queue has waited longest.
 		waited := now.Sub(c.queue.list[c.queue.head].since)
-		if waited >= patience {
-			c.start()
+		if wait := max(patience-waited, c.pause(now)); wait > 0 {
+			c.look(wait)
 		} else {
-			c.look(patience - waited)
+			c.start()
 		}
 	case c.queue.len() > 0 && have < c.most() && !c.async:
 		c.look(patience) // the limit may grow when calls turn out to be long
 	}
-}
-
-// look calls reconcile after a while. The lock is held.
-func (c *crew) look(after time.Duration) {
-	if c.watching {
-		return
-	}
-	c.watching = true
-	c.index.after(after, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.watching = false
-		c.reconcile()
-	})
 }
 
 // dismiss has a worker that runs nothing end by itself, in the background. The
@@ -428,6 +410,10 @@ func (c *crew) start() {
 			return
 		}
 		if err == nil {
+			if w.retired { // it ended between its first words and now
+				c.crashed()
+				c.restarts++
+			}
 			next := c.join(w)
 			c.reconcile()
 			c.mu.Unlock()
@@ -447,7 +433,7 @@ func (c *crew) start() {
 		}
 		if !c.closed {
 			c.index.log.Error("cannot start a worker", slog.Any("error", err))
-			c.look(time.Until(c.nextTry))
+			c.look(c.pause(time.Now()))
 		}
 		c.mu.Unlock()
 		for _, j := range failed {
@@ -484,20 +470,11 @@ func (c *crew) join(w *worker) []*job {
 	return next
 }
 
-// crashed notes a worker's unwanted end and sets when the next may start. The
-// lock is held.
-func (c *crew) crashed() {
-	c.crashes++
-	if over := c.crashes - freeCrashes; over > 0 {
-		wait := min(firstBackoff<<min(over-1, 10), lastBackoff)
-		c.nextTry = time.Now().Add(wait/2 + rand.N(wait/2+1)) //nolint:gosec // jitter
-	}
-}
-
 // lost takes a worker that has ended out of service: its calls fail, and another
 // is started if one is needed.
 func (c *crew) lost(w *worker, cause error) {
 	c.mu.Lock()
+	_, joined := c.workers[w]
 	delete(c.workers, w)
 	if i := slices.Index(c.idle, w); i >= 0 {
 		c.idle = slices.Delete(c.idle, i, i+1)
@@ -537,7 +514,7 @@ func (c *crew) lost(w *worker, cause error) {
 			orphaned = append(orphaned, j)
 		}
 	}
-	if !w.stopping && !c.closed {
+	if joined && !w.stopping && !c.closed { // one that never joined is start's affair
 		c.restarts++
 		if len(failed) == 0 {
 			c.crashed() // what dies in a call is the tool's affair, and its quarantine's
