@@ -266,7 +266,7 @@ func (i *instance) service() host.Service {
 	s := host.Service{Index: i.build.Name, Session: i.build.Session, Revision: i.build.Revision, Tools: slices.Clone(i.tools)}
 	i.noticesMu.Lock()
 	for n := range s.Tools {
-		s.Tools[n].Reason = i.notices[i.build.Manifest.Function(s.Tools[n].Descriptor.ID.Local())]
+		s.Tools[n].Notice = i.notices[i.build.Manifest.Function(s.Tools[n].Descriptor.ID.Local())]
 	}
 	i.noticesMu.Unlock()
 	for _, u := range i.unavailable {

@@ -227,7 +227,7 @@ func (l *lease) writeService(ctx context.Context, held *registry.Lease, s *servi
 		}
 		a := t.Descriptor.Annotations
 		all.Tools = append(all.Tools, registry.ToolRoute{
-			ID: t.Descriptor.ID, Digest: digest, Reason: t.Reason, Streaming: a.Streaming, Idempotent: a.Idempotent, ParallelSafe: a.ParallelSafe,
+			ID: t.Descriptor.ID, Digest: digest, Notice: t.Notice, Streaming: a.Streaming, Idempotent: a.Idempotent, ParallelSafe: a.ParallelSafe,
 		})
 	}
 	for _, u := range s.Unavailable {
