@@ -450,6 +450,7 @@ func (r *reader) override(s *section, ofTool bool) overrides {
 	o.collect = s.boolean("collect")
 	o.laneScope = parsed(s, "lane_scope", tool.ParseLaneScope)
 	o.isolation = parsed(s, "isolation", tool.ParseIsolation)
+	o.affinity = parsed(s, "affinity", tool.ParseAffinity)
 	o.sandbox = parsed(s, "sandbox", tool.ParseSandbox)
 	o.resourceKey = r.resourceKey(s)
 	if table, ok := take[map[string]any](s, "limits", `a table: limits = { memory = "200MB" }`); ok {
