@@ -284,7 +284,9 @@ func (a *Agent) queued() int {
 	defer a.instances.Unlock()
 	n := 0
 	for i := range a.instances.open {
-		n += i.index.Stats().Waiting
+		if i.index != nil { // commands alone have no workers to wait for
+			n += i.index.Stats().Waiting
+		}
 	}
 	return n
 }
