@@ -68,7 +68,7 @@ func TestThePageOfIndexes(t *testing.T) {
 	}
 	c := m.Command("resize")
 	for args, want := range map[string]string{
-		`{"file":"a.png","width":80,"to":"-b.png"}`:             "convert a.png -resize 80x80 -- -b.png",
+		`{"file":"a.png","width":80,"to":"-b.png"}`:              "convert a.png -resize 80x80 -- -b.png",
 		`{"file":"a.png","width":80,"quality":7,"to":"b c.png"}`: "convert a.png -resize 80x80 -quality 7 -- b c.png",
 	} {
 		argv, err := c.Argv([]byte(args))
