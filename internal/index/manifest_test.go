@@ -198,7 +198,7 @@ func TestLoadRefuses(t *testing.T) {
 		"empty tools":       {files("tools.toml", "[index]\ntools = []\n"), reasonManifest, []string{"at least one tool"}},
 		"tools a text":      {files("tools.toml", "[index]\ntools = \"a.b\"\n"), reasonManifest, []string{"must be a list of texts, not a text"}},
 		"tool a number":     {files("tools.toml", "[index]\ntools = [\"a.b\", 7]\n"), reasonManifest, []string{"item 2 is a whole number"}},
-		"tool twice":        {files("tools.toml", "[index]\ntools = [\"a.b\", \"a.b\"]\n"), reasonManifest, []string{`"a.b" twice`}},
+		"tool twice":        {files("tools.toml", "[index]\ntools = [\"a.b\", \"a.b\"]\n"), reasonManifest, []string{`"a.b" twice, as items 1 and 2`}},
 		"no module":         {files("tools.toml", "[index]\ntools = [\"b\"]\n"), reasonManifest, []string{"no module"}},
 		"no Python name":    {files("tools.toml", "[index]\ntools = [\"a-x.b\"]\n"), reasonManifest, []string{"no Python name"}},
 		"colon":             {files("tools.toml", "[index]\ntools = [\"a:b.c\"]\n"), reasonManifest, []string{"no Python name"}},
