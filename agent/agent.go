@@ -296,7 +296,7 @@ func (a *Agent) queued() int {
 	defer a.instances.Unlock()
 	n := 0
 	for i := range a.instances.open {
-		if i.index != nil {
+		if i.index != nil { // commands alone have no workers to wait for
 			n += i.index.Stats().Waiting
 		}
 	}

@@ -280,3 +280,32 @@ func TestCommandIndex(t *testing.T) {
 		t.Errorf("echo is %s, %v", about, err)
 	}
 }
+
+// TestCommandsAlone serves an index that has no Python at all, while the node's
+// load is told and sessions end.
+func TestCommandsAlone(t *testing.T) {
+	t.Parallel()
+	nc, c := mesh(t)
+	last := install(t, nc, map[string]any{"source": repository(t, "bare", map[string]string{
+		"tools.toml": "[index]\n[tool.say]\ncommand = [\"printf\", \"%s\", \"{text}\"]\nstdout = \"text\"\n" +
+			"[tool.missing]\ncommand = [\"no-such-program-of-ours\"]\n",
+	})})
+	if served(last) != "[bare.say]" {
+		t.Errorf("installed %v", last)
+	}
+	heartbeats, err := nc.SubscribeSync("mesh.hb.one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if _, err := heartbeats.NextMsg(30 * time.Second); err != nil {
+			t.Fatalf("the node is silent: %v", err)
+		}
+		gives(t, c, "bare.say", `{"text":"a b"}`, `"a b"`)
+	}
+	install(t, nc, map[string]any{"name": "more", "source": repository(t, "more", map[string]string{
+		"tools.toml": "[index]\ntools = [\"t.f\"]\n", "t.py": "def f(): return 1\n",
+	})})
+	gives(t, c, "more.t.f", `{}`, `1`)
+	gives(t, c, "bare.say", `{"text":"still"}`, `"still"`)
+}

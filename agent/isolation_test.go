@@ -30,6 +30,11 @@ held = None
 def hold(path: str) -> None:
     global held
     held = open(path, "w")
+def wait(path: str) -> int:
+    with open(path) as gate:
+        gate.read()
+    return warm()
+waitless = unsure = wait
 def die() -> None:
     os._exit(3)
 def warm() -> int:
@@ -47,7 +52,7 @@ plain = token
 
 const countingIndex = `
 [index]
-tools = ["t.warm", "t.kept", "t.hold", "t.die", "t.apart", "t.each", "t.token", "t.plain"]
+tools = ["t.warm", "t.kept", "t.hold", "t.wait", "t.waitless", "t.unsure", "t.die", "t.apart", "t.each", "t.token", "t.plain"]
 
 [[index.env]]
 name = "SHARED"
@@ -61,6 +66,17 @@ isolation = "session"
 
 [tool."t.hold"]
 isolation = "session"
+
+[tool."t.wait"]
+isolation = "session"
+
+[tool."t.waitless"]
+isolation = "session"
+affinity = "strict-fail-fast"
+
+[tool."t.unsure"]
+isolation = "session"
+affinity = "hint"
 
 [tool."t.apart"]
 isolation = "fork"
@@ -251,5 +267,79 @@ func TestAQuarantineIsInTheRegistry(t *testing.T) {
 	}
 	if r, err := c.Call(t.Context(), "iso.t.warm", nil); err != nil || string(r.Value) != "1" {
 		t.Errorf("another tool of the index: %v, %v", r, err)
+	}
+}
+
+// What an index declares of its sessions' workers holds on the wire.
+func TestDeclaredAffinityHolds(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	nc := s.Connect(t)
+	installCounting(t, nc)
+	c := newClient(t, nc, nil)
+	type outcome struct {
+		value string
+		err   error
+	}
+	// begin makes a call that has its worker, and goes on when the file is closed.
+	begin := func(name string) (*os.File, chan outcome) {
+		t.Helper()
+		path := filepath.Join(t.TempDir(), "gate")
+		if err := syscall.Mkfifo(path, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan outcome, 1)
+		go func() {
+			r, err := c.In("s").Call(t.Context(), toolID("iso", "t."+name), map[string]any{"path": path})
+			o := outcome{err: err}
+			if err == nil {
+				o.value = string(r.Value)
+			}
+			ended <- o
+		}()
+		gate, err := os.OpenFile(path, os.O_WRONLY, 0) // waits for the tool to open it
+		if err != nil {
+			t.Fatal(err)
+		}
+		return gate, ended
+	}
+	open := func(gate *os.File, ended chan outcome, want string) {
+		t.Helper()
+		_ = gate.Close()
+		if got := <-ended; got.err != nil || got.value != want {
+			t.Errorf("got %v, want %s", got, want)
+		}
+	}
+
+	gate, first := begin("waitless")
+	_, err := c.In("s").Call(t.Context(), "iso.t.waitless", map[string]any{"path": os.DevNull})
+	if e := toolmesh.AsError(err); e.Code != toolmesh.CodeBusy || e.Details["reason"] != "worker_busy" || e.Started != toolmesh.StartedNo {
+		t.Errorf("strict-fail-fast, and the worker is busy: got %v", err)
+	}
+	if r, err := c.In("other").Call(t.Context(), "iso.t.waitless", map[string]any{"path": os.DevNull}); err != nil || string(r.Value) != "1" {
+		t.Errorf("strict-fail-fast, another session: got %v, %v", r, err)
+	}
+	open(gate, first, "1")
+
+	gate, first = begin("unsure")
+	if r, err := c.In("s").Call(t.Context(), "iso.t.unsure", map[string]any{"path": os.DevNull}); err != nil || string(r.Value) != "1" {
+		t.Errorf("hint, and the worker is busy: got %v, %v, want another worker", r, err)
+	}
+	open(gate, first, "1")
+
+	gate, first = begin("wait")
+	second := make(chan outcome, 1)
+	go func() {
+		r, err := c.In("s").Call(t.Context(), "iso.t.wait", map[string]any{"path": os.DevNull})
+		o := outcome{err: err}
+		if err == nil {
+			o.value = string(r.Value)
+		}
+		second <- o
+	}()
+	open(gate, first, "1")
+	if got := <-second; got.err != nil || got.value != "2" {
+		t.Errorf("strict-queue, and the worker was busy: got %v, want that worker's 2", got)
 	}
 }

@@ -62,6 +62,9 @@ func (a *Agent) endLeases(ctx context.Context, view *registry.View) {
 	}
 	a.instances.Unlock()
 	for _, i := range open {
+		if i.index == nil {
+			continue // commands alone: they have no workers
+		}
 		for _, name := range i.index.Sessions() {
 			session, epoch, created := strings.Cut(name, "\x00")
 			if !created {

@@ -154,7 +154,7 @@ func policiesOf(b deploy.Build) (vars map[string]string, policies map[string]exe
 	policies = make(map[string]executor.Policy, len(b.Manifest.Tools))
 	for _, name := range b.Manifest.Tools {
 		a := b.Manifest.AnnotationsOf(name)
-		p := executor.Policy{Isolation: a.Isolation, Sandbox: a.Sandbox, Limits: a.Limits, Vars: map[string]string{}}
+		p := executor.Policy{Isolation: a.Isolation, Lease: executor.Lease{Affinity: a.Affinity}, Sandbox: a.Sandbox, Limits: a.Limits, Vars: map[string]string{}}
 		for _, v := range b.Manifest.EnvOf(name) {
 			if value, ok := b.Env[v.Name]; ok {
 				p.Vars[v.Name] = value
@@ -267,7 +267,7 @@ func (i *instance) service() host.Service {
 	}
 	i.noticesMu.Lock()
 	for n := range s.Tools {
-		s.Tools[n].Reason = i.notices[i.build.Manifest.Function(s.Tools[n].Descriptor.ID.Local())]
+		s.Tools[n].Notice = i.notices[i.build.Manifest.Function(s.Tools[n].Descriptor.ID.Local())]
 	}
 	i.noticesMu.Unlock()
 	return s

@@ -149,7 +149,7 @@ func (p *player) sameHeader(t *testing.T, s conversation.Step) {
 	}
 	ours := Call{
 		RPCID: r.RPCID, Session: r.Session, Tool: r.Tool, Delivery: r.Delivery, Timeout: r.Timeout, Deadline: r.Deadline, Credit: r.Credit,
-		Depth: r.Depth, Parent: r.Parent, Revision: r.Revision, Keepalive: r.Keepalive, WantLoad: r.WantLoad, Traceparent: r.Traceparent,
+		Depth: r.Depth, Parent: r.Parent, Revision: r.Revision, Isolation: r.Isolation, Keepalive: r.Keepalive, WantLoad: r.WantLoad, Traceparent: r.Traceparent,
 	}
 	got := ours.Header()
 	for _, name := range []string{HeaderProto, HeaderRequire, HeaderContentType} {
@@ -178,13 +178,14 @@ func readAs(r *Request) any {
 		Depth      int                `json:"depth,omitempty"`
 		Parent     subjects.RPCID     `json:"parent,omitempty"`
 		Revision   string             `json:"revision,omitempty"`
+		Isolation  string             `json:"isolation,omitempty"`
 		Keepalive  bool               `json:"keepalive,omitempty"`
 		WantLoad   bool               `json:"want_load,omitempty"`
 	}{
 		Form:    [...]string{FormPlain: "plain", FormEnvelope: "envelope", FormLegacy: "legacy"}[r.Form],
 		Session: r.Session, Tool: r.Tool, RPCID: r.RPCID, Args: r.Args, Positional: r.Positional,
 		Stream: [...]string{DeliverNone: "", DeliverLive: "live", DeliverInbox: "inbox", DeliverEnvelope: "envelope"}[r.Delivery],
-		Depth:  r.Depth, Parent: r.Parent, Revision: r.Revision, Keepalive: r.Keepalive, WantLoad: r.WantLoad,
+		Depth:  r.Depth, Parent: r.Parent, Revision: r.Revision, Isolation: r.Isolation, Keepalive: r.Keepalive, WantLoad: r.WantLoad,
 	}
 	if r.HasTimeout {
 		ms := r.Timeout.Milliseconds()

@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 const (
@@ -27,14 +28,9 @@ const (
 	blockedAfter = time.Second
 	// Calls that one worker of coroutines holds at once.
 	asyncCalls = 1024
-	// Restarts wait this long after repeated crashes, doubling to the second.
-	firstBackoff = 50 * time.Millisecond
-	lastBackoff  = time.Second
 	// A cancelled call is signalled again after this long, doubling to the second.
 	firstInsistence = 2 * time.Millisecond
 	lastInsistence  = 100 * time.Millisecond
-	// Crashes in a row that are repaired at once.
-	freeCrashes = 3
 )
 
 // crew is the workers of one key, and the queue before them: first come, first
@@ -47,7 +43,7 @@ type crew struct {
 	once   bool // a worker serves one call and ends
 	spares int  // of once: how many workers wait for calls to come
 	// affinity is that of the session whose crew this is; empty for all others.
-	affinity Affinity
+	affinity tool.Affinity
 
 	mu       sync.Mutex
 	queue    fifo
@@ -62,8 +58,10 @@ type crew struct {
 	closed   bool
 	crashes  int // in a row, without a call that ended well between
 	restarts int
-	recycled int // workers that were replaced in good order
-	nextTry  time.Time
+	recycled int           // workers that were replaced in good order
+	failedAt time.Time     // the last of the crashes
+	nextTry  time.Time     // no worker is started before, see pause
+	lookAt   time.Time     // when watching: the time of that look
 	forgot   string        // why a session's worker ended that nobody has been told of
 	service  time.Duration // moving average of the time a call takes
 }
@@ -150,7 +148,7 @@ func (c *crew) pick() *worker {
 		return nil
 	}
 	at := n - 1
-	if c.affinity == AffinityHint {
+	if c.affinity == tool.AffinityHint {
 		for i, w := range c.idle {
 			if w.id < c.idle[at].id {
 				at = i // the first of the session's knows most
@@ -403,7 +401,7 @@ func (c *crew) reconcile() {
 	case have == 0 && len(c.workers) > c.most():
 		c.look(patience) // all are blocked, or on their way out
 	case have == 0:
-		if wait := c.nextTry.Sub(now); wait > 0 {
+		if wait := c.pause(now); wait > 0 {
 			c.look(wait)
 			return
 		}
@@ -411,28 +409,14 @@ func (c *crew) reconcile() {
 	case first >= 0 && c.starting == 0 && have < c.limit():
 		// The first that may have a worker has waited longest.
 		waited := now.Sub(c.queue.list[first].since)
-		if waited >= patience {
-			c.start()
+		if wait := max(patience-waited, c.pause(now)); wait > 0 {
+			c.look(wait)
 		} else {
-			c.look(patience - waited)
+			c.start()
 		}
 	case first >= 0 && have < c.most() && !c.async:
 		c.look(patience) // the limit may grow when calls turn out to be long
 	}
-}
-
-// look calls reconcile after a while. The lock is held.
-func (c *crew) look(after time.Duration) {
-	if c.watching {
-		return
-	}
-	c.watching = true
-	c.index.after(after, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.watching = false
-		c.reconcile()
-	})
 }
 
 // dismiss has a worker that runs nothing end by itself, in the background. The
@@ -456,6 +440,10 @@ func (c *crew) start() {
 			return
 		}
 		if err == nil {
+			if w.retired { // it ended between its first words and now
+				c.crashed()
+				c.restarts++
+			}
 			next := c.join(w)
 			c.reconcile()
 			c.mu.Unlock()
@@ -475,7 +463,7 @@ func (c *crew) start() {
 		}
 		if !c.closed {
 			c.index.log.Error("cannot start a worker", slog.Any("error", err))
-			c.look(time.Until(c.nextTry))
+			c.look(c.pause(time.Now()))
 		}
 		c.mu.Unlock()
 		for _, j := range failed {
@@ -512,20 +500,11 @@ func (c *crew) join(w *worker) []*job {
 	return next
 }
 
-// crashed notes a worker's unwanted end and sets when the next may start. The
-// lock is held.
-func (c *crew) crashed() {
-	c.crashes++
-	if over := c.crashes - freeCrashes; over > 0 {
-		wait := min(firstBackoff<<min(over-1, 10), lastBackoff)
-		c.nextTry = time.Now().Add(wait/2 + rand.N(wait/2+1)) //nolint:gosec // jitter
-	}
-}
-
 // lost takes a worker that has ended out of service: its calls fail, and another
 // is started if one is needed.
 func (c *crew) lost(w *worker, cause error) {
 	c.mu.Lock()
+	_, joined := c.workers[w]
 	delete(c.workers, w)
 	if i := slices.Index(c.idle, w); i >= 0 {
 		c.idle = slices.Delete(c.idle, i, i+1)
@@ -562,7 +541,7 @@ func (c *crew) lost(w *worker, cause error) {
 			orphaned = append(orphaned, j)
 		}
 	}
-	if !w.stopping && !c.closed {
+	if joined && !w.stopping && !c.closed { // one that never joined is start's affair
 		c.restarts++
 		if len(failed) == 0 {
 			c.crashed() // what dies in a call is the tool's affair, and its quarantine's

@@ -14,26 +14,11 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Affinity says what becomes of a call whose session's worker is busy.
-type Affinity string
-
-// The affinities.
-const (
-	// AffinityQueue waits for the session's worker, however long that takes: its
-	// state is what the call is about.
-	AffinityQueue Affinity = "strict-queue"
-	// AffinityFail answers busy at once.
-	AffinityFail Affinity = "strict-fail-fast"
-	// AffinityHint takes another worker of the session, which has not seen what
-	// the first has.
-	AffinityHint Affinity = "hint"
-)
-
 // Lease says how isolation session keeps a worker for a session. The zero value
 // of each field means its default.
 type Lease struct {
-	// Affinity defaults to strict-queue.
-	Affinity Affinity
+	// Affinity defaults to strict-queue. Tools that differ in it share no worker.
+	Affinity tool.Affinity
 	// Idle is how long a session may make no call before its worker is ended.
 	// Defaults to 10 minutes.
 	Idle time.Duration
@@ -44,7 +29,7 @@ type Lease struct {
 
 func (l Lease) withDefaults() Lease {
 	if l.Affinity == "" {
-		l.Affinity = AffinityQueue
+		l.Affinity = tool.AffinityQueue
 	}
 	if l.Idle == 0 {
 		l.Idle = 10 * time.Minute
@@ -57,8 +42,8 @@ func (l Lease) withDefaults() Lease {
 
 func (l Lease) check() error {
 	switch {
-	case l.Affinity != AffinityQueue && l.Affinity != AffinityFail && l.Affinity != AffinityHint:
-		return fmt.Errorf("affinity is %q, but must be one of %s, %s, %s", l.Affinity, AffinityQueue, AffinityFail, AffinityHint)
+	case l.Affinity != tool.AffinityQueue && l.Affinity != tool.AffinityFail && l.Affinity != tool.AffinityHint:
+		return fmt.Errorf("affinity is %q, but must be one of %s, %s, %s", l.Affinity, tool.AffinityQueue, tool.AffinityFail, tool.AffinityHint)
 	case l.Idle < 0 || l.Hold < 0:
 		return errors.New("the times of a lease must not be negative")
 	}
@@ -89,7 +74,8 @@ type leases struct {
 // session's was.
 func (ix *Index) lease(t *served, session string) (c *crew, release func(), _ *toolmesh.Error) {
 	key := workerKey{
-		zygoteKey: t.family.key, async: t.Kind.async(), isolation: tool.IsolationSession, limits: t.policy.Limits, session: session,
+		zygoteKey: t.family.key, async: t.Kind.async(), isolation: tool.IsolationSession, limits: t.policy.Limits,
+		session: session, affinity: t.policy.Lease.Affinity,
 	}
 	ls := &ix.leases
 	ls.mu.Lock()
@@ -141,7 +127,7 @@ func (ix *Index) evict() bool {
 		return false
 	}
 	key := oldest.crew.key
-	if oldest.terms.Affinity != AffinityHint {
+	if oldest.terms.Affinity != tool.AffinityHint {
 		ix.leases.taken[key] = time.Now().Add(oldest.terms.Idle)
 	}
 	ix.endLease(oldest)
@@ -215,7 +201,9 @@ func (ix *Index) Sessions() []string {
 
 // keeps reports whether another worker would not do: its calls are about what
 // this one knows.
-func (c *crew) keeps() bool { return c.affinity == AffinityQueue || c.affinity == AffinityFail }
+func (c *crew) keeps() bool {
+	return c.affinity == tool.AffinityQueue || c.affinity == tool.AffinityFail
+}
 
 // refuses is the error of a call that must not wait for its session's worker,
 // or that comes after that worker was lost. The lock is held, and the crew has
@@ -226,7 +214,7 @@ func (c *crew) refuses(j *job) *toolmesh.Error {
 		why := c.forgot
 		c.forgot = ""
 		return stateGone(why)
-	case c.affinity == AffinityFail && (len(c.workers) > 0 || c.queue.len() > 0):
+	case c.affinity == tool.AffinityFail && (len(c.workers) > 0 || c.queue.len() > 0):
 		return toolmesh.Errorf(toolmesh.CodeBusy, "the session's worker is busy with another call").
 			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo).WithRetryable(true).WithDetail("reason", "worker_busy")
 	case c.keeps() && !c.async && c.below(j.depth):

@@ -123,7 +123,7 @@ func TestACallWaitsForItsSessionsWorker(t *testing.T) {
 // Row F2.
 func TestAHintTakesAnotherWorkerWhenTheSessionsIsBusy(t *testing.T) {
 	t.Parallel()
-	ix := openLeased(t, executor.Lease{Affinity: executor.AffinityHint}, nil)
+	ix := openLeased(t, executor.Lease{Affinity: tool.AffinityHint}, nil)
 	mustCallIn(t, ix, "a", "t.count", `{}`, `1`)
 	mustCallIn(t, ix, "a", "t.count", `{}`, `2`)
 	end := beginIn(t, ix, "a")
@@ -136,7 +136,7 @@ func TestAHintTakesAnotherWorkerWhenTheSessionsIsBusy(t *testing.T) {
 // Row F4.
 func TestFailFastAnswersBusy(t *testing.T) {
 	t.Parallel()
-	ix := openLeased(t, executor.Lease{Affinity: executor.AffinityFail}, nil)
+	ix := openLeased(t, executor.Lease{Affinity: tool.AffinityFail}, nil)
 	mustCallIn(t, ix, "a", "t.count", `{}`, `1`)
 	end := beginIn(t, ix, "a")
 	mustFailIn(t, ix, "a", "t.count", toolmesh.CodeBusy, "worker_busy")
@@ -184,7 +184,7 @@ func TestASessionIsToldThatItsWorkerIsGone(t *testing.T) {
 // Row F6: a worker of coroutines has many places.
 func TestCoroutinesOfASessionShareItsWorker(t *testing.T) {
 	t.Parallel()
-	ix := openLeased(t, executor.Lease{Affinity: executor.AffinityFail}, nil)
+	ix := openLeased(t, executor.Lease{Affinity: tool.AffinityFail}, nil)
 	mustCallIn(t, ix, "a", "t.acount", `{}`, `1`)
 	var mu sync.Mutex
 	seen := map[string]bool{}

@@ -73,6 +73,7 @@ type workerKey struct {
 	isolation tool.Isolation
 	limits    tool.Limits
 	session   string // of isolation session
+	affinity  tool.Affinity
 	tool      string // of isolation fresh: its workers import nothing else
 	suspect   string // the one tool whose calls run there, because it may have crashed others
 }

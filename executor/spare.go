@@ -50,7 +50,7 @@ func (c *crew) restock() {
 	if missing <= 0 {
 		return
 	}
-	if wait := time.Until(c.nextTry); wait > 0 {
+	if wait := c.pause(time.Now()); wait > 0 {
 		c.look(wait)
 		return
 	}

@@ -131,9 +131,9 @@ type Service struct {
 type Tool struct {
 	Descriptor *tool.Descriptor
 	Handler    Handler
-	// Reason is what callers have to expect of the tool for a while, for people.
+	// Notice is what callers have to expect of the tool for a while, for people.
 	// It is served all the same. Defaults to nothing.
-	Reason string
+	Notice string
 }
 
 // Unavailable is a tool that is declared and not served, with the reason.

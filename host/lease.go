@@ -226,7 +226,7 @@ func (l *lease) writeService(ctx context.Context, held *registry.Lease, s *servi
 		if err != nil {
 			return err
 		}
-		route.Reason = t.Reason
+		route.Notice = t.Notice
 		all.Tools = append(all.Tools, route)
 	}
 	for _, u := range s.Unavailable {

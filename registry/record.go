@@ -57,9 +57,10 @@ type ToolRoute struct {
 	Digest string          `json:"digest"`
 	// State is ToolServing when empty.
 	State ToolState `json:"state,omitempty"`
-	// Reason says why the tool is unavailable or, of one that is served, what
-	// callers have to expect of it for a while.
-	Reason       string `json:"reason,omitempty"`
+	// Reason says why the tool is unavailable.
+	Reason string `json:"reason,omitempty"`
+	// Notice is what callers of a tool that is served have to expect for a while.
+	Notice       string `json:"notice,omitempty"`
 	Streaming    bool   `json:"streaming,omitempty"`
 	Idempotent   bool   `json:"idempotent,omitempty"`
 	ParallelSafe bool   `json:"parallel_safe,omitempty"`

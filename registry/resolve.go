@@ -56,8 +56,8 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 		}
 		if can {
 			r.Nodes = append(r.Nodes, n.candidate())
-			if one.tool.Reason != "" {
-				notice, noticed = one.tool.Reason, noticed+1
+			if one.tool.Notice != "" {
+				notice, noticed = one.tool.Notice, noticed+1
 			}
 		}
 		switch {

@@ -267,6 +267,40 @@ func TestNamesThatTravelHashed(t *testing.T) {
 	}
 }
 
+// A tool may be served, and yet there is something to know of it: if there is on
+// each node that serves it.
+func TestToolThatIsServedWithANotice(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	v := view(t, b)
+	l1, l2 := acquire(t, b, record("n1", "boot1")), acquire(t, b, record("n2", "boot1"))
+	put := func(l *registry.Lease, notice string) {
+		t.Helper()
+		if err := l.Publish(t.Context(), registry.ToolsRecord{Index: "demo", Revision: "r1", Tools: []registry.ToolRoute{
+			{ID: "demo.a", Digest: "d", Notice: notice}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	is := func(nodes int, reason string) {
+		t.Helper()
+		meshtest.Until(t, fmt.Sprintf("%d nodes, reason %q", nodes, reason), func() bool {
+			r, _ := v.Route("s", "demo.a")
+			return len(r.Nodes) == nodes && r.Reason == reason
+		})
+	}
+	put(l1, "in quarantine")
+	is(1, "in quarantine")
+	put(l2, "")
+	is(2, "")
+	put(l2, "in quarantine too")
+	meshtest.Until(t, "both say so", func() bool {
+		r, _ := v.Route("s", "demo.a")
+		return len(r.Nodes) == 2 && strings.HasPrefix(r.Reason, "in quarantine")
+	})
+	put(l1, "")
+	is(2, "")
+}
+
 func TestToolOfAnotherState(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))

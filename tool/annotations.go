@@ -24,6 +24,22 @@ const (
 	IsolationFresh Isolation = "fresh"
 )
 
+// Affinity says what becomes of a call whose session's worker is busy. Empty:
+// [AffinityQueue].
+type Affinity string
+
+// The affinities.
+const (
+	// AffinityQueue waits for the session's worker, however long that takes: its
+	// state is what the call is about.
+	AffinityQueue Affinity = "strict-queue"
+	// AffinityFail answers busy at once.
+	AffinityFail Affinity = "strict-fail-fast"
+	// AffinityHint takes another worker of the session, which has not seen what
+	// the first has.
+	AffinityHint Affinity = "hint"
+)
+
 // Sandbox says what a worker may touch. Empty: the node's default.
 type Sandbox string
 
@@ -63,6 +79,12 @@ func oneOf[T ~string](key string, value T, allowed ...T) error {
 func ParseIsolation(text string) (Isolation, error) {
 	v := Isolation(text)
 	return v, required("isolation", v, IsolationWarm, IsolationSession, IsolationFork, IsolationFresh)
+}
+
+// ParseAffinity returns the affinity named text, or an error that names the allowed ones.
+func ParseAffinity(text string) (Affinity, error) {
+	v := Affinity(text)
+	return v, required("affinity", v, AffinityQueue, AffinityFail, AffinityHint)
 }
 
 // ParseSandbox returns the sandbox level named text, or an error that names the allowed ones.
@@ -310,6 +332,7 @@ type Annotations struct {
 	Sandbox      Sandbox       // empty: the node's default
 	Concurrency  int           // calls at once on one node; 0: the node's slots
 	Limits       Limits        // of one call
+	Affinity     Affinity      // of isolation session; empty: strict-queue
 }
 
 type annotationsJSON struct {
@@ -326,6 +349,7 @@ type annotationsJSON struct {
 	Sandbox      Sandbox      `json:"sandbox,omitempty"`
 	Concurrency  int          `json:"concurrency,omitempty"`
 	Limits       Limits       `json:"limits,omitzero"`
+	Affinity     Affinity     `json:"affinity,omitempty"`
 }
 
 // MarshalJSON writes what is declared and nothing else, durations as Go
@@ -333,7 +357,7 @@ type annotationsJSON struct {
 func (a Annotations) MarshalJSON() ([]byte, error) {
 	return marshalPlain(annotationsJSON{
 		a.Streaming, a.Idempotent, a.ParallelSafe, a.ReadOnly, a.Collect, a.ResourceKey, a.LaneScope,
-		durationText(a.Timeout), durationText(a.CacheTTL), a.Isolation, a.Sandbox, a.Concurrency, a.Limits,
+		durationText(a.Timeout), durationText(a.CacheTTL), a.Isolation, a.Sandbox, a.Concurrency, a.Limits, a.Affinity,
 	})
 }
 
@@ -347,7 +371,7 @@ func (a *Annotations) UnmarshalJSON(data []byte) error {
 	}
 	v := Annotations{
 		w.Streaming, w.Idempotent, w.ParallelSafe, w.ReadOnly, w.Collect, w.ResourceKey, w.LaneScope,
-		time.Duration(w.Timeout), time.Duration(w.CacheTTL), w.Isolation, w.Sandbox, w.Concurrency, w.Limits,
+		time.Duration(w.Timeout), time.Duration(w.CacheTTL), w.Isolation, w.Sandbox, w.Concurrency, w.Limits, w.Affinity,
 	}
 	if err := v.check(); err != nil {
 		return err
@@ -359,6 +383,9 @@ func (a *Annotations) UnmarshalJSON(data []byte) error {
 // check refuses values outside their closed sets and negative numbers.
 func (a Annotations) check() error {
 	if err := oneOf("isolation", a.Isolation, IsolationWarm, IsolationSession, IsolationFork, IsolationFresh); err != nil {
+		return err
+	}
+	if err := oneOf("affinity", a.Affinity, AffinityQueue, AffinityFail, AffinityHint); err != nil {
 		return err
 	}
 	if err := oneOf("sandbox", a.Sandbox, SandboxNone, SandboxGuard, SandboxStrict, SandboxOffline); err != nil {

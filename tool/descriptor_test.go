@@ -140,19 +140,20 @@ func TestDescriptorCheck(t *testing.T) {
 		t.Fatalf("Check: %v", err)
 	}
 	for message, change := range map[string]func(*tool.Descriptor){
-		"invalid name":                      func(d *tool.Descriptor) { d.ID = "weather..daily" },
-		"below the index":                   func(d *tool.Descriptor) { d.Name = "daily" },
-		"input_schema":                      func(d *tool.Descriptor) { d.InputSchema = json.RawMessage(`{"type":"x"}`) },
-		"output_schema":                     func(d *tool.Descriptor) { d.OutputSchema = json.RawMessage(`{`) },
-		"metadata: must be a JSON object":   func(d *tool.Descriptor) { d.Metadata = json.RawMessage(`[1]`) },
-		`"town" is not in the input schema`: func(d *tool.Descriptor) { d.Positional = []string{"town"} },
-		"{town}":                            func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"a{town}b"} },
-		"unbalanced":                        func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"{town"} },
-		"warm, session, fork, fresh":        func(d *tool.Descriptor) { d.Annotations.Isolation = "cold" },
-		"none, guard, strict, offline":      func(d *tool.Descriptor) { d.Annotations.Sandbox = "jail" },
-		"batch, session, node, mesh":        func(d *tool.Descriptor) { d.Annotations.LaneScope = "wide" },
-		"timeout must not be negative":      func(d *tool.Descriptor) { d.Annotations.Timeout = -1 },
-		"import, static, go":                func(d *tool.Descriptor) { d.Source = "magic" },
+		"invalid name":                         func(d *tool.Descriptor) { d.ID = "weather..daily" },
+		"below the index":                      func(d *tool.Descriptor) { d.Name = "daily" },
+		"input_schema":                         func(d *tool.Descriptor) { d.InputSchema = json.RawMessage(`{"type":"x"}`) },
+		"output_schema":                        func(d *tool.Descriptor) { d.OutputSchema = json.RawMessage(`{`) },
+		"metadata: must be a JSON object":      func(d *tool.Descriptor) { d.Metadata = json.RawMessage(`[1]`) },
+		`"town" is not in the input schema`:    func(d *tool.Descriptor) { d.Positional = []string{"town"} },
+		"{town}":                               func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"a{town}b"} },
+		"unbalanced":                           func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"{town"} },
+		"strict-queue, strict-fail-fast, hint": func(d *tool.Descriptor) { d.Annotations.Affinity = "loose" },
+		"warm, session, fork, fresh":           func(d *tool.Descriptor) { d.Annotations.Isolation = "cold" },
+		"none, guard, strict, offline":         func(d *tool.Descriptor) { d.Annotations.Sandbox = "jail" },
+		"batch, session, node, mesh":           func(d *tool.Descriptor) { d.Annotations.LaneScope = "wide" },
+		"timeout must not be negative":         func(d *tool.Descriptor) { d.Annotations.Timeout = -1 },
+		"import, static, go":                   func(d *tool.Descriptor) { d.Source = "magic" },
 	} {
 		d := forecast()
 		change(d)

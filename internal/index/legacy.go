@@ -131,15 +131,14 @@ func (l *legacy) names() {
 		l.problem("tools", "lists %d tools; at most %d are possible", len(l.m.Tools), maxTools)
 		return
 	}
-	seen := map[string]bool{}
+	seen := places{}
 	for _, name := range l.m.Tools {
 		if why := badToolName(name); why != "" {
 			l.problem("tools", "has %q, %s", name, why)
 		}
-		if seen[name] {
-			l.problem("tools", "lists %q twice", name)
+		if why := seen.again(name); why != "" {
+			l.problem("tools", "lists %q %s", name, why)
 		}
-		seen[name] = true
 	}
 }
 

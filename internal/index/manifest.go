@@ -111,6 +111,7 @@ type overrides struct {
 	cacheTTL     *time.Duration
 	collect      *bool
 	isolation    *tool.Isolation
+	affinity     *tool.Affinity
 	sandbox      *tool.Sandbox
 	limits       *tool.Limits
 }
@@ -178,6 +179,7 @@ func (o overrides) apply(d *tool.Descriptor) {
 	set(&a.CacheTTL, o.cacheTTL)
 	set(&a.Collect, o.collect)
 	set(&a.Isolation, o.isolation)
+	set(&a.Affinity, o.affinity)
 	set(&a.Sandbox, o.sandbox)
 	if o.limits != nil { // one limit of a tool leaves the index's others
 		set(&a.Limits.CPUTime, nonZero(o.limits.CPUTime))

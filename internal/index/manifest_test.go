@@ -61,6 +61,7 @@ lane_scope = "session"
 cache_ttl = "300s"
 collect = true
 isolation = "session"
+affinity = "hint"
 sandbox = "strict"
 limits = { cpu_time = "1s", memory = "100MB", open_files = 128, output = "10KB" }
 metadata = { level = 2, since = 2026-01-02, list = [1, 2.5, { a = "b" }] }
@@ -116,7 +117,7 @@ func TestManifestDescriptor(t *testing.T) {
 		ID: "weather.forecast.daily", Name: "forecast.daily", Description: "Better words.", InputSchema: schema, Positional: []string{"city"},
 		Annotations: tool.Annotations{
 			Streaming: true, ParallelSafe: true, ReadOnly: true, Collect: true, ResourceKey: tool.ResourceKey{Parts: []string{"city", "{city}"}},
-			LaneScope: tool.LaneSession, Timeout: 2 * time.Second, CacheTTL: 300 * time.Second, Isolation: tool.IsolationSession, Sandbox: tool.SandboxStrict,
+			LaneScope: tool.LaneSession, Timeout: 2 * time.Second, CacheTTL: 300 * time.Second, Isolation: tool.IsolationSession, Affinity: tool.AffinityHint, Sandbox: tool.SandboxStrict,
 			Concurrency: 4, Limits: tool.Limits{CPUTime: time.Second, Memory: 100e6, Pids: 40, OpenFiles: 128, Output: 10e3},
 		},
 		Metadata: json.RawMessage(`{"level":2,"list":[1,2.5,{"a":"b"}],"since":"2026-01-02","team":"sky"}`),
@@ -197,7 +198,7 @@ func TestLoadRefuses(t *testing.T) {
 		"empty tools":       {files("tools.toml", "[index]\ntools = []\n"), reasonManifest, []string{"at least one tool"}},
 		"tools a text":      {files("tools.toml", "[index]\ntools = \"a.b\"\n"), reasonManifest, []string{"must be a list of texts, not a text"}},
 		"tool a number":     {files("tools.toml", "[index]\ntools = [\"a.b\", 7]\n"), reasonManifest, []string{"item 2 is a whole number"}},
-		"tool twice":        {files("tools.toml", "[index]\ntools = [\"a.b\", \"a.b\"]\n"), reasonManifest, []string{`"a.b" twice`}},
+		"tool twice":        {files("tools.toml", "[index]\ntools = [\"a.b\", \"a.b\"]\n"), reasonManifest, []string{`"a.b" twice, as items 1 and 2`}},
 		"no module":         {files("tools.toml", "[index]\ntools = [\"b\"]\n"), reasonManifest, []string{"no module"}},
 		"no Python name":    {files("tools.toml", "[index]\ntools = [\"a-x.b\"]\n"), reasonManifest, []string{"no Python name"}},
 		"colon":             {files("tools.toml", "[index]\ntools = [\"a:b.c\"]\n"), reasonManifest, []string{"no Python name"}},
@@ -210,6 +211,7 @@ func TestLoadRefuses(t *testing.T) {
 		"negative duration": {files("tools.toml", valid+"timeout = \"-2s\"\n"), reasonManifest, []string{"-2s"}},
 		"bad isolation":     {files("tools.toml", valid+"isolation = \"cold\"\n"), reasonManifest, []string{"warm, session, fork, fresh"}},
 		"bad sandbox":       {files("tools.toml", valid+"[tool.\"a.b\"]\nsandbox = \"\"\n"), reasonManifest, []string{"none, guard, strict, offline"}},
+		"bad affinity":      {files("tools.toml", valid+"affinity = \"loose\"\n"), reasonManifest, []string{"strict-queue, strict-fail-fast, hint"}},
 		"bad lane scope":    {files("tools.toml", valid+"[tool.\"a.b\"]\nlane_scope = \"x\"\n"), reasonManifest, []string{"batch, session, node, mesh"}},
 		"bad size":          {files("tools.toml", valid+"limits = { memory = \"many\" }\n"), reasonManifest, []string{"memory", "200MB"}},
 		"bad key":           {files("tools.toml", valid+"resource_key = [\"{a\"]\n"), reasonManifest, []string{"{name}"}},

@@ -194,15 +194,14 @@ func (r *reader) scriptTools(m *Manifest, s *section, defined []string, stem str
 		r.problem(s.key("tools"), "makes %d tools; at most %d are possible", len(m.Tools), maxTools)
 		return
 	}
-	seen := map[string]bool{}
+	seen := places{}
 	for _, name := range m.Tools {
 		function := strings.TrimPrefix(name, stem+".")
 		if strings.Contains(function, ".") || badToolName("m."+function) != "" {
 			r.problem(s.key("tools"), "has %q, which is no function of the file: write its name alone", function)
 		}
-		if seen[name] {
-			r.problem(s.key("tools"), "lists %q twice", function)
+		if why := seen.again(name); why != "" {
+			r.problem(s.key("tools"), "lists %q %s", function, why)
 		}
-		seen[name] = true
 	}
 }

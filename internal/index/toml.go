@@ -309,17 +309,31 @@ func (r *reader) toolNames(s *section, names []string, commands map[string]map[s
 		r.problem(s.key("tools"), "lists %d tools; at most %d are possible", len(names), maxTools)
 		return
 	}
-	seen := map[string]bool{}
+	seen := places{}
 	for _, name := range names {
 		if _, ok := commands[name]; ok {
 		} else if why := badToolName(name); why != "" {
 			r.problem(s.key("tools"), "has %q, %s", name, why)
 		}
-		if seen[name] {
-			r.problem(s.key("tools"), "lists %q twice", name)
+		if why := seen.again(name); why != "" {
+			r.problem(s.key("tools"), "lists %q %s", name, why)
 		}
-		seen[name] = true
 	}
+}
+
+// places are the items of a list of tools that have been seen.
+type places map[string]int
+
+// again notes the next item, and says where it stood before; "" if it did not.
+func (p places) again(name string) string {
+	p[""]++ // no tool is called so: it counts
+	if first, twice := p[name]; twice && name != "" {
+		return fmt.Sprintf("twice, as items %d and %d", first, p[""])
+	}
+	if name != "" {
+		p[name] = p[""]
+	}
+	return ""
 }
 
 // badToolName says what is wrong with a tool's name, "" if nothing is.
@@ -450,6 +464,7 @@ func (r *reader) override(s *section, ofTool bool) overrides {
 	o.collect = s.boolean("collect")
 	o.laneScope = parsed(s, "lane_scope", tool.ParseLaneScope)
 	o.isolation = parsed(s, "isolation", tool.ParseIsolation)
+	o.affinity = parsed(s, "affinity", tool.ParseAffinity)
 	o.sandbox = parsed(s, "sandbox", tool.ParseSandbox)
 	o.resourceKey = r.resourceKey(s)
 	if table, ok := take[map[string]any](s, "limits", `a table: limits = { memory = "200MB" }`); ok {

@@ -112,6 +112,7 @@ class Worker:
         self._outlet = Outlet(out, _call.get, _NoShield())
         self._forked = False
         self._channel = channel.current = channel.LoopChannel(self, self._outlet, _call.get)
+        self._giving = False  # what is held back is about to be written
         install(self._outlet)
         forked_by_tool((inp, out), self._outlet, self)
         signal.signal(SIGNAL, self._interrupt)
@@ -152,6 +153,18 @@ class Worker:
         self._loop.add_reader(self._inp, self._readable)
         self._outlet.send(HEADER.pack(len(about), READY, 0, 0, 0) + about)
         await self._done
+
+    def _give(self, data: bytes) -> None:
+        """Writes a frame, or holds it back while others come right behind it: until
+        the loop has gone through what is ready, or stands still."""
+        self._outlet.item(data)
+        if self._outlet.held and not self._giving:
+            self._giving = True
+            self._loop.call_soon(self._given)
+
+    def _given(self) -> None:
+        self._giving = False
+        self._outlet.settle_items()
 
     def _finish(self, failure: FrameError | None = None) -> None:
         if not self._done.done():
@@ -228,7 +241,7 @@ class Worker:
         if limits.memory and (limits.exceeded() or _no_memory(kind, data)):
             kind, data = ERROR, failures.out_of_memory()
             raw |= SPENT
-        self._outlet.send(HEADER.pack(len(data), kind, raw, slot, call) + data)
+        self._give(HEADER.pack(len(data), kind, raw, slot, call) + data)
 
     async def _outcome(self, flags: int, slot: int, call: int, body: bytes) -> tuple[int, bytes]:
         tool = self._tools[slot]
@@ -289,7 +302,7 @@ class Worker:
                     self._outlet.settle_items()
                     await credit.wait()
                 credit.left -= len(data) + 64
-                self._outlet.item(HEADER.pack(len(data), YIELD, 0, slot, call) + data)
+                self._give(HEADER.pack(len(data), YIELD, 0, slot, call) + data)
         finally:
             self._credit.pop(call, None)
             await items.aclose()
