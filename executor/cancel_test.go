@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -66,6 +67,33 @@ def cleanup(path: str):
         time.sleep(60)
     finally:
         open(path, "w").write("cleaned")
+
+def tidies(path: str):
+    try:
+        print("working", flush=True)
+        time.sleep(60)
+    finally:
+        tidy(path)
+
+def gtidies(path: str):
+    try:
+        while True:
+            yield "x" * 1000
+    finally:
+        tidy(path)
+
+async def atidies(path: str):
+    try:
+        print("working", flush=True)
+        time.sleep(60)
+    finally:
+        tidy(path)
+
+def tidy(path):
+    end = time.monotonic() + 0.4
+    while time.monotonic() < end:
+        time.sleep(0.005)
+    open(path, "w").write("cleaned")
 
 def ok(n: int = 1):
     return n
@@ -137,6 +165,7 @@ async def how_many_aclosed():
 
 var slowNames = []string{
 	"spin", "sleep", "retry", "stubborn", "forever", "how_many_closed", "cleanup", "ok", "chatty", "deaf",
+	"tidies", "gtidies", "atidies",
 	"adeaf", "asleep", "aok", "ablock", "ahold", "astubborn", "acancel", "aforever", "how_many_aclosed",
 }
 
@@ -199,6 +228,38 @@ func TestWhatIgnoresItsCancellationIsKilledAfterTheGrace(t *testing.T) {
 	}
 	if s := ix.Stats(); s.Restarts != 0 {
 		t.Errorf("%d restarts; what we kill ourselves is no crash", s.Restarts)
+	}
+}
+
+// A call hears of its cancellation once: what it does about it is its own, until
+// the grace is over.
+func TestACleanupIsNotCancelled(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.Grace = 30 * time.Second }), slowTools, slowNames...)
+	for _, name := range []string{"t.tidies", "t.atidies", "t.gtidies"} {
+		file := t.TempDir() + "/cleaned"
+		args := fmt.Sprintf(`{"path":%q}`, file)
+		if name == "t.gtidies" {
+			// Its items are not taken: it waits for room when it is cancelled.
+			ctx, cancel := context.WithCancel(t.Context())
+			var once sync.Once
+			sink := &collector{onItem: func(context.Context, json.RawMessage) error {
+				once.Do(cancel)
+				<-ctx.Done()
+				return ctx.Err()
+			}}
+			_, err := ix.Call(ctx, executor.Call{Tool: name, Args: json.RawMessage(args), Stream: true}, sink)
+			cancel()
+			if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeCancelled || e.Details["killed"] != nil {
+				t.Errorf("%s: got %v, want cancelled", name, err)
+			}
+		} else if e := cancelRunning(t, ix, name, args); e.Details["killed"] != nil {
+			t.Errorf("%s: its worker was killed", name)
+		}
+		if text, err := os.ReadFile(file); err != nil || string(text) != "cleaned" {
+			t.Errorf("%s did not clean up: %s, %v", name, text, err)
+		}
+		mustCall(t, ix, "t.ok", `{}`, `1`)
 	}
 }
 

@@ -236,7 +236,7 @@ class Worker:
                 self._page[PAGE_STARTED] = call
                 guard.armed = call
                 if self._page[PAGE_CANCEL] == call:
-                    raise Cancelled  # its signal came before the call did
+                    guard.cancel(call)  # its signal came before the call did
                 value = tool.function(*positional, **keyword)
                 kind = type(value)
                 if kind is GeneratorType:
