@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
@@ -78,6 +79,7 @@ type Agent struct {
 
 	mu        sync.Mutex
 	executor  *executor.Executor
+	client    *client.Client // makes the calls of tools
 	view      *registry.View
 	store     *registry.Store
 	responder *registry.Responder
@@ -160,6 +162,9 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 		Sandbox: host.Sandbox{Asked: a.opts.Sandbox, Effective: string(effective)}, Reasons: reasons,
 		Sessions: sessions, Service: "mesh-agent", Queued: a.queued, Logger: a.log,
 	}); err != nil {
+		return err
+	}
+	if a.client, err = client.NewOn(a.bus, &client.Options{Logger: a.log}); err != nil {
 		return err
 	}
 	if err = a.host.Start(ctx); err != nil {
@@ -277,6 +282,9 @@ func (a *Agent) release(ctx context.Context) error {
 	if a.executor != nil {
 		errs = append(errs, a.executor.Close())
 		a.executor = nil
+	}
+	if a.client != nil {
+		a.client.Close() // no tool runs any more
 	}
 	a.bus.Close()
 	return errors.Join(errs...)

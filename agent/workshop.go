@@ -112,6 +112,7 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 		i.describe()
 	}
 	i.sort()
+	i.known = w.catalogue(ctx, b, env, i.unavailable)
 	w.a.instances.Lock()
 	if w.a.instances.open == nil {
 		w.a.instances.open = make(map[*instance]struct{})
@@ -212,9 +213,12 @@ func (w *workshop) Publish(ctx context.Context, d deploy.Instance) error {
 
 // PublishFailed implements [deploy.Server].
 func (w *workshop) PublishFailed(ctx context.Context, b deploy.Build, reason string) error {
-	s := host.Service{Index: b.Name, Session: b.Session, Revision: b.Revision}
+	var all []deploy.Unavailable
 	for _, name := range b.Manifest.Tools {
-		s.Unavailable = append(s.Unavailable, host.Unavailable{ID: toolID(b.Name, name), Reason: reason})
+		all = append(all, deploy.Unavailable{ID: toolID(b.Name, name), Reason: reason})
+	}
+	s := host.Service{
+		Index: b.Name, Session: b.Session, Revision: b.Revision, Unavailable: unserved(all, w.catalogue(ctx, b, nil, all)),
 	}
 	return w.a.published.instead(placeOf(b.Name, b.Session), func() error { return w.a.host.Publish(ctx, s) })
 }
@@ -233,6 +237,7 @@ type instance struct {
 	tools       []host.Tool
 	ids         []subjects.ToolID
 	unavailable []deploy.Unavailable
+	known       map[subjects.ToolID]*tool.Descriptor // of what is unavailable, from its source
 
 	noticesMu sync.Mutex
 	notices   map[string]string // of functions: what callers have to expect
@@ -242,14 +247,7 @@ type instance struct {
 func (i *instance) describe() {
 	ref := tool.IndexRef{Name: i.build.Name, Revision: i.build.Revision}
 	for _, t := range i.served() {
-		code := index.Introspected{
-			Description: t.Description, InputSchema: t.InputSchema, OutputSchema: t.OutputSchema,
-			Positional: t.Positional, Streaming: t.Kind.Streaming(), Warnings: t.Warnings,
-		}
-		if t.VarArgs {
-			code.VarArgs = "args"
-		}
-		d, err := i.build.Manifest.Descriptor(ref, t.Name, code)
+		d, err := i.build.Manifest.Descriptor(ref, t.Name, codeOf(t, tool.SourceImport))
 		if err != nil {
 			i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, t.Name), Reason: toolmesh.AsError(err).Message})
 			continue
@@ -263,15 +261,15 @@ func (i *instance) describe() {
 }
 
 func (i *instance) service() host.Service {
-	s := host.Service{Index: i.build.Name, Session: i.build.Session, Revision: i.build.Revision, Tools: slices.Clone(i.tools)}
+	s := host.Service{
+		Index: i.build.Name, Session: i.build.Session, Revision: i.build.Revision, Tools: slices.Clone(i.tools),
+		Unavailable: unserved(i.unavailable, i.known),
+	}
 	i.noticesMu.Lock()
 	for n := range s.Tools {
 		s.Tools[n].Notice = i.notices[i.build.Manifest.Function(s.Tools[n].Descriptor.ID.Local())]
 	}
 	i.noticesMu.Unlock()
-	for _, u := range i.unavailable {
-		s.Unavailable = append(s.Unavailable, host.Unavailable{ID: u.ID, Reason: u.Reason})
-	}
 	return s
 }
 
@@ -302,6 +300,7 @@ type pythonTool struct {
 func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.Sink) error {
 	s := &pythonSink{sink: sink, log: p.i.a.log, call: call}
 	result, err := p.i.index.Call(ctx, executor.Call{
+		Nested: &nestedCalls{client: p.i.a.client, call: call}, Depth: call.Depth,
 		Tool: p.name, RPCID: string(call.RPCID), Session: leaseName(call.Session, call.Epoch), Isolation: tool.Isolation(call.Isolation), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
 	}, s)
 	if err != nil || call.Stream {
@@ -329,8 +328,12 @@ func (s *pythonSink) Item(ctx context.Context, data json.RawMessage) error {
 // log lines, under the call's id.
 func (s *pythonSink) Log(r executor.Record) {
 	level := slog.LevelInfo
-	if r.Stream == executor.StreamLog {
+	switch r.Stream {
+	case executor.StreamLog:
 		level = r.Level
+	case executor.StreamProgress:
+		level = slog.LevelDebug
+	case executor.StreamStdout, executor.StreamStderr:
 	}
 	if !s.log.Enabled(context.Background(), level) {
 		return
@@ -341,6 +344,9 @@ func (s *pythonSink) Log(r executor.Record) {
 	}
 	if r.Logger != "" {
 		attrs = append(attrs, slog.String("logger", r.Logger))
+	}
+	if r.Stream == executor.StreamProgress && len(r.Fields) > 0 {
+		attrs = append(attrs, slog.String("fields", string(r.Fields)))
 	}
 	s.log.LogAttrs(context.Background(), level, "tool output", attrs...)
 }

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"log/slog"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -22,6 +23,7 @@ import (
 
 // startBroker is the broker's process. args: a folder.
 func startBroker(ctx context.Context, args []string) (roleFunc, string, func(), error) {
+	debug.SetGCPercent(gcPercent)
 	b, err := broker.Start(ctx, broker.Options{StoreDir: args[0]})
 	if err != nil {
 		return nil, "", nil, err
@@ -48,6 +50,11 @@ func startBroker(ctx context.Context, args []string) (roleFunc, string, func(), 
 }
 
 func errUnknown(r request) error { return fmt.Errorf("request %q is not for this process", r.Do) }
+
+// gcPercent is what mesh, mesh-agent and mesh-router set for themselves. The
+// broker serves both sides; the processes that stand for a program of a user's
+// (the raw service, the Go service, the caller) keep Go's default.
+const gcPercent = 400
 
 const (
 	rawSubject = "raw.echo"
@@ -193,6 +200,7 @@ func startHost(ctx context.Context, args []string) (roleFunc, string, func(), er
 // startAgent is one machine's agent. args: the broker's URL, a folder, the
 // node's id.
 func startAgent(ctx context.Context, args []string) (roleFunc, string, func(), error) {
+	debug.SetGCPercent(gcPercent)
 	nc, err := nats.Connect(args[0], client.ConnectOptions()...)
 	if err != nil {
 		return nil, "", nil, err

@@ -43,7 +43,7 @@ func (r *Result) Decode(v any) error { return json.Unmarshal(r.Value, v) }
 // [toolmesh.CodeToolError] the tool failed, not the mesh. When ctx ends, the
 // call is cancelled where it runs.
 func (c *Client) Call(ctx context.Context, id subjects.ToolID, args any, opts ...CallOption) (*Result, error) {
-	s, err := c.settings(opts, "rpc_")
+	s, err := c.settings(ctx, opts, "rpc_")
 	if err != nil {
 		return nil, err
 	}

@@ -174,6 +174,7 @@ func WithIsolation(isolation tool.Isolation) CallOption {
 }
 
 // WithParent says which call makes this one, and how many calls are above it.
+// Defaults to the context's [Lineage].
 func WithParent(parent subjects.RPCID, depth int) CallOption {
 	return optionFunc(func(s *settings) { s.parent, s.depth = parent, depth })
 }
@@ -184,8 +185,9 @@ func Idempotent() CallOption { return optionFunc(func(s *settings) { s.idempoten
 // ViaQueue leaves the choice of node to the broker for this call.
 func ViaQueue() CallOption { return optionFunc(func(s *settings) { s.queue = true }) }
 
-func (c *Client) settings(opts []CallOption, prefix string) (settings, error) {
-	s := settings{session: c.session, prefix: prefix, queue: c.queue}
+func (c *Client) settings(ctx context.Context, opts []CallOption, prefix string) (settings, error) {
+	above := lineageOf(ctx)
+	s := settings{session: c.session, prefix: prefix, queue: c.queue, parent: above.Parent, depth: above.Depth}
 	for _, o := range opts {
 		o.apply(&s)
 	}

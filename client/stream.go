@@ -58,7 +58,7 @@ func (c *Chunk) Decode(v any) error { return json.Unmarshal(c.Data, v) }
 // back; nothing grows. After a lost connection the stream goes on where it was.
 func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts ...CallOption) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
-		s, err := c.settings(opts, "rpc_stream_")
+		s, err := c.settings(ctx, opts, "rpc_stream_")
 		if err != nil {
 			yield(Chunk{}, err)
 			return

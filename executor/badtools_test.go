@@ -66,9 +66,10 @@ func badTools() []badTool {
 		{name: "reserves without a limit", tool: "reserves", code: toolmesh.CodeToolError, check: typeIs("MemoryError")},
 
 		// Processes, threads, files.
-		{name: "fork_bomb", policy: pids, code: toolmesh.CodeToolError},
-		{name: "thread_flood", policy: pids, code: toolmesh.CodeToolError},
-		{name: "opens", policy: limits(tool.Limits{OpenFiles: 64}), code: toolmesh.CodeToolError, check: typeIs("OSError")},
+		{name: "fork_bomb", policy: pids, code: toolmesh.CodeToolError, details: map[string]any{"limit": "pids", "max": 20}},
+		{name: "thread_flood", policy: pids, code: toolmesh.CodeToolError, details: map[string]any{"limit": "pids", "max": 20}},
+		{name: "opens", policy: limits(tool.Limits{OpenFiles: 64}), code: toolmesh.CodeToolError, check: typeIs("OSError"),
+			details: map[string]any{"limit": "open_files", "max": 64}},
 		{name: "closes", code: toolmesh.CodeWorkerCrashed},
 
 		// Output.

@@ -66,6 +66,11 @@ type Call struct {
 	// Collect makes a generator's result the list of its items instead of the
 	// last. Ignored with Stream.
 	Collect bool
+	// Nested makes the calls that the tool makes. Without it they fail.
+	Nested Nested
+	// Depth is how many calls are above this one, when a tool made it: by this
+	// the index sees to it that calls never wait for each other in a circle.
+	Depth int
 }
 
 // Sink takes what a call gives off before its end. A nil sink is legal for a
@@ -87,6 +92,9 @@ const (
 	StreamStdout Stream = "stdout"
 	StreamStderr Stream = "stderr"
 	StreamLog    Stream = "log"
+	// StreamProgress: the message is what the tool does, and the fields hold the
+	// fraction from 0 to 1, if it gave one.
+	StreamProgress Stream = "progress"
 )
 
 // Record is a piece of output of a call: text that it printed, without the last
@@ -97,7 +105,7 @@ type Record struct {
 	Level   slog.Level      // of StreamLog
 	Logger  string          // of StreamLog
 	Message string          // at most about 8 KB
-	Fields  json.RawMessage // of StreamLog: extra fields, an object; may be nil
+	Fields  json.RawMessage // of StreamLog and StreamProgress: extra fields, an object; may be nil
 }
 
 // Stats is a moment's view of an [Index].

@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"sync"
@@ -27,6 +28,9 @@ const (
 	blockedAfter = time.Second
 	// Calls that one worker of coroutines holds at once.
 	asyncCalls = 1024
+	// A cancelled call is signalled again after this long, doubling to the second.
+	firstInsistence = 2 * time.Millisecond
+	lastInsistence  = 100 * time.Millisecond
 )
 
 // crew is the workers of one key, and the queue before them: first come, first
@@ -47,7 +51,10 @@ type crew struct {
 	workers  map[*worker]struct{}
 	starting int
 	busy     int
-	watching bool // a look at the queue is scheduled
+	deep     int         // of busy: calls that tools made
+	depths   map[int]int // the same by depth, from 1
+	waiting  int         // of busy: calls whose tool waits for one that it made
+	watching bool        // a look at the queue is scheduled
 	closed   bool
 	crashes  int // in a row, without a call that ended well between
 	restarts int
@@ -66,9 +73,17 @@ func (c *crew) submit(j *job) *toolmesh.Error {
 		c.mu.Unlock()
 		return c.shut()
 	}
-	w := c.pick()
-	if w == nil || c.forgot != "" {
-		if err := c.refuses(); err != nil {
+	if c.forgot != "" {
+		err := c.refuses(j)
+		c.mu.Unlock()
+		return err
+	}
+	var w *worker
+	if c.admits(j) {
+		w = c.pick()
+	}
+	if w == nil {
+		if err := c.refuses(j); err != nil {
 			c.mu.Unlock()
 			return err
 		}
@@ -150,7 +165,7 @@ func (c *crew) assign(w *worker, j *job) {
 	w.places++
 	j.worker, j.place, j.since = w, w.places, time.Now()
 	j.before = w.page.Load(sandbox.WordStarted)
-	c.busy++
+	c.hold(j)
 	if c.async {
 		w.jobs[j.id] = j
 	} else {
@@ -164,13 +179,10 @@ func (c *crew) assign(w *worker, j *job) {
 
 // over notes that a call ended well for its worker. The lock is held.
 func (c *crew) over(j *job) {
-	c.busy--
+	c.release(j)
 	c.crashes = 0
 	c.service += (time.Since(j.since) - c.service) / 8
-	if j.grace != nil {
-		j.grace.Stop()
-	}
-	j.worker = nil
+	j.calm()
 }
 
 // finishedPlain takes a call off its worker of plain functions and gives the
@@ -193,7 +205,7 @@ func (c *crew) finishedPlain(w *worker, j *job) {
 		return
 	}
 	c.counted(w)
-	next := c.queue.pop()
+	next := c.next()
 	if next != nil {
 		c.assign(w, next)
 	} else {
@@ -225,9 +237,10 @@ func (c *crew) finishedCoroutine(w *worker, id uint64) *job {
 			c.dismiss(w)
 			c.reconcile()
 		}
-	} else if c.queue.len() > 0 && c.room(w) {
-		next = c.queue.pop()
-		c.assign(w, next)
+	} else if c.room(w) {
+		if next = c.next(); next != nil {
+			c.assign(w, next)
+		}
 	}
 	c.mu.Unlock()
 	if next != nil {
@@ -243,8 +256,7 @@ func (c *crew) room(w *worker) bool {
 	if c.once {
 		return w.places == 0
 	}
-	own := c.index.spec.Concurrency
-	return len(w.jobs) < asyncCalls && (own <= 0 || c.busy < own)
+	return len(w.jobs)-w.waiting < asyncCalls
 }
 
 // interrupt stops a call that a worker has: by a cancellation, and after the
@@ -257,6 +269,7 @@ func (c *crew) interrupt(j *job) {
 		return
 	}
 	w.cancel(j)
+	c.insist(j, firstInsistence)
 	j.grace = time.AfterFunc(c.index.x.opts.Grace, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -272,15 +285,31 @@ func (c *crew) interrupt(j *job) {
 		// Its other calls are let go on. We no longer wait for this one.
 		delete(w.jobs, j.id)
 		w.abandoned++
-		c.busy--
 		begun := w.begun(j)
-		j.worker = nil
+		c.release(j)
 		if len(w.jobs) == 0 {
 			w.kill()
 		}
 		c.reconcile()
 		j.err = crashed(j.tool.Name, exit{lost: true}, begun, "")
 		j.done <- struct{}{}
+	})
+}
+
+// insist signals a cancelled call again, until its worker has heard: a signal
+// that arrives between the last look at it and a system call is only seen when
+// that returns, and one that finds the worker's own code, or another coroutine,
+// hits nothing. The lock is held.
+func (c *crew) insist(j *job, after time.Duration) {
+	w := j.worker
+	j.again = time.AfterFunc(after/2+rand.N(after), func() { //nolint:gosec // two calls of one worker must not keep step
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if j.worker != w || w.page.Load(sandbox.WordHeard) == j.id {
+			return
+		}
+		w.signal(j)
+		c.insist(j, min(2*after, lastInsistence))
 	})
 }
 
@@ -304,7 +333,7 @@ func (c *crew) most() int {
 	if c.keeps() {
 		return 1
 	}
-	return c.index.maxWorkers()
+	return c.index.maxWorkers() + c.waiting
 }
 
 // least is how many workers stay when nobody calls.
@@ -322,7 +351,7 @@ func (c *crew) limit() int {
 		return 1
 	}
 	if c.service < brief {
-		limit = min(limit, runtime.GOMAXPROCS(0)+c.occupied())
+		limit = min(limit, runtime.GOMAXPROCS(0)+c.occupied()+c.waiting)
 	}
 	return max(limit, 1)
 }
@@ -332,7 +361,7 @@ func (c *crew) limit() int {
 func (c *crew) occupied() int {
 	n, now := 0, time.Now()
 	for w := range c.workers {
-		if j := w.current.Load(); j != nil && !w.retired && now.Sub(j.since) > lengthy {
+		if j := w.current.Load(); j != nil && !w.retired && j.open == 0 && now.Sub(j.since) > lengthy {
 			n++
 		}
 	}
@@ -359,6 +388,7 @@ func (c *crew) reconcile() {
 	if c.closed {
 		return
 	}
+	first := c.dispatch()
 	if c.once {
 		c.restock()
 		return
@@ -376,15 +406,15 @@ func (c *crew) reconcile() {
 			return
 		}
 		c.start()
-	case c.queue.len() > 0 && c.starting == 0 && have < c.limit():
-		// The head of the queue has waited longest.
-		waited := now.Sub(c.queue.list[c.queue.head].since)
+	case first >= 0 && c.starting == 0 && have < c.limit():
+		// The first that may have a worker has waited longest.
+		waited := now.Sub(c.queue.list[first].since)
 		if wait := max(patience-waited, c.pause(now)); wait > 0 {
 			c.look(wait)
 		} else {
 			c.start()
 		}
-	case c.queue.len() > 0 && have < c.most() && !c.async:
+	case first >= 0 && have < c.most() && !c.async:
 		c.look(patience) // the limit may grow when calls turn out to be long
 	}
 }
@@ -454,7 +484,7 @@ func (c *crew) join(w *worker) []*job {
 	c.born(w)
 	var next []*job
 	for {
-		j := c.queue.pop()
+		j := c.next()
 		if j == nil {
 			break
 		}
@@ -495,11 +525,8 @@ func (c *crew) lost(w *worker, cause error) {
 	for _, j := range failed {
 		j.fatal, j.shared, j.innocent = w.id, len(tools) > 1, w.exit.lost || w.stopping
 		j.err = crashed(j.tool.Name, w.exit, w.begun(j), w.tail.String())
-		j.worker = nil
-		if j.grace != nil {
-			j.grace.Stop()
-		}
-		c.busy--
+		j.calm()
+		c.release(j)
 	}
 	if c.keeps() && !c.closed {
 		why := "it ended: " + w.exit.String()

@@ -208,7 +208,7 @@ func (c *crew) keeps() bool {
 // refuses is the error of a call that must not wait for its session's worker,
 // or that comes after that worker was lost. The lock is held, and the crew has
 // no worker free.
-func (c *crew) refuses() *toolmesh.Error {
+func (c *crew) refuses(j *job) *toolmesh.Error {
 	switch {
 	case c.forgot != "":
 		why := c.forgot
@@ -217,6 +217,8 @@ func (c *crew) refuses() *toolmesh.Error {
 	case c.affinity == tool.AffinityFail && (len(c.workers) > 0 || c.queue.len() > 0):
 		return toolmesh.Errorf(toolmesh.CodeBusy, "the session's worker is busy with another call").
 			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo).WithRetryable(true).WithDetail("reason", "worker_busy")
+	case c.keeps() && !c.async && c.below(j.depth):
+		return workerWaits()
 	}
 	return nil
 }

@@ -173,8 +173,11 @@ func (p *rawPipe) hand(end int) {
 func recordOf(flags uint8, body []byte) Record {
 	r := Record{Time: time.Now()}
 	switch flags {
-	case frame.LogRecord:
+	case frame.LogRecord, frame.LogProgress:
 		r.Stream = StreamLog
+		if flags == frame.LogProgress {
+			r.Stream = StreamProgress
+		}
 		var m struct {
 			Level   string          `json:"level"`
 			Logger  string          `json:"logger"`

@@ -87,7 +87,7 @@ func (c *crew) replace(w *worker, why string) {
 		}
 		next := c.join(fresh)
 		c.recycled++
-		c.release(w)
+		c.letGo(w)
 		c.mu.Unlock()
 		for _, j := range next {
 			fresh.call(j)
@@ -97,9 +97,9 @@ func (c *crew) replace(w *worker, why string) {
 	})
 }
 
-// release takes a worker out of service: it ends now if it runs nothing, else
+// letGo takes a worker out of service: it ends now if it runs nothing, else
 // with its last call. The lock is held.
-func (c *crew) release(w *worker) {
+func (c *crew) letGo(w *worker) {
 	if w.retired {
 		return
 	}

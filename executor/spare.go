@@ -46,7 +46,7 @@ func (c *crew) unused() int {
 // restock starts what the queue and the spares need. Those on their way out
 // count: a tool that does not end must not be multiplied. The lock is held.
 func (c *crew) restock() {
-	missing := c.queue.len() + c.spares - c.unused() - c.starting
+	missing := c.admissibles() + c.spares - c.unused() - c.starting
 	if missing <= 0 {
 		return
 	}
@@ -54,7 +54,7 @@ func (c *crew) restock() {
 		c.look(wait)
 		return
 	}
-	for room := c.index.maxWorkers() - len(c.workers) - c.starting; missing > 0 && room > 0; room-- {
+	for room := c.most() - len(c.workers) - c.starting; missing > 0 && room > 0; room-- {
 		c.start()
 		missing--
 	}

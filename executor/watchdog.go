@@ -2,6 +2,7 @@ package executor
 
 import (
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -122,10 +123,10 @@ func (c *crew) judge(w *worker, u sandbox.Usage) {
 		return
 	}
 	var over []*job
-	// Whose coroutine it was that computed is not known: they share it.
-	share := max(0, u.CPU-w.meter.seen) / time.Duration(len(jobs))
+	computing := c.computing(w, jobs)
+	share := max(0, u.CPU-w.meter.seen) / time.Duration(len(computing))
 	w.meter.seen = u.CPU
-	for _, j := range jobs {
+	for _, j := range computing {
 		if j.cpu += share; limits.CPUTime > 0 && j.cpu > limits.CPUTime && j.breach == nil {
 			j.breach = breach(toolmesh.CodeDeadlineExceeded, j,
 				"the call used %v of processor time, more than its limit of %v", j.cpu.Round(time.Millisecond), limits.CPUTime).
@@ -158,6 +159,25 @@ func (c *crew) judge(w *worker, u sandbox.Usage) {
 	if fatal != nil || len(over) > 0 {
 		c.index.log.Warn("a call exceeded a limit", slog.Int("pid", w.handle.Pid()), slog.Any("error", jobs[0].breach))
 	}
+}
+
+// computing are those of a worker's calls that its processor time counts for: the
+// one that was seen to use it, or else all that do not wait for a call they made.
+// The lock is held.
+func (c *crew) computing(w *worker, jobs []*job) []*job {
+	if len(jobs) == 1 {
+		return jobs
+	}
+	if id := w.page.Load(sandbox.WordRunning); id != 0 {
+		w.page.Store(sandbox.WordRunning, 0)
+		if j := w.jobs[id]; j != nil {
+			return []*job{j}
+		}
+	}
+	if w.waiting == 0 || w.waiting == len(jobs) {
+		return jobs
+	}
+	return slices.DeleteFunc(slices.Clone(jobs), func(j *job) bool { return j.open > 0 })
 }
 
 func breach(code toolmesh.Code, j *job, format string, args ...any) *toolmesh.Error {

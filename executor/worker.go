@@ -27,6 +27,9 @@ type job struct {
 	args  []byte
 	sink  Sink
 	rpcID string
+	depth int // how many calls are above it
+
+	nesting nesting // the calls that its tool makes
 
 	// turn is signalled when a queued call gets a worker, or fails before. Made
 	// when a call is queued, capacity 1.
@@ -48,7 +51,9 @@ type job struct {
 	cpu    time.Duration   // processor time it used, as far as it is metered
 	breach *toolmesh.Error // the limit for which the watchdog stopped it
 	killed bool            // its worker was killed because it went on after its grace
+	open   int             // calls that its tool has open
 	grace  *time.Timer
+	again  *time.Timer // signals it once more
 	// Set when its worker ended under it.
 	fatal    uint64 // that worker's id
 	shared   bool   // calls of other tools ran there too
@@ -62,10 +67,18 @@ type job struct {
 	}
 }
 
+// calm stops what was to come after a cancellation. The crew's lock is held.
+func (j *job) calm() {
+	if j.grace != nil {
+		j.grace.Stop()
+		j.again.Stop()
+	}
+}
+
 // worker is one process that takes calls. Who reads its frames: of a worker of
 // plain functions, the caller whose call it runs, without a goroutine between
 // them; of a worker of coroutines, a goroutine for all its calls. Lock order:
-// logMu, then crew.mu, then writeMu.
+// logMu and nesting.mu, then crew.mu, then writeMu and nestMu.
 type worker struct {
 	id     uint64
 	crew   *crew
@@ -90,6 +103,7 @@ type worker struct {
 	// Guarded by crew.mu.
 	jobs      map[uint64]*job // of coroutines
 	abandoned int             // calls that we no longer wait for but that it may still run
+	waiting   int             // calls whose tool waits for one that it made
 	places    uint64
 	idleSince time.Time
 	retired   bool // takes no further call
@@ -104,6 +118,9 @@ type worker struct {
 	most      int64     // bytes that it may grow by; 0: any
 
 	current atomic.Pointer[job] // the running call of a worker of plain functions
+
+	nestMu sync.Mutex
+	nests  map[uint64]*nestedCall // calls that its tools make
 
 	logMu sync.Mutex // output is handed over, and calls end, one at a time
 
@@ -286,6 +303,10 @@ func (w *worker) follow(j *job, item func(data []byte) error) (frame.Type, []byt
 			}
 		case frame.Log:
 			w.logged(h, body)
+		case frame.NestedCall, frame.NestedCancel, frame.NestedCredit:
+			if err := w.nested(h, body); err != nil {
+				return 0, nil, err
+			}
 		case frame.Pong:
 		default:
 			return 0, nil, fmt.Errorf("the worker sent frame type %d, which this agent does not know", h.Type)
@@ -332,6 +353,10 @@ func (w *worker) demultiplex() error {
 			}
 		case frame.Log:
 			w.logged(h, body)
+		case frame.NestedCall, frame.NestedCancel, frame.NestedCredit:
+			if err := w.nested(h, body); err != nil {
+				return err
+			}
 		case frame.Pong:
 			w.crew.answered(w)
 		default:
@@ -422,8 +447,14 @@ func (w *worker) call(j *job) {
 // cancel tells the worker to stop a call: on the page and by a signal for what
 // runs, by a frame for what waits.
 func (w *worker) cancel(j *job) {
-	w.page.Store(sandbox.WordCancel, j.id)
+	w.page.Store(sandbox.WordCancel, j.id) // before the frame: the worker compares them
 	w.send(frame.Header{Type: frame.Cancel, ID: j.id}, nil, nil)
+	w.signal(j)
+}
+
+// signal interrupts a call that is to stop, if it is the one that runs.
+func (w *worker) signal(j *job) {
+	w.page.Store(sandbox.WordCancel, j.id)
 	_ = w.handle.Signal(syscall.SIGURG)
 }
 

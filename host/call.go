@@ -121,7 +121,7 @@ func (h *Host) receive(m *nats.Msg) {
 			return
 		}
 	}
-	r := admit.Request{Tool: s.Tool, Epoch: c.epoch, Stream: req.Delivery != codec.DeliverNone}
+	r := admit.Request{Tool: s.Tool, Epoch: c.epoch, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth}
 	if req.RPCID == "" && r.Stream {
 		req.RPCID = newRPCID(req.Delivery) // its caller learns it, and may cancel by it
 	}
@@ -180,6 +180,9 @@ func (h *Host) check(t *served, req *codec.Request, directed bool) *toolmesh.Err
 			WithOrigin(toolmesh.OriginAgent).WithDetail("node", string(h.node))
 	case t == nil && directed:
 		return refuse(toolmesh.CodeToolNotFound, "node %s does not serve tool %q", h.node, req.Tool)
+	case req.Depth > h.opts.MaxDepth:
+		return refuse(toolmesh.CodeInvalidRequest, "the call is nested %d calls deep, at most %d are allowed: do tools call each other in a circle?",
+			req.Depth, h.opts.MaxDepth).WithDetail("limit", "depth").WithDetail("max", h.opts.MaxDepth)
 	case t == nil || t.withdrawn.Load() && directed:
 		return refuse(toolmesh.CodeUnavailable, "tool %q has just been taken off node %s", req.Tool, h.node)
 	case h.draining.Load() && directed:

@@ -3,6 +3,8 @@ package host
 import (
 	"context"
 	"time"
+
+	"github.com/toolmesh/toolmesh/client"
 )
 
 // Calls whose time is up within alarmWithin get a timer; for the others the
@@ -16,6 +18,16 @@ const alarmWithin = 2 * tickEvery
 type callContext struct {
 	context.Context
 	deadline time.Time // zero for none
+	lineage  client.Lineage
+}
+
+// Value implements [context.Context]: calls that the handler makes know what
+// call they belong to.
+func (c *callContext) Value(key any) any {
+	if _, ok := key.(client.LineageKey); ok {
+		return &c.lineage
+	}
+	return c.Context.Value(key)
 }
 
 // Deadline implements [context.Context].
@@ -34,6 +46,7 @@ func (c *callContext) Err() error {
 func (c *inflight) begin() {
 	c.ctx.Context, c.stop = context.WithCancelCause(context.Background())
 	c.ctx.deadline = c.deadline
+	c.ctx.lineage = client.Lineage{Parent: c.req.RPCID, Depth: c.req.Depth + 1}
 }
 
 // watchDeadline sets the timer of a call whose time is up soon. The handler's

@@ -64,7 +64,8 @@ type Call struct {
 	Collect bool
 	// Deadline is when ctx ends; zero for a stream without a total.
 	Deadline time.Time
-	// Depth is how many calls are above this one, and Parent the next above.
+	// Depth is how many calls are above this one, and Parent the next above. Calls
+	// that the handler makes under its ctx are nested in this one by themselves.
 	Depth  int
 	Parent subjects.RPCID
 	// Isolation is what the caller asks for beyond what the tool declares: warm,

@@ -138,9 +138,10 @@ type Tool struct {
 
 // Unavailable is a tool that is declared and not served, with the reason.
 type Unavailable struct {
-	ID          subjects.ToolID
-	Description string
-	Reason      string
+	ID     subjects.ToolID
+	Reason string
+	// Descriptor is what is known of it all the same; nil: nothing.
+	Descriptor *tool.Descriptor
 }
 
 // New makes a host on a connection, made with [client.ConnectOptions] or any

@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // How long the registry may hold the host up; what does not succeed in that
@@ -221,17 +222,23 @@ func (l *lease) writeService(ctx context.Context, held *registry.Lease, s *servi
 	}
 	all := registry.ToolsRecord{Session: s.Session, Index: s.Index, Revision: s.Revision}
 	for _, t := range s.Tools {
-		digest, err := l.store.PutDescriptor(ctx, t.Descriptor)
+		route, err := l.describe(ctx, t.Descriptor)
 		if err != nil {
 			return err
 		}
-		a := t.Descriptor.Annotations
-		all.Tools = append(all.Tools, registry.ToolRoute{
-			ID: t.Descriptor.ID, Digest: digest, Notice: t.Notice, Streaming: a.Streaming, Idempotent: a.Idempotent, ParallelSafe: a.ParallelSafe,
-		})
+		route.Notice = t.Notice
+		all.Tools = append(all.Tools, route)
 	}
 	for _, u := range s.Unavailable {
-		all.Tools = append(all.Tools, registry.ToolRoute{ID: u.ID, State: registry.ToolUnavailable, Reason: u.Reason})
+		route := registry.ToolRoute{ID: u.ID}
+		if u.Descriptor != nil {
+			var err error
+			if route, err = l.describe(ctx, u.Descriptor); err != nil {
+				return err
+			}
+		}
+		route.State, route.Reason = registry.ToolUnavailable, u.Reason
+		all.Tools = append(all.Tools, route)
 	}
 	if s.Index != "" {
 		return held.Publish(ctx, all)
@@ -244,6 +251,18 @@ func (l *lease) writeService(ctx context.Context, held *registry.Lease, s *servi
 		}
 	}
 	return nil
+}
+
+// describe stores a descriptor and returns the route to its tool.
+func (l *lease) describe(ctx context.Context, d *tool.Descriptor) (registry.ToolRoute, error) {
+	digest, err := l.store.PutDescriptor(ctx, d)
+	if err != nil {
+		return registry.ToolRoute{}, err
+	}
+	a := d.Annotations
+	return registry.ToolRoute{
+		ID: d.ID, Digest: digest, Streaming: a.Streaming, Idempotent: a.Idempotent, ParallelSafe: a.ParallelSafe,
+	}, nil
 }
 
 // record has a service written, and waits a moment for it.

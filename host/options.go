@@ -7,6 +7,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -15,7 +16,12 @@ const (
 	DefaultSlots       = 128
 	DefaultMaxTimeout  = time.Hour
 	DefaultStreamQuota = 256 << 20
+	DefaultMaxDepth    = 8
 )
+
+// LimitSlots is details.limit of the busy error of a node that has no slot: other
+// than what else makes a call busy, this passes by itself.
+const LimitSlots = admit.LimitSlots
 
 // Options adjusts a [Host].
 type Options struct {
@@ -33,12 +39,16 @@ type Options struct {
 	Node subjects.NodeID
 	// Version is the version of the program, for people. Defaults to none.
 	Version string
-	// Slots is how many calls the node runs at once; more are answered busy.
-	// Defaults to DefaultSlots.
+	// Slots is how many calls the node runs at once; more are answered busy. Calls
+	// that tools make have as many slots of their own for each depth, so that a
+	// tool never waits for the slot that it holds itself. Defaults to DefaultSlots.
 	Slots int
 	// MaxTimeout bounds calls of tools that declare no timeout. Defaults to
 	// DefaultMaxTimeout.
 	MaxTimeout time.Duration
+	// MaxDepth is how deep calls may be nested: a request with more calls above it
+	// is refused. Defaults to DefaultMaxDepth.
+	MaxDepth int
 	// StreamQuota is how many bytes of chunks one session may store through this
 	// node in 15 minutes. Defaults to DefaultStreamQuota.
 	StreamQuota int64
@@ -96,6 +106,9 @@ func (o *Options) withDefaults() Options {
 	if c.MaxTimeout == 0 {
 		c.MaxTimeout = DefaultMaxTimeout
 	}
+	if c.MaxDepth == 0 {
+		c.MaxDepth = DefaultMaxDepth
+	}
 	if c.StreamQuota == 0 {
 		c.StreamQuota = DefaultStreamQuota
 	}
@@ -121,6 +134,8 @@ func (o *Options) validate() error {
 		return bad("host.Options.Slots is %d: at least 1", o.Slots)
 	case o.MaxTimeout < time.Millisecond:
 		return bad("host.Options.MaxTimeout is %v: at least 1ms", o.MaxTimeout)
+	case o.MaxDepth < 1:
+		return bad("host.Options.MaxDepth is %d: at least 1", o.MaxDepth)
 	case o.StreamQuota < 1:
 		return bad("host.Options.StreamQuota is %d: at least 1 byte", o.StreamQuota)
 	}

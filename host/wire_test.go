@@ -451,6 +451,24 @@ func TestBudgets(t *testing.T) {
 	wait(t, "end", r.gate("deaf").ended)
 }
 
+// Calls that go round in a circle end at the limit, whoever counts them.
+func TestDepthIsLimited(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, &rigOptions{host: host.Options{MaxDepth: 3}})
+	for depth, want := range []string{"", "", "", "", "invalid_request", "invalid_request"} {
+		a := r.call("add", `{"a":1,"b":2}`, "Mesh-Depth", strconv.Itoa(depth), "Mesh-Parent", "rpc_above")
+		if got := a.Header.Get("Mesh-Error-Code"); got != want {
+			t.Errorf("depth %d: error %q, want %q", depth, got, want)
+		}
+		if want == "" {
+			continue
+		}
+		if e := a.Error; e == nil || e.Details["limit"] != "depth" || fmt.Sprint(e.Details["max"]) != "3" || e.Started == nil || *e.Started {
+			t.Errorf("depth %d: %s, want details of the limit and started false", depth, a.Data)
+		}
+	}
+}
+
 // What nats micro stats shows of a node are its calls.
 func TestFiguresOfANode(t *testing.T) {
 	t.Parallel()

@@ -64,7 +64,8 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 		case best.entry == nil:
 			best = one
 		case can && len(r.Nodes) == 1, // the first that can be called
-			(can || len(r.Nodes) == 0) && one.entry.revision > best.entry.revision:
+			can && one.entry.revision > best.entry.revision,
+			len(r.Nodes) == 0 && tellsMore(one, best):
 			best = one
 		}
 	}
@@ -80,6 +81,15 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 		r.Reason = notice
 	}
 	return r, true
+}
+
+// tellsMore reports whether one of two routes that cannot be called is to be
+// believed: one that describes the tool before one that does not, then the later.
+func tellsMore(one, other route) bool {
+	if described := one.tool.Digest != ""; described != (other.tool.Digest != "") {
+		return described
+	}
+	return one.entry.revision > other.entry.revision
 }
 
 // Records returns what every node has published about a tool, for people and for

@@ -154,7 +154,7 @@ func sourceText(source tool.Source) string {
 	case tool.SourceImport:
 		return "import"
 	case tool.SourceStatic:
-		return "static: read from the source text, because the import did not run"
+		return "static: read from the source or its declaration, not from an import"
 	case tool.SourceGo:
 		return "go: registered by a service"
 	default:

@@ -21,6 +21,11 @@ const (
 	Exit   Type = 4
 	Ping   Type = 5
 
+	NestedResult Type = 8 // agent to worker; terminal of a nested call, whose id it has
+	NestedError  Type = 9
+	NestedItem   Type = 10
+	NestedEnd    Type = 11
+
 	Ready  Type = 16 // worker to agent; body: JSON
 	Result Type = 17 // terminal; body: the result's JSON
 	Error  Type = 18 // terminal; body: JSON
@@ -28,6 +33,10 @@ const (
 	End    Type = 20 // terminal of a stream
 	Log    Type = 21 // body: text, or JSON with LogRecord
 	Pong   Type = 22
+
+	NestedCall   Type = 24 // worker to agent; body: u32 length, a JSON object, the arguments
+	NestedCancel Type = 25
+	NestedCredit Type = 26 // body: u32
 
 	Setup     Type = 64 // agent to zygote
 	Fork      Type = 65
@@ -41,7 +50,7 @@ const (
 // Terminal reports whether a frame of this type ends its call.
 func (t Type) Terminal() bool { return t == Result || t == Error || t == End }
 
-// Flags of Call.
+// Flags of Call; NestedCall has FlagStream too.
 const (
 	FlagStream  uint8 = 1 // items are wanted one by one
 	FlagCollect uint8 = 2 // a generator's result is the list of its items
@@ -59,6 +68,8 @@ const (
 	LogStdout uint8 = 1
 	LogStderr uint8 = 2
 	LogRecord uint8 = 3
+	// LogProgress is how far a call says that it is; body: JSON.
+	LogProgress uint8 = 4
 )
 
 // Header is what stands before a body.

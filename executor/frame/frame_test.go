@@ -92,6 +92,9 @@ func TestNumbersAgreeWithPython(t *testing.T) {
 		"EXITED": int(frame.Exited), "STREAM": int(frame.FlagStream), "COLLECT": int(frame.FlagCollect),
 		"META": int(frame.FlagMeta), "RAW": int(frame.FlagRaw), "SPENT": int(frame.FlagSpent), "LOG_STDOUT": int(frame.LogStdout),
 		"LOG_STDERR": int(frame.LogStderr), "LOG_RECORD": int(frame.LogRecord), "HEADER_SIZE": frame.HeaderSize,
+		"LOG_PROGRESS": int(frame.LogProgress), "NESTED_RESULT": int(frame.NestedResult), "NESTED_ERROR": int(frame.NestedError),
+		"NESTED_ITEM": int(frame.NestedItem), "NESTED_END": int(frame.NestedEnd), "NESTED_CALL": int(frame.NestedCall),
+		"NESTED_CANCEL": int(frame.NestedCancel), "NESTED_CREDIT": int(frame.NestedCredit),
 	}
 	got := map[string]int{}
 	for _, m := range regexp.MustCompile(`(?m)^([A-Z_]+) = (\d+)`).FindAllStringSubmatch(string(source), -1) {

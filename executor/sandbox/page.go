@@ -26,6 +26,11 @@ const (
 	WordStarted = 1
 	// WordTaken counts the calls that a worker of coroutines took up.
 	WordTaken = 2
+	// WordHeard is the last call that a worker was told to stop and is stopping.
+	WordHeard = 3
+	// WordRunning is a call that a worker of coroutines was seen to spend processor
+	// time on since the agent has last cleared it.
+	WordRunning = 4
 )
 
 // NewPage makes a page of zeros.

@@ -21,6 +21,10 @@ const (
 	maxCancels   = 10_000
 )
 
+// LimitSlots is what a busy error's details say as their limit when the node has no
+// slot: unlike other reasons to be busy, this one passes by itself.
+const LimitSlots = "slots"
+
 // Key names a call. The RPC alone names it on a node: under one that is taken,
 // another session is another call, which is refused. What is done to a call by
 // its key, as a cancel, needs the session as well.
@@ -37,6 +41,8 @@ type Request struct {
 	Epoch  string // of the session
 	Stream bool   // its answer is a stream, whatever the delivery
 	Digest Digest // of its body
+	// Depth is how many calls are above it. A repetition need not agree in it.
+	Depth int
 }
 
 // Digest tells bodies apart, within this process only: who sends them does not
@@ -79,6 +85,7 @@ type Call[T any] struct {
 	Request
 	Value   T
 	waiters []func(Record)
+	depth   int
 	place   int // in the table's running; -1 when it has ended
 	entry   *entry[T]
 }
@@ -107,6 +114,7 @@ type Table[T any] struct {
 
 	mu      sync.Mutex
 	running []*Call[T]
+	deep    map[int]int          // how many of running are nested, by depth
 	names   map[uint64]*entry[T] // by hash of the rpc id: a table of texts is slow to search and to collect
 	spare   []entry[T]           // made together, as they are forgotten together
 	ring    []*entry[T]          // those that have ended, in order, from head on
@@ -116,7 +124,9 @@ type Table[T any] struct {
 	cancels map[Key]time.Time
 }
 
-// NewTable returns a table for a node that runs at most slots calls at once.
+// NewTable returns a table for a node that runs at most slots calls at once, and
+// as many of each depth of nested ones: a call waits for deeper ones only, so
+// that none waits for a slot that it holds itself.
 // now is time.Now unless a test says otherwise.
 func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 	return &Table[T]{
@@ -129,6 +139,8 @@ func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 // for Repeat the record; for Refuse the error, which has started set. For Join,
 // waiter is called once, when the running call ends, with its record.
 func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
+	depth := r.Depth
+	r.Depth = 0
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var hash uint64
@@ -144,13 +156,24 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 				WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 		}
 	}
-	if len(t.running) >= t.slots {
+	taken := len(t.running)
+	if depth > 0 {
+		taken = t.deep[depth]
+	}
+	if taken >= t.slots {
 		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeBusy,
 			"all %d slots of this node are taken: try again, or another node", t.slots).
-			WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+			WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).
+			WithDetail("limit", LimitSlots).WithDetail("max", t.slots)
 	}
-	c := &Call[T]{Request: r, Value: value, place: len(t.running)}
+	c := &Call[T]{Request: r, Value: value, depth: depth, place: len(t.running)}
 	t.running = append(t.running, c)
+	if depth > 0 {
+		if t.deep == nil {
+			t.deep = make(map[int]int)
+		}
+		t.deep[depth]++
+	}
 	if r.Key.RPC != "" {
 		if old != nil {
 			t.unname(old) // it is over for long
@@ -231,6 +254,7 @@ func (t *Table[T]) Repeated(r Request, waiter func(Record)) (verdict Verdict, c 
 	if r.Key.RPC == "" {
 		return Run, nil, Record{}, nil, false
 	}
+	r.Depth = 0
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	verdict, c, record, err = t.repeated(t.find(t.hash(r.Key.RPC), r.Key.RPC), r, waiter)
@@ -277,6 +301,9 @@ func (t *Table[T]) Finish(c *Call[T], record Record) {
 	t.running[last] = nil
 	t.running = t.running[:last]
 	c.place = -1
+	if c.depth > 0 {
+		t.deep[c.depth]--
+	}
 	if k := c.entry; k != nil {
 		k.running = nil
 		if record.Err == nil || record.Err.Started != toolmesh.StartedNo {

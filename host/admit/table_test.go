@@ -341,3 +341,44 @@ func TestDigestTellsBodiesApart(t *testing.T) {
 		t.Error("two bodies have one digest")
 	}
 }
+
+// A call that a slot's holder makes gets one of its own depth.
+func TestEachDepthHasSlotsOfItsOwn(t *testing.T) {
+	t.Parallel()
+	tab := admit.NewTable[string](2, newClock().Now)
+	at := func(rpc string, depth int) admit.Request {
+		r := request(rpc)
+		r.Depth = depth
+		return r
+	}
+	refused := func(rpc string, depth int) {
+		t.Helper()
+		if v, _, _, err := tab.Begin(at(rpc, depth), "", nil); v != admit.Refuse || err.Code != toolmesh.CodeBusy {
+			t.Errorf("depth %d: verdict %d, %v, want busy", depth, v, err)
+		}
+	}
+	begin(t, tab, at("a", 0))
+	begin(t, tab, at("b", 0))
+	refused("c", 0)
+	deep := begin(t, tab, at("d", 1))
+	begin(t, tab, at("e", 1))
+	refused("f", 1)
+	begin(t, tab, at("g", 2))
+	tab.Finish(deep, result("1"))
+	begin(t, tab, at("h", 1))
+	refused("i", 1)
+	// A call that nobody made does not get what nested ones have left.
+	for _, c := range tab.Running() {
+		if c.Key == key("a") || c.Key == key("b") {
+			tab.Finish(c, result("1"))
+		}
+	}
+	refused("j", 0)
+	// A repetition is one whatever depth it tells.
+	if v, _, _, err := tab.Begin(at("g", 3), "", func(admit.Record) {}); v != admit.Join {
+		t.Errorf("a repetition at another depth: verdict %d, %v, want join", v, err)
+	}
+	if v, _, _, err, ok := tab.Repeated(at("d", 5), nil); !ok || v != admit.Repeat {
+		t.Errorf("a repetition of what has ended: verdict %d, %v, want repeat", v, err)
+	}
+}

@@ -406,11 +406,20 @@ func TestASlowBuildOfARecordHoldsNothingElseUp(t *testing.T) {
 	if err := n.Ready(ready); !errors.Is(err, context.Canceled) {
 		t.Errorf("Ready while a record is being built: %v", err)
 	}
+	n.workshop.await(t, "held is known while it is being built", func() bool { return n.workshop.failed["held"] == "this node is building it" })
 	close(g.leave)
 	if err := n.Ready(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	n.workshop.serves(t, "held", n.record(t, "fast").Revision)
+	n.workshop.mu.Lock()
+	defer n.workshop.mu.Unlock()
+	if reason, said := n.workshop.failed["held"]; said {
+		t.Errorf("what is served is listed as unavailable: %s", reason)
+	}
+	if reason, said := n.workshop.failed["other"]; said {
+		t.Errorf("what was built at once was listed as unavailable: %s", reason)
+	}
 }
 
 func TestOthersFollowANodeWhoseClockIsBehind(t *testing.T) {

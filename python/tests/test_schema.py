@@ -343,6 +343,17 @@ def test_what_json_has_no_form_for_is_open_and_warned_of(annotation):
     assert len(tool.described.warnings) == 1
 
 
+def test_an_annotation_that_is_a_text_of_a_text():
+    # What `from __future__ import annotations` makes of x: "int".
+    tool = of("'Optional[int]'")
+    assert property_of(tool) == {"anyOf": [INTEGER, NULL]} and tool.described.warnings == []
+    endless = of("endless")
+    endless.function.__globals__["endless"] = "endless"
+    found = schema.signature(endless.function)
+    assert found.input_schema["properties"]["x"] == {} and len(found.warnings) == 1
+    del endless.function.__globals__["endless"]
+
+
 def test_typed_dict_markers():
     if sys.version_info >= (3, 11):
         from typing import NotRequired, Required

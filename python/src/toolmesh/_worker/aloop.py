@@ -9,7 +9,7 @@ import signal
 import sys
 from types import AsyncGeneratorType
 
-from . import failures, limits, strays
+from . import channel, failures, limits, strays
 from .frames import (
     CALL,
     CANCEL,
@@ -20,6 +20,8 @@ from .frames import (
     EXIT,
     HEADER,
     META,
+    NESTED_END,
+    NESTED_RESULT,
     PING,
     PONG,
     READY,
@@ -31,6 +33,8 @@ from .frames import (
 )
 from .loop import (
     PAGE_CANCEL,
+    PAGE_HEARD,
+    PAGE_RUNNING,
     PAGE_TAKEN,
     SIGNAL,
     _no_memory,
@@ -54,7 +58,9 @@ if TYPE_CHECKING:
     from .binding import Tool
     from .values import JSON
 
-_HERE = os.path.dirname(__file__)
+# Whose frames are never cut off: ours, and those of the loop's own upkeep.
+_UNTOUCHED = (os.path.dirname(__file__), os.path.dirname(asyncio.__file__))
+_SAMPLE = 0.01  # seconds of processor time between two looks at what runs
 _call = contextvars.ContextVar("toolmesh_call", default=0)
 
 
@@ -106,22 +112,39 @@ class Worker:
         self._outlet = Outlet(out, _call.get, _NoShield())
         self._forked = False
         self._giving = False  # what is held back is about to be written
+        self._channel = channel.current = channel.LoopChannel(self, self._outlet, _call.get)
         install(self._outlet)
         forked_by_tool((inp, out), self._outlet, self)
         signal.signal(SIGNAL, self._interrupt)
+        if limits.cpu_time:
+            signal.signal(signal.SIGPROF, self._sample)
+            signal.siginterrupt(signal.SIGPROF, False)
+            signal.setitimer(signal.ITIMER_PROF, _SAMPLE, _SAMPLE)
+
+    def _sample(self, _signum: int, _frame: FrameType | None) -> None:
+        """Tells the agent which call uses the processor: of all that share the loop
+        it is the one to count it for."""
+        call = _call.get()
+        if call:
+            self._page[PAGE_RUNNING] = call
 
     def _interrupt(self, _signum: int, frame: FrameType | None) -> None:
         """Cancels the call that is meant while it keeps the loop from hearing of
-        it: where it stands, if that is in the tool's own code."""
+        it: where it stands, if that is in the tool's own code. Elsewhere nothing
+        happens: the loop hears of it soon, or the agent signals again."""
         call = _call.get()
         if call == 0 or self._page[PAGE_CANCEL] != call or call in self._asked:
             return
-        if frame is None or os.path.dirname(frame.f_code.co_filename) == _HERE:
-            return  # our own code is never cut off; the loop hears of it soon
+        if frame is None or os.path.dirname(frame.f_code.co_filename) in _UNTOUCHED:
+            return
         task = self._tasks.get(call)
         if task is not None and asyncio.current_task(self._loop) is task:
-            self._asked.add(call)
+            self._heard(call)
             raise asyncio.CancelledError
+
+    def _heard(self, call: int) -> None:
+        self._asked.add(call)
+        self._page[PAGE_HEARD] = call
 
     async def serve(self, about: bytes) -> None:
         """Says READY with about, and returns when the agent is done."""
@@ -177,12 +200,14 @@ class Worker:
         elif kind == CANCEL:
             running = self._tasks.get(call)
             if running is not None and call not in self._asked:
-                self._asked.add(call)
+                self._heard(call)
                 running.cancel()
         elif kind == CREDIT:
             credit = self._credit.get(call)
             if credit is not None:
                 credit.add(int.from_bytes(body, "little"))
+        elif NESTED_RESULT <= kind <= NESTED_END:
+            self._channel.dispatch(kind, call, body)
         elif kind == PING:
             self._outlet.send(HEADER.pack(0, PONG, 0, 0, call))
         elif kind == EXIT:

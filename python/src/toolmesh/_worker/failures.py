@@ -9,12 +9,14 @@ there is a body, and it is bounded.
 
 from __future__ import annotations
 
+import errno
 import json
 import linecache
 import os
 import sys
 
 from . import limits, redaction
+from .channel import MeshError
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -143,7 +145,10 @@ def _raised(failure: BaseException, tool: str) -> bytes:
         "tool": tool,
         "frames": frames_of(failure),
         "causes": causes_of(failure),
+        **nested_of(failure),
     }
+    if limits.open_files and isinstance(failure, OSError) and failure.errno == errno.EMFILE:
+        details.update(limit="open_files", max=limits.open_files)
     if notes := notes_of(failure):
         details["notes"] = notes
     if members := members_of(failure):
@@ -168,6 +173,17 @@ def members_of(failure: BaseException) -> list[BaseException]:
         return []
     members = getattr(failure, "exceptions", ())
     return [one for one in members if isinstance(one, BaseException)] if isinstance(members, (list, tuple)) else []
+
+
+def nested_of(failure: BaseException | None) -> dict[str, JSON]:
+    """Of a failure that a nested call's is, or is the cause of: what that was."""
+    for _ in range(10):
+        if failure is None:
+            break
+        if isinstance(failure, MeshError):
+            return {"nested": failure.as_dict()}
+        failure = failure.__cause__ or (None if failure.__suppress_context__ else failure.__context__)
+    return {}
 
 
 def place(filename: str) -> tuple[str, bool]:

@@ -12,6 +12,7 @@ import struct
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import TypeAlias
 
     Frame: TypeAlias = tuple[int, int, int, int, bytes]  # type, flags, slot, call id, body
@@ -25,6 +26,10 @@ CANCEL = 2  # no body: the call of this id is to stop
 CREDIT = 3  # body: u32 bytes that a stream may send on top
 EXIT = 4  # no body: end when idle
 PING = 5
+NESTED_RESULT = 8  # terminal of a nested call; its id is the nested call's
+NESTED_ERROR = 9  # likewise; body: the error object
+NESTED_ITEM = 10  # one item of a nested stream
+NESTED_END = 11  # terminal of a nested stream
 
 # Worker to agent.
 READY = 16  # body: JSON about the worker
@@ -34,6 +39,9 @@ YIELD = 19  # one item of a stream
 END = 20  # terminal of a stream
 LOG = 21  # output of a call; flags say which kind
 PONG = 22
+NESTED_CALL = 24  # the id is the nested call's; body: u32 length, a JSON object, the arguments
+NESTED_CANCEL = 25  # no body: nobody waits for it any more
+NESTED_CREDIT = 26  # body: u32 bytes that a nested stream may send on top
 
 # Between agent and zygote.
 SETUP = 64
@@ -44,7 +52,7 @@ DESCRIBED = 81
 FORKED = 82
 EXITED = 83
 
-# Flags of CALL.
+# Flags of CALL; of NESTED_CALL the first.
 STREAM = 1
 COLLECT = 2
 META = 4
@@ -57,6 +65,7 @@ SPENT = 2  # the worker is not fit for another call
 LOG_STDOUT = 1
 LOG_STDERR = 2
 LOG_RECORD = 3  # body is JSON: level, logger, message
+LOG_PROGRESS = 4  # body is JSON: message, fields
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
@@ -72,11 +81,12 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 class Reader:
     """Cuts a byte stream into frames. One reader, one thread."""
 
-    __slots__ = ("_fd", "_buffer")
+    __slots__ = ("_fd", "_buffer", "_chunks")
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._buffer = b""
+        self._chunks: list[bytes] = []  # of take: what was read behind the buffer
 
     def next(self) -> Frame | None:
         """The next frame as (type, flags, slot, id, body), or None at the end.
@@ -107,6 +117,35 @@ class Reader:
             buffer = b"".join(parts)
         self._buffer = buffer[end:]
         return kind, flags, slot, call, buffer[HEADER_SIZE:end]
+
+    def take(self, give: Callable[[Frame], None]) -> bool:
+        """Reads until there is a frame and hands it to give; False at the end.
+
+        For reads while a tool's code is on the stack, whose own signal handlers
+        may raise anywhere: bytes are kept by the call that reads them, and a
+        frame stays until it is handed over. No handler can desynchronise us.
+        """
+        need = HEADER_SIZE
+        while True:
+            have = len(self._buffer) + sum(map(len, self._chunks))
+            if have >= need:
+                self.settle()
+                length, kind, flags, slot, call = HEADER.unpack_from(self._buffer)
+                need = end = HEADER_SIZE + length
+                if have >= end:
+                    give((kind, flags, slot, call, self._buffer[HEADER_SIZE:end]))
+                    self._buffer = self._buffer[end:]
+                    return True
+            # In one step of the interpreter: read, and keep what was read.
+            self._chunks.extend(map(os.read, (self._fd,), (max(65536, min(need - have, 1 << 20)),)))
+            if not self._chunks[-1]:
+                return False
+
+    def settle(self) -> None:
+        """Makes what take has read, and not handed out, the beginning of next."""
+        if self._chunks:
+            # Two stores without a call between them: no handler runs there.
+            self._buffer, self._chunks = b"".join((self._buffer, *self._chunks)), []
 
 
 class FrameError(Exception):

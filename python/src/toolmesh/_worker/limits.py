@@ -17,16 +17,21 @@ if TYPE_CHECKING:
 # threads, mostly, and what allocators round up.
 HEADROOM = 32 << 20
 
+message = 64 << 20  # bytes of JSON that the agent takes at once, whatever the tool's own limit
+cpu_time = 0.0  # seconds of processor time that a call may take, which the agent watches; 0: no limit
 memory = 0  # bytes that a call may take; 0: no limit
+open_files = 0  # that a call may open beyond those that are open before it; 0: no limit
 _base = 0  # bytes that this process had before its first call
 
 
 def apply(limits: dict[str, JSON], output: int) -> int:
     """Sets the limits of this worker. Returns the largest result in bytes."""
-    global memory, _base
-    files = limits.get("open_files", 0)
-    if files:
-        _limit_files(files)
+    global cpu_time, memory, message, open_files, _base
+    message = output
+    cpu_time = limits.get("cpu_time", 0.0)
+    open_files = limits.get("open_files", 0)
+    if open_files:
+        _limit_files(open_files)
     memory = limits.get("memory", 0)
     if memory:
         _base = _status("VmHWM") or _peak()

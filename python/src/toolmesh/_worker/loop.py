@@ -16,7 +16,7 @@ import sys
 import termios
 from types import CoroutineType, GeneratorType
 
-from . import failures, limits, strays
+from . import channel, failures, limits, strays
 from .frames import (
     CALL,
     CANCEL,
@@ -27,6 +27,8 @@ from .frames import (
     EXIT,
     HEADER,
     META,
+    NESTED_END,
+    NESTED_RESULT,
     PING,
     PONG,
     RAW,
@@ -45,7 +47,7 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from types import FrameType
-    from typing import Any
+    from typing import Any, NoReturn
 
     from . import aloop
     from .binding import Tool
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
 PAGE_CANCEL = 0  # id of the call that is to stop
 PAGE_STARTED = 1  # id of the last call whose function was entered
 PAGE_TAKEN = 2  # how many CALL frames were taken up
+PAGE_HEARD = 3  # id of the last call that was told to stop: the agent need not signal it again
+PAGE_RUNNING = 4  # id of a call that an event loop was seen to run; the agent clears it
 
 SIGNAL = signal.SIGURG  # ignored by default: harmless should it ever arrive too early
 
@@ -93,8 +97,20 @@ class Guard:
             if self._held:
                 self._late = True
             else:
-                self._raised = call
-                raise Cancelled
+                self.cancel(call)
+
+    def rearm(self, call: int) -> None:
+        """Goes on with the function of call, which was disarmed for a while. Raises
+        Cancelled if that was to be raised meanwhile and has not been before."""
+        self.armed = call
+        if self._page[PAGE_CANCEL] == call and self._raised != call:
+            self.cancel(call)
+
+    def cancel(self, call: int) -> NoReturn:
+        """Raises Cancelled in call. Its signal, should it come yet, raises no second
+        one while the function cleans up."""
+        self._raised = self._page[PAGE_HEARD] = call
+        raise Cancelled
 
     def __enter__(self) -> None:
         self._held += 1
@@ -104,7 +120,7 @@ class Guard:
         if self._late and not self._held:
             self._late = False
             if self.armed:
-                self._raised = self.armed
+                self._raised = self._page[PAGE_HEARD] = self.armed
                 raise Cancelled
 
 
@@ -142,6 +158,7 @@ class Worker:
         self._call = 0
         self._outlet = Outlet(out, self._current, self._guard)
         self._forked = False
+        self._channel = channel.current = channel.PlainChannel(self, self._outlet)
         install(self._outlet)
         forked_by_tool((inp, out), self._outlet, self)
         _signal.signal(SIGNAL, self._guard.handle)  # signal's own makes members of enums
@@ -158,10 +175,10 @@ class Worker:
     def serve(self) -> None:
         """The loop: one read and one write per call."""
         read, run, outlet, pack = self._reader.next, self._run, self._outlet, HEADER.pack
-        lock, out, write, sweep = outlet.lock, self._out, os.write, strays.sweep
+        lock, out, write, sweep, nested = outlet.lock, self._out, os.write, strays.sweep, self._channel
         spent = 0
         while True:
-            frame = read()
+            frame = nested.next() if nested.used else read()
             if frame is None:
                 return
             kind, flags, slot, call, body = frame
@@ -187,7 +204,8 @@ class Worker:
                 outlet.send(pack(0, PONG, 0, 0, call))
             elif kind == EXIT:
                 return
-            elif kind not in (CANCEL, CREDIT):  # those two may come after their call's end
+            elif kind not in (CANCEL, CREDIT) and not NESTED_RESULT <= kind <= NESTED_END:
+                # Those may come after the end of what they are about.
                 raise FrameError(f"frame type {kind} is unknown to this worker")
 
     def _run(self, flags: int, slot: int, call: int, body: bytes) -> tuple[int, bytes]:
@@ -266,6 +284,7 @@ class Worker:
         guard, outlet, send, pack = self._guard, self._outlet, self._outlet.item, HEADER.pack
         credit = meta.get("credit", 1 << 18)
         page, encode, limit = self._page, tool.encode, self._limit
+        self._channel.credit = 0
         try:
             for value in items:
                 data = encode(value)
@@ -276,32 +295,17 @@ class Worker:
                     outlet.settle(call)
                 while credit <= 0:
                     outlet.settle_items()
-                    credit += self._more(call)
+                    # A cancellation comes as a frame here: a signal that raised
+                    # could lose bytes that were read already.
+                    credit += self._channel.more()
                 credit -= len(data) + 64
                 send(pack(len(data), YIELD, 0, slot, call) + data)
                 guard.armed = call
                 if page[PAGE_CANCEL] == call:
-                    raise Cancelled  # its signal came while the frame was written
+                    guard.cancel(call)  # its signal came while the frame was written
         finally:
             guard.armed = call
             items.close()
-
-    def _more(self, call: int) -> int:
-        """Waits for credit. A cancellation comes as a frame here: a signal that
-        raised could lose bytes that were read already."""
-        while True:
-            frame = self._reader.next()
-            if frame is None:
-                os._exit(0)
-            kind, _, _, about, body = frame
-            if about != call:
-                if kind == PING:
-                    self._outlet.send(HEADER.pack(0, PONG, 0, 0, about))
-                continue
-            if kind == CREDIT:
-                return int.from_bytes(body, "little")
-            if kind == CANCEL:
-                raise Cancelled
 
 
 def _drain(items: Generator[Any, Any, Any], collect: int) -> Any:

@@ -162,3 +162,10 @@ def field_default(value: Any) -> tuple[bool, Any]:
     default = getattr(value, "default", ...)
     missing = default is ... or type(default).__name__ in ("PydanticUndefinedType", "UndefinedType")
     return True, inspect.Parameter.empty if missing else default
+
+
+def filler(field: Any, default: Any) -> Callable[[], Any] | None:
+    """What gives a parameter its default when Field(...) stands in its place."""
+    if default is inspect.Parameter.empty:
+        return None
+    return getattr(field, "default_factory", None) or (lambda: default)

@@ -19,7 +19,7 @@ from time import perf_counter as _clock
 from time import sleep as _sleep
 
 from . import redaction
-from .frames import HEADER, LOG, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
+from .frames import HEADER, LOG, LOG_PROGRESS, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -201,7 +201,11 @@ class Outlet:
             if budget.take(len(piece)):
                 self.send(HEADER.pack(len(piece), LOG, flag, 0, call) + piece)
 
-    def record(self, fields: dict[str, JSON]) -> None:
+    def progress(self, fields: dict[str, JSON]) -> None:
+        """Takes what a call says of how far it is."""
+        self.record(fields, LOG_PROGRESS)
+
+    def record(self, fields: dict[str, JSON], flag: int = LOG_RECORD) -> None:
         """Takes a record of the logging module."""
         call = self._current()
         self.dirty = True
@@ -214,7 +218,7 @@ class Outlet:
         data = said.encode("utf-8", "replace")
         if not budget.take(len(data)):
             return
-        frame = HEADER.pack(len(data), LOG, LOG_RECORD, 0, call) + data
+        frame = HEADER.pack(len(data), LOG, flag, 0, call) + data
         if get_ident() == self._main:
             with self._shield:
                 self.send(frame)

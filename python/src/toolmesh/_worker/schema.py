@@ -26,6 +26,7 @@ from .shapes import (
     SIMPLE,
     UNRESOLVED,
     Shape,
+    Unread,
     carried,
     choice,
     constraints,
@@ -136,10 +137,14 @@ class Builder:
                 module = sys.modules.get(module) if isinstance(module, str) else module
                 namespace = {**namespace, **getattr(module, "__dict__", {})}
             annotation = annotation.__forward_arg__
+        if isinstance(annotation, Unread):
+            self.warn(f"{where}: {annotation.why}; anything is accepted")
+            return UNRESOLVED
         if not isinstance(annotation, str):
             return annotation
         try:
-            return eval(annotation, dict(namespace))
+            found = eval(annotation, dict(namespace))
+            return self.resolve(found, namespace, where) if isinstance(found, str) else found
         except Exception as failure:
             self.warn(f"{where}: the annotation {annotation!r} cannot be resolved ({failure}); anything is accepted")
             return UNRESOLVED
@@ -292,6 +297,9 @@ class Builder:
         for note in annotation.__metadata__:
             if isinstance(note, str):
                 extra.setdefault("description", note)
+                continue
+            if isinstance(note, Unread):
+                self.warn(f"{where}: {note.why}")
                 continue
             constraints(note, inner.schema, extra)
             for more in getattr(note, "metadata", None) or ():
@@ -706,7 +714,7 @@ def signature(function: Callable[..., Any]) -> Signature:
                 constraints(default, shape.schema, extra)
                 for note in getattr(default, "metadata", None) or ():
                     constraints(note, shape.schema, extra)
-                default, fill = inner_default, _filler(default, inner_default)
+                default, fill = inner_default, models.filler(default, inner_default)
         needed = default is _EMPTY and kind != "varargs"
         shape = shape if default is _EMPTY else builder.nullable_for(default, shape)
         if "description" not in shape.schema and texts.get(name):
@@ -740,13 +748,6 @@ def signature(function: Callable[..., Any]) -> Signature:
     made = Signature(description, schema, output, parameters, dump, builder.warnings)
     _check(made)
     return made
-
-
-def _filler(field: Any, default: Any) -> Callable[[], Any] | None:
-    """What gives a parameter its default when Field(...) stands in its place."""
-    if default is _EMPTY:
-        return None
-    return getattr(field, "default_factory", None) or (lambda: default)
 
 
 def _item(returns: Any, kind: str) -> Any:

@@ -38,6 +38,17 @@ _EXACT = 1 << 53  # up to here each integer is a double of its own
 UNRESOLVED: Any = object()  # in an annotation's place: it names what does not exist
 
 
+class Unread:
+    """In the place of an annotation, of a part or a note of one: what stands
+    there is not known, and why. Reading source without running it leaves these."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def __call__(self) -> None:
+        """Never called: typing takes nothing for a type that cannot be."""
+
+
 class Shape:
     """One annotation: schema, load (None: the JSON value is the Python value),
     fits (a cheap test used to pick the member of a union), dump (None: encode

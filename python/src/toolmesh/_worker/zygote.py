@@ -239,7 +239,8 @@ class Zygote:
         import logging
         import typing  # noqa: F401
 
-        from . import binding, failures, loop, output, redaction, schema, values  # noqa: F401
+        from . import binding, failures, loop, mesh, output, redaction, schema, values  # noqa: F401
+        from .channel import Finder
 
         gc.disable()
         logging.raiseExceptions = False
@@ -248,6 +249,7 @@ class Zygote:
         # Before the index's own code can change them.
         redaction.add(os.environ.get(name, "") for name in self._setup.get("secrets") or ())
         sys.path[:0] = self._setup["paths"]
+        sys.meta_path.append(Finder)
         sys.argv = [""]
         signal.signal(signal.SIGINT, signal.default_int_handler)
         import faulthandler

@@ -1,0 +1,208 @@
+package agent_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// about is what describe says of a tool.
+type about struct {
+	Source      string
+	Description string
+	InputSchema json.RawMessage `json:"input_schema"`
+	Positional  []string
+	Annotations map[string]any
+	Warnings    []string
+	Nodes       []string
+	Index       struct{ Name, Revision string }
+}
+
+func describe(t *testing.T, c *client.Client, id string) about {
+	t.Helper()
+	raw, err := c.Describe(t.Context(), subjects.ToolID(id))
+	if err != nil {
+		t.Fatalf("describe %s: %v", id, err)
+	}
+	var a about
+	if err := json.Unmarshal(raw, &a); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func listed(t *testing.T, c *client.Client, id string) client.Listed {
+	t.Helper()
+	all, err := c.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range all {
+		if string(one.ID) == id {
+			return one
+		}
+	}
+	t.Fatalf("%s is not listed: %v", id, all)
+	return client.Listed{}
+}
+
+var staticIndex = map[string]string{
+	"tools.toml": `
+[index]
+tools = ["works.f", "keyed.ask", "needs.count", "lost.table", "gone.f", "broken.f", "works.none"]
+
+[[index.env]]
+name = "ASK_KEY"
+required = true
+tools = ["keyed.ask"]
+
+[tool."needs.count"]
+timeout = "7s"
+
+[tool.program]
+description = "Runs a program."
+command = ["no-such-program-of-ours", "{text}"]
+`,
+	"works.py": "def f(x: int) -> int:\n    \"\"\"Works.\"\"\"\n    return x\n",
+	"keyed.py": "import os\nfrom shapes import Tone\nKEY = os.environ['ASK_KEY']\n\n" +
+		"def ask(question: str, tone: Tone = Tone.KIND, *, times: int = 2) -> str:\n    \"\"\"Ask somebody.\n\n    Args:\n        question: what to ask\n    \"\"\"\n    return KEY + question + tone.value\n",
+	"shapes.py": "from enum import Enum\n\nclass Tone(Enum):\n    KIND = 'kind'\n    HARSH = 'harsh'\n",
+	"needs.py":  "import os\nNUMBER = os.environ['UNDECLARED']\n\nasync def count(to: int = NUMBER):\n    \"\"\"Count.\"\"\"\n    for i in range(to):\n        yield i\n",
+	"lost.py":   "import no_such_package_of_ours as lost\n\ndef table(rows: list[int], frame: 'lost.Frame', *more: str) -> lost.Frame:\n    \"\"\"A table.\"\"\"\n",
+	"broken.py": "def f(:\n",
+}
+
+// A tool whose module cannot be imported is described from its source, marked
+// as such, and by its import as soon as there is one.
+func TestToolsThatCannotBeImportedAreDescribedFromSource(t *testing.T) {
+	t.Parallel()
+	nc, c := mesh(t)
+	source := repository(t, "static", staticIndex)
+	last := install(t, nc, map[string]any{"source": source})
+	if served(last) != "[static.works.f]" {
+		t.Errorf("installed %v, want one tool", last["tools"])
+	}
+	if a := describe(t, c, "static.works.f"); a.Source != "import" || len(a.Nodes) != 1 || a.Description != "Works." {
+		t.Errorf("what is imported: %+v", a)
+	}
+
+	for _, want := range []struct {
+		id, description, schema, reason string
+		warning                         string
+		positional                      []string
+		streaming                       bool
+	}{
+		{
+			id: "static.keyed.ask", description: "Ask somebody.", reason: "--env ASK_KEY", positional: []string{"question", "tone"},
+			schema: `{"type":"object","properties":{"question":{"type":"string","description":"what to ask"},"tone":{"type":"string","enum":["kind","harsh"],"default":"kind"},` +
+				`"times":{"type":"integer","default":2}},"required":["question"],"additionalProperties":false}`,
+		},
+		{
+			id: "static.needs.count", description: "Count.", reason: "UNDECLARED", positional: []string{"to"}, streaming: true, warning: "its default is not known",
+			schema: `{"type":"object","properties":{"to":{"anyOf":[{"type":"integer"},{"type":"null"}]}},"additionalProperties":false}`,
+		},
+		{
+			id: "static.lost.table", description: "A table.", reason: "no_such_package_of_ours", positional: []string{"rows", "frame"}, warning: "no_such_package_of_ours",
+			schema: `{"type":"object","properties":{"rows":{"type":"array","items":{"type":"integer"}},"frame":{},"more":{"type":"array","items":{"type":"string"}}},` +
+				`"required":["rows","frame"],"additionalProperties":false}`,
+		},
+		{
+			id: "static.program", description: "Runs a program.", reason: "command not found", positional: []string{"text"},
+			schema: `{"type":"object","properties":{"text":{"type":"string"}},"required":["text"],"additionalProperties":false}`,
+		},
+	} {
+		a := describe(t, c, want.id)
+		if a.Source != "static" || len(a.Nodes) != 0 || a.Nodes == nil || a.Description != want.description || !slices.Equal(a.Positional, want.positional) || a.Index.Name != "static" || a.Index.Revision == "" {
+			t.Errorf("%s is %+v", want.id, a)
+		}
+		if string(a.InputSchema) != want.schema {
+			t.Errorf("%s takes\n%s, want\n%s", want.id, a.InputSchema, want.schema)
+		}
+		if found := strings.Join(a.Warnings, "\n"); (want.warning == "") != (found == "") || !strings.Contains(found, want.warning) {
+			t.Errorf("%s warns %q, want %q", want.id, found, want.warning)
+		}
+		l := listed(t, c, want.id)
+		if l.State != "unavailable" || !strings.Contains(l.Reason, want.reason) || l.Description != want.description || len(l.Nodes) != 0 || l.Streaming != want.streaming {
+			t.Errorf("%s is listed as %+v", want.id, l)
+		}
+		e := fails(t, c, want.id, `{}`, toolmesh.CodeUnavailable, want.reason)
+		if e.Started != toolmesh.StartedNo {
+			t.Errorf("%s: started %v", want.id, e.Started)
+		}
+	}
+	if a := describe(t, c, "static.needs.count"); a.Annotations["timeout"] != "7s" || a.Annotations["streaming"] != true {
+		t.Errorf("what tools.toml says of a tool is lost: %v", a.Annotations)
+	}
+
+	// Of what the source does not show, nothing is known but why.
+	for id, reason := range map[string]string{"static.gone.f": "No module named", "static.broken.f": "SyntaxError", "static.works.none": "has no none"} {
+		if l := listed(t, c, id); l.State != "unavailable" || !strings.Contains(l.Reason, reason) || l.Description != "" {
+			t.Errorf("%s is listed as %+v", id, l)
+		}
+		if _, err := c.Describe(t.Context(), subjects.ToolID(id)); toolmesh.CodeOf(err) != toolmesh.CodeUnavailable || !strings.Contains(err.Error(), reason) {
+			t.Errorf("describe %s: %v", id, err)
+		}
+	}
+
+	// With what it lacked, the import's description takes the place of the source's.
+	before := describe(t, c, "static.keyed.ask")
+	install(t, nc, map[string]any{"source": source, "env": map[string]string{"ASK_KEY": "k"}})
+	a := describe(t, c, "static.keyed.ask")
+	if a.Source != "import" || len(a.Nodes) != 1 || string(a.InputSchema) != string(before.InputSchema) || a.Description != before.Description {
+		t.Errorf("after the import: %+v, before: %+v", a, before)
+	}
+	if l := listed(t, c, "static.keyed.ask"); l.State != "serving" || l.Reason != "" {
+		t.Errorf("after the import it is listed as %+v", l)
+	}
+	gives(t, c, "static.keyed.ask", `{"question":"?","tone":"harsh"}`, `"k?harsh"`)
+}
+
+// A node that cannot make an index's environment knows its tools from source; a
+// node that serves them is believed before it.
+func TestANodeThatCannotBuildAnIndexDescribesItsTools(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	one := startIn(t, s, "one", t.TempDir())
+	nc := s.Connect(t)
+	c := newClient(t, nc, nil)
+	mark := filepath.Join(t.TempDir(), "no-more")
+	install(t, nc, map[string]any{"source": repository(t, "picky", map[string]string{
+		"tools.toml": "[index]\ntools = [\"t.f\"]\ninit = [\"python\", \"-c\", \"import os, sys; sys.exit(os.path.exists('" + mark + "'))\"]\n",
+		"t.py":       "def f(x: int = 1) -> int:\n    \"\"\"Picky.\"\"\"\n    return x\n",
+	})})
+	if err := os.WriteFile(mark, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	two := startIn(t, s, "two", t.TempDir())
+	ctx := t.Context()
+	if err := two.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if a := describe(t, c, "picky.t.f"); a.Source != "import" || !slices.Equal(a.Nodes, []string{"one"}) {
+		t.Errorf("while a node serves it: %+v", a)
+	}
+	gives(t, c, "picky.t.f", `{"x":3}`, `3`)
+	stop(t, one)
+	var a about
+	for deadline := time.Now().Add(time.Minute); ; {
+		if a = describe(t, c, "picky.t.f"); len(a.Nodes) == 0 || time.Now().After(deadline) {
+			break
+		}
+	}
+	if a.Source != "static" || len(a.Nodes) != 0 || a.Description != "Picky." ||
+		string(a.InputSchema) != `{"type":"object","properties":{"x":{"type":"integer","default":1}},"additionalProperties":false}` {
+		t.Errorf("when none serves it: %+v %s", a, a.InputSchema)
+	}
+	if l := listed(t, c, "picky.t.f"); l.State != "unavailable" || !strings.Contains(l.Reason, "init command") {
+		t.Errorf("it is listed as %+v", l)
+	}
+}

@@ -1,0 +1,130 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"iter"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// A nested call that finds every node full looks again after this long, doubling
+// up to the second.
+const (
+	firstLook = 50 * time.Millisecond
+	lastLook  = time.Second
+)
+
+// patience bounds the looks of a nested call that no deadline bounds.
+const patience = 30 * time.Second
+
+// nestedCalls makes the calls of one call's tool, over the mesh like anyone's:
+// in the session of the call, one deeper, and within the time that it has left,
+// which ctx says. It is what a [pythonTool] hands to the executor.
+//
+// A tool may make more calls at once than the nodes have slots. It has no better
+// place to wait than here, where the end of one of its calls is known at once;
+// and it waits for calls of the same depth only, which end without it.
+type nestedCalls struct {
+	client *client.Client
+	call   *host.Call
+
+	once  sync.Once     // most tools make no call
+	ended chan struct{} // capacity 1: one of the calls has ended
+}
+
+func (n *nestedCalls) signal() chan struct{} {
+	n.once.Do(func() { n.ended = make(chan struct{}, 1) })
+	return n.ended
+}
+
+func (n *nestedCalls) options() []client.CallOption {
+	return []client.CallOption{
+		client.WithSession(n.call.Session), client.WithParent(n.call.RPCID, n.call.Depth+1),
+	}
+}
+
+// Call implements [executor.Nested].
+func (n *nestedCalls) Call(ctx context.Context, id string, args json.RawMessage) (json.RawMessage, error) {
+	look := n.look()
+	for {
+		result, err := n.client.Call(ctx, subjects.ToolID(id), args, n.options()...)
+		switch {
+		case err == nil:
+			n.end()
+			return result.Value, nil
+		case !full(err) || !look(ctx):
+			n.end()
+			return nil, err
+		}
+	}
+}
+
+// Stream implements [executor.Nested].
+func (n *nestedCalls) Stream(ctx context.Context, id string, args json.RawMessage) iter.Seq2[json.RawMessage, error] {
+	return func(yield func(json.RawMessage, error) bool) {
+		look := n.look()
+		defer n.end()
+		for again := true; again; {
+			again = false
+			for chunk, err := range n.client.Stream(ctx, subjects.ToolID(id), args, n.options()...) {
+				if err != nil && full(err) && look(ctx) {
+					again = true // nothing of it has come: a call that is refused so did not start
+					break
+				}
+				if !yield(chunk.Data, err) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// full reports whether a call was refused by a node without a slot.
+func full(err error) bool {
+	e := toolmesh.AsError(err)
+	return e.Code == toolmesh.CodeBusy && e.Started == toolmesh.StartedNo && e.Details["limit"] == host.LimitSlots
+}
+
+// end tells one of the calls that wait that another has ended.
+func (n *nestedCalls) end() {
+	select {
+	case n.signal() <- struct{}{}:
+	default:
+	}
+}
+
+// look gives what one call waits with: it returns when it is time to look again,
+// and false when there is no time for that.
+func (n *nestedCalls) look() func(ctx context.Context) bool {
+	var until time.Time
+	next := firstLook
+	return func(ctx context.Context) bool {
+		now := time.Now()
+		if until.IsZero() {
+			var ok bool
+			if until, ok = ctx.Deadline(); !ok {
+				until = now.Add(patience)
+			}
+		}
+		wait := next/2 + rand.N(next) //nolint:gosec // jitter
+		next = min(2*next, lastLook)
+		if until.Sub(now) < wait {
+			return false
+		}
+		timer := time.NewTimer(wait)
+		defer timer.Stop()
+		select {
+		case <-n.signal():
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		return ctx.Err() == nil
+	}
+}

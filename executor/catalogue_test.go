@@ -1,0 +1,184 @@
+package executor_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// catalogueOf reads the tools of a folder, without an environment.
+func catalogueOf(t testing.TB, x *executor.Executor, dir string, tools ...string) map[string]executor.Tool {
+	t.Helper()
+	found, err := x.Catalogue(t.Context(), executor.CatalogueSpec{Name: "test", SourceDir: dir, Tools: tools})
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := map[string]executor.Tool{}
+	for _, one := range found {
+		named[one.Name] = one
+	}
+	return named
+}
+
+// unreadRows are annotations that hold an object of the index's own, or a
+// generic class: reading knows that they are there, and not what they are.
+func unreadRow(annotation string) bool {
+	return strings.Contains(annotation, "Bounds(") || strings.HasPrefix(annotation, "Box[")
+}
+
+// Of every annotation, the source says what the import says; and where it says
+// less, it refuses nothing that the import's schema takes.
+func TestCatalogueAgreesWithTheImport(t *testing.T) {
+	t.Parallel()
+	source := strings.Builder{}
+	source.WriteString(typesPrelude)
+	names := make([]string, len(typeRows))
+	for i, row := range typeRows {
+		names[i] = fmt.Sprintf("t.f%d", i)
+		annotation := ": " + row.annotation
+		if rest, bare := strings.CutPrefix(row.annotation, "NONE"); bare {
+			annotation = rest
+		}
+		result := strings.TrimSpace(strings.SplitN(strings.TrimPrefix(row.annotation, "NONE"), " = ", 2)[0])
+		if result == "" {
+			result = "None"
+		}
+		fmt.Fprintf(&source, "def f%d(x%s) -> %s:\n    \"\"\"Row %d.\n\n    Args:\n        x: of row %d\n    \"\"\"\n    yield\n", i, annotation, result, i, i)
+	}
+	x := newExecutor(t, nil)
+	dir := writeFiles(t, map[string]string{"t.py": source.String()})
+	read := catalogueOf(t, x, dir, names...)
+	ix := open(t, x, specOf(t, x, dir, names...))
+	compared := 0
+	for i, row := range typeRows {
+		imported, static := toolOf(t, ix, names[i]), read[names[i]]
+		if unreadRow(row.annotation) {
+			if len(static.Warnings) == 0 {
+				t.Errorf("%s: no warning", row.annotation)
+			}
+		} else {
+			compared++
+			if diff := cmp.Diff(asMap(t, imported), asMap(t, static)); diff != "" {
+				t.Errorf("%s: import (-) and source (+) differ:\n%s", row.annotation, diff)
+			}
+		}
+		v, err := tool.Compile(static.InputSchema)
+		if err != nil {
+			t.Errorf("%s: the schema does not compile: %v", row.annotation, err)
+			continue
+		}
+		for _, c := range row.calls {
+			if args := `{"x":` + c.arg + `}`; c.arg != "" && v.Validate(json.RawMessage(args)) != nil {
+				t.Errorf("%s: the source's schema refuses %s: %v", row.annotation, args, v.Validate(json.RawMessage(args)))
+			}
+		}
+	}
+	if compared < 100 {
+		t.Errorf("only %d rows are compared", compared)
+	}
+}
+
+// asMap is a tool with its schemas decoded.
+func asMap(t *testing.T, one executor.Tool) map[string]any {
+	t.Helper()
+	data, err := json.Marshal(one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return decoded(t, data).(map[string]any)
+}
+
+// Nothing that a source says when it is imported happens when it is read: no
+// code of the index runs, none of its dependencies, none of its environment.
+func TestCatalogueRunsNothing(t *testing.T) {
+	t.Parallel()
+	x := newExecutor(t, nil)
+	mark := filepath.Join(t.TempDir(), "ran")
+	touch := fmt.Sprintf("open(%q, 'w').close()\n", mark)
+	dir := writeFiles(t, map[string]string{
+		"raises.py":        touch + "import gone\nraise RuntimeError('no')\ndef f(x: int) -> str:\n    'Of a module that raises.'\n",
+		"ends.py":          touch + "import os\nos._exit(3)\nasync def f(n: list[int]):\n    yield n\n",
+		"hangs.py":         touch + "while True: pass\ndef f(*rest: int): ...\n",
+		"needs.py":         "import os\nKEY = os.environ['KEY']\ndef f(key: str = KEY, *, n: int = 2): ...\n",
+		"wrong.py":         "def f(x: int:\n",
+		"pkg/__init__.py":  "from .inner import g\n",
+		"pkg/inner.py":     "import numpy as np\ndef g(a: np.ndarray, b: float = 0.5): 'Re-exported.'\n",
+		"src/far.py":       "import json\n" + touch + "def f(x: json.JSONDecoder): ...\n",
+		"ast.py":           touch,
+		"typing.py":        touch,
+		"sitecustomize.py": touch,
+		"usercustomize.py": touch,
+	})
+	env, err := x.Environment(t.Context(), dir, executor.Lock{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What site runs at each start of the environment's interpreter.
+	site, err := filepath.Glob(filepath.Join(env.Dir, "lib", "python3.*", "site-packages"))
+	if err != nil || len(site) != 1 {
+		t.Fatalf("site-packages: %v, %v", site, err)
+	}
+	for name, text := range map[string]string{"run.pth": "import " + "sys; " + strings.TrimSpace(touch) + "\n", "sitecustomize.py": touch} {
+		if err := os.WriteFile(filepath.Join(site[0], name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	names := []string{"raises.f", "ends.f", "hangs.f", "needs.f", "wrong.f", "pkg.g", "far.f", "raises.gone", "none.f", "f"}
+	for _, spec := range []executor.CatalogueSpec{{SourceDir: dir, Tools: names}, {SourceDir: dir, Tools: names, Env: env}, {SourceDir: dir, Tools: names, Python: ">=3.99"}} {
+		found, err := x.Catalogue(t.Context(), spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, one := range found {
+			got = append(got, one.Name+" "+string(one.Kind)+" "+one.Description)
+		}
+		want := []string{"raises.f sync Of a module that raises.", "ends.f async_generator ", "hangs.f sync ", "needs.f sync ", "pkg.g sync Re-exported.", "far.f sync "}
+		if !slices.Equal(got, want) {
+			t.Errorf("read %q, want %q", got, want)
+		}
+	}
+	if _, err := os.Stat(mark); err == nil {
+		t.Error("code of the index has run")
+	}
+	read := catalogueOf(t, x, dir, names...)
+	for name, want := range map[string]string{
+		"raises.f": `{"type":"object","properties":{"x":{"type":"integer"}},"required":["x"],"additionalProperties":false}`,
+		"needs.f": `{"type":"object","properties":{"key":{"anyOf":[{"type":"string"},{"type":"null"}]},"n":{"type":"integer","default":2}},` +
+			`"additionalProperties":false}`,
+		"pkg.g": `{"type":"object","properties":{"a":{},"b":{"type":"number","default":0.5}},"required":["a"],"additionalProperties":false}`,
+	} {
+		if got := read[name].InputSchema; !sameJSON(t, got, []byte(want)) {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+	if w := read["pkg.g"].Warnings; len(w) != 1 || !strings.Contains(w[0], "numpy") {
+		t.Errorf("warnings %q", w)
+	}
+	if w := read["needs.f"].Warnings; len(w) != 1 || !strings.Contains(w[0], "default") {
+		t.Errorf("warnings %q", w)
+	}
+}
+
+func TestCatalogueOfNothing(t *testing.T) {
+	t.Parallel()
+	x := newExecutor(t, nil)
+	if found, err := x.Catalogue(t.Context(), executor.CatalogueSpec{SourceDir: t.TempDir()}); err != nil || len(found) != 0 {
+		t.Errorf("of no tools: %v, %v", found, err)
+	}
+	if _, err := x.Catalogue(t.Context(), executor.CatalogueSpec{SourceDir: filepath.Join(t.TempDir(), "gone"), Tools: []string{"a.b"}}); err == nil {
+		t.Error("of no folder: no error")
+	}
+	if err := x.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

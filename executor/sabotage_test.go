@@ -1,0 +1,90 @@
+package executor_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor"
+)
+
+// What a tool does to the modules that it shares with its worker stays between
+// the two of them: the worker's own answers, errors and cancellations go on, or
+// the worker is replaced.
+func TestSabotageOfTheWorker(t *testing.T) {
+	t.Parallel()
+	ix := badIndex(t, nil, "bad.sabotages", "bad.ok", "bad.raises", "bad.loop", "bad.where", "bad.endless")
+	mustCall(t, ix, "bad.sabotages", `{}`, `"done"`)
+	mustCall(t, ix, "bad.where", `{}`, firstWorker(t, ix))
+	e := mustFail(t, ix, "bad.raises", `{}`, toolmesh.CodeToolError)
+	if e.Message != "as it should be" || e.Type != "ValueError" || !strings.Contains(e.Stacktrace, "in raises") {
+		t.Errorf("got %v\n%s", e, e.Stacktrace)
+	}
+	mustFail(t, ix, "bad.raises", `{"no":1}`, toolmesh.CodeInvalidArguments)
+	mustFail(t, ix, "bad.where", `{"n":`, toolmesh.CodeInvalidArguments)
+	ctx, cancel := context.WithTimeout(t.Context(), little)
+	defer cancel()
+	_, err := ix.Call(ctx, executor.Call{Tool: "bad.loop"}, nil)
+	if toolmesh.CodeOf(err) != toolmesh.CodeDeadlineExceeded {
+		t.Errorf("a loop in that worker: %v", err)
+	}
+	mustCall(t, ix, "bad.ok", `{"n":3}`, `3`)
+}
+
+// firstWorker is the id, as it knows it itself, of the one worker of plain
+// functions, as JSON.
+func firstWorker(t *testing.T, ix *executor.Index) string {
+	t.Helper()
+	body, err := call(t, ix, "bad.where", `{}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return body
+}
+
+// A tool that signals everything it can reach reaches itself.
+func TestAToolCannotKillItsNeighbours(t *testing.T) {
+	t.Parallel()
+	ix := badIndex(t, nil, "bad.kills_all", "bad.kills_the_zygote", "bad.ok", "bad.where", "bad.sleeps")
+	effective, _ := newExecutor(t, nil).Sandbox()
+	if effective == "none" {
+		t.Skip("no sandbox here")
+	}
+	root := ix.Stats().Root
+	ctx, cancel := context.WithCancel(t.Context())
+	slept := make(chan error, 1)
+	go func() {
+		_, err := ix.Call(ctx, executor.Call{Tool: "bad.sleeps"}, nil)
+		slept <- err
+	}()
+	eventually(t, "a neighbour runs", func() bool { return ix.Stats().Busy == 1 })
+	if e := mustFail(t, ix, "bad.kills_the_zygote", `{}`, toolmesh.CodeToolError); e.Type != "PermissionError" {
+		t.Errorf("got %s, want PermissionError", e.Type)
+	}
+	mustCall(t, ix, "bad.kills_all", `{}`, `null`) // the system says nothing of what it left out
+	mustCall(t, ix, "bad.ok", `{}`, `1`)
+	if s := ix.Stats(); s.Restarts != 0 || s.Root != root || s.Busy != 1 {
+		t.Errorf("got %+v, want the processes of the beginning", s)
+	}
+	cancel()
+	if err := <-slept; toolmesh.CodeOf(err) != toolmesh.CodeCancelled {
+		t.Errorf("the neighbour ended with %v", err)
+	}
+}
+
+// Modules that misbehave at their import cost their own tools alone.
+func TestBadImports(t *testing.T) {
+	t.Parallel()
+	x := newExecutor(t, func(o *executor.Options) { o.StartTimeout = 5 * time.Second })
+	spec := specOf(t, x, "testdata/bad", "bad.ok", "hangs.tool", "noisy.tool", "threaded.tool")
+	ix := open(t, x, spec)
+	mustCall(t, ix, "bad.ok", `{}`, `1`)
+	mustCall(t, ix, "noisy.tool", `{}`, `"noisy"`)
+	mustCall(t, ix, "threaded.tool", `{}`, `"threaded"`)
+	if len(ix.Unavailable()) != 1 || ix.Unavailable()[0].Name != "hangs.tool" ||
+		!strings.Contains(ix.Unavailable()[0].Reason, "did not end within") {
+		t.Errorf("unavailable: %v", ix.Unavailable())
+	}
+}

@@ -1,0 +1,154 @@
+"""The mesh that a tool is in: calls of other tools, progress, secrets.
+
+    from toolmesh import mesh
+
+    def report(city: str) -> str:
+        mesh.progress(0.5, "asking")
+        return mesh.call("weather.forecast", {"city": city})["summary"]
+
+Calls go to tools of the session that the tool itself was called in, and take at
+most the time that the tool has left. They may be made by any thread. A failed
+one raises MeshError.
+
+Outside a mesh progress does nothing and secret reads the environment, so that a
+tool's module runs in a plain test; a call raises MeshError with the code
+unavailable.
+"""
+
+from __future__ import annotations
+
+import os
+
+from . import channel
+from .channel import MeshError
+from .values import NotSerializable, decode, encode
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping
+    from typing import Any, NoReturn
+
+__all__ = ["MeshError", "MissingSecret", "acall", "astream", "call", "progress", "secret", "stream"]
+
+
+class MissingSecret(MeshError, KeyError):
+    """The variable that mesh.secret was asked for is not there."""
+
+    __module__ = "toolmesh"
+
+
+def call(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Any:
+    """Calls a tool by its full id and returns its result.
+
+    args are its arguments by name; what a tool may return, they may be. timeout
+    is in seconds; without one the call has the time that the called tool takes
+    by itself, and never more than the calling one has left. In a coroutine await
+    acall instead.
+    """
+    return decode(_channel(tool).call(tool, _encoded(tool, args), _seconds(timeout)))
+
+
+def stream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Iterator[Any]:
+    """Calls a tool and yields its items as they come. As call.
+
+    The call begins with the first item that is asked for. Closing the iterator,
+    or leaving a for loop over it, cancels it.
+    """
+    items = _channel(tool).stream(tool, _encoded(tool, args), _seconds(timeout))
+    try:
+        for body in items:
+            yield decode(body)
+    finally:
+        items.close()
+
+
+async def acall(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Any:
+    """As call, for coroutines: many at once with asyncio.gather."""
+    return decode(await _channel(tool).acall(tool, _encoded(tool, args), _seconds(timeout)))
+
+
+async def astream(
+    tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None
+) -> AsyncIterator[Any]:
+    """As stream, for coroutines. contextlib.aclosing cancels it at once when it
+    is left early; without that the event loop does, a moment later."""
+    items = _channel(tool).astream(tool, _encoded(tool, args), _seconds(timeout))
+    try:
+        async for body in items:
+            yield decode(body)
+    finally:
+        await items.aclose()
+
+
+def progress(fraction: float | None = None, text: str = "") -> None:
+    """Tells how far the call is, from 0 to 1, and what it does. Cheap, and never
+    an error: what is said too often is left out."""
+    if channel.current is None:
+        return
+    fields: dict[str, Any] = {"message": str(text)[:4096]}
+    if fraction is not None and fraction == fraction:
+        fields["fields"] = {"fraction": min(max(float(fraction), 0.0), 1.0)}
+    channel.current.progress(fields)
+
+
+def secret(name: str) -> str:
+    """The value of a variable that the index declares; MissingSecret without one."""
+    try:
+        return os.environ[name]
+    except KeyError:
+        pass
+    what = f"set the environment variable {name}"
+    if channel.current is not None:
+        what = f"declare it under [[index.env]] in tools.toml and install the index with --env {name}"
+    raise MissingSecret("invalid_request", f"there is no secret {name!r}: {what}", started=False, origin="caller")
+
+
+def _channel(tool: str) -> channel.Channel:
+    if not isinstance(tool, str):
+        raise TypeError(f"a tool is called by its id, a text, not by {type(tool).__name__}")
+    if channel.current is None:
+        raise MeshError(
+            "unavailable",
+            "no tool is being called in this process: tools are called from inside a tool that the mesh runs",
+            tool=tool,
+            started=False,
+            origin="caller",
+        )
+    return channel.current
+
+
+def _encoded(tool: str, args: Mapping[str, Any] | None) -> bytes:
+    if args is None:
+        return b""
+    try:
+        body = encode(args)
+    except NotSerializable as failure:
+        path = "arguments" + str(failure).removeprefix("result")
+        raise MeshError("invalid_arguments", path, tool=tool, started=False, origin="caller") from None
+    if not body.startswith(b"{"):
+        raise MeshError(
+            "invalid_arguments",
+            f"the arguments are of type {type(args).__name__}: they are an object, by parameter name",
+            tool=tool,
+            started=False,
+            origin="caller",
+        )
+    return body
+
+
+def _seconds(timeout: float | None) -> float | None:
+    if timeout is None:
+        return None
+    timeout = float(timeout)
+    if not timeout > 0:
+        raise ValueError(f"the timeout is {timeout}: it is a number of seconds above 0")
+    return None if timeout == float("inf") else timeout
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in ("batch", "abatch"):
+        raise AttributeError(
+            f"mesh.{name} is not built yet: calls that may overlap go through asyncio.gather(mesh.acall(...), ...) "
+            "or threads, others one after the other"
+        )
+    raise AttributeError(f"module 'toolmesh.mesh' has no attribute {name!r}")

@@ -1,0 +1,6 @@
+"""A package in a package."""
+
+from . import models
+from .models import moved as re_exported
+
+__all__ = ["models", "re_exported"]
