@@ -130,9 +130,15 @@ func (i *instance) openCommands(env *executor.Env, usable []string, vars map[str
 			unavailable(toolmesh.AsError(err).Message)
 			continue
 		}
+		if level := d.Annotations.Sandbox; level != "" {
+			if reason := i.a.executor.Lacks(level); reason != "" {
+				unavailable(reason)
+				continue
+			}
+		}
 		i.ids = append(i.ids, d.ID)
 		i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &commandTool{
-			i: i, c: c, name: name, output: int(d.Annotations.Limits.Output), vars: i.varsOf(name),
+			i: i, c: c, name: name, sandbox: d.Annotations.Sandbox, limits: d.Annotations.Limits, vars: i.varsOf(name),
 		}})
 	}
 	return nil
@@ -169,11 +175,12 @@ func introspected(c *index.Command) index.Introspected {
 
 // commandTool is one program as a [host.Handler].
 type commandTool struct {
-	i      *instance
-	c      *index.Command
-	name   string
-	output int
-	vars   map[string]string
+	i       *instance
+	c       *index.Command
+	name    string
+	sandbox tool.Sandbox
+	limits  tool.Limits
+	vars    map[string]string
 }
 
 // ServeTool implements [host.Handler].
@@ -184,7 +191,7 @@ func (t *commandTool) ServeTool(ctx context.Context, call *host.Call, sink host.
 	}
 	s := &pythonSink{sink: sink, log: t.i.a.log, call: call}
 	result, err := t.i.commands.Call(ctx, executor.CommandCall{
-		Tool: t.name, RPCID: string(call.RPCID), Argv: argv, Lines: t.c.Streaming, Text: t.c.Text, Output: t.output, Vars: t.vars,
+		Tool: t.name, RPCID: string(call.RPCID), Argv: argv, Lines: t.c.Streaming, Text: t.c.Text, Sandbox: t.sandbox, Limits: t.limits, Vars: t.vars,
 		Stream: call.Stream, Collect: call.Collect,
 	}, s)
 	if err != nil || call.Stream {

@@ -71,6 +71,13 @@ func TestAToolThatDemandsMoreThanTheMachineGives(t *testing.T) {
 	if r, err := c.Call(t.Context(), toolID("lim", "t.write"), nil); err != nil || string(r.Value) != `"ok"` {
 		t.Errorf("write: got %v, %v", r, err)
 	}
+	last := install(t, nc, map[string]any{"source": repository(t, "cmd", map[string]string{"tools.toml": limitedCommands})})
+	for _, one := range []string{"cmd.confined", "cmd.temporary", "cmd.offline"} {
+		if !strings.Contains(fmt.Sprint(unavailableOf(last)), one) {
+			t.Errorf("%s is served: unavailable are %v", one, unavailableOf(last))
+		}
+	}
+	gives(t, c, "cmd.touch", `{}`, `""`)
 	node := lease(t, nc)
 	if diff := cmp.Diff(registry.Sandbox{Asked: "strict", Effective: "guard"}, node.Sandbox); diff != "" {
 		t.Errorf("the lease's sandbox (-want +got):\n%s", diff)

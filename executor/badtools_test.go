@@ -41,6 +41,8 @@ func badTools() []badTool {
 	memory := limits(tool.Limits{Memory: 64 << 20})
 	cpu := limits(tool.Limits{CPUTime: little})
 	pids := limits(tool.Limits{Pids: 20})
+	forked := executor.Policy{Isolation: tool.IsolationFork}
+	and := func(p, l executor.Policy) executor.Policy { p.Limits = l.Limits; return p }
 	return []badTool{
 		// Time.
 		{name: "loop", after: little, code: toolmesh.CodeDeadlineExceeded},
@@ -102,6 +104,24 @@ func badTools() []badTool {
 		{name: "endless", stream: true, after: little, code: toolmesh.CodeDeadlineExceeded, items: 100},
 		{name: "breaks", stream: true, code: toolmesh.CodeToolError, items: 2},
 		{name: "ignores_close", stream: true, after: little, code: toolmesh.CodeDeadlineExceeded, items: 100},
+		{name: "aendless", stream: true, after: little, code: toolmesh.CodeDeadlineExceeded, items: 100},
+		{name: "abreaks", stream: true, code: toolmesh.CodeToolError, items: 2},
+
+		// In a process for each call.
+		{name: "forked: loop", tool: "loop", policy: forked, after: little, code: toolmesh.CodeDeadlineExceeded},
+		{name: "forked: catches everything", tool: "catches_everything", policy: forked, after: little, code: toolmesh.CodeDeadlineExceeded,
+			details: map[string]any{"killed": true}},
+		// Not beside others: coroutines of one worker share its end.
+		{name: "forked: holds the lock in a coroutine", tool: "aholds_the_lock", policy: forked, after: little, code: toolmesh.CodeDeadlineExceeded,
+			details: map[string]any{"killed": true}},
+		{name: "forked: cpu time", tool: "loop", policy: and(forked, cpu), code: toolmesh.CodeDeadlineExceeded,
+			details: map[string]any{"limit": "cpu_time"}},
+		{name: "forked: hoards", tool: "hoards", policy: and(forked, memory), code: toolmesh.CodeWorkerOutOfMemory, check: memoryDetails},
+		{name: "forked: fork bomb", tool: "fork_bomb", policy: and(forked, pids), code: toolmesh.CodeToolError,
+			details: map[string]any{"limit": "pids", "max": 20}},
+		{name: "forked: leaves a daemon", tool: "leaves_a_daemon", policy: forked, result: `"left"`},
+		{name: "forked: exits", tool: "os_exits", policy: forked, code: toolmesh.CodeWorkerCrashed, details: map[string]any{"exit_status": 3}},
+		{name: "forked: 1 GB on descriptor 1", tool: "writes", args: `{"fd":1,"mb":1024}`, policy: forked, result: "1024"},
 	}
 }
 
@@ -178,26 +198,33 @@ func runBad(t *testing.T, bad badTool) time.Duration {
 
 	stop := make(chan struct{})
 	var neighbours sync.WaitGroup
-	for _, good := range []struct{ tool, want string }{{"bad.ok", "1"}, {"bad.aok", `"async"`}} {
+	var served [2]chan struct{} // a token for each call, as long as somebody takes them
+	for i, good := range []struct{ tool, want string }{{"bad.ok", "1"}, {"bad.aok", `"async"`}} {
+		served[i] = make(chan struct{})
 		neighbours.Go(func() {
-			for served := 0; ; served++ {
-				select {
-				case <-stop:
-					if served == 0 {
-						t.Errorf("%s was not served once meanwhile", good.tool)
-					}
-					return
-				default:
-				}
+			defer close(served[i])
+			for {
 				if body, err := ix.Call(t.Context(), executor.Call{Tool: good.tool}, nil); err != nil || string(body) != good.want {
 					t.Errorf("%s beside it: %s, %v", good.tool, body, err)
 					return
 				}
+				select {
+				case <-stop:
+					return
+				case served[i] <- struct{}{}:
+				default:
+				}
 			}
 		})
 	}
+	undisturbed := func() {
+		for _, one := range served {
+			<-one
+		}
+	}
+	undisturbed()
 
-	longest := 60 * time.Second
+	longest := 5 * time.Minute // that only failures reach
 	if bad.after > 0 {
 		longest = bad.after
 	}
@@ -205,6 +232,8 @@ func runBad(t *testing.T, bad badTool) time.Duration {
 	sink := &collector{}
 	body, err := ix.Call(ctx, executor.Call{Tool: name, Args: json.RawMessage(bad.args), Stream: bad.stream}, sink)
 	cancel()
+	undisturbed()
+	undisturbed() // at least one call of each began after its end
 	close(stop)
 	neighbours.Wait()
 

@@ -12,11 +12,21 @@ import (
 // nobody is an ordinary user that every system has a number for.
 const nobody = 65534
 
+// whileParentLives ends this process with the test that started it, however that
+// ends: the pipe on its standard input is the test's.
+func whileParentLives() {
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(3)
+	}()
+}
+
 // beside prepares a process of this test's binary, as root or as an ordinary
-// user, and a folder of its own with files. It runs no tests.
+// user, and a folder of its own with files. It runs no tests, and calls
+// whileParentLives first.
 func beside(t *testing.T, user string, files map[string]string) (*exec.Cmd, string) {
 	t.Helper()
-	drop := user != "root" && os.Geteuid() == 0
+	drop := user == "ordinary" && os.Geteuid() == 0
 	dir := writeFiles(t, files)
 	binary := os.Args[0]
 	cmd := exec.Command(binary, "-test.run=^$")
@@ -46,8 +56,14 @@ func beside(t *testing.T, user string, files map[string]string) (*exec.Cmd, stri
 			}
 		}
 	}
+	if user == "refused" {
+		intoNamespace(cmd)
+	}
 	cmd.Dir = dir
 	cmd.Stderr = t.Output()
+	if _, err := cmd.StdinPipe(); err != nil { // closed by Wait
+		t.Fatal(err)
+	}
 	return cmd, dir
 }
 

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unicode/utf8"
@@ -23,6 +24,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // CommandSpec says which index commands belong to and how they are run.
@@ -52,9 +54,12 @@ type CommandCall struct {
 	Lines bool
 	// Text says that what it writes is text; without it, JSON.
 	Text bool
-	// Output bounds the result, or an item, in bytes. Defaults to the executor's
-	// MaxResult.
-	Output int
+	// Sandbox says what the program may touch. Defaults to the executor's level,
+	// as far as the machine gives it.
+	Sandbox tool.Sandbox
+	// Limits bound the run. The output, a result or an item, is never more than
+	// the executor's MaxResult.
+	Limits tool.Limits
 	// Vars are environment variables on top of those of all commands.
 	Vars map[string]string
 	// Stream and Collect are as in [Call].
@@ -194,10 +199,16 @@ func (c *Commands) Call(ctx context.Context, call CommandCall, sink Sink) (json.
 	if ctx.Err() != nil {
 		return nil, ended(ctx, toolmesh.StartedNo)
 	}
-	if call.Output <= 0 || call.Output > c.x.opts.MaxResult {
-		call.Output = c.x.opts.MaxResult
+	if call.Sandbox == "" {
+		call.Sandbox = c.x.defaultSandbox()
 	}
-	r := &run{c: c, call: call, sink: sink, quiet: make(chan struct{}), tail: tail{redact: c.redact}}
+	r := &run{
+		c: c, call: call, sink: sink, quiet: make(chan struct{}), tail: tail{redact: c.redact},
+		output: c.x.opts.MaxResult, exceeded: make(chan struct{}),
+	}
+	if most := int64(call.Limits.Output); most > 0 && most < int64(r.output) {
+		r.output = int(most)
+	}
 	return r.do(ctx)
 }
 
@@ -235,7 +246,13 @@ type run struct {
 	call CommandCall
 	sink Sink
 
-	proc  *sandbox.Process
+	output int // bytes that a result, or an item, may have
+	folder string
+
+	proc     *sandbox.Process
+	breach   atomic.Pointer[toolmesh.Error] // the limit that it exceeded
+	exceeded chan struct{}                  // closed when it is to end for that
+
 	tail  tail
 	quiet chan struct{} // closed when stderr has ended
 	last  json.RawMessage
@@ -247,13 +264,27 @@ type run struct {
 var errTooLong = errors.New("too long")
 
 func (r *run) do(ctx context.Context) (json.RawMessage, error) {
-	proc, err := r.c.x.spawner.Start(r.c.command)
+	if why := r.c.x.Lacks(r.call.Sandbox); why != "" {
+		return nil, unavailable("%s is not served: %s", r.call.Tool, why).WithRetryable(false)
+	}
+	vars := r.call.Vars
+	var err error
+	if r.folder, err = r.c.x.folderOf(r.call.Sandbox); err != nil {
+		return nil, unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
+	}
+	if r.folder != "" {
+		defer os.RemoveAll(r.folder) //nolint:errcheck // nothing is left that uses it
+		vars = merged(vars, map[string]string{"TMPDIR": r.folder})
+	}
+	command := r.c.command
+	command.Sandbox = r.call.Sandbox
+	proc, err := r.c.x.spawner.Start(command)
 	if err != nil {
 		return nil, unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	r.proc = proc
 	defer proc.Kill()
-	if _, err := proc.Control.Write(request(r.call.Argv, r.c.environ(r.call.Vars))); err != nil {
+	if _, err := proc.Control.Write(r.request(r.c.environ(vars))); err != nil {
 		return nil, unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	var helpers sync.WaitGroup
@@ -263,19 +294,26 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	finished := make(chan struct{})
 	defer close(finished)
 	helpers.Go(func() { r.watch(ctx, finished) })
+	if watched(r.call.Limits) {
+		helpers.Go(func() { r.patrol(finished) })
+	}
 
 	out, err := r.stdout(ctx)
 	if err != nil {
 		proc.Kill()
 	}
-	said, _ := io.ReadAll(io.LimitReader(proc.Control, 64))
+	said, _ := io.ReadAll(io.LimitReader(proc.Control, 512))
 	<-proc.Done()
+	if exceeded := r.breach.Load(); exceeded != nil {
+		return nil, exceeded
+	}
 	switch {
 	case ctx.Err() != nil:
 		return nil, ended(ctx, toolmesh.StartedYes)
 	case errors.Is(err, errTooLong):
-		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%s wrote more than %d bytes as one %s", r.program(), r.call.Output, r.unit()).
-			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes).WithDetail("limit", r.call.Output)
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%s wrote more than %d bytes as one %s", r.program(), r.output, r.unit()).
+			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes).
+			WithDetail("limit", "output").WithDetail("max", r.output)
 	case err != nil:
 		return nil, err
 	}
@@ -286,11 +324,12 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 }
 
 // request is the message that command.py reads.
-func request(argv, env []string) []byte {
+func (r *run) request(env []string) []byte {
 	var b bytes.Buffer
 	b.Write([]byte{0, 0, 0, 0})
-	fmt.Fprintf(&b, "%d\x00", len(argv))
-	for _, list := range [][]string{argv, env} {
+	fmt.Fprintf(&b, "%s\x00%s\x00%d\x00%d\x00%d\x00", r.call.Sandbox, r.folder, r.call.Limits.OpenFiles,
+		backstop(r.call.Limits.Memory), len(r.call.Argv))
+	for _, list := range [][]string{r.call.Argv, env} {
 		for _, text := range list {
 			b.WriteString(text)
 			b.WriteByte(0)
@@ -309,6 +348,7 @@ func (r *run) watch(ctx context.Context, finished <-chan struct{}) {
 	case <-r.c.stop:
 		r.proc.Kill()
 		return
+	case <-r.exceeded:
 	case <-ctx.Done():
 	}
 	_, _ = r.proc.Control.Write([]byte("T"))
@@ -362,8 +402,8 @@ func (r *run) stderr() {
 // they come. The error is errTooLong, the sink's, or result_not_serializable.
 func (r *run) stdout(ctx context.Context) ([]byte, error) {
 	if !r.call.Lines {
-		out, err := io.ReadAll(io.LimitReader(r.proc.Stdout, int64(r.call.Output)+1))
-		if len(out) > r.call.Output {
+		out, err := io.ReadAll(io.LimitReader(r.proc.Stdout, int64(r.output)+1))
+		if len(out) > r.output {
 			return nil, errTooLong
 		}
 		if err != nil && !errors.Is(err, os.ErrClosed) {
@@ -396,7 +436,7 @@ func (r *run) line(lines *bufio.Reader) ([]byte, error) {
 	for {
 		part, err := lines.ReadSlice('\n')
 		line = append(line, part...)
-		if len(line) > r.call.Output+1 {
+		if len(line) > r.output+1 {
 			return nil, errTooLong
 		}
 		if !errors.Is(err, bufio.ErrBufferFull) {
@@ -418,7 +458,7 @@ func (r *run) item(ctx context.Context, line []byte, number int) error {
 	case r.call.Stream:
 		return r.sink.Item(ctx, value)
 	case r.call.Collect:
-		if r.size += len(value) + 1; r.size > r.call.Output {
+		if r.size += len(value) + 1; r.size > r.output {
 			return errTooLong
 		}
 		r.list = append(r.list, value)
@@ -516,6 +556,8 @@ func (r *run) unit() string {
 func (r *run) failure(said string) error {
 	var number int
 	switch {
+	case strings.HasPrefix(said, "refused "):
+		return unavailable("the sandbox level %s cannot be had: %s", r.call.Sandbox, strings.TrimPrefix(said, "refused "))
 	case scanned(said, "exec %d", &number):
 		errno := syscall.Errno(number) //nolint:gosec // an errno
 		if errno == unix.E2BIG {

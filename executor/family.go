@@ -35,7 +35,7 @@ type family struct {
 
 // open starts the first zygote.
 func (f *family) open(ctx context.Context) ([]Unavailable, error) {
-	if why := f.index.x.spawner.Survey().Lacks(f.key.sandbox); why != "" {
+	if why := f.index.x.Lacks(f.key.sandbox); why != "" {
 		return f.refuse(why), nil
 	}
 	z, err := f.newZygote(ctx, f.setup)

@@ -25,15 +25,22 @@ func (x *Executor) defaultSandbox() tool.Sandbox {
 
 // ownFolder makes the folder that the processes of a zygote to be may write,
 // where its sandbox level leaves them no other.
-func (x *Executor) ownFolder(s *setup) error {
-	if s.Sandbox != tool.SandboxStrict && s.Sandbox != tool.SandboxOffline {
-		return nil
+func (x *Executor) ownFolder(s *setup) (err error) {
+	s.Folder, err = x.folderOf(s.Sandbox)
+	return err
+}
+
+// folderOf makes a folder for what a sandbox level lets its processes write;
+// empty where it leaves them others.
+func (x *Executor) folderOf(level tool.Sandbox) (string, error) {
+	if level != tool.SandboxStrict && level != tool.SandboxOffline {
+		return "", nil
 	}
-	s.Folder = filepath.Join(x.dir, scratch, strconv.FormatUint(x.nextID.Add(1), 10))
-	if err := os.MkdirAll(s.Folder, 0o700); err != nil {
-		return fmt.Errorf("the folder for temporary files: %w", err)
+	folder := filepath.Join(x.dir, scratch, strconv.FormatUint(x.nextID.Add(1), 10))
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return "", fmt.Errorf("the folder for temporary files: %w", err)
 	}
-	return nil
+	return folder, nil
 }
 
 // removeFolder removes what the worker wrote to its own.
@@ -43,14 +50,20 @@ func (w *worker) removeFolder() {
 	}
 }
 
+// Lacks says why a tool that demands a sandbox level cannot be served; empty
+// when it can. The first call tests the machine.
+func (x *Executor) Lacks(level tool.Sandbox) string {
+	if why := x.spawner.Survey().Lacks(level); why != "" {
+		return fmt.Sprintf("it demands the sandbox level %s, which this node does not have: %s", level, why)
+	}
+	return ""
+}
+
 // refuse lists the family's tools as unavailable, for want of the sandbox level.
 func (f *family) refuse(why string) []Unavailable {
 	all := make([]Unavailable, 0, len(f.setup.Tools))
 	for _, name := range f.setup.Tools {
-		all = append(all, Unavailable{
-			Name:   name,
-			Reason: fmt.Sprintf("it demands the sandbox level %s, which this node does not have: %s", f.key.sandbox, why),
-		})
+		all = append(all, Unavailable{Name: name, Reason: why})
 	}
 	return all
 }

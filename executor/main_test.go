@@ -19,10 +19,12 @@ import (
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("TOOLMESH_TEST_AGENT"); dir != "" {
+		whileParentLives()
 		beAgent(dir)
 		return
 	}
 	if dir := os.Getenv("TOOLMESH_TEST_INTRUDED"); dir != "" {
+		whileParentLives()
 		beIntruded(dir)
 		return
 	}

@@ -93,6 +93,12 @@ func (w *worker) beginNested(h frame.Header, body []byte) error {
 		return fmt.Errorf("the worker sent a nested call that cannot be read: %w", err)
 	}
 	args := append(json.RawMessage(nil), body[4+size:]...)
+	w.nestMu.Lock()
+	_, twice := w.nests[h.ID]
+	w.nestMu.Unlock()
+	if twice {
+		return fmt.Errorf("the worker sent nested call %d twice", h.ID)
+	}
 	j := w.find(about.Call)
 	if j == nil {
 		w.nestedFailed(h.ID, errCallOver)

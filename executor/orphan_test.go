@@ -77,6 +77,12 @@ func beAgent(dir string) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	if os.Getenv("TOOLMESH_TEST_REFUSED") != "" {
+		if err := refuseNamespaces(); err != nil {
+			fmt.Println("skip:", err)
+			return
+		}
+	}
 	o := &executor.Options{Environ: os.Environ(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX")), MaxWorkers: 12}
 	if level := os.Getenv("TOOLMESH_TEST_LEVEL"); level != "" {
 		o.Levels = []sandbox.Level{sandbox.Level(level)}
@@ -131,7 +137,7 @@ func processes(t *testing.T, marker string) []int {
 
 // orphanCase is one row of the matrix.
 type orphanCase struct {
-	user    string // root or ordinary
+	user    string // root or ordinary; "refused" is root where the system refuses namespaces
 	level   sandbox.Level
 	sandbox tool.Sandbox
 }
@@ -153,6 +159,7 @@ func TestNothingSurvivesTheAgent(t *testing.T) {
 		{"root", sandbox.LevelPID, tool.SandboxStrict},
 		{"root", sandbox.LevelUser, tool.SandboxGuard},
 		{"root", sandbox.LevelReaper, tool.SandboxGuard},
+		{"refused", sandbox.LevelReaper, tool.SandboxGuard},
 	}
 	turns := make(chan struct{}, 2) // each is an agent with six busy workers
 	for i, c := range cases {
@@ -170,8 +177,13 @@ func TestNothingSurvivesTheAgent(t *testing.T) {
 
 func nothingSurvives(t *testing.T, c orphanCase, marker string) {
 	cmd, dir := beside(t, c.user, map[string]string{"t.py": orphanTools})
-	cmd.Env = append(cmd.Env, "TOOLMESH_TEST_AGENT="+dir, "TOOLMESH_TEST_LEVEL="+string(c.level),
+	cmd.Env = append(cmd.Env, "TOOLMESH_TEST_AGENT="+dir,
 		"TOOLMESH_TEST_SANDBOX="+string(c.sandbox), "TOOLMESH_TEST_MARKER="+marker)
+	if c.user == "refused" {
+		cmd.Env = append(cmd.Env, "TOOLMESH_TEST_REFUSED=1") // it finds the way by itself
+	} else {
+		cmd.Env = append(cmd.Env, "TOOLMESH_TEST_LEVEL="+string(c.level))
+	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -184,6 +196,10 @@ func nothingSurvives(t *testing.T, c orphanCase, marker string) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		t.Fatalf("the agent said nothing: %v", err)
+	}
+	if strings.HasPrefix(line, "skip: ") {
+		_ = cmd.Wait()
+		t.Skip(line)
 	}
 	words := strings.Fields(line)
 	var pids []int
@@ -207,6 +223,8 @@ func nothingSurvives(t *testing.T, c orphanCase, marker string) {
 	}
 	_ = cmd.Wait()
 	switch {
+	case words[0] != string(c.level) && c.user == "refused":
+		t.Errorf("processes are kept together by %s, where namespaces are refused", words[0])
 	case words[0] != string(c.level):
 		t.Skipf("processes cannot be kept together by %s here", c.level)
 	case c.level != sandbox.LevelReaper && words[1] != string(c.sandbox):

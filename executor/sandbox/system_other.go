@@ -82,3 +82,9 @@ func (h *Handle) Usage() (Usage, bool) { return Usage{}, false }
 
 // Share is not known here.
 func (h *Handle) Share() (int64, bool) { return 0, false }
+
+// Below is not known here.
+func (p *Process) Below() (Usage, bool) { return Usage{}, false }
+
+// BelowShare is not known here.
+func (p *Process) BelowShare() (int64, bool) { return 0, false }

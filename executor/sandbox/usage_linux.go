@@ -16,16 +16,34 @@ const tick = 10 * time.Millisecond
 
 // Usage is what the process and all below it take at this moment. False when the
 // process is gone.
-func (h *Handle) Usage() (Usage, bool) {
-	pid := h.Pid()
+func (h *Handle) Usage() (Usage, bool) { return usage(h.Pid(), true) }
+
+// Share is the memory of the process and all below it, where pages that several
+// of them hold count once. It costs far more than Usage. False when the system
+// does not tell.
+func (h *Handle) Share() (int64, bool) { return share(h.Pid(), true) }
+
+// Below is what all processes below the root take at this moment. False when the
+// root is gone.
+func (p *Process) Below() (Usage, bool) { return usage(p.Pid(), false) }
+
+// BelowShare is the memory of all processes below the root, where pages that
+// several of them hold count once. As [Handle.Share].
+func (p *Process) BelowShare() (int64, bool) { return share(p.Pid(), false) }
+
+func usage(pid int, itself bool) (Usage, bool) {
 	if pid <= 0 {
 		return Usage{}, false
 	}
-	u, ok := one(pid)
+	u, ended, ok := one(pid)
 	if !ok {
 		return u, false
 	}
 	u.Processes = 1
+	if !itself {
+		u = Usage{}
+	}
+	u.CPU += ended
 	waiting := children(pid)
 	seen := map[int]bool{pid: true}
 	for len(waiting) > 0 && len(seen) < mostProcesses {
@@ -35,11 +53,11 @@ func (h *Handle) Usage() (Usage, bool) {
 			continue
 		}
 		seen[next] = true
-		below, ok := one(next)
+		below, ended, ok := one(next)
 		if !ok {
 			continue
 		}
-		u.CPU += below.CPU
+		u.CPU += below.CPU + ended
 		u.Memory += below.Memory
 		u.Tasks += below.Tasks
 		u.Processes++
@@ -48,17 +66,16 @@ func (h *Handle) Usage() (Usage, bool) {
 	return u, true
 }
 
-// Share is the memory of the process and all below it, where pages that several
-// of them hold count once. It costs far more than Usage. False when the system
-// does not tell.
-func (h *Handle) Share() (int64, bool) {
-	pid := h.Pid()
+func share(pid int, itself bool) (int64, bool) {
 	if pid <= 0 {
 		return 0, false
 	}
 	var total int64
 	told := false
 	waiting := []int{pid}
+	if !itself {
+		waiting = children(pid)
+	}
 	for n := 0; len(waiting) > 0 && n < mostProcesses; n++ {
 		next := waiting[len(waiting)-1]
 		waiting = append(waiting[:len(waiting)-1], children(next)...)
@@ -86,33 +103,33 @@ func proportional(pid int) (int64, bool) {
 	return 0, false
 }
 
-// one reads /proc/<pid>/stat.
-func one(pid int) (Usage, bool) {
+// one reads /proc/<pid>/stat: what the process takes, and the processor time of
+// children of its that have ended.
+func one(pid int) (u Usage, ended time.Duration, ok bool) {
 	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
-		return Usage{}, false
+		return u, 0, false
 	}
 	end := bytes.LastIndexByte(data, ')')
 	if end < 0 {
-		return Usage{}, false
+		return u, 0, false
 	}
 	fields := bytes.Fields(data[end+1:]) // from field 3, the state
 	if len(fields) < 22 || fields[0][0] == 'Z' {
-		return Usage{}, false
+		return u, 0, false
 	}
 	number := func(field int) int64 {
 		n, _ := strconv.ParseInt(string(fields[field-3]), 10, 64)
 		return n
 	}
-	u := Usage{Tasks: int(number(20)), Memory: number(24) * int64(os.Getpagesize())}
+	u = Usage{Tasks: int(number(20)), Memory: number(24) * int64(os.Getpagesize())}
 	var now unix.Timespec
 	if unix.ClockGettime(int32(^pid<<3|2), &now) == nil { //nolint:gosec // the clock of a process, by its id
 		u.CPU = time.Duration(now.Nano())
 	} else {
 		u.CPU = time.Duration(number(14)+number(15)) * tick
 	}
-	u.CPU += time.Duration(number(16)+number(17)) * tick // of children that have ended
-	return u, true
+	return u, time.Duration(number(16)+number(17)) * tick, true
 }
 
 // children are a process's own.

@@ -47,7 +47,7 @@ async def aholds_the_lock():
 def catches_everything():
     while True:
         try:
-            time.sleep(0.01)
+            time.sleep(0.001)
         except:  # noqa: E722
             pass
 
@@ -294,6 +294,19 @@ def endless():
 
 
 def breaks():
+    yield 1
+    yield 2
+    raise ValueError("after two")
+
+
+async def aendless():
+    n = 0
+    while True:
+        yield n
+        n += 1
+
+
+async def abreaks():
     yield 1
     yield 2
     raise ValueError("after two")

@@ -207,7 +207,8 @@ class Channel:
     def _open(self, waiter: Waiter, tool: str, args: bytes, timeout: float | None, flags: int) -> None:
         """Sends a nested call, or refuses it."""
         if len(args) > limits.message:
-            _refuse("payload_too_large", f"the arguments are {len(args)} bytes of JSON, more than {limits.message}", tool)
+            size = len(args)
+            _refuse("payload_too_large", f"the arguments are {size} bytes of JSON, more than {limits.message}", tool)
         call = self._call()
         about: dict[str, JSON] = {"call": call, "tool": tool}
         if timeout is not None:
@@ -223,7 +224,7 @@ class Channel:
             if not forked and not over:
                 while self._unsent:
                     write_all(outlet.fd, self._unsent.pop())
-                write_all(outlet.fd, frame)
+                write_all(outlet.fd, outlet.released() + frame)  # what is held back would wait for us
                 return
         del self._waiters[waiter.id]
         if forked:

@@ -2,8 +2,10 @@
 request to end on, and takes everything that the program left behind along.
 
 The agent's one message on the control socket is a length and texts that end in
-NUL: how many arguments there are, the arguments, the environment. It gets back
-"exec ERRNO" or "exit STATUS", a wait status, once.
+NUL: the sandbox level, the folder that it leaves to be written, the bounds of
+open files and of memory (0: none), how many arguments there are, the arguments,
+the environment. It gets back "refused WHY", "exec ERRNO" or "exit STATUS", a
+wait status, once.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import signal
 import sys
 from select import POLLIN, poll
 
+from . import confine
 from .zygote import CONTROL, LIFELINE, _become_subreaper, _kill_descendants
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -37,17 +40,17 @@ def main(mode: str) -> NoReturn:
     trouble_r, trouble_w = os.pipe()  # closed by a successful exec
     child = os.fork()
     if child == 0:
-        _become(*request, trouble_w)
+        _become(request, mode, trouble_w)
     os.close(trouble_w)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)  # the pipes end when the program has closed them
-    trouble = os.read(trouble_r, 16)  # by its end the child has its group, for signals
+    trouble = os.read(trouble_r, 400)  # by its end the child has its group, for signals
     status = _until_end(child, wake_r)
     if mode == "reaper":
         _kill_descendants()
     if status is not None:
-        said = b"exec " + trouble if trouble else b"exit %d" % status
+        said = trouble or b"exit %d" % status
         try:
             os.write(CONTROL, said)
         except OSError:
@@ -55,8 +58,19 @@ def main(mode: str) -> NoReturn:
     os._exit(0)
 
 
-def _request() -> tuple[list[bytes], dict[bytes, bytes]] | None:
-    """(arguments, environment); None when the agent is gone."""
+class _Request:
+    """What is to be run, and how."""
+
+    def __init__(self, texts: list[bytes]) -> None:
+        self.level, self.folder = os.fsdecode(texts[0]), os.fsdecode(texts[1])
+        self.files, self.memory = int(texts[2]), int(texts[3])
+        count = int(texts[4])
+        self.argv = texts[5 : 5 + count]
+        self.env: dict[bytes, bytes] = dict(pair.split(b"=", 1) for pair in texts[5 + count :])  # type: ignore[misc]
+
+
+def _request() -> _Request | None:
+    """The agent's message; None when the agent is gone."""
     data = b""
     need = 4
     while len(data) < need:
@@ -66,12 +80,10 @@ def _request() -> tuple[list[bytes], dict[bytes, bytes]] | None:
         data += more
         if len(data) >= 4:
             need = 4 + int.from_bytes(data[:4], "little")
-    parts = data[4:need].split(b"\0")[:-1]
-    count = int(parts[0])
-    return parts[1 : 1 + count], dict(pair.split(b"=", 1) for pair in parts[1 + count :])  # type: ignore[misc]
+    return _Request(data[4:need].split(b"\0")[:-1])
 
 
-def _become(argv: list[bytes], env: dict[bytes, bytes], trouble: int) -> NoReturn:
+def _become(request: _Request, mode: str, trouble: int) -> NoReturn:
     """What the child is: the program, in a session of its own."""
     try:
         os.setsid()
@@ -80,11 +92,32 @@ def _become(argv: list[bytes], env: dict[bytes, bytes], trouble: int) -> NoRetur
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)  # Python ignores the first two
-        os.execvpe(argv[0], argv, env)
+        try:
+            confine.zygote(request.level, mode, request.folder)
+            confine.domain(request.level)
+        except confine.Refused as failure:
+            os.write(trouble, b"refused " + str(failure).encode()[:300])
+            os._exit(127)
+        _bound(request)
+        os.execvpe(request.argv[0], request.argv, request.env)
     except OSError as failure:
-        os.write(trouble, b"%d" % (failure.errno or 0))
+        os.write(trouble, b"exec %d" % (failure.errno or 0))
     finally:
         os._exit(127)
+
+
+def _bound(request: _Request) -> None:
+    if request.files or request.memory:
+        import resource
+
+        if request.files:
+            files = request.files + 3  # its standard ones
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            if hard != resource.RLIM_INFINITY:
+                files = min(files, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+        if request.memory:
+            resource.setrlimit(resource.RLIMIT_DATA, (request.memory, request.memory))
 
 
 def _until_end(child: int, wake: int) -> int | None:

@@ -82,12 +82,15 @@ def prepare(level: str) -> None:
 
 
 def worker(level: str) -> None:
-    """A worker's own domain, after its fork: each that is entered is another one,
-    though all are made of one ruleset."""
-    global _domain
-    if sys.platform != "linux":
-        return
+    """What a worker adds after its fork: it keeps what it starts, and its domain."""
     become_subreaper()
+    domain(level)
+
+
+def domain(level: str) -> None:
+    """From here on this process signals and inspects only itself and what it starts.
+    Each domain that is entered is another one, though all are made of one ruleset."""
+    global _domain
     prepare(level)
     if _domain >= 0:
         ruleset, _domain = _domain, -1
