@@ -330,6 +330,22 @@ def test_the_program_writes_what_it_finds(tmp_path):
     assert found[1]["varargs"] is True and found[1]["input_schema"]["properties"]["rest"]["items"] == {"type": "integer"}
 
 
+def test_what_never_ends_costs_only_itself(tmp_path):
+    # Each alias doubles the one before: a schema of 2^60 members.
+    doubled = "A0 = tuple[int, int]\n" + "".join(f"A{n + 1} = tuple[A{n}, A{n}]\n" for n in range(60))
+    (tmp_path / "a.py").write_text(doubled + "def f(x: A60): ...\ndef g(x: A0): ...\n")
+    (tmp_path / "b.py").write_text("x = " + "(" * 100000 + "\ndef f(): ...\n")
+    (tmp_path / "c.py").write_text("x = " + "-" * 100000 + "1\ndef f(): ...\ndef g(n: int = " + "-" * 2000 + "1): ...\n")
+    (tmp_path / "d.py").write_text("def f(x: " + "list[" * 90 + "int" + "]" * 90 + "): ...\n")
+    worker = pathlib.Path(static.__file__).parent
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from _worker import static; static.main(sys.argv[2], sys.argv[3:])"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, str(worker.parent), str(tmp_path), "a.f", "a.g", "b.f", "c.f", "c.g", "d.f"],
+        capture_output=True, timeout=18, check=True,
+    )
+    assert [one["name"] for one in json.loads(done.stdout)["tools"]] == ["a.g", "d.f"]
+
+
 def test_what_is_unread_has_no_text_that_could_be_evaluated(catalogue):
     module = catalogue._library.module("samples.eager")
     for text in ("'run()'", "list['Missing']", "\"'int'\"", "Optional['no such(']"):

@@ -13,7 +13,10 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import resource
+import signal
 import sys
+import time
 import types
 import typing
 import warnings
@@ -34,7 +37,11 @@ if typing.TYPE_CHECKING:
 
 LARGEST = 1 << 20  # bytes of one description
 MOST = 32 << 20  # bytes of all
-_DEEPEST = 30  # decorators and aliases that are followed
+MEMORY = 1 << 30  # bytes of this process's data
+TIME = 3.0  # seconds of the processor for one tool
+TIME_OF_ALL = 20.0  # seconds of all; the agent waits 30
+RESTARTS = 30  # processes that may end over a tool, before the rest is left alone
+_DEEPEST = 30  # decorators that are followed
 
 
 def main(root: str, names: Sequence[str]) -> None:
@@ -43,17 +50,50 @@ def main(root: str, names: Sequence[str]) -> None:
     folders = [root]
     if os.path.isdir(os.path.join(root, "src")):
         folders.append(os.path.join(root, "src"))
-    catalogue = Catalogue(folders)
-    described: list[JSON] = []
-    room = MOST
-    for name in names:
-        made = catalogue.describe(name)
-        size = len(encode(made)) if made is not None else 0
-        if made is not None and size <= LARGEST and size <= room:
-            described.append(made)
-            room -= size
-    sys.stdout.buffer.write(encode({"tools": described}))
+    end = time.monotonic() + TIME_OF_ALL
+    described: list[bytes] = []
+    room, at = MOST, 0
+    for _ in range(RESTARTS):
+        # A source can keep C code busy for ever, or end the parser: each time a
+        # process of its own goes on behind the tool that it ended over.
+        for line in _lines(folders, names[at:], end):
+            at += 1
+            if line and len(line) <= room:
+                described.append(line)
+                room -= len(line)
+        at += 1
+        if at >= len(names) or time.monotonic() > end:
+            break
+    sys.stdout.buffer.write(b'{"tools":[' + b",".join(described) + b"]}")
     sys.stdout.buffer.flush()
+
+
+def _lines(folders: Sequence[str], names: Sequence[str], end: float) -> list[bytes]:
+    """A line for each tool, in order, empty for one that has no description;
+    fewer than the names when the process that makes them did not come further."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reader)
+            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+            catalogue = Catalogue(folders)
+            with open(writer, "wb") as out:
+                for name in names:
+                    if time.monotonic() > end:
+                        break
+                    signal.setitimer(signal.ITIMER_PROF, TIME)  # not caught: it ends the process
+                    made = catalogue.describe(name)
+                    line = encode(made) if made is not None else b""
+                    out.write((line if len(line) <= LARGEST else b"") + b"\n")
+                    out.flush()
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as inp:
+        data = inp.read()
+    os.waitpid(child, 0)
+    return data.split(b"\n")[:-1]
 
 
 class Catalogue:
@@ -63,12 +103,17 @@ class Catalogue:
         self._library = Library(folders)
         self._reader = Reader(self._library)
 
+    def forget(self) -> None:
+        """Drops what is half worked out."""
+        self._reader = Reader(self._library)
+
     def describe(self, name: str) -> dict[str, JSON] | None:
         """What the source says of module.function, as the zygote describes it;
         None when there is no such name, or no source that can be read."""
         try:
             return self._describe(name)
         except (RecursionError, MemoryError):
+            self.forget()
             return None
 
     def _describe(self, name: str) -> dict[str, JSON] | None:
