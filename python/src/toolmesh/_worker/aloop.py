@@ -46,7 +46,7 @@ from .loop import (
     split_meta,
     too_deep,
 )
-from .output import Outlet, install
+from .output import NoShield, Outlet, install
 from .values import Mismatch, NotSerializable, decode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -62,16 +62,6 @@ if TYPE_CHECKING:
 _UNTOUCHED = (os.path.dirname(__file__), os.path.dirname(asyncio.__file__))
 _SAMPLE = 0.01  # seconds of processor time between two looks at what runs
 _call = contextvars.ContextVar("toolmesh_call", default=0)
-
-
-class _NoShield:
-    """Coroutines are cancelled between steps: a write is never interrupted."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 class _Credit:
@@ -109,7 +99,7 @@ class Worker:
         self._credit: dict[int, _Credit] = {}
         self._asked: set[int] = set()  # calls that the agent cancelled
         self._taken = 0
-        self._outlet = Outlet(out, _call.get, _NoShield())
+        self._outlet = Outlet(out, _call.get, NoShield())  # coroutines are cancelled between steps
         self._forked = False
         self._channel = channel.current = channel.LoopChannel(self, self._outlet, _call.get)
         self._giving = False  # what is held back is about to be written

@@ -47,6 +47,16 @@ _LOOK = 5e-3  # seconds between the flusher's looks: each takes the interpreter 
 _IDLE = 4  # looks that find nothing before the flusher ends
 
 
+class NoShield:
+    """For an outlet whose writes are never interrupted."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 class _Budget:
     """Bytes that one call may still print: a token bucket."""
 
@@ -338,7 +348,7 @@ def prepare() -> None:
     if _proxies:
         return
     old = {id(sys.stdout), id(sys.stderr), id(sys.__stdout__), id(sys.__stderr__)}
-    nowhere = Outlet(-1, int, allocate_lock())
+    nowhere = Outlet(-1, int, NoShield())
     for name, flag, fd in (("stdout", LOG_STDOUT, 1), ("stderr", LOG_STDERR, 2)):
         _proxies.append(Proxy(nowhere, flag, fd))
         setattr(sys, name, _proxies[-1])
