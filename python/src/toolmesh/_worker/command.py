@@ -66,7 +66,7 @@ class _Request:
         self.files, self.memory = int(texts[2]), int(texts[3])
         count = int(texts[4])
         self.argv = texts[5 : 5 + count]
-        self.env: dict[bytes, bytes] = dict(pair.split(b"=", 1) for pair in texts[5 + count :])  # type: ignore[misc]
+        self.env: dict[bytes, bytes] = dict(pair.split(b"=", 1) for pair in texts[5 + count :])
 
 
 def _request() -> _Request | None:

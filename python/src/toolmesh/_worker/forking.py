@@ -99,4 +99,4 @@ def reseed() -> None:
             pass
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None and hasattr(tempfile, "_name_sequence"):
-        tempfile._name_sequence = None
+        tempfile._name_sequence = None  # type: ignore[attr-defined]  # private to it

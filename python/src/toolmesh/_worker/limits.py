@@ -36,7 +36,8 @@ def apply(limits: dict[str, JSON], output: int) -> int:
     if memory:
         _base = _status("VmHWM") or _peak()
         _limit_data(memory)
-    return min(output, limits.get("output", output))
+    own: int = limits.get("output", output)
+    return min(output, own)
 
 
 def exceeded() -> bool:

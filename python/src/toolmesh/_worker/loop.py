@@ -8,7 +8,7 @@ raises only if that call is the one that runs. A late signal hits nobody.
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]  # has no stubs
 import fcntl
 import os
 import signal

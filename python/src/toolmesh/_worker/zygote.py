@@ -8,7 +8,7 @@ others with it. The second, its child, is the zygote proper.
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]  # has no stubs
 import os
 import signal
 import sys
@@ -459,7 +459,7 @@ def _own_folder(parent: str, worker: int) -> None:
         os.environ["TMPDIR"] = folder
         tempfile = sys.modules.get("tempfile")
         if tempfile is not None:
-            tempfile.tempdir = None
+            tempfile.tempdir = None  # type: ignore[attr-defined]  # a module of any name, to mypy
 
 
 def _run_exit_handlers() -> None:
