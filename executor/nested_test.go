@@ -59,14 +59,15 @@ func (l *loopback) Stream(ctx context.Context, tool string, args json.RawMessage
 			yield(nil, err)
 			return
 		}
-		stopped := errors.New("the reader stopped")
+		stopped := false // whatever error the call then ends with, the reader wants no more
 		_, err = l.ix.Call(ctx, call, &collector{onItem: func(_ context.Context, data json.RawMessage) error {
 			if !yield(data, nil) {
-				return stopped
+				stopped = true
+				return errors.New("the reader stopped")
 			}
 			return nil
 		}})
-		if err != nil && !errors.Is(err, stopped) {
+		if err != nil && !stopped {
 			yield(nil, err)
 		}
 	}

@@ -55,6 +55,10 @@ type Service struct {
 	subs     []*nats.Subscription
 }
 
+// listedWithin bounds the wait for the broker's word that it has the
+// subscriptions of a service.
+const listedWithin = 2 * time.Second
+
 // StartService lists this process as a NATS micro service. One per process is
 // the rule; tools are no endpoints of it.
 func (b *Bus) StartService(c ServiceConfig) (*Service, error) {
@@ -82,6 +86,11 @@ func (b *Bus) StartService(c ServiceConfig) (*Service, error) {
 			}
 			s.subs = append(s.subs, sub)
 		}
+	}
+	if b.nc.IsConnected() {
+		// Who says that it is ready must be found; without a connection the
+		// subscriptions go out with the next one.
+		_ = b.nc.FlushTimeout(listedWithin)
 	}
 	return s, nil
 }

@@ -538,9 +538,7 @@ func TestAFailedInstallLeavesNothing(t *testing.T) {
 		if r := n.record(t, tc.name); r != nil {
 			t.Errorf("%s: the record %v is left", tc.name, r)
 		}
-		if left := n.folders(t); len(left) > 0 {
-			t.Errorf("%s: %v is left", tc.name, left)
-		}
+		n.awaitFolders(t) // the record was there for a moment, and the node began to fetch what it names
 		n.workshop.mu.Lock()
 		if n.workshop.open != 0 {
 			t.Errorf("%s: %d instances are left", tc.name, n.workshop.open)
