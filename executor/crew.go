@@ -19,8 +19,13 @@ const (
 	// A call that waited this long gets another worker forked.
 	patience = 3 * time.Millisecond
 	// Calls shorter than this keep the processors busy: more workers than
-	// processors would only get in each other's way.
-	brief = time.Millisecond
+	// briefWorkers for each would only get in each other's way. A second one is of
+	// use: it runs while the answer of the first is on its way and the next call
+	// wakes it, which takes longer than such a call. (64 callers, 2 processors:
+	// 15 to 35 % more calls a second than with one worker each, and no more with a
+	// third.)
+	brief        = time.Millisecond
+	briefWorkers = 2
 	// A call that has run for so long is no brief one, whatever those before it
 	// were: it waits for something, most likely, and needs no processor.
 	lengthy = 20 * time.Millisecond
@@ -351,7 +356,7 @@ func (c *crew) limit() int {
 		return 1
 	}
 	if c.service < brief {
-		limit = min(limit, runtime.GOMAXPROCS(0)+c.occupied()+c.waiting)
+		limit = min(limit, briefWorkers*runtime.GOMAXPROCS(0)+c.occupied()+c.waiting)
 	}
 	return max(limit, 1)
 }
