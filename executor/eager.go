@@ -13,7 +13,7 @@ import (
 const (
 	// eagerFor is how long an answer is looked for before the goroutine sleeps.
 	// To be woken costs about as much.
-	eagerFor = 80 * time.Microsecond
+	eagerFor = 40 * time.Microsecond
 	// After so many looks in vain in a row, only each eagerAgain'th read looks.
 	eagerTries = 4
 	eagerAgain = 64
