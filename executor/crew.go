@@ -95,7 +95,7 @@ func (c *crew) submit(j *job) *toolmesh.Error {
 	}
 	if w == nil {
 		j.since = time.Now()
-		j.turn = make(chan struct{}, 1)
+		j.turn = make(chan *toolmesh.Error, 1)
 		c.queue.push(j)
 		c.reconcile()
 		c.mu.Unlock()
@@ -110,11 +110,11 @@ func (c *crew) submit(j *job) *toolmesh.Error {
 	return nil
 }
 
-// granted tells a call that was queued that a worker has it, whose frame is
-// written by now.
-func granted(j *job) {
+// granted tells a call that was queued that a worker has it, and its frame is
+// written by now; or with an error that it gets none.
+func granted(j *job, err *toolmesh.Error) {
 	if j.turn != nil {
-		j.turn <- struct{}{}
+		j.turn <- err
 	}
 }
 
@@ -124,8 +124,8 @@ func (c *crew) wait(ctx context.Context, j *job) *toolmesh.Error {
 		return nil
 	}
 	select {
-	case <-j.turn:
-		return j.err
+	case err := <-j.turn:
+		return err
 	case <-ctx.Done():
 		c.mu.Lock()
 		queued := j.worker == nil && c.queue.remove(j)
@@ -133,8 +133,7 @@ func (c *crew) wait(ctx context.Context, j *job) *toolmesh.Error {
 		if queued {
 			return ended(ctx, toolmesh.StartedNo)
 		}
-		<-j.turn // it has just come
-		return j.err
+		return <-j.turn // it has just come
 	}
 }
 
@@ -220,7 +219,7 @@ func (c *crew) finishedPlain(w *worker, j *job) {
 	c.mu.Unlock()
 	if next != nil {
 		w.call(next)
-		granted(next)
+		granted(next, nil)
 	}
 }
 
@@ -250,7 +249,7 @@ func (c *crew) finishedCoroutine(w *worker, id uint64) *job {
 	c.mu.Unlock()
 	if next != nil {
 		w.call(next)
-		granted(next)
+		granted(next, nil)
 	}
 	return j
 }
@@ -454,7 +453,7 @@ func (c *crew) start() {
 			c.mu.Unlock()
 			for _, j := range next {
 				w.call(j)
-				granted(j)
+				granted(j, nil)
 			}
 			return
 		}
@@ -472,8 +471,7 @@ func (c *crew) start() {
 		}
 		c.mu.Unlock()
 		for _, j := range failed {
-			j.err = unavailable("no worker of %s can be started: %s", c.index.spec.Name, err)
-			granted(j)
+			granted(j, unavailable("no worker of %s can be started: %s", c.index.spec.Name, err))
 		}
 	})
 }
@@ -516,6 +514,7 @@ func (c *crew) lost(w *worker, cause error) {
 	}
 	w.retired = true
 	var failed, orphaned []*job
+	var gone *toolmesh.Error // for the orphaned
 	for _, j := range w.jobs {
 		failed = append(failed, j)
 	}
@@ -542,8 +541,7 @@ func (c *crew) lost(w *worker, cause error) {
 			j.err = j.err.WithDetail("session_state", "lost")
 		}
 		for j := c.queue.pop(); j != nil; j = c.queue.pop() {
-			j.err = stateGone(why)
-			orphaned = append(orphaned, j)
+			orphaned, gone = append(orphaned, j), stateGone(why)
 		}
 	}
 	if joined && !w.stopping && !c.closed { // one that never joined is start's affair
@@ -563,7 +561,7 @@ func (c *crew) lost(w *worker, cause error) {
 		}
 	}
 	for _, j := range orphaned {
-		granted(j)
+		granted(j, gone)
 	}
 }
 
@@ -589,8 +587,7 @@ func (c *crew) close() {
 	}
 	c.mu.Unlock()
 	for _, j := range failed {
-		j.err = unavailable("the index %s is closed", c.index.spec.Name)
-		granted(j)
+		granted(j, unavailable("the index %s is closed", c.index.spec.Name))
 	}
 }
 

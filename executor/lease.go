@@ -254,8 +254,7 @@ func (c *crew) disband() []*worker {
 		c.interrupt(j)
 	}
 	for _, j := range queued {
-		j.err = unavailable("the session has ended")
-		granted(j)
+		granted(j, unavailable("the session has ended"))
 	}
 	return workers
 }

@@ -344,8 +344,7 @@ func (c *crew) refuseBelow(j *job) {
 			continue
 		}
 		c.queue.remove(queued)
-		queued.err = workerWaits()
-		granted(queued)
+		granted(queued, workerWaits())
 	}
 }
 
@@ -383,7 +382,7 @@ func (c *crew) dispatch() int {
 		j := c.queue.take(i)
 		c.assign(w, j)
 		w.call(j)
-		granted(j)
+		granted(j, nil)
 	}
 	return -1
 }

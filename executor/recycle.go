@@ -91,7 +91,7 @@ func (c *crew) replace(w *worker, why string) {
 		c.mu.Unlock()
 		for _, j := range next {
 			fresh.call(j)
-			granted(j)
+			granted(j, nil)
 		}
 		c.index.log.Debug("a worker was replaced", slog.String("why", why), slog.Int("pid", w.handle.Pid()))
 	})

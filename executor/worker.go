@@ -31,9 +31,9 @@ type job struct {
 
 	nesting nesting // the calls that its tool makes
 
-	// turn is signalled when a queued call gets a worker, or fails before. Made
+	// turn gets nil when a queued call gets a worker, or why it gets none. Made
 	// when a call is queued, capacity 1.
-	turn chan struct{}
+	turn chan *toolmesh.Error
 	// done is signalled when the outcome of a coroutine's call is set; capacity 1.
 	done chan struct{}
 
