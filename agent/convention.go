@@ -111,7 +111,7 @@ func (i *instance) openCommands(env *executor.Env, usable []string, vars map[str
 		if i.commands == nil {
 			var err error
 			i.commands, err = i.a.executor.OpenCommands(executor.CommandSpec{
-				Name: string(i.build.Name), Revision: i.build.Revision, SourceDir: i.build.Dir, Env: env, Vars: vars, Secrets: i.secrets(),
+				Name: string(i.build.Name), Revision: i.build.Revision, SourceDir: i.build.Dir, Env: env, Vars: vars, SecretValues: i.secretValues(),
 				Concurrency: i.build.Manifest.Concurrency,
 			})
 			if err != nil {
@@ -155,8 +155,8 @@ func (i *instance) varsOf(name string) map[string]string {
 	return vars
 }
 
-// secrets are the values of the variables that are declared as secret.
-func (i *instance) secrets() []string {
+// secretValues are those of the variables that are declared as secret.
+func (i *instance) secretValues() []string {
 	var values []string
 	for _, name := range secretsOf(i.build) {
 		if value, ok := i.build.Env[name]; ok {

@@ -36,8 +36,9 @@ type CommandSpec struct {
 	Env       *Env
 	// Vars are the index's declared environment variables.
 	Vars map[string]string
-	// Secrets are values that no error and no log line may show.
-	Secrets []string
+	// SecretValues are what no error and no log line may show, whichever variable
+	// of a call has it.
+	SecretValues []string
 	// Concurrency bounds the programs that run at once. Defaults to the
 	// executor's MaxWorkers.
 	Concurrency int
@@ -107,7 +108,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*Commands, error) {
 	c := &Commands{
 		x: x, spec: spec, places: make(chan struct{}, places), stop: make(chan struct{}),
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
-		bin: bin, redact: newRedactor(spec.Secrets),
+		bin: bin, redact: newRedactor(spec.SecretValues),
 	}
 	for _, line := range c.environ(nil) {
 		if list, ok := strings.CutPrefix(line, "PATH="); ok {

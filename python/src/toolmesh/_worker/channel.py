@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 _WINDOW = 1 << 18  # bytes of a nested stream that may be on their way; the agent begins with it
 _ITEM = 64  # what an item counts beyond its bytes, there too
+_text = json.JSONEncoder().encode  # bound now: a tool may replace what json has
 
 current: Channel | None = None
 """The channel of this process; None where no call can be made."""
@@ -114,10 +115,11 @@ def _refuse(code: str, message: str, tool: str) -> NoReturn:
 class Waiter:
     """One who waits for frames, on a thread of its own."""
 
-    __slots__ = ("id", "events", "_lock")
+    __slots__ = ("id", "events", "used", "_lock")
 
     def __init__(self, number: int) -> None:
         self.id = number
+        self.used = 0  # bytes of a stream that were taken since the last credit
         self.events: deque[tuple[int, bytes]] = deque()
         self._lock = allocate_lock()
         self._lock.acquire()
@@ -213,7 +215,7 @@ class Channel:
         about: dict[str, JSON] = {"call": call, "tool": tool}
         if timeout is not None:
             about["timeout_ms"] = int(min(-(-timeout * 1000 // 1), 1e12))
-        head = json.dumps(about).encode()
+        head = _text(about).encode()
         size = 4 + len(head) + len(args)
         frame = HEADER.pack(size, NESTED_CALL, flags, 0, waiter.id) + len(head).to_bytes(4, "little") + head + args
         outlet = self._outlet
@@ -251,8 +253,14 @@ class Channel:
         finally:
             lock.release()
 
-    def _credit(self, waiter: Waiter, size: int) -> None:
-        self._outlet.send(HEADER.pack(4, NESTED_CREDIT, 0, 0, waiter.id) + size.to_bytes(4, "little"))
+    def _credit(self, waiter: Waiter) -> None:
+        """Makes room for more items once half of the window is used up."""
+        if waiter.used >= _WINDOW // 2:
+            self._grant(waiter.id, waiter.used)
+            waiter.used = 0
+
+    def _grant(self, call: int, size: int) -> None:
+        self._outlet.send(HEADER.pack(4, NESTED_CREDIT, 0, 0, call) + size.to_bytes(4, "little"))
 
     def call(self, tool: str, args: bytes, timeout: float | None) -> bytes:
         """Calls a tool and waits for its result."""
@@ -284,7 +292,6 @@ class Channel:
         import asyncio
 
         waiter = Awaiting(next(self._ids), asyncio.get_running_loop())
-        used = 0
         try:
             self._begin(waiter, tool, args, timeout, STREAM)
             while True:
@@ -294,10 +301,8 @@ class Channel:
                 if kind == NESTED_ERROR:
                     raise _failure(body, tool)
                 yield body
-                used += len(body) + _ITEM
-                if used >= _WINDOW // 2:
-                    self._credit(waiter, used)
-                    used = 0
+                waiter.used += len(body) + _ITEM
+                self._credit(waiter)
         finally:
             self._cancel(waiter)
 
@@ -356,7 +361,6 @@ class LoopChannel(Channel):
     def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
         self._refuse_loop(tool, "async for item in mesh.astream(...)")
         waiter = Waiter(next(self._ids))
-        used = 0
         try:
             self._open(waiter, tool, args, timeout, STREAM)
             while True:
@@ -366,10 +370,8 @@ class LoopChannel(Channel):
                 if kind == NESTED_ERROR:
                     raise _failure(body, tool)
                 yield body
-                used += len(body) + _ITEM
-                if used >= _WINDOW // 2:
-                    self._credit(waiter, used)
-                    used = 0
+                waiter.used += len(body) + _ITEM
+                self._credit(waiter)
         finally:
             self._cancel(waiter)
 
@@ -540,7 +542,7 @@ class PlainChannel(Channel):
 
     def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
         waiter = Waiter(next(self._ids))
-        opened, used = False, 0
+        opened = False
         try:
             while True:
                 armed = self._disarm()
@@ -550,9 +552,8 @@ class PlainChannel(Channel):
                         if not opened:
                             self._open(waiter, tool, args, timeout, STREAM)
                             opened = True
-                        elif used >= _WINDOW // 2:
-                            self._credit(waiter, used)
-                            used = 0
+                        else:
+                            self._credit(waiter)
                         kind, body = self._event(waiter)
                     finally:
                         self._leave(waiter)
@@ -562,7 +563,7 @@ class PlainChannel(Channel):
                     return
                 if kind == NESTED_ERROR:
                     raise _failure(body, tool)
-                used += len(body) + _ITEM
+                waiter.used += len(body) + _ITEM
                 yield body
         finally:
             armed = self._disarm()
@@ -611,10 +612,10 @@ class PlainChannel(Channel):
         finally:
             self._rearm(armed)
 
-    def _credit(self, waiter: Waiter, size: int) -> None:
+    def _grant(self, call: int, size: int) -> None:
         armed = self._disarm()
         try:
-            super()._credit(waiter, size)
+            super()._grant(call, size)
         finally:
             self._rearm(armed)
 
