@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -179,6 +180,22 @@ func TestASessionsStateEndsWithIt(t *testing.T) {
 	}
 }
 
+// fifo makes a named pipe, and is the end that reads.
+func fifo(t *testing.T) *os.File {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "held")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), path)
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
 // The workers of a session end with it, whatever they hold.
 func TestASessionsWorkersEndWithIt(t *testing.T) {
 	t.Parallel()
@@ -197,17 +214,8 @@ func TestASessionsWorkersEndWithIt(t *testing.T) {
 		if sessions[name], err = r.CreateSession(t.Context(), &router.SessionOptions{ID: subjects.SessionID(name)}); err != nil {
 			t.Fatal(err)
 		}
-		path := filepath.Join(t.TempDir(), "held")
-		if err := syscall.Mkfifo(path, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_NONBLOCK, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		pipes[name] = os.NewFile(uintptr(fd), path)
-		t.Cleanup(func() { _ = pipes[name].Close() })
-		if _, err := sessions[name].Call(t.Context(), "iso.t.hold", map[string]any{"path": path}); err != nil {
+		pipes[name] = fifo(t)
+		if _, err := sessions[name].Call(t.Context(), "iso.t.hold", map[string]any{"path": pipes[name].Name()}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -225,6 +233,40 @@ func TestASessionsWorkersEndWithIt(t *testing.T) {
 	}
 	if _, err := sessions["stays"].Call(t.Context(), "iso.t.kept", nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// What a name's calls left before somebody created a session of that name is not
+// the session's.
+func TestACreatedSessionStartsAnew(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	nc := s.Connect(t)
+	installCounting(t, nc)
+	r, err := router.New(nc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	session := r.Session("late")
+	pipe := fifo(t)
+	if _, err := session.Call(t.Context(), "iso.t.hold", map[string]any{"path": pipe.Name()}); err != nil {
+		t.Fatal(err)
+	}
+	used := time.Now()
+	meshtest.Until(t, "the call is long over", func() bool { return time.Since(used) > executor.LateCreation })
+	if _, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: "late"}); err != nil {
+		t.Fatal(err)
+	}
+	var b [1]byte
+	_ = pipe.SetReadDeadline(time.Now().Add(time.Minute))
+	if _, err := pipe.Read(b[:]); !errors.Is(err, io.EOF) {
+		t.Errorf("the worker of those calls still has its file: %v", err)
+	}
+	got, err := session.Call(t.Context(), "iso.t.kept", nil)
+	if err != nil || string(got.Value) != "1" {
+		t.Errorf("got %v, %v, want a worker of its own", got, err)
 	}
 }
 

@@ -3,20 +3,29 @@ package agent
 import (
 	"context"
 	"log/slog"
-	"strings"
 	"time"
 
+	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// leaseName is what the executor knows a session by. A session that is created
-// again under its name is another one, and must not find the former's state.
-func leaseName(session subjects.SessionID, epoch string) string {
+// created is when a session was created, by the local clock; zero if the view
+// has no record of that epoch of it.
+func (a *Agent) created(session subjects.SessionID, epoch string) time.Time {
 	if epoch == "" {
-		return string(session)
+		return time.Time{}
 	}
-	return string(session) + "\x00" + epoch
+	r, ok := a.view.Session(session)
+	if !ok || r.Epoch != epoch {
+		return time.Time{}
+	}
+	return a.local(r.Created)
+}
+
+// local is a moment of mesh time by the local clock.
+func (a *Agent) local(at time.Time) time.Time {
+	return time.Now().Add(at.Sub(a.bus.Time().Now))
 }
 
 // leaseCheck is how often leases are compared with the sessions that there are,
@@ -65,17 +74,29 @@ func (a *Agent) endLeases(ctx context.Context, view *registry.View) {
 		if i.index == nil {
 			continue // commands alone: they have no workers
 		}
-		for _, name := range i.index.Sessions() {
-			session, epoch, created := strings.Cut(name, "\x00")
-			if !created {
-				continue // nobody created it, nobody ends it
-			}
-			if r, ok := view.Session(subjects.SessionID(session)); ok && !r.Ended && r.Epoch == epoch {
+		for _, leased := range i.index.Sessions() {
+			if !a.over(view, leased) {
 				continue
 			}
-			if err := i.index.EndSession(ctx, name); err != nil {
-				a.log.Warn("the workers of an ended session are not gone yet", slog.String("session", session), slog.Any("error", err))
+			if err := i.index.EndSession(ctx, leased.Name, leased.Epoch); err != nil {
+				a.log.Warn("the workers of an ended session are not gone yet", slog.String("session", leased.Name), slog.Any("error", err))
 			}
 		}
 	}
+}
+
+// over reports whether no call of a session that has workers can come any more.
+// A session whose creation no call knew of may be one that nobody created, and
+// then nobody ends it; or all its calls came before the news.
+func (a *Agent) over(view *registry.View, leased executor.Session) bool {
+	id := subjects.SessionID(leased.Name)
+	r, ok := view.Session(id)
+	switch {
+	case leased.Epoch != "":
+		return !ok || r.Ended || r.Epoch != leased.Epoch
+	case ok:
+		return r.Ended || a.local(r.Created).After(leased.Since.Add(executor.LateCreation))
+	}
+	at, ended := view.SessionOver(id)
+	return ended && at.After(leased.Since)
 }

@@ -54,6 +54,10 @@ type Call struct {
 	// Session is whose call it is; calls of one session share the workers that
 	// isolation session leases to it.
 	Session string
+	// Epoch tells the session from others of its name, earlier and later; empty
+	// where it is not known to have been created, which was at Created.
+	Epoch   string
+	Created time.Time
 	// Isolation tightens that of the tool's [Policy]; a looser one is ignored.
 	Isolation tool.Isolation
 	// Args is the arguments object, passed through unparsed; empty means none.

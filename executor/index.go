@@ -122,7 +122,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
 	}
 	ix.crews = map[workerKey]*crew{}
-	ix.leases.by, ix.leases.taken = map[workerKey]*lease{}, map[workerKey]time.Time{}
+	ix.leases.by, ix.leases.taken = map[workerKey]*lease{}, map[workerKey]*lease{}
 	ix.redact = newRedactor(spec.secrets())
 	if err := ix.group(root); err != nil {
 		return nil, openFailed(spec, err)
@@ -458,7 +458,7 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink, o
 	c := t.crew
 	switch isolation := tighter(t.policy.Isolation, call.Isolation); {
 	case isolation == tool.IsolationSession:
-		leased, release, err := ix.lease(t, call.Session)
+		leased, release, err := ix.lease(t, call)
 		if err != nil {
 			return nil, err
 		}

@@ -1,11 +1,11 @@
 package executor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -57,7 +57,12 @@ type lease struct {
 
 	// Guarded by leases.mu.
 	calls int // under way: none of them must lose the worker
+	made  time.Time
 	used  time.Time
+	// epoch is the session's; empty until it is known to have been created, which
+	// it was at created.
+	epoch   string
+	created time.Time
 }
 
 // leases are the sessions that have workers of an index.
@@ -66,25 +71,52 @@ type leases struct {
 	by map[workerKey]*lease
 	// taken remembers whose worker was given to others, until they come back or
 	// their lease would have ended anyway: they are told that their state is gone.
-	taken map[workerKey]time.Time
+	taken map[workerKey]*lease
+}
+
+// LateCreation is by how much a lease may seem older than the session that it
+// was made for: clocks are compared.
+const LateCreation = 2 * time.Second
+
+// serves reports whether the lease is that of a call's session, and not that of
+// another of its name. A call that does not know its session's epoch came before
+// the news of it, or after the session's end, which ends the lease anyway.
+func (l *lease) serves(call Call) bool {
+	switch {
+	case call.Epoch == "" || call.Epoch == l.epoch:
+		return true
+	case l.epoch == "" && call.Created.Before(l.made.Add(LateCreation)):
+		l.epoch, l.created = call.Epoch, call.Created
+		return true
+	}
+	return false
 }
 
 // lease finds the crew of a call's session, or makes it. release must be called
 // when the call is over. An error says that all workers are leased, or that the
 // session's was.
-func (ix *Index) lease(t *served, session string) (c *crew, release func(), _ *toolmesh.Error) {
+func (ix *Index) lease(t *served, call Call) (c *crew, release func(), _ *toolmesh.Error) {
 	key := workerKey{
 		zygoteKey: t.family.key, async: t.Kind.async(), isolation: tool.IsolationSession, limits: t.policy.Limits,
-		session: session, affinity: t.policy.Lease.Affinity,
+		session: call.Session, affinity: t.policy.Lease.Affinity,
 	}
 	ls := &ix.leases
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l := ls.by[key]
+	if l != nil && !l.serves(call) {
+		if l.epoch != "" && call.Created.Before(l.created) {
+			return nil, nil, unavailable("the session has ended")
+		}
+		ix.endLease(l)
+		l = nil
+	}
 	if l == nil {
-		if _, lost := ls.taken[key]; lost {
+		if lost, ok := ls.taken[key]; ok {
 			delete(ls.taken, key)
-			return nil, nil, stateGone("its worker was needed for another session")
+			if lost.serves(call) {
+				return nil, nil, stateGone("its worker was needed for another session")
+			}
 		}
 		if len(ls.by) >= ix.x.opts.MaxSessions && !ix.evict() {
 			return nil, nil, toolmesh.Errorf(toolmesh.CodeBusy, "all %d workers that %s leases to sessions are in use", len(ls.by), ix.spec.Name).
@@ -94,7 +126,7 @@ func (ix *Index) lease(t *served, session string) (c *crew, release func(), _ *t
 		if err != nil {
 			return nil, nil, err
 		}
-		l = &lease{crew: c, terms: t.policy.Lease}
+		l = &lease{crew: c, terms: t.policy.Lease, made: time.Now(), epoch: call.Epoch, created: call.Created}
 		c.affinity = l.terms.Affinity
 		ls.by[key] = l
 	}
@@ -128,7 +160,7 @@ func (ix *Index) evict() bool {
 	}
 	key := oldest.crew.key
 	if oldest.terms.Affinity != tool.AffinityHint {
-		ix.leases.taken[key] = time.Now().Add(oldest.terms.Idle)
+		ix.leases.taken[key] = oldest
 	}
 	ix.endLease(oldest)
 	ix.log.Info("a session's worker is given to another session", slog.String("session", key.session))
@@ -154,26 +186,57 @@ func (ix *Index) expire() {
 			ix.endLease(l)
 		}
 	}
-	for key, until := range ix.leases.taken {
-		if time.Now().After(until) {
+	for key, lost := range ix.leases.taken {
+		if time.Since(lost.used) >= lost.terms.Idle {
 			delete(ix.leases.taken, key)
 		}
 	}
 }
 
-// EndSession ends the workers that are leased to a session, and the calls that
-// they run. It returns when they are gone, or with ctx's error before. A call
-// that the session makes later gets a new worker.
-func (ix *Index) EndSession(ctx context.Context, session string) error {
+// Session is one that has workers of its own.
+type Session struct {
+	Name string
+	// Epoch is empty if no call of it knew that the session was created.
+	Epoch string
+	// Since is when its first worker was leased to it.
+	Since time.Time
+}
+
+// Sessions are those that have workers of their own at the moment.
+func (ix *Index) Sessions() []Session {
+	type id struct{ name, epoch string }
+	ix.leases.mu.Lock()
+	defer ix.leases.mu.Unlock()
+	since := map[id]time.Time{}
+	for key, l := range ix.leases.by {
+		of := id{key.session, l.epoch}
+		if first, ok := since[of]; !ok || l.made.Before(first) {
+			since[of] = l.made
+		}
+	}
+	sessions := make([]Session, 0, len(since))
+	for of, first := range since {
+		sessions = append(sessions, Session{Name: of.name, Epoch: of.epoch, Since: first})
+	}
+	slices.SortFunc(sessions, func(a, b Session) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Epoch, b.Epoch))
+	})
+	return sessions
+}
+
+// EndSession ends the workers that are leased to that epoch of a session, and
+// the calls that they run. It returns when they are gone, or with ctx's error
+// before. A call that the session makes later gets a new worker.
+func (ix *Index) EndSession(ctx context.Context, name, epoch string) error {
 	var ended []*worker
 	ix.leases.mu.Lock()
 	for key, l := range ix.leases.by {
-		if key.session == session {
+		if key.session == name && l.epoch == epoch {
 			ended = append(ended, ix.endLease(l)...)
 		}
 	}
-	for key := range ix.leases.taken {
-		if key.session == session {
+	for key, lost := range ix.leases.taken {
+		if key.session == name && lost.epoch == epoch {
 			delete(ix.leases.taken, key)
 		}
 	}
@@ -182,21 +245,10 @@ func (ix *Index) EndSession(ctx context.Context, session string) error {
 		select {
 		case <-w.gone:
 		case <-ctx.Done():
-			return fmt.Errorf("end the workers of session %s: %w", session, ctx.Err())
+			return fmt.Errorf("end the workers of session %s: %w", name, ctx.Err())
 		}
 	}
 	return nil
-}
-
-// Sessions are those that have workers of their own at the moment.
-func (ix *Index) Sessions() []string {
-	ix.leases.mu.Lock()
-	defer ix.leases.mu.Unlock()
-	seen := map[string]struct{}{}
-	for key := range ix.leases.by {
-		seen[key.session] = struct{}{}
-	}
-	return slices.Sorted(maps.Keys(seen))
 }
 
 // keeps reports whether another worker would not do: its calls are about what

@@ -235,7 +235,7 @@ func TestASessionsEndEndsItsWorkersAndCalls(t *testing.T) {
 		waiting <- err
 	}()
 	eventually(t, "the call waits", func() bool { return ix.Stats().Waiting == 1 })
-	if err := ix.EndSession(t.Context(), "a"); err != nil {
+	if err := ix.EndSession(t.Context(), "a", ""); err != nil {
 		t.Fatal(err)
 	}
 	if s := ix.Stats(); len(s.Pids) != 1 || s.Restarts != 0 {
@@ -249,7 +249,7 @@ func TestASessionsEndEndsItsWorkersAndCalls(t *testing.T) {
 	}
 	mustCallIn(t, ix, "a", "t.count", `{}`, `1`)
 	mustCallIn(t, ix, "b", "t.count", `{}`, `2`)
-	if err := ix.EndSession(t.Context(), "nobody"); err != nil {
+	if err := ix.EndSession(t.Context(), "nobody", ""); err != nil {
 		t.Error(err)
 	}
 }
@@ -277,4 +277,42 @@ func TestAHeldLeaseIsNotGivenAway(t *testing.T) {
 	mustCallIn(t, ix, "a", "t.count", `{}`, `1`)
 	mustFailIn(t, ix, "b", "t.count", toolmesh.CodeBusy, "session_workers")
 	mustCallIn(t, ix, "a", "t.count", `{}`, `2`)
+}
+
+// A call may come before the news that its session was created; a session that
+// is created again under its name is another one.
+func TestALeaseIsOfOneEpoch(t *testing.T) {
+	t.Parallel()
+	ix := openLeased(t, executor.Lease{}, nil)
+	begun := time.Now()
+	call := func(epoch string, created time.Time, want string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		got, err := ix.Call(ctx, executor.Call{Tool: "t.count", Session: "a", Epoch: epoch, Created: created}, nil)
+		if text := string(got); want != "" && (err != nil || text != want) {
+			t.Fatalf("epoch %q = %s, %v, want %s", epoch, text, err, want)
+		}
+		if e := toolmesh.AsError(err); want == "" && (e == nil || e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo) {
+			t.Fatalf("epoch %q: got %s, %v, want that the session has ended", epoch, got, err)
+		}
+	}
+	call("", time.Time{}, "1")
+	call("one", begun, "2") // created before the first call, which did not know it
+	call("", time.Time{}, "3")
+	call("two", time.Now(), "1")
+	call("one", begun, "")
+	call("two", time.Now(), "2")
+	if got := ix.Sessions(); len(got) != 1 || got[0].Name != "a" || got[0].Epoch != "two" || got[0].Since.Before(begun) {
+		t.Errorf("got %+v", got)
+	}
+	if err := ix.EndSession(t.Context(), "a", "one"); err != nil {
+		t.Fatal(err)
+	}
+	call("two", time.Now(), "3")
+	if err := ix.EndSession(t.Context(), "a", "two"); err != nil {
+		t.Fatal(err)
+	}
+	call("", time.Time{}, "1")
+	call("three", time.Now().Add(time.Hour), "1") // created long after the first call
 }

@@ -115,8 +115,8 @@ func (h *Host) receive(m *nats.Msg) {
 		return
 	}
 	c := &inflight{h: h, req: req, tool: t, reply: m.Reply, start: time.Now()}
-	if h.opts.Sessions != nil || req.Delivery != codec.DeliverNone && h.lease.joined.Load() {
-		if c.epoch, err = h.epoch(h.base, req.Session); err != nil {
+	if stream := req.Delivery != codec.DeliverNone; h.opts.Sessions != nil || stream && h.lease.joined.Load() {
+		if c.epoch, err = h.epoch(h.base, req.Session, stream); err != nil {
 			h.answer(m.Reply, req, h.identity, admit.Record{Err: refusal(err)})
 			return
 		}

@@ -615,7 +615,7 @@ func (h *Host) replay(m *nats.Msg) {
 	}
 	h.running.run(func() {
 		defer func() { <-h.replays }()
-		epoch, err := h.epoch(h.base, s.Session)
+		epoch, err := h.epoch(h.base, s.Session, true)
 		if err != nil {
 			refuse(err)
 			return

@@ -14,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 const genSubject = "tools.default.desk.gen"
@@ -458,11 +459,22 @@ func TestStoreGoneForGood(t *testing.T) {
 	}
 }
 
+// behind knows of no session yet that somebody created; strict refuses those.
+type behind struct{ strict bool }
+
+func (b behind) Admit(s subjects.SessionID) (string, error) {
+	if b.strict && s != subjects.DefaultSession {
+		return "", toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q does not exist", s)
+	}
+	return "", nil
+}
+
 // A stream carries its session's epoch, also from a host that has no view of
-// sessions; replays serve no other life of the session.
+// sessions, or that has not heard of this one yet; replays serve no other life of
+// the session.
 func TestEpochs(t *testing.T) {
 	t.Parallel()
-	for name, sessions := range map[string]host.Sessions{"asked": nil, "known": strict{}} {
+	for name, sessions := range map[string]host.Sessions{"asked": nil, "known": strict{}, "behind": behind{}, "behind, strict": behind{strict: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, &rigOptions{host: host.Options{Sessions: sessions}})
@@ -492,6 +504,9 @@ func TestEpochs(t *testing.T) {
 			}
 			if a := r.ask("mesh.replay.kept.older", `{"from_seq":1}`); a.Header.Get("Mesh-High") != "0" {
 				t.Errorf("replay of an older life: %v %s", a.Header, a.Data)
+			}
+			if a := r.ask("tools.kept.desk.note", `{"text":"x"}`); string(a.Data) != `{"text":"x"}` {
+				t.Errorf("unary call: %s", a.Data)
 			}
 			r.send(in, genSubject, `{"n":1}`, "Mesh-Stream", "inbox")
 			if m := in.next(); m.Header["Mesh-Epoch"] != nil {

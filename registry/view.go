@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -42,6 +43,8 @@ type View struct {
 	nodes    map[subjects.NodeID]*nodeEntry
 	indexes  map[string]IndexRecord
 	sessions map[subjects.SessionID]SessionRecord
+	// over is when this view saw sessions end that it has no record of any more.
+	over     map[subjects.SessionID]time.Time
 	grace    time.Time // silence before it means nothing: we were not listening
 	fresh    time.Time // when everything was last known to be there
 	events   []NodeEvent
@@ -121,6 +124,7 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 		follows: make(map[string]*follow), table: newTable(),
 		nodes: make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
 		sessions: make(map[subjects.SessionID]SessionRecord),
+		over:     make(map[subjects.SessionID]time.Time),
 		watchers: make(map[uint64]watcher), grace: now, fresh: now,
 		kick: make(chan struct{}, 1), tell: make(chan struct{}, 1),
 		ready: make(chan struct{}), stop: make(chan struct{}),
@@ -411,14 +415,17 @@ func (v *View) applySession(c change) {
 	if err != nil {
 		return
 	}
+	id := subjects.SessionID(name)
 	if c.gone {
-		delete(v.sessions, subjects.SessionID(name))
+		delete(v.sessions, id)
+		v.isOver(id, time.Now())
 	} else {
 		var r SessionRecord
 		if json.Unmarshal(c.data, &r) != nil {
 			return
 		}
-		v.sessions[subjects.SessionID(name)] = r
+		v.sessions[id] = r
+		delete(v.over, id)
 	}
 	v.touched()
 }
@@ -617,6 +624,28 @@ func (v *View) Session(id subjects.SessionID) (SessionRecord, bool) {
 	defer v.mu.RUnlock()
 	r, ok := v.sessions[canonical(id)]
 	return r, ok
+}
+
+// keepOver is for how long a view knows that a session has ended.
+const keepOver = time.Minute
+
+// isOver remembers a session's end, and forgets old ones now and then. The lock
+// is held.
+func (v *View) isOver(id subjects.SessionID, now time.Time) {
+	if len(v.over) >= 256 && len(v.over)&(len(v.over)-1) == 0 {
+		maps.DeleteFunc(v.over, func(_ subjects.SessionID, at time.Time) bool { return now.Sub(at) > keepOver })
+	}
+	v.over[id] = now
+}
+
+// SessionOver returns when this view saw a session's record go, by the local
+// clock, if there is no new record: it ended, or its time was up. It is known for
+// a minute at least.
+func (v *View) SessionOver(id subjects.SessionID) (at time.Time, ok bool) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	at, ok = v.over[canonical(id)]
+	return at, ok
 }
 
 // candidate is a node as something to pick. The lock is held.
