@@ -476,6 +476,10 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 			last = heard
 		}
 	}
+	made := p.c.bus.ConnectedSince()
+	if made.After(last) {
+		last = made // what the node said before went to the connection that is gone
+	}
 	if time.Since(last) < silence {
 		return nil
 	}
@@ -494,7 +498,7 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 			WithOrigin(toolmesh.OriginCaller)
 	}
 	// The ping went round behind everything that was on its way to us.
-	if p.lastSign(asked).After(last) || len(p.answers) > 0 || n != nil && n.lastHeard().After(last) || p.node.Load() != n {
+	if p.c.bus.ConnectedSince() != made || p.lastSign(asked).After(last) || len(p.answers) > 0 || n != nil && n.lastHeard().After(last) || p.node.Load() != n {
 		return nil
 	}
 	return p.lost(n, "has been silent for "+silence.String())

@@ -135,6 +135,44 @@ func TestOwnConnectionLost(t *testing.T) {
 	close(d.gate("one").release)
 }
 
+// A node whose heartbeats went to a connection that is gone was not silent.
+func TestSilenceOfALostConnection(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	d.serve(t, broker.Connect(t), nil)
+	proxy := meshtest.NewProxy(t, broker)
+	nc := proxy.Connect(t)
+	c := newClient(t, nc, nil)
+	items := make(chan counted, 1)
+	first := make(chan int, 2)
+	go func() {
+		items <- countItems(t, c, t.Context(), toolArgs{Key: "gen", N: 2, Gate: true}, func(i int) { first <- i })
+	}()
+	d.gate("gen").release <- struct{}{}
+	wait(t, "first item", first)
+	lost, back := nc.StatusChanged(nats.RECONNECTING), nc.StatusChanged(nats.CONNECTED)
+	proxy.Cut(true)
+	wait(t, "loss", lost)
+	cut := time.Now()
+	meshtest.Until(t, "the node has been silent for long", func() bool { return time.Since(cut) > 3*time.Second })
+	proxy.Heal()
+	wait(t, "return", back)
+	heartbeats, err := nc.SubscribeSync("mesh.hb.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := heartbeats.NextMsg(time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(d.gate("gen").release)
+	if s := wait(t, "stream", items); s.err != nil || s.items != 2 {
+		t.Errorf("stream: %d items, then %v", s.items, s.err)
+	}
+}
+
 // heartbeat says that a node lives; a plain client may.
 func heartbeat(t *testing.T, nc *nats.Conn, node, boot string) {
 	t.Helper()

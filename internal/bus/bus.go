@@ -48,6 +48,7 @@ type Bus struct {
 	once   sync.Once
 	wg     sync.WaitGroup
 	closed atomic.Bool
+	made   atomic.Int64 // when the connection was, unix ns
 
 	pings pinger
 }
@@ -111,6 +112,7 @@ func New(nc *nats.Conn, options *Options) (*Bus, error) {
 	b.chainErrors()
 	if nc.IsConnected() {
 		b.state = State{Connected: true, Generation: 1}
+		b.made.Store(time.Now().UnixNano())
 	}
 	reconnects := nc.Stats().Reconnects
 	b.wg.Go(func() { b.watchState(reconnects) })
@@ -146,6 +148,11 @@ func (b *Bus) MaxPayload() int64 { return b.nc.MaxPayload() }
 
 // Connected reports whether a message can be sent now.
 func (b *Bus) Connected() bool { return b.nc.IsConnected() }
+
+// ConnectedSince is when the connection was made last. What was sent to its
+// subscriptions before then may be lost, so that a peer's silence until then means
+// nothing. It may lag like [Bus.State].
+func (b *Bus) ConnectedSince() time.Time { return time.Unix(0, b.made.Load()) }
 
 // State returns the connection's state. It may lag [Bus.Connected] by the time
 // that a goroutine needs to run.
@@ -217,6 +224,7 @@ func (b *Bus) watchState(reconnects uint64) {
 		b.state.Closed = now == nats.CLOSED
 		if b.state.Connected && (!before.Connected || seen != reconnects) {
 			b.state.Generation++
+			b.made.Store(time.Now().UnixNano())
 			reconnects = seen
 		}
 		after := b.state
