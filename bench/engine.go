@@ -386,9 +386,9 @@ var engineTurns = []struct {
 	ops, least int
 	rounds     int
 }{
-	{engineEcho, 1000, 20, 100},
-	{engineWarm, 1000, 20, 100},
-	{engineBare, 1000, 20, 100},
+	{engineEcho, 5000, 20, 100},
+	{engineWarm, 5000, 20, 100},
+	{engineBare, 5000, 20, 100},
 	{engineFork, 100, 2, 100},
 	{engineFresh, 2, 1, 5},
 	{engineItems, 200_000, 1000, 100},

@@ -198,6 +198,9 @@ func (d *tools) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *node {
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	if nc.IsConnected() {
+		meshtest.Until(t, "the node has joined", func() bool { return h.Stats().Joined })
+	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()

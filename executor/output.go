@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -80,19 +81,27 @@ func (t *tail) String() string {
 type rawPipe struct {
 	w       *worker
 	file    *os.File
+	conn    syscall.RawConn // file's
+	drain   func(fd uintptr)
 	stream  Stream
 	buf     []byte
 	partial []byte // a line whose end has not come
 	budget  bucket
 }
 
+func newRawPipe(w *worker, file *os.File, stream Stream) (*rawPipe, error) {
+	conn, err := file.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	p := &rawPipe{w: w, file: file, conn: conn, stream: stream, buf: make([]byte, 8<<10)}
+	p.drain = p.drained
+	return p, nil
+}
+
 // run hands over what arrives, until the end.
 func (p *rawPipe) run() {
-	conn, err := p.file.SyscallConn()
-	if err != nil {
-		return
-	}
-	_ = conn.Read(func(fd uintptr) bool {
+	_ = p.conn.Read(func(fd uintptr) bool {
 		return p.step(int(fd)) //nolint:gosec // descriptors are small
 	})
 }
@@ -118,21 +127,17 @@ func (p *rawPipe) step(fd int) bool {
 }
 
 // flush takes what waits, at most a pipe full. The log lock is held.
-func (p *rawPipe) flush() {
-	conn, err := p.file.SyscallConn()
-	if err != nil {
-		return
-	}
-	_ = conn.Control(func(fd uintptr) {
-		for range 64<<10/len(p.buf) + 1 {
-			n, err := unix.Read(int(fd), p.buf) //nolint:gosec // descriptors are small
-			if n > 0 {
-				p.take(p.buf[:n])
-			} else if !errors.Is(err, unix.EINTR) {
-				return
-			}
+func (p *rawPipe) flush() { _ = p.conn.Control(p.drain) }
+
+func (p *rawPipe) drained(fd uintptr) {
+	for range 64<<10/len(p.buf) + 1 {
+		n, err := unix.Read(int(fd), p.buf) //nolint:gosec // descriptors are small
+		if n > 0 {
+			p.take(p.buf[:n])
+		} else if err != unix.EINTR { //nolint:errorlint // a plain errno
+			return
 		}
-	})
+	}
 }
 
 // take hands whole lines over and keeps the rest for later. The log lock is held.

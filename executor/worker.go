@@ -169,8 +169,12 @@ func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Durati
 		return nil, err
 	}
 	w.in, w.out = ours[0], ours[1]
-	w.stdout = &rawPipe{w: w, file: ours[2], stream: StreamStdout, buf: make([]byte, 8<<10)}
-	w.stderr = &rawPipe{w: w, file: ours[3], stream: StreamStderr, buf: make([]byte, 8<<10)}
+	if w.stdout, err = newRawPipe(w, ours[2], StreamStdout); err != nil {
+		return nil, err
+	}
+	if w.stderr, err = newRawPipe(w, ours[3], StreamStderr); err != nil {
+		return nil, err
+	}
 	if w.raw, err = w.in.SyscallConn(); err != nil {
 		return nil, err
 	}
@@ -377,10 +381,12 @@ func (w *worker) logged(h frame.Header, body []byte) {
 }
 
 // settle hands over what bypassed sys.stdout before a call's end. From then on
-// a plain function's call gets no more output.
+// a plain function's call gets no more output. A worker of coroutines says
+// whether there is anything; of plain functions we look, which is cheaper than
+// to have the worker look.
 func (w *worker) settle(flags uint8) {
 	w.logMu.Lock()
-	if flags&frame.FlagRaw != 0 {
+	if !w.crew.async || flags&frame.FlagRaw != 0 {
 		w.stdout.flush()
 		w.stderr.flush()
 	}

@@ -572,6 +572,9 @@ type Stats struct {
 	Errors         uint64          `json:"errors"`
 	RefusedReplies uint64          `json:"refused_replies"`
 	Tools          int             `json:"tools"`
+	// Joined: the registry and the store of chunks have been found. Until then the
+	// node is on no list and has no streams.
+	Joined bool `json:"-"`
 }
 
 // Stats returns the node's figures of now.
@@ -579,6 +582,7 @@ func (h *Host) Stats() Stats {
 	s := Stats{
 		Node: h.node, InFlight: h.calls.InFlight(), Slots: h.opts.Slots,
 		Calls: h.handled.Load(), Errors: h.failed.Load(), RefusedReplies: h.refusedReplies.Load(),
+		Joined: h.lease.joined.Load(),
 	}
 	if h.opts.Queued != nil {
 		s.Queued = h.opts.Queued()

@@ -220,7 +220,22 @@ func (d *desk) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *host.Host
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { stop(t, h) })
+	joined(t, nc, h)
 	return h
+}
+
+// joined waits until a host has found what it stores chunks in, if there is any:
+// on a busy machine its start may be over before.
+func joined(t *testing.T, nc *nats.Conn, h *host.Host) {
+	t.Helper()
+	if h.Stats().Joined {
+		return
+	}
+	if a, err := nc.Request("$JS.API.INFO", nil, time.Minute); errors.Is(err, nats.ErrNoResponders) ||
+		err == nil && strings.Contains(string(a.Data), "not enabled") {
+		return // there is none
+	}
+	meshtest.Until(t, "the node has joined", func() bool { return h.Stats().Joined })
 }
 
 func stop(t *testing.T, h *host.Host) {

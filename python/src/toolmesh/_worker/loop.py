@@ -193,7 +193,7 @@ class Worker:
                 if outlet.dirty:
                     outlet.settle(call)
                 self._call = 0
-                data = pack(len(body), kind, _raw_pending() | spent, slot, call) + body
+                data = pack(len(body), kind, spent, slot, call) + body
                 with lock:
                     if outlet.held:
                         data = outlet.released() + data
