@@ -101,6 +101,10 @@ func (h *Host) receive(m *nats.Msg) {
 	if directed {
 		h.lastDirected.Store(time.Now().UnixNano())
 	}
+	mine := h.isNode()
+	if !mine && directed {
+		return // the other process has it, too: the answer is its to give
+	}
 	req, bad := codec.ParseRequest(*s, codec.Header(m.Header), m.Data)
 	if err != nil {
 		bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err).WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
@@ -131,7 +135,12 @@ func (h *Host) receive(m *nats.Msg) {
 	} else {
 		req.RPCID = newRPCID(req.Delivery)
 	}
-	if bad = h.check(t, req, directed); bad != nil {
+	if !mine {
+		bad = refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "another process has become node %s: send again", h.node))
+	} else {
+		bad = h.check(t, req, directed)
+	}
+	if bad != nil {
 		h.refuse(c, r, bad)
 		return
 	}

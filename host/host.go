@@ -48,6 +48,7 @@ type Host struct {
 	routes    routes
 	addresses addresses
 	lease     lease
+	standing  standing
 
 	base    context.Context // ends with the host, as every call's context does
 	end     context.CancelCauseFunc
@@ -497,6 +498,7 @@ func (h *Host) Start(ctx context.Context) error {
 	if err := h.lease.start(ctx, h); err != nil {
 		return err
 	}
+	h.standing.extend(time.Now())
 	h.state = stateServing
 	h.intake.listen()
 	if err := h.open(ctx); err != nil {
@@ -508,6 +510,7 @@ func (h *Host) Start(ctx context.Context) error {
 	}
 	h.unlisten = h.bus.OnState(func(s bus.State) {
 		if s.Connected {
+			h.standing.forget()
 			h.resend()
 		}
 	})
@@ -527,13 +530,20 @@ func (h *Host) open(ctx context.Context) error {
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
+	beats, err := subjects.Heartbeat(h.node)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
 	if h.directed, err = nc.ChanSubscribe(tools, h.intake.requests); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the node's subject cannot be subscribed: %w", err)
 	}
-	for _, subject := range []string{ctls, subjects.AllCtl} {
-		sub, err := nc.Subscribe(subject, h.control)
+	for _, shared := range []struct {
+		subject string
+		handle  nats.MsgHandler
+	}{{ctls, h.control}, {subjects.AllCtl, h.control}, {beats, h.echo}} {
+		sub, err := nc.Subscribe(shared.subject, shared.handle)
 		if err != nil {
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subject, err)
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", shared.subject, err)
 		}
 		h.shared = append(h.shared, sub)
 	}

@@ -119,6 +119,7 @@ func (l *lease) loop() {
 			l.mu.Lock()
 			l.err = held.Err()
 			l.mu.Unlock()
+			l.h.standing.lost.Store(true)
 			close(l.gone)
 			return
 		case <-l.kick:
@@ -352,6 +353,21 @@ func (l *lease) update(ctx context.Context, change func(*registry.NodeRecord)) e
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the node has no lease: the registry is not reachable")
 	}
 	return held.Update(ctx, change)
+}
+
+// confirm renews the lease, if there is one, and notes where it is lost.
+func (l *lease) confirm(ctx context.Context) error {
+	l.mu.Lock()
+	held := l.held
+	l.mu.Unlock()
+	if held == nil {
+		return nil
+	}
+	err := held.Update(ctx, func(*registry.NodeRecord) {})
+	if held.Err() != nil {
+		l.h.standing.lost.Store(true)
+	}
+	return err
 }
 
 func (l *lease) lost() <-chan struct{} { return l.gone }

@@ -50,10 +50,15 @@ func (h *Host) tick() {
 	}
 }
 
-// beat says that the node lives.
+// beat says that the node lives, if it is the node.
 func (h *Host) beat() {
 	subject, err := subjects.Heartbeat(h.node)
-	if err != nil || !h.bus.Connected() {
+	if err != nil || !h.bus.Connected() || h.standing.lost.Load() {
+		return
+	}
+	now := time.Now()
+	if !h.standing.certain(now) {
+		h.confirm() // and beats then
 		return
 	}
 	beat := codec.Heartbeat{
@@ -63,6 +68,9 @@ func (h *Host) beat() {
 	if h.opts.Queued != nil {
 		beat.Queued = h.opts.Queued()
 	}
+	h.standing.mu.Lock()
+	defer h.standing.mu.Unlock()
+	h.standing.beating(now)
 	_ = h.bus.Conn().Publish(subject, beat.Encode())
 }
 
@@ -140,6 +148,9 @@ func (h *Host) drain(ctx context.Context) error {
 	h.mu.Unlock()
 	if !serving {
 		return nil
+	}
+	if h.standing.lost.Load() {
+		return drainAll(ctx, subs) // nobody is to hear of a drain of the process that is the node now
 	}
 	began := time.Now()
 	h.lastDirected.Store(began.UnixNano())

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 	"sync"
@@ -62,6 +63,13 @@ func (d *desk) ran(key string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.runs[key]
+}
+
+// counts is how often each key ran.
+func (d *desk) counts() map[string]int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return maps.Clone(d.runs)
 }
 
 func (d *desk) begin(call *host.Call, key string) *gate {

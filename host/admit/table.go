@@ -267,7 +267,7 @@ func (t *Table[T]) repeated(k *entry[T], r Request, waiter func(Record)) (Verdic
 	switch {
 	case k == nil || k.running == nil && t.now().Sub(k.ended) >= keepResults:
 		return Run, nil, Record{}, nil
-	case k.request != r:
+	case !k.is(r):
 		return Refuse, nil, Record{}, collision(r)
 	case k.running != nil:
 		k.running.waiters = append(k.running.waiters, waiter)
@@ -278,6 +278,21 @@ func (t *Table[T]) repeated(k *entry[T], r Request, waiter func(Record)) (Verdic
 			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
 	}
 	return Repeat, nil, k.record, nil
+}
+
+// is reports whether a request repeats the entry's call. One that came before the
+// news of its session's creation has no epoch: its first repetition that has one
+// tells it. A stream knows its epoch, as its chunks carry it.
+func (k *entry[T]) is(r Request) bool {
+	known := k.request
+	if known.Epoch == "" && !known.Stream {
+		known.Epoch = r.Epoch
+	}
+	if known != r {
+		return false
+	}
+	k.request = known
+	return true
 }
 
 func collision(r Request) *toolmesh.Error {

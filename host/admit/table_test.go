@@ -100,16 +100,19 @@ func TestJoinAndRepeat(t *testing.T) {
 func TestWhatIsNotTheSameCallIsRefused(t *testing.T) {
 	t.Parallel()
 	tab := admit.NewTable[string](10, newClock().Now)
-	call := begin(t, tab, request("a"))
+	first := request("a")
+	first.Epoch = "1"
+	call := begin(t, tab, first)
 	other := map[string]admit.Request{}
 	for name, change := range map[string]func(*admit.Request){
-		"tool":    func(r *admit.Request) { r.Tool = "x.z" },
-		"epoch":   func(r *admit.Request) { r.Epoch = "2" },
-		"stream":  func(r *admit.Request) { r.Stream = true },
-		"body":    func(r *admit.Request) { r.Digest[0]++ },
-		"session": func(r *admit.Request) { r.Key.Session = "s2" },
+		"tool":     func(r *admit.Request) { r.Tool = "x.z" },
+		"epoch":    func(r *admit.Request) { r.Epoch = "2" },
+		"no epoch": func(r *admit.Request) { r.Epoch = "" },
+		"stream":   func(r *admit.Request) { r.Stream = true },
+		"body":     func(r *admit.Request) { r.Digest[0]++ },
+		"session":  func(r *admit.Request) { r.Key.Session = "s2" },
 	} {
-		r := request("a")
+		r := first
 		change(&r)
 		other[name] = r
 	}
@@ -124,6 +127,31 @@ func TestWhatIsNotTheSameCallIsRefused(t *testing.T) {
 		}
 		tab.Finish(call, result("1"))
 	}
+}
+
+// A call may come before the news of its session's creation, and its repetition
+// after that: it is the same call, and from then on one of that session.
+func TestEpochThatIsLearnedLater(t *testing.T) {
+	t.Parallel()
+	tab := admit.NewTable[string](10, newClock().Now)
+	call := begin(t, tab, request("a"))
+	of := func(epoch string) admit.Request {
+		r := request("a")
+		r.Epoch = epoch
+		return r
+	}
+	expect(t, tab, of(""), admit.Join)
+	expect(t, tab, of("1"), admit.Join)
+	expect(t, tab, of("2"), admit.Refuse)
+	tab.Finish(call, result("1"))
+	expect(t, tab, of("1"), admit.Repeat)
+	expect(t, tab, of("2"), admit.Refuse)
+
+	stream := request("s")
+	stream.Stream = true
+	begin(t, tab, stream)
+	stream.Epoch = "1"
+	expect(t, tab, stream, admit.Refuse) // what it has stored is not of that session
 }
 
 // What another session does by a call's id has no effect on it.
