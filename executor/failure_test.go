@@ -280,9 +280,14 @@ def unresolved(x: "Missing", y: int = 1): return y
 		"pkg/inner.py":           `def tool(): return "package"`,
 		"src/inside/tools.py":    `def tool(): return "src"`,
 		"src/inside/__init__.py": "",
+		"token.py":               `def mine(): return "mine"`,
+		"around.py":              "from about import x\ndef tool(): pass",
+		"about.py":               "from around import tool\nx = 1",
+		"classy.py":              "class Shop:\n    @staticmethod\n    def open(): pass",
 	})
 	spec := specOf(t, x, dir, "good.tool", "good.missing", "good.value", "raises.a", "raises.b", "exits.tool",
-		"os_exits.tool", "hangs.tool", "nowhere.tool", "needs.tool", "pkg.tool", "inside.tools.tool", "good.unresolved", "flat")
+		"os_exits.tool", "hangs.tool", "nowhere.tool", "needs.tool", "pkg.tool", "inside.tools.tool", "good.unresolved", "flat",
+		"token.mine", "around.tool", "classy.Shop.open")
 	ix := open(t, x, spec)
 	mustCall(t, ix, "good.tool", `{}`, `"good"`)
 	mustCall(t, ix, "pkg.tool", `{}`, `"package"`)
@@ -308,6 +313,9 @@ def unresolved(x: "Missing", y: int = 1): return y
 		"raises.b": "RuntimeError", "exits.tool": "sys.exit(no thanks)", "os_exits.tool": "exit status 5",
 		"hangs.tool": "did not end within", "nowhere.tool": "No module named 'nowhere'",
 		"needs.tool": "environment variable API_KEY", "flat": "module.function",
+		"token.mine":       "the module token is Python's own, loaded before the index's token.py",
+		"around.tool":      "circular import) (around.py)",
+		"classy.Shop.open": "it is a class of the module classy, and a tool is a function of a module",
 	} {
 		if !strings.Contains(reasons[name], part) {
 			t.Errorf("%s: reason %q, want %q in it", name, reasons[name], part)

@@ -107,13 +107,21 @@ func (a *app) printUsage(e *usageError) {
 func (a *app) printError(e *toolmesh.Error) {
 	switch {
 	case e.Code == toolmesh.CodeToolError && e.Type != "":
-		fmt.Fprintf(a.err, "%s %s\n", a.term.strong(e.Type+":"), e.Message)
+		if e.Message == "" { // raise RuntimeError
+			fmt.Fprintln(a.err, a.term.strong(e.Type))
+		} else {
+			fmt.Fprintf(a.err, "%s %s\n", a.term.strong(e.Type+":"), e.Message)
+		}
 	default:
 		fmt.Fprintf(a.err, "mesh: %s\n", e.Message)
 	}
+	problems := manifestProblems(e)
 	for _, p := range tool.Problems(e) {
-		if !strings.Contains(e.Message, p.Message) {
-			fmt.Fprintf(a.err, "  %s\n", p.Message)
+		problems = append(problems, p.Message)
+	}
+	for _, p := range problems {
+		if !strings.Contains(e.Message, p) {
+			fmt.Fprintf(a.err, "  %s\n", p)
 		}
 	}
 	if near := nearest(e); len(near) > 0 && !strings.Contains(e.Message, near[0]) {
@@ -127,14 +135,26 @@ func (a *app) printError(e *toolmesh.Error) {
 }
 
 // nearest returns the names that an unknown one may have meant.
-func nearest(e *toolmesh.Error) []string {
-	data, err := json.Marshal(e.Details["nearest"])
+func nearest(e *toolmesh.Error) []string { return textsOf(e, "nearest") }
+
+// manifestProblems returns all that is wrong with an index's manifest: the
+// message has the first of them.
+func manifestProblems(e *toolmesh.Error) []string {
+	if e.Code != toolmesh.CodeInstallFailed {
+		return nil
+	}
+	return textsOf(e, "errors")
+}
+
+// textsOf returns a detail that is a list of texts, nil if it is none.
+func textsOf(e *toolmesh.Error, detail string) []string {
+	data, err := json.Marshal(e.Details[detail])
 	if err != nil {
 		return nil
 	}
-	var names []string
-	if json.Unmarshal(data, &names) != nil {
+	var texts []string
+	if json.Unmarshal(data, &texts) != nil {
 		return nil
 	}
-	return names
+	return texts
 }

@@ -98,8 +98,10 @@ func (l *link) reasonOf(ctx context.Context, id subjects.ToolID) string {
 func (a *app) printInfo(answer registry.DescribeAnswer, reason string) {
 	d := answer.Descriptor
 	fmt.Fprintln(a.out, d.ID)
-	for line := range strings.SplitSeq(strings.TrimSpace(d.Description), "\n") {
-		fmt.Fprintln(a.out, strings.TrimRight("  "+line, " "))
+	if text := strings.TrimSpace(d.Description); text != "" {
+		for line := range strings.SplitSeq(text, "\n") {
+			fmt.Fprintln(a.out, strings.TrimRight("  "+line, " "))
+		}
 	}
 	parameters := parametersOf(d)
 	fmt.Fprintf(a.out, "\n  $ %s\n", exampleCall(d, parameters))
@@ -139,6 +141,9 @@ func (a *app) printInfo(answer registry.DescribeAnswer, reason string) {
 	}
 	if declared := declaredBy(d.Annotations); declared != "" {
 		facts = append(facts, []string{"declares", declared})
+	}
+	if len(d.Metadata) > 0 {
+		facts = append(facts, []string{"metadata", compact(d.Metadata)})
 	}
 	for _, w := range d.Warnings {
 		facts = append(facts, []string{"warning", w})

@@ -92,6 +92,12 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 	if err != nil {
 		return usage(nil, "%s", toolmesh.AsError(err).Message)
 	}
+	if src.Rev != "" && f.rev != "" && src.Rev != f.rev {
+		return usage(nil, "%s and --rev %s name two revisions: give one of them", text, f.rev)
+	}
+	if token, err := subjects.EncodeToken(f.name); f.name != "" && (err != nil || token != f.name) {
+		return usage(nil, "--name %q cannot be an index's name: 1 to 64 of A-Z a-z 0-9 _ -", f.name)
+	}
 	r := installRequest{Source: text, Name: subjects.IndexName(f.name), Rev: f.rev}
 	if r.Env, r.Literal, err = a.variables(f.env); err != nil {
 		return err

@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 func (a *app) lsCommand() *cobra.Command {
@@ -30,11 +32,30 @@ func (a *app) lsCommand() *cobra.Command {
 					a.printJSON(map[string]any{"tools": kept})
 					return nil
 				}
+				if len(kept) == 0 && len(args) > 0 && len(tools) > 0 {
+					a.printNoTools(args[0], tools, l)
+					return nil
+				}
 				a.printTools(kept, l)
 				return nil
 			})
 		}),
 	}
+}
+
+// printNoTools says that an index has no tools here, while others have.
+func (a *app) printNoTools(index string, tools []client.Listed, l *link) {
+	var names []string
+	for _, t := range tools {
+		if t.Index != "" && !slices.Contains(names, string(t.Index)) {
+			names = append(names, string(t.Index))
+		}
+	}
+	text := fmt.Sprintf("no tools of an index %q in session %s", index, l.session)
+	if near := tool.Nearest(index, names, 1); len(near) > 0 {
+		text += "; did you mean " + near[0] + "?"
+	}
+	fmt.Fprintln(a.err, text)
 }
 
 func (a *app) printTools(tools []client.Listed, l *link) {

@@ -42,6 +42,15 @@ type node struct {
 	Reasons  []string             `json:"reasons"`
 }
 
+// level is the sandbox level that the node's workers have, and the one that was
+// asked for where it is another.
+func (n node) level() string {
+	if n.Sandbox.Asked == n.Sandbox.Effective {
+		return n.Sandbox.Effective
+	}
+	return n.Sandbox.Effective + " (asked: " + n.Sandbox.Asked + ")"
+}
+
 func (a *app) nodeLs(use string) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: "List the nodes", Args: nothing,
@@ -55,10 +64,15 @@ func (a *app) nodeLs(use string) *cobra.Command {
 				for i, n := range nodes {
 					rows[i] = []string{
 						string(n.ID), n.State, fmt.Sprintf("%d/%d", n.InFlight, n.Slots), n.Version,
-						labelText(n.Labels), join(n.Indexes, "-"),
+						n.level(), labelText(n.Labels), join(n.Indexes, "-"),
 					}
 				}
-				a.table([]string{"NODE", "STATE", "CALLS", "VERSION", "LABELS", "INDEXES"}, rows)
+				a.table([]string{"NODE", "STATE", "CALLS", "VERSION", "SANDBOX", "LABELS", "INDEXES"}, rows)
+				for _, n := range nodes {
+					for _, reason := range n.Reasons {
+						fmt.Fprintf(a.err, "%s: %s\n", n.ID, reason)
+					}
+				}
 				return nil
 			})
 		}),
@@ -78,14 +92,10 @@ func (a *app) nodeShow() *cobra.Command {
 					a.printJSON(n)
 					return nil
 				}
-				sandbox := n.Sandbox.Effective
-				if n.Sandbox.Asked != n.Sandbox.Effective {
-					sandbox += " (asked: " + n.Sandbox.Asked + ")"
-				}
 				for _, f := range [][2]string{
 					{"node", string(n.ID)}, {"boot", string(n.Boot)}, {"state", n.State}, {"version", n.Version},
 					{"calls", fmt.Sprintf("%d of %d slots", n.InFlight, n.Slots)}, {"labels", labelText(n.Labels)},
-					{"indexes", join(n.Indexes, "-")}, {"sandbox", sandbox}, {"reasons", join(n.Reasons, "-")},
+					{"indexes", join(n.Indexes, "-")}, {"sandbox", n.level()}, {"reasons", join(n.Reasons, "-")},
 				} {
 					fmt.Fprintf(a.out, "%-8s %s\n", f[0], f[1])
 				}

@@ -19,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // job is one install under way.
@@ -444,9 +445,15 @@ func (m *Manager) Uninstall(ctx context.Context, name subjects.IndexName, sessio
 	if errors.Is(err, bus.ErrNoKey) {
 		known := make([]string, 0)
 		for _, r := range m.view.Indexes() {
-			known = append(known, string(r.Name))
+			if r.State != registry.IndexRemoved && (r.Session == "" || r.Session == session) {
+				known = append(known, string(r.Name))
+			}
 		}
-		return installFailed("unknown", "no index %q is installed (installed: %s)", name, strings.Join(known, ", "))
+		hint := "mesh indexes lists what is"
+		if near := tool.Nearest(string(name), known, 1); len(near) > 0 {
+			hint = "did you mean " + near[0] + "?"
+		}
+		return installFailed("unknown", "no index %q is installed; %s", name, hint)
 	}
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry cannot be read: %w", err)

@@ -535,3 +535,52 @@ def test_pydantic_models_bring_their_own_schema():
     assert schema.signature(field).input_schema["properties"]["x"] == {
         "type": "integer", "minimum": 3, "description": "three or more",
     }
+
+
+@functools.singledispatch
+def _dispatched(x: int, y: int = 1) -> list[int]:
+    return [x, y]
+
+
+def _by_position(function: typing.Callable[..., Any]) -> typing.Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return function(*args)
+
+    return wrapper
+
+
+@_by_position
+def _positional(x: int, y: int = 2) -> list[int]:
+    return [x, y]
+
+
+@functools.lru_cache
+def _cached(x: int, y: int = 2) -> list[int]:
+    return [x, y]
+
+
+@pytest.mark.parametrize(("function", "arguments", "result"), [
+    (_dispatched, {"x": 3}, [3, 1]),
+    (_dispatched, {"x": 3, "y": 4}, [3, 4]),
+    (_positional, {"x": 3}, [3, 2]),
+    (_positional, {"y": 4, "x": 3}, [3, 4]),
+    (_cached, {"x": 3}, [3, 2]),
+])
+def test_decorators_that_take_no_names(
+    function: typing.Callable[..., Any], arguments: dict[str, Any], result: list[int]
+) -> None:
+    tool = Tool("t", function, schema.kind_of(function), schema.signature(function))
+    positional, keyword = tool.bind(arguments)
+    assert function(*positional, **keyword) == result
+
+
+def test_a_partial_has_the_description_of_its_function() -> None:
+    def greet(greeting: str, name: str) -> str:
+        """Greet somebody."""
+        return f"{greeting}, {name}"
+
+    made = functools.partial(greet, "hello")
+    assert schema.signature(made).description == "Greet somebody."
+    made.__doc__ = "Say hello."
+    assert schema.signature(made).description == "Say hello."

@@ -14,6 +14,26 @@ if TYPE_CHECKING:
     from .values import JSON
 
 
+def _nameless(function: Callable[..., Any]) -> set[str]:
+    """The parameters of a decorated function that it takes by position alone:
+    its signature is that of what it wraps, its own is the wrapper's."""
+    wrapped = getattr(function, "__wrapped__", None)
+    if wrapped is None:
+        return set()
+    import inspect
+
+    try:
+        inner = list(inspect.signature(function).parameters)
+        outer = inspect.signature(function, follow_wrapped=False).parameters
+    except (TypeError, ValueError):
+        return set()
+    if hasattr(function, "dispatch") and hasattr(function, "registry"):  # functools.singledispatch
+        return set(inner[:1])
+    if any(one.kind is one.VAR_KEYWORD for one in outer.values()):
+        return set()
+    return {name for name in inner if name not in outer or outer[name].kind is outer[name].POSITIONAL_ONLY}
+
+
 class Tool:
     """A declared function, described and ready to be called."""
 
@@ -29,6 +49,10 @@ class Tool:
         self.parameters = signature.parameters
         self.dump = signature.dump
         self.described = signature
+        nameless = _nameless(function)
+        for parameter in self.parameters:
+            if parameter.kind == "normal" and parameter.name in nameless:
+                parameter.kind = "positional"
         kinds = {parameter.kind for parameter in self.parameters}
         varkw_loads = any(p.kind == "varkw" and p.load is not None for p in self.parameters)
         self._simple = kinds <= {"normal", "keyword", "varkw"} and not varkw_loads

@@ -32,6 +32,7 @@ _FRAMES = 40
 _CHAIN = 10  # exceptions of a chain, and members of a group, that are told
 _TOLD = 30  # exceptions that one trace tells in all
 _root = ""
+_roots: list[str] = []  # as it was given, and without symbolic links
 # Bound now: a tool may replace what json has.
 _text = json.JSONEncoder(ensure_ascii=False, default=lambda value: f"<{type(value).__name__}>").encode
 
@@ -40,6 +41,7 @@ def set_root(path: str) -> None:
     """Names the folder that paths in traces are relative to."""
     global _root
     _root = os.path.join(os.path.realpath(path), "")
+    _roots[:] = [_root, os.path.join(path, "")] if path else []
 
 
 def cut(text: str, limit: int) -> str:
@@ -320,9 +322,26 @@ def unavailable_reason(failure: BaseException, module: str) -> tuple[str, str]:
         )
     elif isinstance(failure, SystemExit):
         reason = f"the import of {module} called sys.exit({message})"
+    elif (inside := _not_a_module(failure, module)) is not None:
+        reason = inside
     else:
+        for root in _roots:
+            message = message.replace(root, "")
         reason = f"the import of {module} failed: {type_of(failure)}: {cut(redaction.text(message), 2000)}"
     return redaction.text(reason), cut(trace(failure), _STACK)
+
+
+def _not_a_module(failure: BaseException, module: str) -> str | None:
+    """Why no module of this name can be: it names something inside a module."""
+    parent, _, name = module.rpartition(".")
+    if not isinstance(failure, ModuleNotFoundError) or failure.name != module or parent not in sys.modules:
+        return None
+    found = getattr(sys.modules[parent], name, None)
+    if found is None:
+        return None
+    what = "class" if isinstance(found, type) else type(found).__name__
+    return (f"{module} is no module: it is a {what} of the module {parent}, and a tool is a function of a module; "
+            f"write one in {parent} that calls it")
 
 
 def _missing_variable(failure: BaseException) -> str | None:

@@ -671,9 +671,8 @@ def signature(function: Callable[..., Any]) -> Signature:
         namespace.setdefault(parameter.__name__, parameter)
 
     builder = Builder(namespace)
-    documented = function
-    if not (function.__doc__ or inspect.isfunction(function) or inspect.isclass(function)):
-        documented = inner
+    own = vars(function).get("__doc__") if type(function).__name__ == "partial" else function.__doc__
+    documented = function if own or inspect.isfunction(function) or inspect.isclass(function) else inner
     description, texts = parse_docstring(inspect.getdoc(documented) or "")
     properties: dict[str, Schema] = {}
     required: list[str] = []

@@ -271,7 +271,7 @@ class Zygote:
                 continue
             if module not in broken:
                 self._send(IMPORTING, {"module": module})
-                broken[module] = _import(module)
+                broken[module] = _import(module) or _hidden(module, self._setup["paths"])
             failed = broken[module]
             if failed is not None:
                 reason, traceback = failed
@@ -479,6 +479,21 @@ def _import(module: str) -> tuple[str, str] | None:
         return None
     except BaseException as failure:  # noqa: B036 - sys.exit at import is isolated too
         return failures.unavailable_reason(failure, module)
+
+
+def _hidden(module: str, paths: Sequence[str]) -> tuple[str, str] | None:
+    """Why the module that was imported is not the index's own: Python's one of
+    the same name was loaded before any code of the index, by the worker itself."""
+    first = module.partition(".")[0]
+    loaded = os.path.realpath(getattr(sys.modules.get(first), "__file__", None) or "")
+    for path in paths:
+        for own in (f"{first}.py", os.path.join(first, "__init__.py")):
+            file = os.path.realpath(os.path.join(path, own))
+            if loaded == file:
+                return None
+            if os.path.isfile(file):
+                return f"the module {first} is Python's own, loaded before the index's {own}; rename that file", ""
+    return None
 
 
 def _load(name: str, module: str, attribute: str) -> tuple[Tool | None, str, str]:
