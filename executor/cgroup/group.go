@@ -147,8 +147,11 @@ func (g *Group) kills() (int, error) {
 // or a group above it, out of memory.
 func (g *Group) Reached() bool {
 	if g.kind == V1 {
-		n, err := g.number("memory.failcnt")
-		return err == nil && n > 0
+		// Newer kernels count no failures here (memory.failcnt). What was refused may
+		// have been a page of the large kind, and what is handed out beforehand.
+		limit, err := g.number("memory.limit_in_bytes")
+		peak := g.Peak()
+		return err == nil && peak > 0 && peak > limit-4<<20
 	}
 	text, err := g.tree.kernel.read(g.file("memory.events"))
 	n, _ := counter(text, "max")
