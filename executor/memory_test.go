@@ -26,6 +26,7 @@ def fill(mb):
     held = os.memfd_create("held")
     for _ in range(mb):
         os.write(held, b"x" * (1 << 20))
+    os.close(held)
 
 def in_a_file(mb: int):
     fill(mb)
@@ -167,6 +168,32 @@ func TestMemoryThatOnlyTheKernelSees(t *testing.T) {
 		}
 	}
 	eventually(t, "the groups are removed", func() bool { return len(members(t, groups)) == 0 })
+}
+
+// Where a group above runs out of memory, or the machine, the call has not taken
+// more than its limit: the error says so, and the next call is served.
+func TestMemoryThatTheMachineLacks(t *testing.T) {
+	t.Parallel()
+	x, groups := memoryGuarded(t)
+	spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": memoryTools}), "t.in_a_file", "t.small")
+	policy := executor.Policy{Limits: tool.Limits{Memory: 4 * memoryLimit}}
+	spec.Policies = map[string]executor.Policy{"t.in_a_file": policy, "t.small": policy}
+	ix := open(t, x, spec)
+	mustCall(t, ix, "t.in_a_file", `{"mb":100}`, `"done"`)
+	for _, name := range []string{"memory.limit_in_bytes", "memory.max"} {
+		file := filepath.Join(groups, name)
+		if _, err := os.Stat(file); err == nil {
+			if err := os.WriteFile(file, []byte(strconv.Itoa(memoryLimit)), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	e := mustFail(t, ix, "t.in_a_file", `{"mb":100}`, toolmesh.CodeWorkerOutOfMemory)
+	if !strings.Contains(e.Message, "machine ran out of memory") || e.Details["source"] != "cgroup" ||
+		fmt.Sprint(e.Details["limit"]) != strconv.Itoa(4*memoryLimit) {
+		t.Errorf("got %v, details %v", e, e.Details)
+	}
+	mustCall(t, ix, "t.small", `{}`, `"small"`)
 }
 
 // A call is not blamed for what the kernel killed before it began.
@@ -457,4 +484,58 @@ func limitedSpec(t *testing.T, x *executor.Executor) executor.Spec {
 	spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": "def a(): return 1"}), "t.a")
 	spec.Policies = map[string]executor.Policy{"t.a": {Limits: tool.Limits{Memory: memoryLimit}}}
 	return spec
+}
+
+// In a sandbox level that keeps a tool to itself it cannot change the bounds of
+// groups, nor leave its own, though its user may.
+func TestToolsCannotChangeGroups(t *testing.T) {
+	t.Parallel()
+	x, groups := memoryGuarded(t)
+	if level, reasons := x.Sandbox(); level != tool.SandboxGuard {
+		t.Skipf("the sandbox level is %s: %v", level, reasons)
+	}
+	dir := writeFiles(t, map[string]string{"t.py": `
+import errno, glob, os
+
+def write(path, text):
+    try:
+        with open(path, "w") as f:
+            f.write(text)
+        return "ok"
+    except OSError as e:
+        return errno.errorcode[e.errno]
+
+def escapes(groups: str):
+    found = [write(os.path.dirname(groups) + "/cgroup.procs", "0")]
+    for name in ("memory.max", "memory.limit_in_bytes", "cgroup.kill"):
+        for path in glob.glob(groups + "/*/" + name):
+            found.append(write(path, "1000000000"))
+    try:
+        os.mkdir(groups + "/mine")
+        found.append("ok")
+    except OSError as e:
+        found.append(errno.errorcode[e.errno])
+    return sorted(set(found))
+`})
+	args, _ := json.Marshal(map[string]string{"groups": groups})
+	for _, level := range []tool.Sandbox{tool.SandboxGuard, tool.SandboxStrict, tool.SandboxOffline} {
+		if x.Lacks(level) != "" {
+			continue
+		}
+		spec := specOf(t, x, dir, "t.escapes")
+		spec.Policies = map[string]executor.Policy{"t.escapes": {Sandbox: level, Limits: tool.Limits{Memory: memoryLimit}}}
+		ix := open(t, x, spec)
+		before := members(t, groups)
+		got, err := call(t, ix, "t.escapes", string(args))
+		if err != nil || (got != `["EROFS"]` && got != `["EACCES","EROFS"]` && got != `["EACCES"]`) {
+			t.Errorf("in %s: %s, %v, want every attempt refused", level, got, err)
+		}
+		if after := members(t, groups); len(before) != 1 || fmt.Sprint(after) != fmt.Sprint(before) {
+			t.Errorf("in %s the groups had %v before, %v after", level, before, after)
+		}
+		if err := ix.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		eventually(t, "the groups are removed", func() bool { return len(members(t, groups)) == 0 })
+	}
 }

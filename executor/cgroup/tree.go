@@ -289,16 +289,20 @@ func (t *Tree) remember() {
 
 // clear removes a folder of groups, the groups in it, and what still runs there.
 func (t *Tree) clear(dir string) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return
+	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
+		t.below(dir)
+		t.remove(dir)
 	}
+}
+
+// below removes the groups in a group: what runs there may have made some.
+func (t *Tree) below(dir string) {
+	entries, _ := os.ReadDir(dir)
 	for _, entry := range entries {
 		if entry.IsDir() {
 			t.remove(filepath.Join(dir, entry.Name()))
 		}
 	}
-	t.remove(dir)
 }
 
 // remove removes a group and ends what still runs there.
@@ -315,6 +319,7 @@ func (t *Tree) remove(dir string) {
 			return
 		}
 		t.empty(dir)
+		t.below(dir)
 		if timer == nil {
 			timer = time.NewTimer(wait)
 			defer timer.Stop()

@@ -256,6 +256,9 @@ func TestLeftovers(t *testing.T) {
 			if err := g.Add(99); err != nil {
 				t.Fatal(err)
 			}
+			f.add("/service/" + mine + "/w1/made")
+			f.add("/service/" + mine + "/w1/made/by-a-tool")
+			f.join("/service/"+mine+"/w1/made/by-a-tool", 98)
 			other := "/service/toolmesh-00000000000000ff"
 			f.add(other)
 			f.add(other + "/w1")
@@ -268,7 +271,7 @@ func TestLeftovers(t *testing.T) {
 			diff(t, "the places of groups", matching(f.groups(), "toolmesh-0"), []string{
 				"/other/" + mine, other, other + "/w1",
 			})
-			diff(t, "killed", f.killed, []string{"99"})
+			diff(t, "killed", f.killed, []string{"99", "98"})
 			diff(t, "another's process", f.get(other+"/w1/cgroup.procs"), "55")
 			_ = g.events.Close()
 
