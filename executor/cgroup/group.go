@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // Group is one control group: the processes that were added, and all that they
@@ -194,5 +195,5 @@ func (g *Group) close() {
 		g.events = nil
 	}
 	g.mu.Unlock()
-	g.tree.remove(g.dir)
+	g.tree.remove(g.dir, time.Now().Add(patience))
 }

@@ -173,8 +173,7 @@ func TestVersion2ForReal(t *testing.T) {
 	k := system()
 	cleaner := &Tree{kernel: k, log: slog.New(slog.DiscardHandler)}
 	t.Cleanup(func() {
-		cleaner.remove(filepath.Join(dir, leaf))
-		cleaner.remove(dir)
+		cleaner.clear(dir)
 		if !strings.Contains(string(enabled), controller) {
 			_ = k.write(filepath.Join(point, "cgroup.subtree_control"), "-"+controller)
 		}

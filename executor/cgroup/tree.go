@@ -289,26 +289,26 @@ func (t *Tree) remember() {
 
 // clear removes a folder of groups, the groups in it, and what still runs there.
 func (t *Tree) clear(dir string) {
-	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
-		t.below(dir)
-		t.remove(dir)
+	if _, err := os.Stat(dir); err == nil {
+		end := time.Now().Add(patience)
+		t.below(dir, end)
+		t.remove(dir, end)
 	}
 }
 
 // below removes the groups in a group: what runs there may have made some.
-func (t *Tree) below(dir string) {
+func (t *Tree) below(dir string, end time.Time) {
 	entries, _ := os.ReadDir(dir)
 	for _, entry := range entries {
 		if entry.IsDir() {
-			t.remove(filepath.Join(dir, entry.Name()))
+			t.remove(filepath.Join(dir, entry.Name()), end)
 		}
 	}
 }
 
-// remove removes a group and ends what still runs there.
-func (t *Tree) remove(dir string) {
+// remove removes a group and ends what still runs there, trying until end.
+func (t *Tree) remove(dir string, end time.Time) {
 	var timer *time.Timer
-	end := time.Now().Add(patience)
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
 		err := t.kernel.rmdir(dir)
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
@@ -319,7 +319,7 @@ func (t *Tree) remove(dir string) {
 			return
 		}
 		t.empty(dir)
-		t.below(dir)
+		t.below(dir, end)
 		if timer == nil {
 			timer = time.NewTimer(wait)
 			defer timer.Stop()
