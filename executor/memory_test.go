@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/toolmesh/toolmesh"
@@ -201,36 +202,36 @@ func TestKillsOfAnEarlierCall(t *testing.T) {
 	t.Parallel()
 	x, groups := memoryGuarded(t)
 	dir := writeFiles(t, map[string]string{"t.py": memoryTools + `
-import threading, time
+import threading
 
-def later():
+def later(fifo: str):
     def leave():
-        go.wait()
+        open(fifo).close()  # the test's sign
         # Killed by the kernel, alone: others are not worth it.
         subprocess.run([sys.executable, "-I", "-c", "import mmap\nm = mmap.mmap(-1, 200 << 20)\nwhile m.write(b'x' * (1 << 20)): pass"])
-    global go
-    go = threading.Event()
     threading.Thread(target=leave, daemon=True).start()
-    return os.getpid()
-
-def begin():
-    go.set()
-    return os.getpid()
 `})
-	spec := specOf(t, x, dir, "t.later", "t.begin", "t.small")
-	policy := executor.Policy{Isolation: tool.IsolationSession, Limits: tool.Limits{Memory: memoryLimit}}
-	spec.Policies = map[string]executor.Policy{"t.later": policy, "t.begin": policy, "t.small": policy}
-	ix := open(t, x, spec)
-	in := func(name string) (string, error) {
-		body, err := ix.Call(t.Context(), executor.Call{Tool: name, Session: "s"}, nil)
-		return string(body), err
-	}
-	if _, err := in("t.later"); err != nil {
+	fifo := filepath.Join(dir, "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := in("t.begin"); err != nil {
-		t.Skipf("it took its memory before the call's end: %v", err)
+	spec := specOf(t, x, dir, "t.later", "t.small")
+	policy := executor.Policy{Isolation: tool.IsolationSession, Limits: tool.Limits{Memory: memoryLimit}}
+	spec.Policies = map[string]executor.Policy{"t.later": policy, "t.small": policy}
+	ix := open(t, x, spec)
+	in := func(name, args string) (string, error) {
+		body, err := ix.Call(t.Context(), executor.Call{Tool: name, Session: "s", Args: json.RawMessage(args)}, nil)
+		return string(body), err
 	}
+	args, _ := json.Marshal(map[string]string{"fifo": fifo})
+	if _, err := in("t.later", string(args)); err != nil {
+		t.Fatal(err)
+	}
+	sign, err := os.OpenFile(fifo, os.O_WRONLY, 0) // once its thread reads
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = sign.Close()
 	killed := func() bool {
 		for group := range members(t, groups) {
 			for _, file := range []string{"memory.oom_control", "memory.events"} {
@@ -244,10 +245,10 @@ def begin():
 	}
 	eventually(t, "the kernel has killed it", killed)
 	// The session's worker may be gone with it; then that is said once.
-	if _, err := in("t.small"); err != nil && toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
+	if _, err := in("t.small", `{}`); err != nil && toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
 		t.Errorf("the next call: %v", err)
 	}
-	if body, err := in("t.small"); err != nil || body != `"small"` {
+	if body, err := in("t.small", `{}`); err != nil || body != `"small"` {
 		t.Errorf("the call after: %s, %v", body, err)
 	}
 }
