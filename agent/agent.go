@@ -160,6 +160,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 		StreamQuota: a.opts.StreamQuota, Labels: a.opts.Labels, Replicas: a.opts.Replicas,
 		ChunksStorage: a.opts.ChunksStorage, ChunksMax: a.opts.ChunksMax,
 		Sandbox: host.Sandbox{Asked: a.opts.Sandbox, Effective: string(effective)}, Reasons: reasons,
+		Memory:   a.executor.MemoryGuard(),
 		Sessions: sessions, Service: "mesh-agent", Queued: a.queued, Logger: a.log,
 	}); err != nil {
 		return err

@@ -163,6 +163,9 @@ func TestTheSandboxOfTheNode(t *testing.T) {
 			if node.Sandbox.Effective != level {
 				t.Skipf("the machine gives %s: %v", node.Sandbox.Effective, node.Reasons)
 			}
+			if node.Memory != "watchdog" && !strings.HasPrefix(node.Memory, "cgroup v") {
+				t.Errorf("memory limits are kept by %q", node.Memory)
+			}
 			if len(node.Reasons) > 0 {
 				t.Errorf("reasons %q, with the level that was asked for", node.Reasons)
 			}
@@ -284,12 +287,15 @@ func TestDeclaredLimitsOfCommandsHold(t *testing.T) {
 		details map[string]any
 	}{
 		{"loop", toolmesh.CodeDeadlineExceeded, map[string]any{"limit": "cpu_time", "max": "300ms"}},
-		{"hoard", toolmesh.CodeWorkerOutOfMemory, map[string]any{"limit": 60_000_000, "source": "watchdog"}},
+		{"hoard", toolmesh.CodeWorkerOutOfMemory, map[string]any{"limit": 60_000_000}},
 		{"multiply", toolmesh.CodeToolError, map[string]any{"limit": "pids", "max": 10}},
 		{"opens", toolmesh.CodeToolError, map[string]any{"exit_status": 1}},
 		{"long", toolmesh.CodePayloadTooLarge, map[string]any{"limit": "output", "max": 10_000}},
 	} {
 		e := fails(t, c, "cmd."+row.name, `{}`, row.code, "")
+		if source := e.Details["source"]; row.name == "hoard" && source != "watchdog" && (source != "cgroup" || node.Memory == "watchdog") {
+			t.Errorf("%s: it was stopped by %v, on a node whose memory limits are kept by %s", row.name, source, node.Memory)
+		}
 		for key, want := range row.details {
 			if got := fmt.Sprint(e.Details[key]); got != number(want) {
 				t.Errorf("%s: details.%s = %s, want %v (all: %v)", row.name, key, got, want, e.Details)

@@ -32,6 +32,8 @@ type badTool struct {
 	details map[string]any
 	check   func(t *testing.T, e *toolmesh.Error)
 	items   int // at least, of a stream
+	// ungrouped: its executor leaves memory limits to the guards that every machine has.
+	ungrouped bool
 }
 
 const little = 300 * time.Millisecond
@@ -43,7 +45,7 @@ func badTools() []badTool {
 	pids := limits(tool.Limits{Pids: 20})
 	forked := executor.Policy{Isolation: tool.IsolationFork}
 	and := func(p, l executor.Policy) executor.Policy { p.Limits = l.Limits; return p }
-	return []badTool{
+	all := []badTool{
 		// Time.
 		{name: "loop", after: little, code: toolmesh.CodeDeadlineExceeded},
 		{name: "holds_the_lock", after: little, code: toolmesh.CodeDeadlineExceeded, details: map[string]any{"killed": true}},
@@ -123,6 +125,16 @@ func badTools() []badTool {
 		{name: "forked: exits", tool: "os_exits", policy: forked, code: toolmesh.CodeWorkerCrashed, details: map[string]any{"exit_status": 3}},
 		{name: "forked: 1 GB on descriptor 1", tool: "writes", args: `{"fd":1,"mb":1024}`, policy: forked, result: "1024"},
 	}
+	for _, bad := range all {
+		if bad.policy.Limits.Memory > 0 {
+			if bad.tool == "" {
+				bad.tool = bad.name
+			}
+			bad.name, bad.ungrouped = "without control groups: "+bad.name, true
+			all = append(all, bad)
+		}
+	}
+	return all
 }
 
 func memoryDetails(t *testing.T, e *toolmesh.Error) {
@@ -152,7 +164,12 @@ func jsonText(v any) string {
 // badIndex serves a bad tool, and good ones beside it.
 func badIndex(t *testing.T, policies map[string]executor.Policy, tools ...string) *executor.Index {
 	t.Helper()
-	x := newExecutor(t, func(o *executor.Options) { o.Grace, o.MaxWorkers = little, 4 })
+	return badIndexOf(t, false, policies, tools...)
+}
+
+func badIndexOf(t *testing.T, ungrouped bool, policies map[string]executor.Policy, tools ...string) *executor.Index {
+	t.Helper()
+	x := newExecutor(t, func(o *executor.Options) { o.Grace, o.MaxWorkers, o.WithoutCgroups = little, 4, ungrouped })
 	dir, err := filepath.Abs("testdata/bad")
 	if err != nil {
 		t.Fatal(err)
@@ -193,7 +210,7 @@ func runBad(t *testing.T, bad badTool) time.Duration {
 	if bad.tool == "" {
 		name = "bad." + bad.name
 	}
-	ix := badIndex(t, map[string]executor.Policy{name: bad.policy}, name, "bad.ok", "bad.aok")
+	ix := badIndexOf(t, bad.ungrouped, map[string]executor.Policy{name: bad.policy}, name, "bad.ok", "bad.aok")
 	root := ix.Stats().Root
 
 	stop := make(chan struct{})
@@ -259,6 +276,9 @@ func runBad(t *testing.T, bad badTool) time.Duration {
 		}
 		if bad.check != nil {
 			bad.check(t, e)
+		}
+		if bad.ungrouped && e.Details["source"] == "cgroup" {
+			t.Errorf("details %v, where no control group is to be used", e.Details)
 		}
 	}
 	if sink.mu.Lock(); len(sink.items) < bad.items {

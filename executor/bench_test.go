@@ -200,3 +200,31 @@ func BenchmarkFork(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkMemoryLimit is a call of a tool with a limit on memory, in a worker
+// that stays and in one of its own, by what stands behind the limit.
+func BenchmarkMemoryLimit(b *testing.B) {
+	for _, isolation := range []tool.Isolation{tool.IsolationWarm, tool.IsolationFork} {
+		for _, guard := range []string{"none", "watchdog", "cgroup"} {
+			b.Run(string(isolation)+"/"+guard, func(b *testing.B) {
+				x := newExecutor(b, func(o *executor.Options) { o.WithoutCgroups = guard != "cgroup" })
+				if guard == "cgroup" && x.MemoryGuard() == "watchdog" {
+					b.Skip("no control groups with memory can be made here")
+				}
+				spec := specOf(b, x, writeFiles(b, map[string]string{"t.py": "def small(): return 1"}), "t.small")
+				policy := executor.Policy{Isolation: isolation}
+				if guard != "none" {
+					policy.Limits.Memory = 64 << 20
+				}
+				spec.Policies = map[string]executor.Policy{"t.small": policy}
+				ix := open(b, x, spec)
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := ix.Call(b.Context(), executor.Call{Tool: "t.small"}, nil); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}

@@ -34,6 +34,9 @@ func (r *run) patrol(finished <-chan struct{}) {
 			continue
 		}
 		exceeded, fatal := r.judge(u)
+		if starved := r.starved(); starved != nil {
+			exceeded, fatal = starved, true
+		}
 		if exceeded == nil {
 			continue
 		}

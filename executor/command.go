@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -251,6 +252,7 @@ type run struct {
 	folder string
 
 	proc     *sandbox.Process
+	group    *cgroup.Group                  // nil: the program is in none of its own
 	breach   atomic.Pointer[toolmesh.Error] // the limit that it exceeded
 	exceeded chan struct{}                  // closed when it is to end for that
 
@@ -284,7 +286,11 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 		return nil, unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	r.proc = proc
+	if r.group = r.c.x.newGroup(r.call.Limits); r.group != nil {
+		defer r.group.Close()
+	}
 	defer proc.Kill()
+	r.enclose() // it starts nothing before it has read the request
 	if _, err := proc.Control.Write(r.request(r.c.environ(vars))); err != nil {
 		return nil, unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
@@ -307,6 +313,9 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	<-proc.Done()
 	if exceeded := r.breach.Load(); exceeded != nil {
 		return nil, exceeded
+	}
+	if starved := r.starved(); starved != nil {
+		return nil, starved
 	}
 	switch {
 	case ctx.Err() != nil:

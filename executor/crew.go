@@ -513,6 +513,7 @@ func (c *crew) lost(w *worker, cause error) {
 		c.idle = slices.Delete(c.idle, i, i+1)
 	}
 	w.retired = true
+	c.reckon(w)
 	var failed, orphaned []*job
 	var gone *toolmesh.Error // for the orphaned
 	for _, j := range w.jobs {

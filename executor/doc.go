@@ -10,8 +10,8 @@
 // Arguments and results pass through as the bytes they came in. What a tool
 // prints is never mistaken for its answer. No process outlives the agent.
 //
-// Sub-packages: frame is the wire, sandbox starts processes, venv makes
-// environments.
+// Sub-packages: frame is the wire, sandbox starts processes, cgroup bounds their
+// memory, venv makes environments.
 //
 // The package must never know of NATS, nodes or sessions, never parse a result,
 // never read the environment and never print.

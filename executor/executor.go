@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
 	"github.com/toolmesh/toolmesh/python"
@@ -77,6 +78,9 @@ type Options struct {
 	// Levels are the ways of keeping processes together to try, best first.
 	// Defaults to all that the system knows.
 	Levels []sandbox.Level
+	// WithoutCgroups leaves memory limits to the watchdog and the system's limit of
+	// a process, though control groups may be had. Defaults to false.
+	WithoutCgroups bool
 }
 
 func (o *Options) withDefaults() Options {
@@ -173,6 +177,7 @@ type Executor struct {
 	dir     string
 	files   string // the folder that holds the worker package
 	spawner *sandbox.Spawner
+	groups  *cgroup.Tree // of no kind where there are none
 	venvs   *venv.Store
 	nextID  atomic.Uint64
 	// starting has a place for each interpreter that may import at once: more
@@ -208,7 +213,7 @@ func New(dir string, opts *Options) (*Executor, error) {
 	}
 	spawner := sandbox.NewSpawner(&sandbox.Options{Logger: o.Logger, Levels: o.Levels})
 	return &Executor{
-		opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner,
+		opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner, groups: openGroups(dir, o),
 		venvs: venv.NewStore(dir, spawner, &venv.Options{
 			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Pythons: o.Pythons, Warm: filepath.Join(files, workerPackage),
 		}),
@@ -330,6 +335,7 @@ func (x *Executor) Close() error {
 		_ = c.Close(at)
 	}
 	x.venvs.Close()
+	x.groups.Close()
 	x.spawner.Close()
 	return nil
 }

@@ -28,6 +28,11 @@ func TestMain(m *testing.M) {
 		beIntruded(dir)
 		return
 	}
+	if dir := os.Getenv("TOOLMESH_TEST_GROUPED"); dir != "" {
+		whileParentLives()
+		beGrouped(dir)
+		return
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -17,8 +17,12 @@ const watchEvery = 20 * time.Millisecond
 
 // meter is what the watchdog knows of a worker. Guarded by the crew's lock.
 type meter struct {
-	base int64         // bytes of memory before the first call
-	seen time.Duration // processor time, of the process and all below, at the last look
+	base int64 // bytes of memory before the first call
+	// Of its control group: what was charged to it by then, and the processes that
+	// the kernel had killed there when the running call began.
+	charged int64
+	kills   int
+	seen    time.Duration // processor time, of the process and all below, at the last look
 }
 
 // watched reports whether calls under these limits must be looked at while they run.
@@ -100,6 +104,9 @@ func (c *crew) metered(w *worker) {
 			w.meter.seen = u.CPU
 		}
 	}
+	if w.group != nil && len(c.running(w)) <= 1 {
+		w.meter.kills = w.group.Kills()
+	}
 	c.index.alarm()
 }
 
@@ -134,6 +141,8 @@ func (c *crew) judge(w *worker, u sandbox.Usage) {
 	}
 	var fatal func(j *job) *toolmesh.Error
 	switch {
+	case w.starved():
+		fatal = w.starvation()
 	case limits.Memory > 0 && memory > int64(limits.Memory):
 		fatal = func(j *job) *toolmesh.Error {
 			return outOfMemory(j.tool.Name, int64(limits.Memory), memory, "watchdog")

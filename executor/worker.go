@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
@@ -84,6 +85,7 @@ type worker struct {
 	crew   *crew
 	zygote *zygote
 	handle *sandbox.Handle
+	group  *cgroup.Group // nil: it is in none of its own
 	page   *sandbox.Page
 	in     *os.File // calls
 	out    *os.File // results
@@ -151,6 +153,9 @@ func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Durati
 				w.page.Sent()
 				w.page.Close()
 			}
+			if w.group != nil {
+				w.group.Close()
+			}
 		}
 	}()
 	inR, inW, err := sandbox.NewPipe(sandbox.WriteEnd)
@@ -183,6 +188,7 @@ func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Durati
 		return nil, err
 	}
 	w.from = from
+	w.group = c.index.x.newGroup(c.key.limits)
 	// A context of the caller's must not end the start: others wait for it too.
 	w.handle, err = z.fork(w, become, append(theirs[:4:4], w.page.File()))
 	if err != nil {
@@ -194,6 +200,7 @@ func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Durati
 	}
 	theirs = nil
 	ours = nil // from here on finish closes them
+	w.enclose()
 	w.reader = frame.NewReader(from, c.index.x.maxFrame())
 	w.wg.Go(w.stdout.run)
 	w.wg.Go(w.stderr.run)
@@ -216,6 +223,7 @@ func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Durati
 			w.meter.base = u.Memory
 		}
 	}
+	w.bound()
 	if c.async {
 		w.jobs = map[uint64]*job{}
 		c.index.wg.Go(w.serve)
@@ -247,6 +255,9 @@ func (w *worker) finish(cause error) {
 		w.wg.Wait()
 		w.removeFolder()
 		w.crew.lost(w, cause)
+		if w.group != nil {
+			w.group.Close()
+		}
 		w.handle.Close()
 		close(w.gone)
 	})
@@ -293,6 +304,9 @@ func (w *worker) follow(j *job, item func(data []byte) error) (frame.Type, []byt
 			if h.ID != j.id {
 				return 0, nil, fmt.Errorf("the worker answered call %d while it had call %d", h.ID, j.id)
 			}
+			if w.crew.exhausted(w) {
+				return 0, nil, errStarved
+			}
 			data := own(h, body)
 			if h.Flags&frame.FlagSpent != 0 {
 				w.crew.spent(w)
@@ -337,6 +351,9 @@ func (w *worker) demultiplex() error {
 		}
 		switch h.Type { //nolint:exhaustive // the rest never comes from a worker
 		case frame.Result, frame.Error, frame.End:
+			if w.crew.exhausted(w) {
+				return errStarved
+			}
 			if h.Flags&frame.FlagSpent != 0 {
 				w.crew.spent(w)
 			}

@@ -89,7 +89,7 @@ func (l *lease) nodeRecord() registry.NodeRecord {
 	return registry.NodeRecord{
 		Node: l.h.node, Boot: l.h.boot, Version: o.Version, State: registry.NodeState(l.h.stateText()),
 		Slots: o.Slots, Labels: o.Labels, Proto: [2]int{codec.ProtoMin, codec.Proto}, Features: codec.Features(),
-		Sandbox: registry.Sandbox(o.Sandbox), Reasons: o.Reasons, Started: time.Now().UTC(),
+		Sandbox: registry.Sandbox(o.Sandbox), Memory: o.Memory, Reasons: o.Reasons, Started: time.Now().UTC(),
 	}
 }
 

@@ -54,6 +54,9 @@ type Options struct {
 	StreamQuota int64
 	// Labels describe the node for placement. Defaults to none.
 	Labels map[string]string
+	// Memory is what the node says stands behind the memory limits of its tools.
+	// Defaults to nothing.
+	Memory string
 	// Reasons say why the node offers less than it was asked for. Defaults to none.
 	Reasons []string
 	// Replicas, ChunksStorage ("file" or "memory") and ChunksMax (bytes) say how

@@ -30,6 +30,9 @@ type NodeRecord struct {
 	Proto    [2]int   `json:"proto"`
 	Features []string `json:"features,omitempty"`
 	Sandbox  Sandbox  `json:"sandbox,omitzero"`
+	// Memory is what stands behind the memory limits of tools: "cgroup v2",
+	// "cgroup v1", or "watchdog". Empty where no tools are limited.
+	Memory string `json:"memory,omitempty"`
 	// Reasons say why the node offers less than it was asked for.
 	Reasons []string  `json:"reasons,omitempty"`
 	Started time.Time `json:"started"`

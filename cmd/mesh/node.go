@@ -40,6 +40,7 @@ type node struct {
 	Indexes  []subjects.IndexName `json:"indexes"`
 	Sandbox  registry.Sandbox     `json:"sandbox"`
 	Reasons  []string             `json:"reasons"`
+	memory   string               // for people
 }
 
 // level is the sandbox level that the node's workers have, and the one that was
@@ -92,10 +93,14 @@ func (a *app) nodeShow() *cobra.Command {
 					a.printJSON(n)
 					return nil
 				}
+				memory := "-"
+				if n.memory != "" {
+					memory = "limits kept by " + n.memory
+				}
 				for _, f := range [][2]string{
 					{"node", string(n.ID)}, {"boot", string(n.Boot)}, {"state", n.State}, {"version", n.Version},
 					{"calls", fmt.Sprintf("%d of %d slots", n.InFlight, n.Slots)}, {"labels", labelText(n.Labels)},
-					{"indexes", join(n.Indexes, "-")}, {"sandbox", n.level()}, {"reasons", join(n.Reasons, "-")},
+					{"indexes", join(n.Indexes, "-")}, {"sandbox", n.level()}, {"memory", memory}, {"reasons", join(n.Reasons, "-")},
 				} {
 					fmt.Fprintf(a.out, "%-8s %s\n", f[0], f[1])
 				}
@@ -178,7 +183,7 @@ func nodesOf(view *registry.View) []node {
 	for _, s := range view.Nodes() {
 		n := node{
 			ID: s.Node, Boot: s.Boot, Version: s.Version, State: string(s.State), Labels: s.Labels, Slots: s.Slots,
-			InFlight: s.InFlight, Indexes: s.Indexes, Sandbox: s.Sandbox, Reasons: s.Reasons,
+			InFlight: s.InFlight, Indexes: s.Indexes, Sandbox: s.Sandbox, Reasons: s.Reasons, memory: s.Memory,
 		}
 		if n.Labels == nil {
 			n.Labels = map[string]string{}

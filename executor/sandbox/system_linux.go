@@ -103,8 +103,8 @@ type Handle struct {
 func NewHandle(fd, pid int) *Handle {
 	h := &Handle{fd: fd, pid: pid}
 	if fd >= 0 {
-		if own := hostPid(fd); own > 0 {
-			h.pid = own
+		if own, known := hostPid(fd); known {
+			h.pid = max(own, 0) // it has none when it is gone; pid may be a stranger's here
 		}
 	}
 	return h
@@ -143,18 +143,20 @@ func (h *Handle) Close() {
 	h.fd, h.pid = -1, 0
 }
 
-func hostPid(fd int) int {
+// hostPid is the id that a process has in our namespace, not positive when it is
+// gone; false where the system does not tell.
+func hostPid(fd int) (int, bool) {
 	file, err := os.Open("/proc/self/fdinfo/" + strconv.Itoa(fd))
 	if err != nil {
-		return 0
+		return 0, false
 	}
 	defer file.Close() //nolint:errcheck // read only
 	lines := bufio.NewScanner(file)
 	for lines.Scan() {
 		if text, ok := strings.CutPrefix(lines.Text(), "Pid:"); ok {
-			pid, _ := strconv.Atoi(strings.TrimSpace(text))
-			return pid
+			pid, err := strconv.Atoi(strings.TrimSpace(text))
+			return pid, err == nil
 		}
 	}
-	return 0
+	return 0, false
 }

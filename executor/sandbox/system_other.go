@@ -83,6 +83,9 @@ func (h *Handle) Usage() (Usage, bool) { return Usage{}, false }
 // Share is not known here.
 func (h *Handle) Share() (int64, bool) { return 0, false }
 
+// Descendants are not known here.
+func (h *Handle) Descendants() []int { return nil }
+
 // Below is not known here.
 func (p *Process) Below() (Usage, bool) { return Usage{}, false }
 

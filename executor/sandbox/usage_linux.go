@@ -31,6 +31,20 @@ func (p *Process) Below() (Usage, bool) { return usage(p.Pid(), false) }
 // several of them hold count once. As [Handle.Share].
 func (p *Process) BelowShare() (int64, bool) { return share(p.Pid(), false) }
 
+// Descendants are the processes below this one, by their ids in our namespace, as
+// far as none of them is cut off by the end of one between.
+func (h *Handle) Descendants() []int {
+	pid := h.Pid()
+	if pid <= 0 {
+		return nil
+	}
+	found := children(pid)
+	for at := 0; at < len(found) && len(found) < mostProcesses; at++ {
+		found = append(found, children(found[at])...)
+	}
+	return found
+}
+
 func usage(pid int, itself bool) (Usage, bool) {
 	if pid <= 0 {
 		return Usage{}, false

@@ -150,6 +150,16 @@ def _syscall(number: int, *arguments: object) -> int:
 # Namespaces: mounts and network.
 
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 16384, 1 << 18
+_MS_READ_ONLY, _MS_REMOUNT, _MS_BIND = 1, 32, 4096
+# What a remount must repeat, by its name in /proc/self/mountinfo.
+_MS_NAMES = {
+    "nosuid": _MS_NOSUID,
+    "nodev": _MS_NODEV,
+    "noexec": _MS_NOEXEC,
+    "noatime": 1024,
+    "nodiratime": 2048,
+    "relatime": 1 << 21,
+}
 
 
 def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> bool:
@@ -169,10 +179,30 @@ def _mounts(level: str, notes: list[str]) -> None:
         return
     if not _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC):
         notes.append(f"no /proc of its own: {_error()}")
+    _groups_read_only(notes)
     if level in (STRICT, OFFLINE) and os.path.isdir("/dev/shm"):
         # Locks and shared memory of multiprocessing live there.
         if not _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=64m,mode=1777"):
             notes.append(f"no /dev/shm of its own: {_error()}")
+
+
+def _groups_read_only(notes: list[str]) -> None:
+    """Control groups bound the memory of workers: what the agent's user may write,
+    a tool of the same user could write too, and other processes' groups as well."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields = before.split(" ")
+        if after.split(" ")[0] not in ("cgroup", "cgroup2") or len(fields) < 6:
+            continue
+        point, options = fields[4].replace("\\040", " "), fields[5].split(",")
+        flags = sum(flag for name, flag in _MS_NAMES.items() if name in options)
+        if "ro" not in options and not _mount("none", point, "", _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY | flags):
+            notes.append(f"{point} can be written: {_error()}")
 
 
 def _loopback() -> None:

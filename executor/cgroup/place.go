@@ -1,0 +1,119 @@
+package cgroup
+
+import (
+	"bufio"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Kind is a version of control groups.
+type Kind string
+
+// The versions.
+const (
+	V1 Kind = "cgroup v1"
+	V2 Kind = "cgroup v2"
+)
+
+// place is the folder of this process's own group in one hierarchy.
+type place struct {
+	kind Kind
+	dir  string
+}
+
+// places finds this process's own groups that concern a controller, version 2
+// before version 1, from the texts of /proc/self/mountinfo and /proc/self/cgroup.
+func places(mounts, groups, controller string) []place {
+	var found []place
+	for _, m := range mountsOf(mounts) {
+		for line := range strings.Lines(groups) {
+			// number:controllers:path, where version 2 has number 0 and no controllers.
+			number, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+			controllers, path, ok := strings.Cut(rest, ":")
+			if !ok {
+				continue
+			}
+			var kind Kind
+			switch {
+			case m.kind == V2 && number == "0" && controllers == "":
+				kind = V2
+			case m.kind == V1 && slices.Contains(strings.Split(controllers, ","), controller) &&
+				slices.Contains(m.controllers, controller):
+				kind = V1
+			default:
+				continue
+			}
+			if below, ok := beneath(m.root, path); ok {
+				found = append(found, place{kind: kind, dir: filepath.Join(m.point, below)})
+			}
+		}
+	}
+	slices.SortStableFunc(found, func(a, b place) int { return strings.Compare(string(b.kind), string(a.kind)) })
+	return found
+}
+
+// beneath is a group's path as it is seen below a mount's root; false when it is
+// not below it, as in a container that sees less than its own path says.
+func beneath(root, path string) (string, bool) {
+	if path == root {
+		return "", true
+	}
+	if strings.HasPrefix(path, "/..") {
+		return "", false
+	}
+	if root != "/" {
+		root += "/"
+	}
+	return strings.CutPrefix(path, root)
+}
+
+// mount is a mounted hierarchy.
+type mount struct {
+	kind        Kind
+	root, point string
+	controllers []string // of version 1
+}
+
+func mountsOf(text string) []mount {
+	var found []mount
+	lines := bufio.NewScanner(strings.NewReader(text))
+	for lines.Scan() {
+		// id parent device root point options… - type source options
+		before, after, ok := strings.Cut(lines.Text(), " - ")
+		fields, kind := strings.Fields(before), strings.Fields(after)
+		if !ok || len(fields) < 6 || len(kind) < 3 {
+			continue
+		}
+		m := mount{root: unescape(fields[3]), point: unescape(fields[4])}
+		switch kind[0] {
+		case "cgroup2":
+			m.kind = V2
+		case "cgroup":
+			m.kind, m.controllers = V1, strings.Split(kind[2], ",")
+		default:
+			continue
+		}
+		found = append(found, m)
+	}
+	return found
+}
+
+// unescape undoes what the kernel does to blanks and their like: a backslash and
+// three octal digits.
+func unescape(text string) string {
+	var b strings.Builder
+	for i := 0; i < len(text); i++ {
+		var c byte
+		if text[i] == '\\' && i+3 < len(text) {
+			if n, err := fmt.Sscanf(text[i+1:i+4], "%03o", &c); n == 1 && err == nil {
+				b.WriteByte(c)
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(text[i])
+	}
+	return b.String()
+}
