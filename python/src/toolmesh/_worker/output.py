@@ -132,27 +132,32 @@ class Outlet:
     def gather(self, data: bytes) -> bool:
         """Takes a frame of an event loop, which comes back to settle_items when it
         has gone through what is ready. True when the frame is held back."""
-        now = _clock()
-        if not self._hold(data, now):
+        if not self._hold(data, _clock()):
             self.send(data)
         return bool(self.held)
 
     def _hold(self, data: bytes, now: float) -> bool:
+        """Holds a frame back, or writes it with all that is held. False when it did
+        neither."""
         with self.lock:
-            if not self._flushing:
-                try:
-                    start_new_thread(self._flush_held, ())
-                except RuntimeError:
-                    return False  # the tool has all the threads that it may have
-                self._flushing = True
-            if self.fd < 0:
-                return True
             if not self.held:
+                if not self._flushing and not self._start_flusher():
+                    return False
                 self._since = now
             self.held.append(data)
             self._size += len(data)
             if self._size >= _PACKED or now - self._since >= _HELD:
-                write_all(self.fd, self.released())
+                data = self.released()
+                if self.fd >= 0:
+                    write_all(self.fd, data)
+        return True
+
+    def _start_flusher(self) -> bool:
+        try:
+            start_new_thread(self._flush_held, ())
+        except RuntimeError:
+            return False  # the tool has all the threads that it may have
+        self._flushing = True
         return True
 
     def _flush_held(self) -> None:
