@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+from inspect import CORO_CREATED, getcoroutinestate
 from types import AsyncGeneratorType
 
 from . import channel, failures, limits, strays
@@ -144,14 +145,16 @@ class Worker:
         self._asked.add(call)
         self._page[PAGE_HEARD] = call
 
-    async def serve(self, about: bytes) -> None:
-        """Says READY with about, and returns when the agent is done."""
-        self._loop = asyncio.get_running_loop()
-        self._ready = getattr(self._loop, "_ready", (None,))  # another kind of loop may not tell
-        self._done: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_reader(self._inp, self._readable)
+    def serve(self, loop: asyncio.AbstractEventLoop, about: bytes) -> asyncio.Future[None]:
+        """Says READY with about, and serves while the loop runs. What it returns is
+        done when the agent is; no task, which a tool that cancels all tasks would
+        find."""
+        self._loop = loop
+        self._ready = getattr(loop, "_ready", (None,))  # another kind of loop may not tell
+        self._done: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._inp, self._readable)
         self._outlet.send(HEADER.pack(len(about), READY, 0, 0, 0) + about)
-        await self._done
+        return self._done
 
     def _give(self, data: bytes) -> None:
         """Writes a frame, or holds it back while others may come right behind it:
@@ -232,8 +235,10 @@ class Worker:
 
     def _unbegun(self, call: int, task: asyncio.Task[None]) -> None:
         """Ends a call that is cancelled before its first step, by the agent or by a
-        tool that cancels all it finds: the coroutine, which would, never runs."""
-        if task.done() or task.get_coro().cr_frame.f_lasti < 0 and task.cancelling():
+        tool that cancels all it finds: its coroutine, which would, never runs."""
+        if task.done() or (
+            getattr(task, "_must_cancel", False) and getcoroutinestate(task.get_coro()) == CORO_CREATED
+        ):
             self._tasks.pop(call, None)
             self._asked.discard(call)
             body = failures.body("cancelled", "the call was cancelled", False)
@@ -280,7 +285,8 @@ class Worker:
                 data = failures.raised(second, tool.name)
         if self._forked:
             os._exit(0)
-        self._tasks.pop(call, None)
+        if self._tasks.pop(call, None) is None:
+            return  # its end was told
         if self._asked:
             self._asked.discard(call)
         if self._outlet.dirty:
@@ -292,7 +298,12 @@ class Worker:
         if limits.memory and (limits.exceeded() or _no_memory(kind, data)):
             kind, data = ERROR, failures.out_of_memory()
             raw |= SPENT
-        self._give(HEADER.pack(len(data), kind, raw, slot, call) + data)
+        try:
+            frame = HEADER.pack(len(data), kind, raw, slot, call) + data
+        except MemoryError as failure:
+            data = failures.raised(failure, tool.name)
+            frame = HEADER.pack(len(data), ERROR, raw, slot, call) + data
+        self._give(frame)
 
     def _failed(
         self, failure: BaseException, tool: Tool, call: int, keyword: dict[str, Any], positional: Sequence[Any]
@@ -360,7 +371,7 @@ def start(inp: int, out: int, page: memoryview[int], tools: list[Tool], limit: i
         gc.set_threshold(_YOUNG, *older)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    serving = loop.create_task(worker.serve(about))
+    serving = worker.serve(loop, about)
     try:
         while not serving.done():
             try:
@@ -380,6 +391,7 @@ def start(inp: int, out: int, page: memoryview[int], tools: list[Tool], limit: i
 
 def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
     """Lets what tools have left on the loop come to an end, as asyncio.run does."""
+    loop.set_task_factory(None)  # a tool's may be gone, or never have worked
     left = asyncio.all_tasks(loop)
     for task in left:
         task.cancel()
