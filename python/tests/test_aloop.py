@@ -9,10 +9,25 @@ import os
 import pathlib
 import subprocess
 import sys
+import typing
 
 import pytest
 
-from toolmesh._worker.frames import CALL, CANCEL, ERROR, EXIT, HEADER, LOG, PING, PONG, READY, RESULT, STREAM, YIELD, Reader
+from toolmesh._worker.frames import (
+    CALL,
+    CANCEL,
+    ERROR,
+    EXIT,
+    HEADER,
+    LOG,
+    PING,
+    PONG,
+    READY,
+    RESULT,
+    STREAM,
+    YIELD,
+    Reader,
+)
 
 SOURCE = pathlib.Path(__file__).resolve().parent.parent / "src"
 
@@ -96,7 +111,7 @@ class Worker:
     def settled(self):
         """The frames up to the answer to a PING that is written now."""
         self.write(HEADER.pack(0, PING, 0, 0, 1 << 40))
-        found = []
+        found: list[typing.Any] = []
         while True:
             frame = self.next()
             if frame[0] == PONG:
@@ -105,7 +120,7 @@ class Worker:
 
     def ends(self, *calls):
         """The terminals of calls, by id. Fails if one has two."""
-        found = {}
+        found: dict[int, typing.Any] = {}
         while len(found) < len(calls):
             kind, call, body = self.next()
             assert kind in (RESULT, ERROR) and call in calls and call not in found, (kind, call, body)
@@ -183,9 +198,9 @@ def test_a_tool_that_ends_all_tasks_leaves_each_call_its_one_end(worker, tool):
     worker.write(first)
     assert worker.settled() == []
     hostile, second = worker.call(tool)
-    after, third = worker.call("echo", {"value": 1})  # which makes its first step after the hostile one has made its own
+    after, third = worker.call("echo", {"value": 1})  # it comes to its first step after the hostile one
     worker.write(second, third)
-    ends = {}
+    ends: dict[int, int] = {}
     while len(ends) < 3:
         for kind, call, _ in worker.settled():  # the agent asks now and then
             assert kind in (RESULT, ERROR) and call not in ends
@@ -207,7 +222,7 @@ def test_items_of_two_streams_come_in_order(worker):
     one, first = worker.call("count", {"n": 2000}, STREAM)
     two, second = worker.call("count", {"n": 2000}, STREAM)
     worker.write(first, second)
-    items = {one: [], two: []}
+    items: dict[int, list[int]] = {one: [], two: []}
     ends = 0
     while ends < 2:
         kind, call, body = worker.next()

@@ -236,9 +236,9 @@ class Worker:
     def _unbegun(self, call: int, task: asyncio.Task[None]) -> None:
         """Ends a call that is cancelled before its first step, by the agent or by a
         tool that cancels all it finds: its coroutine, which would, never runs."""
-        if task.done() or (
-            getattr(task, "_must_cancel", False) and getcoroutinestate(task.get_coro()) == CORO_CREATED
-        ):
+        coroutine: Any = task.get_coro()
+        waits = getattr(task, "_must_cancel", False) and getcoroutinestate(coroutine) == CORO_CREATED
+        if waits or task.done():
             self._tasks.pop(call, None)
             self._asked.discard(call)
             body = failures.body("cancelled", "the call was cancelled", False)
