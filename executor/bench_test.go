@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -124,6 +125,32 @@ func BenchmarkAsync(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkFlight has a thousand coroutines in flight on one worker, each of
+// which waits 50 ms and is followed by the next: an operation is one call of each.
+// of-ideal is how close that comes to 50 ms.
+func BenchmarkFlight(b *testing.B) {
+	const calls, wait = 1000, 50 * time.Millisecond
+	ix := benchIndex(b, nil)
+	one := executor.Call{Tool: "t.sleepy", Args: json.RawMessage(fmt.Sprintf(`{"n":%g}`, wait.Seconds()))}
+	report := processorTime(b, ix)
+	b.ReportAllocs()
+	b.ResetTimer()
+	var wg sync.WaitGroup
+	for range calls {
+		wg.Go(func() {
+			for range b.N {
+				if _, err := ix.Call(b.Context(), one, nil); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b.ReportMetric(wait.Seconds()*float64(b.N)/b.Elapsed().Seconds(), "of-ideal")
+	report()
 }
 
 // BenchmarkStream is one item of a long stream.

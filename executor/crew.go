@@ -33,6 +33,11 @@ const (
 	blockedAfter = time.Second
 	// Calls that one worker of coroutines holds at once.
 	asyncCalls = 1024
+	// A worker that holds so many gets its calls together: others are about to
+	// come or go, most likely, and a write for each costs more than all the rest.
+	crowd = 16
+	// Bytes of calls that are written without waiting for more.
+	gathered = 32 << 10
 	// A cancelled call is signalled again after this long, doubling to the second.
 	firstInsistence = 2 * time.Millisecond
 	lastInsistence  = 100 * time.Millisecond
@@ -105,8 +110,13 @@ func (c *crew) submit(j *job) *toolmesh.Error {
 	if c.once {
 		c.reconcile()
 	}
+	crowded := len(w.jobs) > crowd
 	c.mu.Unlock()
-	w.call(j)
+	if crowded {
+		w.callCrowded(j)
+	} else {
+		w.call(j)
+	}
 	return nil
 }
 

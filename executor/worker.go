@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -126,10 +127,11 @@ type worker struct {
 
 	logMu sync.Mutex // output is handed over, and calls end, one at a time
 
-	writeMu  sync.Mutex
-	buf      []byte
-	pending  []byte // what the pipe had no room for
-	flushing bool
+	writeMu   sync.Mutex
+	buf       []byte // frames that are about to be written
+	gathering bool   // somebody is about to write buf
+	pending   []byte // what the pipe had no room for
+	flushing  bool
 	raw      syscall.RawConn
 	wg       sync.WaitGroup // flusher and pipe readers
 }
@@ -459,12 +461,35 @@ func (w *worker) hand(j *job, r Record) {
 }
 
 // call sends a call to the worker.
-func (w *worker) call(j *job) {
+func (w *worker) call(j *job) { w.send(w.headerOf(j), j.meta, j.args) }
+
+func (w *worker) headerOf(j *job) frame.Header {
 	h := frame.Header{Type: frame.Call, Flags: j.flags, Slot: j.tool.slot, ID: j.id}
 	if w.crew.key.tool != "" {
 		h.Slot = 0 // it imported nothing else
 	}
-	w.send(h, j.meta, j.args)
+	return h
+}
+
+// callCrowded sends a call to a worker that holds many others: together with
+// those that other goroutines are about to send, once they have had their turn.
+// No lock may be held.
+func (w *worker) callCrowded(j *job) {
+	w.writeMu.Lock()
+	w.append(w.headerOf(j), j.meta, j.args)
+	if w.gathering && len(w.buf) < gathered {
+		w.writeMu.Unlock()
+		return // who gathers writes it
+	}
+	if len(w.buf) < gathered {
+		w.gathering = true
+		w.writeMu.Unlock()
+		runtime.Gosched()
+		w.writeMu.Lock()
+		w.gathering = false
+	}
+	w.write()
+	w.writeMu.Unlock()
 }
 
 // cancel tells the worker to stop a call: on the page and by a signal for what
@@ -491,13 +516,27 @@ func (w *worker) credit(id uint64, size int) {
 // send writes a frame whose body is meta and rest. It never blocks: what the
 // pipe has no room for is written by a goroutine of the worker's.
 func (w *worker) send(h frame.Header, meta, rest []byte) {
-	h.Length = uint32(len(meta) + len(rest)) //nolint:gosec // bounded by Index.Call
 	w.writeMu.Lock()
 	defer w.writeMu.Unlock()
-	w.buf = append(append(h.Append(w.buf[:0]), meta...), rest...)
+	w.append(h, meta, rest)
+	w.write()
+}
+
+// append adds a frame to those that are about to be written. writeMu is held.
+func (w *worker) append(h frame.Header, meta, rest []byte) {
+	h.Length = uint32(len(meta) + len(rest)) //nolint:gosec // bounded by Index.Call
+	w.buf = append(append(h.Append(w.buf), meta...), rest...)
+}
+
+// write writes what is about to be written. writeMu is held.
+func (w *worker) write() {
 	data := w.buf
-	if cap(w.buf) > 1<<20 {
+	w.buf = data[:0]
+	if cap(data) > 1<<20 {
 		w.buf = nil
+	}
+	if len(data) == 0 {
+		return
 	}
 	if w.flushing {
 		w.pending = append(w.pending, data...)

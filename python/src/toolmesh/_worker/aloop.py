@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import os
 import signal
 import sys
+from inspect import CORO_CREATED, getcoroutinestate
 from types import AsyncGeneratorType
 
 from . import channel, failures, limits, strays
@@ -19,6 +21,7 @@ from .frames import (
     ERROR,
     EXIT,
     HEADER,
+    HEADER_SIZE,
     META,
     NESTED_END,
     NESTED_RESULT,
@@ -47,11 +50,11 @@ from .loop import (
     too_deep,
 )
 from .output import NoShield, Outlet, install
-from .values import Mismatch, NotSerializable, decode
+from .values import Mismatch, NotSerializable, decode, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
     from types import FrameType
     from typing import Any
 
@@ -60,6 +63,10 @@ if TYPE_CHECKING:
 
 # Whose frames are never cut off: ours, and those of the loop's own upkeep.
 _UNTOUCHED = (os.path.dirname(__file__), os.path.dirname(asyncio.__file__))
+_READ = 1 << 16  # bytes of frames that are read at once: what a pipe holds
+# New objects between two collections. Each call in flight is some tens of them,
+# which Python's own threshold would have looked at again and again.
+_YOUNG = 10_000
 _SAMPLE = 0.01  # seconds of processor time between two looks at what runs
 _call = contextvars.ContextVar("toolmesh_call", default=0)
 
@@ -94,7 +101,9 @@ class Worker:
         self._page = page
         self._tools = tools
         self._limit = limit
-        self._buffer = b""
+        self._chunks: list[bytes] = []  # the beginning of a frame whose rest has not come
+        self._have = 0  # bytes in them
+        self._need = 0  # bytes that they will be, as far as that is known
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._credit: dict[int, _Credit] = {}
         self._asked: set[int] = set()  # calls that the agent cancelled
@@ -136,19 +145,23 @@ class Worker:
         self._asked.add(call)
         self._page[PAGE_HEARD] = call
 
-    async def serve(self, about: bytes) -> None:
-        """Says READY with about, and returns when the agent is done."""
-        self._loop = asyncio.get_running_loop()
-        self._done: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_reader(self._inp, self._readable)
+    def serve(self, loop: asyncio.AbstractEventLoop, about: bytes) -> asyncio.Future[None]:
+        """Says READY with about, and serves while the loop runs. What it returns is
+        done when the agent is; no task, which a tool that cancels all tasks would
+        find."""
+        self._loop = loop
+        self._ready = getattr(loop, "_ready", (None,))  # another kind of loop may not tell
+        self._done: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._inp, self._readable)
         self._outlet.send(HEADER.pack(len(about), READY, 0, 0, 0) + about)
-        await self._done
+        return self._done
 
     def _give(self, data: bytes) -> None:
-        """Writes a frame, or holds it back while others come right behind it: until
-        the loop has gone through what is ready, or stands still."""
-        self._outlet.item(data)
-        if self._outlet.held and not self._giving:
+        """Writes a frame, or holds it back while others may come right behind it:
+        until the loop has gone through what is ready, or stands still."""
+        if not self._ready:
+            self._outlet.send(data)  # nothing else is to be done before the loop sleeps
+        elif self._outlet.gather(data) and not self._giving:
             self._giving = True
             self._loop.call_soon(self._given)
 
@@ -165,33 +178,46 @@ class Worker:
                 self._done.set_exception(failure)
 
     def _readable(self) -> None:
-        data = os.read(self._inp, 1 << 18)
+        data = os.read(self._inp, _READ)
         if not data:
             self._finish()
             return
-        buffer = self._buffer + data if self._buffer else data
-        at, size = 0, len(buffer)
-        while size - at >= 16:
-            length, kind, flags, slot, call = HEADER.unpack_from(buffer, at)
-            end = at + 16 + length
+        if self._chunks:
+            self._chunks.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+        unpack, run, tasks, loop, taken = HEADER.unpack_from, self._run, self._tasks, self._loop, self._taken
+        at, size = 0, len(data)
+        while size - at >= HEADER_SIZE:
+            length, kind, flags, slot, call = unpack(data, at)
+            end = at + HEADER_SIZE + length
             if end > size:
                 break
-            self._take(kind, flags, slot, call, buffer[at + 16 : end])
+            body = data[at + HEADER_SIZE : end]
+            if kind == CALL:
+                # By hand: a factory of tasks that a tool has set is not for these.
+                tasks[call] = asyncio.Task(run(flags, slot, call, body), loop=loop)
+                taken += 1
+            else:
+                self._take(kind, call, body)
             at = end
-        self._buffer = buffer[at:] if at else buffer
+        if taken != self._taken:
+            self._taken = self._page[PAGE_TAKEN] = taken  # of none of them a step was made yet
+        if at < size:
+            self._chunks.append(data[at:])
+            self._have = size - at
+            self._need = HEADER_SIZE if self._have < HEADER_SIZE else end - at
 
-    def _take(self, kind: int, flags: int, slot: int, call: int, body: bytes) -> None:
-        if kind == CALL:
-            self._taken += 1
-            self._page[PAGE_TAKEN] = self._taken
-            task = self._loop.create_task(self._run(flags, slot, call, body))
-            self._tasks[call] = task
-            task.add_done_callback(lambda _: self._ended(slot, call))
-        elif kind == CANCEL:
+    def _take(self, kind: int, call: int, body: bytes) -> None:
+        if kind == CANCEL:
             running = self._tasks.get(call)
             if running is not None and call not in self._asked:
                 self._heard(call)
                 running.cancel()
+                self._unbegun(call, running)
         elif kind == CREDIT:
             credit = self._credit.get(call)
             if credit is not None:
@@ -199,29 +225,70 @@ class Worker:
         elif NESTED_RESULT <= kind <= NESTED_END:
             self._channel.dispatch(kind, call, body)
         elif kind == PING:
+            for one, task in list(self._tasks.items()):
+                self._unbegun(one, task)
             self._outlet.send(HEADER.pack(0, PONG, 0, 0, call))
         elif kind == EXIT:
             self._finish()
         else:
             self._finish(FrameError(f"frame type {kind} is unknown to this worker"))
 
-    def _ended(self, slot: int, call: int) -> None:
-        if self._tasks.pop(call, None) is not None:
+    def _unbegun(self, call: int, task: asyncio.Task[None]) -> None:
+        """Ends a call that is cancelled before its first step, by the agent or by a
+        tool that cancels all it finds: its coroutine, which would, never runs."""
+        coroutine: Any = task.get_coro()
+        waits = getattr(task, "_must_cancel", False) and getcoroutinestate(coroutine) == CORO_CREATED
+        if waits or task.done():
+            self._tasks.pop(call, None)
             self._asked.discard(call)
-            # Cancelled before its first step: the coroutine never ran.
             body = failures.body("cancelled", "the call was cancelled", False)
-            self._outlet.send(HEADER.pack(len(body), ERROR, 0, slot, call) + body)
+            self._outlet.send(HEADER.pack(len(body), ERROR, 0, 0, call) + body)
 
     async def _run(self, flags: int, slot: int, call: int, body: bytes) -> None:
         _call.set(call)
+        tool = self._tools[slot]
+        positional: Sequence[Any]
+        keyword: dict[str, Any]
+        begun = False
+        kind, data = RESULT, b""
         try:
-            kind, data = await self._outcome(flags, slot, call, body)
-        except BaseException as failure:  # noqa: B036 - one terminal per call, whatever happens
-            kind, data = ERROR, failures.raised(failure, self._tools[slot].name)
+            meta: dict[str, JSON] = {}
+            if flags & META:
+                meta, body = split_meta(body)
+            arguments = decode(body) if body else {}
+            if tool.direct and not meta and type(arguments) is dict:
+                positional, keyword = (), arguments
+            else:
+                positional, keyword = tool.bind(arguments, meta.get("varargs"))
+            begun = True
+            value = tool.function(*positional, **keyword)
+            if type(value) is AsyncGeneratorType:
+                if flags & STREAM:
+                    await self._stream(tool, slot, call, value, meta)
+                    kind = END
+                else:
+                    value = await _drain(value, flags & COLLECT)
+            elif hasattr(value, "__await__"):
+                value = await value
+            if kind == RESULT:
+                data = encode(value) if tool.dump is None else tool.encode(value)
+                if len(data) > self._limit:
+                    kind, data = ERROR, failures.too_large(len(data), self._limit, "result")
+        except BaseException as failure:  # noqa: B036 - one terminal per call; sys.exit is the tool's failure
+            kind = ERROR
+            try:
+                if begun:
+                    data = self._failed(failure, tool, call, keyword, positional)
+                else:
+                    data = _unbound(failure, tool)
+            except BaseException as second:  # noqa: B036 - as above
+                data = failures.raised(second, tool.name)
         if self._forked:
             os._exit(0)
-        self._tasks.pop(call, None)
-        self._asked.discard(call)
+        if self._tasks.pop(call, None) is None:
+            return  # its end was told
+        if self._asked:
+            self._asked.discard(call)
         if self._outlet.dirty:
             self._outlet.settle(call)
         raw = 0
@@ -231,51 +298,28 @@ class Worker:
         if limits.memory and (limits.exceeded() or _no_memory(kind, data)):
             kind, data = ERROR, failures.out_of_memory()
             raw |= SPENT
-        self._give(HEADER.pack(len(data), kind, raw, slot, call) + data)
+        try:
+            frame = HEADER.pack(len(data), kind, raw, slot, call) + data
+        except MemoryError as failure:
+            data = failures.raised(failure, tool.name)
+            frame = HEADER.pack(len(data), ERROR, raw, slot, call) + data
+        self._give(frame)
 
-    async def _outcome(self, flags: int, slot: int, call: int, body: bytes) -> tuple[int, bytes]:
-        tool = self._tools[slot]
-        meta: dict[str, JSON] = {}
-        try:
-            if flags & META:
-                meta, body = split_meta(body)
-            arguments = decode(body) if body else {}
-            positional, keyword = tool.bind(arguments, meta.get("varargs"))
-        except Mismatch as failure:
-            return ERROR, failures.invalid([failure])
-        except ValueError as failure:
-            return ERROR, not_json(failure)
-        except RecursionError:
-            return ERROR, failures.invalid([too_deep()])
-        except Exception as failure:  # of a converter of the tool, like __post_init__
-            return ERROR, failures.raised(failure, tool.name)
-        try:
-            value = tool.function(*positional, **keyword)
-            if type(value) is AsyncGeneratorType:
-                if flags & STREAM:
-                    await self._stream(tool, slot, call, value, meta)
-                    return END, b""
-                value = await _drain(value, flags & COLLECT)
-            elif hasattr(value, "__await__"):
-                value = await value
-            data = tool.encode(value)
-        except asyncio.CancelledError as failure:
-            if call in self._asked:
-                return ERROR, failures.cancelled()
-            return ERROR, failures.raised(failure, tool.name)
-        except NotSerializable as failure:
-            return ERROR, failures.unserializable(failure, tool.name)
-        except _TooLarge as failure:
-            return ERROR, failures.too_large(failure.size, self._limit, failure.what)
-        except BaseException as failure:  # noqa: B036 - sys.exit in a tool is the tool's failure
-            if isinstance(failure, TypeError):
-                problems = refused(failure, tool, keyword, positional)
-                if problems:
-                    return ERROR, failures.invalid(problems)
-            return ERROR, failures.raised(failure, tool.name)
-        if len(data) > self._limit:
-            return ERROR, failures.too_large(len(data), self._limit, "result")
-        return RESULT, data
+    def _failed(
+        self, failure: BaseException, tool: Tool, call: int, keyword: dict[str, Any], positional: Sequence[Any]
+    ) -> bytes:
+        """The body for what came out of a tool's function, or out of its result."""
+        if isinstance(failure, asyncio.CancelledError) and call in self._asked:
+            return failures.cancelled()
+        if isinstance(failure, NotSerializable):
+            return failures.unserializable(failure, tool.name)
+        if isinstance(failure, _TooLarge):
+            return failures.too_large(failure.size, self._limit, failure.what)
+        if isinstance(failure, TypeError):
+            problems = refused(failure, tool, keyword, positional)
+            if problems:
+                return failures.invalid(problems)
+        return failures.raised(failure, tool.name)
 
     async def _stream(
         self, tool: Tool, slot: int, call: int, items: AsyncGenerator[Any, Any], meta: dict[str, JSON]
@@ -298,6 +342,17 @@ class Worker:
             await items.aclose()
 
 
+def _unbound(failure: BaseException, tool: Tool) -> bytes:
+    """The body for arguments that do not reach a tool's function."""
+    if isinstance(failure, Mismatch):
+        return failures.invalid([failure])
+    if isinstance(failure, ValueError):
+        return not_json(failure)
+    if isinstance(failure, RecursionError):
+        return failures.invalid([too_deep()])
+    return failures.raised(failure, tool.name)  # of a converter of the tool, like __post_init__
+
+
 async def _drain(items: AsyncGenerator[Any, Any], collect: int) -> Any:
     """An async generator's last value, or the list of all."""
     if collect:
@@ -311,5 +366,40 @@ async def _drain(items: AsyncGenerator[Any, Any], collect: int) -> Any:
 def start(inp: int, out: int, page: memoryview[int], tools: list[Tool], limit: int, about: bytes) -> None:
     """Serves as a worker of coroutines; returns when the agent is done with it."""
     worker = Worker(inp, out, page, tools, limit)
-    asyncio.run(worker.serve(about))
+    young, *older = gc.get_threshold()
+    if 0 < young < _YOUNG:
+        gc.set_threshold(_YOUNG, *older)
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    serving = worker.serve(loop, about)
+    try:
+        while not serving.done():
+            try:
+                loop.run_until_complete(serving)
+            except (SystemExit, KeyboardInterrupt, RuntimeError):
+                # Of a task or a callback that a tool has made: who awaits it has it
+                # too, and for all others the loop goes on. Or a tool has stopped it.
+                if serving.done() or loop.is_closed():
+                    raise
+    finally:
+        try:
+            _wind_up(loop)
+        finally:
+            worker._outlet.settle_items()
     sys.stdout.flush()
+
+
+def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
+    """Lets what tools have left on the loop come to an end, as asyncio.run does."""
+    loop.set_task_factory(None)  # a tool's may be gone, or never have worked
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    try:
+        if left:
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

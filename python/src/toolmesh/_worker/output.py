@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+    from typing import Any
 
     from _typeshed import ReadableBuffer
 
@@ -44,6 +45,7 @@ _STREAK = 16  # so many quick items in a row are written one by one
 _PACKED = 16 * 1024  # bytes that are held back at most
 _HELD = 1e-3  # and seconds, while more keep coming
 _LOOK = 5e-3  # seconds between the flusher's looks: each takes the interpreter from the tool
+_PARTING = 0.5  # seconds that an end waits for who is writing
 _IDLE = 4  # looks that find nothing before the flusher ends
 
 
@@ -94,6 +96,7 @@ class Outlet:
         self._partial: dict[tuple[int, int], str] = {}  # (call, flag) -> text without its newline yet
         self._budgets: dict[int, _Budget] = {}  # call -> _Budget
         self._main = get_ident()
+        self._process = os.getpid()
         self.held: list[bytes] = []  # frames of items that wait for more; with the lock
         self._size = 0  # bytes in held
         self._since = 0.0  # when the first of held came
@@ -126,22 +129,35 @@ class Outlet:
             now = _clock()
         self._last = now
 
+    def gather(self, data: bytes) -> bool:
+        """Takes a frame of an event loop, which comes back to settle_items when it
+        has gone through what is ready. True when the frame is held back."""
+        if not self._hold(data, _clock()):
+            self.send(data)
+        return bool(self.held)
+
     def _hold(self, data: bytes, now: float) -> bool:
+        """Holds a frame back, or writes it with all that is held. False when it did
+        neither."""
         with self.lock:
-            if not self._flushing:
-                try:
-                    start_new_thread(self._flush_held, ())
-                except RuntimeError:
-                    return False  # the tool has all the threads that it may have
-                self._flushing = True
-            if self.fd < 0:
-                return True
             if not self.held:
+                if not self._flushing and not self._start_flusher():
+                    return False
                 self._since = now
             self.held.append(data)
             self._size += len(data)
             if self._size >= _PACKED or now - self._since >= _HELD:
-                write_all(self.fd, self.released())
+                data = self.released()
+                if self.fd >= 0:
+                    write_all(self.fd, data)
+        return True
+
+    def _start_flusher(self) -> bool:
+        try:
+            start_new_thread(self._flush_held, ())
+        except RuntimeError:
+            return False  # the tool has all the threads that it may have
+        self._flushing = True
         return True
 
     def _flush_held(self) -> None:
@@ -167,6 +183,25 @@ class Outlet:
         """Writes what is held back."""
         if self.held:
             self.send(b"")
+
+    def part(self) -> None:
+        """Writes what is held back before the process may end, on any thread. Not
+        for long: who stands in a signal handler may be who has the lock."""
+        if not self.held or os.getpid() != self._process:
+            return
+        if get_ident() == self._main:
+            with self._shield:
+                self._part()
+        else:
+            self._part()
+
+    def _part(self) -> None:
+        if self.lock.acquire(True, _PARTING):
+            try:
+                if self.fd >= 0:
+                    write_all(self.fd, self.released())
+            finally:
+                self.lock.release()
 
     def text(self, flag: int, text: str) -> None:
         """Takes what a tool wrote to stdout or stderr."""
@@ -374,6 +409,33 @@ def install(outlet: Outlet) -> None:
         proxy._outlet = outlet
     sys.stdout, sys.stderr = _proxies
     _installed[0] = outlet
+
+
+def keep_ends() -> None:
+    """Has what ends a process at once write first what is held back. Before any
+    code of the index is imported, which may take the functions by name."""
+    import functools
+    import signal
+
+    def parting(end: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(end)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            for outlet in _installed:
+                outlet.part()
+            return end(*args, **kwargs)
+
+        return wrapper
+
+    for module, below, names in (
+        (os, sys.modules.get(os.name), ("_exit", "abort", "kill", "killpg", "execv", "execve")),
+        (signal, sys.modules.get("_signal"), ("raise_signal",)),
+    ):
+        for name in names:
+            end = getattr(module, name, None)
+            if end is not None:
+                wrapper = parting(end)
+                setattr(module, name, wrapper)
+                setattr(below, name, wrapper)
 
 
 def _handler() -> logging.Handler:

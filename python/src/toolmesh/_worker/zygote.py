@@ -243,6 +243,7 @@ class Zygote:
         from .channel import Finder
 
         gc.disable()
+        output.keep_ends()
         logging.raiseExceptions = False
         os.chdir(self._setup["cwd"])
         failures.set_root(self._setup["root"])
