@@ -88,6 +88,10 @@ type fetched struct {
 }
 
 func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (Line, error) {
+	epoch, err := m.epoch(ctx, r.Session)
+	if err != nil {
+		return Line{}, err
+	}
 	f, err := m.fetch(ctx, r, j, filepath.Join(work, "source"))
 	if err != nil {
 		return Line{}, err
@@ -139,7 +143,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err != nil {
 		return Line{}, err
 	}
-	if err := m.commit(ctx, e, i, before, record, j); err != nil {
+	if err := m.commit(ctx, e, i, before, record, epoch, j); err != nil {
 		m.discard(ctx, e, i)
 		return Line{}, err
 	}
@@ -395,7 +399,7 @@ func nothingServed(b Build, all []Unavailable) error {
 
 // commit writes the record and serves the index here; e.mu is held. What it
 // wrote it takes back if it fails.
-func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, record registry.IndexRecord, j *job) error {
+func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, record registry.IndexRecord, epoch string, j *job) error {
 	j.step("publish", "running", 90)
 	record.InstalledAt = time.Now().UTC()
 	if !record.InstalledAt.After(before.InstalledAt) {
@@ -403,6 +407,11 @@ func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, reco
 		record.InstalledAt = before.InstalledAt.Add(time.Microsecond)
 	}
 	err := m.store.ClaimIndex(ctx, record)
+	if err == nil {
+		// The end of a session removes the indexes that it sees: a session that
+		// stands after the record was written sees this one.
+		err = m.stands(ctx, record.Session, epoch)
+	}
 	if err == nil {
 		err = m.replace(ctx, e, i, record)
 	}
@@ -412,6 +421,30 @@ func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, reco
 	}
 	j.step("publish", "done", 100)
 	return nil
+}
+
+// epoch returns the epoch of the session that an index is for: empty for one that
+// nobody created, and for the whole mesh.
+func (m *Manager) epoch(ctx context.Context, session subjects.SessionID) (string, error) {
+	if session == "" {
+		return "", nil
+	}
+	r, err := m.store.Session(ctx, session)
+	if err != nil && !errors.Is(err, bus.ErrNoKey) {
+		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry cannot be read: %w", err)
+	}
+	return r.Epoch, nil
+}
+
+// stands refuses to go on for a session that has ended since it had an epoch:
+// another one may have its name.
+func (m *Manager) stands(ctx context.Context, session subjects.SessionID, epoch string) error {
+	now, err := m.epoch(ctx, session)
+	if err == nil && now != epoch {
+		err = toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended, or was created anew, during the install", session).
+			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+	}
+	return err
 }
 
 // takeBack puts the earlier record back, or none, if ours is there.
