@@ -12,7 +12,9 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -253,12 +255,30 @@ func TestAnIndexOfACreatedSession(t *testing.T) {
 	if tools, err := session.Client().List(t.Context()); err != nil || len(tools) != 0 {
 		t.Errorf("the next session sees %v %v", tools, err)
 	}
-	for _, id := range []subjects.ToolID{"late.t.tool", "mine.t.tool"} {
+	nobodys := func(id subjects.ToolID) {
+		t.Helper()
 		meshtest.Until(t, string(id)+" is nobody's", func() bool {
 			_, err := session.Call(t.Context(), id, nil)
 			return toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound
 		})
 	}
+	nobodys("late.t.tool")
+	nobodys("mine.t.tool")
+	// A session that expires is just not there any more.
+	install(t, nc, map[string]any{"source": one, "name": "mine", "session": "s1"})
+	if _, err := session.Call(t.Context(), "mine.t.tool", nil); err != nil {
+		t.Errorf("in the next session: %v", err)
+	}
+	b, err := bus.New(nc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if err := registry.NewStore(b, nil).DeleteSession(t.Context(), "s1"); err != nil {
+		t.Fatal(err)
+	}
+	nobodys("mine.t.tool")
+	install(t, nc, map[string]any{"source": one, "name": "mine"}) // the name is free
 }
 
 // TestConflictingVersionsSideBySide is why there are indexes: two of them need

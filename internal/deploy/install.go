@@ -100,7 +100,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err != nil {
 		return Line{}, err
 	}
-	record := registry.IndexRecord{Name: r.Name, Session: r.Session, Source: f.identity, Revision: f.revision, State: registry.IndexInstalled}
+	record := registry.IndexRecord{Name: r.Name, Session: r.Session, Source: f.identity, Revision: f.revision, Epoch: epoch, State: registry.IndexInstalled}
 	if record.Name == "" {
 		record.Name = manifest.Name
 	}
@@ -143,7 +143,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err != nil {
 		return Line{}, err
 	}
-	if err := m.commit(ctx, e, i, before, record, epoch, j); err != nil {
+	if err := m.commit(ctx, e, i, before, record, j); err != nil {
 		m.discard(ctx, e, i)
 		return Line{}, err
 	}
@@ -399,7 +399,7 @@ func nothingServed(b Build, all []Unavailable) error {
 
 // commit writes the record and serves the index here; e.mu is held. What it
 // wrote it takes back if it fails.
-func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, record registry.IndexRecord, epoch string, j *job) error {
+func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, record registry.IndexRecord, j *job) error {
 	j.step("publish", "running", 90)
 	record.InstalledAt = time.Now().UTC()
 	if !record.InstalledAt.After(before.InstalledAt) {
@@ -410,7 +410,7 @@ func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, reco
 	if err == nil {
 		// The end of a session removes the indexes that it sees: a session that
 		// stands after the record was written sees this one.
-		err = m.stands(ctx, record.Session, epoch)
+		err = m.stands(ctx, record)
 	}
 	if err == nil {
 		err = m.replace(ctx, e, i, record)
@@ -430,21 +430,38 @@ func (m *Manager) epoch(ctx context.Context, session subjects.SessionID) (string
 		return "", nil
 	}
 	r, err := m.store.Session(ctx, session)
+	if r.Ended {
+		return "", nil
+	}
 	if err != nil && !errors.Is(err, bus.ErrNoKey) {
 		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry cannot be read: %w", err)
 	}
 	return r.Epoch, nil
 }
 
-// stands refuses to go on for a session that has ended since it had an epoch:
-// another one may have its name.
-func (m *Manager) stands(ctx context.Context, session subjects.SessionID, epoch string) error {
-	now, err := m.epoch(ctx, session)
-	if err == nil && now != epoch {
-		err = toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended, or was created anew, during the install", session).
+// stands refuses an index whose session has ended: another one may have its name.
+func (m *Manager) stands(ctx context.Context, record registry.IndexRecord) error {
+	now, err := m.epoch(ctx, record.Session)
+	if err == nil && now != record.Epoch {
+		err = toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended, or was created anew, since the install of index %q began", record.Session, record.Name).
 			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 	}
 	return err
+}
+
+// expire removes an index whose session the view does not know any more, if the
+// registry agrees: a session that expires takes nothing along by itself.
+func (m *Manager) expire(ctx context.Context, seen registry.IndexRecord) {
+	if toolmesh.CodeOf(m.stands(ctx, seen)) != toolmesh.CodeSessionNotFound {
+		return
+	}
+	now, err := m.store.Index(ctx, seen.Name, seen.Session)
+	if err == nil && now.Epoch == seen.Epoch {
+		err = m.store.DeleteIndex(ctx, seen.Name, seen.Session)
+	}
+	if err != nil && !errors.Is(err, bus.ErrNoKey) {
+		m.log.Warn("the index of a session that is over is still there", slog.String("index", string(seen.Name)), slog.String("error", err.Error()))
+	}
 }
 
 // takeBack puts the earlier record back, or none, if ours is there.
