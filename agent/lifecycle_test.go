@@ -12,7 +12,10 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -185,6 +188,97 @@ func TestAnIndexThatIsPrivateToASession(t *testing.T) {
 	if _, err := c.In("s1").Call(t.Context(), "mine.t.tool", nil); toolmesh.CodeOf(err) != toolmesh.CodeToolNotFound {
 		t.Errorf("after the uninstall: %v", err)
 	}
+}
+
+// What a created session has for itself is on its list, and no install brings
+// anything into the next session of that name.
+func TestAnIndexOfACreatedSession(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	nc := s.Connect(t)
+	r, err := router.New(s.Connect(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	create := func() *router.Session {
+		t.Helper()
+		session, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: "s1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return session
+	}
+	session := create()
+	marks := t.TempDir()
+	imported, release := filepath.Join(marks, "imported"), filepath.Join(marks, "release")
+	one := repository(t, "one", map[string]string{"tools.toml": working, "t.py": "def tool(): return 's1'\n"})
+	install(t, nc, map[string]any{"source": one, "name": "mine", "session": "s1"})
+	if tools, err := session.Client().List(t.Context()); err != nil || len(tools) != 1 || tools[0].State != "serving" {
+		t.Errorf("its session sees %v %v", tools, err)
+	}
+	if result, err := session.Call(t.Context(), "t.tool", nil); err != nil || string(result.Value) != `"s1"` {
+		t.Errorf("by its short name: %v %v", result, err)
+	}
+	// The session ends, and the next one begins, while a second one is imported.
+	waits := repository(t, "waits", map[string]string{"tools.toml": working, "t.py": "import os, time\n" +
+		"def tool(): return 's1'\n" +
+		"open(" + quoted(imported) + ", 'w').close()\n" +
+		"while not os.path.exists(" + quoted(release) + "): time.sleep(0.02)\n"})
+	done := make(chan *toolmesh.Error, 1)
+	go func() {
+		_, failure, err := tryAdmin(t.Context(), nc, "install", map[string]any{"source": waits, "name": "late", "session": "s1"})
+		if err != nil {
+			t.Error(err)
+		}
+		done <- failure
+	}()
+	meshtest.Until(t, "its module is imported", func() bool {
+		_, err := os.Stat(imported)
+		return err == nil
+	})
+	if err := session.End(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	session = create()
+	if err := os.WriteFile(release, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if failure := <-done; failure == nil || failure.Code != toolmesh.CodeSessionNotFound {
+		t.Errorf("an install for a session that has ended: %v", failure)
+	}
+	if tools, err := session.Client().List(t.Context()); err != nil || len(tools) != 0 {
+		t.Errorf("the next session sees %v %v", tools, err)
+	}
+	nobodys := func(id subjects.ToolID) {
+		t.Helper()
+		meshtest.Until(t, string(id)+" is nobody's", func() bool {
+			_, err := session.Call(t.Context(), id, nil)
+			return toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound
+		})
+	}
+	nobodys("late.t.tool")
+	nobodys("mine.t.tool")
+	// A session that expires is just not there any more.
+	install(t, nc, map[string]any{"source": one, "name": "mine", "session": "s1"})
+	if _, err := session.Call(t.Context(), "mine.t.tool", nil); err != nil {
+		t.Errorf("in the next session: %v", err)
+	}
+	b, err := bus.New(nc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if err := registry.NewStore(b, nil).DeleteSession(t.Context(), "s1"); err != nil {
+		t.Fatal(err)
+	}
+	nobodys("mine.t.tool")
+	install(t, nc, map[string]any{"source": one, "name": "mine"}) // the name is free
 }
 
 // TestConflictingVersionsSideBySide is why there are indexes: two of them need

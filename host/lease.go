@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -222,6 +223,15 @@ func (l *lease) writeService(ctx context.Context, held *registry.Lease, s *servi
 		return err
 	}
 	all := registry.ToolsRecord{Session: s.Session, Index: s.Index, Revision: s.Revision}
+	if s.Session != "" {
+		// Read anew: of what a view or an earlier answer says the record would be
+		// hidden, if the session has just been created.
+		session, err := l.store.Session(ctx, s.Session)
+		if err != nil && !errors.Is(err, bus.ErrNoKey) {
+			return err
+		}
+		all.Epoch = session.Epoch
+	}
 	for _, t := range s.Tools {
 		route, err := l.describe(ctx, t.Descriptor)
 		if err != nil {

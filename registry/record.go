@@ -127,7 +127,9 @@ type IndexRecord struct {
 	Env []string `json:"env,omitempty"`
 	// Session is the session that it is private to; empty: mesh-wide.
 	Session subjects.SessionID `json:"session,omitempty"`
-	State   IndexState         `json:"state,omitempty"`
+	// Epoch is that session's, if it was created: the index ends with it.
+	Epoch string     `json:"epoch,omitempty"`
+	State IndexState `json:"state,omitempty"`
 	// Settings are the installer's own, passed through.
 	Settings json.RawMessage `json:"settings,omitempty"`
 }

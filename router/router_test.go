@@ -54,6 +54,12 @@ func TestEmbeddedRouter(t *testing.T) {
 	if err != nil || string(res.Value) != `["found x"]` {
 		t.Fatalf("search: %v %v", res, err)
 	}
+	if all, err := s.Client().List(t.Context()); err != nil || len(all) != 1 || all[0].ID != "search" || all[0].State != "serving" || len(all[0].Nodes) != 1 {
+		t.Errorf("the session's tools: %+v, %v", all, err)
+	}
+	if _, err := s.Client().Describe(t.Context(), "search"); err != nil {
+		t.Errorf("the session's tool: %v", err)
+	}
 	// Another session does not see it.
 	_, err = r.Call(t.Context(), "search", query{Text: "x"})
 	if toolmesh.CodeOf(err) != toolmesh.CodeToolNotFound {

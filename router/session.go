@@ -93,14 +93,23 @@ func (r *Router) EndSession(ctx context.Context, id subjects.SessionID) error {
 		}
 		return err
 	}
-	for _, index := range view.Indexes() {
-		if index.Session == id {
-			if err := r.store.DeleteIndex(ctx, index.Name, id); err != nil {
-				return err
+	uninstall := func() error {
+		for _, index := range view.Indexes() {
+			if index.Session == id {
+				if err := r.store.DeleteIndex(ctx, index.Name, id); err != nil {
+					return err
+				}
 			}
 		}
+		return nil
 	}
-	return r.store.DeleteSession(ctx, id)
+	if err := uninstall(); err != nil {
+		return err
+	}
+	if err := r.store.DeleteSession(ctx, id); err != nil {
+		return err
+	}
+	return uninstall() // what was being installed then
 }
 
 // ID is the session's name.

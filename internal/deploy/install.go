@@ -89,6 +89,10 @@ type fetched struct {
 }
 
 func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (Line, error) {
+	epoch, err := m.epoch(ctx, r.Session)
+	if err != nil {
+		return Line{}, err
+	}
 	f, err := m.fetch(ctx, r, j, filepath.Join(work, "source"))
 	if err != nil {
 		return Line{}, err
@@ -97,7 +101,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err != nil {
 		return Line{}, err
 	}
-	record := registry.IndexRecord{Name: r.Name, Session: r.Session, Source: f.identity, Revision: f.revision, State: registry.IndexInstalled}
+	record := registry.IndexRecord{Name: r.Name, Session: r.Session, Source: f.identity, Revision: f.revision, Epoch: epoch, State: registry.IndexInstalled}
 	if record.Name == "" {
 		record.Name = manifest.Name
 	}
@@ -405,6 +409,11 @@ func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, reco
 	}
 	err := m.store.ClaimIndex(ctx, record)
 	if err == nil {
+		// The end of a session removes the indexes that it sees: a session that
+		// stands after the record was written sees this one.
+		err = m.stands(ctx, record)
+	}
+	if err == nil {
 		err = m.replace(ctx, e, i, record)
 	}
 	if err != nil {
@@ -413,6 +422,47 @@ func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, reco
 	}
 	j.step("publish", "done", 100)
 	return nil
+}
+
+// epoch returns the epoch of the session that an index is for: empty for one that
+// nobody created, and for the whole mesh.
+func (m *Manager) epoch(ctx context.Context, session subjects.SessionID) (string, error) {
+	if session == "" {
+		return "", nil
+	}
+	r, err := m.store.Session(ctx, session)
+	if r.Ended {
+		return "", nil
+	}
+	if err != nil && !errors.Is(err, bus.ErrNoKey) {
+		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry cannot be read: %w", err)
+	}
+	return r.Epoch, nil
+}
+
+// stands refuses an index whose session has ended: another one may have its name.
+func (m *Manager) stands(ctx context.Context, record registry.IndexRecord) error {
+	now, err := m.epoch(ctx, record.Session)
+	if err == nil && now != record.Epoch {
+		err = toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended, or was created anew, since the install of index %q began", record.Session, record.Name).
+			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+	}
+	return err
+}
+
+// expire removes an index whose session the view does not know any more, if the
+// registry agrees: a session that expires takes nothing along by itself.
+func (m *Manager) expire(ctx context.Context, seen registry.IndexRecord) {
+	if toolmesh.CodeOf(m.stands(ctx, seen)) != toolmesh.CodeSessionNotFound {
+		return
+	}
+	now, err := m.store.Index(ctx, seen.Name, seen.Session)
+	if err == nil && now.Epoch == seen.Epoch {
+		err = m.store.DeleteIndex(ctx, seen.Name, seen.Session)
+	}
+	if err != nil && !errors.Is(err, bus.ErrNoKey) {
+		m.log.Warn("the index of a session that is over is still there", slog.String("index", string(seen.Name)), slog.String("error", err.Error()))
+	}
 }
 
 // takeBack puts the earlier record back, or none, if ours is there.

@@ -180,6 +180,9 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 	wanted := m.wanted()
 	next = retryMost
 	for k, r := range wanted {
+		if s, _ := m.view.Session(k.session); r.Epoch != "" && (s.Epoch != r.Epoch || s.Ended) {
+			m.wg.Go(func() { m.expire(ctx, r) })
+		}
 		e := m.entry(k)
 		if !e.mu.TryLock() {
 			busy = true
@@ -267,7 +270,7 @@ func (m *Manager) entry(k key) *entry {
 
 // same reports whether two records ask for the same thing to be served.
 func same(a, b registry.IndexRecord) bool {
-	return a.Bundle == b.Bundle && a.Revision == b.Revision && maps.Equal(readSettings(a).Env, readSettings(b).Env)
+	return a.Bundle == b.Bundle && a.Revision == b.Revision && a.Epoch == b.Epoch && maps.Equal(readSettings(a).Env, readSettings(b).Env)
 }
 
 func readSettings(r registry.IndexRecord) (s settings) {
