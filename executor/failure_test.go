@@ -281,13 +281,14 @@ def unresolved(x: "Missing", y: int = 1): return y
 		"src/inside/tools.py":    `def tool(): return "src"`,
 		"src/inside/__init__.py": "",
 		"token.py":               `def mine(): return "mine"`,
+		"bare.py":                "import no_such_package\ndef tool(): pass",
 		"around.py":              "from about import x\ndef tool(): pass",
 		"about.py":               "from around import tool\nx = 1",
 		"classy.py":              "class Shop:\n    @staticmethod\n    def open(): pass",
 	})
 	spec := specOf(t, x, dir, "good.tool", "good.missing", "good.value", "raises.a", "raises.b", "exits.tool",
 		"os_exits.tool", "hangs.tool", "nowhere.tool", "needs.tool", "pkg.tool", "inside.tools.tool", "good.unresolved", "flat",
-		"token.mine", "around.tool", "classy.Shop.open")
+		"token.mine", "around.tool", "bare.tool", "classy.Shop.open")
 	ix := open(t, x, spec)
 	mustCall(t, ix, "good.tool", `{}`, `"good"`)
 	mustCall(t, ix, "pkg.tool", `{}`, `"package"`)
@@ -311,7 +312,8 @@ def unresolved(x: "Missing", y: int = 1): return y
 	for name, part := range map[string]string{
 		"good.missing": "has no missing", "good.value": "is of type int", "raises.a": "RuntimeError: broken at import",
 		"raises.b": "RuntimeError", "exits.tool": "sys.exit(no thanks)", "os_exits.tool": "exit status 5",
-		"hangs.tool": "did not end within", "nowhere.tool": "No module named 'nowhere'",
+		"hangs.tool": "did not end within", "nowhere.tool": "No module named 'nowhere'; the index has no such module",
+		"bare.tool":  "No module named 'no_such_package'; the package that brings it is missing in the index's dependencies",
 		"needs.tool": "environment variable API_KEY", "flat": "module.function",
 		"token.mine":       "the module token is Python's own, loaded before the index's token.py",
 		"around.tool":      "circular import) (around.py)",

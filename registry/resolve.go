@@ -2,6 +2,7 @@ package registry
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -135,8 +136,10 @@ const nearestMost = 5
 
 // Resolve returns the full id behind a name that somebody typed: the id itself,
 // or the one id that ends with it at a dot. A name that several ids end with, and
-// one that none does, is tool_not_found with details.nearest. A name that is
-// found costs no more than a look-up; one that is not is compared with all.
+// one that none does, is tool_not_found with details.nearest. A name in an index
+// that is installed and that no node serves anything of is unavailable: nobody
+// knows its tools yet. A name that is found costs no more than a look-up; one
+// that is not is compared with all.
 func (v *View) Resolve(session subjects.SessionID, name string) (subjects.ToolID, error) {
 	id, several := v.lookup(session, name)
 	if id != "" {
@@ -148,9 +151,29 @@ func (v *View) Resolve(session subjects.SessionID, name string) (subjects.ToolID
 	}
 	v.mu.Lock() // the order of ids is cached
 	visible := v.table.visible(canonical(session), "", 0)
+	awaited := v.awaited(session, name)
 	v.mu.Unlock()
 	// Not under the lock: this is the slow part.
+	if awaited != "" && !slices.ContainsFunc(visible, func(id subjects.ToolID) bool { return strings.HasPrefix(string(id), awaited+".") }) {
+		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "index %q is installed, but no node serves it yet", awaited).
+			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+	}
 	return "", notFound(name, tool.Nearest(name, texts(visible), nearestMost))
+}
+
+// awaited returns the index that a full id belongs to, if it is installed.
+func (v *View) awaited(session subjects.SessionID, name string) string {
+	first, _, full := strings.Cut(name, ".")
+	if !full {
+		return ""
+	}
+	for _, scope := range []subjects.SessionID{"", session} {
+		key, err := subjects.IndexKey(subjects.IndexName(first), scope)
+		if r, ok := v.indexes[key]; err == nil && ok && r.State != IndexRemoved {
+			return first
+		}
+	}
+	return ""
 }
 
 // lookup returns the id behind a name, or the ids that it may be.

@@ -197,6 +197,16 @@ func TestSessionsSeeTheirOwnToolsFirst(t *testing.T) {
 	meshtest.Until(t, "the view knows them", func() bool {
 		return nodesOf(v, "s1", "search") != "unknown" && nodesOf(v, "s1", "mine.note") != "unknown" && nodesOf(v, "s1", "alt.search") != "unknown"
 	})
+	// Nobody knows what an index has that is installed and not served yet.
+	for _, r := range []registry.IndexRecord{
+		{Name: "coming", Source: "git:x", State: registry.IndexInstalled}, {Name: "taken", Source: "git:y", State: registry.IndexRemoved},
+		{Name: "hers", Source: "git:z", Session: "s1", State: registry.IndexInstalled}, {Name: "web", Source: "git:w", State: registry.IndexInstalled},
+	} {
+		if err := store.ClaimIndex(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	meshtest.Until(t, "the view knows the indexes", func() bool { return len(v.Indexes()) == 4 })
 	resolve := func(session, name string) string {
 		id, err := v.Resolve(subjects.SessionID(session), name)
 		if err != nil {
@@ -212,6 +222,12 @@ func TestSessionsSeeTheirOwnToolsFirst(t *testing.T) {
 		{"s2", "mine.note", "tool_not_found <nil>"},
 		{"s2", "fetch", "web.fetch"},
 		{"s2", "", "tool_not_found <nil>"},
+		{"s2", "coming.mod.f", "unavailable <nil>"},
+		{"s2", "coming", "tool_not_found <nil>"},
+		{"s2", "taken.mod.f", "tool_not_found <nil>"},
+		{"s1", "hers.mod.f", "unavailable <nil>"},
+		{"s2", "hers.mod.f", "tool_not_found <nil>"},
+		{"s2", "web.serch", "tool_not_found [web.search web.fetch alt.search]"},
 	} {
 		if got := resolve(tt.session, tt.name); got != tt.want {
 			t.Errorf("%s resolves %q to %q, want %q", tt.session, tt.name, got, tt.want)

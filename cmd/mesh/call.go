@@ -102,7 +102,7 @@ func (a *app) call(ctx context.Context, args []string, f callFlags) error {
 		body, err := l.body(ctx, &id, g)
 		if err != nil {
 			if a.json && !isUsage(err) {
-				return a.callFailed(rpc, err)
+				return a.callFailed(ctx, rpc, err)
 			}
 			return err
 		}
@@ -165,7 +165,7 @@ func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc su
 		if none := l.missing(ctx, err); none != nil {
 			err = none
 		}
-		return a.callFailed(rpc, err)
+		return a.callFailed(ctx, rpc, err)
 	case err != nil:
 		return err
 	case a.json:
@@ -191,21 +191,21 @@ func (l *link) missing(ctx context.Context, err error) error {
 }
 
 // callFailed prints the form of a failed call for programs.
-func (a *app) callFailed(rpc subjects.RPCID, err error) error {
+func (a *app) callFailed(ctx context.Context, rpc subjects.RPCID, err error) error {
 	e := toolmesh.AsError(err)
 	a.printJSON(struct {
 		RPCID  subjects.RPCID  `json:"rpc_id"`
 		Status string          `json:"status"`
 		Error  *toolmesh.Error `json:"error"`
 	}{rpc, "error", e})
-	return &reported{a.failedStatus(err)}
+	return &reported{failedStatus(ctx, err)}
 }
 
 // failedStatus is the exit status of a call that failed: 130 for one that a
-// signal ended.
-func (a *app) failedStatus(err error) int {
+// signal to this process ended, not for one that was cancelled from elsewhere.
+func failedStatus(ctx context.Context, err error) int {
 	e := toolmesh.AsError(err)
-	if e.Code == toolmesh.CodeCancelled && e.Origin == toolmesh.OriginCaller {
+	if e.Code == toolmesh.CodeCancelled && process.Interrupted(ctx) {
 		return process.StatusInterrupted
 	}
 	return process.Status(e.Code)
@@ -225,7 +225,7 @@ func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc 
 				err = none
 			}
 			a.printJSON(map[string]any{"error": toolmesh.AsError(err)})
-			return &reported{a.failedStatus(err)}
+			return &reported{failedStatus(ctx, err)}
 		}
 		count++
 		if a.json {

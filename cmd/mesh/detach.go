@@ -73,7 +73,7 @@ func (a *app) spawn(dir string, args []string, stdin *os.File) (*background, err
 		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "find this program: %w", err)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the data folder cannot be made: %w", err)
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the data folder cannot be made; name another with --data-dir: %w", err)
 	}
 	b := &background{log: filepath.Join(dir, logFile)}
 	if info, err := os.Stat(b.log); err == nil && info.Size() > logMost {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -44,8 +45,11 @@ type node struct {
 }
 
 // level is the sandbox level that the node's workers have, and the one that was
-// asked for where it is another.
+// asked for where it is another; - where it has no workers.
 func (n node) level() string {
+	if n.Sandbox.Effective == "" {
+		return "-"
+	}
 	if n.Sandbox.Asked == n.Sandbox.Effective {
 		return n.Sandbox.Effective
 	}
@@ -64,7 +68,7 @@ func (a *app) nodeLs(use string) *cobra.Command {
 				rows := make([][]string, len(nodes))
 				for i, n := range nodes {
 					rows[i] = []string{
-						string(n.ID), n.State, fmt.Sprintf("%d/%d", n.InFlight, n.Slots), n.Version,
+						string(n.ID), n.State, fmt.Sprintf("%d/%d", n.InFlight, n.Slots), cmp.Or(n.Version, "-"),
 						n.level(), labelText(n.Labels), join(n.Indexes, "-"),
 					}
 				}
@@ -98,7 +102,7 @@ func (a *app) nodeShow() *cobra.Command {
 					memory = "limits kept by " + n.memory
 				}
 				for _, f := range [][2]string{
-					{"node", string(n.ID)}, {"boot", string(n.Boot)}, {"state", n.State}, {"version", n.Version},
+					{"node", string(n.ID)}, {"boot", string(n.Boot)}, {"state", n.State}, {"version", cmp.Or(n.Version, "-")},
 					{"calls", fmt.Sprintf("%d of %d slots", n.InFlight, n.Slots)}, {"labels", labelText(n.Labels)},
 					{"indexes", join(n.Indexes, "-")}, {"sandbox", n.level()}, {"memory", memory}, {"reasons", join(n.Reasons, "-")},
 				} {

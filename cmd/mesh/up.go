@@ -17,7 +17,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/internal/broker"
@@ -154,46 +153,26 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	}
 	m.ends = append(m.ends, func(context.Context) error { nc.Close(); return nil })
 	process.Pace()
-	node, err := process.NewAgent(nc, m.folder, process.NodeConfig{
+	agent, err := process.NewAgent(nc, m.folder, process.NodeConfig{
 		Node: m.a.set.Node, Policy: m.a.set.Policy, Store: m.a.set.Store,
 		Version: process.ThisBuild(version, commit).Version, Environ: m.a.env, Logger: m.log,
 	})
 	if err != nil {
 		return err
 	}
-	m.ends = append(m.ends, func(ctx context.Context) error { return process.StopAgent(ctx, node) })
-	if err := node.Start(ctx); err != nil {
+	m.ends = append(m.ends, func(ctx context.Context) error { return process.StopAgent(ctx, agent) })
+	if err := agent.Start(ctx); err != nil {
 		return err
 	}
-	if err := m.settle(ctx, node); err != nil {
+	if err := agent.Ready(ctx); err != nil {
 		return err
 	}
-	m.done = node.Done()
+	m.done = agent.Done()
 	m.record = record{
 		URL: server.URL(), PID: os.Getpid(), Process: processID(os.Getpid()),
 		DataDir: dir, Started: time.Now().UTC(),
 	}
 	return m.tell(f.unrecorded)
-}
-
-// settleMost is how long a start waits for what is installed: an index whose
-// import hangs, or whose packages are downloaded again, must not hold up all
-// others.
-const settleMost = 15 * time.Second
-
-var errSettling = errors.New("still at work")
-
-// settle waits for the installed indexes to be served, or to have failed, within
-// settleMost: after that, those that take longer follow when they are there.
-func (m *machine) settle(ctx context.Context, node *agent.Agent) error {
-	waiting, cancel := context.WithTimeoutCause(ctx, settleMost, errSettling)
-	defer cancel()
-	err := node.Ready(waiting)
-	if errors.Is(err, errSettling) {
-		m.log.Warn("ready, but some of what is installed is still being made so: mesh ls says what")
-		return nil
-	}
-	return err
 }
 
 // stop ends what start started, the last first. What it cannot end in time it

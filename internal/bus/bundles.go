@@ -123,6 +123,9 @@ func objectError(what string, err error) error {
 		return errClosed()
 	case notReady(err):
 		return apiError(what, err)
+	case errors.Is(err, jetstream.ErrAsyncPublishTimeout):
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s: the NATS server did not confirm it; its disk may be full: %w", what, err).
+			WithOrigin(toolmesh.OriginMesh)
 	default:
 		return toolmesh.Errorf(toolmesh.CodeInternal, "%s: %w", what, err).WithOrigin(toolmesh.OriginMesh)
 	}

@@ -261,3 +261,19 @@ func TestStreamsNameEveryBucket(t *testing.T) {
 		}
 	}
 }
+
+// A server whose disk is full takes a message and says nothing.
+func TestABundleThatIsNotConfirmedIsUnavailable(t *testing.T) {
+	t.Parallel()
+	b := open(t, meshtest.Broker(t).Connect(t), nil)
+	ensure(t, b, nil)
+	silent := config(t, b, "OBJ_"+subjects.ObjectBundles)
+	silent.NoAck = true
+	if _, err := b.JetStream().UpdateStream(t.Context(), silent); err != nil {
+		t.Fatal(err)
+	}
+	err := b.PutBundle(t.Context(), "sha256-1", strings.NewReader("bundle"))
+	if toolmesh.CodeOf(err) != toolmesh.CodeUnavailable || !strings.Contains(err.Error(), "disk may be full") {
+		t.Errorf("%s: %v", toolmesh.CodeOf(err), err)
+	}
+}

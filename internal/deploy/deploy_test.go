@@ -3,11 +3,13 @@ package deploy_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -167,6 +169,12 @@ func (i *instance) Close(context.Context) error {
 // start runs a manager in a new folder, or in dir, until the test ends.
 func start(t *testing.T, s *meshtest.Server, dir string) *node {
 	t.Helper()
+	return startPatient(t, s, dir, 0)
+}
+
+// startPatient starts a manager with a patience of its own; 0 is the default.
+func startPatient(t *testing.T, s *meshtest.Server, dir string, patience time.Duration) *node {
+	t.Helper()
 	var log *slog.Logger
 	if os.Getenv("MESH_TEST_LOGS") != "" {
 		log = slog.New(slog.NewTextHandler(t.Output(), nil))
@@ -189,7 +197,7 @@ func start(t *testing.T, s *meshtest.Server, dir string) *node {
 	t.Cleanup(view.Close)
 	w := &workshop{published: make(map[string]deploy.Build), failed: make(map[string]string), changed: make(chan struct{})}
 	n := &node{store: registry.NewStore(b, nil), bus: b, dir: dir, workshop: w}
-	n.Manager = deploy.New(b, view, n.store, w, w, dir, &deploy.Options{Logger: log})
+	n.Manager = deploy.New(b, view, n.store, w, w, dir, &deploy.Options{Logger: log, Patience: patience})
 	n.Start()
 	t.Cleanup(func() { n.stop(t) })
 	return n
@@ -387,6 +395,36 @@ func TestASlowBuildHoldsNothingElseUp(t *testing.T) {
 	}
 	if _, ok := n.workshop.published["slow"]; !ok {
 		t.Error("slow is not served after its install")
+	}
+}
+
+// Builds that hang in every place there is hold up neither other builds nor who
+// waits for the node.
+func TestBuildsThatHangHoldNobodyUp(t *testing.T) {
+	t.Parallel()
+	n := startPatient(t, meshtest.Broker(t), "", 50*time.Millisecond)
+	fast, _ := source(t, "fast")
+	n.mustInstall(t, deploy.Request{Source: fast})
+	places := max(2, runtime.GOMAXPROCS(0))
+	hung := make(chan struct{}, places)
+	n.workshop.set(func(ctx context.Context, b deploy.Build) error {
+		if !strings.HasPrefix(string(b.Name), "hang") {
+			return nil
+		}
+		hung <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	}, nil)
+	for i := range places {
+		n.copyRecord(t, "fast", fmt.Sprintf("hang%d", i))
+	}
+	for range places {
+		<-hung
+	}
+	n.copyRecord(t, "fast", "late")
+	n.workshop.serves(t, "late", n.record(t, "fast").Revision)
+	if err := n.Ready(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 }
 

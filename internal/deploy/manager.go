@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -33,6 +34,10 @@ const (
 type Options struct {
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
+	// Patience is how long a build of what is installed may hold up others: after
+	// that it has no place among those that run at once, and Ready does not wait
+	// for it. Defaults to 10 s.
+	Patience time.Duration
 }
 
 // key names an index, mesh-wide or private to a session.
@@ -49,6 +54,14 @@ type entry struct {
 	failures int
 	retryAt  time.Time
 	failed   bool // the build of record; an earlier instance may still serve
+
+	began atomic.Int64 // when the build that runs began, in Unix nanoseconds; 0: none does
+}
+
+// slow reports whether a build runs that has lasted longer than patience.
+func (e *entry) slow(patience time.Duration) bool {
+	began := e.began.Load()
+	return began != 0 && time.Since(time.Unix(0, began)) >= patience
 }
 
 // Manager keeps what a node serves in line with what is installed. Its methods
@@ -68,7 +81,8 @@ type Manager struct {
 	kick   chan struct{}
 	cancel func()
 
-	builds chan struct{} // a place for each build that may run at once
+	builds   chan struct{} // a place for each build that may run at once
+	patience time.Duration // how long a build keeps its place, see [Options]
 
 	mu      sync.Mutex
 	entries map[key]*entry
@@ -87,6 +101,10 @@ func New(b *bus.Bus, view *registry.View, store *registry.Store, builder Builder
 	}
 	if opts != nil && opts.Logger != nil {
 		m.log = opts.Logger
+	}
+	m.patience = 10 * time.Second
+	if opts != nil && opts.Patience > 0 {
+		m.patience = opts.Patience
 	}
 	m.base, m.end = context.WithCancel(context.Background())
 	return m
@@ -133,8 +151,8 @@ func (m *Manager) Stop(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Ready waits until every index that is installed is served by this node, or
-// has failed here.
+// Ready waits until every index that is installed is served by this node, has
+// failed here, or takes long: an import that hangs holds nobody up.
 func (m *Manager) Ready(ctx context.Context) error {
 	for {
 		m.mu.Lock()
@@ -185,7 +203,7 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 		}
 		e := m.entry(k)
 		if !e.mu.TryLock() {
-			busy = true
+			busy = busy || !e.slow(m.patience)
 			continue
 		}
 		wait, todo := e.needs(r)
@@ -282,12 +300,18 @@ func readSettings(r registry.IndexRecord) (s settings) {
 func (m *Manager) bring(ctx context.Context, e *entry, r registry.IndexRecord) {
 	select {
 	case m.builds <- struct{}{}:
-		defer func() { <-m.builds }()
 	case <-ctx.Done():
+		return
 	}
+	leave := sync.OnceFunc(func() { <-m.builds })
+	defer leave()
 	if ctx.Err() != nil {
 		return
 	}
+	e.began.Store(time.Now().UnixNano())
+	defer e.began.Store(0)
+	slow := time.AfterFunc(m.patience, func() { leave(); m.wake() })
+	defer slow.Stop()
 	log := m.log.With(slog.String("index", string(r.Name)), slog.String("revision", r.Revision))
 	log.Info("building index")
 	began := time.Now()

@@ -328,6 +328,11 @@ def unavailable_reason(failure: BaseException, module: str) -> tuple[str, str]:
         for root in _roots:
             message = message.replace(root, "")
         reason = f"the import of {module} failed: {type_of(failure)}: {cut(redaction.text(message), 2000)}"
+        if isinstance(failure, ModuleNotFoundError) and failure.name:
+            if module == failure.name or module.startswith(failure.name + "."):
+                reason += "; the index has no such module"
+            elif "." not in failure.name:
+                reason += "; the package that brings it is missing in the index's dependencies"
     return redaction.text(reason), cut(trace(failure), _STACK)
 
 
