@@ -247,6 +247,10 @@ func beDelegated(dir string) {
 			continue
 		}
 		// Without the memory controller only the folder of a group can be had.
+		if err := tree.settle(false); err != nil {
+			fmt.Println(err)
+			continue
+		}
 		group := filepath.Join(tree.dir, "w1")
 		if err := tree.kernel.mkdir(group); err != nil {
 			fmt.Println(err)

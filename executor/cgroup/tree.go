@@ -42,13 +42,15 @@ type Tree struct {
 	name   string
 	record string
 
-	kind Kind
-	dir  string // holds the groups
-	why  string
-	next atomic.Uint64
+	kind       Kind
+	controller string
+	dir        string // holds the groups
+	why        string
+	next       atomic.Uint64
 
 	mu     sync.Mutex
 	closed bool
+	there  bool // dir
 	groups map[*Group]struct{}
 	wg     sync.WaitGroup // removals
 }
@@ -75,7 +77,7 @@ func open(name string, opts *Options, k kernel, controller string) *Tree {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	t := &Tree{log: o.Logger, kernel: k, name: name, record: o.Record, groups: map[*Group]struct{}{}}
+	t := &Tree{log: o.Logger, kernel: k, controller: controller, name: name, record: o.Record, groups: map[*Group]struct{}{}}
 	t.forget()
 	mounts, err := k.read("/proc/self/mountinfo")
 	if err != nil {
@@ -89,7 +91,7 @@ func open(name string, opts *Options, k kernel, controller string) *Tree {
 	}
 	var why []string
 	for _, p := range places(mounts, own, controller) {
-		dir, err := t.prepare(p, controller)
+		dir, err := t.prepare(p)
 		if err == nil {
 			t.kind, t.dir = p.kind, dir
 			t.remember()
@@ -115,14 +117,15 @@ func (t *Tree) Why() string { return t.why }
 // errElsewhere says that another hierarchy has the controller.
 var errElsewhere = errors.New("the controller is not there")
 
-// prepare makes the folder of the groups below this process's own.
-func (t *Tree) prepare(p place, controller string) (string, error) {
+// prepare finds out whether there may be groups below this process's own, and in
+// which folder.
+func (t *Tree) prepare(p place) (string, error) {
 	own := p.dir
 	if p.kind == V2 {
 		if filepath.Base(own) == leaf {
 			own = filepath.Dir(own) // an executor of this process was here before
 		}
-		if err := t.enable(own, controller); err != nil {
+		if err := t.enable(own, t.controller); err != nil {
 			return "", err
 		}
 	} else if text, err := t.kernel.read(filepath.Join(own, "memory.use_hierarchy")); err == nil && strings.TrimSpace(text) == "0" {
@@ -130,22 +133,38 @@ func (t *Tree) prepare(p place, controller string) (string, error) {
 	}
 	dir := filepath.Join(own, t.name)
 	t.clear(dir)
+	err := t.folder(p.kind, dir)
+	if err == nil && t.controller == "memory" {
+		err = t.try(p.kind, dir)
+	}
+	_ = t.kernel.rmdir(dir) // until it is needed
+	return dir, err
+}
+
+// folder makes the folder of the groups, if it is not there.
+func (t *Tree) folder(kind Kind, dir string) error {
 	if err := t.kernel.mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", fmt.Errorf("no group can be made in %s: %w", own, cause(err))
+		return fmt.Errorf("no group can be made in %s: %w", filepath.Dir(dir), cause(err))
 	}
-	if p.kind == V2 {
-		if err := t.kernel.write(filepath.Join(dir, "cgroup.subtree_control"), "+"+controller); err != nil {
-			_ = t.kernel.rmdir(dir)
-			return "", fmt.Errorf("the %s controller cannot be turned on in %s: %w", controller, dir, cause(err))
+	if kind == V2 {
+		if err := t.kernel.write(filepath.Join(dir, "cgroup.subtree_control"), "+"+t.controller); err != nil {
+			return fmt.Errorf("the %s controller cannot be turned on in %s: %w", t.controller, dir, cause(err))
 		}
 	}
-	if controller == "memory" {
-		if err := t.try(p.kind, dir); err != nil {
-			_ = t.kernel.rmdir(dir)
-			return "", err
-		}
+	return nil
+}
+
+// settle makes the folder of the groups when the first is made: most processes
+// need none, and one that is killed leaves nothing then. With lost it is gone.
+func (t *Tree) settle(lost bool) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.there && !lost {
+		return nil
 	}
-	return dir, nil
+	err := t.folder(t.kind, t.dir)
+	t.there = err == nil
+	return err
 }
 
 // enable turns a controller of version 2 on for groups below own. Where that
@@ -217,11 +236,21 @@ func (t *Tree) try(kind Kind, dir string) error {
 
 // New makes a group without a bound and without processes.
 func (t *Tree) New() (*Group, error) {
-	for {
+	if err := t.settle(false); err != nil {
+		return nil, err
+	}
+	for again := true; ; {
 		g := &Group{tree: t, kind: t.kind, dir: filepath.Join(t.dir, "w"+strconv.FormatUint(t.next.Add(1), 10))}
 		err := g.make()
 		if errors.Is(err, fs.ErrExist) {
 			continue // what could not be removed at the start
+		}
+		if errors.Is(err, fs.ErrNotExist) && again {
+			again = false // somebody tidied up
+			if err := t.settle(true); err != nil {
+				return nil, err
+			}
+			continue
 		}
 		if err != nil {
 			return nil, err

@@ -44,12 +44,13 @@ func TestVersion2Alone(t *testing.T) {
 		t.Fatalf("kind %q, because %q", tree.Kind(), tree.Why())
 	}
 	diff(t, "our group", f.get("service/toolmesh-agent/cgroup.procs"), "4711")
-	diff(t, "what is on", f.get("service/cgroup.subtree_control")+", "+f.get("service/"+mine+"/cgroup.subtree_control"), "memory, memory")
+	diff(t, "groups before the first is made", f.groups(), []string{"/service", "/service/toolmesh-agent"})
 
 	g, err := tree.New()
 	if err != nil {
 		t.Fatal(err)
 	}
+	diff(t, "what is on", f.get("service/cgroup.subtree_control")+", "+f.get("service/"+mine+"/cgroup.subtree_control"), "memory, memory")
 	if err := g.Add(99); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +97,10 @@ func TestVersion2Again(t *testing.T) {
 	tree := opened(t, f, "")
 	defer tree.Close()
 	diff(t, "kind", tree.Kind(), V2)
-	diff(t, "groups", f.groups(), []string{"/service", "/service/" + mine, "/service/toolmesh-agent"})
+	if _, err := tree.New(); err != nil {
+		t.Fatal(err)
+	}
+	diff(t, "groups", f.groups(), []string{"/service", "/service/" + mine, "/service/" + mine + "/w1", "/service/toolmesh-agent"})
 }
 
 // The root of all groups may have processes beside groups: nobody has to move.
@@ -158,6 +162,13 @@ func TestVersion1(t *testing.T) {
 	}
 	g.Close()
 	g.Close()
+	tree.wg.Wait()
+	if err := f.rmdir(f.root + "/service/" + mine); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tree.New(); err != nil {
+		t.Errorf("after somebody removed the folder: %v", err)
+	}
 	tree.Close()
 	diff(t, "groups after the end", f.groups(), []string{"/service"})
 	diff(t, "killed", f.killed, []string{"99"})
@@ -268,9 +279,7 @@ func TestLeftovers(t *testing.T) {
 			f.join("/other", self)
 			f.proc["cgroup"] = groupLine(kind, "/other")
 			next := opened(t, f, record)
-			diff(t, "the places of groups", matching(f.groups(), "toolmesh-0"), []string{
-				"/other/" + mine, other, other + "/w1",
-			})
+			diff(t, "the places of groups", matching(f.groups(), "toolmesh-0"), []string{other, other + "/w1"})
 			diff(t, "killed", f.killed, []string{"99", "98"})
 			diff(t, "another's process", f.get(other+"/w1/cgroup.procs"), "55")
 			_ = g.events.Close()
