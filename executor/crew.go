@@ -178,7 +178,7 @@ func (c *crew) pick() *worker {
 // assign makes j a call of w. The lock is held; the caller writes the frame.
 func (c *crew) assign(w *worker, j *job) {
 	w.places++
-	j.worker, j.place, j.since = w, w.places, time.Now()
+	j.worker, j.since = w, time.Now()
 	j.before = w.page.Load(sandbox.WordStarted)
 	c.hold(j)
 	if c.async {
