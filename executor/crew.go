@@ -36,8 +36,9 @@ const (
 	// A worker that holds so many gets its calls together: others are about to
 	// come or go, most likely, and a write for each costs more than all the rest.
 	crowd = 16
-	// Bytes of calls that are written without waiting for more.
-	gathered = 32 << 10
+	// Bytes of calls that are written without waiting for more: the worker begins
+	// with them while others are yet to be made.
+	gathered = 4 << 10
 	// A cancelled call is signalled again after this long, doubling to the second.
 	firstInsistence = 2 * time.Millisecond
 	lastInsistence  = 100 * time.Millisecond
@@ -177,7 +178,7 @@ func (c *crew) pick() *worker {
 // assign makes j a call of w. The lock is held; the caller writes the frame.
 func (c *crew) assign(w *worker, j *job) {
 	w.places++
-	j.worker, j.place, j.since = w, w.places, time.Now()
+	j.worker, j.since = w, time.Now()
 	j.before = w.page.Load(sandbox.WordStarted)
 	c.hold(j)
 	if c.async {

@@ -3,7 +3,10 @@ package executor_test
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -167,4 +170,53 @@ func TestAnExitInATaskOfAToolEndsNobodyElse(t *testing.T) {
 	}
 	wg.Wait()
 	mustCall(t, ix, "t.here", `{}`, string(pid))
+}
+
+const onceTools = `
+import os
+
+async def ready():
+    return 1
+
+async def die(path: str, i: int):
+    with open(path, "a") as made:
+        made.write(f"{i}\n")
+    os._exit(3)
+`
+
+// A call is made again only when its worker died before it came to it. Calls that
+// are submitted at once reach their worker in any order: none of them may be taken
+// for one that the worker had not come to when it had.
+func TestACallThatKillsItsWorkerIsNotMadeAgain(t *testing.T) {
+	t.Parallel()
+	const rounds, at = 40, 2
+	x := newExecutor(t, func(o *executor.Options) { o.CrashLimit = rounds * at * 10 })
+	ix := openModule(t, x, onceTools, "die", "ready")
+	path := filepath.Join(t.TempDir(), "made")
+	for round := range rounds {
+		mustCall(t, ix, "t.ready", `{}`, `1`) // those that find no worker come to one in order
+		var wg sync.WaitGroup
+		for i := range at {
+			wg.Go(func() {
+				args := json.RawMessage(fmt.Sprintf(`{"path":%q,"i":%d}`, path, round*at+i))
+				if _, err := ix.Call(t.Context(), executor.Call{Tool: "t.die", Args: args}, nil); toolmesh.CodeOf(err) != toolmesh.CodeWorkerCrashed {
+					t.Errorf("call %d: got %v, want worker_crashed", round*at+i, err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := map[string]int{}
+	for line := range strings.Lines(string(data)) {
+		if made[line]++; made[line] > 1 {
+			t.Errorf("call %s was made %d times", strings.TrimSpace(line), made[line])
+		}
+	}
+	if len(made) < rounds {
+		t.Errorf("%d calls were made at all", len(made))
+	}
 }

@@ -33,6 +33,10 @@ type job struct {
 
 	nesting nesting // the calls that its tool makes
 
+	// place is which CALL frame of its worker it is, from 1; 0 until there is one.
+	// Set with the worker's writeMu.
+	place atomic.Uint64
+
 	// turn gets nil when a queued call gets a worker, or why it gets none. Made
 	// when a call is queued, capacity 1.
 	turn chan *toolmesh.Error
@@ -47,7 +51,6 @@ type job struct {
 
 	// Guarded by the crew's lock.
 	worker *worker // nil while queued
-	place  uint64  // which CALL frame of its worker it was, from 1
 	before uint64  // what its worker's page said had started when it was assigned
 	since  time.Time
 	cpu    time.Duration   // processor time it used, as far as it is metered
@@ -107,7 +110,7 @@ type worker struct {
 	jobs      map[uint64]*job // of coroutines
 	abandoned int             // calls that we no longer wait for but that it may still run
 	waiting   int             // calls whose tool waits for one that it made
-	places    uint64
+	places    uint64          // calls that it was given
 	idleSince time.Time
 	retired   bool // takes no further call
 	stopping  bool // told to end: its end is no crash
@@ -130,10 +133,11 @@ type worker struct {
 	writeMu   sync.Mutex
 	buf       []byte // frames that are about to be written
 	gathering bool   // somebody is about to write buf
+	calls     uint64 // CALL frames that were in it
 	pending   []byte // what the pipe had no room for
 	flushing  bool
-	raw      syscall.RawConn
-	wg       sync.WaitGroup // flusher and pipe readers
+	raw       syscall.RawConn
+	wg        sync.WaitGroup // flusher and pipe readers
 }
 
 // startWorker forks a worker and waits until it is ready.
@@ -461,14 +465,22 @@ func (w *worker) hand(j *job, r Record) {
 }
 
 // call sends a call to the worker.
-func (w *worker) call(j *job) { w.send(w.headerOf(j), j.meta, j.args) }
+func (w *worker) call(j *job) {
+	w.writeMu.Lock()
+	defer w.writeMu.Unlock()
+	w.appendCall(j)
+	w.write()
+}
 
-func (w *worker) headerOf(j *job) frame.Header {
+// appendCall adds a call to the frames that are about to be written. writeMu is held.
+func (w *worker) appendCall(j *job) {
 	h := frame.Header{Type: frame.Call, Flags: j.flags, Slot: j.tool.slot, ID: j.id}
 	if w.crew.key.tool != "" {
 		h.Slot = 0 // it imported nothing else
 	}
-	return h
+	w.calls++
+	j.place.Store(w.calls)
+	w.append(h, j.meta, j.args)
 }
 
 // callCrowded sends a call to a worker that holds many others: together with
@@ -476,7 +488,7 @@ func (w *worker) headerOf(j *job) frame.Header {
 // No lock may be held.
 func (w *worker) callCrowded(j *job) {
 	w.writeMu.Lock()
-	w.append(w.headerOf(j), j.meta, j.args)
+	w.appendCall(j)
 	if w.gathering && len(w.buf) < gathered {
 		w.writeMu.Unlock()
 		return // who gathers writes it
@@ -586,7 +598,8 @@ func (w *worker) flush() {
 // The crew's lock is held.
 func (w *worker) begun(j *job) toolmesh.Started {
 	if w.crew.async {
-		return started(j.place <= w.page.Load(sandbox.WordTaken))
+		place := j.place.Load()
+		return started(place > 0 && place <= w.page.Load(sandbox.WordTaken))
 	}
 	// A tool may have written over the page: only what is unchanged says no.
 	return started(w.page.Load(sandbox.WordStarted) != j.before)
