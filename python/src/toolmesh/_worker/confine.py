@@ -205,21 +205,27 @@ def _limit_cores() -> None:
 
 
 def _drop_capabilities(kept: Iterable[int]) -> None:
-    import ctypes
-
     last = 40
     try:
         with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
             last = int(file.read())
     except (OSError, ValueError):
         pass
+    kept = tuple(kept)
+    for capability in range(last + 1):
+        if capability not in kept:
+            _prctl(_CAPBSET_DROP, capability)  # refused to who has none to lose
+    _prctl(_CAP_AMBIENT, _CAP_AMBIENT_CLEAR_ALL)
+    reduce_capabilities(kept)
+
+
+def reduce_capabilities(kept: Iterable[int]) -> None:
+    """From here on this process has none but those of its capabilities that are in kept."""
+    import ctypes
+
     mask = 0
     for capability in kept:
         mask |= 1 << capability
-    for capability in range(last + 1):
-        if not mask >> capability & 1:
-            _prctl(_CAPBSET_DROP, capability)  # refused to who has none to lose
-    _prctl(_CAP_AMBIENT, _CAP_AMBIENT_CLEAR_ALL)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     data = (ctypes.c_uint32 * 6)()
     if _c().capget(header, data) != 0:

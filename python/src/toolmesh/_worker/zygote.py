@@ -186,6 +186,11 @@ class Zygote:
 
         self._json: ModuleType = json
         self._setup: dict[str, JSON] = json.loads(body)
+        adopted = self._setup.pop("adopt", None)
+        if adopted:
+            from . import base
+
+            base.set_environ(adopted["environ"])
         try:
             self._notes = confine.zygote(self._setup["sandbox"], self._mode, self._setup["folder"])
         except confine.Refused as failure:
@@ -193,6 +198,13 @@ class Zygote:
             sys.stderr.flush()
             os._exit(71)
         confine.become_subreaper()
+        if adopted:
+            try:
+                base.adopt(adopted, self._setup["paths"])
+            except base.Unfit as failure:
+                sys.stderr.write(f"{failure}\n")
+                sys.stderr.flush()
+                os._exit(base.UNFIT)
         self._prepare()
         self._describe()
         self._serve()

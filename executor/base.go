@@ -1,0 +1,253 @@
+package executor
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/executor/venv"
+)
+
+// How long no base is started for an interpreter with which that failed.
+const baseRetry = time.Minute
+
+// baseBootstrap starts the worker's files as a base.
+const baseBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + workerPackage +
+	" import base; del sys.path[0]; base.main()"
+
+// Variables that the C library, or a library that a base has loaded, reads when
+// it is loaded: too late in a copy. PYTHON is for modules of the standard library;
+// the interpreter itself reads none of them.
+var earlyVariables = []string{"LD_", "GLIBC_", "MALLOC_", "OPENSSL_", "PYTHON"}
+
+// bases are the processes that zygotes begin as copies of, one for each
+// interpreter. They hold no variables and no files of any index.
+type bases struct {
+	x *Executor
+
+	mu     sync.Mutex
+	by     map[string]*base // by the interpreter
+	closed bool
+	wg     sync.WaitGroup
+}
+
+// base is one of them, from the moment that it is wanted.
+type base struct {
+	made  time.Time
+	ready chan struct{} // closed when it is known whether it can be used
+
+	// Valid after ready.
+	proc   *sandbox.Base
+	folder string // its environment, which has nothing
+	err    error
+}
+
+// adoption is what a copy needs to know of the environment that it is to be in.
+type adoption struct {
+	Environ    []byte   `json:"environ"` // lines as in os.Environ, separated by zeros
+	Executable string   `json:"executable"`
+	Argv       []string `json:"argv"` // what it would have been started with
+}
+
+// unfitFor says why a program cannot begin as a copy; empty when it can. With own
+// none does.
+func unfitFor(cmd sandbox.Command, own bool) string {
+	if own {
+		return "each has one"
+	}
+	for _, line := range cmd.Env {
+		for _, prefix := range earlyVariables {
+			if strings.HasPrefix(line, prefix) {
+				name, _, _ := strings.Cut(line, "=")
+				return fmt.Sprintf("the variable %s is read when an interpreter starts", name)
+			}
+		}
+	}
+	return ""
+}
+
+// adopt completes the setup of what is started as a copy.
+func adopt(s setup, cmd sandbox.Command) setup {
+	s.Adopt = &adoption{
+		Environ:    []byte(strings.Join(cmd.Env, "\x00")),
+		Executable: cmd.Path,
+		Argv:       append([]string{cmd.Path}, cmd.Args...),
+	}
+	return s
+}
+
+// start makes a process that goes on as cmd would have, once it has adopted the
+// environment.
+func (b *bases) start(ctx context.Context, cmd sandbox.Command) (*sandbox.Process, error) {
+	base, err := b.of(cmd.Path)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-base.ready:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if base.err != nil {
+		return nil, base.err
+	}
+	proc, err := base.proc.Start(cmd)
+	if err != nil {
+		b.drop(base)
+	}
+	return proc, err
+}
+
+// warm starts the base for an environment, which is of use when the next index
+// begins.
+func (b *bases) warm(env *Env) {
+	if b.x.opts.OwnInterpreters {
+		return
+	}
+	if _, err := b.of(env.Python); err != nil {
+		b.x.log.Debug("no base process", slog.Any("error", err))
+	}
+}
+
+// of finds the base for an environment's interpreter, or has one started.
+func (b *bases) of(python string) (*base, error) {
+	real, err := filepath.EvalSymlinks(python)
+	if err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(real)
+	if err != nil {
+		return nil, err
+	}
+	// An interpreter that was replaced meanwhile is another one.
+	key := real + " " + strconv.FormatInt(info.Size(), 10) + " " + info.ModTime().String()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil, errors.New("the executor is closed")
+	}
+	if found := b.by[key]; found != nil && !found.over() {
+		return found, nil
+	}
+	made := &base{made: time.Now(), ready: make(chan struct{})}
+	old := b.by[key]
+	b.by[key] = made
+	b.wg.Go(func() {
+		if old != nil {
+			old.end()
+		}
+		defer close(made.ready)
+		made.err = b.run(made, python, real)
+		if made.err != nil {
+			b.x.log.Warn("no base process, each index starts an interpreter of its own",
+				slog.String("interpreter", real), slog.Any("error", made.err))
+		}
+	})
+	return made, nil
+}
+
+// over reports whether a new one has to be made.
+func (b *base) over() bool {
+	select {
+	case <-b.ready:
+	default:
+		return false
+	}
+	if b.err != nil {
+		return time.Since(b.made) > baseRetry
+	}
+	select {
+	case <-b.proc.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// end closes what was made; after ready.
+func (b *base) end() {
+	<-b.ready
+	if b.proc != nil {
+		b.proc.Close()
+	}
+	if b.folder != "" {
+		_ = os.RemoveAll(b.folder)
+	}
+}
+
+// drop ends a base that does not do what it should.
+func (b *bases) drop(bad *base) { bad.proc.Close() }
+
+// run starts the process. It is an interpreter in an environment like the one
+// that wants it, in which nothing is installed.
+func (b *bases) run(made *base, python, real string) error {
+	dir := filepath.Join(b.x.dir, scratch, "base-"+strconv.FormatUint(b.x.nextID.Add(1), 10))
+	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
+		return err
+	}
+	made.folder = dir
+	bare, err := venv.Bare(dir, filepath.Dir(filepath.Dir(python)))
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	proc, err := b.x.spawner.StartBase(sandbox.Command{
+		Path: bare, Args: []string{"-I", "-X", "utf8", "-c", baseBootstrap, b.x.files},
+		Env: []string{"PATH=/usr/local/bin:/usr/bin:/bin"}, Dir: dir,
+	})
+	if err != nil {
+		return err
+	}
+	made.proc = proc
+	words := make(chan string, 1)
+	b.wg.Go(func() { words <- b.listen(proc) })
+	hello, err := proc.Hello(b.x.opts.StartTimeout)
+	var about struct {
+		Modules []string `json:"modules"`
+	}
+	if err == nil {
+		err = json.Unmarshal(hello, &about)
+	}
+	if err != nil {
+		proc.Close()
+		return fmt.Errorf("%w%s", err, lastWords(<-words))
+	}
+	b.x.log.Debug("base process started", slog.String("interpreter", real), slog.Int("pid", proc.Pid()),
+		slog.Int("modules", len(about.Modules)), slog.Duration("took", time.Since(began)))
+	return nil
+}
+
+// listen takes what a base prints, which should be nothing, and returns the end
+// of it.
+func (b *bases) listen(proc *sandbox.Base) string {
+	last := ""
+	lines := bufio.NewScanner(proc.Output())
+	for lines.Scan() {
+		last = lines.Text()
+		b.x.log.Debug("output of the base process", slog.String("text", last))
+	}
+	return last
+}
+
+// close ends all of them.
+func (b *bases) close() {
+	b.mu.Lock()
+	b.closed = true
+	all := b.by
+	b.by = nil
+	b.mu.Unlock()
+	for _, one := range all {
+		one.end()
+	}
+	b.wg.Wait()
+}
