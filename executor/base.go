@@ -77,11 +77,11 @@ func unfitFor(cmd sandbox.Command, own bool) string {
 }
 
 // adopt completes the setup of what is started as a copy.
-func adopt(s setup, cmd sandbox.Command) setup {
+func adopt(s setup, cmd sandbox.Command, level sandbox.Level) setup {
 	s.Adopt = &adoption{
 		Environ:    []byte(strings.Join(cmd.Env, "\x00")),
 		Executable: cmd.Path,
-		Argv:       append([]string{cmd.Path}, cmd.Args...),
+		Argv:       append(append([]string{cmd.Path}, cmd.Args...), level.Mode()),
 	}
 	return s
 }
@@ -213,7 +213,7 @@ func (b *bases) run(made *base, python, real string) error {
 	b.wg.Go(func() { words <- b.listen(proc) })
 	hello, err := proc.Hello(b.x.opts.StartTimeout)
 	var about struct {
-		Modules []string `json:"modules"`
+		Modules int `json:"modules"`
 	}
 	if err == nil {
 		err = json.Unmarshal(hello, &about)
@@ -223,7 +223,7 @@ func (b *bases) run(made *base, python, real string) error {
 		return fmt.Errorf("%w%s", err, lastWords(<-words))
 	}
 	b.x.log.Debug("base process started", slog.String("interpreter", real), slog.Int("pid", proc.Pid()),
-		slog.Int("modules", len(about.Modules)), slog.Duration("took", time.Since(began)))
+		slog.Int("modules", about.Modules), slog.Duration("took", time.Since(began)))
 	return nil
 }
 

@@ -105,7 +105,7 @@ func (f *family) copied(ctx context.Context, s setup) (*zygote, error) {
 	if err != nil {
 		return nil, err
 	}
-	return startZygote(ctx, ix.log, proc, adopt(s, f.command), ix.redact, ix.x.opts.StartTimeout, ix.x.maxFrame())
+	return startZygote(ctx, ix.log, proc, adopt(s, f.command, proc.Level), ix.redact, ix.x.opts.StartTimeout, ix.x.maxFrame())
 }
 
 // newZygote starts a zygote, leaving out modules that hang or end the process;

@@ -153,7 +153,7 @@ func (b *Base) start(cmd Command) (_ *Process, err error) {
 	}()
 	p.Level = b.spawner.Level()
 	request := requestOf(p.Level, cmd)
-	request.Mode, request.Dir = p.Level.mode(), cmd.Dir
+	request.Mode, request.Dir = p.Level.Mode(), cmd.Dir
 	message, err := json.Marshal(request)
 	if err != nil {
 		return nil, err

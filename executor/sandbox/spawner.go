@@ -187,7 +187,7 @@ func (s *Spawner) startProcess(cmd Command) (_ *Process, err error) {
 		}
 	}()
 	p.Level, err = s.start(func(level Level) error {
-		argv := append(append([]string{cmd.Path}, cmd.Args...), level.mode())
+		argv := append(append([]string{cmd.Path}, cmd.Args...), level.Mode())
 		proc, err := os.StartProcess(cmd.Path, argv, &os.ProcAttr{
 			Dir: cmd.Dir, Env: cmd.Env,
 			Files: append([]*os.File{null}, theirs...),
@@ -204,8 +204,8 @@ func (s *Spawner) startProcess(cmd Command) (_ *Process, err error) {
 	return p, nil
 }
 
-// mode is what the root process is told about its level.
-func (l Level) mode() string {
+// Mode is what the root process is told about its level, as its last argument.
+func (l Level) Mode() string {
 	if l == LevelReaper {
 		return "reaper"
 	}

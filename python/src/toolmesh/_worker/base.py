@@ -30,7 +30,6 @@ PRELOADED = (
     "argparse",
     "asyncio",
     "base64",
-    "calendar",
     "concurrent.futures.thread",
     "contextlib",
     "copy",
@@ -40,16 +39,12 @@ PRELOADED = (
     "datetime",
     "decimal",
     "email.message",
-    "email.parser",
     "enum",
-    "fractions",
     "functools",
     "glob",
-    "gzip",
     "hashlib",
     "heapq",
     "hmac",
-    "html",
     "http.client",
     "inspect",
     "json",
@@ -61,7 +56,6 @@ PRELOADED = (
     "shutil",
     "sqlite3",
     "ssl",
-    "statistics",
     "string",
     "subprocess",
     "tempfile",
@@ -69,12 +63,10 @@ PRELOADED = (
     "threading",
     "traceback",
     "typing",
-    "unicodedata",
     "urllib.request",
     "uuid",
     "xml.dom.minidom",
     "xml.etree.ElementTree",
-    "zipfile",
 )
 
 _CLONE_PARENT = 0x8000
@@ -98,13 +90,11 @@ def main() -> NoReturn:
     import _socket
     import json
 
-    # Modules that nothing but their import needs are told apart by their names.
-    names = sorted({name.partition(".")[0] for name in sys.modules} - {"__main__"})
     socket = _socket.socket(fileno=CONTROL)
     socket.settimeout(None)
     gc.collect()
     gc.freeze()
-    socket.send(json.dumps({"modules": names}).encode())
+    socket.send(json.dumps({"modules": len(sys.modules)}).encode())
     room = _socket.CMSG_SPACE(16 * 4)
     while True:
         data, ancillary, _, _ = socket.recvmsg(1 << 17, room, _socket.MSG_CMSG_CLOEXEC)
@@ -124,26 +114,24 @@ def main() -> NoReturn:
         socket.send(b'{"pid": %d}' % pid if pid > 0 else b'{"errno": %d}' % -pid)
 
 
-def _preload() -> None:
-    import importlib
+# Modules that we have loaded and an interpreter of its own would not have, when it
+# begins to import an index. The others an index cannot replace in either.
+_added: set[str] = set()
 
-    from . import (  # noqa: F401
-        aloop,
-        binding,
-        channel,
-        confine,
-        failures,
-        forking,
-        limits,
-        loop,
-        mesh,
-        output,
-        redaction,
-        schema,
-        strays,
-        values,
-        zygote,
-    )
+
+def _preload() -> None:
+    global _added
+    import faulthandler  # noqa: F401
+    import importlib
+    import inspect  # noqa: F401
+    import json  # noqa: F401
+    import logging  # noqa: F401
+    import typing  # noqa: F401
+
+    from . import binding, failures, loop, mesh, output, redaction, schema, values, zygote  # noqa: F401
+
+    usual = _loaded()
+    from . import aloop, channel, confine, forking, limits, strays  # noqa: F401
 
     for name in PRELOADED:
         try:
@@ -153,6 +141,7 @@ def _preload() -> None:
     # What a module among them wanted for a moment, and what knows of folders.
     for name in [one for one in sys.modules if one == "sysconfig" or one.startswith("_sysconfigdata")]:
         del sys.modules[name]
+    _added = _loaded() - usual
 
 
 def _copy(flags: int, number: int) -> int:
@@ -229,7 +218,7 @@ def adopt(environment: dict[str, JSON], paths: list[str]) -> None:
     import site
     import time
 
-    _check(paths)
+    _check(paths, _added)
     executable: str = environment["executable"]
     bare = sys.prefix  # the base's own environment, which has nothing
     sys.path[:] = [path for path in sys.path if not path.startswith(bare + os.sep)]
@@ -241,23 +230,16 @@ def adopt(environment: dict[str, JSON], paths: list[str]) -> None:
     sys.prefix = sys.exec_prefix = os.path.dirname(os.path.dirname(executable))
     site.PREFIXES[:] = [sys.base_prefix, sys.base_exec_prefix]
     site.ENABLE_USER_SITE = None
-    _adopt_base_executable(executable)
+    if getattr(sys, "_base_executable", "").startswith(bare + os.sep):  # it is that of the environment before 3.11
+        sys._base_executable = executable  # type: ignore[attr-defined]
     logging = sys.modules.get("logging")
     if logging is not None:
         now = time.time_ns() if isinstance(logging._startTime, int) else time.time()  # type: ignore[attr-defined]
         logging._startTime = now  # type: ignore[attr-defined]
     site.main()
     if sys.path[: len(before)] != before:
-        _check([path for path in sys.path if path not in before])
+        _check([path for path in sys.path if path not in before], _loaded())
     _check_finders(finders)
-
-
-def _adopt_base_executable(executable: str) -> None:
-    base = getattr(sys, "_base_executable", None)
-    if base:
-        sys._base_executable = os.path.join(  # type: ignore[attr-defined]
-            os.path.dirname(base), os.path.basename(executable)
-        )
 
 
 def set_environ(encoded: str) -> None:
@@ -295,19 +277,18 @@ def _set_locale() -> None:
         return
 
 
-def _check(paths: list[str]) -> None:
-    """Raises Unfit where a module that we have would be another one, because these
+def _check(folders: list[str], modules: set[str]) -> None:
+    """Raises Unfit where one of these modules would be another one, because these
     folders come before the standard library's."""
-    loaded = _loaded()
-    for path in paths:
+    for folder in folders:
         try:
-            names = os.listdir(path)
+            names = os.listdir(folder)
         except OSError:
             continue
         for name in names:
             stem = name.partition(".")[0]
-            if stem in loaded and _importable(path, name, stem):
-                raise Unfit(f"{os.path.join(path, name)} stands for a module that is loaded already")
+            if stem in modules and _importable(folder, name, stem):
+                raise Unfit(f"{os.path.join(folder, name)} stands for a module that is loaded already")
 
 
 def _check_finders(before: list[Any]) -> None:
