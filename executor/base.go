@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // How long no base is started for an interpreter with which that failed.
@@ -50,6 +51,12 @@ type base struct {
 	proc   *sandbox.Base
 	folder string // its environment, which has nothing
 	err    error
+
+	preparing sync.Mutex // one blank at a time is made
+
+	mu    sync.Mutex
+	blank *blank // nil without one
+	ended bool   // there are to be no more
 }
 
 // adoption is what a copy needs to know of the environment that it is to be in.
@@ -87,7 +94,7 @@ func adopt(s setup, cmd sandbox.Command, level sandbox.Level) setup {
 }
 
 // start makes a process that goes on as cmd would have, once it has adopted the
-// environment.
+// environment; most often it was made when the last one was wanted.
 func (b *bases) start(ctx context.Context, cmd sandbox.Command) (*sandbox.Process, error) {
 	base, err := b.of(cmd.Path)
 	if err != nil {
@@ -101,11 +108,113 @@ func (b *bases) start(ctx context.Context, cmd sandbox.Command) (*sandbox.Proces
 	if base.err != nil {
 		return nil, base.err
 	}
-	proc, err := base.proc.Start(cmd)
+	if proc := base.take(cmd.Sandbox); proc != nil {
+		return proc, nil
+	}
+	proc, err := base.proc.Start(cmd.Sandbox)
 	if err != nil {
-		b.drop(base)
+		base.proc.Close() // it does not do what it should: the next one gets another
 	}
 	return proc, err
+}
+
+// blank is a copy that waits for an index.
+type blank struct {
+	proc    *sandbox.Process
+	sandbox tool.Sandbox
+	over    chan struct{} // closed when it waits no more
+}
+
+// take hands over the waiting copy if it is of this level; nil without one.
+func (b *base) take(box tool.Sandbox) *sandbox.Process {
+	b.mu.Lock()
+	waiting := b.blank
+	if waiting == nil || waiting.sandbox != box {
+		b.mu.Unlock()
+		return nil
+	}
+	b.blank = nil
+	b.mu.Unlock()
+	close(waiting.over)
+	select {
+	case <-waiting.proc.Done():
+		waiting.proc.Kill()
+		return nil
+	default:
+		return waiting.proc
+	}
+}
+
+// prepare has a copy made that waits for the next index of a sandbox level, for a
+// while: indexes are started several at a time, or one after the other, and then
+// for long none.
+func (b *bases) prepare(python string, box tool.Sandbox) {
+	base, err := b.of(python)
+	if err != nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return
+	}
+	b.wg.Go(func() {
+		<-base.ready
+		if base.err != nil {
+			return
+		}
+		base.preparing.Lock()
+		defer base.preparing.Unlock()
+		base.mu.Lock()
+		enough := base.ended || base.blank != nil && base.blank.sandbox == box
+		base.mu.Unlock()
+		if enough {
+			return
+		}
+		proc, err := base.proc.Start(box)
+		if err != nil {
+			return // whoever starts an index learns why
+		}
+		fresh := &blank{proc: proc, sandbox: box, over: make(chan struct{})}
+		base.mu.Lock()
+		old := base.blank
+		if base.ended {
+			old = fresh
+		} else {
+			base.blank = fresh
+		}
+		base.mu.Unlock()
+		b.wg.Go(func() { base.expire(fresh, b.x.opts.IdleAfter) })
+		if old != nil {
+			old.end()
+		}
+	})
+}
+
+// expire ends a waiting copy that nobody wants for so long.
+func (b *base) expire(unwanted *blank, after time.Duration) {
+	timer := time.NewTimer(after)
+	defer timer.Stop()
+	select {
+	case <-unwanted.over:
+		return
+	case <-timer.C:
+	}
+	b.mu.Lock()
+	waits := b.blank == unwanted
+	if waits {
+		b.blank = nil
+	}
+	b.mu.Unlock()
+	if waits {
+		unwanted.end()
+	}
+}
+
+// end ends a copy that waits; whoever calls it has taken it from its place.
+func (b *blank) end() {
+	close(b.over)
+	b.proc.Kill()
 }
 
 // warm starts the base for an environment, which is of use when the next index
@@ -114,9 +223,7 @@ func (b *bases) warm(env *Env) {
 	if b.x.opts.OwnInterpreters {
 		return
 	}
-	if _, err := b.of(env.Python); err != nil {
-		b.x.log.Debug("no base process", slog.Any("error", err))
-	}
+	b.prepare(env.Python, b.x.defaultSandbox())
 }
 
 // of finds the base for an environment's interpreter, or has one started.
@@ -177,6 +284,13 @@ func (b *base) over() bool {
 // end closes what was made; after ready.
 func (b *base) end() {
 	<-b.ready
+	b.mu.Lock()
+	waiting := b.blank
+	b.blank, b.ended = nil, true
+	b.mu.Unlock()
+	if waiting != nil {
+		waiting.end()
+	}
 	if b.proc != nil {
 		b.proc.Close()
 	}
@@ -184,9 +298,6 @@ func (b *base) end() {
 		_ = os.RemoveAll(b.folder)
 	}
 }
-
-// drop ends a base that does not do what it should.
-func (b *bases) drop(bad *base) { bad.proc.Close() }
 
 // run starts the process. It is an interpreter in an environment like the one
 // that wants it, in which nothing is installed.

@@ -11,12 +11,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // copyTimeout bounds one copy: a base that takes longer is of no use.
 const copyTimeout = 20 * time.Second
 
-// maxCopyMessage bounds a message to a base and its answer.
+// maxCopyMessage bounds what a base says at once.
 const maxCopyMessage = 64 << 10
 
 // Base is a process of which root processes are copied, instead of being started
@@ -42,7 +44,8 @@ type copyRequest struct {
 	// Capabilities are those that it keeps; null: all.
 	Capabilities []uintptr `json:"capabilities"`
 	Mode         string    `json:"mode"`
-	Dir          string    `json:"dir"`
+	// Sandbox is the level for which all this is.
+	Sandbox tool.Sandbox `json:"sandbox"`
 }
 
 // StartBase starts a program that finds a socket of messages at descriptor 3. It
@@ -128,17 +131,17 @@ func (b *Base) receive(timeout time.Duration) ([]byte, error) {
 }
 
 // Start makes a copy that is a root process as one started by [Spawner.Start]
-// is; of cmd it heeds Dir and Sandbox. Where the system refuses what the
+// is, in the root folder, for a sandbox level. Where the system refuses what the
 // spawner's level needs that is an error: there is no next level for copies.
-func (b *Base) Start(cmd Command) (*Process, error) {
-	p, err := b.start(cmd)
+func (b *Base) Start(box tool.Sandbox) (*Process, error) {
+	p, err := b.start(box)
 	if err != nil {
 		return nil, fmt.Errorf("copy the base process: %w", err)
 	}
 	return p, nil
 }
 
-func (b *Base) start(cmd Command) (_ *Process, err error) {
+func (b *Base) start(box tool.Sandbox) (_ *Process, err error) {
 	p, theirs, err := newProcess()
 	if err != nil {
 		return nil, err
@@ -152,14 +155,11 @@ func (b *Base) start(cmd Command) (_ *Process, err error) {
 		}
 	}()
 	p.Level = b.spawner.Level()
-	request := requestOf(p.Level, cmd)
-	request.Mode, request.Dir = p.Level.Mode(), cmd.Dir
+	request := requestOf(p.Level, box)
+	request.Mode, request.Sandbox = p.Level.Mode(), box
 	message, err := json.Marshal(request)
 	if err != nil {
 		return nil, err
-	}
-	if len(message) > maxCopyMessage {
-		return nil, errors.New("the folder's name is too long")
 	}
 	fds := make([]int, len(theirs))
 	for i, f := range theirs {

@@ -64,8 +64,8 @@ func baseAttributes() (*syscall.SysProcAttr, error) {
 }
 
 // requestOf says what attributes says of a program, for a copy.
-func requestOf(level Level, cmd Command) copyRequest {
-	attr := attributes(level, cmd.Sandbox)
+func requestOf(level Level, box tool.Sandbox) copyRequest {
+	attr := attributes(level, box)
 	r := copyRequest{Flags: attr.Cloneflags, Death: attr.Pdeathsig == syscall.SIGKILL}
 	if attr.Cloneflags&syscall.CLONE_NEWUSER != 0 {
 		r.Mapped = []int{attr.UidMappings[0].HostID, attr.GidMappings[0].HostID}

@@ -39,6 +39,7 @@ PRELOADED = (
     "datetime",
     "decimal",
     "email.message",
+    "encodings.ascii",
     "enum",
     "functools",
     "glob",
@@ -49,9 +50,11 @@ PRELOADED = (
     "inspect",
     "json",
     "logging",
+    "mmap",
     "pathlib",
     "queue",
     "random",
+    "resource",
     "secrets",
     "shutil",
     "sqlite3",
@@ -142,6 +145,23 @@ def _preload() -> None:
     for name in [one for one in sys.modules if one == "sysconfig" or one.startswith("_sysconfigdata")]:
         del sys.modules[name]
     _added = _loaded() - usual
+    _rehearse()
+
+
+def _rehearse() -> None:
+    """Does what every copy does, so that what is made at its first use is there."""
+    from . import binding, confine, schema
+
+    def example(text: str, count: int = 1, rate: float | None = None, *, names: list[str] = []) -> dict[str, int]:
+        """An example.
+
+        Args:
+            text: a text
+        """
+        return {}
+
+    binding.Tool("example", example, schema.kind_of(example), schema.signature(example))
+    confine.rehearse()
 
 
 def _copy(flags: int, number: int) -> int:
@@ -177,10 +197,10 @@ def _begin(request: dict[str, JSON], fds: list[int]) -> NoReturn:
         for at, fd in enumerate(high):
             os.dup2(fd, at + 1)  # standard output and error, control, lifeline
         os.closerange(len(high) + 1, 1 << 20)
-        os.chdir(request["dir"])
+        os.chdir("/")
         from . import zygote
 
-        zygote.main(request["mode"])
+        zygote.main(request["mode"], request["sandbox"])
     except BaseException as failure:  # noqa: B036 - the last words of this process
         try:
             os.write(2, f"the copy of the base process could not begin: {failure!r}\n".encode())

@@ -97,6 +97,18 @@ def domain(level: str) -> None:
         _restrict(ruleset)
 
 
+def rehearse() -> None:
+    """Loads what zygote and worker need, and changes nothing."""
+    import ctypes  # noqa: F401
+    import fcntl  # noqa: F401
+    import resource  # noqa: F401
+    import struct  # noqa: F401
+
+    if sys.platform == "linux":
+        _abi()
+        _prctl(_GET_DUMPABLE, 0)
+
+
 def become_subreaper() -> None:
     """Orphans of our descendants become our children (Linux)."""
     if sys.platform == "linux":
@@ -107,6 +119,7 @@ def become_subreaper() -> None:
 
 _NO_NEW_PRIVS = 38
 _SET_CHILD_SUBREAPER = 36
+_GET_DUMPABLE = 3
 _SET_DUMPABLE = 4
 _SET_SECCOMP = 22
 _CAPBSET_DROP = 24

@@ -31,8 +31,9 @@ LIFELINE = 4  # pipe whose other end the agent holds: its end is ours
 _LOW = 200  # protocol descriptors move up here, out of a tool's way
 
 
-def main(mode: str) -> NoReturn:
-    """mode is "namespace" when we are PID 1 of our own, else "reaper"."""
+def main(mode: str, sandbox: str = "") -> NoReturn:
+    """mode is "namespace" when we are PID 1 of our own, else "reaper". sandbox is
+    the level that the setup will ask for, where that is known before."""
     child = os.fork()
     if child:
         os.close(CONTROL)
@@ -40,7 +41,7 @@ def main(mode: str) -> NoReturn:
     os.close(LIFELINE)
     code = 70
     try:
-        Zygote(_high(CONTROL), mode).run()
+        Zygote(_high(CONTROL), mode).run(sandbox)
         code = 0
     except BaseException:  # noqa: B036 - the last words of this process
         import traceback
@@ -177,8 +178,11 @@ class Zygote:
         self._workers: dict[int, JSON] = {}  # pid -> the agent's id of the worker
         self._tools: list[Tool] = []
 
-    def run(self) -> None:
+    def run(self, sandbox: str) -> None:
         """Imports the tools and serves; the process ends when the agent closes the index."""
+        early = sandbox in (confine.NONE, confine.GUARD)  # they need no folder
+        if early:
+            self._confine(sandbox, "")
         kind, body = self._next()
         if kind != SETUP:
             raise RuntimeError(f"the agent began with frame type {kind} instead of a setup")
@@ -186,18 +190,14 @@ class Zygote:
 
         self._json: ModuleType = json
         self._setup: dict[str, JSON] = json.loads(body)
+        os.chdir(self._setup["cwd"])
         adopted = self._setup.pop("adopt", None)
         if adopted:
             from . import base
 
             base.set_environ(adopted["environ"])
-        try:
-            self._notes = confine.zygote(self._setup["sandbox"], self._mode, self._setup["folder"])
-        except confine.Refused as failure:
-            sys.stderr.write(f"the sandbox level {self._setup['sandbox']} cannot be had: {failure}\n")
-            sys.stderr.flush()
-            os._exit(71)
-        confine.become_subreaper()
+        if not early:
+            self._confine(self._setup["sandbox"], self._setup["folder"])
         if adopted:
             try:
                 base.adopt(adopted, self._setup["paths"])
@@ -208,6 +208,15 @@ class Zygote:
         self._prepare()
         self._describe()
         self._serve()
+
+    def _confine(self, sandbox: str, folder: str) -> None:
+        try:
+            self._notes = confine.zygote(sandbox, self._mode, folder)
+        except confine.Refused as failure:
+            sys.stderr.write(f"the sandbox level {sandbox} cannot be had: {failure}\n")
+            sys.stderr.flush()
+            os._exit(71)
+        confine.become_subreaper()
 
     def _send(self, kind: int, value: JSON, fds: Sequence[int] = ()) -> None:
         body: bytes = self._json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
@@ -256,7 +265,6 @@ class Zygote:
 
         gc.disable()
         logging.raiseExceptions = False
-        os.chdir(self._setup["cwd"])
         failures.set_root(self._setup["root"])
         # Before the index's own code can change them.
         redaction.add(os.environ.get(name, "") for name in self._setup.get("secrets") or ())
