@@ -135,6 +135,8 @@ def _c() -> ctypes.CDLL:
         import ctypes
 
         _libc = ctypes.CDLL(None, use_errno=True)
+        _libc.prctl.argtypes = [ctypes.c_int] + 4 * [ctypes.c_ulong]
+        _libc.syscall.restype = ctypes.c_long
     return _libc
 
 
@@ -145,17 +147,13 @@ def _error() -> str:
 
 
 def _prctl(option: int, value: int, third: int = 0) -> int:
-    import ctypes
-
-    long = ctypes.c_ulong
-    found: int = _c().prctl(option, long(value), long(third), long(0), long(0))
+    found: int = _c().prctl(option, value, third, 0, 0)
     return found
 
 
 def _syscall(number: int, *arguments: object) -> int:
     import ctypes
 
-    _c().syscall.restype = ctypes.c_long
     found: int = _c().syscall(ctypes.c_long(number), *arguments)
     return found
 

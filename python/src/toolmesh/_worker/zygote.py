@@ -9,6 +9,7 @@ others with it. The second, its child, is the zygote proper.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # has no stubs
+import fcntl
 import os
 import signal
 import sys
@@ -156,8 +157,6 @@ def _descendants(top: int) -> set[int]:
 
 def _high(fd: int) -> int:
     """Moves a descriptor out of the way of what tools open and close."""
-    import fcntl
-
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOW)
     os.close(fd)
     return moved
@@ -314,18 +313,23 @@ class Zygote:
                 "varargs": any(p.kind == "varargs" for p in signature.parameters),
                 "warnings": signature.warnings,
             })
-        if any(tool.kind.startswith("async") for tool in self._tools):
-            from . import aloop  # noqa: F401
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
             except (OSError, ValueError):
                 pass
         import gc
-        import mmap  # noqa: F401
+        import mmap
 
-        from . import output
+        from . import loop, output
 
+        # Looked up here: every page that a fork touches is copied for it.
+        self._map = mmap.mmap
+        self._starts: dict[str, Any] = {"sync": loop.start}
+        if any(tool.kind.startswith("async") for tool in self._tools):
+            from . import aloop
+
+            self._starts["async"] = aloop.start
         output.prepare()
         confine.prepare(self._setup["sandbox"])
         gc.collect()
@@ -444,20 +448,14 @@ class Zygote:
             os.dup2(one, 1)
             os.dup2(two, 2)
             inp, out = _high(inp), _high(out)
-            import mmap
-
-            words = memoryview(mmap.mmap(page, 4096)).cast("Q")
+            words = memoryview(self._map(page, 4096)).cast("Q")
             for fd in (one, two, page):
                 os.close(fd)
             forking.reseed()
             _own_folder(self._setup["folder"], request["id"])
             limit = limits.apply(request["limits"], request["limit"])
-            about: bytes = self._json.dumps({"pid": os.getpid()}).encode()
-            if request["kind"] == "async":
-                from .aloop import start
-            else:
-                from .loop import start
-            start(inp, out, words, self._tools, limit, about)
+            about = b'{"pid": %d}' % os.getpid()
+            self._starts[request["kind"]](inp, out, words, self._tools, limit, about)
             code = 0
             _run_exit_handlers()
         except BaseException as failure:  # noqa: B036 - the last words of this process
