@@ -45,9 +45,10 @@ type bases struct {
 // base is one of them, from the moment that it is wanted.
 type base struct {
 	made  time.Time
+	stamp string        // of the interpreter's file
 	ready chan struct{} // closed when it is known whether it can be used
 
-	// Valid after ready.
+	// Valid after ready; proc before it under mu.
 	proc   *sandbox.Base
 	folder string // its environment, which has nothing
 	err    error
@@ -223,7 +224,11 @@ func (b *bases) warm(env *Env) {
 	if b.x.opts.OwnInterpreters {
 		return
 	}
-	b.prepare(env.Python, b.x.defaultSandbox())
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.closed {
+		b.wg.Go(func() { b.prepare(env.Python, b.x.defaultSandbox()) })
+	}
 }
 
 // of finds the base for an environment's interpreter, or has one started.
@@ -237,18 +242,18 @@ func (b *bases) of(python string) (*base, error) {
 		return nil, err
 	}
 	// An interpreter that was replaced meanwhile is another one.
-	key := real + " " + strconv.FormatInt(info.Size(), 10) + " " + info.ModTime().String()
+	stamp := strconv.FormatInt(info.Size(), 10) + " " + info.ModTime().String()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
 		return nil, errors.New("the executor is closed")
 	}
-	if found := b.by[key]; found != nil && !found.over() {
-		return found, nil
+	old := b.by[real]
+	if old != nil && old.stamp == stamp && !old.over() {
+		return old, nil
 	}
-	made := &base{made: time.Now(), ready: make(chan struct{})}
-	old := b.by[key]
-	b.by[key] = made
+	made := &base{made: time.Now(), stamp: stamp, ready: make(chan struct{})}
+	b.by[real] = made
 	b.wg.Go(func() {
 		if old != nil {
 			old.end()
@@ -281,17 +286,20 @@ func (b *base) over() bool {
 	}
 }
 
-// end closes what was made; after ready.
+// end closes what was made, or is being made.
 func (b *base) end() {
-	<-b.ready
 	b.mu.Lock()
-	waiting := b.blank
+	waiting, starting := b.blank, b.proc
 	b.blank, b.ended = nil, true
 	b.mu.Unlock()
+	if starting != nil {
+		starting.Close()
+	}
+	<-b.ready
 	if waiting != nil {
 		waiting.end()
 	}
-	if b.proc != nil {
+	if b.proc != nil { // it had not begun to start
 		b.proc.Close()
 	}
 	if b.folder != "" {
@@ -319,7 +327,13 @@ func (b *bases) run(made *base, python, real string) error {
 	if err != nil {
 		return err
 	}
+	made.mu.Lock()
 	made.proc = proc
+	unwanted := made.ended
+	made.mu.Unlock()
+	if unwanted {
+		proc.Close()
+	}
 	words := make(chan string, 1)
 	b.wg.Go(func() { words <- b.listen(proc) })
 	hello, err := proc.Hello(b.x.opts.StartTimeout)

@@ -106,8 +106,8 @@ def main() -> NoReturn:
         fds: list[int] = []
         for level, what, packed in ancillary:
             if level == _socket.SOL_SOCKET and what == _socket.SCM_RIGHTS:
-                for at in range(0, len(packed) - len(packed) % 4, 4):
-                    fds.append(int.from_bytes(packed[at : at + 4], sys.byteorder))
+                size = len(packed) - len(packed) % 4
+                fds += (int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, size, 4))
         request: dict[str, JSON] = json.loads(data)
         pid = _copy(request["flags"] | _CLONE_PARENT | _SIGCHLD, _CLONE[machine])
         if pid == 0:
@@ -152,7 +152,7 @@ def _rehearse() -> None:
     """Does what every copy does, so that what is made at its first use is there."""
     from . import binding, confine, schema
 
-    def example(text: str, count: int = 1, rate: float | None = None, *, names: list[str] = []) -> dict[str, int]:
+    def example(text: str, count: int = 1, rate: float | None = None, names: tuple[str, ...] = ()) -> dict[str, int]:
         """An example.
 
         Args:
@@ -254,7 +254,7 @@ def adopt(environment: dict[str, JSON], paths: list[str]) -> None:
         sys._base_executable = executable  # type: ignore[attr-defined]
     logging = sys.modules.get("logging")
     if logging is not None:
-        now = time.time_ns() if isinstance(logging._startTime, int) else time.time()  # type: ignore[attr-defined]
+        now = time.time_ns() if isinstance(logging._startTime, int) else time.time()
         logging._startTime = now  # type: ignore[attr-defined]
     site.main()
     if sys.path[: len(before)] != before:
@@ -280,18 +280,18 @@ def set_environ(encoded: str) -> None:
 def _set_locale() -> None:
     """As an interpreter does at its start: the characters of the C locale are UTF-8,
     unless somebody insists."""
-    import _locale
+    import locale
 
     try:
-        found = _locale.setlocale(_locale.LC_CTYPE, "")
-    except _locale.Error:
-        found = _locale.setlocale(_locale.LC_CTYPE, "C")
+        found = locale.setlocale(locale.LC_CTYPE, "")
+    except locale.Error:
+        found = locale.setlocale(locale.LC_CTYPE, "C")
     if found != "C" or os.environ.get("LC_ALL"):
         return
     for name in ("C.UTF-8", "C.utf8", "UTF-8"):
         try:
-            _locale.setlocale(_locale.LC_CTYPE, name)
-        except _locale.Error:
+            locale.setlocale(locale.LC_CTYPE, name)
+        except locale.Error:
             continue
         os.environ["LC_CTYPE"] = name
         return

@@ -135,7 +135,7 @@ def _c() -> ctypes.CDLL:
         import ctypes
 
         _libc = ctypes.CDLL(None, use_errno=True)
-        _libc.prctl.argtypes = [ctypes.c_int] + 4 * [ctypes.c_ulong]
+        _libc.prctl.argtypes = [ctypes.c_int, *4 * (ctypes.c_ulong,)]
         _libc.syscall.restype = ctypes.c_long
     return _libc
 
