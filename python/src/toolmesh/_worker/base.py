@@ -196,7 +196,7 @@ def _begin(request: dict[str, JSON], fds: list[int]) -> NoReturn:
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in fds]
         for at, fd in enumerate(high):
             os.dup2(fd, at + 1)  # standard output and error, control, lifeline
-        os.closerange(len(high) + 1, 1 << 20)
+        os.closerange(len(high) + 1, 256)  # far more than we ever had open
         os.chdir("/")
         from . import zygote
 

@@ -217,8 +217,10 @@ class Zygote:
             os._exit(71)
         confine.become_subreaper()
 
-    def _send(self, kind: int, value: JSON, fds: Sequence[int] = ()) -> None:
-        body: bytes = self._json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    def _send(self, kind: int, value: JSON) -> None:
+        self._write(kind, self._json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+    def _write(self, kind: int, body: bytes, fds: Sequence[int] = ()) -> None:
         data = HEADER.pack(len(body), kind, 0, 0, 0) + body
         ancillary: list[tuple[int, int, bytes]] = []
         if fds:
@@ -394,10 +396,9 @@ class Zygote:
                     pass
                 if strays.extra(len(self._workers) + len(strays.kept)):
                     strays.kill(self._workers.keys() | strays.kept)
-                exited = {"id": worker, "code": os.WEXITSTATUS(status), "signal": 0}
-                if os.WIFSIGNALED(status):
-                    exited.update(code=-1, signal=os.WTERMSIG(status))
-                self._send(EXITED, exited)
+                signaled = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+                code = -1 if signaled else os.WEXITSTATUS(status)
+                self._write(EXITED, b'{"id": %d, "code": %d, "signal": %d}' % (worker, code, signaled))
 
     def _fork(self, request: dict[str, JSON], fds: list[int]) -> None:
         try:
@@ -424,7 +425,8 @@ class Zygote:
                 handle = [os.pidfd_open(pid)]
             except OSError:
                 pass
-        self._send(FORKED, {"id": request["id"], "pid": pid, "handle": bool(handle)}, handle)
+        held = b"true" if handle else b"false"
+        self._write(FORKED, b'{"id": %d, "pid": %d, "handle": %b}' % (request["id"], pid, held), handle)
         for fd in handle:
             os.close(fd)
 
