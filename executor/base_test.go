@@ -7,10 +7,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -375,4 +377,49 @@ func TestABaseIsSmall(t *testing.T) {
 	} else {
 		t.Logf("the base holds %d KB", kb)
 	}
+}
+
+// Where no base can be had, indexes are served all the same, and the log says so.
+func TestWithoutABaseAnIndexStartsAnInterpreter(t *testing.T) {
+	t.Parallel()
+	log := &logged{}
+	x := newExecutor(t, func(o *executor.Options) { o.Logger = log.logger() })
+	spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": "import sys\ndef loaded(): return 'xml.dom.minidom' in sys.modules"}), "t.loaded")
+	for _, pid := range x.BasePids() {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the base is gone", func() bool { return !alive(pid) })
+	}
+	// A new one cannot be made like the environment.
+	if err := os.Remove(filepath.Join(spec.Env.Dir, "toolmesh-environment.json")); err != nil {
+		t.Fatal(err)
+	}
+	ix := open(t, x, spec)
+	mustCall(t, ix, "t.loaded", `{}`, `false`)
+	for _, want := range []string{"no base process", "the index starts an interpreter of its own"} {
+		if !log.has(want) {
+			t.Errorf("the log does not say %q", want)
+		}
+	}
+}
+
+// The copy that waits for the next index is there while indexes begin, and ends
+// when for long none does.
+func TestAWaitingCopyExpires(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	x, err := executor.New(dir, &executor.Options{Environ: os.Environ(), IdleAfter: 50 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close() //nolint:errcheck // checked by others
+	ix := openModule(t, x, "def one(): return 1", "one")
+	if err := ix.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "only the base is left", func() bool {
+		left := processes(t, dir)
+		return len(left) == 1 && slices.Equal(left, x.BasePids())
+	})
 }
