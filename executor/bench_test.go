@@ -9,7 +9,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -218,12 +220,53 @@ func BenchmarkPipeEcho(b *testing.B) {
 
 // BenchmarkFork has each call in a child of its own.
 func BenchmarkFork(b *testing.B) {
-	ix := benchIndex(b, nil)
-	one := executor.Call{Tool: "t.weather", Args: json.RawMessage(`{"city":"Oslo","days":3}`), Isolation: tool.IsolationFork}
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := ix.Call(b.Context(), one, nil); err != nil {
-			b.Fatal(err)
+	for name, imports := range map[string]string{
+		"bare":     "",
+		"standard": "import argparse, asyncio, dataclasses, decimal, email.message, http.client, json, sqlite3, urllib.request, uuid, xml.dom.minidom\n",
+	} {
+		b.Run(name, func(b *testing.B) {
+			ix := openModule(b, newExecutor(b, func(o *executor.Options) { o.OwnInterpreters = os.Getenv("OWN") != "" }), imports+benchTools, "weather")
+			one := executor.Call{Tool: "t.weather", Args: json.RawMessage(`{"city":"Oslo","days":3}`), Isolation: tool.IsolationFork}
+			b.ReportAllocs()
+			report := forkedTime(b, ix)
+			for b.Loop() {
+				if _, err := ix.Call(b.Context(), one, nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+			report()
+		})
+	}
+}
+
+// forkedTime reports what an operation costs agent, zygote and the zygote's
+// children in processor time.
+func forkedTime(b *testing.B, ix *executor.Index) func() {
+	root := ix.Stats().Root
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", root, root))
+	if err != nil {
+		return func() {}
+	}
+	zygote := strings.TrimSpace(string(data))
+	read := func() (times [3]float64) {
+		var self syscall.Rusage
+		_ = syscall.Getrusage(syscall.RUSAGE_SELF, &self)
+		times[0] = float64(self.Utime.Nano()+self.Stime.Nano()) / 1e3
+		data, _ := os.ReadFile("/proc/" + zygote + "/stat")
+		_, rest, _ := strings.Cut(string(data), ") ")
+		fields := strings.Fields(rest)
+		for i, at := range []int{11, 13} { // own, and that of the children it has waited for
+			var user, system float64
+			_, _ = fmt.Sscan(fields[at]+" "+fields[at+1], &user, &system)
+			times[i+1] = (user + system) * 1e4
+		}
+		return times
+	}
+	before := read()
+	return func() {
+		after := read()
+		for i, name := range []string{"agent", "zygote", "worker"} {
+			b.ReportMetric((after[i]-before[i])/float64(b.N), name+"-us/op")
 		}
 	}
 }

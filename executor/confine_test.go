@@ -96,9 +96,13 @@ def pid(seconds: float = 0):
     time.sleep(seconds)
     return os.getpid()
 
+# Programs, whose environments the system keeps as they were given.
+beside = subprocess.Popen(["sleep", "600"])
+
 def environments():
     """The environments of all processes that can be read."""
     found = ""
+    subprocess.Popen(["sleep", "600"])
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:

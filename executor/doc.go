@@ -2,9 +2,9 @@
 //
 // An [Executor] owns a folder. Below it lie environments, made by uv from locks
 // and named by their content, and the worker's own files. An [Index] is one
-// bundle of tools being served: a zygote process imports its modules once, and
-// workers are forked from it that take calls over pipes, in a few microseconds
-// each. Plain functions run one at a time per worker, on its main thread, where
+// bundle of tools being served: a zygote process, a copy of a base that holds what
+// most tools import, imports its modules once, and workers are forked from it that
+// take calls over pipes, in a few microseconds each. Plain functions run one at a time per worker, on its main thread, where
 // a cancellation reaches them; coroutines share one worker's event loop.
 //
 // Arguments and results pass through as the bytes they came in. What a tool

@@ -75,6 +75,10 @@ type Options struct {
 	// Sandbox is the level of tools that demand none: as tight as this, or as
 	// the machine gives. Defaults to guard.
 	Sandbox tool.Sandbox
+	// OwnInterpreters has each index start an interpreter of its own. Defaults to
+	// beginning as a copy of a process that has imported what most tools do, one
+	// for each interpreter, where the system and the index allow that.
+	OwnInterpreters bool
 	// Levels are the ways of keeping processes together to try, best first.
 	// Defaults to all that the system knows.
 	Levels []sandbox.Level
@@ -179,6 +183,7 @@ type Executor struct {
 	spawner *sandbox.Spawner
 	groups  *cgroup.Tree // of no kind where there are none
 	venvs   *venv.Store
+	bases   bases
 	nextID  atomic.Uint64
 	// starting has a place for each interpreter that may import at once: more
 	// than there are processors would only make each other late.
@@ -212,14 +217,16 @@ func New(dir string, opts *Options) (*Executor, error) {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	spawner := sandbox.NewSpawner(&sandbox.Options{Logger: o.Logger, Levels: o.Levels})
-	return &Executor{
+	x := &Executor{
 		opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner, groups: openGroups(dir, o),
 		venvs: venv.NewStore(dir, spawner, &venv.Options{
 			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Pythons: o.Pythons, Warm: filepath.Join(files, workerPackage),
 		}),
 		starting: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
 		indexes:  map[*Index]struct{}{}, commands: map[*Commands]struct{}{},
-	}, nil
+	}
+	x.bases.x, x.bases.by = x, map[string]*base{}
+	return x, nil
 }
 
 // workerPackage is the name that the worker's files have as a package: one that
@@ -298,7 +305,11 @@ func (x *Executor) LockRequirements(ctx context.Context, name, python string, re
 // relative paths in requirements start. progress may be nil. Errors are
 // install_failed.
 func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (*Env, error) {
-	return x.venvs.Environment(ctx, sourceDir, lock, progress)
+	env, err := x.venvs.Environment(ctx, sourceDir, lock, progress)
+	if err == nil {
+		x.bases.warm(env)
+	}
+	return env, err
 }
 
 // Command runs a command of an index, like its init, in its folder: it sees
@@ -335,6 +346,7 @@ func (x *Executor) Close() error {
 		_ = c.Close(at)
 	}
 	x.venvs.Close()
+	x.bases.close()
 	x.groups.Close()
 	x.spawner.Close()
 	return nil

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
@@ -25,6 +26,8 @@ type family struct {
 	described  bool
 	forkUnsafe string
 
+	alone atomic.Pointer[string] // why its zygotes are no copies of a base; nil: they are
+
 	renewing sync.Mutex // held while the zygote that workers are forked from is replaced
 
 	mu      sync.Mutex
@@ -38,7 +41,7 @@ func (f *family) open(ctx context.Context) ([]Unavailable, error) {
 	if why := f.index.x.Lacks(f.key.sandbox); why != "" {
 		return f.refuse(why), nil
 	}
-	z, err := f.newZygote(ctx, f.setup)
+	z, err := f.newZygote(ctx, f.setup, "")
 	if err != nil {
 		return nil, err
 	}
@@ -62,8 +65,53 @@ func (f *family) open(ctx context.Context) ([]Unavailable, error) {
 	return z.about.Unavailable, nil
 }
 
-// newZygote starts a zygote, leaving out modules that hang or end the process.
-func (f *family) newZygote(ctx context.Context, s setup) (*zygote, error) {
+// begin starts a zygote: a copy of the interpreter's base or, where that cannot be
+// and for isolation fresh, an interpreter of its own.
+func (f *family) begin(ctx context.Context, s setup, only string) (*zygote, error) {
+	ix := f.index
+	if only == "" && f.alone.Load() == nil {
+		z, err := f.copied(ctx, s)
+		if z != nil || ctx.Err() != nil {
+			return z, err
+		}
+		var early *startFailure
+		level := slog.LevelWarn
+		switch {
+		case !errors.As(err, &early):
+			var failure *importFailure
+			if errors.As(err, &failure) {
+				return nil, err
+			}
+		case early.unfit:
+			f.alone.Store(&early.words) // and the next ones of this family likewise
+			level = slog.LevelDebug
+		}
+		ix.log.Log(ctx, level, "the index starts an interpreter of its own", slog.Any("error", err))
+		if err := ix.x.ownFolder(&s); err != nil { // the first is gone
+			return nil, err
+		}
+	}
+	proc, err := ix.x.spawner.Start(f.command)
+	if err != nil {
+		return nil, err
+	}
+	return startZygote(ctx, ix.log, proc, s, ix.redact, ix.x.opts.StartTimeout, ix.x.maxFrame())
+}
+
+// copied starts a zygote as a copy of the interpreter's base.
+func (f *family) copied(ctx context.Context, s setup) (*zygote, error) {
+	ix := f.index
+	proc, err := ix.x.bases.start(ctx, f.command)
+	if err != nil {
+		return nil, err
+	}
+	defer ix.x.bases.prepare(f.command.Path, f.command.Sandbox)
+	return startZygote(ctx, ix.log, proc, adopt(s, f.command, proc.Level), ix.redact, ix.x.opts.StartTimeout, ix.x.maxFrame())
+}
+
+// newZygote starts a zygote, leaving out modules that hang or end the process;
+// only is as for another.
+func (f *family) newZygote(ctx context.Context, s setup, only string) (*zygote, error) {
 	ix := f.index
 	for {
 		if err := ix.x.ownFolder(&s); err != nil {
@@ -74,7 +122,7 @@ func (f *family) newZygote(ctx context.Context, s setup) (*zygote, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		z, err := startZygote(ctx, ix.log, ix.x.spawner, f.command, s, ix.redact, ix.x.opts.StartTimeout, ix.x.maxFrame())
+		z, err := f.begin(ctx, s, only)
 		<-ix.x.starting
 		var failure *importFailure
 		if errors.As(err, &failure) {
@@ -193,7 +241,7 @@ func (f *family) another(ctx context.Context, only string) (*zygote, error) {
 	if only != "" {
 		s.Tools = []string{only}
 	}
-	z, err := f.newZygote(ctx, s)
+	z, err := f.newZygote(ctx, s, only)
 	if err != nil {
 		return nil, err
 	}

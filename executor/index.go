@@ -212,6 +212,10 @@ func (ix *Index) group(root string) error {
 					Sandbox: key.sandbox,
 				},
 			}
+			if why := unfitFor(f.command, ix.x.opts.OwnInterpreters); why != "" {
+				ix.log.Debug("the index starts an interpreter of its own", slog.String("reason", why))
+				f.alone.Store(&why)
+			}
 			byKey[key] = f
 			ix.families = append(ix.families, f)
 		}

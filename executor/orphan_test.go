@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -83,7 +84,8 @@ func beAgent(dir string) {
 			return
 		}
 	}
-	o := &executor.Options{Environ: os.Environ(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX")), MaxWorkers: 12}
+	o := &executor.Options{Environ: os.Environ(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX")), MaxWorkers: 12,
+		OwnInterpreters: os.Getenv("TOOLMESH_TEST_OWN") != ""}
 	if level := os.Getenv("TOOLMESH_TEST_LEVEL"); level != "" {
 		o.Levels = []sandbox.Level{sandbox.Level(level)}
 	}
@@ -99,6 +101,16 @@ func beAgent(dir string) {
 	ix, err := x.Open(ctx, executor.Spec{Name: "orphans", SourceDir: dir, Env: env, Tools: orphanCalls})
 	if err != nil {
 		fail(err)
+	}
+	if os.Getenv("TOOLMESH_TEST_BASELESS") != "" {
+		for _, pid := range x.BasePids() {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				fail(err)
+			}
+			for alive(pid) {
+				runtime.Gosched()
+			}
+		}
 	}
 	args, _ := json.Marshal(map[string]string{"marker": os.Getenv("TOOLMESH_TEST_MARKER")})
 	for _, name := range orphanCalls {
@@ -140,6 +152,7 @@ type orphanCase struct {
 	user    string // root or ordinary; "refused" is root where the system refuses namespaces
 	level   sandbox.Level
 	sandbox tool.Sandbox
+	how     string // "baseless": its base is killed before; "own": it has none
 }
 
 // The agent is killed without a chance to clean up. No worker may survive it,
@@ -151,19 +164,24 @@ func TestNothingSurvivesTheAgent(t *testing.T) {
 		t.Skip("needs /proc")
 	}
 	cases := []orphanCase{
-		{"ordinary", sandbox.LevelUser, tool.SandboxGuard},
-		{"ordinary", sandbox.LevelUser, tool.SandboxOffline},
-		{"ordinary", sandbox.LevelReaper, tool.SandboxGuard},
-		{"root", sandbox.LevelPID, tool.SandboxNone},
-		{"root", sandbox.LevelPID, tool.SandboxGuard},
-		{"root", sandbox.LevelPID, tool.SandboxStrict},
-		{"root", sandbox.LevelUser, tool.SandboxGuard},
-		{"root", sandbox.LevelReaper, tool.SandboxGuard},
-		{"refused", sandbox.LevelReaper, tool.SandboxGuard},
+		{"ordinary", sandbox.LevelUser, tool.SandboxGuard, ""},
+		{"ordinary", sandbox.LevelUser, tool.SandboxOffline, ""},
+		{"ordinary", sandbox.LevelReaper, tool.SandboxGuard, ""},
+		{"root", sandbox.LevelPID, tool.SandboxNone, ""},
+		{"root", sandbox.LevelPID, tool.SandboxGuard, ""},
+		{"root", sandbox.LevelPID, tool.SandboxStrict, ""},
+		{"root", sandbox.LevelUser, tool.SandboxGuard, ""},
+		{"root", sandbox.LevelReaper, tool.SandboxGuard, ""},
+		{"refused", sandbox.LevelReaper, tool.SandboxGuard, ""},
+		{"ordinary", sandbox.LevelUser, tool.SandboxGuard, "baseless"},
+		{"ordinary", sandbox.LevelReaper, tool.SandboxGuard, "baseless"},
+		{"root", sandbox.LevelPID, tool.SandboxGuard, "baseless"},
+		{"ordinary", sandbox.LevelUser, tool.SandboxGuard, "own"},
+		{"root", sandbox.LevelPID, tool.SandboxGuard, "own"},
 	}
 	turns := make(chan struct{}, 2) // each is an agent with six busy workers
 	for i, c := range cases {
-		t.Run(fmt.Sprintf("%s %s %s", c.user, c.level, c.sandbox), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s %s %s %s", c.user, c.level, c.sandbox, c.how), func(t *testing.T) {
 			t.Parallel()
 			if c.user == "root" && os.Geteuid() != 0 {
 				t.Skip("not root")
@@ -179,6 +197,12 @@ func nothingSurvives(t *testing.T, c orphanCase, marker string) {
 	cmd, dir := beside(t, c.user, map[string]string{"t.py": orphanTools})
 	cmd.Env = append(cmd.Env, "TOOLMESH_TEST_AGENT="+dir,
 		"TOOLMESH_TEST_SANDBOX="+string(c.sandbox), "TOOLMESH_TEST_MARKER="+marker)
+	switch c.how {
+	case "baseless":
+		cmd.Env = append(cmd.Env, "TOOLMESH_TEST_BASELESS=1")
+	case "own":
+		cmd.Env = append(cmd.Env, "TOOLMESH_TEST_OWN=1")
+	}
 	if c.user == "refused" {
 		cmd.Env = append(cmd.Env, "TOOLMESH_TEST_REFUSED=1") // it finds the way by itself
 	} else {

@@ -33,6 +33,8 @@ type setup struct {
 	Sandbox tool.Sandbox `json:"sandbox"`
 	// Folder is the one that strict and offline may write; empty for the others.
 	Folder string `json:"folder"`
+	// Adopt is for a copy of a base; nil for an interpreter that was started for it.
+	Adopt *adoption `json:"adopt,omitempty"`
 }
 
 // forkRequest is the body of a FORK and a BECOME.
@@ -62,6 +64,24 @@ type importFailure struct {
 }
 
 func (e *importFailure) Error() string { return e.reason }
+
+// startFailure is returned by startZygote when the process ended before it
+// imported anything of the index.
+type startFailure struct {
+	words  string
+	status int
+	unfit  bool // it was a copy, and cannot be what an interpreter of its own would be
+}
+
+func (e *startFailure) Error() string {
+	if e.unfit {
+		return e.words
+	}
+	return fmt.Sprintf("the interpreter ended before it imported anything (exit status %d): %s", e.status, e.words)
+}
+
+// exitUnfit is base.py's UNFIT.
+const exitUnfit = 72
 
 // zygote is one running zygote process and the channel to it.
 type zygote struct {
@@ -93,15 +113,11 @@ type forkedMessage struct {
 	fd     int
 }
 
-// startZygote starts the process and waits until it has described its tools.
+// startZygote sets the process up and waits until it has described its tools.
 // timeout bounds each single import.
-func startZygote(ctx context.Context, log *slog.Logger, spawner *sandbox.Spawner, cmd sandbox.Command, s setup,
+func startZygote(ctx context.Context, log *slog.Logger, proc *sandbox.Process, s setup,
 	redact *redactor, timeout time.Duration, maximum uint32,
 ) (_ *zygote, err error) {
-	proc, err := spawner.Start(cmd)
-	if err != nil {
-		return nil, err
-	}
 	z := &zygote{
 		log: log, proc: proc, conn: proc.Control, maximum: maximum, folder: s.Folder,
 		forked: make(chan forkedMessage, 1), workers: map[uint64]*worker{}, output: tail{redact: redact},
@@ -161,8 +177,7 @@ func startZygote(ctx context.Context, log *slog.Logger, spawner *sandbox.Spawner
 			}
 			words := z.output.String()
 			if module == "" {
-				return nil, fmt.Errorf("the interpreter ended before it imported anything (exit status %d): %s",
-					proc.ExitCode(), words)
+				return nil, &startFailure{words: words, status: proc.ExitCode(), unfit: proc.ExitCode() == exitUnfit}
 			}
 			return nil, &importFailure{module, fmt.Sprintf("the import of %s ended the process (%s)%s",
 				module, exitOf(proc.ExitCode()), lastWords(words))}

@@ -172,66 +172,87 @@ func (s *Spawner) Start(cmd Command) (*Process, error) {
 }
 
 func (s *Spawner) startProcess(cmd Command) (_ *Process, err error) {
-	var open []*os.File
-	var ours []*os.File
-	defer func() {
-		for _, f := range open {
-			_ = f.Close()
-		}
-		if err != nil {
-			for _, f := range ours {
-				_ = f.Close()
-			}
-		}
-	}()
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return nil, err
 	}
-	open = append(open, null)
-	p := &Process{done: make(chan struct{})}
-	outR, outW, err := NewPipe(ReadEnd)
+	defer null.Close() //nolint:errcheck // read only
+	p, theirs, err := newProcess()
 	if err != nil {
 		return nil, err
 	}
-	open, ours = append(open, outW), append(ours, outR)
-	errR, errW, err := NewPipe(ReadEnd)
-	if err != nil {
-		return nil, err
-	}
-	open, ours = append(open, errW), append(ours, errR)
-	lifeR, lifeW, err := NewPipe(WriteEnd)
-	if err != nil {
-		return nil, err
-	}
-	open, ours = append(open, lifeR), append(ours, lifeW)
-	conn, remote, err := socketPair()
-	if err != nil {
-		return nil, err
-	}
-	open = append(open, remote)
-	p.Stdout, p.Stderr, p.lifeline, p.Control = outR, errR, lifeW, conn
-
-	p.Level, err = s.start(func(level Level) error {
-		mode := "namespace"
-		if level == LevelReaper {
-			mode = "reaper"
+	defer func() {
+		for _, f := range theirs {
+			_ = f.Close()
 		}
-		argv := append(append([]string{cmd.Path}, cmd.Args...), mode)
+	}()
+	p.Level, err = s.start(func(level Level) error {
+		argv := append(append([]string{cmd.Path}, cmd.Args...), level.Mode())
 		proc, err := os.StartProcess(cmd.Path, argv, &os.ProcAttr{
 			Dir: cmd.Dir, Env: cmd.Env,
-			Files: []*os.File{null, outW, errW, remote, lifeR},
+			Files: append([]*os.File{null}, theirs...),
 			Sys:   attributes(level, cmd.Sandbox),
 		})
 		p.proc = proc
 		return err
 	}, cmd.Sandbox == "" || cmd.Sandbox == tool.SandboxNone)
 	if err != nil {
-		_ = conn.Close()
+		p.closeChannels()
 		return nil, err
 	}
 	go p.wait()
 	return p, nil
+}
+
+// Mode is what the root process is told about its level, as its last argument.
+func (l Level) Mode() string {
+	if l == LevelReaper {
+		return "reaper"
+	}
+	return "namespace"
+}
+
+// newProcess makes the channels of a root process that is to be started, and the
+// ends that are its own: standard output and error, control, lifeline.
+func newProcess() (_ *Process, theirs []*os.File, err error) {
+	p := &Process{done: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			p.closeChannels()
+			for _, f := range theirs {
+				_ = f.Close()
+			}
+		}
+	}()
+	var out, errs, remote, life *os.File
+	if p.Stdout, out, err = NewPipe(ReadEnd); err != nil {
+		return nil, nil, err
+	}
+	theirs = append(theirs, out)
+	if p.Stderr, errs, err = NewPipe(ReadEnd); err != nil {
+		return nil, theirs, err
+	}
+	theirs = append(theirs, errs)
+	if p.Control, remote, err = socketPair(unix.SOCK_STREAM); err != nil {
+		return nil, theirs, err
+	}
+	theirs = append(theirs, remote)
+	if life, p.lifeline, err = NewPipe(WriteEnd); err != nil {
+		return nil, theirs, err
+	}
+	return p, append(theirs, life), nil
+}
+
+// closeChannels closes our ends of a process that has not been started.
+func (p *Process) closeChannels() {
+	for _, f := range []*os.File{p.Stdout, p.Stderr, p.lifeline} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+	if p.Control != nil {
+		_ = p.Control.Close()
+	}
 }
 
 func (p *Process) wait() {
@@ -315,9 +336,9 @@ func NewPipe(ours End) (r, w *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
 }
 
-func socketPair() (*net.UnixConn, *os.File, error) {
+func socketPair(kind int) (*net.UnixConn, *os.File, error) {
 	syscall.ForkLock.RLock()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind, 0)
 	if err == nil {
 		unix.CloseOnExec(fds[0])
 		unix.CloseOnExec(fds[1])

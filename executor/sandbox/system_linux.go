@@ -58,6 +58,25 @@ func attributes(level Level, box tool.Sandbox) *syscall.SysProcAttr {
 	return attr
 }
 
+// baseAttributes are how a base is started: it ends with the agent.
+func baseAttributes() (*syscall.SysProcAttr, error) {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}, nil
+}
+
+// requestOf says what attributes says of a program, for a copy.
+func requestOf(level Level, box tool.Sandbox) copyRequest {
+	attr := attributes(level, box)
+	r := copyRequest{Flags: attr.Cloneflags, Death: attr.Pdeathsig == syscall.SIGKILL}
+	if attr.Cloneflags&syscall.CLONE_NEWUSER != 0 {
+		r.Mapped = []int{attr.UidMappings[0].HostID, attr.GidMappings[0].HostID}
+		if os.Geteuid() != 0 {
+			// As many as a program would be left with.
+			r.Capabilities = append([]uintptr{}, attr.AmbientCaps...)
+		}
+	}
+	return r
+}
+
 // restrictions is the kernel's version of Landlock, and why it is not enough for
 // the level strict.
 func restrictions() (landlock int, why string) {

@@ -18,6 +18,11 @@ func systemLevels() []Level { return []Level{LevelReaper} }
 
 func attributes(Level, tool.Sandbox) *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
+// baseAttributes says that no process can be copied here.
+func baseAttributes() (*syscall.SysProcAttr, error) { return nil, errors.ErrUnsupported }
+
+func requestOf(Level, tool.Sandbox) copyRequest { return copyRequest{} }
+
 // restrictions says that there are none here.
 func restrictions() (landlock int, why string) { return 0, "only Linux has it" }
 

@@ -97,6 +97,18 @@ def domain(level: str) -> None:
         _restrict(ruleset)
 
 
+def rehearse() -> None:
+    """Loads what zygote and worker need, and changes nothing."""
+    import ctypes  # noqa: F401
+    import fcntl  # noqa: F401
+    import resource  # noqa: F401
+    import struct  # noqa: F401
+
+    if sys.platform == "linux":
+        _abi()
+        _prctl(_GET_DUMPABLE, 0)
+
+
 def become_subreaper() -> None:
     """Orphans of our descendants become our children (Linux)."""
     if sys.platform == "linux":
@@ -107,6 +119,7 @@ def become_subreaper() -> None:
 
 _NO_NEW_PRIVS = 38
 _SET_CHILD_SUBREAPER = 36
+_GET_DUMPABLE = 3
 _SET_DUMPABLE = 4
 _SET_SECCOMP = 22
 _CAPBSET_DROP = 24
@@ -122,6 +135,8 @@ def _c() -> ctypes.CDLL:
         import ctypes
 
         _libc = ctypes.CDLL(None, use_errno=True)
+        _libc.prctl.argtypes = [ctypes.c_int, *4 * (ctypes.c_ulong,)]
+        _libc.syscall.restype = ctypes.c_long
     return _libc
 
 
@@ -132,17 +147,13 @@ def _error() -> str:
 
 
 def _prctl(option: int, value: int, third: int = 0) -> int:
-    import ctypes
-
-    long = ctypes.c_ulong
-    found: int = _c().prctl(option, long(value), long(third), long(0), long(0))
+    found: int = _c().prctl(option, value, third, 0, 0)
     return found
 
 
 def _syscall(number: int, *arguments: object) -> int:
     import ctypes
 
-    _c().syscall.restype = ctypes.c_long
     found: int = _c().syscall(ctypes.c_long(number), *arguments)
     return found
 
@@ -235,21 +246,27 @@ def _limit_cores() -> None:
 
 
 def _drop_capabilities(kept: Iterable[int]) -> None:
-    import ctypes
-
     last = 40
     try:
         with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
             last = int(file.read())
     except (OSError, ValueError):
         pass
+    kept = tuple(kept)
+    for capability in range(last + 1):
+        if capability not in kept:
+            _prctl(_CAPBSET_DROP, capability)  # refused to who has none to lose
+    _prctl(_CAP_AMBIENT, _CAP_AMBIENT_CLEAR_ALL)
+    reduce_capabilities(kept)
+
+
+def reduce_capabilities(kept: Iterable[int]) -> None:
+    """From here on this process has none but those of its capabilities that are in kept."""
+    import ctypes
+
     mask = 0
     for capability in kept:
         mask |= 1 << capability
-    for capability in range(last + 1):
-        if not mask >> capability & 1:
-            _prctl(_CAPBSET_DROP, capability)  # refused to who has none to lose
-    _prctl(_CAP_AMBIENT, _CAP_AMBIENT_CLEAR_ALL)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     data = (ctypes.c_uint32 * 6)()
     if _c().capget(header, data) != 0:

@@ -9,6 +9,7 @@ others with it. The second, its child, is the zygote proper.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # has no stubs
+import fcntl
 import os
 import signal
 import sys
@@ -31,8 +32,9 @@ LIFELINE = 4  # pipe whose other end the agent holds: its end is ours
 _LOW = 200  # protocol descriptors move up here, out of a tool's way
 
 
-def main(mode: str) -> NoReturn:
-    """mode is "namespace" when we are PID 1 of our own, else "reaper"."""
+def main(mode: str, sandbox: str = "") -> NoReturn:
+    """mode is "namespace" when we are PID 1 of our own, else "reaper". sandbox is
+    the level that the setup will ask for, where that is known before."""
     child = os.fork()
     if child:
         os.close(CONTROL)
@@ -40,7 +42,7 @@ def main(mode: str) -> NoReturn:
     os.close(LIFELINE)
     code = 70
     try:
-        Zygote(_high(CONTROL), mode).run()
+        Zygote(_high(CONTROL), mode).run(sandbox)
         code = 0
     except BaseException:  # noqa: B036 - the last words of this process
         import traceback
@@ -155,8 +157,6 @@ def _descendants(top: int) -> set[int]:
 
 def _high(fd: int) -> int:
     """Moves a descriptor out of the way of what tools open and close."""
-    import fcntl
-
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOW)
     os.close(fd)
     return moved
@@ -177,8 +177,11 @@ class Zygote:
         self._workers: dict[int, JSON] = {}  # pid -> the agent's id of the worker
         self._tools: list[Tool] = []
 
-    def run(self) -> None:
+    def run(self, sandbox: str) -> None:
         """Imports the tools and serves; the process ends when the agent closes the index."""
+        early = sandbox in (confine.NONE, confine.GUARD)  # they need no folder
+        if early:
+            self._confine(sandbox, "")
         kind, body = self._next()
         if kind != SETUP:
             raise RuntimeError(f"the agent began with frame type {kind} instead of a setup")
@@ -186,19 +189,38 @@ class Zygote:
 
         self._json: ModuleType = json
         self._setup: dict[str, JSON] = json.loads(body)
-        try:
-            self._notes = confine.zygote(self._setup["sandbox"], self._mode, self._setup["folder"])
-        except confine.Refused as failure:
-            sys.stderr.write(f"the sandbox level {self._setup['sandbox']} cannot be had: {failure}\n")
-            sys.stderr.flush()
-            os._exit(71)
-        confine.become_subreaper()
+        os.chdir(self._setup["cwd"])
+        adopted = self._setup.pop("adopt", None)
+        if adopted:
+            from . import base
+
+            base.set_environ(adopted["environ"])
+        if not early:
+            self._confine(self._setup["sandbox"], self._setup["folder"])
+        if adopted:
+            try:
+                base.adopt(adopted, self._setup["paths"])
+            except base.Unfit as failure:
+                sys.stderr.write(f"{failure}\n")
+                sys.stderr.flush()
+                os._exit(base.UNFIT)
         self._prepare()
         self._describe()
         self._serve()
 
-    def _send(self, kind: int, value: JSON, fds: Sequence[int] = ()) -> None:
-        body: bytes = self._json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    def _confine(self, sandbox: str, folder: str) -> None:
+        try:
+            self._notes = confine.zygote(sandbox, self._mode, folder)
+        except confine.Refused as failure:
+            sys.stderr.write(f"the sandbox level {sandbox} cannot be had: {failure}\n")
+            sys.stderr.flush()
+            os._exit(71)
+        confine.become_subreaper()
+
+    def _send(self, kind: int, value: JSON) -> None:
+        self._write(kind, self._json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+    def _write(self, kind: int, body: bytes, fds: Sequence[int] = ()) -> None:
         data = HEADER.pack(len(body), kind, 0, 0, 0) + body
         ancillary: list[tuple[int, int, bytes]] = []
         if fds:
@@ -245,7 +267,6 @@ class Zygote:
         gc.disable()
         output.keep_ends()
         logging.raiseExceptions = False
-        os.chdir(self._setup["cwd"])
         failures.set_root(self._setup["root"])
         # Before the index's own code can change them.
         redaction.add(os.environ.get(name, "") for name in self._setup.get("secrets") or ())
@@ -295,18 +316,23 @@ class Zygote:
                 "varargs": any(p.kind == "varargs" for p in signature.parameters),
                 "warnings": signature.warnings,
             })
-        if any(tool.kind.startswith("async") for tool in self._tools):
-            from . import aloop  # noqa: F401
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
             except (OSError, ValueError):
                 pass
         import gc
-        import mmap  # noqa: F401
+        import mmap
 
-        from . import output
+        from . import loop, output
 
+        # Looked up here: every page that a fork touches is copied for it.
+        self._map = mmap.mmap
+        self._starts: dict[str, Any] = {"sync": loop.start}
+        if any(tool.kind.startswith("async") for tool in self._tools):
+            from . import aloop
+
+            self._starts["async"] = aloop.start
         output.prepare()
         confine.prepare(self._setup["sandbox"])
         gc.collect()
@@ -371,10 +397,9 @@ class Zygote:
                     pass
                 if strays.extra(len(self._workers) + len(strays.kept)):
                     strays.kill(self._workers.keys() | strays.kept)
-                exited = {"id": worker, "code": os.WEXITSTATUS(status), "signal": 0}
-                if os.WIFSIGNALED(status):
-                    exited.update(code=-1, signal=os.WTERMSIG(status))
-                self._send(EXITED, exited)
+                signaled = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+                code = -1 if signaled else os.WEXITSTATUS(status)
+                self._write(EXITED, b'{"id": %d, "code": %d, "signal": %d}' % (worker, code, signaled))
 
     def _fork(self, request: dict[str, JSON], fds: list[int]) -> None:
         try:
@@ -401,7 +426,8 @@ class Zygote:
                 handle = [os.pidfd_open(pid)]
             except OSError:
                 pass
-        self._send(FORKED, {"id": request["id"], "pid": pid, "handle": bool(handle)}, handle)
+        held = b"true" if handle else b"false"
+        self._write(FORKED, b'{"id": %d, "pid": %d, "handle": %b}' % (request["id"], pid, held), handle)
         for fd in handle:
             os.close(fd)
 
@@ -425,20 +451,14 @@ class Zygote:
             os.dup2(one, 1)
             os.dup2(two, 2)
             inp, out = _high(inp), _high(out)
-            import mmap
-
-            words = memoryview(mmap.mmap(page, 4096)).cast("Q")
+            words = memoryview(self._map(page, 4096)).cast("Q")
             for fd in (one, two, page):
                 os.close(fd)
             forking.reseed()
             _own_folder(self._setup["folder"], request["id"])
             limit = limits.apply(request["limits"], request["limit"])
-            about: bytes = self._json.dumps({"pid": os.getpid()}).encode()
-            if request["kind"] == "async":
-                from .aloop import start
-            else:
-                from .loop import start
-            start(inp, out, words, self._tools, limit, about)
+            about = b'{"pid": %d}' % os.getpid()
+            self._starts[request["kind"]](inp, out, words, self._tools, limit, about)
             code = 0
             _run_exit_handlers()
         except BaseException as failure:  # noqa: B036 - the last words of this process

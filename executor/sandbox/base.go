@@ -1,0 +1,216 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// copyTimeout bounds one copy: a base that takes longer is of no use.
+const copyTimeout = 20 * time.Second
+
+// maxCopyMessage bounds what a base says at once.
+const maxCopyMessage = 64 << 10
+
+// Base is a process of which root processes are copied, instead of being started
+// as programs: what it has loaded they find loaded. A copy is contained like a
+// program that [Spawner.Start] starts; it is a child of the agent, not of the
+// base, and outlives it. Safe for concurrent use.
+type Base struct {
+	spawner *Spawner
+	conn    *net.UnixConn
+	proc    *os.Process
+	output  *os.File
+	done    chan struct{}
+	stop    sync.Once
+
+	mu sync.Mutex // one copy at a time: the answers have no names
+}
+
+// copyRequest is what the copy has to do before it is what the agent wants.
+type copyRequest struct {
+	Flags  uintptr `json:"flags"`  // of clone: the namespaces
+	Death  bool    `json:"death"`  // it dies with the agent
+	Mapped []int   `json:"mapped"` // the user and the group that its user namespace knows
+	// Capabilities are those that it keeps; null: all.
+	Capabilities []uintptr `json:"capabilities"`
+	Mode         string    `json:"mode"`
+	// Sandbox is the level for which all this is.
+	Sandbox tool.Sandbox `json:"sandbox"`
+}
+
+// StartBase starts a program that finds a socket of messages at descriptor 3. It
+// says hello there when copies can be made. cmd.Sandbox is of no meaning: the
+// base is contained by its copies alone. Errors are those of the system, and
+// [errors.ErrUnsupported].
+func (s *Spawner) StartBase(cmd Command) (*Base, error) {
+	b, err := s.startBase(cmd)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+	return b, nil
+}
+
+func (s *Spawner) startBase(cmd Command) (*Base, error) {
+	attr, err := baseAttributes()
+	if err != nil {
+		return nil, err
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close() //nolint:errcheck // read only
+	outR, outW, err := NewPipe(ReadEnd)
+	if err != nil {
+		return nil, err
+	}
+	defer outW.Close() //nolint:errcheck // the child has its own
+	conn, remote, err := socketPair(unix.SOCK_SEQPACKET)
+	if err != nil {
+		_ = outR.Close()
+		return nil, err
+	}
+	defer remote.Close() //nolint:errcheck // the child has its own
+	b := &Base{spawner: s, conn: conn, output: outR, done: make(chan struct{})}
+	_, err = s.start(func(Level) (err error) {
+		b.proc, err = os.StartProcess(cmd.Path, append([]string{cmd.Path}, cmd.Args...), &os.ProcAttr{
+			Dir: cmd.Dir, Env: cmd.Env, Files: []*os.File{null, outW, outW, remote}, Sys: attr,
+		})
+		return err
+	}, false)
+	if err != nil {
+		_, _ = conn.Close(), outR.Close()
+		return nil, err
+	}
+	go func() {
+		_, _ = b.proc.Wait()
+		close(b.done)
+	}()
+	return b, nil
+}
+
+// Output is what the base and nobody else writes; it ends with the base.
+func (b *Base) Output() *os.File { return b.output }
+
+// Pid is the base's process id.
+func (b *Base) Pid() int { return b.proc.Pid }
+
+// Done is closed when the base has ended. Its copies live on.
+func (b *Base) Done() <-chan struct{} { return b.done }
+
+// Hello waits for the base's first message.
+func (b *Base) Hello(timeout time.Duration) ([]byte, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.receive(timeout)
+}
+
+func (b *Base) receive(timeout time.Duration) ([]byte, error) {
+	if err := b.conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, maxCopyMessage)
+	n, err := b.conn.Read(buf)
+	if err == nil && n == 0 {
+		err = errors.New("it has ended")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the base process does not answer: %w", err)
+	}
+	return buf[:n], nil
+}
+
+// Start makes a copy that is a root process as one started by [Spawner.Start]
+// is, in the root folder, for a sandbox level. Where the system refuses what the
+// spawner's level needs that is an error: there is no next level for copies.
+func (b *Base) Start(box tool.Sandbox) (*Process, error) {
+	p, err := b.start(box)
+	if err != nil {
+		return nil, fmt.Errorf("copy the base process: %w", err)
+	}
+	return p, nil
+}
+
+func (b *Base) start(box tool.Sandbox) (_ *Process, err error) {
+	p, theirs, err := newProcess()
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		for _, f := range theirs {
+			_ = f.Close()
+		}
+		if err != nil {
+			p.closeChannels()
+		}
+	}()
+	p.Level = b.spawner.Level()
+	request := requestOf(p.Level, box)
+	request.Mode, request.Sandbox = p.Level.Mode(), box
+	message, err := json.Marshal(request)
+	if err != nil {
+		return nil, err
+	}
+	fds := make([]int, len(theirs))
+	for i, f := range theirs {
+		if fds[i], err = Fd(f); err != nil {
+			return nil, err
+		}
+	}
+	pid, err := b.copy(message, fds)
+	if err != nil {
+		return nil, err
+	}
+	// It is our child, and nobody waits for it before us: the id is its own.
+	if p.proc, err = os.FindProcess(pid); err != nil {
+		return nil, err
+	}
+	go p.wait()
+	return p, nil
+}
+
+// copy has one copy made, and returns its process id.
+func (b *Base) copy(message []byte, fds []int) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, _, err := b.conn.WriteMsgUnix(message, unix.UnixRights(fds...), nil); err != nil {
+		return 0, err
+	}
+	data, err := b.receive(copyTimeout)
+	if err != nil {
+		_ = b.conn.Close() // an answer that came yet would be taken for another's
+		return 0, err
+	}
+	var answer struct {
+		Pid   int `json:"pid"`
+		Errno int `json:"errno"`
+	}
+	if err := json.Unmarshal(data, &answer); err != nil {
+		return 0, err
+	}
+	if answer.Pid <= 0 {
+		return 0, syscall.Errno(answer.Errno) //nolint:gosec // as the kernel gave it
+	}
+	return answer.Pid, nil
+}
+
+// Close ends the base and waits for that. Its copies live on.
+func (b *Base) Close() {
+	b.stop.Do(func() {
+		_ = b.conn.Close()
+		_ = b.proc.Kill()
+		<-b.done
+		_ = b.output.Close()
+	})
+	<-b.done
+}
