@@ -236,6 +236,9 @@ func (t *Tree) try(kind Kind, dir string) error {
 
 // New makes a group without a bound and without processes.
 func (t *Tree) New() (*Group, error) {
+	if t.kind == "" {
+		return nil, errors.New("no groups are to be had")
+	}
 	if err := t.settle(false); err != nil {
 		return nil, err
 	}

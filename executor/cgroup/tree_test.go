@@ -208,6 +208,9 @@ func TestNotToBeHad(t *testing.T) {
 			if tree.Kind() != "" || !strings.Contains(tree.Why(), c.why) {
 				t.Errorf("kind %q, because %q, want none, because of %q", tree.Kind(), tree.Why(), c.why)
 			}
+			if _, err := tree.New(); err == nil {
+				t.Error("a group was made all the same")
+			}
 			tree.Close()
 			diff(t, "groups", f.groups(), []string{"/service"})
 			diff(t, "what is on", strings.TrimPrefix(f.get("service/cgroup.subtree_control"), "-"), "")
