@@ -88,3 +88,26 @@ func TestBadImports(t *testing.T) {
 		t.Errorf("unavailable: %v", ix.Unavailable())
 	}
 }
+
+// What an index's own handlers of forks start in a worker is no call's.
+func TestAHandlerOfForksThatStartsAProcess(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, nil), `
+import os, subprocess, sys
+
+helper = None
+
+def begin():
+    global helper
+    if helper is None:
+        helper = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+
+os.register_at_fork(after_in_child=begin)
+
+def alive() -> bool:
+    return helper.poll() is None
+`, "alive")
+	for range 2 {
+		mustCall(t, ix, "t.alive", `{}`, `true`)
+	}
+}

@@ -53,19 +53,23 @@ def extra(known: int) -> bool:
 
 def kill(known: Collection[int]) -> None:
     """Kills and reaps all that is below us, but for our children in known and
-    what is below those. Raises Unruly."""
+    what is below those. What we may not kill is left to who is above us. Raises
+    Unruly."""
     end = time.monotonic() + PATIENCE
+    refused: set[int] = set()
     while True:
-        found = list(_below(known))
+        found = [(pid, ours) for pid, ours in _below(known) if pid not in refused]
         if not found:
             return
         for pid, _ in found:
             try:
                 os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
+            except ProcessLookupError:
                 pass
+            except PermissionError:
+                refused.add(pid)
         for pid, ours in found:
-            if ours:
+            if ours and pid not in refused:
                 try:
                     waitpid(pid, 0)  # what was below it is ours now
                 except ChildProcessError:

@@ -413,6 +413,8 @@ class Zygote:
             from . import strays
 
             strays.kept.clear()  # the zygote's children, not ours
+            if strays.extra(0):
+                strays.kept.update(strays.children())  # what the index's own handlers of forks started
             self._child(request, fds)
         for fd in fds:
             os.close(fd)
