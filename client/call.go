@@ -239,7 +239,13 @@ func (p *pending) answered(a answer) {
 func (p *pending) heard(id subjects.NodeID, boot subjects.BootID) {
 	p.sign.Store(time.Now().UnixNano())
 	if id != "" && boot != "" && p.node.Load() == nil {
-		p.node.Store(p.c.shared.nodes.get(id, boot))
+		n := p.c.shared.nodes.get(id, boot)
+		if n.boot != boot {
+			// The process that runs the call is the node no more: the one that is must
+			// neither vouch for it nor be sent it again.
+			n = &node{id: id, boot: boot}
+		}
+		p.node.Store(n)
 	}
 }
 

@@ -300,10 +300,59 @@ func newImpostor(t *testing.T, nc *nats.Conn, keepalives bool) *impostor {
 	return im
 }
 
-func (im *impostor) keepalive(m *nats.Msg) {
+func (im *impostor) keepalive(m *nats.Msg) { im.keepaliveOf(m, "b1") }
+
+func (im *impostor) keepaliveOf(m *nats.Msg, boot string) {
 	_ = im.nc.PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header{
-		"Mesh-Keepalive": {"1"}, "Mesh-Rpc-Id": m.Header["Mesh-Rpc-Id"], "Mesh-Node": {"fake"}, "Mesh-Boot": {"b1"},
+		"Mesh-Keepalive": {"1"}, "Mesh-Rpc-Id": m.Header["Mesh-Rpc-Id"], "Mesh-Node": {"fake"}, "Mesh-Boot": {boot},
 	}})
+}
+
+// A call that runs in a process that is the node no more: the heartbeats of the
+// one that is say nothing of it, and it must not be sent there.
+func TestCallOfAnEarlierStart(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	im := newImpostor(t, broker.Connect(t), false)
+	c := newClient(t, broker.Connect(t), nil)
+	again := newSpy(t, broker.Connect(t), "mesh.node.fake.tools.>")
+	one := start(t, c, "fake.x", nil)
+	im.keepalive(wait(t, "request", im.requests))
+	two := start(t, c, "fake.x", nil)
+	second := wait(t, "request", im.requests)
+	im.keepaliveOf(second, "b2")
+	if err := second.Respond([]byte("1")); err != nil {
+		t.Fatal(err)
+	}
+	if o := wait(t, "answer", two); o.err != nil {
+		t.Errorf("a call of the later start: %v", o.err)
+	}
+	if o := wait(t, "answer", one); toolmesh.CodeOf(o.err) != toolmesh.CodeNodeLost {
+		t.Errorf("a call of the earlier start: %v", o.err)
+	}
+	three := start(t, c, "fake.x", nil)
+	im.keepalive(wait(t, "request", im.requests)) // the earlier one was only frozen
+	ticker := time.NewTicker(200 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		select {
+		case o := <-three:
+			if toolmesh.CodeOf(o.err) != toolmesh.CodeNodeLost || o.took > lostWithin+time.Second {
+				t.Errorf("after %v: %v, want node_lost", o.took, o.err)
+			}
+			if sent := again.heard(); len(sent) != 0 {
+				t.Errorf("the later start got the call: %v", sent)
+			}
+			return
+		case <-ticker.C:
+			heartbeat(t, im.nc, "fake", "b2")
+		case <-t.Context().Done():
+			return
+		}
+		if len(again.heard()) != 0 {
+			t.Fatal("the later start got the call, and would run it, too")
+		}
+	}
 }
 
 // A request that is sent again and meets nobody says nothing of the first one,
