@@ -8,8 +8,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/toolmesh/toolmesh/executor"
 )
@@ -30,6 +32,26 @@ async def aburst(n: int, path: str):
         yield i
     open(path).close()
     yield n
+
+gate = None
+inside = 0
+
+async def finish() -> int:
+    global gate, inside
+    import asyncio
+    if gate is None:
+        gate = asyncio.Event()
+    inside += 1
+    await gate.wait()
+    return 1
+
+async def block(n: int, path: str):
+    import asyncio
+    while inside < n:
+        await asyncio.sleep(0.001)
+    gate.set()
+    await asyncio.sleep(0)  # they come to their ends, and we go on, in the same turn of the loop
+    open(path).close()
 
 def between(n: int):
     for i in range(n):
@@ -72,7 +94,7 @@ func (w *waiter) Item(ctx context.Context, data json.RawMessage) error {
 
 func burstIndex(t *testing.T) *executor.Index {
 	t.Helper()
-	return openModule(t, newExecutor(t, nil), burstTools, "burst", "aburst", "between", "fork")
+	return openModule(t, newExecutor(t, nil), burstTools, "burst", "aburst", "between", "fork", "finish", "block")
 }
 
 func TestAQuickItemDoesNotWaitForASlowOne(t *testing.T) {
@@ -97,6 +119,42 @@ func TestAQuickItemDoesNotWaitForASlowOne(t *testing.T) {
 				t.Errorf("%s of %d: %d items", tool, n, len(sink.items))
 			}
 		}
+	}
+}
+
+// Results that are to be written together do not wait for a coroutine that keeps
+// the loop from it: this one does until they have arrived.
+func TestAResultDoesNotWaitForABlockedLoop(t *testing.T) {
+	t.Parallel()
+	ix := burstIndex(t)
+	const n = 50
+	path := filepath.Join(t.TempDir(), "gate")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // which only a failure takes
+	defer cancel()
+	blocked := make(chan error, 1)
+	go func() {
+		_, err := ix.Call(ctx, executor.Call{Tool: "t.block", Args: json.RawMessage(fmt.Sprintf(`{"n":%d,"path":%q}`, n, path))}, nil)
+		blocked <- err
+	}()
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			if body, err := ix.Call(ctx, executor.Call{Tool: "t.finish"}, nil); err != nil || string(body) != "1" {
+				t.Errorf("got %s, %v", body, err)
+			}
+		})
+	}
+	wg.Wait()
+	f, err := os.OpenFile(path, os.O_RDWR, 0) // waits for nobody
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // nothing is written
+	if err := <-blocked; err != nil {
+		t.Error(err)
 	}
 }
 

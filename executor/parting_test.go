@@ -158,7 +158,11 @@ func TestAnExitInATaskOfAToolEndsNobodyElse(t *testing.T) {
 	var wg sync.WaitGroup
 	const n = 10
 	for i := range n {
-		wg.Go(func() { mustCall(t, ix, "t.finish", fmt.Sprintf(`{"i":%d}`, i), strconv.Itoa(i)) })
+		wg.Go(func() {
+			if body, err := call(t, ix, "t.finish", fmt.Sprintf(`{"i":%d}`, i)); err != nil || body != strconv.Itoa(i) {
+				t.Errorf("call %d: %s, %v", i, body, err)
+			}
+		})
 	}
 	_, err = ix.Call(t.Context(), executor.Call{Tool: "t.exits_beside"}, nil)
 	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeToolError || e.Type != "SystemExit" {
