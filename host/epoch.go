@@ -3,7 +3,6 @@ package host
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -12,67 +11,47 @@ import (
 )
 
 const (
-	// epochFresh is how long what the registry said of a session is believed.
-	epochFresh = time.Second
+	// epochWait is how long the registry may take to say what a session's epoch
+	// is, and epochBrief where the view knows one to go on with.
 	epochWait  = 5 * time.Second
-	maxEpochs  = 4096
+	epochBrief = time.Second
 )
 
-// epochs knows the sessions' epochs for a host that has no view of them, or whose
-// view may be behind. What a stream stores carries its session's epoch, so each
-// stream asks; unary calls store nothing and do not.
-type epochs struct {
-	mu    sync.Mutex
-	known map[subjects.SessionID]epochAnswer
-}
-
-type epochAnswer struct {
-	epoch string
-	at    time.Time
-}
-
 // epoch returns the epoch of a session, empty for one that nobody created. The
-// errors are session_not_found and unavailable. It asks the registry for streams
-// of a session that it does not know, and before it refuses a session: a caller
-// may be faster than the news of the session that it created.
+// errors are session_not_found and unavailable. What a stream stores carries the
+// epoch, so each stream of a session asks the registry: a view may be behind, and
+// a caller faster than the news of the session that it created. Unary calls
+// store nothing and ask only before a session is refused.
 func (h *Host) epoch(ctx context.Context, session subjects.SessionID, stream bool) (string, error) {
 	if h.opts.Sessions == nil {
-		return h.registered(ctx, session)
+		return h.registered(ctx, session, epochWait)
 	}
 	known, err := h.opts.Sessions.Admit(session)
-	if known != "" || session == subjects.DefaultSession || err == nil && !stream || !h.lease.joined.Load() {
+	if !stream && err == nil || session == subjects.DefaultSession || !h.lease.joined.Load() {
 		return known, err
 	}
-	if epoch, asked := h.registered(ctx, session); asked == nil && epoch != "" {
+	epoch, asked := h.registered(ctx, session, epochBrief)
+	switch {
+	case toolmesh.CodeOf(asked) == toolmesh.CodeSessionNotFound:
+		return "", asked
+	case asked == nil && epoch != "":
 		return epoch, nil
 	}
 	return known, err
 }
 
-// registered is what the registry says of a session's epoch, now or a moment ago.
-func (h *Host) registered(ctx context.Context, session subjects.SessionID) (string, error) {
-	now := time.Now()
-	e := &h.epochs
-	e.mu.Lock()
-	known, ok := e.known[session]
-	e.mu.Unlock()
-	if ok && now.Sub(known.at) < epochFresh {
-		return known.epoch, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, epochWait)
+// registered is what the registry says of a session's epoch.
+func (h *Host) registered(ctx context.Context, session subjects.SessionID, wait time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	record, err := h.lease.store.Session(ctx, session)
-	if err == nil && record.Ended {
+	switch {
+	case errors.Is(err, bus.ErrNoKey):
+		return "", nil
+	case err != nil:
+		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the session cannot be looked up: %w", err).WithOrigin(toolmesh.OriginAgent)
+	case record.Ended:
 		return "", toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended", session).WithOrigin(toolmesh.OriginAgent)
 	}
-	if err != nil && !errors.Is(err, bus.ErrNoKey) {
-		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the session cannot be looked up: %w", err).WithOrigin(toolmesh.OriginAgent)
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.known == nil || len(e.known) >= maxEpochs {
-		e.known = make(map[subjects.SessionID]epochAnswer)
-	}
-	e.known[session] = epochAnswer{record.Epoch, now}
 	return record.Epoch, nil
 }

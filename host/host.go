@@ -68,7 +68,6 @@ type Host struct {
 	stopOnce  sync.Once
 	stopErr   error
 	replaySub *nats.Subscription
-	epochs    epochs
 	retired   []*retiredRoute // to be taken out of routes by the ticker
 
 	unsentMu  sync.Mutex
