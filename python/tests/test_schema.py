@@ -584,3 +584,27 @@ def test_a_partial_has_the_description_of_its_function() -> None:
     assert schema.signature(made).description == "Greet somebody."
     made.__doc__ = "Say hello."
     assert schema.signature(made).description == "Say hello."
+
+
+Tree_ = typing.Union[dict[str, "Tree_"], list["Tree_"], str, int, float, bool, None]
+Ping = typing.Union[int, list["Pong"]]
+Pong = typing.Union[str, list["Ping"]]
+
+
+def test_an_alias_that_refers_to_itself_is_described() -> None:
+    def whole(tree: Tree_) -> Tree_:
+        return tree
+
+    def turns(ping: Ping, again: "Ping") -> None: ...
+
+    made = schema.signature(whole)
+    assert set(made.input_schema["$defs"]) == {"Tree_"}
+    tool = Tool("t", whole, "sync", made)
+    value = {"a": [1, None, {"b": ["c", 2.5]}]}
+    assert tool.bind({"tree": value}) == ((), {"tree": value})
+    assert json.loads(tool.encode(value)) == value
+    tool = Tool("t", turns, "sync", schema.signature(turns))
+    ping = ["x", [1, ["y", [2]]]]
+    assert tool.bind({"ping": ping, "again": 1})[1]["ping"] == ping
+    with pytest.raises(Mismatch):
+        tool.bind({"ping": ["x", [1, ["y", ["not an int"]]]], "again": 1})

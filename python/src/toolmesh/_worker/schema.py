@@ -32,8 +32,8 @@ from .shapes import (
     constraints,
     from_text,
     guard,
-    is_json,
     is_text,
+    keep_json,
     load_float,
     load_int,
     plain,
@@ -104,6 +104,7 @@ class Builder:
         self._recursive: set[Any] = set()
         self._made: dict[Any, Shape] = {}  # class or alias -> its Shape, once made
         self._moved: dict[int, Schema] = {}  # id of a schema that stands in $defs -> the reference to it
+        self._texts: list[Any] = []  # what texts and forward references around where we are stand for
         self._bound: dict[Any, Any] = {}  # type variable -> what it stands for where we are
 
     def turn(self) -> None:
@@ -152,18 +153,21 @@ class Builder:
     def shape(self, annotation: Any, where: str, namespace: Namespace | None = None) -> Shape:
         """The Shape of an annotation. where names the place for warnings."""
         namespace = self.namespace if namespace is None else namespace
+        text = getattr(annotation, "__forward_arg__", annotation)
         annotation = self.resolve(annotation, namespace, where)
         if annotation is UNRESOLVED:
             return self.anything()
-        if annotation is None:
-            annotation = type(None)
+        annotation = type(None) if annotation is None else annotation
         if annotation in _OPEN if _hashable(annotation) else False:
             return self.anything()
         simple = SIMPLE.get(annotation) if _hashable(annotation) else None
         if simple is not None:
             return simple()
         try:
-            found = self._compound(annotation, where, namespace)
+            if isinstance(text, str) and typing.get_origin(annotation) is not None and _hashable(annotation):
+                found = self._forward(text, annotation, where, namespace)
+            else:
+                found = self._compound(annotation, where, namespace)
         except Exception as failure:
             self.warn(f"{where}: {_name(annotation)} cannot be described ({type(failure).__name__}: {failure}); "
                       "anything is accepted")
@@ -172,6 +176,19 @@ class Builder:
             return found
         self.warn(f"{where}: {_name(annotation)} has no form in JSON; anything is accepted")
         return self.anything()
+
+    def _forward(self, text: str, annotation: Any, where: str, namespace: Namespace) -> Shape | None:
+        """What a text stands for. Inside itself, as in an alias of JSON, it has a name."""
+        if annotation in self._texts:
+            if text.isidentifier() and text not in {*self._names.values(), *self.defs}:
+                self._names.setdefault(annotation, text)
+            whole = lambda: self._compound(annotation, where, namespace) or self.anything()  # noqa: E731
+            return self._named(annotation, where, whole)
+        self._texts.append(annotation)
+        try:
+            return self._compound(annotation, where, namespace)
+        finally:
+            self._texts.pop()
 
     @staticmethod
     def anything() -> Shape:
@@ -745,7 +762,7 @@ def signature(function: Callable[..., Any]) -> Signature:
                 output = builder.settled(dict(shape.schema))
     description, builder.warnings = redaction.text(description), [redaction.text(one) for one in builder.warnings]
     made = Signature(description, schema, output, parameters, dump, builder.warnings)
-    _check(made)
+    keep_json(made)
     return made
 
 
@@ -761,24 +778,6 @@ def _item(returns: Any, kind: str) -> Any:
     elif origin in (abc.Awaitable, abc.Coroutine) and arguments:
         return arguments[-1]
     return UNRESOLVED if returns in _NOTHING else returns
-
-
-def _check(made: Signature) -> None:
-    """A schema that JSON cannot carry, which only a library or a class of the
-    index's own brings, must not take the whole index along."""
-    if not is_json(made.input_schema):
-        properties = made.input_schema["properties"]
-        for name in [name for name, one in properties.items() if not is_json(one)]:
-            properties[name] = {}
-            made.warnings.append(f"{name}: its schema is not JSON; anything is accepted")
-        for place in ("$defs", "additionalProperties"):
-            if place in made.input_schema and not is_json(made.input_schema[place]):
-                made.input_schema = {"type": "object", "properties": {name: {} for name in properties},
-                                     "required": made.input_schema.get("required", []), "additionalProperties": True}
-                made.warnings.append("the schema of the arguments is not JSON; anything is accepted")
-    if made.output_schema is not None and not is_json(made.output_schema):
-        made.output_schema = None
-        made.warnings.append("the schema of the return value is not JSON; nothing is said of it")
 
 
 def kind_of(function: Callable[..., Any]) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, TypeAlias
 
+    from .schema import Signature
     from .values import JSON
 
     Schema: TypeAlias = dict[str, JSON]
@@ -474,3 +475,21 @@ def _plain_tree(value: Any) -> bool:
     if kind is list or kind is tuple:
         return all(map(_plain_tree, value))
     return kind in JSON_TYPES
+
+
+def keep_json(made: Signature) -> None:
+    """A schema that JSON cannot carry, which only a library or a class of the
+    index's own brings, must not take the whole index along."""
+    if not is_json(made.input_schema):
+        properties = made.input_schema["properties"]
+        for name in [name for name, one in properties.items() if not is_json(one)]:
+            properties[name] = {}
+            made.warnings.append(f"{name}: its schema is not JSON; anything is accepted")
+        for place in ("$defs", "additionalProperties"):
+            if place in made.input_schema and not is_json(made.input_schema[place]):
+                made.input_schema = {"type": "object", "properties": {name: {} for name in properties},
+                                     "required": made.input_schema.get("required", []), "additionalProperties": True}
+                made.warnings.append("the schema of the arguments is not JSON; anything is accepted")
+    if made.output_schema is not None and not is_json(made.output_schema):
+        made.output_schema = None
+        made.warnings.append("the schema of the return value is not JSON; nothing is said of it")
