@@ -26,6 +26,10 @@ const baseRetry = time.Minute
 const baseBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + workerPackage +
 	" import base; del sys.path[0]; base.main()"
 
+// commandLineRoom is an argument that nobody reads: a process that renames itself
+// has as much room as its first command line took.
+var commandLineRoom = strings.Repeat(" ", 1024)
+
 // Variables that the C library, or a library that a base has loaded, reads when
 // it is loaded: too late in a copy. PYTHON is for modules of the standard library;
 // the interpreter itself reads none of them.
@@ -321,7 +325,7 @@ func (b *bases) run(made *base, python, real string) error {
 	}
 	began := time.Now()
 	proc, err := b.x.spawner.StartBase(sandbox.Command{
-		Path: bare, Args: []string{"-I", "-X", "utf8", "-c", baseBootstrap, b.x.files},
+		Path: bare, Args: []string{"-I", "-X", "utf8", "-c", baseBootstrap, b.x.files, commandLineRoom},
 		Env: []string{"PATH=/usr/local/bin:/usr/bin:/bin"}, Dir: dir,
 	})
 	if err != nil {

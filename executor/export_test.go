@@ -14,3 +14,18 @@ func (x *Executor) BasePids() []int {
 	}
 	return pids
 }
+
+// Waiting counts the copies that wait for an index.
+func (x *Executor) Waiting() int {
+	x.bases.mu.Lock()
+	defer x.bases.mu.Unlock()
+	n := 0
+	for _, b := range x.bases.by {
+		b.mu.Lock()
+		if b.blank != nil {
+			n++
+		}
+		b.mu.Unlock()
+	}
+	return n
+}

@@ -102,7 +102,9 @@ func beAgent(dir string) {
 	if err != nil {
 		fail(err)
 	}
+	bases := x.BasePids()
 	if os.Getenv("TOOLMESH_TEST_BASELESS") != "" {
+		bases = nil
 		for _, pid := range x.BasePids() {
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				fail(err)
@@ -123,7 +125,7 @@ func beAgent(dir string) {
 	}
 	s := ix.Stats()
 	effective, _ := x.Sandbox()
-	fmt.Println(x.Level(), effective, s.Root, strings.Trim(fmt.Sprint(s.Pids), "[]"))
+	fmt.Println(x.Level(), effective, s.Root, strings.Trim(fmt.Sprint(append(s.Pids, bases...)), "[]"))
 	select {}
 }
 
@@ -234,8 +236,12 @@ func nothingSurvives(t *testing.T, c orphanCase, marker string) {
 		}
 		pids = append(pids, pid)
 	}
-	if len(pids) != 1+len(orphanCalls) {
-		t.Errorf("got processes %q, want the root and %d workers", words, len(orphanCalls))
+	want := 1 + len(orphanCalls)
+	if c.how == "" {
+		want++ // the base
+	}
+	if len(pids) != want {
+		t.Errorf("got processes %q, want the root, %d workers and the base", words, len(orphanCalls))
 	}
 	var started []int
 	eventually(t, "what the tools start runs", func() bool {

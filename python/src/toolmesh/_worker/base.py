@@ -95,6 +95,7 @@ def main() -> NoReturn:
 
     socket = _socket.socket(fileno=CONTROL)
     socket.settimeout(None)
+    _title(["toolmesh base", "python" + sys.version.split()[0]])
     gc.collect()
     gc.freeze()
     socket.send(json.dumps({"modules": len(sys.modules)}).encode())
@@ -146,6 +147,22 @@ def _preload() -> None:
         del sys.modules[name]
     _added = _loaded() - usual
     _rehearse()
+
+
+def _title(argv: list[str]) -> None:
+    """Says what this process is to whoever lists processes: its command line. There
+    is as much room as the first one took."""
+    import ctypes
+
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            start, end = (int(one) for one in file.read().rpartition(b")")[2].split()[45:47])
+    except (OSError, ValueError):
+        return
+    room = end - start
+    if start > 0 and room > 1:
+        text = b"".join(os.fsencode(one) + b"\0" for one in argv)[: room - 1]
+        ctypes.memmove(start, text.ljust(room, b"\0"), room)
 
 
 def _rehearse() -> None:
@@ -246,6 +263,7 @@ def adopt(environment: dict[str, JSON], paths: list[str]) -> None:
         del sys.path_importer_cache[path]
     sys.executable = executable
     sys.orig_argv[:] = environment["argv"]
+    _title(environment["argv"])
     before, finders = list(sys.path), list(sys.meta_path)
     sys.prefix = sys.exec_prefix = os.path.dirname(os.path.dirname(executable))
     site.PREFIXES[:] = [sys.base_prefix, sys.base_exec_prefix]
