@@ -54,12 +54,12 @@ func TestViewFollowsInEveryTopology(t *testing.T) {
 	})
 }
 
-// relayed is a bus of a JetStream domain "relay", which is the broker's own but
-// for what refuse answers by itself.
-func relayed(t *testing.T, s *meshtest.Server, refuse func(subject string) []byte) *bus.Bus {
+// relayed is a bus of a JetStream domain, which nobody else may relay, and which
+// is the broker's own but for what refuse answers by itself.
+func relayed(t *testing.T, s *meshtest.Server, domain string, refuse func(subject string) []byte) *bus.Bus {
 	t.Helper()
 	mesh, caller := s.Connect(t), s.Connect(t)
-	_, err := caller.Subscribe("$JS.relay.API.>", func(m *nats.Msg) {
+	_, err := caller.Subscribe("$JS."+domain+".API.>", func(m *nats.Msg) {
 		if answer := refuse(m.Subject); answer != nil {
 			_ = m.Respond(answer)
 			return
@@ -70,7 +70,7 @@ func relayed(t *testing.T, s *meshtest.Server, refuse func(subject string) []byt
 		}); err != nil {
 			t.Error(err)
 		}
-		_ = mesh.PublishMsg(&nats.Msg{Subject: strings.Replace(m.Subject, "relay.", "", 1), Reply: inbox, Header: m.Header, Data: m.Data})
+		_ = mesh.PublishMsg(&nats.Msg{Subject: strings.Replace(m.Subject, domain+".", "", 1), Reply: inbox, Header: m.Header, Data: m.Data})
 	})
 	if err == nil {
 		err = caller.Flush()
@@ -78,7 +78,7 @@ func relayed(t *testing.T, s *meshtest.Server, refuse func(subject string) []byt
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := bus.New(s.Connect(t), &bus.Options{Domain: "relay"})
+	b, err := bus.New(s.Connect(t), &bus.Options{Domain: domain})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestViewIsOpenedWhileABucketHasNoLeader(t *testing.T) {
 	publish(t, registry.NewStore(b, nil), l, "demo", "r1", "demo.a")
 	const info = `{"type":"io.nats.jetstream.api.v1.stream_info_response","error":`
 	var asked atomic.Int64
-	v := view(t, relayed(t, s, func(subject string) []byte {
+	v := view(t, relayed(t, s, "leaderless", func(subject string) []byte {
 		if !strings.HasSuffix(subject, ".STREAM.INFO.KV_MESH_TOOLS") || asked.Add(1) > 2 {
 			return nil
 		}
@@ -107,7 +107,7 @@ func TestViewIsOpenedWhileABucketHasNoLeader(t *testing.T) {
 		t.Errorf("after %d questions the view has the route %+v, %v", asked.Load(), r, ok)
 	}
 
-	missing := relayed(t, s, func(subject string) []byte {
+	missing := relayed(t, s, "missing", func(subject string) []byte {
 		if !strings.HasSuffix(subject, ".STREAM.INFO.KV_MESH_TOOLS") {
 			return nil
 		}
