@@ -322,3 +322,38 @@ func fileText(name string) string {
 	}
 	return string(data)
 }
+
+// What a call sets in a context variable is not there for the next one, as
+// little as for a coroutine beside it.
+func TestContextVariablesAreACallsOwn(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, nil), `
+from contextvars import ContextVar
+
+who = ContextVar("who", default="nobody")
+
+def put(name: str) -> str:
+    before = who.get()
+    who.set(name)
+    return before
+
+def puts(name: str):
+    yield who.get()
+    who.set(name)
+    yield who.get()
+
+async def aput(name: str) -> str:
+    return put(name)
+`, "put", "puts", "aput")
+	for range 2 {
+		mustCall(t, ix, "t.put", `{"name":"ann"}`, `"nobody"`)
+		mustCall(t, ix, "t.aput", `{"name":"ann"}`, `"nobody"`)
+		sink := &collector{}
+		if err := stream(t, ix, "t.puts", `{"name":"bob"}`, sink); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(sink.items, " "); got != `"nobody" "bob"` {
+			t.Errorf("the stream has %s", got)
+		}
+	}
+}

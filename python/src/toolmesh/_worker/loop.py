@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import termios
+from contextvars import copy_context
 from types import CoroutineType, GeneratorType
 
 from . import channel, failures, limits, strays
@@ -184,7 +185,7 @@ class Worker:
             kind, flags, slot, call, body = frame
             if kind == CALL:
                 self._call = call
-                kind, body = run(flags, slot, call, body)
+                kind, body = copy_context().run(run, flags, slot, call, body)  # what a call sets there is its own
                 if self._forked:
                     os._exit(0)  # a child of the tool came back from the function
                 if limits.memory and (limits.exceeded() or _no_memory(kind, body)):
