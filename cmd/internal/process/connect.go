@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -38,7 +39,7 @@ func Connect(ctx context.Context, c settings.Connection, o ConnectOptions) (*nat
 	options := bus.ConnectOptions(&bus.ConnectConfig{Name: o.Name, RetryFirst: o.Wait, Logger: o.Logger})
 	at := c.NATSURL
 	if at == "" && c.NATSContext != "" {
-		saved, err := natsadmin.LoadContext(c.NATSContext)
+		saved, err := savedContext(c.NATSContext)
 		if err != nil {
 			return nil, err
 		}
@@ -66,13 +67,25 @@ func Connect(ctx context.Context, c settings.Connection, o ConnectOptions) (*nat
 	return nc, nil
 }
 
+// savedContext reads a saved context where the nats command line keeps it: below
+// XDG_CONFIG_HOME, else below HOME. The library would ask the system whose home
+// it is where HOME, as in a container or under sudo, says another.
+func savedContext(name string) (natsadmin.Context, error) {
+	if home := os.Getenv("HOME"); home != "" && os.Getenv("XDG_CONFIG_HOME") == "" {
+		if err := os.Setenv("XDG_CONFIG_HOME", filepath.Join(home, ".config")); err != nil {
+			return natsadmin.Context{}, toolmesh.Errorf(toolmesh.CodeInternal, "%w", err)
+		}
+	}
+	return natsadmin.LoadContext(name)
+}
+
 // Domain is the JetStream domain that holds the mesh's streams, if the settings
 // name a saved context that has one; empty for the connection's own.
 func Domain(c settings.Connection) string {
 	if c.NATSURL != "" || c.NATSContext == "" {
 		return ""
 	}
-	saved, err := natsadmin.LoadContext(c.NATSContext)
+	saved, err := savedContext(c.NATSContext)
 	if err != nil {
 		return ""
 	}
