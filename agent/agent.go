@@ -87,6 +87,7 @@ type Agent struct {
 	subs      []*nats.Subscription
 	watch     sync.WaitGroup
 	drained   bool
+	lost      error // why it is done, if that was nobody's order
 	stopping  bool
 }
 
@@ -136,6 +137,14 @@ func (a *Agent) Node() subjects.NodeID { return a.opts.Node }
 // Done is closed when the agent has nothing left to do: it was drained by an
 // administrative request, or another process took its node's id. Stop it then.
 func (a *Agent) Done() <-chan struct{} { return a.done }
+
+// Err is why the agent is done, if that was nobody's order: another process is
+// its node. nil otherwise.
+func (a *Agent) Err() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.lost
+}
 
 // Start makes this process a node, and begins to serve what is installed. The
 // errors are those of [host.Host.Start], and unavailable where the machine
@@ -196,7 +205,10 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	a.watch.Go(func() {
 		select {
 		case <-a.host.Lost():
-			a.log.Error("the node is lost to another process: stopping")
+			a.log.Error("the node is lost to another process: stopping", slog.Any("error", a.host.Err()))
+			a.mu.Lock()
+			a.lost = a.host.Err()
+			a.mu.Unlock()
 			a.finish()
 		case <-a.base.Done():
 		}
@@ -238,7 +250,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
-	return a.Stop(stop)
+	return errors.Join(a.Err(), a.Stop(stop))
 }
 
 // Stop drains the node, ends its calls and its workers. When ctx ends first, the

@@ -8,10 +8,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
@@ -364,4 +366,46 @@ func TestAnInstallWhoseCallerIsGone(t *testing.T) {
 		r, err := c.Call(t.Context(), "idx.t.tool", nil)
 		return err == nil && string(r.Value) == "1"
 	})
+}
+
+// An agent whose node another process has become is done, and says why.
+func TestANodeThatIsLostIsAnError(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	proxy := meshtest.NewProxy(t, s)
+	a, err := agent.New(proxy.Connect(t), t.TempDir(), &agent.Options{Node: "one", Environ: os.Environ()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc := s.Connect(t)
+	beats, err := nc.SubscribeSync("mesh.hb.one")
+	if err == nil {
+		err = nc.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(t.Context()) }()
+	if _, err := beats.NextMsg(time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Blackhole()
+	next, err := host.New(nc, &host.Options{Node: "one"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := next.Start(t.Context()); err != nil { // listens for 2.5 s
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = next.Stop(context.Background()) })
+	proxy.Heal()
+	select {
+	case err := <-ended:
+		if err == nil || a.Err() == nil {
+			t.Errorf("it ended with %v, because of %v", err, a.Err())
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the agent goes on")
+	}
 }

@@ -657,6 +657,9 @@ func (h *Host) Label(ctx context.Context, labels map[string]string) error {
 // stop, its callers count it as lost. [Host.Run] does so by itself.
 func (h *Host) Lost() <-chan struct{} { return h.lease.lost() }
 
+// Err is why the node is lost; nil while it is not.
+func (h *Host) Err() error { return h.lease.failure() }
+
 // Run starts the host, serves until ctx ends, then drains for as long as its
 // calls need, at most half a minute.
 func (h *Host) Run(ctx context.Context) error {

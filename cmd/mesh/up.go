@@ -88,6 +88,7 @@ type machine struct {
 	record record
 	ends   []func(ctx context.Context) error // what was started, in that order
 	done   <-chan struct{}
+	lost   func() error // why it is done, if that was nobody's order
 }
 
 // up runs a mesh until it is told to stop.
@@ -116,7 +117,9 @@ func (a *app) up(ctx context.Context, f upFlags) error {
 		case <-ctx.Done():
 			m.log.Info("stopping: signalled")
 		case <-m.done:
-			m.log.Info("stopping: drained")
+			if err = m.lost(); err == nil {
+				m.log.Info("stopping: drained")
+			}
 		}
 		if a.term.err {
 			fmt.Fprintln(a.err, a.term.dim("stopping: calls in flight end first; Ctrl-C again does not wait"))
@@ -167,7 +170,7 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	if err := agent.Ready(ctx); err != nil {
 		return err
 	}
-	m.done = agent.Done()
+	m.done, m.lost = agent.Done(), agent.Err
 	m.record = record{
 		URL: server.URL(), PID: os.Getpid(), Process: processID(os.Getpid()),
 		DataDir: dir, Started: time.Now().UTC(),

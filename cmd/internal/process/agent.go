@@ -102,10 +102,15 @@ func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.
 	case <-ctx.Done():
 		log.Info("stopping: signalled")
 	case <-a.Done():
-		log.Info("stopping: drained")
+		if a.Err() == nil {
+			log.Info("stopping: drained")
+		}
 	}
 	if err := StopAgent(ctx, a); err != nil {
 		return fmt.Errorf("stop: %w", err)
+	}
+	if err := a.Err(); err != nil {
+		return err
 	}
 	log.Info("stopped")
 	return nil
