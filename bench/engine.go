@@ -404,7 +404,7 @@ var engineTurns = []struct {
 	{engineFork, 100, 2, 100},
 	{engineFresh, 2, 1, 5},
 	{engineItems, 200_000, 1000, 100},
-	{engineFlight, 5 * flightCalls, flightCalls, 7},
+	{engineFlight, 20 * flightCalls, flightCalls, 7}, // enough that the first thousand, which all begin at once, are few
 	{engineCancel, 50, 2, 100},
 	{engineTogether, 1, 1, 5},
 	{engineSingly, 1, 1, 3},
