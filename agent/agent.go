@@ -239,9 +239,13 @@ func (a *Agent) Ready(ctx context.Context) error {
 }
 
 // Run starts the agent, serves until ctx ends or [Agent.Done] is closed, and
-// stops it with half a minute for the calls in flight.
+// stops it with half a minute for the calls in flight. That ctx ends, also during
+// the start, is no error.
 func (a *Agent) Run(ctx context.Context) error {
 	if err := a.Start(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // it was told to end
+		}
 		return err
 	}
 	select {

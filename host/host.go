@@ -661,9 +661,14 @@ func (h *Host) Lost() <-chan struct{} { return h.lease.lost() }
 func (h *Host) Err() error { return h.lease.failure() }
 
 // Run starts the host, serves until ctx ends, then drains for as long as its
-// calls need, at most half a minute.
+// calls need, at most half a minute. That ctx ends, also during the start, is no
+// error.
 func (h *Host) Run(ctx context.Context) error {
 	if err := h.Start(ctx); err != nil {
+		_ = h.Stop(context.WithoutCancel(ctx)) // nothing runs: there is nothing to wait for
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // it was told to end
+		}
 		return err
 	}
 	select {

@@ -218,3 +218,22 @@ func TestStream(t *testing.T) {
 		}
 	})
 }
+
+// A host that is told to end while it starts ends well, and leaves nothing.
+func TestRunThatEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	for range 5 {
+		h, err := host.New(broker.Connect(t), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- h.Run(ctx) }()
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("got %v", err)
+		}
+	}
+}
