@@ -43,14 +43,14 @@ from .loop import (
     _no_memory,
     _raw_pending,
     _TooLarge,
+    failed,
     forked_by_tool,
     not_json,
-    refused,
     split_meta,
     too_deep,
 )
 from .output import NoShield, Outlet, install
-from .values import Mismatch, NotSerializable, decode, encode
+from .values import Mismatch, decode, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -311,15 +311,7 @@ class Worker:
         """The body for what came out of a tool's function, or out of its result."""
         if isinstance(failure, asyncio.CancelledError) and call in self._asked:
             return failures.cancelled()
-        if isinstance(failure, NotSerializable):
-            return failures.unserializable(failure, tool.name)
-        if isinstance(failure, _TooLarge):
-            return failures.too_large(failure.size, self._limit, failure.what)
-        if isinstance(failure, TypeError):
-            problems = refused(failure, tool, keyword, positional)
-            if problems:
-                return failures.invalid(problems)
-        return failures.raised(failure, tool.name)
+        return failed(failure, tool, self._limit, keyword, positional)
 
     async def _stream(
         self, tool: Tool, slot: int, call: int, items: AsyncGenerator[Any, Any], meta: dict[str, JSON]

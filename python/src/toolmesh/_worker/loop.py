@@ -268,15 +268,7 @@ class Worker:
     ) -> bytes:
         if isinstance(failure, Cancelled):
             return failures.cancelled()
-        if isinstance(failure, NotSerializable):
-            return failures.unserializable(failure, tool.name)
-        if isinstance(failure, _TooLarge):
-            return failures.too_large(failure.size, self._limit, failure.what)
-        if isinstance(failure, TypeError):
-            problems = refused(failure, tool, keyword, positional)
-            if problems:
-                return failures.invalid(problems)
-        return failures.raised(failure, tool.name)
+        return failed(failure, tool, self._limit, keyword, positional)
 
     def _stream(
         self, tool: Tool, slot: int, call: int, items: Generator[Any, Any, Any], meta: dict[str, JSON]
@@ -321,6 +313,22 @@ def _drain(items: Generator[Any, Any, Any], collect: int) -> Any:
             yielded = True
         except StopIteration as stop:
             return value if yielded else stop.value
+
+
+def failed(
+    failure: BaseException, tool: Tool, limit: int, keyword: dict[str, Any], positional: Sequence[Any]
+) -> bytes:
+    """The body for what came out of a tool's function, or out of its result, other
+    than a cancellation."""
+    if isinstance(failure, NotSerializable):
+        return failures.unserializable(failure, tool.name)
+    if isinstance(failure, _TooLarge):
+        return failures.too_large(failure.size, limit, failure.what)
+    if isinstance(failure, TypeError):
+        problems = refused(failure, tool, keyword, positional)
+        if problems:
+            return failures.invalid(problems)
+    return failures.raised(failure, tool.name)
 
 
 def not_json(failure: ValueError) -> bytes:
