@@ -398,13 +398,13 @@ var engineTurns = []struct {
 	ops, least int
 	rounds     int
 }{
-	{engineEcho, 5000, 20, 100},
-	{engineWarm, 5000, 20, 100},
-	{engineBare, 5000, 20, 100},
+	{engineEcho, 1000, 20, 100},
+	{engineWarm, 1000, 20, 100},
+	{engineBare, 1000, 20, 100},
 	{engineFork, 100, 2, 100},
 	{engineFresh, 2, 1, 5},
 	{engineItems, 200_000, 1000, 100},
-	{engineFlight, 20 * flightCalls, flightCalls, 7}, // enough that the first thousand, which all begin at once, are few
+	{engineFlight, 5 * flightCalls, flightCalls, 7},
 	{engineCancel, 50, 2, 100},
 	{engineTogether, 1, 1, 5},
 	{engineSingly, 1, 1, 3},
