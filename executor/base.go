@@ -19,8 +19,13 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// How long no base is started for an interpreter with which that failed.
-const baseRetry = time.Minute
+const (
+	// How long no base is started for an interpreter with which that failed.
+	baseRetry = time.Minute
+	// How long after the start of an index the copy for the next one is made: it
+	// would take the processors, and the page tables, from the first call.
+	baseRest = 50 * time.Millisecond
+)
 
 // baseBootstrap starts the worker's files as a base.
 const baseBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + workerPackage +
@@ -43,6 +48,7 @@ type bases struct {
 	mu     sync.Mutex
 	by     map[string]*base // by the interpreter
 	closed bool
+	quit   chan struct{} // closed with them
 	wg     sync.WaitGroup
 }
 
@@ -150,10 +156,10 @@ func (b *base) take(box tool.Sandbox) *sandbox.Process {
 	}
 }
 
-// prepare has a copy made that waits for the next index of a sandbox level, for a
-// while: indexes are started several at a time, or one after the other, and then
-// for long none.
-func (b *bases) prepare(python string, box tool.Sandbox) {
+// prepare has a copy made, after a rest, that waits for the next index of a
+// sandbox level, for a while: indexes are started several at a time, or one after
+// the other, and then for long none.
+func (b *bases) prepare(python string, box tool.Sandbox, rest time.Duration) {
 	base, err := b.of(python)
 	if err != nil {
 		return
@@ -164,6 +170,11 @@ func (b *bases) prepare(python string, box tool.Sandbox) {
 		return
 	}
 	b.wg.Go(func() {
+		select {
+		case <-time.After(rest):
+		case <-b.quit:
+			return
+		}
 		<-base.ready
 		if base.err != nil {
 			return
@@ -231,7 +242,7 @@ func (b *bases) warm(env *Env) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.closed {
-		b.wg.Go(func() { b.prepare(env.Python, b.x.defaultSandbox()) })
+		b.wg.Go(func() { b.prepare(env.Python, b.x.defaultSandbox(), 0) })
 	}
 }
 
@@ -371,7 +382,10 @@ func (b *bases) listen(proc *sandbox.Base) string {
 // close ends all of them.
 func (b *bases) close() {
 	b.mu.Lock()
-	b.closed = true
+	if !b.closed {
+		b.closed = true
+		close(b.quit)
+	}
 	all := b.by
 	b.by = nil
 	b.mu.Unlock()

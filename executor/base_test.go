@@ -78,7 +78,8 @@ def interpreter() -> dict:
         "ids": [os.getuid(), os.getgid(), os.getgroups(), os.getpid() > 2, os.getppid() > 1],
         "priority": os.getpriority(os.PRIO_PROCESS, 0),
         "gc": [gc.isenabled(), gc.get_threshold()],
-        "threads": [one.name for one in threading.enumerate()],
+        "threads": [[one.name, one.ident == threading.get_ident(), one.native_id == threading.get_native_id()] for one in threading.enumerate()],
+        "forks": type(os.register_at_fork).__name__,
         "warnings": [repr(one) for one in warnings.filters],
         "logging": [logging.root.level, len(logging.root.handlers) > 0, time.time() - logging._startTime / (1e9 if isinstance(logging._startTime, int) else 1) < 20],
         "files": sorted(int(one) for one in os.listdir("/proc/self/fd") if int(one) < 10),  # the rest may come from whoever runs the test

@@ -225,7 +225,7 @@ func New(dir string, opts *Options) (*Executor, error) {
 		starting: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
 		indexes:  map[*Index]struct{}{}, commands: map[*Commands]struct{}{},
 	}
-	x.bases.x, x.bases.by = x, map[string]*base{}
+	x.bases.x, x.bases.by, x.bases.quit = x, map[string]*base{}, make(chan struct{})
 	return x, nil
 }
 

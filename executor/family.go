@@ -105,7 +105,7 @@ func (f *family) copied(ctx context.Context, s setup) (*zygote, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer ix.x.bases.prepare(f.command.Path, f.command.Sandbox)
+	defer ix.x.bases.prepare(f.command.Path, f.command.Sandbox, baseRest)
 	return startZygote(ctx, ix.log, proc, adopt(s, f.command, proc.Level), ix.redact, ix.x.opts.StartTimeout, ix.x.maxFrame())
 }
 

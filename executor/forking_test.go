@@ -73,6 +73,49 @@ func TestForksDrawDifferentNumbers(t *testing.T) {
 	}
 }
 
+// What threading and logging make anew in a forked process is left out when the
+// zygote forks, which holds none of their locks; not when a tool does.
+func TestForksOfAToolRenewTheirLocks(t *testing.T) {
+	t.Parallel()
+	x := newExecutor(t, nil)
+	spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": `
+import logging, os, random, threading
+handler = logging.StreamHandler(open(os.devnull, "w"))
+at_import = []
+os.register_at_fork(after_in_child=lambda: at_import.append("ran"))
+
+def fork():
+    """What a child of a tool's has, forked while another thread holds a lock of logging's."""
+    held, go = threading.Event(), threading.Event()
+    def hold():
+        with handler.lock:
+            held.set()
+            go.wait(20)
+    other = threading.Thread(target=hold)
+    other.start()
+    held.wait(20)
+    before = at_import[:]
+    r, w = os.pipe()
+    pid = os.fork()
+    if not pid:
+        taken = handler.lock.acquire(timeout=10)
+        own = [[one.name for one in threading.enumerate()], taken]
+        os.write(w, repr([own, before, at_import]).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    go.set()
+    other.join()
+    return [os.read(r, 4096).decode(), threading.main_thread().native_id == threading.get_native_id() == os.getpid()]
+
+warm = fork
+`}), "t.fork", "t.warm")
+	spec.Policies = map[string]executor.Policy{"t.fork": {Isolation: tool.IsolationFork}}
+	ix := open(t, x, spec)
+	want := `["[[['MainThread'], True], ['ran'], ['ran', 'ran']]",true]`
+	mustCall(t, ix, "t.fork", `{}`, want)
+	mustCall(t, ix, "t.warm", `{}`, want)
+}
+
 // unsafeModules reads forking.py, so that a module that is added there is tested.
 func unsafeModules(t *testing.T) []string {
 	t.Helper()

@@ -3,6 +3,7 @@ package executor
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,9 +38,9 @@ type setup struct {
 	Adopt *adoption `json:"adopt,omitempty"`
 }
 
-// forkRequest is the body of a FORK and a BECOME.
+// forkRequest is the body of a FORK and a BECOME, the same for all workers of a
+// crew: the zygote knows it again.
 type forkRequest struct {
-	ID        uint64         `json:"id"`
 	Kind      string         `json:"kind"`      // sync or async
 	Limit     int            `json:"limit"`     // bytes of a result or an item
 	Isolation tool.Isolation `json:"isolation"` // of the worker's calls
@@ -105,12 +106,11 @@ type zygote struct {
 	wg sync.WaitGroup
 }
 
+// forkedMessage is a zygote's answer to a FORK or a BECOME.
 type forkedMessage struct {
-	ID     uint64 `json:"id"`
-	Pid    int    `json:"pid"`
-	Error  string `json:"error"`
-	Handle bool   `json:"handle"`
-	fd     int
+	pid    int
+	fd     int    // its pidfd, -1 without
+	failed string // why there is no worker
 }
 
 // startZygote sets the process up and waits until it has described its tools.
@@ -276,25 +276,30 @@ func (z *zygote) read(importing chan string, described chan description) {
 			}
 			described <- d
 		case frame.Forked:
-			var m forkedMessage
-			_ = json.Unmarshal(body, &m)
-			m.fd = -1
-			if m.Handle {
+			m := forkedMessage{fd: -1}
+			if h.Flags&frame.FlagHandle != 0 {
 				m.fd = control.take()
+			}
+			switch numbers := numbersIn(body); {
+			case h.Flags&frame.FlagFailed != 0:
+				m.failed = string(body)
+			case len(numbers) == 1:
+				m.pid = numbers[0]
+			default:
+				m.failed = "its answer has no process id"
 			}
 			z.forked <- m
 		case frame.Exited:
-			var m struct {
-				ID uint64 `json:"id"`
-				exit
+			e := exit{lost: true}
+			if numbers := numbersIn(body); len(numbers) == 2 {
+				e = exit{Code: numbers[0], Signal: numbers[1]}
 			}
-			_ = json.Unmarshal(body, &m)
 			z.mu.Lock()
-			w := z.workers[m.ID]
-			delete(z.workers, m.ID)
+			w := z.workers[h.ID]
+			delete(z.workers, h.ID)
 			z.mu.Unlock()
 			if w != nil {
-				w.exitedWith(m.exit)
+				w.exitedWith(e)
 			}
 		default:
 			z.log.Error("unknown message from the zygote", slog.Int("type", int(h.Type)))
@@ -302,6 +307,15 @@ func (z *zygote) read(importing chan string, described chan description) {
 			return
 		}
 	}
+}
+
+// numbersIn reads a body of i32.
+func numbersIn(body []byte) []int {
+	var numbers []int
+	for ; len(body) >= 4; body = body[4:] {
+		numbers = append(numbers, int(int32(binary.LittleEndian.Uint32(body)))) //nolint:gosec // it was one
+	}
+	return numbers
 }
 
 var errNoFork = errors.New("cannot fork a worker")
@@ -315,7 +329,7 @@ func (z *zygote) fork(w *worker, become bool, files []*os.File) (*sandbox.Handle
 		kind = "async"
 	}
 	body, err := json.Marshal(forkRequest{
-		ID: w.id, Kind: kind, Limit: w.crew.index.x.opts.MaxResult,
+		Kind: kind, Limit: w.crew.index.x.opts.MaxResult,
 		Isolation: w.crew.key.isolation, Limits: numbersOf(w.crew.key.limits),
 	})
 	if err != nil {
@@ -335,7 +349,7 @@ func (z *zygote) fork(w *worker, become bool, files []*os.File) (*sandbox.Handle
 	z.workers[w.id] = w
 	z.solo = become
 	z.mu.Unlock()
-	data := frame.Append(nil, frame.Header{Type: message}, body)
+	data := frame.Append(nil, frame.Header{Type: message, ID: w.id}, body)
 	if _, _, err := z.conn.WriteMsgUnix(data, unix.UnixRights(fds...), nil); err != nil {
 		z.forget(w)
 		return nil, fmt.Errorf("%w: %w", errNoFork, err)
@@ -344,14 +358,14 @@ func (z *zygote) fork(w *worker, become bool, files []*os.File) (*sandbox.Handle
 	defer timer.Stop()
 	select {
 	case m := <-z.forked:
-		if m.Error != "" {
+		if m.failed != "" {
 			z.forget(w)
-			return nil, fmt.Errorf("%w: %s", errNoFork, m.Error)
+			return nil, fmt.Errorf("%w: %s", errNoFork, m.failed)
 		}
 		if m.fd < 0 && z.proc.Level != sandbox.LevelReaper {
 			return nil, fmt.Errorf("%w: this kernel has no pidfd", errNoFork)
 		}
-		return sandbox.NewHandle(m.fd, m.Pid), nil
+		return sandbox.NewHandle(m.fd, m.pid), nil
 	case <-z.proc.Done():
 	case <-timer.C:
 		_ = z.conn.Close() // it does not answer: it is of no more use

@@ -39,12 +39,12 @@ const (
 	NestedCredit Type = 26 // body: u32
 
 	Setup     Type = 64 // agent to zygote
-	Fork      Type = 65
-	Become    Type = 66
+	Fork      Type = 65 // the id is the worker's; body: JSON, with the worker's descriptors
+	Become    Type = 66 // likewise
 	Importing Type = 80 // zygote to agent
 	Described Type = 81
-	Forked    Type = 82
-	Exited    Type = 83
+	Forked    Type = 82 // the worker's id; body: i32 process id, or with FlagFailed why there is none
+	Exited    Type = 83 // the worker's id; body: i32 exit code, i32 signal; the code is -1 with a signal
 )
 
 // Terminal reports whether a frame of this type ends its call.
@@ -55,12 +55,19 @@ const (
 	FlagStream  uint8 = 1 // items are wanted one by one
 	FlagCollect uint8 = 2 // a generator's result is the list of its items
 	FlagMeta    uint8 = 4 // body: u32 length, a JSON object, then the arguments
+	FlagBrisk   uint8 = 8 // the worker may look for its next call for a moment before it sleeps
 )
 
 // Flags of a terminal.
 const (
 	FlagRaw   uint8 = 1 // output waits in the pipes of descriptors 1 and 2
 	FlagSpent uint8 = 2 // the worker is not fit for another call
+)
+
+// Flags of Forked.
+const (
+	FlagHandle uint8 = 1 // a pidfd comes with it
+	FlagFailed uint8 = 2
 )
 
 // Flags of Log.

@@ -90,14 +90,14 @@ func TestNumbersAgreeWithPython(t *testing.T) {
 		"SETUP": int(frame.Setup), "FORK": int(frame.Fork), "BECOME": int(frame.Become),
 		"IMPORTING": int(frame.Importing), "DESCRIBED": int(frame.Described), "FORKED": int(frame.Forked),
 		"EXITED": int(frame.Exited), "STREAM": int(frame.FlagStream), "COLLECT": int(frame.FlagCollect),
-		"META": int(frame.FlagMeta), "RAW": int(frame.FlagRaw), "SPENT": int(frame.FlagSpent), "LOG_STDOUT": int(frame.LogStdout),
+		"META": int(frame.FlagMeta), "BRISK": int(frame.FlagBrisk), "HANDLE": int(frame.FlagHandle), "FAILED": int(frame.FlagFailed), "RAW": int(frame.FlagRaw), "SPENT": int(frame.FlagSpent), "LOG_STDOUT": int(frame.LogStdout),
 		"LOG_STDERR": int(frame.LogStderr), "LOG_RECORD": int(frame.LogRecord), "HEADER_SIZE": frame.HeaderSize,
 		"LOG_PROGRESS": int(frame.LogProgress), "NESTED_RESULT": int(frame.NestedResult), "NESTED_ERROR": int(frame.NestedError),
 		"NESTED_ITEM": int(frame.NestedItem), "NESTED_END": int(frame.NestedEnd), "NESTED_CALL": int(frame.NestedCall),
 		"NESTED_CANCEL": int(frame.NestedCancel), "NESTED_CREDIT": int(frame.NestedCredit),
 	}
 	got := map[string]int{}
-	for _, m := range regexp.MustCompile(`(?m)^([A-Z_]+) = (\d+)`).FindAllStringSubmatch(string(source), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^([A-Z][A-Z_]*) = (\d+)`).FindAllStringSubmatch(string(source), -1) {
 		got[m[1]], _ = strconv.Atoi(m[2])
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -54,7 +54,7 @@ from .values import Mismatch, decode, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from types import FrameType
     from typing import Any
 
@@ -113,7 +113,7 @@ class Worker:
         self._channel = channel.current = channel.LoopChannel(self, self._outlet, _call.get)
         self._giving = False  # what is held back is about to be written
         install(self._outlet)
-        forked_by_tool((inp, out), self._outlet, self)
+        forked_by_tool(self._outlet, self)
         signal.signal(SIGNAL, self._interrupt)
         if limits.cpu_time:
             signal.signal(signal.SIGPROF, self._sample)
@@ -355,9 +355,17 @@ async def _drain(items: AsyncGenerator[Any, Any], collect: int) -> Any:
     return last
 
 
-def start(inp: int, out: int, page: memoryview[int], tools: list[Tool], limit: int, about: bytes) -> None:
-    """Serves as a worker of coroutines; returns when the agent is done with it."""
-    worker = Worker(inp, out, page, tools, limit)
+def prepare(tools: list[Tool]) -> Callable[[int, int, memoryview[int], int, bytes], None]:
+    """What serves as a worker of coroutines in each process that is forked from here
+    on; it returns when the agent is done with it."""
+
+    def start(inp: int, out: int, page: memoryview[int], limit: int, about: bytes) -> None:
+        _serve(Worker(inp, out, page, tools, limit), about)
+
+    return start
+
+
+def _serve(worker: Worker, about: bytes) -> None:
     young, *older = gc.get_threshold()
     if 0 < young < _YOUNG:
         gc.set_threshold(_YOUNG, *older)

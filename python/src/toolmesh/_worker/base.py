@@ -17,6 +17,7 @@ import sys
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any, NoReturn
 
     from .values import JSON
@@ -125,6 +126,9 @@ _added: set[str] = set()
 
 def _preload() -> None:
     global _added
+    from . import forking
+
+    forking.tame()
     import faulthandler  # noqa: F401
     import importlib
     import inspect  # noqa: F401
@@ -135,7 +139,7 @@ def _preload() -> None:
     from . import binding, failures, loop, mesh, output, redaction, schema, values, zygote  # noqa: F401
 
     usual = _loaded()
-    from . import aloop, channel, confine, forking, limits, strays  # noqa: F401
+    from . import aloop, channel, confine, limits, strays  # noqa: F401
 
     for name in PRELOADED:
         try:
@@ -146,7 +150,7 @@ def _preload() -> None:
     for name in [one for one in sys.modules if one == "sysconfig" or one.startswith("_sysconfigdata")]:
         del sys.modules[name]
     _added = _loaded() - usual
-    _rehearse()
+    rehearse()
 
 
 def _title(argv: list[str]) -> None:
@@ -165,8 +169,12 @@ def _title(argv: list[str]) -> None:
         ctypes.memmove(start, text.ljust(room, b"\0"), room)
 
 
-def _rehearse() -> None:
-    """Does what every copy does, so that what is made at its first use is there."""
+def rehearse() -> None:
+    """Does what every start of an index does and leaves no trace, so that what is
+    made at its first use is there."""
+    import importlib
+    import site
+
     from . import binding, confine, schema
 
     def example(text: str, count: int = 1, rate: float | None = None, names: tuple[str, ...] = ()) -> dict[str, int]:
@@ -179,6 +187,13 @@ def _rehearse() -> None:
 
     binding.Tool("example", example, schema.kind_of(example), schema.signature(example))
     confine.rehearse()
+    site.main()
+    for name in ("colorsys",):  # small, and of no use to any of us
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue
+        del sys.modules[name]
 
 
 def _copy(flags: int, number: int) -> int:
@@ -278,6 +293,13 @@ def adopt(environment: dict[str, JSON], paths: list[str]) -> None:
     if sys.path[: len(before)] != before:
         _check([path for path in sys.path if path not in before], _loaded())
     _check_finders(finders)
+
+
+def encoded(environ: Mapping[bytes, bytes]) -> str:
+    """These variables as set_environ takes them."""
+    import base64
+
+    return base64.b64encode(b"\0".join(name + b"=" + value for name, value in environ.items())).decode()
 
 
 def set_environ(encoded: str) -> None:

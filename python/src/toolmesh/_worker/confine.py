@@ -22,6 +22,7 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import ctypes
     from collections.abc import Iterable
+    from typing import Any
 
 NONE, GUARD, STRICT, OFFLINE = "none", "guard", "strict", "offline"
 REAPER = "reaper"  # how the agent keeps us together where it can make no namespaces
@@ -61,11 +62,22 @@ def zygote(level: str, kept: str, folder: str) -> list[str]:
 
 
 _domain = -1  # a ruleset for worker, made by prepare
+# The C library's prctl and syscall, made by prepare: what _prctl and _syscall do
+# beyond the call itself touches a dozen pages more in each worker.
+_ready: tuple[Any, Any] | None = None
 
 
 def prepare(level: str) -> None:
     """Makes what all workers to come have in common; before the first fork."""
-    global _domain
+    global _domain, _ready
+    if sys.platform == "linux" and _ready is None:
+        import ctypes
+
+        libc = ctypes.PyDLL(None)
+        libc.prctl.argtypes = [ctypes.c_int, *4 * (ctypes.c_ulong,)]
+        libc.syscall.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_uint]
+        libc.syscall.restype = ctypes.c_long
+        _ready = libc.prctl, libc.syscall
     if sys.platform != "linux" or level == NONE or _abi() < 1 or _domain >= 0:
         return
     if _abi() >= 6:
@@ -83,8 +95,14 @@ def prepare(level: str) -> None:
 
 def worker(level: str) -> None:
     """What a worker adds after its fork: it keeps what it starts, and its domain."""
-    become_subreaper()
-    domain(level)
+    global _domain
+    if _ready is None or _ready[0](_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        become_subreaper()
+    if _ready is not None and _domain >= 0 and _ready[1](_RESTRICT_SELF, _domain, 0) == 0:
+        os.close(_domain)
+        _domain = -1
+    else:
+        domain(level)
 
 
 def domain(level: str) -> None:

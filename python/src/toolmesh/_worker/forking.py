@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 # Modules whose state does not survive a fork, and what breaks. To import them is
 # enough: they start threads, open devices or take locks on their own, at times
 # that nobody sees. A name stands for everything below it too.
@@ -85,6 +89,58 @@ def _connection(ours: int) -> str:
         if peer and not isinstance(peer, tuple):
             return os.fsdecode(peer)
     return ""
+
+
+_forks = False  # fork is under way
+
+
+def tame() -> None:
+    """Imports threading and logging such that what they make anew in a forked
+    process is left out of forks by fork: that is half of what one costs. To be
+    called before anybody else has imported them; later it changes nothing."""
+    register = os.register_at_fork
+
+    def registered(**hooks: Callable[[], object]) -> None:
+        register(**{when: _unless_ours(hook) for when, hook in hooks.items()})
+
+    os.register_at_fork = registered  # type: ignore[assignment]  # of these two, which name what they pass
+    try:
+        import logging  # noqa: F401
+        import threading  # noqa: F401
+    finally:
+        os.register_at_fork = register
+
+
+def _unless_ours(hook: Callable[[], object]) -> Callable[[], None]:
+    def unless() -> None:
+        if not _forks:
+            hook()
+
+    return unless
+
+
+def fork() -> int:
+    """os.fork for a process with one thread, which holds no lock of threading's or
+    logging's: the child needs no others in their place."""
+    global _forks
+    _forks = True
+    try:
+        return os.fork()
+    finally:
+        _forks = False
+
+
+def renew() -> None:
+    """In the child, what a fork by fork leaves as it was."""
+    main = getattr(sys.modules.get("threading"), "_main_thread", None)
+    if main is not None and hasattr(main, "_native_id"):
+        main._native_id = os.getpid()
+    reseed()
+
+
+def forks() -> bool:
+    """Whether fork is what runs the handlers of forks now."""
+    return _forks
 
 
 def reseed() -> None:

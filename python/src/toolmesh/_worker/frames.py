@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import os
 import struct
+from select import POLLIN, poll
+from time import perf_counter as _clock
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
     Frame: TypeAlias = tuple[int, int, int, int, bytes]  # type, flags, slot, call id, body
 
 HEADER = struct.Struct("<IBBHQ")
 HEADER_SIZE = 16
+NUMBER, NUMBERS = struct.Struct("<i"), struct.Struct("<ii")  # bodies of FORKED and EXITED
 
 # Agent to worker.
 CALL = 1  # body: arguments object, or with META a u32 length, a JSON object, the arguments
@@ -45,17 +48,22 @@ NESTED_CREDIT = 26  # body: u32 bytes that a nested stream may send on top
 
 # Between agent and zygote.
 SETUP = 64
-FORK = 65
-BECOME = 66
+FORK = 65  # the id is the worker's; body: JSON, with the worker's descriptors
+BECOME = 66  # likewise
 IMPORTING = 80
 DESCRIBED = 81
-FORKED = 82
-EXITED = 83
+FORKED = 82  # the worker's id; body: i32 process id, or with FAILED why there is none
+EXITED = 83  # the worker's id; body: i32 exit code, i32 signal; the code is -1 with a signal
+
+# Flags of FORKED.
+HANDLE = 1  # a pidfd comes with it
+FAILED = 2
 
 # Flags of CALL; of NESTED_CALL the first.
 STREAM = 1
 COLLECT = 2
 META = 4
+BRISK = 8  # the worker may look for its next call for a moment before it sleeps
 
 # Flags of a terminal.
 RAW = 1  # something was written past sys.stdout to fd 1 or 2 and waits in their pipes
@@ -78,15 +86,43 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         sent = os.write(fd, data)
 
 
+# As the agent does, see eager.go: to be woken costs about as much.
+_LOOK = 40e-6  # seconds that look looks
+_TRIES = 4  # after so many looks in vain in a row
+_AGAIN = 64  # only each so many'th is one
+
+
 class Reader:
     """Cuts a byte stream into frames. One reader, one thread."""
 
-    __slots__ = ("_fd", "_buffer", "_chunks")
+    __slots__ = ("fd", "_buffer", "_chunks", "_poll", "_vain", "_passed")
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        self.fd = fd
         self._buffer = b""
         self._chunks: list[bytes] = []  # of take: what was read behind the buffer
+        self._poll: Callable[[int], Sequence[object]] | None = None
+        self._vain = 0  # looks in vain, in a row
+        self._passed = 0  # calls of look since the last that was one
+
+    def look(self) -> None:
+        """Looks for the next frame for a moment, as a mutex does before it sleeps,
+        unless that has proved to be in vain. For when the agent is sure that a
+        processor would be idle meanwhile."""
+        self._passed += 1
+        if self._vain >= _TRIES and self._passed < _AGAIN:
+            return
+        self._passed = 0
+        if self._poll is None:
+            waiting = poll()
+            waiting.register(self.fd, POLLIN)
+            self._poll = waiting.poll
+        here, end = self._poll, _clock() + _LOOK
+        while not here(0):
+            if _clock() > end:
+                self._vain += 1
+                return
+        self._vain = 0
 
     def next(self) -> Frame | None:
         """The next frame as (type, flags, slot, id, body), or None at the end.
@@ -96,7 +132,7 @@ class Reader:
         """
         buffer = self._buffer
         while len(buffer) < HEADER_SIZE:
-            data = os.read(self._fd, 65536)
+            data = os.read(self.fd, 65536)
             if not data:
                 return None
             buffer = buffer + data if buffer else data
@@ -109,7 +145,7 @@ class Reader:
         if have < end:
             parts = [buffer]
             while have < end:
-                data = os.read(self._fd, max(65536, min(end - have, 1 << 20)))
+                data = os.read(self.fd, max(65536, min(end - have, 1 << 20)))
                 if not data:
                     return None
                 parts.append(data)
@@ -137,7 +173,7 @@ class Reader:
                     self._buffer = self._buffer[end:]
                     return True
             # In one step of the interpreter: read, and keep what was read.
-            self._chunks.extend(map(os.read, (self._fd,), (max(65536, min(need - have, 1 << 20)),)))
+            self._chunks.extend(map(os.read, (self.fd,), (max(65536, min(need - have, 1 << 20)),)))
             if not self._chunks[-1]:
                 return False
 

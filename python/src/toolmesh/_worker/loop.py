@@ -17,8 +17,9 @@ import termios
 from contextvars import copy_context
 from types import CoroutineType, GeneratorType
 
-from . import channel, failures, limits, strays
+from . import channel, failures, forking, limits, strays
 from .frames import (
+    BRISK,
     CALL,
     CANCEL,
     COLLECT,
@@ -33,6 +34,7 @@ from .frames import (
     PING,
     PONG,
     RAW,
+    READY,
     RESULT,
     SPENT,
     STREAM,
@@ -82,11 +84,11 @@ class Guard:
     shields a write: what arrives meanwhile is raised when it is over.
     """
 
-    __slots__ = ("armed", "_page", "_held", "_late", "_raised")
+    __slots__ = ("armed", "page", "_held", "_late", "_raised")
 
     def __init__(self, page: memoryview[int]) -> None:
         self.armed = 0
-        self._page = page
+        self.page = page
         self._held = 0
         self._late = False
         self._raised = 0
@@ -94,7 +96,7 @@ class Guard:
     def handle(self, _signum: int, _frame: FrameType | None) -> None:
         """The signal handler: raises Cancelled in the call that is meant."""
         call = self.armed
-        if call and self._page[PAGE_CANCEL] == call and self._raised != call:
+        if call and self.page[PAGE_CANCEL] == call and self._raised != call:
             if self._held:
                 self._late = True
             else:
@@ -104,13 +106,13 @@ class Guard:
         """Goes on with the function of call, which was disarmed for a while. Raises
         Cancelled if that was to be raised meanwhile and has not been before."""
         self.armed = call
-        if self._page[PAGE_CANCEL] == call and self._raised != call:
+        if self.page[PAGE_CANCEL] == call and self._raised != call:
             self.cancel(call)
 
     def cancel(self, call: int) -> NoReturn:
         """Raises Cancelled in call. Its signal, should it come yet, raises no second
         one while the function cleans up."""
-        self._raised = self._page[PAGE_HEARD] = call
+        self._raised = self.page[PAGE_HEARD] = call
         raise Cancelled
 
     def __enter__(self) -> None:
@@ -121,7 +123,7 @@ class Guard:
         if self._late and not self._held:
             self._late = False
             if self.armed:
-                self._raised = self._page[PAGE_HEARD] = self.armed
+                self._raised = self.page[PAGE_HEARD] = self.armed
                 raise Cancelled
 
 
@@ -131,11 +133,14 @@ def split_meta(body: bytes) -> tuple[dict[str, JSON], bytes]:
     return decode(body[4 : 4 + size]), body[4 + size :]
 
 
-def forked_by_tool(fds: tuple[int, ...], outlet: Outlet, worker: Worker | aloop.Worker) -> None:
+def forked_by_tool(outlet: Outlet, worker: Worker | aloop.Worker) -> None:
     """Keeps a process that a tool forks off the channel to the agent."""
 
     def closed() -> None:
+        if forking.forks():
+            return
         worker._forked = True
+        fds = worker._inp, outlet.fd
         outlet.abandon()
         for fd in fds:
             try:
@@ -147,35 +152,49 @@ def forked_by_tool(fds: tuple[int, ...], outlet: Outlet, worker: Worker | aloop.
 
 
 class Worker:
-    """Serves calls until the agent closes the pipe."""
+    """Serves calls until the agent closes the pipe.
 
-    def __init__(self, inp: int, out: int, page: memoryview[int], tools: list[Tool], limit: int) -> None:
-        self._out = out
-        self._page = page
+    It is made before the fork, of no use yet: a worker that makes nothing new
+    touches a third of the pages, each of which the system copies.
+    """
+
+    def __init__(self, tools: list[Tool]) -> None:
+        self._inp = self._out = -1
+        self._page = memoryview(bytes(8 * 8)).cast("Q")
         self._tools = tools
-        self._limit = limit
-        self._reader = Reader(inp)
-        self._guard = Guard(page)
+        self._limit = 0
+        self._reader = Reader(-1)
+        self._guard = Guard(self._page)
         self._call = 0
-        self._outlet = Outlet(out, self._current, self._guard)
+        self._outlet = Outlet(-1, self._current, self._guard)
         self._forked = False
-        self._channel = channel.current = channel.PlainChannel(self, self._outlet)
+        self._channel = channel.PlainChannel(self, self._outlet)
+
+    def install(self) -> None:
+        """Makes this what tools' output, nested calls and signals go to."""
+        channel.current = self._channel
         install(self._outlet)
-        forked_by_tool((inp, out), self._outlet, self)
+        forked_by_tool(self._outlet, self)
         _signal.signal(SIGNAL, self._guard.handle)  # signal's own makes members of enums
 
     def _current(self) -> int:
         return self._call
 
-    def ready(self, body: bytes) -> None:
-        """Tells the agent that calls may come; body is JSON about the worker."""
-        from .frames import READY
-
-        self._outlet.send(HEADER.pack(len(body), READY, 0, 0, 0) + body)
+    def start(self, inp: int, out: int, page: memoryview[int], limit: int, about: bytes) -> None:
+        """In the worker's own process: tells the agent that calls may come, with about,
+        which is JSON about the worker, and serves until the agent is done with it."""
+        self._inp = self._reader.fd = inp
+        self._out = out
+        self._page = self._guard.page = page
+        self._limit = limit
+        self._outlet.begin(out)
+        write_all(out, HEADER.pack(len(about), READY, 0, 0, 0) + about)
+        self.serve()
+        sys.stdout.flush()
 
     def serve(self) -> None:
         """The loop: one read and one write per call."""
-        read, run, outlet, pack = self._reader.next, self._run, self._outlet, HEADER.pack
+        read, look, run, outlet, pack = self._reader.next, self._reader.look, self._run, self._outlet, HEADER.pack
         lock, out, write, sweep, nested = outlet.lock, self._out, os.write, strays.sweep, self._channel
         spent = 0
         while True:
@@ -201,6 +220,8 @@ class Worker:
                     sent = write(out, data)
                     if sent != len(data):
                         write_all(out, memoryview(data)[sent:])
+                if flags & BRISK:
+                    look()
             elif kind == PING:
                 outlet.send(pack(0, PONG, 0, 0, call))
             elif kind == EXIT:
@@ -370,11 +391,3 @@ def _raw_pending(
         return RAW if ioctl(1, request, _zero) != _zero or ioctl(2, request, _zero) != _zero else 0
     except OSError:
         return 0  # the tool closed it
-
-
-def start(inp: int, out: int, page: memoryview[int], tools: list[Tool], limit: int, about: bytes) -> None:
-    """Serves as a worker of plain functions; returns when the agent is done with it."""
-    worker = Worker(inp, out, page, tools, limit)
-    worker.ready(about)
-    worker.serve()
-    sys.stdout.flush()

@@ -104,6 +104,11 @@ class Outlet:
         self._quick = 0  # items in a row that came quickly
         self._flushing = False  # the flusher runs; with the lock
 
+    def begin(self, fd: int) -> None:
+        """Writes to fd from now on, in this process."""
+        self.fd = fd
+        self._process = os.getpid()
+
     def send(self, data: bytes) -> None:
         """Writes one or more whole frames."""
         with self.lock:
@@ -374,21 +379,25 @@ class Proxy(io.TextIOBase):
 
 _proxies: list[Proxy] = []
 _installed: list[Outlet] = []  # the one that records of logging go to
+_handlers: list[logging.Handler] = []
 
 
 def prepare() -> None:
-    """Makes what sys.stdout, sys.stderr and logging become, for all forks to come:
-    each page of memory that a fork has to touch is one that the system copies. Until
-    a worker installs its outlet, output goes on to 1 and 2."""
+    """Makes what sys.stdout, sys.stderr and logging become at the first install,
+    and changes nothing yet."""
     if _proxies:
         return
-    old = {id(sys.stdout), id(sys.stderr), id(sys.__stdout__), id(sys.__stderr__)}
     nowhere = Outlet(-1, int, NoShield())
-    for name, flag, fd in (("stdout", LOG_STDOUT, 1), ("stderr", LOG_STDERR, 2)):
-        _proxies.append(Proxy(nowhere, flag, fd))
-        setattr(sys, name, _proxies[-1])
+    _proxies.extend((Proxy(nowhere, LOG_STDOUT, 1), Proxy(nowhere, LOG_STDERR, 2)))
     _installed.append(nowhere)
-    if sys.modules.get("logging") is None:
+    if sys.modules.get("logging") is not None:
+        _handlers.append(_handler())
+
+
+def _take_over() -> None:
+    old = {id(sys.stdout), id(sys.stderr), id(sys.__stdout__), id(sys.__stderr__)}
+    sys.stdout, sys.stderr = _proxies
+    if not _handlers:
         return
     import logging
 
@@ -399,15 +408,16 @@ def prepare() -> None:
             root.removeHandler(handler)
     if root.level == logging.WARNING:
         root.setLevel(logging.INFO)
-    root.addHandler(_handler())
+    root.addHandler(_handlers.pop())
 
 
 def install(outlet: Outlet) -> None:
     """Points sys.stdout, sys.stderr and logging at outlet."""
     prepare()
+    if sys.stdout is not _proxies[0] or sys.stderr is not _proxies[1]:
+        _take_over()
     for proxy in _proxies:
         proxy._outlet = outlet
-    sys.stdout, sys.stderr = _proxies
     _installed[0] = outlet
 
 

@@ -15,7 +15,7 @@ from os import WNOHANG, waitpid
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 PATIENCE = 3.0  # seconds that processes may keep multiplying under our hands
 
@@ -26,15 +26,38 @@ class Unruly(Exception):
     """They fork faster than they are killed: only their whole namespace can go."""
 
 
+def _reap(_any: int = -1, _status: None = None, _options: int = WNOHANG) -> int:
+    """Reaps a child that has ended: its process id, 0 when none has, -1 without children."""
+    try:
+        return waitpid(-1, WNOHANG)[0]
+    except ChildProcessError:
+        return -1
+
+
+_reaps: Callable[[int, None, int], int] = _reap
+
+
+def prepare() -> None:
+    """Has the C library reap, which makes no exception of having no children: that
+    is the usual case, and in a worker that has just been forked a dear one."""
+    global _reaps
+    try:
+        import ctypes
+
+        function = ctypes.PyDLL(None).waitpid
+        function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+        _reaps = function
+    except (ImportError, OSError, AttributeError):
+        pass
+
+
 def sweep() -> None:
     """Kills and reaps what the call that has just ended left behind. Without any
     child this is one system call."""
-    try:
-        while waitpid(-1, WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return
-    kill(kept)
+    while (found := _reaps(-1, None, WNOHANG)) > 0:
+        pass
+    if found == 0:
+        kill(kept)
 
 
 def children() -> set[int]:
@@ -45,10 +68,22 @@ def children() -> set[int]:
 def extra(known: int) -> bool:
     """Whether this single-threaded process may have more than known children."""
     try:
-        with open("/proc/thread-self/children", "rb") as file:
-            return len(file.read().split()) > known
+        file = os.open("/proc/thread-self/children", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # As long as this there are not fewer, whatever is beyond.
+            return len(os.read(file, 16 * (known + 1)).split()) > known
+        finally:
+            os.close(file)
     except OSError:
         return True
+
+
+def begin() -> None:
+    """In a process that has just been forked: its parent's children are not its
+    own. What handlers of forks have started is no call's."""
+    kept.clear()
+    if _reaps(-1, None, WNOHANG) >= 0:
+        kept.update(children())
 
 
 def kill(known: Collection[int]) -> None:

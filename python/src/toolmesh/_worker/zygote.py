@@ -15,8 +15,22 @@ import signal
 import sys
 from select import POLLIN, poll
 
-from . import confine, forking, limits
-from .frames import BECOME, DESCRIBED, EXITED, FORK, FORKED, HEADER, HEADER_SIZE, IMPORTING, SETUP
+from . import confine, forking, limits, strays
+from .frames import (
+    BECOME,
+    DESCRIBED,
+    EXITED,
+    FAILED,
+    FORK,
+    FORKED,
+    HANDLE,
+    HEADER,
+    HEADER_SIZE,
+    IMPORTING,
+    NUMBER,
+    NUMBERS,
+    SETUP,
+)
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -29,6 +43,7 @@ if TYPE_CHECKING:
 
 CONTROL = 3  # socket to the agent
 LIFELINE = 4  # pipe whose other end the agent holds: its end is ours
+_OWN_HANDLERS = 2  # of logging: that of output, and the one of last resort
 _LOW = 200  # protocol descriptors move up here, out of a tool's way
 
 
@@ -172,6 +187,8 @@ class Zygote:
 
         self._socket = _socket.socket(fileno=control)
         self._socket.settimeout(None)
+        self._rights = _socket.SOL_SOCKET, _socket.SCM_RIGHTS
+        self._room = _socket.CMSG_SPACE(16 * 4), getattr(_socket, "MSG_CMSG_CLOEXEC", 0)
         self._buffer = b""
         self._fds: list[int] = []
         self._workers: dict[int, JSON] = {}  # pid -> the agent's id of the worker
@@ -182,7 +199,10 @@ class Zygote:
         early = sandbox in (confine.NONE, confine.GUARD)  # they need no folder
         if early:
             self._confine(sandbox, "")
-        kind, body = self._next()
+        self._prepare()
+        if sandbox and not self._asked():
+            self._rehearse(sandbox if early else "")
+        kind, _, body = self._next()
         if kind != SETUP:
             raise RuntimeError(f"the agent began with frame type {kind} instead of a setup")
         import json
@@ -204,7 +224,7 @@ class Zygote:
                 sys.stderr.write(f"{failure}\n")
                 sys.stderr.flush()
                 os._exit(base.UNFIT)
-        self._prepare()
+        self._settle()
         self._describe()
         self._serve()
 
@@ -218,65 +238,101 @@ class Zygote:
         confine.become_subreaper()
 
     def _send(self, kind: int, value: JSON) -> None:
-        self._write(kind, self._json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+        self._write(kind, 0, 0, self._json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
-    def _write(self, kind: int, body: bytes, fds: Sequence[int] = ()) -> None:
-        data = HEADER.pack(len(body), kind, 0, 0, 0) + body
-        ancillary: list[tuple[int, int, bytes]] = []
-        if fds:
-            import _socket
-
-            packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
-            ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)]
-        sent = self._socket.sendmsg([data], ancillary)
+    def _write(self, kind: int, flags: int, number: int, body: bytes, fd: int = -1) -> None:
+        """Sends a frame, and a descriptor with it."""
+        data = HEADER.pack(len(body), kind, flags, 0, number) + body
+        if fd < 0:
+            self._socket.sendall(data)
+            return
+        sent = self._socket.sendmsg((data,), ((*self._rights, NUMBER.pack(fd)),))
         if sent < len(data):
             self._socket.sendall(memoryview(data)[sent:])
 
-    def _next(self) -> tuple[int, bytes]:
-        """The agent's next request; its descriptors are in self._fds."""
-        import _socket
-
+    def _next(self) -> tuple[int, int, bytes]:
+        """The agent's next request: type, worker's id, body. Its descriptors are in
+        self._fds."""
         while True:
             if len(self._buffer) >= HEADER_SIZE:
-                length, kind, _, _, _ = HEADER.unpack_from(self._buffer)
+                length, kind, _, _, number = HEADER.unpack_from(self._buffer)
                 if len(self._buffer) >= HEADER_SIZE + length:
                     body = self._buffer[HEADER_SIZE : HEADER_SIZE + length]
                     self._buffer = self._buffer[HEADER_SIZE + length :]
-                    return kind, body
-            flags = getattr(_socket, "MSG_CMSG_CLOEXEC", 0)
-            data, ancillary, _, _ = self._socket.recvmsg(65536, _socket.CMSG_SPACE(16 * 4), flags)
+                    return kind, number, body
+            data, ancillary, _, _ = self._socket.recvmsg(65536, *self._room)
             for level, what, packed in ancillary:
-                if level == _socket.SOL_SOCKET and what == _socket.SCM_RIGHTS:
-                    for at in range(0, len(packed) - len(packed) % 4, 4):
-                        self._fds.append(int.from_bytes(packed[at : at + 4], sys.byteorder))
+                if (level, what) == self._rights:
+                    for at in range(0, len(packed) - 3, 4):
+                        self._fds.append(NUMBER.unpack_from(packed, at)[0])
             if not data:
                 os._exit(0)  # the agent closed the index
             self._buffer += data
 
     def _prepare(self) -> None:
-        """Paths and standard modules, before any code of the index runs."""
+        """What is the same for every index; before any code of one runs."""
+        forking.tame()
+        import atexit
         import gc
         import importlib  # noqa: F401
         import inspect  # noqa: F401
         import logging
+        import mmap
         import typing  # noqa: F401
 
         from . import binding, failures, loop, mesh, output, redaction, schema, values  # noqa: F401
-        from .channel import Finder
 
         gc.disable()
         output.keep_ends()
         logging.raiseExceptions = False
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        import faulthandler
+
+        faulthandler.enable(2)
+        # Looked up and made here: every page that a fork touches is copied for it.
+        self._map, self._atexit, self._logging = mmap.mmap, atexit, logging
+        # It runs last, and has nothing to do where there are no handlers but ours.
+        atexit.unregister(logging.shutdown)
+        self._handlers: list[object] = logging._handlerList  # type: ignore[attr-defined]
+        self._plain = loop.Worker(self._tools)
+        output.prepare()
+        strays.prepare()
+
+    def _asked(self) -> bool:
+        """Whether the agent has sent something."""
+        waiting = poll()
+        waiting.register(self._socket.fileno(), POLLIN)
+        return bool(waiting.poll(0))
+
+    def _rehearse(self, sandbox: str) -> None:
+        """Uses the time until an index is known. A copy's pages are copied when they
+        are first written, which is most of what a start costs: so this does what a
+        start does, with nothing in it."""
+        import gc
+        import json
+
+        from . import base
+
+        setup = {"root": "/", "paths": ["/"], "tools": ["a.b"], "exclude": {}, "secrets": None, "adopt": {"argv": [""]}}
+        json.loads(json.dumps(setup))
+        base.set_environ(base.encoded(os.environb))
+        base.rehearse()
+        if sandbox:
+            confine.prepare(sandbox)
+        forking.unsafe(self._socket.fileno())
+        gc.collect()
+
+    def _settle(self) -> None:
+        """Paths and secrets of the index, before any code of it runs."""
+        from . import failures, redaction
+        from .channel import Finder
+
         failures.set_root(self._setup["root"])
         # Before the index's own code can change them.
         redaction.add(os.environ.get(name, "") for name in self._setup.get("secrets") or ())
         sys.path[:0] = self._setup["paths"]
         sys.meta_path.append(Finder)
         sys.argv = [""]
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        import faulthandler
-
-        faulthandler.enable(2)
 
     def _describe(self) -> None:
         tools: list[dict[str, JSON]] = []
@@ -322,18 +378,13 @@ class Zygote:
             except (OSError, ValueError):
                 pass
         import gc
-        import mmap
 
-        from . import loop, output
-
-        # Looked up here: every page that a fork touches is copied for it.
-        self._map = mmap.mmap
-        self._starts: dict[str, Any] = {"sync": loop.start}
+        self._plain.install()
+        self._starts: dict[str, Any] = {"sync": self._plain.start}
         if any(tool.kind.startswith("async") for tool in self._tools):
             from . import aloop
 
-            self._starts["async"] = aloop.start
-        output.prepare()
+            self._starts["async"] = aloop.prepare(self._tools)
         confine.prepare(self._setup["sandbox"])
         gc.collect()
         gc.freeze()
@@ -345,9 +396,7 @@ class Zygote:
             "fork_unsafe": forking.unsafe(self._socket.fileno()),
             "notes": self._notes,
         })
-        from . import strays
-
-        strays.kept.update(strays.children())
+        strays.begin()  # what the imports have started is no call's
 
     def _serve(self) -> NoReturn:
         wake_r, wake_w = os.pipe()
@@ -359,6 +408,7 @@ class Zygote:
         waiting.register(self._socket.fileno(), POLLIN)
         waiting.register(wake_r, POLLIN)
         self._wake = (wake_r, wake_w)
+        requests: dict[bytes, dict[str, JSON]] = {}  # by their text: there are a few kinds of workers
         while True:
             self._reap()
             ready = [fd for fd, _ in waiting.poll()]
@@ -366,19 +416,19 @@ class Zygote:
                 os.read(wake_r, 4096)
                 self._reap()
             if self._socket.fileno() in ready:
-                kind, body = self._next()
-                request = self._json.loads(body)
+                kind, number, body = self._next()
+                request = requests.get(body)
+                if request is None:
+                    request = requests[body] = self._json.loads(body)
                 fds, self._fds = self._fds, []
                 if kind == FORK:
-                    self._fork(request, fds)
+                    self._fork(number, request, fds)
                 elif kind == BECOME:
-                    self._become(request, fds)
+                    self._become(number, request, fds)
                 else:
                     raise RuntimeError(f"the agent sent frame type {kind}, which this zygote does not know")
 
     def _reap(self) -> None:
-        from . import strays
-
         while self._workers:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -390,59 +440,53 @@ class Zygote:
             if worker is None:
                 strays.kept.discard(pid)
             else:
-                # What the worker started and left behind goes with it.
-                try:
-                    os.killpg(pid, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
-                    pass
+                # What the worker started and left behind is our child now, and goes with it.
                 if strays.extra(len(self._workers) + len(strays.kept)):
+                    try:
+                        os.killpg(pid, signal.SIGKILL)
+                    except (ProcessLookupError, PermissionError):
+                        pass
                     strays.kill(self._workers.keys() | strays.kept)
                 signaled = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-                code = -1 if signaled else os.WEXITSTATUS(status)
-                self._write(EXITED, b'{"id": %d, "code": %d, "signal": %d}' % (worker, code, signaled))
+                self._write(EXITED, 0, worker, NUMBERS.pack(-1 if signaled else os.WEXITSTATUS(status), signaled))
 
-    def _fork(self, request: dict[str, JSON], fds: list[int]) -> None:
+    def _fork(self, worker: int, request: dict[str, JSON], fds: list[int]) -> None:
         try:
-            pid = os.fork()
+            pid = forking.fork()
         except OSError as failure:
             for fd in fds:
                 os.close(fd)
-            self._send(FORKED, {"id": request["id"], "error": str(failure)})
+            self._write(FORKED, FAILED, worker, str(failure).encode())
             return
         if pid == 0:
-            from . import strays
-
-            strays.kept.clear()  # the zygote's children, not ours
-            if strays.extra(0):
-                strays.kept.update(strays.children())  # what the index's own handlers of forks started
-            self._child(request, fds)
+            strays.begin()
+            self._child(worker, request, fds)
+        self._workers[pid] = worker
+        self._forked(worker, pid)
         for fd in fds:
             os.close(fd)
-        self._workers[pid] = request["id"]
-        self._forked(request, pid)
 
-    def _forked(self, request: dict[str, JSON], pid: int) -> None:
-        handle: list[int] = []
+    def _forked(self, worker: int, pid: int) -> None:
+        handle = -1
         if hasattr(os, "pidfd_open"):
             try:
-                handle = [os.pidfd_open(pid)]
+                handle = os.pidfd_open(pid)
             except OSError:
                 pass
-        held = b"true" if handle else b"false"
-        self._write(FORKED, b'{"id": %d, "pid": %d, "handle": %b}' % (request["id"], pid, held), handle)
-        for fd in handle:
-            os.close(fd)
+        self._write(FORKED, HANDLE if handle >= 0 else 0, worker, NUMBER.pack(pid), handle)
+        if handle >= 0:
+            os.close(handle)
 
-    def _become(self, request: dict[str, JSON], fds: list[int]) -> NoReturn:
+    def _become(self, worker: int, request: dict[str, JSON], fds: list[int]) -> NoReturn:
         """For an index that must not be forked: this process is the worker."""
-        self._forked(request, os.getpid())
-        self._child(request, fds)
+        self._forked(worker, os.getpid())
+        self._child(worker, request, fds)
 
-    def _child(self, request: dict[str, JSON], fds: list[int]) -> NoReturn:
+    def _child(self, worker: int, request: dict[str, JSON], fds: list[int]) -> NoReturn:
         """What the fork is from here on: a worker."""
         code = 70
         try:
-            signal.set_wakeup_fd(-1)
+            _signal.set_wakeup_fd(-1)
             _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
             os.setsid()
             confine.worker(self._setup["sandbox"])
@@ -456,13 +500,16 @@ class Zygote:
             words = memoryview(self._map(page, 4096)).cast("Q")
             for fd in (one, two, page):
                 os.close(fd)
-            forking.reseed()
-            _own_folder(self._setup["folder"], request["id"])
+            forking.renew()
+            _own_folder(self._setup["folder"], worker)
             limit = limits.apply(request["limits"], request["limit"])
             about = b'{"pid": %d}' % os.getpid()
-            self._starts[request["kind"]](inp, out, words, self._tools, limit, about)
+            self._starts[request["kind"]](inp, out, words, limit, about)
             code = 0
-            _run_exit_handlers()
+            if self._atexit._ncallbacks():
+                self._atexit._run_exitfuncs()
+            if len(self._handlers) > _OWN_HANDLERS:
+                self._logging.shutdown()
         except BaseException as failure:  # noqa: B036 - the last words of this process
             from .failures import trace
 
@@ -483,12 +530,6 @@ def _own_folder(parent: str, worker: int) -> None:
         tempfile = sys.modules.get("tempfile")
         if tempfile is not None:
             tempfile.tempdir = None  # type: ignore[attr-defined]  # a module of any name, to mypy
-
-
-def _run_exit_handlers() -> None:
-    import atexit
-
-    atexit._run_exitfuncs()
 
 
 def _import(module: str) -> tuple[str, str] | None:
