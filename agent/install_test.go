@@ -1,11 +1,13 @@
 package agent_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -55,6 +57,53 @@ func processesOf(t *testing.T, dir string) []string {
 		}
 	}
 	return found
+}
+
+// parent is a process's, 0 when the process is gone.
+func parent(pid string) int {
+	data, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	id, _ := strconv.Atoi(fields[1])
+	return id
+}
+
+// The process above an index's zygote is named after the base that it is a copy
+// of: processesOf does not see it.
+func TestUninstallEndsTheProcessAboveAll(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	dir := t.TempDir()
+	startIn(t, s, "one", dir)
+	nc := s.Connect(t)
+	install(t, nc, map[string]any{
+		"source": repository(t, "good", map[string]string{"tools.toml": working, "t.py": "def tool(): pass\n"}), "name": "good",
+	})
+	roots := map[string]bool{}
+	for _, line := range processesOf(t, dir) {
+		pid, _, _ := strings.Cut(line, " ")
+		above := strconv.Itoa(parent(pid))
+		text, err := os.ReadFile(filepath.Join("/proc", above, "cmdline"))
+		if err == nil && !strings.Contains(string(text), dir) && parent(above) == os.Getpid() {
+			roots[above] = true
+		}
+	}
+	if len(roots) == 0 {
+		t.Fatal("no process is above the index's: there is nothing to look for")
+	}
+	if _, failure := admin(t, nc, "uninstall", map[string]any{"name": "good"}); failure != nil {
+		t.Fatalf("uninstall: %v", failure)
+	}
+	meshtest.Until(t, "the processes above are gone", func() bool {
+		for pid := range roots {
+			if parent(pid) == os.Getpid() {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 // halfDone lists what an install that failed must not leave in an agent's folder.
