@@ -247,6 +247,41 @@ func TestSingleUseWorkersTellWhatTheyPrint(t *testing.T) {
 	})
 }
 
+// What handlers of logging hold back is written at a worker's end, as at any
+// interpreter's, whether the handler was made at import or by the call.
+func TestLoggingIsShutDownAtAWorkersEnd(t *testing.T) {
+	t.Parallel()
+	early, late := t.TempDir()+"/early", t.TempDir()+"/late"
+	x := newExecutor(t, nil)
+	spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": `
+import logging, logging.config, logging.handlers, os
+
+def held(path):
+    return logging.handlers.MemoryHandler(1000, target=logging.FileHandler(path, delay=True))
+
+if "EARLY" in os.environ:
+    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})  # it forgets the handlers before it
+    logging.getLogger("early").addHandler(held(os.environ["EARLY"]))
+
+def note(name: str, path: str = ""):
+    if path:
+        logging.getLogger(name).addHandler(held(path))
+    logging.getLogger(name).warning("kept")
+
+noted = note
+`}), "t.note", "t.noted")
+	spec.Policies = map[string]executor.Policy{
+		"t.note":  {Isolation: tool.IsolationFork, Vars: map[string]string{"EARLY": early}},
+		"t.noted": {Isolation: tool.IsolationFork},
+	}
+	ix := open(t, x, spec)
+	mustCall(t, ix, "t.note", `{"name":"early"}`, `null`)
+	mustCall(t, ix, "t.noted", fmt.Sprintf(`{"name":"late","path":%q}`, late), `null`)
+	for _, file := range []string{early, late} {
+		eventually(t, "what was logged is in "+file, func() bool { return fileText(file) == "kept\n" })
+	}
+}
+
 // What a tool registers for the end of its process runs, though the answer does
 // not wait for it.
 func TestASingleUseWorkerEndsPolitely(t *testing.T) {

@@ -12,6 +12,7 @@ import _signal  # type: ignore[import-not-found]  # has no stubs
 import fcntl
 import os
 import signal
+import struct
 import sys
 from select import POLLIN, poll
 
@@ -34,7 +35,7 @@ from .frames import (
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
     from typing import Any, NoReturn
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 CONTROL = 3  # socket to the agent
 LIFELINE = 4  # pipe whose other end the agent holds: its end is ours
-_OWN_HANDLERS = 2  # of logging: that of output, and the one of last resort
+_DESCRIPTOR = struct.Struct("=i")  # as the system writes it
 _LOW = 200  # protocol descriptors move up here, out of a tool's way
 
 
@@ -246,7 +247,7 @@ class Zygote:
         if fd < 0:
             self._socket.sendall(data)
             return
-        sent = self._socket.sendmsg((data,), ((*self._rights, NUMBER.pack(fd)),))
+        sent = self._socket.sendmsg((data,), ((*self._rights, _DESCRIPTOR.pack(fd)),))
         if sent < len(data):
             self._socket.sendall(memoryview(data)[sent:])
 
@@ -264,7 +265,7 @@ class Zygote:
             for level, what, packed in ancillary:
                 if (level, what) == self._rights:
                     for at in range(0, len(packed) - 3, 4):
-                        self._fds.append(NUMBER.unpack_from(packed, at)[0])
+                        self._fds.append(_DESCRIPTOR.unpack_from(packed, at)[0])
             if not data:
                 os._exit(0)  # the agent closed the index
             self._buffer += data
@@ -291,11 +292,12 @@ class Zygote:
         faulthandler.enable(2)
         # Looked up and made here: every page that a fork touches is copied for it.
         self._map, self._atexit, self._logging = mmap.mmap, atexit, logging
-        # It runs last, and has nothing to do where there are no handlers but ours.
-        atexit.unregister(logging.shutdown)
-        self._handlers: list[object] = logging._handlerList  # type: ignore[attr-defined]
         self._plain = loop.Worker(self._tools)
         output.prepare()
+        # It runs last, and has nothing to do where there are no handlers but these.
+        atexit.unregister(logging.shutdown)
+        self._handlers: list[Callable[[], object]] = logging._handlerList  # type: ignore[attr-defined]
+        self._usual = [handler() for handler in self._handlers]
         strays.prepare()
 
     def _asked(self) -> bool:
@@ -396,7 +398,8 @@ class Zygote:
             "fork_unsafe": forking.unsafe(self._socket.fileno()),
             "notes": self._notes,
         })
-        strays.begin()  # what the imports have started is no call's
+        if strays.extra(0):
+            strays.kept.update(strays.children())  # what the imports have started is no call's
 
     def _serve(self) -> NoReturn:
         wake_r, wake_w = os.pipe()
@@ -508,7 +511,7 @@ class Zygote:
             code = 0
             if self._atexit._ncallbacks():
                 self._atexit._run_exitfuncs()
-            if len(self._handlers) > _OWN_HANDLERS:
+            if any(handler() not in self._usual for handler in self._handlers):
                 self._logging.shutdown()
         except BaseException as failure:  # noqa: B036 - the last words of this process
             from .failures import trace
