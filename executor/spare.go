@@ -8,16 +8,14 @@ import (
 )
 
 // A crew whose workers serve one call each. A fork is cheap, yet not as cheap as
-// none: workers that have been forked already wait for the next calls, and are
-// replaced as soon as they get them. With two, the next is in the making while
-// the one before it is on its way to be ready: calls one after the other take
-// about a tenth less time than with one, and no less with three.
+// none: one worker that has been forked already waits for the next call, and is
+// replaced as soon as it gets it.
 
 // spareWorkers is how many unused workers a crew of an isolation keeps. A new
 // interpreter is more than a guess should cost.
 func spareWorkers(isolation tool.Isolation) int {
 	if isolation == tool.IsolationFork {
-		return 2
+		return 1
 	}
 	return 0
 }
