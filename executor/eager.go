@@ -76,14 +76,16 @@ func (e *eager) attempt(fd uintptr) bool {
 		return false
 	}
 	e.looked = true
-	for began := time.Now(); time.Since(began) < eagerFor; {
-		if e.once(fd) {
-			e.vain = 0
-			return true
-		}
+	began, found := time.Now(), false
+	for !found && time.Since(began) < eagerFor {
+		found = e.once(fd)
 	}
-	e.vain++
-	return false
+	if found && time.Since(began) < eagerFor {
+		e.vain = 0
+	} else { // what came later came while the worker, which we kept from it, had our processor
+		e.vain++
+	}
+	return found
 }
 
 // look decides whether to look again for a moment.

@@ -118,11 +118,10 @@ class Reader:
             waiting.register(self.fd, POLLIN)
             self._poll = waiting.poll
         here, end = self._poll, _clock() + _LOOK
-        while not here(0):
-            if _clock() > end:
-                self._vain += 1
-                return
-        self._vain = 0
+        while not here(0) and _clock() < end:
+            pass
+        # What came later came while somebody else, whom we kept from it, had our processor.
+        self._vain = 0 if _clock() < end else self._vain + 1
 
     def next(self) -> Frame | None:
         """The next frame as (type, flags, slot, id, body), or None at the end.
