@@ -385,6 +385,7 @@ func TestWithoutABaseAnIndexStartsAnInterpreter(t *testing.T) {
 	log := &logged{}
 	x := newExecutor(t, func(o *executor.Options) { o.Logger = log.logger() })
 	spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": "import sys\ndef loaded(): return 'xml.dom.minidom' in sys.modules"}), "t.loaded")
+	eventually(t, "the environment has a base started", func() bool { return len(x.BasePids()) == 1 })
 	for _, pid := range x.BasePids() {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
