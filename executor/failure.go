@@ -56,8 +56,8 @@ func ended(ctx context.Context, begun toolmesh.Started) *toolmesh.Error {
 
 // exit says how a process ended.
 type exit struct {
-	Code   int `json:"code"`   // -1 when a signal ended it
-	Signal int `json:"signal"` // 0 when it exited
+	Code   int // -1 when a signal ended it
+	Signal int // 0 when it exited
 	lost   bool
 }
 

@@ -188,12 +188,8 @@ def rehearse() -> None:
     binding.Tool("example", example, schema.kind_of(example), schema.signature(example))
     confine.rehearse()
     site.main()
-    for name in ("colorsys",):  # small, and of no use to any of us
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            continue
-        del sys.modules[name]
+    importlib.import_module("colorsys")  # small, and of no use to any of us
+    del sys.modules["colorsys"]
 
 
 def _copy(flags: int, number: int) -> int:
@@ -295,7 +291,7 @@ def adopt(environment: dict[str, JSON], paths: list[str]) -> None:
     _check_finders(finders)
 
 
-def encoded(environ: Mapping[bytes, bytes]) -> str:
+def encode_environ(environ: Mapping[bytes, bytes]) -> str:
     """These variables as set_environ takes them."""
     import base64
 

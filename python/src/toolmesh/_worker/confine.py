@@ -95,14 +95,8 @@ def prepare(level: str) -> None:
 
 def worker(level: str) -> None:
     """What a worker adds after its fork: it keeps what it starts, and its domain."""
-    global _domain
-    if _ready is None or _ready[0](_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        become_subreaper()
-    if _ready is not None and _domain >= 0 and _ready[1](_RESTRICT_SELF, _domain, 0) == 0:
-        os.close(_domain)
-        _domain = -1
-    else:
-        domain(level)
+    become_subreaper()
+    domain(level)
 
 
 def domain(level: str) -> None:
@@ -129,7 +123,7 @@ def rehearse() -> None:
 
 def become_subreaper() -> None:
     """Orphans of our descendants become our children (Linux)."""
-    if sys.platform == "linux":
+    if sys.platform == "linux" and (_ready is None or _ready[0](_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0):
         _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
@@ -340,9 +334,11 @@ def _create_ruleset(attributes: bytes) -> int:
 
 
 def _restrict(ruleset: int) -> None:
-    import ctypes
-
     try:
+        if _ready is not None and _ready[1](_RESTRICT_SELF, ruleset, 0) == 0:
+            return
+        import ctypes
+
         if _syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)) != 0:
             raise Refused(f"Landlock: {_error()}")
     finally:

@@ -317,7 +317,7 @@ class Zygote:
 
         setup = {"root": "/", "paths": ["/"], "tools": ["a.b"], "exclude": {}, "secrets": None, "adopt": {"argv": [""]}}
         json.loads(json.dumps(setup))
-        base.set_environ(base.encoded(os.environb))
+        base.set_environ(base.encode_environ(os.environb))
         base.rehearse()
         if sandbox:
             confine.prepare(sandbox)
