@@ -432,6 +432,7 @@ func beGrouped(dir string) {
 // them, and nobody else's.
 func TestGroupsOfAKilledAgentAreRemoved(t *testing.T) {
 	t.Parallel()
+	other, others := memoryGuarded(t) // an agent that lives
 	cmd, dir := beside(t, "root", map[string]string{"t.py": "import time\ndef wait():\n    print('here', flush=True)\n    time.sleep(1000)"})
 	cmd.Env = append(cmd.Env, "TOOLMESH_TEST_GROUPED="+dir)
 	out, err := cmd.StdoutPipe()
@@ -451,7 +452,6 @@ func TestGroupsOfAKilledAgentAreRemoved(t *testing.T) {
 	if len(said) != 2 {
 		t.Fatalf("it said %q", said)
 	}
-	other, others := memoryGuarded(t) // an agent that lives
 	ix := open(t, other, limitedSpec(t, other))
 	record, err := os.ReadFile(filepath.Join(dir, "data", "cgroup"))
 	if err != nil {
