@@ -391,7 +391,7 @@ func (r *run) stderr() {
 	for {
 		n, err := r.proc.Stderr.Read(buf)
 		if n > 0 {
-			r.tail.add(buf[:n])
+			r.tail.add(buf[:n], "")
 			if budget.take(n) {
 				partial = append(partial, buf[:n]...)
 				end := bytes.LastIndexByte(partial, '\n') + 1

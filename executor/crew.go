@@ -540,7 +540,7 @@ func (c *crew) lost(w *worker, cause error) {
 	}
 	for _, j := range failed {
 		j.fatal, j.shared, j.innocent = w.id, len(tools) > 1, w.exit.lost || w.stopping
-		j.err = crashed(j.tool.Name, w.exit, w.begun(j), w.tail.String())
+		j.err = crashed(j.tool.Name, w.exit, w.begun(j), w.tail.of(j.session))
 		j.calm()
 		c.release(j)
 	}

@@ -451,7 +451,7 @@ func diedBefore(err error) *toolmesh.Error {
 }
 
 func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink, outcome *verdict) (json.RawMessage, error) {
-	j := &job{id: ix.x.nextID.Add(1), tool: t, args: call.Args, sink: sink, rpcID: call.RPCID, depth: max(call.Depth, 0)}
+	j := &job{id: ix.x.nextID.Add(1), tool: t, args: call.Args, sink: sink, session: call.Session, rpcID: call.RPCID, depth: max(call.Depth, 0)}
 	j.nesting.maker, j.nesting.ctx = call.Nested, ctx
 	defer j.endNested()
 	if len(call.VarArgs) > 0 && string(call.VarArgs) != "[]" {

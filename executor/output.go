@@ -44,16 +44,22 @@ func (b *bucket) take(n int) bool {
 	return true
 }
 
-// tail keeps the last bytes of a stream. Safe for concurrent use.
+// tail keeps the last bytes of a stream, as long as they are one session's: what
+// a worker's call leaves there is not for the next one, who may be somebody else.
+// Safe for concurrent use.
 type tail struct {
 	redact *redactor // set before use
 	mu     sync.Mutex
 	buf    []byte
+	whose  string // session
 }
 
-func (t *tail) add(data []byte) {
+func (t *tail) add(data []byte, whose string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if whose != t.whose {
+		t.buf, t.whose = t.buf[:0], whose
+	}
 	size := tailSize + t.redact.overlap() // what begins before the tail is still known in it
 	if len(data) >= size {
 		t.buf = append(t.buf[:0], data[len(data)-size:]...)
@@ -63,6 +69,24 @@ func (t *tail) add(data []byte) {
 		t.buf = append(t.buf[:0], t.buf[over:]...)
 	}
 	t.buf = append(t.buf, data...)
+}
+
+// forget drops what there is: the call that wrote it has ended.
+func (t *tail) forget() {
+	t.mu.Lock()
+	t.buf = t.buf[:0]
+	t.mu.Unlock()
+}
+
+// of is what a session's call may see.
+func (t *tail) of(session string) string {
+	t.mu.Lock()
+	mine := session == t.whose
+	t.mu.Unlock()
+	if !mine {
+		return ""
+	}
+	return t.String()
 }
 
 func (t *tail) String() string {
@@ -143,7 +167,11 @@ func (p *rawPipe) drained(fd uintptr) {
 // take hands whole lines over and keeps the rest for later. The log lock is held.
 func (p *rawPipe) take(data []byte) {
 	if p.stream == StreamStderr {
-		p.w.tail.add(data)
+		if session, ok := p.w.session(); ok {
+			p.w.tail.add(data, session)
+		} else {
+			p.w.tail.forget() // it is nobody's, or several's
+		}
 	}
 	if !p.budget.take(len(data)) {
 		return

@@ -22,14 +22,15 @@ import (
 
 // job is one call on its way through the pool.
 type job struct {
-	id    uint64
-	tool  *served
-	flags uint8
-	meta  []byte
-	args  []byte
-	sink  Sink
-	rpcID string
-	depth int // how many calls are above it
+	id      uint64
+	tool    *served
+	flags   uint8
+	meta    []byte
+	args    []byte
+	sink    Sink
+	session string // whose call it is
+	rpcID   string
+	depth   int // how many calls are above it
 
 	nesting nesting // the calls that its tool makes
 
@@ -395,11 +396,12 @@ func (w *worker) demultiplex() error {
 // logged hands over a LOG frame.
 func (w *worker) logged(h frame.Header, body []byte) {
 	record := recordOf(h.Flags, body)
-	if record.Stream == StreamStderr {
-		w.tail.add(body)
-	}
 	w.logMu.Lock()
-	w.hand(w.find(h.ID), record)
+	j := w.find(h.ID)
+	if record.Stream == StreamStderr && j != nil {
+		w.tail.add(body, j.session)
+	}
+	w.hand(j, record)
 	w.logMu.Unlock()
 }
 
@@ -417,6 +419,7 @@ func (w *worker) settle(flags uint8) {
 	w.stderr.settle()
 	if !w.crew.async {
 		w.current.Store(nil)
+		w.tail.forget()
 	}
 	w.logMu.Unlock()
 }
@@ -448,6 +451,26 @@ func (w *worker) only() *job {
 		return j
 	}
 	return nil
+}
+
+// session is that of the running calls; false when there are none, or of several.
+func (w *worker) session() (string, bool) {
+	if !w.crew.async {
+		if j := w.current.Load(); j != nil {
+			return j.session, true
+		}
+		return "", false
+	}
+	w.crew.mu.Lock()
+	defer w.crew.mu.Unlock()
+	session, found := "", false
+	for _, j := range w.jobs {
+		if found && j.session != session {
+			return "", false
+		}
+		session, found = j.session, true
+	}
+	return session, found && w.abandoned == 0
 }
 
 // hand gives a record to its call's sink, or to the log. The log lock is held.

@@ -222,7 +222,7 @@ func (z *zygote) drain(file *os.File, stream Stream) {
 	for {
 		n, err := file.Read(buf)
 		if n > 0 {
-			z.output.add(buf[:n])
+			z.output.add(buf[:n], "")
 			line = append(line, buf[:n]...)
 			hand(bytes.LastIndexByte(line, '\n') + 1)
 			if most := len(buf) + z.output.redact.overlap(); len(line) > most {

@@ -1,0 +1,74 @@
+package executor_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor"
+)
+
+const wordyTools = `
+import os, sys
+
+def says(text: str):
+    print("printed", text, file=sys.stderr)
+    os.write(2, ("written " + text + "\n").encode())
+    return os.getpid()
+
+async def asays(text: str):
+    return says(text)
+
+def dies(text: str = ""):
+    if text:
+        says(text)
+    os._exit(9)
+
+async def adies(text: str = ""):
+    dies(text)
+`
+
+// The last words of a worker are told to the call that it died under as far as
+// they are its own: what an earlier call of another session printed is not.
+func TestLastWordsAreOfTheCall(t *testing.T) {
+	t.Parallel()
+	for _, prefix := range []string{"", "a"} {
+		t.Run("of t."+prefix+"dies", func(t *testing.T) {
+			t.Parallel()
+			x := newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 1 })
+			ix := open(t, x, specOf(t, x, writeFiles(t, map[string]string{"t.py": wordyTools}), "t."+prefix+"says", "t."+prefix+"dies"))
+			call := func(session, name, args string) (string, error) {
+				body, err := ix.Call(t.Context(), executor.Call{Tool: "t." + prefix + name, Session: session, Args: []byte(args)}, nil)
+				return string(body), err
+			}
+			words := func(err error) string {
+				e := toolmesh.AsError(err)
+				if e == nil || e.Code != toolmesh.CodeWorkerCrashed {
+					t.Fatalf("got %v, want %s", err, toolmesh.CodeWorkerCrashed)
+				}
+				text, _ := e.Details["stderr"].(string)
+				return text
+			}
+			if _, err := call("alice", "says", `{"text":"of alice"}`); err != nil {
+				t.Fatal(err)
+			}
+			_, err := call("bob", "dies", `{}`)
+			if got := words(err); got != "" {
+				t.Errorf("bob is told %q", got)
+			}
+			if _, err := call("alice", "says", `{"text":"of alice"}`); err != nil {
+				t.Fatal(err)
+			}
+			_, err = call("bob", "dies", `{"text":"of bob"}`)
+			got := words(err)
+			for _, want := range []string{"printed of bob", "written of bob"} {
+				if !strings.Contains(got, want) {
+					t.Errorf("bob is told %q, which lacks %q", got, want)
+				}
+			}
+			if strings.Contains(got, "alice") {
+				t.Errorf("bob is told %q", got)
+			}
+		})
+	}
+}
