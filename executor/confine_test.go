@@ -65,6 +65,20 @@ def mounted():
     os.makedirs(tempfile.gettempdir() + "/m", exist_ok=True)
     return libc.mount(b"none", (tempfile.gettempdir() + "/m").encode(), b"tmpfs", 0, None)
 
+def settings():
+    """Only opens them. What is mounted to be read is refused by another name."""
+    for path in ("/proc/sys/kernel/hostname", "/proc/sysrq-trigger", "/sys/kernel/uevent_seqnum", "/sys/power/state"):
+        try:
+            os.close(os.open(path, os.O_WRONLY))
+        except FileNotFoundError:
+            continue
+        except OSError as e:
+            if e.errno not in (errno.EROFS, errno.EACCES):
+                raise
+        else:
+            return
+    raise PermissionError(errno.EACCES, "none can be written")
+
 def attempts(outside: str, port: int, path: str, sibling: int, drastic: bool):
     """sibling is another worker's process id, as it knows it itself."""
     more = {
@@ -88,6 +102,7 @@ def attempts(outside: str, port: int, path: str, sibling: int, drastic: bool):
         "signal the zygote": tried(os.kill, os.getppid(), 0),
         "read a sibling's environment": tried(read, f"/proc/{sibling}/environ"),
         "read a sibling's memory": tried(read, f"/proc/{sibling}/mem"),
+        "change the kernel's settings": tried(settings),
         "unshare": system(libc.unshare, 0x10000000),
     }
 
@@ -218,7 +233,7 @@ func outcomesOfLevels() map[tool.Sandbox]map[string]string {
 		"connect to itself": "ok",
 	}
 	guard := with(none, "EPERM", "signal a sibling", "signal the zygote", "ptrace a sibling", "mount", "set the host's name")
-	guard = with(guard, "EACCES", "read a sibling's environment", "read a sibling's memory")
+	guard = with(guard, "EACCES", "read a sibling's environment", "read a sibling's memory", "change the kernel's settings")
 	strict := with(guard, "EACCES", "write outside", "write the index", "truncate")
 	strict = with(strict, "EPERM", "unshare", "mount")
 	offline := with(strict, "ECONNREFUSED", "connect")

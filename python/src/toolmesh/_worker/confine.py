@@ -202,25 +202,43 @@ def _mounts(level: str, notes: list[str]) -> None:
         return
     if not _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC):
         notes.append(f"no /proc of its own: {_error()}")
-    _groups_read_only(notes)
+    _system_read_only(notes)
     if level in (STRICT, OFFLINE) and os.path.isdir("/dev/shm"):
         # Locks and shared memory of multiprocessing live there.
         if not _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=64m,mode=1777"):
             notes.append(f"no /dev/shm of its own: {_error()}")
 
 
-def _groups_read_only(notes: list[str]) -> None:
-    """Control groups bound the memory of workers: what the agent's user may write,
-    a tool of the same user could write too, and other processes' groups as well."""
+# Where root may change the system by writing to a file, whatever capabilities it
+# has given up: settings of the kernel, and what it tells of its devices. Control
+# groups bound the memory of workers, which a tool could raise.
+_SYSTEM = ("cgroup", "cgroup2", "sysfs", "debugfs", "tracefs", "securityfs", "efivarfs", "configfs", "bpf", "binfmt_misc")
+_OF_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs")
+
+
+def _system_read_only(notes: list[str]) -> None:
+    """What the agent's user may write of the system, a tool of the same user could
+    write too."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()
     except OSError:
         return
+    if os.geteuid() == 0:
+        for name in _OF_PROC:
+            point = f"/proc/{name}"
+            if not os.path.exists(point):
+                continue
+            flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+            if not (
+                _mount(point, point, "", _MS_BIND | _MS_REC)
+                and _mount("none", point, "", _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY | flags)
+            ):
+                notes.append(f"{point} can be written: {_error()}")
     for line in lines:
         before, _, after = line.partition(" - ")
         fields = before.split(" ")
-        if after.split(" ")[0] not in ("cgroup", "cgroup2") or len(fields) < 6:
+        if after.split(" ")[0] not in _SYSTEM or len(fields) < 6:
             continue
         point, options = fields[4].replace("\\040", " "), fields[5].split(",")
         flags = sum(flag for name, flag in _MS_NAMES.items() if name in options)
