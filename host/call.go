@@ -36,11 +36,12 @@ const (
 
 // Causes with which a call's context ends.
 var (
-	errCancelled = toolmesh.Errorf(toolmesh.CodeCancelled, "the caller cancelled the call").WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginCaller)
-	errDeadline  = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time is up").WithStarted(toolmesh.StartedYes).WithDetail("limit", "time")
-	errIdle      = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the stream yielded nothing for %v", idleTimeout).WithStarted(toolmesh.StartedYes).WithDetail("limit", "idle")
-	errGone      = toolmesh.Errorf(toolmesh.CodeCancelled, "the stream's caller is gone").WithStarted(toolmesh.StartedYes).WithDetail("reason", "caller_gone")
-	errStopping  = toolmesh.Errorf(toolmesh.CodeUnavailable, "the node stopped while the call ran").WithStarted(toolmesh.StartedYes)
+	errCancelled   = toolmesh.Errorf(toolmesh.CodeCancelled, "the caller cancelled the call").WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginCaller)
+	errDeadline    = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time is up").WithStarted(toolmesh.StartedYes).WithDetail("limit", "time")
+	errIdle        = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the stream yielded nothing for %v", idleTimeout).WithStarted(toolmesh.StartedYes).WithDetail("limit", "idle")
+	errGone        = toolmesh.Errorf(toolmesh.CodeCancelled, "the stream's caller is gone").WithStarted(toolmesh.StartedYes).WithDetail("reason", "caller_gone")
+	errSessionOver = toolmesh.Errorf(toolmesh.CodeCancelled, "the call's session has ended").WithStarted(toolmesh.StartedYes).WithDetail("reason", "session_ended")
+	errStopping    = toolmesh.Errorf(toolmesh.CodeUnavailable, "the node stopped while the call ran").WithStarted(toolmesh.StartedYes)
 )
 
 // over is a context that has ended: what needs to wait fails with it.
@@ -82,6 +83,7 @@ type inflight struct {
 	// the ticker when the handler does not return.
 	answered  atomic.Bool
 	keepalive atomic.Int64 // when the last one was sent, unix ns
+	looked    time.Time    // when the session was last looked for; the ticker only
 	stream    atomic.Pointer[stream]
 
 	joinMu  sync.Mutex

@@ -15,6 +15,8 @@ const (
 	// is, and epochBrief where the view knows one to go on with.
 	epochWait  = 5 * time.Second
 	epochBrief = time.Second
+	// sessionEvery is how often a call that goes on looks whether its session does.
+	sessionEvery = time.Second
 )
 
 // epoch returns the epoch of a session, empty for one that nobody created. The
@@ -54,4 +56,26 @@ func (h *Host) registered(ctx context.Context, session subjects.SessionID, wait 
 		return "", toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended", session).WithOrigin(toolmesh.OriginAgent)
 	}
 	return record.Epoch, nil
+}
+
+// followSession ends a call whose session has ended: that is promised of what the
+// session runs. What the view says is asked of the registry before it counts, as a
+// view may be behind. The ticker calls it.
+func (h *Host) followSession(c *inflight, now time.Time) {
+	if c.epoch == "" || c.ending.Load() != 0 || now.Sub(c.looked) < sessionEvery || now.Sub(c.start) < sessionEvery {
+		return
+	}
+	c.looked = now
+	if h.opts.Sessions != nil {
+		epoch, err := h.opts.Sessions.Admit(c.req.Session)
+		if err == nil && epoch == c.epoch || err != nil && toolmesh.CodeOf(err) != toolmesh.CodeSessionNotFound {
+			return
+		}
+	}
+	h.running.run(func() {
+		epoch, err := h.registered(h.base, c.req.Session, epochWait)
+		if err == nil && epoch != c.epoch || toolmesh.CodeOf(err) == toolmesh.CodeSessionNotFound {
+			c.end(errSessionOver)
+		}
+	})
 }
