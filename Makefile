@@ -23,7 +23,7 @@ VENV     := .venv
 PYTESTS  := $(wildcard python/tests/test_*.py)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: help build demo test test-go test-python skipped verify race bench fuzz clean
+.PHONY: help build demo test test-go test-python skipped verify race bench fuzz kernel clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,7 +48,7 @@ endif
 
 skipped:
 	@echo
-	@echo "not run by make test: race detector, staticcheck, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz)"
+	@echo "not run by make test: race detector, staticcheck, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), control groups of version 2 on a kernel of their own (make kernel)"
 
 verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, race tests, ruff, mypy
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \
@@ -72,6 +72,9 @@ fuzz: ## each fuzz target of the repository for FUZZTIME (60s)
 	     $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 2s ./$$dir; \
 	   done; \
 	 done
+
+kernel: ## memory limits on a kernel with control groups of version 2, in QEMU; 10 minutes
+	@e2e/kernel/run
 
 clean: ## what was built here, without the caches of go and pip
 	@rm -rf bin $(VENV) python/.pytest_cache python/.mypy_cache python/.ruff_cache
