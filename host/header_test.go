@@ -1,43 +1,13 @@
 package host_test
 
 import (
-	"bufio"
 	"fmt"
-	"net"
 	"strings"
 	"testing"
 
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
-
-// publishRaw sends one message as it would come from a client of another make,
-// whose header block is whatever it wrote.
-func (r *rig) publishRaw(subject, reply, header, body string) {
-	r.t.Helper()
-	nc, err := net.Dial("tcp", r.broker.Address())
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	defer nc.Close() //nolint:errcheck // a test's
-	if reply != "" {
-		reply += " "
-	}
-	text := fmt.Sprintf("CONNECT {\"verbose\":false,\"headers\":true,\"no_responders\":true}\r\nHPUB %s %s%d %d\r\n%s%s\r\nPING\r\n",
-		subject, reply, len(header), len(header)+len(body), header, body)
-	if _, err := nc.Write([]byte(text)); err != nil {
-		r.t.Fatal(err)
-	}
-	for lines := bufio.NewScanner(nc); lines.Scan(); {
-		switch line := lines.Text(); {
-		case strings.HasPrefix(line, "-ERR"):
-			r.t.Fatalf("the broker refuses %q: %s", header, line)
-		case line == "PONG":
-			return
-		}
-	}
-	r.t.Fatal("the broker says nothing")
-}
 
 // nats.go delivers a message whose header block it cannot read as one without
 // headers: what the caller required of the call, and its budget, would be gone,
@@ -64,8 +34,8 @@ func TestHeadersThatCannotBeRead(t *testing.T) {
 			{"mesh.ctl.default.victim", `{"type":"cancel"}`},
 			{"mesh.node." + node + ".ctl.default.victim", ``},
 		} {
-			in := r.inbox()
-			r.publishRaw(q.subject, in.Subject, header, q.body)
+			in := r.heard()
+			r.broker.PublishRaw(t, q.subject, in.Subject, header, q.body)
 			a := in.next()
 			if a.code() != "invalid_request" || a.Error.started() != "false" || a.Header.Get("Mesh-Error-Code") != "invalid_request" ||
 				a.Header.Get("Mesh-Started") != "false" || !strings.Contains(a.Error.Message, "header") {
@@ -73,7 +43,7 @@ func TestHeadersThatCannotBeRead(t *testing.T) {
 			}
 			in.none("after the refusal")
 		}
-		r.publishRaw("mesh.ctl.default.victim", "", header, "") // nobody asks: nothing is done, and nothing said
+		r.broker.PublishRaw(t, "mesh.ctl.default.victim", "", header, "") // nobody asks: nothing is done, and nothing said
 	}
 	r.settled()
 	if n := r.ran("deputy"); n != 0 {
@@ -81,8 +51,8 @@ func TestHeadersThatCannotBeRead(t *testing.T) {
 	}
 	// Blocks without a line, and lines without a name, are no fault.
 	for _, header := range []string{"NATS/1.0\r\n\r\n", "NATS/1.0\r\n: x\r\n\r\n"} {
-		in := r.inbox()
-		r.publishRaw("tools.default.desk.note", in.Subject, header, `{"key":"fine"}`)
+		in := r.heard()
+		r.broker.PublishRaw(t, "tools.default.desk.note", in.Subject, header, `{"key":"fine"}`)
 		if a := in.next(); a.code() != "ok" {
 			t.Errorf("%q: %s", header, a.Data)
 		}
@@ -92,6 +62,16 @@ func TestHeadersThatCannotBeRead(t *testing.T) {
 		t.Errorf("the call that nobody could cancel: %v", cause)
 	}
 	held.next()
+}
+
+// heard is an inbox that the broker knows of, for what other connections send.
+func (r *rig) heard() *inbox {
+	r.t.Helper()
+	in := r.inbox()
+	if err := r.nc.Flush(); err != nil {
+		r.t.Fatal(err)
+	}
+	return in
 }
 
 // store has a stream of n items stored.
