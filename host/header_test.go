@@ -1,7 +1,6 @@
 package host_test
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
@@ -15,10 +14,7 @@ import (
 func TestHeadersThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
-	r.store("stored", 2)
-	held := r.inbox()
-	r.send(held, "tools.default.desk.hold", `{"key":"victim"}`, "Mesh-Rpc-Id", "victim")
-	wait(t, "start", r.gate("victim").started)
+	held := r.storedAndHeld()
 	node := string(r.h.Node())
 	for _, header := range []string{
 		"NATS/1.0\r\nbad\r\nMesh-Require: zz\r\n\r\n", "NATS/2.0\r\nMesh-Require: zz\r\n\r\n", "NATS/1.0\r\nMesh-Rpc-Id: r1\r\nbad\r\n\r\n",
@@ -74,12 +70,16 @@ func (r *rig) heard() *inbox {
 	return in
 }
 
-// store has a stream of n items stored.
-func (r *rig) store(rpc string, n int) {
+// storedAndHeld has a stream "stored", and a call "victim" that runs: what replay
+// and control subjects can touch.
+func (r *rig) storedAndHeld() *inbox {
 	r.t.Helper()
-	in := r.inbox()
-	r.send(in, "tools.default.desk.gen", fmt.Sprintf(`{"key":%q,"n":%d}`, rpc, n), "Mesh-Rpc-Id", rpc, "Mesh-Stream", "inbox")
-	in.chunks()
+	streamed, held := r.inbox(), r.inbox()
+	r.send(streamed, "tools.default.desk.gen", `{"key":"stored","n":2}`, "Mesh-Rpc-Id", "stored", "Mesh-Stream", "inbox")
+	streamed.chunks()
+	r.send(held, "tools.default.desk.hold", `{"key":"victim"}`, "Mesh-Rpc-Id", "victim")
+	wait(r.t, "start", r.gate("victim").started)
+	return held
 }
 
 // What is required, and the version that is spoken, count wherever a request is
@@ -87,10 +87,7 @@ func (r *rig) store(rpc string, n int) {
 func TestVersionOfReplayAndControl(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
-	r.store("stored", 2)
-	held := r.inbox()
-	r.send(held, "tools.default.desk.hold", `{"key":"victim"}`, "Mesh-Rpc-Id", "victim")
-	wait(t, "start", r.gate("victim").started)
+	held := r.storedAndHeld()
 	for _, subject := range []string{"mesh.replay.default.stored", "mesh.ctl.default.victim", "mesh.node." + string(r.h.Node()) + ".ctl.default.victim"} {
 		body := `{"type":"cancel"}`
 		if strings.HasPrefix(subject, "mesh.replay") {
