@@ -10,6 +10,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -45,8 +46,7 @@ func (a *Agent) subscribeAdmin() error {
 // admin hands one request to a goroutine of its own.
 func (a *Agent) admin(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
-	if !subjects.ReplyAllowed(m.Reply, "", false) {
-		a.log.Warn("administrative request refused: its reply subject is no inbox", slog.String("subject", m.Subject))
+	if !a.bus.MayAnswer(m, "", false) {
 		return
 	}
 	r := &adminReply{a: a, to: m.Reply}
@@ -66,15 +66,15 @@ func (a *Agent) admin(m *nats.Msg) {
 	}
 	go func() { // Stop waits for a.admins
 		defer a.admins.Done()
-		a.serveAdmin(a.base, s, m.Data, r)
+		a.serveAdmin(a.base, s, m, r)
 	}()
 }
 
-func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, body []byte, r *adminReply) {
+func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, m *nats.Msg, r *adminReply) {
 	switch s.Verb {
 	case verbInstall:
 		var req deploy.Request
-		if !r.read(body, &req) {
+		if !r.read(m, &req) {
 			return
 		}
 		if err := a.deploy.Install(ctx, req, func(l deploy.Line) {
@@ -92,7 +92,7 @@ func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, body []byte,
 			Name    subjects.IndexName `json:"name"`
 			Session subjects.SessionID `json:"session"`
 		}
-		if !r.read(body, &req) {
+		if !r.read(m, &req) {
 			return
 		}
 		if err := a.deploy.Uninstall(ctx, req.Name, req.Session); err != nil {
@@ -102,6 +102,9 @@ func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, body []byte,
 		r.line(map[string]any{"index": req.Name})
 		r.end()
 	case verbDrain:
+		if !r.read(m, &struct{}{}) {
+			return
+		}
 		if s.Kind != subjects.KindNodeAdmin {
 			r.fail(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "drain is asked of one node"))
 			return
@@ -117,7 +120,7 @@ func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, body []byte,
 		var req struct {
 			Labels map[string]string `json:"labels"`
 		}
-		if !r.read(body, &req) {
+		if !r.read(m, &req) {
 			return
 		}
 		if s.Kind != subjects.KindNodeAdmin {
@@ -177,9 +180,9 @@ type adminReply struct {
 	to string
 }
 
-func (r *adminReply) read(body []byte, into any) bool {
-	if err := json.Unmarshal(body, into); err != nil {
-		r.fail(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the request cannot be read: %w", err))
+func (r *adminReply) read(m *nats.Msg, into any) bool {
+	if err := bus.ReadRequest(m, into); err != nil {
+		r.fail(err)
 		return false
 	}
 	return true
@@ -199,6 +202,9 @@ func (r *adminReply) fail(err error) {
 	e := toolmesh.AsError(err)
 	if e.Origin == "" {
 		e = e.WithOrigin(toolmesh.OriginAgent)
+	}
+	if e.Code == toolmesh.CodeInvalidRequest && e.Started == toolmesh.StartedUnknown {
+		e = e.WithStarted(toolmesh.StartedNo) // it was found before anything began
 	}
 	header, body := codec.ErrorReply(e)
 	if err := r.a.bus.Conn().PublishMsg(&nats.Msg{Subject: r.to, Header: nats.Header(header), Data: body}); err != nil {

@@ -147,7 +147,7 @@ var badInputs = []badInput{
 	{name: "unreachable", body: map[string]any{"source": "file:///no/such/repository"}, says: []string{"/no/such/repository"}},
 	{name: "no-server", body: map[string]any{"source": "http://127.0.0.1:1/owner/repo"}, says: []string{"127.0.0.1"}},
 	{name: "not-a-source", body: map[string]any{"source": "what is this?"}, says: []string{"what is this?", "./"}},
-	{name: "no-source", body: map[string]any{}, says: []string{"source"}},
+	{name: "no-source", body: map[string]any{}, code: toolmesh.CodeInvalidRequest, says: []string{"source is missing"}},
 	{
 		name: "legacy", files: map[string]string{"TOOLS.yml": "tools: []\n"}, says: []string{"TOOLS.yml", "at least one tool"},
 	},

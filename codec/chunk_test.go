@@ -122,17 +122,17 @@ func TestControl(t *testing.T) {
 		``: {Type: ControlCancel}, " \n": {Type: ControlCancel}, `{"type":"cancel"}`: {Type: ControlCancel}, `{"type":"cancel","why":1}`: {Type: ControlCancel},
 		`{"type":"credit","seq":40}`: {ControlCredit, 40}, `{"type":"credit","seq":0}`: {ControlCredit, 0},
 	} {
-		got, err := ParseControl([]byte(body))
+		got, err := ParseControl(nil, []byte(body))
 		if err != nil || got != want {
 			t.Errorf("ParseControl(%s): got %+v, %v, want %+v", body, got, err, want)
 			continue
 		}
-		if again, err := ParseControl(got.Encode()); err != nil || again != want {
+		if again, err := ParseControl(nil, got.Encode()); err != nil || again != want {
 			t.Errorf("%s encodes as %s", body, got.Encode())
 		}
 	}
-	for _, body := range []string{`x`, `{}`, `[]`, `null`, `"cancel"`, `{"type":"pause"}`, `{"type":"credit","seq":-1}`, `{"type":"credit","seq":"4"}`, `{"type":"credit","seq":1.5}`, `{"type":"cancel"}{}`} {
-		if got, err := ParseControl([]byte(body)); err == nil || err.Code != toolmesh.CodeInvalidRequest {
+	for _, body := range []string{`x`, `{}`, `[]`, `null`, `"cancel"`, `{"type":"pause"}`, `{"type":"credit","seq":-1}`, `{"type":"credit","seq":"4"}`, `{"type":"credit","seq":1.5}`, `{"type":"cancel"}{}`, `{"TYPE":"cancel"}`, `{"type":7}`} {
+		if got, err := ParseControl(nil, []byte(body)); err == nil || err.Code != toolmesh.CodeInvalidRequest {
 			t.Errorf("ParseControl(%s): got %+v, %v, want invalid_request", body, got, err)
 		}
 	}
@@ -154,21 +154,21 @@ func TestReplayRequest(t *testing.T) {
 		`{"from_seq":5,"max_bytes":null}`:      {5, DefaultReplayBytes},
 		` {"from_seq":9007199254740993,"a":1}`: {9007199254740993, DefaultReplayBytes},
 	} {
-		got, err := ParseReplay([]byte(body))
+		got, err := ParseReplay(nil, []byte(body))
 		if err != nil || got != want {
 			t.Errorf("ParseReplay(%s): got %+v, %v, want %+v", body, got, err, want)
 			continue
 		}
-		if again, err := ParseReplay(got.Encode()); err != nil || again != want {
+		if again, err := ParseReplay(nil, got.Encode()); err != nil || again != want {
 			t.Errorf("%s encodes as %s", body, got.Encode())
 		}
 	}
 	for body, text := range map[string]string{
-		``: "replay", `x`: "replay", `[]`: "replay", `{"from_seq":1} x`: "replay", `{}`: "absent", `{"from_seq":null}`: "null", `{"from_seq":0}`: "0", `{"from_seq":-1}`: "-1",
+		``: "absent", `x`: "JSON", `[]`: "an object", `{"from_seq":1} x`: "JSON", `{"FROM_SEQ":1}`: "absent", `{}`: "absent", `{"from_seq":null}`: "null", `{"from_seq":0}`: "0", `{"from_seq":-1}`: "-1",
 		`{"from_seq":1.5}`: "1.5", `{"from_seq":"5"}`: `"5"`, `{"from_seq":1e3}`: "1e3", `{"from_seq":99999999999999999999}`: "99999999999999999999",
 		`{"from_seq":1,"max_bytes":-1}`: "max_bytes", `{"from_seq":1,"max_bytes":"1MB"}`: "max_bytes",
 	} {
-		_, err := ParseReplay([]byte(body))
+		_, err := ParseReplay(nil, []byte(body))
 		if err == nil || err.Code != toolmesh.CodeInvalidRequest || !strings.Contains(err.Message, text) {
 			t.Errorf("ParseReplay(%s): got %v, want invalid_request naming %s", body, err, text)
 		}

@@ -2,7 +2,6 @@ package codec
 
 import (
 	"bytes"
-	"encoding/json"
 	"strconv"
 
 	"github.com/toolmesh/toolmesh"
@@ -25,15 +24,14 @@ type Control struct {
 }
 
 // ParseControl reads a control message; an empty one is a cancel.
-func ParseControl(body []byte) (Control, *toolmesh.Error) {
-	if len(bytes.TrimSpace(body)) == 0 {
-		return Control{Type: ControlCancel}, nil
-	}
+func ParseControl(h Header, body []byte) (Control, *toolmesh.Error) {
 	var c Control
-	if err := json.Unmarshal(body, &c); err != nil {
-		return c, refused(invalid("a control message is empty or a JSON object: %w", err))
+	if err := ParseBody(h, body, &c); err != nil {
+		return c, refused(err)
 	}
 	switch {
+	case len(bytes.TrimSpace(body)) == 0:
+		c.Type = ControlCancel
 	case c.Type == ControlCancel:
 	case c.Type == ControlCredit && c.Seq >= 0:
 	default:
@@ -64,14 +62,14 @@ type ReplayRequest struct {
 }
 
 // ParseReplay reads a replay request; from_seq must be 1 or more.
-func ParseReplay(body []byte) (ReplayRequest, *toolmesh.Error) {
+func ParseReplay(h Header, body []byte) (ReplayRequest, *toolmesh.Error) {
 	var wire struct {
 		FromSeq  wholeNumber `json:"from_seq"`
 		MaxBytes wholeNumber `json:"max_bytes"`
 	}
 	r := ReplayRequest{MaxBytes: DefaultReplayBytes}
-	if err := json.Unmarshal(body, &wire); err != nil {
-		return r, refused(invalid(`a replay asks {"from_seq":1,"max_bytes":1048576}: %w`, err))
+	if err := ParseBody(h, body, &wire); err != nil {
+		return r, refused(err)
 	}
 	if wire.FromSeq.n < 1 {
 		return r, refused(invalid("from_seq is %s: it is a whole number from 1 on", wire.FromSeq))

@@ -64,6 +64,7 @@ type player struct {
 	host    *Identity
 	request *Request        // the last call, as the host read it
 	refusal *toolmesh.Error // why the host refused it
+	replay  bool            // the client's last request was one for stored chunks
 	replyTo string          // of the client's last message
 	seq     int64           // of the last chunk
 }
@@ -100,6 +101,7 @@ func (p *player) hear(t *testing.T, s conversation.Step) {
 		p.replyTo = s.Reply // what needs no answer leaves the call's in place
 	}
 	var read any
+	p.replay = s.Kind == "replay"
 	switch s.Kind {
 	case "call":
 		if subject.Kind != subjects.KindTool && subject.Kind != subjects.KindNodeTool {
@@ -115,7 +117,7 @@ func (p *player) hear(t *testing.T, s conversation.Step) {
 			t.Fatalf("%s is not where a call is controlled", s.Subject)
 		}
 		var c Control
-		if c, p.refusal = ParseControl(s.Body); string(c.Type) != s.Kind {
+		if c, p.refusal = ParseControl(Header(s.Header), s.Body); string(c.Type) != s.Kind {
 			t.Errorf("it is read as %s", c.Type)
 		}
 		read = c
@@ -124,7 +126,7 @@ func (p *player) hear(t *testing.T, s conversation.Step) {
 			t.Fatalf("%s is not where chunks are asked for", s.Subject)
 		}
 		var r ReplayRequest
-		r, p.refusal = ParseReplay(s.Body)
+		r, p.refusal = ParseReplay(Header(s.Header), s.Body)
 		p.request, p.seq, read = &Request{RPCID: subject.RPC}, r.FromSeq-1, r
 	}
 	switch {
@@ -259,6 +261,9 @@ func (p *player) answer(t *testing.T, s conversation.Step) {
 			want = ReplyChunk
 		}
 		header, body = p.request.Failure(p.host, p.refusal, reply.Load)
+		if p.replay {
+			header, body = ErrorReply(p.refusal)
+		}
 	case "ack":
 		header, body = p.request.Ack(p.host, reply.Load)
 	case "chunk":

@@ -19,24 +19,7 @@ type envelope struct {
 // else. Keys are matched exactly, and of a repeated key the last counts, as for
 // a map in encoding/json, which would copy and decode what nobody looks at.
 func splitEnvelope(body []byte) (e envelope, ok bool) {
-	body = bytes.TrimLeft(body, " \t\r\n")
-	if len(body) == 0 || body[0] != '{' || !json.Valid(body) {
-		return e, false
-	}
-	// The body is valid: what follows only has to find where things end.
-	for i := 1; ; {
-		for body[i] != '"' && body[i] != '}' {
-			i++ // spaces and commas
-		}
-		if body[i] == '}' {
-			return e, true
-		}
-		end := i + valueLen(body[i:])
-		key := unquoted(body[i:end])
-		for i = end; body[i] == ':' || body[i] <= ' '; i++ {
-		}
-		end = i + valueLen(body[i:])
-		value := body[i:end:end]
+	ok = eachField(body, func(key, value []byte) {
 		switch string(key) {
 		case "type":
 			e.kind = value
@@ -49,8 +32,8 @@ func splitEnvelope(body []byte) (e envelope, ok bool) {
 		case "kwargs":
 			e.kwargs = value
 		}
-		i = end
-	}
+	})
+	return e, ok
 }
 
 // valueLen is how long the value is that begins b, which is valid JSON.

@@ -209,21 +209,21 @@ func FuzzControl(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		if c, refusal := ParseControl(body); refusal == nil {
+		if c, refusal := ParseControl(nil, body); refusal == nil {
 			if c.Type != ControlCancel && c.Type != ControlCredit || c.Type == ControlCredit && c.Seq < 0 {
 				t.Fatalf("accepted as %+v", c)
 			}
-			if again, refusal := ParseControl(c.Encode()); refusal != nil || again != c {
+			if again, refusal := ParseControl(nil, c.Encode()); refusal != nil || again != c {
 				t.Fatalf("%+v came back as %+v, %v", c, again, refusal)
 			}
 		} else if refusal.Code != toolmesh.CodeInvalidRequest {
 			t.Fatalf("refused with %v", refusal)
 		}
-		if r, refusal := ParseReplay(body); refusal == nil {
+		if r, refusal := ParseReplay(nil, body); refusal == nil {
 			if r.FromSeq < 1 || r.MaxBytes < 1 {
 				t.Fatalf("accepted as %+v", r)
 			}
-			if again, refusal := ParseReplay(r.Encode()); refusal != nil || again != r {
+			if again, refusal := ParseReplay(nil, r.Encode()); refusal != nil || again != r {
 				t.Fatalf("%+v came back as %+v, %v", r, again, refusal)
 			}
 		} else if refusal.Code != toolmesh.CodeInvalidRequest {

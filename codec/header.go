@@ -6,7 +6,8 @@ import (
 )
 
 // Header is the header of one message; nats.Header converts to it and back. Of
-// a header with several values the first counts, except for Mesh-Require.
+// a header with several values the first counts; where requests are read, those
+// of ours must agree, except for Mesh-Require, of which all count.
 type Header map[string][]string
 
 // Names of headers. On the way in they are matched without regard to case.
@@ -157,19 +158,46 @@ func (h Header) hasMesh() bool {
 	return false
 }
 
-// oneSpelling refuses a header of ours that came in several spellings with
-// different values: which one counts would be chance.
-func (h Header) oneSpelling(name string) error {
+// oneValue refuses a header of ours that came several times with different
+// values, in one spelling or in several: callers would not know which one
+// counts, and between spellings it would be chance.
+func (h Header) oneValue(name string) error {
 	var value string
 	seen := false
-	for k, v := range h {
-		if len(k) != len(name) || len(v) == 0 || !strings.EqualFold(k, name) {
+	for k, values := range h {
+		if len(k) != len(name) || !strings.EqualFold(k, name) {
 			continue
 		}
-		if seen && v[0] != value {
-			return invalid("header %s is there twice, with different values", name)
+		for _, v := range values {
+			if seen && v != value {
+				return invalid("header %s is there twice, with different values", name)
+			}
+			value, seen = v, true
 		}
-		value, seen = v[0], true
 	}
 	return nil
+}
+
+// isList reports whether a header of ours may have several values, which count
+// together.
+func isList(name string) bool { return name == HeaderRequire || name == HeaderAcceptEncoding }
+
+// checkVersion holds a request that is no call to the versions we speak and to
+// what it requires. [Request] does so for calls, with all else that is in their
+// headers.
+func (h Header) checkVersion() error {
+	var proto, require string
+	for k, values := range h {
+		switch name := headerName(k); {
+		case len(values) == 0:
+		case name == HeaderProto:
+			if err := h.oneValue(name); err != nil {
+				return err
+			}
+			proto = values[0]
+		case name == HeaderRequire:
+			require = addRequired(require, values)
+		}
+	}
+	return checkVersion(proto, require)
 }

@@ -147,8 +147,8 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		if name == "" || len(values) == 0 {
 			continue
 		}
-		if k != name {
-			if err := h.oneSpelling(name); err != nil && first == nil {
+		if (k != name || len(values) > 1 && strings.HasPrefix(name, "Mesh-")) && !isList(name) {
+			if err := h.oneValue(name); err != nil && first == nil {
 				first = err
 			}
 		}
@@ -204,7 +204,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		case HeaderProto:
 			proto = v
 		case HeaderRequire:
-			require = strings.Join(values, ",")
+			require = addRequired(require, values)
 		case HeaderContentType:
 			contentType = v
 		case HeaderContentEncoding:

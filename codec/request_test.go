@@ -59,6 +59,8 @@ func TestParsePlainRequest(t *testing.T) {
 			`{"city":"Oslo"}`, base(func(r *Request) {
 				r.RPCID, r.HasTimeout, r.Timeout, r.Keepalive, r.Traceparent = "rpc_1", true, 5*time.Millisecond, true, "t"
 			})},
+		"one header twice with one value":        {h("Mesh-Rpc-Id", "r", "Mesh-Rpc-Id", "r"), `{"city":"Oslo"}`, base(func(r *Request) { r.RPCID = "r" })},
+		"several requirements that are known":    {h("Mesh-Require", "unary", "Mesh-Require", "stream", "mesh-require", "credit"), `{"city":"Oslo"}`, base(func(*Request) {})},
 		"one header in two spellings that agree": {h("Mesh-Rpc-Id", "r", "mesh-rpc-id", "r"), `{"city":"Oslo"}`, base(func(r *Request) { r.RPCID = "r" })},
 		"unknown headers and fields":             {h("Mesh-Later", "1", "X-Mine", "2", "Nats-Msg-Id", "3"), `{"city":"Oslo"}`, base(func(*Request) {})},
 		"a stream to the inbox":                  {h("Mesh-Stream", "inbox"), `{"city":"Oslo"}`, base(func(r *Request) { r.Delivery = DeliverInbox })},
@@ -187,6 +189,10 @@ func TestRefusedRequests(t *testing.T) {
 		"a header that disagrees":      {h("Mesh-Tool", "weather.other"), `{}`, toolmesh.CodeInvalidRequest, "weather.other"},
 		"a session that disagrees":     {h("Mesh-Session", "s2"), `{}`, toolmesh.CodeInvalidRequest, `"s2"`},
 		"a short tool name":            {h("Mesh-Tool", "forecast"), `{}`, toolmesh.CodeInvalidRequest, "forecast"},
+		"one spelling that disagrees":  {h("Mesh-Timeout-Ms", "500", "Mesh-Timeout-Ms", "0"), `{}`, toolmesh.CodeInvalidRequest, "Mesh-Timeout-Ms is there twice"},
+		"three, and the last differs":  {h("Mesh-Rpc-Id", "a", "Mesh-Rpc-Id", "a", "mesh-rpc-id", "b"), `{}`, toolmesh.CodeInvalidRequest, "twice"},
+		"a required one among several": {h("Mesh-Require", "stream", "Mesh-Require", "x"), `{}`, toolmesh.CodeProtocolError, `"x"`},
+		"required in two spellings":    {h("Mesh-Require", "stream", "mesh-require", "x"), `{}`, toolmesh.CodeProtocolError, `"x"`},
 		"two spellings that disagree":  {h("Mesh-Rpc-Id", "a", "mesh-rpc-id", "b"), `{}`, toolmesh.CodeInvalidRequest, "twice"},
 		"a budget that is no number":   {h("Mesh-Timeout-Ms", "2s"), `{}`, toolmesh.CodeInvalidRequest, "Mesh-Timeout-Ms"},
 		"a deadline that is no number": {h("Mesh-Deadline", "soon"), `{}`, toolmesh.CodeInvalidRequest, "Mesh-Deadline"},

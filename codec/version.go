@@ -37,6 +37,15 @@ func known(name string) bool {
 	return true
 }
 
+// addRequired adds the values of one spelling of Mesh-Require to those of others:
+// all count, wherever they stand.
+func addRequired(require string, values []string) string {
+	if require != "" {
+		require += ","
+	}
+	return require + strings.Join(values, ",")
+}
+
 // checkVersion holds a message to the versions we speak and to what it requires.
 func checkVersion(proto, require string) error {
 	if proto != "" {

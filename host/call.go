@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -95,9 +96,8 @@ type inflight struct {
 func (h *Host) receive(m *nats.Msg) {
 	s, err := h.addresses.parse(m.Subject)
 	directed := s.Kind == subjects.KindNodeTool
-	if !subjects.ReplyAllowed(m.Reply, s.Session, h.opts.SessionCredentials) {
+	if !h.bus.MayAnswer(m, s.Session, h.opts.SessionCredentials) {
 		h.refusedReplies.Add(1)
-		h.log.Warn("request refused: its reply subject is no inbox", slog.String("subject", m.Subject))
 		return
 	}
 	if directed {
@@ -107,7 +107,7 @@ func (h *Host) receive(m *nats.Msg) {
 	if !mine && directed {
 		return // the other process has it, too: the answer is its to give
 	}
-	req, bad := codec.ParseRequest(*s, codec.Header(m.Header), m.Data)
+	req, bad := parse(s, m)
 	if err != nil {
 		bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err).WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 	}
@@ -150,6 +150,16 @@ func (h *Host) receive(m *nats.Msg) {
 		c.deadline = c.start.Add(budget)
 	}
 	h.admit(c, r)
+}
+
+// parse reads a request. One whose headers cannot be read is answered in the
+// plain form: nobody knows whether its body is an envelope.
+func parse(s *subjects.Subject, m *nats.Msg) (*codec.Request, *toolmesh.Error) {
+	header, bad := bus.RequestHeader(m)
+	if bad != nil {
+		return &codec.Request{Session: s.Session, Tool: s.Tool}, refusal(bad)
+	}
+	return codec.ParseRequest(*s, header, m.Data)
 }
 
 // refuse answers a request that is not to be started. If it repeats a call that

@@ -303,10 +303,11 @@ func (p *player) store(replay string, answers []conversation.Step) {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	high := answers[len(answers)-1].Header["Mesh-High"][0]
-	if high == "0" {
-		return
+	last := answers[len(answers)-1].Header["Mesh-High"]
+	if len(last) == 0 || last[0] == "0" {
+		return // it is refused, or finds nothing
 	}
+	high := last[0]
 	items, whole := p.told.Items, strings.HasSuffix(high, ";terminal")
 	if !whole {
 		items = nil

@@ -606,7 +606,7 @@ func (h *Host) Stats() Stats {
 // at once that no more would help make the next ones wait.
 func (h *Host) replay(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
-	if !subjects.ReplyAllowed(m.Reply, s.Session, h.opts.SessionCredentials) {
+	if !h.bus.MayAnswer(m, s.Session, h.opts.SessionCredentials) {
 		h.refusedReplies.Add(1)
 		return
 	}

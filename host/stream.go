@@ -349,18 +349,22 @@ func (h *Host) redeliver(c *inflight) {
 // control serves a message on a ctl subject: it names a call by its subject.
 func (h *Host) control(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
-	if m.Reply != "" && !subjects.ReplyAllowed(m.Reply, s.Session, h.opts.SessionCredentials) {
+	if m.Reply != "" && !h.bus.MayAnswer(m, s.Session, h.opts.SessionCredentials) {
 		h.refusedReplies.Add(1)
 		return
 	}
 	if err != nil {
 		return
 	}
-	control, bad := codec.ParseControl(m.Data)
+	var control codec.Control
+	header, bad := bus.RequestHeader(m)
+	if bad == nil {
+		control, bad = codec.ParseControl(header, m.Data)
+	}
 	key := admit.Key{Session: s.Session, RPC: s.RPC}
 	if bad != nil {
 		if _, ok := h.calls.Lookup(key); ok && m.Reply != "" {
-			header, body := codec.ErrorReply(bad)
+			header, body := codec.ErrorReply(refusal(bad))
 			h.send(m.Reply, header, body)
 		}
 		return

@@ -31,7 +31,7 @@ type Route struct {
 	Reason string
 }
 
-// Route returns a tool of a full id, false if the session knows no such tool.
+// Route returns a tool of a full id, as it is or as it travels, false if the session knows no such tool.
 func (v *View) Route(session subjects.SessionID, id subjects.ToolID) (Route, bool) {
 	session, now := canonical(session), time.Now()
 	v.mu.RLock()
@@ -113,7 +113,7 @@ func (v *View) Records(session subjects.SessionID, id subjects.ToolID) []ToolsRe
 func (v *View) current(session subjects.SessionID, id subjects.ToolID) []route {
 	if session != "" {
 		if s := v.table.scopes[session]; s != nil {
-			own := s.tools[id]
+			own := s.routes(id)
 			if slices.ContainsFunc(own, v.outdated) {
 				own = slices.DeleteFunc(slices.Clone(own), v.outdated)
 			}
@@ -135,7 +135,8 @@ func (v *View) outdated(r route) bool {
 const nearestMost = 5
 
 // Resolve returns the full id behind a name that somebody typed: the id itself,
-// or the one id that ends with it at a dot. A name that several ids end with, and
+// which may be written as it travels, or the one id that ends with it at a dot. A
+// name that several ids end with, and
 // one that none does, is tool_not_found with details.nearest. A name in an index
 // that is installed and that no node serves anything of is unavailable: nobody
 // knows its tools yet. A name that is found costs no more than a look-up; one
@@ -205,10 +206,11 @@ func canonical[T ~string](name T) T {
 func notFound(name string, nearest []string) *toolmesh.Error {
 	e := toolmesh.Errorf(toolmesh.CodeToolNotFound, "no index or session offers a tool %q", name)
 	if len(nearest) > 0 {
-		e = toolmesh.Errorf(toolmesh.CodeToolNotFound, "no index or session offers a tool %q; did you mean %s?", name, nearest[0]).
-			WithDetail("nearest", nearest)
+		e = toolmesh.Errorf(toolmesh.CodeToolNotFound, "no index or session offers a tool %q; did you mean %s?", name, nearest[0])
+	} else {
+		nearest = []string{} // not null: readers of other languages go through it
 	}
-	return e.WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+	return e.WithDetail("nearest", nearest).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 
 func texts(ids []subjects.ToolID) []string {

@@ -224,13 +224,13 @@ func (r *Responder) receive(m *nats.Msg) {
 	if err != nil {
 		s = subjects.Subject{}
 	}
-	if !subjects.ReplyAllowed(m.Reply, s.Session, r.o.SessionCredentials) {
+	if !r.bus.MayAnswer(m, s.Session, r.o.SessionCredentials) {
 		return
 	}
 	switch {
 	case err != nil:
 		r.respond(m, nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err))
-	case r.atHand(s, m.Data):
+	case r.atHand(s, m):
 		r.answer(asked{m, s})
 	default:
 		select {
@@ -243,31 +243,34 @@ func (r *Responder) receive(m *nats.Msg) {
 
 // atHand reports whether a request is answered by a look-up: the id of a name
 // that is known, and where it runs.
-func (r *Responder) atHand(s subjects.Subject, body []byte) bool {
-	var q struct{ Name, Tool string }
-	if s.Verb != VerbResolve && s.Verb != VerbCandidates || json.Unmarshal(body, &q) != nil {
+func (r *Responder) atHand(s subjects.Subject, m *nats.Msg) bool {
+	var name string
+	switch s.Verb {
+	case VerbResolve:
+		name, _ = resolveName(m)
+	case VerbCandidates:
+		name, _ = toolName(m)
+	}
+	if name == "" {
 		return false
 	}
-	if s.Verb == VerbCandidates {
-		q.Name = q.Tool
-	}
-	id, _ := r.view.lookup(s.Session, q.Name)
+	id, _ := r.view.lookup(s.Session, name)
 	return id != ""
 }
 
 func (r *Responder) answer(a asked) {
-	body, err := r.handle(a.s, a.m.Data)
+	body, err := r.handle(a.s, a.m)
 	r.respond(a.m, body, err)
 }
 
-func (r *Responder) handle(s subjects.Subject, body []byte) (any, error) {
+func (r *Responder) handle(s subjects.Subject, m *nats.Msg) (any, error) {
 	switch s.Verb {
 	case VerbResolve:
-		var q ResolveRequest
-		if err := readRequest(body, &q); err != nil {
+		name, err := resolveName(m)
+		if err != nil {
 			return nil, err
 		}
-		id, err := r.view.Resolve(s.Session, q.Name)
+		id, err := r.view.Resolve(s.Session, name)
 		if err != nil {
 			return nil, err
 		}
@@ -277,11 +280,11 @@ func (r *Responder) handle(s subjects.Subject, body []byte) (any, error) {
 		}
 		return answer, nil
 	case VerbCandidates:
-		var q ToolRequest
-		if err := readRequest(body, &q); err != nil {
+		name, err := toolName(m)
+		if err != nil {
 			return nil, err
 		}
-		route, err := r.find(s.Session, q.Tool)
+		route, err := r.find(s.Session, name)
 		if err != nil {
 			return nil, err
 		}
@@ -295,31 +298,47 @@ func (r *Responder) handle(s subjects.Subject, body []byte) (any, error) {
 		}, nil
 	case VerbList:
 		var q ListRequest
-		if err := readRequest(body, &q); err != nil {
+		if err := bus.ReadRequest(m, &q); err != nil {
 			return nil, err
 		}
 		return r.list(s.Session, q)
 	case VerbDescribe:
-		var q ToolRequest
-		if err := readRequest(body, &q); err != nil {
+		name, err := toolName(m)
+		if err != nil {
 			return nil, err
 		}
-		return r.describe(s.Session, q.Tool)
+		return r.describe(s.Session, name)
 	default:
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the registry does not know %q: %s, %s, %s and %s are possible",
 			s.Verb, VerbList, VerbDescribe, VerbResolve, VerbCandidates)
 	}
 }
 
-// readRequest reads a request's body; an empty one asks for the defaults.
-func readRequest(body []byte, into any) error {
-	if len(bytes.TrimSpace(body)) == 0 {
+// resolveName reads a [ResolveRequest].
+func resolveName(m *nats.Msg) (string, error) {
+	var q ResolveRequest
+	if err := bus.ReadRequest(m, &q); err != nil {
+		return "", err
+	}
+	return q.Name, given("name", q.Name)
+}
+
+// toolName reads a [ToolRequest].
+func toolName(m *nats.Msg) (string, error) {
+	var q ToolRequest
+	if err := bus.ReadRequest(m, &q); err != nil {
+		return "", err
+	}
+	return q.Tool, given("tool", q.Tool)
+}
+
+// given refuses a request without what it is about: no tool has the empty name,
+// and to say so would hide a slip of the pen.
+func given(field, value string) error {
+	if value != "" {
 		return nil
 	}
-	if err := json.Unmarshal(body, into); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a registry request is a JSON object: %w", err)
-	}
-	return nil
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s is missing or empty: the request is {%q:\"<a tool's id or the end of one>\"}", field, field)
 }
 
 // find returns the route of a name.

@@ -138,19 +138,57 @@ func TestRegistryRefuses(t *testing.T) {
 		verb string
 		body any
 		code toolmesh.Code
+		text string // in the message
 	}{
-		"unknown verb":   {"search", nil, toolmesh.CodeInvalidRequest},
-		"no object":      {registry.VerbList, "[", toolmesh.CodeInvalidRequest},
-		"negative limit": {registry.VerbList, `{"limit":-1}`, toolmesh.CodeInvalidRequest},
-		"unknown tool":   {registry.VerbDescribe, `{"tool":"no.such"}`, toolmesh.CodeToolNotFound},
-		"no tool":        {registry.VerbCandidates, `{}`, toolmesh.CodeToolNotFound},
+		"unknown verb":   {"search", nil, toolmesh.CodeInvalidRequest, `"search"`},
+		"no JSON":        {registry.VerbList, "[", toolmesh.CodeInvalidRequest, "the body is not valid JSON"},
+		"no object":      {registry.VerbList, "[]", toolmesh.CodeInvalidRequest, "the body must be an object"},
+		"negative limit": {registry.VerbList, `{"limit":-1}`, toolmesh.CodeInvalidRequest, "limit is -1"},
+		"limit as text":  {registry.VerbList, `{"limit":"1"}`, toolmesh.CodeInvalidRequest, "limit must be a whole number"},
+		"unknown tool":   {registry.VerbDescribe, `{"tool":"no.such"}`, toolmesh.CodeToolNotFound, "no.such"},
+		"unknown name":   {registry.VerbResolve, `{"name":"nope"}`, toolmesh.CodeToolNotFound, "nope"},
+		"nowhere":        {registry.VerbCandidates, `{"tool":"nope"}`, toolmesh.CodeToolNotFound, "nope"},
+		"no tool":        {registry.VerbCandidates, `{}`, toolmesh.CodeInvalidRequest, "tool is missing"},
+		"no body":        {registry.VerbDescribe, nil, toolmesh.CodeInvalidRequest, "tool is missing"},
+		"an empty tool":  {registry.VerbDescribe, `{"tool":""}`, toolmesh.CodeInvalidRequest, "tool is missing"},
+		"another case":   {registry.VerbDescribe, `{"Tool":"x"}`, toolmesh.CodeInvalidRequest, "tool is missing"},
+		"no name":        {registry.VerbResolve, `{}`, toolmesh.CodeInvalidRequest, "name is missing"},
+		"another field":  {registry.VerbResolve, `{"tool":"x"}`, toolmesh.CodeInvalidRequest, "name is missing"},
+		"a number":       {registry.VerbResolve, `{"name":7}`, toolmesh.CodeInvalidRequest, "name must be text"},
 	} {
 		err := ask(t, client, "s1", tt.verb, tt.body, &answer)
-		if toolmesh.CodeOf(err) != tt.code {
-			t.Errorf("%s: %v, want %s", name, err, tt.code)
+		if toolmesh.CodeOf(err) != tt.code || !strings.Contains(err.Error(), tt.text) {
+			t.Errorf("%s: %v, want %s with %q", name, err, tt.code, tt.text)
+		}
+		if nearest, ok := toolmesh.AsError(err).Details["nearest"].([]any); tt.code == toolmesh.CodeToolNotFound && (!ok || len(nearest) != 0) {
+			t.Errorf("%s: details %v, want an empty list of names", name, toolmesh.AsError(err).Details)
 		}
 		if e := toolmesh.AsError(err); e.Started != toolmesh.StartedNo || e.Origin != toolmesh.OriginMesh {
 			t.Errorf("%s: %+v", name, e)
+		}
+	}
+	// Nor does it answer what it cannot honour, or read.
+	for _, verb := range []string{registry.VerbList, registry.VerbDescribe, registry.VerbResolve, registry.VerbCandidates} {
+		for header, code := range map[string]toolmesh.Code{
+			"NATS/1.0\r\nMesh-Require: zz\r\n\r\n": toolmesh.CodeProtocolError, "NATS/1.0\r\nMesh-Proto: 2\r\n\r\n": toolmesh.CodeProtocolError,
+			"NATS/1.0\r\nbad\r\nMesh-Require: zz\r\n\r\n": toolmesh.CodeInvalidRequest,
+		} {
+			inbox := client.Conn().NewInbox()
+			in, err := client.Conn().SubscribeSync(inbox)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := client.Conn().Flush(); err != nil {
+				t.Fatal(err)
+			}
+			s.PublishRaw(t, "mesh.registry.s1."+verb, inbox, header, `{"name":"nope","tool":"nope"}`)
+			r, err := in.NextMsgWithContext(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e := codec.ParseReply(codec.Header(r.Header), r.Data).Err; e == nil || e.Code != code || e.Started != toolmesh.StartedNo {
+				t.Errorf("%s with %q: %s", verb, header, r.Data)
+			}
 		}
 	}
 	// A request whose reply is no inbox is dropped: the registry is nobody's deputy.
@@ -218,15 +256,15 @@ func TestSessionsSeeTheirOwnToolsFirst(t *testing.T) {
 		{"s1", "search", "search"},
 		{"s2", "search", "tool_not_found [alt.search web.search]"}, // ambiguous
 		{"s1", "note", "mine.note"},
-		{"s2", "note", "tool_not_found <nil>"},
-		{"s2", "mine.note", "tool_not_found <nil>"},
+		{"s2", "note", "tool_not_found []"},
+		{"s2", "mine.note", "tool_not_found []"},
 		{"s2", "fetch", "web.fetch"},
-		{"s2", "", "tool_not_found <nil>"},
+		{"s2", "", "tool_not_found []"},
 		{"s2", "coming.mod.f", "unavailable <nil>"},
-		{"s2", "coming", "tool_not_found <nil>"},
-		{"s2", "taken.mod.f", "tool_not_found <nil>"},
+		{"s2", "coming", "tool_not_found []"},
+		{"s2", "taken.mod.f", "tool_not_found []"},
 		{"s1", "hers.mod.f", "unavailable <nil>"},
-		{"s2", "hers.mod.f", "tool_not_found <nil>"},
+		{"s2", "hers.mod.f", "tool_not_found []"},
 		{"s2", "web.serch", "tool_not_found [web.search web.fetch alt.search]"},
 	} {
 		if got := resolve(tt.session, tt.name); got != tt.want {
@@ -280,6 +318,60 @@ func TestNamesThatTravelHashed(t *testing.T) {
 	}
 	if n, ok := v.Node(subjects.NodeID(node)); !ok || !n.Alive {
 		t.Fatalf("node %+v, %v", n, ok)
+	}
+}
+
+// An id whose long name travels hashed can be called as it travels: the registry
+// knows it, too.
+func TestHashedIdsAreKnown(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	store := registry.NewStore(b, nil)
+	v := view(t, b)
+	respond(t, b, v, store)
+	long := subjects.ToolID("web." + strings.Repeat("very_long_", 10))
+	own := subjects.ToolID(strings.Repeat("note_", 20))
+	wire := func(id subjects.ToolID) string {
+		t.Helper()
+		w, err := subjects.WireTool(id)
+		if err != nil || w == id {
+			t.Fatalf("%s travels as %s, %v", id, w, err)
+		}
+		return string(w)
+	}
+	l := acquire(t, b, record("n1", "boot1"))
+	publish(t, store, l, "web", "r1", string(long), "web.short")
+	if err := l.Publish(t.Context(), registry.ToolsRecord{Session: "s1", Tools: []registry.ToolRoute{{ID: own, Digest: "d"}}}); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "the view knows them", func() bool {
+		return nodesOf(v, "s1", string(long)) != "unknown" && nodesOf(v, "s1", string(own)) != "unknown"
+	})
+	for _, id := range []subjects.ToolID{long, own} {
+		var resolved registry.ResolveAnswer
+		if err := ask(t, b, "s1", registry.VerbResolve, registry.ResolveRequest{Name: wire(id)}, &resolved); err != nil || string(resolved.ID) != wire(id) {
+			t.Errorf("%s resolves to %s, %v", wire(id), resolved.ID, err)
+		}
+		var candidates registry.CandidatesAnswer
+		if err := ask(t, b, "s1", registry.VerbCandidates, registry.ToolRequest{Tool: wire(id)}, &candidates); err != nil || candidates.ID != id {
+			t.Errorf("%s is served as %+v, %v", wire(id), candidates, err)
+		}
+	}
+	var described registry.DescribeAnswer
+	if err := ask(t, b, "s1", registry.VerbDescribe, registry.ToolRequest{Tool: wire(long)}, &described); err != nil || described.Descriptor.ID != long {
+		t.Errorf("described %+v, %v", described, err)
+	}
+	for session, name := range map[string]string{"s2": wire(own), "s1": "web." + wire(own)} {
+		err := ask(t, b, session, registry.VerbResolve, registry.ResolveRequest{Name: name}, &registry.ResolveAnswer{})
+		if toolmesh.CodeOf(err) != toolmesh.CodeToolNotFound {
+			t.Errorf("%s resolves %s: %v", session, name, err)
+		}
+	}
+	// What is withdrawn is unknown, whichever way it is written.
+	publish(t, store, l, "web", "r2", "web.short")
+	meshtest.Until(t, "it is gone", func() bool { _, ok := v.Route("s1", long); return !ok })
+	if _, ok := v.Route("s1", subjects.ToolID(wire(long))); ok {
+		t.Error("it is known as it travels, and not by its name")
 	}
 }
 

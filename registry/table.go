@@ -25,8 +25,9 @@ type toolsEntry struct {
 // scope is the tools of one session, or those for every session.
 type scope struct {
 	tools  map[subjects.ToolID][]route
-	suffix map[string][]subjects.ToolID // ids by each of their proper suffixes, sorted
-	sorted []subjects.ToolID            // nil when it has to be made anew
+	suffix map[string][]subjects.ToolID        // ids by each of their proper suffixes, sorted
+	hashed map[subjects.ToolID]subjects.ToolID // ids as they travel, where that is not as they are: names too long for a token
+	sorted []subjects.ToolID                   // nil when it has to be made anew
 }
 
 // route is one tool of one record.
@@ -53,7 +54,10 @@ func (t *table) set(key subjects.ToolsKey, name string, revision uint64, r Tools
 	t.byNode[key.Node][name] = len(r.Tools)
 	s := t.scopes[key.Session]
 	if s == nil {
-		s = &scope{tools: make(map[subjects.ToolID][]route), suffix: make(map[string][]subjects.ToolID)}
+		s = &scope{
+			tools: make(map[subjects.ToolID][]route), suffix: make(map[string][]subjects.ToolID),
+			hashed: make(map[subjects.ToolID]subjects.ToolID),
+		}
 		t.scopes[key.Session] = s
 	}
 	for i := range e.record.Tools {
@@ -109,6 +113,9 @@ func suffixes(id subjects.ToolID, each func(suffix string)) {
 
 func (s *scope) name(id subjects.ToolID) {
 	s.sorted = nil
+	if wire, err := subjects.WireTool(id); err == nil && wire != id {
+		s.hashed[wire] = id
+	}
 	suffixes(id, func(suffix string) {
 		ids := s.suffix[suffix]
 		if i, found := slices.BinarySearch(ids, id); !found {
@@ -119,6 +126,9 @@ func (s *scope) name(id subjects.ToolID) {
 
 func (s *scope) unname(id subjects.ToolID) {
 	s.sorted = nil
+	if wire, err := subjects.WireTool(id); err == nil {
+		delete(s.hashed, wire)
+	}
 	suffixes(id, func(suffix string) {
 		ids := s.suffix[suffix]
 		if i, found := slices.BinarySearch(ids, id); found {
@@ -130,6 +140,18 @@ func (s *scope) unname(id subjects.ToolID) {
 			s.suffix[suffix] = ids
 		}
 	})
+}
+
+// routes returns the routes of a tool, by its id or by the one that it travels
+// under: whoever has read that off a subject can call it.
+func (s *scope) routes(id subjects.ToolID) []route {
+	if s == nil {
+		return nil
+	}
+	if name, ok := s.hashed[id]; ok {
+		id = name
+	}
+	return s.tools[id]
 }
 
 // ids returns the scope's ids in order. It caches: the table's lock must be held
@@ -149,12 +171,7 @@ func (s *scope) ids() []subjects.ToolID {
 }
 
 // shared returns the routes of a tool for every session.
-func (t *table) shared(id subjects.ToolID) []route {
-	if s := t.scopes[""]; s != nil {
-		return s.tools[id]
-	}
-	return nil
-}
+func (t *table) shared(id subjects.ToolID) []route { return t.scopes[""].routes(id) }
 
 // bySuffix returns the ids that end with a name, as a session sees them, sorted.
 func (t *table) bySuffix(session subjects.SessionID, name string) []subjects.ToolID {

@@ -3,6 +3,7 @@ package tool
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -22,6 +23,10 @@ func Bind(d *Descriptor, args []json.RawMessage, kwargs json.RawMessage) (object
 		kwargs = json.RawMessage(`{}`)
 	}
 	if err := checkObject(kwargs); err != nil {
+		var bad *malformed
+		if errors.As(err, &bad) {
+			return nil, nil, invalid([]Problem{bad.problem("kwargs", "are")})
+		}
 		return nil, nil, invalid([]Problem{{
 			Expected: "a JSON object", Got: article(kindOf(kwargs)), Message: "kwargs: " + err.Error(),
 		}})
@@ -51,11 +56,21 @@ func Bind(d *Descriptor, args []json.RawMessage, kwargs json.RawMessage) (object
 		}
 	}
 	for i, arg := range args {
-		if err := checkJSON(arg); err != nil {
-			problems = append(problems, Problem{
-				Expected: "a JSON value", Got: "malformed text", Message: fmt.Sprintf("positional argument %d is %v", i+1, err),
-			})
+		err := checkJSON(arg)
+		if err == nil {
+			continue
 		}
+		p := Problem{Expected: "a JSON value", Got: "malformed text", Message: fmt.Sprintf("positional argument %d is %v", i+1, err)}
+		if bad := (*malformed)(nil); errors.As(err, &bad) {
+			placed := *bad
+			if placed.pointer = ""; i < named {
+				placed.pointer = "/" + escapePointer(d.Positional[i]) + bad.pointer
+			}
+			if p = placed.problem(fmt.Sprintf("positional argument %d", i+1), "is"); bad.expected == "" {
+				p.Expected = "a JSON value"
+			}
+		}
+		problems = append(problems, p)
 	}
 	if len(problems) > 0 {
 		return nil, nil, invalid(problems)

@@ -33,8 +33,8 @@ type scanner struct {
 	pos      int
 	depth    int
 	path     []segment
-	keys     [][]byte // keys of the open objects, innermost last
-	err      error    // malformed; the scan stops
+	keys     [][]byte   // keys of the open objects, innermost last
+	err      *malformed // the scan stops
 	repeated []Problem
 	unsure   bool
 }
@@ -77,7 +77,7 @@ func (s *scanner) release() {
 func checkJSON(data []byte) error {
 	s := scan(data, nil)
 	defer s.release()
-	if s.err != nil {
+	if s.err != nil { // a nil *malformed would be an error
 		return s.err
 	}
 	if len(s.repeated) > 0 {
@@ -97,11 +97,46 @@ func checkObject(data []byte) error {
 	return nil
 }
 
+// malformed says what of a text is no JSON, or is more than we take.
+type malformed struct {
+	what string
+	pos  int
+	// Of a number that we do not take: where it is, what we do take, and the
+	// number, shortened. Else expected is empty.
+	pointer, expected, got string
+}
+
+func (m *malformed) Error() string { return fmt.Sprintf("%s at byte %d", m.what, m.pos) }
+
+// problem tells of the text as a whole, such as "the arguments", or of the
+// number in it. verb is "is" or "are".
+func (m *malformed) problem(whole, verb string) Problem {
+	if m.expected == "" {
+		return Problem{
+			Expected: "a JSON object", Got: "malformed text",
+			Message: fmt.Sprintf("%s %s %v of %s", whole, verb, m, whole),
+		}
+	}
+	if m.pointer != "" {
+		whole, verb = m.pointer, "is"
+	}
+	return Problem{Pointer: m.pointer, Expected: m.expected, Got: m.got, Message: whole + " " + verb + " " + m.what}
+}
+
 func (s *scanner) fail(what string) bool {
 	if s.err == nil {
-		s.err = fmt.Errorf("not valid JSON: %s at byte %d", what, s.pos)
+		s.err = &malformed{what: "not valid JSON: " + what, pos: s.pos}
 	}
 	return false
+}
+
+// failNumber refuses the number that began at start, which JSON allows.
+func (s *scanner) failNumber(start int, what, expected string) {
+	got := string(s.data[start:s.pos])
+	if len(got) > 40 {
+		got = got[:40] + "…"
+	}
+	s.err = &malformed{what: what, pos: start, pointer: s.pointer(), expected: expected, got: got}
 }
 
 func (s *scanner) space() {
@@ -171,7 +206,7 @@ func (s *scanner) word(word string, n *node, k kind) bool {
 func (s *scanner) enter() bool {
 	s.depth++
 	if s.depth > maxDepth {
-		s.err = fmt.Errorf("nested deeper than %d levels at byte %d", maxDepth, s.pos)
+		s.err = &malformed{what: fmt.Sprintf("nested deeper than %d levels", maxDepth), pos: s.pos}
 		return false
 	}
 	s.pos++
@@ -343,6 +378,7 @@ func (s *scanner) text() (raw []byte, escaped, ok bool) {
 		case c == '"':
 			raw = s.data[start:s.pos]
 			if !ascii && !utf8.Valid(raw) {
+				s.pos = start + len(raw) - len(afterUTF8(raw))
 				return nil, false, s.fail("text that is not UTF-8")
 			}
 			s.pos++
@@ -360,6 +396,18 @@ func (s *scanner) text() (raw []byte, escaped, ok bool) {
 		}
 	}
 	return nil, false, s.fail("text is not closed")
+}
+
+// afterUTF8 returns what comes after the part of text that is UTF-8.
+func afterUTF8(text []byte) []byte {
+	for len(text) > 0 {
+		r, size := utf8.DecodeRune(text)
+		if r == utf8.RuneError && size == 1 {
+			break
+		}
+		text = text[size:]
+	}
+	return text
 }
 
 func (s *scanner) escape() bool {
@@ -419,14 +467,14 @@ func (s *scanner) number() (integer, ok bool) {
 	}
 	text := s.data[start:s.pos]
 	if len(text) > maxNumber {
-		s.err = fmt.Errorf("a number of more than %d characters at byte %d", maxNumber, start)
+		s.failNumber(start, fmt.Sprintf("a number of more than %d characters", maxNumber), fmt.Sprintf("a number of at most %d characters", maxNumber))
 		return false, false
 	}
 	if !integer {
 		// Neither Python's float nor exact arithmetic should meet 1e999999999;
 		// 1e-999999999 rounds to 0 without an error, so look at the exponent too.
 		if !sizedExponent(text) {
-			s.err = fmt.Errorf("a number outside the range of a double at byte %d", start)
+			s.failNumber(start, "a number outside the range of a double", "a number in the range of a double")
 			return false, false
 		}
 	}

@@ -153,7 +153,7 @@ func (v *Validator) Validate(args json.RawMessage) error {
 	defer s.release()
 	switch {
 	case s.err != nil:
-		return invalid([]Problem{{Expected: "a JSON object", Got: "malformed text", Message: "the arguments are " + s.err.Error()}})
+		return invalid([]Problem{s.err.problem("the arguments", "are")})
 	case kindOf(args) != kindObject:
 		got := article(kindOf(args))
 		return invalid([]Problem{{Expected: "a JSON object", Got: got, Message: "the arguments must be a JSON object, not " + got}})

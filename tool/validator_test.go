@@ -127,8 +127,8 @@ func TestValidate(t *testing.T) {
 		{"dependentRequired", `{"type":"object","dependentRequired":{"a":["b"]}}`, `{"a":1}`, []string{"/b"}},
 		{"invalid UTF-8", object(``), "{\"a\":\"\xff\"}", []string{""}},
 		{"not a number", object(``), `{"a":NaN}`, []string{""}},
-		{"number outside every range", object(`"n":{"maximum":4}`), `{"n":1e999999999}`, []string{""}},
-		{"number near zero", object(`"n":{"maximum":4}`), `{"n":1e-999999999}`, []string{""}},
+		{"number outside every range", object(`"n":{"maximum":4}`), `{"n":1e999999999}`, []string{"/n"}},
+		{"number near zero", object(`"n":{"maximum":4}`), `{"n":1e-999999999}`, []string{"/n"}},
 		{"leading zero", object(``), `{"a":01}`, []string{""}},
 		{"control character", object(``), "{\"a\":\"\x01\"}", []string{""}},
 		{"bad escape", object(``), `{"a":"\x"}`, []string{""}},
@@ -171,6 +171,44 @@ func TestValidateMessages(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, tool.Problems(&received)); diff != "" {
 		t.Errorf("problems after the wire (-want +got):\n%s", diff)
+	}
+}
+
+// What JSON allows and we do not is a problem of its place; where text is no JSON
+// the place is counted in what was given, whatever that was a part of.
+func TestValidateMalformed(t *testing.T) {
+	t.Parallel()
+	v, err := tool.Compile(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("1", 1001)
+	for args, want := range map[string]tool.Problem{
+		`{"a":{"b~/":[1,-2e400]}}`: {"/a/b~0~1/1", "a number in the range of a double", "-2e400", "/a/b~0~1/1 is a number outside the range of a double"},
+		`{"n":` + long + `}`:       {"/n", "a number of at most 1000 characters", long[:40] + "…", "/n is a number of more than 1000 characters"},
+		`1e400`:                    {"", "a number in the range of a double", "1e400", "the arguments are a number outside the range of a double"},
+		"{\"n\":\"a\xff\"}":        {"", "a JSON object", "malformed text", "the arguments are not valid JSON: text that is not UTF-8 at byte 7 of the arguments"},
+		`{"n":1`:                   {"", "a JSON object", "malformed text", "the arguments are not valid JSON: an object is not closed at byte 6 of the arguments"},
+	} {
+		got := tool.Problems(v.Validate(json.RawMessage(args)))
+		if diff := cmp.Diff([]tool.Problem{want}, got); diff != "" {
+			t.Errorf("%.60s (-want +got):\n%s", args, diff)
+		}
+	}
+	d := &tool.Descriptor{ID: "a.b", Positional: []string{"x"}}
+	for kwargs, want := range map[string]tool.Problem{
+		`{"n":1e400}`:  {"/n", "a number in the range of a double", "1e400", "/n is a number outside the range of a double"},
+		"{\"\xff\":1}": {"", "a JSON object", "malformed text", "kwargs are not valid JSON: text that is not UTF-8 at byte 2 of kwargs"},
+		`[]`:           {"", "a JSON object", "an array", "kwargs: must be a JSON object, not an array"},
+	} {
+		_, _, err := tool.Bind(d, []json.RawMessage{json.RawMessage(`1`)}, json.RawMessage(kwargs))
+		if diff := cmp.Diff([]tool.Problem{want}, tool.Problems(err)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", kwargs, diff)
+		}
+	}
+	_, _, err = tool.Bind(d, []json.RawMessage{json.RawMessage(`[1e400]`)}, nil)
+	if want := []tool.Problem{{"/x/0", "a number in the range of a double", "1e400", "/x/0 is a number outside the range of a double"}}; cmp.Diff(want, tool.Problems(err)) != "" {
+		t.Errorf("positional: %+v", tool.Problems(err))
 	}
 }
 

@@ -50,7 +50,8 @@ type Bus struct {
 	closed atomic.Bool
 	made   atomic.Int64 // when the connection was, unix ns
 
-	pings pinger
+	pings    pinger
+	refusals seldom // of reply subjects
 }
 
 // listener holds the callbacks of one registration; the others are nil.

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"time"
@@ -43,6 +44,7 @@ func ConnectOptions(config *ConnectConfig) []nats.Option {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
+	var unread seldom // headers that a message came with
 	return []nats.Option{
 		nats.Name(c.Name),
 		nats.MaxReconnects(-1),
@@ -70,6 +72,12 @@ func ConnectOptions(config *ConnectConfig) []nats.Option {
 			subject := ""
 			if sub != nil {
 				subject = sub.Subject
+			}
+			if errors.Is(err, nats.ErrBadHeaderMsg) { // whoever may send brings it about
+				if n, due := unread.due(time.Now()); due {
+					log.Warn("message with headers that cannot be read", slog.String("subject", subject), slog.Int64("messages", n))
+				}
+				return
 			}
 			log.Warn("connection error", slog.String("subject", subject), errorAttr(err))
 		}),

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"regexp"
 	"strings"
@@ -15,7 +14,6 @@ import (
 	"github.com/nats-io/nats.go/micro"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // ServiceConfig describes this process to `nats micro ls`, `info` and `stats`.
@@ -96,8 +94,7 @@ func (b *Bus) StartService(c ServiceConfig) (*Service, error) {
 }
 
 func (s *Service) answer(m *nats.Msg, content func() any) {
-	if !subjects.ReplyAllowed(m.Reply, "", false) {
-		s.bus.log.Warn("request refused: its reply subject is no inbox", slog.String("subject", m.Subject))
+	if !s.bus.MayAnswer(m, "", false) {
 		return
 	}
 	body, err := json.Marshal(content())

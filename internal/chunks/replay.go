@@ -317,9 +317,13 @@ func (r *Replayer) Answer(ctx context.Context, s subjects.Subject, epoch string,
 	respond := func(h codec.Header, body []byte) error {
 		return nc.PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header(h), Data: body})
 	}
-	req, bad := codec.ParseReplay(m.Data)
+	var req codec.ReplayRequest
+	header, bad := bus.RequestHeader(m)
+	if bad == nil {
+		req, bad = codec.ParseReplay(header, m.Data)
+	}
 	if bad != nil {
-		_ = respond(codec.ErrorReply(bad))
+		_ = respond(codec.ErrorReply(bad.WithOrigin(toolmesh.OriginAgent)))
 		return
 	}
 	page, err := r.Read(ctx, s.Session, s.RPC, epoch, req)

@@ -38,9 +38,18 @@ func (j *job) progress() Progress {
 
 // Install installs an index on the whole mesh, and returns once this node
 // serves it. emit hears of each step and, last, of the result; it is called
-// from one goroutine. The error is install_failed, invalid_request for a name
-// that is taken, or unavailable. After an error nothing has changed.
+// from one goroutine. The error is install_failed, invalid_request for a request
+// that is none and a name that is taken, or unavailable. After an error nothing
+// has changed.
 func (m *Manager) Install(ctx context.Context, r Request, emit func(Line)) error {
+	if r.Source == "" && r.Bundle == "" {
+		return invalidRequest("source is missing or empty: give a folder (./dir), a repository (owner/repo) or a URL")
+	}
+	if r.Name != "" {
+		if err := checkName(r.Name); err != nil {
+			return err
+		}
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(m.base, cancel)()
@@ -243,10 +252,14 @@ func listFiles(dir string) ([]string, error) {
 func checkName(name subjects.IndexName) error {
 	token, err := subjects.EncodeToken(string(name))
 	if err != nil || token != string(name) {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%q cannot be an index's name: 1 to 64 of A-Z a-z 0-9 _ - (choose one with --name)", name).
-			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+		return invalidRequest("%q cannot be an index's name: 1 to 64 of A-Z a-z 0-9 _ - (choose one with --name)", name)
 	}
 	return nil
+}
+
+// invalidRequest is the caller's fault, found before anything began.
+func invalidRequest(format string, args ...any) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...).WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 }
 
 // checkEnv holds the given variables against the declared ones.
@@ -489,8 +502,14 @@ const takeBackWithin = 5 * time.Second
 
 // Uninstall removes an index from the mesh. The other nodes follow; this one
 // has withdrawn it when Uninstall returns. An index that is not installed is
-// install_failed.
+// install_failed; a name that none can have, or none at all, invalid_request.
 func (m *Manager) Uninstall(ctx context.Context, name subjects.IndexName, session subjects.SessionID) error {
+	if name == "" {
+		return invalidRequest("name is missing or empty: it says which index to uninstall")
+	}
+	if _, err := subjects.IndexKey(name, session); err != nil {
+		return invalidRequest("%w", err)
+	}
 	_, err := m.store.Index(ctx, name, session)
 	if errors.Is(err, bus.ErrNoKey) {
 		known := make([]string, 0)
