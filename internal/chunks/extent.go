@@ -69,7 +69,7 @@ func (e *extent) ended() bool { return e.last.valid && e.last.chunk.Terminal() }
 // would be too great, unless something is missing as well.
 func (r *Replayer) extent(ctx context.Context, subject, epoch string, from int64) (extent, error) {
 	var e extent
-	for look := range looks {
+	for range looks {
 		found, err := r.bus.Find(ctx, subjects.StreamChunks,
 			bus.Lookup{Subject: subject}, bus.Lookup{Subject: subject, From: 1, Pending: true}, bus.Lookup{Subject: subject})
 		if err != nil {
@@ -88,7 +88,7 @@ func (r *Replayer) extent(ctx context.Context, subject, epoch string, from int64
 		switch {
 		case e.ordered && !e.still && from < e.first.chunk.Seq:
 			// Whether what is asked for has expired can be said when nothing moves.
-		case !e.ordered && look == 0 && !e.ended():
+		case !e.ordered && !e.ended():
 			// Copies of the store that answer at different states look like disorder.
 		default:
 			return e, nil
