@@ -19,6 +19,8 @@ const (
 	// what waits in this process stays small.
 	directBatch = 512
 	directBytes = 2 << 20
+	// leastBytes is what a question asks for that asks for few messages.
+	leastBytes = 128 << 10
 	// directTimeout is how long the next message of an answer may take.
 	directTimeout = 5 * time.Second
 )
@@ -39,6 +41,11 @@ type Query struct {
 	UpTo uint64
 	// MaxMsgs ends the read after that many messages. Defaults to no limit.
 	MaxMsgs int
+	// First is how many messages the first question to the broker asks for; each
+	// further one asks for twice as many, up to 512. What is asked for comes, also
+	// to a reader that has stopped: one that may stop early begins with few.
+	// Defaults to 512.
+	First int
 	// MaxBytes ends the read with the message that reaches that many bytes of
 	// subject, headers and body, so that it is passed by at most one message.
 	// Defaults to no limit.
@@ -94,9 +101,12 @@ func (b *Bus) read(ctx context.Context, q Query, yield func(*Stored, error) bool
 			req.Seq = 0
 		}
 	}
-	msgs, bytes := 0, 0
-	for {
-		req.Batch, req.MaxBytes = directBatch, directBytes
+	msgs, bytes, ahead := 0, 0, directBatch
+	if q.First > 0 {
+		ahead = min(q.First, directBatch)
+	}
+	for ; ; ahead = min(2*ahead, directBatch) {
+		req.Batch, req.MaxBytes = ahead, max(directBytes/directBatch*ahead, leastBytes)
 		if q.MaxMsgs > 0 {
 			req.Batch = min(req.Batch, q.MaxMsgs-msgs)
 		}
@@ -153,52 +163,121 @@ func headerSize(h nats.Header) int {
 
 // readBatch asks once and hands out what comes until the end of the batch.
 func (b *Bus) readBatch(ctx context.Context, stream string, req directRequest, next func(*Stored) bool) error {
+	a, err := b.ask(stream, req)
+	if err != nil {
+		return err
+	}
+	defer a.in.Close()
+	return a.read(ctx, next)
+}
+
+// asked is one question of a direct read. Close its inbox.
+type asked struct {
+	stream string
+	in     *Inbox
+	got    chan reply
+}
+
+// ask sends a question.
+func (b *Bus) ask(stream string, req directRequest) (*asked, error) {
 	body, err := json.Marshal(req)
 	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInternal, "direct get of %s: %w", stream, err)
+		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "direct get of %s: %w", stream, err)
 	}
-	got := make(chan reply, req.Batch+2) // all of an answer: its messages and its end
-	in, err := b.Open(func(m *nats.Msg, err error) {
+	a := &asked{stream: stream, got: make(chan reply, max(req.Batch, 1)+2)} // all of an answer: its messages and its end
+	a.in, err = b.Open(func(m *nats.Msg, err error) {
 		select {
-		case got <- reply{m, err}:
+		case a.got <- reply{m, err}:
 		default:
 		}
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer in.Close()
 	m := nats.NewMsg(b.api + "DIRECT.GET." + stream)
 	m.Data = body
-	if err := in.Send(m); err != nil {
-		return err
+	if err := a.in.Send(m); err != nil {
+		a.in.Close()
+		return nil, err
 	}
+	return a, nil
+}
+
+// read hands out the answer until its end, or until next returns false.
+func (a *asked) read(ctx context.Context, next func(*Stored) bool) error {
 	timeout := time.NewTimer(directTimeout)
 	defer timeout.Stop()
 	for {
 		select {
-		case r := <-got:
+		case r := <-a.got:
 			if r.err != nil {
 				return r.err
 			}
 			if status := r.msg.Header.Get(headerStatus); status != "" && r.msg.Header.Get(jetstream.SequenceHeader) == "" {
-				return directStatus(stream, status, r.msg.Header.Get("Description"))
+				return directStatus(a.stream, status, r.msg.Header.Get("Description"))
 			}
 			s, err := parseStored(r.msg)
 			if err != nil {
-				return toolmesh.Errorf(toolmesh.CodeProtocolError, "direct get of %s: %w", stream, err)
+				return toolmesh.Errorf(toolmesh.CodeProtocolError, "direct get of %s: %w", a.stream, err)
 			}
 			if !next(s) {
 				return nil
 			}
 			timeout.Reset(directTimeout)
 		case <-timeout.C:
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "stream %s does not answer: it has no leader, or the broker is too slow; try again", stream).
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "stream %s does not answer: it has no leader, or the broker is too slow; try again", a.stream).
 				WithOrigin(toolmesh.OriginMesh)
 		case <-ctx.Done():
-			return fmt.Errorf("read stream %s: %w", stream, ctx.Err())
+			return fmt.Errorf("read stream %s: %w", a.stream, ctx.Err())
 		}
 	}
+}
+
+// Lookup asks for one stored message.
+type Lookup struct {
+	// Subject is the one that the message has.
+	Subject string
+	// From asks for the first message from that sequence on, 0 for the last one.
+	From uint64
+	// Pending asks for [Stored.Pending] too, with From: the broker counts for it.
+	Pending bool
+}
+
+// Find answers lookups in one stream, nil where there is nothing. They leave
+// together and in this order, so that the server that answers has as little time
+// as possible to store something in between.
+func (b *Bus) Find(ctx context.Context, stream string, lookups ...Lookup) ([]*Stored, error) {
+	all := make([]*asked, 0, len(lookups))
+	defer func() {
+		for _, a := range all {
+			a.in.Close()
+		}
+	}()
+	for _, l := range lookups {
+		req := directRequest{Seq: max(l.From, 1), NextFor: l.Subject}
+		switch {
+		case l.From == 0:
+			req = directRequest{MultiLast: []string{l.Subject}, Batch: 1}
+		case l.Pending:
+			req.Batch = 1
+		}
+		a, err := b.ask(stream, req)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, a)
+	}
+	found := make([]*Stored, len(all))
+	for i, a := range all {
+		err := a.read(ctx, func(s *Stored) bool {
+			found[i] = s
+			return lookups[i].From == 0 || lookups[i].Pending // an end follows
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
 }
 
 // directStatus reads the status message that ends an answer; nil for an end

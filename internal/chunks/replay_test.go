@@ -88,6 +88,15 @@ func item(text string) string { return `"item ` + text + `"` }
 
 func (s *store) put(session, rpc, text, body string, more ...string) uint64 {
 	s.t.Helper()
+	ack, err := s.js.PublishMsg(s.t.Context(), chunkMsg(session, rpc, text, body, more...))
+	if err != nil {
+		s.t.Fatalf("store %s: %v", text, err)
+	}
+	return ack.Sequence
+}
+
+// chunkMsg is a chunk in the words of write, with more headers.
+func chunkMsg(session, rpc, text, body string, more ...string) *nats.Msg {
 	m := &nats.Msg{Subject: "mesh.chunks." + session + "." + rpc, Header: nats.Header{"Mesh-Rpc-Id": {rpc}}}
 	kind, number := "data", text
 	switch text[0] {
@@ -110,11 +119,7 @@ func (s *store) put(session, rpc, text, body string, more ...string) uint64 {
 	for i := 0; i < len(more); i += 2 {
 		m.Header[more[i]] = []string{more[i+1]}
 	}
-	ack, err := s.js.PublishMsg(s.t.Context(), m)
-	if err != nil {
-		s.t.Fatalf("store %s: %v", text, err)
-	}
-	return ack.Sequence
+	return m
 }
 
 // replay asks and returns what came, in the words of write, and Mesh-High; or

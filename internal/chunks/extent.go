@@ -1,0 +1,218 @@
+package chunks
+
+import (
+	"context"
+
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	// looks is how often the ends of a stream are looked at, at most, when it
+	// seems out of order or moves.
+	looks = 4
+	// near is how many chunks are rather read than searched for.
+	near = 4
+	// maxProbes bounds a search in a store that is in no order at all. It is more
+	// than halving any store takes.
+	maxProbes = 100
+	// maxForeign is how many messages in a row that are no chunks a probe passes.
+	maxForeign = 8
+)
+
+// stored is one stored chunk, as far as a replay looks at it.
+type stored struct {
+	msg   *bus.Stored
+	valid bool // else nobody of ours wrote it, and chunk is empty
+	chunk codec.Chunk
+	epoch string
+}
+
+// parse looks at a stored message; nil has no chunk.
+func parse(m *bus.Stored) stored {
+	if m == nil {
+		return stored{}
+	}
+	header := codec.Header(m.Header)
+	c, err := codec.ParseChunk(header, m.Data)
+	if err != nil {
+		return stored{msg: m}
+	}
+	return stored{msg: m, valid: true, chunk: c, epoch: header.Get(codec.HeaderEpoch)}
+}
+
+// of reports whether it is a chunk of this life of the session.
+func (s *stored) of(epoch string) bool { return s.valid && s.epoch == epoch }
+
+// extent is what the two ends of a call's chunks say of all of them.
+type extent struct {
+	first, last stored // as they are stored; without a message if there is none
+	// ordered says that the chunks lie in order and without repeats, so that the
+	// last one has the highest Seq.
+	ordered bool
+	// still says that nothing was stored while it was looked: if ordered, the
+	// first one has the lowest Seq.
+	still bool
+}
+
+// ended reports whether the end of the stream was stored last.
+func (e *extent) ended() bool { return e.last.valid && e.last.chunk.Terminal() }
+
+// extent looks at both ends of a stream.
+//
+// Chunks are in order if as many of them lie behind the first one as Seq goes up
+// from there to the last one. A running stream stores more between the question
+// for the first one and that for the last one, so the last one is asked for
+// before and after: the number must be between what the two allow. Were a
+// higher Seq than the later last one's stored when it was counted, the number
+// would be too great, unless something is missing as well.
+func (r *Replayer) extent(ctx context.Context, subject, epoch string, from int64) (extent, error) {
+	var e extent
+	for range looks {
+		found, err := r.bus.Find(ctx, subjects.StreamChunks,
+			bus.Lookup{Subject: subject}, bus.Lookup{Subject: subject, From: 1, Pending: true}, bus.Lookup{Subject: subject})
+		if err != nil {
+			return e, unavailable(err)
+		}
+		before := parse(found[0])
+		e = extent{first: parse(found[1]), last: parse(found[2])}
+		if e.last.msg == nil || e.last.valid && e.last.epoch != epoch {
+			return e, nil
+		}
+		if before.of(epoch) && e.first.of(epoch) && e.last.of(epoch) {
+			behind := int64(e.first.msg.Pending)
+			e.ordered = before.chunk.Seq-e.first.chunk.Seq <= behind && behind <= e.last.chunk.Seq-e.first.chunk.Seq
+			e.still = before.msg.Seq == e.last.msg.Seq
+		}
+		switch {
+		case e.ordered && !e.still && from < e.first.chunk.Seq:
+			// Whether what is asked for has expired can be said when nothing moves.
+		case !e.ordered && !e.ended():
+			// Copies of the store that answer at different states look like disorder.
+		default:
+			return e, nil
+		}
+	}
+	return e, nil
+}
+
+// summary is what is known of all chunks of a call up to a sequence.
+type summary struct {
+	upTo     uint64
+	top      int64 // highest Seq
+	high     int64 // highest item
+	terminal bool  // is stored
+}
+
+func (s *summary) add(c *codec.Chunk) {
+	s.top = max(s.top, c.Seq)
+	if c.Terminal() {
+		s.high, s.terminal = max(s.high, c.Count), true
+	} else {
+		s.high = max(s.high, c.Seq)
+	}
+}
+
+// summary finds the highest chunk that was stored up to the extent's last one. A
+// stream out of order is read for it, but each part of it only once.
+func (r *Replayer) summary(ctx context.Context, subject, epoch string, e *extent) (summary, error) {
+	upTo := e.last.msg.Seq
+	if e.ordered || e.ended() {
+		s := summary{upTo: upTo}
+		s.add(&e.last.chunk)
+		return s, nil
+	}
+	key := summaryKey{subject, epoch}
+	r.mu.Lock()
+	s, _ := r.summaries.get(key)
+	r.mu.Unlock()
+	if e.first.msg != nil && e.first.msg.Seq > s.upTo {
+		s = summary{} // all that it speaks of has expired
+	}
+	if s.upTo >= upTo {
+		return s, nil
+	}
+	q := bus.Query{Stream: subjects.StreamChunks, Subject: subject, From: s.upTo + 1, UpTo: upTo}
+	for m, err := range r.bus.Read(ctx, q) {
+		if err != nil {
+			return s, unavailable(err)
+		}
+		if c := parse(m); c.of(epoch) {
+			s.add(&c.chunk)
+		}
+		s.upTo = m.Seq // not more: the copy of the store that answers may lag
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if known, _ := r.summaries.get(key); known.upTo < s.upTo {
+		r.summaries.put(key, s)
+	}
+	if e.last.of(epoch) {
+		s.add(&e.last.chunk) // also where that copy does not have it yet
+	}
+	return s, nil
+}
+
+// place finds where to begin to read for a Seq: at the chunk itself, or a few
+// before it. What it finds is a guess where the store is out of order: who reads
+// from there sees whether it was right. Each probe reads one chunk; where the
+// call has the store to itself the first one meets it.
+func (r *Replayer) place(ctx context.Context, subject, epoch string, from int64, e *extent, top int64) (uint64, error) {
+	type mark struct {
+		at  uint64
+		seq int64
+	}
+	low := mark{at: e.first.msg.Seq}
+	if e.first.of(epoch) {
+		low.seq = e.first.chunk.Seq
+	}
+	high := mark{e.last.msg.Seq, e.last.chunk.Seq}
+	if !e.last.of(epoch) || high.seq <= from {
+		high = mark{e.last.msg.Seq + 1, top + 1}
+	}
+	end := high.at // nothing of interest is there or behind
+	halve := false
+	for probes := 0; end > low.at+1 && from-low.seq > near && probes < maxProbes; probes++ {
+		width := end - low.at
+		at := low.at + width/2
+		if !halve {
+			share := float64(from-low.seq) / float64(high.seq-low.seq)
+			at = low.at + uint64(float64(high.at-low.at)*share+0.5)
+			at = min(max(at, low.at+1), end-1)
+		}
+		found, err := r.probe(ctx, subject, at)
+		switch {
+		case err != nil:
+			return 0, err
+		case found.msg == nil || found.msg.Seq >= end:
+			end = at
+		case !found.valid:
+			return low.at, nil
+		case found.epoch != epoch: // an earlier life of the session
+			low = mark{at: found.msg.Seq}
+		case found.chunk.Seq <= from:
+			low = mark{found.msg.Seq, found.chunk.Seq}
+		default:
+			high, end = mark{found.msg.Seq, found.chunk.Seq}, at
+		}
+		halve = end > low.at && end-low.at > width/2
+	}
+	return low.at, nil
+}
+
+// probe returns the first chunk that is stored from a sequence on.
+func (r *Replayer) probe(ctx context.Context, subject string, at uint64) (stored, error) {
+	var s stored
+	for range maxForeign {
+		found, err := r.bus.Find(ctx, subjects.StreamChunks, bus.Lookup{Subject: subject, From: at})
+		if err != nil {
+			return s, unavailable(err)
+		}
+		if s = parse(found[0]); s.msg == nil || s.valid {
+			break
+		}
+		at = s.msg.Seq + 1
+	}
+	return s, nil
+}
