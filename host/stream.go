@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -29,10 +30,12 @@ type stream struct {
 
 	sending sync.Mutex // held by Send and finish; guards what follows
 	seq     int64      // items sent
+	taken   int64      // bytes of the session's quota
 	failed  error      // why Send failed
 	over    bool       // finish has run, and returned ended
 	ended   admit.Record
 
+	kept     atomic.Int64  // bytes of the items that are stored
 	credited chan struct{} // capacity 1: credit arrived
 
 	mu       sync.Mutex
@@ -56,7 +59,7 @@ func newStream(ctx context.Context, c *inflight) (*stream, error) {
 		c: c, credited: make(chan struct{}, 1),
 		credit: c.req.Credit, creditAt: now, itemAt: now,
 	}
-	w, err := chunks.NewWriter(c.h.bus, c.req.Session, c.req.RPCID, c.h.boot, &chunks.WriterOptions{Epoch: c.epoch, Stored: s.stored})
+	w, err := chunks.NewWriter(c.h.bus, c.req.Session, c.req.RPCID, c.h.boot, &chunks.WriterOptions{Epoch: c.epoch, Admit: s.admit, Stored: s.stored})
 	if err != nil {
 		return nil, err
 	}
@@ -78,11 +81,6 @@ func (s *stream) Send(ctx context.Context, item json.RawMessage) error {
 	if err := s.awaitCredit(ctx); err != nil {
 		return err
 	}
-	if !s.c.h.quota.take(s.c.req.Session, int64(len(item))) {
-		s.failed = toolmesh.Errorf(toolmesh.CodeBusy, "session %q has stored %d bytes of chunks within 15 minutes through node %s: wait, or yield less",
-			s.c.req.Session, s.c.h.opts.StreamQuota, s.c.h.node).WithDetail("limit", "session_stream_quota").WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedYes)
-		return s.failed
-	}
 	c := codec.Chunk{Type: codec.ChunkData, Seq: s.seq + 1, Data: item}
 	if err := s.writer.Write(ctx, c); err != nil {
 		if ctx.Err() == nil {
@@ -97,6 +95,21 @@ func (s *stream) Send(ctx context.Context, item json.RawMessage) error {
 	if s.seq == 1 {
 		s.c.flows()
 	}
+	return nil
+}
+
+// admit charges an item to the session's quota, when nothing but the store can
+// refuse it any more. What the store does not take is given back at the end.
+func (s *stream) admit(size int) error {
+	h, session := s.c.h, s.c.req.Session
+	used, ok := h.quota.take(session, int64(size))
+	if !ok {
+		return toolmesh.Errorf(toolmesh.CodeBusy, "session %q has stored %d bytes of chunks within 15 minutes through node %s and may store %d: wait, or yield less",
+			session, used, h.node, h.opts.StreamQuota).
+			WithDetail("limit", "session_stream_quota").WithDetail("max", h.opts.StreamQuota).WithDetail("stored", used).
+			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedYes)
+	}
+	s.taken += int64(size)
 	return nil
 }
 
@@ -138,6 +151,7 @@ func (s *stream) grant(seq int64) {
 // stored delivers a chunk to the reply subject once it is stored; it runs on
 // the inbox's goroutine, in order.
 func (s *stream) stored(c codec.Chunk) {
+	s.kept.Add(int64(len(c.Data)))
 	req := s.c.req
 	if req.Delivery == codec.DeliverLive {
 		return
@@ -239,6 +253,9 @@ func (s *stream) finish(record admit.Record) admit.Record {
 	}
 	s.over, s.ended = true, s.conclude(record)
 	s.writer.Close()
+	if lost := s.taken - s.kept.Load(); lost > 0 {
+		s.c.h.quota.give(s.c.req.Session, lost)
+	}
 	s.mu.Lock()
 	if s.probe != nil {
 		s.probe.Close()
