@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -86,8 +87,10 @@ type inflight struct {
 	stream    atomic.Pointer[stream]
 
 	joinMu  sync.Mutex
-	joined  []*inflight // repetitions that wait for the acknowledgement of this one
-	flowing bool        // it has been acknowledged
+	joined  []*joiner // repetitions of this call, the newest last
+	flowing bool      // it has been acknowledged
+	settled bool      // it is a repetition, and what it repeats has ended
+	as      *joiner   // it is a repetition of a running call
 }
 
 // receive parses and admits one request, and runs it if it is admitted.
@@ -158,7 +161,7 @@ func (h *Host) refuse(c *inflight, r admit.Request, bad *toolmesh.Error) {
 	if c.tool == nil {
 		c.tool = &served{identity: h.identity}
 	}
-	verdict, call, record, err, ok := h.calls.Repeated(r, func(rec admit.Record) { h.repeat(c, rec) })
+	verdict, call, record, err, ok := h.calls.Repeated(r, func(rec admit.Record) { c.settle(rec) })
 	if !ok {
 		h.answer(c.reply, c.req, c.tool.identity, admit.Record{Err: bad})
 		return
@@ -224,7 +227,7 @@ func (h *Host) check(t *served, req *codec.Request, directed bool) *toolmesh.Err
 // admit gives the call a slot and runs it, or answers it.
 func (h *Host) admit(c *inflight, r admit.Request) {
 	c.begin()
-	verdict, call, record, bad := h.calls.Begin(r, c, func(rec admit.Record) { h.repeat(c, rec) })
+	verdict, call, record, bad := h.calls.Begin(r, c, func(rec admit.Record) { c.settle(rec) })
 	if verdict == admit.Run {
 		h.run(call)
 		return
@@ -242,22 +245,7 @@ func (h *Host) follow(c *inflight, verdict admit.Verdict, call *admit.Call[*infl
 	case admit.Repeat:
 		h.repeat(c, record)
 	case admit.Join:
-		if c.req.Delivery == codec.DeliverLive {
-			call.Value.join(c)
-		}
-	}
-}
-
-// join has a repetition acknowledged as soon as its call is.
-func (c *inflight) join(other *inflight) {
-	c.joinMu.Lock()
-	flowing := c.flowing
-	if !flowing {
-		c.joined = append(c.joined, other)
-	}
-	c.joinMu.Unlock()
-	if flowing {
-		other.acknowledge()
+		call.Value.join(c)
 	}
 }
 
@@ -265,12 +253,18 @@ func (c *inflight) join(other *inflight) {
 func (c *inflight) flows() {
 	c.joinMu.Lock()
 	joined := c.joined
-	c.flowing, c.joined = true, nil
+	if len(joined) > 0 {
+		joined = slices.Clone(joined)
+	}
+	c.flowing = true
 	c.joinMu.Unlock()
-	for _, other := range append(joined, c) {
-		if other.req.Delivery == codec.DeliverLive {
-			other.acknowledge()
+	for _, j := range joined {
+		if j.c.req.Delivery == codec.DeliverLive {
+			j.c.acknowledge()
 		}
+	}
+	if c.req.Delivery == codec.DeliverLive {
+		c.acknowledge()
 	}
 }
 
@@ -299,7 +293,8 @@ func (h *Host) repeat(c *inflight, record admit.Record) {
 		c.acknowledge() // the chunks are in the store: the caller asks for them
 		return
 	}
-	h.running.run(func() { h.redeliver(c) })
+	j := &joiner{c: c, of: c, next: 1, reading: true, ended: &record}
+	h.running.run(j.read)
 }
 
 // run executes one call and answers it.
