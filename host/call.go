@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,14 +36,15 @@ const (
 	timeWait = 2 * time.Second
 )
 
-// Causes with which a call's context ends.
+// Causes with which a call's context ends. Whether the tool's code began the
+// handler knows better: see [Host.outcome].
 var (
 	errCancelled   = toolmesh.Errorf(toolmesh.CodeCancelled, "the caller cancelled the call").WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginCaller)
 	errDeadline    = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time is up").WithStarted(toolmesh.StartedYes).WithDetail("limit", "time")
 	errIdle        = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the stream yielded nothing for %v", idleTimeout).WithStarted(toolmesh.StartedYes).WithDetail("limit", "idle")
 	errGone        = toolmesh.Errorf(toolmesh.CodeCancelled, "the stream's caller is gone").WithStarted(toolmesh.StartedYes).WithDetail("reason", "caller_gone")
 	errSessionOver = toolmesh.Errorf(toolmesh.CodeCancelled, "the call's session has ended").WithStarted(toolmesh.StartedYes).WithDetail("reason", "session_ended")
-	errStopping    = toolmesh.Errorf(toolmesh.CodeUnavailable, "the node stopped while the call ran").WithStarted(toolmesh.StartedYes)
+	errStopping    = toolmesh.Errorf(toolmesh.CodeUnavailable, "the node stopped before the call ended").WithStarted(toolmesh.StartedYes)
 )
 
 // over is a context that has ended: what needs to wait fails with it.
@@ -88,8 +90,10 @@ type inflight struct {
 	stream    atomic.Pointer[stream]
 
 	joinMu  sync.Mutex
-	joined  []*inflight // repetitions that wait for the acknowledgement of this one
-	flowing bool        // it has been acknowledged
+	joined  []*joiner // repetitions of this call, the newest last
+	flowing bool      // it has been acknowledged
+	settled bool      // it is a repetition, and what it repeats has ended
+	as      *joiner   // it is a repetition of a running call
 }
 
 // receive parses and admits one request, and runs it if it is admitted.
@@ -169,7 +173,7 @@ func (h *Host) refuse(c *inflight, r admit.Request, bad *toolmesh.Error) {
 	if c.tool == nil {
 		c.tool = &served{identity: h.identity}
 	}
-	verdict, call, record, err, ok := h.calls.Repeated(r, func(rec admit.Record) { h.repeat(c, rec) })
+	verdict, call, record, err, ok := h.calls.Repeated(r, func(rec admit.Record) { c.settle(rec) })
 	if !ok {
 		h.answer(c.reply, c.req, c.tool.identity, admit.Record{Err: bad})
 		return
@@ -235,7 +239,7 @@ func (h *Host) check(t *served, req *codec.Request, directed bool) *toolmesh.Err
 // admit gives the call a slot and runs it, or answers it.
 func (h *Host) admit(c *inflight, r admit.Request) {
 	c.begin()
-	verdict, call, record, bad := h.calls.Begin(r, c, func(rec admit.Record) { h.repeat(c, rec) })
+	verdict, call, record, bad := h.calls.Begin(r, c, func(rec admit.Record) { c.settle(rec) })
 	if verdict == admit.Run {
 		h.run(call)
 		return
@@ -253,22 +257,7 @@ func (h *Host) follow(c *inflight, verdict admit.Verdict, call *admit.Call[*infl
 	case admit.Repeat:
 		h.repeat(c, record)
 	case admit.Join:
-		if c.req.Delivery == codec.DeliverLive {
-			call.Value.join(c)
-		}
-	}
-}
-
-// join has a repetition acknowledged as soon as its call is.
-func (c *inflight) join(other *inflight) {
-	c.joinMu.Lock()
-	flowing := c.flowing
-	if !flowing {
-		c.joined = append(c.joined, other)
-	}
-	c.joinMu.Unlock()
-	if flowing {
-		other.acknowledge()
+		call.Value.join(c)
 	}
 }
 
@@ -276,12 +265,18 @@ func (c *inflight) join(other *inflight) {
 func (c *inflight) flows() {
 	c.joinMu.Lock()
 	joined := c.joined
-	c.flowing, c.joined = true, nil
+	if len(joined) > 0 {
+		joined = slices.Clone(joined)
+	}
+	c.flowing = true
 	c.joinMu.Unlock()
-	for _, other := range append(joined, c) {
-		if other.req.Delivery == codec.DeliverLive {
-			other.acknowledge()
+	for _, j := range joined {
+		if j.c.req.Delivery == codec.DeliverLive {
+			j.c.acknowledge()
 		}
+	}
+	if c.req.Delivery == codec.DeliverLive {
+		c.acknowledge()
 	}
 }
 
@@ -310,7 +305,8 @@ func (h *Host) repeat(c *inflight, record admit.Record) {
 		c.acknowledge() // the chunks are in the store: the caller asks for them
 		return
 	}
-	h.running.run(func() { h.redeliver(c) })
+	j := &joiner{c: c, of: c, next: 1, reading: true, ended: &record}
+	h.running.run(j.read)
 }
 
 // run executes one call and answers it.
@@ -394,15 +390,16 @@ func (h *Host) execute(c *inflight) admit.Record {
 	if call.Stream {
 		s, err := newStream(ctx, c)
 		if err != nil {
-			return admit.Record{Err: refusal(err)}
+			// The cause of a call that is over already says that it began.
+			return admit.Record{Err: refusal(err).WithStarted(toolmesh.StartedNo)}
 		}
 		c.stream.Store(s)
 		err = guard(ctx, c.tool.handler, call, s)
-		return admit.Record{Err: h.outcome(ctx, err), Streamed: true}
+		return admit.Record{Err: outcome(ctx, err), Streamed: true}
 	}
 	c.sink.collect = call.Collect
 	if err := guard(ctx, c.tool.handler, call, &c.sink); err != nil {
-		return admit.Record{Err: h.outcome(ctx, err)}
+		return admit.Record{Err: outcome(ctx, err)}
 	}
 	return admit.Record{Result: c.sink.result()}
 }
@@ -437,25 +434,33 @@ func guard(ctx context.Context, handler Handler, call *Call, sink Sink) (err err
 }
 
 // outcome turns what a handler returned into the call's error. When the call's
-// context had ended, its cause is the reason, whatever the handler makes of it.
-func (h *Host) outcome(ctx context.Context, err error) *toolmesh.Error {
+// context had ended, its cause is the reason, whatever the handler makes of it;
+// whether the tool's code had begun by then only the handler knows.
+func outcome(ctx *callContext, err error) *toolmesh.Error {
 	if err == nil {
 		return nil
 	}
+	ended, unsure := ctx.Err() != nil, false
 	var e *toolmesh.Error
-	if !errors.As(err, &e) {
-		if ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
-			e = toolmesh.AsError(context.Cause(ctx))
-		} else {
-			e = toolmesh.Errorf(toolmesh.CodeToolError, "%w", err).WithOrigin(toolmesh.OriginTool)
-			e.Type = fmt.Sprintf("%T", err)
+	switch {
+	case errors.As(err, &e):
+		if ctx.nested.Load() && e.Started != toolmesh.StartedYes {
+			e = e.WithStarted(toolmesh.StartedYes) // it may be that of the call it made
 		}
-	} else if cause := toolmesh.AsError(context.Cause(ctx)); cause != nil && ctx.Err() != nil &&
-		(e.Code == toolmesh.CodeCancelled || e.Code == toolmesh.CodeDeadlineExceeded) {
-		if cause.Origin == "" {
-			cause = cause.WithOrigin(e.Origin)
+		// Did the code begin whose worker died, or speaks in riddles? Who runs the
+		// code itself knows that it did.
+		unsure = e.Started == toolmesh.StartedUnknown &&
+			(e.Origin == toolmesh.OriginWorker || e.Code == toolmesh.CodeWorkerCrashed || e.Code == toolmesh.CodeWorkerOutOfMemory)
+		// What is over is not to be tried again, whoever had no room for it.
+		again := e.Started == toolmesh.StartedNo && e.Retryable
+		if ended && (again || e.Code == toolmesh.CodeCancelled || e.Code == toolmesh.CodeDeadlineExceeded) {
+			e = because(ctx, e, unsure)
 		}
-		e = cause
+	case ended && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)):
+		e = toolmesh.AsError(context.Cause(ctx))
+	default:
+		e = toolmesh.Errorf(toolmesh.CodeToolError, "%w", err).WithOrigin(toolmesh.OriginTool)
+		e.Type = fmt.Sprintf("%T", err)
 	}
 	if e.Origin == "" {
 		e = e.WithOrigin(toolmesh.OriginAgent)
@@ -463,11 +468,24 @@ func (h *Host) outcome(ctx context.Context, err error) *toolmesh.Error {
 	if e.Code == toolmesh.CodeToolError && e.Origin == toolmesh.OriginAgent {
 		e = e.WithOrigin(toolmesh.OriginTool)
 	}
-	// Whether the code of a tool began whose worker died, its handler may not know.
-	if e.Started == toolmesh.StartedUnknown && e.Code != toolmesh.CodeWorkerCrashed && e.Code != toolmesh.CodeWorkerOutOfMemory {
+	if e.Started == toolmesh.StartedUnknown && !unsure {
 		e = e.WithStarted(toolmesh.StartedYes)
 	}
 	return e
+}
+
+// because is the cause of a context that ended, with what the handler's error
+// knows of the call's beginning.
+func because(ctx context.Context, e *toolmesh.Error, unsure bool) *toolmesh.Error {
+	cause := toolmesh.AsError(context.Cause(ctx))
+	if unsure || e.Started == toolmesh.StartedNo {
+		cause = cause.WithStarted(e.Started)
+	}
+	// No worker has anything to do with what never began.
+	if cause.Origin == "" && e.Started != toolmesh.StartedNo {
+		cause = cause.WithOrigin(e.Origin)
+	}
+	return cause
 }
 
 // answer sends the reply of a call that is over.
@@ -534,7 +552,9 @@ func (c *inflight) end(cause *toolmesh.Error) {
 	c.stop(cause)
 }
 
-// why is the error of a call whose handler does not return.
+// why is the error of a call whose handler does not return. It is said to have
+// begun: what waits for its turn returns at once when its call is over, and
+// should it yet say otherwise, nobody has run it twice for that.
 func (c *inflight) why() *toolmesh.Error {
 	if cause := c.cause.Load(); cause != nil {
 		return cause

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/toolmesh/toolmesh/client"
@@ -19,12 +20,14 @@ type callContext struct {
 	context.Context
 	deadline time.Time // zero for none
 	lineage  client.Lineage
+	nested   atomic.Bool // a call was made under it: the tool's code has begun
 }
 
 // Value implements [context.Context]: calls that the handler makes know what
 // call they belong to.
 func (c *callContext) Value(key any) any {
 	if _, ok := key.(client.LineageKey); ok {
+		c.nested.Store(true)
 		return &c.lineage
 	}
 	return c.Context.Value(key)

@@ -13,9 +13,12 @@ import (
 //
 // A returned [toolmesh.Error] travels as it is, and its Started is believed:
 // StartedNo has the caller send the call again, so a handler must not pass on
-// that of a call that it made itself. Any other error is a tool_error with the
-// Go type as its type. When ctx ends the call has been cancelled, has
-// run out of time or has lost its caller, and ServeTool should return soon.
+// that of a call that it made itself; of calls that it made under ctx the host
+// knows, and then says that it began. Any other error is a tool_error with the
+// Go type as its type. When ctx ends the call has been cancelled, has run out of
+// time or has lost its caller, and ServeTool should return soon: with the error
+// of ctx, or with one that says whether the tool's code had begun. Why it ended
+// the host says itself.
 type Handler interface {
 	ServeTool(ctx context.Context, call *Call, sink Sink) error
 }

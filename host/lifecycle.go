@@ -95,32 +95,49 @@ func (h *Host) tend(c *inflight, now time.Time) {
 	}
 	if overdue {
 		// The handler does not return; it keeps its slot until it does, but its
-		// caller need not wait for that.
-		err := c.why().WithOrigin(toolmesh.OriginAgent)
+		// callers need not wait for that.
+		record := admit.Record{Err: c.why().WithOrigin(toolmesh.OriginAgent)}
 		first := false
 		if s != nil {
-			first = s.leave(err)
-		} else if c.answered.CompareAndSwap(false, true) {
-			first = true
-			h.answer(c.reply, c.req, c.tool.identity, admit.Record{Err: err})
+			first = s.leave(record.Err)
+			if final := s.final.Load(); final != nil {
+				c.endJoined(*final)
+			}
+		} else {
+			if c.answered.CompareAndSwap(false, true) {
+				first = true
+				h.answer(c.reply, c.req, c.tool.identity, record)
+			}
+			c.endJoined(record)
 		}
 		if first {
 			h.log.Warn("handler does not return", slog.String("rpc_id", string(c.req.RPCID)), slog.String("tool", string(c.req.Tool)))
 		}
 		return
 	}
-	if !c.req.Keepalive || now.Sub(c.start) < keepaliveEvery || s == nil && c.answered.Load() {
+	high := int64(-1)
+	if s != nil {
+		high = s.high()
+	}
+	if s != nil || !c.answered.Load() {
+		c.keepAlive(now, high)
+	}
+	for _, other := range c.awaiting() {
+		other.keepAlive(now, high)
+	}
+}
+
+// keepAlive tells a caller that asked for it, once a second, that its call runs;
+// high is of a stream, else below 0.
+func (c *inflight) keepAlive(now time.Time, high int64) {
+	if !c.req.Keepalive || now.Sub(c.start) < keepaliveEvery {
 		return
 	}
 	if last := c.keepalive.Load(); now.UnixNano()-last < int64(keepaliveEvery-tickEvery/2) {
 		return
 	}
 	c.keepalive.Store(now.UnixNano())
-	high := int64(-1)
-	if s != nil {
-		high = s.high()
-	}
-	h.send(c.reply, c.req.KeepaliveHeader(c.tool.identity, high), nil)
+	c.h.send(c.reply, c.req.KeepaliveHeader(c.tool.identity, high), nil)
 }
 
 // Drain takes the node out of service without losing a call: it says so in

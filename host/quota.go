@@ -33,9 +33,10 @@ func newQuota(limit int64, now func() time.Time) *quota {
 	return &quota{limit: limit, now: now, sessions: make(map[subjects.SessionID]*usage)}
 }
 
-// take reserves n bytes, and reports false where the session has no more.
-func (q *quota) take(session subjects.SessionID, n int64) bool {
-	slice := q.now().UnixNano() / int64(quotaWindow/quotaSlices)
+// take reserves n bytes. Where the session has no more, it reports false and
+// how many it uses.
+func (q *quota) take(session subjects.SessionID, n int64) (used int64, ok bool) {
+	slice := q.slice()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	u := q.sessions[session]
@@ -45,12 +46,33 @@ func (q *quota) take(session subjects.SessionID, n int64) bool {
 	}
 	u.age(slice)
 	if u.total+n > q.limit {
-		return false
+		return u.total, false
 	}
 	u.slices[slice%quotaSlices] += n
 	u.total += n
-	return true
+	return u.total, true
 }
+
+// give takes back a reservation of n bytes: of the newest ones, as what is on
+// its way to the store has not been so for long.
+func (q *quota) give(session subjects.SessionID, n int64) {
+	slice := q.slice()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	u := q.sessions[session]
+	if u == nil {
+		return // so old that it is forgotten
+	}
+	u.age(slice)
+	for i := slice; n > 0 && i > slice-quotaSlices; i-- {
+		back := min(n, u.slices[i%quotaSlices])
+		u.slices[i%quotaSlices] -= back
+		u.total -= back
+		n -= back
+	}
+}
+
+func (q *quota) slice() int64 { return q.now().UnixNano() / int64(quotaWindow/quotaSlices) }
 
 func (u *usage) age(slice int64) {
 	for u.last < slice {
@@ -67,7 +89,7 @@ func (u *usage) age(slice int64) {
 
 // sweep forgets sessions that store nothing any more.
 func (q *quota) sweep() {
-	slice := q.now().UnixNano() / int64(quotaWindow/quotaSlices)
+	slice := q.slice()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for session, u := range q.sessions {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -29,22 +30,25 @@ type stream struct {
 
 	sending sync.Mutex // held by Send and finish; guards what follows
 	seq     int64      // items sent
+	taken   int64      // bytes of the session's quota
 	failed  error      // why Send failed
 	over    bool       // finish has run, and returned ended
 	ended   admit.Record
 
+	kept     atomic.Int64  // bytes of the items that are stored
 	credited chan struct{} // capacity 1: credit arrived
 
+	probe probe
+	final atomic.Pointer[admit.Record] // what finish returned, once it has
+	last  int64                        // Seq that is stored and delivered; guarded by c.joinMu
+
 	mu       sync.Mutex
+	paced    bool // by credit
 	credit   int64
 	creditAt time.Time
 	waiting  bool      // for credit
 	itemAt   time.Time // when the last item was sent, or the call began
 	left     bool      // the handler did not return: the stream was ended without it
-	probe    *bus.Inbox
-	probeAt  time.Time
-	nobody   bool      // the last probe met no interest
-	goneAt   time.Time // when the first of an unbroken row of probes did
 }
 
 func newStream(ctx context.Context, c *inflight) (*stream, error) {
@@ -54,9 +58,10 @@ func newStream(ctx context.Context, c *inflight) (*stream, error) {
 	now := time.Now()
 	s := &stream{
 		c: c, credited: make(chan struct{}, 1),
-		credit: c.req.Credit, creditAt: now, itemAt: now,
+		paced: c.req.HasCredit, credit: c.req.Credit, creditAt: now, itemAt: now,
 	}
-	w, err := chunks.NewWriter(c.h.bus, c.req.Session, c.req.RPCID, c.h.boot, &chunks.WriterOptions{Epoch: c.epoch, Stored: s.stored})
+	s.probe.bus = c.h.bus
+	w, err := chunks.NewWriter(c.h.bus, c.req.Session, c.req.RPCID, c.h.boot, &chunks.WriterOptions{Epoch: c.epoch, Admit: s.admit, Stored: s.stored})
 	if err != nil {
 		return nil, err
 	}
@@ -78,11 +83,6 @@ func (s *stream) Send(ctx context.Context, item json.RawMessage) error {
 	if err := s.awaitCredit(ctx); err != nil {
 		return err
 	}
-	if !s.c.h.quota.take(s.c.req.Session, int64(len(item))) {
-		s.failed = toolmesh.Errorf(toolmesh.CodeBusy, "session %q has stored %d bytes of chunks within 15 minutes through node %s: wait, or yield less",
-			s.c.req.Session, s.c.h.opts.StreamQuota, s.c.h.node).WithDetail("limit", "session_stream_quota").WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedYes)
-		return s.failed
-	}
 	c := codec.Chunk{Type: codec.ChunkData, Seq: s.seq + 1, Data: item}
 	if err := s.writer.Write(ctx, c); err != nil {
 		if ctx.Err() == nil {
@@ -100,13 +100,28 @@ func (s *stream) Send(ctx context.Context, item json.RawMessage) error {
 	return nil
 }
 
+// admit charges an item to the session's quota, when nothing but the store can
+// refuse it any more. What the store does not take is given back at the end.
+func (s *stream) admit(size int) error {
+	h, session := s.c.h, s.c.req.Session
+	used, ok := h.quota.take(session, int64(size))
+	if !ok {
+		return toolmesh.Errorf(toolmesh.CodeBusy, "session %q has stored %d bytes of chunks within 15 minutes through node %s and may store %d: wait, or yield less",
+			session, used, h.node, h.opts.StreamQuota).
+			WithDetail("limit", "session_stream_quota").WithDetail("max", h.opts.StreamQuota).WithDetail("stored", used).
+			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedYes)
+	}
+	s.taken += int64(size)
+	return nil
+}
+
 func (s *stream) awaitCredit(ctx context.Context) error {
 	if !s.c.req.HasCredit {
 		return nil
 	}
 	for {
 		s.mu.Lock()
-		enough := s.seq < s.credit
+		enough := !s.paced || s.seq < s.credit
 		if s.waiting && enough {
 			s.itemAt = time.Now() // waiting for the reader is not being idle
 		}
@@ -126,88 +141,76 @@ func (s *stream) awaitCredit(ctx context.Context) error {
 // grant takes credit up to item seq; it never goes back.
 func (s *stream) grant(seq int64) {
 	s.mu.Lock()
+	s.paced = s.c.req.HasCredit
 	s.credit = max(s.credit, seq)
 	s.creditAt = time.Now()
 	s.mu.Unlock()
+	s.creditChanged()
+}
+
+func (s *stream) creditChanged() {
 	select {
 	case s.credited <- struct{}{}:
 	default:
 	}
 }
 
-// stored delivers a chunk to the reply subject once it is stored; it runs on
-// the inbox's goroutine, in order.
+// stored delivers a chunk to its readers once it is stored; it runs on the
+// inbox's goroutine, in order.
 func (s *stream) stored(c codec.Chunk) {
-	req := s.c.req
-	if req.Delivery == codec.DeliverLive {
-		return
+	s.kept.Add(int64(len(c.Data)))
+	s.c.joinMu.Lock()
+	defer s.c.joinMu.Unlock()
+	s.last = c.Seq
+	s.deliver(c)
+}
+
+// deliver sends a chunk to the reply subject and to the repetitions that have
+// all before it; c.joinMu is held.
+func (s *stream) deliver(c codec.Chunk) {
+	if s.c.req.Delivery != codec.DeliverLive {
+		s.c.deliver(c, s.probe.subject(s.c.req, &c))
 	}
-	msg := &nats.Msg{Subject: s.c.reply}
-	if req.Delivery == codec.DeliverEnvelope {
-		msg.Data = c.Envelope(req)
+	for _, j := range s.c.joined {
+		// The end of a stream that could not be stored stands behind a gap.
+		if j.tails() && (c.Seq == j.next || c.Seq > j.next && c.Terminal()) {
+			j.deliver(c)
+		}
+	}
+}
+
+// deliver sends a chunk to the reply subject of a call or a repetition.
+func (c *inflight) deliver(chunk codec.Chunk, probe string) {
+	msg := &nats.Msg{Subject: c.reply, Reply: probe}
+	if c.req.Delivery == codec.DeliverEnvelope {
+		msg.Data = chunk.Envelope(c.req)
 	} else {
-		h, body := c.Encode(req.RPCID, s.c.epoch)
+		h, body := chunk.Encode(c.req.RPCID, c.epoch)
 		msg.Header, msg.Data = nats.Header(h), body
 	}
-	if !req.HasCredit && !c.Terminal() {
-		msg.Reply = s.probeSubject()
-	}
-	s.c.h.sendMsg(msg)
-	if c.Terminal() && req.Delivery == codec.DeliverInbox {
-		s.c.h.send(s.c.reply, nil, nil)
-	}
-}
-
-// probeSubject returns a reply subject for one chunk a second: where the chunk
-// meets nobody, the broker says so there.
-func (s *stream) probeSubject() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := time.Now()
-	if now.Sub(s.probeAt) < time.Second {
-		return ""
-	}
-	if !s.nobody {
-		s.goneAt = time.Time{}
-	}
-	if s.probe == nil {
-		probe, err := s.c.h.bus.Open(s.probed)
-		if err != nil {
-			return ""
-		}
-		s.probe = probe
-	}
-	s.probeAt, s.nobody = now, false
-	return s.probe.Subject()
-}
-
-func (s *stream) probed(m *nats.Msg, err error) {
-	if err != nil || !bus.NoResponders(m) {
-		return
-	}
-	s.mu.Lock()
-	now := time.Now()
-	s.nobody = true
-	if s.goneAt.IsZero() {
-		s.goneAt = now
-	}
-	gone := now.Sub(s.goneAt) >= callerGone
-	s.mu.Unlock()
-	if gone {
-		s.c.end(errGone)
+	c.h.sendMsg(msg)
+	if chunk.Terminal() && c.req.Delivery == codec.DeliverInbox {
+		c.h.send(c.reply, nil, nil)
 	}
 }
 
 // tick runs a few times a second.
 func (s *stream) tick(now time.Time) {
 	s.writer.Tick()
+	deserted := s.deserted(now)
 	s.mu.Lock()
-	gone := s.c.req.HasCredit && now.Sub(s.creditAt) >= callerGone
+	silent := s.paced && now.Sub(s.creditAt) >= callerGone
+	if silent && !deserted {
+		// Who gave the credit is gone; somebody is there who does not give any.
+		s.paced = false
+	}
 	idle := s.c.deadline.IsZero() && !s.waiting && now.Sub(s.itemAt) >= idleTimeout
 	s.mu.Unlock()
 	switch {
-	case gone:
+	case deserted:
 		s.c.end(errGone)
+	case silent:
+		s.creditChanged()
 	case idle:
 		s.c.end(errIdle)
 	}
@@ -239,14 +242,14 @@ func (s *stream) finish(record admit.Record) admit.Record {
 	}
 	s.over, s.ended = true, s.conclude(record)
 	s.writer.Close()
-	s.mu.Lock()
-	if s.probe != nil {
-		s.probe.Close()
+	if lost := s.taken - s.kept.Load(); lost > 0 {
+		s.c.h.quota.give(s.c.req.Session, lost)
 	}
-	s.mu.Unlock()
+	s.probe.close()
 	if s.failed == nil {
 		s.failed = toolmesh.Errorf(toolmesh.CodeCancelled, "the stream is over").WithStarted(toolmesh.StartedYes)
 	}
+	s.final.Store(&s.ended)
 	return s.ended
 }
 
@@ -282,13 +285,14 @@ func (s *stream) conclude(record admit.Record) admit.Record {
 	}
 	s.c.h.log.Warn("stream ended without its terminal being stored",
 		slog.String("rpc_id", string(s.c.req.RPCID)), slog.String("error", err.Error()))
-	// Nobody will find the end in the store: it goes to the reply subject.
+	// Nobody will find the end in the store: it goes to the reply subjects.
 	if s.c.req.Delivery == codec.DeliverLive {
 		s.c.h.answer(s.c.reply, s.c.req, s.c.tool.identity, admit.Record{Err: lost})
-	} else {
-		c.Type, c.Err = codec.ChunkError, lost
-		s.stored(c)
 	}
+	c.Type, c.Err = codec.ChunkError, lost
+	s.c.joinMu.Lock()
+	defer s.c.joinMu.Unlock()
+	s.deliver(c)
 	return admit.Record{Err: lost}
 }
 
@@ -310,40 +314,6 @@ func refusedItem(err error) *toolmesh.Error {
 		e = e.WithOrigin(toolmesh.OriginAgent)
 	}
 	return e
-}
-
-// redeliver sends the stored chunks of a stream that has ended to the reply
-// subject of a repetition.
-func (h *Host) redeliver(c *inflight) {
-	ctx, cancel := context.WithTimeout(h.base, finishWithin)
-	defer cancel()
-	s := &stream{c: c}
-	defer func() {
-		if s.probe != nil {
-			s.probe.Close()
-		}
-	}()
-	for next := int64(1); ; {
-		page, err := h.replayer.Read(ctx, c.req.Session, c.req.RPCID, c.epoch, codec.ReplayRequest{FromSeq: next, MaxBytes: codec.DefaultReplayBytes})
-		if err == nil && len(page.Chunks) == 0 {
-			err = toolmesh.Errorf(toolmesh.CodeStreamExpired, "the stream's chunks are no longer kept").WithStarted(toolmesh.StartedYes)
-		}
-		if err != nil {
-			h.answer(c.reply, c.req, c.tool.identity, admit.Record{Err: refusedItem(err)})
-			return
-		}
-		for _, m := range page.Chunks {
-			chunk, err := codec.ParseChunk(codec.Header(m.Header), m.Data)
-			if err != nil || chunk.Seq < next {
-				continue
-			}
-			next = chunk.Seq + 1
-			s.stored(chunk)
-			if chunk.Terminal() {
-				return
-			}
-		}
-	}
 }
 
 // control serves a message on a ctl subject: it names a call by its subject.

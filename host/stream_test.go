@@ -377,6 +377,78 @@ func TestStreamQuota(t *testing.T) {
 	}
 }
 
+// What was not stored, for whatever reason, is not of the quota.
+func TestStreamQuotaIsOfWhatIsStored(t *testing.T) {
+	t.Parallel()
+	const payload, quota = 64 << 10, 100_000
+	// sizes yields one item of each size.
+	sizes := func(all ...int) host.HandlerFunc {
+		return func(ctx context.Context, _ *host.Call, sink host.Sink) error {
+			for i, size := range all {
+				if err := sink.Send(ctx, item(i+1, size)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	end := func(in *inbox) string {
+		t.Helper()
+		m := in.next()
+		for m.Header.Get("Mesh-Chunk") == "data" {
+			m = in.next()
+		}
+		if !isEmpty(in.next().Msg) {
+			t.Error("no empty message ends the stream")
+		}
+		return string(m.Data)
+	}
+	t.Run("too large", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, &rigOptions{host: host.Options{StreamQuota: quota}, broker: []meshtest.Option{meshtest.MaxPayload(payload)}})
+		for name, handler := range map[string]host.HandlerFunc{
+			"large": sizes(10, payload+1), "huge": sizes(10, 2*quota), "first": sizes(payload + 1), "fills": sizes(40_000, 40_000), "more": sizes(15_000, 10_000),
+		} {
+			if _, err := r.h.Handle(name, handler); err != nil {
+				t.Fatal(err)
+			}
+		}
+		stream := func(name string) string {
+			in := r.inbox()
+			r.send(in, "tools.default.desk."+name, "", "Mesh-Stream", "inbox")
+			return end(in)
+		}
+		for i := range 5 {
+			for _, name := range []string{"large", "huge", "first"} {
+				if got := stream(name); !strings.Contains(got, `"payload_too_large"`) {
+					t.Errorf("%s, time %d: it ends with %s", name, i+1, got)
+				}
+			}
+		}
+		// 100 bytes are stored by now.
+		if got := stream("fills"); got != "" {
+			t.Errorf("within the quota: %s", got)
+		}
+		got := stream("more")
+		for _, want := range []string{`"busy"`, `"stored":95100`, `"max":100000`, "stored 95100 bytes", "may store 100000"} {
+			if !strings.Contains(got, want) {
+				t.Errorf("beyond the quota: %s, want %s", got, want)
+			}
+		}
+	})
+	t.Run("store full", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, &rigOptions{host: host.Options{StreamQuota: 2 * quota, ChunksMax: quota}})
+		for i := range 10 {
+			in := r.inbox()
+			r.send(in, genSubject, `{"n":15,"size":10000}`, "Mesh-Stream", "inbox")
+			if got := end(in); !strings.Contains(got, "chunks_max") {
+				t.Errorf("time %d: it ends with %s", i+1, got)
+			}
+		}
+	})
+}
+
 // Two nodes that are sent the same stream: the second one stops before it says
 // anything that could be mixed with the first one's items.
 func TestSecondNodeUnderOneID(t *testing.T) {

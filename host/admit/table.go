@@ -86,7 +86,8 @@ type Call[T any] struct {
 	Value   T
 	waiters []func(Record)
 	depth   int
-	place   int // in the table's running; -1 when it has ended
+	place   int  // in the table's running; -1 when it has ended
+	ordered bool // to end: its cancel came
 	entry   *entry[T]
 }
 
@@ -152,8 +153,7 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 			return verdict, c, record, err
 		}
 		if at, ok := t.cancelled(r.Key); ok && t.now().Sub(at) < keepCancels {
-			return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeCancelled, "the call was cancelled before it arrived").
-				WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+			return Refuse, nil, Record{}, cancelled("arrived")
 		}
 	}
 	taken := len(t.running)
@@ -301,9 +301,16 @@ func collision(r Request) *toolmesh.Error {
 		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 }
 
+// cancelled is the error of a call whose cancel came before it arrived or began.
+func cancelled(before string) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeCancelled, "the call was cancelled before it %s", before).
+		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+}
+
 // Finish ends a call of Begin: it frees the slot, keeps the record unless the
-// tool's code never began, and hands it to those who joined. Calling it again
-// does nothing.
+// tool's code never began, and hands it to those who joined. A call that was
+// cancelled before it began keeps its name as well, as it may not begin later.
+// Calling Finish again does nothing.
 func (t *Table[T]) Finish(c *Call[T], record Record) {
 	t.mu.Lock()
 	if c.place < 0 {
@@ -321,9 +328,12 @@ func (t *Table[T]) Finish(c *Call[T], record Record) {
 	}
 	if k := c.entry; k != nil {
 		k.running = nil
-		if record.Err == nil || record.Err.Started != toolmesh.StartedNo {
+		switch {
+		case record.Err == nil || record.Err.Started != toolmesh.StartedNo:
 			t.keep(k, record)
-		} else {
+		case c.ordered:
+			t.keep(k, Record{Err: cancelled("began")})
+		default:
 			t.unname(k)
 		}
 	}
@@ -389,6 +399,9 @@ func (t *Table[T]) Cancel(key Key) (*Call[T], bool) {
 	defer t.mu.Unlock()
 	k := t.of(key)
 	if k != nil {
+		if k.running != nil {
+			k.running.ordered = true
+		}
 		return k.running, k.running != nil
 	}
 	if len(t.cancels) < maxCancels {

@@ -309,6 +309,37 @@ func TestCancels(t *testing.T) {
 	expect(t, tab, request("flood19999"), admit.Run)
 }
 
+// Its cancel came, so it must not begin later, whatever it ended with.
+func TestCancelOfACallThatNeverBegan(t *testing.T) {
+	t.Parallel()
+	clock := newClock()
+	tab := admit.NewTable[string](10, clock.Now)
+	for _, code := range []toolmesh.Code{toolmesh.CodeCancelled, toolmesh.CodeBusy} {
+		rpc := string(code)
+		call := begin(t, tab, request(rpc))
+		var told admit.Record
+		tab.Begin(request(rpc), "other", func(r admit.Record) { told = r })
+		if _, ok := tab.Cancel(key(rpc)); !ok {
+			t.Fatal("a running call is not found")
+		}
+		tab.Finish(call, admit.Record{Err: toolmesh.Errorf(code, "no").WithStarted(toolmesh.StartedNo)})
+		if told.Err == nil || told.Err.Code != code {
+			t.Errorf("who joined got %+v", told)
+		}
+		other := request(rpc)
+		other.Digest[0]++
+		for range 2 {
+			if rec, _ := expect(t, tab, request(rpc), admit.Repeat); rec.Err.Code != toolmesh.CodeCancelled || rec.Err.Started != toolmesh.StartedNo {
+				t.Errorf("repeated: %+v", rec)
+			}
+			expect(t, tab, other, admit.Refuse)
+			clock.advance(30 * time.Second) // as long as the cancel of a call that never came
+		}
+		clock.advance(2 * time.Minute)
+		expect(t, tab, request(rpc), admit.Run)
+	}
+}
+
 func TestRepeatedChangesNothing(t *testing.T) {
 	t.Parallel()
 	tab := admit.NewTable[string](1, newClock().Now)

@@ -55,6 +55,7 @@ type Writer struct {
 	boot    subjects.BootID
 	epoch   string
 	first   string // message id of the first chunk
+	admit   func(size int) error
 	stored  func(codec.Chunk)
 	inbox   *bus.Inbox
 	changed chan struct{} // capacity 1: something below changed
@@ -82,6 +83,9 @@ type pending struct {
 type WriterOptions struct {
 	// Epoch of the session; empty for a session that nobody created.
 	Epoch string
+	// Admit is called with the size of each item that the store would take, before
+	// it is sent; an error refuses it. Defaults to nothing.
+	Admit func(size int) error
 	// Stored is called with each chunk once it and all before it are stored, in
 	// order, from the goroutine that serves the process's inbox: it must not
 	// block. Defaults to nothing.
@@ -99,7 +103,7 @@ func NewWriter(b *bus.Bus, session subjects.SessionID, rpc subjects.RPCID, boot 
 		bus: b, subject: subject, rpc: rpc, boot: boot, base: 1, link: b.State().Generation, changed: make(chan struct{}, 1),
 	}
 	if opts != nil {
-		w.epoch, w.stored = opts.Epoch, opts.Stored
+		w.epoch, w.admit, w.stored = opts.Epoch, opts.Admit, opts.Stored
 	}
 	if w.inbox, err = b.Open(w.deliver); err != nil {
 		return nil, err
@@ -133,8 +137,8 @@ func (w *Writer) wake() {
 
 // Write sends a chunk to the store. The first one is acknowledged before Write
 // returns; later ones wait only while the window is full. The errors are
-// unavailable, payload_too_large, and invalid_request if another execution
-// stores under the same rpc_id.
+// unavailable, payload_too_large, that of [WriterOptions.Admit], and
+// invalid_request if another execution stores under the same rpc_id.
 func (w *Writer) Write(ctx context.Context, c codec.Chunk) error {
 	header, body := c.Encode(w.rpc, w.epoch)
 	p := pending{chunk: c, header: header, body: body}
@@ -150,6 +154,11 @@ func (w *Writer) Write(ctx context.Context, c codec.Chunk) error {
 	if limit := w.bus.MaxPayload(); limit > 0 && int64(len(body)+headerSize(header)+storeHeaders) > limit {
 		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "item %d of the stream has %d bytes, the broker takes %d: yield less at once", c.Seq, len(body), limit).
 			WithDetail("limit", limit).WithDetail("size", len(body)).WithOrigin(toolmesh.OriginAgent)
+	}
+	if w.admit != nil && !c.Terminal() {
+		if err := w.admit(len(c.Data)); err != nil {
+			return err
+		}
 	}
 	for {
 		w.mu.Lock()
