@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -143,8 +144,10 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	}
 	m.ends = append(m.ends, func(context.Context) error { return m.folder.Close() })
 	m.a.warnOpen(f.natsListen)
+	files := filepath.Join(dir, "nats")
+	memory, store := roomFor(m.a.set.Store, broker.Reserved(files))
 	server, err := broker.Start(ctx, broker.Options{
-		Listen: f.natsListen, StoreDir: filepath.Join(dir, "nats"), Logger: m.log,
+		Listen: f.natsListen, StoreDir: files, MaxMemory: memory, MaxStore: store, Logger: m.log,
 	})
 	if err != nil {
 		return brokerError(f.natsListen, err)
@@ -176,6 +179,22 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 		DataDir: dir, Started: time.Now().UTC(),
 	}
 	return m.tell(f.unrecorded)
+}
+
+// roomFor is what the broker's streams may take in memory and in files: the
+// chunks that the settings ask for, what streams that are there already reserve,
+// and beside that what a broker has for all the rest.
+func roomFor(s settings.Store, reserved int64) (memory, store int64) {
+	memory, store = broker.DefaultMaxMemory, broker.DefaultMaxStore
+	chunks := int64(s.ChunksMax)
+	if chunks == 0 {
+		chunks = bus.DefaultChunksBytes
+	}
+	if s.ChunksStorage == "memory" {
+		memory += chunks
+		chunks = 0
+	}
+	return memory, store + min(max(chunks, reserved), math.MaxInt64-store)
 }
 
 // stop ends what start started, the last first. What it cannot end in time it
