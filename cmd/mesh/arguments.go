@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // given is the arguments of a call as they were typed.
@@ -38,6 +39,10 @@ func parseArguments(args []string, stdin io.Reader) (given, error) {
 	var g given
 	seen := make(map[string]bool)
 	for i, arg := range args {
+		// JSON is UTF-8: what is not would arrive as something else.
+		if !utf8.ValidString(arg) {
+			return g, usage(nil, "the argument %q is not UTF-8", arg)
+		}
 		trimmed := strings.TrimSpace(arg)
 		if i == 0 && (arg == "-" || strings.HasPrefix(arg, "@") || strings.HasPrefix(trimmed, "{") || strings.HasPrefix(trimmed, "[")) {
 			object, err := readObject(arg, stdin)
@@ -89,6 +94,9 @@ func readObject(arg string, stdin io.Reader) (json.RawMessage, error) {
 	data = bytes.TrimSpace(data)
 	if len(data) == 0 {
 		return nil, usage(nil, "%s: empty; no arguments are {}", what)
+	}
+	if !utf8.Valid(data) {
+		return nil, usage(nil, "%s: not UTF-8", what)
 	}
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(data, &object); err != nil {

@@ -110,7 +110,7 @@ func (a *app) up(ctx context.Context, f upFlags) error {
 	err := m.start(ctx, f)
 	started()
 	if err == nil {
-		fmt.Fprintf(a.out, "ready nats=%s\n", m.record.URL)
+		fmt.Fprintf(a.out, "%s%s\n", readyLine, m.record.URL)
 		if a.term.err {
 			fmt.Fprintln(a.err, a.term.dim("Ctrl-C stops it"))
 		}
@@ -223,11 +223,14 @@ func (m *machine) tell(unrecorded bool) error {
 		return nil
 	}
 	if err := m.a.stateFolder().write(m.record); err != nil {
-		m.log.Warn("other commands need --server", slog.String("error", err.Error()))
+		m.log.Warn("other commands need --server", slog.String("server", m.record.URL), slog.String("error", err.Error()))
 	}
 	m.ends = append(m.ends, func(context.Context) error { m.a.stateFolder().remove(m.record); return nil })
 	return nil
 }
+
+// readyLine begins the line that says that calls can be served, and where.
+const readyLine = "ready nats="
 
 // upFile holds the record of the mesh that runs in a data folder.
 const upFile = "up.json"

@@ -177,7 +177,7 @@ func execute(ctx context.Context, cmd *cobra.Command, loaded error, args, env []
 		} else if flags.Changed("context") {
 			_ = flags.Lookup("server").Value.Set("")
 		}
-		if err := CheckURL(flags.Lookup("server").Value.String()); err != nil {
+		if err := CheckURL(env, flags.Changed("server"), flags.Lookup("server").Value.String()); err != nil {
 			return wrong{err}
 		}
 		return nil

@@ -151,6 +151,10 @@ func (v *value) String() string {
 func (v *value) Set(text string) error {
 	switch into := v.field.Addr().Interface().(type) {
 	case encoding.TextUnmarshaler:
+		if _, session := into.(*SessionName); session && text == "" {
+			// Of a shell variable that is not set: the default session is not meant.
+			return errors.New("want a name")
+		}
 		return into.UnmarshalText([]byte(text))
 	case *string:
 		*into = text
