@@ -113,13 +113,20 @@ failed or there is none, 130 interrupted.`,
 	add("use", a.completes(a.callCommand(), toolNames), a.completes(a.streamCommand(), toolNames), a.cancelCommand(), a.lsCommand(), a.completes(a.infoCommand(), toolNames))
 	add("run", a.demoCommand(), a.upCommand(), a.downCommand(), a.versionCommand(), a.completionCommand(root))
 	add("manage", a.installCommand(), a.completes(a.uninstallCommand(), viewNames(indexNames)), a.nodeCommand(), a.indexCommand(), a.sessionCommand(), a.nodesCommand(), a.indexesCommand())
-	root.SetHelpCommand(&cobra.Command{Use: "help [COMMAND]", Short: "Help about a command", Hidden: true, RunE: func(cmd *cobra.Command, args []string) error {
-		target, _, err := root.Find(args)
-		if err != nil || target == nil {
-			return unknownCommand(root, strings.Join(args, " "))
-		}
-		return target.Help()
-	}})
+	root.SetHelpCommand(&cobra.Command{
+		Use: "help [COMMAND]", Short: "Help about a command", Hidden: true,
+		Annotations: map[string]string{needsNothing: "yes"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			target, rest, err := root.Find(args)
+			if err != nil || target == nil {
+				return unknownCommand(root, strings.Join(args, " "))
+			}
+			if len(rest) > 0 {
+				return unknownCommand(target, rest[0])
+			}
+			return target.Help()
+		},
+	})
 	return root
 }
 

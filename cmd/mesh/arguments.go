@@ -173,6 +173,12 @@ func (s schema) value(name, text string) (json.RawMessage, error) {
 	switch {
 	case types["string"]:
 		return encodeText(text), nil
+	case types["integer"] && !types["number"]:
+		if value, ok := wholeNumber(text); ok {
+			return value, nil
+		}
+	}
+	switch {
 	case types["null"] && text == "null":
 		return json.RawMessage("null"), nil
 	}
@@ -214,6 +220,20 @@ func asType(kind, text string) (json.RawMessage, bool) {
 		return json.RawMessage(text), strings.HasPrefix(strings.TrimSpace(text), first) && json.Valid([]byte(text))
 	}
 	return nil, false
+}
+
+// wholeNumber reads a number that is whole although it is not written so: 3.0 and
+// 1e3 are integers to JSON Schema.
+func wholeNumber(text string) (json.RawMessage, bool) {
+	m := jsonNumber.FindStringSubmatch(text)
+	if m == nil || len(m[3]) > len("e+999") { // what that would be has too many digits
+		return nil, false
+	}
+	n, ok := new(big.Rat).SetString(text)
+	if !ok || !n.IsInt() {
+		return nil, false
+	}
+	return json.RawMessage(n.Num().String()), true
 }
 
 func article(types map[string]bool) string {

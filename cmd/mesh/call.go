@@ -71,8 +71,8 @@ func (f *callFlags) bind(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.rpcID, "rpc-id", "", "name the call: the same id again is the same call (default a new one)")
 	cmd.Flags().SortFlags = false
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
-		if cmd.Flags().Changed("timeout") && f.timeout <= 0 {
-			return usage(cmd, "--timeout is %v: it is more than 0", f.timeout)
+		if cmd.Flags().Changed("timeout") && f.timeout < time.Millisecond {
+			return usage(cmd, "--timeout is %v: it is at least 1ms", f.timeout)
 		}
 		if cmd.Flags().Changed("lines") {
 			return usage(cmd, "--lines is not there yet: call once per line")

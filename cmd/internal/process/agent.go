@@ -32,7 +32,7 @@ type NodeConfig struct {
 
 // NewAgent makes an agent whose files are in folder. Start it.
 func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error) {
-	id, err := folder.NodeID(c.Node.Node)
+	id, err := folder.NodeID(string(c.Node.Node))
 	if err != nil {
 		return nil, err
 	}

@@ -40,13 +40,13 @@ type Policy struct {
 
 // Node says how an agent runs as a node of the mesh.
 type Node struct {
-	DataDir            string  `split_words:"true" flag:"data-dir" arg:"DIR" help:"folder of environments, bundles and the node's id (default $XDG_DATA_HOME/toolmesh)"`
-	Node               string  `split_words:"true" flag:"node" arg:"ID" help:"id of this node (default the host's name, made unique, kept in the data folder)"`
-	Labels             Labels  `split_words:"true" flag:"labels" arg:"K=V,…" help:"labels of this node, k=v,k=v"`
-	Slots              Count   `split_words:"true" flag:"slots" arg:"N" help:"calls that run at once on this node (default 128)"`
-	Sandbox            Sandbox `split_words:"true" flag:"sandbox" arg:"LEVEL" help:"none, guard, strict or offline, for indexes that declare nothing (default guard)"`
-	MaxTimeout         Timeout `split_words:"true" default:"1h" flag:"max-timeout" arg:"DURATION" help:"longest call of a tool that declares no timeout"`
-	SessionStreamQuota Quota   `split_words:"true" default:"256MB" flag:"session-stream-quota" arg:"SIZE" help:"bytes of chunks that one session may store in 15 minutes"`
+	DataDir            string   `split_words:"true" flag:"data-dir" arg:"DIR" help:"folder of environments, bundles and the node's id (default $XDG_DATA_HOME/toolmesh)"`
+	Node               NodeName `split_words:"true" flag:"node" arg:"ID" help:"id of this node (default the host's name, made unique, kept in the data folder)"`
+	Labels             Labels   `split_words:"true" flag:"labels" arg:"K=V,…" help:"labels of this node, k=v,k=v"`
+	Slots              Count    `split_words:"true" flag:"slots" arg:"N" help:"calls that run at once on this node (default 128)"`
+	Sandbox            Sandbox  `split_words:"true" flag:"sandbox" arg:"LEVEL" help:"none, guard, strict or offline, for indexes that declare nothing (default guard)"`
+	MaxTimeout         Timeout  `split_words:"true" default:"1h" flag:"max-timeout" arg:"DURATION" help:"longest call of a tool that declares no timeout"`
+	SessionStreamQuota Quota    `split_words:"true" default:"256MB" flag:"session-stream-quota" arg:"SIZE" help:"bytes of chunks that one session may store in 15 minutes"`
 }
 
 // Store says how the mesh's streams and buckets are made where they are missing.

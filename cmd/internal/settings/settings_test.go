@@ -115,6 +115,8 @@ func TestBadSettings(t *testing.T) {
 	for name, tc := range map[string]struct{ value, want string }{
 		"MESH_SLOTS":            {"0", "whole number"},
 		"MESH_REPLICAS":         {"9", "whole number from 1 to 5"},
+		"MESH_NODE":             {"\xff", "UTF-8"},
+		"MESH_LABELS bytes":     {"a=\xff", "UTF-8"},
 		"MESH_LABELS":           {"gpu", "k=v"},
 		"MESH_MAX_TIMEOUT":      {"5", "duration"},
 		"MESH_MAX_TIMEOUT < 0":  {"-1s", "from 1ms on"},

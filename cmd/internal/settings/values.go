@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -199,6 +200,20 @@ func (n *SessionName) UnmarshalText(text []byte) error {
 
 func (n SessionName) String() string { return string(n) }
 
+// NodeName is a node's id, empty if none was set.
+type NodeName string
+
+// UnmarshalText reads a name that can be a node's.
+func (n *NodeName) UnmarshalText(text []byte) error {
+	if _, err := subjects.NodeKey(subjects.NodeID(text)); err != nil && len(text) > 0 {
+		return fmt.Errorf("want a name in UTF-8")
+	}
+	*n = NodeName(text)
+	return nil
+}
+
+func (n NodeName) String() string { return string(n) }
+
 // DefaultSession is where calls are that name no session.
 const DefaultSession SessionName = "default"
 
@@ -214,8 +229,8 @@ func (l *Labels) UnmarshalText(text []byte) error {
 		}
 		name, value, ok := strings.Cut(part, "=")
 		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
-		if !ok || name == "" || value == "" {
-			return fmt.Errorf("want k=v,k=v")
+		if !ok || name == "" || value == "" || !utf8.ValidString(part) {
+			return fmt.Errorf("want k=v,k=v in UTF-8")
 		}
 		if _, twice := labels[name]; twice {
 			return fmt.Errorf("the label %q is given twice", name)
