@@ -140,7 +140,8 @@ func (b *background) wait(ctx context.Context) (string, error) {
 	if why == "" {
 		why = "it ended without a word"
 	}
-	return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh did not start: %s", why)
+	return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh did not start: %s", why).
+		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 }
 
 // stop ends the mesh and waits for it; calls in flight end first.

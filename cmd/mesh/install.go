@@ -258,8 +258,12 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach 
 	if err != nil {
 		if ctx.Err() != nil && job != "" && !a.json {
 			// Before it is installed there is nothing to take back.
-			fmt.Fprintf(a.err, "mesh: the agent goes on with the install (%s): wait until mesh indexes shows %s, then mesh uninstall %s takes it back\n",
-				job, cmp.Or(r.called, "the index"), cmp.Or(r.called, "INDEX"))
+			in := ""
+			if r.Session != "" {
+				in = " --session " + shellQuote(string(r.Session))
+			}
+			fmt.Fprintf(a.err, "mesh: the agent goes on with the install (%s): wait until mesh indexes%s shows %s, then mesh uninstall %s%s takes it back\n",
+				job, in, cmp.Or(r.called, "the index"), cmp.Or(r.called, "INDEX"), in)
 		}
 		return err
 	}
