@@ -181,6 +181,10 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 		return err
 	}
 	if a.view, err = registry.OpenView(ctx, a.bus, &registry.ViewOptions{Logger: a.log}); err != nil {
+		// A bucket that is not there is one that this agent could not make.
+		if why := a.host.Unregistered(); why != nil {
+			return why
+		}
 		return err
 	}
 	sessions.view.Store(a.view)

@@ -660,6 +660,10 @@ func (h *Host) Lost() <-chan struct{} { return h.lease.lost() }
 // Err is why the node is lost; nil while it is not.
 func (h *Host) Err() error { return h.lease.failure() }
 
+// Unregistered is why the registry could not be reached, or not be made, when the
+// host started; nil once the node is in it. Unary calls are served meanwhile.
+func (h *Host) Unregistered() error { return h.lease.missing() }
+
 // Run starts the host, serves until ctx ends, then drains for as long as its
 // calls need, at most half a minute. That ctx ends, also during the start, is no
 // error.

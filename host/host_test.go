@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"iter"
+	"strings"
 	"testing"
 	"time"
 
@@ -235,5 +236,31 @@ func TestRunThatEndsAtOnce(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Errorf("got %v", err)
 		}
+	}
+}
+
+// A host without a registry serves, and says why it has none as the broker says
+// it; a broker that will never make the registry is an error at once.
+func TestWhyThereIsNoRegistry(t *testing.T) {
+	t.Parallel()
+	cluster := meshtest.Cluster(t, 2)
+	h, err := host.New(cluster[0].Connect(t), &host.Options{Index: "desk", Replicas: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = h.Stop(context.WithoutCancel(t.Context())) })
+	if err := h.Start(t.Context()); err != nil {
+		t.Fatalf("start in a cluster that lacks a server: %v", err)
+	}
+	if why := h.Unregistered(); why == nil || !strings.Contains(why.Error(), "no suitable peers") {
+		t.Errorf("it is not in the registry for %v, want: no suitable peers", why)
+	}
+	alone, err := host.New(meshtest.Broker(t).Connect(t), &host.Options{Index: "desk", Replicas: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = alone.Stop(context.WithoutCancel(t.Context())) })
+	if err := alone.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "non-clustered") {
+		t.Errorf("start of three copies on one server: %v, want the broker's reason", err)
 	}
 }

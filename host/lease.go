@@ -45,6 +45,7 @@ type lease struct {
 	remove  map[subjects.ToolsKey]bool
 	claimed map[serviceKey]bool
 	err     error
+	without error // why the lease could not be taken yet
 }
 
 // start takes the lease. Only what the operator must hear of is an error: a
@@ -62,6 +63,7 @@ func (l *lease) start(ctx context.Context, h *Host) error {
 		if ctx.Err() != nil || !bus.IsUnavailable(err) || !toolmesh.AsError(err).Retryable {
 			return err
 		}
+		l.without = err
 		h.log.Warn("the registry is not reachable: calls are served, and it is tried again", slog.String("error", err.Error()))
 	}
 	l.wg.Go(l.loop)
@@ -79,7 +81,7 @@ func (l *lease) acquire(ctx context.Context) error {
 		return err
 	}
 	l.mu.Lock()
-	l.held = held
+	l.held, l.without = held, nil
 	l.mu.Unlock()
 	l.joined.Store(true)
 	return nil
@@ -381,6 +383,13 @@ func (l *lease) confirm(ctx context.Context) error {
 }
 
 func (l *lease) lost() <-chan struct{} { return l.gone }
+
+// missing is why the registry does not know this node yet.
+func (l *lease) missing() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.without
+}
 
 func (l *lease) failure() error {
 	l.mu.Lock()

@@ -61,7 +61,7 @@ type Options struct {
 	Reasons []string
 	// Replicas, ChunksStorage ("file" or "memory") and ChunksMax (bytes) say how
 	// the mesh's streams are made where they are missing. Default to what the
-	// broker's cluster allows, file, and 1 GiB.
+	// broker's cluster allows, file, and 1 GB.
 	Replicas      int
 	ChunksStorage string
 	ChunksMax     int64

@@ -16,17 +16,19 @@ import (
 
 // app is one run of the command: where it reads and writes, and what is set.
 type app struct {
-	env      []string
-	in       io.Reader
-	out, err io.Writer
-	term     terminal
+	env  []string
+	in   io.Reader
+	out  *output
+	err  io.Writer
+	term terminal
 
 	set      settings.Mesh
 	setError error // of the environment; told once a command needs a setting
 	json     bool
 	log      *slog.Logger
 
-	serverFlag, contextFlag, sessionFlag bool // given on the command line
+	serverFlag, contextFlag bool // given on the command line
+	sessionGiven            bool // by its flag or its variable
 }
 
 // run executes the command line and returns the exit status. env is the
@@ -39,18 +41,25 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 
 // execute is run for who handles signals already.
 func execute(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	a := &app{env: env, in: stdin, out: stdout, err: stderr, term: terminalOf(env, stdout, stderr)}
+	a := &app{env: env, in: stdin, out: &output{to: stdout}, err: stderr, term: terminalOf(env, stdout, stderr)}
 	a.setError = settings.Load(env, &a.set)
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(stdin)
-	root.SetOut(stdout)
+	root.SetOut(a.out)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
 	if !a.json {
 		a.json = slices.Contains(args, "--json") // where the flags could not be read
 	}
-	return a.status(ctx, err)
+	status := a.status(ctx, err)
+	if a.out.lost != nil {
+		fmt.Fprintf(a.err, "mesh: the result could not be written: %v\n", a.out.lost)
+		if status == process.StatusOK {
+			return process.StatusMesh
+		}
+	}
+	return status
 }
 
 func (a *app) root() *cobra.Command {
@@ -104,13 +113,20 @@ failed or there is none, 130 interrupted.`,
 	add("use", a.completes(a.callCommand(), toolNames), a.completes(a.streamCommand(), toolNames), a.cancelCommand(), a.lsCommand(), a.completes(a.infoCommand(), toolNames))
 	add("run", a.demoCommand(), a.upCommand(), a.downCommand(), a.versionCommand(), a.completionCommand(root))
 	add("manage", a.installCommand(), a.completes(a.uninstallCommand(), viewNames(indexNames)), a.nodeCommand(), a.indexCommand(), a.sessionCommand(), a.nodesCommand(), a.indexesCommand())
-	root.SetHelpCommand(&cobra.Command{Use: "help [COMMAND]", Short: "Help about a command", Hidden: true, RunE: func(cmd *cobra.Command, args []string) error {
-		target, _, err := root.Find(args)
-		if err != nil || target == nil {
-			return unknownCommand(root, strings.Join(args, " "))
-		}
-		return target.Help()
-	}})
+	root.SetHelpCommand(&cobra.Command{
+		Use: "help [COMMAND]", Short: "Help about a command", Hidden: true,
+		Annotations: map[string]string{needsNothing: "yes"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			target, rest, err := root.Find(args)
+			if err != nil || target == nil {
+				return unknownCommand(root, strings.Join(args, " "))
+			}
+			if len(rest) > 0 {
+				return unknownCommand(target, rest[0])
+			}
+			return target.Help()
+		},
+	})
 	return root
 }
 
@@ -123,11 +139,12 @@ func (a *app) prepare(cmd *cobra.Command) error {
 		return usage(nil, "%s", a.setError.Error())
 	}
 	flags := cmd.Flags()
-	a.serverFlag, a.contextFlag, a.sessionFlag = flags.Changed("server"), flags.Changed("context"), flags.Changed("session")
+	a.serverFlag, a.contextFlag = flags.Changed("server"), flags.Changed("context")
+	a.sessionGiven = flags.Changed("session") || process.Lookup(a.env, "MESH_SESSION") != ""
 	if a.serverFlag && a.contextFlag {
 		return usage(cmd, "--server and --context both say where the mesh is: give one")
 	}
-	if err := process.CheckURL(a.set.Connection.NATSURL); err != nil {
+	if err := process.CheckURL(a.env, a.serverFlag, a.set.Connection.NATSURL); err != nil {
 		return usage(cmd, "%s", err.Error())
 	}
 	// What a short connection warns of is no news, unless it is asked for.

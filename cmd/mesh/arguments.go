@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // given is the arguments of a call as they were typed.
@@ -38,6 +39,10 @@ func parseArguments(args []string, stdin io.Reader) (given, error) {
 	var g given
 	seen := make(map[string]bool)
 	for i, arg := range args {
+		// JSON is UTF-8: what is not would arrive as something else.
+		if !utf8.ValidString(arg) {
+			return g, usage(nil, "the argument %q is not UTF-8", arg)
+		}
 		trimmed := strings.TrimSpace(arg)
 		if i == 0 && (arg == "-" || strings.HasPrefix(arg, "@") || strings.HasPrefix(trimmed, "{") || strings.HasPrefix(trimmed, "[")) {
 			object, err := readObject(arg, stdin)
@@ -89,6 +94,9 @@ func readObject(arg string, stdin io.Reader) (json.RawMessage, error) {
 	data = bytes.TrimSpace(data)
 	if len(data) == 0 {
 		return nil, usage(nil, "%s: empty; no arguments are {}", what)
+	}
+	if !utf8.Valid(data) {
+		return nil, usage(nil, "%s: not UTF-8", what)
 	}
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(data, &object); err != nil {
@@ -165,6 +173,12 @@ func (s schema) value(name, text string) (json.RawMessage, error) {
 	switch {
 	case types["string"]:
 		return encodeText(text), nil
+	case types["integer"] && !types["number"]:
+		if value, ok := wholeNumber(text); ok {
+			return value, nil
+		}
+	}
+	switch {
 	case types["null"] && text == "null":
 		return json.RawMessage("null"), nil
 	}
@@ -206,6 +220,20 @@ func asType(kind, text string) (json.RawMessage, bool) {
 		return json.RawMessage(text), strings.HasPrefix(strings.TrimSpace(text), first) && json.Valid([]byte(text))
 	}
 	return nil, false
+}
+
+// wholeNumber reads a number that is whole although it is not written so: 3.0 and
+// 1e3 are integers to JSON Schema.
+func wholeNumber(text string) (json.RawMessage, bool) {
+	m := jsonNumber.FindStringSubmatch(text)
+	if m == nil || len(m[3]) > len("e+999") { // what that would be has too many digits
+		return nil, false
+	}
+	n, ok := new(big.Rat).SetString(text)
+	if !ok || !n.IsInt() {
+		return nil, false
+	}
+	return json.RawMessage(n.Num().String()), true
 }
 
 func article(types map[string]bool) string {

@@ -71,8 +71,8 @@ func (f *callFlags) bind(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.rpcID, "rpc-id", "", "name the call: the same id again is the same call (default a new one)")
 	cmd.Flags().SortFlags = false
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
-		if cmd.Flags().Changed("timeout") && f.timeout <= 0 {
-			return usage(cmd, "--timeout is %v: it is more than 0", f.timeout)
+		if cmd.Flags().Changed("timeout") && f.timeout < time.Millisecond {
+			return usage(cmd, "--timeout is %v: it is at least 1ms", f.timeout)
 		}
 		if cmd.Flags().Changed("lines") {
 			return usage(cmd, "--lines is not there yet: call once per line")
@@ -236,6 +236,9 @@ func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc 
 		} else {
 			a.printItem(chunk.Data)
 		}
+		if a.out.lost != nil {
+			return &reported{process.StatusMesh} // the rest would be for nobody
+		}
 	}
 	if a.json {
 		a.printJSON(struct {
@@ -279,20 +282,25 @@ func (a *app) cancelCommand() *cobra.Command {
 						return none
 					}
 				}
-				if a.json {
-					a.printJSON(struct {
-						RPCID     subjects.RPCID `json:"rpc_id"`
-						Cancelled bool           `json:"cancelled"`
-					}{id, cancelled})
+				var failed *toolmesh.Error
+				if !cancelled {
+					failed = toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs %s in session %s: it is over, or its id or session is another", id, l.session).
+						WithOrigin(toolmesh.OriginCaller).WithRetryable(false)
 				}
 				switch {
-				case !cancelled && !a.json:
-					fmt.Fprintf(a.err, "mesh: no node runs %s in session %s: it is over, or its id or session is another\n", id, l.session)
-					fallthrough
-				case !cancelled:
-					return &reported{process.StatusMesh}
-				case !a.json:
+				case a.json:
+					a.printJSON(struct {
+						RPCID     subjects.RPCID  `json:"rpc_id"`
+						Cancelled bool            `json:"cancelled"`
+						Error     *toolmesh.Error `json:"error,omitempty"`
+					}{id, cancelled, failed})
+				case cancelled:
 					fmt.Fprintf(a.err, "cancelled %s\n", id)
+				default:
+					a.printError(failed)
+				}
+				if failed != nil {
+					return &reported{process.Status(failed.Code)}
 				}
 				return nil
 			})

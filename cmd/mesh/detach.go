@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -51,10 +52,25 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 		return err
 	}
 	fmt.Fprintln(a.out, ready)
+	a.warnUnfound(strings.TrimPrefix(ready, readyLine))
 	if a.term.err {
 		fmt.Fprintln(a.err, a.term.dim("it runs in the background; mesh down stops it; log: "+up.log))
 	}
 	return nil
+}
+
+// warnUnfound tells who started a mesh that other commands will not find it, and
+// what they need: the mesh itself has told its log.
+func (a *app) warnUnfound(url string) {
+	s := a.stateFolder()
+	if slices.ContainsFunc(s.running(), func(r record) bool { return r.URL == url }) {
+		return
+	}
+	why := "there is no record of it in " + string(s)
+	if err := s.check(); err != nil {
+		why = err.Error()
+	}
+	fmt.Fprintf(a.err, "mesh: warning: other commands need --server %s: %s\n", url, why)
 }
 
 // background is a mesh in a process of its own.
@@ -124,7 +140,8 @@ func (b *background) wait(ctx context.Context) (string, error) {
 	if why == "" {
 		why = "it ended without a word"
 	}
-	return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh did not start: %s", why)
+	return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the mesh did not start: %s", why).
+		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 }
 
 // stop ends the mesh and waits for it; calls in flight end first.

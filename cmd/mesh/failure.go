@@ -82,13 +82,31 @@ func (a *app) status(ctx context.Context, err error) int {
 		a.printUsage(&usageError{text: err.Error(), path: "mesh"})
 		return process.StatusUsage
 	}
-	e := toolmesh.AsError(err)
+	e := placed(toolmesh.AsError(err))
 	if a.json {
 		a.printJSON(map[string]any{"error": e})
 	} else {
 		a.printError(e)
 	}
 	return process.Status(e.Code)
+}
+
+// placed says of an error that was made in this process that it was: what comes
+// from elsewhere says so itself. Of these codes none has begun anything; of the
+// others it may not be known.
+func placed(e *toolmesh.Error) *toolmesh.Error {
+	if e.Origin != "" {
+		return e
+	}
+	e = e.WithOrigin(toolmesh.OriginCaller)
+	switch e.Code {
+	case toolmesh.CodeInvalidRequest, toolmesh.CodePermissionDenied, toolmesh.CodeToolNotFound,
+		toolmesh.CodeSessionNotFound, toolmesh.CodeInstallFailed:
+		if e.Started == toolmesh.StartedUnknown {
+			e = e.WithStarted(toolmesh.StartedNo)
+		}
+	}
+	return e
 }
 
 func (a *app) printUsage(e *usageError) {

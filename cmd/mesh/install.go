@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -41,6 +43,8 @@ type installRequest struct {
 	Session subjects.SessionID `json:"session,omitempty"`
 	// Literal names the variables whose value was typed.
 	Literal []string `json:"literal,omitempty"`
+
+	called subjects.IndexName // what it will be called, as far as is known here
 }
 
 // installLine is a step of an install, or its end.
@@ -98,11 +102,11 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 	if token, err := subjects.EncodeToken(f.name); f.name != "" && (err != nil || token != f.name) {
 		return usage(nil, "--name %q cannot be an index's name: 1 to 64 of A-Z a-z 0-9 _ -", f.name)
 	}
-	r := installRequest{Source: text, Name: subjects.IndexName(f.name), Rev: f.rev}
+	r := installRequest{Source: text, Name: subjects.IndexName(f.name), Rev: f.rev, called: subjects.IndexName(f.name)}
 	if r.Env, r.Literal, err = a.variables(f.env); err != nil {
 		return err
 	}
-	if a.sessionFlag {
+	if a.sessionGiven {
 		r.Session = subjects.SessionID(a.set.Session.Session)
 	}
 	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
@@ -159,6 +163,9 @@ func (a *app) variables(given []string) (env map[string]string, literal []string
 		} else {
 			literal = append(literal, name)
 		}
+		if !utf8.ValidString(name) || !utf8.ValidString(value) {
+			return nil, nil, usage(nil, "--env %s: the variable is not UTF-8", strings.ToValidUTF8(name, "�"))
+		}
 		if env == nil {
 			env = make(map[string]string)
 		}
@@ -206,6 +213,9 @@ func (l *link) putFolder(ctx context.Context, src index.Source, r *installReques
 	if err != nil {
 		return false, err
 	}
+	if name, err := index.Name(r.Name, manifest, src); err == nil {
+		r.called = name
+	}
 	p.step("pack", "done", 0)
 	p.step("upload", "running", 0)
 	if _, err := bundle.Seek(0, 0); err != nil {
@@ -247,7 +257,13 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach 
 	p.close()
 	if err != nil {
 		if ctx.Err() != nil && job != "" && !a.json {
-			fmt.Fprintf(a.err, "mesh: the agent goes on with the install (%s); mesh uninstall takes it back\n", job)
+			// Before it is installed there is nothing to take back.
+			in := ""
+			if r.Session != "" {
+				in = " --session " + shellQuote(string(r.Session))
+			}
+			fmt.Fprintf(a.err, "mesh: the agent goes on with the install (%s): wait until mesh indexes%s shows %s, then mesh uninstall %s%s takes it back\n",
+				job, in, cmp.Or(r.called, "the index"), cmp.Or(r.called, "INDEX"), in)
 		}
 		return err
 	}
@@ -314,14 +330,17 @@ func (a *app) uninstallCommand() *cobra.Command {
 		Long: "Take an index off the mesh; with --session one that is private to that session.",
 		Args: takes(1, 1, "an index"),
 		RunE: runE(func(ctx context.Context, args []string) error {
+			if _, err := subjects.IndexKey(subjects.IndexName(args[0]), ""); err != nil {
+				return usage(nil, "%q is no index: %s", args[0], err.Error())
+			}
 			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
 				subject, err := subjects.Admin(verbUninstall)
 				if err != nil {
 					return toolmesh.Errorf(toolmesh.CodeInternal, "%w", err)
 				}
 				body := map[string]any{"name": args[0]}
-				if a.sessionFlag {
-					body["session"] = a.set.Session.Session
+				if a.sessionGiven {
+					body["session"] = subjects.SessionID(a.set.Session.Session)
 				}
 				last, err := l.lines(ctx, subject, body, nil)
 				if err != nil {

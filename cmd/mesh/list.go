@@ -9,7 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh/client"
-	"github.com/toolmesh/toolmesh/tool"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 func (a *app) lsCommand() *cobra.Command {
@@ -28,34 +29,50 @@ func (a *app) lsCommand() *cobra.Command {
 						kept = append(kept, t)
 					}
 				}
-				if a.json {
+				var unserved []subjects.IndexName
+				if len(kept) == 0 {
+					known := a.known(ctx, l, tools)
+					for _, x := range known {
+						if len(args) == 0 || string(x.Name) == args[0] {
+							unserved = append(unserved, x.Name)
+						}
+					}
+					if len(args) > 0 && len(unserved) == 0 {
+						return noIndex(args[0], known)
+					}
+				}
+				switch {
+				case a.json:
 					a.printJSON(map[string]any{"tools": kept})
-					return nil
+				case len(unserved) > 0:
+					for _, name := range unserved {
+						fmt.Fprintf(a.err, "index %s is installed, but no node serves it\n", name)
+					}
+				default:
+					a.printTools(kept, l)
 				}
-				if len(kept) == 0 && len(args) > 0 && len(tools) > 0 {
-					a.printNoTools(args[0], tools, l)
-					return nil
-				}
-				a.printTools(kept, l)
 				return nil
 			})
 		}),
 	}
 }
 
-// printNoTools says that an index has no tools here, while others have.
-func (a *app) printNoTools(index string, tools []client.Listed, l *link) {
-	var names []string
+// known are the indexes of this session, also those that no tool is listed of:
+// which tools they have is known to the nodes that serve them. Without a registry
+// it is those of the tools.
+func (a *app) known(ctx context.Context, l *link, tools []client.Listed) []installed {
+	view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
+	if err == nil {
+		defer view.Close()
+		return l.indexesOf(view)
+	}
+	var all []installed
 	for _, t := range tools {
-		if t.Index != "" && !slices.Contains(names, string(t.Index)) {
-			names = append(names, string(t.Index))
+		if t.Index != "" && !slices.ContainsFunc(all, func(x installed) bool { return x.Name == t.Index }) {
+			all = append(all, installed{Name: t.Index})
 		}
 	}
-	text := fmt.Sprintf("no tools of an index %q in session %s", index, l.session)
-	if near := tool.Nearest(index, names, 1); len(near) > 0 {
-		text += "; did you mean " + near[0] + "?"
-	}
-	fmt.Fprintln(a.err, text)
+	return all
 }
 
 func (a *app) printTools(tools []client.Listed, l *link) {

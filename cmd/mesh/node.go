@@ -117,6 +117,8 @@ func (a *app) nodeShow() *cobra.Command {
 func (a *app) nodeLabel() *cobra.Command {
 	return &cobra.Command{
 		Use: "label NODE name=value|name-…", Short: "Put labels on a node, or take them off (name-)",
+		Long: `Put labels on a node while it runs, or take them off (name-). When it starts again
+it has those of its settings and no others: MESH_LABELS, or --labels.`,
 		Args: takes(2, -1, "a node and labels, name=value or name-"),
 		RunE: runE(func(ctx context.Context, args []string) error {
 			labels := make(map[string]string)
@@ -211,7 +213,11 @@ func nodeOf(all []node, id string) (node, error) {
 		}
 		known[i] = string(n.ID)
 	}
-	return node{}, toolmesh.Errorf(toolmesh.CodeUnavailable, "there is no node %q; nodes are %s", id, strings.Join(known, ", ")).
+	are := "there are no nodes"
+	if len(known) > 0 {
+		are = "nodes are " + strings.Join(known, ", ")
+	}
+	return node{}, toolmesh.Errorf(toolmesh.CodeUnavailable, "there is no node %q; %s", id, are).
 		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 

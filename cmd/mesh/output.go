@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
+	"syscall"
 	"unicode/utf8"
 
 	"golang.org/x/term"
@@ -50,13 +52,29 @@ func (t terminal) adorn(code, text string) string {
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
+// output is stdout. It remembers that a write failed, for the exit status to say
+// so: a result that nobody gets is no success. A reader that has closed its end
+// has all that it wants.
+type output struct {
+	to   io.Writer
+	lost error
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.to.Write(p)
+	if err != nil && o.lost == nil && !errors.Is(err, syscall.EPIPE) {
+		o.lost = err
+	}
+	return n, err
+}
+
 // printJSON writes one line of JSON to stdout.
 func (a *app) printJSON(v any) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(v); err != nil {
-		fmt.Fprintf(a.err, "mesh: the answer cannot be written as JSON: %v\n", err)
+		a.out.lost = err
 		return
 	}
 	_, _ = a.out.Write(buf.Bytes())

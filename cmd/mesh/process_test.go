@@ -242,6 +242,73 @@ func TestInterruptedCallIsCancelled(t *testing.T) {
 	}
 }
 
+// Who interrupts an install is told what is true: it goes on, and can be taken
+// back once it is there, not before.
+func TestInterruptedInstall(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	up, _, log := startUp(t, home)
+	defer func() {
+		_ = up.Process.Signal(os.Interrupt)
+		if err := up.Wait(); err != nil {
+			t.Errorf("end of mesh up: %v\n%s", err, log.text())
+		}
+	}()
+	source := filepath.Join(t.TempDir(), "slow")
+	hang := filepath.Join(home, "hang")
+	for path, text := range map[string]string{
+		filepath.Join(source, "tools.toml"): "[index]\ntools = [\"s.f\"]\n",
+		filepath.Join(source, "s.py"): "import os, time\nwhile os.path.exists(os.path.expanduser('~/hang')):\n    time.sleep(0.05)\n\n" +
+			"def f():\n    return 1\n",
+		hang: "",
+	} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	install := meshCommand(t, home, "install", source)
+	said := newWatch("import\n")
+	install.Stderr = said
+	if err := install.Start(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-said.seen:
+	case <-time.After(time.Minute):
+		t.Fatalf("it does not come to the import:\n%s", said.text())
+	}
+	if err := install.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if got := exitStatus(install.Wait()); got != 130 {
+		t.Errorf("exit status %d, want 130", got)
+	}
+	for _, part := range []string{"the agent goes on with the install (job_", "wait until mesh indexes shows slow, then mesh uninstall slow takes it back"} {
+		if !strings.Contains(said.text(), part) {
+			t.Errorf("it says %q, want %q in it", said.text(), part)
+		}
+	}
+	// What it says, done.
+	if err := os.Remove(hang); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; {
+		out, _ := meshCommand(t, home, "indexes").CombinedOutput()
+		if strings.Contains(string(out), "slow") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("a minute long there is no index: %s", out)
+		}
+	}
+	if out, err := meshCommand(t, home, "uninstall", "slow").CombinedOutput(); err != nil {
+		t.Errorf("uninstall: %v %s", err, out)
+	}
+}
+
 // A demo that is interrupted leaves neither a process nor a file.
 func TestInterruptedDemoCleansUp(t *testing.T) {
 	t.Parallel()

@@ -23,6 +23,7 @@ import (
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
 	"github.com/toolmesh/toolmesh/internal/broker"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // The test binary is also the three commands: a script that runs mesh runs it,
@@ -95,7 +96,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"status": scriptStatus, "field": scriptField, "keys": scriptKeys,
 			"meshup": scriptUp, "broker": scriptBroker, "commit": scriptCommit, "background": scriptBackground, "eventually": scriptEventually,
-			"bundles": scriptBundles,
+			"bundles": scriptBundles, "chunks": scriptChunks,
 		},
 	})
 }
@@ -235,6 +236,30 @@ func scriptBundles(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	if strconv.Itoa(len(all)) != args[0] {
 		ts.Fatalf("the mesh stores %d bundles, want %s", len(all), args[0])
+	}
+}
+
+// scriptChunks holds a field of the configuration of the stream of chunks at
+// $URL: chunks max_bytes 1000000000.
+func scriptChunks(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: chunks field value")
+	}
+	nc, err := nats.Connect(ts.Getenv("URL"))
+	ts.Check(err)
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	ts.Check(err)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	stream, err := js.Stream(ctx, subjects.StreamChunks)
+	ts.Check(err)
+	data, err := json.Marshal(stream.CachedInfo().Config)
+	ts.Check(err)
+	var config map[string]json.RawMessage
+	ts.Check(json.Unmarshal(data, &config))
+	if got := strings.Trim(string(config[args[0]]), `"`); got != args[1] {
+		ts.Fatalf("the stream of chunks has %s %s, want %s", args[0], got, args[1])
 	}
 }
 

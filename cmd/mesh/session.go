@@ -116,7 +116,8 @@ func parsePins(texts []string) (map[subjects.IndexName]string, error) {
 	return pins, nil
 }
 
-// resolvePins fills in the revision of now where none was given.
+// resolvePins fills in the revision of now, whole, also where it was given in
+// part. Of no other revision the registry has anything to hold a session to.
 func (l *link) resolvePins(view *registry.View, pins map[subjects.IndexName]string) error {
 	all := l.indexesOf(view)
 	for name, rev := range pins {
@@ -124,9 +125,11 @@ func (l *link) resolvePins(view *registry.View, pins map[subjects.IndexName]stri
 		if at < 0 {
 			return noIndex(string(name), all)
 		}
-		if rev == "" || strings.HasPrefix(all[at].Revision, rev) {
-			pins[name] = all[at].Revision
+		if !strings.HasPrefix(all[at].Revision, rev) {
+			return toolmesh.Errorf(toolmesh.CodeToolNotFound, "%s has no revision %s; it is at %s", name, rev, short(all[at].Revision)).
+				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		}
+		pins[name] = all[at].Revision
 	}
 	return nil
 }

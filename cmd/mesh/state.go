@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -48,7 +49,7 @@ func (s stateFolder) file(r record) string {
 // write puts a record where [stateFolder.running] finds it.
 func (s stateFolder) write(r record) error {
 	if s == "" {
-		return nil
+		return errors.New("write the state file: HOME is not set")
 	}
 	data, err := json.Marshal(r)
 	if err != nil {
@@ -102,6 +103,22 @@ func (s stateFolder) running() []record {
 	}
 	slices.SortFunc(all, func(x, y record) int { return cmp.Compare(y.Started.UnixNano(), x.Started.UnixNano()) })
 	return all
+}
+
+// check is why nothing can be written there; nil if something can.
+func (s stateFolder) check() error {
+	if s == "" {
+		return errors.New("HOME is not set")
+	}
+	if err := os.MkdirAll(string(s), 0o700); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(string(s), "check")
+	if err != nil {
+		return err
+	}
+	_ = f.Close()
+	return os.Remove(f.Name())
 }
 
 // newest returns the mesh that was started last.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -109,7 +110,7 @@ func (a *app) up(ctx context.Context, f upFlags) error {
 	err := m.start(ctx, f)
 	started()
 	if err == nil {
-		fmt.Fprintf(a.out, "ready nats=%s\n", m.record.URL)
+		fmt.Fprintf(a.out, "%s%s\n", readyLine, m.record.URL)
 		if a.term.err {
 			fmt.Fprintln(a.err, a.term.dim("Ctrl-C stops it"))
 		}
@@ -143,8 +144,10 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	}
 	m.ends = append(m.ends, func(context.Context) error { return m.folder.Close() })
 	m.a.warnOpen(f.natsListen)
+	files := filepath.Join(dir, "nats")
+	memory, store := roomFor(m.a.set.Store, broker.Reserved(files))
 	server, err := broker.Start(ctx, broker.Options{
-		Listen: f.natsListen, StoreDir: filepath.Join(dir, "nats"), Logger: m.log,
+		Listen: f.natsListen, StoreDir: files, MaxMemory: memory, MaxStore: store, Logger: m.log,
 	})
 	if err != nil {
 		return brokerError(f.natsListen, err)
@@ -178,6 +181,22 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	return m.tell(f.unrecorded)
 }
 
+// roomFor is what the broker's streams may take in memory and in files: the
+// chunks that the settings ask for, what streams that are there already reserve,
+// and beside that what a broker has for all the rest.
+func roomFor(s settings.Store, reserved int64) (memory, store int64) {
+	memory, store = broker.DefaultMaxMemory, broker.DefaultMaxStore
+	chunks := int64(s.ChunksMax)
+	if chunks == 0 {
+		chunks = bus.DefaultChunksBytes
+	}
+	if s.ChunksStorage == "memory" {
+		memory += chunks
+		chunks = 0
+	}
+	return memory, store + min(max(chunks, reserved), math.MaxInt64-store)
+}
+
 // stop ends what start started, the last first. What it cannot end in time it
 // leaves to the end of the process.
 func (m *machine) stop(ctx context.Context) error {
@@ -204,11 +223,14 @@ func (m *machine) tell(unrecorded bool) error {
 		return nil
 	}
 	if err := m.a.stateFolder().write(m.record); err != nil {
-		m.log.Warn("other commands need --server", slog.String("error", err.Error()))
+		m.log.Warn("other commands need --server", slog.String("server", m.record.URL), slog.String("error", err.Error()))
 	}
 	m.ends = append(m.ends, func(context.Context) error { m.a.stateFolder().remove(m.record); return nil })
 	return nil
 }
+
+// readyLine begins the line that says that calls can be served, and where.
+const readyLine = "ready nats="
 
 // upFile holds the record of the mesh that runs in a data folder.
 const upFile = "up.json"

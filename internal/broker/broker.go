@@ -15,6 +15,12 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
+// The bounds of JetStream where [Options] names none.
+const (
+	DefaultMaxMemory = 256 << 20
+	DefaultMaxStore  = 10 << 30
+)
+
 // Options says how a [Broker] runs. The zero value needs a StoreDir only.
 type Options struct {
 	// Listen is the address for clients, host:port. Port 0 takes a free one.
@@ -28,8 +34,9 @@ type Options struct {
 	Name string
 	// MaxPayload is the largest message in bytes. Defaults to 1 MiB.
 	MaxPayload int
-	// MaxMemory and MaxStore bound JetStream, in bytes. They default to 256 MiB
-	// and 10 GiB: nats-server would take three quarters of the machine.
+	// MaxMemory and MaxStore bound JetStream, in bytes. They default to
+	// [DefaultMaxMemory] and [DefaultMaxStore]: nats-server would take three
+	// quarters of the machine. A stream reserves its own bound of them whole.
 	MaxMemory, MaxStore int64
 	// PingInterval is how often clients are pinged; a client that misses two is
 	// cut off. Defaults to 10 s.
@@ -126,8 +133,8 @@ func (o Options) serverOptions() (*server.Options, error) {
 		NoSigs:                 true,
 		JetStream:              true,
 		StoreDir:               o.StoreDir,
-		JetStreamMaxMemory:     defaulted(o.MaxMemory, 256<<20),
-		JetStreamMaxStore:      defaulted(o.MaxStore, 10<<30),
+		JetStreamMaxMemory:     defaulted(o.MaxMemory, DefaultMaxMemory),
+		JetStreamMaxStore:      defaulted(o.MaxStore, DefaultMaxStore),
 		PingInterval:           defaulted(o.PingInterval, 10*time.Second),
 		SyncAlways:             o.SyncAlways,
 		DisableJetStreamBanner: true,

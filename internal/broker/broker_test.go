@@ -140,3 +140,32 @@ func TestStoreIsKept(t *testing.T) {
 		b.Shutdown()
 	}
 }
+
+// What streams reserve is known from their files alone, before a broker starts
+// that must have room for them.
+func TestReserved(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if got := broker.Reserved(dir); got != 0 {
+		t.Errorf("an empty folder reserves %d bytes", got)
+	}
+	b := start(t, broker.Options{StoreDir: dir})
+	nc, err := nats.Connect(b.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, bytes := range map[string]int64{"A": 3e9, "B": 2e9, "C": -1} {
+		if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name}, MaxBytes: bytes}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.Shutdown()
+	if got := broker.Reserved(dir); got != 5e9 {
+		t.Errorf("the streams reserve %d bytes, want 5000000000", got)
+	}
+}

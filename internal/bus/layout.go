@@ -19,8 +19,8 @@ import (
 const (
 	// chunksAge is how long the chunks of a stream are kept.
 	chunksAge = 15 * time.Minute
-	// chunksBytes is the default bound of all of them together.
-	chunksBytes = 1 << 30
+	// DefaultChunksBytes bounds all of them together where nobody says otherwise.
+	DefaultChunksBytes int64 = 1e9
 	// markerTTL is how long the marker of a key that is gone stays in its bucket.
 	markerTTL = time.Minute
 	// apiTimeout is how long one question to JetStream may take, apiPatience how
@@ -52,7 +52,7 @@ type Layout struct {
 	// ChunksStorage is "file" or "memory" for MESH_CHUNKS. Defaults to file for a
 	// new one. Memory, or one copy, gives up resuming over a broker's restart.
 	ChunksStorage string
-	// ChunksBytes bounds MESH_CHUNKS. Defaults to 1 GiB for a new one.
+	// ChunksBytes bounds MESH_CHUNKS. Defaults to [DefaultChunksBytes] for a new one.
 	ChunksBytes int64
 }
 
@@ -94,7 +94,7 @@ func (l Layout) Streams() []jetstream.StreamConfig {
 		chunks.Storage = jetstream.MemoryStorage
 	}
 	if chunks.MaxBytes == 0 {
-		chunks.MaxBytes = chunksBytes
+		chunks.MaxBytes = DefaultChunksBytes
 	}
 	all := []jetstream.StreamConfig{chunks}
 	for _, bucket := range subjects.RegistryBuckets() {
@@ -397,7 +397,7 @@ func apiError(what string, err error) error {
 	if own := (*toolmesh.Error)(nil); errors.As(err, &own) {
 		return err
 	}
-	code, hint := toolmesh.CodeUnavailable, "try again"
+	code, hint, again := toolmesh.CodeUnavailable, "try again", true
 	switch {
 	case errors.Is(err, context.Canceled):
 		return fmt.Errorf("%s: %w", what, err)
@@ -408,13 +408,18 @@ func apiError(what string, err error) error {
 	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
 		return errClosed()
 	case isAPIError(err, errStorageExceeded, errMemoryExceeded, errMaxStreamsForAcc):
-		hint = "the broker has no room for it: give JetStream more, or ask for less (MESH_CHUNKS_MAX)"
+		// Nobody makes room while it is asked again; who waits for it would never
+		// hear why.
+		hint, again = "the broker has no room for it: give JetStream more, or ask for less (MESH_CHUNKS_MAX)", false
 	case isAPIError(err, errNoSuitablePeers, errNotClustered):
+		// Servers of a cluster come back, one server does not become a cluster.
+		again = isAPIError(err, errNoSuitablePeers)
 		hint = "the broker's cluster cannot place that many copies: ask for fewer (MESH_REPLICAS)"
 	case isAPIError(err, errStreamOverlap):
 		code, hint = toolmesh.CodeInvalidRequest, "another stream stores the mesh's subjects: delete it or change its subjects"
 	case isAPIError(err, errStreamStorage):
 		code, hint = toolmesh.CodeInvalidRequest, "delete it, the mesh makes it anew"
 	}
-	return toolmesh.Errorf(code, "%s: %w; %s", what, err, hint).WithOrigin(toolmesh.OriginMesh)
+	e := toolmesh.Errorf(code, "%s: %w; %s", what, err, hint).WithOrigin(toolmesh.OriginMesh)
+	return e.WithRetryable(e.Retryable && again)
 }

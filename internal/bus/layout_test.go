@@ -52,7 +52,7 @@ func TestEnsureMakesTheLayoutInEveryTopology(t *testing.T) {
 			}
 		}
 		chunks := config(t, b, subjects.StreamChunks)
-		if chunks.MaxAge != 15*time.Minute || chunks.MaxBytes != 1<<30 || chunks.Discard != jetstream.DiscardNew || chunks.Storage != jetstream.FileStorage {
+		if chunks.MaxAge != 15*time.Minute || chunks.MaxBytes != bus.DefaultChunksBytes || chunks.Discard != jetstream.DiscardNew || chunks.Storage != jetstream.FileStorage {
 			t.Errorf("chunk stream: %+v", chunks)
 		}
 		// A second time nothing is changed.

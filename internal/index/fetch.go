@@ -142,11 +142,7 @@ func fetchInto(ctx context.Context, src Source, rev, dest string, o FetchOptions
 		if rev != "" {
 			return nil, failed(reasonRevision, "a single file has no revisions; leave --rev out")
 		}
-		dir, name := filepath.Split(src.Location)
-		if _, err := os.Stat(src.Location); err != nil {
-			return nil, failed(reasonFolder, "the file %s cannot be read: %w", src.Location, err)
-		}
-		return snapshot(ctx, dir, dest, []string{name}, o)
+		return fetchFile(ctx, src.Location, dest, o)
 	default:
 		return nil, failed(reasonSource, "the source is empty")
 	}
@@ -169,6 +165,32 @@ func fetchFolder(ctx context.Context, g git, dir, dest string, o FetchOptions) (
 		}
 	}
 	return snapshot(ctx, dir, dest, names, o)
+}
+
+// fetchFile takes a single file. Of a link it takes what it leads to, under the
+// link's own name: that is the one that was given.
+func fetchFile(ctx context.Context, file, dest string, o FetchOptions) (*Tree, error) {
+	info, err := os.Lstat(file)
+	if err == nil && info.Mode()&fs.ModeSymlink == 0 {
+		return snapshot(ctx, filepath.Dir(file), dest, []string{filepath.Base(file)}, o)
+	}
+	real, name := "", filepath.Base(file)
+	if err == nil {
+		real, err = filepath.EvalSymlinks(file)
+	}
+	if err != nil {
+		return nil, failed(reasonFolder, "the file %s cannot be read: %w", file, err)
+	}
+	tree, err := snapshot(ctx, filepath.Dir(real), dest, []string{filepath.Base(real)}, o)
+	if err != nil || filepath.Base(real) == name {
+		return tree, err
+	}
+	if err := os.Rename(filepath.Join(dest, filepath.Base(real)), filepath.Join(dest, name)); err != nil {
+		return nil, failed(reasonFolder, "%s cannot be written: %w", name, err)
+	}
+	tree.Files = []string{name}
+	tree.Revision, err = treeDigest(ctx, dest, tree.Files, o.Limits)
+	return tree, err
 }
 
 func within(dir, path string) bool {

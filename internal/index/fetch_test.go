@@ -422,6 +422,79 @@ func TestFetchFile(t *testing.T) {
 	}
 }
 
+// A link to a file is that file under the link's name.
+func TestFetchLinkToFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"store/1a2b-sum": someScript})
+	link := filepath.Join(dir, "bin", "sum.py")
+	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("../store/1a2b-sum", link); err != nil {
+		t.Fatal(err)
+	}
+	tree, err := fetch(t, link, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"sum.py"}, onDisk(t, tree.Dir)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	plain := filepath.Join(t.TempDir(), "sum.py")
+	write(t, filepath.Dir(plain), map[string]string{"sum.py": someScript})
+	same, err := fetch(t, plain, nil)
+	if err != nil || same.Revision != tree.Revision {
+		t.Errorf("the link's revision is %s, that of its file %s: %v", tree.Revision, same.Revision, err)
+	}
+	if err := os.Remove(filepath.Join(dir, "store", "1a2b-sum")); err != nil {
+		t.Fatal(err)
+	}
+	_, err = fetch(t, link, nil)
+	wantFailed(t, err, reasonFolder, "cannot be read")
+}
+
+// What git and ssh say of why is what is passed on.
+func TestGitsOwnReason(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		stderr      string
+		parts, none []string
+	}{
+		"another user's": {
+			"fatal: detected dubious ownership in repository at '/x/.git'\nTo add an exception for this directory, call:\n\n\tgit config --global --add safe.directory /x/.git\nfatal: Could not read from remote repository.\n",
+			[]string{"dubious ownership in repository at '/x/.git'", "git config --global --add safe.directory /x/.git"}, []string{"check the address"},
+		},
+		"refused": {
+			"Warning: Permanently added 'h' to the list of known hosts.\nssh: connect to host h port 22: Connection refused\nfatal: Could not read from remote repository.\n\nPlease make sure you have the correct access rights\nand the repository exists.\n",
+			[]string{"ssh: connect to host h port 22: Connection refused", "check the address and the network"}, []string{"Could not read from remote", "Permanently"},
+		},
+		"changed key": {
+			"@@@@@@@@@@@@@\n@ WARNING @\n@@@@@@@@@@@@@\nHost key for h has changed and you have requested strict checking.\nHost key verification failed.\nfatal: Could not read from remote repository.\n",
+			[]string{"Host key for h has changed and you have requested strict checking.; Host key verification failed."}, []string{"@@"},
+		},
+		"no key": {
+			"git@h: Permission denied (publickey).\nfatal: Could not read from remote repository.\n",
+			[]string{"git@h: Permission denied (publickey)", "needs credentials"}, nil,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := unreachable("here", &gitError{stderr: tc.stderr, cause: errors.New("exit status 128")})
+			for _, part := range tc.parts {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("%v\nwant %q in it", err, part)
+				}
+			}
+			for _, part := range tc.none {
+				if strings.Contains(err.Error(), part) {
+					t.Errorf("%v\nwant no %q in it", err, part)
+				}
+			}
+		})
+	}
+}
+
 // TestIgnoreAgreesWithGit holds our reading of .gitignore to git's own.
 func TestIgnoreAgreesWithGit(t *testing.T) {
 	t.Parallel()

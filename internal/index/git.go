@@ -98,9 +98,15 @@ type gitError struct {
 func (e *gitError) Error() string { return "git: " + e.reason() }
 func (e *gitError) Unwrap() error { return e.cause }
 
-// reason is the line of stderr that says most.
+// reason is the line of stderr that says most. Where git only says that another
+// program did not let it read, it is what that program said.
 func (e *gitError) reason() string {
 	lines := strings.Split(strings.TrimSpace(e.stderr), "\n")
+	if at := slices.Index(lines, "fatal: Could not read from remote repository."); at > 0 {
+		if said := saidBySSH(lines[:at]); said != "" {
+			return said
+		}
+	}
 	for _, prefix := range []string{"fatal: ", "error: ", "remote: "} {
 		for _, line := range lines {
 			if text, ok := strings.CutPrefix(strings.TrimSpace(line), prefix); ok && text != "" {
@@ -113,6 +119,33 @@ func (e *gitError) reason() string {
 	}
 	return e.cause.Error()
 }
+
+// mostSaid bounds the lines of another program that are passed on: its last ones
+// say why it gave up.
+const mostSaid = 3
+
+// saidBySSH is what ssh has said of its failure: not its warnings, which it also
+// gives where it succeeds, nor the frames that it draws around them.
+func saidBySSH(lines []string) string {
+	var said []string
+	for _, line := range lines {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "Warning: ") || strings.HasPrefix(line, "@") {
+			continue
+		}
+		if strings.HasPrefix(line, "fatal: ") || strings.HasPrefix(line, "remote: ") {
+			return "" // git's own word is the better one
+		}
+		said = append(said, line)
+	}
+	return strings.Join(said[max(0, len(said)-mostSaid):], "; ")
+}
+
+// dubious is what git says of a repository of another user, which it does not read.
+const dubious = "dubious ownership"
+
+// trusting is the command that git itself names for a repository of another user.
+var trusting = regexp.MustCompile(`git config --global --add safe\.directory \S+`)
 
 // unreachable turns a failure to talk to a repository into our error.
 func unreachable(location string, err error) error {
@@ -133,6 +166,15 @@ func unreachable(location string, err error) error {
 			}
 		}
 	}
+	switch {
+	case strings.Contains(ge.stderr, "Host key verification failed"):
+		hint = "ssh has to know the host: connect to it once, or put its key into known_hosts"
+	case strings.Contains(ge.stderr, dubious):
+		hint = "it belongs to another user than the one that runs git"
+		if command := trusting.FindString(ge.stderr); command != "" {
+			hint += "; to trust it all the same: " + command
+		}
+	}
 	return failed(reason, "the repository %s cannot be read: %s; %s", location, ge.reason(), hint).
 		WithDetail("stderr", ge.stderr).WithDetail("repository", location)
 }
@@ -142,6 +184,9 @@ func (g git) root(ctx context.Context, dir string) (bool, error) {
 	out, err := g.run(ctx, dir, nil, "resolve", "rev-parse", "--show-toplevel")
 	var ge *gitError
 	if errors.As(err, &ge) {
+		if strings.Contains(ge.stderr, dubious) {
+			return false, unreachable(dir, err)
+		}
 		return false, nil
 	}
 	if err != nil {

@@ -32,13 +32,13 @@ type NodeConfig struct {
 
 // NewAgent makes an agent whose files are in folder. Start it.
 func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error) {
-	id, err := folder.NodeID(c.Node.Node)
+	id, err := folder.NodeID(string(c.Node.Node))
 	if err != nil {
 		return nil, err
 	}
 	return agent.New(nc, folder.Dir, &agent.Options{
 		Node: id, Labels: c.Node.Labels, Slots: int(c.Node.Slots), Sandbox: string(c.Node.Sandbox),
-		MaxTimeout: c.Node.MaxTimeout, Version: c.Version, SessionPolicy: string(c.Policy.SessionPolicy),
+		MaxTimeout: time.Duration(c.Node.MaxTimeout), Version: c.Version, SessionPolicy: string(c.Policy.SessionPolicy),
 		Replicas: int(c.Store.Replicas), ChunksStorage: string(c.Store.ChunksStorage), ChunksMax: int64(c.Store.ChunksMax),
 		StreamQuota: int64(c.Node.SessionStreamQuota), Environ: c.Environ, Logger: c.Logger,
 	})
@@ -177,7 +177,7 @@ func execute(ctx context.Context, cmd *cobra.Command, loaded error, args, env []
 		} else if flags.Changed("context") {
 			_ = flags.Lookup("server").Value.Set("")
 		}
-		if err := CheckURL(flags.Lookup("server").Value.String()); err != nil {
+		if err := CheckURL(env, flags.Changed("server"), flags.Lookup("server").Value.String()); err != nil {
 			return wrong{err}
 		}
 		return nil

@@ -8,6 +8,8 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -41,7 +43,7 @@ func Connect(ctx context.Context, c settings.Connection, o ConnectOptions) (*nat
 	if at == "" && c.NATSContext != "" {
 		saved, err := savedContext(c.NATSContext)
 		if err != nil {
-			return nil, err
+			return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
 		}
 		// The context's options come first: the mesh's policy stands.
 		options, at = append(saved.Options, options...), saved.URL
@@ -124,8 +126,17 @@ func Redact(servers string) string {
 	return strings.Join(parts, ",")
 }
 
-// CheckURL refuses a list of servers that no client could connect to.
-func CheckURL(servers string) error {
+// CheckURL refuses a list of servers that no client could connect to, by the name
+// of the setting that says it: the flag if that was given, else a variable of env.
+func CheckURL(env []string, flag bool, servers string) error {
+	name := "--server"
+	switch {
+	case flag:
+	case Lookup(env, "MESH_NATS_URL") != "":
+		name = "MESH_NATS_URL"
+	case Lookup(env, "NATS_URL") != "":
+		name = "NATS_URL"
+	}
 	for server := range strings.SplitSeq(servers, ",") {
 		server = strings.TrimSpace(server)
 		if server == "" {
@@ -135,8 +146,17 @@ func CheckURL(servers string) error {
 		if !strings.Contains(text, "://") {
 			text = "nats://" + text
 		}
-		if u, err := url.Parse(text); err != nil || u.Host == "" {
-			return fmt.Errorf("%q is not the URL of a NATS server: want nats://host:port", Redact(server))
+		u, err := url.Parse(text)
+		if err != nil || u.Host == "" {
+			return fmt.Errorf("%s: %q is not the URL of a NATS server: want nats://host:port", name, Redact(server))
+		}
+		if !slices.Contains([]string{"nats", "tls", "ws", "wss"}, strings.ToLower(u.Scheme)) {
+			return fmt.Errorf("%s: %q is not the URL of a NATS server: it begins with nats, tls, ws or wss, want nats://host:port", name, Redact(server))
+		}
+		if port := u.Port(); port != "" {
+			if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+				return fmt.Errorf("%s: %q has no port between 1 and 65535", name, Redact(server))
+			}
 		}
 	}
 	return nil

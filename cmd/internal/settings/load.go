@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/kelseyhightower/envconfig"
 	"github.com/spf13/pflag"
@@ -27,7 +26,7 @@ func Load(env []string, spec any) error {
 	err := envconfig.Process("mesh", spec)
 	var bad *envconfig.ParseError
 	if errors.As(err, &bad) {
-		return fmt.Errorf("%s is %q: %s", bad.KeyName, bad.Value, wanted(bad.TypeName, bad.Err))
+		return fmt.Errorf("%s is %q: %w", bad.KeyName, bad.Value, bad.Err)
 	}
 	if err != nil {
 		return fmt.Errorf("read the settings: %w", err)
@@ -53,17 +52,6 @@ func preferOurs(env []string, spec any) {
 
 func set(env []string, name string) bool {
 	return slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, name+"=") && len(e) > len(name)+1 })
-}
-
-// wanted turns the errors of strconv and time into what a person has to write.
-func wanted(typeName string, err error) string {
-	switch typeName {
-	case "time.Duration":
-		return `want a duration such as "90s" or "1h30m"`
-	case "tool.Size":
-		return `want a size such as "200MB"`
-	}
-	return err.Error()
 }
 
 // Unknown returns the MESH_ variables in env that are no setting of any of the
@@ -163,17 +151,11 @@ func (v *value) String() string {
 func (v *value) Set(text string) error {
 	switch into := v.field.Addr().Interface().(type) {
 	case encoding.TextUnmarshaler:
-		if err := into.UnmarshalText([]byte(text)); err != nil {
-			return errors.New(wanted(v.field.Type().String(), err))
+		if _, session := into.(*SessionName); session && text == "" {
+			// Of a shell variable that is not set: the default session is not meant.
+			return errors.New("want a name")
 		}
-		return nil
-	case *time.Duration:
-		d, err := time.ParseDuration(text)
-		if err != nil {
-			return errors.New(wanted("time.Duration", err))
-		}
-		*into = d
-		return nil
+		return into.UnmarshalText([]byte(text))
 	case *string:
 		*into = text
 		return nil

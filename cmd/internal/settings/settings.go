@@ -1,11 +1,6 @@
 package settings
 
-import (
-	"log/slog"
-	"time"
-
-	"github.com/toolmesh/toolmesh/tool"
-)
+import "log/slog"
 
 // A field is one setting: the variable MESH_<NAME> of the field's name, the
 // flag of its tag, and the text that --help shows. A setting without a default
@@ -35,7 +30,7 @@ func (l Logging) Level(otherwise slog.Level) slog.Level {
 
 // Session names the session that a command works in.
 type Session struct {
-	Session string `split_words:"true" default:"default" flag:"session" arg:"NAME" help:"session: the namespace of tools"`
+	Session SessionName `split_words:"true" default:"default" flag:"session" arg:"NAME" help:"session: the namespace of tools"`
 }
 
 // Policy says which sessions exist.
@@ -45,20 +40,22 @@ type Policy struct {
 
 // Node says how an agent runs as a node of the mesh.
 type Node struct {
-	DataDir            string        `split_words:"true" flag:"data-dir" arg:"DIR" help:"folder of environments, bundles and the node's id (default $XDG_DATA_HOME/toolmesh)"`
-	Node               string        `split_words:"true" flag:"node" arg:"ID" help:"id of this node (default the host's name, made unique, kept in the data folder)"`
-	Labels             Labels        `split_words:"true" flag:"labels" arg:"K=V,…" help:"labels of this node, k=v,k=v"`
-	Slots              Count         `split_words:"true" flag:"slots" arg:"N" help:"calls that run at once on this node (default 128)"`
-	Sandbox            Sandbox       `split_words:"true" flag:"sandbox" arg:"LEVEL" help:"none, guard, strict or offline, for indexes that declare nothing (default guard)"`
-	MaxTimeout         time.Duration `split_words:"true" default:"1h" flag:"max-timeout" arg:"DURATION" help:"longest call of a tool that declares no timeout"`
-	SessionStreamQuota tool.Size     `split_words:"true" default:"256MB" flag:"session-stream-quota" arg:"SIZE" help:"bytes of chunks that one session may store in 15 minutes"`
+	DataDir            string   `split_words:"true" flag:"data-dir" arg:"DIR" help:"folder of environments, bundles and the node's id (default $XDG_DATA_HOME/toolmesh)"`
+	Node               NodeName `split_words:"true" flag:"node" arg:"ID" help:"id of this node (default the host's name, made unique, kept in the data folder)"`
+	Labels             Labels   `split_words:"true" flag:"labels" arg:"K=V,…" help:"labels of this node, k=v,k=v"`
+	Slots              Count    `split_words:"true" flag:"slots" arg:"N" help:"calls that run at once on this node (default 128)"`
+	Sandbox            Sandbox  `split_words:"true" flag:"sandbox" arg:"LEVEL" help:"none, guard, strict or offline, for indexes that declare nothing (default guard)"`
+	MaxTimeout         Timeout  `split_words:"true" default:"1h" flag:"max-timeout" arg:"DURATION" help:"longest call of a tool that declares no timeout"`
+	SessionStreamQuota Quota    `split_words:"true" default:"256MB" flag:"session-stream-quota" arg:"SIZE" help:"bytes of chunks that one session may store in 15 minutes"`
 }
 
 // Store says how the mesh's streams and buckets are made where they are missing.
+// None of it has a default here: what nobody set leaves what is there alone,
+// which a process that joins a mesh must (decision 010).
 type Store struct {
-	Replicas      Count     `split_words:"true" flag:"replicas" arg:"N" help:"copies of the mesh's streams, 1 to 5 (default as the cluster allows, up to 3)"`
-	ChunksStorage Storage   `split_words:"true" default:"file" flag:"chunks-storage" arg:"KIND" help:"file or memory: where the chunks of streams are kept"`
-	ChunksMax     tool.Size `split_words:"true" default:"1GB" flag:"chunks-max" arg:"SIZE" help:"bytes of chunks that the mesh keeps"`
+	Replicas      Copies  `split_words:"true" flag:"replicas" arg:"N" help:"copies of the mesh's streams, 1 to 5 (default as the cluster allows, up to 3)"`
+	ChunksStorage Storage `split_words:"true" flag:"chunks-storage" arg:"KIND" help:"file or memory: where the chunks of streams are kept (default file, or as the mesh has it)"`
+	ChunksMax     Room    `split_words:"true" flag:"chunks-max" arg:"SIZE" help:"bytes of chunks that the mesh keeps, 1MB to 1000TB (default 1GB, or as the mesh has it)"`
 }
 
 // Agent is what mesh-agent reads.

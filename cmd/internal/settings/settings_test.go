@@ -1,6 +1,7 @@
 package settings_test
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -77,8 +78,8 @@ func TestDefaults(t *testing.T) {
 	if err := settings.Load(nil, &s); err != nil {
 		t.Fatal(err)
 	}
-	if s.Session.Session != "default" || s.SessionPolicy != "open" || s.MaxTimeout != time.Hour ||
-		s.ChunksMax != 1e9 || s.SessionStreamQuota != 256e6 || s.ChunksStorage != "file" || s.LogFormat != "text" || s.Slots != 0 {
+	if s.Session.Session != "default" || s.SessionPolicy != "open" || s.MaxTimeout != settings.Timeout(time.Hour) ||
+		s.SessionStreamQuota != 256e6 || s.LogFormat != "text" || s.Slots != 0 {
 		t.Errorf("defaults are %+v", s)
 	}
 }
@@ -94,20 +95,45 @@ func TestFlagWins(t *testing.T) {
 	}
 }
 
+// What nobody set asks nothing of streams that are there: a process that joins a
+// mesh would change it for all.
+func TestStoreIsNotAskedFor(t *testing.T) {
+	t.Parallel()
+	for _, spec := range []any{new(settings.Mesh), new(settings.Agent), new(settings.Router)} {
+		if err := settings.Load(nil, spec); err != nil {
+			t.Fatal(err)
+		}
+		got := reflect.ValueOf(spec).Elem().FieldByName("Store").Interface()
+		if got != (settings.Store{}) {
+			t.Errorf("%T that nobody set has the store %+v, want none", spec, got)
+		}
+	}
+}
+
 // A setting that does not parse is named, with what it takes.
 func TestBadSettings(t *testing.T) {
 	for name, tc := range map[string]struct{ value, want string }{
-		"MESH_SLOTS":          {"0", "whole number"},
-		"MESH_REPLICAS":       {"many", "whole number"},
-		"MESH_LABELS":         {"gpu", "k=v"},
-		"MESH_MAX_TIMEOUT":    {"5", "duration"},
-		"MESH_CHUNKS_MAX":     {"big", "size"},
-		"MESH_CHUNKS_STORAGE": {"tape", "file or memory"},
-		"MESH_SESSION_POLICY": {"shut", "open or strict"},
-		"MESH_SANDBOX":        {"padded", "none, guard, strict or offline"},
-		"MESH_LOG_LEVEL":      {"loud", "debug, info, warn or error"},
-		"MESH_LOG_FORMAT":     {"xml", "text or json"},
+		"MESH_SLOTS":            {"0", "whole number"},
+		"MESH_REPLICAS":         {"9", "whole number from 1 to 5"},
+		"MESH_NODE":             {"\xff", "UTF-8"},
+		"MESH_LABELS bytes":     {"a=\xff", "UTF-8"},
+		"MESH_LABELS":           {"gpu", "k=v"},
+		"MESH_MAX_TIMEOUT":      {"5", "duration"},
+		"MESH_MAX_TIMEOUT < 0":  {"-1s", "from 1ms on"},
+		"MESH_CHUNKS_MAX":       {"big", "size"},
+		"MESH_CHUNKS_MAX small": {"1KB", "from 1MB to 1000TB"},
+		"MESH_CHUNKS_MAX bytes": {"10", "from 1MB to 1000TB"},
+		"MESH_CHUNKS_MAX large": {"2000TB", "from 1MB to 1000TB"},
+		"MESH_SESSION":          {"\xff", "UTF-8"},
+
+		"MESH_SESSION_STREAM_QUOTA": {"0B", "from 1KB on"},
+		"MESH_CHUNKS_STORAGE":       {"tape", "file or memory"},
+		"MESH_SESSION_POLICY":       {"shut", "open or strict"},
+		"MESH_SANDBOX":              {"padded", "none, guard, strict or offline"},
+		"MESH_LOG_LEVEL":            {"loud", "debug, info, warn or error"},
+		"MESH_LOG_FORMAT":           {"xml", "text or json"},
 	} {
+		name, _, _ := strings.Cut(name, " ")
 		t.Run(name, func(t *testing.T) {
 			t.Setenv(name, tc.value)
 			err := settings.Load([]string{name + "=" + tc.value}, new(settings.Mesh))
