@@ -20,7 +20,7 @@ import sys
 import types
 import typing
 
-from . import models, records, redaction
+from . import containers, models, records, redaction
 from .docstring import parse as parse_docstring
 from .shapes import (
     SIMPLE,
@@ -34,16 +34,15 @@ from .shapes import (
     guard,
     is_text,
     keep_json,
-    load_float,
-    load_int,
     plain,
     show_default,
     varargs,
 )
-from .values import Mismatch, describe, encode, pointer
+from .unions import either
+from .values import Mismatch, describe, encode
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any, TypeAlias
 
     from .shapes import Dump, Load, Schema
@@ -123,7 +122,7 @@ class Builder:
 
     def nullable_for(self, default: Any, shape: Shape) -> Shape:
         """shape, which takes null too when that is the default: `x: int = None`."""
-        return self.either([shape, SIMPLE[type(None)]()]) if default is None and not shape.fits(None) else shape
+        return either([shape, SIMPLE[type(None)]()]) if default is None and not shape.fits(None) else shape
 
     def warn(self, text: str) -> None:
         """Notes, once, what people should know of this tool."""
@@ -230,19 +229,19 @@ class Builder:
         if base in SIMPLE:
             return SIMPLE[base]()
         if base is tuple:
-            return self._tuple(annotation, args, where, namespace)
+            return containers.tuple_of(self, annotation, args, where, namespace)
         if base in _LISTS:
-            return self._list(args, where, namespace, list)
+            return containers.array(self, args, where, namespace, list)
         if base in _ITERATORS:
-            return self._list(args[:1], where, namespace, iter)
+            return containers.array(self, args[:1], where, namespace, iter)
         if base is collections.deque:
-            return self._list(args, where, namespace, collections.deque)
+            return containers.array(self, args, where, namespace, collections.deque)
         if base in _SETS:
-            shape = self._list(args, where, namespace, _SETS[base])
+            shape = containers.array(self, args, where, namespace, _SETS[base])
             shape.schema["uniqueItems"] = True
             return shape
         if base in _DICTS:
-            return self._dict(args, where, namespace, base)
+            return containers.mapping(self, args, where, namespace, base)
         if not isinstance(base, type):
             return None
         if issubclass(base, enum.Flag):
@@ -397,191 +396,7 @@ class Builder:
             shapes.append(self.shape(arg, where, namespace))
         if literals:
             shapes.insert(first_literal, self._literal(literals))
-        return self.either(shapes)
-
-    @staticmethod
-    def either(shapes: list[Shape]) -> Shape:
-        """The Shape of a value that has one of several."""
-        if len(shapes) == 1:
-            return shapes[0]
-        members: list[Schema] = []
-        for shape in shapes:
-            for member in shape.schema["anyOf"] if set(shape.schema) == {"anyOf"} else [shape.schema]:
-                if member not in members:
-                    members.append(member)
-        schema: Schema = {} if {} in members else {"anyOf": members}
-        expected = " or ".join(dict.fromkeys(shape.expected for shape in shapes))
-        ordered = sorted(shapes, key=lambda shape: shape.order)
-
-        def fits(value: JSON) -> bool:
-            return any(shape.fits(value) for shape in ordered)
-
-        load: Load | None = None
-        if any(shape.load for shape in shapes):
-            # A number keeps the type it came with when both are allowed.
-            exact = {
-                type_: True
-                for type_, number in ((int, load_int), (float, load_float))
-                if any(shape.load is number for shape in shapes)
-            }
-
-            def load(value: JSON, at: str) -> Any:
-                if type(value) in exact:
-                    return value
-                deepest: Mismatch | None = None
-                # Of what fits the first; of what does not, the words of who came furthest.
-                for sure in (True, False):
-                    for shape in ordered:
-                        if shape.fits(value) is not sure or shape.load is None and not sure:
-                            continue
-                        if shape.load is None:
-                            return value
-                        try:
-                            return shape.load(value, at)
-                        except Mismatch as failure:
-                            if deepest is None or len(failure.pointer) > len(deepest.pointer):
-                                deepest = failure
-                if deepest is not None and deepest.pointer != at:
-                    raise deepest
-                raise Mismatch(at, expected, describe(value))
-
-        dump: Dump | None = None
-        if any(shape.dump for shape in shapes):
-
-            def dump(value: Any, path: str) -> Any:
-                for shape in shapes:
-                    if shape.dump is not None:
-                        value = shape.dump(value, path)
-                return value
-
-        return Shape(schema, expected, fits, load, dump, order=min(shape.order for shape in shapes))
-
-    def _list(
-        self,
-        args: Sequence[Any],
-        where: str,
-        namespace: Namespace,
-        make: Callable[[list[Any]], Collection[Any] | Iterator[Any]],
-    ) -> Shape:
-        item = self.shape(args[0], where, namespace) if args else self.anything()
-        schema: Schema = {"type": "array", "items": item.schema}
-
-        def load(value: JSON, at: str) -> Any:
-            if type(value) is not list:
-                raise Mismatch(at, "array", describe(value))
-            if item.load is not None:
-                step = item.load
-                value = [step(one, f"{at}/{index}") for index, one in enumerate(value)]
-            if make is list:
-                return value
-            try:
-                return make(value)
-            except TypeError as failure:  # what is in a set must be hashable
-                raise Mismatch(at, "array of values that a set can hold", describe(value), str(failure)) from None
-
-        dump: Dump | None = None
-        write = item.dump
-        if write is not None:
-
-            def dump(value: Any, path: str) -> Any:
-                if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-                    return [write(one, path) for one in value]
-                return value
-
-        needs = item.load is not None or make is not list
-
-        def fits(value: JSON) -> bool:
-            return type(value) is list and all(map(item.fits, value))
-
-        return Shape(schema, "array", fits, load if needs else None, dump)
-
-    def _tuple(self, annotation: Any, args: Sequence[Any], where: str, namespace: Namespace) -> Shape:
-        if not args and annotation in (tuple, typing.Tuple):  # noqa: UP006 - tuple[()] is another thing
-            return self._list((), where, namespace, tuple)
-        if args == ((),):  # Tuple[()] before 3.11
-            args = ()
-        if len(args) == 2 and args[1] is Ellipsis:
-            return self._list(args[:1], where, namespace, tuple)
-        items = [self.shape(arg, where, namespace) for arg in args]
-        return records.positions(items, len(items), tuple)
-
-    def _dict(self, args: Sequence[Any], where: str, namespace: Namespace, base: type[Any]) -> Shape:
-        keys = self.shape(args[0], where, namespace) if len(args) == 2 else SIMPLE[str]()
-        value_shape = self.shape(args[1], where, namespace) if len(args) == 2 else self.anything()
-        schema: Schema = {"type": "object", "additionalProperties": value_shape.schema or True}
-        kind, listed = keys.schema.get("type"), keys.schema.get("enum")
-        texts: dict[str, JSON] | None = None
-        if listed is not None:
-            texts = {encode(one).decode() if type(one) is not str else one: one for one in listed}
-            schema["propertyNames"] = {"enum": list(texts)}
-        elif kind == "boolean":
-            texts = {"true": True, "false": False}
-            schema["propertyNames"] = {"enum": list(texts)}
-        elif kind == "integer":
-            schema["propertyNames"] = {"pattern": "^(0|-?[1-9][0-9]*)$"}
-        elif kind in ("array", "object"):
-            raise TypeError(f"a key of type {keys.expected} has no form in JSON")
-        elif kind == "string" and len(keys.schema) > 1:
-            schema["propertyNames"] = {key: one for key, one in keys.schema.items() if key != "type"}
-
-        def load_key(text: str, at: str) -> Any:
-            found: JSON = text
-            if texts is not None:
-                if text not in texts:
-                    raise Mismatch(at, "a key that is one of " + ", ".join(list(texts)[:20]), describe(text))
-                found = texts[text]
-            elif kind in ("integer", "number"):
-                try:
-                    found = int(text) if kind == "integer" else float(text)
-                except ValueError:
-                    found = None
-                if found is None or kind == "integer" and str(found) != text:
-                    raise Mismatch(at, f"a key that is {keys.expected}", describe(text))
-            return keys.load(found, at) if keys.load else found
-
-        plain_keys = keys.load is None and texts is None and kind not in ("integer", "number")
-
-        def load(value: JSON, at: str) -> dict[Any, Any]:
-            if type(value) is not dict:
-                raise Mismatch(at, "object", describe(value))
-            made: dict[Any, Any] = {}
-            for name, one in value.items():
-                key = name if plain_keys else load_key(name, pointer(at, name))
-                if key in made:
-                    raise Mismatch(pointer(at, name), "each key once", describe(name),
-                                   f"{name} is a key that another one means too")
-                made[key] = value_shape.load(one, pointer(at, name)) if value_shape.load else one
-            return finish(made) if finish is not None else made
-
-        finish: Callable[[dict[Any, Any]], Any] | None = None
-        if base is collections.OrderedDict:
-            finish = collections.OrderedDict
-        elif base is collections.defaultdict:
-            origin = typing.get_origin(args[1]) or args[1] if len(args) == 2 else None
-            factory = origin if origin in (int, float, str, bool, list, dict, set, tuple) else None
-
-            def finish(made: dict[Any, Any]) -> Any:
-                return collections.defaultdict(factory, made)
-
-        dump: Dump | None = None
-        write, write_key = value_shape.dump, keys.dump
-        if write is not None or write_key is not None:
-
-            def dump(value: Any, path: str) -> Any:
-                if not isinstance(value, abc.Mapping):
-                    return value
-                if write_key is not None:
-                    found = [(write_key(key, path), one) for key, one in value.items()]
-                    value = dict(found)
-                    if len(value) < len(found):
-                        raise ValueError("keys collide")
-                return {key: write(one, path) for key, one in value.items()} if write is not None else value
-
-        def fits(value: JSON) -> bool:
-            return type(value) is dict and all(map(value_shape.fits, value.values()))
-
-        needs = value_shape.load is not None or not plain_keys or finish is not None
-        return Shape(schema, "object", fits, load if needs else None, dump, order=6)
+        return either(shapes)
 
     def settled(self, schema: Schema) -> Schema:
         """schema with its $defs; what went there only when it was used again is

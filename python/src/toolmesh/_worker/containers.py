@@ -1,0 +1,152 @@
+"""Shapes of what holds other values: lists and sets, tuples, dicts."""
+
+from __future__ import annotations
+
+import collections
+import typing
+from collections import abc
+
+from . import records
+from .shapes import SIMPLE, Shape
+from .values import Mismatch, describe, encode, pointer
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+    from typing import Any
+
+    from .schema import Builder, Namespace
+    from .shapes import Dump, Schema
+    from .values import JSON
+
+
+def array(
+    builder: Builder,
+    args: Sequence[Any],
+    where: str,
+    namespace: Namespace,
+    make: Callable[[list[Any]], Collection[Any] | Iterator[Any]],
+) -> Shape:
+    """The Shape of an array with items of one kind, which make makes of a list."""
+    item = builder.shape(args[0], where, namespace) if args else builder.anything()
+    schema: Schema = {"type": "array", "items": item.schema}
+
+    def load(value: JSON, at: str) -> Any:
+        if type(value) is not list:
+            raise Mismatch(at, "array", describe(value))
+        if item.load is not None:
+            step = item.load
+            value = [step(one, f"{at}/{index}") for index, one in enumerate(value)]
+        if make is list:
+            return value
+        try:
+            return make(value)
+        except TypeError as failure:  # what is in a set must be hashable
+            raise Mismatch(at, "array of values that a set can hold", describe(value), str(failure)) from None
+
+    dump: Dump | None = None
+    write = item.dump
+    if write is not None:
+
+        def dump(value: Any, path: str) -> Any:
+            if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+                return [write(one, path) for one in value]
+            return value
+
+    needs = item.load is not None or make is not list
+
+    def fits(value: JSON) -> bool:
+        return type(value) is list and all(map(item.fits, value))
+
+    return Shape(schema, "array", fits, load if needs else None, dump)
+
+
+def tuple_of(builder: Builder, annotation: Any, args: Sequence[Any], where: str, namespace: Namespace) -> Shape:
+    """The Shape of a tuple, of fixed length or not."""
+    if not args and annotation in (tuple, typing.Tuple):  # noqa: UP006 - tuple[()] is another thing
+        return array(builder, (), where, namespace, tuple)
+    if args == ((),):  # Tuple[()] before 3.11
+        args = ()
+    if len(args) == 2 and args[1] is Ellipsis:
+        return array(builder, args[:1], where, namespace, tuple)
+    items = [builder.shape(arg, where, namespace) for arg in args]
+    return records.positions(items, len(items), tuple)
+
+
+def mapping(builder: Builder, args: Sequence[Any], where: str, namespace: Namespace, base: type[Any]) -> Shape:
+    """The Shape of an object with keys of one kind and values of one kind."""
+    keys = builder.shape(args[0], where, namespace) if len(args) == 2 else SIMPLE[str]()
+    value_shape = builder.shape(args[1], where, namespace) if len(args) == 2 else builder.anything()
+    schema: Schema = {"type": "object", "additionalProperties": value_shape.schema or True}
+    kind, listed = keys.schema.get("type"), keys.schema.get("enum")
+    texts: dict[str, JSON] | None = None
+    if listed is not None:
+        texts = {encode(one).decode() if type(one) is not str else one: one for one in listed}
+        schema["propertyNames"] = {"enum": list(texts)}
+    elif kind == "boolean":
+        texts = {"true": True, "false": False}
+        schema["propertyNames"] = {"enum": list(texts)}
+    elif kind == "integer":
+        schema["propertyNames"] = {"pattern": "^(0|-?[1-9][0-9]*)$"}
+    elif kind in ("array", "object"):
+        raise TypeError(f"a key of type {keys.expected} has no form in JSON")
+    elif kind == "string" and len(keys.schema) > 1:
+        schema["propertyNames"] = {key: one for key, one in keys.schema.items() if key != "type"}
+
+    def load_key(text: str, at: str) -> Any:
+        found: JSON = text
+        if texts is not None:
+            if text not in texts:
+                raise Mismatch(at, "a key that is one of " + ", ".join(list(texts)[:20]), describe(text))
+            found = texts[text]
+        elif kind in ("integer", "number"):
+            try:
+                found = int(text) if kind == "integer" else float(text)
+            except ValueError:
+                found = None
+            if found is None or kind == "integer" and str(found) != text:
+                raise Mismatch(at, f"a key that is {keys.expected}", describe(text))
+        return keys.load(found, at) if keys.load else found
+
+    plain_keys = keys.load is None and texts is None and kind not in ("integer", "number")
+
+    def load(value: JSON, at: str) -> dict[Any, Any]:
+        if type(value) is not dict:
+            raise Mismatch(at, "object", describe(value))
+        made: dict[Any, Any] = {}
+        for name, one in value.items():
+            key = name if plain_keys else load_key(name, pointer(at, name))
+            if key in made:
+                raise Mismatch(pointer(at, name), "each key once", describe(name),
+                               f"{name} is a key that another one means too")
+            made[key] = value_shape.load(one, pointer(at, name)) if value_shape.load else one
+        return finish(made) if finish is not None else made
+
+    finish: Callable[[dict[Any, Any]], Any] | None = None
+    if base is collections.OrderedDict:
+        finish = collections.OrderedDict
+    elif base is collections.defaultdict:
+        origin = typing.get_origin(args[1]) or args[1] if len(args) == 2 else None
+        factory = origin if origin in (int, float, str, bool, list, dict, set, tuple) else None
+
+        def finish(made: dict[Any, Any]) -> Any:
+            return collections.defaultdict(factory, made)
+
+    dump: Dump | None = None
+    write, write_key = value_shape.dump, keys.dump
+    if write is not None or write_key is not None:
+
+        def dump(value: Any, path: str) -> Any:
+            if not isinstance(value, abc.Mapping):
+                return value
+            if write_key is not None:
+                found = [(write_key(key, path), one) for key, one in value.items()]
+                value = dict(found)
+                if len(value) < len(found):
+                    raise ValueError("keys collide")
+            return {key: write(one, path) for key, one in value.items()} if write is not None else value
+
+    def fits(value: JSON) -> bool:
+        return type(value) is dict and all(map(value_shape.fits, value.values()))
+
+    needs = value_shape.load is not None or not plain_keys or finish is not None
+    return Shape(schema, "object", fits, load if needs else None, dump, order=6)
