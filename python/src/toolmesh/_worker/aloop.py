@@ -259,7 +259,7 @@ class Worker:
             if tool.direct and not meta and type(arguments) is dict:
                 positional, keyword = (), arguments
             else:
-                positional, keyword = tool.bind(arguments, meta.get("varargs"))
+                positional, keyword = tool.bind(arguments, meta.get("varargs"), body)
             begun = True
             value = tool.function(*positional, **keyword)
             if type(value) is AsyncGeneratorType:

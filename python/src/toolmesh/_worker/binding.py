@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import values
+from . import digits, values
 from .values import Mismatch, describe, pointer
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -65,15 +65,20 @@ class Tool:
         # The JSON object is what the function is called with, as it is.
         self.direct = self._simple and not self._loads and not self._fills
 
-    def bind(self, arguments: JSON, extra: list[JSON] | None = None) -> tuple[Sequence[Any], dict[str, Any]]:
-        """(positional, keyword) of a call; raises Mismatch.
+    def bind(
+        self, arguments: JSON, extra: list[JSON] | None = None, body: bytes = b""
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        """(positional, keyword) of a call; raises Mismatch. body is what
+        arguments were read from.
 
         What a simple signature lacks or does not know is left to the function
         itself to refuse, see problems: the common call pays nothing.
         """
         if type(arguments) is not dict:
             raise Mismatch("", "object", describe(arguments), "the arguments must be a JSON object")
-        if self._simple and not extra:
+        try:
+            if not self._simple or extra:
+                return self._bind_any(arguments, extra or [])
             for name, load, at in self._loads:
                 if name in arguments:
                     arguments[name] = load(arguments[name], at)
@@ -81,7 +86,14 @@ class Tool:
                 if name not in arguments:
                     arguments[name] = fill()
             return (), arguments
-        return self._bind_any(arguments, extra or [])
+        except Mismatch as failure:
+            if not (failure.doubt and body):
+                raise
+        # Once more, with the texts of the numbers of which the floats say too little.
+        try:
+            return self.bind(digits.decode(body), extra)
+        finally:
+            digits.forget()
 
     def _bind_any(self, arguments: dict[str, JSON], extra: list[JSON]) -> tuple[list[Any], dict[str, Any]]:
         positional: list[Any] = []

@@ -245,7 +245,7 @@ class Worker:
                 if tool.direct and extra is None and type(arguments) is dict:
                     positional, keyword = (), arguments
                 else:
-                    positional, keyword = tool.bind(arguments, extra)
+                    positional, keyword = tool.bind(arguments, extra, body)
             except Mismatch as failure:
                 return ERROR, failures.invalid([failure])
             except ValueError as failure:

@@ -7,11 +7,14 @@ of the index's own version.
 
 from __future__ import annotations
 
+import decimal
 import inspect
+import re
 import sys
 import typing
 
-from .shapes import Shape, rewrite
+from . import digits
+from .shapes import Shape, rewrite, sure
 from .values import Mismatch, describe, encode, pointer
 
 if typing.TYPE_CHECKING:
@@ -47,7 +50,10 @@ def _shape(builder: Builder, found: Schema, name: str, validate: Callable[[bytes
 
     def load(value: JSON, at: str) -> Any:
         # As JSON, so that strict models too take text for a date and an array for a set.
-        return _validated(lambda: validate(encode(value)), value, at, name)
+        body = encode(value)
+        if _LARGE.search(body):
+            body = encode(_whole(value, at))
+        return _validated(lambda: validate(body), value, at, name)
 
     required = frozenset(found.get("required", ()))
 
@@ -67,7 +73,8 @@ def old_model(builder: Builder, base: Any) -> Shape:
     schema = _hoist(builder, _modern(found), "definitions")
 
     def load(value: JSON, at: str) -> Any:
-        return _validated(lambda: base.parse_obj(value), value, at, base.__name__)
+        given = _whole(value, at)
+        return _validated(lambda: base.parse_obj(given), value, at, base.__name__)
 
     required = frozenset(found.get("required", ()))
 
@@ -127,6 +134,26 @@ def _hoist(builder: Builder, schema: Schema, key: str) -> Schema:
         builder.defs[rename[name]] = rewrite(one, prefix, rename)
     made: Schema = rewrite(schema, prefix, rename)
     return made
+
+
+_LARGE = re.compile(rb"\d{16}\.0|e\+")  # in JSON with a float of 2^53 or more, and seldom in other
+
+
+def _whole(value: JSON, at: str) -> JSON:
+    """value with the integers that were sent where pydantic, which makes an int
+    of a float, would make another one of it."""
+    kind = type(value)
+    if kind is list:
+        return [_whole(one, f"{at}/{index}") for index, one in enumerate(value)]
+    if kind is dict:
+        return {key: _whole(one, pointer(at, key)) for key, one in value.items()}
+    if kind is not float or not value.is_integer() or sure(value) is not None:
+        return value
+    text = digits.sent(value)
+    if text is None:
+        raise Mismatch(at, "a number that a double can hold", describe(value), doubt=True)
+    number = decimal.Decimal(text)
+    return int(number) if number == number.to_integral_value() else value
 
 
 def _validated(run: Callable[[], Any], value: JSON, at: str, name: str) -> Any:

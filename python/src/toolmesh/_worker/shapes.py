@@ -16,7 +16,7 @@ import math
 import re
 import uuid
 
-from . import redaction
+from . import digits, redaction
 from .values import Mismatch, NotSerializable, describe, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Dump: TypeAlias = Callable[[Any, str], Any]  # (Python value, path of its place)
 
 
-_EXACT = 1 << 53  # up to here each integer is a double of its own
+_EXACT = 1 << 53  # below it each integer is a double of its own, and no other number's
 
 
 UNRESOLVED: Any = object()  # in an annotation's place: it names what does not exist
@@ -79,17 +79,26 @@ def _is_int(value: JSON) -> bool:
     return kind is int or kind is float and value.is_integer()
 
 
+def sure(value: float) -> int | None:
+    """The integer that was sent as a float without a fraction; None when it may
+    have been another one, of which the float is only the nearest."""
+    whole = int(value)
+    if -_EXACT < whole < _EXACT:
+        return whole
+    text = digits.sent(value)
+    return whole if text is not None and decimal.Decimal(text) == whole else None
+
+
 def load_int(value: JSON, at: str) -> int:
     """An integer, also when it was written 1.0."""
     if type(value) is int:
         return value
     if type(value) is float and value.is_integer():
-        whole = int(value)
-        if -_EXACT <= whole <= _EXACT or whole == decimal.Decimal(repr(value)) and "e" in repr(value):
+        whole = sure(value)
+        if whole is not None:
             return whole
-        # The double that arrived may not be the number that was sent.
         raise Mismatch(at, "integer", describe(value),
-                       "an integer beyond 2^53 must be written without a fraction")
+                       "an integer of 2^53 or more must be written without a fraction or exponent", doubt=True)
     raise Mismatch(at, "integer", describe(value))
 
 
@@ -296,8 +305,8 @@ def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None =
         if (kind, value) not in table:
             # 1 and 1.0 are one number in JSON, true is none.
             if kind is float and value.is_integer():
-                return (int, int(value))
-            if kind is int and -_EXACT <= value <= _EXACT:
+                return (int, sure(value))
+            if kind is int and -_EXACT < value < _EXACT:
                 return (float, float(value))
         return (kind, value)
 
@@ -308,7 +317,8 @@ def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None =
         if fits(value):
             return table[key(value)]
         words = ", ".join(map(describe_short, raws[:20]))
-        raise Mismatch(at, f"one of {words}" if len(raws) > 1 else words, describe(value))
+        doubt = type(value) is float and value.is_integer() and sure(value) is None
+        raise Mismatch(at, f"one of {words}" if len(raws) > 1 else words, describe(value), doubt=doubt)
 
     return Shape(_scalar_schema(raws), expected, fits, load, dump, order=4)
 

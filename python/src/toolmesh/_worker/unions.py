@@ -42,6 +42,7 @@ def either(shapes: list[Shape]) -> Shape:
             if type(value) in exact:
                 return value
             deepest: Mismatch | None = None
+            doubt = False
             # Of what fits the first; of what does not, the words of who came furthest.
             for sure in (True, False):
                 for shape in ordered:
@@ -52,11 +53,13 @@ def either(shapes: list[Shape]) -> Shape:
                     try:
                         return shape.load(value, at)
                     except Mismatch as failure:
+                        doubt = doubt or failure.doubt
                         if deepest is None or len(failure.pointer) > len(deepest.pointer):
                             deepest = failure
             if deepest is not None and deepest.pointer != at:
+                deepest.doubt = doubt
                 raise deepest
-            raise Mismatch(at, expected, describe(value))
+            raise Mismatch(at, expected, describe(value), doubt=doubt)
 
     dump: Dump | None = None
     if any(shape.dump for shape in shapes):
