@@ -7,7 +7,7 @@ import typing
 from collections import abc
 
 from . import records
-from .shapes import SIMPLE, Shape
+from .shapes import SIMPLE, Shape, inside
 from .values import Mismatch, describe, encode, pointer
 
 if typing.TYPE_CHECKING:
@@ -57,7 +57,7 @@ def array(
     def fits(value: JSON) -> bool:
         return type(value) is list and all(map(item.fits, value))
 
-    return Shape(schema, "array", fits, load if needs else None, dump)
+    return Shape(schema, "array", fits, load if needs else None, dump, texts=inside(item))
 
 
 def tuple_of(builder: Builder, annotation: Any, args: Sequence[Any], where: str, namespace: Namespace) -> Shape:
@@ -149,4 +149,6 @@ def mapping(builder: Builder, args: Sequence[Any], where: str, namespace: Namesp
         return type(value) is dict and all(map(value_shape.fits, value.values()))
 
     needs = value_shape.load is not None or not plain_keys or finish is not None
-    return Shape(schema, "object", fits, load if needs else None, dump, order=6)
+    return Shape(
+        schema, "object", fits, load if needs else None, dump, order=6, texts=inside(keys, value_shape)
+    )

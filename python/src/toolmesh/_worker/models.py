@@ -14,7 +14,7 @@ import sys
 import typing
 
 from . import digits
-from .shapes import Shape, rewrite, sure
+from .shapes import MADE, Shape, rewrite, sure
 from .values import Mismatch, describe, encode, pointer
 
 if typing.TYPE_CHECKING:
@@ -60,7 +60,8 @@ def _shape(builder: Builder, found: Schema, name: str, validate: Callable[[bytes
     def fits(value: JSON) -> bool:
         return type(value) is dict and required <= value.keys() if kind == "object" else True
 
-    return Shape(schema, f"object {name}" if kind == "object" else name, fits, load)
+    return Shape(schema, f"object {name}" if kind == "object" else name, fits, load,
+                 texts=MADE if kind == "string" else 0)
 
 
 def old_model(builder: Builder, base: Any) -> Shape:

@@ -14,7 +14,7 @@ import typing
 from collections import abc
 
 from .docstring import parse as parse_docstring
-from .shapes import UNRESOLVED, Shape, dump_only, guard, show_default
+from .shapes import UNRESOLVED, Shape, dump_only, guard, inside, show_default
 from .values import Mismatch, describe, pointer
 
 if typing.TYPE_CHECKING:
@@ -82,6 +82,10 @@ def _fields(
     return schema, fits, load, dump
 
 
+def _inside(fields: list[Field]) -> int:
+    return inside(*[shape for _, shape, _, _ in fields])
+
+
 def typed_dict(builder: Builder, base: Any, where: str) -> Shape:
     """The Shape of a TypedDict, of this module's or of typing_extensions'."""
     texts = _texts(base)
@@ -115,7 +119,8 @@ def typed_dict(builder: Builder, base: Any, where: str) -> Shape:
         lambda value: value.items() if isinstance(value, abc.Mapping) else (),
     )
     needs = any(shape.load for _, shape, _, _ in fields)
-    return Shape(schema, f"object {base.__name__}", fits, load if needs else None, dump_only(abc.Mapping, dump))
+    return Shape(schema, f"object {base.__name__}", fits, load if needs else None, dump_only(abc.Mapping, dump),
+                 texts=_inside(fields))
 
 
 def data_class(builder: Builder, base: Any, where: str) -> Shape:
@@ -151,7 +156,8 @@ def data_class(builder: Builder, base: Any, where: str) -> Shape:
         fields, base.__name__, lambda made: base(**made),
         lambda value: [(name, getattr(value, name)) for name in names],
     )
-    return Shape(schema, f"object {base.__name__}", fits, guard(load, base), dump_only(base, dump))
+    return Shape(schema, f"object {base.__name__}", fits, guard(load, base), dump_only(base, dump),
+                 texts=_inside(fields))
 
 
 def attrs_class(builder: Builder, base: Any, where: str) -> Shape:
@@ -181,7 +187,8 @@ def attrs_class(builder: Builder, base: Any, where: str) -> Shape:
         fields, base.__name__, lambda made: base(**made),
         lambda value: [(name, getattr(value, attribute)) for name, attribute in real.items()],
     )
-    return Shape(schema, f"object {base.__name__}", fits, guard(load, base), dump_only(base, dump))
+    return Shape(schema, f"object {base.__name__}", fits, guard(load, base), dump_only(base, dump),
+                 texts=_inside(fields))
 
 
 def named_tuple(builder: Builder, base: Any, where: str) -> Shape:
@@ -192,7 +199,7 @@ def named_tuple(builder: Builder, base: Any, where: str) -> Shape:
     for name in base._fields:
         namespace = builder.names_of(owners.get(name, base))
         shape = builder.shape(annotations.get(name, typing.Any), f"{where}.{name}", namespace)
-        items.append(Shape({"title": name, **shape.schema}, shape.expected, shape.fits, shape.load, shape.dump))
+        items.append(shape.but(schema={"title": name, **shape.schema}))
     least = len(base._fields) - len(getattr(base, "_field_defaults", {}))
     if builder.results:
         least = len(base._fields)
@@ -240,7 +247,7 @@ def positions(items: list[Shape], least: int, make: Callable[[Iterable[Any]], tu
                 return [item.dump(one, path) if item.dump else one for item, one in pairs]
             return value
 
-    return Shape(schema, words, fits, load, dump)
+    return Shape(schema, words, fits, load, dump, texts=inside(*items))
 
 
 def _texts(base: Any) -> dict[str, str]:

@@ -23,6 +23,8 @@ import typing
 from . import containers, models, records, redaction
 from .docstring import parse as parse_docstring
 from .shapes import (
+    KEPT,
+    MADE,
     SIMPLE,
     UNRESOLVED,
     Shape,
@@ -250,7 +252,8 @@ class Builder:
             return self._enum(base)
         if issubclass(base, os.PathLike):
             make: Any = base if issubclass(base, pathlib.PurePath) and base is not pathlib.PurePath else pathlib.Path
-            return Shape({"type": "string", "format": "path"}, "path", is_text, from_text(make, "path"), order=7)
+            read = from_text(make, "path")
+            return Shape({"type": "string", "format": "path"}, "path", is_text, read, order=7, texts=MADE)
         if hasattr(base, "model_json_schema") and hasattr(base, "model_validate_json"):
             return models.model(self, annotation if isinstance(annotation, type) else base)
         if hasattr(base, "parse_obj") and hasattr(base, "schema"):
@@ -305,7 +308,7 @@ class Builder:
         def load(value: JSON, at: str) -> Any:
             return base(inner.load(value, at) if inner.load else value)
 
-        return Shape(inner.schema, inner.expected, inner.fits, guard(load, base), inner.dump, inner.order)
+        return inner.but(load=guard(load, base), texts=MADE if inner.texts & KEPT else inner.texts)
 
     def _annotated(self, annotation: Any, where: str, namespace: Namespace) -> Shape:
         inner = self.shape(annotation.__origin__, where, namespace)
@@ -322,8 +325,7 @@ class Builder:
                 constraints(more, inner.schema, extra)
         if not extra:
             return inner
-        schema = {**inner.schema, **extra}
-        return Shape(schema, inner.expected, inner.fits, inner.load, inner.dump, inner.order)
+        return inner.but(schema={**inner.schema, **extra})
 
     def _literal(self, args: Iterable[Any]) -> Shape:
         pairs: list[tuple[JSON, Any]] = []
@@ -458,7 +460,7 @@ class Builder:
             self.defs[name] = made.schema
             if id(made.schema) in self._moved:
                 self._moved[id(made.schema)] = reference
-            made = Shape(reference, made.expected, made.fits, made.load, made.dump, made.order)
+            made = made.but(schema=reference)
         self._made[base] = made
         return made
 

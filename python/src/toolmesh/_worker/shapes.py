@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import copy
 import datetime
 import decimal
 import enum
@@ -50,12 +51,19 @@ class Unread:
         """Never called: typing takes nothing for a type that cannot be."""
 
 
+# What becomes of a text, see Shape.texts.
+KEPT, MADE, LISTED = 1, 2, 4  # it is the str; something is made of it; it is one of a closed set
+_INSIDE = 3  # by so many bits, when that is so of the texts in it
+KEEPS, MAKES = KEPT | KEPT << _INSIDE, MADE | MADE << _INSIDE
+
+
 class Shape:
     """One annotation: schema, load (None: the JSON value is the Python value),
     fits (a cheap test used to pick the member of a union), dump (None: encode
-    as it is), expected (the words of messages)."""
+    as it is), expected (the words of messages), texts (what becomes of a text,
+    or of those inside: a union gives them to who keeps them)."""
 
-    __slots__ = ("schema", "load", "fits", "dump", "expected", "order")
+    __slots__ = ("schema", "load", "fits", "dump", "expected", "order", "texts")
 
     def __init__(
         self,
@@ -65,6 +73,7 @@ class Shape:
         load: Load | None = None,
         dump: Dump | None = None,
         order: int = 5,
+        texts: int = 0,
     ) -> None:
         self.schema = schema
         self.expected = expected
@@ -72,6 +81,22 @@ class Shape:
         self.load = load
         self.dump = dump
         self.order = order
+        self.texts = texts
+
+    def but(self, **changes: Any) -> Shape:
+        """A copy, with changes."""
+        made = copy.copy(self)
+        for name, value in changes.items():
+            setattr(made, name, value)
+        return made
+
+
+def inside(*shapes: Shape) -> int:
+    """The texts of what holds values of these Shapes."""
+    found = 0
+    for shape in shapes:
+        found |= (KEPT << _INSIDE if shape.texts & KEEPS else 0) | (MADE << _INSIDE if shape.texts & MAKES else 0)
+    return found
 
 
 def _is_int(value: JSON) -> bool:
@@ -208,13 +233,14 @@ def _date(text: str) -> datetime.date:
 
 
 SIMPLE: dict[type[Any], Callable[[], Shape]] = {
-    str: lambda: Shape({"type": "string"}, "string", is_text, order=8),
+    str: lambda: Shape({"type": "string"}, "string", is_text, order=8, texts=KEPT),
     int: lambda: Shape({"type": "integer"}, "integer", _is_int, load_int, order=2),
     float: lambda: Shape({"type": "number"}, "number", lambda v: type(v) in (int, float), load_float, order=3),
     bool: lambda: Shape({"type": "boolean"}, "boolean", lambda v: type(v) is bool, order=1),
     type(None): lambda: Shape({"type": "null"}, "null", lambda v: v is None, order=0),
     bytes: lambda: Shape(
-        {"type": "string", "contentEncoding": "base64"}, "base64 text", is_text, _load_bytes, _dump_bytes
+        {"type": "string", "contentEncoding": "base64"}, "base64 text", is_text, _load_bytes, _dump_bytes,
+        texts=MADE,
     ),
     bytearray: lambda: Shape(
         {"type": "string", "contentEncoding": "base64"},
@@ -222,6 +248,7 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         is_text,
         lambda v, at: bytearray(_load_bytes(v, at)),
         _dump_bytes,
+        texts=MADE,
     ),
     datetime.datetime: lambda: Shape(
         {"type": "string", "format": "date-time"},
@@ -229,6 +256,7 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         is_text,
         from_text(_datetime, "date and time", " like 2026-01-31T12:00:00Z"),
         order=4,
+        texts=MADE,
     ),
     datetime.date: lambda: Shape(
         {"type": "string", "format": "date"},
@@ -236,6 +264,7 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         is_text,
         from_text(_date, "date", " like 2026-01-31"),
         order=4,
+        texts=MADE,
     ),
     datetime.time: lambda: Shape(
         {"type": "string", "format": "time"},
@@ -243,6 +272,7 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         is_text,
         from_text(_time, "time of day", " like 12:30:00"),
         order=4,
+        texts=MADE,
     ),
     datetime.timedelta: lambda: Shape(
         {"type": "number", "description": "seconds"},
@@ -252,7 +282,7 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         order=4,
     ),
     uuid.UUID: lambda: Shape(
-        {"type": "string", "format": "uuid"}, "UUID", is_text, from_text(uuid.UUID, "UUID"), order=4
+        {"type": "string", "format": "uuid"}, "UUID", is_text, from_text(uuid.UUID, "UUID"), order=4, texts=MADE
     ),
     decimal.Decimal: lambda: Shape(
         {"anyOf": [{"type": "number"}, {"type": "string"}]},
@@ -260,6 +290,7 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         lambda v: type(v) in (int, float, str),
         _load_decimal,
         order=4,
+        texts=MADE,
     ),
     memoryview: lambda: Shape(
         {"type": "string", "contentEncoding": "base64"},
@@ -267,16 +298,17 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         is_text,
         lambda v, at: memoryview(_load_bytes(v, at)),
         _dump_bytes,
+        texts=MADE,
     ),
     re.Pattern: lambda: Shape({"type": "string", "format": "regex"}, "regular expression", is_text,
-                              from_text(re.compile, "regular expression")),
+                              from_text(re.compile, "regular expression"), texts=MADE),
     ipaddress.IPv4Address: lambda: Shape(
         {"type": "string", "format": "ipv4"}, "IPv4 address", is_text,
-        from_text(ipaddress.IPv4Address, "IPv4 address"), order=4,
+        from_text(ipaddress.IPv4Address, "IPv4 address"), order=4, texts=MADE,
     ),
     ipaddress.IPv6Address: lambda: Shape(
         {"type": "string", "format": "ipv6"}, "IPv6 address", is_text,
-        from_text(ipaddress.IPv6Address, "IPv6 address"), order=4,
+        from_text(ipaddress.IPv6Address, "IPv6 address"), order=4, texts=MADE,
     ),
 }
 
@@ -320,7 +352,7 @@ def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None =
         doubt = type(value) is float and value.is_integer() and sure(value) is None
         raise Mismatch(at, f"one of {words}" if len(raws) > 1 else words, describe(value), doubt=doubt)
 
-    return Shape(_scalar_schema(raws), expected, fits, load, dump, order=4)
+    return Shape(_scalar_schema(raws), expected, fits, load, dump, order=4, texts=LISTED)
 
 
 def carried(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .shapes import Shape, load_float, load_int
+from .shapes import KEEPS, KEPT, LISTED, MADE, MAKES, Shape, load_float, load_int
 from .values import Mismatch, describe
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -24,7 +24,7 @@ def either(shapes: list[Shape]) -> Shape:
                 members.append(member)
     schema: Schema = {} if {} in members else {"anyOf": members}
     expected = " or ".join(dict.fromkeys(shape.expected for shape in shapes))
-    ordered = sorted(shapes, key=lambda shape: shape.order)
+    ordered = _ordered(shapes)
 
     def fits(value: JSON) -> bool:
         return any(shape.fits(value) for shape in ordered)
@@ -70,4 +70,23 @@ def either(shapes: list[Shape]) -> Shape:
                     value = shape.dump(value, path)
             return value
 
-    return Shape(schema, expected, fits, load, dump, order=min(shape.order for shape in shapes))
+    texts = 0
+    for shape in shapes:
+        texts |= shape.texts
+    if texts & KEPT:
+        texts &= ~MADE
+    return Shape(schema, expected, fits, load, dump, order=min(shape.order for shape in shapes), texts=texts)
+
+
+def _ordered(shapes: list[Shape]) -> list[Shape]:
+    """The members in the order in which they may have a value. A text is the
+    str that was sent wherever one of them is a str: nothing that could be made
+    of it goes first, and a closed set only if its author wrote it first."""
+    kept = any(shape.texts & KEEPS for shape in shapes)
+    first = next((at for at, shape in enumerate(shapes) if shape.texts & KEPT), len(shapes))
+
+    def rank(at: int) -> tuple[bool, int]:
+        shape = shapes[at]
+        return bool(kept and shape.texts & MAKES or at > first and shape.texts & LISTED), shape.order
+
+    return [shapes[at] for at in sorted(range(len(shapes)), key=rank)]
