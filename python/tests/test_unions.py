@@ -12,6 +12,7 @@ import pytest
 
 from toolmesh._worker import schema
 from toolmesh._worker.binding import Tool
+from toolmesh._worker.values import Mismatch
 
 
 class Color(enum.Enum):
@@ -87,6 +88,12 @@ def load(annotation, value):
     (list[bytes] | dict[str, str], ["test"], [b"\xb5\xeb-"]),
     (bytes | Any, "test", b"\xb5\xeb-"),
     (str | list[datetime.date], ["2026-01-31"], [DAY]),
+    # A set only of what it can hold.
+    (set[int] | list[int], [3, 1, 3, 2], [3, 1, 3, 2]),
+    (set[int] | list[int], [3, 1.0, 1], [3, 1, 1]),
+    (set[int] | list[int], [3, 1, 2], {1, 2, 3}),
+    (frozenset[tuple[int, int]] | list[list[int]], [[1, 2], [1, 2]], [[1, 2], [1, 2]]),
+    (set[int | bool] | list[int | bool], [1, True], [1, True]),
 ], ids=str)
 def test_a_text_goes_to_str_where_there_is_one(annotation, value, wanted):
     got = load(annotation, value)
@@ -101,3 +108,17 @@ def test_what_pydantic_makes_of_a_text_comes_after_str():
 
     assert load(pydantic.HttpUrl | str, "http://a.example/") == "http://a.example/"
     assert str(load(pydantic.HttpUrl | None, "http://a.example/")) == "http://a.example/"
+
+
+@pytest.mark.parametrize("annotation,value,pointer,other", [
+    (set, [1, True], "/x/1", "item 0"),
+    (set[int | bool | str], ["1", 1, "a", True], "/x/3", "item 1"),
+    (set[int], [2, 1, 1.0], "/x/2", "item 1"),
+    (frozenset[bool | float], [0, False], "/x/1", "item 0"),
+    (set[datetime.datetime], ["2026-01-31T12:00:00Z", "2026-01-31T13:00:00+01:00"], "/x/1", "item 0"),
+])
+def test_a_set_loses_nothing(annotation, value, pointer, other):
+    with pytest.raises(Mismatch) as caught:
+        load(annotation, value)
+    assert caught.value.pointer == pointer
+    assert f"equals {other} in Python" in caught.value.message

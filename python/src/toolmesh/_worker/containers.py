@@ -30,6 +30,8 @@ def array(
     item = builder.shape(args[0], where, namespace) if args else builder.anything()
     schema: Schema = {"type": "array", "items": item.schema}
 
+    distinct = make in (set, frozenset)
+
     def load(value: JSON, at: str) -> Any:
         if type(value) is not list:
             raise Mismatch(at, "array", describe(value))
@@ -39,9 +41,12 @@ def array(
         if make is list:
             return value
         try:
-            return make(value)
+            made = make(value)
         except TypeError as failure:  # what is in a set must be hashable
             raise Mismatch(at, "array of values that a set can hold", describe(value), str(failure)) from None
+        if distinct and len(made) < len(value):  # type: ignore[arg-type]  # a set has a length
+            raise _twice(value, at)
+        return made
 
     dump: Dump | None = None
     write = item.dump
@@ -55,9 +60,29 @@ def array(
     needs = item.load is not None or make is not list
 
     def fits(value: JSON) -> bool:
-        return type(value) is list and all(map(item.fits, value))
+        return type(value) is list and all(map(item.fits, value)) and not (distinct and _repeats(value))
 
     return Shape(schema, "array", fits, load if needs else None, dump, texts=inside(item))
+
+
+def _repeats(items: list[JSON]) -> bool:
+    """Whether two items are one value in JSON, as uniqueItems means it: 1 and
+    1.0 are, 1 and true are not."""
+    seen = {
+        (type(one) is bool, one) if type(one) not in (list, dict) else encode(one) for one in items
+    }
+    return len(seen) < len(items)
+
+
+def _twice(items: list[Any], at: str) -> Mismatch:
+    """About the first item that equals one before it."""
+    seen: dict[Any, int] = {}
+    for index, one in enumerate(items):
+        if one in seen:
+            break
+        seen[one] = index
+    return Mismatch(f"{at}/{index}", "a value that no other item of the set equals", describe(one),
+                    f"{describe(one)} equals item {seen[one]} in Python, and a set holds one of them")
 
 
 def tuple_of(builder: Builder, annotation: Any, args: Sequence[Any], where: str, namespace: Namespace) -> Shape:
