@@ -8,6 +8,7 @@ from collections import abc
 
 from . import records
 from .shapes import SIMPLE, Shape, inside
+from .unions import either
 from .values import Mismatch, describe, encode, pointer
 
 if typing.TYPE_CHECKING:
@@ -93,8 +94,92 @@ def tuple_of(builder: Builder, annotation: Any, args: Sequence[Any], where: str,
         args = ()
     if len(args) == 2 and args[1] is Ellipsis:
         return array(builder, args[:1], where, namespace, tuple)
-    items = [builder.shape(arg, where, namespace) for arg in args]
-    return records.positions(items, len(items), tuple)
+    head: list[Shape] = []
+    middle: Shape | None = None  # of any number of items
+    tail: list[Shape] = []
+    for arg, many in _parts(builder, args, where, namespace):
+        shape = builder.shape(arg, where, namespace)
+        if many and middle is not None:
+            raise TypeError("it has two parts of any length")
+        if many:
+            middle = shape
+        else:
+            (head if middle is None else tail).append(shape)
+    if middle is None:
+        return records.positions(head, len(head), tuple)
+    if tail:
+        builder.warn(f"{where}: its schema cannot say what the last {len(tail)} of its items are; calls are held to it")
+    return _open(head, middle, tail)
+
+
+def _parts(builder: Builder, args: Sequence[Any], where: str, namespace: Namespace) -> Iterator[tuple[Any, bool]]:
+    """(annotation, whether there may be any number of it) for each part of a
+    tuple, with what is unpacked in it: tuple[int, *tuple[str, ...]]."""
+    for arg in args:
+        arg = builder.resolve(arg, namespace, where)
+        inner = unpacked(arg)
+        if inner is None:
+            yield arg, False
+            continue
+        inner = builder.resolve(inner, namespace, where)
+        own = typing.get_args(inner)
+        if typing.get_origin(inner) is not tuple:  # a TypeVarTuple, or nothing that is known
+            yield typing.Any, True
+        elif len(own) == 2 and own[1] is Ellipsis:
+            yield own[0], True
+        else:
+            yield from _parts(builder, () if own == ((),) else own, where, namespace)
+
+
+def unpacked(annotation: Any) -> Any:
+    """What stands unpacked in an annotation, *tuple[int, str] or Unpack[...]; None
+    when nothing does."""
+    if getattr(annotation, "__unpacked__", False):
+        return typing.get_origin(annotation)[typing.get_args(annotation)]
+    if getattr(typing.get_origin(annotation), "_name", None) == "Unpack":
+        return typing.get_args(annotation)[0]
+    return None
+
+
+def _open(head: list[Shape], middle: Shape, tail: list[Shape]) -> Shape:
+    """The Shape of a tuple with a part of any length. JSON Schema counts from the
+    front alone: behind that part it can only say what may be there."""
+    every = either([middle, *tail])
+    least = len(head) + len(tail)
+    schema: Schema = {"type": "array"}
+    if head:
+        schema["prefixItems"] = [one.schema for one in head]
+    schema["items"] = every.schema
+    if least:
+        schema["minItems"] = least
+    words = f"array of {least} items or more" if least else "array"
+
+    def shapes(length: int) -> list[Shape]:
+        return [*head, *[middle] * (length - least), *tail]
+
+    def fits(value: JSON) -> bool:
+        return (
+            type(value) is list and len(value) >= least
+            and all(shape.fits(one) for shape, one in zip(shapes(len(value)), value, strict=True))
+        )
+
+    def load(value: JSON, at: str) -> tuple[Any, ...]:
+        if type(value) is not list or len(value) < least:
+            got = describe(value) if type(value) is not list else f"array of {len(value)} items"
+            raise Mismatch(at, words, got)
+        pairs = zip(shapes(len(value)), value, strict=True)
+        return tuple([records.placed(shape, one, f"{at}/{index}") for index, (shape, one) in enumerate(pairs)])
+
+    dump: Dump | None = None
+    if every.dump or any(shape.dump for shape in head):
+
+        def dump(value: Any, path: str) -> Any:
+            if isinstance(value, (list, tuple)) and len(value) >= least:
+                pairs = zip(shapes(len(value)), value, strict=True)
+                return [shape.dump(one, path) if shape.dump else one for shape, one in pairs]
+            return value
+
+    return Shape(schema, words, fits, load, dump, texts=inside(*head, middle, *tail))
 
 
 def mapping(builder: Builder, args: Sequence[Any], where: str, namespace: Namespace, base: type[Any]) -> Shape:

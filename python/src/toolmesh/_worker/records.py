@@ -209,6 +209,15 @@ def named_tuple(builder: Builder, base: Any, where: str) -> Shape:
     return shape
 
 
+def placed(item: Shape, value: JSON, at: str) -> Any:
+    """A value of an array with a Shape for each place. Its schema may not have
+    told what belongs there, so what is not converted is checked."""
+    made = item.load(value, at) if item.load is not None else value
+    if not item.fits(value):
+        raise Mismatch(at, item.expected, describe(value))
+    return made
+
+
 def positions(items: list[Shape], least: int, make: Callable[[Iterable[Any]], tuple[Any, ...]]) -> Shape:
     """The Shape of an array with a Shape for each place, of which the first least must be there."""
     schema: Schema = {
@@ -234,7 +243,7 @@ def positions(items: list[Shape], least: int, make: Callable[[Iterable[Any]], tu
             got = describe(value) if type(value) is not list else f"array of {len(value)} items"
             raise Mismatch(at, words, got)
         return make([
-            item.load(one, f"{at}/{index}") if item.load is not None else one
+            placed(item, one, f"{at}/{index}")
             for index, (item, one) in enumerate(zip(items, value, strict=False))
         ])
 

@@ -89,7 +89,7 @@ _UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
 _ITERATORS = {abc.Iterator, abc.Generator}
 _STREAMS = _ITERATORS | {abc.AsyncIterator, abc.AsyncGenerator, abc.AsyncIterable, abc.Iterable}
 # A marker by name, so that typing_extensions' own copies are known too.
-_QUALIFIERS = {"Required", "NotRequired", "ReadOnly", "Final", "ClassVar", "Unpack"}
+_QUALIFIERS = {"Required", "NotRequired", "ReadOnly", "Final", "ClassVar"}
 
 
 class Builder:
@@ -520,11 +520,12 @@ def signature(function: Callable[..., Any]) -> Signature:
             parameter.VAR_POSITIONAL: "varargs",
             parameter.VAR_KEYWORD: "varkw",
         }[parameter.kind]
-        shape = builder.shape(parameter.annotation, parameter.name)
         name = parameter.name
+        annotation = builder.resolve(parameter.annotation, namespace, name)
+        whole_of = containers.unpacked(annotation) if kind in ("varargs", "varkw") else None
+        shape = builder.shape(parameter.annotation if whole_of is None else whole_of, name)
         if kind == "varkw":
-            marker = getattr(typing.get_origin(parameter.annotation), "_name", None)
-            if marker == "Unpack":
+            if whole_of is not None:
                 whole = shape.schema
                 if "$ref" in whole:
                     whole = builder.defs[whole["$ref"].rpartition("/")[2]]
@@ -535,7 +536,7 @@ def signature(function: Callable[..., Any]) -> Signature:
             open_ended = shape.schema or True
             parameters.append(Parameter(name, kind, False, shape.load))
             continue
-        if kind == "varargs":
+        if kind == "varargs" and whole_of is None:
             shape = Shape({"type": "array", "items": shape.schema}, "array", load=varargs(shape))
         default, fill = parameter.default, None
         extra: Schema = {}
