@@ -89,15 +89,16 @@ def _inside(fields: list[Field]) -> int:
 def typed_dict(builder: Builder, base: Any, where: str) -> Shape:
     """The Shape of a TypedDict, of this module's or of typing_extensions'."""
     texts = _texts(base)
-    annotations: dict[str, tuple[Any, Namespace]] = {}
+    bindings = builder.bindings(base)
+    annotations: dict[str, tuple[Any, Namespace, Namespace]] = {}
     for parent in reversed(_typed_dict_parents(base)):
-        namespace = builder.names_of(parent)
+        namespace, bound = builder.names_of(parent), bindings.get(parent, {})
         for name, annotation in _own_annotations(parent, inherit=True).items():
             if annotations.get(name, (None,))[0] is not annotation:
-                annotations[name] = annotation, namespace
+                annotations[name] = annotation, namespace, bound
     keys = getattr(base, "__required_keys__", None)
     fields: list[Field] = []
-    for name, (annotation, namespace) in annotations.items():
+    for name, (annotation, namespace, bound) in annotations.items():
         resolved = builder.resolve(annotation, namespace, f"{where}.{name}")
         marker = getattr(typing.get_origin(resolved), "_name", None)
         inner = resolved
@@ -111,7 +112,9 @@ def typed_dict(builder: Builder, base: Any, where: str) -> Shape:
         else:
             # __required_keys__ misses what a text annotation says, hence the two above.
             needed = name in keys if keys is not None else getattr(base, "__total__", True)
-        shape = builder.anything() if resolved is UNRESOLVED else builder.shape(resolved, f"{where}.{name}", namespace)
+        shape = builder.anything()
+        if resolved is not UNRESOLVED:
+            shape = builder.field(resolved, f"{where}.{name}", namespace, bound)
         extra = {"description": texts[name]} if name in texts and "description" not in shape.schema else {}
         fields.append((name, shape, needed, extra))
     schema, fits, load, dump = _fields(
@@ -126,7 +129,7 @@ def typed_dict(builder: Builder, base: Any, where: str) -> Shape:
 def data_class(builder: Builder, base: Any, where: str) -> Shape:
     """The Shape of a dataclass."""
     texts = _texts(base)
-    owners = _owners(base)
+    owners, bindings = _owners(base), builder.bindings(base)
     fields: list[Field] = []
     names: list[str] = []
     for field in base.__dataclass_fields__.values():
@@ -137,8 +140,9 @@ def data_class(builder: Builder, base: Any, where: str) -> Shape:
             names.append(field.name)
         if kind == "_FIELD_INITVAR" if builder.results else not field.init:
             continue
-        namespace = builder.names_of(owners.get(field.name, base))
-        shape = builder.shape(field.type, f"{where}.{field.name}", namespace)
+        owner = owners.get(field.name, base)
+        place = f"{where}.{field.name}"
+        shape = builder.field(field.type, place, builder.names_of(owner), bindings.get(owner, {}))
         given = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         extra: Schema = {}
         text = field.metadata.get("description") if field.metadata else None
@@ -163,7 +167,7 @@ def data_class(builder: Builder, base: Any, where: str) -> Shape:
 def attrs_class(builder: Builder, base: Any, where: str) -> Shape:
     """The Shape of a class that the attrs library made."""
     texts = _texts(base)
-    owners = _owners(base)
+    owners, bindings = _owners(base), builder.bindings(base)
     fields: list[Field] = []
     real: dict[str, str] = {}  # the name as an argument -> the attribute's
     for field in base.__attrs_attrs__:
@@ -171,7 +175,8 @@ def attrs_class(builder: Builder, base: Any, where: str) -> Shape:
             continue
         name = field.name if builder.results else getattr(field, "alias", None) or field.name.lstrip("_")
         annotation = field.type if field.type is not None else typing.Any
-        shape = builder.shape(annotation, f"{where}.{name}", builder.names_of(owners.get(field.name, base)))
+        owner = owners.get(field.name, base)
+        shape = builder.field(annotation, f"{where}.{name}", builder.names_of(owner), bindings.get(owner, {}))
         given = type(field.default).__name__ in ("NothingType", "_Nothing")
         extra: Schema = {}
         text = field.metadata.get("description") if field.metadata else None
@@ -193,12 +198,13 @@ def attrs_class(builder: Builder, base: Any, where: str) -> Shape:
 
 def named_tuple(builder: Builder, base: Any, where: str) -> Shape:
     """The Shape of a NamedTuple: an array with a title per place."""
-    owners = _owners(base)
+    owners, bindings = _owners(base), builder.bindings(base)
     annotations = {name: one for owner in reversed(base.__mro__) for name, one in _own_annotations(owner).items()}
     items = []
     for name in base._fields:
-        namespace = builder.names_of(owners.get(name, base))
-        shape = builder.shape(annotations.get(name, typing.Any), f"{where}.{name}", namespace)
+        owner = owners.get(name, base)
+        annotation = annotations.get(name, typing.Any)
+        shape = builder.field(annotation, f"{where}.{name}", builder.names_of(owner), bindings.get(owner, {}))
         items.append(shape.but(schema={"title": name, **shape.schema}))
     least = len(base._fields) - len(getattr(base, "_field_defaults", {}))
     if builder.results:

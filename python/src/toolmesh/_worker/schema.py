@@ -107,6 +107,7 @@ class Builder:
         self._moved: dict[int, Schema] = {}  # id of a schema that stands in $defs -> the reference to it
         self._texts: list[Any] = []  # what texts and forward references around where we are stand for
         self._bound: dict[Any, Any] = {}  # type variable -> what it stands for where we are
+        self._own: Any = None  # the class that Self means where we are
 
     def turn(self) -> None:
         """From here on, what is described is a result."""
@@ -212,6 +213,8 @@ class Builder:
             return self._union(args, where, namespace)
         if getattr(annotation, "_name", None) == "LiteralString":
             return SIMPLE[str]()
+        if getattr(annotation, "_name", None) == "Self" and self._own is not None:
+            return self.shape(self._own, where, namespace)
         if hasattr(annotation, "__supertype__"):
             return self.shape(annotation.__supertype__, where, namespace)
         if isinstance(annotation, typing.TypeVar):
@@ -270,39 +273,76 @@ class Builder:
         if record is not None:
             key = self._substitute(annotation)
             return self._named(key, where, lambda: self._inside(
-                getattr(base, "__parameters__", ()), key, lambda: record(self, base, where)
+                getattr(base, "__parameters__", ()), key, lambda: record(self, base, where), key
             ))
         for parent in (bool, int, float, str, dict, list):
             if issubclass(base, parent) and base is not parent:
                 return self._subclass(base, parent, where, namespace)
         return models.adapted(self, annotation)
 
-    def _substitute(self, annotation: Any) -> Any:
+    def _substitute(self, annotation: Any, bound: Namespace | None = None) -> Any:
         """annotation with what its type variables stand for."""
-        if annotation in self._bound:
-            return self._bound[annotation]
+        bound = self._bound if bound is None else bound
+        if not _hashable(annotation):
+            return annotation
+        if annotation in bound:
+            return bound[annotation]
         if typing.get_origin(annotation) is not None:
             free = getattr(annotation, "__parameters__", ())
-            if any(one in self._bound for one in free):
-                return annotation[tuple(self._bound.get(one, one) for one in free)]
+            if any(one in bound for one in free):
+                return annotation[tuple(bound.get(one, one) for one in free)]
         return annotation
 
-    def _inside(self, parameters: Sequence[Any], alias: Any, build: Callable[[], Shape]) -> Shape:
-        """build(), with the arguments of alias in the place of type variables."""
-        outside = self._bound
+    def _inside(self, parameters: Sequence[Any], alias: Any, build: Callable[[], Shape], own: Any = None) -> Shape:
+        """build(), with the arguments of alias in the place of type variables;
+        own is what Self means in it."""
+        outside, outer = self._bound, self._own
         args = typing.get_args(alias)
         self._bound = dict(zip(parameters, args, strict=False)) if len(args) == len(parameters) else {}
+        self._own = own
         try:
             return build()
+        finally:
+            self._bound, self._own = outside, outer
+
+    def bindings(self, base: Any) -> dict[Any, Namespace]:
+        """Of a class that is being described and of those it inherits from, what
+        their type variables stand for: class Names(Box[str])."""
+        found = {base: self._bound}
+
+        def above(cls: Any) -> None:
+            # Not with getattr: what is inherited there are the bases of another class.
+            for one in vars(cls).get("__orig_bases__", cls.__bases__):
+                parent = typing.get_origin(one) or one
+                if parent in found or not isinstance(parent, type):
+                    continue
+                parameters, args = _parameters(parent), typing.get_args(one)
+                given = args if len(args) == len(parameters) else ()
+                found[parent] = {
+                    name: self._substitute(arg, found[cls]) for name, arg in zip(parameters, given, strict=False)
+                }
+                above(parent)
+
+        above(base)
+        return found
+
+    def field(self, annotation: Any, where: str, namespace: Namespace, bound: Namespace) -> Shape:
+        """The Shape of a field of a class, whose type variables stand for bound."""
+        outside = self._bound
+        self._bound = bound
+        try:
+            return self.shape(annotation, where, namespace)
         finally:
             self._bound = outside
 
     def _subclass(self, base: type[Any], parent: type[Any], where: str, namespace: Namespace) -> Shape:
         """A class of the index's own below a basic one: made of what that would be."""
         basic: Any = parent
-        for one in getattr(base, "__orig_bases__", ()):
-            if typing.get_origin(one) is parent:
-                basic = one
+        bindings = self.bindings(base)
+        for owner, bound in bindings.items():
+            for one in vars(owner).get("__orig_bases__", ()):
+                if typing.get_origin(one) is parent:
+                    basic = self._substitute(one, bound)
         inner = self.shape(basic, where, namespace)
 
         def load(value: JSON, at: str) -> Any:
@@ -471,6 +511,12 @@ def _hashable(value: object) -> bool:
         return True
     except TypeError:
         return False
+
+
+def _parameters(base: type[Any]) -> Sequence[Any]:
+    """The type variables of a class; below list[T] it does not know them itself."""
+    found = [one for parent in vars(base).get("__orig_bases__", ()) for one in getattr(parent, "__parameters__", ())]
+    return getattr(base, "__parameters__", None) or list(dict.fromkeys(found))
 
 
 def _name(annotation: Any) -> str:
