@@ -38,7 +38,8 @@ class Tool:
     """A declared function, described and ready to be called."""
 
     __slots__ = (
-        "name", "slot", "function", "kind", "parameters", "dump", "described", "direct", "_simple", "_loads", "_fills",
+        "name", "slot", "function", "kind", "parameters", "dump", "described", "direct", "decode",
+        "_simple", "_loads", "_fills",
     )
 
     def __init__(self, name: str, function: Callable[..., Any], kind: str, signature: Signature) -> None:
@@ -55,7 +56,8 @@ class Tool:
                 parameter.kind = "positional"
         kinds = {parameter.kind for parameter in self.parameters}
         varkw_loads = any(p.kind == "varkw" and p.load is not None for p in self.parameters)
-        self._simple = kinds <= {"normal", "keyword", "varkw"} and not varkw_loads
+        self._simple = kinds <= {"normal", "keyword", "varkw"} and not varkw_loads and not signature.exact
+        self.decode = digits.decode if signature.exact else values.decode
         self._loads = [
             (p.name, p.load, pointer("", p.name))
             for p in self.parameters
@@ -75,10 +77,15 @@ class Tool:
         itself to refuse, see problems: the common call pays nothing.
         """
         if type(arguments) is not dict:
+            digits.forget()
             raise Mismatch("", "object", describe(arguments), "the arguments must be a JSON object")
         try:
             if not self._simple or extra:
-                return self._bind_any(arguments, extra or [])
+                try:
+                    return self._bind_any(arguments, extra or [])
+                finally:
+                    if self.described.exact:
+                        digits.forget()
             for name, load, at in self._loads:
                 if name in arguments:
                     arguments[name] = load(arguments[name], at)

@@ -11,6 +11,7 @@ import decimal
 import inspect
 import re
 import sys
+import types
 import typing
 
 from . import digits
@@ -25,11 +26,13 @@ if typing.TYPE_CHECKING:
     from .shapes import Schema
     from .values import JSON
 
+UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
+
 
 def model(builder: Builder, base: Any) -> Shape:
     """The Shape of a BaseModel of pydantic 2."""
     mode = "serialization" if builder.results else "validation"
-    return _shape(builder, base.model_json_schema(mode=mode), base.__name__, base.model_validate_json)
+    return _shape(builder, base.model_json_schema(mode=mode), base.__name__, base.model_validate_json, base)
 
 
 def adapted(builder: Builder, annotation: Any) -> Shape | None:
@@ -42,17 +45,18 @@ def adapted(builder: Builder, annotation: Any) -> Shape | None:
     adapter = pydantic.TypeAdapter(annotation)
     schema = adapter.json_schema(mode="serialization" if builder.results else "validation")
     name = getattr(annotation, "__name__", str(annotation))
-    return _shape(builder, schema, name, adapter.validate_json)
+    return _shape(builder, schema, name, adapter.validate_json, annotation)
 
 
-def _shape(builder: Builder, found: Schema, name: str, validate: Callable[[bytes], Any]) -> Shape:
+def _shape(builder: Builder, found: Schema, name: str, validate: Callable[[bytes], Any], annotation: Any) -> Shape:
     schema, kind = _hoist(builder, dict(found), "$defs"), found.get("type")
+    as_sent = _decimals(builder, annotation)
 
     def load(value: JSON, at: str) -> Any:
         # As JSON, so that strict models too take text for a date and an array for a set.
-        body = encode(value)
+        body = encode(as_sent(value))
         if _LARGE.search(body):
-            body = encode(_whole(value, at))
+            body = encode(_whole(as_sent(value), at))
         return _validated(lambda: validate(body), value, at, name)
 
     required = frozenset(found.get("required", ()))
@@ -72,9 +76,10 @@ def old_model(builder: Builder, base: Any) -> Shape:
         if inner is base or name in definitions:
             _correct_old(found if inner is base and name not in definitions else definitions[name], inner)
     schema = _hoist(builder, _modern(found), "definitions")
+    as_sent = _decimals(builder, base)
 
     def load(value: JSON, at: str) -> Any:
-        given = _whole(value, at)
+        given = _whole(as_sent(value), at)
         return _validated(lambda: base.parse_obj(given), value, at, base.__name__)
 
     required = frozenset(found.get("required", ()))
@@ -135,6 +140,71 @@ def _hoist(builder: Builder, schema: Schema, key: str) -> Schema:
         builder.defs[rename[name]] = rewrite(one, prefix, rename)
     made: Schema = rewrite(schema, prefix, rename)
     return made
+
+
+def _decimals(builder: Builder, annotation: Any) -> Callable[[JSON], JSON]:
+    """What puts the texts of numbers where a model has Decimals: pydantic makes
+    those of JSON's numbers out of floats."""
+    if builder.results or not _has_decimal(annotation, set()):
+        return lambda value: value
+    builder.exact = True
+    return lambda value: _as_sent(annotation, value)
+
+
+def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """(origin, arguments) of an annotation, without notes and None."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if hasattr(annotation, "__metadata__") and origin is not None:
+        return _parts(annotation.__origin__)
+    if origin in UNIONS:
+        members = [one for one in args if one is not type(None)]
+        # Of several, a text might become another one than the number would.
+        return _parts(members[0]) if len(members) == 1 else (None, ())
+    return (annotation, ()) if origin is None else (origin, args)
+
+
+def _named_fields(base: Any) -> dict[str, Any]:
+    """The annotations of a model's fields, by the names that they may be given."""
+    found: dict[str, Any] = {}
+    fields = getattr(base, "__pydantic_fields__", None) or getattr(base, "__fields__", None)
+    for name, field in (fields if isinstance(fields, dict) else {}).items():
+        annotation = getattr(field, "annotation", None) if hasattr(field, "validation_alias") else field.outer_type_
+        for known in (name, getattr(field, "validation_alias", None), getattr(field, "alias", None)):
+            if isinstance(known, str):
+                found[known] = annotation
+    return found
+
+
+def _has_decimal(annotation: Any, seen: set[Any]) -> bool:
+    base, args = _parts(annotation)
+    if not isinstance(base, type) or base in seen and not args:
+        return False
+    if not args:
+        seen.add(base)
+    if issubclass(base, decimal.Decimal):
+        return True
+    return any(_has_decimal(one, seen) for one in (*args, *_named_fields(base).values()))
+
+
+def _as_sent(annotation: Any, value: JSON) -> JSON:
+    """value with texts for the numbers of Decimals, as far as it is clear which
+    those are."""
+    base, args = _parts(annotation)
+    kind = type(value)
+    if not isinstance(base, type):
+        return value
+    if kind is float:
+        return digits.sent(value) or value if issubclass(base, decimal.Decimal) else value
+    if kind is list and args:
+        if issubclass(base, tuple) and args[-1] is not Ellipsis:
+            return [_as_sent(one, item) for one, item in zip(args, value, strict=False)] + value[len(args):]
+        return [_as_sent(args[0], item) for item in value]
+    if kind is dict:
+        if len(args) == 2:
+            return {key: _as_sent(args[1], item) for key, item in value.items()}
+        fields = _named_fields(base)
+        return {key: _as_sent(fields.get(key), item) for key, item in value.items()}
+    return value
 
 
 _LARGE = re.compile(rb"\d{16}\.0|e\+")  # in JSON with a float of 2^53 or more, and seldom in other

@@ -11,13 +11,13 @@ from __future__ import annotations
 import collections
 import collections.abc as abc
 import dataclasses
+import decimal
 import enum
 import inspect
 import os
 import pathlib
 import re
 import sys
-import types
 import typing
 
 from . import containers, models, records, redaction
@@ -78,6 +78,7 @@ class Signature:
     parameters: list[Parameter]
     dump: Dump | None
     warnings: list[str]
+    exact: bool = False  # whether a float says too little of a number: the arguments are read with their texts
 
 
 _OPEN = (typing.Any, object, inspect.Signature.empty)
@@ -85,7 +86,6 @@ _NOTHING = (getattr(typing, "Never", typing.NoReturn), typing.NoReturn)
 _LISTS = {list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, abc.Reversible}
 _SETS = {set: set, frozenset: frozenset, abc.Set: set, abc.MutableSet: set}
 _DICTS = {dict, abc.Mapping, abc.MutableMapping, collections.OrderedDict, collections.defaultdict}
-_UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
 _ITERATORS = {abc.Iterator, abc.Generator}
 _STREAMS = _ITERATORS | {abc.AsyncIterator, abc.AsyncGenerator, abc.AsyncIterable, abc.Iterable}
 # A marker by name, so that typing_extensions' own copies are known too.
@@ -107,6 +107,7 @@ class Builder:
         self._moved: dict[int, Schema] = {}  # id of a schema that stands in $defs -> the reference to it
         self._texts: list[Any] = []  # what texts and forward references around where we are stand for
         self._bound: dict[Any, Any] = {}  # type variable -> what it stands for where we are
+        self.exact = False  # whether what was described has a Decimal in it
         self._own: Any = None  # the class that Self means where we are
 
     def turn(self) -> None:
@@ -164,6 +165,7 @@ class Builder:
             return self.anything()
         simple = SIMPLE.get(annotation) if _hashable(annotation) else None
         if simple is not None:
+            self.exact = self.exact or annotation is decimal.Decimal
             return simple()
         try:
             if isinstance(text, str) and typing.get_origin(annotation) is not None and _hashable(annotation):
@@ -209,7 +211,7 @@ class Builder:
             return self.shape(annotation.type, where, namespace)
         if getattr(origin, "_name", None) == "Literal" or origin is typing.Literal:
             return self._literal(args)
-        if origin in _UNIONS:
+        if origin in models.UNIONS:
             return self._union(args, where, namespace)
         if getattr(annotation, "_name", None) == "LiteralString":
             return SIMPLE[str]()
@@ -613,6 +615,8 @@ def signature(function: Callable[..., Any]) -> Signature:
     schema["additionalProperties"] = open_ended
     schema = builder.settled(schema)
 
+    exact = builder.exact
+
     output: Schema | None = None
     dump: Dump | None = None
     returns = found.return_annotation
@@ -625,7 +629,7 @@ def signature(function: Callable[..., Any]) -> Signature:
             if shape.schema:
                 output = builder.settled(dict(shape.schema))
     description, builder.warnings = redaction.text(description), [redaction.text(one) for one in builder.warnings]
-    made = Signature(description, schema, output, parameters, dump, builder.warnings)
+    made = Signature(description, schema, output, parameters, dump, builder.warnings, exact)
     keep_json(made)
     return made
 

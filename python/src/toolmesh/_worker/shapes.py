@@ -173,7 +173,7 @@ def _load_decimal(value: JSON, at: str) -> decimal.Decimal:
     kind = type(value)
     if kind in (int, float) or kind is str and _DECIMAL.fullmatch(value):
         try:
-            return decimal.Decimal(value if kind is int else str(value))
+            return decimal.Decimal(value if kind is int else (kind is float and digits.sent(value)) or str(value))
         except ArithmeticError:
             pass
     raise Mismatch(at, "decimal number", describe(value))
