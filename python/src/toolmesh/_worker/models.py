@@ -7,6 +7,7 @@ of the index's own version.
 
 from __future__ import annotations
 
+import copy
 import decimal
 import inspect
 import re
@@ -23,7 +24,7 @@ if typing.TYPE_CHECKING:
     from typing import Any
 
     from .schema import Builder
-    from .shapes import Schema
+    from .shapes import Load, Schema
     from .values import JSON
 
 UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
@@ -48,6 +49,81 @@ def adapted(builder: Builder, annotation: Any) -> Shape | None:
     return _shape(builder, schema, name, adapter.validate_json, annotation)
 
 
+def annotated(builder: Builder, annotation: Any) -> Shape | None:
+    """The Shape that pydantic, of either version, gives an annotation with notes
+    of its own; None when it is not there or does not know the type."""
+    pydantic = sys.modules.get("pydantic")
+    if not hasattr(pydantic, "TypeAdapter"):
+        return old_adapted(builder, annotation)
+    assert pydantic is not None
+    try:
+        adapter = pydantic.TypeAdapter(annotation)
+        schema = adapter.json_schema()
+    except Exception:
+        return None
+    return _shape(builder, schema, _called(annotation), adapter.validate_json, annotation)
+
+
+def checker(annotation: Any) -> Load | None:
+    """What lets pydantic 2 have its say on a value that was made already."""
+    pydantic = sys.modules.get("pydantic")
+    try:
+        adapter = pydantic.TypeAdapter(annotation)  # type: ignore[union-attr]  # caught below
+    except Exception:
+        return None
+    name = _called(annotation)
+    return lambda value, at: _validated(lambda: adapter.validate_python(value), value, at, name)
+
+
+def _called(annotation: Any) -> str:
+    return str(getattr(annotation, "__name__", None) or getattr(annotation.__origin__, "__name__", "value"))
+
+
+def old_adapted(builder: Builder, annotation: Any) -> Shape | None:
+    """The Shape of a type that only pydantic 1 understands, such as conint(ge=3);
+    None when it does not either."""
+    bases = getattr(annotation, "__mro__", ())
+    home = next((one.__module__ for one in bases if one.__module__.startswith("pydantic.")), "pydantic.types")
+    pydantic = sys.modules.get(home.rpartition(".")[0])
+    if pydantic is None or hasattr(pydantic, "TypeAdapter"):
+        return None
+    name = getattr(annotation, "__name__", "value")
+    try:
+        plain, field = annotation, ...
+        for note in getattr(annotation, "__metadata__", ()):
+            if type(note).__name__ == "FieldInfo":  # with a default, it may not stand in Annotated
+                plain, field = annotation.__origin__, copy.copy(note)
+                field.default, field.default_factory = ..., None
+        holder = pydantic.create_model(name, value=(plain, field))
+        found = copy.deepcopy(holder.schema())
+    except Exception:
+        return None
+    schema: Schema = found["properties"]["value"]
+    schema.pop("title", None)
+    schema["definitions"] = found.get("definitions", {})
+    schema = _hoist(builder, _modern(schema), "definitions")
+    as_sent = _decimals(builder, annotation)
+
+    def load(value: JSON, at: str) -> Any:
+        given = {"value": _whole(as_sent(value), at)}
+        return _validated(lambda: holder.parse_obj(given), value, at, name, "value").value
+
+    kind = schema.get("type")
+    return Shape(schema, name, _fits(kind), load, texts=MADE if kind == "string" else 0)
+
+
+_KINDS: dict[Any, tuple[type[Any], ...]] = {
+    "string": (str,), "integer": (int, float), "number": (int, float), "boolean": (bool,), "array": (list,),
+    "object": (dict,),
+}
+
+
+def _fits(kind: JSON) -> Callable[[JSON], bool]:
+    """Whether a value is of a schema's type, as far as that is said."""
+    kinds = _KINDS.get(kind) if isinstance(kind, str) else None
+    return lambda value: kinds is None or type(value) in kinds
+
+
 def _shape(builder: Builder, found: Schema, name: str, validate: Callable[[bytes], Any], annotation: Any) -> Shape:
     schema, kind = _hoist(builder, dict(found), "$defs"), found.get("type")
     as_sent = _decimals(builder, annotation)
@@ -60,9 +136,10 @@ def _shape(builder: Builder, found: Schema, name: str, validate: Callable[[bytes
         return _validated(lambda: validate(body), value, at, name)
 
     required = frozenset(found.get("required", ()))
+    of_kind = _fits(kind)
 
     def fits(value: JSON) -> bool:
-        return type(value) is dict and required <= value.keys() if kind == "object" else True
+        return type(value) is dict and required <= value.keys() if kind == "object" else of_kind(value)
 
     return Shape(schema, f"object {name}" if kind == "object" else name, fits, load,
                  texts=MADE if kind == "string" else 0)
@@ -70,7 +147,8 @@ def _shape(builder: Builder, found: Schema, name: str, validate: Callable[[bytes
 
 def old_model(builder: Builder, base: Any) -> Shape:
     """The Shape of a BaseModel of pydantic 1."""
-    found = dict(base.schema())
+    # A copy: pydantic keeps its own for whoever asks next.
+    found = copy.deepcopy(base.schema())
     definitions = found.get("definitions", {})
     for name, inner in _old_models(base).items():
         if inner is base or name in definitions:
@@ -227,7 +305,7 @@ def _whole(value: JSON, at: str) -> JSON:
     return int(number) if number == number.to_integral_value() else value
 
 
-def _validated(run: Callable[[], Any], value: JSON, at: str, name: str) -> Any:
+def _validated(run: Callable[[], Any], value: JSON, at: str, name: str, holder: str = "__root__") -> Any:
     """run(), its refusal as a Mismatch that names the place."""
     try:
         return run()
@@ -237,8 +315,8 @@ def _validated(run: Callable[[], Any], value: JSON, at: str, name: str) -> Any:
             raise
         first = problems[0]
         place, got = at, value
-        for step in first.get("loc", ()):
-            if step == "__root__":
+        for index, step in enumerate(first.get("loc", ())):
+            if step == "__root__" or index == 0 and step == holder:
                 continue
             place = pointer(place, step)
             try:

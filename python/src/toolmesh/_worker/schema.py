@@ -20,7 +20,7 @@ import re
 import sys
 import typing
 
-from . import containers, models, records, redaction
+from . import containers, models, notes, records, redaction
 from .docstring import parse as parse_docstring
 from .shapes import (
     KEPT,
@@ -31,7 +31,6 @@ from .shapes import (
     Unread,
     carried,
     choice,
-    constraints,
     from_text,
     guard,
     is_text,
@@ -235,6 +234,10 @@ class Builder:
             ))
         if base in SIMPLE:
             return SIMPLE[base]()
+        if hasattr(base, "__get_validators__") or hasattr(base, "__modify_schema__"):
+            found = models.old_adapted(self, annotation) if not hasattr(base, "parse_obj") else None
+            if found is not None:
+                return found
         if base is tuple:
             return containers.tuple_of(self, annotation, args, where, namespace)
         if base in _LISTS:
@@ -354,20 +357,8 @@ class Builder:
 
     def _annotated(self, annotation: Any, where: str, namespace: Namespace) -> Shape:
         inner = self.shape(annotation.__origin__, where, namespace)
-        extra: Schema = {}
-        for note in annotation.__metadata__:
-            if isinstance(note, str):
-                extra.setdefault("description", note)
-                continue
-            if isinstance(note, Unread):
-                self.warn(f"{where}: {note.why}")
-                continue
-            constraints(note, inner.schema, extra)
-            for more in getattr(note, "metadata", None) or ():
-                constraints(more, inner.schema, extra)
-        if not extra:
-            return inner
-        return inner.but(schema={**inner.schema, **extra})
+        inner, extra = notes.read(self, inner, annotation.__metadata__, annotation, where)
+        return inner.but(schema={**inner.schema, **extra}) if extra else inner
 
     def _literal(self, args: Iterable[Any]) -> Shape:
         pairs: list[tuple[JSON, Any]] = []
@@ -574,11 +565,11 @@ def signature(function: Callable[..., Any]) -> Signature:
         shape = builder.shape(parameter.annotation if whole_of is None else whole_of, name)
         if kind == "varkw":
             if whole_of is not None:
-                whole = shape.schema
-                if "$ref" in whole:
-                    whole = builder.defs[whole["$ref"].rpartition("/")[2]]
-                properties.update(whole.get("properties", {}))
-                required.extend(whole.get("required", ()))
+                fields = shape.schema
+                if "$ref" in fields:
+                    fields = builder.defs[fields["$ref"].rpartition("/")[2]]
+                properties.update(fields.get("properties", {}))
+                required.extend(fields.get("required", ()))
                 parameters.append(Parameter(name, "unpack", False, shape.load))
                 continue
             open_ended = shape.schema or True
@@ -593,9 +584,8 @@ def signature(function: Callable[..., Any]) -> Signature:
             if is_field:
                 # Field(...) in a default's place: what it says holds, and what
                 # it holds is the default, which the function itself would not take.
-                constraints(default, shape.schema, extra)
-                for note in getattr(default, "metadata", None) or ():
-                    constraints(note, shape.schema, extra)
+                whole: Any = typing.Annotated[annotation if annotation is not _EMPTY else typing.Any, default]
+                shape, extra = notes.read(builder, shape, (default,), whole, name)
                 default, fill = inner_default, models.filler(default, inner_default)
         needed = default is _EMPTY and kind != "varargs"
         shape = shape if default is _EMPTY else builder.nullable_for(default, shape)

@@ -365,14 +365,23 @@ def describe_short(value: JSON) -> str:
     return encode(value).decode()
 
 
+def _moved(reference: JSON, prefix: str, rename: dict[str, str]) -> JSON:
+    if not isinstance(reference, str) or not reference.startswith(prefix):
+        return reference
+    name = reference[len(prefix):]
+    return "#/$defs/" + rename.get(name, name)
+
+
 def rewrite(schema: JSON, prefix: str, rename: dict[str, str]) -> JSON:
     """schema with its references below prefix pointing into $defs, renamed."""
     if isinstance(schema, dict):
-        made = {}
+        made: Schema = {}
         for key, value in schema.items():
-            if key == "$ref" and isinstance(value, str) and value.startswith(prefix):
-                name = value[len(prefix):]
-                made[key] = "#/$defs/" + rename.get(name, name)
+            if key == "$ref":
+                made[key] = _moved(value, prefix, rename)
+            elif key == "discriminator" and isinstance(value, dict) and isinstance(value.get("mapping"), dict):
+                mapping = {name: _moved(one, prefix, rename) for name, one in value["mapping"].items()}
+                made[key] = {**value, "mapping": mapping}
             else:
                 made[key] = rewrite(value, prefix, rename)
         return made
@@ -421,70 +430,6 @@ def varargs(item: Shape) -> Load:
         return [item.load(one, f"{at}/{index}") for index, one in enumerate(value)]
 
     return load
-
-
-# A keyword may stand in a dict of Annotated, beside the names of constraints.
-_KEYWORDS = frozenset((
-    "title", "description", "examples", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
-    "multipleOf", "minLength", "maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems",
-    "minProperties", "maxProperties", "enum", "deprecated", "contentMediaType",
-))
-
-
-def _kinds(schema: Schema) -> set[str]:
-    """The types that a schema allows, as far as it names them."""
-    kind = schema.get("type")
-    found = set(kind) if isinstance(kind, list) else {kind} if isinstance(kind, str) else set()
-    for member in schema.get("anyOf", ()):
-        found |= _kinds(member)
-    return found
-
-
-def _bound(value: Any) -> JSON:
-    """A bound as JSON writes it, None when it has no form there."""
-    if isinstance(value, decimal.Decimal) and value == (exact := float(value)):
-        value = int(exact) if exact.is_integer() else exact
-    return value if type(value) in (int, float) and math.isfinite(value) else None
-
-
-def constraints(note: Any, schema: Schema, extra: Schema) -> None:
-    """Reads a description and bounds off an Annotated object of any library, or
-    off a dict with such names or with the schema's own keywords."""
-    names: dict[str, Any] = {}
-    if isinstance(note, dict):
-        names = {key: value for key, value in note.items() if isinstance(key, str)}
-        for key in _KEYWORDS & names.keys():
-            if is_json(names[key]):
-                extra.setdefault(key, names[key])
-
-    def get(name: str) -> Any:
-        return names.get(name) if isinstance(note, dict) else getattr(note, name, None)
-
-    for attribute in ("description", "documentation"):
-        text = get(attribute)
-        if isinstance(text, str) and text:
-            extra.setdefault("description", text)
-    kinds = _kinds(schema)
-    sized = ("minItems", "maxItems") if "array" in kinds else (
-        ("minProperties", "maxProperties") if "object" in kinds else ("minLength", "maxLength")
-    )
-    for attribute, keyword in (
-        ("ge", "minimum"), ("gt", "exclusiveMinimum"), ("le", "maximum"), ("lt", "exclusiveMaximum"),
-        ("multiple_of", "multipleOf"), ("min_length", sized[0]), ("max_length", sized[1]),
-    ):
-        value = _bound(get(attribute))
-        if value is None:
-            continue
-        if keyword in ("minLength", "maxLength") and schema.get("contentEncoding") == "base64":
-            value = -(-value // 3) * 4  # what so many bytes take as base64
-        extra[keyword] = value
-    pattern = get("pattern")
-    pattern = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
-    if isinstance(pattern, str) and "string" in kinds:
-        extra["pattern"] = pattern
-    examples = get("examples")
-    if isinstance(examples, (list, tuple)) and examples and is_json(list(examples)):
-        extra["examples"] = list(examples)
 
 
 def show_default(value: Any, shape: Shape, extra: Schema) -> None:
