@@ -9,10 +9,12 @@ import pytest
 
 from toolmesh._worker import schema
 from toolmesh._worker.binding import Tool
+from toolmesh._worker.values import Mismatch
 
 pytest.importorskip("pydantic")
 import pydantic  # noqa: E402 - where it is
 
+SHORT = "has at least 1 characters"  # as version 1 says it
 OLD = pydantic.VERSION.startswith("1.")
 
 
@@ -31,6 +33,14 @@ class Dog(pydantic.BaseModel):
 
 class Owner(pydantic.BaseModel):
     pet: Union[Cat, Dog] = pydantic.Field(..., discriminator="kind")
+
+
+class Several(pydantic.BaseModel):
+    n: int = 0
+    u: Union[int, List[int]] = 0
+    s: str = pydantic.Field("a", min_length=1)
+    m: int = pydantic.Field(3, ge=3)
+    l: Literal["a", "b"] = "a"  # noqa: E741
 
 
 def of(function):
@@ -94,3 +104,34 @@ def _places(schema: Any) -> list[str]:
     own = [schema["$ref"]] if isinstance(schema.get("$ref"), str) else []
     own += schema.get("discriminator", {}).get("mapping", {}).values()
     return own + [found for one in schema.values() for found in _places(one)]
+
+
+def refusal(annotation: Any, value: Any) -> Mismatch:
+    def function(x): ...
+
+    function.__annotations__["x"] = annotation
+    with pytest.raises(Mismatch) as caught:
+        of(function).bind({"x": value})
+    return caught.value
+
+
+@pytest.mark.parametrize("annotation,value,pointer,expected", [
+    (Day, {"on": "soon"}, "/x/on", "date"),
+    (Cat, {"kind": "cat", "days": {}}, "/x/days", "array"),
+    (Cat, {}, "/x/kind", "a value"),
+    (Owner, {"pet": {"kind": "cow"}}, "/x/pet/kind", 'one of "cat", "dog"'),
+    (Owner, {"pet": {}}, "/x/pet/kind", "a value"),
+    (Owner, {"pet": {"kind": "cat", "days": [{"on": "soon"}]}}, "/x/pet/days/0/on", "date"),
+    (Owner, {"pet": 1}, "/x/pet/kind" if OLD else "/x/pet", "a value" if OLD else "object"),
+    (Cat, {"kind": "cow"}, "/x/kind", '"cat"'),
+    (Several, {"n": "x"}, "/x/n", "integer"),
+    (Several, {"u": "x"}, "/x/u", "integer"),
+    (Several, {"s": ""}, "/x/s", "have at least 1 character"),
+    (Several, {"m": 1}, "/x/m", "greater than or equal to 3"),
+    (Several, {"l": "c"}, "/x/l", 'one of "a", "b"'),
+])
+def test_what_was_expected_is_said_in_words(annotation, value, pointer, expected):
+    error = refusal(annotation, value)
+    assert error.pointer == pointer
+    assert error.expected == (expected if not OLD else expected.replace("have at least 1 character", SHORT))
+    assert error.got and error.message

@@ -314,17 +314,65 @@ def _validated(run: Callable[[], Any], value: JSON, at: str, name: str, holder: 
         if not problems:
             raise
         first = problems[0]
+        code, steps = str(first.get("type", "")), [one for one in first.get("loc", ()) if one != "__root__"]
+        steps = steps[1:] if steps[:1] == [holder] else steps
         place, got = at, value
-        for index, step in enumerate(first.get("loc", ())):
-            if step == "__root__" or index == 0 and step == holder:
-                continue
-            place = pointer(place, step)
+        for index, step in enumerate(steps):
             try:
                 got = got[step]
             except (KeyError, IndexError, TypeError):
-                got = first.get("input", got)
-        message = str(first.get("msg") or "refused")
-        raise Mismatch(place, str(first.get("type", name)), describe(got), f"{name}: {message}") from None
+                if not (code.endswith("missing") and index + 1 == len(steps) and type(got) is dict):
+                    continue  # it names a member of a union, which has no place in the value
+                got = _ABSENT
+            place = pointer(place, step)
+        raise _told(first, code, place, got, name) from None
+
+
+_ABSENT: Any = object()
+_ONE = re.compile(r"'((?:[^'\\]|\\.)*)'|(-?\d+)")
+# How the codes of either version begin, which say that a value is of another type.
+_WORDS = {
+    "datetime": "date and time", "date": "date", "timedelta": "number of seconds", "time_delta": "number of seconds",
+    "time": "time of day", "int": "integer", "integer": "integer", "float": "number", "decimal": "decimal number",
+    "string": "string", "str": "string", "bool": "boolean", "list": "array", "tuple": "array", "set": "array",
+    "frozen_set": "array", "dict": "object", "model": "object", "dataclass": "object", "uuid": "UUID",
+}
+_TYPED = re.compile(
+    r"(?:type_error\.|value_error\.)?(\w+?)(?:_type|_parsing|_parsing_size|_from_\w+|_attributes_type|_exact)?"
+)
+
+
+def _told(problem: dict[str, Any], code: str, place: str, got: Any, name: str) -> Mismatch:
+    """What pydantic found, in the words that all else is told in."""
+    text, context = str(problem.get("msg") or "refused"), problem.get("ctx") or {}
+    message = f"{name}: {text}"
+    key = str(context.get("discriminator_key") or context.get("discriminator") or "").strip("'")
+    if key and "discriminator" in code or code.startswith("union_tag"):
+        inner = got.get(key, _ABSENT) if isinstance(got, dict) else _ABSENT
+        if inner is _ABSENT:
+            return Mismatch(pointer(place, key), "a value", "nothing", f"{key} is required: it says which {name} it is")
+        allowed = _listed(str(context.get("expected_tags") or context.get("allowed_values") or ""))
+        return Mismatch(pointer(place, key), allowed or "a known value", describe(inner))
+    if got is _ABSENT:
+        return Mismatch(place, "a value", "nothing", message)
+    words = _TYPED.fullmatch(code)
+    if words is not None and words[1] in _WORDS:
+        return Mismatch(place, _WORDS[words[1]], describe(got), message)
+    if code in ("extra_forbidden", "value_error.extra"):
+        return Mismatch(place, "no such field", describe(got), message)
+    if code in ("literal_error", "enum", "value_error.const", "type_error.enum"):
+        allowed = _listed(str(context.get("expected") or text.partition("permitted: ")[2]))
+        return Mismatch(place, allowed or f"a value of {name}", describe(got), message)
+    # Input should be a valid URL, because ...
+    expected = text.partition(" should ")[2].removeprefix("be ").partition(", ")[0]
+    expected = expected or text.removeprefix("ensure this value is ").removeprefix("ensure this value ")
+    return Mismatch(place, expected, describe(got), message)
+
+
+def _listed(text: str) -> str:
+    """Values as pydantic lists them, 'a', 'b' or 'c', as messages do; "" without any."""
+    found = [encode(one[1] if one[1] is not None else int(one[2])).decode() for one in _ONE.finditer(text)]
+    return f"one of {', '.join(found[:20])}" if len(found) > 1 else "".join(found)
 
 
 def field_default(value: Any) -> tuple[bool, Any]:
