@@ -233,7 +233,7 @@ def sphinx(a: int, b: str = "x"):
 			t.Errorf("%s: %+v", name, p)
 		}
 		if name == "t.google" {
-			if diff := cmp.Diff(map[string]any{"type": "integer"}, schema.AdditionalProperties); diff != "" || schema.Properties["rest"].Description != "the others" {
+			if diff := cmp.Diff(map[string]any{"type": "integer", "description": "the rest"}, schema.AdditionalProperties); diff != "" || schema.Properties["rest"].Description != "the others" {
 				t.Errorf("%s: %s", name, described.InputSchema)
 			}
 			if string(described.OutputSchema) == "" || !described.VarArgs {

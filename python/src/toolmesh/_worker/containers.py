@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import math
+import re
 import typing
 from collections import abc
 
@@ -182,6 +184,10 @@ def _open(head: list[Shape], middle: Shape, tail: list[Shape]) -> Shape:
     return Shape(schema, words, fits, load, dump, texts=inside(*head, middle, *tail))
 
 
+_WHOLE = re.compile(r"(0|-?[1-9][0-9]*)")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+
+
 def mapping(builder: Builder, args: Sequence[Any], where: str, namespace: Namespace, base: type[Any]) -> Shape:
     """The Shape of an object with keys of one kind and values of one kind."""
     keys = builder.shape(args[0], where, namespace) if len(args) == 2 else SIMPLE[str]()
@@ -197,6 +203,8 @@ def mapping(builder: Builder, args: Sequence[Any], where: str, namespace: Namesp
         schema["propertyNames"] = {"enum": list(texts)}
     elif kind == "integer":
         schema["propertyNames"] = {"pattern": "^(0|-?[1-9][0-9]*)$"}
+    elif kind == "number":
+        schema["propertyNames"] = {"pattern": f"^{_NUMBER.pattern}$"}
     elif kind in ("array", "object"):
         raise TypeError(f"a key of type {keys.expected} has no form in JSON")
     elif kind == "string" and len(keys.schema) > 1:
@@ -209,11 +217,10 @@ def mapping(builder: Builder, args: Sequence[Any], where: str, namespace: Namesp
                 raise Mismatch(at, "a key that is one of " + ", ".join(list(texts)[:20]), describe(text))
             found = texts[text]
         elif kind in ("integer", "number"):
-            try:
-                found = int(text) if kind == "integer" else float(text)
-            except ValueError:
-                found = None
-            if found is None or kind == "integer" and str(found) != text:
+            # As JSON writes them: Python would also read " 1_0 " and "nan".
+            written = (_NUMBER if kind == "number" else _WHOLE).fullmatch(text) and len(text) <= 1000
+            found = (float(text) if kind == "number" else int(text)) if written else None
+            if found is None or found in (math.inf, -math.inf):
                 raise Mismatch(at, f"a key that is {keys.expected}", describe(text))
         return keys.load(found, at) if keys.load else found
 

@@ -14,7 +14,7 @@ import typing
 from collections import abc
 
 from .docstring import parse as parse_docstring
-from .shapes import UNRESOLVED, Shape, dump_only, guard, inside, show_default
+from .shapes import UNRESOLVED, Shape, dump_only, guard, inside
 from .values import Mismatch, describe, pointer
 
 if typing.TYPE_CHECKING:
@@ -128,6 +128,10 @@ def typed_dict(builder: Builder, base: Any, where: str) -> Shape:
 
 def data_class(builder: Builder, base: Any, where: str) -> Shape:
     """The Shape of a dataclass."""
+    if not builder.results:
+        made = _own_init(builder, base, where)
+        if made is not None:
+            return made
     texts = _texts(base)
     owners, bindings = _owners(base), builder.bindings(base)
     fields: list[Field] = []
@@ -152,9 +156,9 @@ def data_class(builder: Builder, base: Any, where: str) -> Shape:
         if not builder.results:
             if field.default is not dataclasses.MISSING:
                 shape = builder.nullable_for(field.default, shape)
-                show_default(field.default, shape, extra)
+                builder.show(field.default, shape, extra, place)
             elif field.default_factory in (list, dict, set, tuple, frozenset):
-                show_default(field.default_factory(), shape, extra)
+                builder.show(field.default_factory(), shape, extra, place)
         fields.append((field.name, shape, given or builder.results, extra))
     schema, fits, load, dump = _fields(
         fields, base.__name__, lambda made: base(**made),
@@ -162,6 +166,39 @@ def data_class(builder: Builder, base: Any, where: str) -> Shape:
     )
     return Shape(schema, f"object {base.__name__}", fits, guard(load, base), dump_only(base, dump),
                  texts=_inside(fields))
+
+
+def _own_init(builder: Builder, base: Any, where: str) -> Shape | None:
+    """The Shape of a dataclass that is not made by its fields, but by an __init__
+    of its author's; None of one whose fields are the arguments."""
+    owner = next(one for one in base.__mro__ if "__init__" in vars(one))
+    init = inspect.unwrap(vars(owner)["__init__"])
+    written = getattr(init, "__code__", None)
+    if hasattr(base, "__pydantic_validator__"):
+        return None
+    # What dataclasses has made has no file.
+    if written is not None and written.co_filename == "<string>":
+        if getattr(owner, "__dataclass_fields__", None) is base.__dataclass_fields__:
+            return None
+    texts, bindings = _texts(base), builder.bindings(base)
+    parameters = list(inspect.signature(init).parameters.values())[1:] if written is not None else []
+    fields: list[Field] = []
+    for one in parameters:
+        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
+            if one.default is one.empty:
+                builder.warn(f"{where}: {one} of {base.__name__}.__init__ cannot be given")
+            continue
+        place = f"{where}.{one.name}"
+        extra: Schema = {}
+        shape = builder.field(one.annotation, place, builder.names_of(owner), bindings.get(owner, {}))
+        if one.name in texts and "description" not in shape.schema:
+            extra["description"] = texts[one.name]
+        if one.default is not one.empty:
+            shape = builder.nullable_for(one.default, shape)
+            builder.show(one.default, shape, extra, place)
+        fields.append((one.name, shape, one.default is one.empty, extra))
+    schema, fits, load, _ = _fields(fields, base.__name__, lambda made: base(**made), lambda value: ())
+    return Shape(schema, f"object {base.__name__}", fits, guard(load, base), texts=_inside(fields))
 
 
 def attrs_class(builder: Builder, base: Any, where: str) -> Shape:
@@ -185,7 +222,7 @@ def attrs_class(builder: Builder, base: Any, where: str) -> Shape:
             extra["description"] = text
         if not builder.results and not given and not hasattr(field.default, "factory"):
             shape = builder.nullable_for(field.default, shape)
-            show_default(field.default, shape, extra)
+            builder.show(field.default, shape, extra, f"{where}.{field.name}")
         fields.append((name, shape, given or builder.results, extra))
         real[name] = field.name
     schema, fits, load, dump = _fields(

@@ -22,6 +22,7 @@ import typing
 
 from . import containers, models, notes, records, redaction
 from .docstring import parse as parse_docstring
+from .docstring import returned
 from .shapes import (
     KEPT,
     MADE,
@@ -126,6 +127,11 @@ class Builder:
     def nullable_for(self, default: Any, shape: Shape) -> Shape:
         """shape, which takes null too when that is the default: `x: int = None`."""
         return either([shape, SIMPLE[type(None)]()]) if default is None and not shape.fits(None) else shape
+
+    def show(self, default: Any, shape: Shape, extra: Schema, where: str) -> None:
+        """Puts a default into the schema of a parameter or a field."""
+        if not show_default(default, shape, extra):
+            self.warn(f"{where}: its default is not what its annotation takes, and is not shown")
 
     def warn(self, text: str) -> None:
         """Notes, once, what people should know of this tool."""
@@ -546,7 +552,8 @@ def signature(function: Callable[..., Any]) -> Signature:
     builder = Builder(namespace)
     own = vars(function).get("__doc__") if type(function).__name__ == "partial" else function.__doc__
     documented = function if own or inspect.isfunction(function) or inspect.isclass(function) else inner
-    description, texts = parse_docstring(inspect.getdoc(documented) or "")
+    doc = inspect.getdoc(documented) or ""
+    description, texts = parse_docstring(doc)
     properties: dict[str, Schema] = {}
     required: list[str] = []
     parameters: list[Parameter] = []
@@ -573,6 +580,8 @@ def signature(function: Callable[..., Any]) -> Signature:
                 parameters.append(Parameter(name, "unpack", False, shape.load))
                 continue
             open_ended = shape.schema or True
+            if texts.get(name) and "description" not in shape.schema:
+                open_ended = {**shape.schema, "description": texts[name]}
             parameters.append(Parameter(name, kind, False, shape.load))
             continue
         if kind == "varargs" and whole_of is None:
@@ -594,7 +603,7 @@ def signature(function: Callable[..., Any]) -> Signature:
         elif texts.get(name) and shape.schema.get("description") == "seconds":
             extra["description"] = f"{texts[name]} (seconds)"
         if default is not _EMPTY:
-            show_default(default, shape, extra)
+            builder.show(default, shape, extra, name)
         properties[name] = {**shape.schema, **extra} if extra else shape.schema
         if needed:
             required.append(name)
@@ -618,6 +627,9 @@ def signature(function: Callable[..., Any]) -> Signature:
             dump = shape.dump
             if shape.schema:
                 output = builder.settled(dict(shape.schema))
+                said = redaction.text(returned(doc))
+                if said and "description" not in output:
+                    output["description"] = said
     description, builder.warnings = redaction.text(description), [redaction.text(one) for one in builder.warnings]
     made = Signature(description, schema, output, parameters, dump, builder.warnings, exact)
     keep_json(made)

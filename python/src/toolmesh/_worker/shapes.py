@@ -141,8 +141,14 @@ def load_float(value: JSON, at: str) -> float:
 
 
 def _load_timedelta(value: JSON, at: str) -> datetime.timedelta:
+    load_float(value, at)  # refuses what is no number
     try:
-        return datetime.timedelta(seconds=load_float(value, at))
+        if type(value) is int:
+            return datetime.timedelta(seconds=value)
+        exact = decimal.Decimal(digits.sent(value) or repr(value)).scaleb(6)
+        if exact != exact.to_integral_value():
+            raise Mismatch(at, "number of seconds", describe(value), "a duration is told in microseconds at most")
+        return datetime.timedelta(microseconds=int(exact))
     except OverflowError:
         raise Mismatch(at, "number of seconds", describe(value), "more seconds than a duration can hold") from None
 
@@ -204,6 +210,8 @@ def _time_text(text: str) -> str:
     if match is None:
         raise ValueError(text)
     clock, fraction, offset = match.groups()
+    if fraction is not None and fraction[6:].strip("0"):
+        raise ValueError(text)  # finer than Python's microseconds: cut, it would be another time
     made = clock if fraction is None else f"{clock}.{fraction[:6]:0<6}"
     return made + ("+00:00" if offset in ("Z", "z") else offset or "")
 
@@ -432,18 +440,21 @@ def varargs(item: Shape) -> Load:
     return load
 
 
-def show_default(value: Any, shape: Shape, extra: Schema) -> None:
-    """Puts a default into the schema when JSON can carry it unchanged."""
+def show_default(value: Any, shape: Shape, extra: Schema) -> bool:
+    """Puts a default into the schema when JSON can carry it unchanged; False when
+    it is none of the values that the schema takes."""
     try:
         if isinstance(value, enum.Enum) and "enum" in shape.schema:
             value = value.value if value.value in shape.schema["enum"] else value.name
         elif shape.dump is not None:
             value = shape.dump(value, "default")
         shown = json.loads(encode(value))
+        taken = shape.fits(shown)
     except Exception:
-        return
-    if len(str(shown)) <= 2000 and redaction.tree(shown) == shown:
+        return True
+    if taken and len(str(shown)) <= 2000 and redaction.tree(shown) == shown:
         extra["default"] = shown
+    return taken
 
 
 def is_json(value: Any) -> bool:
