@@ -72,7 +72,7 @@ def fine(x: int): return x
 
 // modelTools work with either version of pydantic.
 const modelTools = `
-import datetime, enum, typing
+import datetime, decimal, enum, typing
 from typing import *
 import pydantic
 from pydantic import BaseModel, Field
@@ -109,6 +109,16 @@ def field(x: int = Field(3, ge=2, description="two or more"), y: str = Field(...
     return f"{x!r} {y!r}"
 
 def annotated(x: Annotated[int, Field(ge=3, description="three")]): return x
+
+class Priced(BaseModel):
+    total: decimal.Decimal
+    n: int = 0
+
+def priced(p: Priced) -> str:
+    return f"{p.total!r} {p.n}"
+
+def bounded(x: pydantic.conint(ge=3), y: decimal.Decimal = Field(decimal.Decimal(1), max_digits=3)) -> int:
+    return x
 `
 
 func TestModelsOfBothVersionsOfPydantic(t *testing.T) {
@@ -128,8 +138,8 @@ func TestModelsOfBothVersionsOfPydantic(t *testing.T) {
 				t.Fatal(err)
 			}
 			ix := open(t, x, executor.Spec{Name: "models", SourceDir: dir, Env: env,
-				Tools: []string{"t.take", "t.echo", "t.optional", "t.untyped", "t.field", "t.annotated"}})
-			if len(ix.Unavailable()) > 0 || len(ix.Tools()) != 6 {
+				Tools: []string{"t.take", "t.echo", "t.optional", "t.untyped", "t.field", "t.annotated", "t.priced", "t.bounded"}})
+			if len(ix.Unavailable()) > 0 || len(ix.Tools()) != 8 {
 				t.Fatalf("not served: %+v", ix.Unavailable())
 			}
 			good := func(name, args, want string) {
@@ -150,6 +160,10 @@ func TestModelsOfBothVersionsOfPydantic(t *testing.T) {
 			mustRefuse(t, ix, "t.field", `{"x":1,"y":"a"}`, "/x")
 			mustRefuse(t, ix, "t.field", `{"x":2}`, "/y")
 			mustRefuse(t, ix, "t.annotated", `{"x":2}`, "/x")
+			good("t.priced", `{"p":{"total":123456789012345678901234567890.10,"n":9007199254740993.0}}`, `"Decimal('123456789012345678901234567890.10') 9007199254740993"`)
+			good("t.bounded", `{"x":3,"y":1.25}`, `3`)
+			mustRefuse(t, ix, "t.bounded", `{"x":2}`, "/x")
+			mustRefuse(t, ix, "t.bounded", `{"x":3,"y":1.255}`, "/y")
 			mustRefuse(t, ix, "t.take", `{"m":{}}`, "/m/theName")
 			mustRefuse(t, ix, "t.take", `{"m":{"theName":""}}`, "/m/theName")
 			mustRefuse(t, ix, "t.take", `{"m":{"theName":"a","inner":[{"n":0}]}}`, "/m/inner/0/n")
@@ -233,7 +247,7 @@ def sphinx(a: int, b: str = "x"):
 			t.Errorf("%s: %+v", name, p)
 		}
 		if name == "t.google" {
-			if diff := cmp.Diff(map[string]any{"type": "integer"}, schema.AdditionalProperties); diff != "" || schema.Properties["rest"].Description != "the others" {
+			if diff := cmp.Diff(map[string]any{"type": "integer", "description": "the rest"}, schema.AdditionalProperties); diff != "" || schema.Properties["rest"].Description != "the others" {
 				t.Errorf("%s: %s", name, described.InputSchema)
 			}
 			if string(described.OutputSchema) == "" || !described.VarArgs {

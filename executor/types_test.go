@@ -158,8 +158,10 @@ const (
 // typeRows has every row of the conformance table, and more.
 var typeRows = []typeRow{
 	{annotation: `str`, schema: jsonString, calls: []fits{{`"ä\n"`, `'ä\n'`}, {`""`, `''`}}, refused: map[string]string{`1`: "/x", `null`: "/x", `true`: "/x"}},
-	{annotation: `int`, schema: jsonInt, calls: []fits{{`1`, `1`}, {`1.0`, `1`}, {`-0`, `0`}, {`1e2`, `100`}, {`123456789012345678901234567890`, `123456789012345678901234567890`}, {`1e21`, `1000000000000000000000`}},
-		refused: map[string]string{`"1"`: "/x", `1.5`: "/x", `true`: "/x", `null`: "/x", `12345678901234567890.0`: "/x"}},
+	{annotation: `int`, schema: jsonInt, calls: []fits{{`1`, `1`}, {`1.0`, `1`}, {`-0`, `0`}, {`1e2`, `100`}, {`123456789012345678901234567890`, `123456789012345678901234567890`}, {`1e21`, `1000000000000000000000`}, {`9007199254740993`, `9007199254740993`}},
+		refused: map[string]string{`"1"`: "/x", `1.5`: "/x", `true`: "/x", `null`: "/x", `12345678901234567890.0`: "/x",
+			`9007199254740993.0`: "/x", `-9007199254740993.0`: "/x", `9007199254740993e0`: "/x", `10000000000000000000001.0`: "/x"}},
+	{annotation: `list[int | bool]`, calls: []fits{{`[1e21,true]`, `list(1000000000000000000000, True)`}}, refused: map[string]string{`[1,9007199254740993.0]`: "/x/1"}},
 	{annotation: `float`, schema: `{"type":"number"}`, calls: []fits{{`1.5`, `1.5`}, {`1`, `1.0`}, {`-0.0`, `-0.0`}, {`9007199254740993`, `9007199254740993`}, {`1e308`, `1e+308`}},
 		refused: map[string]string{`"1.5"`: "/x", `false`: "/x"}},
 	{annotation: `bool`, schema: `{"type":"boolean"}`, calls: []fits{{`true`, `True`}, {`false`, `False`}}, refused: map[string]string{`1`: "/x", `"true"`: "/x"}},
@@ -186,6 +188,10 @@ var typeRows = []typeRow{
 	{annotation: `Union[list[str], list[int]]`, calls: []fits{{`[1.0]`, `list(1)`}, {`["1"]`, `list('1')`}}},
 	{annotation: `Union[Movie, Color]`, schema: `{"anyOf":[` + movie + `,{"type":"string","enum":["red","blue"]}]}`,
 		calls: []fits{{`"red"`, `Color.RED`}, {`{"title":"t","color":"blue"}`, `dict{'title': 't', 'color': Color.BLUE}`}}, refused: map[string]string{`"green"`: "/x"}},
+	{annotation: `str | bytes`, calls: []fits{{`"test"`, `'test'`}}},
+	{annotation: `dict[str, bytes] | dict[str, str]`, calls: []fits{{`{"a":"test"}`, `dict{'a': 'test'}`}}},
+	{annotation: `Union[Color, str]`, calls: []fits{{`"red"`, `Color.RED`}, {`"green"`, `'green'`}}},
+	{annotation: `set[int] | list[int]`, calls: []fits{{`[3,1,3]`, `list(3, 1, 3)`}, {`[3,1]`, `set{1, 3}`}}},
 	{annotation: `Union[datetime.datetime, datetime.date]`, calls: []fits{{`"2026-01-31"`, `date datetime.date(2026, 1, 31)`}, {`"2026-01-31T00:00:00"`, `datetime datetime.datetime(2026, 1, 31, 0, 0)`}}},
 
 	{annotation: `Literal["a", "b"]`, schema: `{"type":"string","enum":["a","b"]}`, calls: []fits{{`"b"`, `'b'`}}, refused: map[string]string{`"c"`: "/x"}},
@@ -253,6 +259,7 @@ var typeRows = []typeRow{
 	{annotation: `tuple[()]`, schema: `{"type":"array","maxItems":0}`, calls: []fits{{`[]`, `tuple()`}}, refused: map[string]string{`[1]`: "/x"}},
 	{annotation: `set[int]`, schema: `{"type":"array","items":{"type":"integer"},"uniqueItems":true}`, calls: []fits{{`[2,1.0]`, `set{1, 2}`}}, refused: map[string]string{`[1,1]`: "/x", `["a"]`: "/x/0"}},
 	{annotation: `set`, calls: []fits{{`["a"]`, `set{'a'}`}}, refused: map[string]string{`[[1]]`: "/x"}},
+	{annotation: `set[int | bool | str]`, calls: []fits{{`[1,"1"]`, `set{'1', 1}`}}, refused: map[string]string{`[1,true,"1"]`: "/x/1"}},
 	{annotation: `frozenset[Color]`, calls: []fits{{`["red"]`, `frozenset{Color.RED}`}}},
 	{annotation: `collections.deque[int]`, calls: []fits{{`[1.0]`, `deque(1)`}}},
 
@@ -281,7 +288,8 @@ var typeRows = []typeRow{
 	{annotation: `uuid.UUID`, schema: `{"type":"string","format":"uuid"}`, calls: []fits{{`"12345678-1234-5678-1234-567812345678"`, `UUID UUID('12345678-1234-5678-1234-567812345678')`}}, refused: map[string]string{`"nope"`: "/x"}},
 	{annotation: `pathlib.Path`, schema: `{"type":"string","format":"path"}`, calls: []fits{{`"a/b"`, `PosixPath PosixPath('a/b')`}}},
 	{annotation: `os.PathLike`, calls: []fits{{`"a"`, `PosixPath PosixPath('a')`}}},
-	{annotation: `decimal.Decimal`, schema: `{"anyOf":[{"type":"number"},{"type":"string"}]}`, calls: []fits{{`"1.10"`, `Decimal Decimal('1.10')`}, {`1.5`, `Decimal Decimal('1.5')`}, {`3`, `Decimal Decimal('3')`}},
+	{annotation: `decimal.Decimal`, schema: `{"anyOf":[{"type":"number"},{"type":"string"}]}`, calls: []fits{{`"1.10"`, `Decimal Decimal('1.10')`}, {`1.5`, `Decimal Decimal('1.5')`}, {`3`, `Decimal Decimal('3')`}, {`1.10`, `Decimal Decimal('1.10')`},
+		{`123456789012345678901234567890.123456789`, `Decimal Decimal('123456789012345678901234567890.123456789')`}},
 		refused: map[string]string{`"one"`: "/x", `"NaN"`: "/x", `true`: "/x"}},
 	{annotation: `re.Pattern[str]`, calls: []fits{{`"(?<=a)b"`, `Pattern re.compile('(?<=a)b')`}}, refused: map[string]string{`"("`: "/x"}},
 

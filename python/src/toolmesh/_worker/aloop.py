@@ -50,7 +50,7 @@ from .loop import (
     too_deep,
 )
 from .output import NoShield, Outlet, install
-from .values import Mismatch, decode, encode
+from .values import Mismatch, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -254,12 +254,12 @@ class Worker:
         try:
             meta: dict[str, JSON] = {}
             if flags & META:
-                meta, body = split_meta(body)
-            arguments = decode(body) if body else {}
+                meta, body = split_meta(body, tool)
+            arguments = tool.decode(body) if body else {}
             if tool.direct and not meta and type(arguments) is dict:
                 positional, keyword = (), arguments
             else:
-                positional, keyword = tool.bind(arguments, meta.get("varargs"))
+                positional, keyword = tool.bind(arguments, meta.get("varargs"), body)
             begun = True
             value = tool.function(*positional, **keyword)
             if type(value) is AsyncGeneratorType:

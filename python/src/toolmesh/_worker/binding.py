@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import values
+from . import digits, values
 from .values import Mismatch, describe, pointer
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -38,7 +38,8 @@ class Tool:
     """A declared function, described and ready to be called."""
 
     __slots__ = (
-        "name", "slot", "function", "kind", "parameters", "dump", "described", "direct", "_simple", "_loads", "_fills",
+        "name", "slot", "function", "kind", "parameters", "dump", "described", "direct", "decode",
+        "_simple", "_loads", "_fills",
     )
 
     def __init__(self, name: str, function: Callable[..., Any], kind: str, signature: Signature) -> None:
@@ -55,7 +56,8 @@ class Tool:
                 parameter.kind = "positional"
         kinds = {parameter.kind for parameter in self.parameters}
         varkw_loads = any(p.kind == "varkw" and p.load is not None for p in self.parameters)
-        self._simple = kinds <= {"normal", "keyword", "varkw"} and not varkw_loads
+        self._simple = kinds <= {"normal", "keyword", "varkw"} and not varkw_loads and not signature.exact
+        self.decode = digits.decode if signature.exact else values.decode
         self._loads = [
             (p.name, p.load, pointer("", p.name))
             for p in self.parameters
@@ -65,15 +67,25 @@ class Tool:
         # The JSON object is what the function is called with, as it is.
         self.direct = self._simple and not self._loads and not self._fills
 
-    def bind(self, arguments: JSON, extra: list[JSON] | None = None) -> tuple[Sequence[Any], dict[str, Any]]:
-        """(positional, keyword) of a call; raises Mismatch.
+    def bind(
+        self, arguments: JSON, extra: list[JSON] | None = None, body: bytes = b""
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        """(positional, keyword) of a call; raises Mismatch. body is what
+        arguments were read from.
 
         What a simple signature lacks or does not know is left to the function
         itself to refuse, see problems: the common call pays nothing.
         """
         if type(arguments) is not dict:
+            digits.forget()
             raise Mismatch("", "object", describe(arguments), "the arguments must be a JSON object")
-        if self._simple and not extra:
+        try:
+            if not self._simple or extra:
+                try:
+                    return self._bind_any(arguments, extra or [])
+                finally:
+                    if self.described.exact:
+                        digits.forget()
             for name, load, at in self._loads:
                 if name in arguments:
                     arguments[name] = load(arguments[name], at)
@@ -81,7 +93,14 @@ class Tool:
                 if name not in arguments:
                     arguments[name] = fill()
             return (), arguments
-        return self._bind_any(arguments, extra or [])
+        except Mismatch as failure:
+            if not (failure.doubt and body):
+                raise
+        # Once more, with the texts of the numbers of which the floats say too little.
+        try:
+            return self.bind(digits.decode(body), extra)
+        finally:
+            digits.forget()
 
     def _bind_any(self, arguments: dict[str, JSON], extra: list[JSON]) -> tuple[list[Any], dict[str, Any]]:
         positional: list[Any] = []

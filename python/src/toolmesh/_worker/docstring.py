@@ -36,13 +36,55 @@ def parse(doc: str | None, attributes: bool = False) -> tuple[str, dict[str, str
     """
     if not doc:
         return "", {}
-    lines = doc.expandtabs().splitlines()
+    lines = _lines(doc)
     for style in (_numpy, _google, _sphinx):
         found = style(lines, _PARAMETERS | {"attributes"} if attributes else _PARAMETERS)
         if found is not None:
             cut, parameters = found
             return "\n".join(lines[:cut]).strip(), parameters
     return doc.strip(), {}
+
+
+def _lines(doc: str) -> list[str]:
+    lines = doc.expandtabs().splitlines()
+    if _title(lines[0]) and len(lines) > 1 and lines[1].strip() and _indent(lines[1]) == 0:
+        # A section that begins beside the quotes: what stands below it has lost its indent.
+        if not set(lines[1].strip()) <= {"-", "="}:
+            lines[1:] = ["    " + line for line in lines[1:]]
+    return lines
+
+
+def _title(line: str) -> bool:
+    return line.rstrip().endswith(":") and line.strip()[:-1].lower() in _SECTIONS
+
+
+_RESULTS = {"returns", "return", "yields", "yield"}
+_TYPED = re.compile(r"^[\w.]+(?:\[[^:]*\])?(?:\s*\|\s*[\w.]+(?:\[[^:]*\])?)*:\s+")  # "dict[str, int]: " before the text
+
+
+def returned(doc: str) -> str:
+    """What a cleaned docstring says of the result, "" when it says nothing."""
+    lines = _lines(doc) if doc else []
+    for at, line in enumerate(lines):
+        match = _SPHINX.match(line) if line.startswith(":") else None
+        if match and match["field"].lower() in _RESULTS and not match["rest"]:
+            return _join([match["text"] or "", *_below(lines, at + 1)])
+        if _indent(line) or line.strip().rstrip(":").lower() not in _RESULTS:
+            continue
+        if _title(line):
+            return _TYPED.sub("", _join(_below(lines, at + 1)), count=1)
+        under = lines[at + 1].strip() if at + 1 < len(lines) else ""
+        if len(under) >= 3 and set(under) <= {"-", "="}:
+            return _join(_below(lines, at + 3))  # after the line of the type
+    return ""
+
+
+def _below(lines: list[str], at: int) -> list[str]:
+    """The lines from at on that are indented."""
+    end = at
+    while end < len(lines) and (not lines[end].strip() or _indent(lines[end]) > 0):
+        end += 1
+    return lines[at:end]
 
 
 def _indent(line: str) -> int:

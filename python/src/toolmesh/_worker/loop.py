@@ -44,7 +44,7 @@ from .frames import (
     write_all,
 )
 from .output import Outlet, install
-from .values import Mismatch, NotSerializable, decode, encode
+from .values import Mismatch, NotSerializable, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -127,10 +127,10 @@ class Guard:
                 raise Cancelled
 
 
-def split_meta(body: bytes) -> tuple[dict[str, JSON], bytes]:
+def split_meta(body: bytes, tool: Tool) -> tuple[dict[str, JSON], bytes]:
     """(meta, arguments) of a CALL body with the META flag."""
     size = int.from_bytes(body[:4], "little")
-    return decode(body[4 : 4 + size]), body[4 + size :]
+    return tool.decode(body[4 : 4 + size]), body[4 + size :]
 
 
 def forked_by_tool(outlet: Outlet, worker: Worker | aloop.Worker) -> None:
@@ -239,13 +239,13 @@ class Worker:
             try:
                 extra = None
                 if flags & META:
-                    meta, body = split_meta(body)
+                    meta, body = split_meta(body, tool)
                     extra = meta.get("varargs")
-                arguments = decode(body) if body else {}
+                arguments = tool.decode(body) if body else {}
                 if tool.direct and extra is None and type(arguments) is dict:
                     positional, keyword = (), arguments
                 else:
-                    positional, keyword = tool.bind(arguments, extra)
+                    positional, keyword = tool.bind(arguments, extra, body)
             except Mismatch as failure:
                 return ERROR, failures.invalid([failure])
             except ValueError as failure:

@@ -7,11 +7,16 @@ of the index's own version.
 
 from __future__ import annotations
 
+import copy
+import decimal
 import inspect
+import re
 import sys
+import types
 import typing
 
-from .shapes import Shape, rewrite
+from . import digits
+from .shapes import MADE, Shape, rewrite, sure
 from .values import Mismatch, describe, encode, pointer
 
 if typing.TYPE_CHECKING:
@@ -19,14 +24,16 @@ if typing.TYPE_CHECKING:
     from typing import Any
 
     from .schema import Builder
-    from .shapes import Schema
+    from .shapes import Load, Schema
     from .values import JSON
+
+UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
 
 
 def model(builder: Builder, base: Any) -> Shape:
     """The Shape of a BaseModel of pydantic 2."""
     mode = "serialization" if builder.results else "validation"
-    return _shape(builder, base.model_json_schema(mode=mode), base.__name__, base.model_validate_json)
+    return _shape(builder, base.model_json_schema(mode=mode), base.__name__, base.model_validate_json, base)
 
 
 def adapted(builder: Builder, annotation: Any) -> Shape | None:
@@ -39,35 +46,119 @@ def adapted(builder: Builder, annotation: Any) -> Shape | None:
     adapter = pydantic.TypeAdapter(annotation)
     schema = adapter.json_schema(mode="serialization" if builder.results else "validation")
     name = getattr(annotation, "__name__", str(annotation))
-    return _shape(builder, schema, name, adapter.validate_json)
+    return _shape(builder, schema, name, adapter.validate_json, annotation)
 
 
-def _shape(builder: Builder, found: Schema, name: str, validate: Callable[[bytes], Any]) -> Shape:
+def annotated(builder: Builder, annotation: Any) -> Shape | None:
+    """The Shape that pydantic, of either version, gives an annotation with notes
+    of its own; None when it is not there or does not know the type."""
+    pydantic = sys.modules.get("pydantic")
+    if not hasattr(pydantic, "TypeAdapter"):
+        return old_adapted(builder, annotation)
+    assert pydantic is not None
+    try:
+        adapter = pydantic.TypeAdapter(annotation)
+        schema = adapter.json_schema()
+    except Exception:
+        return None
+    return _shape(builder, schema, _called(annotation), adapter.validate_json, annotation)
+
+
+def checker(annotation: Any) -> Load | None:
+    """What lets pydantic 2 have its say on a value that was made already."""
+    pydantic = sys.modules.get("pydantic")
+    try:
+        adapter = pydantic.TypeAdapter(annotation)  # type: ignore[union-attr]  # caught below
+    except Exception:
+        return None
+    name = _called(annotation)
+    return lambda value, at: _validated(lambda: adapter.validate_python(value), value, at, name)
+
+
+def _called(annotation: Any) -> str:
+    return str(getattr(annotation, "__name__", None) or getattr(annotation.__origin__, "__name__", "value"))
+
+
+def old_adapted(builder: Builder, annotation: Any) -> Shape | None:
+    """The Shape of a type that only pydantic 1 understands, such as conint(ge=3);
+    None when it does not either."""
+    bases = getattr(annotation, "__mro__", ())
+    home = next((one.__module__ for one in bases if one.__module__.startswith("pydantic.")), "pydantic.types")
+    pydantic = sys.modules.get(home.rpartition(".")[0])
+    if pydantic is None or hasattr(pydantic, "TypeAdapter"):
+        return None
+    name = getattr(annotation, "__name__", "value")
+    try:
+        plain, field = annotation, ...
+        for note in getattr(annotation, "__metadata__", ()):
+            if type(note).__name__ == "FieldInfo":  # with a default, it may not stand in Annotated
+                plain, field = annotation.__origin__, copy.copy(note)
+                field.default, field.default_factory = ..., None
+        holder = pydantic.create_model(name, value=(plain, field))
+        found = copy.deepcopy(holder.schema())
+    except Exception:
+        return None
+    schema: Schema = found["properties"]["value"]
+    schema.pop("title", None)
+    schema["definitions"] = found.get("definitions", {})
+    schema = _hoist(builder, _modern(schema), "definitions")
+    as_sent = _decimals(builder, annotation)
+
+    def load(value: JSON, at: str) -> Any:
+        given = {"value": _whole(as_sent(value), at)}
+        return _validated(lambda: holder.parse_obj(given), value, at, name, "value").value
+
+    kind = schema.get("type")
+    return Shape(schema, name, _fits(kind), load, texts=MADE if kind == "string" else 0)
+
+
+_KINDS: dict[Any, tuple[type[Any], ...]] = {
+    "string": (str,), "integer": (int, float), "number": (int, float), "boolean": (bool,), "array": (list,),
+    "object": (dict,),
+}
+
+
+def _fits(kind: JSON) -> Callable[[JSON], bool]:
+    """Whether a value is of a schema's type, as far as that is said."""
+    kinds = _KINDS.get(kind) if isinstance(kind, str) else None
+    return lambda value: kinds is None or type(value) in kinds
+
+
+def _shape(builder: Builder, found: Schema, name: str, validate: Callable[[bytes], Any], annotation: Any) -> Shape:
     schema, kind = _hoist(builder, dict(found), "$defs"), found.get("type")
+    as_sent = _decimals(builder, annotation)
 
     def load(value: JSON, at: str) -> Any:
         # As JSON, so that strict models too take text for a date and an array for a set.
-        return _validated(lambda: validate(encode(value)), value, at, name)
+        body = encode(as_sent(value))
+        if _LARGE.search(body):
+            body = encode(_whole(as_sent(value), at))
+        return _validated(lambda: validate(body), value, at, name)
 
     required = frozenset(found.get("required", ()))
+    of_kind = _fits(kind)
 
     def fits(value: JSON) -> bool:
-        return type(value) is dict and required <= value.keys() if kind == "object" else True
+        return type(value) is dict and required <= value.keys() if kind == "object" else of_kind(value)
 
-    return Shape(schema, f"object {name}" if kind == "object" else name, fits, load)
+    return Shape(schema, f"object {name}" if kind == "object" else name, fits, load,
+                 texts=MADE if kind == "string" else 0)
 
 
 def old_model(builder: Builder, base: Any) -> Shape:
     """The Shape of a BaseModel of pydantic 1."""
-    found = dict(base.schema())
+    # A copy: pydantic keeps its own for whoever asks next.
+    found = copy.deepcopy(base.schema())
     definitions = found.get("definitions", {})
     for name, inner in _old_models(base).items():
         if inner is base or name in definitions:
             _correct_old(found if inner is base and name not in definitions else definitions[name], inner)
     schema = _hoist(builder, _modern(found), "definitions")
+    as_sent = _decimals(builder, base)
 
     def load(value: JSON, at: str) -> Any:
-        return _validated(lambda: base.parse_obj(value), value, at, base.__name__)
+        given = _whole(as_sent(value), at)
+        return _validated(lambda: base.parse_obj(given), value, at, base.__name__)
 
     required = frozenset(found.get("required", ()))
 
@@ -129,7 +220,92 @@ def _hoist(builder: Builder, schema: Schema, key: str) -> Schema:
     return made
 
 
-def _validated(run: Callable[[], Any], value: JSON, at: str, name: str) -> Any:
+def _decimals(builder: Builder, annotation: Any) -> Callable[[JSON], JSON]:
+    """What puts the texts of numbers where a model has Decimals: pydantic makes
+    those of JSON's numbers out of floats."""
+    if builder.results or not _has_decimal(annotation, set()):
+        return lambda value: value
+    builder.exact = True
+    return lambda value: _as_sent(annotation, value)
+
+
+def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """(origin, arguments) of an annotation, without notes and None."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if hasattr(annotation, "__metadata__") and origin is not None:
+        return _parts(annotation.__origin__)
+    if origin in UNIONS:
+        members = [one for one in args if one is not type(None)]
+        # Of several, a text might become another one than the number would.
+        return _parts(members[0]) if len(members) == 1 else (None, ())
+    return (annotation, ()) if origin is None else (origin, args)
+
+
+def _named_fields(base: Any) -> dict[str, Any]:
+    """The annotations of a model's fields, by the names that they may be given."""
+    found: dict[str, Any] = {}
+    fields = getattr(base, "__pydantic_fields__", None) or getattr(base, "__fields__", None)
+    for name, field in (fields if isinstance(fields, dict) else {}).items():
+        annotation = getattr(field, "annotation", None) if hasattr(field, "validation_alias") else field.outer_type_
+        for known in (name, getattr(field, "validation_alias", None), getattr(field, "alias", None)):
+            if isinstance(known, str):
+                found[known] = annotation
+    return found
+
+
+def _has_decimal(annotation: Any, seen: set[Any]) -> bool:
+    base, args = _parts(annotation)
+    if not isinstance(base, type) or base in seen and not args:
+        return False
+    if not args:
+        seen.add(base)
+    if issubclass(base, decimal.Decimal):
+        return True
+    return any(_has_decimal(one, seen) for one in (*args, *_named_fields(base).values()))
+
+
+def _as_sent(annotation: Any, value: JSON) -> JSON:
+    """value with texts for the numbers of Decimals, as far as it is clear which
+    those are."""
+    base, args = _parts(annotation)
+    kind = type(value)
+    if not isinstance(base, type):
+        return value
+    if kind is float:
+        return digits.sent(value) or value if issubclass(base, decimal.Decimal) else value
+    if kind is list and args:
+        if issubclass(base, tuple) and args[-1] is not Ellipsis:
+            return [_as_sent(one, item) for one, item in zip(args, value, strict=False)] + value[len(args):]
+        return [_as_sent(args[0], item) for item in value]
+    if kind is dict:
+        if len(args) == 2:
+            return {key: _as_sent(args[1], item) for key, item in value.items()}
+        fields = _named_fields(base)
+        return {key: _as_sent(fields.get(key), item) for key, item in value.items()}
+    return value
+
+
+_LARGE = re.compile(rb"\d{16}\.0|e\+")  # in JSON with a float of 2^53 or more, and seldom in other
+
+
+def _whole(value: JSON, at: str) -> JSON:
+    """value with the integers that were sent where pydantic, which makes an int
+    of a float, would make another one of it."""
+    kind = type(value)
+    if kind is list:
+        return [_whole(one, f"{at}/{index}") for index, one in enumerate(value)]
+    if kind is dict:
+        return {key: _whole(one, pointer(at, key)) for key, one in value.items()}
+    if kind is not float or not value.is_integer() or sure(value) is not None:
+        return value
+    text = digits.sent(value)
+    if text is None:
+        raise Mismatch(at, "a number that a double can hold", describe(value), doubt=True)
+    number = decimal.Decimal(text)
+    return int(number) if number == number.to_integral_value() else value
+
+
+def _validated(run: Callable[[], Any], value: JSON, at: str, name: str, holder: str = "__root__") -> Any:
     """run(), its refusal as a Mismatch that names the place."""
     try:
         return run()
@@ -138,17 +314,65 @@ def _validated(run: Callable[[], Any], value: JSON, at: str, name: str) -> Any:
         if not problems:
             raise
         first = problems[0]
+        code, steps = str(first.get("type", "")), [one for one in first.get("loc", ()) if one != "__root__"]
+        steps = steps[1:] if steps[:1] == [holder] else steps
         place, got = at, value
-        for step in first.get("loc", ()):
-            if step == "__root__":
-                continue
-            place = pointer(place, step)
+        for index, step in enumerate(steps):
             try:
                 got = got[step]
             except (KeyError, IndexError, TypeError):
-                got = first.get("input", got)
-        message = str(first.get("msg") or "refused")
-        raise Mismatch(place, str(first.get("type", name)), describe(got), f"{name}: {message}") from None
+                if not (code.endswith("missing") and index + 1 == len(steps) and type(got) is dict):
+                    continue  # it names a member of a union, which has no place in the value
+                got = _ABSENT
+            place = pointer(place, step)
+        raise _told(first, code, place, got, name) from None
+
+
+_ABSENT: Any = object()
+_ONE = re.compile(r"'((?:[^'\\]|\\.)*)'|(-?\d+)")
+# How the codes of either version begin, which say that a value is of another type.
+_WORDS = {
+    "datetime": "date and time", "date": "date", "timedelta": "number of seconds", "time_delta": "number of seconds",
+    "time": "time of day", "int": "integer", "integer": "integer", "float": "number", "decimal": "decimal number",
+    "string": "string", "str": "string", "bool": "boolean", "list": "array", "tuple": "array", "set": "array",
+    "frozen_set": "array", "dict": "object", "model": "object", "dataclass": "object", "uuid": "UUID",
+}
+_TYPED = re.compile(
+    r"(?:type_error\.|value_error\.)?(\w+?)(?:_type|_parsing|_parsing_size|_from_\w+|_attributes_type|_exact)?"
+)
+
+
+def _told(problem: dict[str, Any], code: str, place: str, got: Any, name: str) -> Mismatch:
+    """What pydantic found, in the words that all else is told in."""
+    text, context = str(problem.get("msg") or "refused"), problem.get("ctx") or {}
+    message = f"{name}: {text}"
+    key = str(context.get("discriminator_key") or context.get("discriminator") or "").strip("'")
+    if key and "discriminator" in code or code.startswith("union_tag"):
+        inner = got.get(key, _ABSENT) if isinstance(got, dict) else _ABSENT
+        if inner is _ABSENT:
+            return Mismatch(pointer(place, key), "a value", "nothing", f"{key} is required: it says which {name} it is")
+        allowed = _listed(str(context.get("expected_tags") or context.get("allowed_values") or ""))
+        return Mismatch(pointer(place, key), allowed or "a known value", describe(inner))
+    if got is _ABSENT:
+        return Mismatch(place, "a value", "nothing", message)
+    words = _TYPED.fullmatch(code)
+    if words is not None and words[1] in _WORDS:
+        return Mismatch(place, _WORDS[words[1]], describe(got), message)
+    if code in ("extra_forbidden", "value_error.extra"):
+        return Mismatch(place, "no such field", describe(got), message)
+    if code in ("literal_error", "enum", "value_error.const", "type_error.enum"):
+        allowed = _listed(str(context.get("expected") or text.partition("permitted: ")[2]))
+        return Mismatch(place, allowed or f"a value of {name}", describe(got), message)
+    # Input should be a valid URL, because ...
+    expected = text.partition(" should ")[2].removeprefix("be ").partition(", ")[0]
+    expected = expected or text.removeprefix("ensure this value is ").removeprefix("ensure this value ")
+    return Mismatch(place, expected, describe(got), message)
+
+
+def _listed(text: str) -> str:
+    """Values as pydantic lists them, 'a', 'b' or 'c', as messages do; "" without any."""
+    found = [encode(one[1] if one[1] is not None else int(one[2])).decode() for one in _ONE.finditer(text)]
+    return f"one of {', '.join(found[:20])}" if len(found) > 1 else "".join(found)
 
 
 def field_default(value: Any) -> tuple[bool, Any]:

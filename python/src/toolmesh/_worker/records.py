@@ -14,7 +14,7 @@ import typing
 from collections import abc
 
 from .docstring import parse as parse_docstring
-from .shapes import UNRESOLVED, Shape, dump_only, guard, show_default
+from .shapes import UNRESOLVED, Shape, dump_only, guard, inside
 from .values import Mismatch, describe, pointer
 
 if typing.TYPE_CHECKING:
@@ -82,18 +82,23 @@ def _fields(
     return schema, fits, load, dump
 
 
+def _inside(fields: list[Field]) -> int:
+    return inside(*[shape for _, shape, _, _ in fields])
+
+
 def typed_dict(builder: Builder, base: Any, where: str) -> Shape:
     """The Shape of a TypedDict, of this module's or of typing_extensions'."""
     texts = _texts(base)
-    annotations: dict[str, tuple[Any, Namespace]] = {}
+    bindings = builder.bindings(base)
+    annotations: dict[str, tuple[Any, Namespace, Namespace]] = {}
     for parent in reversed(_typed_dict_parents(base)):
-        namespace = builder.names_of(parent)
+        namespace, bound = builder.names_of(parent), bindings.get(parent, {})
         for name, annotation in _own_annotations(parent, inherit=True).items():
             if annotations.get(name, (None,))[0] is not annotation:
-                annotations[name] = annotation, namespace
+                annotations[name] = annotation, namespace, bound
     keys = getattr(base, "__required_keys__", None)
     fields: list[Field] = []
-    for name, (annotation, namespace) in annotations.items():
+    for name, (annotation, namespace, bound) in annotations.items():
         resolved = builder.resolve(annotation, namespace, f"{where}.{name}")
         marker = getattr(typing.get_origin(resolved), "_name", None)
         inner = resolved
@@ -107,7 +112,9 @@ def typed_dict(builder: Builder, base: Any, where: str) -> Shape:
         else:
             # __required_keys__ misses what a text annotation says, hence the two above.
             needed = name in keys if keys is not None else getattr(base, "__total__", True)
-        shape = builder.anything() if resolved is UNRESOLVED else builder.shape(resolved, f"{where}.{name}", namespace)
+        shape = builder.anything()
+        if resolved is not UNRESOLVED:
+            shape = builder.field(resolved, f"{where}.{name}", namespace, bound)
         extra = {"description": texts[name]} if name in texts and "description" not in shape.schema else {}
         fields.append((name, shape, needed, extra))
     schema, fits, load, dump = _fields(
@@ -115,13 +122,18 @@ def typed_dict(builder: Builder, base: Any, where: str) -> Shape:
         lambda value: value.items() if isinstance(value, abc.Mapping) else (),
     )
     needs = any(shape.load for _, shape, _, _ in fields)
-    return Shape(schema, f"object {base.__name__}", fits, load if needs else None, dump_only(abc.Mapping, dump))
+    return Shape(schema, f"object {base.__name__}", fits, load if needs else None, dump_only(abc.Mapping, dump),
+                 texts=_inside(fields))
 
 
 def data_class(builder: Builder, base: Any, where: str) -> Shape:
     """The Shape of a dataclass."""
+    if not builder.results:
+        made = _own_init(builder, base, where)
+        if made is not None:
+            return made
     texts = _texts(base)
-    owners = _owners(base)
+    owners, bindings = _owners(base), builder.bindings(base)
     fields: list[Field] = []
     names: list[str] = []
     for field in base.__dataclass_fields__.values():
@@ -132,8 +144,9 @@ def data_class(builder: Builder, base: Any, where: str) -> Shape:
             names.append(field.name)
         if kind == "_FIELD_INITVAR" if builder.results else not field.init:
             continue
-        namespace = builder.names_of(owners.get(field.name, base))
-        shape = builder.shape(field.type, f"{where}.{field.name}", namespace)
+        owner = owners.get(field.name, base)
+        place = f"{where}.{field.name}"
+        shape = builder.field(field.type, place, builder.names_of(owner), bindings.get(owner, {}))
         given = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         extra: Schema = {}
         text = field.metadata.get("description") if field.metadata else None
@@ -143,21 +156,55 @@ def data_class(builder: Builder, base: Any, where: str) -> Shape:
         if not builder.results:
             if field.default is not dataclasses.MISSING:
                 shape = builder.nullable_for(field.default, shape)
-                show_default(field.default, shape, extra)
+                builder.show(field.default, shape, extra, place)
             elif field.default_factory in (list, dict, set, tuple, frozenset):
-                show_default(field.default_factory(), shape, extra)
+                builder.show(field.default_factory(), shape, extra, place)
         fields.append((field.name, shape, given or builder.results, extra))
     schema, fits, load, dump = _fields(
         fields, base.__name__, lambda made: base(**made),
         lambda value: [(name, getattr(value, name)) for name in names],
     )
-    return Shape(schema, f"object {base.__name__}", fits, guard(load, base), dump_only(base, dump))
+    return Shape(schema, f"object {base.__name__}", fits, guard(load, base), dump_only(base, dump),
+                 texts=_inside(fields))
+
+
+def _own_init(builder: Builder, base: Any, where: str) -> Shape | None:
+    """The Shape of a dataclass that is not made by its fields, but by an __init__
+    of its author's; None of one whose fields are the arguments."""
+    owner = next(one for one in base.__mro__ if "__init__" in vars(one))
+    init = inspect.unwrap(vars(owner)["__init__"])
+    written = getattr(init, "__code__", None)
+    if hasattr(base, "__pydantic_validator__"):
+        return None
+    # What dataclasses has made has no file.
+    if written is not None and written.co_filename == "<string>":
+        if getattr(owner, "__dataclass_fields__", None) is base.__dataclass_fields__:
+            return None
+    texts, bindings = _texts(base), builder.bindings(base)
+    parameters = list(inspect.signature(init).parameters.values())[1:] if written is not None else []
+    fields: list[Field] = []
+    for one in parameters:
+        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
+            if one.default is one.empty:
+                builder.warn(f"{where}: {one} of {base.__name__}.__init__ cannot be given")
+            continue
+        place = f"{where}.{one.name}"
+        extra: Schema = {}
+        shape = builder.field(one.annotation, place, builder.names_of(owner), bindings.get(owner, {}))
+        if one.name in texts and "description" not in shape.schema:
+            extra["description"] = texts[one.name]
+        if one.default is not one.empty:
+            shape = builder.nullable_for(one.default, shape)
+            builder.show(one.default, shape, extra, place)
+        fields.append((one.name, shape, one.default is one.empty, extra))
+    schema, fits, load, _ = _fields(fields, base.__name__, lambda made: base(**made), lambda value: ())
+    return Shape(schema, f"object {base.__name__}", fits, guard(load, base), texts=_inside(fields))
 
 
 def attrs_class(builder: Builder, base: Any, where: str) -> Shape:
     """The Shape of a class that the attrs library made."""
     texts = _texts(base)
-    owners = _owners(base)
+    owners, bindings = _owners(base), builder.bindings(base)
     fields: list[Field] = []
     real: dict[str, str] = {}  # the name as an argument -> the attribute's
     for field in base.__attrs_attrs__:
@@ -165,7 +212,8 @@ def attrs_class(builder: Builder, base: Any, where: str) -> Shape:
             continue
         name = field.name if builder.results else getattr(field, "alias", None) or field.name.lstrip("_")
         annotation = field.type if field.type is not None else typing.Any
-        shape = builder.shape(annotation, f"{where}.{name}", builder.names_of(owners.get(field.name, base)))
+        owner = owners.get(field.name, base)
+        shape = builder.field(annotation, f"{where}.{name}", builder.names_of(owner), bindings.get(owner, {}))
         given = type(field.default).__name__ in ("NothingType", "_Nothing")
         extra: Schema = {}
         text = field.metadata.get("description") if field.metadata else None
@@ -174,25 +222,27 @@ def attrs_class(builder: Builder, base: Any, where: str) -> Shape:
             extra["description"] = text
         if not builder.results and not given and not hasattr(field.default, "factory"):
             shape = builder.nullable_for(field.default, shape)
-            show_default(field.default, shape, extra)
+            builder.show(field.default, shape, extra, f"{where}.{field.name}")
         fields.append((name, shape, given or builder.results, extra))
         real[name] = field.name
     schema, fits, load, dump = _fields(
         fields, base.__name__, lambda made: base(**made),
         lambda value: [(name, getattr(value, attribute)) for name, attribute in real.items()],
     )
-    return Shape(schema, f"object {base.__name__}", fits, guard(load, base), dump_only(base, dump))
+    return Shape(schema, f"object {base.__name__}", fits, guard(load, base), dump_only(base, dump),
+                 texts=_inside(fields))
 
 
 def named_tuple(builder: Builder, base: Any, where: str) -> Shape:
     """The Shape of a NamedTuple: an array with a title per place."""
-    owners = _owners(base)
+    owners, bindings = _owners(base), builder.bindings(base)
     annotations = {name: one for owner in reversed(base.__mro__) for name, one in _own_annotations(owner).items()}
     items = []
     for name in base._fields:
-        namespace = builder.names_of(owners.get(name, base))
-        shape = builder.shape(annotations.get(name, typing.Any), f"{where}.{name}", namespace)
-        items.append(Shape({"title": name, **shape.schema}, shape.expected, shape.fits, shape.load, shape.dump))
+        owner = owners.get(name, base)
+        annotation = annotations.get(name, typing.Any)
+        shape = builder.field(annotation, f"{where}.{name}", builder.names_of(owner), bindings.get(owner, {}))
+        items.append(shape.but(schema={"title": name, **shape.schema}))
     least = len(base._fields) - len(getattr(base, "_field_defaults", {}))
     if builder.results:
         least = len(base._fields)
@@ -200,6 +250,15 @@ def named_tuple(builder: Builder, base: Any, where: str) -> Shape:
     assert shape.load is not None
     shape.load = guard(shape.load, base)
     return shape
+
+
+def placed(item: Shape, value: JSON, at: str) -> Any:
+    """A value of an array with a Shape for each place. Its schema may not have
+    told what belongs there, so what is not converted is checked."""
+    made = item.load(value, at) if item.load is not None else value
+    if not item.fits(value):
+        raise Mismatch(at, item.expected, describe(value))
+    return made
 
 
 def positions(items: list[Shape], least: int, make: Callable[[Iterable[Any]], tuple[Any, ...]]) -> Shape:
@@ -227,7 +286,7 @@ def positions(items: list[Shape], least: int, make: Callable[[Iterable[Any]], tu
             got = describe(value) if type(value) is not list else f"array of {len(value)} items"
             raise Mismatch(at, words, got)
         return make([
-            item.load(one, f"{at}/{index}") if item.load is not None else one
+            placed(item, one, f"{at}/{index}")
             for index, (item, one) in enumerate(zip(items, value, strict=False))
         ])
 
@@ -240,7 +299,7 @@ def positions(items: list[Shape], least: int, make: Callable[[Iterable[Any]], tu
                 return [item.dump(one, path) if item.dump else one for item, one in pairs]
             return value
 
-    return Shape(schema, words, fits, load, dump)
+    return Shape(schema, words, fits, load, dump, texts=inside(*items))
 
 
 def _texts(base: Any) -> dict[str, str]:

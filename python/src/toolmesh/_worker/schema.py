@@ -11,39 +11,40 @@ from __future__ import annotations
 import collections
 import collections.abc as abc
 import dataclasses
+import decimal
 import enum
 import inspect
 import os
 import pathlib
 import re
 import sys
-import types
 import typing
 
-from . import models, records, redaction
+from . import containers, models, notes, records, redaction
 from .docstring import parse as parse_docstring
+from .docstring import returned
 from .shapes import (
+    KEPT,
+    MADE,
     SIMPLE,
     UNRESOLVED,
     Shape,
     Unread,
     carried,
     choice,
-    constraints,
     from_text,
     guard,
     is_text,
     keep_json,
-    load_float,
-    load_int,
     plain,
     show_default,
     varargs,
 )
-from .values import Mismatch, describe, encode, pointer
+from .unions import either
+from .values import Mismatch, describe, encode
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any, TypeAlias
 
     from .shapes import Dump, Load, Schema
@@ -77,6 +78,7 @@ class Signature:
     parameters: list[Parameter]
     dump: Dump | None
     warnings: list[str]
+    exact: bool = False  # whether a float says too little of a number: the arguments are read with their texts
 
 
 _OPEN = (typing.Any, object, inspect.Signature.empty)
@@ -84,11 +86,10 @@ _NOTHING = (getattr(typing, "Never", typing.NoReturn), typing.NoReturn)
 _LISTS = {list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, abc.Reversible}
 _SETS = {set: set, frozenset: frozenset, abc.Set: set, abc.MutableSet: set}
 _DICTS = {dict, abc.Mapping, abc.MutableMapping, collections.OrderedDict, collections.defaultdict}
-_UNIONS = {typing.Union, getattr(types, "UnionType", typing.Union)}
 _ITERATORS = {abc.Iterator, abc.Generator}
 _STREAMS = _ITERATORS | {abc.AsyncIterator, abc.AsyncGenerator, abc.AsyncIterable, abc.Iterable}
 # A marker by name, so that typing_extensions' own copies are known too.
-_QUALIFIERS = {"Required", "NotRequired", "ReadOnly", "Final", "ClassVar", "Unpack"}
+_QUALIFIERS = {"Required", "NotRequired", "ReadOnly", "Final", "ClassVar"}
 
 
 class Builder:
@@ -106,6 +107,8 @@ class Builder:
         self._moved: dict[int, Schema] = {}  # id of a schema that stands in $defs -> the reference to it
         self._texts: list[Any] = []  # what texts and forward references around where we are stand for
         self._bound: dict[Any, Any] = {}  # type variable -> what it stands for where we are
+        self.exact = False  # whether what was described has a Decimal in it
+        self._own: Any = None  # the class that Self means where we are
 
     def turn(self) -> None:
         """From here on, what is described is a result."""
@@ -123,7 +126,12 @@ class Builder:
 
     def nullable_for(self, default: Any, shape: Shape) -> Shape:
         """shape, which takes null too when that is the default: `x: int = None`."""
-        return self.either([shape, SIMPLE[type(None)]()]) if default is None and not shape.fits(None) else shape
+        return either([shape, SIMPLE[type(None)]()]) if default is None and not shape.fits(None) else shape
+
+    def show(self, default: Any, shape: Shape, extra: Schema, where: str) -> None:
+        """Puts a default into the schema of a parameter or a field."""
+        if not show_default(default, shape, extra):
+            self.warn(f"{where}: its default is not what its annotation takes, and is not shown")
 
     def warn(self, text: str) -> None:
         """Notes, once, what people should know of this tool."""
@@ -162,6 +170,7 @@ class Builder:
             return self.anything()
         simple = SIMPLE.get(annotation) if _hashable(annotation) else None
         if simple is not None:
+            self.exact = self.exact or annotation is decimal.Decimal
             return simple()
         try:
             if isinstance(text, str) and typing.get_origin(annotation) is not None and _hashable(annotation):
@@ -207,10 +216,12 @@ class Builder:
             return self.shape(annotation.type, where, namespace)
         if getattr(origin, "_name", None) == "Literal" or origin is typing.Literal:
             return self._literal(args)
-        if origin in _UNIONS:
+        if origin in models.UNIONS:
             return self._union(args, where, namespace)
         if getattr(annotation, "_name", None) == "LiteralString":
             return SIMPLE[str]()
+        if getattr(annotation, "_name", None) == "Self" and self._own is not None:
+            return self.shape(self._own, where, namespace)
         if hasattr(annotation, "__supertype__"):
             return self.shape(annotation.__supertype__, where, namespace)
         if isinstance(annotation, typing.TypeVar):
@@ -229,20 +240,24 @@ class Builder:
             ))
         if base in SIMPLE:
             return SIMPLE[base]()
+        if hasattr(base, "__get_validators__") or hasattr(base, "__modify_schema__"):
+            found = models.old_adapted(self, annotation) if not hasattr(base, "parse_obj") else None
+            if found is not None:
+                return found
         if base is tuple:
-            return self._tuple(annotation, args, where, namespace)
+            return containers.tuple_of(self, annotation, args, where, namespace)
         if base in _LISTS:
-            return self._list(args, where, namespace, list)
+            return containers.array(self, args, where, namespace, list)
         if base in _ITERATORS:
-            return self._list(args[:1], where, namespace, iter)
+            return containers.array(self, args[:1], where, namespace, iter)
         if base is collections.deque:
-            return self._list(args, where, namespace, collections.deque)
+            return containers.array(self, args, where, namespace, collections.deque)
         if base in _SETS:
-            shape = self._list(args, where, namespace, _SETS[base])
+            shape = containers.array(self, args, where, namespace, _SETS[base])
             shape.schema["uniqueItems"] = True
             return shape
         if base in _DICTS:
-            return self._dict(args, where, namespace, base)
+            return containers.mapping(self, args, where, namespace, base)
         if not isinstance(base, type):
             return None
         if issubclass(base, enum.Flag):
@@ -251,7 +266,8 @@ class Builder:
             return self._enum(base)
         if issubclass(base, os.PathLike):
             make: Any = base if issubclass(base, pathlib.PurePath) and base is not pathlib.PurePath else pathlib.Path
-            return Shape({"type": "string", "format": "path"}, "path", is_text, from_text(make, "path"), order=7)
+            read = from_text(make, "path")
+            return Shape({"type": "string", "format": "path"}, "path", is_text, read, order=7, texts=MADE)
         if hasattr(base, "model_json_schema") and hasattr(base, "model_validate_json"):
             return models.model(self, annotation if isinstance(annotation, type) else base)
         if hasattr(base, "parse_obj") and hasattr(base, "schema"):
@@ -268,63 +284,87 @@ class Builder:
         if record is not None:
             key = self._substitute(annotation)
             return self._named(key, where, lambda: self._inside(
-                getattr(base, "__parameters__", ()), key, lambda: record(self, base, where)
+                getattr(base, "__parameters__", ()), key, lambda: record(self, base, where), key
             ))
         for parent in (bool, int, float, str, dict, list):
             if issubclass(base, parent) and base is not parent:
                 return self._subclass(base, parent, where, namespace)
         return models.adapted(self, annotation)
 
-    def _substitute(self, annotation: Any) -> Any:
+    def _substitute(self, annotation: Any, bound: Namespace | None = None) -> Any:
         """annotation with what its type variables stand for."""
-        if annotation in self._bound:
-            return self._bound[annotation]
+        bound = self._bound if bound is None else bound
+        if not _hashable(annotation):
+            return annotation
+        if annotation in bound:
+            return bound[annotation]
         if typing.get_origin(annotation) is not None:
             free = getattr(annotation, "__parameters__", ())
-            if any(one in self._bound for one in free):
-                return annotation[tuple(self._bound.get(one, one) for one in free)]
+            if any(one in bound for one in free):
+                return annotation[tuple(bound.get(one, one) for one in free)]
         return annotation
 
-    def _inside(self, parameters: Sequence[Any], alias: Any, build: Callable[[], Shape]) -> Shape:
-        """build(), with the arguments of alias in the place of type variables."""
-        outside = self._bound
+    def _inside(self, parameters: Sequence[Any], alias: Any, build: Callable[[], Shape], own: Any = None) -> Shape:
+        """build(), with the arguments of alias in the place of type variables;
+        own is what Self means in it."""
+        outside, outer = self._bound, self._own
         args = typing.get_args(alias)
         self._bound = dict(zip(parameters, args, strict=False)) if len(args) == len(parameters) else {}
+        self._own = own
         try:
             return build()
+        finally:
+            self._bound, self._own = outside, outer
+
+    def bindings(self, base: Any) -> dict[Any, Namespace]:
+        """Of a class that is being described and of those it inherits from, what
+        their type variables stand for: class Names(Box[str])."""
+        found = {base: self._bound}
+
+        def above(cls: Any) -> None:
+            # Not with getattr: what is inherited there are the bases of another class.
+            for one in vars(cls).get("__orig_bases__", cls.__bases__):
+                parent = typing.get_origin(one) or one
+                if parent in found or not isinstance(parent, type):
+                    continue
+                parameters, args = _parameters(parent), typing.get_args(one)
+                given = args if len(args) == len(parameters) else ()
+                found[parent] = {
+                    name: self._substitute(arg, found[cls]) for name, arg in zip(parameters, given, strict=False)
+                }
+                above(parent)
+
+        above(base)
+        return found
+
+    def field(self, annotation: Any, where: str, namespace: Namespace, bound: Namespace) -> Shape:
+        """The Shape of a field of a class, whose type variables stand for bound."""
+        outside = self._bound
+        self._bound = bound
+        try:
+            return self.shape(annotation, where, namespace)
         finally:
             self._bound = outside
 
     def _subclass(self, base: type[Any], parent: type[Any], where: str, namespace: Namespace) -> Shape:
         """A class of the index's own below a basic one: made of what that would be."""
         basic: Any = parent
-        for one in getattr(base, "__orig_bases__", ()):
-            if typing.get_origin(one) is parent:
-                basic = one
+        bindings = self.bindings(base)
+        for owner, bound in bindings.items():
+            for one in vars(owner).get("__orig_bases__", ()):
+                if typing.get_origin(one) is parent:
+                    basic = self._substitute(one, bound)
         inner = self.shape(basic, where, namespace)
 
         def load(value: JSON, at: str) -> Any:
             return base(inner.load(value, at) if inner.load else value)
 
-        return Shape(inner.schema, inner.expected, inner.fits, guard(load, base), inner.dump, inner.order)
+        return inner.but(load=guard(load, base), texts=MADE if inner.texts & KEPT else inner.texts)
 
     def _annotated(self, annotation: Any, where: str, namespace: Namespace) -> Shape:
         inner = self.shape(annotation.__origin__, where, namespace)
-        extra: Schema = {}
-        for note in annotation.__metadata__:
-            if isinstance(note, str):
-                extra.setdefault("description", note)
-                continue
-            if isinstance(note, Unread):
-                self.warn(f"{where}: {note.why}")
-                continue
-            constraints(note, inner.schema, extra)
-            for more in getattr(note, "metadata", None) or ():
-                constraints(more, inner.schema, extra)
-        if not extra:
-            return inner
-        schema = {**inner.schema, **extra}
-        return Shape(schema, inner.expected, inner.fits, inner.load, inner.dump, inner.order)
+        inner, extra = notes.read(self, inner, annotation.__metadata__, annotation, where)
+        return inner.but(schema={**inner.schema, **extra}) if extra else inner
 
     def _literal(self, args: Iterable[Any]) -> Shape:
         pairs: list[tuple[JSON, Any]] = []
@@ -397,191 +437,7 @@ class Builder:
             shapes.append(self.shape(arg, where, namespace))
         if literals:
             shapes.insert(first_literal, self._literal(literals))
-        return self.either(shapes)
-
-    @staticmethod
-    def either(shapes: list[Shape]) -> Shape:
-        """The Shape of a value that has one of several."""
-        if len(shapes) == 1:
-            return shapes[0]
-        members: list[Schema] = []
-        for shape in shapes:
-            for member in shape.schema["anyOf"] if set(shape.schema) == {"anyOf"} else [shape.schema]:
-                if member not in members:
-                    members.append(member)
-        schema: Schema = {} if {} in members else {"anyOf": members}
-        expected = " or ".join(dict.fromkeys(shape.expected for shape in shapes))
-        ordered = sorted(shapes, key=lambda shape: shape.order)
-
-        def fits(value: JSON) -> bool:
-            return any(shape.fits(value) for shape in ordered)
-
-        load: Load | None = None
-        if any(shape.load for shape in shapes):
-            # A number keeps the type it came with when both are allowed.
-            exact = {
-                type_: True
-                for type_, number in ((int, load_int), (float, load_float))
-                if any(shape.load is number for shape in shapes)
-            }
-
-            def load(value: JSON, at: str) -> Any:
-                if type(value) in exact:
-                    return value
-                deepest: Mismatch | None = None
-                # Of what fits the first; of what does not, the words of who came furthest.
-                for sure in (True, False):
-                    for shape in ordered:
-                        if shape.fits(value) is not sure or shape.load is None and not sure:
-                            continue
-                        if shape.load is None:
-                            return value
-                        try:
-                            return shape.load(value, at)
-                        except Mismatch as failure:
-                            if deepest is None or len(failure.pointer) > len(deepest.pointer):
-                                deepest = failure
-                if deepest is not None and deepest.pointer != at:
-                    raise deepest
-                raise Mismatch(at, expected, describe(value))
-
-        dump: Dump | None = None
-        if any(shape.dump for shape in shapes):
-
-            def dump(value: Any, path: str) -> Any:
-                for shape in shapes:
-                    if shape.dump is not None:
-                        value = shape.dump(value, path)
-                return value
-
-        return Shape(schema, expected, fits, load, dump, order=min(shape.order for shape in shapes))
-
-    def _list(
-        self,
-        args: Sequence[Any],
-        where: str,
-        namespace: Namespace,
-        make: Callable[[list[Any]], Collection[Any] | Iterator[Any]],
-    ) -> Shape:
-        item = self.shape(args[0], where, namespace) if args else self.anything()
-        schema: Schema = {"type": "array", "items": item.schema}
-
-        def load(value: JSON, at: str) -> Any:
-            if type(value) is not list:
-                raise Mismatch(at, "array", describe(value))
-            if item.load is not None:
-                step = item.load
-                value = [step(one, f"{at}/{index}") for index, one in enumerate(value)]
-            if make is list:
-                return value
-            try:
-                return make(value)
-            except TypeError as failure:  # what is in a set must be hashable
-                raise Mismatch(at, "array of values that a set can hold", describe(value), str(failure)) from None
-
-        dump: Dump | None = None
-        write = item.dump
-        if write is not None:
-
-            def dump(value: Any, path: str) -> Any:
-                if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-                    return [write(one, path) for one in value]
-                return value
-
-        needs = item.load is not None or make is not list
-
-        def fits(value: JSON) -> bool:
-            return type(value) is list and all(map(item.fits, value))
-
-        return Shape(schema, "array", fits, load if needs else None, dump)
-
-    def _tuple(self, annotation: Any, args: Sequence[Any], where: str, namespace: Namespace) -> Shape:
-        if not args and annotation in (tuple, typing.Tuple):  # noqa: UP006 - tuple[()] is another thing
-            return self._list((), where, namespace, tuple)
-        if args == ((),):  # Tuple[()] before 3.11
-            args = ()
-        if len(args) == 2 and args[1] is Ellipsis:
-            return self._list(args[:1], where, namespace, tuple)
-        items = [self.shape(arg, where, namespace) for arg in args]
-        return records.positions(items, len(items), tuple)
-
-    def _dict(self, args: Sequence[Any], where: str, namespace: Namespace, base: type[Any]) -> Shape:
-        keys = self.shape(args[0], where, namespace) if len(args) == 2 else SIMPLE[str]()
-        value_shape = self.shape(args[1], where, namespace) if len(args) == 2 else self.anything()
-        schema: Schema = {"type": "object", "additionalProperties": value_shape.schema or True}
-        kind, listed = keys.schema.get("type"), keys.schema.get("enum")
-        texts: dict[str, JSON] | None = None
-        if listed is not None:
-            texts = {encode(one).decode() if type(one) is not str else one: one for one in listed}
-            schema["propertyNames"] = {"enum": list(texts)}
-        elif kind == "boolean":
-            texts = {"true": True, "false": False}
-            schema["propertyNames"] = {"enum": list(texts)}
-        elif kind == "integer":
-            schema["propertyNames"] = {"pattern": "^(0|-?[1-9][0-9]*)$"}
-        elif kind in ("array", "object"):
-            raise TypeError(f"a key of type {keys.expected} has no form in JSON")
-        elif kind == "string" and len(keys.schema) > 1:
-            schema["propertyNames"] = {key: one for key, one in keys.schema.items() if key != "type"}
-
-        def load_key(text: str, at: str) -> Any:
-            found: JSON = text
-            if texts is not None:
-                if text not in texts:
-                    raise Mismatch(at, "a key that is one of " + ", ".join(list(texts)[:20]), describe(text))
-                found = texts[text]
-            elif kind in ("integer", "number"):
-                try:
-                    found = int(text) if kind == "integer" else float(text)
-                except ValueError:
-                    found = None
-                if found is None or kind == "integer" and str(found) != text:
-                    raise Mismatch(at, f"a key that is {keys.expected}", describe(text))
-            return keys.load(found, at) if keys.load else found
-
-        plain_keys = keys.load is None and texts is None and kind not in ("integer", "number")
-
-        def load(value: JSON, at: str) -> dict[Any, Any]:
-            if type(value) is not dict:
-                raise Mismatch(at, "object", describe(value))
-            made: dict[Any, Any] = {}
-            for name, one in value.items():
-                key = name if plain_keys else load_key(name, pointer(at, name))
-                if key in made:
-                    raise Mismatch(pointer(at, name), "each key once", describe(name),
-                                   f"{name} is a key that another one means too")
-                made[key] = value_shape.load(one, pointer(at, name)) if value_shape.load else one
-            return finish(made) if finish is not None else made
-
-        finish: Callable[[dict[Any, Any]], Any] | None = None
-        if base is collections.OrderedDict:
-            finish = collections.OrderedDict
-        elif base is collections.defaultdict:
-            origin = typing.get_origin(args[1]) or args[1] if len(args) == 2 else None
-            factory = origin if origin in (int, float, str, bool, list, dict, set, tuple) else None
-
-            def finish(made: dict[Any, Any]) -> Any:
-                return collections.defaultdict(factory, made)
-
-        dump: Dump | None = None
-        write, write_key = value_shape.dump, keys.dump
-        if write is not None or write_key is not None:
-
-            def dump(value: Any, path: str) -> Any:
-                if not isinstance(value, abc.Mapping):
-                    return value
-                if write_key is not None:
-                    found = [(write_key(key, path), one) for key, one in value.items()]
-                    value = dict(found)
-                    if len(value) < len(found):
-                        raise ValueError("keys collide")
-                return {key: write(one, path) for key, one in value.items()} if write is not None else value
-
-        def fits(value: JSON) -> bool:
-            return type(value) is dict and all(map(value_shape.fits, value.values()))
-
-        needs = value_shape.load is not None or not plain_keys or finish is not None
-        return Shape(schema, "object", fits, load if needs else None, dump, order=6)
+        return either(shapes)
 
     def settled(self, schema: Schema) -> Schema:
         """schema with its $defs; what went there only when it was used again is
@@ -643,7 +499,7 @@ class Builder:
             self.defs[name] = made.schema
             if id(made.schema) in self._moved:
                 self._moved[id(made.schema)] = reference
-            made = Shape(reference, made.expected, made.fits, made.load, made.dump, made.order)
+            made = made.but(schema=reference)
         self._made[base] = made
         return made
 
@@ -654,6 +510,12 @@ def _hashable(value: object) -> bool:
         return True
     except TypeError:
         return False
+
+
+def _parameters(base: type[Any]) -> Sequence[Any]:
+    """The type variables of a class; below list[T] it does not know them itself."""
+    found = [one for parent in vars(base).get("__orig_bases__", ()) for one in getattr(parent, "__parameters__", ())]
+    return getattr(base, "__parameters__", None) or list(dict.fromkeys(found))
 
 
 def _name(annotation: Any) -> str:
@@ -690,7 +552,8 @@ def signature(function: Callable[..., Any]) -> Signature:
     builder = Builder(namespace)
     own = vars(function).get("__doc__") if type(function).__name__ == "partial" else function.__doc__
     documented = function if own or inspect.isfunction(function) or inspect.isclass(function) else inner
-    description, texts = parse_docstring(inspect.getdoc(documented) or "")
+    doc = inspect.getdoc(documented) or ""
+    description, texts = parse_docstring(doc)
     properties: dict[str, Schema] = {}
     required: list[str] = []
     parameters: list[Parameter] = []
@@ -703,22 +566,25 @@ def signature(function: Callable[..., Any]) -> Signature:
             parameter.VAR_POSITIONAL: "varargs",
             parameter.VAR_KEYWORD: "varkw",
         }[parameter.kind]
-        shape = builder.shape(parameter.annotation, parameter.name)
         name = parameter.name
+        annotation = builder.resolve(parameter.annotation, namespace, name)
+        whole_of = containers.unpacked(annotation) if kind in ("varargs", "varkw") else None
+        shape = builder.shape(parameter.annotation if whole_of is None else whole_of, name)
         if kind == "varkw":
-            marker = getattr(typing.get_origin(parameter.annotation), "_name", None)
-            if marker == "Unpack":
-                whole = shape.schema
-                if "$ref" in whole:
-                    whole = builder.defs[whole["$ref"].rpartition("/")[2]]
-                properties.update(whole.get("properties", {}))
-                required.extend(whole.get("required", ()))
+            if whole_of is not None:
+                fields = shape.schema
+                if "$ref" in fields:
+                    fields = builder.defs[fields["$ref"].rpartition("/")[2]]
+                properties.update(fields.get("properties", {}))
+                required.extend(fields.get("required", ()))
                 parameters.append(Parameter(name, "unpack", False, shape.load))
                 continue
             open_ended = shape.schema or True
+            if texts.get(name) and "description" not in shape.schema:
+                open_ended = {**shape.schema, "description": texts[name]}
             parameters.append(Parameter(name, kind, False, shape.load))
             continue
-        if kind == "varargs":
+        if kind == "varargs" and whole_of is None:
             shape = Shape({"type": "array", "items": shape.schema}, "array", load=varargs(shape))
         default, fill = parameter.default, None
         extra: Schema = {}
@@ -727,9 +593,8 @@ def signature(function: Callable[..., Any]) -> Signature:
             if is_field:
                 # Field(...) in a default's place: what it says holds, and what
                 # it holds is the default, which the function itself would not take.
-                constraints(default, shape.schema, extra)
-                for note in getattr(default, "metadata", None) or ():
-                    constraints(note, shape.schema, extra)
+                whole: Any = typing.Annotated[annotation if annotation is not _EMPTY else typing.Any, default]
+                shape, extra = notes.read(builder, shape, (default,), whole, name)
                 default, fill = inner_default, models.filler(default, inner_default)
         needed = default is _EMPTY and kind != "varargs"
         shape = shape if default is _EMPTY else builder.nullable_for(default, shape)
@@ -738,7 +603,7 @@ def signature(function: Callable[..., Any]) -> Signature:
         elif texts.get(name) and shape.schema.get("description") == "seconds":
             extra["description"] = f"{texts[name]} (seconds)"
         if default is not _EMPTY:
-            show_default(default, shape, extra)
+            builder.show(default, shape, extra, name)
         properties[name] = {**shape.schema, **extra} if extra else shape.schema
         if needed:
             required.append(name)
@@ -748,6 +613,8 @@ def signature(function: Callable[..., Any]) -> Signature:
         schema["required"] = required
     schema["additionalProperties"] = open_ended
     schema = builder.settled(schema)
+
+    exact = builder.exact
 
     output: Schema | None = None
     dump: Dump | None = None
@@ -760,8 +627,11 @@ def signature(function: Callable[..., Any]) -> Signature:
             dump = shape.dump
             if shape.schema:
                 output = builder.settled(dict(shape.schema))
+                said = redaction.text(returned(doc))
+                if said and "description" not in output:
+                    output["description"] = said
     description, builder.warnings = redaction.text(description), [redaction.text(one) for one in builder.warnings]
-    made = Signature(description, schema, output, parameters, dump, builder.warnings)
+    made = Signature(description, schema, output, parameters, dump, builder.warnings, exact)
     keep_json(made)
     return made
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import copy
 import datetime
 import decimal
 import enum
@@ -16,7 +17,7 @@ import math
 import re
 import uuid
 
-from . import redaction
+from . import digits, redaction
 from .values import Mismatch, NotSerializable, describe, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     Dump: TypeAlias = Callable[[Any, str], Any]  # (Python value, path of its place)
 
 
-_EXACT = 1 << 53  # up to here each integer is a double of its own
+_EXACT = 1 << 53  # below it each integer is a double of its own, and no other number's
 
 
 UNRESOLVED: Any = object()  # in an annotation's place: it names what does not exist
@@ -50,12 +51,19 @@ class Unread:
         """Never called: typing takes nothing for a type that cannot be."""
 
 
+# What becomes of a text, see Shape.texts.
+KEPT, MADE, LISTED = 1, 2, 4  # it is the str; something is made of it; it is one of a closed set
+_INSIDE = 3  # by so many bits, when that is so of the texts in it
+KEEPS, MAKES = KEPT | KEPT << _INSIDE, MADE | MADE << _INSIDE
+
+
 class Shape:
     """One annotation: schema, load (None: the JSON value is the Python value),
     fits (a cheap test used to pick the member of a union), dump (None: encode
-    as it is), expected (the words of messages)."""
+    as it is), expected (the words of messages), texts (what becomes of a text,
+    or of those inside: a union gives them to who keeps them)."""
 
-    __slots__ = ("schema", "load", "fits", "dump", "expected", "order")
+    __slots__ = ("schema", "load", "fits", "dump", "expected", "order", "texts")
 
     def __init__(
         self,
@@ -65,6 +73,7 @@ class Shape:
         load: Load | None = None,
         dump: Dump | None = None,
         order: int = 5,
+        texts: int = 0,
     ) -> None:
         self.schema = schema
         self.expected = expected
@@ -72,6 +81,22 @@ class Shape:
         self.load = load
         self.dump = dump
         self.order = order
+        self.texts = texts
+
+    def but(self, **changes: Any) -> Shape:
+        """A copy, with changes."""
+        made = copy.copy(self)
+        for name, value in changes.items():
+            setattr(made, name, value)
+        return made
+
+
+def inside(*shapes: Shape) -> int:
+    """The texts of what holds values of these Shapes."""
+    found = 0
+    for shape in shapes:
+        found |= (KEPT << _INSIDE if shape.texts & KEEPS else 0) | (MADE << _INSIDE if shape.texts & MAKES else 0)
+    return found
 
 
 def _is_int(value: JSON) -> bool:
@@ -79,17 +104,26 @@ def _is_int(value: JSON) -> bool:
     return kind is int or kind is float and value.is_integer()
 
 
+def sure(value: float) -> int | None:
+    """The integer that was sent as a float without a fraction; None when it may
+    have been another one, of which the float is only the nearest."""
+    whole = int(value)
+    if -_EXACT < whole < _EXACT:
+        return whole
+    text = digits.sent(value)
+    return whole if text is not None and decimal.Decimal(text) == whole else None
+
+
 def load_int(value: JSON, at: str) -> int:
     """An integer, also when it was written 1.0."""
     if type(value) is int:
         return value
     if type(value) is float and value.is_integer():
-        whole = int(value)
-        if -_EXACT <= whole <= _EXACT or whole == decimal.Decimal(repr(value)) and "e" in repr(value):
+        whole = sure(value)
+        if whole is not None:
             return whole
-        # The double that arrived may not be the number that was sent.
         raise Mismatch(at, "integer", describe(value),
-                       "an integer beyond 2^53 must be written without a fraction")
+                       "an integer of 2^53 or more must be written without a fraction or exponent", doubt=True)
     raise Mismatch(at, "integer", describe(value))
 
 
@@ -107,8 +141,14 @@ def load_float(value: JSON, at: str) -> float:
 
 
 def _load_timedelta(value: JSON, at: str) -> datetime.timedelta:
+    load_float(value, at)  # refuses what is no number
     try:
-        return datetime.timedelta(seconds=load_float(value, at))
+        if type(value) is int:
+            return datetime.timedelta(seconds=value)
+        exact = decimal.Decimal(digits.sent(value) or repr(value)).scaleb(6)
+        if exact != exact.to_integral_value():
+            raise Mismatch(at, "number of seconds", describe(value), "a duration is told in microseconds at most")
+        return datetime.timedelta(microseconds=int(exact))
     except OverflowError:
         raise Mismatch(at, "number of seconds", describe(value), "more seconds than a duration can hold") from None
 
@@ -139,7 +179,7 @@ def _load_decimal(value: JSON, at: str) -> decimal.Decimal:
     kind = type(value)
     if kind in (int, float) or kind is str and _DECIMAL.fullmatch(value):
         try:
-            return decimal.Decimal(value if kind is int else str(value))
+            return decimal.Decimal(value if kind is int else (kind is float and digits.sent(value)) or str(value))
         except ArithmeticError:
             pass
     raise Mismatch(at, "decimal number", describe(value))
@@ -170,6 +210,8 @@ def _time_text(text: str) -> str:
     if match is None:
         raise ValueError(text)
     clock, fraction, offset = match.groups()
+    if fraction is not None and fraction[6:].strip("0"):
+        raise ValueError(text)  # finer than Python's microseconds: cut, it would be another time
     made = clock if fraction is None else f"{clock}.{fraction[:6]:0<6}"
     return made + ("+00:00" if offset in ("Z", "z") else offset or "")
 
@@ -199,13 +241,14 @@ def _date(text: str) -> datetime.date:
 
 
 SIMPLE: dict[type[Any], Callable[[], Shape]] = {
-    str: lambda: Shape({"type": "string"}, "string", is_text, order=8),
+    str: lambda: Shape({"type": "string"}, "string", is_text, order=8, texts=KEPT),
     int: lambda: Shape({"type": "integer"}, "integer", _is_int, load_int, order=2),
     float: lambda: Shape({"type": "number"}, "number", lambda v: type(v) in (int, float), load_float, order=3),
     bool: lambda: Shape({"type": "boolean"}, "boolean", lambda v: type(v) is bool, order=1),
     type(None): lambda: Shape({"type": "null"}, "null", lambda v: v is None, order=0),
     bytes: lambda: Shape(
-        {"type": "string", "contentEncoding": "base64"}, "base64 text", is_text, _load_bytes, _dump_bytes
+        {"type": "string", "contentEncoding": "base64"}, "base64 text", is_text, _load_bytes, _dump_bytes,
+        texts=MADE,
     ),
     bytearray: lambda: Shape(
         {"type": "string", "contentEncoding": "base64"},
@@ -213,6 +256,7 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         is_text,
         lambda v, at: bytearray(_load_bytes(v, at)),
         _dump_bytes,
+        texts=MADE,
     ),
     datetime.datetime: lambda: Shape(
         {"type": "string", "format": "date-time"},
@@ -220,6 +264,7 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         is_text,
         from_text(_datetime, "date and time", " like 2026-01-31T12:00:00Z"),
         order=4,
+        texts=MADE,
     ),
     datetime.date: lambda: Shape(
         {"type": "string", "format": "date"},
@@ -227,6 +272,7 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         is_text,
         from_text(_date, "date", " like 2026-01-31"),
         order=4,
+        texts=MADE,
     ),
     datetime.time: lambda: Shape(
         {"type": "string", "format": "time"},
@@ -234,6 +280,7 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         is_text,
         from_text(_time, "time of day", " like 12:30:00"),
         order=4,
+        texts=MADE,
     ),
     datetime.timedelta: lambda: Shape(
         {"type": "number", "description": "seconds"},
@@ -243,7 +290,7 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         order=4,
     ),
     uuid.UUID: lambda: Shape(
-        {"type": "string", "format": "uuid"}, "UUID", is_text, from_text(uuid.UUID, "UUID"), order=4
+        {"type": "string", "format": "uuid"}, "UUID", is_text, from_text(uuid.UUID, "UUID"), order=4, texts=MADE
     ),
     decimal.Decimal: lambda: Shape(
         {"anyOf": [{"type": "number"}, {"type": "string"}]},
@@ -251,6 +298,7 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         lambda v: type(v) in (int, float, str),
         _load_decimal,
         order=4,
+        texts=MADE,
     ),
     memoryview: lambda: Shape(
         {"type": "string", "contentEncoding": "base64"},
@@ -258,16 +306,17 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
         is_text,
         lambda v, at: memoryview(_load_bytes(v, at)),
         _dump_bytes,
+        texts=MADE,
     ),
     re.Pattern: lambda: Shape({"type": "string", "format": "regex"}, "regular expression", is_text,
-                              from_text(re.compile, "regular expression")),
+                              from_text(re.compile, "regular expression"), texts=MADE),
     ipaddress.IPv4Address: lambda: Shape(
         {"type": "string", "format": "ipv4"}, "IPv4 address", is_text,
-        from_text(ipaddress.IPv4Address, "IPv4 address"), order=4,
+        from_text(ipaddress.IPv4Address, "IPv4 address"), order=4, texts=MADE,
     ),
     ipaddress.IPv6Address: lambda: Shape(
         {"type": "string", "format": "ipv6"}, "IPv6 address", is_text,
-        from_text(ipaddress.IPv6Address, "IPv6 address"), order=4,
+        from_text(ipaddress.IPv6Address, "IPv6 address"), order=4, texts=MADE,
     ),
 }
 
@@ -296,8 +345,8 @@ def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None =
         if (kind, value) not in table:
             # 1 and 1.0 are one number in JSON, true is none.
             if kind is float and value.is_integer():
-                return (int, int(value))
-            if kind is int and -_EXACT <= value <= _EXACT:
+                return (int, sure(value))
+            if kind is int and -_EXACT < value < _EXACT:
                 return (float, float(value))
         return (kind, value)
 
@@ -308,9 +357,10 @@ def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None =
         if fits(value):
             return table[key(value)]
         words = ", ".join(map(describe_short, raws[:20]))
-        raise Mismatch(at, f"one of {words}" if len(raws) > 1 else words, describe(value))
+        doubt = type(value) is float and value.is_integer() and sure(value) is None
+        raise Mismatch(at, f"one of {words}" if len(raws) > 1 else words, describe(value), doubt=doubt)
 
-    return Shape(_scalar_schema(raws), expected, fits, load, dump, order=4)
+    return Shape(_scalar_schema(raws), expected, fits, load, dump, order=4, texts=LISTED)
 
 
 def carried(value: Any) -> bool:
@@ -323,14 +373,23 @@ def describe_short(value: JSON) -> str:
     return encode(value).decode()
 
 
+def _moved(reference: JSON, prefix: str, rename: dict[str, str]) -> JSON:
+    if not isinstance(reference, str) or not reference.startswith(prefix):
+        return reference
+    name = reference[len(prefix):]
+    return "#/$defs/" + rename.get(name, name)
+
+
 def rewrite(schema: JSON, prefix: str, rename: dict[str, str]) -> JSON:
     """schema with its references below prefix pointing into $defs, renamed."""
     if isinstance(schema, dict):
-        made = {}
+        made: Schema = {}
         for key, value in schema.items():
-            if key == "$ref" and isinstance(value, str) and value.startswith(prefix):
-                name = value[len(prefix):]
-                made[key] = "#/$defs/" + rename.get(name, name)
+            if key == "$ref":
+                made[key] = _moved(value, prefix, rename)
+            elif key == "discriminator" and isinstance(value, dict) and isinstance(value.get("mapping"), dict):
+                mapping = {name: _moved(one, prefix, rename) for name, one in value["mapping"].items()}
+                made[key] = {**value, "mapping": mapping}
             else:
                 made[key] = rewrite(value, prefix, rename)
         return made
@@ -381,82 +440,21 @@ def varargs(item: Shape) -> Load:
     return load
 
 
-# A keyword may stand in a dict of Annotated, beside the names of constraints.
-_KEYWORDS = frozenset((
-    "title", "description", "examples", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
-    "multipleOf", "minLength", "maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems",
-    "minProperties", "maxProperties", "enum", "deprecated", "contentMediaType",
-))
-
-
-def _kinds(schema: Schema) -> set[str]:
-    """The types that a schema allows, as far as it names them."""
-    kind = schema.get("type")
-    found = set(kind) if isinstance(kind, list) else {kind} if isinstance(kind, str) else set()
-    for member in schema.get("anyOf", ()):
-        found |= _kinds(member)
-    return found
-
-
-def _bound(value: Any) -> JSON:
-    """A bound as JSON writes it, None when it has no form there."""
-    if isinstance(value, decimal.Decimal) and value == (exact := float(value)):
-        value = int(exact) if exact.is_integer() else exact
-    return value if type(value) in (int, float) and math.isfinite(value) else None
-
-
-def constraints(note: Any, schema: Schema, extra: Schema) -> None:
-    """Reads a description and bounds off an Annotated object of any library, or
-    off a dict with such names or with the schema's own keywords."""
-    names: dict[str, Any] = {}
-    if isinstance(note, dict):
-        names = {key: value for key, value in note.items() if isinstance(key, str)}
-        for key in _KEYWORDS & names.keys():
-            if is_json(names[key]):
-                extra.setdefault(key, names[key])
-
-    def get(name: str) -> Any:
-        return names.get(name) if isinstance(note, dict) else getattr(note, name, None)
-
-    for attribute in ("description", "documentation"):
-        text = get(attribute)
-        if isinstance(text, str) and text:
-            extra.setdefault("description", text)
-    kinds = _kinds(schema)
-    sized = ("minItems", "maxItems") if "array" in kinds else (
-        ("minProperties", "maxProperties") if "object" in kinds else ("minLength", "maxLength")
-    )
-    for attribute, keyword in (
-        ("ge", "minimum"), ("gt", "exclusiveMinimum"), ("le", "maximum"), ("lt", "exclusiveMaximum"),
-        ("multiple_of", "multipleOf"), ("min_length", sized[0]), ("max_length", sized[1]),
-    ):
-        value = _bound(get(attribute))
-        if value is None:
-            continue
-        if keyword in ("minLength", "maxLength") and schema.get("contentEncoding") == "base64":
-            value = -(-value // 3) * 4  # what so many bytes take as base64
-        extra[keyword] = value
-    pattern = get("pattern")
-    pattern = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
-    if isinstance(pattern, str) and "string" in kinds:
-        extra["pattern"] = pattern
-    examples = get("examples")
-    if isinstance(examples, (list, tuple)) and examples and is_json(list(examples)):
-        extra["examples"] = list(examples)
-
-
-def show_default(value: Any, shape: Shape, extra: Schema) -> None:
-    """Puts a default into the schema when JSON can carry it unchanged."""
+def show_default(value: Any, shape: Shape, extra: Schema) -> bool:
+    """Puts a default into the schema when JSON can carry it unchanged; False when
+    it is none of the values that the schema takes."""
     try:
         if isinstance(value, enum.Enum) and "enum" in shape.schema:
             value = value.value if value.value in shape.schema["enum"] else value.name
         elif shape.dump is not None:
             value = shape.dump(value, "default")
         shown = json.loads(encode(value))
+        taken = shape.fits(shown)
     except Exception:
-        return
-    if len(str(shown)) <= 2000 and redaction.tree(shown) == shown:
+        return True
+    if taken and len(str(shown)) <= 2000 and redaction.tree(shown) == shown:
         extra["default"] = shown
+    return taken
 
 
 def is_json(value: Any) -> bool:

@@ -28,8 +28,11 @@ _SHOWN = 80  # characters of a key in a path
 class Mismatch(Exception):
     """An argument does not fit what the signature says."""
 
-    def __init__(self, pointer: str, expected: str, got: str, message: str | None = None) -> None:
+    def __init__(
+        self, pointer: str, expected: str, got: str, message: str | None = None, doubt: bool = False
+    ) -> None:
         self.pointer = pointer
+        self.doubt = doubt  # whether the number that was sent, rather than its float, may fit after all
         self.expected = expected
         self.got = got
         self.message = message or f"expected {expected}, got {got}"
@@ -423,26 +426,34 @@ def _member(path: str, key: object) -> str:
 
 # Arguments.
 
-def _no_constant(name: str) -> Any:
+def no_constant(name: str) -> Any:
+    """What stands where a number should, like NaN."""
     raise ValueError(f"{name} is no JSON")
 
 
-_decoder = json.JSONDecoder(parse_constant=_no_constant)
-_whole = _decoder.decode
 _text = json.JSONEncoder(ensure_ascii=False).encode  # bound now: a tool may replace what json has
-_scan = _decoder.scan_once  # type: ignore[attr-defined]  # every decoder has it; the stubs leave it out
 
 
-def decode(body: bytes) -> JSON:
-    """The JSON value in body; raises ValueError, also for what is nested deeper
-    than Python reads."""
-    text = body.decode()
-    try:
-        value, end = _scan(text, 0)
-        if end == len(text):
-            return value
-    except StopIteration:
-        pass
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    return _whole(text)  # space around it, or an error to be told properly
+def reader(decoder: json.JSONDecoder) -> Callable[[bytes], JSON]:
+    """What reads a body with a decoder."""
+    scan = decoder.scan_once  # type: ignore[attr-defined]  # every decoder has it; the stubs leave it out
+    whole = decoder.decode
+
+    def decode(body: bytes) -> JSON:
+        """The JSON value in body; raises ValueError, also for what is nested deeper
+        than Python reads."""
+        text = body.decode()
+        try:
+            value, end = scan(text, 0)
+            if end == len(text):
+                return value
+        except StopIteration:
+            pass
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        return whole(text)  # space around it, or an error to be told properly
+
+    return decode
+
+
+decode = reader(json.JSONDecoder(parse_constant=no_constant))

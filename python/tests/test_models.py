@@ -1,0 +1,137 @@
+"""Models of both versions of pydantic: their schemas are theirs, and ours."""
+
+import copy
+import datetime
+import json
+from typing import Any, List, Literal, Optional, Union
+
+import pytest
+
+from toolmesh._worker import schema
+from toolmesh._worker.binding import Tool
+from toolmesh._worker.values import Mismatch
+
+pytest.importorskip("pydantic")
+import pydantic  # noqa: E402 - where it is
+
+SHORT = "has at least 1 characters"  # as version 1 says it
+OLD = pydantic.VERSION.startswith("1.")
+
+
+class Day(pydantic.BaseModel):
+    on: Optional[datetime.date] = None
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+    days: List[Day] = []
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+
+
+class Owner(pydantic.BaseModel):
+    pet: Union[Cat, Dog] = pydantic.Field(..., discriminator="kind")
+
+
+class Several(pydantic.BaseModel):
+    n: int = 0
+    u: Union[int, List[int]] = 0
+    s: str = pydantic.Field("a", min_length=1)
+    m: int = pydantic.Field(3, ge=3)
+    l: Literal["a", "b"] = "a"  # noqa: E741
+
+
+def of(function):
+    return Tool("f", function, "sync", schema.signature(function))
+
+
+def own_schema(model: Any) -> Any:
+    return model.schema() if OLD else model.model_json_schema()
+
+
+def test_describing_a_tool_leaves_the_models_schema_as_it_was():
+    def function(x: Day, y: Owner) -> Owner:
+        raise NotImplementedError
+
+    before = [copy.deepcopy(own_schema(one)) for one in (Day, Owner)]
+    for _ in range(2):
+        of(function)
+    assert [own_schema(one) for one in (Day, Owner)] == before
+
+
+def test_null_is_said_once():
+    def function(x: Day) -> Day:
+        raise NotImplementedError
+
+    found = of(function).described
+    for one in (found.input_schema["properties"]["x"], found.output_schema):
+        members = one["properties"]["on"]["anyOf"]
+        assert members == [{"type": "string", "format": "date"}, {"type": "null"}]
+
+
+def test_references_of_discriminators_are_moved_too():
+    class Other:
+        class Cat(pydantic.BaseModel):
+            kind: Literal["cat"]
+            lives: int
+
+        class Owner(pydantic.BaseModel):
+            pet: Any
+
+    class Second(pydantic.BaseModel):
+        pet: Union[Other.Cat, Dog] = pydantic.Field(..., discriminator="kind")
+
+    def function(x: Owner, y: Second) -> Owner:
+        raise NotImplementedError
+
+    found = of(function).described
+    for one in (found.input_schema, found.output_schema):
+        for place in _places(one):
+            name = place.removeprefix("#/$defs/")
+            assert name != place and name in one["$defs"]
+    mapping = found.input_schema["properties"]["y"]["properties"]["pet"]["discriminator"]["mapping"]
+    assert "lives" in found.input_schema["$defs"][mapping["cat"].removeprefix("#/$defs/")]["properties"]
+    json.dumps(found.output_schema)
+
+
+def _places(schema: Any) -> list[str]:
+    if isinstance(schema, list):
+        return [found for one in schema for found in _places(one)]
+    if not isinstance(schema, dict):
+        return []
+    own = [schema["$ref"]] if isinstance(schema.get("$ref"), str) else []
+    own += schema.get("discriminator", {}).get("mapping", {}).values()
+    return own + [found for one in schema.values() for found in _places(one)]
+
+
+def refusal(annotation: Any, value: Any) -> Mismatch:
+    def function(x): ...
+
+    function.__annotations__["x"] = annotation
+    with pytest.raises(Mismatch) as caught:
+        of(function).bind({"x": value})
+    return caught.value
+
+
+@pytest.mark.parametrize("annotation,value,pointer,expected", [
+    (Day, {"on": "soon"}, "/x/on", "date"),
+    (Cat, {"kind": "cat", "days": {}}, "/x/days", "array"),
+    (Cat, {}, "/x/kind", "a value"),
+    (Owner, {"pet": {"kind": "cow"}}, "/x/pet/kind", 'one of "cat", "dog"'),
+    (Owner, {"pet": {}}, "/x/pet/kind", "a value"),
+    (Owner, {"pet": {"kind": "cat", "days": [{"on": "soon"}]}}, "/x/pet/days/0/on", "date"),
+    (Owner, {"pet": 1}, "/x/pet/kind" if OLD else "/x/pet", "a value" if OLD else "object"),
+    (Cat, {"kind": "cow"}, "/x/kind", '"cat"'),
+    (Several, {"n": "x"}, "/x/n", "integer"),
+    (Several, {"u": "x"}, "/x/u", "integer"),
+    (Several, {"s": ""}, "/x/s", "have at least 1 character"),
+    (Several, {"m": 1}, "/x/m", "greater than or equal to 3"),
+    (Several, {"l": "c"}, "/x/l", 'one of "a", "b"'),
+])
+def test_what_was_expected_is_said_in_words(annotation, value, pointer, expected):
+    error = refusal(annotation, value)
+    assert error.pointer == pointer
+    assert error.expected == (expected if not OLD else expected.replace("have at least 1 character", SHORT))
+    assert error.got and error.message

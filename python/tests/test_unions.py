@@ -1,0 +1,124 @@
+"""Which member of a union a value goes to."""
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import pathlib
+import uuid
+from typing import Annotated, Any, Literal, NewType, TypedDict
+
+import pytest
+
+from toolmesh._worker import schema
+from toolmesh._worker.binding import Tool
+from toolmesh._worker.values import Mismatch
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Name(str):
+    pass
+
+
+class Dated(TypedDict):
+    on: datetime.date
+
+
+class Noted(TypedDict):
+    on: str
+
+
+@dataclasses.dataclass
+class Blob:
+    data: bytes
+
+
+@dataclasses.dataclass
+class Text:
+    data: str
+
+
+UserName = NewType("UserName", str)
+DAY = datetime.date(2026, 1, 31)
+
+
+def load(annotation, value):
+    def function(x):
+        return x
+
+    function.__annotations__["x"] = annotation
+    tool = Tool("f", function, "sync", schema.signature(function))
+    assert tool.described.warnings == []
+    return tool.bind({"x": value})[1]["x"]
+
+
+@pytest.mark.parametrize("annotation,value,wanted", [
+    (str | bytes, "test", "test"),
+    (bytes | str, "test", "test"),
+    (bytes | UserName, "test", "test"),
+    (bytes | Annotated[str, "text"] | None, "test", "test"),
+    (bytes | (str | int), "test", "test"),
+    (list[bytes | str], ["test"], ["test"]),
+    (list[bytes] | list[str], ["test"], ["test"]),
+    (list[list[bytes]] | list[list[str]], [["test"]], [["test"]]),
+    (dict[str, bytes] | dict[str, str], {"a": "test"}, {"a": "test"}),
+    (dict[datetime.date, int] | dict[str, int], {"2026-01-31": 1}, {"2026-01-31": 1}),
+    (tuple[bytes, int] | tuple[str, int], ["test", 1], ("test", 1)),
+    (Dated | Noted, {"on": "2026-01-31"}, {"on": "2026-01-31"}),
+    (Blob | Text, {"data": "test"}, Text("test")),
+    (datetime.date | str, "2026-01-31", "2026-01-31"),
+    (datetime.datetime | str, "2026-01-31T00:00:00", "2026-01-31T00:00:00"),
+    (uuid.UUID | str, "12345678-1234-5678-1234-567812345678", "12345678-1234-5678-1234-567812345678"),
+    (pathlib.Path | str, "a", "a"),
+    (decimal.Decimal | str, "1.5", "1.5"),
+    (decimal.Decimal | str, 1.5, decimal.Decimal("1.5")),
+    (Name | str, "a", "a"),
+    (Color | str, "red", Color.RED),
+    (Color | str, "blue", "blue"),
+    (str | Color, "red", "red"),
+    (Color | bytes | str, "red", Color.RED),
+    (str | Literal["a", 1], 1, 1),
+    # Without str, as ever.
+    (bytes | int, "test", b"\xb5\xeb-"),
+    (datetime.date | None, "2026-01-31", DAY),
+    (datetime.datetime | datetime.date, "2026-01-31", DAY),
+    (list[bytes] | dict[str, str], ["test"], [b"\xb5\xeb-"]),
+    (bytes | Any, "test", b"\xb5\xeb-"),
+    (str | list[datetime.date], ["2026-01-31"], [DAY]),
+    # A set only of what it can hold.
+    (set[int] | list[int], [3, 1, 3, 2], [3, 1, 3, 2]),
+    (set[int] | list[int], [3, 1.0, 1], [3, 1, 1]),
+    (set[int] | list[int], [3, 1, 2], {1, 2, 3}),
+    (frozenset[tuple[int, int]] | list[list[int]], [[1, 2], [1, 2]], [[1, 2], [1, 2]]),
+    (set[int | bool] | list[int | bool], [1, True], [1, True]),
+], ids=str)
+def test_a_text_goes_to_str_where_there_is_one(annotation, value, wanted):
+    got = load(annotation, value)
+    assert got == wanted and type(got) is type(wanted)
+    if isinstance(got, (list, tuple)):
+        assert [type(one) for one in got] == [type(one) for one in wanted]
+
+
+def test_what_pydantic_makes_of_a_text_comes_after_str():
+    pytest.importorskip("pydantic", minversion="2")
+    import pydantic
+
+    assert load(pydantic.HttpUrl | str, "http://a.example/") == "http://a.example/"
+    assert str(load(pydantic.HttpUrl | None, "http://a.example/")) == "http://a.example/"
+
+
+@pytest.mark.parametrize("annotation,value,pointer,other", [
+    (set, [1, True], "/x/1", "item 0"),
+    (set[int | bool | str], ["1", 1, "a", True], "/x/3", "item 1"),
+    (set[int], [2, 1, 1.0], "/x/2", "item 1"),
+    (frozenset[bool | float], [0, False], "/x/1", "item 0"),
+    (set[datetime.datetime], ["2026-01-31T12:00:00Z", "2026-01-31T13:00:00+01:00"], "/x/1", "item 0"),
+])
+def test_a_set_loses_nothing(annotation, value, pointer, other):
+    with pytest.raises(Mismatch) as caught:
+        load(annotation, value)
+    assert caught.value.pointer == pointer
+    assert f"equals {other} in Python" in caught.value.message
