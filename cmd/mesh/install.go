@@ -249,7 +249,7 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach 
 		if ctx.Err() != nil && job != "" && !a.json {
 			fmt.Fprintf(a.err, "mesh: the agent goes on with the install (%s); mesh uninstall takes it back\n", job)
 		}
-		return err
+		return unfinished(err)
 	}
 	if detach {
 		if a.json {
@@ -282,6 +282,18 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach 
 		fmt.Fprintf(a.out, "  %s\n", t)
 	}
 	return nil
+}
+
+// unfinished says what the loss of the node means for an install: its record is
+// written last, and what the node had begun goes at its next start.
+func unfinished(err error) error {
+	e := toolmesh.AsError(err)
+	node, named := e.Details["node"]
+	if e.Code != toolmesh.CodeNodeLost || !named {
+		return err
+	}
+	return toolmesh.Errorf(toolmesh.CodeNodeLost, "node %v is lost, which was installing it: the install was not finished; run it again", node).
+		WithOrigin(toolmesh.OriginCaller).WithDetail("node", node)
 }
 
 // listed waits until the registry knows what was installed, so that the next
