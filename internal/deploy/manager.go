@@ -446,6 +446,10 @@ func (m *Manager) sweep() {
 			m.log.Warn("folder not removed", slog.String("dir", dir), slog.String("error", err.Error()))
 		}
 	}
+	names, _ := filepath.Glob(filepath.Join(m.dir, "indexes", "*"))
+	for _, dir := range names {
+		_ = os.Remove(dir) // refused where something of the index is kept
+	}
 }
 
 // replace publishes an instance and lets the one before it drain; e.mu is held.
