@@ -275,6 +275,29 @@ func (s *Store) DeleteIndex(ctx context.Context, name subjects.IndexName, sessio
 	return s.delete(ctx, bus.Key{Bucket: subjects.BucketIndexes, Name: token})
 }
 
+// Bundles returns the digests that the records of indexes name. Any replica
+// answers: it may be a moment old.
+func (s *Store) Bundles(ctx context.Context) (map[string]bool, error) {
+	named := make(map[string]bool)
+	q := bus.Query{Stream: subjects.KVStream(subjects.BucketIndexes), Subject: subjects.KVAll(subjects.BucketIndexes)}
+	for m, err := range s.bus.Read(ctx, q) {
+		if err != nil {
+			return nil, fmt.Errorf("read the indexes: %w", err)
+		}
+		if bus.Gone(m.Header) {
+			continue
+		}
+		var r IndexRecord
+		if err := json.Unmarshal(m.Data, &r); err != nil {
+			return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the record %s is not readable: %w", m.Subject, err)
+		}
+		if r.State != IndexRemoved && r.Bundle != "" {
+			named[r.Bundle] = true
+		}
+	}
+	return named, nil
+}
+
 // CreateSession writes a session's record; one that exists is [bus.ErrConflict].
 // A record with a TTL expires by itself.
 func (s *Store) CreateSession(ctx context.Context, r SessionRecord) error {
