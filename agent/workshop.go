@@ -81,7 +81,7 @@ func steps(progress deploy.Progress, from, to int) func(executor.Step) {
 }
 
 // Open implements [deploy.Builder].
-func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Progress) (deploy.Instance, error) {
+func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Progress) (_ deploy.Instance, err error) {
 	lock, err := decodeLock(b.Lock)
 	if err != nil {
 		return nil, err
@@ -90,13 +90,18 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	if err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			w.a.executor.Release(env)
+		}
+	}()
 	if err := w.initialise(ctx, b, env); err != nil {
 		return nil, err
 	}
 	progress("import", "running", 65)
 	usable, missing := withEnv(b)
 	vars, policies := policiesOf(b)
-	i := &instance{a: w.a, build: b, unavailable: missing, notices: map[string]string{}}
+	i := &instance{a: w.a, build: b, env: env, unavailable: missing, notices: map[string]string{}}
 	if err := i.openCommands(env, usable, vars); err != nil {
 		return nil, err
 	}
@@ -232,6 +237,7 @@ func (w *workshop) Withdraw(ctx context.Context, name subjects.IndexName, sessio
 type instance struct {
 	a           *Agent
 	build       deploy.Build
+	env         *executor.Env
 	index       *executor.Index    // nil for an index of commands alone
 	commands    *executor.Commands // nil for an index without commands
 	tools       []host.Tool
@@ -287,6 +293,7 @@ func (i *instance) Close(ctx context.Context) error {
 	i.a.instances.Lock()
 	delete(i.a.instances.open, i)
 	i.a.instances.Unlock()
+	defer i.a.executor.Release(i.env) // its processes have ended
 	return i.close(ctx)
 }
 
