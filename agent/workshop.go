@@ -101,7 +101,7 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	progress("import", "running", 65)
 	usable, missing := withEnv(b)
 	vars, policies := policiesOf(b)
-	i := &instance{a: w.a, build: b, env: env, unavailable: missing, notices: map[string]string{}}
+	i := &instance{a: w.a, build: b, env: env, unavailable: missing, known: map[subjects.ToolID]*tool.Descriptor{}, notices: map[string]string{}}
 	if err := i.openCommands(env, usable, vars); err != nil {
 		return nil, err
 	}
@@ -117,7 +117,9 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 		i.describe()
 	}
 	i.sort()
-	i.known = w.catalogue(ctx, b, env, i.unavailable)
+	maps.Copy(i.known, w.catalogue(ctx, b, env, slices.DeleteFunc(slices.Clone(i.unavailable), func(u deploy.Unavailable) bool {
+		return i.known[u.ID] != nil // from its import, which knows better
+	})))
 	w.a.instances.Lock()
 	if w.a.instances.open == nil {
 		w.a.instances.open = make(map[*instance]struct{})
@@ -128,13 +130,13 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	return i, nil
 }
 
-// withEnv splits the declared tools into those whose required variables are
-// there, and the others with what is missing.
+// withEnv splits the declared tools into those that can be and whose required
+// variables are there, and the others with what is wrong or missing.
 func withEnv(b deploy.Build) (usable []string, missing []deploy.Unavailable) {
 	for _, name := range b.Manifest.Tools {
-		reason := ""
+		reason := b.Manifest.Refused(name)
 		for _, v := range b.Manifest.EnvOf(name) {
-			if _, ok := b.Env[v.Name]; v.Required && !ok {
+			if _, ok := b.Env[v.Name]; v.Required && !ok && reason == "" {
 				reason = "needs the variable " + v.Name + ": install again with --env " + v.Name
 			}
 		}
@@ -243,7 +245,7 @@ type instance struct {
 	tools       []host.Tool
 	ids         []subjects.ToolID
 	unavailable []deploy.Unavailable
-	known       map[subjects.ToolID]*tool.Descriptor // of what is unavailable, from its source
+	known       map[subjects.ToolID]*tool.Descriptor // of what is unavailable, from its import or else its source
 
 	noticesMu sync.Mutex
 	notices   map[string]string // of functions: what callers have to expect
@@ -253,8 +255,12 @@ type instance struct {
 func (i *instance) describe() {
 	ref := tool.IndexRef{Name: i.build.Name, Revision: i.build.Revision}
 	for _, t := range i.served() {
-		d, err := i.build.Manifest.Descriptor(ref, t.Name, codeOf(t, tool.SourceImport))
+		code := codeOf(t, tool.SourceImport)
+		d, err := i.build.Manifest.Descriptor(ref, t.Name, code)
 		if err != nil {
+			if d, err := i.build.Manifest.Described(ref, t.Name, code); err == nil {
+				i.known[d.ID] = d
+			}
 			i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, t.Name), Reason: toolmesh.AsError(err).Message})
 			continue
 		}
