@@ -214,14 +214,33 @@ func (s *Store) confirmClaim(ctx context.Context, r IndexRecord, key bus.Key, re
 	return nil
 }
 
+// CheckClaim returns the error that [Store.ClaimIndex] would refuse a record with,
+// as far as it can be known now, so that no work is done for one in vain.
+func (s *Store) CheckClaim(ctx context.Context, r IndexRecord) error {
+	claims, err := s.claims(ctx, r.Name)
+	if err != nil {
+		return err
+	}
+	for _, c := range claims {
+		if c.record.State != IndexRemoved && conflict(r, c.record) {
+			return claimed(r, c.record)
+		}
+	}
+	return nil
+}
+
 func claimed(wanted, has IndexRecord) error {
 	where := "the whole mesh"
 	if has.Session != "" {
 		where = fmt.Sprintf("session %q", has.Session)
 	}
-	return toolmesh.Errorf(toolmesh.CodeInvalidRequest,
-		"the index name %q belongs to %s in %s: choose another name (--name)", wanted.Name, has.Source, where).
-		WithOrigin(toolmesh.OriginMesh).WithDetail("index", string(wanted.Name)).WithDetail("source", has.Source)
+	text := fmt.Sprintf("the index name %q belongs to %s in %s: choose another name (--name)", wanted.Name, has.Source, where)
+	if wanted.Source == has.Source { // the owner is right, the reach is not
+		text = fmt.Sprintf("index %q is installed for %s already, and a name is either for the whole mesh or for sessions: uninstall it there, or choose another name (--name)",
+			wanted.Name, where)
+	}
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s", text).
+		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("index", string(wanted.Name)).WithDetail("source", has.Source)
 }
 
 type claim struct {

@@ -125,6 +125,9 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 		return Line{}, context.Cause(ctx)
 	}
 	before, err := m.before(ctx, record)
+	if err == nil {
+		err = m.store.CheckClaim(ctx, record)
+	}
 	if err != nil {
 		return Line{}, err
 	}
