@@ -1,6 +1,8 @@
 package agent_test
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -46,5 +48,29 @@ func TestAdministrativeAnswersNameTheirNode(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The command that an index has run before its import is a step of its own: it
+// may take longer than all others.
+func TestTheInitCommandIsAStep(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	source := repository(t, "good", map[string]string{
+		"tools.toml": "[index]\ntools = [\"t.tool\"]\ninit = [\"python3\", \"-c\", \"\"]\n", "t.py": "def tool(): pass\n",
+	})
+	lines, failure := admin(t, s.Connect(t), "install", map[string]any{"source": source})
+	if failure != nil {
+		t.Fatal(failure)
+	}
+	var steps []string
+	for _, l := range lines {
+		if l["step"] == "init" || l["step"] == "import" {
+			steps = append(steps, fmt.Sprint(l["step"], " ", l["state"]))
+		}
+	}
+	if want := []string{"init running", "init done", "import running", "import done"}; !slices.Equal(steps, want) {
+		t.Errorf("steps %q, want %q", steps, want)
 	}
 }

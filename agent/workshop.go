@@ -95,7 +95,7 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 			w.a.executor.Release(env)
 		}
 	}()
-	if err := w.initialise(ctx, b, env); err != nil {
+	if err := w.initialise(ctx, b, env, progress); err != nil {
 		return nil, err
 	}
 	progress("import", "running", 65)
@@ -192,7 +192,7 @@ func toolID(index subjects.IndexName, name string) subjects.ToolID {
 const initDone = "init.done"
 
 // initialise runs the index's init command once for a build.
-func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor.Env) error {
+func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor.Env, progress deploy.Progress) error {
 	if len(b.Manifest.Init) == 0 {
 		return nil
 	}
@@ -200,12 +200,14 @@ func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor
 	if _, err := os.Stat(marker); err == nil {
 		return nil
 	}
+	progress("init", "running", 65)
 	if err := w.a.executor.Command(ctx, env, b.Dir, b.Manifest.Init, b.Env, secretsOf(b)); err != nil {
 		return err
 	}
 	if err := os.WriteFile(marker, nil, 0o600); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInstallFailed, "that the init command has run cannot be noted: %w", err)
 	}
+	progress("init", "done", 65)
 	return nil
 }
 
