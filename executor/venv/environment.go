@@ -145,7 +145,7 @@ func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte
 		if !isDir(dir) {
 			dir = beside
 		}
-		_, said, err := s.run(ctx, dir, s.uvEnv(), uv, "pip", "install", "--quiet", "--no-deps", "--compile-bytecode",
+		_, said, err := s.runUV(ctx, dir, uv, "pip", "install", "--quiet", "--no-deps", "--compile-bytecode",
 			"--python", filepath.Join(beside, "bin", "python"), "--requirements", file)
 		if err != nil {
 			return failed(err, said, "the index's dependencies cannot be installed")
