@@ -294,15 +294,23 @@ func (s *Store) DeleteIndex(ctx context.Context, name subjects.IndexName, sessio
 	return s.delete(ctx, bus.Key{Bucket: subjects.BucketIndexes, Name: token})
 }
 
-// Bundles returns the digests that the records of indexes name. Any replica
-// answers: it may be a moment old.
+// Bundles returns the digests that the records of indexes name, as they are now
+// or later: what a replica says that lags is unavailable, because it would have
+// bundles taken for unneeded.
 func (s *Store) Bundles(ctx context.Context) (map[string]bool, error) {
+	name := subjects.KVStream(subjects.BucketIndexes)
+	stream, err := s.bus.JetStream().Stream(ctx, name) // its leader answers
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry cannot be read: %w", err).WithOrigin(toolmesh.OriginMesh)
+	}
+	want := stream.CachedInfo().State
 	named := make(map[string]bool)
-	q := bus.Query{Stream: subjects.KVStream(subjects.BucketIndexes), Subject: subjects.KVAll(subjects.BucketIndexes)}
-	for m, err := range s.bus.Read(ctx, q) {
+	var last, count uint64
+	for m, err := range s.bus.Read(ctx, bus.Query{Stream: name, Subject: subjects.KVAll(subjects.BucketIndexes)}) {
 		if err != nil {
 			return nil, fmt.Errorf("read the indexes: %w", err)
 		}
+		last, count = m.Seq, count+1
 		if bus.Gone(m.Header) {
 			continue
 		}
@@ -314,8 +322,17 @@ func (s *Store) Bundles(ctx context.Context) (map[string]bool, error) {
 			named[r.Bundle] = true
 		}
 	}
+	// The last message may be the mark of a key's end, which does not stay.
+	rested := s.bus.Time().Now.Sub(want.LastTime) > restedAfter
+	if last < want.LastSeq && (!rested || count < want.Msgs) {
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "a replica of the registry lags: try again").WithOrigin(toolmesh.OriginMesh)
+	}
 	return named, nil
 }
+
+// restedAfter is how long nobody must have written for as many records as there
+// are to be all of them: longer than the mark of a key's end is kept.
+const restedAfter = 2 * time.Minute
 
 // CreateSession writes a session's record; one that exists is [bus.ErrConflict].
 // A record with a TTL expires by itself.

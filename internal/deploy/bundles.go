@@ -31,6 +31,9 @@ const (
 	// bundleSettle is how long ago one must have been stored that is known to be
 	// needed no more: replicas of the registry may lag.
 	bundleSettle = 5 * time.Second
+	// releaseAttempts bounds how often that is tried before it is left to the next
+	// look.
+	releaseAttempts = 10
 	// collectWithin bounds one look for what is not needed.
 	collectWithin = time.Minute
 )
@@ -99,14 +102,19 @@ func (m *Manager) release(digest string) {
 		return
 	}
 	m.wg.Go(func() {
-		for {
-			wait, err := m.dropUnnamed(digest)
-			if err != nil && m.base.Err() == nil {
-				m.log.Warn("bundle not removed, it is tried again later", slog.String("bundle", digest), slog.String("error", err.Error()))
+		var wait time.Duration
+		var err error
+		for range releaseAttempts {
+			wait, err = m.dropUnnamed(digest)
+			if bus.IsUnavailable(err) {
+				wait = bundleSettle
 			}
-			if err != nil || wait <= 0 || !m.pause(wait) {
-				return
+			if wait <= 0 || !m.pause(wait) {
+				break
 			}
+		}
+		if err != nil && m.base.Err() == nil {
+			m.log.Warn("bundle not removed, it is tried again later", slog.String("bundle", digest), slog.String("error", err.Error()))
 		}
 	})
 }
