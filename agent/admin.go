@@ -64,6 +64,9 @@ func (a *Agent) admin(m *nats.Msg) {
 		r.fail(toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s is stopping", a.opts.Node))
 		return
 	}
+	if codec.Header(m.Header).Get(codec.HeaderKeepalive) != "" {
+		r.alive()
+	}
 	go func() { // Stop waits for a.admins
 		defer a.admins.Done()
 		a.serveAdmin(a.base, s, m, r)
@@ -175,9 +178,27 @@ func (a *Agent) listed(ctx context.Context, session subjects.SessionID, tools []
 }
 
 // adminReply answers one administrative request: lines, then an empty message.
+// Every message names the node, whose heartbeat says whether more will come.
 type adminReply struct {
 	a  *Agent
 	to string
+}
+
+func (r *adminReply) send(header nats.Header, data []byte) error {
+	if header == nil {
+		header = make(nats.Header, 2)
+	}
+	header.Set(codec.HeaderNode, string(r.a.opts.Node))
+	header.Set(codec.HeaderBoot, string(r.a.host.Boot()))
+	return r.a.bus.Conn().PublishMsg(&nats.Msg{Subject: r.to, Header: header, Data: data})
+}
+
+// alive tells who asked for it which node has the request, before there is
+// anything to say of it. The header tells it from the end.
+func (r *adminReply) alive() {
+	if err := r.send(nats.Header{codec.HeaderKeepalive: {"1"}}, nil); err != nil {
+		r.a.log.Warn("administrative answer not sent", slog.String("error", err.Error()))
+	}
 }
 
 func (r *adminReply) read(m *nats.Msg, into any) bool {
@@ -191,7 +212,7 @@ func (r *adminReply) read(m *nats.Msg, into any) bool {
 func (r *adminReply) line(v any) {
 	data, err := json.Marshal(v)
 	if err == nil {
-		err = r.a.bus.Conn().Publish(r.to, data)
+		err = r.send(nil, data)
 	}
 	if err != nil {
 		r.a.log.Warn("administrative answer not sent", slog.String("error", err.Error()))
@@ -207,10 +228,10 @@ func (r *adminReply) fail(err error) {
 		e = e.WithStarted(toolmesh.StartedNo) // it was found before anything began
 	}
 	header, body := codec.ErrorReply(e)
-	if err := r.a.bus.Conn().PublishMsg(&nats.Msg{Subject: r.to, Header: nats.Header(header), Data: body}); err != nil {
+	if err := r.send(nats.Header(header), body); err != nil {
 		r.a.log.Warn("administrative answer not sent", slog.String("error", err.Error()))
 	}
 	r.end()
 }
 
-func (r *adminReply) end() { _ = r.a.bus.Conn().Publish(r.to, nil) }
+func (r *adminReply) end() { _ = r.send(nil, nil) }

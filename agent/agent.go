@@ -51,6 +51,9 @@ type Options struct {
 	// UV is the uv executable. Defaults to the one on the PATH of Environ, else
 	// one that is put into the agent's folder.
 	UV string
+	// EnvironmentAge is how long an environment that no index uses is kept.
+	// Defaults to 3 min.
+	EnvironmentAge time.Duration
 	// Environ is the environment that interpreters, uv and git are found and run
 	// in, as os.Environ gives it. Workers see PATH, HOME, LANG and TMPDIR of it
 	// and nothing else. Defaults to a PATH of the system's folders.
@@ -106,6 +109,9 @@ func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
 	}
 	if _, err := tool.ParseSandbox(o.Sandbox); err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "agent.Options.Sandbox: %w", err)
+	}
+	if o.EnvironmentAge <= 0 {
+		o.EnvironmentAge = environmentAge
 	}
 	switch o.SessionPolicy {
 	case "":
@@ -198,6 +204,8 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	a.deploy.Start()
 	a.watch.Go(a.publishNotices)
 	a.watch.Go(func() { sweep(a.base, a.store, a.log) })
+	ready, remove := a.deploy.Ready, a.executor.RemoveUnused
+	a.watch.Go(func() { tidy(a.base, ready, remove, a.opts.EnvironmentAge) })
 	if err = a.subscribeAdmin(); err != nil {
 		return err
 	}

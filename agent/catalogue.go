@@ -19,7 +19,7 @@ func (w *workshop) catalogue(ctx context.Context, b deploy.Build, env *executor.
 	ref := tool.IndexRef{Name: b.Name, Revision: b.Revision}
 	known := make(map[subjects.ToolID]*tool.Descriptor)
 	describe := func(name string, code index.Introspected) {
-		d, err := b.Manifest.Descriptor(ref, name, code)
+		d, err := b.Manifest.Described(ref, name, code)
 		if err != nil {
 			w.a.log.Warn("a tool that is not served cannot be described", slog.String("index", string(b.Name)), slog.String("tool", name), slog.String("error", err.Error()))
 			return

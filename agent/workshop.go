@@ -81,7 +81,7 @@ func steps(progress deploy.Progress, from, to int) func(executor.Step) {
 }
 
 // Open implements [deploy.Builder].
-func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Progress) (deploy.Instance, error) {
+func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Progress) (_ deploy.Instance, err error) {
 	lock, err := decodeLock(b.Lock)
 	if err != nil {
 		return nil, err
@@ -90,13 +90,18 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	if err != nil {
 		return nil, err
 	}
-	if err := w.initialise(ctx, b, env); err != nil {
+	defer func() {
+		if err != nil {
+			w.a.executor.Release(env)
+		}
+	}()
+	if err := w.initialise(ctx, b, env, progress); err != nil {
 		return nil, err
 	}
 	progress("import", "running", 65)
 	usable, missing := withEnv(b)
 	vars, policies := policiesOf(b)
-	i := &instance{a: w.a, build: b, unavailable: missing, notices: map[string]string{}}
+	i := &instance{a: w.a, build: b, env: env, unavailable: missing, known: map[subjects.ToolID]*tool.Descriptor{}, notices: map[string]string{}}
 	if err := i.openCommands(env, usable, vars); err != nil {
 		return nil, err
 	}
@@ -112,7 +117,9 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 		i.describe()
 	}
 	i.sort()
-	i.known = w.catalogue(ctx, b, env, i.unavailable)
+	maps.Copy(i.known, w.catalogue(ctx, b, env, slices.DeleteFunc(slices.Clone(i.unavailable), func(u deploy.Unavailable) bool {
+		return i.known[u.ID] != nil // from its import, which knows better
+	})))
 	w.a.instances.Lock()
 	if w.a.instances.open == nil {
 		w.a.instances.open = make(map[*instance]struct{})
@@ -123,13 +130,13 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	return i, nil
 }
 
-// withEnv splits the declared tools into those whose required variables are
-// there, and the others with what is missing.
+// withEnv splits the declared tools into those that can be and whose required
+// variables are there, and the others with what is wrong or missing.
 func withEnv(b deploy.Build) (usable []string, missing []deploy.Unavailable) {
 	for _, name := range b.Manifest.Tools {
-		reason := ""
+		reason := b.Manifest.Refused(name)
 		for _, v := range b.Manifest.EnvOf(name) {
-			if _, ok := b.Env[v.Name]; v.Required && !ok {
+			if _, ok := b.Env[v.Name]; v.Required && !ok && reason == "" {
 				reason = "needs the variable " + v.Name + ": install again with --env " + v.Name
 			}
 		}
@@ -185,7 +192,7 @@ func toolID(index subjects.IndexName, name string) subjects.ToolID {
 const initDone = "init.done"
 
 // initialise runs the index's init command once for a build.
-func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor.Env) error {
+func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor.Env, progress deploy.Progress) error {
 	if len(b.Manifest.Init) == 0 {
 		return nil
 	}
@@ -193,12 +200,14 @@ func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor
 	if _, err := os.Stat(marker); err == nil {
 		return nil
 	}
+	progress("init", "running", 65)
 	if err := w.a.executor.Command(ctx, env, b.Dir, b.Manifest.Init, b.Env, secretsOf(b)); err != nil {
 		return err
 	}
 	if err := os.WriteFile(marker, nil, 0o600); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInstallFailed, "that the init command has run cannot be noted: %w", err)
 	}
+	progress("init", "done", 65)
 	return nil
 }
 
@@ -232,12 +241,13 @@ func (w *workshop) Withdraw(ctx context.Context, name subjects.IndexName, sessio
 type instance struct {
 	a           *Agent
 	build       deploy.Build
+	env         *executor.Env
 	index       *executor.Index    // nil for an index of commands alone
 	commands    *executor.Commands // nil for an index without commands
 	tools       []host.Tool
 	ids         []subjects.ToolID
 	unavailable []deploy.Unavailable
-	known       map[subjects.ToolID]*tool.Descriptor // of what is unavailable, from its source
+	known       map[subjects.ToolID]*tool.Descriptor // of what is unavailable, from its import or else its source
 
 	noticesMu sync.Mutex
 	notices   map[string]string // of functions: what callers have to expect
@@ -247,8 +257,12 @@ type instance struct {
 func (i *instance) describe() {
 	ref := tool.IndexRef{Name: i.build.Name, Revision: i.build.Revision}
 	for _, t := range i.served() {
-		d, err := i.build.Manifest.Descriptor(ref, t.Name, codeOf(t, tool.SourceImport))
+		code := codeOf(t, tool.SourceImport)
+		d, err := i.build.Manifest.Descriptor(ref, t.Name, code)
 		if err != nil {
+			if d, err := i.build.Manifest.Described(ref, t.Name, code); err == nil {
+				i.known[d.ID] = d
+			}
 			i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, t.Name), Reason: toolmesh.AsError(err).Message})
 			continue
 		}
@@ -287,6 +301,7 @@ func (i *instance) Close(ctx context.Context) error {
 	i.a.instances.Lock()
 	delete(i.a.instances.open, i)
 	i.a.instances.Unlock()
+	defer i.a.executor.Release(i.env) // its processes have ended
 	return i.close(ctx)
 }
 

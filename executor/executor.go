@@ -303,7 +303,7 @@ func (x *Executor) LockRequirements(ctx context.Context, name, python string, re
 // Environment makes the environment that a lock describes, or finds it: equal
 // locks share one. What a stopped build left is built anew. sourceDir is where
 // relative paths in requirements start. progress may be nil. Errors are
-// install_failed.
+// install_failed. It stays until it is given up with [Executor.Release].
 func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (*Env, error) {
 	env, err := x.venvs.Environment(ctx, sourceDir, lock, progress)
 	if err == nil {
@@ -311,6 +311,15 @@ func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock,
 	}
 	return env, err
 }
+
+// Release gives up an environment, once for each time that it was asked for, when
+// nothing runs in it any more.
+func (x *Executor) Release(env *Env) { x.venvs.Release(env) }
+
+// RemoveUnused removes the environments that have been given up for so long, and
+// at once those that an earlier process left and that nobody has asked for since:
+// call it when everybody has.
+func (x *Executor) RemoveUnused(age time.Duration) { x.venvs.RemoveUnused(age) }
 
 // Command runs a command of an index, like its init, in its folder: it sees
 // what the index's tools see, with the environment's programs first on PATH.

@@ -214,14 +214,33 @@ func (s *Store) confirmClaim(ctx context.Context, r IndexRecord, key bus.Key, re
 	return nil
 }
 
+// CheckClaim returns the error that [Store.ClaimIndex] would refuse a record with,
+// as far as it can be known now, so that no work is done for one in vain.
+func (s *Store) CheckClaim(ctx context.Context, r IndexRecord) error {
+	claims, err := s.claims(ctx, r.Name)
+	if err != nil {
+		return err
+	}
+	for _, c := range claims {
+		if c.record.State != IndexRemoved && conflict(r, c.record) {
+			return claimed(r, c.record)
+		}
+	}
+	return nil
+}
+
 func claimed(wanted, has IndexRecord) error {
 	where := "the whole mesh"
 	if has.Session != "" {
 		where = fmt.Sprintf("session %q", has.Session)
 	}
-	return toolmesh.Errorf(toolmesh.CodeInvalidRequest,
-		"the index name %q belongs to %s in %s: choose another name (--name)", wanted.Name, has.Source, where).
-		WithOrigin(toolmesh.OriginMesh).WithDetail("index", string(wanted.Name)).WithDetail("source", has.Source)
+	text := fmt.Sprintf("the index name %q belongs to %s in %s: choose another name (--name)", wanted.Name, has.Source, where)
+	if wanted.Source == has.Source { // the owner is right, the reach is not
+		text = fmt.Sprintf("index %q is installed for %s already, and a name is either for the whole mesh or for sessions: uninstall it there, or choose another name (--name)",
+			wanted.Name, where)
+	}
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s", text).
+		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("index", string(wanted.Name)).WithDetail("source", has.Source)
 }
 
 type claim struct {
@@ -274,6 +293,46 @@ func (s *Store) DeleteIndex(ctx context.Context, name subjects.IndexName, sessio
 	}
 	return s.delete(ctx, bus.Key{Bucket: subjects.BucketIndexes, Name: token})
 }
+
+// Bundles returns the digests that the records of indexes name, as they are now
+// or later: what a replica says that lags is unavailable, because it would have
+// bundles taken for unneeded.
+func (s *Store) Bundles(ctx context.Context) (map[string]bool, error) {
+	name := subjects.KVStream(subjects.BucketIndexes)
+	stream, err := s.bus.JetStream().Stream(ctx, name) // its leader answers
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry cannot be read: %w", err).WithOrigin(toolmesh.OriginMesh)
+	}
+	want := stream.CachedInfo().State
+	named := make(map[string]bool)
+	var last, count uint64
+	for m, err := range s.bus.Read(ctx, bus.Query{Stream: name, Subject: subjects.KVAll(subjects.BucketIndexes)}) {
+		if err != nil {
+			return nil, fmt.Errorf("read the indexes: %w", err)
+		}
+		last, count = m.Seq, count+1
+		if bus.Gone(m.Header) {
+			continue
+		}
+		var r IndexRecord
+		if err := json.Unmarshal(m.Data, &r); err != nil {
+			return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the record %s is not readable: %w", m.Subject, err)
+		}
+		if r.State != IndexRemoved && r.Bundle != "" {
+			named[r.Bundle] = true
+		}
+	}
+	// The last message may be the mark of a key's end, which does not stay.
+	rested := s.bus.Time().Now.Sub(want.LastTime) > restedAfter
+	if last < want.LastSeq && (!rested || count < want.Msgs) {
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "a replica of the registry lags: try again").WithOrigin(toolmesh.OriginMesh)
+	}
+	return named, nil
+}
+
+// restedAfter is how long nobody must have written for as many records as there
+// are to be all of them: longer than the mark of a key's end is kept.
+const restedAfter = 2 * time.Minute
 
 // CreateSession writes a session's record; one that exists is [bus.ErrConflict].
 // A record with a TTL expires by itself.

@@ -185,6 +185,11 @@ func (d *Descriptor) Digest() (string, error) {
 func (d *Descriptor) Check() error {
 	fail := func(format string, args ...any) error {
 		err := toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...)
+		for _, arg := range args {
+			if cause, ok := arg.(*toolmesh.Error); ok { // its code is said already
+				err.Message = strings.Replace(err.Message, cause.Error(), cause.Message, 1)
+			}
+		}
 		err.Message = fmt.Sprintf("tool %q: %s", d.ID, err.Message)
 		return err
 	}

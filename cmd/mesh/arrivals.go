@@ -67,3 +67,10 @@ func (r *arrivals) next(ctx context.Context, silence time.Duration) (*nats.Msg, 
 		}
 	}
 }
+
+// waiting reports whether a message is there for next.
+func (r *arrivals) waiting() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.queue) > 0
+}

@@ -265,7 +265,7 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach 
 			fmt.Fprintf(a.err, "mesh: the agent goes on with the install (%s): wait until mesh indexes%s shows %s, then mesh uninstall %s%s takes it back\n",
 				job, in, cmp.Or(r.called, "the index"), cmp.Or(r.called, "INDEX"), in)
 		}
-		return err
+		return unfinished(err)
 	}
 	if detach {
 		if a.json {
@@ -298,6 +298,18 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach 
 		fmt.Fprintf(a.out, "  %s\n", t)
 	}
 	return nil
+}
+
+// unfinished says what the loss of the node means for an install: its record is
+// written last, and what the node had begun goes at its next start.
+func unfinished(err error) error {
+	e := toolmesh.AsError(err)
+	node, named := e.Details["node"]
+	if e.Code != toolmesh.CodeNodeLost || !named {
+		return err
+	}
+	return toolmesh.Errorf(toolmesh.CodeNodeLost, "node %v is lost, which was installing it: the install was not finished; run it again", node).
+		WithOrigin(toolmesh.OriginCaller).WithDetail("node", node)
 }
 
 // listed waits until the registry knows what was installed, so that the next

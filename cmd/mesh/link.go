@@ -11,6 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -109,7 +110,8 @@ func (l *link) noMesh(ctx context.Context) error {
 
 // lines sends an administrative request and hands on each line of the answer
 // until the empty message behind the last one, which it returns. A line with an
-// error is the error. If line returns false the rest of the answer is left alone.
+// error is the error; node_lost says that the node which worked on it is gone. If
+// line returns false the rest of the answer is left alone.
 func (l *link) lines(ctx context.Context, subject string, body any, line func(json.RawMessage) bool) (json.RawMessage, error) {
 	data, err := json.Marshal(body)
 	if err != nil {
@@ -121,20 +123,29 @@ func (l *link) lines(ctx context.Context, subject string, body any, line func(js
 		return nil, err
 	}
 	defer inbox.Close()
-	if err := inbox.Send(&nats.Msg{Subject: subject, Data: data}); err != nil {
+	// Asked for a sign of life, the node says at once which one it is.
+	ask := &nats.Msg{Subject: subject, Data: data, Header: nats.Header{codec.HeaderKeepalive: {"1"}}}
+	if err := inbox.Send(ask); err != nil {
 		return nil, err
 	}
+	peer := peer{l: l}
+	defer peer.close()
 	var last json.RawMessage
 	for {
-		m, err := arrived.next(ctx, adminSilence)
+		m, err := arrived.next(ctx, peer.silence())
+		if err == nil {
+			peer.met(m.Header)
+		}
 		switch {
 		case errors.Is(err, errSilent):
-			if none := l.noMesh(ctx); none != nil {
-				return nil, toolmesh.Errorf(toolmesh.CodeNodeLost, "the agent that was asked is gone: whether it went through is not known").WithOrigin(toolmesh.OriginCaller)
+			if err := peer.gone(ctx); err != nil && ctx.Err() == nil && !arrived.waiting() {
+				return nil, err
 			}
 			continue
 		case err != nil:
 			return nil, err
+		case m.Header.Get(codec.HeaderKeepalive) != "":
+			continue
 		case bus.NoResponders(m):
 			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "no agent of the mesh at %s takes this request", l.url).
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)

@@ -28,7 +28,8 @@ type marker struct {
 
 const markerName = "toolmesh-environment.json"
 
-// Environment makes or finds an environment. See executor.Executor.Environment.
+// Environment makes or finds an environment, and holds it until [Store.Release].
+// See executor.Executor.Environment.
 func (s *Store) Environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (*Env, error) {
 	if progress == nil {
 		progress = func(Step) {}
@@ -45,7 +46,7 @@ func (s *Store) Environment(ctx context.Context, sourceDir string, lock Lock, pr
 	return env, nil
 }
 
-func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (*Env, error) {
+func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (_ *Env, err error) {
 	progress(Step{Name: "interpreter", State: "running", Percent: 50})
 	interpreter, err := s.pythons.find(ctx, lock.Python)
 	if err != nil {
@@ -65,6 +66,12 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, pr
 		return nil, err
 	}
 	defer release()
+	s.uses.take(digest) // under its key: who removes it has that too
+	defer func() {
+		if err != nil {
+			s.uses.give(digest)
+		}
+	}()
 	if err := s.warmUp(ctx, interpreter); err != nil {
 		return nil, err
 	}
@@ -138,7 +145,7 @@ func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte
 		if !isDir(dir) {
 			dir = beside
 		}
-		_, said, err := s.run(ctx, dir, s.uvEnv(), uv, "pip", "install", "--quiet", "--no-deps", "--compile-bytecode",
+		_, said, err := s.runUV(ctx, dir, uv, "pip", "install", "--quiet", "--no-deps", "--compile-bytecode",
 			"--python", filepath.Join(beside, "bin", "python"), "--requirements", file)
 		if err != nil {
 			return failed(err, said, "the index's dependencies cannot be installed")

@@ -170,7 +170,7 @@ func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declare
 	var said string
 	for n, version := range tries {
 		var out []byte
-		out, said, err = s.run(ctx, dir, s.uvEnv(), uv, "pip", "compile", file, "--universal", "--generate-hashes",
+		out, said, err = s.runUV(ctx, dir, uv, "pip", "compile", file, "--universal", "--generate-hashes",
 			"--no-header", "--no-annotate", "--quiet", "--python", interpreter.Path, "--python-version", version)
 		if err == nil {
 			if n > 0 || python == "" {

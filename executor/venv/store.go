@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
@@ -50,6 +51,7 @@ type Store struct {
 	warm    string
 	pythons interpreters
 	keys    keys
+	uses    uses
 
 	running sync.WaitGroup
 	stop    context.CancelFunc
@@ -70,6 +72,7 @@ func NewStore(dir string, spawner *sandbox.Spawner, opts *Options) *Store {
 		dir: dir, spawner: spawner, log: o.Logger, environ: o.Environ, uvPath: o.UV, warm: o.Warm,
 		pythons: interpreters{log: o.Logger, environ: o.Environ, first: o.Pythons, probed: map[string]*Interpreter{}},
 		keys:    keys{held: map[string]chan struct{}{}},
+		uses:    uses{held: map[string]int{}, left: map[string]time.Time{}},
 		stop:    stop, ended: life.Done(),
 	}
 	s.pythons.run = s.run
@@ -139,6 +142,14 @@ func (k *keys) take(ctx context.Context, key string) (func(), error) {
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// try is take for who does not wait.
+func (k *keys) try(key string) (free func(), ok bool) {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	free, err := k.take(ended, key)
+	return free, err == nil
 }
 
 // run runs a command to its end, contained, and gives its output. When ctx ends

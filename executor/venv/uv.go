@@ -82,6 +82,17 @@ func (s *Store) installUV(ctx context.Context, python, folder string) (string, e
 	return "", os.Rename(beside, folder)
 }
 
+// runUV runs uv with a TMPDIR of its own, which goes with all that uv and what it
+// builds with leave there.
+func (s *Store) runUV(ctx context.Context, dir, uv string, args ...string) (stdout []byte, said string, err error) {
+	tmp, err := os.MkdirTemp(s.dir, "new-tmp-")
+	if err != nil {
+		return nil, "", err
+	}
+	defer os.RemoveAll(tmp) //nolint:errcheck // swept at the next start
+	return s.run(ctx, dir, append(s.uvEnv(), "TMPDIR="+tmp), uv, args...)
+}
+
 // uvEnv is what uv is given on top of our environment: its cache in our folder,
 // where hard links into environments work, the system's certificates, and the
 // user's settings for pip where uv's own are not set.

@@ -53,10 +53,10 @@ func (b *Bus) bundles(ctx context.Context, copies int, create bool) (jetstream.O
 }
 
 // PutBundle stores what r reads under its digest, any text without spaces. A
-// bundle that is there already is left alone and r is not read. The caller vouches
-// for the digest.
+// bundle that is there already counts as stored now, see [Bus.Bundles], and r is
+// not read. The caller vouches for the digest.
 func (b *Bus) PutBundle(ctx context.Context, digest string, r io.Reader) error {
-	have, err := b.HasBundle(ctx, digest)
+	have, err := b.RenewBundle(ctx, digest)
 	if err != nil || have {
 		return err
 	}

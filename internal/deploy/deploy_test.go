@@ -175,6 +175,11 @@ func start(t *testing.T, s *meshtest.Server, dir string) *node {
 // startPatient starts a manager with a patience of its own; 0 is the default.
 func startPatient(t *testing.T, s *meshtest.Server, dir string, patience time.Duration) *node {
 	t.Helper()
+	return startWith(t, s, dir, deploy.Options{Patience: patience})
+}
+
+func startWith(t *testing.T, s *meshtest.Server, dir string, opts deploy.Options) *node {
+	t.Helper()
 	var log *slog.Logger
 	if os.Getenv("MESH_TEST_LOGS") != "" {
 		log = slog.New(slog.NewTextHandler(t.Output(), nil))
@@ -197,7 +202,8 @@ func startPatient(t *testing.T, s *meshtest.Server, dir string, patience time.Du
 	t.Cleanup(view.Close)
 	w := &workshop{published: make(map[string]deploy.Build), failed: make(map[string]string), changed: make(chan struct{})}
 	n := &node{store: registry.NewStore(b, nil), bus: b, dir: dir, workshop: w}
-	n.Manager = deploy.New(b, view, n.store, w, w, dir, &deploy.Options{Logger: log, Patience: patience})
+	opts.Logger = log
+	n.Manager = deploy.New(b, view, n.store, w, w, dir, &opts)
 	n.Start()
 	t.Cleanup(func() { n.stop(t) })
 	return n

@@ -134,6 +134,9 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 		return Line{}, context.Cause(ctx)
 	}
 	before, err := m.before(ctx, record)
+	if err == nil {
+		err = m.store.CheckClaim(ctx, record)
+	}
 	if err != nil {
 		return Line{}, err
 	}
@@ -153,9 +156,12 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err != nil {
 		return Line{}, err
 	}
-	if err := m.commit(ctx, e, i, before, record, j); err != nil {
+	if err := m.commit(ctx, e, i, before, record, j, bundleFile(work)); err != nil {
 		m.discard(ctx, e, i)
 		return Line{}, err
+	}
+	if before.Bundle != record.Bundle {
+		m.release(before.Bundle)
 	}
 	return result(i, append(f.warnings, manifest.Warnings...)), nil
 }
@@ -341,8 +347,7 @@ func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *inde
 	if err != nil {
 		return nil, installFailed("bundle", "the bundle cannot be described: %w", err)
 	}
-	path := filepath.Join(work, "bundle")
-	file, err := os.Create(path) //nolint:gosec // a path of our own
+	file, err := os.Create(bundleFile(work)) //nolint:gosec // a path of our own
 	if err != nil {
 		return nil, installFailed("folder", "the bundle cannot be written: %w", err)
 	}
@@ -383,16 +388,16 @@ func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *inde
 		return nil, nothingServed(b, i.Unavailable())
 	}
 	j.step("store", "running", 80)
-	if _, err = file.Seek(0, 0); err == nil {
-		err = m.bus.PutBundle(ctx, digest, file)
-	}
-	if err != nil {
+	if err := m.keep(ctx, digest, bundleFile(work)); err != nil {
 		_ = m.close(context.WithoutCancel(ctx), i)
-		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the bundle cannot be stored in the mesh: %w", err)
+		return nil, err
 	}
 	j.step("store", "done", 90)
 	return i, nil
 }
+
+// bundleFile is where an install packs its bundle.
+func bundleFile(work string) string { return filepath.Join(work, "bundle") }
 
 // nothingServed says why an index of which no tool works is not installed.
 func nothingServed(b Build, all []Unavailable) error {
@@ -412,15 +417,20 @@ func nothingServed(b Build, all []Unavailable) error {
 }
 
 // commit writes the record and serves the index here; e.mu is held. What it
-// wrote it takes back if it fails.
-func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, record registry.IndexRecord, j *job) error {
+// wrote it takes back if it fails. The record's bundle is in the mesh, and in a
+// file.
+func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, record registry.IndexRecord, j *job, bundle string) error {
 	j.step("publish", "running", 90)
+	m.hold(ctx, before, record)
 	record.InstalledAt = time.Now().UTC()
 	if !record.InstalledAt.After(before.InstalledAt) {
 		// Written by a node whose clock is ahead: the order must hold all the same.
 		record.InstalledAt = before.InstalledAt.Add(time.Microsecond)
 	}
 	err := m.store.ClaimIndex(ctx, record)
+	if err == nil {
+		err = m.keep(ctx, record.Bundle, bundle) // who saw no record may have removed it
+	}
 	if err == nil {
 		// The end of a session removes the indexes that it sees: a session that
 		// stands after the record was written sees this one.
@@ -431,6 +441,9 @@ func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, reco
 	}
 	if err != nil {
 		m.takeBack(ctx, before, record)
+		if record.Bundle != before.Bundle {
+			m.release(record.Bundle)
+		}
 		return err
 	}
 	j.step("publish", "done", 100)
@@ -471,7 +484,9 @@ func (m *Manager) expire(ctx context.Context, seen registry.IndexRecord) {
 	}
 	now, err := m.store.Index(ctx, seen.Name, seen.Session)
 	if err == nil && now.Epoch == seen.Epoch {
-		err = m.store.DeleteIndex(ctx, seen.Name, seen.Session)
+		if err = m.store.DeleteIndex(ctx, seen.Name, seen.Session); err == nil {
+			m.release(now.Bundle)
+		}
 	}
 	if err != nil && !errors.Is(err, bus.ErrNoKey) {
 		m.log.Warn("the index of a session that is over is still there", slog.String("index", string(seen.Name)), slog.String("error", err.Error()))
@@ -510,7 +525,7 @@ func (m *Manager) Uninstall(ctx context.Context, name subjects.IndexName, sessio
 	if _, err := subjects.IndexKey(name, session); err != nil {
 		return invalidRequest("%w", err)
 	}
-	_, err := m.store.Index(ctx, name, session)
+	before, err := m.store.Index(ctx, name, session)
 	if errors.Is(err, bus.ErrNoKey) {
 		known := make([]string, 0)
 		for _, r := range m.view.Indexes() {
@@ -530,6 +545,7 @@ func (m *Manager) Uninstall(ctx context.Context, name subjects.IndexName, sessio
 	if err := m.store.DeleteIndex(ctx, name, session); err != nil {
 		return err
 	}
+	m.release(before.Bundle)
 	k := key{name, session}
 	e := m.entry(k)
 	e.mu.Lock()

@@ -38,6 +38,9 @@ type Options struct {
 	// that it has no place among those that run at once, and Ready does not wait
 	// for it. Defaults to 10 s.
 	Patience time.Duration
+	// BundleAge is how old a bundle in the mesh must be that no index names before
+	// it is taken for one that was left behind. Defaults to 15 min.
+	BundleAge time.Duration
 }
 
 // key names an index, mesh-wide or private to a session.
@@ -81,8 +84,9 @@ type Manager struct {
 	kick   chan struct{}
 	cancel func()
 
-	builds   chan struct{} // a place for each build that may run at once
-	patience time.Duration // how long a build keeps its place, see [Options]
+	builds    chan struct{} // a place for each build that may run at once
+	patience  time.Duration // how long a build keeps its place, see [Options]
+	bundleAge time.Duration // see [Options]
 
 	mu      sync.Mutex
 	entries map[key]*entry
@@ -106,6 +110,10 @@ func New(b *bus.Bus, view *registry.View, store *registry.Store, builder Builder
 	if opts != nil && opts.Patience > 0 {
 		m.patience = opts.Patience
 	}
+	m.bundleAge = bundleAge
+	if opts != nil && opts.BundleAge > 0 {
+		m.bundleAge = opts.BundleAge
+	}
 	m.base, m.end = context.WithCancel(context.Background())
 	return m
 }
@@ -116,6 +124,7 @@ func (m *Manager) Start() {
 	m.cancel = m.view.OnChange(m.wake)
 	m.wake()
 	m.wg.Go(m.loop)
+	m.wg.Go(m.collectLoop)
 }
 
 func (m *Manager) wake() {
@@ -445,6 +454,10 @@ func (m *Manager) sweep() {
 		if err := os.RemoveAll(dir); err != nil {
 			m.log.Warn("folder not removed", slog.String("dir", dir), slog.String("error", err.Error()))
 		}
+	}
+	names, _ := filepath.Glob(filepath.Join(m.dir, "indexes", "*"))
+	for _, dir := range names {
+		_ = os.Remove(dir) // refused where something of the index is kept
 	}
 }
 

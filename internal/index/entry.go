@@ -1,6 +1,7 @@
 package index
 
 import (
+	"fmt"
 	"io/fs"
 	"maps"
 	"slices"
@@ -34,14 +35,15 @@ func unquoted(project *pyproject) bool {
 }
 
 // load reads the entry points, and [tool.toolmesh] for everything else. A tool's
-// name is its entry's.
+// name is its entry's. An entry that is no function does not take the others with
+// it, as one whose function is missing does not.
 func (entryLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 	project, err := readProject(fsys)
 	if err != nil {
 		return nil, err
 	}
 	r := &reader{table: "tool.toolmesh", tool: "tool.toolmesh.tool"}
-	m := &Manifest{Convention: file, overrides: map[string]overrides{}, functions: map[string]string{}}
+	m := &Manifest{Convention: file, overrides: map[string]overrides{}, functions: map[string]string{}, refused: map[string]string{}}
 	const group = `[project.entry-points."` + entryGroup + `"]`
 	entries, ok := project.Project.EntryPoints[entryGroup].(map[string]any)
 	switch {
@@ -55,22 +57,28 @@ func (entryLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 		r.problem(group, "names %d tools; at most %d are possible", len(entries), maxTools)
 		entries = nil
 	}
+	good := 0
+	var wrong []string
 	for _, name := range slices.Sorted(maps.Keys(entries)) {
-		value, ok := entries[name].(string)
-		if !ok {
-			r.problem(group, "has %s = %s, not a text: write %s = \"module:function\"", name, typeName(entries[name]), name)
+		function, why := entryFunction(name, entries[name])
+		if why == "" {
+			m.Tools = append(m.Tools, name)
+			m.functions[name] = function
+			good++
 			continue
 		}
-		function, why := entryFunction(value)
-		if why == "" && (!commandName.MatchString(name) || len(name) > 512) {
-			why = "whose name is no tool's: write letters, digits, _ and -, in parts of at most 64 with dots between"
-		}
-		if why != "" {
-			r.problem(group, "has %s = %q, %s", name, value, why)
+		wrong = append(wrong, why)
+		if badEntryName(name) { // there is no tool to list
+			r.warnings = append(r.warnings, group+" has "+why)
 			continue
 		}
 		m.Tools = append(m.Tools, name)
-		m.functions[name] = function
+		m.refused[name] = "its entry point is " + why
+	}
+	if good == 0 { // nothing can be served
+		for _, why := range wrong {
+			r.problem(group, "has %s", why)
+		}
 	}
 	table := map[string]any{}
 	if own, has := project.Tool["toolmesh"]; has {
@@ -87,19 +95,34 @@ func (entryLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 	return r.done(m, file)
 }
 
-// entryFunction reads module:function as module.function; why says what is wrong
-// with it.
-func entryFunction(value string) (function, why string) {
+// badEntryName reports whether an entry's name cannot be a tool's.
+func badEntryName(name string) bool { return !commandName.MatchString(name) || len(name) > 512 }
+
+// entryFunction reads an entry, name = "module:function", as module.function; why
+// says what is wrong with it.
+func entryFunction(name string, entry any) (function, why string) {
+	value, ok := entry.(string)
+	if !ok {
+		return "", fmt.Sprintf("%s = %s, not a text: write %s = \"module:function\"", name, typeName(entry), name)
+	}
 	module, attribute, ok := strings.Cut(strings.TrimSpace(value), ":")
 	module, attribute = strings.TrimSpace(module), strings.TrimSpace(attribute)
+	function = module + "." + attribute
 	switch {
 	case !ok:
-		return "", "which names no function: write module:function"
+		why = "which names no function: write module:function"
 	case strings.Contains(attribute, "["):
-		return "", "which asks for extras: list their packages in dependencies"
+		why = "which asks for extras: list their packages in dependencies"
 	case strings.Contains(attribute, "."):
-		return "", "which is not a function of its module: write module:function"
+		why = "which is not a function of its module: write module:function"
+	default:
+		why = badToolName(function)
 	}
-	function = module + "." + attribute
-	return function, badToolName(function)
+	if why == "" && badEntryName(name) {
+		why = "whose name is no tool's: write letters, digits, _ and -, in parts of at most 64 with dots between"
+	}
+	if why != "" {
+		return "", fmt.Sprintf("%s = %q, %s", name, value, why)
+	}
+	return function, ""
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/BurntSushi/toml"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -56,13 +57,14 @@ type Manifest struct {
 	overrides map[string]overrides // by tool
 	functions map[string]string    // module.function of the tools that have another name
 	commands  map[string]*Command  // by tool
+	refused   map[string]string    // why a declared tool can never be served, by tool
 	script    bool                 // the dependencies are the manifest's own
 }
 
 // Function is the Python function behind a tool, as module.function; "" for a
-// command.
+// command, and for a tool that is refused.
 func (m *Manifest) Function(name string) string {
-	if m.commands[name] != nil {
+	if m.commands[name] != nil || m.refused[name] != "" {
 		return ""
 	}
 	if function, ok := m.functions[name]; ok {
@@ -81,6 +83,10 @@ func (m *Manifest) NamesOf(function string) []string {
 	}
 	return names
 }
+
+// Refused says what is wrong with a tool's declaration, "" for one that can be
+// served.
+func (m *Manifest) Refused(name string) string { return m.refused[name] }
 
 // Command is the program behind a tool, nil for a function.
 func (m *Manifest) Command(name string) *Command { return m.commands[name] }
@@ -133,6 +139,50 @@ type Introspected struct {
 // undeclared name, a resource key that names no parameter and a schema that
 // does not compile are install_failed.
 func (m *Manifest) Descriptor(ref tool.IndexRef, name string, code Introspected) (*tool.Descriptor, error) {
+	d, err := m.merge(ref, name, code)
+	if err == nil {
+		err = check(d)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// Described is Descriptor for a tool that is not served, which may be for what
+// the manifest declares of it: what is wrong with that is left out, the key that
+// it names no parameter in, and if need be all of its annotations.
+func (m *Manifest) Described(ref tool.IndexRef, name string, code Introspected) (*tool.Descriptor, error) {
+	d, err := m.merge(ref, name, code)
+	if err != nil {
+		return nil, err
+	}
+	if err = check(d); err == nil {
+		return d, nil
+	}
+	d.Annotations.ResourceKey = tool.ResourceKey{}
+	if check(d) != nil {
+		d.Annotations = tool.Annotations{Streaming: code.Streaming}
+	}
+	if check(d) != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// check says what is wrong with a descriptor in words for the index's author.
+func check(d *tool.Descriptor) error {
+	err := d.Check()
+	if err == nil {
+		return nil
+	}
+	e := failed(reasonManifest, "%w", err)
+	e.Message = strings.TrimPrefix(toolmesh.AsError(err).Message, fmt.Sprintf("tool %q: ", d.ID))
+	return e
+}
+
+// merge makes the descriptor of what the code and the manifest say, unchecked.
+func (m *Manifest) merge(ref tool.IndexRef, name string, code Introspected) (*tool.Descriptor, error) {
 	if !slices.Contains(m.Tools, name) {
 		return nil, failed(reasonManifest, "%s does not declare the tool %q", m.Convention, name)
 	}
@@ -160,9 +210,6 @@ func (m *Manifest) Descriptor(ref tool.IndexRef, name string, code Introspected)
 	}
 	if v, err := tool.Compile(d.InputSchema); err == nil {
 		d.Warnings = append(d.Warnings, v.Warnings()...)
-	}
-	if err := d.Check(); err != nil {
-		return nil, failed(reasonManifest, "%w", err)
 	}
 	return d, nil
 }

@@ -1,0 +1,76 @@
+package agent_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// Who asks a node for something that takes its time learns at once which node it
+// is, and from every line of the answer: it can tell silence from death.
+func TestAdministrativeAnswersNameTheirNode(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	nc := s.Connect(t)
+	for _, tc := range []struct {
+		name, keepalive string
+		want            []string // Mesh-Keepalive of each message
+	}{{"asked", "1", []string{"1", "", ""}}, {"not asked", "", []string{"", ""}}} {
+		t.Run(tc.name, func(t *testing.T) {
+			reply := nc.NewInbox()
+			sub, err := nc.SubscribeSync(reply)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = sub.Unsubscribe() }()
+			m := &nats.Msg{Subject: "mesh.admin.uninstall", Reply: reply, Data: []byte(`{"name":"nothing"}`), Header: nats.Header{}}
+			if tc.keepalive != "" {
+				m.Header.Set("Mesh-Keepalive", tc.keepalive)
+			}
+			if err := nc.PublishMsg(m); err != nil {
+				t.Fatal(err)
+			}
+			for n, keepalive := range tc.want {
+				m, err := sub.NextMsgWithContext(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if m.Header.Get("Mesh-Node") != "one" || m.Header.Get("Mesh-Boot") == "" || m.Header.Get("Mesh-Keepalive") != keepalive {
+					t.Errorf("message %d has the headers %v", n, m.Header)
+				}
+				if empty := n != len(tc.want)-2; empty != (len(m.Data) == 0) {
+					t.Errorf("message %d has the body %q", n, m.Data)
+				}
+			}
+		})
+	}
+}
+
+// The command that an index has run before its import is a step of its own: it
+// may take longer than all others.
+func TestTheInitCommandIsAStep(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	source := repository(t, "good", map[string]string{
+		"tools.toml": "[index]\ntools = [\"t.tool\"]\ninit = [\"python3\", \"-c\", \"\"]\n", "t.py": "def tool(): pass\n",
+	})
+	lines, failure := admin(t, s.Connect(t), "install", map[string]any{"source": source})
+	if failure != nil {
+		t.Fatal(failure)
+	}
+	var steps []string
+	for _, l := range lines {
+		if l["step"] == "init" || l["step"] == "import" {
+			steps = append(steps, fmt.Sprint(l["step"], " ", l["state"]))
+		}
+	}
+	if want := []string{"init running", "init done", "import running", "import done"}; !slices.Equal(steps, want) {
+		t.Errorf("steps %q, want %q", steps, want)
+	}
+}

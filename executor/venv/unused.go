@@ -1,0 +1,92 @@
+package venv
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+)
+
+// uses counts who holds each environment.
+type uses struct {
+	mu   sync.Mutex
+	held map[string]int       // by digest
+	left map[string]time.Time // when the last holder gave it up
+}
+
+func (u *uses) take(digest string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.held[digest]++
+}
+
+func (u *uses) give(digest string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.held[digest]--; u.held[digest] > 0 {
+		return
+	}
+	delete(u.held, digest)
+	u.left[digest] = time.Now()
+}
+
+// unused reports whether nobody has held an environment for so long.
+func (u *uses) unused(digest string, age time.Duration) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.held[digest] == 0 && time.Since(u.left[digest]) >= age
+}
+
+func (u *uses) forget(digest string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.held[digest] == 0 {
+		delete(u.left, digest)
+	}
+}
+
+// Release gives up an environment that [Store.Environment] returned, once. It is
+// for whoever has ended everything that runs in it.
+func (s *Store) Release(env *Env) { s.uses.give(env.Digest) }
+
+// RemoveUnused removes the environments that nobody has held for so long; those
+// that nobody asked for since the store was made, at once. What is removed is out
+// of its place first: a process that is killed meanwhile leaves no half of one.
+func (s *Store) RemoveUnused(age time.Duration) {
+	entries, err := os.ReadDir(s.path("envs"))
+	if err != nil {
+		return // none was ever made
+	}
+	for _, entry := range entries {
+		digest := entry.Name()
+		if strings.HasPrefix(digest, "new-") || !s.uses.unused(digest, age) {
+			continue
+		}
+		if err := s.remove(digest, age); err != nil {
+			s.log.Warn("unused environment not removed", slog.String("digest", digest), slog.String("error", err.Error()))
+		}
+	}
+}
+
+func (s *Store) remove(digest string, age time.Duration) error {
+	free, ok := s.keys.try(digest)
+	if !ok {
+		return nil // it is being made
+	}
+	beside, err := os.MkdirTemp(s.path("envs"), "new-")
+	if err == nil && s.uses.unused(digest, age) { // who takes it has the key meanwhile
+		if err = os.Rename(s.path("envs", digest), filepath.Join(beside, digest)); err == nil {
+			s.uses.forget(digest)
+			s.log.Info("environment removed: no index uses it", slog.String("digest", digest))
+		}
+	}
+	free()
+	if beside != "" {
+		if gone := os.RemoveAll(beside); err == nil {
+			err = gone
+		}
+	}
+	return err
+}

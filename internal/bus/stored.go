@@ -1,0 +1,207 @@
+package bus
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// What an object store keeps, as the NATS clients agree on it (ADR-20): for each
+// object one message that describes it, and its parts under an id of their own.
+// The library's own calls overwrite and delete a description whatever it is by
+// now; whether a bundle may go has to be decided and done in one.
+const (
+	bundleStream = "OBJ_" + subjects.ObjectBundles
+	bundleMetas  = "$O." + subjects.ObjectBundles + ".M."
+	bundleParts  = "$O." + subjects.ObjectBundles + ".C."
+)
+
+// StoredBundle is a bundle in the mesh.
+type StoredBundle struct {
+	Digest string
+	// Stored is when it was stored, or was to be stored again and was there, by
+	// the broker's clock.
+	Stored time.Time
+
+	info     jetstream.ObjectInfo
+	revision uint64 // of its description
+}
+
+func bundleSubject(digest string) string {
+	return bundleMetas + base64.URLEncoding.EncodeToString([]byte(digest))
+}
+
+// Bundles lists what is in the store. Any replica answers: the list may be a
+// moment old.
+func (b *Bus) Bundles(ctx context.Context) ([]StoredBundle, error) {
+	all, err := b.readBundles(ctx, bundleMetas+">")
+	return slices.DeleteFunc(all, func(s StoredBundle) bool { return s.info.Deleted }), err
+}
+
+// Bundle returns one bundle; [ErrNoKey] if it is not there.
+func (b *Bus) Bundle(ctx context.Context, digest string) (StoredBundle, error) {
+	all, err := b.readBundles(ctx, bundleSubject(digest))
+	if err != nil {
+		return StoredBundle{}, err
+	}
+	if len(all) == 0 || all[0].info.Deleted {
+		return StoredBundle{}, fmt.Errorf("bundle %s: %w", digest, ErrNoKey)
+	}
+	return all[0], nil
+}
+
+// readBundles reads descriptions, those of deleted bundles too.
+func (b *Bus) readBundles(ctx context.Context, subject string) ([]StoredBundle, error) {
+	var all []StoredBundle
+	for m, err := range b.Read(ctx, Query{Stream: bundleStream, Subject: subject}) {
+		if err != nil {
+			return nil, fmt.Errorf("read the bundles: %w", err)
+		}
+		s := StoredBundle{Stored: m.Time, revision: m.Seq}
+		if json.Unmarshal(m.Data, &s.info) != nil || s.info.NUID == "" || bundleSubject(s.info.Name) != m.Subject {
+			continue // nothing of ours
+		}
+		s.Digest = s.info.Name
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+const (
+	// renewAttempts bounds how often others may be ahead of who renews a bundle.
+	renewAttempts = 10
+	renewPause    = 20 * time.Millisecond
+)
+
+// RenewBundle has a bundle count as stored now, and reports whether it is there.
+func (b *Bus) RenewBundle(ctx context.Context, digest string) (bool, error) {
+	if _, err := b.bundles(ctx, 0, false); err != nil { // waits for the store
+		return false, err
+	}
+	for range renewAttempts {
+		s, err := b.Bundle(ctx, digest)
+		if errors.Is(err, ErrNoKey) {
+			return false, nil
+		}
+		if err == nil {
+			_, err = b.describe(ctx, s)
+		}
+		if !errors.Is(err, ErrConflict) {
+			return err == nil, err
+		}
+		timer := time.NewTimer(renewPause) // a replica may lag
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return false, fmt.Errorf("renew bundle %s: %w", digest, ctx.Err())
+		}
+	}
+	return false, fmt.Errorf("renew bundle %s: %w", digest, ErrConflict)
+}
+
+// DropBundle deletes a bundle as it was read. One that was renewed or deleted
+// since is [ErrConflict], and stays as it is.
+func (b *Bus) DropBundle(ctx context.Context, s StoredBundle) error {
+	s.info.Deleted = true
+	s.info.Size, s.info.Chunks, s.info.Digest = 0, 0, ""
+	var err error
+	if s.revision, err = b.describe(ctx, s); err != nil {
+		return err
+	}
+	return b.clear(ctx, s)
+}
+
+// clear removes what is left of a bundle that is marked as deleted: its parts,
+// and at last the mark, without which nobody would know of them.
+func (b *Bus) clear(ctx context.Context, s StoredBundle) error {
+	stream, err := b.js.Stream(ctx, bundleStream)
+	if err == nil {
+		err = stream.Purge(ctx, jetstream.WithPurgeSubject(bundleParts+s.info.NUID))
+	}
+	if err == nil {
+		err = stream.DeleteMsg(ctx, s.revision)
+	}
+	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
+		return apiError("delete bundle "+s.Digest, err)
+	}
+	return nil
+}
+
+// describe writes a bundle's description in place of the one that was read.
+func (b *Bus) describe(ctx context.Context, s StoredBundle) (revision uint64, err error) {
+	s.info.ModTime = time.Time{} // the broker's time of the message is what counts
+	data, err := json.Marshal(s.info)
+	if err != nil {
+		return 0, fmt.Errorf("describe bundle %s: %w", s.Digest, err)
+	}
+	m := nats.NewMsg(bundleSubject(s.Digest))
+	m.Data = data
+	m.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
+	ack, err := b.js.PublishMsg(ctx, m, jetstream.WithExpectStream(bundleStream), jetstream.WithExpectLastSequencePerSubject(s.revision))
+	switch {
+	case err == nil:
+		return ack.Sequence, nil
+	case isAPIError(err, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant):
+		return 0, fmt.Errorf("bundle %s: %w", s.Digest, ErrConflict)
+	default:
+		return 0, objectError("change bundle "+s.Digest, err)
+	}
+}
+
+// ClearBundles removes what was in the store when processes were killed, or was
+// replaced, if it is older than age: the parts of bundles that were being stored,
+// and of those that were being deleted.
+func (b *Bus) ClearBundles(ctx context.Context, age time.Duration) error {
+	stream, err := b.js.Stream(ctx, bundleStream)
+	if err != nil {
+		return apiError("read the bundles", err)
+	}
+	// The parts first: what has no description after that had none, or lost it.
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(bundleParts+">"))
+	if err != nil {
+		return apiError("read the bundles", err)
+	}
+	all, err := b.readBundles(ctx, bundleMetas+">")
+	if err != nil {
+		return err
+	}
+	now := b.Time()
+	old := func(at time.Time) bool { return now.Now.Sub(at) >= age+now.Bound }
+	known := make(map[string]bool, len(all))
+	for _, s := range all {
+		known[s.info.NUID] = true
+		if s.info.Deleted && old(s.Stored) {
+			if err := b.clear(ctx, s); err != nil {
+				return err
+			}
+		}
+	}
+	for subject := range info.State.Subjects {
+		if known[strings.TrimPrefix(subject, bundleParts)] {
+			continue
+		}
+		for m, err := range b.Read(ctx, Query{Stream: bundleStream, Last: []string{subject}}) {
+			if err != nil {
+				return fmt.Errorf("read the bundles: %w", err)
+			}
+			if !old(m.Time) {
+				continue // it is being stored
+			}
+			if err := stream.Purge(ctx, jetstream.WithPurgeSubject(subject)); err != nil {
+				return apiError("clear the bundles", err)
+			}
+		}
+	}
+	return nil
+}

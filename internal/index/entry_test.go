@@ -1,0 +1,38 @@
+package index
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// An entry that is no function is listed with its reason; the others are tools as
+// they would be without it.
+func TestAWrongEntryPointIsOneToolsMatter(t *testing.T) {
+	t.Parallel()
+	m := load(t, "pyproject.toml", `[project.entry-points."toolmesh.tools"]
+extras = "epx.core:f [x]"
+number = 1
+shout = "epx.core:shout"
+whisper = "epx.core:K.w"
+"no tool" = "epx.core:f"
+[tool.toolmesh.tool.whisper]
+timeout = "2s"
+`)
+	if want := []string{"extras", "number", "shout", "whisper"}; !slices.Equal(m.Tools, want) {
+		t.Errorf("tools %q, want %q", m.Tools, want)
+	}
+	for name, want := range map[string]string{
+		"extras": "extras", "number": "a whole number", "whisper": `whisper = "epx.core:K.w", which is not a function of its module`,
+	} {
+		if got := m.Refused(name); !strings.Contains(got, want) || m.Function(name) != "" {
+			t.Errorf("%s is refused for %q and is the function %q; want %q and none", name, got, m.Function(name), want)
+		}
+	}
+	if m.Refused("shout") != "" || m.Function("shout") != "epx.core.shout" {
+		t.Errorf("shout is refused for %q and is the function %q", m.Refused("shout"), m.Function("shout"))
+	}
+	if len(m.Warnings) != 1 || !strings.Contains(m.Warnings[0], "no tool") {
+		t.Errorf("warnings %q, want one of what cannot be listed", m.Warnings)
+	}
+}
