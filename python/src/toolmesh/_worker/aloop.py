@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import gc
 import os
 import signal
@@ -11,7 +10,7 @@ import sys
 from inspect import CORO_CREATED, getcoroutinestate
 from types import AsyncGeneratorType
 
-from . import channel, failures, limits, strays
+from . import channel, failures, limits, strays, threads
 from .frames import (
     CALL,
     CANCEL,
@@ -68,7 +67,7 @@ _READ = 1 << 16  # bytes of frames that are read at once: what a pipe holds
 # which Python's own threshold would have looked at again and again.
 _YOUNG = 10_000
 _SAMPLE = 0.01  # seconds of processor time between two looks at what runs
-_call = contextvars.ContextVar("toolmesh_call", default=0)
+_call = threads.running
 
 
 class _Credit:
@@ -110,7 +109,7 @@ class Worker:
         self._taken = 0
         self._outlet = Outlet(out, _call.get, NoShield())  # coroutines are cancelled between steps
         self._forked = False
-        self._channel = channel.current = channel.LoopChannel(self, self._outlet, _call.get)
+        self._channel = channel.current = channel.LoopChannel(self, self._outlet)
         self._giving = False  # what is held back is about to be written
         install(self._outlet)
         forked_by_tool(self._outlet, self)

@@ -17,7 +17,7 @@ import termios
 from contextvars import copy_context
 from types import CoroutineType, GeneratorType
 
-from . import channel, failures, forking, limits, strays
+from . import channel, failures, forking, limits, strays, threads
 from .frames import (
     BRISK,
     CALL,
@@ -166,6 +166,7 @@ class Worker:
         self._reader = Reader(-1)
         self._guard = Guard(self._page)
         self._call = 0
+        self._served = False  # a call has ended here
         self._outlet = Outlet(-1, self._current, self._guard)
         self._forked = False
         self._channel = channel.PlainChannel(self, self._outlet)
@@ -213,6 +214,7 @@ class Worker:
                 if outlet.dirty:
                     outlet.settle(call)
                 self._call = 0
+                self._served = True
                 data = pack(len(body), kind, spent, slot, call) + body
                 with lock:
                     if outlet.held:
@@ -232,6 +234,7 @@ class Worker:
 
     def _run(self, flags: int, slot: int, call: int, body: bytes) -> tuple[int, bytes]:
         """Runs one call to its terminal: (frame type, body)."""
+        threads.running.set(call)
         guard, tool = self._guard, self._tools[slot]
         positional: Sequence[Any]
         keyword: dict[str, Any]

@@ -281,10 +281,11 @@ class Zygote:
         import mmap
         import typing  # noqa: F401
 
-        from . import binding, failures, loop, mesh, output, redaction, schema, values  # noqa: F401
+        from . import binding, failures, loop, mesh, output, redaction, schema, threads, values  # noqa: F401
 
         gc.disable()
         output.keep_ends()
+        threads.watch()
         logging.raiseExceptions = False
         signal.signal(signal.SIGINT, signal.default_int_handler)
         import faulthandler
