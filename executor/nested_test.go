@@ -865,7 +865,9 @@ func (a *asked) Call(_ context.Context, tool string, args json.RawMessage) (json
 	return json.Marshal(given.N)
 }
 
-func (a *asked) Stream(context.Context, string, json.RawMessage) iter.Seq2[json.RawMessage, error] { return nil }
+func (a *asked) Stream(context.Context, string, json.RawMessage) iter.Seq2[json.RawMessage, error] {
+	return nil
+}
 
 // A thread calls for the call that it was started in, as long as that runs, and
 // for nobody else.

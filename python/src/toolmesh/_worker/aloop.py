@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .binding import Tool
+    from .keep import Keeper
     from .values import JSON
 
 # Whose frames are never cut off: ours, and those of the loop's own upkeep.
@@ -95,7 +96,9 @@ class _Credit:
 class Worker:
     """Serves calls until the agent closes the pipe."""
 
-    def __init__(self, inp: int, out: int, page: memoryview[int], tools: list[Tool], limit: int) -> None:
+    def __init__(
+        self, inp: int, out: int, page: memoryview[int], tools: list[Tool], limit: int, keeper: Keeper | None
+    ) -> None:
         self._inp = inp
         self._page = page
         self._tools = tools
@@ -118,6 +121,13 @@ class Worker:
             signal.signal(signal.SIGPROF, self._sample)
             signal.siginterrupt(signal.SIGPROF, False)
             signal.setitimer(signal.ITIMER_PROF, _SAMPLE, _SAMPLE)
+        self._keeper = keeper
+        self.fit = True  # for more calls
+        if keeper is not None:
+            keeper.begin()
+            keeper.handle(SIGNAL, signal.getsignal(SIGNAL))
+            if limits.cpu_time:
+                keeper.handle(signal.SIGPROF, signal.getsignal(signal.SIGPROF), _SAMPLE)
 
     def _sample(self, _signum: int, _frame: FrameType | None) -> None:
         """Tells the agent which call uses the processor: of all that share the loop
@@ -303,6 +313,9 @@ class Worker:
             data = failures.raised(failure, tool.name)
             frame = HEADER.pack(len(data), ERROR, raw, slot, call) + data
         self._give(frame)
+        if self._keeper is not None and not self._tasks and not self._keeper.mend():
+            self.fit = False
+            self._finish()
 
     def _failed(
         self, failure: BaseException, tool: Tool, call: int, keyword: dict[str, Any], positional: Sequence[Any]
@@ -354,12 +367,14 @@ async def _drain(items: AsyncGenerator[Any, Any], collect: int) -> Any:
     return last
 
 
-def prepare(tools: list[Tool]) -> Callable[[int, int, memoryview[int], int, bytes], None]:
+def prepare(tools: list[Tool]) -> Callable[[int, int, memoryview[int], int, bytes, Keeper | None], bool]:
     """What serves as a worker of coroutines in each process that is forked from here
-    on; it returns when the agent is done with it."""
+    on; as the other worker's start."""
 
-    def start(inp: int, out: int, page: memoryview[int], limit: int, about: bytes) -> None:
-        _serve(Worker(inp, out, page, tools, limit), about)
+    def start(inp: int, out: int, page: memoryview[int], limit: int, about: bytes, keeper: Keeper | None) -> bool:
+        worker = Worker(inp, out, page, tools, limit, keeper)
+        _serve(worker, about)
+        return worker.fit
 
     return start
 

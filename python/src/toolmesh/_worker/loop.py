@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from . import aloop
     from .binding import Tool
+    from .keep import Keeper
     from .values import JSON
 
 # Words of the control page, u64 each. The agent writes the first, we the rest.
@@ -181,19 +182,26 @@ class Worker:
     def _current(self) -> int:
         return self._call
 
-    def start(self, inp: int, out: int, page: memoryview[int], limit: int, about: bytes) -> None:
+    def start(
+        self, inp: int, out: int, page: memoryview[int], limit: int, about: bytes, keeper: Keeper | None
+    ) -> bool:
         """In the worker's own process: tells the agent that calls may come, with about,
-        which is JSON about the worker, and serves until the agent is done with it."""
+        which is JSON about the worker, and serves until the agent is done with it. With
+        a keeper others follow each call; False when that could not put back what one
+        had changed, and this worker is to be replaced."""
         self._inp = self._reader.fd = inp
         self._out = out
         self._page = self._guard.page = page
         self._limit = limit
         self._outlet.begin(out)
+        if keeper is not None:
+            keeper.begin()
         write_all(out, HEADER.pack(len(about), READY, 0, 0, 0) + about)
-        self.serve()
+        fit = self.serve(keeper)
         sys.stdout.flush()
+        return fit
 
-    def serve(self) -> None:
+    def serve(self, keeper: Keeper | None) -> bool:
         """The loop: one read and one write per call."""
         read, look, run, outlet, pack = self._reader.next, self._reader.look, self._run, self._outlet, HEADER.pack
         lock, out, write, sweep, nested = outlet.lock, self._out, os.write, strays.sweep, self._channel
@@ -201,7 +209,7 @@ class Worker:
         while True:
             frame = nested.next() if nested.used else read()
             if frame is None:
-                return
+                return True
             kind, flags, slot, call, body = frame
             if kind == CALL:
                 self._call = call
@@ -222,12 +230,14 @@ class Worker:
                     sent = write(out, data)
                     if sent != len(data):
                         write_all(out, memoryview(data)[sent:])
+                if keeper is not None and not keeper.mend():
+                    return False
                 if flags & BRISK:
                     look()
             elif kind == PING:
                 outlet.send(pack(0, PONG, 0, 0, call))
             elif kind == EXIT:
-                return
+                return True
             elif kind not in (CANCEL, CREDIT) and not NESTED_RESULT <= kind <= NESTED_END:
                 # Those may come after the end of what they are about.
                 raise FrameError(f"frame type {kind} is unknown to this worker")

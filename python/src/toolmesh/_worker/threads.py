@@ -17,7 +17,7 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import Future
     from typing import Any
 
 running: ContextVar[int] = ContextVar("toolmesh_call", default=0)
@@ -76,10 +76,10 @@ def _watch_pools() -> None:
     if executor is None:
         return  # it is being imported
     _watched.append(_POOLS)
-    submit = executor.submit
+    submit: Callable[..., Future[Any]] = executor.submit
 
     @wraps(submit)
-    def bound(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def bound(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         call = owner()
         return submit(self, _work, call, fn, *args, **kwargs) if call else submit(self, fn, *args, **kwargs)
 
