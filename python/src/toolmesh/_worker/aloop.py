@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from inspect import CORO_CREATED, getcoroutinestate
-from types import AsyncGeneratorType
+from types import AsyncGeneratorType, GeneratorType
 
 from . import channel, failures, limits, strays, threads
 from .frames import (
@@ -53,7 +53,7 @@ from .values import Mismatch, decode, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Generator, Sequence
     from types import FrameType
     from typing import Any
 
@@ -271,14 +271,16 @@ class Worker:
                 positional, keyword = tool.bind(arguments, meta.get("varargs"))
             begun = True
             value = tool.function(*positional, **keyword)
+            if type(value) is not AsyncGeneratorType and hasattr(value, "__await__"):
+                value = await value
+                if type(value) is GeneratorType:
+                    value = _steps(value, flags & (STREAM | COLLECT))
             if type(value) is AsyncGeneratorType:
                 if flags & STREAM:
                     await self._stream(tool, slot, call, value, meta)
                     kind = END
                 else:
                     value = await _drain(value, flags & COLLECT)
-            elif hasattr(value, "__await__"):
-                value = await value
             if kind == RESULT:
                 data = encode(value) if tool.dump is None else tool.encode(value)
                 if len(data) > self._limit:
@@ -357,6 +359,25 @@ def _unbound(failure: BaseException, tool: Tool) -> bytes:
     return failures.raised(failure, tool.name)  # of a converter of the tool, like __post_init__
 
 
+async def _steps(items: Generator[Any, Any, Any], yields: int) -> AsyncGenerator[Any, Any]:
+    """A plain generator that a coroutine has returned, as one of the loop's: others
+    have their turns between its items."""
+    found = False
+    try:
+        while True:
+            try:
+                value = next(items)
+            except StopIteration as stop:
+                if not yields and not found:
+                    yield stop.value  # what it returns is its result, as it is where it is declared
+                return
+            found = True
+            yield value
+            await asyncio.sleep(0)
+    finally:
+        items.close()
+
+
 async def _drain(items: AsyncGenerator[Any, Any], collect: int) -> Any:
     """An async generator's last value, or the list of all."""
     if collect:
@@ -367,11 +388,13 @@ async def _drain(items: AsyncGenerator[Any, Any], collect: int) -> Any:
     return last
 
 
-def prepare(tools: list[Tool]) -> Callable[[int, int, memoryview[int], int, bytes, Keeper | None], bool]:
+def prepare(tools: list[Tool]) -> Callable[..., bool]:
     """What serves as a worker of coroutines in each process that is forked from here
     on; as the other worker's start."""
 
-    def start(inp: int, out: int, page: memoryview[int], limit: int, about: bytes, keeper: Keeper | None) -> bool:
+    def start(
+        inp: int, out: int, page: memoryview[int], limit: int, about: bytes, keeper: Keeper | None = None
+    ) -> bool:
         worker = Worker(inp, out, page, tools, limit, keeper)
         _serve(worker, about)
         return worker.fit

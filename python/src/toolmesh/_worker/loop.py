@@ -15,7 +15,7 @@ import signal
 import sys
 import termios
 from contextvars import copy_context
-from types import CoroutineType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
 from . import channel, failures, forking, limits, strays, threads
 from .frames import (
@@ -70,6 +70,9 @@ SIGNAL = signal.SIGURG  # ignored by default: harmless should it ever arrive too
 class Cancelled(BaseException):
     """The caller gave up or the call's time is up. Not an Exception, so that
     `except Exception` in a tool does not swallow it."""
+
+
+_STREAMED = object()  # in the place of a result: the items were sent
 
 
 class _TooLarge(Exception):
@@ -274,16 +277,20 @@ class Worker:
                     guard.cancel(call)  # its signal came before the call did
                 value = tool.function(*positional, **keyword)
                 kind = type(value)
+                if kind is CoroutineType or kind is AsyncGeneratorType:  # of a decorated function
+                    import asyncio
+
+                    value = asyncio.run(self._awaited(value, flags, tool, slot, call, meta if flags & META else {}))
+                    kind = type(value)
+                    if value is _STREAMED:
+                        guard.armed = 0
+                        return END, b""
                 if kind is GeneratorType:
                     if flags & STREAM:
                         self._stream(tool, slot, call, value, meta if flags & META else {})
                         guard.armed = 0
                         return END, b""
                     value = _drain(value, flags & COLLECT)
-                elif kind is CoroutineType:
-                    import asyncio
-
-                    value = asyncio.run(value)
                 data = encode(value) if tool.dump is None else tool.encode(value)
                 guard.armed = 0
             except BaseException as failure:
@@ -308,31 +315,65 @@ class Worker:
         self, tool: Tool, slot: int, call: int, items: Generator[Any, Any, Any], meta: dict[str, JSON]
     ) -> None:
         """Sends what a generator yields, never more than the agent has room for."""
+        sender = self._sender(tool, slot, call, meta)
+        next(sender)
+        send = sender.send
+        try:
+            for value in items:
+                send(value)
+        finally:
+            self._guard.armed = call
+            items.close()
+
+    def _sender(self, tool: Tool, slot: int, call: int, meta: dict[str, JSON]) -> Generator[None, Any, None]:
+        """Sends the items that it is given."""
         guard, outlet, send, pack = self._guard, self._outlet, self._outlet.item, HEADER.pack
         credit = meta.get("credit", 1 << 18)
         page, encode, limit = self._page, tool.encode, self._limit
         self._channel.credit = 0
-        try:
-            for value in items:
-                data = encode(value)
-                if len(data) > limit:
-                    raise _TooLarge(len(data), "item")
-                guard.armed = 0
-                if outlet.dirty:
-                    outlet.settle(call)
-                while credit <= 0:
-                    outlet.settle_items()
-                    # A cancellation comes as a frame here: a signal that raised
-                    # could lose bytes that were read already.
-                    credit += self._channel.more()
-                credit -= len(data) + 64
-                send(pack(len(data), YIELD, 0, slot, call) + data)
-                guard.armed = call
-                if page[PAGE_CANCEL] == call:
-                    guard.cancel(call)  # its signal came while the frame was written
-        finally:
+        while True:
+            data = encode((yield))
+            if len(data) > limit:
+                raise _TooLarge(len(data), "item")
+            guard.armed = 0
+            if outlet.dirty:
+                outlet.settle(call)
+            while credit <= 0:
+                outlet.settle_items()
+                # A cancellation comes as a frame here: a signal that raised
+                # could lose bytes that were read already.
+                credit += self._channel.more()
+            credit -= len(data) + 64
+            send(pack(len(data), YIELD, 0, slot, call) + data)
             guard.armed = call
-            items.close()
+            if page[PAGE_CANCEL] == call:
+                guard.cancel(call)  # its signal came while the frame was written
+
+    async def _awaited(
+        self, value: Any, flags: int, tool: Tool, slot: int, call: int, meta: dict[str, JSON]
+    ) -> Any:
+        """What a coroutine returns or an async generator yields, on a loop of the
+        call's own. A coroutine may return an async generator: so decorators do."""
+        if type(value) is CoroutineType:
+            value = await value
+        if type(value) is not AsyncGeneratorType:
+            return value
+        last: Any = None
+        every: list[Any] = []
+        sender = self._sender(tool, slot, call, meta)
+        next(sender)
+        try:
+            async for item in value:
+                if flags & STREAM:
+                    sender.send(item)
+                elif flags & COLLECT:
+                    every.append(item)
+                else:
+                    last = item
+        finally:
+            self._guard.armed = call
+            await value.aclose()
+        return _STREAMED if flags & STREAM else every if flags & COLLECT else last
 
 
 def _drain(items: Generator[Any, Any, Any], collect: int) -> Any:
