@@ -202,7 +202,7 @@ class _EndlessText(str):
 
 @pytest.mark.parametrize("endless", [_EndlessList([1]), _EndlessTuple((1,)), _EndlessSet({1}), _EndlessItems(a=1)])
 def test_what_yields_items_without_end_is_refused(endless) -> None:
-    for value, path in ((endless, "result"), ({"a": [endless]}, "result.a[0]")):
+    for value, path in ((endless, "result"), ({"a": [endless]}, "result.a[0]"), ({"a": endless}, "result.a")):
         with pytest.raises(NotSerializable, match="of more than 1000000 elements") as failure:
             encode(value)
         assert failure.value.path == path

@@ -90,7 +90,7 @@ def _check(value: Any) -> None:
                 if type(key) is not str:
                     _check_keys(value)
                 kind = type(child)
-                if kind is dict or kind is list or kind is tuple:
+                if kind not in _SCALARS:
                     _check(child)
             return
         if set(map(type, value)) - _STRINGS:
