@@ -87,6 +87,8 @@ func badTools() []badTool {
 		{name: "a list that lies", tool: "lies", args: `{"what":"list"}`},
 		{name: "a text that lies", tool: "lies", args: `{"what":"text"}`},
 		{name: "a table that lies", tool: "lies", args: `{"what":"table"}`},
+		{name: "a list without end", tool: "never_ends", args: `{"what":"list"}`, code: toolmesh.CodeResultNotSerializable, details: map[string]any{"path": "result.a"}},
+		{name: "a table without end", tool: "never_ends", args: `{"what":"table"}`, code: toolmesh.CodeResultNotSerializable, details: map[string]any{"path": "result.a"}},
 		{name: "forges", code: toolmesh.CodeWorkerCrashed},
 
 		// Ends.

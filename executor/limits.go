@@ -2,10 +2,13 @@ package executor
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -74,4 +77,27 @@ func (c *crew) spent(w *worker) {
 	c.mu.Lock()
 	w.retired, w.stopping = true, true
 	c.mu.Unlock()
+}
+
+// exitSpent is the status of a worker that ends between two calls because one of
+// them has changed it beyond repair; keep.py says the same.
+const exitSpent = 75
+
+// resigned says of a worker that ended by itself between two calls that this is no crash.
+func (c *crew) resigned(w *worker) {
+	if w.exit.Code != exitSpent {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	jobs := slices.Collect(maps.Values(w.jobs))
+	if j := w.current.Load(); j != nil {
+		jobs = append(jobs, j)
+	}
+	for _, j := range jobs {
+		if w.begun(j) == toolmesh.StartedYes {
+			return // it ended in the midst of a call
+		}
+	}
+	w.stopping = true
 }

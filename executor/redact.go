@@ -61,7 +61,19 @@ func newRedactor(values []string) *redactor {
 	short = slices.Compact(short)
 	slices.SortStableFunc(short, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
 	r := &redactor{}
-	parts := make([]string, 0, len(long)+len(short))
+	var parts []string
+	for _, value := range values {
+		if value = strings.TrimSpace(value); len([]rune(value)) >= redactWhole {
+			for _, base := range basesOf(value) {
+				for _, part := range codedOf(base) {
+					parts = append(parts, part)
+					r.longest = max(r.longest, len(base)*2)
+				}
+			}
+		}
+	}
+	slices.SortFunc(parts, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a, b)) })
+	parts = slices.Compact(parts)
 	for _, text := range long {
 		parts = append(parts, regexp.QuoteMeta(text))
 		r.longest = max(r.longest, len(text))
@@ -83,8 +95,8 @@ func newRedactor(values []string) *redactor {
 // escapes are those of a text in Python's repr and in JSON.
 var escapes = strings.NewReplacer(`\`, `\\`, "\n", `\n`, "\r", `\r`, "\t", `\t`)
 
-// formsOf lists how a secret may look in a text.
-func formsOf(value string) []string {
+// basesOf lists what counts as a secret: the value, and its longer parts.
+func basesOf(value string) []string {
 	bases := []string{value}
 	if lines := strings.Split(value, "\n"); len(lines) > 1 {
 		for _, line := range lines {
@@ -97,11 +109,13 @@ func formsOf(value string) []string {
 			bases = append(bases, leavesOf(v)...)
 		}
 	}
+	return append(bases[:1], slices.DeleteFunc(bases[1:], func(base string) bool { return len([]rune(base)) < redactPart })...)
+}
+
+// formsOf lists how a secret may look in a text.
+func formsOf(value string) []string {
 	var forms []string
-	for i, base := range bases {
-		if i > 0 && len([]rune(base)) < redactPart {
-			continue
-		}
+	for _, base := range basesOf(value) {
 		looks := []string{base}
 		for range 2 { // the repr of several arguments holds the reprs of each
 			for _, text := range looks {
@@ -112,10 +126,34 @@ func formsOf(value string) []string {
 			}
 		}
 		forms = append(forms, looks...)
-		forms = append(forms, url.QueryEscape(base), url.PathEscape(base), strings.ReplaceAll(url.PathEscape(base), "%2F", "/"),
-			base64.RawStdEncoding.EncodeToString([]byte(base)), base64.RawURLEncoding.EncodeToString([]byte(base)))
+		forms = append(forms, url.QueryEscape(base), url.PathEscape(base), strings.ReplaceAll(url.PathEscape(base), "%2F", "/"))
 	}
 	return forms
+}
+
+// codedOf are expressions for what base64 makes of a secret wherever it stands in
+// a longer text: what depends on nothing else, with the characters beside it that
+// hold a part of it.
+func codedOf(base string) (found []string) {
+	const edge = "[A-Za-z0-9+/_-]?"
+	for _, encoding := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
+		for shift := range 3 {
+			text := encoding.EncodeToString(append(make([]byte, shift), base...))
+			core := text[(shift*8+5)/6 : (shift+len(base))*8/6]
+			if len(core) < redactWhole {
+				continue
+			}
+			part := regexp.QuoteMeta(core)
+			if shift > 0 {
+				part = edge + part
+			}
+			if (shift+len(base))%3 > 0 {
+				part += edge
+			}
+			found = append(found, part)
+		}
+	}
+	return found
 }
 
 // leavesOf are the texts in a JSON value.

@@ -2,6 +2,7 @@ package executor_test
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -31,9 +32,16 @@ os.environ["TOKEN"] = "changed"
 class Refused(Exception):
     pass
 
+def coded(value):
+    """As in an Authorization header: the secret begins and ends anywhere in the groups of base64."""
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        for ahead in ("", "u", "us", "user"):
+            for behind in ("", ":", "::", ":::"):
+                yield "Basic " + encode((ahead + value + behind).encode()).decode()
+
 def shapes(value):
     return [value, repr(value), json.dumps(value), urllib.parse.quote(value, safe=""),
-            base64.b64encode(value.encode()).decode(), f"https://host/?key={urllib.parse.quote_plus(value)}&x=1"]
+            base64.b64encode(value.encode()).decode(), *coded(value), f"https://host/?key={urllib.parse.quote_plus(value)}&x=1"]
 
 def fails(which: str):
     value = globals()[which]
@@ -273,4 +281,25 @@ def other(): return os.environ.get("MINE")
 		t.Errorf("last words are %v", e.Details["stderr"])
 	}
 	mustCall(t, ix, "t.other", `{}`, `null`)
+}
+
+// Whatever stands around a secret in base64, what is left tells nothing of it: it
+// is the same for every secret of its length.
+func TestSecretsInBase64LeaveNothing(t *testing.T) {
+	t.Parallel()
+	secrets := []string{"tok-5f3a9c0e", "~~~???>>>~~~"}
+	for ahead := range 5 {
+		for behind := range 5 {
+			for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.URLEncoding} {
+				var left []string
+				for _, secret := range secrets {
+					text := strings.Repeat("u", ahead) + secret + strings.Repeat(":", behind)
+					left = append(left, executor.Redacted([]string{secret}, "Basic "+encoding.EncodeToString([]byte(text))+"."))
+				}
+				if !strings.Contains(left[0], "***") || left[0] != left[1] {
+					t.Errorf("%d characters ahead and %d behind: left %q", ahead, behind, left)
+				}
+			}
+		}
+	}
 }

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -239,4 +241,103 @@ func TestCollectCanBeDeclared(t *testing.T) {
 	spec := specOf(t, x, dir, "t.count")
 	spec.Collect = map[string]bool{"t.count": true}
 	mustCall(t, open(t, x, spec), "t.count", `{"n":3}`, `[0,1,2]`)
+}
+
+const wrappedTools = `
+import asyncio, contextvars, functools, os
+
+var = contextvars.ContextVar("var", default="unset")
+
+def plain(fn):
+    @functools.wraps(fn)
+    def w(*a, **k): return fn(*a, **k)
+    return w
+
+def awaited(fn):
+    @functools.wraps(fn)
+    async def w(*a, **k): return fn(*a, **k)
+    return w
+
+def partial(fn):
+    return functools.partial(fn, 3)
+
+async def declared(n: int, path: str = ""):
+    """Counts."""
+    var.set("kept")
+    try:
+        for i in range(n):
+            await asyncio.sleep(0)
+            assert var.get() == "kept"
+            yield i
+    finally:
+        await asyncio.sleep(0)
+        if path: open(path, "w").close()
+
+def generator(n: int, path: str = ""):
+    try:
+        for i in range(n): yield i
+    finally:
+        if path: open(path, "w").close()
+
+async def fails(n: int):
+    yield 1
+    raise ValueError("after one")
+
+agen, agen_twice, agen_awaited = plain(declared), plain(plain(declared)), awaited(declared)
+gen, gen_awaited = plain(generator), awaited(generator)
+broken, broken_awaited = plain(fails), awaited(fails)
+
+def returns_agen(n: int, path: str = ""):
+    return declared(n, path)
+
+async def areturns_agen(n: int, path: str = ""):
+    return declared(n, path)
+
+def coroutine(n: int, path: str = ""):
+    return areturns_agen(n, path)
+`
+
+// What a function returns is what counts: decorators hide that it is a generator.
+func TestStreamsOfDecoratedFunctions(t *testing.T) {
+	t.Parallel()
+	names := []string{"declared", "generator", "agen", "agen_twice", "agen_awaited", "gen", "gen_awaited", "returns_agen",
+		"areturns_agen", "coroutine"}
+	ix := openModule(t, newExecutor(t, nil), wrappedTools, append(names, "broken", "broken_awaited")...)
+	for _, one := range ix.Tools() {
+		name := strings.TrimPrefix(one.Name, "t.")
+		if known := !strings.Contains(name, "returns") && name != "coroutine"; one.Kind.Streaming() != known {
+			t.Errorf("%s is described as %s", name, one.Kind)
+		}
+	}
+	for _, name := range names {
+		mustCall(t, ix, "t."+name, `{"n":3}`, `2`)
+		mustCall(t, ix, "t."+name, `{"n":0}`, `null`)
+		sink := &collector{}
+		_, err := ix.Call(t.Context(), executor.Call{Tool: "t." + name, Args: json.RawMessage(`{"n":3}`), Stream: true}, sink)
+		if err != nil || !slices.Equal(sink.items, []string{"0", "1", "2"}) {
+			t.Errorf("%s as a stream: %q, %v", name, sink.items, err)
+		}
+		body, err := ix.Call(t.Context(), executor.Call{Tool: "t." + name, Args: json.RawMessage(`{"n":3}`), Collect: true}, nil)
+		if err != nil || string(body) != `[0,1,2]` {
+			t.Errorf("%s collected: %s, %v", name, body, err)
+		}
+		path := filepath.Join(t.TempDir(), "closed")
+		ctx, cancel := context.WithCancel(t.Context())
+		many := &collector{onItem: func(context.Context, json.RawMessage) error { cancel(); return nil }}
+		args := fmt.Appendf(nil, `{"n":1000000000,"path":%q}`, path)
+		if _, err = ix.Call(ctx, executor.Call{Tool: "t." + name, Args: args, Stream: true}, many); toolmesh.CodeOf(err) != toolmesh.CodeCancelled {
+			t.Errorf("%s cancelled: %v", name, err)
+		}
+		if _, err := os.Stat(path); err != nil {
+			t.Errorf("%s was not closed: %v", name, err)
+		}
+	}
+	for _, name := range []string{"t.broken", "t.broken_awaited"} {
+		if e := mustFail(t, ix, name, `{"n":3}`, toolmesh.CodeToolError); e.Message != "after one" {
+			t.Errorf("%s: %v", name, e)
+		}
+	}
+	if s := ix.Stats(); s.Restarts != 0 {
+		t.Errorf("workers were lost: %+v", s)
+	}
 }

@@ -261,6 +261,7 @@ func (w *worker) finish(cause error) {
 		_ = w.out.Close()
 		w.wg.Wait()
 		w.removeFolder()
+		w.crew.resigned(w)
 		w.crew.lost(w, cause)
 		if w.group != nil {
 			w.group.Close()

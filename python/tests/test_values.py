@@ -158,3 +158,68 @@ def test_decode(body, value):
 def test_decode_refuses_what_is_not_json(body):
     with pytest.raises(ValueError):
         decode(body)
+
+
+class _EndlessList(list[int]):
+    def __iter__(self):
+        while True:
+            yield 1
+
+
+class _EndlessTuple(tuple[int, ...]):
+    def __iter__(self):
+        while True:
+            yield 1
+
+
+class _EndlessSet(set[int]):
+    def __iter__(self):
+        while True:
+            yield 1
+
+
+class _EndlessItems(dict[str, int]):
+    def items(self):
+        while True:
+            yield "a", 1
+
+
+class _EndlessDict(dict[str, int]):
+    """What it really holds is asked of it in ways that end."""
+
+    def __iter__(self):
+        while True:
+            yield "a"
+
+    keys = values = __iter__
+
+
+class _EndlessText(str):
+    def __iter__(self):
+        while True:
+            yield "a"
+
+
+@pytest.mark.parametrize("endless", [_EndlessList([1]), _EndlessTuple((1,)), _EndlessSet({1}), _EndlessItems(a=1)])
+def test_what_yields_items_without_end_is_refused(endless) -> None:
+    for value, path in ((endless, "result"), ({"a": [endless]}, "result.a[0]"), ({"a": endless}, "result.a")):
+        with pytest.raises(NotSerializable, match="of more than 1000000 elements") as failure:
+            encode(value)
+        assert failure.value.path == path
+        assert failure.value.type_name == type(endless).__name__
+
+
+def test_what_only_seems_endless_is_what_it_holds() -> None:
+    assert encode([_EndlessDict(a=1), _EndlessText("text")]) == b'[{"a":1},"text"]'
+
+
+def test_a_subclass_with_items_of_its_own_is_what_it_says() -> None:
+    class Backwards(list[int]):
+        def __iter__(self):
+            return reversed(list(self[:]))
+
+    class Upper(dict[str, int]):
+        def items(self):
+            return [(key.upper(), Backwards([1, 2])) for key in self]
+
+    assert encode({"x": Upper(a=1)}) == b'{"x":{"A":[2,1]}}'

@@ -279,6 +279,22 @@ def lies(what: str):
     return {"list": Liar([1, 2, 3]), "text": Text("abcdef"), "table": Table(b=1)}[what]
 
 
+class Endless(list):
+    def __iter__(self):
+        while True:
+            yield 1
+
+
+class EndlessTable(dict):
+    def items(self):
+        while True:
+            yield "a", 1
+
+
+def never_ends(what: str):
+    return {"a": {"list": Endless([1]), "table": EndlessTable(a=1)}[what]}
+
+
 def big(size: int):
     return "x" * size
 

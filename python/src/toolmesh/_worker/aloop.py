@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import gc
 import os
 import signal
 import sys
 from inspect import CORO_CREATED, getcoroutinestate
-from types import AsyncGeneratorType
+from types import AsyncGeneratorType, GeneratorType
 
-from . import channel, failures, limits, strays
+from . import channel, failures, limits, strays, threads
 from .frames import (
     CALL,
     CANCEL,
@@ -54,11 +53,12 @@ from .values import Mismatch, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Generator, Sequence
     from types import FrameType
     from typing import Any
 
     from .binding import Tool
+    from .keep import Keeper
     from .values import JSON
 
 # Whose frames are never cut off: ours, and those of the loop's own upkeep.
@@ -68,7 +68,7 @@ _READ = 1 << 16  # bytes of frames that are read at once: what a pipe holds
 # which Python's own threshold would have looked at again and again.
 _YOUNG = 10_000
 _SAMPLE = 0.01  # seconds of processor time between two looks at what runs
-_call = contextvars.ContextVar("toolmesh_call", default=0)
+_call = threads.running
 
 
 class _Credit:
@@ -96,7 +96,9 @@ class _Credit:
 class Worker:
     """Serves calls until the agent closes the pipe."""
 
-    def __init__(self, inp: int, out: int, page: memoryview[int], tools: list[Tool], limit: int) -> None:
+    def __init__(
+        self, inp: int, out: int, page: memoryview[int], tools: list[Tool], limit: int, keeper: Keeper | None
+    ) -> None:
         self._inp = inp
         self._page = page
         self._tools = tools
@@ -110,7 +112,7 @@ class Worker:
         self._taken = 0
         self._outlet = Outlet(out, _call.get, NoShield())  # coroutines are cancelled between steps
         self._forked = False
-        self._channel = channel.current = channel.LoopChannel(self, self._outlet, _call.get)
+        self._channel = channel.current = channel.LoopChannel(self, self._outlet)
         self._giving = False  # what is held back is about to be written
         install(self._outlet)
         forked_by_tool(self._outlet, self)
@@ -119,6 +121,13 @@ class Worker:
             signal.signal(signal.SIGPROF, self._sample)
             signal.siginterrupt(signal.SIGPROF, False)
             signal.setitimer(signal.ITIMER_PROF, _SAMPLE, _SAMPLE)
+        self._keeper = keeper
+        self.fit = True  # for more calls
+        if keeper is not None:
+            keeper.begin()
+            keeper.handle(SIGNAL, signal.getsignal(SIGNAL))
+            if limits.cpu_time:
+                keeper.handle(signal.SIGPROF, signal.getsignal(signal.SIGPROF), _SAMPLE)
 
     def _sample(self, _signum: int, _frame: FrameType | None) -> None:
         """Tells the agent which call uses the processor: of all that share the loop
@@ -262,14 +271,16 @@ class Worker:
                 positional, keyword = tool.bind(arguments, meta.get("varargs"), body)
             begun = True
             value = tool.function(*positional, **keyword)
+            if type(value) is not AsyncGeneratorType and hasattr(value, "__await__"):
+                value = await value
+                if type(value) is GeneratorType:
+                    value = _steps(value, flags & (STREAM | COLLECT))
             if type(value) is AsyncGeneratorType:
                 if flags & STREAM:
                     await self._stream(tool, slot, call, value, meta)
                     kind = END
                 else:
                     value = await _drain(value, flags & COLLECT)
-            elif hasattr(value, "__await__"):
-                value = await value
             if kind == RESULT:
                 data = encode(value) if tool.dump is None else tool.encode(value)
                 if len(data) > self._limit:
@@ -304,6 +315,9 @@ class Worker:
             data = failures.raised(failure, tool.name)
             frame = HEADER.pack(len(data), ERROR, raw, slot, call) + data
         self._give(frame)
+        if self._keeper is not None and not self._tasks and not self._keeper.mend():
+            self.fit = False
+            self._finish()
 
     def _failed(
         self, failure: BaseException, tool: Tool, call: int, keyword: dict[str, Any], positional: Sequence[Any]
@@ -345,6 +359,25 @@ def _unbound(failure: BaseException, tool: Tool) -> bytes:
     return failures.raised(failure, tool.name)  # of a converter of the tool, like __post_init__
 
 
+async def _steps(items: Generator[Any, Any, Any], yields: int) -> AsyncGenerator[Any, Any]:
+    """A plain generator that a coroutine has returned, as one of the loop's: others
+    have their turns between its items."""
+    found = False
+    try:
+        while True:
+            try:
+                value = next(items)
+            except StopIteration as stop:
+                if not yields and not found:
+                    yield stop.value  # what it returns is its result, as it is where it is declared
+                return
+            found = True
+            yield value
+            await asyncio.sleep(0)
+    finally:
+        items.close()
+
+
 async def _drain(items: AsyncGenerator[Any, Any], collect: int) -> Any:
     """An async generator's last value, or the list of all."""
     if collect:
@@ -355,12 +388,16 @@ async def _drain(items: AsyncGenerator[Any, Any], collect: int) -> Any:
     return last
 
 
-def prepare(tools: list[Tool]) -> Callable[[int, int, memoryview[int], int, bytes], None]:
+def prepare(tools: list[Tool]) -> Callable[..., bool]:
     """What serves as a worker of coroutines in each process that is forked from here
-    on; it returns when the agent is done with it."""
+    on; as the other worker's start."""
 
-    def start(inp: int, out: int, page: memoryview[int], limit: int, about: bytes) -> None:
-        _serve(Worker(inp, out, page, tools, limit), about)
+    def start(
+        inp: int, out: int, page: memoryview[int], limit: int, about: bytes, keeper: Keeper | None = None
+    ) -> bool:
+        worker = Worker(inp, out, page, tools, limit, keeper)
+        _serve(worker, about)
+        return worker.fit
 
     return start
 

@@ -34,6 +34,18 @@ def _nameless(function: Callable[..., Any]) -> set[str]:
     return {name for name in inner if name not in outer or outer[name].kind is outer[name].POSITIONAL_ONLY}
 
 
+def wraps_generator(function: Callable[..., Any]) -> bool:
+    """Whether a decorated function hands on the items of a generator, as far as that
+    can be told."""
+    import inspect
+
+    try:
+        inner = inspect.unwrap(function)
+    except ValueError:  # it wraps itself
+        return False
+    return inspect.isasyncgenfunction(inner) or inspect.isgeneratorfunction(inner)
+
+
 class Tool:
     """A declared function, described and ready to be called."""
 

@@ -16,7 +16,7 @@ from _thread import allocate_lock, get_ident, start_new_thread
 from collections import deque
 from itertools import count
 
-from . import limits
+from . import limits, threads
 from .frames import (
     CANCEL,
     CREDIT,
@@ -188,6 +188,14 @@ class Channel:
 
     def _call(self) -> int:
         """The call on whose behalf the caller's code runs; 0 when that is not known."""
+        call = threads.owner()
+        if call:
+            return call
+        # A thread of unknown origin: of the call that runs, if it can be of no other.
+        return self._only()
+
+    def _only(self) -> int:
+        """The call that runs, if this worker has had no other; else 0."""
         raise NotImplementedError
 
     def _runs(self, call: int) -> bool:
@@ -233,8 +241,9 @@ class Channel:
             _refuse("invalid_request", "a process that a tool forked cannot call other tools: the tool can", tool)
         if call:
             _refuse("invalid_request", "the call that this code belongs to is over: it can call no other tools", tool)
-        _refuse("invalid_request", "no call runs that this code belongs to: tools call tools, modules that are "
-                "imported do not; a thread beside a coroutine is started by asyncio.to_thread", tool)
+        _refuse("invalid_request", "it is not known which call this code belongs to: tools call tools, modules that "
+                "are imported do not; threads are started inside the call, by threading.Thread, a ThreadPoolExecutor "
+                "or asyncio.to_thread", tool)
 
     def _cancel(self, waiter: Waiter) -> None:
         """Says that nobody waits for an answer, if none has come. A generator may
@@ -328,16 +337,12 @@ def _failure(body: bytes, tool: str) -> MeshError:
 class LoopChannel(Channel):
     """Of a worker of coroutines: its loop reads, always."""
 
-    def __init__(self, worker: LoopWorker, outlet: Outlet, call: Callable[[], int]) -> None:
+    def __init__(self, worker: LoopWorker, outlet: Outlet) -> None:
         super().__init__(outlet)
         self._worker = worker
-        self._context = call
 
-    def _call(self) -> int:
-        call = self._context()
-        if not call and len(self._worker._tasks) == 1:
-            call = next(iter(list(self._worker._tasks)), 0)  # a thread that no context came along with
-        return call
+    def _only(self) -> int:
+        return next(iter(list(self._worker._tasks)), 0) if self._worker._taken == 1 else 0
 
     def _runs(self, call: int) -> bool:
         return call in self._worker._tasks
@@ -406,7 +411,13 @@ class PlainChannel(Channel):
         self._pump: Waiter | None = None
 
     def _call(self) -> int:
-        return self._worker._call
+        call = threads.owner()
+        if not call and get_ident() == self._main:
+            return self._worker._call  # in a context of the tool's own making
+        return call or self._only()
+
+    def _only(self) -> int:
+        return 0 if self._worker._served else self._worker._call
 
     def _runs(self, call: int) -> bool:
         return self._worker._call == call

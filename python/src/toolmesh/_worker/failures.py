@@ -153,11 +153,8 @@ def _raised(failure: BaseException, tool: str) -> bytes:
         details.update(limit="open_files", max=limits.open_files)
     if notes := notes_of(failure):
         details["notes"] = notes
-    if members := members_of(failure):
-        details["exceptions"] = [
-            {"type": type_of(one), "module": module_of(one), "message": cut(message_of(one), 2000)}
-            for one in members[:_CHAIN]
-        ]
+    if members := _told(failure, [_TOLD], 0):
+        details["exceptions"] = members
     return body("tool_error", message, True, type=type_of(failure), stacktrace=trace(failure), details=details)
 
 
@@ -175,6 +172,23 @@ def members_of(failure: BaseException) -> list[BaseException]:
         return []
     members = getattr(failure, "exceptions", ())
     return [one for one in members if isinstance(one, BaseException)] if isinstance(members, (list, tuple)) else []
+
+
+def _told(failure: BaseException, left: list[int], depth: int) -> list[dict[str, JSON]]:
+    """The members of a group, with those of groups among them; left is how many more
+    may be told in all."""
+    found: list[dict[str, JSON]] = []
+    for one in members_of(failure)[:_CHAIN] if depth < _CHAIN else ():
+        if not left[0]:
+            break
+        left[0] -= 1
+        about: dict[str, JSON] = {
+            "type": type_of(one), "module": module_of(one), "message": cut(message_of(one), 2000),
+        }
+        if below := _told(one, left, depth + 1):
+            about["exceptions"] = below
+        found.append(about)
+    return found
 
 
 def nested_of(failure: BaseException | None) -> dict[str, JSON]:

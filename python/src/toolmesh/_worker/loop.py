@@ -15,9 +15,9 @@ import signal
 import sys
 import termios
 from contextvars import copy_context
-from types import CoroutineType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
-from . import channel, failures, forking, limits, strays
+from . import channel, failures, forking, limits, strays, threads
 from .frames import (
     BRISK,
     CALL,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from . import aloop
     from .binding import Tool
+    from .keep import Keeper
     from .values import JSON
 
 # Words of the control page, u64 each. The agent writes the first, we the rest.
@@ -69,6 +70,9 @@ SIGNAL = signal.SIGURG  # ignored by default: harmless should it ever arrive too
 class Cancelled(BaseException):
     """The caller gave up or the call's time is up. Not an Exception, so that
     `except Exception` in a tool does not swallow it."""
+
+
+_STREAMED = object()  # in the place of a result: the items were sent
 
 
 class _TooLarge(Exception):
@@ -166,6 +170,7 @@ class Worker:
         self._reader = Reader(-1)
         self._guard = Guard(self._page)
         self._call = 0
+        self._served = False  # a call has ended here
         self._outlet = Outlet(-1, self._current, self._guard)
         self._forked = False
         self._channel = channel.PlainChannel(self, self._outlet)
@@ -180,19 +185,26 @@ class Worker:
     def _current(self) -> int:
         return self._call
 
-    def start(self, inp: int, out: int, page: memoryview[int], limit: int, about: bytes) -> None:
+    def start(
+        self, inp: int, out: int, page: memoryview[int], limit: int, about: bytes, keeper: Keeper | None
+    ) -> bool:
         """In the worker's own process: tells the agent that calls may come, with about,
-        which is JSON about the worker, and serves until the agent is done with it."""
+        which is JSON about the worker, and serves until the agent is done with it. With
+        a keeper others follow each call; False when that could not put back what one
+        had changed, and this worker is to be replaced."""
         self._inp = self._reader.fd = inp
         self._out = out
         self._page = self._guard.page = page
         self._limit = limit
         self._outlet.begin(out)
+        if keeper is not None:
+            keeper.begin()
         write_all(out, HEADER.pack(len(about), READY, 0, 0, 0) + about)
-        self.serve()
+        fit = self.serve(keeper)
         sys.stdout.flush()
+        return fit
 
-    def serve(self) -> None:
+    def serve(self, keeper: Keeper | None) -> bool:
         """The loop: one read and one write per call."""
         read, look, run, outlet, pack = self._reader.next, self._reader.look, self._run, self._outlet, HEADER.pack
         lock, out, write, sweep, nested = outlet.lock, self._out, os.write, strays.sweep, self._channel
@@ -200,7 +212,7 @@ class Worker:
         while True:
             frame = nested.next() if nested.used else read()
             if frame is None:
-                return
+                return True
             kind, flags, slot, call, body = frame
             if kind == CALL:
                 self._call = call
@@ -213,6 +225,7 @@ class Worker:
                 if outlet.dirty:
                     outlet.settle(call)
                 self._call = 0
+                self._served = True
                 data = pack(len(body), kind, spent, slot, call) + body
                 with lock:
                     if outlet.held:
@@ -220,18 +233,21 @@ class Worker:
                     sent = write(out, data)
                     if sent != len(data):
                         write_all(out, memoryview(data)[sent:])
+                if keeper is not None and not keeper.mend():
+                    return False
                 if flags & BRISK:
                     look()
             elif kind == PING:
                 outlet.send(pack(0, PONG, 0, 0, call))
             elif kind == EXIT:
-                return
+                return True
             elif kind not in (CANCEL, CREDIT) and not NESTED_RESULT <= kind <= NESTED_END:
                 # Those may come after the end of what they are about.
                 raise FrameError(f"frame type {kind} is unknown to this worker")
 
     def _run(self, flags: int, slot: int, call: int, body: bytes) -> tuple[int, bytes]:
         """Runs one call to its terminal: (frame type, body)."""
+        threads.running.set(call)
         guard, tool = self._guard, self._tools[slot]
         positional: Sequence[Any]
         keyword: dict[str, Any]
@@ -261,16 +277,20 @@ class Worker:
                     guard.cancel(call)  # its signal came before the call did
                 value = tool.function(*positional, **keyword)
                 kind = type(value)
+                if kind is CoroutineType or kind is AsyncGeneratorType:  # of a decorated function
+                    import asyncio
+
+                    value = asyncio.run(self._awaited(value, flags, tool, slot, call, meta if flags & META else {}))
+                    kind = type(value)
+                    if value is _STREAMED:
+                        guard.armed = 0
+                        return END, b""
                 if kind is GeneratorType:
                     if flags & STREAM:
                         self._stream(tool, slot, call, value, meta if flags & META else {})
                         guard.armed = 0
                         return END, b""
                     value = _drain(value, flags & COLLECT)
-                elif kind is CoroutineType:
-                    import asyncio
-
-                    value = asyncio.run(value)
                 data = encode(value) if tool.dump is None else tool.encode(value)
                 guard.armed = 0
             except BaseException as failure:
@@ -295,31 +315,65 @@ class Worker:
         self, tool: Tool, slot: int, call: int, items: Generator[Any, Any, Any], meta: dict[str, JSON]
     ) -> None:
         """Sends what a generator yields, never more than the agent has room for."""
+        sender = self._sender(tool, slot, call, meta)
+        next(sender)
+        send = sender.send
+        try:
+            for value in items:
+                send(value)
+        finally:
+            self._guard.armed = call
+            items.close()
+
+    def _sender(self, tool: Tool, slot: int, call: int, meta: dict[str, JSON]) -> Generator[None, Any, None]:
+        """Sends the items that it is given."""
         guard, outlet, send, pack = self._guard, self._outlet, self._outlet.item, HEADER.pack
         credit = meta.get("credit", 1 << 18)
         page, encode, limit = self._page, tool.encode, self._limit
         self._channel.credit = 0
-        try:
-            for value in items:
-                data = encode(value)
-                if len(data) > limit:
-                    raise _TooLarge(len(data), "item")
-                guard.armed = 0
-                if outlet.dirty:
-                    outlet.settle(call)
-                while credit <= 0:
-                    outlet.settle_items()
-                    # A cancellation comes as a frame here: a signal that raised
-                    # could lose bytes that were read already.
-                    credit += self._channel.more()
-                credit -= len(data) + 64
-                send(pack(len(data), YIELD, 0, slot, call) + data)
-                guard.armed = call
-                if page[PAGE_CANCEL] == call:
-                    guard.cancel(call)  # its signal came while the frame was written
-        finally:
+        while True:
+            data = encode((yield))
+            if len(data) > limit:
+                raise _TooLarge(len(data), "item")
+            guard.armed = 0
+            if outlet.dirty:
+                outlet.settle(call)
+            while credit <= 0:
+                outlet.settle_items()
+                # A cancellation comes as a frame here: a signal that raised
+                # could lose bytes that were read already.
+                credit += self._channel.more()
+            credit -= len(data) + 64
+            send(pack(len(data), YIELD, 0, slot, call) + data)
             guard.armed = call
-            items.close()
+            if page[PAGE_CANCEL] == call:
+                guard.cancel(call)  # its signal came while the frame was written
+
+    async def _awaited(
+        self, value: Any, flags: int, tool: Tool, slot: int, call: int, meta: dict[str, JSON]
+    ) -> Any:
+        """What a coroutine returns or an async generator yields, on a loop of the
+        call's own. A coroutine may return an async generator: so decorators do."""
+        if type(value) is CoroutineType:
+            value = await value
+        if type(value) is not AsyncGeneratorType:
+            return value
+        last: Any = None
+        every: list[Any] = []
+        sender = self._sender(tool, slot, call, meta)
+        next(sender)
+        try:
+            async for item in value:
+                if flags & STREAM:
+                    sender.send(item)
+                elif flags & COLLECT:
+                    every.append(item)
+                else:
+                    last = item
+        finally:
+            self._guard.armed = call
+            await value.aclose()
+        return _STREAMED if flags & STREAM else every if flags & COLLECT else last
 
 
 def _drain(items: Generator[Any, Any, Any], collect: int) -> Any:

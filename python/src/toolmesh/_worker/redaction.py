@@ -13,7 +13,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import re
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
 MARK = "***"  # what stands in the place of a secret; the Go side says the same
@@ -22,6 +22,8 @@ _WHOLE = 4  # characters from which a secret is replaced inside of words too
 
 _known: set[str] = set()
 _pattern: re.Pattern[str] | None = None
+_edges: dict[str, tuple[int, int]] = {}  # of what is known in base64: characters beside it that hold a part
+_BASE64 = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_")
 
 
 def add(values: Iterable[str]) -> None:
@@ -70,8 +72,23 @@ def _forms(value: str) -> set[str]:
         except UnicodeEncodeError:
             continue
         found.update((quote(one, safe=""), quote(one), quote_plus(one)))
-        found.update((base64.b64encode(data).decode().rstrip("="), base64.urlsafe_b64encode(data).decode().rstrip("=")))
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            for core, ahead, behind in _cores(data, encode):
+                known = _edges.get(core, (0, 0))
+                _edges[core] = max(ahead, known[0]), max(behind, known[1])
+                found.add(core)
     return found
+
+
+def _cores(data: bytes, encode: Callable[[bytes], bytes]) -> Iterator[tuple[str, int, int]]:
+    """What base64 makes of data wherever it stands in a longer text: what depends on
+    nothing else, and how many characters ahead of that and behind it do in part."""
+    for shift in range(3):
+        first = -(-shift * 8 // 6)
+        end = (shift + len(data)) * 8 // 6
+        core = encode(bytes(shift) + data).decode()[first:end]
+        if len(core) >= _WHOLE:
+            yield core, int(shift > 0), int((shift + len(data)) % 3 > 0)
 
 
 def _leaves(value: Any) -> list[str]:
@@ -83,7 +100,23 @@ def _leaves(value: Any) -> list[str]:
 
 def text(value: str) -> str:
     """value without secrets."""
-    return value if _pattern is None else _pattern.sub(MARK, value)
+    return value if _pattern is None else _cut(_pattern, value)
+
+
+def _cut(pattern: re.Pattern[str], value: str) -> str:
+    parts: list[str] = []
+    at = 0
+    for match in pattern.finditer(value):
+        start, end = match.span()
+        # Not in the pattern: it is quick as long as it is made of plain texts.
+        ahead, behind = _edges.get(match.group(), (0, 0))
+        if ahead and start > at and value[start - 1] in _BASE64:
+            start -= 1
+        if behind and value[end : end + 1] in _BASE64:
+            end += 1
+        parts += (value[at:start], MARK)
+        at = end
+    return "".join((*parts, value[at:])) if parts else value
 
 
 def tree(value: Any) -> Any:
@@ -92,7 +125,7 @@ def tree(value: Any) -> Any:
         return value
     kind = type(value)
     if kind is str:
-        return _pattern.sub(MARK, value)
+        return _cut(_pattern, value)
     if kind is dict:
         return {tree(key): tree(one) for key, one in value.items()}
     if kind is list or kind is tuple:

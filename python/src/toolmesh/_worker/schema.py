@@ -21,6 +21,7 @@ import sys
 import typing
 
 from . import containers, models, notes, records, redaction
+from .binding import wraps_generator
 from .docstring import parse as parse_docstring
 from .docstring import returned
 from .shapes import (
@@ -661,7 +662,9 @@ def kind_of(function: Callable[..., Any]) -> str:
     if inspect.isasyncgenfunction(function):
         return "async_generator"
     if inspect.iscoroutinefunction(function):
-        return "async"
+        return "async_generator" if wraps_generator(function) else "async"
     if inspect.isgeneratorfunction(function):
+        return "generator"
+    if wraps_generator(function):
         return "generator"
     return "sync"

@@ -13,11 +13,12 @@ import sys
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any, TypeAlias
 
     JSON: TypeAlias = Any  # None, bool, int, float, str, list[JSON] or dict[str, JSON]
 
+_BUILT_IN, _SLOT = type(dict[str, int]().items), type(list.__iter__)  # of methods that are written in C
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _STRINGS = frozenset((str,))
 _ARRAY_LIMIT = 1_000_000  # elements of an array, a frame or what only looks like a list that become JSON
@@ -92,7 +93,7 @@ def _check(value: Any) -> None:
                 if type(key) is not str:
                     _check_keys(value)
                 kind = type(child)
-                if kind is dict or kind is list or kind is tuple:
+                if kind not in _SCALARS:
                     _check(child)
             return
         if set(map(type, value)) - _STRINGS:
@@ -102,17 +103,29 @@ def _check(value: Any) -> None:
         if kind in _SCALARS:
             return
         if isinstance(value, dict):
-            _check_keys(value)
-            value = list(value.values())
+            if _own_items(value):
+                raise _Refused("gives its items itself")
+            _check_keys(dict.keys(value))
+            value = list(dict.values(value))
         elif not isinstance(value, (list, tuple)):
             return
+        elif _own_items(value):
+            raise _Refused("gives its items itself")
     # Long and flat is common: tables of numbers cost by the kind, not by the item.
     if set(map(type, value)) - _SCALARS:
         for child in value:
             _check(child)
 
 
-def _check_keys(value: dict[Any, Any]) -> None:
+def _own_items(value: Any) -> bool:
+    """Whether a subclass of list, tuple or dict has methods of its own that the
+    encoder would ask for the items: they may be endless, so convert asks first."""
+    if isinstance(value, dict):
+        return type(value.items) is not _BUILT_IN
+    return type(type(value).__iter__) is not _SLOT
+
+
+def _check_keys(value: Iterable[Any]) -> None:
     seen: set[object] = set()
     for key in value:
         text = _key_text(key)
@@ -163,10 +176,11 @@ def convert(value: Any) -> Any:
     if text is not None:
         return text
     if isinstance(value, (set, frozenset)):
+        items = list(value) if kind in (set, frozenset) else _few(value)
         try:
-            return sorted(value)
+            return sorted(items)
         except TypeError:
-            return list(value)
+            return items
     if isinstance(value, re.Pattern):
         return value.pattern
     if isinstance(value, collections.UserString):
@@ -205,14 +219,22 @@ def convert(value: Any) -> Any:
     raise TypeError(f"is of type {kind.__module__}.{kind.__qualname__}, which JSON has no form for")
 
 
-def _few(value: Any) -> Any:
+def _few(value: Any, items: Any = None) -> list[Any]:
     """The items of what only looks like a list: it may be endless."""
     import itertools
 
-    taken = list(itertools.islice(iter(value), _ARRAY_LIMIT + 1))
+    taken = list(itertools.islice(iter(value if items is None else items), _ARRAY_LIMIT + 1))
     if len(taken) > _ARRAY_LIMIT:
         raise TypeError(f"is a {type(value).__name__} of more than {_ARRAY_LIMIT} elements")
     return taken
+
+
+def _pairs(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    return _few(value, value.items()) if _own_items(value) else value.items()
+
+
+def _items(value: list[Any] | tuple[Any, ...]) -> Iterable[Any]:
+    return _few(value) if _own_items(value) else value
 
 
 def _dumped(dump: Callable[..., Any]) -> Any:
@@ -310,7 +332,8 @@ def _check_depth(value: Any) -> None:
             if isinstance(child, (dict, list, tuple)):
                 if len(above) > _DEPTH:
                     raise _Refused("nested too deeply")
-                above.append(iter(child.values() if isinstance(child, dict) else child))
+                members = (one for _, one in _pairs(child)) if isinstance(child, dict) else _items(child)
+                above.append(iter(members))
                 break
         else:
             above.pop()
@@ -319,9 +342,9 @@ def _check_depth(value: Any) -> None:
 def _rekeyed(value: Any) -> Any:
     """value with all its keys as JSON knows them."""
     if isinstance(value, dict):
-        return {plain_key(key): _rekeyed(child) for key, child in value.items()}
+        return {plain_key(key): _rekeyed(child) for key, child in _pairs(value)}
     if isinstance(value, (list, tuple)):
-        return [_rekeyed(child) for child in value]
+        return [_rekeyed(child) for child in _items(value)]
     if value is None or isinstance(value, (str, int, float)):
         return value
     return _rekeyed(convert(value))
@@ -381,7 +404,7 @@ def _explain(value: Any, path: str, above: set[int]) -> None:
     above.add(id(value))
     if isinstance(value, dict):
         seen: dict[object, object] = {}
-        for key, child in value.items():
+        for key, child in _explained(_pairs, value, path):
             try:
                 known = plain_key(key)
             except Exception:
@@ -400,22 +423,26 @@ def _explain(value: Any, path: str, above: set[int]) -> None:
             _explain(known, f"{path} (key {_shown(key)})", above)
             _explain(child, _member(path, key), above)
     elif isinstance(value, (list, tuple)):
-        for index, child in enumerate(value):
+        for index, child in enumerate(_explained(_items, value, path)):
             _explain(child, f"{path}[{index}]", above)
     else:
-        try:
-            converted = convert(value)
-        except RecursionError:
-            raise
-        except Exception as failure:
-            message = _words(failure)
-            if isinstance(failure, TypeError) and message.startswith("TypeError: is "):
-                message = message.removeprefix("TypeError: ")
-            else:
-                message = f"cannot be converted: {message}"
-            raise NotSerializable(path, message, kind.__qualname__) from None
-        _explain(converted, path, above)
+        _explain(_explained(convert, value, path), path, above)
     above.discard(id(value))
+
+
+def _explained(convert: Callable[[Any], Any], value: Any, path: str) -> Any:
+    """What convert makes of value; raises NotSerializable where it fails."""
+    try:
+        return convert(value)
+    except RecursionError:
+        raise
+    except Exception as failure:
+        message = _words(failure)
+        if isinstance(failure, TypeError) and message.startswith("TypeError: is "):
+            message = message.removeprefix("TypeError: ")
+        else:
+            message = f"cannot be converted: {message}"
+        raise NotSerializable(path, message, type(value).__qualname__) from None
 
 
 def _member(path: str, key: object) -> str:

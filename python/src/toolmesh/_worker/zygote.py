@@ -16,7 +16,7 @@ import struct
 import sys
 from select import POLLIN, poll
 
-from . import confine, forking, limits, strays
+from . import confine, forking, keep, limits, strays
 from .frames import (
     BECOME,
     DESCRIBED,
@@ -281,10 +281,12 @@ class Zygote:
         import mmap
         import typing  # noqa: F401
 
-        from . import binding, failures, loop, mesh, output, redaction, schema, values  # noqa: F401
+        from . import binding, failures, loop, mesh, output, redaction, schema, threads, values  # noqa: F401
 
         gc.disable()
         output.keep_ends()
+        threads.watch()
+        keep.watch()
         logging.raiseExceptions = False
         signal.signal(signal.SIGINT, signal.default_int_handler)
         import faulthandler
@@ -388,6 +390,7 @@ class Zygote:
 
             self._starts["async"] = aloop.prepare(self._tools)
         confine.prepare(self._setup["sandbox"])
+        self._keeper = keep.Keeper()
         gc.collect()
         gc.freeze()
         gc.enable()
@@ -507,8 +510,12 @@ class Zygote:
             _own_folder(self._setup["folder"], worker)
             limit = limits.apply(request["limits"], request["limit"])
             about = b'{"pid": %d}' % os.getpid()
-            self._starts[request["kind"]](inp, out, words, limit, about)
-            code = 0
+            isolation = request["isolation"]
+            keeper = None if isolation in ("fork", "fresh") else self._keeper
+            # A session's state is not thrown away for what one of its own calls has changed.
+            self._keeper.retires = isolation != "session"
+            fit = self._starts[request["kind"]](inp, out, words, limit, about, keeper)
+            code = 0 if fit else keep.SPENT
             if self._atexit._ncallbacks():
                 self._atexit._run_exitfuncs()
             if any(handler() not in self._usual for handler in self._handlers):

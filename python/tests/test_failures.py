@@ -1,0 +1,21 @@
+"""What is told of a tool's exception."""
+
+import json
+import sys
+
+import pytest
+
+from toolmesh._worker import failures
+
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no exception groups")
+
+
+def test_groups_in_groups_are_told_and_bounded() -> None:
+    group = getattr(__import__("builtins"), "ExceptionGroup")  # noqa: B009 - older interpreters have none
+    inner = group("inner", [ValueError("deep")])
+    found = json.loads(failures.raised(group("outer", [inner, KeyError("k")]), "t"))["details"]["exceptions"]
+    assert [one["type"] for one in found] == ["ExceptionGroup", "KeyError"]
+    assert [one["message"] for one in found[0]["exceptions"]] == ["deep"]
+    for _ in range(100):
+        inner = group("more", [inner] * 5)
+    assert len(failures.raised(inner, "t")) < 200_000
