@@ -785,19 +785,3 @@ func TestABundleThatCannotBeStoredIsAFailedInstall(t *testing.T) {
 		t.Errorf("%v is left", left)
 	}
 }
-
-func TestUninstallOfWhatIsNotInstalled(t *testing.T) {
-	t.Parallel()
-	n := start(t, meshtest.Broker(t), "")
-	url, _ := source(t, "idx")
-	n.mustInstall(t, deploy.Request{Source: url})
-	for _, name := range []subjects.IndexName{"", "a.b", "a\xff"} {
-		if err := n.Uninstall(t.Context(), name, ""); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
-			t.Errorf("uninstall of %q: %v", name, err)
-		}
-	}
-	err := n.Uninstall(t.Context(), "idxs", "")
-	if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed || !strings.Contains(e.Message, "idx") {
-		t.Errorf("uninstall: %v", err)
-	}
-}

@@ -212,7 +212,9 @@ def _mounts(level: str, notes: list[str]) -> None:
 # Where root may change the system by writing to a file, whatever capabilities it
 # has given up: settings of the kernel, and what it tells of its devices. Control
 # groups bound the memory of workers, which a tool could raise.
-_SYSTEM = ("cgroup", "cgroup2", "sysfs", "debugfs", "tracefs", "securityfs", "efivarfs", "configfs", "bpf", "binfmt_misc")
+_SYSTEM = (
+    "cgroup", "cgroup2", "sysfs", "debugfs", "tracefs", "securityfs", "efivarfs", "configfs", "bpf", "binfmt_misc",
+)
 _OF_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 
 
