@@ -86,7 +86,7 @@ func badTools() []badTool {
 			code: toolmesh.CodePayloadTooLarge, details: map[string]any{"limit": "output", "max": 10_000.0}},
 		{name: "a list that lies", tool: "lies", args: `{"what":"list"}`},
 		{name: "a text that lies", tool: "lies", args: `{"what":"text"}`},
-		{name: "a table that lies", tool: "lies", args: `{"what":"table"}`},
+		{name: "a table that lies", tool: "lies", args: `{"what":"table"}`, code: toolmesh.CodeResultNotSerializable, details: map[string]any{"path": "result"}},
 		{name: "a list without end", tool: "never_ends", args: `{"what":"list"}`, code: toolmesh.CodeResultNotSerializable, details: map[string]any{"path": "result.a"}},
 		{name: "a table without end", tool: "never_ends", args: `{"what":"table"}`, code: toolmesh.CodeResultNotSerializable, details: map[string]any{"path": "result.a"}},
 		{name: "forges", code: toolmesh.CodeWorkerCrashed},
