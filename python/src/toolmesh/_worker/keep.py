@@ -39,6 +39,7 @@ def watch() -> None:
     called. Before any code of the index is imported, which may take them by name."""
     import faulthandler
     import functools
+    import resource
 
     def noting(change: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(change)
@@ -54,6 +55,7 @@ def watch() -> None:
         ((_signal,), ("signal", "pthread_sigmask")),  # signal's own of these names call them
         ((os, sys.modules.get(os.name)), ("chdir", "fchdir", "umask")),
         ((faulthandler,), ("dump_traceback_later",)),
+        ((resource,), ("setrlimit", "prlimit")),
     ):
         for name in names:
             change = getattr(modules[0], name, None)
@@ -133,7 +135,7 @@ class Keeper:
         at names that it has itself: a tool may have replaced the modules'."""
         import threading
 
-        keeper, modules, environ, size, sysconf = self, sys.modules, os.environ, len, os.sysconf
+        keeper, modules, environ, size = self, sys.modules, os.environ, len
         out, err, inp, out_, err_ = sys.stdout, sys.stderr, sys.stdin, sys.__stdout__, sys.__stderr__
         hook, raw, thread_hook, filters = sys.excepthook, sys.unraisablehook, threading.excepthook, warnings.filters
         path, finders, hooks = sys.path, sys.meta_path, sys.path_hooks
@@ -178,8 +180,6 @@ class Keeper:
                 and os.environ is environ
                 and environ._data == keeper._seen_environ  # type: ignore[attr-defined]
                 and recursion() >= limit
-                # Without that module Python code does not change it.
-                and ("resource" not in modules or sysconf(_OPEN_MAX) >= keeper._files)
             )
 
         return same

@@ -324,6 +324,7 @@ class Zygote:
         if sandbox:
             confine.prepare(sandbox)
         forking.unsafe(self._socket.fileno())
+        keep.Keeper()
         gc.collect()
 
     def _settle(self) -> None:
