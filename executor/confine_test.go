@@ -117,7 +117,9 @@ beside = subprocess.Popen(["sleep", "600"])
 def environments():
     """The environments of all processes that can be read."""
     found = ""
-    subprocess.Popen(["sleep", "600"])
+    # It has an environment only when it runs: Popen returns a little earlier.
+    child = subprocess.Popen(["sh", "-c", "echo; read x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.readline()
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
