@@ -40,7 +40,7 @@ func TestWhatACallChangesIsPutBack(t *testing.T) {
 				"streams", "no_streams", "method_of_a_stream", "json_functions", "json_gone", "json_classes", "json_module",
 				"paths", "path_replaced", "finders", "modules_replaced", "builtin_functions", "timer", "timer_with_a_handler",
 				"alarm_that_waits", "mask", "handlers", "folder", "strict_warnings", "no_warnings", "hooks", "environment",
-				"environment_replaced", "recursion", "open_files", "all_at_once",
+				"variables", "a_variable_of_a_mapping", "environment_replaced", "recursion", "open_files", "all_at_once",
 			} {
 				pid, err := call(t, ix, "changes."+kind+"change", fmt.Sprintf(`{"what":%q}`, what))
 				if err != nil {

@@ -120,6 +120,16 @@ def environment():
     os.environ.clear()
 
 
+def variables():
+    os.environ["GIVEN"] = "no"
+    os.environb[b"PATH"] = b""
+
+
+def a_variable_of_a_mapping():
+    os.environ |= {"GIVEN": "no"}
+    del os.environ["PATH"]
+
+
 def environment_replaced():
     os.environ = {}
 

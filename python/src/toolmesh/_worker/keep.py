@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SPENT = 75  # exit status of a worker that ends because something cannot be put back; the Go side says the same
 
 touched = False  # a function that watch has wrapped was called
+_assigned = False  # one that sets variables of the environment was
 _ALARMS = tuple(getattr(_signal, name) for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF"))
 # Whose handlers are not Python's: faulthandler's, and those that nobody can have.
 _FATAL = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGKILL, signal.SIGSTOP}
@@ -50,17 +51,28 @@ def watch() -> None:
 
         return wrapper
 
-    for modules, names in (
-        ((signal, _signal), ("alarm", "setitimer", "set_wakeup_fd")),
-        ((_signal,), ("signal", "pthread_sigmask")),  # signal's own of these names call them
-        ((os, sys.modules.get(os.name)), ("chdir", "fchdir", "umask")),
-        ((faulthandler,), ("dump_traceback_later",)),
-        ((resource,), ("setrlimit", "prlimit")),
+    def assigning(change: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(change)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            global _assigned
+            _assigned = True
+            return change(*args, **kwargs)
+
+        return wrapper
+
+    system = os, sys.modules.get(os.name)
+    for note, modules, names in (
+        (noting, (signal, _signal), ("alarm", "setitimer", "set_wakeup_fd")),
+        (noting, (_signal,), ("signal", "pthread_sigmask")),  # signal's own of these names call them
+        (noting, system, ("chdir", "fchdir", "umask")),
+        (noting, (faulthandler,), ("dump_traceback_later",)),
+        (noting, (resource,), ("setrlimit", "prlimit")),
+        (assigning, system, ("putenv", "unsetenv")),  # os.environ calls them, with each change
     ):
         for name in names:
             change = getattr(modules[0], name, None)
             if change is not None:
-                wrapper = noting(change)
+                wrapper = note(change)
                 for module in modules:
                     setattr(module, name, wrapper)
 
@@ -113,8 +125,8 @@ class Keeper:
 
     def begin(self) -> None:
         """In the worker, before its first call: what is its own."""
-        global touched
-        touched = False
+        global touched, _assigned
+        touched = _assigned = False
         self._environ = dict(os.environ._data)  # type: ignore[attr-defined]  # the texts as the system has them
         self._seen_environ = self._environ
         if _OPEN_MAX >= 0:
@@ -178,7 +190,6 @@ class Keeper:
                 and builtins.getattr is own_getattr and builtins.len is own_len
                 and warnings.filters is filters and filters == keeper._seen_filters
                 and os.environ is environ
-                and environ._data == keeper._seen_environ  # type: ignore[attr-defined]
                 and recursion() >= limit
             )
 
@@ -189,6 +200,8 @@ class Keeper:
         worker is fit for no other call."""
         try:
             if self._same():
+                if _assigned:
+                    self._mend_environ()
                 return True
         except Exception:
             pass  # something is not even there
@@ -279,8 +292,10 @@ class Keeper:
                     mutated()
 
     def _mend_environ(self) -> None:
+        global _assigned
         now: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
         if now == self._seen_environ:
+            _assigned = False
             return
         for name, value in self._environ.items():
             found = now.get(name)
@@ -288,6 +303,7 @@ class Keeper:
             if found != value and not (found and set(value.split(b":")) <= set(found.split(b":"))):
                 os.environ[os.fsdecode(name)] = os.fsdecode(value)
         self._seen_environ = dict(now)
+        _assigned = False
 
 
 def _with_additions(first: list[Any], now: Any) -> list[Any]:
