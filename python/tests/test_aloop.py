@@ -61,14 +61,34 @@ async def threshold():
     import gc
     return gc.get_threshold()[0]
 
-functions = [echo, count, cancel_all, close_all, wait, factory, threshold]
+async def signalled(where: str):
+    import signal
+    from toolmesh._worker import threads
+    page[0] = threads.running.get()
+    called, frame = set(), sys._getframe()
+    if where == "asyncio":
+        names = {"__name__": "asyncio", "sys": sys}
+        exec(compile("def stand(): return sys._getframe()", asyncio.tasks.__file__, "exec"), names)
+        frame = names["stand"]()
+    handler = signal.getsignal(signal.SIGURG)
+    raised = False
+    sys.setprofile(lambda f, event, _: called.add(f.f_code.co_filename) if event == "call" else None)
+    try:
+        handler(signal.SIGURG, frame)
+    except asyncio.CancelledError:
+        raised = True
+    finally:
+        sys.setprofile(None)
+    return [raised, sorted(file for file in called if file not in (aloop.__file__, asyncio.tasks.__file__))]
+
+functions = [echo, count, cancel_all, close_all, wait, factory, threshold, signalled]
 tools = [binding.Tool(f.__name__, f, schema.kind_of(f), schema.signature(f)) for f in functions]
 output.keep_ends()
 page = memoryview(mmap.mmap(-1, 4096)).cast("Q")
 aloop.prepare(tools)(int(sys.argv[1]), int(sys.argv[2]), page, 1 << 26, b"{}")
 """
 SLOTS = {name: slot for slot, name in enumerate(
-    ("echo", "count", "cancel_all", "close_all", "wait", "factory", "threshold"))}
+    ("echo", "count", "cancel_all", "close_all", "wait", "factory", "threshold", "signalled"))}
 
 
 class Worker:
@@ -231,6 +251,13 @@ def test_items_of_two_streams_come_in_order(worker):
         else:
             ends += 1
     assert items == {one: list(range(2000)), two: list(range(2000))}
+
+
+@pytest.mark.parametrize(("where", "raises"), [("tool", True), ("asyncio", False)])
+def test_the_handler_calls_nothing_that_a_second_signal_takes_for_a_tool(worker, where, raises):
+    call, frame = worker.call("signalled", {"where": where})
+    worker.write(frame)
+    assert worker.ends(call)[call] == (RESULT, [raises, []])
 
 
 def test_garbage_is_collected_rarely_and_still(worker):

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from .values import JSON
 
 # Whose frames are never cut off: ours, and those of the loop's own upkeep.
-_UNTOUCHED = (os.path.dirname(__file__), os.path.dirname(asyncio.__file__))
+_UNTOUCHED = (os.path.dirname(__file__) + os.sep, os.path.dirname(asyncio.__file__) + os.sep)
 _READ = 1 << 16  # bytes of frames that are read at once: what a pipe holds
 # New objects between two collections. Each call in flight is some tens of them,
 # which Python's own threshold would have looked at again and again.
@@ -139,11 +139,15 @@ class Worker:
     def _interrupt(self, _signum: int, frame: FrameType | None) -> None:
         """Cancels the call that is meant while it keeps the loop from hearing of
         it: where it stands, if that is in the tool's own code. Elsewhere nothing
-        happens: the loop hears of it soon, or the agent signals again."""
+        happens: the loop hears of it soon, or the agent signals again.
+
+        It calls nothing that is written in Python elsewhere: a second signal would
+        take such a function for the tool's code, and what it raised there would
+        come out of here, into whatever the first signal has interrupted."""
         call = _call.get()
         if call == 0 or self._page[PAGE_CANCEL] != call or call in self._asked:
             return
-        if frame is None or os.path.dirname(frame.f_code.co_filename) in _UNTOUCHED:
+        if frame is None or frame.f_code.co_filename.startswith(_UNTOUCHED):
             return
         task = self._tasks.get(call)
         if task is not None and asyncio.current_task(self._loop) is task:
