@@ -15,7 +15,8 @@ type Code string
 
 // The closed set of codes.
 const (
-	// CodeInvalidRequest: the request itself is malformed or contradicts itself. Never started.
+	// CodeInvalidRequest: the request itself is malformed or contradicts itself. It started
+	// nothing; of one that repeats a call, Started says whether that call had begun.
 	CodeInvalidRequest Code = "invalid_request"
 	// CodePermissionDenied: the broker or a policy forbids it.
 	CodePermissionDenied Code = "permission_denied"
@@ -31,9 +32,9 @@ const (
 	CodeInvalidArguments Code = "invalid_arguments"
 	// CodeInstallFailed: an index could not be installed.
 	CodeInstallFailed Code = "install_failed"
-	// CodeBusy: every slot of the node is taken. Never started.
+	// CodeBusy: every slot of the node is taken, or what else details say. Never started.
 	CodeBusy Code = "busy"
-	// CodeCancelled: the caller gave up.
+	// CodeCancelled: the caller gave up, or the call's session has ended.
 	CodeCancelled Code = "cancelled"
 	// CodeToolError: the tool's own code failed.
 	CodeToolError Code = "tool_error"

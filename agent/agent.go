@@ -41,7 +41,7 @@ type Options struct {
 	// SessionPolicy is "open" (the default: any session exists) or "strict" (only
 	// those that were created).
 	SessionPolicy string
-	// Replicas, ChunksStorage and ChunksMax say how missing streams are made; see
+	// Replicas, ChunksStorage and ChunksMax say how the mesh's streams are made; see
 	// [host.Options].
 	Replicas      int
 	ChunksStorage string

@@ -13,6 +13,6 @@
 // Sub-packages: frame is the wire, sandbox starts processes, cgroup bounds their
 // memory, venv makes environments.
 //
-// The package must never know of NATS, nodes or sessions, never parse a result,
-// never read the environment and never print.
+// The package must never know of NATS or nodes, never parse a result, never read
+// the environment and never print. A session is a name and an epoch to it.
 package executor

@@ -61,7 +61,7 @@ type Options struct {
 	// to 24 h; negative: any age.
 	RecycleAge time.Duration
 	// RecycleMemory is how many bytes a warm worker may grow by before it is
-	// replaced, give or take a tenth. Defaults to 512 MB; negative: any.
+	// replaced, give or take a tenth. Defaults to 512 MiB; negative: any.
 	RecycleMemory int64
 	// CrashLimit is how many crashes of its workers within CrashWindow put a tool
 	// into quarantine, where one call in TrialEvery is made. Defaults to 5 crashes,
@@ -70,7 +70,7 @@ type Options struct {
 	CrashWindow time.Duration
 	TrialEvery  time.Duration
 	// MaxResult bounds a result, an item and the arguments of a call, in bytes
-	// of JSON. Defaults to 64 MB.
+	// of JSON. Defaults to 64 MiB.
 	MaxResult int
 	// Sandbox is the level of tools that demand none: as tight as this, or as
 	// the machine gives. Defaults to guard.

@@ -52,7 +52,7 @@ type Options struct {
 	// StreamQuota is how many bytes of chunks one session may store through this
 	// node in 15 minutes. Defaults to DefaultStreamQuota.
 	StreamQuota int64
-	// Labels describe the node for placement. Defaults to none.
+	// Labels describe the node, for people. Defaults to none.
 	Labels map[string]string
 	// Memory is what the node says stands behind the memory limits of its tools.
 	// Defaults to nothing.
@@ -60,8 +60,9 @@ type Options struct {
 	// Reasons say why the node offers less than it was asked for. Defaults to none.
 	Reasons []string
 	// Replicas, ChunksStorage ("file" or "memory") and ChunksMax (bytes) say how
-	// the mesh's streams are made where they are missing. Default to what the
-	// broker's cluster allows, file, and 1 GB.
+	// the mesh's streams are made. What is there is left as it is by zero values,
+	// and else changed for all, but for the storage: another one than it has is an
+	// error. Default to what the broker's cluster allows, file, and 1 GB.
 	Replicas      int
 	ChunksStorage string
 	ChunksMax     int64

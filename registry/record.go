@@ -123,7 +123,7 @@ type IndexRecord struct {
 	// Bundle is the digest of its bundle in MESH_BUNDLES.
 	Bundle      string    `json:"bundle,omitempty"`
 	InstalledAt time.Time `json:"installed_at,omitzero"`
-	// Env names the environment variables that it declares.
+	// Env names the environment variables that it was given values for.
 	Env []string `json:"env,omitempty"`
 	// Session is the session that it is private to; empty: mesh-wide.
 	Session subjects.SessionID `json:"session,omitempty"`
@@ -142,7 +142,8 @@ type SessionRecord struct {
 	Created time.Time `json:"created"`
 	// TTL is how long it lives after Created; 0: until it is ended.
 	TTL time.Duration `json:"ttl,omitempty"`
-	// Pins hold an index to a revision.
+	// Pins name the revision of an index that the session is meant for. Nothing
+	// holds calls to them yet.
 	Pins map[subjects.IndexName]string `json:"pins,omitempty"`
 	// Ended is set when it was ended and its parts are being removed.
 	Ended bool `json:"ended,omitempty"`

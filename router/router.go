@@ -42,7 +42,7 @@ type Options struct {
 	// Slots is how many calls of its functions run at once. Defaults to
 	// host.DefaultSlots.
 	Slots int
-	// Replicas, ChunksStorage and ChunksMax say how missing streams are made; see
+	// Replicas, ChunksStorage and ChunksMax say how the mesh's streams are made; see
 	// [host.Options].
 	Replicas      int
 	ChunksStorage string

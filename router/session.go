@@ -24,7 +24,8 @@ type SessionOptions struct {
 	ID subjects.SessionID
 	// TTL is how long the session lives. Defaults to until it is ended.
 	TTL time.Duration
-	// Pins hold an index to a revision. Defaults to none.
+	// Pins name the revision of an index that the session is meant for. They are
+	// kept in its record; nothing holds calls to them yet. Defaults to none.
 	Pins map[subjects.IndexName]string
 }
 
@@ -80,7 +81,7 @@ func (r *Router) Sessions(ctx context.Context) ([]registry.SessionRecord, error)
 }
 
 // EndSession ends a session: its record goes, and with it, on every node within
-// a moment, its tools and its private indexes. One that nobody created is
+// a moment, its tools, its private indexes, and the calls and streams that run. One that nobody created is
 // session_not_found.
 func (r *Router) EndSession(ctx context.Context, id subjects.SessionID) error {
 	view, err := r.View(ctx)

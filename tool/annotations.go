@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Isolation says which process runs a call. Empty: the node's default.
+// Isolation says which process runs a call. Empty: warm.
 type Isolation string
 
 // The isolations, from the cheapest to the most separate.
@@ -263,7 +263,8 @@ func (s *Size) UnmarshalText(text []byte) error {
 	return err
 }
 
-// Limits bound one call. Zero means: the node's own limit.
+// Limits bound one call. Zero means none of the tool's own; the node bounds the
+// output in any case.
 type Limits struct {
 	CPUTime   time.Duration // processor time of the call
 	Memory    Size          // memory of the worker
@@ -317,7 +318,8 @@ func (d *durationText) UnmarshalText(text []byte) error {
 }
 
 // Annotations say how a tool behaves and how it wants to be run. The zero value
-// declares nothing.
+// declares nothing. ParallelSafe, ReadOnly, ResourceKey, LaneScope and CacheTTL are
+// for batches, lanes and caches to come: nothing acts on them yet.
 type Annotations struct {
 	Streaming    bool          // the tool yields items
 	Idempotent   bool          // running it twice is as good as once
@@ -328,9 +330,9 @@ type Annotations struct {
 	LaneScope    LaneScope     // where the key counts; empty: the batch
 	Timeout      time.Duration // the tool's total time; 0: none declared
 	CacheTTL     time.Duration // how long a result may be served again; 0: never
-	Isolation    Isolation     // empty: the node's default
+	Isolation    Isolation     // empty: warm
 	Sandbox      Sandbox       // empty: the node's default
-	Concurrency  int           // calls at once on one node; 0: the node's slots
+	Concurrency  int           // calls of the index at once on one node; 0: as many as the node runs
 	Limits       Limits        // of one call
 	Affinity     Affinity      // of isolation session; empty: strict-queue
 }

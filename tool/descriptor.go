@@ -20,8 +20,8 @@ type Source string
 const (
 	// SourceImport: the index was imported in its own environment and inspected.
 	SourceImport Source = "import"
-	// SourceStatic: the import failed, the source text was read instead; the
-	// tool is known but may not run.
+	// SourceStatic: the index's files say it, nothing was imported: of a program
+	// its declaration, of a function that is not served here its source text.
 	SourceStatic Source = "static"
 	// SourceGo: a Go service registered a function.
 	SourceGo Source = "go"

@@ -71,6 +71,7 @@ func (a *app) installCommand() *cobra.Command {
 		Long: `Install an index of tools on the whole mesh. SOURCE is
 
   ./dir  /dir            a folder, taken as it is on disk without what git ignores
+  ./tool.py              a single file that says in a PEP 723 block what it needs
   owner/repo[@rev]       a repository on GitHub
   https://…  ssh://…  file://…  git@host:path      any git repository, with @rev
 

@@ -95,7 +95,7 @@ func (a *app) sessionCreate() *cobra.Command {
 		}),
 	}
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "end it by itself after this time (default never)")
-	cmd.Flags().StringArrayVar(&pins, "pin", nil, "hold `INDEX[@REV]` to a revision, by default the one of now; may be repeated")
+	cmd.Flags().StringArrayVar(&pins, "pin", nil, "note in the session that it is meant for `INDEX[@REV]`, by default the revision of now; nothing holds it to that yet; may be repeated")
 	cmd.Flags().SortFlags = false
 	return cmd
 }

@@ -9,14 +9,14 @@ import "log/slog"
 // Connection says which NATS servers hold the mesh. NATS_URL, NATS_CONTEXT and
 // NATS_CREDS stand in for variables that are not set.
 type Connection struct {
-	NATSURL     string `envconfig:"NATS_URL" flag:"server" short:"s" arg:"URL" help:"NATS servers of the mesh, comma-separated"`
+	NATSURL     string `envconfig:"NATS_URL" flag:"server" short:"s" arg:"URL" help:"NATS servers of the mesh, comma-separated (default this machine's)"`
 	NATSContext string `envconfig:"NATS_CONTEXT" flag:"context" arg:"NAME" help:"saved NATS context to connect with"`
 	NATSCreds   string `envconfig:"NATS_CREDS" flag:"creds" arg:"FILE" help:"NATS credentials file"`
 }
 
 // Logging says what is logged to stderr.
 type Logging struct {
-	LogLevel  Level  `split_words:"true" flag:"log-level" arg:"LEVEL" help:"what to log: debug, info, warn or error"`
+	LogLevel  Level  `split_words:"true" flag:"log-level" arg:"LEVEL" help:"what to log: debug, info, warn or error (default info; mesh up at a terminal: warn, other commands of mesh: error)"`
 	LogFormat Format `split_words:"true" default:"text" flag:"log-format" arg:"FORMAT" help:"text or json"`
 }
 
