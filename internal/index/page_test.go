@@ -2,6 +2,8 @@ package index
 
 import (
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -78,5 +80,46 @@ func TestThePageOfIndexes(t *testing.T) {
 	}
 	if _, err := c.Argv([]byte(`{"file":"-a.png","width":80,"to":"b"}`)); err == nil {
 		t.Error("a value that begins with - is taken where it could be an option")
+	}
+}
+
+// The page has a row for every key that an author may write, and for no other.
+func TestThePageOfIndexesHasEveryKey(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile("../../docs/indexes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, more, _ := strings.Cut(string(data), "\n## More about a tool\n")
+	more, _, _ = strings.Cut(more, "\n## ")
+	ofTool, ofIndex, found := strings.Cut(more, "Keys of `[index]` alone:")
+	if !found {
+		t.Fatal("the page does not tell the keys of an index from those of a tool")
+	}
+	rows := func(text string) []string {
+		var keys []string
+		for _, row := range regexp.MustCompile("(?m)^\\| (`.*?) \\|").FindAllStringSubmatch(text, -1) {
+			for _, key := range regexp.MustCompile("`(\\w+)`").FindAllStringSubmatch(row[1], -1) {
+				keys = append(keys, key[1])
+			}
+		}
+		return slices.Sorted(slices.Values(keys))
+	}
+	r := new(reader)
+	one := &section{reader: r, values: map[string]any{}}
+	r.override(one, true)
+	if diff := cmp.Diff(slices.Sorted(slices.Values(one.known)), rows(ofTool)); diff != "" {
+		t.Errorf("keys of a tool (-code +page):\n%s", diff)
+	}
+	all := &section{reader: r, values: map[string]any{}, known: []string{"tools", "python"}}
+	r.index(new(Manifest), all)
+	alone := slices.DeleteFunc(slices.Clone(all.known), func(key string) bool { return slices.Contains(one.known, key) || key == "tools" || key == "env" })
+	if diff := cmp.Diff(slices.Sorted(slices.Values(alone)), rows(ofIndex)); diff != "" {
+		t.Errorf("keys of an index alone (-code +page):\n%s", diff)
+	}
+	blocks := pageBlocks(t, "../../docs/indexes.md", "toml")
+	m, err := LoadFS(files("tools.toml", blocks["Writing an index"][0]+blocks["What a worker sees of the machine"][0]+blocks["More about a tool"][0]))
+	if err != nil || len(m.Warnings) > 0 || len(m.Env) != 1 {
+		t.Errorf("the page's index with all that it adds is read as %v with %q, %v", m, m.Warnings, err)
 	}
 }
