@@ -81,8 +81,8 @@ func (r *Router) Sessions(ctx context.Context) ([]registry.SessionRecord, error)
 }
 
 // EndSession ends a session: its record goes, and with it, on every node within
-// a moment, its tools, its private indexes, and the calls and streams that run. One that nobody created is
-// session_not_found.
+// a moment, its tools, its private indexes, and the calls and streams that run.
+// One that nobody created is session_not_found.
 func (r *Router) EndSession(ctx context.Context, id subjects.SessionID) error {
 	view, err := r.View(ctx)
 	if err != nil {

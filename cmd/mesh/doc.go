@@ -2,6 +2,6 @@
 // indexes, lists and calls tools, and shows nodes and sessions. stdout is data,
 // stderr is progress, logs and errors; the exit status says who has to act.
 //
-// It never creates a stream or a bucket, and sends calls through the queue group,
-// as a plain NATS client would.
+// But for mesh up it never creates a stream or a bucket, and it sends calls through
+// the queue group, as a plain NATS client would.
 package main
