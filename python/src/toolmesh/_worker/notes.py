@@ -9,7 +9,6 @@ Schema. What nobody checks is warned of.
 from __future__ import annotations
 
 import decimal
-import fractions
 import functools
 import math
 import operator
@@ -223,10 +222,23 @@ def _held(inner: Shape, checks: list[Check], loose: bool) -> Load:
     return held
 
 
+def _scaled(number: Any) -> tuple[int, int]:
+    """(coefficient, exponent) of a number as it is written: 0.3 is three times 0.1."""
+    _, digits, exponent = decimal.Decimal(str(number) if isinstance(number, float) else number).as_tuple()
+    return int("".join(map(str, digits))), int(exponent)
+
+
 def _multiple(value: Any, of: Any) -> bool:
-    if isinstance(value, (int, float, decimal.Decimal)) and isinstance(of, (int, float, decimal.Decimal)):
-        return fractions.Fraction(str(value)) % fractions.Fraction(str(of)) == 0  # 0.3 is three times 0.1
-    return not value % of
+    if not (isinstance(value, (int, float, decimal.Decimal)) and isinstance(of, (int, float, decimal.Decimal))):
+        return not value % of
+    # Never written out: a text of a few characters may mean a billion digits.
+    whole, exponent = _scaled(value)
+    step, scale = _scaled(of)
+    if exponent >= scale:
+        return whole * pow(10, exponent - scale, step) % step == 0
+    while exponent < scale and whole and whole % 10 == 0:
+        whole, exponent = whole // 10, exponent + 1
+    return not whole or exponent == scale and whole % step == 0
 
 
 _TESTS: tuple[tuple[str, str, Callable[[Any, Any], Any]], ...] = (
