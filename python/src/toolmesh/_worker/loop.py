@@ -107,7 +107,7 @@ class Guard:
         if call and self.page[PAGE_CANCEL] == call and self._raised != call:
             if self._held:
                 self._late = True
-            elif self._loop is None:
+            elif self._loop is None or self._loop.is_closed():
                 self.cancel(call)
             elif self._told != call:
                 self._told = call
