@@ -2,6 +2,7 @@ package chunks
 
 import (
 	"context"
+	"time"
 
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
@@ -100,9 +101,10 @@ func (r *Replayer) extent(ctx context.Context, subject, epoch string, from int64
 // summary is what is known of all chunks of a call up to a sequence.
 type summary struct {
 	upTo     uint64
-	top      int64 // highest Seq
-	high     int64 // highest item
-	terminal bool  // is stored
+	at       time.Time // when what has that sequence was stored
+	top      int64     // highest Seq
+	high     int64     // highest item
+	terminal bool      // is stored
 }
 
 func (s *summary) add(c *codec.Chunk) {
@@ -127,8 +129,8 @@ func (r *Replayer) summary(ctx context.Context, subject, epoch string, e *extent
 	r.mu.Lock()
 	s, _ := r.summaries.get(key)
 	r.mu.Unlock()
-	if e.first.msg != nil && e.first.msg.Seq > s.upTo {
-		s = summary{} // all that it speaks of has expired
+	if first := e.first.msg; first != nil && (first.Seq > s.upTo || first.Time.After(s.at)) {
+		s = summary{} // all that it speaks of has expired, or the store was made anew
 	}
 	if s.upTo >= upTo {
 		return s, nil
@@ -141,11 +143,11 @@ func (r *Replayer) summary(ctx context.Context, subject, epoch string, e *extent
 		if c := parse(m); c.of(epoch) {
 			s.add(&c.chunk)
 		}
-		s.upTo = m.Seq // not more: the copy of the store that answers may lag
+		s.upTo, s.at = m.Seq, m.Time // not more: the copy of the store that answers may lag
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if known, _ := r.summaries.get(key); known.upTo < s.upTo {
+	if known, _ := r.summaries.get(key); known.upTo < s.upTo || known.at.Before(s.at) {
 		r.summaries.put(key, s)
 	}
 	if e.last.of(epoch) {

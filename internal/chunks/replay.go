@@ -114,7 +114,7 @@ func (r *Replayer) page(ctx context.Context, session subjects.SessionID, rpc sub
 	r.mu.Lock()
 	start, hinted := r.hints.get(hintKey{subject, req.FromSeq})
 	r.mu.Unlock()
-	if !hinted {
+	if !hinted || start > last.msg.Seq { // that is of a store before this one
 		if start, err = r.place(ctx, subject, epoch, req.FromSeq, &ends, all.top); err != nil {
 			return codec.High{}, err
 		}

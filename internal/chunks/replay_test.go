@@ -364,3 +364,37 @@ func TestReplayWithoutAStore(t *testing.T) {
 		t.Errorf("code = %q, want unavailable", code)
 	}
 }
+
+// A store that was lost or deleted is made anew and counts from 1: what was
+// learnt of the places in the old one says nothing of it.
+func TestReplayOfAStoreThatWasMadeAnew(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, meshtest.Broker(t))
+	s.load("another", numbers(1, 50))
+	s.write("paged", "1", "2", "3")
+	s.write("mixed", "9", "1", "2")
+	if got, high, _, _ := s.replay("s", "paged", `{"from_seq":1,"max_bytes":1}`); !slices.Equal(got, []string{"1"}) || high != "3" {
+		t.Fatalf("%v, high %s", got, high)
+	}
+	if _, high, _, _ := s.replay("s", "mixed", `{"from_seq":1}`); high != "9" {
+		t.Fatalf("high %s", high)
+	}
+	stream, err := s.js.Stream(t.Context(), subjects.StreamChunks)
+	if err == nil {
+		err = s.js.DeleteStream(t.Context(), subjects.StreamChunks)
+	}
+	if err == nil {
+		_, err = s.js.CreateStream(t.Context(), stream.CachedInfo().Config)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.write("paged", "2", "3")
+	s.write("mixed", "2", "1")
+	if got, high, _, _ := s.replay("s", "paged", `{"from_seq":2}`); !slices.Equal(got, []string{"2", "3"}) || high != "3" {
+		t.Errorf("from the next page on: %v, high %s", got, high)
+	}
+	if got, high, _, _ := s.replay("s", "mixed", `{"from_seq":1}`); !slices.Equal(got, []string{"1", "2"}) || high != "2" {
+		t.Errorf("out of order: %v, high %s", got, high)
+	}
+}
