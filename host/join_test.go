@@ -294,23 +294,6 @@ func TestJoinersOfAFailingStream(t *testing.T) {
 // A stream goes on as long as one of those who asked for it is there.
 func TestAJoinerKeepsItsStream(t *testing.T) {
 	t.Parallel()
-	gone := func(t *testing.T, g *gate, since time.Time) {
-		t.Helper()
-		ticker := time.NewTicker(50 * time.Millisecond)
-		defer ticker.Stop()
-		for {
-			select {
-			case g.release <- struct{}{}:
-				<-ticker.C
-				continue
-			case err := <-g.ended:
-				if !strings.Contains(fmt.Sprint(err), "caller is gone") || time.Since(since) < 10*time.Second {
-					t.Errorf("after %v: cause = %v", time.Since(since), err)
-				}
-			}
-			return
-		}
-	}
 	t.Run("new inbox", func(t *testing.T) {
 		t.Parallel()
 		r := newRig(t, nil)
@@ -341,7 +324,7 @@ func TestAJoinerKeepsItsStream(t *testing.T) {
 		if err := back.sub.Unsubscribe(); err != nil {
 			t.Fatal(err)
 		}
-		gone(t, g, left)
+		g.deserted(t, left)
 	})
 	t.Run("without credit", func(t *testing.T) {
 		t.Parallel()
@@ -382,6 +365,6 @@ func TestAJoinerKeepsItsStream(t *testing.T) {
 				t.Fatalf("the stream ended after %v: %v", time.Since(left), err)
 			}
 		}
-		gone(t, g, credited)
+		g.deserted(t, credited)
 	})
 }

@@ -34,6 +34,30 @@ type gate struct {
 	sent    chan int        // each item's number, once Send has returned
 }
 
+// deserted has a stream go on, whose last reader left at a time, until it ends for
+// that: not before the reader has had 10 s to come back.
+func (g *gate) deserted(t *testing.T, left time.Time) {
+	t.Helper()
+	ticker := time.NewTicker(50 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		select {
+		case g.release <- struct{}{}:
+			<-ticker.C
+			continue
+		case err := <-g.ended:
+			cause := toolmesh.AsError(err)
+			if cause == nil || cause.Code != toolmesh.CodeCancelled || cause.Details["reason"] != "caller_gone" {
+				t.Errorf("cause = %v", err)
+			}
+			if took := time.Since(left); took < 10*time.Second {
+				t.Errorf("after %v: the caller has 10s to come back", took)
+			}
+		}
+		return
+	}
+}
+
 // desk is the handlers of a rig, and what they saw.
 type desk struct {
 	mu    sync.Mutex

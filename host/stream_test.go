@@ -297,24 +297,7 @@ func TestInboxReaderGone(t *testing.T) {
 			if err := in.sub.Unsubscribe(); err != nil {
 				t.Fatal(err)
 			}
-			ticker := time.NewTicker(50 * time.Millisecond)
-			defer ticker.Stop()
-			for {
-				select {
-				case g.release <- struct{}{}:
-					<-ticker.C
-					continue
-				case err := <-g.ended:
-					cause := toolmesh.AsError(err)
-					if cause == nil || cause.Code != toolmesh.CodeCancelled || cause.Details["reason"] != "caller_gone" {
-						t.Errorf("cause = %v", err)
-					}
-					if took := time.Since(gone); took < 10*time.Second {
-						t.Errorf("after %v: the caller has 10s to come back", took)
-					}
-				}
-				return
-			}
+			g.deserted(t, gone)
 		})
 	}
 	// One who comes and goes is not gone.

@@ -216,11 +216,8 @@ func scriptUp(ts *testscript.TestScript, neg bool, args []string) {
 	})
 }
 
-// scriptBundles holds how many bundles the mesh at $URL stores: bundles N.
-func scriptBundles(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 1 {
-		ts.Fatalf("usage: bundles N")
-	}
+// scriptStore looks into what the mesh at $URL has stored.
+func scriptStore(ts *testscript.TestScript, look func(ctx context.Context, js jetstream.JetStream)) {
 	nc, err := nats.Connect(ts.Getenv("URL"))
 	ts.Check(err)
 	defer nc.Close()
@@ -228,15 +225,25 @@ func scriptBundles(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	store, err := js.ObjectStore(ctx, "MESH_BUNDLES")
-	ts.Check(err)
-	all, err := store.List(ctx)
-	if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
+	look(ctx, js)
+}
+
+// scriptBundles holds how many bundles the mesh at $URL stores: bundles N.
+func scriptBundles(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: bundles N")
+	}
+	scriptStore(ts, func(ctx context.Context, js jetstream.JetStream) {
+		store, err := js.ObjectStore(ctx, "MESH_BUNDLES")
 		ts.Check(err)
-	}
-	if strconv.Itoa(len(all)) != args[0] {
-		ts.Fatalf("the mesh stores %d bundles, want %s", len(all), args[0])
-	}
+		all, err := store.List(ctx)
+		if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
+			ts.Check(err)
+		}
+		if strconv.Itoa(len(all)) != args[0] {
+			ts.Fatalf("the mesh stores %d bundles, want %s", len(all), args[0])
+		}
+	})
 }
 
 // scriptChunks holds a field of the configuration of the stream of chunks at
@@ -245,22 +252,17 @@ func scriptChunks(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: chunks field value")
 	}
-	nc, err := nats.Connect(ts.Getenv("URL"))
-	ts.Check(err)
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	ts.Check(err)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	stream, err := js.Stream(ctx, subjects.StreamChunks)
-	ts.Check(err)
-	data, err := json.Marshal(stream.CachedInfo().Config)
-	ts.Check(err)
-	var config map[string]json.RawMessage
-	ts.Check(json.Unmarshal(data, &config))
-	if got := strings.Trim(string(config[args[0]]), `"`); got != args[1] {
-		ts.Fatalf("the stream of chunks has %s %s, want %s", args[0], got, args[1])
-	}
+	scriptStore(ts, func(ctx context.Context, js jetstream.JetStream) {
+		stream, err := js.Stream(ctx, subjects.StreamChunks)
+		ts.Check(err)
+		data, err := json.Marshal(stream.CachedInfo().Config)
+		ts.Check(err)
+		var config map[string]json.RawMessage
+		ts.Check(json.Unmarshal(data, &config))
+		if got := strings.Trim(string(config[args[0]]), `"`); got != args[1] {
+			ts.Fatalf("the stream of chunks has %s %s, want %s", args[0], got, args[1])
+		}
+	})
 }
 
 func scriptEnv(ts *testscript.TestScript) []string {

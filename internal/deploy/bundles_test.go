@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/meshtest"
@@ -38,16 +36,7 @@ func (n *node) bundles(t *testing.T) []string {
 func (n *node) awaitBundles(t *testing.T, want ...string) {
 	t.Helper()
 	slices.Sort(want)
-	var got []string
-	defer func() {
-		if t.Failed() {
-			t.Logf("bundles: %s", cmp.Diff(want, got))
-		}
-	}()
-	meshtest.Until(t, "only what is needed is in the mesh", func() bool {
-		got = n.bundles(t)
-		return slices.Equal(got, want)
-	})
+	await(t, "only what is needed is in the mesh", func() []string { return n.bundles(t) }, want)
 }
 
 // The agent that takes a record away or changes it removes the bundle that no

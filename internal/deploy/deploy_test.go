@@ -253,7 +253,7 @@ func (n *node) record(t *testing.T, name string) *registry.IndexRecord {
 	return &r
 }
 
-// files lists what the manager keeps on disk, by paths of folders.
+// folders lists what the manager keeps on disk, by paths of folders.
 func (n *node) folders(t *testing.T) []string {
 	t.Helper()
 	var all []string
@@ -278,14 +278,20 @@ func (n *node) folders(t *testing.T) []string {
 // what ran in them have ended.
 func (n *node) awaitFolders(t *testing.T, want ...string) {
 	t.Helper()
+	await(t, "only what is needed is on disk", func() []string { return n.folders(t) }, want)
+}
+
+// await waits until there is what is wanted and nothing else.
+func await(t *testing.T, what string, have func() []string, want []string) {
+	t.Helper()
 	var got []string
 	defer func() {
 		if t.Failed() {
-			t.Logf("folders: %s", cmp.Diff(want, got))
+			t.Logf("what there is (-want +got):\n%s", cmp.Diff(want, got))
 		}
 	}()
-	meshtest.Until(t, "only what is needed is on disk", func() bool {
-		got = n.folders(t)
+	meshtest.Until(t, what, func() bool {
+		got = have()
 		return slices.Equal(got, want)
 	})
 }
