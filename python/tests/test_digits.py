@@ -7,17 +7,10 @@ from typing import Any, Dict, List, Literal, Optional, Tuple, Union
 
 import pytest
 
+from tests.shaped import of
 from toolmesh._worker import digits, schema, values
 from toolmesh._worker.binding import Tool
 from toolmesh._worker.values import Mismatch
-
-
-def of(annotation):
-    def function(x):
-        return x
-
-    function.__annotations__["x"] = annotation
-    return Tool("f", function, "sync", schema.signature(function))
 
 
 def sent(tool, text):

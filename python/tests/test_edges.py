@@ -7,24 +7,10 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
+from tests.shaped import Bounds, of
 from toolmesh._worker import schema
-from toolmesh._worker.binding import Tool
 from toolmesh._worker.docstring import parse, returned
 from toolmesh._worker.values import Mismatch
-
-
-class Bounds:
-    def __init__(self, **limits):
-        self.__dict__.update(limits)
-
-
-def of(annotation, *default):
-    def function(x):
-        return x
-
-    function.__defaults__ = default or None
-    function.__annotations__["x"] = annotation
-    return Tool("f", function, "sync", schema.signature(function))
 
 
 def load(annotation, value):

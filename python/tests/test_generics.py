@@ -9,8 +9,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 
 import pytest
 
-from toolmesh._worker import schema
-from toolmesh._worker.binding import Tool
+from tests import shaped
 from toolmesh._worker.values import Mismatch
 
 T = TypeVar("T")
@@ -55,11 +54,7 @@ class Reds(Colors[Col]):
 
 
 def of(annotation):
-    def function(x):
-        return x
-
-    function.__annotations__["x"] = annotation
-    tool = Tool("f", function, "sync", schema.signature(function))
+    tool = shaped.of(annotation)
     assert tool.described.warnings == []
     return tool
 

@@ -9,31 +9,16 @@ from typing import Annotated, Any
 
 import pytest
 
-from toolmesh._worker import schema
-from toolmesh._worker.binding import Tool
+from tests.shaped import Bounds, of
 from toolmesh._worker.values import Mismatch
 
 DAY = datetime.date(2020, 1, 1)
 D = decimal.Decimal
 
 
-class Bounds:
-    def __init__(self, **limits):
-        self.__dict__.update(limits)
-
-
 class Level(enum.IntEnum):
     LOW = 1
     HIGH = 2
-
-
-def of(annotation, *default):
-    def function(x):
-        return x
-
-    function.__defaults__ = default or None
-    function.__annotations__["x"] = annotation
-    return Tool("f", function, "sync", schema.signature(function))
 
 
 def load(annotation, value, *default):

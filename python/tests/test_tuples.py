@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.shaped import of
 from toolmesh._worker import schema
 from toolmesh._worker.binding import Tool
 from toolmesh._worker.values import Mismatch
@@ -22,14 +23,6 @@ MIDDLE = Tuple[int, Unpack[tuple[str, ...]], bool]
 LAST = Tuple[int, Unpack[tuple[str, ...]]]
 SPLICED = Tuple[int, Unpack[tuple[str, bool]]]
 DEEP = Tuple[int, Unpack[Tuple[str, Unpack[tuple[bool, ...]]]]]
-
-
-def of(annotation):
-    def function(x):
-        return x
-
-    function.__annotations__["x"] = annotation
-    return Tool("f", function, "sync", schema.signature(function))
 
 
 @pytest.mark.parametrize("annotation,described,warnings", [
