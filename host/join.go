@@ -21,6 +21,9 @@ const (
 	// storeLag is how long the store may take to show what it has acknowledged:
 	// another server of the cluster may answer.
 	storeLag = 50 * time.Millisecond
+	// storeLooks is how often the rest of a stream that has ended is looked for,
+	// storeLag apart, before it counts as no longer kept.
+	storeLooks = 100
 )
 
 // joiner is a repetition of a call that runs. One that wants items on its reply
@@ -31,6 +34,7 @@ type joiner struct {
 	c     *inflight // the repetition
 	of    *inflight // the call that it repeats, or itself when that has ended
 	probe probe
+	vain  int // looks in a row that found no more of a call that has ended; the reader's
 
 	// Guarded by of.joinMu.
 	next    int64         // Seq of the chunk that it gets next
@@ -286,15 +290,19 @@ func (j *joiner) behind(from int64) bool {
 	case !on:
 		return false
 	case got:
-	case ended != nil && !ended.Streamed:
+		j.vain = 0
+	case ended == nil:
+		j.pause()
+	case !ended.Streamed:
 		j.fail(*ended)
 		return false
-	case ended != nil:
+	case j.vain < storeLooks:
+		j.vain++
+		j.pause()
+	default:
 		j.fail(admit.Record{Err: toolmesh.Errorf(toolmesh.CodeStreamExpired, "the stream's chunks are no longer kept").
 			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)})
 		return false
-	default:
-		j.pause()
 	}
 	return true
 }
