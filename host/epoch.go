@@ -46,7 +46,7 @@ func (h *Host) epoch(ctx context.Context, session subjects.SessionID, stream boo
 func (h *Host) registered(ctx context.Context, session subjects.SessionID, wait time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	record, err := h.lease.store.Session(ctx, session)
+	record, err := h.lease.store.SessionNow(ctx, session)
 	switch {
 	case errors.Is(err, bus.ErrNoKey):
 		return "", nil

@@ -361,6 +361,21 @@ func (s *Store) Session(ctx context.Context, id subjects.SessionID) (SessionReco
 	return r, s.read(ctx, key, &r)
 }
 
+// SessionNow is [Store.Session] as it is now: no replica that lags is asked.
+func (s *Store) SessionNow(ctx context.Context, id subjects.SessionID) (SessionRecord, error) {
+	var r SessionRecord
+	key, err := sessionKey(id)
+	if err != nil {
+		return r, err
+	}
+	e, err := s.bus.Latest(ctx, key)
+	if err != nil {
+		return r, err
+	}
+	err = readRecord(key, e, &r)
+	return r, err
+}
+
 // PutSession writes a session's record whatever is there, to mark it as ended.
 // What is left of its TTL is kept if the record has one.
 func (s *Store) PutSession(ctx context.Context, r SessionRecord) error {
@@ -486,6 +501,10 @@ func (s *Store) read(ctx context.Context, key bus.Key, into any) error {
 	if err != nil {
 		return err
 	}
+	return readRecord(key, e, into)
+}
+
+func readRecord(key bus.Key, e bus.Entry, into any) error {
 	if err := json.Unmarshal(e.Value, into); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the record %s is not readable: %w", key, err)
 	}

@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -58,6 +59,45 @@ func (b *Bus) Get(ctx context.Context, key Key) (Entry, error) {
 		return Entry{}, err
 	}
 	return e, nil
+}
+
+// Latest is [Bus.Get] from the bucket's leader: it sees all that was acknowledged
+// before. It costs a question to JetStream's API, which no other replica answers.
+func (b *Bus) Latest(ctx context.Context, key Key) (Entry, error) {
+	what := "get " + key.String()
+	body, err := json.Marshal(map[string]string{"last_by_subj": subjects.KVSubject(key.Bucket, key.Name)})
+	if err != nil {
+		return Entry{}, fmt.Errorf("%s: %w", what, err)
+	}
+	m, err := b.Request(ctx, &nats.Msg{Subject: b.api + "STREAM.MSG.GET." + subjects.KVStream(key.Bucket), Data: body})
+	if err != nil {
+		return Entry{}, apiError(what, err)
+	}
+	var answer struct {
+		Error   *jetstream.APIError `json:"error"`
+		Message struct {
+			Seq    uint64    `json:"seq"`
+			Header []byte    `json:"hdrs"`
+			Data   []byte    `json:"data"`
+			Time   time.Time `json:"time"`
+		} `json:"message"`
+	}
+	if err := json.Unmarshal(m.Data, &answer); err != nil {
+		return Entry{}, fmt.Errorf("%s: %w", what, err)
+	}
+	var header nats.Header
+	if len(answer.Message.Header) > 0 {
+		if header, err = nats.DecodeHeadersMsg(answer.Message.Header); err != nil {
+			return Entry{}, fmt.Errorf("%s: %w", what, err)
+		}
+	}
+	switch e := answer.Error; {
+	case e != nil && e.ErrorCode == jetstream.JSErrCodeMessageNotFound, e == nil && Gone(header):
+		return Entry{}, fmt.Errorf("%s: %w", key, ErrNoKey)
+	case e != nil:
+		return Entry{}, apiError(what, e)
+	}
+	return Entry{Value: answer.Message.Data, Revision: answer.Message.Seq, Time: answer.Message.Time}, nil
 }
 
 // lastOf returns the last message of a key, also one that marks its end.

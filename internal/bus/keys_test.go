@@ -27,6 +27,9 @@ func TestKeysAreComparedAndSet(t *testing.T) {
 		if _, err := b.Get(t.Context(), key); !errors.Is(err, bus.ErrNoKey) {
 			t.Fatalf("a missing key: %v", err)
 		}
+		if _, err := b.Latest(t.Context(), key); !errors.Is(err, bus.ErrNoKey) {
+			t.Fatalf("a missing key, asked of the leader: %v", err)
+		}
 		first, err := b.Create(t.Context(), key, []byte("one"), 0)
 		if err != nil {
 			t.Fatal(err)
@@ -41,6 +44,10 @@ func TestKeysAreComparedAndSet(t *testing.T) {
 		if _, err := b.Update(t.Context(), key, []byte("three"), first, 0); !errors.Is(err, bus.ErrConflict) {
 			t.Fatalf("updated an old revision: %v", err)
 		}
+		// The leader sees it at once, other servers soon.
+		if e, err := b.Latest(t.Context(), key); err != nil || string(e.Value) != "two" || e.Revision != second || e.Time.IsZero() {
+			t.Fatalf("the value, asked of the leader: %+v %v", e, err)
+		}
 		meshtest.Until(t, "the value is read", func() bool {
 			e, err := b.Get(t.Context(), key)
 			return err == nil && string(e.Value) == "two" && e.Revision == second
@@ -50,6 +57,9 @@ func TestKeysAreComparedAndSet(t *testing.T) {
 		}
 		if err := b.Delete(t.Context(), key, second); err != nil {
 			t.Fatal(err)
+		}
+		if _, err := b.Latest(t.Context(), key); !errors.Is(err, bus.ErrNoKey) {
+			t.Fatalf("a deleted key, asked of the leader: %v", err)
 		}
 		meshtest.Until(t, "the key is gone", func() bool {
 			_, err := b.Get(t.Context(), key)
