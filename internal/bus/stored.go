@@ -60,21 +60,28 @@ func (b *Bus) Bundle(ctx context.Context, digest string) (StoredBundle, error) {
 	return all[0], nil
 }
 
-// readBundles reads descriptions, those of deleted bundles too.
+// readBundles reads descriptions, those of deleted bundles too. It waits for a
+// store that is about to have a leader.
 func (b *Bus) readBundles(ctx context.Context, subject string) ([]StoredBundle, error) {
+	ctx, cancel := patience(ctx)
+	defer cancel()
 	var all []StoredBundle
-	for m, err := range b.Read(ctx, Query{Stream: bundleStream, Subject: subject}) {
-		if err != nil {
-			return nil, fmt.Errorf("read the bundles: %w", err)
+	err := b.retry(ctx, "read the bundles", func(ctx context.Context) error {
+		all = nil
+		for m, err := range b.Read(ctx, Query{Stream: bundleStream, Subject: subject}) {
+			if err != nil {
+				return fmt.Errorf("read the bundles: %w", err)
+			}
+			s := StoredBundle{Stored: m.Time, revision: m.Seq}
+			if json.Unmarshal(m.Data, &s.info) != nil || s.info.NUID == "" || bundleSubject(s.info.Name) != m.Subject {
+				continue // nothing of ours
+			}
+			s.Digest = s.info.Name
+			all = append(all, s)
 		}
-		s := StoredBundle{Stored: m.Time, revision: m.Seq}
-		if json.Unmarshal(m.Data, &s.info) != nil || s.info.NUID == "" || bundleSubject(s.info.Name) != m.Subject {
-			continue // nothing of ours
-		}
-		s.Digest = s.info.Name
-		all = append(all, s)
-	}
-	return all, nil
+		return nil
+	})
+	return all, err
 }
 
 const (

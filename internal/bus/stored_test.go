@@ -53,6 +53,49 @@ func TestABundleGoesOnlyAsItWasRead(t *testing.T) {
 	})
 }
 
+// A store whose leader is away for a moment, or of which the servers of a cluster
+// have yet to hear from each other, is waited for.
+func TestBundlesOfAStoreWithoutALeader(t *testing.T) {
+	t.Parallel()
+	servers := meshtest.Cluster(t, 2)
+	nc := servers[0].Connect(t)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: "OBJ_MESH_BUNDLES", Subjects: []string{"$O.MESH_BUNDLES.C.>", "$O.MESH_BUNDLES.M.>"}, AllowDirect: true,
+		AllowRollup: true, Discard: jetstream.DiscardNew, Replicas: 1,
+		Storage: jetstream.FileStorage,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), "OBJ_MESH_BUNDLES")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := 0
+	if stream.CachedInfo().Cluster.Leader == "test-2" {
+		at = 1
+	}
+	b := open(t, servers[1-at].Connect(t), nil)
+	if err := b.PutBundle(t.Context(), "one", strings.NewReader("bundle")); err != nil {
+		t.Fatal(err)
+	}
+	await(t, b, "one")
+	servers[at].Stop()
+	found := make(chan error, 1)
+	go func() {
+		_, err := b.Bundle(t.Context(), "one")
+		found <- err
+	}()
+	servers[at].Start(t)
+	if err := <-found; err != nil {
+		t.Error(err)
+	}
+}
+
 // What a process left that was killed while it stored or deleted a bundle goes,
 // and nothing else.
 func TestClearedBundles(t *testing.T) {
