@@ -347,3 +347,30 @@ func TestStopInAHurry(t *testing.T) {
 	}
 	wait(t, "end", r.gate("running").ended)
 }
+
+// A node whose broker is gone, or does not answer, is not asked for any more: it
+// leaves at once, not when somebody loses patience and kills it.
+func TestStopWithoutABroker(t *testing.T) {
+	t.Parallel()
+	for name, cut := range map[string]func(*meshtest.Proxy){
+		"gone":   func(p *meshtest.Proxy) { p.Cut(true) },
+		"silent": (*meshtest.Proxy).Blackhole,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			proxy := meshtest.NewProxy(t, meshtest.Broker(t))
+			w := &worker{runs: make(map[string]int)}
+			h := w.serve(t, proxy.Connect(t), 4)
+			cut(proxy)
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			began := time.Now()
+			if err := h.Stop(ctx); err != nil {
+				t.Errorf("stop: %v", err)
+			}
+			if took := time.Since(began); took > 20*time.Second {
+				t.Errorf("it took %v", took)
+			}
+		})
+	}
+}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -168,14 +167,14 @@ func (h *Host) drain(ctx context.Context) error {
 		return nil
 	}
 	if h.standing.lost.Load() {
-		return drainAll(ctx, subs) // nobody is to hear of a drain of the process that is the node now
+		return h.bus.Drain(ctx, subs...) // nobody is to hear of a drain of the process that is the node now
 	}
 	began := time.Now()
 	h.lastDirected.Store(began.UnixNano())
 	h.beat()
 	h.lease.state(ctx)
 	h.log.Info("draining", slog.Int("in_flight", h.calls.InFlight()))
-	err := drainAll(ctx, subs)
+	err := h.bus.Drain(ctx, subs...)
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
 	for {
@@ -189,31 +188,6 @@ func (h *Host) drain(ctx context.Context) error {
 		case <-ctx.Done():
 			return errors.Join(err, context.Cause(ctx))
 		}
-	}
-}
-
-// drainAll drains subscriptions and waits until what they held is handed out.
-func drainAll(ctx context.Context, subs []*nats.Subscription) error {
-	var open sync.WaitGroup
-	for _, sub := range subs {
-		open.Add(1)
-		// nats.go tells it twice of a subscription that is closed while it drains.
-		closed := sync.OnceFunc(open.Done)
-		sub.SetClosedHandler(func(string) { closed() })
-		if err := sub.Drain(); err != nil {
-			closed() // closed already, or no connection: nothing more comes
-		}
-	}
-	done := make(chan struct{})
-	go func() { // ends with the subscriptions: nats.go bounds a drain
-		open.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 
@@ -240,7 +214,7 @@ func (h *Host) shut(ctx context.Context) error {
 	}
 	err := h.Drain(ctx)
 	if h.directed != nil {
-		err = errors.Join(err, drainAll(ctx, []*nats.Subscription{h.directed}))
+		err = errors.Join(err, h.bus.Drain(ctx, h.directed))
 	}
 	h.intake.close()
 	ended := make(chan struct{})
@@ -263,7 +237,7 @@ func (h *Host) shut(ctx context.Context) error {
 	// Calls need the replays until their end; now another node may answer them.
 	if h.replaySub != nil {
 		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseWait)
-		err = errors.Join(err, drainAll(rest, []*nats.Subscription{h.replaySub}))
+		err = errors.Join(err, h.bus.Drain(rest, h.replaySub))
 		cancel()
 	}
 	close(h.quit)

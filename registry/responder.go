@@ -145,11 +145,10 @@ type Responder struct {
 	store *Store
 	o     ResponderOptions
 
-	sub     *nats.Subscription
-	drained chan struct{}
-	work    chan asked
-	wg      sync.WaitGroup
-	once    sync.Once
+	sub  *nats.Subscription
+	work chan asked
+	wg   sync.WaitGroup
+	once sync.Once
 }
 
 type asked struct {
@@ -177,13 +176,12 @@ func NewResponder(b *bus.Bus, view *View, store *Store, options *ResponderOption
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	r := &Responder{bus: b, view: view, store: store, o: o, work: make(chan asked, waiting), drained: make(chan struct{})}
+	r := &Responder{bus: b, view: view, store: store, o: o, work: make(chan asked, waiting)}
 	sub, err := b.Conn().QueueSubscribe(subjects.AllRegistry, subjects.QueueGroup, r.receive)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "answer registry requests: %w", err).WithOrigin(toolmesh.OriginMesh)
 	}
 	r.sub = sub
-	sub.SetClosedHandler(func(string) { close(r.drained) })
 	for range readers {
 		r.wg.Go(r.read)
 	}
@@ -193,12 +191,9 @@ func NewResponder(b *bus.Bus, view *View, store *Store, options *ResponderOption
 // Close answers what has arrived and stops. It may be called more than once.
 func (r *Responder) Close() {
 	r.once.Do(func() {
-		if err := r.sub.Drain(); err == nil {
-			select {
-			case <-r.drained:
-			case <-time.After(drainTimeout):
-			}
-		}
+		ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
+		defer cancel()
+		_ = r.bus.Drain(ctx, r.sub)
 		// Nothing is received any more, unless the drain hung; then work stays open
 		// and the readers are told by a nil.
 		for range readers {
