@@ -136,6 +136,7 @@ func (v *View) readLoop(failed chan<- error) {
 	check := time.NewTimer(v.every)
 	defer check.Stop()
 	first, began := true, time.Now()
+	failing := make(map[string]bool) // buckets of which it has been said
 	for {
 		all := false
 		select {
@@ -155,8 +156,13 @@ func (v *View) readLoop(failed chan<- error) {
 					failed <- err
 					return
 				}
-				v.log.Warn("the registry is not read", slog.String("bucket", bucket), slog.String("error", err.Error()))
+				if !failing[bucket] {
+					failing[bucket] = true
+					v.log.Warn("the registry is not read: it is tried again", slog.String("bucket", bucket), slog.String("error", err.Error()))
+				}
 				wait = readAgainAfter
+			} else {
+				delete(failing, bucket)
 			}
 		}
 		v.mu.Lock()

@@ -365,6 +365,7 @@ func (l *Lease) renewLoop() {
 	next := time.NewTimer(RenewEvery)
 	defer next.Stop()
 	verified := time.Now()
+	failing := false // and it has been said
 	for {
 		select {
 		case <-l.stop:
@@ -382,11 +383,17 @@ func (l *Lease) renewLoop() {
 			if ctx.Err() != nil {
 				return
 			}
-			l.log.Warn("the lease is not renewed", slog.String("error", err.Error()))
-			wait = renewRetry
+			if !failing {
+				l.log.Warn("the lease is not renewed: it is tried again", slog.String("error", err.Error()))
+			}
+			wait, failing = renewRetry, true
 		} else if err := l.verifyTools(ctx, &verified); err != nil && ctx.Err() == nil {
-			l.log.Warn("what the node serves is not verified", slog.String("error", err.Error()))
-			wait = renewRetry
+			if !failing {
+				l.log.Warn("what the node serves is not verified: it is tried again", slog.String("error", err.Error()))
+			}
+			wait, failing = renewRetry, true
+		} else {
+			failing = false
 		}
 		next.Reset(wait)
 	}

@@ -201,6 +201,38 @@ func TestLeaseWaitsForItsBroker(t *testing.T) {
 	})
 }
 
+// An outage is in the log once, not several times a second for as long as it lasts.
+func TestOutageIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	logs := meshtest.CaptureLogs(t)
+	l, err := registry.Acquire(t.Context(), b, record("n1", "boot1"), &registry.LeaseOptions{Logger: logs.Logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Release(context.WithoutCancel(t.Context())) })
+	v, err := registry.OpenView(t.Context(), b, &registry.ViewOptions{Logger: logs.Logger, CheckEvery: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(v.Close)
+	counts := func() [2]int {
+		return [2]int{logs.Count("the lease is not renewed"), logs.Count("bucket=" + subjects.BucketNodes)}
+	}
+	for outage := 1; outage <= 2; outage++ {
+		s.Stop()
+		meshtest.Until(t, "the outage is logged", func() bool { n := counts(); return n[0] >= outage && n[1] >= outage })
+		time.Sleep(2 * time.Second)
+		if n := counts(); n != [2]int{outage, outage} {
+			t.Errorf("lines after outage %d: %v", outage, n)
+		}
+		s.Start(t)
+		meshtest.Until(t, "the lease is held again, and the registry read", func() bool { return l.Held() && v.Stale() == 0 })
+		time.Sleep(time.Second)
+	}
+}
+
 func TestWithdraw(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
