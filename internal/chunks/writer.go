@@ -24,11 +24,14 @@ const (
 	windowItems = 512     // chunks sent and not yet acknowledged
 	windowBytes = 4 << 20 // and their bytes
 	// firstWait is how long the first chunk may take: until then nothing of the
-	// stream exists, and its caller can be told so.
-	firstWait = 5 * time.Second
+	// stream exists, and its caller can be told so. Leaders are elected in less:
+	// 4 to 9 s where one is lost.
+	firstWait = 10 * time.Second
 	// resendAfter is how long an acknowledgement may take before the writer goes
 	// back to the first chunk without one.
 	resendAfter = 2 * time.Second
+	// unheardAfter is the same where the broker has said that nobody stores.
+	unheardAfter = 250 * time.Millisecond
 	// giveUpAfter is how long the store may make no progress at all.
 	giveUpAfter = 30 * time.Second
 )
@@ -68,6 +71,7 @@ type Writer struct {
 	resent   time.Time
 	link     uint64 // the connection, counted, on which the window was sent
 	doubt    bool   // the first chunk was sent again and refused: by itself?
+	unheard  bool   // nobody stored when the window was sent: an election, or for good
 	err      error
 	closed   bool
 }
@@ -189,7 +193,8 @@ func (w *Writer) Write(ctx context.Context, c codec.Chunk) error {
 		return nil
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, firstWait,
-		toolmesh.Errorf(toolmesh.CodeUnavailable, "the chunk store did not take the stream's first item within %v", firstWait))
+		toolmesh.Errorf(toolmesh.CodeUnavailable, "the chunk store did not take the stream's first item within %v: JetStream or the stream %s is missing or has no leader",
+			firstWait, subjects.StreamChunks).WithOrigin(toolmesh.OriginMesh))
 	defer cancel()
 	return w.Flush(ctx)
 }
@@ -261,7 +266,7 @@ func (w *Writer) failure() error {
 }
 
 func (w *Writer) wait(ctx context.Context) error {
-	timer := time.NewTimer(resendAfter / 4)
+	timer := time.NewTimer(unheardAfter)
 	defer timer.Stop()
 	select {
 	case <-w.changed:
@@ -303,14 +308,15 @@ func (w *Writer) Tick() {
 	}
 	state := w.bus.State()
 	if state.Connected && state.Generation != w.link ||
-		now.Sub(w.progress) >= resendAfter && now.Sub(w.resent) >= resendAfter {
+		now.Sub(w.progress) >= resendAfter && now.Sub(w.resent) >= resendAfter ||
+		w.unheard && now.Sub(w.resent) >= unheardAfter {
 		w.again(now)
 	}
 }
 
 // again goes back to the first chunk without an acknowledgement; w.mu is held.
 func (w *Writer) again(now time.Time) {
-	w.resent, w.link = now, w.bus.State().Generation
+	w.resent, w.link, w.unheard = now, w.bus.State().Generation, false
 	for i := range w.window {
 		w.send(&w.window[i])
 	}
@@ -341,10 +347,7 @@ func (w *Writer) deliver(m *nats.Msg, err error) {
 		return // of a chunk that was sent twice
 	}
 	if bus.NoResponders(m) {
-		if seq == 1 {
-			w.fail(toolmesh.Errorf(toolmesh.CodeUnavailable, "nothing stores the chunks of streams: JetStream or the stream %s is missing", subjects.StreamChunks).
-				WithOrigin(toolmesh.OriginMesh))
-		}
+		w.unheard = true
 		return // a leader election, or a restart: Tick sends it again
 	}
 	if bytes.Contains(m.Data, []byte(`"error"`)) {

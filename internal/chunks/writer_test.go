@@ -301,6 +301,23 @@ func TestWriterGoesBackOnANewConnection(t *testing.T) {
 	meshtest.Until(t, "all is stored", func() bool { return w.High() == 11 })
 }
 
+// A cluster that elects a leader of the store is waited for, also by the first
+// chunk: the tool has begun, and its caller may not send again.
+func TestFirstChunkWaitsForALeader(t *testing.T) {
+	t.Parallel()
+	b := newBus(t, meshtest.Broker(t).Connect(t))
+	w := newWriter(t, b, "e", nil)
+	made := make(chan error, 1)
+	timer := time.AfterFunc(time.Second, func() { made <- b.Ensure(t.Context(), nil) })
+	defer timer.Stop()
+	if err := w.Write(soon(t), data(1, "1")); err != nil {
+		t.Errorf("first item: %v", err)
+	}
+	if err := <-made; err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestWriterWithoutAStore(t *testing.T) {
 	t.Parallel()
 	w := newWriter(t, newBus(t, meshtest.Broker(t).Connect(t)), "n", nil)
