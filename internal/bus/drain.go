@@ -36,10 +36,10 @@ func (b *Bus) Drain(ctx context.Context, subs ...*nats.Subscription) error {
 		open.Wait()
 		close(done)
 	}()
+	ping, cancel := context.WithTimeout(ctx, drainPatience)
+	defer cancel()
 	silent := make(chan struct{})
-	go func() {
-		ping, cancel := context.WithTimeout(ctx, drainPatience)
-		defer cancel()
+	go func() { // ends with ping
 		if b.Ping(ping) != nil {
 			close(silent)
 		}
