@@ -190,7 +190,7 @@ func TestNothingSurvivesTheAgent(t *testing.T) {
 			}
 			turns <- struct{}{}
 			defer func() { <-turns }()
-			nothingSurvives(t, c, fmt.Sprintf("%d%d", os.Getpid(), i))
+			nothingSurvives(t, c, fmt.Sprintf("%d%02d", os.Getpid(), i)) // none begins as another does
 		})
 	}
 }
