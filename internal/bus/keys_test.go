@@ -81,29 +81,39 @@ func TestLeaseExpiresAndIsMarked(t *testing.T) {
 		t.Fatal(err)
 	}
 	key := nodeKey("n1")
-	revision, err := b.Create(t.Context(), key, []byte("lease"), time.Second)
+	revision, err := b.Create(t.Context(), key, []byte("lease"), time.Hour) // so that it is there to be renewed
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A renewal gives the ttl again, else the key would live for ever.
+	// A renewal gives a ttl again, else the key would live for ever.
 	if _, err := b.Update(t.Context(), key, []byte("lease"), revision, time.Second); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 {
-		if m := receive(t, changes, "write"); bus.Gone(m.Header) {
-			t.Fatalf("a write is marked as gone: %v", m.Header)
+	writes := func(n int) {
+		t.Helper()
+		for range n {
+			if m := receive(t, changes, "write"); bus.Gone(m.Header) {
+				t.Fatalf("a write is marked as gone: %v", m.Header)
+			}
 		}
 	}
-	m := receive(t, changes, "expiry")
-	if !bus.Gone(m.Header) || m.Header.Get(jetstream.MarkerReasonHeader) != "MaxAge" {
-		t.Fatalf("expiry has headers %v", m.Header)
+	expires := func() {
+		t.Helper()
+		m := receive(t, changes, "expiry")
+		if !bus.Gone(m.Header) || m.Header.Get(jetstream.MarkerReasonHeader) != "MaxAge" {
+			t.Fatalf("expiry has headers %v", m.Header)
+		}
 	}
+	writes(2)
+	expires()
 	if _, err := b.Get(t.Context(), key); !errors.Is(err, bus.ErrNoKey) {
 		t.Fatalf("after expiry: %v", err)
 	}
 	if _, err := b.Create(t.Context(), key, []byte("new"), time.Second); err != nil {
 		t.Fatalf("created after expiry: %v", err)
 	}
+	writes(1)
+	expires()
 }
 
 func TestWritesFailWithoutABroker(t *testing.T) {

@@ -350,6 +350,7 @@ func merge(have, want jetstream.StreamConfig, l Layout) (merged jetstream.Stream
 // ctx ends, and turns what remains into the mesh's error.
 func (b *Bus) retry(ctx context.Context, what string, do func(ctx context.Context) error) error {
 	pause := 50 * time.Millisecond
+	var said error // by the attempt before
 	for {
 		attempt, cancel := context.WithTimeout(ctx, apiTimeout)
 		err := do(attempt)
@@ -357,6 +358,10 @@ func (b *Bus) retry(ctx context.Context, what string, do func(ctx context.Contex
 		if err == nil {
 			return nil
 		}
+		if ctx.Err() != nil && said != nil {
+			return apiError(what, said) // this one was cut short: it has learnt nothing
+		}
+		said = err
 		if !notReady(err) {
 			return apiError(what, err)
 		}

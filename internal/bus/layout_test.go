@@ -167,7 +167,7 @@ func TestEnsureWaitsForJetStream(t *testing.T) {
 	// An account without JetStream: the error says so, at once.
 	s := meshtest.Broker(t, meshtest.Config(`accounts { A { users: [{user: a, password: a}] } }`))
 	b := open(t, s.Connect(t, nats.UserInfo("a", "a")), nil)
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	err := b.Ensure(ctx, nil)
 	if toolmesh.CodeOf(err) != toolmesh.CodeUnavailable || !strings.Contains(err.Error(), "JetStream") {
