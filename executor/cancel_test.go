@@ -231,6 +231,42 @@ func TestWhatIgnoresItsCancellationIsKilledAfterTheGrace(t *testing.T) {
 	}
 }
 
+// A sink that refuses an item has its own error back, also where the tool goes on
+// until its worker is killed.
+func TestARefusedItemIsTheOutcomeThoughTheWorkerIsKilled(t *testing.T) {
+	t.Parallel()
+	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.Grace = 100 * time.Millisecond }), `
+import asyncio, time
+
+def deaf():
+    yield 1
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+
+async def adeaf():
+    yield 1
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except BaseException:
+            pass
+
+def ok():
+    return 1
+`, "deaf", "adeaf", "ok")
+	for _, name := range []string{"t.deaf", "t.adeaf"} {
+		enough := errors.New("enough")
+		sink := &collector{onItem: func(context.Context, json.RawMessage) error { return enough }}
+		if _, err := ix.Call(t.Context(), executor.Call{Tool: name, Stream: true}, sink); err != enough { //nolint:errorlint // as it is
+			t.Errorf("%s: got %v, want the sink's error", name, err)
+		}
+		mustCall(t, ix, "t.ok", `{}`, `1`)
+	}
+}
+
 // A call hears of its cancellation once: what it does about it is its own, until
 // the grace is over.
 func TestACleanupIsNotCancelled(t *testing.T) {

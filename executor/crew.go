@@ -677,13 +677,11 @@ func (c *crew) runPlain(ctx context.Context, j *job, item func(data []byte) erro
 	if ctx.Done() != nil {
 		stop = context.AfterFunc(ctx, func() { c.interrupt(j) })
 	}
-	kind, body, err := w.follow(j, item)
+	kind, body, refused, err := w.follow(j, item)
 	over := !stop()
-	var refused error
 	if kind == 0 {
 		w.finish(err) // sets j.err
 	} else {
-		refused = err
 		c.finishedPlain(w, j)
 		j.kind, j.body = kind, body
 	}

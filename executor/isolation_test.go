@@ -191,39 +191,39 @@ func TestAForkIsACopyOfTheImportAndAFreshOneIsNot(t *testing.T) {
 }
 
 func TestSingleUseWorkersAreCancelled(t *testing.T) {
-	perSingle(t, func(t *testing.T, ix *executor.Index) {
-		for _, name := range []string{"t.long", "t.along", "t.deaf"} {
-			ctx, cancel := context.WithCancel(t.Context())
-			sink := &collector{logged: make(chan struct{}, 1)}
-			done := make(chan error, 1)
-			go func() {
-				_, err := ix.Call(ctx, executor.Call{Tool: name}, sink)
-				done <- err
-			}()
-			<-sink.logged
-			cancel()
-			if e := toolmesh.AsError(<-done); e == nil || e.Code != toolmesh.CodeCancelled || e.Started != toolmesh.StartedYes ||
-				(e.Details["killed"] == true) != (name == "t.deaf") {
-				t.Errorf("%s: got %v %v", name, e, e.Details)
+	t.Parallel()
+	for _, isolation := range single {
+		t.Run(string(isolation), func(t *testing.T) {
+			t.Parallel()
+			cancelled := func(grace time.Duration, names ...string) *executor.Index {
+				ix := openIsolated(t, executor.Policy{Isolation: isolation}, func(o *executor.Options) { o.Grace = grace })
+				for _, name := range names {
+					if e := cancelRunning(t, ix, name, `{}`); (e.Details["killed"] == true) != (name == "t.deaf") {
+						t.Errorf("%s: got %v %v", name, e, e.Details)
+					}
+				}
+				return ix
 			}
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		defer cancel()
-		if _, err := ix.Call(ctx, executor.Call{Tool: "t.long"}, nil); toolmesh.CodeOf(err) != toolmesh.CodeDeadlineExceeded {
-			t.Errorf("got %v, want deadline_exceeded", err)
-		}
-		enough := fmt.Errorf("enough")
-		sink := &collector{onItem: func(_ context.Context, data json.RawMessage) error {
-			if string(data) == "100" {
-				return enough
+			cancelled(100*time.Millisecond, "t.deaf")
+			ix := cancelled(30*time.Second, "t.long", "t.along")
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			if _, err := ix.Call(ctx, executor.Call{Tool: "t.long"}, nil); toolmesh.CodeOf(err) != toolmesh.CodeDeadlineExceeded {
+				t.Errorf("got %v, want deadline_exceeded", err)
 			}
-			return nil
-		}}
-		if _, err := ix.Call(t.Context(), executor.Call{Tool: "t.endless", Stream: true}, sink); err != enough { //nolint:errorlint // as it is
-			t.Errorf("got %v", err)
-		}
-		mustCall(t, ix, "t.count", `{}`, `1`)
-	})
+			enough := fmt.Errorf("enough")
+			sink := &collector{onItem: func(_ context.Context, data json.RawMessage) error {
+				if string(data) == "100" {
+					return enough
+				}
+				return nil
+			}}
+			if _, err := ix.Call(t.Context(), executor.Call{Tool: "t.endless", Stream: true}, sink); err != enough { //nolint:errorlint // as it is
+				t.Errorf("got %v", err)
+			}
+			mustCall(t, ix, "t.count", `{}`, `1`)
+		})
+	}
 }
 
 func TestSingleUseWorkersTellWhatTheyPrint(t *testing.T) {

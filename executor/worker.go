@@ -299,28 +299,28 @@ func (w *worker) stop(grace time.Duration) {
 
 // follow reads on behalf of the call that a worker of plain functions runs, to
 // its end: the terminal's type and body, or an error when the worker is of no
-// more use. Items go to item, which may block.
-func (w *worker) follow(j *job, item func(data []byte) error) (frame.Type, []byte, error) {
-	var refused error
+// more use. Items go to item, which may block, until it returns an error: that
+// is refused, however the call ends.
+func (w *worker) follow(j *job, item func(data []byte) error) (kind frame.Type, data []byte, refused, err error) {
 	for {
 		h, body, err := w.reader.Next()
 		if err != nil {
-			return 0, nil, err
+			return 0, nil, refused, err
 		}
 		switch h.Type { //nolint:exhaustive // the rest never comes from a worker
 		case frame.Result, frame.Error, frame.End:
 			if h.ID != j.id {
-				return 0, nil, fmt.Errorf("the worker answered call %d while it had call %d", h.ID, j.id)
+				return 0, nil, refused, fmt.Errorf("the worker answered call %d while it had call %d", h.ID, j.id)
 			}
 			if w.crew.exhausted(w) {
-				return 0, nil, errStarved
+				return 0, nil, refused, errStarved
 			}
 			data := own(h, body)
 			if h.Flags&frame.FlagSpent != 0 {
 				w.crew.spent(w)
 			}
 			w.settle(h.Flags)
-			return h.Type, data, refused
+			return h.Type, data, refused, nil
 		case frame.Yield:
 			if refused == nil && h.ID == j.id && item != nil {
 				if refused = item(own(h, body)); refused != nil {
@@ -331,11 +331,11 @@ func (w *worker) follow(j *job, item func(data []byte) error) (frame.Type, []byt
 			w.logged(h, body)
 		case frame.NestedCall, frame.NestedCancel, frame.NestedCredit:
 			if err := w.nested(h, body); err != nil {
-				return 0, nil, err
+				return 0, nil, refused, err
 			}
 		case frame.Pong:
 		default:
-			return 0, nil, fmt.Errorf("the worker sent frame type %d, which this agent does not know", h.Type)
+			return 0, nil, refused, fmt.Errorf("the worker sent frame type %d, which this agent does not know", h.Type)
 		}
 	}
 }
