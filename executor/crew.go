@@ -29,8 +29,11 @@ const (
 	// A call that has run for so long is no brief one, whatever those before it
 	// were: it waits for something, most likely, and needs no processor.
 	lengthy = 20 * time.Millisecond
-	// An event loop that gives no sign of life for this long is blocked.
+	// An event loop that gives no sign of life for this long is blocked. It is
+	// looked at so often meanwhile: the looks count, not the clock, for time in
+	// which we have not run either, as in a machine that stood still, says nothing.
 	blockedAfter = time.Second
+	blockedLooks = 4
 	// Calls that one worker of coroutines holds at once.
 	asyncCalls = 1024
 	// A worker that holds so many gets its calls together: others are about to
@@ -612,13 +615,14 @@ func (c *crew) probe() {
 	for w := range c.workers {
 		switch {
 		case (w.retired && w.abandoned == 0) || len(w.jobs) == 0:
-		case w.retired && !w.probed.IsZero() && time.Since(w.probed) > blockedAfter:
-			w.kill() // by a call that was given up: the others there will never end
-		case w.retired && !w.probed.IsZero():
-		case w.probed.IsZero():
-			w.probed = time.Now()
+		case w.silent == 0:
+			w.silent = 1
 			w.send(frame.Header{Type: frame.Ping, ID: w.id}, nil, nil)
-		case !w.blocked && time.Since(w.probed) > blockedAfter:
+		case w.silent < blockedLooks:
+			w.silent++
+		case w.retired:
+			w.kill() // by a call that was given up: the others there will never end
+		case !w.blocked:
 			w.blocked = true
 			c.index.log.Warn("a coroutine blocks its event loop, new calls go to another worker",
 				slog.Int("pid", w.handle.Pid()), slog.Int("calls", len(w.jobs)))
@@ -630,7 +634,7 @@ func (c *crew) probe() {
 // answered notes a sign of life.
 func (c *crew) answered(w *worker) {
 	c.mu.Lock()
-	w.probed, w.blocked = time.Time{}, false
+	w.silent, w.blocked = 0, false
 	w.idleSince = time.Now()
 	c.mu.Unlock()
 }

@@ -366,7 +366,7 @@ func (ix *Index) after(d time.Duration, f func()) {
 func (ix *Index) janitor() {
 	idle := time.NewTicker(max(ix.x.opts.IdleAfter/4, time.Millisecond))
 	defer idle.Stop()
-	probe := time.NewTicker(blockedAfter / 4)
+	probe := time.NewTicker(blockedAfter / blockedLooks)
 	defer probe.Stop()
 	for {
 		select {

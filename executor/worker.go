@@ -116,7 +116,7 @@ type worker struct {
 	retired   bool // takes no further call
 	stopping  bool // told to end: its end is no crash
 	meter     meter
-	probed    time.Time // when an event loop was asked for a sign of life; zero when it gave it
+	silent    int       // looks at an event loop since it was asked for a sign of life; 0 when it gave it
 	blocked   bool      // it gave none for a while: it gets no new calls
 	tired     bool      // another is being started in its place
 	due       uint64    // calls after which it is replaced; 0: however many
