@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -260,7 +261,7 @@ func TestACallThatIsOverBeforeItBeganIsNotStarted(t *testing.T) {
 
 func TestWhatCannotBeServedIsListedAndTheRestIsServed(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, func(o *executor.Options) { o.StartTimeout = 6e9 })
+	x := newExecutor(t, func(o *executor.Options) { o.StartTimeout = 15 * time.Second })
 	dir := writeFiles(t, map[string]string{
 		"good.py": `
 import os, sys

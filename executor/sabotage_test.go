@@ -77,7 +77,7 @@ func TestAToolCannotKillItsNeighbours(t *testing.T) {
 // Modules that misbehave at their import cost their own tools alone.
 func TestBadImports(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, func(o *executor.Options) { o.StartTimeout = 5 * time.Second })
+	x := newExecutor(t, func(o *executor.Options) { o.StartTimeout = 15 * time.Second })
 	spec := specOf(t, x, "testdata/bad", "bad.ok", "hangs.tool", "noisy.tool", "threaded.tool")
 	ix := open(t, x, spec)
 	mustCall(t, ix, "bad.ok", `{}`, `1`)
