@@ -24,7 +24,7 @@ type badTool struct {
 	tool   string
 	args   string
 	policy executor.Policy
-	after  time.Duration // the call's time; by default as long as it takes
+	after  time.Duration // its time is up so long after it began, or gave its items; by default never
 	stream bool
 
 	code    toolmesh.Code // "" for a call that ends well
@@ -243,14 +243,32 @@ func runBad(t *testing.T, bad badTool) time.Duration {
 	}
 	undisturbed()
 
-	longest := 5 * time.Minute // that only failures reach
+	ctx := newEnding(t)
+	longest := time.AfterFunc(5*time.Minute, ctx.end) // that only failures reach
+	over := make(chan struct{})
+	sink := &collector{logged: make(chan struct{}, 1)}
 	if bad.after > 0 {
-		longest = bad.after
+		begun := sink.logged
+		if bad.stream {
+			begun = make(chan struct{}, 1)
+			sink.onItem = func(context.Context, json.RawMessage) error {
+				if len(sink.items) == bad.items {
+					begun <- struct{}{}
+				}
+				return nil
+			}
+		}
+		neighbours.Go(func() {
+			select {
+			case <-begun:
+				time.AfterFunc(bad.after, ctx.end)
+			case <-over:
+			}
+		})
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), longest)
-	sink := &collector{}
 	body, err := ix.Call(ctx, executor.Call{Tool: name, Args: json.RawMessage(bad.args), Stream: bad.stream}, sink)
-	cancel()
+	close(over)
+	longest.Stop()
 	undisturbed()
 	undisturbed() // at least one call of each began after its end
 	close(stop)

@@ -311,9 +311,9 @@ func TestDeadlineEndsAnEndlessLoop(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, newExecutor(t, nil), slowTools, slowNames...)
 	for _, tool := range []string{"t.spin", "t.asleep"} {
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		_, err := ix.Call(ctx, executor.Call{Tool: tool}, nil)
-		cancel()
+		ctx, sink := newEnding(t), &collector{logged: make(chan struct{}, 1)}
+		go func() { <-sink.logged; ctx.end() }() // ends with the call, which prints
+		_, err := ix.Call(ctx, executor.Call{Tool: tool}, sink)
 		if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeDeadlineExceeded || e.Started != toolmesh.StartedYes {
 			t.Errorf("%s: got %v", tool, err)
 		}

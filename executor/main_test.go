@@ -108,6 +108,31 @@ func open(t testing.TB, x *executor.Executor, spec executor.Spec) *executor.Inde
 	return ix
 }
 
+// ending is a context whose time is up when end is called: a call may then be
+// ended by its deadline at a moment that the test knows, not at one of the clock.
+type ending struct {
+	context.Context //nolint:containedctx // it is one
+	over            chan struct{}
+	end             func()
+}
+
+func newEnding(t testing.TB) *ending {
+	t.Helper()
+	over := make(chan struct{})
+	return &ending{t.Context(), over, sync.OnceFunc(func() { close(over) })}
+}
+
+func (e *ending) Done() <-chan struct{} { return e.over }
+
+func (e *ending) Err() error {
+	select {
+	case <-e.over:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
 // collector is a Sink that remembers.
 type collector struct {
 	mu      sync.Mutex

@@ -27,7 +27,12 @@ def where():
 # Time.
 
 
+def begun():
+    print("begun", flush=True)
+
+
 def loop():
+    begun()
     while True:
         pass
 
@@ -36,8 +41,12 @@ def holds_the_lock():
     """In C, with the interpreter's lock, and no signal ends it."""
     libc = ctypes.PyDLL(None)
     mutex = ctypes.create_string_buffer(256)
-    libc.pthread_mutex_lock(mutex)
-    libc.pthread_mutex_lock(mutex)
+    begun()
+    while True:
+        try:
+            libc.pthread_mutex_lock(mutex)
+        except BaseException:  # a signal came in between
+            pass
 
 
 async def aholds_the_lock():
@@ -45,8 +54,12 @@ async def aholds_the_lock():
 
 
 def catches_everything():
+    said = False
     while True:
         try:
+            if not said:
+                said = True
+                begun()
             time.sleep(0.001)
         except:  # noqa: E722
             pass
@@ -54,12 +67,14 @@ def catches_everything():
 
 def catches_and_returns():
     try:
+        begun()
         time.sleep(1000)
     except BaseException:
         return "nothing happened"
 
 
 def sleeps():
+    begun()
     time.sleep(1000)
 
 
@@ -191,8 +206,13 @@ def kills_the_zygote():
 
 
 def stops_its_group():
-    os.killpg(0, signal.SIGSTOP)
-    return "went on"
+    begun()
+    while True:
+        try:
+            os.killpg(0, signal.SIGSTOP)
+            return "went on"
+        except BaseException:  # it was cancelled before it got that far
+            pass
 
 
 def leaves_a_daemon():
@@ -339,6 +359,7 @@ def ignores_close():
 
 
 async def blocks():
+    begun()
     time.sleep(1000)
 
 
