@@ -9,7 +9,7 @@ GO       ?= go
 PYTHON   ?= python3
 # Packages tested at once. Some test binaries link a NATS server: about 1 GB each while linking.
 P        ?= 2
-TIMEOUT  ?= 15m
+TIMEOUT  ?= 30m
 FUZZTIME ?= 60s
 
 export GOFLAGS := -buildvcs=false $(filter-out -buildvcs%,$(GOFLAGS))

@@ -179,7 +179,7 @@ func (c *collector) text(stream executor.Stream) string {
 
 func call(t testing.TB, ix *executor.Index, tool, args string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	body, err := ix.Call(ctx, executor.Call{Tool: tool, Args: json.RawMessage(args)}, nil)
 	return string(body), err
@@ -213,10 +213,10 @@ func mustFail(t testing.TB, ix *executor.Index, tool, args string, code toolmesh
 // eventually polls a condition of a foreign process that gives no signal.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for !condition() {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited 20 s in vain until %s", what)
+			t.Fatalf("waited a minute in vain until %s", what)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}

@@ -72,7 +72,7 @@ func (w *workshop) note(change func()) {
 // await waits until what was asked of the workshop is as wanted.
 func (w *workshop) await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for {
 		w.mu.Lock()
