@@ -151,7 +151,7 @@ func (d *tools) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *node {
 	}
 	gen := func(ctx context.Context, call *host.Call, sink host.Sink) (err error) {
 		in, g, err := read(call)
-		if err != nil {
+		if err != nil || in.Key == "warm" { // any number of these, whose ends nobody waits for
 			return err
 		}
 		defer func() {
