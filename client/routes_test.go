@@ -362,6 +362,40 @@ func TestRegistryDoesNotReplaceABoot(t *testing.T) {
 	}
 }
 
+// The end of a short stream may be faster than its acknowledgement, on a busy
+// machine each time: its tool is asked for all the same.
+func TestAStreamFasterThanItsAcknowledgement(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	nc := broker.Connect(t)
+	subscribe := func(subject string, do nats.MsgHandler) {
+		if _, err := nc.Subscribe(subject, do); err != nil {
+			t.Fatal(err)
+		}
+	}
+	asked := make(chan struct{}, 16)
+	subscribe("mesh.registry.*.candidates", func(*nats.Msg) { asked <- struct{}{} })
+	subscribe("tools.default.desk.gen", func(m *nats.Msg) {
+		end := nats.NewMsg("mesh.live.default." + m.Header.Get("Mesh-Rpc-Id"))
+		for name, value := range map[string]string{
+			"Mesh-Rpc-Id": m.Header.Get("Mesh-Rpc-Id"), "Mesh-Seq": "1", "Mesh-Count": "0", "Mesh-Chunk": "complete",
+		} {
+			end.Header.Set(name, value)
+		}
+		if err := nc.PublishMsg(end); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(t, broker.Connect(t), nil)
+	if got := countItems(t, c, t.Context(), toolArgs{}, nil); got.items != 0 || got.err != nil {
+		t.Errorf("got %+v", got)
+	}
+	wait(t, "somebody is asked who serves the tool", asked)
+}
+
 func TestRefusedBeforeItIsSent(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

@@ -185,6 +185,9 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 	}()
 	err = r.read(ctx, msg)
 	r.abandonReplay()
+	if r.begun() && !r.acked && !s.queue {
+		c.learn(s.session, t.id) // its end was faster than the acknowledgement
+	}
 	if err != nil && (errors.Is(err, errStopped) || ctx.Err() != nil) {
 		c.cancel(s.session, s.rpc, p.node.Load())
 	}
