@@ -225,7 +225,7 @@ func (a *asked) read(ctx context.Context, next func(*Stored) bool) error {
 			}
 			timeout.Reset(directTimeout)
 		case <-timeout.C:
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "stream %s does not answer: it has no leader, or the broker is too slow; try again", a.stream).
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "stream %s does not answer: %w; it has no leader, or the broker is too slow: try again", a.stream, nats.ErrTimeout).
 				WithOrigin(toolmesh.OriginMesh)
 		case <-ctx.Done():
 			return fmt.Errorf("read stream %s: %w", a.stream, ctx.Err())
