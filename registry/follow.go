@@ -156,13 +156,16 @@ func (v *View) readLoop(failed chan<- error) {
 					failed <- err
 					return
 				}
-				if !failing[bucket] {
+				if failing[bucket] {
+					v.log.Debug("the registry is still not read", slog.String("bucket", bucket), slog.String("error", err.Error()))
+				} else {
 					failing[bucket] = true
 					v.log.Warn("the registry is not read: it is tried again", slog.String("bucket", bucket), slog.String("error", err.Error()))
 				}
 				wait = readAgainAfter
-			} else {
+			} else if failing[bucket] {
 				delete(failing, bucket)
+				v.log.Info("the registry is read again", slog.String("bucket", bucket))
 			}
 		}
 		v.mu.Lock()

@@ -383,7 +383,9 @@ func (l *Lease) renewLoop() {
 			if ctx.Err() != nil {
 				return
 			}
-			if !failing {
+			if failing {
+				l.log.Debug("the lease is still not renewed", slog.String("error", err.Error()))
+			} else {
 				l.log.Warn("the lease is not renewed: it is tried again", slog.String("error", err.Error()))
 			}
 			wait, failing = renewRetry, true
@@ -392,8 +394,9 @@ func (l *Lease) renewLoop() {
 				l.log.Warn("what the node serves is not verified: it is tried again", slog.String("error", err.Error()))
 			}
 			wait, failing = renewRetry, true
-		} else {
+		} else if failing {
 			failing = false
+			l.log.Info("the lease is renewed again")
 		}
 		next.Reset(wait)
 	}

@@ -42,37 +42,29 @@ def watch() -> None:
     import functools
     import resource
 
-    def noting(change: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(flag: str, change: Callable[..., Any]) -> Callable[..., Any]:
+        ours = globals()
+
         @functools.wraps(change)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            global touched
-            touched = True
-            return change(*args, **kwargs)
-
-        return wrapper
-
-    def assigning(change: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(change)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            global _assigned
-            _assigned = True
+            ours[flag] = True
             return change(*args, **kwargs)
 
         return wrapper
 
     system = os, sys.modules.get(os.name)
-    for note, modules, names in (
-        (noting, (signal, _signal), ("alarm", "setitimer", "set_wakeup_fd")),
-        (noting, (_signal,), ("signal", "pthread_sigmask")),  # signal's own of these names call them
-        (noting, system, ("chdir", "fchdir", "umask")),
-        (noting, (faulthandler,), ("dump_traceback_later",)),
-        (noting, (resource,), ("setrlimit", "prlimit")),
-        (assigning, system, ("putenv", "unsetenv")),  # os.environ calls them, with each change
+    for flag, modules, names in (
+        ("touched", (signal, _signal), ("alarm", "setitimer", "set_wakeup_fd")),
+        ("touched", (_signal,), ("signal", "pthread_sigmask")),  # signal's own of these names call them
+        ("touched", system, ("chdir", "fchdir", "umask")),
+        ("touched", (faulthandler,), ("dump_traceback_later",)),
+        ("touched", (resource,), ("setrlimit", "prlimit")),
+        ("_assigned", system, ("putenv", "unsetenv")),  # os.environ calls them, with each change
     ):
         for name in names:
             change = getattr(modules[0], name, None)
             if change is not None:
-                wrapper = note(change)
+                wrapper = noting(flag, change)
                 for module in modules:
                     setattr(module, name, wrapper)
 
