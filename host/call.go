@@ -318,6 +318,7 @@ func (h *Host) run(call *admit.Call[*inflight]) {
 	c.watchDeadline(c.start)
 	record := h.execute(c)
 	if s := c.stream.Load(); s != nil {
+		h.calls.Vacate(call) // before anybody reads the stream's end
 		record = s.finish(record)
 	}
 	c.finish()

@@ -599,3 +599,18 @@ func TestPassedOnErrorsHaveStarted(t *testing.T) {
 		t.Errorf("chunks = %+v", all)
 	}
 }
+
+// Who has read the end of a stream finds its slot free.
+func TestTheEndOfAStreamFreesItsSlot(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, &rigOptions{host: host.Options{Slots: 1}})
+	for n := range 300 {
+		in := r.inbox()
+		r.send(in, "tools.default.desk.gen", fmt.Sprintf(`{"key":"s%d","n":%d}`, n, n%3), "Mesh-Stream", "inbox")
+		for m := in.next(); !isEmpty(m.Msg); m = in.next() {
+		}
+		if a := r.call("note", fmt.Sprintf(`{"key":"n%d"}`, n)); a.code() != "ok" {
+			t.Fatalf("the call after stream %d: %s", n, a.Data)
+		}
+	}
+}

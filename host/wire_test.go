@@ -237,10 +237,6 @@ func TestRefusals(t *testing.T) {
 		broker: []meshtest.Option{meshtest.MaxPayload(64 << 10)},
 	})
 	at := func(session, id string) string { return directed(r.h, session, id) }
-	free := func(t *testing.T) { // the one slot is, a moment after the end of a stream
-		t.Helper()
-		meshtest.Until(t, "the slot is free", func() bool { return r.call("note", `{"key":"free"}`).code() == "ok" })
-	}
 	// Encoded forms of what needs none: any host with a wildcard subscription gets
 	// them, and permissions for "default" do not cover them.
 	encoded := func(name string) string {
@@ -284,7 +280,6 @@ func TestRefusals(t *testing.T) {
 		{"result too large", "tools.default.desk.note", `{"x":"` + strings.Repeat("x", 64<<10-120) + `"}`, nil, "payload_too_large", "413", "true"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			free(t)
 			a := r.ask(c.subject, c.body, c.headers...)
 			got := []string{a.code(), a.Header.Get("Mesh-Error-Code"), a.Header.Get("Nats-Service-Error-Code"), a.Error.started()}
 			if diff := cmp.Diff([]string{c.code, c.code, c.number, c.started}, got); diff != "" {
@@ -314,7 +309,6 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("%d executions, want the four tools that were started by their name", n)
 	}
 	t.Run("busy", func(t *testing.T) {
-		free(t)
 		in := r.inbox()
 		r.send(in, "tools.default.desk.hold", `{"key":"only"}`)
 		wait(t, "start", r.gate("only").started)

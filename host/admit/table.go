@@ -88,6 +88,7 @@ type Call[T any] struct {
 	depth   int
 	place   int  // in the table's running; -1 when it has ended
 	ordered bool // to end: its cancel came
+	vacated bool // its slot is free already
 	entry   *entry[T]
 }
 
@@ -115,7 +116,8 @@ type Table[T any] struct {
 
 	mu      sync.Mutex
 	running []*Call[T]
-	deep    map[int]int          // how many of running are nested, by depth
+	vacated int                  // of running: those without a slot
+	deep    map[int]int          // how many of running are nested and have a slot, by depth
 	names   map[uint64]*entry[T] // by hash of the rpc id: a table of texts is slow to search and to collect
 	spare   []entry[T]           // made together, as they are forgotten together
 	ring    []*entry[T]          // those that have ended, in order, from head on
@@ -156,7 +158,7 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 			return Refuse, nil, Record{}, cancelled("arrived")
 		}
 	}
-	taken := len(t.running)
+	taken := len(t.running) - t.vacated
 	if depth > 0 {
 		taken = t.deep[depth]
 	}
@@ -307,6 +309,27 @@ func cancelled(before string) *toolmesh.Error {
 		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 }
 
+// leastVacated is how many calls may be without a slot on a node of few.
+const leastVacated = 16
+
+// Vacate frees the slot of a call whose tool has done its work, while what it said
+// last is yet to be stored: who reads its end may call again at once. The call
+// runs on until Finish. When that goes for as many calls as there are slots, and
+// no few, the store is slow, and the others keep theirs. Calling Vacate again does
+// nothing.
+func (t *Table[T]) Vacate(c *Call[T]) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.place < 0 || c.vacated || t.vacated >= max(t.slots, leastVacated) {
+		return
+	}
+	c.vacated = true
+	t.vacated++
+	if c.depth > 0 {
+		t.deep[c.depth]--
+	}
+}
+
 // Finish ends a call of Begin: it frees the slot, keeps the record unless the
 // tool's code never began, and hands it to those who joined. A call that was
 // cancelled before it began keeps its name as well, as it may not begin later.
@@ -323,7 +346,10 @@ func (t *Table[T]) Finish(c *Call[T], record Record) {
 	t.running[last] = nil
 	t.running = t.running[:last]
 	c.place = -1
-	if c.depth > 0 {
+	switch {
+	case c.vacated:
+		t.vacated--
+	case c.depth > 0:
 		t.deep[c.depth]--
 	}
 	if k := c.entry; k != nil {

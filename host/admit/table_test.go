@@ -441,3 +441,52 @@ func TestEachDepthHasSlotsOfItsOwn(t *testing.T) {
 		t.Errorf("a repetition of what has ended: verdict %d, %v, want repeat", v, err)
 	}
 }
+
+// Who reads the end of a stream may call again, before the end is known to be stored.
+func TestASlotIsFreeBeforeItsCallHasEnded(t *testing.T) {
+	t.Parallel()
+	for _, depth := range []int{0, 1} {
+		tab := admit.NewTable[string](1, newClock().Now)
+		at := func(rpc string) admit.Request {
+			r := request(rpc)
+			r.Depth = depth
+			return r
+		}
+		refused := func(rpc string) {
+			t.Helper()
+			if v, _, _, err := tab.Begin(at(rpc), "", nil); v != admit.Refuse || err.Code != toolmesh.CodeBusy {
+				t.Errorf("depth %d, call %s: verdict %d, %v, want busy", depth, rpc, v, err)
+			}
+		}
+		var vacated []*admit.Call[string]
+		for n := range 16 {
+			c := begin(t, tab, at(fmt.Sprint("a", n)))
+			refused("b")
+			tab.Vacate(c)
+			tab.Vacate(c)
+			vacated = append(vacated, c)
+		}
+		if n := tab.InFlight(); n != 16 {
+			t.Errorf("depth %d: %d calls in flight, want 16", depth, n)
+		}
+		// They still run: a repetition joins its call.
+		if v, _, _, err := tab.Begin(at("a0"), "", func(admit.Record) {}); v != admit.Join {
+			t.Errorf("depth %d: a repetition: verdict %d, %v, want join", depth, v, err)
+		}
+		c := begin(t, tab, at("c"))
+		tab.Vacate(c) // one too many: the store does not keep pace
+		refused("d")
+		tab.Finish(vacated[0], result("1"))
+		tab.Vacate(vacated[0])
+		refused("e")
+		tab.Vacate(c)
+		d := begin(t, tab, at("f"))
+		refused("g")
+		for _, c := range append(vacated, c, d) {
+			tab.Finish(c, result("1"))
+			tab.Finish(c, result("1"))
+		}
+		begin(t, tab, at("g"))
+		refused("h")
+	}
+}
