@@ -15,6 +15,7 @@ import signal
 import sys
 import termios
 from contextvars import copy_context
+from time import perf_counter as _clock
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
 from . import channel, failures, forking, limits, strays, threads
@@ -235,6 +236,7 @@ class Worker:
         """The loop: one read and one write per call."""
         read, look, run, outlet, pack = self._reader.next, self._reader.look, self._run, self._outlet, HEADER.pack
         lock, out, write, sweep, nested = outlet.lock, self._out, os.write, strays.sweep, self._channel
+        clock, swept = _clock, 0.0
         spent = 0
         while True:
             frame = nested.next() if nested.used else read()
@@ -243,12 +245,16 @@ class Worker:
             kind, flags, slot, call, body = frame
             if kind == CALL:
                 self._call = call
+                began = clock()
                 kind, body = copy_context().run(run, flags, slot, call, body)  # what a call sets there is its own
                 if self._forked:
                     os._exit(0)  # a child of the tool came back from the function
                 if limits.memory and (limits.exceeded() or _no_memory(kind, body)):
                     kind, body, spent = ERROR, failures.out_of_memory(), SPENT
-                sweep()
+                now = clock()
+                if now - began > strays.SWIFT or now - swept > strays.SELDOM:
+                    swept = now
+                    sweep()
                 if outlet.dirty:
                     outlet.settle(call)
                 self._call = 0

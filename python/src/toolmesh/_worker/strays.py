@@ -17,6 +17,8 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
+SWIFT = 50e-6  # seconds in which no call can start a process, which takes several times as many
+SELDOM = 10e-3  # seconds after which it is looked for all the same: a thread may have
 PATIENCE = 3.0  # seconds that processes may keep multiplying under our hands
 
 kept: set[int] = set()  # children that the index's import started: they are no call's
