@@ -608,6 +608,7 @@ class PlainChannel(Channel):
             self._rearm(armed)
 
     def _run_pump(self, waiter: Waiter) -> None:
+        threads.deaf()
         while True:
             self._wait(waiter, lambda: not self._awaited)
             with self._starting:

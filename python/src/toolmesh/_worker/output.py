@@ -18,7 +18,7 @@ from _thread import allocate_lock, get_ident, start_new_thread
 from time import perf_counter as _clock
 from time import sleep as _sleep
 
-from . import redaction
+from . import redaction, threads
 from .frames import HEADER, LOG, LOG_PROGRESS, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -168,6 +168,7 @@ class Outlet:
     def _flush_held(self) -> None:
         """A thread that is there while items are held back: the one that makes
         them may not come back for long."""
+        threads.deaf()
         idle = 0
         while True:
             _sleep(_LOOK)

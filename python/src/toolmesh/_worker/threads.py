@@ -9,6 +9,7 @@ _thread starts are nobody's: nothing tells when and by whom they were made.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # has no stubs
 import sys
 from _thread import get_ident
 from contextvars import ContextVar
@@ -28,6 +29,13 @@ _POOLS = "concurrent.futures.thread"
 _working: dict[int, int] = {}  # thread -> the call whose work a pool has it do now
 _active: dict[int, threading.Thread] = {}  # threading's own
 _watched: list[object] = []  # what watch has changed already
+_block, _signals = _signal.pthread_sigmask, _signal.valid_signals()  # the system's own: keep replaces what signal has
+
+
+def deaf() -> None:
+    """Has no signal come to this thread, which is one of ours: what a tool blocks, on
+    the main thread, is to wait there, and would end the worker here."""
+    _block(_signal.SIG_BLOCK, _signals)
 
 
 def owner() -> int:
