@@ -63,7 +63,10 @@ if TYPE_CHECKING:
 
 # Whose frames are never cut off: ours, and those of the loop's own upkeep.
 _UNTOUCHED = (os.path.dirname(__file__) + os.sep, os.path.dirname(asyncio.__file__) + os.sep)
-_READ = 1 << 16  # bytes of frames that are read at once: what a pipe holds
+# Bytes of frames that are read at once. Calls that come together are begun in
+# groups: what they wait for ends in groups as well then, and others get their turn.
+_READ = 1 << 12
+_REST = 1 << 16  # as many for the rest of a long frame: what a pipe holds
 # New objects between two collections. Each call in flight is some tens of them,
 # which Python's own threshold would have looked at again and again.
 _YOUNG = 10_000
@@ -191,7 +194,7 @@ class Worker:
                 self._done.set_exception(failure)
 
     def _readable(self) -> None:
-        data = os.read(self._inp, _READ)
+        data = os.read(self._inp, max(_READ, min(self._need - self._have, _REST)))
         if not data:
             self._finish()
             return

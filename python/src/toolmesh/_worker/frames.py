@@ -117,7 +117,11 @@ class Reader:
             waiting = poll()
             waiting.register(self.fd, POLLIN)
             self._poll = waiting.poll
-        here, end = self._poll, _clock() + _LOOK
+        here = self._poll
+        if here(0):  # in a row of calls the next one is there already
+            self._vain = 0
+            return
+        end = _clock() + _LOOK
         while not here(0) and _clock() < end:
             pass
         # What came later came while somebody else, whom we kept from it, had our processor.

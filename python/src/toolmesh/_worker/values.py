@@ -303,6 +303,8 @@ else:  # an interpreter without the accelerator
 
 def encode(value: Any) -> bytes:
     """value as JSON bytes; raises NotSerializable with the path of what cannot be."""
+    if value is None:
+        return b"null"  # what many tools return
     try:
         if type(value) not in _SCALARS:
             if sys.getrecursionlimit() > _DEPTH:
