@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,6 +28,8 @@ const refusing = "TOOLMESH_TEST_REFUSING"
 func TestAToolThatDemandsMoreThanTheMachineGives(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(refusing) == "" {
+		runtime.LockOSThread() // the system takes this thread's end for its parent's
+		defer runtime.UnlockOSThread()
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 		cmd.Env = append(os.Environ(), refusing+"=1")
 		cmd.SysProcAttr = &syscall.SysProcAttr{
