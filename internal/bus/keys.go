@@ -64,14 +64,26 @@ func (b *Bus) Get(ctx context.Context, key Key) (Entry, error) {
 // Latest is [Bus.Get] from the bucket's leader: it sees all that was acknowledged
 // before. It costs a question to JetStream's API, which no other replica answers.
 func (b *Bus) Latest(ctx context.Context, key Key) (Entry, error) {
-	what := "get " + key.String()
-	body, err := json.Marshal(map[string]string{"last_by_subj": subjects.KVSubject(key.Bucket, key.Name)})
-	if err != nil {
-		return Entry{}, fmt.Errorf("%s: %w", what, err)
+	m, err := b.latest(ctx, subjects.KVStream(key.Bucket), subjects.KVSubject(key.Bucket, key.Name))
+	switch {
+	case err != nil:
+		return Entry{}, apiError("get "+key.String(), err)
+	case m == nil || Gone(m.Header):
+		return Entry{}, fmt.Errorf("%s: %w", key, ErrNoKey)
 	}
-	m, err := b.Request(ctx, &nats.Msg{Subject: b.api + "STREAM.MSG.GET." + subjects.KVStream(key.Bucket), Data: body})
+	return Entry{Value: m.Data, Revision: m.Seq, Time: m.Time}, nil
+}
+
+// latest asks a stream's leader for the last message of a subject; nil if there is
+// none. Its errors are JetStream's.
+func (b *Bus) latest(ctx context.Context, stream, subject string) (*Stored, error) {
+	body, err := json.Marshal(map[string]string{"last_by_subj": subject})
 	if err != nil {
-		return Entry{}, apiError(what, err)
+		return nil, fmt.Errorf("ask for %s: %w", subject, err)
+	}
+	m, err := b.Request(ctx, &nats.Msg{Subject: b.api + "STREAM.MSG.GET." + stream, Data: body})
+	if err != nil {
+		return nil, err
 	}
 	var answer struct {
 		Error   *jetstream.APIError `json:"error"`
@@ -83,21 +95,21 @@ func (b *Bus) Latest(ctx context.Context, key Key) (Entry, error) {
 		} `json:"message"`
 	}
 	if err := json.Unmarshal(m.Data, &answer); err != nil {
-		return Entry{}, fmt.Errorf("%s: %w", what, err)
-	}
-	var header nats.Header
-	if len(answer.Message.Header) > 0 {
-		if header, err = nats.DecodeHeadersMsg(answer.Message.Header); err != nil {
-			return Entry{}, fmt.Errorf("%s: %w", what, err)
-		}
+		return nil, fmt.Errorf("answer of stream %s: %w", stream, err)
 	}
 	switch e := answer.Error; {
-	case e != nil && e.ErrorCode == jetstream.JSErrCodeMessageNotFound, e == nil && Gone(header):
-		return Entry{}, fmt.Errorf("%s: %w", key, ErrNoKey)
+	case e != nil && e.ErrorCode == jetstream.JSErrCodeMessageNotFound:
+		return nil, nil //nolint:nilnil // nothing is there
 	case e != nil:
-		return Entry{}, apiError(what, e)
+		return nil, e
 	}
-	return Entry{Value: answer.Message.Data, Revision: answer.Message.Seq, Time: answer.Message.Time}, nil
+	s := &Stored{Subject: subject, Seq: answer.Message.Seq, Time: answer.Message.Time, Data: answer.Message.Data}
+	if len(answer.Message.Header) > 0 {
+		if s.Header, err = nats.DecodeHeadersMsg(answer.Message.Header); err != nil {
+			return nil, fmt.Errorf("headers of stream %s: %w", stream, err)
+		}
+	}
+	return s, nil
 }
 
 // lastOf returns the last message of a key, also one that marks its end.

@@ -24,6 +24,7 @@ const (
 	bundleStream = "OBJ_" + subjects.ObjectBundles
 	bundleMetas  = "$O." + subjects.ObjectBundles + ".M."
 	bundleParts  = "$O." + subjects.ObjectBundles + ".C."
+	bundleSum    = "SHA-256=" // before the digest of all parts, base64url
 )
 
 // StoredBundle is a bundle in the mesh.
@@ -48,9 +49,16 @@ func (b *Bus) Bundles(ctx context.Context) ([]StoredBundle, error) {
 	return slices.DeleteFunc(all, func(s StoredBundle) bool { return s.info.Deleted }), err
 }
 
-// Bundle returns one bundle; [ErrNoKey] if it is not there.
+// Bundle returns one bundle; [ErrNoKey] if it is not there. Where a replica does
+// not know of it the leader is asked: what was stored before is found.
 func (b *Bus) Bundle(ctx context.Context, digest string) (StoredBundle, error) {
+	if _, err := b.bundles(ctx, 0, false); err != nil { // says at once that there is no store
+		return StoredBundle{}, err
+	}
 	all, err := b.readBundles(ctx, bundleSubject(digest))
+	if err == nil && (len(all) == 0 || all[0].info.Deleted) {
+		all, err = b.askLeader(ctx, digest)
+	}
 	if err != nil {
 		return StoredBundle{}, err
 	}
@@ -58,6 +66,20 @@ func (b *Bus) Bundle(ctx context.Context, digest string) (StoredBundle, error) {
 		return StoredBundle{}, fmt.Errorf("bundle %s: %w", digest, ErrNoKey)
 	}
 	return all[0], nil
+}
+
+// askLeader is readBundles for one bundle, from the store's leader.
+func (b *Bus) askLeader(ctx context.Context, digest string) (all []StoredBundle, err error) {
+	ctx, cancel := patience(ctx)
+	defer cancel()
+	err = b.retry(ctx, "read the bundles", func(ctx context.Context) error {
+		m, err := b.latest(ctx, bundleStream, bundleSubject(digest))
+		if m != nil {
+			all = appendBundle(nil, m)
+		}
+		return err
+	})
+	return all, err
 }
 
 // readBundles reads descriptions, those of deleted bundles too. It waits for a
@@ -72,16 +94,21 @@ func (b *Bus) readBundles(ctx context.Context, subject string) ([]StoredBundle, 
 			if err != nil {
 				return fmt.Errorf("read the bundles: %w", err)
 			}
-			s := StoredBundle{Stored: m.Time, revision: m.Seq}
-			if json.Unmarshal(m.Data, &s.info) != nil || s.info.NUID == "" || bundleSubject(s.info.Name) != m.Subject {
-				continue // nothing of ours
-			}
-			s.Digest = s.info.Name
-			all = append(all, s)
+			all = appendBundle(all, m)
 		}
 		return nil
 	})
 	return all, err
+}
+
+// appendBundle appends what a message describes, unless it is nothing of ours.
+func appendBundle(all []StoredBundle, m *Stored) []StoredBundle {
+	s := StoredBundle{Stored: m.Time, revision: m.Seq}
+	if json.Unmarshal(m.Data, &s.info) != nil || s.info.NUID == "" || bundleSubject(s.info.Name) != m.Subject {
+		return all
+	}
+	s.Digest = s.info.Name
+	return append(all, s)
 }
 
 const (
@@ -92,16 +119,22 @@ const (
 
 // RenewBundle has a bundle count as stored now, and reports whether it is there.
 func (b *Bus) RenewBundle(ctx context.Context, digest string) (bool, error) {
-	if _, err := b.bundles(ctx, 0, false); err != nil { // waits for the store
-		return false, err
-	}
+	return b.changeBundle(ctx, digest, func(ctx context.Context, s StoredBundle) error {
+		_, err := b.describe(ctx, s)
+		return err
+	})
+}
+
+// changeBundle changes a bundle as it was read, and reads it again when others were
+// ahead. It reports whether the bundle is there.
+func (b *Bus) changeBundle(ctx context.Context, digest string, change func(context.Context, StoredBundle) error) (bool, error) {
 	for range renewAttempts {
 		s, err := b.Bundle(ctx, digest)
 		if errors.Is(err, ErrNoKey) {
 			return false, nil
 		}
 		if err == nil {
-			_, err = b.describe(ctx, s)
+			err = change(ctx, s)
 		}
 		if !errors.Is(err, ErrConflict) {
 			return err == nil, err
@@ -111,10 +144,10 @@ func (b *Bus) RenewBundle(ctx context.Context, digest string) (bool, error) {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return false, fmt.Errorf("renew bundle %s: %w", digest, ctx.Err())
+			return false, fmt.Errorf("change bundle %s: %w", digest, ctx.Err())
 		}
 	}
-	return false, fmt.Errorf("renew bundle %s: %w", digest, ErrConflict)
+	return false, fmt.Errorf("change bundle %s: %w", digest, ErrConflict)
 }
 
 // DropBundle deletes a bundle as it was read. One that was renewed or deleted
