@@ -148,6 +148,19 @@ func TestBrokerRestartsWhileAgentsServe(t *testing.T) {
 	})
 }
 
+// seesOne waits until a session lists one tool, and that as served: whoever answers
+// hears of it a moment after it is.
+func seesOne(t *testing.T, c *client.Client) {
+	t.Helper()
+	meshtest.Until(t, "its session sees the tool", func() bool {
+		tools, err := c.List(t.Context())
+		if err != nil || len(tools) > 1 {
+			t.Fatalf("its session sees %v %v", tools, err)
+		}
+		return len(tools) == 1 && tools[0].State == "serving"
+	})
+}
+
 func TestAnIndexThatIsPrivateToASession(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -174,9 +187,7 @@ func TestAnIndexThatIsPrivateToASession(t *testing.T) {
 			t.Error("a plain request in another session was answered")
 		}
 	}
-	if tools, err := c.In("s1").List(t.Context()); err != nil || len(tools) != 1 {
-		t.Errorf("its session sees %v %v", tools, err)
-	}
+	seesOne(t, c.In("s1"))
 	// It is for sessions now, not for the mesh.
 	if _, failure := admin(t, nc, "install", map[string]any{"source": one, "name": "mine"}); failure == nil || failure.Code != toolmesh.CodeInvalidRequest {
 		t.Errorf("the same name for the whole mesh: %v", failure)
@@ -221,9 +232,7 @@ func TestAnIndexOfACreatedSession(t *testing.T) {
 	imported, release := filepath.Join(marks, "imported"), filepath.Join(marks, "release")
 	one := repository(t, "one", map[string]string{"tools.toml": working, "t.py": "def tool(): return 's1'\n"})
 	install(t, nc, map[string]any{"source": one, "name": "mine", "session": "s1"})
-	if tools, err := session.Client().List(t.Context()); err != nil || len(tools) != 1 || tools[0].State != "serving" {
-		t.Errorf("its session sees %v %v", tools, err)
-	}
+	seesOne(t, session.Client())
 	if result, err := session.Call(t.Context(), "t.tool", nil); err != nil || string(result.Value) != `"s1"` {
 		t.Errorf("by its short name: %v %v", result, err)
 	}
