@@ -331,18 +331,47 @@ func (l *Lease) Release(ctx context.Context) error {
 	if lost != nil {
 		return nil // everything under this node id is another boot's
 	}
+	// The lease is what counts: it has half of the time for itself.
+	before := ctx
+	if end, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		before, cancel = context.WithTimeout(ctx, time.Until(end)/2)
+		defer cancel()
+	}
 	var errs []error
 	for _, p := range tools {
-		errs = append(errs, l.bus.Delete(ctx, p.key, 0))
+		errs = append(errs, l.bus.Delete(before, p.key, 0))
 	}
-	err := l.bus.Delete(ctx, l.key, revision)
-	if errors.Is(err, bus.ErrConflict) {
-		err = nil // it expired, or another boot has it
-	}
-	if err := errors.Join(append(errs, err)...); err != nil {
+	errs = append(errs, l.delete(ctx, revision))
+	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("release node %q: %w", l.key.Name, err)
 	}
 	return nil
+}
+
+// delete deletes the lease while it is this boot's, which it may be at a later
+// revision than is known: a renewal that was cut short may have been stored.
+func (l *Lease) delete(ctx context.Context, revision uint64) error {
+	_, boot := l.self()
+	for {
+		if revision > 0 {
+			if err := l.bus.Delete(ctx, l.key, revision); !errors.Is(err, bus.ErrConflict) {
+				return err
+			}
+		}
+		e, err := l.bus.Latest(ctx, l.key)
+		if errors.Is(err, bus.ErrNoKey) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		var holder NodeRecord
+		if _ = json.Unmarshal(e.Value, &holder); holder.Boot != boot {
+			return nil
+		}
+		revision = e.Revision
+	}
 }
 
 func (l *Lease) wake() {

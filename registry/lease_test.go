@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/meshtest"
@@ -60,6 +62,65 @@ func TestLeaseLivesInEveryTopology(t *testing.T) {
 			return !leased && len(toolsOf(t, b)) == 0
 		})
 	})
+}
+
+// A renewal that is cut short by the node's end may have been stored all the same.
+func TestReleaseEndsWhatItsOwnRenewalsLeft(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	for _, c := range []struct {
+		boot   string // of the record that is there when the lease is released
+		stays  bool
+		before bool // it was deleted before that was written
+	}{{"boot1", false, false}, {"boot1", false, true}, {"boot2", true, false}, {"boot2", true, true}} {
+		l := acquire(t, b, record("n1", "boot1"))
+		if c.before {
+			if err := b.Delete(t.Context(), nodeKey("n1"), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		data, err := json.Marshal(record("n1", c.boot))
+		if err == nil {
+			_, err = b.Put(t.Context(), nodeKey("n1"), data, registry.LeaseTTL)
+		}
+		if err == nil {
+			err = l.Release(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, there := holder(t, b, "n1"); there != c.stays || there && string(r.Boot) != c.boot {
+			t.Errorf("%+v: there is %t, %+v", c, there, r)
+		}
+		if err := b.Delete(t.Context(), nodeKey("n1"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The lease goes though what the node serves cannot be deleted in time.
+func TestReleaseDeletesTheLeaseAtLeast(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	l := acquire(t, b, record("n1", "boot1"))
+	if err := l.Publish(t.Context(), registry.ToolsRecord{Index: "demo", Tools: []registry.ToolRoute{{ID: "demo.a", Digest: "d"}}}); err != nil {
+		t.Fatal(err)
+	}
+	// It takes what is sent, and acknowledges nothing.
+	if err := b.JetStream().DeleteStream(t.Context(), subjects.KVStream(subjects.BucketTools)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Conn().Subscribe(subjects.KVSubject(subjects.BucketTools, ">"), func(*nats.Msg) {}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+	defer cancel()
+	if err := l.Release(ctx); err == nil {
+		t.Error("it says that all is deleted")
+	}
+	if _, there := holder(t, b, "n1"); there {
+		t.Error("the lease is still there")
+	}
 }
 
 func TestLeaseOfALivingNodeIsRefused(t *testing.T) {
