@@ -30,7 +30,7 @@ flag wins.`,
 }
 
 func serveRouter(ctx context.Context, s *settings.Router, stderr io.Writer, version string) error {
-	Pace()
+	defer Pace()()
 	log := Logger(stderr, s.Logging, slog.LevelInfo)
 	nc, err := Connect(ctx, s.Connection, ConnectOptions{Name: "mesh-router", Wait: true, Logger: log})
 	if err != nil {
