@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -165,19 +166,28 @@ func setError(h Header, err *toolmesh.Error) {
 	h.Set(HeaderServiceError, HeaderText(err.Message))
 }
 
-// HeaderText makes any text safe as a header's value: one line, bounded.
+// HeaderText makes any text safe as a header's value: one line, bounded, and in
+// ASCII, with escapes for what is not. Of NATS that is all that a header may
+// carry, and clients hold it to that: the reader of io.nats:jnats ends at any
+// other byte, and its connection hears nothing more.
 func HeaderText(s string) string {
 	const limit = 512
-	s = strings.Map(func(c rune) rune {
-		if c < ' ' || c == 0x7f {
-			return ' '
+	var b strings.Builder
+	for _, c := range strings.TrimSpace(s) {
+		text := string(c)
+		switch {
+		case unicode.IsControl(c) || unicode.IsSpace(c):
+			text = " "
+		case c > unicode.MaxASCII:
+			text = strings.Trim(strconv.QuoteRuneToASCII(c), "'")
 		}
-		return c
-	}, s)
-	if len(s) > limit {
-		s = strings.ToValidUTF8(s[:limit], "") + "…"
+		if b.Len()+len(text) > limit {
+			b.WriteString("...")
+			break
+		}
+		b.WriteString(text)
 	}
-	return strings.TrimSpace(s)
+	return strings.TrimSpace(b.String())
 }
 
 type errorBody struct {

@@ -42,7 +42,7 @@ func checkSafe(t *testing.T, name string, header Header) {
 			t.Errorf("%s: header %s has %d values", name, k, len(values))
 		}
 		for _, v := range values {
-			if strings.ContainsAny(v, "\r\n\x00") || !utf8.ValidString(v) || strings.TrimSpace(v) != v {
+			if strings.ContainsFunc(v, func(c rune) bool { return c < ' ' || c > '~' }) || strings.TrimSpace(v) != v {
 				t.Errorf("%s: header %s is %q", name, k, v)
 			}
 		}
@@ -153,7 +153,7 @@ func TestMessagesStayInTheirHeader(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{
 		"a\r\nMesh-Node: evil", "a\nb\n", "\x00\x1b[31m", "\xff\xfe", "  spaces  ", strings.Repeat("ü", 5000), strings.Repeat("\xff", 5000), "", "\n",
-		strings.Repeat(" ", 600) + "x", strings.Repeat("a", 511) + "ü", "\u2028line\u0085next",
+		strings.Repeat(" ", 600) + "x", strings.Repeat("a", 511) + "ü", "\u2028line\u0085next", "nul\x7f", strings.Repeat("a", 5000), strings.Repeat("😀", 5000),
 	} {
 		err := &toolmesh.Error{Code: toolmesh.CodeToolError, Message: text}
 		header, body := plain(t).Failure(identity, err, Load{})
@@ -329,6 +329,15 @@ func TestLoadAndHeaderText(t *testing.T) {
 	for _, text := range []string{"", "/", "3", "3/", "/8", "-1/8", "1/-8", "a/b", "1/2/3"} {
 		if got, ok := ParseLoad(text); ok || got != (Load{}) {
 			t.Errorf("ParseLoad(%q): got %+v, %t, want nothing", text, got, ok)
+		}
+	}
+	for text, want := range map[string]string{
+		"": "", " a\tb\r\nc ": "a b  c", "naïve 😀 “x”": `na\u00efve \U0001f600 \u201cx\u201d`, "a\u00a0b\u2028c\u0085d": "a b c d", "\xff": `\ufffd`,
+		strings.Repeat("a", 512): strings.Repeat("a", 512), strings.Repeat("a", 513): strings.Repeat("a", 512) + "...",
+		strings.Repeat("a", 510) + "ü": strings.Repeat("a", 510) + "...", // an escape is not cut in two
+	} {
+		if got := HeaderText(text); got != want {
+			t.Errorf("HeaderText(%q): got %q, want %q", text, got, want)
 		}
 	}
 }

@@ -84,7 +84,11 @@ func (s *stream) Send(ctx context.Context, item json.RawMessage) error {
 		return err
 	}
 	c := codec.Chunk{Type: codec.ChunkData, Seq: s.seq + 1, Data: item}
-	if err := s.writer.Write(ctx, c); err != nil {
+	err := s.carried(&c)
+	if err == nil {
+		err = s.writer.Write(ctx, c)
+	}
+	if err != nil {
 		if ctx.Err() == nil {
 			s.failed = err
 		}
@@ -98,6 +102,22 @@ func (s *stream) Send(ctx context.Context, item json.RawMessage) error {
 		s.c.flows()
 	}
 	return nil
+}
+
+// carried refuses an item that the store may take and its envelope is too long
+// for: that has the rpc_id as it was written, with every escape.
+func (s *stream) carried(c *codec.Chunk) error {
+	const room = 4 << 10 // of all else in an envelope, with an rpc_id of 512 bytes as escapes
+	limit := s.c.h.bus.MaxPayload()
+	if s.c.req.Delivery != codec.DeliverEnvelope || limit == 0 || int64(len(c.Data)+room) <= limit {
+		return nil
+	}
+	size := len(c.Envelope(s.c.req))
+	if int64(size) <= limit {
+		return nil
+	}
+	return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "item %d of the stream has %d bytes as an envelope, the broker takes %d: yield less at once", c.Seq, size, limit).
+		WithDetail("limit", limit).WithDetail("size", size).WithOrigin(toolmesh.OriginAgent)
 }
 
 // admit charges an item to the session's quota, when nothing but the store can

@@ -2,6 +2,7 @@ package host_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -357,6 +358,49 @@ func TestStreamQuota(t *testing.T) {
 	r.send(other, "tools.s2.desk.gen", `{"n":3,"size":300}`, "Mesh-Stream", "inbox")
 	if all := other.chunks(); len(all) != 4 || all[3].kind != "complete" {
 		t.Errorf("another session: %+v", all)
+	}
+}
+
+// An envelope has the rpc_id as it was written, which may be six times as long as
+// what the store has of it: an item that only the store takes would be missing
+// on the reply subject, in front of a complete stream.
+func TestItemsThatTheirEnvelopeCannotCarry(t *testing.T) {
+	t.Parallel()
+	const payload = 64 << 10
+	r := newRig(t, &rigOptions{broker: []meshtest.Option{meshtest.MaxPayload(payload)}})
+	stream := func(id string, size int) (all []string) {
+		t.Helper()
+		in := r.inbox()
+		r.send(in, genSubject, fmt.Sprintf(`{"type":"rpc_tool_stream","rpc_id":"%s","tool_id":"desk.gen","kwargs":{"n":2,"size":%d}}`, id, size))
+		for {
+			var e struct {
+				RPCID     json.RawMessage `json:"rpc_id"`
+				ChunkType string          `json:"chunk_type"`
+				Seq       int64           `json:"seq"`
+				Error     *wireError      `json:"error"`
+			}
+			mustJSON(t, in.next().Data, &e)
+			if string(e.RPCID) != `"`+id+`"` {
+				t.Errorf("the rpc_id came back as %.40s…", e.RPCID)
+			}
+			text := fmt.Sprintf("%d %s", e.Seq, e.ChunkType)
+			if e.Error != nil {
+				text += " " + e.Error.Code + " " + e.Error.started()
+			}
+			if all = append(all, text); e.ChunkType != "data" {
+				return all
+			}
+		}
+	}
+	complete := []string{"1 data", "2 data", "3 complete"}
+	if diff := cmp.Diff(complete, stream(strings.Repeat(`\u0061`, 500), payload-4<<10)); diff != "" {
+		t.Errorf("within the limit (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(complete, stream(strings.Repeat("b", 500), payload-2<<10)); diff != "" {
+		t.Errorf("a long rpc_id (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"1 error payload_too_large true"}, stream(strings.Repeat(`\u0063`, 500), payload-2<<10)); diff != "" {
+		t.Errorf("a longer one (-want +got):\n%s", diff)
 	}
 }
 

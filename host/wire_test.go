@@ -217,6 +217,24 @@ func TestEveryCodeTravels(t *testing.T) {
 	}
 }
 
+// A header in any other script ends the reader of jnats, which then hears nothing more.
+func TestHeadersOfAFailureAreASCII(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	for value, want := range map[string]string{
+		"größer":                 `header Mesh-Isolation is "gr\u00f6\u00dfer": it is warm, session, fork or fresh`,
+		strings.Repeat("a", 600): `header Mesh-Isolation is "` + strings.Repeat("a", 486) + "...",
+	} {
+		a := r.call("fail", `{}`, "Mesh-Isolation", value)
+		if got := a.Header.Get("Nats-Service-Error"); got != want {
+			t.Errorf("the header says %q, want %q", got, want)
+		}
+		if a.Error == nil || !strings.Contains(a.Error.Message, value) {
+			t.Errorf("the body says %+v, want all of %q", a.Error, value)
+		}
+	}
+}
+
 // strict knows the sessions "default" and "kept".
 type strict struct{}
 

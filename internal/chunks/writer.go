@@ -155,8 +155,9 @@ func (w *Writer) Write(ctx context.Context, c codec.Chunk) error {
 		header.Set(msgID, w.first)
 		header.Set(codec.HeaderBoot, string(w.boot))
 	}
-	if limit := w.bus.MaxPayload(); limit > 0 && int64(len(body)+headerSize(header)+storeHeaders) > limit {
-		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "item %d of the stream has %d bytes, the broker takes %d: yield less at once", c.Seq, len(body), limit).
+	headers := headerSize(header) + storeHeaders
+	if limit := w.bus.MaxPayload(); limit > 0 && int64(len(body)+headers) > limit {
+		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "item %d of the stream has %d bytes and %d of headers, the broker takes %d: yield less at once", c.Seq, len(body), headers, limit).
 			WithDetail("limit", limit).WithDetail("size", len(body)).WithOrigin(toolmesh.OriginAgent)
 	}
 	if w.admit != nil && !c.Terminal() {
