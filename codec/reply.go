@@ -25,8 +25,36 @@ type Identity struct {
 func NewIdentity(node subjects.NodeID, boot subjects.BootID, revision string) *Identity {
 	return &Identity{
 		Node: node, Boot: boot, Revision: revision,
-		node: []string{string(node)}, boot: []string{string(boot)}, revision: []string{revision},
+		node: []string{NodeHeader(node)}, boot: []string{string(boot)}, revision: []string{HeaderText(revision)},
 	}
+}
+
+// NodeHeader is a node's name as the value of Mesh-Node, which is ASCII like every
+// header's: a name that is not stands there as its token (decision 060).
+func NodeHeader(node subjects.NodeID) string {
+	if isASCII(string(node)) {
+		return string(node)
+	}
+	token, err := subjects.EncodeToken(string(node))
+	if err != nil {
+		return HeaderText(string(node))
+	}
+	return token
+}
+
+// ParseNodeHeader is the node that a value of Mesh-Node names.
+func ParseNodeHeader(value string) subjects.NodeID {
+	if subjects.Encoded(value) {
+		if name, err := subjects.DecodeToken(value); err == nil && !isASCII(name) {
+			return subjects.NodeID(name)
+		}
+	}
+	return subjects.NodeID(value)
+}
+
+// isASCII reports whether a text has printable characters of ASCII alone.
+func isASCII(s string) bool {
+	return !strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c > '~' })
 }
 
 var protoValue = []string{strconv.Itoa(Proto)}
@@ -338,7 +366,7 @@ func ParseReply(h Header, body []byte) Reply {
 		v := values[0]
 		switch headerName(k) {
 		case HeaderNode:
-			r.Node = subjects.NodeID(v)
+			r.Node = ParseNodeHeader(v)
 		case HeaderBoot:
 			r.Boot = subjects.BootID(v)
 		case HeaderRevision:

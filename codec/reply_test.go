@@ -342,6 +342,30 @@ func TestLoadAndHeaderText(t *testing.T) {
 	}
 }
 
+// The reader of jnats ends at a byte of a header that is not ASCII, and hears
+// nothing more: a node's name must not do that to whoever calls it.
+func TestANodesNameInAHeaderIsASCII(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("ü", 40)
+	for name, want := range map[string]string{
+		"gpu-1": "gpu-1", "rack 7.example.org": "rack 7.example.org", "x--rack": "x--rack", "büro": "x--cb1rosjf", long: "x--h-nnsrvp86e2c7jscs2223dg2ego",
+	} {
+		header, _ := plain(t).Result(NewIdentity(subjects.NodeID(name), "b", "größer"), nil, Load{})
+		checkSafe(t, name, header)
+		if got := header.Get(HeaderNode); got != want {
+			t.Errorf("%q stands there as %q, want %q", name, got, want)
+		}
+		if got := ParseReply(header, []byte("1")).Node; !subjects.SameName(got, subjects.NodeID(name)) || got != subjects.NodeID(name) && name != long {
+			t.Errorf("%q is read as %q", name, got)
+		}
+		// Whoever builds a subject of it needs to know nothing of this.
+		direct, err := subjects.EncodeToken(name)
+		if token := header.Get(HeaderNode); err != nil || name != want && token != direct {
+			t.Errorf("%q: in a header %q, in a subject %q %v", name, token, direct, err)
+		}
+	}
+}
+
 func TestParseEnvelopeReplies(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

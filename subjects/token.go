@@ -72,6 +72,9 @@ func EncodeToken(name string) (string, error) {
 	return hashedPrefix + b32.EncodeToString(sum[:16]), nil
 }
 
+// Encoded reports whether a text looks like the encoded form of a name.
+func Encoded(text string) bool { return strings.HasPrefix(text, encodedPrefix) }
+
 // DecodeToken returns the name behind a token; a hashed token is returned as it
 // is. A token that [EncodeToken] would not have made is refused: it would be an
 // alias that permissions do not see.

@@ -38,7 +38,7 @@ type peer struct {
 
 // met notes a message of the answer.
 func (p *peer) met(h nats.Header) {
-	node, boot := h.Get(codec.HeaderNode), h.Get(codec.HeaderBoot)
+	node, boot := codec.ParseNodeHeader(h.Get(codec.HeaderNode)), h.Get(codec.HeaderBoot)
 	if node == "" || boot == "" {
 		return // an agent of an earlier version
 	}
@@ -48,12 +48,12 @@ func (p *peer) met(h nats.Header) {
 	if p.sub != nil {
 		return
 	}
-	subject, err := subjects.Heartbeat(subjects.NodeID(node))
+	subject, err := subjects.Heartbeat(node)
 	if err != nil {
 		return
 	}
 	if p.sub, err = p.l.nc.Subscribe(subject, p.beat); err == nil {
-		p.node = subjects.NodeID(node)
+		p.node = node
 	}
 }
 
