@@ -208,6 +208,7 @@ func (p *player) serve() {
 	if err := p.h.Start(p.t.Context()); err != nil {
 		p.t.Fatal(err)
 	}
+	joined(p.t, p.nc, p.h)
 }
 
 func (p *player) part(rpc subjects.RPCID) *part {

@@ -59,6 +59,7 @@ func (w *worker) serve(t *testing.T, nc *nats.Conn, slots int) *host.Host {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { stop(t, h) })
+	joined(t, nc, h)
 	return h
 }
 
@@ -334,6 +335,7 @@ func TestStopInAHurry(t *testing.T) {
 	if err := r.h.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	joined(t, r.nc, r.h)
 	in := r.inbox()
 	r.send(in, "tools.default.desk.hold", `{"key":"running"}`)
 	wait(t, "start", r.gate("running").started)

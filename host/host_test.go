@@ -68,7 +68,8 @@ func serve(t *testing.T, top *meshtest.Topology, i int, opts *host.Options) *hos
 	if opts != nil {
 		o = *opts
 	}
-	h, err := host.New(top.ServeOn(t, i), &o)
+	nc := top.ServeOn(t, i)
+	h, err := host.New(nc, &o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,6 +93,7 @@ func serve(t *testing.T, top *meshtest.Topology, i int, opts *host.Options) *hos
 			t.Errorf("stop: %v", err)
 		}
 	})
+	joined(t, nc, h)
 	return h
 }
 
