@@ -81,6 +81,33 @@ func TestAnEnvironmentFromEachKindOfDeclaration(t *testing.T) {
 	}
 }
 
+// A file that the package index has put in another's place since its author looked
+// is not installed.
+func TestHashesOfTheAuthorAreHeldTo(t *testing.T) {
+	t.Parallel()
+	needsPackages(t)
+	x := newExecutor(t, nil)
+	for name, hash := range map[string]string{
+		"right": "8abb2f1d86890a2dfb989f9a77cfcfd3e47c2a354b01111771326f8aa26e0254",
+		"wrong": "9abb2f1d86890a2dfb989f9a77cfcfd3e47c2a354b01111771326f8aa26e0254",
+	} {
+		dir := writeFiles(t, map[string]string{
+			"requirements.txt": "-r more.txt\n", "more.txt": "six==1.16.0 --hash=sha256:" + hash + "\n",
+		})
+		lock, err := x.Lock(t.Context(), dir, "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = x.Environment(t.Context(), dir, lock, nil)
+		if name == "right" && err != nil {
+			t.Error(err)
+		}
+		if name == "wrong" && (toolmesh.CodeOf(err) != toolmesh.CodeInstallFailed || !strings.Contains(err.Error(), hash)) {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
 func TestNothingDeclaredNeedsNothing(t *testing.T) {
 	t.Parallel()
 	// No uv, no pip, no package index: only an interpreter.
