@@ -219,13 +219,14 @@ def test_pandas_values():
         encode(pandas.DataFrame([[1, 2]], columns=["a", "a"]))
 
 
-def test_a_mapping_with_a_key_twice_is_refused():
-    class Multi(collections.abc.Mapping[str, int]):  # like multidict's
+@pytest.mark.parametrize("named", ["aa", "a"])
+def test_a_mapping_with_a_key_twice_is_refused(named):
+    class Multi(collections.abc.Mapping[str, int]):  # like multidict's, of either age
         def __getitem__(self, key):
             return 1
 
         def __iter__(self):
-            return iter("aa")
+            return iter(named)
 
         def __len__(self):
             return 2

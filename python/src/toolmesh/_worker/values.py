@@ -220,7 +220,7 @@ def convert(value: Any) -> Any:
     if isinstance(value, abc.Mapping):
         keys = _few(value)
         held = {key: value[key] for key in keys}
-        if len(held) < len(keys):
+        if len(held) < max(len(keys), len(value)):  # multidict counts all and names each once
             raise TypeError(f"is a {kind.__name__} that has one key more than once; JSON keys stand once")
         return held
     if isinstance(value, (abc.Sequence, abc.Set, abc.ValuesView, collections.deque)) or kind.__module__ == "array":
