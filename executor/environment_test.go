@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // needsPackages skips a test where the package index cannot be reached.
@@ -78,6 +79,33 @@ func TestAnEnvironmentFromEachKindOfDeclaration(t *testing.T) {
 				t.Errorf("the lock left %v in the source", left)
 			}
 		})
+	}
+}
+
+// A file that the package index has put in another's place since its author looked
+// is not installed.
+func TestHashesOfTheAuthorAreHeldTo(t *testing.T) {
+	t.Parallel()
+	needsPackages(t)
+	x := newExecutor(t, nil)
+	for name, hash := range map[string]string{
+		"right": "8abb2f1d86890a2dfb989f9a77cfcfd3e47c2a354b01111771326f8aa26e0254",
+		"wrong": "9abb2f1d86890a2dfb989f9a77cfcfd3e47c2a354b01111771326f8aa26e0254",
+	} {
+		dir := writeFiles(t, map[string]string{
+			"requirements.txt": "-r more.txt\n", "more.txt": "six==1.16.0 --hash=sha256:" + hash + "\n",
+		})
+		lock, err := x.Lock(t.Context(), dir, "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = x.Environment(t.Context(), dir, lock, nil)
+		if name == "right" && err != nil {
+			t.Error(err)
+		}
+		if name == "wrong" && (toolmesh.CodeOf(err) != toolmesh.CodeInstallFailed || !strings.Contains(err.Error(), hash)) {
+			t.Errorf("got %v", err)
+		}
 	}
 }
 
@@ -201,6 +229,29 @@ func TestAStoppedBuildLeavesNothing(t *testing.T) {
 	}
 	if _, err := x.Environment(t.Context(), t.TempDir(), executor.Lock{}, nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// Many packages ask for their own version when they are imported. That of the index
+// is not installed, and is not written into the environment, which others share.
+func TestAnIndexFindsItsOwnVersion(t *testing.T) {
+	t.Parallel()
+	x := newExecutor(t, nil)
+	dir := writeFiles(t, map[string]string{
+		"pyproject.toml":       "[project]\nname = 'acme-tools'\nversion = '1.2'\n",
+		"src/acme/__init__.py": "from importlib.metadata import version\n__version__ = version('acme-tools')\n",
+		"src/acme/core.py":     "from . import __version__\ndef tool() -> str: return __version__\n",
+	})
+	env, err := x.Environment(t.Context(), dir, executor.Lock{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ix := open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"acme.core.tool"}})
+	for _, isolation := range []tool.Isolation{tool.IsolationWarm, tool.IsolationFork, tool.IsolationFresh} {
+		got, err := ix.Call(t.Context(), executor.Call{Tool: "acme.core.tool", Isolation: isolation}, nil)
+		if err != nil || string(got) != `"1.2"` {
+			t.Errorf("%s: got %s, %v", isolation, got, err)
+		}
 	}
 }
 

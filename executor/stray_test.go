@@ -83,3 +83,38 @@ func TestNoStrayStaysAmongBriefCalls(t *testing.T) {
 		t.Errorf("%d restarts", s.Restarts)
 	}
 }
+
+const serverTools = `
+import multiprocessing, os, warnings
+
+server = multiprocessing.get_context("forkserver")
+
+def work(x):
+    return x * x
+
+def pooled():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # about a resource tracker that has died
+        with server.Pool(1) as pool:
+            return [os.getpid(), *pool.map(work, [3])]
+`
+
+// The fork server of multiprocessing, which Python 3.14 starts processes through,
+// ends with the call that made it. The next call gets another one.
+func TestTheForkServerOfACallIsMissedByNoOther(t *testing.T) {
+	t.Parallel()
+	x := newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 1 })
+	ix := openModule(t, x, serverTools, "pooled")
+	var first string
+	for n := range 3 {
+		got, err := ix.Call(t.Context(), executor.Call{Tool: "t.pooled"}, nil)
+		if err != nil {
+			t.Fatalf("call %d: %v", n+1, err)
+		}
+		if n == 0 {
+			first = string(got)
+		} else if string(got) != first {
+			t.Errorf("call %d: got %s, before %s", n+1, got, first)
+		}
+	}
+}

@@ -176,6 +176,9 @@ func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declare
 			if n > 0 || python == "" {
 				python = strings.TrimPrefix(python+",>="+version, ",")
 			}
+			if d.file == "requirements.txt" {
+				out = hold(out, pinned(filepath.Join(dir, d.file)))
+			}
 			progress(Step{Name: "lock", State: "done", Percent: 50})
 			return Lock{Requirements: out, Python: python}, nil
 		}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -203,11 +204,12 @@ func failed(err error, said, format string, args ...any) *toolmesh.Error {
 	made := toolmesh.Errorf(toolmesh.CodeInstallFailed, format, args...).
 		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 	if said != "" {
+		// How it began says what was tried, and the end why it failed.
 		const limit = 4 << 10
 		if len(said) > limit {
-			said = "…" + said[len(said)-limit:]
+			said = strings.ToValidUTF8(said[:limit/4], "") + "\n…\n" + strings.ToValidUTF8(said[len(said)-limit*3/4:], "")
 		}
-		made.Message += ": " + firstLines(said, 12)
+		made.Message += ": " + fewLines(said, 12)
 		made = made.WithDetail("stderr", said)
 	} else if err != nil {
 		made.Message += ": " + err.Error()
@@ -215,10 +217,11 @@ func failed(err error, said, format string, args ...any) *toolmesh.Error {
 	return made
 }
 
-func firstLines(text string, n int) string {
+// fewLines returns the first lines of a text and more of its last ones, n at most.
+func fewLines(text string, n int) string {
 	lines := strings.Split(text, "\n")
 	if len(lines) > n {
-		lines = append(lines[:n], "…")
+		lines = slices.Concat(lines[:n/3], []string{"…"}, lines[len(lines)-(n-n/3-1):])
 	}
 	return strings.Join(lines, "\n")
 }

@@ -88,6 +88,52 @@ def test_a_list_below_a_generic_list():
     assert made == [Col.RED] and type(made) is Reds
 
 
+def defaulted(name, default) -> Any:
+    """A type variable with a default, as Python 3.13 and typing_extensions make it."""
+    made: Any = TypeVar(name)  # type: ignore[misc]  # named by who asks
+    if sys.version_info >= (3, 13):
+        return TypeVar(name, default=default)
+    made.has_default, made.__default__ = lambda: True, default
+    return made
+
+
+if typing.TYPE_CHECKING:
+    V = TypeVar("V")
+else:
+    V = defaulted("V", Col)
+
+
+@dataclasses.dataclass
+class Plain(Generic[V]):
+    v: V
+    vs: list[V] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Below(Plain):  # type: ignore[type-arg]  # what is left out is the matter
+    pass
+
+
+def test_what_is_not_given_stands_for_its_default():
+    for annotation in (Plain, Below):
+        assert load(annotation, {"v": "red", "vs": ["red"]}) == annotation(Col.RED, [Col.RED])
+        with pytest.raises(Mismatch) as caught:
+            load(annotation, {"v": "red", "vs": ["blue"]})
+        assert caught.value.pointer == "/x/vs/0"
+    assert load(Plain[int], {"v": 1.0}) == Plain(1)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="type variables have no defaults in its syntax")
+def test_aliases_are_completed_by_defaults():
+    names: dict[str, Any] = {}
+    exec("type Two[A, B=list[A]] = tuple[A, B]", names)
+    assert load(names["Two"][int], [1.0, [2.0]]) == (1, [2])
+    assert load(names["Two"][int, str], [1, "a"]) == (1, "a")
+    with pytest.raises(Mismatch) as caught:
+        load(names["Two"][int], [1, ["a"]])
+    assert caught.value.pointer == "/x/1/0"
+
+
 def test_attrs_classes_too():
     attrs = pytest.importorskip("attrs")
 

@@ -3,7 +3,7 @@
 import copy
 import datetime
 import json
-from typing import Any, List, Literal, Optional, Union
+from typing import Annotated, Any, List, Literal, Optional, Union
 
 import pytest
 
@@ -135,3 +135,24 @@ def test_what_was_expected_is_said_in_words(annotation, value, pointer, expected
     assert error.pointer == pointer
     assert error.expected == (expected if not OLD else expected.replace("have at least 1 character", SHORT))
     assert error.got and error.message
+
+
+@pytest.mark.skipif(OLD, reason="version 1 asks fields alone")
+def test_a_function_that_says_which_model_it_is_is_no_field():
+    def kind(value):
+        return value.get("kind") if isinstance(value, dict) else value.kind
+
+    union: Any = Union[
+        Annotated[Cat, pydantic.Tag("cat")], Annotated[Dog, pydantic.Tag("dog")]
+    ]
+    pets = Annotated[union, pydantic.Discriminator(kind)]
+
+    def function(x):
+        return x
+
+    function.__annotations__["x"] = list[pets]
+    for cow in ({"kind": "cow"}, {}):
+        with pytest.raises(Mismatch) as caught:
+            of(function).bind({"x": [{"kind": "dog"}, cow]})
+        assert caught.value.pointer == "/x/1"
+        assert "kind() is required" not in caught.value.message

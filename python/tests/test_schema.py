@@ -258,6 +258,13 @@ def test_what_does_not_fit_is_refused_with_its_place(annotation, value, at):
     assert caught.value.expected and caught.value.got and caught.value.message
 
 
+def test_a_class_as_a_tool_gives_one_of_itself():
+    # What its __init__ returns is None, and none of a call's business.
+    found = schema.signature(Point)
+    assert found.output_schema is not None and found.output_schema["properties"].keys() == {"x", "y", "color"}
+    assert schema.signature(functools.partial(Point, 1)).output_schema == found.output_schema
+
+
 def test_dataclass():
     tool = of(Point)
     assert property_of(tool) == {

@@ -147,6 +147,94 @@ def test_numpy_values():
     assert caught.value.path == "result.a[1]"
 
 
+def test_times_of_numpy_say_what_they_are():
+    # numpy itself makes bare numbers of them, of nanoseconds since 1970.
+    numpy = pytest.importorskip("numpy")
+
+    at, far = numpy.datetime64("2024-01-02T03:04:05.123456789"), numpy.datetime64("20000-01-01")
+    assert encode(at) == b'"2024-01-02T03:04:05.123456789"'
+    assert encode([numpy.array(at), far]) == b'["2024-01-02T03:04:05.123456789","20000-01-01"]'
+    assert encode(numpy.array([[at], ["NaT"]], "datetime64[ns]")) == b'[["2024-01-02T03:04:05.123456789"],[null]]'
+    assert encode(numpy.array(["2024-01-02"], "datetime64[D]")) == b'["2024-01-02"]'
+    assert encode(numpy.array([90, 1500], "timedelta64[ns]")) == b"[9e-08,1.5e-06]"
+    assert encode(numpy.array([(1, at)], [("a", "i4"), ("t", "datetime64[ns]")])) == (
+        b'[[1,"2024-01-02T03:04:05.123456789"]]'
+    )
+    assert encode({at: 1}) == b'{"2024-01-02T03:04:05.123456789":1}'
+    with pytest.raises(NotSerializable, match=r"result\[1\].*\[M\] and \[s\]"):
+        encode([1, numpy.timedelta64(2, "M")])
+
+
+def test_a_number_that_python_does_not_have_is_named():
+    numpy = pytest.importorskip("numpy")
+
+    for value, path in ((numpy.longdouble(1), "result"), (numpy.array([1], "longdouble"), "result[0]")):
+        with pytest.raises(NotSerializable, match="of type numpy.longdouble, which JSON has no form for") as caught:
+            encode(value)
+        assert caught.value.path == path
+
+
+class _Scalar:
+    """numpy's longdouble: it is its own plain form."""
+
+    __module__ = "numpy"
+
+    def tolist(self):
+        return self
+
+
+def test_what_converts_to_itself_is_named():
+    with pytest.raises(NotSerializable, match=r"result\.a is of type numpy\._Scalar, which"):
+        encode({"a": _Scalar()})
+
+
+class _NaTType(datetime.datetime):
+    """pandas.NaT: a datetime that is none."""
+
+    __module__ = "pandas._libs"
+
+    def isoformat(self, *_how, **_any):
+        return "NaT"
+
+
+_NaTType.__name__ = "NaTType"
+
+
+def test_a_missing_time_is_null():
+    missing = _NaTType(1, 1, 1)
+    assert encode({"a": [missing]}) == b'{"a":[null]}'
+    with pytest.raises(NotSerializable, match="key of type NaTType"):
+        encode({missing: 1})
+
+
+def test_pandas_values():
+    pandas = pytest.importorskip("pandas")
+
+    frame = pandas.DataFrame({"d": pandas.to_datetime(["2024-01-01", None]), "n": pandas.array([1, None])})
+    assert encode(frame) == b'[{"d":"2024-01-01T00:00:00","n":1},{"d":null,"n":null}]'
+    assert encode([frame["n"], frame["n"].array, pandas.Categorical(["a"])]) == b'[[1,null],[1,null],["a"]]'
+    assert encode([pandas.Series(["a", "a"]).unique(), pandas.to_timedelta([1], "s")]) == b'[["a"],[1.0]]'
+    assert encode(type("Mine", (pandas.DataFrame,), {})({"a": [1]})) == b'[{"a":1}]'
+    with pytest.raises(NotSerializable, match="more than one column 'a'"):
+        encode(pandas.DataFrame([[1, 2]], columns=["a", "a"]))
+
+
+@pytest.mark.parametrize("named", ["aa", "a"])
+def test_a_mapping_with_a_key_twice_is_refused(named):
+    class Multi(collections.abc.Mapping[str, int]):  # like multidict's, of either age
+        def __getitem__(self, key):
+            return 1
+
+        def __iter__(self):
+            return iter(named)
+
+        def __len__(self):
+            return 2
+
+    with pytest.raises(NotSerializable, match=r"result\.x is a .*Multi that has one key more than once"):
+        encode({"x": Multi()})
+
+
 @pytest.mark.parametrize("body,value", [
     (b'{"a":1}', {"a": 1}), (b' {"a": [1, 2.5, null]} \n', {"a": [1, 2.5, None]}), ('{"ä":"ö"}'.encode(), {"ä": "ö"}),
 ])

@@ -37,10 +37,11 @@ from .frames import (
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterable
     from importlib.machinery import ModuleSpec
     from typing import NoReturn
 
+    from . import project
     from .aloop import Worker as LoopWorker
     from .frames import Frame
     from .loop import Worker as PlainWorker
@@ -634,7 +635,20 @@ class PlainChannel(Channel):
 
 class Finder:
     """Offers toolmesh where it is not installed. At the end of sys.meta_path, so
-    that an installed package comes first; that one finds the channel here."""
+    that an installed package comes first; that one finds the channel here. Offers
+    what is known of the index's own project too, which is not installed either."""
+
+    root = ""  # the index's folder
+
+    @classmethod
+    def find_distributions(cls, context: object) -> Iterable[project.Project]:
+        """What importlib.metadata asks of a finder."""
+        name = getattr(context, "name", None)
+        if not name or not cls.root:
+            return ()
+        from .project import find
+
+        return find(cls.root, name)
 
     @staticmethod
     def find_spec(name: str, _path: object = None, _target: object = None, /) -> ModuleSpec | None:

@@ -347,6 +347,9 @@ def _told(problem: dict[str, Any], code: str, place: str, got: Any, name: str) -
     text, context = str(problem.get("msg") or "refused"), problem.get("ctx") or {}
     message = f"{name}: {text}"
     key = str(context.get("discriminator_key") or context.get("discriminator") or "").strip("'")
+    if code.startswith("union_tag") and key.endswith("()"):  # a function says which it is, no field
+        allowed = _listed(str(context.get("expected_tags") or ""))
+        return Mismatch(place, allowed or "one that is known", describe(got), message)
     if key and "discriminator" in code or code.startswith("union_tag"):
         inner = got.get(key, _ABSENT) if isinstance(got, dict) else _ABSENT
         if inner is _ABSENT:

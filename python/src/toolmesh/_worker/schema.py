@@ -309,13 +309,25 @@ class Builder:
         """build(), with the arguments of alias in the place of type variables;
         own is what Self means in it."""
         outside, outer = self._bound, self._own
-        args = typing.get_args(alias)
-        self._bound = dict(zip(parameters, args, strict=False)) if len(args) == len(parameters) else {}
+        self._bound = self._given(parameters, typing.get_args(alias))
         self._own = own
         try:
             return build()
         finally:
             self._bound, self._own = outside, outer
+
+    def _given(self, parameters: Sequence[Any], args: Sequence[Any]) -> Namespace:
+        """What type variables stand for where args are given: the last ones may
+        have defaults, which may be made of those before them."""
+        if len(args) != len(parameters) and (
+            len(args) > len(parameters) or args and not all(map(_has_default, parameters[len(args):]))
+        ):
+            return {}
+        given = dict(zip(parameters, args, strict=False))
+        for one in parameters[len(args):]:
+            if _has_default(one):
+                given[one] = self._substitute(one.__default__, given)
+        return given
 
     def bindings(self, base: Any) -> dict[Any, Namespace]:
         """Of a class that is being described and of those it inherits from, what
@@ -329,9 +341,8 @@ class Builder:
                 if parent in found or not isinstance(parent, type):
                     continue
                 parameters, args = _parameters(parent), typing.get_args(one)
-                given = args if len(args) == len(parameters) else ()
                 found[parent] = {
-                    name: self._substitute(arg, found[cls]) for name, arg in zip(parameters, given, strict=False)
+                    name: self._substitute(arg, found[cls]) for name, arg in self._given(parameters, args).items()
                 }
                 above(parent)
 
@@ -523,6 +534,10 @@ def _name(annotation: Any) -> str:
     return getattr(annotation, "__name__", None) or str(annotation)
 
 
+def _has_default(parameter: Any) -> bool:
+    return isinstance(parameter, typing.TypeVar) and bool(getattr(parameter, "has_default", bool)())
+
+
 def _plain_name(annotation: Any) -> str:
     """A name for $defs: of a class, with its arguments'."""
     args = "".join(f"_{_plain_name(one)}" for one in typing.get_args(annotation))
@@ -542,6 +557,7 @@ def signature(function: Callable[..., Any]) -> Signature:
         inner = inspect.unwrap(inner.func)
     if inspect.ismethod(inner):
         inner = inner.__func__
+    built = inner if inspect.isclass(inner) else None
     if inspect.isclass(inner):
         inner = inner.__init__
     elif not hasattr(inner, "__globals__") and callable(inner) and hasattr(type(inner).__call__, "__globals__"):
@@ -619,7 +635,8 @@ def signature(function: Callable[..., Any]) -> Signature:
 
     output: Schema | None = None
     dump: Dump | None = None
-    returns = found.return_annotation
+    # A class gives one of itself: what its __init__ returns is None.
+    returns = found.return_annotation if built is None else built
     if returns is not inspect.Signature.empty:
         returns = _item(builder.resolve(returns, namespace, "the return value"), kind_of(function))
         if returns is not UNRESOLVED:

@@ -56,10 +56,13 @@ def prepare() -> None:
 def sweep() -> None:
     """Kills and reaps what the call that has just ended left behind. Without any
     child this is one system call."""
-    while (found := _reaps(-1, None, WNOHANG)) > 0:
-        pass
+    if (found := _reaps(-1, None, WNOHANG)) < 0:
+        return
+    while found > 0:
+        found = _reaps(-1, None, WNOHANG)
     if found == 0:
         kill(kept)
+    _forget_helpers()
 
 
 def children() -> set[int]:
@@ -113,6 +116,33 @@ def kill(known: Collection[int]) -> None:
                     pass
         if time.monotonic() > end:
             raise Unruly(f"{len(found)} processes are left after {PATIENCE:g} s")
+
+
+def _forget_helpers() -> None:
+    """Tells multiprocessing that its fork server and its resource tracker are gone
+    if they are. It would wait for a server that has been reaped, which fails, in
+    this call and in all that follow; without one it starts another."""
+    for name, attribute, fields in (
+        ("forkserver", "_forkserver", ("_forkserver_pid", "_forkserver_alive_fd", "_forkserver_address")),
+        ("resource_tracker", "_resource_tracker", ("_pid", "_fd")),
+    ):
+        helper = getattr(sys.modules.get(f"multiprocessing.{name}"), attribute, None)
+        pid, open_end = (getattr(helper, field, None) for field in fields[:2])
+        if pid is None or open_end is None:
+            continue
+        try:
+            os.kill(pid, 0)
+            continue  # the import's own
+        except ProcessLookupError:
+            pass
+        except OSError:
+            continue  # it lives, and is not ours: that of the process we were copied from
+        for field in fields:
+            setattr(helper, field, None)
+        try:
+            os.close(open_end)
+        except OSError:
+            pass
 
 
 def _below(known: Collection[int]) -> Iterator[tuple[int, bool]]:

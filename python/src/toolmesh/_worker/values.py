@@ -23,6 +23,7 @@ _SCALARS = frozenset((str, int, float, bool, type(None)))
 _STRINGS = frozenset((str,))
 _ARRAY_LIMIT = 1_000_000  # elements of an array, a frame or what only looks like a list that become JSON
 _DEPTH = 5000  # levels that are written when a tool has raised Python's own limit
+_MISSING = ("NaTType", "NAType")  # what pandas has where nothing is
 _SHOWN = 80  # characters of a key in a path
 
 
@@ -172,6 +173,8 @@ def convert(value: Any) -> Any:
         return value.total_seconds()
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"$bytes": base64.b64encode(value).decode("ascii")}
+    if kind.__name__ in _MISSING and kind.__module__.startswith("pandas"):
+        return None
     text = _text_of(value)
     if text is not None:
         return text
@@ -202,21 +205,47 @@ def convert(value: Any) -> Any:
             if isinstance(size, int) and size > _ARRAY_LIMIT:
                 raise TypeError(f"is an array of {size} elements, more than {_ARRAY_LIMIT}")
             if hasattr(value, "tolist"):
-                return value.tolist()
-        if module == "pandas":
+                return _listed(value)
+        bases = {base.__name__ for base in kind.__mro__ if base.__module__.partition(".")[0] == "pandas"}
+        if bases:
             if getattr(value, "size", 1) > _ARRAY_LIMIT:
                 raise TypeError(f"is a {kind.__name__} of {value.size} elements, more than {_ARRAY_LIMIT}")
-            if kind.__name__ == "DataFrame":
+            if "DataFrame" in bases:
+                if not value.columns.is_unique:
+                    name = value.columns[value.columns.duplicated()][0]
+                    raise TypeError(f"is a {kind.__name__} with more than one column {_shown(name)}")
                 return value.to_dict("records")
-            if kind.__name__ in ("Series", "Index", "DatetimeIndex", "RangeIndex", "MultiIndex"):
-                return value.to_list()
-            if hasattr(value, "isoformat"):
-                return value.isoformat()
+            if bases & {"Series", "Index", "ExtensionArray"}:
+                return list(value)
     if isinstance(value, abc.Mapping):
-        return {key: value[key] for key in _few(value)}
+        keys = _few(value)
+        held = {key: value[key] for key in keys}
+        if len(held) < max(len(keys), len(value)):  # multidict counts all and names each once
+            raise TypeError(f"is a {kind.__name__} that has one key more than once; JSON keys stand once")
+        return held
     if isinstance(value, (abc.Sequence, abc.Set, abc.ValuesView, collections.deque)) or kind.__module__ == "array":
         return list(_few(value))
     raise TypeError(f"is of type {kind.__module__}.{kind.__qualname__}, which JSON has no form for")
+
+
+def _listed(value: Any) -> Any:
+    """A scalar or an array of numpy and the like as what Python has for it."""
+    dtype: Any = getattr(value, "dtype", None)
+    kind, names = getattr(dtype, "kind", ""), getattr(dtype, "names", None)
+    if names or kind in ("M", "m"):
+        # Asked for all at once numpy gives times that datetime cannot hold, of
+        # nanoseconds or far away, as bare numbers in a unit that nobody is told.
+        one = isinstance(value, dtype.type)
+        if one and not names:
+            made = value.tolist()
+            if type(made) is int:
+                made = str(value) if kind == "M" else value / type(value)(1, "s")
+            return made
+        return list(value) if one or value.shape else _listed(value[()])
+    made = value.tolist()
+    if type(made) is type(value):
+        raise TypeError(f"is of type {type(value).__module__}.{type(value).__name__}, which JSON has no form for")
+    return made
 
 
 def _few(value: Any, items: Any = None) -> list[Any]:
@@ -256,7 +285,7 @@ def _text_of(value: Any) -> str | None:
     import uuid
 
     if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
+        return None if type(value).__name__ in _MISSING else value.isoformat()
     if isinstance(value, (
         decimal.Decimal, uuid.UUID, pathlib.PurePath, fractions.Fraction,
         ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv4Network, ipaddress.IPv6Network,
@@ -273,8 +302,8 @@ def plain_key(key: Any) -> Any:
         key = key.value
     if key is None or isinstance(key, (str, int, float)):
         return key
-    if type(key).__module__ == "numpy" and hasattr(key, "item"):
-        return plain_key(key.item())
+    if type(key).__module__ == "numpy" and hasattr(key, "tolist"):
+        return plain_key(_listed(key))
     text = _text_of(key)
     if text is None:
         raise TypeError(f"a key of type {type(key).__name__}")

@@ -336,6 +336,7 @@ class Zygote:
         # Before the index's own code can change them.
         redaction.add(os.environ.get(name, "") for name in self._setup.get("secrets") or ())
         sys.path[:0] = self._setup["paths"]
+        Finder.root = self._setup["root"]
         sys.meta_path.append(Finder)
         sys.argv = [""]
 

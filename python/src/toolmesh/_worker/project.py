@@ -1,0 +1,59 @@
+"""What the index's own project says of itself to importlib.metadata.
+
+The project is not installed: its modules are found where they lie. Packages ask for
+their own version when they are imported, and would find nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import pathlib
+import re
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# By hand, since Python 3.10 does not read TOML: a table begins, or one of its texts stands there.
+_LINE = re.compile(
+    r"""^\s*(?:\[([\w.-]+)\]|(name|version)\s*=\s*(?:"([^"\\]*)"|'([^']*)'))\s*(?:#.*)?$""", re.MULTILINE
+)
+_UNKNOWN = "0+unknown"  # of a version that only the build knows
+
+
+class Project(importlib.metadata.Distribution):
+    """The project of a folder, as far as its pyproject.toml tells."""
+
+    def __init__(self, folder: str, name: str, version: str) -> None:
+        self._folder = folder
+        self._text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+
+    def read_text(self, filename: str) -> str | None:
+        """Of the files that an installed package has there is one."""
+        return self._text if filename == "METADATA" else None
+
+    def locate_file(self, path: str | os.PathLike[str]) -> pathlib.Path:
+        """Where a file of the project lies."""
+        return pathlib.Path(self._folder, path)
+
+
+def find(folder: str, wanted: str) -> Iterator[Project]:
+    """The project of a folder if that is what wanted names."""
+    try:
+        with open(os.path.join(folder, "pyproject.toml"), encoding="utf-8-sig") as file:
+            text = file.read()
+    except (OSError, ValueError):
+        return
+    table, said = "", dict[str, str]()
+    for begins, key, quoted, plain in _LINE.findall(text):
+        if begins:
+            table = begins
+        elif table in ("project", "tool.poetry"):
+            said.setdefault(key, quoted or plain)
+    if "name" in said and _plain(said["name"]) == _plain(wanted):
+        yield Project(folder, said["name"], said.get("version", _UNKNOWN))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
