@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # By hand, since Python 3.10 does not read TOML: a table begins, or one of its texts stands there.
 _LINE = re.compile(
-    r"""^\s*(?:\[([\w.-]+)\]|(name|version)\s*=\s*(?:"([^"\\]*)"|'([^']*)'))\s*(?:#.*)?$""", re.MULTILINE
+    r"""^\s*(?:\[+\s*([^]\n]+?)\s*\]+|(name|version)\s*=\s*(?:"([^"\\]*)"|'([^']*)'))\s*(?:#.*)?$""", re.MULTILINE
 )
 _UNKNOWN = "0+unknown"  # of a version that only the build knows
 
