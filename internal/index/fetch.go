@@ -107,6 +107,7 @@ func Fetch(ctx context.Context, src Source, dest string, options *FetchOptions) 
 		}
 		return nil, err
 	}
+	tree.warnOfPointers()
 	return tree, nil
 }
 

@@ -316,6 +316,45 @@ func TestFetchSubmoduleWarns(t *testing.T) {
 	}
 }
 
+func TestFetchPointersWarn(t *testing.T) {
+	t.Parallel()
+	const pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+	repo := repository(t, indexFiles)
+	write(t, repo, map[string]string{"data/a.bin": pointer, "data/b.bin": pointer, "data/c.bin": strings.Repeat(pointer, 20), "d.txt": "version 1\n"})
+	commit := func() {
+		t.Helper()
+		gitRun(t, repo, "add", "-A")
+		gitRun(t, repo, "commit", "-q", "-m", "more")
+	}
+	look := func(want ...string) {
+		t.Helper()
+		for _, text := range []string{"file://" + repo, repo} {
+			tree, err := fetch(t, text, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(tree.Warnings) != min(len(want), 1) {
+				t.Errorf("%s: warnings %q, want %q", text, tree.Warnings, want)
+			}
+			for _, part := range want {
+				if !strings.Contains(strings.Join(tree.Warnings, "\n"), part) {
+					t.Errorf("%s: warnings %q, want %q", text, tree.Warnings, part)
+				}
+			}
+		}
+	}
+	commit()
+	look() // somebody's texts about it
+	write(t, repo, map[string]string{".gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n"})
+	// Without the program of Git LFS what is there is stored as it is.
+	gitRun(t, repo, "config", "filter.lfs.clean", "cat")
+	commit()
+	look("data/a.bin", "1 more", "Git LFS")
+	write(t, repo, map[string]string{"data/b.bin": "content"})
+	commit()
+	look("data/a.bin is a pointer")
+}
+
 func TestFetchFolder(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "weather")
