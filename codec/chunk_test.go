@@ -121,6 +121,7 @@ func TestControl(t *testing.T) {
 	for body, want := range map[string]Control{
 		``: {Type: ControlCancel}, " \n": {Type: ControlCancel}, `{"type":"cancel"}`: {Type: ControlCancel}, `{"type":"cancel","why":1}`: {Type: ControlCancel},
 		`{"type":"credit","seq":40}`: {ControlCredit, 40}, `{"type":"credit","seq":0}`: {ControlCredit, 0},
+		`{"type":"credit","seq":40.0}`: {ControlCredit, 40}, `{"type":"cancel","seq":"x"}`: {Type: ControlCancel},
 	} {
 		got, err := ParseControl(nil, []byte(body))
 		if err != nil || got != want {
@@ -153,6 +154,7 @@ func TestReplayRequest(t *testing.T) {
 		`{"from_seq":5,"max_bytes":0}`:         {5, DefaultReplayBytes},
 		`{"from_seq":5,"max_bytes":null}`:      {5, DefaultReplayBytes},
 		` {"from_seq":9007199254740993,"a":1}`: {9007199254740993, DefaultReplayBytes},
+		`{"from_seq":2.0,"max_bytes":1e3}`:     {2, 1000},
 	} {
 		got, err := ParseReplay(nil, []byte(body))
 		if err != nil || got != want {
@@ -165,7 +167,7 @@ func TestReplayRequest(t *testing.T) {
 	}
 	for body, text := range map[string]string{
 		``: "absent", `x`: "JSON", `[]`: "an object", `{"from_seq":1} x`: "JSON", `{"FROM_SEQ":1}`: "absent", `{}`: "absent", `{"from_seq":null}`: "null", `{"from_seq":0}`: "0", `{"from_seq":-1}`: "-1",
-		`{"from_seq":1.5}`: "1.5", `{"from_seq":"5"}`: `"5"`, `{"from_seq":1e3}`: "1e3", `{"from_seq":99999999999999999999}`: "99999999999999999999",
+		`{"from_seq":1.5}`: "1.5", `{"from_seq":"5"}`: `"5"`, `{"from_seq":1e300}`: "1e300", `{"from_seq":1e-1}`: "1e-1", `{"from_seq":-2.0}`: "-2.0", `{"from_seq":99999999999999999999}`: "99999999999999999999",
 		`{"from_seq":1,"max_bytes":-1}`: "max_bytes", `{"from_seq":1,"max_bytes":"1MB"}`: "max_bytes",
 	} {
 		_, err := ParseReplay(nil, []byte(body))

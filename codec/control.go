@@ -2,6 +2,7 @@ package codec
 
 import (
 	"bytes"
+	"math"
 	"strconv"
 
 	"github.com/toolmesh/toolmesh"
@@ -25,9 +26,17 @@ type Control struct {
 
 // ParseControl reads a control message; an empty one is a cancel.
 func ParseControl(h Header, body []byte) (Control, *toolmesh.Error) {
-	var c Control
-	if err := ParseBody(h, body, &c); err != nil {
+	var wire struct {
+		Type ControlType `json:"type"`
+		Seq  wholeNumber `json:"seq"`
+	}
+	err := ParseBody(h, body, &wire)
+	c := Control{Type: wire.Type}
+	if err != nil {
 		return c, refused(err)
+	}
+	if c.Type == ControlCredit {
+		c.Seq = wire.Seq.n
 	}
 	switch {
 	case len(bytes.TrimSpace(body)) == 0:
@@ -98,9 +107,15 @@ func (w *wholeNumber) UnmarshalJSON(data []byte) error {
 		return nil
 	}
 	var err error
-	if w.n, err = strconv.ParseInt(w.text, 10, 64); err != nil {
-		w.n = -1
+	if w.n, err = strconv.ParseInt(w.text, 10, 64); err == nil {
+		return nil
 	}
+	// To JSON 2.0 and 1e3 are whole numbers; there are libraries that write them so.
+	if f, err := strconv.ParseFloat(w.text, 64); err == nil && f == math.Trunc(f) && math.Abs(f) <= 1<<53 {
+		w.n = int64(f)
+		return nil
+	}
+	w.n = -1
 	return nil
 }
 
