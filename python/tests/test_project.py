@@ -13,7 +13,7 @@ from toolmesh._worker.channel import Finder
     ("[tool.other]\nname = 'no'\n[project]\nversion='2'\nname='acme.tools'\n[tool.x]\nversion='3'\n", "2"),
     ("[tool.poetry]\r\nname = \"acme-tools\"\r\nversion = \"0.1.0\"\r\n", "0.1.0"),
     ("\ufeff[project]\nname = 'acme-tools'\ndynamic = ['version']\n[tool.hatch.version]\npath = 'a.py'\n", "0+unknown"),
-    ("[project]\nname = 'acme-tools'\ndynamic = ['version']\n[[tool.uv.index]]\nname = 'x'\nversion = '9'\n", "0+unknown"),
+    ("[project]\nname = 'acme-tools'\ndynamic = ['version']\n[[tool.uv]]\nname = 'x'\nversion = '9'\n", "0+unknown"),
     ("[project]\nname = \"another\"\nversion = \"1\"\n", None),
     ("[tool.ruff]\nline-length = 100\n", None),
     ("", None),
