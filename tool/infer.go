@@ -32,8 +32,9 @@ func For[T any]() (json.RawMessage, error) { return SchemaFor(reflect.TypeFor[T]
 // [time.Duration] its number of nanoseconds, [json.RawMessage] and interfaces
 // any value, [json.Number] a number, a [encoding.TextMarshaler] text, also by a
 // method of its pointer: such values must then be addressable where they are
-// written, which those of a map are not, so give a map pointers. A type that contains itself, or that occurs more than once, is a definition under
-// $defs. Unsupported are functions, channels, complex numbers, maps whose keys
+// written, which those of a map are not, so give a map pointers. A type that
+// contains itself, or that occurs more than once, is a definition under $defs.
+// Unsupported are functions, channels, complex numbers, maps whose keys
 // are not text or integers, and types with a MarshalJSON of their own that are
 // not listed here: the error names the field.
 func SchemaFor(t reflect.Type) (json.RawMessage, error) {
