@@ -68,6 +68,9 @@ type Router struct {
 	ending    *ender
 	closed    bool
 	policy    *sessions
+
+	stopOnce sync.Once
+	stopErr  error
 }
 
 // New makes a router on a connection, which it leaves open. Nothing is sent
@@ -231,9 +234,14 @@ func (r *Router) View(ctx context.Context) (*registry.View, error) {
 	return r.view, nil
 }
 
-// Run starts the router, stays until ctx ends, and stops it.
+// Run starts the router, stays until ctx ends, and stops it, also where it cannot
+// be started. That ctx ends, also during the start, is no error.
 func (r *Router) Run(ctx context.Context) error {
 	if err := r.Start(ctx); err != nil {
+		_ = r.Stop(context.WithoutCancel(ctx))
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // it was told to end
+		}
 		return err
 	}
 	<-ctx.Done()
@@ -243,13 +251,15 @@ func (r *Router) Run(ctx context.Context) error {
 }
 
 // Stop drains what the router serves and leaves the mesh. It may be called more
-// than once.
+// than once; every call waits, so that the connection may be closed after it.
 func (r *Router) Stop(ctx context.Context) error {
+	r.stopOnce.Do(func() { r.stopErr = r.leave(ctx) })
+	return r.stopErr
+}
+
+// leave does the work of Stop.
+func (r *Router) leave(ctx context.Context) error {
 	r.mu.Lock()
-	if r.closed {
-		r.mu.Unlock()
-		return nil
-	}
 	r.closed = true
 	h, view, responder, micro, ending := r.host, r.view, r.responder, r.micro, r.ending
 	r.mu.Unlock()
