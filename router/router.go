@@ -69,6 +69,12 @@ type Router struct {
 	closed    bool
 	policy    *sessions
 
+	// ownMu is held while tools of sessions are served and withdrawn, and taken
+	// before mu. own says for which epoch of a session this router serves tools of
+	// its own; empty for a session that nobody had created.
+	ownMu sync.Mutex
+	own   map[subjects.SessionID]string
+
 	stopOnce sync.Once
 	stopErr  error
 }
@@ -106,6 +112,7 @@ func New(nc *nats.Conn, opts *Options) (*Router, error) {
 	return &Router{
 		opts: o, log: o.Logger, bus: b, client: c, store: registry.NewStore(b, nil),
 		policy: &sessions{strict: o.SessionPolicy == "strict"},
+		own:    make(map[subjects.SessionID]string),
 	}, nil
 }
 
@@ -207,7 +214,34 @@ func (r *Router) handle(index subjects.IndexName, session subjects.SessionID, na
 	if err != nil {
 		return "", err
 	}
+	if session == "" {
+		return h.HandleIn(index, session, name, handler, opts...)
+	}
+	r.ownMu.Lock()
+	defer r.ownMu.Unlock()
+	epoch := r.epoch(ctx, session)
+	if before := r.own[session]; before != "" && before != epoch {
+		// That session is over; what was served in it is not for the next one.
+		if err := h.Withdraw(ctx, "", session); err != nil {
+			return "", err
+		}
+	}
+	r.own[session] = epoch
 	return h.HandleIn(index, session, name, handler, opts...)
+}
+
+// epoch is that of a session now, empty for one that nobody created. The view
+// may lag behind.
+func (r *Router) epoch(ctx context.Context, id subjects.SessionID) string {
+	record, err := r.store.SessionNow(ctx, id)
+	switch {
+	case err == nil && !record.Ended:
+		return record.Epoch
+	case err == nil, errors.Is(err, bus.ErrNoKey):
+		return ""
+	}
+	epoch, _ := r.policy.Admit(id)
+	return epoch
 }
 
 // Call runs a tool; see [client.Client.Call].
