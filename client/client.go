@@ -56,6 +56,9 @@ type shared struct {
 }
 
 // New makes a client on a connection, made with [ConnectOptions] or any other.
+// An inbox prefix of its own (nats.CustomInboxPrefix) must be one that nodes
+// answer to, _INBOX_<session> or one that begins with _INBOX_mesh_: to any other
+// they say nothing, and calls end as node_lost.
 // Nothing is sent or read yet. Close it. The error is unavailable for a closed
 // connection.
 func New(nc *nats.Conn, opts *Options) (*Client, error) {

@@ -67,3 +67,32 @@ func TestHandlerThatEndsItsGoroutine(t *testing.T) {
 		t.Errorf("%d calls are left in flight", n)
 	}
 }
+
+// A host that was drained or stopped before its start does not start, and one
+// whose options cannot be says so with the code of that.
+func TestHostThatCannotStart(t *testing.T) {
+	t.Parallel()
+	nc := meshtest.Broker(t).Connect(t)
+	for name, tc := range map[string]struct {
+		service string
+		before  func(h *host.Host) error
+	}{
+		"drained":        {"exit", func(h *host.Host) error { return h.Drain(t.Context()) }},
+		"stopped":        {"exit", func(h *host.Host) error { return h.Stop(t.Context()) }},
+		"an odd service": {"a b", func(*host.Host) error { return nil }},
+	} {
+		h, err := host.New(nc, &host.Options{Index: "exit", Service: tc.service})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tc.before(h); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := h.Start(t.Context()); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+			t.Errorf("%s: Start: %v, want invalid_request", name, err)
+		}
+		if err := h.Stop(t.Context()); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -523,8 +523,8 @@ func (h *Host) Services() []Service {
 func (h *Host) Start(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.state != stateNew {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the host was started before")
+	if h.state != stateNew || h.draining.Load() {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the host was started, drained or stopped before: a host starts once")
 	}
 	if err := h.lease.start(ctx, h); err != nil {
 		return err
@@ -597,7 +597,7 @@ func (h *Host) open(ctx context.Context) error {
 			},
 		})
 		if err != nil {
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%w", err)
+			return err
 		}
 	}
 	return h.flush(ctx)

@@ -134,7 +134,7 @@ func (r *Router) Start(ctx context.Context) error {
 			Metadata: map[string]string{"node": string(r.opts.Node), "proto": "1"},
 		})
 		if err != nil {
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%w", err)
+			return err
 		}
 	}
 	return nil
