@@ -171,7 +171,7 @@ func Errorf(code Code, format string, args ...any) *Error {
 	}
 }
 
-// Error returns "code: message".
+// Error returns "code: message"; of a tool_error with a type "code: type: message".
 func (e *Error) Error() string {
 	if e.Type != "" && e.Code == CodeToolError {
 		return string(e.Code) + ": " + e.Type + ": " + e.Message

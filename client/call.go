@@ -39,7 +39,8 @@ type Result struct {
 func (r *Result) Decode(v any) error { return json.Unmarshal(r.Value, v) }
 
 // Call runs a tool and returns its result. args is the arguments object: a map,
-// a struct, raw JSON, or nil for none. The error is a [toolmesh.Error]: with
+// a struct, raw JSON, or nil for none; a nil slice or map in it is null, which
+// tools that take a list or an object refuse. The error is a [toolmesh.Error]: with
 // [toolmesh.CodeToolError] the tool failed, not the mesh. When ctx ends, the
 // call is cancelled where it runs.
 func (c *Client) Call(ctx context.Context, id subjects.ToolID, args any, opts ...CallOption) (*Result, error) {

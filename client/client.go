@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/nats-io/nats.go"
 
@@ -55,6 +56,9 @@ type shared struct {
 }
 
 // New makes a client on a connection, made with [ConnectOptions] or any other.
+// An inbox prefix of its own (nats.CustomInboxPrefix) must be one that nodes
+// answer to, _INBOX_<session> or one that begins with _INBOX_mesh_: to any other
+// they say nothing, and calls end as node_lost.
 // Nothing is sent or read yet. Close it. The error is unavailable for a closed
 // connection.
 func New(nc *nats.Conn, opts *Options) (*Client, error) {
@@ -193,14 +197,25 @@ func (c *Client) settings(ctx context.Context, opts []CallOption, prefix string)
 	}
 	if s.rpc == "" {
 		s.rpc = subjects.NewRPCID(prefix)
-	}
-	if string(s.rpc) != strings.TrimSpace(string(s.rpc)) {
-		return s, callerError(toolmesh.CodeInvalidRequest, "the rpc_id %q has space around it, which a header does not carry", s.rpc)
+	} else if err := checkRPCID(string(s.rpc)); err != nil {
+		return s, err
 	}
 	if s.timeout < 0 {
 		return s, callerError(toolmesh.CodeInvalidRequest, "the timeout is %v: it cannot be negative", s.timeout)
 	}
 	return s, nil
+}
+
+// checkRPCID refuses an id that would arrive as another one: the call would run,
+// and nobody could cancel it by the id that it was given.
+func checkRPCID(id string) error {
+	switch {
+	case id != strings.TrimSpace(id):
+		return callerError(toolmesh.CodeInvalidRequest, "the rpc_id %q has space around it, which a header does not carry", id)
+	case strings.ContainsFunc(id, unicode.IsControl):
+		return callerError(toolmesh.CodeInvalidRequest, "the rpc_id %q holds a character that cannot travel in a header", id)
+	}
+	return nil
 }
 
 func callerError(code toolmesh.Code, format string, args ...any) *toolmesh.Error {

@@ -404,12 +404,13 @@ func TestRefusedBeforeItIsSent(t *testing.T) {
 	meshtest.Until(t, "the questions for the time are over", func() bool { return nc.Stats().OutMsgs >= 3 })
 	before := nc.Stats().OutMsgs
 	for name, call := range map[string]func() error{
-		"a list":         func() error { _, err := c.Call(t.Context(), "a.b", []int{1}); return err },
-		"no JSON":        func() error { _, err := c.Call(t.Context(), "a.b", make(chan int)); return err },
-		"space in an id": func() error { _, err := c.Call(t.Context(), "a.b", nil, client.WithRPCID(" x")); return err },
-		"no tool":        func() error { _, err := c.Call(t.Context(), "", nil); return err },
-		"an empty part":  func() error { _, err := c.Call(t.Context(), "a..b", nil); return err },
-		"less than none": func() error { _, err := c.Call(t.Context(), "a.b", nil, client.WithTimeout(-1)); return err },
+		"a list":           func() error { _, err := c.Call(t.Context(), "a.b", []int{1}); return err },
+		"no JSON":          func() error { _, err := c.Call(t.Context(), "a.b", make(chan int)); return err },
+		"space in an id":   func() error { _, err := c.Call(t.Context(), "a.b", nil, client.WithRPCID(" x")); return err },
+		"newline in an id": func() error { _, err := c.Call(t.Context(), "a.b", nil, client.WithRPCID("x\r\ny")); return err },
+		"no tool":          func() error { _, err := c.Call(t.Context(), "", nil); return err },
+		"an empty part":    func() error { _, err := c.Call(t.Context(), "a..b", nil); return err },
+		"less than none":   func() error { _, err := c.Call(t.Context(), "a.b", nil, client.WithTimeout(-1)); return err },
 		"too large": func() error {
 			_, err := c.Call(t.Context(), "a.b", json.RawMessage(`"`+string(make([]byte, 2<<20))+`"`))
 			return err

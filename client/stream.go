@@ -53,8 +53,9 @@ type Chunk struct {
 func (c *Chunk) Decode(v any) error { return json.Unmarshal(c.Data, v) }
 
 // Stream calls a tool and yields its items in order, each once. An error ends
-// the stream and is the last thing it yields; breaking out of the loop, or the
-// end of ctx, cancels the call. A reader that does not keep up holds the tool
+// the stream and is the last thing it yields; leaving the loop in any way, or the
+// end of ctx, cancels the call. Ranging over it again is another call, unless
+// WithRPCID names it: then it is the same one, from its first item. A reader that does not keep up holds the tool
 // back; nothing grows. After a lost connection the stream goes on where it was.
 func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts ...CallOption) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
@@ -179,11 +180,17 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 	stop := make(chan struct{})
 	var keeper sync.WaitGroup
 	keeper.Go(func() { r.keepCredit(stop) })
-	defer func() { // also when the loop's body panics
+	left := true // by a panic of the loop's body, or the end of its goroutine
+	defer func() {
 		close(stop)
 		keeper.Wait()
+		if left {
+			r.abandonReplay()
+			c.cancel(s.session, s.rpc, p.node.Load())
+		}
 	}()
 	err = r.read(ctx, msg)
+	left = false
 	r.abandonReplay()
 	if r.begun() && !r.acked && !s.queue {
 		c.learn(s.session, t.id) // its end was faster than the acknowledgement

@@ -2,7 +2,9 @@ package client_test
 
 import (
 	"context"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -187,6 +189,31 @@ func TestStreamEndsWithItsReader(t *testing.T) {
 	}
 	if s := countItems(t, c, t.Context(), toolArgs{Fail: true}, nil); s.items != 0 || toolmesh.CodeOf(s.err) != toolmesh.CodeToolError {
 		t.Errorf("one that fails at once: %d items, then %v", s.items, s.err)
+	}
+}
+
+// A loop that is left by a panic or by the end of its goroutine, as t.Fatal ends
+// it, cancels the call like any other way out: at once, not when the node misses
+// its reader.
+func TestStreamEndsWithTheLoopsGoroutine(t *testing.T) {
+	t.Parallel()
+	d := newTools()
+	broker := meshtest.Broker(t)
+	d.serve(t, broker.Connect(t), nil)
+	c := newClient(t, broker.Connect(t), nil)
+	for key, leave := range map[string]func(){"panic": func() { panic("the reader's own") }, "exit": runtime.Goexit} {
+		var gone sync.WaitGroup
+		gone.Go(func() {
+			defer func() { _ = recover() }()
+			for range c.Stream(t.Context(), "desk.gen", toolArgs{Key: key, N: 1_000_000}) {
+				leave()
+			}
+		})
+		gone.Wait()
+		cause := toolmesh.AsError(wait(t, "end after "+key, d.gate(key).ended))
+		if cause.Code != toolmesh.CodeCancelled || cause.Details["reason"] != nil {
+			t.Errorf("%s: the tool ends with %v %v, want that its caller cancelled it", key, cause, cause.Details)
+		}
 	}
 }
 

@@ -316,7 +316,12 @@ func (h *Host) run(call *admit.Call[*inflight]) {
 		c.stop(context.Cause(h.base))
 	}
 	c.watchDeadline(c.start)
-	record := h.execute(c)
+	h.conclude(call, h.execute(call))
+}
+
+// conclude answers a call whose handler has returned.
+func (h *Host) conclude(call *admit.Call[*inflight], record admit.Record) {
+	c := call.Value
 	if s := c.stream.Load(); s != nil {
 		h.calls.Vacate(call) // before anybody reads the stream's end
 		record = s.finish(record)
@@ -370,7 +375,8 @@ func tooLarge(size int, limit int64) *toolmesh.Error {
 }
 
 // execute prepares the call and runs its handler.
-func (h *Host) execute(c *inflight) admit.Record {
+func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
+	c := running.Value
 	args, varArgs := c.req.Args, []byte(nil)
 	if len(c.req.Positional) > 0 {
 		object, rest, err := tool.Bind(c.tool.descriptor, c.req.Positional, args)
@@ -395,11 +401,11 @@ func (h *Host) execute(c *inflight) admit.Record {
 			return admit.Record{Err: refusal(err).WithStarted(toolmesh.StartedNo)}
 		}
 		c.stream.Store(s)
-		err = guard(ctx, c.tool.handler, call, s)
+		err = h.guard(running, s)
 		return admit.Record{Err: outcome(ctx, err), Streamed: true}
 	}
 	c.sink.collect = call.Collect
-	if err := guard(ctx, c.tool.handler, call, &c.sink); err != nil {
+	if err := h.guard(running, &c.sink); err != nil {
 		return admit.Record{Err: outcome(ctx, err)}
 	}
 	return admit.Record{Result: c.sink.result()}
@@ -422,16 +428,30 @@ func (h *Host) budget(t *served, req *codec.Request) time.Duration {
 	return declared
 }
 
-// guard keeps a panicking handler from taking the node down.
-func guard(ctx context.Context, handler Handler, call *Call, sink Sink) (err error) {
+// errExited is the error of a handler that ended its goroutine.
+var errExited = func() *toolmesh.Error {
+	e := toolmesh.Errorf(toolmesh.CodeToolError, "the function ended its goroutine instead of returning, as runtime.Goexit and a test's Fatal do")
+	e.Type = "goexit"
+	return e.WithOrigin(toolmesh.OriginTool)
+}()
+
+// guard keeps a panicking handler from taking the node down, and one that ends
+// its goroutine from keeping its slot: nothing of what follows the handler runs
+// then, so the call is concluded here.
+func (h *Host) guard(running *admit.Call[*inflight], sink Sink) (err error) {
+	c, returned := running.Value, false
 	defer func() {
 		if p := recover(); p != nil {
 			e := toolmesh.Errorf(toolmesh.CodeToolError, "%v", p)
 			e.Type, e.Stacktrace = "panic", string(debug.Stack())
 			err = e
+		} else if !returned {
+			h.conclude(running, admit.Record{Err: outcome(&c.ctx, errExited), Streamed: c.call.Stream})
 		}
 	}()
-	return handler.ServeTool(ctx, call, sink)
+	err = c.tool.handler.ServeTool(&c.ctx, &c.call, sink)
+	returned = true
+	return err
 }
 
 // outcome turns what a handler returned into the call's error. When the call's

@@ -26,13 +26,14 @@ func newEmptier(t reflect.Type) *emptier {
 // one that is nested in itself.
 const tooDeep = 1000
 
-// fill returns v, or if something in it is nil that should be empty, a copy with
-// that put right. v itself is left alone: others may hold it.
+// fill returns v, a pointer to a value, or if something in that is nil that should
+// be empty, a pointer to a copy with that put right. What v refers to is left
+// alone: others may hold it.
 func (e *emptier) fill(v any) any {
-	if e == nil || v == nil {
+	if e == nil {
 		return v
 	}
-	value := reflect.ValueOf(v)
+	value := reflect.ValueOf(v).Elem()
 	var look look
 	look.at(value, 0)
 	if look.deep || !look.lacking {
@@ -41,7 +42,7 @@ func (e *emptier) fill(v any) any {
 	filled := reflect.New(value.Type()).Elem()
 	filled.Set(value)
 	empty(filled)
-	return filled.Interface()
+	return filled.Addr().Interface()
 }
 
 var (

@@ -68,7 +68,9 @@ func TestNilSlicesAndMapsAreEmpty(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := encodeItem(newEmptier(reflect.TypeOf(c.in)).fill(c.in))
+		in := reflect.New(reflect.TypeOf(c.in))
+		in.Elem().Set(reflect.ValueOf(c.in))
+		got, err := encodeItem(newEmptier(in.Type().Elem()).fill(in.Interface()))
 		if err != nil || string(got) != c.want {
 			t.Errorf("%s:\ngot  %s, %v\nwant %s", name, got, err, c.want)
 		}
@@ -87,7 +89,7 @@ func TestEmptyOfACycle(t *testing.T) {
 	}
 	var r ring
 	r.A, r.B = &r, &r
-	if data, err := encodeItem(newEmptier(reflect.TypeOf(r)).fill(r)); err == nil {
+	if data, err := encodeItem(newEmptier(reflect.TypeOf(r)).fill(&r)); err == nil {
 		t.Errorf("a ring was written as %s", data)
 	}
 }
@@ -97,6 +99,6 @@ func BenchmarkEmptier(b *testing.B) {
 	e := newEmptier(reflect.TypeOf(full))
 	b.ReportAllocs()
 	for b.Loop() {
-		e.fill(full)
+		e.fill(&full)
 	}
 }

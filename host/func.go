@@ -5,8 +5,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"iter"
+	"math/big"
 	"reflect"
+	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/toolmesh/toolmesh"
@@ -15,14 +19,21 @@ import (
 
 // described is a [Handler] that knows its own schemas.
 type described interface {
-	describe() (tool.Descriptor, error)
+	// describe says what the Go types say; the errors are of the schema that they
+	// do not give, and which the tool's author has to.
+	describe() (d tool.Descriptor, input, output error)
 }
 
 // Func makes a tool of a Go function. The schemas come from the Go types: In is
 // a struct, or a map, whose fields are the arguments; struct{} takes none. An
 // error that f returns is a tool_error, unless it is a [toolmesh.Error]. A nil
 // slice or map in what f returns is an empty one: the output schema says array
-// and object.
+// and object. What writes its own JSON does so whether its methods are those of
+// the type or of its pointer. A whole number is taken by an integer however it is
+// written: 3.0 and 3e0 are 3.
+//
+// A type that writes its own JSON has no schema that could be known: give it with
+// [Schema].
 func Func[In, Out any](f func(ctx context.Context, in In) (Out, error)) Handler {
 	return function[In, Out]{f: f, empty: newEmptier(reflect.TypeFor[Out]())}
 }
@@ -38,7 +49,9 @@ type function[In, Out any] struct {
 	empty *emptier
 }
 
-func (h function[In, Out]) describe() (tool.Descriptor, error) { return describeTypes[In, Out](false) }
+func (h function[In, Out]) describe() (d tool.Descriptor, input, output error) {
+	return describeTypes[In, Out](false)
+}
 
 // ServeTool implements [Handler].
 func (h function[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink) error {
@@ -50,7 +63,7 @@ func (h function[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink)
 	if err != nil {
 		return begun(err)
 	}
-	data, err := encodeItem(h.empty.fill(out))
+	data, err := encodeItem(h.empty.fill(&out))
 	if err != nil {
 		return err
 	}
@@ -62,7 +75,9 @@ type sequence[In, Out any] struct {
 	empty *emptier
 }
 
-func (h sequence[In, Out]) describe() (tool.Descriptor, error) { return describeTypes[In, Out](true) }
+func (h sequence[In, Out]) describe() (d tool.Descriptor, input, output error) {
+	return describeTypes[In, Out](true)
+}
 
 // ServeTool implements [Handler].
 func (h sequence[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink) error {
@@ -74,7 +89,7 @@ func (h sequence[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink)
 		if err != nil {
 			return begun(err)
 		}
-		data, err := encodeItem(h.empty.fill(out))
+		data, err := encodeItem(h.empty.fill(&out))
 		if err != nil {
 			return err
 		}
@@ -95,23 +110,79 @@ func begun(err error) error {
 	return err
 }
 
-func describeTypes[In, Out any](streaming bool) (tool.Descriptor, error) {
-	d := tool.Descriptor{Source: tool.SourceGo, Annotations: tool.Annotations{Streaming: streaming}}
-	var err error
-	if d.InputSchema, err = tool.For[In](); err != nil {
-		return d, err
-	}
-	d.OutputSchema, err = tool.For[Out]()
-	return d, err
+func describeTypes[In, Out any](streaming bool) (d tool.Descriptor, input, output error) {
+	d = tool.Descriptor{Source: tool.SourceGo, Annotations: tool.Annotations{Streaming: streaming}}
+	d.InputSchema, input = tool.For[In]()
+	d.OutputSchema, output = tool.For[Out]()
+	return d, input, output
 }
 
 func decodeArgs[In any](call *Call) (In, error) {
 	var in In
-	if err := json.Unmarshal(call.Args, &in); err != nil {
-		return in, toolmesh.Errorf(toolmesh.CodeInvalidArguments, "the arguments do not fit the function's type: %w", err).
-			WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+	err := json.Unmarshal(call.Args, &in)
+	if err == nil {
+		return in, nil
 	}
-	return in, nil
+	// The schema takes 3.0 for an integer, encoding/json does not.
+	if plain, changed := wholeNumbers(call.Args); changed {
+		var again In
+		if json.Unmarshal(plain, &again) == nil {
+			return again, nil
+		}
+	}
+	problem := tool.Problem{
+		Expected: "what the function's type takes", Got: "something else",
+		Message: fmt.Sprintf("the arguments do not fit the function's type: %v", err),
+	}
+	return in, toolmesh.Errorf(toolmesh.CodeInvalidArguments, "the arguments do not fit the function's type: %w", err).
+		WithDetail("errors", []tool.Problem{problem}).WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+}
+
+// maxWhole is the largest exponent of a number that is written out.
+const maxWhole = 400
+
+// wholeNumbers writes the whole numbers in a JSON text as integers, and reports
+// whether any was written otherwise.
+func wholeNumbers(text []byte) (plain []byte, changed bool) {
+	for i := 0; i < len(text); {
+		end := i + 1
+		switch c := text[i]; {
+		case c == '"':
+			for ; text[end] != '"'; end++ {
+				if text[end] == '\\' {
+					end++
+				}
+			}
+			end++
+		case c == '-' || c >= '0' && c <= '9':
+			for end < len(text) && strings.IndexByte("0123456789+-.eE", text[end]) >= 0 {
+				end++
+			}
+			if whole, ok := wholeNumber(string(text[i:end])); ok {
+				plain, changed = append(plain, whole...), true
+				i = end
+				continue
+			}
+		}
+		plain = append(plain, text[i:end]...)
+		i = end
+	}
+	return plain, changed
+}
+
+func wholeNumber(text string) (string, bool) {
+	mantissa, exponent, written := strings.Cut(strings.ToLower(text), "e")
+	if !written && !strings.Contains(mantissa, ".") {
+		return "", false
+	}
+	if n, err := strconv.Atoi(exponent); written && (err != nil || n > maxWhole || n < -maxWhole) {
+		return "", false
+	}
+	r, ok := new(big.Rat).SetString(text)
+	if !ok || !r.IsInt() {
+		return "", false
+	}
+	return r.Num().String(), true
 }
 
 // encoder writes JSON into a buffer of its own.

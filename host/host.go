@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -208,8 +209,8 @@ func Annotate(a tool.Annotations) ToolOption {
 	}
 }
 
-// Schema sets the input and output schema of a handler that has no Go types;
-// nil leaves one as it is.
+// Schema sets the input and output schema of a handler that has no Go types, or
+// whose types do not say them; nil leaves one as it is.
 func Schema(input, output json.RawMessage) ToolOption {
 	return func(d *tool.Descriptor) {
 		if input != nil {
@@ -229,9 +230,29 @@ func Metadata(object json.RawMessage) ToolOption {
 // Handle registers a function under the index or session of the options; an
 // empty name becomes a generated one (tool_<uuid>). It returns the full id. The
 // same name again replaces the function. Before Start the function waits for
-// it; afterwards it is served when Handle returns.
+// it; afterwards it is served when Handle returns. The errors are invalid_request
+// for a name or a function that cannot be served, a type without a schema
+// included, or an index that somebody else has, and unavailable without a
+// connection.
 func (h *Host) Handle(name string, handler Handler, opts ...ToolOption) (subjects.ToolID, error) {
 	return h.HandleIn(h.opts.Index, h.opts.Session, name, handler, opts...)
+}
+
+// takesObject reports whether a schema's type, if it has one, can be an object.
+func takesObject(schema json.RawMessage) bool {
+	var root struct {
+		Type any `json:"type"`
+	}
+	if json.Unmarshal(schema, &root) != nil {
+		return true // what is wrong with it is said when it is compiled
+	}
+	switch t := root.Type.(type) {
+	case string:
+		return t == "object"
+	case []any:
+		return slices.Contains(t, any("object"))
+	}
+	return true
 }
 
 // HandleIn is [Host.Handle] for an index or session of one's own choice: one of
@@ -240,12 +261,13 @@ func (h *Host) HandleIn(index subjects.IndexName, session subjects.SessionID, na
 	if name == "" {
 		name = "tool_" + uuid.NewString()
 	}
+	if handler == nil {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "function %q has no handler", name)
+	}
 	d := tool.Descriptor{Source: tool.SourceGo}
+	var noInput, noOutput error
 	if t, ok := handler.(described); ok {
-		var err error
-		if d, err = t.describe(); err != nil {
-			return "", err
-		}
+		d, noInput, noOutput = t.describe()
 	}
 	d.Name = name
 	switch {
@@ -263,8 +285,18 @@ func (h *Host) HandleIn(index subjects.IndexName, session subjects.SessionID, na
 	for _, opt := range opts {
 		opt(&d)
 	}
+	if noInput != nil && d.InputSchema == nil {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the arguments of %q: %w", name, noInput)
+	}
+	if noOutput != nil && d.OutputSchema == nil {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the result of %q: %w", name, noOutput)
+	}
 	if err := d.Check(); err != nil {
 		return "", err
+	}
+	if !takesObject(d.InputSchema) {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest,
+			"the arguments of %q are not an object, which arguments are: take a struct or a map", name)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -491,8 +523,8 @@ func (h *Host) Services() []Service {
 func (h *Host) Start(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.state != stateNew {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the host was started before")
+	if h.state != stateNew || h.draining.Load() {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the host was started, drained or stopped before: a host starts once")
 	}
 	if err := h.lease.start(ctx, h); err != nil {
 		return err
@@ -565,7 +597,7 @@ func (h *Host) open(ctx context.Context) error {
 			},
 		})
 		if err != nil {
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%w", err)
+			return err
 		}
 	}
 	return h.flush(ctx)

@@ -68,6 +68,15 @@ type Router struct {
 	ending    *ender
 	closed    bool
 	policy    *sessions
+
+	// ownMu is held while tools of sessions are served and withdrawn, and taken
+	// before mu. own says for which epoch of a session this router serves tools of
+	// its own; empty for a session that nobody had created.
+	ownMu sync.Mutex
+	own   map[subjects.SessionID]string
+
+	stopOnce sync.Once
+	stopErr  error
 }
 
 // New makes a router on a connection, which it leaves open. Nothing is sent
@@ -103,6 +112,7 @@ func New(nc *nats.Conn, opts *Options) (*Router, error) {
 	return &Router{
 		opts: o, log: o.Logger, bus: b, client: c, store: registry.NewStore(b, nil),
 		policy: &sessions{strict: o.SessionPolicy == "strict"},
+		own:    make(map[subjects.SessionID]string),
 	}, nil
 }
 
@@ -124,7 +134,7 @@ func (r *Router) Start(ctx context.Context) error {
 			Metadata: map[string]string{"node": string(r.opts.Node), "proto": "1"},
 		})
 		if err != nil {
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%w", err)
+			return err
 		}
 	}
 	return nil
@@ -204,7 +214,34 @@ func (r *Router) handle(index subjects.IndexName, session subjects.SessionID, na
 	if err != nil {
 		return "", err
 	}
+	if session == "" {
+		return h.HandleIn(index, session, name, handler, opts...)
+	}
+	r.ownMu.Lock()
+	defer r.ownMu.Unlock()
+	epoch := r.epoch(ctx, session)
+	if before := r.own[session]; before != "" && before != epoch {
+		// That session is over; what was served in it is not for the next one.
+		if err := h.Withdraw(ctx, "", session); err != nil {
+			return "", err
+		}
+	}
+	r.own[session] = epoch
 	return h.HandleIn(index, session, name, handler, opts...)
+}
+
+// epoch is that of a session now, empty for one that nobody created. The view
+// may lag behind.
+func (r *Router) epoch(ctx context.Context, id subjects.SessionID) string {
+	record, err := r.store.SessionNow(ctx, id)
+	switch {
+	case err == nil && !record.Ended:
+		return record.Epoch
+	case err == nil, errors.Is(err, bus.ErrNoKey):
+		return ""
+	}
+	epoch, _ := r.policy.Admit(id)
+	return epoch
 }
 
 // Call runs a tool; see [client.Client.Call].
@@ -231,9 +268,14 @@ func (r *Router) View(ctx context.Context) (*registry.View, error) {
 	return r.view, nil
 }
 
-// Run starts the router, stays until ctx ends, and stops it.
+// Run starts the router, stays until ctx ends, and stops it, also where it cannot
+// be started. That ctx ends, also during the start, is no error.
 func (r *Router) Run(ctx context.Context) error {
 	if err := r.Start(ctx); err != nil {
+		_ = r.Stop(context.WithoutCancel(ctx))
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // it was told to end
+		}
 		return err
 	}
 	<-ctx.Done()
@@ -243,13 +285,15 @@ func (r *Router) Run(ctx context.Context) error {
 }
 
 // Stop drains what the router serves and leaves the mesh. It may be called more
-// than once.
+// than once; every call waits, so that the connection may be closed after it.
 func (r *Router) Stop(ctx context.Context) error {
+	r.stopOnce.Do(func() { r.stopErr = r.leave(ctx) })
+	return r.stopErr
+}
+
+// leave does the work of Stop.
+func (r *Router) leave(ctx context.Context) error {
 	r.mu.Lock()
-	if r.closed {
-		r.mu.Unlock()
-		return nil
-	}
 	r.closed = true
 	h, view, responder, micro, ending := r.host, r.view, r.responder, r.micro, r.ending
 	r.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"iter"
 	"testing"
+	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
@@ -127,4 +128,72 @@ func TestClientAndHost(t *testing.T) {
 	if got != "abc" {
 		t.Errorf("streamed %q", got)
 	}
+}
+
+// Every Stop waits for the one stop, so that whoever calls it may close the
+// connection: the calls that run are answered before.
+func TestStopWaits(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	nc := broker.Connect(t)
+	r, err := router.New(nc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began, release := make(chan struct{}), make(chan struct{})
+	id, err := r.Handle("slow", "wait", host.Func(func(context.Context, struct{}) (int, error) {
+		close(began)
+		<-release
+		return 1, nil
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mesh, err := client.New(broker.Connect(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mesh.Close()
+	answer := make(chan error, 1)
+	go func() {
+		_, err := mesh.Call(t.Context(), id, nil)
+		answer <- err
+	}()
+	<-began
+	first, second := make(chan error, 1), make(chan error, 1)
+	go func() { first <- r.Close() }()
+	meshtest.Until(t, "the router is closed", func() bool { return r.Start(t.Context()) != nil })
+	go func() { second <- r.Close() }()
+	select {
+	case err := <-second:
+		t.Errorf("the second Close returned with a call in flight: %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	close(release)
+	if err := <-answer; err != nil {
+		t.Errorf("the call: %v", err)
+	}
+	if err := <-first; err != nil {
+		t.Error(err)
+	}
+}
+
+// Run ends like a host's: that it is told to is no error, also before it began,
+// and nothing of the router is left on the connection.
+func TestRunThatEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	nc := meshtest.Broker(t).Connect(t)
+	r, err := router.New(nc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := r.Run(ctx); err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	if err := r.Start(t.Context()); toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
+		t.Errorf("Start after Run: %v, want unavailable", err)
+	}
+	_ = r.Close()
 }

@@ -145,11 +145,11 @@ type ender struct {
 	kick    chan struct{}
 	quit    chan struct{}
 	wg      sync.WaitGroup
-	created map[subjects.SessionID]bool // seen in the view; the goroutine's own
+	created map[subjects.SessionID]string // their epochs, as last seen in the view; the goroutine's own
 }
 
 func newEnder(r *Router, view *registry.View) *ender {
-	e := &ender{r: r, view: view, kick: make(chan struct{}, 1), quit: make(chan struct{}), created: make(map[subjects.SessionID]bool)}
+	e := &ender{r: r, view: view, kick: make(chan struct{}, 1), quit: make(chan struct{}), created: make(map[subjects.SessionID]string)}
 	e.cancel = view.OnChange(func() {
 		select {
 		case e.kick <- struct{}{}:
@@ -167,33 +167,51 @@ func (e *ender) run() {
 			return
 		case <-e.kick:
 		}
-		now := make(map[subjects.SessionID]bool)
+		now := make(map[subjects.SessionID]string)
 		for _, s := range e.view.Sessions() {
 			if !s.Ended {
-				now[s.ID] = true
+				now[s.ID] = s.Epoch
 			}
 		}
-		for id := range e.created {
-			if !now[id] {
-				e.withdraw(id)
-			}
-		}
+		e.sweep(now)
 		e.created = now
 	}
 }
 
-func (e *ender) withdraw(id subjects.SessionID) {
+// sweep withdraws what is served in sessions that are over. A session whose name
+// is in use again may not have been seen without it, nor its first epoch at all:
+// where the view says something else than what the tools were served for, the
+// registry decides.
+func (e *ender) sweep(now map[subjects.SessionID]string) {
+	e.r.ownMu.Lock()
+	defer e.r.ownMu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), joinWait)
+	defer cancel()
+	for id, epoch := range e.r.own {
+		if epoch == "" {
+			epoch = e.created[id]
+		}
+		if epoch == now[id] || epoch == "" || e.r.epoch(ctx, id) == epoch {
+			continue
+		}
+		if e.withdraw(ctx, id) {
+			delete(e.r.own, id)
+		}
+	}
+}
+
+func (e *ender) withdraw(ctx context.Context, id subjects.SessionID) bool {
 	e.r.mu.Lock()
 	h := e.r.host
 	e.r.mu.Unlock()
 	if h == nil {
-		return
+		return true
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), joinWait)
-	defer cancel()
 	if err := h.Withdraw(ctx, "", id); err != nil {
 		e.r.log.Warn("tools of an ended session not withdrawn", slog.String("session", string(id)), slog.String("error", err.Error()))
+		return false
 	}
+	return true
 }
 
 func (e *ender) stop() {

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/google/uuid"
 )
@@ -29,9 +30,11 @@ func For[T any]() (json.RawMessage, error) { return SchemaFor(reflect.TypeFor[T]
 // A pointer may be null. Slices and maps are not nullable: a tool gets an empty
 // one by [] and {}. []byte is base64 text, [time.Time] a date-time,
 // [time.Duration] its number of nanoseconds, [json.RawMessage] and interfaces
-// any value, [json.Number] a number, a [encoding.TextMarshaler] text. A type
-// that contains itself, or that occurs more than once, is a definition under
-// $defs. Unsupported are functions, channels, complex numbers, maps whose keys
+// any value, [json.Number] a number, a [encoding.TextMarshaler] text, also by a
+// method of its pointer: such values must then be addressable where they are
+// written, which those of a map are not, so give a map pointers. A type that
+// contains itself, or that occurs more than once, is a definition under $defs.
+// Unsupported are functions, channels, complex numbers, maps whose keys
 // are not text or integers, and types with a MarshalJSON of their own that are
 // not listed here: the error names the field.
 func SchemaFor(t reflect.Type) (json.RawMessage, error) {
@@ -300,6 +303,9 @@ func (in *inference) shape(t reflect.Type) *object {
 			s := in.schema(f.typ, f.description)
 			if f.quoted {
 				s = (&object{}).set("type", "string")
+				if f.typ.Kind() == reflect.Pointer {
+					s.replace("type", []string{"string", "null"}) // a nil one is not quoted
+				}
 				if f.description != "" {
 					s.set("description", f.description)
 				}
@@ -411,6 +417,17 @@ func dominant(all []field, same []int) int {
 	return -1
 }
 
+// validName reports whether encoding/json takes a name from a tag; it goes by the
+// field's own if not.
+func validName(name string) bool {
+	for _, c := range name {
+		if !strings.ContainsRune("!#$%&()*+-./:;<=>?@[]^_{|}~ ", c) && !unicode.IsLetter(c) && !unicode.IsDigit(c) {
+			return false
+		}
+	}
+	return true
+}
+
 func collectFields(t reflect.Type, depth int, optional bool, open map[reflect.Type]bool, all *[]field) {
 	if open[t] {
 		return
@@ -424,6 +441,9 @@ func collectFields(t reflect.Type, depth int, optional bool, open map[reflect.Ty
 			continue
 		}
 		name, options, _ := strings.Cut(tag, ",")
+		if !validName(name) {
+			name = ""
+		}
 		base := sf.Type
 		pointer := base.Kind() == reflect.Pointer
 		if pointer {

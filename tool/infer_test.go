@@ -109,6 +109,38 @@ func TestSchemaFor(t *testing.T) {
 	}
 }
 
+type quoted struct {
+	Count *int64  `json:"count,string"`
+	Name  *string `json:"name,string"`
+	//lint:ignore SA5008 encoding/json does not take a name with a quote
+	Odd int `json:"o\"dd"`
+	Fit int `json:"a b/c"`
+}
+
+// A nil pointer is null also where the value would be text, and a name that
+// encoding/json does not take is the field's own.
+func TestSchemaForOddTags(t *testing.T) {
+	t.Parallel()
+	schema, err := tool.For[quoted]()
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := tool.Compile(schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	count, name := int64(3), "x"
+	for _, value := range []quoted{{}, {Count: &count, Name: &name}} {
+		data, err := json.Marshal(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := v.Validate(data); err != nil {
+			t.Errorf("%s does not fit %s: %v", data, schema, err)
+		}
+	}
+}
+
 func TestSchemaForRefuses(t *testing.T) {
 	t.Parallel()
 	type withFunc struct {

@@ -1,0 +1,98 @@
+package host_test
+
+import (
+	"context"
+	"iter"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// A function that ends its goroutine, as t.Fatal in the handler of a test does,
+// has failed: its caller is told, and its slot is free again.
+func TestHandlerThatEndsItsGoroutine(t *testing.T) {
+	t.Parallel()
+	nc := meshtest.Broker(t).Connect(t)
+	h, err := host.New(nc, &host.Options{Index: "exit", Slots: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	unary := host.Func(func(context.Context, struct{}) (int, error) { runtime.Goexit(); return 1, nil })
+	stream := host.Stream(func(context.Context, struct{}) iter.Seq2[int, error] {
+		return func(yield func(int, error) bool) {
+			yield(1, nil)
+			runtime.Goexit()
+		}
+	})
+	for name, handler := range map[string]host.Handler{"unary": unary, "stream": stream} {
+		if _, err := h.Handle(name, handler); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := h.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.New(nc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 2 { // the one slot is there for each
+		_, err = c.Call(t.Context(), "exit.unary", nil, client.WithTimeout(patience))
+		if e := toolmesh.AsError(err); toolmesh.CodeOf(err) != toolmesh.CodeToolError || e.Type != "goexit" || e.Started != toolmesh.StartedYes {
+			t.Errorf("unary: %v", err)
+		}
+		items := 0
+		for _, err = range c.Stream(t.Context(), "exit.stream", nil, client.WithTimeout(patience)) {
+			if err == nil {
+				items++
+			}
+		}
+		if e := toolmesh.AsError(err); items != 1 || toolmesh.CodeOf(err) != toolmesh.CodeToolError || e.Type != "goexit" {
+			t.Errorf("stream: %d items, then %v", items, err)
+		}
+	}
+	stop, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	began := time.Now()
+	if err := h.Stop(stop); err != nil || time.Since(began) > patience/2 {
+		t.Errorf("stop: %v after %v", err, time.Since(began))
+	}
+	if n := h.Stats().InFlight; n != 0 {
+		t.Errorf("%d calls are left in flight", n)
+	}
+}
+
+// A host that was drained or stopped before its start does not start, and one
+// whose options cannot be says so with the code of that.
+func TestHostThatCannotStart(t *testing.T) {
+	t.Parallel()
+	nc := meshtest.Broker(t).Connect(t)
+	for name, tc := range map[string]struct {
+		service string
+		before  func(h *host.Host) error
+	}{
+		"drained":        {"exit", func(h *host.Host) error { return h.Drain(t.Context()) }},
+		"stopped":        {"exit", func(h *host.Host) error { return h.Stop(t.Context()) }},
+		"an odd service": {"a b", func(*host.Host) error { return nil }},
+	} {
+		h, err := host.New(nc, &host.Options{Index: "exit", Service: tc.service})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tc.before(h); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := h.Start(t.Context()); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+			t.Errorf("%s: Start: %v, want invalid_request", name, err)
+		}
+		if err := h.Stop(t.Context()); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
