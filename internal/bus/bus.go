@@ -29,10 +29,11 @@ type Options struct {
 // concurrently. One Bus per connection is enough; a second one works and costs
 // a second inbox.
 type Bus struct {
-	nc  *nats.Conn
-	js  jetstream.JetStream
-	api string // prefix of JetStream's API, with the final dot
-	log *slog.Logger
+	chain *chain
+	nc    *nats.Conn
+	js    jetstream.JetStream
+	api   string // prefix of JetStream's API, with the final dot
+	log   *slog.Logger
 
 	inbox inboxes
 	clock clock
@@ -110,7 +111,8 @@ func New(nc *nats.Conn, options *Options) (*Bus, error) {
 	}
 	b.inbox.init(nc)
 	b.clock.init()
-	b.chainErrors()
+	b.chain = chainOf(nc)
+	b.chain.add(b)
 	if nc.IsConnected() {
 		b.state = State{Connected: true, Generation: 1}
 		b.made.Store(time.Now().UnixNano())
@@ -127,6 +129,7 @@ func New(nc *nats.Conn, options *Options) (*Bus, error) {
 func (b *Bus) Close() {
 	b.once.Do(func() {
 		b.closed.Store(true)
+		b.chain.remove(b)
 		close(b.stop)
 		b.nc.RemoveStatusListener(b.status)
 		b.inbox.shut(errClosed())

@@ -376,19 +376,6 @@ type Denial struct {
 	Err *toolmesh.Error
 }
 
-// chainErrors puts the Bus before the connection's own error handler.
-func (b *Bus) chainErrors() {
-	before := b.nc.ErrorHandler()
-	b.nc.SetErrorHandler(func(nc *nats.Conn, sub *nats.Subscription, err error) {
-		if !b.closed.Load() {
-			b.asyncError(sub, err)
-		}
-		if before != nil {
-			before(nc, sub, err)
-		}
-	})
-}
-
 func (b *Bus) asyncError(sub *nats.Subscription, err error) {
 	switch {
 	case errors.Is(err, nats.ErrPermissionViolation):

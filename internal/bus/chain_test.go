@@ -1,0 +1,74 @@
+package bus_test
+
+import (
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+	"weak"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// Who makes a Bus on the same connection for each request leaves nothing behind.
+func TestAClosedBusIsForgotten(t *testing.T) {
+	t.Parallel()
+	told := make(chan error, 100)
+	nc := meshtest.Broker(t, meshtest.Config(`authorization { users: [
+		{ user: a, password: a, permissions: { publish: { deny: "no.*" } } } ] }`)).Connect(t,
+		nats.UserInfo("a", "a"), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { told <- err }))
+	stays := open(t, nc, nil)
+	var closed []weak.Pointer[bus.Bus]
+	var mu sync.Mutex
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() {
+			for range 25 {
+				b, err := bus.New(nc, nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				closed = append(closed, weak.Make(b))
+				mu.Unlock()
+				b.Close()
+			}
+		})
+	}
+	group.Wait()
+	last := open(t, nc, nil)
+	meshtest.Until(t, "they are gone", func() bool {
+		runtime.GC()
+		for _, p := range closed {
+			if p.Value() != nil {
+				return false
+			}
+		}
+		return true
+	})
+	// Each of the others is told of an error, and so is the connection's own handler, once.
+	denied := make(chan string, 100)
+	for _, b := range []*bus.Bus{stays, last} {
+		defer b.OnDenied(func(d bus.Denial) { denied <- d.Subject })()
+	}
+	for _, subject := range []string{"no.1", "no.2"} {
+		if err := nc.Publish(subject, nil); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if got := receive(t, denied, "denial"); got != subject {
+				t.Errorf("denied was %s, want %s", got, subject)
+			}
+		}
+		if err := receive(t, told, "the connection's own handler"); !errors.Is(err, nats.ErrPermissionViolation) {
+			t.Errorf("the connection's own handler got %v", err)
+		}
+	}
+	if len(denied)+len(told) > 0 {
+		t.Errorf("%d denials and %d errors too many", len(denied), len(told))
+	}
+}
