@@ -7,9 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math/big"
 	"reflect"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -138,9 +136,6 @@ func decodeArgs[In any](call *Call) (In, error) {
 		WithDetail("errors", []tool.Problem{problem}).WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 }
 
-// maxWhole is the largest exponent of a number that is written out.
-const maxWhole = 400
-
 // wholeNumbers writes the whole numbers in a JSON text as integers, and reports
 // whether any was written otherwise.
 func wholeNumbers(text []byte) (plain []byte, changed bool) {
@@ -158,7 +153,7 @@ func wholeNumbers(text []byte) (plain []byte, changed bool) {
 			for end < len(text) && strings.IndexByte("0123456789+-.eE", text[end]) >= 0 {
 				end++
 			}
-			if whole, ok := wholeNumber(string(text[i:end])); ok {
+			if whole, ok := tool.WholeNumber(string(text[i:end])); ok && !bytes.Equal(whole, text[i:end]) {
 				plain, changed = append(plain, whole...), true
 				i = end
 				continue
@@ -168,21 +163,6 @@ func wholeNumbers(text []byte) (plain []byte, changed bool) {
 		i = end
 	}
 	return plain, changed
-}
-
-func wholeNumber(text string) (string, bool) {
-	mantissa, exponent, written := strings.Cut(strings.ToLower(text), "e")
-	if !written && !strings.Contains(mantissa, ".") {
-		return "", false
-	}
-	if n, err := strconv.Atoi(exponent); written && (err != nil || n > maxWhole || n < -maxWhole) {
-		return "", false
-	}
-	r, ok := new(big.Rat).SetString(text)
-	if !ok || !r.IsInt() {
-		return "", false
-	}
-	return r.Num().String(), true
 }
 
 // encoder writes JSON into a buffer of its own.

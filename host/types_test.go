@@ -53,16 +53,17 @@ type values struct {
 }
 
 // office is a host and a client of it.
-func office(t *testing.T) (*host.Host, *client.Client) {
+func office(t *testing.T, opts *host.Options) (*host.Host, *client.Client) {
 	t.Helper()
 	nc := meshtest.Broker(t).Connect(t)
-	h, err := host.New(nc, &host.Options{Index: "types"})
+	h, err := host.New(nc, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := h.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	joined(t, nc, h)
 	c, err := client.New(nc, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +92,7 @@ func handle(t *testing.T, h *host.Host, name string, handler host.Handler, opts 
 // itself also by a method of its pointer, and a whole number is an integer.
 func TestValuesAreWhatTheSchemaSays(t *testing.T) {
 	t.Parallel()
-	h, c := office(t)
+	h, c := office(t, &host.Options{Index: "types"})
 	echo := func(_ context.Context, v values) (values, error) { return v, nil }
 	unary := handle(t, h, "unary", host.Func(echo))
 	stream := handle(t, h, "stream", host.Stream(func(_ context.Context, v values) iter.Seq2[values, error] {
@@ -130,7 +131,7 @@ func TestValuesAreWhatTheSchemaSays(t *testing.T) {
 // A type that writes its own JSON is served with a schema of the author's.
 func TestSchemaOfATypeWithItsOwnJSON(t *testing.T) {
 	t.Parallel()
-	h, c := office(t)
+	h, c := office(t, &host.Options{Index: "types"})
 	type in struct {
 		V own `json:"v"`
 	}

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // given is the arguments of a call as they were typed.
@@ -174,7 +176,7 @@ func (s schema) value(name, text string) (json.RawMessage, error) {
 	case types["string"]:
 		return encodeText(text), nil
 	case types["integer"] && !types["number"]:
-		if value, ok := wholeNumber(text); ok {
+		if value, ok := tool.WholeNumber(text); ok {
 			return value, nil
 		}
 	}
@@ -220,20 +222,6 @@ func asType(kind, text string) (json.RawMessage, bool) {
 		return json.RawMessage(text), strings.HasPrefix(strings.TrimSpace(text), first) && json.Valid([]byte(text))
 	}
 	return nil, false
-}
-
-// wholeNumber reads a number that is whole although it is not written so: 3.0 and
-// 1e3 are integers to JSON Schema.
-func wholeNumber(text string) (json.RawMessage, bool) {
-	m := jsonNumber.FindStringSubmatch(text)
-	if m == nil || len(m[3]) > len("e+999") { // what that would be has too many digits
-		return nil, false
-	}
-	n, ok := new(big.Rat).SetString(text)
-	if !ok || !n.IsInt() {
-		return nil, false
-	}
-	return json.RawMessage(n.Num().String()), true
 }
 
 func article(types map[string]bool) string {
