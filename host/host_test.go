@@ -241,6 +241,37 @@ func TestRunThatEndsAtOnce(t *testing.T) {
 	}
 }
 
+// A node whose lease is written too slowly serves meanwhile, and goes on trying: it
+// neither fails to start nor ends.
+func TestLeaseThatIsNotAcknowledged(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t, meshtest.Config(`mappings: { "$KV.MESH_NODES.slow": "lost.slow" }`))
+	nc := s.Connect(t)
+	attempts, err := nc.SubscribeSync("lost.slow")
+	if err == nil {
+		err = nc.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newDesk().host(t, s.Connect(t), &host.Options{Node: "slow"})
+	if err := h.Start(t.Context()); err != nil {
+		t.Fatalf("start: %v", err)
+	}
+	t.Cleanup(func() { stop(t, h) })
+	for n := range 3 {
+		if _, err := attempts.NextMsg(time.Minute); err != nil {
+			t.Fatalf("attempt %d: %v", n+1, err)
+		}
+	}
+	if _, err := nc.Request("tools.default.desk.note", []byte(`{"key":"k"}`), time.Minute); err != nil {
+		t.Errorf("a call: %v", err)
+	}
+	if h.Unregistered() == nil || h.Stats().Joined {
+		t.Errorf("it is in the registry: %v, %+v", h.Unregistered(), h.Stats())
+	}
+}
+
 // A host without a registry serves, and says why it has none as the broker says
 // it; a broker that will never make the registry is an error at once.
 func TestWhyThereIsNoRegistry(t *testing.T) {

@@ -60,7 +60,7 @@ func (l *lease) start(ctx context.Context, h *Host) error {
 	err := l.acquire(attempt)
 	cancel()
 	if err != nil {
-		if ctx.Err() != nil || !bus.IsUnavailable(err) || !toolmesh.AsError(err).Retryable {
+		if ctx.Err() != nil || !passes(err) {
 			return err
 		}
 		l.without = err
@@ -68,6 +68,12 @@ func (l *lease) start(ctx context.Context, h *Host) error {
 	}
 	l.wg.Go(l.loop)
 	return nil
+}
+
+// passes reports whether what kept a node from its lease may be over a moment
+// later, the attempt's own time included.
+func passes(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || bus.IsUnavailable(err) && toolmesh.AsError(err).Retryable
 }
 
 func (l *lease) acquire(ctx context.Context) error {
@@ -134,7 +140,7 @@ func (l *lease) loop() {
 			cancel()
 			switch {
 			case err == nil:
-			case bus.IsUnavailable(err) && toolmesh.AsError(err).Retryable || ctx.Err() != nil:
+			case passes(err) || ctx.Err() != nil:
 				continue
 			default:
 				l.mu.Lock()
