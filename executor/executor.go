@@ -21,6 +21,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/output"
+	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
 	"github.com/toolmesh/toolmesh/python"
@@ -193,7 +194,7 @@ type Executor struct {
 	mu       sync.Mutex
 	closed   bool
 	indexes  map[*Index]struct{}
-	commands map[*Commands]struct{}
+	commands map[*program.Runner]struct{}
 }
 
 // New makes an executor in dir, which belongs to it alone and is made if need be.
@@ -224,7 +225,7 @@ func New(dir string, opts *Options) (*Executor, error) {
 			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Pythons: o.Pythons, Warm: filepath.Join(files, workerPackage),
 		}),
 		starting: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
-		indexes:  map[*Index]struct{}{}, commands: map[*Commands]struct{}{},
+		indexes:  map[*Index]struct{}{}, commands: map[*program.Runner]struct{}{},
 	}
 	x.bases.x, x.bases.by, x.bases.quit = x, map[string]*base{}, make(chan struct{})
 	return x, nil

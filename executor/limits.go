@@ -1,7 +1,6 @@
 package executor
 
 import (
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -9,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -29,21 +29,8 @@ func (x *Executor) defaultSandbox() tool.Sandbox {
 // ownFolder makes the folder that the processes of a zygote to be may write,
 // where its sandbox level leaves them no other.
 func (x *Executor) ownFolder(s *setup) (err error) {
-	s.Folder, err = x.folderOf(s.Sandbox)
+	s.Folder, err = sandbox.Folder(s.Sandbox, filepath.Join(x.dir, scratch))
 	return err
-}
-
-// folderOf makes a folder for what a sandbox level lets its processes write;
-// empty where it leaves them others.
-func (x *Executor) folderOf(level tool.Sandbox) (string, error) {
-	if level != tool.SandboxStrict && level != tool.SandboxOffline {
-		return "", nil
-	}
-	folder := filepath.Join(x.dir, scratch, strconv.FormatUint(x.nextID.Add(1), 10))
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return "", fmt.Errorf("the folder for temporary files: %w", err)
-	}
-	return folder, nil
 }
 
 // removeFolder removes what the worker wrote to its own.
@@ -55,12 +42,7 @@ func (w *worker) removeFolder() {
 
 // Lacks says why a tool that demands a sandbox level cannot be served; empty
 // when it can. The first call tests the machine.
-func (x *Executor) Lacks(level tool.Sandbox) string {
-	if why := x.spawner.Survey().Lacks(level); why != "" {
-		return fmt.Sprintf("it demands the sandbox level %s, which this node does not have: %s", level, why)
-	}
-	return ""
-}
+func (x *Executor) Lacks(level tool.Sandbox) string { return x.spawner.Survey().Lacks(level) }
 
 // refuse lists the family's tools as unavailable, for want of the sandbox level.
 func (f *family) refuse(why string) []Unavailable {

@@ -197,7 +197,7 @@ func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Durati
 		return nil, err
 	}
 	w.from = from
-	w.group = c.index.x.newGroup(c.key.limits)
+	w.group = c.index.x.groups.ForLimit(int64(c.key.limits.Memory))
 	// A context of the caller's must not end the start: others wait for it too.
 	w.handle, err = z.fork(w, become, append(theirs[:4:4], w.page.File()))
 	if err != nil {

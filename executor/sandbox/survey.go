@@ -25,8 +25,13 @@ type Survey struct {
 	lacks map[tool.Sandbox]string
 }
 
-// Lacks says why the machine does not give a sandbox level; empty when it does.
-func (s Survey) Lacks(level tool.Sandbox) string { return s.lacks[level] }
+// Lacks says why what demands a sandbox level cannot run here; empty when it can.
+func (s Survey) Lacks(level tool.Sandbox) string {
+	if why := s.lacks[level]; why != "" {
+		return fmt.Sprintf("it demands the sandbox level %s, which this node does not have: %s", level, why)
+	}
+	return ""
+}
 
 // Effective is the tightest level up to the asked one that the machine gives,
 // and why it is not the asked one.
@@ -101,4 +106,20 @@ func cause(err error) error {
 		return path.Err
 	}
 	return err
+}
+
+// Folder makes a folder below dir for what a level lets its processes write;
+// empty where it leaves them others.
+func Folder(level tool.Sandbox, dir string) (string, error) {
+	if level != tool.SandboxStrict && level != tool.SandboxOffline {
+		return "", nil
+	}
+	err := os.MkdirAll(dir, 0o700)
+	if err == nil {
+		dir, err = os.MkdirTemp(dir, "")
+	}
+	if err != nil {
+		return "", fmt.Errorf("the folder for temporary files: %w", err)
+	}
+	return dir, nil
 }
