@@ -301,8 +301,9 @@ func (x *Executor) LockRequirements(ctx context.Context, name, python string, re
 }
 
 // Environment makes the environment that a lock describes, or finds it: equal
-// locks share one. What a stopped build left is built anew. sourceDir is where
-// relative paths in requirements start. progress may be nil. Errors are
+// locks share one, but for editable requirements, which are used where they lie.
+// What a stopped build left is built anew. sourceDir is where relative paths in
+// requirements start. progress may be nil. Errors are
 // install_failed. It stays until it is given up with [Executor.Release].
 func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (*Env, error) {
 	env, err := x.venvs.Environment(ctx, sourceDir, lock, progress)

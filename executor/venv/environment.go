@@ -1,6 +1,7 @@
 package venv
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -59,6 +60,9 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, pr
 	sum := sha256.New()
 	fmt.Fprintf(sum, "1 %s %s %s\n", interpreter.Minor(), interpreter.CacheTag, interpreter.Platform)
 	sum.Write(requirements)
+	if editable.Match(requirements) {
+		fmt.Fprintf(sum, "\n%s", sourceDir)
+	}
 	digest := hex.EncodeToString(sum.Sum(nil))[:32]
 
 	release, err := s.keys.take(ctx, digest)
@@ -145,8 +149,12 @@ func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte
 		if !isDir(dir) {
 			dir = beside
 		}
-		_, said, err := s.runUV(ctx, dir, uv, "pip", "install", "--quiet", "--no-deps", "--compile-bytecode",
-			"--python", filepath.Join(beside, "bin", "python"), "--requirements", file)
+		args := []string{"pip", "install", "--quiet", "--no-deps", "--compile-bytecode",
+			"--python", filepath.Join(beside, "bin", "python"), "--requirements", file}
+		if bytes.Contains(requirements, noted) {
+			args = append(args, "--refresh") // uv looks at a few files alone to see whether a folder has changed
+		}
+		_, said, err := s.runUV(ctx, dir, uv, args...)
 		if err != nil {
 			return failed(err, said, "the index's dependencies cannot be installed")
 		}
