@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -252,8 +253,16 @@ func writeWorker(dir string) (string, error) {
 		digest.Write(data)
 	}
 	final := filepath.Join(dir, hex.EncodeToString(digest.Sum(nil))[:16])
-	if _, err := os.Stat(filepath.Join(final, workerPackage, "zygote.py")); err == nil {
+	whole := true
+	for name, data := range contents {
+		there, err := os.ReadFile(filepath.Join(final, workerPackage, name)) //nolint:gosec // our own folder
+		whole = whole && err == nil && bytes.Equal(there, data)
+	}
+	if whole {
 		return final, nil
+	}
+	if err := os.RemoveAll(final); err != nil {
+		return "", err
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // see New
 		return "", err
@@ -275,12 +284,7 @@ func writeWorker(dir string) (string, error) {
 			return "", err
 		}
 	}
-	if err := os.Rename(beside, final); err != nil {
-		if _, statErr := os.Stat(filepath.Join(final, workerPackage)); statErr != nil {
-			return "", err
-		}
-	}
-	return final, nil
+	return final, os.Rename(beside, final)
 }
 
 // Lock resolves the dependencies that sourceDir declares, for every platform and

@@ -18,8 +18,8 @@ import (
 // editable finds requirements that are used where they lie.
 var editable = regexp.MustCompile(`(?m)^-e `)
 
-// noted finds what [notePaths] adds to a lock.
-var noted = []byte("# content of ")
+// pathNote begins what [notePaths] adds to a lock.
+var pathNote = []byte("# content of ")
 
 // notePaths completes a lock that uv made in dir: paths into dir are relative to
 // it, and a comment for each says by a digest what it leads to. So locks of equal
@@ -75,7 +75,7 @@ func notePaths(lock []byte, dir string) ([]byte, error) {
 			return nil, err
 		}
 		out.WriteString(option + name + place + rest + "\n")
-		fmt.Fprintf(&notes, "%s%s: sha256:%s\n", noted, place, digest)
+		fmt.Fprintf(&notes, "%s%s: sha256:%s\n", pathNote, place, digest)
 	}
 	return append(out.Bytes(), notes.Bytes()...), nil
 }
