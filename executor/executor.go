@@ -21,6 +21,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
 	"github.com/toolmesh/toolmesh/python"
@@ -333,7 +334,7 @@ func (x *Executor) RemoveUnused(age time.Duration) { x.venvs.RemoveUnused(age) }
 func (x *Executor) Command(ctx context.Context, env *Env, dir string, argv []string, vars map[string]string, secrets []string,
 ) error {
 	spec := Spec{Vars: vars, Secrets: secrets}
-	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(filepath.Join(env.Dir, "bin"), vars), newRedactor(spec.secrets()).text)
+	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(filepath.Join(env.Dir, "bin"), vars), output.NewRedactor(spec.secrets()).Text)
 }
 
 // Close stops every index, waits until the last process is gone, and ends the
