@@ -207,7 +207,7 @@ func (s *Store) warmUp(ctx context.Context, i Interpreter) error {
 		return nil
 	}
 	const script = `import glob, os, py_compile, sys
-for file in glob.glob(os.path.join(sys.argv[1], "*.py")):
+for file in glob.glob(os.path.join(sys.argv[1], "**", "*.py"), recursive=True):
     py_compile.compile(file, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
 open(sys.argv[2], "w").close()`
 	if _, said, err := s.run(ctx, s.dir, nil, i.Path, "-I", "-c", script, s.warm, mark); err != nil {
