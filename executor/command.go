@@ -141,7 +141,7 @@ func (c *Commands) environ(more map[string]string) []string {
 
 // commandBootstrap is as [bootstrap], for one run of a program.
 const commandBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + workerPackage +
-	" import command; del sys.path[0]; command.main(sys.argv[2])"
+	" import entry; del sys.path[0]; entry.command(sys.argv[2])"
 
 // Missing says why a program cannot be run here, "" if it can.
 func (c *Commands) Missing(program string) string {
