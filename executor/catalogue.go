@@ -74,4 +74,4 @@ func (x *Executor) Catalogue(ctx context.Context, spec CatalogueSpec) ([]Tool, e
 
 // catalogueBootstrap is as [bootstrap], for reading source.
 const catalogueBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + workerPackage +
-	" import static; del sys.path[0]; static.main(sys.argv[2], sys.argv[3:])"
+	" import entry; del sys.path[0]; entry.static(sys.argv[2], sys.argv[3:])"

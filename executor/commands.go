@@ -81,4 +81,4 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 
 // commandBootstrap is as [bootstrap], for one run of a program.
 const commandBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + workerPackage +
-	" import command; del sys.path[0]; command.main(sys.argv[2])"
+	" import entry; del sys.path[0]; entry.command(sys.argv[2])"

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -10,7 +11,6 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -238,24 +238,35 @@ const workerPackage = "_toolmesh_worker"
 // writeWorker writes the embedded files below dir, once per content, and returns
 // the folder to put on an interpreter's path.
 func writeWorker(dir string) (string, error) {
-	names, err := fs.Glob(python.Worker, path.Join(python.WorkerDir, "*.py"))
+	files, err := fs.Sub(python.Worker, python.WorkerDir)
 	if err != nil {
 		return "", err
 	}
 	digest := sha256.New()
 	contents := map[string][]byte{}
-	for _, name := range names {
-		data, err := fs.ReadFile(python.Worker, name)
-		if err != nil {
-			return "", err
+	if err := fs.WalkDir(files, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
 		}
-		contents[path.Base(name)] = data
-		fmt.Fprintf(digest, "%s %d\n", path.Base(name), len(data))
+		data, err := fs.ReadFile(files, name)
+		contents[name] = data
+		fmt.Fprintf(digest, "%s %d\n", name, len(data))
 		digest.Write(data)
+		return err
+	}); err != nil {
+		return "", err
 	}
 	final := filepath.Join(dir, hex.EncodeToString(digest.Sum(nil))[:16])
-	if _, err := os.Stat(filepath.Join(final, workerPackage, "zygote.py")); err == nil {
+	whole := true
+	for name, data := range contents {
+		there, err := os.ReadFile(filepath.Join(final, workerPackage, name)) //nolint:gosec // our own folder
+		whole = whole && err == nil && bytes.Equal(there, data)
+	}
+	if whole {
 		return final, nil
+	}
+	if err := os.RemoveAll(final); err != nil {
+		return "", err
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // see New
 		return "", err
@@ -268,21 +279,16 @@ func writeWorker(dir string) (string, error) {
 	if err := os.Chmod(beside, 0o755); err != nil { //nolint:gosec // see New
 		return "", err
 	}
-	folder := filepath.Join(beside, workerPackage)
-	if err := os.Mkdir(folder, 0o755); err != nil { //nolint:gosec // see New
-		return "", err
-	}
 	for name, data := range contents {
-		if err := os.WriteFile(filepath.Join(folder, name), data, 0o644); err != nil { //nolint:gosec // see New
+		file := filepath.Join(beside, workerPackage, filepath.FromSlash(name))
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // see New
+			return "", err
+		}
+		if err := os.WriteFile(file, data, 0o644); err != nil { //nolint:gosec // see New
 			return "", err
 		}
 	}
-	if err := os.Rename(beside, final); err != nil {
-		if _, statErr := os.Stat(filepath.Join(final, workerPackage)); statErr != nil {
-			return "", err
-		}
-	}
-	return final, nil
+	return final, os.Rename(beside, final)
 }
 
 // Lock resolves the dependencies that sourceDir declares, for every platform and
@@ -303,8 +309,9 @@ func (x *Executor) LockRequirements(ctx context.Context, name, python string, re
 }
 
 // Environment makes the environment that a lock describes, or finds it: equal
-// locks share one. What a stopped build left is built anew. sourceDir is where
-// relative paths in requirements start. progress may be nil. Errors are
+// locks share one, but for editable requirements, which are used where they lie.
+// What a stopped build left is built anew. sourceDir is where relative paths in
+// requirements start. progress may be nil. Errors are
 // install_failed. It stays until it is given up with [Executor.Release].
 func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (*Env, error) {
 	env, err := x.venvs.Environment(ctx, sourceDir, lock, progress)

@@ -158,7 +158,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 // bootstrap makes the worker's files a package and starts them. The folder is
 // on the path only meanwhile.
 const bootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + workerPackage +
-	" import zygote; del sys.path[0]; zygote.main(sys.argv[2])"
+	" import entry; del sys.path[0]; entry.zygote(sys.argv[2])"
 
 func openFailed(spec Spec, err error) error {
 	var known *toolmesh.Error

@@ -62,7 +62,7 @@ func (c *crew) spent(w *worker) {
 }
 
 // exitSpent is the status of a worker that ends between two calls because one of
-// them has changed it beyond repair; keep.py says the same.
+// them has changed it beyond repair; snapshot.py says the same.
 const exitSpent = 75
 
 // resigned says of a worker that ended by itself between two calls that this is no crash.

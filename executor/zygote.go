@@ -81,7 +81,7 @@ func (e *startFailure) Error() string {
 	return fmt.Sprintf("the interpreter ended before it imported anything (exit status %d): %s", e.status, e.words)
 }
 
-// exitUnfit is base.py's UNFIT.
+// exitUnfit is adopting.py's UNFIT.
 const exitUnfit = 72
 
 // zygote is one running zygote process and the channel to it.

@@ -54,7 +54,7 @@ func newRunner(t *testing.T, change func(*program.Config)) (*program.Runner, str
 		Index: "test", Logger: slog.New(slog.DiscardHandler), Spawner: spawner, Groups: &cgroup.Tree{},
 		Launch: sandbox.Command{
 			Path: interpreter, Dir: dir, Env: []string{"LANG=C.UTF-8"},
-			Args: []string{"-I", "-S", "-c", "import sys; sys.path.insert(0, sys.argv[1]); from _the_worker import command; command.main(sys.argv[2])", files},
+			Args: []string{"-I", "-S", "-c", "import sys; sys.path.insert(0, sys.argv[1]); from _the_worker import entry; entry.command(sys.argv[2])", files},
 		},
 		Environ: func(vars map[string]string) []string {
 			list := []string{"PATH=" + os.Getenv("PATH")}
