@@ -25,7 +25,9 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/failure"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/python"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -79,7 +81,7 @@ type Commands struct {
 	bin     string
 	path    []string // folders that programs are looked for in
 	places  chan struct{}
-	redact  *redactor
+	redact  *output.Redactor
 
 	mu      sync.Mutex
 	closed  bool
@@ -110,7 +112,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*Commands, error) {
 	c := &Commands{
 		x: x, spec: spec, places: make(chan struct{}, places), stop: make(chan struct{}),
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
-		bin: bin, redact: newRedactor(spec.SecretValues),
+		bin: bin, redact: output.NewRedactor(spec.SecretValues),
 	}
 	for _, line := range c.environ(nil) {
 		if list, ok := strings.CutPrefix(line, "PATH="); ok {
@@ -138,8 +140,9 @@ func (c *Commands) environ(more map[string]string) []string {
 	return c.x.workerEnv(c.bin, vars)
 }
 
-// commandBootstrap is as [bootstrap], for one run of a program.
-const commandBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + workerPackage +
+// commandBootstrap makes the worker's files a package, as for a zygote, and runs one
+// program with them.
+const commandBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + python.WorkerPackage +
 	" import command; del sys.path[0]; command.main(sys.argv[2])"
 
 // Missing says why a program cannot be run here, "" if it can.
@@ -206,7 +209,7 @@ func (c *Commands) Call(ctx context.Context, call CommandCall, sink Sink) (json.
 		call.Sandbox = c.x.defaultSandbox()
 	}
 	r := &run{
-		c: c, call: call, sink: sink, quiet: make(chan struct{}), tail: tail{redact: c.redact},
+		c: c, call: call, sink: sink, quiet: make(chan struct{}), tail: output.NewTail(c.redact),
 		output: c.x.opts.MaxResult, exceeded: make(chan struct{}),
 	}
 	if most := int64(call.Limits.Output); most > 0 && most < int64(r.output) {
@@ -257,7 +260,7 @@ type run struct {
 	breach   atomic.Pointer[toolmesh.Error] // the limit that it exceeded
 	exceeded chan struct{}                  // closed when it is to end for that
 
-	tail  tail
+	tail  *output.Tail
 	quiet chan struct{} // closed when stderr has ended
 	last  json.RawMessage
 	list  []json.RawMessage
@@ -377,13 +380,13 @@ func (r *run) watch(ctx context.Context, finished <-chan struct{}) {
 func (r *run) stderr() {
 	defer close(r.quiet)
 	buf := make([]byte, 8<<10)
-	var budget bucket
+	var budget output.Bucket
 	var partial []byte
 	hand := func(end int) {
 		if end == 0 {
 			return
 		}
-		text := strings.TrimSuffix(strings.ToValidUTF8(r.c.redact.text(string(partial[:end])), "\uFFFD"), "\n")
+		text := strings.TrimSuffix(strings.ToValidUTF8(r.c.redact.Text(string(partial[:end])), "\uFFFD"), "\n")
 		partial = append(partial[:0], partial[end:]...)
 		if r.sink != nil {
 			r.sink.Log(Record{Time: time.Now(), Stream: StreamStderr, Message: text})
@@ -392,11 +395,11 @@ func (r *run) stderr() {
 	for {
 		n, err := r.proc.Stderr.Read(buf)
 		if n > 0 {
-			r.tail.add(buf[:n], "")
-			if budget.take(n) {
+			r.tail.Add(buf[:n], "")
+			if budget.Take(n) {
 				partial = append(partial, buf[:n]...)
 				end := bytes.LastIndexByte(partial, '\n') + 1
-				if keep := r.c.redact.overlap(); len(partial)-end > cap(buf)+keep {
+				if keep := r.c.redact.Overlap(); len(partial)-end > cap(buf)+keep {
 					end = len(partial) - keep
 				}
 				hand(end)
@@ -482,7 +485,7 @@ func (r *run) item(ctx context.Context, line []byte, number int) error {
 // value makes JSON of what the program wrote; what names the place.
 func (r *run) value(text []byte, what string) (json.RawMessage, error) {
 	bad := func(why string) error {
-		shown := r.c.redact.text(string(text[:min(len(text), 4096)]))
+		shown := r.c.redact.Text(string(text[:min(len(text), 4096)]))
 		shown = shown[:min(len(shown), 200)]
 		return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "%s of %s %s", what, r.program(), why).
 			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes).

@@ -15,13 +15,14 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
+	"github.com/toolmesh/toolmesh/executor/zygote"
 	"github.com/toolmesh/toolmesh/python"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -183,11 +184,7 @@ type Executor struct {
 	spawner *sandbox.Spawner
 	groups  *cgroup.Tree // of no kind where there are none
 	venvs   *venv.Store
-	bases   bases
-	nextID  atomic.Uint64
-	// starting has a place for each interpreter that may import at once: more
-	// than there are processors would only make each other late.
-	starting chan struct{}
+	zygotes *zygote.Starter
 
 	mu       sync.Mutex
 	closed   bool
@@ -217,21 +214,19 @@ func New(dir string, opts *Options) (*Executor, error) {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	spawner := sandbox.NewSpawner(&sandbox.Options{Logger: o.Logger, Levels: o.Levels})
-	x := &Executor{
-		opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner, groups: openGroups(dir, o),
+	groups := openGroups(dir, o)
+	return &Executor{
+		opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner, groups: groups,
 		venvs: venv.NewStore(dir, spawner, &venv.Options{
-			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Pythons: o.Pythons, Warm: filepath.Join(files, workerPackage),
+			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Pythons: o.Pythons, Warm: filepath.Join(files, python.WorkerPackage),
 		}),
-		starting: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
-		indexes:  map[*Index]struct{}{}, commands: map[*Commands]struct{}{},
-	}
-	x.bases.x, x.bases.by, x.bases.quit = x, map[string]*base{}, make(chan struct{})
-	return x, nil
+		zygotes: zygote.NewStarter(spawner, zygote.Options{
+			Logger: o.Logger, Dir: filepath.Join(dir, scratch), Files: files, Cgroups: groups, StartTimeout: o.StartTimeout,
+			IdleAfter: o.IdleAfter, MaxResult: o.MaxResult, MaxFrame: o.maxFrame(), OwnInterpreters: o.OwnInterpreters,
+		}),
+		indexes: map[*Index]struct{}{}, commands: map[*Commands]struct{}{},
+	}, nil
 }
-
-// workerPackage is the name that the worker's files have as a package: one that
-// no index and no environment can have.
-const workerPackage = "_toolmesh_worker"
 
 // writeWorker writes the embedded files below dir, once per content, and returns
 // the folder to put on an interpreter's path.
@@ -252,7 +247,7 @@ func writeWorker(dir string) (string, error) {
 		digest.Write(data)
 	}
 	final := filepath.Join(dir, hex.EncodeToString(digest.Sum(nil))[:16])
-	if _, err := os.Stat(filepath.Join(final, workerPackage, "zygote.py")); err == nil {
+	if _, err := os.Stat(filepath.Join(final, python.WorkerPackage, "zygote.py")); err == nil {
 		return final, nil
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // see New
@@ -266,7 +261,7 @@ func writeWorker(dir string) (string, error) {
 	if err := os.Chmod(beside, 0o755); err != nil { //nolint:gosec // see New
 		return "", err
 	}
-	folder := filepath.Join(beside, workerPackage)
+	folder := filepath.Join(beside, python.WorkerPackage)
 	if err := os.Mkdir(folder, 0o755); err != nil { //nolint:gosec // see New
 		return "", err
 	}
@@ -276,7 +271,7 @@ func writeWorker(dir string) (string, error) {
 		}
 	}
 	if err := os.Rename(beside, final); err != nil {
-		if _, statErr := os.Stat(filepath.Join(final, workerPackage)); statErr != nil {
+		if _, statErr := os.Stat(filepath.Join(final, python.WorkerPackage)); statErr != nil {
 			return "", err
 		}
 	}
@@ -307,7 +302,7 @@ func (x *Executor) LockRequirements(ctx context.Context, name, python string, re
 func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (*Env, error) {
 	env, err := x.venvs.Environment(ctx, sourceDir, lock, progress)
 	if err == nil {
-		x.bases.warm(env)
+		x.zygotes.Warm(env.Python, x.defaultSandbox)
 	}
 	return env, err
 }
@@ -328,7 +323,7 @@ func (x *Executor) RemoveUnused(age time.Duration) { x.venvs.RemoveUnused(age) }
 func (x *Executor) Command(ctx context.Context, env *Env, dir string, argv []string, vars map[string]string, secrets []string,
 ) error {
 	spec := Spec{Vars: vars, Secrets: secrets}
-	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(filepath.Join(env.Dir, "bin"), vars), newRedactor(spec.secrets()).text)
+	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(filepath.Join(env.Dir, "bin"), vars), output.NewRedactor(spec.secrets()).Text)
 }
 
 // Close stops every index, waits until the last process is gone, and ends the
@@ -355,7 +350,7 @@ func (x *Executor) Close() error {
 		_ = c.Close(at)
 	}
 	x.venvs.Close()
-	x.bases.close()
+	x.zygotes.Close()
 	x.groups.Close()
 	x.spawner.Close()
 	return nil
@@ -364,8 +359,8 @@ func (x *Executor) Close() error {
 // Level is the way in which processes are kept together on this machine.
 func (x *Executor) Level() sandbox.Level { return x.spawner.Level() }
 
-func (x *Executor) maxFrame() uint32 {
-	return uint32(x.opts.MaxResult) + 1<<20 //nolint:gosec // validated
+func (o Options) maxFrame() uint32 {
+	return uint32(o.MaxResult) + 1<<20 //nolint:gosec // validated
 }
 
 func (x *Executor) register(ix *Index) error {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/output"
 )
 
 // Secrets of every awkward kind: no text of ours may show them.
@@ -294,7 +295,7 @@ func TestSecretsInBase64LeaveNothing(t *testing.T) {
 				var left []string
 				for _, secret := range secrets {
 					text := strings.Repeat("u", ahead) + secret + strings.Repeat(":", behind)
-					left = append(left, executor.Redacted([]string{secret}, "Basic "+encoding.EncodeToString([]byte(text))+"."))
+					left = append(left, output.NewRedactor([]string{secret}).Text("Basic "+encoding.EncodeToString([]byte(text))+"."))
 				}
 				if !strings.Contains(left[0], "***") || left[0] != left[1] {
 					t.Errorf("%d characters ahead and %d behind: left %q", ahead, behind, left)
