@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
@@ -335,21 +336,21 @@ type pythonSink struct {
 	call *host.Call
 }
 
-// Item implements [executor.Sink].
+// Item implements [output.Sink].
 func (s *pythonSink) Item(ctx context.Context, data json.RawMessage) error {
 	return s.sink.Send(ctx, data)
 }
 
-// Log implements [executor.Sink]: what a tool prints and logs are the agent's
+// Log implements [output.Sink]: what a tool prints and logs are the agent's
 // log lines, under the call's id.
-func (s *pythonSink) Log(r executor.Record) {
+func (s *pythonSink) Log(r output.Record) {
 	level := slog.LevelInfo
 	switch r.Stream {
-	case executor.StreamLog:
+	case output.StreamLog:
 		level = r.Level
-	case executor.StreamProgress:
+	case output.StreamProgress:
 		level = slog.LevelDebug
-	case executor.StreamStdout, executor.StreamStderr:
+	case output.StreamStdout, output.StreamStderr:
 	}
 	if !s.log.Enabled(context.Background(), level) {
 		return
@@ -361,7 +362,7 @@ func (s *pythonSink) Log(r executor.Record) {
 	if r.Logger != "" {
 		attrs = append(attrs, slog.String("logger", r.Logger))
 	}
-	if r.Stream == executor.StreamProgress && len(r.Fields) > 0 {
+	if r.Stream == output.StreamProgress && len(r.Fields) > 0 {
 		attrs = append(attrs, slog.String("fields", string(r.Fields)))
 	}
 	s.log.LogAttrs(context.Background(), level, "tool output", attrs...)

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"time"
 
-	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/pool"
 	"github.com/toolmesh/toolmesh/executor/zygote"
 	"github.com/toolmesh/toolmesh/tool"
@@ -19,14 +18,8 @@ type (
 	Tool = zygote.Tool
 	// Unavailable is a declared tool that is not served.
 	Unavailable = zygote.Unavailable
-	// Sink takes what a call gives off before its end.
-	Sink = pool.Sink
 	// Nested makes the calls that a tool makes.
 	Nested = pool.Nested
-	// Stream names where a [Record] comes from.
-	Stream = output.Stream
-	// Record is a piece of output of a call.
-	Record = output.Record
 )
 
 // The kinds of tools.
@@ -35,14 +28,6 @@ const (
 	KindAsync          = zygote.KindAsync
 	KindGenerator      = zygote.KindGenerator
 	KindAsyncGenerator = zygote.KindAsyncGenerator
-)
-
-// The sources of records.
-const (
-	StreamStdout   = output.StreamStdout
-	StreamStderr   = output.StreamStderr
-	StreamLog      = output.StreamLog
-	StreamProgress = output.StreamProgress
 )
 
 // Call is one execution of a tool.

@@ -444,8 +444,8 @@ func (ix *Index) Unavailable() []Unavailable { return ix.unavailable }
 // go to the sink. When ctx ends the work is stopped: Call returns only when it
 // has, which takes at most the grace and a moment. Every error is a
 // [*toolmesh.Error] that says whether the tool's code had begun, except what
-// [Sink.Item] returned.
-func (ix *Index) Call(ctx context.Context, call Call, sink Sink) (json.RawMessage, error) {
+// [output.Sink.Item] returned.
+func (ix *Index) Call(ctx context.Context, call Call, sink output.Sink) (json.RawMessage, error) {
 	t := ix.byName[call.Tool]
 	if t == nil {
 		return nil, ix.notServed(call.Tool)
@@ -495,7 +495,7 @@ func diedBefore(err error) *toolmesh.Error {
 }
 
 // attempt makes a call once.
-func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink) (json.RawMessage, pool.Verdict, error) {
+func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink output.Sink) (json.RawMessage, pool.Verdict, error) {
 	p, slot := t.pool, t.slot
 	switch isolation := tighter(t.policy.Isolation, call.Isolation); {
 	case isolation == tool.IsolationSession:

@@ -1,47 +1,39 @@
 package output
 
 import (
-	"bytes"
 	"errors"
 	"os"
-	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // Pipe is the read end of a worker's descriptor 1 or 2: what bypasses sys.stdout.
-// Reading and handing over are one step under its owner's lock, so that output is
-// handed over before the end of the call that made it.
 type Pipe struct {
-	file    *os.File
-	conn    syscall.RawConn // file's
-	stream  Stream
-	redact  *Redactor
-	lock    sync.Locker
-	seen    func(data []byte)
-	hand    func(Record)
-	drain   func(fd uintptr)
-	buf     []byte
-	partial []byte // a line whose end has not come
-	budget  Bucket
+	lock  sync.Locker
+	file  *os.File
+	conn  syscall.RawConn // file's
+	drain func(fd uintptr)
+	saw   func(data []byte) // may be nil
+	lines *Lines
+	buf   []byte
 }
 
-// NewPipe makes a pipe of a file, which it owns from then on. seen gets all that
-// is read, hand what is passed on, both with lock held. seen may be nil.
-func NewPipe(file *os.File, stream Stream, redact *Redactor, lock sync.Locker, seen func(data []byte), hand func(Record)) (*Pipe, error) {
+// NewPipe makes one of a file that does not block, which it owns if there is no
+// error. What arrives is given to saw, unless that is nil, and then as lines to
+// hand; both are called with lock held.
+func NewPipe(file *os.File, lock sync.Locker, saw func(data []byte), lines *Lines) (*Pipe, error) {
 	conn, err := file.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	p := &Pipe{file: file, conn: conn, stream: stream, redact: redact, lock: lock, seen: seen, hand: hand, buf: make([]byte, 8<<10)}
+	p := &Pipe{lock: lock, file: file, conn: conn, saw: saw, lines: lines, buf: make([]byte, 8<<10)}
 	p.drain = p.drained
 	return p, nil
 }
 
-// Run hands over what arrives, until the end.
+// Run hands over what arrives, until the end. The lock must not be held.
 func (p *Pipe) Run() {
 	_ = p.conn.Read(func(fd uintptr) bool {
 		return p.step(int(fd)) //nolint:gosec // descriptors are small
@@ -49,7 +41,7 @@ func (p *Pipe) Run() {
 }
 
 // step takes what is there; true at the end of the stream. It lets the lock go
-// between reads: a flood must not delay a call's end.
+// between reads: a flood must not keep a call's end waiting.
 func (p *Pipe) step(fd int) bool {
 	for {
 		p.lock.Lock()
@@ -82,33 +74,22 @@ func (p *Pipe) drained(fd uintptr) {
 	}
 }
 
-// take hands whole lines over and leaves the rest for later. The lock is held.
 func (p *Pipe) take(data []byte) {
-	if p.seen != nil {
-		p.seen(data)
+	if p.saw != nil {
+		p.saw(data)
 	}
-	if !p.budget.Take(len(data)) {
-		return
-	}
-	p.partial = append(p.partial, data...)
-	end := bytes.LastIndexByte(p.partial, '\n') + 1
-	if len(p.partial)-end > cap(p.buf)+p.redact.Overlap() {
-		end = len(p.partial) - p.redact.Overlap()
-	}
-	p.pass(end)
+	p.lines.Add(data)
 }
 
 // Settle hands over what has no line break yet: its call ends. The lock is held.
-func (p *Pipe) Settle() { p.pass(len(p.partial)) }
+func (p *Pipe) Settle() { p.lines.Settle() }
 
-// Close closes the file, which ends Run.
-func (p *Pipe) Close() { _ = p.file.Close() }
-
-func (p *Pipe) pass(end int) {
-	if end == 0 {
-		return
-	}
-	text := strings.ToValidUTF8(p.redact.Text(string(p.partial[:end])), "\uFFFD")
-	p.partial = append(p.partial[:0], p.partial[end:]...)
-	p.hand(Record{Time: time.Now(), Stream: p.stream, Message: strings.TrimSuffix(text, "\n")})
+// Close takes what is left when the worker has ended, and ends Run. The lock must
+// not be held.
+func (p *Pipe) Close() {
+	p.lock.Lock()
+	p.Flush()
+	p.Settle()
+	p.lock.Unlock()
+	_ = p.file.Close()
 }

@@ -1,6 +1,7 @@
 package output
 
 import (
+	"context"
 	"encoding/json"
 	"log/slog"
 	"strings"
@@ -8,6 +9,17 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor/frame"
 )
+
+// Sink takes what a call gives off before its end. A nil sink is legal for a
+// call that does not stream.
+type Sink interface {
+	// Item takes one item of a stream, in order. It may block: the generator
+	// pauses then. An error ends the call as a cancellation, and the call returns it.
+	Item(ctx context.Context, data json.RawMessage) error
+	// Log takes a piece of output. It is called concurrently with Item, must
+	// not block, and is not called after the call has returned.
+	Log(record Record)
+}
 
 // Stream names where a [Record] comes from.
 type Stream string

@@ -1,67 +1,41 @@
 package output
 
 import (
+	"io"
 	"strings"
 	"sync"
-	"time"
 )
 
-// The rate of output that is passed on; what exceeds it is read and dropped.
-// The worker holds calls to the same numbers; these are for what bypasses it.
-const (
-	outputBurst = 256 << 10
-	outputRate  = 64 << 10 // bytes per second
-	tailSize    = 4 << 10
-)
+// tailSize is how many bytes of last words are kept.
+const tailSize = 4 << 10
 
-// Bucket is a token bucket over bytes. The zero value is full. Not for
-// concurrent use.
-type Bucket struct {
-	used float64
-	last time.Time
-}
-
-// Take takes n bytes out; false when there are not so many.
-func (b *Bucket) Take(n int) bool {
-	now := time.Now()
-	if !b.last.IsZero() {
-		b.used = max(0, b.used-now.Sub(b.last).Seconds()*outputRate)
-	}
-	b.last = now
-	if b.used+float64(n) > outputBurst {
-		return false
-	}
-	b.used += float64(n)
-	return true
-}
-
-// Tail keeps the last bytes of a stream, as long as they are one session's: what
-// a worker's call leaves there is not for the next one, who may be somebody else.
+// Tail keeps the last bytes of a stream, as long as they are of one session: what
+// a call leaves in it is not for the next one, which may be of another session.
 // Safe for concurrent use.
 type Tail struct {
-	redact *Redactor
-	mu     sync.Mutex
-	buf    []byte
-	whose  string // session
+	redact  *Redactor
+	mu      sync.Mutex
+	buf     []byte
+	session string
 }
 
-// NewTail makes one whose text has no secrets.
+// NewTail makes an empty one.
 func NewTail(redact *Redactor) *Tail { return &Tail{redact: redact} }
 
-// Add adds what a session's call wrote.
-func (t *Tail) Add(data []byte, whose string) {
+// Add takes what a call of the session wrote.
+func (t *Tail) Add(data []byte, session string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if whose != t.whose {
-		t.buf, t.whose = t.buf[:0], whose
+	if session != t.session {
+		t.buf, t.session = t.buf[:0], session
 	}
 	size := tailSize + t.redact.Overlap() // what begins before the tail is still known in it
 	if len(data) >= size {
 		t.buf = append(t.buf[:0], data[len(data)-size:]...)
 		return
 	}
-	if over := len(t.buf) + len(data) - size; over > 0 {
-		t.buf = append(t.buf[:0], t.buf[over:]...)
+	if excess := len(t.buf) + len(data) - size; excess > 0 {
+		t.buf = append(t.buf[:0], t.buf[excess:]...)
 	}
 	t.buf = append(t.buf, data...)
 }
@@ -73,24 +47,45 @@ func (t *Tail) Forget() {
 	t.mu.Unlock()
 }
 
-// Of is what a session's call may see.
+// Of is what a call of the session may see.
 func (t *Tail) Of(session string) string {
 	t.mu.Lock()
-	mine := session == t.whose
-	t.mu.Unlock()
-	if !mine {
+	defer t.mu.Unlock()
+	if session != t.session {
 		return ""
 	}
-	return t.String()
+	return t.text()
 }
 
-// String is all of it, whoever may see it.
+// String is all that there is, without secrets.
 func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.text()
+}
+
+func (t *Tail) text() string {
 	text := t.redact.Text(string(t.buf))
 	if len(text) > tailSize {
 		text = text[len(text)-tailSize:]
 	}
 	return strings.TrimSpace(strings.ToValidUTF8(text, "\uFFFD"))
+}
+
+// Drain reads to the end what no call's pipe brings: an import, a program. It
+// goes into the tail and, as lines, to hand.
+func Drain(from io.Reader, tail *Tail, hand func(text string)) {
+	lines := NewLines(tail.redact, hand)
+	defer lines.Settle()
+	buf := make([]byte, 8<<10)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 {
+			tail.Add(buf[:n], "")
+			lines.Add(buf[:n])
+		}
+		if err != nil {
+			return
+		}
+	}
 }

@@ -30,19 +30,8 @@ type Call struct {
 	Depth   int             // how many calls are above it
 	Stream  bool            // its items go to the sink one by one
 	Collect bool            // its result is the list of its items
-	Sink    Sink            // may be nil for a call that does not stream
+	Sink    output.Sink     // may be nil for a call that does not stream
 	Nested  Nested          // nil: its tool can make no calls
-}
-
-// Sink takes what a call gives off before its end. A nil sink is legal for a
-// call that does not stream.
-type Sink interface {
-	// Item takes one item of a stream, in order. It may block: the generator
-	// pauses then. An error ends the call as a cancellation, and Call returns it.
-	Item(ctx context.Context, data json.RawMessage) error
-	// Log takes a piece of output. It is called concurrently with Item, must
-	// not block, and is not called after Call has returned.
-	Log(record output.Record)
 }
 
 // job is a call on its way through the pool.
@@ -100,7 +89,7 @@ type job struct {
 // to the sink. When ctx ends the work is stopped: Call returns only when it has,
 // which takes at most the grace and a moment. The verdict says what the call's end
 // tells about its tool. Every error is a [*toolmesh.Error], except what
-// [Sink.Item] returned.
+// [output.Sink.Item] returned.
 func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, error) {
 	j := &job{Call: call, id: p.nextCall.Add(1)}
 	j.Depth = max(j.Depth, 0)

@@ -2,6 +2,8 @@ package pool
 
 import (
 	"log/slog"
+	"os"
+	"time"
 
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/output"
@@ -98,18 +100,10 @@ func (w *worker) capture() (err error) {
 	if stdout == nil {
 		return nil
 	}
-	hand := func(r output.Record) { w.hand(w.only(), r) }
-	if w.stdout, err = output.NewPipe(stdout, output.StreamStdout, w.pool.cfg.Redact, &w.logMu, nil, hand); err != nil {
+	if w.stdout, err = w.pipe(stdout, output.StreamStdout, nil); err != nil {
 		return err
 	}
-	w.stderr, err = output.NewPipe(stderr, output.StreamStderr, w.pool.cfg.Redact, &w.logMu, func(data []byte) {
-		if session, ok := w.session(); ok {
-			w.tail.Add(data, session)
-		} else {
-			w.tail.Forget() // it is nobody's, or several's
-		}
-	}, hand)
-	if err != nil {
+	if w.stderr, err = w.pipe(stderr, output.StreamStderr, w.remember); err != nil {
 		return err
 	}
 	w.reading.Go(w.stdout.Run)
@@ -117,16 +111,24 @@ func (w *worker) capture() (err error) {
 	return nil
 }
 
+// pipe makes the reader of a descriptor.
+func (w *worker) pipe(file *os.File, stream output.Stream, saw func(data []byte)) (*output.Pipe, error) {
+	return output.NewPipe(file, &w.logMu, saw, output.NewLines(w.pool.cfg.Redact, func(text string) {
+		w.hand(w.only(), output.Record{Time: time.Now(), Stream: stream, Message: text})
+	}))
+}
+
+// remember adds what bypassed sys.stderr to the last words of the call whose it is.
+func (w *worker) remember(data []byte) {
+	if session, ok := w.session(); ok {
+		w.tail.Add(data, session)
+	} else {
+		w.tail.Forget() // it is nobody's, or several's
+	}
+}
+
 // endOutput takes the rest when the worker has ended.
 func (w *worker) endOutput() {
-	w.logMu.Lock()
-	for _, pipe := range [...]*output.Pipe{w.stdout, w.stderr} {
-		if pipe != nil {
-			pipe.Flush()
-			pipe.Settle()
-		}
-	}
-	w.logMu.Unlock()
 	for _, pipe := range [...]*output.Pipe{w.stdout, w.stderr} {
 		if pipe != nil {
 			pipe.Close()

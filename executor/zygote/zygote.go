@@ -1,7 +1,6 @@
 package zygote
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -91,8 +90,7 @@ type zygote struct {
 	proc    *sandbox.Process
 	conn    *net.UnixConn
 	about   description
-	output  *output.Tail
-	redact  *output.Redactor
+	words   *output.Tail
 	maximum uint32
 
 	folder string // see setup; removed with the zygote
@@ -122,7 +120,7 @@ func startZygote(ctx context.Context, log *slog.Logger, proc *sandbox.Process, s
 ) (_ *zygote, err error) {
 	z := &zygote{
 		log: log, proc: proc, conn: proc.Control, maximum: maximum, folder: s.Folder,
-		forked: make(chan forkedMessage, 1), workers: map[uint64]*Process{}, output: output.NewTail(redact), redact: redact,
+		forked: make(chan forkedMessage, 1), workers: map[uint64]*Process{}, words: output.NewTail(redact),
 	}
 	z.wg.Go(func() { z.drain(proc.Stdout, output.StreamStdout) })
 	z.wg.Go(func() { z.drain(proc.Stderr, output.StreamStderr) })
@@ -177,7 +175,7 @@ func startZygote(ctx context.Context, log *slog.Logger, proc *sandbox.Process, s
 			case module = <-importing:
 			default:
 			}
-			words := z.output.String()
+			words := z.words.String()
 			if module == "" {
 				return nil, &startFailure{words: words, status: proc.ExitCode(), unfit: proc.ExitCode() == exitUnfit}
 			}
@@ -203,31 +201,9 @@ func lastWords(text string) string {
 
 // drain takes what the index prints at import: into the log, never into a call.
 func (z *zygote) drain(file *os.File, stream output.Stream) {
-	buf := make([]byte, 8<<10)
-	var budget output.Bucket
-	var line []byte // whose end has not come
-	hand := func(end int) {
-		if end > 0 && budget.Take(end) {
-			z.log.Debug("output at import", slog.String("stream", string(stream)),
-				slog.String("text", z.redact.Text(string(line[:end]))))
-		}
-		line = append(line[:0], line[end:]...)
-	}
-	for {
-		n, err := file.Read(buf)
-		if n > 0 {
-			z.output.Add(buf[:n], "")
-			line = append(line, buf[:n]...)
-			hand(bytes.LastIndexByte(line, '\n') + 1)
-			if most := len(buf) + z.redact.Overlap(); len(line) > most {
-				hand(len(line) - z.redact.Overlap())
-			}
-		}
-		if err != nil {
-			hand(len(line))
-			return
-		}
-	}
+	output.Drain(file, z.words, func(text string) {
+		z.log.Debug("output at import", slog.String("stream", string(stream)), slog.String("text", text))
+	})
 }
 
 // read takes the zygote's messages until it ends.
@@ -354,7 +330,7 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 		_ = z.conn.Close() // it does not answer: it is of no more use
 	}
 	z.forget(p)
-	return nil, fmt.Errorf("%w: the zygote is gone%s", errNoFork, lastWords(z.output.String()))
+	return nil, fmt.Errorf("%w: the zygote is gone%s", errNoFork, lastWords(z.words.String()))
 }
 
 func (z *zygote) forget(p *Process) {
