@@ -189,23 +189,24 @@ func toolID(index subjects.IndexName, name string) subjects.ToolID {
 	return subjects.ToolID(string(index) + "." + name)
 }
 
-// initDone marks a build whose init command has run.
+// initDone says for which making of the environment the init command has run.
 const initDone = "init.done"
 
-// initialise runs the index's init command once for a build.
+// initialise runs the index's init command once for a source and its environment:
+// again when either had to be made anew.
 func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor.Env, progress deploy.Progress) error {
 	if len(b.Manifest.Init) == 0 {
 		return nil
 	}
 	marker := filepath.Join(b.Dir, index.MetaDir, initDone)
-	if _, err := os.Stat(marker); err == nil {
+	if done, err := os.ReadFile(marker); err == nil && string(done) == env.Build { //nolint:gosec // our own folder
 		return nil
 	}
 	progress("init", "running", 65)
 	if err := w.a.executor.Command(ctx, env, b.Dir, b.Manifest.Init, b.Env, secretsOf(b)); err != nil {
 		return err
 	}
-	if err := os.WriteFile(marker, nil, 0o600); err != nil {
+	if err := os.WriteFile(marker, []byte(env.Build), 0o600); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInstallFailed, "that the init command has run cannot be noted: %w", err)
 	}
 	progress("init", "done", 65)

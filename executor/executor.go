@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -247,8 +248,16 @@ func writeWorker(dir string) (string, error) {
 		digest.Write(data)
 	}
 	final := filepath.Join(dir, hex.EncodeToString(digest.Sum(nil))[:16])
-	if _, err := os.Stat(filepath.Join(final, python.WorkerPackage, "zygote.py")); err == nil {
+	whole := true
+	for name, data := range contents {
+		there, err := os.ReadFile(filepath.Join(final, python.WorkerPackage, name)) //nolint:gosec // our own folder
+		whole = whole && err == nil && bytes.Equal(there, data)
+	}
+	if whole {
 		return final, nil
+	}
+	if err := os.RemoveAll(final); err != nil {
+		return "", err
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // see New
 		return "", err
@@ -270,12 +279,7 @@ func writeWorker(dir string) (string, error) {
 			return "", err
 		}
 	}
-	if err := os.Rename(beside, final); err != nil {
-		if _, statErr := os.Stat(filepath.Join(final, python.WorkerPackage)); statErr != nil {
-			return "", err
-		}
-	}
-	return final, nil
+	return final, os.Rename(beside, final)
 }
 
 // Lock resolves the dependencies that sourceDir declares, for every platform and
@@ -296,8 +300,9 @@ func (x *Executor) LockRequirements(ctx context.Context, name, python string, re
 }
 
 // Environment makes the environment that a lock describes, or finds it: equal
-// locks share one. What a stopped build left is built anew. sourceDir is where
-// relative paths in requirements start. progress may be nil. Errors are
+// locks share one, but for editable requirements, which are used where they lie.
+// What a stopped build left is built anew. sourceDir is where relative paths in
+// requirements start. progress may be nil. Errors are
 // install_failed. It stays until it is given up with [Executor.Release].
 func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (*Env, error) {
 	env, err := x.venvs.Environment(ctx, sourceDir, lock, progress)
