@@ -10,6 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/python"
 )
 
 // CommandSpec says which index commands belong to and how they are run.
@@ -47,12 +48,11 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 	if places <= 0 {
 		places = x.opts.MaxWorkers
 	}
-	level, _ := x.Sandbox()
 	var runner *program.Runner
 	runner = program.New(program.Config{
 		Index: spec.Name, Logger: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
 		Launch: sandbox.Command{
-			Path: spec.Env.Python, Args: []string{"-I", "-S", "-c", commandBootstrap, x.files}, Env: []string{"LANG=C.UTF-8"}, Dir: root,
+			Path: spec.Env.Python, Args: []string{"-I", "-S", "-c", python.Bootstrap("command(sys.argv[2])"), x.files}, Env: []string{"LANG=C.UTF-8"}, Dir: root,
 		},
 		Spawner: x.spawner, Groups: x.groups,
 		// What the index's tools see, and the name of the environment that they run in.
@@ -62,7 +62,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 			maps.Copy(all, vars)
 			return x.workerEnv(filepath.Join(spec.Env.Dir, "bin"), all)
 		},
-		Redact: output.NewRedactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: level,
+		Redact: output.NewRedactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
 		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace,
 		Closed: func() {
 			x.mu.Lock()
@@ -78,7 +78,3 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 	x.commands[runner] = struct{}{}
 	return runner, nil
 }
-
-// commandBootstrap is as [bootstrap], for one run of a program.
-const commandBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + workerPackage +
-	" import entry; del sys.path[0]; entry.command(sys.argv[2])"

@@ -23,7 +23,7 @@ import (
 type Config struct {
 	Index  string // its name, for messages
 	Logger *slog.Logger
-	// Launch starts command.py, the process above a program. Its folder is that of the
+	// Launch starts starting/command.py, the process above a program. Its folder is that of the
 	// index, its level is not looked at.
 	Launch  sandbox.Command
 	Spawner *sandbox.Spawner

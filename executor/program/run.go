@@ -51,7 +51,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	}
 	vars := r.call.Vars
 	var err error
-	if r.folder, err = sandbox.Folder(r.call.Sandbox, r.runner.cfg.Scratch); err != nil {
+	if r.folder, err = sandbox.OwnFolder(r.runner.cfg.Scratch, r.call.Sandbox); err != nil {
 		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	if r.folder != "" {
@@ -116,7 +116,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	return r.result(ctx, out)
 }
 
-// request is the message that command.py reads.
+// request is the message that starting/command.py reads.
 func (r *run) request(env []string) []byte {
 	var b bytes.Buffer
 	b.Write([]byte{0, 0, 0, 0})

@@ -107,19 +107,3 @@ func cause(err error) error {
 	}
 	return err
 }
-
-// Folder makes a folder below dir for what a level lets its processes write;
-// empty where it leaves them others.
-func Folder(level tool.Sandbox, dir string) (string, error) {
-	if level != tool.SandboxStrict && level != tool.SandboxOffline {
-		return "", nil
-	}
-	err := os.MkdirAll(dir, 0o700)
-	if err == nil {
-		dir, err = os.MkdirTemp(dir, "")
-	}
-	if err != nil {
-		return "", fmt.Errorf("the folder for temporary files: %w", err)
-	}
-	return dir, nil
-}
