@@ -504,7 +504,7 @@ func (w *worker) appendCall(j *job) {
 		h.Slot = 0 // it imported nothing else
 	}
 	if w.from.brisk && !w.crew.once {
-		h.Flags |= frame.FlagBrisk
+		h.Flags |= frame.FlagLook
 	}
 	w.calls++
 	j.place.Store(w.calls)
