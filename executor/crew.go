@@ -544,7 +544,7 @@ func (c *crew) lost(w *worker, cause error) {
 	}
 	for _, j := range failed {
 		j.fatal, j.shared, j.innocent = w.id, len(tools) > 1, w.exit.Lost || w.stopping
-		j.err = failure.Crashed(j.tool.Name, w.exit, w.begun(j), w.tail.of(j.session))
+		j.err = failure.Crashed(j.tool.Name, w.exit, w.begun(j), w.tail.Of(j.session))
 		j.calm()
 		c.release(j)
 	}

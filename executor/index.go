@@ -19,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/frame"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -53,6 +54,17 @@ type Spec struct {
 	Collect map[string]bool
 }
 
+// secrets are the values of the variables that the index declares as secret.
+func (s Spec) secrets() (values []string) {
+	for _, name := range s.Secrets {
+		values = append(values, s.Vars[name])
+		for _, policy := range s.Policies {
+			values = append(values, policy.Vars[name])
+		}
+	}
+	return values
+}
+
 // Bytes of a stream's items that may be on their way; loop.py starts with it.
 const window = 256 << 10
 
@@ -77,7 +89,7 @@ type Index struct {
 	spec Spec
 	log  *slog.Logger
 
-	redact *redactor // nil: no secrets
+	redact *output.Redactor // nil: no secrets
 
 	tools       []Tool
 	byName      map[string]*served
@@ -124,7 +136,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 	}
 	ix.crews = map[workerKey]*crew{}
 	ix.leases.by, ix.leases.taken = map[workerKey]*lease{}, map[workerKey]*lease{}
-	ix.redact = newRedactor(spec.secrets())
+	ix.redact = output.NewRedactor(spec.secrets())
 	if err := ix.group(root); err != nil {
 		return nil, openFailed(spec, err)
 	}
@@ -400,8 +412,8 @@ func (ix *Index) Unavailable() []Unavailable { return ix.unavailable }
 // go to the sink. When ctx ends the work is stopped: Call returns only when it
 // has, which takes at most the grace and a moment. Every error is a
 // [*toolmesh.Error] that says whether the tool's code had begun, except what
-// [Sink.Item] returned.
-func (ix *Index) Call(ctx context.Context, call Call, sink Sink) (json.RawMessage, error) {
+// [output.Sink.Item] returned.
+func (ix *Index) Call(ctx context.Context, call Call, sink output.Sink) (json.RawMessage, error) {
 	t := ix.byName[call.Tool]
 	if t == nil {
 		return nil, ix.notServed(call.Tool)
@@ -451,7 +463,7 @@ func diedBefore(err error) *toolmesh.Error {
 	return nil
 }
 
-func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink, outcome *verdict) (json.RawMessage, error) {
+func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink output.Sink, outcome *verdict) (json.RawMessage, error) {
 	j := &job{id: ix.x.nextID.Add(1), tool: t, args: call.Args, sink: sink, session: call.Session, rpcID: call.RPCID, depth: max(call.Depth, 0)}
 	j.nesting.maker, j.nesting.ctx = call.Nested, ctx
 	defer j.endNested()
