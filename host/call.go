@@ -63,6 +63,7 @@ type served struct {
 	handler    Handler
 	identity   *codec.Identity
 	session    subjects.SessionID // empty: every session's
+	tenure     *tenure            // of session; nil: every session's
 	withdrawn  atomic.Bool
 }
 
@@ -132,6 +133,9 @@ func (h *Host) receive(m *nats.Msg) {
 	epoch, sure := h.known(req.Session, req.Delivery != codec.DeliverNone)
 	c.epoch = epoch
 	c.unsettled.Store(!sure)
+	if t != nil && t.tenure.ended(epoch) {
+		t, c.tool = nil, nil // it is about to be withdrawn
+	}
 	r := admit.Request{Tool: s.Tool, Epoch: c.epoch, Unsettled: !sure, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth}
 	if req.RPCID == "" && r.Stream {
 		req.RPCID = newRPCID(req.Delivery) // its caller learns it, and may cancel by it

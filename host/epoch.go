@@ -110,19 +110,21 @@ func (ls *lookups) find(ctx context.Context, session subjects.SessionID) (string
 
 // answer answers what waits for a session until nothing does.
 func (ls *lookups) answer(session subjects.SessionID) {
-	ls.places <- struct{}{}
-	defer func() { <-ls.places }()
 	for {
 		ls.mu.Lock()
-		l := ls.next[session]
-		delete(ls.next, session)
-		if l == nil {
+		if ls.next[session] == nil {
 			delete(ls.busy, session)
 			ls.mu.Unlock()
 			return
 		}
 		ls.mu.Unlock()
+		ls.places <- struct{}{}
+		ls.mu.Lock()
+		l := ls.next[session] // with all that came while there was no place
+		delete(ls.next, session)
+		ls.mu.Unlock()
 		l.epoch, l.err = ls.ask(session)
+		<-ls.places
 		close(l.done)
 	}
 }
@@ -179,14 +181,32 @@ type tenure struct {
 	epoch atomic.Pointer[string] // nil: the registry has not been asked yet
 }
 
+// ended reports whether a call's session is another one than a tool is served for,
+// so far as the call knows its session's epoch.
+func (t *tenure) ended(epoch string) bool {
+	if t == nil || epoch == "" {
+		return false
+	}
+	mine := t.epoch.Load()
+	return mine != nil && *mine != "" && *mine != epoch
+}
+
 // bind asks for which session a service is, before it is served: a session's own
 // tools are never those of the next session of its name.
 func (h *Host) bind(ctx context.Context, s *service) error {
-	if s.Session == "" || s.tenure != nil && s.tenure.epoch.Load() != nil {
+	if s.Session == "" {
 		return nil
 	}
 	if s.tenure == nil {
 		s.tenure = &tenure{}
+	}
+	for _, t := range s.routes {
+		if t.tenure == nil {
+			t.tenure = s.tenure
+		}
+	}
+	if s.tenure.epoch.Load() != nil {
+		return nil
 	}
 	epoch, err := h.lookups.find(ctx, s.Session)
 	if err == nil {

@@ -144,9 +144,18 @@ func TestToolsEndWithTheirSession(t *testing.T) {
 				sessionRecord(t, nc, "s", `{"id":"s","epoch":"2"}`)
 				proxy.Heal()
 			}
+			refused := false // by the host, before its tools are gone
 			meshtest.Until(t, "the tools are served no more", func() bool {
-				m, err := nc.Request("tools.s.session", []byte(`{"key":"2"}`), time.Minute)
-				return errors.Is(err, nats.ErrNoResponders) || err == nil && m.Header.Get("Status") == "503"
+				m, err := nc.Request("tools.s.session", nil, time.Minute)
+				if err != nil {
+					return errors.Is(err, nats.ErrNoResponders)
+				}
+				code := m.Header.Get("Mesh-Error-Code")
+				if refused && code == "" {
+					t.Error("a tool is served again")
+				}
+				refused = refused || code != ""
+				return false
 			})
 			meshtest.Until(t, "they are not in the registry", func() bool {
 				js, err := jetstream.New(nc)

@@ -86,18 +86,16 @@ func (r *Router) Sessions(ctx context.Context) ([]registry.SessionRecord, error)
 // a moment, its tools, its private indexes, and the calls and streams that run.
 // One that nobody created is session_not_found.
 func (r *Router) EndSession(ctx context.Context, id subjects.SessionID) error {
-	if _, err := r.store.SessionNow(ctx, id); err != nil {
-		if errors.Is(err, bus.ErrNoKey) {
-			return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "nobody created a session %q", id)
-		}
-		return err
-	}
-	return r.end(ctx, id)
+	return r.end(ctx, id, "")
 }
 
-func (r *Router) end(ctx context.Context, id subjects.SessionID) error {
+// end ends a session of an epoch, or any of the name where that is empty.
+func (r *Router) end(ctx context.Context, id subjects.SessionID, epoch string) error {
 	view, err := r.View(ctx)
 	if err != nil {
+		return err
+	}
+	if err := r.stands(ctx, id, epoch); err != nil {
 		return err
 	}
 	uninstall := func() error {
@@ -122,16 +120,15 @@ func (r *Router) end(ctx context.Context, id subjects.SessionID) error {
 // ID is the session's name.
 func (s *Session) ID() subjects.SessionID { return s.id }
 
-// stands refuses what is done by the handle of a session that has ended: another
-// one may have its name.
-func (s *Session) stands(ctx context.Context) error {
-	if s.epoch == "" {
-		return nil
-	}
-	record, err := s.r.store.SessionNow(ctx, s.id)
+// stands refuses a session that nobody created, and one of another epoch than the
+// given one: the name of a session that has ended may be in use again.
+func (r *Router) stands(ctx context.Context, id subjects.SessionID, epoch string) error {
+	record, err := r.store.SessionNow(ctx, id)
 	switch {
-	case errors.Is(err, bus.ErrNoKey), err == nil && record.Epoch != s.epoch:
-		return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended", s.id)
+	case epoch != "" && (errors.Is(err, bus.ErrNoKey) || err == nil && record.Epoch != epoch):
+		return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended", id)
+	case errors.Is(err, bus.ErrNoKey):
+		return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "nobody created a session %q", id)
 	}
 	return err
 }
@@ -142,8 +139,10 @@ func (s *Session) stands(ctx context.Context) error {
 func (s *Session) Handle(name string, handler host.Handler, opts ...host.ToolOption) (subjects.ToolID, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), joinWait)
 	defer cancel()
-	if err := s.stands(ctx); err != nil {
-		return "", err
+	if s.epoch != "" {
+		if err := s.r.stands(ctx, s.id, s.epoch); err != nil {
+			return "", err
+		}
 	}
 	return s.r.handle("", s.id, name, handler, opts)
 }
@@ -163,12 +162,4 @@ func (s *Session) Client() *client.Client { return s.client }
 
 // End ends the session; see [Router.EndSession]. One that CreateSession made and
 // that has ended already is session_not_found.
-func (s *Session) End(ctx context.Context) error {
-	if s.epoch == "" {
-		return s.r.EndSession(ctx, s.id)
-	}
-	if err := s.stands(ctx); err != nil {
-		return err
-	}
-	return s.r.end(ctx, s.id)
-}
+func (s *Session) End(ctx context.Context) error { return s.r.end(ctx, s.id, s.epoch) }
