@@ -76,10 +76,10 @@ type inflight struct {
 	epoch    string
 	ctx      callContext
 	stop     context.CancelCauseFunc
-	call     Call      // what the handler sees
-	sink     unarySink // of a unary call
+	alarm    *time.Timer // fires at the deadline; nil for none
+	call     Call        // what the handler sees
+	sink     unarySink   // of a unary call
 
-	alarm  atomic.Pointer[time.Timer]     // fires at the deadline, once that is near
 	cause  atomic.Pointer[toolmesh.Error] // why the call was told to end
 	ending atomic.Int64                   // when it was, unix ns; 0 = not yet
 	// answered is taken by whoever answers the caller: the handler's return, or
@@ -315,7 +315,6 @@ func (h *Host) run(call *admit.Call[*inflight]) {
 	if h.base.Err() != nil {
 		c.stop(context.Cause(h.base))
 	}
-	c.watchDeadline(c.start)
 	h.conclude(call, h.execute(call))
 }
 
