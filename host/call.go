@@ -98,7 +98,8 @@ type inflight struct {
 
 // receive parses and admits one request, and runs it if it is admitted.
 func (h *Host) receive(m *nats.Msg) {
-	s, err := h.addresses.parse(m.Subject)
+	parsed, err := subjects.Parse(m.Subject)
+	s := &parsed
 	directed := s.Kind == subjects.KindNodeTool
 	if !h.bus.MayAnswer(m, s.Session, h.opts.SessionCredentials) {
 		h.refusedReplies.Add(1)
