@@ -1,9 +1,7 @@
 package executor
 
 import (
-	"context"
 	"encoding/json"
-	"log/slog"
 	"time"
 
 	"github.com/toolmesh/toolmesh/tool"
@@ -75,41 +73,6 @@ type Call struct {
 	// Depth is how many calls are above this one, when a tool made it: by this
 	// the index sees to it that calls never wait for each other in a circle.
 	Depth int
-}
-
-// Sink takes what a call gives off before its end. A nil sink is legal for a
-// call that does not stream.
-type Sink interface {
-	// Item takes one item of a stream, in order. It may block: the generator
-	// pauses then. An error ends the call as a cancellation, and Call returns it.
-	Item(ctx context.Context, data json.RawMessage) error
-	// Log takes a piece of output. It is called concurrently with Item, must
-	// not block, and is not called after Call has returned.
-	Log(record Record)
-}
-
-// Stream names where a [Record] comes from.
-type Stream string
-
-// The sources of records.
-const (
-	StreamStdout Stream = "stdout"
-	StreamStderr Stream = "stderr"
-	StreamLog    Stream = "log"
-	// StreamProgress: the message is what the tool does, and the fields hold the
-	// fraction from 0 to 1, if it gave one.
-	StreamProgress Stream = "progress"
-)
-
-// Record is a piece of output of a call: text that it printed, without the last
-// line break, or one record of Python's logging.
-type Record struct {
-	Time    time.Time
-	Stream  Stream
-	Level   slog.Level      // of StreamLog
-	Logger  string          // of StreamLog
-	Message string          // at most about 8 KB
-	Fields  json.RawMessage // of StreamLog and StreamProgress: extra fields, an object; may be nil
 }
 
 // Stats is a moment's view of an [Index].

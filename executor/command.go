@@ -24,6 +24,8 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
+	"github.com/toolmesh/toolmesh/executor/failure"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -78,7 +80,7 @@ type Commands struct {
 	bin     string
 	path    []string // folders that programs are looked for in
 	places  chan struct{}
-	redact  *redactor
+	redact  *output.Redactor
 
 	mu      sync.Mutex
 	closed  bool
@@ -109,7 +111,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*Commands, error) {
 	c := &Commands{
 		x: x, spec: spec, places: make(chan struct{}, places), stop: make(chan struct{}),
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
-		bin: bin, redact: newRedactor(spec.SecretValues),
+		bin: bin, redact: output.NewRedactor(spec.SecretValues),
 	}
 	for _, line := range c.environ(nil) {
 		if list, ok := strings.CutPrefix(line, "PATH="); ok {
@@ -122,7 +124,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*Commands, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.closed {
-		return nil, unavailable("the executor is closed")
+		return nil, failure.Unavailable("the executor is closed")
 	}
 	x.commands[c] = struct{}{}
 	return c, nil
@@ -180,12 +182,12 @@ func isExecutable(file string) bool {
 // started is killed; Call returns when nothing of it is left. A program that
 // fails is tool_error, one that a signal ended worker_crashed, output that is no
 // JSON result_not_serializable. Every error is a [*toolmesh.Error], except what
-// [Sink.Item] returned.
-func (c *Commands) Call(ctx context.Context, call CommandCall, sink Sink) (json.RawMessage, error) {
+// [output.Sink.Item] returned.
+func (c *Commands) Call(ctx context.Context, call CommandCall, sink output.Sink) (json.RawMessage, error) {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
-		return nil, unavailable("the index %s is closed", c.spec.Name)
+		return nil, failure.Unavailable("the index %s is closed", c.spec.Name)
 	}
 	c.running.Add(1)
 	c.mu.Unlock()
@@ -194,22 +196,22 @@ func (c *Commands) Call(ctx context.Context, call CommandCall, sink Sink) (json.
 	case c.places <- struct{}{}:
 		defer func() { <-c.places }()
 	case <-ctx.Done():
-		return nil, ended(ctx, toolmesh.StartedNo)
+		return nil, failure.Ended(ctx, toolmesh.StartedNo)
 	case <-c.stop:
-		return nil, unavailable("the index %s is closed", c.spec.Name)
+		return nil, failure.Unavailable("the index %s is closed", c.spec.Name)
 	}
 	if ctx.Err() != nil {
-		return nil, ended(ctx, toolmesh.StartedNo)
+		return nil, failure.Ended(ctx, toolmesh.StartedNo)
 	}
 	if call.Sandbox == "" {
 		call.Sandbox = c.x.defaultSandbox()
 	}
 	r := &run{
-		c: c, call: call, sink: sink, quiet: make(chan struct{}), tail: tail{redact: c.redact},
-		output: c.x.opts.MaxResult, exceeded: make(chan struct{}),
+		c: c, call: call, sink: sink, quiet: make(chan struct{}), tail: output.NewTail(c.redact),
+		most: c.x.opts.MaxResult, exceeded: make(chan struct{}),
 	}
-	if most := int64(call.Limits.Output); most > 0 && most < int64(r.output) {
-		r.output = int(most)
+	if most := int64(call.Limits.Output); most > 0 && most < int64(r.most) {
+		r.most = int(most)
 	}
 	return r.do(ctx)
 }
@@ -246,9 +248,9 @@ func (c *Commands) Close(ctx context.Context) error {
 type run struct {
 	c    *Commands
 	call CommandCall
-	sink Sink
+	sink output.Sink
 
-	output int // bytes that a result, or an item, may have
+	most   int // bytes that a result, or an item, may have
 	folder string
 
 	proc     *sandbox.Process
@@ -256,7 +258,7 @@ type run struct {
 	breach   atomic.Pointer[toolmesh.Error] // the limit that it exceeded
 	exceeded chan struct{}                  // closed when it is to end for that
 
-	tail  tail
+	tail  *output.Tail
 	quiet chan struct{} // closed when stderr has ended
 	last  json.RawMessage
 	list  []json.RawMessage
@@ -268,12 +270,12 @@ var errTooLong = errors.New("too long")
 
 func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	if why := r.c.x.Lacks(r.call.Sandbox); why != "" {
-		return nil, unavailable("%s is not served: %s", r.call.Tool, why).WithRetryable(false)
+		return nil, failure.Unavailable("%s is not served: %s", r.call.Tool, why).WithRetryable(false)
 	}
 	vars := r.call.Vars
 	var err error
 	if r.folder, err = r.c.x.folderOf(r.call.Sandbox); err != nil {
-		return nil, unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
+		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	if r.folder != "" {
 		defer os.RemoveAll(r.folder) //nolint:errcheck // nothing is left that uses it
@@ -283,7 +285,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	command.Sandbox = r.call.Sandbox
 	proc, err := r.c.x.spawner.Start(command)
 	if err != nil {
-		return nil, unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
+		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	r.proc = proc
 	if r.group = r.c.x.newGroup(r.call.Limits); r.group != nil {
@@ -292,7 +294,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	defer proc.Kill()
 	r.enclose() // it starts nothing before it has read the request
 	if _, err := proc.Control.Write(r.request(r.c.environ(vars))); err != nil {
-		return nil, unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
+		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	var helpers sync.WaitGroup
 	defer helpers.Wait()
@@ -319,11 +321,11 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	}
 	switch {
 	case ctx.Err() != nil:
-		return nil, ended(ctx, toolmesh.StartedYes)
+		return nil, failure.Ended(ctx, toolmesh.StartedYes)
 	case errors.Is(err, errTooLong):
-		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%s wrote more than %d bytes as one %s", r.program(), r.output, r.unit()).
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%s wrote more than %d bytes as one %s", r.program(), r.most, r.unit()).
 			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes).
-			WithDetail("limit", "output").WithDetail("max", r.output)
+			WithDetail("limit", "output").WithDetail("max", r.most)
 	case err != nil:
 		return nil, err
 	}
@@ -375,49 +377,23 @@ func (r *run) watch(ctx context.Context, finished <-chan struct{}) {
 // stderr keeps the end of what the program says and hands it over as log lines.
 func (r *run) stderr() {
 	defer close(r.quiet)
-	buf := make([]byte, 8<<10)
-	var budget bucket
-	var partial []byte
-	hand := func(end int) {
-		if end == 0 {
-			return
-		}
-		text := strings.TrimSuffix(strings.ToValidUTF8(r.c.redact.text(string(partial[:end])), "\uFFFD"), "\n")
-		partial = append(partial[:0], partial[end:]...)
+	output.Drain(r.proc.Stderr, r.tail, func(text string) {
 		if r.sink != nil {
-			r.sink.Log(Record{Time: time.Now(), Stream: StreamStderr, Message: text})
+			r.sink.Log(output.Record{Time: time.Now(), Stream: output.StreamStderr, Message: text})
 		}
-	}
-	for {
-		n, err := r.proc.Stderr.Read(buf)
-		if n > 0 {
-			r.tail.add(buf[:n], "")
-			if budget.take(n) {
-				partial = append(partial, buf[:n]...)
-				end := bytes.LastIndexByte(partial, '\n') + 1
-				if keep := r.c.redact.overlap(); len(partial)-end > cap(buf)+keep {
-					end = len(partial) - keep
-				}
-				hand(end)
-			}
-		}
-		if err != nil {
-			hand(len(partial))
-			return
-		}
-	}
+	})
 }
 
 // stdout reads to the end of what the program writes. Items are handed over as
 // they come. The error is errTooLong, the sink's, or result_not_serializable.
 func (r *run) stdout(ctx context.Context) ([]byte, error) {
 	if !r.call.Lines {
-		out, err := io.ReadAll(io.LimitReader(r.proc.Stdout, int64(r.output)+1))
-		if len(out) > r.output {
+		out, err := io.ReadAll(io.LimitReader(r.proc.Stdout, int64(r.most)+1))
+		if len(out) > r.most {
 			return nil, errTooLong
 		}
 		if err != nil && !errors.Is(err, os.ErrClosed) {
-			return nil, unavailable("the output of %s cannot be read: %s", r.program(), err)
+			return nil, failure.Unavailable("the output of %s cannot be read: %s", r.program(), err)
 		}
 		return out, nil
 	}
@@ -446,7 +422,7 @@ func (r *run) line(lines *bufio.Reader) ([]byte, error) {
 	for {
 		part, err := lines.ReadSlice('\n')
 		line = append(line, part...)
-		if len(line) > r.output+1 {
+		if len(line) > r.most+1 {
 			return nil, errTooLong
 		}
 		if !errors.Is(err, bufio.ErrBufferFull) {
@@ -468,7 +444,7 @@ func (r *run) item(ctx context.Context, line []byte, number int) error {
 	case r.call.Stream:
 		return r.sink.Item(ctx, value)
 	case r.call.Collect:
-		if r.size += len(value) + 1; r.size > r.output {
+		if r.size += len(value) + 1; r.size > r.most {
 			return errTooLong
 		}
 		r.list = append(r.list, value)
@@ -481,7 +457,7 @@ func (r *run) item(ctx context.Context, line []byte, number int) error {
 // value makes JSON of what the program wrote; what names the place.
 func (r *run) value(text []byte, what string) (json.RawMessage, error) {
 	bad := func(why string) error {
-		shown := r.c.redact.text(string(text[:min(len(text), 4096)]))
+		shown := r.c.redact.Text(string(text[:min(len(text), 4096)]))
 		shown = shown[:min(len(shown), 200)]
 		return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "%s of %s %s", what, r.program(), why).
 			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes).
@@ -567,14 +543,14 @@ func (r *run) failure(said string) error {
 	var number int
 	switch {
 	case strings.HasPrefix(said, "refused "):
-		return unavailable("the sandbox level %s cannot be had: %s", r.call.Sandbox, strings.TrimPrefix(said, "refused "))
+		return failure.Unavailable("the sandbox level %s cannot be had: %s", r.call.Sandbox, strings.TrimPrefix(said, "refused "))
 	case scanned(said, "exec %d", &number):
 		errno := syscall.Errno(number) //nolint:gosec // an errno
 		if errno == unix.E2BIG {
 			return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments are more than the system gives to a program").
 				WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
 		}
-		return unavailable("the command %s cannot be started: %s", r.program(), errno).WithRetryable(false)
+		return failure.Unavailable("the command %s cannot be started: %s", r.program(), errno).WithRetryable(false)
 	case !scanned(said, "exit %d", &number):
 		select {
 		case <-r.c.stop:
@@ -587,7 +563,7 @@ func (r *run) failure(said string) error {
 	status := syscall.WaitStatus(number) //nolint:gosec // as the system gave it
 	switch {
 	case status.Signaled():
-		how := exit{Code: -1, Signal: int(status.Signal())}
+		how := sandbox.Exit{Code: -1, Signal: int(status.Signal())}
 		return r.withWords(toolmesh.Errorf(toolmesh.CodeWorkerCrashed, "%s was ended by a signal: %s", r.program(), how).WithDetail("signal", how.Signal))
 	case status.ExitStatus() != 0:
 		message := fmt.Sprintf("%s ended with exit status %d", r.program(), status.ExitStatus())

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
 	"github.com/toolmesh/toolmesh/python"
@@ -252,8 +254,16 @@ func writeWorker(dir string) (string, error) {
 		digest.Write(data)
 	}
 	final := filepath.Join(dir, hex.EncodeToString(digest.Sum(nil))[:16])
-	if _, err := os.Stat(filepath.Join(final, workerPackage, "zygote.py")); err == nil {
+	whole := true
+	for name, data := range contents {
+		there, err := os.ReadFile(filepath.Join(final, workerPackage, name)) //nolint:gosec // our own folder
+		whole = whole && err == nil && bytes.Equal(there, data)
+	}
+	if whole {
 		return final, nil
+	}
+	if err := os.RemoveAll(final); err != nil {
+		return "", err
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // see New
 		return "", err
@@ -275,12 +285,7 @@ func writeWorker(dir string) (string, error) {
 			return "", err
 		}
 	}
-	if err := os.Rename(beside, final); err != nil {
-		if _, statErr := os.Stat(filepath.Join(final, workerPackage)); statErr != nil {
-			return "", err
-		}
-	}
-	return final, nil
+	return final, os.Rename(beside, final)
 }
 
 // Lock resolves the dependencies that sourceDir declares, for every platform and
@@ -301,8 +306,9 @@ func (x *Executor) LockRequirements(ctx context.Context, name, python string, re
 }
 
 // Environment makes the environment that a lock describes, or finds it: equal
-// locks share one. What a stopped build left is built anew. sourceDir is where
-// relative paths in requirements start. progress may be nil. Errors are
+// locks share one, but for editable requirements, which are used where they lie.
+// What a stopped build left is built anew. sourceDir is where relative paths in
+// requirements start. progress may be nil. Errors are
 // install_failed. It stays until it is given up with [Executor.Release].
 func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (*Env, error) {
 	env, err := x.venvs.Environment(ctx, sourceDir, lock, progress)
@@ -328,7 +334,7 @@ func (x *Executor) RemoveUnused(age time.Duration) { x.venvs.RemoveUnused(age) }
 func (x *Executor) Command(ctx context.Context, env *Env, dir string, argv []string, vars map[string]string, secrets []string,
 ) error {
 	spec := Spec{Vars: vars, Secrets: secrets}
-	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(filepath.Join(env.Dir, "bin"), vars), newRedactor(spec.secrets()).text)
+	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(filepath.Join(env.Dir, "bin"), vars), output.NewRedactor(spec.secrets()).Text)
 }
 
 // Close stops every index, waits until the last process is gone, and ends the

@@ -29,6 +29,3 @@ func (x *Executor) Waiting() int {
 	}
 	return n
 }
-
-// Redacted is text without the secrets.
-func Redacted(secrets []string, text string) string { return newRedactor(secrets).text(text) }

@@ -17,7 +17,9 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/frame"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -52,6 +54,17 @@ type Spec struct {
 	Collect map[string]bool
 }
 
+// secrets are the values of the variables that the index declares as secret.
+func (s Spec) secrets() (values []string) {
+	for _, name := range s.Secrets {
+		values = append(values, s.Vars[name])
+		for _, policy := range s.Policies {
+			values = append(values, policy.Vars[name])
+		}
+	}
+	return values
+}
+
 // Bytes of a stream's items that may be on their way; loop.py starts with it.
 const window = 256 << 10
 
@@ -76,7 +89,7 @@ type Index struct {
 	spec Spec
 	log  *slog.Logger
 
-	redact *redactor // nil: no secrets
+	redact *output.Redactor // nil: no secrets
 
 	tools       []Tool
 	byName      map[string]*served
@@ -123,7 +136,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 	}
 	ix.crews = map[workerKey]*crew{}
 	ix.leases.by, ix.leases.taken = map[workerKey]*lease{}, map[workerKey]*lease{}
-	ix.redact = newRedactor(spec.secrets())
+	ix.redact = output.NewRedactor(spec.secrets())
 	if err := ix.group(root); err != nil {
 		return nil, openFailed(spec, err)
 	}
@@ -314,7 +327,7 @@ func (ix *Index) crewOf(f *family, key workerKey) (*crew, *toolmesh.Error) {
 		return c, nil
 	}
 	if ix.ended {
-		return nil, unavailable("the index %s is closed", ix.spec.Name)
+		return nil, failure.Unavailable("the index %s is closed", ix.spec.Name)
 	}
 	c = newCrew(ix, f, key)
 	ix.crews[key] = c
@@ -399,8 +412,8 @@ func (ix *Index) Unavailable() []Unavailable { return ix.unavailable }
 // go to the sink. When ctx ends the work is stopped: Call returns only when it
 // has, which takes at most the grace and a moment. Every error is a
 // [*toolmesh.Error] that says whether the tool's code had begun, except what
-// [Sink.Item] returned.
-func (ix *Index) Call(ctx context.Context, call Call, sink Sink) (json.RawMessage, error) {
+// [output.Sink.Item] returned.
+func (ix *Index) Call(ctx context.Context, call Call, sink output.Sink) (json.RawMessage, error) {
 	t := ix.byName[call.Tool]
 	if t == nil {
 		return nil, ix.notServed(call.Tool)
@@ -408,10 +421,10 @@ func (ix *Index) Call(ctx context.Context, call Call, sink Sink) (json.RawMessag
 	ix.inFlight.Add(1)
 	defer ix.leave()
 	if ix.closing.Load() {
-		return nil, unavailable("the index %s is closed", ix.spec.Name)
+		return nil, failure.Unavailable("the index %s is closed", ix.spec.Name)
 	}
 	if ctx.Err() != nil {
-		return nil, ended(ctx, toolmesh.StartedNo)
+		return nil, failure.Ended(ctx, toolmesh.StartedNo)
 	}
 	if call.Isolation != "" {
 		if _, err := tool.ParseIsolation(string(call.Isolation)); err != nil {
@@ -450,7 +463,7 @@ func diedBefore(err error) *toolmesh.Error {
 	return nil
 }
 
-func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink, outcome *verdict) (json.RawMessage, error) {
+func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink output.Sink, outcome *verdict) (json.RawMessage, error) {
 	j := &job{id: ix.x.nextID.Add(1), tool: t, args: call.Args, sink: sink, session: call.Session, rpcID: call.RPCID, depth: max(call.Depth, 0)}
 	j.nesting.maker, j.nesting.ctx = call.Nested, ctx
 	defer j.endNested()
@@ -515,7 +528,7 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink, o
 	case refused != nil:
 		return nil, refused
 	case j.kind == frame.Error:
-		return nil, fromWorker(j.body)
+		return nil, failure.FromWorker(j.body)
 	case call.Stream && j.kind == frame.Result:
 		return nil, sink.Item(ctx, j.body) // a plain function's one item
 	case j.kind == frame.Result:
@@ -531,7 +544,7 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink, o
 func (ix *Index) notServed(name string) error {
 	for _, u := range ix.unavailable {
 		if u.Name == name {
-			return unavailable("%s is not served: %s", name, u.Reason).WithRetryable(false)
+			return failure.Unavailable("%s is not served: %s", name, u.Reason).WithRetryable(false)
 		}
 	}
 	return toolmesh.Errorf(toolmesh.CodeToolNotFound, "the index %s has no tool %s", ix.spec.Name, name).

@@ -16,7 +16,9 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
+	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/frame"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
@@ -27,7 +29,7 @@ type job struct {
 	flags   uint8
 	meta    []byte
 	args    []byte
-	sink    Sink
+	sink    output.Sink
 	session string // whose call it is
 	rpcID   string
 	depth   int // how many calls are above it
@@ -96,13 +98,13 @@ type worker struct {
 	out    *os.File // results
 	from   *eager   // out
 	reader *frame.Reader
-	stdout *rawPipe
-	stderr *rawPipe
-	tail   tail
+	stdout *output.Pipe
+	stderr *output.Pipe
+	tail   *output.Tail
 	log    *slog.Logger
 
 	exited    chan struct{} // closed when the process is known to have ended
-	exit      exit          // valid after exited
+	exit      sandbox.Exit  // valid after exited
 	exitOnce  sync.Once
 	gone      chan struct{} // closed when everything about it is finished
 	finishing sync.Once
@@ -145,7 +147,7 @@ type worker struct {
 func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Duration) (_ *worker, err error) {
 	w := &worker{
 		id: id, crew: c, zygote: z, log: c.index.log,
-		exited: make(chan struct{}), gone: make(chan struct{}), tail: tail{redact: c.index.redact},
+		exited: make(chan struct{}), gone: make(chan struct{}), tail: output.NewTail(c.index.redact),
 	}
 	var theirs, ours []*os.File
 	defer func() {
@@ -181,10 +183,10 @@ func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Durati
 		return nil, err
 	}
 	w.in, w.out = ours[0], ours[1]
-	if w.stdout, err = newRawPipe(w, ours[2], StreamStdout); err != nil {
+	if w.stdout, err = w.pipe(ours[2], output.StreamStdout, nil); err != nil {
 		return nil, err
 	}
-	if w.stderr, err = newRawPipe(w, ours[3], StreamStderr); err != nil {
+	if w.stderr, err = w.pipe(ours[3], output.StreamStderr, w.keepWords); err != nil {
 		return nil, err
 	}
 	if w.raw, err = w.in.SyscallConn(); err != nil {
@@ -209,8 +211,8 @@ func startWorker(c *crew, z *zygote, id uint64, become bool, timeout time.Durati
 	ours = nil // from here on finish closes them
 	w.enclose()
 	w.reader = frame.NewReader(from, c.index.x.maxFrame())
-	w.wg.Go(w.stdout.run)
-	w.wg.Go(w.stderr.run)
+	w.wg.Go(w.stdout.Run)
+	w.wg.Go(w.stderr.Run)
 	_ = w.out.SetReadDeadline(time.Now().Add(timeout))
 	h, _, err := w.reader.Next()
 	_ = w.out.SetReadDeadline(time.Time{})
@@ -248,15 +250,11 @@ func (w *worker) finish(cause error) {
 		case <-w.exited:
 		case <-time.After(5 * time.Second):
 			w.log.Error("a killed worker did not end", slog.Int("pid", w.handle.Pid()))
-			w.exitedWith(exit{lost: true})
+			w.exitedWith(sandbox.Exit{Lost: true})
 		}
 		w.zygote.forget(w)
-		w.logMu.Lock()
-		w.stdout.end()
-		w.stderr.end()
-		w.logMu.Unlock()
-		_ = w.stdout.file.Close()
-		_ = w.stderr.file.Close()
+		w.stdout.Close()
+		w.stderr.Close()
 		_ = w.in.Close()
 		_ = w.out.Close()
 		w.wg.Wait()
@@ -274,7 +272,7 @@ func (w *worker) finish(cause error) {
 
 // exitedWith notes the end of the process. Somebody is reading from the worker
 // and finishes it, unless it was idle.
-func (w *worker) exitedWith(e exit) {
+func (w *worker) exitedWith(e sandbox.Exit) {
 	w.exitOnce.Do(func() {
 		w.exit = e
 		close(w.exited)
@@ -394,13 +392,30 @@ func (w *worker) demultiplex() error {
 	}
 }
 
+// pipe makes the reader of a descriptor of the worker's.
+func (w *worker) pipe(file *os.File, stream output.Stream, saw func(data []byte)) (*output.Pipe, error) {
+	return output.NewPipe(file, &w.logMu, saw, output.NewLines(w.crew.index.redact, func(text string) {
+		w.hand(w.only(), output.Record{Time: time.Now(), Stream: stream, Message: text})
+	}))
+}
+
+// keepWords keeps what bypassed sys.stderr for the error of a call that ends with
+// the worker.
+func (w *worker) keepWords(data []byte) {
+	if session, ok := w.session(); ok {
+		w.tail.Add(data, session)
+	} else {
+		w.tail.Forget() // it is nobody's, or several's
+	}
+}
+
 // logged hands over a LOG frame.
 func (w *worker) logged(h frame.Header, body []byte) {
-	record := recordOf(h.Flags, body)
+	record := output.RecordOf(h.Flags, body)
 	w.logMu.Lock()
 	j := w.find(h.ID)
-	if record.Stream == StreamStderr && j != nil {
-		w.tail.add(body, j.session)
+	if record.Stream == output.StreamStderr && j != nil {
+		w.tail.Add(body, j.session)
 	}
 	w.hand(j, record)
 	w.logMu.Unlock()
@@ -413,14 +428,14 @@ func (w *worker) logged(h frame.Header, body []byte) {
 func (w *worker) settle(flags uint8) {
 	w.logMu.Lock()
 	if !w.crew.async || flags&frame.FlagRaw != 0 {
-		w.stdout.flush()
-		w.stderr.flush()
+		w.stdout.Flush()
+		w.stderr.Flush()
 	}
-	w.stdout.settle()
-	w.stderr.settle()
+	w.stdout.Settle()
+	w.stderr.Settle()
 	if !w.crew.async {
 		w.current.Store(nil)
-		w.tail.forget()
+		w.tail.Forget()
 	}
 	w.logMu.Unlock()
 }
@@ -475,7 +490,7 @@ func (w *worker) session() (string, bool) {
 }
 
 // hand gives a record to its call's sink, or to the log. The log lock is held.
-func (w *worker) hand(j *job, r Record) {
+func (w *worker) hand(j *job, r output.Record) {
 	if j != nil && j.sink != nil {
 		j.sink.Log(r)
 		return
@@ -626,10 +641,10 @@ func (w *worker) flush() {
 func (w *worker) begun(j *job) toolmesh.Started {
 	if w.crew.async {
 		place := j.place.Load()
-		return started(place > 0 && place <= w.page.Load(sandbox.WordTaken))
+		return failure.Started(place > 0 && place <= w.page.Load(sandbox.WordTaken))
 	}
 	// A tool may have written over the page: only what is unchanged says no.
-	return started(w.page.Load(sandbox.WordStarted) != j.before)
+	return failure.Started(w.page.Load(sandbox.WordStarted) != j.before)
 }
 
 // metaOf makes the meta block of a CALL body: length, then the JSON object.

@@ -1,7 +1,6 @@
 package executor
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolmesh/toolmesh/executor/frame"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -90,7 +90,7 @@ type zygote struct {
 	proc    *sandbox.Process
 	conn    *net.UnixConn
 	about   description
-	output  tail
+	words   *output.Tail
 	maximum uint32
 
 	folder string // see setup; removed with the zygote
@@ -116,14 +116,14 @@ type forkedMessage struct {
 // startZygote sets the process up and waits until it has described its tools.
 // timeout bounds each single import.
 func startZygote(ctx context.Context, log *slog.Logger, proc *sandbox.Process, s setup,
-	redact *redactor, timeout time.Duration, maximum uint32,
+	redact *output.Redactor, timeout time.Duration, maximum uint32,
 ) (_ *zygote, err error) {
 	z := &zygote{
 		log: log, proc: proc, conn: proc.Control, maximum: maximum, folder: s.Folder,
-		forked: make(chan forkedMessage, 1), workers: map[uint64]*worker{}, output: tail{redact: redact},
+		forked: make(chan forkedMessage, 1), workers: map[uint64]*worker{}, words: output.NewTail(redact),
 	}
-	z.wg.Go(func() { z.drain(proc.Stdout, StreamStdout) })
-	z.wg.Go(func() { z.drain(proc.Stderr, StreamStderr) })
+	z.wg.Go(func() { z.drain(proc.Stdout, output.StreamStdout) })
+	z.wg.Go(func() { z.drain(proc.Stderr, output.StreamStderr) })
 	described := make(chan description, 1)
 	importing := make(chan string, 1)
 	ended := make(chan struct{})
@@ -175,12 +175,12 @@ func startZygote(ctx context.Context, log *slog.Logger, proc *sandbox.Process, s
 			case module = <-importing:
 			default:
 			}
-			words := z.output.String()
+			words := z.words.String()
 			if module == "" {
 				return nil, &startFailure{words: words, status: proc.ExitCode(), unfit: proc.ExitCode() == exitUnfit}
 			}
 			return nil, &importFailure{module, fmt.Sprintf("the import of %s ended the process (%s)%s",
-				module, exitOf(proc.ExitCode()), lastWords(words))}
+				module, sandbox.ExitOf(proc.ExitCode()), lastWords(words))}
 		case <-timer.C:
 			if module == "" {
 				return nil, fmt.Errorf("the interpreter did not start within %v", timeout)
@@ -192,14 +192,6 @@ func startZygote(ctx context.Context, log *slog.Logger, proc *sandbox.Process, s
 	}
 }
 
-// exitOf undoes the coding of a process that reports its child's end.
-func exitOf(code int) exit {
-	if code > 128 {
-		return exit{Code: -1, Signal: code - 128}
-	}
-	return exit{Code: code}
-}
-
 func lastWords(text string) string {
 	if text == "" {
 		return ""
@@ -208,32 +200,10 @@ func lastWords(text string) string {
 }
 
 // drain takes what the index prints at import: into the log, never into a call.
-func (z *zygote) drain(file *os.File, stream Stream) {
-	buf := make([]byte, 8<<10)
-	var budget bucket
-	var line []byte // whose end has not come
-	hand := func(end int) {
-		if end > 0 && budget.take(end) {
-			z.log.Debug("output at import", slog.String("stream", string(stream)),
-				slog.String("text", z.output.redact.text(string(line[:end]))))
-		}
-		line = append(line[:0], line[end:]...)
-	}
-	for {
-		n, err := file.Read(buf)
-		if n > 0 {
-			z.output.add(buf[:n], "")
-			line = append(line, buf[:n]...)
-			hand(bytes.LastIndexByte(line, '\n') + 1)
-			if most := len(buf) + z.output.redact.overlap(); len(line) > most {
-				hand(len(line) - z.output.redact.overlap())
-			}
-		}
-		if err != nil {
-			hand(len(line))
-			return
-		}
-	}
+func (z *zygote) drain(file *os.File, stream output.Stream) {
+	output.Drain(file, z.words, func(text string) {
+		z.log.Debug("output at import", slog.String("stream", string(stream)), slog.String("text", text))
+	})
 }
 
 // read takes the zygote's messages until it ends.
@@ -290,9 +260,9 @@ func (z *zygote) read(importing chan string, described chan description) {
 			}
 			z.forked <- m
 		case frame.Exited:
-			e := exit{lost: true}
+			e := sandbox.Exit{Lost: true}
 			if numbers := numbersIn(body); len(numbers) == 2 {
-				e = exit{Code: numbers[0], Signal: numbers[1]}
+				e = sandbox.Exit{Code: numbers[0], Signal: numbers[1]}
 			}
 			z.mu.Lock()
 			w := z.workers[h.ID]
@@ -371,7 +341,7 @@ func (z *zygote) fork(w *worker, become bool, files []*os.File) (*sandbox.Handle
 		_ = z.conn.Close() // it does not answer: it is of no more use
 	}
 	z.forget(w)
-	return nil, fmt.Errorf("%w: the zygote is gone%s", errNoFork, lastWords(z.output.String()))
+	return nil, fmt.Errorf("%w: the zygote is gone%s", errNoFork, lastWords(z.words.String()))
 }
 
 func (z *zygote) forget(w *worker) {
@@ -392,9 +362,9 @@ func (z *zygote) lostAll() {
 	z.mu.Unlock()
 	for _, w := range workers {
 		if solo {
-			w.exitedWith(exitOf(z.proc.ExitCode()))
+			w.exitedWith(sandbox.ExitOf(z.proc.ExitCode()))
 		} else {
-			w.exitedWith(exit{lost: true})
+			w.exitedWith(sandbox.Exit{Lost: true})
 		}
 	}
 }

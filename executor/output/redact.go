@@ -1,4 +1,4 @@
-package executor
+package output
 
 import (
 	"cmp"
@@ -13,11 +13,11 @@ import (
 // mark stands in the place of a secret; redaction.py says the same.
 const mark = "***"
 
-// redactor takes an index's secrets out of what its processes write past the
+// Redactor takes an index's secrets out of what its processes write past the
 // worker: to descriptors 1 and 2, at import, and as last words. redaction.py is
-// the same for what goes through it. A nil redactor changes nothing. Safe for
+// the same for what goes through it. A nil Redactor changes nothing. Safe for
 // concurrent use.
-type redactor struct {
+type Redactor struct {
 	pattern *regexp.Regexp
 	longest int // bytes of the longest text that is replaced
 }
@@ -28,19 +28,8 @@ const (
 	redactWhole = 4 // from which a secret is replaced inside of words too
 )
 
-// secrets are the values of the variables that the index declares as secret.
-func (s Spec) secrets() (values []string) {
-	for _, name := range s.Secrets {
-		values = append(values, s.Vars[name])
-		for _, policy := range s.Policies {
-			values = append(values, policy.Vars[name])
-		}
-	}
-	return values
-}
-
-// newRedactor makes one for the values; nil when there is nothing to keep secret.
-func newRedactor(values []string) *redactor {
+// NewRedactor makes one for the values; nil when there is nothing to keep secret.
+func NewRedactor(values []string) *Redactor {
 	var long, short []string
 	for _, value := range values {
 		value = strings.TrimSpace(value)
@@ -60,7 +49,7 @@ func newRedactor(values []string) *redactor {
 	slices.Sort(short)
 	short = slices.Compact(short)
 	slices.SortStableFunc(short, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
-	r := &redactor{}
+	r := &Redactor{}
 	var parts []string
 	for _, value := range values {
 		if value = strings.TrimSpace(value); len([]rune(value)) >= redactWhole {
@@ -173,17 +162,17 @@ func leavesOf(v any) (leaves []string) {
 	return leaves
 }
 
-// text is s without secrets.
-func (r *redactor) text(s string) string {
+// Text is s without secrets.
+func (r *Redactor) Text(s string) string {
 	if r == nil {
 		return s
 	}
 	return r.pattern.ReplaceAllLiteralString(s, mark)
 }
 
-// overlap is how many bytes at the edge of a piece may belong to a secret that
+// Overlap is how many bytes at the edge of a piece may belong to a secret that
 // goes on in the next.
-func (r *redactor) overlap() int {
+func (r *Redactor) Overlap() int {
 	if r == nil {
 		return 0
 	}
