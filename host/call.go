@@ -79,12 +79,12 @@ type inflight struct {
 	epoch    string    // of the session; see lookUp
 	ctx      callContext
 	stop     context.CancelCauseFunc
-	call     Call      // what the handler sees
-	sink     unarySink // of a unary call
+	alarm    *time.Timer // fires at the deadline; nil for none
+	call     Call        // what the handler sees
+	sink     unarySink   // of a unary call
 
 	unsettled atomic.Bool // epoch is still to be looked up
 
-	alarm  atomic.Pointer[time.Timer]     // fires at the deadline, once that is near
 	cause  atomic.Pointer[toolmesh.Error] // why the call was told to end
 	ending atomic.Int64                   // when it was, unix ns; 0 = not yet
 	// answered is taken by whoever answers the caller: the handler's return, or
@@ -103,7 +103,8 @@ type inflight struct {
 
 // receive parses and admits one request, and runs it if it is admitted.
 func (h *Host) receive(m *nats.Msg) {
-	s, err := h.addresses.parse(m.Subject)
+	parsed, err := subjects.Parse(m.Subject)
+	s := &parsed
 	directed := s.Kind == subjects.KindNodeTool
 	if !h.bus.MayAnswer(m, s.Session, h.opts.SessionCredentials) {
 		h.refusedReplies.Add(1)
@@ -320,7 +321,6 @@ func (h *Host) run(call *admit.Call[*inflight]) {
 	if h.base.Err() != nil {
 		c.stop(context.Cause(h.base))
 	}
-	c.watchDeadline(c.start)
 	h.conclude(call, h.execute(call))
 }
 

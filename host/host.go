@@ -34,22 +34,21 @@ const (
 
 // Host makes a process a node. Its methods may be called concurrently.
 type Host struct {
-	opts      Options
-	bus       *bus.Bus
-	ownBus    bool
-	log       *slog.Logger
-	node      subjects.NodeID
-	boot      subjects.BootID
-	identity  *codec.Identity // of answers that belong to no tool
-	calls     *admit.Table[*inflight]
-	quota     *quota
-	replayer  *chunks.Replayer
-	routes    routes
-	addresses addresses
-	lease     lease
-	standing  standing
-	lookups   *lookups
-	followed  *registry.Sessions // of a host that was given no Sessions; else nil
+	opts     Options
+	bus      *bus.Bus
+	ownBus   bool
+	log      *slog.Logger
+	node     subjects.NodeID
+	boot     subjects.BootID
+	identity *codec.Identity // of answers that belong to no tool
+	calls    *admit.Table[*inflight]
+	quota    *quota
+	replayer *chunks.Replayer
+	routes   routes
+	lease    lease
+	standing standing
+	lookups  *lookups
+	followed *registry.Sessions // of a host that was given no Sessions; else nil
 
 	base    context.Context // ends with the host, as every call's context does
 	end     context.CancelCauseFunc
