@@ -129,11 +129,18 @@ func (h *Host) receive(m *nats.Msg) {
 	c := &inflight{h: h, req: req, tool: t, reply: m.Reply, start: time.Now()}
 	if stream := req.Delivery != codec.DeliverNone; h.opts.Sessions != nil || stream && h.lease.joined.Load() {
 		if c.epoch, err = h.epoch(h.base, req.Session, stream); err != nil {
-			h.answer(m.Reply, req, h.identity, admit.Record{Err: refusal(err)})
+			bad = refusal(err)
+			if req.IsAgain {
+				bad = bad.WithStarted(toolmesh.StartedUnknown) // it may have run in the session that has ended
+			}
+			h.answer(m.Reply, req, h.identity, admit.Record{Err: bad})
 			return
 		}
 	}
 	r := admit.Request{Tool: s.Tool, Epoch: c.epoch, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth}
+	if req.IsAgain {
+		r.First = c.start.Add(-req.Again)
+	}
 	if req.RPCID == "" && r.Stream {
 		req.RPCID = newRPCID(req.Delivery) // its caller learns it, and may cancel by it
 	}

@@ -66,6 +66,70 @@ func TestRepetitionOfAUnaryCall(t *testing.T) {
 	first.none("the first caller")
 }
 
+// The node forgets results, and no name that may yet be repeated.
+func TestNamesOutliveResults(t *testing.T) {
+	t.Parallel()
+	const others = 10_500
+	r := newRig(t, &rigOptions{host: host.Options{Slots: others}})
+	if a := r.call("note", `{"key":"first"}`, "Mesh-Rpc-Id", "first"); a.code() != "ok" {
+		t.Fatalf("%s", a.Data)
+	}
+	in := r.inbox()
+	for i := range others {
+		r.send(in, "tools.default.desk.add", `{"a":1,"b":2}`, "Mesh-Rpc-Id", fmt.Sprint(i))
+	}
+	for range others {
+		if a := in.next(); a.code() != "ok" {
+			t.Fatalf("%s", a.Data)
+		}
+	}
+	for _, again := range [][]string{nil, {"Mesh-Again", "2500"}} {
+		a := r.call("note", `{"key":"first"}`, append(again, "Mesh-Rpc-Id", "first")...)
+		if a.code() != "invalid_request" || a.Error.started() != "true" {
+			t.Errorf("after %d other calls, with %v: %s", others, again, a.Data)
+		}
+	}
+	if a := r.call("add", `{"a":1,"b":2}`, "Mesh-Rpc-Id", fmt.Sprint(others-1), "Mesh-Again", "2500"); a.code() != "ok" {
+		t.Errorf("a result that is kept: %s", a.Data)
+	}
+	if n := r.ran("first"); n != 1 {
+		t.Errorf("it ran %d times", n)
+	}
+}
+
+// A node that was not there when a request was first sent cannot know whether it
+// ran, and neither runs it nor says that it did not.
+func TestRepetitionThatIsOlderThanTheNode(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	for _, how := range []string{"", "1", "inbox"} {
+		pairs := []string{"Mesh-Rpc-Id", "old" + how, "Mesh-Again", "3600000"}
+		if how != "" {
+			pairs = append(pairs, "Mesh-Stream", how)
+		}
+		a := r.call("gen", `{"key":"old","n":1}`, pairs...)
+		if a.code() != "node_lost" || a.Error.started() != "unknown" || a.Header.Get("Mesh-Started") != "" {
+			t.Errorf("stream %q: %v %s", how, a.Header, a.Data)
+		}
+		// Nor when it would not be run anyway.
+		if a := r.call("gen", `{"key":"old","n":1}`, append(pairs, "Mesh-Timeout-Ms", "0")...); a.code() != "node_lost" || a.Error.started() != "unknown" {
+			t.Errorf("stream %q, with no time left: %s", how, a.Data)
+		}
+	}
+	if n := r.ran("old"); n != 0 {
+		t.Errorf("it ran %d times", n)
+	}
+	// One that was first sent while the node remembers, and never arrived, is new.
+	if a := r.call("note", `{"key":"new"}`, "Mesh-Rpc-Id", "new", "Mesh-Again", "0"); a.code() != "ok" || r.ran("new") != 1 {
+		t.Errorf("a repetition of what got lost: %s", a.Data)
+	}
+	for _, bad := range [][]string{{"Mesh-Again", "5"}, {"Mesh-Again", "-1", "Mesh-Rpc-Id", "bad"}, {"Mesh-Again", "soon", "Mesh-Rpc-Id", "bad"}} {
+		if a := r.call("note", `{"key":"bad"}`, bad...); a.code() != "invalid_request" || r.ran("bad") != 0 {
+			t.Errorf("%v: %s", bad, a.Data)
+		}
+	}
+}
+
 // A call belongs to its session: what another one sends about its id has no
 // effect on it, while it runs or before it does.
 func TestOtherSessionsCannotCancel(t *testing.T) {
