@@ -56,14 +56,49 @@ func TestRepetitionOfAUnaryCall(t *testing.T) {
 	if n := r.ran("one"); n != 1 {
 		t.Errorf("it ran %d times", n)
 	}
-	// Another session cannot have the id, and can do nothing to who has it.
-	if a := r.ask("tools.s2.desk.hold", `{"key":"one"}`, "Mesh-Rpc-Id", "one"); a.code() != "invalid_request" || a.Error.started() != "false" {
-		t.Errorf("in another session: %s", a.Data)
-	}
-	if n := r.ran("one"); n != 1 {
-		t.Errorf("it ran %d times", n)
-	}
 	first.none("the first caller")
+}
+
+// The same id in two sessions is two calls, whatever is done to them.
+func TestSameIDInTwoSessions(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	inboxes := make(map[string]*inbox)
+	for _, session := range []string{"default", "s2"} {
+		in := r.inbox()
+		inboxes[session] = in
+		r.send(in, "tools."+session+".desk.hold", fmt.Sprintf(`{"key":%q}`, session), "Mesh-Rpc-Id", "one")
+		wait(t, session+": start", r.gate(session).started)
+		// A stream of that id is another call again, whose chunks are the session's own.
+		items := r.inbox()
+		r.send(items, "tools."+session+".desk.gen", fmt.Sprintf(`{"key":"%s stream","n":2}`, session), "Mesh-Rpc-Id", "many", "Mesh-Stream", "inbox")
+		if diff := cmp.Diff([]string{"data1", "data2", "complete2"}, bodies(items.chunks())); diff != "" {
+			t.Errorf("%s: stream (-want +got):\n%s", session, diff)
+		}
+	}
+	if a := r.ask("mesh.ctl.s2.one", ""); string(a.Data) != `{"cancelled":true}` {
+		t.Errorf("cancel: %s", a.Data)
+	}
+	if a := inboxes["s2"].next(); a.code() != "cancelled" {
+		t.Errorf("the call that was cancelled: %s", a.Data)
+	}
+	joined := r.inbox()
+	r.send(joined, "tools.default.desk.hold", `{"key":"default"}`, "Mesh-Rpc-Id", "one")
+	r.settled()
+	close(r.gate("default").release)
+	for _, in := range []*inbox{inboxes["default"], joined} {
+		if a := in.next(); string(a.Data) != `"released default"` {
+			t.Errorf("the call of the other session: %s", a.Data)
+		}
+	}
+	for session, code := range map[string]string{"default": "ok", "s2": "cancelled"} {
+		if a := r.ask("tools."+session+".desk.hold", fmt.Sprintf(`{"key":%q}`, session), "Mesh-Rpc-Id", "one"); a.code() != code {
+			t.Errorf("%s, repeated: %s", session, a.Data)
+		}
+		if n := r.ran(session); n != 1 {
+			t.Errorf("%s: it ran %d times", session, n)
+		}
+	}
 }
 
 // The node forgets results, and no name that may yet be repeated.

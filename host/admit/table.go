@@ -25,9 +25,7 @@ const (
 // slot: unlike other reasons to be busy, this one passes by itself.
 const LimitSlots = "slots"
 
-// Key names a call. The RPC alone names it on a node: under one that is taken,
-// another session is another call, which is refused. What is done to a call by
-// its key, as a cancel, needs the session as well.
+// Key names a call: the same id in two sessions is two calls.
 type Key struct {
 	Session subjects.SessionID
 	RPC     subjects.RPCID
@@ -114,13 +112,11 @@ type Table[T any] struct {
 	slots int
 	now   func() time.Time
 
-	seed maphash.Seed
-
 	mu      sync.Mutex
 	running []*Call[T]
 	vacated int                  // of running: those without a slot
 	deep    map[int]int          // how many of running are nested and have a slot, by depth
-	names   map[uint64]*entry[T] // by hash of the rpc id: a table of texts is slow to search and to collect
+	names   map[uint64]*entry[T] // by hash of the key: a table of texts is slow to search and to collect
 	spare   []entry[T]           // made together, as they are forgotten together
 	ring    []*entry[T]          // those that have ended, in order, from head on
 	head    int
@@ -138,7 +134,7 @@ func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 	began := now()
 	return &Table[T]{
 		slots: slots, now: now,
-		seed: maphash.MakeSeed(), names: make(map[uint64]*entry[T]), cancels: make(map[Key]time.Time),
+		names: make(map[uint64]*entry[T]), cancels: make(map[Key]time.Time),
 		past: past{since: began}, horizon: began.Add(-keepNames),
 	}
 }
@@ -150,10 +146,10 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 	depth := r.Depth
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var hash uint64
+	var name uint64
 	if r.Key.RPC != "" {
-		hash = t.hash(r.Key)
-		if verdict, c, record, err := t.repeated(hash, r, waiter); verdict != Run {
+		name = hash(r.Key)
+		if verdict, c, record, err := t.repeated(name, r, waiter); verdict != Run {
 			return verdict, c, record, err
 		}
 		if at, ok := t.cancelled(r.Key); ok && t.now().Sub(at) < keepCancels {
@@ -179,7 +175,7 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 		t.deep[depth]++
 	}
 	if r.Key.RPC != "" {
-		c.entry = t.name(hash, r)
+		c.entry = t.name(name, r)
 		c.entry.running = c
 	}
 	return Run, c, Record{}, nil
@@ -200,11 +196,13 @@ func (t *Table[T]) name(hash uint64, r Request) *entry[T] {
 	return k
 }
 
-func (t *Table[T]) hash(key Key) uint64 { return maphash.String(t.seed, string(key.RPC)) }
+func hash(key Key) uint64 {
+	return maphash.String(seeds[0], string(key.Session)) ^ maphash.String(seeds[1], string(key.RPC))
+}
 
 // of returns the entry of a key, or nil; t.mu is held.
 func (t *Table[T]) of(key Key) *entry[T] {
-	if k := t.names[t.hash(key)]; k != nil && k.request.Key == key {
+	if k := t.names[hash(key)]; k != nil && k.request.Key == key {
 		return k
 	}
 	return nil
@@ -227,7 +225,7 @@ func (t *Table[T]) Repeated(r Request, waiter func(Record)) (verdict Verdict, c 
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	verdict, c, record, err = t.repeated(t.hash(r.Key), r, waiter)
+	verdict, c, record, err = t.repeated(hash(r.Key), r, waiter)
 	return verdict, c, record, err, verdict != Run
 }
 
@@ -278,7 +276,7 @@ func (k *entry[T]) is(r Request) bool {
 
 func collision(r Request) *toolmesh.Error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest,
-		"rpc_id %q already names another call (session, tool, kind and body must agree): use a new one", r.Key.RPC).
+		"rpc_id %q already names another call of its session (tool, kind and body must agree): use a new one", r.Key.RPC).
 		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 }
 

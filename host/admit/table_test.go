@@ -110,7 +110,6 @@ func TestWhatIsNotTheSameCallIsRefused(t *testing.T) {
 		"no epoch": func(r *admit.Request) { r.Epoch = "" },
 		"stream":   func(r *admit.Request) { r.Stream = true },
 		"body":     func(r *admit.Request) { r.Digest[0]++ },
-		"session":  func(r *admit.Request) { r.Key.Session = "s2" },
 	} {
 		r := first
 		change(&r)
@@ -171,7 +170,20 @@ func TestKeysOfOtherSessions(t *testing.T) {
 		t.Error("its own session does not find it")
 	}
 	tab.Cancel(admit.Key{Session: "s2", RPC: "b"})
-	begin(t, tab, request("b"))
+	tab.Finish(begin(t, tab, request("b")), result("1"))
+	other := request("a")
+	other.Key.Session = "s3"
+	second := begin(t, tab, other) // the same id is another call there
+	if got, ok := tab.Cancel(other.Key); !ok || got != second {
+		t.Error("a session does not find its own call")
+	}
+	tab.Finish(second, result("2"))
+	tab.Finish(call, result("1"))
+	for r, want := range map[*admit.Request]string{&call.Request: "1", &other: "2"} {
+		if rec, _ := expect(t, tab, *r, admit.Repeat); string(rec.Result) != want {
+			t.Errorf("session %s: %s, want %s", r.Key.Session, rec.Result, want)
+		}
+	}
 }
 
 func TestWhatNeverBeganIsNotKept(t *testing.T) {
