@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -197,7 +198,8 @@ type pending struct {
 	node  atomic.Pointer[node] // where it runs, once that is known
 	sign  atomic.Int64         // when it was last heard of, unix ns; 0 = never
 	high  atomic.Int64         // Mesh-High of the last keepalive
-	asked time.Time            // when the request was last sent; the call's goroutine only
+	sent  time.Time            // when the request was first sent, and
+	asked time.Time            // last; the call's goroutine only
 }
 
 // answer is what came back: a message, or why none can come.
@@ -298,6 +300,13 @@ func (c *Client) begin(t target, s *settings) (*pending, error) {
 	return p, nil
 }
 
+// send sends the request for the first time.
+func (p *pending) send(msg *nats.Msg) error {
+	p.sent = time.Now()
+	p.asked = p.sent
+	return p.inbox.Send(msg)
+}
+
 var timers = sync.Pool{New: func() any {
 	t := time.NewTimer(time.Hour)
 	t.Stop()
@@ -324,9 +333,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 		timer.Stop()
 		timers.Put(timer)
 	}()
-	sent := time.Now()
-	p.asked = sent
-	if err := p.inbox.Send(msg); err != nil {
+	if err := p.send(msg); err != nil {
 		return nil, err
 	}
 	var a answer
@@ -343,7 +350,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	}
 	reply := a.msg
 	r := codec.ParseReply(codec.Header(reply.Header), reply.Data)
-	took := time.Since(sent)
+	took := time.Since(p.sent)
 	if n := t.node; n != nil && r.HasLoad && r.Boot == n.boot {
 		n.setLoad(r.Load)
 	}
@@ -437,7 +444,8 @@ func (p *pending) watch(ctx context.Context, msg *nats.Msg) (*nats.Msg, error) {
 
 // resend asks the node again for a call of which it, alive and the same as ever,
 // has said nothing since last: the request or its answer got lost. That start of
-// the node knows the rpc_id and runs it once at most; another one must not.
+// the node knows the rpc_id, or that it may have forgotten it, and runs it once at
+// most; another one must not.
 func (p *pending) resend(msg *nats.Msg, last time.Time) error {
 	n := p.node.Load()
 	if n == nil || time.Since(p.lastSign(last)) < silence || !n.wellSince(silence) || !p.c.bus.Connected() {
@@ -450,6 +458,8 @@ func (p *pending) resend(msg *nats.Msg, last time.Time) error {
 	p.asked = time.Now()
 	header := maps.Clone(msg.Header)
 	header[codec.HeaderBoot] = []string{string(n.boot)}
+	// Rounded up: what the node remembers begins earlier then, never later.
+	header[codec.HeaderAgain] = []string{strconv.FormatInt(time.Since(p.sent).Milliseconds()+1, 10)}
 	m := &nats.Msg{Subject: subject, Reply: p.inbox.Subject() + again, Header: header, Data: msg.Data}
 	_ = p.c.bus.Conn().PublishMsg(m) // what fails is tried again
 	return nil

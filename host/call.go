@@ -138,6 +138,9 @@ func (h *Host) receive(m *nats.Msg) {
 		t, c.tool = nil, nil // it is about to be withdrawn
 	}
 	r := admit.Request{Tool: s.Tool, Epoch: c.epoch, Unsettled: !sure, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth}
+	if req.IsAgain {
+		r.First = c.start.Add(-req.Again)
+	}
 	if req.RPCID == "" && r.Stream {
 		req.RPCID = newRPCID(req.Delivery) // its caller learns it, and may cancel by it
 	}
@@ -383,7 +386,11 @@ func tooLarge(size int, limit int64) *toolmesh.Error {
 func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 	c := running.Value
 	if err := c.lookUp(&c.ctx); err != nil {
-		return admit.Record{Err: refusal(err).WithStarted(toolmesh.StartedNo)}
+		bad := refusal(err).WithStarted(toolmesh.StartedNo)
+		if c.req.IsAgain {
+			bad = bad.WithStarted(toolmesh.StartedUnknown) // it may have run in the session that has ended
+		}
+		return admit.Record{Err: bad}
 	}
 	args, varArgs := c.req.Args, []byte(nil)
 	if len(c.req.Positional) > 0 {
