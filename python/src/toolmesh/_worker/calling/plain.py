@@ -19,7 +19,6 @@ from .. import FOLDER
 from ..describing.values import Mismatch, encode
 from ..state import limits, orphans
 from ..wire.frames import (
-    BRISK,
     CALL,
     CANCEL,
     COLLECT,
@@ -28,6 +27,7 @@ from ..wire.frames import (
     ERROR,
     EXIT,
     HEADER,
+    LOOK,
     META,
     NESTED_END,
     NESTED_RESULT,
@@ -148,7 +148,7 @@ class Worker:
                         write_all(out, memoryview(data)[sent:])
                 if snapshot is not None and not snapshot.mend():
                     return False
-                if flags & BRISK:
+                if flags & LOOK:
                     look()
             elif kind == PING:
                 outlet.send(pack(0, PONG, 0, 0, call))

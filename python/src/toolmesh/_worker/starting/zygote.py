@@ -28,10 +28,12 @@ from ..wire.frames import (
     HANDLE,
     HEADER,
     HEADER_SIZE,
+    HELLO,
     IMPORTING,
     NUMBER,
     NUMBERS,
     SETUP,
+    VERSION,
 )
 from . import adopting, root
 
@@ -94,6 +96,7 @@ class Zygote:
 
     def run(self, sandbox: str) -> None:
         """Imports the tools and serves; the process ends when the agent closes the index."""
+        self._write(HELLO, 0, 0, NUMBER.pack(VERSION))
         early = sandbox in (levels.NONE, levels.GUARD)  # they need no folder
         if early:
             self._confine(sandbox, "")

@@ -1,8 +1,8 @@
 """Frames between agent and worker: a 16-byte header and a raw body.
 
 Header, little-endian: u32 body length, u8 type, u8 flags, u16 tool slot,
-u64 call id. The Go side is the package ``executor/frame``; both hold the same
-numbers, and a test of the executor compares them.
+u64 call id. docs/worker-protocol.md is their page and the Go package
+``executor/frame`` the other side; a test there compares the numbers of all three.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     JSON: TypeAlias = Any  # None, bool, int, float, str, list[JSON] or dict[str, JSON]
     Frame: TypeAlias = tuple[int, int, int, int, bytes]  # type, flags, slot, call id, body
 
+VERSION = 1  # of what passes between the agent and its processes; each change of it is another one
 HEADER = struct.Struct("<IBBHQ")
 HEADER_SIZE = 16
 NUMBER, NUMBERS = struct.Struct("<i"), struct.Struct("<ii")  # bodies of FORKED and EXITED
@@ -48,6 +49,7 @@ NESTED_CANCEL = 25  # no body: nobody waits for it any more
 NESTED_CREDIT = 26  # body: u32 bytes that a nested stream may send on top
 
 # Between agent and zygote.
+HELLO = 79  # the zygote's first; body: i32 VERSION
 SETUP = 64
 FORK = 65  # the id is the worker's; body: JSON, with the worker's descriptors
 BECOME = 66  # likewise
@@ -64,7 +66,7 @@ FAILED = 2
 STREAM = 1
 COLLECT = 2
 META = 4
-BRISK = 8  # the worker may look for its next call for a moment before it sleeps
+LOOK = 8  # the worker may look for its next call for a moment before it sleeps
 
 # Flags of a terminal.
 RAW = 1  # something was written past sys.stdout to fd 1 or 2 and waits in their pipes
