@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -47,25 +49,45 @@ func NewStore(b *bus.Bus, options *StoreOptions) *Store {
 	return &Store{bus: b, cache: descriptorCache{limit: o.CacheBytes, items: make(map[string]*list.Element)}}
 }
 
-// PutDescriptor stores a descriptor under its digest, which it returns. One that
-// is there already is left alone.
-func (s *Store) PutDescriptor(ctx context.Context, d *tool.Descriptor) (digest string, err error) {
-	if digest, err = d.Digest(); err != nil {
-		return "", err
+// PutDescriptors stores descriptors under their digests, which it returns in order.
+// One that is there already is left alone.
+func (s *Store) PutDescriptors(ctx context.Context, all ...*tool.Descriptor) (digests []string, err error) {
+	digests = make([]string, len(all))
+	for i, d := range all {
+		if digests[i], err = d.Digest(); err != nil {
+			return nil, err
+		}
 	}
-	if s.cache.get(digest) != nil {
-		return digest, nil
+	there := make(map[string]*tool.Descriptor)
+	if len(all) > 1 { // one read spares a write for each that is there
+		if there, err = s.Descriptors(ctx, digests); err != nil {
+			return nil, err
+		}
 	}
+	var puts errgroup.Group
+	puts.SetLimit(putsAtOnce)
+	for i, d := range all {
+		if digest := digests[i]; there[digest] == nil && s.cache.get(digest) == nil {
+			puts.Go(func() error { return s.putDescriptor(ctx, digest, d) })
+		}
+	}
+	return digests, puts.Wait()
+}
+
+// putsAtOnce is how many descriptors are on their way at once.
+const putsAtOnce = 16
+
+func (s *Store) putDescriptor(ctx context.Context, digest string, d *tool.Descriptor) error {
 	data, err := d.Encode()
 	if err != nil {
-		return "", err
+		return err
 	}
 	key := bus.Key{Bucket: subjects.BucketSchemas, Name: digest}
 	if _, err := s.bus.Create(ctx, key, data, 0); err != nil && !errors.Is(err, bus.ErrConflict) {
-		return "", fmt.Errorf("publish the descriptor of tool %q: %w", d.ID, err)
+		return fmt.Errorf("publish the descriptor of tool %q: %w", d.ID, err)
 	}
 	s.cache.put(digest, d, len(data))
-	return digest, nil
+	return nil
 }
 
 // Descriptor returns the descriptor of a digest, from the cache if it was read
