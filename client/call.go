@@ -351,8 +351,8 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	reply := a.msg
 	r := codec.ParseReply(codec.Header(reply.Header), reply.Data)
 	took := time.Since(sent)
-	if r.HasLoad && r.Node != "" {
-		c.shared.nodes.load(r.Node, r.Boot, r.Load)
+	if n := t.node; n != nil && r.HasLoad && r.Boot == n.boot {
+		n.setLoad(r.Load)
 	}
 	switch r.Kind {
 	case codec.ReplyResult:

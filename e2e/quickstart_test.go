@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -10,30 +11,41 @@ import (
 	"sort"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// codeBlocks returns the fenced blocks of a page, in order; language "" is a
+// fenced is one block of code of a page.
+type fenced struct{ language, text string }
+
+// fencedBlocks returns the blocks of code of a page, in order; language "" is a
 // block without one.
-func codeBlocks(t *testing.T, page, language string) []string {
+func fencedBlocks(t *testing.T, page string) []fenced {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(root, page))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var blocks []string
+	var blocks []fenced
 	for _, m := range regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)^```$").FindAllStringSubmatch(string(data), -1) {
-		if m[1] == language {
-			blocks = append(blocks, m[2])
-		}
+		blocks = append(blocks, fenced{m[1], m[2]})
 	}
 	return blocks
 }
 
-// TestREADME pastes the commands of README's second screen into a shell, in a
-// folder like a fresh clone, and compares what they print with what it shows.
+// TestREADME does what the page says, in its order, in a folder like a fresh
+// clone: it pastes the commands into a shell, runs the programs, and compares
+// what is printed with what the page shows.
 func TestREADME(t *testing.T) {
 	t.Parallel()
+	needsPackages(t)
 	u := newUser(t)
+	venv := filepath.Join(u.home, "venv")
+	if err := run("python3", "-m", "venv", venv); err != nil {
+		t.Fatal(err)
+	}
 	clone := filepath.Join(u.home, "toolmesh")
 	if err := os.CopyFS(filepath.Join(clone, "examples", "indexes"), os.DirFS(filepath.Join(root, "examples", "indexes"))); err != nil {
 		t.Fatal(err)
@@ -41,7 +53,7 @@ func TestREADME(t *testing.T) {
 	t.Cleanup(func() { _, _ = finish(u.command(context.WithoutCancel(t.Context()), "mesh", "down")) }) // if it still runs
 	shell := func(script string) result {
 		t.Helper()
-		cmd := u.command(t.Context(), "sh", "-e", "-c", script)
+		cmd := u.command(t.Context(), "sh", "-e", "-c", "PATH="+filepath.Join(venv, "bin")+":$PATH\n"+script)
 		cmd.Dir = clone
 		r, err := finish(cmd)
 		if err != nil || r.status != 0 {
@@ -49,39 +61,81 @@ func TestREADME(t *testing.T) {
 		}
 		return r
 	}
-	var first, second string
-	for _, block := range codeBlocks(t, "README.md", "") {
-		switch {
-		case strings.Contains(block, "mesh up -d"):
-			first = block
-		case strings.Contains(block, "mesh down"):
-			second = block
+	page, err := os.ReadFile(filepath.Join(root, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range regexp.MustCompile("`(pip install [^`]+)`").FindAllStringSubmatch(string(page), -1) {
+		shell(command[1])
+	}
+	var last result
+	var url string
+	ran := make(map[string]int)
+	for _, block := range fencedBlocks(t, "README.md") {
+		text := block.text
+		switch block.language {
+		case "":
+			if strings.HasPrefix(text, "make demo") || strings.HasPrefix(text, "make help") {
+				continue // TestDemo, and what runs this test
+			}
+			// The binaries are built and on the PATH, and the port may be somebody else's.
+			text = regexp.MustCompile(`(?m)^make build.*$`).ReplaceAllString(text, "")
+			text = strings.Replace(text, "mesh up -d", "mesh up -d --nats-listen 127.0.0.1:0", 1)
+			last = shell(text)
+			if up := regexp.MustCompile(`(?m)^ready nats=(nats://127\.0\.0\.1:\d+)$`).FindStringSubmatch(last.stdout); up != nil {
+				url = up[1]
+			}
+		case "json":
+			_, printed, found := strings.Cut(last.stdout, "{")
+			if !found {
+				t.Fatalf("no result: %v", last)
+			}
+			equalJSON(t, "the result", []byte("{"+printed), text)
+		case "python":
+			script := filepath.Join(u.home, "snippet.py")
+			if err := os.WriteFile(script, []byte(strings.ReplaceAll(text, "nats://127.0.0.1:4222", url)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if r := shell("python " + script); !strings.Contains(r.stdout, `"Oslo: `) {
+				t.Errorf("the Python program prints %v", r)
+			}
+		case "go":
+			name := regexp.MustCompile(`^// Command (\w+) `).FindStringSubmatch(text)
+			if name == nil {
+				t.Fatalf("a Go program without its name:\n%s", text)
+			}
+			source, err := os.ReadFile(filepath.Join(root, "examples", name[1], "main.go"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(source), text); diff != "" {
+				t.Errorf("examples/%s (-file +page):\n%s", name[1], diff)
+			}
+			if err := run("go", "build", "-C", root, "-buildvcs=false", "-o", filepath.Join(clone, name[1]), "./examples/"+name[1]); err != nil {
+				t.Fatal(err)
+			}
+			if name[1] == "call" {
+				if r := shell("NATS_URL=" + url + " ./call"); !strings.HasPrefix(r.stdout, "Oslo: ") {
+					t.Errorf("the Go program prints %v", r)
+				}
+				break
+			}
+			u.start(t, clone, "env", "NATS_URL="+url, filepath.Join(clone, name[1]))
+			meshtest.Until(t, "the Go function is served", func() bool {
+				return u.do(t, "mesh", "info", "billing.refund").status == 0
+			})
+		}
+		ran[block.language]++
+		for command, want := range map[string]string{
+			"mesh stream": `"hour":23`, "mesh ls": "weather.forecast.hours", "mesh call billing": "refunded order A7",
+		} {
+			if strings.Contains(text, command) && !strings.Contains(last.stdout, want) {
+				t.Errorf("%q is not among what the block with %q prints: %v", want, command, last)
+			}
 		}
 	}
-	if first == "" || second == "" {
-		t.Fatal("README shows no mesh up -d and mesh down any more")
-	}
-	// The binaries are built and on the PATH, and the port may be somebody else's.
-	first = regexp.MustCompile(`(?m)^make build.*$`).ReplaceAllString(first, "")
-	first = strings.Replace(first, "mesh up -d", "mesh up -d --nats-listen 127.0.0.1:0", 1)
-	r := shell(first)
-	shown := codeBlocks(t, "README.md", "json")
-	if len(shown) == 0 {
-		t.Fatal("README shows no result any more")
-	}
-	_, printed, found := strings.Cut(r.stdout, "{")
-	if !found {
-		t.Fatalf("no result: %v", r)
-	}
-	equalJSON(t, "the result", []byte("{"+printed), shown[0])
-	if !regexp.MustCompile(`(?m)^ready nats=nats://127\.0\.0\.1:\d+$`).MatchString(r.stdout) {
-		t.Errorf("no ready line: %v", r)
-	}
-	r = shell(second)
-	for _, want := range []string{"weather.forecast.today", "weather.forecast.hours", "hour", "23"} {
-		if !strings.Contains(r.stdout, want) {
-			t.Errorf("%q is not among what the second block prints: %v", want, r)
-		}
+	if want := map[string]int{"": 4, "json": 1, "python": 1, "go": 2, "toml": 1}; !maps.Equal(ran, want) {
+		t.Errorf("the page has these blocks: %v, want %v", ran, want)
 	}
 	if r := u.do(t, "mesh", "ls"); r.status != 3 || !strings.Contains(r.stderr, "mesh up") {
 		t.Errorf("after mesh down: %v", r)
@@ -100,8 +154,11 @@ func TestQuickStartPage(t *testing.T) {
 	u.up(t, filepath.Join(u.home, "the-mesh"))
 	skip := regexp.MustCompile(`^(make|export|mesh up|mesh down|mesh-agent|mesh install (https|owner)|echo \$\?)`)
 	ran := 0
-	for _, block := range codeBlocks(t, filepath.Join("docs", "quickstart.md"), "") {
-		for line := range strings.Lines(block) {
+	for _, block := range fencedBlocks(t, filepath.Join("docs", "quickstart.md")) {
+		if block.language != "" {
+			continue
+		}
+		for line := range strings.Lines(block.text) {
 			line = strings.TrimSpace(line)
 			if !strings.Contains(line, "mesh ") || skip.MatchString(line) || strings.HasPrefix(line, "ready") {
 				continue

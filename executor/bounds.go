@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -67,14 +68,14 @@ func (r *run) judge(u sandbox.Usage) (exceeded *toolmesh.Error, fatal bool) {
 			}
 		}
 		if memory > int64(limits.Memory) {
-			return outOfMemory(r.call.Tool, int64(limits.Memory), memory, "watchdog"), true
+			return failure.OutOfMemory(r.call.Tool, int64(limits.Memory), memory, failure.SourceWatchdog), true
 		}
 	}
 	if limits.Pids > 0 && u.Tasks > limits.Pids {
-		return tooMany(r.call.Tool, limits.Pids, u.Tasks), true
+		return failure.TooManyProcesses(r.call.Tool, limits.Pids, u.Tasks), true
 	}
 	if limits.CPUTime > 0 && u.CPU > limits.CPUTime {
-		return outOfTime(r.call.Tool, limits.CPUTime, u.CPU), false
+		return failure.OutOfTime(r.call.Tool, limits.CPUTime, u.CPU), false
 	}
 	return nil, false
 }

@@ -22,7 +22,7 @@ func changesIndex(t *testing.T) (ix *executor.Index, dir string) {
 		t.Fatal(err)
 	}
 	spec := specOf(t, x, dir, "changes.change", "changes.achange", "changes.wrong", "changes.awrong", "changes.spins",
-		"changes.aspins", "changes.has_additions")
+		"changes.aspins", "changes.has_additions", "changes.raw", "changes.araw")
 	spec.Vars = map[string]string{"GIVEN": "yes"}
 	return open(t, x, spec), dir
 }
@@ -67,6 +67,38 @@ func TestWhatACallChangesIsPutBack(t *testing.T) {
 				cancel()
 				if toolmesh.CodeOf(err) != toolmesh.CodeDeadlineExceeded || time.Since(begun) > 5*time.Second {
 					t.Errorf("after %s: a loop ended after %v with %v", what, time.Since(begun), err)
+				}
+			}
+			if s := ix.Stats(); s.Restarts != 0 || s.Recycled != 0 {
+				t.Errorf("workers were lost: %+v", s)
+			}
+		})
+	}
+}
+
+// Descriptors 0, 1 and 2 that a call closes, or puts something else in the place of, are the worker's own again in the
+// next call: what it writes there is its output, and in no file that another tool holds open.
+func TestStandardDescriptorsArePutBack(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"", "a"} {
+		t.Run("worker "+kind, func(t *testing.T) {
+			t.Parallel()
+			ix, _ := changesIndex(t)
+			for _, what := range []string{
+				"descriptors_closed", "descriptors_closed_by_files", "descriptors_swapped", "descriptors_taken",
+			} {
+				pid, err := call(t, ix, "changes."+kind+"change", fmt.Sprintf(`{"what":%q}`, what))
+				if err != nil {
+					t.Fatalf("%s: %v\n%s", what, err, toolmesh.AsError(err).Stacktrace)
+				}
+				sink := &collector{}
+				got, err := ix.Call(t.Context(), executor.Call{Tool: "changes." + kind + "raw"}, sink)
+				if want := fmt.Sprintf(`[%s,""]`, pid); err != nil || string(got) != want {
+					t.Errorf("after %s: %s, %v, want %s", what, got, err, want)
+				}
+				if out, errs := sink.text(executor.StreamStdout), sink.text(executor.StreamStderr); out != "to 1\na child\n" ||
+					errs != "to 2\n" {
+					t.Errorf("after %s: captured %q and %q", what, out, errs)
 				}
 			}
 			if s := ix.Stats(); s.Restarts != 0 || s.Recycled != 0 {

@@ -24,6 +24,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
+	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -122,7 +123,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*Commands, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.closed {
-		return nil, unavailable("the executor is closed")
+		return nil, failure.Unavailable("the executor is closed")
 	}
 	x.commands[c] = struct{}{}
 	return c, nil
@@ -185,7 +186,7 @@ func (c *Commands) Call(ctx context.Context, call CommandCall, sink Sink) (json.
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
-		return nil, unavailable("the index %s is closed", c.spec.Name)
+		return nil, failure.Unavailable("the index %s is closed", c.spec.Name)
 	}
 	c.running.Add(1)
 	c.mu.Unlock()
@@ -194,12 +195,12 @@ func (c *Commands) Call(ctx context.Context, call CommandCall, sink Sink) (json.
 	case c.places <- struct{}{}:
 		defer func() { <-c.places }()
 	case <-ctx.Done():
-		return nil, ended(ctx, toolmesh.StartedNo)
+		return nil, failure.Ended(ctx, toolmesh.StartedNo)
 	case <-c.stop:
-		return nil, unavailable("the index %s is closed", c.spec.Name)
+		return nil, failure.Unavailable("the index %s is closed", c.spec.Name)
 	}
 	if ctx.Err() != nil {
-		return nil, ended(ctx, toolmesh.StartedNo)
+		return nil, failure.Ended(ctx, toolmesh.StartedNo)
 	}
 	if call.Sandbox == "" {
 		call.Sandbox = c.x.defaultSandbox()
@@ -268,12 +269,12 @@ var errTooLong = errors.New("too long")
 
 func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	if why := r.c.x.Lacks(r.call.Sandbox); why != "" {
-		return nil, unavailable("%s is not served: %s", r.call.Tool, why).WithRetryable(false)
+		return nil, failure.Unavailable("%s is not served: %s", r.call.Tool, why).WithRetryable(false)
 	}
 	vars := r.call.Vars
 	var err error
 	if r.folder, err = r.c.x.folderOf(r.call.Sandbox); err != nil {
-		return nil, unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
+		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	if r.folder != "" {
 		defer os.RemoveAll(r.folder) //nolint:errcheck // nothing is left that uses it
@@ -283,7 +284,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	command.Sandbox = r.call.Sandbox
 	proc, err := r.c.x.spawner.Start(command)
 	if err != nil {
-		return nil, unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
+		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	r.proc = proc
 	if r.group = r.c.x.newGroup(r.call.Limits); r.group != nil {
@@ -292,7 +293,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	defer proc.Kill()
 	r.enclose() // it starts nothing before it has read the request
 	if _, err := proc.Control.Write(r.request(r.c.environ(vars))); err != nil {
-		return nil, unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
+		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	var helpers sync.WaitGroup
 	defer helpers.Wait()
@@ -319,7 +320,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	}
 	switch {
 	case ctx.Err() != nil:
-		return nil, ended(ctx, toolmesh.StartedYes)
+		return nil, failure.Ended(ctx, toolmesh.StartedYes)
 	case errors.Is(err, errTooLong):
 		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%s wrote more than %d bytes as one %s", r.program(), r.output, r.unit()).
 			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes).
@@ -417,7 +418,7 @@ func (r *run) stdout(ctx context.Context) ([]byte, error) {
 			return nil, errTooLong
 		}
 		if err != nil && !errors.Is(err, os.ErrClosed) {
-			return nil, unavailable("the output of %s cannot be read: %s", r.program(), err)
+			return nil, failure.Unavailable("the output of %s cannot be read: %s", r.program(), err)
 		}
 		return out, nil
 	}
@@ -567,14 +568,14 @@ func (r *run) failure(said string) error {
 	var number int
 	switch {
 	case strings.HasPrefix(said, "refused "):
-		return unavailable("the sandbox level %s cannot be had: %s", r.call.Sandbox, strings.TrimPrefix(said, "refused "))
+		return failure.Unavailable("the sandbox level %s cannot be had: %s", r.call.Sandbox, strings.TrimPrefix(said, "refused "))
 	case scanned(said, "exec %d", &number):
 		errno := syscall.Errno(number) //nolint:gosec // an errno
 		if errno == unix.E2BIG {
 			return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments are more than the system gives to a program").
 				WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
 		}
-		return unavailable("the command %s cannot be started: %s", r.program(), errno).WithRetryable(false)
+		return failure.Unavailable("the command %s cannot be started: %s", r.program(), errno).WithRetryable(false)
 	case !scanned(said, "exit %d", &number):
 		select {
 		case <-r.c.stop:
@@ -587,7 +588,7 @@ func (r *run) failure(said string) error {
 	status := syscall.WaitStatus(number) //nolint:gosec // as the system gave it
 	switch {
 	case status.Signaled():
-		how := exit{Code: -1, Signal: int(status.Signal())}
+		how := sandbox.Exit{Code: -1, Signal: int(status.Signal())}
 		return r.withWords(toolmesh.Errorf(toolmesh.CodeWorkerCrashed, "%s was ended by a signal: %s", r.program(), how).WithDetail("signal", how.Signal))
 	case status.ExitStatus() != 0:
 		message := fmt.Sprintf("%s ended with exit status %d", r.program(), status.ExitStatus())

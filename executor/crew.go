@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
@@ -145,7 +146,7 @@ func (c *crew) wait(ctx context.Context, j *job) *toolmesh.Error {
 		queued := j.worker == nil && c.queue.remove(j)
 		c.mu.Unlock()
 		if queued {
-			return ended(ctx, toolmesh.StartedNo)
+			return failure.Ended(ctx, toolmesh.StartedNo)
 		}
 		return <-j.turn // it has just come
 	}
@@ -309,7 +310,7 @@ func (c *crew) interrupt(j *job) {
 			w.kill()
 		}
 		c.reconcile()
-		j.err = crashed(j.tool.Name, exit{lost: true}, begun, "")
+		j.err = failure.Crashed(j.tool.Name, sandbox.Exit{Lost: true}, begun, "")
 		j.done <- struct{}{}
 	})
 }
@@ -485,7 +486,7 @@ func (c *crew) start() {
 		}
 		c.mu.Unlock()
 		for _, j := range failed {
-			granted(j, unavailable("no worker of %s can be started: %s", c.index.spec.Name, err))
+			granted(j, failure.Unavailable("no worker of %s can be started: %s", c.index.spec.Name, err))
 		}
 	})
 }
@@ -542,8 +543,8 @@ func (c *crew) lost(w *worker, cause error) {
 		tools[j.tool] = struct{}{}
 	}
 	for _, j := range failed {
-		j.fatal, j.shared, j.innocent = w.id, len(tools) > 1, w.exit.lost || w.stopping
-		j.err = crashed(j.tool.Name, w.exit, w.begun(j), w.tail.of(j.session))
+		j.fatal, j.shared, j.innocent = w.id, len(tools) > 1, w.exit.Lost || w.stopping
+		j.err = failure.Crashed(j.tool.Name, w.exit, w.begun(j), w.tail.of(j.session))
 		j.calm()
 		c.release(j)
 	}
@@ -583,9 +584,9 @@ func (c *crew) lost(w *worker, cause error) {
 // shut is the error of a call that finds its crew closed.
 func (c *crew) shut() *toolmesh.Error {
 	if c.affinity != "" {
-		return unavailable("the session has ended")
+		return failure.Unavailable("the session has ended")
 	}
-	return unavailable("the index %s is closed", c.index.spec.Name)
+	return failure.Unavailable("the index %s is closed", c.index.spec.Name)
 }
 
 // close refuses further calls and fails the queued ones. From here on a
@@ -602,7 +603,7 @@ func (c *crew) close() {
 	}
 	c.mu.Unlock()
 	for _, j := range failed {
-		granted(j, unavailable("the index %s is closed", c.index.spec.Name))
+		granted(j, failure.Unavailable("the index %s is closed", c.index.spec.Name))
 	}
 }
 
@@ -775,10 +776,10 @@ func (c *crew) endedJob(ctx context.Context, j *job) {
 	case j.err != nil:
 		begun = j.err.Started
 	case j.kind == frame.Error:
-		begun = fromWorker(j.body).Started
+		begun = failure.FromWorker(j.body).Started
 	}
 	j.kind, j.body = 0, nil
-	j.err = ended(ctx, begun)
+	j.err = failure.Ended(ctx, begun)
 	c.mu.Lock()
 	killed := j.killed
 	c.mu.Unlock()

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
@@ -314,7 +315,7 @@ func (ix *Index) crewOf(f *family, key workerKey) (*crew, *toolmesh.Error) {
 		return c, nil
 	}
 	if ix.ended {
-		return nil, unavailable("the index %s is closed", ix.spec.Name)
+		return nil, failure.Unavailable("the index %s is closed", ix.spec.Name)
 	}
 	c = newCrew(ix, f, key)
 	ix.crews[key] = c
@@ -408,10 +409,10 @@ func (ix *Index) Call(ctx context.Context, call Call, sink Sink) (json.RawMessag
 	ix.inFlight.Add(1)
 	defer ix.leave()
 	if ix.closing.Load() {
-		return nil, unavailable("the index %s is closed", ix.spec.Name)
+		return nil, failure.Unavailable("the index %s is closed", ix.spec.Name)
 	}
 	if ctx.Err() != nil {
-		return nil, ended(ctx, toolmesh.StartedNo)
+		return nil, failure.Ended(ctx, toolmesh.StartedNo)
 	}
 	if call.Isolation != "" {
 		if _, err := tool.ParseIsolation(string(call.Isolation)); err != nil {
@@ -515,7 +516,7 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink, o
 	case refused != nil:
 		return nil, refused
 	case j.kind == frame.Error:
-		return nil, fromWorker(j.body)
+		return nil, failure.FromWorker(j.body)
 	case call.Stream && j.kind == frame.Result:
 		return nil, sink.Item(ctx, j.body) // a plain function's one item
 	case j.kind == frame.Result:
@@ -531,7 +532,7 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink Sink, o
 func (ix *Index) notServed(name string) error {
 	for _, u := range ix.unavailable {
 		if u.Name == name {
-			return unavailable("%s is not served: %s", name, u.Reason).WithRetryable(false)
+			return failure.Unavailable("%s is not served: %s", name, u.Reason).WithRetryable(false)
 		}
 	}
 	return toolmesh.Errorf(toolmesh.CodeToolNotFound, "the index %s has no tool %s", ix.spec.Name, name).

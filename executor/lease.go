@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -106,7 +107,7 @@ func (ix *Index) lease(t *served, call Call) (c *crew, release func(), _ *toolme
 	l := ls.by[key]
 	if l != nil && !l.serves(call) {
 		if l.epoch != "" && call.Created.Before(l.created) {
-			return nil, nil, unavailable("the session has ended")
+			return nil, nil, failure.Unavailable("the session has ended")
 		}
 		ix.endLease(l)
 		l = nil
@@ -142,7 +143,7 @@ func (ix *Index) lease(t *served, call Call) (c *crew, release func(), _ *toolme
 // stateGone is the error of a call that counts on what its session's worker
 // knew. It is given once: the next call finds a new worker.
 func stateGone(why string) *toolmesh.Error {
-	return unavailable("the session's worker is gone, and what it knew with it: %s; the next call gets a new one", why).
+	return failure.Unavailable("the session's worker is gone, and what it knew with it: %s; the next call gets a new one", why).
 		WithRetryable(true).WithDetail("reason", "session_worker_unavailable")
 }
 
@@ -306,7 +307,7 @@ func (c *crew) disband() []*worker {
 		c.interrupt(j)
 	}
 	for _, j := range queued {
-		granted(j, unavailable("the session has ended"))
+		granted(j, failure.Unavailable("the session has ended"))
 	}
 	return workers
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
+	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -117,16 +118,7 @@ func (w *worker) starved() bool { return w.group != nil && w.group.Kills() > w.m
 func (w *worker) starvation() func(j *job) *toolmesh.Error {
 	limit := int64(w.crew.key.limits.Memory)
 	peak, reached := w.group.Peak()-w.meter.charged, w.group.Reached()
-	return func(j *job) *toolmesh.Error { return starved(j.tool.Name, limit, peak, reached) }
-}
-
-func starved(name string, limit, peak int64, reached bool) *toolmesh.Error {
-	if reached {
-		return outOfMemory(name, limit, max(peak, limit), "cgroup")
-	}
-	return breach(toolmesh.CodeWorkerOutOfMemory, name,
-		"the machine ran out of memory, and the kernel ended the call, which had taken %d bytes of its limit of %d", max(peak, 0), limit).
-		WithDetail("limit", limit).WithDetail("peak", max(peak, 0)).WithDetail("source", "cgroup")
+	return func(j *job) *toolmesh.Error { return failure.Starved(j.tool.Name, limit, peak, reached) }
 }
 
 // exhausted ends a worker that is starved and still there: the kernel killed
@@ -188,5 +180,5 @@ func (r *run) starved() *toolmesh.Error {
 	if r.group == nil || r.group.Kills() == 0 {
 		return nil
 	}
-	return starved(r.call.Tool, int64(r.call.Limits.Memory), r.group.Peak(), r.group.Reached())
+	return failure.Starved(r.call.Tool, int64(r.call.Limits.Memory), r.group.Peak(), r.group.Reached())
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/frame"
 )
 
@@ -235,7 +236,7 @@ func (n *nestedCall) spend(ctx context.Context, size int) error {
 		select {
 		case <-n.more:
 		case <-ctx.Done():
-			return ended(ctx, toolmesh.StartedYes)
+			return failure.Ended(ctx, toolmesh.StartedYes)
 		}
 	}
 }

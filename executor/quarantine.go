@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/failure"
 )
 
 // quarantine keeps a tool that kills its workers from doing so for ever: after a
@@ -57,7 +58,7 @@ func (q *quarantine) enter(name string, now time.Time) (trial bool, _ *toolmesh.
 		return true, nil
 	}
 	wait := max(q.next.Sub(now), 0)
-	return false, unavailable("%s is in quarantine, because its workers crashed %d times: the next trial is in %v",
+	return false, failure.Unavailable("%s is in quarantine, because its workers crashed %d times: the next trial is in %v",
 		name, len(q.crashes), wait.Round(time.Millisecond)).WithRetryable(true).
 		WithDetail("quarantine", map[string]any{"crashes": len(q.crashes), "retry_after_ms": wait.Milliseconds()})
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -135,7 +136,7 @@ func (c *crew) judge(w *worker, u sandbox.Usage) {
 	w.meter.seen = u.CPU
 	for _, j := range computing {
 		if j.cpu += share; limits.CPUTime > 0 && j.cpu > limits.CPUTime && j.breach == nil {
-			j.breach = outOfTime(j.tool.Name, limits.CPUTime, j.cpu)
+			j.breach = failure.OutOfTime(j.tool.Name, limits.CPUTime, j.cpu)
 			over = append(over, j)
 		}
 	}
@@ -145,11 +146,11 @@ func (c *crew) judge(w *worker, u sandbox.Usage) {
 		fatal = w.starvation()
 	case limits.Memory > 0 && memory > int64(limits.Memory):
 		fatal = func(j *job) *toolmesh.Error {
-			return outOfMemory(j.tool.Name, int64(limits.Memory), memory, "watchdog")
+			return failure.OutOfMemory(j.tool.Name, int64(limits.Memory), memory, failure.SourceWatchdog)
 		}
 	case limits.Pids > 0 && u.Tasks > limits.Pids:
 		fatal = func(j *job) *toolmesh.Error {
-			return tooMany(j.tool.Name, limits.Pids, u.Tasks)
+			return failure.TooManyProcesses(j.tool.Name, limits.Pids, u.Tasks)
 		}
 	}
 	if fatal != nil {
@@ -186,26 +187,6 @@ func (c *crew) computing(w *worker, jobs []*job) []*job {
 		return jobs
 	}
 	return slices.DeleteFunc(slices.Clone(jobs), func(j *job) bool { return j.open > 0 })
-}
-
-func breach(code toolmesh.Code, name, format string, args ...any) *toolmesh.Error {
-	return toolmesh.Errorf(code, format, args...).WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedYes).
-		WithDetail("tool", name)
-}
-
-func outOfMemory(name string, limit, peak int64, source string) *toolmesh.Error {
-	return breach(toolmesh.CodeWorkerOutOfMemory, name, "the call took %d bytes of memory, more than its limit of %d", peak, limit).
-		WithDetail("limit", limit).WithDetail("peak", peak).WithDetail("source", source)
-}
-
-func outOfTime(name string, limit, used time.Duration) *toolmesh.Error {
-	return breach(toolmesh.CodeDeadlineExceeded, name, "the call used %v of processor time, more than its limit of %v",
-		used.Round(time.Millisecond), limit).WithDetail("limit", "cpu_time").WithDetail("max", limit.String())
-}
-
-func tooMany(name string, limit, had int) *toolmesh.Error {
-	return breach(toolmesh.CodeToolError, name, "the call had %d processes and threads, more than its limit of %d; it was stopped",
-		had, limit).WithDetail("limit", "pids").WithDetail("max", limit)
 }
 
 // breached is the limit that a call exceeded, nil if it kept them all.

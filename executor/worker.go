@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
+	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
@@ -102,7 +103,7 @@ type worker struct {
 	log    *slog.Logger
 
 	exited    chan struct{} // closed when the process is known to have ended
-	exit      exit          // valid after exited
+	exit      sandbox.Exit  // valid after exited
 	exitOnce  sync.Once
 	gone      chan struct{} // closed when everything about it is finished
 	finishing sync.Once
@@ -248,7 +249,7 @@ func (w *worker) finish(cause error) {
 		case <-w.exited:
 		case <-time.After(5 * time.Second):
 			w.log.Error("a killed worker did not end", slog.Int("pid", w.handle.Pid()))
-			w.exitedWith(exit{lost: true})
+			w.exitedWith(sandbox.Exit{Lost: true})
 		}
 		w.zygote.forget(w)
 		w.logMu.Lock()
@@ -274,7 +275,7 @@ func (w *worker) finish(cause error) {
 
 // exitedWith notes the end of the process. Somebody is reading from the worker
 // and finishes it, unless it was idle.
-func (w *worker) exitedWith(e exit) {
+func (w *worker) exitedWith(e sandbox.Exit) {
 	w.exitOnce.Do(func() {
 		w.exit = e
 		close(w.exited)
@@ -626,10 +627,10 @@ func (w *worker) flush() {
 func (w *worker) begun(j *job) toolmesh.Started {
 	if w.crew.async {
 		place := j.place.Load()
-		return started(place > 0 && place <= w.page.Load(sandbox.WordTaken))
+		return failure.Started(place > 0 && place <= w.page.Load(sandbox.WordTaken))
 	}
 	// A tool may have written over the page: only what is unchanged says no.
-	return started(w.page.Load(sandbox.WordStarted) != j.before)
+	return failure.Started(w.page.Load(sandbox.WordStarted) != j.before)
 }
 
 // metaOf makes the meta block of a CALL body: length, then the JSON object.

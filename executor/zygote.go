@@ -180,7 +180,7 @@ func startZygote(ctx context.Context, log *slog.Logger, proc *sandbox.Process, s
 				return nil, &startFailure{words: words, status: proc.ExitCode(), unfit: proc.ExitCode() == exitUnfit}
 			}
 			return nil, &importFailure{module, fmt.Sprintf("the import of %s ended the process (%s)%s",
-				module, exitOf(proc.ExitCode()), lastWords(words))}
+				module, sandbox.ExitOf(proc.ExitCode()), lastWords(words))}
 		case <-timer.C:
 			if module == "" {
 				return nil, fmt.Errorf("the interpreter did not start within %v", timeout)
@@ -190,14 +190,6 @@ func startZygote(ctx context.Context, log *slog.Logger, proc *sandbox.Process, s
 			return nil, fmt.Errorf("start the index: %w", ctx.Err())
 		}
 	}
-}
-
-// exitOf undoes the coding of a process that reports its child's end.
-func exitOf(code int) exit {
-	if code > 128 {
-		return exit{Code: -1, Signal: code - 128}
-	}
-	return exit{Code: code}
 }
 
 func lastWords(text string) string {
@@ -290,9 +282,9 @@ func (z *zygote) read(importing chan string, described chan description) {
 			}
 			z.forked <- m
 		case frame.Exited:
-			e := exit{lost: true}
+			e := sandbox.Exit{Lost: true}
 			if numbers := numbersIn(body); len(numbers) == 2 {
-				e = exit{Code: numbers[0], Signal: numbers[1]}
+				e = sandbox.Exit{Code: numbers[0], Signal: numbers[1]}
 			}
 			z.mu.Lock()
 			w := z.workers[h.ID]
@@ -392,9 +384,9 @@ func (z *zygote) lostAll() {
 	z.mu.Unlock()
 	for _, w := range workers {
 		if solo {
-			w.exitedWith(exitOf(z.proc.ExitCode()))
+			w.exitedWith(sandbox.ExitOf(z.proc.ExitCode()))
 		} else {
-			w.exitedWith(exit{lost: true})
+			w.exitedWith(sandbox.Exit{Lost: true})
 		}
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"go/token"
 	"log/slog"
+	"reflect"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -481,7 +483,7 @@ func outcome(ctx *callContext, err error) *toolmesh.Error {
 		e = toolmesh.AsError(context.Cause(ctx))
 	default:
 		e = toolmesh.Errorf(toolmesh.CodeToolError, "%w", err).WithOrigin(toolmesh.OriginTool)
-		e.Type = fmt.Sprintf("%T", err)
+		e.Type = errorType(err)
 	}
 	if e.Origin == "" {
 		e = e.WithOrigin(toolmesh.OriginAgent)
@@ -493,6 +495,21 @@ func outcome(ctx *callContext, err error) *toolmesh.Error {
 		e = e.WithStarted(toolmesh.StartedYes)
 	}
 	return e
+}
+
+// errorType is the first type in an error's chain that its package exports, as
+// callers can know it by; those of errors.New and fmt.Errorf say nothing.
+func errorType(err error) string {
+	for ; err != nil; err = errors.Unwrap(err) {
+		t := reflect.TypeOf(err)
+		if t.Kind() == reflect.Pointer {
+			t = t.Elem()
+		}
+		if token.IsExported(t.Name()) {
+			return fmt.Sprintf("%T", err)
+		}
+	}
+	return ""
 }
 
 // because is the cause of a context that ended, with what the handler's error

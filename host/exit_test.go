@@ -2,6 +2,9 @@ package host_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
 	"iter"
 	"runtime"
 	"testing"
@@ -10,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // A function that ends its goroutine, as t.Fatal in the handler of a test does,
@@ -79,6 +83,38 @@ func TestHostThatCannotStart(t *testing.T) {
 		}
 		if err := h.Stop(t.Context()); err != nil {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// ClosedError is an error of a type that callers can know.
+type ClosedError struct{ order string }
+
+func (e *ClosedError) Error() string { return "order " + e.order + " is closed" }
+
+// The type of a failure is one that its package exports, or none: what
+// errors.New and fmt.Errorf make has no name for callers.
+func TestTypeOfAFailure(t *testing.T) {
+	t.Parallel()
+	h, c := office(t, &host.Options{Index: "kinds"})
+	for name, tc := range map[string]struct {
+		err  error
+		want string
+	}{
+		"new":     {errors.New("plain"), ""},
+		"wrapped": {fmt.Errorf("refund: %w", errors.New("plain")), ""},
+		"own":     {&ClosedError{"7"}, "*host_test.ClosedError"},
+		"inner":   {fmt.Errorf("refund: %w", &ClosedError{"7"}), "*host_test.ClosedError"},
+		"path":    {&fs.PathError{Op: "open", Path: "x", Err: fs.ErrNotExist}, "*fs.PathError"},
+	} {
+		fails := host.Func(func(context.Context, struct{}) (int, error) { return 0, tc.err })
+		if _, err := h.Handle(name, fails); err != nil {
+			t.Fatal(err)
+		}
+		_, err := c.Call(t.Context(), subjects.ToolID("kinds."+name), nil, client.WithTimeout(patience))
+		e := toolmesh.AsError(err)
+		if e.Code != toolmesh.CodeToolError || e.Type != tc.want || e.Message != tc.err.Error() {
+			t.Errorf("%s: type %q, want %q: %v", name, e.Type, tc.want, err)
 		}
 	}
 }

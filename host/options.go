@@ -15,7 +15,7 @@ import (
 const (
 	DefaultSlots       = 128
 	DefaultMaxTimeout  = time.Hour
-	DefaultStreamQuota = 256 << 20
+	DefaultStreamQuota = 256_000_000 // bytes, as the binaries' 256MB
 	DefaultMaxDepth    = 8
 )
 

@@ -280,10 +280,11 @@ func (v *View) applyNode(c change) {
 		return
 	}
 	var r NodeRecord
-	if err := json.Unmarshal(c.data, &r); err != nil || !subjects.SameName(r.Node, id) {
+	if err := json.Unmarshal(c.data, &r); err != nil {
 		v.log.Warn("a lease is not readable", slog.String("node", name))
 		return
 	}
+	r.Node = trusted(r.Node, id)
 	if n.record.Boot != r.Boot {
 		v.down(n, ReasonRestart)
 	}
@@ -339,13 +340,15 @@ func (v *View) callable(n *nodeEntry, now time.Time) bool {
 	return n.beat.Boot != string(n.record.Boot) || NodeState(n.beat.State) != StateDraining
 }
 
+// heartbeat takes a message on a node's heartbeat subject, which says whose it is:
+// the name in its body counts for nothing.
 func (v *View) heartbeat(m *nats.Msg) {
 	var beat codec.Heartbeat
-	if json.Unmarshal(m.Data, &beat) != nil || beat.Node == "" || beat.Boot == "" {
+	if json.Unmarshal(m.Data, &beat) != nil || beat.Boot == "" {
 		return
 	}
 	s, err := subjects.Parse(m.Subject)
-	if err != nil || s.Kind != subjects.KindHeartbeat || !subjects.SameName(s.Node, subjects.NodeID(beat.Node)) {
+	if err != nil || s.Kind != subjects.KindHeartbeat {
 		return
 	}
 	now := time.Now()
@@ -355,6 +358,9 @@ func (v *View) heartbeat(m *nats.Msg) {
 	if n == nil {
 		n = &nodeEntry{}
 		v.nodes[s.Node] = n
+	}
+	if leased := string(n.record.Boot); n.leased && beat.Boot != leased && n.beat.Boot == leased && v.heard(n, now) {
+		return // the lease says which boot is the node, and that one lives
 	}
 	before := n.beat.State
 	n.beat, n.beatAt = beat, now
@@ -402,9 +408,11 @@ func (v *View) applyIndex(c change) {
 		delete(v.indexes, c.key)
 	} else {
 		var r IndexRecord
-		if json.Unmarshal(c.data, &r) != nil {
+		name, session, err := subjects.ParseIndexKey(c.key)
+		if err != nil || json.Unmarshal(c.data, &r) != nil {
 			return
 		}
+		r.Name, r.Session = trusted(r.Name, name), trusted(r.Session, session)
 		v.indexes[c.key] = r
 	}
 	v.touched()
@@ -424,6 +432,7 @@ func (v *View) applySession(c change) {
 		if json.Unmarshal(c.data, &r) != nil {
 			return
 		}
+		r.ID = trusted(r.ID, id)
 		v.sessions[id] = r
 		delete(v.over, id)
 	}

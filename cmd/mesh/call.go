@@ -102,7 +102,7 @@ func (a *app) call(ctx context.Context, args []string, f callFlags) error {
 		body, err := l.body(ctx, &id, g)
 		if err != nil {
 			if a.json && !isUsage(err) {
-				return a.callFailed(ctx, rpc, err)
+				return a.callFailed(ctx, l, rpc, f.stream, err)
 			}
 			return err
 		}
@@ -162,10 +162,7 @@ func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc su
 		e.Message = fmt.Sprintf("%s, after %s", e.Message, time.Since(begun).Round(10*time.Millisecond))
 		return &e
 	case err != nil && a.json:
-		if none := l.missing(ctx, err); none != nil {
-			err = none
-		}
-		return a.callFailed(ctx, rpc, err)
+		return a.callFailed(ctx, l, rpc, false, err)
 	case err != nil:
 		return err
 	case a.json:
@@ -182,22 +179,23 @@ func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc su
 	return nil
 }
 
-// missing returns the better error where no node is there at all.
-func (l *link) missing(ctx context.Context, err error) error {
-	if ctx.Err() != nil || toolmesh.CodeOf(err) != toolmesh.CodeUnavailable {
-		return nil
+// callFailed prints the form of a failed call for programs. Where no node is
+// there at all the error says so.
+func (a *app) callFailed(ctx context.Context, l *link, rpc subjects.RPCID, stream bool, err error) error {
+	if ctx.Err() == nil && toolmesh.CodeOf(err) == toolmesh.CodeUnavailable {
+		if none := l.noMesh(ctx); none != nil {
+			err = none
+		}
 	}
-	return l.noMesh(ctx)
-}
-
-// callFailed prints the form of a failed call for programs.
-func (a *app) callFailed(ctx context.Context, rpc subjects.RPCID, err error) error {
-	e := toolmesh.AsError(err)
+	if stream {
+		a.printJSON(map[string]any{"error": toolmesh.AsError(err)})
+		return &reported{failedStatus(ctx, err)}
+	}
 	a.printJSON(struct {
 		RPCID  subjects.RPCID  `json:"rpc_id"`
 		Status string          `json:"status"`
 		Error  *toolmesh.Error `json:"error"`
-	}{rpc, "error", e})
+	}{rpc, "error", toolmesh.AsError(err)})
 	return &reported{failedStatus(ctx, err)}
 }
 
@@ -221,11 +219,7 @@ func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc 
 			if !a.json {
 				return err
 			}
-			if none := l.missing(ctx, err); none != nil {
-				err = none
-			}
-			a.printJSON(map[string]any{"error": toolmesh.AsError(err)})
-			return &reported{failedStatus(ctx, err)}
+			return a.callFailed(ctx, l, rpc, true, err)
 		}
 		count++
 		if a.json {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -123,15 +124,14 @@ func (a *app) printUsage(e *usageError) {
 // printError tells a person of a failure: what happened, and for a failed tool
 // where in its code.
 func (a *app) printError(e *toolmesh.Error) {
+	kind := cmp.Or(e.Type, string(e.Code)) // a Go tool's error may have no type that says anything
 	switch {
-	case e.Code == toolmesh.CodeToolError && e.Type != "":
-		if e.Message == "" { // raise RuntimeError
-			fmt.Fprintln(a.err, a.term.strong(e.Type))
-		} else {
-			fmt.Fprintf(a.err, "%s %s\n", a.term.strong(e.Type+":"), e.Message)
-		}
-	default:
+	case e.Code != toolmesh.CodeToolError:
 		fmt.Fprintf(a.err, "mesh: %s\n", e.Message)
+	case e.Message == "": // raise RuntimeError
+		fmt.Fprintln(a.err, a.term.strong(kind))
+	default:
+		fmt.Fprintf(a.err, "%s %s\n", a.term.strong(kind+":"), e.Message)
 	}
 	problems := manifestProblems(e)
 	for _, p := range tool.Problems(e) {

@@ -184,7 +184,9 @@ func (l *link) putFolder(ctx context.Context, src index.Source, r *installReques
 		return false, toolmesh.Errorf(toolmesh.CodeInternal, "no folder to work in: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(work) }()
-	p.step("pack", "running", 0)
+	if _, err := os.Stat(src.Location); err == nil {
+		p.step("pack", "running", 0)
+	}
 	tree, err := index.Fetch(ctx, src, filepath.Join(work, "tree"), &index.FetchOptions{Rev: r.Rev})
 	if err != nil {
 		return false, err

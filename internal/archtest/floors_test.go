@@ -50,6 +50,8 @@ var floors = map[string]int{
 	"bench":             top,
 	"e2e":               top,
 	"examples":          0, // embeds examples/indexes
+	"examples/call":     top,
+	"examples/serve":    top,
 	"internal/archtest": top,
 	"k8s":               top,
 }

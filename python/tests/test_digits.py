@@ -82,7 +82,6 @@ def test_further_arguments_are_as_exact():
 
 
 def test_models_get_the_integers_that_were_sent():
-    pytest.importorskip("pydantic")
     import pydantic
 
     class Model(pydantic.BaseModel):
@@ -154,7 +153,6 @@ def test_further_decimals_and_what_is_not_json():
 
 
 def test_decimals_of_models():
-    pytest.importorskip("pydantic")
     import pydantic
 
     class Item(pydantic.BaseModel):

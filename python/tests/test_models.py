@@ -5,14 +5,12 @@ import datetime
 import json
 from typing import Annotated, Any, List, Literal, Optional, Union
 
+import pydantic
 import pytest
 
 from toolmesh._worker import schema
 from toolmesh._worker.binding import Tool
 from toolmesh._worker.values import Mismatch
-
-pytest.importorskip("pydantic")
-import pydantic  # noqa: E402 - where it is
 
 SHORT = "has at least 1 characters"  # as version 1 says it
 OLD = pydantic.VERSION.startswith("1.")

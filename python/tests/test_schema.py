@@ -365,7 +365,6 @@ def test_typed_dict_markers():
     if sys.version_info >= (3, 11):
         from typing import NotRequired, Required
     else:
-        pytest.importorskip("typing_extensions")
         from typing_extensions import NotRequired, Required
 
     class Marked(TypedDict):
@@ -515,7 +514,6 @@ def test_declared_bytes_travel_as_base64_and_others_say_what_they_are():
 
 
 def test_pydantic_models_bring_their_own_schema():
-    pytest.importorskip("pydantic")
     import pydantic
 
     class Inner(pydantic.BaseModel):

@@ -15,7 +15,9 @@ Unpack: Any
 if sys.version_info >= (3, 11):
     Unpack = typing.Unpack
 else:
-    Unpack = pytest.importorskip("typing_extensions").Unpack
+    import typing_extensions
+
+    Unpack = typing_extensions.Unpack
 
 STRING, INTEGER, BOOLEAN = ({"type": kind} for kind in ("string", "integer", "boolean"))
 Tuple: Any = tuple

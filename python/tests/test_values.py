@@ -137,7 +137,6 @@ def test_a_property_that_raises_is_named():
 
 
 def test_numpy_values():
-    pytest.importorskip("numpy")
     import numpy
 
     value = {"a": numpy.int64(3), "b": numpy.array([[1, 2]]), "c": numpy.float32(0.5)}
@@ -149,7 +148,7 @@ def test_numpy_values():
 
 def test_times_of_numpy_say_what_they_are():
     # numpy itself makes bare numbers of them, of nanoseconds since 1970.
-    numpy = pytest.importorskip("numpy")
+    import numpy
 
     at, far = numpy.datetime64("2024-01-02T03:04:05.123456789"), numpy.datetime64("20000-01-01")
     assert encode(at) == b'"2024-01-02T03:04:05.123456789"'
@@ -166,7 +165,7 @@ def test_times_of_numpy_say_what_they_are():
 
 
 def test_a_number_that_python_does_not_have_is_named():
-    numpy = pytest.importorskip("numpy")
+    import numpy
 
     for value, path in ((numpy.longdouble(1), "result"), (numpy.array([1], "longdouble"), "result[0]")):
         with pytest.raises(NotSerializable, match="of type numpy.longdouble, which JSON has no form for") as caught:
@@ -208,7 +207,7 @@ def test_a_missing_time_is_null():
 
 
 def test_pandas_values():
-    pandas = pytest.importorskip("pandas")
+    import pandas
 
     frame = pandas.DataFrame({"d": pandas.to_datetime(["2024-01-01", None]), "n": pandas.array([1, None])})
     assert encode(frame) == b'[{"d":"2024-01-01T00:00:00","n":1},{"d":null,"n":null}]'

@@ -8,7 +8,9 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -142,6 +144,30 @@ def open_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
+def descriptors_closed():
+    for fd in (0, 1, 2):
+        os.close(fd)
+
+
+def descriptors_closed_by_files():
+    for fd in (0, 1, 2):
+        os.fdopen(fd, "rb" if fd == 0 else "wb").close()
+
+
+def descriptors_swapped():
+    os.dup2(2, 1)
+    os.dup2(os.open(__file__, os.O_RDONLY), 0)
+
+
+held_open = []
+
+
+def descriptors_taken():
+    """The files stay open: their numbers are the next tool's 0, 1 and 2."""
+    descriptors_closed()
+    held_open.extend(tempfile.TemporaryFile(buffering=0) for _ in range(3))
+
+
 def all_at_once():
     for change in (handlers, mask, hooks, folder, strict_warnings, environment, streams, timer_with_a_handler, json_gone,
                    builtin_functions, paths):
@@ -215,6 +241,18 @@ def wrong(where: str, late: str, wait: float = 0):
     check("path", lambda: any(os.path.samefile(one, where) for one in sys.path if os.path.isdir(one)))
     check("waiting", lambda: time.sleep(wait))
     return [os.getpid(), found]
+
+
+def raw() -> list[int | str]:
+    """Writes past Python to what is to be standard output and error."""
+    os.write(1, b"to 1\n")
+    os.write(2, b"to 2\n")
+    subprocess.run(["/bin/sh", "-c", "echo a child"], check=True)
+    return [os.getpid(), os.read(0, 10).decode()]
+
+
+async def araw() -> list[int | str]:
+    return raw()
 
 
 async def awrong(where: str, late: str, wait: float = 0):

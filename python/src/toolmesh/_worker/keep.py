@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # has no stubs
 import builtins
+import fcntl
 import json
 import os
 import signal
@@ -33,6 +34,8 @@ _FATAL = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SI
 _OPEN_MAX = os.sysconf_names.get("SC_OPEN_MAX", -1)
 _PROXY = ("_outlet", "_flag", "_fd", "buffer")  # what a stream of ours has of its own
 _umask = os.umask  # the system's own: watch replaces what os has
+_fstat = os.fstat  # a tool may replace what os has
+HIGH = 200  # the worker's own descriptors have numbers from here on, out of a tool's way
 
 
 def watch() -> None:
@@ -112,8 +115,18 @@ class Keeper:
         self._environ: dict[Any, Any] = {}
         self._seen_environ: dict[Any, Any] = {}
         self._files = 0
+        self._standard: list[tuple[int, int, tuple[int, int]]] = []  # 0, 1 and 2: a copy, and which file it is
         self._same = self._look()
         self._exact = False  # same says yes while nothing has changed, whatever the index's imports have done
+
+    def hold(self) -> None:
+        """Keeps copies of descriptors 0, 1 and 2, in the worker and before its limits
+        are set, which may allow no such numbers."""
+        for fd in (0, 1, 2):
+            try:
+                self._standard.append((fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH), _file(fd)))
+            except OSError:
+                pass  # the index's import has closed it
 
     def begin(self) -> None:
         """In the worker, before its first call: what is its own."""
@@ -183,9 +196,18 @@ class Keeper:
                 and warnings.filters is filters and filters == keeper._seen_filters
                 and os.environ is environ
                 and recursion() >= limit
+                and keeper._stands()
             )
 
         return same
+
+    def _stands(self) -> bool:
+        """Whether 0, 1 and 2 are the files that they were. Asked of the system each time: a file object closes its
+        descriptor in C, where nothing can take note of it."""
+        for fd, _, file in self._standard:
+            if _file(fd) != file:
+                return False
+        return True
 
     def mend(self) -> bool:
         """Puts back what is not as it was. False when that cannot be done: this
@@ -239,6 +261,13 @@ class Keeper:
                 os.chdir(self._folder)
             except OSError:
                 fit = False
+        for fd, copy, file in self._standard:
+            try:
+                if _file(fd) == file:
+                    continue
+            except OSError:
+                pass
+            os.dup2(copy, fd)
         if self._files and os.sysconf(_OPEN_MAX) < self._files:
             fit = _allow_files(self._files) and fit
         touched = False
@@ -296,6 +325,12 @@ class Keeper:
                 os.environ[os.fsdecode(name)] = os.fsdecode(value)
         self._seen_environ = dict(now)
         _assigned = False
+
+
+def _file(fd: int) -> tuple[int, int]:
+    """Which file a descriptor stands for."""
+    found = _fstat(fd)
+    return found.st_ino, found.st_dev
 
 
 def _with_additions(first: list[Any], now: Any) -> list[Any]:

@@ -13,7 +13,6 @@ import functools
 import math
 import operator
 import re
-import sys
 import typing
 
 from . import models
@@ -179,7 +178,7 @@ def _foreign(note: Any) -> bool:
     """Whether only pydantic knows what a note means."""
     if hasattr(note, "__get_pydantic_core_schema__") or hasattr(note, "__get_pydantic_json_schema__"):
         return True
-    if not _is(note, "pydantic") or "pydantic" not in sys.modules:  # as where source is only read
+    if not _is(note, "pydantic"):
         return False
     if type(note).__name__ == "FieldInfo":
         return any(getattr(note, name, None) is not None for name in _OLD)

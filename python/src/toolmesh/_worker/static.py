@@ -1,9 +1,8 @@
 """Descriptions of tools read from an index's source, for those that cannot be imported.
 
-No code of the index, and none of its dependencies, runs here: files are parsed,
-and what their annotations mean is worked out. The schemas come out of the same
-Builder as those of an import. What reading cannot know is open, with a warning:
-a schema made here takes everything that the import's would take.
+Files are parsed; no code of the index, and none of its dependencies, runs here. What is read of a function is its
+name, its docstring and its parameters, with the types that are plain: those of the standard library, and what is put
+together of them. Everything else is open, with a warning: a schema made here takes all that the import's would take.
 
 Run as `python -I -S`, so that nothing but the standard library is on the path.
 """
@@ -11,101 +10,128 @@ Run as `python -I -S`, so that nothing but the standard library is on the path.
 from __future__ import annotations
 
 import ast
+import builtins
+import collections
+import collections.abc
+import datetime
+import decimal
 import inspect
 import os
-import resource
-import signal
+import pathlib
 import sys
-import time
 import types
 import typing
+import uuid
 import warnings
 
 from . import schema
 from .docstring import parse as parse_docstring
-from .modules import Library, Module
 from .shapes import Unread
-from .source import OPAQUE, FieldInfo, Foreign, FunctionRef, Missing, Note, Reader, Scope
-from .standins import maybe
 from .values import encode
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Any, TypeAlias
 
     from .values import JSON
 
+    Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+LARGEST_FILE = 2 << 20  # bytes
 LARGEST = 1 << 20  # bytes of one description
-MOST = 32 << 20  # bytes of all
-MEMORY = 1 << 30  # bytes of this process's data
-TIME = 3.0  # seconds of the processor for one tool
-TIME_OF_ALL = 20.0  # seconds of all; the agent waits 30
-RESTARTS = 30  # processes that may end over a tool, before the rest is left alone
-_DEEPEST = 30  # decorators that are followed
+_REEXPORTS = 10  # imports that are followed to a function
+# Modules whose classes and special forms mean what they mean here, and the builtins that annotations are made of.
+_KNOWN: dict[str, Any] = {one.__name__: one for one in (
+    typing, collections, collections.abc, datetime, decimal, pathlib, uuid)} | {"typing_extensions": typing}
+_BUILTINS = {"str", "int", "float", "bool", "bytes", "list", "dict", "tuple", "set", "frozenset", "object"}
+_OPAQUE: Any = object()  # a default that JSON does not carry
 
 
 def main(root: str, names: Sequence[str]) -> None:
     """Writes the descriptions of the tools that the source has, as JSON, to stdout."""
     warnings.simplefilter("ignore")
-    folders = [root]
-    if os.path.isdir(os.path.join(root, "src")):
-        folders.append(os.path.join(root, "src"))
-    end = time.monotonic() + TIME_OF_ALL
-    described: list[bytes] = []
-    room, at = MOST, 0
-    for _ in range(RESTARTS):
-        # A source can keep C code busy for ever, or end the parser: each time a
-        # process of its own goes on behind the tool that it ended over.
-        for line in _lines(folders, names[at:], end):
-            at += 1
-            if line and len(line) <= room:
-                described.append(line)
-                room -= len(line)
-        at += 1
-        if at >= len(names) or time.monotonic() > end:
-            break
-    sys.stdout.buffer.write(b'{"tools":[' + b",".join(described) + b"]}")
+    catalogue = Catalogue([root, os.path.join(root, "src")])
+    described = [encode(one) for one in map(catalogue.describe, names) if one is not None]
+    sys.stdout.buffer.write(b'{"tools":[' + b",".join(one for one in described if len(one) <= LARGEST) + b"]}")
     sys.stdout.buffer.flush()
 
 
-def _lines(folders: Sequence[str], names: Sequence[str], end: float) -> list[bytes]:
-    """A line for each tool, in order, empty for one that has no description;
-    fewer than the names when the process that makes them did not come further."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reader)
-            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-            catalogue = Catalogue(folders)
-            with open(writer, "wb") as out:
-                for name in names:
-                    if time.monotonic() > end:
-                        break
-                    signal.setitimer(signal.ITIMER_PROF, TIME)  # not caught: it ends the process
-                    made = catalogue.describe(name)
-                    line = encode(made) if made is not None else b""
-                    out.write((line if len(line) <= LARGEST else b"") + b"\n")
-                    out.flush()
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as inp:
-        data = inp.read()
-    os.waitpid(child, 0)
-    return data.split(b"\n")[:-1]
+class Module:
+    """One file, parsed: what it binds to its names."""
+
+    def __init__(self, name: str, package: bool, tree: ast.Module) -> None:
+        self.name = name
+        self.package = package
+        self.functions: dict[str, Function] = {}
+        self.imports: dict[str, str] = {}  # name -> the full name of what it stands for
+        self.modules: set[str] = set()  # those of imports that stand for a module, whatever it is
+        self.others: set[str] = set()  # bound by anything else
+        for statement in _flat(tree.body):
+            self._bind(statement)
+
+    def _bind(self, statement: ast.stmt) -> None:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            name = statement.name
+            if statement.col_offset and (name in self.functions or name in self.imports):
+                self._other(name)  # which of them it is, the import decides
+                return
+            self._forget(name)
+            self.functions[name] = statement
+        elif isinstance(statement, ast.ImportFrom):
+            package = self.name if self.package else self.name.rpartition(".")[0]
+            for _ in range(statement.level - 1):
+                package = package.rpartition(".")[0]
+            home = ".".join(filter(None, (package, statement.module))) if statement.level else statement.module or ""
+            for one in statement.names:
+                for name in getattr(_KNOWN.get(home), "__all__", ()) if one.name == "*" else (one.name,):
+                    self._import(one.asname or name, f"{home}.{name}")
+        elif isinstance(statement, ast.Import):
+            for one in statement.names:
+                first = one.name.partition(".")[0]
+                self._import(one.asname or first, one.name if one.asname else first)
+                self.modules.add(one.asname or first)
+        else:
+            for node in [statement] if isinstance(statement, ast.ClassDef) else ast.walk(statement):
+                if isinstance(node, ast.ClassDef):
+                    self._other(node.name)
+                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    self._other(node.id)
+
+    def _forget(self, name: str) -> None:
+        self.functions.pop(name, None)
+        self.imports.pop(name, None)
+
+    def _import(self, name: str, full: str) -> None:
+        if self.imports.get(name, "").partition(".")[0] in _KNOWN:
+            return  # what `except ImportError` has in its place
+        self._forget(name)
+        self.imports[name] = full
+
+    def _other(self, name: str) -> None:
+        self._forget(name)
+        self.others.add(name)
+
+
+def _flat(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that an import meets, whatever conditions hold but TYPE_CHECKING."""
+    for one in statements:
+        if isinstance(one, ast.If) and ast.unparse(one.test).endswith("TYPE_CHECKING"):
+            yield from _flat(one.orelse)
+        elif isinstance(one, (ast.If, ast.Try, ast.With)):
+            for inner in (one.body, getattr(one, "orelse", ()), getattr(one, "finalbody", ())):
+                yield from _flat(inner)
+            for handler in getattr(one, "handlers", ()):
+                yield from _flat(handler.body)
+        else:
+            yield one
 
 
 class Catalogue:
     """Describes the functions below some folders, of which the first has them first."""
 
     def __init__(self, folders: Sequence[str]) -> None:
-        self._library = Library(folders)
-        self._reader = Reader(self._library)
-
-    def forget(self) -> None:
-        """Drops what is half worked out."""
-        self._reader = Reader(self._library)
+        self._folders = folders
+        self._modules: dict[str, Module | None] = {}
 
     def describe(self, name: str) -> dict[str, JSON] | None:
         """What the source says of module.function, as the zygote describes it;
@@ -113,173 +139,91 @@ class Catalogue:
         try:
             return self._describe(name)
         except (RecursionError, MemoryError):
-            self.forget()
             return None
+
+    def _module(self, name: str) -> Module | None:
+        if name not in self._modules:
+            self._modules[name] = self._parse(name)
+        return self._modules[name]
+
+    def _parse(self, name: str) -> Module | None:
+        if not all(map(str.isidentifier, name.split("."))):
+            return None
+        for folder in self._folders:
+            for package in (True, False):
+                path = os.path.join(folder, *name.split("."), *["__init__"] * package) + ".py"
+                try:
+                    if os.path.getsize(path) <= LARGEST_FILE:
+                        with open(path, "rb") as file:
+                            return Module(name, package, ast.parse(file.read()))
+                except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+                    continue
+        return None
 
     def _describe(self, name: str) -> dict[str, JSON] | None:
-        home, _, attribute = name.rpartition(".")
-        module = self._library.module(home)
-        if module is None:
-            return None
-        try:
-            found = self._reader.lookup_strictly(module, attribute, False)
-        except Missing:
-            return None
-        if isinstance(found, Module) or any(one.kind == "module" for one in module.bindings.get(attribute, ())):
-            return None
-        if isinstance(found, FunctionRef):
-            return self._function(name, found)
-        why = found.why if isinstance(found, Unread) else f"{attribute} is no function that its source shows"
-        if isinstance(found, Foreign):
-            why = f"{attribute} comes from {found.name.rpartition('.')[0]}, which is not in the source"
-        return _open(name, "", "sync", why)
-
-    def _function(self, name: str, found: FunctionRef) -> dict[str, JSON]:
-        kind = _kind(found.node)
-        for decorator in reversed(found.node.decorator_list):
-            after = self._decorated(found, decorator, kind)
-            if after is None:
-                why = f"what @{ast.unparse(decorator)} makes of {found.node.name} cannot be read from the source"
-                return _open(name, ast.get_docstring(found.node) or "", kind, why)
-            kind = after
-        function = self._stand_in(found, kind)
-        self._reader.settle()
-        made = schema.signature(function)
-        return {
-            "name": name,
-            "description": made.description,
-            "input_schema": made.input_schema,
-            "output_schema": made.output_schema,
-            "kind": kind,
-            "positional": [p.name for p in made.parameters if p.kind in ("positional", "normal")],
-            "varargs": any(p.kind == "varargs" for p in made.parameters),
-            "warnings": made.warnings,
-        }
-
-    # Decorators.
-
-    def _decorated(self, found: FunctionRef, decorator: ast.expr, kind: str) -> str | None:
-        """The kind of a function below a decorator that leaves its signature as
-        it was; None for one of which that is not known."""
-        call = decorator if isinstance(decorator, ast.Call) else None
-        try:
-            callee = self._reader.reference(call.func if call else decorator, found.scope, annotation=False)
-        except Missing:
-            return None
-        if isinstance(callee, Foreign):
-            if callee.name in ("functools.cache", "functools.lru_cache"):
-                return "sync"
-            if callee.name in ("warnings.deprecated", "typing_extensions.deprecated"):
-                return kind if kind in ("sync", "async") else "sync"
-            return None
-        if any(callee is one for one in (typing.no_type_check, typing.final)):
-            return kind
-        return self._through(callee, call is not None, kind, 0) if isinstance(callee, FunctionRef) else None
-
-    def _through(self, decorator: FunctionRef, called: bool, kind: str, deep: int) -> str | None:
-        """_decorated for a decorator of the index's own: a function that returns
-        what it is given, or an inner one that functools.wraps it."""
-        node = decorator.node
-        if deep > _DEEPEST or node.decorator_list or not isinstance(node, ast.FunctionDef) or _kind(node) != "sync":
-            return None
-        inner: dict[str, Any] = {}
-        for one in ast.walk(node):
-            if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)) and one is not node:
-                inner[one.name] = None if one.name in inner else one
-        results = [one.value for one in _own(node) if isinstance(one, ast.Return)]
-        if not results or not _ends(node) or not all(isinstance(one, ast.Name) for one in results):
-            return None
-        names = {one.id for one in results if isinstance(one, ast.Name)}
-        taken = [one.arg for one in [*node.args.posonlyargs, *node.args.args]]
-        if called:
-            made = inner.get(names.pop()) if len(names) == 1 else None
-            return self._through(FunctionRef(decorator.scope, made), False, kind, deep + 1) if made else None
-        if not taken or _stores(node, taken[0]):
-            return None
-        kinds = set()
-        for name in names:
-            if name == taken[0]:
-                kinds.add(kind)
-                continue
-            wrapper = inner.get(name)
-            if wrapper is None or not self._wraps(wrapper, taken[0], decorator.scope):
+        full = name
+        for _ in range(_REEXPORTS):
+            home, _, attribute = full.rpartition(".")
+            module = self._module(home)
+            if module is None:
+                return None if full == name else _open(name, f"it comes from {home}, which is not in the source")
+            function = module.functions.get(attribute)
+            if function is not None:
+                return _function(name, module, function)
+            if attribute in module.others:
+                return _open(name, f"{attribute} is no function that its source shows")
+            if attribute not in module.imports or attribute in module.modules:
                 return None
-            kinds.add(_kind(wrapper))
-        return kinds.pop() if len(kinds) == 1 else kind if kind in kinds else None
-
-    def _wraps(self, wrapper: ast.FunctionDef, wrapped: str, scope: Scope) -> bool:
-        """Whether its only decorator is functools.wraps(wrapped)."""
-        if len(wrapper.decorator_list) != 1 or not isinstance(wrapper.decorator_list[0], ast.Call):
-            return False
-        call = wrapper.decorator_list[0]
-        try:
-            callee = self._reader.reference(call.func, scope, annotation=False)
-        except Missing:
-            return False
-        given = call.args[0] if len(call.args) == 1 and not call.keywords else None
-        named = isinstance(given, ast.Name) and given.id == wrapped
-        return named and isinstance(callee, Foreign) and callee.name == "functools.wraps"
-
-    # Signatures.
-
-    def _stand_in(self, found: FunctionRef, kind: str) -> Callable[..., Any]:
-        """A function of the same signature and documentation, and no code."""
-        node = found.node
-        near = dict(found.scope.near)
-        for one in getattr(node, "type_params", ()):
-            bound = getattr(one, "bound", None)
-            if type(one).__name__ == "TypeVar" and not isinstance(bound, ast.Tuple):
-                limit = self._reader.annotation(bound, found.scope) if bound is not None else None
-                make: Any = typing.TypeVar
-                near[one.name] = make(one.name, bound=limit)
-            else:
-                near[one.name] = Unread(f"{one.name} is a parameter of types")
-        scope = Scope(found.scope.module, near)
-        arguments = node.args
-        normal = [*arguments.posonlyargs, *arguments.args]
-        defaults = [None] * (len(normal) - len(arguments.defaults)) + list(arguments.defaults)
-        parameters = [
-            self._parameter(one, inspect.Parameter.POSITIONAL_ONLY if place < len(arguments.posonlyargs)
-                            else inspect.Parameter.POSITIONAL_OR_KEYWORD, default, scope)
-            for place, (one, default) in enumerate(zip(normal, defaults, strict=True))
-        ]
-        if arguments.vararg is not None:
-            parameters.append(self._parameter(arguments.vararg, inspect.Parameter.VAR_POSITIONAL, None, scope))
-        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-            parameters.append(self._parameter(one, inspect.Parameter.KEYWORD_ONLY, default, scope))
-        if arguments.kwarg is not None:
-            parameters.append(self._parameter(arguments.kwarg, inspect.Parameter.VAR_KEYWORD, None, scope))
-        returns = self._reader.annotation(node.returns, scope) if node.returns is not None else inspect.Signature.empty
-        function: Any = types.FunctionType(_TEMPLATES[kind].__code__, {"__builtins__": {}}, node.name)
-        function.__doc__ = ast.get_docstring(node, clean=False)
-        function.__signature__ = inspect.Signature(parameters, return_annotation=returns, __validate_parameters__=False)
-        return typing.cast("Callable[..., Any]", function)
-
-    def _parameter(self, node: ast.arg, kind: Any, default: ast.expr | None, scope: Scope) -> inspect.Parameter:
-        annotation = inspect.Parameter.empty
-        if node.annotation is not None:
-            annotation = self._reader.annotation(node.annotation, scope)
-        given = inspect.Parameter.empty
-        if default is not None:
-            given = self._reader.value(default, scope)
-            if isinstance(given, Unread):
-                # It may be None, and then null is taken.
-                why = Unread(f"its default is not known: {given.why}")
-                annotation = maybe(annotation, why) if annotation is not inspect.Parameter.empty else annotation
-                given = OPAQUE
-            elif isinstance(given, FunctionRef) or isinstance(given, Note) and not isinstance(given, FieldInfo):
-                given = OPAQUE
-        return inspect.Parameter(node.arg, kind, default=given, annotation=annotation)
+            full = module.imports[attribute]
+            if self._module(full) is not None:
+                return None  # a module
+        return None
 
 
-def _open(name: str, doc: str, kind: str, why: str) -> dict[str, JSON]:
-    """The description of a tool of which no more than its name, and perhaps its
-    documentation, is known."""
+def _function(name: str, module: Module, node: Function) -> dict[str, JSON]:
+    kind = _kind(node)
+    if node.decorator_list:
+        text = ast.unparse(node.decorator_list[0])
+        return _open(name, f"what @{text} makes of {node.name} cannot be read", ast.get_docstring(node) or "", kind)
+    made = schema.signature(_stub(module, node, kind))
     return {
-        "name": name, "description": parse_docstring(inspect.cleandoc(doc))[0], "input_schema": {"type": "object"},
-        "output_schema": None, "kind": kind, "positional": [], "varargs": False,
-        "warnings": [f"nothing is known of its arguments: {why}"],
+        "name": name,
+        "description": made.description,
+        "input_schema": made.input_schema,
+        "output_schema": made.output_schema,
+        "kind": kind,
+        "positional": [p.name for p in made.parameters if p.kind in ("positional", "normal")],
+        "varargs": any(p.kind == "varargs" for p in made.parameters),
+        "warnings": made.warnings,
     }
+
+
+def _open(name: str, why: str, doc: str = "", kind: str = "sync") -> dict[str, JSON]:
+    """The description of a tool of which no more than its name, and perhaps its documentation, is known."""
+    return {
+        "name": name, "description": parse_docstring(doc)[0], "input_schema": {"type": "object"}, "output_schema": None,
+        "kind": kind, "positional": [], "varargs": False, "warnings": [f"nothing is known of its arguments: {why}"],
+    }
+
+
+def _kind(node: Function) -> str:
+    """How a function is run, as schema.kind_of says it."""
+    asynchronous = isinstance(node, ast.AsyncFunctionDef)
+    if _yields(node.body):
+        return "async_generator" if asynchronous else "generator"
+    return "async" if asynchronous else "sync"
+
+
+def _yields(nodes: Iterable[ast.AST]) -> bool:
+    """Whether one of these yields, functions and classes in them left out."""
+    inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+    return any(
+        isinstance(one, (ast.Yield, ast.YieldFrom)) or _yields(ast.iter_child_nodes(one))
+        for one in nodes if not isinstance(one, inner)
+    )
+
+
+# Signatures.
 
 
 def _sync() -> None:
@@ -303,38 +247,105 @@ _TEMPLATES: dict[str, Any] = {
 }
 
 
-def _own(node: ast.AST) -> list[ast.AST]:
-    """Everything inside a function that is not inside a function in it."""
-    found: list[ast.AST] = []
-    todo = list(ast.iter_child_nodes(node))
-    while todo:
-        one = todo.pop()
-        found.append(one)
-        if not isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
-            todo.extend(ast.iter_child_nodes(one))
-    return found
+def _stub(module: Module, node: Function, kind: str) -> Callable[..., Any]:
+    """A function of the same signature and documentation, and no code."""
+    kinds, arguments = inspect.Parameter, node.args
+    normal = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(normal) - len(arguments.defaults)) + list(arguments.defaults)
+    listed: list[tuple[ast.arg | None, Any, ast.expr | None]] = [
+        (one, kinds.POSITIONAL_ONLY if one in arguments.posonlyargs else kinds.POSITIONAL_OR_KEYWORD, default)
+        for one, default in zip(normal, defaults, strict=True)
+    ]
+    listed.append((arguments.vararg, kinds.VAR_POSITIONAL, None))
+    listed += ((one, kinds.KEYWORD_ONLY, default)
+               for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
+    listed.append((arguments.kwarg, kinds.VAR_KEYWORD, None))
+    parameters = [_parameter(module, one, kind, default) for one, kind, default in listed if one is not None]
+    returns = inspect.Signature.empty if node.returns is None else _annotation(module, node.returns)
+    function: Any = types.FunctionType(_TEMPLATES[kind].__code__, {"__builtins__": {}}, node.name)
+    function.__doc__ = ast.get_docstring(node, clean=False)
+    function.__signature__ = inspect.Signature(parameters, return_annotation=returns, __validate_parameters__=False)
+    return typing.cast("Callable[..., Any]", function)
 
 
-def _kind(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """How a function is run, as schema.kind_of says it."""
-    yields = any(isinstance(inner, (ast.Yield, ast.YieldFrom)) for one in node.body for inner in [one, *_own(one)]
-                 if not isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)))
-    if isinstance(node, ast.AsyncFunctionDef):
-        return "async_generator" if yields else "async"
-    return "generator" if yields else "sync"
+def _parameter(module: Module, node: ast.arg, kind: Any, default: ast.expr | None) -> inspect.Parameter:
+    annotation: Any = inspect.Parameter.empty
+    if node.annotation is not None:
+        annotation = _annotation(module, node.annotation)
+    given: Any = inspect.Parameter.empty
+    if default is not None:
+        try:
+            given = ast.literal_eval(default)
+        except (ValueError, TypeError, SyntaxError):
+            given = _OPAQUE
+            why = Unread(f"its default is not known: {_text(default)}")
+            if isinstance(annotation, Unread) or annotation is inspect.Parameter.empty:
+                annotation = annotation if node.annotation is not None else why
+            else:  # the default may be None, and then null is taken
+                annotation = typing.Annotated[typing.Optional[annotation], why]  # noqa: UP045 - of any annotation
+    return inspect.Parameter(node.arg, kind, default=given, annotation=annotation)
 
 
-def _ends(node: ast.FunctionDef) -> bool:
-    """Whether a function's last statement returns, whichever way it takes."""
-    last: Any = node.body[-1]
-    while isinstance(last, ast.If) and last.orelse:
-        if not isinstance(last.body[-1], ast.Return):
-            return False
-        last = last.orelse[-1]
-    return isinstance(last, ast.Return)
+# Annotations.
 
 
-def _stores(node: ast.FunctionDef, name: str) -> bool:
-    """Whether a function gives one of its parameters another value."""
-    stored = (one for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
-    return any(one.id == name for one in stored)
+def _annotation(module: Module, node: ast.expr) -> Any:
+    """What an annotation means where that is plain, or an Unread; never a text, which would be evaluated."""
+    try:
+        return _typed(module, node)
+    except _NotPlain as failure:
+        return Unread(f"{failure} is not read from the source")
+    except Exception as failure:  # the standard library refuses it, as it would in the import
+        return Unread(f"{_text(node)} cannot be read from the source ({failure})")
+
+
+class _NotPlain(Exception):
+    """Its text is the type that is not."""
+
+
+def _typed(module: Module, node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant):
+        if isinstance(node.value, str):
+            return _typed(module, ast.parse(node.value.strip(), mode="eval").body)
+        if node.value is None or node.value is ...:
+            return node.value
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        return _named(module, node)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return typing.Union[_typed(module, node.left), _typed(module, node.right)]  # noqa: UP007 - of any two
+    if isinstance(node, ast.Subscript):
+        base = _named(module, node.value)
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if base is typing.Literal:
+            return base[tuple(map(ast.literal_eval, parts))]
+        if base is typing.Annotated:
+            return base[tuple([_typed(module, parts[0]), *map(_note, parts[1:])])]
+        made = tuple(_typed(module, part) for part in parts)
+        return base[made if isinstance(node.slice, ast.Tuple) else made[0]]
+    raise _NotPlain(_text(node))
+
+
+def _named(module: Module, node: ast.expr) -> Any:
+    full = ast.unparse(node)
+    first, dot, rest = full.partition(".")
+    if first in module.others or first in module.functions:
+        raise _NotPlain(full)
+    if first in module.imports:
+        full = module.imports[first] + dot + rest
+        home, _, name = full.rpartition(".")
+        if home in _KNOWN and hasattr(_KNOWN[home], name):
+            return getattr(_KNOWN[home], name)
+    elif full in _BUILTINS:
+        return getattr(builtins, full)
+    raise _NotPlain(full)
+
+
+def _note(node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return Unread(f"what {_text(node)} says of it is not known without an import")
+
+
+def _text(node: ast.AST) -> str:
+    text = ast.unparse(node)
+    return text if len(text) < 80 else text[:77] + "..."

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 CONTROL = 3  # socket to the agent
 LIFELINE = 4  # pipe whose other end the agent holds: its end is ours
 _DESCRIPTOR = struct.Struct("=i")  # as the system writes it
-_LOW = 200  # protocol descriptors move up here, out of a tool's way
 
 
 def main(mode: str, sandbox: str = "") -> NoReturn:
@@ -173,7 +172,7 @@ def _descendants(top: int) -> set[int]:
 
 def _high(fd: int) -> int:
     """Moves a descriptor out of the way of what tools open and close."""
-    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOW)
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, keep.HIGH)
     os.close(fd)
     return moved
 
@@ -501,6 +500,8 @@ class Zygote:
             self._socket.close()
             for fd in self._wake:
                 os.close(fd)
+            isolation = request["isolation"]
+            keeper = None if isolation in ("fork", "fresh") else self._keeper
             inp, out, one, two, page = fds
             os.dup2(one, 1)
             os.dup2(two, 2)
@@ -508,12 +509,12 @@ class Zygote:
             words = memoryview(self._map(page, 4096)).cast("Q")
             for fd in (one, two, page):
                 os.close(fd)
+            if keeper is not None:
+                keeper.hold()
             forking.renew()
             _own_folder(self._setup["folder"], worker)
             limit = limits.apply(request["limits"], request["limit"])
             about = b'{"pid": %d}' % os.getpid()
-            isolation = request["isolation"]
-            keeper = None if isolation in ("fork", "fresh") else self._keeper
             # A session's state is not thrown away for what one of its own calls has changed.
             self._keeper.retires = isolation != "session"
             fit = self._starts[request["kind"]](inp, out, words, limit, about, keeper)

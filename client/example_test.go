@@ -1,0 +1,115 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+type amount struct {
+	Amount int `json:"amount"`
+}
+
+// billing serves the tools that the examples call.
+func billing(ctx context.Context, nc *nats.Conn) (stop func()) {
+	h, err := host.New(nc, &host.Options{Index: "billing"})
+	if err != nil {
+		panic(err)
+	}
+	for name, handler := range map[string]host.Handler{
+		"refund": host.Func(func(_ context.Context, in amount) (string, error) {
+			if in.Amount > 100 {
+				return "", errors.New("more than 100 needs a person")
+			}
+			return fmt.Sprintf("refunded %d", in.Amount), nil
+		}),
+		"count": host.Stream(func(_ context.Context, in amount) iter.Seq2[int, error] {
+			return func(yield func(int, error) bool) {
+				for i := range in.Amount {
+					if !yield(i+1, nil) {
+						return
+					}
+				}
+			}
+		}),
+	} {
+		if _, err := h.Handle(name, handler); err != nil {
+			panic(err)
+		}
+	}
+	if err := h.Start(ctx); err != nil {
+		panic(err)
+	}
+	return func() { _ = h.Stop(ctx) }
+}
+
+func ExampleClient_Call() {
+	meshtest.Example(func(ctx context.Context, url string) error {
+		nc, err := nats.Connect(url, client.ConnectOptions()...)
+		if err != nil {
+			return err
+		}
+		defer nc.Close()
+		defer billing(ctx, nc)()
+
+		mesh, err := client.New(nc, nil)
+		if err != nil {
+			return err
+		}
+		defer mesh.Close()
+		res, err := mesh.Call(ctx, "billing.refund", map[string]any{"amount": 12})
+		if err != nil {
+			return err
+		}
+		var text string
+		if err := res.Decode(&text); err != nil {
+			return err
+		}
+		fmt.Println(text)
+
+		_, err = mesh.Call(ctx, "billing.refund", amount{Amount: 1000})
+		if toolmesh.CodeOf(err) == toolmesh.CodeToolError {
+			fmt.Println("the tool failed, not the mesh:", toolmesh.AsError(err).Message)
+		}
+		return nil
+	})
+	// Output:
+	// refunded 12
+	// the tool failed, not the mesh: more than 100 needs a person
+}
+
+func ExampleClient_Stream() {
+	meshtest.Example(func(ctx context.Context, url string) error {
+		nc, err := nats.Connect(url, client.ConnectOptions()...)
+		if err != nil {
+			return err
+		}
+		defer nc.Close()
+		defer billing(ctx, nc)()
+
+		mesh, err := client.New(nc, nil)
+		if err != nil {
+			return err
+		}
+		defer mesh.Close()
+		for chunk, err := range mesh.Stream(ctx, "billing.count", amount{Amount: 3}) {
+			if err != nil {
+				return err
+			}
+			fmt.Println(chunk.Seq, string(chunk.Data))
+		}
+		return nil
+	})
+	// Output:
+	// 1 1
+	// 2 2
+	// 3 3
+}
