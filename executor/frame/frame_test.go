@@ -79,7 +79,7 @@ func TestReaderTellsACutFrameFromACleanEnd(t *testing.T) {
 // The numbers stand in two languages; this is what holds them together.
 func TestNumbersAgreeWithPython(t *testing.T) {
 	t.Parallel()
-	source, err := os.ReadFile("../../python/src/toolmesh/_worker/frames.py")
+	source, err := os.ReadFile("../../python/src/toolmesh/_worker/wire/frames.py")
 	if err != nil {
 		t.Fatal(err)
 	}
