@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
@@ -19,7 +18,6 @@ import (
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
-	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -373,19 +371,4 @@ func randomEnd() string {
 	var b [4]byte
 	_, _ = rand.Read(b[:])
 	return hex.EncodeToString(b[:])
-}
-
-// sessions decides which sessions exist, from the view.
-type sessions struct {
-	strict bool
-	view   atomic.Pointer[registry.View]
-}
-
-// Admit implements [host.Sessions].
-func (s *sessions) Admit(id subjects.SessionID) (string, error) {
-	view := s.view.Load()
-	if view == nil {
-		return "", nil
-	}
-	return registry.AdmitSession(view, id, s.strict)
 }

@@ -72,4 +72,4 @@ func (x *Executor) Catalogue(ctx context.Context, spec CatalogueSpec) ([]Tool, e
 // catalogueBootstrap makes the worker's files a package, as for a zygote, and reads
 // source with them.
 const catalogueBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + python.WorkerPackage +
-	" import static; del sys.path[0]; static.main(sys.argv[2], sys.argv[3:])"
+	" import entry; del sys.path[0]; entry.static(sys.argv[2], sys.argv[3:])"

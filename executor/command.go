@@ -143,7 +143,7 @@ func (c *Commands) environ(more map[string]string) []string {
 // commandBootstrap makes the worker's files a package, as for a zygote, and runs one
 // program with them.
 const commandBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + python.WorkerPackage +
-	" import command; del sys.path[0]; command.main(sys.argv[2])"
+	" import entry; del sys.path[0]; entry.command(sys.argv[2])"
 
 // Missing says why a program cannot be run here, "" if it can.
 func (c *Commands) Missing(program string) string {

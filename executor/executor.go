@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -232,20 +231,23 @@ func New(dir string, opts *Options) (*Executor, error) {
 // writeWorker writes the embedded files below dir, once per content, and returns
 // the folder to put on an interpreter's path.
 func writeWorker(dir string) (string, error) {
-	names, err := fs.Glob(python.Worker, path.Join(python.WorkerDir, "*.py"))
+	files, err := fs.Sub(python.Worker, python.WorkerDir)
 	if err != nil {
 		return "", err
 	}
 	digest := sha256.New()
 	contents := map[string][]byte{}
-	for _, name := range names {
-		data, err := fs.ReadFile(python.Worker, name)
-		if err != nil {
-			return "", err
+	if err := fs.WalkDir(files, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
 		}
-		contents[path.Base(name)] = data
-		fmt.Fprintf(digest, "%s %d\n", path.Base(name), len(data))
+		data, err := fs.ReadFile(files, name)
+		contents[name] = data
+		fmt.Fprintf(digest, "%s %d\n", name, len(data))
 		digest.Write(data)
+		return err
+	}); err != nil {
+		return "", err
 	}
 	final := filepath.Join(dir, hex.EncodeToString(digest.Sum(nil))[:16])
 	whole := true
@@ -270,12 +272,12 @@ func writeWorker(dir string) (string, error) {
 	if err := os.Chmod(beside, 0o755); err != nil { //nolint:gosec // see New
 		return "", err
 	}
-	folder := filepath.Join(beside, python.WorkerPackage)
-	if err := os.Mkdir(folder, 0o755); err != nil { //nolint:gosec // see New
-		return "", err
-	}
 	for name, data := range contents {
-		if err := os.WriteFile(filepath.Join(folder, name), data, 0o644); err != nil { //nolint:gosec // see New
+		file := filepath.Join(beside, python.WorkerPackage, filepath.FromSlash(name))
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // see New
+			return "", err
+		}
+		if err := os.WriteFile(file, data, 0o644); err != nil { //nolint:gosec // see New
 			return "", err
 		}
 	}

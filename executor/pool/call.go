@@ -13,10 +13,10 @@ import (
 	"github.com/toolmesh/toolmesh/executor/output"
 )
 
-// Bytes of a stream's items that may be on their way; loop.py starts with it.
+// Bytes of a stream's items that may be on their way; calling/plain.py starts with it.
 const window = 256 << 10
 
-// itemCost is what an item counts beyond its bytes; loop.py adds the same.
+// itemCost is what an item counts beyond its bytes; calling/plain.py adds the same.
 const itemCost = 64
 
 // Call is one call of a tool.

@@ -433,7 +433,7 @@ func (s *state) remove(w *worker) bool {
 }
 
 // exitSpent is the status of a worker that ends between two calls because one of
-// them has changed it beyond repair; keep.py says the same.
+// them has changed it beyond repair; state/snapshot.py says the same.
 const exitSpent = 75
 
 // inCall reports whether a worker has entered the function of a call that it holds.

@@ -79,7 +79,7 @@ func (s *state) assign(w *worker, j *job) {
 		eager := s.busy < runtime.GOMAXPROCS(0) && len(s.queue) == 0
 		w.proc.Eager(eager)
 		if eager && !s.cfg.Once {
-			j.flags |= frame.FlagBrisk
+			j.flags |= frame.FlagLook
 		}
 	}
 	s.meter(w)

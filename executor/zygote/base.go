@@ -30,7 +30,7 @@ const (
 
 // baseBootstrap starts the worker's files as a base.
 const baseBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + python.WorkerPackage +
-	" import base; del sys.path[0]; base.main()"
+	" import entry; del sys.path[0]; entry.base()"
 
 // commandLineRoom is an argument that nobody reads: a process that renames itself
 // has as much room as its first command line took.

@@ -59,7 +59,7 @@ type Group struct {
 // bootstrap makes the worker's files a package and starts them. The folder is
 // on the path only meanwhile.
 const bootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + python.WorkerPackage +
-	" import zygote; del sys.path[0]; zygote.main(sys.argv[2])"
+	" import entry; del sys.path[0]; entry.zygote(sys.argv[2])"
 
 // NewGroup makes a group, of which nothing has been started.
 func (s *Starter) NewGroup(cfg Config) *Group {

@@ -81,7 +81,7 @@ func (e *startFailure) Error() string {
 	return fmt.Sprintf("the interpreter ended before it imported anything (exit status %d): %s", e.status, e.words)
 }
 
-// exitUnfit is base.py's UNFIT.
+// exitUnfit is adopting.py's UNFIT.
 const exitUnfit = 72
 
 // zygote is one running zygote process and the channel to it.
@@ -126,10 +126,11 @@ func startZygote(ctx context.Context, log *slog.Logger, proc *sandbox.Process, s
 	z.wg.Go(func() { z.drain(proc.Stderr, output.StreamStderr) })
 	described := make(chan description, 1)
 	importing := make(chan string, 1)
+	refused := make(chan error, 1)
 	ended := make(chan struct{})
 	z.wg.Go(func() {
 		defer close(ended)
-		z.read(importing, described)
+		z.read(refused, importing, described)
 	})
 	z.wg.Go(func() {
 		<-proc.Done()
@@ -163,6 +164,8 @@ func startZygote(ctx context.Context, log *slog.Logger, proc *sandbox.Process, s
 					slog.Any("notes", z.about.Notes))
 			}
 			return z, nil
+		case err := <-refused:
+			return nil, err
 		case module = <-importing:
 			timer.Reset(timeout)
 		case <-proc.Done():
@@ -206,12 +209,12 @@ func (z *zygote) drain(file *os.File, stream output.Stream) {
 	})
 }
 
-// read takes the zygote's messages until it ends.
-func (z *zygote) read(importing chan string, described chan description) {
+// read takes the zygote's messages until it ends, or until its first says that it is of another version.
+func (z *zygote) read(refused chan<- error, importing chan string, described chan description) {
 	control := &controlReader{conn: z.conn}
 	reader := frame.NewReader(control, z.maximum)
 	defer control.close()
-	for {
+	for greeted := false; ; greeted = true {
 		h, body, err := reader.Next()
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, syscall.ECONNRESET) &&
@@ -220,6 +223,13 @@ func (z *zygote) read(importing chan string, described chan description) {
 				_ = z.conn.Close()
 			}
 			return
+		}
+		if !greeted {
+			if err := frame.Greeted(h, body); err != nil {
+				refused <- err
+				return
+			}
+			continue
 		}
 		switch h.Type { //nolint:exhaustive // the rest never comes from a zygote
 		case frame.Importing:

@@ -110,7 +110,6 @@ func TestWhatIsNotTheSameCallIsRefused(t *testing.T) {
 		"no epoch": func(r *admit.Request) { r.Epoch = "" },
 		"stream":   func(r *admit.Request) { r.Stream = true },
 		"body":     func(r *admit.Request) { r.Digest[0]++ },
-		"session":  func(r *admit.Request) { r.Key.Session = "s2" },
 	} {
 		r := first
 		change(&r)
@@ -152,6 +151,18 @@ func TestEpochThatIsLearnedLater(t *testing.T) {
 	begin(t, tab, stream)
 	stream.Epoch = "1"
 	expect(t, tab, stream, admit.Refuse) // what it has stored is not of that session
+
+	// One that has yet to learn its epoch is the same call as any.
+	late := request("l")
+	late.Stream, late.Unsettled = true, true
+	begin(t, tab, late)
+	expect(t, tab, late, admit.Join)
+	known := late
+	known.Epoch, known.Unsettled = "1", false
+	expect(t, tab, known, admit.Join)
+	expect(t, tab, late, admit.Join)
+	known.Epoch = "2"
+	expect(t, tab, known, admit.Refuse)
 }
 
 // What another session does by a call's id has no effect on it.
@@ -171,7 +182,20 @@ func TestKeysOfOtherSessions(t *testing.T) {
 		t.Error("its own session does not find it")
 	}
 	tab.Cancel(admit.Key{Session: "s2", RPC: "b"})
-	begin(t, tab, request("b"))
+	tab.Finish(begin(t, tab, request("b")), result("1"))
+	other := request("a")
+	other.Key.Session = "s3"
+	second := begin(t, tab, other) // the same id is another call there
+	if got, ok := tab.Cancel(other.Key); !ok || got != second {
+		t.Error("a session does not find its own call")
+	}
+	tab.Finish(second, result("2"))
+	tab.Finish(call, result("1"))
+	for r, want := range map[*admit.Request]string{&call.Request: "1", &other: "2"} {
+		if rec, _ := expect(t, tab, *r, admit.Repeat); string(rec.Result) != want {
+			t.Errorf("session %s: %s, want %s", r.Key.Session, rec.Result, want)
+		}
+	}
 }
 
 func TestWhatNeverBeganIsNotKept(t *testing.T) {
@@ -204,32 +228,111 @@ func TestWhatNeverBeganIsNotKept(t *testing.T) {
 	expect(t, tab, admit.Request{Tool: "x.y"}, admit.Run)
 }
 
+// sweep lets time go by as a host does, which looks at its table each second.
+func (c *clock) sweep(tab *table, d time.Duration) {
+	for ; d > 0; d -= time.Second {
+		c.advance(time.Second)
+		tab.Sweep()
+	}
+}
+
 func TestRecordsExpire(t *testing.T) {
 	t.Parallel()
 	clock := newClock()
 	tab := admit.NewTable[string](10, clock.Now)
 	finish(t, tab, "a", result("1"))
-	clock.advance(2*time.Minute - time.Second)
-	tab.Sweep()
+	clock.sweep(tab, 2*time.Minute-time.Second)
 	expect(t, tab, request("a"), admit.Repeat)
-	clock.advance(time.Second)
-	expect(t, tab, request("a"), admit.Run) // also before it was swept
+	clock.sweep(tab, time.Second)
+	expect(t, tab, request("a"), admit.Run)
+}
+
+// again is a request that is sent again, and was first sent some time ago.
+func (c *clock) again(rpc string, ago time.Duration) admit.Request {
+	r := request(rpc)
+	r.First = c.Now().Add(-ago)
+	return r
+}
+
+// unknown checks that a repetition is not run, and that nobody says it was, or not.
+func unknown(t *testing.T, tab *table, r admit.Request) {
+	t.Helper()
+	_, err := expect(t, tab, r, admit.Refuse)
+	if err.Code != toolmesh.CodeNodeLost || err.Started != toolmesh.StartedUnknown {
+		t.Errorf("%q again: %v, started %v", r.Key.RPC, err, err.Started)
+	}
+	if _, _, _, err, ok := tab.Repeated(r, nil); !ok || err == nil || err.Code != toolmesh.CodeNodeLost {
+		t.Errorf("%q again, and not to be run anyway: %v, %v", r.Key.RPC, err, ok)
+	}
+}
+
+// A repetition of what the table cannot know any more does not run.
+func TestRepetitionsOlderThanTheTable(t *testing.T) {
+	t.Parallel()
+	clock := newClock()
+	tab := admit.NewTable[string](10, clock.Now)
+	unknown(t, tab, clock.again("before", 0))
+	unknown(t, tab, clock.again("before", time.Hour))
+	expect(t, tab, request("before"), admit.Run) // nobody says that it is sent again
+	clock.sweep(tab, 10*time.Second)
+	unknown(t, tab, clock.again("before", 10*time.Second))
+	expect(t, tab, clock.again("lost on its way", 9*time.Second), admit.Run)
+	clock.sweep(tab, time.Hour) // as long as nothing was forgotten
+	expect(t, tab, clock.again("lost on its way", time.Hour), admit.Run)
+
+	finish(t, tab, "a", result("1"))
+	expect(t, tab, clock.again("a", time.Minute), admit.Repeat)
+	clock.sweep(tab, 2*time.Minute)
+	unknown(t, tab, clock.again("a", 2*time.Minute))
+	expect(t, tab, clock.again("lost on its way", time.Minute), admit.Run)
+
+	// A call that ran for long is known from its end on.
+	call := begin(t, tab, request("long"))
+	clock.sweep(tab, 10*time.Minute)
+	expect(t, tab, clock.again("long", 10*time.Minute), admit.Join)
+	tab.Finish(call, result("1"))
+	clock.sweep(tab, time.Minute)
+	expect(t, tab, clock.again("long", 11*time.Minute), admit.Repeat)
+}
+
+// A node that was frozen reads what came meanwhile before it forgets.
+func TestFrozenNodeForgetsSlowly(t *testing.T) {
+	t.Parallel()
+	clock := newClock()
+	tab := admit.NewTable[string](10, clock.Now)
+	clock.sweep(tab, time.Minute)
+	finish(t, tab, "a", result("1"))
+	clock.sweep(tab, 10*time.Second)
+	clock.advance(time.Hour)
 	tab.Sweep()
+	expect(t, tab, clock.again("a", 2600*time.Millisecond), admit.Repeat)
+	clock.sweep(tab, 15*time.Minute)
 	expect(t, tab, request("a"), admit.Run)
 }
 
 func TestRecordsGiveWayByCount(t *testing.T) {
 	t.Parallel()
-	tab := admit.NewTable[string](10, newClock().Now)
+	clock := newClock()
+	tab := admit.NewTable[string](10, clock.Now)
 	const n = 10_000
 	for i := range n + 3 {
 		finish(t, tab, fmt.Sprint(i), result("1"))
 	}
 	expect(t, tab, request("3"), admit.Repeat)
 	expect(t, tab, request(fmt.Sprint(n+2)), admit.Repeat)
-	for i := range 3 {
-		expect(t, tab, request(fmt.Sprint(i)), admit.Run)
+	for range 2 {
+		for i := range 3 { // their names stay: otherwise they would run again
+			for _, r := range []admit.Request{request(fmt.Sprint(i)), clock.again(fmt.Sprint(i), time.Minute)} {
+				if _, err := expect(t, tab, r, admit.Refuse); err.Code != toolmesh.CodeInvalidRequest || err.Started != toolmesh.StartedYes {
+					t.Errorf("call %d: %v, started %v", i, err, err.Started)
+				}
+			}
+		}
+		clock.sweep(tab, 2*time.Minute-time.Second)
 	}
+	clock.sweep(tab, time.Minute) // a generation at a time
+	unknown(t, tab, clock.again("0", 5*time.Minute))
+	expect(t, tab, request("0"), admit.Run)
 }
 
 func TestRecordsGiveWayByBytes(t *testing.T) {
@@ -333,9 +436,9 @@ func TestCancelOfACallThatNeverBegan(t *testing.T) {
 				t.Errorf("repeated: %+v", rec)
 			}
 			expect(t, tab, other, admit.Refuse)
-			clock.advance(30 * time.Second) // as long as the cancel of a call that never came
+			clock.sweep(tab, 30*time.Second) // as long as the cancel of a call that never came
 		}
-		clock.advance(2 * time.Minute)
+		clock.sweep(tab, 2*time.Minute)
 		expect(t, tab, request(rpc), admit.Run)
 	}
 }
