@@ -37,6 +37,7 @@ func TestEveryBenchmark(t *testing.T) {
 	var table bytes.Buffer
 	r.print(&table)
 	for _, want := range []string{
+		"unary p50, Go tool: our client against a plain one", "calls/s, 64 callers, warm Python tool: our client against a plain one",
 		"unary p50, Go tool", "unary p50, warm Python tool", "calls/s, 64 callers, warm Python tool", "Go generator", "Python generator",
 		"messages out of the caller per unary call, go", "JetStream requests per unary call, python", "memory of an idle agent",
 		"engine: warm call p50", "engine: fork-isolated call p50", "engine: items/s", "engine: 12 tools described", "engine: cold index",
@@ -61,6 +62,7 @@ func TestJudge(t *testing.T) {
 		want  string
 	}{
 		{most, 1.1, "good"}, {most, 1.2, "ok"}, {most, 1.26, "MISSED"},
+		{bound{goal: 1.15}, 1.1, "good"}, {bound{goal: 1.15}, 9, "ok"},
 		{least, 0.4, "good"}, {least, 0.35, "ok"}, {least, 0.29, "MISSED"},
 	} {
 		if _, got := c.bound.judge(c.ratio); got != c.want {

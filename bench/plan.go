@@ -39,8 +39,8 @@ type benchmark struct {
 }
 
 var benchmarks = []benchmark{
-	{"unary", []string{sideRaw, sideGo, sidePython}, "unary", func(p *plan) int { return p.Calls }},
-	{"burst", []string{sideRaw, sideGo, sidePython}, "burst", func(p *plan) int { return p.Burst }},
+	{"unary", []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython}, "unary", func(p *plan) int { return p.Calls }},
+	{"burst", []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython}, "burst", func(p *plan) int { return p.Burst }},
 	{"stream", []string{sideRaw, sideGo, sidePython}, "stream", func(p *plan) int { return p.Items }},
 	{"messages", nil, "", nil},
 	{"memory", nil, "", nil},
@@ -141,7 +141,7 @@ func startStage(ctx context.Context, stderr io.Writer, dir string) (*stage, erro
 		return s, err
 	}
 	// Each side is warm, and the caller knows the nodes, before anything counts.
-	for _, side := range []string{sideRaw, sideGo, sidePython} {
+	for _, side := range []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython} {
 		for range 3 {
 			if _, err := s.caller.ask(request{Do: "burst", Side: side, N: 256, Callers: 4}); err != nil {
 				return s, err
@@ -160,9 +160,9 @@ func (s *stage) end() {
 // server is the serving process of a side.
 func (s *stage) server(side string) *child {
 	switch side {
-	case sideGo:
+	case sideGo, sidePlainGo:
 		return s.host
-	case sidePython:
+	case sidePython, sidePlainPython:
 		return s.agent
 	}
 	return s.raw

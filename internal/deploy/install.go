@@ -317,8 +317,7 @@ func setEnv(record *registry.IndexRecord, env map[string]string) error {
 	return nil
 }
 
-// before returns the record that an install replaces, and refuses a name that
-// another source has before any work is done for it.
+// before returns the record that an install replaces.
 func (m *Manager) before(ctx context.Context, record registry.IndexRecord) (registry.IndexRecord, error) {
 	old, err := m.store.Index(ctx, record.Name, record.Session)
 	switch {
@@ -328,9 +327,6 @@ func (m *Manager) before(ctx context.Context, record registry.IndexRecord) (regi
 		return old, toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry cannot be read: %w", err)
 	case old.State == registry.IndexRemoved:
 		return registry.IndexRecord{}, nil
-	case old.Source != record.Source:
-		return old, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the index name %q belongs to %s: choose another one with --name", record.Name, old.Source).
-			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo).WithDetail("index", string(record.Name)).WithDetail("source", old.Source)
 	}
 	return old, nil
 }
@@ -395,6 +391,9 @@ func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *inde
 // bundleFile is where an install packs its bundle.
 func bundleFile(work string) string { return filepath.Join(work, "bundle") }
 
+// unavailableMost is how many tools an error lists.
+const unavailableMost = 100
+
 // nothingServed says why an index of which no tool works is not installed.
 func nothingServed(b Build, all []Unavailable) error {
 	var text strings.Builder
@@ -409,7 +408,7 @@ func nothingServed(b Build, all []Unavailable) error {
 		fmt.Fprintf(&text, "%s: %s", u.ID, u.Reason)
 	}
 	return installFailed("tools", "none of the %d tools of index %q can be served: %s", len(all), b.Name, text.String()).
-		WithDetail("unavailable", all)
+		WithDetail("unavailable", all[:min(len(all), unavailableMost)])
 }
 
 // commit writes the record and serves the index here; e.mu is held. What it

@@ -21,7 +21,7 @@ import (
 const tomlFile = "tools.toml"
 
 // maxTools bounds the tools of one index.
-const maxTools = 5000
+const maxTools = 20_000
 
 // tomlLoader reads our own convention.
 type tomlLoader struct{}
