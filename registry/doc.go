@@ -1,6 +1,7 @@
 // Package registry knows which node serves which tool: the records that nodes
 // write into the mesh's buckets, the lease that makes a process a node, the view
-// of all of it that agents and routers hold, and the answers they give to
+// of all of it that agents and routers hold (other hosts hold one of the sessions
+// alone), and the answers they give to
 // clients, which hold nothing.
 //
 // A [View] is a snapshot by batched direct gets plus the buckets' republished
@@ -10,8 +11,7 @@
 // is not limited by JetStream.
 //
 // A node can be called when four things agree on its boot: its lease, what it
-// says it serves, its heartbeat, and that this is not older than 2.5 s. The
-// subfolder picker chooses between such nodes.
+// says it serves, its heartbeat, and that this is not older than 2.5 s.
 //
 // The package never runs a tool and is not on the path of a call.
 package registry
