@@ -11,14 +11,13 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
-	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -336,21 +335,21 @@ type pythonSink struct {
 	call *host.Call
 }
 
-// Item implements [executor.Sink].
+// Item implements [output.Sink].
 func (s *pythonSink) Item(ctx context.Context, data json.RawMessage) error {
 	return s.sink.Send(ctx, data)
 }
 
-// Log implements [executor.Sink]: what a tool prints and logs are the agent's
+// Log implements [output.Sink]: what a tool prints and logs are the agent's
 // log lines, under the call's id.
-func (s *pythonSink) Log(r executor.Record) {
+func (s *pythonSink) Log(r output.Record) {
 	level := slog.LevelInfo
 	switch r.Stream {
-	case executor.StreamLog:
+	case output.StreamLog:
 		level = r.Level
-	case executor.StreamProgress:
+	case output.StreamProgress:
 		level = slog.LevelDebug
-	case executor.StreamStdout, executor.StreamStderr:
+	case output.StreamStdout, output.StreamStderr:
 	}
 	if !s.log.Enabled(context.Background(), level) {
 		return
@@ -362,7 +361,7 @@ func (s *pythonSink) Log(r executor.Record) {
 	if r.Logger != "" {
 		attrs = append(attrs, slog.String("logger", r.Logger))
 	}
-	if r.Stream == executor.StreamProgress && len(r.Fields) > 0 {
+	if r.Stream == output.StreamProgress && len(r.Fields) > 0 {
 		attrs = append(attrs, slog.String("fields", string(r.Fields)))
 	}
 	s.log.LogAttrs(context.Background(), level, "tool output", attrs...)
@@ -372,19 +371,4 @@ func randomEnd() string {
 	var b [4]byte
 	_, _ = rand.Read(b[:])
 	return hex.EncodeToString(b[:])
-}
-
-// sessions decides which sessions exist, from the view.
-type sessions struct {
-	strict bool
-	view   atomic.Pointer[registry.View]
-}
-
-// Admit implements [host.Sessions].
-func (s *sessions) Admit(id subjects.SessionID) (string, error) {
-	view := s.view.Load()
-	if view == nil {
-		return "", nil
-	}
-	return registry.AdmitSession(view, id, s.strict)
 }

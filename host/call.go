@@ -63,6 +63,7 @@ type served struct {
 	handler    Handler
 	identity   *codec.Identity
 	session    subjects.SessionID // empty: every session's
+	tenure     *tenure            // of session; nil: every session's
 	withdrawn  atomic.Bool
 }
 
@@ -75,11 +76,13 @@ type inflight struct {
 	reply    string
 	start    time.Time
 	deadline time.Time // zero for a stream without a total
-	epoch    string
+	epoch    string    // of the session; see lookUp
 	ctx      callContext
 	stop     context.CancelCauseFunc
 	call     Call      // what the handler sees
 	sink     unarySink // of a unary call
+
+	unsettled atomic.Bool // epoch is still to be looked up
 
 	alarm  atomic.Pointer[time.Timer]     // fires at the deadline, once that is near
 	cause  atomic.Pointer[toolmesh.Error] // why the call was told to end
@@ -127,13 +130,13 @@ func (h *Host) receive(m *nats.Msg) {
 		return
 	}
 	c := &inflight{h: h, req: req, tool: t, reply: m.Reply, start: time.Now()}
-	if stream := req.Delivery != codec.DeliverNone; h.opts.Sessions != nil || stream && h.lease.joined.Load() {
-		if c.epoch, err = h.epoch(h.base, req.Session, stream); err != nil {
-			h.answer(m.Reply, req, h.identity, admit.Record{Err: refusal(err)})
-			return
-		}
+	epoch, sure := h.known(req.Session, req.Delivery != codec.DeliverNone)
+	c.epoch = epoch
+	c.unsettled.Store(!sure)
+	if t != nil && t.tenure.ended(epoch) {
+		t, c.tool = nil, nil // it is about to be withdrawn
 	}
-	r := admit.Request{Tool: s.Tool, Epoch: c.epoch, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth}
+	r := admit.Request{Tool: s.Tool, Epoch: c.epoch, Unsettled: !sure, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth}
 	if req.RPCID == "" && r.Stream {
 		req.RPCID = newRPCID(req.Delivery) // its caller learns it, and may cancel by it
 	}
@@ -379,6 +382,9 @@ func tooLarge(size int, limit int64) *toolmesh.Error {
 // execute prepares the call and runs its handler.
 func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 	c := running.Value
+	if err := c.lookUp(&c.ctx); err != nil {
+		return admit.Record{Err: refusal(err).WithStarted(toolmesh.StartedNo)}
+	}
 	args, varArgs := c.req.Args, []byte(nil)
 	if len(c.req.Positional) > 0 {
 		object, rest, err := tool.Bind(c.tool.descriptor, c.req.Positional, args)

@@ -284,12 +284,11 @@ func (s *Store) warmUp(ctx context.Context, i Interpreter) error {
 	if s.warm == "" {
 		return nil
 	}
-	folder := filepath.Join(s.warm, bytecode)
-	mark := filepath.Join(folder, "compiled."+i.CacheTag)
+	mark := filepath.Join(s.warm, "compiled."+i.CacheTag)
 	// whole reports whether what was compiled is there as it was noted.
 	whole := func() bool {
 		was, err := readListing(mark)
-		return err == nil && maps.Equal(was, compiledBy(folder, i))
+		return err == nil && maps.Equal(was, compiledBy(s.warm, i))
 	}
 	if whole() {
 		return nil
@@ -303,11 +302,11 @@ func (s *Store) warmUp(ctx context.Context, i Interpreter) error {
 		return nil
 	}
 	const script = `import glob, os, py_compile, sys
-for file in glob.glob(os.path.join(sys.argv[1], "*.py")):
+for file in glob.glob(os.path.join(sys.argv[1], "**", "*.py"), recursive=True):
     py_compile.compile(file, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)`
 	_, said, err := s.run(ctx, s.dir, nil, i.Path, "-I", "-c", script, s.warm)
 	if err == nil {
-		err = writeJSON(mark, compiledBy(folder, i))
+		err = writeJSON(mark, compiledBy(s.warm, i))
 	}
 	if err != nil {
 		return failed(err, lastLine(said), "the worker's files cannot be compiled by %s", i.Path)
@@ -315,7 +314,7 @@ for file in glob.glob(os.path.join(sys.argv[1], "*.py")):
 	return nil
 }
 
-// compiledBy lists the bytecode of an interpreter in a folder.
+// compiledBy lists the bytecode of an interpreter below a folder.
 func compiledBy(folder string, i Interpreter) listing {
 	all, _ := list(folder)
 	maps.DeleteFunc(all, func(name, _ string) bool { return !strings.HasSuffix(name, "."+i.CacheTag+".pyc") })

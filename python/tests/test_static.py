@@ -11,7 +11,8 @@ import textwrap
 
 import pytest
 
-from toolmesh._worker import static, zygote
+from toolmesh._worker.describing import static
+from toolmesh._worker.starting import loading
 
 HERE = pathlib.Path(__file__).parent
 SAMPLES = ("samples.eager", "samples.lazy", "samples.deep", "samples.deep.models")
@@ -22,7 +23,7 @@ def imported(name):
     """What the zygote says of a tool after its import."""
     home, _, attribute = name.rpartition(".")
     importlib.import_module(home)
-    tool, reason, _ = zygote._load(name, home, attribute)
+    tool, reason, _ = loading.load_tool(name, home, attribute)
     assert tool is not None, reason
     made = tool.described
     return {
@@ -243,8 +244,8 @@ def test_the_program_writes_what_it_finds(tmp_path):
     (tmp_path / "src").mkdir()
     (tmp_path / "a.py").write_text("raise SystemExit\ndef f(x: 'int') -> str:\n    'Does it, in \\u00f6.'\n")
     (tmp_path / "src" / "b.py").write_text("import gone\nasync def g(*rest: int):\n    yield 1\n")
-    worker = pathlib.Path(static.__file__).parent
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from _worker import static; static.main(sys.argv[2], sys.argv[3:])"
+    worker = pathlib.Path(static.__file__).parent.parent
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from _worker import entry; entry.static(sys.argv[2], sys.argv[3:])"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(worker.parent), str(tmp_path), "a.f", "a.no", "no.f", "b.g", "f"],
         capture_output=True, timeout=60, check=True, cwd=tmp_path,
