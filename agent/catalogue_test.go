@@ -102,8 +102,8 @@ func TestToolsThatCannotBeImportedAreDescribedFromSource(t *testing.T) {
 		streaming                       bool
 	}{
 		{
-			id: "static.keyed.ask", description: "Ask somebody.", reason: "--env ASK_KEY", positional: []string{"question", "tone"},
-			schema: `{"type":"object","properties":{"question":{"type":"string","description":"what to ask"},"tone":{"type":"string","enum":["kind","harsh"],"default":"kind"},` +
+			id: "static.keyed.ask", description: "Ask somebody.", reason: "--env ASK_KEY", positional: []string{"question", "tone"}, warning: "tone: shapes.Tone",
+			schema: `{"type":"object","properties":{"question":{"type":"string","description":"what to ask"},"tone":{},` +
 				`"times":{"type":"integer","default":2}},"required":["question"],"additionalProperties":false}`,
 		},
 		{
@@ -157,7 +157,7 @@ func TestToolsThatCannotBeImportedAreDescribedFromSource(t *testing.T) {
 	before := describe(t, c, "static.keyed.ask")
 	install(t, nc, map[string]any{"source": source, "env": map[string]string{"ASK_KEY": "k"}})
 	a := describe(t, c, "static.keyed.ask")
-	if a.Source != "import" || len(a.Nodes) != 1 || string(a.InputSchema) != string(before.InputSchema) || a.Description != before.Description {
+	if a.Source != "import" || len(a.Nodes) != 1 || !strings.Contains(string(a.InputSchema), `"enum":["kind","harsh"]`) || a.Description != before.Description {
 		t.Errorf("after the import: %+v, before: %+v", a, before)
 	}
 	if l := listed(t, c, "static.keyed.ask"); l.State != "serving" || l.Reason != "" {

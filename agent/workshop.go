@@ -11,14 +11,13 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
-	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -188,23 +187,24 @@ func toolID(index subjects.IndexName, name string) subjects.ToolID {
 	return subjects.ToolID(string(index) + "." + name)
 }
 
-// initDone marks a build whose init command has run.
+// initDone says for which making of the environment the init command has run.
 const initDone = "init.done"
 
-// initialise runs the index's init command once for a build.
+// initialise runs the index's init command once for a source and its environment:
+// again when either had to be made anew.
 func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor.Env, progress deploy.Progress) error {
 	if len(b.Manifest.Init) == 0 {
 		return nil
 	}
 	marker := filepath.Join(b.Dir, index.MetaDir, initDone)
-	if _, err := os.Stat(marker); err == nil {
+	if done, err := os.ReadFile(marker); err == nil && string(done) == env.Build { //nolint:gosec // our own folder
 		return nil
 	}
 	progress("init", "running", 65)
 	if err := w.a.executor.Command(ctx, env, b.Dir, b.Manifest.Init, b.Env, secretsOf(b)); err != nil {
 		return err
 	}
-	if err := os.WriteFile(marker, nil, 0o600); err != nil {
+	if err := os.WriteFile(marker, []byte(env.Build), 0o600); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInstallFailed, "that the init command has run cannot be noted: %w", err)
 	}
 	progress("init", "done", 65)
@@ -335,21 +335,21 @@ type pythonSink struct {
 	call *host.Call
 }
 
-// Item implements [executor.Sink].
+// Item implements [output.Sink].
 func (s *pythonSink) Item(ctx context.Context, data json.RawMessage) error {
 	return s.sink.Send(ctx, data)
 }
 
-// Log implements [executor.Sink]: what a tool prints and logs are the agent's
+// Log implements [output.Sink]: what a tool prints and logs are the agent's
 // log lines, under the call's id.
-func (s *pythonSink) Log(r executor.Record) {
+func (s *pythonSink) Log(r output.Record) {
 	level := slog.LevelInfo
 	switch r.Stream {
-	case executor.StreamLog:
+	case output.StreamLog:
 		level = r.Level
-	case executor.StreamProgress:
+	case output.StreamProgress:
 		level = slog.LevelDebug
-	case executor.StreamStdout, executor.StreamStderr:
+	case output.StreamStdout, output.StreamStderr:
 	}
 	if !s.log.Enabled(context.Background(), level) {
 		return
@@ -361,7 +361,7 @@ func (s *pythonSink) Log(r executor.Record) {
 	if r.Logger != "" {
 		attrs = append(attrs, slog.String("logger", r.Logger))
 	}
-	if r.Stream == executor.StreamProgress && len(r.Fields) > 0 {
+	if r.Stream == output.StreamProgress && len(r.Fields) > 0 {
 		attrs = append(attrs, slog.String("fields", string(r.Fields)))
 	}
 	s.log.LogAttrs(context.Background(), level, "tool output", attrs...)
@@ -371,19 +371,4 @@ func randomEnd() string {
 	var b [4]byte
 	_, _ = rand.Read(b[:])
 	return hex.EncodeToString(b[:])
-}
-
-// sessions decides which sessions exist, from the view.
-type sessions struct {
-	strict bool
-	view   atomic.Pointer[registry.View]
-}
-
-// Admit implements [host.Sessions].
-func (s *sessions) Admit(id subjects.SessionID) (string, error) {
-	view := s.view.Load()
-	if view == nil {
-		return "", nil
-	}
-	return registry.AdmitSession(view, id, s.strict)
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -433,11 +434,11 @@ type counter struct {
 	begun chan struct{}
 }
 
-// Item implements [executor.Sink].
+// Item implements [output.Sink].
 func (c *counter) Item(context.Context, json.RawMessage) error { c.n++; return nil }
 
-// Log implements [executor.Sink].
-func (c *counter) Log(executor.Record) {
+// Log implements [output.Sink].
+func (c *counter) Log(output.Record) {
 	if c.begun != nil {
 		select {
 		case c.begun <- struct{}{}:

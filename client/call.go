@@ -290,11 +290,11 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	return &nats.Msg{Subject: subject, Header: nats.Header(call.Header()), Data: body}, nil
 }
 
-// begin prepares one attempt; open is how the bus opens its inbox.
-func (c *Client) begin(t target, s *settings, open func(*bus.Inbox, bus.Receiver) error) (*pending, error) {
+// begin prepares one attempt.
+func (c *Client) begin(t target, s *settings) (*pending, error) {
 	p := &pending{c: c, s: s, id: t.id, answers: make(chan answer, 2)}
 	p.node.Store(t.node)
-	if err := open(&p.inbox, p); err != nil {
+	if err := c.bus.OpenInto(&p.inbox, p); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -318,7 +318,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	if err := ctx.Err(); err != nil {
 		return nil, ended(ctx, toolmesh.StartedNo)
 	}
-	p, err := c.begin(t, s, c.bus.OpenWaiting)
+	p, err := c.begin(t, s)
 	if err != nil {
 		return nil, err
 	}
@@ -337,19 +337,12 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 		return nil, err
 	}
 	var a answer
-	for direct, waiting := p.inbox.Direct(), true; waiting; {
-		waiting = false
-		select {
-		case a = <-p.answers:
-		case m := <-direct:
-			p.inbox.Dispatch(m)
-			waiting = true
-		case <-ctx.Done():
-			a.err = p.abandon(ctx)
-		case <-timer.C:
-			p.inbox.Release()
-			a.msg, a.err = p.watch(ctx, msg)
-		}
+	select {
+	case a = <-p.answers:
+	case <-ctx.Done():
+		a.err = p.abandon(ctx)
+	case <-timer.C:
+		a.msg, a.err = p.watch(ctx, msg)
 	}
 	codec.Recycle(codec.Header(msg.Header))
 	if a.err != nil {
@@ -358,8 +351,8 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	reply := a.msg
 	r := codec.ParseReply(codec.Header(reply.Header), reply.Data)
 	took := time.Since(p.sent)
-	if r.HasLoad && r.Node != "" {
-		c.shared.nodes.load(r.Node, r.Boot, r.Load)
+	if n := t.node; n != nil && r.HasLoad && r.Boot == n.boot {
+		n.setLoad(r.Load)
 	}
 	switch r.Kind {
 	case codec.ReplyResult:

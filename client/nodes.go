@@ -19,7 +19,8 @@ const maxNodes = 1024
 type node struct {
 	id     subjects.NodeID
 	boot   subjects.BootID
-	before subjects.BootID // the boot that this one replaced here, if any
+	before *node // the boot that this one replaced here, if any; guarded by nodes.mu
+	back   bool  // it replaced the one that had replaced it: both live; guarded by nodes.mu
 
 	outstanding atomic.Int64 // our own calls on it
 	reported    atomic.Int64 // in flight, by its own word
@@ -50,8 +51,11 @@ func (n *node) lastHeard() time.Time {
 	return time.Time{}
 }
 
-// replaced reports whether the node was started again: its calls are lost.
+// replaced reports whether another boot is the node: the calls of this one are lost.
 func (n *node) replaced() bool { return n.other.Load() }
+
+// beating reports whether the last heartbeat is no older than a node may be silent.
+func (n *node) beating(now time.Time) bool { return now.UnixNano()-n.heard.Load() < int64(silence) }
 
 // usable reports whether new calls may go there.
 func (n *node) usable() bool {
@@ -84,54 +88,78 @@ func (ns *nodes) init(b *bus.Bus) {
 	ns.subs = make(map[subjects.NodeID]*nats.Subscription)
 }
 
-// get returns the node of a boot that has itself been heard of, and listens to
-// its heartbeat from now on.
+// get returns the node that an answer names, and listens to its heartbeat from now
+// on. It is of another boot while that is heard: an answer says which process made
+// it, and only the node's own subject says which one is the node.
 func (ns *nodes) get(id subjects.NodeID, boot subjects.BootID) *node { return ns.find(id, boot, true) }
 
-// told is get for a boot that the registry names: what it says may be old, so
-// that it does not replace another boot that is well.
+// told is get for a boot that the registry names. What it says may be old, so that
+// it does not replace a boot that has answered either.
 func (ns *nodes) told(id subjects.NodeID, boot subjects.BootID) *node {
 	return ns.find(id, boot, false)
 }
 
-func (ns *nodes) find(id subjects.NodeID, boot subjects.BootID, heard bool) *node {
+func (ns *nodes) find(id subjects.NodeID, boot subjects.BootID, answered bool) *node {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 	now := time.Now()
-	old := ns.byID[id]
-	if old != nil && (old.boot == boot || boot == old.before && boot != "") {
-		if heard {
-			old.met.Store(now.UnixNano())
+	n := ns.byID[id]
+	switch {
+	case n == nil:
+		n = newNode(id, boot)
+		if ns.closed {
+			return n
 		}
-		return old
+		if len(ns.byID) >= maxNodes {
+			ns.evict()
+		}
+		ns.byID[id] = n
+		ns.listen(id)
+	case n.boot == boot || n.before != nil && n.before.boot == boot:
+	case n.beating(now) || !answered && now.UnixNano()-n.met.Load() < int64(silence):
+		return n
+	default:
+		n = ns.replace(n, boot)
 	}
-	n := &node{id: id, boot: boot}
-	if heard {
+	if answered {
 		n.met.Store(now.UnixNano())
 	}
-	n.slots.Store(1)
-	if old != nil {
-		if !heard && !old.other.Load() && now.UnixNano()-max(old.heard.Load(), old.met.Load()) < int64(silence) {
-			return old
-		}
-		old.other.Store(true)
-		n.before = old.boot
-	}
-	if ns.closed {
-		return n
-	}
-	if len(ns.byID) >= maxNodes {
-		ns.evict()
-	}
-	ns.byID[id] = n
-	if ns.subs[id] == nil {
-		if subject, err := subjects.Heartbeat(id); err == nil {
-			if sub, err := ns.bus.Conn().Subscribe(subject, ns.beat); err == nil {
-				ns.subs[id] = sub
-			}
-		}
-	}
 	return n
+}
+
+func newNode(id subjects.NodeID, boot subjects.BootID) *node {
+	n := &node{id: id, boot: boot}
+	n.slots.Store(1)
+	return n
+}
+
+// replace makes another boot the node; ns.mu is held.
+func (ns *nodes) replace(old *node, boot subjects.BootID) *node {
+	n := old.before
+	if n != nil && n.boot == boot {
+		n.back = true
+	} else {
+		n = newNode(old.id, boot)
+	}
+	n.before, old.before = old, nil
+	n.other.Store(false)
+	old.other.Store(true)
+	ns.byID[n.id] = n
+	return n
+}
+
+// listen subscribes a node's heartbeats; ns.mu is held.
+func (ns *nodes) listen(id subjects.NodeID) {
+	if ns.subs[id] != nil {
+		return
+	}
+	subject, err := subjects.Heartbeat(id)
+	if err != nil {
+		return
+	}
+	if sub, err := ns.bus.Conn().Subscribe(subject, func(m *nats.Msg) { ns.beat(id, m) }); err == nil {
+		ns.subs[id] = sub
+	}
 }
 
 // evict lets go of a node that has gone, or else of any without calls of ours.
@@ -150,35 +178,31 @@ func (ns *nodes) evict() {
 	}
 }
 
-// load notes what a reply says of its node.
-func (ns *nodes) load(id subjects.NodeID, boot subjects.BootID, l codec.Load) {
-	ns.mu.Lock()
-	n := ns.byID[id]
-	ns.mu.Unlock()
-	if n != nil && n.boot == boot {
-		n.setLoad(l)
-	}
-}
+// established is how many heartbeats of a boot in a row settle that it is the node:
+// one of an earlier boot was then long on its way. Before, the last one counts.
+const established = 2
 
-func (ns *nodes) beat(m *nats.Msg) {
+// beat takes a message on a node's heartbeat subject, which says whose it is: the
+// name in its body counts for nothing.
+func (ns *nodes) beat(id subjects.NodeID, m *nats.Msg) {
 	var b codec.Heartbeat
-	if json.Unmarshal(m.Data, &b) != nil {
+	if json.Unmarshal(m.Data, &b) != nil || b.Boot == "" {
 		return
 	}
 	ns.mu.Lock()
-	n := ns.byID[subjects.NodeID(b.Node)]
-	ns.mu.Unlock()
+	defer ns.mu.Unlock()
+	n := ns.byID[id]
 	if n == nil {
 		return
 	}
-	if string(n.boot) != b.Boot {
-		if string(n.before) != b.Boot { // else it was long on its way
-			n.other.Store(true)
-		}
-		return
-	}
 	now := time.Now()
-	if now.Sub(n.lastHeard()) > silence {
+	if boot := subjects.BootID(b.Boot); n.boot != boot {
+		if n.before != nil && n.before.boot == boot && !n.back && n.beats.Load() >= established && n.beating(now) {
+			return
+		}
+		n = ns.replace(n, boot)
+	}
+	if !n.beating(now) {
 		n.beats.Store(0)
 	}
 	n.beats.Add(1)

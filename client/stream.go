@@ -153,7 +153,7 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 	if ctx.Err() != nil {
 		return ended(ctx, toolmesh.StartedNo)
 	}
-	p, err := c.begin(t, s, c.bus.OpenInto)
+	p, err := c.begin(t, s)
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -188,7 +189,7 @@ type counter struct{ n int }
 
 func (c *counter) Item(context.Context, json.RawMessage) error { c.n++; return nil }
 
-func (c *counter) Log(executor.Record) {}
+func (c *counter) Log(output.Record) {}
 
 // BenchmarkPipeEcho is the floor: the same bytes through cat, which does nothing
 // with them. What a call costs is to be read as a multiple of this.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/output"
 )
 
 // Items that come quickly are written together. None of them may wait for one
@@ -166,7 +167,7 @@ func (s *sequence) Item(_ context.Context, data json.RawMessage) error {
 	return nil
 }
 
-func (s *sequence) Log(r executor.Record) {
+func (s *sequence) Log(r output.Record) {
 	s.all = append(s.all, "printed "+strings.TrimSpace(r.Message))
 }
 

@@ -1,50 +1,34 @@
 package executor
 
 import (
-	"context"
 	"encoding/json"
-	"log/slog"
 	"time"
 
+	"github.com/toolmesh/toolmesh/executor/pool"
+	"github.com/toolmesh/toolmesh/executor/zygote"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Kind says how a tool is run.
-type Kind string
+// Types of the packages below, which do the work, as this package's callers see them.
+type (
+	// Kind says how a tool is run.
+	Kind = zygote.Kind
+	// Tool is one served function, as its signature describes it. Further positional
+	// arguments of one with VarArgs go into [Call.VarArgs].
+	Tool = zygote.Tool
+	// Unavailable is a declared tool that is not served.
+	Unavailable = zygote.Unavailable
+	// Nested makes the calls that a tool makes.
+	Nested = pool.Nested
+)
 
 // The kinds of tools.
 const (
-	KindSync           Kind = "sync"
-	KindAsync          Kind = "async"
-	KindGenerator      Kind = "generator"
-	KindAsyncGenerator Kind = "async_generator"
+	KindSync           = zygote.KindSync
+	KindAsync          = zygote.KindAsync
+	KindGenerator      = zygote.KindGenerator
+	KindAsyncGenerator = zygote.KindAsyncGenerator
 )
-
-// Streaming reports whether tools of the kind yield items.
-func (k Kind) Streaming() bool { return k == KindGenerator || k == KindAsyncGenerator }
-
-func (k Kind) async() bool { return k == KindAsync || k == KindAsyncGenerator }
-
-// Tool is one served function, as its signature describes it.
-type Tool struct {
-	Name         string          `json:"name"` // module.function
-	Description  string          `json:"description"`
-	InputSchema  json.RawMessage `json:"input_schema"`
-	OutputSchema json.RawMessage `json:"output_schema"` // nil: nothing is known
-	Kind         Kind            `json:"kind"`
-	// Positional are the parameters that positional arguments fill, in order.
-	Positional []string `json:"positional"`
-	// VarArgs: further positional arguments go into [Call.VarArgs].
-	VarArgs  bool     `json:"varargs"`
-	Warnings []string `json:"warnings"`
-}
-
-// Unavailable is a declared tool that is not served.
-type Unavailable struct {
-	Name      string `json:"name"`
-	Reason    string `json:"reason"` // for people
-	Traceback string `json:"traceback,omitempty"`
-}
 
 // Call is one execution of a tool.
 type Call struct {
@@ -75,41 +59,6 @@ type Call struct {
 	// Depth is how many calls are above this one, when a tool made it: by this
 	// the index sees to it that calls never wait for each other in a circle.
 	Depth int
-}
-
-// Sink takes what a call gives off before its end. A nil sink is legal for a
-// call that does not stream.
-type Sink interface {
-	// Item takes one item of a stream, in order. It may block: the generator
-	// pauses then. An error ends the call as a cancellation, and Call returns it.
-	Item(ctx context.Context, data json.RawMessage) error
-	// Log takes a piece of output. It is called concurrently with Item, must
-	// not block, and is not called after Call has returned.
-	Log(record Record)
-}
-
-// Stream names where a [Record] comes from.
-type Stream string
-
-// The sources of records.
-const (
-	StreamStdout Stream = "stdout"
-	StreamStderr Stream = "stderr"
-	StreamLog    Stream = "log"
-	// StreamProgress: the message is what the tool does, and the fields hold the
-	// fraction from 0 to 1, if it gave one.
-	StreamProgress Stream = "progress"
-)
-
-// Record is a piece of output of a call: text that it printed, without the last
-// line break, or one record of Python's logging.
-type Record struct {
-	Time    time.Time
-	Stream  Stream
-	Level   slog.Level      // of StreamLog
-	Logger  string          // of StreamLog
-	Message string          // at most about 8 KB
-	Fields  json.RawMessage // of StreamLog and StreamProgress: extra fields, an object; may be nil
 }
 
 // Stats is a moment's view of an [Index].

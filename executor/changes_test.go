@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/output"
 )
 
 // changesIndex serves one worker of each kind.
@@ -57,7 +58,7 @@ func TestWhatACallChangesIsPutBack(t *testing.T) {
 				if want := fmt.Sprintf("[%s,[]]", pid); err != nil || string(got) != want {
 					t.Errorf("after %s: %s, %v, want %s", what, got, err, want)
 				}
-				if out, errs := sink.text(executor.StreamStdout), sink.text(executor.StreamStderr); out != "printed\n" ||
+				if out, errs := sink.text(output.StreamStdout), sink.text(output.StreamStderr); out != "printed\n" ||
 					!strings.Contains(errs, "printed too\n") {
 					t.Errorf("after %s: captured %q and %q", what, out, errs)
 				}
@@ -96,7 +97,7 @@ func TestStandardDescriptorsArePutBack(t *testing.T) {
 				if want := fmt.Sprintf(`[%s,""]`, pid); err != nil || string(got) != want {
 					t.Errorf("after %s: %s, %v, want %s", what, got, err, want)
 				}
-				if out, errs := sink.text(executor.StreamStdout), sink.text(executor.StreamStderr); out != "to 1\na child\n" ||
+				if out, errs := sink.text(output.StreamStdout), sink.text(output.StreamStderr); out != "to 1\na child\n" ||
 					errs != "to 2\n" {
 					t.Errorf("after %s: captured %q and %q", what, out, errs)
 				}

@@ -25,7 +25,9 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/failure"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/python"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -79,7 +81,7 @@ type Commands struct {
 	bin     string
 	path    []string // folders that programs are looked for in
 	places  chan struct{}
-	redact  *redactor
+	redact  *output.Redactor
 
 	mu      sync.Mutex
 	closed  bool
@@ -110,7 +112,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*Commands, error) {
 	c := &Commands{
 		x: x, spec: spec, places: make(chan struct{}, places), stop: make(chan struct{}),
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
-		bin: bin, redact: newRedactor(spec.SecretValues),
+		bin: bin, redact: output.NewRedactor(spec.SecretValues),
 	}
 	for _, line := range c.environ(nil) {
 		if list, ok := strings.CutPrefix(line, "PATH="); ok {
@@ -138,9 +140,10 @@ func (c *Commands) environ(more map[string]string) []string {
 	return c.x.workerEnv(c.bin, vars)
 }
 
-// commandBootstrap is as [bootstrap], for one run of a program.
-const commandBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + workerPackage +
-	" import command; del sys.path[0]; command.main(sys.argv[2])"
+// commandBootstrap makes the worker's files a package, as for a zygote, and runs one
+// program with them.
+const commandBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + python.WorkerPackage +
+	" import entry; del sys.path[0]; entry.command(sys.argv[2])"
 
 // Missing says why a program cannot be run here, "" if it can.
 func (c *Commands) Missing(program string) string {
@@ -181,8 +184,8 @@ func isExecutable(file string) bool {
 // started is killed; Call returns when nothing of it is left. A program that
 // fails is tool_error, one that a signal ended worker_crashed, output that is no
 // JSON result_not_serializable. Every error is a [*toolmesh.Error], except what
-// [Sink.Item] returned.
-func (c *Commands) Call(ctx context.Context, call CommandCall, sink Sink) (json.RawMessage, error) {
+// [output.Sink.Item] returned.
+func (c *Commands) Call(ctx context.Context, call CommandCall, sink output.Sink) (json.RawMessage, error) {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
@@ -206,11 +209,11 @@ func (c *Commands) Call(ctx context.Context, call CommandCall, sink Sink) (json.
 		call.Sandbox = c.x.defaultSandbox()
 	}
 	r := &run{
-		c: c, call: call, sink: sink, quiet: make(chan struct{}), tail: tail{redact: c.redact},
-		output: c.x.opts.MaxResult, exceeded: make(chan struct{}),
+		c: c, call: call, sink: sink, quiet: make(chan struct{}), tail: output.NewTail(c.redact),
+		most: c.x.opts.MaxResult, exceeded: make(chan struct{}),
 	}
-	if most := int64(call.Limits.Output); most > 0 && most < int64(r.output) {
-		r.output = int(most)
+	if most := int64(call.Limits.Output); most > 0 && most < int64(r.most) {
+		r.most = int(most)
 	}
 	return r.do(ctx)
 }
@@ -247,9 +250,9 @@ func (c *Commands) Close(ctx context.Context) error {
 type run struct {
 	c    *Commands
 	call CommandCall
-	sink Sink
+	sink output.Sink
 
-	output int // bytes that a result, or an item, may have
+	most   int // bytes that a result, or an item, may have
 	folder string
 
 	proc     *sandbox.Process
@@ -257,7 +260,7 @@ type run struct {
 	breach   atomic.Pointer[toolmesh.Error] // the limit that it exceeded
 	exceeded chan struct{}                  // closed when it is to end for that
 
-	tail  tail
+	tail  *output.Tail
 	quiet chan struct{} // closed when stderr has ended
 	last  json.RawMessage
 	list  []json.RawMessage
@@ -322,9 +325,9 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	case ctx.Err() != nil:
 		return nil, failure.Ended(ctx, toolmesh.StartedYes)
 	case errors.Is(err, errTooLong):
-		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%s wrote more than %d bytes as one %s", r.program(), r.output, r.unit()).
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%s wrote more than %d bytes as one %s", r.program(), r.most, r.unit()).
 			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes).
-			WithDetail("limit", "output").WithDetail("max", r.output)
+			WithDetail("limit", "output").WithDetail("max", r.most)
 	case err != nil:
 		return nil, err
 	}
@@ -376,45 +379,19 @@ func (r *run) watch(ctx context.Context, finished <-chan struct{}) {
 // stderr keeps the end of what the program says and hands it over as log lines.
 func (r *run) stderr() {
 	defer close(r.quiet)
-	buf := make([]byte, 8<<10)
-	var budget bucket
-	var partial []byte
-	hand := func(end int) {
-		if end == 0 {
-			return
-		}
-		text := strings.TrimSuffix(strings.ToValidUTF8(r.c.redact.text(string(partial[:end])), "\uFFFD"), "\n")
-		partial = append(partial[:0], partial[end:]...)
+	output.Drain(r.proc.Stderr, r.tail, func(text string) {
 		if r.sink != nil {
-			r.sink.Log(Record{Time: time.Now(), Stream: StreamStderr, Message: text})
+			r.sink.Log(output.Record{Time: time.Now(), Stream: output.StreamStderr, Message: text})
 		}
-	}
-	for {
-		n, err := r.proc.Stderr.Read(buf)
-		if n > 0 {
-			r.tail.add(buf[:n], "")
-			if budget.take(n) {
-				partial = append(partial, buf[:n]...)
-				end := bytes.LastIndexByte(partial, '\n') + 1
-				if keep := r.c.redact.overlap(); len(partial)-end > cap(buf)+keep {
-					end = len(partial) - keep
-				}
-				hand(end)
-			}
-		}
-		if err != nil {
-			hand(len(partial))
-			return
-		}
-	}
+	})
 }
 
 // stdout reads to the end of what the program writes. Items are handed over as
 // they come. The error is errTooLong, the sink's, or result_not_serializable.
 func (r *run) stdout(ctx context.Context) ([]byte, error) {
 	if !r.call.Lines {
-		out, err := io.ReadAll(io.LimitReader(r.proc.Stdout, int64(r.output)+1))
-		if len(out) > r.output {
+		out, err := io.ReadAll(io.LimitReader(r.proc.Stdout, int64(r.most)+1))
+		if len(out) > r.most {
 			return nil, errTooLong
 		}
 		if err != nil && !errors.Is(err, os.ErrClosed) {
@@ -447,7 +424,7 @@ func (r *run) line(lines *bufio.Reader) ([]byte, error) {
 	for {
 		part, err := lines.ReadSlice('\n')
 		line = append(line, part...)
-		if len(line) > r.output+1 {
+		if len(line) > r.most+1 {
 			return nil, errTooLong
 		}
 		if !errors.Is(err, bufio.ErrBufferFull) {
@@ -469,7 +446,7 @@ func (r *run) item(ctx context.Context, line []byte, number int) error {
 	case r.call.Stream:
 		return r.sink.Item(ctx, value)
 	case r.call.Collect:
-		if r.size += len(value) + 1; r.size > r.output {
+		if r.size += len(value) + 1; r.size > r.most {
 			return errTooLong
 		}
 		r.list = append(r.list, value)
@@ -482,7 +459,7 @@ func (r *run) item(ctx context.Context, line []byte, number int) error {
 // value makes JSON of what the program wrote; what names the place.
 func (r *run) value(text []byte, what string) (json.RawMessage, error) {
 	bad := func(why string) error {
-		shown := r.c.redact.text(string(text[:min(len(text), 4096)]))
+		shown := r.c.redact.Text(string(text[:min(len(text), 4096)]))
 		shown = shown[:min(len(shown), 200)]
 		return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "%s of %s %s", what, r.program(), why).
 			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes).

@@ -10,7 +10,8 @@
 // Arguments and results pass through as the bytes they came in. What a tool
 // prints is never mistaken for its answer. No process outlives the agent.
 //
-// Sub-packages: frame is the wire, sandbox starts processes, cgroup bounds their
+// Sub-packages: frame is the wire, output captures what tools print and removes
+// secrets, failure makes errors, sandbox starts processes, cgroup bounds their
 // memory, venv makes environments.
 //
 // The package must never know of NATS or nodes, never parse a result, never read

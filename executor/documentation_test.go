@@ -22,7 +22,7 @@ func TestTheDocumentedLimitsAreThoseOfTheCode(t *testing.T) {
 		t.Fatal("docs/tools.md has no section on limits")
 	}
 	page, _, _ = strings.Cut(page, "\n## ")
-	confine := string(readFile(t, "../python/src/toolmesh/_worker/confine.py"))
+	confine := string(readFile(t, "../python/src/toolmesh/_worker/confining/levels.py"))
 
 	// Every limit has a row, and its code is the one that the suite of bad tools demands.
 	text, err := json.Marshal(tool.Limits{CPUTime: 1, Memory: 1, Pids: 1, OpenFiles: 1, Output: 1})

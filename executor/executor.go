@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -10,18 +11,18 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
+	"github.com/toolmesh/toolmesh/executor/zygote"
 	"github.com/toolmesh/toolmesh/python"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -183,11 +184,7 @@ type Executor struct {
 	spawner *sandbox.Spawner
 	groups  *cgroup.Tree // of no kind where there are none
 	venvs   *venv.Store
-	bases   bases
-	nextID  atomic.Uint64
-	// starting has a place for each interpreter that may import at once: more
-	// than there are processors would only make each other late.
-	starting chan struct{}
+	zygotes *zygote.Starter
 
 	mu       sync.Mutex
 	closed   bool
@@ -217,43 +214,52 @@ func New(dir string, opts *Options) (*Executor, error) {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	spawner := sandbox.NewSpawner(&sandbox.Options{Logger: o.Logger, Levels: o.Levels})
-	x := &Executor{
-		opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner, groups: openGroups(dir, o),
+	groups := openGroups(dir, o)
+	return &Executor{
+		opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner, groups: groups,
 		venvs: venv.NewStore(dir, spawner, &venv.Options{
-			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Pythons: o.Pythons, Warm: filepath.Join(files, workerPackage),
+			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Pythons: o.Pythons, Warm: filepath.Join(files, python.WorkerPackage),
 		}),
-		starting: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
-		indexes:  map[*Index]struct{}{}, commands: map[*Commands]struct{}{},
-	}
-	x.bases.x, x.bases.by, x.bases.quit = x, map[string]*base{}, make(chan struct{})
-	return x, nil
+		zygotes: zygote.NewStarter(spawner, zygote.Options{
+			Logger: o.Logger, Dir: filepath.Join(dir, scratch), Files: files, Cgroups: groups, StartTimeout: o.StartTimeout,
+			IdleAfter: o.IdleAfter, MaxResult: o.MaxResult, MaxFrame: o.maxFrame(), OwnInterpreters: o.OwnInterpreters,
+		}),
+		indexes: map[*Index]struct{}{}, commands: map[*Commands]struct{}{},
+	}, nil
 }
-
-// workerPackage is the name that the worker's files have as a package: one that
-// no index and no environment can have.
-const workerPackage = "_toolmesh_worker"
 
 // writeWorker writes the embedded files below dir, once per content, and returns
 // the folder to put on an interpreter's path.
 func writeWorker(dir string) (string, error) {
-	names, err := fs.Glob(python.Worker, path.Join(python.WorkerDir, "*.py"))
+	files, err := fs.Sub(python.Worker, python.WorkerDir)
 	if err != nil {
 		return "", err
 	}
 	digest := sha256.New()
 	contents := map[string][]byte{}
-	for _, name := range names {
-		data, err := fs.ReadFile(python.Worker, name)
-		if err != nil {
-			return "", err
+	if err := fs.WalkDir(files, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
 		}
-		contents[path.Base(name)] = data
-		fmt.Fprintf(digest, "%s %d\n", path.Base(name), len(data))
+		data, err := fs.ReadFile(files, name)
+		contents[name] = data
+		fmt.Fprintf(digest, "%s %d\n", name, len(data))
 		digest.Write(data)
+		return err
+	}); err != nil {
+		return "", err
 	}
 	final := filepath.Join(dir, hex.EncodeToString(digest.Sum(nil))[:16])
-	if _, err := os.Stat(filepath.Join(final, workerPackage, "zygote.py")); err == nil {
+	whole := true
+	for name, data := range contents {
+		there, err := os.ReadFile(filepath.Join(final, python.WorkerPackage, name)) //nolint:gosec // our own folder
+		whole = whole && err == nil && bytes.Equal(there, data)
+	}
+	if whole {
 		return final, nil
+	}
+	if err := os.RemoveAll(final); err != nil {
+		return "", err
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // see New
 		return "", err
@@ -266,21 +272,16 @@ func writeWorker(dir string) (string, error) {
 	if err := os.Chmod(beside, 0o755); err != nil { //nolint:gosec // see New
 		return "", err
 	}
-	folder := filepath.Join(beside, workerPackage)
-	if err := os.Mkdir(folder, 0o755); err != nil { //nolint:gosec // see New
-		return "", err
-	}
 	for name, data := range contents {
-		if err := os.WriteFile(filepath.Join(folder, name), data, 0o644); err != nil { //nolint:gosec // see New
+		file := filepath.Join(beside, python.WorkerPackage, filepath.FromSlash(name))
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // see New
+			return "", err
+		}
+		if err := os.WriteFile(file, data, 0o644); err != nil { //nolint:gosec // see New
 			return "", err
 		}
 	}
-	if err := os.Rename(beside, final); err != nil {
-		if _, statErr := os.Stat(filepath.Join(final, workerPackage)); statErr != nil {
-			return "", err
-		}
-	}
-	return final, nil
+	return final, os.Rename(beside, final)
 }
 
 // Lock resolves the dependencies that sourceDir declares, for every platform and
@@ -301,13 +302,14 @@ func (x *Executor) LockRequirements(ctx context.Context, name, python string, re
 }
 
 // Environment makes the environment that a lock describes, or finds it: equal
-// locks share one. What a stopped build left is built anew. sourceDir is where
-// relative paths in requirements start. progress may be nil. Errors are
+// locks share one, but for editable requirements, which are used where they lie.
+// What a stopped build left is built anew. sourceDir is where relative paths in
+// requirements start. progress may be nil. Errors are
 // install_failed. It stays until it is given up with [Executor.Release].
 func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (*Env, error) {
 	env, err := x.venvs.Environment(ctx, sourceDir, lock, progress)
 	if err == nil {
-		x.bases.warm(env)
+		x.zygotes.Warm(env.Python, x.defaultSandbox)
 	}
 	return env, err
 }
@@ -328,7 +330,7 @@ func (x *Executor) RemoveUnused(age time.Duration) { x.venvs.RemoveUnused(age) }
 func (x *Executor) Command(ctx context.Context, env *Env, dir string, argv []string, vars map[string]string, secrets []string,
 ) error {
 	spec := Spec{Vars: vars, Secrets: secrets}
-	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(filepath.Join(env.Dir, "bin"), vars), newRedactor(spec.secrets()).text)
+	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(filepath.Join(env.Dir, "bin"), vars), output.NewRedactor(spec.secrets()).Text)
 }
 
 // Close stops every index, waits until the last process is gone, and ends the
@@ -355,7 +357,7 @@ func (x *Executor) Close() error {
 		_ = c.Close(at)
 	}
 	x.venvs.Close()
-	x.bases.close()
+	x.zygotes.Close()
 	x.groups.Close()
 	x.spawner.Close()
 	return nil
@@ -364,8 +366,8 @@ func (x *Executor) Close() error {
 // Level is the way in which processes are kept together on this machine.
 func (x *Executor) Level() sandbox.Level { return x.spawner.Level() }
 
-func (x *Executor) maxFrame() uint32 {
-	return uint32(x.opts.MaxResult) + 1<<20 //nolint:gosec // validated
+func (o Options) maxFrame() uint32 {
+	return uint32(o.MaxResult) + 1<<20 //nolint:gosec // validated
 }
 
 func (x *Executor) register(ix *Index) error {

@@ -33,18 +33,29 @@ func TestOptionsThatCannotBeAreRefusedByName(t *testing.T) {
 }
 
 // The worker's files are written once per content, with bytecode, and a second
-// executor in the same folder finds them.
+// executor in the same folder finds them; what is damaged is written again.
 func TestTheWorkersFilesAreWrittenOnce(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	find := func() []string {
-		files, err := filepath.Glob(filepath.Join(dir, "worker", "*", "*", "__pycache__", "zygote.*.pyc"))
+		files, err := filepath.Glob(filepath.Join(dir, "worker", "*", "*", "starting", "__pycache__", "zygote.*.pyc"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return files
 	}
-	for range 2 {
+	for _, harm := range []func() error{
+		nil,
+		func() error { return nil },
+		func() error { return os.Truncate(find()[0], 100) },
+		func() error { return os.Truncate(filepath.Join(filepath.Dir(find()[0]), "..", "zygote.py"), 100) },
+		func() error { return os.RemoveAll(filepath.Dir(find()[0])) },
+	} {
+		if harm != nil {
+			if err := harm(); err != nil {
+				t.Fatal(err)
+			}
+		}
 		x, err := executor.New(dir, &executor.Options{Environ: append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")})
 		if err != nil {
 			t.Fatal(err)

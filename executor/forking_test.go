@@ -119,7 +119,7 @@ warm = fork
 // unsafeModules reads forking.py, so that a module that is added there is tested.
 func unsafeModules(t *testing.T) []string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "python", "src", "toolmesh", "_worker", "forking.py"))
+	text, err := os.ReadFile(filepath.Join("..", "python", "src", "toolmesh", "_worker", "state", "forking.py"))
 	if err != nil {
 		t.Fatal(err)
 	}

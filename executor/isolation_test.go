@@ -13,6 +13,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -232,9 +233,9 @@ func TestSingleUseWorkersTellWhatTheyPrint(t *testing.T) {
 		if _, err := ix.Call(t.Context(), executor.Call{Tool: "t.talk"}, sink); err != nil {
 			t.Fatal(err)
 		}
-		out := sink.text(executor.StreamStdout)
-		if !strings.Contains(out, "to stdout\n") || !strings.Contains(out, "past python\n") || sink.text(executor.StreamStderr) != "to stderr\n" {
-			t.Errorf("got %q and %q", out, sink.text(executor.StreamStderr))
+		out := sink.text(output.StreamStdout)
+		if !strings.Contains(out, "to stdout\n") || !strings.Contains(out, "past python\n") || sink.text(output.StreamStderr) != "to stderr\n" {
+			t.Errorf("got %q and %q", out, sink.text(output.StreamStderr))
 		}
 		if e := mustFail(t, ix, "t.fail", `{}`, toolmesh.CodeToolError); e.Message != "as it is" {
 			t.Errorf("got %q", e.Message)

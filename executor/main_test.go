@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/output"
 )
 
 func TestMain(m *testing.M) {
@@ -137,7 +138,7 @@ func (e *ending) Err() error {
 type collector struct {
 	mu      sync.Mutex
 	items   []string
-	records []executor.Record
+	records []output.Record
 	onItem  func(ctx context.Context, data json.RawMessage) error
 	logged  chan struct{}
 }
@@ -152,7 +153,7 @@ func (c *collector) Item(ctx context.Context, data json.RawMessage) error {
 	return nil
 }
 
-func (c *collector) Log(r executor.Record) {
+func (c *collector) Log(r output.Record) {
 	c.mu.Lock()
 	c.records = append(c.records, r)
 	c.mu.Unlock()
@@ -165,7 +166,7 @@ func (c *collector) Log(r executor.Record) {
 }
 
 // text joins what came from one stream.
-func (c *collector) text(stream executor.Stream) string {
+func (c *collector) text(stream output.Stream) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var b strings.Builder

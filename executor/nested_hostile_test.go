@@ -12,8 +12,8 @@ import (
 // Tools that write frames about nested calls themselves.
 const forgingTools = `
 import json, time
-from _toolmesh_worker import channel
-from _toolmesh_worker.frames import HEADER, NESTED_CALL, NESTED_CANCEL, NESTED_CREDIT, write_all
+from _toolmesh_worker.calling import channel
+from _toolmesh_worker.wire.frames import HEADER, NESTED_CALL, NESTED_CANCEL, NESTED_CREDIT, write_all
 from toolmesh import mesh
 
 def send(kind, number, body=b"", flags=0):

@@ -17,6 +17,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -454,7 +455,7 @@ func TestNestedFailureIsTheToolsOwn(t *testing.T) {
 	mustFail(t, ix, "t.one", `{"a":1}`, toolmesh.CodeToolError) // no Nested was given
 }
 
-func streamNested(ctx context.Context, ix *executor.Index, tool, args string, sink executor.Sink) error {
+func streamNested(ctx context.Context, ix *executor.Index, tool, args string, sink output.Sink) error {
 	_, err := ix.Call(ctx, executor.Call{Tool: tool, Args: json.RawMessage(args), Stream: true, Nested: newLoopback(ix)}, sink)
 	return err
 }
@@ -718,7 +719,7 @@ func TestProgressIsARecord(t *testing.T) {
 	}
 	var said []string
 	for _, r := range got.records {
-		if r.Stream == executor.StreamProgress {
+		if r.Stream == output.StreamProgress {
 			said = append(said, r.Message+" "+string(r.Fields))
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/output"
 )
 
 const talkingTools = `
@@ -149,10 +150,10 @@ func TestOutputBelongsToItsCall(t *testing.T) {
 	} {
 		for range 3 {
 			_, sink := callWith(t, ix, c.tool, `{}`)
-			if got := sink.text(executor.StreamStdout); got != c.stdout {
+			if got := sink.text(output.StreamStdout); got != c.stdout {
 				t.Errorf("%s: stdout %q, want %q", c.tool, got, c.stdout)
 			}
-			if got := sink.text(executor.StreamStderr); got != c.stderr {
+			if got := sink.text(output.StreamStderr); got != c.stderr {
 				t.Errorf("%s: stderr %q, want %q", c.tool, got, c.stderr)
 			}
 		}
@@ -170,7 +171,7 @@ func TestLoggingBecomesRecords(t *testing.T) {
 		t.Fatalf("got %d records, want 3: %+v", len(sink.records), sink.records)
 	}
 	r := sink.records[0]
-	if r.Stream != executor.StreamLog || r.Level != slog.LevelInfo || r.Logger != "my.tool" || r.Message != "hello you" ||
+	if r.Stream != output.StreamLog || r.Level != slog.LevelInfo || r.Logger != "my.tool" || r.Message != "hello you" ||
 		string(r.Fields) != `{"user": 7}` {
 		t.Errorf("got %+v, fields %s", r, r.Fields)
 	}
@@ -193,11 +194,11 @@ func TestOutputIsNeverTakenForAnAnswer(t *testing.T) {
 		}
 	}
 	_, sink := callWith(t, ix, "t.closes", `{}`)
-	if got := sink.text(executor.StreamStdout); got != "still there\n" {
+	if got := sink.text(output.StreamStdout); got != "still there\n" {
 		t.Errorf("stdout %q", got)
 	}
 	_, sink = callWith(t, ix, "t.prints", `{}`)
-	if got := sink.text(executor.StreamStdout); got != "to stdout\nno newline\n" {
+	if got := sink.text(output.StreamStdout); got != "to stdout\nno newline\n" {
 		t.Errorf("stdout after a tool closed it: %q", got)
 	}
 	if s := ix.Stats(); s.Restarts != 0 {
@@ -210,11 +211,11 @@ func TestAFloodOfOutputIsCutAndBlocksNobody(t *testing.T) {
 	ix := talkingIndex(t)
 	for _, c := range []struct{ tool, args string }{{"t.flood", `{"n":20000}`}, {"t.raw_flood", `{"n":200}`}} {
 		_, sink := callWith(t, ix, c.tool, c.args)
-		size := len(sink.text(executor.StreamStdout)) + len(sink.text(executor.StreamStderr))
+		size := len(sink.text(output.StreamStdout)) + len(sink.text(output.StreamStderr))
 		if size < 10_000 || size > 8<<20 {
 			t.Errorf("%s: %d bytes were passed on; 20 MB were written", c.tool, size)
 		}
-		if c.tool == "t.flood" && !strings.Contains(sink.text(executor.StreamStderr), "bytes of output left out") {
+		if c.tool == "t.flood" && !strings.Contains(sink.text(output.StreamStderr), "bytes of output left out") {
 			t.Error("nothing says that output was left out")
 		}
 	}
@@ -235,7 +236,7 @@ func TestOutputOfConcurrentCoroutinesIsToldApart(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			if got, want := sink.text(executor.StreamStdout), strings.Repeat("hello from "+name+"\n", 5); got != want {
+			if got, want := sink.text(output.StreamStdout), strings.Repeat("hello from "+name+"\n", 5); got != want {
 				t.Errorf("%s: got %q", name, got)
 			}
 		})

@@ -17,6 +17,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/output"
 )
 
 const streamTools = `
@@ -76,7 +77,7 @@ func streamIndex(t *testing.T) *executor.Index {
 		"returns", "only_returns", "big_items", "abig_items", "gen_from_function")
 }
 
-func stream(t *testing.T, ix *executor.Index, tool, args string, sink executor.Sink) error {
+func stream(t *testing.T, ix *executor.Index, tool, args string, sink output.Sink) error {
 	t.Helper()
 	body, err := ix.Call(t.Context(), executor.Call{Tool: tool, Args: json.RawMessage(args), Stream: true}, sink)
 	if body != nil {

@@ -27,8 +27,6 @@ import (
 const (
 	tickEvery = 250 * time.Millisecond
 	beatEvery = time.Second
-	// maxReplays is how many replays are answered at once.
-	maxReplays = 16
 	// retireAfter is how long requests that have been received may wait for
 	// somebody to look at them.
 	retireAfter = 2 * time.Second
@@ -36,20 +34,21 @@ const (
 
 // Host makes a process a node. Its methods may be called concurrently.
 type Host struct {
-	opts      Options
-	bus       *bus.Bus
-	ownBus    bool
-	log       *slog.Logger
-	node      subjects.NodeID
-	boot      subjects.BootID
-	identity  *codec.Identity // of answers that belong to no tool
-	calls     *admit.Table[*inflight]
-	quota     *quota
-	replayer  *chunks.Replayer
-	routes    routes
-	addresses addresses
-	lease     lease
-	standing  standing
+	opts     Options
+	bus      *bus.Bus
+	ownBus   bool
+	log      *slog.Logger
+	node     subjects.NodeID
+	boot     subjects.BootID
+	identity *codec.Identity // of answers that belong to no tool
+	calls    *admit.Table[*inflight]
+	quota    *quota
+	replayer *chunks.Replayer
+	routes   routes
+	lease    lease
+	standing standing
+	lookups  *lookups
+	followed *registry.Sessions // of a host that was given no Sessions; else nil
 
 	base    context.Context // ends with the host, as every call's context does
 	end     context.CancelCauseFunc
@@ -126,6 +125,8 @@ type Service struct {
 	Tools []Tool
 	// Unavailable are tools that are known and not served.
 	Unavailable []Unavailable
+
+	tenure *tenure // of Session; nil before it is served
 }
 
 // Tool is one tool of a [Service].
@@ -180,6 +181,11 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		quit:     make(chan struct{}),
 		replays:  make(chan struct{}, maxReplays),
 		drained:  make(chan struct{}),
+	}
+	h.lookups = newLookups(h.registered, h.running.run)
+	if h.opts.Sessions == nil {
+		h.followed = &registry.Sessions{}
+		h.opts.Sessions = h.followed
 	}
 	h.intake = newIntake(h.receive)
 	h.base, h.end = context.WithCancelCause(context.Background())
@@ -304,7 +310,7 @@ func (h *Host) HandleIn(index subjects.IndexName, session subjects.SessionID, na
 	if index != "" {
 		next.Claim = registry.ServiceSource + string(index)
 	}
-	if old := h.services[serviceKey{index, session}]; old != nil {
+	if old := h.current(serviceKey{index, session}); old != nil {
 		next = old.Service
 		next.Tools = nil
 		for _, t := range old.Tools {
@@ -372,6 +378,9 @@ func (h *Host) publish(ctx context.Context, s Service) error {
 func (h *Host) activate(ctx context.Context, next, old *service, before map[routeKey]*served) error {
 	if err := h.claim(ctx, next.Service); err != nil {
 		return err
+	}
+	if err := h.bind(ctx, next); err != nil {
+		h.log.Warn("the session of the tools is not known yet", slog.String("session", string(next.Session)), slog.String("error", err.Error()))
 	}
 	gone := make(map[routeKey]*served)
 	for k, t := range before {
@@ -489,7 +498,11 @@ func (h *Host) flush(ctx context.Context) error {
 func (h *Host) Withdraw(ctx context.Context, index subjects.IndexName, session subjects.SessionID) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	key := serviceKey{index, session}
+	return h.withdraw(ctx, serviceKey{index, session})
+}
+
+// withdraw does the work of Withdraw; h.mu is held.
+func (h *Host) withdraw(ctx context.Context, key serviceKey) error {
 	s := h.services[key]
 	if s == nil {
 		return nil
@@ -546,6 +559,7 @@ func (h *Host) Start(ctx context.Context) error {
 		}
 	})
 	h.workers.Go(h.tick)
+	h.workers.Go(h.followSessions)
 	h.beat()
 	return nil
 }
@@ -632,41 +646,6 @@ func (h *Host) Stats() Stats {
 		s.Tools = len(*table)
 	}
 	return s
-}
-
-// replay answers a request for stored chunks, outside of the callback. So many
-// at once that no more would help make the next ones wait.
-func (h *Host) replay(m *nats.Msg) {
-	s, err := subjects.Parse(m.Subject)
-	if !h.bus.MayAnswer(m, s.Session, h.opts.SessionCredentials) {
-		h.refusedReplies.Add(1)
-		return
-	}
-	if err != nil {
-		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
-	}
-	refuse := func(err error) {
-		header, body := codec.ErrorReply(refusal(err))
-		h.send(m.Reply, header, body)
-	}
-	if err != nil {
-		refuse(err)
-		return
-	}
-	select {
-	case h.replays <- struct{}{}:
-	case <-h.base.Done():
-		return
-	}
-	h.running.run(func() {
-		defer func() { <-h.replays }()
-		epoch, err := h.epoch(h.base, s.Session, true)
-		if err != nil {
-			refuse(err)
-			return
-		}
-		h.replayer.Answer(h.base, s, epoch, m)
-	})
 }
 
 // Label changes the node's labels: set ones are put, empty values removed.

@@ -34,6 +34,8 @@ type lease struct {
 	done  chan struct{}
 	wg    sync.WaitGroup
 
+	sessions *registry.View // of the host's followed; nil before the first acquire
+
 	joined atomic.Bool // the mesh's streams have been found
 
 	writing sync.Mutex // one writer at a time
@@ -61,6 +63,7 @@ func (l *lease) start(ctx context.Context, h *Host) error {
 	cancel()
 	if err != nil {
 		if ctx.Err() != nil || !passes(err) {
+			l.closeSessions()
 			return err
 		}
 		l.without = err
@@ -81,6 +84,14 @@ func (l *lease) acquire(ctx context.Context) error {
 	err := l.h.bus.Ensure(ctx, &bus.Layout{Copies: o.Replicas, ChunksStorage: o.ChunksStorage, ChunksBytes: o.ChunksMax})
 	if err != nil {
 		return err
+	}
+	if l.h.followed != nil && l.sessions == nil {
+		view, err := registry.OpenView(ctx, l.h.bus, &registry.ViewOptions{SessionsOnly: true, Logger: l.h.log})
+		if err != nil {
+			return err
+		}
+		l.sessions = view
+		l.h.followed.Use(view)
 	}
 	held, err := registry.Acquire(ctx, l.h.bus, l.nodeRecord(), &registry.LeaseOptions{Logger: l.h.log})
 	if err != nil {
@@ -232,13 +243,10 @@ func (l *lease) writeService(ctx context.Context, held *registry.Lease, s *servi
 	}
 	all := registry.ToolsRecord{Session: s.Session, Index: s.Index, Revision: s.Revision}
 	if s.Session != "" {
-		// Read anew: of what a view or an earlier answer says the record would be
-		// hidden, if the session has just been created.
-		session, err := l.store.Session(ctx, s.Session)
-		if err != nil && !errors.Is(err, bus.ErrNoKey) {
+		if err := l.h.bind(ctx, s); err != nil {
 			return err
 		}
-		all.Epoch = session.Epoch
+		all.Epoch = *s.tenure.epoch.Load()
 	}
 	for _, t := range s.Tools {
 		route, err := l.describe(ctx, t.Descriptor)
@@ -301,6 +309,20 @@ func (l *lease) record(ctx context.Context, s *service, before *service) {
 	}
 	l.mu.Unlock()
 	l.settle(ctx)
+}
+
+// again has a service written once more, if it is still served.
+func (l *lease) again(s *service) {
+	key := serviceKey{s.Index, s.Session}
+	l.mu.Lock()
+	if l.wanted[key] == s {
+		l.stale[key] = true
+	}
+	l.mu.Unlock()
+	select {
+	case l.kick <- struct{}{}:
+	default:
+	}
 }
 
 // withdraw has a service's records deleted.
@@ -403,6 +425,13 @@ func (l *lease) failure() error {
 	return l.err
 }
 
+func (l *lease) closeSessions() {
+	if l.sessions != nil {
+		l.sessions.Close()
+		l.sessions = nil
+	}
+}
+
 // stop takes the node out of the registry.
 func (l *lease) stop(ctx context.Context) {
 	if l.h == nil {
@@ -410,6 +439,7 @@ func (l *lease) stop(ctx context.Context) {
 	}
 	close(l.done)
 	l.wg.Wait()
+	l.closeSessions()
 	l.mu.Lock()
 	held := l.held
 	l.held = nil

@@ -82,7 +82,6 @@ func (h *Host) stateText() string {
 
 // tend looks after one call in flight.
 func (h *Host) tend(c *inflight, now time.Time) {
-	c.watchDeadline(now)
 	h.followSession(c, now)
 	s := c.stream.Load()
 	if s != nil {

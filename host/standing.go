@@ -28,13 +28,16 @@ const (
 // standing is how long this process is the node for certain. Another process
 // takes a node's id over when it has heard no heartbeat of it for
 // [registry.Silence]; a node that hears its own heartbeats has been heard. After
-// a longer pause, in which it was frozen or cut off, the lease says whose the
-// node is: requests that waited meanwhile may have been run by another process.
+// a longer pause, in which it was frozen or cut off, and after a heartbeat of
+// another boot, the lease says whose the node is: requests that waited meanwhile may
+// have been run by another process.
 type standing struct {
-	until atomic.Pointer[time.Time]
-	lost  atomic.Bool // another process is the node
+	until  atomic.Pointer[time.Time]
+	doubts atomic.Uint64 // how often another boot was heard in the node's name
+	lost   atomic.Bool   // another process is the node
 
 	mu     sync.Mutex
+	beat   time.Time     // when the last heartbeat was sent
 	sent   []time.Time   // of the heartbeats that have not come back, in order
 	asking chan struct{} // closed when the registry has been asked; nil: it is not being asked
 }
@@ -57,8 +60,16 @@ func (s *standing) extend(sent time.Time) {
 	}
 }
 
+// doubt notes that another boot was heard: nothing is certain until the registry
+// has been asked.
+func (s *standing) doubt() {
+	s.doubts.Add(1)
+	s.until.Store(nil)
+}
+
 // beating notes a heartbeat that is about to be sent; s.mu is held.
 func (s *standing) beating(now time.Time) {
+	s.beat = now
 	if len(s.sent) < maxBeats {
 		s.sent = append(s.sent, now)
 	}
@@ -86,7 +97,13 @@ func (s *standing) back() (sent time.Time, ok bool) {
 // echo takes a heartbeat of this node's id.
 func (h *Host) echo(m *nats.Msg) {
 	var b codec.Heartbeat
-	if json.Unmarshal(m.Data, &b) != nil || b.Boot != string(h.boot) {
+	if json.Unmarshal(m.Data, &b) != nil || b.Boot == "" {
+		return
+	}
+	if b.Boot != string(h.boot) {
+		// After a partition two processes may be the node: the lease says which is.
+		h.standing.doubt()
+		h.confirm()
 		return
 	}
 	// Only an unbroken row of them counts: in a pause another process may have
@@ -132,9 +149,10 @@ func (h *Host) confirm() <-chan struct{} {
 		h.ask()
 		s.mu.Lock()
 		s.asking = nil
+		overdue := time.Since(s.beat) >= beatEvery
 		s.mu.Unlock()
 		close(asking)
-		if s.certain(time.Now()) {
+		if overdue && s.certain(time.Now()) {
 			h.beat()
 		}
 	})
@@ -146,6 +164,7 @@ func (h *Host) confirm() <-chan struct{} {
 // that is not there is nobody's to take a node from.
 func (h *Host) ask() {
 	s := &h.standing
+	doubts := s.doubts.Load()
 	ping, cancel := context.WithTimeout(h.base, pingWait)
 	defer cancel()
 	if err := h.bus.Ping(ping); err != nil {
@@ -164,4 +183,7 @@ func (h *Host) ask() {
 		asked = time.Now()
 	}
 	s.extend(asked)
+	if s.doubts.Load() != doubts {
+		s.until.Store(nil) // the answer may be older than what was heard meanwhile
+	}
 }

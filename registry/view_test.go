@@ -204,12 +204,60 @@ func TestDrainingIsNoCandidate(t *testing.T) {
 	if n, _ := v.Node("n1"); n.State != registry.StateDraining {
 		t.Fatalf("state %q", n.State)
 	}
-	// Heartbeats of another node's name on this node's subject are not believed.
-	if err := b.Conn().Publish(subject, codec.Heartbeat{Node: "n2", Boot: "boot1", State: "serving"}.Encode()); err != nil {
-		t.Fatal(err)
+}
+
+// A node's subject and its key say who speaks, whatever name a body has; and while
+// the boot of its lease is heard, another one's heartbeat says nothing.
+func TestViewBelievesSubjectsAndKeys(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	v := view(t, b)
+	for _, node := range []string{"n1", "n2"} {
+		acquire(t, b, record(node, "boot-"+node))
 	}
-	if err := b.Conn().Publish(subject, []byte("{")); err != nil {
-		t.Fatal(err)
+	stop := beat(t, b, "n1", "boot-n1", 1)
+	beat(t, b, "n2", "boot-n2", 1)
+	load := func(node subjects.NodeID) int { n, _ := v.Node(node); return n.InFlight }
+	meshtest.Until(t, "both are known", func() bool { return load("n1") == 1 && load("n2") == 1 })
+	events := make(chan registry.NodeEvent, 64)
+	defer v.OnNode(func(e registry.NodeEvent) { events <- e })()
+	receive(t, events, "a node that is there")
+	receive(t, events, "a node that is there")
+	stop()
+	send := func(body codec.Heartbeat) {
+		t.Helper()
+		if err := b.Conn().Publish("mesh.hb.n1", body.Encode()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send(codec.Heartbeat{Node: "n2", Boot: "another", State: "draining", InFlight: 7, Slots: 9})
+	send(codec.Heartbeat{Node: "n2", Boot: "boot-n1", State: "serving", InFlight: 8, Slots: 9})
+	meshtest.Until(t, "the last one was read", func() bool { return load("n1") == 8 })
+	if n := load("n2"); n != 1 {
+		t.Errorf("n2 has %d calls by what stood on n1's subject", n)
+	}
+	select {
+	case e := <-events:
+		t.Errorf("another boot's heartbeat: %+v", e)
+	default:
+	}
+	defer beat(t, b, "n1", "boot-n1", 1)()
+	for _, change := range [][2]string{
+		{subjects.BucketNodes, `{"node":"n1","boot":"boot-n2","state":"serving","slots":64}`},
+		{subjects.BucketSessions, `{"id":"n1","epoch":"e"}`},
+		{subjects.BucketIndexes, `{"name":"n1","session":"s","source":"test"}`},
+	} {
+		if _, err := b.Put(t.Context(), bus.Key{Bucket: change[0], Name: "n2"}, []byte(change[1]), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	meshtest.Until(t, "the records are known", func() bool {
+		n, ok := v.Node("n2")
+		return ok && n.Slots == 64 && n.Node == "n2" && len(v.Sessions()) == 1 && v.Sessions()[0].ID == "n2" &&
+			slices.ContainsFunc(v.Indexes(), func(r registry.IndexRecord) bool { return r.Name == "n2" && r.Session == "" && r.Source == "test" })
+	})
+	if n, _ := v.Node("n1"); n.Boot != "boot-n1" {
+		t.Errorf("n1 is %+v by what stood in n2's key", n)
 	}
 }
 

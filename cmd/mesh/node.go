@@ -251,7 +251,7 @@ func (a *app) withNodes(ctx context.Context, do func([]node) error) error {
 		defer func() { _ = sub.Unsubscribe() }()
 		ctx, cancel := context.WithTimeout(ctx, hearing)
 		defer cancel()
-		beats := make(map[subjects.BootID]codec.Heartbeat)
+		beats := make(map[nodeStart]codec.Heartbeat)
 		for !allHeard(view, beats) {
 			m, err := arrived.next(ctx, hearing)
 			if err != nil {
@@ -259,13 +259,13 @@ func (a *app) withNodes(ctx context.Context, do func([]node) error) error {
 			}
 			var beat codec.Heartbeat
 			if json.Unmarshal(m.Data, &beat) == nil {
-				beats[subjects.BootID(beat.Boot)] = beat
+				beats[nodeStart{m.Subject, subjects.BootID(beat.Boot)}] = beat
 			}
 		}
 		nodes := nodesOf(view)
 		for i := range nodes {
 			n := &nodes[i]
-			beat, heard := beats[n.Boot]
+			beat, heard := beats[startOf(n.ID, n.Boot)]
 			if !heard {
 				n.State = "silent"
 				continue
@@ -276,9 +276,20 @@ func (a *app) withNodes(ctx context.Context, do func([]node) error) error {
 	})
 }
 
-func allHeard(view *registry.View, beats map[subjects.BootID]codec.Heartbeat) bool {
+// nodeStart is one start of a node, by the subject of its heartbeats.
+type nodeStart struct {
+	subject string
+	boot    subjects.BootID
+}
+
+func startOf(node subjects.NodeID, boot subjects.BootID) nodeStart {
+	subject, _ := subjects.Heartbeat(node) // a node of the registry has one
+	return nodeStart{subject, boot}
+}
+
+func allHeard(view *registry.View, beats map[nodeStart]codec.Heartbeat) bool {
 	for _, n := range view.Nodes() {
-		if _, heard := beats[n.Boot]; !heard {
+		if _, heard := beats[startOf(n.Node, n.Boot)]; !heard {
 			return false
 		}
 	}

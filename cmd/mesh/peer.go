@@ -33,7 +33,7 @@ type peer struct {
 	mu    sync.Mutex
 	boot  string
 	heard time.Time // the last message of this boot, of either kind
-	other bool      // another boot has been heard of
+	other bool      // the last heartbeat was another boot's
 }
 
 // met notes a message of the answer.
@@ -64,10 +64,8 @@ func (p *peer) beat(m *nats.Msg) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if b.Boot == p.boot {
+	if p.other = b.Boot != p.boot; !p.other {
 		p.heard = time.Now()
-	} else {
-		p.other = true
 	}
 }
 

@@ -7,6 +7,10 @@ import (
 	"io"
 )
 
+// Version is that of what passes between the agent and its processes, see
+// docs/worker-protocol.md. Each change of it is another one.
+const Version = 1
+
 // HeaderSize is the number of bytes before a body.
 const HeaderSize = 16
 
@@ -41,6 +45,7 @@ const (
 	Setup     Type = 64 // agent to zygote
 	Fork      Type = 65 // the id is the worker's; body: JSON, with the worker's descriptors
 	Become    Type = 66 // likewise
+	Hello     Type = 79 // the zygote's first; body: i32 version
 	Importing Type = 80 // zygote to agent
 	Described Type = 81
 	Forked    Type = 82 // the worker's id; body: i32 process id, or with FlagFailed why there is none
@@ -55,7 +60,7 @@ const (
 	FlagStream  uint8 = 1 // items are wanted one by one
 	FlagCollect uint8 = 2 // a generator's result is the list of its items
 	FlagMeta    uint8 = 4 // body: u32 length, a JSON object, then the arguments
-	FlagBrisk   uint8 = 8 // the worker may look for its next call for a moment before it sleeps
+	FlagLook    uint8 = 8 // the worker may look for its next call for a moment before it sleeps
 )
 
 // Flags of a terminal.
@@ -112,6 +117,29 @@ func Parse(b []byte) Header {
 func Append(b []byte, h Header, body []byte) []byte {
 	h.Length = uint32(len(body)) //nolint:gosec // callers bound bodies by a limit far below
 	return append(h.Append(b), body...)
+}
+
+// VersionError says that the files of the worker are of another version than this agent.
+type VersionError struct {
+	Agent  int
+	Worker int // 0: it did not say
+}
+
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("the worker speaks version %d of the worker protocol, this agent version %d: "+
+		"its files were changed; delete the folder executor/worker of the agent and start the agent again", e.Worker, e.Agent)
+}
+
+// Greeted checks the first frame of a zygote. The error is a [*VersionError].
+func Greeted(h Header, body []byte) error {
+	said := 0
+	if h.Type == Hello && len(body) == 4 {
+		said = int(int32(binary.LittleEndian.Uint32(body))) //nolint:gosec // it was one
+	}
+	if said != Version {
+		return &VersionError{Agent: Version, Worker: said}
+	}
+	return nil
 }
 
 // ErrTooLarge is returned by [Reader.Next] for a frame above the limit. The

@@ -79,30 +79,37 @@ func TestReaderTellsACutFrameFromACleanEnd(t *testing.T) {
 // The numbers stand in two languages; this is what holds them together.
 func TestNumbersAgreeWithPython(t *testing.T) {
 	t.Parallel()
-	source, err := os.ReadFile("../../python/src/toolmesh/_worker/frames.py")
-	if err != nil {
-		t.Fatal(err)
-	}
 	want := map[string]int{
 		"CALL": int(frame.Call), "CANCEL": int(frame.Cancel), "CREDIT": int(frame.Credit), "EXIT": int(frame.Exit),
 		"PING": int(frame.Ping), "READY": int(frame.Ready), "RESULT": int(frame.Result), "ERROR": int(frame.Error),
 		"YIELD": int(frame.Yield), "END": int(frame.End), "LOG": int(frame.Log), "PONG": int(frame.Pong),
 		"SETUP": int(frame.Setup), "FORK": int(frame.Fork), "BECOME": int(frame.Become),
+		"HELLO": int(frame.Hello), "VERSION": frame.Version,
 		"IMPORTING": int(frame.Importing), "DESCRIBED": int(frame.Described), "FORKED": int(frame.Forked),
 		"EXITED": int(frame.Exited), "STREAM": int(frame.FlagStream), "COLLECT": int(frame.FlagCollect),
-		"META": int(frame.FlagMeta), "BRISK": int(frame.FlagBrisk), "HANDLE": int(frame.FlagHandle), "FAILED": int(frame.FlagFailed), "RAW": int(frame.FlagRaw), "SPENT": int(frame.FlagSpent), "LOG_STDOUT": int(frame.LogStdout),
+		"META": int(frame.FlagMeta), "LOOK": int(frame.FlagLook), "HANDLE": int(frame.FlagHandle), "FAILED": int(frame.FlagFailed), "RAW": int(frame.FlagRaw), "SPENT": int(frame.FlagSpent), "LOG_STDOUT": int(frame.LogStdout),
 		"LOG_STDERR": int(frame.LogStderr), "LOG_RECORD": int(frame.LogRecord), "HEADER_SIZE": frame.HeaderSize,
 		"LOG_PROGRESS": int(frame.LogProgress), "NESTED_RESULT": int(frame.NestedResult), "NESTED_ERROR": int(frame.NestedError),
 		"NESTED_ITEM": int(frame.NestedItem), "NESTED_END": int(frame.NestedEnd), "NESTED_CALL": int(frame.NestedCall),
 		"NESTED_CANCEL": int(frame.NestedCancel), "NESTED_CREDIT": int(frame.NestedCredit),
 	}
-	got := map[string]int{}
-	for _, m := range regexp.MustCompile(`(?m)^([A-Z][A-Z_]*) = (\d+)`).FindAllStringSubmatch(string(source), -1) {
-		got[m[1]], _ = strconv.Atoi(m[2])
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, pythonNumbers(t)); diff != "" {
 		t.Errorf("frame.go and frames.py differ (-go +python):\n%s", diff)
 	}
+}
+
+// pythonNumbers are the constants of frames.py.
+func pythonNumbers(t *testing.T) map[string]int {
+	t.Helper()
+	source, err := os.ReadFile("../../python/src/toolmesh/_worker/wire/frames.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	numbers := map[string]int{}
+	for _, m := range regexp.MustCompile(`(?m)^([A-Z][A-Z_]*) = (\d+)`).FindAllStringSubmatch(string(source), -1) {
+		numbers[m[1]], _ = strconv.Atoi(m[2])
+	}
+	return numbers
 }
 
 func FuzzFrame(f *testing.F) {

@@ -1,7 +1,6 @@
 package venv
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,12 +10,8 @@ import (
 // interpreter of the environment env, which a [Store] made. It returns the
 // interpreter inside it.
 func Bare(dir, env string) (string, error) {
-	data, err := os.ReadFile(filepath.Join(env, markerName)) //nolint:gosec // our own folder
+	m, err := readMarker(env)
 	if err != nil {
-		return "", fmt.Errorf("not an environment: %w", err)
-	}
-	var m marker
-	if err := json.Unmarshal(data, &m); err != nil {
 		return "", fmt.Errorf("not an environment: %w", err)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // see build

@@ -29,6 +29,15 @@ func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ
 	if err != nil {
 		return failed(errors.New(clean(err.Error())), clean(said), "the index's init command %q failed", clean(strings.Join(argv, " ")))
 	}
+	// What it has added to the environment belongs to it now.
+	release, err := s.keys.take(ctx, env.Digest)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := note(env.Dir, false); err != nil {
+		return failed(err, "", "what the environment has cannot be noted")
+	}
 	return nil
 }
 

@@ -1,12 +1,14 @@
 package venv
 
 import (
+	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,12 +20,16 @@ type Env struct {
 	Python  string // the interpreter inside it
 	Version string // of the interpreter: 3.12.1
 	Digest  string // of lock, minor version and platform
+	Build   string // of this making of it: one that was damaged is made anew
 }
 
 // marker is the last file written into an environment: without it, it is not one.
 type marker struct {
 	Digest      string      `json:"digest"`
 	Interpreter Interpreter `json:"interpreter"`
+	Wanted      string      `json:"wanted"` // digest of the lock
+	Build       string      `json:"build"`
+	Compiled    bool        `json:"compiled"` // all its bytecode is there and noted
 }
 
 const markerName = "toolmesh-environment.json"
@@ -48,18 +54,22 @@ func (s *Store) Environment(ctx context.Context, sourceDir string, lock Lock, pr
 
 func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (_ *Env, err error) {
 	progress(Step{Name: "interpreter", State: "running", Percent: 50})
-	interpreter, err := s.pythons.find(ctx, lock.Python)
-	if err != nil {
-		return nil, err
-	}
 	requirements := lock.Requirements
 	if blank(requirements) {
 		requirements = nil
 	}
-	sum := sha256.New()
-	fmt.Fprintf(sum, "1 %s %s %s\n", interpreter.Minor(), interpreter.CacheTag, interpreter.Platform)
-	sum.Write(requirements)
-	digest := hex.EncodeToString(sum.Sum(nil))[:32]
+	content := string(requirements)
+	if editable.Match(requirements) {
+		content += "\n" + sourceDir
+	}
+	wanted := digestOf(lock.Python, content)
+	interpreter, known := s.made(wanted)
+	if !known {
+		if interpreter, err = s.pythons.find(ctx, lock.Python); err != nil {
+			return nil, err
+		}
+	}
+	digest := digestOf("1", interpreter.Minor(), interpreter.CacheTag, interpreter.Platform, content)
 
 	release, err := s.keys.take(ctx, digest)
 	if err != nil {
@@ -79,43 +89,84 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, pr
 	env := &Env{
 		Dir: final, Python: filepath.Join(final, "bin", "python"), Version: interpreter.Version, Digest: digest,
 	}
-	if valid(final, digest) {
-		progress(Step{Name: "environment", State: "done", Percent: 100})
-		return env, nil
-	}
-	if _, err := os.Lstat(final); err == nil {
-		s.log.Warn("an environment is not valid and is built anew", slog.String("digest", digest))
-		if err := os.RemoveAll(final); err != nil {
-			return nil, failed(err, "", "the environment cannot be replaced")
+	m, what, changed := s.verify(final, digest)
+	if what != "" {
+		m = marker{Digest: digest, Interpreter: interpreter, Wanted: wanted, Build: rand.Text(), Compiled: len(requirements) == 0}
+		if _, err := os.Lstat(final); err == nil {
+			s.log.Warn("an environment is not valid and is built anew", slog.String("digest", digest), slog.String("reason", what))
+			if err := os.RemoveAll(final); err != nil {
+				return nil, failed(err, "", "the environment cannot be replaced")
+			}
+		}
+		if err := s.build(ctx, sourceDir, requirements, m, final, changed, progress); err != nil {
+			return nil, err
 		}
 	}
-	if err := s.build(ctx, sourceDir, requirements, interpreter, final, digest, progress); err != nil {
-		return nil, err
+	env.Build = m.Build
+	if _, before := s.verified.LoadOrStore(digest, true); !m.Compiled && (what != "" || !before) {
+		s.compile(env, m)
 	}
 	progress(Step{Name: "environment", State: "done", Percent: 100})
 	return env, nil
 }
 
-// valid reports whether a folder is a complete environment whose interpreter is
-// still there and still the same minor version.
-func valid(dir, digest string) bool {
-	data, err := os.ReadFile(filepath.Join(dir, markerName)) //nolint:gosec // our own folder
-	if err != nil {
-		return false
+// digestOf is a short digest of texts.
+func digestOf(parts ...string) string {
+	sum := sha256.New()
+	for _, part := range parts {
+		fmt.Fprintf(sum, "%d %s\n", len(part), part)
 	}
-	var m marker
-	if json.Unmarshal(data, &m) != nil || m.Digest != digest {
-		return false
+	return hex.EncodeToString(sum.Sum(nil))[:32]
+}
+
+// made returns the interpreter of an environment that was made of a lock and that
+// is still what it was: an index stays with its interpreter, and a start need not
+// look for one.
+func (s *Store) made(wanted string) (Interpreter, bool) {
+	entries, _ := os.ReadDir(s.path("envs"))
+	for _, entry := range entries {
+		m, err := readMarker(s.path("envs", entry.Name()))
+		if err == nil && m.Wanted == wanted && m.Interpreter.unchanged() {
+			return m.Interpreter, true
+		}
+	}
+	return Interpreter{}, false
+}
+
+// verify says what is wrong with an environment, empty when nothing is, and
+// whether a file of it was changed, see [damage]. All files are looked at once:
+// what another process left may be damaged.
+func (s *Store) verify(dir, digest string) (m marker, what string, changed bool) {
+	m, err := readMarker(dir)
+	if err != nil {
+		return m, err.Error(), false
 	}
 	target, err := filepath.EvalSymlinks(filepath.Join(dir, "bin", "python"))
-	return err == nil && target == m.Interpreter.Path && isExecutable(target) && isDir(sitePackages(dir, m.Interpreter))
+	switch {
+	case err != nil:
+		return m, err.Error(), false
+	case m.Digest != digest, target != m.Interpreter.Path, !isExecutable(target), !isDir(sitePackages(dir, m.Interpreter)):
+		return m, "it is not what its marker says", false
+	}
+	if _, before := s.verified.Load(digest); before {
+		return m, "", false
+	}
+	if !m.Compiled {
+		if err := dropBytecode(dir); err != nil {
+			return m, err.Error(), false
+		}
+	}
+	what, changed = damage(dir)
+	return m, what, changed
 }
 
 func sitePackages(dir string, i Interpreter) string {
 	return filepath.Join(dir, "lib", "python"+i.Minor(), "site-packages")
 }
 
-func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte, i Interpreter, final, digest string,
+// build makes the environment that a marker describes. With cleared no package
+// comes from the cache.
+func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte, m marker, final string, cleared bool,
 	progress func(Step),
 ) error {
 	progress(Step{Name: "environment", State: "running", Percent: 55})
@@ -128,13 +179,18 @@ func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte
 		return failed(err, "", "the environment cannot be made")
 	}
 	defer os.RemoveAll(beside) //nolint:errcheck // gone after the rename
-	if err := skeleton(beside, i); err != nil {
+	if err := skeleton(beside, m.Interpreter); err != nil {
 		return failed(err, "", "the environment cannot be made")
 	}
 	if len(requirements) > 0 {
 		uv, err := s.uv(ctx, progress)
 		if err != nil {
 			return err
+		}
+		if cleared {
+			if _, said, err := s.runUV(ctx, beside, uv, "cache", "clean", "--quiet"); err != nil {
+				return failed(err, said, "the cache of packages cannot be emptied")
+			}
 		}
 		progress(Step{Name: "packages", State: "running", Percent: 60})
 		file := filepath.Join(beside, "requirements.txt")
@@ -145,18 +201,21 @@ func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte
 		if !isDir(dir) {
 			dir = beside
 		}
-		_, said, err := s.runUV(ctx, dir, uv, "pip", "install", "--quiet", "--no-deps", "--compile-bytecode",
-			"--python", filepath.Join(beside, "bin", "python"), "--requirements", file)
+		args := []string{"pip", "install", "--quiet", "--no-deps",
+			"--python", filepath.Join(beside, "bin", "python"), "--requirements", file}
+		if bytes.Contains(requirements, pathNote) {
+			args = append(args, "--refresh") // uv looks at a few files alone to see whether a folder has changed
+		}
+		_, said, err := s.runUV(ctx, dir, uv, args...)
 		if err != nil {
 			return failed(err, said, "the index's dependencies cannot be installed")
 		}
 		progress(Step{Name: "packages", State: "done", Percent: 95})
 	}
-	data, err := json.Marshal(marker{Digest: digest, Interpreter: i})
-	if err != nil {
+	if err := note(beside, false); err != nil {
 		return failed(err, "", "the environment cannot be made")
 	}
-	if err := os.WriteFile(filepath.Join(beside, markerName), data, 0o644); err != nil { //nolint:gosec // no secret
+	if err := writeJSON(filepath.Join(beside, markerName), m); err != nil {
 		return failed(err, "", "the environment cannot be made")
 	}
 	if err := os.Rename(beside, final); err != nil {
@@ -194,8 +253,13 @@ func (s *Store) warmUp(ctx context.Context, i Interpreter) error {
 	if s.warm == "" {
 		return nil
 	}
-	mark := filepath.Join(s.warm, "__pycache__", "compiled."+i.CacheTag)
-	if _, err := os.Stat(mark); err == nil {
+	mark := filepath.Join(s.warm, "compiled."+i.CacheTag)
+	// whole reports whether what was compiled is there as it was noted.
+	whole := func() bool {
+		was, err := readListing(mark)
+		return err == nil && maps.Equal(was, compiledBy(s.warm, i))
+	}
+	if whole() {
 		return nil
 	}
 	release, err := s.keys.take(ctx, mark)
@@ -203,17 +267,27 @@ func (s *Store) warmUp(ctx context.Context, i Interpreter) error {
 		return err
 	}
 	defer release()
-	if _, err := os.Stat(mark); err == nil {
+	if whole() {
 		return nil
 	}
 	const script = `import glob, os, py_compile, sys
-for file in glob.glob(os.path.join(sys.argv[1], "*.py")):
-    py_compile.compile(file, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
-open(sys.argv[2], "w").close()`
-	if _, said, err := s.run(ctx, s.dir, nil, i.Path, "-I", "-c", script, s.warm, mark); err != nil {
+for file in glob.glob(os.path.join(sys.argv[1], "**", "*.py"), recursive=True):
+    py_compile.compile(file, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)`
+	_, said, err := s.run(ctx, s.dir, nil, i.Path, "-I", "-c", script, s.warm)
+	if err == nil {
+		err = writeJSON(mark, compiledBy(s.warm, i))
+	}
+	if err != nil {
 		return failed(err, lastLine(said), "the worker's files cannot be compiled by %s", i.Path)
 	}
 	return nil
+}
+
+// compiledBy lists the bytecode of an interpreter below a folder.
+func compiledBy(folder string, i Interpreter) listing {
+	all, _ := list(folder)
+	maps.DeleteFunc(all, func(name, _ string) bool { return !strings.HasSuffix(name, "."+i.CacheTag+".pyc") })
+	return all
 }
 
 func lastLine(text string) string {

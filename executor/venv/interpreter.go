@@ -27,6 +27,20 @@ type Interpreter struct {
 	Version  string `json:"version"` // 3.12.1
 	CacheTag string `json:"cache_tag"`
 	Platform string `json:"platform"` // sysconfig.get_platform()
+	Stamp    string `json:"stamp"`    // of its file, when it was asked
+}
+
+// unchanged reports whether the interpreter's file is the one that was asked.
+func (i Interpreter) unchanged() bool { return i.Stamp != "" && i.Stamp == stampOf(i.Path) }
+
+// stampOf is the size and the time of the last change of a program; empty for what
+// is none.
+func stampOf(file string) string {
+	info, err := os.Stat(file)
+	if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d %d", info.Size(), info.ModTime().UnixNano())
 }
 
 // Minor is the version up to the minor number: 3.12.
@@ -134,7 +148,7 @@ func (s *interpreters) candidates() []string {
 func (s *interpreters) probe(ctx context.Context, candidate string) (*Interpreter, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if i, ok := s.probed[candidate]; ok && (i == nil || isExecutable(i.Path)) {
+	if i, ok := s.probed[candidate]; ok && (i == nil || i.unchanged()) {
 		return i, nil
 	}
 	bounded, cancel := context.WithTimeout(ctx, 20*time.Second)
@@ -148,6 +162,7 @@ func (s *interpreters) probe(ctx context.Context, candidate string) (*Interprete
 		var answer Interpreter
 		if json.Unmarshal(out, &answer) == nil && supported(answer.Version) && isExecutable(answer.Path) {
 			i = &answer
+			i.Stamp = stampOf(i.Path)
 		}
 	}
 	if i == nil {
@@ -162,10 +177,7 @@ func supported(version string) bool {
 	return err == nil && len(v) >= 2 && v[0] == 3 && v[1] >= oldest
 }
 
-func isExecutable(file string) bool {
-	info, err := os.Stat(file)
-	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
-}
+func isExecutable(file string) bool { return stampOf(file) != "" }
 
 // lookup reads a variable of a list like os.Environ's; the last one counts.
 func lookup(environ []string, name string) string {

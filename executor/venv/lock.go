@@ -179,6 +179,9 @@ func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declare
 			if d.file == "requirements.txt" {
 				out = hold(out, pinned(filepath.Join(dir, d.file)))
 			}
+			if out, err = notePaths(out, dir); err != nil {
+				return Lock{}, failed(err, "", "what the dependencies in %s point to cannot be read", d.file)
+			}
 			progress(Step{Name: "lock", State: "done", Percent: 50})
 			return Lock{Requirements: out, Python: python}, nil
 		}

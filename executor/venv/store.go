@@ -53,6 +53,9 @@ type Store struct {
 	pythons interpreters
 	keys    keys
 	uses    uses
+	// verified are the environments, by digest, that this process has made or looked
+	// at.
+	verified sync.Map
 
 	running sync.WaitGroup
 	stop    context.CancelFunc

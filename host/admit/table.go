@@ -34,11 +34,13 @@ type Key struct {
 // Request identifies a call well enough to tell a repetition from a collision:
 // all of it must agree.
 type Request struct {
-	Key    Key // an empty RPC is a call that nobody can repeat or cancel
-	Tool   subjects.ToolID
-	Epoch  string // of the session
-	Stream bool   // its answer is a stream, whatever the delivery
-	Digest Digest // of its body
+	Key   Key // an empty RPC is a call that nobody can repeat or cancel
+	Tool  subjects.ToolID
+	Epoch string // of the session
+	// Unsettled: the epoch is not known yet. Any one will do.
+	Unsettled bool
+	Stream    bool   // its answer is a stream, whatever the delivery
+	Digest    Digest // of its body
 
 	// What follows need not agree.
 
@@ -271,14 +273,17 @@ func (r Request) same() Request {
 }
 
 // is reports whether a request repeats the entry's call. One that came before the
-// news of its session's creation has no epoch: its first repetition that has one
-// tells it. A stream knows its epoch, as its chunks carry it.
+// news of its session's creation has no epoch: a repetition that has one tells it.
 func (k *entry[T]) is(r Request) bool {
 	known := k.request
-	if known.Epoch == "" && !known.Stream {
+	if known.Epoch == "" && (known.Unsettled || !known.Stream) {
 		known.Epoch = r.Epoch
 	}
-	if known != r.same() {
+	if r = r.same(); r.Unsettled {
+		r.Epoch = known.Epoch
+	}
+	r.Unsettled = known.Unsettled
+	if known != r {
 		return false
 	}
 	k.request = known

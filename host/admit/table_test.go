@@ -152,6 +152,18 @@ func TestEpochThatIsLearnedLater(t *testing.T) {
 	begin(t, tab, stream)
 	stream.Epoch = "1"
 	expect(t, tab, stream, admit.Refuse) // what it has stored is not of that session
+
+	// One that has yet to learn its epoch is the same call as any.
+	late := request("l")
+	late.Stream, late.Unsettled = true, true
+	begin(t, tab, late)
+	expect(t, tab, late, admit.Join)
+	known := late
+	known.Epoch, known.Unsettled = "1", false
+	expect(t, tab, known, admit.Join)
+	expect(t, tab, late, admit.Join)
+	known.Epoch = "2"
+	expect(t, tab, known, admit.Refuse)
 }
 
 // What another session does by a call's id has no effect on it.

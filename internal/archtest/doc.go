@@ -4,5 +4,6 @@
 // nothing else; no package ever imports it.
 //
 // The table of floors in floors_test.go mirrors section 2 of the design. A new
-// package gets its line there, with its first code.
+// package gets its line there, with its first code. The rooms of the Python
+// worker are held by python/tests/test_rooms.py.
 package archtest

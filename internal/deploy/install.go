@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -351,7 +352,7 @@ func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *inde
 	if err != nil {
 		return nil, installFailed("folder", "the bundle cannot be written: %w", err)
 	}
-	defer file.Close() //nolint:errcheck // read back below
+	defer file.Close() //nolint:errcheck // unpacking it verifies what was written
 	digest, _, err := index.Pack(ctx, file, f.dir, f.files, &index.PackOptions{Meta: map[string][]byte{index.LockFile: lock, index.InfoFile: info}})
 	if err != nil {
 		return nil, err
@@ -366,13 +367,8 @@ func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *inde
 			m.clean(e, b.Dir)
 		}
 	}()
-	if _, err := os.Stat(b.Dir); err != nil {
-		if _, err := file.Seek(0, 0); err != nil {
-			return nil, installFailed("folder", "the bundle cannot be read back: %w", err)
-		}
-		if err := index.Unpack(ctx, file, b.Dir, digest, nil); err != nil {
-			return nil, err
-		}
+	if err := m.place(ctx, b.Dir, digest, func() (io.ReadCloser, error) { return os.Open(bundleFile(work)) }); err != nil {
+		return nil, err
 	}
 	if err := m.read(&b); err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"log/slog"
 	"maps"
 	"os"
@@ -521,24 +522,32 @@ func (m *Manager) drop(ctx context.Context, k key, e *entry) {
 	m.log.Info("index is no longer served", slog.String("index", string(k.name)))
 }
 
-// unpack fetches a record's bundle, unless it is here already, and reads it.
+// unpack fetches a record's bundle, unless it is here already and whole, and reads it.
 func (m *Manager) unpack(ctx context.Context, r registry.IndexRecord) (Build, error) {
 	b := Build{Name: r.Name, Session: r.Session, Revision: r.Revision, Env: readSettings(r).Env}
 	var err error
 	if b.Dir, err = m.folder(r.Name, r.Session, r.Bundle); err != nil {
 		return b, err
 	}
-	if _, err := os.Stat(b.Dir); err != nil {
+	if err := m.place(ctx, b.Dir, r.Bundle, func() (io.ReadCloser, error) {
 		bundle, err := m.bus.GetBundle(ctx, r.Bundle)
 		if err != nil {
-			return b, toolmesh.Errorf(toolmesh.CodeUnavailable, "the bundle of index %q cannot be fetched: %w", r.Name, err)
+			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the bundle of index %q cannot be fetched: %w", r.Name, err)
 		}
-		defer bundle.Close() //nolint:errcheck // only read
-		if err := index.Unpack(ctx, bundle, b.Dir, r.Bundle, nil); err != nil {
-			return b, err
-		}
+		return bundle, nil
+	}); err != nil {
+		return b, err
 	}
 	return b, m.read(&b)
+}
+
+// place unpacks a bundle, unless it is there already and whole.
+func (m *Manager) place(ctx context.Context, dir, digest string, open func() (io.ReadCloser, error)) error {
+	replaced, err := index.Place(ctx, dir, digest, open)
+	if replaced {
+		m.log.Warn("an unpacked source is not what its bundle has and is unpacked anew", slog.String("dir", dir))
+	}
+	return err
 }
 
 // read loads what a build's folder holds.

@@ -33,6 +33,8 @@ const (
 	LockFile = "lock.txt"
 	// InfoFile holds what the bundle was made of, a JSON object.
 	InfoFile = "bundle.json"
+	// namesFile lists, in a folder that a bundle was unpacked to, what came from it.
+	namesFile = "files.txt"
 )
 
 // Info is the content of [InfoFile].
@@ -324,6 +326,56 @@ func Unpack(ctx context.Context, r io.Reader, dest, digest string, options *Unpa
 	return nil
 }
 
+// Place makes the folder dest be a bundle: what is there already stays if it has
+// every file of the bundle as it was packed, and else is replaced by what open
+// gives, as [Unpack] does it. Files that were added beside them are not looked at,
+// and go with a folder that is replaced. replaced says that there was one; its
+// errors are open's and those of Unpack.
+func Place(ctx context.Context, dest, digest string, open func() (io.ReadCloser, error)) (replaced bool, err error) {
+	if _, err := os.Lstat(dest); err == nil {
+		if got, err := unpackedDigest(ctx, dest); err == nil && got == digest {
+			return false, nil
+		}
+		if ctx.Err() != nil {
+			return false, context.Cause(ctx)
+		}
+		replaced = true
+	}
+	bundle, err := open()
+	if err != nil {
+		return false, err
+	}
+	defer bundle.Close()
+	if replaced {
+		if err := os.RemoveAll(dest); err != nil {
+			return false, failed(reasonFolder, "%s is damaged and cannot be replaced: %w", dest, err)
+		}
+	}
+	return replaced, Unpack(ctx, bundle, dest, digest, nil)
+}
+
+// unpackedDigest is the digest of the bundle that a folder was unpacked from, by
+// what is in it now. The list of names need not be trusted: another one has
+// another digest.
+func unpackedDigest(ctx context.Context, dir string) (string, error) {
+	own := filepath.Join(dir, MetaDir)
+	list, err := os.ReadFile(filepath.Join(own, namesFile))
+	if err != nil {
+		return "", err
+	}
+	var files []string
+	meta := map[string][]byte{}
+	for name := range strings.Lines(string(list)) {
+		name = strings.TrimSuffix(name, "\n")
+		if part, ok := strings.CutPrefix(name, MetaDir+"/"); !ok {
+			files = append(files, name)
+		} else if meta[part], err = os.ReadFile(filepath.Join(own, part)); err != nil {
+			return "", err
+		}
+	}
+	return writeTar(ctx, io.Discard, dir, files, meta, Limits{}.withDefaults())
+}
+
 // errTooLong ends the reading of an archive that is over its limit.
 var errTooLong = errors.New("archive over its limit")
 
@@ -365,6 +417,13 @@ func extract(ctx context.Context, r io.Reader, dir string, limits Limits) (diges
 	if err := x.all(tar.NewReader(archive)); err != nil {
 		return "", x.explain(err)
 	}
+	err = root.MkdirAll(MetaDir, 0o755)
+	if err == nil {
+		err = root.WriteFile(MetaDir+"/"+namesFile, []byte(x.names.String()), 0o644)
+	}
+	if err != nil {
+		return "", failed(reasonFolder, "the list of files cannot be written: %w", err)
+	}
 	// The archive's end mark and whatever follows it count for the digest.
 	if _, err := io.Copy(io.Discard, archive); err != nil {
 		return "", x.explain(err)
@@ -374,6 +433,7 @@ func extract(ctx context.Context, r io.Reader, dir string, limits Limits) (diges
 
 type extractor struct {
 	root   *os.Root
+	names  strings.Builder // of all entries, a line each
 	left   int64
 	files  int
 	limits Limits
@@ -414,6 +474,7 @@ func (x *extractor) all(archive *tar.Reader) error {
 				return err
 			}
 		}
+		x.names.WriteString(h.Name + "\n")
 		switch h.Typeflag {
 		case tar.TypeReg:
 			if err := x.file(h, archive); err != nil {

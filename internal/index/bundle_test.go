@@ -46,7 +46,7 @@ func TestPackUnpack(t *testing.T) {
 	if err := Unpack(t.Context(), bytes.NewReader(data), dest, digest, nil); err != nil {
 		t.Fatal(err)
 	}
-	want := append([]string{MetaDir + "/bundle.json", MetaDir + "/empty", MetaDir + "/lock.txt"}, files...)
+	want := append([]string{MetaDir + "/bundle.json", MetaDir + "/empty", MetaDir + "/" + namesFile, MetaDir + "/lock.txt"}, files...)
 	got := onDisk(t, dest)
 	if len(got) != len(want) {
 		t.Errorf("unpacked %q, want %q", got, want)
@@ -410,4 +410,70 @@ func BenchmarkPack(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// A folder that a bundle was unpacked to is taken as it is only if it still is the
+// bundle; what Python and tools put beside its files does not matter.
+func TestPlaceRepairsWhatIsNotTheBundle(t *testing.T) {
+	t.Parallel()
+	source := t.TempDir()
+	write(t, source, map[string]string{"t.py": "def tool(): return 1\n", "data/table.csv": "a,b\n1,2\n"})
+	if err := os.Symlink("data/table.csv", filepath.Join(source, "link.csv")); err != nil {
+		t.Fatal(err)
+	}
+	var bundle bytes.Buffer
+	digest, _, err := Pack(t.Context(), &bundle, source, []string{"t.py", "data/table.csv", "link.csv"},
+		&PackOptions{Meta: map[string][]byte{LockFile: []byte("packaging==24.1\n")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dest := filepath.Join(t.TempDir(), "unpacked")
+	opened := 0
+	open := func() (io.ReadCloser, error) {
+		opened++
+		return io.NopCloser(bytes.NewReader(bundle.Bytes())), nil
+	}
+	place := func(name string, replaces bool) {
+		t.Helper()
+		opened = 0
+		replaced, err := Place(t.Context(), dest, digest, open)
+		if err != nil || replaced != replaces || replaces && opened != 1 {
+			t.Errorf("%s: replaced %v, opened %d times, %v; want replaced %v", name, replaced, opened, err, replaces)
+		}
+		if got, err := unpackedDigest(t.Context(), dest); err != nil || got != digest {
+			t.Errorf("%s: the folder is %s, %v, want %s", name, got, err, digest)
+		}
+	}
+	place("nothing there", false)
+	if opened != 1 {
+		t.Fatal("nothing was unpacked")
+	}
+	place("whole", false)
+	if opened != 0 {
+		t.Error("a folder that is whole was unpacked anew")
+	}
+	at := func(name string) string { return filepath.Join(dest, name) }
+	for name, harm := range map[string]func() error{
+		"truncated":         func() error { return os.Truncate(at("t.py"), 3) },
+		"written to":        func() error { return os.WriteFile(at("data/table.csv"), []byte("a,b\n1,3\n"), 0o600) },
+		"gone":              func() error { return os.Remove(at("t.py")) },
+		"another link":      func() error { return errors.Join(os.Remove(at("link.csv")), os.Symlink("t.py", at("link.csv"))) },
+		"a program now":     func() error { return os.Chmod(at("t.py"), 0o755) },
+		"no lock":           func() error { return os.Remove(at(MetaDir + "/" + LockFile)) },
+		"no list":           func() error { return os.Remove(at(MetaDir + "/" + namesFile)) },
+		"a file in its way": func() error { return errors.Join(os.RemoveAll(dest), os.WriteFile(dest, nil, 0o600)) },
+		"half a list": func() error {
+			return os.WriteFile(at(MetaDir+"/"+namesFile), []byte("data/table.csv\nt.py\n"), 0o600)
+		},
+		"half made": func() error {
+			return errors.Join(os.RemoveAll(dest), os.MkdirAll(dest, 0o750), os.WriteFile(at("t.py"), []byte("def tool(): return 1\n"), 0o600))
+		},
+	} {
+		if err := harm(); err != nil {
+			t.Fatal(err)
+		}
+		place(name, true)
+	}
+	write(t, dest, map[string]string{"__pycache__/t.cpython-311.pyc": "x", "cache.json": "{}"})
+	place("files beside it", false)
 }

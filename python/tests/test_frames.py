@@ -2,8 +2,8 @@
 
 import os
 
-from toolmesh._worker import frames
-from toolmesh._worker.frames import CALL, HEADER, Reader
+from toolmesh._worker.wire import frames
+from toolmesh._worker.wire.frames import CALL, HEADER, Reader
 
 
 def test_a_look_finds_what_is_there_and_takes_nothing() -> None:

@@ -10,12 +10,13 @@ import typing
 
 import pytest
 
-from toolmesh._worker import channel, mesh
-from toolmesh._worker.channel import Finder
-from toolmesh._worker.frames import HEADER, LOG, Reader
+from toolmesh._worker import mesh
+from toolmesh._worker.calling import channel
+from toolmesh._worker.starting.finder import Finder
+from toolmesh._worker.wire.frames import HEADER, LOG, Reader
 
 if typing.TYPE_CHECKING:
-    from toolmesh._worker.frames import Frame
+    from toolmesh._worker.wire.frames import Frame
 
 WORKER = pathlib.Path(__file__).resolve().parent.parent / "src" / "toolmesh" / "_worker"
 
@@ -81,7 +82,7 @@ def run(tmp_path, code):
     return done.stdout.strip()
 
 
-WITH_FINDER = "from _toolmesh_worker.channel import Finder; sys.meta_path.append(Finder)\n"
+WITH_FINDER = "from _toolmesh_worker.starting.finder import Finder; sys.meta_path.append(Finder)\n"
 
 
 def test_a_worker_offers_toolmesh(tmp_path):

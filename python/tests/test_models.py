@@ -8,9 +8,9 @@ from typing import Annotated, Any, List, Literal, Optional, Union
 import pydantic
 import pytest
 
-from toolmesh._worker import schema
-from toolmesh._worker.binding import Tool
-from toolmesh._worker.values import Mismatch
+from toolmesh._worker.describing import schema
+from toolmesh._worker.describing.binding import Tool
+from toolmesh._worker.describing.values import Mismatch
 
 SHORT = "has at least 1 characters"  # as version 1 says it
 OLD = pydantic.VERSION.startswith("1.")

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from toolmesh._worker import redaction
+from toolmesh._worker.describing import redaction
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,8 @@ import textwrap
 
 import pytest
 
-from toolmesh._worker import schema, static, zygote
-from toolmesh._worker.shapes import Unread
-from toolmesh._worker.source import Scope
+from toolmesh._worker.describing import static
+from toolmesh._worker.starting import loading
 
 HERE = pathlib.Path(__file__).parent
 SAMPLES = ("samples.eager", "samples.lazy", "samples.deep", "samples.deep.models")
@@ -24,7 +23,7 @@ def imported(name):
     """What the zygote says of a tool after its import."""
     home, _, attribute = name.rpartition(".")
     importlib.import_module(home)
-    tool, reason, _ = zygote._load(name, home, attribute)
+    tool, reason, _ = loading.load_tool(name, home, attribute)
     assert tool is not None, reason
     made = tool.described
     return {
@@ -57,59 +56,34 @@ def catalogue():
     return static.Catalogue([str(HERE)])
 
 
+def looser(static, real):
+    """Whether a schema refuses nothing that another takes, as far as reading makes it so: by being open."""
+    if static in ({}, True) or static == real:
+        return True
+    if isinstance(static, dict) and isinstance(real, dict):
+        members = real.get("anyOf", [{key: one for key, one in real.items() if key != "default"}])
+        if all(one in static.get("anyOf", []) for one in members):
+            return True  # a default that is not known may be None
+        return all(
+            key in real and looser(one, real[key]) for key, one in static.items() if key != "properties"
+        ) and all(looser(one, real["properties"][key]) for key, one in static.get("properties", {}).items())
+    return False
+
+
 @pytest.mark.parametrize("module", SAMPLES)
-def test_source_and_import_agree(module, catalogue):
+def test_source_says_what_the_import_says_or_is_open_and_warns(module, catalogue):
     names = functions(module)
     assert names
     for name in names:
-        assert catalogue.describe(name) == imported(name), name
+        read, real = catalogue.describe(name), imported(name)
+        assert read is not None, name
+        if read["warnings"]:
+            assert looser(read["input_schema"], real["input_schema"]), name
+        else:
+            assert read == real, name
 
 
-def test_the_samples_are_all_compared():
-    # What is decorated, aliased and imported must not fall out of the list.
-    assert {"registered", "wrapped", "persistent", "cached", "overloaded", "newer", "alias", "generator"} <= {
-        name.rpartition(".")[2] for name in functions("samples.eager")
-    }
-    assert "samples.deep.re_exported" in functions("samples.deep")
-
-
-def table():
-    """The annotations of test_schema's table, as they are written there."""
-    tree = ast.parse((HERE / "test_schema.py").read_text())
-    for one in tree.body:
-        if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "CONFORMANCE":
-            assert isinstance(one.value, ast.List)
-            return [row.elts[0] for row in one.value.elts if isinstance(row, ast.Tuple)]
-    raise AssertionError("test_schema has no table")
-
-
-# Rows whose annotations hold what reading does not follow: an object of a class of the index's own.
-NOT_READ = {"Annotated[int, Bounds(ge=1, lt=10, description='few')]", "Annotated[str, Bounds(min_length=1, pattern='^a')]",
-            "Annotated[list[int], Bounds(max_length=3)]"}
-
-
-def test_the_table_of_types_is_read_as_it_is_evaluated(catalogue):
-    test_schema = importlib.import_module("test_schema")
-    module = catalogue._library.module("test_schema")
-    rows = table()
-    assert len(rows) == len(test_schema.CONFORMANCE)
-    for node, (annotation, _, _) in zip(rows, test_schema.CONFORMANCE, strict=True):
-        text = ast.unparse(node)
-        wanted = schema.Builder({})
-        shape = wanted.shape(annotation, "x")
-        builder = schema.Builder({})
-        read = catalogue._reader.annotation(node, Scope(module))
-        catalogue._reader.settle()
-        found = builder.shape(read, "x")
-        if text in NOT_READ:
-            assert len(builder.warnings) == 1 and "not in the schema" in builder.warnings[0], text
-            assert found.schema.items() <= shape.schema.items(), text
-            continue
-        assert builder.settled(found.schema) == wanted.settled(shape.schema), text
-        assert builder.warnings == wanted.warnings, text
-
-
-def test_the_examples_are_read_as_they_are_imported(monkeypatch):
+def test_the_examples_are_described(monkeypatch):
     files = [path for path in EXAMPLES.glob("*/*.py") if "versions" not in path.name]
     assert files
     for path in files:
@@ -119,7 +93,10 @@ def test_the_examples_are_read_as_they_are_imported(monkeypatch):
         names = [one.name for one in tree.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
         for name in names:
             if not name.startswith("_"):
-                assert found.describe(f"{path.stem}.{name}") == imported(f"{path.stem}.{name}"), path
+                read, real = found.describe(f"{path.stem}.{name}"), imported(f"{path.stem}.{name}")
+                assert read is not None
+                assert read["description"] == real["description"], path
+                assert read["warnings"] or read == real, path
 
 
 def described(tmp_path, source, name="index_of_ours.tool", **files):
@@ -132,27 +109,22 @@ def described(tmp_path, source, name="index_of_ours.tool", **files):
 
 @pytest.mark.parametrize("source,wanted,warning", [
     # What is not in the source.
-    ("import numpy as np\ndef tool(x: np.ndarray): ...", {}, "numpy"),
-    ("from numpy.typing import NDArray\ndef tool(x: 'NDArray'): ...", {}, "numpy.typing"),
-    ("from pydantic import BaseModel\nclass M(BaseModel):\n    n: int\ndef tool(x: M): ...", {}, "pydantic"),
+    ("import numpy as np\ndef tool(x: np.ndarray): ...", {}, "numpy.ndarray"),
+    ("from numpy.typing import NDArray\ndef tool(x: 'NDArray'): ...", {}, "numpy.typing.NDArray"),
     ("from elsewhere import *\ndef tool(x: Thing): ...", {}, "Thing"),
-    ("import numpy as np\ndef tool(x: list[np.ndarray]): ...", {"type": "array", "items": {}}, "numpy"),
+    ("import numpy as np\ndef tool(x: list[np.ndarray]): ...", {}, "numpy"),
     ("import numpy as np\ndef tool(x: int | np.ndarray): ...", {}, "numpy"),
-    # What code decides.
-    ("import random\nif random.random() > .5:\n    X = int\nelse:\n    X = str\ndef tool(x: X): ...", {}, "decided by its import"),
-    ("X = int\nX = str\ndef tool(x: X): ...", {}, "more than one meaning"),
-    ("X = make()\ndef tool(x: X): ...", {}, "make()"),
-    ("for X in (int, str): pass\ndef tool(x: X): ...", {}, "code"),
-    ("class M(type): ...\nclass A(metaclass=M): ...\ndef tool(x: A): ...", {}, "by code"),
-    ("from enum import Enum\nclass E(Enum):\n    A = make()\ndef tool(x: E): ...", {}, "make()"),
-    ("from enum import Enum\nclass E(Enum):\n    A = 1\n    def __init__(self, n): self._value_ = n * 2\ndef tool(x: E): ...", {}, "by code"),
-    ("import attr\n@attr.s\nclass A:\n    n: int\ndef tool(x: A): ...", {}, "attr"),
-    ("from typing import Generic, TypeVar\nT = TypeVar('T')\nclass B(Generic[T]): ...\ndef tool(x: B[int]): ...", {}, "generic"),
-    ("class A:\n    @classmethod\n    def __get_pydantic_core_schema__(cls, a, b): ...\ndef tool(x: A): ...", {}, "by code"),
-    ("X = X\ndef tool(x: X): ...", {}, "itself"),
+    ("import typing\nif typing.TYPE_CHECKING:\n    from collections.abc import Sequence\ndef tool(x: 'Sequence'): ...", {}, "Sequence"),
+    # What is the index's own, or made by code.
+    ("from enum import Enum\nclass E(Enum):\n    A = 1\ndef tool(x: E): ...", {}, "E"),
+    ("X = int\ndef tool(x: X): ...", {}, "X"),
+    ("int = str\ndef tool(x: int): ...", {}, "int"),
+    ("def tool(x: 'int if 1 else str'): ...", {}, "if"),
+    ("def tool(x: 'int['): ...", {}, "int["),
     # Defaults that only an import knows may be None.
     ("import os\ndef tool(x: str = os.environ.get('A')): ...", {"anyOf": [{"type": "string"}, {"type": "null"}]}, "default"),
     ("def tool(x: int = compute()): ...", {"anyOf": [{"type": "integer"}, {"type": "null"}]}, "compute()"),
+    ("def tool(x=compute()): ...", {}, "compute()"),
 ])
 def test_what_reading_cannot_know_is_open_and_warned_of(tmp_path, source, wanted, warning):
     found = described(tmp_path, source)
@@ -165,10 +137,8 @@ def test_what_reading_cannot_know_is_open_and_warned_of(tmp_path, source, wanted
 @pytest.mark.parametrize("source", [
     "import framework\n@framework.tool\ndef tool(x: int):\n    'Does it.'",
     "def d(f):\n    def inner(*a): return f(*a)\n    return inner\n@d\ndef tool(x: int):\n    'Does it.'",
-    "def d(f):\n    f = other(f)\n    return f\n@d\ndef tool(x: int):\n    'Does it.'",
-    "def d(f, n=1):\n    if n: return f\n@d\ndef tool(x: int):\n    'Does it.'",
 ])
-def test_an_unknown_decorator_leaves_nothing_but_the_documentation(tmp_path, source):
+def test_a_decorator_leaves_nothing_but_the_documentation(tmp_path, source):
     found = described(tmp_path, source)
     assert (found["description"], found["input_schema"], found["positional"]) == ("Does it.", {"type": "object"}, [])
     assert len(found["warnings"]) == 1 and "nothing is known of its arguments" in found["warnings"][0]
@@ -178,7 +148,6 @@ def test_an_unknown_decorator_leaves_nothing_but_the_documentation(tmp_path, sou
     "from framework import tool",
     "import functools\ndef f(x): ...\ntool = functools.partial(f, 1)",
     "import sys\nif sys.platform in seldom:\n    def tool(a): ...\nelse:\n    def tool(b): ...",
-    "def f(x: int): ...\ndef tool(x: int): ...\ntool.__signature__ = f",
 ])
 def test_a_name_that_no_def_explains_takes_anything(tmp_path, source):
     found = described(tmp_path, source)
@@ -196,49 +165,6 @@ def test_a_file_that_is_too_deep_or_too_large_is_left_out(tmp_path):
     assert described(tmp_path, "#" * (3 << 20) + "\ndef tool(): ...") is None
 
 
-def test_pydantic_fields_and_annotated_types(tmp_path):
-    found = described(tmp_path, """
-        from typing import Annotated
-        from annotated_types import Ge, Len, MinLen
-        from pydantic import Field
-
-        def tool(
-            a: Annotated[int, Ge(1), Field(lt=10, description="few")], b: int = Field(3, ge=1),
-            c: str = Field(min_length=2), d: Annotated[str, Len(1, 5)] = "x", e: list[int] = Field(default_factory=list),
-            f: Annotated[bytes, MinLen(3)] = b"abc",
-        ): ...
-    """)
-    assert found["warnings"] == []
-    assert found["input_schema"]["required"] == ["a", "c"]
-    assert found["input_schema"]["properties"] == {
-        "a": {"type": "integer", "minimum": 1, "exclusiveMaximum": 10, "description": "few"},
-        "b": {"type": "integer", "minimum": 1, "default": 3},
-        "c": {"type": "string", "minLength": 2},
-        "d": {"type": "string", "minLength": 1, "maxLength": 5, "default": "x"},
-        "e": {"type": "array", "items": {"type": "integer"}, "default": []},
-        "f": {"type": "string", "contentEncoding": "base64", "minLength": 4, "default": "YWJj"},
-    }
-
-
-def test_words_of_typing_extensions(tmp_path):
-    found = described(tmp_path, """
-        from typing_extensions import Annotated, NotRequired, Required, TypedDict
-
-        class Movie(TypedDict, total=False):
-            title: Required[str]
-            year: "NotRequired[int]"
-            genre: Annotated[str, "one word"]
-
-        def tool(x: Movie): ...
-    """)
-    assert found["input_schema"]["properties"]["x"] == {
-        "type": "object",
-        "properties": {"title": {"type": "string"}, "year": {"type": "integer"},
-                       "genre": {"type": "string", "description": "one word"}},
-        "required": ["title"], "additionalProperties": False,
-    }
-
-
 def test_packages_with_relative_imports(tmp_path):
     found = described(tmp_path, "", "pkg.tools.tool", **{
         "pkg/__init__.py": "from .types import Size\nfrom . import types as t",
@@ -247,24 +173,26 @@ def test_packages_with_relative_imports(tmp_path):
         "pkg/types/__init__.py": "import enum\nfrom . import inner\nclass Size(enum.Enum):\n    S = 's'\n",
         "pkg/types/inner.py": "import dataclasses\n@dataclasses.dataclass\nclass Deep:\n    n: int\n",
     })
-    properties = found["input_schema"]["properties"]
-    assert properties["a"] == properties["b"] == {"type": "string", "enum": ["s"]}
-    assert properties["c"]["properties"] == {"n": {"type": "integer"}}
-    assert properties["d"] == {} and len(found["warnings"]) == 1
+    assert found["input_schema"]["properties"] == {"a": {}, "b": {}, "c": {}, "d": {}}
+    assert [one.partition(" is")[0] for one in found["warnings"]] == [
+        "a: pkg.Size", "b: pkg.t.Size", "c: pkg.types.inner.Deep", "d: beyond.X"]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="the syntax is of Python 3.12")
-def test_syntax_of_3_12(tmp_path):
-    found = described(tmp_path, """
-        type Names = list[str]
-        type Nested = list[Nested]
+def test_a_function_that_is_imported_from_another_module_of_the_index(tmp_path):
+    found = described(tmp_path, "from pkg import made as tool", **{
+        "pkg/__init__.py": "from .inner.deep import made",
+        "pkg/inner/__init__.py": "",
+        "pkg/inner/deep.py": "def made(n: 'int', *, who: str = 'me'):\n    'Makes it.'\n",
+    })
+    assert found["name"] == "index_of_ours.tool" and found["description"] == "Makes it." and found["warnings"] == []
+    assert found["input_schema"]["properties"] == {"n": {"type": "integer"}, "who": {"type": "string", "default": "me"}}
 
-        def tool[T: int, U](a: Names, b: T, c: U, d: Nested): ...
-    """)
-    assert found["input_schema"]["properties"] == {
-        "a": {"type": "array", "items": {"type": "string"}}, "b": {"type": "integer"}, "c": {},
-        "d": {"type": "array", "items": {}},
-    }
+
+def test_what_is_nested_too_deep_costs_only_itself(tmp_path):
+    found = described(tmp_path, "def tool(n: int = " + "-" * 3000 + "1): ...\ndef other(x: int): ...")
+    assert found is None or found["name"]
+    deep = "list[" * 90 + "int" + "]" * 90
+    assert described(tmp_path, f"def tool(x: {deep}): ...")["input_schema"]["properties"]["x"]["type"] == "array"
 
 
 def test_no_code_runs(tmp_path):
@@ -316,8 +244,8 @@ def test_the_program_writes_what_it_finds(tmp_path):
     (tmp_path / "src").mkdir()
     (tmp_path / "a.py").write_text("raise SystemExit\ndef f(x: 'int') -> str:\n    'Does it, in \\u00f6.'\n")
     (tmp_path / "src" / "b.py").write_text("import gone\nasync def g(*rest: int):\n    yield 1\n")
-    worker = pathlib.Path(static.__file__).parent
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from _worker import static; static.main(sys.argv[2], sys.argv[3:])"
+    worker = pathlib.Path(static.__file__).parent.parent
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from _worker import entry; entry.static(sys.argv[2], sys.argv[3:])"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(worker.parent), str(tmp_path), "a.f", "a.no", "no.f", "b.g", "f"],
         capture_output=True, timeout=60, check=True, cwd=tmp_path,
@@ -328,28 +256,3 @@ def test_the_program_writes_what_it_finds(tmp_path):
         ("a.f", "sync", "Does it, in \u00f6."), ("b.g", "async_generator", ""),
     ]
     assert found[1]["varargs"] is True and found[1]["input_schema"]["properties"]["rest"]["items"] == {"type": "integer"}
-
-
-def test_what_never_ends_costs_only_itself(tmp_path):
-    # Each alias doubles the one before: a schema of 2^60 members.
-    doubled = "A0 = tuple[int, int]\n" + "".join(f"A{n + 1} = tuple[A{n}, A{n}]\n" for n in range(60))
-    (tmp_path / "a.py").write_text(doubled + "def f(x: A60): ...\ndef g(x: A0): ...\n")
-    (tmp_path / "b.py").write_text("x = " + "(" * 100000 + "\ndef f(): ...\n")
-    (tmp_path / "c.py").write_text("x = " + "-" * 100000 + "1\ndef f(): ...\ndef g(n: int = " + "-" * 2000 + "1): ...\n")
-    (tmp_path / "d.py").write_text("def f(x: " + "list[" * 90 + "int" + "]" * 90 + "): ...\n")
-    worker = pathlib.Path(static.__file__).parent
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from _worker import static; static.main(sys.argv[2], sys.argv[3:])"
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, str(worker.parent), str(tmp_path), "a.f", "a.g", "b.f", "c.f", "c.g", "d.f"],
-        capture_output=True, timeout=18, check=True,
-    )
-    assert [one["name"] for one in json.loads(done.stdout)["tools"]] == ["a.g", "d.f"]
-
-
-def test_what_is_unread_has_no_text_that_could_be_evaluated(catalogue):
-    module = catalogue._library.module("samples.eager")
-    for text in ("'run()'", "list['Missing']", "\"'int'\"", "Optional['no such(']"):
-        found = catalogue._reader.annotation(ast.parse(text, mode="eval").body, Scope(module))
-        assert not isinstance(found, str)
-        for part in getattr(found, "__args__", ()):
-            assert isinstance(part, (Unread, type))

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import os
 
-from . import channel
-from .channel import MeshError
-from .values import NotSerializable, decode, encode
+from .calling import channel
+from .calling.errors import MeshError
+from .describing.values import NotSerializable, decode, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:

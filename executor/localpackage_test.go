@@ -1,0 +1,150 @@
+package executor_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor"
+)
+
+// backend builds the package: nothing is downloaded for it.
+const backend = `
+import os, zipfile
+
+def build_wheel(folder, config=None, metadata=None, editable=False):
+    name = "acme-1-py3-none-any.whl"
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
+        if editable:
+            wheel.writestr("acme.pth", os.getcwd())
+        else:
+            wheel.write("acme/__init__.py")
+        wheel.writestr("acme-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
+        wheel.writestr("acme-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("acme-1.dist-info/RECORD", "")
+    return name
+
+def build_editable(folder, config=None, metadata=None):
+    return build_wheel(folder, editable=True)
+`
+
+// localPackage are the files of an index that brings a package along in the
+// folder lib, which declares it as said and whose tool returns its value.
+func localPackage(declares map[string]string, value string) map[string]string {
+	files := map[string]string{
+		"t.py": "from acme import VALUE\ndef tool(): return VALUE\n",
+		"lib/pyproject.toml": "[project]\nname = 'acme'\nversion = '1'\n" +
+			"[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n",
+		"lib/backend.py":       backend,
+		"lib/acme/__init__.py": fmt.Sprintf("VALUE = %q\n", value),
+	}
+	for name, text := range declares {
+		files[name] = text
+	}
+	return files
+}
+
+// What a path requirement points to is a part of what an environment is.
+func TestPathRequirements(t *testing.T) {
+	t.Parallel()
+	needsPackages(t)
+	x := newExecutor(t, nil)
+	for name, test := range map[string]func(*testing.T, *executor.Executor){
+		"each index has its own": eachItsOwn, "equal ones are shared": equalOnesAreShared, "outside of the index": outsideOfTheIndex,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, x)
+		})
+	}
+}
+
+// Two indexes may declare a package in the same words and each bring their own
+// along; and the next revision of one says the same words of another package.
+func eachItsOwn(t *testing.T, x *executor.Executor) {
+	const project = "[project]\nname = 'x'\nversion = '1'\ndependencies = ['acme']\n"
+	for name, declares := range map[string]map[string]string{
+		"folder":    {"requirements.txt": "./lib\n"},
+		"editable":  {"requirements.txt": "-e ./lib\n"},
+		"named":     {"requirements.txt": "acme @ file:./lib\n"},
+		"variable":  {"requirements.txt": "${PROJECT_ROOT}/lib\n"},
+		"included":  {"requirements.txt": "-r more/other.txt\n", "more/other.txt": "./lib\n"},
+		"source":    {"pyproject.toml": project + "[tool.uv.sources]\nacme = { path = 'lib' }\n"},
+		"workspace": {"pyproject.toml": project + "[tool.uv.sources]\nacme = { workspace = true }\n[tool.uv.workspace]\nmembers = ['lib']\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, value := range []string{"one", "two"} {
+				files := localPackage(declares, value)
+				fetched := writeFiles(t, files)
+				lock, err := x.Lock(t.Context(), fetched, "", nil)
+				if err != nil {
+					t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
+				}
+				// A lock is used where the bundle is unpacked, on whatever node.
+				if err := os.RemoveAll(fetched); err != nil {
+					t.Fatal(err)
+				}
+				dir := writeFiles(t, files)
+				env, err := x.Environment(t.Context(), dir, lock, nil)
+				if err != nil {
+					t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
+				}
+				ix := open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}})
+				mustCall(t, ix, "t.tool", `{}`, fmt.Sprintf("%q", value))
+				if strings.Contains(string(lock.Requirements), filepath.Dir(fetched)) {
+					t.Errorf("the lock names a folder of this machine:\n%s", lock.Requirements)
+				}
+			}
+		})
+	}
+}
+
+// What is equal is shared, wherever it lies; an editable package is not, as it is
+// used where it lies.
+func equalOnesAreShared(t *testing.T, x *executor.Executor) {
+	for line, share := range map[string]bool{"./lib\n": true, "-e ./lib\n": false} {
+		var dirs []string
+		for range 2 {
+			dir := writeFiles(t, localPackage(map[string]string{"requirements.txt": line}, "same"))
+			lock, err := x.Lock(t.Context(), dir, "", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			env, err := x.Environment(t.Context(), dir, lock, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			dirs = append(dirs, env.Dir)
+		}
+		if got := dirs[0] == dirs[1]; got != share {
+			t.Errorf("%q: shared %v, want %v", line, got, share)
+		}
+	}
+}
+
+// A package outside of the index may change while it keeps its place.
+func outsideOfTheIndex(t *testing.T, x *executor.Executor) {
+	outside := writeFiles(t, localPackage(nil, "one"))
+	dir := writeFiles(t, map[string]string{
+		"t.py":             "from acme import VALUE\ndef tool(): return VALUE\n",
+		"requirements.txt": "acme @ file://" + filepath.Join(outside, "lib") + "\n",
+	})
+	for _, value := range []string{"one", "two"} {
+		if err := os.WriteFile(filepath.Join(outside, "lib/acme/__init__.py"), []byte(fmt.Sprintf("VALUE = %q\n", value)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		lock, err := x.Lock(t.Context(), dir, "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		env, err := x.Environment(t.Context(), dir, lock, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, fmt.Sprintf("%q", value))
+	}
+}

@@ -1,0 +1,95 @@
+package output
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Pipe is the read end of a worker's descriptor 1 or 2: what bypasses sys.stdout.
+type Pipe struct {
+	lock  sync.Locker
+	file  *os.File
+	conn  syscall.RawConn // file's
+	drain func(fd uintptr)
+	saw   func(data []byte) // may be nil
+	lines *Lines
+	buf   []byte
+}
+
+// NewPipe makes one of a file that does not block, which it owns if there is no
+// error. What arrives is given to saw, unless that is nil, and then as lines to
+// hand; both are called with lock held.
+func NewPipe(file *os.File, lock sync.Locker, saw func(data []byte), lines *Lines) (*Pipe, error) {
+	conn, err := file.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	p := &Pipe{lock: lock, file: file, conn: conn, saw: saw, lines: lines, buf: make([]byte, 8<<10)}
+	p.drain = p.drained
+	return p, nil
+}
+
+// Run hands over what arrives, until the end. The lock must not be held.
+func (p *Pipe) Run() {
+	_ = p.conn.Read(func(fd uintptr) bool {
+		return p.step(int(fd)) //nolint:gosec // descriptors are small
+	})
+}
+
+// step takes what is there; true at the end of the stream. It lets the lock go
+// between reads: a flood must not keep a call's end waiting.
+func (p *Pipe) step(fd int) bool {
+	for {
+		p.lock.Lock()
+		n, err := unix.Read(fd, p.buf)
+		if n > 0 {
+			p.take(p.buf[:n])
+		}
+		p.lock.Unlock()
+		switch {
+		case n > 0 || errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN):
+			return false
+		default:
+			return true
+		}
+	}
+}
+
+// Flush takes what waits, at most a pipe full. The lock is held.
+func (p *Pipe) Flush() { _ = p.conn.Control(p.drain) }
+
+func (p *Pipe) drained(fd uintptr) {
+	for range 64<<10/len(p.buf) + 1 {
+		n, err := unix.Read(int(fd), p.buf) //nolint:gosec // descriptors are small
+		if n > 0 {
+			p.take(p.buf[:n])
+		} else if err != unix.EINTR { //nolint:errorlint // a plain errno
+			return
+		}
+	}
+}
+
+func (p *Pipe) take(data []byte) {
+	if p.saw != nil {
+		p.saw(data)
+	}
+	p.lines.Add(data)
+}
+
+// Settle hands over what has no line break yet: its call ends. The lock is held.
+func (p *Pipe) Settle() { p.lines.Settle() }
+
+// Close takes what is left when the worker has ended, and ends Run. The lock must
+// not be held.
+func (p *Pipe) Close() {
+	p.lock.Lock()
+	p.Flush()
+	p.Settle()
+	p.lock.Unlock()
+	_ = p.file.Close()
+}

@@ -1,0 +1,262 @@
+package pool
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/failure"
+	"github.com/toolmesh/toolmesh/executor/frame"
+)
+
+// maxNested bounds the calls that one call's tool has open at once.
+const maxNested = 1024
+
+// Nested makes the calls that a tool makes: on behalf of the call that it is
+// given with, whose caller's session and depth it knows. Its methods are called
+// concurrently, and return soon after ctx has ended.
+type Nested interface {
+	// Call runs a tool, by its full id. args are as the tool wrote them; empty
+	// means none. The error should be a [*toolmesh.Error]: it is what the tool sees.
+	Call(ctx context.Context, tool string, args json.RawMessage) (json.RawMessage, error)
+	// Stream runs a tool and yields its items; an error is the last thing it yields.
+	Stream(ctx context.Context, tool string, args json.RawMessage) iter.Seq2[json.RawMessage, error]
+}
+
+// nesting is the calls that the tool of one call makes. A tool that makes none
+// costs nothing.
+type nesting struct {
+	ctx context.Context //nolint:containedctx // of the call: the goroutine that reads for all of a worker begins its nested calls
+
+	mu   sync.Mutex
+	open map[uint64]*nestedCall
+	over bool // the call has ended: no further ones
+	wg   sync.WaitGroup
+}
+
+// nestedCall is one call that a tool makes.
+type nestedCall struct {
+	id     uint64 // the worker's
+	w      *worker
+	j      *job // of the tool that makes it
+	cancel context.CancelFunc
+
+	mu     sync.Mutex
+	credit int           // bytes that the worker has room for
+	more   chan struct{} // capacity 1: credit came
+}
+
+// nestedAbout is what a NESTED_CALL frame says beside the arguments.
+type nestedAbout struct {
+	Call      uint64 `json:"call"` // whose tool makes it
+	Tool      string `json:"tool"`
+	TimeoutMS int64  `json:"timeout_ms"` // 0: as long as the call above has
+}
+
+// nested takes a frame about a nested call. An error means that the worker
+// breaks the protocol.
+func (w *worker) nested(h frame.Header, body []byte) error {
+	if h.Type == frame.NestedCall {
+		return w.beginNested(h, body)
+	}
+	w.nestMu.Lock()
+	n := w.nests[h.ID]
+	w.nestMu.Unlock()
+	switch {
+	case n == nil: // it has just ended
+	case h.Type == frame.NestedCancel:
+		n.cancel()
+	case len(body) != 4:
+		return fmt.Errorf("the worker sent a credit of %d bytes", len(body))
+	default:
+		n.add(int(binary.LittleEndian.Uint32(body)))
+	}
+	return nil
+}
+
+func (w *worker) beginNested(h frame.Header, body []byte) error {
+	var about nestedAbout
+	if len(body) < 4 {
+		return errors.New("the worker sent a nested call that is cut off")
+	}
+	size := int(binary.LittleEndian.Uint32(body))
+	if size > len(body)-4 {
+		return errors.New("the worker sent a nested call that is cut off")
+	}
+	if err := json.Unmarshal(body[4:4+size], &about); err != nil {
+		return fmt.Errorf("the worker sent a nested call that cannot be read: %w", err)
+	}
+	args := append(json.RawMessage(nil), body[4+size:]...)
+	w.nestMu.Lock()
+	_, twice := w.nests[h.ID]
+	w.nestMu.Unlock()
+	if twice {
+		return fmt.Errorf("the worker sent nested call %d twice", h.ID)
+	}
+	j := w.find(about.Call)
+	if j == nil {
+		w.nestedFailed(h.ID, errCallOver)
+		return nil
+	}
+	n := &nestedCall{id: h.ID, w: w, j: j, credit: window, more: make(chan struct{}, 1)}
+	if err := j.begin(n, about, args, h.Flags&frame.FlagStream != 0); err != nil {
+		w.nestedFailed(h.ID, err)
+	}
+	return nil
+}
+
+var (
+	errCallOver = toolmesh.Errorf(toolmesh.CodeCancelled, "the call that this code belongs to is over").
+			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
+	errNoNested = toolmesh.Errorf(toolmesh.CodeUnavailable, "tools cannot call others here: they run outside of a mesh").
+			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
+	errTooManyNested = toolmesh.Errorf(toolmesh.CodeBusy, "the tool has %d calls open at once: wait for some of them", maxNested).
+				WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo).WithDetail("limit", "nested")
+)
+
+// begin starts a nested call; end waits for it.
+func (j *job) begin(n *nestedCall, about nestedAbout, args json.RawMessage, stream bool) error {
+	s := &j.nesting
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.over:
+		return errCallOver
+	case j.Nested == nil:
+		return errNoNested
+	case len(s.open) >= maxNested:
+		return errTooManyNested
+	}
+	ctx := s.ctx
+	if about.TimeoutMS > 0 {
+		ctx, n.cancel = context.WithTimeout(ctx, time.Duration(about.TimeoutMS)*time.Millisecond)
+	} else {
+		ctx, n.cancel = context.WithCancel(ctx)
+	}
+	if s.open == nil {
+		s.open = map[uint64]*nestedCall{}
+	}
+	s.open[n.id] = n
+	n.w.nestMu.Lock()
+	if n.w.nests == nil {
+		n.w.nests = map[uint64]*nestedCall{}
+	}
+	n.w.nests[n.id] = n
+	n.w.nestMu.Unlock()
+	n.w.pool.update(func(s *state) { s.opened(j, 1) })
+	s.wg.Go(func() {
+		if stream {
+			n.stream(ctx, about.Tool, args)
+		} else {
+			n.unary(ctx, about.Tool, args)
+		}
+	})
+	return nil
+}
+
+// endNested stops the calls that the call's tool has left open, and waits until
+// they have ended.
+func (j *job) endNested() {
+	s := &j.nesting
+	s.mu.Lock()
+	s.over = true
+	for _, n := range s.open {
+		n.cancel()
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+}
+
+func (n *nestedCall) unary(ctx context.Context, tool string, args json.RawMessage) {
+	result, err := n.j.Nested.Call(ctx, tool, args)
+	n.finish(err)
+	if err != nil {
+		n.w.nestedFailed(n.id, err)
+		return
+	}
+	n.w.send(frame.Header{Type: frame.NestedResult, ID: n.id}, result, nil)
+}
+
+func (n *nestedCall) stream(ctx context.Context, tool string, args json.RawMessage) {
+	var failed error
+	for data, err := range n.j.Nested.Stream(ctx, tool, args) {
+		if err == nil {
+			err = n.spend(ctx, len(data)+itemCost)
+		}
+		if err != nil {
+			failed = err
+			break
+		}
+		n.w.send(frame.Header{Type: frame.NestedItem, ID: n.id}, data, nil)
+	}
+	n.finish(failed)
+	if failed != nil {
+		n.w.nestedFailed(n.id, failed)
+		return
+	}
+	n.w.send(frame.Header{Type: frame.NestedEnd, ID: n.id}, nil, nil)
+}
+
+// finish takes a nested call that has ended off the lists. Its end is yet to be
+// sent.
+func (n *nestedCall) finish(err error) {
+	s := &n.j.nesting
+	if err != nil && s.ctx.Err() != nil {
+		// The call above is to stop, and its tool should not see this as a failure
+		// that it may go on after: so the order to stop goes first.
+		n.w.pool.interrupt(n.j)
+	}
+	n.cancel()
+	s.mu.Lock()
+	delete(s.open, n.id)
+	s.mu.Unlock()
+	n.w.nestMu.Lock()
+	delete(n.w.nests, n.id)
+	n.w.nestMu.Unlock()
+	n.w.pool.update(func(s *state) { s.opened(n.j, -1) })
+}
+
+// spend takes size off the credit, once there is any.
+func (n *nestedCall) spend(ctx context.Context, size int) error {
+	for {
+		n.mu.Lock()
+		if n.credit > 0 {
+			n.credit -= size
+			n.mu.Unlock()
+			return nil
+		}
+		n.mu.Unlock()
+		select {
+		case <-n.more:
+		case <-ctx.Done():
+			return failure.Ended(ctx, toolmesh.StartedYes)
+		}
+	}
+}
+
+func (n *nestedCall) add(size int) {
+	n.mu.Lock()
+	n.credit += size
+	n.mu.Unlock()
+	select {
+	case n.more <- struct{}{}:
+	default:
+	}
+}
+
+// nestedFailed ends a nested call with an error.
+func (w *worker) nestedFailed(id uint64, err error) {
+	body, bad := json.Marshal(toolmesh.AsError(err))
+	if bad != nil { // details that are not JSON
+		e := *toolmesh.AsError(err)
+		e.Details = nil
+		body, _ = json.Marshal(&e)
+	}
+	w.send(frame.Header{Type: frame.NestedError, ID: id}, body, nil)
+}

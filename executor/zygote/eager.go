@@ -1,0 +1,119 @@
+package zygote
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// eagerFor is how long an answer is looked for before the goroutine sleeps.
+	// To be woken costs about as much.
+	eagerFor = 40 * time.Microsecond
+	// After so many looks in a row that found nothing, only each eagerAgain'th read looks.
+	eagerTries = 4
+	eagerAgain = 64
+)
+
+// eager reads from a worker whose answer is expected within microseconds: it
+// looks for it for a moment before it goes to sleep, as a mutex does. Its owner
+// asks for that while a processor would be idle otherwise; where it finds
+// nothing, because calls are long, it is not done. Not for concurrent use.
+type eager struct {
+	file   *os.File
+	raw    syscall.RawConn
+	eager  bool // look; the owner sets it between reads
+	failed int  // looks that found nothing, in a row
+	passed int  // reads since the last look
+
+	into   []byte
+	n      int
+	err    error
+	looked bool
+	try    func(fd uintptr) bool // e.attempt, made once
+}
+
+func newEager(file *os.File) (*eager, error) {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	e := &eager{file: file, raw: raw}
+	e.try = e.attempt
+	return e, nil
+}
+
+// Read implements [io.Reader].
+func (e *eager) Read(b []byte) (int, error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	e.into, e.n, e.err, e.looked = b, 0, nil, false
+	err := e.raw.Read(e.try)
+	e.into = nil
+	switch {
+	case err != nil:
+		return 0, err // the deadline, or the file is closed
+	case e.err != nil:
+		return 0, fmt.Errorf("read from the worker: %w", e.err)
+	case e.n == 0:
+		return 0, io.EOF
+	}
+	return e.n, nil
+}
+
+// attempt reports whether there is an outcome; else it is called again once
+// there is something to read.
+func (e *eager) attempt(fd uintptr) bool {
+	if e.once(fd) {
+		return true
+	}
+	if e.looked || !e.look() {
+		return false
+	}
+	e.looked = true
+	began, found := time.Now(), false
+	for !found && time.Since(began) < eagerFor {
+		found = e.once(fd)
+	}
+	if found && time.Since(began) < eagerFor {
+		e.failed = 0
+	} else { // what came later came while the worker, which we kept from it, had our processor
+		e.failed++
+	}
+	return found
+}
+
+// look decides whether to look again for a moment.
+func (e *eager) look() bool {
+	if !e.eager {
+		return false
+	}
+	e.passed++
+	if e.failed < eagerTries || e.passed >= eagerAgain {
+		e.passed = 0
+		return true
+	}
+	return false
+}
+
+func (e *eager) once(fd uintptr) bool {
+	for {
+		n, err := unix.Read(int(fd), e.into) //nolint:gosec // descriptors are small
+		switch {
+		case err == unix.EINTR: //nolint:errorlint // a plain errno
+			continue
+		case err == unix.EAGAIN: //nolint:errorlint // likewise
+			return false
+		case err != nil:
+			e.err = err
+		default:
+			e.n = n
+		}
+		return true
+	}
+}

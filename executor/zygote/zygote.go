@@ -1,0 +1,429 @@
+package zygote
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolmesh/toolmesh/executor/frame"
+	"github.com/toolmesh/toolmesh/executor/output"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// setup is the first message to a zygote.
+type setup struct {
+	Root    string            `json:"root"`
+	Cwd     string            `json:"cwd"`
+	Paths   []string          `json:"paths"`
+	Tools   []string          `json:"tools"`
+	Exclude map[string]string `json:"exclude"`
+	Secrets []string          `json:"secrets"` // variables whose values no text may show
+	// Sandbox is to be in effect before any code of the index runs.
+	Sandbox tool.Sandbox `json:"sandbox"`
+	// Folder is the one that strict and offline may write; empty for the others.
+	Folder string `json:"folder"`
+	// Adopt is for a copy of a base; nil for an interpreter that was started for it.
+	Adopt *adoption `json:"adopt,omitempty"`
+}
+
+// forkRequest is the body of a FORK and a BECOME, the same for all workers of a
+// pool: the zygote knows it again.
+type forkRequest struct {
+	Kind      string         `json:"kind"`      // sync or async
+	Limit     int            `json:"limit"`     // bytes of a result or an item
+	Isolation tool.Isolation `json:"isolation"` // of the worker's calls
+	Limits    numbers        `json:"limits"`    // of one call
+}
+
+// description is a zygote's answer to it. The place in Tools is a tool's slot.
+type description struct {
+	Tools       []Tool        `json:"tools"`
+	Unavailable []Unavailable `json:"unavailable"`
+	Python      string        `json:"python"`
+	ForkUnsafe  string        `json:"fork_unsafe"`
+	// Notes are what the sandbox level does without here, for people.
+	Notes []string `json:"notes"`
+}
+
+// importFailure is returned by startZygote when a module hangs or ends the
+// process: it is to be left out.
+type importFailure struct {
+	module string
+	reason string
+}
+
+func (e *importFailure) Error() string { return e.reason }
+
+// startFailure is returned by startZygote when the process ended before it
+// imported anything of the index.
+type startFailure struct {
+	words  string
+	status int
+	unfit  bool // it was a copy, and cannot be what an interpreter of its own would be
+}
+
+func (e *startFailure) Error() string {
+	if e.unfit {
+		return e.words
+	}
+	return fmt.Sprintf("the interpreter ended before it imported anything (exit status %d): %s", e.status, e.words)
+}
+
+// exitUnfit is adopting.py's UNFIT.
+const exitUnfit = 72
+
+// zygote is one running zygote process and the channel to it.
+type zygote struct {
+	log     *slog.Logger
+	proc    *sandbox.Process
+	conn    *net.UnixConn
+	about   description
+	words   *output.Tail
+	maximum uint32
+
+	folder string // see setup; removed with the zygote
+
+	solo bool // it is itself the one worker
+
+	forking sync.Mutex // one FORK under way: its descriptors must not mix with the next one's
+
+	mu      sync.Mutex
+	forked  chan forkedMessage
+	workers map[uint64]*Process
+
+	wg sync.WaitGroup
+}
+
+// forkedMessage is a zygote's answer to a FORK or a BECOME.
+type forkedMessage struct {
+	pid    int
+	fd     int    // its pidfd, -1 without
+	failed string // why there is no worker
+}
+
+// startZygote sets the process up and waits until it has described its tools.
+// timeout bounds each single import.
+func startZygote(ctx context.Context, log *slog.Logger, proc *sandbox.Process, s setup,
+	redact *output.Redactor, timeout time.Duration, maximum uint32,
+) (_ *zygote, err error) {
+	z := &zygote{
+		log: log, proc: proc, conn: proc.Control, maximum: maximum, folder: s.Folder,
+		forked: make(chan forkedMessage, 1), workers: map[uint64]*Process{}, words: output.NewTail(redact),
+	}
+	z.wg.Go(func() { z.drain(proc.Stdout, output.StreamStdout) })
+	z.wg.Go(func() { z.drain(proc.Stderr, output.StreamStderr) })
+	described := make(chan description, 1)
+	importing := make(chan string, 1)
+	refused := make(chan error, 1)
+	ended := make(chan struct{})
+	z.wg.Go(func() {
+		defer close(ended)
+		z.read(refused, importing, described)
+	})
+	z.wg.Go(func() {
+		<-proc.Done()
+		// What it had to say is read first. Where there is no namespace the root
+		// may have died alone: closing the channel ends the zygote then.
+		_ = z.conn.SetReadDeadline(time.Now().Add(time.Second))
+		<-ended
+		_ = z.conn.Close()
+		z.lostAll()
+	})
+	defer func() {
+		if err != nil {
+			z.kill()
+		}
+	}()
+	body, err := json.Marshal(s)
+	if err != nil {
+		return nil, fmt.Errorf("setup: %w", err)
+	}
+	if _, err := z.conn.Write(frame.Append(nil, frame.Header{Type: frame.Setup}, body)); err != nil {
+		return nil, fmt.Errorf("setup: %w", err)
+	}
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	module := ""
+	for {
+		select {
+		case z.about = <-described:
+			if len(z.about.Notes) > 0 {
+				log.Info("the sandbox does without something", slog.String("sandbox", string(s.Sandbox)),
+					slog.Any("notes", z.about.Notes))
+			}
+			return z, nil
+		case err := <-refused:
+			return nil, err
+		case module = <-importing:
+			timer.Reset(timeout)
+		case <-proc.Done():
+			z.wg.Wait() // the last words have arrived
+			select {
+			case z.about = <-described:
+			default:
+			}
+			select {
+			case module = <-importing:
+			default:
+			}
+			words := z.words.String()
+			if module == "" {
+				return nil, &startFailure{words: words, status: proc.ExitCode(), unfit: proc.ExitCode() == exitUnfit}
+			}
+			return nil, &importFailure{module, fmt.Sprintf("the import of %s ended the process (%s)%s",
+				module, sandbox.ExitOf(proc.ExitCode()), lastWords(words))}
+		case <-timer.C:
+			if module == "" {
+				return nil, fmt.Errorf("the interpreter did not start within %v", timeout)
+			}
+			return nil, &importFailure{module, fmt.Sprintf("the import of %s did not end within %v", module, timeout)}
+		case <-ctx.Done():
+			return nil, fmt.Errorf("start the index: %w", ctx.Err())
+		}
+	}
+}
+
+func lastWords(text string) string {
+	if text == "" {
+		return ""
+	}
+	return ": " + text
+}
+
+// drain takes what the index prints at import: into the log, never into a call.
+func (z *zygote) drain(file *os.File, stream output.Stream) {
+	output.Drain(file, z.words, func(text string) {
+		z.log.Debug("output at import", slog.String("stream", string(stream)), slog.String("text", text))
+	})
+}
+
+// read takes the zygote's messages until it ends, or until its first says that it is of another version.
+func (z *zygote) read(refused chan<- error, importing chan string, described chan description) {
+	control := &controlReader{conn: z.conn}
+	reader := frame.NewReader(control, z.maximum)
+	defer control.close()
+	for greeted := false; ; greeted = true {
+		h, body, err := reader.Next()
+		if err != nil {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, syscall.ECONNRESET) &&
+				!errors.Is(err, os.ErrDeadlineExceeded) {
+				z.log.Warn("the channel to the zygote broke", slog.Any("error", err))
+				_ = z.conn.Close()
+			}
+			return
+		}
+		if !greeted {
+			if err := frame.Greeted(h, body); err != nil {
+				refused <- err
+				return
+			}
+			continue
+		}
+		switch h.Type { //nolint:exhaustive // the rest never comes from a zygote
+		case frame.Importing:
+			var m struct {
+				Module string `json:"module"`
+			}
+			_ = json.Unmarshal(body, &m)
+			select {
+			case <-importing:
+			default:
+			}
+			importing <- m.Module
+		case frame.Described:
+			var d description
+			if err := json.Unmarshal(body, &d); err != nil {
+				z.log.Error("the zygote's description cannot be read", slog.Any("error", err))
+				_ = z.conn.Close()
+				return
+			}
+			WithoutNulls(d.Tools)
+			described <- d
+		case frame.Forked:
+			m := forkedMessage{fd: -1}
+			if h.Flags&frame.FlagHandle != 0 {
+				m.fd = control.take()
+			}
+			switch numbers := numbersIn(body); {
+			case h.Flags&frame.FlagFailed != 0:
+				m.failed = string(body)
+			case len(numbers) == 1:
+				m.pid = numbers[0]
+			default:
+				m.failed = "its answer has no process id"
+			}
+			z.forked <- m
+		case frame.Exited:
+			e := sandbox.Exit{Lost: true}
+			if numbers := numbersIn(body); len(numbers) == 2 {
+				e = sandbox.Exit{Code: numbers[0], Signal: numbers[1]}
+			}
+			z.mu.Lock()
+			w := z.workers[h.ID]
+			delete(z.workers, h.ID)
+			z.mu.Unlock()
+			if w != nil {
+				w.exited(e)
+			}
+		default:
+			z.log.Error("unknown message from the zygote", slog.Int("type", int(h.Type)))
+			_ = z.conn.Close()
+			return
+		}
+	}
+}
+
+// numbersIn reads a body of i32.
+func numbersIn(body []byte) []int {
+	var numbers []int
+	for ; len(body) >= 4; body = body[4:] {
+		numbers = append(numbers, int(int32(binary.LittleEndian.Uint32(body)))) //nolint:gosec // it was one
+	}
+	return numbers
+}
+
+var errNoFork = errors.New("cannot fork a worker")
+
+// fork makes the zygote fork p, or become it. files go to the child in order.
+func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.File) (*sandbox.Handle, error) {
+	z.forking.Lock()
+	defer z.forking.Unlock()
+	body, err := json.Marshal(request)
+	if err != nil {
+		return nil, err
+	}
+	fds := make([]int, len(files))
+	for i, f := range files {
+		if fds[i], err = sandbox.Fd(f); err != nil {
+			return nil, err
+		}
+	}
+	message := frame.Fork
+	if become {
+		message = frame.Become
+	}
+	z.mu.Lock()
+	z.workers[p.id] = p
+	z.solo = become
+	z.mu.Unlock()
+	data := frame.Append(nil, frame.Header{Type: message, ID: p.id}, body)
+	if _, _, err := z.conn.WriteMsgUnix(data, unix.UnixRights(fds...), nil); err != nil {
+		z.forget(p)
+		return nil, fmt.Errorf("%w: %w", errNoFork, err)
+	}
+	timer := time.NewTimer(30 * time.Second)
+	defer timer.Stop()
+	select {
+	case m := <-z.forked:
+		if m.failed != "" {
+			z.forget(p)
+			return nil, fmt.Errorf("%w: %s", errNoFork, m.failed)
+		}
+		if m.fd < 0 && z.proc.Level != sandbox.LevelReaper {
+			return nil, fmt.Errorf("%w: this kernel has no pidfd", errNoFork)
+		}
+		return sandbox.NewHandle(m.fd, m.pid), nil
+	case <-z.proc.Done():
+	case <-timer.C:
+		_ = z.conn.Close() // it does not answer: it is of no more use
+	}
+	z.forget(p)
+	return nil, fmt.Errorf("%w: the zygote is gone%s", errNoFork, lastWords(z.words.String()))
+}
+
+func (z *zygote) forget(p *Process) {
+	z.mu.Lock()
+	delete(z.workers, p.id)
+	z.mu.Unlock()
+}
+
+// lostAll ends the workers whose end the zygote can no longer report.
+func (z *zygote) lostAll() {
+	z.mu.Lock()
+	workers := make([]*Process, 0, len(z.workers))
+	for _, w := range z.workers {
+		workers = append(workers, w)
+	}
+	clear(z.workers)
+	solo := z.solo
+	z.mu.Unlock()
+	for _, w := range workers {
+		if solo {
+			w.exited(sandbox.ExitOf(z.proc.ExitCode()))
+		} else {
+			w.exited(sandbox.Exit{Lost: true})
+		}
+	}
+}
+
+// gone reports whether the process has ended.
+func (z *zygote) gone() bool {
+	select {
+	case <-z.proc.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// kill ends the zygote and all its workers, and waits for them.
+func (z *zygote) kill() {
+	z.proc.Kill()
+	z.wg.Wait()
+	if z.folder != "" {
+		_ = os.RemoveAll(z.folder)
+	}
+}
+
+// controlReader reads the byte stream of a control socket and keeps the
+// descriptors that come along.
+type controlReader struct {
+	conn *net.UnixConn
+	oob  [256]byte
+	fds  []int
+}
+
+func (r *controlReader) Read(b []byte) (int, error) {
+	n, oobn, _, _, err := r.conn.ReadMsgUnix(b, r.oob[:])
+	if oobn > 0 {
+		messages, parseErr := unix.ParseSocketControlMessage(r.oob[:oobn])
+		if parseErr == nil {
+			for i := range messages {
+				if fds, rightsErr := unix.ParseUnixRights(&messages[i]); rightsErr == nil {
+					r.fds = append(r.fds, fds...)
+				}
+			}
+		}
+	}
+	if err == nil && n == 0 && len(b) > 0 {
+		err = io.EOF
+	}
+	return n, err
+}
+
+func (r *controlReader) take() int {
+	if len(r.fds) == 0 {
+		return -1
+	}
+	fd := r.fds[0]
+	r.fds = r.fds[1:]
+	return fd
+}
+
+func (r *controlReader) close() {
+	for _, fd := range r.fds {
+		_ = unix.Close(fd)
+	}
+}

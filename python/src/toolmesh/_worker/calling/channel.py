@@ -1,0 +1,514 @@
+"""The calls that a tool makes itself: its worker's side of them.
+
+A nested call is a NESTED_CALL frame with an id of the worker's own; what comes
+back has that id. Who reads it depends on the worker. On an event loop the loop
+does. In a worker of plain functions nobody reads while a tool runs: whoever
+waits for an answer reads for all who wait, and hands the reading on when it has
+its own. A tool that makes no call pays for none of this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from _thread import allocate_lock, get_ident, start_new_thread
+from collections import deque
+from itertools import count
+
+from ..state import limits
+from ..wire.frames import (
+    CANCEL,
+    CREDIT,
+    HEADER,
+    NESTED_CALL,
+    NESTED_CANCEL,
+    NESTED_CREDIT,
+    NESTED_END,
+    NESTED_ERROR,
+    NESTED_ITEM,
+    NESTED_RESULT,
+    PING,
+    PONG,
+    STREAM,
+    write_all,
+)
+from . import threads
+from .errors import MeshError, failure
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncGenerator, Callable, Generator
+    from typing import NoReturn, Protocol
+
+    from ..wire.frames import JSON, Frame, Reader
+    from .guard import Guard
+    from .output import Outlet
+
+    class Runner(Protocol):
+        """What a worker of plain functions tells of itself."""
+
+        call: int  # the one that runs; 0: none
+        served: bool  # a call has ended here
+
+_WINDOW = 1 << 18  # bytes of a nested stream that may be on their way; the agent begins with it
+ITEM = 64  # what an item counts beyond its bytes, there too
+_text = json.JSONEncoder().encode  # bound now: a tool may replace what json has
+
+current: Channel | None = None
+"""The channel of this process; None where no call can be made."""
+
+
+def refuse(code: str, message: str, tool: str) -> NoReturn:
+    """Raises what a nested call raises that is not made."""
+    raise MeshError(code, message, tool=tool, started=False, origin="caller")
+
+
+class Waiter:
+    """One who waits for frames, on a thread of its own."""
+
+    __slots__ = ("id", "events", "used", "_lock")
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+        self.used = 0  # bytes of a stream that were taken since the last credit
+        self.events: deque[tuple[int, bytes]] = deque()
+        self._lock = allocate_lock()
+        self._lock.acquire()
+
+    def give(self, kind: int, body: bytes) -> None:
+        """Hands over a frame."""
+        self.events.append((kind, body))
+        self.alert()
+
+    def alert(self) -> None:
+        """Ends a sleep, or the next one if none goes on."""
+        try:
+            self._lock.release()
+        except RuntimeError:
+            pass  # alerted already
+
+    def sleep(self) -> None:
+        """Returns after an alert, perhaps without a reason."""
+        self._lock.acquire()
+
+
+class Awaiting(Waiter):
+    """One who waits for frames on an event loop."""
+
+    __slots__ = ("_loop", "_thread", "_future")
+
+    def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(number)
+        self._loop = loop
+        self._thread = get_ident()
+        self._future: asyncio.Future[None] | None = None
+
+    def alert(self) -> None:
+        if get_ident() == self._thread:
+            self._wake()
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:
+            pass  # its loop is closed: nobody waits any more
+
+    def _wake(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    async def event(self) -> tuple[int, bytes]:
+        """The next frame."""
+        while not self.events:
+            self._future = self._loop.create_future()
+            await self._future
+        return self.events.popleft()
+
+
+class Channel:
+    """What the two workers have in common. Its calls may be made by any thread.
+
+    Arguments and results are JSON bytes; a failure is a MeshError.
+    """
+
+    def __init__(self, outlet: Outlet) -> None:
+        self._outlet = outlet
+        self._waiters: dict[int, Waiter] = {}
+        self._ids = count(1)
+        self._unsent: list[bytes] = []
+        self._main = get_ident()
+
+    def _call(self) -> int:
+        """The call on whose behalf the caller's code runs; 0 when that is not known."""
+        call = threads.owner()
+        if call:
+            return call
+        # A thread of unknown origin: of the call that runs, if it can be of no other.
+        return self._only()
+
+    def _only(self) -> int:
+        """The call that runs, if this worker has had no other; else 0."""
+        raise NotImplementedError
+
+    def _runs(self, call: int) -> bool:
+        raise NotImplementedError
+
+    def progress(self, fields: dict[str, JSON]) -> None:
+        """Passes on how far the running call is."""
+        self._outlet.progress(fields)
+
+    def dispatch(self, kind: int, number: int, body: bytes) -> None:
+        """Takes a frame about a nested call; one that nobody waits for is dropped."""
+        waiter = self._waiters.get(number)
+        if waiter is None:
+            return
+        if kind != NESTED_ITEM:
+            del self._waiters[number]
+        waiter.give(kind, body)
+
+    def _open(self, waiter: Waiter, tool: str, args: bytes, timeout: float | None, flags: int) -> None:
+        """Sends a nested call, or refuses it."""
+        if len(args) > limits.message:
+            size = len(args)
+            refuse("payload_too_large", f"the arguments are {size} bytes of JSON, more than {limits.message}", tool)
+        call = self._call()
+        about: dict[str, JSON] = {"call": call, "tool": tool}
+        if timeout is not None:
+            about["timeout_ms"] = int(min(-(-timeout * 1000 // 1), 1e12))
+        head = _text(about).encode()
+        size = 4 + len(head) + len(args)
+        frame = HEADER.pack(size, NESTED_CALL, flags, 0, waiter.id) + len(head).to_bytes(4, "little") + head + args
+        outlet = self._outlet
+        self._waiters[waiter.id] = waiter
+        with outlet.lock:
+            # Decided while nobody can write a call's end: no nested call follows it.
+            forked, over = outlet.fd < 0, not call or not self._runs(call)
+            if not forked and not over:
+                while self._unsent:
+                    write_all(outlet.fd, self._unsent.pop())
+                write_all(outlet.fd, outlet.released() + frame)  # what is held back would wait for us
+                return
+        del self._waiters[waiter.id]
+        if forked:
+            refuse("invalid_request", "a process that a tool forked cannot call other tools: the tool can", tool)
+        if call:
+            refuse("invalid_request", "the call that this code belongs to is over: it can call no other tools", tool)
+        refuse("invalid_request", "it is not known which call this code belongs to: tools call tools, modules that "
+                "are imported do not; threads are started inside the call, by threading.Thread, a ThreadPoolExecutor "
+                "or asyncio.to_thread", tool)
+
+    def _cancel(self, waiter: Waiter) -> None:
+        """Says that nobody waits for an answer, if none has come. A generator may
+        be closed by the garbage collector, in the midst of anything: so this
+        does not wait long for the pipe."""
+        if self._waiters.pop(waiter.id, None) is None:
+            return
+        frame = HEADER.pack(0, NESTED_CANCEL, 0, 0, waiter.id)
+        lock = self._outlet.lock
+        if not lock.acquire(True, 0.1):
+            self._unsent.append(frame)
+            return
+        try:
+            if self._outlet.fd >= 0:
+                write_all(self._outlet.fd, frame)
+        finally:
+            lock.release()
+
+    def _credit(self, waiter: Waiter) -> None:
+        """Makes room for more items once half of the window is used up."""
+        if waiter.used >= _WINDOW // 2:
+            self._grant(waiter.id, waiter.used)
+            waiter.used = 0
+
+    def _grant(self, call: int, size: int) -> None:
+        self._outlet.send(HEADER.pack(4, NESTED_CREDIT, 0, 0, call) + size.to_bytes(4, "little"))
+
+    def call(self, tool: str, args: bytes, timeout: float | None) -> bytes:
+        """Calls a tool and waits for its result."""
+        raise NotImplementedError
+
+    def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
+        """Calls a tool and yields its items; closing it cancels the call."""
+        raise NotImplementedError
+
+    def _begin(self, waiter: Awaiting, tool: str, args: bytes, timeout: float | None, flags: int) -> None:
+        self._open(waiter, tool, args, timeout, flags)
+
+    async def acall(self, tool: str, args: bytes, timeout: float | None) -> bytes:
+        """As call, on an event loop."""
+        import asyncio
+
+        waiter = Awaiting(next(self._ids), asyncio.get_running_loop())
+        try:
+            self._begin(waiter, tool, args, timeout, 0)
+            kind, body = await waiter.event()
+        finally:
+            self._cancel(waiter)
+        if kind == NESTED_ERROR:
+            raise failure(body, tool)
+        return body
+
+    async def astream(self, tool: str, args: bytes, timeout: float | None) -> AsyncGenerator[bytes, None]:
+        """As stream, on an event loop."""
+        import asyncio
+
+        waiter = Awaiting(next(self._ids), asyncio.get_running_loop())
+        try:
+            self._begin(waiter, tool, args, timeout, STREAM)
+            while True:
+                kind, body = await waiter.event()
+                if kind == NESTED_END:
+                    return
+                if kind == NESTED_ERROR:
+                    raise failure(body, tool)
+                yield body
+                waiter.used += len(body) + ITEM
+                self._credit(waiter)
+        finally:
+            self._cancel(waiter)
+
+
+class PlainChannel(Channel):
+    """Of a worker of plain functions: those who wait take turns at reading.
+
+    The main thread is not to be interrupted while it waits. A cancellation
+    comes as a frame then; whoever reads it alerts the main thread.
+    """
+
+    def __init__(self, worker: Runner, outlet: Outlet, reader: Reader, guard: Guard) -> None:
+        super().__init__(outlet)
+        self._worker = worker
+        self._reader = reader
+        self._guard = guard
+        self._turn = allocate_lock()  # held by who reads
+        self._blocked: dict[Waiter, None] = {}  # who waits, or is about to
+        self._idle = Waiter(0)  # the main thread's, for what is no answer
+        self._resting: Waiter | None = None  # what the main thread waits with
+        self._inbox: deque[Frame] = deque()
+        self._cancelled = 0  # the call that is to stop
+        self.used = False  # somebody may be reading, or may have left something
+        self.credit = 0  # bytes that the running call's stream may send on top
+        self._starting = allocate_lock()
+        self._awaited: set[int] = set()  # nested calls of event loops that have no end yet
+        self._pump: Waiter | None = None
+
+    def _call(self) -> int:
+        call = threads.owner()
+        if not call and get_ident() == self._main:
+            return self._worker.call  # in a context of the tool's own making
+        return call or self._only()
+
+    def _only(self) -> int:
+        return 0 if self._worker.served else self._worker.call
+
+    def _runs(self, call: int) -> bool:
+        return self._worker.call == call
+
+    # The main thread, which may be cancelled.
+
+    def _disarm(self) -> int:
+        if get_ident() != self._main:
+            return 0
+        armed, self._guard.armed = self._guard.armed, 0
+        return armed
+
+    def _rearm(self, armed: int) -> None:
+        if armed:
+            self._guard.rearm(armed)
+
+    def _stopped(self) -> bool:
+        return self._cancelled != 0 and self._cancelled == self._worker.call and get_ident() == self._main
+
+    # Taking turns.
+
+    def _enter(self, waiter: Waiter) -> None:
+        """Before anything else of a wait: the main loop looks for those who wait
+        after it has noted its call's end, and we look for that after this."""
+        self._blocked[waiter] = None
+        self.used = True
+
+    def _leave(self, waiter: Waiter) -> None:
+        self._blocked.pop(waiter, None)
+        if self._blocked and not self._turn.locked():
+            for other in list(self._blocked)[:1]:
+                other.alert()  # it is to read now
+
+    def _wait(self, waiter: Waiter, done: Callable[[], object]) -> None:
+        main = get_ident() == self._main
+        if main:
+            self._resting = waiter
+        try:
+            while not done():
+                if self._turn.acquire(False):
+                    try:
+                        while not done():
+                            if not self._reader.take(self._give):
+                                os._exit(0)  # the agent is gone
+                    finally:
+                        self._turn.release()
+                else:
+                    waiter.sleep()
+        finally:
+            if main:
+                self._resting = None
+
+    def _give(self, frame: Frame) -> None:
+        """Hands a frame to who waits for it. Called by who reads."""
+        kind, _, _, about, body = frame
+        if NESTED_RESULT <= kind <= NESTED_END:
+            self.dispatch(kind, about, body)
+            if kind != NESTED_ITEM and about in self._awaited:
+                self._awaited.discard(about)
+                pump = self._pump
+                if pump is not None and not self._awaited:
+                    pump.alert()
+            return
+        if kind == PING:
+            self._outlet.send(HEADER.pack(0, PONG, 0, 0, about))
+            return
+        if kind == CREDIT:
+            if about == self._worker.call:
+                self.credit += int.from_bytes(body, "little")
+        elif kind == CANCEL:
+            self._cancelled = about
+        else:
+            self._inbox.append(frame)
+        resting = self._resting
+        if resting is not None:
+            resting.alert()
+
+    def next(self) -> Frame | None:
+        """What Reader.next is while nobody else reads: the main loop's next frame."""
+        if self._inbox:
+            return self._inbox.popleft()
+        self._enter(self._idle)
+        if len(self._blocked) == 1:
+            self._leave(self._idle)
+            if self._inbox:
+                return self._inbox.popleft()
+            self._reader.settle()
+            self.used = False
+            return self._reader.next()
+        try:
+            self._wait(self._idle, lambda: self._inbox)
+        finally:
+            self._leave(self._idle)
+        return self._inbox.popleft()
+
+    def more(self) -> int:
+        """Waits for credit; raises Cancelled. The main thread's, while disarmed."""
+        self._enter(self._idle)
+        try:
+            self._wait(self._idle, lambda: self.credit > 0 or self._stopped())
+        finally:
+            self._leave(self._idle)
+        if self._stopped():
+            self._guard.cancel(self._cancelled)
+        size, self.credit = self.credit, 0
+        return size
+
+    # Calls.
+
+    def _event(self, waiter: Waiter) -> tuple[int, bytes]:
+        """The next frame; the caller has entered and is disarmed."""
+        self._wait(waiter, lambda: waiter.events or self._stopped())
+        if not waiter.events:
+            self._guard.cancel(self._cancelled)
+        return waiter.events.popleft()
+
+    def call(self, tool: str, args: bytes, timeout: float | None) -> bytes:
+        waiter = Waiter(next(self._ids))
+        armed = self._disarm()
+        try:
+            self._enter(waiter)
+            try:
+                self._open(waiter, tool, args, timeout, 0)
+                kind, body = self._event(waiter)
+            finally:
+                self._leave(waiter)
+                self._cancel(waiter)
+        finally:
+            self._rearm(armed)
+        if kind == NESTED_ERROR:
+            raise failure(body, tool)
+        return body
+
+    def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
+        waiter = Waiter(next(self._ids))
+        opened = False
+        try:
+            while True:
+                armed = self._disarm()
+                try:
+                    self._enter(waiter)
+                    try:
+                        if not opened:
+                            self._open(waiter, tool, args, timeout, STREAM)
+                            opened = True
+                        else:
+                            self._credit(waiter)
+                        kind, body = self._event(waiter)
+                    finally:
+                        self._leave(waiter)
+                finally:
+                    self._rearm(armed)
+                if kind == NESTED_END:
+                    return
+                if kind == NESTED_ERROR:
+                    raise failure(body, tool)
+                waiter.used += len(body) + ITEM
+                yield body
+        finally:
+            armed = self._disarm()
+            try:
+                self._cancel(waiter)
+            finally:
+                self._rearm(armed)
+
+    def _begin(self, waiter: Awaiting, tool: str, args: bytes, timeout: float | None, flags: int) -> None:
+        """For a loop that a plain function runs: one thread reads for all that it
+        awaits, until the last of them has its end."""
+        armed = self._disarm()
+        try:
+            with self._starting:
+                pump = self._pump
+                if pump is None:
+                    pump = Waiter(0)
+                    self._enter(pump)
+                self._awaited.add(waiter.id)
+                try:
+                    self._open(waiter, tool, args, timeout, flags)
+                    if self._pump is None:
+                        start_new_thread(self._run_pump, (pump,))
+                        self._pump = pump
+                except BaseException:
+                    self._awaited.discard(waiter.id)
+                    if self._pump is None:
+                        self._leave(pump)
+                    raise
+        finally:
+            self._rearm(armed)
+
+    def _run_pump(self, waiter: Waiter) -> None:
+        threads.deaf()
+        while True:
+            self._wait(waiter, lambda: not self._awaited)
+            with self._starting:
+                if not self._awaited:
+                    self._pump = None
+                    self._leave(waiter)
+                    return
+
+    def _cancel(self, waiter: Waiter) -> None:
+        armed = self._disarm()
+        try:
+            super()._cancel(waiter)
+        finally:
+            self._rearm(armed)
+
+    def _grant(self, call: int, size: int) -> None:
+        armed = self._disarm()
+        try:
+            super()._grant(call, size)
+        finally:
+            self._rearm(armed)

@@ -1,0 +1,110 @@
+"""How a call ends, in either kind of worker."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import termios
+
+from ..describing.values import Mismatch, NotSerializable
+from ..state import forking
+from ..wire.frames import ERROR, RAW
+from . import failures
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from ..describing.binding import Tool
+    from ..wire.frames import JSON
+    from .output import Outlet
+
+
+class TooLarge(Exception):
+    """A result or an item is larger than the agent takes."""
+
+    def __init__(self, size: int, what: str) -> None:
+        self.size = size
+        self.what = what
+
+
+def split_meta(body: bytes, tool: Tool) -> tuple[dict[str, JSON], bytes]:
+    """(meta, arguments) of a CALL body with the META flag."""
+    size = int.from_bytes(body[:4], "little")
+    return tool.decode(body[4 : 4 + size]), body[4 + size :]
+
+
+def forked_by_tool(outlet: Outlet, leave: Callable[[], int]) -> None:
+    """Keeps a process that a tool forks off the channel to the agent. leave notes
+    that it is one, and returns the descriptor that calls come by."""
+
+    def closed() -> None:
+        if forking.forks():
+            return
+        fds = leave(), outlet.fd
+        outlet.abandon()
+        for fd in fds:
+            try:
+                os.close(fd)
+            except OSError:
+                pass
+
+    os.register_at_fork(after_in_child=closed)
+
+
+def failed(
+    failure: BaseException, tool: Tool, limit: int, keyword: dict[str, Any], positional: Sequence[Any]
+) -> bytes:
+    """The body for what came out of a tool's function, or out of its result, other
+    than a cancellation."""
+    if isinstance(failure, NotSerializable):
+        return failures.unserializable(failure, tool.name)
+    if isinstance(failure, TooLarge):
+        return failures.too_large(failure.size, limit, failure.what)
+    if isinstance(failure, TypeError):
+        problems = refused(failure, tool, keyword, positional)
+        if problems:
+            return failures.invalid(problems)
+    return failures.raised(failure, tool.name)
+
+
+def not_json(failure: ValueError) -> bytes:
+    """The arguments are no JSON text."""
+    return failures.invalid(
+        [Mismatch("", "a JSON object", "something else", f"the arguments are not JSON: {failure}")]
+    )
+
+
+def too_deep() -> Mismatch:
+    """The arguments are nested deeper than Python converts."""
+    return Mismatch("", "less nesting", "deeper nesting", "the arguments are nested too deeply")
+
+
+def refused(
+    failure: BaseException, tool: Tool, keyword: dict[str, Any], positional: Sequence[Any]
+) -> list[Mismatch]:
+    """The mismatches when failure was raised by the call itself, not inside the tool."""
+    step = failure.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    if step is None or os.path.dirname(step.tb_frame.f_code.co_filename) != os.path.dirname(__file__):
+        return []
+    return [] if positional else tool.problems(keyword)
+
+
+def no_memory(kind: int, body: bytes) -> bool:
+    """Whether a call ended for want of memory: what it holds may be held for ever."""
+    return kind == ERROR and body.startswith(b'{"code": "worker_out_of_memory"')
+
+
+def raw_pending(
+    _zero: bytes = bytes(4),
+    ioctl: Callable[[int, int, bytes], bytes] = fcntl.ioctl,
+    request: int = termios.FIONREAD,
+) -> int:
+    """RAW when something written past sys.stdout still waits in the pipes of 1 and 2."""
+    try:
+        return RAW if ioctl(1, request, _zero) != _zero or ioctl(2, request, _zero) != _zero else 0
+    except OSError:
+        return 0  # the tool closed it

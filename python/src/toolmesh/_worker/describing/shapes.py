@@ -1,0 +1,474 @@
+"""Shapes of the values that JSON writes as a scalar: numbers, text, and what
+has a text of its own like dates; and closed sets of scalars. Below them, what
+the Builder of schema puts around the Shapes that it makes of these.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import copy
+import datetime
+import decimal
+import enum
+import ipaddress
+import json
+import math
+import re
+import uuid
+
+from . import digits, redaction
+from .values import Mismatch, NotSerializable, describe, encode
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any, TypeAlias
+
+    from ..wire.frames import JSON
+
+    Schema: TypeAlias = dict[str, JSON]
+    Fits: TypeAlias = Callable[[JSON], bool]
+    Load: TypeAlias = Callable[[JSON, str], Any]  # (value, JSON pointer of its place); raises Mismatch
+    Dump: TypeAlias = Callable[[Any, str], Any]  # (Python value, path of its place)
+
+
+_EXACT = 1 << 53  # below it each integer is a double of its own, and no other number's
+
+
+UNRESOLVED: Any = object()  # in an annotation's place: it names what does not exist
+
+
+class Unread:
+    """In the place of an annotation, of a part or a note of one: what stands
+    there is not known, and why. Reading source without running it leaves these."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def __call__(self) -> None:
+        """Never called: typing takes nothing for a type that cannot be."""
+
+
+# What becomes of a text, see Shape.texts.
+KEPT, MADE, LISTED = 1, 2, 4  # it is the str; something is made of it; it is one of a closed set
+_INSIDE = 3  # by so many bits, when that is so of the texts in it
+KEEPS, MAKES = KEPT | KEPT << _INSIDE, MADE | MADE << _INSIDE
+
+
+class Shape:
+    """One annotation: schema, load (None: the JSON value is the Python value),
+    fits (a cheap test used to pick the member of a union), dump (None: encode
+    as it is), expected (the words of messages), texts (what becomes of a text,
+    or of those inside: a union gives them to who keeps them)."""
+
+    __slots__ = ("schema", "load", "fits", "dump", "expected", "order", "texts")
+
+    def __init__(
+        self,
+        schema: Schema,
+        expected: str,
+        fits: Fits | None = None,
+        load: Load | None = None,
+        dump: Dump | None = None,
+        order: int = 5,
+        texts: int = 0,
+    ) -> None:
+        self.schema = schema
+        self.expected = expected
+        self.fits: Fits = fits or (lambda value: True)
+        self.load = load
+        self.dump = dump
+        self.order = order
+        self.texts = texts
+
+    def but(self, **changes: Any) -> Shape:
+        """A copy, with changes."""
+        made = copy.copy(self)
+        for name, value in changes.items():
+            setattr(made, name, value)
+        return made
+
+
+def inside(*shapes: Shape) -> int:
+    """The texts of what holds values of these Shapes."""
+    found = 0
+    for shape in shapes:
+        found |= (KEPT << _INSIDE if shape.texts & KEEPS else 0) | (MADE << _INSIDE if shape.texts & MAKES else 0)
+    return found
+
+
+def _is_int(value: JSON) -> bool:
+    kind = type(value)
+    return kind is int or kind is float and value.is_integer()
+
+
+def sure(value: float) -> int | None:
+    """The integer that was sent as a float without a fraction; None when it may
+    have been another one, of which the float is only the nearest."""
+    whole = int(value)
+    if -_EXACT < whole < _EXACT:
+        return whole
+    text = digits.sent(value)
+    return whole if text is not None and decimal.Decimal(text) == whole else None
+
+
+def load_int(value: JSON, at: str) -> int:
+    """An integer, also when it was written 1.0."""
+    if type(value) is int:
+        return value
+    if type(value) is float and value.is_integer():
+        whole = sure(value)
+        if whole is not None:
+            return whole
+        raise Mismatch(at, "integer", describe(value),
+                       "an integer of 2^53 or more must be written without a fraction or exponent", doubt=True)
+    raise Mismatch(at, "integer", describe(value))
+
+
+def load_float(value: JSON, at: str) -> float:
+    """A number as a float, if a float can hold it."""
+    if type(value) is float:
+        return value
+    if type(value) is int:
+        try:
+            made = float(value)
+        except OverflowError:
+            return value
+        return made if made == value else value  # what a float cannot hold stays the int it is
+    raise Mismatch(at, "number", describe(value))
+
+
+def _load_timedelta(value: JSON, at: str) -> datetime.timedelta:
+    load_float(value, at)  # refuses what is no number
+    try:
+        if type(value) is int:
+            return datetime.timedelta(seconds=value)
+        exact = decimal.Decimal(digits.sent(value) or repr(value)).scaleb(6)
+        if exact != exact.to_integral_value():
+            raise Mismatch(at, "number of seconds", describe(value), "a duration is told in microseconds at most")
+        return datetime.timedelta(microseconds=int(exact))
+    except OverflowError:
+        raise Mismatch(at, "number of seconds", describe(value), "more seconds than a duration can hold") from None
+
+
+def from_text(make: Callable[[str], Any], expected: str, hint: str = "") -> Load:
+    """A loader that makes its value of a text, and says what is expected of it."""
+
+    def load(value: JSON, at: str) -> Any:
+        if type(value) is not str:
+            raise Mismatch(at, expected, describe(value))
+        try:
+            return make(value)
+        except (ValueError, ArithmeticError, re.error):
+            raise Mismatch(at, expected, describe(value), f"expected {expected}{hint}, got {describe(value)}") from None
+
+    return load
+
+
+def is_text(value: JSON) -> bool:
+    """The fits of everything that travels as text."""
+    return type(value) is str
+
+
+_DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+def _load_decimal(value: JSON, at: str) -> decimal.Decimal:
+    kind = type(value)
+    if kind in (int, float) or kind is str and _DECIMAL.fullmatch(value):
+        try:
+            return decimal.Decimal(value if kind is int else (kind is float and digits.sent(value)) or str(value))
+        except ArithmeticError:
+            pass
+    raise Mismatch(at, "decimal number", describe(value))
+
+
+def _load_bytes(value: JSON, at: str) -> bytes:
+    if type(value) is str:
+        try:
+            return base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            pass
+    raise Mismatch(at, "base64 text", describe(value))
+
+
+def _dump_bytes(value: Any, path: str) -> Any:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return base64.b64encode(value).decode("ascii")
+    return value
+
+
+_TIME = re.compile(r"(\d\d:\d\d(?::\d\d)?)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
+
+
+def _time_text(text: str) -> str:
+    """A time of day of RFC 3339, its offset left out or not, as each version of
+    Python reads it."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    clock, fraction, offset = match.groups()
+    if fraction is not None and fraction[6:].strip("0"):
+        raise ValueError(text)  # finer than Python's microseconds: cut, it would be another time
+    made = clock if fraction is None else f"{clock}.{fraction[:6]:0<6}"
+    return made + ("+00:00" if offset in ("Z", "z") else offset or "")
+
+
+def _time(text: str) -> datetime.time:
+    return datetime.time.fromisoformat(_time_text(text))
+
+
+def _datetime(text: str) -> datetime.datetime:
+    # A date alone is a date: a union of both must tell them apart.
+    if text[10:11] not in ("T", "t", " "):
+        raise ValueError(text)
+    return datetime.datetime.fromisoformat(f"{_date_text(text[:10])}T{_time_text(text[11:])}")
+
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+
+
+def _date_text(text: str) -> str:
+    if not _DATE.fullmatch(text):
+        raise ValueError(text)
+    return text
+
+
+def _date(text: str) -> datetime.date:
+    return datetime.date.fromisoformat(_date_text(text))
+
+
+SIMPLE: dict[type[Any], Callable[[], Shape]] = {
+    str: lambda: Shape({"type": "string"}, "string", is_text, order=8, texts=KEPT),
+    int: lambda: Shape({"type": "integer"}, "integer", _is_int, load_int, order=2),
+    float: lambda: Shape({"type": "number"}, "number", lambda v: type(v) in (int, float), load_float, order=3),
+    bool: lambda: Shape({"type": "boolean"}, "boolean", lambda v: type(v) is bool, order=1),
+    type(None): lambda: Shape({"type": "null"}, "null", lambda v: v is None, order=0),
+    bytes: lambda: Shape(
+        {"type": "string", "contentEncoding": "base64"}, "base64 text", is_text, _load_bytes, _dump_bytes,
+        texts=MADE,
+    ),
+    bytearray: lambda: Shape(
+        {"type": "string", "contentEncoding": "base64"},
+        "base64 text",
+        is_text,
+        lambda v, at: bytearray(_load_bytes(v, at)),
+        _dump_bytes,
+        texts=MADE,
+    ),
+    datetime.datetime: lambda: Shape(
+        {"type": "string", "format": "date-time"},
+        "date and time",
+        is_text,
+        from_text(_datetime, "date and time", " like 2026-01-31T12:00:00Z"),
+        order=4,
+        texts=MADE,
+    ),
+    datetime.date: lambda: Shape(
+        {"type": "string", "format": "date"},
+        "date",
+        is_text,
+        from_text(_date, "date", " like 2026-01-31"),
+        order=4,
+        texts=MADE,
+    ),
+    datetime.time: lambda: Shape(
+        {"type": "string", "format": "time"},
+        "time of day",
+        is_text,
+        from_text(_time, "time of day", " like 12:30:00"),
+        order=4,
+        texts=MADE,
+    ),
+    datetime.timedelta: lambda: Shape(
+        {"type": "number", "description": "seconds"},
+        "number of seconds",
+        lambda v: type(v) in (int, float),
+        _load_timedelta,
+        order=4,
+    ),
+    uuid.UUID: lambda: Shape(
+        {"type": "string", "format": "uuid"}, "UUID", is_text, from_text(uuid.UUID, "UUID"), order=4, texts=MADE
+    ),
+    decimal.Decimal: lambda: Shape(
+        {"anyOf": [{"type": "number"}, {"type": "string"}]},
+        "decimal number",
+        lambda v: type(v) in (int, float, str),
+        _load_decimal,
+        order=4,
+        texts=MADE,
+    ),
+    memoryview: lambda: Shape(
+        {"type": "string", "contentEncoding": "base64"},
+        "base64 text",
+        is_text,
+        lambda v, at: memoryview(_load_bytes(v, at)),
+        _dump_bytes,
+        texts=MADE,
+    ),
+    re.Pattern: lambda: Shape({"type": "string", "format": "regex"}, "regular expression", is_text,
+                              from_text(re.compile, "regular expression"), texts=MADE),
+    ipaddress.IPv4Address: lambda: Shape(
+        {"type": "string", "format": "ipv4"}, "IPv4 address", is_text,
+        from_text(ipaddress.IPv4Address, "IPv4 address"), order=4, texts=MADE,
+    ),
+    ipaddress.IPv6Address: lambda: Shape(
+        {"type": "string", "format": "ipv6"}, "IPv6 address", is_text,
+        from_text(ipaddress.IPv6Address, "IPv6 address"), order=4, texts=MADE,
+    ),
+}
+
+JSON_TYPES: dict[type[Any], str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+
+def _scalar_schema(values: list[JSON]) -> Schema:
+    """An enum of JSON scalars, with its type when they share one."""
+    kinds: list[str] = []
+    for value in values:
+        kind = JSON_TYPES[type(value)]
+        if kind not in kinds:
+            kinds.append(kind)
+    return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": list(values)}
+
+
+def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None = None) -> Shape:
+    """A Shape of a closed set: pairs of (JSON scalar, Python value)."""
+    table: dict[tuple[type[Any], JSON], Any] = {}
+    for raw, value in pairs:
+        table.setdefault((type(raw), raw), value)
+    raws = [raw for _, raw in table]
+
+    def key(value: JSON) -> tuple[type[Any], JSON]:
+        kind = type(value)
+        if (kind, value) not in table:
+            # 1 and 1.0 are one number in JSON, true is none.
+            if kind is float and value.is_integer():
+                return (int, sure(value))
+            if kind is int and -_EXACT < value < _EXACT:
+                return (float, float(value))
+        return (kind, value)
+
+    def fits(value: JSON) -> bool:
+        return type(value) in JSON_TYPES and key(value) in table
+
+    def load(value: JSON, at: str) -> Any:
+        if fits(value):
+            return table[key(value)]
+        words = ", ".join(map(describe_short, raws[:20]))
+        doubt = type(value) is float and value.is_integer() and sure(value) is None
+        raise Mismatch(at, f"one of {words}" if len(raws) > 1 else words, describe(value), doubt=doubt)
+
+    return Shape(_scalar_schema(raws), expected, fits, load, dump, order=4, texts=LISTED)
+
+
+def carried(value: Any) -> bool:
+    """Whether JSON carries a scalar as it is."""
+    return type(value) in JSON_TYPES and not (type(value) is float and not math.isfinite(value))
+
+
+def describe_short(value: JSON) -> str:
+    """A value as messages list it: its JSON."""
+    return encode(value).decode()
+
+
+def _moved(reference: JSON, prefix: str, rename: dict[str, str]) -> JSON:
+    if not isinstance(reference, str) or not reference.startswith(prefix):
+        return reference
+    name = reference[len(prefix):]
+    return "#/$defs/" + rename.get(name, name)
+
+
+def rewrite(schema: JSON, prefix: str, rename: dict[str, str]) -> JSON:
+    """schema with its references below prefix pointing into $defs, renamed."""
+    if isinstance(schema, dict):
+        made: Schema = {}
+        for key, value in schema.items():
+            if key == "$ref":
+                made[key] = _moved(value, prefix, rename)
+            elif key == "discriminator" and isinstance(value, dict) and isinstance(value.get("mapping"), dict):
+                mapping = {name: _moved(one, prefix, rename) for name, one in value["mapping"].items()}
+                made[key] = {**value, "mapping": mapping}
+            else:
+                made[key] = rewrite(value, prefix, rename)
+        return made
+    if isinstance(schema, list):
+        return [rewrite(value, prefix, rename) for value in schema]
+    return schema
+
+
+def plain(value: Any) -> Any:
+    """A value of a scalar's subclass as the scalar itself."""
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def guard(load: Load, base: type[Any]) -> Load:
+    """A class's own refusal in __init__ is about the arguments."""
+
+    def guarded(value: JSON, at: str) -> Any:
+        try:
+            return load(value, at)
+        except Mismatch:
+            raise
+        except (ValueError, TypeError) as failure:
+            raise Mismatch(at, f"object {base.__name__}", describe(value), f"{base.__name__}: {failure}") from None
+
+    return guarded
+
+
+def dump_only(base: type[Any], dump: Dump | None) -> Dump | None:
+    """dump for instances of base; what else a tool returns is encoded as it is."""
+    if dump is None:
+        return None
+    return lambda value, path: dump(value, path) if isinstance(value, base) else value
+
+
+def varargs(item: Shape) -> Load:
+    """The loader of further positional arguments, each of item's Shape."""
+
+    def load(value: JSON, at: str) -> Any:
+        if type(value) is not list:
+            raise Mismatch(at, "array", describe(value))
+        if item.load is None:
+            return value
+        return [item.load(one, f"{at}/{index}") for index, one in enumerate(value)]
+
+    return load
+
+
+def show_default(value: Any, shape: Shape, extra: Schema) -> bool:
+    """Puts a default into the schema when JSON can carry it unchanged; False when
+    it is none of the values that the schema takes."""
+    try:
+        if isinstance(value, enum.Enum) and "enum" in shape.schema:
+            value = value.value if value.value in shape.schema["enum"] else value.name
+        elif shape.dump is not None:
+            value = shape.dump(value, "default")
+        shown = json.loads(encode(value))
+        taken = shape.fits(shown)
+    except Exception:
+        return True
+    if taken and len(str(shown)) <= 2000 and redaction.tree(shown) == shown:
+        extra["default"] = shown
+    return taken
+
+
+def is_json(value: Any) -> bool:
+    """Whether a value can stand in a schema as it is."""
+    try:
+        encode(value)
+    except NotSerializable:
+        return False
+    return _plain_tree(value)
+
+
+def _plain_tree(value: Any) -> bool:
+    kind = type(value)
+    if kind is dict:
+        return all(type(key) is str and _plain_tree(one) for key, one in value.items())
+    if kind is list or kind is tuple:
+        return all(map(_plain_tree, value))
+    return kind in JSON_TYPES

@@ -1,0 +1,39 @@
+"""The one way in: what the agent has an interpreter run. Each begins a process that never comes back here.
+
+What is imported is what that process needs, and no more: a command starts none of the machinery of calls.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+
+def zygote(mode: str) -> NoReturn:
+    """The root process of an index and its zygote. mode is "namespace" where it is PID 1 of its own, else "reaper"."""
+    from .starting import zygote
+
+    zygote.main(mode)
+
+
+def base() -> NoReturn:
+    """The process that zygotes begin as copies of."""
+    from .starting import base
+
+    base.main()
+
+
+def command(mode: str) -> NoReturn:
+    """The process above one run of a program. mode as for zygote."""
+    from .starting import command
+
+    command.main(mode)
+
+
+def static(root: str, names: Sequence[str]) -> None:
+    """Writes what the source below root says of its tools."""
+    from .describing import static
+
+    static.main(root, names)

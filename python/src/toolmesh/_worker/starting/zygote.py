@@ -1,0 +1,449 @@
+"""The process that imports an index's tools once and forks its workers.
+
+Two processes come of one start. The first is the root of everything the index
+runs: PID 1 of its own PID namespace where the agent could make one. It imports
+nothing, reaps, and ends when its child ends or the agent is gone, taking all
+others with it. The second, its child, is the zygote proper.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # has no stubs
+import fcntl
+import os
+import signal
+import struct
+import sys
+from select import POLLIN, poll
+
+from ..confining import levels
+from ..state import forking, limits, orphans, snapshot
+from ..wire.frames import (
+    BECOME,
+    DESCRIBED,
+    EXITED,
+    FAILED,
+    FORK,
+    FORKED,
+    HANDLE,
+    HEADER,
+    HEADER_SIZE,
+    HELLO,
+    IMPORTING,
+    NUMBER,
+    NUMBERS,
+    SETUP,
+    VERSION,
+)
+from . import adopting, root
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any, NoReturn
+
+    from ..describing.binding import Tool
+    from ..wire.frames import JSON
+
+_DESCRIPTOR = struct.Struct("=i")  # as the system writes it
+
+
+def main(mode: str, sandbox: str = "") -> NoReturn:
+    """mode is "namespace" when we are PID 1 of our own, else "reaper". sandbox is
+    the level that the setup will ask for, where that is known before."""
+    child = os.fork()
+    if child:
+        os.close(root.CONTROL)
+        root.main(child, mode)
+    os.close(root.LIFELINE)
+    code = 70
+    try:
+        Zygote(_high(root.CONTROL), mode).run(sandbox)
+        code = 0
+    except BaseException:  # noqa: B036 - the last words of this process
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _high(fd: int) -> int:
+    """Moves a descriptor out of the way of what tools open and close."""
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, snapshot.HIGH)
+    os.close(fd)
+    return moved
+
+
+class Zygote:
+    """Holds the imported tools; answers the agent, one request at a time."""
+
+    def __init__(self, control: int, mode: str) -> None:
+        import _socket
+
+        self._mode = mode
+
+        self._socket = _socket.socket(fileno=control)
+        self._socket.settimeout(None)
+        self._rights = _socket.SOL_SOCKET, _socket.SCM_RIGHTS
+        self._room = _socket.CMSG_SPACE(16 * 4), getattr(_socket, "MSG_CMSG_CLOEXEC", 0)
+        self._buffer = b""
+        self._fds: list[int] = []
+        self._workers: dict[int, JSON] = {}  # pid -> the agent's id of the worker
+        self._tools: list[Tool] = []
+
+    def run(self, sandbox: str) -> None:
+        """Imports the tools and serves; the process ends when the agent closes the index."""
+        self._write(HELLO, 0, 0, NUMBER.pack(VERSION))
+        early = sandbox in (levels.NONE, levels.GUARD)  # they need no folder
+        if early:
+            self._confine(sandbox, "")
+        self._prepare()
+        if sandbox and not self._asked():
+            self._rehearse(sandbox if early else "")
+        kind, _, body = self._next()
+        if kind != SETUP:
+            raise RuntimeError(f"the agent began with frame type {kind} instead of a setup")
+        import json
+
+        self._json: ModuleType = json
+        self._setup: dict[str, JSON] = json.loads(body)
+        os.chdir(self._setup["cwd"])
+        adopted = self._setup.pop("adopt", None)
+        if adopted:
+
+            adopting.set_environ(adopted["environ"])
+        if not early:
+            self._confine(self._setup["sandbox"], self._setup["folder"])
+        if adopted:
+            try:
+                adopting.adopt(adopted, self._setup["paths"])
+            except adopting.Unfit as failure:
+                sys.stderr.write(f"{failure}\n")
+                sys.stderr.flush()
+                os._exit(adopting.UNFIT)
+        self._settle()
+        self._describe()
+        self._serve()
+
+    def _confine(self, sandbox: str, folder: str) -> None:
+        try:
+            self._notes = levels.zygote(sandbox, self._mode, folder)
+        except levels.Refused as failure:
+            sys.stderr.write(f"the sandbox level {sandbox} cannot be had: {failure}\n")
+            sys.stderr.flush()
+            os._exit(71)
+        levels.become_subreaper()
+
+    def _send(self, kind: int, value: JSON) -> None:
+        self._write(kind, 0, 0, self._json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+    def _write(self, kind: int, flags: int, number: int, body: bytes, fd: int = -1) -> None:
+        """Sends a frame, and a descriptor with it."""
+        data = HEADER.pack(len(body), kind, flags, 0, number) + body
+        if fd < 0:
+            self._socket.sendall(data)
+            return
+        sent = self._socket.sendmsg((data,), ((*self._rights, _DESCRIPTOR.pack(fd)),))
+        if sent < len(data):
+            self._socket.sendall(memoryview(data)[sent:])
+
+    def _next(self) -> tuple[int, int, bytes]:
+        """The agent's next request: type, worker's id, body. Its descriptors are in
+        self._fds."""
+        while True:
+            if len(self._buffer) >= HEADER_SIZE:
+                length, kind, _, _, number = HEADER.unpack_from(self._buffer)
+                if len(self._buffer) >= HEADER_SIZE + length:
+                    body = self._buffer[HEADER_SIZE : HEADER_SIZE + length]
+                    self._buffer = self._buffer[HEADER_SIZE + length :]
+                    return kind, number, body
+            data, ancillary, _, _ = self._socket.recvmsg(65536, *self._room)
+            for level, what, packed in ancillary:
+                if (level, what) == self._rights:
+                    for at in range(0, len(packed) - 3, 4):
+                        self._fds.append(_DESCRIPTOR.unpack_from(packed, at)[0])
+            if not data:
+                os._exit(0)  # the agent closed the index
+            self._buffer += data
+
+    def _prepare(self) -> None:
+        """What is the same for every index; before any code of one runs."""
+        forking.tame()
+        import atexit
+        import gc
+        import importlib  # noqa: F401
+        import inspect  # noqa: F401
+        import logging
+        import mmap
+        import typing  # noqa: F401
+
+        from .. import mesh  # noqa: F401
+        from ..calling import output, plain, threads
+        from . import loading  # noqa: F401
+
+        gc.disable()
+        output.keep_ends()
+        threads.watch()
+        snapshot.watch()
+        logging.raiseExceptions = False
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        import faulthandler
+
+        faulthandler.enable(2)
+        # Looked up and made here: every page that a fork touches is copied for it.
+        self._map, self._atexit, self._logging = mmap.mmap, atexit, logging
+        self._plain = plain.Worker(self._tools)
+        output.prepare()
+        # It runs last, and has nothing to do where there are no handlers but these.
+        atexit.unregister(logging.shutdown)
+        self._handlers: list[Callable[[], object]] = logging._handlerList  # type: ignore[attr-defined]
+        self._usual = [handler() for handler in self._handlers]
+        orphans.prepare()
+
+    def _asked(self) -> bool:
+        """Whether the agent has sent something."""
+        waiting = poll()
+        waiting.register(self._socket.fileno(), POLLIN)
+        return bool(waiting.poll(0))
+
+    def _rehearse(self, sandbox: str) -> None:
+        """Uses the time until an index is known. A copy's pages are copied when they
+        are first written, which is most of what a start costs: so this does what a
+        start does, with nothing in it."""
+        import gc
+        import json
+
+
+        setup = {"root": "/", "paths": ["/"], "tools": ["a.b"], "exclude": {}, "secrets": None, "adopt": {"argv": [""]}}
+        json.loads(json.dumps(setup))
+        adopting.set_environ(adopting.encode_environ(os.environb))
+        adopting.rehearse()
+        if sandbox:
+            levels.prepare(sandbox)
+        forking.unsafe(self._socket.fileno())
+        snapshot.Snapshot()
+        gc.collect()
+
+    def _settle(self) -> None:
+        """Paths and secrets of the index, before any code of it runs."""
+        from ..calling import failures
+        from ..describing import redaction
+        from .finder import Finder
+
+        failures.set_root(self._setup["root"])
+        # Before the index's own code can change them.
+        redaction.add(os.environ.get(name, "") for name in self._setup.get("secrets") or ())
+        sys.path[:0] = self._setup["paths"]
+        Finder.root = self._setup["root"]
+        sys.meta_path.append(Finder)
+        sys.argv = [""]
+
+    def _describe(self) -> None:
+        from . import loading
+
+        tools: list[dict[str, JSON]] = []
+        unavailable: list[dict[str, str]] = []
+        excluded: dict[str, str] = self._setup.get("exclude") or {}
+        broken: dict[str, tuple[str, str] | None] = {}
+        for name in self._setup["tools"]:
+            module, _, attribute = name.rpartition(".")
+            if not module or not attribute:
+                unavailable.append({"name": name, "reason": f"{name!r} is not of the form module.function"})
+                continue
+            if module in excluded:
+                unavailable.append({"name": name, "reason": excluded[module]})
+                continue
+            if module not in broken:
+                self._send(IMPORTING, {"module": module})
+                broken[module] = loading.load_module(module) or loading.hidden(module, self._setup["paths"])
+            failed = broken[module]
+            if failed is not None:
+                reason, traceback = failed
+                unavailable.append({"name": name, "reason": reason, "traceback": traceback})
+                continue
+            tool, reason, traceback = loading.load_tool(name, module, attribute)
+            if tool is None:
+                unavailable.append({"name": name, "reason": reason, "traceback": traceback})
+                continue
+            tool.slot = len(self._tools)
+            self._tools.append(tool)
+            signature = tool.described
+            tools.append({
+                "name": name,
+                "description": signature.description,
+                "input_schema": signature.input_schema,
+                "output_schema": signature.output_schema,
+                "kind": tool.kind,
+                "positional": [p.name for p in signature.parameters if p.kind in ("positional", "normal")],
+                "varargs": any(p.kind == "varargs" for p in signature.parameters),
+                "warnings": signature.warnings,
+            })
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                pass
+        import gc
+
+        self._plain.install()
+        self._starts: dict[str, Any] = {"sync": self._plain.start}
+        if any(tool.kind.startswith("async") for tool in self._tools):
+            from ..calling import coroutines
+
+            self._starts["async"] = coroutines.prepare(self._tools)
+        levels.prepare(self._setup["sandbox"])
+        self._snapshot = snapshot.Snapshot()
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        self._send(DESCRIBED, {
+            "tools": tools,
+            "unavailable": unavailable,
+            "python": sys.version.split()[0],
+            "fork_unsafe": forking.unsafe(self._socket.fileno()),
+            "notes": self._notes,
+        })
+        if orphans.extra(0):
+            orphans.kept.update(orphans.children())  # what the imports have started is no call's
+
+    def _serve(self) -> NoReturn:
+        wake_r, wake_w = os.pipe()
+        for fd in (wake_r, wake_w):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        waiting = poll()
+        waiting.register(self._socket.fileno(), POLLIN)
+        waiting.register(wake_r, POLLIN)
+        self._wake = (wake_r, wake_w)
+        requests: dict[bytes, dict[str, JSON]] = {}  # by their text: there are a few kinds of workers
+        while True:
+            self._reap()
+            ready = [fd for fd, _ in waiting.poll()]
+            if wake_r in ready:
+                os.read(wake_r, 4096)
+                self._reap()
+            if self._socket.fileno() in ready:
+                kind, number, body = self._next()
+                request = requests.get(body)
+                if request is None:
+                    request = requests[body] = self._json.loads(body)
+                fds, self._fds = self._fds, []
+                if kind == FORK:
+                    self._fork(number, request, fds)
+                elif kind == BECOME:
+                    self._become(number, request, fds)
+                else:
+                    raise RuntimeError(f"the agent sent frame type {kind}, which this zygote does not know")
+
+    def _reap(self) -> None:
+        while self._workers:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            worker = self._workers.pop(pid, None)
+            if worker is None:
+                orphans.kept.discard(pid)
+            else:
+                # What the worker started and left behind is our child now, and goes with it.
+                if orphans.extra(len(self._workers) + len(orphans.kept)):
+                    try:
+                        os.killpg(pid, signal.SIGKILL)
+                    except (ProcessLookupError, PermissionError):
+                        pass
+                    orphans.kill(self._workers.keys() | orphans.kept)
+                signaled = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+                self._write(EXITED, 0, worker, NUMBERS.pack(-1 if signaled else os.WEXITSTATUS(status), signaled))
+
+    def _fork(self, worker: int, request: dict[str, JSON], fds: list[int]) -> None:
+        try:
+            pid = forking.fork()
+        except OSError as failure:
+            for fd in fds:
+                os.close(fd)
+            self._write(FORKED, FAILED, worker, str(failure).encode())
+            return
+        if pid == 0:
+            orphans.begin()
+            self._child(worker, request, fds)
+        self._workers[pid] = worker
+        self._forked(worker, pid)
+        for fd in fds:
+            os.close(fd)
+
+    def _forked(self, worker: int, pid: int) -> None:
+        handle = -1
+        if hasattr(os, "pidfd_open"):
+            try:
+                handle = os.pidfd_open(pid)
+            except OSError:
+                pass
+        self._write(FORKED, HANDLE if handle >= 0 else 0, worker, NUMBER.pack(pid), handle)
+        if handle >= 0:
+            os.close(handle)
+
+    def _become(self, worker: int, request: dict[str, JSON], fds: list[int]) -> NoReturn:
+        """For an index that must not be forked: this process is the worker."""
+        self._forked(worker, os.getpid())
+        self._child(worker, request, fds)
+
+    def _child(self, worker: int, request: dict[str, JSON], fds: list[int]) -> NoReturn:
+        """What the fork is from here on: a worker."""
+        code = 70
+        try:
+            _signal.set_wakeup_fd(-1)
+            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+            os.setsid()
+            levels.worker(self._setup["sandbox"])
+            self._socket.close()
+            for fd in self._wake:
+                os.close(fd)
+            isolation = request["isolation"]
+            before = None if isolation in ("fork", "fresh") else self._snapshot
+            inp, out, one, two, page = fds
+            os.dup2(one, 1)
+            os.dup2(two, 2)
+            inp, out = _high(inp), _high(out)
+            words = memoryview(self._map(page, 4096)).cast("Q")
+            for fd in (one, two, page):
+                os.close(fd)
+            if before is not None:
+                before.hold()
+            forking.renew()
+            _own_folder(self._setup["folder"], worker)
+            limit = limits.apply(request["limits"], request["limit"])
+            about = b'{"pid": %d}' % os.getpid()
+            # A session's state is not thrown away for what one of its own calls has changed.
+            self._snapshot.retires = isolation != "session"
+            fit = self._starts[request["kind"]](inp, out, words, limit, about, before)
+            code = 0 if fit else snapshot.SPENT
+            if self._atexit._ncallbacks():
+                self._atexit._run_exitfuncs()
+            if any(handler() not in self._usual for handler in self._handlers):
+                self._logging.shutdown()
+        except BaseException as failure:  # noqa: B036 - the last words of this process
+            from ..calling.failures import trace
+
+            try:
+                os.write(2, (trace(failure) + "\n").encode("utf-8", "replace"))
+            except OSError:
+                pass
+        finally:
+            os._exit(code)
+
+
+def _own_folder(parent: str, worker: int) -> None:
+    """Where this worker's temporary files go; parent is empty where any place will do."""
+    if parent:
+        folder = os.path.join(parent, f"w{worker}")
+        os.mkdir(folder, 0o700)
+        os.environ["TMPDIR"] = folder
+        tempfile = sys.modules.get("tempfile")
+        if tempfile is not None:
+            tempfile.tempdir = None  # type: ignore[attr-defined]  # a module of any name, to mypy

@@ -1,0 +1,203 @@
+"""Processes that a tool leaves behind when its call ends.
+
+Workers and the zygote are subreapers: whatever a call started, daemons with a
+session of their own included, stays below its worker, and comes to the zygote
+when the worker dies. So both find and kill it, whatever it did to hide.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from os import WNOHANG, waitpid
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+SWIFT = 50e-6  # seconds in which no call can start a process, which takes several times as many
+SELDOM = 10e-3  # seconds after which it is looked for all the same: a thread may have
+PATIENCE = 3.0  # seconds that processes may keep multiplying under our hands
+
+kept: set[int] = set()  # children that the index's import started: they are no call's
+
+
+class Unruly(Exception):
+    """They fork faster than they are killed: only their whole namespace can go."""
+
+
+def _reap(_any: int = -1, _status: None = None, _options: int = WNOHANG) -> int:
+    """Reaps a child that has ended: its process id, 0 when none has, -1 without children."""
+    try:
+        return waitpid(-1, WNOHANG)[0]
+    except ChildProcessError:
+        return -1
+
+
+_reaps: Callable[[int, None, int], int] = _reap
+
+
+def prepare() -> None:
+    """Has the C library reap, which makes no exception of having no children: that
+    is the usual case, and in a worker that has just been forked a dear one."""
+    global _reaps
+    try:
+        import ctypes
+
+        function = ctypes.PyDLL(None).waitpid
+        function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+        _reaps = function
+    except (ImportError, OSError, AttributeError):
+        pass
+
+
+def sweep() -> None:
+    """Kills and reaps what the call that has just ended left behind. Without any
+    child this is one system call."""
+    if (found := _reaps(-1, None, WNOHANG)) < 0:
+        return
+    while found > 0:
+        found = _reaps(-1, None, WNOHANG)
+    if found == 0:
+        kill(kept)
+    _forget_helpers()
+
+
+def children() -> set[int]:
+    """The processes that are our children now."""
+    return {pid for pid, ours in _below(()) if ours}
+
+
+def extra(known: int) -> bool:
+    """Whether this single-threaded process may have more than known children."""
+    try:
+        file = os.open("/proc/thread-self/children", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # As long as this there are not fewer, whatever is beyond.
+            return len(os.read(file, 16 * (known + 1)).split()) > known
+        finally:
+            os.close(file)
+    except OSError:
+        return True
+
+
+def begin() -> None:
+    """In a process that has just been forked: its parent's children are not its
+    own. What handlers of forks have started is no call's."""
+    kept.clear()
+    if _reaps(-1, None, WNOHANG) >= 0:
+        kept.update(children())
+
+
+def kill(known: Collection[int]) -> None:
+    """Kills and reaps all that is below us, but for our children in known and
+    what is below those. What we may not kill is left to who is above us. Raises
+    Unruly."""
+    end = time.monotonic() + PATIENCE
+    refused: set[int] = set()
+    while True:
+        found = [(pid, ours) for pid, ours in _below(known) if pid not in refused]
+        if not found:
+            return
+        for pid, _ in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            except PermissionError:
+                refused.add(pid)
+        for pid, ours in found:
+            if ours and pid not in refused:
+                try:
+                    waitpid(pid, 0)  # what was below it is ours now
+                except ChildProcessError:
+                    pass
+        if time.monotonic() > end:
+            raise Unruly(f"{len(found)} processes are left after {PATIENCE:g} s")
+
+
+def kill_all() -> None:
+    """Kills all that is below us, as far as that is known; where nothing tells, our process group."""
+    if not os.path.isdir("/proc/self"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
+        return
+    try:
+        kill(())
+    except Unruly:
+        pass
+
+
+def _forget_helpers() -> None:
+    """Tells multiprocessing that its fork server and its resource tracker are gone
+    if they are. It would wait for a server that has been reaped, which fails, in
+    this call and in all that follow; without one it starts another."""
+    for name, attribute, fields in (
+        ("forkserver", "_forkserver", ("_forkserver_pid", "_forkserver_alive_fd", "_forkserver_address")),
+        ("resource_tracker", "_resource_tracker", ("_pid", "_fd")),
+    ):
+        helper = getattr(sys.modules.get(f"multiprocessing.{name}"), attribute, None)
+        pid, open_end = (getattr(helper, field, None) for field in fields[:2])
+        if pid is None or open_end is None:
+            continue
+        try:
+            os.kill(pid, 0)
+            continue  # the import's own
+        except ProcessLookupError:
+            pass
+        except OSError:
+            continue  # it lives, and is not ours: that of the process we were copied from
+        for field in fields:
+            setattr(helper, field, None)
+        try:
+            os.close(open_end)
+        except OSError:
+            pass
+
+
+def _below(known: Collection[int]) -> Iterator[tuple[int, bool]]:
+    """(process id, whether it is our child) of what is below us. Ids are as we
+    know them: /proc may be that of an outer namespace and number them otherwise."""
+    if sys.platform != "linux":
+        return
+    try:
+        me = int(os.readlink("/proc/self"))
+    except (OSError, ValueError):
+        return
+    depth = 0 if me == os.getpid() else len(_numbers(me))
+    below: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    rest = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            below.setdefault(int(rest[1]), []).append(int(name))
+    waiting: list[tuple[int, bool]] = [(pid, True) for pid in below.get(me, ())]
+    while waiting:
+        pid, ours = waiting.pop()
+        number = pid
+        if depth:
+            numbers = _numbers(pid)
+            if len(numbers) < depth:
+                continue  # gone
+            number = numbers[depth - 1]
+        if ours and number in known:
+            continue
+        waiting.extend((one, False) for one in below.get(pid, ()))
+        yield number, ours
+
+
+def _numbers(pid: int) -> list[int]:
+    """The ids of a process, from the namespace of /proc down to its own."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"NSpid:"):
+                    return [int(one) for one in line.split()[1:]]
+    except OSError:
+        pass
+    return []

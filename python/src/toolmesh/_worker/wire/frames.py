@@ -1,0 +1,194 @@
+"""Frames between agent and worker: a 16-byte header and a raw body.
+
+Header, little-endian: u32 body length, u8 type, u8 flags, u16 tool slot,
+u64 call id. docs/worker-protocol.md is their page and the Go package
+``executor/frame`` the other side; a test there compares the numbers of all three.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from select import POLLIN, poll
+from time import perf_counter as _clock
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, TypeAlias
+
+    JSON: TypeAlias = Any  # None, bool, int, float, str, list[JSON] or dict[str, JSON]
+    Frame: TypeAlias = tuple[int, int, int, int, bytes]  # type, flags, slot, call id, body
+
+VERSION = 1  # of what passes between the agent and its processes; each change of it is another one
+HEADER = struct.Struct("<IBBHQ")
+HEADER_SIZE = 16
+NUMBER, NUMBERS = struct.Struct("<i"), struct.Struct("<ii")  # bodies of FORKED and EXITED
+
+# Agent to worker.
+CALL = 1  # body: arguments object, or with META a u32 length, a JSON object, the arguments
+CANCEL = 2  # no body: the call of this id is to stop
+CREDIT = 3  # body: u32 bytes that a stream may send on top
+EXIT = 4  # no body: end when idle
+PING = 5
+NESTED_RESULT = 8  # terminal of a nested call; its id is the nested call's
+NESTED_ERROR = 9  # likewise; body: the error object
+NESTED_ITEM = 10  # one item of a nested stream
+NESTED_END = 11  # terminal of a nested stream
+
+# Worker to agent.
+READY = 16  # body: JSON about the worker
+RESULT = 17  # terminal; body: the result's JSON
+ERROR = 18  # terminal; body: JSON, see failures.py
+YIELD = 19  # one item of a stream
+END = 20  # terminal of a stream
+LOG = 21  # output of a call; flags say which kind
+PONG = 22
+NESTED_CALL = 24  # the id is the nested call's; body: u32 length, a JSON object, the arguments
+NESTED_CANCEL = 25  # no body: nobody waits for it any more
+NESTED_CREDIT = 26  # body: u32 bytes that a nested stream may send on top
+
+# Between agent and zygote.
+HELLO = 79  # the zygote's first; body: i32 VERSION
+SETUP = 64
+FORK = 65  # the id is the worker's; body: JSON, with the worker's descriptors
+BECOME = 66  # likewise
+IMPORTING = 80
+DESCRIBED = 81
+FORKED = 82  # the worker's id; body: i32 process id, or with FAILED why there is none
+EXITED = 83  # the worker's id; body: i32 exit code, i32 signal; the code is -1 with a signal
+
+# Flags of FORKED.
+HANDLE = 1  # a pidfd comes with it
+FAILED = 2
+
+# Flags of CALL; of NESTED_CALL the first.
+STREAM = 1
+COLLECT = 2
+META = 4
+LOOK = 8  # the worker may look for its next call for a moment before it sleeps
+
+# Flags of a terminal.
+RAW = 1  # something was written past sys.stdout to fd 1 or 2 and waits in their pipes
+SPENT = 2  # the worker is not fit for another call
+
+# Flags of LOG.
+LOG_STDOUT = 1
+LOG_STDERR = 2
+LOG_RECORD = 3  # body is JSON: level, logger, message
+LOG_PROGRESS = 4  # body is JSON: message, fields
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Writes all of data, whatever signals arrive."""
+    sent = os.write(fd, data)
+    size = len(data)
+    while sent < size:
+        data = memoryview(data)[sent:]
+        size -= sent
+        sent = os.write(fd, data)
+
+
+# As the agent does, see eager.go: to be woken costs about as much.
+_LOOK = 40e-6  # seconds that look looks
+_TRIES = 4  # after so many looks in vain in a row
+_AGAIN = 64  # only each so many'th is one
+
+
+class Reader:
+    """Cuts a byte stream into frames. One reader, one thread."""
+
+    __slots__ = ("fd", "_buffer", "_chunks", "_poll", "_vain", "_passed")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._buffer = b""
+        self._chunks: list[bytes] = []  # of take: what was read behind the buffer
+        self._poll: Callable[[int], Sequence[object]] | None = None
+        self._vain = 0  # looks in vain, in a row
+        self._passed = 0  # calls of look since the last that was one
+
+    def look(self) -> None:
+        """Looks for the next frame for a moment, as a mutex does before it sleeps,
+        unless that has proved to be in vain. For when the agent is sure that a
+        processor would be idle meanwhile."""
+        self._passed += 1
+        if self._vain >= _TRIES and self._passed < _AGAIN:
+            return
+        self._passed = 0
+        if self._poll is None:
+            waiting = poll()
+            waiting.register(self.fd, POLLIN)
+            self._poll = waiting.poll
+        here = self._poll
+        if here(0):  # in a row of calls the next one is there already
+            self._vain = 0
+            return
+        end = _clock() + _LOOK
+        while not here(0) and _clock() < end:
+            pass
+        # What came later came while somebody else, whom we kept from it, had our processor.
+        self._vain = 0 if _clock() < end else self._vain + 1
+
+    def next(self) -> Frame | None:
+        """The next frame as (type, flags, slot, id, body), or None at the end.
+
+        Never raises from a signal handler of ours: none of them raises while
+        no tool runs.
+        """
+        buffer = self._buffer
+        while len(buffer) < HEADER_SIZE:
+            data = os.read(self.fd, 65536)
+            if not data:
+                return None
+            buffer = buffer + data if buffer else data
+        length, kind, flags, slot, call = HEADER.unpack_from(buffer)
+        end = HEADER_SIZE + length
+        have = len(buffer)
+        if have == end:
+            self._buffer = b""
+            return kind, flags, slot, call, buffer[HEADER_SIZE:]
+        if have < end:
+            parts = [buffer]
+            while have < end:
+                data = os.read(self.fd, max(65536, min(end - have, 1 << 20)))
+                if not data:
+                    return None
+                parts.append(data)
+                have += len(data)
+            buffer = b"".join(parts)
+        self._buffer = buffer[end:]
+        return kind, flags, slot, call, buffer[HEADER_SIZE:end]
+
+    def take(self, give: Callable[[Frame], None]) -> bool:
+        """Reads until there is a frame and hands it to give; False at the end.
+
+        For reads while a tool's code is on the stack, whose own signal handlers
+        may raise anywhere: bytes are kept by the call that reads them, and a
+        frame stays until it is handed over. No handler can desynchronise us.
+        """
+        need = HEADER_SIZE
+        while True:
+            have = len(self._buffer) + sum(map(len, self._chunks))
+            if have >= need:
+                self.settle()
+                length, kind, flags, slot, call = HEADER.unpack_from(self._buffer)
+                need = end = HEADER_SIZE + length
+                if have >= end:
+                    give((kind, flags, slot, call, self._buffer[HEADER_SIZE:end]))
+                    self._buffer = self._buffer[end:]
+                    return True
+            # In one step of the interpreter: read, and keep what was read.
+            self._chunks.extend(map(os.read, (self.fd,), (max(65536, min(need - have, 1 << 20)),)))
+            if not self._chunks[-1]:
+                return False
+
+    def settle(self) -> None:
+        """Makes what take has read, and not handed out, the beginning of next."""
+        if self._chunks:
+            # Two stores without a call between them: no handler runs there.
+            self._buffer, self._chunks = b"".join((self._buffer, *self._chunks)), []
+
+
+class FrameError(Exception):
+    """The agent sent what this version does not know."""

@@ -1,0 +1,57 @@
+"""What is put back between two calls of one worker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import os, sys
+
+from toolmesh._worker.calling import output
+from toolmesh._worker.state import snapshot
+
+output.install(output.Outlet(-1, int, output.NoShield()))
+snapshot.watch()
+taken = snapshot.Snapshot()
+taken.hold()
+taken.begin()
+{change}
+fit = taken.mend()
+os.write(1, b"%d 1" % fit)
+os.write(2, b"2")
+os.write(1, os.read(0, 10))
+"""
+
+
+def after(change: str) -> tuple[str, str]:
+    """What a process writes to 1 and 2, and reads from 0, when change is put back."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(change=change)],
+        input="0", capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)}, timeout=15,
+    )
+    return done.stdout, done.stderr
+
+
+def test_closed_descriptors_are_put_back():
+    assert after("for fd in (0, 1, 2): os.close(fd)") == ("1 10", "2")
+
+
+def test_descriptors_that_files_have_closed_are_put_back():
+    assert after("for fd in (0, 1, 2): open(fd, 'rb' if fd == 0 else 'wb').close()") == ("1 10", "2")
+
+
+def test_descriptors_that_stand_for_other_files_are_put_back():
+    assert after("os.dup2(2, 1), os.dup2(os.open(os.devnull, os.O_RDWR), 0), os.dup2(0, 2)") == ("1 10", "2")
+
+
+def test_a_worker_whose_copies_are_gone_is_fit_for_no_other_call():
+    program = "os.closerange(snapshot.HIGH, snapshot.HIGH + 9); os.close(2); assert not taken.mend(); os._exit(0)"
+    assert after(program) == ("", "")
+
+
+def test_what_was_closed_before_the_first_call_stays_closed():
+    change = "os.close(0); taken = snapshot.Snapshot(); taken.hold(); taken.begin(); os.write(1, b'%d' % taken.mend())"
+    out, err = after(change)
+    assert out == "11 1"
+    assert "Bad file descriptor" in err
