@@ -517,9 +517,6 @@ func (w *worker) appendCall(j *job) {
 	if w.crew.key.tool != "" {
 		h.Slot = 0 // it imported nothing else
 	}
-	if w.from.brisk && !w.crew.once {
-		h.Flags |= frame.FlagLook
-	}
 	w.calls++
 	j.place.Store(w.calls)
 	w.append(h, j.meta, j.args)
