@@ -7,6 +7,9 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -36,6 +39,23 @@ func (l *logged) has(part string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return strings.Contains(l.text.String(), part)
+}
+
+// bases are the base processes that have been started and whose end has not been
+// noticed.
+func (l *logged) bases() []int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var pids []int
+	for _, m := range regexp.MustCompile(`msg="base process (started|ended)".* pid=(\d+)`).FindAllStringSubmatch(l.text.String(), -1) {
+		pid, _ := strconv.Atoi(m[2])
+		if m[1] == "started" {
+			pids = append(pids, pid)
+		} else {
+			pids = slices.DeleteFunc(pids, func(one int) bool { return one == pid })
+		}
+	}
+	return pids
 }
 
 func (l *logged) logger() *slog.Logger {
@@ -178,7 +198,8 @@ func interpreterSeen(t *testing.T, python string, vars map[string]string, box to
 // Nothing of one index's variables is in another's processes, nor in the base.
 func TestACopyHasItsOwnVariablesAlone(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	log := &logged{}
+	x := newExecutor(t, func(o *executor.Options) { o.Logger = log.logger() })
 	dir := writeFiles(t, map[string]string{"t.py": `
 import ctypes, os
 libc = ctypes.CDLL(None)
@@ -195,7 +216,7 @@ def seen() -> list:
 	}
 	mustCall(t, indexes[0], "t.seen", `{}`, `[["OF_A"],["OF_A"]]`)
 	mustCall(t, indexes[1], "t.seen", `{}`, `[["OF_B"],["OF_B"]]`)
-	pids := x.BasePids()
+	pids := log.bases()
 	if len(pids) != 1 {
 		t.Fatalf("bases: %v, want one", pids)
 	}
@@ -281,21 +302,21 @@ func TestIndexesOutliveTheirBase(t *testing.T) {
 			dir := writeFiles(t, map[string]string{"t.py": "import os, time\ndef one(): return 1\ndef die(): os._exit(3)\n"})
 			first := open(t, x, specOf(t, x, dir, "t.one", "t.die"))
 			mustCall(t, first, "t.one", `{}`, `1`)
-			base := x.BasePids()
+			base := log.bases()
 			if len(base) != 1 {
 				t.Fatalf("bases: %v, want one", base)
 			}
 			if err := syscall.Kill(base[0], syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the end of the base is noticed", func() bool { return len(x.BasePids()) == 0 })
+			eventually(t, "the end of the base is noticed", func() bool { return len(log.bases()) == 0 })
 			mustCall(t, first, "t.one", `{}`, `1`)
 			_, _ = call(t, first, "t.die", `{}`)
 			mustCall(t, first, "t.one", `{}`, `1`) // a worker that was forked since
 
 			second := open(t, x, specOf(t, x, dir, "t.one"))
 			mustCall(t, second, "t.one", `{}`, `1`)
-			if again := x.BasePids(); len(again) != 1 || again[0] == base[0] {
+			if again := log.bases(); len(again) != 1 || again[0] == base[0] {
 				t.Errorf("bases: %v after %v was killed, want another one", again, base)
 			}
 			if log.has("starts an interpreter of its own") {
@@ -327,12 +348,13 @@ func TestIndexesOutliveTheirBase(t *testing.T) {
 func TestABaseEndsWithItsExecutor(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	x, err := executor.New(dir, &executor.Options{Environ: os.Environ()})
+	log := &logged{}
+	x, err := executor.New(dir, &executor.Options{Environ: os.Environ(), Logger: log.logger()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ix := openModule(t, x, "def one(): return 1", "one")
-	base := x.BasePids()
+	base := log.bases()
 	s := ix.Stats()
 	if len(base) != 1 || !alive(base[0]) || !alive(s.Root) {
 		t.Fatalf("base %v, root %d: not alive", base, s.Root)
@@ -354,9 +376,10 @@ func TestABaseEndsWithItsExecutor(t *testing.T) {
 // The base is idle most of the time: it must not cost much.
 func TestABaseIsSmall(t *testing.T) {
 	t.Parallel()
-	x := newExecutor(t, nil)
+	log := &logged{}
+	x := newExecutor(t, func(o *executor.Options) { o.Logger = log.logger() })
 	openModule(t, x, "def one(): return 1", "one")
-	pids := x.BasePids()
+	pids := log.bases()
 	if len(pids) != 1 {
 		t.Fatalf("bases: %v, want one", pids)
 	}
@@ -386,13 +409,13 @@ func TestWithoutABaseAnIndexStartsAnInterpreter(t *testing.T) {
 	log := &logged{}
 	x := newExecutor(t, func(o *executor.Options) { o.Logger = log.logger() })
 	spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": "import sys\ndef loaded(): return 'xml.dom.minidom' in sys.modules"}), "t.loaded")
-	eventually(t, "the environment has a base started", func() bool { return len(x.BasePids()) == 1 })
-	for _, pid := range x.BasePids() {
+	eventually(t, "the environment has a base started", func() bool { return len(log.bases()) == 1 })
+	for _, pid := range log.bases() {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "the end of the base is noticed", func() bool { return len(x.BasePids()) == 0 })
+	eventually(t, "the end of the base is noticed", func() bool { return len(log.bases()) == 0 })
 	// A new one cannot be made like the environment.
 	if err := os.Remove(filepath.Join(spec.Env.Dir, "toolmesh-environment.json")); err != nil {
 		t.Fatal(err)
@@ -410,13 +433,16 @@ func TestWithoutABaseAnIndexStartsAnInterpreter(t *testing.T) {
 // when for long none does.
 func TestAWaitingCopyExpires(t *testing.T) {
 	t.Parallel()
-	for idle, want := range map[time.Duration]int{time.Hour: 1, 20 * time.Millisecond: 0} {
+	for idle, want := range map[time.Duration]string{
+		time.Hour: "a copy of the base process waits", 20 * time.Millisecond: "no index wants the copy",
+	} {
 		t.Run(idle.String(), func(t *testing.T) {
 			t.Parallel()
-			x := newExecutor(t, func(o *executor.Options) { o.IdleAfter = idle })
+			log := &logged{}
+			x := newExecutor(t, func(o *executor.Options) { o.IdleAfter, o.Logger = idle, log.logger() })
 			ix := openModule(t, x, "def one(): return 1", "one")
 			mustCall(t, ix, "t.one", `{}`, `1`)
-			eventually(t, fmt.Sprintf("%d wait", want), func() bool { return x.Waiting() == want })
+			eventually(t, want, func() bool { return log.has(want) })
 		})
 	}
 }

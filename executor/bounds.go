@@ -19,6 +19,12 @@ func backstop(memory tool.Size) int64 {
 	return 2*int64(memory) + 256<<20
 }
 
+// watchEvery is how often the watchdog looks at what a command takes.
+const watchEvery = 20 * time.Millisecond
+
+// watched reports whether a command with these limits must be looked at while it runs.
+func watched(l tool.Limits) bool { return l.CPUTime > 0 || l.Memory > 0 || l.Pids > 0 }
+
 // patrol looks at what a command takes, until it has ended. Of processor time too
 // much it is asked to end; more memory or processes than it may have end it at once.
 func (r *run) patrol(finished <-chan struct{}) {

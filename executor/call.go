@@ -4,45 +4,31 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/toolmesh/toolmesh/executor/pool"
+	"github.com/toolmesh/toolmesh/executor/zygote"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Kind says how a tool is run.
-type Kind string
+// Types of the packages below, which do the work, as this package's callers see them.
+type (
+	// Kind says how a tool is run.
+	Kind = zygote.Kind
+	// Tool is one served function, as its signature describes it. Further positional
+	// arguments of one with VarArgs go into [Call.VarArgs].
+	Tool = zygote.Tool
+	// Unavailable is a declared tool that is not served.
+	Unavailable = zygote.Unavailable
+	// Nested makes the calls that a tool makes.
+	Nested = pool.Nested
+)
 
 // The kinds of tools.
 const (
-	KindSync           Kind = "sync"
-	KindAsync          Kind = "async"
-	KindGenerator      Kind = "generator"
-	KindAsyncGenerator Kind = "async_generator"
+	KindSync           = zygote.KindSync
+	KindAsync          = zygote.KindAsync
+	KindGenerator      = zygote.KindGenerator
+	KindAsyncGenerator = zygote.KindAsyncGenerator
 )
-
-// Streaming reports whether tools of the kind yield items.
-func (k Kind) Streaming() bool { return k == KindGenerator || k == KindAsyncGenerator }
-
-func (k Kind) async() bool { return k == KindAsync || k == KindAsyncGenerator }
-
-// Tool is one served function, as its signature describes it.
-type Tool struct {
-	Name         string          `json:"name"` // module.function
-	Description  string          `json:"description"`
-	InputSchema  json.RawMessage `json:"input_schema"`
-	OutputSchema json.RawMessage `json:"output_schema"` // nil: nothing is known
-	Kind         Kind            `json:"kind"`
-	// Positional are the parameters that positional arguments fill, in order.
-	Positional []string `json:"positional"`
-	// VarArgs: further positional arguments go into [Call.VarArgs].
-	VarArgs  bool     `json:"varargs"`
-	Warnings []string `json:"warnings"`
-}
-
-// Unavailable is a declared tool that is not served.
-type Unavailable struct {
-	Name      string `json:"name"`
-	Reason    string `json:"reason"` // for people
-	Traceback string `json:"traceback,omitempty"`
-}
 
 // Call is one execution of a tool.
 type Call struct {

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/zygote"
+	"github.com/toolmesh/toolmesh/python"
 )
 
 // CatalogueSpec says which tools to describe from which source.
@@ -48,12 +50,11 @@ func (x *Executor) Catalogue(ctx context.Context, spec CatalogueSpec) ([]Tool, e
 	ctx, cancel := context.WithTimeout(ctx, catalogueTimeout)
 	defer cancel()
 	// As many as may import at once: these are interpreters too.
-	select {
-	case x.starting <- struct{}{}:
-		defer func() { <-x.starting }()
-	case <-ctx.Done():
-		return nil, failed(ctx.Err())
+	leave, err := x.zygotes.Place(ctx)
+	if err != nil {
+		return nil, failed(err)
 	}
+	defer leave()
 	out, err := x.venvs.Script(ctx, spec.Env, spec.Python, catalogueBootstrap, append([]string{x.files, root}, spec.Tools...)...)
 	if err != nil {
 		return nil, failed(err)
@@ -64,14 +65,11 @@ func (x *Executor) Catalogue(ctx context.Context, spec CatalogueSpec) ([]Tool, e
 	if err := json.Unmarshal(out, &answer); err != nil {
 		return nil, failed(err)
 	}
-	for i := range answer.Tools {
-		if string(answer.Tools[i].OutputSchema) == "null" {
-			answer.Tools[i].OutputSchema = nil
-		}
-	}
+	zygote.WithoutNulls(answer.Tools)
 	return answer.Tools, nil
 }
 
-// catalogueBootstrap is as [bootstrap], for reading source.
-const catalogueBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + workerPackage +
+// catalogueBootstrap makes the worker's files a package, as for a zygote, and reads
+// source with them.
+const catalogueBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + python.WorkerPackage +
 	" import entry; del sys.path[0]; entry.static(sys.argv[2], sys.argv[3:])"

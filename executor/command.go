@@ -27,6 +27,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/python"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -139,8 +140,9 @@ func (c *Commands) environ(more map[string]string) []string {
 	return c.x.workerEnv(c.bin, vars)
 }
 
-// commandBootstrap is as [bootstrap], for one run of a program.
-const commandBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + workerPackage +
+// commandBootstrap makes the worker's files a package, as for a zygote, and runs one
+// program with them.
+const commandBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + python.WorkerPackage +
 	" import entry; del sys.path[0]; entry.command(sys.argv[2])"
 
 // Missing says why a program cannot be run here, "" if it can.

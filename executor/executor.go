@@ -15,7 +15,6 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -23,6 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
+	"github.com/toolmesh/toolmesh/executor/zygote"
 	"github.com/toolmesh/toolmesh/python"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -184,11 +184,7 @@ type Executor struct {
 	spawner *sandbox.Spawner
 	groups  *cgroup.Tree // of no kind where there are none
 	venvs   *venv.Store
-	bases   bases
-	nextID  atomic.Uint64
-	// starting has a place for each interpreter that may import at once: more
-	// than there are processors would only make each other late.
-	starting chan struct{}
+	zygotes *zygote.Starter
 
 	mu       sync.Mutex
 	closed   bool
@@ -218,21 +214,19 @@ func New(dir string, opts *Options) (*Executor, error) {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	spawner := sandbox.NewSpawner(&sandbox.Options{Logger: o.Logger, Levels: o.Levels})
-	x := &Executor{
-		opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner, groups: openGroups(dir, o),
+	groups := openGroups(dir, o)
+	return &Executor{
+		opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner, groups: groups,
 		venvs: venv.NewStore(dir, spawner, &venv.Options{
-			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Pythons: o.Pythons, Warm: filepath.Join(files, workerPackage),
+			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Pythons: o.Pythons, Warm: filepath.Join(files, python.WorkerPackage),
 		}),
-		starting: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
-		indexes:  map[*Index]struct{}{}, commands: map[*Commands]struct{}{},
-	}
-	x.bases.x, x.bases.by, x.bases.quit = x, map[string]*base{}, make(chan struct{})
-	return x, nil
+		zygotes: zygote.NewStarter(spawner, zygote.Options{
+			Logger: o.Logger, Dir: filepath.Join(dir, scratch), Files: files, Cgroups: groups, StartTimeout: o.StartTimeout,
+			IdleAfter: o.IdleAfter, MaxResult: o.MaxResult, MaxFrame: o.maxFrame(), OwnInterpreters: o.OwnInterpreters,
+		}),
+		indexes: map[*Index]struct{}{}, commands: map[*Commands]struct{}{},
+	}, nil
 }
-
-// workerPackage is the name that the worker's files have as a package: one that
-// no index and no environment can have.
-const workerPackage = "_toolmesh_worker"
 
 // writeWorker writes the embedded files below dir, once per content, and returns
 // the folder to put on an interpreter's path.
@@ -258,7 +252,7 @@ func writeWorker(dir string) (string, error) {
 	final := filepath.Join(dir, hex.EncodeToString(digest.Sum(nil))[:16])
 	whole := true
 	for name, data := range contents {
-		there, err := os.ReadFile(filepath.Join(final, workerPackage, name)) //nolint:gosec // our own folder
+		there, err := os.ReadFile(filepath.Join(final, python.WorkerPackage, name)) //nolint:gosec // our own folder
 		whole = whole && err == nil && bytes.Equal(there, data)
 	}
 	if whole {
@@ -279,7 +273,7 @@ func writeWorker(dir string) (string, error) {
 		return "", err
 	}
 	for name, data := range contents {
-		file := filepath.Join(beside, workerPackage, filepath.FromSlash(name))
+		file := filepath.Join(beside, python.WorkerPackage, filepath.FromSlash(name))
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // see New
 			return "", err
 		}
@@ -315,7 +309,7 @@ func (x *Executor) LockRequirements(ctx context.Context, name, python string, re
 func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (*Env, error) {
 	env, err := x.venvs.Environment(ctx, sourceDir, lock, progress)
 	if err == nil {
-		x.bases.warm(env)
+		x.zygotes.Warm(env.Python, x.defaultSandbox)
 	}
 	return env, err
 }
@@ -363,7 +357,7 @@ func (x *Executor) Close() error {
 		_ = c.Close(at)
 	}
 	x.venvs.Close()
-	x.bases.close()
+	x.zygotes.Close()
 	x.groups.Close()
 	x.spawner.Close()
 	return nil
@@ -372,8 +366,8 @@ func (x *Executor) Close() error {
 // Level is the way in which processes are kept together on this machine.
 func (x *Executor) Level() sandbox.Level { return x.spawner.Level() }
 
-func (x *Executor) maxFrame() uint32 {
-	return uint32(x.opts.MaxResult) + 1<<20 //nolint:gosec // validated
+func (o Options) maxFrame() uint32 {
+	return uint32(o.MaxResult) + 1<<20 //nolint:gosec // validated
 }
 
 func (x *Executor) register(ix *Index) error {

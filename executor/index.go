@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,9 +19,9 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/failure"
-	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/output"
-	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/executor/pool"
+	"github.com/toolmesh/toolmesh/executor/zygote"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -65,21 +66,22 @@ func (s Spec) secrets() (values []string) {
 	return values
 }
 
-// Bytes of a stream's items that may be on their way; loop.py starts with it.
-const window = 256 << 10
-
-// itemCost is what an item counts beyond its bytes; loop.py adds the same.
-const itemCost = 64
-
+// served is a tool that calls can be made of. It does not change.
 type served struct {
 	*Tool
-	slot    uint16 // its place in its family's list
-	collect bool
-	family  *family
-	policy  Policy
+	slot       uint16 // its place in its group's list
+	collect    bool
+	group      *group
+	policy     Policy
+	quarantine *pool.Quarantine
+	pool       *pool.Pool // of its own isolation; nil when that is session
+}
 
-	quarantine quarantine
-	crew       *crew // of its own isolation; nil when that is session
+// group is the tools that were imported together, and their processes.
+type group struct {
+	*zygote.Group
+	key    groupKey
+	config zygote.Config
 }
 
 // Index is one bundle of tools being served. Its methods may be called
@@ -91,21 +93,20 @@ type Index struct {
 
 	redact *output.Redactor // nil: no secrets
 
+	// Set by Open.
 	tools       []Tool
 	byName      map[string]*served
 	unavailable []Unavailable
-	families    []*family // set by Open, one for each zygote key
+	groups      []*group
 
-	watching chan struct{} // capacity 1; see alarm
-	stop     chan struct{}
-	wg       sync.WaitGroup // readers, starts, the janitor
+	stop chan struct{}  // closed when the index is
+	wg   sync.WaitGroup // Open, the end of idle leases, ended pools
 
-	crewsMu sync.RWMutex
-	crews   map[workerKey]*crew
-	ended   bool // no further crews
+	poolsMu sync.RWMutex
+	pools   map[poolKey]*pool.Pool
+	ended   bool // no further pools
 
-	leases  leases
-	spawned atomic.Int64 // workers that should have been forks
+	leases leases
 
 	inFlight  atomic.Int64
 	closing   atomic.Bool
@@ -131,11 +132,11 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 		return nil, openFailed(spec, err)
 	}
 	ix := &Index{
-		x: x, spec: spec, stop: make(chan struct{}), watching: make(chan struct{}, 1), drained: make(chan struct{}),
+		x: x, spec: spec, stop: make(chan struct{}), drained: make(chan struct{}),
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
 	}
-	ix.crews = map[workerKey]*crew{}
-	ix.leases.by, ix.leases.taken = map[workerKey]*lease{}, map[workerKey]*lease{}
+	ix.pools = map[poolKey]*pool.Pool{}
+	ix.leases.by, ix.leases.taken = map[poolKey]*lease{}, map[poolKey]*lease{}
 	ix.redact = output.NewRedactor(spec.secrets())
 	if err := ix.group(root); err != nil {
 		return nil, openFailed(spec, err)
@@ -154,11 +155,6 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 	}
 	return ix, nil
 }
-
-// bootstrap makes the worker's files a package and starts them. The folder is
-// on the path only meanwhile.
-const bootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + workerPackage +
-	" import entry; del sys.path[0]; entry.zygote(sys.argv[2])"
 
 func openFailed(spec Spec, err error) error {
 	var known *toolmesh.Error
@@ -199,40 +195,34 @@ func (x *Executor) workerEnv(bin string, vars map[string]string) []string {
 	return list
 }
 
-// group makes the families: tools that may share a process are imported together.
+// group makes the groups: tools that may share a process are imported together.
 func (ix *Index) group(root string) error {
 	paths := []string{root}
 	if src := filepath.Join(root, "src"); isDir(src) {
 		paths = append(paths, src)
 	}
-	byKey := map[zygoteKey]*family{}
+	byKey := map[groupKey]*group{}
 	for _, name := range ix.spec.Tools {
 		policy := ix.spec.Policies[name].withDefaults(ix.x.defaultSandbox())
 		if err := policy.check(); err != nil {
 			return fmt.Errorf("the policy of %s: %w", name, err)
 		}
 		vars := merged(ix.spec.Vars, policy.Vars)
-		key := zygoteKey{sandbox: policy.Sandbox, env: profile(vars)}
-		f := byKey[key]
-		if f == nil {
-			f = &family{
-				index: ix, key: key, all: map[*zygote]struct{}{},
-				setup: setup{Root: root, Cwd: root, Paths: paths, Sandbox: key.sandbox, Exclude: map[string]string{}, Secrets: ix.spec.Secrets},
-				command: sandbox.Command{
-					Path: ix.spec.Env.Python,
-					Args: []string{"-I", "-X", "utf8", "-c", bootstrap, ix.x.files},
-					Env:  ix.x.workerEnv(filepath.Dir(ix.spec.Env.Python), vars), Dir: root,
-					Sandbox: key.sandbox,
-				},
-			}
-			if why := unfitFor(f.command, ix.x.opts.OwnInterpreters); why != "" {
-				ix.log.Debug("the index starts an interpreter of its own", slog.String("reason", why))
-				f.alone.Store(&why)
-			}
-			byKey[key] = f
-			ix.families = append(ix.families, f)
+		key := groupKey{sandbox: policy.Sandbox, env: profile(vars)}
+		g := byKey[key]
+		if g == nil {
+			g = &group{key: key, config: zygote.Config{
+				Logger: ix.log, Redact: ix.redact, Python: ix.spec.Env.Python, Root: root, Paths: paths,
+				Env:     ix.x.workerEnv(filepath.Dir(ix.spec.Env.Python), vars),
+				Secrets: ix.spec.Secrets, Sandbox: key.sandbox,
+			}}
+			byKey[key] = g
+			ix.groups = append(ix.groups, g)
 		}
-		f.setup.Tools = append(f.setup.Tools, name)
+		g.config.Tools = append(g.config.Tools, name)
+	}
+	for _, g := range ix.groups {
+		g.Group = ix.x.zygotes.NewGroup(g.config)
 	}
 	return nil
 }
@@ -241,31 +231,12 @@ func (ix *Index) open(ctx context.Context) error {
 	ctx, cancel := ix.untilStop(ctx)
 	defer cancel()
 	ix.byName = map[string]*served{}
-	for _, f := range ix.families {
-		unavailable, err := f.open(ctx)
-		if err != nil && (len(ix.families) == 1 || ctx.Err() != nil) {
+	for _, g := range ix.groups {
+		if err := ix.openGroup(ctx, g); err != nil {
 			return err
 		}
-		if err != nil {
-			// The tools of other families have nothing to do with it.
-			ix.log.Error("some tools cannot be served", slog.Any("tools", f.setup.Tools), slog.Any("error", err))
-			for _, name := range f.setup.Tools {
-				unavailable = append(unavailable, Unavailable{Name: name, Reason: err.Error()})
-			}
-		}
-		ix.unavailable = append(ix.unavailable, unavailable...)
-		if len(f.tools) > 1<<16-1 {
-			return fmt.Errorf("it declares %d tools, more than %d", len(f.tools), 1<<16-1)
-		}
-		for i := range f.tools {
-			t := &f.tools[i]
-			ix.byName[t.Name] = &served{
-				Tool: t, slot: uint16(i), family: f, collect: ix.spec.Collect[t.Name], //nolint:gosec // checked above
-				policy: ix.spec.Policies[t.Name].withDefaults(f.key.sandbox),
-			}
-		}
 	}
-	// In the order of the declaration, whatever family they belong to.
+	// In the order of the declaration, whatever group they belong to.
 	place := map[string]int{}
 	for i, name := range ix.spec.Tools {
 		if _, twice := place[name]; !twice {
@@ -281,64 +252,157 @@ func (ix *Index) open(ctx context.Context) error {
 		if t.policy.Isolation == tool.IsolationSession {
 			continue
 		}
-		c, err := ix.crew(t, t.policy.Isolation)
+		p, err := ix.pool(t, t.policy.Isolation)
 		if err != nil {
 			return err
 		}
-		t.crew = c
+		t.pool = p
 	}
-	for _, c := range ix.everyCrew() {
-		if c.once && c.spares == 0 {
-			continue
+	for key, p := range ix.everyPool() {
+		if key.isolation == tool.IsolationFresh {
+			continue // a new interpreter is more than a guess should cost
 		}
-		w, err := c.family.newWorker(c)
-		if err != nil {
+		if err := p.Warm(); err != nil {
 			return err
 		}
-		c.mu.Lock()
-		c.join(w)
-		c.mu.Unlock()
 	}
-	ix.wg.Go(ix.janitor)
-	ix.wg.Go(ix.watch)
+	ix.wg.Go(ix.expireLeases)
 	return nil
 }
 
-// crew finds the crew that runs a tool's calls in an isolation, or makes it. A
+// openGroup imports the tools of a group. An error means that there is no use in
+// going on without them.
+func (ix *Index) openGroup(ctx context.Context, g *group) error {
+	all := func(reason string) {
+		for _, name := range g.config.Tools {
+			ix.unavailable = append(ix.unavailable, Unavailable{Name: name, Reason: reason})
+		}
+	}
+	if why := ix.x.Lacks(g.key.sandbox); why != "" {
+		all(why)
+		return nil
+	}
+	tools, unavailable, err := g.Open(ctx)
+	switch {
+	case err != nil && (len(ix.groups) == 1 || ctx.Err() != nil):
+		return err
+	case err != nil:
+		// The tools of other groups have nothing to do with it.
+		ix.log.Error("some tools cannot be served", slog.Any("tools", g.config.Tools), slog.Any("error", err))
+		all(err.Error())
+		return nil
+	case len(tools) > 1<<16-1:
+		return fmt.Errorf("it declares %d tools, more than %d", len(tools), 1<<16-1)
+	}
+	ix.unavailable = append(ix.unavailable, unavailable...)
+	why := g.ForkUnsafe()
+	if why != "" {
+		ix.log.Warn("the index cannot be forked, each worker imports it anew", slog.String("reason", why))
+	}
+	for i := range tools {
+		t := &served{
+			Tool: &tools[i], slot: uint16(i), group: g, collect: ix.spec.Collect[tools[i].Name], //nolint:gosec // checked above
+			policy: ix.spec.Policies[tools[i].Name].withDefaults(g.key.sandbox), quarantine: ix.quarantine(tools[i].Name),
+		}
+		switch {
+		case why == "":
+		case t.policy.Isolation == tool.IsolationFork:
+			t.Warnings = append(t.Warnings, "isolation fork starts a new interpreter for each call: "+why)
+		default:
+			t.Warnings = append(t.Warnings, "its worker is no fork but imports the index anew: "+why)
+		}
+		ix.byName[t.Name] = t
+	}
+	return nil
+}
+
+// quarantine makes the quarantine of a tool.
+func (ix *Index) quarantine(name string) *pool.Quarantine {
+	o := ix.x.opts
+	return pool.NewQuarantine(pool.QuarantineConfig{
+		Tool: name, CrashLimit: o.CrashLimit, Window: o.CrashWindow, TrialEvery: o.TrialEvery,
+		Changed: func(reason string) {
+			if reason == "" {
+				ix.log.Info("a tool's quarantine has ended", slog.String("tool", name))
+			} else {
+				ix.log.Warn("a tool is in quarantine", slog.String("tool", name), slog.String("reason", reason))
+			}
+			if ix.spec.Quarantined != nil {
+				ix.spec.Quarantined(name, reason)
+			}
+		},
+	})
+}
+
+// pool finds the pool that runs a tool's calls in an isolation, or makes it. A
 // session's come from lease.
-func (ix *Index) crew(t *served, isolation tool.Isolation) (*crew, *toolmesh.Error) {
-	key := workerKey{zygoteKey: t.family.key, async: t.Kind.async(), isolation: isolation, limits: t.policy.Limits}
+func (ix *Index) pool(t *served, isolation tool.Isolation) (*pool.Pool, *toolmesh.Error) {
+	key := poolKey{groupKey: t.group.key, async: t.Kind.Async(), isolation: isolation, limits: t.policy.Limits}
 	if isolation == tool.IsolationFresh {
 		key.tool = t.Name
 	}
-	return ix.crewOf(t.family, key)
+	return ix.poolOf(t.group, key)
 }
 
-func (ix *Index) crewOf(f *family, key workerKey) (*crew, *toolmesh.Error) {
-	ix.crewsMu.RLock()
-	c := ix.crews[key]
-	ix.crewsMu.RUnlock()
-	if c != nil {
-		return c, nil
+func (ix *Index) poolOf(g *group, key poolKey) (*pool.Pool, *toolmesh.Error) {
+	ix.poolsMu.RLock()
+	p := ix.pools[key]
+	ix.poolsMu.RUnlock()
+	if p != nil {
+		return p, nil
 	}
-	ix.crewsMu.Lock()
-	defer ix.crewsMu.Unlock()
-	if c := ix.crews[key]; c != nil {
-		return c, nil
+	ix.poolsMu.Lock()
+	defer ix.poolsMu.Unlock()
+	if p := ix.pools[key]; p != nil {
+		return p, nil
 	}
 	if ix.ended {
 		return nil, failure.Unavailable("the index %s is closed", ix.spec.Name)
 	}
-	c = newCrew(ix, f, key)
-	ix.crews[key] = c
-	return c, nil
+	worker := zygote.Worker{Async: key.async, Isolation: key.isolation, Limits: key.limits, Tool: key.tool}
+	p = pool.New(ix.poolConfig(key), func(ctx context.Context) (pool.Process, error) {
+		proc, err := g.Start(ctx, worker)
+		if err != nil {
+			return nil, err
+		}
+		return proc, nil
+	})
+	ix.pools[key] = p
+	return p, nil
 }
 
-// everyCrew lists the crews of this moment.
-func (ix *Index) everyCrew() []*crew {
-	ix.crewsMu.RLock()
-	defer ix.crewsMu.RUnlock()
-	return slices.Collect(maps.Values(ix.crews))
+// poolConfig is how the pool of a key is run.
+func (ix *Index) poolConfig(key poolKey) pool.Config {
+	o := ix.x.opts
+	cfg := pool.Config{
+		Index: ix.spec.Name, Logger: ix.log, Redact: ix.redact,
+		Async: key.async, Once: key.isolation == tool.IsolationFork || key.isolation == tool.IsolationFresh,
+		MinIdle: 1, Affinity: key.affinity,
+		MaxWorkers: o.MaxWorkers, MaxCalls: ix.spec.Concurrency, Limits: key.limits,
+		Grace: o.Grace, StartTimeout: o.StartTimeout, IdleAfter: o.IdleAfter,
+		Recycle:  pool.Recycle{Calls: o.RecycleCalls, Age: o.RecycleAge, Memory: o.RecycleMemory},
+		MaxFrame: o.maxFrame(),
+	}
+	if ix.spec.Concurrency > 0 {
+		cfg.MaxWorkers = min(ix.spec.Concurrency, o.MaxWorkers)
+	}
+	if !key.async {
+		cfg.MaxCalls = cfg.MaxWorkers
+	}
+	if key.isolation == tool.IsolationFork {
+		cfg.Spares = 1 // a fork is cheap, yet not as cheap as none
+	}
+	if key.suspect != "" {
+		cfg.MinIdle = 0
+	}
+	return cfg
+}
+
+// everyPool are the pools of this moment.
+func (ix *Index) everyPool() map[poolKey]*pool.Pool {
+	ix.poolsMu.RLock()
+	defer ix.poolsMu.RUnlock()
+	return maps.Clone(ix.pools)
 }
 
 // untilStop gives a context that also ends when the index is closed. Called on
@@ -355,46 +419,14 @@ func (ix *Index) untilStop(parent context.Context) (context.Context, context.Can
 	return ctx, cancel
 }
 
-func (ix *Index) maxWorkers() int {
-	if ix.spec.Concurrency > 0 {
-		return min(ix.spec.Concurrency, ix.x.opts.MaxWorkers)
-	}
-	return ix.x.opts.MaxWorkers
-}
-
-// after calls f after a while, unless the index is closed before.
-func (ix *Index) after(d time.Duration, f func()) {
-	ix.wg.Go(func() {
-		timer := time.NewTimer(d)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-			f()
-		case <-ix.stop:
-		}
-	})
-}
-
-// janitor ends workers that nobody needs, and looks after event loops.
-func (ix *Index) janitor() {
-	idle := time.NewTicker(max(ix.x.opts.IdleAfter/4, time.Millisecond))
-	defer idle.Stop()
-	probe := time.NewTicker(blockedAfter / blockedLooks)
-	defer probe.Stop()
+// expireLeases ends the leases that were idle for too long.
+func (ix *Index) expireLeases() {
+	ticker := time.NewTicker(max(ix.x.opts.IdleAfter/4, time.Millisecond))
+	defer ticker.Stop()
 	for {
 		select {
-		case <-idle.C:
-			for _, c := range ix.everyCrew() {
-				c.reap(ix.x.opts.IdleAfter)
-				c.weigh()
-			}
+		case <-ticker.C:
 			ix.expire()
-		case <-probe.C:
-			for _, c := range ix.everyCrew() {
-				if c.async {
-					c.probe()
-				}
-			}
 		case <-ix.stop:
 			return
 		}
@@ -436,18 +468,17 @@ func (ix *Index) Call(ctx context.Context, call Call, sink output.Sink) (json.Ra
 		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments are %d bytes, more than %d", size, ix.x.opts.MaxResult).
 			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
 	}
-	trial, refused := t.quarantine.enter(t.Name, time.Now())
+	trial, refused := t.quarantine.Enter()
 	if refused != nil {
 		return nil, refused
 	}
-	var outcome verdict
-	defer func() { t.quarantine.leave(ix, t.Name, trial, outcome) }()
-	body, err := ix.attempt(ctx, t, call, sink, &outcome)
+	var verdict pool.Verdict
+	defer func() { t.quarantine.Leave(trial, verdict) }()
+	body, verdict, err := ix.attempt(ctx, t, call, sink)
 	if e := diedBefore(err); e != nil {
 		// A worker that died before it took the call up costs the call nothing. A
 		// call that finds two dead is what kills them: nobody is to try again.
-		outcome = verdict{}
-		body, err = ix.attempt(ctx, t, call, sink, &outcome)
+		body, verdict, err = ix.attempt(ctx, t, call, sink)
 		if e := diedBefore(err); e != nil {
 			return nil, e.WithRetryable(false).WithDetail("workers", 2)
 		}
@@ -463,82 +494,39 @@ func diedBefore(err error) *toolmesh.Error {
 	return nil
 }
 
-func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink output.Sink, outcome *verdict) (json.RawMessage, error) {
-	j := &job{id: ix.x.nextID.Add(1), tool: t, args: call.Args, sink: sink, session: call.Session, rpcID: call.RPCID, depth: max(call.Depth, 0)}
-	j.nesting.maker, j.nesting.ctx = call.Nested, ctx
-	defer j.endNested()
-	if len(call.VarArgs) > 0 && string(call.VarArgs) != "[]" {
-		j.flags |= frame.FlagMeta
-		j.meta = metaOf(call.VarArgs)
-	}
-	var item func(data []byte) error
-	c := t.crew
+// attempt makes a call once.
+func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink output.Sink) (json.RawMessage, pool.Verdict, error) {
+	p, slot := t.pool, t.slot
 	switch isolation := tighter(t.policy.Isolation, call.Isolation); {
 	case isolation == tool.IsolationSession:
 		leased, release, err := ix.lease(t, call)
 		if err != nil {
-			return nil, err
+			return nil, pool.Verdict{}, err
 		}
 		defer release()
-		c = leased
+		p = leased
 	case isolation != t.policy.Isolation:
-		tightened, err := ix.crew(t, isolation)
+		tightened, err := ix.pool(t, isolation)
 		if err != nil {
-			return nil, err
+			return nil, pool.Verdict{}, err
 		}
-		c = tightened
-	case isolation == tool.IsolationWarm && c.async && t.quarantine.suspect.Load():
-		key := c.key
-		key.suspect = t.Name
-		apart, err := ix.crewOf(t.family, key)
+		p = tightened
+	case isolation == tool.IsolationWarm && t.Kind.Async() && t.quarantine.Suspect():
+		apart, err := ix.poolOf(t.group, poolKey{
+			groupKey: t.group.key, async: true, isolation: isolation, limits: t.policy.Limits, suspect: t.Name,
+		})
 		if err != nil {
-			return nil, err
+			return nil, pool.Verdict{}, err
 		}
-		c = apart
+		p = apart
 	}
-	if c.async {
-		j.done = make(chan struct{}, 1)
+	if tighter(t.policy.Isolation, call.Isolation) == tool.IsolationFresh {
+		slot = 0 // its workers import nothing else
 	}
-	switch {
-	case call.Stream && sink == nil:
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "executor: a stream needs a sink").
-			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
-	case call.Stream:
-		j.flags |= frame.FlagStream
-		j.items.notify = make(chan struct{}, 1)
-		item = c.taker(ctx, j)
-	case call.Collect || t.collect:
-		j.flags |= frame.FlagCollect
-	}
-	if err := c.submit(j); err != nil {
-		return nil, err
-	}
-	run := c.runPlain
-	if c.async {
-		run = c.runCoroutine
-	}
-	refused := run(ctx, j, item)
-	if exceeded := c.breached(j); exceeded != nil {
-		return nil, exceeded // and no crash: the tool is told its limit, and stays in service
-	}
-	*outcome = judge(j)
-	switch {
-	case j.err != nil && (refused == nil || ctx.Err() != nil):
-		return nil, j.err
-	case refused != nil:
-		return nil, refused
-	case j.kind == frame.Error:
-		return nil, failure.FromWorker(j.body)
-	case call.Stream && j.kind == frame.Result:
-		return nil, sink.Item(ctx, j.body) // a plain function's one item
-	case j.kind == frame.Result:
-		return j.body, nil
-	case call.Stream && j.kind == frame.End:
-		return nil, nil
-	default:
-		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "the worker answered a call with frame type %d", j.kind).
-			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedYes)
-	}
+	return p.Call(ctx, pool.Call{
+		Tool: t.Name, Slot: slot, Args: call.Args, VarArgs: call.VarArgs, Session: call.Session, RPCID: call.RPCID, Depth: call.Depth,
+		Stream: call.Stream, Collect: call.Collect || t.collect, Sink: sink, Nested: call.Nested,
+	})
 }
 
 func (ix *Index) notServed(name string) error {
@@ -577,15 +565,17 @@ func (ix *Index) Close(ctx context.Context) error {
 	}
 	ix.closeOnce.Do(func() {
 		close(ix.stop)
-		ix.crewsMu.Lock()
+		ix.poolsMu.Lock()
 		ix.ended = true
-		ix.crewsMu.Unlock()
-		for _, c := range ix.everyCrew() {
-			c.close()
+		ix.poolsMu.Unlock()
+		var all sync.WaitGroup
+		for _, p := range ix.everyPool() {
+			all.Go(p.Close)
 		}
-		for _, f := range ix.families {
-			f.close()
+		for _, g := range ix.groups {
+			all.Go(g.Close)
 		}
+		all.Wait()
 		ix.wg.Wait()
 		ix.x.unregister(ix)
 	})
@@ -595,38 +585,27 @@ func (ix *Index) Close(ctx context.Context) error {
 // Stats is a moment's view.
 func (ix *Index) Stats() Stats {
 	var s Stats
-	for _, c := range ix.everyCrew() {
-		c.mu.Lock()
-		s.Starting += c.starting
-		s.Busy += c.busy
-		s.Waiting += c.queue.len()
-		s.Restarts += c.restarts
-		s.Recycled += c.recycled
-		for w := range c.workers {
-			if !w.retired {
-				s.Workers++
-			}
-			s.Pids = append(s.Pids, w.handle.Pid())
-		}
-		c.mu.Unlock()
+	for _, p := range ix.everyPool() {
+		one := p.Stats()
+		s.Workers += one.Workers
+		s.Starting += one.Starting
+		s.Busy += one.Busy
+		s.Waiting += one.Waiting
+		s.Restarts += one.Restarts
+		s.Recycled += one.Recycled
+		s.Pids = append(s.Pids, one.Pids...)
 	}
 	for i := range ix.tools {
-		if name := ix.tools[i].Name; ix.byName[name].quarantine.active.Load() {
+		if name := ix.tools[i].Name; ix.byName[name].quarantine.Active() {
 			s.Quarantined = append(s.Quarantined, name)
 		}
 	}
-	s.Spawned = int(ix.spawned.Load())
-	for _, f := range ix.families {
-		if f.forkUnsafe != "" {
-			s.ForkUnsafe = f.forkUnsafe
-		}
-		f.mu.Lock()
-		if z := f.current; z != nil && s.Root == 0 {
-			s.Root = z.proc.Pid()
-		}
-		f.mu.Unlock()
+	for _, g := range ix.groups {
+		s.Spawned += g.Spawned()
+		s.ForkUnsafe = cmp.Or(g.ForkUnsafe(), s.ForkUnsafe)
+		s.Root = cmp.Or(s.Root, g.Pid())
 	}
-	sort.Ints(s.Pids)
+	slices.Sort(s.Pids)
 	return s
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/failure"
+	"github.com/toolmesh/toolmesh/executor/pool"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -51,9 +52,10 @@ func (l Lease) check() error {
 	return nil
 }
 
-// lease is a crew that belongs to one session.
+// lease is a pool that belongs to one session.
 type lease struct {
-	crew  *crew
+	pool  *pool.Pool
+	key   poolKey
 	terms Lease
 
 	// Guarded by leases.mu.
@@ -69,10 +71,10 @@ type lease struct {
 // leases are the sessions that have workers of an index.
 type leases struct {
 	mu sync.Mutex
-	by map[workerKey]*lease
+	by map[poolKey]*lease
 	// taken remembers whose worker was given to others, until they come back or
 	// their lease would have ended anyway: they are told that their state is gone.
-	taken map[workerKey]*lease
+	taken map[poolKey]*lease
 }
 
 // LateCreation is by how much a lease may seem older than the session that it
@@ -93,12 +95,12 @@ func (l *lease) serves(call Call) bool {
 	return false
 }
 
-// lease finds the crew of a call's session, or makes it. release must be called
+// lease finds the pool of a call's session, or makes it. release must be called
 // when the call is over. An error says that all workers are leased, or that the
 // session's was.
-func (ix *Index) lease(t *served, call Call) (c *crew, release func(), _ *toolmesh.Error) {
-	key := workerKey{
-		zygoteKey: t.family.key, async: t.Kind.async(), isolation: tool.IsolationSession, limits: t.policy.Limits,
+func (ix *Index) lease(t *served, call Call) (p *pool.Pool, release func(), _ *toolmesh.Error) {
+	key := poolKey{
+		groupKey: t.group.key, async: t.Kind.Async(), isolation: tool.IsolationSession, limits: t.policy.Limits,
 		session: call.Session, affinity: t.policy.Lease.Affinity,
 	}
 	ls := &ix.leases
@@ -116,35 +118,27 @@ func (ix *Index) lease(t *served, call Call) (c *crew, release func(), _ *toolme
 		if lost, ok := ls.taken[key]; ok {
 			delete(ls.taken, key)
 			if lost.serves(call) {
-				return nil, nil, stateGone("its worker was needed for another session")
+				return nil, nil, failure.StateGone("its worker was needed for another session")
 			}
 		}
 		if len(ls.by) >= ix.x.opts.MaxSessions && !ix.evict() {
 			return nil, nil, toolmesh.Errorf(toolmesh.CodeBusy, "all %d workers that %s leases to sessions are in use", len(ls.by), ix.spec.Name).
 				WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo).WithRetryable(true).WithDetail("reason", "session_workers")
 		}
-		c, err := ix.crewOf(t.family, key)
+		p, err := ix.poolOf(t.group, key)
 		if err != nil {
 			return nil, nil, err
 		}
-		l = &lease{crew: c, terms: t.policy.Lease, made: time.Now(), epoch: call.Epoch, created: call.Created}
-		c.affinity = l.terms.Affinity
+		l = &lease{pool: p, key: key, terms: t.policy.Lease, made: time.Now(), epoch: call.Epoch, created: call.Created}
 		ls.by[key] = l
 	}
 	l.calls++
-	return l.crew, func() {
+	return l.pool, func() {
 		ls.mu.Lock()
 		l.calls--
 		l.used = time.Now()
 		ls.mu.Unlock()
 	}, nil
-}
-
-// stateGone is the error of a call that counts on what its session's worker
-// knew. It is given once: the next call finds a new worker.
-func stateGone(why string) *toolmesh.Error {
-	return failure.Unavailable("the session's worker is gone, and what it knew with it: %s; the next call gets a new one", why).
-		WithRetryable(true).WithDetail("reason", "session_worker_unavailable")
 }
 
 // evict ends the lease that has been idle for longest, if one may be ended. The
@@ -159,23 +153,25 @@ func (ix *Index) evict() bool {
 	if oldest == nil {
 		return false
 	}
-	key := oldest.crew.key
 	if oldest.terms.Affinity != tool.AffinityHint {
-		ix.leases.taken[key] = oldest
+		ix.leases.taken[oldest.key] = oldest
 	}
 	ix.endLease(oldest)
-	ix.log.Info("a session's worker is given to another session", slog.String("session", key.session))
+	ix.log.Info("a session's worker is given to another session", slog.String("session", oldest.key.session))
 	return true
 }
 
 // endLease takes a lease back. Its workers end on their own time. The leases'
 // lock is held.
-func (ix *Index) endLease(l *lease) []*worker {
-	delete(ix.leases.by, l.crew.key)
-	ix.crewsMu.Lock()
-	delete(ix.crews, l.crew.key)
-	ix.crewsMu.Unlock()
-	return l.crew.disband()
+func (ix *Index) endLease(l *lease) {
+	delete(ix.leases.by, l.key)
+	ix.poolsMu.Lock()
+	delete(ix.pools, l.key)
+	if !ix.ended {
+		ix.wg.Go(l.pool.Wait)
+	}
+	ix.poolsMu.Unlock()
+	l.pool.End()
 }
 
 // expire ends the leases that were idle for too long.
@@ -229,11 +225,12 @@ func (ix *Index) Sessions() []Session {
 // the calls that they run. It returns when they are gone, or with ctx's error
 // before. A call that the session makes later gets a new worker.
 func (ix *Index) EndSession(ctx context.Context, name, epoch string) error {
-	var ended []*worker
+	var ended []*pool.Pool
 	ix.leases.mu.Lock()
 	for key, l := range ix.leases.by {
 		if key.session == name && l.epoch == epoch {
-			ended = append(ended, ix.endLease(l)...)
+			ix.endLease(l)
+			ended = append(ended, l.pool)
 		}
 	}
 	for key, lost := range ix.leases.taken {
@@ -242,72 +239,12 @@ func (ix *Index) EndSession(ctx context.Context, name, epoch string) error {
 		}
 	}
 	ix.leases.mu.Unlock()
-	for _, w := range ended {
+	for _, p := range ended {
 		select {
-		case <-w.gone:
+		case <-p.Gone():
 		case <-ctx.Done():
 			return fmt.Errorf("end the workers of session %s: %w", name, ctx.Err())
 		}
 	}
 	return nil
-}
-
-// keeps reports whether another worker would not do: its calls are about what
-// this one knows.
-func (c *crew) keeps() bool {
-	return c.affinity == tool.AffinityQueue || c.affinity == tool.AffinityFail
-}
-
-// refuses is the error of a call that must not wait for its session's worker,
-// or that comes after that worker was lost. The lock is held, and the crew has
-// no worker free.
-func (c *crew) refuses(j *job) *toolmesh.Error {
-	switch {
-	case c.forgot != "":
-		why := c.forgot
-		c.forgot = ""
-		return stateGone(why)
-	case c.affinity == tool.AffinityFail && (len(c.workers) > 0 || c.queue.len() > 0):
-		return toolmesh.Errorf(toolmesh.CodeBusy, "the session's worker is busy with another call").
-			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo).WithRetryable(true).WithDetail("reason", "worker_busy")
-	case c.keeps() && !c.async && c.below(j.depth):
-		return workerWaits()
-	}
-	return nil
-}
-
-// disband refuses further calls, cancels those that run and ends the workers.
-func (c *crew) disband() []*worker {
-	c.mu.Lock()
-	c.closed = true
-	var workers []*worker
-	var running, queued []*job
-	c.idle = nil
-	for w := range c.workers {
-		workers = append(workers, w)
-		for _, j := range w.jobs {
-			running = append(running, j)
-		}
-		if j := w.current.Load(); j != nil && j.worker == w {
-			running = append(running, j)
-		}
-		if w.retired {
-			continue
-		}
-		w.retired, w.stopping = true, true
-		if w.current.Load() == nil && len(w.jobs) == 0 {
-			c.dismiss(w)
-		}
-	}
-	for j := c.queue.pop(); j != nil; j = c.queue.pop() {
-		queued = append(queued, j)
-	}
-	c.mu.Unlock()
-	for _, j := range running {
-		c.interrupt(j)
-	}
-	for _, j := range queued {
-		granted(j, failure.Unavailable("the session has ended"))
-	}
-	return workers
 }

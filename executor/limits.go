@@ -2,13 +2,9 @@ package executor
 
 import (
 	"fmt"
-	"maps"
-	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 
-	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -26,31 +22,10 @@ func (x *Executor) defaultSandbox() tool.Sandbox {
 	return effective
 }
 
-// ownFolder makes the folder that the processes of a zygote to be may write,
-// where its sandbox level leaves them no other.
-func (x *Executor) ownFolder(s *setup) (err error) {
-	s.Folder, err = x.folderOf(s.Sandbox)
-	return err
-}
-
 // folderOf makes a folder for what a sandbox level lets its processes write;
 // empty where it leaves them others.
 func (x *Executor) folderOf(level tool.Sandbox) (string, error) {
-	if level != tool.SandboxStrict && level != tool.SandboxOffline {
-		return "", nil
-	}
-	folder := filepath.Join(x.dir, scratch, strconv.FormatUint(x.nextID.Add(1), 10))
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return "", fmt.Errorf("the folder for temporary files: %w", err)
-	}
-	return folder, nil
-}
-
-// removeFolder removes what the worker wrote to its own.
-func (w *worker) removeFolder() {
-	if w.zygote.folder != "" {
-		_ = os.RemoveAll(filepath.Join(w.zygote.folder, "w"+strconv.FormatUint(w.id, 10)))
-	}
+	return sandbox.OwnFolder(filepath.Join(x.dir, scratch), level)
 }
 
 // Lacks says why a tool that demands a sandbox level cannot be served; empty
@@ -60,44 +35,4 @@ func (x *Executor) Lacks(level tool.Sandbox) string {
 		return fmt.Sprintf("it demands the sandbox level %s, which this node does not have: %s", level, why)
 	}
 	return ""
-}
-
-// refuse lists the family's tools as unavailable, for want of the sandbox level.
-func (f *family) refuse(why string) []Unavailable {
-	all := make([]Unavailable, 0, len(f.setup.Tools))
-	for _, name := range f.setup.Tools {
-		all = append(all, Unavailable{Name: name, Reason: why})
-	}
-	return all
-}
-
-// spent takes a worker out of service that its own call has used up: its end is
-// no crash.
-func (c *crew) spent(w *worker) {
-	c.mu.Lock()
-	w.retired, w.stopping = true, true
-	c.mu.Unlock()
-}
-
-// exitSpent is the status of a worker that ends between two calls because one of
-// them has changed it beyond repair; snapshot.py says the same.
-const exitSpent = 75
-
-// resigned says of a worker that ended by itself between two calls that this is no crash.
-func (c *crew) resigned(w *worker) {
-	if w.exit.Code != exitSpent {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	jobs := slices.Collect(maps.Values(w.jobs))
-	if j := w.current.Load(); j != nil {
-		jobs = append(jobs, j)
-	}
-	for _, j := range jobs {
-		if w.begun(j) == toolmesh.StartedYes {
-			return // it ended in the midst of a call
-		}
-	}
-	w.stopping = true
 }

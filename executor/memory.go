@@ -1,7 +1,6 @@
 package executor
 
 import (
-	"errors"
 	"log/slog"
 	"path/filepath"
 
@@ -10,15 +9,6 @@ import (
 	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/tool"
 )
-
-// A limit on memory has three guards. What is asked for at once, far beyond it,
-// is refused by the system (limits.py): a MemoryError, which a tool may handle.
-// What is touched is measured by the watchdog, which is exact about what the
-// limit means and says so, but looks only now and then. Behind both stands the
-// kernel's bound on the worker's control group, where there are groups: nothing
-// is faster, and nothing hides from it, neither a process that left its parent
-// nor a file in memory. It stands a bit further out than the limit, because it
-// also counts what the limit does not: see bound.
 
 // watchdogGuard is what [Executor.MemoryGuard] says where there are no groups.
 const watchdogGuard = "watchdog"
@@ -29,8 +19,6 @@ const kernelShare = 4 << 20
 
 // What the interpreter above a command may take: it is in the program's group.
 const commandShare = 24 << 20
-
-var errStarved = errors.New("the kernel killed one of its processes for want of memory")
 
 // openGroups finds out whether control groups may be had.
 func openGroups(dir string, o Options) *cgroup.Tree {
@@ -66,96 +54,6 @@ func (x *Executor) newGroup(limits tool.Limits) *cgroup.Group {
 		return nil
 	}
 	return group
-}
-
-// enclose moves a worker that has just been forked into its group, with what the
-// index's own handlers may have started in it: no call has reached it.
-func (w *worker) enclose() {
-	if w.group == nil {
-		return
-	}
-	err := w.group.Add(w.handle.Pid())
-	known := map[int]bool{}
-	for more := true; more && err == nil; {
-		more = false
-		for _, pid := range w.handle.Descendants() {
-			if !known[pid] {
-				known[pid], more = true, true
-				err = errors.Join(err, w.group.Add(pid))
-			}
-		}
-	}
-	if err != nil {
-		w.log.Warn("a worker is in no control group", slog.Int("pid", w.handle.Pid()), slog.Any("error", err))
-	}
-}
-
-// bound sets the bound of a worker's group when it is ready for its first call.
-// What it has of its zygote is charged to that; but the first to write to a
-// common page pays for the copy, though it has no more memory than before. So all
-// that it began with may be charged to it once more.
-func (w *worker) bound() {
-	if w.group == nil {
-		return
-	}
-	used, err := w.group.Usage()
-	if err == nil {
-		w.meter.charged = used
-		limit := int64(w.crew.key.limits.Memory)
-		err = w.group.Limit(used + w.meter.base + limit + limit/32 + kernelShare)
-	}
-	if err != nil {
-		w.log.Warn("a worker's control group is not bounded", slog.Int("pid", w.handle.Pid()), slog.Any("error", err))
-	}
-}
-
-// starved reports whether the kernel killed a process of the worker's since its
-// call began. The crew's lock is held.
-func (w *worker) starved() bool { return w.group != nil && w.group.Kills() > w.meter.kills }
-
-// starvation makes the error of the calls of a starved worker. The crew's lock
-// is held.
-func (w *worker) starvation() func(j *job) *toolmesh.Error {
-	limit := int64(w.crew.key.limits.Memory)
-	peak, reached := w.group.Peak()-w.meter.charged, w.group.Reached()
-	return func(j *job) *toolmesh.Error { return failure.Starved(j.tool.Name, limit, peak, reached) }
-}
-
-// exhausted ends a worker that is starved and still there: the kernel killed
-// another process of its. Its calls have exceeded their limit, whatever they say.
-func (c *crew) exhausted(w *worker) bool {
-	if w.group == nil {
-		return false
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.reckon(w) {
-		return false
-	}
-	w.kill()
-	return true
-}
-
-// reckon has the calls of a starved worker fail for it. The lock is held.
-func (c *crew) reckon(w *worker) bool {
-	if !w.starved() {
-		return false
-	}
-	jobs := c.running(w)
-	if len(jobs) == 0 {
-		return false
-	}
-	fails := w.starvation()
-	for _, j := range jobs {
-		if j.breach == nil {
-			j.breach = fails(j)
-		}
-	}
-	if !w.stopping {
-		c.index.log.Warn("a call exceeded a limit", slog.Int("pid", w.handle.Pid()), slog.Any("error", jobs[0].breach))
-	}
-	w.retired, w.stopping = true, true
-	return true
 }
 
 // enclose moves the process above a program, which has not started it yet, into

@@ -84,7 +84,8 @@ func beAgent(dir string) {
 			return
 		}
 	}
-	o := &executor.Options{Environ: os.Environ(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX")), MaxWorkers: 12,
+	log := &logged{}
+	o := &executor.Options{Environ: os.Environ(), Logger: log.logger(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX")), MaxWorkers: 12,
 		OwnInterpreters: os.Getenv("TOOLMESH_TEST_OWN") != ""}
 	if level := os.Getenv("TOOLMESH_TEST_LEVEL"); level != "" {
 		o.Levels = []sandbox.Level{sandbox.Level(level)}
@@ -102,10 +103,10 @@ func beAgent(dir string) {
 	if err != nil {
 		fail(err)
 	}
-	bases := x.BasePids()
+	bases := log.bases()
 	if os.Getenv("TOOLMESH_TEST_BASELESS") != "" {
 		bases = nil
-		for _, pid := range x.BasePids() {
+		for _, pid := range log.bases() {
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				fail(err)
 			}

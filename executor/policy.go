@@ -59,16 +59,16 @@ func tighter(a, b tool.Isolation) tool.Isolation {
 	return a
 }
 
-// zygoteKey is what all processes of a zygote have in common from their start:
+// groupKey is what all processes of a group have in common from their start:
 // tools that differ in it never share a process, not even while they are imported.
-type zygoteKey struct {
+type groupKey struct {
 	sandbox tool.Sandbox
 	env     string // digest of the environment: it may hold secrets
 }
 
-// workerKey is what all calls of a worker have in common.
-type workerKey struct {
-	zygoteKey
+// poolKey is what all calls of a pool have in common.
+type poolKey struct {
+	groupKey
 	async     bool
 	isolation tool.Isolation
 	limits    tool.Limits
@@ -95,19 +95,4 @@ func merged(base, more map[string]string) map[string]string {
 	}
 	maps.Copy(all, more)
 	return all
-}
-
-// numbers are limits as a worker reads them: seconds and bytes; zero is none.
-type numbers struct {
-	CPUTime   float64 `json:"cpu_time,omitempty"`
-	Memory    int64   `json:"memory,omitempty"`
-	Pids      int     `json:"pids,omitempty"`
-	OpenFiles int     `json:"open_files,omitempty"`
-	Output    int64   `json:"output,omitempty"`
-}
-
-func numbersOf(l tool.Limits) numbers {
-	return numbers{
-		CPUTime: l.CPUTime.Seconds(), Memory: int64(l.Memory), Pids: l.Pids, OpenFiles: l.OpenFiles, Output: int64(l.Output),
-	}
 }

@@ -10,3 +10,7 @@ var Worker embed.FS
 
 // WorkerDir is the folder of the files in [Worker].
 const WorkerDir = "src/toolmesh/_worker"
+
+// WorkerPackage is the name that the files in [Worker] have as a package: one that
+// no index and no environment can have.
+const WorkerPackage = "_toolmesh_worker"

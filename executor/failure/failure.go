@@ -80,3 +80,10 @@ func Unavailable(format string, args ...any) *toolmesh.Error {
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, format, args...).
 		WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
 }
+
+// StateGone makes the error of a call that counts on what its session's worker
+// knew. It is given once: the next call finds a new worker.
+func StateGone(why string) *toolmesh.Error {
+	return Unavailable("the session's worker is gone, and what it knew with it: %s; the next call gets a new one", why).
+		WithRetryable(true).WithDetail("reason", "session_worker_unavailable")
+}

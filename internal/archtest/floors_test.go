@@ -94,8 +94,14 @@ var never = []struct {
 	{"codec", []string{natsGo, natsServer, jsmGo}, "it knows bytes and headers, not NATS"},
 	{"tool", []string{natsGo, natsServer, jsmGo}, "it knows nothing of NATS"},
 	{"executor", []string{natsGo, natsServer, jsmGo}, "it knows nothing of NATS"},
+	{"executor/pool", []string{module + "/executor/zygote"}, "it is handed a function that starts a process"},
+	{"executor/zygote", []string{module + "/executor/pool"}, "it knows nothing of calls"},
 	{"internal/index", []string{natsGo, natsServer, jsmGo}, "it knows nothing of NATS"},
 }
+
+// rooms are the packages whose sub-folders each own their state and never see the
+// package that wires them together.
+var rooms = []string{"executor"}
 
 // stdOnly are the packages that import the standard library alone.
 var stdOnly = []string{"", "python", "subjects"}
@@ -185,6 +191,20 @@ func brokenLinks(packages []source) []string {
 	return broken
 }
 
+// brokenRooms returns a line for each package in a room that imports the package
+// above it.
+func brokenRooms(packages []source) []string {
+	var broken []string
+	for _, p := range packages {
+		for _, room := range rooms {
+			if p.folder != room && within(p.folder, room) && slices.Contains(p.imports, module+"/"+room) {
+				broken = append(broken, fmt.Sprintf("%q imports %q: a room never sees what wires it", p.folder, room))
+			}
+		}
+	}
+	return broken
+}
+
 // brokenNames returns a line for each package whose name says nothing, or that
 // has no doc.go. Examples show one file to read and need none.
 func brokenNames(packages []source) []string {
@@ -217,6 +237,11 @@ func TestLinks(t *testing.T) {
 	report(t, brokenLinks(house(t).packages))
 }
 
+func TestRooms(t *testing.T) {
+	t.Parallel()
+	report(t, brokenRooms(house(t).packages))
+}
+
 func TestNames(t *testing.T) {
 	t.Parallel()
 	report(t, brokenNames(house(t).packages))
@@ -241,6 +266,7 @@ func TestRulesRefuse(t *testing.T) {
 		"not in the table":    {brokenFloors, in("internal/stuff"), in("internal/bus/inner")},
 		"a root sub-folder":   {brokenFloors, in("stuff"), in("")},
 		"not std":             {brokenFloors, in("subjects", "github.com/google/uuid"), in("subjects", "encoding/base32")},
+		"out of a room":       {brokenRooms, in("executor/venv/lock", module+"/executor"), in("executor/pool", module+"/executor/frame")},
 		"root imports a part": {brokenFloors, in("", module+"/subjects"), in("", "errors")},
 		"envconfig":           {brokenLinks, in("agent", envconfig), in("cmd/mesh", envconfig)},
 		"cobra":               {brokenLinks, in("gateway", cobra), in("cmd/mesh", cobra)},

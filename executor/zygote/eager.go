@@ -1,4 +1,4 @@
-package executor
+package zygote
 
 import (
 	"fmt"
@@ -14,20 +14,20 @@ const (
 	// eagerFor is how long an answer is looked for before the goroutine sleeps.
 	// To be woken costs about as much.
 	eagerFor = 40 * time.Microsecond
-	// After so many looks in vain in a row, only each eagerAgain'th read looks.
+	// After so many looks in a row that found nothing, only each eagerAgain'th read looks.
 	eagerTries = 4
 	eagerAgain = 64
 )
 
 // eager reads from a worker whose answer is expected within microseconds: it
 // looks for it for a moment before it goes to sleep, as a mutex does. Its owner
-// asks for that while a processor would be idle otherwise; where it proves to be
-// in vain, because calls are long, it is not done. Not for concurrent use.
+// asks for that while a processor would be idle otherwise; where it finds
+// nothing, because calls are long, it is not done. Not for concurrent use.
 type eager struct {
 	file   *os.File
 	raw    syscall.RawConn
-	brisk  bool // look; the owner sets it between reads
-	vain   int  // looks in vain, in a row
+	eager  bool // look; the owner sets it between reads
+	failed int  // looks that found nothing, in a row
 	passed int  // reads since the last look
 
 	into   []byte
@@ -81,20 +81,20 @@ func (e *eager) attempt(fd uintptr) bool {
 		found = e.once(fd)
 	}
 	if found && time.Since(began) < eagerFor {
-		e.vain = 0
+		e.failed = 0
 	} else { // what came later came while the worker, which we kept from it, had our processor
-		e.vain++
+		e.failed++
 	}
 	return found
 }
 
 // look decides whether to look again for a moment.
 func (e *eager) look() bool {
-	if !e.brisk {
+	if !e.eager {
 		return false
 	}
 	e.passed++
-	if e.vain < eagerTries || e.passed >= eagerAgain {
+	if e.failed < eagerTries || e.passed >= eagerAgain {
 		e.passed = 0
 		return true
 	}

@@ -1,4 +1,4 @@
-package executor
+package zygote
 
 import (
 	"bufio"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
+	"github.com/toolmesh/toolmesh/python"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -28,7 +29,7 @@ const (
 )
 
 // baseBootstrap starts the worker's files as a base.
-const baseBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + workerPackage +
+const baseBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + python.WorkerPackage +
 	" import entry; del sys.path[0]; entry.base()"
 
 // commandLineRoom is an argument that nobody reads: a process that renames itself
@@ -43,7 +44,7 @@ var earlyVariables = []string{"LD_", "GLIBC_", "MALLOC_", "OPENSSL_", "PYTHON"}
 // bases are the processes that zygotes begin as copies of, one for each
 // interpreter. They hold no variables and no files of any index.
 type bases struct {
-	x *Executor
+	starter *Starter
 
 	mu     sync.Mutex
 	by     map[string]*base // by the interpreter
@@ -159,8 +160,8 @@ func (b *base) take(box tool.Sandbox) *sandbox.Process {
 // prepare has a copy made, after a rest, that waits for the next index of a
 // sandbox level, for a while: indexes are started several at a time, or one after
 // the other, and then for long none.
-func (b *bases) prepare(python string, box tool.Sandbox, rest time.Duration) {
-	base, err := b.of(python)
+func (b *bases) prepare(interpreter string, box tool.Sandbox, rest time.Duration) {
+	base, err := b.of(interpreter)
 	if err != nil {
 		return
 	}
@@ -189,7 +190,7 @@ func (b *bases) prepare(python string, box tool.Sandbox, rest time.Duration) {
 		}
 		proc, err := base.proc.Start(box)
 		if err != nil {
-			return // whoever starts an index learns why
+			return // the start of the next index says why
 		}
 		fresh := &blank{proc: proc, sandbox: box, over: make(chan struct{})}
 		base.mu.Lock()
@@ -200,7 +201,8 @@ func (b *bases) prepare(python string, box tool.Sandbox, rest time.Duration) {
 			base.blank = fresh
 		}
 		base.mu.Unlock()
-		b.wg.Go(func() { base.expire(fresh, b.x.opts.IdleAfter) })
+		b.starter.opts.Logger.Debug("a copy of the base process waits for an index", slog.Int("pid", proc.Pid()))
+		b.wg.Go(func() { base.expire(b.starter.opts.Logger, fresh, b.starter.opts.IdleAfter) })
 		if old != nil {
 			old.end()
 		}
@@ -208,7 +210,7 @@ func (b *bases) prepare(python string, box tool.Sandbox, rest time.Duration) {
 }
 
 // expire ends a waiting copy that nobody wants for so long.
-func (b *base) expire(unwanted *blank, after time.Duration) {
+func (b *base) expire(log *slog.Logger, unwanted *blank, after time.Duration) {
 	timer := time.NewTimer(after)
 	defer timer.Stop()
 	select {
@@ -223,32 +225,20 @@ func (b *base) expire(unwanted *blank, after time.Duration) {
 	}
 	b.mu.Unlock()
 	if waits {
+		log.Debug("no index wants the copy of the base process", slog.Int("pid", unwanted.proc.Pid()))
 		unwanted.end()
 	}
 }
 
-// end ends a copy that waits; whoever calls it has taken it from its place.
+// end ends a copy that waits, once it has been taken from its place.
 func (b *blank) end() {
 	close(b.over)
 	b.proc.Kill()
 }
 
-// warm starts the base for an environment, which is of use when the next index
-// begins.
-func (b *bases) warm(env *Env) {
-	if b.x.opts.OwnInterpreters {
-		return
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.closed {
-		b.wg.Go(func() { b.prepare(env.Python, b.x.defaultSandbox(), 0) })
-	}
-}
-
 // of finds the base for an environment's interpreter, or has one started.
-func (b *bases) of(python string) (*base, error) {
-	real, err := filepath.EvalSymlinks(python)
+func (b *bases) of(interpreter string) (*base, error) {
+	real, err := filepath.EvalSymlinks(interpreter)
 	if err != nil {
 		return nil, err
 	}
@@ -274,9 +264,9 @@ func (b *bases) of(python string) (*base, error) {
 			old.end()
 		}
 		defer close(made.ready)
-		made.err = b.run(made, python, real)
+		made.err = b.run(made, interpreter, real)
 		if made.err != nil {
-			b.x.log.Warn("no base process, each index starts an interpreter of its own",
+			b.starter.opts.Logger.Warn("no base process, each index starts an interpreter of its own",
 				slog.String("interpreter", real), slog.Any("error", made.err))
 		}
 	})
@@ -324,19 +314,19 @@ func (b *base) end() {
 
 // run starts the process. It is an interpreter in an environment like the one
 // that wants it, in which nothing is installed.
-func (b *bases) run(made *base, python, real string) error {
-	dir := filepath.Join(b.x.dir, scratch, "base-"+strconv.FormatUint(b.x.nextID.Add(1), 10))
+func (b *bases) run(made *base, interpreter, real string) error {
+	dir := filepath.Join(b.starter.opts.Dir, "base-"+strconv.FormatUint(b.starter.nextID.Add(1), 10))
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return err
 	}
 	made.folder = dir
-	bare, err := venv.Bare(dir, filepath.Dir(filepath.Dir(python)))
+	bare, err := venv.Bare(dir, filepath.Dir(filepath.Dir(interpreter)))
 	if err != nil {
 		return err
 	}
 	began := time.Now()
-	proc, err := b.x.spawner.StartBase(sandbox.Command{
-		Path: bare, Args: []string{"-I", "-X", "utf8", "-c", baseBootstrap, b.x.files, commandLineRoom},
+	proc, err := b.starter.spawner.StartBase(sandbox.Command{
+		Path: bare, Args: []string{"-I", "-X", "utf8", "-c", baseBootstrap, b.starter.opts.Files, commandLineRoom},
 		Env: []string{"PATH=/usr/local/bin:/usr/bin:/bin"}, Dir: dir,
 	})
 	if err != nil {
@@ -350,8 +340,12 @@ func (b *bases) run(made *base, python, real string) error {
 		proc.Close()
 	}
 	words := make(chan string, 1)
-	b.wg.Go(func() { words <- b.listen(proc) })
-	hello, err := proc.Hello(b.x.opts.StartTimeout)
+	b.wg.Go(func() {
+		words <- b.listen(proc)
+		<-proc.Done()
+		b.starter.opts.Logger.Debug("base process ended", slog.Int("pid", proc.Pid()))
+	})
+	hello, err := proc.Hello(b.starter.opts.StartTimeout)
 	var about struct {
 		Modules int `json:"modules"`
 	}
@@ -362,7 +356,7 @@ func (b *bases) run(made *base, python, real string) error {
 		proc.Close()
 		return fmt.Errorf("%w%s", err, lastWords(<-words))
 	}
-	b.x.log.Debug("base process started", slog.String("interpreter", real), slog.Int("pid", proc.Pid()),
+	b.starter.opts.Logger.Debug("base process started", slog.String("interpreter", real), slog.Int("pid", proc.Pid()),
 		slog.Int("modules", about.Modules), slog.Duration("took", time.Since(began)))
 	return nil
 }
@@ -374,7 +368,7 @@ func (b *bases) listen(proc *sandbox.Base) string {
 	lines := bufio.NewScanner(proc.Output())
 	for lines.Scan() {
 		last = lines.Text()
-		b.x.log.Debug("output of the base process", slog.String("text", last))
+		b.starter.opts.Logger.Debug("output of the base process", slog.String("text", last))
 	}
 	return last
 }

@@ -1,4 +1,4 @@
-package executor
+package pool
 
 import (
 	"context"
@@ -29,11 +29,10 @@ type Nested interface {
 	Stream(ctx context.Context, tool string, args json.RawMessage) iter.Seq2[json.RawMessage, error]
 }
 
-// nesting is the calls that the tool of one call makes. The zero value is that
-// of a tool that makes none, which costs it nothing.
+// nesting is the calls that the tool of one call makes. A tool that makes none
+// costs nothing.
 type nesting struct {
-	maker Nested
-	ctx   context.Context // of the call: a coroutine's calls are begun by who reads for all of them
+	ctx context.Context //nolint:containedctx // of the call: the goroutine that reads for all of a worker begins its nested calls
 
 	mu   sync.Mutex
 	open map[uint64]*nestedCall
@@ -129,7 +128,7 @@ func (j *job) begin(n *nestedCall, about nestedAbout, args json.RawMessage, stre
 	switch {
 	case s.over:
 		return errCallOver
-	case s.maker == nil:
+	case j.Nested == nil:
 		return errNoNested
 	case len(s.open) >= maxNested:
 		return errTooManyNested
@@ -150,7 +149,7 @@ func (j *job) begin(n *nestedCall, about nestedAbout, args json.RawMessage, stre
 	}
 	n.w.nests[n.id] = n
 	n.w.nestMu.Unlock()
-	n.w.crew.waits(j, 1)
+	n.w.pool.update(func(s *state) { s.opened(j, 1) })
 	s.wg.Go(func() {
 		if stream {
 			n.stream(ctx, about.Tool, args)
@@ -175,7 +174,7 @@ func (j *job) endNested() {
 }
 
 func (n *nestedCall) unary(ctx context.Context, tool string, args json.RawMessage) {
-	result, err := n.j.nesting.maker.Call(ctx, tool, args)
+	result, err := n.j.Nested.Call(ctx, tool, args)
 	n.finish(err)
 	if err != nil {
 		n.w.nestedFailed(n.id, err)
@@ -186,7 +185,7 @@ func (n *nestedCall) unary(ctx context.Context, tool string, args json.RawMessag
 
 func (n *nestedCall) stream(ctx context.Context, tool string, args json.RawMessage) {
 	var failed error
-	for data, err := range n.j.nesting.maker.Stream(ctx, tool, args) {
+	for data, err := range n.j.Nested.Stream(ctx, tool, args) {
 		if err == nil {
 			err = n.spend(ctx, len(data)+itemCost)
 		}
@@ -211,7 +210,7 @@ func (n *nestedCall) finish(err error) {
 	if err != nil && s.ctx.Err() != nil {
 		// The call above is to stop, and its tool should not see this as a failure
 		// that it may go on after: so the order to stop goes first.
-		n.w.crew.interrupt(n.j)
+		n.w.pool.interrupt(n.j)
 	}
 	n.cancel()
 	s.mu.Lock()
@@ -220,7 +219,7 @@ func (n *nestedCall) finish(err error) {
 	n.w.nestMu.Lock()
 	delete(n.w.nests, n.id)
 	n.w.nestMu.Unlock()
-	n.w.crew.waits(n.j, -1)
+	n.w.pool.update(func(s *state) { s.opened(n.j, -1) })
 }
 
 // spend takes size off the credit, once there is any.
@@ -260,180 +259,4 @@ func (w *worker) nestedFailed(id uint64, err error) {
 		body, _ = json.Marshal(&e)
 	}
 	w.send(frame.Header{Type: frame.NestedError, ID: id}, body, nil)
-}
-
-// What follows decides which calls get a worker, so that no calls wait for each
-// other in a circle. A call that waits for one that its tool made computes
-// nothing and does not count against the limit of those that run. And each depth
-// of calls has as many places as the limit says: a call waits for deeper ones
-// only, and the deepest wait for none, so that all come to their end. The limit
-// times the depth bounds what is there in all.
-
-// admits reports whether a worker may be given j now. c.mu is held.
-func (c *crew) admits(j *job) bool {
-	limit := c.index.spec.Concurrency
-	if !c.async {
-		limit = c.index.maxWorkers()
-	} else if limit <= 0 {
-		return true // room bounds what each loop holds
-	}
-	return c.busy-c.waiting < limit && c.held(j.depth) < limit
-}
-
-// held is how many calls of a depth have a worker. c.mu is held.
-func (c *crew) held(depth int) int {
-	if depth == 0 {
-		return c.busy - c.deep
-	}
-	return c.depths[depth]
-}
-
-// hold and release count a call that has a worker, until it has none. c.mu is held.
-func (c *crew) hold(j *job) {
-	c.busy++
-	if j.depth > 0 {
-		if c.depths == nil {
-			c.depths = map[int]int{}
-		}
-		c.deep++
-		c.depths[j.depth]++
-	}
-}
-
-func (c *crew) release(j *job) {
-	c.busy--
-	if j.depth > 0 {
-		c.deep--
-		c.depths[j.depth]--
-	}
-	if j.open > 0 {
-		c.waiting--
-		j.worker.waiting--
-	}
-	j.worker = nil
-}
-
-// waits notes that a call's tool has n more calls open.
-func (c *crew) waits(j *job, n int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	before := j.open
-	j.open += n
-	switch {
-	case j.worker == nil:
-	case before == 0:
-		c.waiting++
-		j.worker.waiting++
-		c.refuseBelow(j)
-		c.reconcile()
-	case j.open == 0:
-		c.waiting--
-		j.worker.waiting--
-	}
-}
-
-// refuseBelow fails the queued calls that must not wait for a session's one worker
-// any more, now that j, which has it, waits itself. c.mu is held.
-func (c *crew) refuseBelow(j *job) {
-	if !c.keeps() || c.async {
-		return
-	}
-	for i := c.queue.head; i < len(c.queue.list); {
-		queued := c.queue.list[i]
-		if queued.depth <= j.depth {
-			i++
-			continue
-		}
-		c.queue.remove(queued)
-		granted(queued, workerWaits())
-	}
-}
-
-// below reports whether a call of a depth must not wait for a session's one
-// worker: that waits for a call which is above this one, or for a call that may
-// need what this one holds. c.mu is held.
-func (c *crew) below(depth int) bool {
-	for w := range c.workers {
-		if holder := w.current.Load(); holder != nil && holder.open > 0 && holder.depth < depth {
-			return true
-		}
-	}
-	return false
-}
-
-func workerWaits() *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeBusy, "the session's worker waits for a call that its own tool made, which may be this one: "+
-		"tools that call each other in isolation session must be coroutines, or of another isolation").
-		WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo).WithRetryable(true).WithDetail("reason", "worker_waits")
-}
-
-// dispatch gives calls that may have a worker to those that have room: a call
-// may wait beside idle workers until it is admitted. It returns the place of the
-// first that finds none, or -1. c.mu is held.
-func (c *crew) dispatch() int {
-	for c.queue.len() > 0 {
-		i := c.admissible()
-		if i < 0 {
-			return -1
-		}
-		w := c.pick()
-		if w == nil {
-			return i
-		}
-		j := c.queue.take(i)
-		c.assign(w, j)
-		w.call(j)
-		granted(j, nil)
-	}
-	return -1
-}
-
-// admissible is the place in the queue of the first call that may be given a
-// worker, or -1. c.mu is held.
-func (c *crew) admissible() int {
-	refused := -1
-	for i := c.queue.head; i < len(c.queue.list); i++ {
-		if j := c.queue.list[i]; j.depth != refused {
-			if c.admits(j) {
-				return i
-			}
-			refused = j.depth // as are most of those behind it
-		}
-	}
-	return -1
-}
-
-// admissibles is how many calls of the queue could have a worker, each by
-// itself. c.mu is held.
-func (c *crew) admissibles() int {
-	n := 0
-	for _, j := range c.queue.list[c.queue.head:] {
-		if c.admits(j) {
-			n++
-		}
-	}
-	return n
-}
-
-// next takes the first call off the queue that may be given a worker. c.mu is
-// held.
-func (c *crew) next() *job {
-	if c.queue.len() == 0 {
-		return nil
-	}
-	i := c.admissible()
-	if i < 0 {
-		return nil
-	}
-	return c.queue.take(i)
-}
-
-// take removes the call at a place of list.
-func (q *fifo) take(i int) *job {
-	if i == q.head {
-		return q.pop()
-	}
-	j := q.list[i]
-	q.list = append(q.list[:i], q.list[i+1:]...)
-	return j
 }

@@ -1,4 +1,4 @@
-package executor
+package zygote
 
 import (
 	"context"
@@ -39,7 +39,7 @@ type setup struct {
 }
 
 // forkRequest is the body of a FORK and a BECOME, the same for all workers of a
-// crew: the zygote knows it again.
+// pool: the zygote knows it again.
 type forkRequest struct {
 	Kind      string         `json:"kind"`      // sync or async
 	Limit     int            `json:"limit"`     // bytes of a result or an item
@@ -101,7 +101,7 @@ type zygote struct {
 
 	mu      sync.Mutex
 	forked  chan forkedMessage
-	workers map[uint64]*worker
+	workers map[uint64]*Process
 
 	wg sync.WaitGroup
 }
@@ -120,7 +120,7 @@ func startZygote(ctx context.Context, log *slog.Logger, proc *sandbox.Process, s
 ) (_ *zygote, err error) {
 	z := &zygote{
 		log: log, proc: proc, conn: proc.Control, maximum: maximum, folder: s.Folder,
-		forked: make(chan forkedMessage, 1), workers: map[uint64]*worker{}, words: output.NewTail(redact),
+		forked: make(chan forkedMessage, 1), workers: map[uint64]*Process{}, words: output.NewTail(redact),
 	}
 	z.wg.Go(func() { z.drain(proc.Stdout, output.StreamStdout) })
 	z.wg.Go(func() { z.drain(proc.Stderr, output.StreamStderr) })
@@ -249,11 +249,7 @@ func (z *zygote) read(refused chan<- error, importing chan string, described cha
 				_ = z.conn.Close()
 				return
 			}
-			for i := range d.Tools {
-				if string(d.Tools[i].OutputSchema) == "null" {
-					d.Tools[i].OutputSchema = nil
-				}
-			}
+			WithoutNulls(d.Tools)
 			described <- d
 		case frame.Forked:
 			m := forkedMessage{fd: -1}
@@ -279,7 +275,7 @@ func (z *zygote) read(refused chan<- error, importing chan string, described cha
 			delete(z.workers, h.ID)
 			z.mu.Unlock()
 			if w != nil {
-				w.exitedWith(e)
+				w.exited(e)
 			}
 		default:
 			z.log.Error("unknown message from the zygote", slog.Int("type", int(h.Type)))
@@ -300,18 +296,11 @@ func numbersIn(body []byte) []int {
 
 var errNoFork = errors.New("cannot fork a worker")
 
-// fork makes the zygote fork w, or become it. files go to the child in order.
-func (z *zygote) fork(w *worker, become bool, files []*os.File) (*sandbox.Handle, error) {
+// fork makes the zygote fork p, or become it. files go to the child in order.
+func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.File) (*sandbox.Handle, error) {
 	z.forking.Lock()
 	defer z.forking.Unlock()
-	kind := "sync"
-	if w.crew.async {
-		kind = "async"
-	}
-	body, err := json.Marshal(forkRequest{
-		Kind: kind, Limit: w.crew.index.x.opts.MaxResult,
-		Isolation: w.crew.key.isolation, Limits: numbersOf(w.crew.key.limits),
-	})
+	body, err := json.Marshal(request)
 	if err != nil {
 		return nil, err
 	}
@@ -326,12 +315,12 @@ func (z *zygote) fork(w *worker, become bool, files []*os.File) (*sandbox.Handle
 		message = frame.Become
 	}
 	z.mu.Lock()
-	z.workers[w.id] = w
+	z.workers[p.id] = p
 	z.solo = become
 	z.mu.Unlock()
-	data := frame.Append(nil, frame.Header{Type: message, ID: w.id}, body)
+	data := frame.Append(nil, frame.Header{Type: message, ID: p.id}, body)
 	if _, _, err := z.conn.WriteMsgUnix(data, unix.UnixRights(fds...), nil); err != nil {
-		z.forget(w)
+		z.forget(p)
 		return nil, fmt.Errorf("%w: %w", errNoFork, err)
 	}
 	timer := time.NewTimer(30 * time.Second)
@@ -339,7 +328,7 @@ func (z *zygote) fork(w *worker, become bool, files []*os.File) (*sandbox.Handle
 	select {
 	case m := <-z.forked:
 		if m.failed != "" {
-			z.forget(w)
+			z.forget(p)
 			return nil, fmt.Errorf("%w: %s", errNoFork, m.failed)
 		}
 		if m.fd < 0 && z.proc.Level != sandbox.LevelReaper {
@@ -350,20 +339,20 @@ func (z *zygote) fork(w *worker, become bool, files []*os.File) (*sandbox.Handle
 	case <-timer.C:
 		_ = z.conn.Close() // it does not answer: it is of no more use
 	}
-	z.forget(w)
+	z.forget(p)
 	return nil, fmt.Errorf("%w: the zygote is gone%s", errNoFork, lastWords(z.words.String()))
 }
 
-func (z *zygote) forget(w *worker) {
+func (z *zygote) forget(p *Process) {
 	z.mu.Lock()
-	delete(z.workers, w.id)
+	delete(z.workers, p.id)
 	z.mu.Unlock()
 }
 
 // lostAll ends the workers whose end the zygote can no longer report.
 func (z *zygote) lostAll() {
 	z.mu.Lock()
-	workers := make([]*worker, 0, len(z.workers))
+	workers := make([]*Process, 0, len(z.workers))
 	for _, w := range z.workers {
 		workers = append(workers, w)
 	}
@@ -372,9 +361,9 @@ func (z *zygote) lostAll() {
 	z.mu.Unlock()
 	for _, w := range workers {
 		if solo {
-			w.exitedWith(sandbox.ExitOf(z.proc.ExitCode()))
+			w.exited(sandbox.ExitOf(z.proc.ExitCode()))
 		} else {
-			w.exitedWith(sandbox.Exit{Lost: true})
+			w.exited(sandbox.Exit{Lost: true})
 		}
 	}
 }

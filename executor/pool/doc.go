@@ -1,0 +1,78 @@
+// Package pool runs calls in worker processes that are alike: it queues calls, gives
+// them to workers, starts workers when there are too few and ends them when there are
+// too many, replaces the old, and tells calls how their worker ended.
+//
+// A [Pool] is given a [Config] and a function that starts one worker process. It knows
+// neither indexes nor zygotes: a [Process] is an interface, so that the pool is tested
+// with processes that are written in Go.
+//
+// # One owner of the state
+//
+// All that changes is in one value, state, behind one lock. It is changed in one place,
+// [Pool.update], by a function that says what has happened: a call came, a call ended, a
+// worker became ready, a process ended, a timer fired. At its end update compares what
+// is there with what is wanted (state.settle): queued calls are given to workers with
+// room, missing workers are started, a next look is arranged. So no event can forget a
+// step, and no method says in a comment that the lock must be held: methods of state
+// are called in updates. What takes time (frames of calls that were given to a worker,
+// starting and ending processes) is done after the update or in a goroutine of the
+// pool, and reports its outcome by another update.
+//
+// # States of a call
+//
+//	                       no worker has room                a worker has room
+//	Call ──> refused      ┌───────────────────> [ queued ] ─────────────┐
+//	  │   (closed, state  │                         │                    v
+//	  │    of a session   │                         │ ctx ends,    [ running ] <─┐ signalled
+//	  │    lost, must not │                         │ pool ends       │  │  └────┘ again
+//	  │    wait)          │                         v                 │  │ ctx ends, limit
+//	  └───────────────────┴── a worker has room ──> over              │  v exceeded, End
+//	                                                 ^                │ [ cancelled ]
+//	                                                 │  the worker's  │  │
+//	                                                 ├── answer ──────┴──┤
+//	                                                 └── its worker ended│
+//	                                                     or, after the grace, was killed
+//
+// # States of a worker
+//
+//	spawn       READY        a call          answer
+//	──> [ starting ] ──> [ idle ] ──> [ busy ] ──> [ idle ]
+//	        │               │           │  │
+//	        │               │           │  │ recycled, End, used up by its call,
+//	        │               │           │  │ grace over, session over
+//	        │               │           │  v
+//	        │               │           │ [ retired ]  takes no further call
+//	        │               │           │     │ last answer
+//	        │               │ idle for  │     v
+//	        │               └─ long ────┼──> [ ending ]  told to exit, killed after the grace
+//	        │ no READY                  │     │
+//	        │ in time, killed           │     │
+//	        v                           v     v
+//	     [ finished ]  <── the process has ended: its calls fail, its end is counted as a
+//	                       crash unless it was told to end, its resources are released
+//
+// A worker of coroutines is idle and busy at once, up to 1,024 calls; one whose event
+// loop gives no sign of life for a second is blocked, and gets no new calls until it
+// does. A worker that serves one call goes from busy to ending. One of a session, when
+// it is lost, makes the next call fail once: its state is gone.
+//
+// # Why it is safe
+//
+//   - A call is in one place: the queue, or one worker. Both are changed in updates.
+//   - A worker is finished once, by whichever goroutine finds its end: the one that reads
+//     from it (of plain functions the caller's own, of coroutines one for all its calls),
+//     or the one that waits for the process, if nobody reads.
+//   - Nothing waits with the lock held: frames are written without blocking, and signals
+//     do not block. Locks are taken in this order: logMu and the lock of a call's nested
+//     calls, then the pool's, then writeMu and nestMu.
+//   - Calls that tools make do not wait for each other in a circle: see admission.go.
+//   - Close ends every goroutine: each belongs to the pool's wait group.
+//
+// The watchdog (watchdog.go) observes: it measures the processes that run calls with
+// limits, and says in an update what it has seen. A [Quarantine] is a tool's, not a
+// pool's: it is told the [Verdict] of each call, and refuses calls of a tool that goes
+// on killing its workers.
+//
+// The package must never start a process by itself, parse a result, or know what an
+// index or a session is beyond their names.
+package pool

@@ -1,0 +1,614 @@
+package pool
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/failure"
+	"github.com/toolmesh/toolmesh/executor/output"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const (
+	// An event loop that gives no sign of life for this long is blocked. It is
+	// looked at so often meanwhile: the looks count, not the clock, for time in
+	// which we have not run either, as in a machine that stood still, says nothing.
+	blockedAfter = time.Second
+	blockedLooks = 4
+	// A cancelled call is signalled again after this long, doubling to the last.
+	firstSignalAgain = 2 * time.Millisecond
+	lastSignalAgain  = 100 * time.Millisecond
+	// endTimeout is how long a killed process may take to end.
+	endTimeout = 5 * time.Second
+)
+
+// Config says what a pool's workers have in common. All times and numbers must be
+// set; those that may be zero say so.
+type Config struct {
+	// Index is the name of the index, for messages.
+	Index  string
+	Logger *slog.Logger
+	// Redact takes secrets out of what workers write past their protocol; may be nil.
+	Redact *output.Redactor
+
+	// Async says that workers run coroutines, many at a time, and not plain functions,
+	// one at a time.
+	Async bool
+	// Once has each worker serve one call and end. Spares is how many workers then
+	// wait for calls to come.
+	Once   bool
+	Spares int
+	// MinIdle is how many workers stay when nobody calls; 0: none, nor is one started
+	// before the first call.
+	MinIdle int
+	// Affinity is that of the session that the pool belongs to; empty for all others.
+	// A session has its first worker started by its first call.
+	Affinity tool.Affinity
+
+	// MaxWorkers bounds the workers that run calls.
+	MaxWorkers int
+	// MaxCalls bounds the calls that run at once, those aside that wait for a call of
+	// their own; 0: as many as the workers hold.
+	MaxCalls int
+	// Limits bound one call. Zero fields mean no limit.
+	Limits tool.Limits
+
+	// Grace is what a call has to end in after its cancellation.
+	Grace time.Duration
+	// StartTimeout is what a worker has to become ready in.
+	StartTimeout time.Duration
+	// IdleAfter is how long a worker may be idle before it is ended.
+	IdleAfter time.Duration
+	Recycle   Recycle
+	// MaxFrame bounds a frame, in bytes.
+	MaxFrame uint32
+}
+
+// holdsState reports whether another worker would not do: the pool is that of a
+// session whose calls are about what its one worker knows.
+func (c *Config) holdsState() bool {
+	return c.Affinity == tool.AffinityQueue || c.Affinity == tool.AffinityFail
+}
+
+// Pool is workers that are alike, and the queue before them: first come, first
+// served. Its methods may be called concurrently.
+type Pool struct {
+	cfg      Config
+	log      *slog.Logger
+	spawn    func(ctx context.Context) (Process, error)
+	nextCall atomic.Uint64
+
+	limited chan struct{} // capacity 1: a call that the watchdog looks at begins
+	stop    chan struct{} // closed when no more workers are started
+	gone    chan struct{} // closed when the pool is closed and its last process has ended
+	wg      sync.WaitGroup
+
+	mu     sync.Mutex
+	state  state
+	timer  *time.Timer // the next look; nil until there was one
+	lookAt time.Time   // when that is; zero: none is to come
+}
+
+// New makes a pool. spawn starts one worker process, which sends READY when it is
+// able to take calls; it may be called concurrently.
+func New(cfg Config, spawn func(ctx context.Context) (Process, error)) *Pool {
+	p := &Pool{
+		cfg: cfg, log: cfg.Logger, spawn: spawn,
+		limited: make(chan struct{}, 1), stop: make(chan struct{}), gone: make(chan struct{}),
+	}
+	p.state.cfg = &p.cfg
+	p.wg.Go(p.maintain)
+	if watched(cfg.Limits) {
+		p.wg.Go(p.watch)
+	}
+	return p
+}
+
+// update changes the state. It is the only place where that is done: f says what
+// has happened, and what follows from it, for the queue and the workers, is found
+// and begun here. f must not block, nor call update.
+func (p *Pool) update(f func(s *state)) {
+	p.mu.Lock()
+	s := &p.state
+	f(s)
+	s.settle()
+	granted := s.granted
+	s.granted, s.lastGranted = nil, nil
+	if s.starts > 0 || len(s.dismissed) > 0 || len(s.replaced) > 0 || s.look > 0 {
+		p.begin(s)
+	}
+	if s.closed && s.alive+s.starting == 0 {
+		select {
+		case <-p.gone:
+		default:
+			close(p.gone)
+		}
+	}
+	p.mu.Unlock()
+	for j := granted; j != nil; {
+		next := j.next
+		j.to.call(j)
+		if j.turn != nil {
+			j.turn <- nil
+		}
+		j = next
+	}
+}
+
+// read looks at the state. f must not change it.
+func (p *Pool) read(f func(s *state)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f(&p.state)
+}
+
+// begin begins what an update has found to be done.
+func (p *Pool) begin(s *state) {
+	for ; s.starts > 0; s.starts-- {
+		p.wg.Go(p.start)
+	}
+	for _, w := range s.dismissed {
+		p.wg.Go(w.end)
+	}
+	for _, w := range s.replaced {
+		p.wg.Go(func() { p.replace(w) })
+	}
+	s.dismissed, s.replaced = nil, nil
+	if s.look > 0 {
+		at := time.Now().Add(s.look)
+		switch {
+		case !p.lookAt.IsZero() && !at.Before(p.lookAt): // a look comes before it
+		case p.timer == nil:
+			p.lookAt = at
+			p.timer = time.AfterFunc(s.look, p.look)
+		default:
+			p.lookAt = at
+			p.timer.Reset(s.look)
+		}
+		s.look = 0
+	}
+}
+
+func (p *Pool) look() {
+	p.update(func(*state) { p.lookAt = time.Time{} })
+}
+
+// Warm starts a worker, so that the first call finds one. Its error says why none
+// can be started.
+func (p *Pool) Warm() error {
+	closed := false
+	p.update(func(s *state) {
+		if closed = s.closed; !closed {
+			s.starting++
+			p.wg.Add(1)
+		}
+	})
+	if closed {
+		return failure.Unavailable("the index %s is closed", p.cfg.Index)
+	}
+	defer p.wg.Done()
+	w, err := p.newWorker()
+	p.update(func(s *state) {
+		s.starting--
+		if err == nil {
+			s.welcome(w)
+		}
+	})
+	return err
+}
+
+// start starts a worker.
+func (p *Pool) start() {
+	w, err := p.newWorker()
+	p.update(func(s *state) {
+		s.starting--
+		if err == nil {
+			s.welcome(w)
+			return
+		}
+		s.crashed()
+		s.restarts++
+		if s.serving() == 0 && s.starting == 0 {
+			for _, j := range s.empty() {
+				j.turn <- failure.Unavailable("no worker of %s can be started: %s", s.cfg.Index, err)
+			}
+		}
+		if !s.closed {
+			p.log.Error("cannot start a worker", slog.Any("error", err))
+		}
+	})
+}
+
+// welcome takes a worker that has just become ready into service.
+func (s *state) welcome(w *worker) {
+	if s.closed {
+		w.retired, w.stopping = true, true
+		if !w.over {
+			w.proc.Kill() // its watcher, or its reader, finishes it
+		}
+		return
+	}
+	s.join(w)
+}
+
+// untilClosed gives a context that ends when the pool is closed.
+func (p *Pool) untilClosed() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
+	p.wg.Go(func() {
+		select {
+		case <-p.stop:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	return ctx, cancel
+}
+
+// finishedPlain takes a call off its worker of plain functions.
+func (p *Pool) finishedPlain(j *job) {
+	w := j.to
+	over := false
+	p.update(func(s *state) {
+		s.finished(j)
+		switch {
+		case w.over: // it ended after its answer
+			over = true
+			s.retire(w)
+		case s.cfg.Once || w.retired:
+			s.dismiss(w)
+		default:
+			s.countCalls(w)
+			w.idleSince = j.since
+			s.idle = append(s.idle, w)
+		}
+	})
+	if over {
+		w.finish(nil)
+	}
+}
+
+// finishedCoroutine takes the call of a terminal frame off its worker. nil when
+// nobody waits for the ended call any more.
+func (p *Pool) finishedCoroutine(w *worker, id uint64) (j *job) {
+	p.update(func(s *state) {
+		if j = w.jobs[id]; j == nil {
+			w.abandoned = max(0, w.abandoned-1)
+		} else {
+			s.finished(j)
+			s.countCalls(w)
+		}
+		if (s.cfg.Once || w.retired) && len(w.jobs) == 0 {
+			s.dismiss(w)
+		}
+	})
+	return j
+}
+
+// interrupt stops a call that a worker has: by a cancellation, and after the
+// grace with its worker. It returns at once; the call's end comes as ever.
+func (p *Pool) interrupt(j *job) {
+	p.update(func(s *state) { s.interrupt(p, j) })
+}
+
+func (s *state) interrupt(p *Pool, j *job) {
+	w := j.worker
+	if w == nil || j.grace != nil {
+		return
+	}
+	w.cancel(j)
+	p.signalAgain(j, firstSignalAgain)
+	j.grace = time.AfterFunc(s.cfg.Grace, func() { p.graceOver(j) })
+}
+
+// graceOver ends a call that goes on though its grace is over.
+func (p *Pool) graceOver(j *job) {
+	p.update(func(s *state) {
+		w := j.worker
+		if w == nil {
+			return
+		}
+		j.killed = true
+		s.retire(w)
+		w.stopping = true
+		if !s.cfg.Async {
+			w.proc.Kill()
+			return
+		}
+		// Its other calls are let go on. We no longer wait for this one.
+		w.abandoned++
+		begun := w.begun(j)
+		s.release(j)
+		if len(w.jobs) == 0 {
+			w.proc.Kill()
+		}
+		j.err = failure.Crashed(j.Tool, sandbox.Exit{Lost: true}, begun, "")
+		j.done <- struct{}{}
+	})
+}
+
+// signalAgain signals a cancelled call again, until its worker has heard: a signal
+// that arrives between the last look at it and a system call is only seen when
+// that returns, and one that finds the worker's own code, or another coroutine,
+// hits nothing. It is called in updates.
+func (p *Pool) signalAgain(j *job, after time.Duration) {
+	j.again = time.AfterFunc(after/2+rand.N(after), func() { //nolint:gosec // two calls of one worker must not be in step
+		p.update(func(*state) {
+			w := j.worker
+			if w == nil || w.proc.Load(sandbox.WordHeard) == j.id {
+				return
+			}
+			w.signal(j)
+			p.signalAgain(j, min(2*after, lastSignalAgain))
+		})
+	})
+}
+
+// processEnded notes that a worker's process has ended, and finishes the worker
+// if nobody reads from it: whoever does finds out, and finishes it.
+func (p *Pool) processEnded(w *worker) {
+	alone := false
+	p.update(func(s *state) {
+		w.over = true
+		alone = w.ready && !s.cfg.Async && w.one == nil
+		if alone {
+			s.retire(w)
+		}
+	})
+	if alone {
+		w.finish(nil)
+	}
+}
+
+// lost takes a worker that has ended out of service: its calls fail, and another
+// is started if one is needed.
+func (p *Pool) lost(w *worker, cause error) {
+	p.update(func(s *state) { s.leave(p.log, w, cause) })
+}
+
+func (s *state) leave(log *slog.Logger, w *worker, cause error) {
+	joined := s.remove(w)
+	s.retire(w)
+	if w.exit.Code == exitSpent && !s.inCall(w) {
+		w.stopping = true
+	}
+	s.starve(log, w)
+	failed := w.running()
+	tools := map[string]struct{}{}
+	for _, j := range failed {
+		tools[j.Tool] = struct{}{}
+	}
+	for _, j := range failed {
+		if !w.exit.Lost && !w.stopping {
+			j.verdict = Verdict{blame: blameCrash, worker: w.proc.ID()}
+			if len(tools) > 1 {
+				j.verdict.blame = blameMaybe
+			}
+		}
+		j.err = failure.Crashed(j.Tool, w.exit, w.begun(j), w.tail.Of(j.Session))
+		if s.cfg.holdsState() && !s.closed {
+			j.err = j.err.WithDetail("session_state", "lost")
+		}
+		j.stopTimers()
+		s.release(j)
+		if s.cfg.Async {
+			j.done <- struct{}{}
+		}
+	}
+	if s.cfg.holdsState() && !s.closed {
+		why := "it ended: " + w.exit.String()
+		if len(failed) == 0 && !w.stopping {
+			s.lost = why
+		}
+		for _, j := range s.empty() {
+			j.turn <- failure.StateGone(why)
+		}
+	}
+	if joined && !w.stopping && !s.closed { // one that never joined is start's affair
+		s.restarts++
+		if len(failed) == 0 {
+			s.crashed() // what dies in a call is the tool's affair, and its quarantine's
+		}
+		log.Warn("a worker ended", slog.String("exit", w.exit.String()), slog.Int("calls", len(failed)), slog.Any("cause", cause))
+	}
+}
+
+// remove takes a worker off the list; false when it is not there.
+func (s *state) remove(w *worker) bool {
+	for i, one := range s.workers {
+		if one == w {
+			last := len(s.workers) - 1
+			s.workers[i], s.workers[last] = s.workers[last], nil
+			s.workers = s.workers[:last]
+			return true
+		}
+	}
+	return false
+}
+
+// exitSpent is the status of a worker that ends between two calls because one of
+// them has changed it beyond repair; state/snapshot.py says the same.
+const exitSpent = 75
+
+// inCall reports whether a worker has entered the function of a call that it holds.
+func (s *state) inCall(w *worker) bool {
+	for _, j := range w.running() {
+		if w.begun(j) == toolmesh.StartedYes {
+			return true
+		}
+	}
+	return false
+}
+
+// Stats is a moment's view of a pool.
+type Stats struct {
+	Workers  int   // that take calls
+	Starting int   // on their way
+	Busy     int   // calls that have a worker
+	Waiting  int   // calls in the queue
+	Restarts int   // workers that ended without being told to
+	Recycled int   // workers that were replaced for their calls, age or memory
+	Pids     []int // of the workers, those on their way out too
+}
+
+// Stats is a moment's view.
+func (p *Pool) Stats() (stats Stats) {
+	p.read(func(s *state) {
+		stats = Stats{Starting: s.starting, Busy: s.busy, Waiting: len(s.queue), Restarts: s.restarts, Recycled: s.recycled}
+		for _, w := range s.workers {
+			if !w.retired {
+				stats.Workers++
+			}
+			stats.Pids = append(stats.Pids, w.proc.Pid())
+		}
+	})
+	return stats
+}
+
+// End refuses further calls, cancels those that run and has the workers end: each
+// at once, or with its last call. It returns at once.
+func (p *Pool) End() {
+	p.shut(func(s *state) {
+		for _, w := range s.workers {
+			for _, j := range w.running() {
+				s.interrupt(p, j)
+			}
+			switch {
+			case w.retired:
+			case w.free():
+				s.dismiss(w)
+			default:
+				s.retire(w)
+				w.stopping = true
+			}
+		}
+	})
+}
+
+// Gone is closed when the pool has been ended or closed, and its last process has
+// ended.
+func (p *Pool) Gone() <-chan struct{} { return p.gone }
+
+// Close refuses further calls, fails those in the queue, kills the workers and
+// waits until what the pool runs is over. Calls that workers have fail, which is
+// not counted as a crash.
+func (p *Pool) Close() {
+	p.shut(func(s *state) {
+		for _, w := range s.workers {
+			w.stopping = true
+			w.proc.Kill()
+		}
+	})
+	p.Wait()
+}
+
+// Wait waits until what an ended pool runs is over.
+func (p *Pool) Wait() {
+	p.wg.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+}
+
+func (p *Pool) shut(f func(s *state)) {
+	p.update(func(s *state) {
+		if !s.closed {
+			s.closed = true
+			close(p.stop)
+		}
+		for _, j := range s.empty() {
+			j.turn <- s.shut()
+		}
+		f(s)
+	})
+}
+
+// maintain ends workers that nobody needs, replaces those that have grown old, and
+// looks after event loops.
+func (p *Pool) maintain() {
+	idle := time.NewTicker(max(p.cfg.IdleAfter/4, time.Millisecond))
+	defer idle.Stop()
+	var probe <-chan time.Time
+	if p.cfg.Async {
+		ticker := time.NewTicker(blockedAfter / blockedLooks)
+		defer ticker.Stop()
+		probe = ticker.C
+	}
+	for {
+		select {
+		case <-idle.C:
+			p.update(func(s *state) { s.reap() })
+			p.recycle()
+		case <-probe:
+			p.update(func(s *state) { s.probe(p.log) })
+		case <-p.stop:
+			return
+		}
+	}
+}
+
+// reap ends workers that were idle for long, down to the least number.
+func (s *state) reap() {
+	list := s.idle // the longest idle first
+	if s.cfg.Async {
+		list = s.workers
+	}
+	serving, least := s.serving(), s.cfg.MinIdle
+	if s.cfg.Once {
+		least = 0
+	}
+	for _, w := range slices.Clone(list) {
+		unused := w.free() && !w.retired && (!s.cfg.Once || w.places == 0)
+		if unused && serving > least && time.Since(w.idleSince) >= s.cfg.IdleAfter {
+			s.dismiss(w)
+			serving--
+		}
+	}
+}
+
+// probe asks each event loop that has calls for a sign of life. One that gives
+// none for a second is blocked by a coroutine that computes or waits without
+// await: new calls go elsewhere until it answers.
+func (s *state) probe(log *slog.Logger) {
+	for _, w := range s.workers {
+		switch {
+		case (w.retired && w.abandoned == 0) || len(w.jobs) == 0:
+		case w.silent == 0:
+			w.silent = 1
+			w.ping()
+		case w.silent < blockedLooks:
+			w.silent++
+		case w.retired:
+			w.proc.Kill() // by a call that was given up: the others there will never end
+		case !w.blocked:
+			w.blocked = true
+			log.Warn("a coroutine blocks its event loop, new calls go to another worker",
+				slog.Int("pid", w.proc.Pid()), slog.Int("calls", len(w.jobs)))
+		}
+	}
+}
+
+// answered notes a sign of life.
+func (p *Pool) answered(w *worker) {
+	p.update(func(*state) {
+		w.silent, w.blocked = 0, false
+		w.idleSince = time.Now()
+	})
+}
+
+// spent takes a worker out of service that its own call has used up: its end is
+// no crash.
+func (p *Pool) spent(w *worker) {
+	p.update(func(s *state) {
+		s.retire(w)
+		w.stopping = true
+	})
+}

@@ -1,0 +1,271 @@
+package pool
+
+import (
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/failure"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// A limit on memory has three guards. What is asked for at once, far beyond it,
+// is refused by the system (limits.py): a MemoryError, which a tool may handle.
+// What is touched is measured by the watchdog, which is exact about what the
+// limit means and says so, but looks only now and then. Behind both stands the
+// kernel's bound on the worker's control group, where there are groups: nothing
+// is faster, and nothing hides from it, neither a process that left its parent
+// nor a file in memory. It stands a bit further out than the limit, because it
+// also counts what the limit does not: see bound.
+
+const (
+	// watchEvery is how often the watchdog looks at limited calls that run: what a
+	// call may take beyond a limit before it is stopped is what it can take in that
+	// time.
+	watchEvery = 20 * time.Millisecond
+	// kernelShare is for what the kernel holds on a worker's behalf, beyond the limit:
+	// tables of pages, stacks, buffers.
+	kernelShare = 4 << 20
+)
+
+// metering is what the watchdog knows of a worker.
+type metering struct {
+	base int64 // bytes of memory before the first call
+	// Of its control group: what was charged to it by then, and the processes that
+	// the kernel had killed there when the running call began.
+	charged int64
+	kills   int
+	seen    time.Duration // processor time, of the process and all below, at the last look
+}
+
+// watched reports whether calls under these limits must be looked at while they run.
+func watched(l tool.Limits) bool { return l.CPUTime > 0 || l.Memory > 0 || l.Pids > 0 }
+
+// bound sets the bound of a worker's group when it is ready for its first call.
+// What it has of its zygote is charged to that; but the first to write to a
+// common page pays for the copy, though it has no more memory than before. So all
+// that it began with may be charged to it once more.
+func (w *worker) bound() {
+	limits := w.pool.cfg.Limits
+	if watched(limits) {
+		if u, ok := w.proc.Usage(); ok {
+			w.metering.base = u.Memory
+		}
+	}
+	group := w.proc.Group()
+	if group == nil {
+		return
+	}
+	used, err := group.Usage()
+	if err == nil {
+		w.metering.charged = used
+		limit := int64(limits.Memory)
+		err = group.Limit(used + w.metering.base + limit + limit/32 + kernelShare)
+	}
+	if err != nil {
+		w.pool.log.Warn("a worker's control group is not bounded", slog.Int("pid", w.proc.Pid()), slog.Any("error", err))
+	}
+}
+
+// meter notes where a worker's meter stands when it gets a call, and wakes the
+// watchdog.
+func (s *state) meter(w *worker) {
+	if !watched(s.cfg.Limits) {
+		return
+	}
+	if len(w.jobs) <= 1 { // else it is metered already
+		if s.cfg.Limits.CPUTime > 0 {
+			if u, ok := w.proc.Usage(); ok {
+				w.metering.seen = u.CPU
+			}
+		}
+		if group := w.proc.Group(); group != nil {
+			w.metering.kills = group.Kills()
+		}
+	}
+	select {
+	case w.pool.limited <- struct{}{}:
+	default:
+	}
+}
+
+// watch is the watchdog: it looks at the calls of a pool with limits while there
+// are any, and stops what takes more than it may.
+func (p *Pool) watch() {
+	ticker := time.NewTicker(watchEvery)
+	defer ticker.Stop()
+	for {
+		ticker.Stop()
+		select {
+		case <-p.limited:
+		case <-p.stop:
+			return
+		}
+		ticker.Reset(watchEvery)
+		for busy := true; busy; {
+			select {
+			case <-ticker.C:
+			case <-p.stop:
+				return
+			}
+			busy = p.patrol()
+		}
+	}
+}
+
+// patrol looks at each worker that runs a call; false when none does.
+func (p *Pool) patrol() bool {
+	var workers []*worker
+	p.read(func(s *state) {
+		for _, w := range s.workers {
+			if !w.free() {
+				workers = append(workers, w)
+			}
+		}
+	})
+	for _, w := range workers {
+		if u, ok := w.proc.Usage(); ok {
+			p.check(w, u)
+		}
+	}
+	return len(workers) > 0
+}
+
+// check stops what has taken more than it may.
+func (p *Pool) check(w *worker, u sandbox.Usage) {
+	limits := p.cfg.Limits
+	memory := int64(0)
+	if limits.Memory > 0 {
+		memory = u.Memory - w.metering.base
+		if memory > int64(limits.Memory) && u.Processes > 1 {
+			// Children share pages with their parent: those count once.
+			if share, ok := w.proc.Share(); ok {
+				memory = min(memory, share)
+			}
+		}
+	}
+	p.update(func(s *state) {
+		jobs := w.running()
+		if len(jobs) == 0 || w.stopping {
+			return
+		}
+		late := s.countTime(w, jobs, u.CPU)
+		var fatal func(j *job) *toolmesh.Error
+		switch {
+		case w.starved():
+			fatal = w.starvation()
+		case limits.Memory > 0 && memory > int64(limits.Memory):
+			fatal = func(j *job) *toolmesh.Error {
+				return failure.OutOfMemory(j.Tool, int64(limits.Memory), memory, failure.SourceWatchdog)
+			}
+		case limits.Pids > 0 && u.Tasks > limits.Pids:
+			fatal = func(j *job) *toolmesh.Error { return failure.TooManyProcesses(j.Tool, limits.Pids, u.Tasks) }
+		}
+		if fatal != nil {
+			for _, j := range jobs {
+				j.breach = fatal(j)
+			}
+			s.retire(w)
+			w.stopping = true
+			w.proc.Kill()
+			late = jobs
+		}
+		for _, j := range late {
+			if fatal == nil {
+				s.interrupt(p, j)
+			}
+			p.log.Warn("a call exceeded a limit", slog.String("rpc_id", j.RPCID), slog.Int("pid", w.proc.Pid()), slog.Any("error", j.breach))
+		}
+	})
+}
+
+// countTime adds the processor time since the last look to the calls that it counts
+// for, and returns those that have used more than they may.
+func (s *state) countTime(w *worker, jobs []*job, cpu time.Duration) (late []*job) {
+	limit := s.cfg.Limits.CPUTime
+	computing := computing(w, jobs)
+	share := max(0, cpu-w.metering.seen) / time.Duration(len(computing))
+	w.metering.seen = cpu
+	for _, j := range computing {
+		if j.cpu += share; limit > 0 && j.cpu > limit && j.breach == nil {
+			j.breach = failure.OutOfTime(j.Tool, limit, j.cpu)
+			late = append(late, j)
+		}
+	}
+	return late
+}
+
+// computing are those of a worker's calls that its processor time counts for: the
+// one that was seen to use it, or else all that do not wait for a call they made.
+func computing(w *worker, jobs []*job) []*job {
+	if len(jobs) == 1 {
+		return jobs
+	}
+	if id := w.proc.Load(sandbox.WordRunning); id != 0 {
+		w.proc.Store(sandbox.WordRunning, 0)
+		if j := w.jobs[id]; j != nil {
+			return []*job{j}
+		}
+	}
+	if w.waiting == 0 || w.waiting == len(jobs) {
+		return jobs
+	}
+	return slices.DeleteFunc(slices.Clone(jobs), func(j *job) bool { return j.open > 0 })
+}
+
+// starved reports whether the kernel killed a process of the worker's since its
+// call began.
+func (w *worker) starved() bool {
+	group := w.proc.Group()
+	return group != nil && group.Kills() > w.metering.kills
+}
+
+// starvation makes the error of the calls of a starved worker.
+func (w *worker) starvation() func(j *job) *toolmesh.Error {
+	limit, group := int64(w.pool.cfg.Limits.Memory), w.proc.Group()
+	peak, reached := group.Peak()-w.metering.charged, group.Reached()
+	return func(j *job) *toolmesh.Error { return failure.Starved(j.Tool, limit, peak, reached) }
+}
+
+// starved ends a worker that is starved and still there: the kernel killed
+// another process of its. Its calls have exceeded their limit, whatever they say.
+func (p *Pool) starved(w *worker) (starved bool) {
+	if w.proc.Group() == nil {
+		return false
+	}
+	p.update(func(s *state) {
+		if starved = s.starve(p.log, w); starved {
+			w.proc.Kill()
+		}
+	})
+	return starved
+}
+
+// starve has the calls of a starved worker fail for it.
+func (s *state) starve(log *slog.Logger, w *worker) bool {
+	if !w.starved() || w.free() {
+		return false
+	}
+	fails := w.starvation()
+	for _, j := range w.running() {
+		if j.breach == nil {
+			j.breach = fails(j)
+		}
+		if !w.stopping {
+			log.Warn("a call exceeded a limit", slog.String("rpc_id", j.RPCID), slog.Int("pid", w.proc.Pid()), slog.Any("error", j.breach))
+		}
+	}
+	s.retire(w)
+	w.stopping = true
+	return true
+}
+
+// breached is the limit that a call exceeded, nil if it kept them all.
+func (p *Pool) breached(j *job) (breach *toolmesh.Error) {
+	if watched(p.cfg.Limits) {
+		p.read(func(*state) { breach = j.breach })
+	}
+	return breach
+}

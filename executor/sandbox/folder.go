@@ -1,0 +1,25 @@
+package sandbox
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// OwnFolder makes a folder below parent for what a sandbox level lets processes
+// write; empty where it leaves them others.
+func OwnFolder(parent string, level tool.Sandbox) (string, error) {
+	if level != tool.SandboxStrict && level != tool.SandboxOffline {
+		return "", nil
+	}
+	err := os.MkdirAll(parent, 0o700)
+	folder := ""
+	if err == nil {
+		folder, err = os.MkdirTemp(parent, "")
+	}
+	if err != nil {
+		return "", fmt.Errorf("the folder for temporary files: %w", err)
+	}
+	return folder, nil
+}

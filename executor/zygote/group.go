@@ -1,0 +1,353 @@
+package zygote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/toolmesh/toolmesh/executor/output"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/python"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// Config says what the processes of a [Group] have in common.
+type Config struct {
+	Logger *slog.Logger
+	Redact *output.Redactor // takes secrets out of what is printed at import; may be nil
+	Python string           // the interpreter, of an environment
+	Root   string           // the index's folder, the working directory
+	Paths  []string         // that modules are imported from, before the environment's
+	Env    []string         // all that the processes see of an environment
+	// Secrets names variables of Env whose values must not appear in texts.
+	Secrets []string
+	Sandbox tool.Sandbox
+	Tools   []string // module.function
+}
+
+// Group is the processes that have an environment and a sandbox in common, and the
+// tools that were imported together there. Its methods may be called concurrently,
+// once Open has returned.
+type Group struct {
+	starter *Starter
+	log     *slog.Logger
+	redact  *output.Redactor
+	command sandbox.Command
+	setup   setup
+
+	// Set once, when the first zygote has described its tools.
+	about     description
+	described bool
+
+	ownInterpreter atomic.Pointer[string] // why its zygotes are no copies of a base; nil: they are
+	spawned        atomic.Int64           // workers that should have been forks
+
+	renewing sync.Mutex // held while the zygote that workers are forked from is replaced
+
+	mu      sync.Mutex
+	current *zygote // forks workers; nil when it must be made
+	all     map[*zygote]struct{}
+	closed  bool
+	wg      sync.WaitGroup
+}
+
+// bootstrap makes the worker's files a package and starts them. The folder is
+// on the path only meanwhile.
+const bootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + python.WorkerPackage +
+	" import entry; del sys.path[0]; entry.zygote(sys.argv[2])"
+
+// NewGroup makes a group, of which nothing has been started.
+func (s *Starter) NewGroup(cfg Config) *Group {
+	g := &Group{
+		starter: s, log: cfg.Logger, redact: cfg.Redact, all: map[*zygote]struct{}{},
+		setup: setup{
+			Root: cfg.Root, Cwd: cfg.Root, Paths: cfg.Paths, Sandbox: cfg.Sandbox, Exclude: map[string]string{},
+			Secrets: cfg.Secrets, Tools: cfg.Tools,
+		},
+		command: sandbox.Command{
+			Path: cfg.Python, Args: []string{"-I", "-X", "utf8", "-c", bootstrap, s.opts.Files},
+			Env: cfg.Env, Dir: cfg.Root, Sandbox: cfg.Sandbox,
+		},
+	}
+	if why := unfitFor(g.command, s.opts.OwnInterpreters); why != "" {
+		g.log.Debug("the index starts an interpreter of its own", slog.String("reason", why))
+		g.ownInterpreter.Store(&why)
+	}
+	return g
+}
+
+// Open starts the first zygote, which imports the tools, and says which are served,
+// in an order that [Tool] slots are places in, and which are not.
+func (g *Group) Open(ctx context.Context) ([]Tool, []Unavailable, error) {
+	z, err := g.newZygote(ctx, g.setup, "")
+	if err != nil {
+		return nil, nil, err
+	}
+	g.about, g.described = z.about, true
+	g.mu.Lock()
+	g.current = z
+	g.mu.Unlock()
+	return g.about.Tools, g.about.Unavailable, nil
+}
+
+// ForkUnsafe is why workers are no forks but import the tools themselves; empty when
+// they are forks.
+func (g *Group) ForkUnsafe() string { return g.about.ForkUnsafe }
+
+// Spawned counts the workers that imported the tools themselves for that reason.
+func (g *Group) Spawned() int { return int(g.spawned.Load()) }
+
+// Pid is the process above all workers; 0 while there is none.
+func (g *Group) Pid() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.current == nil {
+		return 0
+	}
+	return g.current.proc.Pid()
+}
+
+// Start starts a worker process: a fork of the zygote, or a process of its own that
+// imports the tools itself, where that is asked for or the zygote must not be
+// forked. The caller ends it, and closes it.
+func (g *Group) Start(ctx context.Context, worker Worker) (*Process, error) {
+	unforked := g.ForkUnsafe() != ""
+	own := unforked || worker.Tool != ""
+	z, err := g.source(ctx, own, worker.Tool)
+	if err != nil {
+		return nil, err
+	}
+	if unforked && worker.Tool == "" {
+		g.spawned.Add(1)
+	}
+	p, err := g.starter.startProcess(g.log, z, worker, own)
+	switch {
+	case own && err != nil:
+		g.discard(z)
+	case own:
+		p.release = func() { g.discard(z) }
+	}
+	return p, err
+}
+
+// startProcess has a zygote fork a worker, or become it.
+func (s *Starter) startProcess(log *slog.Logger, z *zygote, worker Worker, become bool) (_ *Process, err error) {
+	p, theirs, err := newProcess(log, s.nextID.Add(1))
+	if err != nil {
+		return nil, err
+	}
+	p.zygote, p.group = z, s.newGroup(worker.Limits)
+	kind := "sync"
+	if worker.Async {
+		kind = "async"
+	}
+	p.handle, err = z.fork(p, forkRequest{
+		Kind: kind, Limit: s.opts.MaxResult, Isolation: worker.Isolation, Limits: numbersOf(worker.Limits),
+	}, become, append(theirs[:4:4], p.page.File()))
+	p.page.Sent()
+	closeAll(theirs)
+	if err != nil {
+		p.closeChannels()
+		if p.group != nil {
+			p.group.Close()
+		}
+		return nil, err
+	}
+	p.enclose()
+	return p, nil
+}
+
+// begin starts a zygote: a copy of the interpreter's base or, where that cannot be
+// and for a worker of one tool, an interpreter of its own.
+func (g *Group) begin(ctx context.Context, s setup, only string) (*zygote, error) {
+	if only == "" && g.ownInterpreter.Load() == nil {
+		z, err := g.copied(ctx, s)
+		if z != nil || ctx.Err() != nil {
+			return z, err
+		}
+		var early *startFailure
+		level := slog.LevelWarn
+		switch {
+		case !errors.As(err, &early):
+			var failure *importFailure
+			if errors.As(err, &failure) {
+				return nil, err
+			}
+		case early.unfit:
+			g.ownInterpreter.Store(&early.words) // and the next ones of this group likewise
+			level = slog.LevelDebug
+		}
+		g.log.Log(ctx, level, "the index starts an interpreter of its own", slog.Any("error", err))
+		if err := g.ownFolder(&s); err != nil { // the first is gone
+			return nil, err
+		}
+	}
+	proc, err := g.starter.spawner.Start(g.command)
+	if err != nil {
+		return nil, err
+	}
+	return g.startZygote(ctx, proc, s)
+}
+
+func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup) (*zygote, error) {
+	opts := g.starter.opts
+	return startZygote(ctx, g.log, proc, s, g.redact, opts.StartTimeout, opts.MaxFrame)
+}
+
+// ownFolder makes the folder that the processes of a zygote to be may write, where
+// its sandbox level leaves them no other.
+func (g *Group) ownFolder(s *setup) (err error) {
+	s.Folder, err = sandbox.OwnFolder(g.starter.opts.Dir, s.Sandbox)
+	return err
+}
+
+// copied starts a zygote as a copy of the interpreter's base.
+func (g *Group) copied(ctx context.Context, s setup) (*zygote, error) {
+	proc, err := g.starter.bases.start(ctx, g.command)
+	if err != nil {
+		return nil, err
+	}
+	defer g.starter.bases.prepare(g.command.Path, g.command.Sandbox, baseRest)
+	return g.startZygote(ctx, proc, adopt(s, g.command, proc.Level))
+}
+
+// newZygote starts a zygote, leaving out modules that hang or end the process;
+// only is as for another.
+func (g *Group) newZygote(ctx context.Context, s setup, only string) (*zygote, error) {
+	for {
+		if err := g.ownFolder(&s); err != nil {
+			return nil, err
+		}
+		leave, err := g.starter.Place(ctx)
+		if err != nil {
+			return nil, err
+		}
+		z, err := g.begin(ctx, s, only)
+		leave()
+		var failure *importFailure
+		if errors.As(err, &failure) {
+			if _, again := g.setup.Exclude[failure.module]; !again && !g.described {
+				g.log.Warn("a module is left out", slog.String("module", failure.module), slog.String("reason", failure.reason))
+				g.setup.Exclude[failure.module] = failure.reason
+				continue
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+		g.mu.Lock()
+		closed := g.closed
+		if !closed {
+			g.all[z] = struct{}{}
+		}
+		g.mu.Unlock()
+		if closed {
+			z.kill()
+			return nil, errors.New("the index is closed")
+		}
+		return z, nil
+	}
+}
+
+// sameTools checks that a new zygote serves what the first did: slots are places
+// in that list. One that serves a single tool has it at the first place.
+func (g *Group) sameTools(z *zygote, only string) error {
+	want := g.about.Tools
+	if only != "" {
+		want = slices.DeleteFunc(slices.Clone(want), func(t Tool) bool { return t.Name != only })
+	}
+	if slices.EqualFunc(want, z.about.Tools, func(a, b Tool) bool { return a.Name == b.Name && a.Kind == b.Kind }) {
+		return nil
+	}
+	for _, u := range z.about.Unavailable {
+		return fmt.Errorf("%s can no longer be imported: %s", u.Name, u.Reason)
+	}
+	return errors.New("the index's modules offer other tools than when it was opened; open it again")
+}
+
+// source is the zygote to make a worker of: for a process of its own one that
+// nobody else uses, else the one that all forks come from.
+func (g *Group) source(ctx context.Context, own bool, only string) (*zygote, error) {
+	if only != "" {
+		return g.another(ctx, only)
+	}
+	if own {
+		g.mu.Lock()
+		z := g.current
+		g.current = nil
+		g.mu.Unlock()
+		if z != nil && !z.gone() {
+			return z, nil
+		}
+		g.discard(z)
+		return g.another(ctx, "")
+	}
+	g.renewing.Lock() // many may want the first fork of a new one
+	defer g.renewing.Unlock()
+	g.mu.Lock()
+	z := g.current
+	if z != nil && z.gone() {
+		g.current = nil
+	}
+	g.mu.Unlock()
+	if z != nil && !z.gone() {
+		return z, nil
+	}
+	g.discard(z)
+	z, err := g.another(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	g.mu.Lock()
+	g.current = z
+	g.mu.Unlock()
+	return z, nil
+}
+
+// another starts one more zygote, which must serve what the first did, or only
+// that one tool.
+func (g *Group) another(ctx context.Context, only string) (*zygote, error) {
+	s := g.setup
+	if only != "" {
+		s.Tools = []string{only}
+	}
+	z, err := g.newZygote(ctx, s, only)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.sameTools(z, only); err != nil {
+		g.discard(z)
+		return nil, err
+	}
+	return z, nil
+}
+
+// discard ends a zygote that is of no use, nil included.
+func (g *Group) discard(z *zygote) {
+	if z == nil {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.closed { // else Close ends it
+		delete(g.all, z)
+		g.wg.Go(z.kill)
+	}
+}
+
+// Close ends every process of the group and waits for them.
+func (g *Group) Close() {
+	g.mu.Lock()
+	g.closed = true
+	all := slices.Collect(maps.Keys(g.all))
+	g.mu.Unlock()
+	for _, z := range all {
+		z.kill()
+	}
+	g.wg.Wait()
+}

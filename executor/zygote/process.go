@@ -1,0 +1,247 @@
+package zygote
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/toolmesh/toolmesh/executor/cgroup"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// afterEnd is how long a read goes on once the process has ended: what it wrote is
+// there by then, but a process that a tool left behind may hold the pipe open.
+const afterEnd = 200 * time.Millisecond
+
+// Worker says what kind of worker a process is to be.
+type Worker struct {
+	Async     bool
+	Isolation tool.Isolation // of its calls
+	Limits    tool.Limits    // of one call
+	// Tool, where it is not empty, is the one tool that the worker imports, in an
+	// interpreter of its own.
+	Tool string
+}
+
+// Process is a worker process: a fork of a zygote, or one that was a zygote itself.
+// It implements the Process of package pool.
+type Process struct {
+	log    *slog.Logger
+	id     uint64
+	zygote *zygote
+	handle *sandbox.Handle
+	group  *cgroup.Group // nil: it is in none of its own
+	page   *sandbox.Page
+	in     *os.File // its calls
+	out    *os.File // its results
+	stdout *os.File
+	stderr *os.File
+	reader *eager // of out
+	raw    syscall.RawConn
+	// release gives up a zygote that has become the process; else nil.
+	release func()
+
+	done     chan struct{}
+	doneOnce sync.Once
+	exit     sandbox.Exit // valid after done
+
+	mu       sync.Mutex
+	pending  []byte // what the pipe had no room for
+	flushing bool
+	wg       sync.WaitGroup // the flusher
+}
+
+// newProcess makes the channels of a process that is to be; theirs are the ends
+// that are for it, in the order of the protocol.
+func newProcess(log *slog.Logger, id uint64) (p *Process, theirs []*os.File, err error) {
+	p = &Process{log: log, id: id, done: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			closeAll(theirs)
+			p.closeChannels()
+		}
+	}()
+	for _, channel := range []struct {
+		ours **os.File
+		end  sandbox.End
+	}{{&p.in, sandbox.WriteEnd}, {&p.out, sandbox.ReadEnd}, {&p.stdout, sandbox.ReadEnd}, {&p.stderr, sandbox.ReadEnd}} {
+		r, w, err := sandbox.NewPipe(channel.end)
+		if err != nil {
+			return nil, theirs, err
+		}
+		if channel.end == sandbox.WriteEnd {
+			r, w = w, r
+		}
+		*channel.ours, theirs = r, append(theirs, w)
+	}
+	if p.page, err = sandbox.NewPage(); err != nil {
+		return nil, theirs, err
+	}
+	if p.raw, err = p.in.SyscallConn(); err != nil {
+		return nil, theirs, err
+	}
+	if p.reader, err = newEager(p.out); err != nil {
+		return nil, theirs, err
+	}
+	return p, theirs, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}
+
+func (p *Process) closeChannels() {
+	for _, f := range []*os.File{p.in, p.out, p.stdout, p.stderr} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+	if p.page != nil {
+		p.page.Close()
+	}
+}
+
+// exited notes the end of the process.
+func (p *Process) exited(e sandbox.Exit) {
+	p.doneOnce.Do(func() {
+		p.exit = e
+		_ = p.out.SetReadDeadline(time.Now().Add(afterEnd))
+		close(p.done)
+	})
+}
+
+// ID is its own, among all workers of the executor.
+func (p *Process) ID() uint64 { return p.id }
+
+// Pid is the system's, 0 once the process is closed.
+func (p *Process) Pid() int { return p.handle.Pid() }
+
+// Read reads what the worker sends.
+func (p *Process) Read(b []byte) (int, error) { return p.reader.Read(b) }
+
+// Eager says whether Read is to look for data for a moment before it sleeps.
+func (p *Process) Eager(eager bool) { p.reader.eager = eager }
+
+// Output are the read ends of the descriptors 1 and 2.
+func (p *Process) Output() (stdout, stderr *os.File) { return p.stdout, p.stderr }
+
+// Load and Store access the page that the worker shares with the agent.
+func (p *Process) Load(word int) uint64         { return p.page.Load(word) }
+func (p *Process) Store(word int, value uint64) { p.page.Store(word, value) }
+
+// Interrupt has the worker look at the page.
+func (p *Process) Interrupt() { _ = p.handle.Signal(syscall.SIGURG) }
+
+// Kill ends the process.
+func (p *Process) Kill() { _ = p.handle.Signal(syscall.SIGKILL) }
+
+// Done is closed when the process is known to have ended. Exit is valid then.
+func (p *Process) Done() <-chan struct{} { return p.done }
+func (p *Process) Exit() sandbox.Exit    { return p.exit }
+
+// Usage is what it and all below it take at this moment; false when it is gone.
+func (p *Process) Usage() (sandbox.Usage, bool) { return p.handle.Usage() }
+
+// Share is their memory, where common pages count once.
+func (p *Process) Share() (int64, bool) { return p.handle.Share() }
+
+// Group bounds its memory; nil where nothing does.
+func (p *Process) Group() *cgroup.Group { return p.group }
+
+// Write sends data. It never blocks: what the pipe has no room for is written by a
+// goroutine.
+func (p *Process) Write(data []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.flushing {
+		p.pending = append(p.pending, data...)
+		return
+	}
+	var n int
+	err := p.raw.Control(func(fd uintptr) {
+		for {
+			var failed error
+			n, failed = unix.Write(int(fd), data) //nolint:gosec // descriptors are small
+			if failed != unix.EINTR {             //nolint:errorlint // a plain errno
+				break
+			}
+		}
+	})
+	if err != nil {
+		return // closed: the worker has ended, and its calls end with it
+	}
+	if n = max(n, 0); n < len(data) {
+		p.pending = append([]byte(nil), data[n:]...)
+		p.flushing = true
+		p.wg.Go(p.flush)
+	}
+}
+
+// flush writes what is pending, waiting for the worker to read.
+func (p *Process) flush() {
+	for {
+		p.mu.Lock()
+		data := p.pending
+		p.pending = nil
+		if len(data) == 0 {
+			p.flushing = false
+			p.mu.Unlock()
+			return
+		}
+		p.mu.Unlock()
+		if _, err := p.in.Write(data); err != nil {
+			// The worker reads no more. Its end is reported by the zygote.
+			p.Kill()
+			return
+		}
+	}
+}
+
+// enclose moves a worker that has just been forked into its group, with what the
+// index's own handlers may have started in it: no call has reached it.
+func (p *Process) enclose() {
+	if p.group == nil {
+		return
+	}
+	err := p.group.Add(p.Pid())
+	known := map[int]bool{}
+	for more := true; more && err == nil; {
+		more = false
+		for _, pid := range p.handle.Descendants() {
+			if !known[pid] {
+				known[pid], more = true, true
+				err = errors.Join(err, p.group.Add(pid))
+			}
+		}
+	}
+	if err != nil {
+		p.log.Warn("a worker is in no control group", slog.Int("pid", p.Pid()), slog.Any("error", err))
+	}
+}
+
+// Close releases what is left of a process that has ended.
+func (p *Process) Close() {
+	p.zygote.forget(p)
+	p.closeChannels()
+	p.wg.Wait()
+	if p.zygote.folder != "" {
+		_ = os.RemoveAll(filepath.Join(p.zygote.folder, "w"+strconv.FormatUint(p.id, 10)))
+	}
+	if p.group != nil {
+		p.group.Close()
+	}
+	p.handle.Close()
+	if p.release != nil {
+		p.release()
+	}
+}

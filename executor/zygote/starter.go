@@ -1,0 +1,107 @@
+package zygote
+
+import (
+	"context"
+	"log/slog"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/toolmesh/toolmesh/executor/cgroup"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// Options configure a [Starter]. All must be set; those that may be zero say so.
+type Options struct {
+	Logger *slog.Logger
+	// Dir is the folder below which processes get folders of their own.
+	Dir string
+	// Files is the folder that holds the worker's package.
+	Files string
+	// Cgroups bound the memory of workers, where they are of a kind.
+	Cgroups *cgroup.Tree
+	// StartTimeout bounds the import of one module.
+	StartTimeout time.Duration
+	// IdleAfter is how long a copy of a base waits for an index.
+	IdleAfter time.Duration
+	// MaxResult bounds a result and an item, MaxFrame a message, in bytes.
+	MaxResult int
+	MaxFrame  uint32
+	// OwnInterpreters has each group start an interpreter of its own: no bases. May be
+	// false.
+	OwnInterpreters bool
+}
+
+// Starter has what all groups of an executor share: the base processes, and the
+// places of interpreters that import. Its methods may be called concurrently.
+type Starter struct {
+	opts     Options
+	spawner  *sandbox.Spawner
+	bases    bases
+	nextID   atomic.Uint64
+	starting chan struct{} // see Place
+}
+
+// NewStarter makes a starter, which starts nothing by itself.
+func NewStarter(spawner *sandbox.Spawner, opts Options) *Starter {
+	s := &Starter{opts: opts, spawner: spawner, starting: make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))}
+	s.bases.starter, s.bases.by, s.bases.quit = s, map[string]*base{}, make(chan struct{})
+	return s
+}
+
+// Place waits for one of the places of interpreters that may import at once: more
+// than there are processors would only make each other late.
+func (s *Starter) Place(ctx context.Context) (leave func(), err error) {
+	select {
+	case s.starting <- struct{}{}:
+		return func() { <-s.starting }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Warm starts the base of an environment's interpreter, and a copy of it that runs
+// in a sandbox level, in the background: the next group finds them.
+func (s *Starter) Warm(interpreter string, box func() tool.Sandbox) {
+	if s.opts.OwnInterpreters {
+		return
+	}
+	s.bases.mu.Lock()
+	defer s.bases.mu.Unlock()
+	if !s.bases.closed {
+		s.bases.wg.Go(func() { s.bases.prepare(interpreter, box(), 0) })
+	}
+}
+
+// Close ends the bases and what waits for a group. The groups must have been closed.
+func (s *Starter) Close() { s.bases.close() }
+
+// newGroup makes a control group for what has these limits; nil where it needs none,
+// or none is to be had: there are other guards.
+func (s *Starter) newGroup(limits tool.Limits) *cgroup.Group {
+	if limits.Memory == 0 || s.opts.Cgroups.Kind() == "" {
+		return nil
+	}
+	group, err := s.opts.Cgroups.New()
+	if err != nil {
+		s.opts.Logger.Warn("a worker gets no control group", slog.Any("error", err))
+		return nil
+	}
+	return group
+}
+
+// numbers are limits as a worker reads them: seconds and bytes; zero is none.
+type numbers struct {
+	CPUTime   float64 `json:"cpu_time,omitempty"`
+	Memory    int64   `json:"memory,omitempty"`
+	Pids      int     `json:"pids,omitempty"`
+	OpenFiles int     `json:"open_files,omitempty"`
+	Output    int64   `json:"output,omitempty"`
+}
+
+func numbersOf(l tool.Limits) numbers {
+	return numbers{
+		CPUTime: l.CPUTime.Seconds(), Memory: int64(l.Memory), Pids: l.Pids, OpenFiles: l.OpenFiles, Output: int64(l.Output),
+	}
+}

@@ -1,0 +1,50 @@
+package zygote
+
+import "encoding/json"
+
+// Kind says how a tool is run.
+type Kind string
+
+// The kinds of tools.
+const (
+	KindSync           Kind = "sync"
+	KindAsync          Kind = "async"
+	KindGenerator      Kind = "generator"
+	KindAsyncGenerator Kind = "async_generator"
+)
+
+// Streaming reports whether tools of the kind yield items.
+func (k Kind) Streaming() bool { return k == KindGenerator || k == KindAsyncGenerator }
+
+// Async reports whether tools of the kind are coroutines.
+func (k Kind) Async() bool { return k == KindAsync || k == KindAsyncGenerator }
+
+// Tool is one served function, as its signature describes it.
+type Tool struct {
+	Name         string          `json:"name"` // module.function
+	Description  string          `json:"description"`
+	InputSchema  json.RawMessage `json:"input_schema"`
+	OutputSchema json.RawMessage `json:"output_schema"` // nil: nothing is known
+	Kind         Kind            `json:"kind"`
+	// Positional are the parameters that positional arguments fill, in order.
+	Positional []string `json:"positional"`
+	// VarArgs: it takes further positional arguments.
+	VarArgs  bool     `json:"varargs"`
+	Warnings []string `json:"warnings"`
+}
+
+// Unavailable is a declared tool that is not served.
+type Unavailable struct {
+	Name      string `json:"name"`
+	Reason    string `json:"reason"` // for people
+	Traceback string `json:"traceback,omitempty"`
+}
+
+// WithoutNulls removes output schemas that say nothing: JSON's null.
+func WithoutNulls(tools []Tool) {
+	for i := range tools {
+		if string(tools[i].OutputSchema) == "null" {
+			tools[i].OutputSchema = nil
+		}
+	}
+}
