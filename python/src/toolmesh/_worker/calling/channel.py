@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         served: bool  # a call has ended here
 
 _WINDOW = 1 << 18  # bytes of a nested stream that may be on their way; the agent begins with it
-ITEM = 64  # what an item counts beyond its bytes, there too
+_ITEM = 64  # what an item counts beyond its bytes, there too
 _text = json.JSONEncoder().encode  # bound now: a tool may replace what json has
 
 current: Channel | None = None
@@ -223,13 +223,71 @@ class Channel:
     def _grant(self, call: int, size: int) -> None:
         self._outlet.send(HEADER.pack(4, NESTED_CREDIT, 0, 0, call) + size.to_bytes(4, "little"))
 
+    # What a wait is like depends on the worker.
+
+    def _disarm(self) -> int:
+        """Keeps this thread from being interrupted; what rearm takes."""
+        return 0
+
+    def _rearm(self, armed: int) -> None:
+        """Ends that."""
+
+    def _enter(self, waiter: Waiter) -> None:
+        """Before anything else of a wait."""
+
+    def _leave(self, waiter: Waiter) -> None:
+        """After it."""
+
+    def _event(self, waiter: Waiter) -> tuple[int, bytes]:
+        """The next frame for waiter, which has entered."""
+        raise NotImplementedError
+
     def call(self, tool: str, args: bytes, timeout: float | None) -> bytes:
         """Calls a tool and waits for its result."""
-        raise NotImplementedError
+        waiter = Waiter(next(self._ids))
+        armed = self._disarm()
+        try:
+            self._enter(waiter)
+            try:
+                self._open(waiter, tool, args, timeout, 0)
+                kind, body = self._event(waiter)
+            finally:
+                self._leave(waiter)
+                self._cancel(waiter)
+        finally:
+            self._rearm(armed)
+        if kind == NESTED_ERROR:
+            raise failure(body, tool)
+        return body
 
     def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
         """Calls a tool and yields its items; closing it cancels the call."""
-        raise NotImplementedError
+        waiter = Waiter(next(self._ids))
+        opened = False
+        try:
+            while True:
+                armed = self._disarm()
+                try:
+                    self._enter(waiter)
+                    try:
+                        if not opened:
+                            self._open(waiter, tool, args, timeout, STREAM)
+                            opened = True
+                        else:
+                            self._credit(waiter)
+                        kind, body = self._event(waiter)
+                    finally:
+                        self._leave(waiter)
+                finally:
+                    self._rearm(armed)
+                if kind == NESTED_END:
+                    return
+                if kind == NESTED_ERROR:
+                    raise failure(body, tool)
+                waiter.used += len(body) + _ITEM
+                yield body
+        finally:
+            self._cancel(waiter)
 
     def _begin(self, waiter: Awaiting, tool: str, args: bytes, timeout: float | None, flags: int) -> None:
         self._open(waiter, tool, args, timeout, flags)
@@ -262,7 +320,7 @@ class Channel:
                 if kind == NESTED_ERROR:
                     raise failure(body, tool)
                 yield body
-                waiter.used += len(body) + ITEM
+                waiter.used += len(body) + _ITEM
                 self._credit(waiter)
         finally:
             self._cancel(waiter)
@@ -415,55 +473,6 @@ class PlainChannel(Channel):
         if not waiter.events:
             self._guard.cancel(self._cancelled)
         return waiter.events.popleft()
-
-    def call(self, tool: str, args: bytes, timeout: float | None) -> bytes:
-        waiter = Waiter(next(self._ids))
-        armed = self._disarm()
-        try:
-            self._enter(waiter)
-            try:
-                self._open(waiter, tool, args, timeout, 0)
-                kind, body = self._event(waiter)
-            finally:
-                self._leave(waiter)
-                self._cancel(waiter)
-        finally:
-            self._rearm(armed)
-        if kind == NESTED_ERROR:
-            raise failure(body, tool)
-        return body
-
-    def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
-        waiter = Waiter(next(self._ids))
-        opened = False
-        try:
-            while True:
-                armed = self._disarm()
-                try:
-                    self._enter(waiter)
-                    try:
-                        if not opened:
-                            self._open(waiter, tool, args, timeout, STREAM)
-                            opened = True
-                        else:
-                            self._credit(waiter)
-                        kind, body = self._event(waiter)
-                    finally:
-                        self._leave(waiter)
-                finally:
-                    self._rearm(armed)
-                if kind == NESTED_END:
-                    return
-                if kind == NESTED_ERROR:
-                    raise failure(body, tool)
-                waiter.used += len(body) + ITEM
-                yield body
-        finally:
-            armed = self._disarm()
-            try:
-                self._cancel(waiter)
-            finally:
-                self._rearm(armed)
 
     def _begin(self, waiter: Awaiting, tool: str, args: bytes, timeout: float | None, flags: int) -> None:
         """For a loop that a plain function runs: one thread reads for all that it
