@@ -1,8 +1,8 @@
 """The calls that a tool makes itself: its worker's side of them.
 
 A nested call is a NESTED_CALL frame with an id of the worker's own; what comes
-back has that id. Who reads it depends on the worker. On an event loop the loop
-does. In a worker of plain functions nobody reads while a tool runs: whoever
+back has that id. How it is read depends on the worker. On an event loop the loop
+does. In a worker of plain functions nobody reads while a tool runs: the thread that
 waits for an answer reads for all who wait, and hands the reading on when it has
 its own. A tool that makes no call pays for none of this.
 """
@@ -65,7 +65,7 @@ def refuse(code: str, message: str, tool: str) -> NoReturn:
 
 
 class Waiter:
-    """One who waits for frames, on a thread of its own."""
+    """A wait for frames, on a thread of its own."""
 
     __slots__ = ("id", "events", "used", "_lock")
 
@@ -94,7 +94,7 @@ class Waiter:
 
 
 class Awaiting(Waiter):
-    """One who waits for frames on an event loop."""
+    """A wait for frames on an event loop."""
 
     __slots__ = ("_loop", "_thread", "_future")
 
@@ -330,7 +330,7 @@ class PlainChannel(Channel):
     """Of a worker of plain functions: those who wait take turns at reading.
 
     The main thread is not to be interrupted while it waits. A cancellation
-    comes as a frame then; whoever reads it alerts the main thread.
+    comes as a frame then; the thread that reads it alerts the main thread.
     """
 
     def __init__(self, worker: Runner, outlet: Outlet, reader: Reader, guard: Guard) -> None:
@@ -338,8 +338,8 @@ class PlainChannel(Channel):
         self._worker = worker
         self._reader = reader
         self._guard = guard
-        self._turn = allocate_lock()  # held by who reads
-        self._blocked: dict[Waiter, None] = {}  # who waits, or is about to
+        self._turn = allocate_lock()  # held by the thread that reads
+        self._blocked: dict[Waiter, None] = {}  # those that go on, or are about to
         self._idle = Waiter(0)  # the main thread's, for what is no answer
         self._resting: Waiter | None = None  # what the main thread waits with
         self._inbox: deque[Frame] = deque()
@@ -411,7 +411,7 @@ class PlainChannel(Channel):
                 self._resting = None
 
     def _give(self, frame: Frame) -> None:
-        """Hands a frame to who waits for it. Called by who reads."""
+        """Hands a frame over. Called by the thread that reads."""
         kind, _, _, about, body = frame
         if NESTED_RESULT <= kind <= NESTED_END:
             self.dispatch(kind, about, body)

@@ -447,7 +447,7 @@ def _serve(worker: Worker, about: bytes) -> None:
             try:
                 loop.run_until_complete(serving)
             except (SystemExit, KeyboardInterrupt, RuntimeError):
-                # Of a task or a callback that a tool has made: who awaits it has it
+                # Of a task or a callback that a tool has made: what awaits it has it
                 # too, and for all others the loop goes on. Or a tool has stopped it.
                 if serving.done() or loop.is_closed():
                     raise
