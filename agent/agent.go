@@ -168,8 +168,10 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	}); err != nil {
 		return err
 	}
+	prepare := a.executor.Prepare
+	a.watch.Go(func() { prepare(a.base) })
 	effective, reasons := a.executor.Sandbox()
-	sessions := &sessions{strict: a.opts.SessionPolicy == "strict"}
+	sessions := &registry.Sessions{Strict: a.opts.SessionPolicy == "strict"}
 	if a.host, err = host.NewOn(a.bus, &host.Options{
 		Node: a.opts.Node, Version: a.opts.Version, Slots: a.opts.Slots, MaxTimeout: a.opts.MaxTimeout,
 		StreamQuota: a.opts.StreamQuota, Labels: a.opts.Labels, Replicas: a.opts.Replicas,
@@ -193,7 +195,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 		}
 		return err
 	}
-	sessions.view.Store(a.view)
+	sessions.Use(a.view)
 	a.followSessions(a.view)
 	a.store = registry.NewStore(a.bus, nil)
 	if a.responder, err = registry.NewResponder(a.bus, a.view, a.store, &registry.ResponderOptions{Logger: a.log}); err != nil {

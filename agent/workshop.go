@@ -11,15 +11,14 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/output"
+	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
-	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -244,8 +243,8 @@ type instance struct {
 	a           *Agent
 	build       deploy.Build
 	env         *executor.Env
-	index       *executor.Index    // nil for an index of commands alone
-	commands    *executor.Commands // nil for an index without commands
+	index       *executor.Index // nil for an index of commands alone
+	commands    *program.Runner // nil for an index without commands
 	tools       []host.Tool
 	ids         []subjects.ToolID
 	unavailable []deploy.Unavailable
@@ -373,19 +372,4 @@ func randomEnd() string {
 	var b [4]byte
 	_, _ = rand.Read(b[:])
 	return hex.EncodeToString(b[:])
-}
-
-// sessions decides which sessions exist, from the view.
-type sessions struct {
-	strict bool
-	view   atomic.Pointer[registry.View]
-}
-
-// Admit implements [host.Sessions].
-func (s *sessions) Admit(id subjects.SessionID) (string, error) {
-	view := s.view.Load()
-	if view == nil {
-		return "", nil
-	}
-	return registry.AdmitSession(view, id, s.strict)
 }

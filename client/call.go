@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -197,7 +198,8 @@ type pending struct {
 	node  atomic.Pointer[node] // where it runs, once that is known
 	sign  atomic.Int64         // when it was last heard of, unix ns; 0 = never
 	high  atomic.Int64         // Mesh-High of the last keepalive
-	asked time.Time            // when the request was last sent; the call's goroutine only
+	sent  time.Time            // when the request was first sent, and
+	asked time.Time            // last; the call's goroutine only
 }
 
 // answer is what came back: a message, or why none can come.
@@ -288,14 +290,21 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	return &nats.Msg{Subject: subject, Header: nats.Header(call.Header()), Data: body}, nil
 }
 
-// begin prepares one attempt; open is how the bus opens its inbox.
-func (c *Client) begin(t target, s *settings, open func(*bus.Inbox, bus.Receiver) error) (*pending, error) {
+// begin prepares one attempt.
+func (c *Client) begin(t target, s *settings) (*pending, error) {
 	p := &pending{c: c, s: s, id: t.id, answers: make(chan answer, 2)}
 	p.node.Store(t.node)
-	if err := open(&p.inbox, p); err != nil {
+	if err := c.bus.OpenInto(&p.inbox, p); err != nil {
 		return nil, err
 	}
 	return p, nil
+}
+
+// send sends the request for the first time.
+func (p *pending) send(msg *nats.Msg) error {
+	p.sent = time.Now()
+	p.asked = p.sent
+	return p.inbox.Send(msg)
 }
 
 var timers = sync.Pool{New: func() any {
@@ -309,7 +318,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	if err := ctx.Err(); err != nil {
 		return nil, ended(ctx, toolmesh.StartedNo)
 	}
-	p, err := c.begin(t, s, c.bus.OpenWaiting)
+	p, err := c.begin(t, s)
 	if err != nil {
 		return nil, err
 	}
@@ -324,25 +333,16 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 		timer.Stop()
 		timers.Put(timer)
 	}()
-	sent := time.Now()
-	p.asked = sent
-	if err := p.inbox.Send(msg); err != nil {
+	if err := p.send(msg); err != nil {
 		return nil, err
 	}
 	var a answer
-	for direct, waiting := p.inbox.Direct(), true; waiting; {
-		waiting = false
-		select {
-		case a = <-p.answers:
-		case m := <-direct:
-			p.inbox.Dispatch(m)
-			waiting = true
-		case <-ctx.Done():
-			a.err = p.abandon(ctx)
-		case <-timer.C:
-			p.inbox.Release()
-			a.msg, a.err = p.watch(ctx, msg)
-		}
+	select {
+	case a = <-p.answers:
+	case <-ctx.Done():
+		a.err = p.abandon(ctx)
+	case <-timer.C:
+		a.msg, a.err = p.watch(ctx, msg)
 	}
 	codec.Recycle(codec.Header(msg.Header))
 	if a.err != nil {
@@ -350,7 +350,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	}
 	reply := a.msg
 	r := codec.ParseReply(codec.Header(reply.Header), reply.Data)
-	took := time.Since(sent)
+	took := time.Since(p.sent)
 	if n := t.node; n != nil && r.HasLoad && r.Boot == n.boot {
 		n.setLoad(r.Load)
 	}
@@ -444,7 +444,8 @@ func (p *pending) watch(ctx context.Context, msg *nats.Msg) (*nats.Msg, error) {
 
 // resend asks the node again for a call of which it, alive and the same as ever,
 // has said nothing since last: the request or its answer got lost. That start of
-// the node knows the rpc_id and runs it once at most; another one must not.
+// the node knows the rpc_id, or that it may have forgotten it, and runs it once at
+// most; another one must not.
 func (p *pending) resend(msg *nats.Msg, last time.Time) error {
 	n := p.node.Load()
 	if n == nil || time.Since(p.lastSign(last)) < silence || !n.wellSince(silence) || !p.c.bus.Connected() {
@@ -457,6 +458,8 @@ func (p *pending) resend(msg *nats.Msg, last time.Time) error {
 	p.asked = time.Now()
 	header := maps.Clone(msg.Header)
 	header[codec.HeaderBoot] = []string{string(n.boot)}
+	// Rounded up: what the node remembers begins earlier then, never later.
+	header[codec.HeaderAgain] = []string{strconv.FormatInt(time.Since(p.sent).Milliseconds()+1, 10)}
 	m := &nats.Msg{Subject: subject, Reply: p.inbox.Subject() + again, Header: header, Data: msg.Data}
 	_ = p.c.bus.Conn().PublishMsg(m) // what fails is tried again
 	return nil

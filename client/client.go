@@ -19,7 +19,9 @@ import (
 )
 
 // ConnectOptions is the connection policy of the mesh for nats.Connect:
-// reconnect for ever with jitter, keep nothing back while disconnected.
+// reconnect for ever with jitter, keep nothing back while disconnected, never
+// wait for a broker that does not read. On any other connection, calls wait for
+// such a broker until nats.go gives the write up (nats.FlusherTimeout).
 func ConnectOptions() []nats.Option { return bus.ConnectOptions(nil) }
 
 // Options adjusts a [Client].

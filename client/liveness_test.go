@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -271,6 +272,63 @@ func TestLostReply(t *testing.T) {
 					t.Errorf("it ran %d times", n)
 				}
 			})
+		}
+	}
+}
+
+// A node that has served many others since does not run a call twice whose answer
+// got lost: nobody knows how it ended, but the tool ran once.
+func TestLostReplyOfABusyNode(t *testing.T) {
+	t.Parallel()
+	const others = 12_000
+	d := newTools()
+	broker := meshtest.Broker(t)
+	d.serve(t, broker.Connect(t), &host.Options{Slots: others + 1})
+	near := meshtest.NewProxy(t, broker)
+	c := newClient(t, near.Connect(t), nil)
+	call := start(t, c, "desk.hold", toolArgs{Key: "lost"})
+	wait(t, "start", d.gate("lost").started)
+	timer := time.NewTimer(2500 * time.Millisecond) // the client must know where it runs
+	defer timer.Stop()
+	<-timer.C
+	near.Cut(true)
+	d.gate("lost").release <- struct{}{}
+	wait(t, "end", d.gate("lost").ended)
+	nc := broker.Connect(t)
+	flood(t, nc, others)
+	near.Heal()
+	d.gate("lost").release <- struct{}{} // a second execution would end, too
+	o := wait(t, "answer", call)
+	if e := toolmesh.AsError(o.err); e == nil || e.Started == toolmesh.StartedNo {
+		t.Errorf("call: %v, want an error that does not say that it never ran", o.err)
+	}
+	if n := d.ran("lost"); n != 1 {
+		t.Errorf("it ran %d times", n)
+	}
+}
+
+// flood makes so many calls that a node has no room for the results of all, and
+// waits for their answers.
+func flood(t *testing.T, nc *nats.Conn, calls int) {
+	t.Helper()
+	in, err := nc.SubscribeSync(nc.NewInbox())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := in.SetPendingLimits(-1, -1); err != nil {
+		t.Fatal(err)
+	}
+	for i := range calls {
+		err := nc.PublishMsg(&nats.Msg{
+			Subject: "tools.default.desk.note", Reply: in.Subject, Data: []byte("{}"), Header: nats.Header{"Mesh-Rpc-Id": {fmt.Sprint(i)}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range calls {
+		if m, err := in.NextMsg(patience); err != nil || m.Header.Get("Mesh-Error-Code") != "" {
+			t.Fatalf("one of many calls: %v, %v", m, err)
 		}
 	}
 }

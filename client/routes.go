@@ -16,9 +16,12 @@ import (
 
 const (
 	routeFresh = 5 * time.Second // after which a route in use is asked for again
-	routeKeep  = 5 * time.Minute // after which an unused one is forgotten
+	routeKeep  = 5 * time.Minute // after which an unused one may make room for another
 	askWait    = 2 * time.Second
 	maxRoutes  = 10_000
+	// roomTries is how many routes are looked at for one to make room: few, because
+	// that is done under the lock that all calls take.
+	roomTries = 8
 	// aliasKeep is how long a short id stands for what it was found to: a tool
 	// that comes later may have the better claim.
 	aliasKeep = time.Minute
@@ -76,7 +79,10 @@ func (r *routes) setAlias(session subjects.SessionID, short, full subjects.ToolI
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.aliases) >= maxRoutes {
-		clear(r.aliases)
+		for one := range r.aliases {
+			delete(r.aliases, one)
+			break
+		}
 	}
 	r.aliases[routeKey{session, short}] = alias{full, time.Now()}
 }
@@ -166,15 +172,8 @@ func (c *Client) learn(session subjects.SessionID, id subjects.ToolID) {
 	known := r.known[key]
 	now := time.Now()
 	if known == nil {
-		if len(r.known) >= maxRoutes {
-			for k, old := range r.known {
-				if now.Sub(old.used) > routeKeep {
-					delete(r.known, k)
-				}
-			}
-			if len(r.known) >= maxRoutes {
-				return
-			}
+		if len(r.known) >= maxRoutes && !r.makeRoom(now) {
+			return // the queue group does it
 		}
 		known = &route{}
 		r.known[key] = known
@@ -183,6 +182,22 @@ func (c *Client) learn(session subjects.SessionID, id subjects.ToolID) {
 	if len(known.nodes) == 0 && now.Sub(known.asked) > routeFresh/5 {
 		c.refresh(key, known)
 	}
+}
+
+// makeRoom forgets a route that is not used any more, if there is one among some
+// that chance picks: a loop over a map begins anywhere. r.mu is held.
+func (r *routes) makeRoom(now time.Time) bool {
+	tries := 0
+	for k, old := range r.known {
+		if now.Sub(old.used) > routeKeep {
+			delete(r.known, k)
+			return true
+		}
+		if tries++; tries == roomTries {
+			break
+		}
+	}
+	return false
 }
 
 // refresh asks who serves a tool, beside the calls; r.mu is held.

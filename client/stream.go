@@ -153,7 +153,7 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 	if ctx.Err() != nil {
 		return ended(ctx, toolmesh.StartedNo)
 	}
-	p, err := c.begin(t, s, c.bus.OpenInto)
+	p, err := c.begin(t, s)
 	if err != nil {
 		return err
 	}
@@ -173,8 +173,7 @@ func (r *reader) run(ctx context.Context, c *Client, t target, s *settings, body
 		return callerError(toolmesh.CodeUnavailable, "the stream's chunks cannot be subscribed: %w", err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	p.asked = time.Now()
-	if err := p.inbox.Send(msg); err != nil {
+	if err := p.send(msg); err != nil {
 		return err
 	}
 	stop := make(chan struct{})

@@ -154,7 +154,7 @@ func (p *player) sameHeader(t *testing.T, s conversation.Step) {
 		Depth: r.Depth, Parent: r.Parent, Revision: r.Revision, Isolation: r.Isolation, Keepalive: r.Keepalive, WantLoad: r.WantLoad, Traceparent: r.Traceparent,
 	}
 	got := ours.Header()
-	for _, name := range []string{HeaderProto, HeaderRequire, HeaderContentType} {
+	for _, name := range []string{HeaderProto, HeaderRequire, HeaderContentType, HeaderAgain, HeaderBoot} {
 		if v, ok := s.Header[name]; ok {
 			got[name] = v
 		}
@@ -176,6 +176,7 @@ func readAs(r *Request) any {
 		Stream     string             `json:"stream,omitempty"`
 		TimeoutMS  *int64             `json:"timeout_ms,omitempty"`
 		DeadlineMS int64              `json:"deadline_ms,omitempty"`
+		AgainMS    *int64             `json:"again_ms,omitempty"`
 		Credit     *int64             `json:"credit,omitempty"`
 		Depth      int                `json:"depth,omitempty"`
 		Parent     subjects.RPCID     `json:"parent,omitempty"`
@@ -192,6 +193,10 @@ func readAs(r *Request) any {
 	if r.HasTimeout {
 		ms := r.Timeout.Milliseconds()
 		read.TimeoutMS = &ms
+	}
+	if r.IsAgain {
+		ms := r.Again.Milliseconds()
+		read.AgainMS = &ms
 	}
 	if r.HasCredit {
 		read.Credit = &r.Credit

@@ -39,6 +39,7 @@ func FuzzParseRequest(f *testing.F) {
 		{"", ""},
 		{"", `{"city":"Oslo"}`},
 		{"Mesh-Rpc-Id: r\nMesh-Timeout-Ms: 100\nMesh-Stream: inbox", `{}`},
+		{"Mesh-Rpc-Id: r\nMesh-Again: 2600", `{}`},
 		{"mesh-rpc-id: r\nMesh-Rpc-Id: s", `{}`},
 		{"Mesh-Tool: weather.forecast\nMesh-Session: s1\nMesh-Require: stream,x", `{}`},
 		{"Mesh-Proto: 2", ""},
@@ -73,7 +74,7 @@ func FuzzParseRequest(f *testing.F) {
 			}
 			answer, data = r.Failure(identity, refusal, Load{})
 		} else {
-			if len(r.Args) == 0 || r.Timeout < 0 || r.Credit < 0 || r.Hops < 0 || r.Depth < 0 {
+			if len(r.Args) == 0 || r.Timeout < 0 || r.Again < 0 || r.Credit < 0 || r.Hops < 0 || r.Depth < 0 {
 				t.Fatalf("accepted as %+v", r)
 			}
 			if r.RPCID != "" {

@@ -17,6 +17,7 @@ const (
 	HeaderSession        = "Mesh-Session" // likewise
 	HeaderTimeout        = "Mesh-Timeout-Ms"
 	HeaderDeadline       = "Mesh-Deadline"
+	HeaderAgain          = "Mesh-Again"
 	HeaderIdempotencyKey = "Mesh-Idempotency-Key"
 	HeaderStream         = "Mesh-Stream"
 	HeaderIsolation      = "Mesh-Isolation"
@@ -53,7 +54,7 @@ const (
 var canonical = func() map[string]string {
 	m := make(map[string]string)
 	for _, name := range []string{
-		HeaderRPCID, HeaderTool, HeaderSession, HeaderTimeout, HeaderDeadline, HeaderIdempotencyKey, HeaderStream,
+		HeaderRPCID, HeaderTool, HeaderSession, HeaderTimeout, HeaderDeadline, HeaderAgain, HeaderIdempotencyKey, HeaderStream,
 		HeaderIsolation, HeaderRevision, HeaderHops, HeaderDepth, HeaderParent, HeaderKeepalive, HeaderWantLoad,
 		HeaderProto, HeaderRequire, HeaderCredit, HeaderNode, HeaderBoot, HeaderLoad, HeaderErrorCode, HeaderStarted,
 		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderContentType, HeaderContentEncoding,

@@ -70,6 +70,7 @@ type Request struct {
 	Delivery  Delivery
 	Timeout   time.Duration // what is left of the caller's budget; 0 when HasTimeout is false
 	Deadline  time.Time     // mesh time; zero when absent
+	Again     time.Duration // since it was first sent, when IsAgain
 	Credit    int64         // items that may be sent, when HasCredit
 	Hops      int
 	Depth     int
@@ -79,6 +80,7 @@ type Request struct {
 	Isolation string          // warm, session, fork, fresh, or "" for what the tool declares
 
 	HasTimeout bool
+	IsAgain    bool // it is sent again: a call of this rpc id may have run
 	HasCredit  bool
 	Keepalive  bool
 	WantLoad   bool
@@ -169,6 +171,9 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			if ms, err = parseInt(HeaderDeadline, v, math.MinInt64); err == nil {
 				r.Deadline = time.UnixMilli(ms)
 			}
+		case HeaderAgain:
+			r.Again, err = parseAgain(v)
+			r.IsAgain = true
 		case HeaderStream:
 			switch v {
 			case "1":
@@ -220,6 +225,8 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			return err
 		}
 		r.idValue = id
+	} else if r.IsAgain && first == nil {
+		first = invalid("header %s says that the call is sent again, and no %s names it", HeaderAgain, HeaderRPCID)
 	}
 	if err := checkVersion(proto, require); err != nil {
 		return err
@@ -272,6 +279,12 @@ func parseMillis(name, v string) (time.Duration, error) {
 		n = math.MaxInt64 / int64(time.Millisecond)
 	}
 	return time.Duration(max(n, 0)) * time.Millisecond, nil
+}
+
+// parseAgain reads how long ago a request was first sent.
+func parseAgain(v string) (time.Duration, error) {
+	n, err := parseInt(HeaderAgain, v, 0)
+	return time.Duration(min(n, math.MaxInt64/int64(time.Millisecond))) * time.Millisecond, err
 }
 
 func parseFlag(name, v string) (bool, error) {

@@ -44,13 +44,14 @@ func TestParsePlainRequest(t *testing.T) {
 		"an empty body":         {nil, ``, base(func(r *Request) { r.Args = json.RawMessage(`{}`) })},
 		"a blank body":          {h("Mesh-Rpc-Id", "r"), " \n", base(func(r *Request) { r.Args, r.RPCID = json.RawMessage(`{}`), "r" })},
 		"every header": {h(
-			"Mesh-Rpc-Id", "rpc_1", "Mesh-Timeout-Ms", "1500", "Mesh-Deadline", "1700000000123", "Mesh-Idempotency-Key", "k",
+			"Mesh-Rpc-Id", "rpc_1", "Mesh-Timeout-Ms", "1500", "Mesh-Deadline", "1700000000123", "Mesh-Again", "2600", "Mesh-Idempotency-Key", "k",
 			"Mesh-Stream", "1", "Mesh-Isolation", "fork", "Mesh-Revision", "abc", "Mesh-Hops", "1", "Mesh-Depth", "2", "Mesh-Parent", "rpc_0",
 			"Mesh-Keepalive", "1", "Mesh-Want-Load", "1", "Mesh-Proto", "1", "Mesh-Credit", "10", "Content-Type", "application/json; charset=utf-8",
 			"Content-Encoding", "identity", "Accept-Encoding", "zstd", "traceparent", "00-aa-bb-01", "Mesh-Tool", "weather.forecast", "Mesh-Session", "s1",
 			"Mesh-Require", "stream, credit", "Mesh-Require", "Mesh-Timeout-Ms",
 		), `{"city":"Oslo"}`, base(func(r *Request) {
 			r.RPCID, r.HasTimeout, r.Timeout, r.Deadline = "rpc_1", true, 1500*time.Millisecond, time.UnixMilli(1700000000123)
+			r.IsAgain, r.Again = true, 2600*time.Millisecond
 			r.IdempotencyKey, r.Delivery, r.Isolation, r.Revision = "k", DeliverLive, "fork", "abc"
 			r.Hops, r.Depth, r.Parent, r.Keepalive, r.WantLoad = 1, 2, "rpc_0", true, true
 			r.HasCredit, r.Credit, r.Traceparent = true, 10, "00-aa-bb-01"
@@ -65,6 +66,9 @@ func TestParsePlainRequest(t *testing.T) {
 		"unknown headers and fields":             {h("Mesh-Later", "1", "X-Mine", "2", "Nats-Msg-Id", "3"), `{"city":"Oslo"}`, base(func(*Request) {})},
 		"a stream to the inbox":                  {h("Mesh-Stream", "inbox"), `{"city":"Oslo"}`, base(func(r *Request) { r.Delivery = DeliverInbox })},
 		"a spent budget":                         {h("Mesh-Timeout-Ms", "-3"), `{"city":"Oslo"}`, base(func(r *Request) { r.HasTimeout = true })},
+		"a repetition from the beginning of time": {h("Mesh-Rpc-Id", "r", "Mesh-Again", "9223372036854775807"), `{"city":"Oslo"}`, base(func(r *Request) {
+			r.RPCID, r.IsAgain, r.Again = "r", true, math.MaxInt64/time.Millisecond*time.Millisecond
+		})},
 		"a budget beyond any clock": {h("Mesh-Timeout-Ms", "9223372036854775807"), `{"city":"Oslo"}`, base(func(r *Request) {
 			r.HasTimeout, r.Timeout = true, math.MaxInt64/time.Millisecond*time.Millisecond
 		})},
@@ -194,6 +198,8 @@ func TestRefusedRequests(t *testing.T) {
 		"a required one among several": {h("Mesh-Require", "stream", "Mesh-Require", "x"), `{}`, toolmesh.CodeProtocolError, `"x"`},
 		"required in two spellings":    {h("Mesh-Require", "stream", "mesh-require", "x"), `{}`, toolmesh.CodeProtocolError, `"x"`},
 		"two spellings that disagree":  {h("Mesh-Rpc-Id", "a", "mesh-rpc-id", "b"), `{}`, toolmesh.CodeInvalidRequest, "twice"},
+		"a repetition of nothing":      {h("Mesh-Again", "5"), `{}`, toolmesh.CodeInvalidRequest, "Mesh-Rpc-Id"},
+		"a repetition of the future":   {h("Mesh-Rpc-Id", "r", "Mesh-Again", "-5"), `{}`, toolmesh.CodeInvalidRequest, "Mesh-Again"},
 		"a budget that is no number":   {h("Mesh-Timeout-Ms", "2s"), `{}`, toolmesh.CodeInvalidRequest, "Mesh-Timeout-Ms"},
 		"a deadline that is no number": {h("Mesh-Deadline", "soon"), `{}`, toolmesh.CodeInvalidRequest, "Mesh-Deadline"},
 		"a stream of no kind":          {h("Mesh-Stream", "yes"), `{}`, toolmesh.CodeInvalidRequest, "inbox"},

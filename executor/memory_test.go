@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -356,7 +357,7 @@ func TestMemoryOfCommandsThatOnlyTheKernelSees(t *testing.T) {
 		t.Fatal(err)
 	}
 	run := func(argv ...string) (string, error) {
-		body, err := c.Call(t.Context(), executor.CommandCall{
+		body, err := c.Call(t.Context(), program.Call{
 			Tool: "t", Argv: argv, Text: true, Limits: tool.Limits{Memory: memoryLimit},
 		}, nil)
 		return string(body), err

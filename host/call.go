@@ -63,6 +63,7 @@ type served struct {
 	handler    Handler
 	identity   *codec.Identity
 	session    subjects.SessionID // empty: every session's
+	tenure     *tenure            // of session; nil: every session's
 	withdrawn  atomic.Bool
 }
 
@@ -75,13 +76,15 @@ type inflight struct {
 	reply    string
 	start    time.Time
 	deadline time.Time // zero for a stream without a total
-	epoch    string
+	epoch    string    // of the session; see lookUp
 	ctx      callContext
 	stop     context.CancelCauseFunc
-	call     Call      // what the handler sees
-	sink     unarySink // of a unary call
+	alarm    *time.Timer // fires at the deadline; nil for none
+	call     Call        // what the handler sees
+	sink     unarySink   // of a unary call
 
-	alarm  atomic.Pointer[time.Timer]     // fires at the deadline, once that is near
+	unsettled atomic.Bool // epoch is still to be looked up
+
 	cause  atomic.Pointer[toolmesh.Error] // why the call was told to end
 	ending atomic.Int64                   // when it was, unix ns; 0 = not yet
 	// answered is taken by whoever answers the caller: the handler's return, or
@@ -100,7 +103,8 @@ type inflight struct {
 
 // receive parses and admits one request, and runs it if it is admitted.
 func (h *Host) receive(m *nats.Msg) {
-	s, err := h.addresses.parse(m.Subject)
+	parsed, err := subjects.Parse(m.Subject)
+	s := &parsed
 	directed := s.Kind == subjects.KindNodeTool
 	if !h.bus.MayAnswer(m, s.Session, h.opts.SessionCredentials) {
 		h.refusedReplies.Add(1)
@@ -127,13 +131,16 @@ func (h *Host) receive(m *nats.Msg) {
 		return
 	}
 	c := &inflight{h: h, req: req, tool: t, reply: m.Reply, start: time.Now()}
-	if stream := req.Delivery != codec.DeliverNone; h.opts.Sessions != nil || stream && h.lease.joined.Load() {
-		if c.epoch, err = h.epoch(h.base, req.Session, stream); err != nil {
-			h.answer(m.Reply, req, h.identity, admit.Record{Err: refusal(err)})
-			return
-		}
+	epoch, sure := h.known(req.Session, req.Delivery != codec.DeliverNone)
+	c.epoch = epoch
+	c.unsettled.Store(!sure)
+	if t != nil && t.tenure.ended(epoch) {
+		t, c.tool = nil, nil // it is about to be withdrawn
 	}
-	r := admit.Request{Tool: s.Tool, Epoch: c.epoch, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth}
+	r := admit.Request{Tool: s.Tool, Epoch: c.epoch, Unsettled: !sure, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth}
+	if req.IsAgain {
+		r.First = c.start.Add(-req.Again)
+	}
 	if req.RPCID == "" && r.Stream {
 		req.RPCID = newRPCID(req.Delivery) // its caller learns it, and may cancel by it
 	}
@@ -317,7 +324,6 @@ func (h *Host) run(call *admit.Call[*inflight]) {
 	if h.base.Err() != nil {
 		c.stop(context.Cause(h.base))
 	}
-	c.watchDeadline(c.start)
 	h.conclude(call, h.execute(call))
 }
 
@@ -379,6 +385,13 @@ func tooLarge(size int, limit int64) *toolmesh.Error {
 // execute prepares the call and runs its handler.
 func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 	c := running.Value
+	if err := c.lookUp(&c.ctx); err != nil {
+		bad := refusal(err).WithStarted(toolmesh.StartedNo)
+		if c.req.IsAgain {
+			bad = bad.WithStarted(toolmesh.StartedUnknown) // it may have run in the session that has ended
+		}
+		return admit.Record{Err: bad}
+	}
 	args, varArgs := c.req.Args, []byte(nil)
 	if len(c.req.Positional) > 0 {
 		object, rest, err := tool.Bind(c.tool.descriptor, c.req.Positional, args)

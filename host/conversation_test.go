@@ -412,7 +412,7 @@ func (p *player) play() {
 func (p *player) begin(s conversation.Step, answers []conversation.Step) {
 	p.t.Helper()
 	p.answers, p.played, p.rpc, p.asked = answers, 0, "", len(s.Header["Mesh-Keepalive"]) > 0
-	runs := s.Kind == "call" && s.Read != nil
+	runs := s.Kind == "call" && s.Read != nil && s.Header["Mesh-Again"] == nil // what is sent again has run
 	for _, a := range answers {
 		if a.Kind == "silence" || a.Kind == "503" {
 			runs = false

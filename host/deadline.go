@@ -8,11 +8,6 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 )
 
-// Calls whose time is up within alarmWithin get a timer; for the others the
-// host's ticker looks when that is so. A timer for each call would be set and
-// stopped for nothing nearly always.
-const alarmWithin = 2 * tickEvery
-
 // callContext is the context of a call. It is a cancellable context below
 // nothing, so that a call's beginning and end touch no state that other calls
 // share: the host ends its calls one by one ([Host.endCalls]).
@@ -45,28 +40,22 @@ func (c *callContext) Err() error {
 	return err
 }
 
-// begin makes the call's context; end it with c.finish.
+// begin makes the call's context; end it with c.finish. Its time is kept by a
+// timer of its own, so that nothing that may wait comes before it.
 func (c *inflight) begin() {
 	c.ctx.Context, c.stop = context.WithCancelCause(context.Background())
 	c.ctx.deadline = c.deadline
 	c.ctx.lineage = client.Lineage{Parent: c.req.RPCID, Depth: c.req.Depth + 1}
-}
-
-// watchDeadline sets the timer of a call whose time is up soon. The handler's
-// goroutine calls it once, then the ticker.
-func (c *inflight) watchDeadline(now time.Time) {
-	if c.deadline.IsZero() || c.deadline.Sub(now) > alarmWithin || c.alarm.Load() != nil {
-		return
+	if !c.deadline.IsZero() {
+		c.alarm = time.AfterFunc(time.Until(c.deadline), func() { c.stop(errDeadline) })
 	}
-	// Should the call end meanwhile, the timer stops what has stopped.
-	c.alarm.Store(time.AfterFunc(c.deadline.Sub(now), func() { c.stop(errDeadline) }))
 }
 
 // finish ends the call's context.
 func (c *inflight) finish() {
 	c.stop(nil)
-	if alarm := c.alarm.Load(); alarm != nil {
-		alarm.Stop()
+	if c.alarm != nil {
+		c.alarm.Stop()
 	}
 }
 

@@ -182,7 +182,7 @@ func (j *joiner) tails() bool {
 
 // deliver sends the joiner its next chunk; of.joinMu is held.
 func (j *joiner) deliver(c codec.Chunk) {
-	j.c.deliver(c, j.probe.subject(j.c.req, &c))
+	j.c.deliver(c, j.of.epoch, j.probe.subject(j.c.req, &c))
 	j.next = c.Seq + 1
 	if c.Terminal() {
 		j.over = true
@@ -234,7 +234,10 @@ func (j *joiner) page(from int64) error {
 	}
 	ctx, cancel := context.WithTimeout(h.base, finishWithin)
 	defer cancel()
-	page, err := h.replayer.Read(ctx, j.c.req.Session, j.c.req.RPCID, j.c.epoch, codec.ReplayRequest{FromSeq: from, MaxBytes: codec.DefaultReplayBytes})
+	if err := j.of.lookUp(ctx); err != nil { // one that repeats what has ended; others have
+		return err
+	}
+	page, err := h.replayer.Read(ctx, j.c.req.Session, j.c.req.RPCID, j.of.epoch, codec.ReplayRequest{FromSeq: from, MaxBytes: codec.DefaultReplayBytes})
 	if err != nil {
 		return err
 	}

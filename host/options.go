@@ -29,8 +29,8 @@ type Options struct {
 	// as <index>.<name> from every session. All processes of one service share
 	// it. Defaults to none: Handle then needs Session.
 	Index subjects.IndexName
-	// Session makes the functions of Handle tools of that one session.
-	// Defaults to none.
+	// Session makes the functions of Handle tools of that one session, until it
+	// ends: they are not served in the next one of its name. Defaults to none.
 	Session subjects.SessionID
 	// Revision is what Handle's functions say as their revision. Defaults to
 	// none.
@@ -40,8 +40,9 @@ type Options struct {
 	// Version is the version of the program, for people. Defaults to none.
 	Version string
 	// Slots is how many calls the node runs at once; more are answered busy. Calls
-	// that tools make have as many slots of their own for each depth, so that a
-	// tool never waits for the slot that it holds itself. Defaults to DefaultSlots.
+	// that tools make have as many places of their own, and one more for each depth,
+	// so that a tool never waits for the slot that it holds itself: the node runs at
+	// most 2*Slots+MaxDepth calls. Defaults to DefaultSlots.
 	Slots int
 	// MaxTimeout bounds calls of tools that declare no timeout. Defaults to
 	// DefaultMaxTimeout.
@@ -68,7 +69,8 @@ type Options struct {
 	ChunksMax     int64
 	// Sandbox is what the node says of its sandbox: asked and effective level.
 	Sandbox Sandbox
-	// Sessions decides which sessions exist. Defaults to all.
+	// Sessions decides which sessions exist. Defaults to all but those that have
+	// ended while they were used, by a view of the host's own.
 	Sessions Sessions
 	// SessionCredentials says that callers hold credentials of their session, so
 	// that replies to "_INBOX." are refused. Defaults to false.

@@ -56,14 +56,113 @@ func TestRepetitionOfAUnaryCall(t *testing.T) {
 	if n := r.ran("one"); n != 1 {
 		t.Errorf("it ran %d times", n)
 	}
-	// Another session cannot have the id, and can do nothing to who has it.
-	if a := r.ask("tools.s2.desk.hold", `{"key":"one"}`, "Mesh-Rpc-Id", "one"); a.code() != "invalid_request" || a.Error.started() != "false" {
-		t.Errorf("in another session: %s", a.Data)
+	first.none("the first caller")
+}
+
+// The same id in two sessions is two calls, whatever is done to them.
+func TestSameIDInTwoSessions(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	inboxes := make(map[string]*inbox)
+	for _, session := range []string{"default", "s2"} {
+		in := r.inbox()
+		inboxes[session] = in
+		r.send(in, "tools."+session+".desk.hold", fmt.Sprintf(`{"key":%q}`, session), "Mesh-Rpc-Id", "one")
+		wait(t, session+": start", r.gate(session).started)
+		// A stream of that id is another call again, whose chunks are the session's own.
+		items := r.inbox()
+		r.send(items, "tools."+session+".desk.gen", fmt.Sprintf(`{"key":"%s stream","n":2}`, session), "Mesh-Rpc-Id", "many", "Mesh-Stream", "inbox")
+		if diff := cmp.Diff([]string{"data1", "data2", "complete2"}, bodies(items.chunks())); diff != "" {
+			t.Errorf("%s: stream (-want +got):\n%s", session, diff)
+		}
 	}
-	if n := r.ran("one"); n != 1 {
+	if a := r.ask("mesh.ctl.s2.one", ""); string(a.Data) != `{"cancelled":true}` {
+		t.Errorf("cancel: %s", a.Data)
+	}
+	if a := inboxes["s2"].next(); a.code() != "cancelled" {
+		t.Errorf("the call that was cancelled: %s", a.Data)
+	}
+	joined := r.inbox()
+	r.send(joined, "tools.default.desk.hold", `{"key":"default"}`, "Mesh-Rpc-Id", "one")
+	r.settled()
+	close(r.gate("default").release)
+	for _, in := range []*inbox{inboxes["default"], joined} {
+		if a := in.next(); string(a.Data) != `"released default"` {
+			t.Errorf("the call of the other session: %s", a.Data)
+		}
+	}
+	for session, code := range map[string]string{"default": "ok", "s2": "cancelled"} {
+		if a := r.ask("tools."+session+".desk.hold", fmt.Sprintf(`{"key":%q}`, session), "Mesh-Rpc-Id", "one"); a.code() != code {
+			t.Errorf("%s, repeated: %s", session, a.Data)
+		}
+		if n := r.ran(session); n != 1 {
+			t.Errorf("%s: it ran %d times", session, n)
+		}
+	}
+}
+
+// The node forgets results, and no name that may yet be repeated.
+func TestNamesOutliveResults(t *testing.T) {
+	t.Parallel()
+	const others = 10_500
+	r := newRig(t, &rigOptions{host: host.Options{Slots: others}})
+	if a := r.call("note", `{"key":"first"}`, "Mesh-Rpc-Id", "first"); a.code() != "ok" {
+		t.Fatalf("%s", a.Data)
+	}
+	in := r.inbox()
+	for i := range others {
+		r.send(in, "tools.default.desk.add", `{"a":1,"b":2}`, "Mesh-Rpc-Id", fmt.Sprint(i))
+	}
+	for range others {
+		if a := in.next(); a.code() != "ok" {
+			t.Fatalf("%s", a.Data)
+		}
+	}
+	for _, again := range [][]string{nil, {"Mesh-Again", "2500"}} {
+		a := r.call("note", `{"key":"first"}`, append(again, "Mesh-Rpc-Id", "first")...)
+		if a.code() != "invalid_request" || a.Error.started() != "true" {
+			t.Errorf("after %d other calls, with %v: %s", others, again, a.Data)
+		}
+	}
+	if a := r.call("add", `{"a":1,"b":2}`, "Mesh-Rpc-Id", fmt.Sprint(others-1), "Mesh-Again", "2500"); a.code() != "ok" {
+		t.Errorf("a result that is kept: %s", a.Data)
+	}
+	if n := r.ran("first"); n != 1 {
 		t.Errorf("it ran %d times", n)
 	}
-	first.none("the first caller")
+}
+
+// A node that was not there when a request was first sent cannot know whether it
+// ran, and neither runs it nor says that it did not.
+func TestRepetitionThatIsOlderThanTheNode(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	for _, how := range []string{"", "1", "inbox"} {
+		pairs := []string{"Mesh-Rpc-Id", "old" + how, "Mesh-Again", "3600000"}
+		if how != "" {
+			pairs = append(pairs, "Mesh-Stream", how)
+		}
+		a := r.call("gen", `{"key":"old","n":1}`, pairs...)
+		if a.code() != "node_lost" || a.Error.started() != "unknown" || a.Header.Get("Mesh-Started") != "" {
+			t.Errorf("stream %q: %v %s", how, a.Header, a.Data)
+		}
+		// Nor when it would not be run anyway.
+		if a := r.call("gen", `{"key":"old","n":1}`, append(pairs, "Mesh-Timeout-Ms", "0")...); a.code() != "node_lost" || a.Error.started() != "unknown" {
+			t.Errorf("stream %q, with no time left: %s", how, a.Data)
+		}
+	}
+	if n := r.ran("old"); n != 0 {
+		t.Errorf("it ran %d times", n)
+	}
+	// One that was first sent while the node remembers, and never arrived, is new.
+	if a := r.call("note", `{"key":"new"}`, "Mesh-Rpc-Id", "new", "Mesh-Again", "0"); a.code() != "ok" || r.ran("new") != 1 {
+		t.Errorf("a repetition of what got lost: %s", a.Data)
+	}
+	for _, bad := range [][]string{{"Mesh-Again", "5"}, {"Mesh-Again", "-1", "Mesh-Rpc-Id", "bad"}, {"Mesh-Again", "soon", "Mesh-Rpc-Id", "bad"}} {
+		if a := r.call("note", `{"key":"bad"}`, bad...); a.code() != "invalid_request" || r.ran("bad") != 0 {
+			t.Errorf("%v: %s", bad, a.Data)
+		}
+	}
 }
 
 // A call belongs to its session: what another one sends about its id has no

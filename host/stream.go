@@ -189,7 +189,7 @@ func (s *stream) stored(c codec.Chunk) {
 // all before it; c.joinMu is held.
 func (s *stream) deliver(c codec.Chunk) {
 	if s.c.req.Delivery != codec.DeliverLive {
-		s.c.deliver(c, s.probe.subject(s.c.req, &c))
+		s.c.deliver(c, s.c.epoch, s.probe.subject(s.c.req, &c))
 	}
 	for _, j := range s.c.joined {
 		// The end of a stream that could not be stored stands behind a gap.
@@ -200,12 +200,12 @@ func (s *stream) deliver(c codec.Chunk) {
 }
 
 // deliver sends a chunk to the reply subject of a call or a repetition.
-func (c *inflight) deliver(chunk codec.Chunk, probe string) {
+func (c *inflight) deliver(chunk codec.Chunk, epoch, probe string) {
 	msg := &nats.Msg{Subject: c.reply, Reply: probe}
 	if c.req.Delivery == codec.DeliverEnvelope {
 		msg.Data = chunk.Envelope(c.req)
 	} else {
-		h, body := chunk.Encode(c.req.RPCID, c.epoch)
+		h, body := chunk.Encode(c.req.RPCID, epoch)
 		msg.Header, msg.Data = nats.Header(h), body
 	}
 	c.h.sendMsg(msg)

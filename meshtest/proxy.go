@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,6 +28,7 @@ type Proxy struct {
 	closed bool
 	delay  time.Duration
 	hold   chan struct{} // closed = bytes pass; open = a black hole
+	stall  bool          // hold holds only what goes to the broker
 }
 
 // NewProxy starts a proxy to a broker. It ends with the test.
@@ -62,9 +64,16 @@ func (p *Proxy) Cut(refuse bool) {
 
 // Blackhole keeps every connection open and passes nothing, in neither direction,
 // until [Proxy.Heal]: a machine that is gone, or a cable.
-func (p *Proxy) Blackhole() {
+func (p *Proxy) Blackhole() { p.holdBack(false) }
+
+// Stall reads nothing more of what clients send, until [Proxy.Heal]: their
+// sockets fill. What the broker sends still passes.
+func (p *Proxy) Stall() { p.holdBack(true) }
+
+func (p *Proxy) holdBack(stall bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.stall = stall
 	if p.passing() {
 		p.hold = make(chan struct{})
 	}
@@ -85,6 +94,30 @@ func (p *Proxy) Heal() {
 	if !p.passing() {
 		close(p.hold)
 	}
+}
+
+// Clog has a connection through a proxy that has stopped reading publish more than
+// all sockets in between take, and returns when it has, or gets no further.
+func Clog(t testing.TB, nc *nats.Conn) {
+	t.Helper()
+	const pieces = 40
+	body := make([]byte, 512<<10)
+	var sent atomic.Int64
+	done := make(chan struct{})
+	go func() { // ends with the connection, or when it is read again
+		defer close(done)
+		for sent.Load() < pieces && nc.Publish("clog", body) == nil {
+			sent.Add(1)
+		}
+	}()
+	t.Cleanup(func() { <-done })
+	last, since := int64(-1), time.Now()
+	Until(t, "the socket is full", func() bool {
+		if now := sent.Load(); now != last {
+			last, since = now, time.Now()
+		}
+		return last == pieces || time.Since(since) > time.Second
+	})
 }
 
 func (p *Proxy) passing() bool {
@@ -141,14 +174,14 @@ func (p *Proxy) accept() {
 			continue
 		}
 		p.conns[in], p.conns[out] = struct{}{}, struct{}{}
-		p.wg.Go(func() { p.pass(out, in) })
-		p.wg.Go(func() { p.pass(in, out) })
+		p.wg.Go(func() { p.pass(out, in, true) })
+		p.wg.Go(func() { p.pass(in, out, false) })
 		p.mu.Unlock()
 	}
 }
 
 // pass copies until one side ends, then ends both.
-func (p *Proxy) pass(to, from net.Conn) {
+func (p *Proxy) pass(to, from net.Conn, up bool) {
 	defer func() {
 		p.mu.Lock()
 		delete(p.conns, to)
@@ -160,9 +193,11 @@ func (p *Proxy) pass(to, from net.Conn) {
 	for {
 		n, err := from.Read(buffer)
 		p.mu.Lock()
-		hold, delay := p.hold, p.delay
+		hold, delay, held := p.hold, p.delay, up || !p.stall
 		p.mu.Unlock()
-		<-hold
+		if held {
+			<-hold
+		}
 		if delay > 0 {
 			<-time.After(delay)
 		}

@@ -1,6 +1,7 @@
 // Package registry knows which node serves which tool: the records that nodes
 // write into the mesh's buckets, the lease that makes a process a node, the view
-// of all of it that agents and routers hold, and the answers they give to
+// of all of it that agents and routers hold (other hosts hold one of the sessions
+// alone), and the answers they give to
 // clients, which hold nothing.
 //
 // A [View] is a snapshot by batched direct gets plus the buckets' republished

@@ -147,7 +147,7 @@ func (v *View) readLoop(failed chan<- error) {
 			all = true
 		}
 		wait := v.every
-		for _, bucket := range followed() {
+		for _, bucket := range v.buckets {
 			if err := v.readBucket(ctx, v.follows[bucket], all); err != nil {
 				if ctx.Err() != nil {
 					return

@@ -25,17 +25,21 @@ type ViewOptions struct {
 	// CheckEvery is how often the view asks whether it missed the end of what is
 	// stored, which nothing else tells. Defaults to 30 s.
 	CheckEvery time.Duration
+	// SessionsOnly has the view know sessions and nothing else.
+	SessionsOnly bool
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
 }
 
 // View is what one process knows of the mesh: nodes, what they serve, indexes
-// and sessions. Only agents and routers hold one. Reads cost no message and may
+// and sessions. Only agents and routers hold one; other hosts hold one of the
+// sessions alone. Reads cost no message and may
 // be concurrent; what they return is the caller's, except where it says shared.
 type View struct {
-	bus   *bus.Bus
-	log   *slog.Logger
-	every time.Duration
+	bus     *bus.Bus
+	log     *slog.Logger
+	every   time.Duration
+	buckets []string
 
 	mu       sync.RWMutex // guards what follows
 	follows  map[string]*follow
@@ -100,7 +104,10 @@ const (
 )
 
 // followed are the buckets of a view. Descriptors are fetched when needed.
-func followed() []string {
+func (o *ViewOptions) followed() []string {
+	if o.SessionsOnly {
+		return []string{subjects.BucketSessions}
+	}
 	return []string{subjects.BucketNodes, subjects.BucketTools, subjects.BucketIndexes, subjects.BucketSessions}
 }
 
@@ -120,7 +127,7 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 	}
 	now := time.Now()
 	v := &View{
-		bus: b, log: o.Logger, every: o.CheckEvery,
+		bus: b, log: o.Logger, every: o.CheckEvery, buckets: o.followed(),
 		follows: make(map[string]*follow), table: newTable(),
 		nodes: make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
 		sessions: make(map[subjects.SessionID]SessionRecord),
@@ -129,7 +136,7 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 		kick: make(chan struct{}, 1), tell: make(chan struct{}, 1),
 		ready: make(chan struct{}), stop: make(chan struct{}),
 	}
-	if err := v.subscribe(ctx); err != nil {
+	if err := v.subscribe(ctx, !o.SessionsOnly); err != nil {
 		v.Close()
 		return nil, err
 	}
@@ -165,11 +172,11 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 	}
 }
 
-func (v *View) subscribe(ctx context.Context) error {
+func (v *View) subscribe(ctx context.Context, nodes bool) error {
 	fail := func(err error) error {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "follow the registry: %w", err).WithOrigin(toolmesh.OriginMesh)
 	}
-	for _, bucket := range followed() {
+	for _, bucket := range v.buckets {
 		f := newFollow(bucket)
 		v.follows[bucket] = f
 		sub, err := v.bus.Conn().Subscribe(subjects.RegistryChanges(bucket), func(m *nats.Msg) { v.change(f, m) })
@@ -178,11 +185,13 @@ func (v *View) subscribe(ctx context.Context) error {
 		}
 		v.subs = append(v.subs, sub)
 	}
-	sub, err := v.bus.Conn().Subscribe(subjects.AllHeartbeats, v.heartbeat)
-	if err != nil {
-		return fail(err)
+	if nodes {
+		sub, err := v.bus.Conn().Subscribe(subjects.AllHeartbeats, v.heartbeat)
+		if err != nil {
+			return fail(err)
+		}
+		v.subs = append(v.subs, sub)
 	}
-	v.subs = append(v.subs, sub)
 	// What is read from here on is older than what is heard.
 	return v.bus.Ping(ctx)
 }
@@ -598,6 +607,7 @@ func (v *View) status(n *nodeEntry, now time.Time) NodeStatus {
 		}
 	}
 	slices.Sort(s.Indexes)
+	s.Indexes = slices.Compact(s.Indexes) // an index of many tools has several records
 	return s
 }
 

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -65,15 +64,8 @@ type Router struct {
 	store     *registry.Store
 	responder *registry.Responder
 	micro     *bus.Service
-	ending    *ender
 	closed    bool
-	policy    *sessions
-
-	// ownMu is held while tools of sessions are served and withdrawn, and taken
-	// before mu. own says for which epoch of a session this router serves tools of
-	// its own; empty for a session that nobody had created.
-	ownMu sync.Mutex
-	own   map[subjects.SessionID]string
+	policy    *registry.Sessions
 
 	stopOnce sync.Once
 	stopErr  error
@@ -111,8 +103,7 @@ func New(nc *nats.Conn, opts *Options) (*Router, error) {
 	}
 	return &Router{
 		opts: o, log: o.Logger, bus: b, client: c, store: registry.NewStore(b, nil),
-		policy: &sessions{strict: o.SessionPolicy == "strict"},
-		own:    make(map[subjects.SessionID]string),
+		policy: &registry.Sessions{Strict: o.SessionPolicy == "strict"},
 	}, nil
 }
 
@@ -163,8 +154,7 @@ func (r *Router) join(ctx context.Context) error {
 		return err
 	}
 	r.view, r.responder = view, responder
-	r.policy.view.Store(view)
-	r.ending = newEnder(r, view)
+	r.policy.Use(view)
 	return nil
 }
 
@@ -214,34 +204,7 @@ func (r *Router) handle(index subjects.IndexName, session subjects.SessionID, na
 	if err != nil {
 		return "", err
 	}
-	if session == "" {
-		return h.HandleIn(index, session, name, handler, opts...)
-	}
-	r.ownMu.Lock()
-	defer r.ownMu.Unlock()
-	epoch := r.epoch(ctx, session)
-	if before := r.own[session]; before != "" && before != epoch {
-		// That session is over; what was served in it is not for the next one.
-		if err := h.Withdraw(ctx, "", session); err != nil {
-			return "", err
-		}
-	}
-	r.own[session] = epoch
 	return h.HandleIn(index, session, name, handler, opts...)
-}
-
-// epoch is that of a session now, empty for one that nobody created. The view
-// may lag behind.
-func (r *Router) epoch(ctx context.Context, id subjects.SessionID) string {
-	record, err := r.store.SessionNow(ctx, id)
-	switch {
-	case err == nil && !record.Ended:
-		return record.Epoch
-	case err == nil, errors.Is(err, bus.ErrNoKey):
-		return ""
-	}
-	epoch, _ := r.policy.Admit(id)
-	return epoch
 }
 
 // Call runs a tool; see [client.Client.Call].
@@ -295,12 +258,9 @@ func (r *Router) Stop(ctx context.Context) error {
 func (r *Router) leave(ctx context.Context) error {
 	r.mu.Lock()
 	r.closed = true
-	h, view, responder, micro, ending := r.host, r.view, r.responder, r.micro, r.ending
+	h, view, responder, micro := r.host, r.view, r.responder, r.micro
 	r.mu.Unlock()
 	var errs []error
-	if ending != nil {
-		ending.stop()
-	}
 	if h != nil {
 		errs = append(errs, h.Stop(ctx))
 	}
@@ -323,21 +283,6 @@ func (r *Router) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	return r.Stop(ctx)
-}
-
-// sessions decides which sessions exist for the functions of this router.
-type sessions struct {
-	strict bool
-	view   atomic.Pointer[registry.View]
-}
-
-// Admit implements [host.Sessions].
-func (s *sessions) Admit(id subjects.SessionID) (string, error) {
-	view := s.view.Load()
-	if view == nil {
-		return "", nil
-	}
-	return registry.AdmitSession(view, id, s.strict)
 }
 
 // newSessionID makes the id of a session that was given none.

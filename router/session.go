@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"iter"
-	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -34,6 +32,7 @@ type Session struct {
 	client *client.Client
 	r      *Router
 	id     subjects.SessionID
+	epoch  string // of the session that CreateSession made; empty: any of the name
 }
 
 // CreateSession creates a session. A name that is in use is invalid_request; a
@@ -63,10 +62,13 @@ func (r *Router) CreateSession(ctx context.Context, opts *SessionOptions) (*Sess
 	if err != nil {
 		return nil, err
 	}
-	return r.Session(o.ID), nil
+	s := r.Session(o.ID)
+	s.epoch = record.Epoch
+	return s, nil
 }
 
-// Session is a handle on a session, whoever created it. It sends nothing.
+// Session is a handle on the session that has the name at the time of each use,
+// whoever created it. It sends nothing.
 func (r *Router) Session(id subjects.SessionID) *Session {
 	return &Session{client: r.client.In(id), r: r, id: id}
 }
@@ -84,14 +86,16 @@ func (r *Router) Sessions(ctx context.Context) ([]registry.SessionRecord, error)
 // a moment, its tools, its private indexes, and the calls and streams that run.
 // One that nobody created is session_not_found.
 func (r *Router) EndSession(ctx context.Context, id subjects.SessionID) error {
+	return r.end(ctx, id, "")
+}
+
+// end ends a session of an epoch, or any of the name where that is empty.
+func (r *Router) end(ctx context.Context, id subjects.SessionID, epoch string) error {
 	view, err := r.View(ctx)
 	if err != nil {
 		return err
 	}
-	if _, err := r.store.Session(ctx, id); err != nil {
-		if errors.Is(err, bus.ErrNoKey) {
-			return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "nobody created a session %q", id)
-		}
+	if err := r.stands(ctx, id, epoch); err != nil {
 		return err
 	}
 	uninstall := func() error {
@@ -116,8 +120,30 @@ func (r *Router) EndSession(ctx context.Context, id subjects.SessionID) error {
 // ID is the session's name.
 func (s *Session) ID() subjects.SessionID { return s.id }
 
-// Handle serves a Go function as the session's own tool of that name.
+// stands refuses a session that nobody created, and one of another epoch than the
+// given one: the name of a session that has ended may be in use again.
+func (r *Router) stands(ctx context.Context, id subjects.SessionID, epoch string) error {
+	record, err := r.store.SessionNow(ctx, id)
+	switch {
+	case epoch != "" && (errors.Is(err, bus.ErrNoKey) || err == nil && record.Epoch != epoch):
+		return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended", id)
+	case errors.Is(err, bus.ErrNoKey):
+		return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "nobody created a session %q", id)
+	}
+	return err
+}
+
+// Handle serves a Go function as the session's own tool of that name, until the
+// session ends. One that CreateSession made and that has ended is
+// session_not_found, also where its name is in use again.
 func (s *Session) Handle(name string, handler host.Handler, opts ...host.ToolOption) (subjects.ToolID, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), joinWait)
+	defer cancel()
+	if s.epoch != "" {
+		if err := s.r.stands(ctx, s.id, s.epoch); err != nil {
+			return "", err
+		}
+	}
 	return s.r.handle("", s.id, name, handler, opts)
 }
 
@@ -134,88 +160,6 @@ func (s *Session) Stream(ctx context.Context, id subjects.ToolID, args any, opts
 // Client is the session's client, for what else it can do.
 func (s *Session) Client() *client.Client { return s.client }
 
-// End ends the session; see [Router.EndSession].
-func (s *Session) End(ctx context.Context) error { return s.r.EndSession(ctx, s.id) }
-
-// ender withdraws this router's own tools of sessions that have ended.
-type ender struct {
-	r       *Router
-	view    *registry.View
-	cancel  func()
-	kick    chan struct{}
-	quit    chan struct{}
-	wg      sync.WaitGroup
-	created map[subjects.SessionID]string // their epochs, as last seen in the view; the goroutine's own
-}
-
-func newEnder(r *Router, view *registry.View) *ender {
-	e := &ender{r: r, view: view, kick: make(chan struct{}, 1), quit: make(chan struct{}), created: make(map[subjects.SessionID]string)}
-	e.cancel = view.OnChange(func() {
-		select {
-		case e.kick <- struct{}{}:
-		default:
-		}
-	})
-	e.wg.Go(e.run)
-	return e
-}
-
-func (e *ender) run() {
-	for {
-		select {
-		case <-e.quit:
-			return
-		case <-e.kick:
-		}
-		now := make(map[subjects.SessionID]string)
-		for _, s := range e.view.Sessions() {
-			if !s.Ended {
-				now[s.ID] = s.Epoch
-			}
-		}
-		e.sweep(now)
-		e.created = now
-	}
-}
-
-// sweep withdraws what is served in sessions that are over. A session whose name
-// is in use again may not have been seen without it, nor its first epoch at all:
-// where the view says something else than what the tools were served for, the
-// registry decides.
-func (e *ender) sweep(now map[subjects.SessionID]string) {
-	e.r.ownMu.Lock()
-	defer e.r.ownMu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), joinWait)
-	defer cancel()
-	for id, epoch := range e.r.own {
-		if epoch == "" {
-			epoch = e.created[id]
-		}
-		if epoch == now[id] || epoch == "" || e.r.epoch(ctx, id) == epoch {
-			continue
-		}
-		if e.withdraw(ctx, id) {
-			delete(e.r.own, id)
-		}
-	}
-}
-
-func (e *ender) withdraw(ctx context.Context, id subjects.SessionID) bool {
-	e.r.mu.Lock()
-	h := e.r.host
-	e.r.mu.Unlock()
-	if h == nil {
-		return true
-	}
-	if err := h.Withdraw(ctx, "", id); err != nil {
-		e.r.log.Warn("tools of an ended session not withdrawn", slog.String("session", string(id)), slog.String("error", err.Error()))
-		return false
-	}
-	return true
-}
-
-func (e *ender) stop() {
-	e.cancel()
-	close(e.quit)
-	e.wg.Wait()
-}
+// End ends the session; see [Router.EndSession]. One that CreateSession made and
+// that has ended already is session_not_found.
+func (s *Session) End(ctx context.Context) error { return s.r.end(ctx, s.id, s.epoch) }

@@ -54,11 +54,6 @@ type Group struct {
 	wg      sync.WaitGroup
 }
 
-// bootstrap makes the worker's files a package and starts them. The folder is
-// on the path only meanwhile.
-const bootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + python.WorkerPackage +
-	" import entry; del sys.path[0]; entry.zygote(sys.argv[2])"
-
 // NewGroup makes a group, of which nothing has been started.
 func (s *Starter) NewGroup(cfg Config) *Group {
 	g := &Group{
@@ -68,7 +63,7 @@ func (s *Starter) NewGroup(cfg Config) *Group {
 			Secrets: cfg.Redact.Forms(), Tools: cfg.Tools,
 		},
 		command: sandbox.Command{
-			Path: cfg.Python, Args: []string{"-I", "-X", "utf8", "-c", bootstrap, s.opts.Files},
+			Path: cfg.Python, Args: []string{"-I", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), s.opts.Files},
 			Env: cfg.Env, Dir: cfg.Root, Sandbox: cfg.Sandbox,
 		},
 	}
@@ -139,7 +134,7 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, worker Worker, becom
 	if err != nil {
 		return nil, err
 	}
-	p.zygote, p.group = z, s.newGroup(worker.Limits)
+	p.zygote, p.group = z, s.opts.Cgroups.ForLimit(int64(worker.Limits.Memory))
 	kind := "sync"
 	if worker.Async {
 		kind = "async"

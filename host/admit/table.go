@@ -13,7 +13,7 @@ import (
 
 // Limits of PROTOCOL sections 2 and 7.
 const (
-	keepResults  = 2 * time.Minute
+	keepNames    = 2 * time.Minute // and results, within the next two
 	maxResults   = 10_000
 	maxKept      = 64 << 20
 	maxOneResult = 8 << 20
@@ -25,9 +25,7 @@ const (
 // slot: unlike other reasons to be busy, this one passes by itself.
 const LimitSlots = "slots"
 
-// Key names a call. The RPC alone names it on a node: under one that is taken,
-// another session is another call, which is refused. What is done to a call by
-// its key, as a cancel, needs the session as well.
+// Key names a call: the same id in two sessions is two calls.
 type Key struct {
 	Session subjects.SessionID
 	RPC     subjects.RPCID
@@ -36,13 +34,21 @@ type Key struct {
 // Request identifies a call well enough to tell a repetition from a collision:
 // all of it must agree.
 type Request struct {
-	Key    Key // an empty RPC is a call that nobody can repeat or cancel
-	Tool   subjects.ToolID
-	Epoch  string // of the session
-	Stream bool   // its answer is a stream, whatever the delivery
-	Digest Digest // of its body
-	// Depth is how many calls are above it. A repetition need not agree in it.
+	Key   Key // an empty RPC is a call that nobody can repeat or cancel
+	Tool  subjects.ToolID
+	Epoch string // of the session
+	// Unsettled: the epoch is not known yet. Any one will do.
+	Unsettled bool
+	Stream    bool   // its answer is a stream, whatever the delivery
+	Digest    Digest // of its body
+
+	// What follows need not agree.
+
+	// Depth is how many calls are above it.
 	Depth int
+	// First is when a request was first sent that says it is sent again, by the
+	// table's clock; else zero.
+	First time.Time
 }
 
 // Digest tells bodies apart, within this process only: who sends them does not
@@ -92,17 +98,13 @@ type Call[T any] struct {
 	entry   *entry[T]
 }
 
-// entry is a name that is taken: by a call that runs, or by one that has ended
-// and is kept.
+// entry is a call that runs, or one that has ended and whose record is kept.
 type entry[T any] struct {
 	hash    uint64
-	next    *entry[T] // of the same hash
-	named   bool      // names holds it
-	running *Call[T]  // nil once it has ended
+	running *Call[T] // nil once it has ended
 	request Request
 	record  Record
 	size    int
-	dropped bool // the record was too large to keep
 	ended   time.Time
 }
 
@@ -112,29 +114,31 @@ type Table[T any] struct {
 	slots int
 	now   func() time.Time
 
-	seed maphash.Seed
-
 	mu      sync.Mutex
 	running []*Call[T]
 	vacated int                  // of running: those without a slot
-	deep    map[int]int          // how many of running are nested and have a slot, by depth
-	names   map[uint64]*entry[T] // by hash of the rpc id: a table of texts is slow to search and to collect
+	deep    map[int]int          // how many of running are nested and have a place, by depth; none is 0
+	nested  int                  // their sum
+	names   map[uint64]*entry[T] // by hash of the key: a table of texts is slow to search and to collect
 	spare   []entry[T]           // made together, as they are forgotten together
 	ring    []*entry[T]          // those that have ended, in order, from head on
 	head    int
-	whole   int // index of the first of ring whose record may not be dropped yet
 	size    int
+	past    past
+	horizon time.Time // names of calls that ended before it are forgotten
 	cancels map[Key]time.Time
 }
 
 // NewTable returns a table for a node that runs at most slots calls at once, and
-// as many of each depth of nested ones: a call waits for deeper ones only, so
-// that none waits for a slot that it holds itself.
-// now is time.Now unless a test says otherwise.
+// beside them as many nested ones, and one more of each depth. So none waits for a
+// place that it holds itself: it waits for deeper ones only, whose own place those
+// above them cannot take. now is time.Now unless a test says otherwise.
 func NewTable[T any](slots int, now func() time.Time) *Table[T] {
+	began := now()
 	return &Table[T]{
 		slots: slots, now: now,
-		seed: maphash.MakeSeed(), names: make(map[uint64]*entry[T]), cancels: make(map[Key]time.Time),
+		names: make(map[uint64]*entry[T]), cancels: make(map[Key]time.Time), deep: make(map[int]int),
+		past: past{since: began}, horizon: began.Add(-keepNames),
 	}
 }
 
@@ -143,47 +147,51 @@ func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 // waiter is called once, when the running call ends, with its record.
 func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
 	depth := r.Depth
-	r.Depth = 0
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var hash uint64
-	var old *entry[T]
+	var name uint64
 	if r.Key.RPC != "" {
-		hash = t.hash(r.Key.RPC)
-		old = t.find(hash, r.Key.RPC)
-		if verdict, c, record, err := t.repeated(old, r, waiter); verdict != Run {
+		name = hash(r.Key)
+		if verdict, c, record, err := t.repeated(name, r, waiter); verdict != Run {
 			return verdict, c, record, err
 		}
 		if at, ok := t.cancelled(r.Key); ok && t.now().Sub(at) < keepCancels {
 			return Refuse, nil, Record{}, cancelled("arrived")
 		}
 	}
-	taken := len(t.running) - t.vacated
-	if depth > 0 {
-		taken = t.deep[depth]
-	}
-	if taken >= t.slots {
-		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeBusy,
-			"all %d slots of this node are taken: try again, or another node", t.slots).
-			WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).
-			WithDetail("limit", LimitSlots).WithDetail("max", t.slots)
+	if t.full(depth) {
+		return Refuse, nil, Record{}, busy(depth, t.slots)
 	}
 	c := &Call[T]{Request: r, Value: value, depth: depth, place: len(t.running)}
 	t.running = append(t.running, c)
 	if depth > 0 {
-		if t.deep == nil {
-			t.deep = make(map[int]int)
-		}
 		t.deep[depth]++
+		t.nested++
 	}
 	if r.Key.RPC != "" {
-		if old != nil {
-			t.unname(old) // it is over for long
-		}
-		c.entry = t.name(hash, r)
+		c.entry = t.name(name, r)
 		c.entry.running = c
 	}
 	return Run, c, Record{}, nil
+}
+
+// full reports whether there is no place for a call of a depth. The first of each
+// depth has one of its own, the others share as many as there are slots.
+func (t *Table[T]) full(depth int) bool {
+	if depth == 0 {
+		return len(t.running)-t.vacated >= t.slots
+	}
+	return t.deep[depth] > 0 && t.nested-len(t.deep) >= t.slots
+}
+
+func busy(depth, slots int) *toolmesh.Error {
+	what := "slots of this node"
+	if depth > 0 {
+		what = "places for calls that tools make on this node"
+	}
+	return toolmesh.Errorf(toolmesh.CodeBusy, "all %d %s are taken: try again, or another node", slots, what).
+		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).
+		WithDetail("limit", LimitSlots).WithDetail("max", slots)
 }
 
 // spares is how many entries are made at once.
@@ -196,49 +204,21 @@ func (t *Table[T]) name(hash uint64, r Request) *entry[T] {
 	}
 	k := &t.spare[0]
 	t.spare = t.spare[1:]
-	k.hash, k.request, k.named = hash, r, true
-	k.next, t.names[k.hash] = t.names[k.hash], k
+	k.hash, k.request = hash, r.same()
+	t.names[hash] = k
 	return k
 }
 
-func (t *Table[T]) hash(rpc subjects.RPCID) uint64 { return maphash.String(t.seed, string(rpc)) }
-
-// find returns the entry of a name with its hash, or nil; t.mu is held.
-func (t *Table[T]) find(hash uint64, rpc subjects.RPCID) *entry[T] {
-	for k := t.names[hash]; k != nil; k = k.next {
-		if k.request.Key.RPC == rpc {
-			return k
-		}
-	}
-	return nil
+func hash(key Key) uint64 {
+	return maphash.String(seeds[0], string(key.Session)) ^ maphash.String(seeds[1], string(key.RPC))
 }
 
 // of returns the entry of a key, or nil; t.mu is held.
 func (t *Table[T]) of(key Key) *entry[T] {
-	if k := t.find(t.hash(key.RPC), key.RPC); k != nil && k.request.Key.Session == key.Session {
+	if k := t.names[hash(key)]; k != nil && k.request.Key == key {
 		return k
 	}
 	return nil
-}
-
-// unname gives a name free; t.mu is held.
-func (t *Table[T]) unname(k *entry[T]) {
-	if !k.named {
-		return
-	}
-	k.named = false
-	first := t.names[k.hash]
-	switch {
-	case first != k:
-		for ; first.next != k; first = first.next {
-		}
-		first.next = k.next
-	case k.next == nil:
-		delete(t.names, k.hash)
-	default:
-		t.names[k.hash] = k.next
-	}
-	k.next = nil
 }
 
 // cancelled looks a key up in cancels, which is empty nearly always. t.mu is held.
@@ -256,40 +236,53 @@ func (t *Table[T]) Repeated(r Request, waiter func(Record)) (verdict Verdict, c 
 	if r.Key.RPC == "" {
 		return Run, nil, Record{}, nil, false
 	}
-	r.Depth = 0
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	verdict, c, record, err = t.repeated(t.find(t.hash(r.Key.RPC), r.Key.RPC), r, waiter)
+	verdict, c, record, err = t.repeated(hash(r.Key), r, waiter)
 	return verdict, c, record, err, verdict != Run
 }
 
-// repeated decides on a request whose name k has, if it is not nil; Run says that
-// it is a new call. t.mu is held.
-func (t *Table[T]) repeated(k *entry[T], r Request, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
+// repeated decides on a request whose name has a hash; Run says that it is a new
+// call. t.mu is held.
+func (t *Table[T]) repeated(hash uint64, r Request, waiter func(Record)) (Verdict, *Call[T], Record, *toolmesh.Error) {
+	k := t.names[hash]
 	switch {
-	case k == nil || k.running == nil && t.now().Sub(k.ended) >= keepResults:
+	case k == nil && t.past.has(hash):
+		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest,
+			"call %q has already run and its result is no longer kept: use a new rpc_id to run it again", r.Key.RPC).
+			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
+	case k == nil && !r.First.IsZero() && !r.First.After(t.past.since):
+		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeNodeLost,
+			"call %q was first sent before all that this node remembers: whether the tool ran is not known", r.Key.RPC).
+			WithOrigin(toolmesh.OriginAgent)
+	case k == nil:
 		return Run, nil, Record{}, nil
 	case !k.is(r):
 		return Refuse, nil, Record{}, collision(r)
 	case k.running != nil:
 		k.running.waiters = append(k.running.waiters, waiter)
 		return Join, k.running, Record{}, nil
-	case k.dropped:
-		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest,
-			"call %q has already run and its result was too large to keep: use a new rpc_id to run it again", r.Key.RPC).
-			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
 	}
 	return Repeat, nil, k.record, nil
 }
 
+// same is what a request and its repetition agree in.
+func (r Request) same() Request {
+	r.Depth, r.First = 0, time.Time{}
+	return r
+}
+
 // is reports whether a request repeats the entry's call. One that came before the
-// news of its session's creation has no epoch: its first repetition that has one
-// tells it. A stream knows its epoch, as its chunks carry it.
+// news of its session's creation has no epoch: a repetition that has one tells it.
 func (k *entry[T]) is(r Request) bool {
 	known := k.request
-	if known.Epoch == "" && !known.Stream {
+	if known.Epoch == "" && (known.Unsettled || !known.Stream) {
 		known.Epoch = r.Epoch
 	}
+	if r = r.same(); r.Unsettled {
+		r.Epoch = known.Epoch
+	}
+	r.Unsettled = known.Unsettled
 	if known != r {
 		return false
 	}
@@ -299,7 +292,7 @@ func (k *entry[T]) is(r Request) bool {
 
 func collision(r Request) *toolmesh.Error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest,
-		"rpc_id %q already names another call (session, tool, kind and body must agree): use a new one", r.Key.RPC).
+		"rpc_id %q already names another call of its session (tool, kind and body must agree): use a new one", r.Key.RPC).
 		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 }
 
@@ -325,8 +318,17 @@ func (t *Table[T]) Vacate(c *Call[T]) {
 	}
 	c.vacated = true
 	t.vacated++
-	if c.depth > 0 {
-		t.deep[c.depth]--
+	t.rise(c)
+}
+
+// rise gives a nested call's place free; t.mu is held.
+func (t *Table[T]) rise(c *Call[T]) {
+	if c.depth == 0 {
+		return
+	}
+	t.nested--
+	if t.deep[c.depth]--; t.deep[c.depth] == 0 {
+		delete(t.deep, c.depth)
 	}
 }
 
@@ -346,11 +348,10 @@ func (t *Table[T]) Finish(c *Call[T], record Record) {
 	t.running[last] = nil
 	t.running = t.running[:last]
 	c.place = -1
-	switch {
-	case c.vacated:
+	if c.vacated {
 		t.vacated--
-	case c.depth > 0:
-		t.deep[c.depth]--
+	} else {
+		t.rise(c)
 	}
 	if k := c.entry; k != nil {
 		k.running = nil
@@ -360,7 +361,7 @@ func (t *Table[T]) Finish(c *Call[T], record Record) {
 		case c.ordered:
 			t.keep(k, Record{Err: cancelled("began")})
 		default:
-			t.unname(k)
+			delete(t.names, k.hash)
 		}
 	}
 	waiters := c.waiters
@@ -382,40 +383,42 @@ func (t *Table[T]) keep(k *entry[T], record Record) {
 		}
 	}
 	if k.size > maxOneResult {
-		k.drop()
+		t.drop(k) // the others need not give way to it
+		return
 	}
 	t.ring = append(t.ring, k)
 	t.size += k.size
-	// The oldest results give way; their names stay, so that they do not run again.
-	for t.whole = max(t.whole, t.head); t.size > maxKept && t.whole < len(t.ring); t.whole++ {
-		if old := t.ring[t.whole]; !old.dropped {
-			t.size -= old.size
-			old.drop()
-			t.size += old.size
-		}
-	}
-	for len(t.ring)-t.head > maxResults {
-		t.forgetOldest()
+	for len(t.ring)-t.head > maxResults || t.size > maxKept {
+		t.drop(t.oldest())
 	}
 }
 
-// keptSize is about what a name costs without its result.
+// keptSize is about what a record costs without its result.
 const keptSize = 256
 
-func (k *entry[T]) drop() { k.record, k.size, k.dropped = Record{}, keptSize, true }
+// drop forgets a record, and not its name: the call may not run again. t.mu is held.
+func (t *Table[T]) drop(k *entry[T]) {
+	t.past.add(k.hash, k.ended)
+	t.forget(k)
+}
 
-func (t *Table[T]) forgetOldest() {
+// forget gives a name free; t.mu is held.
+func (t *Table[T]) forget(k *entry[T]) {
+	delete(t.names, k.hash)
+	*k = entry[T]{} // those it was made together with keep its room
+}
+
+// oldest takes the oldest record off the ring, which has one; t.mu is held.
+func (t *Table[T]) oldest() *entry[T] {
 	k := t.ring[t.head]
 	t.ring[t.head] = nil
 	t.head++
 	t.size -= k.size
-	t.unname(k)
-	*k = entry[T]{} // those it was made together with keep its room
 	if t.head > 1024 && t.head*2 > len(t.ring) {
 		t.ring = append([]*entry[T](nil), t.ring[t.head:]...)
-		t.whole = max(t.whole-t.head, 0)
 		t.head = 0
 	}
+	return k
 }
 
 // Cancel returns the running call of a key, or remembers the cancel for a call
@@ -461,18 +464,28 @@ func (t *Table[T]) Running() []*Call[T] {
 	return slices.Clone(t.running)
 }
 
-// Sweep forgets results and cancels whose time is over. The host calls it now
-// and then, so that an idle node gives its memory back.
+// sweepStep bounds how far the horizon moves in one Sweep: a node that was frozen
+// for minutes first reads the repetitions that have come meanwhile.
+const sweepStep = 5 * time.Second
+
+// Sweep forgets calls and cancels whose time is over. The host calls it each
+// second.
 func (t *Table[T]) Sweep() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.now()
-	for t.head < len(t.ring) && now.Sub(t.ring[t.head].ended) >= keepResults {
-		t.forgetOldest()
+	if t.horizon = t.horizon.Add(sweepStep); t.horizon.After(now.Add(-keepNames)) {
+		t.horizon = now.Add(-keepNames)
+	}
+	for t.head < len(t.ring) && !t.ring[t.head].ended.After(t.horizon) {
+		k := t.oldest()
+		t.past.forgotten(k.ended)
+		t.forget(k)
 	}
 	if t.head == len(t.ring) {
-		t.ring, t.head, t.whole = nil, 0, 0
+		t.ring, t.head = nil, 0
 	}
+	t.past.sweep(t.horizon)
 	for key, at := range t.cancels {
 		if now.Sub(at) >= keepCancels {
 			delete(t.cancels, key)

@@ -3,6 +3,7 @@ package admit_test
 import (
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"testing"
@@ -110,7 +111,6 @@ func TestWhatIsNotTheSameCallIsRefused(t *testing.T) {
 		"no epoch": func(r *admit.Request) { r.Epoch = "" },
 		"stream":   func(r *admit.Request) { r.Stream = true },
 		"body":     func(r *admit.Request) { r.Digest[0]++ },
-		"session":  func(r *admit.Request) { r.Key.Session = "s2" },
 	} {
 		r := first
 		change(&r)
@@ -152,6 +152,18 @@ func TestEpochThatIsLearnedLater(t *testing.T) {
 	begin(t, tab, stream)
 	stream.Epoch = "1"
 	expect(t, tab, stream, admit.Refuse) // what it has stored is not of that session
+
+	// One that has yet to learn its epoch is the same call as any.
+	late := request("l")
+	late.Stream, late.Unsettled = true, true
+	begin(t, tab, late)
+	expect(t, tab, late, admit.Join)
+	known := late
+	known.Epoch, known.Unsettled = "1", false
+	expect(t, tab, known, admit.Join)
+	expect(t, tab, late, admit.Join)
+	known.Epoch = "2"
+	expect(t, tab, known, admit.Refuse)
 }
 
 // What another session does by a call's id has no effect on it.
@@ -171,7 +183,20 @@ func TestKeysOfOtherSessions(t *testing.T) {
 		t.Error("its own session does not find it")
 	}
 	tab.Cancel(admit.Key{Session: "s2", RPC: "b"})
-	begin(t, tab, request("b"))
+	tab.Finish(begin(t, tab, request("b")), result("1"))
+	other := request("a")
+	other.Key.Session = "s3"
+	second := begin(t, tab, other) // the same id is another call there
+	if got, ok := tab.Cancel(other.Key); !ok || got != second {
+		t.Error("a session does not find its own call")
+	}
+	tab.Finish(second, result("2"))
+	tab.Finish(call, result("1"))
+	for r, want := range map[*admit.Request]string{&call.Request: "1", &other: "2"} {
+		if rec, _ := expect(t, tab, *r, admit.Repeat); string(rec.Result) != want {
+			t.Errorf("session %s: %s, want %s", r.Key.Session, rec.Result, want)
+		}
+	}
 }
 
 func TestWhatNeverBeganIsNotKept(t *testing.T) {
@@ -204,32 +229,111 @@ func TestWhatNeverBeganIsNotKept(t *testing.T) {
 	expect(t, tab, admit.Request{Tool: "x.y"}, admit.Run)
 }
 
+// sweep lets time go by as a host does, which looks at its table each second.
+func (c *clock) sweep(tab *table, d time.Duration) {
+	for ; d > 0; d -= time.Second {
+		c.advance(time.Second)
+		tab.Sweep()
+	}
+}
+
 func TestRecordsExpire(t *testing.T) {
 	t.Parallel()
 	clock := newClock()
 	tab := admit.NewTable[string](10, clock.Now)
 	finish(t, tab, "a", result("1"))
-	clock.advance(2*time.Minute - time.Second)
-	tab.Sweep()
+	clock.sweep(tab, 2*time.Minute-time.Second)
 	expect(t, tab, request("a"), admit.Repeat)
-	clock.advance(time.Second)
-	expect(t, tab, request("a"), admit.Run) // also before it was swept
+	clock.sweep(tab, time.Second)
+	expect(t, tab, request("a"), admit.Run)
+}
+
+// again is a request that is sent again, and was first sent some time ago.
+func (c *clock) again(rpc string, ago time.Duration) admit.Request {
+	r := request(rpc)
+	r.First = c.Now().Add(-ago)
+	return r
+}
+
+// unknown checks that a repetition is not run, and that nobody says it was, or not.
+func unknown(t *testing.T, tab *table, r admit.Request) {
+	t.Helper()
+	_, err := expect(t, tab, r, admit.Refuse)
+	if err.Code != toolmesh.CodeNodeLost || err.Started != toolmesh.StartedUnknown {
+		t.Errorf("%q again: %v, started %v", r.Key.RPC, err, err.Started)
+	}
+	if _, _, _, err, ok := tab.Repeated(r, nil); !ok || err == nil || err.Code != toolmesh.CodeNodeLost {
+		t.Errorf("%q again, and not to be run anyway: %v, %v", r.Key.RPC, err, ok)
+	}
+}
+
+// A repetition of what the table cannot know any more does not run.
+func TestRepetitionsOlderThanTheTable(t *testing.T) {
+	t.Parallel()
+	clock := newClock()
+	tab := admit.NewTable[string](10, clock.Now)
+	unknown(t, tab, clock.again("before", 0))
+	unknown(t, tab, clock.again("before", time.Hour))
+	expect(t, tab, request("before"), admit.Run) // nobody says that it is sent again
+	clock.sweep(tab, 10*time.Second)
+	unknown(t, tab, clock.again("before", 10*time.Second))
+	expect(t, tab, clock.again("lost on its way", 9*time.Second), admit.Run)
+	clock.sweep(tab, time.Hour) // as long as nothing was forgotten
+	expect(t, tab, clock.again("lost on its way", time.Hour), admit.Run)
+
+	finish(t, tab, "a", result("1"))
+	expect(t, tab, clock.again("a", time.Minute), admit.Repeat)
+	clock.sweep(tab, 2*time.Minute)
+	unknown(t, tab, clock.again("a", 2*time.Minute))
+	expect(t, tab, clock.again("lost on its way", time.Minute), admit.Run)
+
+	// A call that ran for long is known from its end on.
+	call := begin(t, tab, request("long"))
+	clock.sweep(tab, 10*time.Minute)
+	expect(t, tab, clock.again("long", 10*time.Minute), admit.Join)
+	tab.Finish(call, result("1"))
+	clock.sweep(tab, time.Minute)
+	expect(t, tab, clock.again("long", 11*time.Minute), admit.Repeat)
+}
+
+// A node that was frozen reads what came meanwhile before it forgets.
+func TestFrozenNodeForgetsSlowly(t *testing.T) {
+	t.Parallel()
+	clock := newClock()
+	tab := admit.NewTable[string](10, clock.Now)
+	clock.sweep(tab, time.Minute)
+	finish(t, tab, "a", result("1"))
+	clock.sweep(tab, 10*time.Second)
+	clock.advance(time.Hour)
 	tab.Sweep()
+	expect(t, tab, clock.again("a", 2600*time.Millisecond), admit.Repeat)
+	clock.sweep(tab, 15*time.Minute)
 	expect(t, tab, request("a"), admit.Run)
 }
 
 func TestRecordsGiveWayByCount(t *testing.T) {
 	t.Parallel()
-	tab := admit.NewTable[string](10, newClock().Now)
+	clock := newClock()
+	tab := admit.NewTable[string](10, clock.Now)
 	const n = 10_000
 	for i := range n + 3 {
 		finish(t, tab, fmt.Sprint(i), result("1"))
 	}
 	expect(t, tab, request("3"), admit.Repeat)
 	expect(t, tab, request(fmt.Sprint(n+2)), admit.Repeat)
-	for i := range 3 {
-		expect(t, tab, request(fmt.Sprint(i)), admit.Run)
+	for range 2 {
+		for i := range 3 { // their names stay: otherwise they would run again
+			for _, r := range []admit.Request{request(fmt.Sprint(i)), clock.again(fmt.Sprint(i), time.Minute)} {
+				if _, err := expect(t, tab, r, admit.Refuse); err.Code != toolmesh.CodeInvalidRequest || err.Started != toolmesh.StartedYes {
+					t.Errorf("call %d: %v, started %v", i, err, err.Started)
+				}
+			}
+		}
+		clock.sweep(tab, 2*time.Minute-time.Second)
 	}
+	clock.sweep(tab, time.Minute) // a generation at a time
+	unknown(t, tab, clock.again("0", 5*time.Minute))
+	expect(t, tab, request("0"), admit.Run)
 }
 
 func TestRecordsGiveWayByBytes(t *testing.T) {
@@ -333,9 +437,9 @@ func TestCancelOfACallThatNeverBegan(t *testing.T) {
 				t.Errorf("repeated: %+v", rec)
 			}
 			expect(t, tab, other, admit.Refuse)
-			clock.advance(30 * time.Second) // as long as the cancel of a call that never came
+			clock.sweep(tab, 30*time.Second) // as long as the cancel of a call that never came
 		}
-		clock.advance(2 * time.Minute)
+		clock.sweep(tab, 2*time.Minute)
 		expect(t, tab, request(rpc), admit.Run)
 	}
 }
@@ -401,38 +505,43 @@ func TestDigestTellsBodiesApart(t *testing.T) {
 	}
 }
 
-// A call that a slot's holder makes gets one of its own depth.
-func TestEachDepthHasSlotsOfItsOwn(t *testing.T) {
+func at(rpc string, depth int) admit.Request {
+	r := request(rpc)
+	r.Depth = depth
+	return r
+}
+
+// refused checks that there is no place for a call.
+func refused(t *testing.T, tab *table, rpc string, depth int) {
+	t.Helper()
+	if v, _, _, err := tab.Begin(at(rpc, depth), "", nil); v != admit.Refuse || err.Code != toolmesh.CodeBusy || err.Details["limit"] != admit.LimitSlots {
+		t.Errorf("%s at depth %d: verdict %d, %v, want busy", rpc, depth, v, err)
+	}
+}
+
+// Nested calls share as many places as there are slots, and each depth has one of
+// its own beside them.
+func TestPlacesOfNestedCalls(t *testing.T) {
 	t.Parallel()
 	tab := admit.NewTable[string](2, newClock().Now)
-	at := func(rpc string, depth int) admit.Request {
-		r := request(rpc)
-		r.Depth = depth
-		return r
-	}
-	refused := func(rpc string, depth int) {
-		t.Helper()
-		if v, _, _, err := tab.Begin(at(rpc, depth), "", nil); v != admit.Refuse || err.Code != toolmesh.CodeBusy {
-			t.Errorf("depth %d: verdict %d, %v, want busy", depth, v, err)
-		}
-	}
-	begin(t, tab, at("a", 0))
-	begin(t, tab, at("b", 0))
-	refused("c", 0)
+	top := []*admit.Call[string]{begin(t, tab, at("a", 0)), begin(t, tab, at("b", 0))}
+	refused(t, tab, "c", 0)
 	deep := begin(t, tab, at("d", 1))
 	begin(t, tab, at("e", 1))
-	refused("f", 1)
+	begin(t, tab, at("f", 1))
+	refused(t, tab, "g", 1)
 	begin(t, tab, at("g", 2))
+	refused(t, tab, "h", 2)
+	begin(t, tab, at("h", 8))
+	refused(t, tab, "i", 8)
 	tab.Finish(deep, result("1"))
-	begin(t, tab, at("h", 1))
-	refused("i", 1)
+	begin(t, tab, at("i", 8)) // in the shared place that became free
+	refused(t, tab, "j", 1)
 	// A call that nobody made does not get what nested ones have left.
-	for _, c := range tab.Running() {
-		if c.Key == key("a") || c.Key == key("b") {
-			tab.Finish(c, result("1"))
-		}
+	for _, c := range top {
+		tab.Finish(c, result("1"))
 	}
-	refused("j", 0)
+	refused(t, tab, "j", 0)
 	// A repetition is one whatever depth it tells.
 	if v, _, _, err := tab.Begin(at("g", 3), "", func(admit.Record) {}); v != admit.Join {
 		t.Errorf("a repetition at another depth: verdict %d, %v, want join", v, err)
@@ -442,21 +551,70 @@ func TestEachDepthHasSlotsOfItsOwn(t *testing.T) {
 	}
 }
 
+// Calls of tools that call each other all end, however small the nodes are: none
+// waits for a place that only its own end would free.
+func TestNestedCallsDoNotWaitForThemselves(t *testing.T) {
+	t.Parallel()
+	const deepest, children, roots = 8, 2, 6
+	type task struct {
+		depth, open int // open children
+		above       *task
+		node        *table
+		call        *admit.Call[string]
+	}
+	for seed := range uint64(50) {
+		random := rand.New(rand.NewPCG(seed, 0))
+		nodes := []*table{admit.NewTable[string](1, time.Now), admit.NewTable[string](1, time.Now)}
+		var waiting []*task
+		for range roots {
+			waiting = append(waiting, &task{})
+		}
+		ended, passes := 0, 0
+		for len(waiting) > 0 {
+			random.Shuffle(len(waiting), func(i, j int) { waiting[i], waiting[j] = waiting[j], waiting[i] })
+			var next []*task
+			for _, w := range waiting {
+				w.node = nodes[random.IntN(len(nodes))]
+				v, call, _, _ := w.node.Begin(admit.Request{Tool: "x.y", Depth: w.depth}, "", nil)
+				if v != admit.Run {
+					next = append(next, w)
+					continue
+				}
+				w.call = call
+				if w.depth < deepest {
+					w.open = children
+					for range children {
+						next = append(next, &task{depth: w.depth + 1, above: w})
+					}
+				}
+				for w != nil && w.open == 0 { // it ends, and with it perhaps the one above
+					w.node.Finish(w.call, result("1"))
+					if ended++; w.above != nil {
+						w.above.open--
+					}
+					w = w.above
+				}
+			}
+			waiting = next
+			if passes++; passes > 100_000 {
+				t.Fatalf("seed %d: %d calls wait for each other", seed, len(waiting))
+			}
+		}
+		if want := roots * (1<<(deepest+1) - 1); ended != want {
+			t.Fatalf("seed %d: %d calls ended, want %d", seed, ended, want)
+		}
+	}
+}
+
 // Who reads the end of a stream may call again, before the end is known to be stored.
 func TestASlotIsFreeBeforeItsCallHasEnded(t *testing.T) {
 	t.Parallel()
 	for _, depth := range []int{0, 1} {
 		tab := admit.NewTable[string](1, newClock().Now)
-		at := func(rpc string) admit.Request {
-			r := request(rpc)
-			r.Depth = depth
-			return r
-		}
-		refused := func(rpc string) {
-			t.Helper()
-			if v, _, _, err := tab.Begin(at(rpc), "", nil); v != admit.Refuse || err.Code != toolmesh.CodeBusy {
-				t.Errorf("depth %d, call %s: verdict %d, %v, want busy", depth, rpc, v, err)
-			}
+		at := func(rpc string) admit.Request { return at(rpc, depth) }
+		refused := func(rpc string) { t.Helper(); refused(t, tab, rpc, depth) }
+		if depth > 0 {
+			begin(t, tab, at("own")) // in the place of the depth
 		}
 		var vacated []*admit.Call[string]
 		for n := range 16 {
@@ -466,8 +624,8 @@ func TestASlotIsFreeBeforeItsCallHasEnded(t *testing.T) {
 			tab.Vacate(c)
 			vacated = append(vacated, c)
 		}
-		if n := tab.InFlight(); n != 16 {
-			t.Errorf("depth %d: %d calls in flight, want 16", depth, n)
+		if n := tab.InFlight(); n != 16+depth {
+			t.Errorf("depth %d: %d calls in flight, want %d", depth, n, 16+depth)
 		}
 		// They still run: a repetition joins its call.
 		if v, _, _, err := tab.Begin(at("a0"), "", func(admit.Record) {}); v != admit.Join {

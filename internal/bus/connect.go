@@ -4,6 +4,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -28,10 +29,15 @@ const (
 	reconnectMost  = 4 * time.Second
 )
 
+// connectWait is how long one broker may take to answer.
+const connectWait = 5 * time.Second
+
 // ConnectOptions is the mesh's connection policy: reconnect for ever, also
 // after refused credentials, with growing and random pauses; no reconnect
 // buffer, so that nothing is sent that was meant for the past; a ping every
-// 10 s. A nil config is legal. Further options may follow these.
+// 10 s; writes that do not wait for a broker that does not read. A nil config is
+// legal. Further options may follow these; one with a dialer of its own
+// (nats.SetCustomDialer) gives the last point up.
 func ConnectOptions(config *ConnectConfig) []nats.Option {
 	var c ConnectConfig
 	if config != nil {
@@ -53,7 +59,8 @@ func ConnectOptions(config *ConnectConfig) []nats.Option {
 		nats.IgnoreAuthErrorAbort(),
 		nats.PingInterval(10 * time.Second),
 		nats.MaxPingsOutstanding(2),
-		nats.Timeout(5 * time.Second),
+		nats.Timeout(connectWait),
+		nats.SetCustomDialer(&dialer{net.Dialer{Timeout: connectWait}}),
 		nats.RetryOnFailedConnect(c.RetryFirst),
 		nats.ConnectHandler(func(nc *nats.Conn) {
 			log.Info("connected", slog.String("server", nc.ConnectedServerName()))

@@ -8,7 +8,8 @@
 //
 // Three goroutines belong to a [Bus]: one sees the connection's state, one
 // measures the broker's clock, one ticks and sees when this process was frozen.
-// [Bus.Close] ends them and leaves the connection open: it is the caller's.
+// [Bus.Close] ends them and leaves the connection open: it is the caller's. A
+// connection of [ConnectOptions] has one more while its broker does not read.
 //
 // The package never makes a consumer, never subscribes per call, and knows
 // nothing of tools, sessions or the form of messages.

@@ -27,33 +27,21 @@ const (
 )
 
 // inboxes is the one reply inbox of a Bus: a wildcard subscription, made with
-// the first use, and the calls behind its tokens. At any time one goroutine at
-// most takes replies off the channel and hands them out, so that the replies of
-// one call stay in order: the pump, or a call that waits for its own answer
-// ([Inbox.Direct]). A lone caller is spared the way through another goroutine,
-// which costs more than all else that is done for its answer here.
+// the first use, and the calls behind its tokens. One goroutine, the pump, takes replies off the
+// channel and hands them out, so that the replies of one call stay in order.
 type inboxes struct {
 	nc       *nats.Conn
 	prefix   string // "<inbox>.", the token follows
 	dropped  atomic.Uint64
 	messages chan *nats.Msg
-	wake     chan struct{} // the pump is to serve; capacity 1
-	halt     chan struct{} // the pump is to see whether it is still needed; capacity 1
 	quit     chan struct{} // closed by shut
 	pump     sync.WaitGroup
 
-	mu      sync.Mutex
-	open    map[uint64]*Inbox
-	sub     *nats.Subscription
-	err     error  // set once no reply can arrive any more
-	pumping bool   // the pump serves
-	direct  *Inbox // the call that serves instead
-	solo    int    // calls in a row that were alone while the pump served
+	mu   sync.Mutex
+	open map[uint64]*Inbox
+	sub  *nats.Subscription
+	err  error // set once no reply can arrive any more
 }
-
-// soloCalls in a row without another one beside them, and the next lone caller
-// serves itself.
-const soloCalls = 4
 
 // Inbox is where the replies of one call arrive. Make one with [Bus.Open]; its
 // methods may be called concurrently.
@@ -78,7 +66,7 @@ func (f receiverFunc) Receive(m *nats.Msg, err error) { f(m, err) }
 func (in *inboxes) init(nc *nats.Conn) {
 	in.nc = nc
 	in.open = make(map[uint64]*Inbox)
-	in.wake, in.halt, in.quit = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{})
+	in.quit = make(chan struct{})
 	in.prefix = nc.NewInbox() + "."
 }
 
@@ -100,16 +88,6 @@ func (b *Bus) Open(deliver func(m *nats.Msg, err error)) (*Inbox, error) {
 // OpenInto is [Bus.Open] for an inbox that is part of what it belongs to: i is
 // made new and must not be copied afterwards.
 func (b *Bus) OpenInto(i *Inbox, to Receiver) error {
-	if err := b.OpenWaiting(i, to); err != nil {
-		return err
-	}
-	i.Release()
-	return nil
-}
-
-// OpenWaiting is [Bus.OpenInto] for a call whose owner waits for the answer: it
-// calls [Inbox.Direct] before it does, for until then replies may be left lying.
-func (b *Bus) OpenWaiting(i *Inbox, to Receiver) error {
 	in := &b.inbox
 	i.in, i.to = in, to
 	var raw [8]byte
@@ -162,72 +140,14 @@ func (i *Inbox) Send(m *nats.Msg) error {
 	return nil
 }
 
-// Direct says how the answer is to be waited for: its owner receives from the
-// channel, beside whatever its [Receiver] signals, and gives what comes to
-// [Inbox.Dispatch]; nil when another goroutine does that for it. The owner calls
-// it after the request has left, and must not do anything else but wait until
-// [Inbox.Release] or [Inbox.Close]: it serves other calls too.
-func (i *Inbox) Direct() <-chan *nats.Msg {
-	in := i.in
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	switch {
-	case in.err != nil || in.direct != nil && in.direct != i:
-		return nil
-	case in.pumping:
-		if len(in.open) == 1 {
-			in.solo++
-		} else {
-			in.solo = 0
-		}
-		return nil
-	}
-	in.direct = i
-	return in.messages
-}
-
-// Dispatch hands a message that came from the channel of Direct to its call.
-func (i *Inbox) Dispatch(m *nats.Msg) { i.in.receive(m) }
-
-// Release says that the owner does not wait by [Inbox.Direct], or no longer.
-func (i *Inbox) Release() {
-	i.in.mu.Lock()
-	if i.in.direct == i {
-		i.in.direct = nil
-	}
-	i.in.serve()
-	i.in.mu.Unlock()
-}
-
-// serve sees to it that somebody takes the replies. The lock is held.
-func (in *inboxes) serve() {
-	if !in.pumping && in.direct == nil && in.err == nil {
-		in.pumping, in.solo = true, 0
-		in.wake <- struct{}{} // has room: it is empty while the pump rests
-	}
-}
-
 // run is the pump.
 func (in *inboxes) run() {
 	for {
 		select {
-		case <-in.wake:
+		case m := <-in.messages:
+			in.receive(m)
 		case <-in.quit:
 			return
-		}
-		for serving := true; serving; {
-			select {
-			case m := <-in.messages:
-				in.receive(m)
-			case <-in.halt:
-				in.mu.Lock()
-				if len(in.open) == 0 {
-					in.pumping, serving = false, false
-				}
-				in.mu.Unlock()
-			case <-in.quit:
-				return
-			}
 		}
 	}
 }
@@ -237,19 +157,6 @@ func (i *Inbox) Close() {
 	in := i.in
 	in.mu.Lock()
 	delete(in.open, i.token)
-	if in.direct == i {
-		in.direct = nil
-		if len(in.open) > 0 {
-			in.serve()
-		}
-	}
-	if in.pumping && in.solo >= soloCalls && len(in.open) == 0 {
-		in.solo = 0
-		select {
-		case in.halt <- struct{}{}:
-		default:
-		}
-	}
 	in.mu.Unlock()
 }
 

@@ -1,0 +1,64 @@
+package router_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/router"
+)
+
+// The handle of a session that has ended serves nothing in the next one of its name,
+// and does not end it; what was served by it is gone, whoever ended the session.
+func TestHandleOfASessionThatHasEnded(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	routers := make([]*router.Router, 2)
+	for i := range routers {
+		r, err := router.New(broker.Connect(t), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = r.Close() })
+		routers[i] = r
+	}
+	one := host.Func(func(context.Context, struct{}) (int, error) { return 1, nil })
+	create := func(r *router.Router) *router.Session {
+		s, err := r.CreateSession(t.Context(), &router.SessionOptions{ID: "s"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	before := create(routers[0])
+	if _, err := before.Handle("old", one); err != nil {
+		t.Fatal(err)
+	}
+	if err := routers[1].EndSession(t.Context(), "s"); err != nil {
+		t.Fatal(err)
+	}
+	now := create(routers[1])
+	if _, err := before.Handle("old", one); toolmesh.CodeOf(err) != toolmesh.CodeSessionNotFound {
+		t.Errorf("a function for the session that has ended: %v", err)
+	}
+	if err := before.End(t.Context()); toolmesh.CodeOf(err) != toolmesh.CodeSessionNotFound {
+		t.Errorf("the end of the session that has ended: %v", err)
+	}
+	meshtest.Until(t, "the tool of the session before is gone", func() bool {
+		_, err := now.Call(t.Context(), "old", nil, client.ViaQueue())
+		return toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound
+	})
+	// A handle by name alone is of the session that has the name.
+	if _, err := routers[0].Session("s").Handle("new", one); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := now.Call(t.Context(), "new", nil, client.ViaQueue()); err != nil {
+		t.Errorf("a tool of the session that is there: %v", err)
+	}
+	if err := now.End(t.Context()); err != nil {
+		t.Errorf("the end of the session that is there: %v", err)
+	}
+}
