@@ -45,6 +45,7 @@ var benchmarks = []benchmark{
 	{"messages", nil, "", nil},
 	{"memory", nil, "", nil},
 	{"engine", nil, "", nil},
+	{"install", nil, "", nil},
 }
 
 func benchmarkNames() (names []string) {
@@ -86,6 +87,8 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 			err = p.countMessages(s, r)
 		case "engine":
 			err = p.measureEngine(ctx, stderr, dir, r)
+		case "install":
+			err = p.measureInstall(ctx, stderr, dir, r)
 		case "memory":
 			err = p.weigh(ctx, stderr, s, r)
 		default:

@@ -166,6 +166,7 @@ func (r *result) conclude() {
 		}
 	}
 	r.concludeEngine()
+	r.concludeInstall()
 	if r.agentMemory > 0 {
 		r.Lines = append(r.Lines,
 			line{What: fmt.Sprintf("memory of an idle agent with %d tools", pythonTools), Ours: mega(r.agentMemory)},

@@ -95,7 +95,7 @@ private to that session.`,
 	flags.SortFlags = false
 	flags.StringVar(&f.name, "name", "", "`NAME` of the index (default its own wish, else the last part of SOURCE)")
 	flags.StringVar(&f.rev, "rev", "", "revision: a branch, a tag or a commit `REV`; needs git")
-	flags.StringArrayVar(&f.env, "env", nil, "give the tools a declared variable: `K` reads it from your environment, K=V sets it (never for secrets); may be repeated")
+	flags.StringArrayVar(&f.env, "env", nil, "give the tools a variable, declared or not: `K` reads it from your environment, K=V sets it (never for secrets); may be repeated")
 	flags.BoolVar(&f.detach, "detach", false, "return once an agent has taken the job")
 	return cmd
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -121,9 +122,11 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err := checkName(record.Name); err != nil {
 		return Line{}, err
 	}
-	if err := checkEnv(manifest, r); err != nil {
+	notes, err := checkEnv(manifest, r)
+	if err != nil {
 		return Line{}, err
 	}
+	warnings := slices.Concat(f.warnings, manifest.Warnings, notes)
 	if err := setEnv(&record, r.Env); err != nil {
 		return Line{}, err
 	}
@@ -151,7 +154,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	record.Bundle = before.Bundle
 	if before.Bundle != "" && same(before, record) && e.instance != nil && !e.failed && same(e.record, record) {
 		j.step("publish", "done", 100)
-		return result(e.instance, append(f.warnings, manifest.Warnings...)), nil
+		return result(e.instance, warnings), nil
 	}
 	i, err := m.build(ctx, e, f, manifest, &record, j, work)
 	if err != nil {
@@ -164,7 +167,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if before.Bundle != record.Bundle {
 		m.release(before.Bundle)
 	}
-	return result(i, append(f.warnings, manifest.Warnings...)), nil
+	return result(i, warnings), nil
 }
 
 // interrupted is the error of an install that was cut short.
@@ -269,26 +272,21 @@ func invalidRequest(format string, args ...any) *toolmesh.Error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...).WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 }
 
-// checkEnv holds the given variables against the declared ones.
-func checkEnv(manifest *index.Manifest, r Request) error {
-	declared := make(map[string]index.EnvVar)
-	var names []string
-	for _, v := range manifest.Env {
-		declared[v.Name] = v
-		names = append(names, v.Name)
-	}
-	for name := range r.Env {
-		v, ok := declared[name]
-		switch {
-		case !ok && len(names) == 0:
-			return installFailed("env", "the index declares no variables, so %s would not reach its tools: declare it with [[index.env]]", name)
-		case !ok:
-			return installFailed("env", "the index declares no variable %s; it declares %s", name, strings.Join(names, ", "))
-		case v.Secret && slices.Contains(r.Literal, name):
-			return installFailed("env", "%s is a secret and must not stand on a command line: set it in your environment and give --env %s", name, name)
+// checkEnv holds the given variables against the declared ones. The notes are
+// about those that are not: an index that reads its environment need not say so.
+func checkEnv(manifest *index.Manifest, r Request) (notes []string, err error) {
+	for _, name := range slices.Sorted(maps.Keys(r.Env)) {
+		at := slices.IndexFunc(manifest.Env, func(v index.EnvVar) bool { return v.Name == name })
+		if at < 0 {
+			if err := index.CheckVariable(name); err != nil {
+				return nil, installFailed("env", "--env %w", err)
+			}
+			notes = append(notes, "the index does not declare "+name+": it is given to all its tools")
+		} else if manifest.Env[at].Secret && slices.Contains(r.Literal, name) {
+			return nil, installFailed("env", "%s is a secret and must not stand on a command line: set it in your environment and give --env %s", name, name)
 		}
 	}
-	return nil
+	return notes, nil
 }
 
 // missingEnv names a required variable that all tools need and nobody gave.
