@@ -9,6 +9,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
@@ -190,7 +191,7 @@ func (t *commandTool) ServeTool(ctx context.Context, call *host.Call, sink host.
 		return err
 	}
 	s := &pythonSink{sink: sink, log: t.i.a.log, call: call}
-	result, err := t.i.commands.Call(ctx, executor.CommandCall{
+	result, err := t.i.commands.Call(ctx, program.Call{
 		Tool: t.name, RPCID: string(call.RPCID), Argv: argv, Lines: t.c.Streaming, Text: t.c.Text, Sandbox: t.sandbox, Limits: t.limits, Vars: t.vars,
 		Stream: call.Stream, Collect: call.Collect,
 	}, s)

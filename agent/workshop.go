@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/output"
+	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
@@ -242,8 +243,8 @@ type instance struct {
 	a           *Agent
 	build       deploy.Build
 	env         *executor.Env
-	index       *executor.Index    // nil for an index of commands alone
-	commands    *executor.Commands // nil for an index without commands
+	index       *executor.Index // nil for an index of commands alone
+	commands    *program.Runner // nil for an index without commands
 	tools       []host.Tool
 	ids         []subjects.ToolID
 	unavailable []deploy.Unavailable

@@ -55,7 +55,7 @@ func (x *Executor) Catalogue(ctx context.Context, spec CatalogueSpec) ([]Tool, e
 		return nil, failed(err)
 	}
 	defer leave()
-	out, err := x.venvs.Script(ctx, spec.Env, spec.Python, catalogueBootstrap, append([]string{x.files, root}, spec.Tools...)...)
+	out, err := x.venvs.Script(ctx, spec.Env, spec.Python, python.Bootstrap("static(sys.argv[2], sys.argv[3:])"), append([]string{x.files, root}, spec.Tools...)...)
 	if err != nil {
 		return nil, failed(err)
 	}
@@ -68,8 +68,3 @@ func (x *Executor) Catalogue(ctx context.Context, spec CatalogueSpec) ([]Tool, e
 	zygote.WithoutNulls(answer.Tools)
 	return answer.Tools, nil
 }
-
-// catalogueBootstrap makes the worker's files a package, as for a zygote, and reads
-// source with them.
-const catalogueBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + python.WorkerPackage +
-	" import entry; del sys.path[0]; entry.static(sys.argv[2], sys.argv[3:])"

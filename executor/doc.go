@@ -11,8 +11,8 @@
 // prints is never mistaken for its answer. No process outlives the agent.
 //
 // Sub-packages: frame is the wire, output captures what tools print and removes
-// secrets, failure makes errors, sandbox starts processes, cgroup bounds their
-// memory, venv makes environments.
+// secrets, program runs tools that are commands, failure makes errors, sandbox
+// starts processes, cgroup bounds their memory, venv makes environments.
 //
 // The package must never know of NATS or nodes, never parse a result, never read
 // the environment and never print. A session is a name and an epoch to it.

@@ -20,6 +20,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/output"
+	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
 	"github.com/toolmesh/toolmesh/executor/zygote"
@@ -189,7 +190,7 @@ type Executor struct {
 	mu       sync.Mutex
 	closed   bool
 	indexes  map[*Index]struct{}
-	commands map[*Commands]struct{}
+	commands map[*program.Runner]struct{}
 }
 
 // New makes an executor in dir, which belongs to it alone and is made if need be.
@@ -224,7 +225,7 @@ func New(dir string, opts *Options) (*Executor, error) {
 			Logger: o.Logger, Dir: filepath.Join(dir, scratch), Files: files, Cgroups: groups, StartTimeout: o.StartTimeout,
 			IdleAfter: o.IdleAfter, MaxResult: o.MaxResult, MaxFrame: o.maxFrame(), OwnInterpreters: o.OwnInterpreters,
 		}),
-		indexes: map[*Index]struct{}{}, commands: map[*Commands]struct{}{},
+		indexes: map[*Index]struct{}{}, commands: map[*program.Runner]struct{}{},
 	}, nil
 }
 
@@ -312,6 +313,13 @@ func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock,
 		x.zygotes.Warm(env.Python, x.defaultSandbox)
 	}
 	return env, err
+}
+
+// Prepare does beside other work what the first index would wait for.
+func (x *Executor) Prepare(ctx context.Context) {
+	for _, python := range x.venvs.Prepare(ctx) {
+		x.zygotes.Warm(python, x.defaultSandbox)
+	}
 }
 
 // Release gives up an environment, once for each time that it was asked for, when

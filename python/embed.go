@@ -14,3 +14,10 @@ const WorkerDir = "src/toolmesh/_worker"
 // WorkerPackage is the name that the files in [Worker] have as a package: one that
 // no index and no environment can have.
 const WorkerPackage = "_toolmesh_worker"
+
+// Bootstrap is a program for "python -c" that makes the files in the folder
+// sys.argv[1] a package and makes a call into its entry.py. The folder is on the
+// path only meanwhile.
+func Bootstrap(call string) string {
+	return "import sys; sys.path.insert(0, sys.argv[1]); from " + WorkerPackage + " import entry; del sys.path[0]; entry." + call
+}

@@ -234,6 +234,20 @@ func (t *Tree) try(kind Kind, dir string) error {
 	return nil
 }
 
+// ForLimit makes a group for what has a limit on its memory; nil where it has
+// none, or no group is to be had.
+func (t *Tree) ForLimit(memory int64) *Group {
+	if memory == 0 || t.kind == "" {
+		return nil
+	}
+	group, err := t.New()
+	if err != nil {
+		t.log.Warn("a process gets no control group", slog.Any("error", err))
+		return nil
+	}
+	return group
+}
+
 // New makes a group without a bound and without processes.
 func (t *Tree) New() (*Group, error) {
 	if t.kind == "" {

@@ -25,8 +25,13 @@ type Survey struct {
 	lacks map[tool.Sandbox]string
 }
 
-// Lacks says why the machine does not give a sandbox level; empty when it does.
-func (s Survey) Lacks(level tool.Sandbox) string { return s.lacks[level] }
+// Lacks says why what demands a sandbox level cannot run here; empty when it can.
+func (s Survey) Lacks(level tool.Sandbox) string {
+	if why := s.lacks[level]; why != "" {
+		return fmt.Sprintf("it demands the sandbox level %s, which this node does not have: %s", level, why)
+	}
+	return ""
+}
 
 // Effective is the tightest level up to the asked one that the machine gives,
 // and why it is not the asked one.

@@ -28,10 +28,6 @@ const (
 	baseRest = 50 * time.Millisecond
 )
 
-// baseBootstrap starts the worker's files as a base.
-const baseBootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + python.WorkerPackage +
-	" import entry; del sys.path[0]; entry.base()"
-
 // commandLineRoom is an argument that nobody reads: a process that renames itself
 // has as much room as its first command line took.
 var commandLineRoom = strings.Repeat(" ", 1024)
@@ -326,7 +322,7 @@ func (b *bases) run(made *base, interpreter, real string) error {
 	}
 	began := time.Now()
 	proc, err := b.starter.spawner.StartBase(sandbox.Command{
-		Path: bare, Args: []string{"-I", "-X", "utf8", "-c", baseBootstrap, b.starter.opts.Files, commandLineRoom},
+		Path: bare, Args: []string{"-I", "-X", "utf8", "-c", python.Bootstrap("base()"), b.starter.opts.Files, commandLineRoom},
 		Env: []string{"PATH=/usr/local/bin:/usr/bin:/bin"}, Dir: dir,
 	})
 	if err != nil {

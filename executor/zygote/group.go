@@ -18,14 +18,12 @@ import (
 
 // Config says what the processes of a [Group] have in common.
 type Config struct {
-	Logger *slog.Logger
-	Redact *output.Redactor // takes secrets out of what is printed at import; may be nil
-	Python string           // the interpreter, of an environment
-	Root   string           // the index's folder, the working directory
-	Paths  []string         // that modules are imported from, before the environment's
-	Env    []string         // all that the processes see of an environment
-	// Secrets names variables of Env whose values must not appear in texts.
-	Secrets []string
+	Logger  *slog.Logger
+	Redact  *output.Redactor // takes secrets out of what is printed at import; may be nil
+	Python  string           // the interpreter, of an environment
+	Root    string           // the index's folder, the working directory
+	Paths   []string         // that modules are imported from, before the environment's
+	Env     []string         // all that the processes see of an environment
 	Sandbox tool.Sandbox
 	Tools   []string // module.function
 }
@@ -56,21 +54,16 @@ type Group struct {
 	wg      sync.WaitGroup
 }
 
-// bootstrap makes the worker's files a package and starts them. The folder is
-// on the path only meanwhile.
-const bootstrap = "import sys; sys.path.insert(0, sys.argv[1]); from " + python.WorkerPackage +
-	" import entry; del sys.path[0]; entry.zygote(sys.argv[2])"
-
 // NewGroup makes a group, of which nothing has been started.
 func (s *Starter) NewGroup(cfg Config) *Group {
 	g := &Group{
 		starter: s, log: cfg.Logger, redact: cfg.Redact, all: map[*zygote]struct{}{},
 		setup: setup{
 			Root: cfg.Root, Cwd: cfg.Root, Paths: cfg.Paths, Sandbox: cfg.Sandbox, Exclude: map[string]string{},
-			Secrets: cfg.Secrets, Tools: cfg.Tools,
+			Secrets: cfg.Redact.Forms(), Tools: cfg.Tools,
 		},
 		command: sandbox.Command{
-			Path: cfg.Python, Args: []string{"-I", "-X", "utf8", "-c", bootstrap, s.opts.Files},
+			Path: cfg.Python, Args: []string{"-I", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), s.opts.Files},
 			Env: cfg.Env, Dir: cfg.Root, Sandbox: cfg.Sandbox,
 		},
 	}
@@ -141,7 +134,7 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, worker Worker, becom
 	if err != nil {
 		return nil, err
 	}
-	p.zygote, p.group = z, s.newGroup(worker.Limits)
+	p.zygote, p.group = z, s.opts.Cgroups.ForLimit(int64(worker.Limits.Memory))
 	kind := "sync"
 	if worker.Async {
 		kind = "async"

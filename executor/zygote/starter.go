@@ -77,20 +77,6 @@ func (s *Starter) Warm(interpreter string, box func() tool.Sandbox) {
 // Close ends the bases and what waits for a group. The groups must have been closed.
 func (s *Starter) Close() { s.bases.close() }
 
-// newGroup makes a control group for what has these limits; nil where it needs none,
-// or none is to be had: there are other guards.
-func (s *Starter) newGroup(limits tool.Limits) *cgroup.Group {
-	if limits.Memory == 0 || s.opts.Cgroups.Kind() == "" {
-		return nil
-	}
-	group, err := s.opts.Cgroups.New()
-	if err != nil {
-		s.opts.Logger.Warn("a worker gets no control group", slog.Any("error", err))
-		return nil
-	}
-	return group
-}
-
 // numbers are limits as a worker reads them: seconds and bytes; zero is none.
 type numbers struct {
 	CPUTime   float64 `json:"cpu_time,omitempty"`

@@ -1,4 +1,4 @@
-package executor
+package program
 
 import (
 	"log/slog"
@@ -10,6 +10,18 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
+const (
+	// watchEvery is how often a run with limits is looked at: what it may take beyond
+	// a limit before it is stopped is what it can take in that time.
+	watchEvery = 20 * time.Millisecond
+	// overhead is what the control group of a program holds beside it: the interpreter
+	// above it, and what the kernel holds on its behalf.
+	overhead = 28 << 20
+)
+
+// watched reports whether a run under these limits must be looked at.
+func watched(l tool.Limits) bool { return l.CPUTime > 0 || l.Memory > 0 || l.Pids > 0 }
+
 // backstop is what the system lets one process of a command reserve: far more
 // than its limit, which the watchdog keeps and gives its own error. 0: no limit.
 func backstop(memory tool.Size) int64 {
@@ -18,12 +30,6 @@ func backstop(memory tool.Size) int64 {
 	}
 	return 2*int64(memory) + 256<<20
 }
-
-// watchEvery is how often the watchdog looks at what a command takes.
-const watchEvery = 20 * time.Millisecond
-
-// watched reports whether a command with these limits must be looked at while it runs.
-func watched(l tool.Limits) bool { return l.CPUTime > 0 || l.Memory > 0 || l.Pids > 0 }
 
 // patrol looks at what a command takes, until it has ended. Of processor time too
 // much it is asked to end; more memory or processes than it may have end it at once.
@@ -40,7 +46,7 @@ func (r *run) patrol(finished <-chan struct{}) {
 		if !ok {
 			continue
 		}
-		exceeded, fatal := r.judge(u)
+		exceeded, fatal := r.exceeds(u)
 		if starved := r.starved(); starved != nil {
 			exceeded, fatal = starved, true
 		}
@@ -53,7 +59,7 @@ func (r *run) patrol(finished <-chan struct{}) {
 		default:
 		}
 		r.breach.Store(exceeded)
-		r.c.log.Warn("a command exceeded a limit", slog.String("tool", r.call.Tool), slog.Any("error", exceeded))
+		r.runner.cfg.Logger.Warn("a command exceeded a limit", slog.String("rpc_id", r.call.RPCID), slog.String("tool", r.call.Tool), slog.Any("error", exceeded))
 		if fatal {
 			r.proc.Kill()
 		} else {
@@ -63,8 +69,8 @@ func (r *run) patrol(finished <-chan struct{}) {
 	}
 }
 
-// judge says which limit is exceeded, and whether the program has to go at once.
-func (r *run) judge(u sandbox.Usage) (exceeded *toolmesh.Error, fatal bool) {
+// exceeds says which limit is exceeded, and whether the program has to go at once.
+func (r *run) exceeds(u sandbox.Usage) (exceeded *toolmesh.Error, fatal bool) {
 	limits := r.call.Limits
 	if memory := u.Memory; limits.Memory > 0 && memory > int64(limits.Memory) {
 		if u.Processes > 1 {
@@ -84,4 +90,29 @@ func (r *run) judge(u sandbox.Usage) (exceeded *toolmesh.Error, fatal bool) {
 		return failure.OutOfTime(r.call.Tool, limits.CPUTime, u.CPU), false
 	}
 	return nil, false
+}
+
+// enclose moves the process above a program, which has not started it yet, into
+// a group of its own, and bounds that.
+func (r *run) enclose() {
+	if r.group == nil {
+		return
+	}
+	limit := int64(r.call.Limits.Memory)
+	err := r.group.Add(r.proc.Pid())
+	if err == nil {
+		err = r.group.Limit(limit + limit/32 + overhead)
+	}
+	if err != nil {
+		r.runner.cfg.Logger.Warn("a command is in no control group", slog.String("rpc_id", r.call.RPCID), slog.String("tool", r.call.Tool), slog.Any("error", err))
+	}
+}
+
+// starved is the error of a program of which the kernel killed a process for want
+// of memory, else nil.
+func (r *run) starved() *toolmesh.Error {
+	if r.group == nil || r.group.Kills() == 0 {
+		return nil
+	}
+	return failure.Starved(r.call.Tool, int64(r.call.Limits.Memory), r.group.Peak(), r.group.Reached())
 }

@@ -1,0 +1,80 @@
+package executor
+
+import (
+	"log/slog"
+	"maps"
+	"path/filepath"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/failure"
+	"github.com/toolmesh/toolmesh/executor/output"
+	"github.com/toolmesh/toolmesh/executor/program"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/python"
+)
+
+// CommandSpec says which index commands belong to and how they are run.
+type CommandSpec struct {
+	Name     string // for messages
+	Revision string // for messages
+	// SourceDir is the index's folder, their working directory.
+	SourceDir string
+	Env       *Env
+	// Vars are the index's declared environment variables.
+	Vars map[string]string
+	// SecretValues are what no error and no log line may show, whichever variable
+	// of a call has it.
+	SecretValues []string
+	// Concurrency bounds the programs that run at once. Defaults to the
+	// executor's MaxWorkers.
+	Concurrency int
+}
+
+// OpenCommands makes ready to run an index's programs; nothing is started. The
+// error is unavailable or internal.
+func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
+	if spec.Env == nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "executor: CommandSpec.Env is missing").WithOrigin(toolmesh.OriginAgent)
+	}
+	root, err := filepath.Abs(spec.SourceDir)
+	if err == nil {
+		root, err = filepath.EvalSymlinks(root)
+	}
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the index %s cannot be served: %w", spec.Name, err).
+			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+	}
+	places := spec.Concurrency
+	if places <= 0 {
+		places = x.opts.MaxWorkers
+	}
+	var runner *program.Runner
+	runner = program.New(program.Config{
+		Index: spec.Name, Logger: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
+		Launch: sandbox.Command{
+			Path: spec.Env.Python, Args: []string{"-I", "-S", "-c", python.Bootstrap("command(sys.argv[2])"), x.files}, Env: []string{"LANG=C.UTF-8"}, Dir: root,
+		},
+		Spawner: x.spawner, Groups: x.groups,
+		// What the index's tools see, and the name of the environment that they run in.
+		Environ: func(vars map[string]string) []string {
+			all := map[string]string{"VIRTUAL_ENV": spec.Env.Dir}
+			maps.Copy(all, spec.Vars)
+			maps.Copy(all, vars)
+			return x.workerEnv(filepath.Join(spec.Env.Dir, "bin"), all)
+		},
+		Redact: output.NewRedactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
+		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace,
+		Closed: func() {
+			x.mu.Lock()
+			delete(x.commands, runner)
+			x.mu.Unlock()
+		},
+	})
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.closed {
+		return nil, failure.Unavailable("the executor is closed")
+	}
+	x.commands[runner] = struct{}{}
+	return runner, nil
+}

@@ -1,0 +1,190 @@
+package program
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/cgroup"
+	"github.com/toolmesh/toolmesh/executor/failure"
+	"github.com/toolmesh/toolmesh/executor/output"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// Config says which index programs belong to and how they are started.
+type Config struct {
+	Index  string // its name, for messages
+	Logger *slog.Logger
+	// Launch starts starting/command.py, the process above a program. Its folder is that of the
+	// index, its level is not looked at.
+	Launch  sandbox.Command
+	Spawner *sandbox.Spawner
+	Groups  *cgroup.Tree
+	// Environ is the whole environment of a program: what all programs see with vars
+	// on top.
+	Environ func(vars map[string]string) []string
+	Redact  *output.Redactor // nil: no secrets
+	Scratch string           // where the folders of programs that may write nowhere else are made
+	Sandbox tool.Sandbox     // of calls that ask for no level
+	// Concurrency bounds the programs that run at once.
+	Concurrency int
+	// MaxResult is how many bytes a result or an item may have.
+	MaxResult int
+	// Grace is how long a program that is asked to end may take.
+	Grace time.Duration
+	// Closed is called when nothing is left.
+	Closed func()
+}
+
+// Call is one run of a program.
+type Call struct {
+	Tool  string // for messages
+	RPCID string // for log lines
+	// Argv are the arguments, the program itself first. No shell reads them.
+	Argv []string
+	// Lines says that the program writes one item per line, like a generator;
+	// without it, that all it writes is one result.
+	Lines bool
+	// Text says that what it writes is text; without it, JSON.
+	Text bool
+	// Sandbox says what the program may touch. Defaults to [Config.Sandbox].
+	Sandbox tool.Sandbox
+	// Limits bound the run. The output, a result or an item, is never more than
+	// [Config.MaxResult].
+	Limits tool.Limits
+	// Vars are environment variables on top of those of all programs.
+	Vars map[string]string
+	// Stream gives a program's lines to the sink one by one; a plain program's result
+	// is then its one item.
+	Stream bool
+	// Collect makes the result of a program that writes lines the list of its items
+	// instead of the last. Ignored with Stream.
+	Collect bool
+}
+
+// Runner runs the programs of one index. Its methods may be called concurrently.
+type Runner struct {
+	cfg    Config
+	path   []string // folders that programs are looked for in
+	places chan struct{}
+
+	mu      sync.Mutex
+	closed  bool
+	stop    chan struct{} // closed when what still runs is to be killed
+	stopped sync.Once
+	running sync.WaitGroup
+}
+
+// New makes ready to run an index's programs; nothing is started.
+func New(cfg Config) *Runner {
+	p := &Runner{cfg: cfg, places: make(chan struct{}, cfg.Concurrency), stop: make(chan struct{})}
+	for _, line := range cfg.Environ(nil) {
+		if list, ok := strings.CutPrefix(line, "PATH="); ok {
+			p.path = filepath.SplitList(list)
+		}
+	}
+	return p
+}
+
+// Missing says why a program cannot be run here, "" if it can.
+func (p *Runner) Missing(program string) string {
+	if strings.ContainsRune(program, '/') {
+		file := program
+		if !filepath.IsAbs(file) {
+			file = filepath.Join(p.cfg.Launch.Dir, file)
+		}
+		switch info, err := os.Stat(file); {
+		case err != nil && filepath.IsAbs(program):
+			return fmt.Sprintf("command not found: there is no %s on this node", program)
+		case err != nil:
+			return fmt.Sprintf("command not found: the index has no file %s", program)
+		case info.Mode().IsRegular() && info.Mode()&0o111 == 0:
+			return fmt.Sprintf("the command %s is not executable (chmod +x)", program)
+		case !info.Mode().IsRegular():
+			return fmt.Sprintf("the command %s is not a file", program)
+		}
+		return ""
+	}
+	for _, folder := range p.path {
+		if isExecutable(filepath.Join(folder, program)) {
+			return ""
+		}
+	}
+	return fmt.Sprintf("command not found: %s is neither in the index's environment nor on the PATH of this node's agent; "+
+		"install it there, or add the package that brings it to the dependencies", program)
+}
+
+func isExecutable(file string) bool {
+	info, err := os.Stat(file)
+	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
+}
+
+// Call runs a program and returns its result's JSON; nil for a stream, whose
+// items go to the sink as its lines arrive. When ctx ends, the program's group
+// is asked to end (SIGTERM) and, after [Config.Grace], everything that it
+// started is killed; Call returns when nothing of it is left. A program that
+// fails is tool_error, one that a signal ended worker_crashed, output that is no
+// JSON result_not_serializable. Every error is a [*toolmesh.Error], except what
+// [output.Sink.Item] returned.
+func (p *Runner) Call(ctx context.Context, call Call, sink output.Sink) (json.RawMessage, error) {
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return nil, failure.Unavailable("the index %s is closed", p.cfg.Index)
+	}
+	p.running.Add(1)
+	p.mu.Unlock()
+	defer p.running.Done()
+	select {
+	case p.places <- struct{}{}:
+		defer func() { <-p.places }()
+	case <-ctx.Done():
+		return nil, failure.Ended(ctx, toolmesh.StartedNo)
+	case <-p.stop:
+		return nil, failure.Unavailable("the index %s is closed", p.cfg.Index)
+	}
+	if ctx.Err() != nil {
+		return nil, failure.Ended(ctx, toolmesh.StartedNo)
+	}
+	if call.Sandbox == "" {
+		call.Sandbox = p.cfg.Sandbox
+	}
+	r := &run{
+		runner: p, call: call, sink: sink, quiet: make(chan struct{}), tail: output.NewTail(p.cfg.Redact),
+		most: p.cfg.MaxResult, exceeded: make(chan struct{}),
+	}
+	if most := int64(call.Limits.Output); most > 0 && most < int64(r.most) {
+		r.most = int(most)
+	}
+	return r.do(ctx)
+}
+
+// Close refuses new calls, waits for those in flight until ctx ends, and then
+// kills what still runs. It returns when nothing is left, with ctx's error if
+// calls were cut off.
+func (p *Runner) Close(ctx context.Context) error {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	idle := make(chan struct{})
+	var waiting sync.WaitGroup
+	waiting.Go(func() { p.running.Wait(); close(idle) })
+	var cut error
+	select {
+	case <-idle:
+	case <-ctx.Done():
+		cut = context.Cause(ctx)
+	}
+	p.stopped.Do(func() { close(p.stop) })
+	waiting.Wait()
+	p.cfg.Closed()
+	return cut
+}

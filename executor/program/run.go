@@ -1,0 +1,166 @@
+package program
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/cgroup"
+	"github.com/toolmesh/toolmesh/executor/failure"
+	"github.com/toolmesh/toolmesh/executor/output"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+)
+
+// run is one program at work.
+type run struct {
+	runner *Runner
+	call   Call
+	sink   output.Sink
+
+	most   int // bytes that a result, or an item, may have
+	folder string
+
+	proc     *sandbox.Process
+	group    *cgroup.Group                  // nil: the program is in none of its own
+	breach   atomic.Pointer[toolmesh.Error] // the limit that it exceeded
+	exceeded chan struct{}                  // closed when it is to end for that
+
+	tail  *output.Tail
+	quiet chan struct{} // closed when stderr has ended
+	last  json.RawMessage
+	list  []json.RawMessage
+	size  int // of list
+}
+
+// errTooLong says that a result or an item is larger than it may be.
+var errTooLong = errors.New("too long")
+
+func (r *run) do(ctx context.Context) (json.RawMessage, error) {
+	if why := r.runner.cfg.Spawner.Survey().Lacks(r.call.Sandbox); why != "" {
+		return nil, failure.Unavailable("%s is not served: %s", r.call.Tool, why).WithRetryable(false)
+	}
+	vars := r.call.Vars
+	var err error
+	if r.folder, err = sandbox.OwnFolder(r.runner.cfg.Scratch, r.call.Sandbox); err != nil {
+		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
+	}
+	if r.folder != "" {
+		defer os.RemoveAll(r.folder) //nolint:errcheck // nothing is left that uses it
+		vars = maps.Clone(vars)
+		if vars == nil {
+			vars = map[string]string{}
+		}
+		vars["TMPDIR"] = r.folder
+	}
+	launch := r.runner.cfg.Launch
+	launch.Sandbox = r.call.Sandbox
+	proc, err := r.runner.cfg.Spawner.Start(launch)
+	if err != nil {
+		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
+	}
+	r.proc = proc
+	if r.group = r.runner.cfg.Groups.ForLimit(int64(r.call.Limits.Memory)); r.group != nil {
+		defer r.group.Close()
+	}
+	defer proc.Kill()
+	r.enclose() // it starts nothing before it has read the request
+	if _, err := proc.Control.Write(r.request(r.runner.cfg.Environ(vars))); err != nil {
+		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
+	}
+	var helpers sync.WaitGroup
+	defer helpers.Wait()
+	defer proc.Kill() // before the helpers are waited for
+	helpers.Go(r.stderr)
+	finished := make(chan struct{})
+	defer close(finished)
+	helpers.Go(func() { r.watch(ctx, finished) })
+	if watched(r.call.Limits) {
+		helpers.Go(func() { r.patrol(finished) })
+	}
+
+	out, err := r.stdout(ctx)
+	if err != nil {
+		proc.Kill()
+	}
+	said, _ := io.ReadAll(io.LimitReader(proc.Control, 512))
+	<-proc.Done()
+	if exceeded := r.breach.Load(); exceeded != nil {
+		return nil, exceeded
+	}
+	if starved := r.starved(); starved != nil {
+		return nil, starved
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil, failure.Ended(ctx, toolmesh.StartedYes)
+	case errors.Is(err, errTooLong):
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%s wrote more than %d bytes as one %s", r.program(), r.most, r.unit()).
+			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes).
+			WithDetail("limit", "output").WithDetail("max", r.most)
+	case err != nil:
+		return nil, err
+	}
+	if failed := r.failed(string(said)); failed != nil {
+		return nil, failed
+	}
+	return r.result(ctx, out)
+}
+
+// request is the message that starting/command.py reads.
+func (r *run) request(env []string) []byte {
+	var b bytes.Buffer
+	b.Write([]byte{0, 0, 0, 0})
+	fmt.Fprintf(&b, "%s\x00%s\x00%d\x00%d\x00%d\x00", r.call.Sandbox, r.folder, r.call.Limits.OpenFiles,
+		backstop(r.call.Limits.Memory), len(r.call.Argv))
+	for _, list := range [][]string{r.call.Argv, env} {
+		for _, text := range list {
+			b.WriteString(text)
+			b.WriteByte(0)
+		}
+	}
+	binary.LittleEndian.PutUint32(b.Bytes(), uint32(b.Len()-4)) //nolint:gosec // bounded by the size of a message
+	return b.Bytes()
+}
+
+// watch ends the program when nobody wants it any more: politely when ctx ends,
+// at once when the index is closed.
+func (r *run) watch(ctx context.Context, finished <-chan struct{}) {
+	select {
+	case <-finished:
+		return
+	case <-r.runner.stop:
+		r.proc.Kill()
+		return
+	case <-r.exceeded:
+	case <-ctx.Done():
+	}
+	_, _ = r.proc.Control.Write([]byte("T"))
+	grace := time.NewTimer(r.runner.cfg.Grace)
+	defer grace.Stop()
+	select {
+	case <-finished:
+	case <-r.runner.stop:
+	case <-grace.C:
+	}
+	r.proc.Kill()
+}
+
+// stderr keeps the end of what the program says and hands it over as log lines.
+func (r *run) stderr() {
+	defer close(r.quiet)
+	output.Drain(r.proc.Stderr, r.tail, func(text string) {
+		if r.sink != nil {
+			r.sink.Log(output.Record{Time: time.Now(), Stream: output.StreamStderr, Message: text})
+		}
+	})
+}
