@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -213,6 +214,13 @@ func (r *adminReply) line(v any) {
 	data, err := json.Marshal(v)
 	if err == nil {
 		err = r.send(nil, data)
+	}
+	if l, ok := v.(deploy.Line); ok && errors.Is(err, nats.ErrMaxPayload) {
+		if first, rest, ok := l.Split(); ok {
+			r.line(first)
+			r.line(rest)
+			return
+		}
 	}
 	if err != nil {
 		r.a.log.Warn("administrative answer not sent", slog.String("error", err.Error()))

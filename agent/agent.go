@@ -168,6 +168,8 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	}); err != nil {
 		return err
 	}
+	prepare := a.executor.Prepare
+	a.watch.Go(func() { prepare(a.base) })
 	effective, reasons := a.executor.Sandbox()
 	sessions := &registry.Sessions{Strict: a.opts.SessionPolicy == "strict"}
 	if a.host, err = host.NewOn(a.bus, &host.Options{

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -161,8 +162,16 @@ var badInputs = []badInput{
 		says:  []string{"API_URL", "--env API_URL"},
 	},
 	{
-		name: "undeclared-env", files: map[string]string{"tools.toml": working, "t.py": "def tool(): pass\n"},
-		body: map[string]any{"env": map[string]string{"API_KEY": "x"}}, says: []string{"API_KEY", "[[index.env]]"},
+		name: "node-env", files: map[string]string{"tools.toml": working, "t.py": "def tool(): pass\n"},
+		body: map[string]any{"env": map[string]string{"PATH": "/x"}}, says: []string{"--env", "PATH is given to every tool by its node"},
+	},
+	{
+		name: "no-env", files: map[string]string{"tools.toml": working, "t.py": "def tool(): pass\n"},
+		body: map[string]any{"env": map[string]string{"A B": "x"}}, says: []string{"--env", "must be the name of a variable", "A B"},
+	},
+	{
+		name: "missing-env", files: map[string]string{"tools.toml": working, "t.py": "import os\nKEY = os.environ['API_KEY']\ndef tool(): pass\n"},
+		says: []string{"needs the environment variable API_KEY", "install it again with --env API_KEY"},
 	},
 	{
 		name:  "secret-literal",
@@ -190,6 +199,10 @@ func TestBadInputLeavesNothing(t *testing.T) {
 	startIn(t, s, "one", dir)
 	nc := s.Connect(t)
 	good := repository(t, "good", map[string]string{"tools.toml": working, "t.py": "def tool(): pass\n"})
+	meshtest.Until(t, "what an agent prepares at its start is there", func() bool {
+		compiled, _ := filepath.Glob(filepath.Join(dir, "executor", "worker", "*", "*", "compiled.*"))
+		return len(compiled) > 0 && len(processesOf(t, dir)) == 0
+	})
 	for _, tc := range badInputs {
 		t.Run(tc.name, func(t *testing.T) { // one after the other: what is left is counted
 			refused(t, nc, dir, tc)
@@ -322,6 +335,47 @@ tools = ["prints.f"]
 	if r, err := c.Call(t.Context(), "mixed.prints.f", nil); err != nil || string(r.Value) != "1" {
 		t.Errorf("prints: %v %v", r, err)
 	}
+}
+
+// Indexes that were written before variables could be declared read their
+// environment all the same.
+func TestAVariableThatIsNotDeclaredIsGivenToAllTools(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	nc := s.Connect(t)
+	body := map[string]any{
+		"source": repository(t, "older", map[string]string{
+			"tools.toml": "[index]\ntools = [\"t.imported\", \"t.called\"]\n" +
+				"[[index.env]]\nname = \"PLACE\"\ntools = [\"t.called\"]\n" +
+				"[tool.program]\ncommand = [\"sh\", \"-c\", \"echo $API_KEY\"]\nstdout = \"text\"\n",
+			"t.py": "import os\nKEY = os.environ['API_KEY']\ndef imported(): return [KEY, os.environ.get('PLACE')]\n" +
+				"def called(): return [os.environ['API_KEY'], os.environ.get('PLACE')]\n",
+		}),
+		"env": map[string]string{"API_KEY": "k", "PLACE": "Oslo"}, "literal": []string{"API_KEY", "PLACE"},
+	}
+	last := install(t, nc, body)
+	if diff := cmp.Diff([]any{"the index does not declare API_KEY: it is given to all its tools"}, last["warnings"]); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+	c := newClient(t, nc, nil)
+	check := func(when string) {
+		t.Helper()
+		for id, want := range map[subjects.ToolID]string{
+			"older.t.imported": `["k",null]`, "older.t.called": `["k","Oslo"]`, "older.program": `"k"`,
+		} {
+			if r, err := c.Call(t.Context(), id, nil); err != nil {
+				t.Errorf("%s %s: %v, want %s", id, when, err, want)
+			} else if string(r.Value) != want {
+				t.Errorf("%s %s: got %s, want %s", id, when, r.Value, want)
+			}
+		}
+	}
+	check("as installed")
+	delete(body, "env")
+	delete(body, "literal")
+	install(t, nc, body)
+	check("installed again without values")
 }
 
 func TestATakenName(t *testing.T) {

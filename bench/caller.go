@@ -16,9 +16,11 @@ import (
 
 // Sides of a measurement.
 const (
-	sideRaw    = "raw"
-	sideGo     = "go"
-	sidePython = "python"
+	sideRaw         = "raw"
+	sideGo          = "go"
+	sidePython      = "python"
+	sidePlainGo     = "plain-go"     // the tools of sideGo, called by a plain NATS client
+	sidePlainPython = "plain-python" // likewise
 )
 
 // callTimeout is far beyond what a call may take.
@@ -121,9 +123,17 @@ func (c *caller) install(ctx context.Context, source string) error {
 // one returns the function that makes one call on a side.
 func (c *caller) one(side string) func(ctx context.Context) error {
 	args := []byte(callArgs)
-	if side == sideRaw {
+	mesh, plain := plainOf[side]
+	if plain || side == sideRaw {
+		subject, err := rawSubject, error(nil)
+		if plain {
+			subject, err = subjects.Tool(subjects.DefaultSession, subjects.ToolID(toolOf(mesh, "refund")))
+		}
 		return func(context.Context) error {
-			m, err := c.raw.Request(rawSubject, args, callTimeout)
+			if err != nil {
+				return err
+			}
+			m, err := c.raw.Request(subject, args, callTimeout)
 			if err == nil && string(m.Data) != callResult {
 				err = fmt.Errorf("the result is %s", m.Data)
 			}

@@ -45,15 +45,20 @@ def count(to: int):
 		fmt.Fprintf(&code, "\n\ndef tool_%d(text: str, times: int = 1, flag: bool = False) -> str:\n"+
 			"    \"\"\"Tool number %d repeats a text.\"\"\"\n    return text * times\n", i, i)
 	}
-	for name, text := range map[string]string{
+	return "file://" + dir, makeRepository(dir, map[string]string{
 		"tools.toml": "[index]\ndescription = \"what the benchmark calls\"\ntools = [" + names.String() + "]\n",
 		"bill.py":    code.String(),
-	} {
+	})
+}
+
+// makeRepository writes files and commits them.
+func makeRepository(dir string, files map[string]string) error {
+	for name, text := range files {
 		if err := os.MkdirAll(dir, 0o750); err != nil {
-			return "", err
+			return err
 		}
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			return "", err
+			return err
 		}
 	}
 	for _, args := range [][]string{
@@ -64,8 +69,8 @@ def count(to: int):
 		cmd := exec.Command("git", args...) //nolint:gosec // fixed arguments
 		cmd.Dir = dir
 		if out, err := cmd.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("git %s: %w: %s", args[0], err, out)
+			return fmt.Errorf("git %s: %w: %s", args[0], err, out)
 		}
 	}
-	return "file://" + dir, nil
+	return nil
 }

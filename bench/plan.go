@@ -39,12 +39,13 @@ type benchmark struct {
 }
 
 var benchmarks = []benchmark{
-	{"unary", []string{sideRaw, sideGo, sidePython}, "unary", func(p *plan) int { return p.Calls }},
-	{"burst", []string{sideRaw, sideGo, sidePython}, "burst", func(p *plan) int { return p.Burst }},
+	{"unary", []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython}, "unary", func(p *plan) int { return p.Calls }},
+	{"burst", []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython}, "burst", func(p *plan) int { return p.Burst }},
 	{"stream", []string{sideRaw, sideGo, sidePython}, "stream", func(p *plan) int { return p.Items }},
 	{"messages", nil, "", nil},
 	{"memory", nil, "", nil},
 	{"engine", nil, "", nil},
+	{"install", nil, "", nil},
 }
 
 func benchmarkNames() (names []string) {
@@ -86,6 +87,8 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 			err = p.countMessages(s, r)
 		case "engine":
 			err = p.measureEngine(ctx, stderr, dir, r)
+		case "install":
+			err = p.measureInstall(ctx, stderr, dir, r)
 		case "memory":
 			err = p.weigh(ctx, stderr, s, r)
 		default:
@@ -141,7 +144,7 @@ func startStage(ctx context.Context, stderr io.Writer, dir string) (*stage, erro
 		return s, err
 	}
 	// Each side is warm, and the caller knows the nodes, before anything counts.
-	for _, side := range []string{sideRaw, sideGo, sidePython} {
+	for _, side := range []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython} {
 		for range 3 {
 			if _, err := s.caller.ask(request{Do: "burst", Side: side, N: 256, Callers: 4}); err != nil {
 				return s, err
@@ -160,9 +163,9 @@ func (s *stage) end() {
 // server is the serving process of a side.
 func (s *stage) server(side string) *child {
 	switch side {
-	case sideGo:
+	case sideGo, sidePlainGo:
 		return s.host
-	case sidePython:
+	case sidePython, sidePlainPython:
 		return s.agent
 	}
 	return s.raw

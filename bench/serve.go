@@ -201,6 +201,7 @@ func startHost(ctx context.Context, args []string) (roleFunc, string, func(), er
 // node's id.
 func startAgent(ctx context.Context, args []string) (roleFunc, string, func(), error) {
 	debug.SetGCPercent(gcPercent)
+	began := time.Now()
 	nc, err := nats.Connect(args[0], client.ConnectOptions()...)
 	if err != nil {
 		return nil, "", nil, err
@@ -220,7 +221,8 @@ func startAgent(ctx context.Context, args []string) (roleFunc, string, func(), e
 		if r.Do != "ready" {
 			return answer{}, errUnknown(r)
 		}
-		return answer{}, a.Ready(ctx)
+		err := a.Ready(ctx)
+		return answer{Took: time.Since(began)}, err
 	}
 	return role, "", func() {
 		end, cancel := context.WithTimeout(context.Background(), 10*time.Second)

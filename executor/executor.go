@@ -315,6 +315,13 @@ func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock,
 	return env, err
 }
 
+// Prepare does beside other work what the first index would wait for.
+func (x *Executor) Prepare(ctx context.Context) {
+	for _, python := range x.venvs.Prepare(ctx) {
+		x.zygotes.Warm(python, x.defaultSandbox)
+	}
+}
+
 // Release gives up an environment, once for each time that it was asked for, when
 // nothing runs in it any more.
 func (x *Executor) Release(env *Env) { x.venvs.Release(env) }

@@ -191,28 +191,20 @@ func (t *tenure) ended(epoch string) bool {
 	return mine != nil && *mine != "" && *mine != epoch
 }
 
-// bind asks for which session a service is, before it is served: a session's own
-// tools are never those of the next session of its name.
-func (h *Host) bind(ctx context.Context, s *service) error {
-	if s.Session == "" {
-		return nil
+// bind asks for which session of its name a service is, before it is served: a
+// session's own tools are never those of the next session of its name.
+func (h *Host) bind(ctx context.Context, session subjects.SessionID, t *tenure) (epoch string, err error) {
+	if t == nil {
+		return "", nil
 	}
-	if s.tenure == nil {
-		s.tenure = &tenure{}
+	if known := t.epoch.Load(); known != nil {
+		return *known, nil
 	}
-	for _, t := range s.routes {
-		if t.tenure == nil {
-			t.tenure = s.tenure
-		}
-	}
-	if s.tenure.epoch.Load() != nil {
-		return nil
-	}
-	epoch, err := h.lookups.find(ctx, s.Session)
+	epoch, err = h.lookups.find(ctx, session)
 	if err == nil {
-		s.tenure.epoch.Store(&epoch)
+		t.epoch.Store(&epoch)
 	}
-	return err
+	return epoch, err
 }
 
 // current returns the service of a key, nil if it is of a session that is over;
@@ -255,28 +247,23 @@ func (h *Host) followSessions() {
 
 func (h *Host) followService(s *service) {
 	epoch := s.tenure.epoch.Load()
-	if epoch == nil || h.seen(s.Session, *epoch) {
+	if epoch == nil || h.seen(s.key.session, *epoch) {
 		return
 	}
 	if *epoch == "" {
 		// Somebody has created the session in which the tools were served before.
-		if now, err := h.lookups.find(h.base, s.Session); err == nil && now != "" {
+		if now, err := h.lookups.find(h.base, s.key.session); err == nil && now != "" {
 			s.tenure.epoch.Store(&now)
-			h.lease.again(s)
+			h.records.again(s.key)
 		}
 		return
 	}
-	if !h.over(s.Session, *epoch) {
+	if !h.over(s.key.session, *epoch) {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	key := serviceKey{session: s.Session}
-	if now := h.services[key]; now == nil || now.tenure != s.tenure {
-		return
-	}
-	h.log.Info("a session has ended: its tools are served no more", slog.String("session", string(s.Session)))
-	if err := h.withdraw(h.base, key); err != nil {
-		h.log.Warn("the tools of a session that has ended are still in the registry", slog.String("session", string(s.Session)), slog.String("error", err.Error()))
+	h.log.Info("a session has ended: its tools are served no more", slog.String("session", string(s.key.session)))
+	same := func(now *service) bool { return now.tenure == s.tenure }
+	if err := h.withdraw(h.base, s.key, same); err != nil {
+		h.log.Warn("the broker has not confirmed it", slog.String("session", string(s.key.session)), slog.String("error", err.Error()))
 	}
 }

@@ -2,11 +2,9 @@ package host
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,7 +19,6 @@ import (
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 const (
@@ -46,6 +43,7 @@ type Host struct {
 	replayer *chunks.Replayer
 	routes   routes
 	lease    lease
+	records  records
 	standing standing
 	lookups  *lookups
 	followed *registry.Sessions // of a host that was given no Sessions; else nil
@@ -95,57 +93,6 @@ const (
 	stateStopped
 )
 
-// serviceKey names what is published and withdrawn as one: an index, or a
-// session's own tools.
-type serviceKey struct {
-	index   subjects.IndexName
-	session subjects.SessionID
-}
-
-// service is one published [Service].
-type service struct {
-	Service
-	routes map[routeKey]*served
-	subs   map[routeKey]*nats.Subscription
-}
-
-// Service is what a host offers under one name: an index at one revision, or
-// the own tools of a session.
-type Service struct {
-	// Index is the index's name; empty for a session's own tools.
-	Index subjects.IndexName
-	// Session limits the service to one session; empty means all, which only an
-	// index can be.
-	Session  subjects.SessionID
-	Revision string
-	// Claim is the source that the index's name is claimed for in the registry;
-	// a name that another source has is refused. Empty claims nothing: whoever
-	// installed the index has.
-	Claim string
-	Tools []Tool
-	// Unavailable are tools that are known and not served.
-	Unavailable []Unavailable
-
-	tenure *tenure // of Session; nil before it is served
-}
-
-// Tool is one tool of a [Service].
-type Tool struct {
-	Descriptor *tool.Descriptor
-	Handler    Handler
-	// Notice is what callers have to expect of the tool for a while, for people.
-	// It is served all the same. Defaults to nothing.
-	Notice string
-}
-
-// Unavailable is a tool that is declared and not served, with the reason.
-type Unavailable struct {
-	ID     subjects.ToolID
-	Reason string
-	// Descriptor is what is known of it all the same; nil: nothing.
-	Descriptor *tool.Descriptor
-}
-
 // New makes a host on a connection, made with [client.ConnectOptions] or any
 // other. Nothing is sent before [Host.Start]. The errors are invalid_request
 // for options that cannot be, and unavailable for a closed connection.
@@ -188,6 +135,7 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		h.opts.Sessions = h.followed
 	}
 	h.intake = newIntake(h.receive)
+	h.records.h = h
 	h.base, h.end = context.WithCancelCause(context.Background())
 	return h, nil
 }
@@ -198,342 +146,20 @@ func (h *Host) Node() subjects.NodeID { return h.node }
 // Boot is the id of this start of the node.
 func (h *Host) Boot() subjects.BootID { return h.boot }
 
-// ToolOption adjusts one function of [Host.Handle].
-type ToolOption func(*tool.Descriptor)
-
-// Description is the text that people and models read.
-func Description(text string) ToolOption {
-	return func(d *tool.Descriptor) { d.Description = text }
-}
-
-// Annotate says how the tool behaves. Whether it streams follows from the
-// handler and need not be said.
-func Annotate(a tool.Annotations) ToolOption {
-	return func(d *tool.Descriptor) {
-		a.Streaming = a.Streaming || d.Annotations.Streaming
-		d.Annotations = a
-	}
-}
-
-// Schema sets the input and output schema of a handler that has no Go types, or
-// whose types do not say them; nil leaves one as it is.
-func Schema(input, output json.RawMessage) ToolOption {
-	return func(d *tool.Descriptor) {
-		if input != nil {
-			d.InputSchema = input
-		}
-		if output != nil {
-			d.OutputSchema = output
-		}
-	}
-}
-
-// Metadata is the author's own JSON object, passed through.
-func Metadata(object json.RawMessage) ToolOption {
-	return func(d *tool.Descriptor) { d.Metadata = object }
-}
-
-// Handle registers a function under the index or session of the options; an
-// empty name becomes a generated one (tool_<uuid>). It returns the full id. The
-// same name again replaces the function. Before Start the function waits for
-// it; afterwards it is served when Handle returns. The errors are invalid_request
-// for a name or a function that cannot be served, a type without a schema
-// included, or an index that somebody else has, and unavailable without a
-// connection.
-func (h *Host) Handle(name string, handler Handler, opts ...ToolOption) (subjects.ToolID, error) {
-	return h.HandleIn(h.opts.Index, h.opts.Session, name, handler, opts...)
-}
-
-// takesObject reports whether a schema's type, if it has one, can be an object.
-func takesObject(schema json.RawMessage) bool {
-	var root struct {
-		Type any `json:"type"`
-	}
-	if json.Unmarshal(schema, &root) != nil {
-		return true // what is wrong with it is said when it is compiled
-	}
-	switch t := root.Type.(type) {
-	case string:
-		return t == "object"
-	case []any:
-		return slices.Contains(t, any("object"))
-	}
-	return true
-}
-
-// HandleIn is [Host.Handle] for an index or session of one's own choice: one of
-// them is empty.
-func (h *Host) HandleIn(index subjects.IndexName, session subjects.SessionID, name string, handler Handler, opts ...ToolOption) (subjects.ToolID, error) {
-	if name == "" {
-		name = "tool_" + uuid.NewString()
-	}
-	if handler == nil {
-		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "function %q has no handler", name)
-	}
-	d := tool.Descriptor{Source: tool.SourceGo}
-	var noInput, noOutput error
-	if t, ok := handler.(described); ok {
-		d, noInput, noOutput = t.describe()
-	}
-	d.Name = name
-	switch {
-	case index != "":
-		d.ID = subjects.ToolID(string(index) + "." + name)
-		d.Index = &tool.IndexRef{Name: index, Revision: h.opts.Revision}
-	case session != "":
-		d.ID = subjects.ToolID(name)
-		if _, dotted := d.ID.Index(); dotted {
-			return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%q has a dot: a session's own tool has one name", name)
-		}
-	default:
-		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "host.Options has neither Index nor Session: functions need one of them to be called by")
-	}
-	for _, opt := range opts {
-		opt(&d)
-	}
-	if noInput != nil && d.InputSchema == nil {
-		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the arguments of %q: %w", name, noInput)
-	}
-	if noOutput != nil && d.OutputSchema == nil {
-		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the result of %q: %w", name, noOutput)
-	}
-	if err := d.Check(); err != nil {
-		return "", err
-	}
-	if !takesObject(d.InputSchema) {
-		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest,
-			"the arguments of %q are not an object, which arguments are: take a struct or a map", name)
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	next := Service{Index: index, Session: session, Revision: h.opts.Revision}
-	if index != "" {
-		next.Claim = registry.ServiceSource + string(index)
-	}
-	if old := h.current(serviceKey{index, session}); old != nil {
-		next = old.Service
-		next.Tools = nil
-		for _, t := range old.Tools {
-			if t.Descriptor.ID != d.ID {
-				next.Tools = append(next.Tools, t)
-			}
-		}
-	}
-	next.Tools = append(next.Tools, Tool{Descriptor: &d, Handler: handler})
-	return d.ID, h.publish(h.base, next)
-}
-
-// Publish offers a service, or replaces the one of the same index and session:
-// tools that stay are never without a server in between. When it returns, the
-// node's connection has told the broker; the registry follows. The errors are
-// invalid_request for a descriptor that cannot be served and unavailable
-// without a connection.
-func (h *Host) Publish(ctx context.Context, s Service) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.publish(ctx, s)
-}
-
-// publish does the work of Publish; h.mu is held.
-func (h *Host) publish(ctx context.Context, s Service) error {
-	if h.state == stateStopped || h.draining.Load() {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the host has stopped")
-	}
-	key := serviceKey{s.Index, s.Session}
-	next := &service{Service: s, routes: make(map[routeKey]*served), subs: make(map[routeKey]*nats.Subscription)}
-	identity := codec.NewIdentity(h.node, h.boot, s.Revision)
-	for _, t := range s.Tools {
-		v, err := tool.Compile(t.Descriptor.InputSchema)
-		if err != nil {
-			return err
-		}
-		wire, err := subjects.WireTool(t.Descriptor.ID)
-		if err != nil {
-			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
-		}
-		next.routes[routeKey{subjects.WireName(s.Session), wire}] = &served{
-			descriptor: t.Descriptor, validator: v, handler: t.Handler, identity: identity, session: s.Session,
-		}
-	}
-	var before map[routeKey]*served
-	old := h.services[key]
-	if old != nil {
-		before = old.routes
-	}
-	if h.state == stateNew {
-		if old != nil {
-			next.subs = old.subs
-		}
-		h.services[key] = next
-		return nil
-	}
-	if err := h.activate(ctx, next, old, before); err != nil {
-		return err
-	}
-	h.services[key] = next
-	return nil
-}
-
-// activate subscribes what a service adds and lets go what it no longer has.
-func (h *Host) activate(ctx context.Context, next, old *service, before map[routeKey]*served) error {
-	if err := h.claim(ctx, next.Service); err != nil {
-		return err
-	}
-	if err := h.bind(ctx, next); err != nil {
-		h.log.Warn("the session of the tools is not known yet", slog.String("session", string(next.Session)), slog.String("error", err.Error()))
-	}
-	gone := make(map[routeKey]*served)
-	for k, t := range before {
-		if next.routes[k] == nil {
-			gone[k] = t
-		}
-	}
-	h.routes.swap(next.routes, nil)
-	for k := range next.routes {
-		if old != nil && old.subs[k] != nil {
-			next.subs[k] = old.subs[k]
-			continue
-		}
-		sub, err := h.subscribe(k)
-		if err != nil {
-			return err
-		}
-		next.subs[k] = sub
-	}
-	if err := h.flush(ctx); err != nil {
-		return err
-	}
-	for k, t := range gone {
-		t.withdrawn.Store(true)
-		if old != nil && old.subs[k] != nil {
-			h.retire(old.subs[k], k, t)
-		}
-	}
-	h.lease.record(ctx, next, old)
-	return nil
-}
-
-// claim makes the index's name the service's own, and refuses one that is
-// somebody else's. Where the registry cannot be reached it is tried again with
-// what else has to be written.
-func (h *Host) claim(ctx context.Context, s Service) error {
-	err := h.lease.claim(ctx, s)
-	if err != nil && toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
-		h.log.Warn("the index's name is not claimed yet", slog.String("index", string(s.Index)), slog.String("error", err.Error()))
-		return nil
-	}
-	return err
-}
-
-func (h *Host) subscribe(k routeKey) (*nats.Subscription, error) {
-	var subject string
-	var err error
-	if k.session == "" {
-		subject, err = subjects.ToolAnySession(k.tool)
-	} else {
-		subject, err = subjects.Tool(k.session, k.tool)
-	}
-	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
-	}
-	sub, err := h.bus.Conn().ChanQueueSubscribe(subject, subjects.QueueGroup, h.intake.requests)
-	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q cannot be offered: %w", k.tool, err)
-	}
-	return sub, nil
-}
-
-// retiredRoute is a tool that is no longer offered. What the broker has already
-// sent is still served, so its route stays for a while.
-type retiredRoute struct {
-	key  routeKey
-	tool *served
-	at   atomic.Int64 // when its subscription was drained, unix ns; 0 = not yet
-}
-
-// retire drains one tool's subscription; h.mu is held.
-func (h *Host) retire(sub *nats.Subscription, k routeKey, t *served) {
-	r := &retiredRoute{key: k, tool: t}
-	h.retired = append(h.retired, r)
-	sub.SetClosedHandler(func(string) { r.at.Store(time.Now().UnixNano()) })
-	if err := sub.Drain(); err != nil {
-		r.at.Store(time.Now().UnixNano())
-	}
-}
-
-// sweepRoutes takes the routes of retired tools away.
-func (h *Host) sweepRoutes(now time.Time) {
-	if !h.mu.TryLock() {
-		return // something is being published: next time
-	}
-	defer h.mu.Unlock()
-	kept := h.retired[:0]
-	for _, r := range h.retired {
-		if at := r.at.Load(); at == 0 || now.UnixNano()-at < int64(retireAfter) {
-			kept = append(kept, r)
-			continue
-		}
-		h.routes.swap(nil, map[routeKey]*served{r.key: r.tool})
-	}
-	clear(h.retired[len(kept):])
-	h.retired = kept
-}
-
-// flush makes sure that the broker knows the subscriptions. Without a
-// connection there is nothing to wait for: they are sent with the next one.
-func (h *Host) flush(ctx context.Context) error {
-	if !h.bus.Connected() {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	if err := h.bus.Ping(ctx); err != nil && h.bus.Connected() {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the broker did not confirm the subscriptions: %w", err)
-	}
-	return nil
-}
-
-// Withdraw takes a service back. Requests that have reached the node are still
-// served.
-func (h *Host) Withdraw(ctx context.Context, index subjects.IndexName, session subjects.SessionID) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.withdraw(ctx, serviceKey{index, session})
-}
-
-// withdraw does the work of Withdraw; h.mu is held.
-func (h *Host) withdraw(ctx context.Context, key serviceKey) error {
-	s := h.services[key]
-	if s == nil {
-		return nil
-	}
-	delete(h.services, key)
-	h.lease.withdraw(ctx, s)
-	for k, t := range s.routes {
-		t.withdrawn.Store(true)
-		if sub := s.subs[k]; sub != nil {
-			h.retire(sub, k, t)
-		}
-	}
-	return h.flush(ctx)
-}
-
-// Services lists what is published.
-func (h *Host) Services() []Service {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	all := make([]Service, 0, len(h.services))
-	for _, s := range h.services {
-		all = append(all, s.Service)
-	}
-	return all
-}
-
 // Start makes the process a node: it takes the lease, subscribes, and beats its
 // heart. It refuses where another live process has the node's id, and where a
 // stream stores the requests of tools. Without JetStream it serves unary calls
 // and catches up when JetStream is there.
 func (h *Host) Start(ctx context.Context) error {
+	if err := h.start(ctx); err != nil {
+		return err
+	}
+	h.settle(ctx)
+	return nil
+}
+
+// start is Start without what is written of the tools.
+func (h *Host) start(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.state != stateNew || h.draining.Load() {
@@ -596,9 +222,15 @@ func (h *Host) open(ctx context.Context) error {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subjects.AllReplay, err)
 	}
 	for _, s := range h.services {
-		if err := h.activate(ctx, s, nil, nil); err != nil {
+		if err := h.claim(ctx, s); err != nil {
 			return err
 		}
+		for _, o := range s.tools {
+			if err := h.offer(o, nil); err != nil {
+				return err
+			}
+		}
+		h.records.replace(s)
 	}
 	if h.opts.Service != "-" {
 		h.micro, err = h.bus.StartService(bus.ServiceConfig{
@@ -642,9 +274,7 @@ func (h *Host) Stats() Stats {
 	if h.opts.Queued != nil {
 		s.Queued = h.opts.Queued()
 	}
-	if table := h.routes.table.Load(); table != nil {
-		s.Tools = len(*table)
-	}
+	s.Tools = h.routes.count()
 	return s
 }
 

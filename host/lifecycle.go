@@ -157,8 +157,8 @@ func (h *Host) drain(ctx context.Context) error {
 	serving := h.state != stateNew
 	var subs []*nats.Subscription
 	for _, s := range h.services {
-		for _, sub := range s.subs {
-			subs = append(subs, sub)
+		for _, o := range s.tools {
+			subs = append(subs, o.sub)
 		}
 	}
 	h.mu.Unlock()
@@ -275,9 +275,11 @@ func (h *Host) closeSubscriptions() {
 	}
 	h.directed, h.replaySub = nil, nil
 	for _, s := range h.services {
-		for _, sub := range s.subs {
-			_ = sub.Unsubscribe()
+		for _, o := range s.tools {
+			if o.sub != nil {
+				_ = o.sub.Unsubscribe()
+				o.sub = nil
+			}
 		}
-		s.subs = make(map[routeKey]*nats.Subscription)
 	}
 }

@@ -40,8 +40,9 @@ type Options struct {
 	// Version is the version of the program, for people. Defaults to none.
 	Version string
 	// Slots is how many calls the node runs at once; more are answered busy. Calls
-	// that tools make have as many slots of their own for each depth, so that a
-	// tool never waits for the slot that it holds itself. Defaults to DefaultSlots.
+	// that tools make have as many places of their own, and one more for each depth,
+	// so that a tool never waits for the slot that it holds itself: the node runs at
+	// most 2*Slots+MaxDepth calls. Defaults to DefaultSlots.
 	Slots int
 	// MaxTimeout bounds calls of tools that declare no timeout. Defaults to
 	// DefaultMaxTimeout.

@@ -2,7 +2,6 @@ package host
 
 import (
 	"sync"
-	"sync/atomic"
 
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -14,44 +13,44 @@ type routeKey struct {
 	tool    subjects.ToolID
 }
 
-// routes is what the host serves, read on every call and changed rarely: a
-// change copies the map.
+// routes is what the host serves, read on every call and changed rarely.
 type routes struct {
-	mu    sync.Mutex // serialises changes
-	table atomic.Pointer[map[routeKey]*served]
+	mu    sync.RWMutex
+	table map[routeKey]*served
 }
 
 // find returns the tool of a request, whose names are as [subjects.Parse] gives
 // them, or nil.
 func (r *routes) find(session subjects.SessionID, id subjects.ToolID) *served {
-	table := r.table.Load()
-	if table == nil {
-		return nil
-	}
-	if t := (*table)[routeKey{"", id}]; t != nil {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if t := r.table[routeKey{"", id}]; t != nil {
 		return t
 	}
-	return (*table)[routeKey{session, id}]
+	return r.table[routeKey{session, id}]
 }
 
-// swap puts tools in place and takes gone away, if they are still what serves
-// their name.
-func (r *routes) swap(put map[routeKey]*served, gone map[routeKey]*served) {
+func (r *routes) count() int {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return len(r.table)
+}
+
+// put has a tool serve a name.
+func (r *routes) put(k routeKey, t *served) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	next := make(map[routeKey]*served)
-	if table := r.table.Load(); table != nil {
-		for k, t := range *table {
-			next[k] = t
-		}
+	if r.table == nil {
+		r.table = make(map[routeKey]*served)
 	}
-	for k, t := range gone {
-		if next[k] == t {
-			delete(next, k)
-		}
+	r.table[k] = t
+}
+
+// drop takes a name away, if the tool still serves it.
+func (r *routes) drop(k routeKey, t *served) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.table[k] == t {
+		delete(r.table, k)
 	}
-	for k, t := range put {
-		next[k] = t
-	}
-	r.table.Store(&next)
 }

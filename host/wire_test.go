@@ -469,6 +469,45 @@ func TestBudgets(t *testing.T) {
 	wait(t, "end", r.gate("deaf").ended)
 }
 
+// Whatever depths its callers tell, a node runs its slots, as many nested calls and
+// one more for each depth.
+func TestDepthIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	const slots, each = 2, 4
+	r := newRig(t, &rigOptions{host: host.Options{Slots: slots}})
+	in := r.inbox()
+	send := func(depth int) {
+		r.send(in, "tools.default.desk.hold", `{"key":"deep"}`, "Mesh-Depth", strconv.Itoa(depth))
+	}
+	for range slots {
+		send(0)
+		wait(t, "start", r.gate("deep").started)
+	}
+	for depth := range host.DefaultMaxDepth + 1 {
+		for range each {
+			send(depth)
+		}
+	}
+	const run = slots + slots + host.DefaultMaxDepth
+	for range slots + each*(host.DefaultMaxDepth+1) - run {
+		if a := in.next(); a.code() != "busy" || a.Error.Details["limit"] != host.LimitSlots || a.Error.started() != "false" {
+			t.Errorf("one call too many: %s", a.Data)
+		}
+	}
+	for range run - slots {
+		wait(t, "start", r.gate("deep").started)
+	}
+	close(r.gate("deep").release)
+	for range run {
+		if a := in.next(); string(a.Data) != `"released deep"` {
+			t.Errorf("a call that runs: %s", a.Data)
+		}
+	}
+	if n := r.ran("deep"); n != run {
+		t.Errorf("%d calls ran, want %d", n, run)
+	}
+}
+
 // Calls that go round in a circle end at the limit, whoever counts them.
 func TestDepthIsLimited(t *testing.T) {
 	t.Parallel()

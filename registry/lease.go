@@ -255,7 +255,8 @@ func (l *Lease) Update(ctx context.Context, change func(*NodeRecord)) error {
 // Publish writes what the node serves of one index, or one tool of a session,
 // and keeps it written until [Lease.Withdraw] or [Lease.Release]. Node and Boot
 // are set to the lease's. After an error it is still kept: it is written when the
-// broker answers.
+// broker answers. What the broker takes no message for is payload_too_large, and is
+// not kept.
 func (l *Lease) Publish(ctx context.Context, r ToolsRecord) error {
 	r.Node, r.Boot = l.self()
 	key, err := r.Key()
@@ -279,6 +280,9 @@ func (l *Lease) Publish(ctx context.Context, r ToolsRecord) error {
 	if _, err := l.bus.Put(ctx, p.key, p.data, 0); err != nil {
 		l.mu.Lock()
 		l.verify = true
+		if toolmesh.CodeOf(err) == toolmesh.CodePayloadTooLarge {
+			delete(l.tools, key)
+		}
 		l.mu.Unlock()
 		return fmt.Errorf("publish what node %q serves: %w", r.Node, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -498,5 +499,91 @@ func TestSessionsExpire(t *testing.T) {
 	meshtest.Until(t, "they expire", func() bool { _, ok := v.Session("chat 1"); return !ok && len(v.Sessions()) == 0 })
 	if err := store.DeleteSession(t.Context(), "chat 1"); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A name that many sessions have is found taken, or free for one more, by reading as
+// little as for a name that one has.
+func TestAClaimOfThousandsOfSessions(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	nc := s.Connect(t)
+	store := registry.NewStore(open(t, nc), nil)
+	claim := func(source, session string) error {
+		return store.ClaimIndex(t.Context(), registry.IndexRecord{Name: "weather", Source: source, Session: subjects.SessionID(session)})
+	}
+	read := func(session string) uint64 {
+		t.Helper()
+		before := nc.Stats().InMsgs
+		if err := claim("a", session); err != nil {
+			t.Fatalf("one more session: %v", err)
+		}
+		return nc.Stats().InMsgs - before
+	}
+	if err := claim("a", "first"); err != nil {
+		t.Fatal(err)
+	}
+	few := read("second")
+	for i := range 2_000 {
+		key := bus.Key{Bucket: subjects.BucketIndexes, Name: "weather." + name(i)}
+		if _, err := b.Put(t.Context(), key, fmt.Appendf(nil, `{"name":"weather","source":"a","session":%q}`, name(i)), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if many := read("third"); many > 2*few {
+		t.Errorf("a claim among 2,000 read %d messages, among two %d", many, few)
+	}
+	if many := read(name(700)); many > 2*few {
+		t.Errorf("a claim that was there read %d messages, one among two %d", many, few)
+	}
+	// The first ones end: their marks are in the way for a while.
+	for _, session := range []string{"first", "second", name(0), name(1), name(2)} {
+		if err := store.DeleteIndex(t.Context(), "weather", subjects.SessionID(session)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, refused := range []registry.IndexRecord{
+		{Name: "weather", Source: "b", Session: "other"}, {Name: "weather", Source: "b", Session: "n9"},
+		{Name: "weather", Source: "a"}, {Name: "weather", Source: "b"},
+	} {
+		wantCode(t, store.CheckClaim(t.Context(), refused), toolmesh.CodeInvalidRequest)
+		wantCode(t, store.ClaimIndex(t.Context(), refused), toolmesh.CodeInvalidRequest)
+	}
+	if err := claim("a", "first"); err != nil {
+		t.Fatalf("a session that comes back: %v", err)
+	}
+}
+
+// Claims of one name for several sessions at once: one source has it in the end.
+func TestSessionsClaimAtOnce(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	const n = 6
+	results := make(chan error, n)
+	for i := range n {
+		store := registry.NewStore(open(t, s.Connect(t)), nil)
+		go func() {
+			results <- store.ClaimIndex(t.Context(), registry.IndexRecord{Name: "x", Source: name(i % 2), Session: subjects.SessionID(name(i))})
+		}()
+	}
+	for range n {
+		if err := receive(t, results, "claim"); err != nil {
+			wantCode(t, err, toolmesh.CodeInvalidRequest)
+		}
+	}
+	sources := make(map[string]bool)
+	for m, err := range b.Read(t.Context(), bus.Query{Stream: subjects.KVStream(subjects.BucketIndexes), Subject: subjects.KVAll(subjects.BucketIndexes)}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		var r registry.IndexRecord
+		if !bus.Gone(m.Header) && json.Unmarshal(m.Data, &r) == nil {
+			sources[r.Source] = true
+		}
+	}
+	if len(sources) != 1 {
+		t.Errorf("the name belongs to %v", sources)
 	}
 }

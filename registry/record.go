@@ -69,7 +69,8 @@ type ToolRoute struct {
 	ParallelSafe bool   `json:"parallel_safe,omitempty"`
 }
 
-// ToolsRecord is what a node serves of one index, or one tool of a session.
+// ToolsRecord is what a node serves of one index or a part of that, or one tool of a
+// session. Each part stands for itself: a reader takes those that are there.
 type ToolsRecord struct {
 	Node subjects.NodeID `json:"node"`
 	// Boot is the boot that serves them: records of another one than the lease's
@@ -84,11 +85,13 @@ type ToolsRecord struct {
 	Index    subjects.IndexName `json:"index,omitempty"`
 	Revision string             `json:"revision,omitempty"`
 	Tools    []ToolRoute        `json:"tools"`
+	// Part is the number of the part; only the key says it.
+	Part int `json:"-"`
 }
 
 // Key is where the record is kept.
 func (r *ToolsRecord) Key() (subjects.ToolsKey, error) {
-	k := subjects.ToolsKey{Node: r.Node, Session: r.Session, Index: r.Index}
+	k := subjects.ToolsKey{Node: r.Node, Session: r.Session, Index: r.Index, Part: r.Part}
 	if r.Index == "" {
 		if len(r.Tools) != 1 {
 			return k, toolmesh.Errorf(toolmesh.CodeInvalidRequest,

@@ -114,11 +114,11 @@ func publish(t testing.TB, store *registry.Store, l *registry.Lease, index subje
 			ID: subjects.ToolID(id), Name: subjects.ToolID(id).Local(), Description: "Does " + id,
 			InputSchema: json.RawMessage(`{"type":"object","properties":{"x":{"type":"integer"}}}`), Source: tool.SourceGo,
 		}
-		digest, err := store.PutDescriptor(t.Context(), d)
+		digests, err := store.PutDescriptors(t.Context(), d)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.Tools = append(r.Tools, registry.ToolRoute{ID: d.ID, Digest: digest, Idempotent: true})
+		r.Tools = append(r.Tools, registry.ToolRoute{ID: d.ID, Digest: digests[0], Idempotent: true})
 	}
 	if err := l.Publish(t.Context(), r); err != nil {
 		t.Fatal(err)

@@ -49,7 +49,10 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 	var r Route
 	var best route
 	reason, notice, noticed := "", "", 0
-	for _, one := range routes {
+	for i, one := range routes {
+		if i+1 < len(routes) && routes[i+1].entry.key.Node == one.entry.key.Node {
+			continue // the node has moved it to another part since
+		}
 		n := v.nodes[one.entry.key.Node]
 		can := v.callable(n, now) && n.record.Boot == one.entry.record.Boot
 		if can && one.tool.State == ToolUnavailable {

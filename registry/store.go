@@ -6,9 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
@@ -46,25 +49,45 @@ func NewStore(b *bus.Bus, options *StoreOptions) *Store {
 	return &Store{bus: b, cache: descriptorCache{limit: o.CacheBytes, items: make(map[string]*list.Element)}}
 }
 
-// PutDescriptor stores a descriptor under its digest, which it returns. One that
-// is there already is left alone.
-func (s *Store) PutDescriptor(ctx context.Context, d *tool.Descriptor) (digest string, err error) {
-	if digest, err = d.Digest(); err != nil {
-		return "", err
+// PutDescriptors stores descriptors under their digests, which it returns in order.
+// One that is there already is left alone.
+func (s *Store) PutDescriptors(ctx context.Context, all ...*tool.Descriptor) (digests []string, err error) {
+	digests = make([]string, len(all))
+	for i, d := range all {
+		if digests[i], err = d.Digest(); err != nil {
+			return nil, err
+		}
 	}
-	if s.cache.get(digest) != nil {
-		return digest, nil
+	there := make(map[string]*tool.Descriptor)
+	if len(all) > 1 { // one read spares a write for each that is there
+		if there, err = s.Descriptors(ctx, digests); err != nil {
+			return nil, err
+		}
 	}
+	var puts errgroup.Group
+	puts.SetLimit(putsAtOnce)
+	for i, d := range all {
+		if digest := digests[i]; there[digest] == nil && s.cache.get(digest) == nil {
+			puts.Go(func() error { return s.putDescriptor(ctx, digest, d) })
+		}
+	}
+	return digests, puts.Wait()
+}
+
+// putsAtOnce is how many descriptors are on their way at once.
+const putsAtOnce = 16
+
+func (s *Store) putDescriptor(ctx context.Context, digest string, d *tool.Descriptor) error {
 	data, err := d.Encode()
 	if err != nil {
-		return "", err
+		return err
 	}
 	key := bus.Key{Bucket: subjects.BucketSchemas, Name: digest}
 	if _, err := s.bus.Create(ctx, key, data, 0); err != nil && !errors.Is(err, bus.ErrConflict) {
-		return "", fmt.Errorf("publish the descriptor of tool %q: %w", d.ID, err)
+		return fmt.Errorf("publish the descriptor of tool %q: %w", d.ID, err)
 	}
 	s.cache.put(digest, d, len(data))
-	return digest, nil
+	return nil
 }
 
 // Descriptor returns the descriptor of a digest, from the cache if it was read
@@ -146,22 +169,9 @@ func (s *Store) ClaimIndex(ctx context.Context, r IndexRecord) error {
 	}
 	key := bus.Key{Bucket: subjects.BucketIndexes, Name: name}
 	for range claimAttempts {
-		claims, err := s.claims(ctx, r.Name)
+		revision, err := s.free(ctx, r)
 		if err != nil {
 			return err
-		}
-		var revision uint64
-		for _, c := range claims {
-			switch {
-			case c.record.State == IndexRemoved:
-				if c.record.Session == r.Session {
-					revision = c.revision
-				}
-			case conflict(r, c.record):
-				return claimed(r, c.record)
-			case c.record.Session == r.Session:
-				revision = c.revision
-			}
 		}
 		if revision == 0 {
 			revision, err = s.bus.Create(ctx, key, data, 0)
@@ -189,21 +199,15 @@ const (
 	claimPause    = 20 * time.Millisecond
 )
 
-// conflict reports whether two records cannot both have their name: it belongs to
-// one source, for the whole mesh or for sessions.
-func conflict(a, b IndexRecord) bool {
-	return a.Source != b.Source || (a.Session == "") != (b.Session == "")
-}
-
 // confirmClaim looks once more: claims of two sessions, or of one and the whole
 // mesh, are two keys, so both may have been written at once. The earlier one stays.
 func (s *Store) confirmClaim(ctx context.Context, r IndexRecord, key bus.Key, revision uint64) error {
-	claims, err := s.claims(ctx, r.Name)
+	claims, err := s.claims(ctx, r)
 	if err != nil {
 		return err
 	}
 	for _, c := range claims {
-		if c.record.State == IndexRemoved || !conflict(r, c.record) || c.revision >= revision {
+		if !c.conflicts(r) || c.revision >= revision {
 			continue
 		}
 		if err := s.bus.Delete(ctx, key, revision); err != nil && !errors.Is(err, bus.ErrConflict) {
@@ -217,16 +221,26 @@ func (s *Store) confirmClaim(ctx context.Context, r IndexRecord, key bus.Key, re
 // CheckClaim returns the error that [Store.ClaimIndex] would refuse a record with,
 // as far as it can be known now, so that no work is done for one in vain.
 func (s *Store) CheckClaim(ctx context.Context, r IndexRecord) error {
-	claims, err := s.claims(ctx, r.Name)
+	_, err := s.free(ctx, r)
+	return err
+}
+
+// free returns the revision of the record that a claim replaces, 0 if there is none,
+// or why its name cannot be had.
+func (s *Store) free(ctx context.Context, r IndexRecord) (revision uint64, err error) {
+	claims, err := s.claims(ctx, r)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	for _, c := range claims {
-		if c.record.State != IndexRemoved && conflict(r, c.record) {
-			return claimed(r, c.record)
+		if c.conflicts(r) {
+			return 0, claimed(r, c.record)
+		}
+		if c.record.Session == r.Session {
+			revision = c.revision
 		}
 	}
-	return nil
+	return revision, nil
 }
 
 func claimed(wanted, has IndexRecord) error {
@@ -248,28 +262,48 @@ type claim struct {
 	revision uint64
 }
 
-// claims returns every record of an index name.
-func (s *Store) claims(ctx context.Context, name subjects.IndexName) ([]claim, error) {
-	key, err := subjects.IndexKey(name, "")
+// conflicts reports whether two records cannot both have their name: it belongs to
+// one source, for the whole mesh or for sessions.
+func (c claim) conflicts(r IndexRecord) bool {
+	return c.record.State != IndexRemoved && (c.record.Source != r.Source || (c.record.Session == "") != (r.Session == ""))
+}
+
+// claims returns what decides about a claim: the record that it replaces, the one for
+// the whole mesh, and the first that stands of those private to sessions. It speaks
+// for them all, as they are of one source: there may be one for each session.
+func (s *Store) claims(ctx context.Context, r IndexRecord) ([]claim, error) {
+	name, err := subjects.IndexKey(r.Name, "")
 	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", name, err)
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", r.Name, err)
 	}
-	q := bus.Query{Stream: subjects.KVStream(subjects.BucketIndexes), Last: []string{
-		subjects.KVSubject(subjects.BucketIndexes, key), subjects.KVSubject(subjects.BucketIndexes, key+".*"),
-	}}
+	own, err := subjects.IndexKey(r.Name, r.Session)
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", r.Name, err)
+	}
+	stream := subjects.KVStream(subjects.BucketIndexes)
+	subject := func(key string) string { return subjects.KVSubject(subjects.BucketIndexes, key) }
 	var all []claim
-	for m, err := range s.bus.Read(ctx, q) {
-		if err != nil {
-			return nil, fmt.Errorf("read index %q: %w", name, err)
+	for _, q := range []bus.Query{
+		{Stream: stream, Last: slices.Compact([]string{subject(name), subject(own)})},
+		// Before those that stand there may be marks of sessions that have just ended.
+		{Stream: stream, Subject: subject(name + ".*"), First: 2},
+	} {
+		for m, err := range s.bus.Read(ctx, q) {
+			if err != nil {
+				return nil, fmt.Errorf("read index %q: %w", r.Name, err)
+			}
+			if bus.Gone(m.Header) {
+				continue
+			}
+			c := claim{revision: m.Seq}
+			if err := json.Unmarshal(m.Data, &c.record); err != nil {
+				return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the record of index %q is not readable: %w", r.Name, err)
+			}
+			all = append(all, c)
+			if q.Subject != "" && c.record.State != IndexRemoved {
+				break
+			}
 		}
-		if bus.Gone(m.Header) {
-			continue
-		}
-		c := claim{revision: m.Seq}
-		if err := json.Unmarshal(m.Data, &c.record); err != nil {
-			return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the record of index %q is not readable: %w", name, err)
-		}
-		all = append(all, c)
 	}
 	return all, nil
 }

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -10,9 +11,9 @@ import (
 // table is the routes of all records: which node's record names which tool. It
 // knows nothing of leases and heartbeats, and is not safe for concurrent use.
 type table struct {
-	records map[string]*toolsEntry             // by key in MESH_TOOLS
-	scopes  map[subjects.SessionID]*scope      // "" = tools for every session
-	byNode  map[subjects.NodeID]map[string]int // keys of one node, and how many tools each has
+	records map[string]*toolsEntry              // by key in MESH_TOOLS
+	scopes  map[subjects.SessionID]*scope       // "" = tools for every session
+	byNode  map[subjects.NodeID]map[string]bool // keys of one node
 }
 
 // toolsEntry is one record with its revision.
@@ -24,7 +25,7 @@ type toolsEntry struct {
 
 // scope is the tools of one session, or those for every session.
 type scope struct {
-	tools  map[subjects.ToolID][]route
+	tools  map[subjects.ToolID][]route         // by node, then revision
 	suffix map[string][]subjects.ToolID        // ids by each of their proper suffixes, sorted
 	hashed map[subjects.ToolID]subjects.ToolID // ids as they travel, where that is not as they are: names too long for a token
 	sorted []subjects.ToolID                   // nil when it has to be made anew
@@ -39,7 +40,7 @@ type route struct {
 func newTable() *table {
 	return &table{
 		records: make(map[string]*toolsEntry), scopes: make(map[subjects.SessionID]*scope),
-		byNode: make(map[subjects.NodeID]map[string]int),
+		byNode: make(map[subjects.NodeID]map[string]bool),
 	}
 }
 
@@ -49,9 +50,9 @@ func (t *table) set(key subjects.ToolsKey, name string, revision uint64, r Tools
 	e := &toolsEntry{key: key, revision: revision, record: r}
 	t.records[name] = e
 	if t.byNode[key.Node] == nil {
-		t.byNode[key.Node] = make(map[string]int)
+		t.byNode[key.Node] = make(map[string]bool)
 	}
-	t.byNode[key.Node][name] = len(r.Tools)
+	t.byNode[key.Node][name] = true
 	s := t.scopes[key.Session]
 	if s == nil {
 		s = &scope{
@@ -65,7 +66,10 @@ func (t *table) set(key subjects.ToolsKey, name string, revision uint64, r Tools
 		if len(s.tools[tool.ID]) == 0 {
 			s.name(tool.ID)
 		}
-		s.tools[tool.ID] = append(s.tools[tool.ID], route{e, tool})
+		at, _ := slices.BinarySearchFunc(s.tools[tool.ID], e, func(r route, e *toolsEntry) int {
+			return cmp.Or(cmp.Compare(r.entry.key.Node, e.key.Node), cmp.Compare(r.entry.revision, e.revision))
+		})
+		s.tools[tool.ID] = slices.Insert(s.tools[tool.ID], at, route{e, tool})
 	}
 }
 

@@ -607,6 +607,7 @@ func (v *View) status(n *nodeEntry, now time.Time) NodeStatus {
 		}
 	}
 	slices.Sort(s.Indexes)
+	s.Indexes = slices.Compact(s.Indexes) // an index of many tools has several records
 	return s
 }
 

@@ -2,6 +2,7 @@ package subjects
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -103,7 +104,13 @@ type ToolsKey struct {
 	Session SessionID
 	Index   IndexName
 	Tool    ToolID
+	// Part tells the records of an index apart whose tools do not fit into one. The
+	// first is 0, which is not written: an index of few tools has that key alone.
+	Part int
 }
+
+// maxPart bounds the number of a part.
+const maxPart = 999_999
 
 // Build returns the key's text.
 func (k ToolsKey) Build() (string, error) {
@@ -131,13 +138,20 @@ func (k ToolsKey) Build() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return node + "." + session + "." + letter + "." + token, nil
+	key := node + "." + session + "." + letter + "." + token
+	switch {
+	case k.Part == 0:
+		return key, nil
+	case k.Part < 0 || k.Part > maxPart || k.Index == "":
+		return "", fmt.Errorf("%w: part %d of a key of %s: an index has parts 0 to %d, a tool has none", ErrInvalid, k.Part, BucketTools, maxPart)
+	}
+	return key + "." + strconv.Itoa(k.Part), nil
 }
 
 // ParseToolsKey reads a key of [ToolsKey.Build].
 func ParseToolsKey(key string) (ToolsKey, error) {
 	parts := strings.Split(key, ".")
-	if len(parts) != 4 || parts[2] != "i" && parts[2] != "t" {
+	if len(parts) != 4 && len(parts) != 5 || parts[2] != "i" && parts[2] != "t" {
 		return ToolsKey{}, fmt.Errorf("%w: key %q of %s", ErrInvalid, key, BucketTools)
 	}
 	node, err := DecodeToken(parts[0])
@@ -161,6 +175,9 @@ func ParseToolsKey(key string) (ToolsKey, error) {
 		k.Index = IndexName(name)
 	} else {
 		k.Tool = ToolID(name)
+	}
+	if len(parts) == 5 {
+		k.Part, _ = strconv.Atoi(parts[4]) // no number: the key that is built is another
 	}
 	if again, err := k.Build(); err != nil || again != key {
 		return ToolsKey{}, fmt.Errorf("%w: key %q of %s", ErrInvalid, key, BucketTools)

@@ -60,6 +60,7 @@ type vectors struct {
 		Session SessionID `json:"session"`
 		Index   IndexName `json:"index"`
 		Tool    ToolID    `json:"tool"`
+		Part    int       `json:"part"`
 		Key     string    `json:"key"`
 	} `json:"tools_keys"`
 	RefusedToolsKeys []refusedKey `json:"refused_tools_keys"`
@@ -271,7 +272,7 @@ func TestVectorsKeys(t *testing.T) {
 	t.Parallel()
 	v := readVectors(t)
 	for _, c := range v.ToolsKeys {
-		want := ToolsKey{Node: c.Node, Session: c.Session, Index: c.Index, Tool: c.Tool}
+		want := ToolsKey{Node: c.Node, Session: c.Session, Index: c.Index, Tool: c.Tool, Part: c.Part}
 		if got, err := want.Build(); err != nil || got != c.Key {
 			t.Errorf("%+v.Build(): got %q, %v, want %q", want, got, err, c.Key)
 		}

@@ -64,6 +64,14 @@ type installLine struct {
 	Warnings []string `json:"warnings"`
 }
 
+// add takes one line more of an install's end: many tools need several.
+func (l *installLine) add(more installLine) {
+	more.Tools = append(l.Tools, more.Tools...)
+	more.Unavailable = append(l.Unavailable, more.Unavailable...)
+	more.Warnings = append(l.Warnings, more.Warnings...)
+	*l = more
+}
+
 func (a *app) installCommand() *cobra.Command {
 	var f installFlags
 	cmd := &cobra.Command{
@@ -87,7 +95,7 @@ private to that session.`,
 	flags.SortFlags = false
 	flags.StringVar(&f.name, "name", "", "`NAME` of the index (default its own wish, else the last part of SOURCE)")
 	flags.StringVar(&f.rev, "rev", "", "revision: a branch, a tag or a commit `REV`; needs git")
-	flags.StringArrayVar(&f.env, "env", nil, "give the tools a declared variable: `K` reads it from your environment, K=V sets it (never for secrets); may be repeated")
+	flags.StringArrayVar(&f.env, "env", nil, "give the tools a variable, declared or not: `K` reads it from your environment, K=V sets it (never for secrets); may be repeated")
 	flags.BoolVar(&f.detach, "detach", false, "return once an agent has taken the job")
 	return cmd
 }
@@ -243,7 +251,8 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach 
 		return toolmesh.Errorf(toolmesh.CodeInternal, "%w", err)
 	}
 	job := ""
-	last, err := l.lines(ctx, subject, r, func(raw json.RawMessage) bool {
+	var done installLine
+	_, err = l.lines(ctx, subject, r, func(raw json.RawMessage) bool {
 		var line installLine
 		if json.Unmarshal(raw, &line) != nil {
 			return true
@@ -254,6 +263,8 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach 
 		if line.Step != "" {
 			job = line.Job
 			p.step(line.Step, line.State, line.Percent)
+		} else {
+			done.add(line)
 		}
 		return !detach
 	})
@@ -278,9 +289,8 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach 
 		}
 		return nil
 	}
-	var done installLine
-	if err := json.Unmarshal(last, &done); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the agent's answer cannot be read: %w", err)
+	if done.Index == "" {
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the agent's answer does not say what is installed")
 	}
 	listing := l
 	if r.Session != "" {

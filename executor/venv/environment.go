@@ -246,6 +246,37 @@ func skeleton(dir string, i Interpreter) error {
 	return os.WriteFile(filepath.Join(dir, "pyvenv.cfg"), []byte(text), 0o644) //nolint:gosec // no secret
 }
 
+// Prepare returns the interpreters of environments that an earlier process left,
+// one of each kind, whose environments are not verified yet. Where there is none it does what the first one
+// will wait for: it finds the interpreter that most indexes have and compiles the
+// files of Options.Warm.
+func (s *Store) Prepare(ctx context.Context) (pythons []string) {
+	ctx, end := s.begin(ctx)
+	defer end()
+	seen := map[string]bool{}
+	entries, _ := os.ReadDir(s.path("envs"))
+	for _, entry := range entries {
+		dir := s.path("envs", entry.Name())
+		python := filepath.Join(dir, "bin", "python")
+		m, err := readMarker(dir)
+		if target, _ := filepath.EvalSymlinks(python); err == nil && target == m.Interpreter.Path && m.Interpreter.unchanged() && !seen[target] {
+			seen[target] = true
+			pythons = append(pythons, python)
+		}
+	}
+	if len(pythons) > 0 {
+		return pythons
+	}
+	i, err := s.pythons.find(ctx, "")
+	if err == nil {
+		err = s.warmUp(ctx, i)
+	}
+	if err != nil && ctx.Err() == nil {
+		s.log.Debug("nothing is prepared for indexes", slog.Any("error", err))
+	}
+	return nil
+}
+
 // warmUp compiles the files of Options.Warm for an interpreter, once. Bytecode
 // that is never checked against its source starts fastest, and the files never
 // change.

@@ -49,6 +49,7 @@ type Store struct {
 	log     *slog.Logger
 	environ []string
 	uvPath  string
+	foundUV string // under the key uv
 	warm    string
 	pythons interpreters
 	keys    keys

@@ -20,26 +20,27 @@ func (s *Store) uv(ctx context.Context, progress func(Step)) (string, error) {
 		}
 		return s.uvPath, nil
 	}
-	for _, folder := range filepath.SplitList(lookup(s.environ, "PATH")) {
-		file := filepath.Join(folder, "uv")
-		if !filepath.IsAbs(file) || !isExecutable(file) {
-			continue
-		}
-		// A shim of another tool may stand there and do nothing.
-		if out, _, err := s.run(ctx, "", nil, file, "--version"); err == nil && strings.HasPrefix(string(out), "uv ") {
-			return file, nil
-		}
-	}
 	release, err := s.keys.take(ctx, "uv")
 	if err != nil {
 		return "", err
 	}
 	defer release()
-	folder := s.path("uv-" + uvVersion)
-	file := filepath.Join(folder, "bin", "uv")
-	if isExecutable(file) {
-		return file, nil
+	if isExecutable(s.foundUV) {
+		return s.foundUV, nil
 	}
+	folder := s.path("uv-" + uvVersion)
+	for _, bin := range append(filepath.SplitList(lookup(s.environ, "PATH")), filepath.Join(folder, "bin")) {
+		file := filepath.Join(bin, "uv")
+		if !filepath.IsAbs(file) || !isExecutable(file) {
+			continue
+		}
+		// A shim of another tool may stand there and do nothing, and ours be damaged.
+		if out, _, err := s.run(ctx, "", nil, file, "--version"); err == nil && strings.HasPrefix(string(out), "uv ") {
+			s.foundUV = file
+			return file, nil
+		}
+	}
+	file := filepath.Join(folder, "bin", "uv")
 	progress(Step{Name: "uv", State: "running", Percent: 5})
 	var said string
 	var last error

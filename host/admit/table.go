@@ -117,7 +117,8 @@ type Table[T any] struct {
 	mu      sync.Mutex
 	running []*Call[T]
 	vacated int                  // of running: those without a slot
-	deep    map[int]int          // how many of running are nested and have a slot, by depth
+	deep    map[int]int          // how many of running are nested and have a place, by depth; none is 0
+	nested  int                  // their sum
 	names   map[uint64]*entry[T] // by hash of the key: a table of texts is slow to search and to collect
 	spare   []entry[T]           // made together, as they are forgotten together
 	ring    []*entry[T]          // those that have ended, in order, from head on
@@ -129,14 +130,14 @@ type Table[T any] struct {
 }
 
 // NewTable returns a table for a node that runs at most slots calls at once, and
-// as many of each depth of nested ones: a call waits for deeper ones only, so
-// that none waits for a slot that it holds itself.
-// now is time.Now unless a test says otherwise.
+// beside them as many nested ones, and one more of each depth. So none waits for a
+// place that it holds itself: it waits for deeper ones only, whose own place those
+// above them cannot take. now is time.Now unless a test says otherwise.
 func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 	began := now()
 	return &Table[T]{
 		slots: slots, now: now,
-		names: make(map[uint64]*entry[T]), cancels: make(map[Key]time.Time),
+		names: make(map[uint64]*entry[T]), cancels: make(map[Key]time.Time), deep: make(map[int]int),
 		past: past{since: began}, horizon: began.Add(-keepNames),
 	}
 }
@@ -158,29 +159,39 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 			return Refuse, nil, Record{}, cancelled("arrived")
 		}
 	}
-	taken := len(t.running) - t.vacated
-	if depth > 0 {
-		taken = t.deep[depth]
-	}
-	if taken >= t.slots {
-		return Refuse, nil, Record{}, toolmesh.Errorf(toolmesh.CodeBusy,
-			"all %d slots of this node are taken: try again, or another node", t.slots).
-			WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).
-			WithDetail("limit", LimitSlots).WithDetail("max", t.slots)
+	if t.full(depth) {
+		return Refuse, nil, Record{}, busy(depth, t.slots)
 	}
 	c := &Call[T]{Request: r, Value: value, depth: depth, place: len(t.running)}
 	t.running = append(t.running, c)
 	if depth > 0 {
-		if t.deep == nil {
-			t.deep = make(map[int]int)
-		}
 		t.deep[depth]++
+		t.nested++
 	}
 	if r.Key.RPC != "" {
 		c.entry = t.name(name, r)
 		c.entry.running = c
 	}
 	return Run, c, Record{}, nil
+}
+
+// full reports whether there is no place for a call of a depth. The first of each
+// depth has one of its own, the others share as many as there are slots.
+func (t *Table[T]) full(depth int) bool {
+	if depth == 0 {
+		return len(t.running)-t.vacated >= t.slots
+	}
+	return t.deep[depth] > 0 && t.nested-len(t.deep) >= t.slots
+}
+
+func busy(depth, slots int) *toolmesh.Error {
+	what := "slots of this node"
+	if depth > 0 {
+		what = "places for calls that tools make on this node"
+	}
+	return toolmesh.Errorf(toolmesh.CodeBusy, "all %d %s are taken: try again, or another node", slots, what).
+		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).
+		WithDetail("limit", LimitSlots).WithDetail("max", slots)
 }
 
 // spares is how many entries are made at once.
@@ -307,8 +318,17 @@ func (t *Table[T]) Vacate(c *Call[T]) {
 	}
 	c.vacated = true
 	t.vacated++
-	if c.depth > 0 {
-		t.deep[c.depth]--
+	t.rise(c)
+}
+
+// rise gives a nested call's place free; t.mu is held.
+func (t *Table[T]) rise(c *Call[T]) {
+	if c.depth == 0 {
+		return
+	}
+	t.nested--
+	if t.deep[c.depth]--; t.deep[c.depth] == 0 {
+		delete(t.deep, c.depth)
 	}
 }
 
@@ -328,11 +348,10 @@ func (t *Table[T]) Finish(c *Call[T], record Record) {
 	t.running[last] = nil
 	t.running = t.running[:last]
 	c.place = -1
-	switch {
-	case c.vacated:
+	if c.vacated {
 		t.vacated--
-	case c.depth > 0:
-		t.deep[c.depth]--
+	} else {
+		t.rise(c)
 	}
 	if k := c.entry; k != nil {
 		k.running = nil

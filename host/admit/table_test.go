@@ -3,6 +3,7 @@ package admit_test
 import (
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"testing"
@@ -504,38 +505,43 @@ func TestDigestTellsBodiesApart(t *testing.T) {
 	}
 }
 
-// A call that a slot's holder makes gets one of its own depth.
-func TestEachDepthHasSlotsOfItsOwn(t *testing.T) {
+func at(rpc string, depth int) admit.Request {
+	r := request(rpc)
+	r.Depth = depth
+	return r
+}
+
+// refused checks that there is no place for a call.
+func refused(t *testing.T, tab *table, rpc string, depth int) {
+	t.Helper()
+	if v, _, _, err := tab.Begin(at(rpc, depth), "", nil); v != admit.Refuse || err.Code != toolmesh.CodeBusy || err.Details["limit"] != admit.LimitSlots {
+		t.Errorf("%s at depth %d: verdict %d, %v, want busy", rpc, depth, v, err)
+	}
+}
+
+// Nested calls share as many places as there are slots, and each depth has one of
+// its own beside them.
+func TestPlacesOfNestedCalls(t *testing.T) {
 	t.Parallel()
 	tab := admit.NewTable[string](2, newClock().Now)
-	at := func(rpc string, depth int) admit.Request {
-		r := request(rpc)
-		r.Depth = depth
-		return r
-	}
-	refused := func(rpc string, depth int) {
-		t.Helper()
-		if v, _, _, err := tab.Begin(at(rpc, depth), "", nil); v != admit.Refuse || err.Code != toolmesh.CodeBusy {
-			t.Errorf("depth %d: verdict %d, %v, want busy", depth, v, err)
-		}
-	}
-	begin(t, tab, at("a", 0))
-	begin(t, tab, at("b", 0))
-	refused("c", 0)
+	top := []*admit.Call[string]{begin(t, tab, at("a", 0)), begin(t, tab, at("b", 0))}
+	refused(t, tab, "c", 0)
 	deep := begin(t, tab, at("d", 1))
 	begin(t, tab, at("e", 1))
-	refused("f", 1)
+	begin(t, tab, at("f", 1))
+	refused(t, tab, "g", 1)
 	begin(t, tab, at("g", 2))
+	refused(t, tab, "h", 2)
+	begin(t, tab, at("h", 8))
+	refused(t, tab, "i", 8)
 	tab.Finish(deep, result("1"))
-	begin(t, tab, at("h", 1))
-	refused("i", 1)
+	begin(t, tab, at("i", 8)) // in the shared place that became free
+	refused(t, tab, "j", 1)
 	// A call that nobody made does not get what nested ones have left.
-	for _, c := range tab.Running() {
-		if c.Key == key("a") || c.Key == key("b") {
-			tab.Finish(c, result("1"))
-		}
+	for _, c := range top {
+		tab.Finish(c, result("1"))
 	}
-	refused("j", 0)
+	refused(t, tab, "j", 0)
 	// A repetition is one whatever depth it tells.
 	if v, _, _, err := tab.Begin(at("g", 3), "", func(admit.Record) {}); v != admit.Join {
 		t.Errorf("a repetition at another depth: verdict %d, %v, want join", v, err)
@@ -545,21 +551,70 @@ func TestEachDepthHasSlotsOfItsOwn(t *testing.T) {
 	}
 }
 
+// Calls of tools that call each other all end, however small the nodes are: none
+// waits for a place that only its own end would free.
+func TestNestedCallsDoNotWaitForThemselves(t *testing.T) {
+	t.Parallel()
+	const deepest, children, roots = 8, 2, 6
+	type task struct {
+		depth, open int // open children
+		above       *task
+		node        *table
+		call        *admit.Call[string]
+	}
+	for seed := range uint64(50) {
+		random := rand.New(rand.NewPCG(seed, 0))
+		nodes := []*table{admit.NewTable[string](1, time.Now), admit.NewTable[string](1, time.Now)}
+		var waiting []*task
+		for range roots {
+			waiting = append(waiting, &task{})
+		}
+		ended, passes := 0, 0
+		for len(waiting) > 0 {
+			random.Shuffle(len(waiting), func(i, j int) { waiting[i], waiting[j] = waiting[j], waiting[i] })
+			var next []*task
+			for _, w := range waiting {
+				w.node = nodes[random.IntN(len(nodes))]
+				v, call, _, _ := w.node.Begin(admit.Request{Tool: "x.y", Depth: w.depth}, "", nil)
+				if v != admit.Run {
+					next = append(next, w)
+					continue
+				}
+				w.call = call
+				if w.depth < deepest {
+					w.open = children
+					for range children {
+						next = append(next, &task{depth: w.depth + 1, above: w})
+					}
+				}
+				for w != nil && w.open == 0 { // it ends, and with it perhaps the one above
+					w.node.Finish(w.call, result("1"))
+					if ended++; w.above != nil {
+						w.above.open--
+					}
+					w = w.above
+				}
+			}
+			waiting = next
+			if passes++; passes > 100_000 {
+				t.Fatalf("seed %d: %d calls wait for each other", seed, len(waiting))
+			}
+		}
+		if want := roots * (1<<(deepest+1) - 1); ended != want {
+			t.Fatalf("seed %d: %d calls ended, want %d", seed, ended, want)
+		}
+	}
+}
+
 // Who reads the end of a stream may call again, before the end is known to be stored.
 func TestASlotIsFreeBeforeItsCallHasEnded(t *testing.T) {
 	t.Parallel()
 	for _, depth := range []int{0, 1} {
 		tab := admit.NewTable[string](1, newClock().Now)
-		at := func(rpc string) admit.Request {
-			r := request(rpc)
-			r.Depth = depth
-			return r
-		}
-		refused := func(rpc string) {
-			t.Helper()
-			if v, _, _, err := tab.Begin(at(rpc), "", nil); v != admit.Refuse || err.Code != toolmesh.CodeBusy {
-				t.Errorf("depth %d, call %s: verdict %d, %v, want busy", depth, rpc, v, err)
-			}
+		at := func(rpc string) admit.Request { return at(rpc, depth) }
+		refused := func(rpc string) { t.Helper(); refused(t, tab, rpc, depth) }
+		if depth > 0 {
+			begin(t, tab, at("own")) // in the place of the depth
 		}
 		var vacated []*admit.Call[string]
 		for n := range 16 {
@@ -569,8 +624,8 @@ func TestASlotIsFreeBeforeItsCallHasEnded(t *testing.T) {
 			tab.Vacate(c)
 			vacated = append(vacated, c)
 		}
-		if n := tab.InFlight(); n != 16 {
-			t.Errorf("depth %d: %d calls in flight, want 16", depth, n)
+		if n := tab.InFlight(); n != 16+depth {
+			t.Errorf("depth %d: %d calls in flight, want %d", depth, n, 16+depth)
 		}
 		// They still run: a repetition joins its call.
 		if v, _, _, err := tab.Begin(at("a0"), "", func(admit.Record) {}); v != admit.Join {

@@ -114,6 +114,16 @@ func (l Line) MarshalJSON() ([]byte, error) {
 	}{l.Index, l.Revision, l.Tools, l.Unavailable, l.Warnings})
 }
 
+// Split makes two lines of one whose tools fit into no message, if there are several.
+func (l Line) Split() (first, rest Line, ok bool) {
+	tools, unavailable := len(l.Tools)/2, len(l.Unavailable)/2
+	first, rest = l, l
+	first.Tools, rest.Tools = l.Tools[:tools], l.Tools[tools:]
+	first.Unavailable, rest.Unavailable = l.Unavailable[:unavailable], l.Unavailable[unavailable:]
+	rest.Warnings = nil
+	return first, rest, tools+unavailable > 0
+}
+
 // settings is what an index's record holds besides what everybody reads.
 type settings struct {
 	Env map[string]string `json:"env,omitempty"`

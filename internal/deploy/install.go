@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -121,9 +122,11 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err := checkName(record.Name); err != nil {
 		return Line{}, err
 	}
-	if err := checkEnv(manifest, r); err != nil {
+	notes, err := checkEnv(manifest, r)
+	if err != nil {
 		return Line{}, err
 	}
+	warnings := slices.Concat(f.warnings, manifest.Warnings, notes)
 	if err := setEnv(&record, r.Env); err != nil {
 		return Line{}, err
 	}
@@ -151,7 +154,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	record.Bundle = before.Bundle
 	if before.Bundle != "" && same(before, record) && e.instance != nil && !e.failed && same(e.record, record) {
 		j.step("publish", "done", 100)
-		return result(e.instance, append(f.warnings, manifest.Warnings...)), nil
+		return result(e.instance, warnings), nil
 	}
 	i, err := m.build(ctx, e, f, manifest, &record, j, work)
 	if err != nil {
@@ -164,7 +167,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if before.Bundle != record.Bundle {
 		m.release(before.Bundle)
 	}
-	return result(i, append(f.warnings, manifest.Warnings...)), nil
+	return result(i, warnings), nil
 }
 
 // interrupted is the error of an install that was cut short.
@@ -269,26 +272,21 @@ func invalidRequest(format string, args ...any) *toolmesh.Error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...).WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 }
 
-// checkEnv holds the given variables against the declared ones.
-func checkEnv(manifest *index.Manifest, r Request) error {
-	declared := make(map[string]index.EnvVar)
-	var names []string
-	for _, v := range manifest.Env {
-		declared[v.Name] = v
-		names = append(names, v.Name)
-	}
-	for name := range r.Env {
-		v, ok := declared[name]
-		switch {
-		case !ok && len(names) == 0:
-			return installFailed("env", "the index declares no variables, so %s would not reach its tools: declare it with [[index.env]]", name)
-		case !ok:
-			return installFailed("env", "the index declares no variable %s; it declares %s", name, strings.Join(names, ", "))
-		case v.Secret && slices.Contains(r.Literal, name):
-			return installFailed("env", "%s is a secret and must not stand on a command line: set it in your environment and give --env %s", name, name)
+// checkEnv holds the given variables against the declared ones. The notes are
+// about those that are not: an index that reads its environment need not say so.
+func checkEnv(manifest *index.Manifest, r Request) (notes []string, err error) {
+	for _, name := range slices.Sorted(maps.Keys(r.Env)) {
+		at := slices.IndexFunc(manifest.Env, func(v index.EnvVar) bool { return v.Name == name })
+		if at < 0 {
+			if err := index.CheckVariable(name); err != nil {
+				return nil, installFailed("env", "--env %w", err)
+			}
+			notes = append(notes, "the index does not declare "+name+": it is given to all its tools")
+		} else if manifest.Env[at].Secret && slices.Contains(r.Literal, name) {
+			return nil, installFailed("env", "%s is a secret and must not stand on a command line: set it in your environment and give --env %s", name, name)
 		}
 	}
-	return nil
+	return notes, nil
 }
 
 // missingEnv names a required variable that all tools need and nobody gave.
@@ -317,8 +315,7 @@ func setEnv(record *registry.IndexRecord, env map[string]string) error {
 	return nil
 }
 
-// before returns the record that an install replaces, and refuses a name that
-// another source has before any work is done for it.
+// before returns the record that an install replaces.
 func (m *Manager) before(ctx context.Context, record registry.IndexRecord) (registry.IndexRecord, error) {
 	old, err := m.store.Index(ctx, record.Name, record.Session)
 	switch {
@@ -328,9 +325,6 @@ func (m *Manager) before(ctx context.Context, record registry.IndexRecord) (regi
 		return old, toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry cannot be read: %w", err)
 	case old.State == registry.IndexRemoved:
 		return registry.IndexRecord{}, nil
-	case old.Source != record.Source:
-		return old, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the index name %q belongs to %s: choose another one with --name", record.Name, old.Source).
-			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo).WithDetail("index", string(record.Name)).WithDetail("source", old.Source)
 	}
 	return old, nil
 }
@@ -395,6 +389,9 @@ func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *inde
 // bundleFile is where an install packs its bundle.
 func bundleFile(work string) string { return filepath.Join(work, "bundle") }
 
+// unavailableMost is how many tools an error lists.
+const unavailableMost = 100
+
 // nothingServed says why an index of which no tool works is not installed.
 func nothingServed(b Build, all []Unavailable) error {
 	var text strings.Builder
@@ -409,7 +406,7 @@ func nothingServed(b Build, all []Unavailable) error {
 		fmt.Fprintf(&text, "%s: %s", u.ID, u.Reason)
 	}
 	return installFailed("tools", "none of the %d tools of index %q can be served: %s", len(all), b.Name, text.String()).
-		WithDetail("unavailable", all)
+		WithDetail("unavailable", all[:min(len(all), unavailableMost)])
 }
 
 // commit writes the record and serves the index here; e.mu is held. What it

@@ -19,6 +19,7 @@ var (
 // comes: the import judges that.
 func functionsOf(source string) []string {
 	var names []string
+	seen := make(map[string]bool)
 	type level struct {
 		indent int
 		scope  bool // what is below is not the module's
@@ -32,7 +33,8 @@ func functionsOf(source string) []string {
 		text := scan.text
 		inside := slices.ContainsFunc(levels, func(l level) bool { return l.scope })
 		if found := defLine.FindStringSubmatch(text); found != nil && !inside {
-			if name := found[1]; !strings.HasPrefix(name, "_") && !slices.Contains(names, name) {
+			if name := found[1]; !strings.HasPrefix(name, "_") && !seen[name] {
+				seen[name] = true
 				names = append(names, name)
 			}
 		}

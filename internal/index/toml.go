@@ -21,7 +21,7 @@ import (
 const tomlFile = "tools.toml"
 
 // maxTools bounds the tools of one index.
-const maxTools = 5000
+const maxTools = 20_000
 
 // tomlLoader reads our own convention.
 type tomlLoader struct{}
@@ -377,12 +377,9 @@ func (r *reader) env(s *section, m *Manifest) {
 		v.Description, _ = e.text("description")
 		v.Tools = e.list("tools")
 		e.close()
-		switch {
-		case !envName.MatchString(v.Name):
-			r.problem(e.key("name"), "must be the name of a variable, not %q", v.Name)
-		case ofNode(v.Name):
-			r.problem(e.key("name"), "%s is given to every tool by its node", v.Name)
-		case seen[v.Name]:
+		if err := CheckVariable(v.Name); err != nil {
+			r.problem(e.key("name"), "%s", err.Error())
+		} else if seen[v.Name] {
 			r.problem(e.key("name"), "declares %s a second time", v.Name)
 		}
 		seen[v.Name] = true
@@ -393,6 +390,17 @@ func (r *reader) env(s *section, m *Manifest) {
 		}
 		m.Env = append(m.Env, v)
 	}
+}
+
+// CheckVariable refuses what cannot be a variable of an index's tools.
+func CheckVariable(name string) error {
+	switch {
+	case !envName.MatchString(name):
+		return fmt.Errorf("must be the name of a variable, not %q", name)
+	case ofNode(name):
+		return fmt.Errorf("%s is given to every tool by its node", name)
+	}
+	return nil
 }
 
 // ofNode reports whether a variable is one that every tool gets from its node.

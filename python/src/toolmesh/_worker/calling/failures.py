@@ -334,7 +334,7 @@ def unavailable_reason(failure: BaseException, module: str) -> tuple[str, str]:
     if variable:
         reason = (
             f"the import of {module} needs the environment variable {variable}, which the index is not given; "
-            f"declare it under [[index.env]] and set it when the index is installed"
+            f"install it again with --env {variable}"
         )
     elif isinstance(failure, SystemExit):
         reason = f"the import of {module} called sys.exit({message})"

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// The section "install": what a user waits for, from the request to install an
+// index until its tools are served, against uv alone, which makes an environment
+// of the same packages with their bytecode. Each round has a mesh of its own.
+
+const (
+	installCold  = "cold"  // nothing is downloaded yet
+	installWarm  = "warm"  // uv's cache has all
+	installPlain = "plain" // as warm, without bytecode, which for uv alone is less work
+	restart      = "restart"
+
+	installRounds = 5
+	restartTools  = 12
+)
+
+// packages are what the index needs: large, and with much to compile.
+const packages = "numpy==2.2.6\npydantic==2.11.7\n"
+
+const packagesTools = `
+import numpy, pydantic
+
+class Point(pydantic.BaseModel):
+    x: float
+    y: float
+
+def norm(point: Point) -> float:
+    """The length of a vector."""
+    return float(numpy.hypot(point.x, point.y))
+`
+
+// measureInstall runs the section's rounds.
+func (p *plan) measureInstall(ctx context.Context, stderr io.Writer, dir string, r *result) error {
+	dir = filepath.Join(dir, "install")
+	heavy := map[string]string{"tools.toml": "[index]\ntools = [\"t.norm\"]\n", "t.py": packagesTools, "requirements.txt": packages}
+	light := map[string]string{"t.py": engineTools}
+	var names []string
+	for i := range restartTools {
+		names = append(names, fmt.Sprintf("%q", fmt.Sprintf("t.weather%d", i)))
+		light["t.py"] += fmt.Sprintf("weather%d = weather\n", i)
+	}
+	light["tools.toml"] = "[index]\ntools = [" + strings.Join(names, ", ") + "]\n"
+	for name, files := range map[string]map[string]string{"heavy": heavy, "light": light} {
+		if err := makeRepository(filepath.Join(dir, name), files); err != nil {
+			return err
+		}
+	}
+	// The agent's own uv is what both sides use, and its download counts for none.
+	if err := p.installOnce(ctx, stderr, filepath.Join(dir, "first"), filepath.Join(dir, "heavy"), nil); err != nil {
+		return err
+	}
+	if own, _ := filepath.Glob(filepath.Join(dir, "first", "agent", "executor", "uv-*", "bin")); len(own) > 0 {
+		if err := os.Setenv("PATH", own[0]+string(filepath.ListSeparator)+os.Getenv("PATH")); err != nil {
+			return err
+		}
+	}
+	samples := make(map[string][]sample)
+	r.samples["install"] = samples
+	note := func(what string, took time.Duration) {
+		samples[what] = append(samples[what], sample{answer: answer{P50: took}})
+	}
+	for round := range min(p.Rounds, installRounds) {
+		in := func(name string) string { return filepath.Join(dir, fmt.Sprintf("%s-%d", name, round)) }
+		ours := func() error {
+			if err := p.installOnce(ctx, stderr, in("cold"), filepath.Join(dir, "heavy"), func(took time.Duration) { note(installCold, took) }); err != nil {
+				return err
+			}
+			cache := filepath.Join("agent", "executor", "uv-cache")
+			if err := os.MkdirAll(filepath.Join(in("warm"), "agent", "executor"), 0o750); err != nil {
+				return err
+			}
+			if err := os.Rename(filepath.Join(in("cold"), cache), filepath.Join(in("warm"), cache)); err != nil {
+				return err
+			}
+			return p.installOnce(ctx, stderr, in("warm"), filepath.Join(dir, "heavy"), func(took time.Duration) { note(installWarm, took) })
+		}
+		uv := func() error {
+			for _, one := range []struct {
+				what string
+				args []string
+			}{{installCold, []string{"--compile-bytecode"}}, {installWarm, []string{"--compile-bytecode"}}, {installPlain, nil}} {
+				took, err := uvAlone(ctx, in("uv"), filepath.Join(dir, "heavy"), one.args)
+				if err != nil {
+					return err
+				}
+				note("uv "+one.what, took)
+			}
+			return nil
+		}
+		turns := []func() error{ours, uv}
+		if round%2 == 1 {
+			slices.Reverse(turns)
+		}
+		for _, turn := range turns {
+			if err := turn(); err != nil {
+				return err
+			}
+		}
+	}
+	return p.restarts(ctx, stderr, filepath.Join(dir, "again"), filepath.Join(dir, "light"), func(took time.Duration) { note(restart, took) })
+}
+
+// mesh starts a broker, an agent and a caller in a folder.
+func (p *plan) mesh(ctx context.Context, stderr io.Writer, dir string) (*stage, error) {
+	s := &stage{dir: dir}
+	for _, name := range []string{"broker", "agent", "caller"} {
+		args := []string{filepath.Join(dir, name)}
+		if name != "broker" {
+			args = append([]string{s.all[0].hello}, args...)
+		}
+		c, err := startChild(ctx, stderr, name, append(args, "bench-install")...)
+		if err != nil {
+			s.end()
+			return nil, err
+		}
+		s.all = append(s.all, c)
+	}
+	s.broker, s.agent, s.caller = s.all[0], s.all[1], s.all[2]
+	return s, nil
+}
+
+func (p *plan) installOnce(ctx context.Context, stderr io.Writer, dir, source string, note func(time.Duration)) error {
+	s, err := p.mesh(ctx, stderr, dir)
+	if err != nil {
+		return err
+	}
+	defer s.end()
+	began := time.Now()
+	if _, err := s.caller.ask(request{Do: "install", Text: "file://" + source}); err != nil {
+		return err
+	}
+	if note != nil {
+		note(time.Since(began))
+	}
+	return nil
+}
+
+// uvAlone makes an environment as a person would.
+func uvAlone(ctx context.Context, dir, source string, args []string) (time.Duration, error) {
+	venv := filepath.Join(dir, "venv")
+	if err := os.RemoveAll(venv); err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	for _, args := range [][]string{
+		{"venv", "--quiet", venv},
+		append([]string{"pip", "install", "--quiet", "--python", venv, "--requirements", filepath.Join(source, "requirements.txt")}, args...),
+	} {
+		cmd := exec.CommandContext(ctx, "uv", args...) //nolint:gosec // fixed arguments
+		cmd.Env = append(os.Environ(), "UV_CACHE_DIR="+filepath.Join(dir, "cache"), "UV_SYSTEM_CERTS=true", "UV_PYTHON_DOWNLOADS=never")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return 0, fmt.Errorf("uv %s: %w: %s", args[0], err, out)
+		}
+	}
+	return time.Since(began), nil
+}
+
+// restarts has an agent start again and again where an index is installed.
+func (p *plan) restarts(ctx context.Context, stderr io.Writer, dir, source string, note func(time.Duration)) error {
+	s, err := p.mesh(ctx, stderr, dir)
+	if err != nil {
+		return err
+	}
+	defer s.end()
+	if _, err := s.caller.ask(request{Do: "install", Text: "file://" + source}); err != nil {
+		return err
+	}
+	for range min(p.Rounds, 2*installRounds) {
+		s.agent.end()
+		again, err := startChild(ctx, stderr, "agent", s.broker.hello, filepath.Join(dir, "agent"), "bench-install")
+		if err != nil {
+			return err
+		}
+		s.agent, s.all[1] = again, again
+		a, err := again.ask(request{Do: "ready"})
+		if err != nil {
+			return err
+		}
+		note(a.Took)
+	}
+	return nil
+}
+
+// concludeInstall makes the section's lines.
+func (r *result) concludeInstall() {
+	got := r.samples["install"]
+	if len(got) == 0 {
+		return
+	}
+	if r.rounds == 0 {
+		r.rounds = len(got[installCold])
+	}
+	ms := func(what string) float64 { return medianOf(got[what], p50) / 1e6 }
+	for _, one := range []struct{ what, says string }{{installCold, "nothing cached"}, {installWarm, "all cached"}} {
+		l := line{
+			What: "install: numpy and pydantic, " + one.says + ", until served, against uv with bytecode, in ms",
+			Ours: fmt.Sprintf("%.0f", ms(one.what)), Raw: fmt.Sprintf("%.0f", ms("uv "+one.what)), Ratio: ratioOf(got[one.what], got["uv "+one.what], p50),
+		}
+		l.Must, l.Verdict = bound{must: 1.2, goal: 1}.judge(l.Ratio)
+		r.Lines = append(r.Lines, l)
+	}
+	r.Lines = append(r.Lines, line{What: "install:   uv without bytecode, all cached, in ms", Raw: fmt.Sprintf("%.0f", ms("uv "+installPlain))})
+	l := line{What: fmt.Sprintf("install: an agent that starts again serves %d tools, in ms", restartTools), Ours: fmt.Sprintf("%.0f", ms(restart))}
+	l.Must, l.Verdict = bound{must: 250, goal: 100}.judge(ms(restart))
+	r.Lines = append(r.Lines, l)
+}

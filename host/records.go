@@ -1,0 +1,394 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const (
+	// recordBytes is about how large a record of tools becomes: one more tool has it
+	// written again.
+	recordBytes = 16 << 10
+	// recordHeadroom is left in a message for what is around a tool: the record's own
+	// fields, and headers.
+	recordHeadroom = 1024
+	// writersAtOnce is how many services are written at once.
+	writersAtOnce = 16
+)
+
+// records are what the registry is to say of what this node serves. Publishing
+// changes them in memory; bring has the registry follow, one service without regard
+// to the others.
+type records struct {
+	h *Host
+
+	mu       sync.Mutex // guards what follows, and what is in the listings
+	listings map[serviceKey]*listing
+	claimed  map[serviceKey]bool
+}
+
+// listing is what is to be said of one service, cut into records that each fit into
+// a message.
+type listing struct {
+	key     serviceKey
+	writing sync.Mutex // one writer at a time
+
+	claim    string
+	revision string
+	tenure   *tenure
+	epoch    string // of the session, as it was written last
+	entries  map[subjects.ToolID]*entry
+	records  map[subjects.ToolsKey]*record
+	dirty    map[subjects.ToolsKey]bool // records that are to be written, or deleted
+	room     int                        // parts before this one are full
+}
+
+// entry is what is to be said of one tool.
+type entry struct {
+	route      registry.ToolRoute // without the digest
+	descriptor *tool.Descriptor   // nil: nothing is known
+	digest     string             // of the descriptor, once the registry has it
+	size       int                // in a record
+	key        subjects.ToolsKey  // of the record that it is in
+}
+
+// record is one record, or a part of an index.
+type record struct {
+	entries []*entry
+	size    int
+}
+
+func newEntry(d *tool.Descriptor, r registry.ToolRoute) *entry {
+	if d != nil {
+		a := d.Annotations
+		r.Streaming, r.Idempotent, r.ParallelSafe = a.Streaming, a.Idempotent, a.ParallelSafe
+	}
+	data, _ := json.Marshal(r) // texts and flags
+	return &entry{route: r, descriptor: d, size: len(data) + len(",") + 64}
+}
+
+// same reports whether two entries say the same.
+func (e *entry) same(other *entry) bool {
+	return e.route == other.route && e.descriptor == other.descriptor
+}
+
+// listing returns that of a service; r.mu is held.
+func (r *records) listing(s *service) *listing {
+	l := r.listings[s.key]
+	if l == nil {
+		l = &listing{
+			key: s.key, revision: s.revision, entries: make(map[subjects.ToolID]*entry),
+			records: make(map[subjects.ToolsKey]*record), dirty: make(map[subjects.ToolsKey]bool),
+		}
+		if r.listings == nil {
+			r.listings = make(map[serviceKey]*listing)
+		}
+		r.listings[s.key] = l
+	}
+	l.claim = s.claim
+	if l.revision != s.revision || l.tenure != s.tenure {
+		l.revision, l.tenure = s.revision, s.tenure
+		l.rewrite()
+	}
+	return l
+}
+
+// put has one tool of a service said, and nothing else said anew.
+func (r *records) put(s *service, e *entry) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.listing(s).put(e, r.limit())
+}
+
+// replace has all of a service said, and nothing more.
+func (r *records) replace(s *service) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := r.listing(s)
+	all := make(map[subjects.ToolID]*entry, len(s.tools)+len(s.unavailable))
+	for id, o := range s.tools {
+		all[id] = o.entry
+	}
+	for _, e := range s.unavailable {
+		all[e.route.ID] = e
+	}
+	for id := range l.entries {
+		if all[id] == nil {
+			l.remove(id)
+		}
+	}
+	for _, e := range slices.SortedFunc(maps.Values(all), func(a, b *entry) int { return cmp.Compare(a.route.ID, b.route.ID) }) {
+		l.put(e, r.limit())
+	}
+}
+
+// clear has nothing said of a service any more, whose name is no longer claimed.
+func (r *records) clear(key serviceKey) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.claimed, key)
+	if l := r.listings[key]; l != nil {
+		for id := range l.entries {
+			l.remove(id)
+		}
+	}
+}
+
+// again has all records of a service written once more.
+func (r *records) again(key serviceKey) {
+	r.mu.Lock()
+	if l := r.listings[key]; l != nil {
+		l.rewrite()
+	}
+	r.mu.Unlock()
+	r.h.lease.wake()
+}
+
+// limit is how large a record may become.
+func (r *records) limit() int {
+	if most := r.h.bus.MaxPayload(); most > 0 {
+		return int(min(recordBytes, most/2))
+	}
+	return recordBytes
+}
+
+func (l *listing) put(e *entry, limit int) {
+	if old := l.entries[e.route.ID]; old != nil {
+		if old.same(e) {
+			return
+		}
+		l.remove(e.route.ID)
+	}
+	e.key = subjects.ToolsKey{Session: l.key.session, Index: l.key.index}
+	if l.key.index == "" {
+		e.key.Tool = e.route.ID
+	} else {
+		for ; ; l.room++ {
+			e.key.Part = l.room
+			if in := l.records[e.key]; in == nil || in.size+e.size <= limit {
+				break
+			}
+		}
+	}
+	in := l.records[e.key]
+	if in == nil {
+		in = &record{}
+		l.records[e.key] = in
+	}
+	in.entries = append(in.entries, e)
+	in.size += e.size
+	l.entries[e.route.ID] = e
+	l.dirty[e.key] = true
+}
+
+func (l *listing) remove(id subjects.ToolID) {
+	e := l.entries[id]
+	delete(l.entries, id)
+	in := l.records[e.key]
+	in.entries = slices.DeleteFunc(in.entries, func(one *entry) bool { return one == e })
+	in.size -= e.size
+	if len(in.entries) == 0 {
+		delete(l.records, e.key)
+	}
+	l.room = min(l.room, e.key.Part)
+	l.dirty[e.key] = true
+}
+
+// rewrite has all records written anew.
+func (l *listing) rewrite() {
+	for key := range l.records {
+		l.dirty[key] = true
+	}
+}
+
+// claim claims the name of an index for its source, once.
+func (r *records) claim(ctx context.Context, key serviceKey, source, revision string) error {
+	r.mu.Lock()
+	done := source == "" || r.claimed[key]
+	r.mu.Unlock()
+	if done || r.h.lease.current() == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, registryWait)
+	defer cancel()
+	err := r.h.lease.store.ClaimIndex(ctx, registry.IndexRecord{
+		Name: key.index, Session: key.session, Source: source, Revision: revision, State: registry.IndexInstalled,
+	})
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.claimed == nil {
+		r.claimed = make(map[serviceKey]bool)
+	}
+	r.claimed[key] = true
+	return nil
+}
+
+// later reports whether what the registry could not take may be taken later.
+func later(err error) bool {
+	return bus.IsUnavailable(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+}
+
+// bring has the registry follow what is published under keys, or all that it does
+// not have yet. What failed is tried with the next call.
+func (r *records) bring(ctx context.Context, keys ...serviceKey) error {
+	if len(keys) == 0 {
+		r.mu.Lock()
+		for key, l := range r.listings {
+			if len(l.dirty) > 0 {
+				keys = append(keys, key)
+			}
+		}
+		r.mu.Unlock()
+	}
+	var all errgroup.Group
+	all.SetLimit(writersAtOnce)
+	for _, key := range keys {
+		all.Go(func() error { return r.bringOne(ctx, key) })
+	}
+	return all.Wait()
+}
+
+// bringOne writes the descriptors before the records that name them. Without a lease
+// it does nothing.
+func (r *records) bringOne(ctx context.Context, key serviceKey) error {
+	held := r.h.lease.current()
+	r.mu.Lock()
+	l := r.listings[key]
+	r.mu.Unlock()
+	if held == nil || l == nil {
+		return nil
+	}
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	if err := r.begin(ctx, l); err != nil {
+		return err
+	}
+	for {
+		at, entries, ok := r.next(l)
+		if !ok {
+			return nil
+		}
+		err := r.write(ctx, held, l, at, entries)
+		switch {
+		case err == nil:
+		case later(err):
+			r.mu.Lock()
+			l.dirty[at] = true
+			r.mu.Unlock()
+			return err
+		default:
+			r.h.log.Error("tools are not in the registry", slog.String("index", string(l.key.index)),
+				slog.String("session", string(l.key.session)), slog.Int("tools", len(entries)), slog.String("error", err.Error()))
+		}
+	}
+}
+
+// begin sees to what the records of a listing rest on: that the name is claimed, and
+// the session's epoch.
+func (r *records) begin(ctx context.Context, l *listing) error {
+	r.mu.Lock()
+	idle := len(l.dirty) == 0 || len(l.entries) == 0
+	claim, revision, tenure := l.claim, l.revision, l.tenure
+	r.mu.Unlock()
+	if idle {
+		return nil
+	}
+	if err := r.claim(ctx, l.key, claim, revision); err != nil {
+		if later(err) {
+			return err
+		}
+		r.mu.Lock()
+		clear(l.dirty) // nothing of it has been written
+		delete(r.listings, l.key)
+		r.mu.Unlock()
+		r.h.giveUp(l.key, err)
+		return nil
+	}
+	epoch, err := r.h.bind(ctx, l.key.session, tenure)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if l.epoch != epoch {
+		l.epoch = epoch
+		l.rewrite()
+	}
+	return nil
+}
+
+// next takes a record that is to be written. A listing of which nothing is left is
+// forgotten.
+func (r *records) next(l *listing) (at subjects.ToolsKey, entries []*entry, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for at = range l.dirty {
+		delete(l.dirty, at)
+		if in := l.records[at]; in != nil {
+			entries = slices.Clone(in.entries)
+		}
+		return at, entries, true
+	}
+	if len(l.entries) == 0 && r.listings[l.key] == l {
+		delete(r.listings, l.key)
+	}
+	return at, nil, false
+}
+
+// write writes one record, or deletes it if nothing is left of it.
+func (r *records) write(ctx context.Context, held *registry.Lease, l *listing, at subjects.ToolsKey, entries []*entry) error {
+	if len(entries) == 0 {
+		return held.Withdraw(ctx, at)
+	}
+	if err := r.describe(ctx, entries); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	to := registry.ToolsRecord{Session: at.Session, Index: at.Index, Part: at.Part, Revision: l.revision, Epoch: l.epoch}
+	for _, e := range entries {
+		route := e.route
+		route.Digest = e.digest
+		to.Tools = append(to.Tools, route)
+	}
+	r.mu.Unlock()
+	return held.Publish(ctx, to)
+}
+
+// describe has the registry hold the descriptors of tools.
+func (r *records) describe(ctx context.Context, entries []*entry) error {
+	var todo []*entry
+	var all []*tool.Descriptor
+	r.mu.Lock()
+	for _, e := range entries {
+		if e.descriptor != nil && e.digest == "" {
+			todo, all = append(todo, e), append(all, e.descriptor)
+		}
+	}
+	r.mu.Unlock()
+	digests, err := r.h.lease.store.PutDescriptors(ctx, all...)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i, e := range todo {
+		e.digest = digests[i]
+	}
+	return nil
+}
