@@ -11,8 +11,7 @@
 // is not limited by JetStream.
 //
 // A node can be called when four things agree on its boot: its lease, what it
-// says it serves, its heartbeat, and that this is not older than 2.5 s. The
-// subfolder picker chooses between such nodes.
+// says it serves, its heartbeat, and that this is not older than 2.5 s.
 //
 // The package never runs a tool and is not on the path of a call.
 package registry
