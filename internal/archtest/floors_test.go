@@ -20,9 +20,9 @@ var floors = map[string]int{
 	"python":   0,
 	"subjects": 0,
 
-	"codec":                 1,
-	"internal/conversation": 1,
-	"tool":                  1,
+	"codec":               1,
+	"internal/transcript": 1,
+	"tool":                1,
 
 	"executor":       2,
 	"internal/bus":   2,
@@ -76,7 +76,7 @@ var onlyIn = []struct {
 	{natsServer, []string{"internal/broker", "meshtest"}, "only what starts a broker links one"},
 	{module + "/internal/natsadmin", []string{"cmd"}, "it links nats-server packages"},
 	{module + "/internal/broker", []string{"cmd/mesh", "meshtest", "bench"}, "only what starts a broker links one"},
-	{module + "/internal/conversation", nil, "it is for tests"},
+	{module + "/internal/transcript", nil, "it is for tests"},
 	{module + "/meshtest", []string{"bench", "e2e", "examples"}, "it is for tests"},
 }
 
