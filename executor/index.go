@@ -214,7 +214,7 @@ func (ix *Index) group(root string) error {
 			g = &group{key: key, config: zygote.Config{
 				Logger: ix.log, Redact: ix.redact, Python: ix.spec.Env.Python, Root: root, Paths: paths,
 				Env:     ix.x.workerEnv(filepath.Dir(ix.spec.Env.Python), vars),
-				Secrets: ix.spec.Secrets, Sandbox: key.sandbox,
+				Sandbox: key.sandbox,
 			}}
 			byKey[key] = g
 			ix.groups = append(ix.groups, g)

@@ -43,7 +43,7 @@ def item_by_item(mb: int):
     fill(mb)
     yield 2
 
-def by_a_stray(mb: int):
+def by_an_orphan(mb: int):
     r, w = os.pipe()
     if os.fork() == 0:
         os.close(r)
@@ -57,8 +57,8 @@ def by_a_stray(mb: int):
     os.read(r, 1)
     return "it has ended"
 
-async def aby_a_stray(mb: int):
-    return by_a_stray(mb)
+async def aby_an_orphan(mb: int):
+    return by_an_orphan(mb)
 
 def small():
     return "small"
@@ -132,7 +132,7 @@ func outOfGroup(t *testing.T, err error) {
 func TestMemoryThatOnlyTheKernelSees(t *testing.T) {
 	t.Parallel()
 	x, groups := memoryGuarded(t)
-	names := []string{"in_a_file", "ain_a_file", "item_by_item", "by_a_stray", "aby_a_stray"}
+	names := []string{"in_a_file", "ain_a_file", "item_by_item", "by_an_orphan", "aby_an_orphan"}
 	for _, isolation := range []tool.Isolation{tool.IsolationWarm, tool.IsolationSession, tool.IsolationFork, tool.IsolationFresh} {
 		dir := writeFiles(t, map[string]string{"t.py": memoryTools})
 		policy := executor.Policy{Isolation: isolation, Limits: tool.Limits{Memory: memoryLimit}}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/failure"
-	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -76,11 +75,7 @@ func (s *state) assign(w *worker, j *job) {
 	} else {
 		w.one = j
 		w.current.Store(j)
-		eager := s.busy < runtime.GOMAXPROCS(0) && len(s.queue) == 0
-		w.proc.Eager(eager)
-		if eager && !s.cfg.Once {
-			j.flags |= frame.FlagLook
-		}
+		w.proc.Eager(s.busy < runtime.GOMAXPROCS(0) && len(s.queue) == 0)
 	}
 	s.meter(w)
 	if s.granted == nil {

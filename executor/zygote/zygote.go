@@ -29,7 +29,7 @@ type setup struct {
 	Paths   []string          `json:"paths"`
 	Tools   []string          `json:"tools"`
 	Exclude map[string]string `json:"exclude"`
-	Secrets []string          `json:"secrets"` // variables whose values no text may show
+	Secrets *output.Forms     `json:"secrets"` // what no text may show
 	// Sandbox is to be in effect before any code of the index runs.
 	Sandbox tool.Sandbox `json:"sandbox"`
 	// Folder is the one that strict and offline may write; empty for the others.
