@@ -10,8 +10,8 @@ import (
 const maxNearest = 200
 
 // Nearest returns up to n of the names in among that may have been meant by name,
-// the likeliest first; equally likely ones in their own order. Case
-// and the separators . - _ / do not count. A name whose last part is right (the
+// the likeliest first; equally likely ones in their own order. Case and the
+// separators . - _ / do not count. A name whose last part is right (the
 // function of a tool id) is near however long the rest is.
 func Nearest(name string, among []string, n int) []string {
 	if n <= 0 || name == "" || len(name) > maxNearest {

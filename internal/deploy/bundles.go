@@ -21,13 +21,13 @@ import (
 // No record is left without its bundle: an install stores it before it writes
 // the record, and makes sure of it afterwards, which makes it new. A process
 // that deletes reads the bundle, then the records, then deletes the bundle as it
-// was read. If
-// the install made sure before that reading, its record is seen; if after it,
-// the deletion is refused; if after the deletion, the install stores it again.
+// was read. If the install made sure before that reading, its record is seen; if
+// after it, the deletion is refused; if after the deletion, the install stores it
+// again.
 
 const (
-	// bundleAge is how long a bundle that no record names is kept for an
-	// install that is about to write one, or to fetch what was uploaded.
+	// bundleAge is how long a bundle that no record names is kept for an install that
+	// is about to write one, or to fetch what was uploaded.
 	bundleAge = 15 * time.Minute
 	// bundleSettle is how long ago one must have been stored that is known to be
 	// needed no more: replicas of the registry may lag.
