@@ -161,7 +161,7 @@ func (r *Request) readEnvelope(e envelope) error {
 
 func isNull(raw []byte) bool { return string(raw) == "null" }
 
-// readError makes a received error one of the closed set. A message of the older
+// readError makes a received error one of our codes. A message of the older
 // form has a type and a text only: what it tells of is the tool's failure.
 func readError(e *toolmesh.Error) *toolmesh.Error {
 	switch {

@@ -12,7 +12,7 @@ const QueueGroup = "mesh"
 // Kind says what a [Subject] is for.
 type Kind uint8
 
-// The kinds of subject of PROTOCOL section 2.
+// The kinds of subject of docs/protocol, section 2.
 const (
 	KindNone           Kind = iota
 	KindTool                // tools.<session>.<id>
