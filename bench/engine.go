@@ -255,9 +255,9 @@ func (e *engine) do(ctx context.Context, r request) (answer, error) {
 		case engineBare:
 			ix = e.bare
 		case engineFork:
-			one.Isolation = tool.IsolationFork
+			one.Isolation = toolmesh.IsolationFork
 		case engineFresh:
-			one.Isolation = tool.IsolationFresh
+			one.Isolation = toolmesh.IsolationFresh
 		}
 		return each(r.N, func() error {
 			_, err := ix.Call(ctx, one, nil)

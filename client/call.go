@@ -257,7 +257,7 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	s := p.s
 	call := codec.Call{
 		RPCID: s.rpc, Session: s.session, Tool: t.id, Delivery: delivery, Timeout: s.timeout, Credit: credit,
-		Depth: s.depth, Parent: s.parent, Revision: s.revision, Isolation: string(s.isolation), Keepalive: true, WantLoad: t.choice,
+		Depth: s.depth, Parent: s.parent, Revision: s.revision, Isolation: s.isolation, Keepalive: true, WantLoad: t.choice,
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)

@@ -181,7 +181,7 @@ func readAs(r *Request) any {
 		Depth      int                `json:"depth,omitempty"`
 		Parent     subjects.RPCID     `json:"parent,omitempty"`
 		Revision   string             `json:"revision,omitempty"`
-		Isolation  string             `json:"isolation,omitempty"`
+		Isolation  toolmesh.Isolation `json:"isolation,omitempty"`
 		Keepalive  bool               `json:"keepalive,omitempty"`
 		WantLoad   bool               `json:"want_load,omitempty"`
 	}{

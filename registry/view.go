@@ -16,7 +16,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
-	"github.com/toolmesh/toolmesh/registry/picker"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -667,9 +666,9 @@ func (v *View) SessionOver(id subjects.SessionID) (at time.Time, ok bool) {
 	return at, ok
 }
 
-// candidate is a node as something to pick. The lock is held.
-func (n *nodeEntry) candidate() picker.Candidate {
-	c := picker.Candidate{Node: n.record.Node, Boot: n.record.Boot, Slots: n.record.Slots}
+// candidate is a node as one that can be called. The lock is held.
+func (n *nodeEntry) candidate() Candidate {
+	c := Candidate{Node: n.record.Node, Boot: n.record.Boot, Slots: n.record.Slots}
 	if n.beat.Boot == string(n.record.Boot) {
 		c.InFlight, c.Slots = n.beat.InFlight+n.beat.Queued, n.beat.Slots
 	}

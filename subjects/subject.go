@@ -344,8 +344,3 @@ func NodeAdmin(node NodeID, verb string) (string, error) {
 func Heartbeat(node NodeID) (string, error) {
 	return Subject{Kind: KindHeartbeat, Node: node}.Build()
 }
-
-// Event is where lifecycle and audit events of a session go.
-func Event(kind string, session SessionID) (string, error) {
-	return Subject{Kind: KindEvent, Verb: kind, Session: session}.Build()
-}

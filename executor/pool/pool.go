@@ -279,7 +279,7 @@ func (p *Pool) finishedCoroutine(w *worker, id uint64) (j *job) {
 }
 
 // processEnded notes that a worker's process has ended, and finishes the worker
-// if nobody reads from it: whoever does finds out, and finishes it.
+// if nobody reads from it: a goroutine that reads finds out, and finishes it.
 func (p *Pool) processEnded(w *worker) {
 	alone := false
 	p.update(func(s *state) {

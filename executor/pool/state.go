@@ -237,7 +237,10 @@ func (s *state) settle() {
 	if s.closed {
 		return
 	}
-	first := s.dispatch()
+	first := -1
+	if len(s.queue) > 0 {
+		first = s.dispatch()
+	}
 	if s.cfg.Once {
 		s.restock()
 		return
@@ -246,6 +249,9 @@ func (s *state) settle() {
 		return
 	}
 	have := s.serving() + s.starting
+	if first < 0 && have > 0 {
+		return // the common case: nobody waits, and somebody serves
+	}
 	now := time.Now()
 	switch {
 	case have == 0 && len(s.queue) == 0 && (s.cfg.Affinity != "" || s.cfg.MinIdle == 0):
