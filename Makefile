@@ -21,8 +21,9 @@ LDFLAGS := -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 BINARIES := $(notdir $(wildcard cmd/mesh cmd/mesh-agent cmd/mesh-router))
 VENV     := .venv
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 
-.PHONY: help build demo test test-go test-python skipped verify race bench fuzz kernel clean
+.PHONY: help build demo test test-go test-python skipped verify deadcode race bench fuzz kernel clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,15 +47,20 @@ test-python: $(VENV)/test.stamp $(VENV)/pydantic1.stamp
 
 skipped:
 	@echo
-	@echo "not run by make test: race detector, staticcheck, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), control groups of version 2 on a kernel of their own (make kernel)"
+	@echo "not run by make test: race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), control groups of version 2 on a kernel of their own (make kernel)"
 
-verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, race tests, ruff, mypy
+verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, ruff, mypy
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \
 	 if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w on:"; echo "$$unformatted"; exit 1; fi
 	@$(GO) vet ./...
 	@$(GO) run $(STATICCHECK) ./...
+	@$(MAKE) deadcode
 	@cd python && ../$(VENV)/bin/ruff check . && ../$(VENV)/bin/mypy
 	@$(MAKE) race
+
+deadcode: ## what no binary, no example and no documented API of embedders calls; tests do not count
+	@dead=$$($(GO) run $(DEADCODE) $(addprefix ./cmd/,$(BINARIES)) ./examples/... ./internal/archtest/embedders); \
+	 if [ -n "$$dead" ]; then echo "no production code calls (remove it, or say in internal/archtest/embedders why it stays):"; echo "$$dead"; exit 1; fi
 
 race: build ## every Go test under the race detector; slow
 	@$(GO) test -vet=off -v -race -p $(P) -timeout 30m ./... 2>&1 | awk -f .ci/report.awk

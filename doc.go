@@ -1,7 +1,7 @@
 // Package toolmesh is the vocabulary that every part of the mesh shares: the
-// error type, its closed set of codes, and this map of the house.
+// error type, its codes, and this map of the packages.
 //
-// # The house
+// # The packages
 //
 // A package imports only from lower floors; internal/archtest holds the table.
 //
@@ -11,7 +11,7 @@
 //	6  router, agent                               the member that services embed; one machine
 //	5  host, internal/deploy                       makes a process a node; makes installs be served
 //	4  client                                      calls, streams, cancels
-//	3  registry, internal/chunks                   who serves what; streams stored and replayed
+//	3  registry, internal/chunks                   which node serves what; streams stored and replayed
 //	2  executor, internal/index, internal/bus      Python workers; sources and bundles; NATS
 //	1  tool, codec                                 what a tool is; what a message is
 //	0  toolmesh, subjects, python, examples        words, names, the worker's files
@@ -37,6 +37,6 @@
 // delivered live by the broker's republish; the caller puts what arrives in the
 // order of Mesh-Seq and asks mesh.replay for what is missing.
 //
-// What may be promised of a call is in [Error]: its code says who has to act,
+// What may be promised of a call is in [Error]: its code says where to act,
 // and Started whether it may be sent again.
 package toolmesh

@@ -7,13 +7,15 @@ import (
 	"fmt"
 )
 
-// Code names one kind of failure. The set is closed: PROTOCOL section 4 lists
-// it, and [Codes] returns it. A code says who has to act, not what happened
-// inside: a failing tool ([CodeToolError]) is never reported with a code of the
-// mesh, and the other way round.
+// Code names one kind of failure: one of those that [Codes] returns, which are
+// those of docs/protocol, section 4. A code of a later version, received from a
+// peer, becomes the nearest of them by its number, with its name in
+// Details["code"]. A code says where to act, not what happened inside: a failing
+// tool ([CodeToolError]) is never reported with a code of the mesh, nor the other
+// way round.
 type Code string
 
-// The closed set of codes.
+// The codes.
 const (
 	// CodeInvalidRequest: the request itself is malformed or contradicts itself. It started
 	// nothing; of one that repeats a call, Started says whether that call had begun.
@@ -69,7 +71,7 @@ var codeNumbers = map[Code]int{
 }
 
 // Number is the HTTP-like number that travels as Nats-Service-Error-Code; 500
-// for a code outside the closed set.
+// for a code that is not among [Codes].
 func (c Code) Number() int {
 	if n, ok := codeNumbers[c]; ok {
 		return n
@@ -77,10 +79,10 @@ func (c Code) Number() int {
 	return 500
 }
 
-// Valid reports whether c is one of the closed set.
+// Valid reports whether c is one of [Codes].
 func (c Code) Valid() bool { _, ok := codeNumbers[c]; return ok }
 
-// Codes returns the closed set, in no particular order.
+// Codes returns all codes of this version, in no particular order.
 func Codes() []Code {
 	codes := make([]Code, 0, len(codeNumbers))
 	for c := range codeNumbers {
@@ -145,7 +147,7 @@ func (s *Started) UnmarshalJSON(data []byte) error {
 }
 
 // Error is the one error type of the mesh, on the wire and in Go. Its JSON form
-// is the error object of PROTOCOL section 4. Treat a received Error as
+// is the error object of docs/protocol, section 4. Treat a received Error as
 // immutable: it may be shared by several callers. The With methods return copies.
 type Error struct {
 	Code       Code           `json:"code"`

@@ -147,7 +147,7 @@ func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, m *nats.Msg,
 const listWithin = 5 * time.Second
 
 // listed waits until this node's view of the registry has the tools, so that
-// whoever hears that they are installed finds them.
+// a caller that hears that they are installed finds them.
 func (a *Agent) listed(ctx context.Context, session subjects.SessionID, tools []subjects.ToolID) {
 	if session == "" {
 		session = subjects.DefaultSession
@@ -194,8 +194,8 @@ func (r *adminReply) send(header nats.Header, data []byte) error {
 	return r.a.bus.Conn().PublishMsg(&nats.Msg{Subject: r.to, Header: header, Data: data})
 }
 
-// alive tells who asked for it which node has the request, before there is
-// anything to say of it. The header tells it from the end.
+// alive tells a caller that asked for keepalives which node has the request,
+// before there is anything to say of it. The header tells it from the end.
 func (r *adminReply) alive() {
 	if err := r.send(nats.Header{codec.HeaderKeepalive: {"1"}}, nil); err != nil {
 		r.a.log.Warn("administrative answer not sent", slog.String("error", err.Error()))

@@ -211,7 +211,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	if err = a.subscribeAdmin(); err != nil {
 		return err
 	}
-	// Who hears that the agent has started may ask at once, over another connection.
+	// Callers that hear that the agent has started may ask at once, over another connection.
 	if err = a.bus.Ping(ctx); err != nil && a.bus.Connected() {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the broker did not confirm the agent's subscriptions: %w", err)
 	}

@@ -67,7 +67,7 @@ func TestEnvironmentsThatNoIndexUsesGo(t *testing.T) {
 		t.Fatal(failure)
 	}
 	meshtest.Until(t, "no environment is there", func() bool { return len(environments(t, dir)) == 0 })
-	// It is made again for who wants it.
+	// It is made again for the next index that needs it.
 	if _, failure := admin(t, nc, "install", map[string]any{"source": source, "name": "third"}); failure != nil {
 		t.Fatal(failure)
 	}

@@ -21,7 +21,6 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 const countingTools = `
@@ -110,10 +109,10 @@ func TestDeclaredIsolationHolds(t *testing.T) {
 		expect(c, "apart", "1")
 		expect(c.In("a"), "kept", fmt.Sprint(n))
 		expect(c.In("b"), "kept", fmt.Sprint(n))
-		expect(c, "warm", "1", client.WithIsolation(tool.IsolationFork))
-		expect(c, "warm", "1", client.WithIsolation(tool.IsolationFresh))
-		expect(c.In("a"), "apart", "1", client.WithIsolation(tool.IsolationWarm))
-		expect(c.In("c"), "warm", fmt.Sprint(n), client.WithIsolation(tool.IsolationSession))
+		expect(c, "warm", "1", client.WithIsolation(toolmesh.IsolationFork))
+		expect(c, "warm", "1", client.WithIsolation(toolmesh.IsolationFresh))
+		expect(c.In("a"), "apart", "1", client.WithIsolation(toolmesh.IsolationWarm))
+		expect(c.In("c"), "warm", fmt.Sprint(n), client.WithIsolation(toolmesh.IsolationSession))
 	}
 	expect(c, "token", `["all","one"]`)
 	expect(c, "plain", `["all",null]`)
@@ -132,7 +131,7 @@ func TestDeclaredIsolationHolds(t *testing.T) {
 		t.Errorf("an unknown isolation: got %v %s, %v", got.Header, got.Data, err)
 	}
 	items := []json.RawMessage{}
-	for chunk, err := range c.Stream(t.Context(), "iso.t.each", map[string]any{"n": 3}, client.WithIsolation(tool.IsolationFork)) {
+	for chunk, err := range c.Stream(t.Context(), "iso.t.each", map[string]any{"n": 3}, client.WithIsolation(toolmesh.IsolationFork)) {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -22,7 +22,7 @@ import (
 )
 
 // TestStopInTheMiddleOfAnInstall stops an agent while the init command of an
-// index runs: who asked hears of it, and nothing is left.
+// index runs: the caller is told, and nothing is left.
 func TestStopInTheMiddleOfAnInstall(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -148,8 +148,8 @@ func TestBrokerRestartsWhileAgentsServe(t *testing.T) {
 	})
 }
 
-// seesOne waits until a session lists one tool, and that as served: whoever answers
-// hears of it a moment after it is.
+// seesOne waits until a session lists one tool, and that as served: the process
+// that answers hears of it a moment later.
 func seesOne(t *testing.T, c *client.Client) {
 	t.Helper()
 	meshtest.Until(t, "its session sees the tool", func() bool {

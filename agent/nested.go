@@ -21,10 +21,10 @@ const (
 	lastLook  = time.Second
 )
 
-// patience bounds the looks of a nested call that no deadline bounds.
-const patience = 30 * time.Second
+// lookTimeout bounds the looks of a nested call that no deadline bounds.
+const lookTimeout = 30 * time.Second
 
-// nestedCalls makes the calls of one call's tool, over the mesh like anyone's:
+// nestedCalls makes the calls of one call's tool, over the mesh like any other:
 // in the session of the call, one deeper, and within the time that it has left,
 // which ctx says. It is what a [pythonTool] hands to the executor.
 //
@@ -110,7 +110,7 @@ func (n *nestedCalls) look() func(ctx context.Context) bool {
 		if until.IsZero() {
 			var ok bool
 			if until, ok = ctx.Deadline(); !ok {
-				until = now.Add(patience)
+				until = now.Add(lookTimeout)
 			}
 		}
 		wait := next/2 + rand.N(next) //nolint:gosec // jitter

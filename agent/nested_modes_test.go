@@ -187,7 +187,8 @@ func TestEveryIsolationCallsTools(t *testing.T) {
 	}
 }
 
-// Who is refused for want of a slot hears so in a way that it can act on.
+// A call that is refused because every slot is taken says so in a way that its
+// caller can act on.
 func TestNoSlotIsSaid(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

@@ -156,7 +156,7 @@ func TestToolsCallTools(t *testing.T) {
 		defer cancel()
 		var r *client.Result
 		var err error
-		for ctx.Err() == nil { // the nodes have one slot each: who is refused tries again
+		for ctx.Err() == nil { // the nodes have one slot each: a refused call is sent again
 			if r, err = c.Call(ctx, id, args, opts...); toolmesh.CodeOf(err) != toolmesh.CodeBusy {
 				break
 			}

@@ -150,25 +150,25 @@ func TestInstallAgainUnchanged(t *testing.T) {
 	start(t, s, "one")
 	nc := s.Connect(t)
 	url := repository(t, "idx", map[string]string{
-		"tools.toml": "[index]\ntools = [\"t.born\"]\n",
-		"t.py":       "import time\nBORN = time.time_ns()\ndef born(): return BORN\n",
+		"tools.toml": "[index]\ntools = [\"t.started\"]\n",
+		"t.py":       "import time\nSTARTED = time.time_ns()\ndef started(): return STARTED\n",
 	})
 	first := install(t, nc, map[string]any{"source": url})
 	c := newClient(t, nc, nil)
-	born := func() string {
+	started := func() string {
 		t.Helper()
-		r, err := c.Call(t.Context(), "idx.t.born", nil)
+		r, err := c.Call(t.Context(), "idx.t.started", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return string(r.Value)
 	}
-	before, record := born(), recordOf(t, nc, "idx")
+	before, record := started(), recordOf(t, nc, "idx")
 	second := install(t, nc, map[string]any{"source": url})
 	if fmt.Sprint(first) != fmt.Sprint(second) {
 		t.Errorf("answers differ: %v, %v", first, second)
 	}
-	if born() != before {
+	if started() != before {
 		t.Error("the index was imported again")
 	}
 	if recordOf(t, nc, "idx") != record {

@@ -61,7 +61,7 @@ func TestEveryBenchmark(t *testing.T) {
 	}
 }
 
-func TestJudge(t *testing.T) {
+func TestVerdict(t *testing.T) {
 	t.Parallel()
 	most, least := bound{must: 1.25, goal: 1.1}, bound{must: 0.3, goal: 0.4, least: true}
 	for _, c := range []struct {
@@ -73,7 +73,7 @@ func TestJudge(t *testing.T) {
 		{bound{goal: 1.15}, 1.1, "good"}, {bound{goal: 1.15}, 9, "ok"},
 		{least, 0.4, "good"}, {least, 0.35, "ok"}, {least, 0.29, "MISSED"},
 	} {
-		if _, got := c.bound.judge(c.ratio); got != c.want {
+		if _, got := c.bound.verdict(c.ratio); got != c.want {
 			t.Errorf("%+v of %v: %s, want %s", c.bound, c.ratio, got, c.want)
 		}
 	}

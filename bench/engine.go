@@ -255,9 +255,9 @@ func (e *engine) do(ctx context.Context, r request) (answer, error) {
 		case engineBare:
 			ix = e.bare
 		case engineFork:
-			one.Isolation = tool.IsolationFork
+			one.Isolation = toolmesh.IsolationFork
 		case engineFresh:
-			one.Isolation = tool.IsolationFresh
+			one.Isolation = toolmesh.IsolationFresh
 		}
 		return each(r.N, func() error {
 			_, err := ix.Call(ctx, one, nil)
@@ -516,12 +516,12 @@ func (r *result) concludeEngine() {
 	// compared is a line of two sides; times is how much the first must be of the second.
 	compared := func(what, ours, raw string, limit bound) {
 		l := line{What: "engine: " + what, Ours: micros(of(ours, p50)), Raw: micros(of(raw, p50)), Ratio: ratioOf(got[ours], got[raw], p50)}
-		l.Must, l.Verdict = limit.judge(l.Ratio)
+		l.Must, l.Verdict = limit.verdict(l.Ratio)
 		r.Lines = append(r.Lines, l)
 	}
 	alone := func(what, ours, floor string, value float64, limit bound) {
 		l := line{What: "engine: " + what, Ours: ours, Raw: floor}
-		l.Must, l.Verdict = limit.judge(value)
+		l.Must, l.Verdict = limit.verdict(value)
 		r.Lines = append(r.Lines, l)
 	}
 	perSecond := func(do string) string { return fmt.Sprintf("%.0f/s", of(do, rate)) }

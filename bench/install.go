@@ -208,11 +208,11 @@ func (r *result) concludeInstall() {
 			What: "install: numpy and pydantic, " + one.says + ", until served, against uv with bytecode, in ms",
 			Ours: fmt.Sprintf("%.0f", ms(one.what)), Raw: fmt.Sprintf("%.0f", ms("uv "+one.what)), Ratio: ratioOf(got[one.what], got["uv "+one.what], p50),
 		}
-		l.Must, l.Verdict = bound{must: 1.2, goal: 1}.judge(l.Ratio)
+		l.Must, l.Verdict = bound{must: 1.2, goal: 1}.verdict(l.Ratio)
 		r.Lines = append(r.Lines, l)
 	}
 	r.Lines = append(r.Lines, line{What: "install:   uv without bytecode, all cached, in ms", Raw: fmt.Sprintf("%.0f", ms("uv "+installPlain))})
 	l := line{What: fmt.Sprintf("install: an agent that starts again serves %d tools, in ms", restartTools), Ours: fmt.Sprintf("%.0f", ms(restart))}
-	l.Must, l.Verdict = bound{must: 250, goal: 100}.judge(ms(restart))
+	l.Must, l.Verdict = bound{must: 250, goal: 100}.verdict(ms(restart))
 	r.Lines = append(r.Lines, l)
 }

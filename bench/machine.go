@@ -38,8 +38,8 @@ func readProcess(pid int) (p process, ok bool) {
 	return process{pid: pid, parent: parent, cpu: time.Duration(user+system) * clockTick}, true
 }
 
-// family returns a process and all below it.
-func family(root int) []process {
+// processTree returns a process and all below it.
+func processTree(root int) []process {
 	entries, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return nil
@@ -79,7 +79,7 @@ func (s spent) less(before spent) spent {
 
 // spentBy adds up a process with all below it.
 func spentBy(pid int) (total spent) {
-	for _, p := range family(pid) {
+	for _, p := range processTree(pid) {
 		total.cpu += p.cpu
 		total.waits += waitsOf(p.pid)
 	}

@@ -317,7 +317,7 @@ func (p *plan) weigh(ctx context.Context, stderr io.Writer, s *stage, r *result)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	for i, one := range family(a.pid()) {
+	for i, one := range processTree(a.pid()) {
 		resident, share := memoryOf(one.pid)
 		if i == 0 {
 			r.agentMemory = resident

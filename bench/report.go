@@ -43,7 +43,7 @@ type bound struct {
 	least      bool    // the ratio must be at least that; else at most
 }
 
-func (b bound) judge(ratio float64) (must, verdict string) {
+func (b bound) verdict(ratio float64) (must, verdict string) {
 	sign, ok, good := "<=", ratio <= b.must, ratio <= b.goal
 	if b.least {
 		sign, ok, good = ">=", ratio >= b.must, ratio >= b.goal
@@ -140,7 +140,7 @@ func (r *result) conclude() {
 				l.What = what + "Go generator"
 			}
 			if limit, ok := bounds[b.name][side]; ok {
-				l.Must, l.Verdict = limit.judge(l.Ratio)
+				l.Must, l.Verdict = limit.verdict(l.Ratio)
 			}
 			r.Lines = append(r.Lines, l)
 		}
@@ -153,7 +153,7 @@ func (r *result) conclude() {
 				What: what + names[side] + ": our client against a plain one", Ours: show(medianOf(got[side], value)),
 				Raw: show(medianOf(got[plain], value)), Ratio: ratioOf(got[side], got[plain], value),
 			}
-			l.Must, l.Verdict = clientBounds[b.name].judge(l.Ratio)
+			l.Must, l.Verdict = clientBounds[b.name].verdict(l.Ratio)
 			r.Lines = append(r.Lines, l)
 		}
 		for _, side := range b.sides[1:] {

@@ -20,7 +20,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Times of PROTOCOL section 6.
+// Times of docs/protocol, section 6.
 const (
 	silence   = 2500 * time.Millisecond // after which a node may be lost
 	watchTick = 100 * time.Millisecond
@@ -257,7 +257,7 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	s := p.s
 	call := codec.Call{
 		RPCID: s.rpc, Session: s.session, Tool: t.id, Delivery: delivery, Timeout: s.timeout, Credit: credit,
-		Depth: s.depth, Parent: s.parent, Revision: s.revision, Isolation: string(s.isolation), Keepalive: true, WantLoad: t.choice,
+		Depth: s.depth, Parent: s.parent, Revision: s.revision, Isolation: s.isolation, Keepalive: true, WantLoad: t.choice,
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)
@@ -374,7 +374,7 @@ func (p *pending) abandon(ctx context.Context) error {
 	return ended(ctx, toolmesh.StartedUnknown)
 }
 
-// ended is the error of a call whose context is over.
+// ended is the error of a call whose context has ended.
 func ended(ctx context.Context, started toolmesh.Started) error {
 	err := context.Cause(ctx)
 	if err == nil {
@@ -493,7 +493,7 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 	if time.Since(last) < silence {
 		return nil
 	}
-	// Somebody is silent: is it we?
+	// Nothing is heard: is our own connection the silent one?
 	if p.c.bus.StalledSince(last) {
 		p.sign.Store(time.Now().UnixNano()) // this process was frozen: listen anew
 		return nil
@@ -507,7 +507,7 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the connection to the mesh was lost while the call ran: %w", err).
 			WithOrigin(toolmesh.OriginCaller)
 	}
-	// The ping went round behind everything that was on its way to us.
+	// The ping's answer came after everything that was on its way to us.
 	if p.c.bus.ConnectedSince() != made || p.lastSign(asked).After(last) || len(p.answers) > 0 || n != nil && n.lastHeard().After(last) || p.node.Load() != n {
 		return nil
 	}
@@ -515,12 +515,12 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 }
 
 func (p *pending) lost(n *node, why string) error {
-	who := "the call's node"
+	name := "the call's node"
 	if n != nil {
-		who = "node " + string(n.id)
+		name = "node " + string(n.id)
 		p.c.shared.routes.forgetNode(n.id)
 	}
-	e := toolmesh.Errorf(toolmesh.CodeNodeLost, "%s %s: whether the tool ran is not known", who, why).WithOrigin(toolmesh.OriginCaller)
+	e := toolmesh.Errorf(toolmesh.CodeNodeLost, "%s %s: whether the tool ran is not known", name, why).WithOrigin(toolmesh.OriginCaller)
 	if n != nil {
 		e = e.WithDetail("node", string(n.id))
 	}

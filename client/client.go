@@ -15,7 +15,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 // ConnectOptions is the connection policy of the mesh for nats.Connect:
@@ -142,7 +141,7 @@ type settings struct {
 	prefix     string // of rpc ids that are made
 	timeout    time.Duration
 	revision   string
-	isolation  tool.Isolation
+	isolation  toolmesh.Isolation
 	parent     subjects.RPCID
 	depth      int
 	idempotent bool
@@ -175,7 +174,7 @@ func WithRevision(revision string) CallOption {
 // WithIsolation asks for a tighter isolation than the tool declares: session,
 // fork or fresh. A looser one is ignored, as is any by a tool that is a function
 // of a service.
-func WithIsolation(isolation tool.Isolation) CallOption {
+func WithIsolation(isolation toolmesh.Isolation) CallOption {
 	return optionFunc(func(s *settings) { s.isolation = isolation })
 }
 

@@ -6,8 +6,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Lineage says that whoever makes a call runs for a call itself: which one that
-// is, and how many there are above the new one.
+// Lineage says that a call is made on behalf of another one: which one that is,
+// and how many there are above the new one.
 type Lineage struct {
 	Parent subjects.RPCID
 	Depth  int

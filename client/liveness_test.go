@@ -327,7 +327,7 @@ func flood(t *testing.T, nc *nats.Conn, calls int) {
 		}
 	}
 	for range calls {
-		if m, err := in.NextMsg(patience); err != nil || m.Header.Get("Mesh-Error-Code") != "" {
+		if m, err := in.NextMsg(testTimeout); err != nil || m.Header.Get("Mesh-Error-Code") != "" {
 			t.Fatalf("one of many calls: %v, %v", m, err)
 		}
 	}

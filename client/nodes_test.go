@@ -104,7 +104,7 @@ func TestAnswerInAnotherNodesName(t *testing.T) {
 	// The client knows the node once the call's first keepalive and a heartbeat came.
 	began := time.Now()
 	meshtest.Until(t, "the client has looked after the call's node", func() bool { return time.Since(began) > watched })
-	other := start(t, c, "fake.x", nil, client.WithTimeout(patience))
+	other := start(t, c, "fake.x", nil, client.WithTimeout(testTimeout))
 	m := wait(t, "request", im.requests)
 	for _, keepalive := range []string{"1", ""} {
 		h := nats.Header{"Mesh-Rpc-Id": m.Header["Mesh-Rpc-Id"], "Mesh-Node": {string(n.Node())}, "Mesh-Boot": {"another"}, "Mesh-Load": {"9/9"}}

@@ -32,7 +32,7 @@ type routeKey struct {
 	id      subjects.ToolID
 }
 
-// route is what the client knows of who serves a tool.
+// route is what the client knows of the nodes that serve a tool.
 type route struct {
 	nodes  []*node
 	asked  time.Time
@@ -200,7 +200,7 @@ func (r *routes) makeRoom(now time.Time) bool {
 	return false
 }
 
-// refresh asks who serves a tool, beside the calls; r.mu is held.
+// refresh asks which nodes serve a tool, beside the calls; r.mu is held.
 func (c *Client) refresh(key routeKey, known *route) {
 	if known.asking || c.shared.base.Err() != nil {
 		return

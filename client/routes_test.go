@@ -16,7 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// spy hears what is sent on a subject, beside whom it is for.
+// spy hears what is sent on a subject, beside its receiver.
 type spy struct {
 	t   *testing.T
 	nc  *nats.Conn
@@ -47,7 +47,7 @@ func (s *spy) heard() []string {
 	}
 	all := make([]string, 0, n)
 	for range n {
-		m, err := s.sub.NextMsg(patience)
+		m, err := s.sub.NextMsg(testTimeout)
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -91,7 +91,7 @@ func TestCallsAreDirected(t *testing.T) {
 	for i := range n {
 		var opts []client.CallOption
 		if i%3 == 0 {
-			opts = append(opts, client.WithTimeout(patience))
+			opts = append(opts, client.WithTimeout(testTimeout))
 		}
 		if _, err := c.Call(t.Context(), "desk.note", toolArgs{Key: "n"}, opts...); err != nil {
 			t.Fatal(err)
@@ -339,7 +339,7 @@ func TestRegistryDoesNotReplaceABoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := newClient(t, broker.Connect(t), nil)
-	// The stream's acknowledgement says who the node is.
+	// The stream's acknowledgement names the node.
 	done := make(chan counted, 1)
 	go func() { done <- countItems(t, c, t.Context(), toolArgs{Key: "g", N: 2, Gate: true}, nil) }()
 	d.gate("g").release <- struct{}{}
@@ -352,7 +352,7 @@ func TestRegistryDoesNotReplaceABoot(t *testing.T) {
 	}
 	beats := newSpy(t, nc, "mesh.hb.>")
 	for range 4 { // time enough to be called lost
-		if _, err := beats.sub.NextMsg(patience); err != nil {
+		if _, err := beats.sub.NextMsg(testTimeout); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -393,7 +393,7 @@ func TestAStreamFasterThanItsAcknowledgement(t *testing.T) {
 	if got := countItems(t, c, t.Context(), toolArgs{}, nil); got.items != 0 || got.err != nil {
 		t.Errorf("got %+v", got)
 	}
-	wait(t, "somebody is asked who serves the tool", asked)
+	wait(t, "the registry is asked which nodes serve the tool", asked)
 }
 
 func TestRefusedBeforeItIsSent(t *testing.T) {
@@ -430,7 +430,7 @@ func TestRefusedBeforeItIsSent(t *testing.T) {
 	}
 }
 
-// Budgets of DESIGN section 3.
+// What docs/concepts.md promises: a unary call is one message out and one in.
 func TestWhatACallCosts(t *testing.T) {
 	t.Parallel()
 	for _, way := range []string{"queue", "directed"} {
@@ -457,7 +457,7 @@ func TestWhatACallCosts(t *testing.T) {
 			before := nc.Stats()
 			const n = 300
 			for range n {
-				if _, err := c.Call(t.Context(), "desk.note", toolArgs{Key: "cheap"}, client.WithTimeout(patience)); err != nil {
+				if _, err := c.Call(t.Context(), "desk.note", toolArgs{Key: "cheap"}, client.WithTimeout(testTimeout)); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -246,9 +246,9 @@ func (r *reader) window() int64 {
 	return min(max(creditBytes/max(r.bytes/r.taken, 1), leastCredit), mostCredit)
 }
 
-// yieldAll hands out what is here in order. over says that the stream has ended,
+// yieldAll hands out what is here in order. done says that the stream has ended,
 // with err or well.
-func (r *reader) yieldAll(ctx context.Context) (over bool, err error) {
+func (r *reader) yieldAll(ctx context.Context) (done bool, err error) {
 	for {
 		c, ok, err := r.next()
 		switch {
@@ -288,7 +288,7 @@ func (r *reader) read(ctx context.Context, msg *nats.Msg) error {
 	lastReplay := r.p.asked
 	var before int64
 	for {
-		if over, err := r.yieldAll(ctx); over {
+		if done, err := r.yieldAll(ctx); done {
 			return err
 		}
 		if r.taken > before {
@@ -345,7 +345,7 @@ func (r *reader) read(ctx context.Context, msg *nats.Msg) error {
 			if r.begun() && time.Since(r.p.lastSign(quiet)) > quietWait {
 				ask = true
 			}
-			if over, err := r.checkNode(ctx); over {
+			if done, err := r.checkNode(ctx); done {
 				return err
 			}
 			if err := r.p.resend(msg, r.lastArrived()); err != nil {
@@ -380,7 +380,7 @@ func (r *reader) replied(ctx context.Context, reply codec.Reply) error {
 		return errNobody
 	case codec.ReplyError:
 		if r.acked {
-			if over, err := r.rest(ctx); over {
+			if done, err := r.rest(ctx); done {
 				return orWhole(err)
 			}
 		}
@@ -404,7 +404,7 @@ func orWhole(err error) error {
 
 // checkNode ends the stream when its node is lost: with what the store still
 // has of it, if that is all of it.
-func (r *reader) checkNode(ctx context.Context) (over bool, err error) {
+func (r *reader) checkNode(ctx context.Context) (done bool, err error) {
 	lost := r.p.alive(ctx, r.lastArrived())
 	switch {
 	case lost == nil:
@@ -414,7 +414,7 @@ func (r *reader) checkNode(ctx context.Context) (over bool, err error) {
 	case toolmesh.CodeOf(lost) != toolmesh.CodeNodeLost || !r.begun():
 		return true, lost
 	}
-	if over, err := r.rest(ctx); over {
+	if done, err := r.rest(ctx); done {
 		return true, err
 	}
 	return true, lost
@@ -422,10 +422,10 @@ func (r *reader) checkNode(ctx context.Context) (over bool, err error) {
 
 // rest yields what the store has of a stream to which nothing is added any more,
 // and reports whether that was its end.
-func (r *reader) rest(ctx context.Context) (over bool, err error) {
+func (r *reader) rest(ctx context.Context) (done bool, err error) {
 	r.abandonReplay()
 	for tries := 0; tries < restTries; {
-		if over, err := r.yieldAll(ctx); over {
+		if done, err := r.yieldAll(ctx); done {
 			return true, err
 		}
 		before := r.taken
@@ -452,7 +452,7 @@ func (r *reader) rest(ctx context.Context) (over bool, err error) {
 		case err != nil:
 			return false, nil
 		}
-		if over, err := r.yieldAll(ctx); over {
+		if done, err := r.yieldAll(ctx); done {
 			return true, err
 		}
 		switch {
@@ -468,7 +468,7 @@ func (r *reader) rest(ctx context.Context) (over bool, err error) {
 }
 
 // errWhole says that the whole stream has been read.
-var errWhole = toolmesh.Errorf(toolmesh.CodeInternal, "the stream is over")
+var errWhole = toolmesh.Errorf(toolmesh.CodeInternal, "the stream has ended")
 
 // replay is one question for stored chunks that has no whole answer yet.
 type replay struct {
@@ -501,7 +501,7 @@ func (r *reader) settleReplay() {
 	if r.order.Ready() || r.order.Next() > r.asking.from {
 		r.fruitless = 0
 	} else if r.high.Terminal || r.high.Seq == 0 && r.taken > 0 {
-		// All of it had been stored. A gap in a stream that is not over yet is
+		// All of it had been stored. A gap in a stream that has not ended yet is
 		// something else: its node will send the missing item again.
 		r.fruitless++
 	}

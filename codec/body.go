@@ -9,8 +9,8 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-// ParseBody reads a request that is no call: it holds it to the versions that
-// are spoken and to what it requires, and then reads its body, a JSON object,
+// ParseBody reads a request that is no call: it checks the version and what the
+// request requires, and then reads its body, a JSON object,
 // into the struct that into points to. An empty body has no fields. Names are
 // exact, as those of an envelope are, and unknown fields are ignored; with
 // encoding/json alone a field would also be taken under a name of another case.
@@ -56,7 +56,7 @@ func readBody(body []byte, into any) error {
 	return invalid("the body is not valid JSON")
 }
 
-// wanted names the values of a field to who has never seen its type.
+// wanted names the values of a field in words, without its Go type.
 func wanted(k reflect.Kind) string {
 	switch k {
 	case reflect.String:

@@ -161,50 +161,7 @@ func (r *Request) readEnvelope(e envelope) error {
 
 func isNull(raw []byte) bool { return string(raw) == "null" }
 
-// ParseEnvelope reads a reply of the envelope form: a response, one chunk of a
-// stream, or the rpc_stream_end that older hosts send behind it (ReplyEnd). id
-// is the call's as it was echoed, a number or text. Like [ParseReply] it never
-// fails: what cannot be read is a ReplyError with protocol_error. Of a complete
-// chunk without a count, the count is the one of its number.
-func ParseEnvelope(body []byte) (reply Reply, id json.RawMessage) {
-	reply.High = -1
-	var m struct {
-		Type      string          `json:"type"`
-		RPCID     json.RawMessage `json:"rpc_id"`
-		Status    string          `json:"status"`
-		Result    json.RawMessage `json:"result"`
-		ChunkType ChunkType       `json:"chunk_type"`
-		Data      json.RawMessage `json:"data"`
-		Seq       int64           `json:"seq"`
-		Error     *toolmesh.Error `json:"error"`
-	}
-	if err := json.Unmarshal(body, &m); err != nil {
-		reply.Kind = ReplyError
-		reply.Err = toolmesh.Errorf(toolmesh.CodeProtocolError, "a reply is not an envelope: %v", err)
-		return reply, nil
-	}
-	switch {
-	case (m.Type == typeToolResponse || m.Type == typeResponse) && m.Status == "ok":
-		reply.Body = m.Result
-	case (m.Type == typeToolResponse || m.Type == typeResponse) && m.Status == "error":
-		reply.Kind, reply.Err = ReplyError, readError(m.Error)
-	case m.Type == typeStreamEnd:
-		reply.Kind = ReplyEnd
-	case m.Type == typeChunk && m.ChunkType == ChunkData && m.Seq > 0:
-		reply.Kind, reply.Chunk = ReplyChunk, Chunk{Type: ChunkData, Seq: m.Seq, Data: m.Data}
-	case m.Type == typeChunk && m.ChunkType == ChunkComplete:
-		reply.Kind, reply.Chunk = ReplyChunk, Chunk{Type: ChunkComplete, Seq: m.Seq, Count: max(m.Seq-1, 0)}
-	case m.Type == typeChunk && m.ChunkType == ChunkError:
-		reply.Kind = ReplyChunk
-		reply.Chunk = Chunk{Type: ChunkError, Seq: m.Seq, Count: max(m.Seq-1, 0), Err: readError(m.Error)}
-	default:
-		reply.Kind = ReplyError
-		reply.Err = toolmesh.Errorf(toolmesh.CodeProtocolError, "a reply of type %q, status %q, chunk type %q is not known", m.Type, m.Status, m.ChunkType)
-	}
-	return reply, m.RPCID
-}
-
-// readError makes a received error one of the closed set. A message of the older
+// readError makes a received error one of our codes. A message of the older
 // form has a type and a text only: what it tells of is the tool's failure.
 func readError(e *toolmesh.Error) *toolmesh.Error {
 	switch {

@@ -138,7 +138,7 @@ var jsonNull = json.RawMessage("null")
 
 // Result renders the reply of a call that succeeded, in the request's form.
 // result is JSON, nothing for null; the plain form sends it as it is. load is
-// sent to who asked for it.
+// sent where the request asks for it.
 func (r *Request) Result(id *Identity, result json.RawMessage, load Load) (Header, []byte) {
 	if len(result) == 0 {
 		result = jsonNull

@@ -343,7 +343,7 @@ func TestLoadAndHeaderText(t *testing.T) {
 }
 
 // The reader of jnats ends at a byte of a header that is not ASCII, and hears
-// nothing more: a node's name must not do that to whoever calls it.
+// nothing more: a node's name must not do that to its callers.
 func TestANodesNameInAHeaderIsASCII(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("ü", 40)
@@ -358,7 +358,7 @@ func TestANodesNameInAHeaderIsASCII(t *testing.T) {
 		if got := ParseReply(header, []byte("1")).Node; !subjects.SameName(got, subjects.NodeID(name)) || got != subjects.NodeID(name) && name != long {
 			t.Errorf("%q is read as %q", name, got)
 		}
-		// Whoever builds a subject of it needs to know nothing of this.
+		// A subject is built of it without knowing of this.
 		direct, err := subjects.EncodeToken(name)
 		if token := header.Get(HeaderNode); err != nil || name != want && token != direct {
 			t.Errorf("%q: in a header %q, in a subject %q %v", name, token, direct, err)

@@ -3,6 +3,7 @@ package codec
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"math"
 	"mime"
 	"strconv"
@@ -35,7 +36,6 @@ const (
 	typeToolResponse = "rpc_tool_response"
 	typeResponse     = "rpc_response"
 	typeChunk        = "rpc_stream_chunk"
-	typeStreamEnd    = "rpc_stream_end"
 )
 
 // Delivery is how a caller wants a stream.
@@ -75,9 +75,9 @@ type Request struct {
 	Hops      int
 	Depth     int
 	Parent    subjects.RPCID
-	Revision  string          // pin
-	Boot      subjects.BootID // the one start of a node that may answer
-	Isolation string          // warm, session, fork, fresh, or "" for what the tool declares
+	Revision  string             // pin
+	Boot      subjects.BootID    // the one start of a node that may answer
+	Isolation toolmesh.Isolation // "" for what the tool declares
 
 	HasTimeout bool
 	IsAgain    bool // it is sent again: a call of this rpc id may have run
@@ -123,12 +123,14 @@ func invalid(format string, args ...any) error {
 
 // checkIsolation holds a request to the isolations that there are: a caller that
 // wants its call kept apart must not run beside others for a slip of the pen.
-func checkIsolation(v string) error {
-	switch v {
-	case "warm", "session", "fork", "fresh":
+func checkIsolation(v toolmesh.Isolation) error {
+	if v.Valid() {
 		return nil
 	}
-	return invalid("header %s is %q: it is warm, session, fork or fresh", HeaderIsolation, v)
+	all := fmt.Sprint(toolmesh.Isolations()) // "[warm session ...]"
+	names := strings.Fields(all[1 : len(all)-1])
+	last := len(names) - 1
+	return invalid("header %s is %q: it is %s or %s", HeaderIsolation, v, strings.Join(names[:last], ", "), names[last])
 }
 
 func (r *Request) parsePlain(h Header, body []byte) error {
@@ -201,7 +203,8 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		case HeaderBoot:
 			r.Boot = subjects.BootID(v)
 		case HeaderIsolation:
-			r.Isolation, err = v, checkIsolation(v)
+			r.Isolation = toolmesh.Isolation(v)
+			err = checkIsolation(r.Isolation)
 		case HeaderIdempotencyKey:
 			r.IdempotencyKey = v
 		case HeaderTraceparent:
@@ -338,7 +341,7 @@ type Call struct {
 	Depth     int
 	Parent    subjects.RPCID
 	Revision  string
-	Isolation string // warm, session, fork or fresh; "" leaves it out
+	Isolation toolmesh.Isolation // "" leaves it out
 	Keepalive bool
 	WantLoad  bool
 
@@ -388,7 +391,7 @@ func (c *Call) Header() Header {
 		v.set(h, HeaderRevision, c.Revision)
 	}
 	if c.Isolation != "" {
-		v.set(h, HeaderIsolation, c.Isolation)
+		v.set(h, HeaderIsolation, string(c.Isolation))
 	}
 	if c.Keepalive {
 		h[HeaderKeepalive] = flagOn

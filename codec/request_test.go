@@ -87,8 +87,8 @@ func TestParsePlainRequest(t *testing.T) {
 	}
 }
 
-// A model writes arguments, and they may look like an envelope: whoever sends a
-// Mesh- header is taken at his word, and his body is never looked into.
+// A model writes arguments, and they may look like an envelope: a request with
+// a Mesh- header is plain, and its body is never looked into.
 func TestPlainOrEnvelope(t *testing.T) {
 	t.Parallel()
 	envelope := `{"type":"rpc_tool_call","rpc_id":"e","tool_id":"weather.forecast","kwargs":{}}`

@@ -544,7 +544,7 @@ func TestARouterBesideAnAgent(t *testing.T) {
 	if names["mesh-agent"] != 2 || names["mesh-router"] != 1 {
 		t.Errorf("services %v", names)
 	}
-	// Whoever of the three is asked, the answer is the same.
+	// Each of the three gives the same answer.
 	for range 20 {
 		equalJSON(t, "resolve", request(t, nc, "mesh.registry.default.resolve", `{"name":"t.fast"}`).Data, `{"id":"held.t.fast"}`)
 	}

@@ -254,7 +254,7 @@ func TestForeignGoClient(t *testing.T) {
 			t.Errorf("the id of another call: %v %s", other.Header, other.Data)
 		}
 	})
-	t.Run("keepalives to who asks", func(t *testing.T) {
+	t.Run("keepalives where asked for", func(t *testing.T) {
 		inbox, sub := subscribed(t, nc, "")
 		m := nats.NewMsg("tools.default.lab.timing.nap")
 		m.Reply, m.Data = inbox, []byte(`{"seconds":1.6}`)

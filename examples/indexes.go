@@ -12,21 +12,6 @@ import (
 //go:embed indexes
 var files embed.FS
 
-// Indexes are the names of the example indexes, sorted.
-func Indexes() []string {
-	entries, err := files.ReadDir("indexes")
-	if err != nil {
-		panic(err) // they are part of the binary
-	}
-	var names []string
-	for _, e := range entries {
-		if e.IsDir() {
-			names = append(names, e.Name())
-		}
-	}
-	return names
-}
-
 // Write puts the files of one example index into the folder dir, which it makes.
 func Write(index, dir string) error {
 	source, err := fs.Sub(files, path.Join("indexes", index))

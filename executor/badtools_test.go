@@ -43,7 +43,7 @@ func badTools() []badTool {
 	memory := limits(tool.Limits{Memory: 64 << 20})
 	cpu := limits(tool.Limits{CPUTime: little})
 	pids := limits(tool.Limits{Pids: 20})
-	forked := executor.Policy{Isolation: tool.IsolationFork}
+	forked := executor.Policy{Isolation: toolmesh.IsolationFork}
 	and := func(p, l executor.Policy) executor.Policy { p.Limits = l.Limits; return p }
 	all := []badTool{
 		// Time.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
@@ -281,7 +282,7 @@ func TestFreshIsNoCopy(t *testing.T) {
 	t.Parallel()
 	ix := openModule(t, newExecutor(t, nil), "import sys\ndef loaded() -> bool:\n    return 'xml.dom.minidom' in sys.modules", "loaded")
 	mustCall(t, ix, "t.loaded", `{}`, `true`)
-	body, err := ix.Call(t.Context(), executor.Call{Tool: "t.loaded", Args: json.RawMessage(`{}`), Isolation: tool.IsolationFresh}, nil)
+	body, err := ix.Call(t.Context(), executor.Call{Tool: "t.loaded", Args: json.RawMessage(`{}`), Isolation: toolmesh.IsolationFresh}, nil)
 	if err != nil || string(body) != "false" {
 		t.Errorf("got %s %v: a fresh interpreter has loaded what the base has", body, err)
 	}

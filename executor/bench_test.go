@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/output"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 const benchTools = `
@@ -227,7 +227,7 @@ func BenchmarkFork(b *testing.B) {
 	} {
 		b.Run(name, func(b *testing.B) {
 			ix := openModule(b, newExecutor(b, func(o *executor.Options) { o.OwnInterpreters = os.Getenv("OWN") != "" }), imports+benchTools, "weather")
-			one := executor.Call{Tool: "t.weather", Args: json.RawMessage(`{"city":"Oslo","days":3}`), Isolation: tool.IsolationFork}
+			one := executor.Call{Tool: "t.weather", Args: json.RawMessage(`{"city":"Oslo","days":3}`), Isolation: toolmesh.IsolationFork}
 			b.ReportAllocs()
 			report := forkedTime(b, ix)
 			for b.Loop() {
@@ -275,7 +275,7 @@ func forkedTime(b *testing.B, ix *executor.Index) func() {
 // BenchmarkMemoryLimit is a call of a tool with a limit on memory, in a worker
 // that stays and in one of its own, by what stands behind the limit.
 func BenchmarkMemoryLimit(b *testing.B) {
-	for _, isolation := range []tool.Isolation{tool.IsolationWarm, tool.IsolationFork} {
+	for _, isolation := range []toolmesh.Isolation{toolmesh.IsolationWarm, toolmesh.IsolationFork} {
 		for _, guard := range []string{"none", "watchdog", "cgroup"} {
 			b.Run(string(isolation)+"/"+guard, func(b *testing.B) {
 				x := newExecutor(b, func(o *executor.Options) { o.WithoutCgroups = guard != "cgroup" })

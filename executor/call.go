@@ -4,9 +4,9 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/pool"
 	"github.com/toolmesh/toolmesh/executor/zygote"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Types of the packages below, which do the work, as this package's callers see them.
@@ -43,7 +43,7 @@ type Call struct {
 	Epoch   string
 	Created time.Time
 	// Isolation tightens that of the tool's [Policy]; a looser one is ignored.
-	Isolation tool.Isolation
+	Isolation toolmesh.Isolation
 	// Args is the arguments object, passed through unparsed; empty means none.
 	Args json.RawMessage
 	// VarArgs is an array of further positional arguments, for tools that take them.

@@ -12,7 +12,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 // needsPackages skips a test where the package index cannot be reached.
@@ -247,7 +246,7 @@ func TestAnIndexFindsItsOwnVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	ix := open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"acme.core.tool"}})
-	for _, isolation := range []tool.Isolation{tool.IsolationWarm, tool.IsolationFork, tool.IsolationFresh} {
+	for _, isolation := range []toolmesh.Isolation{toolmesh.IsolationWarm, toolmesh.IsolationFork, toolmesh.IsolationFresh} {
 		got, err := ix.Call(t.Context(), executor.Call{Tool: "acme.core.tool", Isolation: isolation}, nil)
 		if err != nil || string(got) != `"1.2"` {
 			t.Errorf("%s: got %s, %v", isolation, got, err)

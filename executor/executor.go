@@ -317,8 +317,8 @@ func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock,
 
 // Prepare does beside other work what the first index would wait for.
 func (x *Executor) Prepare(ctx context.Context) {
-	for _, env := range x.venvs.Prepare(ctx) {
-		x.zygotes.Warm(env.Python, x.defaultSandbox)
+	for _, python := range x.venvs.Prepare(ctx) {
+		x.zygotes.Warm(python, x.defaultSandbox)
 	}
 }
 

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 // drawing has generators that were seeded at import, as bad examples have them.
@@ -47,7 +47,7 @@ func TestForksDrawDifferentNumbers(t *testing.T) {
 	t.Parallel()
 	x := newExecutor(t, nil)
 	spec := specOf(t, x, writeFiles(t, drawing), "t.draw", "t.adraw")
-	spec.Policies = map[string]executor.Policy{"t.draw": {Isolation: tool.IsolationFork}, "t.adraw": {Isolation: tool.IsolationSession}}
+	spec.Policies = map[string]executor.Policy{"t.draw": {Isolation: toolmesh.IsolationFork}, "t.adraw": {Isolation: toolmesh.IsolationSession}}
 	ix := open(t, x, spec)
 	seen := map[string]string{}
 	for n := range 8 {
@@ -109,7 +109,7 @@ def fork():
 
 warm = fork
 `}), "t.fork", "t.warm")
-	spec.Policies = map[string]executor.Policy{"t.fork": {Isolation: tool.IsolationFork}}
+	spec.Policies = map[string]executor.Policy{"t.fork": {Isolation: toolmesh.IsolationFork}}
 	ix := open(t, x, spec)
 	want := `["[[['MainThread'], True], ['ran'], ['ran', 'ran']]",true]`
 	mustCall(t, ix, "t.fork", `{}`, want)
@@ -155,7 +155,7 @@ warm = count
 	}
 	x := newExecutor(t, nil)
 	spec := specOf(t, x, writeFiles(t, files), "t.count", "t.acount", "t.warm")
-	spec.Policies = map[string]executor.Policy{"t.count": {Isolation: tool.IsolationFork}, "t.acount": {Isolation: tool.IsolationFork}}
+	spec.Policies = map[string]executor.Policy{"t.count": {Isolation: toolmesh.IsolationFork}, "t.acount": {Isolation: toolmesh.IsolationFork}}
 	return open(t, x, spec)
 }
 

@@ -214,7 +214,7 @@ func (ix *Index) group(root string) error {
 			g = &group{key: key, config: zygote.Config{
 				Logger: ix.log, Redact: ix.redact, Python: ix.spec.Env.Python, Root: root, Paths: paths,
 				Env:     ix.x.workerEnv(filepath.Dir(ix.spec.Env.Python), vars),
-				Secrets: ix.spec.Secrets, Sandbox: key.sandbox,
+				Sandbox: key.sandbox,
 			}}
 			byKey[key] = g
 			ix.groups = append(ix.groups, g)
@@ -249,7 +249,7 @@ func (ix *Index) open(ctx context.Context) error {
 	slices.SortStableFunc(ix.unavailable, func(a, b Unavailable) int { return place[a.Name] - place[b.Name] })
 	for i := range ix.tools {
 		t := ix.byName[ix.tools[i].Name]
-		if t.policy.Isolation == tool.IsolationSession {
+		if t.policy.Isolation == toolmesh.IsolationSession {
 			continue
 		}
 		p, err := ix.pool(t, t.policy.Isolation)
@@ -259,7 +259,7 @@ func (ix *Index) open(ctx context.Context) error {
 		t.pool = p
 	}
 	for key, p := range ix.everyPool() {
-		if key.isolation == tool.IsolationFresh {
+		if key.isolation == toolmesh.IsolationFresh {
 			continue // a new interpreter is more than a guess should cost
 		}
 		if err := p.Warm(); err != nil {
@@ -306,7 +306,7 @@ func (ix *Index) openGroup(ctx context.Context, g *group) error {
 		}
 		switch {
 		case why == "":
-		case t.policy.Isolation == tool.IsolationFork:
+		case t.policy.Isolation == toolmesh.IsolationFork:
 			t.Warnings = append(t.Warnings, "isolation fork starts a new interpreter for each call: "+why)
 		default:
 			t.Warnings = append(t.Warnings, "its worker is no fork but imports the index anew: "+why)
@@ -336,9 +336,9 @@ func (ix *Index) quarantine(name string) *pool.Quarantine {
 
 // pool finds the pool that runs a tool's calls in an isolation, or makes it. A
 // session's come from lease.
-func (ix *Index) pool(t *served, isolation tool.Isolation) (*pool.Pool, *toolmesh.Error) {
+func (ix *Index) pool(t *served, isolation toolmesh.Isolation) (*pool.Pool, *toolmesh.Error) {
 	key := poolKey{groupKey: t.group.key, async: t.Kind.Async(), isolation: isolation, limits: t.policy.Limits}
-	if isolation == tool.IsolationFresh {
+	if isolation == toolmesh.IsolationFresh {
 		key.tool = t.Name
 	}
 	return ix.poolOf(t.group, key)
@@ -376,7 +376,7 @@ func (ix *Index) poolConfig(key poolKey) pool.Config {
 	o := ix.x.opts
 	cfg := pool.Config{
 		Index: ix.spec.Name, Logger: ix.log, Redact: ix.redact,
-		Async: key.async, Once: key.isolation == tool.IsolationFork || key.isolation == tool.IsolationFresh,
+		Async: key.async, Once: key.isolation == toolmesh.IsolationFork || key.isolation == toolmesh.IsolationFresh,
 		MinIdle: 1, Affinity: key.affinity,
 		MaxWorkers: o.MaxWorkers, MaxCalls: ix.spec.Concurrency, Limits: key.limits,
 		Grace: o.Grace, StartTimeout: o.StartTimeout, IdleAfter: o.IdleAfter,
@@ -389,7 +389,7 @@ func (ix *Index) poolConfig(key poolKey) pool.Config {
 	if !key.async {
 		cfg.MaxCalls = cfg.MaxWorkers
 	}
-	if key.isolation == tool.IsolationFork {
+	if key.isolation == toolmesh.IsolationFork {
 		cfg.Spares = 1 // a fork is cheap, yet not as cheap as none
 	}
 	if key.suspect != "" {
@@ -497,8 +497,8 @@ func diedBefore(err error) *toolmesh.Error {
 // attempt makes a call once.
 func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink output.Sink) (json.RawMessage, pool.Verdict, error) {
 	p, slot := t.pool, t.slot
-	switch isolation := tighter(t.policy.Isolation, call.Isolation); {
-	case isolation == tool.IsolationSession:
+	switch isolation := t.policy.Isolation.Tighter(call.Isolation); {
+	case isolation == toolmesh.IsolationSession:
 		leased, release, err := ix.lease(t, call)
 		if err != nil {
 			return nil, pool.Verdict{}, err
@@ -511,7 +511,7 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink output.
 			return nil, pool.Verdict{}, err
 		}
 		p = tightened
-	case isolation == tool.IsolationWarm && t.Kind.Async() && t.quarantine.Suspect():
+	case isolation == toolmesh.IsolationWarm && t.Kind.Async() && t.quarantine.Suspect():
 		apart, err := ix.poolOf(t.group, poolKey{
 			groupKey: t.group.key, async: true, isolation: isolation, limits: t.policy.Limits, suspect: t.Name,
 		})
@@ -520,7 +520,7 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink output.
 		}
 		p = apart
 	}
-	if tighter(t.policy.Isolation, call.Isolation) == tool.IsolationFresh {
+	if t.policy.Isolation.Tighter(call.Isolation) == toolmesh.IsolationFresh {
 		slot = 0 // its workers import nothing else
 	}
 	return p.Call(ctx, pool.Call{

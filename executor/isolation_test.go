@@ -14,7 +14,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/output"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 const stateTools = `
@@ -125,7 +124,7 @@ func openIsolated(t testing.TB, policy executor.Policy, change func(*executor.Op
 }
 
 // single are the isolations in which a worker serves one call.
-var single = []tool.Isolation{tool.IsolationFork, tool.IsolationFresh}
+var single = []toolmesh.Isolation{toolmesh.IsolationFork, toolmesh.IsolationFresh}
 
 // perSingle runs a test for each of them.
 func perSingle(t *testing.T, test func(t *testing.T, ix *executor.Index)) {
@@ -272,8 +271,8 @@ def note(name: str, path: str = ""):
 noted = note
 `}), "t.note", "t.noted")
 	spec.Policies = map[string]executor.Policy{
-		"t.note":  {Isolation: tool.IsolationFork, Vars: map[string]string{"EARLY": early}},
-		"t.noted": {Isolation: tool.IsolationFork},
+		"t.note":  {Isolation: toolmesh.IsolationFork, Vars: map[string]string{"EARLY": early}},
+		"t.noted": {Isolation: toolmesh.IsolationFork},
 	}
 	ix := open(t, x, spec)
 	mustCall(t, ix, "t.note", `{"name":"early"}`, `null`)
@@ -320,11 +319,11 @@ func TestSingleUseWorkersRunSideBySide(t *testing.T) {
 
 func TestACallMayTightenItsIsolationAndNeverLoosen(t *testing.T) {
 	t.Parallel()
-	for i, declared := range []tool.Isolation{tool.IsolationWarm, tool.IsolationSession, tool.IsolationFork, tool.IsolationFresh} {
+	for i, declared := range []toolmesh.Isolation{toolmesh.IsolationWarm, toolmesh.IsolationSession, toolmesh.IsolationFork, toolmesh.IsolationFresh} {
 		t.Run(string(declared), func(t *testing.T) {
 			t.Parallel()
 			ix := openIsolated(t, executor.Policy{Isolation: declared}, nil)
-			for j, asked := range []tool.Isolation{tool.IsolationWarm, tool.IsolationSession, tool.IsolationFork, tool.IsolationFresh} {
+			for j, asked := range []toolmesh.Isolation{toolmesh.IsolationWarm, toolmesh.IsolationSession, toolmesh.IsolationFork, toolmesh.IsolationFresh} {
 				var got []string
 				for range 2 {
 					// Each its own session, so that every pair has its own state.

@@ -100,7 +100,7 @@ func (l *lease) serves(call Call) bool {
 // session's was.
 func (ix *Index) lease(t *served, call Call) (p *pool.Pool, release func(), _ *toolmesh.Error) {
 	key := poolKey{
-		groupKey: t.group.key, async: t.Kind.Async(), isolation: tool.IsolationSession, limits: t.policy.Limits,
+		groupKey: t.group.key, async: t.Kind.Async(), isolation: toolmesh.IsolationSession, limits: t.policy.Limits,
 		session: call.Session, affinity: t.policy.Lease.Affinity,
 	}
 	ls := &ix.leases

@@ -18,7 +18,7 @@ import (
 // openLeased serves stateTools under isolation session.
 func openLeased(t testing.TB, lease executor.Lease, change func(*executor.Options)) *executor.Index {
 	t.Helper()
-	return openIsolated(t, executor.Policy{Isolation: tool.IsolationSession, Lease: lease}, change)
+	return openIsolated(t, executor.Policy{Isolation: toolmesh.IsolationSession, Lease: lease}, change)
 }
 
 func callIn(t testing.TB, ix *executor.Index, session, name, args string) (string, error) {

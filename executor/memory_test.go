@@ -43,7 +43,7 @@ def item_by_item(mb: int):
     fill(mb)
     yield 2
 
-def by_a_stray(mb: int):
+def by_an_orphan(mb: int):
     r, w = os.pipe()
     if os.fork() == 0:
         os.close(r)
@@ -57,8 +57,8 @@ def by_a_stray(mb: int):
     os.read(r, 1)
     return "it has ended"
 
-async def aby_a_stray(mb: int):
-    return by_a_stray(mb)
+async def aby_an_orphan(mb: int):
+    return by_an_orphan(mb)
 
 def small():
     return "small"
@@ -132,8 +132,8 @@ func outOfGroup(t *testing.T, err error) {
 func TestMemoryThatOnlyTheKernelSees(t *testing.T) {
 	t.Parallel()
 	x, groups := memoryGuarded(t)
-	names := []string{"in_a_file", "ain_a_file", "item_by_item", "by_a_stray", "aby_a_stray"}
-	for _, isolation := range []tool.Isolation{tool.IsolationWarm, tool.IsolationSession, tool.IsolationFork, tool.IsolationFresh} {
+	names := []string{"in_a_file", "ain_a_file", "item_by_item", "by_an_orphan", "aby_an_orphan"}
+	for _, isolation := range []toolmesh.Isolation{toolmesh.IsolationWarm, toolmesh.IsolationSession, toolmesh.IsolationFork, toolmesh.IsolationFresh} {
 		dir := writeFiles(t, map[string]string{"t.py": memoryTools})
 		policy := executor.Policy{Isolation: isolation, Limits: tool.Limits{Memory: memoryLimit}}
 		policies := map[string]executor.Policy{"t.small": policy, "t.asmall": policy}
@@ -217,7 +217,7 @@ def later(fifo: str):
 		t.Fatal(err)
 	}
 	spec := specOf(t, x, dir, "t.later", "t.small")
-	policy := executor.Policy{Isolation: tool.IsolationSession, Limits: tool.Limits{Memory: memoryLimit}}
+	policy := executor.Policy{Isolation: toolmesh.IsolationSession, Limits: tool.Limits{Memory: memoryLimit}}
 	spec.Policies = map[string]executor.Policy{"t.later": policy, "t.small": policy}
 	ix := open(t, x, spec)
 	in := func(name, args string) (string, error) {
@@ -284,7 +284,7 @@ def reads(name: str):
 		t.Fatal(err)
 	}
 	args, _ := json.Marshal(map[string]string{"name": file})
-	for _, isolation := range []tool.Isolation{tool.IsolationWarm, tool.IsolationFork, tool.IsolationFresh} {
+	for _, isolation := range []toolmesh.Isolation{toolmesh.IsolationWarm, toolmesh.IsolationFork, toolmesh.IsolationFresh} {
 		spec := specOf(t, x, dir, "t.copies", "t.reads")
 		policy := executor.Policy{Isolation: isolation, Limits: tool.Limits{Memory: memoryLimit}}
 		spec.Policies = map[string]executor.Policy{"t.copies": policy, "t.reads": policy}

@@ -232,7 +232,7 @@ def inner():
 	spec := specOf(t, x, dir, "t.kept", "t.place", "t.outer", "t.held", "t.inner")
 	spec.Concurrency = 1
 	spec.Policies = map[string]executor.Policy{
-		"t.kept": {Isolation: tool.IsolationSession}, "t.inner": {Isolation: tool.IsolationSession},
+		"t.kept": {Isolation: toolmesh.IsolationSession}, "t.inner": {Isolation: toolmesh.IsolationSession},
 	}
 	ix := open(t, x, spec)
 	for range 5 {
@@ -257,7 +257,7 @@ def inner():
 func TestSessionWorkerIsShared(t *testing.T) {
 	t.Parallel()
 	ix := openNested(t, func(s *executor.Spec) {
-		s.Policies = map[string]executor.Policy{"t.add": {Isolation: tool.IsolationSession}}
+		s.Policies = map[string]executor.Policy{"t.add": {Isolation: toolmesh.IsolationSession}}
 	}, nil)
 	var wg sync.WaitGroup
 	for range 4 {
@@ -270,7 +270,7 @@ func TestSessionWorkerIsShared(t *testing.T) {
 func TestCancelOfANestedCallInTheQueue(t *testing.T) {
 	t.Parallel()
 	ix := openNested(t, func(s *executor.Spec) {
-		s.Policies = map[string]executor.Policy{"t.sleep": {Isolation: tool.IsolationSession}}
+		s.Policies = map[string]executor.Policy{"t.sleep": {Isolation: toolmesh.IsolationSession}}
 	}, nil)
 	path := filepath.Join(t.TempDir(), "first")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -316,7 +316,7 @@ func TestConfinedToolsCallOthers(t *testing.T) {
 			ix := openNested(t, func(s *executor.Spec) {
 				s.Policies = map[string]executor.Policy{
 					"t.one": {Sandbox: level}, "t.fan_sync": {Sandbox: level}, "t.fan": {Sandbox: level},
-					"t.in_thread": {Sandbox: level}, "t.relay": {Sandbox: level, Isolation: tool.IsolationFork},
+					"t.in_thread": {Sandbox: level}, "t.relay": {Sandbox: level, Isolation: toolmesh.IsolationFork},
 				}
 			}, nil)
 			mustCallNested(t, ix, "t.one", `{"a":1}`, `2`)

@@ -18,7 +18,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/output"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Calls that are nested deeper than this are refused, as a node does it.
@@ -530,7 +529,7 @@ func mustCallNestedIn(t testing.TB, ix *executor.Index, tool, args, want string)
 // Isolation makes no difference, but where one worker is all that a session has.
 func TestNestedCallsInEveryIsolation(t *testing.T) {
 	t.Parallel()
-	for _, isolation := range []tool.Isolation{tool.IsolationFork, tool.IsolationFresh, tool.IsolationSession} {
+	for _, isolation := range []toolmesh.Isolation{toolmesh.IsolationFork, toolmesh.IsolationFresh, toolmesh.IsolationSession} {
 		t.Run(string(isolation), func(t *testing.T) {
 			t.Parallel()
 			ix := openNested(t, func(s *executor.Spec) {
@@ -541,11 +540,11 @@ func TestNestedCallsInEveryIsolation(t *testing.T) {
 				}
 			}, nil)
 			depth := 3
-			if isolation == tool.IsolationFork {
+			if isolation == toolmesh.IsolationFork {
 				depth = deepest
 			}
 			mustCallNested(t, ix, "t.adeep", fmt.Sprintf(`{"n":%d}`, depth), fmt.Sprint(depth))
-			if isolation != tool.IsolationSession {
+			if isolation != toolmesh.IsolationSession {
 				mustCallNested(t, ix, "t.deep", fmt.Sprintf(`{"n":%d}`, depth), fmt.Sprint(depth))
 				return
 			}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -13,7 +14,7 @@ import (
 type Policy struct {
 	// Isolation says which process runs a call. A call may ask for a tighter one,
 	// never for a looser one. Defaults to warm.
-	Isolation tool.Isolation
+	Isolation toolmesh.Isolation
 	// Lease says how isolation session keeps workers.
 	Lease Lease
 	// Sandbox says what the tool's processes may touch, its import included.
@@ -29,7 +30,7 @@ type Policy struct {
 
 func (p Policy) withDefaults(box tool.Sandbox) Policy {
 	if p.Isolation == "" {
-		p.Isolation = tool.IsolationWarm
+		p.Isolation = toolmesh.IsolationWarm
 	}
 	if p.Sandbox == "" {
 		p.Sandbox = box
@@ -48,17 +49,6 @@ func (p Policy) check() error {
 	return p.Lease.check()
 }
 
-// isolations, from the loosest to the tightest.
-var isolations = []tool.Isolation{tool.IsolationWarm, tool.IsolationSession, tool.IsolationFork, tool.IsolationFresh}
-
-// tighter is the stricter of two isolations; empty asks for nothing.
-func tighter(a, b tool.Isolation) tool.Isolation {
-	if slices.Index(isolations, b) > slices.Index(isolations, a) {
-		return b
-	}
-	return a
-}
-
 // groupKey is what all processes of a group have in common from their start:
 // tools that differ in it never share a process, not even while they are imported.
 type groupKey struct {
@@ -70,7 +60,7 @@ type groupKey struct {
 type poolKey struct {
 	groupKey
 	async     bool
-	isolation tool.Isolation
+	isolation toolmesh.Isolation
 	limits    tool.Limits
 	session   string // of isolation session
 	affinity  tool.Affinity

@@ -53,7 +53,7 @@ def append(path: str, n: int):
 def die():
     os._exit(1)
 
-def stray():
+def orphan():
     # A daemon of the old school: its own session, its parent gone.
     if os.fork() == 0:
         os.setsid()
@@ -63,7 +63,7 @@ def stray():
     return 1
 `
 
-var poolNames = []string{"echo", "aecho", "nap", "anap", "pid", "bump", "append", "die", "stray", "long"}
+var poolNames = []string{"echo", "aecho", "nap", "anap", "pid", "bump", "append", "die", "orphan", "long"}
 
 func TestAThousandConcurrentCallsGetTheirOwnAnswers(t *testing.T) {
 	t.Parallel()
@@ -395,7 +395,7 @@ func TestExecutorCloseCutsCallsOff(t *testing.T) {
 	t.Parallel()
 	x := newExecutor(t, nil)
 	ix := openModule(t, x, poolTools, poolNames...)
-	mustCall(t, ix, "t.stray", `{}`, `1`)
+	mustCall(t, ix, "t.orphan", `{}`, `1`)
 	done := begin(t, ix)
 	pids := append(ix.Stats().Pids, ix.Stats().Root)
 	if err := x.Close(); err != nil {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 const fatalTools = `
@@ -63,7 +62,7 @@ func quarantined(t *testing.T, ix *executor.Index, name string) {
 
 func TestACrashStormEndsInQuarantine(t *testing.T) {
 	t.Parallel()
-	for _, isolation := range []tool.Isolation{tool.IsolationWarm, tool.IsolationSession, tool.IsolationFork} {
+	for _, isolation := range []toolmesh.Isolation{toolmesh.IsolationWarm, toolmesh.IsolationSession, toolmesh.IsolationFork} {
 		t.Run(string(isolation), func(t *testing.T) {
 			t.Parallel()
 			x := newExecutor(t, nil) // five within a minute, and none within the next

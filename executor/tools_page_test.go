@@ -8,8 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 const globalTools = `
@@ -41,7 +41,7 @@ func TestTheToolsPageIsRightAboutIsolation(t *testing.T) {
 		}
 	}
 	yes := map[bool]string{true: "yes", false: "no"}
-	for _, isolation := range []tool.Isolation{tool.IsolationWarm, tool.IsolationSession, tool.IsolationFork, tool.IsolationFresh} {
+	for _, isolation := range []toolmesh.Isolation{toolmesh.IsolationWarm, toolmesh.IsolationSession, toolmesh.IsolationFork, toolmesh.IsolationFresh} {
 		x := newExecutor(t, nil)
 		spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": globalTools}), "t.count")
 		spec.Policies = map[string]executor.Policy{"t.count": {Isolation: isolation}}

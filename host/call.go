@@ -24,7 +24,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Times of PROTOCOL sections 5, 6 and 8.
+// Times of docs/protocol, sections 5, 6 and 8.
 const (
 	defaultTimeout = 30 * time.Second // of a unary call, when nobody says
 	idleTimeout    = 60 * time.Second // between two items of a stream, likewise

@@ -12,18 +12,18 @@
 // # What runs where
 //
 // Requests come through a channel, not in NATS callbacks. A goroutine of the intake
-// takes one request all the way, from its subject to its answer; [Host.receive] is the
-// list of the steps. There are as many of these goroutines as calls in flight, and 2 to
-// 256 more that wait for requests. Beside them, for as long as the host serves, there
-// are two of the host (a ticker, and one that follows the sessions it serves), two of
-// presence, that of the lease, those of the view of sessions if the host has its own,
-// and one of nats.go for each of four subscriptions with a callback. Reading stored
-// chunks, ending a stream whose handler does not return, and looking up sessions have
-// a goroutine each while they last.
+// takes one request all the way, from its subject to its answer: receive, in call.go,
+// is the list of the steps. There are as many of these goroutines as calls in flight,
+// and at most 256 more that wait for requests. Beside them, for as long as the host
+// serves, there are two of the host (a ticker, and one that follows the sessions in
+// which it serves), two of presence, that of the lease, those of the view of sessions
+// if the host has its own, and those of nats.go for five subscriptions with a callback
+// and for the service discovery. Reading stored chunks, ending a stream whose handler
+// does not return, and looking a session up have a goroutine each while they last.
 //
 // The callbacks parse and look calls up. That of cancels also ends the call's context
-// and answers; that of replays waits while 16 replays are being answered; that of the
-// node's own heartbeats only notes them.
+// and answers; that of requests for stored chunks waits while 16 of them are
+// being answered; that of the node's own heartbeats only notes them.
 //
 // # What a call asks of others
 //

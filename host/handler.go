@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -71,8 +72,8 @@ type Call struct {
 	// that the handler makes under its ctx are nested in this one by themselves.
 	Depth  int
 	Parent subjects.RPCID
-	// Isolation is what the caller asks for beyond what the tool declares: warm,
-	// session, fork, fresh, or empty.
-	Isolation   string
+	// Isolation is what the caller asks for beyond what the tool declares; empty asks
+	// for nothing.
+	Isolation   toolmesh.Isolation
 	Traceparent string
 }

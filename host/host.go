@@ -269,7 +269,7 @@ func (h *Host) open(ctx context.Context) error {
 	for _, shared := range []struct {
 		subject string
 		handle  nats.MsgHandler
-	}{{ctls, h.control}, {subjects.AllCtl, h.control}} {
+	}{{ctls, h.control}, {subjects.AllCtl, h.control}, {subjects.AllReplay, h.replayed}} {
 		sub, err := nc.Subscribe(shared.subject, shared.handle)
 		if err != nil {
 			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", shared.subject, err)

@@ -332,28 +332,38 @@ func (j *joiner) fail(record admit.Record) {
 
 // deserted reports whether nobody reads the stream any more, neither its caller
 // nor one that has joined it: none of them gives credit, and what is sent to the
-// others meets nobody. Who reads mesh.live without giving credit is not missed.
+// others meets nobody. A subscriber of mesh.live does not stand in for a caller
+// that gives credit.
 func (s *stream) deserted(now time.Time) bool {
-	credited := s.c.req.HasCredit
-	if !credited && !s.probe.gone() {
-		return false
+	credited, here := false, false
+	look := func(req *codec.Request, p *probe) {
+		switch {
+		case req.HasCredit:
+			credited = true
+		case req.Delivery == codec.DeliverLive:
+			here = here || !s.live.gone()
+		default:
+			here = here || !p.gone()
+		}
 	}
 	s.c.joinMu.Lock()
+	look(s.c.req, &s.probe)
 	for _, j := range s.c.joined {
-		switch {
-		case j.over:
-		case j.c.req.HasCredit:
-			credited = true
-		case !j.probe.gone():
-			s.c.joinMu.Unlock()
-			return false
+		if !j.over {
+			look(j.c.req, &j.probe)
 		}
 	}
 	s.c.joinMu.Unlock()
+	if here {
+		return false
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !credited || now.Sub(s.creditAt) >= callerGone
 }
+
+// probeEvery is how often one chunk finds out whether a reader is there.
+const probeEvery = time.Second
 
 // probe finds out whether a reader who gives no credit is there: one chunk a
 // second has a reply subject, where the broker says so if the chunk meets nobody.
@@ -378,7 +388,7 @@ func (p *probe) subject(req *codec.Request, c *codec.Chunk) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
-	if p.closed || p.bus == nil || now.Sub(p.at) < time.Second {
+	if p.closed || p.bus == nil || now.Sub(p.at) < probeEvery {
 		return ""
 	}
 	if !p.nobody {
@@ -414,6 +424,13 @@ func (p *probe) gone() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.nobody && p.long
+}
+
+// met notes that a reader was heard of in another way.
+func (p *probe) met() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.nobody, p.long, p.goneAt = false, false, time.Time{}
 }
 
 func (p *probe) close() {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -46,4 +47,18 @@ func (h *Host) replay(m *nats.Msg) {
 		}
 		h.replayer.Answer(h.base, s, epoch, m)
 	})
+}
+
+// replayed notes that somebody reads what is stored of a stream that this node has:
+// any member of the mesh may have answered.
+func (h *Host) replayed(m *nats.Msg) {
+	s, err := subjects.Parse(m.Subject)
+	if err != nil {
+		return
+	}
+	if call, ok := h.calls.Lookup(admit.Key{Session: s.Session, RPC: s.RPC}); ok {
+		if running := call.Value.stream.Load(); running != nil {
+			running.live.met()
+		}
+	}
 }

@@ -43,7 +43,9 @@ func (g *gate) deserted(t *testing.T, left time.Time) {
 	for {
 		select {
 		case g.release <- struct{}{}:
-			<-ticker.C
+			if <-ticker.C; time.Since(left) > patience {
+				t.Fatalf("the stream goes on %v after its last reader has left", time.Since(left))
+			}
 			continue
 		case err := <-g.ended:
 			cause := toolmesh.AsError(err)

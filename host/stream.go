@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,7 +39,8 @@ type stream struct {
 	kept     atomic.Int64  // bytes of the items that are stored
 	credited chan struct{} // capacity 1: credit arrived
 
-	probe probe
+	probe probe                        // of the caller's reply subject
+	live  probe                        // of mesh.live, for all that read it without credit
 	final atomic.Pointer[admit.Record] // what finish returned, once it has
 	last  int64                        // Seq that is stored and delivered; guarded by c.joinMu
 
@@ -60,7 +62,8 @@ func newStream(ctx context.Context, c *inflight) (*stream, error) {
 		c: c, credited: make(chan struct{}, 1),
 		paced: c.req.HasCredit, credit: c.req.Credit, creditAt: now, itemAt: now,
 	}
-	s.probe.bus = c.h.bus
+	s.probe.bus, s.live.bus = c.h.bus, c.h.bus
+	s.live.at = now.Add(callerGone - probeEvery) // its readers may yet have to subscribe
 	w, err := chunks.NewWriter(c.h.bus, c.req.Session, c.req.RPCID, c.h.boot, &chunks.WriterOptions{Epoch: c.epoch, Admit: s.admit, Stored: s.stored})
 	if err != nil {
 		return nil, err
@@ -191,12 +194,37 @@ func (s *stream) deliver(c codec.Chunk) {
 	if s.c.req.Delivery != codec.DeliverLive {
 		s.c.deliver(c, s.c.epoch, s.probe.subject(s.c.req, &c))
 	}
+	s.probeLive(c)
 	for _, j := range s.c.joined {
 		// The end of a stream that could not be stored stands behind a gap.
 		if j.tails() && (c.Seq == j.next || c.Seq > j.next && c.Terminal()) {
 			j.deliver(c)
 		}
 	}
+}
+
+// probeLive sends a chunk once more to mesh.live, where its readers have it from the
+// store, to find out whether there are any; c.joinMu is held.
+func (s *stream) probeLive(c codec.Chunk) {
+	reads := func(req *codec.Request) bool { return req.Delivery == codec.DeliverLive && !req.HasCredit }
+	reader := s.c
+	if !reads(reader.req) {
+		i := slices.IndexFunc(s.c.joined, func(j *joiner) bool { return !j.over && reads(j.c.req) })
+		if i < 0 {
+			return
+		}
+		reader = s.c.joined[i].c
+	}
+	probe := s.live.subject(reader.req, &c)
+	if probe == "" {
+		return
+	}
+	subject, err := subjects.Live(reader.req.Session, reader.req.RPCID)
+	if err != nil {
+		return
+	}
+	header, body := c.Encode(reader.req.RPCID, s.c.epoch)
+	s.c.h.sendMsg(&nats.Msg{Subject: subject, Reply: probe, Header: nats.Header(header), Data: body})
 }
 
 // deliver sends a chunk to the reply subject of a call or a repetition.
@@ -266,6 +294,7 @@ func (s *stream) finish(record admit.Record) admit.Record {
 		s.c.h.quota.give(s.c.req.Session, lost)
 	}
 	s.probe.close()
+	s.live.close()
 	if s.failed == nil {
 		s.failed = toolmesh.Errorf(toolmesh.CodeCancelled, "the stream is over").WithStarted(toolmesh.StartedYes)
 	}

@@ -277,6 +277,102 @@ func TestSilentCreditIsACallerGone(t *testing.T) {
 	}
 }
 
+// Likewise one of mesh.live, or of what is stored, whoever answers for that.
+func TestLiveReaderGone(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	newDesk().serve(t, r.broker.Connect(t), &host.Options{Index: "other"}) // answers every other replay
+	const reads = 25 * time.Second                                         // longer than it takes to find that nobody does
+	for _, how := range []string{"nobody", "live", "joined", "replays"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			g, left := r.gate(how), time.Now()
+			live := openInbox(t, r.nc, "mesh.live.default."+how)
+			body := fmt.Sprintf(`{"key":%q,"n":1000000,"gate":true}`, how)
+			g.release <- struct{}{}
+			ack := r.inbox()
+			if how == "joined" { // its first caller is gone, and one that repeats it reads
+				r.send(ack, genSubject, body, "Mesh-Rpc-Id", how, "Mesh-Stream", "inbox")
+				ack.next()
+				if err := ack.sub.Unsubscribe(); err != nil {
+					t.Fatal(err)
+				}
+				ack = r.inbox()
+			}
+			r.send(ack, genSubject, body, "Mesh-Rpc-Id", how, "Mesh-Stream", "1")
+			ack.next()
+			if how == "nobody" || how == "replays" {
+				if err := live.sub.Unsubscribe(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if how != "nobody" {
+				ticker := time.NewTicker(50 * time.Millisecond)
+				defer ticker.Stop()
+				for until := time.Now().Add(reads); time.Now().Before(until); <-ticker.C {
+					select {
+					case g.release <- struct{}{}:
+					case err := <-g.ended:
+						t.Fatalf("the stream ended while it was read: %v", err)
+					}
+					if how == "replays" && time.Since(left) > 4*time.Second {
+						left = time.Now()
+						r.send(r.inbox(), "mesh.replay.default."+how, `{"max_bytes":1}`)
+					}
+				}
+				if how != "replays" {
+					left = time.Now()
+					if err := live.sub.Unsubscribe(); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			g.deserted(t, left)
+		})
+	}
+}
+
+// A chunk that finds out whether somebody reads mesh.live is one that the reader
+// has: it changes nothing for it.
+func TestProbesOfLiveReaders(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	g, live, ack := r.gate("read"), openInbox(t, r.nc, "mesh.live.default.read"), r.inbox()
+	g.release <- struct{}{}
+	r.send(ack, genSubject, `{"key":"read","n":1000000,"gate":true}`, "Mesh-Rpc-Id", "read", "Mesh-Stream", "1")
+	ack.next()
+	first := make(map[int]chunk)
+	for began, probes := time.Now(), 0; probes < 2; {
+		if time.Since(began) > patience {
+			t.Fatalf("%d of 2 probes after %v", probes, patience)
+		}
+		m := live.next()
+		c, err := readChunk(m.Msg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if old, twice := first[c.seq]; !twice {
+			first[c.seq] = c
+			g.release <- struct{}{}
+		} else if c != old || m.Reply == "" || m.Header.Get("Mesh-Rpc-Id") != "read" {
+			t.Fatalf("chunk %d came again as %+v, was %+v", c.seq, c, old)
+		} else {
+			probes++
+		}
+		if len(first) > 1 {
+			<-time.After(20 * time.Millisecond)
+		}
+	}
+	for seq := range len(first) {
+		if _, ok := first[seq+1]; !ok {
+			t.Errorf("item %d is missing", seq+1)
+		}
+	}
+	if a := r.ask("mesh.ctl.default.read", ""); string(a.Data) != `{"cancelled":true}` {
+		t.Errorf("cancel: %s", a.Data)
+	}
+}
+
 // A reader of an inbox without credit is found to be gone by the broker's 503.
 func TestInboxReaderGone(t *testing.T) {
 	t.Parallel()

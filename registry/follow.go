@@ -66,7 +66,7 @@ func parseChange(f *follow, m *nats.Msg) (change, bool) {
 	}
 	seq, err := strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64)
 	if err != nil {
-		return change{}, false // somebody publishes there who is not the stream
+		return change{}, false // a publisher there that is not the stream
 	}
 	at, _ := time.Parse(time.RFC3339Nano, m.Header.Get(jetstream.TimeStampHeaer))
 	return change{key: key, seq: seq, at: at, gone: bus.Gone(m.Header), data: m.Data}, true
@@ -152,7 +152,7 @@ func (v *View) readLoop(failed chan<- error) {
 				if ctx.Err() != nil {
 					return
 				}
-				if first && (!leaderless(err) || time.Since(began) > openPatience) {
+				if first && (!leaderless(err) || time.Since(began) > openTimeout) {
 					failed <- err
 					return
 				}
@@ -182,9 +182,9 @@ func (v *View) readLoop(failed chan<- error) {
 	}
 }
 
-// openPatience is how long a view may be in opening while its buckets cannot be
+// openTimeout is how long a view may be in opening while its buckets cannot be
 // read: in a cluster each new one is without a leader for a while.
-const openPatience = 30 * time.Second
+const openTimeout = 30 * time.Second
 
 // leaderless reports whether a reading failed for want of a leader, as far as
 // that can be told: what is missing for good is told at once.

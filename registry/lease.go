@@ -127,7 +127,7 @@ func (l *Lease) acquire(ctx context.Context) error {
 			"node %q is running already (boot %s): stop it, or give this one another name (--node)", l.record.Node, boot).
 			WithOrigin(toolmesh.OriginMesh).WithRetryable(false).WithDetail("boot", string(boot))
 	}
-	// What was listened for in vain: if its lease is renewed meanwhile, it lives.
+	// The boot that no heartbeat came from: if its lease is renewed meanwhile, it lives.
 	var silent subjects.BootID
 	for range conflictsMost {
 		sent := time.Now()

@@ -6,10 +6,17 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/registry/picker"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
+
+// Candidate is a node that can be called, and its load as the registry last heard it.
+type Candidate struct {
+	Node     subjects.NodeID `json:"node"`
+	Boot     subjects.BootID `json:"boot"`
+	InFlight int             `json:"in_flight"`
+	Slots    int             `json:"slots"`
+}
 
 // Route is one tool as a session sees it: what it is and where it runs.
 type Route struct {
@@ -25,7 +32,7 @@ type Route struct {
 	Idempotent   bool
 	ParallelSafe bool
 	// Nodes can run it now. Empty: it is known, and nobody serves it.
-	Nodes []picker.Candidate
+	Nodes []Candidate
 	// Reason says why nobody serves it or, if each of Nodes has something to say,
 	// what callers have to expect for a while.
 	Reason string

@@ -13,7 +13,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
-	"github.com/toolmesh/toolmesh/registry/picker"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -70,8 +69,8 @@ type ResolveAnswer struct {
 // CandidatesAnswer is where a tool can be called. Empty Nodes: it is known and
 // nobody serves it now.
 type CandidatesAnswer struct {
-	ID    subjects.ToolID    `json:"id"`
-	Nodes []picker.Candidate `json:"nodes"`
+	ID    subjects.ToolID `json:"id"`
+	Nodes []Candidate     `json:"nodes"`
 	// StaleMS is for how long the answer may have missed something.
 	StaleMS int64 `json:"stale_ms"`
 	// Digest, Streaming and Idempotent spare the caller a second question.
@@ -285,7 +284,7 @@ func (r *Responder) handle(s subjects.Subject, m *nats.Msg) (any, error) {
 		}
 		nodes := route.Nodes
 		if nodes == nil {
-			nodes = []picker.Candidate{}
+			nodes = []Candidate{}
 		}
 		return CandidatesAnswer{
 			ID: route.ID, Nodes: nodes, StaleMS: r.view.Stale().Milliseconds(),
@@ -410,7 +409,7 @@ func List(ctx context.Context, store *Store, routes []Route) ([]ListedTool, erro
 	return out, nil
 }
 
-func nodeIDs(nodes []picker.Candidate) []subjects.NodeID {
+func nodeIDs(nodes []Candidate) []subjects.NodeID {
 	ids := make([]subjects.NodeID, len(nodes))
 	for i, n := range nodes {
 		ids[i] = n.Node

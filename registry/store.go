@@ -219,7 +219,7 @@ func (s *Store) confirmClaim(ctx context.Context, r IndexRecord, key bus.Key, re
 }
 
 // CheckClaim returns the error that [Store.ClaimIndex] would refuse a record with,
-// as far as it can be known now, so that no work is done for one in vain.
+// as far as it can be known now, so that no work is done for one that is refused.
 func (s *Store) CheckClaim(ctx context.Context, r IndexRecord) error {
 	_, err := s.free(ctx, r)
 	return err
@@ -523,7 +523,7 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 		switch err := s.bus.Delete(ctx, o.key, o.revision); {
 		case err == nil:
 			deleted++
-		case !errors.Is(err, bus.ErrConflict): // a conflict: whoever wrote it is back
+		case !errors.Is(err, bus.ErrConflict): // a conflict: its writer is back
 			return deleted, fmt.Errorf("sweep: %w", err)
 		}
 	}

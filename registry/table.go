@@ -147,7 +147,7 @@ func (s *scope) unname(id subjects.ToolID) {
 }
 
 // routes returns the routes of a tool, by its id or by the one that it travels
-// under: whoever has read that off a subject can call it.
+// under: a reader of the subject can call it by that.
 func (s *scope) routes(id subjects.ToolID) []route {
 	if s == nil {
 		return nil

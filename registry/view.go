@@ -16,7 +16,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
-	"github.com/toolmesh/toolmesh/registry/picker"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -276,7 +275,7 @@ func (v *View) applyNode(c change) {
 			// No new calls. Those that run are lost only if it falls silent or gets
 			// no new lease: JetStream may have been away, which calls do not need.
 			n.leased, n.raw, n.unleased = false, nil, time.Now()
-			v.judge(n, n.unleased)
+			v.assess(n, n.unleased)
 			v.touched()
 		}
 		return
@@ -301,7 +300,7 @@ func (v *View) applyNode(c change) {
 		n.since = time.Now()
 	}
 	n.record, n.raw, n.leased = r, c.data, true
-	v.judge(n, time.Now())
+	v.assess(n, time.Now())
 	v.touched()
 }
 
@@ -313,8 +312,8 @@ func (v *View) down(n *nodeEntry, reason string) {
 	}
 }
 
-// judge tells listeners what became of a node.
-func (v *View) judge(n *nodeEntry, now time.Time) {
+// assess tells listeners whether a node is up or down now, if that has changed.
+func (v *View) assess(n *nodeEntry, now time.Time) {
 	switch {
 	case !v.heard(n, now):
 		v.down(n, ReasonSilent)
@@ -373,7 +372,7 @@ func (v *View) heartbeat(m *nats.Msg) {
 	}
 	before := n.beat.State
 	n.beat, n.beatAt = beat, now
-	v.judge(n, now)
+	v.assess(n, now)
 	if before != beat.State {
 		v.touched()
 	}
@@ -472,7 +471,7 @@ func (v *View) watch() {
 			v.fresh = now
 		}
 		for id, n := range v.nodes {
-			v.judge(n, now)
+			v.assess(n, now)
 			if !n.leased && !n.up && now.Sub(n.beatAt) > LeaseTTL && now.Sub(n.since) > LeaseTTL {
 				delete(v.nodes, id)
 			}
@@ -667,9 +666,9 @@ func (v *View) SessionOver(id subjects.SessionID) (at time.Time, ok bool) {
 	return at, ok
 }
 
-// candidate is a node as something to pick. The lock is held.
-func (n *nodeEntry) candidate() picker.Candidate {
-	c := picker.Candidate{Node: n.record.Node, Boot: n.record.Boot, Slots: n.record.Slots}
+// candidate is a node as one that can be called. The lock is held.
+func (n *nodeEntry) candidate() Candidate {
+	c := Candidate{Node: n.record.Node, Boot: n.record.Boot, Slots: n.record.Slots}
 	if n.beat.Boot == string(n.record.Boot) {
 		c.InFlight, c.Slots = n.beat.InFlight+n.beat.Queued, n.beat.Slots
 	}

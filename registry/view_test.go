@@ -87,7 +87,7 @@ func relayed(t *testing.T, s *meshtest.Server, domain string, refuse func(subjec
 }
 
 // In a cluster a bucket that was just made, or whose servers restart, is without
-// a leader for a while: whoever opens the registry then waits for it. What is
+// a leader for a while: opening the registry then waits for it. What is
 // missing for good is told at once.
 func TestViewIsOpenedWhileABucketHasNoLeader(t *testing.T) {
 	t.Parallel()
@@ -206,7 +206,7 @@ func TestDrainingIsNoCandidate(t *testing.T) {
 	}
 }
 
-// A node's subject and its key say who speaks, whatever name a body has; and while
+// A node's subject and its key say which node speaks, whatever name a body has; and while
 // the boot of its lease is heard, another one's heartbeat says nothing.
 func TestViewBelievesSubjectsAndKeys(t *testing.T) {
 	t.Parallel()

@@ -31,7 +31,7 @@ func watch(_ context.Context, q query) iter.Seq2[string, error] {
 	}
 }
 
-// The third example of DESIGN section 2.
+// A service that embeds the router calls its own session's tool.
 func TestEmbeddedRouter(t *testing.T) {
 	broker := meshtest.Broker(t)
 	nc := broker.Connect(t)
@@ -55,7 +55,7 @@ func TestEmbeddedRouter(t *testing.T) {
 	if err != nil || string(res.Value) != `["found x"]` {
 		t.Fatalf("search: %v %v", res, err)
 	}
-	// What the registry has been told is heard by those who answer for it a moment later.
+	// What the registry has been told reaches the processes that answer for it a moment later.
 	meshtest.Until(t, "the session's tool is listed as served", func() bool {
 		all, err := s.Client().List(t.Context())
 		if err != nil || len(all) > 1 || len(all) == 1 && all[0].ID != "search" {
@@ -83,7 +83,7 @@ func TestEmbeddedRouter(t *testing.T) {
 	}
 }
 
-// The first two examples of DESIGN section 2.
+// A service and its caller: the examples of README.
 func TestClientAndHost(t *testing.T) {
 	broker := meshtest.Broker(t)
 	h, err := host.New(broker.Connect(t), &host.Options{Index: "billing"})
@@ -130,7 +130,7 @@ func TestClientAndHost(t *testing.T) {
 	}
 }
 
-// Every Stop waits for the one stop, so that whoever calls it may close the
+// Every Stop waits for the one stop, so that its caller may close the
 // connection: the calls that run are answered before.
 func TestStopWaits(t *testing.T) {
 	t.Parallel()

@@ -68,7 +68,7 @@ func (r *Router) CreateSession(ctx context.Context, opts *SessionOptions) (*Sess
 }
 
 // Session is a handle on the session that has the name at the time of each use,
-// whoever created it. It sends nothing.
+// whichever process created it. It sends nothing.
 func (r *Router) Session(id subjects.SessionID) *Session {
 	return &Session{client: r.client.In(id), r: r, id: id}
 }

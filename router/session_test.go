@@ -12,7 +12,7 @@ import (
 )
 
 // The handle of a session that has ended serves nothing in the next one of its name,
-// and does not end it; what was served by it is gone, whoever ended the session.
+// and does not end it; what was served by it is gone, whichever process ended the session.
 func TestHandleOfASessionThatHasEnded(t *testing.T) {
 	t.Parallel()
 	broker := meshtest.Broker(t)

@@ -84,8 +84,3 @@ func Overlap(a, b string) bool {
 		}
 	}
 }
-
-// Match reports whether subject, which has no wildcard, matches pattern.
-func Match(pattern, subject string) bool {
-	return !strings.ContainsAny(subject, "*>") && Overlap(pattern, subject)
-}

@@ -15,9 +15,9 @@ const (
 )
 
 // ReplyAllowed reports whether a serving side may answer to reply. NATS does
-// not check a reply subject against the sender's rights, so whoever answers
-// anything is everybody's deputy: a caller could have a node overwrite a lease
-// or delete a stream. Only inboxes are answered: "_INBOX.", the session's own
+// not check a reply subject against the sender's rights, so a node that answers
+// anywhere acts with its own rights for any caller: it could be made to overwrite
+// a lease or delete a stream. Only inboxes are answered: "_INBOX.", the session's own
 // "_INBOX_<session>.", the mesh's "_INBOX_mesh_", and the replies that the
 // broker maps across accounts ("_R_.") and gateways ("_GR_.", whose original
 // reply is held to the same rule). With session credentials the shared

@@ -12,7 +12,7 @@ const QueueGroup = "mesh"
 // Kind says what a [Subject] is for.
 type Kind uint8
 
-// The kinds of subject of PROTOCOL section 2.
+// The kinds of subject of docs/protocol, section 2.
 const (
 	KindNone           Kind = iota
 	KindTool                // tools.<session>.<id>
@@ -343,9 +343,4 @@ func NodeAdmin(node NodeID, verb string) (string, error) {
 // Heartbeat is where a node says each second that it lives.
 func Heartbeat(node NodeID) (string, error) {
 	return Subject{Kind: KindHeartbeat, Node: node}.Build()
-}
-
-// Event is where lifecycle and audit events of a session go.
-func Event(kind string, session SessionID) (string, error) {
-	return Subject{Kind: KindEvent, Verb: kind, Session: session}.Build()
 }

@@ -7,21 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
-)
 
-// Isolation says which process runs a call. Empty: warm.
-type Isolation string
-
-// The isolations, from the cheapest to the most separate.
-const (
-	// IsolationWarm: a warm worker that serves many calls.
-	IsolationWarm Isolation = "warm"
-	// IsolationSession: a worker leased to one session.
-	IsolationSession Isolation = "session"
-	// IsolationFork: a fresh child of the imported environment per call.
-	IsolationFork Isolation = "fork"
-	// IsolationFresh: a new interpreter per call.
-	IsolationFresh Isolation = "fresh"
+	"github.com/toolmesh/toolmesh"
 )
 
 // Affinity says what becomes of a call whose session's worker is busy. Empty:
@@ -51,6 +38,16 @@ const (
 	SandboxOffline Sandbox = "offline"
 )
 
+// Sandboxes lists the levels, from none to the tightest.
+func Sandboxes() []Sandbox {
+	return []Sandbox{SandboxNone, SandboxGuard, SandboxStrict, SandboxOffline}
+}
+
+// AtLeast reports whether s is level or tighter.
+func (s Sandbox) AtLeast(level Sandbox) bool {
+	return slices.Index(Sandboxes(), s) >= slices.Index(Sandboxes(), level)
+}
+
 // LaneScope says among which calls a resource key means the same resource.
 // Empty: the batch.
 type LaneScope string
@@ -76,9 +73,9 @@ func oneOf[T ~string](key string, value T, allowed ...T) error {
 }
 
 // ParseIsolation returns the isolation named text, or an error that names the allowed ones.
-func ParseIsolation(text string) (Isolation, error) {
-	v := Isolation(text)
-	return v, required("isolation", v, IsolationWarm, IsolationSession, IsolationFork, IsolationFresh)
+func ParseIsolation(text string) (toolmesh.Isolation, error) {
+	v := toolmesh.Isolation(text)
+	return v, required("isolation", v, toolmesh.Isolations()...)
 }
 
 // ParseAffinity returns the affinity named text, or an error that names the allowed ones.
@@ -90,7 +87,7 @@ func ParseAffinity(text string) (Affinity, error) {
 // ParseSandbox returns the sandbox level named text, or an error that names the allowed ones.
 func ParseSandbox(text string) (Sandbox, error) {
 	v := Sandbox(text)
-	return v, required("sandbox", v, SandboxNone, SandboxGuard, SandboxStrict, SandboxOffline)
+	return v, required("sandbox", v, Sandboxes()...)
 }
 
 // ParseLaneScope returns the lane scope named text, or an error that names the allowed ones.
@@ -321,37 +318,37 @@ func (d *durationText) UnmarshalText(text []byte) error {
 // declares nothing. ParallelSafe, ReadOnly, ResourceKey, LaneScope and CacheTTL are
 // for batches, lanes and caches to come: nothing acts on them yet.
 type Annotations struct {
-	Streaming    bool          // the tool yields items
-	Idempotent   bool          // running it twice is as good as once
-	ParallelSafe bool          // calls may overlap within a batch
-	ReadOnly     bool          // only reads what its resource key names, and shares the key with other readers
-	Collect      bool          // a unary call of a streaming tool returns the list of all items, not the last
-	ResourceKey  ResourceKey   // what a call touches
-	LaneScope    LaneScope     // where the key counts; empty: the batch
-	Timeout      time.Duration // the tool's total time; 0: none declared
-	CacheTTL     time.Duration // how long a result may be served again; 0: never
-	Isolation    Isolation     // empty: warm
-	Sandbox      Sandbox       // empty: the node's default
-	Concurrency  int           // calls of the index at once on one node; 0: as many as the node runs
-	Limits       Limits        // of one call
-	Affinity     Affinity      // of isolation session; empty: strict-queue
+	Streaming    bool               // the tool yields items
+	Idempotent   bool               // running it twice is as good as once
+	ParallelSafe bool               // calls may overlap within a batch
+	ReadOnly     bool               // only reads what its resource key names, and shares the key with other readers
+	Collect      bool               // a unary call of a streaming tool returns the list of all items, not the last
+	ResourceKey  ResourceKey        // what a call touches
+	LaneScope    LaneScope          // where the key counts; empty: the batch
+	Timeout      time.Duration      // the tool's total time; 0: none declared
+	CacheTTL     time.Duration      // how long a result may be served again; 0: never
+	Isolation    toolmesh.Isolation // empty: warm
+	Sandbox      Sandbox            // empty: the node's default
+	Concurrency  int                // calls of the index at once on one node; 0: as many as the node runs
+	Limits       Limits             // of one call
+	Affinity     Affinity           // of isolation session; empty: strict-queue
 }
 
 type annotationsJSON struct {
-	Streaming    bool         `json:"streaming,omitempty"`
-	Idempotent   bool         `json:"idempotent,omitempty"`
-	ParallelSafe bool         `json:"parallel_safe,omitempty"`
-	ReadOnly     bool         `json:"read_only,omitempty"`
-	Collect      bool         `json:"collect,omitempty"`
-	ResourceKey  ResourceKey  `json:"resource_key,omitzero"`
-	LaneScope    LaneScope    `json:"lane_scope,omitempty"`
-	Timeout      durationText `json:"timeout,omitzero"`
-	CacheTTL     durationText `json:"cache_ttl,omitzero"`
-	Isolation    Isolation    `json:"isolation,omitempty"`
-	Sandbox      Sandbox      `json:"sandbox,omitempty"`
-	Concurrency  int          `json:"concurrency,omitempty"`
-	Limits       Limits       `json:"limits,omitzero"`
-	Affinity     Affinity     `json:"affinity,omitempty"`
+	Streaming    bool               `json:"streaming,omitempty"`
+	Idempotent   bool               `json:"idempotent,omitempty"`
+	ParallelSafe bool               `json:"parallel_safe,omitempty"`
+	ReadOnly     bool               `json:"read_only,omitempty"`
+	Collect      bool               `json:"collect,omitempty"`
+	ResourceKey  ResourceKey        `json:"resource_key,omitzero"`
+	LaneScope    LaneScope          `json:"lane_scope,omitempty"`
+	Timeout      durationText       `json:"timeout,omitzero"`
+	CacheTTL     durationText       `json:"cache_ttl,omitzero"`
+	Isolation    toolmesh.Isolation `json:"isolation,omitempty"`
+	Sandbox      Sandbox            `json:"sandbox,omitempty"`
+	Concurrency  int                `json:"concurrency,omitempty"`
+	Limits       Limits             `json:"limits,omitzero"`
+	Affinity     Affinity           `json:"affinity,omitempty"`
 }
 
 // MarshalJSON writes what is declared and nothing else, durations as Go
@@ -384,13 +381,13 @@ func (a *Annotations) UnmarshalJSON(data []byte) error {
 
 // check refuses values outside their closed sets and negative numbers.
 func (a Annotations) check() error {
-	if err := oneOf("isolation", a.Isolation, IsolationWarm, IsolationSession, IsolationFork, IsolationFresh); err != nil {
+	if err := oneOf("isolation", a.Isolation, toolmesh.Isolations()...); err != nil {
 		return err
 	}
 	if err := oneOf("affinity", a.Affinity, AffinityQueue, AffinityFail, AffinityHint); err != nil {
 		return err
 	}
-	if err := oneOf("sandbox", a.Sandbox, SandboxNone, SandboxGuard, SandboxStrict, SandboxOffline); err != nil {
+	if err := oneOf("sandbox", a.Sandbox, Sandboxes()...); err != nil {
 		return err
 	}
 	if err := oneOf("lane_scope", a.LaneScope, LaneBatch, LaneSession, LaneNode, LaneMesh); err != nil {

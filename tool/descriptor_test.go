@@ -21,7 +21,7 @@ func forecast() *tool.Descriptor {
 		Annotations: tool.Annotations{
 			Idempotent: true, ParallelSafe: true, Timeout: 2 * time.Second, CacheTTL: 5 * time.Minute,
 			ResourceKey: tool.ResourceKey{Parts: []string{"city", "{city}"}}, LaneScope: tool.LaneSession,
-			Isolation: tool.IsolationFork, Sandbox: tool.SandboxGuard, Concurrency: 3,
+			Isolation: toolmesh.IsolationFork, Sandbox: tool.SandboxGuard, Concurrency: 3,
 			Limits: tool.Limits{CPUTime: time.Second, Memory: 200e6, Pids: 40, OpenFiles: 128, Output: 10 << 10},
 		},
 		Metadata: json.RawMessage(`{"team":"sky"}`), Source: tool.SourceImport, Warnings: []string{"w"},

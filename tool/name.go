@@ -27,8 +27,8 @@ var hashDigits = []int{8, 16, 40}
 // alphabet or beyond its length, ends in a hash of the id. The same id has the
 // same name everywhere and for ever.
 //
-// Two ids may still share a name ("a.b-c" and "a.b.c"): who shows several tools
-// to one model uses [Names].
+// Two ids may still share a name ("a.b-c" and "a.b.c"): to show several
+// tools to one model, use [Names].
 func ProviderName(id subjects.ToolID) string { return providerName(id, 0) }
 
 // providerName is the name with a hash of at least the given level (0: only if

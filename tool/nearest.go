@@ -9,9 +9,9 @@ import (
 // maxNearest bounds the work of comparing one pair of names.
 const maxNearest = 200
 
-// Nearest returns up to n of the names in among that somebody who wrote name may
-// have meant, the likeliest first; equally likely ones in their own order. Case
-// and the separators . - _ / do not count. A name whose last part is right (the
+// Nearest returns up to n of the names in among that may have been meant by name,
+// the likeliest first; equally likely ones in their own order. Case and the
+// separators . - _ / do not count. A name whose last part is right (the
 // function of a tool id) is near however long the rest is.
 func Nearest(name string, among []string, n int) []string {
 	if n <= 0 || name == "" || len(name) > maxNearest {

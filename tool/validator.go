@@ -23,7 +23,7 @@ const schemaURL = "mem:///schema.json"
 const (
 	baseWork    = 20_000 // visits of schema objects …
 	workPerByte = 4      // … and as many more per byte of the arguments
-	idleJudges  = 4
+	idleChecks  = 4
 )
 
 // Validator checks arguments against one schema. It is immutable: any number of
@@ -31,26 +31,26 @@ const (
 type Validator struct {
 	fast     *node // nil: every object fits
 	doc      any
-	judges   chan *judge // idle ones
+	checks   chan *check // idle ones
 	unknown  []string    // the declared top-level names, to suggest one
 	warnings []string
 }
 
-// judge is the library's compiled schema with a budget of work, for one check at
+// check is the library's compiled schema with a budget of work, for one check at
 // a time. The library has neither limit nor context, but calls the extensions
 // of every schema object that it visits.
-type judge struct {
+type check struct {
 	schema *jsonschema.Schema
 	left   int
 }
 
-// budgetSpent is what a judge panics with, through the library.
+// budgetSpent is what a check panics with, through the library.
 type budgetSpent struct{}
 
 // Validate counts a visit. It is the library's interface of an extension. A
 // deep visit is dearer, as its error is, and exponential work is always deep.
-func (j *judge) Validate(visit *jsonschema.ValidatorContext, _ any) {
-	if j.left -= 1 + len(visit.ValueLocation())/4; j.left < 0 {
+func (c *check) Validate(visit *jsonschema.ValidatorContext, _ any) {
+	if c.left -= 1 + len(visit.ValueLocation())/4; c.left < 0 {
 		panic(budgetSpent{})
 	}
 }
@@ -82,8 +82,8 @@ func Compile(schema json.RawMessage) (v *Validator, err error) {
 			v, err = nil, refuse("the schema is unusable: %v", r)
 		}
 	}()
-	v = &Validator{doc: doc, judges: make(chan *judge, idleJudges)}
-	first, warnings, err := newJudge(doc)
+	v = &Validator{doc: doc, checks: make(chan *check, idleChecks)}
+	first, warnings, err := newCheck(doc)
 	if err != nil {
 		var remote *remoteError
 		if errors.As(err, &remote) {
@@ -91,15 +91,15 @@ func Compile(schema json.RawMessage) (v *Validator, err error) {
 		}
 		return nil, refuse("the schema is unusable: %w", schemaProblem(err))
 	}
-	v.judges <- first
+	v.checks <- first
 	v.warnings = warnings
 	v.fast = buildNode(doc)
 	v.unknown, _ = schemaProperties(schema)
 	return v, nil
 }
 
-func newJudge(doc any) (*judge, []string, error) {
-	j := &judge{}
+func newCheck(doc any) (*check, []string, error) {
+	one := &check{}
 	var warnings []string
 	c := jsonschema.NewCompiler()
 	c.AssertFormat()
@@ -120,7 +120,7 @@ func newJudge(doc any) (*judge, []string, error) {
 	c.RegisterVocabulary(&jsonschema.Vocabulary{
 		URL: "mem:///budget",
 		Compile: func(*jsonschema.CompilerContext, map[string]any) (jsonschema.SchemaExt, error) {
-			return j, nil
+			return one, nil
 		},
 	})
 	c.AssertVocabs()
@@ -128,8 +128,8 @@ func newJudge(doc any) (*judge, []string, error) {
 		return nil, nil, err
 	}
 	var err error
-	j.schema, err = c.Compile(schemaURL)
-	return j, warnings, err
+	one.schema, err = c.Compile(schemaURL)
+	return one, warnings, err
 }
 
 // Warnings returns what of the schema is not asserted, as texts for people.
@@ -140,7 +140,7 @@ func (v *Validator) Warnings() []string { return v.warnings }
 // every offending field as a [Problem] (the first 100).
 //
 // The work is bounded: arguments that a recursive schema of overlapping
-// alternatives cannot judge in reasonable time are refused too.
+// alternatives cannot decide in reasonable time are refused too.
 //
 // Repeated keys are refused: which one counts differs between readers, so what
 // was checked might not be what runs. Numbers are compared exactly; 1.0 is an
@@ -165,21 +165,21 @@ func (v *Validator) Validate(args json.RawMessage) error {
 	return v.ask(args)
 }
 
-// ask has the library judge arguments that are well-formed.
+// ask has the library check arguments that are well-formed.
 func (v *Validator) ask(args json.RawMessage) (err error) {
 	value, err := decodeNumbers(args)
 	if err != nil {
 		return invalid([]Problem{{Expected: "a JSON object", Got: "malformed text", Message: "the arguments are not valid JSON: " + err.Error()}})
 	}
-	var j *judge
+	var one *check
 	select {
-	case j = <-v.judges:
+	case one = <-v.checks:
 	default: // all are at work
-		if j, _, err = newJudge(v.doc); err != nil {
+		if one, _, err = newCheck(v.doc); err != nil {
 			return broken(err)
 		}
 	}
-	j.left = baseWork + workPerByte*len(args)
+	one.left = baseWork + workPerByte*len(args)
 	defer func() {
 		switch r := recover(); r {
 		case nil:
@@ -192,11 +192,11 @@ func (v *Validator) ask(args json.RawMessage) (err error) {
 			err = broken(fmt.Errorf("%v", r))
 		}
 		select {
-		case v.judges <- j:
+		case v.checks <- one:
 		default:
 		}
 	}()
-	err = j.schema.Validate(value)
+	err = one.schema.Validate(value)
 	if err == nil {
 		return nil
 	}

@@ -29,7 +29,7 @@ func compile(t testing.TB, schema string) *tool.Validator {
 }
 
 // pointers returns the pointers of an invalid_arguments error, and fails the
-// test if err is anything else than one as PROTOCOL section 4 has it, or nil.
+// test if err is anything else than one as docs/protocol, section 4, has it, or nil.
 func pointers(t testing.TB, err error) []string {
 	t.Helper()
 	if err == nil {
@@ -261,7 +261,7 @@ func TestValidateExponential(t *testing.T) {
 		if got := pointers(t, err); len(got) != 1 || !strings.Contains(err.Error(), "too complex") {
 			t.Errorf("60 levels: %v, want a refusal that says too complex", err)
 		}
-		// The budget is per call: the next one is judged as if nothing had been.
+		// The budget is per call: the next one is checked with a full budget.
 		if diff := cmp.Diff([]string{"/a"}, pointers(t, v.Validate(json.RawMessage(`{"a":{"c":{}}}`)))); diff != "" {
 			t.Errorf("pointers of 2 levels (-want +got):\n%s", diff)
 		}

@@ -39,7 +39,7 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 	return execute(ctx, args, env, stdin, stdout, stderr)
 }
 
-// execute is run for who handles signals already.
+// execute is run for a caller that handles signals itself.
 func execute(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := &app{env: env, in: stdin, out: &output{to: stdout}, err: stderr, term: terminalOf(env, stdout, stderr)}
 	a.setError = settings.Load(env, &a.set)

@@ -71,7 +71,7 @@ func parseArguments(args []string, stdin io.Reader) (given, error) {
 	return g, nil
 }
 
-// quoteHint helps who wrote text where JSON was wanted.
+// quoteHint is the advice where text was written and JSON was wanted.
 func quoteHint(p pair) string {
 	if strings.ContainsAny(p.text, `"{}[]`) {
 		return ""

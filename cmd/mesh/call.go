@@ -278,7 +278,7 @@ func (a *app) cancelCommand() *cobra.Command {
 				}
 				var failed *toolmesh.Error
 				if !cancelled {
-					failed = toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs %s in session %s: it is over, or its id or session is another", id, l.session).
+					failed = toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs %s in session %s: it has ended, or it has another id or session", id, l.session).
 						WithOrigin(toolmesh.OriginCaller).WithRetryable(false)
 				}
 				switch {

@@ -85,7 +85,7 @@ func ownEnvironment(env []string) []string {
 	return own
 }
 
-// play tells the story. Each command of it runs as it would for the person who
+// play tells the story. Each command of it runs as it would for a person that
 // types it, and has to end as the story says.
 func (d *demo) play(ctx context.Context, keep bool) error {
 	d.say("A mesh of tools on this machine. Behind each $ is a command that you could type;\n$DEMO is a folder that goes at the end.")
@@ -124,7 +124,7 @@ func (d *demo) play(ctx context.Context, keep bool) error {
 		}
 	}
 
-	d.title("Stream: items as the tool yields them, kept for who loses the connection")
+	d.title("Stream: items as the tool yields them, kept for a caller that loses the connection")
 	if err := d.run(ctx, command{args: []string{"stream", "lab.streams.words", "text=one tool many callers"}, want: "callers"}); err != nil {
 		return err
 	}
@@ -205,7 +205,7 @@ func (d *demo) repository(ctx context.Context, name string) (string, error) {
 
 // hello is the Go function of the demo.
 func hello(_ context.Context, in struct {
-	Name string `json:"name" jsonschema:"who is greeted"`
+	Name string `json:"name" jsonschema:"the name to greet"`
 }) (string, error) {
 	return "Hello " + in.Name + ", from Go.", nil
 }

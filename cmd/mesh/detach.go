@@ -59,8 +59,8 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 	return nil
 }
 
-// warnUnfound tells who started a mesh that other commands will not find it, and
-// what they need: the mesh itself has told its log.
+// warnUnfound warns that other commands will not find the mesh that was started, and
+// says what they need: the mesh itself has told its log.
 func (a *app) warnUnfound(url string) {
 	s := a.stateFolder()
 	if slices.ContainsFunc(s.running(), func(r record) bool { return r.URL == url }) {
@@ -155,7 +155,7 @@ func (b *background) stop() error {
 	if err != nil {
 		return fmt.Errorf("stop the mesh: %w", err)
 	}
-	kill := time.AfterFunc(2*stopPatience, func() { _ = b.cmd.Process.Kill() })
+	kill := time.AfterFunc(2*stopTimeout, func() { _ = b.cmd.Process.Kill() })
 	defer kill.Stop()
 	_, _ = io.Copy(io.Discard, b.out)
 	if err := b.cmd.Wait(); err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
 )
 
-// stopPatience is how long a mesh may take to let its calls end.
-const stopPatience = 45 * time.Second
+// stopTimeout is how long a mesh may take to let its calls end.
+const stopTimeout = 45 * time.Second
 
 func (a *app) downCommand() *cobra.Command {
 	var dir string
@@ -95,7 +95,7 @@ func (a *app) stopProcess(ctx context.Context, r record) error {
 	if err != nil && processID(r.PID) == r.Process {
 		return toolmesh.Errorf(toolmesh.CodePermissionDenied, "process %d cannot be stopped: %w", r.PID, err)
 	}
-	deadline := time.NewTimer(stopPatience)
+	deadline := time.NewTimer(stopTimeout)
 	defer deadline.Stop()
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
@@ -105,7 +105,7 @@ func (a *app) stopProcess(ctx context.Context, r record) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-deadline.C:
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "process %d was told to stop and has not within %s: it may wait for a call; kill -KILL %d ends it at once", r.PID, stopPatience, r.PID)
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "process %d was told to stop and has not within %s: it may wait for a call; kill -KILL %d ends it at once", r.PID, stopTimeout, r.PID)
 		}
 	}
 	return nil

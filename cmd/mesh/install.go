@@ -146,7 +146,7 @@ func (a *app) installFolder(ctx context.Context, l *link, src index.Source, r in
 				p.warn("the upload " + short(asked.Bundle) + " is still in the mesh: " + toolmesh.AsError(err).Message)
 			}
 		}
-		// Who uploaded the same folder at the same time may have taken it away.
+		// Another install of the same folder at the same time may have taken it away.
 		if e := toolmesh.AsError(err); again || e == nil || e.Code != toolmesh.CodeInstallFailed || e.Details["reason"] != "bundle" {
 			return err
 		}

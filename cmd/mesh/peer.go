@@ -18,7 +18,7 @@ const (
 	// peerLook is how often a node that has been silent about a request is looked
 	// after.
 	peerLook = 500 * time.Millisecond
-	// peerPing bounds the question whether it is we who hear nothing.
+	// peerPing bounds the question whether our own connection is the silent one.
 	peerPing = 2 * time.Second
 )
 
@@ -119,7 +119,7 @@ func (p *peer) gone(ctx context.Context) error {
 	defer cancel()
 	if err := p.l.bus.Ping(ping); err != nil {
 		if ctx.Err() != nil {
-			return nil // who waits sees it
+			return nil // the caller sees it
 		}
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the connection to the mesh was lost: what has become of the request is not known: %w", err).
 			WithOrigin(toolmesh.OriginCaller)

@@ -247,8 +247,8 @@ func TestInterruptedCallIsCancelled(t *testing.T) {
 	})
 }
 
-// Who interrupts an install is told what is true: it goes on, and can be taken
-// back once it is there, not before.
+// An interrupted install says what is true: it goes on, and can be taken back once
+// it is there, not before.
 func TestInterruptedInstall(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// patience is how long a call may take before a person is told what it waits for.
-const patience = time.Second
+// quietFor is how long a call may take before a person is told what it waits for.
+const quietFor = time.Second
 
 // waiting tells a person at a terminal, after a while, which call it is that
 // runs and for how long. The returned function ends that; it may be called more
@@ -17,7 +17,7 @@ func (a *app) waiting(what string) (done func()) {
 		return func() {}
 	}
 	begun := time.Now()
-	stop := a.redraw(patience, func() string {
+	stop := a.redraw(quietFor, func() string {
 		return fmt.Sprintf("%s runs, %d s; Ctrl-C cancels it", what, int(time.Since(begun).Seconds()))
 	})
 	return stop
@@ -30,7 +30,7 @@ func (a *app) starting() (done func()) {
 		return func() {}
 	}
 	begun := time.Now()
-	return a.redraw(patience, func() string {
+	return a.redraw(quietFor, func() string {
 		return fmt.Sprintf("starting: building what is installed, %d s", int(time.Since(begun).Seconds()))
 	})
 }
@@ -112,7 +112,7 @@ func (s *steps) step(name, state string, percent int) {
 	}
 }
 
-// finish leaves a line behind for the step that is over, if it was long enough to
+// finish leaves a line behind for the step that has ended, if it was long enough to
 // be seen.
 func (s *steps) finish() {
 	if s.wipe != nil {

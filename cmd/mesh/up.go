@@ -236,14 +236,14 @@ const readyLine = "ready nats="
 // upFile holds the record of the mesh that runs in a data folder.
 const upFile = "up.json"
 
-// warnOpen tells who lets others in that there is no lock on the door.
+// warnOpen warns where others can reach the mesh that it has no credentials.
 func (a *app) warnOpen(listen string) {
 	host, _, err := net.SplitHostPort(listen)
 	if err != nil || host == "localhost" {
 		return
 	}
 	if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
-		fmt.Fprintf(a.err, "mesh: warning: whoever reaches %s can install and call tools: there are no credentials\n", listen)
+		fmt.Fprintf(a.err, "mesh: warning: anybody that reaches %s can install and call tools: there are no credentials\n", listen)
 	}
 }
 

@@ -60,7 +60,6 @@ const (
 	FlagStream  uint8 = 1 // items are wanted one by one
 	FlagCollect uint8 = 2 // a generator's result is the list of its items
 	FlagMeta    uint8 = 4 // body: u32 length, a JSON object, then the arguments
-	FlagLook    uint8 = 8 // the worker may look for its next call for a moment before it sleeps
 )
 
 // Flags of a terminal.

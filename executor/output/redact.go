@@ -4,25 +4,44 @@ import (
 	"cmp"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"net/url"
 	"regexp"
 	"slices"
 	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
 )
 
 // mark stands in the place of a secret; redaction.py says the same.
 const mark = "***"
 
 // Redactor takes an index's secrets out of what its processes write past the
-// worker: to descriptors 1 and 2, at import, and as last words. redaction.py is
-// the same for what goes through it. A nil Redactor changes nothing. Safe for
-// concurrent use.
+// worker: to descriptors 1 and 2, at import, and as last words. A worker does the
+// same with what goes through it, by [Redactor.Forms]. A nil Redactor changes
+// nothing. Safe for concurrent use.
 type Redactor struct {
 	pattern *regexp.Regexp
 	longest int // bytes of the longest text that is replaced
+	forms   *Forms
 }
 
-// Lengths in characters, as in redaction.py.
+// Forms are the texts that stand for secrets, longer ones first.
+type Forms struct {
+	Texts []string `json:"texts"` // replaced wherever they stand
+	Words []string `json:"words"` // replaced where they stand alone
+	Coded []Coded  `json:"coded"`
+}
+
+// Coded is what base64 makes of a secret wherever it stands in a longer text: what depends on nothing else, and whether
+// the characters ahead of that and behind it hold a part of it.
+type Coded struct {
+	Core   string `json:"core"`
+	Ahead  bool   `json:"ahead"`
+	Behind bool   `json:"behind"`
+}
+
+// Lengths in characters.
 const (
 	redactPart  = 8 // from which a line or a part of a secret is one itself
 	redactWhole = 4 // from which a secret is replaced inside of words too
@@ -30,55 +49,65 @@ const (
 
 // NewRedactor makes one for the values; nil when there is nothing to keep secret.
 func NewRedactor(values []string) *Redactor {
-	var long, short []string
+	forms := &Forms{}
 	for _, value := range values {
 		value = strings.TrimSpace(value)
 		switch size := len([]rune(value)); {
 		case size < 2:
 		case size < redactWhole:
-			short = append(short, value)
+			forms.Words = append(forms.Words, value)
 		default:
-			long = append(long, formsOf(value)...)
+			for _, base := range basesOf(value) {
+				forms.Texts = append(forms.Texts, looksOf(base)...)
+				forms.Coded = append(forms.Coded, codedOf(base)...)
+			}
 		}
 	}
-	if len(long)+len(short) == 0 {
+	if len(forms.Texts)+len(forms.Words) == 0 {
 		return nil
 	}
-	slices.SortFunc(long, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a, b)) })
-	long = slices.Compact(long)
-	slices.Sort(short)
-	short = slices.Compact(short)
-	slices.SortStableFunc(short, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
-	r := &Redactor{}
+	longer := func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a, b)) }
+	for _, texts := range []*[]string{&forms.Texts, &forms.Words} {
+		slices.SortFunc(*texts, longer)
+		*texts = slices.Compact(*texts)
+	}
+	slices.SortFunc(forms.Coded, func(a, b Coded) int { return longer(a.Core, b.Core) })
+	forms.Coded = slices.Compact(forms.Coded)
+	r := &Redactor{forms: forms}
 	var parts []string
-	for _, value := range values {
-		if value = strings.TrimSpace(value); len([]rune(value)) >= redactWhole {
-			for _, base := range basesOf(value) {
-				for _, part := range codedOf(base) {
-					parts = append(parts, part)
-					r.longest = max(r.longest, len(base)*2)
-				}
-			}
-		}
+	add := func(text, ahead, behind string) {
+		parts = append(parts, ahead+regexp.QuoteMeta(text)+behind)
+		r.longest = max(r.longest, len(text)+2)
 	}
-	slices.SortFunc(parts, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a, b)) })
-	parts = slices.Compact(parts)
-	for _, text := range long {
-		parts = append(parts, regexp.QuoteMeta(text))
-		r.longest = max(r.longest, len(text))
-	}
-	for _, text := range short {
-		edge := func(c byte) string {
-			if c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' {
-				return `\b`
-			}
-			return ""
+	when := func(yes bool, expression string) string {
+		if yes {
+			return expression
 		}
-		parts = append(parts, edge(text[0])+regexp.QuoteMeta(text)+edge(text[len(text)-1]))
-		r.longest = max(r.longest, len(text))
+		return ""
+	}
+	for _, coded := range forms.Coded {
+		const beside = "[A-Za-z0-9+/_-]?"
+		add(coded.Core, when(coded.Ahead, beside), when(coded.Behind, beside))
+	}
+	for _, text := range forms.Texts {
+		add(text, "", "")
+	}
+	for _, text := range forms.Words {
+		inWord := func(c byte) bool {
+			return c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+		}
+		add(text, when(inWord(text[0]), `\b`), when(inWord(text[len(text)-1]), `\b`))
 	}
 	r.pattern = regexp.MustCompile(strings.Join(parts, "|"))
 	return r
+}
+
+// Forms are what a worker replaces; nil for a nil Redactor.
+func (r *Redactor) Forms() *Forms {
+	if r == nil {
+		return nil
+	}
+	return r.forms
 }
 
 // escapes are those of a text in Python's repr and in JSON.
@@ -101,45 +130,44 @@ func basesOf(value string) []string {
 	return append(bases[:1], slices.DeleteFunc(bases[1:], func(base string) bool { return len([]rune(base)) < redactPart })...)
 }
 
-// formsOf lists how a secret may look in a text.
-func formsOf(value string) []string {
-	var forms []string
-	for _, base := range basesOf(value) {
-		looks := []string{base}
-		for range 2 { // the repr of several arguments holds the reprs of each
-			for _, text := range looks {
-				quoted, _ := json.Marshal(text)
-				escaped := escapes.Replace(text)
-				looks = append(looks, string(quoted[1:len(quoted)-1]), escaped,
-					strings.ReplaceAll(escaped, `'`, `\'`), strings.ReplaceAll(escaped, `"`, `\"`))
-			}
+// looksOf lists how a part of a secret may look in a text.
+func looksOf(base string) []string {
+	looks := []string{base}
+	for range 2 { // the repr of several arguments holds the reprs of each
+		for _, text := range looks {
+			quoted, _ := json.Marshal(text)
+			inner, escaped := string(quoted[1:len(quoted)-1]), escapes.Replace(text)
+			looks = append(looks, inner, inASCII(inner), escaped, inASCII(strings.ReplaceAll(escaped, `"`, `\"`)),
+				strings.ReplaceAll(escaped, `'`, `\'`), strings.ReplaceAll(escaped, `"`, `\"`))
 		}
-		forms = append(forms, looks...)
-		forms = append(forms, url.QueryEscape(base), url.PathEscape(base), strings.ReplaceAll(url.PathEscape(base), "%2F", "/"))
 	}
-	return forms
+	form := url.QueryEscape(base)
+	full := strings.ReplaceAll(form, "+", "%20")
+	return append(looks, form, full, strings.ReplaceAll(full, "%2F", "/"), url.PathEscape(base))
 }
 
-// codedOf are expressions for what base64 makes of a secret wherever it stands in
-// a longer text: what depends on nothing else, with the characters beside it that
-// hold a part of it.
-func codedOf(base string) (found []string) {
-	const edge = "[A-Za-z0-9+/_-]?"
+// inASCII is a JSON text with escapes for all else, as Python writes it.
+func inASCII(text string) string {
+	var made strings.Builder
+	for _, char := range text {
+		if char < utf8.RuneSelf {
+			made.WriteRune(char)
+			continue
+		}
+		for _, unit := range utf16.Encode([]rune{char}) {
+			fmt.Fprintf(&made, `\u%04x`, unit)
+		}
+	}
+	return made.String()
+}
+
+func codedOf(base string) (found []Coded) {
 	for _, encoding := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 		for shift := range 3 {
 			text := encoding.EncodeToString(append(make([]byte, shift), base...))
-			core := text[(shift*8+5)/6 : (shift+len(base))*8/6]
-			if len(core) < redactWhole {
-				continue
+			if core := text[(shift*8+5)/6 : (shift+len(base))*8/6]; len(core) >= redactWhole {
+				found = append(found, Coded{core, shift > 0, (shift+len(base))%3 > 0})
 			}
-			part := regexp.QuoteMeta(core)
-			if shift > 0 {
-				part = edge + part
-			}
-			if (shift+len(base))%3 > 0 {
-				part += edge
-			}
-			found = append(found, part)
 		}
 	}
 	return found

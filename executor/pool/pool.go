@@ -3,8 +3,6 @@ package pool
 import (
 	"context"
 	"log/slog"
-	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,22 +10,11 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/output"
-	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-const (
-	// An event loop that gives no sign of life for this long is blocked. It is
-	// looked at so often meanwhile: the looks count, not the clock, for time in
-	// which we have not run either, as in a machine that stood still, says nothing.
-	blockedAfter = time.Second
-	blockedLooks = 4
-	// A cancelled call is signalled again after this long, doubling to the last.
-	firstSignalAgain = 2 * time.Millisecond
-	lastSignalAgain  = 100 * time.Millisecond
-	// endTimeout is how long a killed process may take to end.
-	endTimeout = 5 * time.Second
-)
+// endTimeout is how long a killed process may take to end.
+const endTimeout = 5 * time.Second
 
 // Config says what a pool's workers have in common. All times and numbers must be
 // set; those that may be zero say so.
@@ -291,67 +278,8 @@ func (p *Pool) finishedCoroutine(w *worker, id uint64) (j *job) {
 	return j
 }
 
-// interrupt stops a call that a worker has: by a cancellation, and after the
-// grace with its worker. It returns at once; the call's end comes as ever.
-func (p *Pool) interrupt(j *job) {
-	p.update(func(s *state) { s.interrupt(p, j) })
-}
-
-func (s *state) interrupt(p *Pool, j *job) {
-	w := j.worker
-	if w == nil || j.grace != nil {
-		return
-	}
-	w.cancel(j)
-	p.signalAgain(j, firstSignalAgain)
-	j.grace = time.AfterFunc(s.cfg.Grace, func() { p.graceOver(j) })
-}
-
-// graceOver ends a call that goes on though its grace is over.
-func (p *Pool) graceOver(j *job) {
-	p.update(func(s *state) {
-		w := j.worker
-		if w == nil {
-			return
-		}
-		j.killed = true
-		s.retire(w)
-		w.stopping = true
-		if !s.cfg.Async {
-			w.proc.Kill()
-			return
-		}
-		// Its other calls are let go on. We no longer wait for this one.
-		w.abandoned++
-		begun := w.begun(j)
-		s.release(j)
-		if len(w.jobs) == 0 {
-			w.proc.Kill()
-		}
-		j.err = failure.Crashed(j.Tool, sandbox.Exit{Lost: true}, begun, "")
-		j.done <- struct{}{}
-	})
-}
-
-// signalAgain signals a cancelled call again, until its worker has heard: a signal
-// that arrives between the last look at it and a system call is only seen when
-// that returns, and one that finds the worker's own code, or another coroutine,
-// hits nothing. It is called in updates.
-func (p *Pool) signalAgain(j *job, after time.Duration) {
-	j.again = time.AfterFunc(after/2+rand.N(after), func() { //nolint:gosec // two calls of one worker must not be in step
-		p.update(func(*state) {
-			w := j.worker
-			if w == nil || w.proc.Load(sandbox.WordHeard) == j.id {
-				return
-			}
-			w.signal(j)
-			p.signalAgain(j, min(2*after, lastSignalAgain))
-		})
-	})
-}
-
 // processEnded notes that a worker's process has ended, and finishes the worker
-// if nobody reads from it: whoever does finds out, and finishes it.
+// if nobody reads from it: a goroutine that reads finds out, and finishes it.
 func (p *Pool) processEnded(w *worker) {
 	alone := false
 	p.update(func(s *state) {
@@ -528,79 +456,6 @@ func (p *Pool) shut(f func(s *state)) {
 			j.turn <- s.shut()
 		}
 		f(s)
-	})
-}
-
-// maintain ends workers that nobody needs, replaces those that have grown old, and
-// looks after event loops.
-func (p *Pool) maintain() {
-	idle := time.NewTicker(max(p.cfg.IdleAfter/4, time.Millisecond))
-	defer idle.Stop()
-	var probe <-chan time.Time
-	if p.cfg.Async {
-		ticker := time.NewTicker(blockedAfter / blockedLooks)
-		defer ticker.Stop()
-		probe = ticker.C
-	}
-	for {
-		select {
-		case <-idle.C:
-			p.update(func(s *state) { s.reap() })
-			p.recycle()
-		case <-probe:
-			p.update(func(s *state) { s.probe(p.log) })
-		case <-p.stop:
-			return
-		}
-	}
-}
-
-// reap ends workers that were idle for long, down to the least number.
-func (s *state) reap() {
-	list := s.idle // the longest idle first
-	if s.cfg.Async {
-		list = s.workers
-	}
-	serving, least := s.serving(), s.cfg.MinIdle
-	if s.cfg.Once {
-		least = 0
-	}
-	for _, w := range slices.Clone(list) {
-		unused := w.free() && !w.retired && (!s.cfg.Once || w.places == 0)
-		if unused && serving > least && time.Since(w.idleSince) >= s.cfg.IdleAfter {
-			s.dismiss(w)
-			serving--
-		}
-	}
-}
-
-// probe asks each event loop that has calls for a sign of life. One that gives
-// none for a second is blocked by a coroutine that computes or waits without
-// await: new calls go elsewhere until it answers.
-func (s *state) probe(log *slog.Logger) {
-	for _, w := range s.workers {
-		switch {
-		case (w.retired && w.abandoned == 0) || len(w.jobs) == 0:
-		case w.silent == 0:
-			w.silent = 1
-			w.ping()
-		case w.silent < blockedLooks:
-			w.silent++
-		case w.retired:
-			w.proc.Kill() // by a call that was given up: the others there will never end
-		case !w.blocked:
-			w.blocked = true
-			log.Warn("a coroutine blocks its event loop, new calls go to another worker",
-				slog.Int("pid", w.proc.Pid()), slog.Int("calls", len(w.jobs)))
-		}
-	}
-}
-
-// answered notes a sign of life.
-func (p *Pool) answered(w *worker) {
-	p.update(func(*state) {
-		w.silent, w.blocked = 0, false
-		w.idleSince = time.Now()
 	})
 }
 

@@ -8,7 +8,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/failure"
-	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -76,11 +75,7 @@ func (s *state) assign(w *worker, j *job) {
 	} else {
 		w.one = j
 		w.current.Store(j)
-		eager := s.busy < runtime.GOMAXPROCS(0) && len(s.queue) == 0
-		w.proc.Eager(eager)
-		if eager && !s.cfg.Once {
-			j.flags |= frame.FlagLook
-		}
+		w.proc.Eager(s.busy < runtime.GOMAXPROCS(0) && len(s.queue) == 0)
 	}
 	s.meter(w)
 	if s.granted == nil {
@@ -242,7 +237,10 @@ func (s *state) settle() {
 	if s.closed {
 		return
 	}
-	first := s.dispatch()
+	first := -1
+	if len(s.queue) > 0 {
+		first = s.dispatch()
+	}
 	if s.cfg.Once {
 		s.restock()
 		return
@@ -251,6 +249,9 @@ func (s *state) settle() {
 		return
 	}
 	have := s.serving() + s.starting
+	if first < 0 && have > 0 {
+		return // the common case: nobody waits, and somebody serves
+	}
 	now := time.Now()
 	switch {
 	case have == 0 && len(s.queue) == 0 && (s.cfg.Affinity != "" || s.cfg.MinIdle == 0):

@@ -10,7 +10,7 @@ import (
 // OwnFolder makes a folder below parent for what a sandbox level lets processes
 // write; empty where it leaves them others.
 func OwnFolder(parent string, level tool.Sandbox) (string, error) {
-	if level != tool.SandboxStrict && level != tool.SandboxOffline {
+	if !level.AtLeast(tool.SandboxStrict) {
 		return "", nil
 	}
 	err := os.MkdirAll(parent, 0o700)

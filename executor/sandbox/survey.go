@@ -12,9 +12,6 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// levels of the sandbox, from the loosest to the tightest.
-var sandboxes = []tool.Sandbox{tool.SandboxNone, tool.SandboxGuard, tool.SandboxStrict, tool.SandboxOffline}
-
 // Survey is what a machine can give, as a self-test found it.
 type Survey struct {
 	// Kept is the way in which processes are kept together.
@@ -36,6 +33,7 @@ func (s Survey) Lacks(level tool.Sandbox) string {
 // Effective is the tightest level up to the asked one that the machine gives,
 // and why it is not the asked one.
 func (s Survey) Effective(asked tool.Sandbox) (effective tool.Sandbox, reasons []string) {
+	sandboxes := tool.Sandboxes()
 	at := slices.Index(sandboxes, asked)
 	for ; at > 0; at-- {
 		why := s.lacks[sandboxes[at]]

@@ -246,11 +246,11 @@ func skeleton(dir string, i Interpreter) error {
 	return os.WriteFile(filepath.Join(dir, "pyvenv.cfg"), []byte(text), 0o644) //nolint:gosec // no secret
 }
 
-// Prepare returns the environments that an earlier process left, one for each
-// interpreter, not looked at yet. Where there is none it does what the first one
+// Prepare returns the interpreters of environments that an earlier process left,
+// one of each kind, whose environments are not verified yet. Where there is none it does what the first one
 // will wait for: it finds the interpreter that most indexes have and compiles the
 // files of Options.Warm.
-func (s *Store) Prepare(ctx context.Context) (left []*Env) {
+func (s *Store) Prepare(ctx context.Context) (pythons []string) {
 	ctx, end := s.begin(ctx)
 	defer end()
 	seen := map[string]bool{}
@@ -261,11 +261,11 @@ func (s *Store) Prepare(ctx context.Context) (left []*Env) {
 		m, err := readMarker(dir)
 		if target, _ := filepath.EvalSymlinks(python); err == nil && target == m.Interpreter.Path && m.Interpreter.unchanged() && !seen[target] {
 			seen[target] = true
-			left = append(left, &Env{Dir: dir, Python: python, Version: m.Interpreter.Version, Digest: m.Digest, Build: m.Build})
+			pythons = append(pythons, python)
 		}
 	}
-	if len(left) > 0 {
-		return left
+	if len(pythons) > 0 {
+		return pythons
 	}
 	i, err := s.pythons.find(ctx, "")
 	if err == nil {

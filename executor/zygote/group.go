@@ -18,14 +18,12 @@ import (
 
 // Config says what the processes of a [Group] have in common.
 type Config struct {
-	Logger *slog.Logger
-	Redact *output.Redactor // takes secrets out of what is printed at import; may be nil
-	Python string           // the interpreter, of an environment
-	Root   string           // the index's folder, the working directory
-	Paths  []string         // that modules are imported from, before the environment's
-	Env    []string         // all that the processes see of an environment
-	// Secrets names variables of Env whose values must not appear in texts.
-	Secrets []string
+	Logger  *slog.Logger
+	Redact  *output.Redactor // takes secrets out of what is printed at import; may be nil
+	Python  string           // the interpreter, of an environment
+	Root    string           // the index's folder, the working directory
+	Paths   []string         // that modules are imported from, before the environment's
+	Env     []string         // all that the processes see of an environment
 	Sandbox tool.Sandbox
 	Tools   []string // module.function
 }
@@ -62,7 +60,7 @@ func (s *Starter) NewGroup(cfg Config) *Group {
 		starter: s, log: cfg.Logger, redact: cfg.Redact, all: map[*zygote]struct{}{},
 		setup: setup{
 			Root: cfg.Root, Cwd: cfg.Root, Paths: cfg.Paths, Sandbox: cfg.Sandbox, Exclude: map[string]string{},
-			Secrets: cfg.Secrets, Tools: cfg.Tools,
+			Secrets: cfg.Redact.Forms(), Tools: cfg.Tools,
 		},
 		command: sandbox.Command{
 			Path: cfg.Python, Args: []string{"-I", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), s.opts.Files},

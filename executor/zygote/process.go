@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
@@ -24,8 +25,8 @@ const afterEnd = 200 * time.Millisecond
 // Worker says what kind of worker a process is to be.
 type Worker struct {
 	Async     bool
-	Isolation tool.Isolation // of its calls
-	Limits    tool.Limits    // of one call
+	Isolation toolmesh.Isolation // of its calls
+	Limits    tool.Limits        // of one call
 	// Tool, where it is not empty, is the one tool that the worker imports, in an
 	// interpreter of its own.
 	Tool string

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
@@ -29,7 +30,7 @@ type setup struct {
 	Paths   []string          `json:"paths"`
 	Tools   []string          `json:"tools"`
 	Exclude map[string]string `json:"exclude"`
-	Secrets []string          `json:"secrets"` // variables whose values no text may show
+	Secrets *output.Forms     `json:"secrets"` // what no text may show
 	// Sandbox is to be in effect before any code of the index runs.
 	Sandbox tool.Sandbox `json:"sandbox"`
 	// Folder is the one that strict and offline may write; empty for the others.
@@ -41,10 +42,10 @@ type setup struct {
 // forkRequest is the body of a FORK and a BECOME, the same for all workers of a
 // pool: the zygote knows it again.
 type forkRequest struct {
-	Kind      string         `json:"kind"`      // sync or async
-	Limit     int            `json:"limit"`     // bytes of a result or an item
-	Isolation tool.Isolation `json:"isolation"` // of the worker's calls
-	Limits    numbers        `json:"limits"`    // of one call
+	Kind      string             `json:"kind"`      // sync or async
+	Limit     int                `json:"limit"`     // bytes of a result or an item
+	Isolation toolmesh.Isolation `json:"isolation"` // of the worker's calls
+	Limits    numbers            `json:"limits"`    // of one call
 }
 
 // description is a zygote's answer to it. The place in Tools is a tool's slot.

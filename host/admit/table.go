@@ -11,7 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Limits of PROTOCOL sections 2 and 7.
+// Limits of docs/protocol, sections 2 and 7.
 const (
 	keepNames    = 2 * time.Minute // and results, within the next two
 	maxResults   = 10_000

@@ -13,16 +13,16 @@ const module = "github.com/toolmesh/toolmesh"
 // top is the floor of what only uses the house: nothing may import it.
 const top = 99
 
-// floors is the table of the design: folder of a package (or of a package and
+// floors is the table of the module's doc.go: folder of a package (or of a package and
 // its sub-folders, which count as one) to its floor. "" is the module's root.
 var floors = map[string]int{
 	"":         0,
 	"python":   0,
 	"subjects": 0,
 
-	"codec":                 1,
-	"internal/conversation": 1,
-	"tool":                  1,
+	"codec":               1,
+	"internal/transcript": 1,
+	"tool":                1,
 
 	"executor":       2,
 	"internal/bus":   2,
@@ -76,7 +76,7 @@ var onlyIn = []struct {
 	{natsServer, []string{"internal/broker", "meshtest"}, "only what starts a broker links one"},
 	{module + "/internal/natsadmin", []string{"cmd"}, "it links nats-server packages"},
 	{module + "/internal/broker", []string{"cmd/mesh", "meshtest", "bench"}, "only what starts a broker links one"},
-	{module + "/internal/conversation", nil, "it is for tests"},
+	{module + "/internal/transcript", nil, "it is for tests"},
 	{module + "/meshtest", []string{"bench", "e2e", "examples"}, "it is for tests"},
 }
 
@@ -140,7 +140,7 @@ func brokenFloors(packages []source) []string {
 	for _, p := range packages {
 		unit, floor, ok := floorOf(p.folder)
 		if !ok {
-			broken = append(broken, fmt.Sprintf("%s: the package is not in the table: give it a floor in internal/archtest/floors_test.go and in the design, or put it below its owner", p.folder))
+			broken = append(broken, fmt.Sprintf("%s: the package is not in the table: give it a floor in internal/archtest/floors_test.go and in the module's doc.go, or put it below its owner", p.folder))
 			continue
 		}
 		for _, imported := range p.imports {
@@ -260,7 +260,7 @@ func TestRulesRefuse(t *testing.T) {
 	}{
 		"upwards":             {brokenFloors, in("client", module+"/host"), in("host", module+"/client")},
 		"sideways":            {brokenFloors, in("codec", module+"/tool"), in("codec", module+"/subjects", module)},
-		"from a sub-folder":   {brokenFloors, in("registry/picker", module+"/client"), in("registry/picker", module+"/registry")},
+		"from a sub-folder":   {brokenFloors, in("registry/part", module+"/client"), in("registry/part", module+"/registry")},
 		"into a sub-folder":   {brokenFloors, in("registry", module+"/host/lane"), in("agent", module+"/host/lane")},
 		"of the top":          {brokenFloors, in("cmd/mesh", module+"/bench"), in("bench", module+"/cmd/mesh")},
 		"not in the table":    {brokenFloors, in("internal/stuff"), in("internal/bus/inner")},

@@ -127,7 +127,7 @@ func (b *Bus) parts(ctx context.Context, s StoredBundle) iter.Seq2[[]byte, error
 		q := Query{Stream: bundleStream, Subject: bundleParts + s.info.NUID, From: 1, MaxBytes: directBytes}
 		for left := int64(s.info.Chunks); left > 0; {
 			var got [][]byte
-			waiting, cancel := context.WithTimeout(ctx, apiPatience)
+			waiting, cancel := context.WithTimeout(ctx, retryTimeout)
 			err := b.retry(waiting, what, func(ctx context.Context) error {
 				for m, err := range b.Read(ctx, q) {
 					if err != nil {

@@ -258,7 +258,7 @@ func errClosed() *toolmesh.Error {
 		WithOrigin(toolmesh.OriginCaller).WithRetryable(false)
 }
 
-// pinger lets all who ask at one time share one ping.
+// pinger lets all callers that ask at one time share one ping.
 type pinger struct {
 	wg sync.WaitGroup
 
@@ -273,7 +273,7 @@ type ping struct {
 	err  error // valid when done is closed
 }
 
-// pingMost is how long a ping is waited for on behalf of all who share it.
+// pingMost is how long a ping is waited for on behalf of all callers that share it.
 const pingMost = 5 * time.Second
 
 // Ping returns nil if the broker answers a ping that is sent after this call,
@@ -312,7 +312,7 @@ func (p *pinger) join(nc *nats.Conn) *ping {
 	p.sent[one] = cancel
 	p.next = one
 	p.wg.Go(func() {
-		// Who asks from here on needs a later ping than this one.
+		// A caller that asks from here on needs a later ping than this one.
 		p.mu.Lock()
 		p.next = nil
 		p.mu.Unlock()

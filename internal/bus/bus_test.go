@@ -193,13 +193,13 @@ func TestServiceIsListedOnce(t *testing.T) {
 		"STATS": `"endpoints":[{"name":"calls","subject":"mesh.node.n1.tools.\u003e","queue_group":"","num_requests":4,"num_errors":1,` +
 			`"last_error":"","processing_time":8000000000,"average_processing_time":2000000000,"data":{"in_flight":7}}]}`,
 	} {
-		for _, who := range []string{"", ".mesh-agent", ".mesh-agent." + svc.ID()} {
-			m, err := nc.Request("$SRV."+verb+who, nil, 10*time.Second)
+		for _, target := range []string{"", ".mesh-agent", ".mesh-agent." + svc.ID()} {
+			m, err := nc.Request("$SRV."+verb+target, nil, 10*time.Second)
 			if err != nil {
-				t.Fatalf("%s%s: %v", verb, who, err)
+				t.Fatalf("%s%s: %v", verb, target, err)
 			}
 			if got := string(m.Data); !strings.HasSuffix(got, want) || !strings.HasPrefix(got, `{`+identity) {
-				t.Errorf("%s%s: got %s, want %s", verb, who, got, want)
+				t.Errorf("%s%s: got %s, want %s", verb, target, got, want)
 			}
 		}
 	}

@@ -10,7 +10,7 @@ import (
 
 // chain is a connection's error handler once there is a Bus on it: it tells each
 // Bus, and then the handler that was there before. One is enough for all of them,
-// also for those to come: who makes a Bus for each request leaves nothing behind.
+// also for those to come: a Bus for each request leaves nothing behind.
 type chain struct {
 	before nats.ErrHandler
 

@@ -13,7 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// Who makes a Bus on the same connection for each request leaves nothing behind.
+// A Bus for each request, on the same connection, leaves nothing behind.
 func TestAClosedBusIsForgotten(t *testing.T) {
 	t.Parallel()
 	told := make(chan error, 100)

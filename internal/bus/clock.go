@@ -134,7 +134,7 @@ func (b *Bus) Offset() (offset, bound time.Duration) {
 
 // FreshTime returns at once while mesh time can be trusted. After the process
 // was frozen or the connection was made anew it measures first, so that work
-// that waited in a buffer meanwhile is judged by the right time. Serving sides
+// that waited in a buffer meanwhile is measured by the right time. Serving sides
 // call it before they start anything; it costs a few atomic loads. It fails if ctx
 // ends first; going on with [Bus.Time] is safe then too, its bound is wider by
 // what is not known. Where the broker does not tell the time it succeeds.
@@ -254,7 +254,7 @@ func (b *Bus) measureTime() {
 				// Nobody answers there or we may not ask: that stays so.
 				if !told {
 					told = true
-					b.log.Warn("the broker does not tell this connection its time: deadlines are judged by the local clock",
+					b.log.Warn("the broker does not tell this connection its time: deadlines are checked by the local clock",
 						errorAttr(err))
 				}
 				c.settle(asked, func() { c.denied = true })
@@ -267,7 +267,7 @@ func (b *Bus) measureTime() {
 }
 
 // settle records a measurement, unless something happened while it was made,
-// and wakes who waits for it.
+// and wakes the callers that wait for it.
 func (c *clock) settle(asked uint64, record func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

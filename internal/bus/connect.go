@@ -80,7 +80,7 @@ func ConnectOptions(config *ConnectConfig) []nats.Option {
 			if sub != nil {
 				subject = sub.Subject
 			}
-			if errors.Is(err, nats.ErrBadHeaderMsg) { // whoever may send brings it about
+			if errors.Is(err, nats.ErrBadHeaderMsg) { // any sender can cause it
 				if n, due := unread.due(time.Now()); due {
 					log.Warn("message with headers that cannot be read", slog.String("subject", subject), slog.Int64("messages", n))
 				}

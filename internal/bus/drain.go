@@ -9,9 +9,9 @@ import (
 )
 
 const (
-	// drainPatience is how long a drain waits for a broker that does not answer: as
+	// drainTimeout is how long a drain waits for a broker that does not answer: as
 	// long as a caller waits for a node.
-	drainPatience = 2500 * time.Millisecond
+	drainTimeout = 2500 * time.Millisecond
 	// drainLook is how often a drain without a broker looks what is left.
 	drainLook = 10 * time.Millisecond
 )
@@ -36,7 +36,7 @@ func (b *Bus) Drain(ctx context.Context, subs ...*nats.Subscription) error {
 		open.Wait()
 		close(done)
 	}()
-	ping, cancel := context.WithTimeout(ctx, drainPatience)
+	ping, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
 	silent := make(chan struct{})
 	go func() { // ends with ping

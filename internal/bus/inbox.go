@@ -107,7 +107,7 @@ func (b *Bus) OpenInto(i *Inbox, to Receiver) error {
 		in.pump.Go(in.run)
 	}
 	for {
-		// Random, not counted: who answers one call must not be able to answer another.
+		// Random, not counted: the node that answers one call must not be able to answer another.
 		i.token = rand.Uint64()
 		if _, taken := in.open[i.token]; !taken {
 			break

@@ -18,7 +18,7 @@ import (
 var (
 	// ErrConflict: a key has another revision than the one that was expected, or
 	// exists where it was to be created. Nothing was written.
-	ErrConflict = errors.New("the key was changed by someone else")
+	ErrConflict = errors.New("the key was changed in between")
 	// ErrNoKey: a bucket holds no such key, or only the mark of its end.
 	ErrNoKey = errors.New("no such key")
 )
@@ -155,7 +155,7 @@ func (b *Bus) Update(ctx context.Context, key Key, value []byte, revision uint64
 
 // Delete ends a key. revision above 0 is the one that it must still have, else
 // it is [ErrConflict]. The mark of its end is kept for a minute and reaches
-// whoever follows the bucket.
+// the followers of the bucket.
 func (b *Bus) Delete(ctx context.Context, key Key, revision uint64) error {
 	var expect *uint64
 	if revision > 0 {

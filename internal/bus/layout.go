@@ -23,11 +23,11 @@ const (
 	DefaultChunksBytes int64 = 1e9
 	// markerTTL is how long the marker of a key that is gone stays in its bucket.
 	markerTTL = time.Minute
-	// apiTimeout is how long one question to JetStream may take, apiPatience how
+	// apiTimeout is how long one question to JetStream may take, retryTimeout how
 	// long it is asked again while it has no leader, when the caller set no limit.
-	apiTimeout  = 5 * time.Second
-	apiPatience = 30 * time.Second
-	mostCopies  = 3
+	apiTimeout   = 5 * time.Second
+	retryTimeout = 30 * time.Second
+	mostCopies   = 3
 )
 
 // Numbers of JetStream's API errors that nats.go has no name for.
@@ -127,7 +127,7 @@ func (l Layout) bucket(bucket string) jetstream.StreamConfig {
 		},
 	}
 	if bucket == subjects.BucketNodes || bucket == subjects.BucketSessions {
-		// Their keys expire by themselves, and whoever follows the bucket has to
+		// Their keys expire by themselves, and followers of the bucket have to
 		// hear of it. The server turns rollups on with it.
 		config.SubjectDeleteMarkerTTL, config.AllowRollup = markerTTL, true
 	}
@@ -147,7 +147,7 @@ func (b *Bus) Ensure(ctx context.Context, layout *Layout) error {
 	if err := l.Validate(); err != nil {
 		return err
 	}
-	ctx, cancel := patience(ctx)
+	ctx, cancel := bounded(ctx)
 	defer cancel()
 	foreign, err := b.ForeignStreams(ctx)
 	if err != nil {
@@ -174,7 +174,7 @@ func (b *Bus) Ensure(ctx context.Context, layout *Layout) error {
 // EnsureStream makes a stream or holds the one of its name against want, as
 // [Bus.Ensure] does. Replicas 0 leaves the copies to the broker's cluster.
 func (b *Bus) EnsureStream(ctx context.Context, want jetstream.StreamConfig) error {
-	ctx, cancel := patience(ctx)
+	ctx, cancel := bounded(ctx)
 	defer cancel()
 	return b.ensureStream(ctx, want, Layout{Copies: want.Replicas, ChunksStorage: want.Storage.String(), ChunksBytes: max(want.MaxBytes, 0)})
 }
@@ -182,16 +182,17 @@ func (b *Bus) EnsureStream(ctx context.Context, want jetstream.StreamConfig) err
 // EnsureBucket makes a bucket whose changes are republished, or holds the one of
 // its name against that.
 func (b *Bus) EnsureBucket(ctx context.Context, bucket string) error {
-	ctx, cancel := patience(ctx)
+	ctx, cancel := bounded(ctx)
 	defer cancel()
 	return b.ensureStream(ctx, Layout{}.bucket(bucket), Layout{})
 }
 
-func patience(ctx context.Context) (context.Context, context.CancelFunc) {
+// bounded gives a context without a deadline one.
+func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return context.WithCancel(ctx)
 	}
-	return context.WithTimeout(ctx, apiPatience)
+	return context.WithTimeout(ctx, retryTimeout)
 }
 
 // ForeignStream is a stream that stores requests of the mesh and is not ours.
@@ -413,7 +414,7 @@ func apiError(what string, err error) error {
 	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
 		return errClosed()
 	case isAPIError(err, errStorageExceeded, errMemoryExceeded, errMaxStreamsForAcc):
-		// Nobody makes room while it is asked again; who waits for it would never
+		// Nobody makes room while it is asked again; a waiting caller would never
 		// hear why.
 		hint, again = "the broker has no room for it: give JetStream more, or ask for less (MESH_CHUNKS_MAX)", false
 	case isAPIError(err, errNoSuitablePeers, errNotClustered):

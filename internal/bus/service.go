@@ -72,8 +72,8 @@ func (b *Bus) StartService(c ServiceConfig) (*Service, error) {
 		identity: micro.ServiceIdentity{Name: c.Name, ID: uuid.NewString(), Version: semantic(c.Version), Metadata: metadata},
 	}
 	for verb, content := range map[micro.Verb]func() any{micro.PingVerb: s.ping, micro.InfoVerb: s.info, micro.StatsVerb: s.stats} {
-		for _, who := range [][2]string{{"", ""}, {c.Name, ""}, {c.Name, s.identity.ID}} {
-			subject, err := micro.ControlSubject(verb, who[0], who[1])
+		for _, target := range [][2]string{{"", ""}, {c.Name, ""}, {c.Name, s.identity.ID}} {
+			subject, err := micro.ControlSubject(verb, target[0], target[1])
 			if err != nil {
 				return nil, toolmesh.Errorf(toolmesh.CodeInternal, "list the process as micro service %q: %w", c.Name, err)
 			}
@@ -86,8 +86,8 @@ func (b *Bus) StartService(c ServiceConfig) (*Service, error) {
 		}
 	}
 	if b.nc.IsConnected() {
-		// Who says that it is ready must be found; without a connection the
-		// subscriptions go out with the next one.
+		// A service that says that it is ready must be found; without a connection
+		// the subscriptions go out with the next one.
 		_ = b.nc.FlushTimeout(listedWithin)
 	}
 	return s, nil

@@ -70,7 +70,7 @@ func (b *Bus) Bundle(ctx context.Context, digest string) (StoredBundle, error) {
 
 // askLeader is readBundles for one bundle, from the store's leader.
 func (b *Bus) askLeader(ctx context.Context, digest string) (all []StoredBundle, err error) {
-	ctx, cancel := patience(ctx)
+	ctx, cancel := bounded(ctx)
 	defer cancel()
 	err = b.retry(ctx, "read the bundles", func(ctx context.Context) error {
 		m, err := b.latest(ctx, bundleStream, bundleSubject(digest))
@@ -85,7 +85,7 @@ func (b *Bus) askLeader(ctx context.Context, digest string) (all []StoredBundle,
 // readBundles reads descriptions, those of deleted bundles too. It waits for a
 // store that is about to have a leader.
 func (b *Bus) readBundles(ctx context.Context, subject string) ([]StoredBundle, error) {
-	ctx, cancel := patience(ctx)
+	ctx, cancel := bounded(ctx)
 	defer cancel()
 	var all []StoredBundle
 	err := b.retry(ctx, "read the bundles", func(ctx context.Context) error {
@@ -112,7 +112,7 @@ func appendBundle(all []StoredBundle, m *Stored) []StoredBundle {
 }
 
 const (
-	// renewAttempts bounds how often others may be ahead of who renews a bundle.
+	// renewAttempts bounds how often a renewal of a bundle may lose to others.
 	renewAttempts = 10
 	renewPause    = 20 * time.Millisecond
 )

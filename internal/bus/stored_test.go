@@ -15,8 +15,8 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Who deletes a bundle that nobody needs, and who stores it again at the same
-// time, are never both successful.
+// Deleting a bundle that nobody needs and storing it again at the same time never
+// both succeed.
 func TestABundleGoesOnlyAsItWasRead(t *testing.T) {
 	t.Parallel()
 	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {

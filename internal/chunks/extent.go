@@ -157,8 +157,8 @@ func (r *Replayer) summary(ctx context.Context, subject, epoch string, e *extent
 }
 
 // place finds where to begin to read for a Seq: at the chunk itself, or a few
-// before it. What it finds is a guess where the store is out of order: who reads
-// from there sees whether it was right. Each probe reads one chunk; where the
+// before it. What it finds is a guess where the store is out of order: reading
+// from there shows whether it was right. Each probe reads one chunk; where the
 // call has the store to itself the first one meets it.
 func (r *Replayer) place(ctx context.Context, subject, epoch string, from int64, e *extent, top int64) (uint64, error) {
 	type mark struct {

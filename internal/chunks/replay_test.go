@@ -23,8 +23,7 @@ import (
 
 func TestMain(m *testing.M) { meshtest.Main(m) }
 
-// store is a chunk store that the test writes by hand, and somebody who answers
-// for it.
+// store is a chunk store that the test writes by hand, with a responder for it.
 type store struct {
 	t  *testing.T
 	nc *nats.Conn

@@ -13,20 +13,21 @@ import (
 	"github.com/toolmesh/toolmesh/registry"
 )
 
-// A bundle is in the mesh as long as a record names it. Whoever removes or
-// changes a record deletes the bundle that it named, if no other record does;
-// what a process left that was killed in between, or between storing a bundle
-// and writing its record, every node looks for now and then.
+// A bundle is in the mesh as long as a record names it. A process that removes
+// or changes a record deletes the bundle that it named, if no other record does.
+// Each node looks now and then for what a process left that was killed in between,
+// or between storing a bundle and writing its record.
 //
 // No record is left without its bundle: an install stores it before it writes
-// the record, and makes sure of it afterwards, which makes it new. Who deletes
-// reads the bundle, then the records, then deletes the bundle as it was read. If
-// the install made sure before that reading, its record is seen; if after it,
-// the deletion is refused; if after the deletion, the install stores it again.
+// the record, and makes sure of it afterwards, which makes it new. A process
+// that deletes reads the bundle, then the records, then deletes the bundle as it
+// was read. If the install made sure before that reading, its record is seen; if
+// after it, the deletion is refused; if after the deletion, the install stores it
+// again.
 
 const (
-	// bundleAge is how long a bundle that no record names is kept for who may be
-	// about to write one, or to fetch what was uploaded.
+	// bundleAge is how long a bundle that no record names is kept for an install that
+	// is about to write one, or to fetch what was uploaded.
 	bundleAge = 15 * time.Minute
 	// bundleSettle is how long ago one must have been stored that is known to be
 	// needed no more: replicas of the registry may lag.
@@ -139,14 +140,14 @@ func (m *Manager) dropUnnamed(digest string) (wait time.Duration, err error) {
 	}
 	switch err := m.bus.DropBundle(ctx, b); {
 	case errors.Is(err, bus.ErrConflict):
-		return bundleSettle, nil // somebody stored it again: look whether there is a record now
+		return bundleSettle, nil // it was stored again: look whether there is a record now
 	default:
 		return 0, err
 	}
 }
 
-// keep stores the bundle in file, or has the one that is there count as new.
-func (m *Manager) keep(ctx context.Context, digest, file string) error {
+// ensureBundle stores the bundle in file, or has the one that is there count as new.
+func (m *Manager) ensureBundle(ctx context.Context, digest, file string) error {
 	f, err := os.Open(file) //nolint:gosec // a path of our own
 	if err != nil {
 		return installFailed("folder", "the bundle cannot be read back: %w", err)

@@ -78,8 +78,8 @@ func TestABundleThatNobodyNeedsGoes(t *testing.T) {
 	if err := n.bus.PutBundle(t.Context(), "left", strings.NewReader("behind")); err != nil {
 		t.Fatal(err)
 	}
-	patient := start(t, s, "")
-	patient.workshop.serves(t, "idx", n.record(t, "idx").Revision)
+	slow := start(t, s, "")
+	slow.workshop.serves(t, "idx", n.record(t, "idx").Revision)
 	if got, want := n.bundles(t), []string{needed, "left"}; !slices.Equal(got, want) {
 		t.Errorf("bundles %v, want %v: a new one may be about to be used", got, want)
 	}
@@ -149,8 +149,8 @@ func TestARacingInstallKeepsItsBundle(t *testing.T) {
 	nodes[0].awaitBundles(t)
 }
 
-// A bundle that is taken away between its storing and the record, as one who saw
-// no record may do, is there when the install is done.
+// A bundle that is taken away between its storing and the record, as a node that
+// saw no record may do, is there when the install is done.
 func TestAnInstallMakesSureOfItsBundle(t *testing.T) {
 	t.Parallel()
 	n := start(t, meshtest.Broker(t), "")

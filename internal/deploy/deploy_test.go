@@ -169,13 +169,13 @@ func (i *instance) Close(context.Context) error {
 // start runs a manager in a new folder, or in dir, until the test ends.
 func start(t *testing.T, s *meshtest.Server, dir string) *node {
 	t.Helper()
-	return startPatient(t, s, dir, 0)
+	return startWaiting(t, s, dir, 0)
 }
 
-// startPatient starts a manager with a patience of its own; 0 is the default.
-func startPatient(t *testing.T, s *meshtest.Server, dir string, patience time.Duration) *node {
+// startWaiting starts a manager with a BuildWait of its own; 0 is the default.
+func startWaiting(t *testing.T, s *meshtest.Server, dir string, wait time.Duration) *node {
 	t.Helper()
-	return startWith(t, s, dir, deploy.Options{Patience: patience})
+	return startWith(t, s, dir, deploy.Options{BuildWait: wait})
 }
 
 func startWith(t *testing.T, s *meshtest.Server, dir string, opts deploy.Options) *node {
@@ -410,11 +410,11 @@ func TestASlowBuildHoldsNothingElseUp(t *testing.T) {
 	}
 }
 
-// Builds that hang in every place there is hold up neither other builds nor who
-// waits for the node.
+// Builds that hang in every place there is hold up neither other builds nor
+// a caller that waits for the node.
 func TestBuildsThatHangHoldNobodyUp(t *testing.T) {
 	t.Parallel()
-	n := startPatient(t, meshtest.Broker(t), "", 50*time.Millisecond)
+	n := startWaiting(t, meshtest.Broker(t), "", 50*time.Millisecond)
 	fast, _ := source(t, "fast")
 	n.mustInstall(t, deploy.Request{Source: fast})
 	places := max(2, runtime.GOMAXPROCS(0))

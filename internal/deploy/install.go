@@ -378,7 +378,7 @@ func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *inde
 		return nil, nothingServed(b, i.Unavailable())
 	}
 	j.step("store", "running", 80)
-	if err := m.keep(ctx, digest, bundleFile(work)); err != nil {
+	if err := m.ensureBundle(ctx, digest, bundleFile(work)); err != nil {
 		_ = m.close(context.WithoutCancel(ctx), i)
 		return nil, err
 	}
@@ -422,7 +422,7 @@ func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, reco
 	}
 	err := m.store.ClaimIndex(ctx, record)
 	if err == nil {
-		err = m.keep(ctx, record.Bundle, bundle) // who saw no record may have removed it
+		err = m.ensureBundle(ctx, record.Bundle, bundle) // a node that saw no record may have removed it
 	}
 	if err == nil {
 		// The end of a session removes the indexes that it sees: a session that
@@ -482,7 +482,7 @@ func (m *Manager) expire(ctx context.Context, seen registry.IndexRecord) {
 		}
 	}
 	if err != nil && !errors.Is(err, bus.ErrNoKey) {
-		m.log.Warn("the index of a session that is over is still there", slog.String("index", string(seen.Name)), slog.String("error", err.Error()))
+		m.log.Warn("the index of a session that has ended is still there", slog.String("index", string(seen.Name)), slog.String("error", err.Error()))
 	}
 }
 

@@ -35,10 +35,10 @@ const (
 type Options struct {
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
-	// Patience is how long a build of what is installed may hold up others: after
+	// BuildWait is how long others wait for a build of what is installed: after
 	// that it has no place among those that run at once, and Ready does not wait
 	// for it. Defaults to 10 s.
-	Patience time.Duration
+	BuildWait time.Duration
 	// BundleAge is how old a bundle in the mesh must be that no index names before
 	// it is taken for one that was left behind. Defaults to 15 min.
 	BundleAge time.Duration
@@ -50,7 +50,7 @@ type key struct {
 	session subjects.SessionID
 }
 
-// entry is one index on this node. Whoever holds mu builds it, or takes it away.
+// entry is one index on this node. mu is held while it is built, or taken away.
 type entry struct {
 	mu       sync.Mutex
 	instance Instance
@@ -62,10 +62,10 @@ type entry struct {
 	began atomic.Int64 // when the build that runs began, in Unix nanoseconds; 0: none does
 }
 
-// slow reports whether a build runs that has lasted longer than patience.
-func (e *entry) slow(patience time.Duration) bool {
+// slow reports whether a build runs that has lasted longer than most.
+func (e *entry) slow(most time.Duration) bool {
 	began := e.began.Load()
-	return began != 0 && time.Since(time.Unix(0, began)) >= patience
+	return began != 0 && time.Since(time.Unix(0, began)) >= most
 }
 
 // Manager keeps what a node serves in line with what is installed. Its methods
@@ -86,7 +86,7 @@ type Manager struct {
 	cancel func()
 
 	builds    chan struct{} // a place for each build that may run at once
-	patience  time.Duration // how long a build keeps its place, see [Options]
+	buildWait time.Duration // see [Options]
 	bundleAge time.Duration // see [Options]
 
 	mu      sync.Mutex
@@ -107,9 +107,9 @@ func New(b *bus.Bus, view *registry.View, store *registry.Store, builder Builder
 	if opts != nil && opts.Logger != nil {
 		m.log = opts.Logger
 	}
-	m.patience = 10 * time.Second
-	if opts != nil && opts.Patience > 0 {
-		m.patience = opts.Patience
+	m.buildWait = 10 * time.Second
+	if opts != nil && opts.BuildWait > 0 {
+		m.buildWait = opts.BuildWait
 	}
 	m.bundleAge = bundleAge
 	if opts != nil && opts.BundleAge > 0 {
@@ -213,7 +213,7 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 		}
 		e := m.entry(k)
 		if !e.mu.TryLock() {
-			busy = busy || !e.slow(m.patience)
+			busy = busy || !e.slow(m.buildWait)
 			continue
 		}
 		wait, todo := e.needs(r)
@@ -320,7 +320,7 @@ func (m *Manager) bring(ctx context.Context, e *entry, r registry.IndexRecord) {
 	}
 	e.began.Store(time.Now().UnixNano())
 	defer e.began.Store(0)
-	slow := time.AfterFunc(m.patience, func() { leave(); m.wake() })
+	slow := time.AfterFunc(m.buildWait, func() { leave(); m.wake() })
 	defer slow.Stop()
 	log := m.log.With(slog.String("index", string(r.Name)), slog.String("revision", r.Revision))
 	log.Info("building index")

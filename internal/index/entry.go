@@ -18,7 +18,7 @@ func (entryLoader) find(fsys fs.FS) string {
 	if firstFile(fsys, "pyproject.toml") == "" {
 		return ""
 	}
-	// A file that cannot be read names no tools: who else wants it says why.
+	// A file that cannot be read names no tools: the next reader of it says why.
 	project, err := readProject(fsys)
 	if err != nil || project.Project.EntryPoints[entryGroup] == nil && !unquoted(project) {
 		return ""

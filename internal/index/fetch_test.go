@@ -592,7 +592,7 @@ func TestFetchReportsProgress(t *testing.T) {
 	}
 }
 
-// TestFetchSSH goes through a stand-in for ssh that runs the remote command
+// TestFetchSSH goes through a stub of ssh that runs the remote command
 // here, with variables set that would send git to another repository.
 func TestFetchSSH(t *testing.T) {
 	repo := repository(t, indexFiles)

@@ -15,8 +15,8 @@ var (
 
 // functionsOf lists the functions that a Python module defines when it is
 // imported, in order and each once, without those that begin with an underscore.
-// It reads lines and indentation, runs nothing, and takes wrong syntax as it
-// comes: the import judges that.
+// It reads lines and indentation, runs nothing, and leaves
+// wrong syntax to the import.
 func functionsOf(source string) []string {
 	var names []string
 	seen := make(map[string]bool)

@@ -20,7 +20,7 @@ const (
 func (t *Tree) warnOfPointers() {
 	root, err := os.OpenRoot(t.Dir)
 	if err != nil {
-		return // whoever reads the manifest says so
+		return // reading the manifest fails too, and says so
 	}
 	defer root.Close()
 	uses := false

@@ -48,7 +48,7 @@ type Manifest struct {
 	// the node's slots.
 	Concurrency int
 	// Isolation and Sandbox are the index's; a tool may have its own.
-	Isolation tool.Isolation
+	Isolation toolmesh.Isolation
 	Sandbox   tool.Sandbox
 	// Warnings are texts for people, e.g. an unknown key.
 	Warnings []string
@@ -116,7 +116,7 @@ type overrides struct {
 	laneScope    *tool.LaneScope
 	cacheTTL     *time.Duration
 	collect      *bool
-	isolation    *tool.Isolation
+	isolation    *toolmesh.Isolation
 	affinity     *tool.Affinity
 	sandbox      *tool.Sandbox
 	limits       *tool.Limits

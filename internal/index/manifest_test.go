@@ -84,7 +84,7 @@ func TestLoad(t *testing.T) {
 	want := Manifest{
 		Convention: "tools.toml", Name: "sky", Description: "The weather.", Tools: []string{"forecast.daily", "forecast.hourly", "maps.radar.image"},
 		Python: ">=3.10", Dependencies: "requirements.txt", Init: []string{"python", "-m", "maps.warm"}, Concurrency: 4,
-		Isolation: tool.IsolationFork, Sandbox: tool.SandboxGuard,
+		Isolation: toolmesh.IsolationFork, Sandbox: tool.SandboxGuard,
 		Env: []EnvVar{
 			{Name: "SKY_KEY", Required: true, Secret: true, Description: "The key of the service.", Tools: []string{"forecast.daily"}},
 			{Name: "SKY_URL"},
@@ -117,7 +117,7 @@ func TestManifestDescriptor(t *testing.T) {
 		ID: "weather.forecast.daily", Name: "forecast.daily", Description: "Better words.", InputSchema: schema, Positional: []string{"city"},
 		Annotations: tool.Annotations{
 			Streaming: true, ParallelSafe: true, ReadOnly: true, Collect: true, ResourceKey: tool.ResourceKey{Parts: []string{"city", "{city}"}},
-			LaneScope: tool.LaneSession, Timeout: 2 * time.Second, CacheTTL: 300 * time.Second, Isolation: tool.IsolationSession, Affinity: tool.AffinityHint, Sandbox: tool.SandboxStrict,
+			LaneScope: tool.LaneSession, Timeout: 2 * time.Second, CacheTTL: 300 * time.Second, Isolation: toolmesh.IsolationSession, Affinity: tool.AffinityHint, Sandbox: tool.SandboxStrict,
 			Concurrency: 4, Limits: tool.Limits{CPUTime: time.Second, Memory: 100e6, Pids: 40, OpenFiles: 128, Output: 10e3},
 		},
 		Metadata: json.RawMessage(`{"level":2,"list":[1,2.5,{"a":"b"}],"since":"2026-01-02","team":"sky"}`),

@@ -2,7 +2,6 @@ package natsadmin
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/nats-io/jsm.go/natscontext"
 	"github.com/nats-io/nats.go"
@@ -47,6 +46,3 @@ func LoadContext(name string) (Context, error) {
 	}
 	return Context{Name: c.Name, URL: c.ServerURL(), Options: options, Domain: c.JSDomain()}, nil
 }
-
-// String names the context without its credentials.
-func (c Context) String() string { return fmt.Sprintf("%s (%s)", c.Name, c.URL) }

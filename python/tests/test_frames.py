@@ -1,43 +1,46 @@
-"""The reader's looks for the next frame, over a real pipe."""
+"""The reader of frames, over a real pipe."""
+
+from __future__ import annotations
 
 import os
+import typing
 
-from toolmesh._worker.wire import frames
-from toolmesh._worker.wire.frames import CALL, HEADER, Reader
+import pytest
+
+from toolmesh._worker.wire.frames import CALL, HEADER, PING, Reader
+
+if typing.TYPE_CHECKING:
+    from toolmesh._worker.wire.frames import Frame
 
 
-def test_a_look_finds_what_is_there_and_takes_nothing() -> None:
+
+def write(*frames: tuple[int, int, bytes]) -> bytes:
+    return b"".join(HEADER.pack(len(body), kind, 0, 0, call) + body for kind, call, body in frames)
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 17, 100_000])
+def test_frames_are_cut_out_whatever_pieces_they_come_in(size: int) -> None:
+    wanted = [(CALL, 7, b"{}"), (PING, 8, b""), (CALL, 9, b"x" * 3000)]
+    data = write(*wanted)
     r, w = os.pipe()
     reader = Reader(r)
-    os.write(w, HEADER.pack(2, CALL, 0, 0, 7) + b"{}")
-    for _ in range(3):
-        reader.look()
-    assert reader.next() == (CALL, 0, 0, 7, b"{}")
+    got: list[Frame] = []
+    for at in range(0, len(data), size):
+        os.write(w, data[at : at + size])
+    os.close(w)
+    while (frame := reader.next()) is not None:
+        got.append(frame)
+    assert [(kind, call, body) for kind, _, _, call, body in got] == wanted
 
 
-def test_looks_in_vain_are_given_up_and_tried_again() -> None:
+def test_what_take_has_read_too_much_is_the_next_frame() -> None:
     r, w = os.pipe()
     reader = Reader(r)
-    looks = 0
-
-    def counted(timeout: int) -> list[object]:
-        nonlocal looks
-        if not looked:
-            looks += 1
-            looked.append(None)
-        return []
-
-    looked: list[None] = []
-    reader._poll = counted
-    for _ in range(frames._TRIES + 2 * frames._AGAIN):
-        looked.clear()
-        reader.look()
-    assert looks == frames._TRIES + 2
-    os.write(w, HEADER.pack(0, CALL, 0, 0, 8))
-    reader._poll = None  # its own again
-    for _ in range(frames._AGAIN):
-        reader.look()  # one of them finds the frame, and looks pay again
-    reader._poll = counted
-    looked.clear()
-    reader.look()
-    assert looked
+    os.write(w, write((CALL, 1, b"{}"), (CALL, 2, b"[]")))
+    taken: list[Frame] = []
+    assert reader.take(taken.append)
+    reader.settle()
+    assert taken == [(CALL, 0, 0, 1, b"{}")]
+    assert reader.next() == (CALL, 0, 0, 2, b"[]")
+    os.close(w)
+    assert not reader.take(taken.append)

@@ -1,16 +1,22 @@
-"""Secrets in texts for people."""
+"""Secrets in texts for people, with the forms that the agent gives a worker."""
 
 import base64
+import json
+import pathlib
 
 import pytest
 
 from toolmesh._worker.describing import redaction
 
+FORMS = pathlib.Path(__file__).resolve().parents[2] / "executor" / "output" / "testdata" / "forms.json"
+TOKEN, ODD, QUOTED, SHORT = json.loads(FORMS.read_text())["secrets"]
+
 
 @pytest.fixture(autouse=True)
-def _nothing_known(monkeypatch):
+def _forms(monkeypatch):
     for name, value in (("_known", set()), ("_pattern", None), ("_edges", {})):
         monkeypatch.setattr(redaction, name, value)
+    redaction.use(json.loads(FORMS.read_text())["forms"])
 
 
 @pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
@@ -18,8 +24,7 @@ def _nothing_known(monkeypatch):
 @pytest.mark.parametrize("behind", range(5))
 def test_what_is_left_of_a_secret_in_base64_tells_nothing_of_it(encode, ahead, behind) -> None:
     left = set()
-    for secret in ("tok-5f3a9c0e", "~~~???>>>~~~", "zzzzzzzzzzzz"):
-        redaction.add([secret])
+    for secret in (TOKEN, ODD):
         text = encode(("u" * ahead + secret + ":" * behind).encode()).decode()
         left.add(redaction.text(f"Basic {text}."))
         assert redaction.tree({"a": [text]}) == {"a": [redaction.text(text)]}
@@ -28,7 +33,20 @@ def test_what_is_left_of_a_secret_in_base64_tells_nothing_of_it(encode, ahead, b
 
 
 def test_what_stands_beside_a_secret_stays() -> None:
-    redaction.add(["tok-5f3a9c0e"])
-    assert redaction.text("a tok-5f3a9c0e b tok-5f3a9c0e") == "a *** b ***"
-    both = base64.b64encode(b"user:tok-5f3a9c0e:tok-5f3a9c0e").decode()
+    assert redaction.text(f"a {TOKEN} b {TOKEN}") == "a *** b ***"
+    both = base64.b64encode(f"user:{TOKEN}:{TOKEN}".encode()).decode()
     assert redaction.text(both).startswith("dXNlcj") and redaction.text(both).count("***") == 2
+    assert redaction.text(f"{SHORT}! is none of a{SHORT}b") == f"***! is none of a{SHORT}b"
+
+
+@pytest.mark.parametrize("write", [str, repr, json.dumps, lambda one: json.dumps(one, ensure_ascii=False),
+                                   lambda one: repr((repr(one), "'")), lambda one: json.dumps(json.dumps(one))])
+def test_a_secret_is_found_as_it_is_written(write) -> None:
+    found = redaction.text(write(QUOTED))
+    assert "***" in found and "k" not in found and "en" not in found
+
+
+def test_without_secrets_nothing_changes(monkeypatch) -> None:
+    monkeypatch.setattr(redaction, "_pattern", None)
+    redaction.use(None)
+    assert redaction.text(TOKEN) == TOKEN and redaction.tree([TOKEN, 5]) == [TOKEN, 5]

@@ -47,7 +47,7 @@ func ParseFormat(text string) (Format, error) {
 // Options adjusts a rendering.
 type Options struct {
 	// Name is what the provider calls the tool. Defaults to
-	// [tool.ProviderName]; who renders a set takes the names of [tool.Names].
+	// [tool.ProviderName]; for a set, take the names of [tool.Names].
 	Name string
 	// MaxDescription is the longest description in characters, what is beyond
 	// it is cut. Defaults to 1024 for OpenAI, whose older models and whose
@@ -156,7 +156,7 @@ func description(format Format, d *tool.Descriptor, o *Options, n *notes) string
 // those of the tool itself: renamed ones get their names back, a null that only
 // says "left out" is left out, and values that had to be written in another way
 // are themselves again. What a mapping does not know is passed on as it is, for
-// the mesh to judge. Empty text means no arguments.
+// the mesh to check. Empty text means no arguments.
 //
 // The error is invalid_arguments with details.errors: text that is no JSON, or
 // alternatives of which not exactly one is given.

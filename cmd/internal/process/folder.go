@@ -65,17 +65,17 @@ func OpenFolder(dir string) (*Folder, error) {
 		return nil, fmt.Errorf("the data folder cannot be locked: %w", err)
 	}
 	if err := tryLock(f); err != nil {
-		holder := make([]byte, 20)
-		n, _ := f.Read(holder)
+		text := make([]byte, 20)
+		n, _ := f.Read(text)
 		_ = f.Close()
 		if !errors.Is(err, ErrInUse) {
 			return nil, fmt.Errorf("the data folder %s cannot be locked: %w", dir, err)
 		}
-		who := "another process"
-		if pid, err := strconv.Atoi(strings.TrimSpace(string(holder[:n]))); err == nil {
-			who = fmt.Sprintf("process %d", pid)
+		holder := "another process"
+		if pid, err := strconv.Atoi(strings.TrimSpace(string(text[:n]))); err == nil {
+			holder = fmt.Sprintf("process %d", pid)
 		}
-		return nil, fmt.Errorf("the data folder %s is %w by %s: stop that one, or give another --data-dir", dir, ErrInUse, who)
+		return nil, fmt.Errorf("the data folder %s is %w by %s: stop that one, or give another --data-dir", dir, ErrInUse, holder)
 	}
 	// For people and for the message above; the lock does not depend on it.
 	if err := f.Truncate(0); err == nil {

@@ -7,7 +7,7 @@ from packaging.version import parse
 
 
 class Newest(TypedDict):
-    """The newest of some versions, and who says so."""
+    """The newest of some versions, and what decided it."""
 
     newest: str
     order: list[str]

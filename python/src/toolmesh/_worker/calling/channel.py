@@ -1,8 +1,8 @@
 """The calls that a tool makes itself: its worker's side of them.
 
 A nested call is a NESTED_CALL frame with an id of the worker's own; what comes
-back has that id. Who reads it depends on the worker. On an event loop the loop
-does. In a worker of plain functions nobody reads while a tool runs: whoever
+back has that id. How it is read depends on the worker. On an event loop the loop
+does. In a worker of plain functions nobody reads while a tool runs: the thread that
 waits for an answer reads for all who wait, and hands the reading on when it has
 its own. A tool that makes no call pays for none of this.
 """
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         served: bool  # a call has ended here
 
 _WINDOW = 1 << 18  # bytes of a nested stream that may be on their way; the agent begins with it
-ITEM = 64  # what an item counts beyond its bytes, there too
+_ITEM = 64  # what an item counts beyond its bytes, there too
 _text = json.JSONEncoder().encode  # bound now: a tool may replace what json has
 
 current: Channel | None = None
@@ -65,7 +65,7 @@ def refuse(code: str, message: str, tool: str) -> NoReturn:
 
 
 class Waiter:
-    """One who waits for frames, on a thread of its own."""
+    """A wait for frames, on a thread of its own."""
 
     __slots__ = ("id", "events", "used", "_lock")
 
@@ -94,7 +94,7 @@ class Waiter:
 
 
 class Awaiting(Waiter):
-    """One who waits for frames on an event loop."""
+    """A wait for frames on an event loop."""
 
     __slots__ = ("_loop", "_thread", "_future")
 
@@ -223,13 +223,71 @@ class Channel:
     def _grant(self, call: int, size: int) -> None:
         self._outlet.send(HEADER.pack(4, NESTED_CREDIT, 0, 0, call) + size.to_bytes(4, "little"))
 
+    # What a wait is like depends on the worker.
+
+    def _disarm(self) -> int:
+        """Keeps this thread from being interrupted; what rearm takes."""
+        return 0
+
+    def _rearm(self, armed: int) -> None:
+        """Ends that."""
+
+    def _enter(self, waiter: Waiter) -> None:
+        """Before anything else of a wait."""
+
+    def _leave(self, waiter: Waiter) -> None:
+        """After it."""
+
+    def _event(self, waiter: Waiter) -> tuple[int, bytes]:
+        """The next frame for waiter, which has entered."""
+        raise NotImplementedError
+
     def call(self, tool: str, args: bytes, timeout: float | None) -> bytes:
         """Calls a tool and waits for its result."""
-        raise NotImplementedError
+        waiter = Waiter(next(self._ids))
+        armed = self._disarm()
+        try:
+            self._enter(waiter)
+            try:
+                self._open(waiter, tool, args, timeout, 0)
+                kind, body = self._event(waiter)
+            finally:
+                self._leave(waiter)
+                self._cancel(waiter)
+        finally:
+            self._rearm(armed)
+        if kind == NESTED_ERROR:
+            raise failure(body, tool)
+        return body
 
     def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
         """Calls a tool and yields its items; closing it cancels the call."""
-        raise NotImplementedError
+        waiter = Waiter(next(self._ids))
+        opened = False
+        try:
+            while True:
+                armed = self._disarm()
+                try:
+                    self._enter(waiter)
+                    try:
+                        if not opened:
+                            self._open(waiter, tool, args, timeout, STREAM)
+                            opened = True
+                        else:
+                            self._credit(waiter)
+                        kind, body = self._event(waiter)
+                    finally:
+                        self._leave(waiter)
+                finally:
+                    self._rearm(armed)
+                if kind == NESTED_END:
+                    return
+                if kind == NESTED_ERROR:
+                    raise failure(body, tool)
+                waiter.used += len(body) + _ITEM
+                yield body
+        finally:
+            self._cancel(waiter)
 
     def _begin(self, waiter: Awaiting, tool: str, args: bytes, timeout: float | None, flags: int) -> None:
         self._open(waiter, tool, args, timeout, flags)
@@ -262,7 +320,7 @@ class Channel:
                 if kind == NESTED_ERROR:
                     raise failure(body, tool)
                 yield body
-                waiter.used += len(body) + ITEM
+                waiter.used += len(body) + _ITEM
                 self._credit(waiter)
         finally:
             self._cancel(waiter)
@@ -272,7 +330,7 @@ class PlainChannel(Channel):
     """Of a worker of plain functions: those who wait take turns at reading.
 
     The main thread is not to be interrupted while it waits. A cancellation
-    comes as a frame then; whoever reads it alerts the main thread.
+    comes as a frame then; the thread that reads it alerts the main thread.
     """
 
     def __init__(self, worker: Runner, outlet: Outlet, reader: Reader, guard: Guard) -> None:
@@ -280,8 +338,8 @@ class PlainChannel(Channel):
         self._worker = worker
         self._reader = reader
         self._guard = guard
-        self._turn = allocate_lock()  # held by who reads
-        self._blocked: dict[Waiter, None] = {}  # who waits, or is about to
+        self._turn = allocate_lock()  # held by the thread that reads
+        self._blocked: dict[Waiter, None] = {}  # those that go on, or are about to
         self._idle = Waiter(0)  # the main thread's, for what is no answer
         self._resting: Waiter | None = None  # what the main thread waits with
         self._inbox: deque[Frame] = deque()
@@ -353,7 +411,7 @@ class PlainChannel(Channel):
                 self._resting = None
 
     def _give(self, frame: Frame) -> None:
-        """Hands a frame to who waits for it. Called by who reads."""
+        """Hands a frame over. Called by the thread that reads."""
         kind, _, _, about, body = frame
         if NESTED_RESULT <= kind <= NESTED_END:
             self.dispatch(kind, about, body)
@@ -415,55 +473,6 @@ class PlainChannel(Channel):
         if not waiter.events:
             self._guard.cancel(self._cancelled)
         return waiter.events.popleft()
-
-    def call(self, tool: str, args: bytes, timeout: float | None) -> bytes:
-        waiter = Waiter(next(self._ids))
-        armed = self._disarm()
-        try:
-            self._enter(waiter)
-            try:
-                self._open(waiter, tool, args, timeout, 0)
-                kind, body = self._event(waiter)
-            finally:
-                self._leave(waiter)
-                self._cancel(waiter)
-        finally:
-            self._rearm(armed)
-        if kind == NESTED_ERROR:
-            raise failure(body, tool)
-        return body
-
-    def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
-        waiter = Waiter(next(self._ids))
-        opened = False
-        try:
-            while True:
-                armed = self._disarm()
-                try:
-                    self._enter(waiter)
-                    try:
-                        if not opened:
-                            self._open(waiter, tool, args, timeout, STREAM)
-                            opened = True
-                        else:
-                            self._credit(waiter)
-                        kind, body = self._event(waiter)
-                    finally:
-                        self._leave(waiter)
-                finally:
-                    self._rearm(armed)
-                if kind == NESTED_END:
-                    return
-                if kind == NESTED_ERROR:
-                    raise failure(body, tool)
-                waiter.used += len(body) + ITEM
-                yield body
-        finally:
-            armed = self._disarm()
-            try:
-                self._cancel(waiter)
-            finally:
-                self._rearm(armed)
 
     def _begin(self, waiter: Awaiting, tool: str, args: bytes, timeout: float | None, flags: int) -> None:
         """For a loop that a plain function runs: one thread reads for all that it

@@ -26,7 +26,6 @@ from ..wire.frames import (
     HEADER_SIZE,
     META,
     NESTED_END,
-    NESTED_ERROR,
     NESTED_RESULT,
     PING,
     PONG,
@@ -38,8 +37,7 @@ from ..wire.frames import (
     FrameError,
 )
 from . import channel, failures, threads
-from .channel import ITEM, Channel, Waiter, refuse
-from .errors import failure as nested_failure
+from .channel import Channel, Waiter, refuse
 from .guard import PAGE_CANCEL, PAGE_HEARD, PAGE_RUNNING, PAGE_TAKEN, SIGNAL
 from .output import NoShield, Outlet, install
 from .terminals import TooLarge, failed, forked_by_tool, no_memory, not_json, raw_pending, split_meta, too_deep
@@ -371,32 +369,11 @@ class LoopChannel(Channel):
 
     def call(self, tool: str, args: bytes, timeout: float | None) -> bytes:
         self._refuse_loop(tool, "await mesh.acall(...)")
-        waiter = Waiter(next(self._ids))
-        try:
-            self._open(waiter, tool, args, timeout, 0)
-            kind, body = self._event(waiter)
-        finally:
-            self._cancel(waiter)
-        if kind == NESTED_ERROR:
-            raise nested_failure(body, tool)
-        return body
+        return super().call(tool, args, timeout)
 
     def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
         self._refuse_loop(tool, "async for item in mesh.astream(...)")
-        waiter = Waiter(next(self._ids))
-        try:
-            self._open(waiter, tool, args, timeout, STREAM)
-            while True:
-                kind, body = self._event(waiter)
-                if kind == NESTED_END:
-                    return
-                if kind == NESTED_ERROR:
-                    raise nested_failure(body, tool)
-                yield body
-                waiter.used += len(body) + ITEM
-                self._credit(waiter)
-        finally:
-            self._cancel(waiter)
+        return super().stream(tool, args, timeout)
 
     def _event(self, waiter: Waiter) -> tuple[int, bytes]:
         while not waiter.events:
@@ -470,7 +447,7 @@ def _serve(worker: Worker, about: bytes) -> None:
             try:
                 loop.run_until_complete(serving)
             except (SystemExit, KeyboardInterrupt, RuntimeError):
-                # Of a task or a callback that a tool has made: who awaits it has it
+                # Of a task or a callback that a tool has made: what awaits it has it
                 # too, and for all others the loop goes on. Or a tool has stopped it.
                 if serving.done() or loop.is_closed():
                     raise

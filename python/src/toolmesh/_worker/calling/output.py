@@ -46,7 +46,7 @@ _STREAK = 16  # so many quick items in a row are written one by one
 _PACKED = 16 * 1024  # bytes that are held back at most
 _HELD = 1e-3  # and seconds, while more keep coming
 _LOOK = 5e-3  # seconds between the flusher's looks: each takes the interpreter from the tool
-_PARTING = 0.5  # seconds that an end waits for who is writing
+_PARTING = 0.5  # seconds that an end waits for another thread to have written
 _IDLE = 4  # looks that find nothing before the flusher ends
 
 
@@ -193,7 +193,7 @@ class Outlet:
 
     def part(self) -> None:
         """Writes what is held back before the process may end, on any thread. Not
-        for long: who stands in a signal handler may be who has the lock."""
+        for long: a signal handler may have interrupted the thread that has the lock."""
         if not self.held or os.getpid() != self._process:
             return
         if get_ident() == self._main:

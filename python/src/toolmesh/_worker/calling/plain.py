@@ -27,7 +27,6 @@ from ..wire.frames import (
     ERROR,
     EXIT,
     HEADER,
-    LOOK,
     META,
     NESTED_END,
     NESTED_RESULT,
@@ -114,7 +113,7 @@ class Worker:
 
     def serve(self, snapshot: Snapshot | None) -> bool:
         """The loop: one read and one write per call."""
-        read, look, run, outlet, pack = self._reader.next, self._reader.look, self._run, self._outlet, HEADER.pack
+        read, run, outlet, pack = self._reader.next, self._run, self._outlet, HEADER.pack
         lock, out, write, sweep, nested = outlet.lock, self._out, os.write, orphans.sweep, self._channel
         clock, swept = _clock, 0.0
         spent = 0
@@ -148,8 +147,6 @@ class Worker:
                         write_all(out, memoryview(data)[sent:])
                 if snapshot is not None and not snapshot.mend():
                     return False
-                if flags & LOOK:
-                    look()
             elif kind == PING:
                 outlet.send(pack(0, PONG, 0, 0, call))
             elif kind == EXIT:

@@ -301,7 +301,7 @@ def _drop_capabilities(kept: Iterable[int]) -> None:
     kept = tuple(kept)
     for capability in range(last + 1):
         if capability not in kept:
-            _prctl(_CAPBSET_DROP, capability)  # refused to who has none to lose
+            _prctl(_CAPBSET_DROP, capability)  # refused where there is none to lose
     _prctl(_CAP_AMBIENT, _CAP_AMBIENT_CLEAR_ALL)
     reduce_capabilities(kept)
 

@@ -147,7 +147,7 @@ def _shape(draft: Draft, found: Schema, name: str, validate: Callable[[bytes], A
 
 def old_model(draft: Draft, base: Any) -> Shape:
     """The Shape of a BaseModel of pydantic 1."""
-    # A copy: pydantic keeps its own for whoever asks next.
+    # A copy: pydantic hands out its own again.
     found = copy.deepcopy(base.schema())
     definitions = found.get("definitions", {})
     for name, inner in _old_models(base).items():

@@ -1,11 +1,8 @@
 """Secrets of the index, kept out of every text that is made for people.
 
-A value is replaced wherever it stands, also as it looks in a repr, in JSON, in
-a URL and in base64, and each longer line of one that has several. Of a value
-that is a JSON list or object, each longer text in it is one too. A value of
-two or three characters is replaced only where it stands alone, as a word; one
-of a single character is not: it says nothing, and it is everywhere. Results
-and items are the caller's data and are never touched.
+The agent says which texts stand for them (executor/output/redact.go): as they are, in a repr, in JSON, in a URL and in
+base64. Here they are cut out of what a worker says, before that is cut to its size. Results and items are the caller's
+data and are never touched.
 """
 
 from __future__ import annotations
@@ -13,12 +10,11 @@ from __future__ import annotations
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
+    from ..wire.frames import JSON
+
 MARK = "***"  # what stands in the place of a secret; the Go side says the same
-_PART = 8  # characters from which a line or a part of a secret is one itself
-_WHOLE = 4  # characters from which a secret is replaced inside of words too
 
 _known: set[str] = set()
 _pattern: re.Pattern[str] | None = None
@@ -26,76 +22,20 @@ _edges: dict[str, tuple[int, int]] = {}  # of what is known in base64: character
 _BASE64 = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_")
 
 
-def add(values: Iterable[str]) -> None:
-    """Takes values that no text may show from here on."""
+def use(forms: dict[str, JSON] | None) -> None:
+    """Takes what no text may show from here on, output.Forms of the agent."""
     global _pattern
+    if not forms:
+        return
     import re
 
-    for value in values:
-        if isinstance(value, str):
-            _known.update(_forms(value))
-    longer = sorted((one for one in _known if len(one) >= _WHOLE), key=len, reverse=True)
-    short = sorted((one for one in _known if len(one) < _WHOLE), key=len, reverse=True)
-    parts = [re.escape(one) for one in longer] + [rf"(?<!\w){re.escape(one)}(?!\w)" for one in short]
-    _pattern = re.compile("|".join(parts)) if parts else None
-
-
-def _forms(value: str) -> set[str]:
-    import base64
-    import json
-    from urllib.parse import quote, quote_plus
-
-    value = value.strip()
-    if len(value) < 2:
-        return set()
-    if len(value) < _WHOLE:
-        return {value}
-    bases = {value}
-    lines = [line.strip() for line in value.splitlines()]
-    if len(lines) > 1:
-        bases.update(line for line in lines if len(line) >= _PART)
-    if value[0] in "[{":
-        try:
-            bases.update(one for one in _leaves(json.loads(value)) if len(one) >= _PART)
-        except (ValueError, RecursionError):
-            pass
-    found = set(bases)
-    for one in bases:
-        looks = {one}
-        for _ in range(2):  # the repr of several arguments holds the reprs of each
-            for text in tuple(looks):
-                looks.update((repr(text)[1:-1], repr(text + "'\"")[1:-4], json.dumps(text)[1:-1],
-                              json.dumps(text, ensure_ascii=False)[1:-1]))
-        found.update(looks)
-        try:
-            data = one.encode()
-        except UnicodeEncodeError:
-            continue
-        found.update((quote(one, safe=""), quote(one), quote_plus(one)))
-        for encode in (base64.b64encode, base64.urlsafe_b64encode):
-            for core, ahead, behind in _cores(data, encode):
-                known = _edges.get(core, (0, 0))
-                _edges[core] = max(ahead, known[0]), max(behind, known[1])
-                found.add(core)
-    return found
-
-
-def _cores(data: bytes, encode: Callable[[bytes], bytes]) -> Iterator[tuple[str, int, int]]:
-    """What base64 makes of data wherever it stands in a longer text: what depends on
-    nothing else, and how many characters ahead of that and behind it do in part."""
-    for shift in range(3):
-        first = -(-shift * 8 // 6)
-        end = (shift + len(data)) * 8 // 6
-        core = encode(bytes(shift) + data).decode()[first:end]
-        if len(core) >= _WHOLE:
-            yield core, int(shift > 0), int((shift + len(data)) % 3 > 0)
-
-
-def _leaves(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value.strip()]
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [leaf for child in children for leaf in _leaves(child)]
+    for one in forms["coded"] or ():
+        known = _edges.get(one["core"], (0, 0))
+        _edges[one["core"]] = max(one["ahead"], known[0]), max(one["behind"], known[1])
+    texts, words = forms["texts"] or (), forms["words"] or ()
+    _known.update(texts, words)
+    parts = [re.escape(one) for one in sorted({*texts, *_edges}, key=len, reverse=True)]
+    _pattern = re.compile("|".join([*parts, *(rf"(?<!\w){re.escape(one)}(?!\w)" for one in words)]))
 
 
 def text(value: str) -> str:

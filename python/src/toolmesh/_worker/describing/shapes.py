@@ -60,7 +60,7 @@ class Shape:
     """One annotation: schema, load (None: the JSON value is the Python value),
     fits (a cheap test used to pick the member of a union), dump (None: encode
     as it is), expected (the words of messages), texts (what becomes of a text,
-    or of those inside: a union gives them to who keeps them)."""
+    or of those inside: a union gives them to the member that keeps them)."""
 
     __slots__ = ("schema", "load", "fits", "dump", "expected", "order", "texts")
 

@@ -43,7 +43,7 @@ def either(shapes: list[Shape]) -> Shape:
                 return value
             deepest: Mismatch | None = None
             doubt = False
-            # Of what fits the first; of what does not, the words of who came furthest.
+            # Of what fits the first; of what does not, the words of the member that came furthest.
             for sure in (True, False):
                 for shape in ordered:
                     if shape.fits(value) is not sure or shape.load is None and not sure:

@@ -79,7 +79,7 @@ def set_environ(encoded: str) -> None:
 
 def _set_locale() -> None:
     """As an interpreter does at its start: the characters of the C locale are UTF-8,
-    unless somebody insists."""
+    unless LC_ALL asks for it."""
     import locale
 
     try:
@@ -166,7 +166,7 @@ def rehearse() -> None:
 
 
 def title(argv: list[str]) -> None:
-    """Says what this process is to whoever lists processes: its command line. There
+    """Says what this process is, in lists of processes: its command line. There
     is as much room as the first one took."""
     import ctypes
 

@@ -234,8 +234,7 @@ class Zygote:
         from .finder import Finder
 
         failures.set_root(self._setup["root"])
-        # Before the index's own code can change them.
-        redaction.add(os.environ.get(name, "") for name in self._setup.get("secrets") or ())
+        redaction.use(self._setup["secrets"])
         sys.path[:0] = self._setup["paths"]
         Finder.root = self._setup["root"]
         sys.meta_path.append(Finder)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SWIFT = 50e-6  # seconds in which no call can start a process, which takes several times as many
 SELDOM = 10e-3  # seconds after which it is looked for all the same: a thread may have
-PATIENCE = 3.0  # seconds that processes may keep multiplying under our hands
+LONGEST = 3.0  # seconds that processes may go on multiplying while they are killed
 
 kept: set[int] = set()  # children that the index's import started: they are no call's
 
@@ -93,9 +93,9 @@ def begin() -> None:
 
 def kill(known: Collection[int]) -> None:
     """Kills and reaps all that is below us, but for our children in known and
-    what is below those. What we may not kill is left to who is above us. Raises
+    what is below those. What we may not kill is left to the process above us. Raises
     Unruly."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + LONGEST
     refused: set[int] = set()
     while True:
         found = [(pid, ours) for pid, ours in _below(known) if pid not in refused]
@@ -115,7 +115,7 @@ def kill(known: Collection[int]) -> None:
                 except ChildProcessError:
                     pass
         if time.monotonic() > end:
-            raise Unruly(f"{len(found)} processes are left after {PATIENCE:g} s")
+            raise Unruly(f"{len(found)} processes are left after {LONGEST:g} s")
 
 
 def kill_all() -> None:

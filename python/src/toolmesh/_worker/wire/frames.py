@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import os
 import struct
-from select import POLLIN, poll
-from time import perf_counter as _clock
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Any, TypeAlias
 
     JSON: TypeAlias = Any  # None, bool, int, float, str, list[JSON] or dict[str, JSON]
@@ -66,7 +64,6 @@ FAILED = 2
 STREAM = 1
 COLLECT = 2
 META = 4
-LOOK = 8  # the worker may look for its next call for a moment before it sleeps
 
 # Flags of a terminal.
 RAW = 1  # something was written past sys.stdout to fd 1 or 2 and waits in their pipes
@@ -89,46 +86,15 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         sent = os.write(fd, data)
 
 
-# As the agent does, see eager.go: to be woken costs about as much.
-_LOOK = 40e-6  # seconds that look looks
-_TRIES = 4  # after so many looks in vain in a row
-_AGAIN = 64  # only each so many'th is one
-
-
 class Reader:
     """Cuts a byte stream into frames. One reader, one thread."""
 
-    __slots__ = ("fd", "_buffer", "_chunks", "_poll", "_vain", "_passed")
+    __slots__ = ("fd", "_buffer", "_chunks")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._buffer = b""
         self._chunks: list[bytes] = []  # of take: what was read behind the buffer
-        self._poll: Callable[[int], Sequence[object]] | None = None
-        self._vain = 0  # looks in vain, in a row
-        self._passed = 0  # calls of look since the last that was one
-
-    def look(self) -> None:
-        """Looks for the next frame for a moment, as a mutex does before it sleeps,
-        unless that has proved to be in vain. For when the agent is sure that a
-        processor would be idle meanwhile."""
-        self._passed += 1
-        if self._vain >= _TRIES and self._passed < _AGAIN:
-            return
-        self._passed = 0
-        if self._poll is None:
-            waiting = poll()
-            waiting.register(self.fd, POLLIN)
-            self._poll = waiting.poll
-        here = self._poll
-        if here(0):  # in a row of calls the next one is there already
-            self._vain = 0
-            return
-        end = _clock() + _LOOK
-        while not here(0) and _clock() < end:
-            pass
-        # What came later came while somebody else, whom we kept from it, had our processor.
-        self._vain = 0 if _clock() < end else self._vain + 1
 
     def next(self) -> Frame | None:
         """The next frame as (type, flags, slot, id, body), or None at the end.

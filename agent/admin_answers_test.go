@@ -10,8 +10,8 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// Who asks a node for something that takes its time learns at once which node it
-// is, and from every line of the answer: it can tell silence from death.
+// A caller that asks a node for something that takes long learns at once which node
+// it is, and from every line of the answer: it can tell silence from death.
 func TestAdministrativeAnswersNameTheirNode(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

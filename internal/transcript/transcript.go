@@ -1,4 +1,4 @@
-package conversation
+package transcript
 
 import (
 	"bytes"
@@ -11,18 +11,18 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// Who said a message.
-type Who string
+// Speaker is the side that says a message.
+type Speaker string
 
-// The speakers. The broker speaks where nobody else does.
+// The speakers. The broker answers where no host does.
 const (
-	Client Who = "client"
-	Host   Who = "host"
-	Broker Who = "broker"
+	Client Speaker = "client"
+	Host   Speaker = "host"
+	Broker Speaker = "broker"
 )
 
 // kinds are the messages that each speaker has.
-var kinds = map[Who][]string{
+var kinds = map[Speaker][]string{
 	Client: {"call", "cancel", "credit", "replay"},
 	Host:   {"result", "error", "refusal", "ack", "chunk", "keepalive", "end", "high", "cancelled", "heartbeat", "silence"},
 	Broker: {"503"},
@@ -31,7 +31,7 @@ var kinds = map[Who][]string{
 // Step is one message, or for the kind "silence" the absence of one.
 type Step struct {
 	Name    string // the section's name, for messages of tests
-	Who     Who
+	Speaker Speaker
 	Kind    string
 	Subject string
 	Reply   string // "" where the message has none
@@ -41,24 +41,24 @@ type Step struct {
 	Read    []byte // JSON: what a host reads in a client's message; nil where the file does not say
 }
 
-// Conversation is one file.
-type Conversation struct {
+// Transcript is one file.
+type Transcript struct {
 	Name  string // of the file, without .txtar
 	Prose string
 	Tool  []byte // JSON: what the tool does that is called; nil where none is reached
 	Steps []Step
 }
 
-// Load reads every conversation in dir, in the order of their names.
+// Load reads every transcript in dir, in the order of their names.
 // Placeholders such as $NODE are replaced by values, whose keys are without the
 // dollar; others stay as they are.
-func Load(dir fs.FS, values map[string]string) ([]*Conversation, error) {
+func Load(dir fs.FS, values map[string]string) ([]*Transcript, error) {
 	names, err := fs.Glob(dir, "*.txtar")
 	if err != nil {
 		return nil, err
 	}
 	slices.Sort(names)
-	var all []*Conversation
+	var all []*Transcript
 	for _, name := range names {
 		data, err := fs.ReadFile(dir, name)
 		if err != nil {
@@ -73,17 +73,17 @@ func Load(dir fs.FS, values map[string]string) ([]*Conversation, error) {
 	return all, nil
 }
 
-// Parse reads one conversation; see [Load] for values.
-func Parse(name string, data []byte, values map[string]string) (*Conversation, error) {
+// Parse reads one transcript; see [Load] for values.
+func Parse(name string, data []byte, values map[string]string) (*Transcript, error) {
 	var pairs []string
 	for key, value := range values {
 		pairs = append(pairs, "$"+key, value)
 	}
 	fill := strings.NewReplacer(pairs...)
 	archive := txtar.Parse(data)
-	c := &Conversation{Name: name, Prose: string(archive.Comment)}
+	c := &Transcript{Name: name, Prose: string(archive.Comment)}
 	if strings.TrimSpace(c.Prose) == "" {
-		return nil, fmt.Errorf("conversation %s: it does not say what it guards", name)
+		return nil, fmt.Errorf("transcript %s: it has no prose at the top that says what it guards", name)
 	}
 	for _, section := range archive.Files {
 		title, text := fill.Replace(section.Name), fill.Replace(string(section.Data))
@@ -97,39 +97,39 @@ func Parse(name string, data []byte, values map[string]string) (*Conversation, e
 			err = c.step(title, text)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("conversation %s, section %q: %w", name, section.Name, err)
+			return nil, fmt.Errorf("transcript %s, section %q: %w", name, section.Name, err)
 		}
 	}
 	if len(c.Steps) == 0 {
-		return nil, fmt.Errorf("conversation %s: nobody says anything", name)
+		return nil, fmt.Errorf("transcript %s: it has no message", name)
 	}
 	return c, nil
 }
 
-func (c *Conversation) read(text string) error {
-	if len(c.Steps) == 0 || c.Steps[len(c.Steps)-1].Who != Client || c.Steps[len(c.Steps)-1].Read != nil {
-		return fmt.Errorf("it stands behind a client's message, once")
+func (c *Transcript) read(text string) error {
+	if len(c.Steps) == 0 || c.Steps[len(c.Steps)-1].Speaker != Client || c.Steps[len(c.Steps)-1].Read != nil {
+		return fmt.Errorf("a section \"read\" follows a message of the client, once")
 	}
 	c.Steps[len(c.Steps)-1].Read = bytes.TrimSpace([]byte(text))
 	return nil
 }
 
-func (c *Conversation) step(title, text string) error {
+func (c *Transcript) step(title, text string) error {
 	words := strings.Fields(title)
-	if len(words) < 2 || !slices.Contains(kinds[Who(words[0])], words[1]) {
-		return fmt.Errorf("it begins with a speaker and a kind: %v", kinds)
+	if len(words) < 2 || !slices.Contains(kinds[Speaker(words[0])], words[1]) {
+		return fmt.Errorf("the name of a section begins with a speaker and a kind: %v", kinds)
 	}
-	s := Step{Name: title, Who: Who(words[0]), Kind: words[1], Raw: text}
+	s := Step{Name: title, Speaker: Speaker(words[0]), Kind: words[1], Raw: text}
 	switch words = words[2:]; {
 	case s.Kind == "silence" && len(words) == 0:
 		c.Steps = append(c.Steps, s)
 		return nil
 	case len(words) == 1:
 		s.Subject = words[0]
-	case len(words) == 3 && words[1] == "reply" && s.Who == Client:
+	case len(words) == 3 && words[1] == "reply" && s.Speaker == Client:
 		s.Subject, s.Reply = words[0], words[2]
 	default:
-		return fmt.Errorf("behind the kind stand a subject and, for a client, a reply subject: SUBJECT reply SUBJECT")
+		return fmt.Errorf("after the kind come a subject and, for a client, a reply subject: SUBJECT reply SUBJECT")
 	}
 	var err error
 	if s.Header, s.Body, err = message(text); err != nil {
@@ -145,7 +145,7 @@ func message(text string) (header map[string][]string, body []byte, err error) {
 	for {
 		line, rest, ok := strings.Cut(text, "\n")
 		if !ok {
-			return nil, nil, fmt.Errorf("an empty line stands between headers and body, without headers and without a body too")
+			return nil, nil, fmt.Errorf("an empty line must stand between headers and body, even where one of them is missing")
 		}
 		text = rest
 		if line == "" {
@@ -153,7 +153,7 @@ func message(text string) (header map[string][]string, body []byte, err error) {
 		}
 		name, value, ok := strings.Cut(line, ":")
 		if !ok {
-			return nil, nil, fmt.Errorf("%q is no header", line)
+			return nil, nil, fmt.Errorf("%q is not a header", line)
 		}
 		if header == nil {
 			header = make(map[string][]string)

@@ -1,4 +1,4 @@
-package conversation
+package transcript
 
 import (
 	"strings"
@@ -32,16 +32,16 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	call := "Mesh-Rpc-Id: r\nX-Two: 1\nX-Two: 2\n\n{\"a\":\"$HOME\"}\n"
-	want := []*Conversation{{
+	want := []*Transcript{{
 		Name: "small", Prose: "A call and its answer.\n\n", Tool: []byte(`{"result":1}`),
 		Steps: []Step{
 			{
-				Name: "client call tools.s.a reply _INBOX.x", Who: Client, Kind: "call", Subject: "tools.s.a", Reply: "_INBOX.x",
+				Name: "client call tools.s.a reply _INBOX.x", Speaker: Client, Kind: "call", Subject: "tools.s.a", Reply: "_INBOX.x",
 				Header: map[string][]string{"Mesh-Rpc-Id": {"r"}, "X-Two": {"1", "2"}}, Body: []byte(`{"a":"$HOME"}`),
 				Raw: call, Read: []byte(`{"form":"plain"}`),
 			},
-			{Name: "host end _INBOX.x", Who: Host, Kind: "end", Subject: "_INBOX.x", Body: []byte{}, Raw: "\n"},
-			{Name: "host silence", Who: Host, Kind: "silence"},
+			{Name: "host end _INBOX.x", Speaker: Host, Kind: "end", Subject: "_INBOX.x", Body: []byte{}, Raw: "\n"},
+			{Name: "host silence", Speaker: Host, Kind: "silence"},
 		},
 	}}
 	if diff := cmp.Diff(want, all); diff != "" {

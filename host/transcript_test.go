@@ -18,21 +18,21 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host"
-	"github.com/toolmesh/toolmesh/internal/conversation"
+	"github.com/toolmesh/toolmesh/internal/transcript"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-const conversationFiles = "../docs/protocol/conversations"
+const transcriptFiles = "../docs/protocol/transcripts"
 
-// TestConversations plays docs/protocol/conversations against a host over a
+// TestTranscripts plays docs/protocol/transcripts against a host over a
 // broker: a NATS connection that knows nothing of the mesh sends the recorded
 // bytes, and what comes back is compared with the whole of the file's message.
-// Whoever changes the wire changes the file.
-func TestConversations(t *testing.T) {
+// A change of the wire changes the file too.
+func TestTranscripts(t *testing.T) {
 	t.Parallel()
-	names, err := os.ReadDir(conversationFiles)
+	names, err := os.ReadDir(transcriptFiles)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,17 +43,17 @@ func TestConversations(t *testing.T) {
 			continue
 		}
 		played++
-		data, err := os.ReadFile(conversationFiles + "/" + entry.Name())
+		data, err := os.ReadFile(transcriptFiles + "/" + entry.Name())
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			playConversation(t, name, data)
+			playTranscript(t, name, data)
 		})
 	}
 	if played < 15 {
-		t.Errorf("only %d conversations were found", played)
+		t.Errorf("only %d transcripts were found", played)
 	}
 }
 
@@ -63,7 +63,7 @@ const (
 	storeTool subjects.ToolID = "player.store" // streams what a replay asks for
 )
 
-const conversationSlots = 8
+const transcriptSlots = 8
 
 // act is one thing that a handler does.
 type act struct {
@@ -78,10 +78,10 @@ type part struct {
 	started chan *host.Call
 }
 
-// player plays the client of one conversation.
+// player plays the client of one transcript.
 type player struct {
 	t    *testing.T
-	c    *conversation.Conversation
+	c    *transcript.Transcript
 	h    *host.Host
 	nc   *nats.Conn
 	told struct { // what the file's section "tool" says
@@ -94,13 +94,13 @@ type player struct {
 	parts   map[subjects.RPCID]*part
 
 	// Of the last call or replay:
-	answers []conversation.Step // until the next one
-	played  int                 // of answers, by the tool
-	rpc     subjects.RPCID      // "" if nothing runs
-	inbox   *inbox              // where it is answered
-	control *inbox              // where the last cancel is answered
-	asked   bool                // for keepalives
-	free    func()              // gives slots back that are taken for it
+	answers []transcript.Step // until the next one
+	played  int               // of answers, by the tool
+	rpc     subjects.RPCID    // "" if nothing runs
+	inbox   *inbox            // where it is answered
+	control *inbox            // where the last cancel is answered
+	asked   bool              // for keepalives
+	free    func()            // gives slots back that are taken for it
 
 	refused uint64
 	drained chan error // nil until the node drains
@@ -116,16 +116,16 @@ func (epochs) Admit(session subjects.SessionID) (string, error) {
 	return "", nil
 }
 
-func playConversation(t *testing.T, name string, data []byte) {
+func playTranscript(t *testing.T, name string, data []byte) {
 	broker := meshtest.Broker(t)
 	const revision = "4f2a9c"
 	h, err := host.New(broker.Connect(t), &host.Options{
-		Node: "gpu-1", Revision: revision, Slots: conversationSlots, Sessions: epochs{}, StreamQuota: 1 << 20,
+		Node: "gpu-1", Revision: revision, Slots: transcriptSlots, Sessions: epochs{}, StreamQuota: 1 << 20,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := conversation.Parse(name, data, map[string]string{
+	c, err := transcript.Parse(name, data, map[string]string{
 		"NODE": string(h.Node()), "BOOT": string(h.Boot()), "REV": revision, "RPC": "rpc_018f5c0d1c7a7b3e9a4d2f6e8b0c1d2e",
 		"DEADLINE": strconv.FormatInt(time.Now().Add(time.Hour).UnixMilli(), 10),
 	})
@@ -143,10 +143,10 @@ func playConversation(t *testing.T, name string, data []byte) {
 	p.prepare()
 	for i, step := range c.Steps {
 		switch {
-		case step.Who == conversation.Client && (step.Kind == "call" || step.Kind == "replay"):
+		case step.Speaker == transcript.Client && (step.Kind == "call" || step.Kind == "replay"):
 			p.leave()
 			p.begin(step, answersOf(c.Steps[i+1:]))
-		case step.Who == conversation.Client:
+		case step.Speaker == transcript.Client:
 			p.interfere(step)
 		case step.Kind == "heartbeat":
 			p.heartbeat(step)
@@ -163,7 +163,7 @@ func playConversation(t *testing.T, name string, data []byte) {
 func (p *player) serve() {
 	ids := map[subjects.ToolID]bool{fillTool: true, storeTool: true}
 	for i, s := range p.c.Steps {
-		if s.Who != conversation.Client || s.Kind != "call" {
+		if s.Speaker != transcript.Client || s.Kind != "call" {
 			continue
 		}
 		at, err := subjects.Parse(s.Subject)
@@ -264,7 +264,7 @@ func (p *player) fill(n int) (free func()) {
 	}
 }
 
-// prepare brings about what is so when the conversation begins: calls that a
+// prepare brings about what is so when the transcript begins: calls that a
 // heartbeat counts, streams that a replay finds, subscriptions.
 func (p *player) prepare() {
 	busy := 0
@@ -299,7 +299,7 @@ func (p *player) listen(subject string) *inbox {
 
 // store has a stream stored that a replay is to find: all of the file's items,
 // or those of the answer if that says that the stream has yet to end.
-func (p *player) store(replay string, answers []conversation.Step) {
+func (p *player) store(replay string, answers []transcript.Step) {
 	at, err := subjects.Parse(replay)
 	if err != nil {
 		p.t.Fatal(err)
@@ -336,9 +336,9 @@ func (p *player) store(replay string, answers []conversation.Step) {
 }
 
 // answersOf are the steps until the client begins something new.
-func answersOf(steps []conversation.Step) []conversation.Step {
+func answersOf(steps []transcript.Step) []transcript.Step {
 	for i, s := range steps {
-		if s.Who == conversation.Client && (s.Kind == "call" || s.Kind == "replay") {
+		if s.Speaker == transcript.Client && (s.Kind == "call" || s.Kind == "replay") {
 			return steps[:i]
 		}
 	}
@@ -360,7 +360,7 @@ type content struct {
 	Error     *toolmesh.Error `json:"error"`
 }
 
-func (p *player) content(s conversation.Step) (c content) {
+func (p *player) content(s transcript.Step) (c content) {
 	p.t.Helper()
 	switch {
 	case len(s.Header) == 0 || s.Kind == "error":
@@ -403,13 +403,13 @@ func (p *player) play() {
 			}
 		}
 	}
-	if !slices.ContainsFunc(p.answers, func(s conversation.Step) bool { return s.Who == conversation.Host }) {
+	if !slices.ContainsFunc(p.answers, func(s transcript.Step) bool { return s.Speaker == transcript.Host }) {
 		tool.acts <- act{done: true} // the file does not say how it ends
 	}
 }
 
 // begin sends a call or a replay, and sees what the tool is given.
-func (p *player) begin(s conversation.Step, answers []conversation.Step) {
+func (p *player) begin(s transcript.Step, answers []transcript.Step) {
 	p.t.Helper()
 	p.answers, p.played, p.rpc, p.asked = answers, 0, "", len(s.Header["Mesh-Keepalive"]) > 0
 	runs := s.Kind == "call" && s.Read != nil && s.Header["Mesh-Again"] == nil // what is sent again has run
@@ -422,7 +422,7 @@ func (p *player) begin(s conversation.Step, answers []conversation.Step) {
 				runs = false
 				if e.Code == toolmesh.CodeBusy {
 					meshtest.Until(p.t, "the call before has ended", func() bool { return p.h.Stats().InFlight == 0 })
-					p.free = p.fill(conversationSlots)
+					p.free = p.fill(transcriptSlots)
 				}
 			}
 		}
@@ -466,7 +466,7 @@ func (p *player) begin(s conversation.Step, answers []conversation.Step) {
 }
 
 // interfere sends a message about the call that runs.
-func (p *player) interfere(s conversation.Step) {
+func (p *player) interfere(s transcript.Step) {
 	p.t.Helper()
 	reply := s.Reply
 	if reply != "" {
@@ -477,7 +477,7 @@ func (p *player) interfere(s conversation.Step) {
 }
 
 // hear reads the message of a step, and compares it.
-func (p *player) hear(s conversation.Step) {
+func (p *player) hear(s transcript.Step) {
 	p.t.Helper()
 	in := p.inbox
 	switch {
@@ -488,7 +488,7 @@ func (p *player) hear(s conversation.Step) {
 	case s.Subject != "$INBOX" && s.Subject != p.inbox.Subject:
 		p.t.Fatalf("%s: nobody listens there", s.Name)
 	}
-	if s.Who == conversation.Broker {
+	if s.Speaker == transcript.Broker {
 		if _, err := in.sub.NextMsg(patience); !errors.Is(err, nats.ErrNoResponders) || s.Raw != "Status: 503\n\n" {
 			p.t.Errorf("%s: %v", s.Name, err)
 		}
@@ -541,10 +541,10 @@ func (p *player) text(m answer) string {
 			header[name] = values
 		}
 	}
-	return conversation.Text(header, m.Data)
+	return transcript.Text(header, m.Data)
 }
 
-func (p *player) heartbeat(s conversation.Step) {
+func (p *player) heartbeat(s transcript.Step) {
 	p.t.Helper()
 	if strings.Contains(s.Raw, `"draining"`) && p.drained == nil {
 		p.drained = make(chan error, 1)
@@ -560,7 +560,7 @@ func (p *player) heartbeat(s conversation.Step) {
 }
 
 // silence holds that the last request was neither answered nor begun.
-func (p *player) silence(s conversation.Step) {
+func (p *player) silence(s transcript.Step) {
 	p.t.Helper()
 	p.refused++
 	meshtest.Until(p.t, "the request is refused", func() bool { return p.h.Stats().RefusedReplies >= p.refused })
@@ -587,7 +587,7 @@ func (p *player) leave() {
 		p.t.Fatal(err)
 	}
 	open := slices.Collect(maps.Values(p.inboxes))
-	if slices.ContainsFunc(p.answers, func(s conversation.Step) bool { return s.Who == conversation.Host }) {
+	if slices.ContainsFunc(p.answers, func(s transcript.Step) bool { return s.Speaker == transcript.Host }) {
 		open = append(open, p.inbox, p.control)
 	}
 	for _, in := range open {

@@ -8,7 +8,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor"
 )
 
-const strayTools = `
+const sweptTools = `
 import ctypes, sys, threading
 
 c = ctypes.CDLL(None)
@@ -45,13 +45,13 @@ def brief() -> bool:
 
 // A worker looks for what a call has left behind only after calls that were long
 // enough to start a process, and else from time to time.
-func TestNoStrayStaysAmongBriefCalls(t *testing.T) {
+func TestNoOrphanStaysAmongShortCalls(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/proc/self/cmdline"); err != nil {
 		t.Skip("there is no /proc to find processes in")
 	}
 	x := newExecutor(t, func(o *executor.Options) { o.MaxWorkers = 1 })
-	ix := openModule(t, x, strayTools, "now", "later", "all_are_swift", "brief")
+	ix := openModule(t, x, sweptTools, "now", "later", "all_are_swift", "brief")
 	brief := func() bool {
 		got, err := ix.Call(t.Context(), executor.Call{Tool: "t.brief"}, nil)
 		if err != nil {

@@ -83,7 +83,7 @@ func TestReplayReadsWhatItReturns(t *testing.T) {
 	s.load("running", all)
 	s.load("over", append(slices.Clone(all), "T"+strconv.Itoa(n)))
 	// Two calls that share the store unevenly: where an item lies cannot be
-	// reckoned from its number.
+	// computed from its number.
 	for i, text := range all {
 		for _, m := range []*nats.Msg{chunkMsg("s", "mixed", text, item(text)), chunkMsg("s", "other", text, item(text))} {
 			if strings.HasSuffix(m.Subject, "other") && (i/1000)%3 == 0 {

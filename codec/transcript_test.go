@@ -9,11 +9,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/internal/conversation"
+	"github.com/toolmesh/toolmesh/internal/transcript"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-const conversations = "../docs/protocol/conversations"
+const transcripts = "../docs/protocol/transcripts"
 
 // speakers are the placeholders of the files, as this replay fills them.
 var speakers = map[string]string{
@@ -21,20 +21,20 @@ var speakers = map[string]string{
 	"DEADLINE": "1767225600000",
 }
 
-// TestConversations holds this package to docs/protocol/conversations: what a
+// TestTranscripts holds this package to docs/protocol/transcripts: what a
 // client sends is read as the file says, and what the host answers is rendered
-// as the file has it, byte for byte. Whoever changes the wire changes the file,
-// and sees there what the change breaks for others.
-func TestConversations(t *testing.T) {
+// as the file has it, byte for byte. A change of the wire changes the file too,
+// and the diff shows what it breaks for others.
+func TestTranscripts(t *testing.T) {
 	t.Parallel()
-	all, err := conversation.Load(os.DirFS(conversations), speakers)
+	all, err := transcript.Load(os.DirFS(transcripts), speakers)
 	if err != nil {
 		t.Fatal(err)
 	}
 	said := make(map[string]bool)
 	for _, c := range all {
 		for _, step := range c.Steps {
-			said[string(step.Who)+" "+step.Kind] = true
+			said[string(step.Speaker)+" "+step.Kind] = true
 		}
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
@@ -42,7 +42,7 @@ func TestConversations(t *testing.T) {
 			for i, step := range c.Steps {
 				t.Run(strings.ReplaceAll(step.Name, "/", "_"), func(t *testing.T) {
 					p.play(t, step)
-					if step.Who == conversation.Client && step.Read == nil && !p.refused(c.Steps[i+1:]) {
+					if step.Speaker == transcript.Client && step.Read == nil && !p.refused(c.Steps[i+1:]) {
 						t.Error("a section \"read\" must say what is read here")
 					}
 				})
@@ -54,12 +54,12 @@ func TestConversations(t *testing.T) {
 		"host chunk", "host keepalive", "host end", "host high", "host cancelled", "host heartbeat", "host silence", "broker 503",
 	} {
 		if !said[kind] {
-			t.Errorf("no conversation has a %q", kind)
+			t.Errorf("no transcript has a %q", kind)
 		}
 	}
 }
 
-// player is the state of one conversation at both ends.
+// player is the state of one transcript at both ends.
 type player struct {
 	host    *Identity
 	request *Request        // the last call, as the host read it
@@ -69,18 +69,18 @@ type player struct {
 	seq     int64           // of the last chunk
 }
 
-func (p *player) refused(next []conversation.Step) bool {
-	return len(next) > 0 && next[0].Who == conversation.Host && (next[0].Kind == "refusal" || next[0].Kind == "silence")
+func (p *player) refused(next []transcript.Step) bool {
+	return len(next) > 0 && next[0].Speaker == transcript.Host && (next[0].Kind == "refusal" || next[0].Kind == "silence")
 }
 
-func (p *player) play(t *testing.T, s conversation.Step) {
+func (p *player) play(t *testing.T, s transcript.Step) {
 	t.Helper()
-	switch s.Who {
-	case conversation.Client:
+	switch s.Speaker {
+	case transcript.Client:
 		p.hear(t, s)
-	case conversation.Host:
+	case transcript.Host:
 		p.answer(t, s)
-	case conversation.Broker:
+	case transcript.Broker:
 		if got := ParseReply(Header(s.Header), s.Body); got.Kind != ReplyNoResponders || s.Subject != p.replyTo {
 			t.Errorf("the client reads %+v on %s", got, s.Subject)
 		}
@@ -88,9 +88,9 @@ func (p *player) play(t *testing.T, s conversation.Step) {
 }
 
 // hear is the host's side of a client's message.
-func (p *player) hear(t *testing.T, s conversation.Step) {
+func (p *player) hear(t *testing.T, s transcript.Step) {
 	t.Helper()
-	if text := conversation.Text(s.Header, s.Body); text != s.Raw {
+	if text := transcript.Text(s.Header, s.Body); text != s.Raw {
 		t.Errorf("the file's message is not in its normal form:\n%s", cmp.Diff(text, s.Raw))
 	}
 	subject, err := subjects.Parse(s.Subject)
@@ -143,7 +143,7 @@ func (p *player) hear(t *testing.T, s conversation.Step) {
 
 // sameHeader holds our own client to what the file's client sends, where that
 // client uses nothing that ours does not.
-func (p *player) sameHeader(t *testing.T, s conversation.Step) {
+func (p *player) sameHeader(t *testing.T, s transcript.Step) {
 	t.Helper()
 	r := p.request
 	if r.RPCID == "" || r.Form != FormPlain {
@@ -181,7 +181,7 @@ func readAs(r *Request) any {
 		Depth      int                `json:"depth,omitempty"`
 		Parent     subjects.RPCID     `json:"parent,omitempty"`
 		Revision   string             `json:"revision,omitempty"`
-		Isolation  string             `json:"isolation,omitempty"`
+		Isolation  toolmesh.Isolation `json:"isolation,omitempty"`
 		Keepalive  bool               `json:"keepalive,omitempty"`
 		WantLoad   bool               `json:"want_load,omitempty"`
 	}{
@@ -209,7 +209,7 @@ func readAs(r *Request) any {
 
 // answer renders what the host has to say, which is the content of the file's
 // message, and compares the whole; then it reads the message as the client does.
-func (p *player) answer(t *testing.T, s conversation.Step) {
+func (p *player) answer(t *testing.T, s transcript.Step) {
 	t.Helper()
 	if s.Kind == "silence" {
 		p.silent(t)
@@ -319,13 +319,13 @@ func (p *player) answersTo(t *testing.T, kind string) string {
 func (p *player) silent(t *testing.T) {
 	t.Helper()
 	if p.request != nil && subjects.ReplyAllowed(p.replyTo, p.request.Session, false) {
-		t.Errorf("%s is an inbox: whoever asks there is answered", p.replyTo)
+		t.Errorf("%s is an inbox: a request there is answered", p.replyTo)
 	}
 }
 
-func same(t *testing.T, s conversation.Step, header Header, body []byte) {
+func same(t *testing.T, s transcript.Step, header Header, body []byte) {
 	t.Helper()
-	if diff := cmp.Diff(s.Raw, conversation.Text(header, body)); diff != "" {
+	if diff := cmp.Diff(s.Raw, transcript.Text(header, body)); diff != "" {
 		t.Errorf("the message (-file +rendered):\n%s", diff)
 	}
 }

@@ -28,12 +28,12 @@ func (a *Agent) local(at time.Time) time.Time {
 	return time.Now().Add(at.Sub(a.bus.Time().Now))
 }
 
-// leaseCheck is how often leases are compared with the sessions that there are,
-// beside each change of those.
-const leaseCheck = 5 * time.Second
+// sessionCheck is how often the workers of sessions are compared with the sessions
+// that there are, beside each change of those.
+const sessionCheck = 5 * time.Second
 
-// followSessions ends the workers that are leased to sessions when those end,
-// until the agent does.
+// followSessions ends the workers that are bound to sessions when those end, until
+// the agent does.
 func (a *Agent) followSessions(view *registry.View) {
 	changed := make(chan struct{}, 1)
 	cancel := view.OnChange(func() {
@@ -46,14 +46,14 @@ func (a *Agent) followSessions(view *registry.View) {
 		defer cancel()
 		// A call that was admitted just before its session's end may get its worker
 		// just after it.
-		again := time.NewTicker(leaseCheck)
+		again := time.NewTicker(sessionCheck)
 		defer again.Stop()
 		for {
 			select {
 			case <-changed:
-				a.endLeases(a.base, view)
+				a.endSessions(a.base, view)
 			case <-again.C:
-				a.endLeases(a.base, view)
+				a.endSessions(a.base, view)
 			case <-a.base.Done():
 				return
 			}
@@ -61,7 +61,7 @@ func (a *Agent) followSessions(view *registry.View) {
 	})
 }
 
-func (a *Agent) endLeases(ctx context.Context, view *registry.View) {
+func (a *Agent) endSessions(ctx context.Context, view *registry.View) {
 	a.instances.Lock()
 	open := make([]*instance, 0, len(a.instances.open))
 	for i := range a.instances.open {
@@ -74,29 +74,29 @@ func (a *Agent) endLeases(ctx context.Context, view *registry.View) {
 		if i.index == nil {
 			continue // commands alone: they have no workers
 		}
-		for _, leased := range i.index.Sessions() {
-			if !a.over(view, leased) {
+		for _, bound := range i.index.Sessions() {
+			if !a.sessionEnded(view, bound) {
 				continue
 			}
-			if err := i.index.EndSession(ctx, leased.Name, leased.Epoch); err != nil {
-				a.log.Warn("the workers of an ended session are not gone yet", slog.String("session", leased.Name), slog.Any("error", err))
+			if err := i.index.EndSession(ctx, bound.Name, bound.Epoch); err != nil {
+				a.log.Warn("the workers of an ended session are not gone yet", slog.String("session", bound.Name), slog.Any("error", err))
 			}
 		}
 	}
 }
 
-// over reports whether no call of a session that has workers can come any more.
+// sessionEnded reports whether no call of a session that has workers can come any more.
 // A session whose creation no call knew of may be one that nobody created, and
 // then nobody ends it; or all its calls came before the news.
-func (a *Agent) over(view *registry.View, leased executor.Session) bool {
-	id := subjects.SessionID(leased.Name)
+func (a *Agent) sessionEnded(view *registry.View, bound executor.Session) bool {
+	id := subjects.SessionID(bound.Name)
 	r, ok := view.Session(id)
 	switch {
-	case leased.Epoch != "":
-		return !ok || r.Ended || r.Epoch != leased.Epoch
+	case bound.Epoch != "":
+		return !ok || r.Ended || r.Epoch != bound.Epoch
 	case ok:
-		return r.Ended || a.local(r.Created).After(leased.Since.Add(executor.LateCreation))
+		return r.Ended || a.local(r.Created).After(bound.Since.Add(executor.LateCreation))
 	}
 	at, ended := view.SessionOver(id)
-	return ended && at.After(leased.Since)
+	return ended && at.After(bound.Since)
 }

@@ -298,8 +298,8 @@ func TestMalformedRequests(t *testing.T) {
 	}
 }
 
-// TestForeignReplySubject is the attack that PROTOCOL section 2 tells of: a
-// caller who may call tools names a subject of the broker as its reply subject.
+// TestForeignReplySubject is the attack of docs/protocol, section 2: a caller
+// that may call tools names a subject of the broker as its reply subject.
 func TestForeignReplySubject(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)

@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	meshtest.Main(m)
 }
 
-const patience = 60 * time.Second
+const testTimeout = 60 * time.Second
 
 // gate is the calls of one key as the test holds them.
 type gate struct {
@@ -269,13 +269,13 @@ func start(t *testing.T, c *client.Client, id subjects.ToolID, args any, opts ..
 
 func wait[T any](t *testing.T, what string, c <-chan T) T {
 	t.Helper()
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(testTimeout)
 	defer timer.Stop()
 	select {
 	case v := <-c:
 		return v
 	case <-timer.C:
-		t.Fatalf("%s: nothing after %v", what, patience)
+		t.Fatalf("%s: nothing after %v", what, testTimeout)
 		panic("unreachable")
 	}
 }

@@ -1,0 +1,88 @@
+package pool
+
+import (
+	"log/slog"
+	"slices"
+	"time"
+)
+
+const (
+	// An event loop that gives no sign of life for this long is blocked. It is
+	// looked at so often meanwhile: the looks count, not the clock, for time in
+	// which we have not run either, as in a machine that stood still, says nothing.
+	blockedAfter = time.Second
+	blockedLooks = 4
+)
+
+// maintain ends workers that nobody needs, replaces those that have grown old, and
+// looks after event loops.
+func (p *Pool) maintain() {
+	idle := time.NewTicker(max(p.cfg.IdleAfter/4, time.Millisecond))
+	defer idle.Stop()
+	var probe <-chan time.Time
+	if p.cfg.Async {
+		ticker := time.NewTicker(blockedAfter / blockedLooks)
+		defer ticker.Stop()
+		probe = ticker.C
+	}
+	for {
+		select {
+		case <-idle.C:
+			p.update(func(s *state) { s.reap() })
+			p.recycle()
+		case <-probe:
+			p.update(func(s *state) { s.probe(p.log) })
+		case <-p.stop:
+			return
+		}
+	}
+}
+
+// reap ends workers that were idle for long, down to the least number.
+func (s *state) reap() {
+	list := s.idle // the longest idle first
+	if s.cfg.Async {
+		list = s.workers
+	}
+	serving, least := s.serving(), s.cfg.MinIdle
+	if s.cfg.Once {
+		least = 0
+	}
+	for _, w := range slices.Clone(list) {
+		unused := w.free() && !w.retired && (!s.cfg.Once || w.places == 0)
+		if unused && serving > least && time.Since(w.idleSince) >= s.cfg.IdleAfter {
+			s.dismiss(w)
+			serving--
+		}
+	}
+}
+
+// probe asks each event loop that has calls for a sign of life. One that gives
+// none for a second is blocked by a coroutine that computes or waits without
+// await: new calls go elsewhere until it answers.
+func (s *state) probe(log *slog.Logger) {
+	for _, w := range s.workers {
+		switch {
+		case (w.retired && w.abandoned == 0) || len(w.jobs) == 0:
+		case w.silent == 0:
+			w.silent = 1
+			w.ping()
+		case w.silent < blockedLooks:
+			w.silent++
+		case w.retired:
+			w.proc.Kill() // by a call that was given up: the others there will never end
+		case !w.blocked:
+			w.blocked = true
+			log.Warn("a coroutine blocks its event loop, new calls go to another worker",
+				slog.Int("pid", w.proc.Pid()), slog.Int("calls", len(w.jobs)))
+		}
+	}
+}
+
+// answered notes a sign of life.
+func (p *Pool) answered(w *worker) {
+	p.update(func(*state) {
+		w.silent, w.blocked = 0, false
+		w.idleSince = time.Now()
+	})
+}
