@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/presence"
+	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/registry"
@@ -41,7 +42,7 @@ type Host struct {
 	boot     subjects.BootID
 	identity *codec.Identity // of answers that belong to no tool
 	calls    *admit.Table[*inflight]
-	quota    *quota
+	quota    *quota.Quota
 	replayer *chunks.Replayer
 	routes   routes
 	presence *presence.Presence
@@ -125,7 +126,7 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		opts: o, bus: b, log: o.Logger, node: o.Node, boot: boot,
 		identity: codec.NewIdentity(o.Node, boot, ""),
 		calls:    admit.NewTable[*inflight](o.Slots, time.Now),
-		quota:    newQuota(o.StreamQuota, time.Now),
+		quota:    quota.New(o.StreamQuota, time.Now),
 		replayer: chunks.NewReplayer(b, o.Logger),
 		services: make(map[serviceKey]*service),
 		quit:     make(chan struct{}),

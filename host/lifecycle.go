@@ -38,7 +38,7 @@ func (h *Host) tick() {
 				swept = now
 				h.calls.Sweep()
 				h.intake.adapt()
-				h.quota.sweep()
+				h.quota.Sweep()
 				h.sweepRoutes(now)
 			}
 			for _, call := range h.calls.Running() {
