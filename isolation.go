@@ -10,7 +10,7 @@ type Isolation string
 const (
 	// IsolationWarm: a warm worker that serves many calls.
 	IsolationWarm Isolation = "warm"
-	// IsolationSession: a worker leased to one session.
+	// IsolationSession: a worker bound to one session.
 	IsolationSession Isolation = "session"
 	// IsolationFork: a fresh child of the imported environment per call.
 	IsolationFork Isolation = "fork"

@@ -105,7 +105,7 @@ func (a *app) stopProcess(ctx context.Context, r record) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-deadline.C:
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "process %d was told to stop and has not within %s: it may wait for a call; kill -KILL %d ends it at once", r.PID, stopTimeout, r.PID)
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "process %d was told to stop and has not done so within %s: it may be waiting for a call; kill -KILL %d ends it at once", r.PID, stopTimeout, r.PID)
 		}
 	}
 	return nil
