@@ -49,8 +49,8 @@ var (
 	errStopping    = toolmesh.Errorf(toolmesh.CodeUnavailable, "the node stopped before the call ended").WithStarted(toolmesh.StartedYes)
 )
 
-// over is a context that has ended: what needs to wait fails with it.
-var over = func() context.Context {
+// ended is a context that has ended: what needs to wait fails with it.
+var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
@@ -101,43 +101,102 @@ type inflight struct {
 	as      *joiner   // it is a repetition of a running call
 }
 
-// receive parses and admits one request, and runs it if it is admitted.
+// receive is a request's way through the host, in this order:
+//
+//	subject     subjects.Parse      session and tool, and whether it is directed to this node
+//	reply rule  bus.MayAnswer       what does not ask for an answer at an inbox gets none
+//	parse       codec.ParseRequest  headers and body
+//	find        routes.find         the tool, and what the view says of the session
+//	check       Host.check          what must not be started here and now
+//	admit       admit.Table         a new call with a slot, a repetition, or refused
+//	run         Handler.ServeTool   in this goroutine
+//	answer      Host.answer
+//
+// Nothing on it leaves the process or waits, with two exceptions that have a bound,
+// and hold up no other request. After a freeze or a cut, what find and check rest on
+// is asked first: see [Host.catchUp]. And a call that has its slot may have to look
+// its session up before its handler runs: see [inflight.lookUp].
 func (h *Host) receive(m *nats.Msg) {
-	parsed, err := subjects.Parse(m.Subject)
-	s := &parsed
-	directed := s.Kind == subjects.KindNodeTool
+	s, err := subjects.Parse(m.Subject)
 	if !h.bus.MayAnswer(m, s.Session, h.opts.SessionCredentials) {
 		h.refusedReplies.Add(1)
 		return
 	}
+	directed := s.Kind == subjects.KindNodeTool
 	if directed {
 		h.lastDirected.Store(time.Now().UnixNano())
 	}
-	mine := h.isNode()
+	req, bad := parse(&s, m, err)
+	mine := h.catchUp(req)
 	if !mine && directed {
 		return // the other process has it, too: the answer is its to give
 	}
-	req, bad := parse(s, m)
+	c, r := h.find(&s, req, m.Reply, bad)
+	if bad != nil {
+		h.answer(c.reply, c.req, c.identity(), admit.Record{Err: bad})
+		return
+	}
+	if call := h.admit(c, r, h.check(c, mine, directed)); call != nil {
+		h.run(call)
+	}
+}
+
+// parse reads a request. One whose headers cannot be read is answered in the
+// plain form: nobody knows whether its body is an envelope. err is what is wrong
+// with its subject.
+func parse(s *subjects.Subject, m *nats.Msg, err error) (*codec.Request, *toolmesh.Error) {
+	var req *codec.Request
+	header, bad := bus.RequestHeader(m)
+	if bad != nil {
+		req, bad = &codec.Request{Session: s.Session, Tool: s.Tool}, refusal(bad)
+	} else {
+		req, bad = codec.ParseRequest(*s, header, m.Data)
+	}
 	if err != nil {
 		bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err).WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
 	}
-	t := h.routes.find(s.Session, s.Tool)
-	if bad != nil {
-		identity := h.identity
-		if t != nil {
-			identity = t.identity
-		}
-		h.answer(m.Reply, req, identity, admit.Record{Err: bad})
+	return req, bad
+}
+
+// catchUp reports whether this process is the node. As a rule that is known, and so
+// is the time. After a freeze or a cut the request may have waited, so that it is
+// asked whose the node is, for 9 s at most, and by what time a deadline is judged,
+// for 2 s at most; all that wait share the answers.
+func (h *Host) catchUp(req *codec.Request) (mine bool) {
+	mine = h.presence.Certain() || h.presence.Confirm(h.base)
+	if mine && !req.Deadline.IsZero() {
+		h.freshenTime()
+	}
+	return mine
+}
+
+// freshenTime has the broker asked for its time unless that is known. Without an
+// answer the bound of what is known is as wide as it must be.
+func (h *Host) freshenTime() {
+	if h.bus.FreshTime(ended) == nil {
 		return
 	}
-	c := &inflight{h: h, req: req, tool: t, reply: m.Reply, start: time.Now()}
+	ctx, cancel := context.WithTimeout(h.base, timeWait)
+	defer cancel()
+	_ = h.bus.FreshTime(ctx)
+}
+
+// find makes a call of a request: with its tool, if there is one, its session's
+// epoch, as far as the view knows it, and what it is admitted by. Both have the names
+// of the subject, where a long one is a hash. Of a request that cannot be read (bad)
+// only the tool is looked for.
+func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, bad *toolmesh.Error) (*inflight, admit.Request) {
+	c := &inflight{h: h, req: req, reply: reply, tool: h.routes.find(s.Session, s.Tool), start: time.Now()}
+	if bad != nil {
+		return c, admit.Request{}
+	}
 	epoch, sure := h.known(req.Session, req.Delivery != codec.DeliverNone)
 	c.epoch = epoch
 	c.unsettled.Store(!sure)
-	if t != nil && t.tenure.ended(epoch) {
-		t, c.tool = nil, nil // it is about to be withdrawn
+	if c.tool != nil && c.tool.tenure.ended(epoch) {
+		c.tool = nil // it is about to be withdrawn
 	}
-	r := admit.Request{Tool: s.Tool, Epoch: c.epoch, Unsettled: !sure, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth}
+	r := admit.Request{Tool: s.Tool, Epoch: epoch, Unsettled: !sure, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth}
 	if req.IsAgain {
 		r.First = c.start.Add(-req.Again)
 	}
@@ -150,29 +209,15 @@ func (h *Host) receive(m *nats.Msg) {
 	} else {
 		req.RPCID = newRPCID(req.Delivery)
 	}
-	if !mine {
-		bad = refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "another process has become node %s: send again", h.node))
-	} else {
-		bad = h.check(t, req, directed)
-	}
-	if bad != nil {
-		h.refuse(c, r, bad)
-		return
-	}
-	if budget := h.budget(t, req); budget > 0 {
-		c.deadline = c.start.Add(budget)
-	}
-	h.admit(c, r)
+	return c, r
 }
 
-// parse reads a request. One whose headers cannot be read is answered in the
-// plain form: nobody knows whether its body is an envelope.
-func parse(s *subjects.Subject, m *nats.Msg) (*codec.Request, *toolmesh.Error) {
-	header, bad := bus.RequestHeader(m)
-	if bad != nil {
-		return &codec.Request{Session: s.Session, Tool: s.Tool}, refusal(bad)
+// identity is what an answer to the call says of its sender.
+func (c *inflight) identity() *codec.Identity {
+	if c.tool == nil {
+		return c.h.identity
 	}
-	return codec.ParseRequest(*s, header, m.Data)
+	return c.tool.identity
 }
 
 // refuse answers a request that is not to be started. If it repeats a call that
@@ -202,11 +247,15 @@ func refusal(err error) *toolmesh.Error {
 	return e
 }
 
-func (h *Host) check(t *served, req *codec.Request, directed bool) *toolmesh.Error {
+// check says why a request must not be started here and now; nil for most.
+func (h *Host) check(c *inflight, mine, directed bool) *toolmesh.Error {
+	t, req := c.tool, c.req
 	refuse := func(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
 		return refusal(toolmesh.Errorf(code, format, args...))
 	}
 	switch {
+	case !mine:
+		return refuse(toolmesh.CodeUnavailable, "another process has become node %s: send again", h.node)
 	case req.Boot != "" && req.Boot != h.boot:
 		// The request was sent before, to another start of this node, which may
 		// have run it.
@@ -223,7 +272,7 @@ func (h *Host) check(t *served, req *codec.Request, directed bool) *toolmesh.Err
 		return refuse(toolmesh.CodeUnavailable, "node %s is draining: send to another", h.node)
 	case req.HasTimeout && req.Timeout <= 0:
 		return refuse(toolmesh.CodeDeadlineExceeded, "the call's time was up before it arrived")
-	case req.Delivery != codec.DeliverNone && !h.lease.joined.Load():
+	case req.Delivery != codec.DeliverNone && !h.presence.Joined():
 		return refuse(toolmesh.CodeUnavailable, "node %s has not found the chunk store: without JetStream there are no streams", h.node)
 	case req.Revision != "" && req.Revision != t.identity.Revision:
 		return refuse(toolmesh.CodeUnavailable, "revision %q of tool %q is asked for, node %s serves %q", req.Revision, req.Tool, h.node, t.identity.Revision).
@@ -232,29 +281,31 @@ func (h *Host) check(t *served, req *codec.Request, directed bool) *toolmesh.Err
 	if req.Deadline.IsZero() {
 		return nil
 	}
-	if h.bus.FreshTime(over) != nil {
-		// After a freeze what looks fresh may be long over: the time is asked
-		// first. Without an answer its bound is as wide as it must be.
-		ctx, cancel := context.WithTimeout(h.base, timeWait)
-		_ = h.bus.FreshTime(ctx)
-		cancel()
-	}
 	if now := h.bus.Time(); req.Deadline.Before(now.Now.Add(-now.Bound)) {
 		return refuse(toolmesh.CodeDeadlineExceeded, "the call's deadline passed %v before it arrived", now.Now.Sub(req.Deadline).Round(time.Millisecond))
 	}
 	return nil
 }
 
-// admit gives the call a slot and runs it, or answers it.
-func (h *Host) admit(c *inflight, r admit.Request) {
+// admit gives the call its slot, and returns it; nil if it is not to be run here:
+// then it has its answer, or gets that of the call that it repeats. bad is why it must
+// not be started.
+func (h *Host) admit(c *inflight, r admit.Request, bad *toolmesh.Error) *admit.Call[*inflight] {
+	if bad != nil {
+		h.refuse(c, r, bad)
+		return nil
+	}
+	if budget := h.budget(c.tool, c.req); budget > 0 {
+		c.deadline = c.start.Add(budget)
+	}
 	c.begin()
 	verdict, call, record, bad := h.calls.Begin(r, c, func(rec admit.Record) { c.settle(rec) })
 	if verdict == admit.Run {
-		h.run(call)
-		return
+		return call
 	}
 	c.finish()
 	h.follow(c, verdict, call, record, bad)
+	return nil
 }
 
 // follow answers a request that is not run: now, or when the call that it

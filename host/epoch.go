@@ -133,7 +133,7 @@ func (ls *lookups) answer(session subjects.SessionID) {
 func (h *Host) registered(session subjects.SessionID) (string, error) {
 	ctx, cancel := context.WithTimeout(h.base, epochWait)
 	defer cancel()
-	record, err := h.lease.store.SessionNow(ctx, session)
+	record, err := h.store.SessionNow(ctx, session)
 	switch {
 	case errors.Is(err, bus.ErrNoKey):
 		return "", nil

@@ -15,6 +15,8 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/presence"
+	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/registry"
@@ -23,7 +25,8 @@ import (
 
 const (
 	tickEvery = 250 * time.Millisecond
-	beatEvery = time.Second
+	// sweepEvery is how often what is remembered of calls is looked through.
+	sweepEvery = time.Second
 	// retireAfter is how long requests that have been received may wait for
 	// somebody to look at them.
 	retireAfter = 2 * time.Second
@@ -39,14 +42,15 @@ type Host struct {
 	boot     subjects.BootID
 	identity *codec.Identity // of answers that belong to no tool
 	calls    *admit.Table[*inflight]
-	quota    *quota
+	quota    *quota.Quota
 	replayer *chunks.Replayer
 	routes   routes
-	lease    lease
+	presence *presence.Presence
+	store    *registry.Store
 	records  records
-	standing standing
 	lookups  *lookups
 	followed *registry.Sessions // of a host that was given no Sessions; else nil
+	view     *registry.View     // of followed; nil until the registry was reached
 
 	base    context.Context // ends with the host, as every call's context does
 	end     context.CancelCauseFunc
@@ -122,13 +126,22 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		opts: o, bus: b, log: o.Logger, node: o.Node, boot: boot,
 		identity: codec.NewIdentity(o.Node, boot, ""),
 		calls:    admit.NewTable[*inflight](o.Slots, time.Now),
-		quota:    newQuota(o.StreamQuota, time.Now),
+		quota:    quota.New(o.StreamQuota, time.Now),
 		replayer: chunks.NewReplayer(b, o.Logger),
 		services: make(map[serviceKey]*service),
 		quit:     make(chan struct{}),
 		replays:  make(chan struct{}, maxReplays),
 		drained:  make(chan struct{}),
+		store:    registry.NewStore(b, nil),
 	}
+	p, err := presence.New(b, h.node, boot, &presence.Options{
+		Prepare: h.lay, Record: h.nodeRecord, Heartbeat: h.heartbeat, Logger: h.log,
+		Write: func(ctx context.Context) error { return h.records.bring(ctx) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	h.presence = p
 	h.lookups = newLookups(h.registered, h.running.run)
 	if h.opts.Sessions == nil {
 		h.followed = &registry.Sessions{}
@@ -165,29 +178,79 @@ func (h *Host) start(ctx context.Context) error {
 	if h.state != stateNew || h.draining.Load() {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the host was started, drained or stopped before: a host starts once")
 	}
-	if err := h.lease.start(ctx, h); err != nil {
+	if err := h.presence.Start(ctx); err != nil {
+		h.closeView()
 		return err
 	}
-	h.standing.extend(time.Now())
 	h.state = stateServing
 	h.intake.listen()
 	if err := h.open(ctx); err != nil {
 		h.state = stateStopped
 		h.intake.close()
 		h.closeSubscriptions()
-		h.lease.stop(ctx)
+		h.presence.Stop(ctx)
+		h.closeView()
 		return err
 	}
 	h.unlisten = h.bus.OnState(func(s bus.State) {
 		if s.Connected {
-			h.standing.forget()
 			h.resend()
 		}
 	})
 	h.workers.Go(h.tick)
 	h.workers.Go(h.followSessions)
-	h.beat()
 	return nil
+}
+
+// lay makes what the node's lease and its streams need, and has the host's own
+// view of sessions filled.
+func (h *Host) lay(ctx context.Context) error {
+	o := &h.opts
+	err := h.bus.Ensure(ctx, &bus.Layout{Copies: o.Replicas, ChunksStorage: o.ChunksStorage, ChunksBytes: o.ChunksMax})
+	if err != nil || h.followed == nil || h.view != nil {
+		return err
+	}
+	view, err := registry.OpenView(ctx, h.bus, &registry.ViewOptions{SessionsOnly: true, Logger: h.log})
+	if err != nil {
+		return err
+	}
+	h.view = view
+	h.followed.Use(view)
+	return nil
+}
+
+// closeView ends the view that lay has opened; nothing of presence runs.
+func (h *Host) closeView() {
+	if h.view != nil {
+		h.view.Close()
+	}
+}
+
+func (h *Host) nodeRecord() registry.NodeRecord {
+	o := &h.opts
+	return registry.NodeRecord{
+		Node: h.node, Boot: h.boot, Version: o.Version, State: h.nodeState(),
+		Slots: o.Slots, Labels: o.Labels, Proto: [2]int{codec.ProtoMin, codec.Proto}, Features: codec.Features(),
+		Sandbox: registry.Sandbox(o.Sandbox), Memory: o.Memory, Reasons: o.Reasons, Started: time.Now().UTC(),
+	}
+}
+
+func (h *Host) heartbeat() codec.Heartbeat {
+	beat := codec.Heartbeat{
+		Node: string(h.node), Boot: string(h.boot), State: string(h.nodeState()),
+		Slots: h.opts.Slots, InFlight: h.calls.InFlight(),
+	}
+	if h.opts.Queued != nil {
+		beat.Queued = h.opts.Queued()
+	}
+	return beat
+}
+
+func (h *Host) nodeState() registry.NodeState {
+	if h.draining.Load() {
+		return registry.StateDraining
+	}
+	return registry.StateServing
 }
 
 // open subscribes the node's own subjects and those of its tools; h.mu is held.
@@ -201,17 +264,13 @@ func (h *Host) open(ctx context.Context) error {
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
-	beats, err := subjects.Heartbeat(h.node)
-	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
-	}
 	if h.directed, err = nc.ChanSubscribe(tools, h.intake.requests); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the node's subject cannot be subscribed: %w", err)
 	}
 	for _, shared := range []struct {
 		subject string
 		handle  nats.MsgHandler
-	}{{ctls, h.control}, {subjects.AllCtl, h.control}, {beats, h.echo}, {subjects.AllReplay, h.replayed}} {
+	}{{ctls, h.control}, {subjects.AllCtl, h.control}, {subjects.AllReplay, h.replayed}} {
 		sub, err := nc.Subscribe(shared.subject, shared.handle)
 		if err != nil {
 			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", shared.subject, err)
@@ -269,7 +328,7 @@ func (h *Host) Stats() Stats {
 	s := Stats{
 		Node: h.node, InFlight: h.calls.InFlight(), Slots: h.opts.Slots,
 		Calls: h.handled.Load(), Errors: h.failed.Load(), RefusedReplies: h.refusedReplies.Load(),
-		Joined: h.lease.joined.Load(),
+		Joined: h.presence.Joined(),
 	}
 	if h.opts.Queued != nil {
 		s.Queued = h.opts.Queued()
@@ -280,7 +339,7 @@ func (h *Host) Stats() Stats {
 
 // Label changes the node's labels: set ones are put, empty values removed.
 func (h *Host) Label(ctx context.Context, labels map[string]string) error {
-	return h.lease.update(ctx, func(r *registry.NodeRecord) {
+	return h.presence.Update(ctx, func(r *registry.NodeRecord) {
 		next := maps.Clone(r.Labels)
 		if next == nil {
 			next = make(map[string]string)
@@ -296,14 +355,14 @@ func (h *Host) Label(ctx context.Context, labels map[string]string) error {
 
 // Lost is closed when another process has taken the node's id: the node must
 // stop, its callers count it as lost. [Host.Run] does so by itself.
-func (h *Host) Lost() <-chan struct{} { return h.lease.lost() }
+func (h *Host) Lost() <-chan struct{} { return h.presence.Lost() }
 
 // Err is why the node is lost; nil while it is not.
-func (h *Host) Err() error { return h.lease.failure() }
+func (h *Host) Err() error { return h.presence.Err() }
 
 // Unregistered is why the registry could not be reached, or not be made, when the
 // host started; nil once the node is in it. Unary calls are served meanwhile.
-func (h *Host) Unregistered() error { return h.lease.missing() }
+func (h *Host) Unregistered() error { return h.presence.Missing() }
 
 // Run starts the host, serves until ctx ends, then drains for as long as its
 // calls need, at most half a minute. That ctx ends, also during the start, is no
@@ -318,11 +377,11 @@ func (h *Host) Run(ctx context.Context) error {
 	}
 	select {
 	case <-ctx.Done():
-	case <-h.lease.lost():
+	case <-h.presence.Lost():
 	}
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
-	return errors.Join(h.lease.failure(), h.Stop(stop))
+	return errors.Join(h.presence.Err(), h.Stop(stop))
 }
 
 // send publishes a reply and reports whether the connection takes its size. What

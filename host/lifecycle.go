@@ -9,37 +9,36 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
-	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/host/presence"
 )
 
 // Times of a drain.
 const (
-	drainBeats = 2 * beatEvery    // directed requests are refused for at least this long,
-	drainQuiet = time.Second      // and until so long without one,
-	drainMost  = 10 * time.Second // but no longer than this
+	drainBeats = 2 * presence.BeatEvery // directed requests are refused for at least this long,
+	drainQuiet = time.Second            // and until so long without one,
+	drainMost  = 10 * time.Second       // but no longer than this
+	drainRest  = 3 * time.Second        // for replays, at the end
 	// stopGrace is how long handlers may take to return once they are told to stop.
 	stopGrace = 5 * time.Second
 )
 
-// tick is the node's clock: heartbeats, keepalives, limits that no timer of
-// their own watches, and forgetting.
+// tick is the node's clock: keepalives, limits that no timer of their own watches,
+// and forgetting.
 func (h *Host) tick() {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
-	lastBeat := time.Now()
+	swept := time.Now()
 	for {
 		select {
 		case <-h.quit:
 			return
 		case now := <-ticker.C:
-			if now.Sub(lastBeat) >= beatEvery-tickEvery/2 {
-				lastBeat = now
-				h.beat()
+			if now.Sub(swept) >= sweepEvery-tickEvery/2 {
+				swept = now
 				h.calls.Sweep()
 				h.intake.adapt()
-				h.quota.sweep()
+				h.quota.Sweep()
 				h.sweepRoutes(now)
 			}
 			for _, call := range h.calls.Running() {
@@ -47,37 +46,6 @@ func (h *Host) tick() {
 			}
 		}
 	}
-}
-
-// beat says that the node lives, if it is the node.
-func (h *Host) beat() {
-	subject, err := subjects.Heartbeat(h.node)
-	if err != nil || !h.bus.Connected() || h.standing.lost.Load() {
-		return
-	}
-	now := time.Now()
-	if !h.standing.certain(now) {
-		h.confirm() // and beats then
-		return
-	}
-	beat := codec.Heartbeat{
-		Node: string(h.node), Boot: string(h.boot), State: h.stateText(),
-		Slots: h.opts.Slots, InFlight: h.calls.InFlight(),
-	}
-	if h.opts.Queued != nil {
-		beat.Queued = h.opts.Queued()
-	}
-	h.standing.mu.Lock()
-	defer h.standing.mu.Unlock()
-	h.standing.beating(now)
-	_ = h.bus.Conn().Publish(subject, beat.Encode())
-}
-
-func (h *Host) stateText() string {
-	if h.draining.Load() {
-		return "draining"
-	}
-	return "serving"
 }
 
 // tend looks after one call in flight.
@@ -165,13 +133,12 @@ func (h *Host) drain(ctx context.Context) error {
 	if !serving {
 		return nil
 	}
-	if h.standing.lost.Load() {
+	if h.presence.Taken() {
 		return h.bus.Drain(ctx, subs...) // nobody is to hear of a drain of the process that is the node now
 	}
 	began := time.Now()
 	h.lastDirected.Store(began.UnixNano())
-	h.beat()
-	h.lease.state(ctx)
+	h.presence.State(ctx, h.nodeState())
 	h.log.Info("draining", slog.Int("in_flight", h.calls.InFlight()))
 	err := h.bus.Drain(ctx, subs...)
 	ticker := time.NewTicker(tickEvery)
@@ -235,7 +202,7 @@ func (h *Host) shut(ctx context.Context) error {
 	}
 	// Calls need the replays until their end; now another node may answer them.
 	if h.replaySub != nil {
-		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseWait)
+		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainRest)
 		err = errors.Join(err, h.bus.Drain(rest, h.replaySub))
 		cancel()
 	}
@@ -245,7 +212,8 @@ func (h *Host) shut(ctx context.Context) error {
 	h.end(nil)
 	h.running.wait()
 	h.unlisten()
-	h.lease.stop(context.WithoutCancel(ctx))
+	h.presence.Stop(context.WithoutCancel(ctx))
+	h.closeView()
 	h.closeSubscriptions()
 	if h.bus.Connected() {
 		flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/toolmesh/toolmesh/host/presence"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -154,7 +155,7 @@ func (r *records) again(key serviceKey) {
 		l.rewrite()
 	}
 	r.mu.Unlock()
-	r.h.lease.wake()
+	r.h.presence.Wake()
 }
 
 // limit is how large a record may become.
@@ -219,12 +220,12 @@ func (r *records) claim(ctx context.Context, key serviceKey, source, revision st
 	r.mu.Lock()
 	done := source == "" || r.claimed[key]
 	r.mu.Unlock()
-	if done || r.h.lease.current() == nil {
+	if done || r.h.presence.Lease() == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, registryWait)
+	ctx, cancel := context.WithTimeout(ctx, presence.AttemptWait)
 	defer cancel()
-	err := r.h.lease.store.ClaimIndex(ctx, registry.IndexRecord{
+	err := r.h.store.ClaimIndex(ctx, registry.IndexRecord{
 		Name: key.index, Session: key.session, Source: source, Revision: revision, State: registry.IndexInstalled,
 	})
 	if err != nil {
@@ -267,7 +268,7 @@ func (r *records) bring(ctx context.Context, keys ...serviceKey) error {
 // bringOne writes the descriptors before the records that name them. Without a lease
 // it does nothing.
 func (r *records) bringOne(ctx context.Context, key serviceKey) error {
-	held := r.h.lease.current()
+	held := r.h.presence.Lease()
 	r.mu.Lock()
 	l := r.listings[key]
 	r.mu.Unlock()
@@ -381,7 +382,7 @@ func (r *records) describe(ctx context.Context, entries []*entry) error {
 		}
 	}
 	r.mu.Unlock()
-	digests, err := r.h.lease.store.PutDescriptors(ctx, all...)
+	digests, err := r.h.store.PutDescriptors(ctx, all...)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/presence"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -527,10 +528,10 @@ func (h *Host) withdraw(ctx context.Context, key serviceKey, meant func(*service
 // settle waits a moment until the registry says what is published under keys, or
 // under any.
 func (h *Host) settle(ctx context.Context, keys ...serviceKey) {
-	attempt, cancel := context.WithTimeout(ctx, registryWait)
+	attempt, cancel := context.WithTimeout(ctx, presence.AttemptWait)
 	defer cancel()
 	if err := h.records.bring(attempt, keys...); err != nil {
 		h.log.Warn("the registry is not up to date: it is tried again", slog.String("error", err.Error()))
-		h.lease.wake()
+		h.presence.Wake()
 	}
 }

@@ -127,7 +127,7 @@ func (s *stream) carried(c *codec.Chunk) error {
 // refuse it any more. What the store does not take is given back at the end.
 func (s *stream) admit(size int) error {
 	h, session := s.c.h, s.c.req.Session
-	used, ok := h.quota.take(session, int64(size))
+	used, ok := h.quota.Take(session, int64(size))
 	if !ok {
 		return toolmesh.Errorf(toolmesh.CodeBusy, "session %q has stored %d bytes of chunks within 15 minutes through node %s and may store %d: wait, or yield less",
 			session, used, h.node, h.opts.StreamQuota).
@@ -291,7 +291,7 @@ func (s *stream) finish(record admit.Record) admit.Record {
 	s.over, s.ended = true, s.conclude(record)
 	s.writer.Close()
 	if lost := s.taken - s.kept.Load(); lost > 0 {
-		s.c.h.quota.give(s.c.req.Session, lost)
+		s.c.h.quota.Give(s.c.req.Session, lost)
 	}
 	s.probe.close()
 	s.live.close()

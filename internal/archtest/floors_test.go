@@ -101,7 +101,7 @@ var never = []struct {
 
 // rooms are the packages whose sub-folders each own their state and never see the
 // package that wires them together.
-var rooms = []string{"executor"}
+var rooms = []string{"executor", "host"}
 
 // stdOnly are the packages that import the standard library alone.
 var stdOnly = []string{"", "python", "subjects"}

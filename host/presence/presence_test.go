@@ -1,0 +1,102 @@
+package presence
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
+)
+
+func TestMain(m *testing.M) { meshtest.Main(m) }
+
+// node starts a presence on a broker's mesh.
+func node(t *testing.T, broker *meshtest.Server) *Presence {
+	t.Helper()
+	b, err := bus.New(broker.Connect(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	p, err := New(b, "one", "mine", &Options{
+		Prepare:   func(ctx context.Context) error { return b.Ensure(ctx, nil) },
+		Record:    func() registry.NodeRecord { return registry.NodeRecord{Node: "one", Boot: "mine", State: "serving"} },
+		Heartbeat: func() codec.Heartbeat { return codec.Heartbeat{Node: "one", Boot: "mine", State: "serving"} },
+		Write:     func(context.Context) error { return nil },
+		Logger:    slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Stop(context.Background()) })
+	return p
+}
+
+// A process that hears another boot in its node's name asks at once whose the node
+// is: what is directed to the node after that it leaves to the other where the lease
+// is the other's, and goes on where the lease is its own.
+func TestForeignHeartbeat(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	p := node(t, broker)
+	foreign := &nats.Msg{Subject: "mesh.hb.one", Data: []byte(`{"node":"one","boot":"another","state":"serving"}`)}
+	for range 3 {
+		p.heard(foreign)
+		if !p.Confirm(t.Context()) {
+			t.Fatal("a heartbeat alone has made the process give up its node")
+		}
+	}
+	js, err := jetstream.New(broker.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The other process has taken the node over, as it may behind a partition.
+	if _, err := js.Publish(t.Context(), "$KV.MESH_NODES.one", fmt.Appendf(nil, `{"node":"one","boot":"another"}`)); err != nil {
+		t.Fatal(err)
+	}
+	p.heard(foreign)
+	if p.Confirm(t.Context()) {
+		t.Error("it runs what is directed to the node, which is another process by now")
+	}
+	<-p.Lost()
+	if p.Err() == nil || !p.Taken() || p.Certain() {
+		t.Errorf("lost: %v, taken %v, certain %v", p.Err(), p.Taken(), p.Certain())
+	}
+}
+
+// The heartbeats that come back keep a process certain.
+func TestHeartbeatsThatComeBack(t *testing.T) {
+	t.Parallel()
+	p := node(t, meshtest.Broker(t))
+	first := *p.until.Load()
+	meshtest.Until(t, "a heartbeat that came back has counted", func() bool { return p.until.Load().After(first) })
+}
+
+// A process is certain no longer than another one would listen before it takes the
+// node over, counted from the sending of what came back, and never for less than it
+// was before.
+func TestHowLongItIsCertain(t *testing.T) {
+	t.Parallel()
+	var p Presence
+	sent := time.Now()
+	if p.certain(sent) {
+		t.Error("it is certain before anything came back")
+	}
+	p.extend(sent)
+	p.extend(sent.Add(-time.Second)) // an older one, late
+	end := sent.Add(registry.Silence)
+	if !p.certain(end.Add(-1)) || p.certain(end) {
+		t.Errorf("certain just before the end: %v, at the end: %v", p.certain(end.Add(-1)), p.certain(end))
+	}
+}
