@@ -11,8 +11,8 @@
 //
 // A node can be called when four things agree on its boot: its lease, what it
 // says it serves, its heartbeat, and that this is not older than 2.5 s. Such
-// nodes are the candidates of an answer; the client that asked chooses between
-// them, by their load and its own calls on them.
+// nodes are the candidates of an answer, and the client that asked chooses between
+// them.
 //
 // The package never runs a tool and is not on the path of a call.
 package registry
