@@ -117,6 +117,7 @@ type inflight struct {
 // is asked first: see [Host.catchUp]. And a call that has its slot may have to look
 // its session up before its handler runs: see [inflight.lookUp].
 func (h *Host) receive(m *nats.Msg) {
+	arrived := time.Now()
 	s, err := subjects.Parse(m.Subject)
 	if !h.bus.MayAnswer(m, s.Session, h.opts.SessionCredentials) {
 		h.refusedReplies.Add(1)
@@ -124,14 +125,14 @@ func (h *Host) receive(m *nats.Msg) {
 	}
 	directed := s.Kind == subjects.KindNodeTool
 	if directed {
-		h.lastDirected.Store(time.Now().UnixNano())
+		h.lastDirected.Store(arrived.UnixNano())
 	}
 	req, bad := parse(&s, m, err)
 	mine := h.catchUp(req)
 	if !mine && directed {
 		return // the other process has it, too: the answer is its to give
 	}
-	c, r := h.find(&s, req, m.Reply, bad)
+	c, r := h.find(&s, req, m.Reply, arrived, bad)
 	if bad != nil {
 		h.answer(c.reply, c.req, c.identity(), admit.Record{Err: bad})
 		return
@@ -160,7 +161,7 @@ func parse(s *subjects.Subject, m *nats.Msg, err error) (*codec.Request, *toolme
 
 // catchUp reports whether this process is the node. As a rule that is known, and so
 // is the time. After a freeze or a cut the request may have waited, so that it is
-// asked whose the node is, for 9 s at most, and by what time a deadline is judged,
+// asked whose the node is, for 9 s at most, and by what time a deadline is measured,
 // for 2 s at most; all that wait share the answers.
 func (h *Host) catchUp(req *codec.Request) (mine bool) {
 	mine = h.presence.Certain() || h.presence.Confirm(h.base)
@@ -185,8 +186,8 @@ func (h *Host) freshenTime() {
 // epoch, as far as the view knows it, and what it is admitted by. Both have the names
 // of the subject, where a long one is a hash. Of a request that cannot be read (bad)
 // only the tool is looked for.
-func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, bad *toolmesh.Error) (*inflight, admit.Request) {
-	c := &inflight{h: h, req: req, reply: reply, tool: h.routes.find(s.Session, s.Tool), start: time.Now()}
+func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, arrived time.Time, bad *toolmesh.Error) (*inflight, admit.Request) {
+	c := &inflight{h: h, req: req, reply: reply, tool: h.routes.find(s.Session, s.Tool), start: arrived}
 	if bad != nil {
 		return c, admit.Request{}
 	}
