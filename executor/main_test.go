@@ -217,7 +217,7 @@ func eventually(t testing.TB, what string, condition func() bool) {
 	deadline := time.Now().Add(time.Minute)
 	for !condition() {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited a minute in vain until %s", what)
+			t.Fatalf("a minute passed before %s", what)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}

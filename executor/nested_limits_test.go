@@ -192,7 +192,7 @@ func (l *logLines) String() string {
 func TestSessionWorkerAndPlacesDoNotWaitForEachOther(t *testing.T) {
 	t.Parallel()
 	x := newExecutor(t, nil)
-	// Two indexes would do; one with a warm crew of one place and a session crew is
+	// Two indexes would do; one with a warm pool of one place and a session pool is
 	// the same. held is at depth 1 when kept, at depth 0, waits for it.
 	dir := writeFiles(t, map[string]string{"t.py": `
 import os, time

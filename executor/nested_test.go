@@ -568,7 +568,7 @@ func TestNestedCallsKeepToTheLimit(t *testing.T) {
 		wg.Go(func() { mustCallNestedIn(t, ix, "t.threads", `{"n":8}`, `[1001,[1,2,3,4,5,6,7,8]]`) })
 	}
 	wg.Wait()
-	// Depth 0 and 1, and a crew of coroutines that stays idle.
+	// Depth 0 and 1, and a pool of coroutines that stays idle.
 	if s := ix.Stats(); s.Workers > 2*limit+1 {
 		t.Errorf("%d workers, want at most %d for each of the two depths", s.Workers, limit)
 	}

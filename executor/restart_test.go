@@ -18,7 +18,7 @@ import os, time
 
 def _born():
     if os.path.exists("dying"):
-        fd = os.open("born", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        fd = os.open("started", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(fd, b"%d\n" % time.monotonic_ns())
         os._exit(9)
 
@@ -44,8 +44,8 @@ func TestStartsThatFailBecomeRare(t *testing.T) {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
 	// The end of the idle worker is the first crash. Each start is one more.
-	born := func() []time.Duration {
-		data, err := os.ReadFile(filepath.Join(dir, "born"))
+	started := func() []time.Duration {
+		data, err := os.ReadFile(filepath.Join(dir, "started"))
 		if err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)
 		}
@@ -60,8 +60,8 @@ func TestStartsThatFailBecomeRare(t *testing.T) {
 		return all
 	}
 	const starts = 9
-	eventually(t, "starts that fail", func() bool { return len(born()) >= starts })
-	all := born()
+	eventually(t, "starts that fail", func() bool { return len(started()) >= starts })
+	all := started()
 	// Of the third start and those that follow: half of what they wait is sure.
 	for n, least := 3, 25*time.Millisecond; n < starts; n, least = n+1, 2*least {
 		if gap := all[n] - all[n-1]; gap < least*9/10 {

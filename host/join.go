@@ -31,10 +31,10 @@ const (
 // of that each further item as it comes, like the first caller. It never holds
 // the stream up: what it has yet to get is in the store.
 type joiner struct {
-	c     *inflight // the repetition
-	of    *inflight // the call that it repeats, or itself when that has ended
-	probe probe
-	vain  int // looks in a row that found no more of a call that has ended; the reader's
+	c      *inflight // the repetition
+	of     *inflight // the call that it repeats, or itself when that has ended
+	probe  probe
+	misses int // looks in a row that found no more of a call that has ended; the reader's
 
 	// Guarded by of.joinMu.
 	next    int64         // Seq of the chunk that it gets next
@@ -293,14 +293,14 @@ func (j *joiner) behind(from int64) bool {
 	case !on:
 		return false
 	case got:
-		j.vain = 0
+		j.misses = 0
 	case ended == nil:
 		j.pause()
 	case !ended.Streamed:
 		j.fail(*ended)
 		return false
-	case j.vain < storeLooks:
-		j.vain++
+	case j.misses < storeLooks:
+		j.misses++
 		j.pause()
 	default:
 		j.fail(admit.Record{Err: toolmesh.Errorf(toolmesh.CodeStreamExpired, "the stream's chunks are no longer kept").

@@ -249,7 +249,7 @@ func (s *stream) tick(now time.Time) {
 	s.mu.Lock()
 	silent := s.paced && now.Sub(s.creditAt) >= callerGone
 	if silent && !deserted {
-		// Who gave the credit is gone; somebody is there who does not give any.
+		// The reader that gave the credit is gone; another is there that gives none.
 		s.paced = false
 	}
 	idle := s.c.deadline.IsZero() && !s.waiting && now.Sub(s.itemAt) >= idleTimeout
