@@ -37,7 +37,8 @@ func TestConstraints(t *testing.T) {
 			t.Errorf("%q: %v", c.constraint, err)
 			continue
 		}
-		if got := parsed.allows(c.version); got != c.want {
+		v, _, err := parseVersion(c.version)
+		if got := parsed.allows(v); err != nil || got != c.want {
 			t.Errorf("%q allows %s: got %v, want %v", c.constraint, c.version, got, c.want)
 		}
 	}

@@ -36,24 +36,17 @@ const markerName = "toolmesh-environment.json"
 
 // Environment makes or finds an environment, and holds it until [Store.Release].
 // See executor.Executor.Environment.
-func (s *Store) Environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (*Env, error) {
-	if progress == nil {
-		progress = func(Step) {}
-	}
-	ctx, end := s.begin(ctx)
-	defer end()
-	env, err := s.environment(ctx, sourceDir, lock, progress)
-	if err != nil {
-		if stop := stopped(ctx, s); stop != nil {
-			return nil, stop
-		}
-		return nil, err
-	}
-	return env, nil
+func (s *Store) Environment(ctx context.Context, sourceDir string, lock Lock, progress Progress) (*Env, error) {
+	var env *Env
+	err := s.do(ctx, "the environment cannot be made", func(ctx context.Context) (err error) {
+		env, err = s.environment(ctx, sourceDir, lock, progress)
+		return err
+	})
+	return env, err
 }
 
-func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (_ *Env, err error) {
-	progress(Step{Name: "interpreter", State: "running", Percent: 50})
+func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, progress Progress) (_ *Env, err error) {
+	progress.report("interpreter", "running", 50)
 	requirements := lock.Requirements
 	if blank(requirements) {
 		requirements = nil
@@ -95,7 +88,7 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, pr
 		if _, err := os.Lstat(final); err == nil {
 			s.log.Warn("an environment is not valid and is built anew", slog.String("digest", digest), slog.String("reason", what))
 			if err := os.RemoveAll(final); err != nil {
-				return nil, failed(err, "", "the environment cannot be replaced")
+				return nil, err
 			}
 		}
 		if err := s.build(ctx, sourceDir, requirements, m, final, changed, progress); err != nil {
@@ -106,7 +99,7 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, pr
 	if _, before := s.verified.LoadOrStore(digest, true); !m.Compiled && (what != "" || !before) {
 		s.compile(env, m)
 	}
-	progress(Step{Name: "environment", State: "done", Percent: 100})
+	progress.report("environment", "done", 100)
 	return env, nil
 }
 
@@ -167,20 +160,20 @@ func sitePackages(dir string, i Interpreter) string {
 // build makes the environment that a marker describes. With cleared no package
 // comes from the cache.
 func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte, m marker, final string, cleared bool,
-	progress func(Step),
+	progress Progress,
 ) error {
-	progress(Step{Name: "environment", State: "running", Percent: 55})
+	progress.report("environment", "running", 55)
 	parent := filepath.Dir(final)
 	if err := os.MkdirAll(parent, 0o755); err != nil { //nolint:gosec // interpreters of other users may read it
-		return failed(err, "", "the environment cannot be made")
+		return err
 	}
 	beside, err := os.MkdirTemp(parent, "new-")
 	if err != nil {
-		return failed(err, "", "the environment cannot be made")
+		return err
 	}
 	defer os.RemoveAll(beside) //nolint:errcheck // gone after the rename
 	if err := skeleton(beside, m.Interpreter); err != nil {
-		return failed(err, "", "the environment cannot be made")
+		return err
 	}
 	if len(requirements) > 0 {
 		uv, err := s.uv(ctx, progress)
@@ -192,10 +185,10 @@ func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte
 				return failed(err, said, "the cache of packages cannot be emptied")
 			}
 		}
-		progress(Step{Name: "packages", State: "running", Percent: 60})
+		progress.report("packages", "running", 60)
 		file := filepath.Join(beside, "requirements.txt")
 		if err := os.WriteFile(file, requirements, 0o644); err != nil { //nolint:gosec // no secret
-			return failed(err, "", "the environment cannot be made")
+			return err
 		}
 		dir := sourceDir
 		if !isDir(dir) {
@@ -210,18 +203,15 @@ func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte
 		if err != nil {
 			return failed(err, said, "the index's dependencies cannot be installed")
 		}
-		progress(Step{Name: "packages", State: "done", Percent: 95})
+		progress.report("packages", "done", 95)
 	}
 	if err := note(beside, false); err != nil {
-		return failed(err, "", "the environment cannot be made")
+		return err
 	}
 	if err := writeJSON(filepath.Join(beside, markerName), m); err != nil {
-		return failed(err, "", "the environment cannot be made")
+		return err
 	}
-	if err := os.Rename(beside, final); err != nil {
-		return failed(err, "", "the environment cannot be put in place")
-	}
-	return nil
+	return os.Rename(beside, final)
 }
 
 // skeleton makes an empty virtual environment by hand: what python -m venv --without-pip
@@ -244,6 +234,23 @@ func skeleton(dir string, i Interpreter) error {
 	text := fmt.Sprintf("home = %s\ninclude-system-site-packages = false\nversion = %s\nrelocatable = true\n",
 		filepath.Dir(i.Path), i.Version)
 	return os.WriteFile(filepath.Join(dir, "pyvenv.cfg"), []byte(text), 0o644) //nolint:gosec // no secret
+}
+
+// Bare makes an environment in dir, in which nothing is installed, with the
+// interpreter of the environment env, which a [Store] made. It returns the
+// interpreter inside it.
+func Bare(dir, env string) (string, error) {
+	m, err := readMarker(env)
+	if err != nil {
+		return "", fmt.Errorf("not an environment: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // see build
+		return "", err
+	}
+	if err := skeleton(dir, m.Interpreter); err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, "bin", "python"), nil
 }
 
 // Prepare returns the interpreters of environments that an earlier process left,

@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"sort"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -70,9 +70,7 @@ type interpreters struct {
 func (s *interpreters) find(ctx context.Context, constraint string) (Interpreter, error) {
 	wanted, err := parseConstraint(constraint)
 	if err != nil {
-		return Interpreter{}, toolmesh.Errorf(toolmesh.CodeInstallFailed,
-			"the Python version %q is not understood: %w; write for example \">=3.11\"", constraint, err).
-			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+		return Interpreter{}, failed(nil, "", "the Python version %q is not understood: %w; write for example \">=3.11\"", constraint, err)
 	}
 	var found []string
 	for _, candidate := range s.candidates() {
@@ -83,39 +81,36 @@ func (s *interpreters) find(ctx context.Context, constraint string) (Interpreter
 		if i == nil {
 			continue
 		}
-		if wanted.allows(i.Version) {
+		if v, _, err := parseVersion(i.Version); err == nil && wanted.allows(v) {
 			return *i, nil
 		}
-		found = append(found, i.Version)
+		if !slices.Contains(found, i.Version) {
+			found = append(found, i.Version)
+		}
 	}
 	have := "none was found"
 	if len(found) > 0 {
-		have = "found " + strings.Join(unique(found), ", ")
+		have = "found " + strings.Join(found, ", ")
 	}
 	asked := "Python 3.10 or newer"
 	if constraint != "" {
 		asked = "Python " + constraint
 	}
-	return Interpreter{}, toolmesh.Errorf(toolmesh.CodeInstallFailed,
-		"interpreter not available: the index needs %s (%s); install one and put it on the agent's PATH", asked, have).
-		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo).WithDetail("python", constraint)
-}
-
-func unique(list []string) []string {
-	seen := map[string]bool{}
-	kept := list[:0]
-	for _, one := range list {
-		if !seen[one] {
-			seen[one] = true
-			kept = append(kept, one)
-		}
-	}
-	return kept
+	return Interpreter{}, failed(nil, "", "interpreter not available: the index needs %s (%s); install one and put it on the agent's PATH",
+		asked, have).WithDetail("python", constraint)
 }
 
 // candidates lists files that may be interpreters, in the order of preference.
 func (s *interpreters) candidates() []string {
-	list := append([]string(nil), s.first...)
+	var list []string
+	add := func(files ...string) {
+		for _, file := range files {
+			if !slices.Contains(list, file) {
+				list = append(list, file)
+			}
+		}
+	}
+	add(s.first...)
 	folders := filepath.SplitList(lookup(s.environ, "PATH"))
 	names := []string{"python3"}
 	for minor := newest; minor >= oldest; minor-- {
@@ -125,7 +120,7 @@ func (s *interpreters) candidates() []string {
 		for _, folder := range folders {
 			file := filepath.Join(folder, name)
 			if filepath.IsAbs(file) && isExecutable(file) {
-				list = append(list, file)
+				add(file)
 				break
 			}
 		}
@@ -138,10 +133,10 @@ func (s *interpreters) candidates() []string {
 	}
 	for _, pattern := range patterns {
 		files, _ := filepath.Glob(pattern)
-		sort.Sort(sort.Reverse(sort.StringSlice(files)))
-		list = append(list, files...)
+		slices.Reverse(files) // they are sorted: the newest first
+		add(files...)
 	}
-	return unique(list)
+	return list
 }
 
 // probe asks a candidate what it is. nil without an error: not usable.
@@ -173,8 +168,8 @@ func (s *interpreters) probe(ctx context.Context, candidate string) (*Interprete
 }
 
 func supported(version string) bool {
-	v, err := parseVersion(version)
-	return err == nil && len(v) >= 2 && v[0] == 3 && v[1] >= oldest
+	v, _, err := parseVersion(version)
+	return err == nil && v[0] == 3 && v[1] >= oldest
 }
 
 func isExecutable(file string) bool { return stampOf(file) != "" }

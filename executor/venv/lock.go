@@ -1,13 +1,11 @@
 package venv
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/BurntSushi/toml"
@@ -36,8 +34,7 @@ type pyproject struct {
 		RequiresPython string   `toml:"requires-python"`
 		Dynamic        []string `toml:"dynamic"`
 	} `toml:"project"`
-	BuildSystem map[string]any `toml:"build-system"`
-	Tool        struct {
+	Tool struct {
 		Poetry *struct {
 			Dependencies map[string]any `toml:"dependencies"`
 		} `toml:"poetry"`
@@ -56,10 +53,7 @@ func declaration(dir string) (declared, error) {
 		}
 		switch {
 		case p.Project != nil:
-			d := declared{python: p.Project.RequiresPython}
-			for _, field := range p.Project.Dynamic {
-				d.builds = d.builds || field == "dependencies"
-			}
+			d := declared{python: p.Project.RequiresPython, builds: slices.Contains(p.Project.Dynamic, "dependencies")}
 			if d.builds || len(p.Project.Dependencies) > 0 {
 				d.file = "pyproject.toml"
 			}
@@ -87,51 +81,52 @@ func declaration(dir string) (declared, error) {
 }
 
 // blank reports whether a requirements file has comments and empty lines alone.
-func blank(data []byte) bool {
-	lines := bufio.NewScanner(bytes.NewReader(data))
-	for lines.Scan() {
-		line := strings.TrimSpace(lines.Text())
-		if line != "" && !strings.HasPrefix(line, "#") {
-			return false
-		}
-	}
-	return true
-}
+func blank(data []byte) bool { return len(logical(data)) == 0 }
 
 // Lock resolves what sourceDir declares. See executor.Executor.Lock.
-func (s *Store) Lock(ctx context.Context, sourceDir, python string, progress func(Step)) (Lock, error) {
-	if progress == nil {
-		progress = func(Step) {}
-	}
-	ctx, end := s.begin(ctx)
-	defer end()
-	lock, err := s.lock(ctx, sourceDir, python, progress)
-	if err != nil {
-		if stop := stopped(ctx, s); stop != nil {
-			return Lock{}, stop
+func (s *Store) Lock(ctx context.Context, sourceDir, python string, progress Progress) (lock Lock, err error) {
+	err = s.do(ctx, "the dependencies cannot be read", func(ctx context.Context) error {
+		d, err := declaration(sourceDir)
+		if err == nil {
+			lock, err = s.resolve(ctx, sourceDir, python, d, progress)
 		}
-		return Lock{}, err
-	}
-	return lock, nil
+		return err
+	})
+	return lock, err
 }
 
-func (s *Store) lock(ctx context.Context, sourceDir, python string, progress func(Step)) (Lock, error) {
-	d, err := declaration(sourceDir)
-	if err != nil {
-		return Lock{}, failed(err, "", "the dependencies cannot be read")
+// LockRequirements resolves requirements that stand in no file of their own. See
+// executor.Executor.LockRequirements.
+func (s *Store) LockRequirements(ctx context.Context, name, python string, requirements []string, progress Progress) (lock Lock, err error) {
+	if len(requirements) == 0 {
+		return Lock{Python: python}, nil
 	}
-	return s.resolve(ctx, sourceDir, python, d, progress)
+	err = s.do(ctx, "the dependencies cannot be read", func(ctx context.Context) error {
+		// Nothing of the index lies beside them: uv finds no settings and no project.
+		dir, err := os.MkdirTemp(s.dir, "new-lock-")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir) //nolint:errcheck // temporary
+		path := filepath.Join(dir, "requirements.in")
+		if err := os.WriteFile(path, []byte(strings.Join(requirements, "\n")+"\n"), 0o600); err != nil {
+			return err
+		}
+		lock, err = s.resolve(ctx, dir, python, declared{file: name, path: path}, progress)
+		return err
+	})
+	return lock, err
 }
 
 // resolve makes the lock of what is declared.
-func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declared, progress func(Step)) (Lock, error) {
+func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declared, progress Progress) (Lock, error) {
 	if d.python != "" { // the manifest's python counts only where there is no requires-python
 		python = d.python
 	}
 	if d.file == "" {
 		return Lock{Python: python}, nil
 	}
-	progress(Step{Name: "interpreter", State: "running"})
+	progress.report("interpreter", "running", 0)
 	interpreter, err := s.pythons.find(ctx, python)
 	if err != nil {
 		return Lock{}, err
@@ -140,30 +135,26 @@ func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declare
 	if err != nil {
 		return Lock{}, err
 	}
-	progress(Step{Name: "lock", State: "running", Percent: 20})
+	progress.report("lock", "running", 20)
 	dir := sourceDir
 	if d.builds {
 		// A build backend writes beside its sources.
 		if dir, err = os.MkdirTemp(s.dir, "new-lock-"); err != nil {
-			return Lock{}, failed(err, "", "lock")
+			return Lock{}, err
 		}
 		defer os.RemoveAll(dir) //nolint:errcheck // temporary
-		if err := copyTree(sourceDir, dir); err != nil {
-			return Lock{}, failed(err, "", "lock")
+		if err := os.CopyFS(dir, os.DirFS(sourceDir)); err != nil {
+			return Lock{}, err
 		}
 	}
 	// First for every Python that the constraint allows, so that other nodes
 	// may have other ones; some packages then have no version left.
 	wanted, _ := parseConstraint(python)
-	lower, bounded := wanted.lower()
-	if !bounded || lower < oldest {
-		lower = oldest
-	}
 	file := d.file
 	if d.path != "" {
 		file = d.path
 	}
-	tries := []string{fmt.Sprintf("3.%d", lower)}
+	tries := []string{fmt.Sprintf("3.%d", max(wanted.lower(), oldest))}
 	if own := interpreter.Minor(); own != tries[0] {
 		tries = append(tries, own)
 	}
@@ -182,7 +173,7 @@ func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declare
 			if out, err = notePaths(out, dir); err != nil {
 				return Lock{}, failed(err, "", "what the dependencies in %s point to cannot be read", d.file)
 			}
-			progress(Step{Name: "lock", State: "done", Percent: 50})
+			progress.report("lock", "done", 50)
 			return Lock{Requirements: out, Python: python}, nil
 		}
 		if ctx.Err() != nil {
@@ -190,32 +181,4 @@ func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declare
 		}
 	}
 	return Lock{}, failed(err, said, "the dependencies in %s cannot be resolved", d.file)
-}
-
-// copyTree copies the files that a build may need.
-func copyTree(from, to string) error {
-	return filepath.WalkDir(from, func(name string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(from, name)
-		if err != nil {
-			return err
-		}
-		target := filepath.Join(to, rel)
-		switch {
-		case entry.IsDir():
-			if entry.Name() == ".git" || entry.Name() == ".venv" {
-				return filepath.SkipDir
-			}
-			return os.MkdirAll(target, 0o755) //nolint:gosec // temporary copy
-		case entry.Type().IsRegular():
-			data, err := os.ReadFile(name) //nolint:gosec // the source's own file
-			if err != nil {
-				return err
-			}
-			return os.WriteFile(target, data, 0o644) //nolint:gosec // temporary copy
-		}
-		return nil
-	})
 }

@@ -2,6 +2,7 @@ package venv
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"os"
@@ -41,6 +42,15 @@ type Step struct {
 	Percent int    // of the whole, roughly
 }
 
+// Progress is told of steps; nil is not.
+type Progress func(Step)
+
+func (p Progress) report(name, state string, percent int) {
+	if p != nil {
+		p(Step{Name: name, State: state, Percent: percent})
+	}
+}
+
 // Store makes locks and environments below one folder, which it shares with
 // nobody. Safe for concurrent use.
 type Store struct {
@@ -76,7 +86,6 @@ func NewStore(dir string, spawner *sandbox.Spawner, opts *Options) *Store {
 	s := &Store{
 		dir: dir, spawner: spawner, log: o.Logger, environ: o.Environ, uvPath: o.UV, warm: o.Warm,
 		pythons: interpreters{log: o.Logger, environ: o.Environ, first: o.Pythons, probed: map[string]*Interpreter{}},
-		keys:    keys{held: map[string]chan struct{}{}},
 		uses:    uses{held: map[string]int{}, left: map[string]time.Time{}},
 		stop:    stop, ended: life.Done(),
 	}
@@ -118,43 +127,50 @@ func (s *Store) begin(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { cancel(); s.running.Done() }
 }
 
-// keys lets one builder at a time at each name.
-type keys struct {
-	mu   sync.Mutex
-	held map[string]chan struct{}
+// do does work that Close ends too. What has failed otherwise than by an error of
+// this package is install_failed with the text failure.
+func (s *Store) do(ctx context.Context, failure string, work func(ctx context.Context) error) error {
+	ctx, end := s.begin(ctx)
+	defer end()
+	err := work(ctx)
+	if err == nil {
+		return nil
+	}
+	if stop := stopped(ctx, s); stop != nil {
+		return stop
+	}
+	if typed := new(toolmesh.Error); errors.As(err, &typed) {
+		return err
+	}
+	return failed(err, "", "%s", failure)
 }
 
+// keys lets one builder at a time at each name.
+type keys struct{ held sync.Map }
+
 // take waits for its turn at key; the returned function gives it up.
-func (k *keys) take(ctx context.Context, key string) (func(), error) {
-	for {
-		k.mu.Lock()
-		other, taken := k.held[key]
-		if !taken {
-			mine := make(chan struct{})
-			k.held[key] = mine
-			k.mu.Unlock()
-			return func() {
-				k.mu.Lock()
-				delete(k.held, key)
-				k.mu.Unlock()
-				close(mine)
-			}, nil
-		}
-		k.mu.Unlock()
-		select {
-		case <-other:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+func (k *keys) take(ctx context.Context, key string) (free func(), err error) {
+	select {
+	case k.of(key) <- struct{}{}:
+		return func() { <-k.of(key) }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 }
 
-// try is take for who does not wait.
+// try is take without waiting.
 func (k *keys) try(key string) (free func(), ok bool) {
-	ended, cancel := context.WithCancel(context.Background())
-	cancel()
-	free, err := k.take(ended, key)
-	return free, err == nil
+	select {
+	case k.of(key) <- struct{}{}:
+		return func() { <-k.of(key) }, true
+	default:
+		return nil, false
+	}
+}
+
+func (k *keys) of(key string) chan struct{} {
+	held, _ := k.held.LoadOrStore(key, make(chan struct{}, 1))
+	return held.(chan struct{}) //nolint:forcetypeassert // nothing else is stored
 }
 
 // run runs a command to its end, contained, and gives its output. When ctx ends

@@ -39,14 +39,6 @@ func (u *uses) unused(digest string, age time.Duration) bool {
 	return u.held[digest] == 0 && time.Since(u.left[digest]) >= age
 }
 
-func (u *uses) forget(digest string) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.held[digest] == 0 {
-		delete(u.left, digest)
-	}
-}
-
 // Release gives up an environment that [Store.Environment] returned, once. It is
 // for whoever has ended everything that runs in it.
 func (s *Store) Release(env *Env) { s.uses.give(env.Digest) }
@@ -78,7 +70,6 @@ func (s *Store) remove(digest string, age time.Duration) error {
 	beside, err := os.MkdirTemp(s.path("envs"), "new-")
 	if err == nil && s.uses.unused(digest, age) { // who takes it has the key meanwhile
 		if err = os.Rename(s.path("envs", digest), filepath.Join(beside, digest)); err == nil {
-			s.uses.forget(digest)
 			s.log.Info("environment removed: no index uses it", slog.String("digest", digest))
 		}
 	}

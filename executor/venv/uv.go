@@ -13,7 +13,7 @@ const uvVersion = "0.13.8"
 
 // uv finds the uv executable, or installs one below the store's folder from its
 // wheel with the pip of a Python that is there.
-func (s *Store) uv(ctx context.Context, progress func(Step)) (string, error) {
+func (s *Store) uv(ctx context.Context, progress Progress) (string, error) {
 	if s.uvPath != "" {
 		if !isExecutable(s.uvPath) {
 			return "", failed(nil, "", "the configured uv, %s, is not an executable file", s.uvPath)
@@ -41,7 +41,7 @@ func (s *Store) uv(ctx context.Context, progress func(Step)) (string, error) {
 		}
 	}
 	file := filepath.Join(folder, "bin", "uv")
-	progress(Step{Name: "uv", State: "running", Percent: 5})
+	progress.report("uv", "running", 5)
 	var said string
 	var last error
 	for _, candidate := range s.pythons.candidates() {
@@ -54,7 +54,7 @@ func (s *Store) uv(ctx context.Context, progress func(Step)) (string, error) {
 		}
 		said, last = s.installUV(ctx, i.Path, folder)
 		if last == nil {
-			progress(Step{Name: "uv", State: "done", Percent: 15})
+			progress.report("uv", "done", 15)
 			return file, nil
 		}
 		if err := stopped(ctx, s); err != nil {

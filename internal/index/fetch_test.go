@@ -343,8 +343,6 @@ func TestFetchPointersWarn(t *testing.T) {
 			}
 		}
 	}
-	commit()
-	look() // somebody's texts about it
 	write(t, repo, map[string]string{".gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n"})
 	// Without the program of Git LFS what is there is stored as it is.
 	gitRun(t, repo, "config", "filter.lfs.clean", "cat")

@@ -1,11 +1,9 @@
 package index
 
 import (
-	"bytes"
 	"fmt"
-	"io"
 	"os"
-	"path"
+	"strings"
 )
 
 // What Git LFS keeps in a repository in the place of a large file: a short text
@@ -15,57 +13,28 @@ const (
 	pointerMost  = 1024 // bytes
 )
 
-// warnOfPointers warns of files whose content is elsewhere. It looks only where
-// the tree says that it uses Git LFS.
+// warnOfPointers warns of files whose content is elsewhere.
 func (t *Tree) warnOfPointers() {
 	root, err := os.OpenRoot(t.Dir)
 	if err != nil {
 		return // reading the manifest fails too, and says so
 	}
 	defer root.Close()
-	uses := false
+	var pointers []string
 	for _, name := range t.Files {
-		if path.Base(name) == ".gitattributes" && bytes.Contains(beginning(root, name, 1<<20), []byte("filter=lfs")) {
-			uses = true
-			break
-		}
-	}
-	if !uses {
-		return
-	}
-	first, more := "", 0
-	for _, name := range t.Files {
-		if info, err := root.Lstat(name); err != nil || !info.Mode().IsRegular() || info.Size() > pointerMost {
+		info, err := root.Lstat(name)
+		if err != nil || !info.Mode().IsRegular() || info.Size() > pointerMost || info.Size() < int64(len(pointerBegin)) {
 			continue
 		}
-		switch {
-		case !bytes.HasPrefix(beginning(root, name, int64(len(pointerBegin))), []byte(pointerBegin)):
-		case first == "":
-			first = name
-		default:
-			more++
+		if data, err := root.ReadFile(name); err == nil && strings.HasPrefix(string(data), pointerBegin) {
+			pointers = append(pointers, name)
 		}
 	}
-	if first == "" {
-		return
+	switch len(pointers) {
+	case 0:
+	case 1:
+		t.Warnings = append(t.Warnings, "the file "+pointers[0]+" is a pointer of Git LFS: what it stands for is not fetched")
+	default:
+		t.Warnings = append(t.Warnings, fmt.Sprintf("the file %s and %d more are pointers of Git LFS: what they stand for is not fetched", pointers[0], len(pointers)-1))
 	}
-	text := "the file " + first + " is a pointer of Git LFS: what it stands for is not fetched"
-	if more > 0 {
-		text = fmt.Sprintf("the file %s and %d more are pointers of Git LFS: what they stand for is not fetched", first, more)
-	}
-	t.Warnings = append(t.Warnings, text)
-}
-
-// beginning returns the first bytes of a file, nothing if it cannot be read.
-func beginning(root *os.Root, name string, n int64) []byte {
-	f, err := root.Open(name)
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, n))
-	if err != nil {
-		return nil
-	}
-	return data
 }

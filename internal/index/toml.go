@@ -159,7 +159,12 @@ func take[T any](s *section, key, want string) (v T, ok bool) {
 	return v, ok
 }
 
-func (s *section) key(key string) string { return "[" + s.name + "] " + key }
+func (s *section) key(key string) string {
+	if s.name == "" {
+		return key
+	}
+	return "[" + s.name + "] " + key
+}
 
 // close warns of the keys that nobody asked for.
 func (s *section) close() {
@@ -250,7 +255,7 @@ func typeName(v any) string {
 	switch v.(type) {
 	case string:
 		return "a text"
-	case int64:
+	case int, int64:
 		return "a whole number"
 	case float64:
 		return "a fraction"
@@ -301,7 +306,7 @@ func (r *reader) index(m *Manifest, s *section) {
 func (r *reader) toolNames(s *section, names []string, commands map[string]map[string]any) {
 	if len(names) == 0 {
 		if _, ok := s.values["tools"].([]any); ok || s.values["tools"] == nil {
-			r.problem(s.key("tools"), "must list at least one tool: tools = [\"module.function\"]")
+			r.problem(s.key("tools"), "must list at least one tool, each as \"module.function\"")
 		}
 		return
 	}
