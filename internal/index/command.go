@@ -1,9 +1,7 @@
 package index
 
 import (
-	"bytes"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"regexp"
 	"slices"
@@ -54,8 +52,15 @@ type input struct {
 	choices  []string        // the author's own values, as text
 }
 
-// commandKeys are the keys of a [tool] table that make it a command.
+// commandKeys are the keys of a [tool] table that is a command.
 var commandKeys = []string{"command", "input", "output", "streaming", "stdout"}
+
+// isCommand tells a command from a function, and from a part of a name that was
+// written without quotes.
+func isCommand(values map[string]any) bool {
+	_, nested := values["command"].(map[string]any)
+	return values["command"] != nil && !nested
+}
 
 // Bounds of a command.
 const (
@@ -66,41 +71,13 @@ const (
 var (
 	placeholder = regexp.MustCompile(`\{\{|\}\}|\{[A-Za-z_][A-Za-z0-9_]*\??\}`)
 	commandName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64})*$`)
-	paramName   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
-// commands finds the tables of tools that are commands, by their names. A name
-// written without quotes is put together.
-func (r *reader) commands(table map[string]any) map[string]map[string]any {
-	found := map[string]map[string]any{}
-	var look func(prefix string, table map[string]any, depth int)
-	look = func(prefix string, table map[string]any, depth int) {
-		for key, value := range table {
-			values, ok := value.(map[string]any)
-			if !ok {
-				continue
-			}
-			name := prefix + key
-			if command, has := values["command"]; has {
-				if _, nested := command.(map[string]any); !nested {
-					found[name] = values
-					continue
-				}
-			}
-			if depth < maxNested {
-				look(name+".", values, depth+1)
-			}
-		}
-	}
-	look("", table, 0)
-	return found
-}
-
-// addCommands makes tools of the tables that commands has found.
+// addCommands makes tools of the tables that are commands.
 func (r *reader) addCommands(m *Manifest, commands map[string]map[string]any) {
 	for _, name := range slices.Sorted(maps.Keys(commands)) {
 		s := &section{reader: r, name: r.tool + "." + name, values: commands[name]}
-		if !commandName.MatchString(name) || len(name) > 512 {
+		if !commandName.MatchString(name) || len(name) > maxToolName {
 			r.problem("["+s.name+"]", "is no name for a command: write letters, digits, _ and -, in parts of at most 64 with dots between")
 			continue
 		}
@@ -121,38 +98,20 @@ func (r *reader) addCommands(m *Manifest, commands map[string]map[string]any) {
 // command reads the keys of a command.
 func (r *reader) command(s *section) *Command {
 	c := &Command{inputs: map[string]input{}}
-	raw, _ := take[[]any](s, "command", `a list of texts: command = ["program", "--flag={parameter}"]`)
-	c.words = r.words(s, raw)
-	if streaming := s.boolean("streaming"); streaming != nil {
-		c.Streaming = *streaming
+	var template []any
+	if take(s, "command", `a list of texts: command = ["program", "--flag={parameter}"]`, &template) {
+		r.template(s, c, template)
 	}
-	switch text, ok := s.text("stdout"); {
-	case !ok || text == "json":
-	case text == "text":
-		c.Text = true
-	default:
-		r.problem(s.key("stdout"), `is %q, but must be "json" or "text"`, text)
+	s.boolean("streaming", &c.Streaming)
+	var stdout string
+	if s.text("stdout", &stdout) && stdout != "json" && stdout != "text" {
+		r.problem(s.key("stdout"), `is %q, but must be "json" or "text"`, stdout)
 	}
-	if len(c.words) > 0 {
-		first := c.words[0]
-		if first.group != nil || len(first.pieces) != 1 || first.pieces[0].param != "" || first.pieces[0].text == "" {
-			r.problem(s.key("command"), "must begin with the program, a text without parameters")
-		} else {
-			c.Program = first.pieces[0].text
-		}
-	} else if len(raw) == 0 {
-		r.problem(s.key("command"), `must name a program: command = ["program", "{parameter}"]`)
-	}
-	for _, w := range c.words {
-		w.each(func(p piece) {
-			if p.param != "" && !slices.Contains(c.Parameters, p.param) {
-				c.Parameters = append(c.Parameters, p.param)
-			}
-		})
-	}
+	c.Text = stdout == "text"
 	r.input(s, c)
-	if table, ok := take[map[string]any](s, "output", "a JSON Schema as a table"); ok {
-		c.Output = r.schema(s, "output", table)
+	var output map[string]any
+	if take(s, "output", "a JSON Schema as a table", &output) {
+		c.Output = r.schema(s, "output", datesAsTexts(output))
 	} else if c.Text && s.values["output"] == nil {
 		c.Output = json.RawMessage(`{"type":"string"}`)
 	}
@@ -169,64 +128,63 @@ func (w word) each(see func(p piece)) {
 	}
 }
 
-// words reads a template.
-func (r *reader) words(s *section, raw []any) []word {
-	var all []word
-	count := 0
-	one := func(text string) (word, bool) {
-		count++
-		if strings.ContainsRune(text, 0) {
-			r.problem(s.key("command"), "has a NUL in it, which no program can be given")
-			return word{}, false
+// template reads the words of a command, and which parameters they refer to.
+func (r *reader) template(s *section, c *Command, template []any) {
+	key, count := s.key("command"), 0
+	for i, item := range template {
+		texts, grouped := item.([]any)
+		if !grouped {
+			texts = []any{item}
 		}
-		return word{pieces: piecesOf(text)}, true
-	}
-	for i, item := range raw {
-		switch item := item.(type) {
-		case string:
-			if w, ok := one(item); ok {
-				all = append(all, w)
+		var words []word
+		parameters := 0
+		for _, one := range texts {
+			text, ok := one.(string)
+			switch {
+			case !ok:
+				r.problem(key, "must be a list of texts, and of groups of texts, but item %d is or has %s", i+1, typeName(one))
+				return
+			case strings.ContainsRune(text, 0):
+				r.problem(key, "has a NUL in it, which no program can be given")
+				return
 			}
-		case []any:
-			g := word{group: []word{}}
-			params := 0
-			for _, inner := range item {
-				text, ok := inner.(string)
-				if !ok {
-					r.problem(s.key("command"), "has a group of texts as item %d with %s in it", i+1, typeName(inner))
-					return nil
+			count++
+			w := word{pieces: piecesOf(text)}
+			w.each(func(p piece) {
+				if p.param == "" {
+					return
 				}
-				w, ok := one(text)
-				if !ok {
-					return nil
+				parameters++
+				if !slices.Contains(c.Parameters, p.param) {
+					c.Parameters = append(c.Parameters, p.param)
 				}
-				w.each(func(p piece) {
-					if p.param != "" {
-						params++
-					}
-				})
-				g.group = append(g.group, w)
-			}
-			if params == 0 {
-				r.problem(s.key("command"), "has a group as item %d without a parameter: it would never be left out, so write its texts without brackets", i+1)
-			}
-			all = append(all, g)
-		default:
-			r.problem(s.key("command"), "must be a list of texts, and of groups of texts, but item %d is %s", i+1, typeName(item))
-			return nil
+				if p.gate && !grouped {
+					r.problem(key, "has {%s?} outside of a group, as item %d: it decides whether its group is there, so write [\"--flag\", \"{%s?}\"]", p.param, i+1, p.param)
+				}
+			})
+			words = append(words, w)
 		}
+		if grouped {
+			if parameters == 0 {
+				r.problem(key, "has a group as item %d without a parameter: it would never be left out, so write its texts without brackets", i+1)
+			}
+			words = []word{{group: words}}
+		}
+		c.words = append(c.words, words...)
 	}
 	if count > maxWords {
-		r.problem(s.key("command"), "has %d elements; at most %d are possible", count, maxWords)
+		r.problem(key, "has %d elements; at most %d are possible", count, maxWords)
 	}
-	for i, w := range all {
-		for _, p := range w.pieces {
-			if p.gate {
-				r.problem(s.key("command"), "has {%s?} outside of a group, as item %d: it decides whether its group is there, so write [\"--flag\", \"{%s?}\"]", p.param, i+1, p.param)
-			}
-		}
+	if len(template) == 0 {
+		r.problem(key, `must name a program: command = ["program", "{parameter}"]`)
+		return
 	}
-	return all
+	if first := c.words[0].pieces; len(first) == 1 && first[0].param == "" {
+		c.Program = first[0].text
+	}
+	if c.Program == "" {
+		r.problem(key, "must begin with the program, a text without parameters")
+	}
 }
 
 // piecesOf cuts an element at its parameters. {{ and }} stand for braces; a
@@ -282,65 +240,66 @@ func (c *Command) grouped(name string) (optional, gate bool) {
 // input reads what a command takes: a table of parameters, a whole JSON Schema,
 // or nothing, where every parameter is a text.
 func (r *reader) input(s *section, c *Command) {
-	table, declared := take[map[string]any](s, "input", `a table of parameters: input = { name = "string" }`)
+	var table map[string]any
+	declared := take(s, "input", `a table of parameters: input = { name = "string" }`, &table)
 	if !declared && s.values["input"] != nil {
 		return
 	}
+	datesAsTexts(table)
 	properties, whole := table["properties"].(map[string]any)
-	whole = whole && table["type"] == "object"
-	if whole {
-		c.Input = r.whole(s, c, table, properties)
+	if whole = whole && table["type"] == "object"; !whole {
+		properties = table
+	}
+	schemas, required := map[string]any{}, []string(nil)
+	for _, name := range c.Parameters {
+		value, has := properties[name]
+		if declared && !has {
+			r.problem(s.key("command"), "has {%s}, which input does not have%s", name, suggest(name, slices.Collect(maps.Keys(properties))))
+			continue
+		}
+		schema, _ := value.(map[string]any)
+		if !whole {
+			optional, gate := c.grouped(name)
+			schema = r.parameter(s, name, value, gate)
+			need, says := schema["required"].(bool)
+			if says {
+				delete(schema, "required")
+			}
+			if _, standard := schema["default"]; !standard && (need || !says && !optional) {
+				required = append(required, name)
+			}
+			schemas[name] = schema
+		}
+		in := input{choices: choicesOf(schema)}
+		if standard, ok := schema["default"]; ok {
+			in.standard, _ = json.Marshal(standard) // what is no JSON is a problem of the schema
+		}
+		c.inputs[name] = in
+	}
+	for _, name := range slices.Sorted(maps.Keys(properties)) {
+		if !slices.Contains(c.Parameters, name) {
+			r.problem(s.key("input"), "has %q, which command does not use: write {%s} where it belongs", name, name)
+		}
+	}
+	if !whole {
+		c.Input = r.schema(s, "input", struct {
+			Type       string         `json:"type"`
+			Properties map[string]any `json:"properties"`
+			Required   []string       `json:"required,omitempty"`
+			Additional bool           `json:"additionalProperties"`
+		}{"object", schemas, required, false})
 		return
 	}
-	order := slices.Clone(c.Parameters)
-	for _, name := range slices.Sorted(maps.Keys(table)) {
-		if !slices.Contains(order, name) {
-			order = append(order, name)
-		}
+	if _, says := table["additionalProperties"]; !says {
+		table["additionalProperties"] = false
 	}
-	var body bytes.Buffer
-	required := []string{}
-	for i, name := range order {
-		optional, gate := c.grouped(name)
-		value, has := table[name]
-		switch {
-		case has && !slices.Contains(c.Parameters, name):
-			r.problem(s.key("input"), "has %q, which command does not use: write {%s} where it belongs", name, name)
-			continue
-		case !has && declared:
-			r.problem(s.key("command"), "has {%s}, which input does not have%s", name, suggest(name, slices.Collect(maps.Keys(table))))
-			continue
-		}
-		schema := r.parameter(s, name, value, has, gate, &optional)
-		in := input{}
-		if standard, ok := schema["default"]; ok {
-			in.standard, _ = json.Marshal(standard)
-			optional = true
-		}
-		in.choices = choicesOf(schema)
-		c.inputs[name] = in
-		if !optional {
-			required = append(required, name)
-		}
-		if i > 0 && body.Len() > 0 {
-			body.WriteByte(',')
-		}
-		key, _ := json.Marshal(name)
-		text, _ := json.Marshal(schema)
-		fmt.Fprintf(&body, "%s:%s", key, text)
-	}
-	text, _ := json.Marshal(required)
-	c.Input = json.RawMessage(`{"type":"object","properties":{` + body.String() + `},"required":` + string(text) + `,"additionalProperties":false}`)
-	if len(required) == 0 {
-		c.Input = json.RawMessage(`{"type":"object","properties":{` + body.String() + `},"additionalProperties":false}`)
-	}
-	r.compiles(s, "input", c.Input)
+	c.Input = r.schema(s, "input", table)
 }
 
 // parameter makes the schema of one parameter.
-func (r *reader) parameter(s *section, name string, value any, has, gate bool, optional *bool) map[string]any {
-	if len(name) > maxParam || !paramName.MatchString(name) {
-		r.problem(s.key("input"), "has %q, which is no parameter's name: write letters, digits and _, at most %d", name, maxParam)
+func (r *reader) parameter(s *section, name string, value any, gate bool) map[string]any {
+	if len(name) > maxParam {
+		r.problem(s.key("input"), "has %q, which is longer than %d bytes", name, maxParam)
 	}
 	switch value := value.(type) {
 	case string:
@@ -349,27 +308,15 @@ func (r *reader) parameter(s *section, name string, value any, has, gate bool, o
 		}
 		return map[string]any{"type": value}
 	case map[string]any:
-		converted, err := jsonValue(value)
-		if err != nil {
-			r.problem(s.key("input"), "%s: %v", name, err)
-			return map[string]any{}
-		}
-		schema, _ := converted.(map[string]any)
-		if need, ok := schema["required"].(bool); ok {
-			*optional = !need
-			delete(schema, "required")
-		}
-		return schema
+		return value
 	case nil:
 		if gate {
 			return map[string]any{"type": "boolean"}
 		}
 		return map[string]any{"type": "string"}
 	default:
-		if has {
-			r.problem(s.key("input"), "must say what %s is by a type or a table, not by %s", name, typeName(value))
-		}
-		return map[string]any{}
+		r.problem(s.key("input"), "must say what %s is by a type or a table, not by %s", name, typeName(value))
+		return nil
 	}
 }
 
@@ -391,54 +338,13 @@ func choicesOf(schema map[string]any) []string {
 	return texts
 }
 
-// whole reads an input that is a JSON Schema itself.
-func (r *reader) whole(s *section, c *Command, table, properties map[string]any) json.RawMessage {
-	for _, name := range c.Parameters {
-		if _, ok := properties[name]; !ok {
-			r.problem(s.key("command"), "has {%s}, which input does not have%s", name, suggest(name, slices.Collect(maps.Keys(properties))))
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(properties)) {
-		if !slices.Contains(c.Parameters, name) {
-			r.problem(s.key("input"), "has %q, which command does not use: write {%s} where it belongs", name, name)
-		}
-		values, _ := properties[name].(map[string]any)
-		converted, err := jsonValue(values)
-		if err != nil {
-			continue // schema reports it
-		}
-		schema, _ := converted.(map[string]any)
-		in := input{choices: choicesOf(schema)}
-		if standard, ok := schema["default"]; ok {
-			in.standard, _ = json.Marshal(standard)
-		}
-		c.inputs[name] = in
-	}
-	if _, ok := table["additionalProperties"]; !ok {
-		table = maps.Clone(table)
-		table["additionalProperties"] = false
-	}
-	return r.schema(s, "input", table)
-}
-
-// schema writes a table as a JSON Schema that can be used.
-func (r *reader) schema(s *section, key string, table map[string]any) json.RawMessage {
-	value, err := jsonValue(table)
-	if err != nil {
-		r.problem(s.key(key), "%v", err)
-		return nil
-	}
-	data, err := json.Marshal(value)
+// schema writes a JSON Schema, which has to be one that can be used.
+func (r *reader) schema(s *section, key string, schema any) json.RawMessage {
+	data, err := json.Marshal(schema)
 	if err != nil {
 		r.problem(s.key(key), "is no JSON: %v", err)
-		return nil
-	}
-	r.compiles(s, key, data)
-	return data
-}
-
-func (r *reader) compiles(s *section, key string, schema json.RawMessage) {
-	if _, err := tool.Compile(schema); err != nil {
+	} else if _, err := tool.Compile(data); err != nil {
 		r.problem(s.key(key), "is no JSON Schema: %s", toolmesh.AsError(err).Message)
 	}
+	return data
 }

@@ -45,6 +45,15 @@ input = { type = "object", properties = { a = { type = ["integer", "null"], defa
 idempotent = true
 `
 
+// decoded is the value of a JSON text.
+func decoded(t *testing.T, text string) (v any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), &v); err != nil {
+		t.Error(err)
+	}
+	return v
+}
+
 func TestCommands(t *testing.T) {
 	t.Parallel()
 	m := load(t, "tools.toml", commandManifest)
@@ -67,7 +76,7 @@ func TestCommands(t *testing.T) {
 		"whole":   `{"additionalProperties":false,"properties":{"a":{"default":3,"type":["integer","null"]}},"type":"object"}`,
 	} {
 		c := m.Command(name)
-		if diff := cmp.Diff(want, string(c.Input)); diff != "" {
+		if diff := cmp.Diff(decoded(t, want), decoded(t, string(c.Input))); diff != "" {
 			t.Errorf("input of %s (-want +got):\n%s", name, diff)
 		}
 		d, err := m.Descriptor(tool.IndexRef{Name: "i", Revision: "r"}, name, Introspected{InputSchema: c.Input, OutputSchema: c.Output, Positional: c.Parameters, Streaming: c.Streaming})

@@ -161,7 +161,7 @@ func TestConventionsRefuse(t *testing.T) {
 		"entry extras":      {entries("f = \"a:f [x]\"\n"), reasonManifest, []string{"extras"}},
 		"entry name":        {entries("\"f g\" = \"a:f\"\n"), reasonManifest, []string{"no tool's"}},
 		"entry module":      {entries("f = \"a-b:f\"\n"), reasonManifest, []string{"Python name"}},
-		"entry own table":   {files("pyproject.toml", someEntry+"[tool]\ntoolmesh = 1\n"), reasonManifest, []string{"[tool.toolmesh]", "table"}},
+		"entry own table":   {files("pyproject.toml", someEntry+"[tool]\ntoolmesh = 1\n"), reasonManifest, []string{"toolmesh must be a table"}},
 		"entry other tool":  {files("pyproject.toml", someEntry+"[tool.toolmesh.tool.entri]\ntimeout = \"2s\"\n"), reasonManifest, []string{`did you mean "entry"`}},
 
 		"script twice":         {files("t.py", someScript+"\n"+someScript), reasonManifest, []string{"t.py", "2 script blocks"}},
@@ -173,7 +173,7 @@ func TestConventionsRefuse(t *testing.T) {
 		"script second line":   {script("# dependencies = [\"rich\\n-r x\"]\n"), reasonManifest, []string{"no requirement"}},
 		"script python":        {script("# requires-python = 3\n"), reasonManifest, []string{"requires-python"}},
 		"script tools type":    {script("# dependencies = []\n# [tool.toolmesh]\n# tools = \"f\"\n"), reasonManifest, []string{"[tool.toolmesh] tools", "list"}},
-		"script no tools":      {script("# dependencies = []\n# [tool.toolmesh]\n# tools = []\n"), reasonManifest, []string{"at least one function"}},
+		"script no tools":      {script("# dependencies = []\n# [tool.toolmesh]\n# tools = []\n"), reasonManifest, []string{"at least one tool"}},
 		"script tool twice":    {script("# dependencies = []\n# [tool.toolmesh]\n# tools = [\"f\", \"t.f\"]\n"), reasonManifest, []string{`"f" twice, as items 1 and 2`}},
 		"script other module":  {script("# dependencies = []\n# [tool.toolmesh]\n# tools = [\"os.getcwd\"]\n"), reasonManifest, []string{"no function of the file"}},
 		"script other tool":    {script("# dependencies = []\n# [tool.toolmesh.tool.g]\n# timeout = \"2s\"\n"), reasonManifest, []string{"[tool.toolmesh.tool.g]", "does not list"}},

@@ -106,8 +106,8 @@ func TestThePageOfIndexesHasEveryKey(t *testing.T) {
 		return slices.Sorted(slices.Values(keys))
 	}
 	r := new(reader)
-	one := &section{reader: r, values: map[string]any{}}
-	r.override(one, true)
+	one := &section{reader: r, values: map[string]any{}, known: []string{"description"}}
+	r.declared(one, new(declared))
 	if diff := cmp.Diff(slices.Sorted(slices.Values(one.known)), rows(ofTool)); diff != "" {
 		t.Errorf("keys of a tool (-code +page):\n%s", diff)
 	}

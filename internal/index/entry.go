@@ -43,7 +43,7 @@ func (entryLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 		return nil, err
 	}
 	r := &reader{table: "tool.toolmesh", tool: "tool.toolmesh.tool"}
-	m := &Manifest{Convention: file, overrides: map[string]overrides{}, functions: map[string]string{}, refused: map[string]string{}}
+	m := &Manifest{Convention: file, functions: map[string]string{}, refused: map[string]string{}}
 	const group = `[project.entry-points."` + entryGroup + `"]`
 	entries, ok := project.Project.EntryPoints[entryGroup].(map[string]any)
 	switch {
@@ -80,15 +80,10 @@ func (entryLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 			r.problem(group, "has %s", why)
 		}
 	}
-	table := map[string]any{}
-	if own, has := project.Tool["toolmesh"]; has {
-		if table, ok = own.(map[string]any); !ok {
-			r.problem("[tool.toolmesh]", "must be a table, not %s", typeName(own))
-		}
-	}
-	s := &section{reader: r, name: r.table, values: table, known: []string{"tool"}}
+	s := r.ownTable(project.Tool)
+	tables := r.toolTables(m, s.values)
 	r.index(m, s)
-	r.tools(m, "", r.toolTable(table), 0)
+	r.tools(m, tables)
 	if text, ok := project.Project.Description.(string); ok && m.Description == "" {
 		m.Description = text
 	}

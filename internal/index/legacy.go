@@ -46,9 +46,9 @@ func (legacyLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 	r := &reader{table: file, tool: "tool"}
 	s := &section{reader: r, values: top, known: []string{"env_vars"}}
 	m := &Manifest{Convention: file}
-	m.Description, _ = s.text("description")
-	m.Tools = s.list("tools")
-	r.toolNames(s, m.Tools, nil)
+	s.text("description", &m.Description)
+	s.list("tools", &m.Tools)
+	r.toolNames(s, m.Tools, badToolName)
 	r.legacyVars(m, top["env_vars"])
 	s.close()
 	return r.done(m, file)

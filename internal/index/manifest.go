@@ -1,16 +1,15 @@
 package index
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/BurntSushi/toml"
 
@@ -47,18 +46,15 @@ type Manifest struct {
 	// Concurrency is how many calls of the whole index one node runs at once; 0:
 	// the node's slots.
 	Concurrency int
-	// Isolation and Sandbox are the index's; a tool may have its own.
-	Isolation toolmesh.Isolation
-	Sandbox   tool.Sandbox
 	// Warnings are texts for people, e.g. an unknown key.
 	Warnings []string
 
-	defaults  overrides
-	overrides map[string]overrides // by tool
-	functions map[string]string    // module.function of the tools that have another name
-	commands  map[string]*Command  // by tool
-	refused   map[string]string    // why a declared tool can never be served, by tool
-	script    bool                 // the dependencies are the manifest's own
+	defaults  declared
+	declared  map[string]declared // by tool, with the defaults in it
+	functions map[string]string   // module.function of the tools that have another name
+	commands  map[string]*Command // by tool
+	refused   map[string]string   // why a declared tool can never be served, by tool
+	script    bool                // the dependencies are the manifest's own
 }
 
 // Function is the Python function behind a tool, as module.function; "" for a
@@ -104,22 +100,19 @@ type EnvVar struct {
 	Tools       []string `json:"tools,omitempty"` // the tools that need it; empty: all
 }
 
-// overrides are the keys of a [tool] table, nil where absent.
-type overrides struct {
-	description  *string
-	metadata     map[string]any
-	timeout      *time.Duration
-	idempotent   *bool
-	parallelSafe *bool
-	resourceKey  *tool.ResourceKey
-	readOnly     *bool
-	laneScope    *tool.LaneScope
-	cacheTTL     *time.Duration
-	collect      *bool
-	isolation    *toolmesh.Isolation
-	affinity     *tool.Affinity
-	sandbox      *tool.Sandbox
-	limits       *tool.Limits
+// declared is what a manifest says of a tool, over what its code says.
+type declared struct {
+	tool.Annotations
+	description string
+	metadata    map[string]any
+}
+
+// declaredOf returns what is said of a tool, or of all that nothing else is said of.
+func (m *Manifest) declaredOf(name string) declared {
+	if d, ok := m.declared[name]; ok {
+		return d
+	}
+	return m.defaults
 }
 
 // Introspected is what the tool's own code says of it.
@@ -186,23 +179,16 @@ func (m *Manifest) merge(ref tool.IndexRef, name string, code Introspected) (*to
 	if !slices.Contains(m.Tools, name) {
 		return nil, failed(reasonManifest, "%s does not declare the tool %q", m.Convention, name)
 	}
+	own := m.declaredOf(name)
 	d := &tool.Descriptor{
-		ID: subjects.ToolID(string(ref.Name) + "." + name), Name: name, Description: code.Description,
+		ID: subjects.ToolID(string(ref.Name) + "." + name), Name: name, Description: cmp.Or(own.description, code.Description),
 		InputSchema: code.InputSchema, OutputSchema: code.OutputSchema,
-		Positional: slices.Clone(code.Positional), VarArgs: code.VarArgs,
-		Annotations: tool.Annotations{Streaming: code.Streaming, Concurrency: m.Concurrency, Isolation: m.Isolation, Sandbox: m.Sandbox},
-		Source:      code.Source, Warnings: slices.Clone(code.Warnings), Index: &ref,
+		Positional: slices.Clone(code.Positional), VarArgs: code.VarArgs, Annotations: own.Annotations,
+		Source: cmp.Or(code.Source, tool.SourceImport), Warnings: slices.Clone(code.Warnings), Index: &ref,
 	}
-	if d.Source == "" {
-		d.Source = tool.SourceImport
-	}
-	metadata := map[string]any{}
-	for _, o := range []overrides{m.defaults, m.overrides[name]} {
-		o.apply(d)
-		maps.Copy(metadata, o.metadata)
-	}
-	if len(metadata) > 0 {
-		data, err := json.Marshal(metadata)
+	d.Annotations.Streaming = code.Streaming
+	if len(own.metadata) > 0 {
+		data, err := json.Marshal(own.metadata)
 		if err != nil {
 			return nil, failed(reasonManifest, "the metadata of tool %q is not JSON: %w", name, err)
 		}
@@ -214,51 +200,9 @@ func (m *Manifest) merge(ref tool.IndexRef, name string, code Introspected) (*to
 	return d, nil
 }
 
-func (o overrides) apply(d *tool.Descriptor) {
-	a := &d.Annotations
-	set(&d.Description, o.description)
-	set(&a.Timeout, o.timeout)
-	set(&a.Idempotent, o.idempotent)
-	set(&a.ParallelSafe, o.parallelSafe)
-	set(&a.ResourceKey, o.resourceKey)
-	set(&a.ReadOnly, o.readOnly)
-	set(&a.LaneScope, o.laneScope)
-	set(&a.CacheTTL, o.cacheTTL)
-	set(&a.Collect, o.collect)
-	set(&a.Isolation, o.isolation)
-	set(&a.Affinity, o.affinity)
-	set(&a.Sandbox, o.sandbox)
-	if o.limits != nil { // one limit of a tool leaves the index's others
-		set(&a.Limits.CPUTime, nonZero(o.limits.CPUTime))
-		set(&a.Limits.Memory, nonZero(o.limits.Memory))
-		set(&a.Limits.Pids, nonZero(o.limits.Pids))
-		set(&a.Limits.OpenFiles, nonZero(o.limits.OpenFiles))
-		set(&a.Limits.Output, nonZero(o.limits.Output))
-	}
-}
-
-func set[T any](to *T, from *T) {
-	if from != nil {
-		*to = *from
-	}
-}
-
-func nonZero[T comparable](v T) *T {
-	var zero T
-	if v == zero {
-		return nil
-	}
-	return &v
-}
-
 // AnnotationsOf returns what the manifest declares of a tool, before its code is
 // known.
-func (m *Manifest) AnnotationsOf(name string) tool.Annotations {
-	d := tool.Descriptor{Annotations: tool.Annotations{Concurrency: m.Concurrency, Isolation: m.Isolation, Sandbox: m.Sandbox}}
-	m.defaults.apply(&d)
-	m.overrides[name].apply(&d)
-	return d.Annotations
-}
+func (m *Manifest) AnnotationsOf(name string) tool.Annotations { return m.declaredOf(name).Annotations }
 
 // EnvOf returns the variables that a tool gets: those for all tools and its own.
 func (m *Manifest) EnvOf(name string) []EnvVar {

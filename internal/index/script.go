@@ -79,13 +79,6 @@ func scriptBlocks(lines []string) []string {
 	return blocks
 }
 
-// block is what a script block may hold.
-type block struct {
-	Dependencies   any            `toml:"dependencies"`
-	RequiresPython any            `toml:"requires-python"`
-	Tool           map[string]any `toml:"tool"`
-}
-
 // A dependency is given to the resolver on a line of its own, where a dash would
 // make an option of it.
 var requirement = regexp.MustCompile(`^[A-Za-z0-9]`)
@@ -113,9 +106,8 @@ func parseScript(data []byte, file string) (*Manifest, error) {
 	default:
 		return nil, bad("it has %d script blocks; a file may have one", len(blocks))
 	}
-	var b block
-	meta, err := toml.Decode(blocks[0], &b)
-	if err != nil {
+	var top map[string]any
+	if err := toml.Unmarshal([]byte(blocks[0]), &top); err != nil {
 		return nil, bad("its script block cannot be read: %s (lines are counted in the block)", tomlText(err))
 	}
 	r := &reader{table: "tool.toolmesh", tool: "tool.toolmesh.tool", full: func(name string) string {
@@ -124,84 +116,56 @@ func parseScript(data []byte, file string) (*Manifest, error) {
 		}
 		return stem + "." + name
 	}}
-	m := &Manifest{Convention: file, Dependencies: file, script: true, overrides: map[string]overrides{}}
-	top := &section{reader: r, name: "script", values: map[string]any{}}
-	for _, key := range meta.Keys() {
-		if len(key) == 1 {
-			top.values[key[0]] = nil
-		}
-	}
-	top.values["dependencies"], top.values["requires-python"] = b.Dependencies, b.RequiresPython
+	m := &Manifest{Convention: file, Dependencies: file, script: true}
 	r.requirements(m, top)
-	table := map[string]any{}
-	if own, has := b.Tool["toolmesh"]; has {
-		var ok bool
-		if table, ok = own.(map[string]any); !ok {
-			r.problem("[tool.toolmesh]", "must be a table, not %s", typeName(own))
-		}
-	}
-	s := &section{reader: r, name: r.table, values: table, known: []string{"tool"}}
+	s := r.ownTable(top["tool"])
 	r.scriptTools(m, s, functionsOf(strings.Join(lines, "\n")), stem)
+	tables := r.toolTables(m, s.values)
 	r.index(m, s)
-	r.tools(m, "", r.toolTable(table), 0)
+	r.tools(m, tables)
 	return r.done(m, file)
 }
 
+// ownTable returns the table [tool.toolmesh] of a file that has others' too.
+func (r *reader) ownTable(tools any) *section {
+	all, _ := tools.(map[string]any)
+	s := &section{reader: r, name: r.table, known: []string{"tool"}}
+	take(&section{reader: r, name: "tool", values: all}, "toolmesh", "a table", &s.values)
+	return s
+}
+
 // requirements reads the keys of the block itself.
-func (r *reader) requirements(m *Manifest, top *section) {
-	for _, key := range []string{"dependencies", "requires-python"} {
-		if top.values[key] == nil {
-			delete(top.values, key)
-		}
-	}
-	m.Python, _ = top.text("requires-python")
-	m.Requirements = top.list("dependencies")
+func (r *reader) requirements(m *Manifest, top map[string]any) {
+	s := &section{reader: r, values: top, known: []string{"tool"}}
+	s.text("requires-python", &m.Python)
+	s.list("dependencies", &m.Requirements)
 	for _, one := range m.Requirements {
 		if !requirement.MatchString(one) || strings.ContainsAny(one, "\r\n\x00") {
 			r.problem("dependencies", "has %q, which is no requirement: write a package's name, and a version if need be (\"rich>=13\")", one)
 		}
 	}
-	top.known = append(top.known, "tool")
-	top.name = "script block"
-	for key := range top.values {
-		if !slices.Contains(top.known, key) {
-			r.unknown("", key, top.known)
-		}
-	}
-	slices.Sort(r.warnings)
+	s.close()
 }
 
 // scriptTools names the tools: those that are listed, else every public function.
-func (r *reader) scriptTools(m *Manifest, s *section, defined []string, stem string) {
-	s.known = append(s.known, "tools")
-	if s.values["tools"] == nil {
-		for _, name := range defined {
-			m.Tools = append(m.Tools, stem+"."+name)
-		}
-		if len(m.Tools) == 0 {
-			r.problem("the file", "defines no function whose name does not begin with _")
-		}
-	} else {
-		names := s.list("tools")
-		for _, name := range names {
-			m.Tools = append(m.Tools, r.named(name))
-		}
-		if len(names) == 0 {
-			r.problem(s.key("tools"), "must list at least one function, or be left out for every public one")
-		}
-	}
-	if len(m.Tools) > maxTools {
-		r.problem(s.key("tools"), "makes %d tools; at most %d are possible", len(m.Tools), maxTools)
+func (r *reader) scriptTools(m *Manifest, s *section, names []string, stem string) {
+	var listed []string
+	if s.list("tools", &listed); s.values["tools"] != nil {
+		names = listed
+	} else if len(names) == 0 {
+		r.problem("the file", "defines no function whose name does not begin with _")
 		return
 	}
-	seen := places{}
-	for _, name := range m.Tools {
-		function := strings.TrimPrefix(name, stem+".")
-		if strings.Contains(function, ".") || badToolName("m."+function) != "" {
-			r.problem(s.key("tools"), "has %q, which is no function of the file: write its name alone", function)
+	for i, name := range names {
+		names[i] = strings.TrimPrefix(name, stem+".")
+	}
+	r.toolNames(s, names, func(name string) string {
+		if strings.Contains(name, ".") || badToolName("m."+name) != "" {
+			return "which is no function of the file: write its name alone"
 		}
-		if why := seen.again(name); why != "" {
-			r.problem(s.key("tools"), "lists %q %s", function, why)
-		}
+		return ""
+	})
+	for _, name := range names {
+		m.Tools = append(m.Tools, stem+"."+name)
 	}
 }

@@ -2,6 +2,7 @@ package index
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -18,63 +19,63 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-const tomlFile = "tools.toml"
-
-// maxTools bounds the tools of one index.
-const maxTools = 20_000
+// Bounds on the tools of one index, and on a tool's name in bytes.
+const (
+	maxTools    = 20_000
+	maxToolName = 512
+)
 
 // tomlLoader reads our own convention.
 type tomlLoader struct{}
 
-func (tomlLoader) find(fsys fs.FS) string { return firstFile(fsys, tomlFile) }
+func (tomlLoader) find(fsys fs.FS) string { return firstFile(fsys, "tools.toml") }
 
+// load reads a tools.toml. What would silently lose its meaning is an
+// error (a wrong type, an override for a tool that is not declared); what other
+// readers of the file may use is a warning (an unknown key).
 func (tomlLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 	data, err := readBounded(fsys, file)
 	if err != nil {
 		return nil, err
 	}
-	return parseTOML(data)
-}
-
-// parseTOML reads a tools.toml. What would silently lose its meaning is an
-// error (a wrong type, an override for a tool that is not declared); what other
-// readers of the file may use is a warning (an unknown key).
-func parseTOML(data []byte) (*Manifest, error) {
 	var top map[string]any
 	if err := toml.Unmarshal(data, &top); err != nil {
-		return nil, failed(reasonManifest, "tools.toml cannot be read: %s", tomlText(err)).WithDetail("file", tomlFile)
+		return nil, failed(reasonManifest, "%s cannot be read: %s", file, tomlText(err)).WithDetail("file", file)
 	}
 	index, ok := top["index"].(map[string]any)
 	if !ok {
-		keys := slices.Sorted(maps.Keys(top))
 		has := "it is empty"
-		if len(keys) > 0 {
-			has = "it has " + some(keys, 5)
+		if len(top) > 0 {
+			has = "it has " + some(slices.Sorted(maps.Keys(top)), 5)
 		}
-		return nil, failed(reasonManifest, "tools.toml has no [index] table (%s): it is another program's format; ours is %s", has, example).
-			WithDetail("file", tomlFile)
+		return nil, failed(reasonManifest, "%s has no [index] table (%s): it is another program's format; ours is %s", file, has, example).
+			WithDetail("file", file)
 	}
 	r := &reader{table: "index", tool: "tool"}
-	m := &Manifest{Convention: tomlFile, overrides: map[string]overrides{}}
+	m := &Manifest{Convention: file}
 	s := &section{reader: r, name: r.table, values: index}
-	table := r.toolTable(top)
-	commands := r.commands(table)
-	m.Tools = s.list("tools")
-	if s.values["tools"] == nil && len(commands) > 0 {
-		m.Tools = []string{}
-	} else {
-		r.toolNames(s, m.Tools, commands)
+	s.list("tools", &m.Tools)
+	tables := r.toolTables(m, top)
+	commands := maps.Clone(tables)
+	maps.DeleteFunc(commands, func(_ string, values map[string]any) bool { return !isCommand(values) })
+	if s.values["tools"] != nil || len(commands) == 0 {
+		r.toolNames(s, m.Tools, func(name string) string {
+			if commands[name] != nil {
+				return ""
+			}
+			return badToolName(name)
+		})
 	}
 	r.addCommands(m, commands)
-	m.Python, _ = s.text("python")
+	s.text("python", &m.Python)
 	r.index(m, s)
-	r.tools(m, "", table, 0)
+	r.tools(m, tables)
 	for _, key := range slices.Sorted(maps.Keys(top)) {
 		if key != "index" && key != "tool" {
 			r.unknown("", key, []string{"index", "tool"})
 		}
 	}
-	return r.done(m, tomlFile)
+	return r.done(m, file)
 }
 
 // reader collects every problem of a file, not the first alone. It reads the
@@ -101,19 +102,6 @@ func (r *reader) done(m *Manifest, file string) (*Manifest, error) {
 	return m, nil
 }
 
-// toolTable returns the table of tools that stands in another one.
-func (r *reader) toolTable(in map[string]any) map[string]any {
-	tools, ok := in["tool"]
-	if !ok {
-		return nil
-	}
-	table, ok := tools.(map[string]any)
-	if !ok {
-		r.problem(r.tool, "must be a table of tools: [%s.\"module.function\"]", r.tool)
-	}
-	return table
-}
-
 // named returns the full name of a tool that the author may have shortened.
 func (r *reader) named(name string) string {
 	if r.full != nil {
@@ -131,10 +119,14 @@ func (r *reader) unknown(table, key string, known []string) {
 	if table != "" {
 		text += " in [" + table + "]"
 	}
-	if near := tool.Nearest(key, known, 1); len(near) > 0 {
-		text += fmt.Sprintf("; did you mean %q?", near[0])
+	r.warnings = append(r.warnings, text+suggest(key, known))
+}
+
+func suggest(name string, among []string) string {
+	if near := tool.Nearest(name, among, 1); len(near) > 0 {
+		return fmt.Sprintf("; did you mean %q?", near[0])
 	}
-	r.warnings = append(r.warnings, text)
+	return ""
 }
 
 // section is one table, which knows which of its keys were asked for.
@@ -145,18 +137,35 @@ type section struct {
 	known  []string
 }
 
-// take returns the value of a key. ok is false where it is absent or of another
-// type, which is a problem then; want names the type.
-func take[T any](s *section, key, want string) (v T, ok bool) {
+// take puts the value of a key into to, and reports whether it has. Where the key
+// is absent nothing happens; another type is a problem, and want names the right one.
+func take[T any](s *section, key, want string, to *T) bool {
 	s.known = append(s.known, key)
 	raw, has := s.values[key]
 	if !has {
-		return v, false
+		return false
 	}
-	if v, ok = raw.(T); !ok {
+	v, ok := raw.(T)
+	if !ok {
 		s.problem(s.key(key), "must be %s, not %s", want, typeName(raw))
+		return false
 	}
-	return v, ok
+	*to = v
+	return true
+}
+
+// parsed is take for a text that stands for something else.
+func parsed[T any](s *section, key, want string, parse func(text string) (T, error), to *T) {
+	var text string
+	if !take(s, key, want, &text) {
+		return
+	}
+	v, err := parse(text)
+	if err != nil {
+		s.problem(s.key(key), "must be %s, not %q: %v", want, text, err)
+		return
+	}
+	*to = v
 }
 
 func (s *section) key(key string) string {
@@ -175,80 +184,57 @@ func (s *section) close() {
 	}
 }
 
-func (s *section) text(key string) (string, bool) { return take[string](s, key, "a text") }
+func (s *section) text(key string, to *string) bool { return take(s, key, "a text", to) }
 
-func (s *section) boolean(key string) *bool {
-	if v, ok := take[bool](s, key, "true or false"); ok {
-		return &v
-	}
-	return nil
-}
+func (s *section) boolean(key string, to *bool) { take(s, key, "true or false", to) }
 
-func (s *section) count(key string) int {
-	v, ok := take[int64](s, key, "a whole number")
-	if ok && (v < 1 || v > math.MaxInt32) {
+func (s *section) count(key string, to *int) {
+	var v int64
+	switch ok := take(s, key, "a whole number", &v); {
+	case ok && (v < 1 || v > math.MaxInt32):
 		s.problem(s.key(key), "must be a number from 1 on, not %d", v)
-		return 0
+	case ok:
+		*to = int(v)
 	}
-	return int(v)
 }
 
-func (s *section) duration(key string) *time.Duration {
-	text, ok := take[string](s, key, `a duration text such as "2s" or "5m"`)
-	if !ok {
-		return nil
-	}
-	d, err := time.ParseDuration(text)
-	if err != nil || d <= 0 {
-		s.problem(s.key(key), `must be a duration such as "2s" or "5m", not %q`, text)
-		return nil
-	}
-	return &d
+func (s *section) duration(key string, to *time.Duration) {
+	parsed(s, key, `a duration text such as "2s" or "5m"`, func(text string) (time.Duration, error) {
+		d, err := time.ParseDuration(text)
+		if err == nil && d <= 0 {
+			err = errors.New("it is not above zero")
+		}
+		return d, err
+	}, to)
 }
 
-func (s *section) size(key string) tool.Size {
-	text, ok := take[string](s, key, `a size text such as "200MB"`)
-	if !ok {
-		return 0
-	}
-	v, err := tool.ParseSize(text)
-	if err != nil || v <= 0 {
-		s.problem(s.key(key), `must be a size such as "200MB" or "10KB", not %q`, text)
-		return 0
-	}
-	return v
+func (s *section) size(key string, to *tool.Size) {
+	parsed(s, key, `a size text such as "200MB" or "10KB"`, func(text string) (tool.Size, error) {
+		v, err := tool.ParseSize(text)
+		if err == nil && v <= 0 {
+			err = errors.New("it is not above zero")
+		}
+		return v, err
+	}, to)
 }
 
-// list returns a list of texts.
-func (s *section) list(key string) []string {
-	raw, ok := take[[]any](s, key, "a list of texts")
-	if !ok {
-		return nil
+// list reads a list of texts.
+func (s *section) list(key string, to *[]string) bool {
+	var raw []any
+	if !take(s, key, "a list of texts", &raw) {
+		return false
 	}
-	texts := make([]string, 0, len(raw))
+	texts := make([]string, len(raw))
 	for i, item := range raw {
 		text, ok := item.(string)
 		if !ok {
 			s.problem(s.key(key), "must be a list of texts, but item %d is %s", i+1, typeName(item))
-			return nil
+			return false
 		}
-		texts = append(texts, text)
+		texts[i] = text
 	}
-	return texts
-}
-
-// parsed reads a text of a closed set.
-func parsed[T any](s *section, key string, parse func(string) (T, error)) *T {
-	text, ok := s.text(key)
-	if !ok {
-		return nil
-	}
-	v, err := parse(text)
-	if err != nil {
-		s.problem("["+s.name+"]", "%v", err)
-		return nil
-	}
-	return &v
+	*to = texts
+	return true
 }
 
 func typeName(v any) string {
@@ -274,120 +260,87 @@ func typeName(v any) string {
 	}
 }
 
-var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-
 // index reads the keys of an index's table that all conventions share. The
 // names of the tools are known by then.
 func (r *reader) index(m *Manifest, s *section) {
-	m.Description, _ = s.text("description")
-	if name, ok := s.text("name"); ok {
+	s.text("description", &m.Description)
+	var name string
+	if s.text("name", &name) {
 		m.Name = subjects.IndexName(name)
 		if token(name) != m.Name || name == "" {
 			r.problem(s.key("name"), "must be up to 64 of A-Z a-z 0-9 _ -, not %q", name)
 		}
 	}
-	m.Init = s.list("init")
-	if m.Init != nil && (len(m.Init) == 0 || m.Init[0] == "") {
+	if s.list("init", &m.Init) && (len(m.Init) == 0 || m.Init[0] == "") {
 		r.problem(s.key("init"), "must name a command: init = [\"python\", \"setup_data.py\"]")
 	}
-	m.Concurrency = s.count("concurrency")
+	s.count("concurrency", &m.Concurrency)
+	m.defaults.Concurrency = m.Concurrency
 	r.env(s, m)
-	m.defaults = r.override(s, false)
-	if m.defaults.isolation != nil {
-		m.Isolation = *m.defaults.isolation
-	}
-	if m.defaults.sandbox != nil {
-		m.Sandbox = *m.defaults.sandbox
-	}
+	r.declared(s, &m.defaults)
 	s.close()
 }
 
-// toolNames checks the names of functions; those of commands have been checked.
-func (r *reader) toolNames(s *section, names []string, commands map[string]map[string]any) {
-	if len(names) == 0 {
-		if _, ok := s.values["tools"].([]any); ok || s.values["tools"] == nil {
-			r.problem(s.key("tools"), "must list at least one tool, each as \"module.function\"")
-		}
-		return
+// toolNames checks the names of an index's tools; bad says what is wrong with one.
+func (r *reader) toolNames(s *section, names []string, bad func(name string) string) {
+	if items, ok := s.values["tools"].([]any); len(names) == 0 && (s.values["tools"] == nil || ok && len(items) == 0) {
+		r.problem(s.key("tools"), "must list at least one tool by the name of its function")
 	}
 	if len(names) > maxTools {
 		r.problem(s.key("tools"), "lists %d tools; at most %d are possible", len(names), maxTools)
 		return
 	}
-	seen := places{}
-	for _, name := range names {
-		if _, ok := commands[name]; ok {
-		} else if why := badToolName(name); why != "" {
+	seen := map[string]int{}
+	for i, name := range names {
+		if why := bad(name); why != "" {
 			r.problem(s.key("tools"), "has %q, %s", name, why)
 		}
-		if why := seen.again(name); why != "" {
-			r.problem(s.key("tools"), "lists %q %s", name, why)
+		if first, twice := seen[name]; twice {
+			r.problem(s.key("tools"), "lists %q twice, as items %d and %d", name, first+1, i+1)
 		}
+		seen[name] = i
 	}
-}
-
-// places are the items of a list of tools that have been seen.
-type places map[string]int
-
-// again notes the next item, and says where it stood before; "" if it did not.
-func (p places) again(name string) string {
-	p[""]++ // no tool is called so: it counts
-	if first, twice := p[name]; twice && name != "" {
-		return fmt.Sprintf("twice, as items %d and %d", first, p[""])
-	}
-	if name != "" {
-		p[name] = p[""]
-	}
-	return ""
 }
 
 // badToolName says what is wrong with a tool's name, "" if nothing is.
 func badToolName(name string) string {
 	parts := strings.Split(name, ".")
-	if len(name) > 512 {
+	if len(name) > maxToolName {
 		return "which is longer than 512 bytes"
 	}
 	if len(parts) < 2 {
 		return "which has no module: write module.function"
 	}
 	for _, part := range parts {
+		if part == "" {
+			return "which has an empty part: write module.function"
+		}
 		for i, c := range part {
 			if c != '_' && !unicode.IsLetter(c) && (i == 0 || !unicode.IsDigit(c)) {
 				return fmt.Sprintf("whose part %q is no Python name: write module.function", part)
 			}
-		}
-		if part == "" {
-			return "which has an empty part: write module.function"
 		}
 	}
 	return ""
 }
 
 func (r *reader) env(s *section, m *Manifest) {
-	tables, ok := take[[]map[string]any](s, "env", "tables, each written [["+r.table+".env]]")
-	if !ok {
-		return
-	}
-	seen := map[string]bool{}
+	var tables []map[string]any
+	take(s, "env", "tables, each written [["+r.table+".env]]", &tables)
 	for i, values := range tables {
 		e := &section{reader: r, name: fmt.Sprintf("%s.env %d", r.table, i+1), values: values}
 		var v EnvVar
-		v.Name, _ = e.text("name")
-		if required := e.boolean("required"); required != nil {
-			v.Required = *required
-		}
-		if secret := e.boolean("secret"); secret != nil {
-			v.Secret = *secret
-		}
-		v.Description, _ = e.text("description")
-		v.Tools = e.list("tools")
+		e.text("name", &v.Name)
+		e.boolean("required", &v.Required)
+		e.boolean("secret", &v.Secret)
+		e.text("description", &v.Description)
+		e.list("tools", &v.Tools)
 		e.close()
 		if err := CheckVariable(v.Name); err != nil {
 			r.problem(e.key("name"), "%s", err.Error())
-		} else if seen[v.Name] {
+		} else if slices.ContainsFunc(m.Env, func(other EnvVar) bool { return other.Name == v.Name }) {
 			r.problem(e.key("name"), "declares %s a second time", v.Name)
 		}
-		seen[v.Name] = true
 		for i, name := range v.Tools {
 			if v.Tools[i] = r.named(name); !slices.Contains(m.Tools, v.Tools[i]) {
 				r.problem(e.key("tools"), "names %q, which is not in [%s] tools%s", name, r.table, suggest(name, m.Tools))
@@ -397,196 +350,164 @@ func (r *reader) env(s *section, m *Manifest) {
 	}
 }
 
+var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
 // CheckVariable refuses what cannot be a variable of an index's tools.
 func CheckVariable(name string) error {
-	switch {
-	case !envName.MatchString(name):
+	if !envName.MatchString(name) {
 		return fmt.Errorf("must be the name of a variable, not %q", name)
-	case ofNode(name):
+	}
+	if slices.Contains([]string{"PATH", "HOME", "LANG", "TMPDIR"}, name) {
 		return fmt.Errorf("%s is given to every tool by its node", name)
 	}
 	return nil
 }
 
-// ofNode reports whether a variable is one that every tool gets from its node.
-func ofNode(name string) bool {
-	return name == "PATH" || name == "HOME" || name == "LANG" || name == "TMPDIR"
-}
-
-func suggest(name string, among []string) string {
-	if near := tool.Nearest(name, among, 1); len(near) > 0 {
-		return fmt.Sprintf("; did you mean %q?", near[0])
+// toolTables returns the tables of tools that stand in another table, by the
+// tools' names as they are written.
+func (r *reader) toolTables(m *Manifest, in map[string]any) map[string]map[string]any {
+	found := map[string]map[string]any{}
+	if table, ok := in["tool"].(map[string]any); ok {
+		r.toolTablesBelow(m, found, "", table)
+	} else if in["tool"] != nil {
+		r.problem(r.tool, "must be a table of tools: [%s.\"module.function\"]", r.tool)
 	}
-	return ""
+	return found
 }
 
-// tools reads the [tool.…] tables. A name written without quotes arrives as
-// nested tables and is put together again.
-func (r *reader) tools(m *Manifest, prefix string, table map[string]any, depth int) {
+// toolTablesBelow puts names that were written without quotes together again: they
+// arrive as nested tables.
+func (r *reader) toolTablesBelow(m *Manifest, found map[string]map[string]any, prefix string, table map[string]any) {
 	for _, key := range slices.Sorted(maps.Keys(table)) {
-		written := key
-		if prefix != "" {
-			written = prefix + "." + key
-		}
-		name := r.named(written)
+		name := prefix + key
 		values, ok := table[key].(map[string]any)
-		declared := slices.Contains(m.Tools, name)
 		switch {
-		case declared && ok:
-			if _, twice := m.overrides[name]; twice {
-				r.problem("["+r.tool+"."+written+"]", "is written twice, with and without quotes")
+		case !ok:
+			r.unlisted(m, name)
+		case isCommand(values), slices.Contains(m.Tools, r.named(name)), !onlyTables(values), len(name) > maxToolName:
+			if found[name] != nil {
+				r.problem("["+r.tool+"."+name+"]", "is written twice, with and without quotes")
 			}
-			s := &section{reader: r, name: r.tool + "." + written, values: values}
-			if m.commands[name] != nil {
-				s.known = append(s.known, commandKeys...)
-			}
-			m.overrides[name] = r.override(s, true)
-			s.close()
-		case ok && depth < maxNested && r.beginsTool(m, written):
-			r.tools(m, written, values, depth+1)
+			found[name] = values
 		default:
-			r.problem("["+r.tool+"."+written+"]", "is for a tool that [%s] tools does not list%s", r.table, suggest(name, m.Tools))
+			r.toolTablesBelow(m, found, name+".", values)
 		}
 	}
 }
 
-// maxNested is how many parts of a tool's name may be written as tables of
-// their own.
-const maxNested = 8
-
-func (r *reader) beginsTool(m *Manifest, name string) bool {
-	return slices.ContainsFunc(m.Tools, func(t string) bool { return strings.HasPrefix(t, name+".") })
-}
-
-// override reads the keys that [index] and [tool] share.
-func (r *reader) override(s *section, ofTool bool) overrides {
-	var o overrides
-	if ofTool { // [index] has a description and a metadata of its own
-		if text, ok := s.text("description"); ok {
-			o.description = &text
+func onlyTables(values map[string]any) bool {
+	for _, value := range values {
+		if _, ok := value.(map[string]any); !ok {
+			return false
 		}
 	}
-	if table, ok := take[map[string]any](s, "metadata", "a table: metadata = { key = \"value\" }"); ok {
-		o.metadata = r.metadata(s, table)
+	return len(values) > 0
+}
+
+func (r *reader) unlisted(m *Manifest, name string) {
+	r.problem("["+r.tool+"."+name+"]", "is for a tool that [%s] tools does not list%s", r.table, suggest(r.named(name), m.Tools))
+}
+
+// tools reads the tables of tools, each over what the index says for all.
+func (r *reader) tools(m *Manifest, tables map[string]map[string]any) {
+	m.declared = map[string]declared{}
+	for _, written := range slices.Sorted(maps.Keys(tables)) {
+		name := r.named(written)
+		if !slices.Contains(m.Tools, name) {
+			r.unlisted(m, written)
+			continue
+		}
+		s := &section{reader: r, name: r.tool + "." + written, values: tables[written]}
+		if m.commands[name] != nil {
+			s.known = append(s.known, commandKeys...)
+		}
+		d := m.defaults
+		s.text("description", &d.description)
+		r.declared(s, &d)
+		s.close()
+		m.declared[name] = d
 	}
-	o.timeout = s.duration("timeout")
-	o.idempotent = s.boolean("idempotent")
-	o.parallelSafe = s.boolean("parallel_safe")
-	o.readOnly = s.boolean("read_only")
-	o.cacheTTL = s.duration("cache_ttl")
-	o.collect = s.boolean("collect")
-	o.laneScope = parsed(s, "lane_scope", tool.ParseLaneScope)
-	o.isolation = parsed(s, "isolation", tool.ParseIsolation)
-	o.affinity = parsed(s, "affinity", tool.ParseAffinity)
-	o.sandbox = parsed(s, "sandbox", tool.ParseSandbox)
-	o.resourceKey = r.resourceKey(s)
-	if table, ok := take[map[string]any](s, "limits", `a table: limits = { memory = "200MB" }`); ok {
+}
+
+// declared reads the keys that [index] and [tool] share.
+func (r *reader) declared(s *section, d *declared) {
+	var table map[string]any
+	if take(s, "metadata", "a table: metadata = { key = \"value\" }", &table) {
+		d.metadata = maps.Clone(d.metadata)
+		if d.metadata == nil {
+			d.metadata = map[string]any{}
+		}
+		datesAsTexts(table)
+		if _, err := json.Marshal(table); err != nil {
+			r.problem(s.key("metadata"), "has what JSON does not have, such as nan or inf: %v", err)
+		}
+		maps.Copy(d.metadata, table)
+	}
+	s.duration("timeout", &d.Timeout)
+	s.boolean("idempotent", &d.Idempotent)
+	s.boolean("parallel_safe", &d.ParallelSafe)
+	s.boolean("read_only", &d.ReadOnly)
+	s.duration("cache_ttl", &d.CacheTTL)
+	s.boolean("collect", &d.Collect)
+	parsed(s, "lane_scope", "a scope", tool.ParseLaneScope, &d.LaneScope)
+	parsed(s, "isolation", "an isolation", tool.ParseIsolation, &d.Isolation)
+	parsed(s, "affinity", "an affinity", tool.ParseAffinity, &d.Affinity)
+	parsed(s, "sandbox", "a level", tool.ParseSandbox, &d.Sandbox)
+	r.resourceKey(s, &d.ResourceKey)
+	if take(s, "limits", `a table: limits = { memory = "200MB" }`, &table) {
 		l := &section{reader: r, name: s.name + ".limits", values: table}
-		var limits tool.Limits
-		if d := l.duration("cpu_time"); d != nil {
-			limits.CPUTime = *d
-		}
-		limits.Memory, limits.Output = l.size("memory"), l.size("output")
-		limits.Pids, limits.OpenFiles = l.count("pids"), l.count("open_files")
+		l.duration("cpu_time", &d.Limits.CPUTime)
+		l.size("memory", &d.Limits.Memory)
+		l.size("output", &d.Limits.Output)
+		l.count("pids", &d.Limits.Pids)
+		l.count("open_files", &d.Limits.OpenFiles)
 		l.close()
-		o.limits = &limits
 	}
-	return o
 }
 
-func (r *reader) resourceKey(s *section) *tool.ResourceKey {
+func (r *reader) resourceKey(s *section, to *tool.ResourceKey) {
+	var key tool.ResourceKey
 	if text, ok := s.values["resource_key"].(string); ok {
 		s.known = append(s.known, "resource_key")
-		key := tool.ParseResourceKey(text)
-		return r.checkedKey(s, key)
+		key = tool.ParseResourceKey(text)
+	} else if !s.list("resource_key", &key.Parts) {
+		return
 	}
-	parts := s.list("resource_key")
-	if parts == nil {
-		return nil
-	}
-	if len(parts) == 0 {
-		r.problem(s.key("resource_key"), `must not be empty; leave it out for the default`)
-		return nil
-	}
-	return r.checkedKey(s, tool.ResourceKey{Parts: parts})
-}
-
-func (r *reader) checkedKey(s *section, key tool.ResourceKey) *tool.ResourceKey {
-	if err := key.Check(); err != nil {
+	if key.IsZero() {
+		r.problem(s.key("resource_key"), "must not be empty; leave it out for the default")
+	} else if err := key.Check(); err != nil {
 		r.problem("["+s.name+"]", "%v", err)
-		return nil
+	} else {
+		*to = key
 	}
-	return &key
 }
 
-// metadata turns TOML values into what JSON has.
-func (r *reader) metadata(s *section, table map[string]any) map[string]any {
-	v, err := jsonValue(table)
-	if err != nil {
-		r.problem(s.key("metadata"), "%v", err)
-		return nil
-	}
-	object, _ := v.(map[string]any)
-	return object
-}
-
-func jsonValue(v any) (any, error) {
+// datesAsTexts writes the dates and times below a TOML value as their author did:
+// the TOML reader marks those without a zone by the name of their location.
+func datesAsTexts(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
-		out := make(map[string]any, len(v))
 		for key, child := range v {
-			converted, err := jsonValue(child)
-			if err != nil {
-				return nil, err
-			}
-			out[key] = converted
+			v[key] = datesAsTexts(child)
 		}
-		return out, nil
 	case []map[string]any:
-		out := make([]any, 0, len(v))
 		for _, child := range v {
-			converted, err := jsonValue(child)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, converted)
+			datesAsTexts(child)
 		}
-		return out, nil
 	case []any:
-		out := make([]any, 0, len(v))
-		for _, child := range v {
-			converted, err := jsonValue(child)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, converted)
+		for i, child := range v {
+			v[i] = datesAsTexts(child)
 		}
-		return out, nil
-	case float64:
-		if math.IsNaN(v) || math.IsInf(v, 0) {
-			return nil, fmt.Errorf("has a number that JSON does not have (nan or inf)")
-		}
-		return v, nil
 	case time.Time:
-		return dateText(v), nil
-	case int64:
-		return json.Number(fmt.Sprint(v)), nil
-	default:
-		return v, nil
+		layout, local := localLayouts[v.Location().String()]
+		if !local {
+			layout = time.RFC3339Nano
+		}
+		return v.Format(layout)
 	}
+	return v
 }
 
-// dateText writes a TOML date or time as the author did: the TOML reader marks
-// those without a zone by the name of their location.
-func dateText(t time.Time) string {
-	switch t.Location().String() {
-	case "datetime-local":
-		return t.Format("2006-01-02T15:04:05.999999999")
-	case "date-local":
-		return t.Format("2006-01-02")
-	case "time-local":
-		return t.Format("15:04:05.999999999")
-	default:
-		return t.Format(time.RFC3339Nano)
-	}
+var localLayouts = map[string]string{
+	"datetime-local": "2006-01-02T15:04:05.999999999", "date-local": time.DateOnly, "time-local": "15:04:05.999999999",
 }
