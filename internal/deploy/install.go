@@ -191,9 +191,7 @@ func (m *Manager) fetch(ctx context.Context, r Request, j *job, dest string) (fe
 	if err != nil {
 		return fetched{}, err
 	}
-	tree, err := index.Fetch(ctx, src, dest, &index.FetchOptions{Rev: r.Rev, Progress: func(step string, percent int) {
-		j.step("fetch", "running", percent/5)
-	}})
+	tree, err := index.Fetch(ctx, src, dest, &index.FetchOptions{Rev: r.Rev})
 	if err != nil {
 		return fetched{}, err
 	}

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolmesh/toolmesh"
 )
@@ -124,7 +125,7 @@ func writeTar(ctx context.Context, w io.Writer, dir string, files []string, meta
 		entries[full] = data
 	}
 	if len(entries) > limits.Files {
-		return "", failed(reasonTooLarge, "the bundle would have more than %d files", limits.Files)
+		return "", tooMany(limits)
 	}
 	hash := sha256.New()
 	p := packer{tar: tar.NewWriter(io.MultiWriter(w, hash)), root: root, left: limits.Bytes, limits: limits}
@@ -397,6 +398,7 @@ func (b *boundedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// extract unpacks a bundle into an empty folder and returns its digest.
 func extract(ctx context.Context, r io.Reader, dir string, limits Limits) (digest string, err error) {
 	z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(64<<20), zstd.WithDecoderLowmem(true))
 	if err != nil {
@@ -408,53 +410,80 @@ func extract(ctx context.Context, r io.Reader, dir string, limits Limits) (diges
 		return "", failed(reasonFolder, "%s cannot be written: %w", dir, err)
 	}
 	defer root.Close()
-	// Beside the files an archive has a header of 512 bytes, or three with
-	// extended records and their padding, for each entry.
-	bounded := &boundedReader{err: ctx.Err, r: z, left: limits.Bytes + int64(limits.Files)*4096 + 1<<16}
 	hash := sha256.New()
-	archive := io.TeeReader(bounded, hash)
-	x := extractor{root: root, left: limits.Bytes, limits: limits}
-	if err := x.all(tar.NewReader(archive)); err != nil {
-		return "", x.explain(err)
+	names, err := extractTar(ctx, io.TeeReader(z, hash), root, limits, nil)
+	if err != nil {
+		return "", err
 	}
 	err = root.MkdirAll(MetaDir, 0o755)
 	if err == nil {
-		err = root.WriteFile(MetaDir+"/"+namesFile, []byte(x.names.String()), 0o644)
+		err = root.WriteFile(MetaDir+"/"+namesFile, []byte(strings.Join(names, "\n")+"\n"), 0o644)
 	}
 	if err != nil {
 		return "", failed(reasonFolder, "the list of files cannot be written: %w", err)
 	}
-	// The archive's end mark and whatever follows it count for the digest.
-	if _, err := io.Copy(io.Discard, archive); err != nil {
-		return "", x.explain(err)
-	}
 	return hex.EncodeToString(hash.Sum(nil)), nil
+}
+
+// fill makes a tree of the archive that write writes, but for what pass says is
+// to be passed over.
+func (t *Tree) fill(ctx context.Context, limits Limits, pass func(h *tar.Header) bool, write func(w io.Writer) error) error {
+	root, err := os.OpenRoot(t.Dir)
+	if err != nil {
+		return failed(reasonFolder, "the folder %s cannot be written: %w", t.Dir, err)
+	}
+	defer root.Close()
+	r, w := io.Pipe()
+	var writer errgroup.Group
+	writer.Go(func() error { return w.CloseWithError(write(w)) })
+	t.Files, err = extractTar(ctx, r, root, limits, pass) // its error has the writer's, if that was the first
+	_ = r.CloseWithError(err)
+	_ = writer.Wait()
+	if err != nil {
+		return err
+	}
+	if len(t.Files) == 0 {
+		return failed(reasonFolder, "the source has no files that are not ignored")
+	}
+	slices.Sort(t.Files)
+	return nil
+}
+
+// extractTar extracts an archive to its end and returns the names of its entries.
+func extractTar(ctx context.Context, r io.Reader, root *os.Root, limits Limits, pass func(h *tar.Header) bool) ([]string, error) {
+	// Beside the files an archive has a header of 512 bytes, or three with
+	// extended records and their padding, for each entry.
+	r = &boundedReader{err: ctx.Err, r: r, left: limits.Bytes + int64(limits.Files)*4096 + 1<<16}
+	x := extractor{root: root, left: limits.Bytes, limits: limits, pass: pass}
+	err := x.all(tar.NewReader(r))
+	if err == nil {
+		// The archive's end mark and whatever follows it count for the digest.
+		_, err = io.Copy(io.Discard, r)
+	}
+	var own *toolmesh.Error
+	switch {
+	case err == nil:
+		return x.names, nil
+	case errors.As(err, &own), ctx.Err() != nil:
+		return nil, err
+	case errors.Is(err, errTooLong), errors.Is(err, zstd.ErrWindowSizeExceeded), errors.Is(err, zstd.ErrDecoderSizeExceeded):
+		return nil, tooLarge(limits)
+	}
+	return nil, failed(reasonBundle, "the bundle is not readable: %w", err)
 }
 
 type extractor struct {
 	root   *os.Root
-	names  strings.Builder // of all entries, a line each
+	names  []string // of all entries
 	left   int64
-	files  int
 	limits Limits
-}
-
-func (x *extractor) explain(err error) error {
-	var own *toolmesh.Error
-	switch {
-	case errors.As(err, &own):
-		return err
-	case errors.Is(err, errTooLong), errors.Is(err, zstd.ErrWindowSizeExceeded), errors.Is(err, zstd.ErrDecoderSizeExceeded):
-		return failed(reasonTooLarge, "the bundle is larger than %d MB unpacked", x.limits.Bytes/1e6)
-	}
-	return failed(reasonBundle, "the bundle is not readable: %w", err)
+	pass   func(h *tar.Header) bool
 }
 
 // all extracts the entries; symbolic links are made last, so that no file can
 // be written through one.
 func (x *extractor) all(archive *tar.Reader) error {
-	type link struct{ name, target string }
-	var links []link
+	links := map[string]string{}
 	for {
 		h, err := archive.Next()
 		if errors.Is(err, io.EOF) {
@@ -463,35 +492,34 @@ func (x *extractor) all(archive *tar.Reader) error {
 		if err != nil {
 			return err
 		}
-		if x.files++; x.files > x.limits.Files {
-			return errTooLong
+		if x.pass != nil && x.pass(h) {
+			continue
 		}
 		if err := checkName(h.Name); err != nil {
 			return err
+		}
+		if x.names = append(x.names, h.Name); len(x.names) > x.limits.Files {
+			return tooMany(x.limits)
 		}
 		if dir := path.Dir(h.Name); dir != "." {
 			if err := x.root.MkdirAll(dir, 0o755); err != nil {
 				return err
 			}
 		}
-		x.names.WriteString(h.Name + "\n")
 		switch h.Typeflag {
 		case tar.TypeReg:
-			if err := x.file(h, archive); err != nil {
-				return err
-			}
+			err = x.file(h, archive)
 		case tar.TypeSymlink:
-			target, err := checkLink(h.Name, h.Linkname)
-			if err != nil {
-				return err
-			}
-			links = append(links, link{h.Name, target})
+			links[h.Name], err = checkLink(h.Name, h.Linkname)
 		default:
-			return failed(reasonUnsafe, "the bundle's entry %q is neither a file nor a symbolic link", h.Name)
+			err = failed(reasonUnsafe, "the entry %q is neither a file nor a symbolic link", h.Name)
+		}
+		if err != nil {
+			return err
 		}
 	}
-	for _, l := range links {
-		if err := x.root.Symlink(l.target, l.name); err != nil {
+	for name, target := range links {
+		if err := x.root.Symlink(target, name); err != nil {
 			return err
 		}
 	}
@@ -501,19 +529,15 @@ func (x *extractor) all(archive *tar.Reader) error {
 func (x *extractor) file(h *tar.Header, r io.Reader) error {
 	mode := fs.FileMode(h.Mode)
 	if mode != 0o644 && mode != 0o755 {
-		return failed(reasonUnsafe, "the bundle's entry %q has mode %o; only 644 and 755 are used", h.Name, h.Mode)
+		return failed(reasonUnsafe, "the entry %q has mode %o; only 644 and 755 are used", h.Name, h.Mode)
 	}
-	if h.Size < 0 || h.Size > x.left {
+	if x.left -= h.Size; h.Size < 0 || x.left < 0 {
 		return errTooLong
 	}
-	x.left -= h.Size
 	f, err := x.root.OpenFile(h.Name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
 	if err != nil {
 		return err
 	}
 	_, err = io.Copy(f, r)
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
-	return err
+	return errors.Join(err, f.Close())
 }

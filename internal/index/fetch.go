@@ -1,13 +1,13 @@
 package index
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"time"
 )
 
@@ -23,10 +23,6 @@ type FetchOptions struct {
 	Timeout time.Duration
 	// Limits bound what is fetched.
 	Limits Limits
-	// Progress hears of steps ("resolve", "fetch", "checkout", "copy") and their
-	// percentage, -1 where it is unknown. It is called from one goroutine at a
-	// time and must not block. Defaults to nothing.
-	Progress func(step string, percent int)
 }
 
 func (o *FetchOptions) withDefaults() FetchOptions {
@@ -34,14 +30,9 @@ func (o *FetchOptions) withDefaults() FetchOptions {
 	if o != nil {
 		d = *o
 	}
-	if d.Git == "" {
-		d.Git = "git"
-	}
+	d.Git = cmp.Or(d.Git, "git")
 	if d.Timeout <= 0 {
 		d.Timeout = 5 * time.Minute
-	}
-	if d.Progress == nil {
-		d.Progress = func(string, int) {}
 	}
 	d.Limits = d.Limits.withDefaults()
 	return d
@@ -72,10 +63,7 @@ func Fetch(ctx context.Context, src Source, dest string, options *FetchOptions) 
 	if o.Rev != "" && src.Rev != "" && o.Rev != src.Rev {
 		return nil, failed(reasonRevision, "the source says revision %q and the option %q; give one of them", src.Rev, o.Rev)
 	}
-	rev := o.Rev
-	if rev == "" {
-		rev = src.Rev
-	}
+	rev := cmp.Or(o.Rev, src.Rev)
 	if rev != "" {
 		if err := validRev(rev); err != nil {
 			return nil, err
@@ -114,7 +102,7 @@ func Fetch(ctx context.Context, src Source, dest string, options *FetchOptions) 
 var errTimeout = errors.New("fetch timeout")
 
 func fetchInto(ctx context.Context, src Source, rev, dest string, o FetchOptions) (*Tree, error) {
-	g := git{command: o.Git, progress: o.Progress}
+	g := git{command: o.Git}
 	switch src.Kind {
 	case KindGit:
 		return g.fetch(ctx, src.Location, src.login, rev, dest, o.Limits)
@@ -129,13 +117,9 @@ func fetchInto(ctx context.Context, src Source, rev, dest string, o FetchOptions
 			return nil, failed(reasonFolder, "%s is not a folder", src.Location)
 		}
 		if rev == "" {
-			return fetchFolder(ctx, g, src.Location, dest, o)
+			return fetchFolder(ctx, g, src.Location, dest, o.Limits)
 		}
-		root, err := g.root(ctx, src.Location)
-		if err != nil {
-			return nil, err
-		}
-		if !root {
+		if _, err := os.Lstat(filepath.Join(src.Location, ".git")); err != nil {
 			return nil, failed(reasonRevision, "a revision needs the root of a git repository, and %s is none; leave --rev out to take the folder as it is", src.Location)
 		}
 		return g.fetch(ctx, src.Location, nil, rev, dest, o.Limits)
@@ -143,106 +127,69 @@ func fetchInto(ctx context.Context, src Source, rev, dest string, o FetchOptions
 		if rev != "" {
 			return nil, failed(reasonRevision, "a single file has no revisions; leave --rev out")
 		}
-		return fetchFile(ctx, src.Location, dest, o)
+		return fetchFile(ctx, src.Location, dest, o.Limits)
 	default:
 		return nil, failed(reasonSource, "the source is empty")
 	}
 }
 
-// fetchFolder takes a folder as it is on disk, without what is ignored.
-func fetchFolder(ctx context.Context, g git, dir, dest string, o FetchOptions) (*Tree, error) {
+// fetchFolder takes a folder as it is on disk, without what is ignored. It is
+// copied, so that what is digested is what is packed, whatever an editor does
+// meanwhile.
+func fetchFolder(ctx context.Context, g git, dir, dest string, limits Limits) (*Tree, error) {
 	if within(dir, dest) {
 		return nil, failed(reasonFolder, "%s is inside the folder that is to be installed", dest)
 	}
-	o.Progress("copy", -1)
 	names, err := g.list(ctx, dir)
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	if err != nil || len(names) == 0 {
 		// No work tree, no git, or a folder that its work tree ignores as a whole.
-		if names, err = walk(ctx, dir, o.Limits.Files); err != nil {
+		if names, err = walk(ctx, dir, limits); err != nil {
 			return nil, err
 		}
 	}
-	return snapshot(ctx, dir, dest, names, o)
-}
-
-// fetchFile takes a single file. Of a link it takes what it leads to, under the
-// link's own name: that is the one that was given.
-func fetchFile(ctx context.Context, file, dest string, o FetchOptions) (*Tree, error) {
-	info, err := os.Lstat(file)
-	if err == nil && info.Mode()&fs.ModeSymlink == 0 {
-		return snapshot(ctx, filepath.Dir(file), dest, []string{filepath.Base(file)}, o)
-	}
-	real, name := "", filepath.Base(file)
-	if err == nil {
-		real, err = filepath.EvalSymlinks(file)
-	}
-	if err != nil {
-		return nil, failed(reasonFolder, "the file %s cannot be read: %w", file, err)
-	}
-	tree, err := snapshot(ctx, filepath.Dir(real), dest, []string{filepath.Base(real)}, o)
-	if err != nil || filepath.Base(real) == name {
-		return tree, err
-	}
-	if err := os.Rename(filepath.Join(dest, filepath.Base(real)), filepath.Join(dest, name)); err != nil {
-		return nil, failed(reasonFolder, "%s cannot be written: %w", name, err)
-	}
-	tree.Files = []string{name}
-	tree.Revision, err = treeDigest(ctx, dest, tree.Files, o.Limits)
-	return tree, err
-}
-
-func within(dir, path string) bool {
-	rel, err := filepath.Rel(dir, path)
-	return err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator))
-}
-
-// snapshot copies the named files of dir, so that what is digested is what is
-// packed, whatever an editor does meanwhile.
-func snapshot(ctx context.Context, dir, dest string, names []string, o FetchOptions) (*Tree, error) {
 	from, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, failed(reasonFolder, "the folder %s cannot be read: %w", dir, err)
 	}
 	defer from.Close()
-	to, err := os.OpenRoot(dest)
-	if err != nil {
-		return nil, failed(reasonFolder, "the folder %s cannot be written: %w", dest, err)
-	}
-	defer to.Close()
 	tree := &Tree{Dir: dest}
-	c := copier{from: from, to: to, left: o.Limits.Bytes, limits: o.Limits}
-	slices.Sort(names)
-	names = slices.Compact(names)
-	if len(names) > o.Limits.Files {
-		return nil, c.tooMany()
-	}
-	for i, name := range names {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		if i%256 == 0 {
-			o.Progress("copy", 100*i/len(names))
-		}
-		copied, warning, err := c.copy(name)
-		if err != nil {
-			return nil, err
-		}
-		if warning != "" {
-			tree.Warnings = append(tree.Warnings, warning)
-		}
-		if copied {
-			tree.Files = append(tree.Files, name)
-		}
-	}
-	if len(tree.Files) == 0 {
-		return nil, failed(reasonFolder, "the folder %s has no files that are not ignored", dir)
-	}
-	if tree.Revision, err = treeDigest(ctx, dest, tree.Files, o.Limits); err != nil {
+	if names, tree.Warnings, err = regularFiles(from, names); err != nil {
 		return nil, err
 	}
-	o.Progress("copy", 100)
-	return tree, nil
+	return tree, tree.fill(ctx, limits, nil, func(w io.Writer) (err error) {
+		tree.Revision, err = writeTar(ctx, w, dir, names, nil, limits)
+		return err
+	})
+}
+
+// fetchFile takes a single file. Of a link it takes what it leads to, under the
+// link's own name: that is the one that was given.
+func fetchFile(ctx context.Context, file, dest string, limits Limits) (*Tree, error) {
+	info, err := os.Stat(file)
+	switch {
+	case err != nil:
+		return nil, failed(reasonFolder, "the file %s cannot be read: %w", file, err)
+	case !info.Mode().IsRegular():
+		return nil, failed(reasonFolder, "%s is not a file", file)
+	case info.Size() > limits.Bytes:
+		return nil, tooLarge(limits)
+	}
+	tree := &Tree{Dir: dest, Files: []string{filepath.Base(file)}}
+	data, err := os.ReadFile(file)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dest, tree.Files[0]), data, fileMode(info.Mode()))
+	}
+	if err != nil {
+		return nil, failed(reasonFolder, "the file %s cannot be copied: %w", file, err)
+	}
+	tree.Revision, err = treeDigest(ctx, dest, tree.Files, limits)
+	return tree, err
+}
+
+func within(dir, path string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && filepath.IsLocal(rel)
 }

@@ -3,12 +3,10 @@ package index
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
-	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -25,18 +23,15 @@ func skipped(name string) bool {
 	return false
 }
 
-// maxIgnoreFile bounds one .gitignore.
-const maxIgnoreFile = 1 << 20
-
 // walk lists the files of a folder that is no git work tree, or where there is
 // no git: nested .gitignore files count as they do for git.
-func walk(ctx context.Context, dir string, most int) ([]string, error) {
+func walk(ctx context.Context, dir string, limits Limits) ([]string, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, failed(reasonFolder, "the folder %s cannot be read: %w", dir, err)
 	}
 	defer root.Close()
-	w := walker{fsys: root.FS(), most: most}
+	w := walker{fsys: root.FS(), limits: limits}
 	if err := w.folder(ctx, ".", nil); err != nil {
 		return nil, err
 	}
@@ -44,9 +39,9 @@ func walk(ctx context.Context, dir string, most int) ([]string, error) {
 }
 
 type walker struct {
-	fsys  fs.FS
-	names []string
-	most  int
+	fsys   fs.FS
+	names  []string
+	limits Limits
 }
 
 func (w *walker) folder(ctx context.Context, dir string, rules []ignoreRule) error {
@@ -69,23 +64,20 @@ func (w *walker) folder(ctx context.Context, dir string, rules []ignoreRule) err
 			}
 			continue
 		}
-		if w.names = append(w.names, name); len(w.names) > w.most {
-			return failed(reasonTooLarge, "the folder has more than %d files; ignore what the index does not need (.gitignore)", w.most)
+		if w.names = append(w.names, name); len(w.names) > w.limits.Files {
+			return tooMany(w.limits)
 		}
 	}
 	return nil
 }
 
+// ignoreFile reads the rules of a folder; one that cannot be read has none.
 func (w *walker) ignoreFile(dir string) []ignoreRule {
-	f, err := w.fsys.Open(path.Join(dir, ".gitignore"))
-	if err != nil {
+	name := path.Join(dir, ".gitignore")
+	if firstFile(w.fsys, name) == "" {
 		return nil
 	}
-	defer f.Close()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil
-	}
-	text, err := io.ReadAll(io.LimitReader(f, maxIgnoreFile))
+	text, err := readBounded(w.fsys, name)
 	if err != nil {
 		return nil
 	}
@@ -94,8 +86,8 @@ func (w *walker) ignoreFile(dir string) []ignoreRule {
 
 // ignoreRule is one line of a .gitignore.
 type ignoreRule struct {
-	base    string // folder of the file, "" at the top
-	pattern *regexp.Regexp
+	base    string   // folder of the file, "" at the top
+	pattern []string // the parts of a path, each as [path.Match] has it, or "**"
 	negated bool
 	folders bool // only folders
 }
@@ -104,22 +96,31 @@ type ignoreRule struct {
 func ignored(rules []ignoreRule, name string, folder bool) bool {
 	result := false
 	for _, r := range rules {
-		if r.folders && !folder {
-			continue
-		}
-		rel := name
+		rel, below := name, true
 		if r.base != "" {
-			var ok bool
-			if rel, ok = strings.CutPrefix(name, r.base+"/"); !ok {
-				continue
-			}
+			rel, below = strings.CutPrefix(name, r.base+"/")
 		}
-		if r.pattern.MatchString(rel) {
+		if below && (folder || !r.folders) && matchParts(r.pattern, strings.Split(rel, "/")) {
 			result = !r.negated
 		}
 	}
 	return result
 }
+
+// matchParts matches a path against a pattern, part by part.
+func matchParts(pattern, parts []string) bool {
+	if len(pattern) == 0 || len(parts) == 0 {
+		return len(pattern) == len(parts)
+	}
+	if pattern[0] == "**" {
+		return len(pattern) == 1 || matchParts(pattern[1:], parts) || matchParts(pattern, parts[1:])
+	}
+	ok, err := path.Match(pattern[0], parts[0])
+	return err == nil && ok && matchParts(pattern[1:], parts[1:])
+}
+
+// asPathMatch writes the classes of a .gitignore as [path.Match] has them.
+var asPathMatch = strings.NewReplacer("[!]", `[^\]`, "[^]", `[^\]`, "[]", `[\]`, "[!", "[^")
 
 func parseIgnore(dir, text string) []ignoreRule {
 	if dir == "." {
@@ -135,175 +136,49 @@ func parseIgnore(dir, text string) []ignoreRule {
 			continue
 		}
 		r := ignoreRule{base: dir}
-		if line[0] == '!' {
-			r.negated, line = true, line[1:]
+		line, r.negated = strings.CutPrefix(line, "!")
+		if r.folders = strings.HasSuffix(line, "/"); r.folders {
+			line = strings.TrimRight(line, "/")
 		}
-		if strings.HasSuffix(line, "/") {
-			r.folders, line = true, strings.TrimRight(line, "/")
+		if !strings.Contains(line, "/") {
+			line = "**/" + line
 		}
-		anchored := strings.Contains(line, "/")
-		line = strings.TrimPrefix(line, "/")
-		if line == "" {
-			continue
+		if line = strings.TrimPrefix(line, "/"); line != "" {
+			r.pattern = slices.CompactFunc(strings.Split(asPathMatch.Replace(line), "/"), func(a, b string) bool { return a == "**" && b == "**" })
+			rules = append(rules, r)
 		}
-		expr := ignoreExpr(line)
-		if !anchored {
-			expr = "(?:.*/)?" + expr
-		}
-		re, err := regexp.Compile("(?s)^" + expr + "$")
-		if err != nil { // git ignores what it cannot read, too
-			continue
-		}
-		r.pattern = re
-		rules = append(rules, r)
 	}
 	return rules
 }
 
-// ignoreExpr translates a gitignore pattern to a regular expression.
-func ignoreExpr(p string) string {
-	var b strings.Builder
-	for i := 0; i < len(p); {
-		rest := p[i:]
+// regularFiles returns those of the named files of a folder that are files or
+// symbolic links, and warns of others. What is gone by now is left out.
+func regularFiles(dir *os.Root, names []string) (files, warnings []string, err error) {
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(names))) {
+		if err := checkName(name); err != nil {
+			return nil, nil, err
+		}
+		if skipped(name) {
+			continue
+		}
+		info, err := dir.Lstat(name)
 		switch {
-		case strings.HasPrefix(rest, "**/") && (i == 0 || p[i-1] == '/'):
-			b.WriteString("(?:.*/)?")
-			i += 3
-		case rest == "**" && i > 0 && p[i-1] == '/':
-			b.WriteString(".+")
-			i += 2
-		case rest[0] == '*':
-			b.WriteString("[^/]*")
-			i++
-			for i < len(p) && p[i] == '*' {
-				i++
-			}
-		case rest[0] == '?':
-			b.WriteString("[^/]")
-			i++
-		case rest[0] == '[':
-			class, length := ignoreClass(rest)
-			b.WriteString(class)
-			i += length
-		case rest[0] == '\\' && len(rest) > 1:
-			b.WriteString(regexp.QuoteMeta(rest[1:2]))
-			i += 2
+		case errors.Is(err, fs.ErrNotExist): // tracked, but deleted on disk
+		case err != nil:
+			return nil, nil, failed(reasonFolder, "%s cannot be read: %w", name, err)
+		case info.Mode().IsRegular(), info.Mode()&fs.ModeSymlink != 0:
+			files = append(files, name)
+		case info.IsDir():
+			warnings = append(warnings, name+" is a repository of its own and was left out")
 		default:
-			b.WriteString(regexp.QuoteMeta(rest[:1]))
-			i++
+			warnings = append(warnings, name+" is neither a file nor a folder and was left out")
 		}
 	}
-	return b.String()
+	return files, warnings, nil
 }
 
-// ignoreClass translates the class that p begins with, and returns its length. A
-// bracket that is never closed stands for itself.
-func ignoreClass(p string) (expr string, length int) {
-	var b strings.Builder
-	i := 1
-	if i < len(p) && (p[i] == '!' || p[i] == '^') {
-		b.WriteString("[^/")
-		i++
-	} else {
-		b.WriteByte('[')
-	}
-	for first := true; i < len(p); first = false {
-		switch rest := p[i:]; {
-		case rest[0] == ']' && !first:
-			return b.String() + "]", i + 1
-		case strings.HasPrefix(rest, "[:") && strings.Contains(rest, ":]"):
-			end := strings.Index(rest, ":]") + 2
-			b.WriteString(rest[:end])
-			i += end
-		case rest[0] == '\\' && len(rest) > 1:
-			b.WriteString(`\` + rest[1:2])
-			i += 2
-		case rest[0] == '[' || rest[0] == ']' || rest[0] == '^' || rest[0] == '\\':
-			b.WriteString(`\` + rest[:1])
-			i++
-		default:
-			b.WriteByte(rest[0])
-			i++
-		}
-	}
-	return `\[`, 1
-}
-
-// copier copies files from one root to another.
-type copier struct {
-	from, to *os.Root
-	left     int64
-	limits   Limits
-}
-
-func (c *copier) tooMany() error {
-	return failed(reasonTooLarge, "the source has more than %d files; ignore what the index does not need (.gitignore)", c.limits.Files)
-}
-
-// copy copies one file or symbolic link. What is neither, or is gone by now, is
-// left out.
-func (c *copier) copy(name string) (copied bool, warning string, err error) {
-	if err := checkName(name); err != nil {
-		return false, "", err
-	}
-	if skipped(name) {
-		return false, "", nil
-	}
-	info, err := c.from.Lstat(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, "", nil // tracked, but deleted on disk
-	}
-	if err != nil {
-		return false, "", failed(reasonFolder, "%s cannot be read: %w", name, err)
-	}
-	if dir := path.Dir(name); dir != "." {
-		if err := c.to.MkdirAll(dir, 0o755); err != nil {
-			return false, "", failed(reasonFolder, "%s cannot be written: %w", dir, err)
-		}
-	}
-	switch {
-	case info.Mode().IsRegular():
-		return true, "", c.file(name, info)
-	case info.Mode()&fs.ModeSymlink != 0:
-		target, err := c.from.Readlink(name)
-		if err != nil {
-			return false, "", failed(reasonFolder, "%s cannot be read: %w", name, err)
-		}
-		if target, err = checkLink(name, target); err != nil {
-			return false, "", err
-		}
-		if err := c.to.Symlink(target, name); err != nil {
-			return false, "", failed(reasonFolder, "%s cannot be written: %w", name, err)
-		}
-		return true, "", nil
-	case info.IsDir():
-		return false, fmt.Sprintf("%s is a repository of its own and was left out", name), nil
-	default:
-		return false, fmt.Sprintf("%s is neither a file nor a folder and was left out", name), nil
-	}
-}
-
-func (c *copier) file(name string, info fs.FileInfo) error {
-	in, err := c.from.Open(name)
-	if err != nil {
-		return failed(reasonFolder, "%s cannot be read: %w", name, err)
-	}
-	defer in.Close()
-	out, err := c.to.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, fileMode(info.Mode()))
-	if err != nil {
-		return failed(reasonFolder, "%s cannot be written: %w", name, err)
-	}
-	n, err := io.Copy(out, io.LimitReader(in, c.left+1))
-	if closeErr := out.Close(); err == nil {
-		err = closeErr
-	}
-	if err != nil {
-		return failed(reasonFolder, "%s cannot be copied: %w", name, err)
-	}
-	if c.left -= n; c.left < 0 {
-		return tooLarge(c.limits)
-	}
-	return nil
+func tooMany(l Limits) error {
+	return failed(reasonTooLarge, "the source has more than %d files; ignore what the index does not need (.gitignore)", l.Files)
 }
 
 func tooLarge(l Limits) error {

@@ -1,10 +1,13 @@
 package index
 
 import (
+	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"io"
 	"net/url"
 	"os"
@@ -16,17 +19,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
 // git runs the git command. No shell is involved, no hook runs, git never asks,
 // and the transports are those of allowed.
-type git struct {
-	command  string
-	progress func(step string, percent int)
-	input    string // standard input of the next run
-}
+type git struct{ command string }
 
 // allowed are the transports: ext:: and other helpers run commands.
 const allowed = "https:http:ssh:file"
@@ -45,9 +43,19 @@ var located = []string{
 	"GIT_NAMESPACE", "GIT_EXTERNAL_DIFF", "GIT_TRACE", "GIT_TRACE_CURL", "GIT_TRACE_PACKET", "GIT_CURL_VERBOSE",
 }
 
-// run runs git in dir and returns its standard output. On failure the error is
+// output runs git in dir and returns its standard output.
+func (g git) output(ctx context.Context, dir string, login *loginHeader, args ...string) ([]byte, error) {
+	out := limitedBuffer{left: maxRefs}
+	err := g.run(ctx, dir, login, &out, args...)
+	if out.left < 0 {
+		return nil, failed(reasonTooLarge, "git answered more than %d MB", maxRefs>>20)
+	}
+	return out.Bytes(), err
+}
+
+// run runs git in dir, with its standard output to out. On failure the error is
 // a *gitError, or the context's.
-func (g git) run(ctx context.Context, dir string, login *loginHeader, step string, args ...string) ([]byte, error) {
+func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Writer, args ...string) error {
 	hardened := []string{
 		"-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "core.autocrlf=false", "-c", "core.symlinks=true",
 		"-c", "core.protectNTFS=true", "-c", "core.protectHFS=true", "-c", "protocol.ext.allow=never",
@@ -56,7 +64,6 @@ func (g git) run(ctx context.Context, dir string, login *loginHeader, step strin
 	}
 	cmd := exec.CommandContext(ctx, g.command, append(hardened, args...)...)
 	cmd.Dir = dir
-	cmd.Stdin = strings.NewReader(g.input)
 	cmd.Env = slices.DeleteFunc(cmd.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
 		return slices.Contains(located, name)
@@ -68,25 +75,21 @@ func (g git) run(ctx context.Context, dir string, login *loginHeader, step strin
 	}) {
 		cmd.Env = append(cmd.Env, "GIT_SSH_COMMAND=ssh -oBatchMode=yes -oConnectTimeout=20")
 	}
-	cmd.Env = login.addTo(cmd.Env)
-	var out limitedBuffer
-	out.left = maxRefs
-	errs := &progressWriter{step: step, report: g.progress}
-	cmd.Stdout, cmd.Stderr = &out, errs
+	cmd.Env = append(cmd.Env, login.environ()...)
+	var said tail
+	cmd.Stdout, cmd.Stderr = out, &said
 	endWholeGroup(cmd)
 	cmd.WaitDelay = 2 * time.Second
 	err := cmd.Run()
 	switch {
 	case err == nil:
-		return out.Bytes(), nil
+		return nil
 	case ctx.Err() != nil:
-		return nil, ctx.Err()
+		return ctx.Err()
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, os.ErrNotExist) && cmd.Process == nil:
-		return nil, failed(reasonGitMissing, "git is needed for this source and was not found; install git on this machine, or install the index from one that has it")
-	case out.full:
-		return nil, failed(reasonTooLarge, "git answered more than %d MB", maxRefs>>20)
+		return failed(reasonGitMissing, "git is needed for this source and was not found; install git on this machine, or install the index from one that has it")
 	}
-	return nil, &gitError{stderr: login.redact(errs.tail()), cause: err}
+	return &gitError{stderr: login.redact(strings.ToValidUTF8(string(said), "?")), cause: err}
 }
 
 // gitError is a git that ended with a failure.
@@ -98,54 +101,47 @@ type gitError struct {
 func (e *gitError) Error() string { return "git: " + e.reason() }
 func (e *gitError) Unwrap() error { return e.cause }
 
-// reason is the line of stderr that says most. Where git only says that another
-// program did not let it read, it is what that program said.
+// couldNotRead is what git says when another program, such as ssh, has failed.
+const couldNotRead = "fatal: Could not read from remote repository."
+
+// reason is the line of stderr that says most: git's own, else the last ones of
+// ssh, without its warnings and the frames that it draws around them.
 func (e *gitError) reason() string {
-	lines := strings.Split(strings.TrimSpace(e.stderr), "\n")
-	if at := slices.Index(lines, "fatal: Could not read from remote repository."); at > 0 {
-		if said := saidBySSH(lines[:at]); said != "" {
-			return said
-		}
-	}
+	text, _, _ := strings.Cut(e.stderr, couldNotRead)
+	lines := strings.Split(text, "\n")
 	for _, prefix := range []string{"fatal: ", "error: ", "remote: "} {
 		for _, line := range lines {
-			if text, ok := strings.CutPrefix(strings.TrimSpace(line), prefix); ok && text != "" {
-				return text
+			if said, ok := strings.CutPrefix(strings.TrimSpace(line), prefix); ok {
+				return said
 			}
 		}
 	}
-	if last := lines[len(lines)-1]; last != "" {
-		return last
-	}
-	return e.cause.Error()
+	lines = slices.DeleteFunc(lines, func(line string) bool {
+		return strings.TrimSpace(line) == "" || strings.HasPrefix(line, "Warning: ") || strings.HasPrefix(line, "@")
+	})
+	return cmp.Or(strings.Join(lines[max(0, len(lines)-3):], "; "), e.cause.Error())
 }
-
-// mostSaid bounds the lines of another program that are passed on: its last ones
-// say why it gave up.
-const mostSaid = 3
-
-// saidBySSH is what ssh has said of its failure: not its warnings, which it also
-// gives where it succeeds, nor the frames that it draws around them.
-func saidBySSH(lines []string) string {
-	var said []string
-	for _, line := range lines {
-		line = strings.TrimSpace(line)
-		if line == "" || strings.HasPrefix(line, "Warning: ") || strings.HasPrefix(line, "@") {
-			continue
-		}
-		if strings.HasPrefix(line, "fatal: ") || strings.HasPrefix(line, "remote: ") {
-			return "" // git's own word is the better one
-		}
-		said = append(said, line)
-	}
-	return strings.Join(said[max(0, len(said)-mostSaid):], "; ")
-}
-
-// dubious is what git says of a repository of another user, which it does not read.
-const dubious = "dubious ownership"
 
 // trusting is the command that git itself names for a repository of another user.
 var trusting = regexp.MustCompile(`git config --global --add safe\.directory \S+`)
+
+// gitFailure is a kind of failure to talk to a repository, by what git says.
+type gitFailure struct {
+	sign         *regexp.Regexp
+	reason, hint string
+}
+
+// gitFailures are all kinds; the first that fits counts, and the last always does.
+var gitFailures = []gitFailure{
+	{regexp.MustCompile(`Host key verification failed`), reasonDenied, "ssh has to know the host: connect to it once, or put its key into known_hosts"},
+	{regexp.MustCompile(`dubious ownership`), reasonUnreachable, "it belongs to another user than the one that runs git"},
+	{
+		regexp.MustCompile(`Authentication failed|could not read (Username|Password)|Permission denied|HTTP 403|error: 40[13]|terminal prompts disabled`), reasonDenied,
+		"a private repository needs credentials that git finds without asking (an ssh key, a credential helper, or a token in the URL)",
+	},
+	{regexp.MustCompile(`(?i)not found|does not exist|does not appear to be a git repository`), reasonUnreachable, "check the address; a private repository also needs credentials"},
+	{regexp.MustCompile(``), reasonUnreachable, "check the address and the network"},
+}
 
 // unreachable turns a failure to talk to a repository into our error.
 func unreachable(location string, err error) error {
@@ -153,73 +149,28 @@ func unreachable(location string, err error) error {
 	if !errors.As(err, &ge) {
 		return err
 	}
-	reason, hint := reasonUnreachable, "check the address and the network"
-	for _, sign := range []string{"Authentication failed", "could not read Username", "could not read Password", "Permission denied", "Host key verification failed", "HTTP 403", "error: 403", "error: 401", "terminal prompts disabled"} {
-		if strings.Contains(ge.stderr, sign) {
-			reason, hint = reasonDenied, "a private repository needs credentials that git finds without asking (an ssh key, a credential helper, or a token in the URL)"
-		}
+	kind := gitFailures[slices.IndexFunc(gitFailures, func(f gitFailure) bool { return f.sign.MatchString(ge.stderr) })]
+	if command := trusting.FindString(ge.stderr); command != "" {
+		kind.hint += "; to trust it all the same: " + command
 	}
-	if reason == reasonUnreachable {
-		for _, sign := range []string{"not found", "does not exist", "does not appear to be a git repository"} {
-			if strings.Contains(strings.ToLower(ge.stderr), sign) {
-				hint = "check the address; a private repository also needs credentials"
-			}
-		}
-	}
-	switch {
-	case strings.Contains(ge.stderr, "Host key verification failed"):
-		hint = "ssh has to know the host: connect to it once, or put its key into known_hosts"
-	case strings.Contains(ge.stderr, dubious):
-		hint = "it belongs to another user than the one that runs git"
-		if command := trusting.FindString(ge.stderr); command != "" {
-			hint += "; to trust it all the same: " + command
-		}
-	}
-	return failed(reason, "the repository %s cannot be read: %s; %s", location, ge.reason(), hint).
+	return failed(kind.reason, "the repository %s cannot be read: %s; %s", location, ge.reason(), kind.hint).
 		WithDetail("stderr", ge.stderr).WithDetail("repository", location)
-}
-
-// root says whether dir is the top of a git work tree.
-func (g git) root(ctx context.Context, dir string) (bool, error) {
-	out, err := g.run(ctx, dir, nil, "resolve", "rev-parse", "--show-toplevel")
-	var ge *gitError
-	if errors.As(err, &ge) {
-		if strings.Contains(ge.stderr, dubious) {
-			return false, unreachable(dir, err)
-		}
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	top, err := filepath.EvalSymlinks(strings.TrimRight(string(out), "\n"))
-	if err != nil {
-		return false, nil
-	}
-	real, err := filepath.EvalSymlinks(dir)
-	return err == nil && top == real, nil
 }
 
 // list returns the files of a folder inside a work tree that are tracked or not
 // ignored. It fails where there is no work tree or no git.
 func (g git) list(ctx context.Context, dir string) ([]string, error) {
-	out, err := g.run(ctx, dir, nil, "copy", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", ".")
+	out, err := g.output(ctx, dir, nil, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", ".")
 	if err != nil {
 		return nil, err
 	}
 	var names []string
-	for _, name := range splitZero(out) {
-		names = append(names, strings.TrimSuffix(name, "/")) // a repository inside the folder
+	for name := range strings.SplitSeq(string(out), "\x00") {
+		if name != "" {
+			names = append(names, strings.TrimSuffix(name, "/")) // a repository inside the folder
+		}
 	}
 	return names, nil
-}
-
-func splitZero(data []byte) []string {
-	text := strings.TrimSuffix(string(data), "\x00")
-	if text == "" {
-		return nil
-	}
-	return strings.Split(text, "\x00")
 }
 
 var (
@@ -227,22 +178,12 @@ var (
 	shortCommit = regexp.MustCompile(`^[0-9a-f]{4,63}$`)
 )
 
-// remoteRefs are the references of a repository: name to commit.
-type remoteRefs struct {
-	commits map[string]string
-	names   []string // in the server's order, refs/heads/… and refs/tags/… only
-}
-
 // fetch brings one revision of a repository into dest.
 func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, rev, dest string, limits Limits) (*Tree, error) {
 	header := newLoginHeader(location, login)
-	g.progress("resolve", -1)
 	refs, err := g.refs(ctx, location, header)
 	if err != nil {
 		return nil, err
-	}
-	if len(refs.commits) == 0 {
-		return nil, failed(reasonRevision, "the repository %s is empty", location).WithDetail("repository", location)
 	}
 	ref, err := refs.find(rev, location)
 	if err != nil {
@@ -253,7 +194,7 @@ func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, re
 		return nil, failed(reasonFolder, "no temporary folder: %w", err)
 	}
 	defer os.RemoveAll(store)
-	if _, err := g.run(ctx, store, nil, "fetch", "init", "-q", "--bare", "--template=", "."); err != nil {
+	if _, err := g.output(ctx, store, nil, "init", "-q", "--bare", "--template=", "."); err != nil {
 		return nil, internalGit(err)
 	}
 	commit, err := g.bring(ctx, store, location, header, ref, rev, refs)
@@ -261,15 +202,18 @@ func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, re
 		return nil, err
 	}
 	tree := &Tree{Dir: dest, Revision: commit, Rev: rev}
-	if err := g.checkout(ctx, store, commit, tree, limits); err != nil {
-		return nil, err
-	}
-	return tree, nil
+	return tree, g.checkout(ctx, store, commit, tree, limits)
+}
+
+// remoteRefs are the references of a repository.
+type remoteRefs struct {
+	commits map[string]string // by full name
+	names   []string          // of branches and tags, as people write them, in the server's order
 }
 
 // refs asks the repository for its references.
 func (g git) refs(ctx context.Context, location string, header *loginHeader) (*remoteRefs, error) {
-	out, err := g.run(ctx, "", header, "resolve", "ls-remote", "-q", "--", location)
+	out, err := g.output(ctx, "", header, "ls-remote", "-q", "--", location)
 	if err != nil {
 		return nil, unreachable(location, err)
 	}
@@ -284,9 +228,14 @@ func (g git) refs(ctx context.Context, location string, header *loginHeader) (*r
 			continue
 		}
 		r.commits[name] = commit
-		if strings.HasPrefix(name, "refs/heads/") || strings.HasPrefix(name, "refs/tags/") {
-			r.names = append(r.names, name)
+		for _, prefix := range []string{"refs/heads/", "refs/tags/"} {
+			if short, ok := strings.CutPrefix(name, prefix); ok {
+				r.names = append(r.names, short)
+			}
 		}
+	}
+	if len(r.commits) == 0 {
+		return nil, failed(reasonRevision, "the repository %s is empty", location).WithDetail("repository", location)
 	}
 	return r, nil
 }
@@ -298,8 +247,8 @@ func (r *remoteRefs) find(rev, location string) (string, error) {
 		if _, ok := r.commits["HEAD"]; ok {
 			return "HEAD", nil
 		}
-		return "", failed(reasonRevision, "the repository %s has no default branch; name a revision (--rev), such as %s", location, some(r.short(), 5)).
-			WithDetail("near", r.short()[:min(5, len(r.names))])
+		return "", failed(reasonRevision, "the repository %s has no default branch; name a revision (--rev), such as %s", location, some(r.names, 5)).
+			WithDetail("near", r.names[:min(5, len(r.names))])
 	}
 	for _, prefix := range []string{"", "refs/", "refs/tags/", "refs/heads/"} {
 		if _, ok := r.commits[prefix+rev]; ok {
@@ -312,187 +261,90 @@ func (r *remoteRefs) find(rev, location string) (string, error) {
 	return "", r.unknown(rev, location)
 }
 
-func (r *remoteRefs) short() []string {
-	var names []string
-	for _, name := range r.names {
-		names = append(names, strings.TrimPrefix(strings.TrimPrefix(name, "refs/heads/"), "refs/tags/"))
-	}
-	return names
-}
-
 func (r *remoteRefs) unknown(rev, location string) error {
-	names := r.short()
-	near := tool.Nearest(rev, names, 5)
+	near := tool.Nearest(rev, r.names, 5)
 	text := "did you mean " + strings.Join(near, ", ") + "?"
 	if len(near) == 0 {
-		near = names[:min(5, len(names))]
-		text = "it has " + some(names, 5)
+		near = r.names[:min(5, len(r.names))]
+		text = "it has " + some(r.names, 5)
 	}
 	return failed(reasonRevision, "the repository %s has no revision %q; %s", location, rev, text).
 		WithDetail("revision", rev).WithDetail("near", near)
 }
 
-// bring fetches the objects of one revision and returns its commit: shallow if
-// the server allows it, else everything.
+// bring fetches the objects of one revision and returns its commit. A reference
+// or a full commit is fetched alone if the server allows it; what a short one
+// begins, and whether nothing else does, is known when everything is here.
 func (g git) bring(ctx context.Context, store, location string, header *loginHeader, ref, rev string, refs *remoteRefs) (string, error) {
-	g.progress("fetch", 0)
-	want := ref
-	if want == "" {
-		want = rev
-		for _, commit := range refs.commits { // a tip: no need to search for it
-			if strings.HasPrefix(commit, rev) {
-				want = commit
-				break
-			}
-		}
-	}
-	if ref != "" || fullCommit.MatchString(want) {
-		_, err := g.run(ctx, store, header, "fetch", "fetch", "--progress", "--depth=1", "--no-tags", "--no-recurse-submodules",
-			"--no-write-commit-graph", "--", location, want)
+	fetch := []string{"fetch", "--quiet", "--no-recurse-submodules", "--no-write-commit-graph"}
+	want := cmp.Or(ref, rev)
+	var ge *gitError
+	if ref != "" || fullCommit.MatchString(rev) {
+		_, err := g.output(ctx, store, header, append(slices.Clone(fetch), "--depth=1", "--no-tags", "--", location, want)...)
 		if err == nil {
-			if commit, err := g.commit(ctx, store, "FETCH_HEAD"); err == nil && (ref != "" || strings.HasPrefix(commit, rev)) {
-				return g.unambiguous(ctx, store, location, header, ref, rev, commit)
-			}
-		}
-		var ge *gitError
-		if err != nil && !errors.As(err, &ge) {
+			want = "FETCH_HEAD"
+		} else if !errors.As(err, &ge) {
 			return "", err
 		}
 	}
-	if err := g.everything(ctx, store, location, header); err != nil {
+	if want != "FETCH_HEAD" {
+		if _, err := g.output(ctx, store, header, append(fetch, "--", location, "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")...); err != nil {
+			return "", unreachable(location, err)
+		}
+		if ref == "HEAD" {
+			want = refs.commits[ref]
+		}
+	}
+	out, err := g.output(ctx, store, nil, "rev-parse", "--verify", want+"^{commit}")
+	switch {
+	case err == nil:
+		return strings.TrimSpace(string(out)), nil
+	case !errors.As(err, &ge):
 		return "", err
-	}
-	if ref == "HEAD" {
-		want = refs.commits[ref]
-	}
-	commit, err := g.commit(ctx, store, want)
-	if err != nil {
-		var ge *gitError
-		if !errors.As(err, &ge) {
-			return "", err
-		}
-		if strings.Contains(ge.stderr, "ambiguous") {
-			return "", failed(reasonRevision, "the commit %q of %s is ambiguous; give more of its digits", rev, location).WithDetail("revision", rev)
-		}
-		return "", refs.unknown(rev, location)
-	}
-	return commit, nil
-}
-
-// unambiguous makes sure that a short commit that is the beginning of one tip
-// is not the beginning of another commit too.
-func (g git) unambiguous(ctx context.Context, store, location string, header *loginHeader, ref, rev, commit string) (string, error) {
-	if ref != "" || len(rev) >= 12 { // 12 digits are as good as unique
-		return commit, nil
-	}
-	if err := g.everything(ctx, store, location, header); err != nil {
-		return "", err
-	}
-	if _, err := g.commit(ctx, store, rev); err != nil {
-		var ge *gitError
-		if !errors.As(err, &ge) {
-			return "", err
-		}
+	case strings.Contains(ge.stderr, "ambiguous"):
 		return "", failed(reasonRevision, "the commit %q of %s is ambiguous; give more of its digits", rev, location).WithDetail("revision", rev)
 	}
-	return commit, nil
+	return "", refs.unknown(rev, location)
 }
 
-func (g git) everything(ctx context.Context, store, location string, header *loginHeader) error {
-	args := []string{"fetch", "--progress", "--no-recurse-submodules", "--no-write-commit-graph"}
-	if _, err := os.Stat(filepath.Join(store, "shallow")); err == nil {
-		args = append(args, "--unshallow")
-	}
-	args = append(args, "--", location, "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
-	if _, err := g.run(ctx, store, header, "fetch", args...); err != nil {
-		return unreachable(location, err)
-	}
-	return nil
-}
-
-// commit resolves a name in the local store to a full commit.
-func (g git) commit(ctx context.Context, store, name string) (string, error) {
-	out, err := g.run(ctx, store, nil, "fetch", "rev-parse", "--verify", "--end-of-options", name+"^{commit}")
-	if err != nil {
-		return "", err
-	}
-	commit := strings.TrimSpace(string(out))
-	if !fullCommit.MatchString(commit) {
-		return "", &gitError{stderr: "rev-parse answered " + strconv.Quote(commit), cause: errors.New("no commit")}
-	}
-	return commit, nil
-}
-
-// checkout writes the files of a commit into the tree's folder. The list is
-// checked before anything is written.
+// checkout writes the files of a commit into the tree's folder. An archive is
+// made without hooks; what it leaves out or changes by attributes of the
+// repository is turned off by those of the store, which go before.
 func (g git) checkout(ctx context.Context, store, commit string, tree *Tree, limits Limits) error {
-	g.progress("checkout", 0)
-	out, err := g.run(ctx, store, nil, "checkout", "ls-tree", "-r", "-z", "-l", "--full-tree", commit)
+	info := filepath.Join(store, "info")
+	err := os.MkdirAll(info, 0o700)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(info, "attributes"), []byte("* -export-ignore -export-subst\n"), 0o600)
+	}
 	if err != nil {
-		return internalGit(err)
+		return failed(reasonFolder, "the folder %s cannot be written: %w", store, err)
 	}
-	var total int64
-	var links []string
-	for _, line := range splitZero(out) {
-		meta, name, ok := strings.Cut(line, "\t")
-		fields := strings.Fields(meta) // mode, type, object, size
-		if !ok || len(fields) != 4 {
-			return failed(reasonUnsafe, "git listed %q, which is not understood", line)
+	folder := "" // the last that was begun and has nothing in it yet: submodules never have
+	submodule := func() {
+		if folder != "" {
+			tree.Warnings = append(tree.Warnings, "the submodule "+strings.TrimSuffix(folder, "/")+" was left out: submodules are not fetched")
 		}
-		if fields[1] == "commit" {
-			tree.Warnings = append(tree.Warnings, "the submodule "+name+" was left out: submodules are not fetched")
-			continue
-		}
-		if err := checkName(name); err != nil {
-			return err
-		}
-		size, err := strconv.ParseInt(fields[3], 10, 64)
-		if err != nil {
-			return failed(reasonUnsafe, "git listed %q, which is not understood", line)
-		}
-		if total += size; total > limits.Bytes {
-			return tooLarge(limits)
-		}
-		if skipped(name) {
-			continue
-		}
-		if fields[0] == "120000" {
-			links = append(links, name)
-		}
-		if tree.Files = append(tree.Files, name); len(tree.Files) > limits.Files {
-			return (&copier{limits: limits}).tooMany()
-		}
+		folder = ""
 	}
-	if len(tree.Files) == 0 {
-		return failed(reasonFolder, "the revision %s has no files", commit)
-	}
-	slices.Sort(tree.Files)
-	if _, err := g.run(ctx, store, nil, "checkout", "read-tree", commit); err != nil {
-		return internalGit(err)
-	}
-	// checkout-index runs neither hooks nor anything else of the repository, and
-	// refuses to write through symbolic links.
-	g.input = strings.Join(tree.Files, "\x00") + "\x00"
-	if _, err := g.run(ctx, tree.Dir, nil, "checkout", "--git-dir="+store, "--work-tree="+tree.Dir,
-		"checkout-index", "--quiet", "-z", "--stdin"); err != nil {
-		return internalGit(err)
-	}
-	root, err := os.OpenRoot(tree.Dir)
-	if err != nil {
-		return failed(reasonFolder, "%s cannot be read: %w", tree.Dir, err)
-	}
-	defer root.Close()
-	for _, name := range links {
-		target, err := root.Readlink(name)
-		if err != nil {
-			return failed(reasonUnsafe, "the symbolic link %s cannot be read: %w", name, err)
+	pass := func(h *tar.Header) bool {
+		if h.Typeflag == tar.TypeXGlobalHeader { // the commit's name
+			return true
 		}
-		if _, err := checkLink(name, target); err != nil {
-			return err
+		if strings.HasPrefix(h.Name, folder) {
+			folder = ""
 		}
+		submodule()
+		if h.Typeflag == tar.TypeDir {
+			folder = h.Name
+			return true
+		}
+		return skipped(h.Name)
 	}
-	g.progress("checkout", 100)
-	return nil
+	err = tree.fill(ctx, limits, pass, func(w io.Writer) error {
+		return internalGit(g.run(ctx, store, nil, w, "-c", "tar.umask=0022", "archive", "--format=tar", commit))
+	})
+	submodule()
+	return err
 }
 
 func internalGit(err error) error {
@@ -500,8 +352,7 @@ func internalGit(err error) error {
 	if !errors.As(err, &ge) {
 		return err
 	}
-	return toolmesh.Errorf(toolmesh.CodeInstallFailed, "git failed: %s", ge.reason()).
-		WithDetail("reason", "git_failed").WithDetail("stderr", ge.stderr)
+	return failed("git_failed", "git failed: %s", ge.reason()).WithDetail("stderr", ge.stderr)
 }
 
 // loginHeader passes credentials to git in its environment, as a header for one
@@ -531,21 +382,16 @@ func newLoginHeader(location string, login *url.Userinfo) *loginHeader {
 	return h
 }
 
-func (h *loginHeader) addTo(env []string) []string {
+// environ adds the header to the settings that the environment already has for git.
+func (h *loginHeader) environ() []string {
 	if h == nil {
-		return env
+		return nil
 	}
-	count := 0
-	env = slices.DeleteFunc(env, func(kv string) bool {
-		value, ok := strings.CutPrefix(kv, "GIT_CONFIG_COUNT=")
-		if ok {
-			count, _ = strconv.Atoi(value)
-		}
-		return ok
-	})
-	n := strconv.Itoa(count)
-	return append(env, "GIT_CONFIG_COUNT="+strconv.Itoa(count+1),
-		"GIT_CONFIG_KEY_"+n+"=http."+h.base+".extraHeader", "GIT_CONFIG_VALUE_"+n+"="+h.header)
+	n, _ := strconv.Atoi(os.Getenv("GIT_CONFIG_COUNT"))
+	return []string{
+		fmt.Sprintf("GIT_CONFIG_COUNT=%d", n+1),
+		fmt.Sprintf("GIT_CONFIG_KEY_%d=http.%s.extraHeader", n, h.base), fmt.Sprintf("GIT_CONFIG_VALUE_%d=%s", n, h.header),
+	}
 }
 
 func (h *loginHeader) redact(text string) string {
@@ -561,56 +407,21 @@ func (h *loginHeader) redact(text string) string {
 // limitedBuffer refuses to grow without end.
 type limitedBuffer struct {
 	bytes.Buffer
-	left int
-	full bool
+	left int // below zero: it has refused
 }
 
 func (b *limitedBuffer) Write(p []byte) (int, error) {
 	if b.left -= len(p); b.left < 0 {
-		b.full = true
 		return 0, io.ErrShortWrite
 	}
 	return b.Buffer.Write(p)
 }
 
-var percentage = regexp.MustCompile(`^(?:remote: )?(?:Receiving objects|Resolving deltas|Updating files): +(\d+)%`)
+// tail keeps the last bytes that are written.
+type tail []byte
 
-// progressWriter keeps the end of git's standard error and reports percentages.
-type progressWriter struct {
-	step   string
-	report func(step string, percent int)
-	line   []byte
-	kept   []byte
-}
-
-func (w *progressWriter) Write(p []byte) (int, error) {
-	for _, c := range p {
-		if c != '\r' && c != '\n' {
-			if len(w.line) < 1024 {
-				w.line = append(w.line, c)
-			}
-			continue
-		}
-		w.endLine()
-	}
+func (t *tail) Write(p []byte) (int, error) {
+	all := append(*t, p...)
+	*t = all[max(0, len(all)-maxStderr):]
 	return len(p), nil
-}
-
-func (w *progressWriter) endLine() {
-	if m := percentage.FindSubmatch(w.line); m != nil {
-		if n, err := strconv.Atoi(string(m[1])); err == nil {
-			w.report(w.step, n)
-		}
-	} else if len(w.line) > 0 {
-		w.kept = append(append(w.kept, w.line...), '\n')
-		if over := len(w.kept) - maxStderr; over > 0 {
-			w.kept = append(w.kept[:0], w.kept[over:]...)
-		}
-	}
-	w.line = w.line[:0]
-}
-
-func (w *progressWriter) tail() string {
-	w.endLine()
-	return strings.ToValidUTF8(string(w.kept), "?")
 }
