@@ -220,7 +220,7 @@ func (l *link) putFolder(ctx context.Context, src index.Source, r *installReques
 		return false, toolmesh.Errorf(toolmesh.CodeInternal, "write the bundle: %w", err)
 	}
 	defer func() { _ = bundle.Close() }()
-	digest, _, err := index.Pack(ctx, bundle, tree.Dir, tree.Files, &index.PackOptions{Meta: map[string][]byte{index.InfoFile: info}})
+	digest, err := index.Pack(ctx, bundle, tree.Dir, tree.Files, map[string][]byte{index.InfoFile: info})
 	if err != nil {
 		return false, err
 	}

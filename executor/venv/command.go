@@ -3,7 +3,6 @@ package venv
 import (
 	"context"
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 )
@@ -18,7 +17,7 @@ func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ
 	if name == "python" || name == "python3" {
 		name = env.Python
 	} else if !strings.ContainsRune(name, filepath.Separator) {
-		if path := filepath.Join(bin, name); isFile(path) {
+		if path := filepath.Join(bin, name); isExecutable(path) {
 			name = path
 		}
 	}
@@ -39,9 +38,4 @@ func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ
 		return failed(err, "", "what the environment has cannot be noted")
 	}
 	return nil
-}
-
-func isFile(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.Mode().IsRegular()
 }

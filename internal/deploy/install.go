@@ -209,7 +209,7 @@ func (m *Manager) fetchBundle(ctx context.Context, r Request, j *job, dest strin
 		return fetched{}, installFailed("bundle", "the bundle %s is not in the mesh: %w", r.Bundle, err)
 	}
 	defer bundle.Close() //nolint:errcheck // only read
-	if err := index.Unpack(ctx, bundle, dest, r.Bundle, nil); err != nil {
+	if err := index.Unpack(ctx, bundle, dest, r.Bundle); err != nil {
 		return fetched{}, err
 	}
 	f := fetched{dir: dest, revision: r.Bundle, source: r.Source, identity: "folder:" + r.Source}
@@ -345,7 +345,7 @@ func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *inde
 		return nil, installFailed("folder", "the bundle cannot be written: %w", err)
 	}
 	defer file.Close() //nolint:errcheck // unpacking it verifies what was written
-	digest, _, err := index.Pack(ctx, file, f.dir, f.files, &index.PackOptions{Meta: map[string][]byte{index.LockFile: lock, index.InfoFile: info}})
+	digest, err := index.Pack(ctx, file, f.dir, f.files, map[string][]byte{index.LockFile: lock, index.InfoFile: info})
 	if err != nil {
 		return nil, err
 	}

@@ -51,35 +51,19 @@ type Info struct {
 	Upload bool `json:"upload,omitempty"`
 }
 
-// PackOptions says how to pack. nil is legal.
-type PackOptions struct {
-	// Meta are the files of [MetaDir] by their names, e.g. [LockFile].
-	Meta map[string][]byte
-	// Limits bound the archive.
-	Limits Limits
-}
-
-// Pack writes the named files of dir (a [Tree]'s) as a bundle and returns its
-// digest and the number of bytes written. Equal trees give equal bytes. The
-// error is install_failed, the context's, or w's.
-func Pack(ctx context.Context, w io.Writer, dir string, files []string, options *PackOptions) (digest string, size int64, err error) {
-	var o PackOptions
-	if options != nil {
-		o = *options
-	}
-	counted := &countingWriter{w: w}
-	z, err := zstd.NewWriter(counted, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithWindowSize(8<<20))
+// Pack writes the named files of dir (a [Tree]'s) as a bundle, with meta as the
+// files of [MetaDir] by their names, e.g. [LockFile], and returns its digest.
+// Equal trees give equal bytes. The error is install_failed, the context's, or w's.
+func Pack(ctx context.Context, w io.Writer, dir string, files []string, meta map[string][]byte) (digest string, err error) {
+	z, err := zstd.NewWriter(w, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithWindowSize(8<<20))
 	if err != nil {
-		return "", 0, failed(reasonBundle, "zstd cannot be used: %w", err)
+		return "", failed(reasonBundle, "zstd cannot be used: %w", err)
 	}
-	digest, err = writeTar(ctx, z, dir, files, o.Meta, o.Limits.withDefaults())
+	digest, err = writeTar(ctx, z, dir, files, meta, Limits{}.withDefaults())
 	if closeErr := z.Close(); err == nil && closeErr != nil {
 		err = failed(reasonBundle, "the bundle cannot be written: %w", closeErr)
 	}
-	if err != nil {
-		return "", 0, err
-	}
-	return digest, counted.n, nil
+	return digest, err
 }
 
 // treeDigest is the digest of the bundle of the files alone.
@@ -87,17 +71,7 @@ func treeDigest(ctx context.Context, dir string, files []string, limits Limits) 
 	return writeTar(ctx, io.Discard, dir, files, nil, limits)
 }
 
-type countingWriter struct {
-	w io.Writer
-	n int64
-}
-
-func (c *countingWriter) Write(p []byte) (int, error) {
-	n, err := c.w.Write(p)
-	c.n += int64(n)
-	return n, err
-}
-
+// writeTar writes the archive of a bundle and returns its digest.
 func writeTar(ctx context.Context, w io.Writer, dir string, files []string, meta map[string][]byte, limits Limits) (string, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -115,14 +89,7 @@ func writeTar(ctx context.Context, w io.Writer, dir string, files []string, meta
 		entries[name] = nil
 	}
 	for name, data := range meta {
-		full := MetaDir + "/" + name
-		if err := checkName(full); err != nil {
-			return "", err
-		}
-		if data == nil {
-			data = []byte{}
-		}
-		entries[full] = data
+		entries[MetaDir+"/"+name] = append([]byte{}, data...)
 	}
 	if len(entries) > limits.Files {
 		return "", tooMany(limits)
@@ -269,12 +236,6 @@ func checkLink(name, target string) (string, error) {
 	return path.Clean(target), nil
 }
 
-// UnpackOptions says how to unpack. nil is legal.
-type UnpackOptions struct {
-	// Limits bound the archive.
-	Limits Limits
-}
-
 // Unpack reads a bundle and makes the folder dest of it, which must not exist.
 // It writes beside dest and renames only when everything is there and the
 // archive's digest is the wanted one, so dest is whole or absent even if the
@@ -283,12 +244,11 @@ type UnpackOptions struct {
 // not write are refused, and so is more than the limits allow. The error is
 // install_failed or the context's; an existing dest has details.reason "exists"
 // and wraps [fs.ErrExist].
-func Unpack(ctx context.Context, r io.Reader, dest, digest string, options *UnpackOptions) error {
-	var o UnpackOptions
-	if options != nil {
-		o = *options
-	}
-	limits := o.Limits.withDefaults()
+func Unpack(ctx context.Context, r io.Reader, dest, digest string) error {
+	return unpack(ctx, r, dest, digest, Limits{}.withDefaults())
+}
+
+func unpack(ctx context.Context, r io.Reader, dest, digest string, limits Limits) error {
 	dest, err := filepath.Abs(dest)
 	if err != nil {
 		return failed(reasonFolder, "the path %q cannot be made absolute: %w", dest, err)
@@ -352,7 +312,7 @@ func Place(ctx context.Context, dest, digest string, open func() (io.ReadCloser,
 			return false, failed(reasonFolder, "%s is damaged and cannot be replaced: %w", dest, err)
 		}
 	}
-	return replaced, Unpack(ctx, bundle, dest, digest, nil)
+	return replaced, Unpack(ctx, bundle, dest, digest)
 }
 
 // unpackedDigest is the digest of the bundle that a folder was unpacked from, by

@@ -20,15 +20,12 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-func pack(t testing.TB, dir string, files []string, o *PackOptions) ([]byte, string) {
+func pack(t testing.TB, dir string, files []string, meta map[string][]byte) ([]byte, string) {
 	t.Helper()
 	var buf bytes.Buffer
-	digest, size, err := Pack(t.Context(), &buf, dir, files, o)
+	digest, err := Pack(t.Context(), &buf, dir, files, meta)
 	if err != nil {
 		t.Fatal(err)
-	}
-	if size != int64(buf.Len()) {
-		t.Errorf("size is %d, want %d", size, buf.Len())
 	}
 	return buf.Bytes(), digest
 }
@@ -40,10 +37,10 @@ func TestPackUnpack(t *testing.T) {
 	write(t, dir, map[string]string{"not/taken": "x", strings.Repeat("long/", 60) + "name": "deep"})
 	files := append(indexNames(), strings.Repeat("long/", 60)+"name")
 	meta := map[string][]byte{LockFile: []byte("packaging==24.1\n"), InfoFile: []byte(`{}`), "empty": nil}
-	data, digest := pack(t, dir, files, &PackOptions{Meta: meta})
+	data, digest := pack(t, dir, files, meta)
 
 	dest := filepath.Join(t.TempDir(), "deep", "dest")
-	if err := Unpack(t.Context(), bytes.NewReader(data), dest, digest, nil); err != nil {
+	if err := Unpack(t.Context(), bytes.NewReader(data), dest, digest); err != nil {
 		t.Fatal(err)
 	}
 	want := append([]string{MetaDir + "/bundle.json", MetaDir + "/empty", MetaDir + "/" + namesFile, MetaDir + "/lock.txt"}, files...)
@@ -62,7 +59,7 @@ func TestPackUnpack(t *testing.T) {
 	if target, err := os.Readlink(filepath.Join(dest, "link")); err != nil || target != "pkg/data.txt" {
 		t.Errorf("link is %q, %v", target, err)
 	}
-	err := Unpack(t.Context(), bytes.NewReader(data), dest, digest, nil)
+	err := Unpack(t.Context(), bytes.NewReader(data), dest, digest)
 	wantFailed(t, err, reasonExists)
 	if !errors.Is(err, fs.ErrExist) {
 		t.Errorf("an existing folder: %v, want fs.ErrExist in the chain", err)
@@ -94,7 +91,7 @@ func TestPackIsDeterministic(t *testing.T) {
 	if _, other := pack(t, one, names[1:], nil); other == digest1 {
 		t.Error("another tree has the same digest")
 	}
-	if _, other := pack(t, one, names, &PackOptions{Meta: map[string][]byte{LockFile: []byte("x")}}); other == digest1 {
+	if _, other := pack(t, one, names, map[string][]byte{LockFile: []byte("x")}); other == digest1 {
 		t.Error("another lock has the same digest")
 	}
 	z, err := zstd.NewReader(bytes.NewReader(data1))
@@ -117,26 +114,25 @@ func TestPackRefuses(t *testing.T) {
 	write(t, dir, map[string]string{"a": "12345", "up": "-> ../x", "abs": "-> /x", "sub/x": "", ".toolmesh/x": ""})
 	for name, tt := range map[string]struct {
 		files  []string
-		o      *PackOptions
+		limits Limits
 		reason string
 	}{
-		"link upwards":  {[]string{"up"}, nil, reasonUnsafe},
-		"absolute link": {[]string{"abs"}, nil, reasonUnsafe},
-		"folder":        {[]string{"sub"}, nil, reasonUnsafe},
-		"reserved":      {[]string{".toolmesh/x"}, nil, reasonUnsafe},
-		"outside":       {[]string{"../x"}, nil, reasonUnsafe},
-		"missing":       {[]string{"none"}, nil, reasonFolder},
-		"bad meta":      {nil, &PackOptions{Meta: map[string][]byte{"../x": nil}}, reasonUnsafe},
-		"large":         {[]string{"a"}, &PackOptions{Limits: Limits{Bytes: 4}}, reasonTooLarge},
-		"many":          {[]string{"a", "sub/x"}, &PackOptions{Limits: Limits{Files: 1}}, reasonTooLarge},
+		"link upwards":  {[]string{"up"}, Limits{}, reasonUnsafe},
+		"absolute link": {[]string{"abs"}, Limits{}, reasonUnsafe},
+		"folder":        {[]string{"sub"}, Limits{}, reasonUnsafe},
+		"reserved":      {[]string{".toolmesh/x"}, Limits{}, reasonUnsafe},
+		"outside":       {[]string{"../x"}, Limits{}, reasonUnsafe},
+		"missing":       {[]string{"none"}, Limits{}, reasonFolder},
+		"large":         {[]string{"a"}, Limits{Bytes: 4}, reasonTooLarge},
+		"many":          {[]string{"a", "sub/x"}, Limits{Files: 1}, reasonTooLarge},
 	} {
-		_, _, err := Pack(t.Context(), io.Discard, dir, tt.files, tt.o)
+		_, err := writeTar(t.Context(), io.Discard, dir, tt.files, nil, tt.limits.withDefaults())
 		t.Log(name)
 		wantFailed(t, err, tt.reason)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, err := Pack(ctx, io.Discard, dir, []string{"a"}, nil); !errors.Is(err, context.Canceled) {
+	if _, err := Pack(ctx, io.Discard, dir, []string{"a"}, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
@@ -243,7 +239,7 @@ func wantRefused(t *testing.T, data []byte, digest, reason string) {
 	t.Helper()
 	outer := t.TempDir()
 	parent := filepath.Join(outer, "in")
-	err := Unpack(t.Context(), bytes.NewReader(data), filepath.Join(parent, "dest"), digest, &UnpackOptions{Limits: Limits{Bytes: 5000, Files: 4}})
+	err := unpack(t.Context(), bytes.NewReader(data), filepath.Join(parent, "dest"), digest, Limits{Bytes: 5000, Files: 4})
 	wantFailed(t, err, reason)
 	if left := onDisk(t, outer); len(left) > 0 {
 		t.Errorf("a refused bundle leaves %q", left)
@@ -277,7 +273,7 @@ func TestUnpackDamaged(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Unpack(ctx, bytes.NewReader(data), filepath.Join(t.TempDir(), "x"), digest, nil); !errors.Is(err, context.Canceled) {
+	if err := Unpack(ctx, bytes.NewReader(data), filepath.Join(t.TempDir(), "x"), digest); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
@@ -290,7 +286,7 @@ func TestUnpackTogether(t *testing.T) {
 	dest := filepath.Join(t.TempDir(), "dest")
 	results := make(chan error)
 	for range 8 {
-		go func() { results <- Unpack(t.Context(), bytes.NewReader(data), dest, digest, nil) }()
+		go func() { results <- Unpack(t.Context(), bytes.NewReader(data), dest, digest) }()
 	}
 	made := 0
 	for range 8 {
@@ -327,7 +323,7 @@ func FuzzUnpack(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		outer := t.TempDir()
 		dest := filepath.Join(outer, "a", "b", "c", "dest")
-		if err := Unpack(t.Context(), bytes.NewReader(compress(t, raw)), dest, sum(raw), &UnpackOptions{Limits: Limits{Bytes: 1 << 16, Files: 50}}); err != nil {
+		if err := unpack(t.Context(), bytes.NewReader(compress(t, raw)), dest, sum(raw), Limits{Bytes: 1 << 16, Files: 50}); err != nil {
 			wantFailed(t, err, fmt.Sprint(wantReason(err)))
 			if left := onDisk(t, outer); len(left) > 0 {
 				t.Errorf("a refused bundle leaves %q", left)
@@ -350,7 +346,7 @@ func FuzzUnpack(f *testing.F) {
 			t.Fatal(err)
 		}
 		// What was unpacked can be packed again.
-		if _, _, err := Pack(t.Context(), io.Discard, dest, nonReserved(onDisk(t, dest)), nil); err != nil {
+		if _, err := Pack(t.Context(), io.Discard, dest, nonReserved(onDisk(t, dest)), nil); err != nil {
 			t.Errorf("packing what was unpacked: %v", err)
 		}
 	})
@@ -406,7 +402,7 @@ func BenchmarkPack(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, _, err := Pack(b.Context(), io.Discard, dir, files, nil); err != nil {
+		if _, err := Pack(b.Context(), io.Discard, dir, files, nil); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -422,8 +418,8 @@ func TestPlaceRepairsWhatIsNotTheBundle(t *testing.T) {
 		t.Fatal(err)
 	}
 	var bundle bytes.Buffer
-	digest, _, err := Pack(t.Context(), &bundle, source, []string{"t.py", "data/table.csv", "link.csv"},
-		&PackOptions{Meta: map[string][]byte{LockFile: []byte("packaging==24.1\n")}})
+	digest, err := Pack(t.Context(), &bundle, source, []string{"t.py", "data/table.csv", "link.csv"},
+		map[string][]byte{LockFile: []byte("packaging==24.1\n")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -75,7 +75,7 @@ func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Wri
 	}) {
 		cmd.Env = append(cmd.Env, "GIT_SSH_COMMAND=ssh -oBatchMode=yes -oConnectTimeout=20")
 	}
-	cmd.Env = append(cmd.Env, login.environ()...)
+	cmd.Env = login.addTo(cmd.Env)
 	var said tail
 	cmd.Stdout, cmd.Stderr = out, &said
 	endWholeGroup(cmd)
@@ -382,16 +382,20 @@ func newLoginHeader(location string, login *url.Userinfo) *loginHeader {
 	return h
 }
 
-// environ adds the header to the settings that the environment already has for git.
-func (h *loginHeader) environ() []string {
+// addTo adds the header to the settings that an environment already has for git.
+func (h *loginHeader) addTo(env []string) []string {
 	if h == nil {
-		return nil
+		return env
 	}
-	n, _ := strconv.Atoi(os.Getenv("GIT_CONFIG_COUNT"))
-	return []string{
+	n := 0
+	for _, kv := range env {
+		if count, ok := strings.CutPrefix(kv, "GIT_CONFIG_COUNT="); ok {
+			n, _ = strconv.Atoi(count)
+		}
+	}
+	return append(env,
 		fmt.Sprintf("GIT_CONFIG_COUNT=%d", n+1),
-		fmt.Sprintf("GIT_CONFIG_KEY_%d=http.%s.extraHeader", n, h.base), fmt.Sprintf("GIT_CONFIG_VALUE_%d=%s", n, h.header),
-	}
+		fmt.Sprintf("GIT_CONFIG_KEY_%d=http.%s.extraHeader", n, h.base), fmt.Sprintf("GIT_CONFIG_VALUE_%d=%s", n, h.header))
 }
 
 func (h *loginHeader) redact(text string) string {

@@ -3,7 +3,6 @@ package index
 import (
 	"io/fs"
 	"regexp"
-	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -21,16 +20,18 @@ func (scriptLoader) find(fsys fs.FS) string {
 		return ""
 	}
 	data, err := readBounded(fsys, names[0])
-	if err != nil || !slices.ContainsFunc(linesOf(data), func(line string) bool { return line == scriptBegin }) {
+	if err != nil || !scriptBegin.MatchString(pythonText(data)) {
 		return ""
 	}
 	return names[0]
 }
 
-// Lines that begin and end a block.
-const (
-	scriptBegin = "# /// script"
-	scriptEnd   = "# ///"
+// A block and its content. A block that is never closed is none, as the PEP says,
+// and the last line of the comment that can close it does.
+var (
+	scriptBegin = regexp.MustCompile(`(?m)^# /// script$`)
+	scriptBlock = regexp.MustCompile(`(?m)^# /// script\n((?:#(?: .*)?\n)+)# ///$`)
+	commentMark = regexp.MustCompile(`(?m)^# ?`)
 )
 
 // scriptExample is the smallest block, for messages.
@@ -44,39 +45,9 @@ func (scriptLoader) load(fsys fs.FS, file string) (*Manifest, error) {
 	return parseScript(data, file)
 }
 
-// linesOf splits a source file as Python does.
-func linesOf(data []byte) []string {
-	text := strings.TrimPrefix(string(data), "\ufeff")
-	text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n")
-	return strings.Split(text, "\n")
-}
-
-// scriptBlocks returns the content of each script block. A block that is never
-// closed is none, as the PEP says.
-func scriptBlocks(lines []string) []string {
-	var blocks []string
-	for i := 0; i < len(lines); i++ {
-		if lines[i] != scriptBegin {
-			continue
-		}
-		last := -1
-		j := i + 1
-		for ; j < len(lines) && (lines[j] == "#" || strings.HasPrefix(lines[j], "# ")); j++ {
-			if lines[j] == scriptEnd {
-				last = j // the last line of the comment that can close it does
-			}
-		}
-		if last <= i+1 { // the PEP wants at least one line between
-			continue
-		}
-		var b strings.Builder
-		for _, line := range lines[i+1 : last] {
-			b.WriteString(strings.TrimPrefix(strings.TrimPrefix(line, "#"), " ") + "\n")
-		}
-		blocks = append(blocks, b.String())
-		i = last
-	}
-	return blocks
+// pythonText is a source file with the line breaks that Python sees.
+func pythonText(data []byte) string {
+	return strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(strings.TrimPrefix(string(data), "\ufeff"))
 }
 
 // A dependency is given to the resolver on a line of its own, where a dash would
@@ -97,8 +68,8 @@ func parseScript(data []byte, file string) (*Manifest, error) {
 	case !moduleName.MatchString(stem) || strings.HasPrefix(stem, "__"):
 		return nil, bad("a file of this name cannot be imported; call it by up to 64 letters, digits and _")
 	}
-	lines := linesOf(data)
-	blocks := scriptBlocks(lines)
+	text := pythonText(data)
+	blocks := scriptBlock.FindAllStringSubmatch(text, -1)
 	switch len(blocks) {
 	case 1:
 	case 0:
@@ -107,7 +78,7 @@ func parseScript(data []byte, file string) (*Manifest, error) {
 		return nil, bad("it has %d script blocks; a file may have one", len(blocks))
 	}
 	var top map[string]any
-	if err := toml.Unmarshal([]byte(blocks[0]), &top); err != nil {
+	if err := toml.Unmarshal([]byte(commentMark.ReplaceAllString(blocks[0][1], "")), &top); err != nil {
 		return nil, bad("its script block cannot be read: %s (lines are counted in the block)", tomlText(err))
 	}
 	r := &reader{table: "tool.toolmesh", tool: "tool.toolmesh.tool", full: func(name string) string {
@@ -119,7 +90,7 @@ func parseScript(data []byte, file string) (*Manifest, error) {
 	m := &Manifest{Convention: file, Dependencies: file, script: true}
 	r.requirements(m, top)
 	s := r.ownTable(top["tool"])
-	r.scriptTools(m, s, functionsOf(strings.Join(lines, "\n")), stem)
+	r.scriptTools(m, s, functionsOf(text), stem)
 	tables := r.toolTables(m, s.values)
 	r.index(m, s)
 	r.tools(m, tables)

@@ -64,10 +64,10 @@ func Parse(text string) (Source, error) {
 	}
 	if base, rev, ok := splitRev(text, strings.Index(text, ":")+1); ok && scpLike.MatchString(base) {
 		// Not rewritten as a URL: its path begins in the user's home, a URL's at the root.
-		return gitSource(base, base, rev, nil)
+		return gitSource(base, rev, nil), nil
 	}
 	if base, rev, ok := splitRev(text, 0); ok && ownerRepo.MatchString(base) {
-		return gitSource("https://github.com/"+strings.TrimSuffix(base, ".git"), "https://github.com/"+strings.TrimSuffix(base, ".git"), rev, nil)
+		return gitSource("https://github.com/"+strings.TrimSuffix(base, ".git"), rev, nil), nil
 	}
 	if strings.HasSuffix(text, ".py") || !strings.Contains(text, "/") {
 		return Source{}, failed(reasonSource, "%q is no source; a folder or file of this machine begins with ./ or /: write ./%s", text, text)
@@ -118,62 +118,64 @@ func validRev(rev string) error {
 }
 
 func parseURL(text string) (Source, error) {
+	bad := func(what string) (Source, error) {
+		return Source{}, failed(reasonSource, "the URL %s %s", userInfo.ReplaceAllString(text, "$1…@"), what)
+	}
 	scheme, rest, _ := strings.Cut(text, "://")
 	host := strings.IndexByte(rest, '/')
 	if host < 0 {
-		return Source{}, failed(reasonSource, "the URL %s names no repository", redactURL(text))
+		return bad("names no repository")
 	}
 	// The user information may hold an @, the path may end with @rev.
 	base, rev, ok := splitRev(rest, host+1)
 	if !ok {
-		return Source{}, failed(reasonRevision, "the URL %s ends with @ and no usable revision", redactURL(text))
+		return bad("ends with @ and no usable revision")
 	}
 	u, err := url.Parse(scheme + "://" + base)
 	if err != nil {
-		return Source{}, failed(reasonSource, "%s is no URL", redactURL(text)) // the error's text repeats the URL
+		return bad("cannot be read as a URL") // the error's text repeats the URL
 	}
-	if u.RawQuery != "" || u.Fragment != "" {
-		return Source{}, failed(reasonSource, "the URL %s has a query or a fragment; give the repository's own URL", redactURL(text))
-	}
-	if strings.Trim(u.Path, "/") == "" {
-		return Source{}, failed(reasonSource, "the URL %s names no repository", redactURL(text))
-	}
-	switch u.Scheme {
-	case "https", "http":
+	_, password := u.User.Password()
+	switch login := u.User; {
+	case u.RawQuery != "" || u.Fragment != "":
+		return bad("has a query or a fragment; give the repository's own URL")
+	case strings.Trim(u.Path, "/") == "":
+		return bad("names no repository")
+	case u.Scheme == "https" || u.Scheme == "http":
 		if u.Host == "" {
-			return Source{}, failed(reasonSource, "the URL %s names no host", redactURL(text))
+			return bad("names no host")
 		}
-		login := u.User
 		u.User = nil
-		return gitSource(u.String(), u.String(), rev, login)
-	case "ssh":
-		if u.Hostname() == "" || strings.HasPrefix(u.Hostname(), "-") || strings.HasPrefix(u.User.Username(), "-") {
-			return Source{}, failed(reasonSource, "the URL %s names no usable host", redactURL(text))
+		return gitSource(u.String(), rev, login), nil
+	case u.Scheme == "ssh":
+		if u.Hostname() == "" || strings.HasPrefix(u.Hostname(), "-") || strings.HasPrefix(login.Username(), "-") {
+			return bad("names no usable host")
 		}
-		if _, has := u.User.Password(); has {
-			return Source{}, failed(reasonSource, "the URL %s has a password, which ssh does not take from a URL; use a key", redactURL(text))
+		if password {
+			return bad("has a password, which ssh does not take from a URL; use a key")
 		}
-		return gitSource(u.String(), u.String(), rev, nil)
-	case "file":
+		return gitSource(u.String(), rev, nil), nil
+	case u.Scheme == "file":
 		if u.Host != "" && u.Host != "localhost" {
-			return Source{}, failed(reasonSource, "the URL %s names a host; a file URL has three slashes", redactURL(text))
+			return bad("names a host; a file URL has three slashes")
 		}
 		u.Host, u.User = "", nil
-		return gitSource(u.String(), u.String(), rev, nil)
-	default:
-		return Source{}, failed(reasonSource, "the URL scheme %q is not supported; use https, http, ssh or file", u.Scheme)
+		return gitSource(u.String(), rev, nil), nil
 	}
+	return bad("has a scheme that is not supported; use https, http, ssh or file")
 }
 
-// gitSource finishes a git source; named is what the name is taken from.
-func gitSource(location, named, rev string, login *url.Userinfo) (Source, error) {
-	last := path.Base(strings.TrimRight(named, "/"))
-	last = last[strings.LastIndexByte(last, ':')+1:]
-	last = strings.TrimSuffix(last, ".git")
-	if unescaped, err := url.PathUnescape(last); err == nil {
-		last = unescaped
+// userInfo finds the user information of a text that may not even be a URL.
+var userInfo = regexp.MustCompile(`^([^/]*://)[^/]*@`)
+
+// gitSource finishes a git source.
+func gitSource(location, rev string, login *url.Userinfo) Source {
+	name := path.Base(strings.TrimRight(location, "/"))
+	name = strings.TrimSuffix(name[strings.LastIndexByte(name, ':')+1:], ".git")
+	if unescaped, err := url.PathUnescape(name); err == nil {
+		name = unescaped
 	}
-	return Source{Kind: KindGit, Location: location, Rev: rev, Name: token(last), login: login}, nil
+	return Source{Kind: KindGit, Location: location, Rev: rev, Name: token(name), login: login}
 }
 
 // token makes a name usable as one token; "" if nothing of it is.
@@ -211,19 +213,3 @@ func (s Source) GoString() string { return "index.Source(" + s.String() + ")" }
 // HasLogin says whether the URL held credentials. They are not part of what is
 // stored, so a later upgrade of such a source needs them again.
 func (s Source) HasLogin() bool { return s.login != nil }
-
-// redactURL hides the user information of a text that may not even be a URL.
-func redactURL(text string) string {
-	scheme, rest, ok := strings.Cut(text, "://")
-	if !ok {
-		return text
-	}
-	end := strings.IndexByte(rest, '/')
-	if end < 0 {
-		end = len(rest)
-	}
-	if at := strings.LastIndexByte(rest[:end], '@'); at >= 0 {
-		rest = "…@" + rest[at+1:]
-	}
-	return scheme + "://" + rest
-}

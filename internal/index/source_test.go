@@ -73,7 +73,7 @@ func TestParseRefuses(t *testing.T) {
 		"file://host/x":               "three slashes",
 		"https://h/a\nb":              "control characters",
 		"https://user:secret@h":       "names no repository",
-		"https://us er:secret@h/x%zz": "no URL",
+		"https://us er:secret@h/x%zz": "cannot be read as a URL",
 	} {
 		_, err := Parse(text)
 		if err == nil {
