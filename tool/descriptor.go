@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/go-json-experiment/json/jsontext"
+
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -208,8 +210,11 @@ func (d *Descriptor) Check() error {
 		}
 	}
 	if len(d.Metadata) > 0 {
-		if err := checkObject(d.Metadata); err != nil {
+		if err := checkJSON(d.Metadata); err != nil {
 			return fail("metadata: %w", err)
+		}
+		if kind := jsontext.Value(d.Metadata).Kind(); kind != '{' {
+			return fail("metadata must be a JSON object, not %s", article(kind))
 		}
 	}
 	if err := d.Annotations.check(); err != nil {

@@ -144,7 +144,7 @@ func TestDescriptorCheck(t *testing.T) {
 		"below the index":                      func(d *tool.Descriptor) { d.Name = "daily" },
 		"input_schema":                         func(d *tool.Descriptor) { d.InputSchema = json.RawMessage(`{"type":"x"}`) },
 		"output_schema":                        func(d *tool.Descriptor) { d.OutputSchema = json.RawMessage(`{`) },
-		"metadata: must be a JSON object":      func(d *tool.Descriptor) { d.Metadata = json.RawMessage(`[1]`) },
+		"metadata must be a JSON object":      func(d *tool.Descriptor) { d.Metadata = json.RawMessage(`[1]`) },
 		`"town" is not in the input schema`:    func(d *tool.Descriptor) { d.Positional = []string{"town"} },
 		"{town}":                               func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"a{town}b"} },
 		"unbalanced":                           func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"{town"} },
@@ -237,8 +237,8 @@ func TestBind(t *testing.T) {
 		{"given twice", "", raw(`1`), `{"a":2}`, ``, ``, []string{"/a"}},
 		{"given twice in another spelling", "", raw(`1`), `{"\u0061":2}`, ``, ``, []string{"/a"}},
 		{"kwargs no object", "", raw(`1`), `[1]`, ``, ``, []string{""}},
-		{"repeated in kwargs", "", nil, `{"a":1,"a":2}`, ``, ``, []string{""}},
-		{"malformed", "", raw(`1,"c":2`), ``, ``, ``, []string{""}},
+		{"repeated in kwargs", "", nil, `{"a":1,"a":2}`, ``, ``, []string{"/a"}},
+		{"malformed", "", raw(`1,"c":2`), ``, ``, ``, []string{"/a"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
