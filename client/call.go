@@ -344,7 +344,6 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	case <-timer.C:
 		a.msg, a.err = p.watch(ctx, msg)
 	}
-	codec.Recycle(codec.Header(msg.Header))
 	if a.err != nil {
 		return nil, a.err
 	}

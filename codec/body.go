@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"strings"
 
+	"github.com/go-json-experiment/json/jsontext"
+
 	"github.com/toolmesh/toolmesh"
 )
 
@@ -72,28 +74,23 @@ func wanted(k reflect.Kind) string {
 }
 
 // eachField calls each with every key and value of the top level of a JSON
-// object, as they stand there but for escapes in keys. It returns false, and
-// calls nothing, for anything else. Keys and values are parts of the body, not
-// copies.
+// object, values as they stand there. It returns false, and calls nothing, for
+// anything else. Values are parts of the body, not copies.
 func eachField(body []byte, each func(key, value []byte)) bool {
-	body = bytes.TrimLeft(body, " \t\r\n")
-	if len(body) == 0 || body[0] != '{' || !json.Valid(body) {
+	if !json.Valid(body) || jsontext.Value(body).Kind() != '{' {
 		return false
 	}
-	// The body is valid: what follows only has to find where things end.
-	for i := 1; ; {
-		for body[i] != '"' && body[i] != '}' {
-			i++ // spaces and commas
+	dec := jsontext.NewDecoder(bytes.NewBuffer(body), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	for _, err := dec.ReadToken(); err == nil && dec.PeekKind() == '"'; {
+		var name, value jsontext.Value
+		if name, err = dec.ReadValue(); err != nil {
+			return false
 		}
-		if body[i] == '}' {
-			return true
+		key, _ := jsontext.AppendUnquote(nil, name) //nolint:errcheck // an error is of half a surrogate, which is no name of ours
+		if value, err = dec.ReadValue(); err != nil {
+			return false
 		}
-		end := i + valueLen(body[i:])
-		key := unquoted(body[i:end])
-		for i = end; body[i] == ':' || body[i] <= ' '; i++ {
-		}
-		end = i + valueLen(body[i:])
-		each(key, body[i:end:end])
-		i = end
+		each(key, value)
 	}
+	return true
 }

@@ -32,25 +32,18 @@ type Chunk struct {
 // Terminal reports whether nothing follows.
 func (c *Chunk) Terminal() bool { return c.Type != ChunkData }
 
-var chunkDataValue = []string{string(ChunkData)}
-
 // Encode renders the chunk as it is stored and delivered. epoch may be empty.
 func (c *Chunk) Encode(rpc subjects.RPCID, epoch string) (Header, []byte) {
-	h := newHeader()
-	v := make(values, 0, 3)
-	v.set(h, HeaderRPCID, string(rpc))
-	v.set(h, HeaderSeq, strconv.FormatInt(c.Seq, 10))
+	h := Header{HeaderRPCID: {string(rpc)}, HeaderSeq: {strconv.FormatInt(c.Seq, 10)}, HeaderChunk: {string(c.Type)}}
 	if epoch != "" {
-		v.set(h, HeaderEpoch, epoch)
+		h.Set(HeaderEpoch, epoch)
 	}
 	if c.Type == ChunkData {
-		h[HeaderChunk] = chunkDataValue
 		if len(c.Data) == 0 {
 			return h, jsonNull
 		}
 		return h, c.Data
 	}
-	h.Set(HeaderChunk, string(c.Type))
 	h.Set(HeaderCount, strconv.FormatInt(c.Count, 10))
 	if c.Type == ChunkError {
 		return h, mustMarshal(c.Err)

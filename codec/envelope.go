@@ -3,21 +3,19 @@ package codec
 import (
 	"bytes"
 	"encoding/json"
-	"unicode/utf8"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // envelope is the envelope form of a request: the fields of ours, raw, nil for
-// what is absent. They are parts of the body, not copies.
+// what is absent.
 type envelope struct {
 	kind, rpcID, toolID, args, kwargs []byte
 }
 
 // splitEnvelope reads the top level of a JSON object; ok is false for anything
-// else. Keys are matched exactly, and of a repeated key the last counts, as for
-// a map in encoding/json, which would copy and decode what nobody looks at.
+// else. Keys are matched exactly, and of a repeated key the last counts.
 func splitEnvelope(body []byte) (e envelope, ok bool) {
 	ok = eachField(body, func(key, value []byte) {
 		switch string(key) {
@@ -36,59 +34,10 @@ func splitEnvelope(body []byte) (e envelope, ok bool) {
 	return e, ok
 }
 
-// valueLen is how long the value is that begins b, which is valid JSON.
-func valueLen(b []byte) int {
-	depth := 0
-	for i := 0; i < len(b); i++ {
-		switch b[i] {
-		case '"':
-			for i++; b[i] != '"'; i++ {
-				if b[i] == '\\' {
-					i++
-				}
-			}
-		case '{', '[':
-			depth++
-			continue
-		case '}', ']':
-			if depth--; depth < 0 {
-				return i // what it stood in ends here: a number or a word was before
-			}
-		case ',', ' ', '\t', '\r', '\n':
-			if depth == 0 {
-				return i
-			}
-			continue
-		default:
-			continue
-		}
-		if depth == 0 {
-			return i + 1
-		}
-	}
-	return len(b)
-}
-
-// unquoted returns the text of a valid JSON string, without a copy where there
-// are no escapes.
-func unquoted(raw []byte) []byte {
-	if inner := raw[1 : len(raw)-1]; bytes.IndexByte(inner, '\\') < 0 {
-		return inner
-	}
-	text, _ := jsonText(raw)
-	return []byte(text)
-}
-
 // jsonText returns the text that a valid JSON value is; ok is false if it is
 // none.
 func jsonText(raw []byte) (text string, ok bool) {
-	if len(raw) < 2 || raw[0] != '"' {
-		return "", false
-	}
-	if inner := raw[1 : len(raw)-1]; bytes.IndexByte(inner, '\\') < 0 && utf8.Valid(inner) {
-		return string(inner), true
-	}
-	return text, json.Unmarshal(raw, &text) == nil
+	return text, len(raw) > 0 && raw[0] == '"' && json.Unmarshal(raw, &text) == nil
 }
 
 // mayBeEnvelope spares a plain body the reading: the key stands there as
@@ -108,10 +57,7 @@ func (r *Request) parseEnvelope(body []byte, err *error) bool {
 	if !ok || e.rpcID == nil {
 		return false
 	}
-	if len(e.kind) == 0 || e.kind[0] != '"' {
-		return false
-	}
-	switch string(unquoted(e.kind)) {
+	switch kind, _ := jsonText(e.kind); kind {
 	case typeToolCall:
 		r.Form = FormEnvelope
 	case typeToolStream:

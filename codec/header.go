@@ -1,9 +1,6 @@
 package codec
 
-import (
-	"strings"
-	"sync"
-)
+import "strings"
 
 // Header is the header of one message; nats.Header converts to it and back. Of
 // a header with several values the first counts; where requests are read, those
@@ -65,89 +62,30 @@ var canonical = func() map[string]string {
 	return m
 }()
 
-// longestHeader bounds what headerName has to fold.
-const longestHeader = len(HeaderServiceErrorCode)
-
 // headerName returns our name of a header, whatever the case it came in; "" for
 // a header that is not ours.
 func headerName(k string) string {
-	switch k { // as our own callers and nodes write them
-	case HeaderRPCID, HeaderKeepalive, HeaderWantLoad, HeaderTimeout, HeaderDeadline, HeaderStream, HeaderCredit,
-		HeaderNode, HeaderBoot, HeaderProto, HeaderRevision, HeaderLoad, HeaderSeq, HeaderChunk:
-		return k
-	}
 	if name, ok := canonical[k]; ok {
-		return name // as every writer that keeps to the rules writes it
+		return name
 	}
-	if len(k) > longestHeader {
-		return ""
-	}
-	var lower [longestHeader]byte
-	for i := range len(k) {
-		c := k[i]
-		if c >= 'A' && c <= 'Z' {
-			c += 'a' - 'A'
-		}
-		lower[i] = c
-	}
-	return canonical[string(lower[:len(k)])]
+	return canonical[strings.ToLower(k)]
 }
 
 // Get returns the first value of a header, whatever the case of its name.
 func (h Header) Get(name string) string {
-	if v, ok := h[name]; ok && len(v) > 0 {
+	if v := h[name]; len(v) > 0 {
 		return v[0]
 	}
 	for k, v := range h {
-		if len(k) == len(name) && len(v) > 0 && strings.EqualFold(k, name) {
+		if len(v) > 0 && strings.EqualFold(k, name) {
 			return v[0]
 		}
 	}
 	return ""
 }
 
-// Has reports whether a header is there, whatever the case of its name.
-func (h Header) Has(name string) bool {
-	if _, ok := h[name]; ok {
-		return true
-	}
-	for k := range h {
-		if len(k) == len(name) && strings.EqualFold(k, name) {
-			return true
-		}
-	}
-	return false
-}
-
 // Set replaces a header.
 func (h Header) Set(name, value string) { h[name] = []string{value} }
-
-// headerSize is how many fields a header has without growing.
-const headerSize = 8
-
-var headers = sync.Pool{New: func() any { return make(Header, headerSize) }}
-
-func newHeader() Header { return headers.Get().(Header) } //nolint:forcetypeassert // the pool holds nothing else
-
-// Recycle gives a header of this package back to it, for another message. Its
-// own message has been written, and nobody looks at the header again. Not to
-// call it costs an allocation and nothing else.
-func Recycle(h Header) {
-	if h != nil {
-		clear(h)
-		headers.Put(h)
-	}
-}
-
-// values is the room for the values of one header's fields: one array for all.
-type values []string
-
-// set replaces a field of h.
-func (v *values) set(h Header, name, value string) {
-	*v = append(*v, value)
-	n := len(*v)
-	h[name] = (*v)[n-1 : n : n]
-}
 
 // hasMesh reports whether any Mesh- header is there: such a request is plain.
 func (h Header) hasMesh() bool {
@@ -166,7 +104,7 @@ func (h Header) oneValue(name string) error {
 	var value string
 	seen := false
 	for k, values := range h {
-		if len(k) != len(name) || !strings.EqualFold(k, name) {
+		if !strings.EqualFold(k, name) {
 			continue
 		}
 		for _, v := range values {

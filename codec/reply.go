@@ -62,17 +62,10 @@ var protoValue = []string{strconv.Itoa(Proto)}
 // header begins a reply to r. A request without an rpc id, or with one that
 // cannot be echoed, gets none.
 func (id *Identity) header(r *Request) Header {
-	h := newHeader()
-	switch {
-	case r.RPCID == "":
-	case len(r.idValue) == 1 && r.idValue[0] == string(r.RPCID):
-		h[HeaderRPCID] = r.idValue
-	default:
-		h[HeaderRPCID] = []string{string(r.RPCID)}
+	h := Header{HeaderNode: id.node, HeaderBoot: id.boot, HeaderProto: protoValue}
+	if r.RPCID != "" {
+		h.Set(HeaderRPCID, string(r.RPCID))
 	}
-	h[HeaderNode] = id.node
-	h[HeaderBoot] = id.boot
-	h[HeaderProto] = protoValue
 	if id.Revision != "" {
 		h[HeaderRevision] = id.revision
 	}
@@ -249,7 +242,7 @@ func (r *Request) Ack(id *Identity, load Load) (Header, []byte) {
 // last stored item of a stream, negative for a unary call. The body is empty.
 func (r *Request) KeepaliveHeader(id *Identity, high int64) Header {
 	h := id.header(r)
-	h[HeaderKeepalive] = flagOn
+	h.Set(HeaderKeepalive, "1")
 	if high >= 0 {
 		h.Set(HeaderHigh, strconv.FormatInt(high, 10))
 	}

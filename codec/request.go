@@ -88,7 +88,6 @@ type Request struct {
 	IdempotencyKey string
 	Traceparent    string
 	body           []byte
-	idValue        []string // the rpc id as a header's values
 }
 
 // Body is the message's body as it came: what two requests under one rpc id must
@@ -144,7 +143,8 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 	}
 	var proto, require, contentType, contentEncoding string
 	var tool, session string
-	var id []string
+	var id string
+	named := false
 	var first error
 	for k, values := range h {
 		name := headerName(k)
@@ -160,7 +160,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		var err error
 		switch name {
 		case HeaderRPCID:
-			id = values[:1:1]
+			id, named = v, true
 		case HeaderTool:
 			tool = v
 		case HeaderSession:
@@ -223,11 +223,10 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		}
 	}
 	// The id first, so that any other error finds its caller.
-	if id != nil {
-		if err := r.setID(id[0]); err != nil {
+	if named {
+		if err := r.setID(id); err != nil {
 			return err
 		}
-		r.idValue = id
 	} else if r.IsAgain && first == nil {
 		first = invalid("header %s says that the call is sent again, and no %s names it", HeaderAgain, HeaderRPCID)
 	}
@@ -348,24 +347,20 @@ type Call struct {
 	Traceparent string
 }
 
-var flagOn = []string{"1"}
-
 // Header returns the headers of the call.
 func (c *Call) Header() Header {
-	h := newHeader()
-	v := make(values, 0, 4)
-	v.set(h, HeaderRPCID, string(c.RPCID))
+	h := Header{HeaderRPCID: {string(c.RPCID)}}
 	if subjectsHashed(string(c.Session)) {
-		v.set(h, HeaderSession, string(c.Session))
+		h.Set(HeaderSession, string(c.Session))
 	}
 	if subjectsHashed(string(c.Tool)) {
-		v.set(h, HeaderTool, string(c.Tool))
+		h.Set(HeaderTool, string(c.Tool))
 	}
 	switch c.Delivery {
 	case DeliverLive:
-		h[HeaderStream] = flagOn
+		h.Set(HeaderStream, "1")
 	case DeliverInbox:
-		v.set(h, HeaderStream, "inbox")
+		h.Set(HeaderStream, "inbox")
 	}
 	if c.Timeout > 0 {
 		// Rounded up: a budget of half a millisecond is not a spent one.
@@ -373,34 +368,34 @@ func (c *Call) Header() Header {
 		if c.Timeout%time.Millisecond > 0 {
 			ms++
 		}
-		v.set(h, HeaderTimeout, strconv.FormatInt(ms, 10))
+		h.Set(HeaderTimeout, strconv.FormatInt(ms, 10))
 	}
 	if !c.Deadline.IsZero() {
-		v.set(h, HeaderDeadline, strconv.FormatInt(c.Deadline.UnixMilli(), 10))
+		h.Set(HeaderDeadline, strconv.FormatInt(c.Deadline.UnixMilli(), 10))
 	}
 	if c.Credit > 0 {
-		v.set(h, HeaderCredit, strconv.FormatInt(c.Credit, 10))
+		h.Set(HeaderCredit, strconv.FormatInt(c.Credit, 10))
 	}
 	if c.Depth > 0 {
-		v.set(h, HeaderDepth, strconv.Itoa(c.Depth))
+		h.Set(HeaderDepth, strconv.Itoa(c.Depth))
 	}
 	if c.Parent != "" {
-		v.set(h, HeaderParent, string(c.Parent))
+		h.Set(HeaderParent, string(c.Parent))
 	}
 	if c.Revision != "" {
-		v.set(h, HeaderRevision, c.Revision)
+		h.Set(HeaderRevision, c.Revision)
 	}
 	if c.Isolation != "" {
-		v.set(h, HeaderIsolation, string(c.Isolation))
+		h.Set(HeaderIsolation, string(c.Isolation))
 	}
 	if c.Keepalive {
-		h[HeaderKeepalive] = flagOn
+		h.Set(HeaderKeepalive, "1")
 	}
 	if c.WantLoad {
-		h[HeaderWantLoad] = flagOn
+		h.Set(HeaderWantLoad, "1")
 	}
 	if c.Traceparent != "" {
-		v.set(h, HeaderTraceparent, c.Traceparent)
+		h.Set(HeaderTraceparent, c.Traceparent)
 	}
 	return h
 }

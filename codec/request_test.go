@@ -290,7 +290,7 @@ func TestRefusalEchoesTheID(t *testing.T) {
 	if err == nil {
 		t.Fatal("an empty rpc id was accepted")
 	}
-	if answer, _ := r.Failure(identity, err, Load{}); answer.Has(HeaderRPCID) {
+	if answer, _ := r.Failure(identity, err, Load{}); answer.Get(HeaderRPCID) != "" {
 		t.Errorf("an empty id is echoed: %v", answer)
 	}
 }

@@ -142,30 +142,30 @@ func FuzzBuild(f *testing.F) {
 
 // only clears the fields that s's kind does not use.
 func only(s Subject) Subject {
-	if int(s.Kind) >= len(forms) {
+	if s.Kind == KindNone || int(s.Kind) >= len(forms) {
 		return s
 	}
 	kept := Subject{Kind: s.Kind}
-	form := forms[s.Kind]
-	for _, p := range append(append([]part(nil), form.first...), form.rest...) {
-		switch p {
-		case session:
-			kept.Session = s.Session
-		case node:
-			kept.Node = s.Node
-		case rpc:
-			kept.RPC = s.RPC
-		case index:
-			kept.Index = s.Index
-		case verb:
-			kept.Verb = s.Verb
-		case tool:
-			kept.Tool = s.Tool
-		case bucket:
-			kept.Bucket = s.Bucket
-		case key:
-			kept.Key = s.Key
-		}
+	switch s.Kind {
+	case KindNodeAdmin, KindAdmin, KindJob, KindHeartbeat, KindRegistryChange:
+	default:
+		kept.Session = s.Session
+	}
+	switch s.Kind {
+	case KindNodeTool, KindNodeCtl, KindLane, KindNodeAdmin, KindHeartbeat:
+		kept.Node = s.Node
+	}
+	switch s.Kind {
+	case KindTool, KindNodeTool:
+		kept.Tool = s.Tool
+	case KindNodeCtl, KindCtl, KindChunks, KindLive, KindReplay, KindTask:
+		kept.RPC = s.RPC
+	case KindJob:
+		kept.Index = s.Index
+	case KindNodeAdmin, KindRegistry, KindAdmin, KindEvent:
+		kept.Verb = s.Verb
+	case KindRegistryChange:
+		kept.Bucket, kept.Key = s.Bucket, s.Key
 	}
 	return kept
 }

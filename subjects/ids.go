@@ -65,24 +65,21 @@ func SameName[T ~string](a, b T) bool {
 // Validate reports whether the id can be a subject.
 func (id ToolID) Validate() error { _, err := encodeToolID(id); return err }
 
+// plainToolID reports whether every name of an id is its own token.
+func plainToolID(id string) bool {
+	for name := range strings.SplitSeq(id, ".") {
+		if !plainToken(name) {
+			return false
+		}
+	}
+	return true
+}
+
 func encodeToolID(id ToolID) (string, error) {
-	s := string(id)
-	plain := true
-	start := 0
-	for i := 0; i <= len(s); i++ {
-		if i < len(s) && s[i] != '.' {
-			continue
-		}
-		if !plainToken(s[start:i]) {
-			plain = false
-			break
-		}
-		start = i + 1
+	if plainToolID(string(id)) {
+		return string(id), nil
 	}
-	if plain {
-		return s, nil
-	}
-	names := strings.Split(s, ".")
+	names := strings.Split(string(id), ".")
 	for i, name := range names {
 		token, err := EncodeToken(name)
 		if err != nil {
@@ -111,21 +108,9 @@ func decodeIndex(token string) (IndexName, error) {
 }
 
 func decodeToolID(tokens string) (ToolID, error) {
-	s := tokens
-	start := 0
-	for i := 0; i <= len(s); i++ {
-		if i < len(s) && s[i] != '.' {
-			continue
-		}
-		if !plainToken(s[start:i]) {
-			return decodeEncodedToolID(tokens)
-		}
-		start = i + 1
+	if plainToolID(tokens) {
+		return ToolID(tokens), nil
 	}
-	return ToolID(s), nil
-}
-
-func decodeEncodedToolID(tokens string) (ToolID, error) {
 	names := strings.Split(tokens, ".")
 	for i, token := range names {
 		name, err := DecodeToken(token)

@@ -49,46 +49,85 @@ type Subject struct {
 	Key     string
 }
 
-// part is one variable part of a subject.
-type part uint8
+// part is one variable part of a subject: how its token is made of a field and read
+// back into it.
+type part struct {
+	encode func(s *Subject) (token string, err error)
+	decode func(s *Subject, token string) error
+	rest   bool // it takes all that is left of the subject
+}
 
-const (
-	session part = iota
-	node
-	rpc
-	index
-	verb
-	tool // the rest of the subject
-	bucket
-	key // the rest of the subject, as it is
+// named is a part whose token stands for a name.
+func named[T ~string](field func(s *Subject) *T) part {
+	return part{
+		encode: func(s *Subject) (string, error) { return EncodeToken(string(*field(s))) },
+		decode: func(s *Subject, token string) error {
+			name, err := DecodeToken(token)
+			*field(s) = T(name)
+			return err
+		},
+	}
+}
+
+// literal is a part that travels as it is.
+func literal(what string, field func(s *Subject) *string, valid func(token string) bool) part {
+	check := func(token string) error {
+		if !valid(token) {
+			return fmt.Errorf("%w: %s %q", ErrInvalid, what, token)
+		}
+		return nil
+	}
+	return part{
+		encode: func(s *Subject) (string, error) { return *field(s), check(*field(s)) },
+		decode: func(s *Subject, token string) error { *field(s) = token; return check(token) },
+		rest:   what == "key",
+	}
+}
+
+var (
+	session = named(func(s *Subject) *SessionID { return &s.Session })
+	node    = named(func(s *Subject) *NodeID { return &s.Node })
+	rpc     = named(func(s *Subject) *RPCID { return &s.RPC })
+	verb    = literal("verb", func(s *Subject) *string { return &s.Verb }, plainToken)
+	bucket  = literal("bucket", func(s *Subject) *string { return &s.Bucket }, plainToken)
+	key     = literal("key", func(s *Subject) *string { return &s.Key }, validKey)
+	index   = part{
+		encode: func(s *Subject) (string, error) { return encodeIndex(s.Index) },
+		decode: func(s *Subject, token string) (err error) { s.Index, err = decodeIndex(token); return err },
+	}
+	tool = part{
+		encode: func(s *Subject) (string, error) { return encodeToolID(s.Tool) },
+		decode: func(s *Subject, token string) (err error) { s.Tool, err = decodeToolID(token); return err },
+		rest:   true,
+	}
 )
 
-// form is the shape of one kind: literals and variable parts between them.
+// form is the shape of one kind: a literal head, and the variable parts behind it.
+// Of a subject of one node, the node stands in the middle of the head: mid follows it.
 type form struct {
 	head  string // literal tokens at the beginning, with the dot
-	first []part
-	mid   string // literal token between the two groups, "" for none
-	rest  []part
+	mid   string // literal token behind the node, with its dots; "" for none
+	parts []part
 }
 
 var forms = [...]form{
-	KindTool:           {"tools.", []part{session, tool}, "", nil},
-	KindNodeTool:       {"mesh.node.", []part{node}, "tools", []part{session, tool}},
-	KindNodeCtl:        {"mesh.node.", []part{node}, "ctl", []part{session, rpc}},
-	KindLane:           {"mesh.node.", []part{node}, "lane", []part{session}},
-	KindNodeAdmin:      {"mesh.node.", []part{node}, "admin", []part{verb}},
-	KindCtl:            {"mesh.ctl.", []part{session, rpc}, "", nil},
-	KindChunks:         {"mesh.chunks.", []part{session, rpc}, "", nil},
-	KindLive:           {"mesh.live.", []part{session, rpc}, "", nil},
-	KindReplay:         {"mesh.replay.", []part{session, rpc}, "", nil},
-	KindRegistry:       {"mesh.registry.", []part{session, verb}, "", nil},
-	KindBatch:          {"mesh.batch.", []part{session}, "", nil},
-	KindTask:           {"mesh.tasks.", []part{session, rpc}, "", nil},
-	KindJob:            {"mesh.jobs.", []part{index}, "", nil},
-	KindAdmin:          {"mesh.admin.", []part{verb}, "", nil},
-	KindHeartbeat:      {"mesh.hb.", []part{node}, "", nil},
-	KindEvent:          {"mesh.evt.", []part{verb, session}, "", nil},
-	KindRegistryChange: {"mesh.reg.", []part{bucket, key}, "", nil},
+	KindTool:           {head: "tools.", parts: []part{session, tool}},
+	KindNodeTool:       {"mesh.node.", ".tools.", []part{session, tool}},
+	KindNodeCtl:        {"mesh.node.", ".ctl.", []part{session, rpc}},
+	KindLane:           {"mesh.node.", ".lane.", []part{session}},
+	KindNodeAdmin:      {"mesh.node.", ".admin.", []part{verb}},
+	KindCtl:            {head: "mesh.ctl.", parts: []part{session, rpc}},
+	KindChunks:         {head: "mesh.chunks.", parts: []part{session, rpc}},
+	KindLive:           {head: "mesh.live.", parts: []part{session, rpc}},
+	KindReplay:         {head: "mesh.replay.", parts: []part{session, rpc}},
+	KindRegistry:       {head: "mesh.registry.", parts: []part{session, verb}},
+	KindBatch:          {head: "mesh.batch.", parts: []part{session}},
+	KindTask:           {head: "mesh.tasks.", parts: []part{session, rpc}},
+	KindJob:            {head: "mesh.jobs.", parts: []part{index}},
+	KindAdmin:          {head: "mesh.admin.", parts: []part{verb}},
+	KindHeartbeat:      {head: "mesh.hb.", parts: []part{node}},
+	KindEvent:          {head: "mesh.evt.", parts: []part{verb, session}},
+	KindRegistryChange: {head: "mesh.reg.", parts: []part{bucket, key}},
 }
 
 // Build returns the subject's text. It refuses names that cannot travel, and a
@@ -98,198 +137,74 @@ func (s Subject) Build() (string, error) {
 		return "", fmt.Errorf("%w: a subject needs a kind", ErrInvalid)
 	}
 	f := &forms[s.Kind]
-	b := make([]byte, 0, 96)
-	b = append(b, f.head...)
-	b, err := s.appendParts(b, f.first)
-	if err != nil {
-		return "", err
-	}
+	b := append(make([]byte, 0, 96), f.head...)
 	if f.mid != "" {
-		b = append(b, '.')
-		b = append(b, f.mid...)
-		b = append(b, '.')
-		if b, err = s.appendParts(b, f.rest); err != nil {
+		token, err := node.encode(&s)
+		if err != nil {
 			return "", err
 		}
+		b = append(append(b, token...), f.mid...)
 	}
-	return string(b), nil
-}
-
-func (s *Subject) appendParts(b []byte, parts []part) ([]byte, error) {
-	for i, p := range parts {
+	for i, p := range f.parts {
+		token, err := p.encode(&s)
+		if err != nil {
+			return "", err
+		}
 		if i > 0 {
 			b = append(b, '.')
 		}
-		var token string
-		var err error
-		switch p {
-		case session:
-			token, err = EncodeToken(string(s.Session))
-		case node:
-			token, err = EncodeToken(string(s.Node))
-		case rpc:
-			token, err = EncodeToken(string(s.RPC))
-		case index:
-			token, err = encodeIndex(s.Index)
-		case verb:
-			if token = s.Verb; !plainToken(token) {
-				err = fmt.Errorf("%w: verb %q", ErrInvalid, token)
-			}
-		case tool:
-			token, err = encodeToolID(s.Tool)
-		case bucket:
-			if token = s.Bucket; !plainToken(token) {
-				err = fmt.Errorf("%w: bucket %q", ErrInvalid, token)
-			}
-		case key:
-			if token = s.Key; !validKey(token) {
-				err = fmt.Errorf("%w: key %q", ErrInvalid, token)
-			}
-		}
-		if err != nil {
-			return nil, err
-		}
 		b = append(b, token...)
 	}
-	return b, nil
+	return string(b), nil
 }
 
 // Parse reads any subject of the mesh. It refuses wildcards, empty tokens,
 // tokens that are not the one right form of their name, and what is not ours.
 func Parse(subject string) (Subject, error) {
-	var s Subject
-	if rest, ok := strings.CutPrefix(subject, "tools."); ok {
-		s.Kind = KindTool
-		return s.parsed(subject, rest)
-	}
-	rest, ok := strings.CutPrefix(subject, "mesh.")
-	if !ok {
-		return Subject{}, fmt.Errorf("%w: %q is not a subject of the mesh", ErrInvalid, subject)
-	}
-	head, rest, _ := strings.Cut(rest, ".")
-	switch head {
-	case "node":
-		name, after, _ := strings.Cut(rest, ".")
-		mid, _, _ := strings.Cut(after, ".")
-		switch mid {
-		case "tools":
-			s.Kind = KindNodeTool
-		case "ctl":
-			s.Kind = KindNodeCtl
-		case "lane":
-			s.Kind = KindLane
-		case "admin":
-			s.Kind = KindNodeAdmin
-		default:
-			return Subject{}, fmt.Errorf("%w: %q is not a subject of node %q", ErrInvalid, subject, name)
+	for kind := range forms {
+		f := &forms[kind]
+		rest, ok := strings.CutPrefix(subject, f.head)
+		if !ok || f.head == "" {
+			continue
 		}
-	case "ctl":
-		s.Kind = KindCtl
-	case "chunks":
-		s.Kind = KindChunks
-	case "live":
-		s.Kind = KindLive
-	case "replay":
-		s.Kind = KindReplay
-	case "registry":
-		s.Kind = KindRegistry
-	case "batch":
-		s.Kind = KindBatch
-	case "tasks":
-		s.Kind = KindTask
-	case "jobs":
-		s.Kind = KindJob
-	case "admin":
-		s.Kind = KindAdmin
-	case "hb":
-		s.Kind = KindHeartbeat
-	case "evt":
-		s.Kind = KindEvent
-	case "reg":
-		s.Kind = KindRegistryChange
-	default:
-		return Subject{}, fmt.Errorf("%w: %q is not a subject of the mesh", ErrInvalid, subject)
+		s := Subject{Kind: Kind(kind)} //nolint:gosec // there are 18
+		if f.mid != "" {
+			name, after, _ := strings.Cut(rest, ".")
+			if rest, ok = strings.CutPrefix("."+after, f.mid); !ok {
+				continue
+			}
+			if err := node.decode(&s, name); err != nil {
+				return Subject{}, fmt.Errorf("subject %q: %w", subject, err)
+			}
+		}
+		if err := s.parse(f.parts, rest); err != nil {
+			return Subject{}, fmt.Errorf("subject %q: %w", subject, err)
+		}
+		return s, nil
 	}
-	return s.parsed(subject, rest)
+	return Subject{}, fmt.Errorf("%w: %q is not a subject of the mesh", ErrInvalid, subject)
 }
 
-// parsed reads the rest of a subject whose kind is known.
-func (s Subject) parsed(subject, rest string) (Subject, error) {
-	if err := s.parseGroups(&forms[s.Kind], rest); err != nil {
-		return Subject{}, fmt.Errorf("subject %q: %w", subject, err)
-	}
-	return s, nil
-}
-
-func (s *Subject) parseGroups(f *form, rest string) error {
-	rest, more, err := s.parseParts(f.first, rest)
-	if err != nil {
-		return err
-	}
-	if f.mid == "" {
-		if more {
-			return fmt.Errorf("%w: too many tokens", ErrInvalid)
+func (s *Subject) parse(parts []part, rest string) error {
+	more := true
+	for _, p := range parts {
+		if !more {
+			return fmt.Errorf("%w: too few tokens", ErrInvalid)
 		}
-		return nil
-	}
-	_, rest, ok := strings.Cut(rest, ".")
-	if !more || !ok {
-		return fmt.Errorf("%w: too few tokens", ErrInvalid)
-	}
-	if _, more, err = s.parseParts(f.rest, rest); err != nil {
-		return err
+		var token string
+		if p.rest {
+			token, more = rest, false
+		} else {
+			token, rest, more = strings.Cut(rest, ".")
+		}
+		if err := p.decode(s, token); err != nil {
+			return err
+		}
 	}
 	if more {
 		return fmt.Errorf("%w: too many tokens", ErrInvalid)
 	}
 	return nil
-}
-
-func (s *Subject) parseParts(parts []part, rest string) (after string, more bool, err error) {
-	more = true
-	for _, p := range parts {
-		if !more {
-			return "", false, fmt.Errorf("%w: too few tokens", ErrInvalid)
-		}
-		var token string
-		if p == tool || p == key {
-			token, rest, more = rest, "", false
-		} else {
-			token, rest, more = strings.Cut(rest, ".")
-		}
-		var name string
-		switch p {
-		case session:
-			name, err = DecodeToken(token)
-			s.Session = SessionID(name)
-		case node:
-			name, err = DecodeToken(token)
-			s.Node = NodeID(name)
-		case rpc:
-			name, err = DecodeToken(token)
-			s.RPC = RPCID(name)
-		case index:
-			s.Index, err = decodeIndex(token)
-		case verb:
-			if s.Verb = token; !plainToken(token) {
-				err = fmt.Errorf("%w: verb %q", ErrInvalid, token)
-			}
-		case bucket:
-			if s.Bucket = token; !plainToken(token) {
-				err = fmt.Errorf("%w: bucket %q", ErrInvalid, token)
-			}
-		case tool:
-			s.Tool, err = decodeToolID(token)
-		case key:
-			if s.Key = token; !validKey(token) {
-				err = fmt.Errorf("%w: key %q", ErrInvalid, token)
-			}
-		}
-		if err != nil {
-			return "", false, err
-		}
-	}
-	return rest, more, nil
 }
 
 // Tool is the subject of a call through the queue group.

@@ -3,6 +3,7 @@ package tool
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -61,46 +62,38 @@ const (
 )
 
 // oneOf is the one check of a closed set; it names the allowed values.
-func oneOf[T ~string](key string, value T, allowed ...T) error {
-	if value == "" || slices.Contains(allowed, value) {
+func oneOf[T ~string](key string, value T, allowed []T) error {
+	if slices.Contains(allowed, value) {
 		return nil
 	}
-	names := make([]string, len(allowed))
-	for i, a := range allowed {
-		names[i] = string(a)
-	}
-	return fmt.Errorf("%s is %q, but must be one of %s", key, string(value), strings.Join(names, ", "))
+	names := strings.Trim(strings.ReplaceAll(fmt.Sprint(allowed), " ", ", "), "[]")
+	return fmt.Errorf("%s is %q, but must be one of %s", key, string(value), names)
 }
+
+var (
+	affinities = []Affinity{AffinityQueue, AffinityFail, AffinityHint}
+	laneScopes = []LaneScope{LaneBatch, LaneSession, LaneNode, LaneMesh}
+)
 
 // ParseIsolation returns the isolation named text, or an error that names the allowed ones.
 func ParseIsolation(text string) (toolmesh.Isolation, error) {
 	v := toolmesh.Isolation(text)
-	return v, required("isolation", v, toolmesh.Isolations()...)
+	return v, oneOf("isolation", v, toolmesh.Isolations())
 }
 
 // ParseAffinity returns the affinity named text, or an error that names the allowed ones.
 func ParseAffinity(text string) (Affinity, error) {
-	v := Affinity(text)
-	return v, required("affinity", v, AffinityQueue, AffinityFail, AffinityHint)
+	return Affinity(text), oneOf("affinity", Affinity(text), affinities)
 }
 
 // ParseSandbox returns the sandbox level named text, or an error that names the allowed ones.
 func ParseSandbox(text string) (Sandbox, error) {
-	v := Sandbox(text)
-	return v, required("sandbox", v, Sandboxes()...)
+	return Sandbox(text), oneOf("sandbox", Sandbox(text), Sandboxes())
 }
 
 // ParseLaneScope returns the lane scope named text, or an error that names the allowed ones.
 func ParseLaneScope(text string) (LaneScope, error) {
-	v := LaneScope(text)
-	return v, required("lane_scope", v, LaneBatch, LaneSession, LaneNode, LaneMesh)
-}
-
-func required[T ~string](key string, value T, allowed ...T) error {
-	if value == "" {
-		value = " "
-	}
-	return oneOf(key, value, allowed...)
+	return LaneScope(text), oneOf("lane_scope", LaneScope(text), laneScopes)
 }
 
 // ResourceKey names what a call touches; calls with equal keys do not overlap
@@ -150,21 +143,15 @@ func (k *ResourceKey) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
+// placeholder is how a part of a resource key names a parameter.
+var placeholder = regexp.MustCompile(`\{([^{}]+)\}`)
+
 // placeholders returns the names of the parameters that the key refers to.
 func (k ResourceKey) placeholders() []string {
 	var names []string
 	for _, part := range k.Parts {
-		for {
-			_, rest, ok := strings.Cut(part, "{")
-			if !ok {
-				break
-			}
-			name, after, ok := strings.Cut(rest, "}")
-			if !ok {
-				break
-			}
-			names = append(names, name)
-			part = after
+		for _, match := range placeholder.FindAllStringSubmatch(part, -1) {
+			names = append(names, match[1])
 		}
 	}
 	return names
@@ -176,18 +163,7 @@ func (k ResourceKey) Check() error {
 		if part == "" {
 			return fmt.Errorf("resource_key has an empty part")
 		}
-		open := false
-		for _, r := range part {
-			switch {
-			case r == '{' && open, r == '}' && !open:
-				return fmt.Errorf("resource_key part %q has unbalanced braces; a parameter is written {name}", part)
-			case r == '{':
-				open = true
-			case r == '}':
-				open = false
-			}
-		}
-		if open || strings.Contains(part, "{}") {
+		if strings.ContainsAny(placeholder.ReplaceAllString(part, ""), "{}") {
 			return fmt.Errorf("resource_key part %q has unbalanced or empty braces; a parameter is written {name}", part)
 		}
 	}
@@ -263,36 +239,36 @@ func (s *Size) UnmarshalText(text []byte) error {
 // Limits bound one call. Zero means none of the tool's own; the node bounds the
 // output in any case.
 type Limits struct {
-	CPUTime   time.Duration // processor time of the call
-	Memory    Size          // memory of the worker
-	Pids      int           // processes and threads
-	OpenFiles int           // open files
-	Output    Size          // encoded result, or one item of a stream
+	CPUTime   time.Duration `json:"-"`                    // processor time of the call
+	Memory    Size          `json:"memory,omitzero"`      // memory of the worker
+	Pids      int           `json:"pids,omitempty"`       // processes and threads
+	OpenFiles int           `json:"open_files,omitempty"` // open files
+	Output    Size          `json:"output,omitzero"`      // encoded result, or one item of a stream
 }
 
 // IsZero says that nothing is limited.
 func (l Limits) IsZero() bool { return l == Limits{} }
 
+// limitsJSON is the JSON form: the duration is text.
 type limitsJSON struct {
-	CPUTime   durationText `json:"cpu_time,omitzero"`
-	Memory    Size         `json:"memory,omitzero"`
-	Pids      int          `json:"pids,omitempty"`
-	OpenFiles int          `json:"open_files,omitempty"`
-	Output    Size         `json:"output,omitzero"`
+	CPUTime durationText `json:"cpu_time,omitzero"`
+	*plainLimits
 }
+
+type plainLimits Limits
 
 // MarshalJSON writes durations and sizes as text.
 func (l Limits) MarshalJSON() ([]byte, error) {
-	return json.Marshal(limitsJSON{durationText(l.CPUTime), l.Memory, l.Pids, l.OpenFiles, l.Output})
+	return json.Marshal(limitsJSON{durationText(l.CPUTime), (*plainLimits)(&l)})
 }
 
 // UnmarshalJSON reads what MarshalJSON wrote.
 func (l *Limits) UnmarshalJSON(data []byte) error {
-	var w limitsJSON
+	w := limitsJSON{plainLimits: (*plainLimits)(l)}
 	if err := json.Unmarshal(data, &w); err != nil {
 		return err
 	}
-	*l = Limits{time.Duration(w.CPUTime), w.Memory, w.Pids, w.OpenFiles, w.Output}
+	l.CPUTime = time.Duration(w.CPUTime)
 	return nil
 }
 
@@ -318,60 +294,47 @@ func (d *durationText) UnmarshalText(text []byte) error {
 // declares nothing. ParallelSafe, ReadOnly, ResourceKey, LaneScope and CacheTTL are
 // for batches, lanes and caches to come: nothing acts on them yet.
 type Annotations struct {
-	Streaming    bool               // the tool yields items
-	Idempotent   bool               // running it twice is as good as once
-	ParallelSafe bool               // calls may overlap within a batch
-	ReadOnly     bool               // only reads what its resource key names, and shares the key with other readers
-	Collect      bool               // a unary call of a streaming tool returns the list of all items, not the last
-	ResourceKey  ResourceKey        // what a call touches
-	LaneScope    LaneScope          // where the key counts; empty: the batch
-	Timeout      time.Duration      // the tool's total time; 0: none declared
-	CacheTTL     time.Duration      // how long a result may be served again; 0: never
-	Isolation    toolmesh.Isolation // empty: warm
-	Sandbox      Sandbox            // empty: the node's default
-	Concurrency  int                // calls of the index at once on one node; 0: as many as the node runs
-	Limits       Limits             // of one call
-	Affinity     Affinity           // of isolation session; empty: strict-queue
+	Streaming    bool               `json:"streaming,omitempty"`     // the tool yields items
+	Idempotent   bool               `json:"idempotent,omitempty"`    // running it twice is as good as once
+	ParallelSafe bool               `json:"parallel_safe,omitempty"` // calls may overlap within a batch
+	ReadOnly     bool               `json:"read_only,omitempty"`     // only reads what its resource key names, and shares the key with other readers
+	Collect      bool               `json:"collect,omitempty"`       // a unary call of a streaming tool returns the list of all items, not the last
+	ResourceKey  ResourceKey        `json:"resource_key,omitzero"`   // what a call touches
+	LaneScope    LaneScope          `json:"lane_scope,omitempty"`    // where the key counts; empty: the batch
+	Timeout      time.Duration      `json:"-"`                       // the tool's total time; 0: none declared
+	CacheTTL     time.Duration      `json:"-"`                       // how long a result may be served again; 0: never
+	Isolation    toolmesh.Isolation `json:"isolation,omitempty"`     // empty: warm
+	Sandbox      Sandbox            `json:"sandbox,omitempty"`       // empty: the node's default
+	Concurrency  int                `json:"concurrency,omitempty"`   // calls of the index at once on one node; 0: as many as the node runs
+	Limits       Limits             `json:"limits,omitzero"`         // of one call
+	Affinity     Affinity           `json:"affinity,omitempty"`      // of isolation session; empty: strict-queue
 }
 
+// annotationsJSON is the JSON form: durations are text.
 type annotationsJSON struct {
-	Streaming    bool               `json:"streaming,omitempty"`
-	Idempotent   bool               `json:"idempotent,omitempty"`
-	ParallelSafe bool               `json:"parallel_safe,omitempty"`
-	ReadOnly     bool               `json:"read_only,omitempty"`
-	Collect      bool               `json:"collect,omitempty"`
-	ResourceKey  ResourceKey        `json:"resource_key,omitzero"`
-	LaneScope    LaneScope          `json:"lane_scope,omitempty"`
-	Timeout      durationText       `json:"timeout,omitzero"`
-	CacheTTL     durationText       `json:"cache_ttl,omitzero"`
-	Isolation    toolmesh.Isolation `json:"isolation,omitempty"`
-	Sandbox      Sandbox            `json:"sandbox,omitempty"`
-	Concurrency  int                `json:"concurrency,omitempty"`
-	Limits       Limits             `json:"limits,omitzero"`
-	Affinity     Affinity           `json:"affinity,omitempty"`
+	*plainAnnotations
+	Timeout  durationText `json:"timeout,omitzero"`
+	CacheTTL durationText `json:"cache_ttl,omitzero"`
 }
+
+type plainAnnotations Annotations
 
 // MarshalJSON writes what is declared and nothing else, durations as Go
 // duration text.
 func (a Annotations) MarshalJSON() ([]byte, error) {
-	return marshalPlain(annotationsJSON{
-		a.Streaming, a.Idempotent, a.ParallelSafe, a.ReadOnly, a.Collect, a.ResourceKey, a.LaneScope,
-		durationText(a.Timeout), durationText(a.CacheTTL), a.Isolation, a.Sandbox, a.Concurrency, a.Limits, a.Affinity,
-	})
+	return marshalPlain(annotationsJSON{(*plainAnnotations)(&a), durationText(a.Timeout), durationText(a.CacheTTL)})
 }
 
 // UnmarshalJSON reads what MarshalJSON wrote. Unknown keys are ignored (a newer
 // node may have written them), unknown values of a known key refused: the error
 // names the allowed ones.
 func (a *Annotations) UnmarshalJSON(data []byte) error {
-	var w annotationsJSON
+	var v Annotations
+	w := annotationsJSON{plainAnnotations: (*plainAnnotations)(&v)}
 	if err := json.Unmarshal(data, &w); err != nil {
 		return err
 	}
-	v := Annotations{
-		w.Streaming, w.Idempotent, w.ParallelSafe, w.ReadOnly, w.Collect, w.ResourceKey, w.LaneScope,
-		time.Duration(w.Timeout), time.Duration(w.CacheTTL), w.Isolation, w.Sandbox, w.Concurrency, w.Limits, w.Affinity,
-	}
+	v.Timeout, v.CacheTTL = time.Duration(w.Timeout), time.Duration(w.CacheTTL)
 	if err := v.check(); err != nil {
 		return err
 	}
@@ -381,29 +344,26 @@ func (a *Annotations) UnmarshalJSON(data []byte) error {
 
 // check refuses values outside their closed sets and negative numbers.
 func (a Annotations) check() error {
-	if err := oneOf("isolation", a.Isolation, toolmesh.Isolations()...); err != nil {
-		return err
+	for _, err := range []error{
+		optional("isolation", a.Isolation, toolmesh.Isolations()), optional("affinity", a.Affinity, affinities),
+		optional("sandbox", a.Sandbox, Sandboxes()), optional("lane_scope", a.LaneScope, laneScopes), a.ResourceKey.Check(),
+	} {
+		if err != nil {
+			return err
+		}
 	}
-	if err := oneOf("affinity", a.Affinity, AffinityQueue, AffinityFail, AffinityHint); err != nil {
-		return err
-	}
-	if err := oneOf("sandbox", a.Sandbox, Sandboxes()...); err != nil {
-		return err
-	}
-	if err := oneOf("lane_scope", a.LaneScope, LaneBatch, LaneSession, LaneNode, LaneMesh); err != nil {
-		return err
-	}
-	if err := a.ResourceKey.Check(); err != nil {
-		return err
-	}
-	if a.Timeout < 0 {
-		return fmt.Errorf("timeout must not be negative")
-	}
-	if a.CacheTTL < 0 {
-		return fmt.Errorf("cache_ttl must not be negative")
-	}
-	if a.Concurrency < 0 {
-		return fmt.Errorf("concurrency must not be negative")
+	for key, negative := range map[string]bool{"timeout": a.Timeout < 0, "cache_ttl": a.CacheTTL < 0, "concurrency": a.Concurrency < 0} {
+		if negative {
+			return fmt.Errorf("%s must not be negative", key)
+		}
 	}
 	return a.Limits.check()
+}
+
+// optional is [oneOf] for a value that may be absent.
+func optional[T ~string](key string, value T, allowed []T) error {
+	if value == "" {
+		return nil
+	}
+	return oneOf(key, value, allowed)
 }

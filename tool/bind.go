@@ -3,9 +3,10 @@ package tool
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -22,13 +23,12 @@ func Bind(d *Descriptor, args []json.RawMessage, kwargs json.RawMessage) (object
 	if trimmed := bytes.TrimSpace(kwargs); len(trimmed) == 0 || string(trimmed) == "null" {
 		kwargs = json.RawMessage(`{}`)
 	}
-	if err := checkObject(kwargs); err != nil {
-		var bad *malformed
-		if errors.As(err, &bad) {
-			return nil, nil, invalid([]Problem{bad.problem("kwargs", "are")})
-		}
+	if _, bad := scan(kwargs, nil, nil); bad != nil {
+		return nil, nil, invalid([]Problem{bad.problem("kwargs", "are")})
+	}
+	if kind := jsontext.Value(kwargs).Kind(); kind != '{' {
 		return nil, nil, invalid([]Problem{{
-			Expected: "a JSON object", Got: article(kindOf(kwargs)), Message: "kwargs: " + err.Error(),
+			Expected: "a JSON object", Got: article(kind), Message: "kwargs must be a JSON object, not " + article(kind),
 		}})
 	}
 	if len(args) == 0 {
@@ -56,21 +56,14 @@ func Bind(d *Descriptor, args []json.RawMessage, kwargs json.RawMessage) (object
 		}
 	}
 	for i, arg := range args {
-		err := checkJSON(arg)
-		if err == nil {
+		_, bad := scan(arg, nil, nil)
+		if bad == nil {
 			continue
 		}
-		p := Problem{Expected: "a JSON value", Got: "malformed text", Message: fmt.Sprintf("positional argument %d is %v", i+1, err)}
-		if bad := (*malformed)(nil); errors.As(err, &bad) {
-			placed := *bad
-			if placed.pointer = ""; i < named {
-				placed.pointer = "/" + escapePointer(d.Positional[i]) + bad.pointer
-			}
-			if p = placed.problem(fmt.Sprintf("positional argument %d", i+1), "is"); bad.expected == "" {
-				p.Expected = "a JSON value"
-			}
+		if i < named {
+			bad.pointer = "/" + escapePointer(d.Positional[i]) + bad.pointer
 		}
-		problems = append(problems, p)
+		problems = append(problems, bad.problem(fmt.Sprintf("positional argument %d", i+1), "is"))
 	}
 	if len(problems) > 0 {
 		return nil, nil, invalid(problems)

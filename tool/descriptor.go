@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/go-json-experiment/json/jsontext"
+
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -38,50 +40,34 @@ type IndexRef struct {
 // was published, or handed to another goroutine, as immutable.
 type Descriptor struct {
 	// ID is the full id, e.g. "weather.forecast.today".
-	ID subjects.ToolID
+	ID subjects.ToolID `json:"id"`
 	// Name is the id below its index, e.g. "forecast.today"; a session's own
 	// tool has the same id and name.
-	Name string
+	Name string `json:"name"`
 	// Description is the text that people and models read.
-	Description string
+	Description string `json:"description"`
 	// InputSchema is the author's JSON Schema (2020-12) of the arguments
 	// object, key order and number literals kept. Empty means: any object.
-	InputSchema json.RawMessage
+	InputSchema json.RawMessage `json:"input_schema"`
 	// OutputSchema is the JSON Schema of the result (of one item, for a
 	// streaming tool). Empty means: unknown.
-	OutputSchema json.RawMessage
+	OutputSchema json.RawMessage `json:"output_schema,omitempty"`
 	// Positional are the parameters that the envelope form's positional
 	// arguments fill, in the order of the signature.
-	Positional []string
+	Positional []string `json:"positional,omitempty"`
 	// VarArgs is the name of a Python tool's *args parameter, "" without one.
-	VarArgs string
+	VarArgs string `json:"varargs,omitempty"`
 	// Annotations say how the tool behaves and how it wants to be run.
-	Annotations Annotations
+	Annotations Annotations `json:"annotations"`
 	// Metadata is the author's own JSON object, passed through. Empty means {}.
-	Metadata json.RawMessage
+	Metadata json.RawMessage `json:"metadata"`
 	// Source says where the schemas come from.
-	Source Source
+	Source Source `json:"source"`
 	// Warnings are texts for people, e.g. about a type that has no schema.
-	Warnings []string
+	Warnings []string `json:"warnings"`
 	// Index is the index that the tool belongs to, nil for a session's own
 	// tool. It is no part of the digest: see [Descriptor.Digest].
-	Index *IndexRef
-}
-
-// descriptorJSON is the JSON form, in the order in which it is written.
-type descriptorJSON struct {
-	ID           subjects.ToolID `json:"id"`
-	Name         string          `json:"name"`
-	Description  string          `json:"description"`
-	InputSchema  json.RawMessage `json:"input_schema"`
-	OutputSchema json.RawMessage `json:"output_schema,omitempty"`
-	Positional   []string        `json:"positional,omitempty"`
-	VarArgs      string          `json:"varargs,omitempty"`
-	Annotations  Annotations     `json:"annotations"`
-	Metadata     json.RawMessage `json:"metadata"`
-	Source       Source          `json:"source"`
-	Warnings     []string        `json:"warnings"`
-	Index        *IndexRef       `json:"index,omitempty"`
+	Index *IndexRef `json:"index,omitempty"`
 }
 
 // anyObject is the schema of a tool that declares none.
@@ -91,7 +77,8 @@ var anyObject = json.RawMessage(`{"type":"object"}`)
 // ("digest", "nodes"). Absent parts have their empty value, so that scripts
 // find every key but output_schema, positional, varargs and index.
 func (d Descriptor) MarshalJSON() ([]byte, error) {
-	w := descriptorJSON(d)
+	type plain Descriptor // without this method
+	w := plain(d)
 	if len(w.InputSchema) == 0 {
 		w.InputSchema = anyObject
 	}
@@ -107,7 +94,8 @@ func (d Descriptor) MarshalJSON() ([]byte, error) {
 // UnmarshalJSON reads what MarshalJSON wrote. Unknown fields are ignored: a
 // newer node may have written them.
 func (d *Descriptor) UnmarshalJSON(data []byte) error {
-	var w descriptorJSON
+	type plain Descriptor
+	var w plain
 	if err := json.Unmarshal(data, &w); err != nil {
 		return err
 	}
@@ -208,8 +196,11 @@ func (d *Descriptor) Check() error {
 		}
 	}
 	if len(d.Metadata) > 0 {
-		if err := checkObject(d.Metadata); err != nil {
+		if err := checkJSON(d.Metadata); err != nil {
 			return fail("metadata: %w", err)
+		}
+		if kind := jsontext.Value(d.Metadata).Kind(); kind != '{' {
+			return fail("metadata must be a JSON object, not %s", article(kind))
 		}
 	}
 	if err := d.Annotations.check(); err != nil {

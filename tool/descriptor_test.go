@@ -45,8 +45,8 @@ func TestDescriptorJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, part := range []string{
-		`"annotations":{"idempotent":true,"parallel_safe":true,"resource_key":["city","{city}"],"lane_scope":"session","timeout":"2s","cache_ttl":"5m0s",` +
-			`"isolation":"fork","sandbox":"guard","concurrency":3,"limits":{"cpu_time":"1s","memory":"200MB","pids":40,"open_files":128,"output":"10KiB"}}`,
+		`"annotations":{"idempotent":true,"parallel_safe":true,"resource_key":["city","{city}"],"lane_scope":"session",` +
+			`"isolation":"fork","sandbox":"guard","concurrency":3,"limits":{"cpu_time":"1s","memory":"200MB","pids":40,"open_files":128,"output":"10KiB"},"timeout":"2s","cache_ttl":"5m0s"}`,
 		`"default":12345678901234567890.10`, `"index":{"name":"weather","revision":"abc"}`, `"positional":["city","big"]`,
 	} {
 		if !strings.Contains(string(data), part) {
@@ -144,7 +144,7 @@ func TestDescriptorCheck(t *testing.T) {
 		"below the index":                      func(d *tool.Descriptor) { d.Name = "daily" },
 		"input_schema":                         func(d *tool.Descriptor) { d.InputSchema = json.RawMessage(`{"type":"x"}`) },
 		"output_schema":                        func(d *tool.Descriptor) { d.OutputSchema = json.RawMessage(`{`) },
-		"metadata: must be a JSON object":      func(d *tool.Descriptor) { d.Metadata = json.RawMessage(`[1]`) },
+		"metadata must be a JSON object":       func(d *tool.Descriptor) { d.Metadata = json.RawMessage(`[1]`) },
 		`"town" is not in the input schema`:    func(d *tool.Descriptor) { d.Positional = []string{"town"} },
 		"{town}":                               func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"a{town}b"} },
 		"unbalanced":                           func(d *tool.Descriptor) { d.Annotations.ResourceKey.Parts = []string{"{town"} },
@@ -237,8 +237,8 @@ func TestBind(t *testing.T) {
 		{"given twice", "", raw(`1`), `{"a":2}`, ``, ``, []string{"/a"}},
 		{"given twice in another spelling", "", raw(`1`), `{"\u0061":2}`, ``, ``, []string{"/a"}},
 		{"kwargs no object", "", raw(`1`), `[1]`, ``, ``, []string{""}},
-		{"repeated in kwargs", "", nil, `{"a":1,"a":2}`, ``, ``, []string{""}},
-		{"malformed", "", raw(`1,"c":2`), ``, ``, ``, []string{""}},
+		{"repeated in kwargs", "", nil, `{"a":1,"a":2}`, ``, ``, []string{"/a"}},
+		{"malformed", "", raw(`1,"c":2`), ``, ``, ``, []string{"/a"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

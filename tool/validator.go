@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/toolmesh/toolmesh"
@@ -29,7 +30,8 @@ const (
 // Validator checks arguments against one schema. It is immutable: any number of
 // goroutines may use it.
 type Validator struct {
-	fast     *node // nil: every object fits
+	fast     *jsonschema.Schema // of the first check, for the scanner
+	readable readable
 	doc      any
 	checks   chan *check // idle ones
 	unknown  []string    // the declared top-level names, to suggest one
@@ -93,7 +95,8 @@ func Compile(schema json.RawMessage) (v *Validator, err error) {
 	}
 	v.checks <- first
 	v.warnings = warnings
-	v.fast = buildNode(doc)
+	v.fast, v.readable = first.schema, readable{}
+	v.readable.add(v.fast)
 	v.unknown, _ = schemaProperties(schema)
 	return v, nil
 }
@@ -149,17 +152,15 @@ func (v *Validator) Validate(args json.RawMessage) error {
 	if len(args) == 0 {
 		args = json.RawMessage(`{}`)
 	}
-	s := scan(args, v.fast)
-	defer s.release()
-	switch {
-	case s.err != nil:
-		return invalid([]Problem{s.err.problem("the arguments", "are")})
-	case kindOf(args) != kindObject:
-		got := article(kindOf(args))
+	certain, bad := scan(args, v.fast, v.readable)
+	if bad != nil {
+		return invalid([]Problem{bad.problem("the arguments", "are")})
+	}
+	if kind := jsontext.Value(args).Kind(); kind != '{' {
+		got := article(kind)
 		return invalid([]Problem{{Expected: "a JSON object", Got: got, Message: "the arguments must be a JSON object, not " + got}})
-	case len(s.repeated) > 0:
-		return invalid(s.repeated)
-	case !s.unsure:
+	}
+	if certain {
 		return nil
 	}
 	return v.ask(args)

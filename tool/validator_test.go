@@ -175,7 +175,7 @@ func TestValidateMessages(t *testing.T) {
 }
 
 // What JSON allows and we do not is a problem of its place; where text is no JSON
-// the place is counted in what was given, whatever that was a part of.
+// the place is counted in bytes.
 func TestValidateMalformed(t *testing.T) {
 	t.Parallel()
 	v, err := tool.Compile(nil)
@@ -187,8 +187,8 @@ func TestValidateMalformed(t *testing.T) {
 		`{"a":{"b~/":[1,-2e400]}}`: {"/a/b~0~1/1", "a number in the range of a double", "-2e400", "/a/b~0~1/1 is a number outside the range of a double"},
 		`{"n":` + long + `}`:       {"/n", "a number of at most 1000 characters", long[:40] + "…", "/n is a number of more than 1000 characters"},
 		`1e400`:                    {"", "a number in the range of a double", "1e400", "the arguments are a number outside the range of a double"},
-		"{\"n\":\"a\xff\"}":        {"", "a JSON object", "malformed text", "the arguments are not valid JSON: text that is not UTF-8 at byte 7 of the arguments"},
-		`{"n":1`:                   {"", "a JSON object", "malformed text", "the arguments are not valid JSON: an object is not closed at byte 6 of the arguments"},
+		"{\"n\":\"a\xff\"}":        {"", "valid JSON", "malformed text", "the arguments are not valid JSON: text that is not UTF-8 at byte 7"},
+		`{"n":1`:                   {"", "valid JSON", "malformed text", "the arguments are not valid JSON: unexpected EOF at byte 6"},
 	} {
 		got := tool.Problems(v.Validate(json.RawMessage(args)))
 		if diff := cmp.Diff([]tool.Problem{want}, got); diff != "" {
@@ -198,8 +198,8 @@ func TestValidateMalformed(t *testing.T) {
 	d := &tool.Descriptor{ID: "a.b", Positional: []string{"x"}}
 	for kwargs, want := range map[string]tool.Problem{
 		`{"n":1e400}`:  {"/n", "a number in the range of a double", "1e400", "/n is a number outside the range of a double"},
-		"{\"\xff\":1}": {"", "a JSON object", "malformed text", "kwargs are not valid JSON: text that is not UTF-8 at byte 2 of kwargs"},
-		`[]`:           {"", "a JSON object", "an array", "kwargs: must be a JSON object, not an array"},
+		"{\"\xff\":1}": {"", "valid JSON", "malformed text", "kwargs are not valid JSON: text that is not UTF-8 at byte 2"},
+		`[]`:           {"", "a JSON object", "an array", "kwargs must be a JSON object, not an array"},
 	} {
 		_, _, err := tool.Bind(d, []json.RawMessage{json.RawMessage(`1`)}, json.RawMessage(kwargs))
 		if diff := cmp.Diff([]tool.Problem{want}, tool.Problems(err)); diff != "" {

@@ -10,16 +10,26 @@ import (
 )
 
 // back turns a value of a rendered schema into one of the author's. at is the
-// JSON Pointer of the value. keep is false for a value that only says that
-// there is none. A nil back changes nothing.
-type back func(v any, at string) (out any, keep bool, err error)
+// JSON Pointer of the value. A nil back changes nothing, and none changes what is
+// of another kind than it is about: null stays null.
+type back func(v any, at string) (any, error)
 
 // apply is b(v, at), also of a nil b.
-func (b back) apply(v any, at string) (any, bool, error) {
+func (b back) apply(v any, at string) (any, error) {
 	if b == nil {
-		return v, true, nil
+		return v, nil
 	}
 	return b(v, at)
+}
+
+// of makes a back of what it does to values of its kind.
+func of[T any](change func(given T, at string) (any, error)) back {
+	return func(v any, at string) (any, error) {
+		if given, ok := v.(T); ok {
+			return change(given, at)
+		}
+		return v, nil
+	}
 }
 
 func invalid(at, expected, got, message string) error {
@@ -39,44 +49,48 @@ type member struct {
 	dropNull bool // null stands for an absent value
 }
 
-// objectBack maps members by their rendered names; unknown ones stay as they are.
-func objectBack(members map[string]member) back {
-	same := true
+// put maps a member's value and puts it into out.
+func put(out *object, name string, value any, b back, at string) error {
+	at = below(at, name)
+	if out.has(name) {
+		return invalid(at, "one value", "several", at+" is given more than once")
+	}
+	value, err := b.apply(value, at)
+	out.set(name, value)
+	return err
+}
+
+// objectBack maps members by their rendered names; unknown ones stay as they
+// are. further, if there is one, is the rendered name of the member that lists
+// further members as entries, whose values are mapped by value.
+func objectBack(members map[string]member, further string, value back) back {
+	same := further == ""
 	for name, m := range members {
 		same = same && m.name == name && m.back == nil && !m.dropNull
 	}
 	if same {
 		return nil
 	}
-	return func(v any, at string) (any, bool, error) {
-		given, ok := v.(*object)
-		if !ok {
-			return v, true, nil
-		}
+	return of(func(given *object, at string) (any, error) {
 		out := newObject()
 		for _, key := range given.keys {
-			value := given.get(key)
+			one := given.get(key)
 			m, known := members[key]
 			if !known {
-				m = member{name: key}
+				m.name = key
 			}
-			if value == nil && m.dropNull {
+			if one == nil && m.dropNull || further != "" && key == further {
 				continue
 			}
-			value, keep, err := m.back.apply(value, below(at, m.name))
-			if err != nil {
-				return nil, false, err
+			if err := put(out, m.name, one, m.back, at); err != nil {
+				return nil, err
 			}
-			if !keep {
-				continue
-			}
-			if out.has(m.name) {
-				return nil, false, invalid(below(at, m.name), "one value", "several", fmt.Sprintf("%s is given more than once", below(at, m.name)))
-			}
-			out.set(m.name, value)
 		}
-		return out, true, nil
-	}
+		if further == "" {
+			return out, nil
+		}
+		return out, addEntries(out, given.list(further), value, at)
+	})
 }
 
 // listBack maps each item of an array.
@@ -84,114 +98,69 @@ func listBack(item back) back {
 	if item == nil {
 		return nil
 	}
-	return func(v any, at string) (any, bool, error) {
-		given, ok := v.([]any)
-		if !ok {
-			return v, true, nil
-		}
-		out := make([]any, 0, len(given))
+	return of(func(given []any, at string) (out any, err error) {
+		items := make([]any, len(given))
 		for i, one := range given {
-			one, keep, err := item(one, fmt.Sprintf("%s/%d", at, i))
-			if err != nil {
-				return nil, false, err
-			}
-			if keep {
-				out = append(out, one)
+			if items[i], err = item(one, fmt.Sprintf("%s/%d", at, i)); err != nil {
+				return nil, err
 			}
 		}
-		return out, true, nil
-	}
+		return items, nil
+	})
 }
 
 // lookupBack maps the texts of a string enum to the values they stand for.
 func lookupBack(values map[string]any) back {
-	same := true
-	for text, value := range values {
-		same = same && value == text
-	}
-	if same {
-		return nil
-	}
-	return func(v any, _ string) (any, bool, error) {
-		text, ok := v.(string)
-		if !ok {
-			return v, true, nil
-		}
+	return of(func(text string, _ string) (any, error) {
 		if value, known := values[text]; known {
-			return value, true, nil
+			return value, nil
 		}
-		return v, true, nil
-	}
+		return text, nil
+	})
 }
 
 // parseBack reads JSON that a model wrote as text. Text that is no JSON is
 // itself: a schema that takes text takes it.
-func parseBack(v any, _ string) (any, bool, error) {
-	text, ok := v.(string)
-	if !ok {
-		return v, true, nil
-	}
-	if value, err := decode([]byte(text)); err == nil {
-		return value, true, nil
-	}
-	return v, true, nil
+func parseBack(v any, at string) (any, error) {
+	return of(func(text string, _ string) (any, error) {
+		if value, err := decode([]byte(text)); err == nil {
+			return value, nil
+		}
+		return text, nil
+	})(v, at)
 }
 
 // scalarBack reads text that stands for one of several scalar types.
 func scalarBack(takes map[string]bool) back {
-	return func(v any, _ string) (any, bool, error) {
-		text, ok := v.(string)
-		if !ok {
-			return v, true, nil
+	return of(func(text string, at string) (any, error) {
+		value, err := parseBack(text, at)
+		if kind := kindOf(value); takes[kind] || kind == "integer" && takes["number"] {
+			return value, err
 		}
-		value, err := decode([]byte(text))
-		if err != nil {
-			return v, true, nil
-		}
-		switch kind := kindOf(value); {
-		case kind == "object" || kind == "array" || kind == "null" && !takes["null"]:
-			return v, true, nil
-		case takes[kind], kind == "integer" && takes["number"]:
-			return value, true, nil
-		}
-		return v, true, nil
-	}
+		return text, err
+	})
 }
 
 // entriesBack turns a list of {key, value} into an object.
 func entriesBack(value back) back {
-	return func(v any, at string) (any, bool, error) {
-		given, ok := v.([]any)
-		if !ok {
-			return v, true, nil
-		}
+	return of(func(given []any, at string) (any, error) {
 		out := newObject()
-		if err := addEntries(out, given, value, at); err != nil {
-			return nil, false, err
-		}
-		return out, true, nil
-	}
+		return out, addEntries(out, given, value, at)
+	})
 }
 
 func addEntries(out *object, entries []any, value back, at string) error {
 	for _, one := range entries {
-		entry, ok := one.(*object)
-		if !ok {
-			return invalid(at, "an entry with key and value", kindOf(one), fmt.Sprintf("%s: each entry is an object with key and value", place(at)))
+		entry, _ := one.(*object)
+		if entry == nil {
+			entry = newObject()
 		}
 		key, ok := entry.get("key").(string)
 		if !ok || !entry.has("value") {
-			return invalid(at, "an entry with key and value", "something else", fmt.Sprintf("%s: each entry has a key, which is text, and a value", place(at)))
+			return invalid(at, "an entry with key and value", kindOf(one), place(at)+": each entry is an object with a key, which is text, and a value")
 		}
-		if out.has(key) {
-			return invalid(below(at, key), "one value", "several", fmt.Sprintf("%s is given more than once", below(at, key)))
-		}
-		mapped, keep, err := value.apply(entry.get("value"), below(at, key))
-		if err != nil {
+		if err := put(out, key, entry.get("value"), value, at); err != nil {
 			return err
-		}
-		if keep {
-			out.set(key, mapped)
 		}
 	}
 	return nil
@@ -205,42 +174,33 @@ func place(at string) string {
 }
 
 // choiceBack turns an object with exactly one of several members into that
-// member's value.
+// member's value. A null is a choice only where nothing else is given.
 func choiceBack(members map[string]back, names []string) back {
-	return func(v any, at string) (any, bool, error) {
-		given, ok := v.(*object)
-		if !ok {
-			return v, true, nil
-		}
-		var chosen []string
+	return of(func(given *object, at string) (any, error) {
+		var chosen, null []string
 		for _, key := range given.keys {
-			if _, known := members[key]; known && given.get(key) != nil {
+			switch _, known := members[key]; {
+			case known && given.get(key) == nil:
+				null = append(null, key)
+			case known:
 				chosen = append(chosen, key)
 			}
 		}
-		if len(chosen) == 0 { // null may be what is meant
-			for _, key := range given.keys {
-				if _, known := members[key]; known {
-					chosen = append(chosen, key)
-				}
-			}
+		if len(chosen) == 0 {
+			chosen = null
 		}
 		if len(chosen) != 1 {
 			want := "exactly one of " + strings.Join(names, ", ")
-			return nil, false, invalid(at, want, fmt.Sprintf("%d of them", len(chosen)), fmt.Sprintf("%s must have %s, but has %d", place(at), want, len(chosen)))
+			return nil, invalid(at, want, fmt.Sprintf("%d of them", len(chosen)), fmt.Sprintf("%s must have %s, but has %d", place(at), want, len(chosen)))
 		}
 		return members[chosen[0]].apply(given.get(chosen[0]), at)
-	}
+	})
 }
 
 // tupleBack turns an object with one member per position into an array. A null
 // at an optional position says that the array ends before it.
 func tupleBack(names []string, items []back, optional []bool) back {
-	return func(v any, at string) (any, bool, error) {
-		given, ok := v.(*object)
-		if !ok {
-			return v, true, nil
-		}
+	return of(func(given *object, at string) (any, error) {
 		out := make([]any, 0, len(names))
 		for i, name := range names {
 			value := given.get(name)
@@ -248,41 +208,16 @@ func tupleBack(names []string, items []back, optional []bool) back {
 				continue
 			}
 			if missing := len(out); missing < i { // what follows a gap would move
-				return nil, false, invalid(at, names[missing], "nothing", fmt.Sprintf("%s has %s, but not %s before it", place(at), name, names[missing]))
+				return nil, invalid(at, names[missing], "nothing", fmt.Sprintf("%s has %s, but not %s before it", place(at), name, names[missing]))
 			}
-			value, _, err := items[i].apply(value, fmt.Sprintf("%s/%d", at, i))
+			value, err := items[i].apply(value, fmt.Sprintf("%s/%d", at, i))
 			if err != nil {
-				return nil, false, err
+				return nil, err
 			}
 			out = append(out, value)
 		}
-		return out, true, nil
-	}
-}
-
-// nullable lets null through unmapped.
-func nullable(b back) back {
-	if b == nil {
-		return nil
-	}
-	return func(v any, at string) (any, bool, error) {
-		if v == nil {
-			return nil, true, nil
-		}
-		return b(v, at)
-	}
-}
-
-// renameBack gives the members of the arguments object their own names back.
-func renameBack(names map[string]string) back {
-	if len(names) == 0 {
-		return nil
-	}
-	members := make(map[string]member, len(names))
-	for safe, own := range names {
-		members[safe] = member{name: own}
-	}
-	return objectBack(members)
+		return out, nil
+	})
 }
 
 // number makes a json.Number.

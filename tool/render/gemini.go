@@ -111,7 +111,6 @@ func (w *twin) schema(o *object, path string, depth int) (*object, back) {
 	out = w.finish(out, flat, branches)
 	if null {
 		out.set("nullable", true)
-		b = nullable(b)
 	}
 	return out, b
 }
@@ -605,34 +604,16 @@ func (w *twin) record(o *object, path string, depth int, extra string) (*object,
 			w.in.notes.add(path, "%q is required and not described", name)
 		}
 	}
-	inner := objectBack(members)
 	rest := w.rest(o, path)
 	if rest == nil {
-		return objectOf(shown, required), inner
+		return objectOf(shown, required), objectBack(members, "", nil)
 	}
 	w.in.notes.add(path, "Gemini has no open objects: further members are a list of entries, each with key and value")
 	extra = unused(extra, func(name string) bool { return shown.has(name) || properties.has(name) })
 	more, value := w.entries(o, rest, path, depth)
 	more.set("description", "Further members, by their names.")
 	shown.set(extra, more)
-	return objectOf(shown, required), func(v any, at string) (any, bool, error) {
-		given, ok := v.(*object)
-		if !ok {
-			return v, true, nil
-		}
-		entries := given.list(extra)
-		named := given.clone()
-		named.drop(extra)
-		mapped, _, err := inner.apply(named, at)
-		if err != nil {
-			return nil, false, err
-		}
-		out := mapped.(*object).clone()
-		if err := addEntries(out, entries, value, at); err != nil {
-			return nil, false, err
-		}
-		return out, true, nil
-	}
+	return objectOf(shown, required), objectBack(members, extra, value)
 }
 
 // objectOf is an object schema; nil without members, which Gemini refuses.

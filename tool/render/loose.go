@@ -190,26 +190,11 @@ func (l *loosely) finish(out *object) {
 		out.set("items", newObject())
 		return
 	}
-	// A tuple: with maxItems the word items is about nothing, and may list what
-	// the positions take.
+	// A tuple: with maxItems the word items is about nothing.
 	if most, ok := rational(out.get("maxItems")); !ok || most.Cmp(ratOf(len(prefix))) > 0 {
 		out.set("maxItems", number(len(prefix)))
 	}
-	var distinct []any
-	for _, one := range prefix {
-		if one.(*object).has("prefixItems") {
-			out.set("items", newObject())
-			return
-		}
-		if one := bare(one); !contains(distinct, one) {
-			distinct = append(distinct, one)
-		}
-	}
-	if len(distinct) == 1 {
-		out.set("items", distinct[0])
-		return
-	}
-	out.set("items", newObject("anyOf", distinct))
+	out.set("items", newObject())
 }
 
 // reference renders the definition that o refers to, once.
@@ -237,63 +222,39 @@ func (s *schema) loose(root *object, complete bool) *object {
 // returns what they were.
 func (s *schema) safeNames(root *object, valid func(name string) bool) (*object, map[string]string) {
 	properties := root.object("properties")
-	safe := map[string]string{} // own -> safe
+	safe, back := map[string]string{}, map[string]string{} // by their own names, and by their safe ones
+	renamed := newObject()
 	for _, name := range properties.keys {
+		shown := name
 		if !valid(name) {
-			safe[name] = ""
+			shown = safeName(name, func(n string) bool { return properties.has(n) || renamed.has(n) })
+			safe[name], back[shown] = shown, name
+			s.notes.add("", "the argument %q is called %q: the provider refuses its name", name, shown)
 		}
+		renamed.set(shown, properties.get(name))
 	}
 	if len(safe) == 0 {
 		return root, nil
 	}
-	renamed := newObject()
-	back := map[string]string{}
-	for _, name := range properties.keys {
-		if _, bad := safe[name]; bad {
-			safe[name] = safeName(name, func(n string) bool { return properties.has(n) || renamed.has(n) })
-			back[safe[name]] = name
-			s.notes.add("", "the argument %q is called %q: the provider refuses its name", name, safe[name])
-			name = safe[name]
-			renamed.set(name, properties.get(back[name]))
-			continue
-		}
-		renamed.set(name, properties.get(name))
-	}
 	out := root.clone()
 	out.set("properties", renamed)
 	if required := root.list("required"); required != nil {
-		out.set("required", renameAll(required, safe))
-	}
-	if given := root.object("dependentRequired"); given != nil {
-		moved := newObject()
-		for _, name := range given.keys {
-			key := name
-			if s, ok := safe[name]; ok {
-				key = s
+		needed := slices.Clone(required)
+		for i, name := range needed {
+			if other, ok := safe[name.(string)]; ok {
+				needed[i] = other
 			}
-			moved.set(key, renameAll(given.list(name), safe))
 		}
-		out.set("dependentRequired", moved)
+		out.set("required", needed)
 	}
-	// Other words name members deep inside; without them more is allowed.
-	for _, word := range []string{"dependentSchemas", "if", "then", "else", "propertyNames"} {
+	// Other words name members inside; without them more is allowed.
+	for _, word := range []string{"dependentRequired", "dependentSchemas", "if", "then", "else", "propertyNames"} {
 		if out.has(word) {
 			s.notes.add("", "%s is left out, because an argument has another name here", word)
 			out.drop(word)
 		}
 	}
 	return out, back
-}
-
-func renameAll(names []any, safe map[string]string) []any {
-	out := make([]any, len(names))
-	for i, name := range names {
-		out[i] = name
-		if s, ok := safe[name.(string)]; ok {
-			out[i] = s
-		}
-	}
-	return out
 }
 
 // safeName makes a name of letters, digits and _ that is not taken.

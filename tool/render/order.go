@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"slices"
+
+	"github.com/go-json-experiment/json/jsontext"
 )
 
 // maxNesting is how deep a value may nest; a recursive reader must give up
@@ -67,22 +69,14 @@ func (o *object) clone() *object {
 	return c
 }
 
-// MarshalJSON writes the members in their order, without escaping for HTML.
-func (o *object) MarshalJSON() ([]byte, error) {
-	var buf bytes.Buffer
-	if err := write(&buf, o); err != nil {
-		return nil, err
-	}
-	return buf.Bytes(), nil
-}
-
-// encode writes a value of decode's kinds as JSON.
+// encode writes a value of decode's kinds as JSON, without escaping for HTML.
 func encode(v any) ([]byte, error) {
 	var buf bytes.Buffer
-	if err := write(&buf, v); err != nil {
+	enc := jsontext.NewEncoder(&buf, jsontext.AllowInvalidUTF8(true))
+	if err := write(enc, v); err != nil {
 		return nil, err
 	}
-	return buf.Bytes(), nil
+	return bytes.TrimSpace(buf.Bytes()), nil
 }
 
 // encodeText is encode for what decode returned, which cannot fail.
@@ -94,106 +88,99 @@ func encodeText(v any) string {
 	return string(data)
 }
 
-func write(buf *bytes.Buffer, v any) error {
+func write(enc *jsontext.Encoder, v any) error {
 	switch v := v.(type) {
 	case *object:
-		buf.WriteByte('{')
-		for i, key := range v.keys {
-			if i > 0 {
-				buf.WriteByte(',')
-			}
-			if err := writePlain(buf, key); err != nil {
+		if err := enc.WriteToken(jsontext.BeginObject); err != nil {
+			return err
+		}
+		for _, key := range v.keys {
+			if err := enc.WriteToken(jsontext.String(key)); err != nil {
 				return err
 			}
-			buf.WriteByte(':')
-			if err := write(buf, v.values[key]); err != nil {
+			if err := write(enc, v.values[key]); err != nil {
 				return err
 			}
 		}
-		buf.WriteByte('}')
-		return nil
+		return enc.WriteToken(jsontext.EndObject)
 	case []any:
-		buf.WriteByte('[')
-		for i, one := range v {
-			if i > 0 {
-				buf.WriteByte(',')
-			}
-			if err := write(buf, one); err != nil {
+		if err := enc.WriteToken(jsontext.BeginArray); err != nil {
+			return err
+		}
+		for _, one := range v {
+			if err := write(enc, one); err != nil {
 				return err
 			}
 		}
-		buf.WriteByte(']')
-		return nil
-	default:
-		return writePlain(buf, v)
+		return enc.WriteToken(jsontext.EndArray)
+	case string:
+		return enc.WriteToken(jsontext.String(v))
+	default: // null, a boolean or a number
+		data, err := json.Marshal(v)
+		if err != nil {
+			return err
+		}
+		return enc.WriteValue(data)
 	}
-}
-
-func writePlain(buf *bytes.Buffer, v any) error {
-	enc := json.NewEncoder(buf)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		return err
-	}
-	buf.Truncate(buf.Len() - 1) // the encoder's line end
-	return nil
 }
 
 // decode reads one JSON value: objects as *object, numbers as json.Number. A
 // repeated key is an error: two readers would see two things.
 func decode(data []byte) (any, error) {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.UseNumber()
-	v, err := decodeValue(dec, 0)
+	dec := jsontext.NewDecoder(bytes.NewBuffer(data), jsontext.AllowInvalidUTF8(true))
+	v, err := decodeValue(dec)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := dec.Token(); err != io.EOF {
+	if _, err := dec.ReadToken(); err != io.EOF {
 		return nil, fmt.Errorf("more text after the value")
 	}
 	return v, nil
 }
 
-func decodeValue(dec *json.Decoder, depth int) (any, error) {
-	token, err := dec.Token()
+func decodeValue(dec *jsontext.Decoder) (any, error) {
+	token, err := dec.ReadToken()
 	if err != nil {
 		return nil, err
 	}
-	delim, ok := token.(json.Delim)
-	if !ok {
-		return token, nil
-	}
-	if depth >= maxNesting {
+	if dec.StackDepth() > maxNesting {
 		return nil, fmt.Errorf("nested deeper than %d levels", maxNesting)
 	}
-	if delim == '[' {
+	switch token.Kind() {
+	case '{':
+		o := newObject()
+		for dec.PeekKind() != '}' {
+			name, err := dec.ReadToken()
+			if err != nil {
+				return nil, err
+			}
+			key := name.String()
+			value, err := decodeValue(dec)
+			if err != nil {
+				return nil, err
+			}
+			o.set(key, value)
+		}
+		_, err := dec.ReadToken()
+		return o, err
+	case '[':
 		list := []any{}
-		for dec.More() {
-			one, err := decodeValue(dec, depth+1)
+		for dec.PeekKind() != ']' {
+			one, err := decodeValue(dec)
 			if err != nil {
 				return nil, err
 			}
 			list = append(list, one)
 		}
-		_, err := dec.Token()
+		_, err := dec.ReadToken()
 		return list, err
+	case '"':
+		return token.String(), nil
+	case '0':
+		return json.Number(token.String()), nil
+	case 'n':
+		return nil, nil //nolint:nilnil // it is JSON's null
+	default:
+		return token.Bool(), nil
 	}
-	o := newObject()
-	for dec.More() {
-		token, err := dec.Token()
-		if err != nil {
-			return nil, err
-		}
-		key, _ := token.(string)
-		if o.has(key) {
-			return nil, fmt.Errorf("%q is given more than once", key)
-		}
-		one, err := decodeValue(dec, depth+1)
-		if err != nil {
-			return nil, err
-		}
-		o.set(key, one)
-	}
-	_, err = dec.Token()
-	return o, err
 }

@@ -38,7 +38,11 @@ func (r *Rendered) openAI(text string, in *schema, o *Options) *object {
 // alternatives at the top and unusual names of arguments.
 func (r *Rendered) anthropic(text string, in *schema) *object {
 	root, renamed := in.safeNames(in.arguments(), anthropicName)
-	r.back = renameBack(renamed)
+	members := map[string]member{}
+	for safe, own := range renamed {
+		members[safe] = member{name: own}
+	}
+	r.back = objectBack(members, "", nil)
 	return newObject("name", r.Name, "description", text, "input_schema", in.loose(root, false))
 }
 

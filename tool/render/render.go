@@ -171,8 +171,7 @@ func (r *Rendered) Arguments(text json.RawMessage) (json.RawMessage, error) {
 	if r.back == nil {
 		return text, nil
 	}
-	value, _, err = r.back(value, "")
-	if err != nil {
+	if value, err = r.back(value, ""); err != nil {
 		return nil, err
 	}
 	out, err := encode(value)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/big"
 	"net/url"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -427,26 +428,6 @@ func merge(a, b *object) bool {
 			}
 		case "items":
 			a.set(key, newObject("allOf", []any{mine, value}))
-		case "enum":
-			var kept []any
-			for _, one := range mine.([]any) {
-				if contains(value.([]any), one) {
-					kept = append(kept, one)
-				}
-			}
-			if len(kept) == 0 {
-				a.set("not", newObject())
-			} else {
-				a.set(key, kept)
-			}
-		case "minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties":
-			if less(mine, value) {
-				a.set(key, value)
-			}
-		case "maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties":
-			if less(value, mine) {
-				a.set(key, value)
-			}
 		case "uniqueItems":
 			a.set(key, true)
 		default:
@@ -468,24 +449,9 @@ func sameNames(a, b *object) bool {
 	return true
 }
 
-func less(a, b any) bool {
-	x, ok := rational(a)
-	y, ok2 := rational(b)
-	return ok && ok2 && x.Cmp(y) < 0
-}
-
-// rational reads a number of a schema, unless it is absurdly long or large.
+// rational reads a number of a schema, which tool.Compile has bounded.
 func rational(v any) (*big.Rat, bool) {
-	n, ok := v.(json.Number)
-	if !ok || len(n) > 400 {
-		return nil, false
-	}
-	if f, err := strconv.ParseFloat(string(n), 64); err != nil || f > 1e300 || f < -1e300 {
-		return nil, false
-	}
-	if i := strings.IndexAny(string(n), "eE"); i >= 0 && len(n)-i > 5 {
-		return nil, false
-	}
+	n, _ := v.(json.Number)
 	return new(big.Rat).SetString(string(n))
 }
 
@@ -504,51 +470,8 @@ func contains(list []any, one any) bool {
 	return slices.ContainsFunc(list, func(other any) bool { return equal(other, one) })
 }
 
-// equal compares JSON values as JSON Schema does: 1 and 1.0 are equal. Values
-// too large to be compared are not.
-func equal(a, b any) bool {
-	budget := maxNodes
-	return same(a, b, &budget)
-}
-
-func same(a, b any, budget *int) bool {
-	if *budget--; *budget < 0 {
-		return false
-	}
-	switch a := a.(type) {
-	case json.Number:
-		other, ok := b.(json.Number)
-		if !ok || a == other {
-			return ok
-		}
-		x, ok := rational(a)
-		y, ok2 := rational(other)
-		return ok && ok2 && x.Cmp(y) == 0
-	case []any:
-		other, ok := b.([]any)
-		return ok && slices.EqualFunc(a, other, func(x, y any) bool { return same(x, y, budget) })
-	case *object:
-		other, ok := b.(*object)
-		if !ok || len(a.keys) != len(other.keys) {
-			return false
-		}
-		if a == other {
-			return true
-		}
-		for _, key := range a.keys {
-			if !other.has(key) || !same(a.get(key), other.get(key), budget) {
-				return false
-			}
-		}
-		return true
-	default:
-		switch b.(type) {
-		case *object, []any:
-			return false
-		}
-		return a == b
-	}
-}
+// equal compares JSON values as they are written.
+func equal(a, b any) bool { return reflect.DeepEqual(a, b) }
 
 // kindsOf reads the value of "type".
 func kindsOf(v any) []string {
@@ -606,22 +529,13 @@ func kindOf(v any) string {
 	case []any:
 		return "array"
 	case json.Number:
-		if whole(v) {
+		if _, whole := tool.WholeNumber(string(v)); whole {
 			return "integer"
 		}
 		return "number"
 	default:
 		return "object"
 	}
-}
-
-// whole says whether a number has no fraction.
-func whole(n json.Number) bool {
-	if !strings.ContainsAny(string(n), ".eE") {
-		return true
-	}
-	r, ok := rational(n)
-	return ok && r.IsInt()
 }
 
 // kinds are the JSON types that a flat schema allows, as it says or as its

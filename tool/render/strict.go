@@ -123,7 +123,7 @@ func (s *stricter) schema(o *object, path string, depth int) (*object, back) {
 			kind = types[1]
 		}
 		out, b := s.typed(without(flat, kind), kind, path, depth)
-		return orNull(out), nullable(b)
+		return orNull(out), b
 	}
 	// Several types, each with the words that are about it.
 	branches := make([]any, len(types))
@@ -181,7 +181,7 @@ func (s *stricter) reference(target *object, name, text string, depth int) (*obj
 		out = newObject("description", text, "anyOf", []any{out})
 	}
 	// The definition may be under way still.
-	return out, func(v any, at string) (any, bool, error) { return s.backs[name].apply(v, at) }
+	return out, func(v any, at string) (any, error) { return s.backs[name].apply(v, at) }
 }
 
 // typed renders a schema of one type.
@@ -343,7 +343,7 @@ func (s *stricter) members(o, out *object, path string, depth int) back {
 		rendered, b := s.schema(inner, at, depth+1)
 		m := member{name: name, back: b}
 		if optional && !s.in.takesNull(inner) {
-			rendered, m.back, m.dropNull = orNull(rendered), nullable(b), true
+			rendered, m.dropNull = orNull(rendered), true
 			s.notes.add("", "strict has no optional members: they are required here, and null stands for one that is left out")
 		}
 		shown.set(name, rendered)
@@ -353,7 +353,7 @@ func (s *stricter) members(o, out *object, path string, depth int) back {
 	out.set("properties", shown)
 	out.set("required", required)
 	out.set("additionalProperties", false)
-	return objectBack(members)
+	return objectBack(members, "", nil)
 }
 
 // inside is the place of a member, for people.
@@ -461,7 +461,7 @@ func (s *stricter) alternatives(o *object, word, path string, depth int) (*objec
 		out.setText(text, o)
 	}
 	if null {
-		out, b = orNull(out), nullable(b)
+		out = orNull(out)
 	}
 	return out, b
 }
@@ -536,14 +536,14 @@ func (s *stricter) choose(branches []any, backs []back) back {
 	if !slices.ContainsFunc(backs, func(b back) bool { return b != nil }) {
 		return nil
 	}
-	return func(v any, at string) (any, bool, error) {
+	return func(v any, at string) (any, error) {
 		visits := 100000
 		for i, branch := range branches {
 			if s.fits(branch.(*object), v, &visits) {
 				return backs[i].apply(v, at)
 			}
 		}
-		return v, true, nil
+		return v, nil
 	}
 }
 
