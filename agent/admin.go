@@ -153,12 +153,7 @@ func (a *Agent) listed(ctx context.Context, session subjects.SessionID, tools []
 		session = subjects.DefaultSession
 	}
 	changed := make(chan struct{}, 1)
-	defer a.view.OnChange(func() {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-	})()
+	defer a.view.Notify(changed)()
 	timer := time.NewTimer(listWithin)
 	defer timer.Stop()
 	for _, id := range tools {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"math"
 	"strconv"
 	"strings"
@@ -25,14 +26,12 @@ type follow struct {
 	prefix string // of the republished subjects, the key follows
 
 	keys    map[string]keyState
-	top     uint64    // everything up to here is known
-	from    uint64    // what is heard behind a hole: from ..
-	ahead   uint64    // .. to here; 0 = nothing
-	latest  time.Time // of what was heard, by the broker's clock
-	created time.Time // of the stream; another one means that it was made anew
-	whole   bool      // read all of it, not only what is missing
-	spare   time.Time // until then a reading forgets nothing; zero = never
-	round   uint64    // of readings, to see which keys one did not find
+	top     uint64              // everything up to here is known
+	ahead   map[uint64]struct{} // what is heard behind a hole
+	latest  time.Time           // of what was heard, by the broker's clock
+	created time.Time           // of the stream; another one means that it was made anew
+	whole   bool                // read all of it, not only what is missing
+	keep    time.Time           // until then a reading forgets nothing; zero = never
 }
 
 // keyState is the last revision of a key, also of one that is gone: what is
@@ -40,7 +39,6 @@ type follow struct {
 type keyState struct {
 	revision uint64
 	gone     bool
-	round    uint64
 }
 
 // change is one stored message of a bucket.
@@ -55,7 +53,7 @@ type change struct {
 func newFollow(bucket string) *follow {
 	return &follow{
 		bucket: bucket, prefix: strings.TrimSuffix(subjects.RegistryChanges(bucket), ">"),
-		keys: make(map[string]keyState), whole: true,
+		keys: make(map[string]keyState), ahead: make(map[uint64]struct{}), whole: true,
 	}
 }
 
@@ -78,119 +76,124 @@ func (f *follow) heard(seq uint64, at time.Time) (missing bool) {
 	if newer {
 		f.latest = at
 	}
-	switch {
-	case seq <= f.top:
-		// Either again, or the stream was made anew and counts from 1.
-		if newer && !f.created.IsZero() {
-			f.whole = true
-			return true
-		}
-		return false
-	case seq == f.top+1:
-		f.top = seq
-	case f.ahead != 0 && seq == f.ahead+1:
-		f.ahead = seq
-	case f.ahead == 0 || seq > f.ahead:
-		f.from, f.ahead = seq, seq
+	if seq > f.top {
+		f.ahead[seq] = struct{}{}
+		f.join()
+	} else if newer && !f.created.IsZero() {
+		f.whole = true // not the same once more: the stream was made anew and counts from 1
 	}
-	f.join()
-	return f.ahead != 0
+	return f.needsReading()
 }
 
-// join ends a hole that is filled.
+// join moves the top over what is heard without a hole.
 func (f *follow) join() {
-	if f.ahead != 0 && f.from <= f.top+1 {
-		f.top = max(f.top, f.ahead)
-		f.from, f.ahead = 0, 0
+	maps.DeleteFunc(f.ahead, func(seq uint64, _ struct{}) bool { return seq <= f.top })
+	for {
+		if _, ok := f.ahead[f.top+1]; !ok {
+			return
+		}
+		f.top++
+		delete(f.ahead, f.top)
 	}
 }
 
-func (f *follow) needsReading() bool { return f.whole || f.ahead != 0 }
+func (f *follow) needsReading() bool { return f.whole || len(f.ahead) > 0 }
 
 // accept reports whether a change is later than what is known of its key, and
 // records it.
 func (f *follow) accept(c change) bool {
-	k, known := f.keys[c.key]
-	if known && c.seq <= k.revision {
-		if c.seq == k.revision {
-			k.round = f.round
-			f.keys[c.key] = k
-		}
+	if k, known := f.keys[c.key]; known && c.seq <= k.revision {
 		return false
 	}
-	f.keys[c.key] = keyState{revision: c.seq, gone: c.gone, round: f.round}
+	f.keys[c.key] = keyState{revision: c.seq, gone: c.gone}
 	return true
 }
 
-// readLoop reads what is missing. failed gets the error of the first reading.
-func (v *View) readLoop(failed chan<- error) {
-	ctx, cancel := context.WithCancel(context.Background())
+// readFirst reads everything for the first time. What may come with a leader is
+// tried again until ctx ends, what is missing for good is told at once.
+func (v *View) readFirst(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	v.wg.Go(func() {
-		select {
-		case <-v.stop:
-			cancel()
-		case <-ctx.Done():
+	for {
+		err := v.read(ctx, false)
+		if err == nil && v.Stale() == 0 {
+			return nil
 		}
-	})
+		if err != nil && !leaderless(err) && ctx.Err() == nil {
+			return err
+		}
+		if late := pause(ctx, readAgainAfter); late != nil {
+			if err == nil {
+				err = late
+			}
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry was not read in time: %w", err).WithOrigin(toolmesh.OriginMesh)
+		}
+	}
+}
+
+// leaderless reports whether a reading failed for want of a leader, as far as
+// that can be told.
+func leaderless(err error) bool {
+	return !errors.Is(err, jetstream.ErrStreamNotFound) && !errors.Is(err, jetstream.ErrJetStreamNotEnabled) &&
+		!errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) && toolmesh.CodeOf(err) == toolmesh.CodeUnavailable
+}
+
+// readLoop reads what is missing until ctx ends, and asks now and then whether
+// something is.
+func (v *View) readLoop(ctx context.Context) {
 	check := time.NewTimer(v.every)
 	defer check.Stop()
-	first, began := true, time.Now()
-	failing := make(map[string]bool) // buckets of which it has been said
+	said := outage{log: v.log, begins: "the registry is not read: it is tried again", ends: "the registry is read again"}
 	for {
-		all := false
+		look := false
 		select {
-		case <-v.stop:
+		case <-ctx.Done():
 			return
 		case <-v.kick:
 		case <-check.C:
-			all = true
+			look = true
+			v.dropNodes()
 		}
+		err := v.read(ctx, look)
+		if ctx.Err() != nil {
+			return
+		}
+		said.note(err)
 		wait := v.every
-		for _, bucket := range v.buckets {
-			if err := v.readBucket(ctx, v.follows[bucket], all); err != nil {
-				if ctx.Err() != nil {
-					return
-				}
-				if first && (!leaderless(err) || time.Since(began) > openTimeout) {
-					failed <- err
-					return
-				}
-				if failing[bucket] {
-					v.log.Debug("the registry is still not read", slog.String("bucket", bucket), slog.String("error", err.Error()))
-				} else {
-					failing[bucket] = true
-					v.log.Warn("the registry is not read: it is tried again", slog.String("bucket", bucket), slog.String("error", err.Error()))
-				}
-				wait = readAgainAfter
-			} else if failing[bucket] {
-				delete(failing, bucket)
-				v.log.Info("the registry is read again", slog.String("bucket", bucket))
-			}
-		}
-		v.mu.Lock()
-		whole := v.whole()
-		v.mu.Unlock()
-		if whole && first {
-			first = false
-			close(v.ready)
-		}
-		if !whole {
+		if err != nil || v.Stale() > 0 {
 			wait = min(wait, readAgainAfter)
 		}
 		check.Reset(wait)
 	}
 }
 
-// openTimeout is how long a view may be in opening while its buckets cannot be
-// read: in a cluster each new one is without a leader for a while.
-const openTimeout = 30 * time.Second
+// read reads what is missing of every bucket.
+func (v *View) read(ctx context.Context, look bool) error {
+	var errs []error
+	for _, f := range v.follows {
+		errs = append(errs, v.readBucket(ctx, f, look))
+	}
+	return errors.Join(errs...)
+}
 
-// leaderless reports whether a reading failed for want of a leader, as far as
-// that can be told: what is missing for good is told at once.
-func leaderless(err error) bool {
-	return !errors.Is(err, jetstream.ErrStreamNotFound) && !errors.Is(err, jetstream.ErrJetStreamNotEnabled) &&
-		!errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) && toolmesh.CodeOf(err) == toolmesh.CodeUnavailable
+// outage logs the beginning and the end of a failure, each attempt only
+// for debugging.
+type outage struct {
+	log          *slog.Logger
+	begins, ends string
+	failing      bool
+}
+
+func (o *outage) note(err error) {
+	switch {
+	case err != nil && o.failing:
+		o.log.Debug(o.begins, slog.String("error", err.Error()))
+	case err != nil:
+		o.log.Warn(o.begins, slog.String("error", err.Error()))
+	case o.failing:
+		o.log.Info(o.ends)
+	}
+	o.failing = err != nil
 }
 
 const (
@@ -204,7 +207,7 @@ const (
 // asks whether the end was missed, which nothing else would tell.
 func (v *View) readBucket(ctx context.Context, f *follow, look bool) error {
 	v.mu.RLock()
-	needed := f.needsReading() || !f.spare.IsZero() && time.Now().After(f.spare)
+	needed := f.needsReading()
 	v.mu.RUnlock()
 	if !needed && !look {
 		return nil
@@ -214,41 +217,40 @@ func (v *View) readBucket(ctx context.Context, f *follow, look bool) error {
 	defer cancel()
 	s, err := v.bus.JetStream().Stream(asked, stream)
 	if err != nil {
-		code, hint := toolmesh.CodeUnavailable, "try again"
+		hint := "try again"
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
 			hint = "a node makes it when it starts"
 		}
-		return toolmesh.Errorf(code, "bucket %s: %w; %s", f.bucket, err, hint).WithOrigin(toolmesh.OriginMesh)
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "bucket %s: %w; %s", f.bucket, err, hint).WithOrigin(toolmesh.OriginMesh)
 	}
 	info := s.CachedInfo()
 
 	v.mu.Lock()
-	anew := !info.Created.Equal(f.created) || info.State.LastSeq < f.top
-	if anew {
+	now := time.Now()
+	expired := !f.keep.IsZero() && now.After(f.keep)
+	if !info.Created.Equal(f.created) || info.State.LastSeq < f.top {
 		// Revisions of the old stream mean nothing. What is known stays for a while:
 		// somebody wiped the store, and nodes write their records again.
 		if !f.created.IsZero() {
-			f.spare = time.Now().Add(LeaseTTL + verifyEvery)
+			f.keep = now.Add(LeaseTTL + verifyEvery)
 		}
 		for key := range f.keys {
 			f.keys[key] = keyState{}
 		}
-		f.created, f.top, f.from, f.ahead, f.latest = info.Created, 0, 0, 0, time.Time{}
+		f.created, f.top, f.latest, f.whole = info.Created, 0, time.Time{}, true
+		clear(f.ahead)
 	}
-	whole := f.whole || anew || !f.spare.IsZero() && time.Now().After(f.spare)
-	from := f.top + 1
-	if whole {
-		from = 1
-		f.whole = false
-		f.round++
-	}
-	round := f.round
-	done := !whole && f.ahead == 0 && info.State.LastSeq <= f.top
-	v.mu.Unlock()
-	if done {
+	whole := f.whole || expired
+	if !whole && len(f.ahead) == 0 && info.State.LastSeq <= f.top {
+		v.mu.Unlock()
 		return nil
 	}
-	read, err := v.readFrom(ctx, f, stream, from, info.State.LastSeq)
+	from := f.top + 1
+	if whole {
+		from, f.whole = 1, false
+	}
+	v.mu.Unlock()
+	read, found, err := v.readFrom(ctx, f, stream, from, info.State.LastSeq)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if err != nil {
@@ -257,62 +259,60 @@ func (v *View) readBucket(ctx context.Context, f *follow, look bool) error {
 	}
 	f.top = max(f.top, read, info.State.LastSeq)
 	f.join()
-	if f.ahead != 0 && f.from > f.top+1 {
+	if len(f.ahead) > 0 {
 		// Still a hole: what is in it was overwritten or has expired, or the
 		// replica lags. The next look at the leader tells.
 		wake(v.kick)
 	}
-	if now := time.Now(); whole && now.After(f.spare) {
-		f.spare = time.Time{}
+	if whole && time.Now().After(f.keep) {
+		f.keep = time.Time{}
 		if info.State.Msgs == 0 {
 			read = math.MaxUint64 // the leader itself says that nothing is there
 		}
-		v.forget(f, round, read)
+		v.drop(f, found, read)
 	}
-	for key, k := range f.keys {
-		if k.gone && k.revision <= f.top && f.ahead == 0 {
-			delete(f.keys, key)
-		}
-	}
+	maps.DeleteFunc(f.keys, func(_ string, k keyState) bool { return k.gone && k.revision <= f.top && len(f.ahead) == 0 })
 	return nil
 }
 
 // readFrom applies what is stored from a sequence on, and returns the last one
-// that it got. want is what the leader has: a replica that has less is given a moment.
-func (v *View) readFrom(ctx context.Context, f *follow, stream string, from, want uint64) (read uint64, err error) {
-	read = from - 1
+// that it got and the keys. want is what the leader has: a replica that has less
+// is given a moment.
+func (v *View) readFrom(ctx context.Context, f *follow, stream string, from, want uint64) (read uint64, found map[string]bool, err error) {
+	read, found = from-1, make(map[string]bool)
 	for try := 0; ; try++ {
 		q := bus.Query{Stream: stream, Subject: subjects.KVAll(f.bucket), From: read + 1}
 		for m, err := range v.bus.Read(ctx, q) {
 			if err != nil {
-				return read, err
+				return read, found, err
 			}
 			read = m.Seq
 			key, ok := subjects.KVKey(f.bucket, m.Subject)
 			if !ok {
 				continue
 			}
+			found[key] = true
 			v.mu.Lock()
-			v.apply(f, change{key: key, seq: m.Seq, at: m.Time, gone: bus.Gone(m.Header), data: m.Data})
+			v.apply(f, change{key: key, seq: m.Seq, gone: bus.Gone(m.Header), data: m.Data})
 			if m.Time.After(f.latest) {
 				f.latest = m.Time
 			}
 			v.mu.Unlock()
 		}
 		if read >= want || try == lagRetries {
-			return read, nil
+			return read, found, nil
 		}
 		if err := pause(ctx, lagPause); err != nil {
-			return read, err
+			return read, found, err
 		}
 	}
 }
 
-// forget drops the keys that a whole reading did not find, unless they are later
+// drop removes the keys that a whole reading did not find, unless they are later
 // than its end. The lock is held.
-func (v *View) forget(f *follow, round, read uint64) {
+func (v *View) drop(f *follow, found map[string]bool, read uint64) {
 	for key, k := range f.keys {
-		if k.round == round || k.revision > read {
+		if found[key] || k.revision > read {
 			continue
 		}
 		delete(f.keys, key)

@@ -55,7 +55,6 @@ type Lease struct {
 	mu       sync.Mutex
 	record   NodeRecord
 	revision uint64
-	renewed  time.Time // when the last renewal that succeeded was sent
 	tools    map[subjects.ToolsKey]*published
 	err      error
 	verify   bool // the tools are to be held against the store
@@ -130,7 +129,6 @@ func (l *Lease) acquire(ctx context.Context) error {
 	// The boot that no heartbeat came from: if its lease is renewed meanwhile, it lives.
 	var silent subjects.BootID
 	for range conflictsMost {
-		sent := time.Now()
 		e, err := l.bus.Get(ctx, l.key)
 		switch {
 		case errors.Is(err, bus.ErrNoKey):
@@ -155,12 +153,10 @@ func (l *Lease) acquire(ctx context.Context) error {
 				silent = holder.Boot
 				l.log.Info("taking over the lease of a node that is silent", slog.String("node", string(l.record.Node)), slog.String("boot", string(holder.Boot)))
 			}
-			sent = time.Now()
 			l.revision, err = l.bus.Update(ctx, l.key, data, e.Revision, LeaseTTL)
 		}
 		switch {
 		case err == nil:
-			l.renewed = sent
 			return nil
 		case !errors.Is(err, bus.ErrConflict):
 			return fmt.Errorf("become node %q: %w", l.record.Node, err)
@@ -222,22 +218,6 @@ func (l *Lease) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.err
-}
-
-// Held reports whether the lease stands for certain: the last renewal was sent
-// less than its ttl ago. While the broker is away it becomes false, and true
-// again once the lease is renewed.
-func (l *Lease) Held() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.err == nil && time.Since(l.renewed) < LeaseTTL
-}
-
-// Record returns the record as it is written next.
-func (l *Lease) Record() NodeRecord {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.record
 }
 
 // Update changes the record, its node and boot excepted, and writes it at once.
@@ -398,7 +378,7 @@ func (l *Lease) renewLoop() {
 	next := time.NewTimer(RenewEvery)
 	defer next.Stop()
 	verified := time.Now()
-	failing := false // and it has been said
+	said := outage{log: l.log, begins: "the lease is not renewed: it is tried again", ends: "the lease is renewed again"}
 	for {
 		select {
 		case <-l.stop:
@@ -406,32 +386,19 @@ func (l *Lease) renewLoop() {
 		case <-l.kick:
 		case <-next.C:
 		}
-		wait := RenewEvery - rand.N(RenewEvery/10)
-		if err := l.renew(ctx); err != nil {
-			select {
-			case <-l.lost:
-				return
-			default:
-			}
-			if ctx.Err() != nil {
-				return
-			}
-			if failing {
-				l.log.Debug("the lease is still not renewed", slog.String("error", err.Error()))
-			} else {
-				l.log.Warn("the lease is not renewed: it is tried again", slog.String("error", err.Error()))
-			}
-			wait, failing = renewRetry, true
-		} else if err := l.verifyTools(ctx, &verified); err != nil && ctx.Err() == nil {
-			if !failing {
-				l.log.Warn("what the node serves is not verified: it is tried again", slog.String("error", err.Error()))
-			}
-			wait, failing = renewRetry, true
-		} else if failing {
-			failing = false
-			l.log.Info("the lease is renewed again")
+		err := l.renew(ctx)
+		if err == nil {
+			err = l.verifyTools(ctx, &verified)
 		}
-		next.Reset(wait)
+		if ctx.Err() != nil || l.Err() != nil {
+			return
+		}
+		said.note(err)
+		if err != nil {
+			next.Reset(renewRetry)
+		} else {
+			next.Reset(RenewEvery - rand.N(RenewEvery/10))
+		}
 	}
 }
 
@@ -450,7 +417,6 @@ func (l *Lease) renew(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		sent := time.Now()
 		attempt, cancel := context.WithTimeout(ctx, renewTimeout)
 		if revision == 0 {
 			revision, err = l.bus.Create(attempt, l.key, data, LeaseTTL)
@@ -460,7 +426,7 @@ func (l *Lease) renew(ctx context.Context) error {
 		if err == nil {
 			cancel()
 			l.mu.Lock()
-			l.revision, l.renewed = revision, sent
+			l.revision = revision
 			l.mu.Unlock()
 			return nil
 		}
@@ -543,7 +509,7 @@ func (l *Lease) verifyTools(ctx context.Context, verified *time.Time) error {
 		l.mu.Lock()
 		l.verify = true
 		l.mu.Unlock()
-		return err
+		return fmt.Errorf("hold the store against what the node serves: %w", err)
 	}
 	leftover := make(map[bus.Key]uint64)
 	q := bus.Query{

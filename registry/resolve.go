@@ -55,7 +55,7 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 	// of them; if there is none, from the latest record.
 	var r Route
 	var best route
-	reason, notice, noticed := "", "", 0
+	reason, notice, noticed, bestCan := "", "", 0, false
 	for i, one := range routes {
 		if i+1 < len(routes) && routes[i+1].entry.key.Node == one.entry.key.Node {
 			continue // the node has moved it to another part since
@@ -71,13 +71,8 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 				notice, noticed = one.tool.Notice, noticed+1
 			}
 		}
-		switch {
-		case best.entry == nil:
-			best = one
-		case can && len(r.Nodes) == 1, // the first that can be called
-			can && one.entry.revision > best.entry.revision,
-			len(r.Nodes) == 0 && tellsMore(one, best):
-			best = one
+		if best.entry == nil || can && !bestCan || can == bestCan && tellsMore(one, best) {
+			best, bestCan = one, can
 		}
 	}
 	record, t := &best.entry.record, best.tool
@@ -94,28 +89,13 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 	return r, true
 }
 
-// tellsMore reports whether one of two routes that cannot be called is to be
-// believed: one that describes the tool before one that does not, then the later.
+// tellsMore reports whether one of two routes is to be believed: one that describes
+// the tool before one that does not, then the later.
 func tellsMore(one, other route) bool {
 	if described := one.tool.Digest != ""; described != (other.tool.Digest != "") {
 		return described
 	}
 	return one.entry.revision > other.entry.revision
-}
-
-// Records returns what every node has published about a tool, for people and for
-// placement: also nodes that cannot be called now. Tools is only that one tool.
-func (v *View) Records(session subjects.SessionID, id subjects.ToolID) []ToolsRecord {
-	session = canonical(session)
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	var all []ToolsRecord
-	for _, one := range v.current(session, id) {
-		r := one.entry.record
-		r.Tools = []ToolRoute{*one.tool}
-		all = append(all, r)
-	}
-	return all
 }
 
 // current returns the routes of a tool, without those of another epoch of the
@@ -146,11 +126,10 @@ const nearestMost = 5
 
 // Resolve returns the full id behind a name that somebody typed: the id itself,
 // which may be written as it travels, or the one id that ends with it at a dot. A
-// name that several ids end with, and
-// one that none does, is tool_not_found with details.nearest. A name in an index
-// that is installed and that no node serves anything of is unavailable: nobody
-// knows its tools yet. A name that is found costs no more than a look-up; one
-// that is not is compared with all.
+// name that several ids end with, and one that none does, is tool_not_found with
+// details.nearest. A name in an index that is installed and that no node serves
+// anything of is unavailable: nobody knows its tools yet. A full id costs no more
+// than a look-up; another name is compared with all.
 func (v *View) Resolve(session subjects.SessionID, name string) (subjects.ToolID, error) {
 	id, several := v.lookup(session, name)
 	if id != "" {
@@ -161,7 +140,7 @@ func (v *View) Resolve(session subjects.SessionID, name string) (subjects.ToolID
 			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("nearest", texts(several[:min(len(several), nearestMost)]))
 	}
 	v.mu.Lock() // the order of ids is cached
-	visible := v.table.visible(canonical(session), "", 0)
+	visible := v.table.visible(canonical(session))
 	awaited := v.awaited(session, name)
 	v.mu.Unlock()
 	// Not under the lock: this is the slow part.
@@ -195,7 +174,7 @@ func (v *View) lookup(session subjects.SessionID, name string) (id subjects.Tool
 	if id := subjects.ToolID(name); len(v.current(session, id)) > 0 {
 		return id, nil
 	}
-	found := slices.DeleteFunc(slices.Clone(v.table.bySuffix(session, name)), func(id subjects.ToolID) bool {
+	found := slices.DeleteFunc(v.table.bySuffix(session, name), func(id subjects.ToolID) bool {
 		return len(v.current(session, id)) == 0
 	})
 	if len(found) == 1 {
@@ -239,23 +218,20 @@ func (v *View) List(session subjects.SessionID, after subjects.ToolID, limit int
 	now := time.Now()
 	v.mu.Lock() // the order of ids is cached
 	defer v.mu.Unlock()
-	for {
-		ask := limit
-		if limit > 0 {
-			ask = limit - len(tools) + 1
-		}
-		ids := v.table.visible(session, after, ask)
-		for _, id := range ids {
-			if limit > 0 && len(tools) == limit {
-				return tools, tools[len(tools)-1].ID
-			}
-			after = id
-			if r, ok := v.route(session, id, now); ok {
-				tools = append(tools, r)
-			}
-		}
-		if limit == 0 || len(ids) < ask {
-			return tools, ""
-		}
+	ids := v.table.visible(session)
+	i, found := slices.BinarySearch(ids, after)
+	if found {
+		i++
 	}
+	for _, id := range ids[i:] {
+		r, ok := v.route(session, id, now)
+		switch {
+		case !ok:
+			continue
+		case limit > 0 && len(tools) == limit:
+			return tools, tools[limit-1].ID
+		}
+		tools = append(tools, r)
+	}
+	return tools, ""
 }

@@ -32,37 +32,30 @@ type ViewOptions struct {
 
 // View is what one process knows of the mesh: nodes, what they serve, indexes
 // and sessions. Only agents and routers hold one; other hosts hold one of the
-// sessions alone. Reads cost no message and may
-// be concurrent; what they return is the caller's, except where it says shared.
+// sessions alone. Reads cost no message and may be concurrent; what they return
+// is the caller's.
 type View struct {
-	bus     *bus.Bus
-	log     *slog.Logger
-	every   time.Duration
-	buckets []string
+	bus   *bus.Bus
+	log   *slog.Logger
+	every time.Duration
 
 	mu       sync.RWMutex // guards what follows
-	follows  map[string]*follow
+	follows  []*follow
 	table    *table
 	nodes    map[subjects.NodeID]*nodeEntry
 	indexes  map[string]IndexRecord
 	sessions map[subjects.SessionID]SessionRecord
 	// over is when this view saw sessions end that it has no record of any more.
-	over     map[subjects.SessionID]time.Time
-	grace    time.Time // silence before it means nothing: we were not listening
-	fresh    time.Time // when everything was last known to be there
-	events   []NodeEvent
-	changed  bool // tools, nodes, indexes or sessions, since listeners were told
-	watchers map[uint64]watcher
-	nextID   uint64
+	over      map[subjects.SessionID]time.Time
+	listening time.Time // since when we do: silence before it means nothing; zero: there is no connection
+	fresh     time.Time // when everything was last known to be there
+	listeners map[chan<- struct{}]struct{}
 
 	subs   []*nats.Subscription
-	kick   chan struct{} // a bucket is to be read
-	tell   chan struct{} // listeners are to be told
-	ready  chan struct{} // closed after the first reading of all buckets
-	stop   chan struct{}
-	once   sync.Once
+	kick   chan struct{}      // a bucket is to be read
+	end    context.CancelFunc // of the reading goroutine
+	forget func()             // the listener on the connection
 	wg     sync.WaitGroup
-	cancel []func()
 }
 
 // nodeEntry is one node.
@@ -70,45 +63,17 @@ type nodeEntry struct {
 	record NodeRecord
 	raw    []byte // of the record: most renewals change nothing
 	leased bool
-	// unleased is when the lease went; only while leased is false.
-	unleased time.Time
-	since    time.Time // when this boot was first seen
-	beat     codec.Heartbeat
-	beatAt   time.Time
-	up       bool // as listeners were told
+	since  time.Time // when this boot was first seen
+	beat   codec.Heartbeat
+	beatAt time.Time
 }
 
-type watcher struct {
-	node  func(NodeEvent)
-	tools func()
-}
-
-// NodeEvent says that a node can be called, or that one boot of it is gone.
-type NodeEvent struct {
-	Node subjects.NodeID
-	Boot subjects.BootID
-	// Up is false when the boot is gone: its calls are lost.
-	Up bool
-	// Reason says why it is gone.
-	Reason string
-}
-
-// Reasons of a [NodeEvent].
 const (
-	ReasonSilent   = "no heartbeat"
-	ReasonLease    = "lease gone"
-	ReasonRestart  = "started anew"
-	watchEvery     = 250 * time.Millisecond
 	readAgainAfter = 500 * time.Millisecond
+	// openTimeout is how long the first reading may take while the buckets cannot be
+	// read: in a cluster each new one is without a leader for a while.
+	openTimeout = 30 * time.Second
 )
-
-// followed are the buckets of a view. Descriptors are fetched when needed.
-func (o *ViewOptions) followed() []string {
-	if o.SessionsOnly {
-		return []string{subjects.BucketSessions}
-	}
-	return []string{subjects.BucketNodes, subjects.BucketTools, subjects.BucketIndexes, subjects.BucketSessions}
-}
 
 // OpenView reads the registry and follows it until [View.Close]. It returns when
 // all of it was read once, or with an error when ctx ends first or the buckets
@@ -124,92 +89,82 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 	if o.CheckEvery <= 0 {
 		o.CheckEvery = 30 * time.Second
 	}
-	now := time.Now()
+	running, end := context.WithCancel(context.Background())
 	v := &View{
-		bus: b, log: o.Logger, every: o.CheckEvery, buckets: o.followed(),
-		follows: make(map[string]*follow), table: newTable(),
+		bus: b, log: o.Logger, every: o.CheckEvery, table: newTable(),
 		nodes: make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
-		sessions: make(map[subjects.SessionID]SessionRecord),
-		over:     make(map[subjects.SessionID]time.Time),
-		watchers: make(map[uint64]watcher), grace: now, fresh: now,
-		kick: make(chan struct{}, 1), tell: make(chan struct{}, 1),
-		ready: make(chan struct{}), stop: make(chan struct{}),
+		sessions: make(map[subjects.SessionID]SessionRecord), over: make(map[subjects.SessionID]time.Time),
+		listening: time.Now(), listeners: make(map[chan<- struct{}]struct{}), kick: make(chan struct{}, 1), end: end,
 	}
-	if err := v.subscribe(ctx, !o.SessionsOnly); err != nil {
+	v.forget = b.OnState(v.connection)
+	err := v.subscribe(ctx, o.SessionsOnly)
+	if err == nil {
+		err = v.readFirst(ctx)
+	}
+	if err != nil {
 		v.Close()
 		return nil, err
 	}
-	v.cancel = append(v.cancel, b.OnState(func(s bus.State) {
-		if !s.Connected {
-			return
-		}
-		v.mu.Lock()
-		v.grace = time.Now()
-		for _, f := range v.follows {
-			f.whole = true
-		}
-		v.mu.Unlock()
-		wake(v.kick)
-	}), b.OnStall(func(s bus.Stall) {
-		v.mu.Lock()
-		v.grace = s.Seen
-		v.mu.Unlock()
-	}))
-	failed := make(chan error, 1)
-	v.wg.Go(func() { v.readLoop(failed) })
-	v.wg.Go(v.watch)
-	wake(v.kick)
-	select {
-	case <-v.ready:
-		return v, nil
-	case err := <-failed:
-		v.Close()
-		return nil, err
-	case <-ctx.Done():
-		v.Close()
-		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry was not read in time: %w", ctx.Err()).WithOrigin(toolmesh.OriginMesh)
-	}
+	v.wg.Go(func() { v.readLoop(running) })
+	return v, nil
 }
 
-func (v *View) subscribe(ctx context.Context, nodes bool) error {
-	fail := func(err error) error {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "follow the registry: %w", err).WithOrigin(toolmesh.OriginMesh)
+func (v *View) subscribe(ctx context.Context, sessionsOnly bool) error {
+	take := func(subject string, receive nats.MsgHandler) error {
+		sub, err := v.bus.Conn().Subscribe(subject, receive)
+		if err != nil {
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "follow the registry: %w", err).WithOrigin(toolmesh.OriginMesh)
+		}
+		v.subs = append(v.subs, sub)
+		return nil
 	}
-	for _, bucket := range v.buckets {
+	// Descriptors are fetched when needed.
+	buckets := []string{subjects.BucketSessions}
+	if !sessionsOnly {
+		buckets = append(buckets, subjects.BucketNodes, subjects.BucketTools, subjects.BucketIndexes)
+		if err := take(subjects.AllHeartbeats, v.heartbeat); err != nil {
+			return err
+		}
+	}
+	for _, bucket := range buckets {
 		f := newFollow(bucket)
-		v.follows[bucket] = f
-		sub, err := v.bus.Conn().Subscribe(subjects.RegistryChanges(bucket), func(m *nats.Msg) { v.change(f, m) })
-		if err != nil {
-			return fail(err)
+		v.mu.Lock()
+		v.follows = append(v.follows, f)
+		v.mu.Unlock()
+		if err := take(subjects.RegistryChanges(bucket), func(m *nats.Msg) { v.change(f, m) }); err != nil {
+			return err
 		}
-		v.subs = append(v.subs, sub)
-	}
-	if nodes {
-		sub, err := v.bus.Conn().Subscribe(subjects.AllHeartbeats, v.heartbeat)
-		if err != nil {
-			return fail(err)
-		}
-		v.subs = append(v.subs, sub)
 	}
 	// What is read from here on is older than what is heard.
 	return v.bus.Ping(ctx)
 }
 
+// connection has everything read once more over a new connection.
+func (v *View) connection(s bus.State) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !s.Connected {
+		v.listening, v.fresh = time.Time{}, time.Now()
+		return
+	}
+	v.listening = time.Now()
+	for _, f := range v.follows {
+		f.whole = true
+	}
+	wake(v.kick)
+}
+
 // Close stops following. It may be called more than once.
 func (v *View) Close() {
-	v.once.Do(func() {
-		close(v.stop)
-		for _, cancel := range v.cancel {
-			cancel()
-		}
-		for _, sub := range v.subs {
-			_ = sub.Unsubscribe()
-		}
-	})
+	v.end()
+	v.forget()
+	for _, sub := range v.subs {
+		_ = sub.Unsubscribe()
+	}
 	v.wg.Wait()
 }
 
-func wake(ch chan struct{}) {
+func wake(ch chan<- struct{}) {
 	select {
 	case ch <- struct{}{}:
 	default:
@@ -223,11 +178,15 @@ func (v *View) change(f *follow, m *nats.Msg) {
 		return
 	}
 	v.mu.Lock()
+	defer v.mu.Unlock()
+	whole := v.whole()
 	if f.heard(c.seq, c.at) {
+		if whole {
+			v.fresh = time.Now()
+		}
 		wake(v.kick)
 	}
 	v.apply(f, c)
-	v.mu.Unlock()
 }
 
 // apply brings one stored message into the view, unless the key is known at a
@@ -251,15 +210,11 @@ func (v *View) applyTo(bucket string, c change) {
 	}
 }
 
-// touched has listeners told of a change. The lock is held.
+// touched tells listeners of a change. The lock is held.
 func (v *View) touched() {
-	v.changed = true
-	wake(v.tell)
-}
-
-func (v *View) event(e NodeEvent) {
-	v.events = append(v.events, e)
-	v.touched()
+	for ch := range v.listeners {
+		wake(ch)
+	}
 }
 
 func (v *View) applyNode(c change) {
@@ -272,10 +227,7 @@ func (v *View) applyNode(c change) {
 	n := v.nodes[id]
 	if c.gone {
 		if n != nil && n.leased {
-			// No new calls. Those that run are lost only if it falls silent or gets
-			// no new lease: JetStream may have been away, which calls do not need.
-			n.leased, n.raw, n.unleased = false, nil, time.Now()
-			v.assess(n, n.unleased)
+			n.leased, n.raw = false, nil
 			v.touched()
 		}
 		return
@@ -294,47 +246,23 @@ func (v *View) applyNode(c change) {
 	}
 	r.Node = trusted(r.Node, id)
 	if n.record.Boot != r.Boot {
-		v.down(n, ReasonRestart)
-	}
-	if n.record.Boot != r.Boot {
 		n.since = time.Now()
 	}
 	n.record, n.raw, n.leased = r, c.data, true
-	v.assess(n, time.Now())
 	v.touched()
 }
 
-// down tells listeners that a boot is gone, if they were told that it is there.
-func (v *View) down(n *nodeEntry, reason string) {
-	if n.up {
-		n.up = false
-		v.event(NodeEvent{Node: n.record.Node, Boot: n.record.Boot, Reason: reason})
-	}
-}
-
-// assess tells listeners whether a node is up or down now, if that has changed.
-func (v *View) assess(n *nodeEntry, now time.Time) {
-	switch {
-	case !v.heard(n, now):
-		v.down(n, ReasonSilent)
-	case n.leased && !n.up:
-		n.up = true
-		v.event(NodeEvent{Node: n.record.Node, Boot: n.record.Boot, Up: true})
-	case !n.leased && now.Sub(n.unleased) >= LeaseTTL:
-		v.down(n, ReasonLease)
-	}
-}
-
-// heard reports whether the boot of a node's record is heard.
+// heard reports whether the boot of a node's record is heard, as far as this
+// process can tell: not while it has no connection, nor after it was frozen.
 func (v *View) heard(n *nodeEntry, now time.Time) bool {
 	last := n.since
 	if n.beat.Boot == string(n.record.Boot) && n.beatAt.After(last) {
 		last = n.beatAt
 	}
-	if v.grace.After(last) {
-		last = v.grace
+	if v.listening.After(last) {
+		last = v.listening
 	}
-	return now.Sub(last) < Silence
+	return now.Sub(last) < Silence || v.listening.IsZero() || v.bus.StalledSince(now.Add(-Silence))
 }
 
 // alive reports whether a node has a lease and is heard.
@@ -372,7 +300,6 @@ func (v *View) heartbeat(m *nats.Msg) {
 	}
 	before := n.beat.State
 	n.beat, n.beatAt = beat, now
-	v.assess(n, now)
 	if before != beat.State {
 		v.touched()
 	}
@@ -447,98 +374,26 @@ func (v *View) applySession(c change) {
 	v.touched()
 }
 
-// watch sees silence, and tells listeners.
-func (v *View) watch() {
-	ticker := time.NewTicker(watchEvery)
-	defer ticker.Stop()
-	last := time.Now()
-	for {
-		select {
-		case <-v.stop:
-			return
-		case <-v.tell:
-			v.tellWatchers()
-			continue
-		case <-ticker.C:
-		}
-		now := time.Now()
-		stalled := v.bus.StalledSince(last) || !v.bus.Connected()
-		last = now
-		v.mu.Lock()
-		if stalled {
-			v.grace = now
-		} else if v.whole() {
-			v.fresh = now
-		}
-		for id, n := range v.nodes {
-			v.assess(n, now)
-			if !n.leased && !n.up && now.Sub(n.beatAt) > LeaseTTL && now.Sub(n.since) > LeaseTTL {
-				delete(v.nodes, id)
-			}
-		}
-		v.mu.Unlock()
-	}
+// dropNodes forgets the nodes that have no lease and are not heard.
+func (v *View) dropNodes() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	maps.DeleteFunc(v.nodes, func(_ subjects.NodeID, n *nodeEntry) bool { return !n.leased && time.Since(n.beatAt) > LeaseTTL })
 }
 
 // whole reports whether no bucket is waiting to be read. The lock is held.
-func (v *View) whole() bool {
-	for _, f := range v.follows {
-		if f.needsReading() {
-			return false
-		}
-	}
-	return true
-}
+func (v *View) whole() bool { return !slices.ContainsFunc(v.follows, (*follow).needsReading) }
 
-func (v *View) tellWatchers() {
-	v.mu.Lock()
-	events, changed := v.events, v.changed
-	v.events, v.changed = nil, false
-	all := make([]watcher, 0, len(v.watchers))
-	for _, w := range v.watchers {
-		all = append(all, w)
-	}
-	v.mu.Unlock()
-	for _, w := range all {
-		if w.node != nil {
-			for _, e := range events {
-				w.node(e)
-			}
-		}
-		if w.tools != nil && changed {
-			w.tools()
-		}
-	}
-}
-
-// OnNode calls fn, in order and from one goroutine, when a boot of a node can be
-// called and when it is gone; first for each node that is there. fn must not block.
-func (v *View) OnNode(fn func(NodeEvent)) (cancel func()) {
-	v.mu.Lock()
-	for _, n := range v.nodes {
-		if n.up {
-			// The others hear it once more, which tells them nothing new.
-			v.event(NodeEvent{Node: n.record.Node, Boot: n.record.Boot, Up: true})
-		}
-	}
-	v.mu.Unlock()
-	return v.watchWith(watcher{node: fn})
-}
-
-// OnChange calls fn after nodes, tools, indexes or sessions changed; many changes
-// may be one call. fn must not block.
-func (v *View) OnChange(fn func()) (cancel func()) { return v.watchWith(watcher{tools: fn}) }
-
-func (v *View) watchWith(w watcher) (cancel func()) {
+// Notify sends on ch, without waiting for it, when nodes, tools, indexes or
+// sessions have changed; many changes may be one message.
+func (v *View) Notify(ch chan<- struct{}) (cancel func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	id := v.nextID
-	v.nextID++
-	v.watchers[id] = w
+	v.listeners[ch] = struct{}{}
 	return func() {
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		delete(v.watchers, id)
+		delete(v.listeners, ch)
 	}
 }
 
@@ -547,7 +402,7 @@ func (v *View) watchWith(w watcher) (cancel func()) {
 func (v *View) Stale() time.Duration {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if v.bus.Connected() && v.whole() {
+	if !v.listening.IsZero() && v.whole() {
 		return 0
 	}
 	return time.Since(v.fresh)
@@ -570,54 +425,38 @@ func (v *View) Nodes() []NodeStatus {
 	now := time.Now()
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	all := make([]NodeStatus, 0, len(v.nodes))
-	for _, n := range v.nodes {
-		if n.leased {
-			all = append(all, v.status(n, now))
+	served := make(map[subjects.NodeID][]subjects.IndexName)
+	for _, e := range v.table.records {
+		n := v.nodes[e.key.Node]
+		if e.record.Index != "" && e.record.Session == "" && n != nil && e.record.Boot == n.record.Boot {
+			served[e.key.Node] = append(served[e.key.Node], e.record.Index)
 		}
+	}
+	var all []NodeStatus
+	for id, n := range v.nodes {
+		if !n.leased {
+			continue
+		}
+		s := NodeStatus{NodeRecord: n.record, Alive: v.alive(n, now), Indexes: served[id]}
+		if n.beat.Boot == string(n.record.Boot) {
+			s.InFlight, s.Queued = n.beat.InFlight, n.beat.Queued
+			if NodeState(n.beat.State) == StateDraining {
+				s.State = StateDraining
+			}
+		}
+		slices.Sort(s.Indexes)
+		s.Indexes = slices.Compact(s.Indexes) // an index of many tools has several records
+		all = append(all, s)
 	}
 	slices.SortFunc(all, func(a, b NodeStatus) int { return cmp.Compare(a.Node, b.Node) })
 	return all
-}
-
-// Node returns one node that has a lease.
-func (v *View) Node(id subjects.NodeID) (NodeStatus, bool) {
-	id = canonical(id)
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	n := v.nodes[id]
-	if n == nil || !n.leased {
-		return NodeStatus{}, false
-	}
-	return v.status(n, time.Now()), true
-}
-
-func (v *View) status(n *nodeEntry, now time.Time) NodeStatus {
-	s := NodeStatus{NodeRecord: n.record, Alive: v.alive(n, now)}
-	if n.beat.Boot == string(n.record.Boot) {
-		s.InFlight, s.Queued = n.beat.InFlight, n.beat.Queued
-		if NodeState(n.beat.State) == StateDraining {
-			s.State = StateDraining
-		}
-	}
-	for key := range v.table.byNode[canonical(n.record.Node)] {
-		if e := v.table.records[key]; e.record.Index != "" && e.record.Session == "" && e.record.Boot == n.record.Boot {
-			s.Indexes = append(s.Indexes, e.record.Index)
-		}
-	}
-	slices.Sort(s.Indexes)
-	s.Indexes = slices.Compact(s.Indexes) // an index of many tools has several records
-	return s
 }
 
 // Indexes returns the installed indexes and claimed names, by name and session.
 func (v *View) Indexes() []IndexRecord {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	all := make([]IndexRecord, 0, len(v.indexes))
-	for _, r := range v.indexes {
-		all = append(all, r)
-	}
+	all := slices.Collect(maps.Values(v.indexes))
 	slices.SortFunc(all, func(a, b IndexRecord) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Session, b.Session))
 	})
@@ -628,10 +467,7 @@ func (v *View) Indexes() []IndexRecord {
 func (v *View) Sessions() []SessionRecord {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	all := make([]SessionRecord, 0, len(v.sessions))
-	for _, r := range v.sessions {
-		all = append(all, r)
-	}
+	all := slices.Collect(maps.Values(v.sessions))
 	slices.SortFunc(all, func(a, b SessionRecord) int { return cmp.Compare(a.ID, b.ID) })
 	return all
 }

@@ -122,7 +122,7 @@ func New(b *bus.Bus, view *registry.View, store *registry.Store, builder Builder
 // Start begins to serve what is installed, in the background.
 func (m *Manager) Start() {
 	m.sweep()
-	m.cancel = m.view.OnChange(m.wake)
+	m.cancel = m.view.Notify(m.kick)
 	m.wake()
 	m.wg.Go(m.loop)
 	m.wg.Go(m.collectLoop)

@@ -1,0 +1,26 @@
+package registry
+
+import "github.com/toolmesh/toolmesh/subjects"
+
+// Node returns one node that has a lease.
+func (v *View) Node(id subjects.NodeID) (NodeStatus, bool) {
+	for _, n := range v.Nodes() {
+		if n.Node == id || n.Node == canonical(id) {
+			return n, true
+		}
+	}
+	return NodeStatus{}, false
+}
+
+// Records returns what every node has published about a tool, also nodes that
+// cannot be called now. Tools is only that one tool.
+func (v *View) Records(session subjects.SessionID, id subjects.ToolID) (all []ToolsRecord) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	for _, one := range v.current(canonical(session), id) {
+		r := one.entry.record
+		r.Tools = []ToolRoute{*one.tool}
+		all = append(all, r)
+	}
+	return all
+}
