@@ -150,10 +150,6 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 		}
 		v.mu.Unlock()
 		wake(v.kick)
-	}), b.OnStall(func(s bus.Stall) {
-		v.mu.Lock()
-		v.grace = s.Seen
-		v.mu.Unlock()
 	}))
 	failed := make(chan error, 1)
 	v.wg.Go(func() { v.readLoop(failed) })
