@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -192,7 +191,7 @@ type pending struct {
 	c       *Client
 	s       *settings
 	id      subjects.ToolID
-	inbox   bus.Inbox
+	inbox   *bus.Inbox
 	answers chan answer // capacity 2: an answer, or an acknowledgement and an end
 
 	node  atomic.Pointer[node] // where it runs, once that is known
@@ -212,8 +211,8 @@ type answer struct {
 // the broker's "nobody there" to it does not pass for one to the first request.
 const again = ".again"
 
-// Receive implements [bus.Receiver]; it runs on the inbox's goroutine.
-func (p *pending) Receive(m *nats.Msg, err error) {
+// receive takes what arrives in the inbox, on the goroutine of all inboxes.
+func (p *pending) receive(m *nats.Msg, err error) {
 	if err != nil {
 		p.answered(answer{err: err})
 		return
@@ -294,10 +293,9 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 func (c *Client) begin(t target, s *settings) (*pending, error) {
 	p := &pending{c: c, s: s, id: t.id, answers: make(chan answer, 2)}
 	p.node.Store(t.node)
-	if err := c.bus.OpenInto(&p.inbox, p); err != nil {
-		return nil, err
-	}
-	return p, nil
+	var err error
+	p.inbox, err = c.bus.Open(p.receive)
+	return p, err
 }
 
 // send sends the request for the first time.
@@ -306,12 +304,6 @@ func (p *pending) send(msg *nats.Msg) error {
 	p.asked = p.sent
 	return p.inbox.Send(msg)
 }
-
-var timers = sync.Pool{New: func() any {
-	t := time.NewTimer(time.Hour)
-	t.Stop()
-	return t
-}}
 
 // unary makes one attempt at a unary call.
 func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) (*Result, error) {
@@ -327,12 +319,8 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	if err != nil {
 		return nil, asCall(ctx, err)
 	}
-	timer := timers.Get().(*time.Timer)
-	timer.Reset(silence)
-	defer func() {
-		timer.Stop()
-		timers.Put(timer)
-	}()
+	timer := time.NewTimer(silence)
+	defer timer.Stop()
 	if err := p.send(msg); err != nil {
 		return nil, err
 	}
@@ -551,36 +539,9 @@ func (c *Client) Cancel(ctx context.Context, rpc subjects.RPCID) (bool, error) {
 
 // ask sends one request and waits for one answer; errNobody if none can come.
 func (c *Client) ask(ctx context.Context, subject string, body []byte) (*nats.Msg, error) {
-	replies, fails := make(chan *nats.Msg, 1), make(chan error, 1)
-	inbox, err := c.bus.Open(func(m *nats.Msg, err error) {
-		if err != nil {
-			select {
-			case fails <- err:
-			default:
-			}
-			return
-		}
-		select {
-		case replies <- m:
-		default:
-		}
-	})
-	if err != nil {
-		return nil, err
+	m, err := c.bus.Request(ctx, &nats.Msg{Subject: subject, Data: body})
+	if errors.Is(err, nats.ErrNoResponders) {
+		return nil, errNobody
 	}
-	defer inbox.Close()
-	if err := inbox.Send(&nats.Msg{Subject: subject, Data: body}); err != nil {
-		return nil, err
-	}
-	select {
-	case m := <-replies:
-		if bus.NoResponders(m) {
-			return nil, errNobody
-		}
-		return m, nil
-	case err := <-fails:
-		return nil, err
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
+	return m, err
 }

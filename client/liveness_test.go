@@ -434,7 +434,7 @@ func TestNobodyForTheSecondRequest(t *testing.T) {
 		case <-ticker.C:
 			heartbeat(t, im.nc, "fake", "b1")
 		}
-		if beats == 5 { // the questions for the time are over
+		if beats == 5 { // the question for the time is over
 			sent = nc.Stats().OutMsgs
 		}
 	}

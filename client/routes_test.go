@@ -401,7 +401,7 @@ func TestRefusedBeforeItIsSent(t *testing.T) {
 	broker := meshtest.Broker(t)
 	nc := broker.Connect(t)
 	c := newClient(t, nc, nil)
-	meshtest.Until(t, "the questions for the time are over", func() bool { return nc.Stats().OutMsgs >= 3 })
+	meshtest.Until(t, "the question for the time is over", func() bool { return nc.Stats().OutMsgs >= 1 })
 	before := nc.Stats().OutMsgs
 	for name, call := range map[string]func() error{
 		"a list":           func() error { _, err := c.Call(t.Context(), "a.b", []int{1}); return err },
@@ -452,7 +452,7 @@ func TestWhatACallCosts(t *testing.T) {
 			registry := newSpy(t, broker.Connect(t), "mesh.registry.>")
 			stored := newSpy(t, broker.Connect(t), "mesh.chunks.>")
 			beats := newSpy(t, broker.Connect(t), "mesh.hb.>")
-			meshtest.Until(t, "the questions for the time are over", func() bool { return nc.Stats().OutMsgs >= 4 })
+			meshtest.Until(t, "the question for the time is over", func() bool { return nc.Stats().OutMsgs >= 2 })
 			subscriptions := broker.Server().NumSubscriptions()
 			before := nc.Stats()
 			const n = 300

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/time/rate"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -29,38 +31,26 @@ type Options struct {
 // concurrently. One Bus per connection is enough; a second one works and costs
 // a second inbox.
 type Bus struct {
-	chain *chain
-	nc    *nats.Conn
-	js    jetstream.JetStream
-	api   string // prefix of JetStream's API, with the final dot
-	log   *slog.Logger
+	nc  *nats.Conn
+	js  jetstream.JetStream
+	api string // prefix of JetStream's API, with the final dot
+	log *slog.Logger
 
 	inbox inboxes
 	clock clock
 
 	mu        sync.Mutex // guards what follows; no callback runs under it
 	state     State
-	listeners map[uint64]listener
-	nextID    uint64
+	made      time.Time // when the connection was
+	listeners map[*func(State)]struct{}
 	objects   jetstream.ObjectStore
 
 	status chan nats.Status
-	stop   chan struct{}
-	once   sync.Once
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
 	wg     sync.WaitGroup
-	closed atomic.Bool
-	made   atomic.Int64 // when the connection was, unix ns
 
-	pings    pinger
-	refusals seldom // of reply subjects
-}
-
-// listener holds the callbacks of one registration; the others are nil.
-type listener struct {
-	state  func(State)
-	denied func(Denial)
-	slow   func(subject string)
-	stall  func(Stall)
+	refusals rate.Sometimes // of reply subjects
 }
 
 // State is the state of a Bus's connection.
@@ -105,17 +95,16 @@ func New(nc *nats.Conn, options *Options) (*Bus, error) {
 	}
 	b := &Bus{
 		nc: nc, js: js, api: api, log: log,
-		listeners: make(map[uint64]listener),
-		stop:      make(chan struct{}),
+		listeners: make(map[*func(State)]struct{}),
 		status:    nc.StatusChanged(),
+		refusals:  rate.Sometimes{Interval: time.Second},
 	}
+	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.inbox.init(nc)
 	b.clock.init()
-	b.chain = chainOf(nc)
-	b.chain.add(b)
+	listenToErrors(b)
 	if nc.IsConnected() {
-		b.state = State{Connected: true, Generation: 1}
-		b.made.Store(time.Now().UnixNano())
+		b.state, b.made = State{Connected: true, Generation: 1}, time.Now()
 	}
 	reconnects := nc.Stats().Reconnects
 	b.wg.Go(func() { b.watchState(reconnects) })
@@ -127,14 +116,10 @@ func New(nc *nats.Conn, options *Options) (*Bus, error) {
 // Close ends the goroutines, removes the inbox's subscription and fails what
 // waits for a reply. It may be called more than once. The connection stays open.
 func (b *Bus) Close() {
-	b.once.Do(func() {
-		b.closed.Store(true)
-		b.chain.remove(b)
-		close(b.stop)
-		b.nc.RemoveStatusListener(b.status)
-		b.inbox.shut(errClosed())
-		b.pings.end()
-	})
+	b.cancel()
+	ignoreErrors(b)
+	b.nc.RemoveStatusListener(b.status)
+	b.inbox.shut(errClosed())
 	b.wg.Wait()
 	b.inbox.pump.Wait()
 }
@@ -156,7 +141,11 @@ func (b *Bus) Connected() bool { return b.nc.IsConnected() }
 // ConnectedSince is when the connection was made last. What was sent to its
 // subscriptions before then may be lost, so that a peer's silence until then means
 // nothing. It may lag like [Bus.State].
-func (b *Bus) ConnectedSince() time.Time { return time.Unix(0, b.made.Load()) }
+func (b *Bus) ConnectedSince() time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.made
+}
 
 // State returns the connection's state. It may lag [Bus.Connected] by the time
 // that a goroutine needs to run.
@@ -169,42 +158,14 @@ func (b *Bus) State() State {
 // OnState calls fn at each change of state, in order, from one goroutine of the
 // Bus, until cancel is called. fn must not block: start what takes time
 // elsewhere. One call may still run while cancel returns.
-func (b *Bus) OnState(fn func(State)) (cancel func()) { return b.listen(listener{state: fn}) }
-
-// OnDenied calls fn when the broker refuses a publish or a subscription of this
-// connection. fn must not block. Calls through an [Inbox] learn it by themselves.
-func (b *Bus) OnDenied(fn func(Denial)) (cancel func()) { return b.listen(listener{denied: fn}) }
-
-// OnSlow calls fn with the subject of a subscription of this connection that
-// dropped messages because they were not taken off it in time. fn must not block.
-func (b *Bus) OnSlow(fn func(subject string)) (cancel func()) { return b.listen(listener{slow: fn}) }
-
-// OnStall calls fn after this process was found to have been frozen. fn must not
-// block.
-func (b *Bus) OnStall(fn func(Stall)) (cancel func()) { return b.listen(listener{stall: fn}) }
-
-func (b *Bus) listen(l listener) (cancel func()) {
+func (b *Bus) OnState(fn func(State)) (cancel func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	id := b.nextID
-	b.nextID++
-	b.listeners[id] = l
+	b.listeners[&fn] = struct{}{}
 	return func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		delete(b.listeners, id)
-	}
-}
-
-func (b *Bus) callListeners(call func(listener)) {
-	b.mu.Lock()
-	all := make([]listener, 0, len(b.listeners))
-	for _, l := range b.listeners {
-		all = append(all, l)
-	}
-	b.mu.Unlock()
-	for _, l := range all {
-		call(l)
+		delete(b.listeners, &fn)
 	}
 }
 
@@ -214,7 +175,7 @@ func (b *Bus) callListeners(call func(listener)) {
 func (b *Bus) watchState(reconnects uint64) {
 	for {
 		select {
-		case <-b.stop:
+		case <-b.ctx.Done():
 			return
 		case _, ok := <-b.status:
 			if !ok {
@@ -228,25 +189,24 @@ func (b *Bus) watchState(reconnects uint64) {
 		b.state.Closed = now == nats.CLOSED
 		if b.state.Connected && (!before.Connected || seen != reconnects) {
 			b.state.Generation++
-			b.made.Store(time.Now().UnixNano())
+			b.made = time.Now()
 			reconnects = seen
 		}
 		after := b.state
+		listeners := slices.Collect(maps.Keys(b.listeners))
 		b.mu.Unlock()
 		if after == before {
 			continue
 		}
 		if after.Connected {
-			b.clock.invalidate(true, 0)
+			b.clock.invalidate(0)
 		}
 		if after.Closed {
 			b.inbox.shut(errClosed())
 		}
-		b.callListeners(func(l listener) {
-			if l.state != nil {
-				l.state(after)
-			}
-		})
+		for _, told := range listeners {
+			(*told)(after)
+		}
 		if after.Closed {
 			return
 		}
@@ -258,84 +218,26 @@ func errClosed() *toolmesh.Error {
 		WithOrigin(toolmesh.OriginCaller).WithRetryable(false)
 }
 
-// pinger lets all callers that ask at one time share one ping.
-type pinger struct {
-	wg sync.WaitGroup
-
-	mu    sync.Mutex
-	next  *ping // the one that later callers may still join; nil if none waits
-	sent  map[*ping]context.CancelFunc
-	ended bool
-}
-
-type ping struct {
-	done chan struct{}
-	err  error // valid when done is closed
-}
-
-// pingMost is how long a ping is waited for on behalf of all callers that share it.
+// pingMost is how long a ping is waited for when ctx says nothing.
 const pingMost = 5 * time.Second
 
 // Ping returns nil if the broker answers a ping that is sent after this call,
-// before ctx ends. It tells a lost peer from a lost connection of one's own.
-// Many callers share one ping.
+// before ctx ends, or within 5 s. It tells a lost peer from a lost connection of
+// one's own.
 func (b *Bus) Ping(ctx context.Context) error {
 	if !b.Connected() {
 		return errDisconnected(nil)
 	}
-	p := b.pings.join(b.nc)
-	if p == nil {
-		return errClosed()
-	}
-	select {
-	case <-p.done:
-		return p.err
-	case <-ctx.Done():
-		return fmt.Errorf("ping: %w", ctx.Err())
-	}
-}
-
-func (p *pinger) join(nc *nats.Conn) *ping {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.ended {
+	ctx, cancel := context.WithTimeout(ctx, pingMost)
+	defer cancel()
+	switch err := b.nc.FlushWithContext(ctx); {
+	case err == nil:
 		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("ping: %w", ctx.Err())
+	default:
+		return errDisconnected(err)
 	}
-	if p.next != nil {
-		return p.next
-	}
-	one := &ping{done: make(chan struct{})}
-	ctx, cancel := context.WithTimeout(context.Background(), pingMost)
-	if p.sent == nil {
-		p.sent = make(map[*ping]context.CancelFunc)
-	}
-	p.sent[one] = cancel
-	p.next = one
-	p.wg.Go(func() {
-		// A caller that asks from here on needs a later ping than this one.
-		p.mu.Lock()
-		p.next = nil
-		p.mu.Unlock()
-		if err := nc.FlushWithContext(ctx); err != nil {
-			one.err = errDisconnected(err)
-		}
-		close(one.done)
-		cancel()
-		p.mu.Lock()
-		delete(p.sent, one)
-		p.mu.Unlock()
-	})
-	return one
-}
-
-func (p *pinger) end() {
-	p.mu.Lock()
-	p.ended = true
-	for _, cancel := range p.sent {
-		cancel()
-	}
-	p.mu.Unlock()
-	p.wg.Wait()
 }
 
 // errDisconnected is what a request is refused with while there is no connection.

@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -27,8 +28,6 @@ const (
 	timeRetry = 5 * time.Second
 	// timeTimeout is how long one question for the time may take.
 	timeTimeout = 2 * time.Second
-	// timeSamples are asked in a row; the fastest answer counts.
-	timeSamples = 3
 	// unmeasuredBound is the error bound of the local clock, which nobody vouches for.
 	unmeasuredBound = time.Hour
 	// drift is how fast two machines' clocks may part, 200 ppm: 12 ms a minute.
@@ -46,15 +45,6 @@ type MeshTime struct {
 	Measured bool
 }
 
-// Stall says that this process did not run for a while: it was stopped, its
-// machine slept, or it got no CPU.
-type Stall struct {
-	// Seen is the local time at which it was noticed.
-	Seen time.Time
-	// Length is how long it lasted.
-	Length time.Duration
-}
-
 // clock measures the broker's time against the local monotonic clock.
 type clock struct {
 	base     time.Time    // monotonic zero
@@ -63,15 +53,15 @@ type clock struct {
 	lastStop atomic.Int64 // monotonic time at which the last stall was seen; 0 = never
 	kick     chan struct{}
 
+	asked    atomic.Uint64 // counts what makes a measurement necessary; written under mu
+	answered atomic.Uint64 // asked, when the last measurement began; written under mu
+
 	mu       sync.Mutex
 	offset   time.Duration // broker's unix time - monotonic time
 	rtt      time.Duration
 	at       time.Duration // monotonic time of the measurement
 	slack    time.Duration // how long the process was frozen since
 	measured bool
-	denied   bool          // the broker does not tell this connection: ask again after a reconnect
-	stale    atomic.Bool   // something happened since the last measurement; written under mu
-	asked    uint64        // counts what made it stale
 	changed  chan struct{} // closed and replaced after each measurement
 }
 
@@ -80,7 +70,7 @@ func (c *clock) init() {
 	c.kick = make(chan struct{}, 1)
 	c.changed = make(chan struct{})
 	c.ticked()
-	c.invalidate(true, 0)
+	c.invalidate(0)
 }
 
 func (c *clock) mono() time.Duration { return time.Since(c.base) }
@@ -92,14 +82,10 @@ func (c *clock) ticked() {
 
 // invalidate asks for a new measurement before new work starts. Until then the
 // bound is wider by the time that the process was frozen.
-func (c *clock) invalidate(retryDenied bool, frozen time.Duration) {
+func (c *clock) invalidate(frozen time.Duration) {
 	c.mu.Lock()
-	c.asked++
+	c.asked.Add(1)
 	c.slack += frozen
-	if retryDenied {
-		c.denied = false
-	}
-	c.stale.Store(!c.denied)
 	c.mu.Unlock()
 	select {
 	case c.kick <- struct{}{}:
@@ -125,13 +111,6 @@ func (b *Bus) Time() MeshTime {
 	}
 }
 
-// Offset is how far the broker's clock is ahead of the local wall clock, and the
-// bound of that figure; for people to look at.
-func (b *Bus) Offset() (offset, bound time.Duration) {
-	t := b.Time()
-	return t.Now.Sub(time.Now().Round(0)), t.Bound
-}
-
 // FreshTime returns at once while mesh time can be trusted. After the process
 // was frozen or the connection was made anew it measures first, so that work
 // that waited in a buffer meanwhile is measured by the right time. Serving sides
@@ -140,24 +119,22 @@ func (b *Bus) Offset() (offset, bound time.Duration) {
 // what is not known. Where the broker does not tell the time it succeeds.
 func (b *Bus) FreshTime(ctx context.Context) error {
 	c := &b.clock
-	late := c.late()
-	if late == 0 && !c.stale.Load() {
-		return nil
-	}
-	if late != 0 {
-		// Thawed this instant: the ticker has not run yet.
-		c.invalidate(false, late)
+	if late := c.late(); late != 0 {
+		c.invalidate(late) // thawed this instant: the ticker has not run yet
 	}
 	for {
+		if c.answered.Load() == c.asked.Load() {
+			return nil
+		}
 		c.mu.Lock()
-		stale, changed := c.stale.Load(), c.changed
+		fresh, changed := c.answered.Load() == c.asked.Load(), c.changed
 		c.mu.Unlock()
-		if !stale {
+		if fresh {
 			return nil
 		}
 		select {
 		case <-changed:
-		case <-b.stop:
+		case <-b.ctx.Done():
 			return errClosed()
 		case <-ctx.Done():
 			return fmt.Errorf("measure mesh time: %w", ctx.Err())
@@ -193,7 +170,7 @@ func (b *Bus) tick() {
 	defer ticker.Stop()
 	for {
 		select {
-		case <-b.stop:
+		case <-b.ctx.Done():
 			return
 		case <-ticker.C:
 		}
@@ -203,62 +180,41 @@ func (b *Bus) tick() {
 			continue
 		}
 		c.lastStop.Store(max(int64(c.mono()), 1))
-		c.invalidate(false, length)
+		c.invalidate(length)
 		// Last, so that StalledSince sees one of the two at any time.
 		c.ticked()
 		b.log.Warn("the process was frozen", slog.Duration("length", length))
-		stall := Stall{Seen: time.Now(), Length: length}
-		b.callListeners(func(l listener) {
-			if l.stall != nil {
-				l.stall(stall)
-			}
-		})
 	}
 }
 
 // measureTime is the goroutine that keeps the offset.
 func (b *Bus) measureTime() {
 	c := &b.clock
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	b.wg.Go(func() {
-		select {
-		case <-b.stop:
-			cancel()
-		case <-ctx.Done():
-		}
-	})
 	// The spread keeps a thousand processes from asking in one instant.
 	next := time.NewTimer(timeEvery/2 + rand.N(timeEvery/2))
 	defer next.Stop()
-	told := false
+	refused := false
 	for {
 		select {
-		case <-b.stop:
+		case <-b.ctx.Done():
 			return
 		case <-c.kick:
 		case <-next.C:
+			if refused {
+				continue // until the next connection
+			}
 		}
 		pause := timeEvery - rand.N(timeEvery/10)
-		c.mu.Lock()
-		asked, denied := c.asked, c.denied
-		c.mu.Unlock()
-		if b.Connected() && !denied {
-			offset, rtt, at, err := b.askTime(ctx)
-			switch code := toolmesh.CodeOf(err); {
-			case ctx.Err() != nil || b.closed.Load():
+		if b.Connected() {
+			err := b.measure()
+			was := refused
+			refused = refusesTime(err)
+			switch {
+			case b.ctx.Err() != nil:
 				return
-			case err == nil:
-				c.settle(asked, func() { c.offset, c.rtt, c.at, c.measured = offset, rtt, at, true })
-			case code == toolmesh.CodePermissionDenied || code == toolmesh.CodeUnavailable && b.Connected():
-				// Nobody answers there or we may not ask: that stays so.
-				if !told {
-					told = true
-					b.log.Warn("the broker does not tell this connection its time: deadlines are checked by the local clock",
-						errorAttr(err))
-				}
-				c.settle(asked, func() { c.denied = true })
-			default:
+			case refused && !was:
+				b.log.Warn("the broker does not tell this connection its time: deadlines are checked by the local clock", errorAttr(err))
+			case err != nil && !refused:
 				pause = timeRetry
 			}
 		}
@@ -266,81 +222,45 @@ func (b *Bus) measureTime() {
 	}
 }
 
-// settle records a measurement, unless something happened while it was made,
-// and wakes the callers that wait for it.
-func (c *clock) settle(asked uint64, record func()) {
+// refusesTime reports whether nobody answers for the time, or this connection may
+// not ask: that stays so until the next connection.
+func refusesTime(err error) bool {
+	return errors.Is(err, nats.ErrNoResponders) || toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied
+}
+
+// measure asks the broker its time, and wakes those who wait for an answer of any
+// kind but silence.
+func (b *Bus) measure() error {
+	c := &b.clock
+	asked := c.asked.Load()
+	ctx, cancel := context.WithTimeout(b.ctx, timeTimeout)
+	defer cancel()
+	sent := c.mono()
+	m, err := b.Request(ctx, nats.NewMsg(subjects.UserInfo))
+	at := c.mono()
+	refused := refusesTime(err)
+	if err != nil && !refused {
+		return err
+	}
+	var info struct {
+		Server struct {
+			Time time.Time `json:"time"`
+		} `json:"server"`
+	}
+	if !refused && (json.Unmarshal(m.Data, &info) != nil || info.Server.Time.IsZero()) {
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the broker's answer holds no time")
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	record()
-	if c.asked != asked {
-		return // the kick that came with it is still to be served
+	if !refused {
+		c.rtt, c.at, c.measured = at-sent, at, true
+		c.offset = time.Duration(info.Server.Time.UnixNano()) - (sent + c.rtt/2)
 	}
-	c.slack = 0
-	c.stale.Store(false)
+	c.answered.Store(asked)
+	if asked == c.asked.Load() {
+		c.slack = 0
+	}
 	close(c.changed)
 	c.changed = make(chan struct{})
-}
-
-// askTime asks a few times and returns the sample with the shortest round trip.
-func (b *Bus) askTime(ctx context.Context) (offset, rtt, at time.Duration, err error) {
-	for n := range timeSamples {
-		o, r, a, e := b.askTimeOnce(ctx)
-		if e != nil {
-			if n > 0 {
-				return offset, rtt, at, nil
-			}
-			return 0, 0, 0, e
-		}
-		if n == 0 || r < rtt {
-			offset, rtt, at = o, r, a
-		}
-	}
-	return offset, rtt, at, nil
-}
-
-func (b *Bus) askTimeOnce(ctx context.Context) (offset, rtt, at time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, timeTimeout)
-	defer cancel()
-	c := &b.clock
-	type answer struct {
-		reply
-		at time.Duration
-	}
-	got := make(chan answer, 1)
-	in, err := b.Open(func(m *nats.Msg, err error) {
-		select {
-		case got <- answer{reply{m, err}, c.mono()}:
-		default:
-		}
-	})
-	if err != nil {
-		return 0, 0, 0, err
-	}
-	defer in.Close()
-	sent := c.mono()
-	if err := in.Send(nats.NewMsg(subjects.UserInfo)); err != nil {
-		return 0, 0, 0, err
-	}
-	select {
-	case a := <-got:
-		if a.err != nil {
-			return 0, 0, 0, a.err
-		}
-		if NoResponders(a.msg) {
-			return 0, 0, 0, toolmesh.Errorf(toolmesh.CodeUnavailable, "the broker has no system account: %w", nats.ErrNoResponders)
-		}
-		var info struct {
-			Server struct {
-				Time time.Time `json:"time"`
-			} `json:"server"`
-		}
-		if err := json.Unmarshal(a.msg.Data, &info); err != nil || info.Server.Time.IsZero() {
-			return 0, 0, 0, toolmesh.Errorf(toolmesh.CodeProtocolError, "the broker's answer holds no time")
-		}
-		rtt = a.at - sent
-		middle := sent + rtt/2
-		return time.Duration(info.Server.Time.UnixNano()) - middle, rtt, a.at, nil
-	case <-ctx.Done():
-		return 0, 0, 0, fmt.Errorf("ask the broker's time: %w", ctx.Err())
-	}
+	return err
 }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -44,10 +43,6 @@ func TestTimeIsMeasured(t *testing.T) {
 		// The broker runs on this machine, so its clock is ours.
 		if off := now.Bound + 5*time.Millisecond; now.Now.Before(before.Add(-off)) || now.Now.After(after.Add(off)) {
 			t.Fatalf("mesh time is %v between %v and %v, bound %v", now.Now, before, after, now.Bound)
-		}
-		offset, bound := b.Offset()
-		if offset.Abs() > bound+5*time.Millisecond {
-			t.Fatalf("offset %v, bound %v", offset, bound)
 		}
 	})
 }
@@ -145,12 +140,7 @@ func TestFrozenProcessIsSeen(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	got := []string{next(), next()}
-	answer := got[0]
-	if strings.HasPrefix(answer, "frozen") {
-		answer = got[1]
-	}
-	if answer != "stalled=true measured=true" {
+	if got := next(); got != "stalled=true measured=true" {
 		t.Fatalf("after the freeze: %q", got)
 	}
 	if err := stdin.Close(); err != nil {
@@ -174,7 +164,6 @@ func child(url string) int {
 		return 1
 	}
 	defer b.Close()
-	defer b.OnStall(func(bus.Stall) { fmt.Println("frozen") })()
 	start := time.Now()
 	in := bufio.NewScanner(os.Stdin)
 	fmt.Println("ready")

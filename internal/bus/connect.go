@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"golang.org/x/time/rate"
 )
 
 // ConnectConfig adjusts [ConnectOptions].
@@ -50,7 +51,7 @@ func ConnectOptions(config *ConnectConfig) []nats.Option {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	var unread seldom // headers that a message came with
+	unreadable := rate.Sometimes{Interval: time.Second}
 	return []nats.Option{
 		nats.Name(c.Name),
 		nats.MaxReconnects(-1),
@@ -81,9 +82,7 @@ func ConnectOptions(config *ConnectConfig) []nats.Option {
 				subject = sub.Subject
 			}
 			if errors.Is(err, nats.ErrBadHeaderMsg) { // any sender can cause it
-				if n, due := unread.due(time.Now()); due {
-					log.Warn("message with headers that cannot be read", slog.String("subject", subject), slog.Int64("messages", n))
-				}
+				unreadable.Do(func() { log.Warn("message with headers that cannot be read", slog.String("subject", subject)) })
 				return
 			}
 			log.Warn("connection error", slog.String("subject", subject), errorAttr(err))

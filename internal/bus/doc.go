@@ -7,9 +7,8 @@
 // JetStream is away from it.
 //
 // These goroutines belong to a [Bus]: one sees the connection's state, one
-// measures the broker's clock and one waits to stop that, one ticks and sees when
-// this process was frozen, and from the first call on one reads the replies. A
-// ping has one of its own until it is answered.
+// measures the broker's clock, one ticks and sees when this process was frozen,
+// and from the first call on one reads the replies.
 // [Bus.Close] ends them and leaves the connection open: it is the caller's. A
 // connection of [ConnectOptions] has one more while its broker does not read.
 //

@@ -101,13 +101,11 @@ func TestInboxTakesManyRepliesInOrder(t *testing.T) {
 	if err := server.Publish(in.Subject(), nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := server.Publish(strings.TrimSuffix(in.Subject(), "A")+"!", nil); err != nil {
+	// What comes for nobody disturbs nobody.
+	serve(t, server, "echo")
+	if _, err := b.Request(t.Context(), nats.NewMsg("echo")); err != nil {
 		t.Fatal(err)
 	}
-	if err := server.Flush(); err != nil {
-		t.Fatal(err)
-	}
-	meshtest.Until(t, "late replies are counted", func() bool { return b.DroppedReplies() == 2 })
 }
 
 func TestOneSubscriptionForAllCalls(t *testing.T) {
@@ -217,23 +215,8 @@ func TestDeniedPublishReachesItsCalls(t *testing.T) {
 	if err := in.Send(nats.NewMsg("ok")); err != nil {
 		t.Fatal(err)
 	}
-	denials := make(chan bus.Denial, 16)
-	defer b.OnDenied(func(d bus.Denial) {
-		if d.Subject != subjects.UserInfo {
-			denials <- d
-		}
-	})()
 	_, err = b.Request(t.Context(), nats.NewMsg("forbidden"))
 	wantCode(t, err, toolmesh.CodePermissionDenied, toolmesh.StartedNo)
-	if d := receive(t, denials, "denial"); d.Subject != "forbidden" || d.Subscribe {
-		t.Fatalf("denial %+v", d)
-	}
-	if _, err := b.Conn().Subscribe("also.forbidden", func(*nats.Msg) {}); err != nil {
-		t.Fatal(err)
-	}
-	if d := receive(t, denials, "denial"); d.Subject != "also.forbidden" || !d.Subscribe {
-		t.Fatalf("denial %+v", d)
-	}
 	select {
 	case err := <-other:
 		t.Fatalf("a call on another subject was failed: %v", err)
@@ -271,9 +254,8 @@ func TestSlowConsumerIsTold(t *testing.T) {
 	s := meshtest.Broker(t)
 	told := make(chan error, 16)
 	nc := s.Connect(t, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { told <- err }))
-	b := open(t, nc, nil)
-	slow := make(chan string, 16)
-	defer b.OnSlow(func(subject string) { slow <- subject })()
+	logs := meshtest.CaptureLogs(t)
+	open(t, nc, &bus.Options{Logger: logs.Logger})
 	release := make(chan struct{})
 	defer close(release)
 	sub, err := nc.Subscribe("flood", func(*nats.Msg) { <-release })
@@ -288,9 +270,7 @@ func TestSlowConsumerIsTold(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := receive(t, slow, "slow subscription"); got != "flood" {
-		t.Fatalf("slow subject %q", got)
-	}
+	logs.Wait(t, "does not keep up\" subject=flood")
 	if err := receive(t, told, "the connection's own handler"); !errors.Is(err, nats.ErrSlowConsumer) {
 		t.Fatalf("the connection's own handler got %v", err)
 	}

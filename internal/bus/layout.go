@@ -369,7 +369,7 @@ func (b *Bus) retry(ctx context.Context, what string, do func(ctx context.Contex
 		select {
 		case <-ctx.Done():
 			return apiError(what, err)
-		case <-b.stop:
+		case <-b.ctx.Done():
 			return errClosed()
 		case <-time.After(pause):
 		}

@@ -2,8 +2,6 @@ package bus
 
 import (
 	"log/slog"
-	"sync/atomic"
-	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -44,29 +42,8 @@ func (b *Bus) MayAnswer(m *nats.Msg, session subjects.SessionID, sessionCredenti
 	if subjects.ReplyAllowed(m.Reply, session, sessionCredentials) {
 		return true
 	}
-	if n, due := b.refusals.due(time.Now()); due {
-		b.log.Warn("request refused: its reply subject is no inbox", slog.String("subject", m.Subject), slog.Int64("refused", n))
-	}
+	b.refusals.Do(func() {
+		b.log.Warn("request refused: its reply subject is no inbox", slog.String("subject", m.Subject))
+	})
 	return false
-}
-
-// seldom bounds how often the log tells of what others can bring about as often
-// as they like: once a second. Its zero value is ready.
-type seldom struct {
-	last   atomic.Int64 // when it was told, unix ns
-	untold atomic.Int64 // how often it happened since
-}
-
-// due counts one more, and returns whether to tell of it now, and of how many. A
-// clock that was set back does not silence it.
-func (s *seldom) due(now time.Time) (n int64, due bool) {
-	s.untold.Add(1)
-	last := s.last.Load()
-	if since := now.UnixNano() - last; since >= 0 && since < int64(time.Second) {
-		return 0, false
-	}
-	if !s.last.CompareAndSwap(last, now.UnixNano()) {
-		return 0, false // another one tells, of this one too or the next time
-	}
-	return s.untold.Swap(0), true
 }

@@ -3,19 +3,22 @@ package bus
 import (
 	"errors"
 	"net"
+	"os"
 	"sync"
-	"syscall"
 	"time"
 )
 
 const (
-	// backlogMost is how much may be behind before a write waits all the same: as
+	// maxBacklog is how much may be unwritten before a write waits all the same: as
 	// much as the broker keeps for a client that does not read.
-	backlogMost = 64 << 20
-	// takenWithin is how long a socket may take nothing at all, as the broker's
+	maxBacklog = 64 << 20
+	// directWrite is how long a write waits for the socket before the rest of it
+	// goes to the backlog.
+	directWrite = time.Millisecond
+	// stallTimeout is how long a socket may take nothing at all, as the broker's
 	// own write_deadline is.
-	takenWithin = 10 * time.Second
-	pieceMost   = 64 << 10 // of the backlog in one write
+	stallTimeout = 10 * time.Second
+	maxPiece     = 64 << 10 // of the backlog in one write
 )
 
 // dialer makes the sockets of [ConnectOptions].
@@ -27,66 +30,77 @@ func (d *dialer) Dial(network, address string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	raw, err := conn.(syscall.Conn).SyscallConn() // a *net.TCPConn is one
-	if err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
-	s := &socket{Conn: conn, raw: raw}
-	s.room.L = &s.mu
-	return s, nil
+	return newSocket(conn, stallTimeout), nil
 }
 
 // socket is a connection whose writes do not wait for a broker that does not
 // read. nats.go writes under the lock that every one of its methods takes: there,
 // a write that waits stops all that the process does on the connection, calls
-// whose time is up and the shutdown included. What the socket does not take is
-// written by a goroutine that lives as long as there is any of it. A connection
-// that stays so is found by its pings.
+// whose time is up and the shutdown included. What the socket does not take at
+// once is the backlog, written by a goroutine that lives as long as there is any.
 type socket struct {
 	net.Conn
-	raw    syscall.RawConn
-	behind sync.WaitGroup // the goroutine
+	timeout time.Duration // without any progress
 
 	mu      sync.Mutex
-	room    sync.Cond
+	room    sync.Cond // the backlog is shorter, or err is set
 	backlog []byte
 	writing bool // the goroutine runs
 	err     error
-	attempt attempt
+}
+
+func newSocket(conn net.Conn, timeout time.Duration) *socket {
+	s := &socket{Conn: conn, timeout: timeout}
+	s.room.L = &s.mu
+	return s
 }
 
 // Write implements [net.Conn].
 func (s *socket) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.err == nil && len(s.backlog) > 0 && len(s.backlog)+len(p) > backlogMost {
+	for s.err == nil && len(s.backlog) > 0 && len(s.backlog)+len(p) > maxBacklog {
 		s.room.Wait()
 	}
 	if s.err != nil {
 		return 0, s.err
 	}
-	taken := 0
+	written := 0
 	if !s.writing {
 		var err error
-		if taken, err = s.try(p); err != nil || taken == len(p) {
-			return taken, err
+		if written, err = s.write(p, directWrite); err != nil || written == len(p) {
+			return written, err
 		}
 		s.writing = true
-		s.behind.Go(s.write)
+		go s.drain() // ends with the backlog, or when Close or the timeout fails its write
 	}
-	s.backlog = append(s.backlog, p[taken:]...)
+	s.backlog = append(s.backlog, p[written:]...)
 	return len(p), nil
 }
 
-// write writes the backlog.
-func (s *socket) write() {
+// write writes what the socket takes within a time.
+func (s *socket) write(p []byte, within time.Duration) (int, error) {
+	if err := s.Conn.SetWriteDeadline(time.Now().Add(within)); err != nil {
+		return 0, err
+	}
+	n, err := s.Conn.Write(p)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = nil
+	}
+	return n, err
+}
+
+// drain writes the backlog.
+func (s *socket) drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for len(s.backlog) > 0 && s.err == nil {
-		piece := s.backlog[:min(len(s.backlog), pieceMost)]
+		p := s.backlog[:min(len(s.backlog), maxPiece)]
 		s.mu.Unlock()
-		_ = s.Conn.SetWriteDeadline(time.Now().Add(takenWithin))
-		n, err := s.Conn.Write(piece)
+		n, err := s.write(p, s.timeout)
+		if n == 0 && err == nil {
+			err = os.ErrDeadlineExceeded
+		}
 		s.mu.Lock()
 		s.backlog = s.backlog[n:]
 		if err != nil {
@@ -100,10 +114,3 @@ func (s *socket) write() {
 
 // SetWriteDeadline implements [net.Conn]: how long a write waits is for Write to say.
 func (s *socket) SetWriteDeadline(time.Time) error { return nil }
-
-// Close implements [net.Conn]. What is behind is lost.
-func (s *socket) Close() error {
-	err := s.Conn.Close()
-	s.behind.Wait()
-	return err
-}

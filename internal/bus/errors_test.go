@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
@@ -51,24 +52,21 @@ func TestAClosedBusIsForgotten(t *testing.T) {
 		return true
 	})
 	// Each of the others is told of an error, and so is the connection's own handler, once.
-	denied := make(chan string, 100)
-	for _, b := range []*bus.Bus{stays, last} {
-		defer b.OnDenied(func(d bus.Denial) { denied <- d.Subject })()
-	}
-	for _, subject := range []string{"no.1", "no.2"} {
-		if err := nc.Publish(subject, nil); err != nil {
-			t.Fatal(err)
-		}
-		for range 2 {
-			if got := receive(t, denied, "denial"); got != subject {
-				t.Errorf("denied was %s, want %s", got, subject)
-			}
-		}
+	for subject, b := range map[string]*bus.Bus{"no.1": stays, "no.2": last} {
+		_, err := b.Request(t.Context(), nats.NewMsg(subject))
+		wantCode(t, err, toolmesh.CodePermissionDenied, toolmesh.StartedNo)
 		if err := receive(t, told, "the connection's own handler"); !errors.Is(err, nats.ErrPermissionViolation) {
 			t.Errorf("the connection's own handler got %v", err)
 		}
 	}
-	if len(denied)+len(told) > 0 {
-		t.Errorf("%d denials and %d errors too many", len(denied), len(told))
+	// Without a Bus it is alone again.
+	stays.Close()
+	last.Close()
+	if err := nc.Publish("no.3", nil); err != nil {
+		t.Fatal(err)
+	}
+	receive(t, told, "the connection's own handler")
+	if len(told) > 0 {
+		t.Errorf("%d errors too many", len(told))
 	}
 }
