@@ -42,10 +42,15 @@ func unknownCommand(cmd *cobra.Command, name string) error {
 	if cmd.HasParent() {
 		text = fmt.Sprintf("%s has no command %q", wordsOf(cmd), name)
 	}
-	if near := tool.Nearest(name, names(cmd), 2); len(near) > 0 {
-		text += "; did you mean " + strings.Join(near, " or ") + "?"
+	return usage(cmd, "%s%s", text, didYouMean(name, names(cmd)))
+}
+
+// didYouMean asks for the known names that are near to one that is not, if any is.
+func didYouMean(name string, known []string) string {
+	if near := tool.Nearest(name, known, 2); len(near) > 0 {
+		return "; did you mean " + strings.Join(near, " or ") + "?"
 	}
-	return usage(cmd, "%s", text)
+	return ""
 }
 
 // failure marks an error as one of a command at work.

@@ -121,36 +121,31 @@ func (a *app) printInfo(answer registry.DescribeAnswer, reason string) {
 		a.table([]string{"ARGUMENT", "TYPE", "", "DESCRIPTION"}, rows)
 	}
 	fmt.Fprintln(a.out)
-	var facts [][]string
-	if kind := shapeOf(d.OutputSchema); kind != "" {
-		what := "result"
-		if d.Annotations.Streaming {
-			what = "items"
+	var facts []string
+	fact := func(name, value string) {
+		if value != "" {
+			facts = append(facts, name, value)
 		}
-		facts = append(facts, []string{what, kind})
+	}
+	if d.Annotations.Streaming {
+		fact("items", shapeOf(d.OutputSchema))
+	} else {
+		fact("result", shapeOf(d.OutputSchema))
 	}
 	if d.Index != nil {
-		facts = append(facts, []string{"index", fmt.Sprintf("%s @ %s", d.Index.Name, short(d.Index.Revision))})
+		fact("index", fmt.Sprintf("%s @ %s", d.Index.Name, short(d.Index.Revision)))
 	}
-	facts = append(facts, []string{"nodes", join(answer.Nodes, "none serves it now")})
-	if reason != "" {
-		facts = append(facts, []string{"reason", reason})
-	}
-	if text := sourceText(d.Source); text != "" {
-		facts = append(facts, []string{"source", text})
-	}
-	if declared := declaredBy(d.Annotations); declared != "" {
-		facts = append(facts, []string{"declares", declared})
-	}
+	fact("nodes", join(answer.Nodes, "none serves it now"))
+	fact("reason", reason)
+	fact("source", sourceText(d.Source))
+	fact("declares", declaredBy(d.Annotations))
 	if len(d.Metadata) > 0 {
-		facts = append(facts, []string{"metadata", compact(d.Metadata)})
+		fact("metadata", compact(d.Metadata))
 	}
 	for _, w := range d.Warnings {
-		facts = append(facts, []string{"warning", w})
+		fact("warning", w)
 	}
-	for _, f := range facts {
-		fmt.Fprintf(a.out, "%-9s %s\n", f[0], f[1])
-	}
+	a.facts(facts...)
 }
 
 // sourceText says where a description comes from.

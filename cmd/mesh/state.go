@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -128,12 +127,4 @@ func (s stateFolder) newest() (record, bool) {
 		return record{}, false
 	}
 	return all[0], true
-}
-
-func sortedPairs(m map[string]string) string {
-	parts := make([]string, 0, len(m))
-	for _, name := range slices.Sorted(maps.Keys(m)) {
-		parts = append(parts, name+"="+m[name])
-	}
-	return strings.Join(parts, ",")
 }
