@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -65,9 +63,9 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 	case "install":
 		return answer{}, c.install(ctx, r.Text)
 	case "unary":
-		return c.unary(ctx, r)
+		return each(r.N, c.one(ctx, r.Side))
 	case "burst":
-		return c.burst(ctx, r)
+		return together(r.N, r.Callers, c.one(ctx, r.Side))
 	case "stream":
 		return c.stream(ctx, r)
 	case "counters":
@@ -121,7 +119,7 @@ func (c *caller) install(ctx context.Context, source string) error {
 }
 
 // one returns the function that makes one call on a side.
-func (c *caller) one(side string) func(ctx context.Context) error {
+func (c *caller) one(ctx context.Context, side string) func() error {
 	args := []byte(callArgs)
 	mesh, plain := plainOf[side]
 	if plain || side == sideRaw {
@@ -129,7 +127,7 @@ func (c *caller) one(side string) func(ctx context.Context) error {
 		if plain {
 			subject, err = subjects.Tool(subjects.DefaultSession, subjects.ToolID(toolOf(mesh, "refund")))
 		}
-		return func(context.Context) error {
+		return func() error {
 			if err != nil {
 				return err
 			}
@@ -141,57 +139,13 @@ func (c *caller) one(side string) func(ctx context.Context) error {
 		}
 	}
 	id := subjects.ToolID(toolOf(side, "refund"))
-	return func(ctx context.Context) error {
+	return func() error {
 		r, err := c.mesh.Call(ctx, id, json.RawMessage(args))
 		if err == nil && string(r.Value) != callResult {
 			err = fmt.Errorf("the result is %s", r.Value)
 		}
 		return err
 	}
-}
-
-// unary makes calls one after the other.
-func (c *caller) unary(ctx context.Context, r request) (answer, error) {
-	call := c.one(r.Side)
-	took := make([]time.Duration, r.N)
-	began := time.Now()
-	for i := range took {
-		t := time.Now()
-		if err := call(ctx); err != nil {
-			return answer{}, err
-		}
-		took[i] = time.Since(t)
-	}
-	total := time.Since(began)
-	slices.Sort(took)
-	return answer{P50: took[len(took)/2], P99: took[len(took)*99/100], Took: total, Ops: r.N}, nil
-}
-
-// burst makes calls from many callers at once.
-func (c *caller) burst(ctx context.Context, r request) (answer, error) {
-	call := c.one(r.Side)
-	each := max(r.N/r.Callers, 1)
-	fails := make(chan error, r.Callers)
-	var callers sync.WaitGroup
-	began := time.Now()
-	for range r.Callers {
-		callers.Go(func() {
-			for range each {
-				if err := call(ctx); err != nil {
-					fails <- err
-					return
-				}
-			}
-		})
-	}
-	callers.Wait()
-	total := time.Since(began)
-	select {
-	case err := <-fails:
-		return answer{}, err
-	default:
-	}
-	return answer{Took: total, Ops: each * r.Callers}, nil
 }
 
 // stream reads one stream to its end.

@@ -202,17 +202,13 @@ func (r *result) concludeInstall() {
 	if r.rounds == 0 {
 		r.rounds = len(got[installCold])
 	}
-	ms := func(what string) float64 { return medianOf(got[what], p50) / 1e6 }
 	for _, one := range []struct{ what, says string }{{installCold, "nothing cached"}, {installWarm, "all cached"}} {
-		l := line{
-			What: "install: numpy and pydantic, " + one.says + ", until served, against uv with bytecode, in ms",
-			Ours: fmt.Sprintf("%.0f", ms(one.what)), Raw: fmt.Sprintf("%.0f", ms("uv "+one.what)), Ratio: ratioOf(got[one.what], got["uv "+one.what], p50),
-		}
-		l.Must, l.Verdict = bound{must: 1.2, goal: 1}.verdict(l.Ratio)
-		r.Lines = append(r.Lines, l)
+		r.compared("install: numpy and pydantic, "+one.says+", until served, against uv with bytecode, in ms",
+			got[one.what], got["uv "+one.what], p50, millis, &bound{must: 1.2, goal: 1})
 	}
-	r.Lines = append(r.Lines, line{What: "install:   uv without bytecode, all cached, in ms", Raw: fmt.Sprintf("%.0f", ms("uv "+installPlain))})
-	l := line{What: fmt.Sprintf("install: an agent that starts again serves %d tools, in ms", restartTools), Ours: fmt.Sprintf("%.0f", ms(restart))}
-	l.Must, l.Verdict = bound{must: 250, goal: 100}.verdict(ms(restart))
-	r.Lines = append(r.Lines, l)
+	r.add(line{What: "install:   uv without bytecode, all cached, in ms", Raw: millis(medianOf(got["uv "+installPlain], p50))}, nil)
+	took := medianOf(got[restart], p50)
+	l := line{What: fmt.Sprintf("install: an agent that starts again serves %d tools, in ms", restartTools), Ours: millis(took)}
+	l.Must, l.Verdict = bound{must: 250, goal: 100}.verdict(took / 1e6)
+	r.add(l, nil)
 }

@@ -9,12 +9,12 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
-	"runtime/pprof"
-	"runtime/trace"
+	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // rolePrefix begins the first argument of a process that the coordinator
@@ -77,7 +77,6 @@ func serveRole(ctx context.Context, name string, args []string, in io.Reader, ou
 	defer stop()
 	_ = enc.Encode(answer{Text: hello})
 	lines := bufio.NewScanner(in)
-	var end func() error
 	for lines.Scan() {
 		var r request
 		err := json.Unmarshal(lines.Bytes(), &r)
@@ -88,12 +87,6 @@ func serveRole(ctx context.Context, name string, args []string, in io.Reader, ou
 			var m runtime.MemStats
 			runtime.ReadMemStats(&m)
 			a.Allocs = m.Mallocs
-		case r.Do == "profile":
-			end, err = startProfile(r.Side, r.Text)
-		case r.Do == "profiled":
-			if end != nil {
-				err, end = end(), nil
-			}
 		default:
 			a, err = role(ctx, r)
 		}
@@ -107,30 +100,47 @@ func serveRole(ctx context.Context, name string, args []string, in io.Reader, ou
 	return 0
 }
 
-// startProfile begins a profile of this process; the returned function ends it.
-func startProfile(kind, path string) (end func() error, err error) {
-	if kind == "allocs" {
-		runtime.MemProfileRate = 1
-	}
-	f, err := os.Create(filepath.Clean(path))
-	if err != nil {
-		return nil, err
-	}
-	switch kind {
-	case "cpu":
-		if err := pprof.StartCPUProfile(f); err != nil {
-			return nil, errors.Join(err, f.Close())
+// timed makes n measurements, each of which says how long it took.
+func timed(n int, one func() (time.Duration, error)) (answer, error) {
+	times := make([]time.Duration, n)
+	began := time.Now()
+	for i := range times {
+		var err error
+		if times[i], err = one(); err != nil {
+			return answer{}, err
 		}
-		return func() error { pprof.StopCPUProfile(); return f.Close() }, nil
-	case "trace":
-		if err := trace.Start(f); err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
-		return func() error { trace.Stop(); return f.Close() }, nil
-	case "allocs":
-		return func() error { return errors.Join(pprof.Lookup("allocs").WriteTo(f, 0), f.Close()) }, nil
 	}
-	return nil, errors.Join(fmt.Errorf("no profile %q: cpu, allocs or trace", kind), f.Close())
+	took := time.Since(began)
+	slices.Sort(times)
+	return answer{P50: times[n/2], P99: times[n*99/100], Took: took, Ops: n}, nil
+}
+
+// each times n operations one by one.
+func each(n int, do func() error) (answer, error) {
+	return timed(n, func() (time.Duration, error) {
+		began := time.Now()
+		err := do()
+		return time.Since(began), err
+	})
+}
+
+// together times about n operations of so many callers at once.
+func together(n, callers int, do func() error) (answer, error) {
+	each := max(n/callers, 1)
+	var group errgroup.Group
+	began := time.Now()
+	for range callers {
+		group.Go(func() error {
+			for range each {
+				if err := do(); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	err := group.Wait()
+	return answer{Took: time.Since(began), Ops: each * callers}, err
 }
 
 // child is a process of the coordinator. Not for concurrent use.

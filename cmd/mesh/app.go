@@ -27,8 +27,8 @@ type app struct {
 	json     bool
 	log      *slog.Logger
 
-	serverFlag, contextFlag bool // given on the command line
-	sessionGiven            bool // by its flag or its variable
+	serverFlag   bool // given on the command line
+	sessionGiven bool // by its flag or its variable
 }
 
 // run executes the command line and returns the exit status. env is the
@@ -140,12 +140,9 @@ func (a *app) prepare(cmd *cobra.Command) error {
 		return usage(nil, "%s", a.setError.Error())
 	}
 	flags := cmd.Flags()
-	a.serverFlag, a.contextFlag = flags.Changed("server"), flags.Changed("context")
+	a.serverFlag = flags.Changed("server")
 	a.sessionGiven = flags.Changed("session") || process.Lookup(a.env, "MESH_SESSION") != ""
-	if a.serverFlag && a.contextFlag {
-		return usage(cmd, "--server and --context both say where the mesh is: give one")
-	}
-	if err := process.CheckURL(a.env, a.serverFlag, a.set.Connection.NATSURL); err != nil {
+	if err := process.Settle(a.env, flags, &a.set.Connection); err != nil {
 		return usage(cmd, "%s", err.Error())
 	}
 	// What a short connection warns of is no news, unless it is asked for.

@@ -152,7 +152,7 @@ func isUsage(err error) bool {
 }
 
 func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc subjects.RPCID, body json.RawMessage, options []client.CallOption) error {
-	done := a.waiting(string(rpc))
+	done := a.running(string(rpc)+" runs", "; Ctrl-C cancels it")
 	begun := time.Now()
 	result, err := l.client.Call(ctx, id, body, options...)
 	done()
@@ -210,7 +210,7 @@ func failedStatus(ctx context.Context, err error) int {
 }
 
 func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc subjects.RPCID, body json.RawMessage, options []client.CallOption) error {
-	done := a.waiting(string(rpc))
+	done := a.running(string(rpc)+" runs", "; Ctrl-C cancels it")
 	defer done()
 	var count int64
 	for chunk, err := range l.client.Stream(ctx, id, body, options...) {
@@ -228,7 +228,7 @@ func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc 
 				Data json.RawMessage `json:"data"`
 			}{chunk.Seq, orNull(chunk.Data)})
 		} else {
-			a.printItem(chunk.Data)
+			a.printJSON(orNull(chunk.Data))
 		}
 		if a.out.lost != nil {
 			return &reported{process.StatusMesh} // the rest would be for nobody
@@ -241,11 +241,6 @@ func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc 
 		}{true, count})
 	}
 	return nil
-}
-
-// printItem writes an item as one line.
-func (a *app) printItem(item json.RawMessage) {
-	a.printJSON(orNull(item))
 }
 
 func orNull(value json.RawMessage) json.RawMessage {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -57,7 +56,7 @@ func (a *app) findUp(dir string) (record, error) {
 		if err != nil {
 			return record{}, usage(nil, "--data-dir %s: %s", dir, err.Error())
 		}
-		if r, ok := readRecord(filepath.Join(dir, upFile)); ok {
+		if r, alive, _ := readRecord(filepath.Join(dir, upFile)); alive {
 			return r, nil
 		}
 		return none("no mesh runs in %s", dir)
@@ -73,17 +72,6 @@ func (a *app) findUp(dir string) (record, error) {
 		return none("no mesh runs that mesh up started on this machine")
 	}
 	return all[0], nil
-}
-
-// readRecord reads a record whose process lives.
-func readRecord(path string) (record, bool) {
-	data, err := os.ReadFile(path)
-	var r record
-	if err != nil || json.Unmarshal(data, &r) != nil || r.PID <= 0 {
-		return r, false
-	}
-	id := processID(r.PID)
-	return r, id != "" && id == r.Process
 }
 
 // stopProcess asks the process of a mesh to end, and waits until it has.

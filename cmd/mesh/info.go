@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -193,98 +192,24 @@ type parameter struct {
 // parametersOf lists the arguments: positional ones in order, then the others.
 func parametersOf(d *tool.Descriptor) []parameter {
 	known := newSchema(d.InputSchema)
-	properties, _ := known.root["properties"].(map[string]any)
-	required, _ := known.root["required"].([]any)
 	names := slices.Clone(d.Positional)
-	for _, name := range slices.Sorted(maps.Keys(properties)) {
+	for _, name := range slices.Sorted(maps.Keys(known.Properties)) {
 		if !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
 	var all []parameter
 	for _, name := range names {
-		node, ok := properties[name]
-		if !ok {
+		part := known.Properties[name]
+		if part == nil {
 			continue
 		}
-		p := parameter{name: name, kind: known.kindOf(node, 0), required: slices.Contains(required, any(name))}
-		if m, ok := node.(map[string]any); ok {
-			p.description, _ = m["description"].(string)
-			if standard, ok := m["default"]; ok {
-				p.standard = compact(standard)
-			}
-		}
-		all = append(all, p)
+		all = append(all, parameter{
+			name: name, kind: known.kindOf(part, 0), required: slices.Contains(known.Required, name),
+			description: part.Description, standard: string(part.Default),
+		})
 	}
 	return all
-}
-
-func compact(v any) string {
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	if enc.Encode(v) != nil {
-		return ""
-	}
-	return strings.TrimSpace(buf.String())
-}
-
-// kindOf names a schema in a word or two.
-func (s schema) kindOf(node any, depth int) string {
-	m, ok := node.(map[string]any)
-	if !ok || depth > 5 {
-		return "any"
-	}
-	if ref, ok := m["$ref"].(string); ok {
-		return s.kindOf(s.follow(ref), depth+1)
-	}
-	if list, ok := m["enum"].([]any); ok && len(list) > 0 {
-		parts := make([]string, len(list))
-		for i, one := range list {
-			parts[i] = compact(one)
-		}
-		return strings.Join(parts, "|")
-	}
-	for _, key := range []string{"anyOf", "oneOf"} {
-		if list, ok := m[key].([]any); ok && len(list) > 0 {
-			parts := make([]string, len(list))
-			for i, one := range list {
-				parts[i] = s.kindOf(one, depth+1)
-			}
-			return strings.Join(parts, "|")
-		}
-	}
-	switch t := m["type"].(type) {
-	case string:
-		if items, ok := m["items"]; ok && t == "array" {
-			return "array of " + s.kindOf(items, depth+1)
-		}
-		return t
-	case []any:
-		parts := make([]string, len(t))
-		for i, one := range t {
-			parts[i] = fmt.Sprint(one)
-		}
-		return strings.Join(parts, "|")
-	}
-	return "any"
-}
-
-// shapeOf describes a result's schema in a line; "" if nothing is known of it.
-func shapeOf(raw json.RawMessage) string {
-	s := newSchema(raw)
-	if len(s.root) == 0 {
-		return ""
-	}
-	node := any(s.root)
-	if ref, ok := s.root["$ref"].(string); ok {
-		node = s.follow(ref)
-	}
-	m, ok := node.(map[string]any)
-	if properties, has := m["properties"].(map[string]any); ok && has && len(properties) > 0 {
-		return "object with " + strings.Join(slices.Sorted(maps.Keys(properties)), ", ")
-	}
-	return s.kindOf(node, 0)
 }
 
 // exampleCall is a command that can be pasted once its values are filled in.

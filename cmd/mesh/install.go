@@ -86,7 +86,7 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 			return none
 		}
 		p := a.steps()
-		defer p.close()
+		defer func() { p.wipe() }()
 		if src.Kind == index.KindGit {
 			return a.runInstall(ctx, l, r, f.detach, p)
 		}
@@ -221,7 +221,7 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach 
 		}
 		if line.Step != "" {
 			job = line.Job
-			p.step(line.Step, line.State, line.Percent)
+			p.step(line.Step, line.State, *cmp.Or(line.Percent, new(int)))
 		} else {
 			// Many tools need several lines.
 			line.Tools = append(done.Tools, line.Tools...)
@@ -231,7 +231,7 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach 
 		}
 		return !detach
 	})
-	p.close()
+	p.wipe()
 	if err != nil {
 		if ctx.Err() != nil && job != "" && !a.json {
 			// Before it is installed there is nothing to take back.

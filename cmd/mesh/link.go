@@ -71,15 +71,9 @@ func (a *app) withView(ctx context.Context, do func(context.Context, *link, *reg
 // `mesh up` name, else to the NATS default port.
 func (a *app) connect(ctx context.Context) (*link, error) {
 	c := a.set.Connection
-	switch {
-	case a.serverFlag:
-		c.NATSContext = ""
-	case a.contextFlag:
-		c.NATSURL = ""
-	}
 	if c.NATSURL == "" && c.NATSContext == "" {
-		if here, ok := a.stateFolder().newest(); ok {
-			c.NATSURL = here.URL
+		if here := a.stateFolder().running(); len(here) > 0 {
+			c.NATSURL = here[0].URL
 		}
 	}
 	nc, err := process.Connect(ctx, c, process.ConnectOptions{Name: "mesh", Logger: a.log})

@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -98,22 +99,16 @@ type Manager struct {
 
 // New makes a manager that keeps its files below dir. Start it.
 func New(b *bus.Bus, view *registry.View, store *registry.Store, builder Builder, server Server, dir string, opts *Options) *Manager {
+	o := Options{}
+	if opts != nil {
+		o = *opts
+	}
 	m := &Manager{
 		bus: b, view: view, store: store, builder: builder, server: server, dir: dir,
-		log: slog.New(slog.DiscardHandler), kick: make(chan struct{}, 1),
-		builds:  make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
+		log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), kick: make(chan struct{}, 1),
+		builds:    make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
+		buildWait: cmp.Or(o.BuildWait, 10*time.Second), bundleAge: cmp.Or(o.BundleAge, bundleAge),
 		entries: make(map[key]*entry), inUse: make(map[string]int), rounds: make(chan struct{}),
-	}
-	if opts != nil && opts.Logger != nil {
-		m.log = opts.Logger
-	}
-	m.buildWait = 10 * time.Second
-	if opts != nil && opts.BuildWait > 0 {
-		m.buildWait = opts.BuildWait
-	}
-	m.bundleAge = bundleAge
-	if opts != nil && opts.BundleAge > 0 {
-		m.bundleAge = opts.BundleAge
 	}
 	m.base, m.end = context.WithCancel(context.Background())
 	return m
