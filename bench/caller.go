@@ -32,30 +32,14 @@ type caller struct {
 }
 
 // startCaller makes a caller. args: the broker's URL.
-func startCaller(_ context.Context, args []string) (roleFunc, string, func(), error) {
+func startCaller(_ context.Context, args []string) (_ role, err error) {
 	c := &caller{}
-	stop := func() {
-		if c.mesh != nil {
-			c.mesh.Close()
-		}
-		if c.conn != nil {
-			c.conn.Close()
-		}
-		if c.raw != nil {
-			c.raw.Close()
-		}
-	}
-	var err error
 	if c.raw, err = nats.Connect(args[0]); err == nil {
 		if c.conn, err = nats.Connect(args[0], client.ConnectOptions()...); err == nil {
 			c.mesh, err = client.New(c.conn, nil)
 		}
 	}
-	if err != nil {
-		stop()
-		return nil, "", nil, err
-	}
-	return c.serve, "", stop, nil
+	return role{do: c.serve, stop: func() { c.mesh.Close(); c.conn.Close(); c.raw.Close() }}, err
 }
 
 func (c *caller) serve(ctx context.Context, r request) (answer, error) {

@@ -130,13 +130,13 @@ type engine struct {
 }
 
 // startEngine is that process's start. args: a folder.
-func startEngine(ctx context.Context, args []string) (roleFunc, string, func(), error) {
+func startEngine(ctx context.Context, args []string) (role, error) {
 	e := &engine{dir: args[0]}
 	if err := e.start(ctx); err != nil {
 		e.stop()
-		return nil, "", nil, err
+		return role{}, err
 	}
-	return e.do, "", e.stop, nil
+	return role{do: e.do, stop: e.stop}, nil
 }
 
 func (e *engine) start(ctx context.Context) (err error) {

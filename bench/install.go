@@ -112,31 +112,12 @@ func (p *plan) measureInstall(ctx context.Context, stderr io.Writer, dir string,
 	return p.restarts(ctx, stderr, filepath.Join(dir, "again"), filepath.Join(dir, "light"), func(took time.Duration) { note(restart, took) })
 }
 
-// mesh starts a broker, an agent and a caller in a folder.
-func (p *plan) mesh(ctx context.Context, stderr io.Writer, dir string) (*stage, error) {
-	s := &stage{dir: dir}
-	for _, name := range []string{"broker", "agent", "caller"} {
-		args := []string{filepath.Join(dir, name)}
-		if name != "broker" {
-			args = append([]string{s.all[0].hello}, args...)
-		}
-		c, err := startChild(ctx, stderr, name, append(args, "bench-install")...)
-		if err != nil {
-			s.end()
-			return nil, err
-		}
-		s.all = append(s.all, c)
-	}
-	s.broker, s.agent, s.caller = s.all[0], s.all[1], s.all[2]
-	return s, nil
-}
-
 func (p *plan) installOnce(ctx context.Context, stderr io.Writer, dir, source string, note func(time.Duration)) error {
-	s, err := p.mesh(ctx, stderr, dir)
+	s, err := start(ctx, stderr, dir, "bench-install", "broker", "agent", "caller")
+	defer s.end()
 	if err != nil {
 		return err
 	}
-	defer s.end()
 	began := time.Now()
 	if _, err := s.caller.ask(request{Do: "install", Text: "file://" + source}); err != nil {
 		return err
@@ -169,11 +150,11 @@ func uvAlone(ctx context.Context, dir, source string, args []string) (time.Durat
 
 // restarts has an agent start again and again where an index is installed.
 func (p *plan) restarts(ctx context.Context, stderr io.Writer, dir, source string, note func(time.Duration)) error {
-	s, err := p.mesh(ctx, stderr, dir)
+	s, err := start(ctx, stderr, dir, "bench-install", "broker", "agent", "caller")
+	defer s.end()
 	if err != nil {
 		return err
 	}
-	defer s.end()
 	if _, err := s.caller.ask(request{Do: "install", Text: "file://" + source}); err != nil {
 		return err
 	}

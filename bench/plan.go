@@ -108,27 +108,28 @@ type stage struct {
 	all                              []*child // in the order of starting
 }
 
-func startStage(ctx context.Context, stderr io.Writer, dir string) (*stage, error) {
+// start starts processes, the broker first. The stage is to be ended also after an error.
+func start(ctx context.Context, stderr io.Writer, dir, node string, names ...string) (*stage, error) {
 	s := &stage{dir: dir}
-	var err error
-	start := func(name string, args ...string) *child {
+	into := map[string]**child{"broker": &s.broker, "raw": &s.raw, "host": &s.host, "agent": &s.agent, "caller": &s.caller}
+	for _, name := range names {
+		args := []string{filepath.Join(dir, name), node}
+		if name != "broker" {
+			args = append([]string{s.broker.hello}, args...)
+		}
+		c, err := startChild(ctx, stderr, name, args...)
 		if err != nil {
-			return nil
+			return s, err
 		}
-		var c *child
-		if c, err = startChild(ctx, stderr, name, args...); err == nil {
-			s.all = append(s.all, c)
-		}
-		return c
+		*into[name] = c
+		s.all = append(s.all, c)
 	}
-	if s.broker = start("broker", filepath.Join(dir, "broker")); err != nil {
-		return s, err
-	}
-	url := s.broker.hello
-	s.raw = start("raw", url)
-	s.agent = start("agent", url, filepath.Join(dir, "agent"), "bench-agent")
-	s.host = start("host", url)
-	s.caller = start("caller", url)
+	return s, nil
+}
+
+// startStage starts what most benchmarks use.
+func startStage(ctx context.Context, stderr io.Writer, dir string) (*stage, error) {
+	s, err := start(ctx, stderr, dir, "bench-agent", "broker", "raw", "agent", "host", "caller")
 	if err != nil {
 		return s, err
 	}

@@ -47,12 +47,17 @@ type answer struct {
 	API    uint64        `json:"api,omitempty"`   // JetStream requests
 }
 
-// worker does what a process is for; the common requests are served by
-// serveRole.
-type roleFunc func(ctx context.Context, r request) (answer, error)
+// role is what one process is for; the common requests are served by serveRole.
+// hello is told to the coordinator, stop is called at the end.
+type role struct {
+	do    func(ctx context.Context, r request) (answer, error)
+	hello string
+	stop  func()
+}
 
-// starters make the roles: what each needs is in args. stop is called at the end.
-var starters = map[string]func(ctx context.Context, args []string) (role roleFunc, hello string, stop func(), err error){
+// starters make the roles: what each needs is in args. After an error the process
+// ends at once.
+var starters = map[string]func(ctx context.Context, args []string) (role, error){
 	"broker": startBroker,
 	"raw":    startRaw,
 	"host":   startHost,
@@ -69,13 +74,13 @@ func serveRole(ctx context.Context, name string, args []string, in io.Reader, ou
 		fmt.Fprintln(stderr, "bench: no role", name)
 		return 2
 	}
-	role, hello, stop, err := start(ctx, args)
+	role, err := start(ctx, args)
 	if err != nil {
 		_ = enc.Encode(answer{Error: name + ": " + err.Error()})
 		return 1
 	}
-	defer stop()
-	_ = enc.Encode(answer{Text: hello})
+	defer role.stop()
+	_ = enc.Encode(answer{Text: role.hello})
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
 		var r request
@@ -88,7 +93,7 @@ func serveRole(ctx context.Context, name string, args []string, in io.Reader, ou
 			runtime.ReadMemStats(&m)
 			a.Allocs = m.Mallocs
 		default:
-			a, err = role(ctx, r)
+			a, err = role.do(ctx, r)
 		}
 		if err != nil {
 			a.Error = name + ": " + err.Error()

@@ -335,10 +335,7 @@ func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *inde
 			m.clean(e, b.Dir)
 		}
 	}()
-	if err := m.place(ctx, b.Dir, digest, func() (io.ReadCloser, error) { return os.Open(bundleFile(work)) }); err != nil {
-		return nil, err
-	}
-	if err := m.read(&b); err != nil {
+	if err := m.place(ctx, &b, digest, func() (io.ReadCloser, error) { return os.Open(bundleFile(work)) }); err != nil {
 		return nil, err
 	}
 	j.step("bundle", "done", 40)

@@ -367,21 +367,18 @@ func (m *Manager) announce(ctx context.Context, e *entry, b Build) (done func())
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var told sync.WaitGroup
-	told.Go(func() {
-		timer := time.NewTimer(announceAfter)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			return
-		}
+	told.Add(1)
+	timer := time.AfterFunc(announceAfter, func() {
+		defer told.Done()
 		if err := m.server.PublishFailed(ctx, b, "this node is building it"); err != nil && ctx.Err() == nil {
 			m.log.Warn("build not published", slog.String("index", string(b.Name)), slog.String("error", err.Error()))
 		}
 	})
 	return func() {
 		cancel()
-		told.Wait() // what is published next must not come before
+		if !timer.Stop() {
+			told.Wait() // what is published next must not come before
+		}
 	}
 }
 
@@ -426,10 +423,14 @@ func (m *Manager) clean(e *entry, dir string) {
 	if inUse || dir == "" || e.record.Bundle == filepath.Base(dir) {
 		return
 	}
+	m.remove(dir)
+	_ = os.Remove(filepath.Dir(dir)) // of the index, if that was the last
+}
+
+func (m *Manager) remove(dir string) {
 	if err := os.RemoveAll(dir); err != nil {
 		m.log.Warn("folder not removed", slog.String("dir", dir), slog.String("error", err.Error()))
 	}
-	_ = os.Remove(filepath.Dir(dir)) // of the index, if that was the last
 }
 
 // sweep removes what an earlier process left: the folders of installs that did
@@ -441,19 +442,16 @@ func (m *Manager) sweep() {
 			keep[dir] = true
 		}
 	}
-	old, _ := filepath.Glob(filepath.Join(m.dir, "indexes", "*", "*"))
-	hidden, _ := filepath.Glob(filepath.Join(m.dir, "indexes", "*", ".*"))
-	for _, dir := range append(append(old, hidden...), filepath.Join(m.dir, "jobs")) {
-		if keep[dir] {
-			continue
-		}
-		if err := os.RemoveAll(dir); err != nil {
-			m.log.Warn("folder not removed", slog.String("dir", dir), slog.String("error", err.Error()))
-		}
-	}
+	m.remove(filepath.Join(m.dir, "jobs"))
 	names, _ := filepath.Glob(filepath.Join(m.dir, "indexes", "*"))
-	for _, dir := range names {
-		_ = os.Remove(dir) // refused where something of the index is kept
+	for _, name := range names {
+		builds, _ := os.ReadDir(name)
+		for _, b := range builds {
+			if dir := filepath.Join(name, b.Name()); !keep[dir] {
+				m.remove(dir)
+			}
+		}
+		_ = os.Remove(name) // refused where something of the index is kept
 	}
 }
 
@@ -481,13 +479,7 @@ func (m *Manager) retire(e *entry, i Instance) {
 	m.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(m.base, closeWithin)
 		defer cancel()
-		// A call that has found this instance may not have reached it yet.
-		timer := time.NewTimer(linger)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
+		m.pause(linger) // a call that has found this instance may not have reached it yet
 		if err := m.close(ctx, i); err != nil && m.base.Err() == nil {
 			m.log.Warn("replaced index did not end by itself", slog.String("index", string(i.Build().Name)), slog.String("error", err.Error()))
 		}
@@ -500,7 +492,7 @@ func (m *Manager) retire(e *entry, i Instance) {
 // drop takes an index away that is no longer installed; e.mu is held.
 func (m *Manager) drop(ctx context.Context, k key, e *entry) {
 	if e.instance == nil && !e.failed {
-		return
+		return // it is gone already
 	}
 	if err := m.server.Withdraw(ctx, k.name, k.session); err != nil {
 		m.log.Warn("index not withdrawn", slog.String("index", string(k.name)), slog.String("error", err.Error()))
@@ -524,29 +516,24 @@ func (m *Manager) unpack(ctx context.Context, r registry.IndexRecord) (Build, er
 	if b.Dir, err = m.folder(r.Name, r.Session, r.Bundle); err != nil {
 		return b, err
 	}
-	if err := m.place(ctx, b.Dir, r.Bundle, func() (io.ReadCloser, error) {
+	return b, m.place(ctx, &b, r.Bundle, func() (io.ReadCloser, error) {
 		bundle, err := m.bus.GetBundle(ctx, r.Bundle)
 		if err != nil {
 			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the bundle of index %q cannot be fetched: %w", r.Name, err)
 		}
 		return bundle, nil
-	}); err != nil {
-		return b, err
-	}
-	return b, m.read(&b)
+	})
 }
 
-// place unpacks a bundle, unless it is there already and whole.
-func (m *Manager) place(ctx context.Context, dir, digest string, open func() (io.ReadCloser, error)) error {
-	replaced, err := index.Place(ctx, dir, digest, open)
+// place unpacks a bundle, unless it is there already and whole, and reads it.
+func (m *Manager) place(ctx context.Context, b *Build, digest string, open func() (io.ReadCloser, error)) error {
+	replaced, err := index.Place(ctx, b.Dir, digest, open)
 	if replaced {
-		m.log.Warn("an unpacked source is not what its bundle has and is unpacked anew", slog.String("dir", dir))
+		m.log.Warn("an unpacked source is not what its bundle has and is unpacked anew", slog.String("dir", b.Dir))
 	}
-	return err
-}
-
-// read loads what a build's folder holds.
-func (m *Manager) read(b *Build) (err error) {
+	if err != nil {
+		return err
+	}
 	if b.Manifest, err = index.Load(b.Dir); err != nil {
 		return err
 	}
