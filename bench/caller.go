@@ -12,7 +12,6 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Sides of a measurement.
 const (
 	sideRaw         = "raw"
 	sideGo          = "go"
@@ -59,7 +58,6 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 	return answer{}, errUnknown(r)
 }
 
-// install has the mesh install an index.
 func (c *caller) install(ctx context.Context, source string) error {
 	subject, err := subjects.Admin("install")
 	if err != nil {
@@ -102,7 +100,6 @@ func (c *caller) install(ctx context.Context, source string) error {
 	}
 }
 
-// one returns the function that makes one call on a side.
 func (c *caller) one(ctx context.Context, side string) func() error {
 	args := []byte(callArgs)
 	mesh, plain := plainOf[side]
@@ -132,7 +129,6 @@ func (c *caller) one(ctx context.Context, side string) func() error {
 	}
 }
 
-// stream reads one stream to its end.
 func (c *caller) stream(ctx context.Context, r request) (answer, error) {
 	began := time.Now()
 	n := 0

@@ -91,7 +91,6 @@ print(sorted(took)[len(took) // 2])
 `
 )
 
-// echo copies its standard input to its standard output.
 func echo() int {
 	runtime.LockOSThread()
 	buf := make([]byte, 64<<10)
@@ -116,7 +115,6 @@ func echo() int {
 	}
 }
 
-// engine is the process of the section.
 type engine struct {
 	dir  string
 	x    *executor.Executor
@@ -393,7 +391,6 @@ func (e *engine) opens(ctx context.Context, n int, x *executor.Executor, folder 
 	})
 }
 
-// counter is a sink that counts.
 type counter struct {
 	n     int
 	begun chan struct{}
@@ -412,7 +409,6 @@ func (c *counter) Log(output.Record) {
 	}
 }
 
-// measureEngine runs the section's rounds.
 func (p *plan) measureEngine(ctx context.Context, stderr io.Writer, dir string, r *result) error {
 	c, err := startChild(ctx, stderr, "engine", filepath.Join(dir, "engine"))
 	if err != nil {
@@ -444,7 +440,6 @@ func (p *plan) measureEngine(ctx context.Context, stderr io.Writer, dir string, 
 	return nil
 }
 
-// concludeEngine makes the section's lines.
 func (r *result) concludeEngine() {
 	got := r.samples["engine"]
 	if len(got) == 0 {

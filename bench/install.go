@@ -41,7 +41,6 @@ def norm(point: Point) -> float:
     return float(numpy.hypot(point.x, point.y))
 `
 
-// measureInstall runs the section's rounds.
 func (p *plan) measureInstall(ctx context.Context, stderr io.Writer, dir string, r *result) error {
 	dir = filepath.Join(dir, "install")
 	heavy := map[string]string{"tools.toml": "[index]\ntools = [\"t.norm\"]\n", "t.py": packagesTools, "requirements.txt": packages}
@@ -128,7 +127,6 @@ func (p *plan) installOnce(ctx context.Context, stderr io.Writer, dir, source st
 	return nil
 }
 
-// uvAlone makes an environment as a person would.
 func uvAlone(ctx context.Context, dir, source string, args []string) (time.Duration, error) {
 	venv := filepath.Join(dir, "venv")
 	if err := os.RemoveAll(venv); err != nil {
@@ -174,7 +172,6 @@ func (p *plan) restarts(ctx context.Context, stderr io.Writer, dir, source strin
 	return nil
 }
 
-// concludeInstall makes the section's lines.
 func (r *result) concludeInstall() {
 	got := r.samples["install"]
 	if len(got) == 0 {

@@ -128,7 +128,6 @@ func memoryOf(pid int) (resident, share int64) {
 	return resident, share
 }
 
-// machine describes where this runs.
 func machine() string {
 	load := "unknown"
 	if data, err := os.ReadFile("/proc/loadavg"); err == nil {

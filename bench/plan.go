@@ -60,7 +60,6 @@ type sample struct {
 
 func (s sample) rate() float64 { return float64(s.Ops) / s.Took.Seconds() }
 
-// run starts the processes, runs the rounds and ends the processes.
 func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 	dir, err := os.MkdirTemp("", "toolmesh-bench-")
 	if err != nil {
@@ -101,7 +100,6 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 	return r, nil
 }
 
-// stage is the processes.
 type stage struct {
 	dir                              string
 	broker, raw, host, agent, caller *child
@@ -168,7 +166,6 @@ func (s *stage) server(side string) *child {
 	return s.raw
 }
 
-// measure runs the rounds of one benchmark.
 func (p *plan) measure(s *stage, b benchmark, r *result) error {
 	r.samples[b.name] = make(map[string][]sample)
 	sides := slices.Clone(b.sides)
@@ -185,7 +182,6 @@ func (p *plan) measure(s *stage, b benchmark, r *result) error {
 	return nil
 }
 
-// turn is one side's turn in one round.
 func (p *plan) turn(s *stage, b benchmark, side string) (sample, error) {
 	server, actor := s.server(side), s.caller
 	if b.do == "stream" && side == sideRaw {

@@ -7,7 +7,6 @@ import (
 	"text/tabwriter"
 )
 
-// line is one row of the table.
 type line struct {
 	What, Ours, Raw string
 	Ratio           float64
@@ -15,7 +14,6 @@ type line struct {
 	Verdict         string // ok, good (the goal is reached too), MISSED, or empty for what is only told
 }
 
-// result is what a run found out.
 type result struct {
 	Machine string
 	Lines   []line
@@ -103,7 +101,6 @@ var sideNames = map[string]string{
 	sidePlainGo: "Go tool by a plain NATS client", sidePlainPython: "warm Python tool by a plain NATS client",
 }
 
-// add adds a line; one with a limit is held against it by its ratio.
 func (r *result) add(l line, limit *bound) {
 	if limit != nil {
 		l.Must, l.Verdict = limit.verdict(l.Ratio)
@@ -111,12 +108,10 @@ func (r *result) add(l line, limit *bound) {
 	r.Lines = append(r.Lines, l)
 }
 
-// compared adds the line of two sides' values.
 func (r *result) compared(what string, ours, raw []sample, value func(sample) float64, show func(float64) string, limit *bound) {
 	r.add(line{What: what, Ours: show(medianOf(ours, value)), Raw: show(medianOf(raw, value)), Ratio: ratioOf(ours, raw, value)}, limit)
 }
 
-// conclude makes the table's lines of the samples.
 func (r *result) conclude() {
 	for _, b := range benchmarks {
 		got := r.samples[b.name]
@@ -239,12 +234,10 @@ func (r *result) counted(side string, batches [][]float64) {
 	}
 }
 
-// missed reports whether a line misses what it must reach.
 func (r *result) missed() bool {
 	return slices.ContainsFunc(r.Lines, func(l line) bool { return l.Verdict == "MISSED" })
 }
 
-// print writes the table for people.
 func (r *result) print(w io.Writer) {
 	fmt.Fprintf(w, "%s\nmedian of %d rounds; a ratio is ours/raw within a round; in brackets the goal, the rest a regression would break\n\n", r.Machine, r.rounds)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

@@ -156,14 +156,9 @@ func (a *app) prepare(cmd *cobra.Command) error {
 // needsNothing is the annotation of commands that read no setting.
 const needsNothing = "needs-nothing"
 
-// runE makes what a command does: an error of it is a failure, not wrong usage.
+// runE is what a command does, as cobra takes it.
 func runE(do func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
-	return func(cmd *cobra.Command, args []string) error {
-		if err := do(cmd.Context(), args); err != nil {
-			return &failure{err}
-		}
-		return nil
-	}
+	return func(cmd *cobra.Command, args []string) error { return do(cmd.Context(), args) }
 }
 
 // takes refuses a wrong number of arguments, in words.
@@ -179,7 +174,6 @@ func takes(least, most int, what string) cobra.PositionalArgs {
 	}
 }
 
-// nothing refuses any argument.
 func nothing(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return usage(cmd, "%s takes no arguments, and got %q", wordsOf(cmd), args[0])
@@ -187,7 +181,6 @@ func nothing(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// group is a command that only has others below it.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: use, Short: short,

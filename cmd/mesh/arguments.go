@@ -144,11 +144,8 @@ func (s *schema) value(name, text string) (json.RawMessage, error) {
 	if !ok {
 		return encodeText(text), nil
 	}
-	for _, kind := range []string{"boolean", "integer", "number", "array", "object"} {
-		if !types[kind] {
-			continue
-		}
-		if value, ok := asType(kind, text); ok {
+	for _, kind := range kinds {
+		if value, ok := asType(kind[0], text); ok && types[kind[0]] {
 			return value, nil
 		}
 	}
@@ -170,7 +167,6 @@ func encodeText(text string) json.RawMessage { return json.RawMessage(compact(te
 
 var jsonNumber = regexp.MustCompile(`^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$`)
 
-// asType reads text as a value of one JSON type.
 func asType(kind, text string) (json.RawMessage, bool) {
 	switch kind {
 	case "boolean":
@@ -197,15 +193,17 @@ func asType(kind, text string) (json.RawMessage, bool) {
 	return nil, false
 }
 
+// kinds are the types that a text may be read as, in that order, and their names.
+var kinds = [][2]string{
+	{"boolean", "true or false"}, {"integer", "a whole number"}, {"number", "a number"},
+	{"array", "a list"}, {"object", "an object"}, {"null", "null"},
+}
+
 func article(types map[string]bool) string {
-	words := map[string]string{
-		"boolean": "true or false", "integer": "a whole number", "number": "a number",
-		"array": "a list", "object": "an object", "null": "null",
-	}
 	var parts []string
-	for _, kind := range []string{"boolean", "integer", "number", "array", "object", "null"} {
-		if types[kind] {
-			parts = append(parts, words[kind])
+	for _, kind := range kinds {
+		if types[kind[0]] {
+			parts = append(parts, kind[1])
 		}
 	}
 	return strings.Join(parts, " or ")

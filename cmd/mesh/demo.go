@@ -118,7 +118,6 @@ var story = []act{
 	}},
 }
 
-// play tells the story.
 func (d *demo) play(ctx context.Context, keep bool) error {
 	d.say("A mesh of tools on this machine. Behind each $ is a command that you could type;\n$DEMO is a folder that goes at the end.")
 	d.title("Start a mesh: a NATS server and an agent, in one process")
@@ -184,7 +183,6 @@ func (d *demo) up(ctx context.Context, keep bool) error {
 	return nil
 }
 
-// repository makes a git repository of an example.
 func (d *demo) repository(ctx context.Context, name string) (string, error) {
 	dir := filepath.Join(d.dir, "git", name)
 	if err := examples.Write(name, dir); err != nil {
@@ -204,7 +202,6 @@ func (d *demo) repository(ctx context.Context, name string) (string, error) {
 	return dir, nil
 }
 
-// hello is the Go function of the demo.
 func hello(_ context.Context, in struct {
 	Name string `json:"name" jsonschema:"the name to greet"`
 }) (string, error) {
@@ -299,7 +296,6 @@ func (t *tape) String() string {
 	return t.text.String()
 }
 
-// last is the last line so far.
 func (t *tape) last() string {
 	lines := strings.Split(strings.TrimSpace(t.String()), "\n")
 	return lines[len(lines)-1]

@@ -16,7 +16,6 @@ import (
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
 )
 
-// stopTimeout is how long a mesh may take to let its calls end.
 const stopTimeout = 45 * time.Second
 
 func (a *app) downCommand() *cobra.Command {
@@ -46,7 +45,6 @@ one of --server or --data-dir. Calls in flight end first; what is installed stay
 	return cmd
 }
 
-// findUp finds the mesh to stop.
 func (a *app) findUp(dir string) (record, error) {
 	none := func(format string, args ...any) (record, error) {
 		return record{}, toolmesh.Errorf(toolmesh.CodeUnavailable, format, args...).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)

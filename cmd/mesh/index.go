@@ -102,7 +102,6 @@ func (l *link) indexesOf(view *registry.View) []installed {
 	return all
 }
 
-// noIndex says that there is no index of that name.
 func noIndex(name string, known []string) error {
 	return toolmesh.Errorf(toolmesh.CodeToolNotFound, "there is no index %q%s", name, didYouMean(name, known)).
 		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)

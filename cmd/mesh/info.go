@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -136,7 +137,7 @@ func (a *app) printInfo(answer registry.DescribeAnswer, reason string) {
 	}
 	fact("nodes", join(answer.Nodes, "none serves it now"))
 	fact("reason", reason)
-	fact("source", sourceText(d.Source))
+	fact("source", cmp.Or(sourceTexts[d.Source], string(d.Source)))
 	fact("declares", declaredBy(d.Annotations))
 	if len(d.Metadata) > 0 {
 		fact("metadata", compact(d.Metadata))
@@ -147,18 +148,9 @@ func (a *app) printInfo(answer registry.DescribeAnswer, reason string) {
 	a.facts(facts...)
 }
 
-// sourceText says where a description comes from.
-func sourceText(source tool.Source) string {
-	switch source {
-	case tool.SourceImport:
-		return "import"
-	case tool.SourceStatic:
-		return "static: read from the source or its declaration, not from an import"
-	case tool.SourceGo:
-		return "go: registered by a service"
-	default:
-		return string(source)
-	}
+var sourceTexts = map[tool.Source]string{
+	tool.SourceStatic: "static: read from the source or its declaration, not from an import",
+	tool.SourceGo:     "go: registered by a service",
 }
 
 func join[T ~string](names []T, none string) string {
@@ -174,16 +166,9 @@ func join[T ~string](names []T, none string) string {
 
 // short is a revision as people quote it.
 func short(revision string) string {
-	if len(revision) > 12 {
-		return revision[:12]
-	}
-	if revision == "" {
-		return "-"
-	}
-	return revision
+	return cmp.Or(revision[:min(len(revision), 12)], "-")
 }
 
-// parameter is one argument of a tool, as a table shows it.
 type parameter struct {
 	name, kind, standard, description string
 	required                          bool
@@ -235,14 +220,9 @@ func exampleCall(d *tool.Descriptor, parameters []parameter) string {
 	return strings.Join(parts, " ")
 }
 
-// declaredBy lists what a tool declares of itself.
 func declaredBy(n tool.Annotations) string {
-	data, err := n.MarshalJSON()
-	if err != nil {
-		return ""
-	}
 	var all map[string]any
-	if json.Unmarshal(data, &all) != nil {
+	if data, err := n.MarshalJSON(); err != nil || json.Unmarshal(data, &all) != nil {
 		return ""
 	}
 	var parts []string
@@ -252,12 +232,10 @@ func declaredBy(n tool.Annotations) string {
 			if v {
 				parts = append(parts, name)
 			}
+		case string:
+			parts = append(parts, name+" "+v)
 		default:
-			text := compact(v)
-			if s, ok := v.(string); ok {
-				text = s
-			}
-			parts = append(parts, name+" "+text)
+			parts = append(parts, name+" "+compact(v))
 		}
 	}
 	return strings.Join(parts, ", ")

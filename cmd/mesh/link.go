@@ -17,7 +17,6 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// link is this command's connection to a mesh.
 type link struct {
 	nc      *nats.Conn
 	bus     *bus.Bus
@@ -196,7 +195,6 @@ func (l *link) lines(ctx context.Context, verb string, body any, line func(json.
 	}
 }
 
-// ask sends a request that one JSON object answers.
 func (l *link) ask(ctx context.Context, subject string, body, answer any) error {
 	data, err := json.Marshal(body)
 	if err != nil {

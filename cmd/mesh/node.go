@@ -124,7 +124,6 @@ func (a *app) nodeDrain() *cobra.Command {
 	}
 }
 
-// nodeAdmin sends a request to one node and says that it was done.
 func (a *app) nodeAdmin(ctx context.Context, id, verb string, body any, done string) error {
 	return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
 		if _, err := a.nodes().find(nodesOf(view), id); err != nil {

@@ -47,7 +47,6 @@ func (n noun[T]) find(all []T, id string) (T, error) {
 	return none, n.missing(id, n.names(all))
 }
 
-// with does what a command does with all of the kind.
 func (n noun[T]) with(ctx context.Context, do func(all []T) error) error {
 	return n.a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
 		all := n.of(l, view)

@@ -69,7 +69,6 @@ func (o *output) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// printJSON writes one line of JSON to stdout.
 func (a *app) printJSON(v any) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)

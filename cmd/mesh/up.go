@@ -44,14 +44,12 @@ find it by themselves. What is installed stays in the data folder.`,
 		Example: "  mesh up -d\n  mesh install ./examples/indexes/weather\n  mesh call weather.forecast.today city=Oslo\n  mesh down",
 		Args:    nothing,
 		PreRunE: func(cmd *cobra.Command, _ []string) error { return f.check(cmd) },
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return runE(func(ctx context.Context, _ []string) error {
-				if f.detach {
-					a.warnOpen(f.natsListen)
-					return a.detach(ctx, cmd.Flags())
-				}
-				return a.up(ctx, f)
-			})(cmd, args)
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.detach {
+				a.warnOpen(f.natsListen)
+				return a.detach(cmd.Context(), cmd.Flags())
+			}
+			return a.up(cmd.Context(), f)
 		},
 	}
 	flags := cmd.Flags()

@@ -54,7 +54,6 @@ func (m *Manager) collectLoop() {
 	}
 }
 
-// pause waits; false if the manager stops.
 func (m *Manager) pause(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

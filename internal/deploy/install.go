@@ -26,7 +26,6 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// job is one install under way.
 type job struct {
 	id   string
 	emit func(Line)

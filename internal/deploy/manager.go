@@ -403,7 +403,6 @@ func (m *Manager) left(dir string) {
 	}
 }
 
-// close ends an instance.
 func (m *Manager) close(ctx context.Context, i Instance) error {
 	defer m.left(i.Build().Dir)
 	return i.Close(ctx)

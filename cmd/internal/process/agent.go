@@ -136,7 +136,6 @@ func await(ctx context.Context, nc *nats.Conn, log *slog.Logger) error {
 	return nil
 }
 
-// wrong is wrong usage.
 type wrong struct{ error }
 
 // execute runs a command that only has settings, and returns its exit status.

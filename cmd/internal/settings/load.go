@@ -85,7 +85,6 @@ func Names() []string {
 	return slices.Compact(names)
 }
 
-// field is one setting.
 type field struct {
 	value              reflect.Value // addressable
 	tag                reflect.StructTag
@@ -120,7 +119,6 @@ func Bind(flags *pflag.FlagSet, spec any) {
 	}
 }
 
-// value makes a field a pflag.Value.
 type value field
 
 func (v value) Type() string { return v.tag.Get("arg") }
