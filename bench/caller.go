@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -14,7 +12,6 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Sides of a measurement.
 const (
 	sideRaw         = "raw"
 	sideGo          = "go"
@@ -34,30 +31,14 @@ type caller struct {
 }
 
 // startCaller makes a caller. args: the broker's URL.
-func startCaller(_ context.Context, args []string) (roleFunc, string, func(), error) {
+func startCaller(_ context.Context, args []string) (_ role, err error) {
 	c := &caller{}
-	stop := func() {
-		if c.mesh != nil {
-			c.mesh.Close()
-		}
-		if c.conn != nil {
-			c.conn.Close()
-		}
-		if c.raw != nil {
-			c.raw.Close()
-		}
-	}
-	var err error
 	if c.raw, err = nats.Connect(args[0]); err == nil {
 		if c.conn, err = nats.Connect(args[0], client.ConnectOptions()...); err == nil {
 			c.mesh, err = client.New(c.conn, nil)
 		}
 	}
-	if err != nil {
-		stop()
-		return nil, "", nil, err
-	}
-	return c.serve, "", stop, nil
+	return role{do: c.serve, stop: func() { c.mesh.Close(); c.conn.Close(); c.raw.Close() }}, err
 }
 
 func (c *caller) serve(ctx context.Context, r request) (answer, error) {
@@ -65,9 +46,9 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 	case "install":
 		return answer{}, c.install(ctx, r.Text)
 	case "unary":
-		return c.unary(ctx, r)
+		return each(r.N, c.one(ctx, r.Side))
 	case "burst":
-		return c.burst(ctx, r)
+		return together(r.N, r.Callers, c.one(ctx, r.Side))
 	case "stream":
 		return c.stream(ctx, r)
 	case "counters":
@@ -77,7 +58,6 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 	return answer{}, errUnknown(r)
 }
 
-// install has the mesh install an index.
 func (c *caller) install(ctx context.Context, source string) error {
 	subject, err := subjects.Admin("install")
 	if err != nil {
@@ -120,8 +100,7 @@ func (c *caller) install(ctx context.Context, source string) error {
 	}
 }
 
-// one returns the function that makes one call on a side.
-func (c *caller) one(side string) func(ctx context.Context) error {
+func (c *caller) one(ctx context.Context, side string) func() error {
 	args := []byte(callArgs)
 	mesh, plain := plainOf[side]
 	if plain || side == sideRaw {
@@ -129,7 +108,7 @@ func (c *caller) one(side string) func(ctx context.Context) error {
 		if plain {
 			subject, err = subjects.Tool(subjects.DefaultSession, subjects.ToolID(toolOf(mesh, "refund")))
 		}
-		return func(context.Context) error {
+		return func() error {
 			if err != nil {
 				return err
 			}
@@ -141,7 +120,7 @@ func (c *caller) one(side string) func(ctx context.Context) error {
 		}
 	}
 	id := subjects.ToolID(toolOf(side, "refund"))
-	return func(ctx context.Context) error {
+	return func() error {
 		r, err := c.mesh.Call(ctx, id, json.RawMessage(args))
 		if err == nil && string(r.Value) != callResult {
 			err = fmt.Errorf("the result is %s", r.Value)
@@ -150,51 +129,6 @@ func (c *caller) one(side string) func(ctx context.Context) error {
 	}
 }
 
-// unary makes calls one after the other.
-func (c *caller) unary(ctx context.Context, r request) (answer, error) {
-	call := c.one(r.Side)
-	took := make([]time.Duration, r.N)
-	began := time.Now()
-	for i := range took {
-		t := time.Now()
-		if err := call(ctx); err != nil {
-			return answer{}, err
-		}
-		took[i] = time.Since(t)
-	}
-	total := time.Since(began)
-	slices.Sort(took)
-	return answer{P50: took[len(took)/2], P99: took[len(took)*99/100], Took: total, Ops: r.N}, nil
-}
-
-// burst makes calls from many callers at once.
-func (c *caller) burst(ctx context.Context, r request) (answer, error) {
-	call := c.one(r.Side)
-	each := max(r.N/r.Callers, 1)
-	fails := make(chan error, r.Callers)
-	var callers sync.WaitGroup
-	began := time.Now()
-	for range r.Callers {
-		callers.Go(func() {
-			for range each {
-				if err := call(ctx); err != nil {
-					fails <- err
-					return
-				}
-			}
-		})
-	}
-	callers.Wait()
-	total := time.Since(began)
-	select {
-	case err := <-fails:
-		return answer{}, err
-	default:
-	}
-	return answer{Took: total, Ops: each * r.Callers}, nil
-}
-
-// stream reads one stream to its end.
 func (c *caller) stream(ctx context.Context, r request) (answer, error) {
 	began := time.Now()
 	n := 0

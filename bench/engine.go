@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -30,25 +29,6 @@ import (
 
 // echoRole is the echo's first argument.
 const echoRole = rolePrefix + "echo"
-
-// engineRequests are what the process of the section measures, once per round.
-const (
-	engineEcho     = "echo"
-	engineWarm     = "warm"     // sandbox guard
-	engineBare     = "bare"     // sandbox none
-	engineFork     = "fork"     // fork after fork
-	engineFresh    = "fresh"    // a new interpreter for each call
-	engineItems    = "items"    // of a generator
-	engineFlight   = "flight"   // a thousand coroutines that wait
-	engineSteady   = "steady"   // as flight, four times as long: beginning and end count for less
-	engineCancel   = "cancel"   // of a loop
-	engineTogether = "together" // describe tools in one import
-	engineSingly   = "singly"   // an interpreter for each
-	engineCold     = "cold"     // from nothing to the first answer
-	enginePython   = "python"   // the interpreter with the same imports
-	engineAsyncio  = "asyncio"  // as flight, without any of us
-	engineForked   = "forked"   // a fork of an interpreter with the same imports, until it runs
-)
 
 const (
 	flightWait  = 50 * time.Millisecond
@@ -111,7 +91,6 @@ print(sorted(took)[len(took) // 2])
 `
 )
 
-// echo copies its standard input to its standard output.
 func echo() int {
 	runtime.LockOSThread()
 	buf := make([]byte, 64<<10)
@@ -136,7 +115,6 @@ func echo() int {
 	}
 }
 
-// engine is the process of the section.
 type engine struct {
 	dir  string
 	x    *executor.Executor
@@ -150,13 +128,13 @@ type engine struct {
 }
 
 // startEngine is that process's start. args: a folder.
-func startEngine(ctx context.Context, args []string) (roleFunc, string, func(), error) {
+func startEngine(ctx context.Context, args []string) (role, error) {
 	e := &engine{dir: args[0]}
 	if err := e.start(ctx); err != nil {
 		e.stop()
-		return nil, "", nil, err
+		return role{}, err
 	}
-	return e.do, "", e.stop, nil
+	return role{do: e.do, stop: e.stop}, nil
 }
 
 func (e *engine) start(ctx context.Context) (err error) {
@@ -178,10 +156,10 @@ func (e *engine) start(ctx context.Context) (err error) {
 		return err
 	}
 	names := []string{"t.weather", "t.count", "t.wait", "t.forever"}
-	if e.ix, err = e.open(ctx, "t", nil, names...); err != nil {
+	if e.ix, err = e.open(ctx, e.x, "t", nil, names...); err != nil {
 		return err
 	}
-	if e.bare, err = e.open(ctx, "t", map[string]executor.Policy{"t.weather": {Sandbox: tool.SandboxNone}}, "t.weather"); err != nil {
+	if e.bare, err = e.open(ctx, e.x, "t", map[string]executor.Policy{"t.weather": {Sandbox: tool.SandboxNone}}, "t.weather"); err != nil {
 		return err
 	}
 	return e.startEcho()
@@ -196,12 +174,7 @@ func writeModule(dir, name, text string) error {
 	return os.WriteFile(filepath.Join(dir, name+".py"), []byte(text), 0o600)
 }
 
-func (e *engine) open(ctx context.Context, folder string, policies map[string]executor.Policy, names ...string) (*executor.Index, error) {
-	return e.openIn(ctx, e.x, folder, policies, names...)
-}
-
-func (e *engine) openIn(ctx context.Context, x *executor.Executor, folder string, policies map[string]executor.Policy, names ...string,
-) (*executor.Index, error) {
+func (e *engine) open(ctx context.Context, x *executor.Executor, folder string, policies map[string]executor.Policy, names ...string) (*executor.Index, error) {
 	return x.Open(ctx, executor.Spec{Name: "engine", SourceDir: e.folder(folder), Env: e.env, Tools: names, Policies: policies})
 }
 
@@ -237,122 +210,123 @@ func (e *engine) stop() {
 	}
 }
 
+// engineTurns are what is measured, in the order of a round: how many operations
+// of a full round and at least, and in how many rounds at most, because some take
+// long.
+var engineTurns = []struct {
+	name       string
+	ops, least int
+	rounds     int
+	do         func(e *engine, ctx context.Context, n int) (answer, error)
+}{
+	{"echo", 1000, 20, 100, (*engine).echoes},
+	{"warm", 1000, 20, 100, func(e *engine, ctx context.Context, n int) (answer, error) { return e.calls(ctx, n, e.ix, "") }},
+	{"bare", 1000, 20, 100, func(e *engine, ctx context.Context, n int) (answer, error) { return e.calls(ctx, n, e.bare, "") }},
+	{"fork", 100, 2, 100, func(e *engine, ctx context.Context, n int) (answer, error) {
+		return e.calls(ctx, n, e.ix, toolmesh.IsolationFork)
+	}},
+	{"fresh", 2, 1, 5, func(e *engine, ctx context.Context, n int) (answer, error) {
+		return e.calls(ctx, n, e.ix, toolmesh.IsolationFresh)
+	}},
+	{"items", 200_000, 1000, 100, (*engine).items},
+	{"flight", 5 * flightCalls, flightCalls, 7, (*engine).flight},
+	{"steady", 20 * flightCalls, flightCalls, 7, (*engine).flight}, // beginning and end count for less
+	{"cancel", 50, 2, 100, (*engine).cancels},
+	{"together", 1, 1, 5, func(e *engine, ctx context.Context, n int) (answer, error) {
+		return e.opens(ctx, n, e.own, "many", manyTools, false)
+	}},
+	{"singly", 1, 1, 3, func(e *engine, ctx context.Context, n int) (answer, error) {
+		return e.opens(ctx, n, e.own, "many", 1, false)
+	}},
+	{"cold", 1, 1, 7, func(e *engine, ctx context.Context, n int) (answer, error) {
+		return e.opens(ctx, n, e.x, "t", 1, true)
+	}},
+	{"python", 1, 1, 7, func(e *engine, ctx context.Context, n int) (answer, error) {
+		return each(n, func() error { _, err := e.python(ctx, "import t; print(t.weather('Oslo', 3))"); return err })
+	}},
+	{"asyncio", 5 * flightCalls, flightCalls, 7, func(e *engine, ctx context.Context, n int) (answer, error) {
+		took, err := e.alone(ctx, fmt.Sprintf(asyncioAlone, flightWait.Seconds(), n/flightCalls, flightCalls))
+		return answer{Took: took, Ops: n / flightCalls * flightCalls}, err
+	}},
+	{"forked", 100, 2, 7, func(e *engine, ctx context.Context, n int) (answer, error) {
+		p50, err := e.alone(ctx, fmt.Sprintf(forkAlone, n))
+		return answer{P50: p50, Ops: n}, err
+	}},
+}
+
 // do makes one measurement of r.N operations.
 func (e *engine) do(ctx context.Context, r request) (answer, error) {
-	switch r.Do {
-	case engineEcho:
-		message, buf := make([]byte, 89), make([]byte, 89)
-		return each(r.N, func() error {
-			if _, err := e.in.Write(message); err != nil {
-				return err
-			}
-			_, err := io.ReadFull(e.out, buf)
-			return err
-		})
-	case engineWarm, engineBare, engineFork, engineFresh:
-		ix, one := e.ix, executor.Call{Tool: "t.weather", Args: json.RawMessage(`{"city":"Oslo","days":3}`)}
-		switch r.Do {
-		case engineBare:
-			ix = e.bare
-		case engineFork:
-			one.Isolation = toolmesh.IsolationFork
-		case engineFresh:
-			one.Isolation = toolmesh.IsolationFresh
+	for _, turn := range engineTurns {
+		if turn.name == r.Do {
+			return turn.do(e, ctx, r.N)
 		}
-		return each(r.N, func() error {
-			_, err := ix.Call(ctx, one, nil)
-			return err
-		})
-	case engineItems:
-		sink := &counter{}
-		begin := time.Now()
-		_, err := e.ix.Call(ctx, executor.Call{Tool: "t.count", Args: json.RawMessage(fmt.Sprintf(`{"n":%d}`, r.N)), Stream: true}, sink)
-		if err == nil && sink.n != r.N {
-			err = fmt.Errorf("%d of %d items came", sink.n, r.N)
-		}
-		return answer{Took: time.Since(begin), Ops: r.N}, err
-	case engineFlight, engineSteady:
-		return e.flight(ctx, r.N)
-	case engineCancel:
-		return e.cancels(ctx, r.N)
-	case engineTogether, engineSingly, engineCold:
-		return e.begins(ctx, r)
-	case enginePython:
-		return each(r.N, func() error {
-			cmd := exec.CommandContext(ctx, e.env.Python, "-c", "import t; print(t.weather('Oslo', 3))") //nolint:gosec // our own
-			cmd.Dir = e.folder("t")
-			return cmd.Run()
-		})
-	case engineAsyncio:
-		took, err := e.alone(ctx, fmt.Sprintf(asyncioAlone, flightWait.Seconds(), r.N/flightCalls, flightCalls))
-		return answer{Took: took, Ops: r.N / flightCalls * flightCalls}, err
-	case engineForked:
-		p50, err := e.alone(ctx, fmt.Sprintf(forkAlone, r.N))
-		return answer{P50: p50, Ops: r.N}, err
 	}
 	return answer{}, errUnknown(r)
 }
 
-// alone runs a program of Python that prints nanoseconds.
-func (e *engine) alone(ctx context.Context, program string) (time.Duration, error) {
+func (e *engine) echoes(_ context.Context, n int) (answer, error) {
+	message, buf := make([]byte, 89), make([]byte, 89)
+	return each(n, func() error {
+		if _, err := e.in.Write(message); err != nil {
+			return err
+		}
+		_, err := io.ReadFull(e.out, buf)
+		return err
+	})
+}
+
+var forOslo = json.RawMessage(`{"city":"Oslo","days":3}`)
+
+func (e *engine) calls(ctx context.Context, n int, ix *executor.Index, isolation toolmesh.Isolation) (answer, error) {
+	return each(n, func() error {
+		_, err := ix.Call(ctx, executor.Call{Tool: "t.weather", Args: forOslo, Isolation: isolation}, nil)
+		return err
+	})
+}
+
+func (e *engine) items(ctx context.Context, n int) (answer, error) {
+	sink := &counter{}
+	began := time.Now()
+	_, err := e.ix.Call(ctx, executor.Call{Tool: "t.count", Args: json.RawMessage(fmt.Sprintf(`{"n":%d}`, n)), Stream: true}, sink)
+	if err == nil && sink.n != n {
+		err = fmt.Errorf("%d of %d items came", sink.n, n)
+	}
+	return answer{Took: time.Since(began), Ops: n}, err
+}
+
+// python runs a program beside the tools and returns what it prints.
+func (e *engine) python(ctx context.Context, program string) (string, error) {
 	cmd := exec.CommandContext(ctx, e.env.Python, "-c", program) //nolint:gosec // our own
 	cmd.Dir = e.folder("t")
 	text, err := cmd.Output()
+	return strings.TrimSpace(string(text)), err
+}
+
+// alone runs a program of Python that prints nanoseconds.
+func (e *engine) alone(ctx context.Context, program string) (time.Duration, error) {
+	text, err := e.python(ctx, program)
 	if err != nil {
 		return 0, err
 	}
-	ns, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	ns, err := strconv.ParseInt(text, 10, 64)
 	return time.Duration(ns), err
-}
-
-// each times n operations one by one.
-func each(n int, do func() error) (answer, error) {
-	times := make([]time.Duration, n)
-	begin := time.Now()
-	for i := range times {
-		start := time.Now()
-		if err := do(); err != nil {
-			return answer{}, err
-		}
-		times[i] = time.Since(start)
-	}
-	took := time.Since(begin)
-	slices.Sort(times)
-	return answer{P50: times[n/2], P99: times[n*99/100], Took: took, Ops: n}, nil
 }
 
 // flight makes n calls that wait, flightCalls at once.
 func (e *engine) flight(ctx context.Context, n int) (answer, error) {
 	one := executor.Call{Tool: "t.wait", Args: json.RawMessage(fmt.Sprintf(`{"seconds":%g}`, flightWait.Seconds()))}
-	var wg sync.WaitGroup
-	failed := make(chan error, flightCalls)
-	begin := time.Now()
-	for range flightCalls {
-		wg.Go(func() {
-			for range n / flightCalls {
-				if _, err := e.ix.Call(ctx, one, nil); err != nil {
-					failed <- err
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	took := time.Since(begin)
-	select {
-	case err := <-failed:
-		return answer{}, err
-	default:
-	}
-	return answer{Took: took, Ops: n / flightCalls * flightCalls}, nil
+	return together(n, flightCalls, func() error {
+		_, err := e.ix.Call(ctx, one, nil)
+		return err
+	})
 }
 
 // cancels times from a cancellation to the call's end, and has another call run
 // after each, which must not be hit.
 func (e *engine) cancels(ctx context.Context, n int) (answer, error) {
-	times := make([]time.Duration, n)
-	for i := range times {
+	return timed(n, func() (time.Duration, error) {
 		inner, cancel := context.WithCancel(ctx)
+		defer cancel()
 		sink := &counter{begun: make(chan struct{}, 1)}
 		ended := make(chan error, 1)
 		go func() {
@@ -362,73 +336,61 @@ func (e *engine) cancels(ctx context.Context, n int) (answer, error) {
 		select {
 		case <-sink.begun:
 		case err := <-ended:
-			cancel()
-			return answer{}, fmt.Errorf("the call that never ends has ended: %w", err)
+			return 0, fmt.Errorf("the call that never ends has ended: %w", err)
 		}
-		start := time.Now()
+		began := time.Now()
 		cancel()
 		err := <-ended
-		times[i] = time.Since(start)
+		took := time.Since(began)
 		if toolmesh.CodeOf(err) != toolmesh.CodeCancelled {
-			return answer{}, fmt.Errorf("the cancelled call ended otherwise: %w", err)
+			return 0, fmt.Errorf("the cancelled call ended otherwise: %w", err)
 		}
-		if _, err := e.ix.Call(ctx, executor.Call{Tool: "t.weather", Args: json.RawMessage(`{"city":"Oslo"}`)}, nil); err != nil {
-			return answer{}, fmt.Errorf("the call after a cancelled one: %w", err)
+		if _, err := e.ix.Call(ctx, executor.Call{Tool: "t.weather", Args: forOslo}, nil); err != nil {
+			return 0, fmt.Errorf("the call after a cancelled one: %w", err)
 		}
-	}
-	slices.Sort(times)
-	return answer{P50: times[n/2], Ops: n}, nil
+		return took, nil
+	})
 }
 
-// begins times the opening of indexes. What an import costs is measured with
-// interpreters that have imported nothing before.
-func (e *engine) begins(ctx context.Context, r request) (answer, error) {
-	var sets [][]string
-	folder, x := "many", e.own
-	switch r.Do {
-	case engineTogether:
-		sets = [][]string{nil}
+// opens times the opening of a folder's tools, so many in one index, and of a first
+// call. What an import costs is measured with interpreters that have imported
+// nothing before.
+func (e *engine) opens(ctx context.Context, n int, x *executor.Executor, folder string, together int, call bool) (answer, error) {
+	all := []string{"t.weather"}
+	if folder == "many" {
+		all = nil
 		for i := range manyTools {
-			sets[0] = append(sets[0], fmt.Sprintf("m%d.weather", i))
+			all = append(all, fmt.Sprintf("m%d.weather", i))
 		}
-	case engineSingly:
-		for i := range manyTools {
-			sets = append(sets, []string{fmt.Sprintf("m%d.weather", i)})
-		}
-	default:
-		folder, x, sets = "t", e.x, [][]string{{"t.weather"}}
 	}
-	times := make([]time.Duration, r.N)
-	for i := range times {
+	return timed(n, func() (time.Duration, error) {
 		var open []*executor.Index
-		start := time.Now()
-		for _, names := range sets {
-			ix, err := e.openIn(ctx, x, folder, nil, names...)
+		began := time.Now()
+		for names := range slices.Chunk(all, together) {
+			ix, err := e.open(ctx, x, folder, nil, names...)
 			if err != nil {
-				return answer{}, err
+				return 0, err
 			}
 			open = append(open, ix)
 			if len(ix.Tools()) != len(names) {
-				return answer{}, fmt.Errorf("%d of %d tools are described", len(ix.Tools()), len(names))
+				return 0, fmt.Errorf("%d of %d tools are described", len(ix.Tools()), len(names))
 			}
-			if r.Do == engineCold {
-				if _, err := ix.Call(ctx, executor.Call{Tool: names[0], Args: json.RawMessage(`{"city":"Oslo"}`)}, nil); err != nil {
-					return answer{}, err
+			if call {
+				if _, err := ix.Call(ctx, executor.Call{Tool: names[0], Args: forOslo}, nil); err != nil {
+					return 0, err
 				}
 			}
 		}
-		times[i] = time.Since(start)
+		took := time.Since(began)
 		for _, ix := range open {
 			if err := ix.Close(ctx); err != nil {
-				return answer{}, err
+				return 0, err
 			}
 		}
-	}
-	slices.Sort(times)
-	return answer{P50: times[r.N/2], Ops: r.N}, nil
+		return took, nil
+	})
 }
 
-// counter is a sink that counts.
 type counter struct {
 	n     int
 	begun chan struct{}
@@ -447,31 +409,6 @@ func (c *counter) Log(output.Record) {
 	}
 }
 
-// engineTurns are what is measured, in the order of a round: how many operations
-// of a full round, and how many rounds at most, because some take long.
-var engineTurns = []struct {
-	do         string
-	ops, least int
-	rounds     int
-}{
-	{engineEcho, 1000, 20, 100},
-	{engineWarm, 1000, 20, 100},
-	{engineBare, 1000, 20, 100},
-	{engineFork, 100, 2, 100},
-	{engineFresh, 2, 1, 5},
-	{engineItems, 200_000, 1000, 100},
-	{engineFlight, 5 * flightCalls, flightCalls, 7},
-	{engineSteady, 20 * flightCalls, flightCalls, 7},
-	{engineCancel, 50, 2, 100},
-	{engineTogether, 1, 1, 5},
-	{engineSingly, 1, 1, 3},
-	{engineCold, 1, 1, 7},
-	{enginePython, 1, 1, 7},
-	{engineAsyncio, 5 * flightCalls, flightCalls, 7},
-	{engineForked, 100, 2, 7},
-}
-
-// measureEngine runs the section's rounds.
 func (p *plan) measureEngine(ctx context.Context, stderr io.Writer, dir string, r *result) error {
 	c, err := startChild(ctx, stderr, "engine", filepath.Join(dir, "engine"))
 	if err != nil {
@@ -479,8 +416,8 @@ func (p *plan) measureEngine(ctx context.Context, stderr io.Writer, dir string, 
 	}
 	defer c.end()
 	for _, turn := range engineTurns { // each is warm before anything counts
-		if _, err := c.ask(request{Do: turn.do, N: turn.least}); err != nil {
-			return fmt.Errorf("%s: %w", turn.do, err)
+		if _, err := c.ask(request{Do: turn.name, N: turn.least}); err != nil {
+			return fmt.Errorf("%s: %w", turn.name, err)
 		}
 	}
 	r.samples["engine"] = make(map[string][]sample)
@@ -490,11 +427,11 @@ func (p *plan) measureEngine(ctx context.Context, stderr io.Writer, dir string, 
 				continue
 			}
 			n := max(turn.ops*min(p.Calls, 1000)/1000, turn.least)
-			a, err := c.ask(request{Do: turn.do, N: n})
+			a, err := c.ask(request{Do: turn.name, N: n})
 			if err != nil {
-				return fmt.Errorf("%s: %w", turn.do, err)
+				return fmt.Errorf("%s: %w", turn.name, err)
 			}
-			r.samples["engine"][turn.do] = append(r.samples["engine"][turn.do], sample{answer: a})
+			r.samples["engine"][turn.name] = append(r.samples["engine"][turn.name], sample{answer: a})
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -503,40 +440,37 @@ func (p *plan) measureEngine(ctx context.Context, stderr io.Writer, dir string, 
 	return nil
 }
 
-// concludeEngine makes the section's lines.
 func (r *result) concludeEngine() {
 	got := r.samples["engine"]
 	if len(got) == 0 {
 		return
 	}
 	if r.rounds == 0 {
-		r.rounds = len(got[engineEcho])
+		r.rounds = len(got["echo"])
 	}
-	of := func(do string, f func(sample) float64) float64 { return medianOf(got[do], f) }
-	// compared is a line of two sides; times is how much the first must be of the second.
+	of := func(name string, f func(sample) float64) float64 { return medianOf(got[name], f) }
 	compared := func(what, ours, raw string, limit bound) {
-		l := line{What: "engine: " + what, Ours: micros(of(ours, p50)), Raw: micros(of(raw, p50)), Ratio: ratioOf(got[ours], got[raw], p50)}
-		l.Must, l.Verdict = limit.verdict(l.Ratio)
-		r.Lines = append(r.Lines, l)
+		r.compared("engine: "+what, got[ours], got[raw], p50, micros, &limit)
 	}
 	alone := func(what, ours, floor string, value float64, limit bound) {
 		l := line{What: "engine: " + what, Ours: ours, Raw: floor}
 		l.Must, l.Verdict = limit.verdict(value)
-		r.Lines = append(r.Lines, l)
+		r.add(l, nil)
 	}
-	perSecond := func(do string) string { return fmt.Sprintf("%.0f/s", of(do, rate)) }
-	ms := func(do string) float64 { return of(do, p50) / 1e6 }
+	ms := func(name string) float64 { return of(name, p50) / 1e6 }
+	text := func(ms float64) string { return fmt.Sprintf("%.2f", ms) }
 
-	compared("warm call p50, against an echo by bare system calls over pipes", engineWarm, engineEcho, bound{must: 7, goal: 4}) // about 3.5 when that was set
-	compared("what sandbox guard adds to it, against none", engineWarm, engineBare, bound{must: 1.1, goal: 1.05})
-	compared("fork-isolated call p50, against a fresh interpreter", engineFork, engineFresh, bound{must: 1.0 / 45, goal: 1.0 / 50})
-	alone("fork-isolated call p50 in ms", fmt.Sprintf("%.2f", ms(engineFork)), fmt.Sprintf("os.fork %.2f", ms(engineForked)), ms(engineFork), bound{must: 4.5, goal: 2})
-	alone("items/s of a generator, one worker, in thousands", perSecond(engineItems), "", of(engineItems, rate)/1e3, bound{must: 200, goal: 400, least: true})
+	compared("warm call p50, against an echo by bare system calls over pipes", "warm", "echo", bound{must: 7, goal: 4}) // about 3.5 when that was set
+	compared("what sandbox guard adds to it, against none", "warm", "bare", bound{must: 1.1, goal: 1.05})
+	compared("fork-isolated call p50, against a fresh interpreter", "fork", "fresh", bound{must: 1.0 / 45, goal: 1.0 / 50})
+	alone("fork-isolated call p50 in ms", text(ms("fork")), "os.fork "+text(ms("forked")), ms("fork"), bound{must: 4.5, goal: 2})
+	alone("items/s of a generator, one worker, in thousands", perSecond(of("items", rate)), "", of("items", rate)/1e3, bound{must: 200, goal: 400, least: true})
 	ideal := float64(flightCalls) / flightWait.Seconds()
 	alone(fmt.Sprintf("%d coroutines of %v in flight, against the ideal %.0f/s", flightCalls, flightWait, ideal),
-		perSecond(engineFlight), "asyncio "+perSecond(engineAsyncio), of(engineFlight, rate)/ideal, bound{must: 0.75, goal: 0.8, least: true})
-	r.Lines = append(r.Lines, line{What: "engine:   the same over a second instead of a quarter, of the ideal", Ours: perSecond(engineSteady), Ratio: of(engineSteady, rate) / ideal})
-	alone("from the cancellation of a loop to the call's end, p50 in ms", fmt.Sprintf("%.2f", ms(engineCancel)), "", ms(engineCancel), bound{must: 2, goal: 1})
-	compared(fmt.Sprintf("%d tools described in one import, against an interpreter for each", manyTools), engineTogether, engineSingly, bound{must: 1.0 / 8, goal: 1.0 / 10})
-	compared("cold index to first answer, against a plain interpreter with the same imports", engineCold, enginePython, bound{must: 1.0 / 17, goal: 1.0 / 20})
+		perSecond(of("flight", rate)), "asyncio "+perSecond(of("asyncio", rate)), of("flight", rate)/ideal, bound{must: 0.75, goal: 0.8, least: true})
+	steady := of("steady", rate)
+	r.add(line{What: "engine:   the same over a second instead of a quarter, of the ideal", Ours: perSecond(steady), Ratio: steady / ideal}, nil)
+	alone("from the cancellation of a loop to the call's end, p50 in ms", text(ms("cancel")), "", ms("cancel"), bound{must: 2, goal: 1})
+	compared(fmt.Sprintf("%d tools described in one import, against an interpreter for each", manyTools), "together", "singly", bound{must: 1.0 / 8, goal: 1.0 / 10})
+	compared("cold index to first answer, against a plain interpreter with the same imports", "cold", "python", bound{must: 1.0 / 17, goal: 1.0 / 20})
 }

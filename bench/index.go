@@ -51,7 +51,6 @@ def count(to: int):
 	})
 }
 
-// makeRepository writes files and commits them.
 func makeRepository(dir string, files map[string]string) error {
 	for name, text := range files {
 		if err := os.MkdirAll(dir, 0o750); err != nil {

@@ -41,7 +41,6 @@ def norm(point: Point) -> float:
     return float(numpy.hypot(point.x, point.y))
 `
 
-// measureInstall runs the section's rounds.
 func (p *plan) measureInstall(ctx context.Context, stderr io.Writer, dir string, r *result) error {
 	dir = filepath.Join(dir, "install")
 	heavy := map[string]string{"tools.toml": "[index]\ntools = [\"t.norm\"]\n", "t.py": packagesTools, "requirements.txt": packages}
@@ -112,31 +111,12 @@ func (p *plan) measureInstall(ctx context.Context, stderr io.Writer, dir string,
 	return p.restarts(ctx, stderr, filepath.Join(dir, "again"), filepath.Join(dir, "light"), func(took time.Duration) { note(restart, took) })
 }
 
-// mesh starts a broker, an agent and a caller in a folder.
-func (p *plan) mesh(ctx context.Context, stderr io.Writer, dir string) (*stage, error) {
-	s := &stage{dir: dir}
-	for _, name := range []string{"broker", "agent", "caller"} {
-		args := []string{filepath.Join(dir, name)}
-		if name != "broker" {
-			args = append([]string{s.all[0].hello}, args...)
-		}
-		c, err := startChild(ctx, stderr, name, append(args, "bench-install")...)
-		if err != nil {
-			s.end()
-			return nil, err
-		}
-		s.all = append(s.all, c)
-	}
-	s.broker, s.agent, s.caller = s.all[0], s.all[1], s.all[2]
-	return s, nil
-}
-
 func (p *plan) installOnce(ctx context.Context, stderr io.Writer, dir, source string, note func(time.Duration)) error {
-	s, err := p.mesh(ctx, stderr, dir)
+	s, err := start(ctx, stderr, dir, "bench-install", "broker", "agent", "caller")
+	defer s.end()
 	if err != nil {
 		return err
 	}
-	defer s.end()
 	began := time.Now()
 	if _, err := s.caller.ask(request{Do: "install", Text: "file://" + source}); err != nil {
 		return err
@@ -147,7 +127,6 @@ func (p *plan) installOnce(ctx context.Context, stderr io.Writer, dir, source st
 	return nil
 }
 
-// uvAlone makes an environment as a person would.
 func uvAlone(ctx context.Context, dir, source string, args []string) (time.Duration, error) {
 	venv := filepath.Join(dir, "venv")
 	if err := os.RemoveAll(venv); err != nil {
@@ -169,11 +148,11 @@ func uvAlone(ctx context.Context, dir, source string, args []string) (time.Durat
 
 // restarts has an agent start again and again where an index is installed.
 func (p *plan) restarts(ctx context.Context, stderr io.Writer, dir, source string, note func(time.Duration)) error {
-	s, err := p.mesh(ctx, stderr, dir)
+	s, err := start(ctx, stderr, dir, "bench-install", "broker", "agent", "caller")
+	defer s.end()
 	if err != nil {
 		return err
 	}
-	defer s.end()
 	if _, err := s.caller.ask(request{Do: "install", Text: "file://" + source}); err != nil {
 		return err
 	}
@@ -193,7 +172,6 @@ func (p *plan) restarts(ctx context.Context, stderr io.Writer, dir, source strin
 	return nil
 }
 
-// concludeInstall makes the section's lines.
 func (r *result) concludeInstall() {
 	got := r.samples["install"]
 	if len(got) == 0 {
@@ -202,17 +180,13 @@ func (r *result) concludeInstall() {
 	if r.rounds == 0 {
 		r.rounds = len(got[installCold])
 	}
-	ms := func(what string) float64 { return medianOf(got[what], p50) / 1e6 }
 	for _, one := range []struct{ what, says string }{{installCold, "nothing cached"}, {installWarm, "all cached"}} {
-		l := line{
-			What: "install: numpy and pydantic, " + one.says + ", until served, against uv with bytecode, in ms",
-			Ours: fmt.Sprintf("%.0f", ms(one.what)), Raw: fmt.Sprintf("%.0f", ms("uv "+one.what)), Ratio: ratioOf(got[one.what], got["uv "+one.what], p50),
-		}
-		l.Must, l.Verdict = bound{must: 1.2, goal: 1}.verdict(l.Ratio)
-		r.Lines = append(r.Lines, l)
+		r.compared("install: numpy and pydantic, "+one.says+", until served, against uv with bytecode, in ms",
+			got[one.what], got["uv "+one.what], p50, millis, &bound{must: 1.2, goal: 1})
 	}
-	r.Lines = append(r.Lines, line{What: "install:   uv without bytecode, all cached, in ms", Raw: fmt.Sprintf("%.0f", ms("uv "+installPlain))})
-	l := line{What: fmt.Sprintf("install: an agent that starts again serves %d tools, in ms", restartTools), Ours: fmt.Sprintf("%.0f", ms(restart))}
-	l.Must, l.Verdict = bound{must: 250, goal: 100}.verdict(ms(restart))
-	r.Lines = append(r.Lines, l)
+	r.add(line{What: "install:   uv without bytecode, all cached, in ms", Raw: millis(medianOf(got["uv "+installPlain], p50))}, nil)
+	took := medianOf(got[restart], p50)
+	l := line{What: fmt.Sprintf("install: an agent that starts again serves %d tools, in ms", restartTools), Ours: millis(took)}
+	l.Must, l.Verdict = bound{must: 250, goal: 100}.verdict(took / 1e6)
+	r.add(l, nil)
 }

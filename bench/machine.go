@@ -68,13 +68,14 @@ func processTree(root int) []process {
 
 // spent is what processes have used since they began.
 type spent struct {
-	cpu   time.Duration
-	waits int // how often one of their threads went to sleep
+	cpu    time.Duration
+	waits  int    // how often one of their threads went to sleep
+	allocs uint64 // of the first of them alone
 }
 
 // less is what was used since before.
 func (s spent) less(before spent) spent {
-	return spent{cpu: s.cpu - before.cpu, waits: s.waits - before.waits}
+	return spent{s.cpu - before.cpu, s.waits - before.waits, s.allocs - before.allocs}
 }
 
 // spentBy adds up a process with all below it.
@@ -127,7 +128,6 @@ func memoryOf(pid int) (resident, share int64) {
 	return resident, share
 }
 
-// machine describes where this runs.
 func machine() string {
 	load := "unknown"
 	if data, err := os.ReadFile("/proc/loadavg"); err == nil {

@@ -37,10 +37,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.IntVar(&p.Calls, "calls", p.Calls, "sequential calls of a round")
 	flags.IntVar(&p.Burst, "burst", p.Burst, "calls of a round with many callers")
 	flags.IntVar(&p.Items, "items", p.Items, "items of a round's stream")
-	flags.StringVar(&p.Profiles, "profile", "", "write profiles of every process into this `folder`")
-	flags.StringVar(&p.ProfileKind, "profile-kind", "cpu", "what -profile writes: cpu, allocs or trace")
 	check := flags.Bool("check", false, "exit with status 1 if a line misses what it must reach")
-	history := flags.String("history", "", "append the lines as JSON to this `file`")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}
@@ -55,12 +52,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 	result.print(stdout)
-	if *history != "" {
-		if err := result.appendTo(*history); err != nil {
-			fmt.Fprintln(stderr, "bench:", err)
-			return 2
-		}
-	}
 	if *check && result.missed() {
 		return 1
 	}

@@ -18,9 +18,6 @@ type plan struct {
 	Calls  int // sequential calls of a round
 	Burst  int // calls of a round with many callers
 	Items  int // items of a round's stream
-
-	Profiles    string
-	ProfileKind string
 }
 
 func defaultPlan() plan {
@@ -58,20 +55,18 @@ func benchmarkNames() (names []string) {
 // sample is one side's turn in one round.
 type sample struct {
 	answer
-	callerAllocs, hostAllocs float64  // per operation
-	spent                    [3]spent // of the broker, the caller, the serving side
+	spent [3]spent // by the broker, the caller, the serving side
 }
 
 func (s sample) rate() float64 { return float64(s.Ops) / s.Took.Seconds() }
 
-// run starts the processes, runs the rounds and ends the processes.
 func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 	dir, err := os.MkdirTemp("", "toolmesh-bench-")
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	r := &result{Began: time.Now(), Machine: machine(), samples: make(map[string]map[string][]sample)}
+	r := &result{Machine: machine(), samples: make(map[string]map[string][]sample)}
 	s, err := startStage(ctx, stderr, dir)
 	defer s.end()
 	if err != nil {
@@ -105,34 +100,34 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 	return r, nil
 }
 
-// stage is the processes.
 type stage struct {
 	dir                              string
 	broker, raw, host, agent, caller *child
 	all                              []*child // in the order of starting
 }
 
-func startStage(ctx context.Context, stderr io.Writer, dir string) (*stage, error) {
+// start starts processes, the broker first. The stage is to be ended also after an error.
+func start(ctx context.Context, stderr io.Writer, dir, node string, names ...string) (*stage, error) {
 	s := &stage{dir: dir}
-	var err error
-	start := func(name string, args ...string) *child {
+	into := map[string]**child{"broker": &s.broker, "raw": &s.raw, "host": &s.host, "agent": &s.agent, "caller": &s.caller}
+	for _, name := range names {
+		args := []string{filepath.Join(dir, name), node}
+		if name != "broker" {
+			args = append([]string{s.broker.hello}, args...)
+		}
+		c, err := startChild(ctx, stderr, name, args...)
 		if err != nil {
-			return nil
+			return s, err
 		}
-		var c *child
-		if c, err = startChild(ctx, stderr, name, args...); err == nil {
-			s.all = append(s.all, c)
-		}
-		return c
+		*into[name] = c
+		s.all = append(s.all, c)
 	}
-	if s.broker = start("broker", filepath.Join(dir, "broker")); err != nil {
-		return s, err
-	}
-	url := s.broker.hello
-	s.raw = start("raw", url)
-	s.agent = start("agent", url, filepath.Join(dir, "agent"), "bench-agent")
-	s.host = start("host", url)
-	s.caller = start("caller", url)
+	return s, nil
+}
+
+// startStage starts what most benchmarks use.
+func startStage(ctx context.Context, stderr io.Writer, dir string) (*stage, error) {
+	s, err := start(ctx, stderr, dir, "bench-agent", "broker", "raw", "agent", "host", "caller")
 	if err != nil {
 		return s, err
 	}
@@ -171,13 +166,12 @@ func (s *stage) server(side string) *child {
 	return s.raw
 }
 
-// measure runs the rounds of one benchmark.
 func (p *plan) measure(s *stage, b benchmark, r *result) error {
 	r.samples[b.name] = make(map[string][]sample)
 	sides := slices.Clone(b.sides)
-	for round := range p.Rounds {
+	for range p.Rounds {
 		for _, side := range sides {
-			one, err := p.turn(s, b, side, round)
+			one, err := p.turn(s, b, side)
 			if err != nil {
 				return fmt.Errorf("%s: %w", side, err)
 			}
@@ -188,78 +182,37 @@ func (p *plan) measure(s *stage, b benchmark, r *result) error {
 	return nil
 }
 
-// turn is one side's turn in one round.
-func (p *plan) turn(s *stage, b benchmark, side string, round int) (sample, error) {
-	server := s.server(side)
-	actor := s.caller
+func (p *plan) turn(s *stage, b benchmark, side string) (sample, error) {
+	server, actor := s.server(side), s.caller
 	if b.do == "stream" && side == sideRaw {
 		actor = s.raw
 	}
-	end, err := p.profile(s, b, side, round)
+	before, err := s.used(server)
 	if err != nil {
 		return sample{}, err
-	}
-	pids := [3]int{s.broker.pid(), s.caller.pid(), server.pid()}
-	callerBefore, err := s.caller.ask(request{Do: "allocs"})
-	if err != nil {
-		return sample{}, err
-	}
-	hostBefore, err := server.ask(request{Do: "allocs"})
-	if err != nil {
-		return sample{}, err
-	}
-	var before, used [3]spent
-	for i, pid := range pids {
-		before[i] = spentBy(pid)
 	}
 	a, err := actor.ask(request{Do: b.do, Side: side, N: b.count(p), Callers: burstCallers})
 	if err != nil {
 		return sample{}, err
 	}
-	for i, pid := range pids {
-		used[i] = spentBy(pid).less(before[i])
+	after, err := s.used(server)
+	for i := range after {
+		after[i] = after[i].less(before[i])
 	}
-	callerAfter, err := s.caller.ask(request{Do: "allocs"})
-	if err != nil {
-		return sample{}, err
-	}
-	hostAfter, err := server.ask(request{Do: "allocs"})
-	if err != nil {
-		return sample{}, err
-	}
-	return sample{
-		answer: a, spent: used,
-		callerAllocs: float64(callerAfter.Allocs-callerBefore.Allocs) / float64(a.Ops),
-		hostAllocs:   float64(hostAfter.Allocs-hostBefore.Allocs) / float64(a.Ops),
-	}, end()
+	return sample{answer: a, spent: after}, err
 }
 
-// profile has the processes of a side's turn profile themselves until end is called.
-func (p *plan) profile(s *stage, b benchmark, side string, round int) (end func() error, err error) {
-	if p.Profiles == "" {
-		return func() error { return nil }, nil
-	}
-	if err := os.MkdirAll(p.Profiles, 0o750); err != nil {
-		return nil, err
-	}
-	children := []*child{s.broker, s.caller, s.server(side)}
-	for _, c := range children {
-		path, err := filepath.Abs(filepath.Join(p.Profiles, fmt.Sprintf("%s-%s-%s-%d.prof", b.name, side, c.name, round)))
+// used is what the broker, the caller and a serving process have used so far.
+func (s *stage) used(server *child) (used [3]spent, err error) {
+	for i, c := range []*child{s.broker, s.caller, server} {
+		a, err := c.ask(request{Do: "allocs"})
 		if err != nil {
-			return nil, err
+			return used, err
 		}
-		if _, err := c.ask(request{Do: "profile", Side: p.ProfileKind, Text: path}); err != nil {
-			return nil, err
-		}
+		used[i] = spentBy(c.pid())
+		used[i].allocs = a.Allocs
 	}
-	return func() error {
-		for _, c := range children {
-			if _, err := c.ask(request{Do: "profiled"}); err != nil {
-				return err
-			}
-		}
-		return nil
-	}, nil
+	return used, nil
 }
 
 // countBatches batches of calls are counted: what runs beside the calls, such as
@@ -271,7 +224,7 @@ const countBatches = 15
 func (p *plan) countMessages(s *stage, r *result) error {
 	calls := min(p.Calls, 200)
 	for _, side := range []string{sideGo, sidePython} {
-		var c counts
+		var batches [][]float64
 		for range countBatches {
 			callerBefore, brokerBefore, err := s.counters()
 			if err != nil {
@@ -284,11 +237,13 @@ func (p *plan) countMessages(s *stage, r *result) error {
 			if err != nil {
 				return err
 			}
-			c.add(float64(callerAfter.Out-callerBefore.Out)/float64(calls), float64(callerAfter.In-callerBefore.In)/float64(calls),
-				float64(brokerAfter.In-brokerBefore.In)/float64(calls), float64(brokerAfter.Inbox-brokerBefore.Inbox)/float64(calls),
-				float64(brokerAfter.API-brokerBefore.API)/float64(calls))
+			per := func(after, before uint64) float64 { return float64(after-before) / float64(calls) }
+			batches = append(batches, []float64{
+				per(callerAfter.Out, callerBefore.Out), per(callerAfter.In, callerBefore.In),
+				per(brokerAfter.In, brokerBefore.In), per(brokerAfter.Inbox, brokerBefore.Inbox), per(brokerAfter.API, brokerBefore.API),
+			})
 		}
-		r.counted(side, c)
+		r.counted(side, batches)
 	}
 	return nil
 }

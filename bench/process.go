@@ -9,12 +9,12 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
-	"runtime/pprof"
-	"runtime/trace"
+	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // rolePrefix begins the first argument of a process that the coordinator
@@ -47,12 +47,17 @@ type answer struct {
 	API    uint64        `json:"api,omitempty"`   // JetStream requests
 }
 
-// worker does what a process is for; the common requests are served by
-// serveRole.
-type roleFunc func(ctx context.Context, r request) (answer, error)
+// role is what one process is for; the common requests are served by serveRole.
+// hello is told to the coordinator, stop is called at the end.
+type role struct {
+	do    func(ctx context.Context, r request) (answer, error)
+	hello string
+	stop  func()
+}
 
-// starters make the roles: what each needs is in args. stop is called at the end.
-var starters = map[string]func(ctx context.Context, args []string) (role roleFunc, hello string, stop func(), err error){
+// starters make the roles: what each needs is in args. After an error the process
+// ends at once.
+var starters = map[string]func(ctx context.Context, args []string) (role, error){
 	"broker": startBroker,
 	"raw":    startRaw,
 	"host":   startHost,
@@ -69,15 +74,14 @@ func serveRole(ctx context.Context, name string, args []string, in io.Reader, ou
 		fmt.Fprintln(stderr, "bench: no role", name)
 		return 2
 	}
-	role, hello, stop, err := start(ctx, args)
+	role, err := start(ctx, args)
 	if err != nil {
 		_ = enc.Encode(answer{Error: name + ": " + err.Error()})
 		return 1
 	}
-	defer stop()
-	_ = enc.Encode(answer{Text: hello})
+	defer role.stop()
+	_ = enc.Encode(answer{Text: role.hello})
 	lines := bufio.NewScanner(in)
-	var end func() error
 	for lines.Scan() {
 		var r request
 		err := json.Unmarshal(lines.Bytes(), &r)
@@ -88,14 +92,8 @@ func serveRole(ctx context.Context, name string, args []string, in io.Reader, ou
 			var m runtime.MemStats
 			runtime.ReadMemStats(&m)
 			a.Allocs = m.Mallocs
-		case r.Do == "profile":
-			end, err = startProfile(r.Side, r.Text)
-		case r.Do == "profiled":
-			if end != nil {
-				err, end = end(), nil
-			}
 		default:
-			a, err = role(ctx, r)
+			a, err = role.do(ctx, r)
 		}
 		if err != nil {
 			a.Error = name + ": " + err.Error()
@@ -107,30 +105,47 @@ func serveRole(ctx context.Context, name string, args []string, in io.Reader, ou
 	return 0
 }
 
-// startProfile begins a profile of this process; the returned function ends it.
-func startProfile(kind, path string) (end func() error, err error) {
-	if kind == "allocs" {
-		runtime.MemProfileRate = 1
-	}
-	f, err := os.Create(filepath.Clean(path))
-	if err != nil {
-		return nil, err
-	}
-	switch kind {
-	case "cpu":
-		if err := pprof.StartCPUProfile(f); err != nil {
-			return nil, errors.Join(err, f.Close())
+// timed makes n measurements, each of which says how long it took.
+func timed(n int, one func() (time.Duration, error)) (answer, error) {
+	times := make([]time.Duration, n)
+	began := time.Now()
+	for i := range times {
+		var err error
+		if times[i], err = one(); err != nil {
+			return answer{}, err
 		}
-		return func() error { pprof.StopCPUProfile(); return f.Close() }, nil
-	case "trace":
-		if err := trace.Start(f); err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
-		return func() error { trace.Stop(); return f.Close() }, nil
-	case "allocs":
-		return func() error { return errors.Join(pprof.Lookup("allocs").WriteTo(f, 0), f.Close()) }, nil
 	}
-	return nil, errors.Join(fmt.Errorf("no profile %q: cpu, allocs or trace", kind), f.Close())
+	took := time.Since(began)
+	slices.Sort(times)
+	return answer{P50: times[n/2], P99: times[n*99/100], Took: took, Ops: n}, nil
+}
+
+// each times n operations one by one.
+func each(n int, do func() error) (answer, error) {
+	return timed(n, func() (time.Duration, error) {
+		began := time.Now()
+		err := do()
+		return time.Since(began), err
+	})
+}
+
+// together times about n operations of so many callers at once.
+func together(n, callers int, do func() error) (answer, error) {
+	each := max(n/callers, 1)
+	var group errgroup.Group
+	began := time.Now()
+	for range callers {
+		group.Go(func() error {
+			for range each {
+				if err := do(); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	err := group.Wait()
+	return answer{Took: time.Since(began), Ops: each * callers}, err
 }
 
 // child is a process of the coordinator. Not for concurrent use.

@@ -1,33 +1,22 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"text/tabwriter"
-	"time"
 )
 
-// line is one row of the table.
 type line struct {
-	What  string  `json:"what"`
-	Ours  string  `json:"ours"`
-	Raw   string  `json:"raw,omitempty"`
-	Ratio float64 `json:"ratio,omitempty"`
-	Must  string  `json:"must,omitempty"`
-	// Verdict is ok, good (the goal is reached too), missed, or empty for what is
-	// only told.
-	Verdict string `json:"verdict,omitempty"`
+	What, Ours, Raw string
+	Ratio           float64
+	Must            string
+	Verdict         string // ok, good (the goal is reached too), MISSED, or empty for what is only told
 }
 
-// result is what a run found out.
 type result struct {
-	Began   time.Time `json:"began"`
-	Machine string    `json:"machine"`
-	Lines   []line    `json:"lines"`
+	Machine string
+	Lines   []line
 
 	samples      map[string]map[string][]sample
 	agentMemory  int64
@@ -62,7 +51,7 @@ func (b bound) verdict(ratio float64) (must, verdict string) {
 }
 
 // The table of what the mesh must reach against raw NATS.
-var bounds = map[string]map[string]bound{
+var bounds = map[string]map[string]*bound{
 	"unary":  {sideGo: {must: 1.4, goal: 1.25}, sidePython: {must: 2.0, goal: 1.8}},
 	"burst":  {sidePython: {must: 0.18, goal: 0.3, least: true}},
 	"stream": {sideGo: {must: 0.33, goal: 0.35, least: true}, sidePython: {must: 0.33, goal: 0.35, least: true}},
@@ -70,7 +59,7 @@ var bounds = map[string]map[string]bound{
 
 // What our client should reach against a plain NATS client that calls the same
 // tool.
-var clientBounds = map[string]bound{"unary": {goal: 1.15}, "burst": {goal: 0.8, least: true}}
+var clientBounds = map[string]*bound{"unary": {goal: 1.15}, "burst": {goal: 0.8, least: true}}
 
 // plainOf is the side whose tools a side calls by a plain NATS client.
 var plainOf = map[string]string{sidePlainGo: sideGo, sidePlainPython: sidePython}
@@ -107,12 +96,23 @@ func p50(s sample) float64  { return float64(s.P50) }
 func p99(s sample) float64  { return float64(s.P99) }
 func rate(s sample) float64 { return s.rate() }
 
-// conclude makes the table's lines of the samples.
-func (r *result) conclude() {
-	names := map[string]string{
-		sideGo: "Go tool", sidePython: "warm Python tool",
-		sidePlainGo: "Go tool by a plain NATS client", sidePlainPython: "warm Python tool by a plain NATS client",
+var sideNames = map[string]string{
+	sideGo: "Go tool", sidePython: "warm Python tool",
+	sidePlainGo: "Go tool by a plain NATS client", sidePlainPython: "warm Python tool by a plain NATS client",
+}
+
+func (r *result) add(l line, limit *bound) {
+	if limit != nil {
+		l.Must, l.Verdict = limit.verdict(l.Ratio)
 	}
+	r.Lines = append(r.Lines, l)
+}
+
+func (r *result) compared(what string, ours, raw []sample, value func(sample) float64, show func(float64) string, limit *bound) {
+	r.add(line{What: what, Ours: show(medianOf(ours, value)), Raw: show(medianOf(raw, value)), Ratio: ratioOf(ours, raw, value)}, limit)
+}
+
+func (r *result) conclude() {
 	for _, b := range benchmarks {
 		got := r.samples[b.name]
 		raw := got[sideRaw]
@@ -120,9 +120,7 @@ func (r *result) conclude() {
 			continue
 		}
 		r.rounds = len(raw)
-		value, show := rate, func(v float64) string { return fmt.Sprintf("%.0f/s", v) }
-		what := "calls/s, 64 callers, "
-		unit := "call"
+		value, show, what, unit := rate, perSecond, "calls/s, 64 callers, ", "call"
 		switch b.name {
 		case "unary":
 			value, show, what = p50, micros, "unary p50, "
@@ -130,74 +128,48 @@ func (r *result) conclude() {
 			what, unit = "streamed items/s, stored and delivered, ", "item"
 		}
 		for _, side := range b.sides[1:] {
-			l := line{
-				What: what + names[side], Ours: show(medianOf(got[side], value)), Raw: show(medianOf(raw, value)),
-				Ratio: ratioOf(got[side], raw, value),
+			name := sideNames[side]
+			if b.name == "stream" {
+				name = map[string]string{sideGo: "Go generator", sidePython: "Python generator"}[side]
 			}
-			if b.name == "stream" && side == sidePython {
-				l.What = what + "Python generator"
-			} else if b.name == "stream" {
-				l.What = what + "Go generator"
-			}
-			if limit, ok := bounds[b.name][side]; ok {
-				l.Must, l.Verdict = limit.verdict(l.Ratio)
-			}
-			r.Lines = append(r.Lines, l)
+			r.compared(what+name, got[side], raw, value, show, bounds[b.name][side])
 		}
 		for _, plain := range b.sides {
-			side, ok := plainOf[plain]
-			if !ok {
-				continue
+			if side, ok := plainOf[plain]; ok {
+				r.compared(what+sideNames[side]+": our client against a plain one", got[side], got[plain], value, show, clientBounds[b.name])
 			}
-			l := line{
-				What: what + names[side] + ": our client against a plain one", Ours: show(medianOf(got[side], value)),
-				Raw: show(medianOf(got[plain], value)), Ratio: ratioOf(got[side], got[plain], value),
-			}
-			l.Must, l.Verdict = clientBounds[b.name].verdict(l.Ratio)
-			r.Lines = append(r.Lines, l)
 		}
 		for _, side := range b.sides[1:] {
 			if b.name == "unary" {
-				r.Lines = append(r.Lines, line{
-					What: "  p99, " + names[side], Ours: micros(medianOf(got[side], p99)), Raw: micros(medianOf(raw, p99)), Ratio: ratioOf(got[side], raw, p99),
-				})
+				r.compared("  p99, "+sideNames[side], got[side], raw, p99, micros, nil)
 			}
-			r.Lines = append(r.Lines, r.costs(got[side], raw, unit+", "+b.name+", "+names[side])...)
+			r.costs(got[side], raw, unit+", "+b.name+", "+sideNames[side])
 		}
 	}
 	r.concludeEngine()
 	r.concludeInstall()
 	if r.agentMemory > 0 {
-		r.Lines = append(r.Lines,
-			line{What: fmt.Sprintf("memory of an idle agent with %d tools", pythonTools), Ours: mega(r.agentMemory)},
-			line{What: fmt.Sprintf("  its %d worker processes, shared pages counted once", r.workers), Ours: mega(r.workerShare)},
-			line{What: "  its worker processes, resident each by each", Ours: mega(r.workerMemory)})
+		r.add(line{What: fmt.Sprintf("memory of an idle agent with %d tools", pythonTools), Ours: mega(r.agentMemory)}, nil)
+		r.add(line{What: fmt.Sprintf("  its %d worker processes, shared pages counted once", r.workers), Ours: mega(r.workerShare)}, nil)
+		r.add(line{What: "  its worker processes, resident each by each", Ours: mega(r.workerMemory)}, nil)
 	}
 }
 
-// costs are the CPU time, the sleeps and the allocations of an operation.
-func (r *result) costs(ours, raw []sample, of string) []line {
-	lines := []line{{
-		What: "  allocations per " + of + ": caller, serving side",
-		Ours: fmt.Sprintf("%.1f, %.1f", medianOf(ours, callerAllocs), medianOf(ours, hostAllocs)),
-		Raw:  fmt.Sprintf("%.1f, %.1f", medianOf(raw, callerAllocs), medianOf(raw, hostAllocs)),
-	}}
+// costs adds the lines of an operation's allocations, CPU time and sleeps.
+func (r *result) costs(ours, raw []sample, of string) {
 	o, w := perOp(ours), perOp(raw)
+	r.add(line{What: "  allocations per " + of + ": caller, serving side", Ours: o.allocsText(), Raw: w.allocsText()}, nil)
 	if w.cpu == 0 {
-		return lines // this system does not say
+		return // this system does not say
 	}
-	return append(lines,
-		line{What: "  CPU per " + of + ": all = broker + caller + serving side", Ours: o.cpuText(), Raw: w.cpuText(), Ratio: o.cpu / w.cpu},
-		line{What: "  threads put to sleep per " + of, Ours: o.waitsText(), Raw: w.waitsText(), Ratio: o.waits / w.waits})
+	r.add(line{What: "  CPU per " + of + ": all = broker + caller + serving side", Ours: o.cpuText(), Raw: w.cpuText(), Ratio: o.cpu / w.cpu}, nil)
+	r.add(line{What: "  threads put to sleep per " + of, Ours: o.waitsText(), Raw: w.waitsText(), Ratio: o.waits / w.waits}, nil)
 }
-
-func callerAllocs(s sample) float64 { return s.callerAllocs }
-func hostAllocs(s sample) float64   { return s.hostAllocs }
 
 // share is what an operation used: in all, and by process.
 type share struct {
-	cpu, waits float64 // ns, and times
-	cpus, each [3]float64
+	cpu, waits         float64 // ns, and times
+	cpus, each, allocs [3]float64
 }
 
 // perOp is what an operation used, over all rounds.
@@ -210,6 +182,7 @@ func perOp(all []sample) (u share) {
 		for i, p := range s.spent {
 			u.cpus[i] += float64(p.cpu) / float64(ops)
 			u.each[i] += float64(p.waits) / float64(ops)
+			u.allocs[i] += float64(p.allocs) / float64(ops)
 		}
 	}
 	for i := range u.cpus {
@@ -218,6 +191,8 @@ func perOp(all []sample) (u share) {
 	}
 	return u
 }
+
+func (u share) allocsText() string { return fmt.Sprintf("%.1f, %.1f", u.allocs[1], u.allocs[2]) }
 
 func (u share) cpuText() string {
 	return fmt.Sprintf("%.1f µs = %.0f+%.0f+%.0f", u.cpu/1e3, u.cpus[0]/1e3, u.cpus[1]/1e3, u.cpus[2]/1e3)
@@ -229,41 +204,40 @@ func (u share) waitsText() string {
 
 func micros(ns float64) string { return fmt.Sprintf("%.1f µs", ns/1000) }
 
+func millis(ns float64) string { return fmt.Sprintf("%.0f", ns/1e6) }
+
+func perSecond(rate float64) string { return fmt.Sprintf("%.0f/s", rate) }
+
 func mega(bytes int64) string { return fmt.Sprintf("%.1f MB", float64(bytes)/1e6) }
 
-// counts are messages and requests per call, one value for each batch.
-type counts struct {
-	out, in, broker, subscriptions, api []float64
-}
-
-func (c *counts) add(out, in, broker, subscriptions, api float64) {
-	c.out, c.in, c.broker = append(c.out, out), append(c.in, in), append(c.broker, broker)
-	c.subscriptions, c.api = append(c.subscriptions, subscriptions), append(c.api, api)
-}
-
-// counted adds the lines of a side's counts.
-func (r *result) counted(side string, c counts) {
-	add := func(what string, values []float64, must float64) {
-		got := median(values)
-		verdict := "good"
-		if got != must {
+// counted adds the lines of what a side's unary call costs in messages and requests.
+func (r *result) counted(side string, batches [][]float64) {
+	for i, one := range []struct {
+		what string
+		must float64
+	}{
+		{"messages out of the caller", 1},
+		{"messages into the caller", 1},
+		{"messages to the broker from everybody (registry reads would be among them)", 2},
+		{"subscriptions made", 0},
+		{"JetStream requests", 0},
+	} {
+		values := make([]float64, len(batches))
+		for n, batch := range batches {
+			values[n] = batch[i]
+		}
+		got, verdict := median(values), "good"
+		if got != one.must {
 			verdict = "MISSED"
 		}
-		r.Lines = append(r.Lines, line{What: what + " per unary call, " + side, Ours: fmt.Sprintf("%.3g", got), Must: fmt.Sprintf("= %.0f", must), Verdict: verdict})
+		r.add(line{What: one.what + " per unary call, " + side, Ours: fmt.Sprintf("%.3g", got), Must: fmt.Sprintf("= %.0f", one.must), Verdict: verdict}, nil)
 	}
-	add("messages out of the caller", c.out, 1)
-	add("messages into the caller", c.in, 1)
-	add("messages to the broker from everybody (registry reads would be among them)", c.broker, 2)
-	add("subscriptions made", c.subscriptions, 0)
-	add("JetStream requests", c.api, 0)
 }
 
-// missed reports whether a line misses what it must reach.
 func (r *result) missed() bool {
 	return slices.ContainsFunc(r.Lines, func(l line) bool { return l.Verdict == "MISSED" })
 }
 
-// print writes the table for people.
 func (r *result) print(w io.Writer) {
 	fmt.Fprintf(w, "%s\nmedian of %d rounds; a ratio is ours/raw within a round; in brackets the goal, the rest a regression would break\n\n", r.Machine, r.rounds)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -276,17 +250,4 @@ func (r *result) print(w io.Writer) {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", l.What, l.Ours, l.Raw, ratio, l.Must, l.Verdict)
 	}
 	_ = t.Flush()
-}
-
-// appendTo writes the result as one line of JSON at the end of a file.
-func (r *result) appendTo(path string) error {
-	f, err := os.OpenFile(filepath.Clean(path), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	if err := json.NewEncoder(f).Encode(r); err != nil {
-		_ = f.Close()
-		return err
-	}
-	return f.Close()
 }

@@ -22,13 +22,13 @@ import (
 )
 
 // startBroker is the broker's process. args: a folder.
-func startBroker(ctx context.Context, args []string) (roleFunc, string, func(), error) {
+func startBroker(ctx context.Context, args []string) (role, error) {
 	debug.SetGCPercent(gcPercent)
 	b, err := broker.Start(ctx, broker.Options{StoreDir: args[0]})
 	if err != nil {
-		return nil, "", nil, err
+		return role{}, err
 	}
-	role := func(_ context.Context, r request) (answer, error) {
+	do := func(_ context.Context, r request) (answer, error) {
 		if r.Do != "counters" {
 			return answer{}, errUnknown(r)
 		}
@@ -46,7 +46,7 @@ func startBroker(ctx context.Context, args []string) (roleFunc, string, func(), 
 		}
 		return answer{In: uint64(v.InMsgs), Out: uint64(v.OutMsgs), Inbox: s.NumInserts, API: js.API.Total}, nil
 	}
-	return role, b.URL(), b.Shutdown, nil
+	return role{do, b.URL(), b.Shutdown}, nil
 }
 
 func errUnknown(r request) error { return fmt.Errorf("request %q is not for this process", r.Do) }
@@ -64,15 +64,14 @@ const (
 
 // startRaw is the serving process of the raw side: one subscriber, and a
 // publisher of streams. args: the broker's URL.
-func startRaw(ctx context.Context, args []string) (roleFunc, string, func(), error) {
+func startRaw(ctx context.Context, args []string) (role, error) {
 	nc, err := nats.Connect(args[0])
 	if err != nil {
-		return nil, "", nil, err
+		return role{}, err
 	}
 	result := []byte(callResult)
 	if _, err := nc.Subscribe(rawSubject, func(m *nats.Msg) { _ = m.Respond(result) }); err != nil {
-		nc.Close()
-		return nil, "", nil, err
+		return role{}, err
 	}
 	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(rawWindow))
 	if err == nil {
@@ -82,11 +81,10 @@ func startRaw(ctx context.Context, args []string) (roleFunc, string, func(), err
 		})
 	}
 	if err != nil {
-		nc.Close()
-		return nil, "", nil, err
+		return role{}, err
 	}
 	item := []byte(itemText)
-	role := func(ctx context.Context, r request) (answer, error) {
+	do := func(ctx context.Context, r request) (answer, error) {
 		if r.Do != "stream" {
 			return answer{}, errUnknown(r)
 		}
@@ -103,7 +101,7 @@ func startRaw(ctx context.Context, args []string) (roleFunc, string, func(), err
 		}
 		return answer{Took: time.Since(began), Ops: r.N}, nil
 	}
-	return role, "", nc.Close, nil
+	return role{do: do, stop: nc.Close}, nil
 }
 
 // rawWindow is how many items the raw publisher has on their way: larger ones
@@ -166,15 +164,14 @@ func count(_ context.Context, in countArgs) iter.Seq2[item, error] {
 const streamQuota = 8 << 30
 
 // startHost is a service with Go tools. args: the broker's URL.
-func startHost(ctx context.Context, args []string) (roleFunc, string, func(), error) {
+func startHost(ctx context.Context, args []string) (role, error) {
 	nc, err := nats.Connect(args[0], client.ConnectOptions()...)
 	if err != nil {
-		return nil, "", nil, err
+		return role{}, err
 	}
 	h, err := host.New(nc, &host.Options{Index: goIndex, StreamQuota: streamQuota})
 	if err != nil {
-		nc.Close()
-		return nil, "", nil, err
+		return role{}, err
 	}
 	for name, handler := range map[string]host.Handler{"refund": host.Func(refund), "count": host.Stream(count)} {
 		if _, err = h.Handle(name, handler); err != nil {
@@ -185,26 +182,20 @@ func startHost(ctx context.Context, args []string) (roleFunc, string, func(), er
 		err = h.Start(ctx)
 	}
 	if err != nil {
-		nc.Close()
-		return nil, "", nil, err
+		return role{}, err
 	}
-	role := func(_ context.Context, r request) (answer, error) { return answer{}, errUnknown(r) }
-	return role, "", func() {
-		end, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		_ = h.Stop(end)
-		nc.Close()
-	}, nil
+	do := func(_ context.Context, r request) (answer, error) { return answer{}, errUnknown(r) }
+	return role{do: do, stop: stops(h.Stop, nc)}, nil
 }
 
 // startAgent is one machine's agent. args: the broker's URL, a folder, the
 // node's id.
-func startAgent(ctx context.Context, args []string) (roleFunc, string, func(), error) {
+func startAgent(ctx context.Context, args []string) (role, error) {
 	debug.SetGCPercent(gcPercent)
 	began := time.Now()
 	nc, err := nats.Connect(args[0], client.ConnectOptions()...)
 	if err != nil {
-		return nil, "", nil, err
+		return role{}, err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	a, err := agent.New(nc, args[1], &agent.Options{
@@ -214,20 +205,24 @@ func startAgent(ctx context.Context, args []string) (roleFunc, string, func(), e
 		err = a.Start(ctx)
 	}
 	if err != nil {
-		nc.Close()
-		return nil, "", nil, err
+		return role{}, err
 	}
-	role := func(ctx context.Context, r request) (answer, error) {
+	do := func(ctx context.Context, r request) (answer, error) {
 		if r.Do != "ready" {
 			return answer{}, errUnknown(r)
 		}
 		err := a.Ready(ctx)
 		return answer{Took: time.Since(began)}, err
 	}
-	return role, "", func() {
+	return role{do: do, stop: stops(a.Stop, nc)}, nil
+}
+
+// stops ends a node and its connection.
+func stops(stop func(context.Context) error, nc *nats.Conn) func() {
+	return func() {
 		end, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		_ = a.Stop(end)
+		_ = stop(end)
 		nc.Close()
-	}, nil
+	}
 }

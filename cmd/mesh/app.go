@@ -27,8 +27,8 @@ type app struct {
 	json     bool
 	log      *slog.Logger
 
-	serverFlag, contextFlag bool // given on the command line
-	sessionGiven            bool // by its flag or its variable
+	serverFlag   bool // given on the command line
+	sessionGiven bool // by its flag or its variable
 }
 
 // run executes the command line and returns the exit status. env is the
@@ -112,7 +112,8 @@ failed or there is none, 130 interrupted.`,
 	}
 	add("use", a.completes(a.callCommand(), toolNames), a.completes(a.streamCommand(), toolNames), a.cancelCommand(), a.lsCommand(), a.completes(a.infoCommand(), toolNames))
 	add("run", a.demoCommand(), a.upCommand(), a.downCommand(), a.versionCommand(), a.completionCommand(root))
-	add("manage", a.installCommand(), a.completes(a.uninstallCommand(), viewNames(indexNames)), a.nodeCommand(), a.indexCommand(), a.sessionCommand(), a.nodesCommand(), a.indexesCommand())
+	add("manage", a.installCommand(), a.indexes().completes(a.uninstallCommand()), a.nodeCommand(), a.indexCommand(), a.sessionCommand(),
+		a.nodes().ls("nodes", "List the nodes (short for node ls)"), a.indexes().ls("indexes", "List the indexes (short for index ls)"))
 	root.SetHelpCommand(&cobra.Command{
 		Use: "help [COMMAND]", Short: "Help about a command", Hidden: true,
 		Annotations: map[string]string{needsNothing: "yes"},
@@ -139,12 +140,9 @@ func (a *app) prepare(cmd *cobra.Command) error {
 		return usage(nil, "%s", a.setError.Error())
 	}
 	flags := cmd.Flags()
-	a.serverFlag, a.contextFlag = flags.Changed("server"), flags.Changed("context")
+	a.serverFlag = flags.Changed("server")
 	a.sessionGiven = flags.Changed("session") || process.Lookup(a.env, "MESH_SESSION") != ""
-	if a.serverFlag && a.contextFlag {
-		return usage(cmd, "--server and --context both say where the mesh is: give one")
-	}
-	if err := process.CheckURL(a.env, a.serverFlag, a.set.Connection.NATSURL); err != nil {
+	if err := process.Settle(a.env, flags, &a.set.Connection); err != nil {
 		return usage(cmd, "%s", err.Error())
 	}
 	// What a short connection warns of is no news, unless it is asked for.
@@ -158,14 +156,9 @@ func (a *app) prepare(cmd *cobra.Command) error {
 // needsNothing is the annotation of commands that read no setting.
 const needsNothing = "needs-nothing"
 
-// runE makes what a command does: an error of it is a failure, not wrong usage.
+// runE is what a command does, as cobra takes it.
 func runE(do func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
-	return func(cmd *cobra.Command, args []string) error {
-		if err := do(cmd.Context(), args); err != nil {
-			return &failure{err}
-		}
-		return nil
-	}
+	return func(cmd *cobra.Command, args []string) error { return do(cmd.Context(), args) }
 }
 
 // takes refuses a wrong number of arguments, in words.
@@ -181,7 +174,6 @@ func takes(least, most int, what string) cobra.PositionalArgs {
 	}
 }
 
-// nothing refuses any argument.
 func nothing(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return usage(cmd, "%s takes no arguments, and got %q", wordsOf(cmd), args[0])
@@ -189,7 +181,6 @@ func nothing(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// group is a command that only has others below it.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: use, Short: short,

@@ -134,70 +134,39 @@ func (g given) merge(schema json.RawMessage) (json.RawMessage, error) {
 		}
 		object[p.name] = value
 	}
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(object); err != nil {
-		return nil, usage(nil, "the arguments cannot be written as JSON: %s", err.Error())
-	}
-	return bytes.TrimSpace(buf.Bytes()), nil
-}
-
-// schema is what the command needs to know of a tool's input schema: the types
-// that a parameter takes. Everything else is the node's to check.
-type schema struct{ root map[string]any }
-
-func newSchema(raw json.RawMessage) schema {
-	var s schema
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.UseNumber()
-	if dec.Decode(&s.root) != nil {
-		s.root = nil
-	}
-	return s
+	return json.RawMessage(compact(object)), nil
 }
 
 // value types the text of one parameter. A parameter that the schema does not
 // know, or of any type, takes it as text.
-func (s schema) value(name, text string) (json.RawMessage, error) {
-	types := s.typesOf(name)
-	if len(types) == 0 {
+func (s *schema) value(name, text string) (json.RawMessage, error) {
+	types, ok := s.typesOf(name)
+	if !ok {
 		return encodeText(text), nil
 	}
-	for _, kind := range []string{"boolean", "integer", "number", "array", "object"} {
-		if !types[kind] {
-			continue
-		}
-		if value, ok := asType(kind, text); ok {
+	for _, kind := range kinds {
+		if value, ok := asType(kind[0], text); ok && types[kind[0]] {
 			return value, nil
 		}
 	}
-	switch {
-	case types["string"]:
+	if types["string"] {
 		return encodeText(text), nil
-	case types["integer"] && !types["number"]:
+	}
+	if types["integer"] && !types["number"] {
 		if value, ok := tool.WholeNumber(text); ok {
 			return value, nil
 		}
 	}
-	switch {
-	case types["null"] && text == "null":
-		return json.RawMessage("null"), nil
+	if types["null"] && text == "null" {
+		return json.RawMessage(text), nil
 	}
 	return nil, usage(nil, "%s=%s: the tool takes %s there%s", name, text, article(types), jsonHint(name, types))
 }
 
-func encodeText(text string) json.RawMessage {
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	_ = enc.Encode(text) // a string always encodes
-	return bytes.TrimSpace(buf.Bytes())
-}
+func encodeText(text string) json.RawMessage { return json.RawMessage(compact(text)) }
 
 var jsonNumber = regexp.MustCompile(`^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$`)
 
-// asType reads text as a value of one JSON type.
 func asType(kind, text string) (json.RawMessage, bool) {
 	switch kind {
 	case "boolean":
@@ -224,15 +193,17 @@ func asType(kind, text string) (json.RawMessage, bool) {
 	return nil, false
 }
 
+// kinds are the types that a text may be read as, in that order, and their names.
+var kinds = [][2]string{
+	{"boolean", "true or false"}, {"integer", "a whole number"}, {"number", "a number"},
+	{"array", "a list"}, {"object", "an object"}, {"null", "null"},
+}
+
 func article(types map[string]bool) string {
-	words := map[string]string{
-		"boolean": "true or false", "integer": "a whole number", "number": "a number",
-		"array": "a list", "object": "an object", "null": "null",
-	}
 	var parts []string
-	for _, kind := range []string{"boolean", "integer", "number", "array", "object", "null"} {
-		if types[kind] {
-			parts = append(parts, words[kind])
+	for _, kind := range kinds {
+		if types[kind[0]] {
+			parts = append(parts, kind[1])
 		}
 	}
 	return strings.Join(parts, " or ")
@@ -246,109 +217,4 @@ func jsonHint(name string, types map[string]bool) string {
 		return "; write " + name + `:='{"…":…}'`
 	}
 	return ""
-}
-
-// typesOf returns the JSON types that a parameter takes; nil is any.
-func (s schema) typesOf(name string) map[string]bool {
-	properties, _ := s.root["properties"].(map[string]any)
-	property, ok := properties[name]
-	if !ok {
-		property = s.root["additionalProperties"]
-	}
-	types := make(map[string]bool)
-	if !s.collect(property, types, 0) {
-		return nil
-	}
-	return types
-}
-
-// collect adds the types of a schema, and reports false if it takes anything.
-func (s schema) collect(node any, types map[string]bool, depth int) bool {
-	m, ok := node.(map[string]any)
-	if !ok || depth > 20 {
-		return false
-	}
-	if ref, ok := m["$ref"].(string); ok {
-		return s.collect(s.follow(ref), types, depth+1)
-	}
-	switch t := m["type"].(type) {
-	case string:
-		types[t] = true
-		return true
-	case []any:
-		for _, one := range t {
-			if name, ok := one.(string); ok {
-				types[name] = true
-			}
-		}
-		return len(t) > 0
-	}
-	if list, ok := m["enum"].([]any); ok {
-		for _, one := range list {
-			types[typeOf(one)] = true
-		}
-		return len(list) > 0
-	}
-	if one, ok := m["const"]; ok {
-		types[typeOf(one)] = true
-		return true
-	}
-	for _, key := range []string{"anyOf", "oneOf"} {
-		if list, ok := m[key].([]any); ok && len(list) > 0 {
-			for _, one := range list {
-				if !s.collect(one, types, depth+1) {
-					return false
-				}
-			}
-			return true
-		}
-	}
-	if list, ok := m["allOf"].([]any); ok {
-		for _, one := range list { // the first part that says a type
-			if s.collect(one, types, depth+1) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-func typeOf(value any) string {
-	switch v := value.(type) {
-	case nil:
-		return "null"
-	case bool:
-		return "boolean"
-	case string:
-		return "string"
-	case json.Number:
-		if strings.ContainsAny(v.String(), ".eE") {
-			return "number"
-		}
-		return "integer"
-	case []any:
-		return "array"
-	}
-	return "object"
-}
-
-// follow finds a reference inside the schema; nil if it is not there.
-func (s schema) follow(ref string) any {
-	path, ok := strings.CutPrefix(ref, "#")
-	if !ok {
-		return nil
-	}
-	var node any = s.root
-	for part := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
-		if part == "" {
-			continue
-		}
-		part = strings.NewReplacer("~1", "/", "~0", "~").Replace(part)
-		m, ok := node.(map[string]any)
-		if !ok {
-			return nil
-		}
-		node = m[part]
-	}
-	return node
 }

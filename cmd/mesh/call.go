@@ -18,7 +18,6 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// callFlags are what a call may say besides its arguments.
 type callFlags struct {
 	timeout time.Duration
 	stream  bool
@@ -151,8 +150,18 @@ func isUsage(err error) bool {
 	return errors.As(err, &wrong)
 }
 
+// callAnswer is what call --json prints.
+type callAnswer struct {
+	RPCID      subjects.RPCID   `json:"rpc_id"`
+	Status     string           `json:"status"`
+	Result     json.RawMessage  `json:"result,omitempty"`
+	Node       *subjects.NodeID `json:"node,omitempty"`
+	DurationMS *float64         `json:"duration_ms,omitempty"`
+	Error      *toolmesh.Error  `json:"error,omitempty"`
+}
+
 func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc subjects.RPCID, body json.RawMessage, options []client.CallOption) error {
-	done := a.waiting(string(rpc))
+	done := a.running(string(rpc)+" runs", "; Ctrl-C cancels it")
 	begun := time.Now()
 	result, err := l.client.Call(ctx, id, body, options...)
 	done()
@@ -166,13 +175,9 @@ func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc su
 	case err != nil:
 		return err
 	case a.json:
-		a.printJSON(struct {
-			RPCID      subjects.RPCID  `json:"rpc_id"`
-			Status     string          `json:"status"`
-			Result     json.RawMessage `json:"result"`
-			Node       subjects.NodeID `json:"node"`
-			DurationMS float64         `json:"duration_ms"`
-		}{rpc, "ok", orNull(result.Value), result.Node, milliseconds(result.Took)})
+		a.printJSON(callAnswer{
+			RPCID: rpc, Status: "ok", Result: orNull(result.Value), Node: &result.Node, DurationMS: new(milliseconds(result.Took)),
+		})
 	default:
 		a.printValue(result.Value)
 	}
@@ -187,30 +192,21 @@ func (a *app) callFailed(ctx context.Context, l *link, rpc subjects.RPCID, strea
 			err = none
 		}
 	}
-	if stream {
-		a.printJSON(map[string]any{"error": toolmesh.AsError(err)})
-		return &reported{failedStatus(ctx, err)}
-	}
-	a.printJSON(struct {
-		RPCID  subjects.RPCID  `json:"rpc_id"`
-		Status string          `json:"status"`
-		Error  *toolmesh.Error `json:"error"`
-	}{rpc, "error", toolmesh.AsError(err)})
-	return &reported{failedStatus(ctx, err)}
-}
-
-// failedStatus is the exit status of a call that failed: 130 for one that a
-// signal to this process ended, not for one that was cancelled from elsewhere.
-func failedStatus(ctx context.Context, err error) int {
 	e := toolmesh.AsError(err)
-	if e.Code == toolmesh.CodeCancelled && process.Interrupted(ctx) {
-		return process.StatusInterrupted
+	if stream {
+		a.printError(e)
+	} else {
+		a.printJSON(callAnswer{RPCID: rpc, Status: "error", Error: e})
 	}
-	return process.Status(e.Code)
+	// A call that was cancelled from elsewhere was not interrupted.
+	if e.Code == toolmesh.CodeCancelled && process.Interrupted(ctx) {
+		return &reported{process.StatusInterrupted}
+	}
+	return &reported{process.Status(e.Code)}
 }
 
 func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc subjects.RPCID, body json.RawMessage, options []client.CallOption) error {
-	done := a.waiting(string(rpc))
+	done := a.running(string(rpc)+" runs", "; Ctrl-C cancels it")
 	defer done()
 	var count int64
 	for chunk, err := range l.client.Stream(ctx, id, body, options...) {
@@ -228,7 +224,7 @@ func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc 
 				Data json.RawMessage `json:"data"`
 			}{chunk.Seq, orNull(chunk.Data)})
 		} else {
-			a.printItem(chunk.Data)
+			a.printJSON(orNull(chunk.Data))
 		}
 		if a.out.lost != nil {
 			return &reported{process.StatusMesh} // the rest would be for nobody
@@ -243,11 +239,6 @@ func (a *app) printStream(ctx context.Context, l *link, id subjects.ToolID, rpc 
 	return nil
 }
 
-// printItem writes an item as one line.
-func (a *app) printItem(item json.RawMessage) {
-	a.printJSON(orNull(item))
-}
-
 func orNull(value json.RawMessage) json.RawMessage {
 	if len(value) == 0 {
 		return json.RawMessage("null")
@@ -257,6 +248,12 @@ func orNull(value json.RawMessage) json.RawMessage {
 
 func milliseconds(d time.Duration) float64 {
 	return float64(d.Round(10*time.Microsecond)) / float64(time.Millisecond)
+}
+
+type cancelAnswer struct {
+	RPCID     subjects.RPCID  `json:"rpc_id"`
+	Cancelled bool            `json:"cancelled"`
+	Error     *toolmesh.Error `json:"error,omitempty"`
 }
 
 func (a *app) cancelCommand() *cobra.Command {
@@ -271,32 +268,25 @@ func (a *app) cancelCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if !cancelled {
-					if none := l.noMesh(ctx); none != nil {
-						return none
+				if cancelled {
+					if a.json {
+						a.printJSON(cancelAnswer{RPCID: id, Cancelled: true})
+					} else {
+						fmt.Fprintf(a.err, "cancelled %s\n", id)
 					}
+					return nil
 				}
-				var failed *toolmesh.Error
-				if !cancelled {
-					failed = toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs %s in session %s: it has ended, or it has another id or session", id, l.session).
-						WithOrigin(toolmesh.OriginCaller).WithRetryable(false)
+				if none := l.noMesh(ctx); none != nil {
+					return none
 				}
-				switch {
-				case a.json:
-					a.printJSON(struct {
-						RPCID     subjects.RPCID  `json:"rpc_id"`
-						Cancelled bool            `json:"cancelled"`
-						Error     *toolmesh.Error `json:"error,omitempty"`
-					}{id, cancelled, failed})
-				case cancelled:
-					fmt.Fprintf(a.err, "cancelled %s\n", id)
-				default:
+				failed := toolmesh.Errorf(toolmesh.CodeUnavailable, "no node runs %s in session %s: it has ended, or it has another id or session", id, l.session).
+					WithOrigin(toolmesh.OriginCaller).WithRetryable(false)
+				if a.json {
+					a.printJSON(cancelAnswer{RPCID: id, Error: failed})
+				} else {
 					a.printError(failed)
 				}
-				if failed != nil {
-					return &reported{process.Status(failed.Code)}
-				}
-				return nil
+				return &reported{process.Status(failed.Code)}
 			})
 		}),
 	}

@@ -5,8 +5,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-
-	"github.com/toolmesh/toolmesh/registry"
 )
 
 // completeWithin bounds what a person waits for behind the tab key.
@@ -43,37 +41,4 @@ func toolNames(ctx context.Context, l *link) ([]string, error) {
 		names[i] = string(t.ID) + "\t" + firstLine(t.Description)
 	}
 	return names, err
-}
-
-// viewNames are names that a view of the registry has.
-func viewNames(of func(*registry.View) []string) func(context.Context, *link) ([]string, error) {
-	return func(ctx context.Context, l *link) ([]string, error) {
-		view, err := registry.OpenView(ctx, l.bus, nil)
-		if err != nil {
-			return nil, err
-		}
-		defer view.Close()
-		return of(view), nil
-	}
-}
-
-func indexNames(view *registry.View) (names []string) {
-	for _, i := range view.Indexes() {
-		names = append(names, string(i.Name))
-	}
-	return names
-}
-
-func nodeNames(view *registry.View) (names []string) {
-	for _, n := range view.Nodes() {
-		names = append(names, string(n.Node))
-	}
-	return names
-}
-
-func sessionNames(view *registry.View) (names []string) {
-	for _, s := range view.Sessions() {
-		names = append(names, string(s.ID))
-	}
-	return names
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -76,71 +77,70 @@ func (a *app) demo(ctx context.Context, keep bool) (err error) {
 
 // ownEnvironment leaves out what the person set for meshes of their own.
 func ownEnvironment(env []string) []string {
-	var own []string
-	for _, e := range env {
-		if !strings.HasPrefix(e, "MESH_") && !strings.HasPrefix(e, "NATS_") {
-			own = append(own, e)
-		}
-	}
-	return own
+	return slices.DeleteFunc(slices.Clone(env), func(e string) bool {
+		return strings.HasPrefix(e, "MESH_") || strings.HasPrefix(e, "NATS_")
+	})
 }
 
-// play tells the story. Each command of it runs as it would for a person that
-// types it, and has to end as the story says.
-func (d *demo) play(ctx context.Context, keep bool) error {
-	d.say("A mesh of tools on this machine. Behind each $ is a command that you could type;\n$DEMO is a folder that goes at the end.")
+// act is a part of the story: what it is about, and its commands. Each runs as it
+// would for a person that types it, and has to end as the story says.
+type act struct {
+	title    string
+	commands []command
+}
 
-	d.title("Start a mesh: a NATS server and an agent, in one process")
-	if err := d.up(ctx, keep); err != nil {
-		return err
-	}
+// command is one command of the story and how it has to end.
+type command struct {
+	args   []string
+	status int
+	want   string // somewhere in what it prints
+}
 
-	d.title("Install indexes of tools, each from a git repository, each with its own environment")
-	d.say("Two of them cannot live in one environment: they need packaging 20 and packaging 24.")
-	for _, name := range []string{"versions-lenient", "versions-strict", "weather", "lab"} {
-		repository, err := d.repository(ctx, name)
-		if err != nil {
-			return err
-		}
-		if err := d.run(ctx, command{args: []string{"install", "file://" + repository}, show: firstOfInstall}); err != nil {
-			return err
-		}
-	}
-	if err := d.run(ctx, command{args: []string{"ls"}}); err != nil {
-		return err
-	}
+const candidates = `candidates:=["1.2","2004d","1.10"]`
 
-	d.title("Call them: the same function, beside itself, with two versions of one package")
-	candidates := `candidates:=["1.2","2004d","1.10"]`
-	for _, c := range []command{
+// story is what is shown once indexes are installed.
+var story = []act{
+	{"Call them: the same function, beside itself, with two versions of one package", []command{
 		{args: []string{"call", "versions-lenient.versions.library"}, want: `"20.9"`},
 		{args: []string{"call", "versions-strict.versions.library"}, want: `"24.1"`},
 		{args: []string{"call", "versions-lenient.versions.newest", candidates}, want: "packaging 20.9"},
 		{args: []string{"call", "versions-strict.versions.newest", candidates}, status: process.StatusFailed, want: "InvalidVersion"},
 		{args: []string{"call", "weather.forecast.today", "city=Oslo"}, want: "Oslo"},
-	} {
-		if err := d.run(ctx, c); err != nil {
-			return err
-		}
-	}
-
-	d.title("Stream: items as the tool yields them, kept for a caller that loses the connection")
-	if err := d.run(ctx, command{args: []string{"stream", "lab.streams.words", "text=one tool many callers"}, want: "callers"}); err != nil {
-		return err
-	}
-
-	d.title("Fail well: a failing tool is told from a failing mesh, and nothing is stuck")
-	for _, c := range []command{
+	}},
+	{"Stream: items as the tool yields them, kept for a caller that loses the connection", []command{
+		{args: []string{"stream", "lab.streams.words", "text=one tool many callers"}, want: "callers"},
+	}},
+	{"Fail well: a failing tool is told from a failing mesh, and nothing is stuck", []command{
 		{args: []string{"call", "lab.bank.withdraw", "account=bob", "amount=20"}, status: process.StatusFailed, want: "InsufficientFunds"},
 		{args: []string{"call", "lab.bank.withdraw", "account=bob", "amount=much"}, status: process.StatusUsage, want: "whole number"},
 		{args: []string{"call", "lab.timing.slow", "seconds=60", "--timeout=500ms"}, status: process.StatusFailed, want: "time"},
 		{args: []string{"call", "wether.forecast.today"}, status: process.StatusMesh, want: "weather.forecast.today"},
-	} {
-		if err := d.run(ctx, c); err != nil {
+	}},
+}
+
+func (d *demo) play(ctx context.Context, keep bool) error {
+	d.say("A mesh of tools on this machine. Behind each $ is a command that you could type;\n$DEMO is a folder that goes at the end.")
+	d.title("Start a mesh: a NATS server and an agent, in one process")
+	if err := d.up(ctx, keep); err != nil {
+		return err
+	}
+	install := act{title: "Install indexes of tools, each from a git repository, each with its own environment;\n   two of them cannot live in one: they need packaging 20 and packaging 24"}
+	for _, name := range []string{"versions-lenient", "versions-strict", "weather", "lab"} {
+		repository, err := d.repository(ctx, name)
+		if err != nil {
 			return err
 		}
+		install.commands = append(install.commands, command{args: []string{"install", "file://" + repository}})
 	}
-
+	install.commands = append(install.commands, command{args: []string{"ls"}})
+	for _, act := range slices.Insert(slices.Clone(story), 0, install) {
+		d.title(act.title)
+		for _, c := range act.commands {
+			if err := d.run(ctx, c); err != nil {
+				return err
+			}
+		}
+	}
 	d.title("Serve a Go function beside the Python tools: this process is a node now, too")
 	return d.goFunction(ctx)
 }
@@ -183,7 +183,6 @@ func (d *demo) up(ctx context.Context, keep bool) error {
 	return nil
 }
 
-// repository makes a git repository of an example.
 func (d *demo) repository(ctx context.Context, name string) (string, error) {
 	dir := filepath.Join(d.dir, "git", name)
 	if err := examples.Write(name, dir); err != nil {
@@ -203,7 +202,6 @@ func (d *demo) repository(ctx context.Context, name string) (string, error) {
 	return dir, nil
 }
 
-// hello is the Go function of the demo.
 func hello(_ context.Context, in struct {
 	Name string `json:"name" jsonschema:"the name to greet"`
 }) (string, error) {
@@ -251,64 +249,33 @@ func (d *demo) goFunction(ctx context.Context) error {
 	return nil
 }
 
-// command is one command of the story and how it has to end.
-type command struct {
-	args   []string
-	status int
-	want   string // somewhere in what it prints
-	show   func(out string) string
-}
-
-// firstOfInstall leaves the list of tools to `mesh ls`.
-func firstOfInstall(out string) string {
-	lines := strings.Split(strings.TrimSpace(out), "\n")
-	return fmt.Sprintf("%s: %d tools", lines[len(lines)-max(1, toolLines(lines)+1)], toolLines(lines))
-}
-
-func toolLines(lines []string) int {
-	n := 0
-	for i := len(lines) - 1; i >= 0 && strings.HasPrefix(lines[i], "  "); i-- {
-		n++
-	}
-	return n
-}
-
 // run runs a command of the story in this process, as if it were typed, and
 // shows it, what it printed and how long it took.
 func (d *demo) run(ctx context.Context, c command) error {
 	d.prompt(c.args)
-	args := append([]string{}, c.args...)
-	args = append(args, "--server="+d.url, "--creds=")
-	var out tape
+	args := append(slices.Clone(c.args), "--server="+d.url, "--creds=")
+	var stdout bytes.Buffer
+	var stderr tape
+	shown := d.a.redraw(200*time.Millisecond, func(since time.Duration) string {
+		return fmt.Sprintf("  %s %.1f s", stderr.last(), since.Seconds())
+	})
 	begun := time.Now()
-	shown := d.a.wait(&out, begun)
-	status := execute(ctx, args, d.env, strings.NewReader(""), &out, &out)
+	status := execute(ctx, args, d.env, strings.NewReader(""), &stdout, &stderr)
 	shown()
 	took := time.Since(begun)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	text := strings.TrimRight(out.String(), "\n")
-	if status != c.status || !strings.Contains(text, c.want) {
-		d.output(text, took)
+	text := stdout.String()
+	asExpected := status == c.status && strings.Contains(text+stderr.String(), c.want)
+	if status != process.StatusOK || !asExpected { // else stderr is the steps of the work
+		text += stderr.String()
+	}
+	d.output(strings.TrimRight(text, "\n"), took)
+	if !asExpected {
 		return toolmesh.Errorf(toolmesh.CodeInternal, "the demo expected exit status %d and %q, and got %d; %s", c.status, c.want, status, d.mesh.tail())
 	}
-	if c.show != nil {
-		text = c.show(text)
-	}
-	d.output(text, took)
 	return nil
-}
-
-// wait shows a person what a command that takes its time is at: the last line
-// that it has printed.
-func (a *app) wait(out *tape, begun time.Time) (done func()) {
-	if !a.term.err {
-		return func() {}
-	}
-	return a.redraw(200*time.Millisecond, func() string {
-		return fmt.Sprintf("  %s %.1f s", out.last(), time.Since(begun).Seconds())
-	})
 }
 
 // tape keeps what a command prints. Its methods may be called concurrently.
@@ -329,7 +296,6 @@ func (t *tape) String() string {
 	return t.text.String()
 }
 
-// last is the last line so far.
 func (t *tape) last() string {
 	lines := strings.Split(strings.TrimSpace(t.String()), "\n")
 	return lines[len(lines)-1]
@@ -337,7 +303,7 @@ func (t *tape) last() string {
 
 // leave says how to use the mesh that stays, in commands that can be pasted.
 func (d *demo) leave() {
-	mesh := programName()
+	mesh := os.Args[0]
 	d.say("\nThe mesh is still there, all but the Go function. These work as pasted:\n")
 	for _, line := range []string{
 		"ls", "info weather.forecast.daily", "call weather.forecast.daily city=Lima days=2",
@@ -349,32 +315,6 @@ func (d *demo) leave() {
 	}
 	d.say("\nThis stops it and removes its files:")
 	fmt.Fprintf(d.a.out, "  %s down --data-dir %s && rm -r %s\n", mesh, d.data, d.dir)
-}
-
-// programName is how a person calls this program from the folder that they are in.
-func programName() string {
-	self, err := os.Executable()
-	if err != nil {
-		return "mesh"
-	}
-	if found, err := exec.LookPath("mesh"); err == nil && sameFile(found, self) {
-		return "mesh"
-	}
-	if here, err := os.Getwd(); err == nil {
-		if rel, err := filepath.Rel(here, self); err == nil && !strings.HasPrefix(rel, "..") {
-			if !strings.ContainsRune(rel, filepath.Separator) {
-				return "." + string(filepath.Separator) + rel
-			}
-			return rel
-		}
-	}
-	return self
-}
-
-func sameFile(a, b string) bool {
-	x, errX := os.Stat(a)
-	y, errY := os.Stat(b)
-	return errX == nil && errY == nil && os.SameFile(x, y)
 }
 
 // cleanUp stops the mesh and removes every file of the demo.
@@ -443,13 +383,10 @@ func (d *demo) output(text string, took time.Duration) {
 	}
 }
 
-// inBrief is a duration with two digits that matter.
+// inBrief is a duration with the digits that matter.
 func inBrief(d time.Duration) string {
-	switch {
-	case d < 10*time.Millisecond:
-		return fmt.Sprintf("(%.1f ms)", float64(d)/float64(time.Millisecond))
-	case d < time.Second:
-		return fmt.Sprintf("(%d ms)", d.Milliseconds())
+	if d < time.Second {
+		return fmt.Sprintf("(%.1f ms)", d.Seconds()*1e3)
 	}
 	return fmt.Sprintf("(%.1f s)", d.Seconds())
 }

@@ -45,7 +45,7 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 	if err != nil {
 		return err
 	}
-	started := a.starting()
+	started := a.running("starting: building what is installed", "")
 	ready, err := up.wait(ctx)
 	started()
 	if err != nil {
@@ -59,18 +59,13 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 	return nil
 }
 
-// warnUnfound warns that other commands will not find the mesh that was started, and
-// says what they need: the mesh itself has told its log.
+// warnUnfound warns that other commands will not find the mesh that was started: it
+// has told its log why.
 func (a *app) warnUnfound(url string) {
 	s := a.stateFolder()
-	if slices.ContainsFunc(s.running(), func(r record) bool { return r.URL == url }) {
-		return
+	if !slices.ContainsFunc(s.running(), func(r record) bool { return r.URL == url }) {
+		fmt.Fprintf(a.err, "mesh: warning: other commands need --server %s: there is no record of it in %q\n", url, s)
 	}
-	why := "there is no record of it in " + string(s)
-	if err := s.check(); err != nil {
-		why = err.Error()
-	}
-	fmt.Fprintf(a.err, "mesh: warning: other commands need --server %s: %s\n", url, why)
 }
 
 // background is a mesh in a process of its own.
@@ -79,7 +74,7 @@ type background struct {
 	cmd    *exec.Cmd
 	out    *bufio.Reader
 	log    string
-	begin  int64 // of this start's lines in the log
+	begin  int // of this start's lines in the log
 }
 
 // spawn starts this program again, in a session of its own, with its log in dir.
@@ -101,7 +96,7 @@ func (a *app) spawn(dir string, args []string, stdin *os.File) (*background, err
 	}
 	defer func() { _ = log.Close() }() // the child has its own
 	if info, err := log.Stat(); err == nil {
-		b.begin = info.Size()
+		b.begin = int(info.Size())
 	}
 	b.cmd = exec.Command(self, args...)
 	b.cmd.Env, b.cmd.Dir, b.cmd.Stderr = a.env, dir, log
@@ -167,20 +162,11 @@ func (b *background) stop() error {
 // tail is what the process said last of why it ended: its own last words without
 // the log's lines if there are any, else the last lines of the log.
 func (b *background) tail() string {
-	f, err := os.Open(b.log)
+	data, err := os.ReadFile(b.log)
 	if err != nil {
 		return ""
 	}
-	defer func() { _ = f.Close() }()
-	const most = 16 << 10
-	if info, err := f.Stat(); err == nil {
-		_, _ = f.Seek(max(b.begin, info.Size()-most), io.SeekStart)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, most))
-	if err != nil {
-		return ""
-	}
-	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	lines := strings.Split(strings.TrimSpace(string(data[min(b.begin, len(data)):])), "\n")
 	for i := len(lines) - 1; i >= 0; i-- {
 		if text, ok := strings.CutPrefix(lines[i], "mesh: "); ok {
 			return text

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,7 +16,6 @@ import (
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
 )
 
-// stopTimeout is how long a mesh may take to let its calls end.
 const stopTimeout = 45 * time.Second
 
 func (a *app) downCommand() *cobra.Command {
@@ -47,7 +45,6 @@ one of --server or --data-dir. Calls in flight end first; what is installed stay
 	return cmd
 }
 
-// findUp finds the mesh to stop.
 func (a *app) findUp(dir string) (record, error) {
 	none := func(format string, args ...any) (record, error) {
 		return record{}, toolmesh.Errorf(toolmesh.CodeUnavailable, format, args...).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
@@ -57,7 +54,7 @@ func (a *app) findUp(dir string) (record, error) {
 		if err != nil {
 			return record{}, usage(nil, "--data-dir %s: %s", dir, err.Error())
 		}
-		if r, ok := readRecord(filepath.Join(dir, upFile)); ok {
+		if r, alive, _ := readRecord(filepath.Join(dir, upFile)); alive {
 			return r, nil
 		}
 		return none("no mesh runs in %s", dir)
@@ -73,17 +70,6 @@ func (a *app) findUp(dir string) (record, error) {
 		return none("no mesh runs that mesh up started on this machine")
 	}
 	return all[0], nil
-}
-
-// readRecord reads a record whose process lives.
-func readRecord(path string) (record, bool) {
-	data, err := os.ReadFile(path)
-	var r record
-	if err != nil || json.Unmarshal(data, &r) != nil || r.PID <= 0 {
-		return r, false
-	}
-	id := processID(r.PID)
-	return r, id != "" && id == r.Process
 }
 
 // stopProcess asks the process of a mesh to end, and waits until it has.

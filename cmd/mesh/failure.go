@@ -15,7 +15,6 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// usageError is wrong usage: exit status 2.
 type usageError struct {
 	text string
 	path string // of the command whose help says more; "" for none
@@ -42,18 +41,17 @@ func unknownCommand(cmd *cobra.Command, name string) error {
 	if cmd.HasParent() {
 		text = fmt.Sprintf("%s has no command %q", wordsOf(cmd), name)
 	}
-	if near := tool.Nearest(name, names(cmd), 2); len(near) > 0 {
-		text += "; did you mean " + strings.Join(near, " or ") + "?"
-	}
-	return usage(cmd, "%s", text)
+	return usage(cmd, "%s%s", text, didYouMean(name, names(cmd)))
 }
 
-// failure marks an error as one of a command at work.
-type failure struct{ error }
+// didYouMean asks for the known names that are near to one that is not, if any is.
+func didYouMean(name string, known []string) string {
+	if near := tool.Nearest(name, known, 2); len(near) > 0 {
+		return "; did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return ""
+}
 
-func (f *failure) Unwrap() error { return f.error }
-
-// reported is a failure that has been printed already.
 type reported struct{ status int }
 
 func (r *reported) Error() string { return fmt.Sprintf("exit status %d", r.status) }
@@ -62,7 +60,6 @@ func (r *reported) Error() string { return fmt.Sprintf("exit status %d", r.statu
 func (a *app) status(ctx context.Context, err error) int {
 	var done *reported
 	var wrong *usageError
-	var failed *failure
 	switch {
 	case err == nil:
 		return process.StatusOK
@@ -72,23 +69,11 @@ func (a *app) status(ctx context.Context, err error) int {
 		a.printUsage(wrong)
 		return process.StatusUsage
 	case process.Interrupted(ctx):
-		if a.json {
-			a.printJSON(map[string]any{"error": toolmesh.Errorf(toolmesh.CodeCancelled, "interrupted").WithOrigin(toolmesh.OriginCaller)})
-		} else {
-			fmt.Fprintln(a.err, "mesh: interrupted")
-		}
+		a.printError(toolmesh.Errorf(toolmesh.CodeCancelled, "interrupted").WithOrigin(toolmesh.OriginCaller))
 		return process.StatusInterrupted
-	case !errors.As(err, &failed):
-		// cobra's own: what it could not make sense of.
-		a.printUsage(&usageError{text: err.Error(), path: "mesh"})
-		return process.StatusUsage
 	}
 	e := placed(toolmesh.AsError(err))
-	if a.json {
-		a.printJSON(map[string]any{"error": e})
-	} else {
-		a.printError(e)
-	}
+	a.printError(e)
 	return process.Status(e.Code)
 }
 
@@ -111,19 +96,19 @@ func placed(e *toolmesh.Error) *toolmesh.Error {
 }
 
 func (a *app) printUsage(e *usageError) {
-	if a.json {
-		a.printJSON(map[string]any{"error": toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s", e.text).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)})
-		return
-	}
-	fmt.Fprintf(a.err, "mesh: %s\n", e.text)
-	if e.path != "" {
+	a.printError(placed(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s", e.text)))
+	if e.path != "" && !a.json {
 		fmt.Fprintf(a.err, "run %s --help for what there is\n", e.path)
 	}
 }
 
-// printError tells a person of a failure: what happened, and for a failed tool
-// where in its code.
+// printError tells of a failure: as JSON all of it, and a person what happened, and
+// for a failed tool where in its code.
 func (a *app) printError(e *toolmesh.Error) {
+	if a.json {
+		a.printJSON(map[string]any{"error": e})
+		return
+	}
 	kind := cmp.Or(e.Type, string(e.Code)) // a Go tool's error may have no type that says anything
 	switch {
 	case e.Code != toolmesh.CodeToolError:
@@ -133,7 +118,10 @@ func (a *app) printError(e *toolmesh.Error) {
 	default:
 		fmt.Fprintf(a.err, "%s %s\n", a.term.strong(kind+":"), e.Message)
 	}
-	problems := manifestProblems(e)
+	var problems []string
+	if e.Code == toolmesh.CodeInstallFailed {
+		problems = textsOf(e, "errors") // all that is wrong with a manifest
+	}
 	for _, p := range tool.Problems(e) {
 		problems = append(problems, p.Message)
 	}
@@ -142,7 +130,7 @@ func (a *app) printError(e *toolmesh.Error) {
 			fmt.Fprintf(a.err, "  %s\n", p)
 		}
 	}
-	if near := nearest(e); len(near) > 0 && !strings.Contains(e.Message, near[0]) {
+	if near := textsOf(e, "nearest"); len(near) > 0 && !strings.Contains(e.Message, near[0]) {
 		fmt.Fprintf(a.err, "did you mean %s?\n", strings.Join(near, ", "))
 	}
 	if trace := strings.TrimRight(e.Stacktrace, "\n"); trace != "" {
@@ -152,24 +140,9 @@ func (a *app) printError(e *toolmesh.Error) {
 	}
 }
 
-// nearest returns the names that an unknown one may have meant.
-func nearest(e *toolmesh.Error) []string { return textsOf(e, "nearest") }
-
-// manifestProblems returns all that is wrong with an index's manifest: the
-// message has the first of them.
-func manifestProblems(e *toolmesh.Error) []string {
-	if e.Code != toolmesh.CodeInstallFailed {
-		return nil
-	}
-	return textsOf(e, "errors")
-}
-
 // textsOf returns a detail that is a list of texts, nil if it is none.
 func textsOf(e *toolmesh.Error, detail string) []string {
-	data, err := json.Marshal(e.Details[detail])
-	if err != nil {
-		return nil
-	}
+	data, _ := json.Marshal(e.Details[detail])
 	var texts []string
 	if json.Unmarshal(data, &texts) != nil {
 		return nil

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -121,50 +121,36 @@ func (a *app) printInfo(answer registry.DescribeAnswer, reason string) {
 		a.table([]string{"ARGUMENT", "TYPE", "", "DESCRIPTION"}, rows)
 	}
 	fmt.Fprintln(a.out)
-	var facts [][]string
-	if kind := shapeOf(d.OutputSchema); kind != "" {
-		what := "result"
-		if d.Annotations.Streaming {
-			what = "items"
+	var facts []string
+	fact := func(name, value string) {
+		if value != "" {
+			facts = append(facts, name, value)
 		}
-		facts = append(facts, []string{what, kind})
+	}
+	if d.Annotations.Streaming {
+		fact("items", shapeOf(d.OutputSchema))
+	} else {
+		fact("result", shapeOf(d.OutputSchema))
 	}
 	if d.Index != nil {
-		facts = append(facts, []string{"index", fmt.Sprintf("%s @ %s", d.Index.Name, short(d.Index.Revision))})
+		fact("index", fmt.Sprintf("%s @ %s", d.Index.Name, short(d.Index.Revision)))
 	}
-	facts = append(facts, []string{"nodes", join(answer.Nodes, "none serves it now")})
-	if reason != "" {
-		facts = append(facts, []string{"reason", reason})
-	}
-	if text := sourceText(d.Source); text != "" {
-		facts = append(facts, []string{"source", text})
-	}
-	if declared := declaredBy(d.Annotations); declared != "" {
-		facts = append(facts, []string{"declares", declared})
-	}
+	fact("nodes", join(answer.Nodes, "none serves it now"))
+	fact("reason", reason)
+	fact("source", cmp.Or(sourceTexts[d.Source], string(d.Source)))
+	fact("declares", declaredBy(d.Annotations))
 	if len(d.Metadata) > 0 {
-		facts = append(facts, []string{"metadata", compact(d.Metadata)})
+		fact("metadata", compact(d.Metadata))
 	}
 	for _, w := range d.Warnings {
-		facts = append(facts, []string{"warning", w})
+		fact("warning", w)
 	}
-	for _, f := range facts {
-		fmt.Fprintf(a.out, "%-9s %s\n", f[0], f[1])
-	}
+	a.facts(facts...)
 }
 
-// sourceText says where a description comes from.
-func sourceText(source tool.Source) string {
-	switch source {
-	case tool.SourceImport:
-		return "import"
-	case tool.SourceStatic:
-		return "static: read from the source or its declaration, not from an import"
-	case tool.SourceGo:
-		return "go: registered by a service"
-	default:
-		return string(source)
-	}
+var sourceTexts = map[tool.Source]string{
+	tool.SourceStatic: "static: read from the source or its declaration, not from an import",
+	tool.SourceGo:     "go: registered by a service",
 }
 
 func join[T ~string](names []T, none string) string {
@@ -180,16 +166,9 @@ func join[T ~string](names []T, none string) string {
 
 // short is a revision as people quote it.
 func short(revision string) string {
-	if len(revision) > 12 {
-		return revision[:12]
-	}
-	if revision == "" {
-		return "-"
-	}
-	return revision
+	return cmp.Or(revision[:min(len(revision), 12)], "-")
 }
 
-// parameter is one argument of a tool, as a table shows it.
 type parameter struct {
 	name, kind, standard, description string
 	required                          bool
@@ -198,98 +177,24 @@ type parameter struct {
 // parametersOf lists the arguments: positional ones in order, then the others.
 func parametersOf(d *tool.Descriptor) []parameter {
 	known := newSchema(d.InputSchema)
-	properties, _ := known.root["properties"].(map[string]any)
-	required, _ := known.root["required"].([]any)
 	names := slices.Clone(d.Positional)
-	for _, name := range slices.Sorted(maps.Keys(properties)) {
+	for _, name := range slices.Sorted(maps.Keys(known.Properties)) {
 		if !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
 	var all []parameter
 	for _, name := range names {
-		node, ok := properties[name]
-		if !ok {
+		part := known.Properties[name]
+		if part == nil {
 			continue
 		}
-		p := parameter{name: name, kind: known.kindOf(node, 0), required: slices.Contains(required, any(name))}
-		if m, ok := node.(map[string]any); ok {
-			p.description, _ = m["description"].(string)
-			if standard, ok := m["default"]; ok {
-				p.standard = compact(standard)
-			}
-		}
-		all = append(all, p)
+		all = append(all, parameter{
+			name: name, kind: known.kindOf(part, 0), required: slices.Contains(known.Required, name),
+			description: part.Description, standard: string(part.Default),
+		})
 	}
 	return all
-}
-
-func compact(v any) string {
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	if enc.Encode(v) != nil {
-		return ""
-	}
-	return strings.TrimSpace(buf.String())
-}
-
-// kindOf names a schema in a word or two.
-func (s schema) kindOf(node any, depth int) string {
-	m, ok := node.(map[string]any)
-	if !ok || depth > 5 {
-		return "any"
-	}
-	if ref, ok := m["$ref"].(string); ok {
-		return s.kindOf(s.follow(ref), depth+1)
-	}
-	if list, ok := m["enum"].([]any); ok && len(list) > 0 {
-		parts := make([]string, len(list))
-		for i, one := range list {
-			parts[i] = compact(one)
-		}
-		return strings.Join(parts, "|")
-	}
-	for _, key := range []string{"anyOf", "oneOf"} {
-		if list, ok := m[key].([]any); ok && len(list) > 0 {
-			parts := make([]string, len(list))
-			for i, one := range list {
-				parts[i] = s.kindOf(one, depth+1)
-			}
-			return strings.Join(parts, "|")
-		}
-	}
-	switch t := m["type"].(type) {
-	case string:
-		if items, ok := m["items"]; ok && t == "array" {
-			return "array of " + s.kindOf(items, depth+1)
-		}
-		return t
-	case []any:
-		parts := make([]string, len(t))
-		for i, one := range t {
-			parts[i] = fmt.Sprint(one)
-		}
-		return strings.Join(parts, "|")
-	}
-	return "any"
-}
-
-// shapeOf describes a result's schema in a line; "" if nothing is known of it.
-func shapeOf(raw json.RawMessage) string {
-	s := newSchema(raw)
-	if len(s.root) == 0 {
-		return ""
-	}
-	node := any(s.root)
-	if ref, ok := s.root["$ref"].(string); ok {
-		node = s.follow(ref)
-	}
-	m, ok := node.(map[string]any)
-	if properties, has := m["properties"].(map[string]any); ok && has && len(properties) > 0 {
-		return "object with " + strings.Join(slices.Sorted(maps.Keys(properties)), ", ")
-	}
-	return s.kindOf(node, 0)
 }
 
 // exampleCall is a command that can be pasted once its values are filled in.
@@ -315,14 +220,9 @@ func exampleCall(d *tool.Descriptor, parameters []parameter) string {
 	return strings.Join(parts, " ")
 }
 
-// declaredBy lists what a tool declares of itself.
 func declaredBy(n tool.Annotations) string {
-	data, err := n.MarshalJSON()
-	if err != nil {
-		return ""
-	}
 	var all map[string]any
-	if json.Unmarshal(data, &all) != nil {
+	if data, err := n.MarshalJSON(); err != nil || json.Unmarshal(data, &all) != nil {
 		return ""
 	}
 	var parts []string
@@ -332,12 +232,10 @@ func declaredBy(n tool.Annotations) string {
 			if v {
 				parts = append(parts, name)
 			}
+		case string:
+			parts = append(parts, name+" "+v)
 		default:
-			text := compact(v)
-			if s, ok := v.(string); ok {
-				text = s
-			}
-			parts = append(parts, name+" "+text)
+			parts = append(parts, name+" "+compact(v))
 		}
 	}
 	return strings.Join(parts, ", ")

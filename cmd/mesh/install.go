@@ -17,14 +17,9 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/subjects"
-)
-
-// Verbs of mesh.admin.
-const (
-	verbInstall   = "install"
-	verbUninstall = "uninstall"
 )
 
 type installFlags struct {
@@ -33,43 +28,11 @@ type installFlags struct {
 	detach    bool
 }
 
-// installRequest is the body of an install.
+// installRequest is what an agent is asked for, and what the index will be called,
+// as far as is known here.
 type installRequest struct {
-	Source  string             `json:"source"`
-	Bundle  string             `json:"bundle,omitempty"`
-	Name    subjects.IndexName `json:"name,omitempty"`
-	Rev     string             `json:"rev,omitempty"`
-	Env     map[string]string  `json:"env,omitempty"`
-	Session subjects.SessionID `json:"session,omitempty"`
-	// Literal names the variables whose value was typed.
-	Literal []string `json:"literal,omitempty"`
-
-	called subjects.IndexName // what it will be called, as far as is known here
-}
-
-// installLine is a step of an install, or its end.
-type installLine struct {
-	Job     string `json:"job"`
-	Step    string `json:"step"`
-	State   string `json:"state"`
-	Percent int    `json:"percent"`
-
-	Index       subjects.IndexName `json:"index"`
-	Revision    string             `json:"revision"`
-	Tools       []subjects.ToolID  `json:"tools"`
-	Unavailable []struct {
-		ID     subjects.ToolID `json:"id"`
-		Reason string          `json:"reason"`
-	} `json:"unavailable"`
-	Warnings []string `json:"warnings"`
-}
-
-// add takes one line more of an install's end: many tools need several.
-func (l *installLine) add(more installLine) {
-	more.Tools = append(l.Tools, more.Tools...)
-	more.Unavailable = append(l.Unavailable, more.Unavailable...)
-	more.Warnings = append(l.Warnings, more.Warnings...)
-	*l = more
+	deploy.Request
+	called subjects.IndexName
 }
 
 func (a *app) installCommand() *cobra.Command {
@@ -111,7 +74,7 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 	if token, err := subjects.EncodeToken(f.name); f.name != "" && (err != nil || token != f.name) {
 		return usage(nil, "--name %q cannot be an index's name: 1 to 64 of A-Z a-z 0-9 _ -", f.name)
 	}
-	r := installRequest{Source: text, Name: subjects.IndexName(f.name), Rev: f.rev, called: subjects.IndexName(f.name)}
+	r := installRequest{deploy.Request{Source: text, Name: subjects.IndexName(f.name), Rev: f.rev}, subjects.IndexName(f.name)}
 	if r.Env, r.Literal, err = a.variables(f.env); err != nil {
 		return err
 	}
@@ -123,7 +86,7 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 			return none
 		}
 		p := a.steps()
-		defer p.close()
+		defer func() { p.wipe() }()
 		if src.Kind == index.KindGit {
 			return a.runInstall(ctx, l, r, f.detach, p)
 		}
@@ -246,14 +209,10 @@ func (l *link) putFolder(ctx context.Context, src index.Source, r *installReques
 
 // runInstall has an agent install what is asked for, and shows how it goes.
 func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach bool, p *steps) error {
-	subject, err := subjects.Admin(verbInstall)
-	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInternal, "%w", err)
-	}
 	job := ""
-	var done installLine
-	_, err = l.lines(ctx, subject, r, func(raw json.RawMessage) bool {
-		var line installLine
+	var done deploy.Line
+	_, err := l.lines(ctx, "install", r.Request, func(raw json.RawMessage) bool {
+		var line deploy.Line
 		if json.Unmarshal(raw, &line) != nil {
 			return true
 		}
@@ -262,13 +221,17 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach 
 		}
 		if line.Step != "" {
 			job = line.Job
-			p.step(line.Step, line.State, line.Percent)
+			p.step(line.Step, line.State, *cmp.Or(line.Percent, new(int)))
 		} else {
-			done.add(line)
+			// Many tools need several lines.
+			line.Tools = append(done.Tools, line.Tools...)
+			line.Unavailable = append(done.Unavailable, line.Unavailable...)
+			line.Warnings = append(done.Warnings, line.Warnings...)
+			done = line
 		}
 		return !detach
 	})
-	p.close()
+	p.wipe()
 	if err != nil {
 		if ctx.Err() != nil && job != "" && !a.json {
 			// Before it is installed there is nothing to take back.
@@ -359,15 +322,11 @@ func (a *app) uninstallCommand() *cobra.Command {
 				return usage(nil, "%q is no index: %s", args[0], err.Error())
 			}
 			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-				subject, err := subjects.Admin(verbUninstall)
-				if err != nil {
-					return toolmesh.Errorf(toolmesh.CodeInternal, "%w", err)
-				}
 				body := map[string]any{"name": args[0]}
 				if a.sessionGiven {
 					body["session"] = subjects.SessionID(a.set.Session.Session)
 				}
-				last, err := l.lines(ctx, subject, body, nil)
+				last, err := l.lines(ctx, "uninstall", body, nil)
 				if err != nil {
 					return err
 				}

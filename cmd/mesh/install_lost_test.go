@@ -1,12 +1,18 @@
 package main
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/internal/broker"
 	"github.com/toolmesh/toolmesh/meshtest"
@@ -32,10 +38,17 @@ func startAgent(t *testing.T, home, url, name string) *exec.Cmd {
 	return cmd
 }
 
-// An install whose agent is killed ends although another agent is well, and says
-// what has become of it: nothing but that agent's heartbeat tells.
-func TestInstallEndsWithItsAgent(t *testing.T) {
-	t.Parallel()
+// slowInstall is an install that one of two agents works on until the test ends.
+type slowInstall struct {
+	url    string
+	agents map[string]*exec.Cmd
+	on     string // the agent that works on it
+	ended  chan error
+	said   *watch // what the command says on stderr
+}
+
+func startSlowInstall(t *testing.T) *slowInstall {
+	t.Helper()
 	home := t.TempDir()
 	b, err := broker.Start(t.Context(), broker.Options{StoreDir: filepath.Join(home, "broker")})
 	if err != nil {
@@ -54,13 +67,14 @@ func TestInstallEndsWithItsAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	agents := map[string]*exec.Cmd{"one": startAgent(t, home, b.URL(), "one"), "two": startAgent(t, home, b.URL(), "two")}
+	i := &slowInstall{url: b.URL(), ended: make(chan error, 1), said: newWatch("")}
+	i.agents = map[string]*exec.Cmd{"one": startAgent(t, home, b.URL(), "one"), "two": startAgent(t, home, b.URL(), "two")}
 	cmd := meshCommand(t, home, "install", slow, "--server="+b.URL())
-	said := newWatch("")
-	cmd.Stderr = said
+	cmd.Stderr = i.said
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	go func() { i.ended <- cmd.Wait() }()
 	var begun []string
 	meshtest.Until(t, "the init command runs", func() bool {
 		begun, _ = filepath.Glob(filepath.Join(home, "*", "indexes", "slow", "*", "begun"))
@@ -70,20 +84,130 @@ func TestInstallEndsWithItsAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lost, _, _ := strings.Cut(rel, string(filepath.Separator))
-	if err := agents[lost].Process.Kill(); err != nil {
+	i.on, _, _ = strings.Cut(rel, string(filepath.Separator))
+	return i
+}
+
+// isLost waits for the end of the command, which has to say that the node is lost.
+func (i *slowInstall) isLost(t *testing.T) {
+	t.Helper()
+	if got := exitStatus(<-i.ended); got != 3 {
+		t.Errorf("exit status %d, want 3", got)
+	}
+	for _, want := range []string{"node " + i.on, "was not finished", "run it again"} {
+		if !strings.Contains(i.said.text(), want) {
+			t.Errorf("stderr has no %q:\n%s", want, i.said.text())
+		}
+	}
+}
+
+// An install whose agent is killed ends although another agent is well, and says
+// what has become of it: nothing but that agent's heartbeat tells.
+func TestInstallEndsWithItsAgent(t *testing.T) {
+	t.Parallel()
+	i := startSlowInstall(t)
+	if err := i.agents[i.on].Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	killed := time.Now()
-	if got := exitStatus(cmd.Wait()); got != 3 {
-		t.Errorf("exit status %d, want 3", got)
-	}
+	i.isLost(t)
 	if took := time.Since(killed); took > 20*time.Second {
 		t.Errorf("that the agent is gone was seen after %s", took)
 	}
-	for _, want := range []string{"node " + lost, "was not finished", "run it again"} {
-		if !strings.Contains(said.text(), want) {
-			t.Errorf("stderr has no %q:\n%s", want, said.text())
+}
+
+// forge has the heartbeats of a subject's node be those of another name.
+func forge(t *testing.T, nc *nats.Conn, subject, node, boot string) {
+	t.Helper()
+	beat := fmt.Sprintf(`{"node":%q,"boot":%q,"state":"serving","slots":8}`, node, boot)
+	if err := nc.Publish("mesh.hb."+subject, []byte(beat)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The subject of a heartbeat says whose it is: an install goes on while another
+// node says in the name of its agent that it has started anew, and ends when its
+// agent's own subject says so, in whatever name.
+func TestInstallBelievesTheSubjectOfAHeartbeat(t *testing.T) {
+	t.Parallel()
+	i := startSlowInstall(t)
+	other := map[string]string{"one": "two", "two": "one"}[i.on]
+	nc, err := nats.Connect(i.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	for range 30 { // several looks
+		forge(t, nc, other, i.on, "another")
+		select {
+		case err := <-i.ended:
+			t.Fatalf("the install has ended: %v\n%s", err, i.said.text())
+		case <-time.After(100 * time.Millisecond):
 		}
+	}
+	ended := make(chan struct{})
+	go func() { defer close(ended); i.isLost(t) }()
+	for {
+		forge(t, nc, i.on, other, "another")
+		select {
+		case <-ended:
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// A node that is not heard is silent in the list, whatever another says in its name.
+func TestNodesBelieveTheSubjectOfAHeartbeat(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	b, err := broker.Start(t.Context(), broker.Options{StoreDir: filepath.Join(home, "broker")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Shutdown)
+	silent := startAgent(t, home, b.URL(), "one")
+	startAgent(t, home, b.URL(), "two")
+	list := func() map[string]node {
+		out, err := meshCommand(t, home, "nodes", "--json", "--server="+b.URL()).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var answer struct{ Nodes []node }
+		if err := json.Unmarshal(out, &answer); err != nil {
+			t.Fatal(err)
+		}
+		nodes := make(map[string]node)
+		for _, n := range answer.Nodes {
+			nodes[string(n.ID)] = n
+		}
+		return nodes
+	}
+	boot := string(list()["one"].Boot)
+	if err := silent.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	nc, err := nats.Connect(b.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	end := make(chan struct{})
+	var forger sync.WaitGroup
+	forger.Go(func() {
+		for {
+			forge(t, nc, "two", "one", boot)
+			select {
+			case <-end:
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	})
+	nodes := list()
+	close(end)
+	forger.Wait()
+	if one, two := nodes["one"].State, nodes["two"].State; one != "silent" || two != "serving" {
+		t.Errorf("node one is %q and node two is %q, want silent and serving", one, two)
 	}
 }

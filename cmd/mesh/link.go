@@ -17,7 +17,6 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// link is this command's connection to a mesh.
 type link struct {
 	nc      *nats.Conn
 	bus     *bus.Bus
@@ -52,19 +51,28 @@ func (a *app) withMesh(ctx context.Context, do func(ctx context.Context, l *link
 	return err
 }
 
+// withView does what a command does with a view of the registry.
+func (a *app) withView(ctx context.Context, do func(context.Context, *link, *registry.View) error) error {
+	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
+		if none := l.noMesh(ctx); none != nil {
+			return none
+		}
+		view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
+		if err != nil {
+			return err
+		}
+		defer view.Close()
+		return do(ctx, l, view)
+	})
+}
+
 // connect connects to the mesh that flags, variables, a context or the state of
 // `mesh up` name, else to the NATS default port.
 func (a *app) connect(ctx context.Context) (*link, error) {
 	c := a.set.Connection
-	switch {
-	case a.serverFlag:
-		c.NATSContext = ""
-	case a.contextFlag:
-		c.NATSURL = ""
-	}
 	if c.NATSURL == "" && c.NATSContext == "" {
-		if here, ok := a.stateFolder().newest(); ok {
-			c.NATSURL = here.URL
+		if here := a.stateFolder().running(); len(here) > 0 {
+			c.NATSURL = here[0].URL
 		}
 	}
 	nc, err := process.Connect(ctx, c, process.ConnectOptions{Name: "mesh", Logger: a.log})
@@ -108,17 +116,34 @@ func (l *link) noMesh(ctx context.Context) error {
 		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 }
 
+// adminSilence is how long an agent may say nothing about a request before it is
+// asked for.
+const adminSilence = 5 * time.Second
+
 // lines sends an administrative request and hands on each line of the answer
 // until the empty message behind the last one, which it returns. A line with an
 // error is the error; node_lost says that the node which worked on it is gone. If
 // line returns false the rest of the answer is left alone.
-func (l *link) lines(ctx context.Context, subject string, body any, line func(json.RawMessage) bool) (json.RawMessage, error) {
+func (l *link) lines(ctx context.Context, verb string, body any, line func(json.RawMessage) bool) (json.RawMessage, error) {
+	subject, err := subjects.Admin(verb)
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "%w", err)
+	}
 	data, err := json.Marshal(body)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "write the request: %w", err)
 	}
-	arrived := newArrivals()
-	inbox, err := l.bus.Open(arrived.put)
+	type arrival struct {
+		msg *nats.Msg
+		err error // of the connection
+	}
+	arrivals := make(chan arrival, 1<<14) // far more than an answer has
+	inbox, err := l.bus.Open(func(m *nats.Msg, err error) {
+		select {
+		case arrivals <- arrival{m, err}:
+		default:
+		}
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -132,18 +157,23 @@ func (l *link) lines(ctx context.Context, subject string, body any, line func(js
 	defer peer.close()
 	var last json.RawMessage
 	for {
-		m, err := arrived.next(ctx, peer.silence())
-		if err == nil {
-			peer.met(m.Header)
-		}
-		switch {
-		case errors.Is(err, errSilent):
-			if err := peer.gone(ctx); err != nil && ctx.Err() == nil && !arrived.waiting() {
+		var m *nats.Msg
+		select {
+		case next := <-arrivals:
+			if next.err != nil {
+				return nil, next.err
+			}
+			m = next.msg
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(peer.silence()):
+			if err := peer.gone(ctx); err != nil && ctx.Err() == nil && len(arrivals) == 0 {
 				return nil, err
 			}
 			continue
-		case err != nil:
-			return nil, err
+		}
+		peer.met(m.Header)
+		switch {
 		case m.Header.Get(codec.HeaderKeepalive) != "":
 			continue
 		case bus.NoResponders(m):
@@ -155,23 +185,16 @@ func (l *link) lines(ctx context.Context, subject string, body any, line func(js
 			}
 			return last, nil
 		}
-		var failed struct {
-			Error *toolmesh.Error `json:"error"`
-		}
-		if err := json.Unmarshal(m.Data, &failed); err != nil {
-			return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the agent's answer cannot be read: %w", err)
-		}
-		if failed.Error != nil {
-			return nil, failed.Error
-		}
 		last = json.RawMessage(m.Data)
+		if err := answerOf(last, nil); err != nil {
+			return nil, err
+		}
 		if line != nil && !line(last) {
 			return last, nil
 		}
 	}
 }
 
-// ask sends a request that one JSON object answers.
 func (l *link) ask(ctx context.Context, subject string, body, answer any) error {
 	data, err := json.Marshal(body)
 	if err != nil {
@@ -181,19 +204,23 @@ func (l *link) ask(ctx context.Context, subject string, body, answer any) error 
 	if err != nil {
 		return err
 	}
+	return answerOf(m.Data, answer)
+}
+
+// answerOf reads an answer into a value, unless that is nil; one that says that the
+// request failed is the error.
+func answerOf(data []byte, into any) error {
 	var failed struct {
 		Error *toolmesh.Error `json:"error"`
 	}
-	if err := json.Unmarshal(m.Data, &failed); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer cannot be read: %w", err)
-	}
-	if failed.Error != nil {
+	err := json.Unmarshal(data, &failed)
+	if err == nil && failed.Error != nil {
 		return failed.Error
 	}
-	if answer == nil {
-		return nil
+	if err == nil && into != nil {
+		err = json.Unmarshal(data, into)
 	}
-	if err := json.Unmarshal(m.Data, answer); err != nil {
+	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer cannot be read: %w", err)
 	}
 	return nil

@@ -38,7 +38,7 @@ func (a *app) lsCommand() *cobra.Command {
 						}
 					}
 					if len(args) > 0 && len(unserved) == 0 {
-						return noIndex(args[0], known)
+						return noIndex(args[0], a.indexes().names(known))
 					}
 				}
 				switch {

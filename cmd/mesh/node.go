@@ -8,25 +8,58 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
 func (a *app) nodeCommand() *cobra.Command {
+	nodes := a.nodes()
 	return group("node", "List, show, label and drain nodes",
-		a.nodeLs("ls"), a.completes(a.nodeShow(), viewNames(nodeNames)),
-		a.completes(a.nodeLabel(), viewNames(nodeNames)), a.completes(a.nodeDrain(), viewNames(nodeNames)))
+		nodes.ls("ls", "List the nodes"), nodes.shows(), nodes.completes(a.nodeLabel()), nodes.completes(a.nodeDrain()))
 }
 
-func (a *app) nodesCommand() *cobra.Command {
-	cmd := a.nodeLs("nodes")
-	cmd.Short = "List the nodes (short for node ls)"
-	return cmd
+func (a *app) nodes() noun[node] {
+	return noun[node]{
+		a: a, name: "node", one: "a node", plural: "nodes",
+		id:    func(n node) string { return string(n.ID) },
+		of:    func(_ *link, view *registry.View) []node { return nodesOf(view) },
+		fresh: (*link).hear,
+		missing: func(id string, known []string) error {
+			are := "there are no nodes"
+			if len(known) > 0 {
+				are = "nodes are " + strings.Join(known, ", ")
+			}
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "there is no node %q; %s", id, are).
+				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+		},
+		columns: []string{"NODE", "STATE", "CALLS", "VERSION", "SANDBOX", "LABELS", "INDEXES"},
+		row: func(n node) []string {
+			return []string{
+				string(n.ID), n.State, fmt.Sprintf("%d/%d", n.InFlight, n.Slots), cmp.Or(n.Version, "-"),
+				n.level(), labelText(n.Labels), join(n.Indexes, "-"),
+			}
+		},
+		note: func(n node) {
+			for _, reason := range n.Reasons {
+				fmt.Fprintf(a.err, "%s: %s\n", n.ID, reason)
+			}
+		},
+		show: func(n node) {
+			memory := "-"
+			if n.memory != "" {
+				memory = "limits kept by " + n.memory
+			}
+			a.facts(
+				"node", string(n.ID), "boot", string(n.Boot), "state", n.State, "version", cmp.Or(n.Version, "-"),
+				"calls", fmt.Sprintf("%d of %d slots", n.InFlight, n.Slots), "labels", labelText(n.Labels),
+				"indexes", join(n.Indexes, "-"), "sandbox", n.level(), "memory", memory, "reasons", join(n.Reasons, "-"))
+		},
+	}
 }
 
 // node is a line of `mesh nodes --json`.
@@ -56,64 +89,6 @@ func (n node) level() string {
 	return n.Sandbox.Effective + " (asked: " + n.Sandbox.Asked + ")"
 }
 
-func (a *app) nodeLs(use string) *cobra.Command {
-	return &cobra.Command{
-		Use: use, Short: "List the nodes", Args: nothing,
-		RunE: runE(func(ctx context.Context, _ []string) error {
-			return a.withNodes(ctx, func(nodes []node) error {
-				if a.json {
-					a.printJSON(map[string]any{"nodes": nodes})
-					return nil
-				}
-				rows := make([][]string, len(nodes))
-				for i, n := range nodes {
-					rows[i] = []string{
-						string(n.ID), n.State, fmt.Sprintf("%d/%d", n.InFlight, n.Slots), cmp.Or(n.Version, "-"),
-						n.level(), labelText(n.Labels), join(n.Indexes, "-"),
-					}
-				}
-				a.table([]string{"NODE", "STATE", "CALLS", "VERSION", "SANDBOX", "LABELS", "INDEXES"}, rows)
-				for _, n := range nodes {
-					for _, reason := range n.Reasons {
-						fmt.Fprintf(a.err, "%s: %s\n", n.ID, reason)
-					}
-				}
-				return nil
-			})
-		}),
-	}
-}
-
-func (a *app) nodeShow() *cobra.Command {
-	return &cobra.Command{
-		Use: "show NODE", Short: "Show one node", Args: takes(1, 1, "a node"),
-		RunE: runE(func(ctx context.Context, args []string) error {
-			return a.withNodes(ctx, func(nodes []node) error {
-				n, err := nodeOf(nodes, args[0])
-				if err != nil {
-					return err
-				}
-				if a.json {
-					a.printJSON(n)
-					return nil
-				}
-				memory := "-"
-				if n.memory != "" {
-					memory = "limits kept by " + n.memory
-				}
-				for _, f := range [][2]string{
-					{"node", string(n.ID)}, {"boot", string(n.Boot)}, {"state", n.State}, {"version", cmp.Or(n.Version, "-")},
-					{"calls", fmt.Sprintf("%d of %d slots", n.InFlight, n.Slots)}, {"labels", labelText(n.Labels)},
-					{"indexes", join(n.Indexes, "-")}, {"sandbox", n.level()}, {"memory", memory}, {"reasons", join(n.Reasons, "-")},
-				} {
-					fmt.Fprintf(a.out, "%-8s %s\n", f[0], f[1])
-				}
-				return nil
-			})
-		}),
-	}
-}
-
 func (a *app) nodeLabel() *cobra.Command {
 	return &cobra.Command{
 		Use: "label NODE name=value|name-…", Short: "Put labels on a node, or take them off (name-)",
@@ -134,12 +109,7 @@ it has those of its settings and no others: MESH_LABELS, or --labels.`,
 				}
 				labels[name] = value
 			}
-			return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
-				if _, err := nodeOf(nodesOf(view), args[0]); err != nil {
-					return err
-				}
-				return a.nodeAdmin(ctx, l, args[0], "label", map[string]any{"labels": labels}, "labelled")
-			})
+			return a.nodeAdmin(ctx, args[0], "label", map[string]any{"labels": labels}, "labelled")
 		}),
 	}
 }
@@ -149,39 +119,35 @@ func (a *app) nodeDrain() *cobra.Command {
 		Use: "drain NODE", Short: "Take a node out of service; calls that run end first",
 		Args: takes(1, 1, "a node"),
 		RunE: runE(func(ctx context.Context, args []string) error {
-			return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
-				if _, err := nodeOf(nodesOf(view), args[0]); err != nil {
-					return err
-				}
-				return a.nodeAdmin(ctx, l, args[0], "drain", map[string]any{}, "drains")
-			})
+			return a.nodeAdmin(ctx, args[0], "drain", map[string]any{}, "drains")
 		}),
 	}
 }
 
-// nodeAdmin sends a request to one node and says that it was done.
-func (a *app) nodeAdmin(ctx context.Context, l *link, id, verb string, body any, done string) error {
-	subject, err := subjects.NodeAdmin(subjects.NodeID(id), verb)
-	if err != nil {
-		return usage(nil, "%q is no node: %s", id, err.Error())
-	}
-	var answer map[string]any
-	if err := l.ask(ctx, subject, body, &answer); err != nil {
-		return err
-	}
-	if a.json {
-		a.printJSON(answer)
-	} else {
-		fmt.Fprintf(a.err, "node %s %s\n", id, done)
-	}
-	return nil
+func (a *app) nodeAdmin(ctx context.Context, id, verb string, body any, done string) error {
+	return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
+		if _, err := a.nodes().find(nodesOf(view), id); err != nil {
+			return err
+		}
+		subject, err := subjects.NodeAdmin(subjects.NodeID(id), verb)
+		if err != nil {
+			return usage(nil, "%q is no node: %s", id, err.Error())
+		}
+		var answer map[string]any
+		if err := l.ask(ctx, subject, body, &answer); err != nil {
+			return err
+		}
+		if a.json {
+			a.printJSON(answer)
+		} else {
+			fmt.Fprintf(a.err, "node %s %s\n", id, done)
+		}
+		return nil
+	})
 }
 
 func labelText(labels map[string]string) string {
-	if len(labels) == 0 {
-		return "-"
-	}
-	return sortedPairs(labels)
+	return cmp.Or(settings.Labels(labels).String(), "-")
 }
 
 func nodesOf(view *registry.View) []node {
@@ -205,93 +171,38 @@ func nodesOf(view *registry.View) []node {
 	return nodes
 }
 
-func nodeOf(all []node, id string) (node, error) {
-	known := make([]string, len(all))
-	for i, n := range all {
-		if string(n.ID) == id {
-			return n, nil
-		}
-		known[i] = string(n.ID)
-	}
-	are := "there are no nodes"
-	if len(known) > 0 {
-		are = "nodes are " + strings.Join(known, ", ")
-	}
-	return node{}, toolmesh.Errorf(toolmesh.CodeUnavailable, "there is no node %q; %s", id, are).
-		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
-}
-
 // hearing is how long the heartbeats of nodes are waited for: they beat each second.
 const hearing = 1500 * time.Millisecond
 
-// withView does what a command does with a view of the registry.
-func (a *app) withView(ctx context.Context, do func(context.Context, *link, *registry.View) error) error {
-	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-		if none := l.noMesh(ctx); none != nil {
-			return none
-		}
-		view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
-		if err != nil {
-			return err
-		}
-		defer view.Close()
-		return do(ctx, l, view)
-	})
-}
-
-// withNodes does what a command does with the nodes, once each of them was heard
+// hear takes state and load of the nodes from their heartbeats, once each was heard
 // or has had its time: a view believes in a node for a while before it was.
-func (a *app) withNodes(ctx context.Context, do func([]node) error) error {
-	return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
-		arrived := newArrivals()
-		sub, err := l.nc.Subscribe(subjects.AllHeartbeats, func(m *nats.Msg) { arrived.put(m, nil) })
+func (l *link) hear(ctx context.Context, nodes []node) error {
+	sub, err := l.nc.SubscribeSync(subjects.AllHeartbeats)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "heartbeats cannot be subscribed: %w", err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	ctx, cancel := context.WithTimeout(ctx, hearing)
+	defer cancel()
+	// The subject of a heartbeat says whose it is, not its body.
+	silent := make(map[string]*node, len(nodes))
+	for i := range nodes {
+		subject, _ := subjects.Heartbeat(nodes[i].ID) // a node of the registry has one
+		silent[subject] = &nodes[i]
+	}
+	for len(silent) > 0 {
+		m, err := sub.NextMsgWithContext(ctx)
 		if err != nil {
-			return toolmesh.Errorf(toolmesh.CodeUnavailable, "heartbeats cannot be subscribed: %w", err)
+			break
 		}
-		defer func() { _ = sub.Unsubscribe() }()
-		ctx, cancel := context.WithTimeout(ctx, hearing)
-		defer cancel()
-		beats := make(map[nodeStart]codec.Heartbeat)
-		for !allHeard(view, beats) {
-			m, err := arrived.next(ctx, hearing)
-			if err != nil {
-				break
-			}
-			var beat codec.Heartbeat
-			if json.Unmarshal(m.Data, &beat) == nil {
-				beats[nodeStart{m.Subject, subjects.BootID(beat.Boot)}] = beat
-			}
-		}
-		nodes := nodesOf(view)
-		for i := range nodes {
-			n := &nodes[i]
-			beat, heard := beats[startOf(n.ID, n.Boot)]
-			if !heard {
-				n.State = "silent"
-				continue
-			}
+		var beat codec.Heartbeat
+		if n := silent[m.Subject]; n != nil && json.Unmarshal(m.Data, &beat) == nil && beat.Boot == string(n.Boot) {
 			n.State, n.InFlight = beat.State, beat.InFlight
-		}
-		return do(nodes)
-	})
-}
-
-// nodeStart is one start of a node, by the subject of its heartbeats.
-type nodeStart struct {
-	subject string
-	boot    subjects.BootID
-}
-
-func startOf(node subjects.NodeID, boot subjects.BootID) nodeStart {
-	subject, _ := subjects.Heartbeat(node) // a node of the registry has one
-	return nodeStart{subject, boot}
-}
-
-func allHeard(view *registry.View, beats map[nodeStart]codec.Heartbeat) bool {
-	for _, n := range view.Nodes() {
-		if _, heard := beats[startOf(n.Node, n.Boot)]; !heard {
-			return false
+			delete(silent, m.Subject)
 		}
 	}
-	return true
+	for _, n := range silent {
+		n.State = "silent"
+	}
+	return nil
 }

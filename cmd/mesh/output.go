@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"syscall"
+	"text/tabwriter"
 	"unicode/utf8"
 
 	"golang.org/x/term"
@@ -68,7 +69,6 @@ func (o *output) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// printJSON writes one line of JSON to stdout.
 func (a *app) printJSON(v any) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
@@ -96,26 +96,23 @@ func (a *app) printValue(value json.RawMessage) {
 	_, _ = a.out.Write(buf.Bytes())
 }
 
-// table writes rows in columns; on a terminal the last one is cut at its width.
+// table writes rows in columns; on a terminal lines are cut at its width.
 func (a *app) table(head []string, rows [][]string) {
-	rows = append([][]string{head}, rows...)
-	widths := make([]int, len(head))
-	for _, row := range rows {
-		for i, cell := range row {
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
-		}
+	var buf bytes.Buffer
+	w := tabwriter.NewWriter(&buf, 0, 0, 2, ' ', 0)
+	for _, row := range append([][]string{head}, rows...) {
+		fmt.Fprintln(w, strings.Join(row, "\t"))
 	}
-	for _, row := range rows {
-		var line strings.Builder
-		for i, cell := range row {
-			if i == len(row)-1 {
-				line.WriteString(cell)
-				break
-			}
-			line.WriteString(cell)
-			line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))
-		}
-		fmt.Fprintln(a.out, cut(strings.TrimRight(line.String(), " "), a.term.width))
+	_ = w.Flush() // to memory
+	for line := range strings.Lines(buf.String()) {
+		fmt.Fprintln(a.out, cut(strings.TrimRight(line, " \n"), a.term.width))
+	}
+}
+
+// facts writes names and values, in turn, in two columns.
+func (a *app) facts(facts ...string) {
+	for i := 0; i < len(facts); i += 2 {
+		fmt.Fprintf(a.out, "%-9s %s\n", facts[i], facts[i+1])
 	}
 }
 

@@ -36,7 +36,6 @@ type peer struct {
 	other bool      // the last heartbeat was another boot's
 }
 
-// met notes a message of the answer.
 func (p *peer) met(h nats.Header) {
 	node, boot := codec.ParseNodeHeader(h.Get(codec.HeaderNode)), h.Get(codec.HeaderBoot)
 	if node == "" || boot == "" {
@@ -69,7 +68,6 @@ func (p *peer) beat(m *nats.Msg) {
 	}
 }
 
-// sign is the last sign of life.
 func (p *peer) sign() (heard time.Time, other bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

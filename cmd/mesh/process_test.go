@@ -373,16 +373,15 @@ func TestStateOfDeadMeshes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got, ok := s.newest()
-	if !ok || got.URL != self.URL {
-		t.Errorf("newest is %q %t, want %q", got.URL, ok, self.URL)
+	if got := s.running(); len(got) != 1 || got[0].URL != self.URL {
+		t.Errorf("running are %v, want %q alone", got, self.URL)
 	}
 	if _, err := os.Stat(s.file(other)); err == nil {
 		t.Error("the record of a dead mesh is kept")
 	}
 	s.remove(self)
-	if got, ok := s.newest(); ok {
-		t.Errorf("after its end %q is found", got.URL)
+	if got := s.running(); len(got) > 0 {
+		t.Errorf("after its end %v are found", got)
 	}
 }
 

@@ -1,9 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -17,9 +17,41 @@ import (
 )
 
 func (a *app) sessionCommand() *cobra.Command {
+	sessions := a.sessions()
 	return group("session", "Create, list, show and end sessions",
-		a.sessionCreate(), a.sessionLs(),
-		a.completes(a.sessionShow(), viewNames(sessionNames)), a.completes(a.sessionEnd(), viewNames(sessionNames)))
+		a.sessionCreate(), sessions.ls("ls", "List the sessions that were created"), sessions.shows(), sessions.completes(a.sessionEnd()))
+}
+
+func (a *app) sessions() noun[session] {
+	return noun[session]{
+		a: a, name: "session", one: "a session", plural: "sessions",
+		id: func(s session) string { return string(s.ID) },
+		of: func(_ *link, view *registry.View) []session {
+			all := make([]session, 0, 8)
+			for _, r := range view.Sessions() {
+				all = append(all, sessionOf(r))
+			}
+			return all
+		},
+		missing: func(id string, _ []string) error {
+			return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "nobody created a session %q; mesh session ls lists those that are there", id).
+				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+		},
+		none:    "nobody created a session; calls are in session default",
+		columns: []string{"SESSION", "STATE", "TTL", "CREATED"},
+		row: func(s session) []string {
+			return []string{string(s.ID), s.State, cmp.Or(s.TTL, "-"), s.Created.Local().Format(time.DateTime)}
+		},
+		show: func(s session) {
+			pins := make(map[string]string, len(s.Pins))
+			for name, rev := range s.Pins {
+				pins[string(name)] = short(rev)
+			}
+			a.facts(
+				"session", string(s.ID), "state", s.State, "epoch", s.Epoch, "created", s.Created.Local().Format(time.DateTime),
+				"ttl", cmp.Or(s.TTL, "-"), "pins", labelText(pins))
+		},
+	}
 }
 
 // session is a line of `mesh session ls --json`.
@@ -69,8 +101,8 @@ func (a *app) sessionCreate() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.withSessions(ctx, func(l *link, view *registry.View) error {
-				if err := l.resolvePins(view, pinned); err != nil {
+			return a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
+				if err := a.resolvePins(l.indexesOf(view), pinned); err != nil {
 					return err
 				}
 				r, err := l.router(a)
@@ -118,51 +150,19 @@ func parsePins(texts []string) (map[subjects.IndexName]string, error) {
 
 // resolvePins fills in the revision of now, whole, also where it was given in
 // part. Of no other revision the registry has anything to hold a session to.
-func (l *link) resolvePins(view *registry.View, pins map[subjects.IndexName]string) error {
-	all := l.indexesOf(view)
+func (a *app) resolvePins(all []installed, pins map[subjects.IndexName]string) error {
 	for name, rev := range pins {
-		at := slices.IndexFunc(all, func(x installed) bool { return x.Name == name })
-		if at < 0 {
-			return noIndex(string(name), all)
+		x, err := a.indexes().find(all, string(name))
+		if err != nil {
+			return err
 		}
-		if !strings.HasPrefix(all[at].Revision, rev) {
-			return toolmesh.Errorf(toolmesh.CodeToolNotFound, "%s has no revision %s; it is at %s", name, rev, short(all[at].Revision)).
+		if !strings.HasPrefix(x.Revision, rev) {
+			return toolmesh.Errorf(toolmesh.CodeToolNotFound, "%s has no revision %s; it is at %s", name, rev, short(x.Revision)).
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		}
-		pins[name] = all[at].Revision
+		pins[name] = x.Revision
 	}
 	return nil
-}
-
-func (a *app) sessionLs() *cobra.Command {
-	return &cobra.Command{
-		Use: "ls", Short: "List the sessions that were created", Args: nothing,
-		RunE: runE(func(ctx context.Context, _ []string) error {
-			return a.withSessions(ctx, func(_ *link, view *registry.View) error {
-				records := view.Sessions()
-				all := make([]session, len(records))
-				rows := make([][]string, len(records))
-				for i, r := range records {
-					all[i] = sessionOf(r)
-					ttl := "-"
-					if r.TTL > 0 {
-						ttl = r.TTL.String()
-					}
-					rows[i] = []string{string(r.ID), all[i].State, ttl, r.Created.Local().Format(time.DateTime)}
-				}
-				if a.json {
-					a.printJSON(map[string]any{"sessions": all})
-					return nil
-				}
-				if len(all) == 0 {
-					fmt.Fprintln(a.err, "nobody created a session; calls are in session default")
-					return nil
-				}
-				a.table([]string{"SESSION", "STATE", "TTL", "CREATED"}, rows)
-				return nil
-			})
-		}),
-	}
 }
 
 // router joins the mesh for what the command line leaves to it. The buckets are
@@ -171,64 +171,12 @@ func (l *link) router(a *app) (*router.Router, error) {
 	return router.New(l.nc, &router.Options{Session: l.session, Logger: a.log})
 }
 
-// withSessions does what a command does with a view of the sessions, which need
-// no heartbeat to be believed.
-func (a *app) withSessions(ctx context.Context, do func(*link, *registry.View) error) error {
-	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
-		if none := l.noMesh(ctx); none != nil {
-			return none
-		}
-		view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
-		if err != nil {
-			return err
-		}
-		defer view.Close()
-		return do(l, view)
-	})
-}
-
-func noSession(id string) error {
-	return toolmesh.Errorf(toolmesh.CodeSessionNotFound, "nobody created a session %q; mesh session ls lists those that are there", id).
-		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
-}
-
-func (a *app) sessionShow() *cobra.Command {
-	return &cobra.Command{
-		Use: "show NAME", Short: "Show one session", Args: takes(1, 1, "a session"),
-		RunE: runE(func(ctx context.Context, args []string) error {
-			return a.withSessions(ctx, func(_ *link, view *registry.View) error {
-				records := view.Sessions()
-				at := slices.IndexFunc(records, func(r registry.SessionRecord) bool { return string(r.ID) == args[0] })
-				if at < 0 {
-					return noSession(args[0])
-				}
-				s := sessionOf(records[at])
-				if a.json {
-					a.printJSON(s)
-					return nil
-				}
-				pins := make(map[string]string, len(s.Pins))
-				for name, rev := range s.Pins {
-					pins[string(name)] = short(rev)
-				}
-				for _, f := range [][2]string{
-					{"session", string(s.ID)}, {"state", s.State}, {"epoch", s.Epoch},
-					{"created", s.Created.Local().Format(time.DateTime)}, {"ttl", orDash(s.TTL)}, {"pins", labelText(pins)},
-				} {
-					fmt.Fprintf(a.out, "%-8s %s\n", f[0], f[1])
-				}
-				return nil
-			})
-		}),
-	}
-}
-
 func (a *app) sessionEnd() *cobra.Command {
 	return &cobra.Command{
 		Use: "end NAME", Short: "End a session: its tools, calls and streams go", Args: takes(1, 1, "a session"),
 		RunE: runE(func(ctx context.Context, args []string) error {
 			id := subjects.SessionID(args[0])
-			return a.withSessions(ctx, func(l *link, _ *registry.View) error {
+			return a.withView(ctx, func(ctx context.Context, l *link, _ *registry.View) error {
 				r, err := l.router(a)
 				if err != nil {
 					return err
@@ -246,11 +194,4 @@ func (a *app) sessionEnd() *cobra.Command {
 			})
 		}),
 	}
-}
-
-func orDash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
 }

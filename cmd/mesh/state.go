@@ -5,12 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
@@ -51,21 +50,37 @@ func (s stateFolder) write(r record) error {
 	if s == "" {
 		return errors.New("write the state file: HOME is not set")
 	}
+	return r.write(s.file(r))
+}
+
+func (r record) write(path string) error {
 	data, err := json.Marshal(r)
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(path), 0o700)
+	}
+	if err == nil {
+		err = os.WriteFile(path+".part", append(data, '\n'), 0o600)
+	}
+	if err == nil {
+		err = os.Rename(path+".part", path)
+	}
 	if err != nil {
 		return fmt.Errorf("write the state file: %w", err)
 	}
-	if err := os.MkdirAll(string(s), 0o700); err != nil {
-		return fmt.Errorf("write the state file: %w", err)
-	}
-	part := s.file(r) + ".part"
-	if err := os.WriteFile(part, append(data, '\n'), 0o600); err != nil {
-		return fmt.Errorf("write the state file: %w", err)
-	}
-	if err := os.Rename(part, s.file(r)); err != nil {
-		return fmt.Errorf("write the state file: %w", err)
-	}
 	return nil
+}
+
+// readRecord reads a record; alive says that its process lives.
+func readRecord(path string) (r record, alive bool, err error) {
+	data, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	if err != nil || r.PID <= 0 {
+		return r, false, cmp.Or(err, errors.New("no record"))
+	}
+	id := processID(r.PID)
+	return r, id != "" && id == r.Process, nil
 }
 
 func (s stateFolder) remove(r record) {
@@ -80,60 +95,18 @@ func (s stateFolder) running() []record {
 	if s == "" {
 		return nil
 	}
-	entries, err := os.ReadDir(string(s))
-	if err != nil {
-		return nil
-	}
+	names, _ := fs.Glob(os.DirFS(string(s)), "*"+recordEnd)
 	var all []record
-	for _, e := range entries {
-		if !strings.HasSuffix(e.Name(), recordEnd) {
-			continue
-		}
-		path := filepath.Join(string(s), e.Name())
-		data, err := os.ReadFile(path)
-		var r record
-		if err != nil || json.Unmarshal(data, &r) != nil || r.PID <= 0 {
-			continue
-		}
-		if processID(r.PID) != r.Process {
+	for _, name := range names {
+		path := filepath.Join(string(s), name)
+		switch r, alive, err := readRecord(path); {
+		case err != nil:
+		case alive:
+			all = append(all, r)
+		default:
 			_ = os.Remove(path)
-			continue
 		}
-		all = append(all, r)
 	}
-	slices.SortFunc(all, func(x, y record) int { return cmp.Compare(y.Started.UnixNano(), x.Started.UnixNano()) })
+	slices.SortFunc(all, func(x, y record) int { return y.Started.Compare(x.Started) })
 	return all
-}
-
-// check is why nothing can be written there; nil if something can.
-func (s stateFolder) check() error {
-	if s == "" {
-		return errors.New("HOME is not set")
-	}
-	if err := os.MkdirAll(string(s), 0o700); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(string(s), "check")
-	if err != nil {
-		return err
-	}
-	_ = f.Close()
-	return os.Remove(f.Name())
-}
-
-// newest returns the mesh that was started last.
-func (s stateFolder) newest() (record, bool) {
-	all := s.running()
-	if len(all) == 0 {
-		return record{}, false
-	}
-	return all[0], true
-}
-
-func sortedPairs(m map[string]string) string {
-	parts := make([]string, 0, len(m))
-	for _, name := range slices.Sorted(maps.Keys(m)) {
-		parts = append(parts, name+"="+m[name])
-	}
-	return strings.Join(parts, ",")
 }

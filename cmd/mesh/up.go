@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -45,14 +44,12 @@ find it by themselves. What is installed stays in the data folder.`,
 		Example: "  mesh up -d\n  mesh install ./examples/indexes/weather\n  mesh call weather.forecast.today city=Oslo\n  mesh down",
 		Args:    nothing,
 		PreRunE: func(cmd *cobra.Command, _ []string) error { return f.check(cmd) },
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return runE(func(ctx context.Context, _ []string) error {
-				if f.detach {
-					a.warnOpen(f.natsListen)
-					return a.detach(ctx, cmd.Flags())
-				}
-				return a.up(ctx, f)
-			})(cmd, args)
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.detach {
+				a.warnOpen(f.natsListen)
+				return a.detach(cmd.Context(), cmd.Flags())
+			}
+			return a.up(cmd.Context(), f)
 		},
 	}
 	flags := cmd.Flags()
@@ -106,7 +103,7 @@ func (a *app) up(ctx context.Context, f upFlags) error {
 		level = slog.LevelWarn
 	}
 	m := &machine{a: a, log: process.Logger(a.err, a.set.Logging, level)}
-	started := a.starting()
+	started := a.running("starting: building what is installed", "")
 	err := m.start(ctx, f)
 	started()
 	if err == nil {
@@ -211,13 +208,9 @@ func (m *machine) stop(ctx context.Context) error {
 // tell writes where the mesh is: into the data folder, and for commands without
 // --server into the state folder.
 func (m *machine) tell(unrecorded bool) error {
-	data, err := json.Marshal(m.record)
-	if err != nil {
-		return fmt.Errorf("describe the mesh: %w", err)
-	}
 	path := filepath.Join(m.record.DataDir, upFile)
-	if err := os.WriteFile(path, append(data, '\n'), 0o600); err != nil {
-		return fmt.Errorf("describe the mesh: %w", err)
+	if err := m.record.write(path); err != nil {
+		return err
 	}
 	m.ends = append(m.ends, func(context.Context) error { _ = os.Remove(path); return nil })
 	if unrecorded {
@@ -249,7 +242,7 @@ func (a *app) warnOpen(listen string) {
 
 // inUse says what has a data folder, if it is a mesh.
 func (a *app) inUse(dir string, err error) error {
-	if r, ok := readRecord(filepath.Join(dir, upFile)); ok && errors.Is(err, process.ErrInUse) {
+	if r, alive, _ := readRecord(filepath.Join(dir, upFile)); alive && errors.Is(err, process.ErrInUse) {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "a mesh runs already in %s, at %s: stop it with mesh down, or give another --data-dir", dir, r.URL)
 	}
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "%w", err)

@@ -54,7 +54,6 @@ func (m *Manager) collectLoop() {
 	}
 }
 
-// pause waits; false if the manager stops.
 func (m *Manager) pause(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -80,10 +79,9 @@ func (m *Manager) collect(ctx context.Context) error {
 		if named[b.Digest] || m.since(b) < m.bundleAge {
 			continue
 		}
-		switch err := m.bus.DropBundle(ctx, b); {
-		case err == nil:
+		if err := m.bus.DropBundle(ctx, b); err == nil {
 			m.log.Info("bundle removed: no index needs it", slog.String("bundle", b.Digest))
-		case !errors.Is(err, bus.ErrConflict):
+		} else if !errors.Is(err, bus.ErrConflict) {
 			return err
 		}
 	}
@@ -125,10 +123,10 @@ func (m *Manager) dropUnnamed(digest string) (wait time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(m.base, collectWithin)
 	defer cancel()
 	b, err := m.bus.Bundle(ctx, digest)
+	if errors.Is(err, bus.ErrNoKey) {
+		return 0, nil
+	}
 	if err != nil {
-		if errors.Is(err, bus.ErrNoKey) {
-			return 0, nil
-		}
 		return 0, err
 	}
 	if wait := min(bundleSettle, m.bundleAge) - m.since(b); wait > 0 {
@@ -138,12 +136,11 @@ func (m *Manager) dropUnnamed(digest string) (wait time.Duration, err error) {
 	if err != nil || named[digest] {
 		return 0, err
 	}
-	switch err := m.bus.DropBundle(ctx, b); {
-	case errors.Is(err, bus.ErrConflict):
+	err = m.bus.DropBundle(ctx, b)
+	if errors.Is(err, bus.ErrConflict) {
 		return bundleSettle, nil // it was stored again: look whether there is a record now
-	default:
-		return 0, err
 	}
+	return 0, err
 }
 
 // ensureBundle stores the bundle in file, or has the one that is there count as new.

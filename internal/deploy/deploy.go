@@ -2,7 +2,6 @@ package deploy
 
 import (
 	"context"
-	"encoding/json"
 
 	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -75,43 +74,19 @@ type Request struct {
 	Literal []string `json:"literal,omitempty"`
 }
 
-// Line is one line of the answer to an install: a step, or at last the index.
+// Line is one line of the answer to an install: a step (Job to Percent), or at last
+// the index.
 type Line struct {
 	Job     string `json:"job,omitempty"`
 	Step    string `json:"step,omitempty"`
-	State   string `json:"state,omitempty"` // running, done
-	Percent int    `json:"percent,omitempty"`
+	State   string `json:"state,omitempty"`   // running, done
+	Percent *int   `json:"percent,omitempty"` // of a step only
 
 	Index       subjects.IndexName `json:"index,omitempty"`
 	Revision    string             `json:"revision,omitempty"`
-	Tools       []subjects.ToolID  `json:"tools,omitempty"`
-	Unavailable []Unavailable      `json:"unavailable,omitempty"`
+	Tools       []subjects.ToolID  `json:"tools,omitzero"`
+	Unavailable []Unavailable      `json:"unavailable,omitzero"`
 	Warnings    []string           `json:"warnings,omitempty"`
-}
-
-// MarshalJSON writes a step's four keys, or the last line's, and no others.
-func (l Line) MarshalJSON() ([]byte, error) {
-	if l.Index == "" {
-		return json.Marshal(struct {
-			Job     string `json:"job"`
-			Step    string `json:"step"`
-			State   string `json:"state"`
-			Percent int    `json:"percent"`
-		}{l.Job, l.Step, l.State, l.Percent})
-	}
-	if l.Tools == nil {
-		l.Tools = []subjects.ToolID{}
-	}
-	if l.Unavailable == nil {
-		l.Unavailable = []Unavailable{}
-	}
-	return json.Marshal(struct {
-		Index       subjects.IndexName `json:"index"`
-		Revision    string             `json:"revision"`
-		Tools       []subjects.ToolID  `json:"tools"`
-		Unavailable []Unavailable      `json:"unavailable"`
-		Warnings    []string           `json:"warnings,omitempty"`
-	}{l.Index, l.Revision, l.Tools, l.Unavailable, l.Warnings})
 }
 
 // Split makes two lines of one whose tools fit into no message, if there are several.

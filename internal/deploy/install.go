@@ -1,11 +1,13 @@
 package deploy
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -24,18 +26,13 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// job is one install under way.
 type job struct {
 	id   string
 	emit func(Line)
 }
 
 func (j *job) step(step, state string, percent int) {
-	j.emit(Line{Job: j.id, Step: step, State: state, Percent: max(percent, 0)})
-}
-
-func (j *job) progress() Progress {
-	return func(step, state string, percent int) { j.step(step, state, percent) }
+	j.emit(Line{Job: j.id, Step: step, State: state, Percent: new(max(percent, 0))})
 }
 
 // Install installs an index on the whole mesh, and returns once this node
@@ -56,15 +53,16 @@ func (m *Manager) Install(ctx context.Context, r Request, emit func(Line)) error
 	defer cancel()
 	defer context.AfterFunc(m.base, cancel)()
 	j := &job{id: "job_" + uuid.NewString(), emit: emit}
-	work, err := m.workFolder(j.id)
-	if err != nil {
-		return err
+	work := filepath.Join(m.dir, "jobs", j.id)
+	if err := os.MkdirAll(work, 0o700); err != nil {
+		return installFailed("folder", "no folder to work in: %w", err)
 	}
 	defer os.RemoveAll(work) //nolint:errcheck // swept at the next start
 	last, err := m.install(ctx, r, j, work)
 	if err != nil {
 		if ctx.Err() != nil {
-			err = interrupted(err)
+			err = toolmesh.Errorf(toolmesh.CodeUnavailable, "the install was interrupted, nothing has changed; install again: %w", err).
+				WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 		}
 		m.log.Error("install failed", slog.String("job", j.id), slog.String("source", redacted(r.Source)), slog.String("error", err.Error()))
 		return err
@@ -78,14 +76,6 @@ func redacted(source string) string {
 		return src.String()
 	}
 	return "(not a source)"
-}
-
-func (m *Manager) workFolder(id string) (string, error) {
-	dir := filepath.Join(m.dir, "jobs", id)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", installFailed("folder", "no folder to work in: %w", err)
-	}
-	return dir, nil
 }
 
 // fetched is a source that is here, with what its record will say.
@@ -112,13 +102,8 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err != nil {
 		return Line{}, err
 	}
-	record := registry.IndexRecord{Name: r.Name, Session: r.Session, Source: f.identity, Revision: f.revision, Epoch: epoch, State: registry.IndexInstalled}
-	if record.Name == "" {
-		record.Name = manifest.Name
-	}
-	if record.Name == "" {
-		record.Name = f.name
-	}
+	record := registry.IndexRecord{Session: r.Session, Source: f.identity, Revision: f.revision, Epoch: epoch, State: registry.IndexInstalled}
+	record.Name = cmp.Or(r.Name, manifest.Name, f.name)
 	if err := checkName(record.Name); err != nil {
 		return Line{}, err
 	}
@@ -170,15 +155,12 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	return result(i, warnings), nil
 }
 
-// interrupted is the error of an install that was cut short.
-func interrupted(err error) error {
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the install was interrupted, nothing has changed; install again: %w", err).
-		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
-}
-
 func result(i Instance, warnings []string) Line {
 	b := i.Build()
-	return Line{Index: b.Name, Revision: b.Revision, Tools: i.Tools(), Unavailable: i.Unavailable(), Warnings: warnings}
+	return Line{
+		Index: b.Name, Revision: b.Revision, Warnings: warnings,
+		Tools: append([]subjects.ToolID{}, i.Tools()...), Unavailable: append([]Unavailable{}, i.Unavailable()...),
+	}
 }
 
 // fetch brings the source into dest.
@@ -230,24 +212,18 @@ func (m *Manager) fetchBundle(ctx context.Context, r Request, j *job, dest strin
 	return f, nil
 }
 
-// listFiles lists a tree's files without what a bundle adds.
+// listFiles lists a tree's files, in order, without what a bundle adds.
 func listFiles(dir string) ([]string, error) {
 	var files []string
-	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-		if err != nil {
+	err := fs.WalkDir(os.DirFS(dir), ".", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
 			return err
+		case path == index.MetaDir && d.IsDir():
+			return fs.SkipDir
+		case !d.IsDir():
+			files = append(files, path)
 		}
-		rel, err := filepath.Rel(dir, path)
-		if err != nil {
-			return err
-		}
-		if d.IsDir() {
-			if rel == index.MetaDir {
-				return filepath.SkipDir
-			}
-			return nil
-		}
-		files = append(files, filepath.ToSlash(rel))
 		return nil
 	})
 	if err != nil {
@@ -301,10 +277,7 @@ func setEnv(record *registry.IndexRecord, env map[string]string) error {
 	if len(env) == 0 {
 		return nil
 	}
-	for name := range env {
-		record.Env = append(record.Env, name)
-	}
-	slices.Sort(record.Env)
+	record.Env = slices.Sorted(maps.Keys(env))
 	data, err := json.Marshal(settings{Env: env})
 	if err != nil {
 		return installFailed("env", "the variables cannot be stored: %w", err)
@@ -320,7 +293,7 @@ func (m *Manager) before(ctx context.Context, record registry.IndexRecord) (regi
 	case errors.Is(err, bus.ErrNoKey):
 		return registry.IndexRecord{}, nil
 	case err != nil:
-		return old, toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry cannot be read: %w", err)
+		return old, unreadable(err)
 	case old.State == registry.IndexRemoved:
 		return registry.IndexRecord{}, nil
 	}
@@ -330,7 +303,7 @@ func (m *Manager) before(ctx context.Context, record registry.IndexRecord) (regi
 // build resolves, packs and imports a fetched source, and completes the record.
 func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *index.Manifest, record *registry.IndexRecord, j *job, work string) (i Instance, err error) {
 	j.step("lock", "running", 20)
-	lock, err := m.builder.Lock(ctx, f.dir, manifest, j.progress())
+	lock, err := m.builder.Lock(ctx, f.dir, manifest, j.step)
 	if err != nil {
 		return nil, err
 	}
@@ -359,15 +332,12 @@ func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *inde
 			m.clean(e, b.Dir)
 		}
 	}()
-	if err := m.place(ctx, b.Dir, digest, func() (io.ReadCloser, error) { return os.Open(bundleFile(work)) }); err != nil {
-		return nil, err
-	}
-	if err := m.read(&b); err != nil {
+	if err := m.place(ctx, &b, digest, func() (io.ReadCloser, error) { return os.Open(bundleFile(work)) }); err != nil {
 		return nil, err
 	}
 	j.step("bundle", "done", 40)
 	j.step("build", "running", 40)
-	if i, err = m.open(ctx, b, j.progress()); err != nil {
+	if i, err = m.open(ctx, b, j.step); err != nil {
 		return nil, err
 	}
 	j.step("build", "done", 80)
@@ -392,18 +362,14 @@ const unavailableMost = 100
 
 // nothingServed says why an index of which no tool works is not installed.
 func nothingServed(b Build, all []Unavailable) error {
-	var text strings.Builder
-	for n, u := range all {
-		if n == 3 {
-			fmt.Fprintf(&text, "; and %d more", len(all)-n)
-			break
-		}
-		if n > 0 {
-			text.WriteString("; ")
-		}
-		fmt.Fprintf(&text, "%s: %s", u.ID, u.Reason)
+	var reasons []string
+	for _, u := range all[:min(len(all), 3)] {
+		reasons = append(reasons, fmt.Sprintf("%s: %s", u.ID, u.Reason))
 	}
-	return installFailed("tools", "none of the %d tools of index %q can be served: %s", len(all), b.Name, text.String()).
+	if more := len(all) - len(reasons); more > 0 {
+		reasons = append(reasons, fmt.Sprintf("and %d more", more))
+	}
+	return installFailed("tools", "none of the %d tools of index %q can be served: %s", len(all), b.Name, strings.Join(reasons, "; ")).
 		WithDetail("unavailable", all[:min(len(all), unavailableMost)])
 }
 
@@ -441,6 +407,10 @@ func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, reco
 	return nil
 }
 
+func unreadable(err error) error {
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry cannot be read: %w", err)
+}
+
 // epoch returns the epoch of the session that an index is for: empty for one that
 // nobody created, and for the whole mesh.
 func (m *Manager) epoch(ctx context.Context, session subjects.SessionID) (string, error) {
@@ -452,7 +422,7 @@ func (m *Manager) epoch(ctx context.Context, session subjects.SessionID) (string
 		return "", nil
 	}
 	if err != nil && !errors.Is(err, bus.ErrNoKey) {
-		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry cannot be read: %w", err)
+		return "", unreadable(err)
 	}
 	return r.Epoch, nil
 }
@@ -531,7 +501,7 @@ func (m *Manager) Uninstall(ctx context.Context, name subjects.IndexName, sessio
 		return installFailed("unknown", "no index %q is installed; %s", name, hint)
 	}
 	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry cannot be read: %w", err)
+		return unreadable(err)
 	}
 	if err := m.store.DeleteIndex(ctx, name, session); err != nil {
 		return err

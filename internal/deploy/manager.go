@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -98,22 +99,16 @@ type Manager struct {
 
 // New makes a manager that keeps its files below dir. Start it.
 func New(b *bus.Bus, view *registry.View, store *registry.Store, builder Builder, server Server, dir string, opts *Options) *Manager {
+	o := Options{}
+	if opts != nil {
+		o = *opts
+	}
 	m := &Manager{
 		bus: b, view: view, store: store, builder: builder, server: server, dir: dir,
-		log: slog.New(slog.DiscardHandler), kick: make(chan struct{}, 1),
-		builds:  make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
+		log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), kick: make(chan struct{}, 1),
+		builds:    make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
+		buildWait: cmp.Or(o.BuildWait, 10*time.Second), bundleAge: cmp.Or(o.BundleAge, bundleAge),
 		entries: make(map[key]*entry), inUse: make(map[string]int), rounds: make(chan struct{}),
-	}
-	if opts != nil && opts.Logger != nil {
-		m.log = opts.Logger
-	}
-	m.buildWait = 10 * time.Second
-	if opts != nil && opts.BuildWait > 0 {
-		m.buildWait = opts.BuildWait
-	}
-	m.bundleAge = bundleAge
-	if opts != nil && opts.BundleAge > 0 {
-		m.bundleAge = opts.BundleAge
 	}
 	m.base, m.end = context.WithCancel(context.Background())
 	return m
@@ -372,21 +367,18 @@ func (m *Manager) announce(ctx context.Context, e *entry, b Build) (done func())
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var told sync.WaitGroup
-	told.Go(func() {
-		timer := time.NewTimer(announceAfter)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			return
-		}
+	told.Add(1)
+	timer := time.AfterFunc(announceAfter, func() {
+		defer told.Done()
 		if err := m.server.PublishFailed(ctx, b, "this node is building it"); err != nil && ctx.Err() == nil {
 			m.log.Warn("build not published", slog.String("index", string(b.Name)), slog.String("error", err.Error()))
 		}
 	})
 	return func() {
 		cancel()
-		told.Wait() // what is published next must not come before
+		if !timer.Stop() {
+			told.Wait() // what is published next must not come before
+		}
 	}
 }
 
@@ -411,7 +403,6 @@ func (m *Manager) left(dir string) {
 	}
 }
 
-// close ends an instance.
 func (m *Manager) close(ctx context.Context, i Instance) error {
 	defer m.left(i.Build().Dir)
 	return i.Close(ctx)
@@ -431,10 +422,14 @@ func (m *Manager) clean(e *entry, dir string) {
 	if inUse || dir == "" || e.record.Bundle == filepath.Base(dir) {
 		return
 	}
+	m.remove(dir)
+	_ = os.Remove(filepath.Dir(dir)) // of the index, if that was the last
+}
+
+func (m *Manager) remove(dir string) {
 	if err := os.RemoveAll(dir); err != nil {
 		m.log.Warn("folder not removed", slog.String("dir", dir), slog.String("error", err.Error()))
 	}
-	_ = os.Remove(filepath.Dir(dir)) // of the index, if that was the last
 }
 
 // sweep removes what an earlier process left: the folders of installs that did
@@ -446,19 +441,16 @@ func (m *Manager) sweep() {
 			keep[dir] = true
 		}
 	}
-	old, _ := filepath.Glob(filepath.Join(m.dir, "indexes", "*", "*"))
-	hidden, _ := filepath.Glob(filepath.Join(m.dir, "indexes", "*", ".*"))
-	for _, dir := range append(append(old, hidden...), filepath.Join(m.dir, "jobs")) {
-		if keep[dir] {
-			continue
-		}
-		if err := os.RemoveAll(dir); err != nil {
-			m.log.Warn("folder not removed", slog.String("dir", dir), slog.String("error", err.Error()))
-		}
-	}
+	m.remove(filepath.Join(m.dir, "jobs"))
 	names, _ := filepath.Glob(filepath.Join(m.dir, "indexes", "*"))
-	for _, dir := range names {
-		_ = os.Remove(dir) // refused where something of the index is kept
+	for _, name := range names {
+		builds, _ := os.ReadDir(name)
+		for _, b := range builds {
+			if dir := filepath.Join(name, b.Name()); !keep[dir] {
+				m.remove(dir)
+			}
+		}
+		_ = os.Remove(name) // refused where something of the index is kept
 	}
 }
 
@@ -486,13 +478,7 @@ func (m *Manager) retire(e *entry, i Instance) {
 	m.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(m.base, closeWithin)
 		defer cancel()
-		// A call that has found this instance may not have reached it yet.
-		timer := time.NewTimer(linger)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
+		m.pause(linger) // a call that has found this instance may not have reached it yet
 		if err := m.close(ctx, i); err != nil && m.base.Err() == nil {
 			m.log.Warn("replaced index did not end by itself", slog.String("index", string(i.Build().Name)), slog.String("error", err.Error()))
 		}
@@ -505,7 +491,7 @@ func (m *Manager) retire(e *entry, i Instance) {
 // drop takes an index away that is no longer installed; e.mu is held.
 func (m *Manager) drop(ctx context.Context, k key, e *entry) {
 	if e.instance == nil && !e.failed {
-		return
+		return // it is gone already
 	}
 	if err := m.server.Withdraw(ctx, k.name, k.session); err != nil {
 		m.log.Warn("index not withdrawn", slog.String("index", string(k.name)), slog.String("error", err.Error()))
@@ -529,29 +515,24 @@ func (m *Manager) unpack(ctx context.Context, r registry.IndexRecord) (Build, er
 	if b.Dir, err = m.folder(r.Name, r.Session, r.Bundle); err != nil {
 		return b, err
 	}
-	if err := m.place(ctx, b.Dir, r.Bundle, func() (io.ReadCloser, error) {
+	return b, m.place(ctx, &b, r.Bundle, func() (io.ReadCloser, error) {
 		bundle, err := m.bus.GetBundle(ctx, r.Bundle)
 		if err != nil {
 			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the bundle of index %q cannot be fetched: %w", r.Name, err)
 		}
 		return bundle, nil
-	}); err != nil {
-		return b, err
-	}
-	return b, m.read(&b)
+	})
 }
 
-// place unpacks a bundle, unless it is there already and whole.
-func (m *Manager) place(ctx context.Context, dir, digest string, open func() (io.ReadCloser, error)) error {
-	replaced, err := index.Place(ctx, dir, digest, open)
+// place unpacks a bundle, unless it is there already and whole, and reads it.
+func (m *Manager) place(ctx context.Context, b *Build, digest string, open func() (io.ReadCloser, error)) error {
+	replaced, err := index.Place(ctx, b.Dir, digest, open)
 	if replaced {
-		m.log.Warn("an unpacked source is not what its bundle has and is unpacked anew", slog.String("dir", dir))
+		m.log.Warn("an unpacked source is not what its bundle has and is unpacked anew", slog.String("dir", b.Dir))
 	}
-	return err
-}
-
-// read loads what a build's folder holds.
-func (m *Manager) read(b *Build) (err error) {
+	if err != nil {
+		return err
+	}
 	if b.Manifest, err = index.Load(b.Dir); err != nil {
 		return err
 	}

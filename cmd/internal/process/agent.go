@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -64,7 +65,7 @@ is drained. Each setting is a variable or a flag; the flag wins.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return serveAgent(cmd.Context(), &s, env, stderr, version) },
 	}
 	settings.Bind(cmd.Flags(), &s)
-	return execute(ctx, cmd, loaded, args, env, stdout, stderr, version)
+	return execute(ctx, cmd, &s.Connection, loaded, args, env, stdout, stderr, version)
 }
 
 func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.Writer, version string) error {
@@ -122,7 +123,7 @@ func await(ctx context.Context, nc *nats.Conn, log *slog.Logger) error {
 	if nc.IsConnected() {
 		return nil
 	}
-	log.Info("waiting for the NATS server", slog.String("servers", Redact(join(nc.Servers()))))
+	log.Info("waiting for the NATS server", slog.String("servers", Redact(strings.Join(nc.Servers(), ","))))
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()
 	for !nc.IsConnected() {
@@ -135,22 +136,10 @@ func await(ctx context.Context, nc *nats.Conn, log *slog.Logger) error {
 	return nil
 }
 
-func join(servers []string) string {
-	text := ""
-	for i, s := range servers {
-		if i > 0 {
-			text += ","
-		}
-		text += s
-	}
-	return text
-}
-
-// wrong is wrong usage.
 type wrong struct{ error }
 
 // execute runs a command that only has settings, and returns its exit status.
-func execute(ctx context.Context, cmd *cobra.Command, loaded error, args, env []string, stdout, stderr io.Writer, version string) int {
+func execute(ctx context.Context, cmd *cobra.Command, c *settings.Connection, loaded error, args, env []string, stdout, stderr io.Writer, version string) int {
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.Version = version
 	cmd.CompletionOptions.DisableDefaultCmd = true
@@ -168,16 +157,7 @@ func execute(ctx context.Context, cmd *cobra.Command, loaded error, args, env []
 		if unknown := settings.Unknown(env); len(unknown) > 0 {
 			return wrong{fmt.Errorf("unknown variable %s: a setting that is misspelt would be missed; --help lists all", unknown[0])}
 		}
-		flags := cmd.Flags()
-		if flags.Changed("server") && flags.Changed("context") {
-			return wrong{errors.New("--server and --context both say where the mesh is: give one")}
-		}
-		if flags.Changed("server") {
-			_ = flags.Lookup("context").Value.Set("")
-		} else if flags.Changed("context") {
-			_ = flags.Lookup("server").Value.Set("")
-		}
-		if err := CheckURL(env, flags.Changed("server"), flags.Lookup("server").Value.String()); err != nil {
+		if err := Settle(env, cmd.Flags(), c); err != nil {
 			return wrong{err}
 		}
 		return nil

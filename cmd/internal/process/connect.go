@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/nats-io/nats.go"
+	"github.com/spf13/pflag"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
@@ -95,19 +96,20 @@ func Domain(c settings.Connection) string {
 }
 
 func connectError(at string, err error) error {
-	shown := Redact(at)
-	e := toolmesh.Errorf(toolmesh.CodeUnavailable, "no mesh at %s: %w", shown, err)
+	code, shown := toolmesh.CodeUnavailable, Redact(at)
+	text := fmt.Errorf("no mesh at %s: %w", shown, err)
 	var unparsable *url.Error
 	switch {
 	case errors.As(err, &unparsable):
-		e = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s is no address of a NATS server, write nats://HOST:PORT: %w", shown, unparsable.Err)
+		code = toolmesh.CodeInvalidRequest
+		text = fmt.Errorf("%s is no address of a NATS server, write nats://HOST:PORT: %w", shown, unparsable.Err)
 	case errors.Is(err, nats.ErrNoServers):
-		e = toolmesh.Errorf(toolmesh.CodeUnavailable, "no mesh at %s: nothing answers there; start one with mesh up, or name another with --server: %w", shown, err)
-		e.Message = strings.TrimSuffix(e.Message, ": "+err.Error())
+		text = fmt.Errorf("no mesh at %s: nothing answers there; start one with mesh up, or name another with --server", shown)
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked):
-		e = toolmesh.Errorf(toolmesh.CodePermissionDenied, "the NATS server at %s refuses the credentials: %w", shown, err)
+		code = toolmesh.CodePermissionDenied
+		text = fmt.Errorf("the NATS server at %s refuses the credentials: %w", shown, err)
 	}
-	return e.WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	return toolmesh.Errorf(code, "%w", text).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 }
 
 // Redact returns a list of server URLs without what is secret in them.
@@ -126,37 +128,49 @@ func Redact(servers string) string {
 	return strings.Join(parts, ",")
 }
 
-// CheckURL refuses a list of servers that no client could connect to, by the name
-// of the setting that says it: the flag if that was given, else a variable of env.
-func CheckURL(env []string, flag bool, servers string) error {
+// Settle makes what flags and the environment say of the connection one: a flag wins
+// over the variable of the other kind. It refuses both flags at once, and a list of
+// servers that no client could connect to, by the name of the setting that says it.
+func Settle(env []string, flags *pflag.FlagSet, c *settings.Connection) error {
+	server, saved := flags.Changed("server"), flags.Changed("context")
 	name := "--server"
 	switch {
-	case flag:
+	case server && saved:
+		return errors.New("--server and --context both say where the mesh is: give one")
+	case server:
+		c.NATSContext = ""
+	case saved:
+		c.NATSURL = ""
 	case Lookup(env, "MESH_NATS_URL") != "":
 		name = "MESH_NATS_URL"
-	case Lookup(env, "NATS_URL") != "":
+	default:
 		name = "NATS_URL"
 	}
-	for server := range strings.SplitSeq(servers, ",") {
-		server = strings.TrimSpace(server)
-		if server == "" {
-			continue
+	for server := range strings.SplitSeq(c.NATSURL, ",") {
+		if err := checkURL(strings.TrimSpace(server)); err != nil {
+			return fmt.Errorf("%s: %q %w", name, Redact(server), err)
 		}
-		text := server
-		if !strings.Contains(text, "://") {
-			text = "nats://" + text
-		}
-		u, err := url.Parse(text)
-		if err != nil || u.Host == "" {
-			return fmt.Errorf("%s: %q is not the URL of a NATS server: want nats://host:port", name, Redact(server))
-		}
-		if !slices.Contains([]string{"nats", "tls", "ws", "wss"}, strings.ToLower(u.Scheme)) {
-			return fmt.Errorf("%s: %q is not the URL of a NATS server: it begins with nats, tls, ws or wss, want nats://host:port", name, Redact(server))
-		}
-		if port := u.Port(); port != "" {
-			if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-				return fmt.Errorf("%s: %q has no port between 1 and 65535", name, Redact(server))
-			}
+	}
+	return nil
+}
+
+func checkURL(server string) error {
+	if server == "" {
+		return nil
+	}
+	if !strings.Contains(server, "://") {
+		server = "nats://" + server
+	}
+	u, err := url.Parse(server)
+	if err != nil || u.Host == "" {
+		return errors.New("is not the URL of a NATS server: want nats://host:port")
+	}
+	if !slices.Contains([]string{"nats", "tls", "ws", "wss"}, strings.ToLower(u.Scheme)) {
+		return errors.New("is not the URL of a NATS server: it begins with nats, tls, ws or wss, want nats://host:port")
+	}
+	if port := u.Port(); port != "" {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return errors.New("has no port between 1 and 65535")
 		}
 	}
 	return nil

@@ -26,7 +26,7 @@ flag wins.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return serveRouter(cmd.Context(), &s, stderr, version) },
 	}
 	settings.Bind(cmd.Flags(), &s)
-	return execute(ctx, cmd, loaded, args, env, stdout, stderr, version)
+	return execute(ctx, cmd, &s.Connection, loaded, args, env, stdout, stderr, version)
 }
 
 func serveRouter(ctx context.Context, s *settings.Router, stderr io.Writer, version string) error {

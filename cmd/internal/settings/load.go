@@ -1,13 +1,13 @@
 package settings
 
 import (
+	"cmp"
 	"encoding"
 	"errors"
 	"fmt"
 	"reflect"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/kelseyhightower/envconfig"
@@ -31,27 +31,22 @@ func Load(env []string, spec any) error {
 	if err != nil {
 		return fmt.Errorf("read the settings: %w", err)
 	}
-	preferOurs(env, spec)
+	spec.(interface{ preferOurs(env []string) }).preferOurs(env)
 	return nil
 }
 
 // preferOurs lets a MESH_ variable win over a NATS_ variable of another kind: a
 // context that is named for the mesh is meant, whatever NATS_URL says.
-func preferOurs(env []string, spec any) {
-	c, ok := reflect.ValueOf(spec).Elem().FieldByName("Connection").Addr().Interface().(*Connection)
-	if !ok {
-		return
+func (c *Connection) preferOurs(env []string) {
+	set := func(name string) bool {
+		return slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, name+"=") && len(e) > len(name)+1 })
 	}
-	if set(env, "MESH_NATS_CONTEXT") && !set(env, "MESH_NATS_URL") {
+	if set("MESH_NATS_CONTEXT") && !set("MESH_NATS_URL") {
 		c.NATSURL = ""
 	}
-	if set(env, "MESH_NATS_URL") && !set(env, "MESH_NATS_CONTEXT") {
+	if set("MESH_NATS_URL") && !set("MESH_NATS_CONTEXT") {
 		c.NATSContext = ""
 	}
-}
-
-func set(env []string, name string) bool {
-	return slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, name+"=") && len(e) > len(name)+1 })
 }
 
 // Unknown returns the MESH_ variables in env that are no setting of any of the
@@ -90,12 +85,10 @@ func Names() []string {
 	return slices.Compact(names)
 }
 
-// field is one setting.
 type field struct {
-	value                reflect.Value // addressable
-	variable, flag       string
-	short, arg, help     string
-	fallback, hasDefault string
+	value              reflect.Value // addressable
+	tag                reflect.StructTag
+	variable, fallback string // the fallback may be ""
 }
 
 func fields(v reflect.Value) []field {
@@ -106,15 +99,8 @@ func fields(v reflect.Value) []field {
 			all = append(all, fields(v.Field(i))...)
 			continue
 		}
-		f := field{
-			value: v.Field(i), flag: sf.Tag.Get("flag"), short: sf.Tag.Get("short"),
-			arg: sf.Tag.Get("arg"), help: sf.Tag.Get("help"), hasDefault: sf.Tag.Get("default"),
-		}
-		if alt := sf.Tag.Get("envconfig"); alt != "" {
-			f.variable, f.fallback = prefix+alt, alt
-		} else {
-			f.variable = prefix + strings.ToUpper(strings.ReplaceAll(f.flag, "-", "_"))
-		}
+		f := field{value: v.Field(i), tag: sf.Tag, fallback: sf.Tag.Get("envconfig")}
+		f.variable = prefix + cmp.Or(f.fallback, strings.ToUpper(strings.ReplaceAll(f.tag.Get("flag"), "-", "_")))
 		all = append(all, f)
 	}
 	return all
@@ -128,37 +114,34 @@ func Bind(flags *pflag.FlagSet, spec any) {
 		if f.fallback != "" {
 			env += ", " + f.fallback
 		}
-		flag := flags.VarPF(&value{f.value, f.arg}, f.flag, f.short, f.help+" ["+env+"]")
-		flag.DefValue = f.hasDefault
+		flag := flags.VarPF(value(f), f.tag.Get("flag"), f.tag.Get("short"), f.tag.Get("help")+" ["+env+"]")
+		flag.DefValue = f.tag.Get("default")
 	}
 }
 
-// value makes a field a pflag.Value.
-type value struct {
-	field reflect.Value
-	arg   string
-}
+type value field
 
-func (v *value) Type() string { return v.arg }
+func (v value) Type() string { return v.tag.Get("arg") }
 
-func (v *value) String() string {
-	if !v.field.IsValid() {
+func (v value) String() string {
+	if !v.value.IsValid() {
 		return ""
 	}
-	return fmt.Sprint(v.field.Interface())
+	return fmt.Sprint(v.value.Interface())
 }
 
-func (v *value) Set(text string) error {
-	switch into := v.field.Addr().Interface().(type) {
-	case encoding.TextUnmarshaler:
-		if _, session := into.(*SessionName); session && text == "" {
+func (v value) Set(text string) error {
+	switch into := v.value.Addr().Interface().(type) {
+	case *SessionName:
+		if text == "" {
 			// Of a shell variable that is not set: the default session is not meant.
 			return errors.New("want a name")
 		}
 		return into.UnmarshalText([]byte(text))
-	case *string:
-		*into = text
+	case encoding.TextUnmarshaler:
+		return into.UnmarshalText([]byte(text))
+	default:
+		v.value.SetString(text)
 		return nil
 	}
-	return errors.New("settings: no flag can be made of a " + strconv.Quote(v.field.Type().String()))
 }

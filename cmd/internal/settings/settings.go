@@ -22,8 +22,8 @@ type Logging struct {
 
 // Level returns the level that was set, or else.
 func (l Logging) Level(otherwise slog.Level) slog.Level {
-	if l.LogLevel.set {
-		return l.LogLevel.level
+	if l.LogLevel != "" {
+		_ = otherwise.UnmarshalText([]byte(l.LogLevel)) // it was checked when it was read
 	}
 	return otherwise
 }

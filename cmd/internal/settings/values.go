@@ -1,9 +1,7 @@
 package settings
 
 import (
-	"cmp"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"strconv"
@@ -15,79 +13,72 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Level is a log level that may be left to the program.
-type Level struct {
-	level slog.Level
-	set   bool
-}
+// The kinds of settings. The zero value of each says that nothing was set, and
+// its UnmarshalText reads what a variable or a flag may say.
+type (
+	// Level is a log level.
+	Level string
+	// Format is the form of log lines.
+	Format string
+	// SessionPolicy says which sessions exist.
+	SessionPolicy string
+	// Storage is where chunks are kept.
+	Storage string
+	// Sandbox is a sandbox level.
+	Sandbox string
+	// Count is a number from 1 on.
+	Count int
+	// Copies is how many copies of a stream there are.
+	Copies int
+	// Timeout is the longest that something may take.
+	Timeout time.Duration
+	// Room is how many bytes a stream may hold.
+	Room int64
+	// Quota is how many bytes one of many may use.
+	Quota int64
+	// SessionName names a session.
+	SessionName string
+	// NodeName is a node's id.
+	NodeName string
+	// Labels are a node's labels.
+	Labels map[string]string
+)
+
+// DefaultSession is where calls are that name no session.
+const DefaultSession SessionName = "default"
 
 // UnmarshalText reads debug, info, warn or error.
 func (l *Level) UnmarshalText(text []byte) error {
-	switch strings.ToLower(string(text)) {
-	case "debug", "info", "warn", "error":
-		l.set = true
-		return l.level.UnmarshalText(text)
-	}
-	return fmt.Errorf("want debug, info, warn or error")
+	return choose(l, strings.ToLower(string(text)), "debug", "info", "warn", "error")
 }
-
-// String returns what UnmarshalText reads, empty if nothing was set.
-func (l Level) String() string {
-	if !l.set {
-		return ""
-	}
-	return strings.ToLower(l.level.String())
-}
-
-// Format is the form of log lines.
-type Format string
 
 // UnmarshalText reads text or json.
-func (f *Format) UnmarshalText(text []byte) error { return choose(f, text, "text", "json") }
-
-func (f Format) String() string { return string(f) }
-
-// SessionPolicy says which sessions exist.
-type SessionPolicy string
+func (f *Format) UnmarshalText(text []byte) error { return choose(f, string(text), "text", "json") }
 
 // UnmarshalText reads open or strict.
-func (p *SessionPolicy) UnmarshalText(text []byte) error { return choose(p, text, "open", "strict") }
-
-func (p SessionPolicy) String() string { return string(p) }
-
-// Storage is where chunks are kept.
-type Storage string
-
-// UnmarshalText reads file or memory.
-func (s *Storage) UnmarshalText(text []byte) error { return choose(s, text, "file", "memory") }
-
-func (s Storage) String() string { return string(s) }
-
-// Sandbox is a sandbox level, empty if none was set.
-type Sandbox string
-
-// UnmarshalText reads a level of [tool.ParseSandbox].
-func (s *Sandbox) UnmarshalText(text []byte) error {
-	level, err := tool.ParseSandbox(string(text))
-	if err != nil {
-		return fmt.Errorf("want none, guard, strict or offline")
-	}
-	*s = Sandbox(level)
-	return nil
+func (p *SessionPolicy) UnmarshalText(text []byte) error {
+	return choose(p, string(text), "open", "strict")
 }
 
-func (s Sandbox) String() string { return string(s) }
+// UnmarshalText reads file or memory.
+func (s *Storage) UnmarshalText(text []byte) error { return choose(s, string(text), "file", "memory") }
 
-func choose[T ~string](into *T, text []byte, among ...string) error {
-	if !slices.Contains(among, string(text)) {
-		return fmt.Errorf("want %s", strings.Join(among, " or "))
+// UnmarshalText reads none, guard, strict or offline.
+func (s *Sandbox) UnmarshalText(text []byte) error {
+	return choose(s, string(text), tool.Sandboxes()...)
+}
+
+func choose[T, W ~string](into *T, text string, among ...W) error {
+	if last := len(among) - 1; !slices.Contains(among, W(text)) {
+		words := make([]string, last)
+		for i := range words {
+			words[i] = string(among[i])
+		}
+		return fmt.Errorf("want %s or %s", strings.Join(words, ", "), among[last])
 	}
 	*into = T(text)
 	return nil
 }
-
-// Count is a number from 1 on; 0 if none was set.
-type Count int
 
 // UnmarshalText reads a whole number from 1 on.
 func (c *Count) UnmarshalText(text []byte) error {
@@ -98,16 +89,6 @@ func (c *Count) UnmarshalText(text []byte) error {
 	*c = Count(n)
 	return nil
 }
-
-func (c Count) String() string {
-	if c == 0 {
-		return ""
-	}
-	return strconv.Itoa(int(c))
-}
-
-// Copies is how many copies of a stream there are; 0 if that was not set.
-type Copies int
 
 // mostCopies is JetStream's own bound.
 const mostCopies = 5
@@ -122,11 +103,6 @@ func (c *Copies) UnmarshalText(text []byte) error {
 	return nil
 }
 
-func (c Copies) String() string { return Count(c).String() }
-
-// Timeout is the longest that something may take.
-type Timeout time.Duration
-
 // UnmarshalText reads a duration from 1ms on, below which nothing is done in time.
 func (t *Timeout) UnmarshalText(text []byte) error {
 	d, err := time.ParseDuration(string(text))
@@ -138,9 +114,6 @@ func (t *Timeout) UnmarshalText(text []byte) error {
 }
 
 func (t Timeout) String() string { return time.Duration(t).String() }
-
-// Room is how much a stream may hold; 0 if that was not set.
-type Room int64
 
 // A stream of less than leastRoom is full with one large chunk; mostRoom leaves
 // the broker's sums of such numbers below what they can be.
@@ -159,15 +132,7 @@ func (r *Room) UnmarshalText(text []byte) error {
 	return nil
 }
 
-func (r Room) String() string {
-	if r == 0 {
-		return ""
-	}
-	return tool.Size(r).String()
-}
-
-// Quota is how much one of many may use.
-type Quota int64
+func (r Room) String() string { return tool.Size(r).String() }
 
 // UnmarshalText reads a size from 1KB on: no item of a stream fits into less.
 func (q *Quota) UnmarshalText(text []byte) error {
@@ -181,27 +146,18 @@ func (q *Quota) UnmarshalText(text []byte) error {
 
 func (q Quota) String() string { return tool.Size(q).String() }
 
-// SessionName names a session.
-type SessionName string
-
 // UnmarshalText reads a name that can be a session's. None at all is the default
 // session, for variables that are there and empty.
 func (n *SessionName) UnmarshalText(text []byte) error {
-	if len(text) == 0 {
-		*n = DefaultSession
-		return nil
-	}
-	if _, err := subjects.SessionKey(subjects.SessionID(text)); err != nil {
+	if _, err := subjects.SessionKey(subjects.SessionID(text)); err != nil && len(text) > 0 {
 		return fmt.Errorf("want a name in UTF-8")
 	}
 	*n = SessionName(text)
+	if *n == "" {
+		*n = DefaultSession
+	}
 	return nil
 }
-
-func (n SessionName) String() string { return string(n) }
-
-// NodeName is a node's id, empty if none was set.
-type NodeName string
 
 // UnmarshalText reads a name that can be a node's.
 func (n *NodeName) UnmarshalText(text []byte) error {
@@ -211,14 +167,6 @@ func (n *NodeName) UnmarshalText(text []byte) error {
 	*n = NodeName(text)
 	return nil
 }
-
-func (n NodeName) String() string { return string(n) }
-
-// DefaultSession is where calls are that name no session.
-const DefaultSession SessionName = "default"
-
-// Labels are a node's labels.
-type Labels map[string]string
 
 // UnmarshalText reads k=v,k=v; white space around the parts does not count.
 func (l *Labels) UnmarshalText(text []byte) error {
@@ -244,7 +192,7 @@ func (l *Labels) UnmarshalText(text []byte) error {
 // String returns what UnmarshalText reads, sorted.
 func (l Labels) String() string {
 	parts := make([]string, 0, len(l))
-	for _, name := range slices.SortedFunc(maps.Keys(l), cmp.Compare[string]) {
+	for _, name := range slices.Sorted(maps.Keys(l)) {
 		parts = append(parts, name+"="+l[name])
 	}
 	return strings.Join(parts, ",")
