@@ -43,6 +43,8 @@ type process struct {
 
 	page   [8]atomic.Uint64
 	memory atomic.Int64
+	// measured, if there is one, is called when the usage has been read and is not known to the pool yet.
+	measured atomic.Pointer[func()]
 	deaf   atomic.Bool // it hears no cancellation and answers no ping
 
 	mu      sync.Mutex
@@ -327,9 +329,16 @@ func (p *process) Output() (_, _ *os.File)      { return nil, nil }
 func (p *process) Kill()                        { p.ended(sandbox.Exit{Code: -1, Signal: 9}) }
 func (p *process) Done() <-chan struct{}        { return p.done }
 func (p *process) Exit() sandbox.Exit           { return p.exit }
-func (p *process) Usage() (sandbox.Usage, bool) { return sandbox.Usage{Memory: p.memory.Load()}, true }
 func (p *process) Share() (int64, bool)         { return 0, false }
 func (p *process) Group() *cgroup.Group         { return nil }
+
+func (p *process) Usage() (sandbox.Usage, bool) {
+	u := sandbox.Usage{Memory: p.memory.Load()}
+	if measured := p.measured.Load(); measured != nil {
+		(*measured)()
+	}
+	return u, true
+}
 
 func (p *process) Close() {
 	select {

@@ -117,24 +117,25 @@ func (p *Pool) watch() {
 
 // patrol looks at each worker that runs a call; false when none does.
 func (p *Pool) patrol() bool {
-	var workers []*worker
+	running := map[*worker][]*job{}
 	p.read(func(s *state) {
 		for _, w := range s.workers {
 			if !w.free() {
-				workers = append(workers, w)
+				running[w] = w.running()
 			}
 		}
 	})
-	for _, w := range workers {
+	for w, measured := range running {
 		if u, ok := w.proc.Usage(); ok {
-			p.check(w, u)
+			p.check(w, u, measured)
 		}
 	}
-	return len(workers) > 0
+	return len(running) > 0
 }
 
-// check stops what has taken more than it may.
-func (p *Pool) check(w *worker, u sandbox.Usage) {
+// check stops what has taken more than it may. u was measured while the worker ran
+// the calls measured: it says nothing about one that began when they had ended.
+func (p *Pool) check(w *worker, u sandbox.Usage, measured []*job) {
 	limits := p.cfg.Limits
 	memory := int64(0)
 	if limits.Memory > 0 {
@@ -148,7 +149,7 @@ func (p *Pool) check(w *worker, u sandbox.Usage) {
 	}
 	p.update(func(s *state) {
 		jobs := w.running()
-		if len(jobs) == 0 || w.stopping {
+		if w.stopping || !slices.ContainsFunc(jobs, func(j *job) bool { return slices.Contains(measured, j) }) {
 			return
 		}
 		late := s.countTime(w, jobs, u.CPU)
