@@ -45,7 +45,7 @@ type process struct {
 	memory atomic.Int64
 	// measured, if there is one, is called when the usage has been read and is not known to the pool yet.
 	measured atomic.Pointer[func()]
-	deaf   atomic.Bool // it hears no cancellation and answers no ping
+	deaf     atomic.Bool // it hears no cancellation and answers no ping
 
 	mu      sync.Mutex
 	out     []byte // to the pool
@@ -324,13 +324,13 @@ func (p *process) mapped() {
 	}
 }
 
-func (p *process) Eager(bool)                   {}
-func (p *process) Output() (_, _ *os.File)      { return nil, nil }
-func (p *process) Kill()                        { p.ended(sandbox.Exit{Code: -1, Signal: 9}) }
-func (p *process) Done() <-chan struct{}        { return p.done }
-func (p *process) Exit() sandbox.Exit           { return p.exit }
-func (p *process) Share() (int64, bool)         { return 0, false }
-func (p *process) Group() *cgroup.Group         { return nil }
+func (p *process) Eager(bool)              {}
+func (p *process) Output() (_, _ *os.File) { return nil, nil }
+func (p *process) Kill()                   { p.ended(sandbox.Exit{Code: -1, Signal: 9}) }
+func (p *process) Done() <-chan struct{}   { return p.done }
+func (p *process) Exit() sandbox.Exit      { return p.exit }
+func (p *process) Share() (int64, bool)    { return 0, false }
+func (p *process) Group() *cgroup.Group    { return nil }
 
 func (p *process) Usage() (sandbox.Usage, bool) {
 	u := sandbox.Usage{Memory: p.memory.Load()}
