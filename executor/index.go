@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sort"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -102,7 +101,7 @@ type Index struct {
 	stop chan struct{}  // closed when the index is
 	wg   sync.WaitGroup // Open, the end of idle leases, ended pools
 
-	poolsMu sync.RWMutex
+	poolsMu sync.Mutex
 	pools   map[poolKey]*pool.Pool
 	ended   bool // no further pools
 
@@ -184,14 +183,11 @@ func (x *Executor) workerEnv(bin string, vars map[string]string) []string {
 			env[name] = value
 		}
 	}
-	for name, value := range vars {
-		env[name] = value
-	}
+	maps.Copy(env, vars)
 	list := make([]string, 0, len(env))
-	for name, value := range env {
-		list = append(list, name+"="+value)
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		list = append(list, name+"="+env[name])
 	}
-	sort.Strings(list)
 	return list
 }
 
@@ -345,12 +341,6 @@ func (ix *Index) pool(t *served, isolation toolmesh.Isolation) (*pool.Pool, *too
 }
 
 func (ix *Index) poolOf(g *group, key poolKey) (*pool.Pool, *toolmesh.Error) {
-	ix.poolsMu.RLock()
-	p := ix.pools[key]
-	ix.poolsMu.RUnlock()
-	if p != nil {
-		return p, nil
-	}
 	ix.poolsMu.Lock()
 	defer ix.poolsMu.Unlock()
 	if p := ix.pools[key]; p != nil {
@@ -360,13 +350,7 @@ func (ix *Index) poolOf(g *group, key poolKey) (*pool.Pool, *toolmesh.Error) {
 		return nil, failure.Unavailable("the index %s is closed", ix.spec.Name)
 	}
 	worker := zygote.Worker{Async: key.async, Isolation: key.isolation, Limits: key.limits, Tool: key.tool}
-	p = pool.New(ix.poolConfig(key), func(ctx context.Context) (pool.Process, error) {
-		proc, err := g.Start(ctx, worker)
-		if err != nil {
-			return nil, err
-		}
-		return proc, nil
-	})
+	p := pool.New(ix.poolConfig(key), func(ctx context.Context) (pool.Process, error) { return g.Start(ctx, worker) })
 	ix.pools[key] = p
 	return p, nil
 }
@@ -400,8 +384,8 @@ func (ix *Index) poolConfig(key poolKey) pool.Config {
 
 // everyPool are the pools of this moment.
 func (ix *Index) everyPool() map[poolKey]*pool.Pool {
-	ix.poolsMu.RLock()
-	defer ix.poolsMu.RUnlock()
+	ix.poolsMu.Lock()
+	defer ix.poolsMu.Unlock()
 	return maps.Clone(ix.pools)
 }
 
@@ -556,10 +540,8 @@ func (ix *Index) Close(ctx context.Context) error {
 	var cut error
 	select {
 	case <-ix.drained:
-	default:
-		select {
-		case <-ix.drained:
-		case <-ctx.Done():
+	case <-ctx.Done():
+		if ix.inFlight.Load() > 0 {
 			cut = context.Cause(ctx)
 		}
 	}

@@ -79,10 +79,8 @@ func profile(vars map[string]string) string {
 
 // merged is base with more on top.
 func merged(base, more map[string]string) map[string]string {
-	all := maps.Clone(base)
-	if all == nil {
-		all = map[string]string{}
-	}
+	all := map[string]string{}
+	maps.Copy(all, base)
 	maps.Copy(all, more)
 	return all
 }

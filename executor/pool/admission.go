@@ -20,15 +20,7 @@ func (s *state) admits(j *job) bool {
 	if limit <= 0 {
 		return true // room bounds what each loop holds
 	}
-	return s.busy-s.waiting < limit && s.held(j.Depth) < limit
-}
-
-// held is how many calls of a depth have a worker.
-func (s *state) held(depth int) int {
-	if depth == 0 {
-		return s.busy - s.deep
-	}
-	return s.depths[depth]
+	return s.busy-s.waiting < limit && s.depths[j.Depth] < limit
 }
 
 // dispatch gives calls that may have a worker to those that have room: a call

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"sync"
 	"sync/atomic"
@@ -63,7 +64,6 @@ type job struct {
 	// Set once, when it gets a worker.
 	to      *worker
 	crowded bool // that worker holds many others
-	next    *job // of those that got a worker in the same update
 
 	// Guarded by update.
 	worker  *worker // as to, while the worker has it
@@ -294,6 +294,5 @@ func (p *Pool) stopped(ctx context.Context, j *job) {
 // metaOf makes the meta block of a CALL body: length, then the JSON object.
 func metaOf(varargs json.RawMessage) []byte {
 	text := append(append([]byte(`{"varargs":`), varargs...), '}')
-	n := len(text)
-	return append([]byte{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24)}, text...)
+	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(text))), text...) //nolint:gosec // bounded by the executor
 }

@@ -100,14 +100,14 @@ func (p *Pool) watch() {
 		ticker.Stop()
 		select {
 		case <-p.limited:
-		case <-p.stop:
+		case <-p.open.Done():
 			return
 		}
 		ticker.Reset(watchEvery)
 		for busy := true; busy; {
 			select {
 			case <-ticker.C:
-			case <-p.stop:
+			case <-p.open.Done():
 				return
 			}
 			busy = p.patrol()

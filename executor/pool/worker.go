@@ -1,7 +1,7 @@
 package pool
 
 import (
-	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -73,13 +73,7 @@ type worker struct {
 
 // newWorker starts a worker and waits until it is ready.
 func (p *Pool) newWorker() (*worker, error) {
-	ctx, cancel := p.untilClosed()
-	defer cancel()
-	return p.startWorker(ctx)
-}
-
-func (p *Pool) startWorker(ctx context.Context) (*worker, error) {
-	proc, err := p.spawn(ctx)
+	proc, err := p.spawn(p.open)
 	if err != nil {
 		return nil, err
 	}
@@ -321,9 +315,7 @@ func (w *worker) signal(j *job) {
 
 // credit lets a stream send size more bytes.
 func (w *worker) credit(id uint64, size int) {
-	w.send(frame.Header{Type: frame.Credit, ID: id}, []byte{
-		byte(size), byte(size >> 8), byte(size >> 16), byte(size >> 24),
-	}, nil)
+	w.send(frame.Header{Type: frame.Credit, ID: id}, binary.LittleEndian.AppendUint32(nil, uint32(size)), nil) //nolint:gosec // bounded by the window
 }
 
 func (w *worker) ping() { w.send(frame.Header{Type: frame.Ping, ID: w.proc.ID()}, nil, nil) }

@@ -58,7 +58,6 @@ json.dump({"path": os.path.realpath(exe), "version": "%d.%d.%d" % sys.version_in
 type interpreters struct {
 	log     *slog.Logger
 	environ []string
-	first   []string
 	run     func(ctx context.Context, dir string, extra []string, name string, args ...string) ([]byte, string, error)
 
 	mu     sync.Mutex
@@ -115,7 +114,7 @@ func unique(list []string) []string {
 
 // candidates lists files that may be interpreters, in the order of preference.
 func (s *interpreters) candidates() []string {
-	list := append([]string(nil), s.first...)
+	var list []string
 	folders := filepath.SplitList(lookup(s.environ, "PATH"))
 	names := []string{"python3"}
 	for minor := newest; minor >= oldest; minor-- {
