@@ -52,6 +52,12 @@ type Options struct {
 	// MaxSessions bounds the workers of one index that are leased to sessions.
 	// Defaults to 64.
 	MaxSessions int
+	// SessionIdle is how long a session may make no call before its worker is ended.
+	// Defaults to 10 minutes.
+	SessionIdle time.Duration
+	// SessionHold is how long a session that makes no call keeps its worker although
+	// another session needs one and there are no more. Defaults to 10 seconds.
+	SessionHold time.Duration
 	// IdleAfter is how long a worker may be idle before it is ended, down to
 	// one. Defaults to a minute.
 	IdleAfter time.Duration
@@ -101,6 +107,8 @@ func (o *Options) withDefaults() Options {
 	r.StartTimeout = cmp.Or(r.StartTimeout, time.Minute)
 	r.MaxWorkers = cmp.Or(r.MaxWorkers, max(8, 4*runtime.GOMAXPROCS(0)))
 	r.MaxSessions = cmp.Or(r.MaxSessions, 64)
+	r.SessionIdle = cmp.Or(r.SessionIdle, 10*time.Minute)
+	r.SessionHold = cmp.Or(r.SessionHold, 10*time.Second)
 	r.IdleAfter = cmp.Or(r.IdleAfter, time.Minute)
 	r.RecycleCalls = cmp.Or(r.RecycleCalls, 10_000)
 	r.RecycleAge = cmp.Or(r.RecycleAge, 24*time.Hour)
@@ -117,6 +125,7 @@ func (o Options) validate() error {
 	for name, value := range map[string]int64{
 		"Grace": int64(o.Grace), "StartTimeout": int64(o.StartTimeout), "IdleAfter": int64(o.IdleAfter),
 		"MaxWorkers": int64(o.MaxWorkers), "MaxSessions": int64(o.MaxSessions), "MaxResult": int64(o.MaxResult),
+		"SessionIdle": int64(o.SessionIdle), "SessionHold": int64(o.SessionHold),
 		"CrashLimit": int64(o.CrashLimit), "CrashWindow": int64(o.CrashWindow), "TrialEvery": int64(o.TrialEvery),
 	} {
 		if value < 0 {

@@ -99,13 +99,13 @@ type Index struct {
 	groups      []*group
 
 	stop chan struct{}  // closed when the index is
-	wg   sync.WaitGroup // Open, the end of idle leases, ended pools
+	wg   sync.WaitGroup // Open, the end of idle sessions, ended pools
 
 	poolsMu sync.Mutex
 	pools   map[poolKey]*pool.Pool
 	ended   bool // no further pools
 
-	leases leases
+	sessions sessionPools
 
 	inFlight  atomic.Int64
 	closing   atomic.Bool
@@ -135,7 +135,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
 	}
 	ix.pools = map[poolKey]*pool.Pool{}
-	ix.leases.by, ix.leases.taken = map[poolKey]*lease{}, map[poolKey]*lease{}
+	ix.sessions.by, ix.sessions.taken = map[poolKey]*sessionPool{}, map[poolKey]*sessionPool{}
 	ix.redact = output.NewRedactor(spec.secrets())
 	if err := ix.group(root); err != nil {
 		return nil, openFailed(spec, err)
@@ -262,7 +262,7 @@ func (ix *Index) open(ctx context.Context) error {
 			return err
 		}
 	}
-	ix.wg.Go(ix.expireLeases)
+	ix.wg.Go(ix.maintain)
 	return nil
 }
 
@@ -331,7 +331,7 @@ func (ix *Index) quarantine(name string) *pool.Quarantine {
 }
 
 // pool finds the pool that runs a tool's calls in an isolation, or makes it. A
-// session's come from lease.
+// session's come from sessionPool.
 func (ix *Index) pool(t *served, isolation toolmesh.Isolation) (*pool.Pool, *toolmesh.Error) {
 	key := poolKey{groupKey: t.group.key, async: t.Kind.Async(), isolation: isolation, limits: t.policy.Limits}
 	if isolation == toolmesh.IsolationFresh {
@@ -403,14 +403,14 @@ func (ix *Index) untilStop(parent context.Context) (context.Context, context.Can
 	return ctx, cancel
 }
 
-// expireLeases ends the leases that were idle for too long.
-func (ix *Index) expireLeases() {
+// maintain ends what sessions left idle.
+func (ix *Index) maintain() {
 	ticker := time.NewTicker(max(ix.x.opts.IdleAfter/4, time.Millisecond))
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ticker.C:
-			ix.expire()
+			ix.expireSessions()
 		case <-ix.stop:
 			return
 		}
@@ -444,13 +444,11 @@ func (ix *Index) Call(ctx context.Context, call Call, sink output.Sink) (json.Ra
 	}
 	if call.Isolation != "" {
 		if _, err := tool.ParseIsolation(string(call.Isolation)); err != nil {
-			return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err).
-				WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
+			return nil, failure.NotStarted(toolmesh.CodeInvalidRequest, "%w", err)
 		}
 	}
 	if size := len(call.Args) + len(call.VarArgs); size > ix.x.opts.MaxResult {
-		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments are %d bytes, more than %d", size, ix.x.opts.MaxResult).
-			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
+		return nil, failure.NotStarted(toolmesh.CodePayloadTooLarge, "the arguments are %d bytes, more than %d", size, ix.x.opts.MaxResult)
 	}
 	trial, refused := t.quarantine.Enter()
 	if refused != nil {
@@ -483,12 +481,12 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink output.
 	p, slot := t.pool, t.slot
 	switch isolation := t.policy.Isolation.Tighter(call.Isolation); {
 	case isolation == toolmesh.IsolationSession:
-		leased, release, err := ix.lease(t, call)
+		own, release, err := ix.sessionPool(t, call)
 		if err != nil {
 			return nil, pool.Verdict{}, err
 		}
 		defer release()
-		p = leased
+		p = own
 	case isolation != t.policy.Isolation:
 		tightened, err := ix.pool(t, isolation)
 		if err != nil {
@@ -519,8 +517,7 @@ func (ix *Index) notServed(name string) error {
 			return failure.Unavailable("%s is not served: %s", name, u.Reason).WithRetryable(false)
 		}
 	}
-	return toolmesh.Errorf(toolmesh.CodeToolNotFound, "the index %s has no tool %s", ix.spec.Name, name).
-		WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
+	return failure.NotStarted(toolmesh.CodeToolNotFound, "the index %s has no tool %s", ix.spec.Name, name)
 }
 
 func (ix *Index) leave() {
