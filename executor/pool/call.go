@@ -195,14 +195,14 @@ func (p *Pool) runPlain(ctx context.Context, j *job) error {
 		stop = context.AfterFunc(ctx, func() { p.interrupt(j) })
 	}
 	kind, body, refused, err := j.to.follow(j)
-	over := !stop()
+	ctxEnded := !stop()
 	if kind == 0 {
 		j.to.finish(err) // sets j.err
 	} else {
 		p.finishedPlain(j)
 		j.kind, j.body = kind, body
 	}
-	if over {
+	if ctxEnded {
 		p.stopped(ctx, j)
 	}
 	return refused
@@ -211,26 +211,26 @@ func (p *Pool) runPlain(ctx context.Context, j *job) error {
 // runCoroutine makes a call of a coroutine. As runPlain.
 func (p *Pool) runCoroutine(ctx context.Context, j *job) error {
 	done := ctx.Done()
-	over := false
+	ctxEnded := false
 	var refused error
 	for {
 		select {
 		case <-j.done:
-			if refused == nil && !over && j.item != nil {
+			if refused == nil && !ctxEnded && j.item != nil {
 				refused = j.deliver()
 			}
-			if over {
+			if ctxEnded {
 				p.stopped(ctx, j)
 			}
 			return refused
 		case <-j.items.notify:
-			if refused == nil && !over {
+			if refused == nil && !ctxEnded {
 				if refused = j.deliver(); refused != nil {
 					p.interrupt(j)
 				}
 			}
 		case <-done:
-			over, done = true, nil
+			ctxEnded, done = true, nil
 			p.interrupt(j)
 		}
 	}

@@ -34,10 +34,10 @@ type Nested interface {
 type nesting struct {
 	ctx context.Context //nolint:containedctx // of the call: the goroutine that reads for all of a worker begins its nested calls
 
-	mu   sync.Mutex
-	open map[uint64]*nestedCall
-	over bool // the call has ended: no further ones
-	wg   sync.WaitGroup
+	mu    sync.Mutex
+	open  map[uint64]*nestedCall
+	ended bool // the call has ended: no further ones
+	wg    sync.WaitGroup
 }
 
 // nestedCall is one call that a tool makes.
@@ -124,7 +124,7 @@ func (j *job) begin(n *nestedCall, about nestedAbout, args json.RawMessage, stre
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.over:
+	case s.ended:
 		return errCallEnded
 	case j.Nested == nil:
 		return errNoNested
@@ -163,7 +163,7 @@ func (j *job) begin(n *nestedCall, about nestedAbout, args json.RawMessage, stre
 func (j *job) endNested() {
 	s := &j.nesting
 	s.mu.Lock()
-	s.over = true
+	s.ended = true
 	for _, n := range s.open {
 		n.cancel()
 	}

@@ -137,7 +137,7 @@ func (p *Pool) read(f func(s *state)) {
 // begin begins what an update has found to be done.
 func (p *Pool) begin(s *state) {
 	for ; s.starts > 0; s.starts-- {
-		p.wg.Go(p.start)
+		p.wg.Go(func() { _ = p.start() })
 	}
 	for _, w := range s.dismissed {
 		p.wg.Go(w.end)
@@ -179,18 +179,11 @@ func (p *Pool) Warm() error {
 		return failure.Unavailable("the index %s is closed", p.cfg.Index)
 	}
 	defer p.wg.Done()
-	w, err := p.newWorker()
-	p.update(func(s *state) {
-		s.starting--
-		if err == nil {
-			s.welcome(w)
-		}
-	})
-	return err
+	return p.start()
 }
 
-// start starts a worker.
-func (p *Pool) start() {
+// start starts a worker. Calls that wait for one are told if none can be started.
+func (p *Pool) start() error {
 	w, err := p.newWorker()
 	p.update(func(s *state) {
 		s.starting--
@@ -209,13 +202,14 @@ func (p *Pool) start() {
 			p.log.Error("cannot start a worker", slog.Any("error", err))
 		}
 	})
+	return err
 }
 
 // welcome takes a worker that has just become ready into service.
 func (s *state) welcome(w *worker) {
 	if s.closed {
 		w.retired, w.stopping = true, true
-		if !w.over {
+		if !w.ended {
 			w.proc.Kill() // its watcher, or its reader, finishes it
 		}
 		return
@@ -226,12 +220,12 @@ func (s *state) welcome(w *worker) {
 // finishedPlain takes a call off its worker of plain functions.
 func (p *Pool) finishedPlain(j *job) {
 	w := j.to
-	over := false
+	ended := false
 	p.update(func(s *state) {
 		s.finished(j)
 		switch {
-		case w.over: // it ended after its answer
-			over = true
+		case w.ended: // it ended after its answer
+			ended = true
 			s.retire(w)
 		case s.cfg.Once || w.retired:
 			s.dismiss(w)
@@ -241,7 +235,7 @@ func (p *Pool) finishedPlain(j *job) {
 			s.idle = append(s.idle, w)
 		}
 	})
-	if over {
+	if ended {
 		w.finish(nil)
 	}
 }
@@ -268,7 +262,7 @@ func (p *Pool) finishedCoroutine(w *worker, id uint64) (j *job) {
 func (p *Pool) processEnded(w *worker) {
 	alone := false
 	p.update(func(s *state) {
-		w.over = true
+		w.ended = true
 		alone = w.ready && !s.cfg.Async && w.one == nil
 		if alone {
 			s.retire(w)
@@ -291,7 +285,9 @@ func (s *state) leave(log *slog.Logger, w *worker, cause error) {
 	if w.exit.Code == exitSpent && !w.inCall() {
 		w.stopping = true
 	}
-	s.starve(log, w)
+	if w.starved() && !w.free() {
+		s.stopFor(log, w, w.running(), w.starvation())
+	}
 	failed := w.running()
 	tools := map[string]struct{}{}
 	for _, j := range failed {

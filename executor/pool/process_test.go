@@ -45,7 +45,7 @@ type process struct {
 	memory atomic.Int64
 	// measured, if there is one, is called when the usage has been read and is not known to the pool yet.
 	measured atomic.Pointer[func()]
-	deaf     atomic.Bool // it hears no cancellation and answers no ping
+	silent   atomic.Bool // it hears no cancellation and answers no ping
 
 	mu      sync.Mutex
 	out     []byte // to the pool
@@ -129,7 +129,7 @@ func (p *process) main() {
 		case frame.Exit:
 			p.ended(sandbox.Exit{})
 		case frame.Ping:
-			if !p.deaf.Load() {
+			if !p.silent.Load() {
 				p.send(frame.Header{Type: frame.Pong, ID: f.ID}, nil)
 			}
 		}
@@ -296,7 +296,7 @@ func (p *process) Write(data []byte) {
 }
 
 func (p *process) Interrupt() {
-	if p.deaf.Load() {
+	if p.silent.Load() {
 		return
 	}
 	id := p.page[sandbox.WordCancel].Load()

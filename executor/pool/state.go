@@ -312,7 +312,7 @@ func (s *state) dismiss(w *worker) {
 
 // join adds a ready worker. One that has ended meanwhile is not added.
 func (s *state) join(w *worker) {
-	if w.over {
+	if w.ended {
 		s.restarts++
 		s.crashed()
 		return

@@ -165,19 +165,13 @@ func (p *Pool) check(w *worker, u sandbox.Usage, measured []*job) {
 			fatal = func(j *job) *toolmesh.Error { return failure.TooManyProcesses(j.Tool, limits.Pids, u.Tasks) }
 		}
 		if fatal != nil {
-			for _, j := range jobs {
-				j.breach = fatal(j)
-			}
-			s.retire(w)
-			w.stopping = true
+			s.stopFor(p.log, w, jobs, fatal)
 			w.proc.Kill()
-			late = jobs
+			return
 		}
 		for _, j := range late {
-			if fatal == nil {
-				s.interrupt(p, j)
-			}
-			p.log.Warn("a call exceeded a limit", slog.String("rpc_id", j.RPCID), slog.Int("pid", w.proc.Pid()), slog.Any("error", j.breach))
+			s.interrupt(p, j)
+			w.warn(p.log, j)
 		}
 	})
 }
@@ -230,37 +224,37 @@ func (w *worker) starvation() func(j *job) *toolmesh.Error {
 	return func(j *job) *toolmesh.Error { return failure.Starved(j.Tool, limit, peak, reached) }
 }
 
-// starved ends a worker that is starved and still there: the kernel killed
+// endStarved ends a worker that is starved and still there: the kernel killed
 // another process of its. Its calls have exceeded their limit, whatever they say.
-func (p *Pool) starved(w *worker) (starved bool) {
+func (p *Pool) endStarved(w *worker) (starved bool) {
 	if w.proc.Group() == nil {
 		return false
 	}
 	p.update(func(s *state) {
-		if starved = s.starve(p.log, w); starved {
+		if starved = w.starved() && !w.free(); starved {
+			s.stopFor(p.log, w, w.running(), w.starvation())
 			w.proc.Kill()
 		}
 	})
 	return starved
 }
 
-// starve has the calls of a starved worker fail for it.
-func (s *state) starve(log *slog.Logger, w *worker) bool {
-	if !w.starved() || w.free() {
-		return false
-	}
-	fails := w.starvation()
-	for _, j := range w.running() {
+// stopFor takes a worker out of service whose calls fail because of a limit.
+func (s *state) stopFor(log *slog.Logger, w *worker, jobs []*job, fails func(j *job) *toolmesh.Error) {
+	for _, j := range jobs {
 		if j.breach == nil {
 			j.breach = fails(j)
 		}
 		if !w.stopping {
-			log.Warn("a call exceeded a limit", slog.String("rpc_id", j.RPCID), slog.Int("pid", w.proc.Pid()), slog.Any("error", j.breach))
+			w.warn(log, j)
 		}
 	}
 	s.retire(w)
 	w.stopping = true
-	return true
+}
+
+func (w *worker) warn(log *slog.Logger, j *job) {
+	log.Warn("a call exceeded a limit", slog.String("rpc_id", j.RPCID), slog.Int("pid", w.proc.Pid()), slog.Any("error", j.breach))
 }
 
 // breached is the limit that a call exceeded, nil if it kept them all.

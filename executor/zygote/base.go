@@ -245,7 +245,7 @@ func (b *bases) of(interpreter string) (*base, error) {
 		return nil, errors.New("the executor is closed")
 	}
 	old := b.by[real]
-	if old != nil && old.stamp == stamp && !old.over() {
+	if old != nil && old.stamp == stamp && !old.spent() {
 		return old, nil
 	}
 	made := &base{made: time.Now(), stamp: stamp, ready: make(chan struct{})}
@@ -264,8 +264,8 @@ func (b *bases) of(interpreter string) (*base, error) {
 	return made, nil
 }
 
-// over reports whether a new one has to be made.
-func (b *base) over() bool {
+// spent reports whether a new one has to be made.
+func (b *base) spent() bool {
 	select {
 	case <-b.ready:
 	default:
