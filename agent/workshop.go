@@ -161,7 +161,7 @@ func policiesOf(b deploy.Build) (vars map[string]string, policies map[string]exe
 	policies = make(map[string]executor.Policy, len(b.Manifest.Tools))
 	for _, name := range b.Manifest.Tools {
 		a := b.Manifest.AnnotationsOf(name)
-		p := executor.Policy{Isolation: a.Isolation, Lease: executor.Lease{Affinity: a.Affinity}, Sandbox: a.Sandbox, Limits: a.Limits, Vars: map[string]string{}}
+		p := executor.Policy{Isolation: a.Isolation, Affinity: a.Affinity, Sandbox: a.Sandbox, Limits: a.Limits, Vars: map[string]string{}}
 		for _, v := range b.Manifest.EnvOf(name) {
 			if value, ok := b.Env[v.Name]; ok {
 				p.Vars[v.Name] = value

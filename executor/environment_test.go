@@ -111,14 +111,10 @@ func TestHashesOfTheAuthorAreHeldTo(t *testing.T) {
 func TestNothingDeclaredNeedsNothing(t *testing.T) {
 	t.Parallel()
 	// No uv, no pip, no package index: only an interpreter.
-	python, err := exec.LookPath("python3")
-	if err != nil {
+	if _, err := exec.LookPath("python3"); err != nil {
 		t.Skip("no python3")
 	}
-	x := newExecutor(t, func(o *executor.Options) {
-		o.UV = "/nowhere/uv"
-		o.Pythons = []string{python}
-	})
+	x := newExecutor(t, func(o *executor.Options) { o.UV = "/nowhere/uv" })
 	for _, files := range []map[string]string{
 		{},
 		{"requirements.txt": "# nothing\n\n"},

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -39,8 +40,6 @@ type Options struct {
 	// UV is the uv executable. Defaults to the one on PATH, else one that is
 	// installed into the executor's folder when it is first needed.
 	UV string
-	// Pythons are interpreters to consider before those that are found.
-	Pythons []string
 	// Grace is what a call has to end in after its cancellation, before its
 	// worker is killed. Defaults to 500 ms.
 	Grace time.Duration
@@ -53,6 +52,12 @@ type Options struct {
 	// MaxSessions bounds the workers of one index that are leased to sessions.
 	// Defaults to 64.
 	MaxSessions int
+	// SessionIdle is how long a session may make no call before its worker is ended.
+	// Defaults to 10 minutes.
+	SessionIdle time.Duration
+	// SessionHold is how long a session that makes no call keeps its worker although
+	// another session needs one and there are no more. Defaults to 10 seconds.
+	SessionHold time.Duration
 	// IdleAfter is how long a worker may be idle before it is ended, down to
 	// one. Defaults to a minute.
 	IdleAfter time.Duration
@@ -94,70 +99,41 @@ func (o *Options) withDefaults() Options {
 	if o != nil {
 		r = *o
 	}
-	if r.Logger == nil {
-		r.Logger = slog.New(slog.DiscardHandler)
-	}
+	r.Logger = cmp.Or(r.Logger, slog.New(slog.DiscardHandler))
 	if r.Environ == nil {
 		r.Environ = []string{"PATH=/usr/local/bin:/usr/bin:/bin"}
 	}
-	if r.Grace == 0 {
-		r.Grace = 500 * time.Millisecond
-	}
-	if r.StartTimeout == 0 {
-		r.StartTimeout = time.Minute
-	}
-	if r.MaxWorkers == 0 {
-		r.MaxWorkers = max(8, 4*runtime.GOMAXPROCS(0))
-	}
-	if r.MaxSessions == 0 {
-		r.MaxSessions = 64
-	}
-	if r.IdleAfter == 0 {
-		r.IdleAfter = time.Minute
-	}
-	if r.RecycleCalls == 0 {
-		r.RecycleCalls = 10_000
-	}
-	if r.RecycleAge == 0 {
-		r.RecycleAge = 24 * time.Hour
-	}
-	if r.RecycleMemory == 0 {
-		r.RecycleMemory = 512 << 20
-	}
-	if r.CrashLimit == 0 {
-		r.CrashLimit = 5
-	}
-	if r.CrashWindow == 0 {
-		r.CrashWindow = time.Minute
-	}
-	if r.TrialEvery == 0 {
-		r.TrialEvery = time.Minute
-	}
-	if r.MaxResult == 0 {
-		r.MaxResult = 64 << 20
-	}
-	if r.Sandbox == "" {
-		r.Sandbox = tool.SandboxGuard
-	}
+	r.Grace = cmp.Or(r.Grace, 500*time.Millisecond)
+	r.StartTimeout = cmp.Or(r.StartTimeout, time.Minute)
+	r.MaxWorkers = cmp.Or(r.MaxWorkers, max(8, 4*runtime.GOMAXPROCS(0)))
+	r.MaxSessions = cmp.Or(r.MaxSessions, 64)
+	r.SessionIdle = cmp.Or(r.SessionIdle, 10*time.Minute)
+	r.SessionHold = cmp.Or(r.SessionHold, 10*time.Second)
+	r.IdleAfter = cmp.Or(r.IdleAfter, time.Minute)
+	r.RecycleCalls = cmp.Or(r.RecycleCalls, 10_000)
+	r.RecycleAge = cmp.Or(r.RecycleAge, 24*time.Hour)
+	r.RecycleMemory = cmp.Or(r.RecycleMemory, 512<<20)
+	r.CrashLimit = cmp.Or(r.CrashLimit, 5)
+	r.CrashWindow = cmp.Or(r.CrashWindow, time.Minute)
+	r.TrialEvery = cmp.Or(r.TrialEvery, time.Minute)
+	r.MaxResult = cmp.Or(r.MaxResult, 64<<20)
+	r.Sandbox = cmp.Or(r.Sandbox, tool.SandboxGuard)
 	return r
 }
 
 func (o Options) validate() error {
-	switch {
-	case o.Grace < 0:
-		return errors.New("executor: Options.Grace must not be negative")
-	case o.StartTimeout < 0:
-		return errors.New("executor: Options.StartTimeout must not be negative")
-	case o.MaxWorkers < 0:
-		return errors.New("executor: Options.MaxWorkers must not be negative")
-	case o.MaxSessions < 0:
-		return errors.New("executor: Options.MaxSessions must not be negative")
-	case o.IdleAfter < 0:
-		return errors.New("executor: Options.IdleAfter must not be negative")
-	case o.CrashLimit < 0 || o.CrashWindow < 0 || o.TrialEvery < 0:
-		return errors.New("executor: Options.CrashLimit, CrashWindow and TrialEvery must not be negative")
-	case o.MaxResult < 0 || o.MaxResult > 1<<30:
-		return errors.New("executor: Options.MaxResult must be between 0 and 1 GB")
+	for name, value := range map[string]int64{
+		"Grace": int64(o.Grace), "StartTimeout": int64(o.StartTimeout), "IdleAfter": int64(o.IdleAfter),
+		"MaxWorkers": int64(o.MaxWorkers), "MaxSessions": int64(o.MaxSessions), "MaxResult": int64(o.MaxResult),
+		"SessionIdle": int64(o.SessionIdle), "SessionHold": int64(o.SessionHold),
+		"CrashLimit": int64(o.CrashLimit), "CrashWindow": int64(o.CrashWindow), "TrialEvery": int64(o.TrialEvery),
+	} {
+		if value < 0 {
+			return fmt.Errorf("executor: Options.%s must not be negative", name)
+		}
+	}
+	if o.MaxResult > 1<<30 {
+		return errors.New("executor: Options.MaxResult must be at most 1 GB")
 	}
 	if _, err := tool.ParseSandbox(string(o.Sandbox)); err != nil {
 		return fmt.Errorf("executor: Options.Sandbox: %w", err)
@@ -219,7 +195,7 @@ func New(dir string, opts *Options) (*Executor, error) {
 	return &Executor{
 		opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner, groups: groups,
 		venvs: venv.NewStore(dir, spawner, &venv.Options{
-			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Pythons: o.Pythons, Warm: filepath.Join(files, python.WorkerPackage),
+			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Warm: filepath.Join(files, python.WorkerPackage),
 		}),
 		zygotes: zygote.NewStarter(spawner, zygote.Options{
 			Logger: o.Logger, Dir: filepath.Join(dir, scratch), Files: files, Cgroups: groups, StartTimeout: o.StartTimeout,
@@ -273,14 +249,8 @@ func writeWorker(dir string) (string, error) {
 	if err := os.Chmod(beside, 0o755); err != nil { //nolint:gosec // see New
 		return "", err
 	}
-	for name, data := range contents {
-		file := filepath.Join(beside, python.WorkerPackage, filepath.FromSlash(name))
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // see New
-			return "", err
-		}
-		if err := os.WriteFile(file, data, 0o644); err != nil { //nolint:gosec // see New
-			return "", err
-		}
+	if err := os.CopyFS(filepath.Join(beside, python.WorkerPackage), files); err != nil {
+		return "", err
 	}
 	return final, os.Rename(beside, final)
 }
@@ -350,10 +320,7 @@ func (x *Executor) Close() error {
 		return nil
 	}
 	x.closed = true
-	indexes := make([]*Index, 0, len(x.indexes))
-	for ix := range x.indexes {
-		indexes = append(indexes, ix)
-	}
+	indexes := slices.Collect(maps.Keys(x.indexes))
 	commands := slices.Collect(maps.Keys(x.commands))
 	x.mu.Unlock()
 	at, cancel := context.WithCancel(context.Background())

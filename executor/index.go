@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sort"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -100,13 +99,13 @@ type Index struct {
 	groups      []*group
 
 	stop chan struct{}  // closed when the index is
-	wg   sync.WaitGroup // Open, the end of idle leases, ended pools
+	wg   sync.WaitGroup // Open, the end of idle sessions, ended pools
 
-	poolsMu sync.RWMutex
+	poolsMu sync.Mutex
 	pools   map[poolKey]*pool.Pool
 	ended   bool // no further pools
 
-	leases leases
+	sessions sessionPools
 
 	inFlight  atomic.Int64
 	closing   atomic.Bool
@@ -136,7 +135,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
 	}
 	ix.pools = map[poolKey]*pool.Pool{}
-	ix.leases.by, ix.leases.taken = map[poolKey]*lease{}, map[poolKey]*lease{}
+	ix.sessions.by, ix.sessions.taken = map[poolKey]*sessionPool{}, map[poolKey]*sessionPool{}
 	ix.redact = output.NewRedactor(spec.secrets())
 	if err := ix.group(root); err != nil {
 		return nil, openFailed(spec, err)
@@ -184,14 +183,11 @@ func (x *Executor) workerEnv(bin string, vars map[string]string) []string {
 			env[name] = value
 		}
 	}
-	for name, value := range vars {
-		env[name] = value
-	}
+	maps.Copy(env, vars)
 	list := make([]string, 0, len(env))
-	for name, value := range env {
-		list = append(list, name+"="+value)
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		list = append(list, name+"="+env[name])
 	}
-	sort.Strings(list)
 	return list
 }
 
@@ -266,7 +262,7 @@ func (ix *Index) open(ctx context.Context) error {
 			return err
 		}
 	}
-	ix.wg.Go(ix.expireLeases)
+	ix.wg.Go(ix.maintain)
 	return nil
 }
 
@@ -335,7 +331,7 @@ func (ix *Index) quarantine(name string) *pool.Quarantine {
 }
 
 // pool finds the pool that runs a tool's calls in an isolation, or makes it. A
-// session's come from lease.
+// session's come from sessionPool.
 func (ix *Index) pool(t *served, isolation toolmesh.Isolation) (*pool.Pool, *toolmesh.Error) {
 	key := poolKey{groupKey: t.group.key, async: t.Kind.Async(), isolation: isolation, limits: t.policy.Limits}
 	if isolation == toolmesh.IsolationFresh {
@@ -345,12 +341,6 @@ func (ix *Index) pool(t *served, isolation toolmesh.Isolation) (*pool.Pool, *too
 }
 
 func (ix *Index) poolOf(g *group, key poolKey) (*pool.Pool, *toolmesh.Error) {
-	ix.poolsMu.RLock()
-	p := ix.pools[key]
-	ix.poolsMu.RUnlock()
-	if p != nil {
-		return p, nil
-	}
 	ix.poolsMu.Lock()
 	defer ix.poolsMu.Unlock()
 	if p := ix.pools[key]; p != nil {
@@ -360,13 +350,7 @@ func (ix *Index) poolOf(g *group, key poolKey) (*pool.Pool, *toolmesh.Error) {
 		return nil, failure.Unavailable("the index %s is closed", ix.spec.Name)
 	}
 	worker := zygote.Worker{Async: key.async, Isolation: key.isolation, Limits: key.limits, Tool: key.tool}
-	p = pool.New(ix.poolConfig(key), func(ctx context.Context) (pool.Process, error) {
-		proc, err := g.Start(ctx, worker)
-		if err != nil {
-			return nil, err
-		}
-		return proc, nil
-	})
+	p := pool.New(ix.poolConfig(key), func(ctx context.Context) (pool.Process, error) { return g.Start(ctx, worker) })
 	ix.pools[key] = p
 	return p, nil
 }
@@ -400,8 +384,8 @@ func (ix *Index) poolConfig(key poolKey) pool.Config {
 
 // everyPool are the pools of this moment.
 func (ix *Index) everyPool() map[poolKey]*pool.Pool {
-	ix.poolsMu.RLock()
-	defer ix.poolsMu.RUnlock()
+	ix.poolsMu.Lock()
+	defer ix.poolsMu.Unlock()
 	return maps.Clone(ix.pools)
 }
 
@@ -419,14 +403,14 @@ func (ix *Index) untilStop(parent context.Context) (context.Context, context.Can
 	return ctx, cancel
 }
 
-// expireLeases ends the leases that were idle for too long.
-func (ix *Index) expireLeases() {
+// maintain ends what sessions left idle.
+func (ix *Index) maintain() {
 	ticker := time.NewTicker(max(ix.x.opts.IdleAfter/4, time.Millisecond))
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ticker.C:
-			ix.expire()
+			ix.expireSessions()
 		case <-ix.stop:
 			return
 		}
@@ -460,13 +444,11 @@ func (ix *Index) Call(ctx context.Context, call Call, sink output.Sink) (json.Ra
 	}
 	if call.Isolation != "" {
 		if _, err := tool.ParseIsolation(string(call.Isolation)); err != nil {
-			return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err).
-				WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
+			return nil, failure.NotStarted(toolmesh.CodeInvalidRequest, "%w", err)
 		}
 	}
 	if size := len(call.Args) + len(call.VarArgs); size > ix.x.opts.MaxResult {
-		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments are %d bytes, more than %d", size, ix.x.opts.MaxResult).
-			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
+		return nil, failure.NotStarted(toolmesh.CodePayloadTooLarge, "the arguments are %d bytes, more than %d", size, ix.x.opts.MaxResult)
 	}
 	trial, refused := t.quarantine.Enter()
 	if refused != nil {
@@ -499,12 +481,12 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink output.
 	p, slot := t.pool, t.slot
 	switch isolation := t.policy.Isolation.Tighter(call.Isolation); {
 	case isolation == toolmesh.IsolationSession:
-		leased, release, err := ix.lease(t, call)
+		own, release, err := ix.sessionPool(t, call)
 		if err != nil {
 			return nil, pool.Verdict{}, err
 		}
 		defer release()
-		p = leased
+		p = own
 	case isolation != t.policy.Isolation:
 		tightened, err := ix.pool(t, isolation)
 		if err != nil {
@@ -535,8 +517,7 @@ func (ix *Index) notServed(name string) error {
 			return failure.Unavailable("%s is not served: %s", name, u.Reason).WithRetryable(false)
 		}
 	}
-	return toolmesh.Errorf(toolmesh.CodeToolNotFound, "the index %s has no tool %s", ix.spec.Name, name).
-		WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
+	return failure.NotStarted(toolmesh.CodeToolNotFound, "the index %s has no tool %s", ix.spec.Name, name)
 }
 
 func (ix *Index) leave() {
@@ -556,10 +537,8 @@ func (ix *Index) Close(ctx context.Context) error {
 	var cut error
 	select {
 	case <-ix.drained:
-	default:
-		select {
-		case <-ix.drained:
-		case <-ctx.Done():
+	case <-ctx.Done():
+		if ix.inFlight.Load() > 0 {
 			cut = context.Cause(ctx)
 		}
 	}

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"maps"
@@ -15,8 +16,9 @@ type Policy struct {
 	// Isolation says which process runs a call. A call may ask for a tighter one,
 	// never for a looser one. Defaults to warm.
 	Isolation toolmesh.Isolation
-	// Lease says how isolation session keeps workers.
-	Lease Lease
+	// Affinity says what isolation session does while the session's worker is busy.
+	// Tools that differ in it share no worker. Defaults to strict-queue.
+	Affinity tool.Affinity
 	// Sandbox says what the tool's processes may touch, its import included.
 	// A tool whose level the machine does not give is unavailable. Defaults to
 	// the executor's level, as far as the machine gives it.
@@ -29,13 +31,9 @@ type Policy struct {
 }
 
 func (p Policy) withDefaults(box tool.Sandbox) Policy {
-	if p.Isolation == "" {
-		p.Isolation = toolmesh.IsolationWarm
-	}
-	if p.Sandbox == "" {
-		p.Sandbox = box
-	}
-	p.Lease = p.Lease.withDefaults()
+	p.Isolation = cmp.Or(p.Isolation, toolmesh.IsolationWarm)
+	p.Sandbox = cmp.Or(p.Sandbox, box)
+	p.Affinity = cmp.Or(p.Affinity, tool.AffinityQueue)
 	return p
 }
 
@@ -46,7 +44,8 @@ func (p Policy) check() error {
 	if _, err := tool.ParseSandbox(string(p.Sandbox)); err != nil {
 		return err
 	}
-	return p.Lease.check()
+	_, err := tool.ParseAffinity(string(p.Affinity))
+	return err
 }
 
 // groupKey is what all processes of a group have in common from their start:
@@ -79,10 +78,8 @@ func profile(vars map[string]string) string {
 
 // merged is base with more on top.
 func merged(base, more map[string]string) map[string]string {
-	all := maps.Clone(base)
-	if all == nil {
-		all = map[string]string{}
-	}
+	all := map[string]string{}
+	maps.Copy(all, base)
 	maps.Copy(all, more)
 	return all
 }

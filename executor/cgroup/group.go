@@ -195,5 +195,5 @@ func (g *Group) close() {
 		g.events = nil
 	}
 	g.mu.Unlock()
-	g.tree.remove(g.dir, time.Now().Add(patience))
+	g.tree.remove(g.dir, time.Now().Add(removeTimeout))
 }

@@ -259,7 +259,7 @@ func beDelegated(dir string) {
 			continue
 		}
 		// Without the memory controller only the folder of a group can be had.
-		if err := tree.settle(false); err != nil {
+		if err := tree.folder(tree.kind, tree.dir); err != nil {
 			fmt.Println(err)
 			continue
 		}

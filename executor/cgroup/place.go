@@ -2,7 +2,6 @@ package cgroup
 
 import (
 	"bufio"
-	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -100,20 +99,5 @@ func mountsOf(text string) []mount {
 	return found
 }
 
-// unescape undoes what the kernel does to blanks and their like: a backslash and
-// three octal digits.
-func unescape(text string) string {
-	var b strings.Builder
-	for i := 0; i < len(text); i++ {
-		var c byte
-		if text[i] == '\\' && i+3 < len(text) {
-			if n, err := fmt.Sscanf(text[i+1:i+4], "%03o", &c); n == 1 && err == nil {
-				b.WriteByte(c)
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(text[i])
-	}
-	return b.String()
-}
+// unescape undoes what the kernel does to blanks and their like.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,8 +23,8 @@ import (
 // processes beside groups of its own.
 const leaf = "toolmesh-agent"
 
-// What is left of a group's processes has this long to end once they are killed.
-const patience = 5 * time.Second
+// removeTimeout is what a group's processes have to end in once they are killed.
+const removeTimeout = 5 * time.Second
 
 // Options configure a [Tree]. The zero value of each field means its default.
 type Options struct {
@@ -50,7 +51,6 @@ type Tree struct {
 
 	mu     sync.Mutex
 	closed bool
-	there  bool // dir
 	groups map[*Group]struct{}
 	wg     sync.WaitGroup // removals
 }
@@ -154,19 +154,6 @@ func (t *Tree) folder(kind Kind, dir string) error {
 	return nil
 }
 
-// settle makes the folder of the groups when the first is made: most processes
-// need none, and one that is killed leaves nothing then. With lost it is gone.
-func (t *Tree) settle(lost bool) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.there && !lost {
-		return nil
-	}
-	err := t.folder(t.kind, t.dir)
-	t.there = err == nil
-	return err
-}
-
 // enable turns a controller of version 2 on for groups below own. Where that
 // allows no processes in own itself, this process moves to a group beside them;
 // others are not moved.
@@ -228,10 +215,8 @@ func (t *Tree) try(kind Kind, dir string) error {
 	if err := g.Limit(1 << 30); err != nil {
 		return err
 	}
-	if _, err := g.kills(); err != nil {
-		return err
-	}
-	return nil
+	_, err := g.kills()
+	return err
 }
 
 // ForLimit makes a group for what has a limit on its memory; nil where it has
@@ -253,21 +238,15 @@ func (t *Tree) New() (*Group, error) {
 	if t.kind == "" {
 		return nil, errors.New("no groups are to be had")
 	}
-	if err := t.settle(false); err != nil {
+	// Made with each group: most processes need none, one that is killed leaves nothing then, and others may tidy up.
+	if err := t.folder(t.kind, t.dir); err != nil {
 		return nil, err
 	}
-	for again := true; ; {
+	for {
 		g := &Group{tree: t, kind: t.kind, dir: filepath.Join(t.dir, "w"+strconv.FormatUint(t.next.Add(1), 10))}
 		err := g.make()
 		if errors.Is(err, fs.ErrExist) {
 			continue // what could not be removed at the start
-		}
-		if errors.Is(err, fs.ErrNotExist) && again {
-			again = false // somebody tidied up
-			if err := t.settle(true); err != nil {
-				return nil, err
-			}
-			continue
 		}
 		if err != nil {
 			return nil, err
@@ -291,10 +270,7 @@ func (t *Tree) New() (*Group, error) {
 func (t *Tree) Close() {
 	t.mu.Lock()
 	t.closed = true
-	open := make([]*Group, 0, len(t.groups))
-	for g := range t.groups {
-		open = append(open, g)
-	}
+	open := slices.Collect(maps.Keys(t.groups))
 	t.mu.Unlock()
 	for _, g := range open {
 		g.Close()
@@ -336,7 +312,7 @@ func (t *Tree) remember() {
 // clear removes a folder of groups, the groups in it, and what still runs there.
 func (t *Tree) clear(dir string) {
 	if _, err := os.Stat(dir); err == nil {
-		end := time.Now().Add(patience)
+		end := time.Now().Add(removeTimeout)
 		t.below(dir, end)
 		t.remove(dir, end)
 	}

@@ -77,8 +77,12 @@ func Crashed(tool string, e sandbox.Exit, begun toolmesh.Started, stderr string)
 
 // Unavailable makes the error of a call that cannot be made here.
 func Unavailable(format string, args ...any) *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, format, args...).
-		WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
+	return NotStarted(toolmesh.CodeUnavailable, format, args...)
+}
+
+// NotStarted makes the error of a call whose tool's code has not begun.
+func NotStarted(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
+	return toolmesh.Errorf(code, format, args...).WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
 }
 
 // StateGone makes the error of a call that counts on what its session's worker

@@ -58,14 +58,14 @@ func TestRecordedFrames(t *testing.T) {
 	}
 	for _, path := range paths {
 		sent, types := transcript(t, path)
-		for who, stream := range sent {
+		for side, stream := range sent {
 			frames, err := readAll(iotest.OneByteReader(bytes.NewReader(stream)), 1<<20)
 			if !errors.Is(err, io.EOF) {
 				t.Errorf("%s: %v", path, err)
 			}
 			var want, got []int
 			var again []byte
-			for i, name := range types[who] {
+			for i, name := range types[side] {
 				want = append(want, numbers[name])
 				if i < len(frames) {
 					got = append(got, int(frames[i].Header.Type))
@@ -73,7 +73,7 @@ func TestRecordedFrames(t *testing.T) {
 				}
 			}
 			if diff := cmp.Diff(want, got); diff != "" || !bytes.Equal(again, stream) {
-				t.Errorf("%s: frames of %s (-recorded +read):\n%s", path, who, diff)
+				t.Errorf("%s: frames of %s (-recorded +read):\n%s", path, side, diff)
 			}
 		}
 	}

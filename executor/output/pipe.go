@@ -45,10 +45,7 @@ func (p *Pipe) Run() {
 func (p *Pipe) step(fd int) bool {
 	for {
 		p.lock.Lock()
-		n, err := unix.Read(fd, p.buf)
-		if n > 0 {
-			p.take(p.buf[:n])
-		}
+		n, err := p.read(fd)
 		p.lock.Unlock()
 		switch {
 		case n > 0 || errors.Is(err, unix.EINTR):
@@ -65,20 +62,22 @@ func (p *Pipe) Flush() { _ = p.conn.Control(p.drain) }
 
 func (p *Pipe) drained(fd uintptr) {
 	for range 64<<10/len(p.buf) + 1 {
-		n, err := unix.Read(int(fd), p.buf) //nolint:gosec // descriptors are small
-		if n > 0 {
-			p.take(p.buf[:n])
-		} else if err != unix.EINTR { //nolint:errorlint // a plain errno
+		if n, err := p.read(int(fd)); n <= 0 && !errors.Is(err, unix.EINTR) { //nolint:gosec // descriptors are small
 			return
 		}
 	}
 }
 
-func (p *Pipe) take(data []byte) {
-	if p.saw != nil {
-		p.saw(data)
+// read takes what one read brings. The lock is held.
+func (p *Pipe) read(fd int) (int, error) {
+	n, err := unix.Read(fd, p.buf)
+	if n > 0 {
+		if p.saw != nil {
+			p.saw(p.buf[:n])
+		}
+		p.lines.Add(p.buf[:n])
 	}
-	p.lines.Add(data)
+	return n, err
 }
 
 // Settle hands over what has no line break yet: its call ends. The lock is held.

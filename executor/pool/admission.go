@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -20,15 +21,7 @@ func (s *state) admits(j *job) bool {
 	if limit <= 0 {
 		return true // room bounds what each loop holds
 	}
-	return s.busy-s.waiting < limit && s.held(j.Depth) < limit
-}
-
-// held is how many calls of a depth have a worker.
-func (s *state) held(depth int) int {
-	if depth == 0 {
-		return s.busy - s.deep
-	}
-	return s.depths[depth]
+	return s.busy-s.waiting < limit && s.depths[j.Depth] < limit
 }
 
 // dispatch gives calls that may have a worker to those that have room: a call
@@ -96,8 +89,8 @@ func (s *state) opened(j *job, n int) {
 func (s *state) mustNotWait(j *job) *toolmesh.Error {
 	switch {
 	case s.cfg.Affinity == tool.AffinityFail && (len(s.workers) > 0 || len(s.queue) > 0):
-		return toolmesh.Errorf(toolmesh.CodeBusy, "the session's worker is busy with another call").
-			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo).WithRetryable(true).WithDetail("reason", "worker_busy")
+		return failure.NotStarted(toolmesh.CodeBusy, "the session's worker is busy with another call").
+			WithRetryable(true).WithDetail("reason", "worker_busy")
 	case s.cfg.holdsState() && !s.cfg.Async && s.below(j.Depth):
 		return workerWaits()
 	}
@@ -129,7 +122,7 @@ func (s *state) refuseBelow(j *job) {
 }
 
 func workerWaits() *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeBusy, "the session's worker waits for a call that its own tool made, which may be this one: "+
+	return failure.NotStarted(toolmesh.CodeBusy, "the session's worker waits for a call that its own tool made, which may be this one: "+
 		"tools that call each other in isolation session must be coroutines, or of another isolation").
-		WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo).WithRetryable(true).WithDetail("reason", "worker_waits")
+		WithRetryable(true).WithDetail("reason", "worker_waits")
 }

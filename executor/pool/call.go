@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"sync"
 	"sync/atomic"
@@ -63,7 +64,6 @@ type job struct {
 	// Set once, when it gets a worker.
 	to      *worker
 	crowded bool // that worker holds many others
-	next    *job // of those that got a worker in the same update
 
 	// Guarded by update.
 	worker  *worker // as to, while the worker has it
@@ -195,14 +195,14 @@ func (p *Pool) runPlain(ctx context.Context, j *job) error {
 		stop = context.AfterFunc(ctx, func() { p.interrupt(j) })
 	}
 	kind, body, refused, err := j.to.follow(j)
-	over := !stop()
+	ctxEnded := !stop()
 	if kind == 0 {
 		j.to.finish(err) // sets j.err
 	} else {
 		p.finishedPlain(j)
 		j.kind, j.body = kind, body
 	}
-	if over {
+	if ctxEnded {
 		p.stopped(ctx, j)
 	}
 	return refused
@@ -211,26 +211,26 @@ func (p *Pool) runPlain(ctx context.Context, j *job) error {
 // runCoroutine makes a call of a coroutine. As runPlain.
 func (p *Pool) runCoroutine(ctx context.Context, j *job) error {
 	done := ctx.Done()
-	over := false
+	ctxEnded := false
 	var refused error
 	for {
 		select {
 		case <-j.done:
-			if refused == nil && !over && j.item != nil {
+			if refused == nil && !ctxEnded && j.item != nil {
 				refused = j.deliver()
 			}
-			if over {
+			if ctxEnded {
 				p.stopped(ctx, j)
 			}
 			return refused
 		case <-j.items.notify:
-			if refused == nil && !over {
+			if refused == nil && !ctxEnded {
 				if refused = j.deliver(); refused != nil {
 					p.interrupt(j)
 				}
 			}
 		case <-done:
-			over, done = true, nil
+			ctxEnded, done = true, nil
 			p.interrupt(j)
 		}
 	}
@@ -294,6 +294,5 @@ func (p *Pool) stopped(ctx context.Context, j *job) {
 // metaOf makes the meta block of a CALL body: length, then the JSON object.
 func metaOf(varargs json.RawMessage) []byte {
 	text := append(append([]byte(`{"varargs":`), varargs...), '}')
-	n := len(text)
-	return append([]byte{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24)}, text...)
+	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(text))), text...) //nolint:gosec // bounded by the executor
 }

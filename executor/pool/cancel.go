@@ -27,11 +27,11 @@ func (s *state) interrupt(p *Pool, j *job) {
 	}
 	w.cancel(j)
 	p.signalAgain(j, firstSignalAgain)
-	j.grace = time.AfterFunc(s.cfg.Grace, func() { p.graceOver(j) })
+	j.grace = time.AfterFunc(s.cfg.Grace, func() { p.killAfterGrace(j) })
 }
 
-// graceOver ends a call that goes on though its grace is over.
-func (p *Pool) graceOver(j *job) {
+// killAfterGrace ends a call that goes on though its grace has passed.
+func (p *Pool) killAfterGrace(j *job) {
 	p.update(func(s *state) {
 		w := j.worker
 		if w == nil {

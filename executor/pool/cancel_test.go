@@ -45,7 +45,7 @@ func TestCancellation(t *testing.T) {
 				}
 
 				// One that does not hear is signalled until its grace is over, and then killed.
-				worker.deaf.Store(true)
+				worker.silent.Store(true)
 				ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				began = time.Now()
@@ -74,10 +74,10 @@ func TestACancellationIsRepeated(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		end := begin(ctx, p, args("{}"))
 		synctest.Wait()
-		ps.list()[0].deaf.Store(true)
+		ps.list()[0].silent.Store(true)
 		cancel()
 		time.Sleep(100 * time.Millisecond)
-		ps.list()[0].deaf.Store(false)
+		ps.list()[0].silent.Store(false)
 		if e := wantCode(t, (<-end).err, toolmesh.CodeCancelled); e.Details["killed"] != nil {
 			t.Errorf("it was killed: %v", e.Details)
 		}

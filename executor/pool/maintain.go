@@ -32,7 +32,7 @@ func (p *Pool) maintain() {
 			p.recycle()
 		case <-probe:
 			p.update(func(s *state) { s.probe(p.log) })
-		case <-p.stop:
+		case <-p.open.Done():
 			return
 		}
 	}

@@ -34,10 +34,10 @@ type Nested interface {
 type nesting struct {
 	ctx context.Context //nolint:containedctx // of the call: the goroutine that reads for all of a worker begins its nested calls
 
-	mu   sync.Mutex
-	open map[uint64]*nestedCall
-	over bool // the call has ended: no further ones
-	wg   sync.WaitGroup
+	mu    sync.Mutex
+	open  map[uint64]*nestedCall
+	ended bool // the call has ended: no further ones
+	wg    sync.WaitGroup
 }
 
 // nestedCall is one call that a tool makes.
@@ -101,7 +101,7 @@ func (w *worker) beginNested(h frame.Header, body []byte) error {
 	}
 	j := w.find(about.Call)
 	if j == nil {
-		w.nestedFailed(h.ID, errCallOver)
+		w.nestedFailed(h.ID, errCallEnded)
 		return nil
 	}
 	n := &nestedCall{id: h.ID, w: w, j: j, credit: window, more: make(chan struct{}, 1)}
@@ -112,12 +112,10 @@ func (w *worker) beginNested(h frame.Header, body []byte) error {
 }
 
 var (
-	errCallOver = toolmesh.Errorf(toolmesh.CodeCancelled, "the call that this code belongs to is over").
-			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
-	errNoNested = toolmesh.Errorf(toolmesh.CodeUnavailable, "tools cannot call others here: they run outside of a mesh").
-			WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
-	errTooManyNested = toolmesh.Errorf(toolmesh.CodeBusy, "the tool has %d calls open at once: wait for some of them", maxNested).
-				WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo).WithDetail("limit", "nested")
+	errCallEnded     = failure.NotStarted(toolmesh.CodeCancelled, "the call that this code belongs to is over")
+	errNoNested      = failure.Unavailable("tools cannot call others here: they run outside of a mesh")
+	errTooManyNested = failure.NotStarted(toolmesh.CodeBusy, "the tool has %d calls open at once: wait for some of them", maxNested).
+				WithDetail("limit", "nested")
 )
 
 // begin starts a nested call; end waits for it.
@@ -126,8 +124,8 @@ func (j *job) begin(n *nestedCall, about nestedAbout, args json.RawMessage, stre
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.over:
-		return errCallOver
+	case s.ended:
+		return errCallEnded
 	case j.Nested == nil:
 		return errNoNested
 	case len(s.open) >= maxNested:
@@ -165,7 +163,7 @@ func (j *job) begin(n *nestedCall, about nestedAbout, args json.RawMessage, stre
 func (j *job) endNested() {
 	s := &j.nesting
 	s.mu.Lock()
-	s.over = true
+	s.ended = true
 	for _, n := range s.open {
 		n.cancel()
 	}

@@ -3,6 +3,7 @@ package pool
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -72,8 +73,9 @@ type Pool struct {
 	spawn    func(ctx context.Context) (Process, error)
 	nextCall atomic.Uint64
 
-	limited chan struct{} // capacity 1: a call that the watchdog looks at begins
-	stop    chan struct{} // closed when no more workers are started
+	limited chan struct{}   // capacity 1: a call that the watchdog looks at begins
+	open    context.Context //nolint:containedctx // until no more workers are started: an update cannot be given one
+	shut    context.CancelFunc
 	gone    chan struct{} // closed when the pool is closed and its last process has ended
 	wg      sync.WaitGroup
 
@@ -86,11 +88,9 @@ type Pool struct {
 // New makes a pool. spawn starts one worker process, which sends READY when it is
 // able to take calls; it may be called concurrently.
 func New(cfg Config, spawn func(ctx context.Context) (Process, error)) *Pool {
-	p := &Pool{
-		cfg: cfg, log: cfg.Logger, spawn: spawn,
-		limited: make(chan struct{}, 1), stop: make(chan struct{}), gone: make(chan struct{}),
-	}
-	p.state.cfg = &p.cfg
+	p := &Pool{cfg: cfg, log: cfg.Logger, spawn: spawn, limited: make(chan struct{}, 1), gone: make(chan struct{})}
+	p.open, p.shut = context.WithCancel(context.Background())
+	p.state.cfg, p.state.depths = &p.cfg, map[int]int{}
 	p.wg.Go(p.maintain)
 	if watched(cfg.Limits) {
 		p.wg.Go(p.watch)
@@ -107,7 +107,7 @@ func (p *Pool) update(f func(s *state)) {
 	f(s)
 	s.settle()
 	granted := s.granted
-	s.granted, s.lastGranted = nil, nil
+	s.granted = nil
 	if s.starts > 0 || len(s.dismissed) > 0 || len(s.replaced) > 0 || s.look > 0 {
 		p.begin(s)
 	}
@@ -119,13 +119,11 @@ func (p *Pool) update(f func(s *state)) {
 		}
 	}
 	p.mu.Unlock()
-	for j := granted; j != nil; {
-		next := j.next
+	for _, j := range granted {
 		j.to.call(j)
 		if j.turn != nil {
 			j.turn <- nil
 		}
-		j = next
 	}
 }
 
@@ -139,7 +137,7 @@ func (p *Pool) read(f func(s *state)) {
 // begin begins what an update has found to be done.
 func (p *Pool) begin(s *state) {
 	for ; s.starts > 0; s.starts-- {
-		p.wg.Go(p.start)
+		p.wg.Go(func() { _ = p.start() })
 	}
 	for _, w := range s.dismissed {
 		p.wg.Go(w.end)
@@ -181,18 +179,11 @@ func (p *Pool) Warm() error {
 		return failure.Unavailable("the index %s is closed", p.cfg.Index)
 	}
 	defer p.wg.Done()
-	w, err := p.newWorker()
-	p.update(func(s *state) {
-		s.starting--
-		if err == nil {
-			s.welcome(w)
-		}
-	})
-	return err
+	return p.start()
 }
 
-// start starts a worker.
-func (p *Pool) start() {
+// start starts a worker. Calls that wait for one are told if none can be started.
+func (p *Pool) start() error {
 	w, err := p.newWorker()
 	p.update(func(s *state) {
 		s.starting--
@@ -211,13 +202,14 @@ func (p *Pool) start() {
 			p.log.Error("cannot start a worker", slog.Any("error", err))
 		}
 	})
+	return err
 }
 
 // welcome takes a worker that has just become ready into service.
 func (s *state) welcome(w *worker) {
 	if s.closed {
 		w.retired, w.stopping = true, true
-		if !w.over {
+		if !w.ended {
 			w.proc.Kill() // its watcher, or its reader, finishes it
 		}
 		return
@@ -225,28 +217,15 @@ func (s *state) welcome(w *worker) {
 	s.join(w)
 }
 
-// untilClosed gives a context that ends when the pool is closed.
-func (p *Pool) untilClosed() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(context.Background())
-	p.wg.Go(func() {
-		select {
-		case <-p.stop:
-			cancel()
-		case <-ctx.Done():
-		}
-	})
-	return ctx, cancel
-}
-
 // finishedPlain takes a call off its worker of plain functions.
 func (p *Pool) finishedPlain(j *job) {
 	w := j.to
-	over := false
+	ended := false
 	p.update(func(s *state) {
 		s.finished(j)
 		switch {
-		case w.over: // it ended after its answer
-			over = true
+		case w.ended: // it ended after its answer
+			ended = true
 			s.retire(w)
 		case s.cfg.Once || w.retired:
 			s.dismiss(w)
@@ -256,7 +235,7 @@ func (p *Pool) finishedPlain(j *job) {
 			s.idle = append(s.idle, w)
 		}
 	})
-	if over {
+	if ended {
 		w.finish(nil)
 	}
 }
@@ -283,7 +262,7 @@ func (p *Pool) finishedCoroutine(w *worker, id uint64) (j *job) {
 func (p *Pool) processEnded(w *worker) {
 	alone := false
 	p.update(func(s *state) {
-		w.over = true
+		w.ended = true
 		alone = w.ready && !s.cfg.Async && w.one == nil
 		if alone {
 			s.retire(w)
@@ -303,10 +282,12 @@ func (p *Pool) lost(w *worker, cause error) {
 func (s *state) leave(log *slog.Logger, w *worker, cause error) {
 	joined := s.remove(w)
 	s.retire(w)
-	if w.exit.Code == exitSpent && !s.inCall(w) {
+	if w.exit.Code == exitSpent && !w.inCall() {
 		w.stopping = true
 	}
-	s.starve(log, w)
+	if w.starved() && !w.free() {
+		s.stopFor(log, w, w.running(), w.starvation())
+	}
 	failed := w.running()
 	tools := map[string]struct{}{}
 	for _, j := range failed {
@@ -349,15 +330,11 @@ func (s *state) leave(log *slog.Logger, w *worker, cause error) {
 
 // remove takes a worker off the list; false when it is not there.
 func (s *state) remove(w *worker) bool {
-	for i, one := range s.workers {
-		if one == w {
-			last := len(s.workers) - 1
-			s.workers[i], s.workers[last] = s.workers[last], nil
-			s.workers = s.workers[:last]
-			return true
-		}
+	i := slices.Index(s.workers, w)
+	if i >= 0 {
+		s.workers = slices.Delete(s.workers, i, i+1)
 	}
-	return false
+	return i >= 0
 }
 
 // exitSpent is the status of a worker that ends between two calls because one of
@@ -365,13 +342,8 @@ func (s *state) remove(w *worker) bool {
 const exitSpent = 75
 
 // inCall reports whether a worker has entered the function of a call that it holds.
-func (s *state) inCall(w *worker) bool {
-	for _, j := range w.running() {
-		if w.begun(j) == toolmesh.StartedYes {
-			return true
-		}
-	}
-	return false
+func (w *worker) inCall() bool {
+	return slices.ContainsFunc(w.running(), func(j *job) bool { return w.begun(j) == toolmesh.StartedYes })
 }
 
 // Stats is a moment's view of a pool.
@@ -402,7 +374,7 @@ func (p *Pool) Stats() (stats Stats) {
 // End refuses further calls, cancels those that run and has the workers end: each
 // at once, or with its last call. It returns at once.
 func (p *Pool) End() {
-	p.shut(func(s *state) {
+	p.refuse(func(s *state) {
 		for _, w := range s.workers {
 			for _, j := range w.running() {
 				s.interrupt(p, j)
@@ -427,7 +399,7 @@ func (p *Pool) Gone() <-chan struct{} { return p.gone }
 // waits until what the pool runs is over. Calls that workers have fail, which is
 // not counted as a crash.
 func (p *Pool) Close() {
-	p.shut(func(s *state) {
+	p.refuse(func(s *state) {
 		for _, w := range s.workers {
 			w.stopping = true
 			w.proc.Kill()
@@ -446,11 +418,11 @@ func (p *Pool) Wait() {
 	}
 }
 
-func (p *Pool) shut(f func(s *state)) {
+func (p *Pool) refuse(f func(s *state)) {
 	p.update(func(s *state) {
 		if !s.closed {
 			s.closed = true
-			close(p.stop)
+			p.shut()
 		}
 		for _, j := range s.empty() {
 			j.turn <- s.shut()

@@ -317,7 +317,7 @@ func TestABlockedEventLoop(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		p, ps := open(t, config(func(c *pool.Config) { c.Async, c.MaxCalls = true, 0 }), func(w *work) (string, error) {
 			if w.args == "block" {
-				w.deaf.Store(true)
+				w.silent.Store(true)
 				return w.wait(nil)
 			}
 			return "1", nil

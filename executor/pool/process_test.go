@@ -43,7 +43,9 @@ type process struct {
 
 	page   [8]atomic.Uint64
 	memory atomic.Int64
-	deaf   atomic.Bool // it hears no cancellation and answers no ping
+	// measured, if there is one, is called when the usage has been read and is not known to the pool yet.
+	measured atomic.Pointer[func()]
+	silent   atomic.Bool // it hears no cancellation and answers no ping
 
 	mu      sync.Mutex
 	out     []byte // to the pool
@@ -127,7 +129,7 @@ func (p *process) main() {
 		case frame.Exit:
 			p.ended(sandbox.Exit{})
 		case frame.Ping:
-			if !p.deaf.Load() {
+			if !p.silent.Load() {
 				p.send(frame.Header{Type: frame.Pong, ID: f.ID}, nil)
 			}
 		}
@@ -294,7 +296,7 @@ func (p *process) Write(data []byte) {
 }
 
 func (p *process) Interrupt() {
-	if p.deaf.Load() {
+	if p.silent.Load() {
 		return
 	}
 	id := p.page[sandbox.WordCancel].Load()
@@ -322,14 +324,21 @@ func (p *process) mapped() {
 	}
 }
 
-func (p *process) Eager(bool)                   {}
-func (p *process) Output() (_, _ *os.File)      { return nil, nil }
-func (p *process) Kill()                        { p.ended(sandbox.Exit{Code: -1, Signal: 9}) }
-func (p *process) Done() <-chan struct{}        { return p.done }
-func (p *process) Exit() sandbox.Exit           { return p.exit }
-func (p *process) Usage() (sandbox.Usage, bool) { return sandbox.Usage{Memory: p.memory.Load()}, true }
-func (p *process) Share() (int64, bool)         { return 0, false }
-func (p *process) Group() *cgroup.Group         { return nil }
+func (p *process) Eager(bool)              {}
+func (p *process) Output() (_, _ *os.File) { return nil, nil }
+func (p *process) Kill()                   { p.ended(sandbox.Exit{Code: -1, Signal: 9}) }
+func (p *process) Done() <-chan struct{}   { return p.done }
+func (p *process) Exit() sandbox.Exit      { return p.exit }
+func (p *process) Share() (int64, bool)    { return 0, false }
+func (p *process) Group() *cgroup.Group    { return nil }
+
+func (p *process) Usage() (sandbox.Usage, bool) {
+	u := sandbox.Usage{Memory: p.memory.Load()}
+	if measured := p.measured.Load(); measured != nil {
+		(*measured)()
+	}
+	return u, true
+}
 
 func (p *process) Close() {
 	select {

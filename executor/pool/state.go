@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"maps"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -42,8 +43,7 @@ type state struct {
 	alive    int // processes that are there, those on their way out too
 
 	busy    int         // calls that have a worker
-	deep    int         // of busy: calls that tools made
-	depths  map[int]int // the same by depth, from 1
+	depths  map[int]int // the same by depth
 	waiting int         // of busy: calls whose tool waits for one that it made
 
 	restarts int           // workers that ended without being told to
@@ -57,11 +57,11 @@ type state struct {
 	nextTry  time.Time // no worker is started before, see pause
 
 	// What is to be done when the update is over.
-	granted, lastGranted *job          // calls whose frames are to be sent
-	starts               int           // workers to start
-	dismissed            []*worker     // workers to be told to end
-	replaced             []*worker     // workers to start another for
-	look                 time.Duration // the next look at the queue; 0: none is needed
+	granted   []*job        // calls whose frames are to be sent
+	starts    int           // workers to start
+	dismissed []*worker     // workers to be told to end
+	replaced  []*worker     // workers to start another for
+	look      time.Duration // the next look at the queue; 0: none is needed
 }
 
 // assign makes j a call of w.
@@ -69,7 +69,8 @@ func (s *state) assign(w *worker, j *job) {
 	w.places++
 	j.worker, j.to, j.since = w, w, time.Now()
 	j.before = w.proc.Load(sandbox.WordStarted)
-	s.hold(j)
+	s.busy++
+	s.depths[j.Depth]++
 	if s.cfg.Async {
 		w.jobs[j.id] = j
 	} else {
@@ -78,12 +79,7 @@ func (s *state) assign(w *worker, j *job) {
 		w.proc.Eager(s.busy < runtime.GOMAXPROCS(0) && len(s.queue) == 0)
 	}
 	s.meter(w)
-	if s.granted == nil {
-		s.granted = j
-	} else {
-		s.lastGranted.next = j
-	}
-	s.lastGranted = j
+	s.granted = append(s.granted, j)
 }
 
 // finished notes that a call ended well for its worker.
@@ -102,24 +98,10 @@ func (j *job) stopTimers() {
 	}
 }
 
-// hold and release count a call that has a worker, until it has none.
-func (s *state) hold(j *job) {
-	s.busy++
-	if j.Depth > 0 {
-		if s.depths == nil {
-			s.depths = map[int]int{}
-		}
-		s.deep++
-		s.depths[j.Depth]++
-	}
-}
-
+// release takes a call off its worker.
 func (s *state) release(j *job) {
 	s.busy--
-	if j.Depth > 0 {
-		s.deep--
-		s.depths[j.Depth]--
-	}
+	s.depths[j.Depth]--
 	w := j.worker
 	if j.open > 0 {
 		s.waiting--
@@ -137,11 +119,7 @@ func (w *worker) running() []*job {
 	if w.one != nil {
 		return []*job{w.one}
 	}
-	list := make([]*job, 0, len(w.jobs))
-	for _, j := range w.jobs {
-		list = append(list, j)
-	}
-	return list
+	return slices.Collect(maps.Values(w.jobs))
 }
 
 // free reports whether a worker runs no call.
@@ -334,7 +312,7 @@ func (s *state) dismiss(w *worker) {
 
 // join adds a ready worker. One that has ended meanwhile is not added.
 func (s *state) join(w *worker) {
-	if w.over {
+	if w.ended {
 		s.restarts++
 		s.crashed()
 		return
@@ -388,12 +366,7 @@ func (s *state) unqueue(j *job) bool {
 // take removes the call at a place of the queue.
 func (s *state) take(i int) *job {
 	j := s.queue[i]
-	if i == 0 {
-		s.queue[0] = nil
-		s.queue = s.queue[1:]
-	} else {
-		s.queue = slices.Delete(s.queue, i, i+1)
-	}
+	s.queue = slices.Delete(s.queue, i, i+1)
 	return j
 }
 

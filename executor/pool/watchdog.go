@@ -100,14 +100,14 @@ func (p *Pool) watch() {
 		ticker.Stop()
 		select {
 		case <-p.limited:
-		case <-p.stop:
+		case <-p.open.Done():
 			return
 		}
 		ticker.Reset(watchEvery)
 		for busy := true; busy; {
 			select {
 			case <-ticker.C:
-			case <-p.stop:
+			case <-p.open.Done():
 				return
 			}
 			busy = p.patrol()
@@ -117,24 +117,25 @@ func (p *Pool) watch() {
 
 // patrol looks at each worker that runs a call; false when none does.
 func (p *Pool) patrol() bool {
-	var workers []*worker
+	running := map[*worker][]*job{}
 	p.read(func(s *state) {
 		for _, w := range s.workers {
 			if !w.free() {
-				workers = append(workers, w)
+				running[w] = w.running()
 			}
 		}
 	})
-	for _, w := range workers {
+	for w, measured := range running {
 		if u, ok := w.proc.Usage(); ok {
-			p.check(w, u)
+			p.check(w, u, measured)
 		}
 	}
-	return len(workers) > 0
+	return len(running) > 0
 }
 
-// check stops what has taken more than it may.
-func (p *Pool) check(w *worker, u sandbox.Usage) {
+// check stops what has taken more than it may. u was measured while the worker ran
+// the calls measured: it says nothing about one that began when they had ended.
+func (p *Pool) check(w *worker, u sandbox.Usage, measured []*job) {
 	limits := p.cfg.Limits
 	memory := int64(0)
 	if limits.Memory > 0 {
@@ -148,7 +149,7 @@ func (p *Pool) check(w *worker, u sandbox.Usage) {
 	}
 	p.update(func(s *state) {
 		jobs := w.running()
-		if len(jobs) == 0 || w.stopping {
+		if w.stopping || !slices.ContainsFunc(jobs, func(j *job) bool { return slices.Contains(measured, j) }) {
 			return
 		}
 		late := s.countTime(w, jobs, u.CPU)
@@ -164,19 +165,13 @@ func (p *Pool) check(w *worker, u sandbox.Usage) {
 			fatal = func(j *job) *toolmesh.Error { return failure.TooManyProcesses(j.Tool, limits.Pids, u.Tasks) }
 		}
 		if fatal != nil {
-			for _, j := range jobs {
-				j.breach = fatal(j)
-			}
-			s.retire(w)
-			w.stopping = true
+			s.stopFor(p.log, w, jobs, fatal)
 			w.proc.Kill()
-			late = jobs
+			return
 		}
 		for _, j := range late {
-			if fatal == nil {
-				s.interrupt(p, j)
-			}
-			p.log.Warn("a call exceeded a limit", slog.String("rpc_id", j.RPCID), slog.Int("pid", w.proc.Pid()), slog.Any("error", j.breach))
+			s.interrupt(p, j)
+			w.warn(p.log, j)
 		}
 	})
 }
@@ -229,37 +224,37 @@ func (w *worker) starvation() func(j *job) *toolmesh.Error {
 	return func(j *job) *toolmesh.Error { return failure.Starved(j.Tool, limit, peak, reached) }
 }
 
-// starved ends a worker that is starved and still there: the kernel killed
+// endStarved ends a worker that is starved and still there: the kernel killed
 // another process of its. Its calls have exceeded their limit, whatever they say.
-func (p *Pool) starved(w *worker) (starved bool) {
+func (p *Pool) endStarved(w *worker) (starved bool) {
 	if w.proc.Group() == nil {
 		return false
 	}
 	p.update(func(s *state) {
-		if starved = s.starve(p.log, w); starved {
+		if starved = w.starved() && !w.free(); starved {
+			s.stopFor(p.log, w, w.running(), w.starvation())
 			w.proc.Kill()
 		}
 	})
 	return starved
 }
 
-// starve has the calls of a starved worker fail for it.
-func (s *state) starve(log *slog.Logger, w *worker) bool {
-	if !w.starved() || w.free() {
-		return false
-	}
-	fails := w.starvation()
-	for _, j := range w.running() {
+// stopFor takes a worker out of service whose calls fail because of a limit.
+func (s *state) stopFor(log *slog.Logger, w *worker, jobs []*job, fails func(j *job) *toolmesh.Error) {
+	for _, j := range jobs {
 		if j.breach == nil {
 			j.breach = fails(j)
 		}
 		if !w.stopping {
-			log.Warn("a call exceeded a limit", slog.String("rpc_id", j.RPCID), slog.Int("pid", w.proc.Pid()), slog.Any("error", j.breach))
+			w.warn(log, j)
 		}
 	}
 	s.retire(w)
 	w.stopping = true
-	return true
+}
+
+func (w *worker) warn(log *slog.Logger, j *job) {
+	log.Warn("a call exceeded a limit", slog.String("rpc_id", j.RPCID), slog.Int("pid", w.proc.Pid()), slog.Any("error", j.breach))
 }
 
 // breached is the limit that a call exceeded, nil if it kept them all.

@@ -1,7 +1,7 @@
 package pool
 
 import (
-	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -56,7 +56,7 @@ type worker struct {
 
 	// Guarded by update.
 	ready     bool            // it has said so
-	over      bool            // its process has ended
+	ended     bool            // its process has ended
 	retired   bool            // it takes no further call
 	stopping  bool            // told to end: its end is no crash
 	one       *job            // of plain functions: the call that it has
@@ -73,13 +73,7 @@ type worker struct {
 
 // newWorker starts a worker and waits until it is ready.
 func (p *Pool) newWorker() (*worker, error) {
-	ctx, cancel := p.untilClosed()
-	defer cancel()
-	return p.startWorker(ctx)
-}
-
-func (p *Pool) startWorker(ctx context.Context) (*worker, error) {
-	proc, err := p.spawn(ctx)
+	proc, err := p.spawn(p.open)
 	if err != nil {
 		return nil, err
 	}
@@ -115,12 +109,12 @@ func (p *Pool) startWorker(ctx context.Context) (*worker, error) {
 		return nil, fmt.Errorf("the worker ended before it was ready: %s%s", w.exit, lastWords(w.tail.String()))
 	}
 	w.bound()
-	over := false
-	p.update(func(*state) { w.ready, over = true, w.over })
+	ended := false
+	p.update(func(*state) { w.ready, ended = true, w.ended })
 	switch {
 	case p.cfg.Async:
 		p.wg.Go(func() { w.finish(w.demultiplex()) })
-	case over:
+	case ended:
 		w.finish(nil)
 		return nil, fmt.Errorf("the worker ended when it was ready: %s%s", w.exit, lastWords(w.tail.String()))
 	}
@@ -185,7 +179,7 @@ func (w *worker) follow(j *job) (kind frame.Type, data []byte, refused, err erro
 			if h.ID != j.id {
 				return 0, nil, refused, fmt.Errorf("the worker answered call %d while it had call %d", h.ID, j.id)
 			}
-			if w.pool.starved(w) {
+			if w.pool.endStarved(w) {
 				return 0, nil, refused, errStarved
 			}
 			data := own(h, body)
@@ -201,7 +195,7 @@ func (w *worker) follow(j *job) (kind frame.Type, data []byte, refused, err erro
 				}
 			}
 		default:
-			if err := w.beside(h, body); err != nil {
+			if err := w.other(h, body); err != nil {
 				return 0, nil, refused, err
 			}
 		}
@@ -217,7 +211,7 @@ func (w *worker) demultiplex() error {
 		}
 		switch h.Type { //nolint:exhaustive // the rest never comes from a worker
 		case frame.Result, frame.Error, frame.End:
-			if w.pool.starved(w) {
+			if w.pool.endStarved(w) {
 				return errStarved
 			}
 			if h.Flags&frame.FlagSpent != 0 {
@@ -239,15 +233,15 @@ func (w *worker) demultiplex() error {
 				}
 			}
 		default:
-			if err := w.beside(h, body); err != nil {
+			if err := w.other(h, body); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// beside takes a frame that is neither a call's end nor an item.
-func (w *worker) beside(h frame.Header, body []byte) error {
+// other takes a frame that is neither a call's end nor an item.
+func (w *worker) other(h frame.Header, body []byte) error {
 	switch h.Type { //nolint:exhaustive // the rest never comes from a worker
 	case frame.Log:
 		w.logged(h, body)
@@ -321,9 +315,7 @@ func (w *worker) signal(j *job) {
 
 // credit lets a stream send size more bytes.
 func (w *worker) credit(id uint64, size int) {
-	w.send(frame.Header{Type: frame.Credit, ID: id}, []byte{
-		byte(size), byte(size >> 8), byte(size >> 16), byte(size >> 24),
-	}, nil)
+	w.send(frame.Header{Type: frame.Credit, ID: id}, binary.LittleEndian.AppendUint32(nil, uint32(size)), nil) //nolint:gosec // bounded by the window
 }
 
 func (w *worker) ping() { w.send(frame.Header{Type: frame.Ping, ID: w.proc.ID()}, nil, nil) }

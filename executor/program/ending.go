@@ -30,8 +30,7 @@ func (r *run) failed(said string) error {
 	case scanned(said, "exec %d", &number):
 		errno := syscall.Errno(number) //nolint:gosec // an errno
 		if errno == unix.E2BIG {
-			return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the arguments are more than the system gives to a program").
-				WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedNo)
+			return failure.NotStarted(toolmesh.CodePayloadTooLarge, "the arguments are more than the system gives to a program")
 		}
 		return failure.Unavailable("the command %s cannot be started: %s", r.program(), errno).WithRetryable(false)
 	case !scanned(said, "exit %d", &number):
@@ -62,7 +61,7 @@ func (r *run) failed(said string) error {
 }
 
 // withWords adds the end of what the program said on stderr, which is read to
-// its end first: nobody is left who could write there.
+// its end first: no process is left that could write there.
 func (r *run) withWords(e *toolmesh.Error) *toolmesh.Error {
 	<-r.quiet
 	e = e.WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedYes).WithDetail("tool", r.call.Tool)

@@ -99,34 +99,16 @@ func (r *run) value(text []byte, what string) (json.RawMessage, error) {
 		return nil, bad("is not UTF-8")
 	}
 	if r.call.Text {
-		var b bytes.Buffer
-		enc := json.NewEncoder(&b)
-		enc.SetEscapeHTML(false)
-		if err := enc.Encode(string(text)); err != nil {
-			return nil, bad(err.Error())
-		}
-		return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+		return json.Marshal(string(text))
 	}
 	text = bytes.TrimSpace(text)
 	if len(text) == 0 {
 		return nil, bad(`is empty, not JSON: write "null", or declare stdout = "text"`)
 	}
-	if err := checkValue(text); err != nil {
+	if err := json.Unmarshal(text, new(json.RawMessage)); err != nil {
 		return nil, bad(fmt.Sprintf("is not one JSON value (%s): write one, or declare stdout = \"text\"", err))
 	}
 	return text, nil
-}
-
-// checkValue says what keeps a text from being one JSON value.
-func checkValue(text []byte) error {
-	if json.Valid(text) {
-		return nil
-	}
-	var v any
-	if err := json.Unmarshal(text, &v); err != nil {
-		return err
-	}
-	return errors.New("it is no JSON")
 }
 
 // result makes the answer of a program that ended well.

@@ -52,15 +52,12 @@ type copyRequest struct {
 // says hello there when copies can be made. cmd.Sandbox is of no meaning: the
 // base is contained by its copies alone. Errors are those of the system, and
 // [errors.ErrUnsupported].
-func (s *Spawner) StartBase(cmd Command) (*Base, error) {
-	b, err := s.startBase(cmd)
-	if err != nil {
-		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
-	}
-	return b, nil
-}
-
-func (s *Spawner) startBase(cmd Command) (*Base, error) {
+func (s *Spawner) StartBase(cmd Command) (_ *Base, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("start %s: %w", cmd.Path, err)
+		}
+	}()
 	attr, err := baseAttributes()
 	if err != nil {
 		return nil, err
@@ -133,25 +130,16 @@ func (b *Base) receive(timeout time.Duration) ([]byte, error) {
 // Start makes a copy that is a root process as one started by [Spawner.Start]
 // is, in the root folder, for a sandbox level. Where the system refuses what the
 // spawner's level needs that is an error: there is no next level for copies.
-func (b *Base) Start(box tool.Sandbox) (*Process, error) {
-	p, err := b.start(box)
-	if err != nil {
-		return nil, fmt.Errorf("copy the base process: %w", err)
-	}
-	return p, nil
-}
-
-func (b *Base) start(box tool.Sandbox) (_ *Process, err error) {
+func (b *Base) Start(box tool.Sandbox) (_ *Process, err error) {
 	p, theirs, err := newProcess()
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
-		for _, f := range theirs {
-			_ = f.Close()
-		}
+		closeAll(theirs)
 		if err != nil {
 			p.closeChannels()
+			err = fmt.Errorf("copy the base process: %w", err)
 		}
 	}()
 	p.Level = b.spawner.Level()

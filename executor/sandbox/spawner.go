@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -163,15 +164,12 @@ type Process struct {
 
 // Start starts the command with standard input from the null device. The
 // program's last argument is the mode, "namespace" or "reaper".
-func (s *Spawner) Start(cmd Command) (*Process, error) {
-	p, err := s.startProcess(cmd)
-	if err != nil {
-		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
-	}
-	return p, nil
-}
-
-func (s *Spawner) startProcess(cmd Command) (_ *Process, err error) {
+func (s *Spawner) Start(cmd Command) (_ *Process, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("start %s: %w", cmd.Path, err)
+		}
+	}()
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return nil, err
@@ -181,11 +179,7 @@ func (s *Spawner) startProcess(cmd Command) (_ *Process, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		for _, f := range theirs {
-			_ = f.Close()
-		}
-	}()
+	defer closeAll(theirs)
 	p.Level, err = s.start(func(level Level) error {
 		argv := append(append([]string{cmd.Path}, cmd.Args...), level.Mode())
 		proc, err := os.StartProcess(cmd.Path, argv, &os.ProcAttr{
@@ -219,37 +213,36 @@ func newProcess() (_ *Process, theirs []*os.File, err error) {
 	defer func() {
 		if err != nil {
 			p.closeChannels()
-			for _, f := range theirs {
-				_ = f.Close()
-			}
+			closeAll(theirs)
 		}
 	}()
-	var out, errs, remote, life *os.File
-	if p.Stdout, out, err = NewPipe(ReadEnd); err != nil {
-		return nil, nil, err
+	for _, channel := range []struct {
+		ours **os.File
+		end  End
+	}{{&p.Stdout, ReadEnd}, {&p.Stderr, ReadEnd}, {&p.lifeline, WriteEnd}} {
+		var end *os.File
+		if *channel.ours, end, err = NewPipe(channel.end); err != nil {
+			return nil, theirs, err
+		}
+		theirs = append(theirs, end)
 	}
-	theirs = append(theirs, out)
-	if p.Stderr, errs, err = NewPipe(ReadEnd); err != nil {
+	conn, remote, err := socketPair(unix.SOCK_STREAM)
+	if err != nil {
 		return nil, theirs, err
 	}
-	theirs = append(theirs, errs)
-	if p.Control, remote, err = socketPair(unix.SOCK_STREAM); err != nil {
-		return nil, theirs, err
+	p.Control = conn
+	return p, slices.Insert(theirs, 2, remote), nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close() // nil included
 	}
-	theirs = append(theirs, remote)
-	if life, p.lifeline, err = NewPipe(WriteEnd); err != nil {
-		return nil, theirs, err
-	}
-	return p, append(theirs, life), nil
 }
 
 // closeChannels closes our ends of a process that has not been started.
 func (p *Process) closeChannels() {
-	for _, f := range []*os.File{p.Stdout, p.Stderr, p.lifeline} {
-		if f != nil {
-			_ = f.Close()
-		}
-	}
+	closeAll([]*os.File{p.Stdout, p.Stderr, p.lifeline})
 	if p.Control != nil {
 		_ = p.Control.Close()
 	}
@@ -316,24 +309,17 @@ const (
 )
 
 // NewPipe makes a pipe of which one end is ours, not blocking and known to the
-// runtime's poller, and the other is a child's, blocking.
-func NewPipe(ours End) (r, w *os.File, err error) {
-	var fds [2]int
-	syscall.ForkLock.RLock()
-	err = unix.Pipe(fds[:])
-	if err == nil {
-		unix.CloseOnExec(fds[0])
-		unix.CloseOnExec(fds[1])
-	}
-	syscall.ForkLock.RUnlock()
+// runtime's poller, and theirs is a child's, blocking.
+func NewPipe(end End) (ours, theirs *os.File, err error) {
+	ours, theirs, err = os.Pipe()
 	if err != nil {
 		return nil, nil, fmt.Errorf("pipe: %w", err)
 	}
-	if err := unix.SetNonblock(fds[ours], true); err != nil {
-		_, _ = unix.Close(fds[0]), unix.Close(fds[1])
-		return nil, nil, fmt.Errorf("pipe: %w", err)
+	if end == WriteEnd {
+		ours, theirs = theirs, ours
 	}
-	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
+	_ = theirs.Fd() // makes it blocking
+	return ours, theirs, nil
 }
 
 func socketPair(kind int) (*net.UnixConn, *os.File, error) {

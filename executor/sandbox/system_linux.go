@@ -2,13 +2,11 @@ package sandbox
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"unsafe"
 
@@ -108,59 +106,7 @@ func newPageFile() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "page"), nil
 }
 
-// Handle is a hold on one process that no reuse of its id can turn to another:
-// a pidfd.
-// Safe for concurrent use.
-type Handle struct {
-	mu  sync.Mutex
-	fd  int
-	pid int
-}
-
-// NewHandle takes over a pidfd, or names a process of our own namespace by its
-// id when fd is negative. pid is its id in its own namespace.
-func NewHandle(fd, pid int) *Handle {
-	h := &Handle{fd: fd, pid: pid}
-	if fd >= 0 {
-		if own, known := hostPid(fd); known {
-			h.pid = max(own, 0) // it has none when it is gone; pid may be a stranger's here
-		}
-	}
-	return h
-}
-
-// Pid is the process's id in our namespace.
-func (h *Handle) Pid() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.pid
-}
-
-// Signal sends a signal; nil when the process is gone already.
-func (h *Handle) Signal(sig syscall.Signal) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	var err error
-	if h.fd >= 0 {
-		err = unix.PidfdSendSignal(h.fd, sig, nil, 0)
-	} else if h.pid > 0 {
-		err = unix.Kill(h.pid, sig)
-	}
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	return err
-}
-
-// Close gives the hold up; signals go nowhere from then on.
-func (h *Handle) Close() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.fd >= 0 {
-		_ = unix.Close(h.fd)
-	}
-	h.fd, h.pid = -1, 0
-}
+func signalFd(fd int, sig syscall.Signal) error { return unix.PidfdSendSignal(fd, sig, nil, 0) }
 
 // hostPid is the id that a process has in our namespace, not positive when it is
 // gone; false where the system does not tell.

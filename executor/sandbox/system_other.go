@@ -6,10 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -40,47 +37,10 @@ func newPageFile() (*os.File, error) {
 	return file, nil
 }
 
-// Handle names one process. Here it is its id alone: signal it only while its
-// parent has not reaped it.
-type Handle struct {
-	mu  sync.Mutex
-	pid int
-}
+// There are no pidfds here: no process sends one.
 
-// NewHandle names the process; there are no pidfds here.
-func NewHandle(fd, pid int) *Handle {
-	if fd >= 0 {
-		_ = unix.Close(fd)
-	}
-	return &Handle{pid: pid}
-}
-
-// Pid is the process's id.
-func (h *Handle) Pid() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.pid
-}
-
-// Signal sends a signal; nil when the process is gone already.
-func (h *Handle) Signal(sig syscall.Signal) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.pid <= 0 {
-		return nil
-	}
-	if err := unix.Kill(h.pid, sig); err != nil && !errors.Is(err, unix.ESRCH) {
-		return err
-	}
-	return nil
-}
-
-// Close gives the hold up; signals go nowhere from then on.
-func (h *Handle) Close() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.pid = 0
-}
+func signalFd(int, syscall.Signal) error { return errors.ErrUnsupported }
+func hostPid(int) (int, bool)            { return 0, false }
 
 // Usage is not known here.
 func (h *Handle) Usage() (Usage, bool) { return Usage{}, false }

@@ -10,5 +10,5 @@ type Usage struct {
 	Processes int
 }
 
-// mostProcesses bounds the work that a bomb makes for who looks at it.
+// mostProcesses bounds the processes that are looked at: a bomb has many.
 const mostProcesses = 4096

@@ -34,65 +34,54 @@ func (p *Process) BelowShare() (int64, bool) { return share(p.Pid(), false) }
 // Descendants are the processes below this one, by their ids in our namespace, as
 // far as none of them is cut off by the end of one between.
 func (h *Handle) Descendants() []int {
-	pid := h.Pid()
+	if tree := treeOf(h.Pid()); len(tree) > 0 {
+		return tree[1:]
+	}
+	return nil
+}
+
+// treeOf is a process, first, and all below it; nothing for what is no process.
+func treeOf(pid int) []int {
 	if pid <= 0 {
 		return nil
 	}
-	found := children(pid)
-	for at := 0; at < len(found) && len(found) < mostProcesses; at++ {
-		found = append(found, children(found[at])...)
+	tree, seen := []int{pid}, map[int]bool{pid: true}
+	for at := 0; at < len(tree) && len(tree) < mostProcesses; at++ {
+		for _, child := range children(tree[at]) {
+			if !seen[child] { // it may have got another parent meanwhile
+				seen[child] = true
+				tree = append(tree, child)
+			}
+		}
 	}
-	return found
+	return tree
 }
 
-func usage(pid int, itself bool) (Usage, bool) {
-	if pid <= 0 {
-		return Usage{}, false
-	}
-	u, ended, ok := one(pid)
-	if !ok {
-		return u, false
-	}
-	u.Processes = 1
-	if !itself {
-		u = Usage{}
-	}
-	u.CPU += ended
-	waiting := children(pid)
-	seen := map[int]bool{pid: true}
-	for len(waiting) > 0 && len(seen) < mostProcesses {
-		next := waiting[len(waiting)-1]
-		waiting = waiting[:len(waiting)-1]
-		if seen[next] {
-			continue
-		}
-		seen[next] = true
+func usage(pid int, itself bool) (u Usage, alive bool) {
+	for at, next := range treeOf(pid) {
 		below, ended, ok := one(next)
-		if !ok {
+		switch {
+		case at == 0 && !ok:
+			return Usage{}, false
+		case !ok:
 			continue
+		case at == 0 && !itself:
+			below = Usage{}
 		}
+		alive = true
 		u.CPU += below.CPU + ended
 		u.Memory += below.Memory
 		u.Tasks += below.Tasks
 		u.Processes++
-		waiting = append(waiting, children(next)...)
 	}
-	return u, true
+	return u, alive
 }
 
-func share(pid int, itself bool) (int64, bool) {
-	if pid <= 0 {
-		return 0, false
-	}
-	var total int64
-	told := false
-	waiting := []int{pid}
-	if !itself {
-		waiting = children(pid)
-	}
-	for n := 0; len(waiting) > 0 && n < mostProcesses; n++ {
-		next := waiting[len(waiting)-1]
-		waiting = append(waiting[:len(waiting)-1], children(next)...)
+func share(pid int, itself bool) (total int64, told bool) {
+	for at, next := range treeOf(pid) {
+		if at == 0 && !itself {
+			continue
+		}
 		if share, ok := proportional(next); ok {
 			total += share
 			told = true

@@ -58,7 +58,6 @@ json.dump({"path": os.path.realpath(exe), "version": "%d.%d.%d" % sys.version_in
 type interpreters struct {
 	log     *slog.Logger
 	environ []string
-	first   []string
 	run     func(ctx context.Context, dir string, extra []string, name string, args ...string) ([]byte, string, error)
 
 	mu     sync.Mutex
@@ -110,7 +109,6 @@ func (s *interpreters) candidates() []string {
 			}
 		}
 	}
-	add(s.first...)
 	folders := filepath.SplitList(lookup(s.environ, "PATH"))
 	names := []string{"python3"}
 	for minor := newest; minor >= oldest; minor-- {

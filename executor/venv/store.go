@@ -28,8 +28,6 @@ type Options struct {
 	// UV is the uv executable. Defaults to the one on PATH, else one installed
 	// below the store's folder when it is first needed.
 	UV string
-	// Pythons are interpreters to consider before those that are found.
-	Pythons []string
 	// Warm is a folder of Python files that are compiled for every interpreter
 	// that an environment is made for. Defaults to none.
 	Warm string
@@ -85,7 +83,7 @@ func NewStore(dir string, spawner *sandbox.Spawner, opts *Options) *Store {
 	life, stop := context.WithCancel(context.Background())
 	s := &Store{
 		dir: dir, spawner: spawner, log: o.Logger, environ: o.Environ, uvPath: o.UV, warm: o.Warm,
-		pythons: interpreters{log: o.Logger, environ: o.Environ, first: o.Pythons, probed: map[string]*Interpreter{}},
+		pythons: interpreters{log: o.Logger, environ: o.Environ, probed: map[string]*Interpreter{}},
 		uses:    uses{held: map[string]int{}, left: map[string]time.Time{}},
 		stop:    stop, ended: life.Done(),
 	}

@@ -130,7 +130,7 @@ func (b *bases) start(ctx context.Context, cmd sandbox.Command) (*sandbox.Proces
 type blank struct {
 	proc    *sandbox.Process
 	sandbox tool.Sandbox
-	over    chan struct{} // closed when it waits no more
+	expiry  *time.Timer
 }
 
 // take hands over the waiting copy if it is of this level; nil without one.
@@ -143,7 +143,7 @@ func (b *base) take(box tool.Sandbox) *sandbox.Process {
 	}
 	b.blank = nil
 	b.mu.Unlock()
-	close(waiting.over)
+	waiting.expiry.Stop()
 	select {
 	case <-waiting.proc.Done():
 		waiting.proc.Kill()
@@ -188,8 +188,9 @@ func (b *bases) prepare(interpreter string, box tool.Sandbox, rest time.Duration
 		if err != nil {
 			return // the start of the next index says why
 		}
-		fresh := &blank{proc: proc, sandbox: box, over: make(chan struct{})}
+		fresh := &blank{proc: proc, sandbox: box}
 		base.mu.Lock()
+		fresh.expiry = time.AfterFunc(b.starter.opts.IdleAfter, func() { b.expire(base, fresh) })
 		old := base.blank
 		if base.ended {
 			old = fresh
@@ -198,37 +199,31 @@ func (b *bases) prepare(interpreter string, box tool.Sandbox, rest time.Duration
 		}
 		base.mu.Unlock()
 		b.starter.opts.Logger.Debug("a copy of the base process waits for an index", slog.Int("pid", proc.Pid()))
-		b.wg.Go(func() { base.expire(b.starter.opts.Logger, fresh, b.starter.opts.IdleAfter) })
 		if old != nil {
 			old.end()
 		}
 	})
 }
 
-// expire ends a waiting copy that nobody wants for so long.
-func (b *base) expire(log *slog.Logger, unwanted *blank, after time.Duration) {
-	timer := time.NewTimer(after)
-	defer timer.Stop()
-	select {
-	case <-unwanted.over:
-		return
-	case <-timer.C:
-	}
-	b.mu.Lock()
-	waits := b.blank == unwanted
+// expire ends a copy that no index wanted.
+func (b *bases) expire(base *base, unwanted *blank) {
+	base.mu.Lock()
+	waits := base.blank == unwanted
 	if waits {
-		b.blank = nil
+		base.blank = nil
+		b.wg.Add(1) // base.end, which comes before the wait, finds it gone
 	}
-	b.mu.Unlock()
+	base.mu.Unlock()
 	if waits {
-		log.Debug("no index wants the copy of the base process", slog.Int("pid", unwanted.proc.Pid()))
-		unwanted.end()
+		defer b.wg.Done()
+		b.starter.opts.Logger.Debug("no index wants the copy of the base process", slog.Int("pid", unwanted.proc.Pid()))
+		unwanted.proc.Kill()
 	}
 }
 
 // end ends a copy that waits, once it has been taken from its place.
 func (b *blank) end() {
-	close(b.over)
+	b.expiry.Stop()
 	b.proc.Kill()
 }
 
@@ -250,7 +245,7 @@ func (b *bases) of(interpreter string) (*base, error) {
 		return nil, errors.New("the executor is closed")
 	}
 	old := b.by[real]
-	if old != nil && old.stamp == stamp && !old.over() {
+	if old != nil && old.stamp == stamp && !old.spent() {
 		return old, nil
 	}
 	made := &base{made: time.Now(), stamp: stamp, ready: make(chan struct{})}
@@ -269,8 +264,8 @@ func (b *bases) of(interpreter string) (*base, error) {
 	return made, nil
 }
 
-// over reports whether a new one has to be made.
-func (b *base) over() bool {
+// spent reports whether a new one has to be made.
+func (b *base) spent() bool {
 	select {
 	case <-b.ready:
 	default:

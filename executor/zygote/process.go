@@ -74,14 +74,11 @@ func newProcess(log *slog.Logger, id uint64) (p *Process, theirs []*os.File, err
 		ours **os.File
 		end  sandbox.End
 	}{{&p.in, sandbox.WriteEnd}, {&p.out, sandbox.ReadEnd}, {&p.stdout, sandbox.ReadEnd}, {&p.stderr, sandbox.ReadEnd}} {
-		r, w, err := sandbox.NewPipe(channel.end)
-		if err != nil {
+		var end *os.File
+		if *channel.ours, end, err = sandbox.NewPipe(channel.end); err != nil {
 			return nil, theirs, err
 		}
-		if channel.end == sandbox.WriteEnd {
-			r, w = w, r
-		}
-		*channel.ours, theirs = r, append(theirs, w)
+		theirs = append(theirs, end)
 	}
 	if p.page, err = sandbox.NewPage(); err != nil {
 		return nil, theirs, err
@@ -97,16 +94,12 @@ func newProcess(log *slog.Logger, id uint64) (p *Process, theirs []*os.File, err
 
 func closeAll(files []*os.File) {
 	for _, f := range files {
-		_ = f.Close()
+		_ = f.Close() // nil included
 	}
 }
 
 func (p *Process) closeChannels() {
-	for _, f := range []*os.File{p.in, p.out, p.stdout, p.stderr} {
-		if f != nil {
-			_ = f.Close()
-		}
-	}
+	closeAll([]*os.File{p.in, p.out, p.stdout, p.stderr})
 	if p.page != nil {
 		p.page.Close()
 	}

@@ -10,12 +10,8 @@ import (
 	"sync"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // channels makes a process that is nothing but its channels: theirs are the worker's
 // ends.

@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -353,19 +355,16 @@ func (z *zygote) forget(p *Process) {
 // lostAll ends the workers whose end the zygote can no longer report.
 func (z *zygote) lostAll() {
 	z.mu.Lock()
-	workers := make([]*Process, 0, len(z.workers))
-	for _, w := range z.workers {
-		workers = append(workers, w)
-	}
+	workers := slices.Collect(maps.Values(z.workers))
 	clear(z.workers)
 	solo := z.solo
 	z.mu.Unlock()
+	end := sandbox.Exit{Lost: true}
+	if solo {
+		end = sandbox.ExitOf(z.proc.ExitCode())
+	}
 	for _, w := range workers {
-		if solo {
-			w.exited(sandbox.ExitOf(z.proc.ExitCode()))
-		} else {
-			w.exited(sandbox.Exit{Lost: true})
-		}
+		w.exited(end)
 	}
 }
 

@@ -1,0 +1,62 @@
+package pool_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/pool"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// What was measured while one call ran is not laid to the one that began meanwhile.
+func TestAMeasurementIsOfTheCallsThatRan(t *testing.T) {
+	for _, async := range []bool{false, true} {
+		t.Run(map[bool]string{false: "plain", true: "coroutine"}[async], func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				first, second := make(chan struct{}), make(chan struct{})
+				p, ps := open(t, config(func(c *pool.Config) {
+					c.Async, c.MaxWorkers, c.MaxCalls, c.Limits = async, 1, 1, tool.Limits{Memory: 1 << 20}
+				}), func(w *work) (string, error) {
+					if w.args == "1" {
+						w.memory.Store(2 << 20)
+						defer w.memory.Store(0)
+						return w.wait(first)
+					}
+					return w.wait(second)
+				})
+				if err := p.Warm(); err != nil {
+					t.Fatal(err)
+				}
+				looked := false
+				look := func() {
+					if !looked {
+						looked = true
+						close(first)
+						time.Sleep(10 * time.Millisecond)
+					}
+				}
+				ps.list()[0].measured.Store(&look)
+				ends := []<-chan outcome{begin(t.Context(), p, args("1"))}
+				synctest.Wait()
+				ends = append(ends, begin(t.Context(), p, args("2")))
+				time.Sleep(time.Second)
+				close(second)
+				for i, end := range ends {
+					if o := <-end; o.err != nil {
+						t.Errorf("call %d: %v", i+1, o.err)
+					}
+				}
+				if !looked {
+					t.Error("nothing was measured")
+				}
+				ps.list()[0].measured.Store(nil)
+				third := make(chan struct{})
+				second = third
+				ps.list()[0].memory.Store(2 << 20)
+				wantCode(t, (<-begin(t.Context(), p, args("3"))).err, toolmesh.CodeWorkerOutOfMemory)
+			})
+		})
+	}
+}

@@ -1,0 +1,213 @@
+package executor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/failure"
+	"github.com/toolmesh/toolmesh/executor/pool"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// sessionPool is a pool that belongs to one session, and has at most one worker for
+// its plain functions and one for its coroutines at a time.
+type sessionPool struct {
+	pool *pool.Pool
+	key  poolKey
+
+	// Guarded by sessionPools.mu.
+	calls int // under way: none of them must lose the worker
+	made  time.Time
+	used  time.Time
+	// epoch is the session's; empty until it is known to have been created, which
+	// it was at created.
+	epoch   string
+	created time.Time
+}
+
+// sessionPools are those of the sessions that have workers of an index.
+type sessionPools struct {
+	mu sync.Mutex
+	by map[poolKey]*sessionPool
+	// taken remembers whose worker was given to others, until they come back or
+	// it would have been ended anyway: they are told that their state is gone.
+	taken map[poolKey]*sessionPool
+}
+
+// LateCreation is by how much a pool may seem older than the session that it
+// was made for: clocks are compared.
+const LateCreation = 2 * time.Second
+
+// serves reports whether the pool is that of a call's session, and not that of
+// another of its name. A call that does not know its session's epoch came before
+// the news of it, or after the session's end, which ends the pool anyway.
+func (own *sessionPool) serves(call Call) bool {
+	switch {
+	case call.Epoch == "" || call.Epoch == own.epoch:
+		return true
+	case own.epoch == "" && call.Created.Before(own.made.Add(LateCreation)):
+		own.epoch, own.created = call.Epoch, call.Created
+		return true
+	}
+	return false
+}
+
+// sessionPool finds the pool of a call's session, or makes it. release must be called
+// when the call has ended. An error says that there are as many as there may be, or
+// that the session's was given to another.
+func (ix *Index) sessionPool(t *served, call Call) (p *pool.Pool, release func(), _ *toolmesh.Error) {
+	key := poolKey{
+		groupKey: t.group.key, async: t.Kind.Async(), isolation: toolmesh.IsolationSession, limits: t.policy.Limits,
+		session: call.Session, affinity: t.policy.Affinity,
+	}
+	sessions := &ix.sessions
+	sessions.mu.Lock()
+	defer sessions.mu.Unlock()
+	own := sessions.by[key]
+	if own != nil && !own.serves(call) {
+		if own.epoch != "" && call.Created.Before(own.created) {
+			return nil, nil, failure.Unavailable("the session has ended")
+		}
+		ix.endSessionPool(own)
+		own = nil
+	}
+	if own == nil {
+		if lost, ok := sessions.taken[key]; ok {
+			delete(sessions.taken, key)
+			if lost.serves(call) {
+				return nil, nil, failure.StateGone("its worker was needed for another session")
+			}
+		}
+		if len(sessions.by) >= ix.x.opts.MaxSessions && !ix.evict() {
+			return nil, nil, failure.NotStarted(toolmesh.CodeBusy, "all %d workers that %s leases to sessions are in use", len(sessions.by), ix.spec.Name).
+				WithRetryable(true).WithDetail("reason", "session_workers")
+		}
+		p, err := ix.poolOf(t.group, key)
+		if err != nil {
+			return nil, nil, err
+		}
+		own = &sessionPool{pool: p, key: key, made: time.Now(), epoch: call.Epoch, created: call.Created}
+		sessions.by[key] = own
+	}
+	own.calls++
+	return own.pool, func() {
+		sessions.mu.Lock()
+		own.calls--
+		own.used = time.Now()
+		sessions.mu.Unlock()
+	}, nil
+}
+
+// evict ends the session's pool that has been idle for longest, if one may be ended.
+// sessionPools.mu is held.
+func (ix *Index) evict() bool {
+	var oldest *sessionPool
+	for _, own := range ix.sessions.by {
+		if own.calls == 0 && time.Since(own.used) >= ix.x.opts.SessionHold && (oldest == nil || own.used.Before(oldest.used)) {
+			oldest = own
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	if oldest.key.affinity != tool.AffinityHint {
+		ix.sessions.taken[oldest.key] = oldest
+	}
+	ix.endSessionPool(oldest)
+	ix.log.Info("a session's worker is given to another session", slog.String("session", oldest.key.session))
+	return true
+}
+
+// endSessionPool takes a session's pool out of service. Its workers end with their
+// calls. sessionPools.mu is held.
+func (ix *Index) endSessionPool(own *sessionPool) {
+	delete(ix.sessions.by, own.key)
+	ix.poolsMu.Lock()
+	delete(ix.pools, own.key)
+	if !ix.ended {
+		ix.wg.Go(own.pool.Wait)
+	}
+	ix.poolsMu.Unlock()
+	own.pool.End()
+}
+
+// expireSessions ends the sessions' pools that were idle for too long.
+func (ix *Index) expireSessions() {
+	ix.sessions.mu.Lock()
+	defer ix.sessions.mu.Unlock()
+	for _, own := range ix.sessions.by {
+		if own.calls == 0 && time.Since(own.used) >= ix.x.opts.SessionIdle {
+			ix.endSessionPool(own)
+		}
+	}
+	for key, lost := range ix.sessions.taken {
+		if time.Since(lost.used) >= ix.x.opts.SessionIdle {
+			delete(ix.sessions.taken, key)
+		}
+	}
+}
+
+// Session is one that has workers of its own.
+type Session struct {
+	Name string
+	// Epoch is empty if no call of it knew that the session was created.
+	Epoch string
+	// Since is when its first worker was leased to it.
+	Since time.Time
+}
+
+// Sessions are those that have workers of their own at the moment.
+func (ix *Index) Sessions() []Session {
+	type id struct{ name, epoch string }
+	ix.sessions.mu.Lock()
+	defer ix.sessions.mu.Unlock()
+	since := map[id]time.Time{}
+	for key, own := range ix.sessions.by {
+		of := id{key.session, own.epoch}
+		if first, ok := since[of]; !ok || own.made.Before(first) {
+			since[of] = own.made
+		}
+	}
+	sessions := make([]Session, 0, len(since))
+	for of, first := range since {
+		sessions = append(sessions, Session{Name: of.name, Epoch: of.epoch, Since: first})
+	}
+	slices.SortFunc(sessions, func(a, b Session) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Epoch, b.Epoch))
+	})
+	return sessions
+}
+
+// EndSession ends the workers that are leased to that epoch of a session, and
+// the calls that they run. It returns when they are gone, or with ctx's error
+// before. A call that the session makes later gets a new worker.
+func (ix *Index) EndSession(ctx context.Context, name, epoch string) error {
+	var ended []*pool.Pool
+	ix.sessions.mu.Lock()
+	for key, own := range ix.sessions.by {
+		if key.session == name && own.epoch == epoch {
+			ix.endSessionPool(own)
+			ended = append(ended, own.pool)
+		}
+	}
+	for key, lost := range ix.sessions.taken {
+		if key.session == name && lost.epoch == epoch {
+			delete(ix.sessions.taken, key)
+		}
+	}
+	ix.sessions.mu.Unlock()
+	for _, p := range ended {
+		select {
+		case <-p.Gone():
+		case <-ctx.Done():
+			return fmt.Errorf("end the workers of session %s: %w", name, ctx.Err())
+		}
+	}
+	return nil
+}
