@@ -71,14 +71,12 @@ def failed(
 
 def not_json(failure: ValueError) -> bytes:
     """The arguments are no JSON text."""
-    return failures.invalid(
-        [Mismatch("", "a JSON object", "something else", f"the arguments are not JSON: {failure}")]
-    )
+    return failures.invalid([Mismatch("a JSON object", "something else", f"the arguments are not JSON: {failure}")])
 
 
 def too_deep() -> Mismatch:
     """The arguments are nested deeper than Python converts."""
-    return Mismatch("", "less nesting", "deeper nesting", "the arguments are nested too deeply")
+    return Mismatch("less nesting", "deeper nesting", "the arguments are nested too deeply")
 
 
 def refused(
