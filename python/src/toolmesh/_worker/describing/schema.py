@@ -539,16 +539,14 @@ def _wraps_generator(function: Callable[..., Any]) -> bool:
 def _keep_json(made: Signature) -> None:
     """A schema that JSON cannot carry, which only a library or a class of the
     index's own brings, must not take the whole index along."""
+    properties = made.input_schema["properties"]
+    for name in [name for name, one in properties.items() if not is_json(one)]:
+        properties[name] = {}
+        made.warnings.append(f"{name}: its schema is not JSON; anything is accepted")
     if not is_json(made.input_schema):
-        properties = made.input_schema["properties"]
-        for name in [name for name, one in properties.items() if not is_json(one)]:
-            properties[name] = {}
-            made.warnings.append(f"{name}: its schema is not JSON; anything is accepted")
-        for place in ("$defs", "additionalProperties"):
-            if place in made.input_schema and not is_json(made.input_schema[place]):
-                made.input_schema = {"type": "object", "properties": {name: {} for name in properties},
-                                     "required": made.input_schema.get("required", []), "additionalProperties": True}
-                made.warnings.append("the schema of the arguments is not JSON; anything is accepted")
-    if made.output_schema is not None and not is_json(made.output_schema):
+        made.input_schema = {"type": "object", "properties": {name: {} for name in properties},
+                             "required": made.input_schema.get("required", []), "additionalProperties": True}
+        made.warnings.append("the schema of the arguments is not JSON; anything is accepted")
+    if not is_json(made.output_schema):
         made.output_schema = None
         made.warnings.append("the schema of the return value is not JSON; nothing is said of it")

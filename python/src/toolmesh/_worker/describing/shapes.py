@@ -17,7 +17,7 @@ import re
 import uuid
 
 from . import digits, redaction
-from .values import Mismatch, NotSerializable, describe, encode
+from .values import Mismatch, describe, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -373,18 +373,9 @@ def show_default(value: Any, shape: Shape, extra: Schema) -> bool:
 
 
 def is_json(value: Any) -> bool:
-    """Whether a value can stand in a schema as it is."""
+    """Whether a value can stand in a schema."""
     try:
-        encode(value)
-    except NotSerializable:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
         return False
-    return _plain_tree(value)
-
-
-def _plain_tree(value: Any) -> bool:
-    kind = type(value)
-    if kind is dict:
-        return all(type(key) is str and _plain_tree(one) for key, one in value.items())
-    if kind is list or kind is tuple:
-        return all(map(_plain_tree, value))
-    return kind in JSON_TYPES
+    return True
