@@ -12,7 +12,7 @@ from inspect import CORO_CREATED, getcoroutinestate
 from types import AsyncGeneratorType, GeneratorType
 
 from .. import FOLDER
-from ..describing.values import Mismatch, encode
+from ..describing.values import encode
 from ..state import limits, orphans
 from ..wire.frames import (
     CALL,
@@ -24,7 +24,6 @@ from ..wire.frames import (
     EXIT,
     HEADER,
     HEADER_SIZE,
-    META,
     NESTED_END,
     NESTED_RESULT,
     PING,
@@ -40,7 +39,7 @@ from . import channel, failures, threads
 from .channel import Channel, Waiter, refuse
 from .guard import PAGE_CANCEL, PAGE_HEARD, PAGE_RUNNING, PAGE_TAKEN, SIGNAL
 from .output import NoShield, Outlet, install
-from .terminals import TooLarge, failed, forked_by_tool, no_memory, not_json, raw_pending, split_meta, too_deep
+from .terminals import TooLarge, bound, failed, forked_by_tool, no_memory, raw_pending, unbound
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -258,19 +257,10 @@ class Worker:
     async def _run(self, flags: int, slot: int, call: int, body: bytes) -> None:
         _call.set(call)
         tool = self._tools[slot]
-        positional: Sequence[Any]
-        keyword: dict[str, Any]
         begun = False
         kind, data = RESULT, b""
         try:
-            meta: dict[str, JSON] = {}
-            if flags & META:
-                meta, body = split_meta(body, tool)
-            arguments = tool.decode(body) if body else {}
-            if tool.direct and not meta and type(arguments) is dict:
-                positional, keyword = (), arguments
-            else:
-                positional, keyword = tool.bind(arguments, meta.get("varargs"), body)
+            positional, keyword, meta = bound(tool, flags, body)
             begun = True
             value = tool.function(*positional, **keyword)
             if type(value) is not AsyncGeneratorType and hasattr(value, "__await__"):
@@ -293,7 +283,7 @@ class Worker:
                 if begun:
                     data = self._failed(failure, tool, call, keyword, positional)
                 else:
-                    data = _unbound(failure, tool)
+                    data = unbound(failure, tool)
             except BaseException as second:  # noqa: B036 - as above
                 data = failures.raised(second, tool.name)
         if self._forked:
@@ -379,17 +369,6 @@ class LoopChannel(Channel):
         while not waiter.events:
             waiter.sleep()
         return waiter.events.popleft()
-
-
-def _unbound(failure: BaseException, tool: Tool) -> bytes:
-    """The body for arguments that do not reach a tool's function."""
-    if isinstance(failure, Mismatch):
-        return failures.invalid([failure])
-    if isinstance(failure, ValueError):
-        return not_json(failure)
-    if isinstance(failure, RecursionError):
-        return failures.invalid([too_deep()])
-    return failures.raised(failure, tool.name)  # of a converter of the tool, like __post_init__
 
 
 async def _steps(items: Generator[Any, Any, Any], yields: int) -> AsyncGenerator[Any, Any]:

@@ -15,8 +15,7 @@ from contextvars import copy_context
 from time import perf_counter as _clock
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
-from .. import FOLDER
-from ..describing.values import Mismatch, encode
+from ..describing.values import encode
 from ..state import limits, orphans
 from ..wire.frames import (
     CALL,
@@ -27,7 +26,6 @@ from ..wire.frames import (
     ERROR,
     EXIT,
     HEADER,
-    META,
     NESTED_END,
     NESTED_RESULT,
     PING,
@@ -44,7 +42,7 @@ from ..wire.frames import (
 from . import channel, failures, threads
 from .guard import PAGE_CANCEL, PAGE_STARTED, SIGNAL, Cancelled, Guard
 from .output import Outlet, install
-from .terminals import TooLarge, failed, forked_by_tool, no_memory, not_json, split_meta, too_deep
+from .terminals import TooLarge, bound, failed, forked_by_tool, no_memory, unbound
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -159,27 +157,11 @@ class Worker:
         """Runs one call to its terminal: (frame type, body)."""
         threads.running.set(call)
         guard, tool = self._guard, self._tools[slot]
-        positional: Sequence[Any]
-        keyword: dict[str, Any]
         try:
             try:
-                extra = None
-                if flags & META:
-                    meta, body = split_meta(body, tool)
-                    extra = meta.get("varargs")
-                arguments = tool.decode(body) if body else {}
-                if tool.direct and extra is None and type(arguments) is dict:
-                    positional, keyword = (), arguments
-                else:
-                    positional, keyword = tool.bind(arguments, extra, body)
-            except Mismatch as failure:
-                return ERROR, failures.invalid([failure])
-            except ValueError as failure:
-                return ERROR, not_json(failure)
-            except RecursionError:
-                return ERROR, failures.invalid([too_deep()])
-            except Exception as failure:  # of a converter of the tool, like __post_init__
-                return ERROR, failures.raised(failure, tool.name)
+                positional, keyword, meta = bound(tool, flags, body)
+            except Exception as failure:
+                return ERROR, unbound(failure, tool)
             try:
                 self._page[PAGE_STARTED] = call
                 guard.armed = call
@@ -188,14 +170,16 @@ class Worker:
                 value = tool.function(*positional, **keyword)
                 kind = type(value)
                 if kind is CoroutineType or kind is AsyncGeneratorType:  # of a decorated function
-                    value = self._looped(value, flags, tool, slot, call, meta if flags & META else {})
+                    import asyncio
+
+                    value = asyncio.run(self._awaited(value, flags, tool, slot, call, meta))
                     kind = type(value)
                     if value is _STREAMED:
                         guard.armed = 0
                         return END, b""
                 if kind is GeneratorType:
                     if flags & STREAM:
-                        self._stream(tool, slot, call, value, meta if flags & META else {})
+                        self._stream(tool, slot, call, value, meta)
                         guard.armed = 0
                         return END, b""
                     value = _drain(value, flags & COLLECT)
@@ -257,29 +241,11 @@ class Worker:
             if page[PAGE_CANCEL] == call:
                 guard.cancel(call)  # its signal came while the frame was written
 
-    def _looped(self, value: Any, flags: int, tool: Tool, slot: int, call: int, meta: dict[str, JSON]) -> Any:
-        """What a coroutine returns or an async generator yields, on a loop of the
-        call's own."""
-        import asyncio
-
-        try:
-            return asyncio.run(self._awaited(value, flags, tool, slot, call, meta))
-        except asyncio.CancelledError:
-            if self._guard.untasked(call):
-                raise Cancelled from None
-            raise
-        finally:
-            self._guard.untasked(call)
-
     async def _awaited(
         self, value: Any, flags: int, tool: Tool, slot: int, call: int, meta: dict[str, JSON]
     ) -> Any:
-        """_looped's own task. A coroutine may return an async generator: so decorators do."""
-        import asyncio
-        import selectors
-
-        upkeep = (FOLDER, os.path.dirname(asyncio.__file__) + os.sep, selectors.__file__)
-        self._guard.tasked(asyncio.get_running_loop(), asyncio.current_task(), upkeep)
+        """What a coroutine returns or an async generator yields, on a loop of the
+        call's own. A coroutine may return an async generator: so decorators do."""
         if type(value) is CoroutineType:
             value = await value
         if type(value) is not AsyncGeneratorType:
