@@ -499,7 +499,7 @@ class PlainChannel(Channel):
             self._rearm(armed)
 
     def _run_pump(self, waiter: Waiter) -> None:
-        threads.deaf()
+        threads.block_signals()
         while True:
             self._wait(waiter, lambda: not self._awaited)
             with self._starting:

@@ -38,7 +38,7 @@ from ..wire.frames import (
 from . import channel, failures, threads
 from .channel import Channel, Waiter, refuse
 from .guard import PAGE_CANCEL, PAGE_HEARD, PAGE_RUNNING, PAGE_TAKEN, SIGNAL
-from .output import NoShield, Outlet, install
+from .output import UNSHIELDED, Outlet, install
 from .terminals import TooLarge, bound, failed, forked_by_tool, no_memory, raw_pending, unbound
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -103,7 +103,7 @@ class Worker:
         self._credit: dict[int, _Credit] = {}
         self._asked: set[int] = set()  # calls that the agent cancelled
         self._taken = 0
-        self._outlet = Outlet(out, _call.get, NoShield())  # coroutines are cancelled between steps
+        self._outlet = Outlet(out, _call.get, UNSHIELDED)  # coroutines are cancelled between steps
         self._forked = False
         self._channel = channel.current = LoopChannel(self, self._outlet)
         self._giving = False  # what is held back is about to be written

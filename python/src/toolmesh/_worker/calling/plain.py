@@ -129,7 +129,7 @@ class Worker:
                 if limits.memory and (limits.exceeded() or no_memory(kind, body)):
                     kind, body, spent = ERROR, failures.out_of_memory(), SPENT
                 now = clock()
-                if now - began > orphans.SWIFT or now - swept > orphans.SELDOM:
+                if now - began > orphans.SHORTEST or now - swept > orphans.PERIOD:
                     swept = now
                     sweep()
                 if outlet.dirty:

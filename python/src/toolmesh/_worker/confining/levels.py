@@ -109,7 +109,7 @@ def domain(level: str) -> None:
         _restrict(ruleset)
 
 
-def rehearse() -> None:
+def warm_up() -> None:
     """Loads what zygote and worker need, and changes nothing."""
     import ctypes  # noqa: F401
     import fcntl  # noqa: F401

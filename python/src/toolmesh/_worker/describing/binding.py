@@ -40,6 +40,19 @@ class Signature:
     warnings: list[str]
     exact: bool = False  # whether a float says too little of a number: the arguments are read with their texts
 
+    def as_dict(self, name: str, kind: str) -> dict[str, JSON]:
+        """What the agent is told of the tool of this name, which runs as kind says."""
+        return {
+            "name": name,
+            "description": self.description,
+            "input_schema": self.input_schema,
+            "output_schema": self.output_schema,
+            "kind": kind,
+            "positional": [p.name for p in self.parameters if p.kind in ("positional", "normal")],
+            "varargs": any(p.kind == "varargs" for p in self.parameters),
+            "warnings": self.warnings,
+        }
+
 
 def _nameless(function: Callable[..., Any]) -> set[str]:
     """The parameters of a decorated function that it takes by position alone:

@@ -24,7 +24,7 @@ import typing
 import uuid
 import warnings
 
-from . import schema
+from . import binding, schema
 from .docstring import parse as parse_docstring
 from .shapes import Unread
 from .values import encode
@@ -185,25 +185,13 @@ def _function(name: str, module: Module, node: Function) -> dict[str, JSON]:
     if node.decorator_list:
         text = ast.unparse(node.decorator_list[0])
         return _open(name, f"what @{text} makes of {node.name} cannot be read", ast.get_docstring(node) or "", kind)
-    made = schema.signature(_stub(module, node, kind))
-    return {
-        "name": name,
-        "description": made.description,
-        "input_schema": made.input_schema,
-        "output_schema": made.output_schema,
-        "kind": kind,
-        "positional": [p.name for p in made.parameters if p.kind in ("positional", "normal")],
-        "varargs": any(p.kind == "varargs" for p in made.parameters),
-        "warnings": made.warnings,
-    }
+    return schema.signature(_stub(module, node, kind)).as_dict(name, kind)
 
 
 def _open(name: str, why: str, doc: str = "", kind: str = "sync") -> dict[str, JSON]:
     """The description of a tool of which no more than its name, and perhaps its documentation, is known."""
-    return {
-        "name": name, "description": parse_docstring(doc)[0], "input_schema": {"type": "object"}, "output_schema": None,
-        "kind": kind, "positional": [], "varargs": False, "warnings": [f"nothing is known of its arguments: {why}"],
-    }
+    warnings = [f"nothing is known of its arguments: {why}"]
+    return binding.Signature(parse_docstring(doc)[0], {"type": "object"}, None, [], None, warnings).as_dict(name, kind)
 
 
 def _kind(node: Function) -> str:

@@ -141,7 +141,7 @@ def _importable(path: str, name: str, stem: str) -> bool:
         return False
 
 
-def rehearse() -> None:
+def warm_up() -> None:
     """Does what every start of an index does and leaves no trace, so that what is
     made at its first use is there."""
     import importlib
@@ -159,7 +159,7 @@ def rehearse() -> None:
         return {}
 
     binding.Tool("example", example, schema.kind_of(example), schema.signature(example))
-    levels.rehearse()
+    levels.warm_up()
     site.main()
     importlib.import_module("colorsys")  # small, and of no use to any of us
     del sys.modules["colorsys"]

@@ -102,7 +102,7 @@ class Zygote:
             self._confine(sandbox, "")
         self._prepare()
         if sandbox and not self._asked():
-            self._rehearse(sandbox if early else "")
+            self._warm_up(sandbox if early else "")
         kind, _, body = self._next()
         if kind != SETUP:
             raise RuntimeError(f"the agent began with frame type {kind} instead of a setup")
@@ -113,7 +113,6 @@ class Zygote:
         os.chdir(self._setup["cwd"])
         adopted = self._setup.pop("adopt", None)
         if adopted:
-
             adopting.set_environ(adopted["environ"])
         if not early:
             self._confine(self._setup["sandbox"], self._setup["folder"])
@@ -171,7 +170,7 @@ class Zygote:
 
     def _prepare(self) -> None:
         """What is the same for every index; before any code of one runs."""
-        forking.tame()
+        forking.omit_fork_handlers()
         import atexit
         import gc
         import importlib  # noqa: F401
@@ -209,7 +208,7 @@ class Zygote:
         waiting.register(self._socket.fileno(), POLLIN)
         return bool(waiting.poll(0))
 
-    def _rehearse(self, sandbox: str) -> None:
+    def _warm_up(self, sandbox: str) -> None:
         """Uses the time until an index is known. A copy's pages are copied when they
         are first written, which is most of what a start costs: so this does what a
         start does, with nothing in it."""
@@ -220,7 +219,7 @@ class Zygote:
         setup = {"root": "/", "paths": ["/"], "tools": ["a.b"], "exclude": {}, "secrets": None, "adopt": {"argv": [""]}}
         json.loads(json.dumps(setup))
         adopting.set_environ(adopting.encode_environ(os.environb))
-        adopting.rehearse()
+        adopting.warm_up()
         if sandbox:
             levels.prepare(sandbox)
         forking.unsafe(self._socket.fileno())
@@ -269,17 +268,7 @@ class Zygote:
                 continue
             tool.slot = len(self._tools)
             self._tools.append(tool)
-            signature = tool.described
-            tools.append({
-                "name": name,
-                "description": signature.description,
-                "input_schema": signature.input_schema,
-                "output_schema": signature.output_schema,
-                "kind": tool.kind,
-                "positional": [p.name for p in signature.parameters if p.kind in ("positional", "normal")],
-                "varargs": any(p.kind == "varargs" for p in signature.parameters),
-                "warnings": signature.warnings,
-            })
+            tools.append(tool.described.as_dict(name, tool.kind))
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
@@ -309,21 +298,16 @@ class Zygote:
             orphans.kept.update(orphans.children())  # what the imports have started is no call's
 
     def _serve(self) -> NoReturn:
-        wake_r, wake_w = os.pipe()
-        for fd in (wake_r, wake_w):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._wake = root.wake()
         waiting = poll()
         waiting.register(self._socket.fileno(), POLLIN)
-        waiting.register(wake_r, POLLIN)
-        self._wake = (wake_r, wake_w)
+        waiting.register(self._wake[0], POLLIN)
         requests: dict[bytes, dict[str, JSON]] = {}  # by their text: there are a few kinds of workers
         while True:
             self._reap()
             ready = [fd for fd, _ in waiting.poll()]
-            if wake_r in ready:
-                os.read(wake_r, 4096)
+            if self._wake[0] in ready:
+                os.read(self._wake[0], 4096)
                 self._reap()
             if self._socket.fileno() in ready:
                 kind, number, body = self._next()

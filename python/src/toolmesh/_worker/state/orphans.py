@@ -17,14 +17,14 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-SWIFT = 50e-6  # seconds in which no call can start a process, which takes several times as many
-SELDOM = 10e-3  # seconds after which it is looked for all the same: a thread may have
+SHORTEST = 50e-6  # seconds in which no call can start a process, which takes several times as many
+PERIOD = 10e-3  # seconds after which it is looked for all the same: a thread may have
 LONGEST = 3.0  # seconds that processes may go on multiplying while they are killed
 
 kept: set[int] = set()  # children that the index's import started: they are no call's
 
 
-class Unruly(Exception):
+class StillForking(Exception):
     """They fork faster than they are killed: only their whole namespace can go."""
 
 
@@ -94,7 +94,7 @@ def begin() -> None:
 def kill(known: Collection[int]) -> None:
     """Kills and reaps all that is below us, but for our children in known and
     what is below those. What we may not kill is left to the process above us. Raises
-    Unruly."""
+    StillForking."""
     end = time.monotonic() + LONGEST
     refused: set[int] = set()
     while True:
@@ -115,7 +115,7 @@ def kill(known: Collection[int]) -> None:
                 except ChildProcessError:
                     pass
         if time.monotonic() > end:
-            raise Unruly(f"{len(found)} processes are left after {LONGEST:g} s")
+            raise StillForking(f"{len(found)} processes are left after {LONGEST:g} s")
 
 
 def kill_all() -> None:
@@ -126,7 +126,7 @@ def kill_all() -> None:
         return
     try:
         kill(())
-    except Unruly:
+    except StillForking:
         pass
 
 
