@@ -244,24 +244,14 @@ class Channel:
 
     def call(self, tool: str, args: bytes, timeout: float | None) -> bytes:
         """Calls a tool and waits for its result."""
-        waiter = Waiter(next(self._ids))
-        armed = self._disarm()
-        try:
-            self._enter(waiter)
-            try:
-                self._open(waiter, tool, args, timeout, 0)
-                kind, body = self._event(waiter)
-            finally:
-                self._leave(waiter)
-                self._cancel(waiter)
-        finally:
-            self._rearm(armed)
-        if kind == NESTED_ERROR:
-            raise failure(body, tool)
+        (body,) = self._answers(tool, args, timeout, 0)
         return body
 
     def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
         """Calls a tool and yields its items; closing it cancels the call."""
+        return self._answers(tool, args, timeout, STREAM)
+
+    def _answers(self, tool: str, args: bytes, timeout: float | None, flags: int) -> Generator[bytes, None, None]:
         waiter = Waiter(next(self._ids))
         opened = False
         try:
@@ -271,7 +261,7 @@ class Channel:
                     self._enter(waiter)
                     try:
                         if not opened:
-                            self._open(waiter, tool, args, timeout, STREAM)
+                            self._open(waiter, tool, args, timeout, flags)
                             opened = True
                         else:
                             self._credit(waiter)
@@ -280,12 +270,13 @@ class Channel:
                         self._leave(waiter)
                 finally:
                     self._rearm(armed)
-                if kind == NESTED_END:
-                    return
                 if kind == NESTED_ERROR:
                     raise failure(body, tool)
-                waiter.used += len(body) + _ITEM
-                yield body
+                if kind != NESTED_END:
+                    waiter.used += len(body) + _ITEM
+                    yield body
+                if kind != NESTED_ITEM:
+                    return
         finally:
             self._cancel(waiter)
 
@@ -294,33 +285,30 @@ class Channel:
 
     async def acall(self, tool: str, args: bytes, timeout: float | None) -> bytes:
         """As call, on an event loop."""
-        import asyncio
-
-        waiter = Awaiting(next(self._ids), asyncio.get_running_loop())
-        try:
-            self._begin(waiter, tool, args, timeout, 0)
-            kind, body = await waiter.event()
-        finally:
-            self._cancel(waiter)
-        if kind == NESTED_ERROR:
-            raise failure(body, tool)
+        (body,) = [body async for body in self._aanswers(tool, args, timeout, 0)]
         return body
 
-    async def astream(self, tool: str, args: bytes, timeout: float | None) -> AsyncGenerator[bytes, None]:
+    def astream(self, tool: str, args: bytes, timeout: float | None) -> AsyncGenerator[bytes, None]:
         """As stream, on an event loop."""
+        return self._aanswers(tool, args, timeout, STREAM)
+
+    async def _aanswers(
+        self, tool: str, args: bytes, timeout: float | None, flags: int
+    ) -> AsyncGenerator[bytes, None]:
         import asyncio
 
         waiter = Awaiting(next(self._ids), asyncio.get_running_loop())
         try:
-            self._begin(waiter, tool, args, timeout, STREAM)
+            self._begin(waiter, tool, args, timeout, flags)
             while True:
                 kind, body = await waiter.event()
-                if kind == NESTED_END:
-                    return
                 if kind == NESTED_ERROR:
                     raise failure(body, tool)
-                yield body
-                waiter.used += len(body) + _ITEM
+                if kind != NESTED_END:
+                    yield body
+                    waiter.used += len(body) + _ITEM
+                if kind != NESTED_ITEM:
+                    return
                 self._credit(waiter)
         finally:
             self._cancel(waiter)

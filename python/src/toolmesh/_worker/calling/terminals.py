@@ -105,13 +105,10 @@ def no_memory(kind: int, body: bytes) -> bool:
     return kind == ERROR and body.startswith(b'{"code": "worker_out_of_memory"')
 
 
-def raw_pending(
-    _zero: bytes = bytes(4),
-    ioctl: Callable[[int, int, bytes], bytes] = fcntl.ioctl,
-    request: int = termios.FIONREAD,
-) -> int:
+def raw_pending() -> int:
     """RAW when something written past sys.stdout still waits in the pipes of 1 and 2."""
+    none = bytes(4)
     try:
-        return RAW if ioctl(1, request, _zero) != _zero or ioctl(2, request, _zero) != _zero else 0
+        return RAW if any(fcntl.ioctl(fd, termios.FIONREAD, none) != none for fd in (1, 2)) else 0
     except OSError:
         return 0  # the tool closed it

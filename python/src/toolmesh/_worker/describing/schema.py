@@ -382,8 +382,9 @@ def _plain_name(annotation: Any) -> str:
     return re.sub(r"\W+", "_", f"{_name(typing.get_origin(annotation) or annotation)}{args}")
 
 
-def signature(function: Callable[..., Any]) -> Signature:
-    """The Signature of a tool. Raises ValueError when it has none (some builtins)."""
+def signature(function: Callable[..., Any], kind: str = "") -> Signature:
+    """The Signature of a tool, which runs as kind_of says, or kind. Raises ValueError
+    when it has none (some builtins)."""
     if sys.version_info >= (3, 14):
         import annotationlib
 
@@ -405,6 +406,7 @@ def signature(function: Callable[..., Any]) -> Signature:
         namespace.setdefault(parameter.__name__, parameter)
 
     builder = Builder(namespace)
+    running = kind or kind_of(function)
     own = vars(function).get("__doc__") if type(function).__name__ == "partial" else function.__doc__
     documented = function if own or inspect.isfunction(function) or inspect.isclass(function) else inner
     doc = inspect.getdoc(documented) or ""
@@ -477,7 +479,7 @@ def signature(function: Callable[..., Any]) -> Signature:
     # A class gives one of itself: what its __init__ returns is None.
     returns = found.return_annotation if built is None else built
     if returns is not inspect.Signature.empty:
-        returns = _item(builder.resolve(returns, namespace, "the return value"), kind_of(function))
+        returns = _item(builder.resolve(returns, namespace, "the return value"), running)
         if returns is not UNRESOLVED:
             builder.turn()
             shape = builder.shape(returns, "the return value")

@@ -185,7 +185,7 @@ def _function(name: str, module: Module, node: Function) -> dict[str, JSON]:
     if node.decorator_list:
         text = ast.unparse(node.decorator_list[0])
         return _open(name, f"what @{text} makes of {node.name} cannot be read", ast.get_docstring(node) or "", kind)
-    return schema.signature(_stub(module, node, kind)).as_dict(name, kind)
+    return schema.signature(_stub(module, node), kind).as_dict(name, kind)
 
 
 def _open(name: str, why: str, doc: str = "", kind: str = "sync") -> dict[str, JSON]:
@@ -214,28 +214,11 @@ def _yields(nodes: Iterable[ast.AST]) -> bool:
 # Signatures.
 
 
-def _sync() -> None:
-    """In the place of a plain function."""
+def _template() -> None:
+    """Whose code stubs have: none."""
 
 
-def _generator() -> Any:
-    yield
-
-
-async def _async() -> None:
-    """In the place of a coroutine."""
-
-
-async def _async_generator() -> Any:
-    yield
-
-
-_TEMPLATES: dict[str, Any] = {
-    "sync": _sync, "generator": _generator, "async": _async, "async_generator": _async_generator,
-}
-
-
-def _stub(module: Module, node: Function, kind: str) -> Callable[..., Any]:
+def _stub(module: Module, node: Function) -> Callable[..., Any]:
     """A function of the same signature and documentation, and no code."""
     kinds, arguments = inspect.Parameter, node.args
     normal = [*arguments.posonlyargs, *arguments.args]
@@ -250,7 +233,7 @@ def _stub(module: Module, node: Function, kind: str) -> Callable[..., Any]:
     listed.append((arguments.kwarg, kinds.VAR_KEYWORD, None))
     parameters = [_parameter(module, one, kind, default) for one, kind, default in listed if one is not None]
     returns = inspect.Signature.empty if node.returns is None else _annotation(module, node.returns)
-    function: Any = types.FunctionType(_TEMPLATES[kind].__code__, {"__builtins__": {}}, node.name)
+    function: Any = types.FunctionType(_template.__code__, {"__builtins__": {}}, node.name)
     function.__doc__ = ast.get_docstring(node, clean=False)
     function.__signature__ = inspect.Signature(parameters, return_annotation=returns, __validate_parameters__=False)
     return typing.cast("Callable[..., Any]", function)

@@ -200,7 +200,6 @@ class Zygote:
         atexit.unregister(logging.shutdown)
         self._handlers: list[Callable[[], object]] = logging._handlerList  # type: ignore[attr-defined]
         self._usual = [handler() for handler in self._handlers]
-        orphans.prepare()
 
     def _asked(self) -> bool:
         """Whether the agent has sent something."""
