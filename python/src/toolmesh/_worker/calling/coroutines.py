@@ -14,27 +14,7 @@ from types import AsyncGeneratorType, GeneratorType
 from .. import FOLDER
 from ..describing.values import encode
 from ..state import limits, orphans
-from ..wire.frames import (
-    CALL,
-    CANCEL,
-    COLLECT,
-    CREDIT,
-    END,
-    ERROR,
-    EXIT,
-    HEADER,
-    HEADER_SIZE,
-    NESTED_END,
-    NESTED_RESULT,
-    PING,
-    PONG,
-    READY,
-    RESULT,
-    SPENT,
-    STREAM,
-    YIELD,
-    FrameError,
-)
+from ..wire import frames
 from . import channel, failures, threads
 from .channel import Channel, Waiter, refuse
 from .guard import PAGE_CANCEL, PAGE_HEARD, PAGE_RUNNING, PAGE_TAKEN, SIGNAL
@@ -43,7 +23,7 @@ from .terminals import TooLarge, bound, failed, forked_by_tool, no_memory, raw_p
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Generator
     from types import FrameType
     from typing import Any
 
@@ -163,7 +143,7 @@ class Worker:
         self._ready = getattr(loop, "_ready", (None,))  # another kind of loop may not tell
         self._done: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self._inp, self._readable)
-        self._outlet.send(HEADER.pack(len(about), READY, 0, 0, 0) + about)
+        self._outlet.send(frames.HEADER.pack(len(about), frames.READY, 0, 0, 0) + about)
         return self._done
 
     def _give(self, data: bytes) -> None:
@@ -179,7 +159,7 @@ class Worker:
         self._giving = False
         self._outlet.settle_items()
 
-    def _finish(self, failure: FrameError | None = None) -> None:
+    def _finish(self, failure: frames.FrameError | None = None) -> None:
         if not self._done.done():
             self._loop.remove_reader(self._inp)
             if failure is None:
@@ -199,15 +179,15 @@ class Worker:
                 return
             data = b"".join(self._chunks)
             self._chunks.clear()
-        unpack, run, tasks, loop, taken = HEADER.unpack_from, self._run, self._tasks, self._loop, self._taken
+        unpack, run, tasks, loop, taken = frames.HEADER.unpack_from, self._run, self._tasks, self._loop, self._taken
         at, size = 0, len(data)
-        while size - at >= HEADER_SIZE:
+        while size - at >= frames.HEADER_SIZE:
             length, kind, flags, slot, call = unpack(data, at)
-            end = at + HEADER_SIZE + length
+            end = at + frames.HEADER_SIZE + length
             if end > size:
                 break
-            body = data[at + HEADER_SIZE : end]
-            if kind == CALL:
+            body = data[at + frames.HEADER_SIZE : end]
+            if kind == frames.CALL:
                 # By hand: a factory of tasks that a tool has set is not for these.
                 tasks[call] = asyncio.Task(run(flags, slot, call, body), loop=loop)
                 taken += 1
@@ -219,29 +199,29 @@ class Worker:
         if at < size:
             self._chunks.append(data[at:])
             self._have = size - at
-            self._need = HEADER_SIZE if self._have < HEADER_SIZE else end - at
+            self._need = frames.HEADER_SIZE if self._have < frames.HEADER_SIZE else end - at
 
     def _take(self, kind: int, call: int, body: bytes) -> None:
-        if kind == CANCEL:
+        if kind == frames.CANCEL:
             running = self._tasks.get(call)
             if running is not None and call not in self._asked:
                 self._heard(call)
                 running.cancel()
                 self._unbegun(call, running)
-        elif kind == CREDIT:
+        elif kind == frames.CREDIT:
             credit = self._credit.get(call)
             if credit is not None:
                 credit.add(int.from_bytes(body, "little"))
-        elif NESTED_RESULT <= kind <= NESTED_END:
+        elif frames.NESTED_RESULT <= kind <= frames.NESTED_END:
             self._channel.dispatch(kind, call, body)
-        elif kind == PING:
+        elif kind == frames.PING:
             for one, task in list(self._tasks.items()):
                 self._unbegun(one, task)
-            self._outlet.send(HEADER.pack(0, PONG, 0, 0, call))
-        elif kind == EXIT:
+            self._outlet.send(frames.HEADER.pack(0, frames.PONG, 0, 0, call))
+        elif kind == frames.EXIT:
             self._finish()
         else:
-            self._finish(FrameError(f"frame type {kind} is unknown to this worker"))
+            self._finish(frames.FrameError(f"frame type {kind} is unknown to this worker"))
 
     def _unbegun(self, call: int, task: asyncio.Task[None]) -> None:
         """Ends a call that is cancelled before its first step, by the agent or by a
@@ -252,13 +232,13 @@ class Worker:
             self._tasks.pop(call, None)
             self._asked.discard(call)
             body = failures.body("cancelled", "the call was cancelled", False)
-            self._outlet.send(HEADER.pack(len(body), ERROR, 0, 0, call) + body)
+            self._outlet.send(frames.HEADER.pack(len(body), frames.ERROR, 0, 0, call) + body)
 
     async def _run(self, flags: int, slot: int, call: int, body: bytes) -> None:
         _call.set(call)
         tool = self._tools[slot]
         begun = False
-        kind, data = RESULT, b""
+        kind, data = frames.RESULT, b""
         try:
             positional, keyword, meta = bound(tool, flags, body)
             begun = True
@@ -266,24 +246,26 @@ class Worker:
             if type(value) is not AsyncGeneratorType and hasattr(value, "__await__"):
                 value = await value
                 if type(value) is GeneratorType:
-                    value = _steps(value, flags & (STREAM | COLLECT))
+                    value = _steps(value, flags & (frames.STREAM | frames.COLLECT))
             if type(value) is AsyncGeneratorType:
-                if flags & STREAM:
+                if flags & frames.STREAM:
                     await self._stream(tool, slot, call, value, meta)
-                    kind = END
+                    kind = frames.END
                 else:
-                    value = await _drain(value, flags & COLLECT)
-            if kind == RESULT:
+                    value = await _drain(value, flags & frames.COLLECT)
+            if kind == frames.RESULT:
                 data = encode(value) if tool.dump is None else tool.encode(value)
                 if len(data) > self._limit:
-                    kind, data = ERROR, failures.too_large(len(data), self._limit, "result")
+                    kind, data = frames.ERROR, failures.too_large(len(data), self._limit, "result")
         except BaseException as failure:  # noqa: B036 - one terminal per call; sys.exit is the tool's failure
-            kind = ERROR
+            kind = frames.ERROR
             try:
-                if begun:
-                    data = self._failed(failure, tool, call, keyword, positional)
-                else:
+                if not begun:
                     data = unbound(failure, tool)
+                elif isinstance(failure, asyncio.CancelledError) and call in self._asked:
+                    data = failures.cancelled()
+                else:
+                    data = failed(failure, tool, self._limit, keyword, positional)
             except BaseException as second:  # noqa: B036 - as above
                 data = failures.raised(second, tool.name)
         if self._forked:
@@ -299,25 +281,17 @@ class Worker:
             orphans.sweep()  # of whose call they are is not known: of none that runs
             raw = raw_pending()
         if limits.memory and (limits.exceeded() or no_memory(kind, data)):
-            kind, data = ERROR, failures.out_of_memory()
-            raw |= SPENT
+            kind, data = frames.ERROR, failures.out_of_memory()
+            raw |= frames.SPENT
         try:
-            frame = HEADER.pack(len(data), kind, raw, slot, call) + data
+            frame = frames.HEADER.pack(len(data), kind, raw, slot, call) + data
         except MemoryError as failure:
             data = failures.raised(failure, tool.name)
-            frame = HEADER.pack(len(data), ERROR, raw, slot, call) + data
+            frame = frames.HEADER.pack(len(data), frames.ERROR, raw, slot, call) + data
         self._give(frame)
         if self._snapshot is not None and not self._tasks and not self._snapshot.mend():
             self.fit = False
             self._finish()
-
-    def _failed(
-        self, failure: BaseException, tool: Tool, call: int, keyword: dict[str, Any], positional: Sequence[Any]
-    ) -> bytes:
-        """The body for what came out of a tool's function, or out of its result."""
-        if isinstance(failure, asyncio.CancelledError) and call in self._asked:
-            return failures.cancelled()
-        return failed(failure, tool, self._limit, keyword, positional)
 
     async def _stream(
         self, tool: Tool, slot: int, call: int, items: AsyncGenerator[Any, Any], meta: dict[str, JSON]
@@ -334,7 +308,7 @@ class Worker:
                     self._outlet.settle_items()
                     await credit.wait()
                 credit.left -= len(data) + 64
-                self._give(HEADER.pack(len(data), YIELD, 0, slot, call) + data)
+                self._give(frames.HEADER.pack(len(data), frames.YIELD, 0, slot, call) + data)
         finally:
             self._credit.pop(call, None)
             await items.aclose()

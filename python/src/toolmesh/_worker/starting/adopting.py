@@ -8,7 +8,6 @@ import sys
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
     from ..wire.frames import JSON
@@ -53,13 +52,6 @@ def adopt(environment: dict[str, JSON], paths: list[str]) -> None:
     if sys.path[: len(before)] != before:
         _check([path for path in sys.path if path not in before], loaded())
     _check_finders(finders)
-
-
-def encode_environ(environ: Mapping[bytes, bytes]) -> str:
-    """These variables as set_environ takes them."""
-    import base64
-
-    return base64.b64encode(b"\0".join(name + b"=" + value for name, value in environ.items())).decode()
 
 
 def set_environ(encoded: str) -> None:

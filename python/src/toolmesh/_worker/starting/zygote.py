@@ -18,23 +18,7 @@ from select import POLLIN, poll
 
 from ..confining import levels
 from ..state import forking, limits, orphans, snapshot
-from ..wire.frames import (
-    BECOME,
-    DESCRIBED,
-    EXITED,
-    FAILED,
-    FORK,
-    FORKED,
-    HANDLE,
-    HEADER,
-    HEADER_SIZE,
-    HELLO,
-    IMPORTING,
-    NUMBER,
-    NUMBERS,
-    SETUP,
-    VERSION,
-)
+from ..wire import frames
 from . import adopting, root
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -96,7 +80,7 @@ class Zygote:
 
     def run(self, sandbox: str) -> None:
         """Imports the tools and serves; the process ends when the agent closes the index."""
-        self._write(HELLO, 0, 0, NUMBER.pack(VERSION))
+        self._write(frames.HELLO, 0, 0, frames.NUMBER.pack(frames.VERSION))
         early = sandbox in (levels.NONE, levels.GUARD)  # they need no folder
         if early:
             self._confine(sandbox, "")
@@ -104,7 +88,7 @@ class Zygote:
         if sandbox and not self._asked():
             self._warm_up(sandbox if early else "")
         kind, _, body = self._next()
-        if kind != SETUP:
+        if kind != frames.SETUP:
             raise RuntimeError(f"the agent began with frame type {kind} instead of a setup")
         import json
 
@@ -141,7 +125,7 @@ class Zygote:
 
     def _write(self, kind: int, flags: int, number: int, body: bytes, fd: int = -1) -> None:
         """Sends a frame, and a descriptor with it."""
-        data = HEADER.pack(len(body), kind, flags, 0, number) + body
+        data = frames.HEADER.pack(len(body), kind, flags, 0, number) + body
         if fd < 0:
             self._socket.sendall(data)
             return
@@ -153,11 +137,11 @@ class Zygote:
         """The agent's next request: type, worker's id, body. Its descriptors are in
         self._fds."""
         while True:
-            if len(self._buffer) >= HEADER_SIZE:
-                length, kind, _, _, number = HEADER.unpack_from(self._buffer)
-                if len(self._buffer) >= HEADER_SIZE + length:
-                    body = self._buffer[HEADER_SIZE : HEADER_SIZE + length]
-                    self._buffer = self._buffer[HEADER_SIZE + length :]
+            if len(self._buffer) >= frames.HEADER_SIZE:
+                length, kind, _, _, number = frames.HEADER.unpack_from(self._buffer)
+                if len(self._buffer) >= frames.HEADER_SIZE + length:
+                    body = self._buffer[frames.HEADER_SIZE : frames.HEADER_SIZE + length]
+                    self._buffer = self._buffer[frames.HEADER_SIZE + length :]
                     return kind, number, body
             data, ancillary, _, _ = self._socket.recvmsg(65536, *self._room)
             for level, what, packed in ancillary:
@@ -214,10 +198,9 @@ class Zygote:
         import gc
         import json
 
-
         setup = {"root": "/", "paths": ["/"], "tools": ["a.b"], "exclude": {}, "secrets": None, "adopt": {"argv": [""]}}
         json.loads(json.dumps(setup))
-        adopting.set_environ(adopting.encode_environ(os.environb))
+        adopting.set_environ("")
         adopting.warm_up()
         if sandbox:
             levels.prepare(sandbox)
@@ -254,7 +237,7 @@ class Zygote:
                 unavailable.append({"name": name, "reason": excluded[module]})
                 continue
             if module not in broken:
-                self._send(IMPORTING, {"module": module})
+                self._send(frames.IMPORTING, {"module": module})
                 broken[module] = loading.load_module(module) or loading.hidden(module, self._setup["paths"])
             failed = broken[module]
             if failed is not None:
@@ -286,7 +269,7 @@ class Zygote:
         gc.collect()
         gc.freeze()
         gc.enable()
-        self._send(DESCRIBED, {
+        self._send(frames.DESCRIBED, {
             "tools": tools,
             "unavailable": unavailable,
             "python": sys.version.split()[0],
@@ -314,9 +297,9 @@ class Zygote:
                 if request is None:
                     request = requests[body] = self._json.loads(body)
                 fds, self._fds = self._fds, []
-                if kind == FORK:
+                if kind == frames.FORK:
                     self._fork(number, request, fds)
-                elif kind == BECOME:
+                elif kind == frames.BECOME:
                     self._become(number, request, fds)
                 else:
                     raise RuntimeError(f"the agent sent frame type {kind}, which this zygote does not know")
@@ -341,7 +324,8 @@ class Zygote:
                         pass
                     orphans.kill(self._workers.keys() | orphans.kept)
                 signaled = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-                self._write(EXITED, 0, worker, NUMBERS.pack(-1 if signaled else os.WEXITSTATUS(status), signaled))
+                code = -1 if signaled else os.WEXITSTATUS(status)
+                self._write(frames.EXITED, 0, worker, frames.NUMBERS.pack(code, signaled))
 
     def _fork(self, worker: int, request: dict[str, JSON], fds: list[int]) -> None:
         try:
@@ -349,7 +333,7 @@ class Zygote:
         except OSError as failure:
             for fd in fds:
                 os.close(fd)
-            self._write(FORKED, FAILED, worker, str(failure).encode())
+            self._write(frames.FORKED, frames.FAILED, worker, str(failure).encode())
             return
         if pid == 0:
             orphans.begin()
@@ -366,7 +350,7 @@ class Zygote:
                 handle = os.pidfd_open(pid)
             except OSError:
                 pass
-        self._write(FORKED, HANDLE if handle >= 0 else 0, worker, NUMBER.pack(pid), handle)
+        self._write(frames.FORKED, frames.HANDLE if handle >= 0 else 0, worker, frames.NUMBER.pack(pid), handle)
         if handle >= 0:
             os.close(handle)
 
