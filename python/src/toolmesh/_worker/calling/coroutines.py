@@ -23,7 +23,7 @@ from .terminals import TooLarge, bound, failed, forked_by_tool, no_memory, raw_p
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import AsyncGenerator, Generator
     from types import FrameType
     from typing import Any
 
@@ -374,18 +374,14 @@ async def _drain(items: AsyncGenerator[Any, Any], collect: int) -> Any:
     return last
 
 
-def prepare(tools: list[Tool]) -> Callable[..., bool]:
-    """What serves as a worker of coroutines in each process that is forked from here
-    on; as the other worker's start."""
-
-    def start(
-        inp: int, out: int, page: memoryview[int], limit: int, about: bytes, snapshot: Snapshot | None = None
-    ) -> bool:
-        worker = Worker(inp, out, page, tools, limit, snapshot)
-        _serve(worker, about)
-        return worker.fit
-
-    return start
+def start(
+    tools: list[Tool],
+    inp: int, out: int, page: memoryview[int], limit: int, about: bytes, snapshot: Snapshot | None = None,
+) -> bool:
+    """Serves tools as a worker of coroutines; as the other worker's start."""
+    worker = Worker(inp, out, page, tools, limit, snapshot)
+    _serve(worker, about)
+    return worker.fit
 
 
 def _serve(worker: Worker, about: bytes) -> None:

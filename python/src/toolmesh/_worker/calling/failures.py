@@ -335,8 +335,6 @@ def _missing_variable(failure: BaseException) -> str | None:
     step = failure.__traceback__
     while step is not None and step.tb_next is not None:
         step = step.tb_next
-    if step is not None and step.tb_frame.f_code.co_filename == os.__file__:
-        return failure.args[0]
     if step is not None and isinstance(step.tb_frame.f_locals.get("self"), os._Environ):
         return failure.args[0]
     return None

@@ -7,7 +7,7 @@ import signal
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from types import FrameType
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 # Words of the control page, u64 each. The agent writes the first, we the rest.
 PAGE_CANCEL = 0  # id of the call that is to stop
@@ -31,7 +31,7 @@ class Guard:
     shields a write: what arrives meanwhile is raised when it is over.
     """
 
-    __slots__ = ("armed", "page", "_held", "_late", "_raised")
+    __slots__ = ("armed", "page", "_held", "_late", "_raised", "_loop", "_task", "_told", "_upkeep")
 
     def __init__(self, page: memoryview[int]) -> None:
         self.armed = 0
@@ -39,15 +39,42 @@ class Guard:
         self._held = 0
         self._late = False
         self._raised = 0
+        self._loop: Any = None
+        self._task: Any = None
+        self._told = 0  # the call whose task was told
+        self._upkeep: tuple[str, ...] = ()
 
-    def handle(self, _signum: int, _frame: FrameType | None) -> None:
+    def handle(self, _signum: int, frame: FrameType | None) -> None:
         """The signal handler: raises Cancelled in the call that is meant."""
         call = self.armed
         if call and self.page[PAGE_CANCEL] == call and self._raised != call:
             if self._held:
                 self._late = True
-            else:
+            elif self._loop is None or self._loop.is_closed():
                 self.cancel(call)
+            elif self._told != call:
+                self._told = call
+                self._loop.call_soon_threadsafe(self._heard, call)
+            elif frame is not None and not frame.f_code.co_filename.startswith(self._upkeep):
+                self.cancel(call)  # signalled again: the loop hears of nothing
+
+    def _heard(self, call: int) -> None:
+        """Runs in the loop, when no step of the task does."""
+        if self._task is not None and self._raised != call:
+            self._raised = self.page[PAGE_HEARD] = call
+            self._task.cancel()
+
+    def tasked(self, loop: Any, task: Any, upkeep: tuple[str, ...]) -> None:
+        """From here on the function's code is a task of a loop, and is cancelled as
+        tasks are: what is raised where it awaits something would leave that behind,
+        not cleaned up. Only code that keeps its loop from hearing of it is cut off
+        where it stands, if that is neither in the loop's own upkeep nor here."""
+        self._loop, self._task, self._upkeep = loop, task, upkeep
+
+    def untasked(self, call: int) -> bool:
+        """The loop has ended; True if call has been cancelled."""
+        self._loop = self._task = None
+        return self._raised == call
 
     def rearm(self, call: int) -> None:
         """Goes on with the function of call, which was disarmed for a while. Raises

@@ -15,6 +15,7 @@ from contextvars import copy_context
 from time import perf_counter as _clock
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
+from .. import FOLDER
 from ..describing.values import encode
 from ..state import limits, orphans
 from ..wire import frames
@@ -149,9 +150,7 @@ class Worker:
                 value = tool.function(*positional, **keyword)
                 kind = type(value)
                 if kind is CoroutineType or kind is AsyncGeneratorType:  # of a decorated function
-                    import asyncio
-
-                    value = asyncio.run(self._awaited(value, flags, tool, slot, call, meta))
+                    value = self._looped(value, flags, tool, slot, call, meta)
                     kind = type(value)
                     if value is _STREAMED:
                         guard.armed = 0
@@ -215,11 +214,29 @@ class Worker:
             if page[PAGE_CANCEL] == call:
                 guard.cancel(call)  # its signal came while the frame was written
 
+    def _looped(self, value: Any, flags: int, tool: Tool, slot: int, call: int, meta: dict[str, JSON]) -> Any:
+        """What a coroutine returns or an async generator yields, on a loop of the
+        call's own."""
+        import asyncio
+
+        try:
+            return asyncio.run(self._awaited(value, flags, tool, slot, call, meta))
+        except asyncio.CancelledError:
+            if self._guard.untasked(call):
+                raise Cancelled from None
+            raise
+        finally:
+            self._guard.untasked(call)
+
     async def _awaited(
         self, value: Any, flags: int, tool: Tool, slot: int, call: int, meta: dict[str, JSON]
     ) -> Any:
-        """What a coroutine returns or an async generator yields, on a loop of the
-        call's own. A coroutine may return an async generator: so decorators do."""
+        """_looped's own task. A coroutine may return an async generator: so decorators do."""
+        import asyncio
+        import selectors
+
+        upkeep = (FOLDER, os.path.dirname(asyncio.__file__) + os.sep, selectors.__file__)
+        self._guard.tasked(asyncio.get_running_loop(), asyncio.current_task(), upkeep)
         if type(value) is CoroutineType:
             value = await value
         if type(value) is not AsyncGeneratorType:

@@ -261,9 +261,11 @@ class Zygote:
         self._plain.install()
         self._starts: dict[str, Any] = {"sync": self._plain.start}
         if any(tool.kind.startswith("async") for tool in self._tools):
+            import functools
+
             from ..calling import coroutines
 
-            self._starts["async"] = coroutines.prepare(self._tools)
+            self._starts["async"] = functools.partial(coroutines.start, self._tools)
         levels.prepare(self._setup["sandbox"])
         self._snapshot = snapshot.Snapshot()
         gc.collect()
