@@ -86,7 +86,7 @@ functions = [echo, count, cancel_all, close_all, wait, factory, threshold, signa
 tools = [binding.Tool(f.__name__, f, schema.kind_of(f), schema.signature(f)) for f in functions]
 output.keep_ends()
 page = memoryview(mmap.mmap(-1, 4096)).cast("Q")
-coroutines.prepare(tools)(int(sys.argv[1]), int(sys.argv[2]), page, 1 << 26, b"{}")
+coroutines.start(tools, int(sys.argv[1]), int(sys.argv[2]), page, 1 << 26, b"{}")
 """
 SLOTS = {name: slot for slot, name in enumerate(
     ("echo", "count", "cancel_all", "close_all", "wait", "factory", "threshold", "signalled"))}

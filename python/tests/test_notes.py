@@ -65,9 +65,10 @@ def test_what_no_schema_says_is_checked_on_the_value(annotation, good, bad):
 def test_a_multiple_of_any_size_is_quickly_told():
     # Written out, such a number keeps the worker from all else for minutes.
     cents: Any = Annotated[D, Bounds(multiple_of=D("0.01"))]
-    assert load(cents, "1e999999999") == D("1e999999999")
     assert load(cents, "0e-999999999") == 0
-    refused(cents, "1e-999999999")
+    assert load(cents, "1e300") == D("1e300")
+    for number in ("1e999999999", "1e-999999999"):
+        refused(cents, number)
 
 
 def test_null_has_no_bounds():

@@ -9,10 +9,10 @@ SOURCE = pathlib.Path(__file__).resolve().parent.parent / "src"
 # In a process of its own: a signal goes to whichever thread of a process takes it.
 BLOCKED = """
 import os, signal, time
-from toolmesh._worker.calling.output import NoShield, Outlet
+from toolmesh._worker.calling.output import UNSHIELDED, Outlet
 
 r, w = os.pipe()
-outlet = Outlet(w, lambda: 0, NoShield())
+outlet = Outlet(w, lambda: 0, UNSHIELDED)
 came = []
 signal.signal(signal.SIGALRM, lambda *_: came.append(True))
 assert outlet.gather(b"held")

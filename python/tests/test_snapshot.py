@@ -11,7 +11,7 @@ import os, sys
 from toolmesh._worker.calling import output
 from toolmesh._worker.state import snapshot
 
-output.install(output.Outlet(-1, int, output.NoShield()))
+output.install(output.Outlet(-1, int, output.UNSHIELDED))
 snapshot.watch()
 taken = snapshot.Snapshot()
 taken.hold()

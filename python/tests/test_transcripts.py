@@ -50,7 +50,7 @@ if sys.argv[1] == "plain":
     worker.install()
     worker.start(inp, out, page, 1 << 20, about, None)
 else:
-    coroutines.prepare(tools)(inp, out, page, 1 << 20, about)
+    coroutines.start(tools, inp, out, page, 1 << 20, about)
 """
 
 

@@ -107,12 +107,10 @@ def _channel(tool: str) -> channel.Channel:
     if not isinstance(tool, str):
         raise TypeError(f"a tool is called by its id, a text, not by {type(tool).__name__}")
     if channel.current is None:
-        raise MeshError(
+        channel.refuse(
             "unavailable",
             "no tool is being called in this process: tools are called from inside a tool that the mesh runs",
-            tool=tool,
-            started=False,
-            origin="caller",
+            tool,
         )
     return channel.current
 
@@ -123,17 +121,12 @@ def _encoded(tool: str, args: Mapping[str, Any] | None) -> bytes:
     try:
         body = encode(args)
     except NotSerializable as failure:
-        path = "arguments" + str(failure).removeprefix("result")
-        raise MeshError("invalid_arguments", path, tool=tool, started=False, origin="caller") from None
-    if not body.startswith(b"{"):
-        raise MeshError(
-            "invalid_arguments",
-            f"the arguments are of type {type(args).__name__}: they are an object, by parameter name",
-            tool=tool,
-            started=False,
-            origin="caller",
-        )
-    return body
+        message = "arguments" + str(failure).removeprefix("result")
+    else:
+        if body.startswith(b"{"):
+            return body
+        message = f"the arguments are of type {type(args).__name__}: they are an object, by parameter name"
+    channel.refuse("invalid_arguments", message, tool)
 
 
 def _seconds(timeout: float | None) -> float | None:

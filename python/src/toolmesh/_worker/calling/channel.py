@@ -16,22 +16,7 @@ from collections import deque
 from itertools import count
 
 from ..state import limits
-from ..wire.frames import (
-    CANCEL,
-    CREDIT,
-    HEADER,
-    NESTED_CALL,
-    NESTED_CANCEL,
-    NESTED_CREDIT,
-    NESTED_END,
-    NESTED_ERROR,
-    NESTED_ITEM,
-    NESTED_RESULT,
-    PING,
-    PONG,
-    STREAM,
-    write_all,
-)
+from ..wire import frames
 from . import threads
 from .errors import MeshError, failure
 
@@ -162,7 +147,7 @@ class Channel:
         waiter = self._waiters.get(number)
         if waiter is None:
             return
-        if kind != NESTED_ITEM:
+        if kind != frames.NESTED_ITEM:
             del self._waiters[number]
         waiter.give(kind, body)
 
@@ -176,8 +161,8 @@ class Channel:
         if timeout is not None:
             about["timeout_ms"] = int(min(-(-timeout * 1000 // 1), 1e12))
         head = _text(about).encode()
-        size = 4 + len(head) + len(args)
-        frame = HEADER.pack(size, NESTED_CALL, flags, 0, waiter.id) + len(head).to_bytes(4, "little") + head + args
+        body = len(head).to_bytes(4, "little") + head + args
+        frame = frames.HEADER.pack(len(body), frames.NESTED_CALL, flags, 0, waiter.id) + body
         outlet = self._outlet
         self._waiters[waiter.id] = waiter
         with outlet.lock:
@@ -185,8 +170,8 @@ class Channel:
             forked, over = outlet.fd < 0, not call or not self._runs(call)
             if not forked and not over:
                 while self._unsent:
-                    write_all(outlet.fd, self._unsent.pop())
-                write_all(outlet.fd, outlet.released() + frame)  # what is held back would wait for us
+                    frames.write_all(outlet.fd, self._unsent.pop())
+                frames.write_all(outlet.fd, outlet.released() + frame)  # what is held back would wait for us
                 return
         del self._waiters[waiter.id]
         if forked:
@@ -203,14 +188,14 @@ class Channel:
         does not wait long for the pipe."""
         if self._waiters.pop(waiter.id, None) is None:
             return
-        frame = HEADER.pack(0, NESTED_CANCEL, 0, 0, waiter.id)
+        frame = frames.HEADER.pack(0, frames.NESTED_CANCEL, 0, 0, waiter.id)
         lock = self._outlet.lock
         if not lock.acquire(True, 0.1):
             self._unsent.append(frame)
             return
         try:
             if self._outlet.fd >= 0:
-                write_all(self._outlet.fd, frame)
+                frames.write_all(self._outlet.fd, frame)
         finally:
             lock.release()
 
@@ -221,7 +206,7 @@ class Channel:
             waiter.used = 0
 
     def _grant(self, call: int, size: int) -> None:
-        self._outlet.send(HEADER.pack(4, NESTED_CREDIT, 0, 0, call) + size.to_bytes(4, "little"))
+        self._outlet.send(frames.HEADER.pack(4, frames.NESTED_CREDIT, 0, 0, call) + size.to_bytes(4, "little"))
 
     # What a wait is like depends on the worker.
 
@@ -244,24 +229,14 @@ class Channel:
 
     def call(self, tool: str, args: bytes, timeout: float | None) -> bytes:
         """Calls a tool and waits for its result."""
-        waiter = Waiter(next(self._ids))
-        armed = self._disarm()
-        try:
-            self._enter(waiter)
-            try:
-                self._open(waiter, tool, args, timeout, 0)
-                kind, body = self._event(waiter)
-            finally:
-                self._leave(waiter)
-                self._cancel(waiter)
-        finally:
-            self._rearm(armed)
-        if kind == NESTED_ERROR:
-            raise failure(body, tool)
+        (body,) = self._answers(tool, args, timeout, 0)
         return body
 
     def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
         """Calls a tool and yields its items; closing it cancels the call."""
+        return self._answers(tool, args, timeout, frames.STREAM)
+
+    def _answers(self, tool: str, args: bytes, timeout: float | None, flags: int) -> Generator[bytes, None, None]:
         waiter = Waiter(next(self._ids))
         opened = False
         try:
@@ -271,7 +246,7 @@ class Channel:
                     self._enter(waiter)
                     try:
                         if not opened:
-                            self._open(waiter, tool, args, timeout, STREAM)
+                            self._open(waiter, tool, args, timeout, flags)
                             opened = True
                         else:
                             self._credit(waiter)
@@ -280,12 +255,13 @@ class Channel:
                         self._leave(waiter)
                 finally:
                     self._rearm(armed)
-                if kind == NESTED_END:
-                    return
-                if kind == NESTED_ERROR:
+                if kind == frames.NESTED_ERROR:
                     raise failure(body, tool)
-                waiter.used += len(body) + _ITEM
-                yield body
+                if kind != frames.NESTED_END:
+                    waiter.used += len(body) + _ITEM
+                    yield body
+                if kind != frames.NESTED_ITEM:
+                    return
         finally:
             self._cancel(waiter)
 
@@ -294,33 +270,30 @@ class Channel:
 
     async def acall(self, tool: str, args: bytes, timeout: float | None) -> bytes:
         """As call, on an event loop."""
-        import asyncio
-
-        waiter = Awaiting(next(self._ids), asyncio.get_running_loop())
-        try:
-            self._begin(waiter, tool, args, timeout, 0)
-            kind, body = await waiter.event()
-        finally:
-            self._cancel(waiter)
-        if kind == NESTED_ERROR:
-            raise failure(body, tool)
+        (body,) = [body async for body in self._aanswers(tool, args, timeout, 0)]
         return body
 
-    async def astream(self, tool: str, args: bytes, timeout: float | None) -> AsyncGenerator[bytes, None]:
+    def astream(self, tool: str, args: bytes, timeout: float | None) -> AsyncGenerator[bytes, None]:
         """As stream, on an event loop."""
+        return self._aanswers(tool, args, timeout, frames.STREAM)
+
+    async def _aanswers(
+        self, tool: str, args: bytes, timeout: float | None, flags: int
+    ) -> AsyncGenerator[bytes, None]:
         import asyncio
 
         waiter = Awaiting(next(self._ids), asyncio.get_running_loop())
         try:
-            self._begin(waiter, tool, args, timeout, STREAM)
+            self._begin(waiter, tool, args, timeout, flags)
             while True:
                 kind, body = await waiter.event()
-                if kind == NESTED_END:
-                    return
-                if kind == NESTED_ERROR:
+                if kind == frames.NESTED_ERROR:
                     raise failure(body, tool)
-                yield body
-                waiter.used += len(body) + _ITEM
+                if kind != frames.NESTED_END:
+                    yield body
+                    waiter.used += len(body) + _ITEM
+                if kind != frames.NESTED_ITEM:
+                    return
                 self._credit(waiter)
         finally:
             self._cancel(waiter)
@@ -413,21 +386,21 @@ class PlainChannel(Channel):
     def _give(self, frame: Frame) -> None:
         """Hands a frame over. Called by the thread that reads."""
         kind, _, _, about, body = frame
-        if NESTED_RESULT <= kind <= NESTED_END:
+        if frames.NESTED_RESULT <= kind <= frames.NESTED_END:
             self.dispatch(kind, about, body)
-            if kind != NESTED_ITEM and about in self._awaited:
+            if kind != frames.NESTED_ITEM and about in self._awaited:
                 self._awaited.discard(about)
                 pump = self._pump
                 if pump is not None and not self._awaited:
                     pump.alert()
             return
-        if kind == PING:
-            self._outlet.send(HEADER.pack(0, PONG, 0, 0, about))
+        if kind == frames.PING:
+            self._outlet.send(frames.HEADER.pack(0, frames.PONG, 0, 0, about))
             return
-        if kind == CREDIT:
+        if kind == frames.CREDIT:
             if about == self._worker.call:
                 self.credit += int.from_bytes(body, "little")
-        elif kind == CANCEL:
+        elif kind == frames.CANCEL:
             self._cancelled = about
         else:
             self._inbox.append(frame)
@@ -499,7 +472,7 @@ class PlainChannel(Channel):
             self._rearm(armed)
 
     def _run_pump(self, waiter: Waiter) -> None:
-        threads.deaf()
+        threads.block_signals()
         while True:
             self._wait(waiter, lambda: not self._awaited)
             with self._starting:

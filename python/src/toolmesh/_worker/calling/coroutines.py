@@ -12,39 +12,18 @@ from inspect import CORO_CREATED, getcoroutinestate
 from types import AsyncGeneratorType, GeneratorType
 
 from .. import FOLDER
-from ..describing.values import Mismatch, encode
+from ..describing.values import encode
 from ..state import limits, orphans
-from ..wire.frames import (
-    CALL,
-    CANCEL,
-    COLLECT,
-    CREDIT,
-    END,
-    ERROR,
-    EXIT,
-    HEADER,
-    HEADER_SIZE,
-    META,
-    NESTED_END,
-    NESTED_RESULT,
-    PING,
-    PONG,
-    READY,
-    RESULT,
-    SPENT,
-    STREAM,
-    YIELD,
-    FrameError,
-)
+from ..wire import frames
 from . import channel, failures, threads
 from .channel import Channel, Waiter, refuse
 from .guard import PAGE_CANCEL, PAGE_HEARD, PAGE_RUNNING, PAGE_TAKEN, SIGNAL
-from .output import NoShield, Outlet, install
-from .terminals import TooLarge, failed, forked_by_tool, no_memory, not_json, raw_pending, split_meta, too_deep
+from .output import UNSHIELDED, Outlet, install
+from .terminals import TooLarge, bound, failed, forked_by_tool, no_memory, raw_pending, unbound
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+    from collections.abc import AsyncGenerator, Generator
     from types import FrameType
     from typing import Any
 
@@ -104,7 +83,7 @@ class Worker:
         self._credit: dict[int, _Credit] = {}
         self._asked: set[int] = set()  # calls that the agent cancelled
         self._taken = 0
-        self._outlet = Outlet(out, _call.get, NoShield())  # coroutines are cancelled between steps
+        self._outlet = Outlet(out, _call.get, UNSHIELDED)  # coroutines are cancelled between steps
         self._forked = False
         self._channel = channel.current = LoopChannel(self, self._outlet)
         self._giving = False  # what is held back is about to be written
@@ -164,7 +143,7 @@ class Worker:
         self._ready = getattr(loop, "_ready", (None,))  # another kind of loop may not tell
         self._done: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self._inp, self._readable)
-        self._outlet.send(HEADER.pack(len(about), READY, 0, 0, 0) + about)
+        self._outlet.send(frames.HEADER.pack(len(about), frames.READY, 0, 0, 0) + about)
         return self._done
 
     def _give(self, data: bytes) -> None:
@@ -180,7 +159,7 @@ class Worker:
         self._giving = False
         self._outlet.settle_items()
 
-    def _finish(self, failure: FrameError | None = None) -> None:
+    def _finish(self, failure: frames.FrameError | None = None) -> None:
         if not self._done.done():
             self._loop.remove_reader(self._inp)
             if failure is None:
@@ -200,15 +179,15 @@ class Worker:
                 return
             data = b"".join(self._chunks)
             self._chunks.clear()
-        unpack, run, tasks, loop, taken = HEADER.unpack_from, self._run, self._tasks, self._loop, self._taken
+        unpack, run, tasks, loop, taken = frames.HEADER.unpack_from, self._run, self._tasks, self._loop, self._taken
         at, size = 0, len(data)
-        while size - at >= HEADER_SIZE:
+        while size - at >= frames.HEADER_SIZE:
             length, kind, flags, slot, call = unpack(data, at)
-            end = at + HEADER_SIZE + length
+            end = at + frames.HEADER_SIZE + length
             if end > size:
                 break
-            body = data[at + HEADER_SIZE : end]
-            if kind == CALL:
+            body = data[at + frames.HEADER_SIZE : end]
+            if kind == frames.CALL:
                 # By hand: a factory of tasks that a tool has set is not for these.
                 tasks[call] = asyncio.Task(run(flags, slot, call, body), loop=loop)
                 taken += 1
@@ -220,29 +199,29 @@ class Worker:
         if at < size:
             self._chunks.append(data[at:])
             self._have = size - at
-            self._need = HEADER_SIZE if self._have < HEADER_SIZE else end - at
+            self._need = frames.HEADER_SIZE if self._have < frames.HEADER_SIZE else end - at
 
     def _take(self, kind: int, call: int, body: bytes) -> None:
-        if kind == CANCEL:
+        if kind == frames.CANCEL:
             running = self._tasks.get(call)
             if running is not None and call not in self._asked:
                 self._heard(call)
                 running.cancel()
                 self._unbegun(call, running)
-        elif kind == CREDIT:
+        elif kind == frames.CREDIT:
             credit = self._credit.get(call)
             if credit is not None:
                 credit.add(int.from_bytes(body, "little"))
-        elif NESTED_RESULT <= kind <= NESTED_END:
+        elif frames.NESTED_RESULT <= kind <= frames.NESTED_END:
             self._channel.dispatch(kind, call, body)
-        elif kind == PING:
+        elif kind == frames.PING:
             for one, task in list(self._tasks.items()):
                 self._unbegun(one, task)
-            self._outlet.send(HEADER.pack(0, PONG, 0, 0, call))
-        elif kind == EXIT:
+            self._outlet.send(frames.HEADER.pack(0, frames.PONG, 0, 0, call))
+        elif kind == frames.EXIT:
             self._finish()
         else:
-            self._finish(FrameError(f"frame type {kind} is unknown to this worker"))
+            self._finish(frames.FrameError(f"frame type {kind} is unknown to this worker"))
 
     def _unbegun(self, call: int, task: asyncio.Task[None]) -> None:
         """Ends a call that is cancelled before its first step, by the agent or by a
@@ -253,47 +232,40 @@ class Worker:
             self._tasks.pop(call, None)
             self._asked.discard(call)
             body = failures.body("cancelled", "the call was cancelled", False)
-            self._outlet.send(HEADER.pack(len(body), ERROR, 0, 0, call) + body)
+            self._outlet.send(frames.HEADER.pack(len(body), frames.ERROR, 0, 0, call) + body)
 
     async def _run(self, flags: int, slot: int, call: int, body: bytes) -> None:
         _call.set(call)
         tool = self._tools[slot]
-        positional: Sequence[Any]
-        keyword: dict[str, Any]
         begun = False
-        kind, data = RESULT, b""
+        kind, data = frames.RESULT, b""
         try:
-            meta: dict[str, JSON] = {}
-            if flags & META:
-                meta, body = split_meta(body, tool)
-            arguments = tool.decode(body) if body else {}
-            if tool.direct and not meta and type(arguments) is dict:
-                positional, keyword = (), arguments
-            else:
-                positional, keyword = tool.bind(arguments, meta.get("varargs"), body)
+            positional, keyword, meta = bound(tool, flags, body)
             begun = True
             value = tool.function(*positional, **keyword)
             if type(value) is not AsyncGeneratorType and hasattr(value, "__await__"):
                 value = await value
                 if type(value) is GeneratorType:
-                    value = _steps(value, flags & (STREAM | COLLECT))
+                    value = _steps(value, flags & (frames.STREAM | frames.COLLECT))
             if type(value) is AsyncGeneratorType:
-                if flags & STREAM:
+                if flags & frames.STREAM:
                     await self._stream(tool, slot, call, value, meta)
-                    kind = END
+                    kind = frames.END
                 else:
-                    value = await _drain(value, flags & COLLECT)
-            if kind == RESULT:
+                    value = await _drain(value, flags & frames.COLLECT)
+            if kind == frames.RESULT:
                 data = encode(value) if tool.dump is None else tool.encode(value)
                 if len(data) > self._limit:
-                    kind, data = ERROR, failures.too_large(len(data), self._limit, "result")
+                    kind, data = frames.ERROR, failures.too_large(len(data), self._limit, "result")
         except BaseException as failure:  # noqa: B036 - one terminal per call; sys.exit is the tool's failure
-            kind = ERROR
+            kind = frames.ERROR
             try:
-                if begun:
-                    data = self._failed(failure, tool, call, keyword, positional)
+                if not begun:
+                    data = unbound(failure, tool)
+                elif isinstance(failure, asyncio.CancelledError) and call in self._asked:
+                    data = failures.cancelled()
                 else:
-                    data = _unbound(failure, tool)
+                    data = failed(failure, tool, self._limit, keyword, positional)
             except BaseException as second:  # noqa: B036 - as above
                 data = failures.raised(second, tool.name)
         if self._forked:
@@ -309,25 +281,17 @@ class Worker:
             orphans.sweep()  # of whose call they are is not known: of none that runs
             raw = raw_pending()
         if limits.memory and (limits.exceeded() or no_memory(kind, data)):
-            kind, data = ERROR, failures.out_of_memory()
-            raw |= SPENT
+            kind, data = frames.ERROR, failures.out_of_memory()
+            raw |= frames.SPENT
         try:
-            frame = HEADER.pack(len(data), kind, raw, slot, call) + data
+            frame = frames.HEADER.pack(len(data), kind, raw, slot, call) + data
         except MemoryError as failure:
             data = failures.raised(failure, tool.name)
-            frame = HEADER.pack(len(data), ERROR, raw, slot, call) + data
+            frame = frames.HEADER.pack(len(data), frames.ERROR, raw, slot, call) + data
         self._give(frame)
         if self._snapshot is not None and not self._tasks and not self._snapshot.mend():
             self.fit = False
             self._finish()
-
-    def _failed(
-        self, failure: BaseException, tool: Tool, call: int, keyword: dict[str, Any], positional: Sequence[Any]
-    ) -> bytes:
-        """The body for what came out of a tool's function, or out of its result."""
-        if isinstance(failure, asyncio.CancelledError) and call in self._asked:
-            return failures.cancelled()
-        return failed(failure, tool, self._limit, keyword, positional)
 
     async def _stream(
         self, tool: Tool, slot: int, call: int, items: AsyncGenerator[Any, Any], meta: dict[str, JSON]
@@ -344,7 +308,7 @@ class Worker:
                     self._outlet.settle_items()
                     await credit.wait()
                 credit.left -= len(data) + 64
-                self._give(HEADER.pack(len(data), YIELD, 0, slot, call) + data)
+                self._give(frames.HEADER.pack(len(data), frames.YIELD, 0, slot, call) + data)
         finally:
             self._credit.pop(call, None)
             await items.aclose()
@@ -381,17 +345,6 @@ class LoopChannel(Channel):
         return waiter.events.popleft()
 
 
-def _unbound(failure: BaseException, tool: Tool) -> bytes:
-    """The body for arguments that do not reach a tool's function."""
-    if isinstance(failure, Mismatch):
-        return failures.invalid([failure])
-    if isinstance(failure, ValueError):
-        return not_json(failure)
-    if isinstance(failure, RecursionError):
-        return failures.invalid([too_deep()])
-    return failures.raised(failure, tool.name)  # of a converter of the tool, like __post_init__
-
-
 async def _steps(items: Generator[Any, Any, Any], yields: int) -> AsyncGenerator[Any, Any]:
     """A plain generator that a coroutine has returned, as one of the loop's: others
     have their turns between its items."""
@@ -421,18 +374,14 @@ async def _drain(items: AsyncGenerator[Any, Any], collect: int) -> Any:
     return last
 
 
-def prepare(tools: list[Tool]) -> Callable[..., bool]:
-    """What serves as a worker of coroutines in each process that is forked from here
-    on; as the other worker's start."""
-
-    def start(
-        inp: int, out: int, page: memoryview[int], limit: int, about: bytes, snapshot: Snapshot | None = None
-    ) -> bool:
-        worker = Worker(inp, out, page, tools, limit, snapshot)
-        _serve(worker, about)
-        return worker.fit
-
-    return start
+def start(
+    tools: list[Tool],
+    inp: int, out: int, page: memoryview[int], limit: int, about: bytes, snapshot: Snapshot | None = None,
+) -> bool:
+    """Serves tools as a worker of coroutines; as the other worker's start."""
+    worker = Worker(inp, out, page, tools, limit, snapshot)
+    _serve(worker, about)
+    return worker.fit
 
 
 def _serve(worker: Worker, about: bytes) -> None:

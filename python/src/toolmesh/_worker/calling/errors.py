@@ -67,14 +67,8 @@ class MeshError(Exception):
 def failure(body: bytes, tool: str) -> MeshError:
     """The exception of a NESTED_ERROR's body, the error object of the mesh."""
     found = decode(body)
+    told = ("details", "retryable", "started", "type", "stacktrace", "origin")
     return MeshError(
-        found.get("code") or "internal",
-        found.get("message") or "",
-        details=found.get("details"),
-        retryable=bool(found.get("retryable")),
-        started=found.get("started"),
-        tool=tool,
-        type=found.get("type") or "",
-        stacktrace=found.get("stacktrace") or "",
-        origin=found.get("origin") or "",
+        found.get("code") or "internal", found.get("message") or "", tool=tool,
+        **{name: found[name] for name in told if found.get(name) is not None},
     )

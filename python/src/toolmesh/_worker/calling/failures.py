@@ -22,9 +22,6 @@ from .errors import MeshError
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-
     from ..describing.values import Mismatch, NotSerializable
     from ..wire.frames import JSON
 
@@ -144,10 +141,11 @@ def _raised(failure: BaseException, tool: str) -> bytes:
     message = message_of(failure)
     if isinstance(failure, SystemExit):
         message = f"the tool called sys.exit({message})"
+    frames = _frames(failure)
     details: dict[str, JSON] = {
         "module": module_of(failure),
         "tool": tool,
-        "frames": frames_of(failure),
+        "frames": frames if len(frames) <= _FRAMES else frames[: _FRAMES // 2] + frames[-_FRAMES // 2 :],
         "causes": causes_of(failure),
         **nested_of(failure),
     }
@@ -176,6 +174,10 @@ def members_of(failure: BaseException) -> list[BaseException]:
     return [one for one in members if isinstance(one, BaseException)] if isinstance(members, (list, tuple)) else []
 
 
+def _about(failure: BaseException) -> dict[str, JSON]:
+    return {"type": type_of(failure), "module": module_of(failure), "message": cut(message_of(failure), 2000)}
+
+
 def _told(failure: BaseException, left: list[int], depth: int) -> list[dict[str, JSON]]:
     """The members of a group, with those of groups among them; left is how many more
     may be told in all."""
@@ -184,23 +186,24 @@ def _told(failure: BaseException, left: list[int], depth: int) -> list[dict[str,
         if not left[0]:
             break
         left[0] -= 1
-        about: dict[str, JSON] = {
-            "type": type_of(one), "module": module_of(one), "message": cut(message_of(one), 2000),
-        }
-        if below := _told(one, left, depth + 1):
-            about["exceptions"] = below
-        found.append(about)
+        below = _told(one, left, depth + 1)
+        found.append({**_about(one), "exceptions": below} if below else _about(one))
     return found
+
+
+def _before(failure: BaseException) -> tuple[str, BaseException | None]:
+    """What failure was raised from, or while it was handled, and which of the two."""
+    if failure.__cause__ is not None:
+        return "cause", failure.__cause__
+    return "context", None if failure.__suppress_context__ else failure.__context__
 
 
 def nested_of(failure: BaseException | None) -> dict[str, JSON]:
     """Of a failure that a nested call's is, or is the cause of: what that was."""
-    for _ in range(10):
-        if failure is None:
-            break
+    for _ in range(_CHAIN):
         if isinstance(failure, MeshError):
             return {"nested": failure.as_dict()}
-        failure = failure.__cause__ or (None if failure.__suppress_context__ else failure.__context__)
+        failure = _before(failure)[1] if failure is not None else None
     return {}
 
 
@@ -217,50 +220,31 @@ def place(filename: str) -> tuple[str, bool]:
     return os.path.basename(full), False
 
 
-def _walk(failure: BaseException) -> Iterator[tuple[FrameType, int]]:
-    step = failure.__traceback__
-    while step is not None:
-        code = step.tb_frame.f_code
-        if not code.co_filename.startswith(FOLDER) and not code.co_filename.startswith("<frozen importlib"):
-            yield step.tb_frame, step.tb_lineno
-        step = step.tb_next
-
-
-def frames_of(failure: BaseException) -> list[dict[str, JSON]]:
+def _frames(failure: BaseException) -> list[dict[str, JSON]]:
     """The frames of the tool, outermost first: file, line, function, source, in_index."""
     found: list[dict[str, JSON]] = []
-    for frame, line in _walk(failure):
-        shown, inside = place(frame.f_code.co_filename)
-        found.append({
-            "file": shown,
-            "line": line,
-            "function": frame.f_code.co_name,
-            "source": linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip()[:300],
-            "in_index": inside,
-        })
-    if len(found) > _FRAMES:
-        found = found[: _FRAMES // 2] + found[-_FRAMES // 2 :]
+    step = failure.__traceback__
+    while step is not None:
+        frame, line, step = step.tb_frame, step.tb_lineno, step.tb_next
+        file = frame.f_code.co_filename
+        if not file.startswith((FOLDER, "<frozen importlib")):
+            shown, inside = place(file)
+            source = linecache.getline(file, line, frame.f_globals).strip()[:300]
+            found.append({
+                "file": shown, "line": line, "function": frame.f_code.co_name, "source": source, "in_index": inside,
+            })
     return found
 
 
-def causes_of(failure: BaseException) -> list[dict[str, str]]:
+def causes_of(failure: BaseException) -> list[dict[str, JSON]]:
     """The chain below failure: [{type, module, message, relation}], nearest first."""
-    found: list[dict[str, str]] = []
+    found: list[dict[str, JSON]] = []
     seen = {id(failure)}
-    while len(found) < _CHAIN:
-        if failure.__cause__ is not None:
-            relation, failure = "cause", failure.__cause__
-        elif failure.__context__ is not None and not failure.__suppress_context__:
-            relation, failure = "context", failure.__context__
-        else:
-            break
-        if id(failure) in seen:
-            break
-        seen.add(id(failure))
-        found.append({
-            "type": type_of(failure), "module": module_of(failure), "message": cut(message_of(failure), 2000),
-            "relation": relation,
-        })
+    relation, below = _before(failure)
+    while below is not None and id(below) not in seen and len(found) < _CHAIN:
+        seen.add(id(below))
+        found.append({**_about(below), "relation": relation})
+        relation, below = _before(below)
     return found
 
 
@@ -273,29 +257,24 @@ def trace(failure: BaseException) -> str:
 def _trace(failure: BaseException, seen: set[int], depth: int) -> str:
     seen.add(id(failure))
     parts: list[str] = []
-    below: BaseException | None = None
-    words = ""
-    if failure.__cause__ is not None:
-        below, words = failure.__cause__, "The above exception was the direct cause of the following exception:"
-    elif failure.__context__ is not None and not failure.__suppress_context__:
-        below, words = failure.__context__, "During handling of the above exception, another exception occurred:"
+    relation, below = _before(failure)
     if below is not None and id(below) not in seen:
+        words = "During handling of the above exception, another exception occurred:"
+        if relation == "cause":
+            words = "The above exception was the direct cause of the following exception:"
         if depth < _CHAIN and len(seen) < _TOLD:
             parts += [_trace(below, seen, depth + 1), "", words, ""]
         else:
             parts += ["... more exceptions before this one ...", ""]
-    lines: list[str] = []
-    for frame, line in _walk(failure):
-        shown, _ = place(frame.f_code.co_filename)
-        lines.append(f'  File "{shown}", line {line}, in {frame.f_code.co_name}')
-        source = linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip()
-        if source:
-            lines.append(f"    {source[:300]}")
-    if len(lines) > 2 * _FRAMES:
-        lines = lines[:_FRAMES] + [f"  ... {len(lines) // 2 - _FRAMES} frames left out ..."] + lines[-_FRAMES:]
+    lines = [
+        f'  File "{one["file"]}", line {one["line"]}, in {one["function"]}'
+        + (f"\n    {one['source']}" if one["source"] else "") for one in _frames(failure)
+    ]
+    if len(lines) > _FRAMES:
+        half = _FRAMES // 2
+        lines[half:-half] = [f"  ... {len(lines) - _FRAMES} frames left out ..."]
     if lines:
-        parts.append("Traceback (most recent call last):")
-        parts += lines
+        parts += ["Traceback (most recent call last):", *lines]
     message = message_of(failure)
     if isinstance(failure, SyntaxError):
         if isinstance(failure.filename, str) and failure.lineno:
@@ -338,8 +317,6 @@ def unavailable_reason(failure: BaseException, module: str) -> tuple[str, str]:
         )
     elif isinstance(failure, SystemExit):
         reason = f"the import of {module} called sys.exit({message})"
-    elif (inside := _not_a_module(failure, module)) is not None:
-        reason = inside
     else:
         for root in _roots:
             message = message.replace(root, "")
@@ -352,29 +329,12 @@ def unavailable_reason(failure: BaseException, module: str) -> tuple[str, str]:
     return redaction.text(reason), cut(trace(failure), _STACK)
 
 
-def _not_a_module(failure: BaseException, module: str) -> str | None:
-    """Why no module of this name can be: it names something inside a module."""
-    parent, _, name = module.rpartition(".")
-    if not isinstance(failure, ModuleNotFoundError) or failure.name != module or parent not in sys.modules:
-        return None
-    found = getattr(sys.modules[parent], name, None)
-    if found is None:
-        return None
-    what = "class" if isinstance(found, type) else type(found).__name__
-    return (f"{module} is no module: it is a {what} of the module {parent}, and a tool is a function of a module; "
-            f"write one in {parent} that calls it")
-
-
 def _missing_variable(failure: BaseException) -> str | None:
     if not isinstance(failure, KeyError) or not failure.args or not isinstance(failure.args[0], str):
         return None
     step = failure.__traceback__
     while step is not None and step.tb_next is not None:
         step = step.tb_next
-    if step is not None and step.tb_frame.f_code.co_filename == os.__file__:
-        return failure.args[0]
     if step is not None and isinstance(step.tb_frame.f_locals.get("self"), os._Environ):
         return failure.args[0]
     return None
-
-

@@ -97,5 +97,4 @@ class Guard:
         if self._late and not self._held:
             self._late = False
             if self.armed:
-                self._raised = self.page[PAGE_HEARD] = self.armed
-                raise Cancelled
+                self.cancel(self.armed)

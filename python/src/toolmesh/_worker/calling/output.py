@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from _thread import allocate_lock, get_ident, start_new_thread
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter as _clock
 from time import sleep as _sleep
 
@@ -26,7 +27,6 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
     from typing import Any
 
     from _typeshed import ReadableBuffer
@@ -50,14 +50,7 @@ _PARTING = 0.5  # seconds that an end waits for another thread to have written
 _IDLE = 4  # looks that find nothing before the flusher ends
 
 
-class NoShield:
-    """For an outlet whose writes are never interrupted."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
+UNSHIELDED: AbstractContextManager[None, None] = nullcontext()  # where writes are never interrupted
 
 
 class _Budget:
@@ -169,7 +162,7 @@ class Outlet:
     def _flush_held(self) -> None:
         """A thread that is there while items are held back: the one that makes
         them may not come back for long."""
-        threads.deaf()
+        threads.block_signals()
         idle = 0
         while True:
             _sleep(_LOOK)
@@ -196,10 +189,7 @@ class Outlet:
         for long: a signal handler may have interrupted the thread that has the lock."""
         if not self.held or os.getpid() != self._process:
             return
-        if get_ident() == self._main:
-            with self._shield:
-                self._part()
-        else:
+        with self._shielded():
             self._part()
 
     def _part(self) -> None:
@@ -210,25 +200,24 @@ class Outlet:
             finally:
                 self.lock.release()
 
+    def _shielded(self) -> AbstractContextManager[None, None]:
+        """What a write is within: only the main thread is ever interrupted."""
+        return self._shield if get_ident() == self._main else UNSHIELDED
+
     def text(self, flag: int, text: str) -> None:
         """Takes what a tool wrote to stdout or stderr."""
-        if get_ident() == self._main:
-            with self._shield:
-                self._text(flag, text)
-        else:
+        with self._shielded():
             self._text(flag, text)
 
     def _text(self, flag: int, text: str) -> None:
         call = self._current()
         self.dirty = True
         key = (call, flag)
-        held = self._partial.pop(key, "")
-        text = held + text
+        text = self._partial.pop(key, "") + text
         cut = text.rfind("\n") + 1
-        if cut < len(text):
-            if len(text) - cut < _LINE:
-                self._partial[key] = text[cut:]
-                text = text[:cut]
+        if 0 < len(text) - cut < _LINE:
+            self._partial[key] = text[cut:]
+            text = text[:cut]
         if text:
             self._emit(call, flag, text)
 
@@ -237,21 +226,19 @@ class Outlet:
         call = self._current()
         text = self._partial.pop((call, flag), "")
         if text:
-            if get_ident() == self._main:
-                with self._shield:
-                    self._emit(call, flag, text)
-            else:
+            with self._shielded():
                 self._emit(call, flag, text)
 
     def _emit(self, call: int, flag: int, text: str) -> None:
-        budget = self._budgets.get(call)
-        if budget is None:
-            budget = self._budgets.setdefault(call, _Budget())
+        budget = self._budget(call)
         data = redaction.text(text).encode("utf-8", "replace")
         for start in range(0, len(data), _LINE):
             piece = data[start : start + _LINE]
             if budget.take(len(piece)):
                 self.send(HEADER.pack(len(piece), LOG, flag, 0, call) + piece)
+
+    def _budget(self, call: int) -> _Budget:
+        return self._budgets.get(call) or self._budgets.setdefault(call, _Budget())
 
     def progress(self, fields: dict[str, JSON]) -> None:
         """Takes what a call says of how far it is."""
@@ -261,21 +248,14 @@ class Outlet:
         """Takes a record of the logging module."""
         call = self._current()
         self.dirty = True
-        budget = self._budgets.get(call)
-        if budget is None:
-            budget = self._budgets.setdefault(call, _Budget())
         said = _text(fields)
         if redaction.text(said) != said:
             said = _text(redaction.tree(_loads(said)))
         data = said.encode("utf-8", "replace")
-        if not budget.take(len(data)):
+        if not self._budget(call).take(len(data)):
             return
-        frame = HEADER.pack(len(data), LOG, flag, 0, call) + data
-        if get_ident() == self._main:
-            with self._shield:
-                self.send(frame)
-        else:
-            self.send(frame)
+        with self._shielded():
+            self.send(HEADER.pack(len(data), LOG, flag, 0, call) + data)
 
     def settle(self, call: int) -> None:
         """Sends what a finished call left without a newline, and says what was dropped."""
@@ -322,6 +302,11 @@ class _Bytes(io.RawIOBase):
 class Proxy(io.TextIOBase):
     """sys.stdout or sys.stderr of a worker."""
 
+    encoding = "utf-8"
+    errors = "replace"
+    mode = "w"
+    line_buffering = True
+
     def __init__(self, outlet: Outlet, flag: int, fd: int) -> None:
         self._outlet = outlet
         self._flag = flag
@@ -329,24 +314,8 @@ class Proxy(io.TextIOBase):
         self.buffer = _Bytes(self)
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]  # read-only in io too, whatever the stubs say
-        return "utf-8"
-
-    @property
-    def errors(self) -> str:  # type: ignore[override]  # read-only in io too
-        return "replace"
-
-    @property
     def name(self) -> str:
         return "<stdout>" if self._fd == 1 else "<stderr>"
-
-    @property
-    def mode(self) -> str:
-        return "w"
-
-    @property
-    def line_buffering(self) -> bool:
-        return True
 
     def writable(self) -> bool:
         return True
@@ -389,7 +358,7 @@ def prepare() -> None:
     and changes nothing yet."""
     if _proxies:
         return
-    nowhere = Outlet(-1, int, NoShield())
+    nowhere = Outlet(-1, int, UNSHIELDED)
     _proxies.extend((Proxy(nowhere, LOG_STDOUT, 1), Proxy(nowhere, LOG_STDERR, 2)))
     _installed.append(nowhere)
     if sys.modules.get("logging") is not None:

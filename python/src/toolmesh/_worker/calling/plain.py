@@ -16,39 +16,17 @@ from time import perf_counter as _clock
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
 from .. import FOLDER
-from ..describing.values import Mismatch, encode
+from ..describing.values import encode
 from ..state import limits, orphans
-from ..wire.frames import (
-    CALL,
-    CANCEL,
-    COLLECT,
-    CREDIT,
-    END,
-    ERROR,
-    EXIT,
-    HEADER,
-    META,
-    NESTED_END,
-    NESTED_RESULT,
-    PING,
-    PONG,
-    READY,
-    RESULT,
-    SPENT,
-    STREAM,
-    YIELD,
-    FrameError,
-    Reader,
-    write_all,
-)
+from ..wire import frames
 from . import channel, failures, threads
 from .guard import PAGE_CANCEL, PAGE_STARTED, SIGNAL, Cancelled, Guard
 from .output import Outlet, install
-from .terminals import TooLarge, failed, forked_by_tool, no_memory, not_json, split_meta, too_deep
+from .terminals import TooLarge, bound, failed, forked_by_tool, no_memory, unbound
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator
     from typing import Any
 
     from ..describing.binding import Tool
@@ -70,7 +48,7 @@ class Worker:
         self._page = memoryview(bytes(8 * 8)).cast("Q")
         self._tools = tools
         self._limit = 0
-        self._reader = Reader(-1)
+        self._reader = frames.Reader(-1)
         self._guard = Guard(self._page)
         self.call = 0
         self.served = False  # a call has ended here
@@ -106,14 +84,14 @@ class Worker:
         self._outlet.begin(out)
         if snapshot is not None:
             snapshot.begin()
-        write_all(out, HEADER.pack(len(about), READY, 0, 0, 0) + about)
+        frames.write_all(out, frames.HEADER.pack(len(about), frames.READY, 0, 0, 0) + about)
         fit = self.serve(snapshot)
         sys.stdout.flush()
         return fit
 
     def serve(self, snapshot: Snapshot | None) -> bool:
         """The loop: one read and one write per call."""
-        read, run, outlet, pack = self._reader.next, self._run, self._outlet, HEADER.pack
+        read, run, outlet, pack = self._reader.next, self._run, self._outlet, frames.HEADER.pack
         lock, out, write, sweep, nested = outlet.lock, self._out, os.write, orphans.sweep, self._channel
         clock, swept = _clock, 0.0
         spent = 0
@@ -122,16 +100,16 @@ class Worker:
             if frame is None:
                 return True
             kind, flags, slot, call, body = frame
-            if kind == CALL:
+            if kind == frames.CALL:
                 self.call = call
                 began = clock()
                 kind, body = copy_context().run(run, flags, slot, call, body)  # what a call sets there is its own
                 if self._forked:
                     os._exit(0)  # a child of the tool came back from the function
                 if limits.memory and (limits.exceeded() or no_memory(kind, body)):
-                    kind, body, spent = ERROR, failures.out_of_memory(), SPENT
+                    kind, body, spent = frames.ERROR, failures.out_of_memory(), frames.SPENT
                 now = clock()
-                if now - began > orphans.SWIFT or now - swept > orphans.SELDOM:
+                if now - began > orphans.SHORTEST or now - swept > orphans.PERIOD:
                     swept = now
                     sweep()
                 if outlet.dirty:
@@ -144,42 +122,26 @@ class Worker:
                         data = outlet.released() + data
                     sent = write(out, data)
                     if sent != len(data):
-                        write_all(out, memoryview(data)[sent:])
+                        frames.write_all(out, memoryview(data)[sent:])
                 if snapshot is not None and not snapshot.mend():
                     return False
-            elif kind == PING:
-                outlet.send(pack(0, PONG, 0, 0, call))
-            elif kind == EXIT:
+            elif kind == frames.PING:
+                outlet.send(pack(0, frames.PONG, 0, 0, call))
+            elif kind == frames.EXIT:
                 return True
-            elif kind not in (CANCEL, CREDIT) and not NESTED_RESULT <= kind <= NESTED_END:
+            elif kind not in (frames.CANCEL, frames.CREDIT) and not frames.NESTED_RESULT <= kind <= frames.NESTED_END:
                 # Those may come after the end of what they are about.
-                raise FrameError(f"frame type {kind} is unknown to this worker")
+                raise frames.FrameError(f"frame type {kind} is unknown to this worker")
 
     def _run(self, flags: int, slot: int, call: int, body: bytes) -> tuple[int, bytes]:
         """Runs one call to its terminal: (frame type, body)."""
         threads.running.set(call)
         guard, tool = self._guard, self._tools[slot]
-        positional: Sequence[Any]
-        keyword: dict[str, Any]
         try:
             try:
-                extra = None
-                if flags & META:
-                    meta, body = split_meta(body, tool)
-                    extra = meta.get("varargs")
-                arguments = tool.decode(body) if body else {}
-                if tool.direct and extra is None and type(arguments) is dict:
-                    positional, keyword = (), arguments
-                else:
-                    positional, keyword = tool.bind(arguments, extra, body)
-            except Mismatch as failure:
-                return ERROR, failures.invalid([failure])
-            except ValueError as failure:
-                return ERROR, not_json(failure)
-            except RecursionError:
-                return ERROR, failures.invalid([too_deep()])
-            except Exception as failure:  # of a converter of the tool, like __post_init__
-                return ERROR, failures.raised(failure, tool.name)
+                positional, keyword, meta = bound(tool, flags, body)
+            except Exception as failure:
+                return frames.ERROR, unbound(failure, tool)
             try:
                 self._page[PAGE_STARTED] = call
                 guard.armed = call
@@ -188,36 +150,31 @@ class Worker:
                 value = tool.function(*positional, **keyword)
                 kind = type(value)
                 if kind is CoroutineType or kind is AsyncGeneratorType:  # of a decorated function
-                    value = self._looped(value, flags, tool, slot, call, meta if flags & META else {})
+                    value = self._looped(value, flags, tool, slot, call, meta)
                     kind = type(value)
                     if value is _STREAMED:
                         guard.armed = 0
-                        return END, b""
+                        return frames.END, b""
                 if kind is GeneratorType:
-                    if flags & STREAM:
-                        self._stream(tool, slot, call, value, meta if flags & META else {})
+                    if flags & frames.STREAM:
+                        self._stream(tool, slot, call, value, meta)
                         guard.armed = 0
-                        return END, b""
-                    value = _drain(value, flags & COLLECT)
+                        return frames.END, b""
+                    value = _drain(value, flags & frames.COLLECT)
                 data = encode(value) if tool.dump is None else tool.encode(value)
                 guard.armed = 0
             except BaseException as failure:
                 guard.armed = 0
-                return ERROR, self._failed(failure, tool, keyword, positional)
+                if isinstance(failure, Cancelled):
+                    return frames.ERROR, failures.cancelled()
+                return frames.ERROR, failed(failure, tool, self._limit, keyword, positional)
             if len(data) > self._limit:
-                return ERROR, failures.too_large(len(data), self._limit, "result")
-            return RESULT, data
+                return frames.ERROR, failures.too_large(len(data), self._limit, "result")
+            return frames.RESULT, data
         except Cancelled:
             # It arrived between the end of the function and the lines above.
             guard.armed = 0
-            return ERROR, failures.cancelled()
-
-    def _failed(
-        self, failure: BaseException, tool: Tool, keyword: dict[str, Any], positional: Sequence[Any]
-    ) -> bytes:
-        if isinstance(failure, Cancelled):
-            return failures.cancelled()
-        return failed(failure, tool, self._limit, keyword, positional)
+            return frames.ERROR, failures.cancelled()
 
     def _stream(
         self, tool: Tool, slot: int, call: int, items: Generator[Any, Any, Any], meta: dict[str, JSON]
@@ -235,7 +192,7 @@ class Worker:
 
     def _sender(self, tool: Tool, slot: int, call: int, meta: dict[str, JSON]) -> Generator[None, Any, None]:
         """Sends the items that it is given."""
-        guard, outlet, send, pack = self._guard, self._outlet, self._outlet.item, HEADER.pack
+        guard, outlet, send, pack = self._guard, self._outlet, self._outlet.item, frames.HEADER.pack
         credit = meta.get("credit", 1 << 18)
         page, encode, limit = self._page, tool.encode, self._limit
         self._channel.credit = 0
@@ -252,7 +209,7 @@ class Worker:
                 # could lose bytes that were read already.
                 credit += self._channel.more()
             credit -= len(data) + 64
-            send(pack(len(data), YIELD, 0, slot, call) + data)
+            send(pack(len(data), frames.YIELD, 0, slot, call) + data)
             guard.armed = call
             if page[PAGE_CANCEL] == call:
                 guard.cancel(call)  # its signal came while the frame was written
@@ -290,16 +247,16 @@ class Worker:
         next(sender)
         try:
             async for item in value:
-                if flags & STREAM:
+                if flags & frames.STREAM:
                     sender.send(item)
-                elif flags & COLLECT:
+                elif flags & frames.COLLECT:
                     every.append(item)
                 else:
                     last = item
         finally:
             self._guard.armed = call
             await value.aclose()
-        return _STREAMED if flags & STREAM else every if flags & COLLECT else last
+        return _STREAMED if flags & frames.STREAM else every if flags & frames.COLLECT else last
 
 
 def _drain(items: Generator[Any, Any, Any], collect: int) -> Any:

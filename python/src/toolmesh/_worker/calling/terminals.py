@@ -8,7 +8,7 @@ import termios
 
 from ..describing.values import Mismatch, NotSerializable
 from ..state import forking
-from ..wire.frames import ERROR, RAW
+from ..wire.frames import ERROR, META, RAW
 from . import failures
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -29,10 +29,29 @@ class TooLarge(Exception):
         self.what = what
 
 
-def split_meta(body: bytes, tool: Tool) -> tuple[dict[str, JSON], bytes]:
-    """(meta, arguments) of a CALL body with the META flag."""
-    size = int.from_bytes(body[:4], "little")
-    return tool.decode(body[4 : 4 + size]), body[4 + size :]
+def bound(tool: Tool, flags: int, body: bytes) -> tuple[Sequence[Any], dict[str, Any], dict[str, JSON]]:
+    """(positional, keyword, meta) of a CALL. Of what it raises unbound tells."""
+    meta: dict[str, JSON] = {}
+    if flags & META:
+        size = 4 + int.from_bytes(body[:4], "little")
+        meta, body = tool.decode(body[4:size]), body[size:]
+    arguments = tool.decode(body) if body else {}
+    if tool.direct and "varargs" not in meta and type(arguments) is dict:
+        return (), arguments, meta
+    return *tool.bind(arguments, meta.get("varargs"), body), meta
+
+
+def unbound(failure: BaseException, tool: Tool) -> bytes:
+    """The body for arguments that do not reach a tool's function."""
+    if isinstance(failure, Mismatch):
+        return failures.invalid([failure])
+    if isinstance(failure, ValueError):
+        return failures.invalid(
+            [Mismatch("a JSON object", "something else", f"the arguments are not JSON: {failure}")]
+        )
+    if isinstance(failure, RecursionError):
+        return failures.invalid([Mismatch("less nesting", "deeper nesting", "the arguments are nested too deeply")])
+    return failures.raised(failure, tool.name)  # of a converter of the tool, like __post_init__
 
 
 def forked_by_tool(outlet: Outlet, leave: Callable[[], int]) -> None:
@@ -69,18 +88,6 @@ def failed(
     return failures.raised(failure, tool.name)
 
 
-def not_json(failure: ValueError) -> bytes:
-    """The arguments are no JSON text."""
-    return failures.invalid(
-        [Mismatch("", "a JSON object", "something else", f"the arguments are not JSON: {failure}")]
-    )
-
-
-def too_deep() -> Mismatch:
-    """The arguments are nested deeper than Python converts."""
-    return Mismatch("", "less nesting", "deeper nesting", "the arguments are nested too deeply")
-
-
 def refused(
     failure: BaseException, tool: Tool, keyword: dict[str, Any], positional: Sequence[Any]
 ) -> list[Mismatch]:
@@ -98,13 +105,10 @@ def no_memory(kind: int, body: bytes) -> bool:
     return kind == ERROR and body.startswith(b'{"code": "worker_out_of_memory"')
 
 
-def raw_pending(
-    _zero: bytes = bytes(4),
-    ioctl: Callable[[int, int, bytes], bytes] = fcntl.ioctl,
-    request: int = termios.FIONREAD,
-) -> int:
+def raw_pending() -> int:
     """RAW when something written past sys.stdout still waits in the pipes of 1 and 2."""
+    none = bytes(4)
     try:
-        return RAW if ioctl(1, request, _zero) != _zero or ioctl(2, request, _zero) != _zero else 0
+        return RAW if any(fcntl.ioctl(fd, termios.FIONREAD, none) != none for fd in (1, 2)) else 0
     except OSError:
         return 0  # the tool closed it

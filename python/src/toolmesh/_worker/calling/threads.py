@@ -32,7 +32,7 @@ _watched: list[object] = []  # what watch has changed already
 _block, _signals = _signal.pthread_sigmask, _signal.valid_signals()  # the system's own: keep replaces what signal has
 
 
-def deaf() -> None:
+def block_signals() -> None:
     """Has no signal come to this thread, which is one of ours: what a tool blocks, on
     the main thread, is to wait there, and would end the worker here."""
     _block(_signal.SIG_BLOCK, _signals)

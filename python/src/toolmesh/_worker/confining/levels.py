@@ -22,7 +22,6 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     import ctypes
     from collections.abc import Iterable
-    from typing import Any
 
 NONE, GUARD, STRICT, OFFLINE = "none", "guard", "strict", "offline"
 REAPER = "reaper"  # how the agent keeps us together where it can make no namespaces
@@ -62,22 +61,11 @@ def zygote(level: str, kept: str, folder: str) -> list[str]:
 
 
 _domain = -1  # a ruleset for worker, made by prepare
-# The C library's prctl and syscall, made by prepare: what _prctl and _syscall do
-# beyond the call itself touches a dozen pages more in each worker.
-_ready: tuple[Any, Any] | None = None
 
 
 def prepare(level: str) -> None:
     """Makes what all workers to come have in common; before the first fork."""
-    global _domain, _ready
-    if sys.platform == "linux" and _ready is None:
-        import ctypes
-
-        libc = ctypes.PyDLL(None)
-        libc.prctl.argtypes = [ctypes.c_int, *4 * (ctypes.c_ulong,)]
-        libc.syscall.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_uint]
-        libc.syscall.restype = ctypes.c_long
-        _ready = libc.prctl, libc.syscall
+    global _domain
     if sys.platform != "linux" or level == NONE or _abi() < 1 or _domain >= 0:
         return
     if _abi() >= 6:
@@ -109,7 +97,7 @@ def domain(level: str) -> None:
         _restrict(ruleset)
 
 
-def rehearse() -> None:
+def warm_up() -> None:
     """Loads what zygote and worker need, and changes nothing."""
     import ctypes  # noqa: F401
     import fcntl  # noqa: F401
@@ -123,7 +111,7 @@ def rehearse() -> None:
 
 def become_subreaper() -> None:
     """Orphans of our descendants become our children (Linux)."""
-    if sys.platform == "linux" and (_ready is None or _ready[0](_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0):
+    if sys.platform == "linux":
         _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
@@ -369,8 +357,6 @@ def _create_ruleset(attributes: bytes) -> int:
 
 def _restrict(ruleset: int) -> None:
     try:
-        if _ready is not None and _ready[1](_RESTRICT_SELF, ruleset, 0) == 0:
-            return
         import ctypes
 
         if _syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)) != 0:

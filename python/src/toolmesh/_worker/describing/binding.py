@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from . import digits, values
-from .values import Mismatch, describe, pointer
+from .values import Mismatch, describe, member, pointer
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -39,6 +39,19 @@ class Signature:
     dump: Dump | None
     warnings: list[str]
     exact: bool = False  # whether a float says too little of a number: the arguments are read with their texts
+
+    def as_dict(self, name: str, kind: str) -> dict[str, JSON]:
+        """What the agent is told of the tool of this name, which runs as kind says."""
+        return {
+            "name": name,
+            "description": self.description,
+            "input_schema": self.input_schema,
+            "output_schema": self.output_schema,
+            "kind": kind,
+            "positional": [p.name for p in self.parameters if p.kind in ("positional", "normal")],
+            "varargs": any(p.kind == "varargs" for p in self.parameters),
+            "warnings": self.warnings,
+        }
 
 
 def _nameless(function: Callable[..., Any]) -> set[str]:
@@ -85,11 +98,7 @@ class Tool:
         varkw_loads = any(p.kind == "varkw" and p.load is not None for p in self.parameters)
         self._simple = kinds <= {"normal", "keyword", "varkw"} and not varkw_loads and not signature.exact
         self.decode = digits.decode if signature.exact else values.decode
-        self._loads = [
-            (p.name, p.load, pointer("", p.name))
-            for p in self.parameters
-            if p.load is not None and p.kind != "varkw"
-        ]
+        self._loads = [(p.name, p.load) for p in self.parameters if p.load is not None and p.kind != "varkw"]
         self._fills = [(p.name, p.fill) for p in self.parameters if p.fill is not None]
         # The JSON object is what the function is called with, as it is.
         self.direct = self._simple and not self._loads and not self._fills
@@ -105,7 +114,7 @@ class Tool:
         """
         if type(arguments) is not dict:
             digits.forget()
-            raise Mismatch("", "object", describe(arguments), "the arguments must be a JSON object")
+            raise Mismatch("object", describe(arguments), "the arguments must be a JSON object")
         try:
             if not self._simple or extra:
                 try:
@@ -113,15 +122,15 @@ class Tool:
                 finally:
                     if self.described.exact:
                         digits.forget()
-            for name, load, at in self._loads:
+            for name, load in self._loads:
                 if name in arguments:
-                    arguments[name] = load(arguments[name], at)
+                    arguments[name] = member(load, arguments[name], name)
             for name, fill in self._fills:
                 if name not in arguments:
                     arguments[name] = fill()
             return (), arguments
-        except Mismatch as failure:
-            if not (failure.doubt and body):
+        except Mismatch:
+            if not body:
                 raise
         # Once more, with the texts of the numbers of which the floats say too little.
         try:
@@ -135,28 +144,28 @@ class Tool:
         rest = dict(arguments)
         varargs = next((p for p in self.parameters if p.kind == "varargs"), None)
         if varargs is None and extra:
-            raise Mismatch("", "no further positional arguments", f"{len(extra)} more",
+            raise Mismatch("no further positional arguments", f"{len(extra)} more",
                            f"{self.name} takes no further positional arguments")
         if varargs is not None:
             extra = rest.pop(varargs.name, []) + extra if varargs.name in rest else extra
             if varargs.load is not None:
-                extra = varargs.load(extra, pointer("", varargs.name))
+                extra = member(varargs.load, extra, varargs.name)
         for parameter in self.parameters:
             name = parameter.name
             if parameter.kind == "varargs":
                 positional.extend(extra)
             elif parameter.kind == "varkw":
                 for key, value in rest.items():
-                    keyword[key] = parameter.load(value, pointer("", key)) if parameter.load else value
+                    keyword[key] = member(parameter.load, value, key) if parameter.load else value
                 rest = {}
             elif parameter.kind == "unpack":
-                keyword.update(parameter.load(rest, "") if parameter.load else rest)
+                keyword.update(parameter.load(rest) if parameter.load else rest)
                 rest = {}
             else:
                 by_position = parameter.kind == "positional" or parameter.kind == "normal" and extra
                 if name not in rest:
                     if parameter.required:
-                        raise Mismatch(pointer("", name), "a value", "nothing", f"{name} is required")
+                        raise self._missing(name)
                     if by_position:
                         positional.append(parameter.fill() if parameter.fill else parameter.default)
                     elif parameter.fill:
@@ -164,39 +173,36 @@ class Tool:
                     continue
                 value = rest.pop(name)
                 if parameter.load is not None:
-                    value = parameter.load(value, pointer("", name))
+                    value = member(parameter.load, value, name)
                 if by_position:
                     positional.append(value)
                 else:
                     keyword[name] = value
         if rest:
             name = next(iter(rest))
-            raise Mismatch(pointer("", name), "no such argument", describe(rest[name]),
-                           f"{self.name} has no argument {name}")
+            raise self._unknown(name, rest[name])
         return positional, keyword
 
     def problems(self, arguments: dict[str, Any]) -> list[Mismatch]:
         """What is missing and what is unknown, as a list of Mismatch; for a
         TypeError that was raised at the call itself."""
         known = {p.name for p in self.parameters}
-        found = [
-            Mismatch(pointer("", p.name), "a value", "nothing", f"{p.name} is required")
-            for p in self.parameters
-            if p.required and p.name not in arguments
-        ]
+        found = [self._missing(p.name) for p in self.parameters if p.required and p.name not in arguments]
         if not any(p.kind in ("varkw", "unpack") for p in self.parameters):
-            found += [
-                Mismatch(pointer("", name), "no such argument", describe(value), f"{self.name} has no argument {name}")
-                for name, value in arguments.items()
-                if name not in known
-            ]
+            found += [self._unknown(name, value) for name, value in arguments.items() if name not in known]
         return found
+
+    def _missing(self, name: str) -> Mismatch:
+        return Mismatch("a value", "nothing", f"{name} is required", pointer("", name))
+
+    def _unknown(self, name: str, value: JSON) -> Mismatch:
+        return Mismatch("no such argument", describe(value), f"{self.name} has no argument {name}", pointer("", name))
 
     def encode(self, value: Any) -> bytes:
         """A result or an item as JSON bytes; raises NotSerializable."""
         if self.dump is not None:
             try:
-                value = self.dump(value, "result")
+                value = self.dump(value)
             except (TypeError, ValueError, AttributeError):
                 pass  # not what the annotation promised: encoded as it is
         return values.encode(value)

@@ -44,7 +44,7 @@ class Draft:
 
     def nullable_for(self, default: Any, shape: Shape) -> Shape:
         """shape, which takes null too when that is the default: `x: int = None`."""
-        return either([shape, SIMPLE[type(None)]()]) if default is None and not shape.fits(None) else shape
+        return either([shape, SIMPLE[type(None)]()]) if default is None and not shape.takes(None) else shape
 
     def show(self, default: Any, shape: Shape, extra: Schema, where: str) -> None:
         """Puts a default into the schema of a parameter or a field."""
@@ -79,7 +79,7 @@ class Draft:
     @staticmethod
     def anything() -> Shape:
         """The Shape of what nothing is known of."""
-        return Shape({}, "anything", order=9)
+        return Shape({}, "anything", lambda value: value, same=True, order=9)
 
     def substitute(self, annotation: Any, bound: Namespace | None = None) -> Any:
         """annotation with what its type variables stand for."""

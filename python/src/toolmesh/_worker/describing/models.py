@@ -16,8 +16,8 @@ import types
 import typing
 
 from . import digits
-from .shapes import MADE, Shape, rewrite, sure
-from .values import Mismatch, describe, encode, pointer
+from .shapes import MADE, Shape, sure
+from .values import Mismatch, describe, encode, member, pointer
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +72,7 @@ def checker(annotation: Any) -> Load | None:
     except Exception:
         return None
     name = _called(annotation)
-    return lambda value, at: _validated(lambda: adapter.validate_python(value), value, at, name)
+    return lambda value: _validated(lambda: adapter.validate_python(value), value, name)
 
 
 def _called(annotation: Any) -> str:
@@ -104,45 +104,25 @@ def old_adapted(draft: Draft, annotation: Any) -> Shape | None:
     schema = _hoist(draft, _modern(schema), "definitions")
     as_sent = _decimals(draft, annotation)
 
-    def load(value: JSON, at: str) -> Any:
-        given = {"value": _whole(as_sent(value), at)}
-        return _validated(lambda: holder.parse_obj(given), value, at, name, "value").value
+    def load(value: JSON) -> Any:
+        given = {"value": _whole(as_sent(value))}
+        return _validated(lambda: holder.parse_obj(given), value, name, "value").value
 
-    kind = schema.get("type")
-    return Shape(schema, name, _fits(kind), load, texts=MADE if kind == "string" else 0)
-
-
-_KINDS: dict[Any, tuple[type[Any], ...]] = {
-    "string": (str,), "integer": (int, float), "number": (int, float), "boolean": (bool,), "array": (list,),
-    "object": (dict,),
-}
-
-
-def _fits(kind: JSON) -> Callable[[JSON], bool]:
-    """Whether a value is of a schema's type, as far as that is said."""
-    kinds = _KINDS.get(kind) if isinstance(kind, str) else None
-    return lambda value: kinds is None or type(value) in kinds
+    return Shape(schema, name, load, texts=MADE if schema.get("type") == "string" else 0)
 
 
 def _shape(draft: Draft, found: Schema, name: str, validate: Callable[[bytes], Any], annotation: Any) -> Shape:
     schema, kind = _hoist(draft, dict(found), "$defs"), found.get("type")
     as_sent = _decimals(draft, annotation)
 
-    def load(value: JSON, at: str) -> Any:
+    def load(value: JSON) -> Any:
         # As JSON, so that strict models too take text for a date and an array for a set.
         body = encode(as_sent(value))
         if _LARGE.search(body):
-            body = encode(_whole(as_sent(value), at))
-        return _validated(lambda: validate(body), value, at, name)
+            body = encode(_whole(as_sent(value)))
+        return _validated(lambda: validate(body), value, name)
 
-    required = frozenset(found.get("required", ()))
-    of_kind = _fits(kind)
-
-    def fits(value: JSON) -> bool:
-        return type(value) is dict and required <= value.keys() if kind == "object" else of_kind(value)
-
-    return Shape(schema, f"object {name}" if kind == "object" else name, fits, load,
-                 texts=MADE if kind == "string" else 0)
+    return Shape(schema, f"object {name}" if kind == "object" else name, load, texts=MADE if kind == "string" else 0)
 
 
 def old_model(draft: Draft, base: Any) -> Shape:
@@ -156,16 +136,11 @@ def old_model(draft: Draft, base: Any) -> Shape:
     schema = _hoist(draft, _modern(found), "definitions")
     as_sent = _decimals(draft, base)
 
-    def load(value: JSON, at: str) -> Any:
-        given = _whole(as_sent(value), at)
-        return _validated(lambda: base.parse_obj(given), value, at, base.__name__)
+    def load(value: JSON) -> Any:
+        given = _whole(as_sent(value))
+        return _validated(lambda: base.parse_obj(given), value, base.__name__)
 
-    required = frozenset(found.get("required", ()))
-
-    def fits(value: JSON) -> bool:
-        return type(value) is dict and required <= value.keys() if "properties" in found else True
-
-    return Shape(schema, f"object {base.__name__}", fits, load)
+    return Shape(schema, f"object {base.__name__}", load)
 
 
 def _old_models(base: Any) -> dict[str, Any]:
@@ -211,13 +186,38 @@ def _hoist(draft: Draft, schema: Schema, key: str) -> Schema:
     prefix = f"#/{key}/"
     for name, one in inner.items():
         target = name
-        while target in draft.defs and draft.defs[target] != rewrite(one, prefix, {}):
+        while target in draft.defs and draft.defs[target] != _rewrite(one, prefix, {}):
             target += "_"
         rename[name] = target
     for name, one in inner.items():
-        draft.defs[rename[name]] = rewrite(one, prefix, rename)
-    made: Schema = rewrite(schema, prefix, rename)
+        draft.defs[rename[name]] = _rewrite(one, prefix, rename)
+    made: Schema = _rewrite(schema, prefix, rename)
     return made
+
+
+def _moved(reference: JSON, prefix: str, rename: dict[str, str]) -> JSON:
+    if not isinstance(reference, str) or not reference.startswith(prefix):
+        return reference
+    name = reference[len(prefix):]
+    return "#/$defs/" + rename.get(name, name)
+
+
+def _rewrite(schema: JSON, prefix: str, rename: dict[str, str]) -> JSON:
+    """schema with its references below prefix pointing into $defs, renamed."""
+    if isinstance(schema, dict):
+        made: Schema = {}
+        for key, value in schema.items():
+            if key == "$ref":
+                made[key] = _moved(value, prefix, rename)
+            elif key == "discriminator" and isinstance(value, dict) and isinstance(value.get("mapping"), dict):
+                mapping = {name: _moved(one, prefix, rename) for name, one in value["mapping"].items()}
+                made[key] = {**value, "mapping": mapping}
+            else:
+                made[key] = _rewrite(value, prefix, rename)
+        return made
+    if isinstance(schema, list):
+        return [_rewrite(value, prefix, rename) for value in schema]
+    return schema
 
 
 def _decimals(draft: Draft, annotation: Any) -> Callable[[JSON], JSON]:
@@ -288,24 +288,24 @@ def _as_sent(annotation: Any, value: JSON) -> JSON:
 _LARGE = re.compile(rb"\d{16}\.0|e\+")  # in JSON with a float of 2^53 or more, and seldom in other
 
 
-def _whole(value: JSON, at: str) -> JSON:
+def _whole(value: JSON) -> JSON:
     """value with the integers that were sent where pydantic, which makes an int
     of a float, would make another one of it."""
     kind = type(value)
     if kind is list:
-        return [_whole(one, f"{at}/{index}") for index, one in enumerate(value)]
+        return [member(_whole, one, index) for index, one in enumerate(value)]
     if kind is dict:
-        return {key: _whole(one, pointer(at, key)) for key, one in value.items()}
+        return {key: member(_whole, one, key) for key, one in value.items()}
     if kind is not float or not value.is_integer() or sure(value) is not None:
         return value
     text = digits.sent(value)
     if text is None:
-        raise Mismatch(at, "a number that a double can hold", describe(value), doubt=True)
+        raise Mismatch("a number that a double can hold", describe(value))
     number = decimal.Decimal(text)
     return int(number) if number == number.to_integral_value() else value
 
 
-def _validated(run: Callable[[], Any], value: JSON, at: str, name: str, holder: str = "__root__") -> Any:
+def _validated(run: Callable[[], Any], value: JSON, name: str, holder: str = "__root__") -> Any:
     """run(), its refusal as a Mismatch that names the place."""
     try:
         return run()
@@ -314,68 +314,23 @@ def _validated(run: Callable[[], Any], value: JSON, at: str, name: str, holder: 
         if not problems:
             raise
         first = problems[0]
-        code, steps = str(first.get("type", "")), [one for one in first.get("loc", ()) if one != "__root__"]
+        steps = [one for one in first.get("loc", ()) if one != "__root__"]
         steps = steps[1:] if steps[:1] == [holder] else steps
-        place, got = at, value
+        place, got = "", describe(value)
         for index, step in enumerate(steps):
             try:
-                got = got[step]
+                value = value[step]
+                got = describe(value)
             except (KeyError, IndexError, TypeError):
-                if not (code.endswith("missing") and index + 1 == len(steps) and type(got) is dict):
+                if index + 1 < len(steps) or type(value) is not dict or not str(first.get("type")).endswith("missing"):
                     continue  # it names a member of a union, which has no place in the value
-                got = _ABSENT
-            place = pointer(place, step)
-        raise _told(first, code, place, got, name) from None
-
-
-_ABSENT: Any = object()
-_ONE = re.compile(r"'((?:[^'\\]|\\.)*)'|(-?\d+)")
-# How the codes of either version begin, which say that a value is of another type.
-_WORDS = {
-    "datetime": "date and time", "date": "date", "timedelta": "number of seconds", "time_delta": "number of seconds",
-    "time": "time of day", "int": "integer", "integer": "integer", "float": "number", "decimal": "decimal number",
-    "string": "string", "str": "string", "bool": "boolean", "list": "array", "tuple": "array", "set": "array",
-    "frozen_set": "array", "dict": "object", "model": "object", "dataclass": "object", "uuid": "UUID",
-}
-_TYPED = re.compile(
-    r"(?:type_error\.|value_error\.)?(\w+?)(?:_type|_parsing|_parsing_size|_from_\w+|_attributes_type|_exact)?"
-)
-
-
-def _told(problem: dict[str, Any], code: str, place: str, got: Any, name: str) -> Mismatch:
-    """What pydantic found, in the words that all else is told in."""
-    text, context = str(problem.get("msg") or "refused"), problem.get("ctx") or {}
-    message = f"{name}: {text}"
-    key = str(context.get("discriminator_key") or context.get("discriminator") or "").strip("'")
-    if code.startswith("union_tag") and key.endswith("()"):  # a function says which it is, no field
-        allowed = _listed(str(context.get("expected_tags") or ""))
-        return Mismatch(place, allowed or "one that is known", describe(got), message)
-    if key and "discriminator" in code or code.startswith("union_tag"):
-        inner = got.get(key, _ABSENT) if isinstance(got, dict) else _ABSENT
-        if inner is _ABSENT:
-            return Mismatch(pointer(place, key), "a value", "nothing", f"{key} is required: it says which {name} it is")
-        allowed = _listed(str(context.get("expected_tags") or context.get("allowed_values") or ""))
-        return Mismatch(pointer(place, key), allowed or "a known value", describe(inner))
-    if got is _ABSENT:
-        return Mismatch(place, "a value", "nothing", message)
-    words = _TYPED.fullmatch(code)
-    if words is not None and words[1] in _WORDS:
-        return Mismatch(place, _WORDS[words[1]], describe(got), message)
-    if code in ("extra_forbidden", "value_error.extra"):
-        return Mismatch(place, "no such field", describe(got), message)
-    if code in ("literal_error", "enum", "value_error.const", "type_error.enum"):
-        allowed = _listed(str(context.get("expected") or text.partition("permitted: ")[2]))
-        return Mismatch(place, allowed or f"a value of {name}", describe(got), message)
-    # Input should be a valid URL, because ...
-    expected = text.partition(" should ")[2].removeprefix("be ").partition(", ")[0]
-    expected = expected or text.removeprefix("ensure this value is ").removeprefix("ensure this value ")
-    return Mismatch(place, expected, describe(got), message)
-
-
-def _listed(text: str) -> str:
-    """Values as pydantic lists them, 'a', 'b' or 'c', as messages do; "" without any."""
-    found = [encode(one[1] if one[1] is not None else int(one[2])).decode() for one in _ONE.finditer(text)]
-    return f"one of {', '.join(found[:20])}" if len(found) > 1 else "".join(found)
+                got = "nothing"
+            place += pointer("", step)
+        text = str(first.get("msg") or "refused")
+        # Input should be a valid URL, because ...
+        expected = text.partition(" should ")[2].removeprefix("be ").partition(", ")[0] or text
+        expected = "a value" if got == "nothing" else expected
+        raise Mismatch(expected, got, f"{name}: {text}", place) from None
 
 
 def field_default(value: Any) -> tuple[bool, Any]:

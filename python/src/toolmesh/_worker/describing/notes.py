@@ -58,9 +58,19 @@ def _bound(value: Any) -> JSON:
     return value if type(value) in (int, float) and math.isfinite(value) else None
 
 
-def constraints(note: Any, schema: Schema, extra: Schema) -> None:
+_TESTS: tuple[tuple[str, str, Callable[[Any, Any], Any], str], ...] = (
+    ("ge", "minimum", operator.ge, "of at least"),
+    ("gt", "exclusiveMinimum", operator.gt, "above"),
+    ("le", "maximum", operator.le, "of at most"),
+    ("lt", "exclusiveMaximum", operator.lt, "below"),
+    ("multiple_of", "multipleOf", lambda value, of: _multiple(value, of), "that is a multiple of"),
+)
+
+
+def _constraints(note: Any, schema: Schema, extra: Schema) -> Iterator[tuple[Check, bool]]:
     """Reads a description and bounds off an Annotated object of any library, or
-    off a dict with such names or with the schema's own keywords."""
+    off a dict with such names or with the schema's own keywords. Gives what it
+    demands of a value, and whether the schema says that in full."""
     names: dict[str, Any] = {}
     if isinstance(note, dict):
         names = {key: value for key, value in note.items() if isinstance(key, str)}
@@ -76,28 +86,39 @@ def constraints(note: Any, schema: Schema, extra: Schema) -> None:
         if isinstance(text, str) and text:
             extra.setdefault("description", text)
     kinds = _kinds(schema)
-    sized = ("minItems", "maxItems") if "array" in kinds else (
-        ("minProperties", "maxProperties") if "object" in kinds else ("minLength", "maxLength")
-    )
-    for attribute, keyword in (
-        ("ge", "minimum"), ("gt", "exclusiveMinimum"), ("le", "maximum"), ("lt", "exclusiveMaximum"),
-        ("multiple_of", "multipleOf"), ("min_length", sized[0]), ("max_length", sized[1]),
-    ):
-        value = _bound(get(attribute))
-        if value is None:
+    for attribute, keyword, test, words in _TESTS:
+        limit = get(attribute)
+        if limit is None or limit != limit:
             continue
-        if keyword in ("minLength", "maxLength") and _written(schema):
-            if not _encoded(schema):
-                continue  # the length of a date
-            value = -(-value // 3) * 4  # what so many bytes take as base64
-        extra[keyword] = value
+        bound = _bound(limit)
+        if bound is not None:
+            extra[keyword] = bound
+        known = bound is not None and bool(kinds - {"null"}) and kinds <= {"integer", "number", "null"}
+        yield (functools.partial(_against, test, limit), f"{words} {limit}"), known
+    written, sized = _written(schema), next((one for one in ("array", "object") if one in kinds), "string")
+    known = kinds - {"null"} == {sized} and not written
+    for attribute, test, words in (
+        ("min_length", operator.ge, "of a length of at least"), ("max_length", operator.le, "of a length of at most"),
+    ):
+        limit = get(attribute)
+        if type(limit) is not int:
+            continue
+        keyword = attribute[:3] + {"array": "Items", "object": "Properties", "string": "Length"}[sized]
+        if sized != "string" or not written:
+            extra[keyword] = limit
+        elif _encoded(schema):
+            extra[keyword] = -(-limit // 3) * 4  # what so many bytes take as base64
+        yield (functools.partial(_sized, test, limit), f"{words} {limit}"), known
     pattern = get("pattern")
-    pattern = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
-    if isinstance(pattern, str) and "string" in kinds:
-        extra["pattern"] = pattern
+    if isinstance(pattern, (str, re.Pattern)) and "string" in kinds:
+        extra["pattern"] = pattern if isinstance(pattern, str) else pattern.pattern
+        yield (lambda value: re.search(pattern, value) is not None, "that matches its pattern"), True
     examples = get("examples")
     if isinstance(examples, (list, tuple)) and examples and is_json(list(examples)):
         extra["examples"] = list(examples)
+    if _is(note, "annotated_types", "Predicate"):
+        name = getattr(note.func, "__name__", "") or repr(note.func)
+        yield (note.func, f"for which {name} holds"), False
 
 
 def read(
@@ -114,37 +135,35 @@ def read(
             extra.setdefault("description", note)
         elif isinstance(note, Unread):
             draft.warn(f"{where}: {note.why}")
-        elif _foreign(note):
-            constraints(note, inner.schema, extra)
-            foreign.append(note)
         else:
-            constraints(note, inner.schema, extra)
-            for check, known in _checks(note, inner.schema):
+            checks = list(_constraints(note, inner.schema, extra))
+            if _foreign(note):
+                foreign.append(note)
+                continue
+            for check, known in checks:
                 (told if known else untold).append(check)
             if _is(note, "annotated_types", "Timezone", "Unit"):
                 draft.warn(f"{where}: the constraint {_short(note)} is not checked")
     if draft.results:
         return inner, extra
     if foreign:
+        asked: Load | None = None
         if any(map(_before, foreign)):
             whole = models.annotated(draft, annotation)
             if whole is not None:
                 return whole, {key: one for key, one in extra.items() if key == "description"}
-            asked = None
         else:
             asked = models.checker(annotation)
         if asked is not None:
-            inner = inner.but(load=_then(inner, asked))
+            inner = inner.but(load=_then(inner.load, asked), same=False)
         else:
             for note in foreign:
                 draft.warn(f"{where}: the constraint {_short(note)} is not checked")
     if untold:
         loose = typing.get_origin(annotation.__origin__) in models.UNIONS or not _kinds(inner.schema)
-        inner = inner.but(load=_held(inner, untold, loose))
-    if told:
-        fits = inner.fits
-        # Which member of a union has a value depends on what its schema says.
-        inner = inner.but(fits=lambda value: fits(value) and all(_holds(check, value, True) for check, _ in told))
+        inner = inner.but(load=_held(inner, untold, loose), same=False)
+    if told:  # which member of a union has a value depends on what its schema says
+        inner = inner.but(load=_held(inner, told, True))
     return inner, extra
 
 
@@ -195,58 +214,41 @@ def _before(note: Any) -> bool:
     )
 
 
-def _then(inner: Shape, check: Load) -> Load:
-    load = inner.load
-    return lambda value, at: check(load(value, at) if load is not None else value, at)
-
-
-def _holds(holds: Callable[[Any], bool], value: Any, loose: bool) -> bool:
-    try:
-        return bool(holds(value))
-    except (TypeError, ValueError):
-        return loose  # of a union some members have such a bound
+def _then(load: Load, check: Load) -> Load:
+    return lambda value: check(load(value))
 
 
 def _held(inner: Shape, checks: list[Check], loose: bool) -> Load:
-    """The loader of inner, and then the checks on what it has made."""
+    """The loader of inner, and then the checks on what it has made. With loose, what
+    cannot be compared holds: of a union some members have such a bound."""
     load = inner.load
 
-    def held(value: JSON, at: str) -> Any:
-        made = load(value, at) if load is not None else value
+    def held(value: JSON) -> Any:
+        made = load(value)
         for holds, words in checks:
-            if not _holds(holds, made, loose):
-                raise Mismatch(at, f"{inner.expected} {words}", describe(value))
+            try:
+                fits = bool(holds(made))
+            except (TypeError, ValueError):
+                fits = loose
+            if not fits:
+                raise Mismatch(f"{inner.expected} {words}", describe(value))
         return made
 
     return held
 
 
-def _scaled(number: Any) -> tuple[int, int]:
-    """(coefficient, exponent) of a number as it is written: 0.3 is three times 0.1."""
-    _, digits, exponent = decimal.Decimal(str(number) if isinstance(number, float) else number).as_tuple()
-    return int("".join(map(str, digits))), int(exponent)
+_WIDE = decimal.Context(prec=3000, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)  # digits of any two numbers of JSON
 
 
 def _multiple(value: Any, of: Any) -> bool:
     if not (isinstance(value, (int, float, decimal.Decimal)) and isinstance(of, (int, float, decimal.Decimal))):
         return not value % of
-    # Never written out: a text of a few characters may mean a billion digits.
-    whole, exponent = _scaled(value)
-    step, scale = _scaled(of)
-    if exponent >= scale:
-        return whole * pow(10, exponent - scale, step) % step == 0
-    while exponent < scale and whole and whole % 10 == 0:
-        whole, exponent = whole // 10, exponent + 1
-    return not whole or exponent == scale and whole % step == 0
-
-
-_TESTS: tuple[tuple[str, str, Callable[[Any, Any], Any]], ...] = (
-    ("ge", "of at least", operator.ge),
-    ("gt", "above", operator.gt),
-    ("le", "of at most", operator.le),
-    ("lt", "below", operator.lt),
-    ("multiple_of", "that is a multiple of", _multiple),
-)
+    # As they are written: 0.3 is three times 0.1.
+    whole, step = (decimal.Decimal(str(one) if isinstance(one, float) else one) for one in (value, of))
+    try:
+        return not _WIDE.remainder(whole, step)
+    except decimal.InvalidOperation:  # a text of a few characters may mean a billion digits
+        return False
 
 
 def _against(test: Callable[[Any, Any], Any], limit: Any, value: Any) -> bool:
@@ -255,35 +257,6 @@ def _against(test: Callable[[Any, Any], Any], limit: Any, value: Any) -> bool:
 
 def _sized(test: Callable[[Any, Any], Any], limit: int, value: Any) -> bool:
     return bool(test(len(value), limit))
-
-
-def _checks(note: Any, schema: Schema) -> Iterator[tuple[Check, bool]]:
-    """What a note demands of a value, and whether the schema says it in full."""
-    given = note if isinstance(note, dict) else None
-
-    def get(name: str) -> Any:
-        return given.get(name) if given is not None else getattr(note, name, None)
-
-    kinds = _kinds(schema) - {"null"}
-    for name, words, test in _TESTS:
-        limit = get(name)
-        if limit is None or limit != limit:
-            continue
-        known = _bound(limit) is not None and bool(kinds) and kinds <= {"integer", "number"}
-        yield (functools.partial(_against, test, limit), f"{words} {limit}"), known
-    known = kinds in ({"string"}, {"array"}, {"object"}) and not _written(schema)
-    for name, words, compare in (
-        ("min_length", "of a length of at least", operator.ge), ("max_length", "of a length of at most", operator.le),
-    ):
-        limit = get(name)
-        if type(limit) is int:
-            yield (functools.partial(_sized, compare, limit), f"{words} {limit}"), known
-    pattern = get("pattern")
-    if isinstance(pattern, (str, re.Pattern)) and "string" in kinds:
-        yield (lambda value: re.search(pattern, value) is not None, "that matches its pattern"), True
-    if _is(note, "annotated_types", "Predicate"):
-        name = getattr(note.func, "__name__", "") or repr(note.func)
-        yield (note.func, f"for which {name} holds"), False
 
 
 def _written(schema: Schema) -> bool:

@@ -1,4 +1,4 @@
-"""Shapes of classes that are named fields: TypedDict, dataclass, NamedTuple,
+"""Shapes of classes with named fields: TypedDict, dataclass, NamedTuple,
 and attrs classes.
 
 Arguments have every field that can be given; results have every field that an
@@ -13,83 +13,96 @@ import sys
 import typing
 from collections import abc
 
+from .containers import places
 from .docstring import parse as parse_docstring
 from .shapes import UNRESOLVED, Shape, dump_only, guard, inside
-from .values import Mismatch, describe, pointer
+from .values import Mismatch, describe, member, pointer
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any, TypeAlias
+    from typing import Any
 
     from ..wire.frames import JSON
     from .draft import Draft, Namespace
-    from .shapes import Dump, Fits, Load, Schema
+    from .shapes import Dump, Load, Schema
 
-    Field: TypeAlias = tuple[str, Shape, bool, Schema]  # name, shape, required, what its schema has on top
-
-
-def _fields(
-    fields: list[Field],
-    title: str,
-    make: Callable[[dict[str, Any]], Any],
-    read: Callable[[Any], Iterable[tuple[str, Any]]],
-) -> tuple[Schema, Fits, Load, Dump | None]:
-    """An object with named fields, closed. make builds the Python value of a
-    dict; read gives the fields of one."""
-    properties: dict[str, Schema] = {}
-    required: list[str] = []
-    for name, shape, needed, extra in fields:
-        properties[name] = {**shape.schema, **extra} if extra else shape.schema
-        if needed:
-            required.append(name)
-    schema: Schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-    if not required:
-        del schema["required"]
-    known = {name: shape for name, shape, _, _ in fields}
-    least = frozenset(required)
-
-    def fits(value: JSON) -> bool:
-        return (
-            type(value) is dict
-            and least <= value.keys() <= known.keys()
-            and all(known[name].fits(one) for name, one in value.items())
-        )
-
-    def load(value: JSON, at: str) -> Any:
-        if type(value) is not dict:
-            raise Mismatch(at, f"object {title}", describe(value))
-        for name in required:
-            if name not in value:
-                raise Mismatch(pointer(at, name), known[name].expected, "nothing", f"{name} is required")
-        made: dict[str, Any] = {}
-        for name, one in value.items():
-            shape = known.get(name)
-            if shape is None:
-                raise Mismatch(pointer(at, name), "no such field", describe(one), f"{title} has no field {name}")
-            made[name] = shape.load(one, pointer(at, name)) if shape.load else one
-        return make(made)
-
-    dump: Dump | None = None
-    if any(shape.dump for shape in known.values()):
-
-        def dump(value: Any, path: str) -> dict[str, Any]:
-            found: dict[str, Any] = {}
-            for name, one in read(value):
-                shape = known.get(name)
-                found[name] = shape.dump(one, path) if shape is not None and shape.dump else one
-            return found
-
-    return schema, fits, load, dump
+_NONE: Any = inspect.Parameter.empty  # in a default's place
 
 
-def _inside(fields: list[Field]) -> int:
-    return inside(*[shape for _, shape, _, _ in fields])
+class _Record:
+    """The fields of one class, as they are found."""
+
+    def __init__(self, draft: Draft, base: Any, where: str) -> None:
+        self._draft = draft
+        self._base = base
+        self._where = where
+        _, self._texts = parse_docstring(inspect.getdoc(base) if base.__doc__ else "", attributes=True)
+        # The class that annotates a field: names are looked up in its module.
+        self._owners = {name: owner for owner in reversed(base.__mro__) for name in _own_annotations(owner)}
+        self._bindings = draft.bindings(base)
+        self._fields: dict[str, Shape] = {}
+        self._properties: dict[str, Schema] = {}
+        self._required: list[str] = []
+
+    def shape(self, name: str, annotation: Any, owner: type[Any] | None = None) -> Shape:
+        """The Shape of a field, of this class or of one that it inherits from."""
+        owner = owner or self._owners.get(name, self._base)
+        draft, names = self._draft, self._draft.names_of(owner)
+        return draft.field(annotation, f"{self._where}.{name}", names, self._bindings.get(owner, {}))
+
+    def add(self, name: str, shape: Shape, required: bool, default: Any = _NONE, text: Any = None) -> None:
+        """Takes a field; text describes it, where that is known besides the class's own documentation."""
+        extra: Schema = {}
+        text = text if isinstance(text, str) else self._texts.get(name)
+        if text and "description" not in shape.schema:
+            extra["description"] = text
+        if default is not _NONE and not self._draft.results:
+            shape = self._draft.nullable_for(default, shape)
+            self._draft.show(default, shape, extra, f"{self._where}.{name}")
+        self._fields[name] = shape
+        self._properties[name] = {**shape.schema, **extra} if extra else shape.schema
+        if required:
+            self._required.append(name)
+
+    def done(
+        self, make: Load | None, read: Callable[[Any], Iterable[tuple[str, Any]]], instance: type[Any]
+    ) -> Shape:
+        """The Shape of a closed object with these fields. make builds the Python value of a dict, None: it is
+        one; read gives the fields of an instance."""
+        title, fields, required = self._base.__name__, self._fields, self._required
+        schema: Schema = {"type": "object", "properties": self._properties}
+        if required:
+            schema["required"] = required
+        schema["additionalProperties"] = False
+
+        def load(value: JSON) -> Any:
+            if type(value) is not dict:
+                raise Mismatch(f"object {title}", describe(value))
+            for name in required:
+                if name not in value:
+                    raise Mismatch(fields[name].expected, "nothing", f"{name} is required", pointer("", name))
+            made: dict[str, Any] = {}
+            for name, one in value.items():
+                if name not in fields:
+                    raise Mismatch("no such field", describe(one), f"{title} has no field {name}", pointer("", name))
+                made[name] = member(fields[name].load, one, name)
+            return make(made) if make is not None else made
+
+        dump: Dump | None = None
+        dumps = {name: shape.dump for name, shape in fields.items() if shape.dump is not None}
+        if dumps:
+
+            def dump(value: Any) -> dict[str, Any]:
+                return {name: dumps[name](one) if name in dumps else one for name, one in read(value)}
+
+        same = make is None and all(shape.same for shape in fields.values())
+        return Shape(schema, f"object {title}", load if make is None else guard(load, self._base),
+                     dump_only(instance, dump), same=same, texts=inside(*fields.values()))
 
 
 def typed_dict(draft: Draft, base: Any, where: str) -> Shape:
     """The Shape of a TypedDict, of this module's or of typing_extensions'."""
-    texts = _texts(base)
-    bindings = draft.bindings(base)
+    record, bindings = _Record(draft, base, where), draft.bindings(base)
     annotations: dict[str, tuple[Any, Namespace, Namespace]] = {}
     for parent in reversed(_typed_dict_parents(base)):
         namespace, bound = draft.names_of(parent), bindings.get(parent, {})
@@ -97,44 +110,30 @@ def typed_dict(draft: Draft, base: Any, where: str) -> Shape:
             if annotations.get(name, (None,))[0] is not annotation:
                 annotations[name] = annotation, namespace, bound
     keys = getattr(base, "__required_keys__", None)
-    fields: list[Field] = []
     for name, (annotation, namespace, bound) in annotations.items():
         resolved = draft.resolve(annotation, namespace, f"{where}.{name}")
         marker = getattr(typing.get_origin(resolved), "_name", None)
         inner = resolved
-        while marker in ("ReadOnly",) or hasattr(inner, "__metadata__"):
+        while marker == "ReadOnly" or hasattr(inner, "__metadata__"):
             inner = typing.get_args(inner)[0]
             marker = getattr(typing.get_origin(inner), "_name", None)
-        if marker == "Required":
-            needed = True
-        elif marker == "NotRequired":
-            needed = False
-        else:
-            # __required_keys__ misses what a text annotation says, hence the two above.
-            needed = name in keys if keys is not None else getattr(base, "__total__", True)
+        # __required_keys__ misses what a text annotation says.
+        needed = name in keys if keys is not None else getattr(base, "__total__", True)
+        needed = marker == "Required" if marker in ("Required", "NotRequired") else needed
         shape = draft.anything()
         if resolved is not UNRESOLVED:
             shape = draft.field(resolved, f"{where}.{name}", namespace, bound)
-        extra = {"description": texts[name]} if name in texts and "description" not in shape.schema else {}
-        fields.append((name, shape, needed, extra))
-    schema, fits, load, dump = _fields(
-        fields, base.__name__, lambda made: made,
-        lambda value: value.items() if isinstance(value, abc.Mapping) else (),
-    )
-    needs = any(shape.load for _, shape, _, _ in fields)
-    return Shape(schema, f"object {base.__name__}", fits, load if needs else None, dump_only(abc.Mapping, dump),
-                 texts=_inside(fields))
+        record.add(name, shape, needed)
+    return record.done(None, lambda value: value.items(), abc.Mapping)
 
 
 def data_class(draft: Draft, base: Any, where: str) -> Shape:
     """The Shape of a dataclass."""
-    if not draft.results:
-        made = _own_init(draft, base, where)
-        if made is not None:
-            return made
-    texts = _texts(base)
-    owners, bindings = _owners(base), draft.bindings(base)
-    fields: list[Field] = []
+    record = _Record(draft, base, where)
+    owner = next(one for one in base.__mro__ if "__init__" in vars(one))
+    if not draft.results and not _made_by_dataclass(owner, base):
+        _parameters_of(owner, draft, record, where)
+        return record.done(lambda made: base(**made), lambda value: (), base)
     names: list[str] = []
     for field in base.__dataclass_fields__.values():
         kind = getattr(field._field_type, "name", "_FIELD")
@@ -144,167 +143,65 @@ def data_class(draft: Draft, base: Any, where: str) -> Shape:
             names.append(field.name)
         if kind == "_FIELD_INITVAR" if draft.results else not field.init:
             continue
-        owner = owners.get(field.name, base)
-        place = f"{where}.{field.name}"
-        shape = draft.field(field.type, place, draft.names_of(owner), bindings.get(owner, {}))
+        default = field.default
+        if default is dataclasses.MISSING:
+            usual = field.default_factory in (list, dict, set, tuple, frozenset)
+            default = field.default_factory() if usual else _NONE
         given = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        extra: Schema = {}
-        text = field.metadata.get("description") if field.metadata else None
-        text = text if isinstance(text, str) else texts.get(field.name)
-        if text and "description" not in shape.schema:
-            extra["description"] = text
-        if not draft.results:
-            if field.default is not dataclasses.MISSING:
-                shape = draft.nullable_for(field.default, shape)
-                draft.show(field.default, shape, extra, place)
-            elif field.default_factory in (list, dict, set, tuple, frozenset):
-                draft.show(field.default_factory(), shape, extra, place)
-        fields.append((field.name, shape, given or draft.results, extra))
-    schema, fits, load, dump = _fields(
-        fields, base.__name__, lambda made: base(**made),
-        lambda value: [(name, getattr(value, name)) for name in names],
-    )
-    return Shape(schema, f"object {base.__name__}", fits, guard(load, base), dump_only(base, dump),
-                 texts=_inside(fields))
+        record.add(field.name, record.shape(field.name, field.type), given or draft.results, default,
+                   field.metadata.get("description"))
+    return record.done(lambda made: base(**made), lambda value: [(name, getattr(value, name)) for name in names], base)
 
 
-def _own_init(draft: Draft, base: Any, where: str) -> Shape | None:
-    """The Shape of a dataclass that is not made by its fields, but by an __init__
-    of its author's; None of one whose fields are the arguments."""
-    owner = next(one for one in base.__mro__ if "__init__" in vars(one))
-    init = inspect.unwrap(vars(owner)["__init__"])
-    written = getattr(init, "__code__", None)
-    if hasattr(base, "__pydantic_validator__"):
-        return None
+def _made_by_dataclass(owner: Any, base: Any) -> bool:
+    """Whether the fields of a dataclass are the arguments of its __init__, which is owner's."""
+    written = getattr(inspect.unwrap(vars(owner)["__init__"]), "__code__", None)
     # What dataclasses has made has no file.
-    if written is not None and written.co_filename == "<string>":
-        if getattr(owner, "__dataclass_fields__", None) is base.__dataclass_fields__:
-            return None
-    texts, bindings = _texts(base), draft.bindings(base)
-    parameters = list(inspect.signature(init).parameters.values())[1:] if written is not None else []
-    fields: list[Field] = []
-    for one in parameters:
+    own = written is not None and written.co_filename == "<string>"
+    return hasattr(base, "__pydantic_validator__") or own and (
+        getattr(owner, "__dataclass_fields__", None) is base.__dataclass_fields__
+    )
+
+
+def _parameters_of(owner: Any, draft: Draft, record: _Record, where: str) -> None:
+    """The fields of a dataclass that is made by an __init__ of its author's."""
+    init = inspect.unwrap(vars(owner)["__init__"])
+    for one in list(inspect.signature(init).parameters.values())[1:] if hasattr(init, "__code__") else ():
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
             if one.default is one.empty:
-                draft.warn(f"{where}: {one} of {base.__name__}.__init__ cannot be given")
-            continue
-        place = f"{where}.{one.name}"
-        extra: Schema = {}
-        shape = draft.field(one.annotation, place, draft.names_of(owner), bindings.get(owner, {}))
-        if one.name in texts and "description" not in shape.schema:
-            extra["description"] = texts[one.name]
-        if one.default is not one.empty:
-            shape = draft.nullable_for(one.default, shape)
-            draft.show(one.default, shape, extra, place)
-        fields.append((one.name, shape, one.default is one.empty, extra))
-    schema, fits, load, _ = _fields(fields, base.__name__, lambda made: base(**made), lambda value: ())
-    return Shape(schema, f"object {base.__name__}", fits, guard(load, base), texts=_inside(fields))
+                draft.warn(f"{where}: {one} of {owner.__name__}.__init__ cannot be given")
+        else:
+            record.add(one.name, record.shape(one.name, one.annotation, owner), one.default is one.empty, one.default)
 
 
 def attrs_class(draft: Draft, base: Any, where: str) -> Shape:
     """The Shape of a class that the attrs library made."""
-    texts = _texts(base)
-    owners, bindings = _owners(base), draft.bindings(base)
-    fields: list[Field] = []
+    record = _Record(draft, base, where)
     real: dict[str, str] = {}  # the name as an argument -> the attribute's
     for field in base.__attrs_attrs__:
         if not (field.init or draft.results):
             continue
         name = field.name if draft.results else getattr(field, "alias", None) or field.name.lstrip("_")
-        annotation = field.type if field.type is not None else typing.Any
-        owner = owners.get(field.name, base)
-        shape = draft.field(annotation, f"{where}.{name}", draft.names_of(owner), bindings.get(owner, {}))
-        given = type(field.default).__name__ in ("NothingType", "_Nothing")
-        extra: Schema = {}
-        text = field.metadata.get("description") if field.metadata else None
-        text = text if isinstance(text, str) else texts.get(name)
-        if text and "description" not in shape.schema:
-            extra["description"] = text
-        if not draft.results and not given and not hasattr(field.default, "factory"):
-            shape = draft.nullable_for(field.default, shape)
-            draft.show(field.default, shape, extra, f"{where}.{field.name}")
-        fields.append((name, shape, given or draft.results, extra))
         real[name] = field.name
-    schema, fits, load, dump = _fields(
-        fields, base.__name__, lambda made: base(**made),
-        lambda value: [(name, getattr(value, attribute)) for name, attribute in real.items()],
-    )
-    return Shape(schema, f"object {base.__name__}", fits, guard(load, base), dump_only(base, dump),
-                 texts=_inside(fields))
+        shape = record.shape(field.name, field.type if field.type is not None else typing.Any)
+        given = type(field.default).__name__ in ("NothingType", "_Nothing")
+        default = _NONE if given or hasattr(field.default, "factory") else field.default
+        record.add(name, shape, given or draft.results, default, field.metadata.get("description"))
+    return record.done(lambda made: base(**made),
+                       lambda value: [(name, getattr(value, attribute)) for name, attribute in real.items()], base)
 
 
 def named_tuple(draft: Draft, base: Any, where: str) -> Shape:
     """The Shape of a NamedTuple: an array with a title per place."""
-    owners, bindings = _owners(base), draft.bindings(base)
+    record = _Record(draft, base, where)
     annotations = {name: one for owner in reversed(base.__mro__) for name, one in _own_annotations(owner).items()}
     items = []
     for name in base._fields:
-        owner = owners.get(name, base)
-        annotation = annotations.get(name, typing.Any)
-        shape = draft.field(annotation, f"{where}.{name}", draft.names_of(owner), bindings.get(owner, {}))
+        shape = record.shape(name, annotations.get(name, typing.Any))
         items.append(shape.but(schema={"title": name, **shape.schema}))
-    least = len(base._fields) - len(getattr(base, "_field_defaults", {}))
-    if draft.results:
-        least = len(base._fields)
-    shape = positions(items, least, lambda values: base(*values))
-    assert shape.load is not None
-    shape.load = guard(shape.load, base)
-    return shape
-
-
-def placed(item: Shape, value: JSON, at: str) -> Any:
-    """A value of an array with a Shape for each place. Its schema may not have
-    told what belongs there, so what is not converted is checked."""
-    made = item.load(value, at) if item.load is not None else value
-    if not item.fits(value):
-        raise Mismatch(at, item.expected, describe(value))
-    return made
-
-
-def positions(items: list[Shape], least: int, make: Callable[[Iterable[Any]], tuple[Any, ...]]) -> Shape:
-    """The Shape of an array with a Shape for each place, of which the first least must be there."""
-    schema: Schema = {
-        "type": "array",
-        "prefixItems": [item.schema for item in items],
-        "items": False,
-        "minItems": least,
-        "maxItems": len(items),
-    }
-    if not items:
-        schema = {"type": "array", "maxItems": 0}
-    words = f"array of {len(items)} items" if least == len(items) else f"array of {least} to {len(items)} items"
-
-    def fits(value: JSON) -> bool:
-        return (
-            type(value) is list
-            and least <= len(value) <= len(items)
-            and all(item.fits(one) for item, one in zip(items, value, strict=False))
-        )
-
-    def load(value: JSON, at: str) -> Any:
-        if type(value) is not list or not least <= len(value) <= len(items):
-            got = describe(value) if type(value) is not list else f"array of {len(value)} items"
-            raise Mismatch(at, words, got)
-        return make([
-            placed(item, one, f"{at}/{index}")
-            for index, (item, one) in enumerate(zip(items, value, strict=False))
-        ])
-
-    dump: Dump | None = None
-    if any(item.dump for item in items):
-
-        def dump(value: Any, path: str) -> Any:
-            if isinstance(value, (list, tuple)) and len(value) <= len(items):
-                pairs = zip(items, value, strict=False)
-                return [item.dump(one, path) if item.dump else one for item, one in pairs]
-            return value
-
-    return Shape(schema, words, fits, load, dump, texts=inside(*items))
-
-
-def _texts(base: Any) -> dict[str, str]:
-    _, texts = parse_docstring(inspect.getdoc(base) if base.__doc__ else "", attributes=True)
-    return texts
+    optional = 0 if draft.results else len(getattr(base, "_field_defaults", {}))
+    made = places(items, least=len(items) - optional, make=lambda values: base(*values))
+    return made.but(load=guard(made.load, base))
 
 
 def _typed_dict_parents(base: type[Any]) -> list[type[Any]]:
@@ -324,8 +221,3 @@ def _own_annotations(base: Any, inherit: bool = False) -> dict[str, Any]:
 
         return dict(annotationlib.get_annotations(base, format=annotationlib.Format.FORWARDREF))
     return dict(base.__dict__.get("__annotations__") or inherit and getattr(base, "__annotations__", None) or {})
-
-
-def _owners(base: type[Any]) -> dict[str, type[Any]]:
-    """The class that annotates a field: names are looked up in its module."""
-    return {name: owner for owner in reversed(base.__mro__) for name in _own_annotations(owner)}

@@ -33,12 +33,11 @@ from .shapes import (
     Shape,
     carried,
     choice,
+    dump_bytes,
     from_text,
     guard,
     is_json,
-    is_text,
     plain,
-    varargs,
 )
 from .unions import either
 from .values import Mismatch, describe, encode
@@ -58,10 +57,15 @@ _INLINE = 1000  # characters of a schema that is written again where it is used 
 
 _OPEN = (typing.Any, object, inspect.Signature.empty)
 _NOTHING = (getattr(typing, "Never", typing.NoReturn), typing.NoReturn)
-_LISTS = {list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, abc.Reversible}
-_SETS = {set: set, frozenset: frozenset, abc.Set: set, abc.MutableSet: set}
-_DICTS = {dict, abc.Mapping, abc.MutableMapping, collections.OrderedDict, collections.defaultdict}
 _ITERATORS = {abc.Iterator, abc.Generator}
+_ARRAYS: dict[Any, Callable[[list[Any]], Any]] = {
+    **dict.fromkeys(
+        (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, abc.Reversible), list
+    ),
+    **dict.fromkeys((set, abc.Set, abc.MutableSet), set), frozenset: frozenset, collections.deque: collections.deque,
+    **dict.fromkeys(_ITERATORS, iter),
+}
+_DICTS = {dict, abc.Mapping, abc.MutableMapping, collections.OrderedDict, collections.defaultdict}
 _STREAMS = _ITERATORS | {abc.AsyncIterator, abc.AsyncGenerator, abc.AsyncIterable, abc.Iterable}
 # A marker by name, so that typing_extensions' own copies are known too.
 _QUALIFIERS = {"Required", "NotRequired", "ReadOnly", "Final", "ClassVar"}
@@ -168,18 +172,11 @@ class Builder(Draft):
                 return found
         if base is tuple:
             return containers.tuple_of(self, annotation, args, where, namespace)
-        if base in _LISTS:
-            return containers.array(self, args, where, namespace, list)
-        if base in _ITERATORS:
-            return containers.array(self, args[:1], where, namespace, iter)
-        if base is collections.deque:
-            return containers.array(self, args, where, namespace, collections.deque)
-        if base in _SETS:
-            shape = containers.array(self, args, where, namespace, _SETS[base])
-            shape.schema["uniqueItems"] = True
-            return shape
+        if base in _ARRAYS:
+            item = self.shape(args[0], where, namespace) if args else self.anything()
+            return containers.array(item, _ARRAYS[base])
         if base in _DICTS:
-            return containers.mapping(self, args, where, namespace, base)
+            return containers.mapping_of(self, base, args, where, namespace)
         if not isinstance(base, type):
             return None
         if issubclass(base, enum.Flag):
@@ -188,8 +185,7 @@ class Builder(Draft):
             return self._enum(base)
         if issubclass(base, os.PathLike):
             make: Any = base if issubclass(base, pathlib.PurePath) and base is not pathlib.PurePath else pathlib.Path
-            read = from_text(make, "path")
-            return Shape({"type": "string", "format": "path"}, "path", is_text, read, order=7, texts=MADE)
+            return Shape({"type": "string", "format": "path"}, "path", from_text(make, "path"), order=7, texts=MADE)
         if hasattr(base, "model_json_schema") and hasattr(base, "model_validate_json"):
             return models.model(self, annotation if isinstance(annotation, type) else base)
         if hasattr(base, "parse_obj") and hasattr(base, "schema"):
@@ -234,10 +230,8 @@ class Builder(Draft):
                     basic = self.substitute(one, bound)
         inner = self.shape(basic, where, namespace)
 
-        def load(value: JSON, at: str) -> Any:
-            return base(inner.load(value, at) if inner.load else value)
-
-        return inner.but(load=guard(load, base), texts=MADE if inner.texts & KEPT else inner.texts)
+        load = guard(lambda value: base(inner.load(value)), base)
+        return inner.but(load=load, same=False, texts=MADE if inner.texts & KEPT else inner.texts)
 
     def _annotated(self, annotation: Any, where: str, namespace: Namespace) -> Shape:
         inner = self.shape(annotation.__origin__, where, namespace)
@@ -248,18 +242,16 @@ class Builder(Draft):
         pairs: list[tuple[JSON, Any]] = []
         names: set[str] = set()
         for value in args:
-            raw: Any = value
+            raw: Any = dump_bytes(value)
             if isinstance(value, enum.Enum):
                 raw = value.value if carried(value.value) else value.name
                 names.update([] if carried(value.value) else [value.name])
-            elif isinstance(value, bytes):
-                raw = SIMPLE[bytes]().dump(value, "")  # type: ignore[misc]  # it has one
             pairs.append((raw, value))
 
-        def dump(value: Any, path: str) -> Any:
+        def dump(value: Any) -> Any:
             if isinstance(value, enum.Enum):
                 return value.name if value.name in names else value
-            return SIMPLE[bytes]().dump(value, path)  # type: ignore[misc]  # it has one
+            return dump_bytes(value)
 
         written = any(isinstance(value, bytes) for value in args) or names
         return choice(pairs, "one of the listed values", dump if written else None)
@@ -273,16 +265,15 @@ class Builder(Draft):
         schema: Schema = {
             "type": "integer", "minimum": 0, "maximum": every, "description": f"the sum of some of {words}",
         }
-        whole = SIMPLE[int]()
+        whole = SIMPLE[int]().load
 
-        def load(value: JSON, at: str) -> Any:
-            assert whole.load is not None
-            number = whole.load(value, at)
+        def load(value: JSON) -> Any:
+            number = whole(value)
             if number & ~every or number < 0:
-                raise Mismatch(at, f"a sum of flags of {base.__name__}", describe(value))
+                raise Mismatch(f"a sum of flags of {base.__name__}", describe(value))
             return base(number)
 
-        return Shape(schema, f"a sum of flags of {base.__name__}", whole.fits, load, order=4)
+        return Shape(schema, f"a sum of flags of {base.__name__}", load, order=4)
 
     def _enum(self, base: type[enum.Enum]) -> Shape:
         members = list(base)
@@ -296,7 +287,7 @@ class Builder(Draft):
             return choice(zip(plains, members, strict=True), f"a value of {base.__name__}")
         return choice(
             [(member.name, member) for member in members], f"the name of a {base.__name__}",
-            lambda value, path: value.name if isinstance(value, base) else value,
+            lambda value: value.name if isinstance(value, base) else value,
         )
 
     def _union(self, args: Iterable[Any], where: str, namespace: Namespace) -> Shape:
@@ -365,9 +356,8 @@ class Builder(Draft):
             self._open[base] = Shape(
                 reference,
                 name,
-                lambda value: made.fits(value),
-                lambda value, at: made.load(value, at) if made.load else value,
-                lambda value, path: made.dump(value, path) if made.dump else value,
+                lambda value: made.load(value),
+                lambda value: made.dump(value) if made.dump else value,
             )
             try:
                 made = build()
@@ -392,8 +382,9 @@ def _plain_name(annotation: Any) -> str:
     return re.sub(r"\W+", "_", f"{_name(typing.get_origin(annotation) or annotation)}{args}")
 
 
-def signature(function: Callable[..., Any]) -> Signature:
-    """The Signature of a tool. Raises ValueError when it has none (some builtins)."""
+def signature(function: Callable[..., Any], kind: str = "") -> Signature:
+    """The Signature of a tool, which runs as kind_of says, or kind. Raises ValueError
+    when it has none (some builtins)."""
     if sys.version_info >= (3, 14):
         import annotationlib
 
@@ -415,6 +406,7 @@ def signature(function: Callable[..., Any]) -> Signature:
         namespace.setdefault(parameter.__name__, parameter)
 
     builder = Builder(namespace)
+    running = kind or kind_of(function)
     own = vars(function).get("__doc__") if type(function).__name__ == "partial" else function.__doc__
     documented = function if own or inspect.isfunction(function) or inspect.isclass(function) else inner
     doc = inspect.getdoc(documented) or ""
@@ -435,6 +427,7 @@ def signature(function: Callable[..., Any]) -> Signature:
         annotation = builder.resolve(parameter.annotation, namespace, name)
         whole_of = containers.unpacked(annotation) if kind in ("varargs", "varkw") else None
         shape = builder.shape(parameter.annotation if whole_of is None else whole_of, name)
+        loader = None if shape.same else shape.load
         if kind == "varkw":
             if whole_of is not None:
                 fields = shape.schema
@@ -442,15 +435,15 @@ def signature(function: Callable[..., Any]) -> Signature:
                     fields = builder.defs[fields["$ref"].rpartition("/")[2]]
                 properties.update(fields.get("properties", {}))
                 required.extend(fields.get("required", ()))
-                parameters.append(Parameter(name, "unpack", False, shape.load))
+                parameters.append(Parameter(name, "unpack", False, loader))
                 continue
             open_ended = shape.schema or True
             if texts.get(name) and "description" not in shape.schema:
                 open_ended = {**shape.schema, "description": texts[name]}
-            parameters.append(Parameter(name, kind, False, shape.load))
+            parameters.append(Parameter(name, kind, False, loader))
             continue
         if kind == "varargs" and whole_of is None:
-            shape = Shape({"type": "array", "items": shape.schema}, "array", load=varargs(shape))
+            shape = containers.array(shape)
         default, fill = parameter.default, None
         extra: Schema = {}
         if kind != "varargs" and default is not _EMPTY:
@@ -472,7 +465,7 @@ def signature(function: Callable[..., Any]) -> Signature:
         properties[name] = {**shape.schema, **extra} if extra else shape.schema
         if needed:
             required.append(name)
-        parameters.append(Parameter(name, kind, needed, shape.load, default, fill))
+        parameters.append(Parameter(name, kind, needed, None if shape.same else shape.load, default, fill))
     schema: Schema = {"type": "object", "properties": properties}
     if required:
         schema["required"] = required
@@ -486,7 +479,7 @@ def signature(function: Callable[..., Any]) -> Signature:
     # A class gives one of itself: what its __init__ returns is None.
     returns = found.return_annotation if built is None else built
     if returns is not inspect.Signature.empty:
-        returns = _item(builder.resolve(returns, namespace, "the return value"), kind_of(function))
+        returns = _item(builder.resolve(returns, namespace, "the return value"), running)
         if returns is not UNRESOLVED:
             builder.turn()
             shape = builder.shape(returns, "the return value")
@@ -548,16 +541,14 @@ def _wraps_generator(function: Callable[..., Any]) -> bool:
 def _keep_json(made: Signature) -> None:
     """A schema that JSON cannot carry, which only a library or a class of the
     index's own brings, must not take the whole index along."""
+    properties = made.input_schema["properties"]
+    for name in [name for name, one in properties.items() if not is_json(one)]:
+        properties[name] = {}
+        made.warnings.append(f"{name}: its schema is not JSON; anything is accepted")
     if not is_json(made.input_schema):
-        properties = made.input_schema["properties"]
-        for name in [name for name, one in properties.items() if not is_json(one)]:
-            properties[name] = {}
-            made.warnings.append(f"{name}: its schema is not JSON; anything is accepted")
-        for place in ("$defs", "additionalProperties"):
-            if place in made.input_schema and not is_json(made.input_schema[place]):
-                made.input_schema = {"type": "object", "properties": {name: {} for name in properties},
-                                     "required": made.input_schema.get("required", []), "additionalProperties": True}
-                made.warnings.append("the schema of the arguments is not JSON; anything is accepted")
-    if made.output_schema is not None and not is_json(made.output_schema):
+        made.input_schema = {"type": "object", "properties": {name: {} for name in properties},
+                             "required": made.input_schema.get("required", []), "additionalProperties": True}
+        made.warnings.append("the schema of the arguments is not JSON; anything is accepted")
+    if not is_json(made.output_schema):
         made.output_schema = None
         made.warnings.append("the schema of the return value is not JSON; nothing is said of it")

@@ -6,7 +6,6 @@ the Builder of schema puts around the Shapes that it makes of these.
 from __future__ import annotations
 
 import base64
-import binascii
 import copy
 import datetime
 import decimal
@@ -18,7 +17,7 @@ import re
 import uuid
 
 from . import digits, redaction
-from .values import Mismatch, NotSerializable, describe, encode
+from .values import Mismatch, describe, encode
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -28,9 +27,8 @@ if TYPE_CHECKING:
     from ..wire.frames import JSON
 
     Schema: TypeAlias = dict[str, JSON]
-    Fits: TypeAlias = Callable[[JSON], bool]
-    Load: TypeAlias = Callable[[JSON, str], Any]  # (value, JSON pointer of its place); raises Mismatch
-    Dump: TypeAlias = Callable[[Any, str], Any]  # (Python value, path of its place)
+    Load: TypeAlias = Callable[[JSON], Any]  # raises Mismatch
+    Dump: TypeAlias = Callable[[Any], Any]
 
 
 _EXACT = 1 << 53  # below it each integer is a double of its own, and no other number's
@@ -57,28 +55,29 @@ KEEPS, MAKES = KEPT | KEPT << _INSIDE, MADE | MADE << _INSIDE
 
 
 class Shape:
-    """One annotation: schema, load (None: the JSON value is the Python value),
-    fits (a cheap test used to pick the member of a union), dump (None: encode
-    as it is), expected (the words of messages), texts (what becomes of a text,
-    or of those inside: a union gives them to the member that keeps them)."""
+    """One annotation: its schema; load, which makes the Python value of a JSON value and raises Mismatch; same,
+    whether that is the JSON value itself; dump (None: encode as it is); expected (the words of messages); texts
+    (what becomes of a text, or of those inside: a union gives them to the member that keeps them); order (which
+    member of a union has a value that several take)."""
 
-    __slots__ = ("schema", "load", "fits", "dump", "expected", "order", "texts")
+    __slots__ = ("schema", "expected", "load", "dump", "same", "order", "texts")
 
     def __init__(
         self,
         schema: Schema,
         expected: str,
-        fits: Fits | None = None,
-        load: Load | None = None,
+        load: Load,
         dump: Dump | None = None,
+        *,
+        same: bool = False,
         order: int = 5,
         texts: int = 0,
     ) -> None:
         self.schema = schema
         self.expected = expected
-        self.fits: Fits = fits or (lambda value: True)
         self.load = load
         self.dump = dump
+        self.same = same
         self.order = order
         self.texts = texts
 
@@ -89,6 +88,14 @@ class Shape:
             setattr(made, name, value)
         return made
 
+    def takes(self, value: JSON) -> bool:
+        """Whether a value can be loaded."""
+        try:
+            self.load(value)
+        except Exception:
+            return False
+        return True
+
 
 def inside(*shapes: Shape) -> int:
     """The texts of what holds values of these Shapes."""
@@ -96,11 +103,6 @@ def inside(*shapes: Shape) -> int:
     for shape in shapes:
         found |= (KEPT << _INSIDE if shape.texts & KEEPS else 0) | (MADE << _INSIDE if shape.texts & MAKES else 0)
     return found
-
-
-def _is_int(value: JSON) -> bool:
-    kind = type(value)
-    return kind is int or kind is float and value.is_integer()
 
 
 def sure(value: float) -> int | None:
@@ -113,7 +115,7 @@ def sure(value: float) -> int | None:
     return whole if text is not None and decimal.Decimal(text) == whole else None
 
 
-def load_int(value: JSON, at: str) -> int:
+def _load_int(value: JSON) -> int:
     """An integer, also when it was written 1.0."""
     if type(value) is int:
         return value
@@ -121,12 +123,12 @@ def load_int(value: JSON, at: str) -> int:
         whole = sure(value)
         if whole is not None:
             return whole
-        raise Mismatch(at, "integer", describe(value),
-                       "an integer of 2^53 or more must be written without a fraction or exponent", doubt=True)
-    raise Mismatch(at, "integer", describe(value))
+        raise Mismatch("integer", describe(value),
+                       "an integer of 2^53 or more must be written without a fraction or exponent")
+    raise Mismatch("integer", describe(value))
 
 
-def load_float(value: JSON, at: str) -> float:
+def _load_float(value: JSON) -> float:
     """A number as a float, if a float can hold it."""
     if type(value) is float:
         return value
@@ -136,64 +138,62 @@ def load_float(value: JSON, at: str) -> float:
         except OverflowError:
             return value
         return made if made == value else value  # what a float cannot hold stays the int it is
-    raise Mismatch(at, "number", describe(value))
+    raise Mismatch("number", describe(value))
 
 
-def _load_timedelta(value: JSON, at: str) -> datetime.timedelta:
-    load_float(value, at)  # refuses what is no number
+def _load_timedelta(value: JSON) -> datetime.timedelta:
+    _load_float(value)  # refuses what is no number
     try:
         if type(value) is int:
             return datetime.timedelta(seconds=value)
         exact = decimal.Decimal(digits.sent(value) or repr(value)).scaleb(6)
         if exact != exact.to_integral_value():
-            raise Mismatch(at, "number of seconds", describe(value), "a duration is told in microseconds at most")
+            raise Mismatch("number of seconds", describe(value), "a duration is told in microseconds at most")
         return datetime.timedelta(microseconds=int(exact))
     except OverflowError:
-        raise Mismatch(at, "number of seconds", describe(value), "more seconds than a duration can hold") from None
+        raise Mismatch("number of seconds", describe(value), "more seconds than a duration can hold") from None
+
+
+def _only(kind: type[Any], expected: str) -> Load:
+    """The loader of what arrives as it is sent."""
+
+    def load(value: JSON) -> Any:
+        if type(value) is not kind:
+            raise Mismatch(expected, describe(value))
+        return value
+
+    return load
 
 
 def from_text(make: Callable[[str], Any], expected: str, hint: str = "") -> Load:
     """A loader that makes its value of a text, and says what is expected of it."""
 
-    def load(value: JSON, at: str) -> Any:
+    def load(value: JSON) -> Any:
         if type(value) is not str:
-            raise Mismatch(at, expected, describe(value))
+            raise Mismatch(expected, describe(value))
         try:
             return make(value)
         except (ValueError, ArithmeticError, re.error):
-            raise Mismatch(at, expected, describe(value), f"expected {expected}{hint}, got {describe(value)}") from None
+            raise Mismatch(expected, describe(value), f"expected {expected}{hint}, got {describe(value)}") from None
 
     return load
-
-
-def is_text(value: JSON) -> bool:
-    """The fits of everything that travels as text."""
-    return type(value) is str
 
 
 _DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
-def _load_decimal(value: JSON, at: str) -> decimal.Decimal:
+def _load_decimal(value: JSON) -> decimal.Decimal:
     kind = type(value)
     if kind in (int, float) or kind is str and _DECIMAL.fullmatch(value):
         try:
             return decimal.Decimal(value if kind is int else (kind is float and digits.sent(value)) or str(value))
         except ArithmeticError:
             pass
-    raise Mismatch(at, "decimal number", describe(value))
+    raise Mismatch("decimal number", describe(value))
 
 
-def _load_bytes(value: JSON, at: str) -> bytes:
-    if type(value) is str:
-        try:
-            return base64.b64decode(value, validate=True)
-        except (binascii.Error, ValueError):
-            pass
-    raise Mismatch(at, "base64 text", describe(value))
-
-
-def _dump_bytes(value: Any, path: str) -> Any:
+def dump_bytes(value: Any) -> Any:
+    """Bytes as base64 text."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return base64.b64encode(value).decode("ascii")
     return value
@@ -239,84 +239,42 @@ def _date(text: str) -> datetime.date:
     return datetime.date.fromisoformat(_date_text(text))
 
 
+def _text(expected: str, make: Callable[[str], Any], hint: str = "", **schema: JSON) -> Callable[[], Shape]:
+    """What makes the Shape of a value that travels as text."""
+    load = from_text(make, expected, hint)
+    return lambda: Shape({"type": "string", **schema}, expected, load, order=4, texts=MADE)
+
+
+def _bytes(kind: Callable[[bytes], Any]) -> Callable[[], Shape]:
+    load = from_text(lambda text: kind(base64.b64decode(text, validate=True)), "base64 text")
+    schema = {"type": "string", "contentEncoding": "base64"}
+    return lambda: Shape(dict(schema), "base64 text", load, dump_bytes, texts=MADE)
+
+
+FLOAT = 3  # the order of a float
+
 SIMPLE: dict[type[Any], Callable[[], Shape]] = {
-    str: lambda: Shape({"type": "string"}, "string", is_text, order=8, texts=KEPT),
-    int: lambda: Shape({"type": "integer"}, "integer", _is_int, load_int, order=2),
-    float: lambda: Shape({"type": "number"}, "number", lambda v: type(v) in (int, float), load_float, order=3),
-    bool: lambda: Shape({"type": "boolean"}, "boolean", lambda v: type(v) is bool, order=1),
-    type(None): lambda: Shape({"type": "null"}, "null", lambda v: v is None, order=0),
-    bytes: lambda: Shape(
-        {"type": "string", "contentEncoding": "base64"}, "base64 text", is_text, _load_bytes, _dump_bytes,
-        texts=MADE,
-    ),
-    bytearray: lambda: Shape(
-        {"type": "string", "contentEncoding": "base64"},
-        "base64 text",
-        is_text,
-        lambda v, at: bytearray(_load_bytes(v, at)),
-        _dump_bytes,
-        texts=MADE,
-    ),
-    datetime.datetime: lambda: Shape(
-        {"type": "string", "format": "date-time"},
-        "date and time",
-        is_text,
-        from_text(_datetime, "date and time", " like 2026-01-31T12:00:00Z"),
-        order=4,
-        texts=MADE,
-    ),
-    datetime.date: lambda: Shape(
-        {"type": "string", "format": "date"},
-        "date",
-        is_text,
-        from_text(_date, "date", " like 2026-01-31"),
-        order=4,
-        texts=MADE,
-    ),
-    datetime.time: lambda: Shape(
-        {"type": "string", "format": "time"},
-        "time of day",
-        is_text,
-        from_text(_time, "time of day", " like 12:30:00"),
-        order=4,
-        texts=MADE,
-    ),
+    str: lambda: Shape({"type": "string"}, "string", _only(str, "string"), same=True, order=8, texts=KEPT),
+    int: lambda: Shape({"type": "integer"}, "integer", _load_int, order=2),
+    float: lambda: Shape({"type": "number"}, "number", _load_float, order=FLOAT),
+    bool: lambda: Shape({"type": "boolean"}, "boolean", _only(bool, "boolean"), same=True, order=1),
+    type(None): lambda: Shape({"type": "null"}, "null", _only(type(None), "null"), same=True, order=0),
+    bytes: _bytes(bytes),
+    bytearray: _bytes(bytearray),
+    memoryview: _bytes(memoryview),
+    datetime.datetime: _text("date and time", _datetime, " like 2026-01-31T12:00:00Z", format="date-time"),
+    datetime.date: _text("date", _date, " like 2026-01-31", format="date"),
+    datetime.time: _text("time of day", _time, " like 12:30:00", format="time"),
     datetime.timedelta: lambda: Shape(
-        {"type": "number", "description": "seconds"},
-        "number of seconds",
-        lambda v: type(v) in (int, float),
-        _load_timedelta,
-        order=4,
+        {"type": "number", "description": "seconds"}, "number of seconds", _load_timedelta, order=4
     ),
-    uuid.UUID: lambda: Shape(
-        {"type": "string", "format": "uuid"}, "UUID", is_text, from_text(uuid.UUID, "UUID"), order=4, texts=MADE
-    ),
+    uuid.UUID: _text("UUID", uuid.UUID, format="uuid"),
     decimal.Decimal: lambda: Shape(
-        {"anyOf": [{"type": "number"}, {"type": "string"}]},
-        "decimal number",
-        lambda v: type(v) in (int, float, str),
-        _load_decimal,
-        order=4,
-        texts=MADE,
+        {"anyOf": [{"type": "number"}, {"type": "string"}]}, "decimal number", _load_decimal, order=4, texts=MADE
     ),
-    memoryview: lambda: Shape(
-        {"type": "string", "contentEncoding": "base64"},
-        "base64 text",
-        is_text,
-        lambda v, at: memoryview(_load_bytes(v, at)),
-        _dump_bytes,
-        texts=MADE,
-    ),
-    re.Pattern: lambda: Shape({"type": "string", "format": "regex"}, "regular expression", is_text,
-                              from_text(re.compile, "regular expression"), texts=MADE),
-    ipaddress.IPv4Address: lambda: Shape(
-        {"type": "string", "format": "ipv4"}, "IPv4 address", is_text,
-        from_text(ipaddress.IPv4Address, "IPv4 address"), order=4, texts=MADE,
-    ),
-    ipaddress.IPv6Address: lambda: Shape(
-        {"type": "string", "format": "ipv6"}, "IPv6 address", is_text,
-        from_text(ipaddress.IPv6Address, "IPv6 address"), order=4, texts=MADE,
-    ),
+    re.Pattern: _text("regular expression", re.compile, format="regex"),
+    ipaddress.IPv4Address: _text("IPv4 address", ipaddress.IPv4Address, format="ipv4"),
+    ipaddress.IPv6Address: _text("IPv6 address", ipaddress.IPv6Address, format="ipv6"),
 }
 
 JSON_TYPES: dict[type[Any], str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
@@ -339,27 +297,23 @@ def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None =
         table.setdefault((type(raw), raw), value)
     raws = [raw for _, raw in table]
 
-    def key(value: JSON) -> tuple[type[Any], JSON]:
+    def load(value: JSON) -> Any:
         kind = type(value)
-        if (kind, value) not in table:
+        if kind in JSON_TYPES:
+            if (kind, value) in table:
+                return table[kind, value]
             # 1 and 1.0 are one number in JSON, true is none.
+            other: Any = None
             if kind is float and value.is_integer():
-                return (int, sure(value))
-            if kind is int and -_EXACT < value < _EXACT:
-                return (float, float(value))
-        return (kind, value)
-
-    def fits(value: JSON) -> bool:
-        return type(value) in JSON_TYPES and key(value) in table
-
-    def load(value: JSON, at: str) -> Any:
-        if fits(value):
-            return table[key(value)]
+                other = int, sure(value)
+            elif kind is int and -_EXACT < value < _EXACT:
+                other = float, float(value)
+            if other in table:
+                return table[other]
         words = ", ".join(map(describe_short, raws[:20]))
-        doubt = type(value) is float and value.is_integer() and sure(value) is None
-        raise Mismatch(at, f"one of {words}" if len(raws) > 1 else words, describe(value), doubt=doubt)
+        raise Mismatch(f"one of {words}" if len(raws) > 1 else words, describe(value))
 
-    return Shape(_scalar_schema(raws), expected, fits, load, dump, order=4, texts=LISTED)
+    return Shape(_scalar_schema(raws), expected, load, dump, order=4, texts=LISTED)
 
 
 def carried(value: Any) -> bool:
@@ -370,31 +324,6 @@ def carried(value: Any) -> bool:
 def describe_short(value: JSON) -> str:
     """A value as messages list it: its JSON."""
     return encode(value).decode()
-
-
-def _moved(reference: JSON, prefix: str, rename: dict[str, str]) -> JSON:
-    if not isinstance(reference, str) or not reference.startswith(prefix):
-        return reference
-    name = reference[len(prefix):]
-    return "#/$defs/" + rename.get(name, name)
-
-
-def rewrite(schema: JSON, prefix: str, rename: dict[str, str]) -> JSON:
-    """schema with its references below prefix pointing into $defs, renamed."""
-    if isinstance(schema, dict):
-        made: Schema = {}
-        for key, value in schema.items():
-            if key == "$ref":
-                made[key] = _moved(value, prefix, rename)
-            elif key == "discriminator" and isinstance(value, dict) and isinstance(value.get("mapping"), dict):
-                mapping = {name: _moved(one, prefix, rename) for name, one in value["mapping"].items()}
-                made[key] = {**value, "mapping": mapping}
-            else:
-                made[key] = rewrite(value, prefix, rename)
-        return made
-    if isinstance(schema, list):
-        return [rewrite(value, prefix, rename) for value in schema]
-    return schema
 
 
 def plain(value: Any) -> Any:
@@ -408,13 +337,11 @@ def plain(value: Any) -> Any:
 def guard(load: Load, base: type[Any]) -> Load:
     """A class's own refusal in __init__ is about the arguments."""
 
-    def guarded(value: JSON, at: str) -> Any:
+    def guarded(value: JSON) -> Any:
         try:
-            return load(value, at)
-        except Mismatch:
-            raise
+            return load(value)
         except (ValueError, TypeError) as failure:
-            raise Mismatch(at, f"object {base.__name__}", describe(value), f"{base.__name__}: {failure}") from None
+            raise Mismatch(f"object {base.__name__}", describe(value), f"{base.__name__}: {failure}") from None
 
     return guarded
 
@@ -423,20 +350,7 @@ def dump_only(base: type[Any], dump: Dump | None) -> Dump | None:
     """dump for instances of base; what else a tool returns is encoded as it is."""
     if dump is None:
         return None
-    return lambda value, path: dump(value, path) if isinstance(value, base) else value
-
-
-def varargs(item: Shape) -> Load:
-    """The loader of further positional arguments, each of item's Shape."""
-
-    def load(value: JSON, at: str) -> Any:
-        if type(value) is not list:
-            raise Mismatch(at, "array", describe(value))
-        if item.load is None:
-            return value
-        return [item.load(one, f"{at}/{index}") for index, one in enumerate(value)]
-
-    return load
+    return lambda value: dump(value) if isinstance(value, base) else value
 
 
 def show_default(value: Any, shape: Shape, extra: Schema) -> bool:
@@ -446,29 +360,22 @@ def show_default(value: Any, shape: Shape, extra: Schema) -> bool:
         if isinstance(value, enum.Enum) and "enum" in shape.schema:
             value = value.value if value.value in shape.schema["enum"] else value.name
         elif shape.dump is not None:
-            value = shape.dump(value, "default")
+            value = shape.dump(value)
         shown = json.loads(encode(value))
-        taken = shape.fits(shown)
+        shape.load(shown)
+    except Mismatch:
+        return False
     except Exception:
         return True
-    if taken and len(str(shown)) <= 2000 and redaction.tree(shown) == shown:
+    if len(str(shown)) <= 2000 and redaction.tree(shown) == shown:
         extra["default"] = shown
-    return taken
+    return True
 
 
 def is_json(value: Any) -> bool:
-    """Whether a value can stand in a schema as it is."""
+    """Whether a value can stand in a schema."""
     try:
-        encode(value)
-    except NotSerializable:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
         return False
-    return _plain_tree(value)
-
-
-def _plain_tree(value: Any) -> bool:
-    kind = type(value)
-    if kind is dict:
-        return all(type(key) is str and _plain_tree(one) for key, one in value.items())
-    if kind is list or kind is tuple:
-        return all(map(_plain_tree, value))
-    return kind in JSON_TYPES
+    return True

@@ -24,7 +24,7 @@ import typing
 import uuid
 import warnings
 
-from . import schema
+from . import binding, schema
 from .docstring import parse as parse_docstring
 from .shapes import Unread
 from .values import encode
@@ -185,25 +185,13 @@ def _function(name: str, module: Module, node: Function) -> dict[str, JSON]:
     if node.decorator_list:
         text = ast.unparse(node.decorator_list[0])
         return _open(name, f"what @{text} makes of {node.name} cannot be read", ast.get_docstring(node) or "", kind)
-    made = schema.signature(_stub(module, node, kind))
-    return {
-        "name": name,
-        "description": made.description,
-        "input_schema": made.input_schema,
-        "output_schema": made.output_schema,
-        "kind": kind,
-        "positional": [p.name for p in made.parameters if p.kind in ("positional", "normal")],
-        "varargs": any(p.kind == "varargs" for p in made.parameters),
-        "warnings": made.warnings,
-    }
+    return schema.signature(_stub(module, node), kind).as_dict(name, kind)
 
 
 def _open(name: str, why: str, doc: str = "", kind: str = "sync") -> dict[str, JSON]:
     """The description of a tool of which no more than its name, and perhaps its documentation, is known."""
-    return {
-        "name": name, "description": parse_docstring(doc)[0], "input_schema": {"type": "object"}, "output_schema": None,
-        "kind": kind, "positional": [], "varargs": False, "warnings": [f"nothing is known of its arguments: {why}"],
-    }
+    warnings = [f"nothing is known of its arguments: {why}"]
+    return binding.Signature(parse_docstring(doc)[0], {"type": "object"}, None, [], None, warnings).as_dict(name, kind)
 
 
 def _kind(node: Function) -> str:
@@ -226,28 +214,11 @@ def _yields(nodes: Iterable[ast.AST]) -> bool:
 # Signatures.
 
 
-def _sync() -> None:
-    """In the place of a plain function."""
+def _template() -> None:
+    """Whose code stubs have: none."""
 
 
-def _generator() -> Any:
-    yield
-
-
-async def _async() -> None:
-    """In the place of a coroutine."""
-
-
-async def _async_generator() -> Any:
-    yield
-
-
-_TEMPLATES: dict[str, Any] = {
-    "sync": _sync, "generator": _generator, "async": _async, "async_generator": _async_generator,
-}
-
-
-def _stub(module: Module, node: Function, kind: str) -> Callable[..., Any]:
+def _stub(module: Module, node: Function) -> Callable[..., Any]:
     """A function of the same signature and documentation, and no code."""
     kinds, arguments = inspect.Parameter, node.args
     normal = [*arguments.posonlyargs, *arguments.args]
@@ -262,7 +233,7 @@ def _stub(module: Module, node: Function, kind: str) -> Callable[..., Any]:
     listed.append((arguments.kwarg, kinds.VAR_KEYWORD, None))
     parameters = [_parameter(module, one, kind, default) for one, kind, default in listed if one is not None]
     returns = inspect.Signature.empty if node.returns is None else _annotation(module, node.returns)
-    function: Any = types.FunctionType(_TEMPLATES[kind].__code__, {"__builtins__": {}}, node.name)
+    function: Any = types.FunctionType(_template.__code__, {"__builtins__": {}}, node.name)
     function.__doc__ = ast.get_docstring(node, clean=False)
     function.__signature__ = inspect.Signature(parameters, return_annotation=returns, __validate_parameters__=False)
     return typing.cast("Callable[..., Any]", function)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .shapes import KEEPS, KEPT, LISTED, MADE, MAKES, Shape, load_float, load_int
+from .shapes import FLOAT, KEEPS, KEPT, LISTED, MADE, MAKES, Shape
 from .values import Mismatch, describe
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..wire.frames import JSON
-    from .shapes import Dump, Load, Schema
+    from .shapes import Dump, Schema
 
 
 def either(shapes: list[Shape]) -> Shape:
@@ -25,49 +25,28 @@ def either(shapes: list[Shape]) -> Shape:
     schema: Schema = {} if {} in members else {"anyOf": members}
     expected = " or ".join(dict.fromkeys(shape.expected for shape in shapes))
     ordered = _ordered(shapes)
+    # A number keeps the type it came with where both are taken.
+    of_float = sorted(ordered, key=lambda shape: shape.order != FLOAT)
 
-    def fits(value: JSON) -> bool:
-        return any(shape.fits(value) for shape in ordered)
-
-    load: Load | None = None
-    if any(shape.load for shape in shapes):
-        # A number keeps the type it came with when both are allowed.
-        exact = {
-            type_: True
-            for type_, number in ((int, load_int), (float, load_float))
-            if any(shape.load is number for shape in shapes)
-        }
-
-        def load(value: JSON, at: str) -> Any:
-            if type(value) in exact:
-                return value
-            deepest: Mismatch | None = None
-            doubt = False
-            # Of what fits the first; of what does not, the words of the member that came furthest.
-            for sure in (True, False):
-                for shape in ordered:
-                    if shape.fits(value) is not sure or shape.load is None and not sure:
-                        continue
-                    if shape.load is None:
-                        return value
-                    try:
-                        return shape.load(value, at)
-                    except Mismatch as failure:
-                        doubt = doubt or failure.doubt
-                        if deepest is None or len(failure.pointer) > len(deepest.pointer):
-                            deepest = failure
-            if deepest is not None and deepest.pointer != at:
-                deepest.doubt = doubt
-                raise deepest
-            raise Mismatch(at, expected, describe(value), doubt=doubt)
+    def load(value: JSON) -> Any:
+        deepest: Mismatch | None = None  # the words of the member that came furthest
+        for shape in of_float if type(value) is float else ordered:
+            try:
+                return shape.load(value)
+            except Mismatch as failure:
+                if deepest is None or len(failure.pointer) > len(deepest.pointer):
+                    deepest = failure
+        if deepest is not None and deepest.pointer:
+            raise deepest
+        raise Mismatch(expected, describe(value))
 
     dump: Dump | None = None
-    if any(shape.dump for shape in shapes):
+    dumps = [shape.dump for shape in shapes if shape.dump is not None]
+    if dumps:
 
-        def dump(value: Any, path: str) -> Any:
-            for shape in shapes:
-                if shape.dump is not None:
-                    value = shape.dump(value, path)
+        def dump(value: Any) -> Any:
+            for one in dumps:
+                value = one(value)
             return value
 
     texts = 0
@@ -75,7 +54,8 @@ def either(shapes: list[Shape]) -> Shape:
         texts |= shape.texts
     if texts & KEPT:
         texts &= ~MADE
-    return Shape(schema, expected, fits, load, dump, order=min(shape.order for shape in shapes), texts=texts)
+    return Shape(schema, expected, load, dump, same=all(shape.same for shape in shapes),
+                 order=min(shape.order for shape in shapes), texts=texts)
 
 
 def _ordered(shapes: list[Shape]) -> list[Shape]:

@@ -28,17 +28,14 @@ _SHOWN = 80  # characters of a key in a path
 
 
 class Mismatch(Exception):
-    """An argument does not fit what the signature says."""
+    """An argument does not fit what the signature says. pointer is the JSON pointer of its place."""
 
-    def __init__(
-        self, pointer: str, expected: str, got: str, message: str | None = None, doubt: bool = False
-    ) -> None:
+    def __init__(self, expected: str, got: str, message: str | None = None, pointer: str = "") -> None:
         self.pointer = pointer
-        self.doubt = doubt  # whether the number that was sent, rather than its float, may fit after all
         self.expected = expected
         self.got = got
         self.message = message or f"expected {expected}, got {got}"
-        super().__init__(f"{pointer or '/'}: {self.message}")
+        super().__init__(self.message)
 
     def as_dict(self) -> dict[str, JSON]:
         """What details.errors of an error says of it."""
@@ -79,6 +76,15 @@ def describe(value: object) -> str:
 def pointer(parent: str, key: object) -> str:
     """The JSON pointer of a member of parent."""
     return f"{parent}/{str(key).replace('~', '~0').replace('/', '~1')}"
+
+
+def member(load: Callable[[JSON], Any], value: JSON, key: object) -> Any:
+    """load(value) of what stands at key of something: a Mismatch names the place there."""
+    try:
+        return load(value)
+    except Mismatch as failure:
+        failure.pointer = pointer("", key) + failure.pointer
+        raise
 
 
 # Results.

@@ -8,7 +8,6 @@ import sys
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
     from ..wire.frames import JSON
@@ -53,13 +52,6 @@ def adopt(environment: dict[str, JSON], paths: list[str]) -> None:
     if sys.path[: len(before)] != before:
         _check([path for path in sys.path if path not in before], loaded())
     _check_finders(finders)
-
-
-def encode_environ(environ: Mapping[bytes, bytes]) -> str:
-    """These variables as set_environ takes them."""
-    import base64
-
-    return base64.b64encode(b"\0".join(name + b"=" + value for name, value in environ.items())).decode()
 
 
 def set_environ(encoded: str) -> None:
@@ -141,7 +133,7 @@ def _importable(path: str, name: str, stem: str) -> bool:
         return False
 
 
-def rehearse() -> None:
+def warm_up() -> None:
     """Does what every start of an index does and leaves no trace, so that what is
     made at its first use is there."""
     import importlib
@@ -159,7 +151,7 @@ def rehearse() -> None:
         return {}
 
     binding.Tool("example", example, schema.kind_of(example), schema.signature(example))
-    levels.rehearse()
+    levels.warm_up()
     site.main()
     importlib.import_module("colorsys")  # small, and of no use to any of us
     del sys.modules["colorsys"]

@@ -120,7 +120,7 @@ def main() -> NoReturn:
 
 
 def _preload() -> None:
-    forking.tame()
+    forking.omit_fork_handlers()
     import faulthandler  # noqa: F401
     import importlib
     import inspect  # noqa: F401
@@ -144,7 +144,7 @@ def _preload() -> None:
     for name in [one for one in sys.modules if one == "sysconfig" or one.startswith("_sysconfigdata")]:
         del sys.modules[name]
     adopting.added = adopting.loaded() - usual
-    adopting.rehearse()
+    adopting.warm_up()
 
 
 def _copy(flags: int, number: int) -> int:

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from select import POLLIN, poll
 
 from ..confining import levels
 from ..state import orphans
+from . import root
 from .root import CONTROL, LIFELINE
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -33,21 +32,15 @@ def main(mode: str) -> NoReturn:
     request = _request()
     if request is None:
         os._exit(0)
-    wake_r, wake_w = os.pipe()
-    os.set_blocking(wake_w, False)
-    os.set_blocking(wake_r, False)
-    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    wake, _ = root.wake()
     trouble_r, trouble_w = os.pipe()  # closed by a successful exec
     child = os.fork()
     if child == 0:
         _become(request, mode, trouble_w)
     os.close(trouble_w)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)  # the pipes end when the program has closed them
+    root.silence()  # the pipes end when the program has closed them
     trouble = os.read(trouble_r, 400)  # by its end the child has its group, for signals
-    status = _until_end(child, wake_r)
+    status = root.until_end(child, wake, lambda: _asked(child))
     if mode == levels.REAPER:
         orphans.kill_all()
     if status is not None:
@@ -121,34 +114,12 @@ def _bound(request: _Request) -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (request.memory, request.memory))
 
 
-def _until_end(child: int, wake: int) -> int | None:
-    """The child's wait status; None when the agent is gone before."""
-    waiting = poll()
-    for fd in (LIFELINE, CONTROL, wake):
-        waiting.register(fd, POLLIN)
-    while True:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return None
-            if pid == 0:
-                break
-            if pid == child:
-                return status
-        for fd, _ in waiting.poll():
-            if fd == LIFELINE:
-                return None  # nobody ever writes there
-            if fd == wake:
-                os.read(wake, 4096)
-            elif os.read(CONTROL, 16)[:1] == _TERM:
-                try:
-                    os.killpg(child, signal.SIGTERM)
-                except ProcessLookupError:
-                    pass
-            else:
-                return None
-
-
-if __name__ == "__main__":
-    main(sys.argv[-1])
+def _asked(child: int) -> bool:
+    """Does what the agent has written; False when it is gone."""
+    if os.read(CONTROL, 16)[:1] != _TERM:
+        return False
+    try:
+        os.killpg(child, signal.SIGTERM)
+    except ProcessLookupError:
+        pass
+    return True

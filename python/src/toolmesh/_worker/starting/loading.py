@@ -44,7 +44,6 @@ def hidden(module: str, paths: Sequence[str]) -> tuple[str, str] | None:
 
 def load_tool(name: str, module: str, attribute: str) -> tuple[Tool | None, str, str]:
     """(Tool, "", "") or (None, reason, traceback)."""
-
     namespace = sys.modules[module]
     try:
         found = getattr(namespace, attribute)

@@ -11,6 +11,7 @@ from ..state import orphans
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import NoReturn
 
 CONTROL = 3  # socket to the agent
@@ -21,39 +22,49 @@ def main(child: int, mode: str) -> NoReturn:
     """Reaps until child ends or the agent is gone, and takes what is left along."""
     if mode == levels.REAPER:
         levels.become_subreaper()
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    wake_r, wake_w = os.pipe()
-    os.set_blocking(wake_w, False)
-    os.set_blocking(wake_r, False)
-    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    waiting = poll()
-    waiting.register(LIFELINE, POLLIN)
-    waiting.register(wake_r, POLLIN)
-    status = 0
-    alive = True
-    while alive:
-        while True:
-            try:
-                pid, found = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                alive = False
-                break
-            if pid == 0:
-                break
-            if pid == child:
-                status = found
-                alive = False
-        if not alive:
-            break
-        for fd, _ in waiting.poll():
-            if fd == LIFELINE:
-                alive = False  # nobody ever writes there: it is the end of the agent
-            else:
-                os.read(wake_r, 4096)
+    silence()
+    status = until_end(child, wake()[0]) or 0
     if mode == levels.REAPER:
         orphans.kill_all()
     code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     os._exit(code)
+
+
+def silence() -> None:
+    """Lets go of what was given as 0, 1 and 2."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+
+
+def wake() -> tuple[int, int]:
+    """A pipe of which the first end can be read once a child has ended."""
+    ends = os.pipe()
+    for fd in ends:
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return ends
+
+
+def until_end(child: int, wake: int, asked: Callable[[], bool] | None = None) -> int | None:
+    """Reaps until child ends: its wait status; None when the agent is gone before.
+    asked is called when the agent has written, and says whether to go on."""
+    waiting = poll()
+    for fd in (LIFELINE, wake) if asked is None else (LIFELINE, wake, CONTROL):
+        waiting.register(fd, POLLIN)
+    while True:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return None
+            if pid == 0:
+                break
+            if pid == child:
+                return status
+        for fd, _ in waiting.poll():
+            if fd == wake:
+                os.read(wake, 4096)
+            elif fd == LIFELINE or asked is None or not asked():
+                return None  # nobody ever writes to the lifeline: it is the end of the agent

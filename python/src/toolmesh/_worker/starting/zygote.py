@@ -18,23 +18,7 @@ from select import POLLIN, poll
 
 from ..confining import levels
 from ..state import forking, limits, orphans, snapshot
-from ..wire.frames import (
-    BECOME,
-    DESCRIBED,
-    EXITED,
-    FAILED,
-    FORK,
-    FORKED,
-    HANDLE,
-    HEADER,
-    HEADER_SIZE,
-    HELLO,
-    IMPORTING,
-    NUMBER,
-    NUMBERS,
-    SETUP,
-    VERSION,
-)
+from ..wire import frames
 from . import adopting, root
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -96,15 +80,15 @@ class Zygote:
 
     def run(self, sandbox: str) -> None:
         """Imports the tools and serves; the process ends when the agent closes the index."""
-        self._write(HELLO, 0, 0, NUMBER.pack(VERSION))
+        self._write(frames.HELLO, 0, 0, frames.NUMBER.pack(frames.VERSION))
         early = sandbox in (levels.NONE, levels.GUARD)  # they need no folder
         if early:
             self._confine(sandbox, "")
         self._prepare()
         if sandbox and not self._asked():
-            self._rehearse(sandbox if early else "")
+            self._warm_up(sandbox if early else "")
         kind, _, body = self._next()
-        if kind != SETUP:
+        if kind != frames.SETUP:
             raise RuntimeError(f"the agent began with frame type {kind} instead of a setup")
         import json
 
@@ -113,7 +97,6 @@ class Zygote:
         os.chdir(self._setup["cwd"])
         adopted = self._setup.pop("adopt", None)
         if adopted:
-
             adopting.set_environ(adopted["environ"])
         if not early:
             self._confine(self._setup["sandbox"], self._setup["folder"])
@@ -142,7 +125,7 @@ class Zygote:
 
     def _write(self, kind: int, flags: int, number: int, body: bytes, fd: int = -1) -> None:
         """Sends a frame, and a descriptor with it."""
-        data = HEADER.pack(len(body), kind, flags, 0, number) + body
+        data = frames.HEADER.pack(len(body), kind, flags, 0, number) + body
         if fd < 0:
             self._socket.sendall(data)
             return
@@ -154,11 +137,11 @@ class Zygote:
         """The agent's next request: type, worker's id, body. Its descriptors are in
         self._fds."""
         while True:
-            if len(self._buffer) >= HEADER_SIZE:
-                length, kind, _, _, number = HEADER.unpack_from(self._buffer)
-                if len(self._buffer) >= HEADER_SIZE + length:
-                    body = self._buffer[HEADER_SIZE : HEADER_SIZE + length]
-                    self._buffer = self._buffer[HEADER_SIZE + length :]
+            if len(self._buffer) >= frames.HEADER_SIZE:
+                length, kind, _, _, number = frames.HEADER.unpack_from(self._buffer)
+                if len(self._buffer) >= frames.HEADER_SIZE + length:
+                    body = self._buffer[frames.HEADER_SIZE : frames.HEADER_SIZE + length]
+                    self._buffer = self._buffer[frames.HEADER_SIZE + length :]
                     return kind, number, body
             data, ancillary, _, _ = self._socket.recvmsg(65536, *self._room)
             for level, what, packed in ancillary:
@@ -171,7 +154,7 @@ class Zygote:
 
     def _prepare(self) -> None:
         """What is the same for every index; before any code of one runs."""
-        forking.tame()
+        forking.omit_fork_handlers()
         import atexit
         import gc
         import importlib  # noqa: F401
@@ -201,7 +184,6 @@ class Zygote:
         atexit.unregister(logging.shutdown)
         self._handlers: list[Callable[[], object]] = logging._handlerList  # type: ignore[attr-defined]
         self._usual = [handler() for handler in self._handlers]
-        orphans.prepare()
 
     def _asked(self) -> bool:
         """Whether the agent has sent something."""
@@ -209,18 +191,17 @@ class Zygote:
         waiting.register(self._socket.fileno(), POLLIN)
         return bool(waiting.poll(0))
 
-    def _rehearse(self, sandbox: str) -> None:
+    def _warm_up(self, sandbox: str) -> None:
         """Uses the time until an index is known. A copy's pages are copied when they
         are first written, which is most of what a start costs: so this does what a
         start does, with nothing in it."""
         import gc
         import json
 
-
         setup = {"root": "/", "paths": ["/"], "tools": ["a.b"], "exclude": {}, "secrets": None, "adopt": {"argv": [""]}}
         json.loads(json.dumps(setup))
-        adopting.set_environ(adopting.encode_environ(os.environb))
-        adopting.rehearse()
+        adopting.set_environ("")
+        adopting.warm_up()
         if sandbox:
             levels.prepare(sandbox)
         forking.unsafe(self._socket.fileno())
@@ -256,7 +237,7 @@ class Zygote:
                 unavailable.append({"name": name, "reason": excluded[module]})
                 continue
             if module not in broken:
-                self._send(IMPORTING, {"module": module})
+                self._send(frames.IMPORTING, {"module": module})
                 broken[module] = loading.load_module(module) or loading.hidden(module, self._setup["paths"])
             failed = broken[module]
             if failed is not None:
@@ -269,17 +250,7 @@ class Zygote:
                 continue
             tool.slot = len(self._tools)
             self._tools.append(tool)
-            signature = tool.described
-            tools.append({
-                "name": name,
-                "description": signature.description,
-                "input_schema": signature.input_schema,
-                "output_schema": signature.output_schema,
-                "kind": tool.kind,
-                "positional": [p.name for p in signature.parameters if p.kind in ("positional", "normal")],
-                "varargs": any(p.kind == "varargs" for p in signature.parameters),
-                "warnings": signature.warnings,
-            })
+            tools.append(tool.described.as_dict(name, tool.kind))
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
@@ -290,15 +261,17 @@ class Zygote:
         self._plain.install()
         self._starts: dict[str, Any] = {"sync": self._plain.start}
         if any(tool.kind.startswith("async") for tool in self._tools):
+            import functools
+
             from ..calling import coroutines
 
-            self._starts["async"] = coroutines.prepare(self._tools)
+            self._starts["async"] = functools.partial(coroutines.start, self._tools)
         levels.prepare(self._setup["sandbox"])
         self._snapshot = snapshot.Snapshot()
         gc.collect()
         gc.freeze()
         gc.enable()
-        self._send(DESCRIBED, {
+        self._send(frames.DESCRIBED, {
             "tools": tools,
             "unavailable": unavailable,
             "python": sys.version.split()[0],
@@ -309,21 +282,16 @@ class Zygote:
             orphans.kept.update(orphans.children())  # what the imports have started is no call's
 
     def _serve(self) -> NoReturn:
-        wake_r, wake_w = os.pipe()
-        for fd in (wake_r, wake_w):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._wake = root.wake()
         waiting = poll()
         waiting.register(self._socket.fileno(), POLLIN)
-        waiting.register(wake_r, POLLIN)
-        self._wake = (wake_r, wake_w)
+        waiting.register(self._wake[0], POLLIN)
         requests: dict[bytes, dict[str, JSON]] = {}  # by their text: there are a few kinds of workers
         while True:
             self._reap()
             ready = [fd for fd, _ in waiting.poll()]
-            if wake_r in ready:
-                os.read(wake_r, 4096)
+            if self._wake[0] in ready:
+                os.read(self._wake[0], 4096)
                 self._reap()
             if self._socket.fileno() in ready:
                 kind, number, body = self._next()
@@ -331,9 +299,9 @@ class Zygote:
                 if request is None:
                     request = requests[body] = self._json.loads(body)
                 fds, self._fds = self._fds, []
-                if kind == FORK:
+                if kind == frames.FORK:
                     self._fork(number, request, fds)
-                elif kind == BECOME:
+                elif kind == frames.BECOME:
                     self._become(number, request, fds)
                 else:
                     raise RuntimeError(f"the agent sent frame type {kind}, which this zygote does not know")
@@ -358,7 +326,8 @@ class Zygote:
                         pass
                     orphans.kill(self._workers.keys() | orphans.kept)
                 signaled = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-                self._write(EXITED, 0, worker, NUMBERS.pack(-1 if signaled else os.WEXITSTATUS(status), signaled))
+                code = -1 if signaled else os.WEXITSTATUS(status)
+                self._write(frames.EXITED, 0, worker, frames.NUMBERS.pack(code, signaled))
 
     def _fork(self, worker: int, request: dict[str, JSON], fds: list[int]) -> None:
         try:
@@ -366,7 +335,7 @@ class Zygote:
         except OSError as failure:
             for fd in fds:
                 os.close(fd)
-            self._write(FORKED, FAILED, worker, str(failure).encode())
+            self._write(frames.FORKED, frames.FAILED, worker, str(failure).encode())
             return
         if pid == 0:
             orphans.begin()
@@ -383,7 +352,7 @@ class Zygote:
                 handle = os.pidfd_open(pid)
             except OSError:
                 pass
-        self._write(FORKED, HANDLE if handle >= 0 else 0, worker, NUMBER.pack(pid), handle)
+        self._write(frames.FORKED, frames.HANDLE if handle >= 0 else 0, worker, frames.NUMBER.pack(pid), handle)
         if handle >= 0:
             os.close(handle)
 

@@ -94,7 +94,7 @@ def _connection(ours: int) -> str:
 _forks = False  # fork is under way
 
 
-def tame() -> None:
+def omit_fork_handlers() -> None:
     """Imports threading and logging such that what they make anew in a forked
     process is left out of forks by fork: that is half of what one costs. To be
     called before anybody else has imported them; later it changes nothing."""

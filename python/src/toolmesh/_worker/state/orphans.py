@@ -15,20 +15,20 @@ from os import WNOHANG, waitpid
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Collection, Iterator
 
-SWIFT = 50e-6  # seconds in which no call can start a process, which takes several times as many
-SELDOM = 10e-3  # seconds after which it is looked for all the same: a thread may have
+SHORTEST = 50e-6  # seconds in which no call can start a process, which takes several times as many
+PERIOD = 10e-3  # seconds after which it is looked for all the same: a thread may have
 LONGEST = 3.0  # seconds that processes may go on multiplying while they are killed
 
 kept: set[int] = set()  # children that the index's import started: they are no call's
 
 
-class Unruly(Exception):
+class StillForking(Exception):
     """They fork faster than they are killed: only their whole namespace can go."""
 
 
-def _reap(_any: int = -1, _status: None = None, _options: int = WNOHANG) -> int:
+def _reap() -> int:
     """Reaps a child that has ended: its process id, 0 when none has, -1 without children."""
     try:
         return waitpid(-1, WNOHANG)[0]
@@ -36,30 +36,13 @@ def _reap(_any: int = -1, _status: None = None, _options: int = WNOHANG) -> int:
         return -1
 
 
-_reaps: Callable[[int, None, int], int] = _reap
-
-
-def prepare() -> None:
-    """Has the C library reap, which makes no exception of having no children: that
-    is the usual case, and in a worker that has just been forked a dear one."""
-    global _reaps
-    try:
-        import ctypes
-
-        function = ctypes.PyDLL(None).waitpid
-        function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
-        _reaps = function
-    except (ImportError, OSError, AttributeError):
-        pass
-
-
 def sweep() -> None:
     """Kills and reaps what the call that has just ended left behind. Without any
     child this is one system call."""
-    if (found := _reaps(-1, None, WNOHANG)) < 0:
+    if (found := _reap()) < 0:
         return
     while found > 0:
-        found = _reaps(-1, None, WNOHANG)
+        found = _reap()
     if found == 0:
         kill(kept)
     _forget_helpers()
@@ -87,14 +70,14 @@ def begin() -> None:
     """In a process that has just been forked: its parent's children are not its
     own. What handlers of forks have started is no call's."""
     kept.clear()
-    if _reaps(-1, None, WNOHANG) >= 0:
+    if _reap() >= 0:
         kept.update(children())
 
 
 def kill(known: Collection[int]) -> None:
     """Kills and reaps all that is below us, but for our children in known and
     what is below those. What we may not kill is left to the process above us. Raises
-    Unruly."""
+    StillForking."""
     end = time.monotonic() + LONGEST
     refused: set[int] = set()
     while True:
@@ -115,7 +98,7 @@ def kill(known: Collection[int]) -> None:
                 except ChildProcessError:
                     pass
         if time.monotonic() > end:
-            raise Unruly(f"{len(found)} processes are left after {LONGEST:g} s")
+            raise StillForking(f"{len(found)} processes are left after {LONGEST:g} s")
 
 
 def kill_all() -> None:
@@ -126,7 +109,7 @@ def kill_all() -> None:
         return
     try:
         kill(())
-    except Unruly:
+    except StillForking:
         pass
 
 

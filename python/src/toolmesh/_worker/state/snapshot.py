@@ -303,14 +303,8 @@ class Snapshot:
         strict = [one for one in now if one[0] == "error" and one not in self._filters]
         self._seen_filters = _with_additions(self._filters, [one for one in now if one not in strict])
         now[:] = self._seen_filters  # type: ignore[index]  # it is a list
-        mutated = getattr(warnings, "_filters_mutated", None) or getattr(warnings, "_filters_mutated_lock_held", None)
-        if mutated is not None:
-            lock = getattr(warnings, "_lock", None)
-            if mutated.__name__ == "_filters_mutated" or lock is None:
-                mutated()
-            else:
-                with lock:
-                    mutated()
+        with warnings.catch_warnings():
+            pass  # leaving it forgets what was decided by the filters that are gone
 
     def _mend_environ(self) -> None:
         global _assigned
