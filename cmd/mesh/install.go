@@ -195,16 +195,13 @@ func (l *link) putFolder(ctx context.Context, src index.Source, r *installReques
 	if _, err := bundle.Seek(0, 0); err != nil {
 		return false, toolmesh.Errorf(toolmesh.CodeInternal, "read the bundle back: %w", err)
 	}
-	had, err := l.bus.HasBundle(ctx, digest)
+	stored, err := l.bus.PutBundle(ctx, digest, bundle)
 	if err != nil {
-		return false, err
-	}
-	if err := l.bus.PutBundle(ctx, digest, bundle); err != nil {
 		return false, err
 	}
 	p.step("upload", "done", 0)
 	r.Source, r.Bundle, r.Rev = src.Location, digest, ""
-	return !had, nil
+	return stored, nil
 }
 
 // runInstall has an agent install what is asked for, and shows how it goes.

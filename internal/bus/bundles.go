@@ -4,10 +4,13 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"iter"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -16,61 +19,139 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// bundles binds the object store, and makes it if asked.
-func (b *Bus) bundles(ctx context.Context, copies int, create bool) (jetstream.ObjectStore, error) {
-	b.mu.Lock()
-	store := b.objects
-	b.mu.Unlock()
-	if store != nil && !create {
-		return store, nil
+// What an object store keeps, as the NATS clients agree on it (ADR-20): for each
+// object one message that describes it, and its parts under an id of their own.
+// The library's own calls overwrite and delete a description whatever it is by
+// now; whether a bundle may go has to be decided and done in one.
+const (
+	bundleStream = "OBJ_" + subjects.ObjectBundles
+	bundleMetas  = "$O." + subjects.ObjectBundles + ".M."
+	bundleParts  = "$O." + subjects.ObjectBundles + ".C."
+	bundleSum    = "SHA-256=" // before the digest of all parts, base64url
+)
+
+// StoredBundle is a bundle in the mesh.
+type StoredBundle struct {
+	Digest string
+	// Stored is when it was stored, or was to be stored again and was there, by
+	// the broker's clock.
+	Stored time.Time
+
+	info     jetstream.ObjectInfo
+	revision uint64 // of its description
+}
+
+func bundleSubject(digest string) string {
+	return bundleMetas + base64.URLEncoding.EncodeToString([]byte(digest))
+}
+
+// Bundles lists what is in the store. Any replica answers: the list may be a
+// moment old.
+func (b *Bus) Bundles(ctx context.Context) ([]StoredBundle, error) {
+	all, err := b.readBundles(ctx, bundleMetas+">")
+	return slices.DeleteFunc(all, func(s StoredBundle) bool { return s.info.Deleted }), err
+}
+
+// Bundle returns one bundle; [ErrNoKey] if it is not there. Where a replica does
+// not know of it the leader is asked: what was stored before is found.
+func (b *Bus) Bundle(ctx context.Context, digest string) (StoredBundle, error) {
+	if _, err := b.bundles(ctx); err != nil { // says at once that there is no store
+		return StoredBundle{}, err
 	}
-	err := b.retry(ctx, "object store "+subjects.ObjectBundles, func(ctx context.Context) error {
-		var err error
-		store, err = b.js.ObjectStore(ctx, subjects.ObjectBundles)
-		if !create || !errors.Is(err, jetstream.ErrBucketNotFound) {
-			return err
-		}
-		config := jetstream.ObjectStoreConfig{
-			Bucket: subjects.ObjectBundles, Description: "Bundles of indexes by digest", Replicas: max(copies, 1),
-		}
-		if copies == 0 && b.nc.ConnectedClusterName() != "" {
-			config.Replicas = mostCopies
-		}
-		store, err = b.js.CreateObjectStore(ctx, config)
-		if copies == 0 && isAPIError(err, errNoSuitablePeers, errNotClustered) {
-			config.Replicas = 1
-			store, err = b.js.CreateObjectStore(ctx, config)
-		}
-		if errors.Is(err, jetstream.ErrBucketExists) {
-			store, err = b.js.ObjectStore(ctx, subjects.ObjectBundles)
+	all, err := b.readBundles(ctx, bundleSubject(digest))
+	if err == nil && (len(all) == 0 || all[0].info.Deleted) {
+		all, err = b.askLeader(ctx, digest)
+	}
+	if err != nil {
+		return StoredBundle{}, err
+	}
+	if len(all) == 0 || all[0].info.Deleted {
+		return StoredBundle{}, fmt.Errorf("bundle %s: %w", digest, ErrNoKey)
+	}
+	return all[0], nil
+}
+
+// askLeader is readBundles for one bundle, from the store's leader.
+func (b *Bus) askLeader(ctx context.Context, digest string) (all []StoredBundle, err error) {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	err = b.retry(ctx, "read the bundles", func(ctx context.Context) error {
+		m, err := b.latest(ctx, bundleStream, bundleSubject(digest))
+		if m != nil {
+			all = appendBundle(nil, m)
 		}
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	b.mu.Lock()
-	b.objects = store
-	b.mu.Unlock()
-	return store, nil
+	return all, err
 }
 
-// PutBundle stores what r reads under its digest, any text without spaces. A
-// bundle that is there already counts as stored now, see [Bus.Bundles], and r is
-// not read. The caller vouches for the digest.
-func (b *Bus) PutBundle(ctx context.Context, digest string, r io.Reader) error {
+// readBundles reads descriptions, those of deleted bundles too. It waits for a
+// store that is about to have a leader.
+func (b *Bus) readBundles(ctx context.Context, subject string) ([]StoredBundle, error) {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	var all []StoredBundle
+	err := b.retry(ctx, "read the bundles", func(ctx context.Context) error {
+		all = nil
+		for m, err := range b.Read(ctx, Query{Stream: bundleStream, Subject: subject}) {
+			if err != nil {
+				return fmt.Errorf("read the bundles: %w", err)
+			}
+			all = appendBundle(all, m)
+		}
+		return nil
+	})
+	return all, err
+}
+
+// appendBundle appends what a message describes, unless it is nothing of ours.
+func appendBundle(all []StoredBundle, m *Stored) []StoredBundle {
+	s := StoredBundle{Stored: m.Time, revision: m.Seq}
+	if json.Unmarshal(m.Data, &s.info) != nil || s.info.NUID == "" || bundleSubject(s.info.Name) != m.Subject {
+		return all
+	}
+	s.Digest = s.info.Name
+	return append(all, s)
+}
+
+// bundles binds the object store, once.
+func (b *Bus) bundles(ctx context.Context) (store jetstream.ObjectStore, err error) {
+	b.mu.Lock()
+	store = b.objects
+	b.mu.Unlock()
+	if store != nil {
+		return store, nil
+	}
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	err = b.retry(ctx, "object store "+subjects.ObjectBundles, func(ctx context.Context) error {
+		store, err = b.js.ObjectStore(ctx, subjects.ObjectBundles)
+		return err
+	})
+	if err == nil {
+		b.mu.Lock()
+		b.objects = store
+		b.mu.Unlock()
+	}
+	return store, err
+}
+
+// PutBundle stores what r reads under its digest, any text without spaces, and
+// reports whether it was new. A bundle that is there already counts as stored now,
+// see [Bus.Bundles], and r is not read. The caller vouches for the digest.
+func (b *Bus) PutBundle(ctx context.Context, digest string, r io.Reader) (stored bool, err error) {
 	have, err := b.RenewBundle(ctx, digest)
 	if err != nil || have {
-		return err
+		return false, err
 	}
-	store, err := b.bundles(ctx, 0, false)
+	store, err := b.bundles(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if _, err := store.Put(ctx, jetstream.ObjectMeta{Name: digest}, r); err != nil {
-		return objectError("store bundle "+digest, err)
+		return false, apiError("store bundle "+digest, err)
 	}
-	return nil
+	return true, nil
 }
 
 // GetBundle reads a bundle; the caller closes it. Reading to the end verifies
@@ -82,95 +163,65 @@ func (b *Bus) GetBundle(ctx context.Context, digest string) (io.ReadCloser, erro
 	if err != nil {
 		return nil, err
 	}
-	next, stop := iter.Pull2(b.parts(ctx, s))
-	return &bundleReader{next: next, stop: stop}, nil
-}
-
-// bundleReader reads what a sequence of parts yields.
-type bundleReader struct {
-	next func() ([]byte, error, bool)
-	stop func()
-	rest []byte
-	err  error // what the sequence ended with
-}
-
-func (r *bundleReader) Read(p []byte) (int, error) {
-	for len(r.rest) == 0 {
-		if r.err != nil {
-			return 0, r.err
-		}
-		part, err, more := r.next()
-		if !more {
-			err = io.EOF
-		}
-		r.rest, r.err = part, err
-	}
-	n := copy(p, r.rest)
-	r.rest = r.rest[n:]
-	return n, nil
-}
-
-func (r *bundleReader) Close() error {
-	r.stop()
-	return nil
+	r, w := io.Pipe()
+	go func() { w.CloseWithError(b.copyBundle(ctx, s, w)) }() // ends when r has been read or is closed
+	return r, nil
 }
 
 // errIncomplete is what a replica that lags, or a store that has lost messages,
 // says by having nothing more.
 var errIncomplete = errors.New("the rest of it is not there")
 
-// parts reads what a bundle consists of, some at a time.
-func (b *Bus) parts(ctx context.Context, s StoredBundle) iter.Seq2[[]byte, error] {
+// copyBundle writes the parts of a bundle to w. It waits up to retryTimeout for
+// the next one.
+func (b *Bus) copyBundle(ctx context.Context, s StoredBundle, w io.Writer) error {
 	what := "get bundle " + s.Digest
-	return func(yield func([]byte, error) bool) {
-		sum := sha256.New()
-		q := Query{Stream: bundleStream, Subject: bundleParts + s.info.NUID, From: 1, MaxBytes: directBytes}
-		for left := int64(s.info.Chunks); left > 0; {
-			var got [][]byte
-			waiting, cancel := context.WithTimeout(ctx, retryTimeout)
-			err := b.retry(waiting, what, func(ctx context.Context) error {
-				for m, err := range b.Read(ctx, q) {
-					if err != nil {
-						if len(got) == 0 {
-							return err
-						}
+	sum := sha256.New()
+	out := io.MultiWriter(sum, w)
+	q := Query{Stream: bundleStream, Subject: bundleParts + s.info.NUID}
+	for left := s.info.Chunks; left > 0; {
+		waiting, cancel := context.WithTimeout(ctx, retryTimeout)
+		err := b.retry(waiting, what, func(ctx context.Context) error {
+			before := left
+			for m, err := range b.Read(ctx, q) {
+				if err != nil {
+					if left < before {
 						break // the next question begins behind what has come
 					}
-					got = append(got, m.Data)
-					q.From = m.Seq + 1
+					return err
 				}
-				if len(got) == 0 {
-					return errIncomplete
+				if _, err := out.Write(m.Data); err != nil {
+					return err
 				}
-				return nil
-			})
-			cancel()
-			if err != nil {
-				yield(nil, err)
-				return
+				q.From = m.Seq + 1
+				left--
 			}
-			for _, part := range got {
-				sum.Write(part)
-				if !yield(part, nil) {
-					return
-				}
+			if left == before {
+				return errIncomplete
 			}
-			left -= int64(len(got))
-		}
-		if got := bundleSum + base64.URLEncoding.EncodeToString(sum.Sum(nil)); got != s.info.Digest {
-			yield(nil, toolmesh.Errorf(toolmesh.CodeInternal, "%s: it is damaged: its digest is %s, stored was %s; install the index again", what, got, s.info.Digest).
-				WithOrigin(toolmesh.OriginMesh))
+			return nil
+		})
+		cancel()
+		if err != nil {
+			return err
 		}
 	}
+	if got := bundleSum + base64.URLEncoding.EncodeToString(sum.Sum(nil)); got != s.info.Digest {
+		return toolmesh.Errorf(toolmesh.CodeInternal, "%s: it is damaged: its digest is %s, stored was %s; install the index again", what, got, s.info.Digest).
+			WithOrigin(toolmesh.OriginMesh)
+	}
+	return nil
 }
 
-// HasBundle reports whether a bundle is there.
-func (b *Bus) HasBundle(ctx context.Context, digest string) (bool, error) {
-	_, err := b.Bundle(ctx, digest)
-	if errors.Is(err, ErrNoKey) {
-		return false, nil
-	}
-	return err == nil, err
+// changeAttempts bounds how often a change of a bundle may lose to others.
+const changeAttempts = 10
+
+// RenewBundle has a bundle count as stored now, and reports whether it is there.
+func (b *Bus) RenewBundle(ctx context.Context, digest string) (bool, error) {
+	return b.changeBundle(ctx, digest, func(ctx context.Context, s StoredBundle) error {
+		_, err := b.describe(ctx, s)
+		return err
+	})
 }
 
 // DeleteBundle removes a bundle; one that is not there is no error.
@@ -179,18 +230,121 @@ func (b *Bus) DeleteBundle(ctx context.Context, digest string) error {
 	return err
 }
 
-func objectError(what string, err error) error {
-	switch {
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("%s: %w", what, err)
-	case errors.Is(err, nats.ErrConnectionClosed):
-		return errClosed()
-	case notReady(err):
-		return apiError(what, err)
-	case errors.Is(err, jetstream.ErrAsyncPublishTimeout):
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s: the NATS server did not confirm it; its disk may be full: %w", what, err).
-			WithOrigin(toolmesh.OriginMesh)
-	default:
-		return toolmesh.Errorf(toolmesh.CodeInternal, "%s: %w", what, err).WithOrigin(toolmesh.OriginMesh)
+// changeBundle changes a bundle as it was read, and reads it again when others were
+// ahead. It reports whether the bundle is there.
+func (b *Bus) changeBundle(ctx context.Context, digest string, change func(context.Context, StoredBundle) error) (bool, error) {
+	for range changeAttempts {
+		s, err := b.Bundle(ctx, digest)
+		if errors.Is(err, ErrNoKey) {
+			return false, nil
+		}
+		if err == nil {
+			err = change(ctx, s)
+		}
+		if !errors.Is(err, ErrConflict) {
+			return err == nil, err
+		}
+		select {
+		case <-time.After(20 * time.Millisecond): // a replica may lag
+		case <-ctx.Done():
+			return false, fmt.Errorf("change bundle %s: %w", digest, ctx.Err())
+		}
 	}
+	return false, fmt.Errorf("change bundle %s: %w", digest, ErrConflict)
+}
+
+// DropBundle deletes a bundle as it was read. One that was renewed or deleted
+// since is [ErrConflict], and stays as it is.
+func (b *Bus) DropBundle(ctx context.Context, s StoredBundle) error {
+	s.info.Deleted = true
+	s.info.Size, s.info.Chunks, s.info.Digest = 0, 0, ""
+	var err error
+	if s.revision, err = b.describe(ctx, s); err != nil {
+		return err
+	}
+	return b.clear(ctx, s)
+}
+
+// clear removes what is left of a bundle that is marked as deleted: its parts,
+// and at last the mark, without which nobody would know of them.
+func (b *Bus) clear(ctx context.Context, s StoredBundle) error {
+	stream, err := b.js.Stream(ctx, bundleStream)
+	if err == nil {
+		err = stream.Purge(ctx, jetstream.WithPurgeSubject(bundleParts+s.info.NUID))
+	}
+	if err == nil {
+		err = stream.DeleteMsg(ctx, s.revision)
+	}
+	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
+		return apiError("delete bundle "+s.Digest, err)
+	}
+	return nil
+}
+
+// describe writes a bundle's description in place of the one that was read.
+func (b *Bus) describe(ctx context.Context, s StoredBundle) (revision uint64, err error) {
+	s.info.ModTime = time.Time{} // the broker's time of the message is what counts
+	data, err := json.Marshal(s.info)
+	if err != nil {
+		return 0, fmt.Errorf("describe bundle %s: %w", s.Digest, err)
+	}
+	m := nats.NewMsg(bundleSubject(s.Digest))
+	m.Data = data
+	m.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
+	ack, err := b.js.PublishMsg(ctx, m, jetstream.WithExpectStream(bundleStream), jetstream.WithExpectLastSequencePerSubject(s.revision))
+	switch {
+	case err == nil:
+		return ack.Sequence, nil
+	case isAPIError(err, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant):
+		return 0, fmt.Errorf("bundle %s: %w", s.Digest, ErrConflict)
+	default:
+		return 0, apiError("change bundle "+s.Digest, err)
+	}
+}
+
+// ClearBundles removes what was in the store when processes were killed, or was
+// replaced, if it is older than age: the parts of bundles that were being stored,
+// and of those that were being deleted.
+func (b *Bus) ClearBundles(ctx context.Context, age time.Duration) error {
+	stream, err := b.js.Stream(ctx, bundleStream)
+	if err != nil {
+		return apiError("read the bundles", err)
+	}
+	// The parts first: what has no description after that had none, or lost it.
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(bundleParts+">"))
+	if err != nil {
+		return apiError("read the bundles", err)
+	}
+	all, err := b.readBundles(ctx, bundleMetas+">")
+	if err != nil {
+		return err
+	}
+	now := b.Time()
+	old := func(at time.Time) bool { return now.Now.Sub(at) >= age+now.Bound }
+	known := make(map[string]bool, len(all))
+	for _, s := range all {
+		known[s.info.NUID] = true
+		if s.info.Deleted && old(s.Stored) {
+			if err := b.clear(ctx, s); err != nil {
+				return err
+			}
+		}
+	}
+	for subject := range info.State.Subjects {
+		if known[strings.TrimPrefix(subject, bundleParts)] {
+			continue
+		}
+		for m, err := range b.Read(ctx, Query{Stream: bundleStream, Last: []string{subject}}) {
+			if err != nil {
+				return fmt.Errorf("read the bundles: %w", err)
+			}
+			if !old(m.Time) {
+				continue // it is being stored
+			}
+			if err := stream.Purge(ctx, jetstream.WithPurgeSubject(subject)); err != nil {
+				return apiError("clear the bundles", err)
+			}
+		}
+	}
+	return nil
 }

@@ -43,7 +43,7 @@ type Bus struct {
 	state     State
 	made      time.Time // when the connection was
 	listeners map[*func(State)]struct{}
-	objects   jetstream.ObjectStore
+	objects   jetstream.ObjectStore // once it is known
 
 	status chan nats.Status
 	ctx    context.Context // ends with Close

@@ -35,21 +35,15 @@ type Query struct {
 	// Last asks for the last message of each of these subjects instead, which may
 	// have wildcards: at most 1,024 messages in all, more is an error.
 	Last []string
-	// From is the first sequence of interest. Defaults to 1.
+	// From is the first sequence of interest, with Subject. Defaults to 1.
 	From uint64
-	// UpTo is the last sequence of interest. Defaults to all.
+	// UpTo is the last sequence of interest, with Subject. Defaults to all.
 	UpTo uint64
-	// MaxMsgs ends the read after that many messages. Defaults to no limit.
-	MaxMsgs int
 	// First is how many messages the first question to the broker asks for; each
 	// further one asks for twice as many, up to 512. What is asked for comes, also
 	// to a reader that has stopped: one that may stop early begins with few.
 	// Defaults to 512.
 	First int
-	// MaxBytes ends the read with the message that reaches that many bytes of
-	// subject, headers and body, so that it is passed by at most one message.
-	// Defaults to no limit.
-	MaxBytes int
 }
 
 // Stored is one stored message.
@@ -87,58 +81,36 @@ type directRequest struct {
 	MultiLast []string `json:"multi_last,omitempty"`
 	Batch     int      `json:"batch,omitempty"`
 	MaxBytes  int      `json:"max_bytes,omitempty"`
-	UpToSeq   uint64   `json:"up_to_seq,omitempty"`
 }
 
 func (b *Bus) read(ctx context.Context, q Query, yield func(*Stored, error) bool) error {
-	if q.Stream == "" || (q.Subject == "") == (len(q.Last) == 0) {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "a query names a stream, and either a subject or the subjects whose last message it wants")
-	}
-	req := directRequest{Seq: max(q.From, 1), NextFor: q.Subject, MultiLast: q.Last}
+	req := directRequest{Seq: max(q.From, 1), NextFor: q.Subject}
 	if len(q.Last) > 0 {
-		req.UpToSeq = q.UpTo
-		if q.From <= 1 {
-			req.Seq = 0
-		}
+		req = directRequest{MultiLast: q.Last}
 	}
-	msgs, bytes, ahead := 0, 0, directBatch
+	ahead := directBatch
 	if q.First > 0 {
 		ahead = min(q.First, directBatch)
 	}
 	for ; ; ahead = min(2*ahead, directBatch) {
 		req.Batch, req.MaxBytes = ahead, max(directBytes/directBatch*ahead, leastBytes)
-		if q.MaxMsgs > 0 {
-			req.Batch = min(req.Batch, q.MaxMsgs-msgs)
-		}
-		if q.MaxBytes > 0 {
-			req.MaxBytes = min(req.MaxBytes, q.MaxBytes-bytes)
-		}
 		var last *Stored
 		stopped := false
-		err := b.readBatch(ctx, q.Stream, req, func(s *Stored) bool {
+		a, err := b.ask(q.Stream, req)
+		if err != nil {
+			return err
+		}
+		err = a.read(ctx, func(s *Stored) bool {
 			if q.UpTo > 0 && s.Seq > q.UpTo {
 				stopped = true
 				return false
 			}
 			last = s
-			msgs++
-			bytes += len(s.Subject) + headerSize(s.Header) + len(s.Data)
-			if !yield(s, nil) {
-				stopped = true
-			}
+			stopped = !yield(s, nil)
 			return !stopped
 		})
-		switch {
-		case err != nil:
-			if stopped {
-				return nil
-			}
+		if err != nil || stopped || last == nil || last.Pending == 0 || q.UpTo > 0 && last.Seq >= q.UpTo {
 			return err
-		case stopped, last == nil, last.Pending == 0,
-			q.UpTo > 0 && last.Seq >= q.UpTo,
-			q.MaxMsgs > 0 && msgs >= q.MaxMsgs,
-			q.MaxBytes > 0 && bytes >= q.MaxBytes:
-			return nil
 		}
 		req.Seq = last.Seq + 1
 	}
@@ -150,28 +122,7 @@ var directHeaders = []string{
 	jetstream.LastSequenceHeader, "Nats-Num-Pending",
 }
 
-// headerSize is about what the stored headers take.
-func headerSize(h nats.Header) int {
-	n := 0
-	for k, vs := range h {
-		for _, v := range vs {
-			n += len(k) + len(v) + 4
-		}
-	}
-	return n
-}
-
-// readBatch asks once and hands out what comes until the end of the batch.
-func (b *Bus) readBatch(ctx context.Context, stream string, req directRequest, next func(*Stored) bool) error {
-	a, err := b.ask(stream, req)
-	if err != nil {
-		return err
-	}
-	defer a.in.Close()
-	return a.read(ctx, next)
-}
-
-// asked is one question of a direct read. Close its inbox.
+// asked is one question of a direct read. Read it, or close its inbox.
 type asked struct {
 	stream string
 	in     *Inbox
@@ -205,6 +156,7 @@ func (b *Bus) ask(stream string, req directRequest) (*asked, error) {
 
 // read hands out the answer until its end, or until next returns false.
 func (a *asked) read(ctx context.Context, next func(*Stored) bool) error {
+	defer a.in.Close()
 	timeout := time.NewTimer(directTimeout)
 	defer timeout.Stop()
 	for {

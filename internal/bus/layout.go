@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -134,6 +135,23 @@ func (l Layout) bucket(bucket string) jetstream.StreamConfig {
 	return config
 }
 
+// objects is the stream of the object store, as nats.go makes it.
+func (l Layout) objects() jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name:              bundleStream,
+		Description:       "Bundles of indexes by digest",
+		Subjects:          []string{bundleParts + ">", bundleMetas + ">"},
+		Discard:           jetstream.DiscardNew,
+		MaxMsgs:           -1,
+		MaxMsgsPerSubject: -1,
+		MaxConsumers:      -1,
+		MaxMsgSize:        -1,
+		Replicas:          l.Copies,
+		AllowRollup:       true,
+		AllowDirect:       true,
+	}
+}
+
 // Ensure refuses foreign streams that cover the mesh's requests, then makes the
 // streams, buckets and object store that are missing, and holds those that are
 // there against the layout: what can be changed without losing anything is, the
@@ -149,34 +167,15 @@ func (b *Bus) Ensure(ctx context.Context, layout *Layout) error {
 	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	foreign, err := b.ForeignStreams(ctx)
-	if err != nil {
+	if err := b.refuseForeign(ctx); err != nil {
 		return err
 	}
-	if len(foreign) > 0 {
-		var texts []string
-		for _, f := range foreign {
-			texts = append(texts, fmt.Sprintf("%s (%s)", f.Name, strings.Join(f.Subjects, ", ")))
-		}
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest,
-			"streams that are not the mesh's store its requests, and their acknowledgements would pass for replies: %s; delete them or change their subjects",
-			strings.Join(texts, "; ")).WithOrigin(toolmesh.OriginMesh).WithDetail("streams", texts)
-	}
-	for _, want := range l.Streams() {
+	for _, want := range append(l.Streams(), l.objects()) {
 		if err := b.ensureStream(ctx, want, l); err != nil {
 			return err
 		}
 	}
-	_, err = b.bundles(ctx, l.Copies, true)
-	return err
-}
-
-// EnsureStream makes a stream or holds the one of its name against want, as
-// [Bus.Ensure] does. Replicas 0 leaves the copies to the broker's cluster.
-func (b *Bus) EnsureStream(ctx context.Context, want jetstream.StreamConfig) error {
-	ctx, cancel := bounded(ctx)
-	defer cancel()
-	return b.ensureStream(ctx, want, Layout{Copies: want.Replicas, ChunksStorage: want.Storage.String(), ChunksBytes: max(want.MaxBytes, 0)})
+	return nil
 }
 
 // EnsureBucket makes a bucket whose changes are republished, or holds the one of
@@ -195,37 +194,10 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, retryTimeout)
 }
 
-// ForeignStream is a stream that stores requests of the mesh and is not ours.
-type ForeignStream struct {
-	Name     string
-	Subjects []string
-}
-
-// ForeignStreams lists the streams of this account that cover subjects on which
-// the mesh answers. JetStream acknowledges what it stores to the reply subject,
-// so such a stream's acknowledgement races the reply, and hides that nobody
-// serves the subject.
-func (b *Bus) ForeignStreams(ctx context.Context) ([]ForeignStream, error) {
-	var found []ForeignStream
-	err := b.retry(ctx, "list the streams", func(ctx context.Context) error {
-		found = nil
-		list := b.js.ListStreams(ctx)
-		for info := range list.Info() {
-			if info.Config.Name == subjects.StreamChunks {
-				continue // held against the layout by itself
-			}
-			if len(CoveredRequests(info.Config.Subjects)) > 0 {
-				found = append(found, ForeignStream{Name: info.Config.Name, Subjects: info.Config.Subjects})
-			}
-		}
-		return list.Err()
-	})
-	return found, err
-}
-
-// CoveredRequests returns those of a stream's subjects on which the mesh answers
-// requests, so that no stream may store them.
-func CoveredRequests(stored []string) []string {
+// refuseForeign fails if streams of this account cover subjects on which the mesh
+// answers. JetStream acknowledges what it stores to the reply subject, so such a
+// stream's acknowledgement races the reply, and hides that nobody serves the subject.
+func (b *Bus) refuseForeign(ctx context.Context) error {
 	requests := []string{
 		subjects.AllTools, subjects.AllCtl, subjects.AllRegistry, subjects.AllReplay, subjects.AllAdmin,
 	}
@@ -237,13 +209,26 @@ func CoveredRequests(stored []string) []string {
 	if one, err := (subjects.Subject{Kind: subjects.KindBatch, Session: "session"}).Build(); err == nil {
 		requests = append(requests, one)
 	}
-	var covered []string
-	for _, s := range stored {
-		if slices.ContainsFunc(requests, func(r string) bool { return subjects.Overlap(s, r) }) {
-			covered = append(covered, s)
+	var foreign []string
+	err := b.retry(ctx, "list the streams", func(ctx context.Context) error {
+		foreign = nil
+		list := b.js.ListStreams(ctx)
+		for info := range list.Info() {
+			stored := info.Config.Subjects
+			if info.Config.Name != subjects.StreamChunks && slices.ContainsFunc(stored, func(s string) bool {
+				return slices.ContainsFunc(requests, func(r string) bool { return subjects.Overlap(s, r) })
+			}) {
+				foreign = append(foreign, fmt.Sprintf("%s (%s)", info.Config.Name, strings.Join(stored, ", ")))
+			}
 		}
+		return list.Err()
+	})
+	if err != nil || len(foreign) == 0 {
+		return err
 	}
-	return covered
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest,
+		"streams that are not the mesh's store its requests, and their acknowledgements would pass for replies: %s; delete them or change their subjects",
+		strings.Join(foreign, "; ")).WithOrigin(toolmesh.OriginMesh).WithDetail("streams", foreign)
 }
 
 func (b *Bus) ensureStream(ctx context.Context, want jetstream.StreamConfig, l Layout) error {
@@ -264,14 +249,14 @@ func (b *Bus) ensureStream(ctx context.Context, want jetstream.StreamConfig, l L
 			return err
 		}
 		have := stream.CachedInfo().Config
-		merged, changes, err := merge(have, want, l)
-		if err != nil || len(changes) == 0 {
+		merged, err := merge(have, want, l)
+		if err != nil || reflect.DeepEqual(merged, have) {
 			return err
 		}
 		if _, err := b.js.UpdateStream(ctx, merged); err != nil {
 			return err
 		}
-		b.log.Info("stream changed", slog.String("stream", want.Name), slog.Any("fields", changes))
+		b.log.Info("stream changed", slog.String("stream", want.Name))
 		return nil
 	})
 }
@@ -294,11 +279,11 @@ func (b *Bus) createStream(ctx context.Context, want jetstream.StreamConfig) err
 	return err
 }
 
-// merge returns have with what want asks for and the names of what changed. It
-// fails for what cannot change without losing data.
-func merge(have, want jetstream.StreamConfig, l Layout) (merged jetstream.StreamConfig, changes []string, err error) {
-	refuse := func(format string, args ...any) (jetstream.StreamConfig, []string, error) {
-		return have, nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "stream %s "+format, append([]any{want.Name}, args...)...).
+// merge returns have with what want asks for. It fails for what cannot change
+// without losing data.
+func merge(have, want jetstream.StreamConfig, l Layout) (jetstream.StreamConfig, error) {
+	refuse := func(format string, args ...any) (jetstream.StreamConfig, error) {
+		return have, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "stream %s "+format, append([]any{want.Name}, args...)...).
 			WithOrigin(toolmesh.OriginMesh)
 	}
 	switch {
@@ -315,36 +300,22 @@ func merge(have, want jetstream.StreamConfig, l Layout) (merged jetstream.Stream
 	case l.ChunksStorage != "" && want.Name == subjects.StreamChunks && have.Storage != want.Storage:
 		return refuse("is kept in %v, the settings ask for %v: delete it or change the setting", have.Storage, want.Storage)
 	}
-	merged = have
-	change := func(name string, differs bool, apply func()) {
-		if differs {
-			apply()
-			changes = append(changes, name)
-		}
+	merged := have
+	merged.RePublish, merged.AllowDirect, merged.AllowRollup = want.RePublish, want.AllowDirect, want.AllowRollup
+	merged.Discard, merged.DiscardNewPerSubject = want.Discard, false
+	merged.MaxMsgs, merged.MaxMsgsPerSubject, merged.MaxMsgSize = want.MaxMsgs, want.MaxMsgsPerSubject, want.MaxMsgSize
+	if merged.MaxAge = want.MaxAge; merged.MaxAge > 0 {
+		merged.Duplicates = min(merged.Duplicates, merged.MaxAge)
 	}
-	change("republish", have.RePublish == nil || *have.RePublish != *want.RePublish, func() { merged.RePublish = want.RePublish })
-	change("allow_direct", have.AllowDirect != want.AllowDirect, func() { merged.AllowDirect = want.AllowDirect })
-	change("allow_rollup_hdrs", have.AllowRollup != want.AllowRollup, func() { merged.AllowRollup = want.AllowRollup })
-	change("discard", have.Discard != want.Discard, func() {
-		merged.Discard, merged.DiscardNewPerSubject = want.Discard, false
-	})
-	change("max_age", have.MaxAge != want.MaxAge, func() {
-		merged.MaxAge = want.MaxAge
-		if merged.MaxAge > 0 {
-			merged.Duplicates = min(merged.Duplicates, merged.MaxAge)
-		}
-	})
-	change("max_msgs_per_subject", have.MaxMsgsPerSubject != want.MaxMsgsPerSubject, func() { merged.MaxMsgsPerSubject = want.MaxMsgsPerSubject })
-	change("max_msgs", have.MaxMsgs != want.MaxMsgs, func() { merged.MaxMsgs = want.MaxMsgs })
-	change("max_msg_size", have.MaxMsgSize != want.MaxMsgSize, func() { merged.MaxMsgSize = want.MaxMsgSize })
-	// Cannot be turned off again, so only missing is a difference.
-	change("allow_msg_ttl", want.AllowMsgTTL && !have.AllowMsgTTL, func() { merged.AllowMsgTTL = true })
-	change("subject_delete_marker_ttl", have.SubjectDeleteMarkerTTL != want.SubjectDeleteMarkerTTL, func() {
-		merged.SubjectDeleteMarkerTTL = want.SubjectDeleteMarkerTTL
-	})
-	change("max_bytes", (l.ChunksBytes > 0 || want.MaxBytes < 0) && have.MaxBytes != want.MaxBytes, func() { merged.MaxBytes = want.MaxBytes })
-	change("num_replicas", l.Copies > 0 && have.Replicas != l.Copies, func() { merged.Replicas = l.Copies })
-	return merged, changes, nil
+	merged.AllowMsgTTL = have.AllowMsgTTL || want.AllowMsgTTL // cannot be turned off again
+	merged.SubjectDeleteMarkerTTL = want.SubjectDeleteMarkerTTL
+	if want.Name == subjects.StreamChunks && l.ChunksBytes > 0 || want.MaxBytes < 0 {
+		merged.MaxBytes = want.MaxBytes
+	}
+	if l.Copies > 0 {
+		merged.Replicas = l.Copies
+	}
+	return merged, nil
 }
 
 // retry repeats do while JetStream has no leader or does not answer yet, until
@@ -411,6 +382,8 @@ func apiError(what string, err error) error {
 		hint = "enable JetStream for the account"
 	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, nats.ErrNoResponders):
 		hint = "JetStream does not answer: enable it on the broker (nats-server -js), or wait for its cluster"
+	case errors.Is(err, jetstream.ErrAsyncPublishTimeout):
+		hint = "the NATS server did not confirm it; its disk may be full"
 	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
 		return errClosed()
 	case isAPIError(err, errStorageExceeded, errMemoryExceeded, errMaxStreamsForAcc):

@@ -238,7 +238,7 @@ func (w *Writer) Flush(ctx context.Context) error {
 // identify looks whose first chunk is stored. Without an answer the next copy is
 // refused again, and it is looked for again.
 func (w *Writer) identify(ctx context.Context) {
-	for m, err := range w.bus.Read(ctx, bus.Query{Stream: subjects.StreamChunks, Subject: w.subject, MaxMsgs: 1}) {
+	for m, err := range w.bus.Read(ctx, bus.Query{Stream: subjects.StreamChunks, Subject: w.subject, First: 1}) {
 		if err != nil {
 			return
 		}

@@ -150,7 +150,7 @@ func (m *Manager) ensureBundle(ctx context.Context, digest, file string) error {
 		return installFailed("folder", "the bundle cannot be read back: %w", err)
 	}
 	defer f.Close() //nolint:errcheck // only read
-	if err := m.bus.PutBundle(ctx, digest, f); err != nil {
+	if _, err := m.bus.PutBundle(ctx, digest, f); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the bundle cannot be stored in the mesh: %w", err)
 	}
 	return nil

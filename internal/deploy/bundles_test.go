@@ -75,7 +75,7 @@ func TestABundleThatNobodyNeedsGoes(t *testing.T) {
 	url, _ := source(t, "idx")
 	n.mustInstall(t, deploy.Request{Source: url})
 	needed := n.record(t, "idx").Bundle
-	if err := n.bus.PutBundle(t.Context(), "left", strings.NewReader("behind")); err != nil {
+	if _, err := n.bus.PutBundle(t.Context(), "left", strings.NewReader("behind")); err != nil {
 		t.Fatal(err)
 	}
 	slow := start(t, s, "")

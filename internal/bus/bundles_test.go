@@ -26,11 +26,11 @@ func TestABundleGoesOnlyAsItWasRead(t *testing.T) {
 		if there, err := b.RenewBundle(ctx, "one"); err != nil || there {
 			t.Fatalf("renewing what is not there: %t %v", there, err)
 		}
-		if err := b.PutBundle(ctx, "one", strings.NewReader("bundle")); err != nil {
+		if _, err := b.PutBundle(ctx, "one", strings.NewReader("bundle")); err != nil {
 			t.Fatal(err)
 		}
 		first := look(t, b, "one")
-		if err := b.PutBundle(ctx, "one", failingReader{}); err != nil {
+		if _, err := b.PutBundle(ctx, "one", failingReader{}); err != nil {
 			t.Fatal(err)
 		}
 		if err := b.DropBundle(ctx, first); !errors.Is(err, bus.ErrConflict) {
@@ -48,7 +48,7 @@ func TestABundleGoesOnlyAsItWasRead(t *testing.T) {
 			t.Errorf("renewing what was dropped: %t %v", there, err)
 		}
 		meshtest.Until(t, "nothing is left of it", func() bool { return messages(t, b) == 0 })
-		if err := b.PutBundle(ctx, "one", strings.NewReader("bundle")); err != nil {
+		if _, err := b.PutBundle(ctx, "one", strings.NewReader("bundle")); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -81,12 +81,11 @@ func TestBundlesOfAStoreWithoutALeader(t *testing.T) {
 		at = 1
 	}
 	b := open(t, servers[1-at].Connect(t), nil)
-	if err := b.PutBundle(t.Context(), "one", strings.NewReader("bundle")); err != nil {
+	if _, err := b.PutBundle(t.Context(), "one", strings.NewReader("bundle")); err != nil {
 		t.Fatal(err)
 	}
 	for name, ask := range map[string]func() error{
 		"look":   func() error { _, err := b.Bundle(t.Context(), "one"); return err },
-		"has":    func() error { _, err := b.HasBundle(t.Context(), "one"); return err },
 		"get":    func() error { _ = get(t, b, "one"); return nil },
 		"renew":  func() error { _, err := b.RenewBundle(t.Context(), "one"); return err },
 		"delete": func() error { return b.DeleteBundle(t.Context(), "none") },
@@ -124,7 +123,7 @@ func TestABundleOfWhichPartsAreMissing(t *testing.T) {
 		gone uint64 // the part that is missing
 		want string // "" for the whole
 	}{{"the last", 3, ""}, {"all but the first", 2, ""}, {"another in its place", 3, "damaged"}} {
-		if err := b.PutBundle(t.Context(), c.name, strings.NewReader(body)); err != nil {
+		if _, err := b.PutBundle(t.Context(), c.name, strings.NewReader(body)); err != nil {
 			t.Fatal(err)
 		}
 		state := stream.CachedInfo().State.LastSeq
@@ -180,7 +179,7 @@ func TestClearedBundles(t *testing.T) {
 	ensure(t, b, nil)
 	ctx := t.Context()
 	for _, digest := range []string{"kept", "deleted", "half"} {
-		if err := b.PutBundle(ctx, digest, strings.NewReader(digest)); err != nil {
+		if _, err := b.PutBundle(ctx, digest, strings.NewReader(digest)); err != nil {
 			t.Fatal(err)
 		}
 	}
