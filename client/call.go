@@ -194,11 +194,14 @@ type pending struct {
 	inbox   *bus.Inbox
 	answers chan answer // capacity 2: an answer, or an acknowledgement and an end
 
-	node  atomic.Pointer[node] // where it runs, once that is known
-	sign  atomic.Int64         // when it was last heard of, unix ns; 0 = never
-	high  atomic.Int64         // Mesh-High of the last keepalive
-	sent  time.Time            // when the request was first sent, and
-	asked time.Time            // last; the call's goroutine only
+	node atomic.Pointer[node] // where it runs, once that is known
+	sign atomic.Int64         // when it was last heard of, unix ns; 0 = never
+	high atomic.Int64         // Mesh-High of the last keepalive
+
+	// The call's goroutine only.
+	sent  time.Time // when the request was first sent, and
+	asked time.Time // last
+	quiet bool      // at the last look nothing was heard, over a connection that is well
 }
 
 // answer is what came back: a message, or why none can come.
@@ -478,6 +481,7 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 		last = made // what the node said before went to the connection that is gone
 	}
 	if time.Since(last) < silence {
+		p.quiet = false
 		return nil
 	}
 	// Nothing is heard: is our own connection the silent one?
@@ -494,8 +498,13 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the connection to the mesh was lost while the call ran: %w", err).
 			WithOrigin(toolmesh.OriginCaller)
 	}
-	// The ping's answer came after everything that was on its way to us.
+	// The ping's answer came after everything that was on its way to us, which may
+	// still wait for the goroutines that look at it: so the next look decides.
 	if p.c.bus.ConnectedSince() != made || p.lastSign(asked).After(last) || len(p.answers) > 0 || n != nil && n.lastHeard().After(last) || p.node.Load() != n {
+		return nil
+	}
+	if !p.quiet {
+		p.quiet = true
 		return nil
 	}
 	return p.lost(n, "has been silent for "+silence.String())

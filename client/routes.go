@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -61,18 +62,10 @@ func (r *routes) init() {
 func (r *routes) alias(session subjects.SessionID, id subjects.ToolID) subjects.ToolID {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.aliases) == 0 {
-		return id
+	if a, ok := r.aliases[routeKey{session, id}]; ok && time.Since(a.found) <= aliasKeep {
+		return a.full
 	}
-	a, ok := r.aliases[routeKey{session, id}]
-	switch {
-	case !ok:
-		return id
-	case time.Since(a.found) > aliasKeep:
-		delete(r.aliases, routeKey{session, id})
-		return id
-	}
-	return a.full
+	return id
 }
 
 func (r *routes) setAlias(session subjects.SessionID, short, full subjects.ToolID) {
@@ -104,13 +97,7 @@ func (r *routes) forgetNode(gone subjects.NodeID) {
 }
 
 func (r *route) without(gone subjects.NodeID) {
-	kept := make([]*node, 0, len(r.nodes))
-	for _, n := range r.nodes {
-		if n.id != gone {
-			kept = append(kept, n)
-		}
-	}
-	r.nodes = kept
+	r.nodes = slices.DeleteFunc(r.nodes, func(n *node) bool { return n.id == gone })
 }
 
 // pick chooses a node for a call: the better of two random candidates. It
@@ -133,34 +120,21 @@ func (c *Client) pick(session subjects.SessionID, id subjects.ToolID) (n *node, 
 
 // better is the choice of two: the freer of two random nodes that are well.
 func better(nodes []*node) *node {
-	switch len(nodes) {
-	case 0:
-		return nil
-	case 1:
-		if nodes[0].usable() {
-			return nodes[0]
-		}
+	if len(nodes) == 0 {
 		return nil
 	}
 	i := rand.IntN(len(nodes))
-	j := rand.IntN(len(nodes) - 1)
-	if j >= i {
-		j++
-	}
-	a, b := nodes[i], nodes[j]
-	if a.usable() != b.usable() {
-		if a.usable() {
-			return a
+	best := nodes[i]
+	if len(nodes) > 1 {
+		other := nodes[(i+1+rand.IntN(len(nodes)-1))%len(nodes)]
+		if !best.usable() || other.usable() && other.load() < best.load() {
+			best = other
 		}
-		return b
 	}
-	if !a.usable() {
+	if !best.usable() {
 		return nil
 	}
-	if b.load() < a.load() {
-		return b
-	}
-	return a
+	return best
 }
 
 // learn begins to know a tool that was called through the queue group.
@@ -172,8 +146,10 @@ func (c *Client) learn(session subjects.SessionID, id subjects.ToolID) {
 	known := r.known[key]
 	now := time.Now()
 	if known == nil {
-		if len(r.known) >= maxRoutes && !r.makeRoom(now) {
-			return // the queue group does it
+		if len(r.known) >= maxRoutes {
+			if _, made := r.makeRoom(now); !made {
+				return // the queue group does it
+			}
 		}
 		known = &route{}
 		r.known[key] = known
@@ -185,19 +161,20 @@ func (c *Client) learn(session subjects.SessionID, id subjects.ToolID) {
 }
 
 // makeRoom forgets a route that is not used any more, if there is one among some
-// that chance picks: a loop over a map begins anywhere. r.mu is held.
-func (r *routes) makeRoom(now time.Time) bool {
-	tries := 0
+// that chance picks: a loop over a map begins anywhere. It returns how many it
+// looked at. r.mu is held.
+func (r *routes) makeRoom(now time.Time) (looked int, made bool) {
 	for k, old := range r.known {
+		looked++
 		if now.Sub(old.used) > routeKeep {
 			delete(r.known, k)
-			return true
+			return looked, true
 		}
-		if tries++; tries == roomTries {
+		if looked == roomTries {
 			break
 		}
 	}
-	return false
+	return looked, false
 }
 
 // refresh asks which nodes serve a tool, beside the calls; r.mu is held.
