@@ -3,7 +3,6 @@ package meshtest
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"net"
 	"strings"
@@ -38,11 +37,6 @@ func MaxPayload(bytes int) Option {
 // Config adds nats-server configuration text: accounts, users, permissions.
 func Config(text string) Option {
 	return func(s *settings) { s.config += text + "\n" }
-}
-
-// BrokerLog has the broker log to l.
-func BrokerLog(l *slog.Logger) Option {
-	return func(s *settings) { s.broker.Logger = l }
 }
 
 // MaxStore bounds the broker's files in bytes.
@@ -114,7 +108,7 @@ func (s *Server) start(ctx context.Context) error {
 		}
 		// The port may be taken for a moment by a connection that has it as its
 		// own end: it was free while the broker was down.
-		taken := s.options.Cluster != nil && strings.Contains(err.Error(), "address already in use")
+		taken := strings.Contains(err.Error(), "address already in use")
 		if s.options.Listen == "" && !taken {
 			return err
 		}

@@ -1,12 +1,12 @@
 package meshtest
 
 import (
+	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/sync/errgroup"
-
-	"github.com/toolmesh/toolmesh/internal/broker"
 )
 
 // Cluster starts n brokers that are one cluster, and returns when JetStream has
@@ -17,9 +17,9 @@ func Cluster(t testing.TB, n int, options ...Option) []*Server {
 	routes := freePorts(t, n)
 	servers := make([]*Server, n)
 	for i := range servers {
-		s := newServer(t, options)
+		s := newServer(t, append(options, Config(fmt.Sprintf("cluster { name: test, listen: %q, routes: [nats://%s] }",
+			routes[i], strings.Join(routes, ", nats://")))))
 		s.options.Name = "test-" + strconv.Itoa(i+1)
-		s.options.Cluster = &broker.Cluster{Name: "test", Listen: routes[i], Routes: routes}
 		servers[i] = s
 	}
 	var group errgroup.Group

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"math"
 	"net"
-	"net/url"
 	"strconv"
 	"sync"
 	"time"
@@ -38,35 +37,13 @@ type Options struct {
 	// [DefaultMaxMemory] and [DefaultMaxStore]: nats-server would take three
 	// quarters of the machine. A stream reserves its own bound of them whole.
 	MaxMemory, MaxStore int64
-	// PingInterval is how often clients are pinged; a client that misses two is
-	// cut off. Defaults to 10 s.
-	PingInterval time.Duration
-	// SyncAlways has JetStream call fsync before it acknowledges. Defaults to
-	// false: every two minutes, which is nats-server's own default.
-	SyncAlways bool
-	// Cluster makes the broker one of several. Defaults to none.
-	Cluster *Cluster
 	// Configure is called last with the server's options: accounts, users, TLS,
-	// leaf nodes. Defaults to nil.
+	// clusters, leaf nodes. Defaults to nil.
 	Configure func(options *server.Options) error
-	// AfterStart is called with the running server before Start returns, for
-	// what options cannot say: exports and imports of accounts. Defaults to nil.
-	AfterStart func(srv *server.Server) error
 	// Logger takes the server's log; nil discards it.
 	Logger *slog.Logger
 	// Debug also logs what the server says at its debug level. Defaults to false.
 	Debug bool
-}
-
-// Cluster names the other servers of a cluster.
-type Cluster struct {
-	// Name is the same on all servers. Required.
-	Name string
-	// Listen is the address for other servers, host:port. Required.
-	Listen string
-	// Routes are the addresses of all servers of the cluster, this one may be
-	// among them. JetStream counts them to know how many it waits for.
-	Routes []string
 }
 
 // Broker is one running nats-server. Its methods may be called concurrently.
@@ -106,12 +83,6 @@ func Start(ctx context.Context, o Options) (*Broker, error) {
 		b.Shutdown()
 		return nil, err
 	}
-	if o.AfterStart != nil {
-		if err := o.AfterStart(srv); err != nil {
-			b.Shutdown()
-			return nil, fmt.Errorf("set up the broker: %w", err)
-		}
-	}
 	return b, nil
 }
 
@@ -135,8 +106,7 @@ func (o Options) serverOptions() (*server.Options, error) {
 		StoreDir:               o.StoreDir,
 		JetStreamMaxMemory:     defaulted(o.MaxMemory, DefaultMaxMemory),
 		JetStreamMaxStore:      defaulted(o.MaxStore, DefaultMaxStore),
-		PingInterval:           defaulted(o.PingInterval, 10*time.Second),
-		SyncAlways:             o.SyncAlways,
+		PingInterval:           10 * time.Second,
 		DisableJetStreamBanner: true,
 		// The password hashing of other people's users is slow on small machines.
 		AuthTimeout: 5,
@@ -146,19 +116,6 @@ func (o Options) serverOptions() (*server.Options, error) {
 		return nil, fmt.Errorf("broker: Options.MaxPayload is %d: between 1 KiB and 64 MiB is possible", maxPayload)
 	}
 	opts.MaxPayload = int32(min(maxPayload, math.MaxInt32))
-	if c := o.Cluster; c != nil {
-		if opts.Cluster.Host, opts.Cluster.Port, err = splitAddress(c.Listen); err != nil {
-			return nil, fmt.Errorf("broker: Options.Cluster.Listen: %w", err)
-		}
-		if c.Name == "" {
-			return nil, errors.New("broker: Options.Cluster.Name is required")
-		}
-		opts.Cluster.Name = c.Name
-		opts.Cluster.ConnectBackoff = false
-		for _, r := range c.Routes {
-			opts.Routes = append(opts.Routes, &url.URL{Scheme: "nats", Host: r})
-		}
-	}
 	if o.Configure != nil {
 		if err := o.Configure(opts); err != nil {
 			return nil, fmt.Errorf("broker: Options.Configure: %w", err)
@@ -225,14 +182,6 @@ func (b *Broker) URL() string { return b.url }
 // InProcessConn connects without a socket; it makes a Broker what
 // nats.InProcessServer takes.
 func (b *Broker) InProcessConn() (net.Conn, error) { return b.srv.InProcessConn() }
-
-// MetaLeader reports whether this server leads the cluster's JetStream; a server
-// without a cluster leads its own.
-func (b *Broker) MetaLeader() bool { return b.srv.JetStreamIsLeader() }
-
-// Current reports whether JetStream on this server is caught up with its
-// cluster. Always true for a running server without a cluster.
-func (b *Broker) Current() bool { return b.srv.JetStreamIsCurrent() || !b.srv.JetStreamIsClustered() }
 
 // Server is the server itself, for tests and for what this package does not wrap.
 func (b *Broker) Server() *server.Server { return b.srv }

@@ -54,9 +54,6 @@ func TestStartServesJetStream(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if !b.Current() || !b.MetaLeader() {
-		t.Errorf("current %v, leader %v", b.Current(), b.MetaLeader())
-	}
 	var wg sync.WaitGroup
 	for range 3 {
 		wg.Go(b.Shutdown) // every call waits
@@ -95,10 +92,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		"no port":      {t.Context(), broker.Options{StoreDir: dir, Listen: "127.0.0.1"}, "Listen"},
 		"bad port":     {t.Context(), broker.Options{StoreDir: dir, Listen: "127.0.0.1:99999"}, "Listen"},
 		"tiny payload": {t.Context(), broker.Options{StoreDir: dir, MaxPayload: 10}, "MaxPayload"},
-		"no cluster":   {t.Context(), broker.Options{StoreDir: dir, Cluster: &broker.Cluster{Listen: "127.0.0.1:0"}}, "Cluster.Name"},
-		"bad route":    {t.Context(), broker.Options{StoreDir: dir, Cluster: &broker.Cluster{Name: "c", Listen: "x"}}, "Cluster.Listen"},
 		"configure":    {t.Context(), broker.Options{StoreDir: dir, Configure: func(*server.Options) error { return fail }}, "Configure"},
-		"after start":  {t.Context(), broker.Options{StoreDir: dir, AfterStart: func(*server.Server) error { return fail }}, "set up"},
 		"over":         {over, broker.Options{StoreDir: dir}, "canceled"},
 		"store":        {t.Context(), broker.Options{StoreDir: "/dev/null/x"}, "cannot start"},
 	} {
