@@ -78,7 +78,7 @@ func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts 
 			r := &reader{order: chunks.NewOrder(1), signal: make(chan struct{}, 1), yield: yield}
 			return r.run(ctx, c, t, &s, body)
 		})
-		if err != nil && !errors.Is(err, errStopped) && !errors.Is(err, errWhole) {
+		if err != nil && !errors.Is(err, errStopped) {
 			yield(Chunk{}, err)
 		}
 	}
@@ -318,7 +318,7 @@ func (r *reader) read(ctx context.Context, msg *nats.Msg) error {
 		case a := <-r.p.answers:
 			switch {
 			case a.err == nil:
-				if err := r.replied(ctx, codec.ParseReply(codec.Header(a.msg.Header), a.msg.Data)); err != nil {
+				if done, err := r.replied(ctx, codec.ParseReply(codec.Header(a.msg.Header), a.msg.Data)); done {
 					return err
 				}
 			case !r.begun():
@@ -373,33 +373,26 @@ func (r *reader) lastArrived() time.Time {
 
 // replied takes an answer on the reply subject: the acknowledgement, or an error
 // that ends the stream. After the acknowledgement that is one that could not be
-// stored; what was stored before it is yielded first.
-func (r *reader) replied(ctx context.Context, reply codec.Reply) error {
+// stored; what was stored before it is yielded first. done says that the stream
+// has ended, with err or well.
+func (r *reader) replied(ctx context.Context, reply codec.Reply) (done bool, err error) {
 	switch reply.Kind {
 	case codec.ReplyNoResponders:
-		return errNobody
+		return true, errNobody
 	case codec.ReplyError:
 		if r.acked {
 			if done, err := r.rest(ctx); done {
-				return orWhole(err)
+				return true, err
 			}
 		}
-		return reply.Err
+		return true, reply.Err
 	}
 	r.acked = true
 	r.p.heard(reply.Node, reply.Boot)
 	if !r.p.s.queue {
 		r.p.c.learn(r.p.s.session, r.p.id)
 	}
-	return nil
-}
-
-// orWhole makes an error of the good end of a stream.
-func orWhole(err error) error {
-	if err == nil {
-		return errWhole
-	}
-	return err
+	return false, nil
 }
 
 // checkNode ends the stream when its node is lost: with what the store still
@@ -466,9 +459,6 @@ func (r *reader) rest(ctx context.Context) (done bool, err error) {
 	}
 	return false, nil
 }
-
-// errWhole says that the whole stream has been read.
-var errWhole = toolmesh.Errorf(toolmesh.CodeInternal, "the stream has ended")
 
 // replay is one question for stored chunks that has no whole answer yet.
 type replay struct {

@@ -229,7 +229,7 @@ func (h *Host) shut(ctx context.Context) error {
 // closeSubscriptions ends what Start subscribed.
 func (h *Host) closeSubscriptions() {
 	if h.micro != nil {
-		_ = h.micro.Stop()
+		h.micro.Stop()
 		h.micro = nil
 	}
 	for _, sub := range h.shared {

@@ -26,7 +26,6 @@ type Proxy struct {
 	conns  map[net.Conn]struct{}
 	refuse bool
 	closed bool
-	delay  time.Duration
 	hold   chan struct{} // closed = bytes pass; open = a black hole
 	stall  bool          // hold holds only what goes to the broker
 }
@@ -79,18 +78,11 @@ func (p *Proxy) holdBack(stall bool) {
 	}
 }
 
-// Delay holds each piece back for d in both directions. 0 ends it.
-func (p *Proxy) Delay(d time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.delay = d
-}
-
 // Heal lets everything pass again, also what was held back, and takes new connections.
 func (p *Proxy) Heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.refuse, p.delay = false, 0
+	p.refuse = false
 	if !p.passing() {
 		close(p.hold)
 	}
@@ -193,13 +185,10 @@ func (p *Proxy) pass(to, from net.Conn, up bool) {
 	for {
 		n, err := from.Read(buffer)
 		p.mu.Lock()
-		hold, delay, held := p.hold, p.delay, up || !p.stall
+		hold, held := p.hold, up || !p.stall
 		p.mu.Unlock()
 		if held {
 			<-hold
-		}
-		if delay > 0 {
-			<-time.After(delay)
 		}
 		if n > 0 {
 			if _, werr := to.Write(buffer[:n]); werr != nil {

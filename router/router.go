@@ -265,7 +265,7 @@ func (r *Router) leave(ctx context.Context) error {
 		errs = append(errs, h.Stop(ctx))
 	}
 	if micro != nil {
-		_ = micro.Stop()
+		micro.Stop()
 	}
 	if responder != nil {
 		responder.Close()

@@ -36,14 +36,11 @@ const (
 	giveUpAfter = 30 * time.Second
 )
 
-// Headers and error numbers of JetStream.
+// Error numbers of JetStream that nats.go has no name for.
 const (
-	expectedLastSubjectSequence = "Nats-Expected-Last-Subject-Sequence"
-	msgID                       = "Nats-Msg-Id"
-	errWrongLastSequence        = 10071
-	errStoreFailed              = 10077 // with the cause as its text
-	errNoResources              = 10023
-	errDuplicateInProcess       = 10158
+	errStoreFailed        = 10077 // with the cause as its text
+	errNoResources        = 10023
+	errDuplicateInProcess = 10158
 	// storeHeaders is room for what the store adds when it republishes a chunk.
 	storeHeaders = 512
 )
@@ -151,8 +148,8 @@ func (w *Writer) Write(ctx context.Context, c codec.Chunk) error {
 		// Another execution under the same rpc_id is refused; by the id the writer
 		// knows its own when that was sent twice.
 		w.first = uuid.NewString()
-		header.Set(expectedLastSubjectSequence, "0")
-		header.Set(msgID, w.first)
+		header.Set(jetstream.ExpectedLastSubjSeqHeader, "0")
+		header.Set(jetstream.MsgIDHeader, w.first)
 		header.Set(codec.HeaderBoot, string(w.boot))
 	}
 	headers := headerSize(header) + storeHeaders
@@ -246,7 +243,7 @@ func (w *Writer) identify(ctx context.Context) {
 		defer w.mu.Unlock()
 		switch {
 		case w.closed || w.err != nil || w.base > 1 || len(w.window) == 0:
-		case m.Header.Get(msgID) == w.first:
+		case m.Header.Get(jetstream.MsgIDHeader) == w.first:
 			w.acknowledged(1)
 		default:
 			w.fail(w.taken())
@@ -392,10 +389,12 @@ func (w *Writer) refused(seq int64, data []byte) bool {
 	if json.Unmarshal(data, &ack) != nil || ack.Error == nil {
 		return false
 	}
+	conflict := ack.Error.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
+		ack.Error.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant // in a cluster, at the same time
 	switch {
-	case ack.Error.ErrorCode == errWrongLastSequence && seq == 1 && w.resent.IsZero():
+	case conflict && seq == 1 && w.resent.IsZero():
 		w.fail(w.taken())
-	case ack.Error.ErrorCode == errWrongLastSequence && seq == 1:
+	case conflict && seq == 1:
 		w.doubt = true
 		w.wake()
 	case ack.Error.ErrorCode == errStoreFailed, ack.Error.ErrorCode == errNoResources:
