@@ -228,8 +228,8 @@ func refusesTime(err error) bool {
 	return errors.Is(err, nats.ErrNoResponders) || toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied
 }
 
-// measure asks the broker its time, and wakes those who wait for an answer of any
-// kind but silence.
+// measure asks the broker its time. Any answer but silence ends the wait of
+// [Bus.FreshTime].
 func (b *Bus) measure() error {
 	c := &b.clock
 	asked := c.asked.Load()

@@ -114,14 +114,14 @@ func (b *Bus) latest(ctx context.Context, stream, subject string) (*Stored, erro
 
 // lastOf returns the last message of a key, also one that marks its end.
 func (b *Bus) lastOf(ctx context.Context, key Key) (e Entry, gone bool, err error) {
-	q := Query{Stream: subjects.KVStream(key.Bucket), Last: []string{subjects.KVSubject(key.Bucket, key.Name)}}
-	for s, err := range b.Read(ctx, q) {
-		if err != nil {
-			return Entry{}, false, fmt.Errorf("get %s: %w", key, err)
-		}
-		return Entry{Value: s.Data, Revision: s.Seq, Time: s.Time}, Gone(s.Header), nil
+	found, err := b.Find(ctx, subjects.KVStream(key.Bucket), Lookup{Subject: subjects.KVSubject(key.Bucket, key.Name)})
+	switch {
+	case err != nil:
+		return Entry{}, false, fmt.Errorf("get %s: %w", key, err)
+	case found[0] == nil:
+		return Entry{}, false, fmt.Errorf("%s: %w", key, ErrNoKey)
 	}
-	return Entry{}, false, fmt.Errorf("%s: %w", key, ErrNoKey)
+	return Entry{Value: found[0].Data, Revision: found[0].Seq, Time: found[0].Time}, Gone(found[0].Header), nil
 }
 
 // Put writes a key whatever it holds, and returns its revision. ttl above 0
