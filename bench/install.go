@@ -51,13 +51,15 @@ func (p *plan) measureInstall(ctx context.Context, stderr io.Writer, dir string,
 		light["t.py"] += fmt.Sprintf("weather%d = weather\n", i)
 	}
 	light["tools.toml"] = "[index]\ntools = [" + strings.Join(names, ", ") + "]\n"
-	for name, files := range map[string]map[string]string{"heavy": heavy, "light": light} {
-		if err := makeRepository(filepath.Join(dir, name), files); err != nil {
-			return err
-		}
+	source := filepath.Join(dir, "heavy")
+	if err := makeRepository(source, heavy); err != nil {
+		return err
+	}
+	if err := makeRepository(filepath.Join(dir, "light"), light); err != nil {
+		return err
 	}
 	// The agent's own uv is what both sides use, and its download counts for none.
-	if err := p.installOnce(ctx, stderr, filepath.Join(dir, "first"), filepath.Join(dir, "heavy"), nil); err != nil {
+	if _, err := p.installOnce(ctx, stderr, filepath.Join(dir, "first"), source); err != nil {
 		return err
 	}
 	if own, _ := filepath.Glob(filepath.Join(dir, "first", "agent", "executor", "uv-*", "bin")); len(own) > 0 {
@@ -72,62 +74,56 @@ func (p *plan) measureInstall(ctx context.Context, stderr io.Writer, dir string,
 	}
 	for round := range min(p.Rounds, installRounds) {
 		in := func(name string) string { return filepath.Join(dir, fmt.Sprintf("%s-%d", name, round)) }
-		ours := func() error {
-			if err := p.installOnce(ctx, stderr, in("cold"), filepath.Join(dir, "heavy"), func(took time.Duration) { note(installCold, took) }); err != nil {
-				return err
-			}
-			cache := filepath.Join("agent", "executor", "uv-cache")
-			if err := os.MkdirAll(filepath.Join(in("warm"), "agent", "executor"), 0o750); err != nil {
-				return err
-			}
-			if err := os.Rename(filepath.Join(in("cold"), cache), filepath.Join(in("warm"), cache)); err != nil {
-				return err
-			}
-			return p.installOnce(ctx, stderr, in("warm"), filepath.Join(dir, "heavy"), func(took time.Duration) { note(installWarm, took) })
-		}
-		uv := func() error {
-			for _, one := range []struct {
-				what string
-				args []string
-			}{{installCold, []string{"--compile-bytecode"}}, {installWarm, []string{"--compile-bytecode"}}, {installPlain, nil}} {
-				took, err := uvAlone(ctx, in("uv"), filepath.Join(dir, "heavy"), one.args)
-				if err != nil {
-					return err
+		turns := []struct {
+			what string
+			do   func() (time.Duration, error)
+		}{
+			{installCold, func() (time.Duration, error) { return p.installOnce(ctx, stderr, in("cold"), source) }},
+			{installWarm, func() (time.Duration, error) {
+				if err := moveCache(in("cold"), in("warm")); err != nil {
+					return 0, err
 				}
-				note("uv "+one.what, took)
-			}
-			return nil
+				return p.installOnce(ctx, stderr, in("warm"), source)
+			}},
+			{"uv " + installCold, func() (time.Duration, error) { return uvAlone(ctx, in("uv"), source, "--compile-bytecode") }},
+			{"uv " + installWarm, func() (time.Duration, error) { return uvAlone(ctx, in("uv"), source, "--compile-bytecode") }},
+			{"uv " + installPlain, func() (time.Duration, error) { return uvAlone(ctx, in("uv"), source) }},
 		}
-		turns := []func() error{ours, uv}
 		if round%2 == 1 {
-			slices.Reverse(turns)
+			turns = slices.Concat(turns[2:], turns[:2]) // neither side always goes first
 		}
 		for _, turn := range turns {
-			if err := turn(); err != nil {
+			took, err := turn.do()
+			if err != nil {
 				return err
 			}
+			note(turn.what, took)
 		}
 	}
 	return p.restarts(ctx, stderr, filepath.Join(dir, "again"), filepath.Join(dir, "light"), func(took time.Duration) { note(restart, took) })
 }
 
-func (p *plan) installOnce(ctx context.Context, stderr io.Writer, dir, source string, note func(time.Duration)) error {
+// moveCache has the next mesh begin with what the one before has downloaded.
+func moveCache(from, to string) error {
+	cache := filepath.Join("agent", "executor", "uv-cache")
+	if err := os.MkdirAll(filepath.Join(to, filepath.Dir(cache)), 0o750); err != nil {
+		return err
+	}
+	return os.Rename(filepath.Join(from, cache), filepath.Join(to, cache))
+}
+
+func (p *plan) installOnce(ctx context.Context, stderr io.Writer, dir, source string) (time.Duration, error) {
 	s, err := start(ctx, stderr, dir, "bench-install", "broker", "agent", "caller")
 	defer s.end()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	began := time.Now()
-	if _, err := s.caller.ask(request{Do: "install", Text: "file://" + source}); err != nil {
-		return err
-	}
-	if note != nil {
-		note(time.Since(began))
-	}
-	return nil
+	_, err = s.caller.ask(request{Do: "install", Text: "file://" + source})
+	return time.Since(began), err
 }
 
-func uvAlone(ctx context.Context, dir, source string, args []string) (time.Duration, error) {
+func uvAlone(ctx context.Context, dir, source string, args ...string) (time.Duration, error) {
 	venv := filepath.Join(dir, "venv")
 	if err := os.RemoveAll(venv); err != nil {
 		return 0, err

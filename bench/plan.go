@@ -226,34 +226,35 @@ func (p *plan) countMessages(s *stage, r *result) error {
 	for _, side := range []string{sideGo, sidePython} {
 		var batches [][]float64
 		for range countBatches {
-			callerBefore, brokerBefore, err := s.counters()
+			before, err := s.counters()
 			if err != nil {
 				return err
 			}
 			if _, err := s.caller.ask(request{Do: "unary", Side: side, N: calls}); err != nil {
 				return err
 			}
-			callerAfter, brokerAfter, err := s.counters()
+			after, err := s.counters()
 			if err != nil {
 				return err
 			}
-			per := func(after, before uint64) float64 { return float64(after-before) / float64(calls) }
-			batches = append(batches, []float64{
-				per(callerAfter.Out, callerBefore.Out), per(callerAfter.In, callerBefore.In),
-				per(brokerAfter.In, brokerBefore.In), per(brokerAfter.Inbox, brokerBefore.Inbox), per(brokerAfter.API, brokerBefore.API),
-			})
+			for i := range after {
+				after[i] = (after[i] - before[i]) / float64(calls)
+			}
+			batches = append(batches, after)
 		}
 		r.counted(side, batches)
 	}
 	return nil
 }
 
-func (s *stage) counters() (caller, broker answer, err error) {
-	if caller, err = s.caller.ask(request{Do: "counters"}); err != nil {
-		return
+// counters are the values of [result.counted] so far.
+func (s *stage) counters() ([]float64, error) {
+	caller, err := s.caller.ask(request{Do: "counters"})
+	if err != nil {
+		return nil, err
 	}
-	broker, err = s.broker.ask(request{Do: "counters"})
-	return
+	broker, err := s.broker.ask(request{Do: "counters"})
+	return []float64{float64(caller.Out), float64(caller.In), float64(broker.In), float64(broker.Inbox), float64(broker.API)}, err
 }
 
 // weigh starts a second agent, which serves what is installed, and reads how
@@ -268,7 +269,7 @@ func (p *plan) weigh(ctx context.Context, stderr io.Writer, s *stage, r *result)
 		return err
 	}
 	select {
-	case <-time.After(2 * time.Second): // what the start needed is over
+	case <-time.After(2 * time.Second): // the work of the start has ended
 	case <-ctx.Done():
 		return ctx.Err()
 	}

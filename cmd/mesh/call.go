@@ -31,53 +31,45 @@ const argumentForms = `Arguments are given by name:
   @file  or  -           the same from a file or from stdin`
 
 func (a *app) callCommand() *cobra.Command {
-	var f callFlags
-	cmd := &cobra.Command{
-		Use:   "call TOOL [JSON|-|@file] [name=value|name:=json]…",
-		Short: "Call a tool and print its result",
-		Long:  "Call a tool and print its result as JSON. Ctrl-C cancels the call.\n\n" + argumentForms,
-		Example: `  mesh call weather.forecast.today city=Oslo
+	cmd, f := a.calling("call", "Call a tool and print its result", "Call a tool and print its result as JSON. Ctrl-C cancels the call.")
+	cmd.Example = `  mesh call weather.forecast.today city=Oslo
   mesh call weather.forecast.daily '{"city":"Lima","days":2}' --timeout 2s
-  echo '{"text":"one two"}' | mesh call --stream lab.streams.words -`,
-		Args: takes(1, -1, "a tool"),
-		RunE: runE(func(ctx context.Context, args []string) error { return a.call(ctx, args, f) }),
-	}
+  echo '{"text":"one two"}' | mesh call --stream lab.streams.words -`
 	cmd.Flags().BoolVar(&f.stream, "stream", false, "print items as they come, as mesh stream does")
-	cmd.Flags().Bool("lines", false, "")
-	_ = cmd.Flags().MarkHidden("lines")
-	f.bind(cmd)
 	return cmd
 }
 
 func (a *app) streamCommand() *cobra.Command {
-	var f callFlags
-	cmd := &cobra.Command{
-		Use:   "stream TOOL [JSON|-|@file] [name=value|name:=json]…",
-		Short: "Call a tool and print its items as they come",
-		Long:  "Call a tool and print each item that it yields, a line of JSON each, as it comes.\nCtrl-C cancels the call.\n\n" + argumentForms,
-		Args:  takes(1, -1, "a tool"),
-		RunE: runE(func(ctx context.Context, args []string) error {
-			f.stream = true
-			return a.call(ctx, args, f)
-		}),
-	}
-	f.bind(cmd)
+	cmd, f := a.calling("stream", "Call a tool and print its items as they come",
+		"Call a tool and print each item that it yields, a line of JSON each, as it comes.\nCtrl-C cancels the call.")
+	f.stream = true
 	return cmd
 }
 
-func (f *callFlags) bind(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "the call's total time (default what the tool declares, else 30s; none for a stream)")
-	cmd.Flags().StringVar(&f.rpcID, "rpc-id", "", "name the call: the same id again is the same call (default a new one)")
-	cmd.Flags().SortFlags = false
-	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
-		if cmd.Flags().Changed("timeout") && f.timeout < time.Millisecond {
-			return usage(cmd, "--timeout is %v: it is at least 1ms", f.timeout)
-		}
-		if cmd.Flags().Changed("lines") {
-			return usage(cmd, "--lines is not there yet: call once per line")
-		}
-		return nil
+// calling is a command that calls a tool.
+func (a *app) calling(verb, short, long string) (*cobra.Command, *callFlags) {
+	f := new(callFlags)
+	cmd := &cobra.Command{
+		Use: verb + " TOOL [JSON|-|@file] [name=value|name:=json]…", Short: short, Long: long + "\n\n" + argumentForms,
+		Args: takes(1, -1, "a tool"),
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("timeout") && f.timeout < time.Millisecond {
+				return usage(cmd, "--timeout is %v: it is at least 1ms", f.timeout)
+			}
+			if cmd.Flags().Changed("lines") {
+				return usage(cmd, "--lines is not there yet: call once per line")
+			}
+			return nil
+		},
+		RunE: runE(func(ctx context.Context, args []string) error { return a.call(ctx, args, *f) }),
 	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.DurationVar(&f.timeout, "timeout", 0, "the call's total time (default what the tool declares, else 30s; none for a stream)")
+	flags.StringVar(&f.rpcID, "rpc-id", "", "name the call: the same id again is the same call (default a new one)")
+	flags.Bool("lines", false, "")
+	_ = flags.MarkHidden("lines")
+	return cmd, f
 }
 
 func (a *app) call(ctx context.Context, args []string, f callFlags) error {

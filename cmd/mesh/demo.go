@@ -51,28 +51,21 @@ type demo struct {
 	started time.Time
 }
 
-func (a *app) demo(ctx context.Context, keep bool) (err error) {
+func (a *app) demo(ctx context.Context, keep bool) error {
 	dir, err := os.MkdirTemp("", "mesh-demo-")
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInternal, "no folder for the demo: %w", err)
 	}
 	d := &demo{a: a, dir: dir, data: filepath.Join(dir, "data"), env: ownEnvironment(a.env), started: time.Now()}
-	left := false
-	defer func() {
-		if !left {
-			err = errors.Join(err, d.cleanUp())
-		}
-	}()
-	if err := d.play(ctx, keep); err != nil {
-		return err
-	}
-	if keep {
-		left = true
+	err = d.play(ctx, keep)
+	if err == nil && keep {
 		d.leave()
 		return nil
 	}
-	d.say("\nThat was it. The mesh stops and its files go.")
-	return nil
+	if err == nil {
+		d.say("\nThat was it. The mesh stops and its files go.")
+	}
+	return errors.Join(err, d.cleanUp())
 }
 
 // ownEnvironment leaves out what the person set for meshes of their own.
@@ -318,18 +311,15 @@ func (d *demo) leave() {
 }
 
 // cleanUp stops the mesh and removes every file of the demo.
-func (d *demo) cleanUp() error {
-	var errs []error
+func (d *demo) cleanUp() (err error) {
 	if d.mesh != nil {
-		errs = append(errs, d.mesh.stop())
+		err = d.mesh.stop()
 	}
-	if err := os.RemoveAll(d.dir); err != nil {
-		errs = append(errs, err)
-	}
-	if d.mesh != nil && errors.Join(errs...) == nil {
+	err = errors.Join(err, os.RemoveAll(d.dir))
+	if d.mesh != nil && err == nil {
 		d.say(fmt.Sprintf("\nClean again after %.1f s.", time.Since(d.started).Seconds()))
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // The story's own typography: acts, commands, what they print.

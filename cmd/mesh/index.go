@@ -73,10 +73,7 @@ func (l *link) indexesOf(view *registry.View) []installed {
 		}
 		i := installed{
 			Name: r.Name, Source: r.Source, Revision: r.Revision, Session: r.Session, InstalledAt: r.InstalledAt,
-			Env: r.Env, Nodes: []subjects.NodeID{}, Tools: []listedTool{},
-		}
-		if i.Env == nil {
-			i.Env = []string{}
+			Env: append([]string{}, r.Env...), Nodes: []subjects.NodeID{}, Tools: []listedTool{},
 		}
 		for _, t := range tools {
 			if t.Index != r.Name {

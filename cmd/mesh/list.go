@@ -23,12 +23,9 @@ func (a *app) lsCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				kept := make([]client.Listed, 0, len(tools))
-				for _, t := range tools {
-					if len(args) == 0 || string(t.Index) == args[0] {
-						kept = append(kept, t)
-					}
-				}
+				kept := slices.DeleteFunc(append([]client.Listed{}, tools...), func(t client.Listed) bool {
+					return len(args) > 0 && string(t.Index) != args[0]
+				})
 				var unserved []subjects.IndexName
 				if len(kept) == 0 {
 					known := a.known(ctx, l, tools)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -154,18 +155,11 @@ func nodesOf(view *registry.View) []node {
 	nodes := make([]node, 0, 4)
 	for _, s := range view.Nodes() {
 		n := node{
-			ID: s.Node, Boot: s.Boot, Version: s.Version, State: string(s.State), Labels: s.Labels, Slots: s.Slots,
-			InFlight: s.InFlight, Indexes: s.Indexes, Sandbox: s.Sandbox, Reasons: s.Reasons, memory: s.Memory,
+			ID: s.Node, Boot: s.Boot, Version: s.Version, State: string(s.State), Labels: map[string]string{}, Slots: s.Slots,
+			InFlight: s.InFlight, Sandbox: s.Sandbox, memory: s.Memory,
+			Indexes: append([]subjects.IndexName{}, s.Indexes...), Reasons: append([]string{}, s.Reasons...),
 		}
-		if n.Labels == nil {
-			n.Labels = map[string]string{}
-		}
-		if n.Indexes == nil {
-			n.Indexes = []subjects.IndexName{}
-		}
-		if n.Reasons == nil {
-			n.Reasons = []string{}
-		}
+		maps.Copy(n.Labels, s.Labels)
 		nodes = append(nodes, n)
 	}
 	return nodes

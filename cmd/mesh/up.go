@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -199,8 +200,8 @@ func roomFor(s settings.Store, reserved int64) (memory, store int64) {
 // leaves to the end of the process.
 func (m *machine) stop(ctx context.Context) error {
 	var errs []error
-	for i := len(m.ends) - 1; i >= 0; i-- {
-		errs = append(errs, m.ends[i](ctx))
+	for _, end := range slices.Backward(m.ends) {
+		errs = append(errs, end(ctx))
 	}
 	return errors.Join(errs...)
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -139,10 +140,7 @@ func (m *Manager) Stop(ctx context.Context) error {
 	m.end()
 	m.wg.Wait()
 	m.mu.Lock()
-	all := make([]*entry, 0, len(m.entries))
-	for _, e := range m.entries {
-		all = append(all, e)
-	}
+	all := slices.Collect(maps.Values(m.entries))
 	m.mu.Unlock()
 	var errs []error
 	for _, e := range all {
@@ -227,16 +225,11 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 		})
 	}
 	m.mu.Lock()
-	gone := make(map[key]*entry)
-	for k, e := range m.entries {
-		if _, ok := wanted[k]; !ok {
-			gone[k] = e
-		}
-	}
+	all := maps.Clone(m.entries)
 	m.mu.Unlock()
-	for k, e := range gone {
-		if !e.mu.TryLock() {
-			continue // it is being installed
+	for k, e := range all {
+		if _, ok := wanted[k]; ok || !e.mu.TryLock() {
+			continue // it stays, or is being installed
 		}
 		if e.instance == nil && !e.failed {
 			e.mu.Unlock()

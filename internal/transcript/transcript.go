@@ -3,8 +3,6 @@ package transcript
 import (
 	"bytes"
 	"fmt"
-	"io/fs"
-	"path"
 	"slices"
 	"strings"
 
@@ -49,31 +47,8 @@ type Transcript struct {
 	Steps []Step
 }
 
-// Load reads every transcript in dir, in the order of their names.
-// Placeholders such as $NODE are replaced by values, whose keys are without the
-// dollar; others stay as they are.
-func Load(dir fs.FS, values map[string]string) ([]*Transcript, error) {
-	names, err := fs.Glob(dir, "*.txtar")
-	if err != nil {
-		return nil, err
-	}
-	slices.Sort(names)
-	var all []*Transcript
-	for _, name := range names {
-		data, err := fs.ReadFile(dir, name)
-		if err != nil {
-			return nil, err
-		}
-		c, err := Parse(strings.TrimSuffix(path.Base(name), ".txtar"), data, values)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, c)
-	}
-	return all, nil
-}
-
-// Parse reads one transcript; see [Load] for values.
+// Parse reads one transcript. Placeholders such as $NODE are replaced by values,
+// whose keys are without the dollar; others stay as they are.
 func Parse(name string, data []byte, values map[string]string) (*Transcript, error) {
 	var pairs []string
 	for key, value := range values {

@@ -3,7 +3,6 @@ package transcript
 import (
 	"strings"
 	"testing"
-	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -27,12 +26,12 @@ X-Two: 2
 
 func TestParse(t *testing.T) {
 	t.Parallel()
-	all, err := Load(fstest.MapFS{"small.txtar": {Data: []byte(small)}, "README.md": {Data: []byte("x")}}, map[string]string{"INBOX": "_INBOX.x"})
+	c, err := Parse("small", []byte(small), map[string]string{"INBOX": "_INBOX.x"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	call := "Mesh-Rpc-Id: r\nX-Two: 1\nX-Two: 2\n\n{\"a\":\"$HOME\"}\n"
-	want := []*Transcript{{
+	want := &Transcript{
 		Name: "small", Prose: "A call and its answer.\n\n", Tool: []byte(`{"result":1}`),
 		Steps: []Step{
 			{
@@ -43,11 +42,11 @@ func TestParse(t *testing.T) {
 			{Name: "host end _INBOX.x", Speaker: Host, Kind: "end", Subject: "_INBOX.x", Body: []byte{}, Raw: "\n"},
 			{Name: "host silence", Speaker: Host, Kind: "silence"},
 		},
-	}}
-	if diff := cmp.Diff(want, all); diff != "" {
+	}
+	if diff := cmp.Diff(want, c); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	for _, s := range all[0].Steps[:2] {
+	for _, s := range c.Steps[:2] {
 		if got := Text(s.Header, s.Body); got != s.Raw {
 			t.Errorf("Text: got %q, want %q", got, s.Raw)
 		}

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"cmp"
 	"runtime/debug"
 
 	"github.com/toolmesh/toolmesh/codec"
@@ -33,11 +34,6 @@ func ThisBuild(version, commit string) Build {
 			}
 		}
 	}
-	if b.Version == "" {
-		b.Version = "dev"
-	}
-	if b.Commit == "" {
-		b.Commit = "unknown"
-	}
+	b.Version, b.Commit = cmp.Or(b.Version, "dev"), cmp.Or(b.Commit, "unknown")
 	return b
 }

@@ -39,7 +39,7 @@ func Pace() (stop func()) {
 				return
 			case <-look.C:
 			}
-			// To set it stops the world for a moment: not for a trifle.
+			// Setting it stops the world for a moment: small changes are not worth it.
 			metrics.Read(alive)
 			if want := pace(alive[0].Value.Uint64()); want < is*9/10 || want > is*11/10 || want != is && (want == gcDefault || want == gcPercent) {
 				debug.SetGCPercent(want)
