@@ -69,7 +69,7 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, pr
 		return nil, err
 	}
 	defer release()
-	s.uses.take(digest) // under its key: who removes it has that too
+	s.uses.take(digest) // under its key, as removing it is
 	defer func() {
 		if err != nil {
 			s.uses.give(digest)
@@ -254,8 +254,8 @@ func Bare(dir, env string) (string, error) {
 }
 
 // Prepare returns the interpreters of environments that an earlier process left,
-// one of each kind, whose environments are not verified yet. Where there is none it does what the first one
-// will wait for: it finds the interpreter that most indexes have and compiles the
+// one of each kind, whose environments are not verified yet. Where there is none
+// it does what the first one will wait for: it finds the interpreter that most indexes have and compiles the
 // files of Options.Warm.
 func (s *Store) Prepare(ctx context.Context) (pythons []string) {
 	ctx, end := s.begin(ctx)

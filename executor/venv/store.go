@@ -49,8 +49,7 @@ func (p Progress) report(name, state string, percent int) {
 	}
 }
 
-// Store makes locks and environments below one folder, which it shares with
-// nobody. Safe for concurrent use.
+// Store makes locks and environments below one folder, which is its own. Safe for concurrent use.
 type Store struct {
 	dir     string
 	spawner *sandbox.Spawner

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Who reads that a build failed wants to know of what, and why; neither stands in
+// What failed and why stand at the ends of what a build prints; neither stands in
 // the midst of a stack trace.
 func TestAFailureShowsHowItBeganAndHowItEnded(t *testing.T) {
 	t.Parallel()

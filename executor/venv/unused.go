@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// uses counts who holds each environment.
+// uses counts the holders of each environment.
 type uses struct {
 	mu   sync.Mutex
 	held map[string]int       // by digest
@@ -32,19 +32,19 @@ func (u *uses) give(digest string) {
 	u.left[digest] = time.Now()
 }
 
-// unused reports whether nobody has held an environment for so long.
+// unused reports whether an environment has had no holder for so long.
 func (u *uses) unused(digest string, age time.Duration) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.held[digest] == 0 && time.Since(u.left[digest]) >= age
 }
 
-// Release gives up an environment that [Store.Environment] returned, once. It is
-// for whoever has ended everything that runs in it.
+// Release gives up an environment that [Store.Environment] returned, once, when
+// everything that runs in it has ended.
 func (s *Store) Release(env *Env) { s.uses.give(env.Digest) }
 
-// RemoveUnused removes the environments that nobody has held for so long; those
-// that nobody asked for since the store was made, at once. What is removed is out
+// RemoveUnused removes the environments that had no holder for so long; those
+// that were not asked for since the store was made, at once. What is removed is out
 // of its place first: a process that is killed meanwhile leaves no half of one.
 func (s *Store) RemoveUnused(age time.Duration) {
 	entries, err := os.ReadDir(s.path("envs"))
@@ -68,7 +68,7 @@ func (s *Store) remove(digest string, age time.Duration) error {
 		return nil // it is being made
 	}
 	beside, err := os.MkdirTemp(s.path("envs"), "new-")
-	if err == nil && s.uses.unused(digest, age) { // who takes it has the key meanwhile
+	if err == nil && s.uses.unused(digest, age) { // it is taken under its key alone
 		if err = os.Rename(s.path("envs", digest), filepath.Join(beside, digest)); err == nil {
 			s.log.Info("environment removed: no index uses it", slog.String("digest", digest))
 		}

@@ -28,19 +28,16 @@ func (c *Command) Argv(args json.RawMessage) ([]string, error) {
 	}
 	e := expansion{c: c, values: values}
 	for _, w := range c.words {
-		if w.group != nil {
-			if !e.wanted(w) {
-				continue
-			}
-			for _, inner := range w.group {
-				if err := e.add(inner); err != nil {
-					return nil, err
-				}
-			}
+		elements := w.group
+		if elements == nil {
+			elements = []word{w}
+		} else if !e.wanted(w) {
 			continue
 		}
-		if err := e.add(w); err != nil {
-			return nil, err
+		for _, element := range elements {
+			if err := e.add(element); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return e.argv, nil
@@ -90,15 +87,12 @@ func (e *expansion) add(w word) error {
 		if !ok {
 			return nil
 		}
-		if v[0] != '[' {
-			return e.write(name, v)
-		}
 		var items []json.RawMessage
-		if err := json.Unmarshal(v, &items); err != nil {
-			return refuse(name, "array", "something else", "the argument is no JSON")
+		if json.Unmarshal(v, &items) != nil { // it is no list
+			return e.check(name, name, textOf(v))
 		}
 		for i, item := range items {
-			if err := e.write(fmt.Sprintf("%s/%d", name, i), bytes.TrimSpace(item)); err != nil {
+			if err := e.check(fmt.Sprintf("%s/%d", name, i), name, textOf(item)); err != nil {
 				return err
 			}
 		}
@@ -107,21 +101,15 @@ func (e *expansion) add(w word) error {
 	var b strings.Builder
 	from := "" // the parameter that the element begins with
 	for _, p := range w.pieces {
-		if p.param == "" {
+		if p.param == "" || p.gate {
 			b.WriteString(p.text)
-			continue
-		}
-		if p.gate {
 			continue
 		}
 		v, ok := e.value(p.param)
 		if !ok {
 			return nil
 		}
-		text, err := textOf(v)
-		if err != nil {
-			return refuse(p.param, "text", "something else", "the argument is no JSON")
-		}
+		text := textOf(v)
 		if b.Len() == 0 && text != "" {
 			from = p.param
 		}
@@ -131,29 +119,19 @@ func (e *expansion) add(w word) error {
 	if from == "" && text == "--" {
 		e.ended = true
 	}
-	return e.check(from, text, slices.Contains(e.c.inputs[from].choices, text))
+	return e.check(from, from, text)
 }
 
-// write adds a value that is an element by itself.
-func (e *expansion) write(place string, v json.RawMessage) error {
-	text, err := textOf(v)
-	if err != nil {
-		return refuse(place, "text", "something else", "the argument is no JSON")
-	}
-	name, _, _ := strings.Cut(place, "/")
-	return e.check(place, text, slices.Contains(e.c.inputs[name].choices, text))
-}
-
-// check adds an element that can be given to a program. from is the parameter
-// that it begins with.
-func (e *expansion) check(from, text string, listed bool) error {
+// check adds an element that can be given to a program. place is where its
+// beginning comes from: the parameter name, or an item of it.
+func (e *expansion) check(place, name, text string) error {
 	switch {
 	case strings.ContainsRune(text, 0):
-		return refuse(from, "text without NUL", "text with NUL", "no argument of a program can hold the character NUL")
+		return refuse(place, "text without NUL", "text with NUL", "no argument of a program can hold the character NUL")
 	case len(text) > maxArgument:
-		return refuse(from, fmt.Sprintf("at most %d bytes", maxArgument), fmt.Sprintf("%d bytes", len(text)), "the argument is too long for a program")
-	case from != "" && strings.HasPrefix(text, "-") && !e.ended && !listed:
-		return refuse(from, "a value that does not begin with -", short(text),
+		return refuse(place, fmt.Sprintf("at most %d bytes", maxArgument), fmt.Sprintf("%d bytes", len(text)), "the argument is too long for a program")
+	case name != "" && strings.HasPrefix(text, "-") && !e.ended && !slices.Contains(e.c.inputs[name].choices, text):
+		return refuse(place, "a value that does not begin with -", short(text),
 			`the program could take a value that begins with - for an option; the tool's author can allow it by "--" before it, or by --flag={parameter}`)
 	}
 	e.argv = append(e.argv, text)
@@ -169,17 +147,14 @@ func short(text string) string {
 
 // textOf is a JSON value as a program's argument: a text itself, anything else
 // its JSON.
-func textOf(v json.RawMessage) (string, error) {
-	if len(v) > 0 && v[0] == '"' {
-		var text string
-		err := json.Unmarshal(v, &text)
-		return text, err
+func textOf(v json.RawMessage) string {
+	var text string
+	if json.Unmarshal(v, &text) == nil && string(v) != "null" {
+		return text
 	}
 	var b bytes.Buffer
-	if err := json.Compact(&b, v); err != nil {
-		return "", err
-	}
-	return b.String(), nil
+	_ = json.Compact(&b, v) // it has been read as JSON
+	return b.String()
 }
 
 func refuse(place, expected, got, message string) *toolmesh.Error {

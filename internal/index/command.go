@@ -331,8 +331,7 @@ func choicesOf(schema map[string]any) []string {
 	texts := make([]string, 0, len(values))
 	for _, v := range values {
 		if data, err := json.Marshal(v); err == nil {
-			text, _ := textOf(data)
-			texts = append(texts, text)
+			texts = append(texts, textOf(data))
 		}
 	}
 	return texts

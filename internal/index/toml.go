@@ -175,7 +175,7 @@ func (s *section) key(key string) string {
 	return "[" + s.name + "] " + key
 }
 
-// close warns of the keys that nobody asked for.
+// close warns of the keys that were not asked for.
 func (s *section) close() {
 	for _, key := range slices.Sorted(maps.Keys(s.values)) {
 		if !slices.Contains(s.known, key) {
