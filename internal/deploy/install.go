@@ -450,9 +450,6 @@ func (m *Manager) epoch(ctx context.Context, session subjects.SessionID) (string
 		return "", nil
 	}
 	r, err := m.store.Session(ctx, session)
-	if r.Ended {
-		return "", nil
-	}
 	if err != nil && !errors.Is(err, bus.ErrNoKey) {
 		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the registry cannot be read: %w", err)
 	}
