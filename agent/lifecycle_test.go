@@ -285,7 +285,7 @@ func TestAnIndexOfACreatedSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	if err := registry.NewStore(b, nil).DeleteSession(t.Context(), "s1"); err != nil {
+	if err := registry.NewStore(b).DeleteSession(t.Context(), "s1"); err != nil {
 		t.Fatal(err)
 	}
 	nobodys("mine.t.tool")

@@ -88,9 +88,9 @@ func (a *Agent) sessionEnded(view *registry.View, bound executor.Session) bool {
 	r, ok := view.Session(id)
 	switch {
 	case bound.Epoch != "":
-		return !ok || r.Ended || r.Epoch != bound.Epoch
+		return !ok || r.Epoch != bound.Epoch
 	case ok:
-		return r.Ended || a.local(r.Created).After(bound.Since.Add(executor.LateCreation))
+		return a.local(r.Created).After(bound.Since.Add(executor.LateCreation))
 	}
 	at, ended := view.SessionOver(id)
 	return ended && at.After(bound.Since)

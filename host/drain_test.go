@@ -79,7 +79,7 @@ func registryOn(t *testing.T, nc *nats.Conn) *registry.View {
 		t.Fatal(err)
 	}
 	t.Cleanup(view.Close)
-	responder, err := registry.NewResponder(b, view, registry.NewStore(b, nil), nil)
+	responder, err := registry.NewResponder(b, view, registry.NewStore(b), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

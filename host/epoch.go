@@ -139,8 +139,6 @@ func (h *Host) registered(session subjects.SessionID) (string, error) {
 		return "", nil
 	case err != nil:
 		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the session cannot be looked up: %w", err).WithOrigin(toolmesh.OriginAgent)
-	case record.Ended:
-		return "", toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended", session).WithOrigin(toolmesh.OriginAgent)
 	}
 	return record.Epoch, nil
 }

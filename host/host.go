@@ -132,7 +132,7 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		quit:     make(chan struct{}),
 		replays:  make(chan struct{}, maxReplays),
 		drained:  make(chan struct{}),
-		store:    registry.NewStore(b, nil),
+		store:    registry.NewStore(b),
 	}
 	p, err := presence.New(b, h.node, boot, &presence.Options{
 		Prepare: h.lay, Record: h.nodeRecord, Heartbeat: h.heartbeat, Logger: h.log,

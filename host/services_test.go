@@ -215,7 +215,7 @@ func TestTwentyThousandFunctions(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(view.Close)
-	responder, err := registry.NewResponder(b, view, registry.NewStore(b, nil), nil)
+	responder, err := registry.NewResponder(b, view, registry.NewStore(b), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -320,7 +320,7 @@ func TestNameThatTurnsOutToBeTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	tools := follow(t, watch, "MESH_TOOLS")
-	store := registry.NewStore(b, nil)
+	store := registry.NewStore(b)
 	var taken []string
 	for i := range 4 {
 		name := fmt.Sprintf("taken%d", i)

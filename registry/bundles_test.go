@@ -14,7 +14,7 @@ import (
 func TestBundlesThatRecordsName(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b, nil)
+	store := registry.NewStore(b)
 	named := func(want ...string) {
 		t.Helper()
 		got, err := store.Bundles(t.Context())

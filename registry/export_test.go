@@ -24,3 +24,6 @@ func (v *View) Records(session subjects.SessionID, id subjects.ToolID) (all []To
 	}
 	return all
 }
+
+// LimitCache bounds the descriptors that are kept, in bytes.
+func (s *Store) LimitCache(bytes int) { s.cache.limit = bytes }

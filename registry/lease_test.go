@@ -333,7 +333,7 @@ func TestAcquireFaults(t *testing.T) {
 func TestIndexesHaveOneOwner(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
-	store := registry.NewStore(ready(t, s.Connect(t)), nil)
+	store := registry.NewStore(ready(t, s.Connect(t)))
 	claim := func(source, session string) error {
 		return store.ClaimIndex(t.Context(), registry.IndexRecord{Name: "weather", Source: source, Session: subjects.SessionID(session)})
 	}
@@ -371,7 +371,7 @@ func TestIndexClaimedAtOnceHasOneOwner(t *testing.T) {
 	results := make(chan error)
 	const n = 8
 	for i := range n {
-		store := registry.NewStore(open(t, s.Connect(t)), nil)
+		store := registry.NewStore(open(t, s.Connect(t)))
 		go func() {
 			results <- store.ClaimIndex(t.Context(), registry.IndexRecord{Name: "x", Source: name(i)})
 		}()
@@ -392,7 +392,7 @@ func TestIndexClaimedAtOnceHasOneOwner(t *testing.T) {
 func TestSweepTakesOnlyWhatIsOldAndWithoutALease(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b, nil)
+	store := registry.NewStore(b)
 	if err := b.FreshTime(t.Context()); err != nil { // the age is told by the broker's clock
 		t.Fatal(err)
 	}
@@ -424,7 +424,7 @@ func TestSweepTakesOnlyWhatIsOldAndWithoutALease(t *testing.T) {
 func TestSweepOfClaims(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b, nil)
+	store := registry.NewStore(b)
 	if err := b.FreshTime(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -470,13 +470,13 @@ func TestSweepOfClaims(t *testing.T) {
 func TestSessionsExpire(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b, nil)
+	store := registry.NewStore(b)
 	v := view(t, b)
 	brief := registry.SessionRecord{ID: "brief", Epoch: "e1", Created: time.Now(), TTL: time.Second}
 	if err := store.CreateSession(t.Context(), brief); err != nil {
 		t.Fatal(err)
 	}
-	r := registry.SessionRecord{ID: "chat 1", Epoch: "e1", Created: time.Now(), TTL: time.Hour} // until all was seen of it
+	r := registry.SessionRecord{ID: "chat 1", Epoch: "e1", Created: time.Now()}
 	if err := store.CreateSession(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
@@ -487,19 +487,16 @@ func TestSessionsExpire(t *testing.T) {
 		t.Fatalf("session %+v, %v", got, err)
 	}
 	meshtest.Until(t, "the view has the session", func() bool { _, ok := v.Session("chat 1"); return ok })
-	r.Ended = true
-	if err := store.PutSession(t.Context(), r); err != nil {
-		t.Fatal(err)
+	meshtest.Until(t, "the brief one expires", func() bool { _, ok := v.Session("brief"); return !ok })
+	for range 2 {
+		if err := store.DeleteSession(t.Context(), "chat 1"); err != nil {
+			t.Fatal(err)
+		}
 	}
-	meshtest.Until(t, "the view sees its end", func() bool { got, _ := v.Session("chat 1"); return got.Ended })
-	r.TTL = time.Since(r.Created) + time.Second
-	if err := store.PutSession(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
-	meshtest.Until(t, "they expire", func() bool { _, ok := v.Session("chat 1"); return !ok && len(v.Sessions()) == 0 })
-	if err := store.DeleteSession(t.Context(), "chat 1"); err != nil {
-		t.Fatal(err)
-	}
+	meshtest.Until(t, "the view sees the other's end", func() bool {
+		_, over := v.SessionOver("chat 1")
+		return over && len(v.Sessions()) == 0
+	})
 }
 
 // A name that many sessions have is found taken, or free for one more, by reading as
@@ -509,7 +506,7 @@ func TestAClaimOfThousandsOfSessions(t *testing.T) {
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
 	nc := s.Connect(t)
-	store := registry.NewStore(open(t, nc), nil)
+	store := registry.NewStore(open(t, nc))
 	claim := func(source, session string) error {
 		return store.ClaimIndex(t.Context(), registry.IndexRecord{Name: "weather", Source: source, Session: subjects.SessionID(session)})
 	}
@@ -563,7 +560,7 @@ func TestSessionsClaimAtOnce(t *testing.T) {
 	const n = 6
 	results := make(chan error, n)
 	for i := range n {
-		store := registry.NewStore(open(t, s.Connect(t)), nil)
+		store := registry.NewStore(open(t, s.Connect(t)))
 		go func() {
 			results <- store.ClaimIndex(t.Context(), registry.IndexRecord{Name: "x", Source: name(i % 2), Session: subjects.SessionID(name(i))})
 		}()

@@ -148,8 +148,6 @@ type SessionRecord struct {
 	// Pins name the revision of an index that the session is meant for. Nothing
 	// holds calls to them yet.
 	Pins map[subjects.IndexName]string `json:"pins,omitempty"`
-	// Ended is set when it was ended and its parts are being removed.
-	Ended bool `json:"ended,omitempty"`
 }
 
 func encodeRecord(v any) ([]byte, error) {

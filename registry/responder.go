@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
@@ -25,8 +26,14 @@ const (
 	VerbCandidates = "candidates"
 )
 
-// ListRequest asks for a page of tools. Limit defaults to 100 and is at most 500.
-type ListRequest struct {
+// Request is the body of a request; each verb reads its own fields.
+type Request struct {
+	// Tool is what describe and candidates are asked about: a full id or a name that
+	// [View.Resolve] takes.
+	Tool string `json:"tool,omitempty"`
+	// Name is what resolve is asked for.
+	Name string `json:"name,omitempty"`
+	// After and Limit ask list for a page. Limit defaults to 100 and is at most 500.
 	After subjects.ToolID `json:"after,omitempty"`
 	Limit int             `json:"limit,omitempty"`
 }
@@ -48,16 +55,6 @@ type ListedTool struct {
 	Reason      string             `json:"reason"`
 	Streaming   bool               `json:"streaming"`
 	Nodes       []subjects.NodeID  `json:"nodes"`
-}
-
-// ToolRequest asks about one tool, by full id or a name that [View.Resolve] takes.
-type ToolRequest struct {
-	Tool string `json:"tool"`
-}
-
-// ResolveRequest asks for the full id of a name.
-type ResolveRequest struct {
-	Name string `json:"name"`
 }
 
 // ResolveAnswer is the full id, and why nobody serves the tool if that is so.
@@ -89,6 +86,13 @@ type DescribeAnswer struct {
 	Reason string
 }
 
+// describedExtra is what a DescribeAnswer adds to the descriptor's own form.
+type describedExtra struct {
+	Digest string            `json:"digest"`
+	Nodes  []subjects.NodeID `json:"nodes"`
+	Reason string            `json:"reason,omitempty"`
+}
+
 // MarshalJSON writes the descriptor's own form with "digest", "nodes" and, where
 // there is one, "reason" added.
 func (a DescribeAnswer) MarshalJSON() ([]byte, error) {
@@ -96,11 +100,7 @@ func (a DescribeAnswer) MarshalJSON() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	tail, err := plainJSON(struct {
-		Digest string            `json:"digest"`
-		Nodes  []subjects.NodeID `json:"nodes"`
-		Reason string            `json:"reason,omitempty"`
-	}{a.Digest, a.Nodes, a.Reason})
+	tail, err := plainJSON(describedExtra{a.Digest, a.Nodes, a.Reason})
 	if err != nil {
 		return nil, err
 	}
@@ -110,11 +110,7 @@ func (a DescribeAnswer) MarshalJSON() ([]byte, error) {
 
 // UnmarshalJSON reads what MarshalJSON wrote.
 func (a *DescribeAnswer) UnmarshalJSON(data []byte) error {
-	var extra struct {
-		Digest string            `json:"digest"`
-		Nodes  []subjects.NodeID `json:"nodes"`
-		Reason string            `json:"reason"`
-	}
+	var extra describedExtra
 	if err := json.Unmarshal(data, &extra); err != nil {
 		return err
 	}
@@ -145,21 +141,13 @@ type Responder struct {
 	o     ResponderOptions
 
 	sub  *nats.Subscription
-	work chan asked
-	wg   sync.WaitGroup
+	work errgroup.Group // answers what is not at hand
 	once sync.Once
 }
 
-type asked struct {
-	m *nats.Msg
-	s subjects.Subject
-}
-
 const (
-	// readers answer what is not at hand: descriptors from the store, names that
-	// nobody knows. So many requests may wait for one of them.
-	readers      = 4
-	waiting      = 256
+	// waiting is how many requests may be answered at once that are not at hand.
+	waiting      = 64
 	readTimeout  = 5 * time.Second
 	listDefault  = 100
 	listMost     = 500
@@ -175,15 +163,13 @@ func NewResponder(b *bus.Bus, view *View, store *Store, options *ResponderOption
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	r := &Responder{bus: b, view: view, store: store, o: o, work: make(chan asked, waiting)}
+	r := &Responder{bus: b, view: view, store: store, o: o}
+	r.work.SetLimit(waiting)
 	sub, err := b.Conn().QueueSubscribe(subjects.AllRegistry, subjects.QueueGroup, r.receive)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "answer registry requests: %w", err).WithOrigin(toolmesh.OriginMesh)
 	}
 	r.sub = sub
-	for range readers {
-		r.wg.Go(r.read)
-	}
 	return r, nil
 }
 
@@ -193,26 +179,12 @@ func (r *Responder) Close() {
 		ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 		defer cancel()
 		_ = r.bus.Drain(ctx, r.sub)
-		// Nothing is received any more, unless the drain hung; then work stays open
-		// and the readers are told by a nil.
-		for range readers {
-			r.work <- asked{}
-		}
 	})
-	r.wg.Wait()
+	_ = r.work.Wait()
 }
 
-func (r *Responder) read() {
-	for a := range r.work {
-		if a.m == nil {
-			return
-		}
-		r.answer(a)
-	}
-}
-
-// receive answers from memory at once, and leaves to a reader what may have to
-// read the store.
+// receive answers at once where a tool that is known runs, and hands on what has
+// to compare names or to read the store.
 func (r *Responder) receive(m *nats.Msg) {
 	s, err := subjects.Parse(m.Subject)
 	if err != nil {
@@ -221,134 +193,81 @@ func (r *Responder) receive(m *nats.Msg) {
 	if !r.bus.MayAnswer(m, s.Session, r.o.SessionCredentials) {
 		return
 	}
-	switch {
-	case err != nil:
-		r.respond(m, nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err))
-	case r.atHand(s, m):
-		r.answer(asked{m, s})
-	default:
-		select {
-		case r.work <- asked{m, s}:
-		default:
-			r.respond(m, nil, toolmesh.Errorf(toolmesh.CodeBusy, "the registry has %d requests waiting: try again", waiting))
-		}
+	var q Request
+	if err != nil {
+		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	} else {
+		err = bus.ReadRequest(m, &q)
 	}
-}
-
-// atHand reports whether a request is answered by a look-up: the id of a name
-// that is known, and where it runs.
-func (r *Responder) atHand(s subjects.Subject, m *nats.Msg) bool {
-	var name string
+	if err != nil {
+		r.respond(m, nil, err)
+		return
+	}
+	answer := func() error {
+		body, err := r.handle(s, q)
+		r.respond(m, body, err)
+		return nil
+	}
+	id := subjects.ToolID("")
 	switch s.Verb {
 	case VerbResolve:
-		name, _ = resolveName(m)
+		id, _ = r.view.lookup(s.Session, q.Name)
 	case VerbCandidates:
-		name, _ = toolName(m)
+		id, _ = r.view.lookup(s.Session, q.Tool)
 	}
-	if name == "" {
-		return false
+	if id != "" {
+		_ = answer()
+		return
 	}
-	id, _ := r.view.lookup(s.Session, name)
-	return id != ""
+	if !r.work.TryGo(answer) {
+		r.respond(m, nil, toolmesh.Errorf(toolmesh.CodeBusy, "the registry answers %d requests: try again", waiting))
+	}
 }
 
-func (r *Responder) answer(a asked) {
-	body, err := r.handle(a.s, a.m)
-	r.respond(a.m, body, err)
-}
-
-func (r *Responder) handle(s subjects.Subject, m *nats.Msg) (any, error) {
-	switch s.Verb {
-	case VerbResolve:
-		name, err := resolveName(m)
-		if err != nil {
-			return nil, err
-		}
-		id, err := r.view.Resolve(s.Session, name)
-		if err != nil {
-			return nil, err
-		}
-		answer := ResolveAnswer{ID: id}
-		if route, ok := r.view.Route(s.Session, id); ok && len(route.Nodes) == 0 {
-			answer.Reason = route.Reason
-		}
-		return answer, nil
-	case VerbCandidates:
-		name, err := toolName(m)
-		if err != nil {
-			return nil, err
-		}
-		route, err := r.find(s.Session, name)
-		if err != nil {
-			return nil, err
-		}
-		nodes := route.Nodes
-		if nodes == nil {
-			nodes = []Candidate{}
-		}
-		return CandidatesAnswer{
-			ID: route.ID, Nodes: nodes, StaleMS: r.view.Stale().Milliseconds(),
-			Digest: route.Digest, Streaming: route.Streaming, Idempotent: route.Idempotent,
-		}, nil
-	case VerbList:
-		var q ListRequest
-		if err := bus.ReadRequest(m, &q); err != nil {
-			return nil, err
-		}
+func (r *Responder) handle(s subjects.Subject, q Request) (any, error) {
+	if s.Verb == VerbList {
 		return r.list(s.Session, q)
-	case VerbDescribe:
-		name, err := toolName(m)
-		if err != nil {
-			return nil, err
-		}
-		return r.describe(s.Session, name)
+	}
+	field, name := "tool", q.Tool
+	switch s.Verb {
+	case VerbResolve:
+		field, name = "name", q.Name
+	case VerbCandidates, VerbDescribe:
 	default:
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the registry does not know %q: %s, %s, %s and %s are possible",
 			s.Verb, VerbList, VerbDescribe, VerbResolve, VerbCandidates)
 	}
-}
-
-// resolveName reads a [ResolveRequest].
-func resolveName(m *nats.Msg) (string, error) {
-	var q ResolveRequest
-	if err := bus.ReadRequest(m, &q); err != nil {
-		return "", err
+	if name == "" {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s is missing or empty: the request is {%q:\"<a tool's id or the end of one>\"}", field, field)
 	}
-	return q.Name, given("name", q.Name)
-}
-
-// toolName reads a [ToolRequest].
-func toolName(m *nats.Msg) (string, error) {
-	var q ToolRequest
-	if err := bus.ReadRequest(m, &q); err != nil {
-		return "", err
-	}
-	return q.Tool, given("tool", q.Tool)
-}
-
-// given refuses a request without what it is about: no tool has the empty name,
-// and to say so would hide a slip of the pen.
-func given(field, value string) error {
-	if value != "" {
-		return nil
-	}
-	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s is missing or empty: the request is {%q:\"<a tool's id or the end of one>\"}", field, field)
-}
-
-// find returns the route of a name.
-func (r *Responder) find(session subjects.SessionID, name string) (Route, error) {
-	id, err := r.view.Resolve(session, name)
+	id, err := r.view.Resolve(s.Session, name)
 	if err != nil {
-		return Route{}, err
+		return nil, err
 	}
-	route, ok := r.view.Route(session, id)
+	route, ok := r.view.Route(s.Session, id)
 	if !ok { // gone this instant
-		return Route{}, notFound(name, nil)
+		return nil, notFound(name, nil)
 	}
-	return route, nil
+	switch s.Verb {
+	case VerbResolve:
+		answer := ResolveAnswer{ID: id}
+		if len(route.Nodes) == 0 {
+			answer.Reason = route.Reason
+		}
+		return answer, nil
+	case VerbCandidates:
+		return CandidatesAnswer{
+			ID: route.ID, Nodes: append([]Candidate{}, route.Nodes...), StaleMS: r.view.Stale().Milliseconds(),
+			Digest: route.Digest, Streaming: route.Streaming, Idempotent: route.Idempotent,
+		}, nil
+	default:
+		ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+		defer cancel()
+		return Describe(ctx, r.store, route)
+	}
 }
 
-func (r *Responder) list(session subjects.SessionID, q ListRequest) (any, error) {
+func (r *Responder) list(session subjects.SessionID, q Request) (any, error) {
 	if q.Limit < 0 {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "limit is %d: it is a whole number from 1 to %d", q.Limit, listMost)
 	}
@@ -415,16 +334,6 @@ func nodeIDs(nodes []Candidate) []subjects.NodeID {
 		ids[i] = n.Node
 	}
 	return ids
-}
-
-func (r *Responder) describe(session subjects.SessionID, name string) (any, error) {
-	route, err := r.find(session, name)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
-	defer cancel()
-	return Describe(ctx, r.store, route)
 }
 
 // Describe returns what is known of a route's tool. A tool that is declared but

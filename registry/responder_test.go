@@ -64,9 +64,9 @@ func TestRegistryIsAnsweredInEveryTopology(t *testing.T) {
 	t.Parallel()
 	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
 		b := ready(t, top.Serve(t))
-		store := registry.NewStore(b, nil)
+		store := registry.NewStore(b)
 		v := view(t, b)
-		respond(t, b, v, registry.NewStore(b, nil))
+		respond(t, b, v, registry.NewStore(b))
 		l := acquire(t, b, record("n1", "boot1"))
 		beat(t, b, "n1", "boot1", 1)
 		publish(t, store, l, "weather", "r7", "weather.forecast.today", "weather.forecast.week", "weather.now")
@@ -75,25 +75,25 @@ func TestRegistryIsAnsweredInEveryTopology(t *testing.T) {
 		client := open(t, top.Call(t))
 		meshtest.Until(t, "the registry is heard", func() bool {
 			var a registry.ResolveAnswer
-			return ask(t, client, "s1", registry.VerbResolve, registry.ResolveRequest{Name: "now"}, &a) == nil && a.ID == "weather.now"
+			return ask(t, client, "s1", registry.VerbResolve, registry.Request{Name: "now"}, &a) == nil && a.ID == "weather.now"
 		})
 
 		var resolved registry.ResolveAnswer
 		for question, want := range map[string]subjects.ToolID{
 			"weather.forecast.today": "weather.forecast.today", "forecast.week": "weather.forecast.week", "today": "weather.forecast.today",
 		} {
-			if err := ask(t, client, "s1", registry.VerbResolve, registry.ResolveRequest{Name: question}, &resolved); err != nil || resolved.ID != want {
+			if err := ask(t, client, "s1", registry.VerbResolve, registry.Request{Name: question}, &resolved); err != nil || resolved.ID != want {
 				t.Errorf("resolve %s: %s, %v", question, resolved.ID, err)
 			}
 		}
-		err := ask(t, client, "s1", registry.VerbResolve, registry.ResolveRequest{Name: "weather.nwo"}, &resolved)
+		err := ask(t, client, "s1", registry.VerbResolve, registry.Request{Name: "weather.nwo"}, &resolved)
 		wantCode(t, err, toolmesh.CodeToolNotFound)
 		if got := fmt.Sprint(toolmesh.AsError(err).Details["nearest"]); got != "[weather.now]" {
 			t.Errorf("nearest %s", got)
 		}
 
 		var candidates registry.CandidatesAnswer
-		if err := ask(t, client, "s1", registry.VerbCandidates, registry.ToolRequest{Tool: "weather.now"}, &candidates); err != nil {
+		if err := ask(t, client, "s1", registry.VerbCandidates, registry.Request{Tool: "weather.now"}, &candidates); err != nil {
 			t.Fatal(err)
 		}
 		if len(candidates.Nodes) != 1 || candidates.Nodes[0].Boot != "boot1" || candidates.Nodes[0].InFlight != 1 || !candidates.Idempotent || candidates.StaleMS != 0 {
@@ -101,7 +101,7 @@ func TestRegistryIsAnsweredInEveryTopology(t *testing.T) {
 		}
 
 		var described registry.DescribeAnswer
-		if err := ask(t, client, "s1", registry.VerbDescribe, registry.ToolRequest{Tool: "now"}, &described); err != nil {
+		if err := ask(t, client, "s1", registry.VerbDescribe, registry.Request{Tool: "now"}, &described); err != nil {
 			t.Fatal(err)
 		}
 		d := described.Descriptor
@@ -111,7 +111,7 @@ func TestRegistryIsAnsweredInEveryTopology(t *testing.T) {
 		}
 
 		var listed registry.ListAnswer
-		if err := ask(t, client, "s1", registry.VerbList, registry.ListRequest{Limit: 2}, &listed); err != nil {
+		if err := ask(t, client, "s1", registry.VerbList, registry.Request{Limit: 2}, &listed); err != nil {
 			t.Fatal(err)
 		}
 		want := registry.ListAnswer{Next: "weather.forecast.week", Tools: []registry.ListedTool{
@@ -121,7 +121,7 @@ func TestRegistryIsAnsweredInEveryTopology(t *testing.T) {
 		if diff := cmp.Diff(want, listed); diff != "" {
 			t.Errorf("page 1:\n%s", diff)
 		}
-		if err := ask(t, client, "s1", registry.VerbList, registry.ListRequest{After: listed.Next, Limit: 2}, &listed); err != nil {
+		if err := ask(t, client, "s1", registry.VerbList, registry.Request{After: listed.Next, Limit: 2}, &listed); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -131,7 +131,7 @@ func TestRegistryRefuses(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
-	respond(t, b, view(t, b), registry.NewStore(b, nil))
+	respond(t, b, view(t, b), registry.NewStore(b))
 	client := open(t, s.Connect(t))
 	var answer any
 	for name, tt := range map[string]struct {
@@ -217,7 +217,7 @@ func TestRegistryRefuses(t *testing.T) {
 func TestSessionsSeeTheirOwnToolsFirst(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b, nil)
+	store := registry.NewStore(b)
 	v := view(t, b)
 	l := acquire(t, b, record("n1", "boot1"))
 	publish(t, store, l, "web", "r1", "web.search", "web.fetch")
@@ -326,7 +326,7 @@ func TestNamesThatTravelHashed(t *testing.T) {
 func TestHashedIdsAreKnown(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b, nil)
+	store := registry.NewStore(b)
 	v := view(t, b)
 	respond(t, b, v, store)
 	long := subjects.ToolID("web." + strings.Repeat("very_long_", 10))
@@ -349,20 +349,20 @@ func TestHashedIdsAreKnown(t *testing.T) {
 	})
 	for _, id := range []subjects.ToolID{long, own} {
 		var resolved registry.ResolveAnswer
-		if err := ask(t, b, "s1", registry.VerbResolve, registry.ResolveRequest{Name: wire(id)}, &resolved); err != nil || string(resolved.ID) != wire(id) {
+		if err := ask(t, b, "s1", registry.VerbResolve, registry.Request{Name: wire(id)}, &resolved); err != nil || string(resolved.ID) != wire(id) {
 			t.Errorf("%s resolves to %s, %v", wire(id), resolved.ID, err)
 		}
 		var candidates registry.CandidatesAnswer
-		if err := ask(t, b, "s1", registry.VerbCandidates, registry.ToolRequest{Tool: wire(id)}, &candidates); err != nil || candidates.ID != id {
+		if err := ask(t, b, "s1", registry.VerbCandidates, registry.Request{Tool: wire(id)}, &candidates); err != nil || candidates.ID != id {
 			t.Errorf("%s is served as %+v, %v", wire(id), candidates, err)
 		}
 	}
 	var described registry.DescribeAnswer
-	if err := ask(t, b, "s1", registry.VerbDescribe, registry.ToolRequest{Tool: wire(long)}, &described); err != nil || described.Descriptor.ID != long {
+	if err := ask(t, b, "s1", registry.VerbDescribe, registry.Request{Tool: wire(long)}, &described); err != nil || described.Descriptor.ID != long {
 		t.Errorf("described %+v, %v", described, err)
 	}
 	for session, name := range map[string]string{"s2": wire(own), "s1": "web." + wire(own)} {
-		err := ask(t, b, session, registry.VerbResolve, registry.ResolveRequest{Name: name}, &registry.ResolveAnswer{})
+		err := ask(t, b, session, registry.VerbResolve, registry.Request{Name: name}, &registry.ResolveAnswer{})
 		if toolmesh.CodeOf(err) != toolmesh.CodeToolNotFound {
 			t.Errorf("%s resolves %s: %v", session, name, err)
 		}
@@ -447,7 +447,7 @@ func TestListIsCutToAMessage(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t, meshtest.MaxPayload(8<<10))
 	b := ready(t, s.Connect(t))
-	store := registry.NewStore(b, nil)
+	store := registry.NewStore(b)
 	v := view(t, b)
 	respond(t, b, v, store)
 	l := acquire(t, b, record("n1", "boot1"))
@@ -458,7 +458,7 @@ func TestListIsCutToAMessage(t *testing.T) {
 	meshtest.Until(t, "all are known", func() bool { all, _ := v.List("s", "", 0); return len(all) == n })
 	client := open(t, s.Connect(t))
 	seen := 0
-	for q := (registry.ListRequest{}); ; {
+	for q := (registry.Request{}); ; {
 		var a registry.ListAnswer
 		if err := ask(t, client, "s", registry.VerbList, q, &a); err != nil {
 			t.Fatal(err)
@@ -477,14 +477,14 @@ func TestDescriptorsAreCachedAndBounded(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
-	writer := registry.NewStore(b, nil)
+	writer := registry.NewStore(b)
 	l := acquire(t, b, record("n1", "boot1"))
 	publish(t, writer, l, "demo", "r1", "demo.a", "demo.b")
 	v := view(t, b)
 	meshtest.Until(t, "known", func() bool { return nodesOf(v, "s", "demo.b") != "unknown" })
 	a, _ := v.Route("s", "demo.a")
 	c, _ := v.Route("s", "demo.b")
-	reader := registry.NewStore(open(t, s.Connect(t)), nil)
+	reader := registry.NewStore(open(t, s.Connect(t)))
 	d, err := reader.Descriptor(t.Context(), a.Digest)
 	if err != nil || d.ID != "demo.a" {
 		t.Fatalf("%+v, %v", d, err)
@@ -496,7 +496,8 @@ func TestDescriptorsAreCachedAndBounded(t *testing.T) {
 	_, err = reader.Descriptor(t.Context(), "missing")
 	wantCode(t, err, toolmesh.CodeToolNotFound)
 	// A cache that holds one descriptor still answers both.
-	small := registry.NewStore(b, &registry.StoreOptions{CacheBytes: 1})
+	small := registry.NewStore(b)
+	small.LimitCache(1)
 	for range 2 {
 		for _, digest := range []string{a.Digest, c.Digest} {
 			if _, err := small.Descriptor(t.Context(), digest); err != nil {

@@ -28,8 +28,6 @@ func (s *Sessions) Admit(id subjects.SessionID) (epoch string, err error) {
 	}
 	r, ok := view.Session(id)
 	switch {
-	case ok && r.Ended:
-		return "", toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q has ended", id)
 	case ok:
 		return r.Epoch, nil
 	case s.Strict && id != subjects.DefaultSession:

@@ -1,11 +1,11 @@
 package registry
 
 import (
-	"container/list"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"sync"
@@ -19,13 +19,6 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// StoreOptions adjusts a [Store].
-type StoreOptions struct {
-	// CacheBytes bounds the descriptors that are kept, by their encoded size.
-	// Defaults to 32 MiB.
-	CacheBytes int
-}
-
 // Store reads and writes the registry's records other than a node's own, which
 // [Lease] writes: descriptors, indexes, sessions. It keeps the descriptors that
 // it has read. Its methods may be called concurrently.
@@ -38,15 +31,8 @@ type Store struct {
 }
 
 // NewStore returns a store on a connection. It sends nothing yet.
-func NewStore(b *bus.Bus, options *StoreOptions) *Store {
-	var o StoreOptions
-	if options != nil {
-		o = *options
-	}
-	if o.CacheBytes <= 0 {
-		o.CacheBytes = 32 << 20
-	}
-	return &Store{bus: b, cache: descriptorCache{limit: o.CacheBytes, items: make(map[string]*list.Element)}}
+func NewStore(b *bus.Bus) *Store {
+	return &Store{bus: b, cache: descriptorCache{limit: 32 << 20, items: make(map[string]*tool.Descriptor)}}
 }
 
 // PutDescriptors stores descriptors under their digests, which it returns in order.
@@ -65,7 +51,7 @@ func (s *Store) PutDescriptors(ctx context.Context, all ...*tool.Descriptor) (di
 		}
 	}
 	var puts errgroup.Group
-	puts.SetLimit(putsAtOnce)
+	puts.SetLimit(16)
 	for i, d := range all {
 		if digest := digests[i]; there[digest] == nil && s.cache.get(digest) == nil {
 			puts.Go(func() error { return s.putDescriptor(ctx, digest, d) })
@@ -73,9 +59,6 @@ func (s *Store) PutDescriptors(ctx context.Context, all ...*tool.Descriptor) (di
 	}
 	return digests, puts.Wait()
 }
-
-// putsAtOnce is how many descriptors are on their way at once.
-const putsAtOnce = 16
 
 func (s *Store) putDescriptor(ctx context.Context, digest string, d *tool.Descriptor) error {
 	data, err := d.Encode()
@@ -113,61 +96,72 @@ const descriptorsAtOnce = 256
 // that is not stored, or whose descriptor is damaged, is missing in the result.
 func (s *Store) Descriptors(ctx context.Context, digests []string) (map[string]*tool.Descriptor, error) {
 	out := make(map[string]*tool.Descriptor, len(digests))
+	asked := make(map[string]bool)
 	var missing []string
 	for _, digest := range digests {
 		if d := s.cache.get(digest); d != nil {
 			out[digest] = d
 			continue
 		}
-		if _, err := (subjects.Subject{Kind: subjects.KindRegistryChange, Bucket: subjects.BucketSchemas, Key: digest}).Build(); err != nil {
-			continue // cannot be a key: the record that names it is damaged
+		_, err := subjects.Subject{Kind: subjects.KindRegistryChange, Bucket: subjects.BucketSchemas, Key: digest}.Build()
+		if err != nil || asked[digest] {
+			continue // what cannot be a key is of a damaged record
 		}
-		if _, asked := out[digest]; !asked {
-			out[digest] = nil
-			missing = append(missing, subjects.KVSubject(subjects.BucketSchemas, digest))
-		}
+		asked[digest] = true
+		missing = append(missing, subjects.KVSubject(subjects.BucketSchemas, digest))
 	}
-	for len(missing) > 0 {
-		n := min(len(missing), descriptorsAtOnce)
-		q := bus.Query{Stream: subjects.KVStream(subjects.BucketSchemas), Last: missing[:n]}
-		missing = missing[n:]
-		for m, err := range s.bus.Read(ctx, q) {
+	for some := range slices.Chunk(missing, descriptorsAtOnce) {
+		q := bus.Query{Stream: subjects.KVStream(subjects.BucketSchemas), Last: some}
+		for m, err := range s.values(ctx, subjects.BucketSchemas, q) {
 			if err != nil {
 				return nil, fmt.Errorf("read descriptors: %w", err)
 			}
-			digest, ok := subjects.KVKey(subjects.BucketSchemas, m.Subject)
-			if !ok || bus.Gone(m.Header) {
-				continue
+			if d, err := tool.Decode(m.Data, m.name); err == nil {
+				out[m.name] = d
+				s.cache.put(m.name, d, len(m.Data))
 			}
-			d, err := tool.Decode(m.Data, digest)
-			if err != nil {
-				continue
-			}
-			out[digest] = d
-			s.cache.put(digest, d, len(m.Data))
-		}
-	}
-	for digest, d := range out {
-		if d == nil {
-			delete(out, digest)
 		}
 	}
 	return out, nil
+}
+
+// value is what a bucket holds under a key.
+type value struct {
+	*bus.Stored
+	name string // of the key
+}
+
+// values reads what a bucket holds, without the marks of keys that are gone. A query
+// of nothing reads all.
+func (s *Store) values(ctx context.Context, bucket string, q bus.Query) iter.Seq2[value, error] {
+	if q.Stream == "" {
+		q = bus.Query{Stream: subjects.KVStream(bucket), Subject: subjects.KVAll(bucket)}
+	}
+	return func(yield func(value, error) bool) {
+		for m, err := range s.bus.Read(ctx, q) {
+			if err != nil {
+				yield(value{}, err)
+				return
+			}
+			if name, ok := subjects.KVKey(bucket, m.Subject); ok && !bus.Gone(m.Header) && !yield(value{m, name}, nil) {
+				return
+			}
+		}
+	}
 }
 
 // ClaimIndex writes an index's record, and refuses a name that another source
 // has, or that is mesh-wide while the record is private to a session, or the
 // other way round. The same source may write its record again and again.
 func (s *Store) ClaimIndex(ctx context.Context, r IndexRecord) error {
-	name, err := subjects.IndexKey(r.Name, r.Session)
+	key, err := indexKey(r.Name, r.Session)
 	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", r.Name, err)
+		return err
 	}
 	data, err := encodeRecord(r)
 	if err != nil {
 		return err
 	}
-	key := bus.Key{Bucket: subjects.BucketIndexes, Name: name}
 	for range claimAttempts {
 		revision, err := s.free(ctx, r)
 		if err != nil {
@@ -272,28 +266,25 @@ func (c claim) conflicts(r IndexRecord) bool {
 // the whole mesh, and the first that stands of those private to sessions. It speaks
 // for them all, as they are of one source: there may be one for each session.
 func (s *Store) claims(ctx context.Context, r IndexRecord) ([]claim, error) {
-	name, err := subjects.IndexKey(r.Name, "")
+	whole, err := indexKey(r.Name, "")
 	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", r.Name, err)
+		return nil, err
 	}
-	own, err := subjects.IndexKey(r.Name, r.Session)
+	own, err := indexKey(r.Name, r.Session)
 	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", r.Name, err)
+		return nil, err
 	}
 	stream := subjects.KVStream(subjects.BucketIndexes)
 	subject := func(key string) string { return subjects.KVSubject(subjects.BucketIndexes, key) }
 	var all []claim
 	for _, q := range []bus.Query{
-		{Stream: stream, Last: slices.Compact([]string{subject(name), subject(own)})},
+		{Stream: stream, Last: slices.Compact([]string{subject(whole.Name), subject(own.Name)})},
 		// Before those that stand there may be marks of sessions that have just ended.
-		{Stream: stream, Subject: subject(name + ".*"), First: 2},
+		{Stream: stream, Subject: subject(whole.Name + ".*"), First: 2},
 	} {
-		for m, err := range s.bus.Read(ctx, q) {
+		for m, err := range s.values(ctx, subjects.BucketIndexes, q) {
 			if err != nil {
 				return nil, fmt.Errorf("read index %q: %w", r.Name, err)
-			}
-			if bus.Gone(m.Header) {
-				continue
 			}
 			c := claim{revision: m.Seq}
 			if err := json.Unmarshal(m.Data, &c.record); err != nil {
@@ -312,20 +303,28 @@ func (s *Store) claims(ctx context.Context, r IndexRecord) ([]claim, error) {
 // one is [bus.ErrNoKey].
 func (s *Store) Index(ctx context.Context, name subjects.IndexName, session subjects.SessionID) (IndexRecord, error) {
 	var r IndexRecord
-	token, err := subjects.IndexKey(name, session)
-	if err != nil {
-		return r, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", name, err)
+	key, err := indexKey(name, session)
+	if err == nil {
+		err = s.read(ctx, key, &r)
 	}
-	return r, s.read(ctx, bus.Key{Bucket: subjects.BucketIndexes, Name: token}, &r)
+	return r, err
 }
 
 // DeleteIndex removes an index's record; one that is not there is no error.
 func (s *Store) DeleteIndex(ctx context.Context, name subjects.IndexName, session subjects.SessionID) error {
+	key, err := indexKey(name, session)
+	if err != nil {
+		return err
+	}
+	return s.delete(ctx, key)
+}
+
+func indexKey(name subjects.IndexName, session subjects.SessionID) (bus.Key, error) {
 	token, err := subjects.IndexKey(name, session)
 	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", name, err)
+		return bus.Key{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", name, err)
 	}
-	return s.delete(ctx, bus.Key{Bucket: subjects.BucketIndexes, Name: token})
+	return bus.Key{Bucket: subjects.BucketIndexes, Name: token}, nil
 }
 
 // Bundles returns the digests that the records of indexes name, as they are now
@@ -389,10 +388,10 @@ func (s *Store) CreateSession(ctx context.Context, r SessionRecord) error {
 func (s *Store) Session(ctx context.Context, id subjects.SessionID) (SessionRecord, error) {
 	var r SessionRecord
 	key, err := sessionKey(id)
-	if err != nil {
-		return r, err
+	if err == nil {
+		err = s.read(ctx, key, &r)
 	}
-	return r, s.read(ctx, key, &r)
+	return r, err
 }
 
 // SessionNow is [Store.Session] as it is now: no replica that lags is asked.
@@ -408,27 +407,6 @@ func (s *Store) SessionNow(ctx context.Context, id subjects.SessionID) (SessionR
 	}
 	err = readRecord(key, e, &r)
 	return r, err
-}
-
-// PutSession writes a session's record whatever is there, to mark it as ended.
-// What is left of its TTL is kept if the record has one.
-func (s *Store) PutSession(ctx context.Context, r SessionRecord) error {
-	key, err := sessionKey(r.ID)
-	if err != nil {
-		return err
-	}
-	data, err := encodeRecord(r)
-	if err != nil {
-		return err
-	}
-	left := r.TTL
-	if left > 0 {
-		left = max(r.Created.Add(r.TTL).Sub(s.bus.Time().Now), time.Second)
-	}
-	if _, err := s.bus.Put(ctx, key, data, left); err != nil {
-		return fmt.Errorf("write session %q: %w", r.ID, err)
-	}
-	return nil
 }
 
 // DeleteSession removes a session's record; one that is not there is no error.
@@ -456,49 +434,33 @@ func sessionKey(id subjects.SessionID) (bus.Key, error) {
 // then.
 func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err error) {
 	leased := make(map[subjects.NodeID]bool)
-	q := bus.Query{Stream: subjects.KVStream(subjects.BucketNodes), Subject: subjects.KVAll(subjects.BucketNodes)}
-	for m, err := range s.bus.Read(ctx, q) {
+	for m, err := range s.values(ctx, subjects.BucketNodes, bus.Query{}) {
 		if err != nil {
 			return 0, fmt.Errorf("read the leases: %w", err)
 		}
-		token, ok := subjects.KVKey(subjects.BucketNodes, m.Subject)
-		if node, err := subjects.DecodeToken(token); ok && err == nil && !bus.Gone(m.Header) {
+		if node, err := subjects.DecodeToken(m.name); err == nil {
 			leased[subjects.NodeID(node)] = true
 		}
 	}
 	now := s.bus.Time()
-	old := func(m *bus.Stored) bool { return now.Now.Sub(m.Time) >= age+now.Bound }
-	type record struct {
-		key      bus.Key
-		revision uint64
-	}
-	var olds []record
+	old := func(m value) bool { return now.Now.Sub(m.Time) >= age+now.Bound }
 	// Claims are read before what is served: a service claims first.
 	claims := make(map[string]uint64)
-	q = bus.Query{Stream: subjects.KVStream(subjects.BucketIndexes), Subject: subjects.KVAll(subjects.BucketIndexes)}
-	for m, err := range s.bus.Read(ctx, q) {
+	for m, err := range s.values(ctx, subjects.BucketIndexes, bus.Query{}) {
 		if err != nil {
 			return 0, fmt.Errorf("read the indexes: %w", err)
 		}
 		var r IndexRecord
-		name, ok := subjects.KVKey(subjects.BucketIndexes, m.Subject)
-		if !ok || bus.Gone(m.Header) || !old(m) || json.Unmarshal(m.Data, &r) != nil {
-			continue
-		}
-		if r.Bundle == "" && strings.HasPrefix(r.Source, ServiceSource) {
-			claims[name] = m.Seq
+		if old(m) && json.Unmarshal(m.Data, &r) == nil && r.Bundle == "" && strings.HasPrefix(r.Source, ServiceSource) {
+			claims[m.name] = m.Seq
 		}
 	}
-	q = bus.Query{Stream: subjects.KVStream(subjects.BucketTools), Subject: subjects.KVAll(subjects.BucketTools)}
-	for m, err := range s.bus.Read(ctx, q) {
+	left := make(map[bus.Key]uint64)
+	for m, err := range s.values(ctx, subjects.BucketTools, bus.Query{}) {
 		if err != nil {
 			return 0, fmt.Errorf("read what nodes serve: %w", err)
 		}
-		name, ok := subjects.KVKey(subjects.BucketTools, m.Subject)
-		if !ok || bus.Gone(m.Header) {
-			continue
-		}
-		key, err := subjects.ParseToolsKey(name)
+		key, err := subjects.ParseToolsKey(m.name)
 		switch {
 		case err != nil:
 		case leased[key.Node] || !old(m): // it is served, or may be in a moment
@@ -506,7 +468,7 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 				delete(claims, claim)
 			}
 		default:
-			olds = append(olds, record{bus.Key{Bucket: subjects.BucketTools, Name: name}, m.Seq})
+			left[bus.Key{Bucket: subjects.BucketTools, Name: m.name}] = m.Seq
 		}
 	}
 	s.sweeping.Lock()
@@ -514,13 +476,12 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 	s.suspects = claims
 	s.sweeping.Unlock()
 	for name, revision := range claims {
-		if before[name] != revision {
-			continue
+		if before[name] == revision {
+			left[bus.Key{Bucket: subjects.BucketIndexes, Name: name}] = revision
 		}
-		olds = append(olds, record{bus.Key{Bucket: subjects.BucketIndexes, Name: name}, revision})
 	}
-	for _, o := range olds {
-		switch err := s.bus.Delete(ctx, o.key, o.revision); {
+	for key, revision := range left {
+		switch err := s.bus.Delete(ctx, key, revision); {
 		case err == nil:
 			deleted++
 		case !errors.Is(err, bus.ErrConflict): // a conflict: its writer is back
@@ -563,31 +524,20 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// descriptorCache keeps the descriptors used last, up to a size.
+// descriptorCache keeps descriptors, up to a size of what they are encoded; then it
+// begins anew.
 type descriptorCache struct {
 	limit int
 
 	mu    sync.Mutex
 	size  int
-	order list.List // of cached, the latest used first
-	items map[string]*list.Element
-}
-
-type cached struct {
-	digest string
-	d      *tool.Descriptor
-	size   int
+	items map[string]*tool.Descriptor
 }
 
 func (c *descriptorCache) get(digest string) *tool.Descriptor {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e := c.items[digest]
-	if e == nil {
-		return nil
-	}
-	c.order.MoveToFront(e)
-	return e.Value.(cached).d //nolint:forcetypeassert // only put fills the list
+	return c.items[digest]
 }
 
 func (c *descriptorCache) put(digest string, d *tool.Descriptor, size int) {
@@ -596,11 +546,9 @@ func (c *descriptorCache) put(digest string, d *tool.Descriptor, size int) {
 	if c.items[digest] != nil {
 		return
 	}
-	c.items[digest] = c.order.PushFront(cached{digest, d, size})
-	c.size += size
-	for c.size > c.limit && c.order.Len() > 1 {
-		last := c.order.Remove(c.order.Back()).(cached) //nolint:forcetypeassert // only put fills the list
-		delete(c.items, last.digest)
-		c.size -= last.size
+	if c.size += size; c.size > c.limit {
+		clear(c.items)
+		c.size = size
 	}
+	c.items[digest] = d
 }

@@ -26,7 +26,7 @@ func TestViewFollowsInEveryTopology(t *testing.T) {
 	t.Parallel()
 	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
 		b := ready(t, top.Serve(t))
-		store := registry.NewStore(b, nil)
+		store := registry.NewStore(b)
 		l := acquire(t, b, record("n1", "boot1"))
 		publish(t, store, l, "demo", "r1", "demo.a", "demo.b")
 		beat(t, b, "n1", "boot1", 2)
@@ -94,7 +94,7 @@ func TestViewIsOpenedWhileABucketHasNoLeader(t *testing.T) {
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
 	l := acquire(t, b, record("n1", "boot1"))
-	publish(t, registry.NewStore(b, nil), l, "demo", "r1", "demo.a")
+	publish(t, registry.NewStore(b), l, "demo", "r1", "demo.a")
 	const info = `{"type":"io.nats.jetstream.api.v1.stream_info_response","error":`
 	var asked atomic.Int64
 	v := view(t, relayed(t, s, "leaderless", func(subject string) []byte {
@@ -125,7 +125,7 @@ func TestNodesThatAreGoneAreNoCandidates(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
-	store := registry.NewStore(b, nil)
+	store := registry.NewStore(b)
 	v := view(t, open(t, s.Connect(t)))
 	cable := meshtest.NewProxy(t, s)
 	b1 := open(t, cable.Connect(t))
@@ -172,7 +172,7 @@ func TestNodesThatAreGoneAreNoCandidates(t *testing.T) {
 func TestDrainingIsNoCandidate(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
-	store := registry.NewStore(b, nil)
+	store := registry.NewStore(b)
 	v := view(t, b)
 	l := acquire(t, b, record("n1", "boot1"))
 	publish(t, store, l, "demo", "r1", "demo.a")
@@ -243,7 +243,7 @@ func TestViewSurvivesARestart(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
-	store := registry.NewStore(b, nil)
+	store := registry.NewStore(b)
 	v := view(t, open(t, s.Connect(t)))
 	l := acquire(t, b, record("n1", "boot1"))
 	publish(t, store, l, "demo", "r1", "demo.a")
@@ -264,7 +264,7 @@ func TestViewSurvivesAWipedStore(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
-	store := registry.NewStore(b, nil)
+	store := registry.NewStore(b)
 	v := view(t, open(t, s.Connect(t)))
 	l := acquire(t, b, record("n1", "boot1"))
 	publish(t, store, l, "demo", "r1", "demo.a")
@@ -360,7 +360,7 @@ func TestViewSeesAMissedEnd(t *testing.T) {
 	if _, err := b.JetStream().UpdateStream(t.Context(), quiet); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, registry.NewStore(b, nil), l, "demo", "r1", "demo.a")
+	publish(t, registry.NewStore(b), l, "demo", "r1", "demo.a")
 	meshtest.Until(t, "the end is seen", func() bool { return nodesOf(v, "s", "demo.a") == "n1/boot1 " })
 }
 
@@ -445,7 +445,7 @@ func TestSnapshotOfManyRecords(t *testing.T) {
 func BenchmarkRoute(b *testing.B) {
 	s := meshtest.Broker(b)
 	x := ready(b, s.Connect(b))
-	store := registry.NewStore(x, nil)
+	store := registry.NewStore(x)
 	for i := range 10 {
 		l := acquire(b, x, record(name(i), "boot1"))
 		publish(b, store, l, "demo", "r1", "demo.a")

@@ -102,7 +102,7 @@ func New(nc *nats.Conn, opts *Options) (*Router, error) {
 		return nil, err
 	}
 	return &Router{
-		opts: o, log: o.Logger, bus: b, client: c, store: registry.NewStore(b, nil),
+		opts: o, log: o.Logger, bus: b, client: c, store: registry.NewStore(b),
 		policy: &registry.Sessions{Strict: o.SessionPolicy == "strict"},
 	}, nil
 }

@@ -72,9 +72,6 @@ func sessionOf(r registry.SessionRecord) session {
 	if s.Pins == nil {
 		s.Pins = map[subjects.IndexName]string{}
 	}
-	if r.Ended {
-		s.State = "ended"
-	}
 	return s
 }
 
@@ -113,7 +110,7 @@ func (a *app) sessionCreate() *cobra.Command {
 				if _, err := r.CreateSession(ctx, &router.SessionOptions{ID: id, TTL: ttl, Pins: pinned}); err != nil {
 					return err
 				}
-				record, err := registry.NewStore(l.bus, nil).Session(ctx, id)
+				record, err := registry.NewStore(l.bus).Session(ctx, id)
 				if err != nil {
 					return err
 				}

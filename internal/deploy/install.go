@@ -418,9 +418,6 @@ func (m *Manager) epoch(ctx context.Context, session subjects.SessionID) (string
 		return "", nil
 	}
 	r, err := m.store.Session(ctx, session)
-	if r.Ended {
-		return "", nil
-	}
 	if err != nil && !errors.Is(err, bus.ErrNoKey) {
 		return "", unreadable(err)
 	}

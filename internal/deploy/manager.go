@@ -201,7 +201,7 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 	wanted := m.wanted()
 	next = retryMost
 	for k, r := range wanted {
-		if s, _ := m.view.Session(k.session); r.Epoch != "" && (s.Epoch != r.Epoch || s.Ended) {
+		if s, _ := m.view.Session(k.session); r.Epoch != "" && s.Epoch != r.Epoch {
 			m.wg.Go(func() { m.expire(ctx, r) })
 		}
 		e := m.entry(k)
