@@ -350,53 +350,44 @@ type Call struct {
 // Header returns the headers of the call.
 func (c *Call) Header() Header {
 	h := Header{HeaderRPCID: {string(c.RPCID)}}
+	text := func(name, value string) {
+		if value != "" {
+			h.Set(name, value)
+		}
+	}
+	count := func(name string, n int64) {
+		if n > 0 {
+			h.Set(name, strconv.FormatInt(n, 10))
+		}
+	}
+	flag := func(name string, on bool) {
+		if on {
+			h.Set(name, "1")
+		}
+	}
 	if subjectsHashed(string(c.Session)) {
 		h.Set(HeaderSession, string(c.Session))
 	}
 	if subjectsHashed(string(c.Tool)) {
 		h.Set(HeaderTool, string(c.Tool))
 	}
-	switch c.Delivery {
-	case DeliverLive:
-		h.Set(HeaderStream, "1")
-	case DeliverInbox:
+	flag(HeaderStream, c.Delivery == DeliverLive)
+	if c.Delivery == DeliverInbox {
 		h.Set(HeaderStream, "inbox")
 	}
-	if c.Timeout > 0 {
-		// Rounded up: a budget of half a millisecond is not a spent one.
-		ms := int64(c.Timeout / time.Millisecond)
-		if c.Timeout%time.Millisecond > 0 {
-			ms++
-		}
-		h.Set(HeaderTimeout, strconv.FormatInt(ms, 10))
-	}
+	// Rounded up: a budget of half a millisecond is not a spent one.
+	count(HeaderTimeout, int64(c.Timeout/time.Millisecond)+min(1, int64(c.Timeout%time.Millisecond)))
 	if !c.Deadline.IsZero() {
 		h.Set(HeaderDeadline, strconv.FormatInt(c.Deadline.UnixMilli(), 10))
 	}
-	if c.Credit > 0 {
-		h.Set(HeaderCredit, strconv.FormatInt(c.Credit, 10))
-	}
-	if c.Depth > 0 {
-		h.Set(HeaderDepth, strconv.Itoa(c.Depth))
-	}
-	if c.Parent != "" {
-		h.Set(HeaderParent, string(c.Parent))
-	}
-	if c.Revision != "" {
-		h.Set(HeaderRevision, c.Revision)
-	}
-	if c.Isolation != "" {
-		h.Set(HeaderIsolation, string(c.Isolation))
-	}
-	if c.Keepalive {
-		h.Set(HeaderKeepalive, "1")
-	}
-	if c.WantLoad {
-		h.Set(HeaderWantLoad, "1")
-	}
-	if c.Traceparent != "" {
-		h.Set(HeaderTraceparent, c.Traceparent)
-	}
+	count(HeaderCredit, c.Credit)
+	count(HeaderDepth, int64(c.Depth))
+	text(HeaderParent, string(c.Parent))
+	text(HeaderRevision, c.Revision)
+	text(HeaderIsolation, string(c.Isolation))
+	text(HeaderTraceparent, c.Traceparent)
+	flag(HeaderKeepalive, c.Keepalive)
+	flag(HeaderWantLoad, c.WantLoad)
 	return h
 }
 
