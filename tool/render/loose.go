@@ -71,7 +71,6 @@ func (s *schema) joinAlternatives(o *object, word string) *object {
 	var required []any
 	closed := true
 	for i, branch := range branches {
-		var mine []any
 		if given := branch.object("properties"); given != nil {
 			for _, name := range given.keys {
 				inner := given.get(name)
@@ -79,16 +78,12 @@ func (s *schema) joinAlternatives(o *object, word string) *object {
 				case !ok:
 					members.set(name, inner)
 				case equal(old, inner), o.object("properties") != nil && o.object("properties").has(name):
-				case old.(*object).has("anyOf") && len(old.(*object).keys) == 1:
-					if list := old.(*object).list("anyOf"); !contains(list, inner) {
-						members.set(name, newObject("anyOf", append(slices.Clone(list), inner)))
-					}
 				default:
 					members.set(name, newObject("anyOf", []any{old, inner}))
 				}
 			}
 		}
-		mine = branch.list("required")
+		mine := branch.list("required")
 		if i == 0 {
 			required = slices.Clone(mine)
 		} else {
@@ -130,31 +125,8 @@ func (l *loosely) schema(o *object) *object {
 		case key == "$ref":
 			l.reference(o)
 			out.set(key, value)
-		case key == "additionalProperties":
-			if inner, ok := value.(*object); ok {
-				value = l.value(inner)
-			}
-			out.set(key, value)
-		case schemaWords[key]:
-			if inner, ok := value.(*object); ok {
-				out.set(key, l.value(inner))
-			}
-		case listWords[key]:
-			list := []any{}
-			for _, one := range o.list(key) {
-				list = append(list, l.value(one.(*object)))
-			}
-			if len(list) > 0 {
-				out.set(key, list)
-			}
-		case mapWords[key]:
-			members := newObject()
-			if given := o.object(key); given != nil {
-				for _, name := range given.keys {
-					members.set(name, l.value(given.object(name)))
-				}
-			}
-			out.set(key, members)
+		case schemaWords[key], listWords[key], mapWords[key]:
+			out.set(key, inner(key, value, l.value))
 		case plainWords[key]:
 			out.set(key, value)
 		}
@@ -165,9 +137,13 @@ func (l *loosely) schema(o *object) *object {
 	return out
 }
 
-// value is a schema where false may be written as such.
-func (l *loosely) value(o *object) any {
-	if isNever(o) && len(o.keys) == 1 && !l.complete {
+// value renders a schema where false may be written as such.
+func (l *loosely) value(v any) any {
+	o, ok := v.(*object)
+	switch {
+	case !ok:
+		return v // additionalProperties
+	case isNever(o) && len(o.keys) == 1 && !l.complete:
 		return false
 	}
 	return l.schema(o)
@@ -208,7 +184,7 @@ func (l *loosely) reference(o *object) {
 	l.defs.set(name, l.schema(target))
 }
 
-// whole renders a root and puts the definitions below it.
+// loose renders a root and puts the definitions below it.
 func (s *schema) loose(root *object, complete bool) *object {
 	l := &loosely{in: s, complete: complete, defs: newObject(), started: map[string]bool{}}
 	out := l.schema(root)

@@ -14,16 +14,16 @@ func (r *Rendered) openAI(text string, in *schema, o *Options) *object {
 	if o.NeverStrict {
 		in.notes.add("", "not strict: not wanted")
 	} else {
-		s := &stricter{in: in, defs: newObject(), backs: map[string]back{}, started: map[string]bool{}}
+		s := &stricter{in: in, reasons: notes{most: maxReasons}, notes: notes{most: maxNotes}, defs: newObject(), backs: map[string]back{}, started: map[string]bool{}}
 		for _, text := range in.notes.texts { // what the root does not say any more
 			s.refuse("", "%s", text)
 		}
 		strict, b := s.arguments(root)
-		if len(s.reasons) == 0 {
+		if len(s.reasons.texts) == 0 {
 			r.Strict, r.back, parameters = true, b, strict
 			in.notes.texts = append(in.notes.texts, s.notes.texts...)
 		}
-		for _, reason := range s.reasons {
+		for _, reason := range s.reasons.texts {
 			in.notes.add("", "not strict: %s", reason)
 		}
 	}

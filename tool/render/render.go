@@ -96,12 +96,12 @@ func Tool(format Format, d *tool.Descriptor, o *Options) (Rendered, error) {
 		return Rendered{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest,
 			"%q is no name that providers take: they take 1 to 64 of A-Z, a-z, 0-9, _ and -, with a letter or _ first", r.Name)
 	}
-	n := &notes{}
+	n := &notes{most: maxNotes}
 	input, err := read(d.InputSchema, n)
 	if err != nil {
 		return Rendered{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "tool %q: input_schema: %w", d.ID, err)
 	}
-	about := &notes{}
+	about := &notes{most: maxNotes}
 	text := description(format, d, o, about)
 	var out *object
 	switch format {

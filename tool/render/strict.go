@@ -1,7 +1,6 @@
 package render
 
 import (
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -35,7 +34,7 @@ const maxReasons = 8
 // stricter writes a schema in OpenAI's strict subset, or finds why it cannot be.
 type stricter struct {
 	in      *schema
-	reasons []string
+	reasons notes // why it cannot be
 	defs    *object
 	backs   map[string]back // of defs
 	started map[string]bool
@@ -43,20 +42,12 @@ type stricter struct {
 	notes   notes
 }
 
-func (s *stricter) refuse(path, format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	if path != "" {
-		text = path + ": " + text
-	}
-	if len(s.reasons) < maxReasons && !slices.Contains(s.reasons, text) {
-		s.reasons = append(s.reasons, text)
-	}
-}
+func (s *stricter) refuse(path, format string, args ...any) { s.reasons.add(path, format, args...) }
 
 // arguments renders the root, which is flat and an object.
 func (s *stricter) arguments(root *object) (*object, back) {
 	out, b := s.schema(root, "", 0)
-	if len(s.reasons) == 0 {
+	if len(s.reasons.texts) == 0 {
 		if len(s.defs.keys) > 0 {
 			out.set("$defs", s.defs)
 		}
@@ -95,7 +86,7 @@ func (s *stricter) schema(o *object, path string, depth int) (*object, back) {
 	if flat.get("uniqueItems") == true {
 		s.refuse(path, "strict has no uniqueItems")
 	}
-	if len(s.reasons) >= maxReasons {
+	if len(s.reasons.texts) >= maxReasons {
 		return newObject(), nil
 	}
 	for _, word := range []string{"anyOf", "oneOf"} {
@@ -366,38 +357,27 @@ func inside(path, name string) string {
 
 // orNull allows null as well.
 func orNull(o *object) *object {
-	kind, scalar := o.get("type").(string)
-	if list, ok := o.get("type").([]any); ok && contains(list, "null") {
-		return o
-	}
-	if branches := o.list("anyOf"); branches != nil {
-		for _, one := range branches {
-			if one.(*object).get("type") == "null" {
-				return o
-			}
-		}
-		out := o.clone()
+	out := o.clone()
+	branches, types := o.list("anyOf"), kindsOf(o.get("type"))
+	scalar := len(types) == 1 && types[0] != "object" && types[0] != "array"
+	switch {
+	case slices.Contains(types, "null"), slices.ContainsFunc(branches, func(one any) bool { return one.(*object).get("type") == "null" }):
+	case branches != nil:
 		out.set("anyOf", append(slices.Clone(branches), newObject("type", "null")))
-		return out
-	}
-	if kind == "null" {
-		return o
-	}
-	if scalar && kind != "object" && kind != "array" {
-		out := o.clone()
-		out.set("type", []any{kind, "null"})
+	case scalar:
+		out.set("type", []any{types[0], "null"})
 		if values := o.list("enum"); values != nil && !contains(values, nil) {
 			out.set("enum", append(slices.Clone(values), nil))
 		}
-		return out
-	}
-	inner := o.clone()
-	out := newObject()
-	if text, ok := inner.values["description"]; ok {
+	default: // nothing may stand beside anyOf but a description
+		inner := o.clone()
 		inner.drop("description")
-		out.set("description", text)
+		out = newObject()
+		if o.has("description") {
+			out.set("description", o.get("description"))
+		}
+		out.set("anyOf", []any{inner, newObject("type", "null")})
 	}
-	out.set("anyOf", []any{inner, newObject("type", "null")})
 	return out
 }
 
@@ -430,7 +410,7 @@ func (s *stricter) alternatives(o *object, word, path string, depth int) (*objec
 		branches = append(branches, branch)
 		backs = append(backs, b)
 	}
-	if len(s.reasons) > 0 {
+	if len(s.reasons.texts) > 0 {
 		return newObject(), nil
 	}
 	if word == "oneOf" && len(branches) > 1 {
