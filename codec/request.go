@@ -3,7 +3,6 @@ package codec
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"math"
 	"mime"
 	"strconv"
@@ -126,10 +125,7 @@ func checkIsolation(v toolmesh.Isolation) error {
 	if v.Valid() {
 		return nil
 	}
-	all := fmt.Sprint(toolmesh.Isolations()) // "[warm session ...]"
-	names := strings.Fields(all[1 : len(all)-1])
-	last := len(names) - 1
-	return invalid("header %s is %q: it is %s or %s", HeaderIsolation, v, strings.Join(names[:last], ", "), names[last])
+	return invalid("header %s is %q: it is warm, session, fork or fresh", HeaderIsolation, v)
 }
 
 func (r *Request) parsePlain(h Header, body []byte) error {
@@ -166,7 +162,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		case HeaderSession:
 			session = v
 		case HeaderTimeout:
-			r.Timeout, err = parseMillis(HeaderTimeout, v)
+			r.Timeout, err = parseMillis(HeaderTimeout, v, math.MinInt64)
 			r.HasTimeout = true
 		case HeaderDeadline:
 			var ms int64
@@ -174,7 +170,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 				r.Deadline = time.UnixMilli(ms)
 			}
 		case HeaderAgain:
-			r.Again, err = parseAgain(v)
+			r.Again, err = parseMillis(HeaderAgain, v, 0)
 			r.IsAgain = true
 		case HeaderStream:
 			switch v {
@@ -270,23 +266,11 @@ func parseSmall(name, v string) (int, error) {
 	return int(n), err
 }
 
-// parseMillis reads a budget. A spent one (0 or less) stays 0 or less: the
-// call is then answered deadline_exceeded.
-func parseMillis(name, v string) (time.Duration, error) {
-	n, err := parseInt(name, v, math.MinInt64)
-	if err != nil {
-		return 0, err
-	}
-	if n > math.MaxInt64/int64(time.Millisecond) {
-		n = math.MaxInt64 / int64(time.Millisecond)
-	}
-	return time.Duration(max(n, 0)) * time.Millisecond, nil
-}
-
-// parseAgain reads how long ago a request was first sent.
-func parseAgain(v string) (time.Duration, error) {
-	n, err := parseInt(HeaderAgain, v, 0)
-	return time.Duration(min(n, math.MaxInt64/int64(time.Millisecond))) * time.Millisecond, err
+// parseMillis reads a time of at least so many milliseconds. A budget that is
+// spent (0 or less) is 0: the call is then answered deadline_exceeded.
+func parseMillis(name, v string, least int64) (time.Duration, error) {
+	n, err := parseInt(name, v, least)
+	return time.Duration(min(max(n, 0), math.MaxInt64/int64(time.Millisecond))) * time.Millisecond, err
 }
 
 func parseFlag(name, v string) (bool, error) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/big"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -204,17 +205,15 @@ func composite(t reflect.Type) bool {
 	return false
 }
 
+// unnamable is what no definition's name has.
+var unnamable = regexp.MustCompile(`[^A-Za-z0-9_]`)
+
 // name returns the definition's name of a type and notes that it is needed.
 func (in *inference) name(t reflect.Type) string {
 	if n, ok := in.names[t]; ok {
 		return n
 	}
-	base := strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' {
-			return r
-		}
-		return '_'
-	}, t.Name())
+	base := unnamable.ReplaceAllString(t.Name(), "_")
 	if base == "" {
 		base = "Type"
 	}

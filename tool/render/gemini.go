@@ -408,10 +408,7 @@ func (w *twin) array(o *object, path string, depth int) (*object, back) {
 		}
 	}
 	if len(prefix) > 0 {
-		same := true
-		for _, one := range prefix {
-			same = same && equal(bare(one), bare(prefix[0]))
-		}
+		same := alike(prefix)
 		closed := item != nil && isNever(item)
 		if most, ok := rational(o.get("maxItems")); ok && most.Cmp(ratOf(len(prefix))) <= 0 {
 			closed = true
@@ -463,7 +460,7 @@ func (w *twin) tuple(o *object, prefix []any, path string, depth int) (*object, 
 	for i, one := range prefix {
 		inner := one.(*object)
 		name := inner.text("title")
-		if !geminiName(name) || shown.has(name) {
+		if !geminiName.MatchString(name) || shown.has(name) {
 			name = unused(fmt.Sprintf("item_%d", i+1), shown.has)
 		}
 		rendered, b := w.schema(inner, fmt.Sprintf("%s[%d]", path, i), depth+1)
@@ -491,11 +488,6 @@ func (o *object) ordering() []any {
 		list[i] = key
 	}
 	return list
-}
-
-// geminiName says whether a name of a member is one that Gemini takes.
-func geminiName(name string) bool {
-	return anthropicName(name) && (name[0] == '_' || name[0] >= 'a' && name[0] <= 'z' || name[0] >= 'A' && name[0] <= 'Z')
 }
 
 func (w *twin) object(o *object, path string, depth int) (*object, back) {
@@ -584,7 +576,7 @@ func (w *twin) record(o *object, path string, depth int, extra string) (*object,
 			continue // the one value that it may have is none
 		}
 		safe := name
-		if !geminiName(name) || shown.has(name) {
+		if !geminiName.MatchString(name) || shown.has(name) {
 			safe = safeName(name, func(n string) bool { return properties.has(n) || shown.has(n) })
 			w.in.notes.add(path, "%q is called %q: not every provider takes its name", name, safe)
 		}
@@ -664,9 +656,9 @@ func (w *twin) union(branches []*object, path string, depth int) (*object, back)
 				label = types[0]
 			}
 		}
-		if _, name := w.in.target(one); name != "" && geminiName(name) {
+		if _, name := w.in.target(one); name != "" && geminiName.MatchString(name) {
 			label = name
-		} else if title := one.text("title"); geminiName(title) {
+		} else if title := one.text("title"); geminiName.MatchString(title) {
 			label = title
 		}
 		label = unused(label, shown.has)

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math/big"
+	"regexp"
 	"slices"
 )
 
@@ -233,25 +234,20 @@ func (s *schema) safeNames(root *object, valid func(name string) bool) (*object,
 	return out, back
 }
 
+var unsafeRunes = regexp.MustCompile(`[^A-Za-z0-9_]`)
+
 // safeName makes a name of letters, digits and _ that is not taken.
 func safeName(name string, taken func(string) bool) string {
-	var b []byte
-	for _, r := range name {
-		if r < 128 && (r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_') {
-			b = append(b, byte(r))
-		} else {
-			b = append(b, '_')
-		}
-	}
-	if len(b) == 0 || b[0] >= '0' && b[0] <= '9' {
-		b = append([]byte{'_'}, b...)
+	b := unsafeRunes.ReplaceAllString(name, "_")
+	if b == "" || b[0] >= '0' && b[0] <= '9' {
+		b = "_" + b
 	}
 	sum := sha256.Sum256([]byte(name))
 	suffix := "_" + hex.EncodeToString(sum[:4])
-	candidate := string(b[:min(len(b), 64-len(suffix))]) + suffix
+	candidate := b[:min(len(b), 64-len(suffix))] + suffix
 	for i := 2; taken(candidate); i++ {
 		end := fmt.Sprintf("%s_%d", suffix, i)
-		candidate = string(b[:min(len(b), 64-len(end))]) + end
+		candidate = b[:min(len(b), 64-len(end))] + end
 	}
 	return candidate
 }

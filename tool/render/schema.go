@@ -299,16 +299,7 @@ func (r *reader) follow(path string) (target any, label string, ok bool) {
 
 // name makes the name of a definition, unlike those there are.
 func (r *reader) name(label string) string {
-	var b strings.Builder
-	for _, c := range label {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':
-			b.WriteRune(c)
-		default:
-			b.WriteByte('_')
-		}
-	}
-	base := b.String()
+	base := unsafeRunes.ReplaceAllString(label, "_")
 	if base == "" {
 		base = "definition"
 	}

@@ -254,10 +254,7 @@ func (s *stricter) array(o, out *object, path string, depth int) back {
 		}
 	}
 	if prefix := o.list("prefixItems"); len(prefix) > 0 {
-		same := true
-		for _, one := range prefix {
-			same = same && equal(bare(one), bare(prefix[0]))
-		}
+		same := alike(prefix)
 		switch {
 		case same && item != nil && isNever(item):
 			item = prefix[0].(*object)
@@ -281,6 +278,11 @@ func (s *stricter) array(o, out *object, path string, depth int) back {
 	items, b := s.schema(item, path+"[]", depth+1)
 	out.set("items", items)
 	return listBack(b)
+}
+
+// alike says whether schemas differ by what names them only.
+func alike(list []any) bool {
+	return !slices.ContainsFunc(list, func(one any) bool { return !equal(bare(one), bare(list[0])) })
 }
 
 // bare is a schema without what names it only.
