@@ -102,8 +102,8 @@ func (s *schema) joinAlternatives(o *object, word string) *object {
 	return out
 }
 
-// loosely is how a provider that takes most of JSON Schema wants it.
-type loosely struct {
+// looseWriter is how a provider that takes most of JSON Schema wants it.
+type looseWriter struct {
 	in *schema
 	// complete: every object has properties and every array has items, which
 	// OpenAI asks for.
@@ -113,7 +113,7 @@ type loosely struct {
 	count    int
 }
 
-func (l *loosely) schema(o *object) *object {
+func (l *looseWriter) schema(o *object) *object {
 	l.count++
 	if l.count > 4*maxNodes {
 		l.in.notes.add("", "the schema is too large to be shown as a whole: parts of it are left open")
@@ -139,7 +139,7 @@ func (l *loosely) schema(o *object) *object {
 }
 
 // value renders a schema where false may be written as such.
-func (l *loosely) value(v any) any {
+func (l *looseWriter) value(v any) any {
 	o, ok := v.(*object)
 	switch {
 	case !ok:
@@ -150,7 +150,7 @@ func (l *loosely) value(v any) any {
 	return l.schema(o)
 }
 
-func (l *loosely) finish(out *object) {
+func (l *looseWriter) finish(out *object) {
 	types := kindsOf(out.get("type"))
 	if slices.Contains(types, "object") && !out.has("properties") {
 		out.set("properties", newObject())
@@ -175,7 +175,7 @@ func (l *loosely) finish(out *object) {
 }
 
 // reference renders the definition that o refers to, once.
-func (l *loosely) reference(o *object) {
+func (l *looseWriter) reference(o *object) {
 	target, name := l.in.target(o)
 	if target == nil || l.started[name] {
 		return
@@ -187,7 +187,7 @@ func (l *loosely) reference(o *object) {
 
 // loose renders a root and puts the definitions below it.
 func (s *schema) loose(root *object, complete bool) *object {
-	l := &loosely{in: s, complete: complete, defs: newObject(), started: map[string]bool{}}
+	l := &looseWriter{in: s, complete: complete, defs: newObject(), started: map[string]bool{}}
 	out := l.schema(root)
 	if len(l.defs.keys) > 0 {
 		out.set("$defs", l.defs)

@@ -21,7 +21,7 @@ func (r *Rendered) openAI(text string, in *schema, o *Options) *object {
 	if o.NeverStrict {
 		in.notes.add("", "not strict: not wanted")
 	} else {
-		s := &stricter{in: in, reasons: notes{most: maxReasons}, notes: notes{most: maxNotes}, defs: newObject(), backs: map[string]back{}, started: map[string]bool{}}
+		s := &strictWriter{in: in, reasons: notes{most: maxReasons}, notes: notes{most: maxNotes}, defs: newObject(), backs: map[string]back{}, started: map[string]bool{}}
 		for _, text := range in.notes.texts { // what the root does not say any more
 			s.refuse("", "%s", text)
 		}
