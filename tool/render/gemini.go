@@ -148,7 +148,9 @@ func (w *geminiWriter) finish(out, flat *object, branches []*object) *object {
 }
 
 // json is a value written as JSON in a text.
-func (w *geminiWriter) json(text string) *object { return newObject("type", "string", "description", text) }
+func (w *geminiWriter) json(text string) *object {
+	return newObject("type", "string", "description", text)
+}
 
 // branches are the alternatives of a flat schema without null, each of at most
 // one type, and whether null is one.
@@ -333,7 +335,7 @@ func (w *geminiWriter) text(o *object) *object {
 	}
 	for _, word := range []string{"minLength", "maxLength"} {
 		if n, ok := size(o.get(word)); ok {
-			out.set(word, n)
+			out.set(word, number(n))
 		}
 	}
 	if pattern, ok := o.get("pattern").(string); ok {
@@ -347,15 +349,6 @@ func (w *geminiWriter) text(o *object) *object {
 		out.set("description", strings.Join(hints, " "))
 	}
 	return out
-}
-
-// size is a count as a plain number.
-func size(v any) (json.Number, bool) {
-	r, ok := rational(v)
-	if !ok || !r.IsInt() || !r.Num().IsInt64() {
-		return "", false
-	}
-	return json.Number(r.Num().String()), true
 }
 
 func (w *geminiWriter) number(o *object, kind, path string) *object {
@@ -404,13 +397,13 @@ func (w *geminiWriter) array(o *object, path string, depth int) (*object, back) 
 	out := newObject("type", "array")
 	for _, word := range []string{"minItems", "maxItems"} {
 		if n, ok := size(o.get(word)); ok {
-			out.set(word, n)
+			out.set(word, number(n))
 		}
 	}
 	if len(prefix) > 0 {
 		same := alike(prefix)
 		closed := item != nil && isNever(item)
-		if most, ok := rational(o.get("maxItems")); ok && most.Cmp(ratOf(len(prefix))) <= 0 {
+		if most, ok := size(o.get("maxItems")); ok && most <= len(prefix) {
 			closed = true
 		}
 		switch {
@@ -418,7 +411,7 @@ func (w *geminiWriter) array(o *object, path string, depth int) (*object, back) 
 			return w.tuple(o, prefix, path, depth)
 		case closed:
 			item = prefix[0].(*object)
-			if most, ok := rational(o.get("maxItems")); !ok || most.Cmp(ratOf(len(prefix))) > 0 {
+			if most, ok := size(o.get("maxItems")); !ok || most > len(prefix) {
 				out.set("maxItems", number(len(prefix)))
 			}
 		case same && item != nil && equal(bare(item), bare(prefix[0])):
@@ -444,12 +437,9 @@ func (w *geminiWriter) array(o *object, path string, depth int) (*object, back) 
 
 // tuple renders an array with a type for each position as an object.
 func (w *geminiWriter) tuple(o *object, prefix []any, path string, depth int) (*object, back) {
-	least := 0
-	if n, ok := rational(o.get("minItems")); ok && n.IsInt() && n.Num().IsInt64() {
-		least = int(min(n.Num().Int64(), int64(len(prefix))))
-	}
-	if n, ok := rational(o.get("maxItems")); ok && n.IsInt() && n.Num().IsInt64() && n.Num().Int64() < int64(len(prefix)) {
-		prefix = prefix[:n.Num().Int64()]
+	least, _ := size(o.get("minItems"))
+	if most, ok := size(o.get("maxItems")); ok && most < len(prefix) {
+		prefix = prefix[:most]
 	}
 	if len(prefix) == 0 {
 		return newObject("type", "array", "maxItems", number(0), "items", w.json("JSON text.")), nil
@@ -554,7 +544,7 @@ func (w *geminiWriter) entries(o, rest *object, path string, depth int) (*object
 	if properties := o.object("properties"); properties == nil || len(properties.keys) == 0 {
 		for _, pair := range [][2]string{{"minProperties", "minItems"}, {"maxProperties", "maxItems"}} {
 			if n, ok := size(o.get(pair[0])); ok {
-				out.set(pair[1], n)
+				out.set(pair[1], number(n))
 			}
 		}
 	}

@@ -4,12 +4,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"math/big"
 	"regexp"
 	"slices"
 )
-
-func ratOf(n int) *big.Rat { return new(big.Rat).SetInt64(int64(n)) }
 
 // arguments returns the root as one object schema without references and
 // alternatives at its top, which OpenAI, Anthropic and Gemini all refuse there.
@@ -168,7 +165,7 @@ func (l *looseWriter) finish(out *object) {
 		return
 	}
 	// A tuple: with maxItems the word items is about nothing.
-	if most, ok := rational(out.get("maxItems")); !ok || most.Cmp(ratOf(len(prefix))) > 0 {
+	if most, ok := size(out.get("maxItems")); !ok || most > len(prefix) {
 		out.set("maxItems", number(len(prefix)))
 	}
 	out.set("items", newObject())

@@ -444,6 +444,15 @@ func rational(v any) (*big.Rat, bool) {
 	return new(big.Rat).SetString(string(n))
 }
 
+// size reads a count of a schema, unless it is absurdly large.
+func size(v any) (int, bool) {
+	r, ok := rational(v)
+	if !ok || !r.IsInt() || !r.Num().IsInt64() {
+		return 0, false
+	}
+	return int(r.Num().Int64()), true
+}
+
 func union(a, b []any) []any {
 	out := slices.Clone(a)
 	for _, one := range b {

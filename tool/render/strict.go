@@ -245,7 +245,7 @@ func (s *strictWriter) array(o, out *object, path string, depth int) back {
 		switch {
 		case same && item != nil && isNever(item):
 			item = prefix[0].(*object)
-			if most, ok := rational(o.get("maxItems")); !ok || most.Cmp(ratOf(len(prefix))) > 0 {
+			if most, ok := size(o.get("maxItems")); !ok || most > len(prefix) {
 				out.set("maxItems", number(len(prefix)))
 			}
 		case same && item != nil && equal(bare(item), bare(prefix[0])):
