@@ -72,6 +72,15 @@ func (id *Identity) header(r *Request) Header {
 	return h
 }
 
+// withLoad is header with the node's load for a caller that asks for it.
+func (id *Identity) withLoad(r *Request, load Load) Header {
+	h := id.header(r)
+	if r.WantLoad {
+		h.Set(HeaderLoad, load.String())
+	}
+	return h
+}
+
 // Load is a node's own view of itself: calls it runs, calls it can run at once.
 type Load struct{ InFlight, Slots int }
 
@@ -139,11 +148,7 @@ func (r *Request) Result(id *Identity, result json.RawMessage, load Load) (Heade
 	if r.Form != FormPlain {
 		return nil, mustMarshal(response{Type: r.responseType(), RPCID: r.echoID(), Status: "ok", Result: result})
 	}
-	h := id.header(r)
-	if r.WantLoad {
-		h.Set(HeaderLoad, load.String())
-	}
-	return h, result
+	return id.withLoad(r, load), result
 }
 
 // Failure renders the reply of a call that failed, in the request's form; for
@@ -156,11 +161,8 @@ func (r *Request) Failure(id *Identity, err *toolmesh.Error, load Load) (Header,
 		}
 		return nil, mustMarshal(response{Type: r.responseType(), RPCID: r.echoID(), Status: "error", Error: wire})
 	}
-	h := id.header(r)
+	h := id.withLoad(r, load)
 	setError(h, err)
-	if r.WantLoad {
-		h.Set(HeaderLoad, load.String())
-	}
 	return h, ErrorBody(err)
 }
 
@@ -228,11 +230,7 @@ func ErrorReply(err *toolmesh.Error) (Header, []byte) {
 
 // Ack renders the acknowledgement of a live stream.
 func (r *Request) Ack(id *Identity, load Load) (Header, []byte) {
-	h := id.header(r)
-	if r.WantLoad {
-		h.Set(HeaderLoad, load.String())
-	}
-	return h, mustMarshal(struct {
+	return id.withLoad(r, load), mustMarshal(struct {
 		RPCID subjects.RPCID  `json:"rpc_id"`
 		Node  subjects.NodeID `json:"node"`
 	}{r.RPCID, id.Node})
@@ -451,30 +449,20 @@ func (f *failure) parse(body []byte) *toolmesh.Error {
 	return e
 }
 
-// codeOfClass is the nearest code to a number that we have no code for.
+// codes are the nearest to the numbers that we have codes for.
+var codes = map[int]toolmesh.Code{
+	401: toolmesh.CodePermissionDenied, 403: toolmesh.CodePermissionDenied, 404: toolmesh.CodeToolNotFound,
+	413: toolmesh.CodePayloadTooLarge, 422: toolmesh.CodeInvalidArguments, 429: toolmesh.CodeBusy, 499: toolmesh.CodeCancelled,
+	502: toolmesh.CodeProtocolError, 503: toolmesh.CodeUnavailable, 504: toolmesh.CodeDeadlineExceeded,
+}
+
+// codeOfClass is the nearest code to a number.
 func codeOfClass(n int) toolmesh.Code {
-	switch {
-	case n == 403 || n == 401:
-		return toolmesh.CodePermissionDenied
-	case n == 404:
-		return toolmesh.CodeToolNotFound
-	case n == 413:
-		return toolmesh.CodePayloadTooLarge
-	case n == 422:
-		return toolmesh.CodeInvalidArguments
-	case n == 429:
-		return toolmesh.CodeBusy
-	case n == 499:
-		return toolmesh.CodeCancelled
-	case n >= 400 && n < 500:
-		return toolmesh.CodeInvalidRequest
-	case n == 502:
-		return toolmesh.CodeProtocolError
-	case n == 503:
-		return toolmesh.CodeUnavailable
-	case n == 504:
-		return toolmesh.CodeDeadlineExceeded
-	default:
-		return toolmesh.CodeInternal
+	if code, ok := codes[n]; ok {
+		return code
 	}
+	if n >= 400 && n < 500 {
+		return toolmesh.CodeInvalidRequest
+	}
+	return toolmesh.CodeInternal
 }

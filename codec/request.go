@@ -3,7 +3,6 @@ package codec
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"math"
 	"mime"
 	"strconv"
@@ -126,10 +125,7 @@ func checkIsolation(v toolmesh.Isolation) error {
 	if v.Valid() {
 		return nil
 	}
-	all := fmt.Sprint(toolmesh.Isolations()) // "[warm session ...]"
-	names := strings.Fields(all[1 : len(all)-1])
-	last := len(names) - 1
-	return invalid("header %s is %q: it is %s or %s", HeaderIsolation, v, strings.Join(names[:last], ", "), names[last])
+	return invalid("header %s is %q: it is warm, session, fork or fresh", HeaderIsolation, v)
 }
 
 func (r *Request) parsePlain(h Header, body []byte) error {
@@ -166,7 +162,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		case HeaderSession:
 			session = v
 		case HeaderTimeout:
-			r.Timeout, err = parseMillis(HeaderTimeout, v)
+			r.Timeout, err = parseMillis(HeaderTimeout, v, math.MinInt64)
 			r.HasTimeout = true
 		case HeaderDeadline:
 			var ms int64
@@ -174,7 +170,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 				r.Deadline = time.UnixMilli(ms)
 			}
 		case HeaderAgain:
-			r.Again, err = parseAgain(v)
+			r.Again, err = parseMillis(HeaderAgain, v, 0)
 			r.IsAgain = true
 		case HeaderStream:
 			switch v {
@@ -270,23 +266,11 @@ func parseSmall(name, v string) (int, error) {
 	return int(n), err
 }
 
-// parseMillis reads a budget. A spent one (0 or less) stays 0 or less: the
-// call is then answered deadline_exceeded.
-func parseMillis(name, v string) (time.Duration, error) {
-	n, err := parseInt(name, v, math.MinInt64)
-	if err != nil {
-		return 0, err
-	}
-	if n > math.MaxInt64/int64(time.Millisecond) {
-		n = math.MaxInt64 / int64(time.Millisecond)
-	}
-	return time.Duration(max(n, 0)) * time.Millisecond, nil
-}
-
-// parseAgain reads how long ago a request was first sent.
-func parseAgain(v string) (time.Duration, error) {
-	n, err := parseInt(HeaderAgain, v, 0)
-	return time.Duration(min(n, math.MaxInt64/int64(time.Millisecond))) * time.Millisecond, err
+// parseMillis reads a time of at least so many milliseconds. A budget that is
+// spent (0 or less) is 0: the call is then answered deadline_exceeded.
+func parseMillis(name, v string, least int64) (time.Duration, error) {
+	n, err := parseInt(name, v, least)
+	return time.Duration(min(max(n, 0), math.MaxInt64/int64(time.Millisecond))) * time.Millisecond, err
 }
 
 func parseFlag(name, v string) (bool, error) {
@@ -350,53 +334,44 @@ type Call struct {
 // Header returns the headers of the call.
 func (c *Call) Header() Header {
 	h := Header{HeaderRPCID: {string(c.RPCID)}}
+	text := func(name, value string) {
+		if value != "" {
+			h.Set(name, value)
+		}
+	}
+	count := func(name string, n int64) {
+		if n > 0 {
+			h.Set(name, strconv.FormatInt(n, 10))
+		}
+	}
+	flag := func(name string, on bool) {
+		if on {
+			h.Set(name, "1")
+		}
+	}
 	if subjectsHashed(string(c.Session)) {
 		h.Set(HeaderSession, string(c.Session))
 	}
 	if subjectsHashed(string(c.Tool)) {
 		h.Set(HeaderTool, string(c.Tool))
 	}
-	switch c.Delivery {
-	case DeliverLive:
-		h.Set(HeaderStream, "1")
-	case DeliverInbox:
+	flag(HeaderStream, c.Delivery == DeliverLive)
+	if c.Delivery == DeliverInbox {
 		h.Set(HeaderStream, "inbox")
 	}
-	if c.Timeout > 0 {
-		// Rounded up: a budget of half a millisecond is not a spent one.
-		ms := int64(c.Timeout / time.Millisecond)
-		if c.Timeout%time.Millisecond > 0 {
-			ms++
-		}
-		h.Set(HeaderTimeout, strconv.FormatInt(ms, 10))
-	}
+	// Rounded up: a budget of half a millisecond is not a spent one.
+	count(HeaderTimeout, int64(c.Timeout/time.Millisecond)+min(1, int64(c.Timeout%time.Millisecond)))
 	if !c.Deadline.IsZero() {
 		h.Set(HeaderDeadline, strconv.FormatInt(c.Deadline.UnixMilli(), 10))
 	}
-	if c.Credit > 0 {
-		h.Set(HeaderCredit, strconv.FormatInt(c.Credit, 10))
-	}
-	if c.Depth > 0 {
-		h.Set(HeaderDepth, strconv.Itoa(c.Depth))
-	}
-	if c.Parent != "" {
-		h.Set(HeaderParent, string(c.Parent))
-	}
-	if c.Revision != "" {
-		h.Set(HeaderRevision, c.Revision)
-	}
-	if c.Isolation != "" {
-		h.Set(HeaderIsolation, string(c.Isolation))
-	}
-	if c.Keepalive {
-		h.Set(HeaderKeepalive, "1")
-	}
-	if c.WantLoad {
-		h.Set(HeaderWantLoad, "1")
-	}
-	if c.Traceparent != "" {
-		h.Set(HeaderTraceparent, c.Traceparent)
-	}
+	count(HeaderCredit, c.Credit)
+	count(HeaderDepth, int64(c.Depth))
+	text(HeaderParent, string(c.Parent))
+	text(HeaderRevision, c.Revision)
+	text(HeaderIsolation, string(c.Isolation))
+	text(HeaderTraceparent, c.Traceparent)
+	flag(HeaderKeepalive, c.Keepalive)
+	flag(HeaderWantLoad, c.WantLoad)
 	return h
 }
 

@@ -5,11 +5,10 @@ import (
 	"encoding"
 	"encoding/json"
 	"fmt"
-	"math"
 	"math/big"
-	"net/netip"
-	"net/url"
 	"reflect"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -41,100 +40,81 @@ func SchemaFor(t reflect.Type) (json.RawMessage, error) {
 	if t == nil {
 		return nil, fmt.Errorf("schema of a nil type")
 	}
-	in := &inference{root: t, uses: map[reflect.Type]int{}, names: map[reflect.Type]string{}, taken: map[string]bool{}}
+	in := &inference{uses: map[reflect.Type]int{}, names: map[reflect.Type]string{}, taken: map[string]bool{}}
 	if err := in.count(t, t.String()); err != nil {
 		return nil, fmt.Errorf("schema of %s: %w", t, err)
 	}
-	var body bytes.Buffer
-	rootType := indirect(t)
-	if in.uses[rootType] > 1 && rootType.Kind() == reflect.Struct {
-		// The root is met again inside itself: it refers to "#/$defs/…" too, so
-		// that the document's top stays an object with properties.
-		in.name(rootType)
-	}
-	obj := in.structOrOther(t, "")
-	obj.writeTo(&body, in)
-	return body.Bytes(), nil
-}
-
-// object is a JSON object under construction, in the order of its keys.
-type object struct {
-	keys   []string
-	values []any // bool, string, int, json.RawMessage, []string, *object
-}
-
-func (o *object) set(key string, value any) *object {
-	o.keys, o.values = append(o.keys, key), append(o.values, value)
-	return o
-}
-
-func (o *object) get(key string) any {
-	for i, k := range o.keys {
-		if k == key {
-			return o.values[i]
+	var root *inferred
+	if base := indirect(t); base.Kind() == reflect.Struct && known(base) == nil && t.Kind() != reflect.Pointer {
+		if in.uses[base] > 1 {
+			in.name(base) // met again inside itself: the document's top stays an object with properties
 		}
+		root = in.shape(base)
+	} else {
+		root = in.schema(t, "")
 	}
-	return nil
+	defs := &members{}
+	for i := 0; i < len(in.order); i++ { // building one may add others
+		defs.add(in.names[in.order[i]], in.shape(in.order[i]))
+		root.Defs = defs
+	}
+	return marshalPlain(root)
 }
 
-func (o *object) replace(key string, value any) {
-	for i, k := range o.keys {
-		if k == key {
-			o.values[i] = value
-		}
-	}
+// inferred is a JSON Schema, its words in the order in which they are written.
+type inferred struct {
+	Ref             string      `json:"$ref,omitempty"`
+	Type            any         `json:"type,omitempty"` // a text, or texts
+	AnyOf           []*inferred `json:"anyOf,omitempty"`
+	Format          string      `json:"format,omitempty"`
+	ContentEncoding string      `json:"contentEncoding,omitempty"`
+	Minimum         *int64      `json:"minimum,omitempty"`
+	Maximum         *int64      `json:"maximum,omitempty"`
+	Properties      *members    `json:"properties,omitempty"`
+	Required        []string    `json:"required,omitempty"`
+	Additional      any         `json:"additionalProperties,omitempty"` // false, or an *inferred
+	Items           *inferred   `json:"items,omitempty"`
+	MinItems        *int        `json:"minItems,omitempty"`
+	MaxItems        *int        `json:"maxItems,omitempty"`
+	Description     string      `json:"description,omitempty"`
+	Defs            *members    `json:"$defs,omitempty"`
 }
 
-func (o *object) write(buf *bytes.Buffer) {
+// members are schemas by their names, in an order.
+type members struct {
+	names   []string
+	schemas []*inferred
+}
+
+func (m *members) add(name string, schema *inferred) {
+	m.names, m.schemas = append(m.names, name), append(m.schemas, schema)
+}
+
+// MarshalJSON writes an object in the order of its names.
+func (m *members) MarshalJSON() ([]byte, error) {
+	var buf bytes.Buffer
 	buf.WriteByte('{')
-	for i, key := range o.keys {
+	for i, name := range m.names {
 		if i > 0 {
 			buf.WriteByte(',')
 		}
-		writeValue(buf, key)
+		key, err := marshalPlain(name)
+		if err != nil {
+			return nil, err
+		}
+		schema, err := marshalPlain(m.schemas[i])
+		if err != nil {
+			return nil, err
+		}
+		buf.Write(key)
 		buf.WriteByte(':')
-		writeValue(buf, o.values[i])
+		buf.Write(schema)
 	}
 	buf.WriteByte('}')
-}
-
-func writeValue(buf *bytes.Buffer, v any) {
-	switch v := v.(type) {
-	case *object:
-		v.write(buf)
-	case []*object:
-		buf.WriteByte('[')
-		for i, o := range v {
-			if i > 0 {
-				buf.WriteByte(',')
-			}
-			o.write(buf)
-		}
-		buf.WriteByte(']')
-	default:
-		data, err := marshalPlain(v)
-		if err != nil { // texts, numbers and lists of texts always marshal
-			panic(err)
-		}
-		buf.Write(data)
-	}
-}
-
-// writeTo writes the root and the definitions that it turned out to need.
-func (o *object) writeTo(buf *bytes.Buffer, in *inference) {
-	defs := &object{}
-	for i := 0; i < len(in.order); i++ { // building one may add others
-		t := in.order[i]
-		defs.set(in.names[t], in.shape(t))
-	}
-	if len(defs.keys) > 0 {
-		o.set("$defs", defs)
-	}
-	o.write(buf)
+	return buf.Bytes(), nil
 }
 
 type inference struct {
-	root  reflect.Type
 	uses  map[reflect.Type]int // occurrences of named structs; recursion counts as one more
 	names map[reflect.Type]string
 	taken map[string]bool
@@ -197,38 +177,23 @@ func indirect(t reflect.Type) reflect.Type {
 	return t
 }
 
-// structOrOther is the schema of the document's root.
-func (in *inference) structOrOther(t reflect.Type, description string) *object {
-	if base := indirect(t); base.Kind() == reflect.Struct && known(base) == nil && t.Kind() != reflect.Pointer {
-		return in.shape(base)
-	}
-	return in.schema(t, description)
-}
-
 // schema is the schema of one use of a type.
-func (in *inference) schema(t reflect.Type, description string) *object {
+func (in *inference) schema(t reflect.Type, description string) *inferred {
 	nullable := t.Kind() == reflect.Pointer
 	t = indirect(t)
-	var o *object
+	var s *inferred
 	if in.uses[t] > 1 && composite(t) && known(t) == nil && !textual(t) {
-		o = (&object{}).set("$ref", "#/$defs/"+in.name(t))
+		s = &inferred{Ref: "#/$defs/" + in.name(t)}
 	} else {
-		o = in.shape(t)
+		s = in.shape(t)
 	}
-	if nullable {
-		switch kind := o.get("type").(type) {
-		case string:
-			o.replace("type", []string{kind, "null"})
-		case nil:
-			if len(o.keys) > 0 { // a reference; an empty schema allows null already
-				o = (&object{}).set("anyOf", []*object{o, (&object{}).set("type", "null")})
-			}
-		}
+	if nullable && s.Type != nil {
+		s.Type = []any{s.Type, "null"}
+	} else if nullable && s.Ref != "" { // an empty schema allows null already
+		s = &inferred{AnyOf: []*inferred{s, {Type: "null"}}}
 	}
-	if description != "" {
-		o.set("description", description)
-	}
-	return o
+	s.Description = description
+	return s
 }
 
 // composite says whether a type is worth a definition.
@@ -240,17 +205,15 @@ func composite(t reflect.Type) bool {
 	return false
 }
 
+// unnamable is what no definition's name has.
+var unnamable = regexp.MustCompile(`[^A-Za-z0-9_]`)
+
 // name returns the definition's name of a type and notes that it is needed.
 func (in *inference) name(t reflect.Type) string {
 	if n, ok := in.names[t]; ok {
 		return n
 	}
-	base := strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' {
-			return r
-		}
-		return '_'
-	}, t.Name())
+	base := unnamable.ReplaceAllString(t.Name(), "_")
 	if base == "" {
 		base = "Type"
 	}
@@ -265,90 +228,78 @@ func (in *inference) name(t reflect.Type) string {
 
 // shape is the schema of a type that is no pointer, without references to
 // itself at the top.
-func (in *inference) shape(t reflect.Type) *object {
-	if o := known(t); o != nil {
-		return o
+func (in *inference) shape(t reflect.Type) *inferred {
+	if s := known(t); s != nil {
+		return s
 	}
-	o := &object{}
 	if textual(t) {
-		return o.set("type", "string")
+		return &inferred{Type: "string"}
 	}
 	switch t.Kind() {
 	case reflect.Bool:
-		o.set("type", "boolean")
+		return &inferred{Type: "boolean"}
 	case reflect.String:
-		o.set("type", "string")
+		return &inferred{Type: "string"}
 	case reflect.Float32, reflect.Float64:
-		o.set("type", "number")
+		return &inferred{Type: "number"}
 	case reflect.Int, reflect.Int64:
-		o.set("type", "integer")
+		return &inferred{Type: "integer"}
 	case reflect.Int8, reflect.Int16, reflect.Int32:
-		o.set("type", "integer").set("minimum", -(int64(1)<<(t.Bits()-1))).set("maximum", int64(1)<<(t.Bits()-1)-1)
+		most := int64(1)<<(t.Bits()-1) - 1
+		least := -most - 1
+		return &inferred{Type: "integer", Minimum: &least, Maximum: &most}
 	case reflect.Uint, reflect.Uint64, reflect.Uintptr:
-		o.set("type", "integer").set("minimum", 0)
+		return &inferred{Type: "integer", Minimum: new(int64)}
 	case reflect.Uint8, reflect.Uint16, reflect.Uint32:
-		o.set("type", "integer").set("minimum", 0).set("maximum", uint64(1)<<t.Bits()-1)
+		most := int64(1)<<t.Bits() - 1
+		return &inferred{Type: "integer", Minimum: new(int64), Maximum: &most}
 	case reflect.Map:
-		o.set("type", "object").set("additionalProperties", in.schema(t.Elem(), ""))
+		return &inferred{Type: "object", Additional: in.schema(t.Elem(), "")}
 	case reflect.Slice:
 		if t.Elem().Kind() == reflect.Uint8 && !marshals(t.Elem()) && !textual(t.Elem()) {
-			return o.set("type", "string").set("contentEncoding", "base64")
+			return &inferred{Type: "string", ContentEncoding: "base64"}
 		}
-		o.set("type", "array").set("items", in.schema(t.Elem(), ""))
+		return &inferred{Type: "array", Items: in.schema(t.Elem(), "")}
 	case reflect.Array:
-		o.set("type", "array").set("items", in.schema(t.Elem(), "")).set("minItems", t.Len()).set("maxItems", t.Len())
+		n := t.Len()
+		return &inferred{Type: "array", Items: in.schema(t.Elem(), ""), MinItems: &n, MaxItems: &n}
 	case reflect.Struct:
-		props, need := &object{}, []string{}
+		s := &inferred{Type: "object", Properties: &members{}, Additional: false}
 		for _, f := range jsonFields(t) {
-			s := in.schema(f.typ, f.description)
-			if f.quoted {
-				s = (&object{}).set("type", "string")
-				if f.typ.Kind() == reflect.Pointer {
-					s.replace("type", []string{"string", "null"}) // a nil one is not quoted
-				}
-				if f.description != "" {
-					s.set("description", f.description)
-				}
-			}
-			props.set(f.name, s)
+			s.Properties.add(f.name, in.field(f))
 			if !f.optional {
-				need = append(need, f.name)
+				s.Required = append(s.Required, f.name)
 			}
 		}
-		o.set("type", "object").set("properties", props)
-		if len(need) > 0 {
-			o.set("required", need)
-		}
-		o.set("additionalProperties", false)
+		return s
 	}
-	return o // an interface: anything
+	return &inferred{} // an interface: anything
+}
+
+func (in *inference) field(f field) *inferred {
+	switch {
+	case !f.quoted:
+		return in.schema(f.typ, f.description)
+	case f.typ.Kind() == reflect.Pointer:
+		return &inferred{Type: []string{"string", "null"}, Description: f.description} // a nil one is not quoted
+	}
+	return &inferred{Type: "string", Description: f.description}
 }
 
 // known returns the schema of the standard types that write their own JSON, nil
-// for any other type. Every call returns a new object.
-func known(t reflect.Type) *object {
-	text := func(format string) *object {
-		o := (&object{}).set("type", "string")
-		if format != "" {
-			o.set("format", format)
-		}
-		return o
-	}
+// for any other type. Every call returns a new one.
+func known(t reflect.Type) *inferred {
 	switch t {
 	case reflect.TypeFor[time.Time]():
-		return text("date-time")
+		return &inferred{Type: "string", Format: "date-time"}
 	case reflect.TypeFor[uuid.UUID]():
-		return text("uuid")
-	case reflect.TypeFor[netip.Addr](), reflect.TypeFor[netip.Prefix](), reflect.TypeFor[netip.AddrPort]():
-		return text("")
-	case reflect.TypeFor[url.URL]():
-		return nil // an ordinary struct to encoding/json
+		return &inferred{Type: "string", Format: "uuid"}
 	case reflect.TypeFor[big.Int]():
-		return (&object{}).set("type", "integer")
+		return &inferred{Type: "integer"}
 	case reflect.TypeFor[json.Number]():
-		return (&object{}).set("type", "number")
+		return &inferred{Type: "number"}
 	case reflect.TypeFor[json.RawMessage]():
-		return &object{}
+		return &inferred{}
 	}
 	return nil
 }
@@ -393,28 +344,20 @@ func jsonFields(t reflect.Type) []field {
 	return fields
 }
 
-// dominant returns which of the fields of one name counts, -1 if none does.
+// dominant returns which of the fields of one name counts, -1 if none does: the
+// shallowest, of these a tagged one, if it is alone.
 func dominant(all []field, same []int) int {
-	depth := math.MaxInt
-	for _, i := range same {
-		depth = min(depth, all[i].depth)
-	}
-	var tagged, plain []int
-	for _, i := range same {
-		switch f := all[i]; {
-		case f.depth == depth && f.tagged:
-			tagged = append(tagged, i)
-		case f.depth == depth:
-			plain = append(plain, i)
+	rank := func(i int) int {
+		if all[i].tagged {
+			return 2 * all[i].depth
 		}
+		return 2*all[i].depth + 1
 	}
-	switch {
-	case len(tagged) == 1:
-		return tagged[0]
-	case len(tagged) == 0 && len(plain) == 1:
-		return plain[0]
+	slices.SortStableFunc(same, func(a, b int) int { return rank(a) - rank(b) })
+	if len(same) > 1 && rank(same[0]) == rank(same[1]) {
+		return -1
 	}
-	return -1
+	return same[0]
 }
 
 // validName reports whether encoding/json takes a name from a tag; it goes by the

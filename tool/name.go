@@ -4,9 +4,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"iter"
+	"regexp"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -19,6 +19,12 @@ const maxProviderName = 64
 // digits: a name that is not alone in its set takes the next longer one. At the
 // last length two ids share a name only if SHA-256 collides.
 var hashDigits = []int{8, 16, 40}
+
+// first is a beginning that every provider takes, foreign what not every one takes.
+var (
+	first   = regexp.MustCompile(`^[A-Za-z_]`)
+	foreign = regexp.MustCompile(`[^A-Za-z0-9_-]`)
+)
 
 // ProviderName returns the name of a tool as model providers take it, by its
 // full id alone: dots become dashes ("weather.forecast.today" is
@@ -34,24 +40,13 @@ func ProviderName(id subjects.ToolID) string { return providerName(id, 0) }
 // providerName is the name with a hash of at least the given level (0: only if
 // it needs one).
 func providerName(id subjects.ToolID, level int) string {
-	var b strings.Builder
-	lossy := false
-	for _, r := range string(id) {
-		switch {
-		case r == '.':
-			b.WriteByte('-')
-		case providerRune(r):
-			b.WriteRune(r)
-		default:
-			b.WriteByte('_')
-			lossy = true
-		}
-	}
-	name := b.String()
-	if name == "" || !providerFirst(name[0]) {
+	dashed := strings.ReplaceAll(string(id), ".", "-")
+	name := foreign.ReplaceAllString(dashed, "_")
+	lossy := name != dashed
+	if name == "" || !first.MatchString(name) {
 		name = "_" + name // every provider takes this beginning; a resolver never guesses, it looks up
 	}
-	if level == 0 && (lossy || len(name) > maxProviderName || !utf8.ValidString(string(id))) {
+	if level == 0 && (lossy || len(name) > maxProviderName) {
 		level = 1
 	}
 	if level == 0 {
@@ -60,14 +55,6 @@ func providerName(id subjects.ToolID, level int) string {
 	sum := sha256.Sum256([]byte(id))
 	suffix := "-" + hex.EncodeToString(sum[:])[:hashDigits[level-1]]
 	return name[:min(len(name), maxProviderName-len(suffix))] + suffix
-}
-
-func providerRune(r rune) bool {
-	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-'
-}
-
-func providerFirst(c byte) bool {
-	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_'
 }
 
 // Names gives each tool of a set a name that every provider takes, and finds

@@ -78,7 +78,7 @@ func Compile(schema json.RawMessage) (v *Validator, err error) {
 	if err != nil {
 		return nil, refuse("the schema is unusable: %w", err)
 	}
-	// Schemas come from strangers, and the library panics on some of them.
+	// Schemas come from outside, and the library panics on some of them.
 	defer func() {
 		if r := recover(); r != nil {
 			v, err = nil, refuse("the schema is unusable: %v", r)

@@ -27,7 +27,7 @@ var geminiFormats = map[string][]string{
 // no references, no open objects, enums of text alone.
 func (r *Rendered) gemini(text string, in *schema) *object {
 	out := newObject("name", r.Name, "description", text)
-	w := &twin{in: in, open: map[string]int{}}
+	w := &geminiWriter{in: in, open: map[string]int{}}
 	root := in.arguments()
 	parameters, b := w.root(root)
 	if parameters != nil {
@@ -37,15 +37,15 @@ func (r *Rendered) gemini(text string, in *schema) *object {
 	return out
 }
 
-// twin writes schemas in Gemini's subset.
-type twin struct {
+// geminiWriter writes schemas in Gemini's subset.
+type geminiWriter struct {
 	in    *schema
 	open  map[string]int // definitions being written out
 	count int
 }
 
 // root renders the arguments; nil for a tool that takes none.
-func (w *twin) root(o *object) (*object, back) {
+func (w *geminiWriter) root(o *object) (*object, back) {
 	w.leftOut(o, "", "patternProperties", "maxProperties", "minProperties")
 	out, b := w.record(o, "", 0, "additional_arguments")
 	if out != nil && o.text("description") != "" {
@@ -64,7 +64,7 @@ func unused(name string, taken func(string) bool) string {
 }
 
 // leftOut tells which words of a schema Gemini does not have.
-func (w *twin) leftOut(o *object, path string, more ...string) {
+func (w *geminiWriter) leftOut(o *object, path string, more ...string) {
 	left := append([]string{"not", "if", "then", "else", "dependentRequired", "dependentSchemas", "unevaluatedProperties",
 		"unevaluatedItems", "contains", "minContains", "maxContains", "uniqueItems", "multipleOf"}, more...)
 	for _, word := range left {
@@ -75,7 +75,7 @@ func (w *twin) leftOut(o *object, path string, more ...string) {
 }
 
 // schema renders one schema that is not the root.
-func (w *twin) schema(o *object, path string, depth int) (*object, back) {
+func (w *geminiWriter) schema(o *object, path string, depth int) (*object, back) {
 	w.count++
 	if target, name := w.in.target(o); target != nil {
 		if w.open[name] >= geminiUnroll {
@@ -122,7 +122,7 @@ func simple(flat *object) bool {
 }
 
 // finish puts the words of a whole schema onto its rendering.
-func (w *twin) finish(out, flat *object, branches []*object) *object {
+func (w *geminiWriter) finish(out, flat *object, branches []*object) *object {
 	text := flat.text("description")
 	if text == "" && len(branches) == 1 {
 		text = branches[0].text("description")
@@ -148,11 +148,13 @@ func (w *twin) finish(out, flat *object, branches []*object) *object {
 }
 
 // json is a value written as JSON in a text.
-func (w *twin) json(text string) *object { return newObject("type", "string", "description", text) }
+func (w *geminiWriter) json(text string) *object {
+	return newObject("type", "string", "description", text)
+}
 
 // branches are the alternatives of a flat schema without null, each of at most
 // one type, and whether null is one.
-func (w *twin) branches(flat *object, path string) (list []*object, null bool) {
+func (w *geminiWriter) branches(flat *object, path string) (list []*object, null bool) {
 	visits := 256
 	var collect func(o *object)
 	collect = func(o *object) {
@@ -230,7 +232,7 @@ func (w *twin) branches(flat *object, path string) (list []*object, null bool) {
 
 // joinEnums makes one enum of several, and drops what is there twice and
 // integers beside numbers.
-func (w *twin) joinEnums(list []*object) []*object {
+func (w *geminiWriter) joinEnums(list []*object) []*object {
 	var out []*object
 	var all []any
 	at := -1
@@ -270,7 +272,7 @@ func bareType(o *object) string {
 }
 
 // single renders a schema of one type, an enum, or anything.
-func (w *twin) single(o *object, path string, depth int) (*object, back) {
+func (w *geminiWriter) single(o *object, path string, depth int) (*object, back) {
 	if o.has("$ref") {
 		return w.schema(o, path, depth)
 	}
@@ -295,7 +297,7 @@ func (w *twin) single(o *object, path string, depth int) (*object, back) {
 }
 
 // enum renders values as texts, each unlike the others, and maps them back.
-func (w *twin) enum(values []any, path string) (*object, back) {
+func (w *geminiWriter) enum(values []any, path string) (*object, back) {
 	texts, lookup := make([]any, 0, len(values)), map[string]any{}
 	for _, value := range values { // texts that are themselves come first
 		if text, ok := value.(string); ok && text != "" {
@@ -320,7 +322,7 @@ func (w *twin) enum(values []any, path string) (*object, back) {
 	return newObject("type", "string", "enum", texts), lookupBack(lookup)
 }
 
-func (w *twin) text(o *object) *object {
+func (w *geminiWriter) text(o *object) *object {
 	out := newObject("type", "string")
 	var hints []string
 	if format := o.text("format"); slices.Contains(geminiFormats["string"], format) {
@@ -333,7 +335,7 @@ func (w *twin) text(o *object) *object {
 	}
 	for _, word := range []string{"minLength", "maxLength"} {
 		if n, ok := size(o.get(word)); ok {
-			out.set(word, n)
+			out.set(word, number(n))
 		}
 	}
 	if pattern, ok := o.get("pattern").(string); ok {
@@ -349,16 +351,7 @@ func (w *twin) text(o *object) *object {
 	return out
 }
 
-// size is a count as a plain number.
-func size(v any) (json.Number, bool) {
-	r, ok := rational(v)
-	if !ok || !r.IsInt() || !r.Num().IsInt64() {
-		return "", false
-	}
-	return json.Number(r.Num().String()), true
-}
-
-func (w *twin) number(o *object, kind, path string) *object {
+func (w *geminiWriter) number(o *object, kind, path string) *object {
 	out := newObject("type", kind)
 	if format := o.text("format"); slices.Contains(geminiFormats[kind], format) {
 		out.set("format", format)
@@ -399,21 +392,18 @@ func (w *twin) number(o *object, kind, path string) *object {
 	return out
 }
 
-func (w *twin) array(o *object, path string, depth int) (*object, back) {
+func (w *geminiWriter) array(o *object, path string, depth int) (*object, back) {
 	item, prefix := o.object("items"), o.list("prefixItems")
 	out := newObject("type", "array")
 	for _, word := range []string{"minItems", "maxItems"} {
 		if n, ok := size(o.get(word)); ok {
-			out.set(word, n)
+			out.set(word, number(n))
 		}
 	}
 	if len(prefix) > 0 {
-		same := true
-		for _, one := range prefix {
-			same = same && equal(bare(one), bare(prefix[0]))
-		}
+		same := alike(prefix)
 		closed := item != nil && isNever(item)
-		if most, ok := rational(o.get("maxItems")); ok && most.Cmp(ratOf(len(prefix))) <= 0 {
+		if most, ok := size(o.get("maxItems")); ok && most <= len(prefix) {
 			closed = true
 		}
 		switch {
@@ -421,7 +411,7 @@ func (w *twin) array(o *object, path string, depth int) (*object, back) {
 			return w.tuple(o, prefix, path, depth)
 		case closed:
 			item = prefix[0].(*object)
-			if most, ok := rational(o.get("maxItems")); !ok || most.Cmp(ratOf(len(prefix))) > 0 {
+			if most, ok := size(o.get("maxItems")); !ok || most > len(prefix) {
 				out.set("maxItems", number(len(prefix)))
 			}
 		case same && item != nil && equal(bare(item), bare(prefix[0])):
@@ -446,13 +436,10 @@ func (w *twin) array(o *object, path string, depth int) (*object, back) {
 }
 
 // tuple renders an array with a type for each position as an object.
-func (w *twin) tuple(o *object, prefix []any, path string, depth int) (*object, back) {
-	least := 0
-	if n, ok := rational(o.get("minItems")); ok && n.IsInt() && n.Num().IsInt64() {
-		least = int(min(n.Num().Int64(), int64(len(prefix))))
-	}
-	if n, ok := rational(o.get("maxItems")); ok && n.IsInt() && n.Num().IsInt64() && n.Num().Int64() < int64(len(prefix)) {
-		prefix = prefix[:n.Num().Int64()]
+func (w *geminiWriter) tuple(o *object, prefix []any, path string, depth int) (*object, back) {
+	least, _ := size(o.get("minItems"))
+	if most, ok := size(o.get("maxItems")); ok && most < len(prefix) {
+		prefix = prefix[:most]
 	}
 	if len(prefix) == 0 {
 		return newObject("type", "array", "maxItems", number(0), "items", w.json("JSON text.")), nil
@@ -463,7 +450,7 @@ func (w *twin) tuple(o *object, prefix []any, path string, depth int) (*object, 
 	for i, one := range prefix {
 		inner := one.(*object)
 		name := inner.text("title")
-		if !geminiName(name) || shown.has(name) {
+		if !geminiName.MatchString(name) || shown.has(name) {
 			name = unused(fmt.Sprintf("item_%d", i+1), shown.has)
 		}
 		rendered, b := w.schema(inner, fmt.Sprintf("%s[%d]", path, i), depth+1)
@@ -493,12 +480,7 @@ func (o *object) ordering() []any {
 	return list
 }
 
-// geminiName says whether a name of a member is one that Gemini takes.
-func geminiName(name string) bool {
-	return anthropicName(name) && (name[0] == '_' || name[0] >= 'a' && name[0] <= 'z' || name[0] >= 'A' && name[0] <= 'Z')
-}
-
-func (w *twin) object(o *object, path string, depth int) (*object, back) {
+func (w *geminiWriter) object(o *object, path string, depth int) (*object, back) {
 	w.leftOut(o, path, "patternProperties", "maxProperties")
 	properties, rest := o.object("properties"), w.rest(o, path)
 	if properties == nil || len(properties.keys) == 0 {
@@ -522,7 +504,7 @@ func (w *twin) object(o *object, path string, depth int) (*object, back) {
 }
 
 // rest is what an object's further members may be, nil if it has none.
-func (w *twin) rest(o *object, path string) *object {
+func (w *geminiWriter) rest(o *object, path string) *object {
 	switch more := o.get("additionalProperties").(type) {
 	case *object:
 		if !isNever(more) && !o.has("patternProperties") {
@@ -545,7 +527,7 @@ func (w *twin) rest(o *object, path string) *object {
 }
 
 // entries renders an object's further members as a list of key and value.
-func (w *twin) entries(o, rest *object, path string, depth int) (*object, back) {
+func (w *geminiWriter) entries(o, rest *object, path string, depth int) (*object, back) {
 	key := newObject("type", "string")
 	if names := o.object("propertyNames"); names != nil {
 		if flat, exact := w.in.flat(names); exact && flat.has("enum") && !asserts(flat, "enum", "type") &&
@@ -562,7 +544,7 @@ func (w *twin) entries(o, rest *object, path string, depth int) (*object, back) 
 	if properties := o.object("properties"); properties == nil || len(properties.keys) == 0 {
 		for _, pair := range [][2]string{{"minProperties", "minItems"}, {"maxProperties", "maxItems"}} {
 			if n, ok := size(o.get(pair[0])); ok {
-				out.set(pair[1], n)
+				out.set(pair[1], number(n))
 			}
 		}
 	}
@@ -571,7 +553,7 @@ func (w *twin) entries(o, rest *object, path string, depth int) (*object, back) 
 
 // record renders an object with its described members, and further ones as
 // entries of one more member; nil if it has none at all.
-func (w *twin) record(o *object, path string, depth int, extra string) (*object, back) {
+func (w *geminiWriter) record(o *object, path string, depth int, extra string) (*object, back) {
 	properties := o.object("properties")
 	if properties == nil {
 		properties = newObject()
@@ -584,7 +566,7 @@ func (w *twin) record(o *object, path string, depth int, extra string) (*object,
 			continue // the one value that it may have is none
 		}
 		safe := name
-		if !geminiName(name) || shown.has(name) {
+		if !geminiName.MatchString(name) || shown.has(name) {
 			safe = safeName(name, func(n string) bool { return properties.has(n) || shown.has(n) })
 			w.in.notes.add(path, "%q is called %q: not every provider takes its name", name, safe)
 		}
@@ -633,7 +615,7 @@ func objectOf(shown *object, required []any) *object {
 
 // union renders alternatives: of scalars as text, of anything else as an object
 // with a member for each, of which one is given.
-func (w *twin) union(branches []*object, path string, depth int) (*object, back) {
+func (w *geminiWriter) union(branches []*object, path string, depth int) (*object, back) {
 	takes := map[string]bool{}
 	scalars := true
 	for _, one := range branches {
@@ -664,9 +646,9 @@ func (w *twin) union(branches []*object, path string, depth int) (*object, back)
 				label = types[0]
 			}
 		}
-		if _, name := w.in.target(one); name != "" && geminiName(name) {
+		if _, name := w.in.target(one); name != "" && geminiName.MatchString(name) {
 			label = name
-		} else if title := one.text("title"); geminiName(title) {
+		} else if title := one.text("title"); geminiName.MatchString(title) {
 			label = title
 		}
 		label = unused(label, shown.has)
@@ -680,7 +662,7 @@ func (w *twin) union(branches []*object, path string, depth int) (*object, back)
 }
 
 // describe says what a text may stand for.
-func (w *twin) describe(branches []*object, takes map[string]bool) string {
+func (w *geminiWriter) describe(branches []*object, takes map[string]bool) string {
 	var parts []string
 	for _, one := range branches {
 		part := map[string]string{"string": "a text", "integer": "an integer", "number": "a number", "boolean": "true or false"}[one.text("type")]

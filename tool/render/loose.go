@@ -4,11 +4,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"math/big"
+	"regexp"
 	"slices"
 )
-
-func ratOf(n int) *big.Rat { return new(big.Rat).SetInt64(int64(n)) }
 
 // arguments returns the root as one object schema without references and
 // alternatives at its top, which OpenAI, Anthropic and Gemini all refuse there.
@@ -71,7 +69,6 @@ func (s *schema) joinAlternatives(o *object, word string) *object {
 	var required []any
 	closed := true
 	for i, branch := range branches {
-		var mine []any
 		if given := branch.object("properties"); given != nil {
 			for _, name := range given.keys {
 				inner := given.get(name)
@@ -79,16 +76,12 @@ func (s *schema) joinAlternatives(o *object, word string) *object {
 				case !ok:
 					members.set(name, inner)
 				case equal(old, inner), o.object("properties") != nil && o.object("properties").has(name):
-				case old.(*object).has("anyOf") && len(old.(*object).keys) == 1:
-					if list := old.(*object).list("anyOf"); !contains(list, inner) {
-						members.set(name, newObject("anyOf", append(slices.Clone(list), inner)))
-					}
 				default:
 					members.set(name, newObject("anyOf", []any{old, inner}))
 				}
 			}
 		}
-		mine = branch.list("required")
+		mine := branch.list("required")
 		if i == 0 {
 			required = slices.Clone(mine)
 		} else {
@@ -106,8 +99,8 @@ func (s *schema) joinAlternatives(o *object, word string) *object {
 	return out
 }
 
-// loosely is how a provider that takes most of JSON Schema wants it.
-type loosely struct {
+// looseWriter is how a provider that takes most of JSON Schema wants it.
+type looseWriter struct {
 	in *schema
 	// complete: every object has properties and every array has items, which
 	// OpenAI asks for.
@@ -117,7 +110,7 @@ type loosely struct {
 	count    int
 }
 
-func (l *loosely) schema(o *object) *object {
+func (l *looseWriter) schema(o *object) *object {
 	l.count++
 	if l.count > 4*maxNodes {
 		l.in.notes.add("", "the schema is too large to be shown as a whole: parts of it are left open")
@@ -130,31 +123,8 @@ func (l *loosely) schema(o *object) *object {
 		case key == "$ref":
 			l.reference(o)
 			out.set(key, value)
-		case key == "additionalProperties":
-			if inner, ok := value.(*object); ok {
-				value = l.value(inner)
-			}
-			out.set(key, value)
-		case schemaWords[key]:
-			if inner, ok := value.(*object); ok {
-				out.set(key, l.value(inner))
-			}
-		case listWords[key]:
-			list := []any{}
-			for _, one := range o.list(key) {
-				list = append(list, l.value(one.(*object)))
-			}
-			if len(list) > 0 {
-				out.set(key, list)
-			}
-		case mapWords[key]:
-			members := newObject()
-			if given := o.object(key); given != nil {
-				for _, name := range given.keys {
-					members.set(name, l.value(given.object(name)))
-				}
-			}
-			out.set(key, members)
+		case schemaWords[key], listWords[key], mapWords[key]:
+			out.set(key, inner(key, value, l.value))
 		case plainWords[key]:
 			out.set(key, value)
 		}
@@ -165,15 +135,19 @@ func (l *loosely) schema(o *object) *object {
 	return out
 }
 
-// value is a schema where false may be written as such.
-func (l *loosely) value(o *object) any {
-	if isNever(o) && len(o.keys) == 1 && !l.complete {
+// value renders a schema where false may be written as such.
+func (l *looseWriter) value(v any) any {
+	o, ok := v.(*object)
+	switch {
+	case !ok:
+		return v // additionalProperties
+	case isNever(o) && len(o.keys) == 1 && !l.complete:
 		return false
 	}
 	return l.schema(o)
 }
 
-func (l *loosely) finish(out *object) {
+func (l *looseWriter) finish(out *object) {
 	types := kindsOf(out.get("type"))
 	if slices.Contains(types, "object") && !out.has("properties") {
 		out.set("properties", newObject())
@@ -191,14 +165,14 @@ func (l *loosely) finish(out *object) {
 		return
 	}
 	// A tuple: with maxItems the word items is about nothing.
-	if most, ok := rational(out.get("maxItems")); !ok || most.Cmp(ratOf(len(prefix))) > 0 {
+	if most, ok := size(out.get("maxItems")); !ok || most > len(prefix) {
 		out.set("maxItems", number(len(prefix)))
 	}
 	out.set("items", newObject())
 }
 
 // reference renders the definition that o refers to, once.
-func (l *loosely) reference(o *object) {
+func (l *looseWriter) reference(o *object) {
 	target, name := l.in.target(o)
 	if target == nil || l.started[name] {
 		return
@@ -208,9 +182,9 @@ func (l *loosely) reference(o *object) {
 	l.defs.set(name, l.schema(target))
 }
 
-// whole renders a root and puts the definitions below it.
+// loose renders a root and puts the definitions below it.
 func (s *schema) loose(root *object, complete bool) *object {
-	l := &loosely{in: s, complete: complete, defs: newObject(), started: map[string]bool{}}
+	l := &looseWriter{in: s, complete: complete, defs: newObject(), started: map[string]bool{}}
 	out := l.schema(root)
 	if len(l.defs.keys) > 0 {
 		out.set("$defs", l.defs)
@@ -257,25 +231,20 @@ func (s *schema) safeNames(root *object, valid func(name string) bool) (*object,
 	return out, back
 }
 
+var unsafeRunes = regexp.MustCompile(`[^A-Za-z0-9_]`)
+
 // safeName makes a name of letters, digits and _ that is not taken.
 func safeName(name string, taken func(string) bool) string {
-	var b []byte
-	for _, r := range name {
-		if r < 128 && (r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_') {
-			b = append(b, byte(r))
-		} else {
-			b = append(b, '_')
-		}
-	}
-	if len(b) == 0 || b[0] >= '0' && b[0] <= '9' {
-		b = append([]byte{'_'}, b...)
+	b := unsafeRunes.ReplaceAllString(name, "_")
+	if b == "" || b[0] >= '0' && b[0] <= '9' {
+		b = "_" + b
 	}
 	sum := sha256.Sum256([]byte(name))
 	suffix := "_" + hex.EncodeToString(sum[:4])
-	candidate := string(b[:min(len(b), 64-len(suffix))]) + suffix
+	candidate := b[:min(len(b), 64-len(suffix))] + suffix
 	for i := 2; taken(candidate); i++ {
 		end := fmt.Sprintf("%s_%d", suffix, i)
-		candidate = string(b[:min(len(b), 64-len(end))]) + end
+		candidate = b[:min(len(b), 64-len(end))] + end
 	}
 	return candidate
 }

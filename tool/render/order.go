@@ -69,11 +69,32 @@ func (o *object) clone() *object {
 	return c
 }
 
+// MarshalJSON writes the members in their order.
+func (o *object) MarshalJSON() ([]byte, error) {
+	var buf bytes.Buffer
+	buf.WriteByte('{')
+	for i, key := range o.keys {
+		if i > 0 {
+			buf.WriteByte(',')
+		}
+		buf.WriteString(encodeText(key))
+		buf.WriteByte(':')
+		value, err := encode(o.values[key])
+		if err != nil {
+			return nil, err
+		}
+		buf.Write(value)
+	}
+	buf.WriteByte('}')
+	return buf.Bytes(), nil
+}
+
 // encode writes a value of decode's kinds as JSON, without escaping for HTML.
 func encode(v any) ([]byte, error) {
 	var buf bytes.Buffer
-	enc := jsontext.NewEncoder(&buf, jsontext.AllowInvalidUTF8(true))
-	if err := write(enc, v); err != nil {
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
 		return nil, err
 	}
 	return bytes.TrimSpace(buf.Bytes()), nil
@@ -86,42 +107,6 @@ func encodeText(v any) string {
 		return "null"
 	}
 	return string(data)
-}
-
-func write(enc *jsontext.Encoder, v any) error {
-	switch v := v.(type) {
-	case *object:
-		if err := enc.WriteToken(jsontext.BeginObject); err != nil {
-			return err
-		}
-		for _, key := range v.keys {
-			if err := enc.WriteToken(jsontext.String(key)); err != nil {
-				return err
-			}
-			if err := write(enc, v.values[key]); err != nil {
-				return err
-			}
-		}
-		return enc.WriteToken(jsontext.EndObject)
-	case []any:
-		if err := enc.WriteToken(jsontext.BeginArray); err != nil {
-			return err
-		}
-		for _, one := range v {
-			if err := write(enc, one); err != nil {
-				return err
-			}
-		}
-		return enc.WriteToken(jsontext.EndArray)
-	case string:
-		return enc.WriteToken(jsontext.String(v))
-	default: // null, a boolean or a number
-		data, err := json.Marshal(v)
-		if err != nil {
-			return err
-		}
-		return enc.WriteValue(data)
-	}
 }
 
 // decode reads one JSON value: objects as *object, numbers as json.Number. A

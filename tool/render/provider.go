@@ -1,9 +1,16 @@
 package render
 
 import (
+	"regexp"
 	"slices"
 
 	"github.com/toolmesh/toolmesh/tool"
+)
+
+// The names of arguments that providers take.
+var (
+	anthropicName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
+	geminiName    = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]{0,63}$`)
 )
 
 // openAI renders for OpenAI: strict if the schema can be, else as it is with
@@ -14,16 +21,16 @@ func (r *Rendered) openAI(text string, in *schema, o *Options) *object {
 	if o.NeverStrict {
 		in.notes.add("", "not strict: not wanted")
 	} else {
-		s := &stricter{in: in, defs: newObject(), backs: map[string]back{}, started: map[string]bool{}}
+		s := &strictWriter{in: in, reasons: notes{most: maxReasons}, notes: notes{most: maxNotes}, defs: newObject(), backs: map[string]back{}, started: map[string]bool{}}
 		for _, text := range in.notes.texts { // what the root does not say any more
 			s.refuse("", "%s", text)
 		}
 		strict, b := s.arguments(root)
-		if len(s.reasons) == 0 {
+		if len(s.reasons.texts) == 0 {
 			r.Strict, r.back, parameters = true, b, strict
 			in.notes.texts = append(in.notes.texts, s.notes.texts...)
 		}
-		for _, reason := range s.reasons {
+		for _, reason := range s.reasons.texts {
 			in.notes.add("", "not strict: %s", reason)
 		}
 	}
@@ -37,24 +44,13 @@ func (r *Rendered) openAI(text string, in *schema, o *Options) *object {
 // anthropic renders for Anthropic, which takes JSON Schema 2020-12 but for
 // alternatives at the top and unusual names of arguments.
 func (r *Rendered) anthropic(text string, in *schema) *object {
-	root, renamed := in.safeNames(in.arguments(), anthropicName)
+	root, renamed := in.safeNames(in.arguments(), anthropicName.MatchString)
 	members := map[string]member{}
 	for safe, own := range renamed {
 		members[safe] = member{name: own}
 	}
 	r.back = objectBack(members, "", nil)
 	return newObject("name", r.Name, "description", text, "input_schema", in.loose(root, false))
-}
-
-// anthropicName says whether Anthropic takes the name of an argument.
-func anthropicName(name string) bool {
-	for i := range len(name) {
-		c := name[i]
-		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '_' && c != '-' && c != '.' {
-			return false
-		}
-	}
-	return len(name) >= 1 && len(name) <= 64
 }
 
 // mcp renders for MCP, which takes any JSON Schema whose root is an object's.

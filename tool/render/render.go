@@ -2,6 +2,7 @@ package render
 
 import (
 	"encoding/json"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -79,6 +80,9 @@ type Rendered struct {
 	result bool // MCP: structured content is {"result": …}
 }
 
+// toolName is a name of a tool that every provider takes.
+var toolName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_-]{0,63}$`)
+
 // Tool renders a tool for a provider. The error is invalid_request: an unknown
 // format, a name that providers refuse, or a schema that does not compile.
 func Tool(format Format, d *tool.Descriptor, o *Options) (Rendered, error) {
@@ -92,16 +96,16 @@ func Tool(format Format, d *tool.Descriptor, o *Options) (Rendered, error) {
 	if r.Name == "" {
 		r.Name = tool.ProviderName(d.ID)
 	}
-	if !validName(r.Name) {
+	if !toolName.MatchString(r.Name) {
 		return Rendered{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest,
 			"%q is no name that providers take: they take 1 to 64 of A-Z, a-z, 0-9, _ and -, with a letter or _ first", r.Name)
 	}
-	n := &notes{}
+	n := &notes{most: maxNotes}
 	input, err := read(d.InputSchema, n)
 	if err != nil {
 		return Rendered{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "tool %q: input_schema: %w", d.ID, err)
 	}
-	about := &notes{}
+	about := &notes{most: maxNotes}
 	text := description(format, d, o, about)
 	var out *object
 	switch format {
@@ -121,17 +125,6 @@ func Tool(format Format, d *tool.Descriptor, o *Options) (Rendered, error) {
 	}
 	r.Notes = append(n.texts, about.texts...)
 	return r, nil
-}
-
-func validName(name string) bool {
-	for i := range len(name) {
-		c := name[i]
-		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_'
-		if !letter && (i == 0 || c != '-' && (c < '0' || c > '9')) {
-			return false
-		}
-	}
-	return name != "" && len(name) <= 64
 }
 
 // description is the tool's text; Gemini does not take a tool without one.

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/go-json-experiment/json/jsontext"
+
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -38,14 +40,18 @@ type flattened struct {
 	exact bool
 }
 
-// notes collects what people should know of a rendering, each text once.
-type notes struct{ texts []string }
+// notes collects what people should know of a rendering, each text once. The last
+// of most says that there were more.
+type notes struct {
+	texts []string
+	most  int
+}
 
-// maxNotes bounds the notes of one rendering; the last one says that there were more.
+// maxNotes bounds the notes of one rendering.
 const maxNotes = 40
 
 func (n *notes) add(path, format string, args ...any) {
-	if len(n.texts) == maxNotes {
+	if len(n.texts) == n.most {
 		return
 	}
 	text := fmt.Sprintf(format, args...)
@@ -55,7 +61,7 @@ func (n *notes) add(path, format string, args ...any) {
 	if slices.Contains(n.texts, text) {
 		return
 	}
-	if len(n.texts) == maxNotes-1 {
+	if len(n.texts) == n.most-1 {
 		text = "there is more of this kind"
 	}
 	n.texts = append(n.texts, text)
@@ -171,22 +177,10 @@ func (r *reader) schema(o *object, root bool) *object {
 		case droppedWords[key]:
 		case r.old && o.has("$ref") && !annotationWords[key]:
 		case key == "items" && r.tuple && isList(value):
-			out.set("prefixItems", r.list(value))
+			out.set("prefixItems", inner("prefixItems", value, func(v any) any { return r.value(v) }))
 			if rest, ok := o.values["additionalItems"]; ok {
 				out.set("items", r.value(rest))
 			}
-		case key == "additionalProperties":
-			if b, ok := value.(bool); ok {
-				out.set(key, b)
-			} else {
-				out.set(key, r.value(value))
-			}
-		case schemaWords[key]:
-			out.set(key, r.value(value))
-		case listWords[key]:
-			out.set(key, r.list(value))
-		case mapWords[key]:
-			out.set(key, r.members(value))
 		case (key == "exclusiveMinimum" || key == "exclusiveMaximum") && value == true: // draft-04
 			bound := strings.ToLower(strings.TrimPrefix(key, "exclusive"))
 			if limit, ok := o.values[bound]; ok {
@@ -196,6 +190,9 @@ func (r *reader) schema(o *object, root bool) *object {
 		case (key == "exclusiveMinimum" || key == "exclusiveMaximum") && value == false:
 		case key == "minimum" && o.get("exclusiveMinimum") == true, key == "maximum" && o.get("exclusiveMaximum") == true:
 		default:
+			if _, boolean := value.(bool); !boolean || key != "additionalProperties" {
+				value = inner(key, value, func(v any) any { return r.value(v) })
+			}
 			out.set(key, value)
 		}
 	}
@@ -205,23 +202,28 @@ func (r *reader) schema(o *object, root bool) *object {
 
 func isList(v any) bool { _, ok := v.([]any); return ok }
 
-func (r *reader) list(v any) []any {
-	given, _ := v.([]any)
-	out := make([]any, 0, len(given))
-	for _, one := range given {
-		out = append(out, r.value(one))
-	}
-	return out
-}
-
-func (r *reader) members(v any) *object {
-	out := newObject()
-	if given, ok := v.(*object); ok {
-		for _, name := range given.keys {
-			out.set(name, r.value(given.get(name)))
+// inner is the value of a word with each schema in it turned by f.
+func inner(key string, value any, f func(v any) any) any {
+	switch {
+	case schemaWords[key]:
+		return f(value)
+	case listWords[key]:
+		given, _ := value.([]any)
+		out := make([]any, len(given))
+		for i, one := range given {
+			out[i] = f(one)
 		}
+		return out
+	case mapWords[key]:
+		out := newObject()
+		if given, ok := value.(*object); ok {
+			for _, name := range given.keys {
+				out.set(name, f(given.get(name)))
+			}
+		}
+		return out
 	}
-	return out
+	return value
 }
 
 // dependencies are one word for two things before 2019-09.
@@ -271,11 +273,7 @@ func (r *reader) reference(out *object, value any) {
 // follow walks a JSON Pointer through the document.
 func (r *reader) follow(path string) (target any, label string, ok bool) {
 	target, label = r.doc, "arguments"
-	if path == "" {
-		return target, label, true
-	}
-	for _, token := range strings.Split(path, "/")[1:] {
-		token = strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~")
+	for token := range jsontext.Pointer(path).Tokens() {
 		switch at := target.(type) {
 		case *object:
 			if target, ok = at.values[token]; !ok {
@@ -301,16 +299,7 @@ func (r *reader) follow(path string) (target any, label string, ok bool) {
 
 // name makes the name of a definition, unlike those there are.
 func (r *reader) name(label string) string {
-	var b strings.Builder
-	for _, c := range label {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':
-			b.WriteRune(c)
-		default:
-			b.WriteByte('_')
-		}
-	}
-	base := b.String()
+	base := unsafeRunes.ReplaceAllString(label, "_")
 	if base == "" {
 		base = "definition"
 	}
@@ -453,6 +442,15 @@ func sameNames(a, b *object) bool {
 func rational(v any) (*big.Rat, bool) {
 	n, _ := v.(json.Number)
 	return new(big.Rat).SetString(string(n))
+}
+
+// size reads a count of a schema, unless it is absurdly large.
+func size(v any) (int, bool) {
+	r, ok := rational(v)
+	if !ok || !r.IsInt() || !r.Num().IsInt64() {
+		return 0, false
+	}
+	return int(r.Num().Int64()), true
 }
 
 func union(a, b []any) []any {

@@ -1,7 +1,6 @@
 package render
 
 import (
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -32,10 +31,10 @@ var strictRefused = []string{
 // maxReasons bounds the reasons that are told.
 const maxReasons = 8
 
-// stricter writes a schema in OpenAI's strict subset, or finds why it cannot be.
-type stricter struct {
+// strictWriter writes a schema in OpenAI's strict subset, or finds why it cannot be.
+type strictWriter struct {
 	in      *schema
-	reasons []string
+	reasons notes // why it cannot be
 	defs    *object
 	backs   map[string]back // of defs
 	started map[string]bool
@@ -43,20 +42,12 @@ type stricter struct {
 	notes   notes
 }
 
-func (s *stricter) refuse(path, format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	if path != "" {
-		text = path + ": " + text
-	}
-	if len(s.reasons) < maxReasons && !slices.Contains(s.reasons, text) {
-		s.reasons = append(s.reasons, text)
-	}
-}
+func (s *strictWriter) refuse(path, format string, args ...any) { s.reasons.add(path, format, args...) }
 
 // arguments renders the root, which is flat and an object.
-func (s *stricter) arguments(root *object) (*object, back) {
+func (s *strictWriter) arguments(root *object) (*object, back) {
 	out, b := s.schema(root, "", 0)
-	if len(s.reasons) == 0 {
+	if len(s.reasons.texts) == 0 {
 		if len(s.defs.keys) > 0 {
 			out.set("$defs", s.defs)
 		}
@@ -66,7 +57,7 @@ func (s *stricter) arguments(root *object) (*object, back) {
 }
 
 // schema renders one schema. What it returns after a refusal is not used.
-func (s *stricter) schema(o *object, path string, depth int) (*object, back) {
+func (s *strictWriter) schema(o *object, path string, depth int) (*object, back) {
 	s.count++
 	if s.count > maxNodes || depth > 64 {
 		s.refuse("", "the schema is too large")
@@ -95,7 +86,7 @@ func (s *stricter) schema(o *object, path string, depth int) (*object, back) {
 	if flat.get("uniqueItems") == true {
 		s.refuse(path, "strict has no uniqueItems")
 	}
-	if len(s.reasons) >= maxReasons {
+	if len(s.reasons.texts) >= maxReasons {
 		return newObject(), nil
 	}
 	for _, word := range []string{"anyOf", "oneOf"} {
@@ -109,26 +100,22 @@ func (s *stricter) schema(o *object, path string, depth int) (*object, back) {
 	}
 	types, guessed := kinds(flat)
 	if guessed {
-		s.notes.add(path, "taken as %s, which is what its words are about", article(types[0]))
+		s.notes.add(path, "taken as type %s, which is what its words are about", types[0])
 	}
-	switch null := slices.Contains(types, "null"); {
-	case len(types) == 0:
+	switch len(types) {
+	case 0:
 		s.refuse(path, "anything is allowed here, and strict needs a type")
 		return newObject(), nil
-	case len(types) == 1:
+	case 1:
 		return s.typed(flat, types[0], path, depth)
-	case len(types) == 2 && null:
-		kind := types[0]
-		if kind == "null" {
-			kind = types[1]
-		}
-		out, b := s.typed(without(flat, kind), kind, path, depth)
-		return orNull(out), b
 	}
 	// Several types, each with the words that are about it.
 	branches := make([]any, len(types))
 	for i, kind := range types {
 		branches[i] = without(flat, kind)
+		if kind == "null" {
+			branches[i] = newObject("type", "null")
+		}
 	}
 	several := newObject("anyOf", branches)
 	for _, word := range []string{"description", "default"} {
@@ -157,18 +144,9 @@ func without(o *object, kind string) *object {
 	return out
 }
 
-func article(kind string) string {
-	switch kind {
-	case "object", "array", "integer":
-		return "an " + kind
-	default:
-		return "a " + kind
-	}
-}
-
 // reference keeps a $ref: strict schemas may be recursive. Nothing may stand
 // beside it, so a description goes around it.
-func (s *stricter) reference(target *object, name, text string, depth int) (*object, back) {
+func (s *strictWriter) reference(target *object, name, text string, depth int) (*object, back) {
 	if !s.started[name] {
 		s.started[name] = true
 		s.defs.set(name, newObject()) // its place
@@ -185,7 +163,7 @@ func (s *stricter) reference(target *object, name, text string, depth int) (*obj
 }
 
 // typed renders a schema of one type.
-func (s *stricter) typed(o *object, kind, path string, depth int) (*object, back) {
+func (s *strictWriter) typed(o *object, kind, path string, depth int) (*object, back) {
 	out := newObject("type", kind)
 	text := o.text("description")
 	var b back
@@ -255,7 +233,7 @@ func (o *object) setText(text string, from *object) {
 	o.set("description", text)
 }
 
-func (s *stricter) array(o, out *object, path string, depth int) back {
+func (s *strictWriter) array(o, out *object, path string, depth int) back {
 	item := o.object("items")
 	for _, word := range []string{"minItems", "maxItems"} {
 		if o.has(word) {
@@ -263,14 +241,11 @@ func (s *stricter) array(o, out *object, path string, depth int) back {
 		}
 	}
 	if prefix := o.list("prefixItems"); len(prefix) > 0 {
-		same := true
-		for _, one := range prefix {
-			same = same && equal(bare(one), bare(prefix[0]))
-		}
+		same := alike(prefix)
 		switch {
 		case same && item != nil && isNever(item):
 			item = prefix[0].(*object)
-			if most, ok := rational(o.get("maxItems")); !ok || most.Cmp(ratOf(len(prefix))) > 0 {
+			if most, ok := size(o.get("maxItems")); !ok || most > len(prefix) {
 				out.set("maxItems", number(len(prefix)))
 			}
 		case same && item != nil && equal(bare(item), bare(prefix[0])):
@@ -292,6 +267,11 @@ func (s *stricter) array(o, out *object, path string, depth int) back {
 	return listBack(b)
 }
 
+// alike says whether schemas differ by what names them only.
+func alike(list []any) bool {
+	return !slices.ContainsFunc(list, func(one any) bool { return !equal(bare(one), bare(list[0])) })
+}
+
 // bare is a schema without what names it only.
 func bare(v any) any {
 	o, ok := v.(*object)
@@ -303,7 +283,7 @@ func bare(v any) any {
 	return o
 }
 
-func (s *stricter) members(o, out *object, path string, depth int) back {
+func (s *strictWriter) members(o, out *object, path string, depth int) back {
 	properties := o.object("properties")
 	if properties == nil {
 		properties = newObject()
@@ -366,43 +346,32 @@ func inside(path, name string) string {
 
 // orNull allows null as well.
 func orNull(o *object) *object {
-	kind, scalar := o.get("type").(string)
-	if list, ok := o.get("type").([]any); ok && contains(list, "null") {
-		return o
-	}
-	if branches := o.list("anyOf"); branches != nil {
-		for _, one := range branches {
-			if one.(*object).get("type") == "null" {
-				return o
-			}
-		}
-		out := o.clone()
+	out := o.clone()
+	branches, types := o.list("anyOf"), kindsOf(o.get("type"))
+	scalar := len(types) == 1 && types[0] != "object" && types[0] != "array"
+	switch {
+	case slices.Contains(types, "null"), slices.ContainsFunc(branches, func(one any) bool { return one.(*object).get("type") == "null" }):
+	case branches != nil:
 		out.set("anyOf", append(slices.Clone(branches), newObject("type", "null")))
-		return out
-	}
-	if kind == "null" {
-		return o
-	}
-	if scalar && kind != "object" && kind != "array" {
-		out := o.clone()
-		out.set("type", []any{kind, "null"})
+	case scalar:
+		out.set("type", []any{types[0], "null"})
 		if values := o.list("enum"); values != nil && !contains(values, nil) {
 			out.set("enum", append(slices.Clone(values), nil))
 		}
-		return out
-	}
-	inner := o.clone()
-	out := newObject()
-	if text, ok := inner.values["description"]; ok {
+	default: // nothing may stand beside anyOf but a description
+		inner := o.clone()
 		inner.drop("description")
-		out.set("description", text)
+		out = newObject()
+		if o.has("description") {
+			out.set("description", o.get("description"))
+		}
+		out.set("anyOf", []any{inner, newObject("type", "null")})
 	}
-	out.set("anyOf", []any{inner, newObject("type", "null")})
 	return out
 }
 
 // alternatives renders anyOf, and oneOf as anyOf.
-func (s *stricter) alternatives(o *object, word, path string, depth int) (*object, back) {
+func (s *strictWriter) alternatives(o *object, word, path string, depth int) (*object, back) {
 	other := "oneOf"
 	if word == other {
 		other = "anyOf"
@@ -430,7 +399,7 @@ func (s *stricter) alternatives(o *object, word, path string, depth int) (*objec
 		branches = append(branches, branch)
 		backs = append(backs, b)
 	}
-	if len(s.reasons) > 0 {
+	if len(s.reasons.texts) > 0 {
 		return newObject(), nil
 	}
 	if word == "oneOf" && len(branches) > 1 {
@@ -467,7 +436,7 @@ func (s *stricter) alternatives(o *object, word, path string, depth int) (*objec
 }
 
 // implied says whether the type beside alternatives says nothing new.
-func (s *stricter) implied(o *object, word string) bool {
+func (s *strictWriter) implied(o *object, word string) bool {
 	types := kindsOf(o.get("type"))
 	for _, one := range o.list(word) {
 		flat, _ := s.in.flat(one.(*object))
@@ -486,7 +455,7 @@ func (s *stricter) implied(o *object, word string) bool {
 
 // distinct refuses what OpenAI cannot tell apart: alternatives that are objects
 // with the same first property, unless its values differ.
-func (s *stricter) distinct(branches []any, path string) {
+func (s *strictWriter) distinct(branches []any, path string) {
 	type first struct {
 		name   string
 		values []any
@@ -515,7 +484,7 @@ func (s *stricter) distinct(branches []any, path string) {
 	}
 }
 
-func (s *stricter) resolve(o *object) *object {
+func (s *strictWriter) resolve(o *object) *object {
 	for range 32 {
 		name, ok := strings.CutPrefix(o.text("$ref"), "#/$defs/")
 		if !ok {
@@ -532,7 +501,7 @@ func (s *stricter) resolve(o *object) *object {
 
 // choose maps a value by the first alternative that it fits. The model was held
 // to the schema, so one does.
-func (s *stricter) choose(branches []any, backs []back) back {
+func (s *strictWriter) choose(branches []any, backs []back) back {
 	if !slices.ContainsFunc(backs, func(b back) bool { return b != nil }) {
 		return nil
 	}
@@ -549,7 +518,7 @@ func (s *stricter) choose(branches []any, backs []back) back {
 
 // fits says whether a value fits a rendered schema, as far as alternatives
 // differ by it: types, enums and the names of members.
-func (s *stricter) fits(o *object, v any, visits *int) bool {
+func (s *strictWriter) fits(o *object, v any, visits *int) bool {
 	if *visits--; *visits < 0 {
 		return false
 	}
@@ -588,7 +557,7 @@ func (s *stricter) fits(o *object, v any, visits *int) bool {
 }
 
 // limits refuses what is beyond the documented sizes.
-func (s *stricter) limits(out *object) {
+func (s *strictWriter) limits(out *object) {
 	var properties, enums, text int
 	var walk func(o *object, depth int)
 	walk = func(o *object, depth int) {
