@@ -99,7 +99,14 @@ func (r *run) value(text []byte, what string) (json.RawMessage, error) {
 		return nil, bad("is not UTF-8")
 	}
 	if r.call.Text {
-		return json.Marshal(string(text))
+		// As it was written: json.Marshal would escape <, > and &.
+		var b bytes.Buffer
+		enc := json.NewEncoder(&b)
+		enc.SetEscapeHTML(false)
+		if err := enc.Encode(string(text)); err != nil {
+			return nil, bad(err.Error())
+		}
+		return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 	}
 	text = bytes.TrimSpace(text)
 	if len(text) == 0 {
