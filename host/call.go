@@ -8,9 +8,7 @@ import (
 	"log/slog"
 	"reflect"
 	"runtime/debug"
-	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -27,9 +26,6 @@ import (
 // Times of docs/protocol, sections 5, 6 and 8.
 const (
 	defaultTimeout = 30 * time.Second // of a unary call, when nobody says
-	idleTimeout    = 60 * time.Second // between two items of a stream, likewise
-	callerGone     = 10 * time.Second // without credit, or between two 503s
-	keepaliveEvery = time.Second
 	// overdueGrace is how long a handler may take to return once its time is up;
 	// then its caller is answered all the same.
 	overdueGrace = time.Second
@@ -43,8 +39,6 @@ const (
 var (
 	errCancelled   = toolmesh.Errorf(toolmesh.CodeCancelled, "the caller cancelled the call").WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginCaller)
 	errDeadline    = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time is up").WithStarted(toolmesh.StartedYes).WithDetail("limit", "time")
-	errIdle        = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the stream yielded nothing for %v", idleTimeout).WithStarted(toolmesh.StartedYes).WithDetail("limit", "idle")
-	errGone        = toolmesh.Errorf(toolmesh.CodeCancelled, "the stream's caller is gone").WithStarted(toolmesh.StartedYes).WithDetail("reason", "caller_gone")
 	errSessionOver = toolmesh.Errorf(toolmesh.CodeCancelled, "the call's session has ended").WithStarted(toolmesh.StartedYes).WithDetail("reason", "session_ended")
 	errStopping    = toolmesh.Errorf(toolmesh.CodeUnavailable, "the node stopped before the call ended").WithStarted(toolmesh.StartedYes)
 )
@@ -70,35 +64,23 @@ type served struct {
 // inflight is one admitted call.
 type inflight struct {
 	// Set before the call is admitted, and then read by anyone.
-	h        *Host
-	req      *codec.Request
-	tool     *served
-	reply    string
-	start    time.Time
-	deadline time.Time // zero for a stream without a total
-	epoch    string    // of the session; see lookUp
-	ctx      callContext
-	stop     context.CancelCauseFunc
-	alarm    *time.Timer // fires at the deadline; nil for none
-	call     Call        // what the handler sees
-	sink     unarySink   // of a unary call
+	stream.Reader // the first caller, of which the call has its request
+	h             *Host
+	tool          *served
+	deadline      time.Time // zero for a stream without a total
+	epoch         string    // of the session; see lookUp
+	ctx           callContext
+	stop          context.CancelCauseFunc
+	alarm         *time.Timer // fires at the deadline; nil for none
+	call          Call        // what the handler sees
+	sink          unarySink   // of a unary call
 
 	unsettled atomic.Bool // epoch is still to be looked up
 
-	cause  atomic.Pointer[toolmesh.Error] // why the call was told to end
-	ending atomic.Int64                   // when it was, unix ns; 0 = not yet
-	// answered is taken by whoever answers the caller: the handler's return, or
-	// the ticker when the handler does not return.
-	answered  atomic.Bool
-	keepalive atomic.Int64 // when the last one was sent, unix ns
-	looked    time.Time    // when the session was last looked for; the ticker only
-	stream    atomic.Pointer[stream]
-
-	joinMu  sync.Mutex
-	joined  []*joiner // repetitions of this call, the newest last
-	flowing bool      // it has been acknowledged
-	settled bool      // it is a repetition, and what it repeats has ended
-	as      *joiner   // it is a repetition of a running call
+	cause   atomic.Pointer[toolmesh.Error] // why the call was told to end
+	ending  atomic.Int64                   // when it was, unix ns; 0 = not yet
+	looked  time.Time                      // when the session was last looked for; the ticker only
+	readers stream.Readers
 }
 
 // receive is a request's way through the host, in this order:
@@ -134,7 +116,7 @@ func (h *Host) receive(m *nats.Msg) {
 	}
 	c, r := h.find(&s, req, m.Reply, arrived, bad)
 	if bad != nil {
-		h.answer(c.reply, c.req, c.identity(), admit.Record{Err: bad})
+		h.answer(&c.Reader, admit.Record{Err: bad})
 		return
 	}
 	if call := h.admit(c, r, h.check(c, mine, directed)); call != nil {
@@ -187,7 +169,11 @@ func (h *Host) freshenTime() {
 // of the subject, where a long one is a hash. Of a request that cannot be read (bad)
 // only the tool is looked for.
 func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, arrived time.Time, bad *toolmesh.Error) (*inflight, admit.Request) {
-	c := &inflight{h: h, req: req, reply: reply, tool: h.routes.find(s.Session, s.Tool), start: arrived}
+	c := &inflight{h: h, tool: h.routes.find(s.Session, s.Tool), Reader: stream.Reader{Request: req, Reply: reply, Identity: h.identity, Start: arrived}}
+	c.readers.Init(&h.streams, c, &c.Reader)
+	if c.tool != nil {
+		c.Identity = c.tool.identity
+	}
 	if bad != nil {
 		return c, admit.Request{}
 	}
@@ -195,11 +181,11 @@ func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, arriv
 	c.epoch = epoch
 	c.unsettled.Store(!sure)
 	if c.tool != nil && c.tool.tenure.ended(epoch) {
-		c.tool = nil // it is about to be withdrawn
+		c.tool, c.Identity = nil, h.identity // it is about to be withdrawn
 	}
 	r := admit.Request{Tool: s.Tool, Epoch: epoch, Unsettled: !sure, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth}
 	if req.IsAgain {
-		r.First = c.start.Add(-req.Again)
+		r.First = c.Start.Add(-req.Again)
 	}
 	if req.RPCID == "" && r.Stream {
 		req.RPCID = newRPCID(req.Delivery) // its caller learns it, and may cancel by it
@@ -213,24 +199,13 @@ func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, arriv
 	return c, r
 }
 
-// identity is what an answer to the call says of its sender.
-func (c *inflight) identity() *codec.Identity {
-	if c.tool == nil {
-		return c.h.identity
-	}
-	return c.tool.identity
-}
-
 // refuse answers a request that is not to be started. If it repeats a call that
 // this node has, that call's answer is what it gets: "not started" would be
 // wrong, and would have the caller start it elsewhere.
 func (h *Host) refuse(c *inflight, r admit.Request, bad *toolmesh.Error) {
-	if c.tool == nil {
-		c.tool = &served{identity: h.identity}
-	}
-	verdict, call, record, err, ok := h.calls.Repeated(r, func(rec admit.Record) { c.settle(rec) })
+	verdict, call, record, err, ok := h.calls.Repeated(r, func(rec admit.Record) { c.readers.Settle(rec) })
 	if !ok {
-		h.answer(c.reply, c.req, c.tool.identity, admit.Record{Err: bad})
+		h.answer(&c.Reader, admit.Record{Err: bad})
 		return
 	}
 	h.follow(c, verdict, call, record, err)
@@ -250,7 +225,7 @@ func refusal(err error) *toolmesh.Error {
 
 // check says why a request must not be started here and now; nil for most.
 func (h *Host) check(c *inflight, mine, directed bool) *toolmesh.Error {
-	t, req := c.tool, c.req
+	t, req := c.tool, c.Request
 	refuse := func(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
 		return refusal(toolmesh.Errorf(code, format, args...))
 	}
@@ -296,11 +271,11 @@ func (h *Host) admit(c *inflight, r admit.Request, bad *toolmesh.Error) *admit.C
 		h.refuse(c, r, bad)
 		return nil
 	}
-	if budget := h.budget(c.tool, c.req); budget > 0 {
-		c.deadline = c.start.Add(budget)
+	if budget := h.budget(c.tool, c.Request); budget > 0 {
+		c.deadline = c.Start.Add(budget)
 	}
 	c.begin()
-	verdict, call, record, bad := h.calls.Begin(r, c, func(rec admit.Record) { c.settle(rec) })
+	verdict, call, record, bad := h.calls.Begin(r, c, func(rec admit.Record) { c.readers.Settle(rec) })
 	if verdict == admit.Run {
 		return call
 	}
@@ -314,38 +289,11 @@ func (h *Host) admit(c *inflight, r admit.Request, bad *toolmesh.Error) *admit.C
 func (h *Host) follow(c *inflight, verdict admit.Verdict, call *admit.Call[*inflight], record admit.Record, bad *toolmesh.Error) {
 	switch verdict {
 	case admit.Refuse:
-		h.answer(c.reply, c.req, c.tool.identity, admit.Record{Err: bad})
+		h.answer(&c.Reader, admit.Record{Err: bad})
 	case admit.Repeat:
-		h.repeat(c, record)
+		c.readers.Repeat(record)
 	case admit.Join:
-		call.Value.join(c)
-	}
-}
-
-// flows acknowledges a live stream, and its repetitions.
-func (c *inflight) flows() {
-	c.joinMu.Lock()
-	joined := c.joined
-	if len(joined) > 0 {
-		joined = slices.Clone(joined)
-	}
-	c.flowing = true
-	c.joinMu.Unlock()
-	for _, j := range joined {
-		if j.c.req.Delivery == codec.DeliverLive {
-			j.c.acknowledge()
-		}
-	}
-	if c.req.Delivery == codec.DeliverLive {
-		c.acknowledge()
-	}
-}
-
-// acknowledge tells the caller of a live stream, once, that its chunks are in
-// the store.
-func (c *inflight) acknowledge() {
-	if c.answered.CompareAndSwap(false, true) {
-		c.h.sendAck(c)
+		call.Value.readers.Join(&c.readers)
 	}
 }
 
@@ -354,20 +302,6 @@ func newRPCID(d codec.Delivery) subjects.RPCID {
 		return subjects.NewRPCID("rpc_stream_")
 	}
 	return subjects.NewRPCID("rpc_")
-}
-
-// repeat answers a repetition of a call that has ended.
-func (h *Host) repeat(c *inflight, record admit.Record) {
-	if !record.Streamed {
-		h.answer(c.reply, c.req, c.tool.identity, record)
-		return
-	}
-	if c.req.Delivery == codec.DeliverLive {
-		c.acknowledge() // the chunks are in the store: the caller asks for them
-		return
-	}
-	j := &joiner{c: c, of: c, next: 1, reading: true, ended: &record}
-	h.running.run(j.read)
 }
 
 // run executes one call and answers it.
@@ -382,23 +316,23 @@ func (h *Host) run(call *admit.Call[*inflight]) {
 // conclude answers a call whose handler has returned.
 func (h *Host) conclude(call *admit.Call[*inflight], record admit.Record) {
 	c := call.Value
-	if s := c.stream.Load(); s != nil {
+	if s := c.readers.Stream(); s != nil {
 		h.calls.Vacate(call) // before anybody reads the stream's end
-		record = s.finish(record)
+		record = s.Finish(record)
 	}
 	c.finish()
 	if record.Err != nil {
 		h.failed.Add(1)
 	}
 	h.handled.Add(1)
-	h.took.Add(int64(time.Since(c.start)))
+	h.took.Add(int64(time.Since(c.Start)))
 	if record.Result != nil {
 		record = h.bounded(c, record)
 	}
-	first := c.answered.CompareAndSwap(false, true)
+	first := c.Claim()
 	h.calls.Finish(call, record)
 	if first && !record.Streamed {
-		h.answer(c.reply, c.req, c.tool.identity, record)
+		h.answer(&c.Reader, record)
 	}
 	h.logCall(c, record)
 }
@@ -412,9 +346,9 @@ func (h *Host) logCall(c *inflight, record admit.Record) {
 	if !h.log.Enabled(h.base, level) {
 		return
 	}
-	h.log.LogAttrs(h.base, level, "call finished", slog.String("rpc_id", string(c.req.RPCID)),
-		slog.String("session", string(c.req.Session)), slog.String("tool", string(c.req.Tool)),
-		slog.Duration("took", time.Since(c.start)), slog.String("code", code))
+	h.log.LogAttrs(h.base, level, "call finished", slog.String("rpc_id", string(c.Request.RPCID)),
+		slog.String("session", string(c.Request.Session)), slog.String("tool", string(c.Request.Tool)),
+		slog.Duration("took", time.Since(c.Start)), slog.String("code", code))
 }
 
 // bounded replaces a result that no message can carry.
@@ -439,14 +373,14 @@ func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 	c := running.Value
 	if err := c.lookUp(&c.ctx); err != nil {
 		bad := refusal(err).WithStarted(toolmesh.StartedNo)
-		if c.req.IsAgain {
+		if c.Request.IsAgain {
 			bad = bad.WithStarted(toolmesh.StartedUnknown) // it may have run in the session that has ended
 		}
 		return admit.Record{Err: bad}
 	}
-	args, varArgs := c.req.Args, []byte(nil)
-	if len(c.req.Positional) > 0 {
-		object, rest, err := tool.Bind(c.tool.descriptor, c.req.Positional, args)
+	args, varArgs := c.Request.Args, []byte(nil)
+	if len(c.Request.Positional) > 0 {
+		object, rest, err := tool.Bind(c.tool.descriptor, c.Request.Positional, args)
 		if err != nil {
 			return admit.Record{Err: refusal(err)}
 		}
@@ -457,17 +391,16 @@ func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 	}
 	ctx, call := &c.ctx, &c.call
 	*call = Call{
-		Session: c.req.Session, Epoch: c.epoch, Tool: c.req.Tool, RPCID: c.req.RPCID, Args: args, VarArgs: varArgs,
-		Stream: c.req.Delivery != codec.DeliverNone, Collect: c.tool.descriptor.Annotations.Collect,
-		Deadline: c.deadline, Depth: c.req.Depth, Parent: c.req.Parent, Isolation: c.req.Isolation, Traceparent: c.req.Traceparent,
+		Session: c.Request.Session, Epoch: c.epoch, Tool: c.Request.Tool, RPCID: c.Request.RPCID, Args: args, VarArgs: varArgs,
+		Stream: c.Request.Delivery != codec.DeliverNone, Collect: c.tool.descriptor.Annotations.Collect,
+		Deadline: c.deadline, Depth: c.Request.Depth, Parent: c.Request.Parent, Isolation: c.Request.Isolation, Traceparent: c.Request.Traceparent,
 	}
 	if call.Stream {
-		s, err := newStream(ctx, c)
+		s, err := stream.New(ctx, &c.readers, c.epoch, !c.deadline.IsZero())
 		if err != nil {
 			// The cause of a call that is over already says that it began.
 			return admit.Record{Err: refusal(err).WithStarted(toolmesh.StartedNo)}
 		}
-		c.stream.Store(s)
 		err = h.guard(running, s)
 		return admit.Record{Err: outcome(ctx, err), Streamed: true}
 	}
@@ -592,7 +525,8 @@ func because(ctx context.Context, e *toolmesh.Error, unsure bool) *toolmesh.Erro
 }
 
 // answer sends the reply of a call that is over.
-func (h *Host) answer(reply string, req *codec.Request, id *codec.Identity, record admit.Record) {
+func (h *Host) answer(r *stream.Reader, record admit.Record) {
+	reply, req, id := r.Reply, r.Request, r.Identity
 	load := codec.Load{}
 	if req.WantLoad {
 		load = h.load()
@@ -634,21 +568,21 @@ func cut(s string, n int) string {
 	return strings.ToValidUTF8(s[:n], "") + "…"
 }
 
-func (h *Host) sendAck(c *inflight) {
+func (h *Host) acknowledge(r *stream.Reader) {
 	load := codec.Load{}
-	if c.req.WantLoad {
+	if r.Request.WantLoad {
 		load = h.load()
 	}
-	header, body := c.req.Ack(c.tool.identity, load)
-	h.send(c.reply, header, body)
+	header, body := r.Request.Ack(r.Identity, load)
+	h.send(r.Reply, header, body)
 }
 
 func (h *Host) load() codec.Load {
 	return codec.Load{InFlight: h.calls.InFlight(), Slots: h.opts.Slots}
 }
 
-// end tells a call's handler to stop.
-func (c *inflight) end(cause *toolmesh.Error) {
+// End implements [stream.Call]: it tells the call's handler to stop.
+func (c *inflight) End(cause *toolmesh.Error) {
 	if c.cause.CompareAndSwap(nil, cause) {
 		c.ending.Store(time.Now().UnixNano())
 	}

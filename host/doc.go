@@ -3,8 +3,8 @@
 // tool's [Handler], and answers in the form that the caller used, with chunks
 // stored and delivered for streams. It drains without losing a call. What decides
 // whether a call runs is in host/admit; the node's lease and heartbeat, and whether
-// this process still is the node, are in host/presence; what a session may store in
-// streams is in host/quota.
+// this process still is the node, are in host/presence; streams, and all that read a
+// call, are in host/stream; what a session may store in streams is in host/quota.
 //
 // A host never runs anything by itself: a Go function, a Python worker and an
 // MCP server are all Handlers, so it links neither the executor nor a broker. It

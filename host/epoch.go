@@ -52,13 +52,19 @@ func (c *inflight) lookUp(ctx context.Context) error {
 	if !c.unsettled.Load() {
 		return nil
 	}
-	epoch, err := c.h.epoch(ctx, c.req.Session)
+	epoch, err := c.h.epoch(ctx, c.Request.Session)
 	if err != nil {
 		return err
 	}
 	c.epoch = epoch
 	c.unsettled.Store(false)
 	return nil
+}
+
+// Epoch implements [stream.Call].
+func (c *inflight) Epoch(ctx context.Context) (string, error) {
+	err := c.lookUp(ctx)
+	return c.epoch, err
 }
 
 // lookups are the questions about sessions to the registry's leader: one at a time
@@ -160,16 +166,16 @@ func (h *Host) seen(session subjects.SessionID, epoch string) bool {
 // followSession ends a call whose session has ended: that is promised of what the
 // session runs. The ticker calls it.
 func (h *Host) followSession(c *inflight, now time.Time) {
-	if c.unsettled.Load() || c.epoch == "" || c.ending.Load() != 0 || now.Sub(c.looked) < sessionEvery || now.Sub(c.start) < sessionEvery {
+	if c.unsettled.Load() || c.epoch == "" || c.ending.Load() != 0 || now.Sub(c.looked) < sessionEvery || now.Sub(c.Start) < sessionEvery {
 		return
 	}
 	c.looked = now
-	if h.seen(c.req.Session, c.epoch) {
+	if h.seen(c.Request.Session, c.epoch) {
 		return
 	}
 	h.running.run(func() {
-		if h.over(c.req.Session, c.epoch) {
-			c.end(errSessionOver)
+		if h.over(c.Request.Session, c.epoch) {
+			c.End(errSessionOver)
 		}
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/presence"
 	"github.com/toolmesh/toolmesh/host/quota"
+	"github.com/toolmesh/toolmesh/host/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/registry"
@@ -42,7 +43,7 @@ type Host struct {
 	boot     subjects.BootID
 	identity *codec.Identity // of answers that belong to no tool
 	calls    *admit.Table[*inflight]
-	quota    *quota.Quota
+	streams  stream.Node
 	replayer *chunks.Replayer
 	routes   routes
 	presence *presence.Presence
@@ -56,7 +57,6 @@ type Host struct {
 	end     context.CancelCauseFunc
 	intake  *intake        // calls
 	running runners        // replays
-	replays chan struct{}  // one element for each replay that is being answered
 	workers sync.WaitGroup // ticker and the like
 	quit    chan struct{}
 
@@ -126,11 +126,9 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		opts: o, bus: b, log: o.Logger, node: o.Node, boot: boot,
 		identity: codec.NewIdentity(o.Node, boot, ""),
 		calls:    admit.NewTable[*inflight](o.Slots, time.Now),
-		quota:    quota.New(o.StreamQuota, time.Now),
 		replayer: chunks.NewReplayer(b, o.Logger),
 		services: make(map[serviceKey]*service),
 		quit:     make(chan struct{}),
-		replays:  make(chan struct{}, maxReplays),
 		drained:  make(chan struct{}),
 		store:    registry.NewStore(b),
 	}
@@ -150,6 +148,10 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 	h.intake = newIntake(h.receive)
 	h.records.h = h
 	h.base, h.end = context.WithCancelCause(context.Background())
+	h.streams = stream.Node{
+		ID: h.node, Base: h.base, Log: h.log, Host: port{h}, Store: port{h},
+		Quota: quota.New(o.StreamQuota, time.Now), Replays: make(chan struct{}, maxReplays),
+	}
 	return h, nil
 }
 

@@ -38,7 +38,7 @@ func (h *Host) tick() {
 				swept = now
 				h.calls.Sweep()
 				h.intake.adapt()
-				h.quota.Sweep()
+				h.streams.Quota.Sweep()
 				h.sweepRoutes(now)
 			}
 			for _, call := range h.calls.Running() {
@@ -51,9 +51,9 @@ func (h *Host) tick() {
 // tend looks after one call in flight.
 func (h *Host) tend(c *inflight, now time.Time) {
 	h.followSession(c, now)
-	s := c.stream.Load()
+	s := c.readers.Stream()
 	if s != nil {
-		s.tick(now)
+		s.Tick(now)
 	}
 	overdue := !c.deadline.IsZero() && now.Sub(c.deadline) > overdueGrace
 	if at := c.ending.Load(); at != 0 && now.UnixNano()-at > int64(overdueGrace) {
@@ -65,45 +65,23 @@ func (h *Host) tend(c *inflight, now time.Time) {
 		record := admit.Record{Err: c.why().WithOrigin(toolmesh.OriginAgent)}
 		first := false
 		if s != nil {
-			first = s.leave(record.Err)
-			if final := s.final.Load(); final != nil {
-				c.endJoined(*final)
+			first = s.Leave(record.Err)
+			if final := s.Final(); final != nil {
+				c.readers.End(*final)
 			}
 		} else {
-			if c.answered.CompareAndSwap(false, true) {
+			if c.Claim() {
 				first = true
-				h.answer(c.reply, c.req, c.tool.identity, record)
+				h.answer(&c.Reader, record)
 			}
-			c.endJoined(record)
+			c.readers.End(record)
 		}
 		if first {
-			h.log.Warn("handler does not return", slog.String("rpc_id", string(c.req.RPCID)), slog.String("tool", string(c.req.Tool)))
+			h.log.Warn("handler does not return", slog.String("rpc_id", string(c.Request.RPCID)), slog.String("tool", string(c.Request.Tool)))
 		}
 		return
 	}
-	high := int64(-1)
-	if s != nil {
-		high = s.high()
-	}
-	if s != nil || !c.answered.Load() {
-		c.keepAlive(now, high)
-	}
-	for _, other := range c.awaiting() {
-		other.keepAlive(now, high)
-	}
-}
-
-// keepAlive tells a caller that asked for it, once a second, that its call runs;
-// high is of a stream, else below 0.
-func (c *inflight) keepAlive(now time.Time, high int64) {
-	if !c.req.Keepalive || now.Sub(c.start) < keepaliveEvery {
-		return
-	}
-	if last := c.keepalive.Load(); now.UnixNano()-last < int64(keepaliveEvery-tickEvery/2) {
-		return
-	}
-	c.keepalive.Store(now.UnixNano())
-	c.h.send(c.reply, c.req.KeepaliveHeader(c.tool.identity, high), nil)
+	c.readers.KeepAlive(now)
 }
 
 // Drain takes the node out of service without losing a call: it says so in

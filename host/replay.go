@@ -32,12 +32,12 @@ func (h *Host) replay(m *nats.Msg) {
 		return
 	}
 	select {
-	case h.replays <- struct{}{}:
+	case h.streams.Replays <- struct{}{}:
 	case <-h.base.Done():
 		return
 	}
 	h.running.run(func() {
-		defer func() { <-h.replays }()
+		defer func() { <-h.streams.Replays }()
 		epoch, sure := h.known(s.Session, true)
 		if !sure {
 			if epoch, err = h.epoch(h.base, s.Session); err != nil {
@@ -57,8 +57,8 @@ func (h *Host) replayed(m *nats.Msg) {
 		return
 	}
 	if call, ok := h.calls.Lookup(admit.Key{Session: s.Session, RPC: s.RPC}); ok {
-		if running := call.Value.stream.Load(); running != nil {
-			running.live.met()
+		if running := call.Value.readers.Stream(); running != nil {
+			running.Seen()
 		}
 	}
 }

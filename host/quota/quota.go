@@ -35,6 +35,9 @@ func New(limit int64, now func() time.Time) *Quota {
 	return &Quota{limit: limit, now: now, sessions: make(map[subjects.SessionID]*usage)}
 }
 
+// Limit is how many bytes each session may store.
+func (q *Quota) Limit() int64 { return q.limit }
+
 // Take reserves n bytes. Where the session has no more, it reports false and
 // how many it uses.
 func (q *Quota) Take(session subjects.SessionID, n int64) (used int64, ok bool) {

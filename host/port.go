@@ -1,0 +1,49 @@
+package host
+
+import (
+	"context"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/stream"
+	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// port is the host as its streams see it.
+type port struct{ *Host }
+
+var (
+	_ stream.Host  = port{}
+	_ stream.Store = port{}
+)
+
+func (p port) Send(m *nats.Msg)                             { p.sendMsg(m) }
+func (p port) Answer(r *stream.Reader, record admit.Record) { p.answer(r, record) }
+func (p port) Acknowledge(r *stream.Reader)                 { p.acknowledge(r) }
+func (p port) Fit(e *toolmesh.Error) *toolmesh.Error        { return p.fitting(e) }
+func (p port) Go(f func())                                  { p.running.run(f) }
+func (p port) MaxPayload() int64                            { return p.bus.MaxPayload() }
+
+func (p port) Writer(session subjects.SessionID, rpc subjects.RPCID, opts *chunks.WriterOptions) (stream.Writer, error) {
+	w, err := chunks.NewWriter(p.bus, session, rpc, p.boot, opts)
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+func (p port) Read(ctx context.Context, session subjects.SessionID, rpc subjects.RPCID, epoch string, req codec.ReplayRequest) (chunks.Page, error) {
+	return p.replayer.Read(ctx, session, rpc, epoch, req)
+}
+
+func (p port) Probe(deliver func(*nats.Msg, error)) (stream.Inbox, error) {
+	inbox, err := p.bus.Open(deliver)
+	if err != nil {
+		return nil, err
+	}
+	return inbox, nil
+}
