@@ -70,75 +70,62 @@ func (a *Agent) admin(m *nats.Msg) {
 	}
 	go func() { // Stop waits for a.admins
 		defer a.admins.Done()
-		a.serveAdmin(a.base, s, m, r)
+		last, err := a.serveAdmin(a.base, s, m, r)
+		if err != nil {
+			r.fail(err)
+			return
+		}
+		if last != nil {
+			r.line(last)
+		}
+		r.end()
+		if s.Verb == verbDrain {
+			a.finish()
+		}
 	}()
 }
 
-func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, m *nats.Msg, r *adminReply) {
+// serveAdmin does what a request asks for, and returns the last line of its answer.
+func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, m *nats.Msg, r *adminReply) (last any, err error) {
+	if directed := s.Verb == verbDrain || s.Verb == verbLabel; directed && s.Kind != subjects.KindNodeAdmin {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s is asked of one node", s.Verb)
+	}
 	switch s.Verb {
 	case verbInstall:
 		var req deploy.Request
-		if !r.read(m, &req) {
-			return
+		if err := bus.ReadRequest(m, &req); err != nil {
+			return nil, err
 		}
-		if err := a.deploy.Install(ctx, req, func(l deploy.Line) {
+		return nil, a.deploy.Install(ctx, req, func(l deploy.Line) {
 			if l.Index != "" {
 				a.listed(ctx, req.Session, l.Tools)
 			}
 			r.line(l)
-		}); err != nil {
-			r.fail(err)
-			return
-		}
-		r.end()
+		})
 	case verbUninstall:
 		var req struct {
 			Name    subjects.IndexName `json:"name"`
 			Session subjects.SessionID `json:"session"`
 		}
-		if !r.read(m, &req) {
-			return
+		if err := bus.ReadRequest(m, &req); err != nil {
+			return nil, err
 		}
-		if err := a.deploy.Uninstall(ctx, req.Name, req.Session); err != nil {
-			r.fail(err)
-			return
-		}
-		r.line(map[string]any{"index": req.Name})
-		r.end()
+		return map[string]any{"index": req.Name}, a.deploy.Uninstall(ctx, req.Name, req.Session)
 	case verbDrain:
-		if !r.read(m, &struct{}{}) {
-			return
+		if err := bus.ReadRequest(m, &struct{}{}); err != nil {
+			return nil, err
 		}
-		if s.Kind != subjects.KindNodeAdmin {
-			r.fail(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "drain is asked of one node"))
-			return
-		}
-		if err := a.host.Drain(ctx); err != nil {
-			r.fail(err)
-			return
-		}
-		r.line(map[string]any{"node": a.opts.Node, "state": "draining"})
-		r.end()
-		a.finish()
+		return map[string]any{"node": a.opts.Node, "state": "draining"}, a.host.Drain(ctx)
 	case verbLabel:
 		var req struct {
 			Labels map[string]string `json:"labels"`
 		}
-		if !r.read(m, &req) {
-			return
+		if err := bus.ReadRequest(m, &req); err != nil {
+			return nil, err
 		}
-		if s.Kind != subjects.KindNodeAdmin {
-			r.fail(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "label is asked of one node"))
-			return
-		}
-		if err := a.host.Label(ctx, req.Labels); err != nil {
-			r.fail(err)
-			return
-		}
-		r.line(map[string]any{"node": a.opts.Node})
-		r.end()
+		return map[string]any{"node": a.opts.Node}, a.host.Label(ctx, req.Labels)
 	default:
-		r.fail(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no administrative request %q: install, uninstall, drain, label", s.Verb))
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no administrative request %q: install, uninstall, drain, label", s.Verb)
 	}
 }
 
@@ -195,14 +182,6 @@ func (r *adminReply) alive() {
 	if err := r.send(nats.Header{codec.HeaderKeepalive: {"1"}}, nil); err != nil {
 		r.a.log.Warn("administrative answer not sent", slog.String("error", err.Error()))
 	}
-}
-
-func (r *adminReply) read(m *nats.Msg, into any) bool {
-	if err := bus.ReadRequest(m, into); err != nil {
-		r.fail(err)
-		return false
-	}
-	return true
 }
 
 func (r *adminReply) line(v any) {

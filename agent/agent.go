@@ -64,17 +64,18 @@ type Options struct {
 
 // Agent is one machine of the mesh. Its methods may be called concurrently.
 type Agent struct {
-	opts    Options
-	dir     string
-	log     *slog.Logger
-	bus     *bus.Bus
-	host    *host.Host
-	done    chan struct{}
-	admins  sync.WaitGroup
-	base    context.Context // ends with Stop; administrative requests run under it
-	end     context.CancelFunc
-	stop    sync.Once
-	stopErr error
+	opts     Options
+	dir      string
+	log      *slog.Logger
+	bus      *bus.Bus
+	sessions *registry.Sessions
+	host     *host.Host
+	done     chan struct{}
+	admins   sync.WaitGroup
+	base     context.Context // ends with Stop; administrative requests run under it
+	end      context.CancelFunc
+	stop     sync.Once
+	stopErr  error
 
 	instances openInstances
 	published published
@@ -113,14 +114,11 @@ func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
 	if o.EnvironmentAge <= 0 {
 		o.EnvironmentAge = environmentAge
 	}
-	switch o.SessionPolicy {
-	case "":
-		o.SessionPolicy = "open"
-	case "open", "strict":
-	default:
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "agent.Options.SessionPolicy is %q: open or strict", o.SessionPolicy)
+	sessions, err := registry.NewSessions(o.SessionPolicy)
+	if err != nil {
+		return nil, err
 	}
-	dir, err := filepath.Abs(dir)
+	dir, err = filepath.Abs(dir)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the data folder %q cannot be made absolute: %w", dir, err)
 	}
@@ -131,7 +129,8 @@ func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Agent{opts: o, dir: dir, log: o.Logger, bus: b, done: make(chan struct{})}
+	a := &Agent{opts: o, dir: dir, log: o.Logger, bus: b, sessions: sessions, done: make(chan struct{})}
+	a.instances.open, a.published.by = map[*instance]struct{}{}, map[place]*instance{}
 	a.noticed.which, a.noticed.wake = map[*instance]struct{}{}, make(chan struct{}, 1)
 	a.base, a.end = context.WithCancel(context.Background())
 	return a, nil
@@ -171,14 +170,13 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	prepare := a.executor.Prepare
 	a.watch.Go(func() { prepare(a.base) })
 	effective, reasons := a.executor.Sandbox()
-	sessions := &registry.Sessions{Strict: a.opts.SessionPolicy == "strict"}
 	if a.host, err = host.NewOn(a.bus, &host.Options{
 		Node: a.opts.Node, Version: a.opts.Version, Slots: a.opts.Slots, MaxTimeout: a.opts.MaxTimeout,
 		StreamQuota: a.opts.StreamQuota, Labels: a.opts.Labels, Replicas: a.opts.Replicas,
 		ChunksStorage: a.opts.ChunksStorage, ChunksMax: a.opts.ChunksMax,
 		Sandbox: host.Sandbox{Asked: a.opts.Sandbox, Effective: string(effective)}, Reasons: reasons,
 		Memory:   a.executor.MemoryGuard(),
-		Sessions: sessions, Service: "mesh-agent", Queued: a.queued, Logger: a.log,
+		Sessions: a.sessions, Service: "mesh-agent", Queued: a.queued, Logger: a.log,
 	}); err != nil {
 		return err
 	}
@@ -195,7 +193,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 		}
 		return err
 	}
-	sessions.Use(a.view)
+	a.sessions.Use(a.view)
 	a.followSessions(a.view)
 	a.store = registry.NewStore(a.bus)
 	if a.responder, err = registry.NewResponder(a.bus, a.view, a.store, &registry.ResponderOptions{Logger: a.log}); err != nil {
@@ -323,13 +321,22 @@ func (a *Agent) release(ctx context.Context) error {
 
 // queued is how many admitted calls wait for a worker.
 func (a *Agent) queued() int {
-	a.instances.Lock()
-	defer a.instances.Unlock()
 	n := 0
-	for i := range a.instances.open {
-		if i.index != nil { // commands alone have no workers to wait for
-			n += i.index.Stats().Waiting
-		}
+	for _, i := range a.indexes() {
+		n += i.Stats().Waiting
 	}
 	return n
+}
+
+// indexes are the open ones that have workers: those of commands alone have none.
+func (a *Agent) indexes() []*executor.Index {
+	a.instances.Lock()
+	defer a.instances.Unlock()
+	var all []*executor.Index
+	for i := range a.instances.open {
+		if i.index != nil {
+			all = append(all, i.index)
+		}
+	}
+	return all
 }

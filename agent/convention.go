@@ -139,21 +139,10 @@ func (i *instance) openCommands(env *executor.Env, usable []string, vars map[str
 		}
 		i.ids = append(i.ids, d.ID)
 		i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &commandTool{
-			i: i, c: c, name: name, sandbox: d.Annotations.Sandbox, limits: d.Annotations.Limits, vars: i.varsOf(name),
+			i: i, c: c, name: name, sandbox: d.Annotations.Sandbox, limits: d.Annotations.Limits, vars: varsOf(i.build, name),
 		}})
 	}
 	return nil
-}
-
-// varsOf are the values of the variables that a tool may see.
-func (i *instance) varsOf(name string) map[string]string {
-	vars := make(map[string]string)
-	for _, v := range i.build.Manifest.EnvOf(name) {
-		if value, ok := i.build.Env[v.Name]; ok {
-			vars[v.Name] = value
-		}
-	}
-	return vars
 }
 
 // secretValues are those of the variables that are declared as secret.
@@ -195,11 +184,5 @@ func (t *commandTool) ServeTool(ctx context.Context, call *host.Call, sink host.
 		Tool: t.name, RPCID: string(call.RPCID), Argv: argv, Lines: t.c.Streaming, Text: t.c.Text, Sandbox: t.sandbox, Limits: t.limits, Vars: t.vars,
 		Stream: call.Stream, Collect: call.Collect,
 	}, s)
-	if err != nil || call.Stream {
-		return err
-	}
-	if whole, ok := sink.(host.ResultSink); ok {
-		return whole.SendResult(ctx, result)
-	}
-	return sink.Send(ctx, result)
+	return deliver(ctx, call, sink, result, err)
 }

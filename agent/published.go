@@ -16,9 +16,7 @@ type place struct {
 	session subjects.SessionID
 }
 
-func placeOf(index subjects.IndexName, session subjects.SessionID) place {
-	return place{index, session}
-}
+func (i *instance) place() place { return place{i.build.Name, i.build.Session} }
 
 // published are the instances that the host serves at the moment. What is to be
 // said of a tool may change while another revision takes its place: only the
@@ -35,10 +33,7 @@ func (p *published) publish(ctx context.Context, h *host.Host, i *instance) erro
 	if err := h.Publish(ctx, i.service()); err != nil {
 		return err
 	}
-	if p.by == nil {
-		p.by = map[place]*instance{}
-	}
-	p.by[placeOf(i.build.Name, i.build.Session)] = i
+	p.by[i.place()] = i
 	return nil
 }
 
@@ -54,7 +49,7 @@ func (p *published) instead(at place, do func() error) error {
 func (p *published) again(ctx context.Context, h *host.Host, i *instance) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.by[placeOf(i.build.Name, i.build.Session)] != i {
+	if p.by[i.place()] != i {
 		return nil
 	}
 	return h.Publish(ctx, i.service())

@@ -57,23 +57,12 @@ func (a *Agent) followSessions(view *registry.View) {
 }
 
 func (a *Agent) endSessions(ctx context.Context, view *registry.View) {
-	a.instances.Lock()
-	open := make([]*instance, 0, len(a.instances.open))
-	for i := range a.instances.open {
-		if i.index != nil {
-			open = append(open, i)
-		}
-	}
-	a.instances.Unlock()
-	for _, i := range open {
-		if i.index == nil {
-			continue // commands alone: they have no workers
-		}
-		for _, bound := range i.index.Sessions() {
+	for _, index := range a.indexes() {
+		for _, bound := range index.Sessions() {
 			if !a.sessionEnded(view, bound) {
 				continue
 			}
-			if err := i.index.EndSession(ctx, bound.Name, bound.Epoch); err != nil {
+			if err := index.EndSession(ctx, bound.Name, bound.Epoch); err != nil {
 				a.log.Warn("the workers of an ended session are not gone yet", slog.String("session", bound.Name), slog.Any("error", err))
 			}
 		}

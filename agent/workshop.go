@@ -121,9 +121,6 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 		return i.known[u.ID] != nil // from its import, which knows better
 	})))
 	w.a.instances.Lock()
-	if w.a.instances.open == nil {
-		w.a.instances.open = make(map[*instance]struct{})
-	}
 	w.a.instances.open[i] = struct{}{}
 	w.a.instances.Unlock()
 	progress("import", "done", 80)
@@ -161,17 +158,23 @@ func policiesOf(b deploy.Build) (vars map[string]string, policies map[string]exe
 	policies = make(map[string]executor.Policy, len(b.Manifest.Tools))
 	for _, name := range b.Manifest.Tools {
 		a := b.Manifest.AnnotationsOf(name)
-		p := executor.Policy{Isolation: a.Isolation, Affinity: a.Affinity, Sandbox: a.Sandbox, Limits: a.Limits, Vars: map[string]string{}}
-		for _, v := range b.Manifest.EnvOf(name) {
-			if value, ok := b.Env[v.Name]; ok {
-				p.Vars[v.Name] = value
-			}
-		}
+		p := executor.Policy{Isolation: a.Isolation, Affinity: a.Affinity, Sandbox: a.Sandbox, Limits: a.Limits, Vars: varsOf(b, name)}
 		if function := b.Manifest.Function(name); function != "" {
 			policies[function] = p // the executor knows tools by their functions
 		}
 	}
 	return vars, policies
+}
+
+// varsOf are the values of the variables that a tool may see.
+func varsOf(b deploy.Build, name string) map[string]string {
+	vars := make(map[string]string)
+	for _, v := range b.Manifest.EnvOf(name) {
+		if value, ok := b.Env[v.Name]; ok {
+			vars[v.Name] = value
+		}
+	}
+	return vars
 }
 
 // secretsOf names the variables whose values are secret.
@@ -230,12 +233,12 @@ func (w *workshop) PublishFailed(ctx context.Context, b deploy.Build, reason str
 	s := host.Service{
 		Index: b.Name, Session: b.Session, Revision: b.Revision, Unavailable: unserved(all, w.catalogue(ctx, b, nil, all)),
 	}
-	return w.a.published.instead(placeOf(b.Name, b.Session), func() error { return w.a.host.Publish(ctx, s) })
+	return w.a.published.instead(place{b.Name, b.Session}, func() error { return w.a.host.Publish(ctx, s) })
 }
 
 // Withdraw implements [deploy.Server].
 func (w *workshop) Withdraw(ctx context.Context, name subjects.IndexName, session subjects.SessionID) error {
-	return w.a.published.instead(placeOf(name, session), func() error { return w.a.host.Withdraw(ctx, name, session) })
+	return w.a.published.instead(place{name, session}, func() error { return w.a.host.Withdraw(ctx, name, session) })
 }
 
 // instance is one imported index.
@@ -320,6 +323,11 @@ func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.S
 		Tool: p.name, RPCID: string(call.RPCID), Isolation: call.Isolation,
 		Session: string(call.Session), Epoch: call.Epoch, Created: p.i.a.created(call.Session, call.Epoch), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
 	}, s)
+	return deliver(ctx, call, sink, result, err)
+}
+
+// deliver sends the result of a call that is no stream.
+func deliver(ctx context.Context, call *host.Call, sink host.Sink, result json.RawMessage, err error) error {
 	if err != nil || call.Stream {
 		return err
 	}

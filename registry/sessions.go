@@ -10,16 +10,25 @@ import (
 // Sessions decides which sessions exist, from what a view knows. Its methods may be
 // called concurrently.
 type Sessions struct {
-	// Strict refuses sessions that nobody created. Set it before the first use.
-	Strict bool
+	strict bool // refuse sessions that nobody created
 	view   atomic.Pointer[View]
+}
+
+// NewSessions returns the sessions of a policy: "open" or empty, by which any exists,
+// or "strict", by which only those do that were created.
+func NewSessions(policy string) (*Sessions, error) {
+	switch policy {
+	case "", "open", "strict":
+		return &Sessions{strict: policy == "strict"}, nil
+	}
+	return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the session policy is %q: open or strict", policy)
 }
 
 // Use has a view decide from now on; until then every session exists.
 func (s *Sessions) Use(v *View) { s.view.Store(v) }
 
 // Admit returns a session's epoch: empty for one that nobody created, which exists
-// unless Strict. The default session always does. The error is session_not_found.
+// unless the policy is strict. The default session always does. The error is session_not_found.
 // It does not block.
 func (s *Sessions) Admit(id subjects.SessionID) (epoch string, err error) {
 	view := s.view.Load()
@@ -30,7 +39,7 @@ func (s *Sessions) Admit(id subjects.SessionID) (epoch string, err error) {
 	switch {
 	case ok:
 		return r.Epoch, nil
-	case s.Strict && id != subjects.DefaultSession:
+	case s.strict && id != subjects.DefaultSession:
 		return "", toolmesh.Errorf(toolmesh.CodeSessionNotFound, "session %q does not exist: create it first", id)
 	}
 	return "", nil

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"iter"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
@@ -59,7 +58,6 @@ type Router struct {
 
 	mu        sync.Mutex // guards what follows, and joining
 	host      *host.Host
-	serving   bool
 	view      *registry.View
 	store     *registry.Store
 	responder *registry.Responder
@@ -87,10 +85,9 @@ func New(nc *nats.Conn, opts *Options) (*Router, error) {
 	if o.Node == "" {
 		o.Node = subjects.NodeID("router-" + uuid.NewString()[:8])
 	}
-	switch o.SessionPolicy {
-	case "", "open", "strict":
-	default:
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "router.Options.SessionPolicy is %q: open or strict", o.SessionPolicy)
+	policy, err := registry.NewSessions(o.SessionPolicy)
+	if err != nil {
+		return nil, err
 	}
 	b, err := bus.New(nc, &bus.Options{Logger: o.Logger})
 	if err != nil {
@@ -102,8 +99,7 @@ func New(nc *nats.Conn, opts *Options) (*Router, error) {
 		return nil, err
 	}
 	return &Router{
-		opts: o, log: o.Logger, bus: b, client: c, store: registry.NewStore(b),
-		policy: &registry.Sessions{Strict: o.SessionPolicy == "strict"},
+		opts: o, log: o.Logger, bus: b, client: c, store: registry.NewStore(b), policy: policy,
 	}, nil
 }
 
@@ -118,7 +114,7 @@ func (r *Router) Start(ctx context.Context) error {
 	if err := r.join(ctx); err != nil {
 		return err
 	}
-	if r.micro == nil && !r.serving {
+	if r.micro == nil && r.host == nil {
 		var err error
 		r.micro, err = r.bus.StartService(bus.ServiceConfig{
 			Name: r.opts.Service, Version: r.opts.Version, Description: "a router of the mesh",
@@ -160,7 +156,7 @@ func (r *Router) join(ctx context.Context) error {
 
 // serve starts the host, once; r.mu is held.
 func (r *Router) serve(ctx context.Context) error {
-	if r.serving {
+	if r.host != nil {
 		return nil
 	}
 	if err := r.join(ctx); err != nil {
@@ -176,7 +172,7 @@ func (r *Router) serve(ctx context.Context) error {
 	if err := h.Start(ctx); err != nil {
 		return err
 	}
-	r.host, r.serving = h, true
+	r.host = h
 	return nil
 }
 
@@ -242,9 +238,7 @@ func (r *Router) Run(ctx context.Context) error {
 		return err
 	}
 	<-ctx.Done()
-	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
-	defer cancel()
-	return r.Stop(stop)
+	return r.Close()
 }
 
 // Stop drains what the router serves and leaves the mesh. It may be called more
@@ -283,9 +277,4 @@ func (r *Router) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	return r.Stop(ctx)
-}
-
-// newSessionID makes the id of a session that was given none.
-func newSessionID() subjects.SessionID {
-	return subjects.SessionID("s_" + strings.ReplaceAll(uuid.NewString(), "-", ""))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -43,7 +44,7 @@ func (r *Router) CreateSession(ctx context.Context, opts *SessionOptions) (*Sess
 		o = *opts
 	}
 	if o.ID == "" {
-		o.ID = newSessionID()
+		o.ID = subjects.SessionID("s_" + strings.ReplaceAll(uuid.NewString(), "-", ""))
 	}
 	if o.TTL < 0 || o.TTL > 0 && o.TTL < time.Second {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the session's ttl is %v: at least 1s, or none", o.TTL)
