@@ -35,6 +35,8 @@ _OPEN_MAX = os.sysconf_names.get("SC_OPEN_MAX", -1)
 _PROXY = ("_outlet", "_flag", "_fd", "buffer")  # what a stream of ours has of its own
 _umask = os.umask  # the system's own: watch replaces what os has
 _fstat = os.fstat  # a tool may replace what os has
+_fcntl = fcntl.fcntl
+_F_GETSIG = getattr(fcntl, "F_GETSIG", -1)
 HIGH = 200  # the worker's own descriptors have numbers from here on, out of a tool's way
 
 
@@ -116,6 +118,7 @@ class Snapshot:
         self._seen_environ: dict[Any, Any] = {}
         self._files = 0
         self._standard: list[tuple[int, int, tuple[int, int]]] = []  # 0, 1 and 2: a copy, and which file it is
+        self._marks: list[tuple[int, int]] = []  # of those, by _mark
         self._same = self._look()
         self._exact = False  # same says yes while nothing has changed, whatever the index's imports have done
 
@@ -127,6 +130,7 @@ class Snapshot:
                 self._standard.append((fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH), _file(fd)))
             except OSError:
                 pass  # the index's import has closed it
+        self._marks = _mark([fd for fd, _, _ in self._standard])
 
     def begin(self) -> None:
         """In the worker, before its first call: what is its own."""
@@ -204,10 +208,10 @@ class Snapshot:
     def _stands(self) -> bool:
         """Whether 0, 1 and 2 are the files that they were. Asked of the system each time: a file object closes its
         descriptor in C, where nothing can take note of it."""
-        for fd, _, file in self._standard:
-            if _file(fd) != file:
+        for fd, mark in self._marks:
+            if _fcntl(fd, _F_GETSIG) != mark:
                 return False
-        return True
+        return bool(self._marks) or all(_file(fd) == file for fd, _, file in self._standard)
 
     def mend(self) -> bool:
         """Puts back what is not as it was. False when that cannot be done: this
@@ -263,7 +267,7 @@ class Snapshot:
                 fit = False
         for fd, copy, file in self._standard:
             try:
-                if _file(fd) == file:
+                if _file(fd) == file and (not self._marks or (fd, _fcntl(fd, _F_GETSIG)) in self._marks):
                     continue
             except OSError:
                 pass
@@ -319,6 +323,17 @@ class Snapshot:
                 os.environ[os.fsdecode(name)] = os.fsdecode(value)
         self._seen_environ = dict(now)
         _assigned = False
+
+
+def _mark(fds: list[int]) -> list[tuple[int, int]]:
+    """Marks open files, which all their descriptors share, by the signal that each would send if it were asked to send
+    any: nothing else sets it, and a look at it takes a quarter of an fstat. None where the system knows no such thing."""
+    try:
+        for fd in fds:
+            _fcntl(fd, fcntl.F_SETSIG, signal.SIGRTMAX - fd)
+        return [(fd, _fcntl(fd, _F_GETSIG)) for fd in fds]
+    except (AttributeError, OSError):
+        return []
 
 
 def _file(fd: int) -> tuple[int, int]:
