@@ -318,7 +318,7 @@ def unresolved(x: "Missing", y: int = 1): return y
 		"needs.tool": "environment variable API_KEY", "flat": "module.function",
 		"token.mine":       "the module token is Python's own, loaded before the index's token.py",
 		"around.tool":      "circular import) (around.py)",
-		"classy.Shop.open": "it is a class of the module classy, and a tool is a function of a module",
+		"classy.Shop.open": "'classy' is not a package",
 	} {
 		if !strings.Contains(reasons[name], part) {
 			t.Errorf("%s: reason %q, want %q in it", name, reasons[name], part)

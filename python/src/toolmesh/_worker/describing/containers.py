@@ -39,7 +39,7 @@ def array(item: Shape, make: Callable[[list[Any]], Any] = list) -> Shape:
         except TypeError as failure:  # what is in a set must be hashable
             raise Mismatch("array of values that a set can hold", describe(value), str(failure)) from None
         if distinct and len(made) < len(value):
-            raise Mismatch("different values", "array", "two of its values are equal in Python, where a set has one")
+            raise _twice(value)
         return made
 
     dump: Dump | None = None
@@ -52,6 +52,17 @@ def array(item: Shape, make: Callable[[list[Any]], Any] = list) -> Shape:
             return value
 
     return Shape(schema, "array", load, dump, same=item.same and make is list, texts=inside(item))
+
+
+def _twice(items: list[Any]) -> Mismatch:
+    """About the first item that equals one before it."""
+    seen: dict[Any, int] = {}
+    for index, one in enumerate(items):
+        if one in seen:
+            break
+        seen[one] = index
+    return Mismatch("a value that no other item of the set equals", describe(one),
+                    f"{describe(one)} equals item {seen[one]} in Python, and a set holds one of them", f"/{index}")
 
 
 def tuple_of(draft: Draft, annotation: Any, args: Sequence[Any], where: str, namespace: Namespace) -> Shape:
