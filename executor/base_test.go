@@ -430,20 +430,11 @@ func TestWithoutABaseAnIndexStartsAnInterpreter(t *testing.T) {
 	}
 }
 
-// The copy that waits for the next index is there while indexes begin, and ends
-// when for long none does.
-func TestAWaitingCopyExpires(t *testing.T) {
+func TestACopyWaitsForTheNextIndex(t *testing.T) {
 	t.Parallel()
-	for idle, want := range map[time.Duration]string{
-		time.Hour: "a copy of the base process waits", 20 * time.Millisecond: "no index wants the copy",
-	} {
-		t.Run(idle.String(), func(t *testing.T) {
-			t.Parallel()
-			log := &logged{}
-			x := newExecutor(t, func(o *executor.Options) { o.IdleAfter, o.Logger = idle, log.logger() })
-			ix := openModule(t, x, "def one(): return 1", "one")
-			mustCall(t, ix, "t.one", `{}`, `1`)
-			eventually(t, want, func() bool { return log.has(want) })
-		})
-	}
+	log := &logged{}
+	x := newExecutor(t, func(o *executor.Options) { o.Logger = log.logger() })
+	mustCall(t, openModule(t, x, "def one(): return 1", "one"), "t.one", `{}`, `1`)
+	const want = "a copy of the base process waits"
+	eventually(t, want, func() bool { return log.has(want) })
 }

@@ -68,7 +68,6 @@ type Stats struct {
 	Busy     int   // calls in workers
 	Waiting  int   // calls in the queue
 	Restarts int   // workers that ended without being told to, since Open
-	Spawned  int   // workers that imported the index themselves because it must not be forked, since Open
 	Recycled int   // workers that were replaced for their calls, age or memory, since Open
 	Pids     []int // of the workers
 	Root     int   // pid of the process above them all

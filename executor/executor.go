@@ -199,7 +199,7 @@ func New(dir string, opts *Options) (*Executor, error) {
 		}),
 		zygotes: zygote.NewStarter(spawner, zygote.Options{
 			Logger: o.Logger, Dir: filepath.Join(dir, scratch), Files: files, Cgroups: groups, StartTimeout: o.StartTimeout,
-			IdleAfter: o.IdleAfter, MaxResult: o.MaxResult, MaxFrame: o.maxFrame(), OwnInterpreters: o.OwnInterpreters,
+			MaxResult: o.MaxResult, MaxFrame: o.maxFrame(), OwnInterpreters: o.OwnInterpreters,
 		}),
 		indexes: map[*Index]struct{}{}, commands: map[*program.Runner]struct{}{},
 	}, nil

@@ -580,7 +580,6 @@ func (ix *Index) Stats() Stats {
 		}
 	}
 	for _, g := range ix.groups {
-		s.Spawned += g.Spawned()
 		s.ForkUnsafe = cmp.Or(g.ForkUnsafe(), s.ForkUnsafe)
 		s.Root = cmp.Or(s.Root, g.Pid())
 	}

@@ -29,38 +29,25 @@ func (r *run) stdout(ctx context.Context) ([]byte, error) {
 		}
 		return out, nil
 	}
-	lines := bufio.NewReaderSize(r.proc.Stdout, 32<<10)
-	number := 0
-	for {
-		line, err := r.line(lines)
-		if errors.Is(err, errTooLong) {
-			return nil, err
+	lines := bufio.NewScanner(r.proc.Stdout)
+	lines.Buffer(nil, r.most+2) // with a line break, and room to see that there is none
+	for number := 0; lines.Scan(); {
+		line := bytes.Clone(lines.Bytes())
+		if len(line) == 0 {
+			continue
 		}
-		if len(line) > 0 {
-			number++
-			if err := r.item(ctx, line, number); err != nil {
-				return nil, err
-			}
-		}
-		if err != nil {
-			return nil, nil //nolint:nilerr // the end: how the program ended says the rest
-		}
-	}
-}
-
-// line reads a line that is not longer than an item may be.
-func (r *run) line(lines *bufio.Reader) ([]byte, error) {
-	var line []byte
-	for {
-		part, err := lines.ReadSlice('\n')
-		line = append(line, part...)
-		if len(line) > r.most+1 {
+		if len(line) > r.most {
 			return nil, errTooLong
 		}
-		if !errors.Is(err, bufio.ErrBufferFull) {
-			return bytes.TrimSuffix(bytes.TrimSuffix(line, []byte("\n")), []byte("\r")), err
+		number++
+		if err := r.item(ctx, line, number); err != nil {
+			return nil, err
 		}
 	}
+	if errors.Is(lines.Err(), bufio.ErrTooLong) {
+		return nil, errTooLong
+	}
+	return nil, nil // how the program ended says the rest
 }
 
 // item takes one line of a program that streams.

@@ -13,13 +13,8 @@ func OwnFolder(parent string, level tool.Sandbox) (string, error) {
 	if !level.AtLeast(tool.SandboxStrict) {
 		return "", nil
 	}
-	err := os.MkdirAll(parent, 0o700)
-	folder := ""
-	if err == nil {
-		folder, err = os.MkdirTemp(parent, "")
-	}
-	if err != nil {
+	if err := os.MkdirAll(parent, 0o700); err != nil {
 		return "", fmt.Errorf("the folder for temporary files: %w", err)
 	}
-	return folder, nil
+	return os.MkdirTemp(parent, "")
 }

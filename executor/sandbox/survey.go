@@ -14,11 +14,6 @@ import (
 
 // Survey is what a machine can give, as a self-test found it.
 type Survey struct {
-	// Kept is the way in which processes are kept together.
-	Kept Level
-	// Landlock is the version of the kernel's Landlock, 0 without.
-	Landlock int
-
 	lacks map[tool.Sandbox]string
 }
 
@@ -74,14 +69,13 @@ func (s *Spawner) Survey() Survey {
 		if err := try(tool.SandboxGuard); err != nil {
 			s.log.Error("no process can be started", "error", err)
 		}
-		found.Kept = s.Level()
 		why := ""
-		if found.Kept == LevelReaper {
+		if s.Level() == LevelReaper {
 			why = "the system refuses PID namespaces, workers are kept together by a watching process instead"
 		}
 		found.lacks[tool.SandboxGuard] = why
 		if why == "" {
-			found.Landlock, why = restrictions()
+			why = restrictions()
 			if err := try(tool.SandboxStrict); why == "" && err != nil {
 				why = fmt.Sprintf("the system refuses mount, IPC and UTS namespaces: %v", cause(err))
 			}

@@ -75,24 +75,20 @@ func requestOf(level Level, box tool.Sandbox) copyRequest {
 	return r
 }
 
-// restrictions is the kernel's version of Landlock, and why it is not enough for
-// the level strict.
-func restrictions() (landlock int, why string) {
-	version, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
-	if errno != 0 {
-		return 0, "the kernel has no Landlock"
+// restrictions says why the kernel cannot restrict what the level strict does; empty when it can.
+func restrictions() string {
+	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION); errno != 0 {
+		return "the kernel has no Landlock"
 	}
-	switch runtime.GOARCH {
-	case "amd64", "arm64":
-	default:
-		return int(version), "no system call filter is known for " + runtime.GOARCH
+	if runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" {
+		return "no system call filter is known for " + runtime.GOARCH
 	}
 	action := uint32(unix.SECCOMP_RET_ERRNO)
-	_, _, errno = unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_GET_ACTION_AVAIL, 0, uintptr(unsafe.Pointer(&action))) //nolint:gosec // as the call wants it
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_GET_ACTION_AVAIL, 0, uintptr(unsafe.Pointer(&action))) //nolint:gosec // as the call wants it
 	if errno != 0 {
-		return int(version), "the kernel has no system call filters"
+		return "the kernel has no system call filters"
 	}
-	return int(version), ""
+	return ""
 }
 
 // commandDeath lets a plain program die with us; it is no reaper.

@@ -21,7 +21,7 @@ func baseAttributes() (*syscall.SysProcAttr, error) { return nil, errors.ErrUnsu
 func requestOf(Level, tool.Sandbox) copyRequest { return copyRequest{} }
 
 // restrictions says that there are none here.
-func restrictions() (landlock int, why string) { return 0, "only Linux has it" }
+func restrictions() string { return "only Linux has it" }
 
 func commandDeath(*syscall.SysProcAttr) {}
 

@@ -130,7 +130,6 @@ func (b *bases) start(ctx context.Context, cmd sandbox.Command) (*sandbox.Proces
 type blank struct {
 	proc    *sandbox.Process
 	sandbox tool.Sandbox
-	expiry  *time.Timer
 }
 
 // take hands over the waiting copy if it is of this level; nil without one.
@@ -143,7 +142,6 @@ func (b *base) take(box tool.Sandbox) *sandbox.Process {
 	}
 	b.blank = nil
 	b.mu.Unlock()
-	waiting.expiry.Stop()
 	select {
 	case <-waiting.proc.Done():
 		waiting.proc.Kill()
@@ -154,8 +152,7 @@ func (b *base) take(box tool.Sandbox) *sandbox.Process {
 }
 
 // prepare has a copy made, after a rest, that waits for the next index of a
-// sandbox level, for a while: indexes are started several at a time, or one after
-// the other, and then for long none.
+// sandbox level.
 func (b *bases) prepare(interpreter string, box tool.Sandbox, rest time.Duration) {
 	base, err := b.of(interpreter)
 	if err != nil {
@@ -190,7 +187,6 @@ func (b *bases) prepare(interpreter string, box tool.Sandbox, rest time.Duration
 		}
 		fresh := &blank{proc: proc, sandbox: box}
 		base.mu.Lock()
-		fresh.expiry = time.AfterFunc(b.starter.opts.IdleAfter, func() { b.expire(base, fresh) })
 		old := base.blank
 		if base.ended {
 			old = fresh
@@ -200,31 +196,9 @@ func (b *bases) prepare(interpreter string, box tool.Sandbox, rest time.Duration
 		base.mu.Unlock()
 		b.starter.opts.Logger.Debug("a copy of the base process waits for an index", slog.Int("pid", proc.Pid()))
 		if old != nil {
-			old.end()
+			old.proc.Kill()
 		}
 	})
-}
-
-// expire ends a copy that no index wanted.
-func (b *bases) expire(base *base, unwanted *blank) {
-	base.mu.Lock()
-	waits := base.blank == unwanted
-	if waits {
-		base.blank = nil
-		b.wg.Add(1) // base.end, which comes before the wait, finds it gone
-	}
-	base.mu.Unlock()
-	if waits {
-		defer b.wg.Done()
-		b.starter.opts.Logger.Debug("no index wants the copy of the base process", slog.Int("pid", unwanted.proc.Pid()))
-		unwanted.proc.Kill()
-	}
-}
-
-// end ends a copy that waits, once it has been taken from its place.
-func (b *blank) end() {
-	b.expiry.Stop()
-	b.proc.Kill()
 }
 
 // of finds the base for an environment's interpreter, or has one started.
@@ -293,7 +267,7 @@ func (b *base) end() {
 	}
 	<-b.ready
 	if waiting != nil {
-		waiting.end()
+		waiting.proc.Kill()
 	}
 	if b.proc != nil { // it had not begun to start
 		b.proc.Close()

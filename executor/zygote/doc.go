@@ -38,7 +38,7 @@
 //	                 v                                    has another started
 //	              failed: for a minute each index starts an interpreter of its own
 //
-// One copy waits for the next index, for a while (Options.IdleAfter).
+// One copy waits for the next index.
 //
 // # Why it is safe
 //

@@ -43,7 +43,6 @@ type Group struct {
 	described bool
 
 	ownInterpreter atomic.Pointer[string] // why its zygotes are no copies of a base; nil: they are
-	spawned        atomic.Int64           // workers that should have been forks
 
 	renewing sync.Mutex // held while the zygote that workers are forked from is replaced
 
@@ -92,9 +91,6 @@ func (g *Group) Open(ctx context.Context) ([]Tool, []Unavailable, error) {
 // they are forks.
 func (g *Group) ForkUnsafe() string { return g.about.ForkUnsafe }
 
-// Spawned counts the workers that imported the tools themselves for that reason.
-func (g *Group) Spawned() int { return int(g.spawned.Load()) }
-
 // Pid is the process above all workers; 0 while there is none.
 func (g *Group) Pid() int {
 	g.mu.Lock()
@@ -109,14 +105,10 @@ func (g *Group) Pid() int {
 // imports the tools itself, where that is asked for or the zygote must not be
 // forked. The caller ends it, and closes it.
 func (g *Group) Start(ctx context.Context, worker Worker) (*Process, error) {
-	unforked := g.ForkUnsafe() != ""
-	own := unforked || worker.Tool != ""
+	own := g.ForkUnsafe() != "" || worker.Tool != ""
 	z, err := g.source(ctx, own, worker.Tool)
 	if err != nil {
 		return nil, err
-	}
-	if unforked && worker.Tool == "" {
-		g.spawned.Add(1)
 	}
 	p, err := g.starter.startProcess(g.log, z, worker, own)
 	switch {
@@ -269,22 +261,13 @@ func (g *Group) source(ctx context.Context, own bool, only string) (*zygote, err
 	if only != "" {
 		return g.another(ctx, only)
 	}
-	if own {
-		g.mu.Lock()
-		z := g.current
-		g.current = nil
-		g.mu.Unlock()
-		if z != nil && !z.gone() {
-			return z, nil
-		}
-		g.discard(z)
-		return g.another(ctx, "")
+	if !own { // many may want the first fork of a new one
+		g.renewing.Lock()
+		defer g.renewing.Unlock()
 	}
-	g.renewing.Lock() // many may want the first fork of a new one
-	defer g.renewing.Unlock()
 	g.mu.Lock()
 	z := g.current
-	if z != nil && z.gone() {
+	if own || z != nil && z.gone() {
 		g.current = nil
 	}
 	g.mu.Unlock()
@@ -293,13 +276,12 @@ func (g *Group) source(ctx context.Context, own bool, only string) (*zygote, err
 	}
 	g.discard(z)
 	z, err := g.another(ctx, "")
-	if err != nil {
-		return nil, err
+	if err == nil && !own {
+		g.mu.Lock()
+		g.current = z
+		g.mu.Unlock()
 	}
-	g.mu.Lock()
-	g.current = z
-	g.mu.Unlock()
-	return z, nil
+	return z, err
 }
 
 // another starts one more zygote, which must serve what the first did, or only

@@ -23,8 +23,6 @@ type Options struct {
 	Cgroups *cgroup.Tree
 	// StartTimeout bounds the import of one module.
 	StartTimeout time.Duration
-	// IdleAfter is how long a copy of a base waits for an index.
-	IdleAfter time.Duration
 	// MaxResult bounds a result and an item, MaxFrame a message, in bytes.
 	MaxResult int
 	MaxFrame  uint32
