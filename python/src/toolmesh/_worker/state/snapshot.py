@@ -327,7 +327,8 @@ class Snapshot:
 
 def _mark(fds: list[int]) -> list[tuple[int, int]]:
     """Marks open files, which all their descriptors share, by the signal that each would send if it were asked to send
-    any: nothing else sets it, and a look at it takes a quarter of an fstat. None where the system knows no such thing."""
+    any: nothing else sets it, and a look at it takes a quarter of an fstat. None where the system has
+    no such thing."""
     try:
         for fd in fds:
             _fcntl(fd, fcntl.F_SETSIG, signal.SIGRTMAX - fd)
