@@ -4,12 +4,14 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/internal/access"
 )
 
 // Topology is one arrangement of brokers and accounts, with connections for both
 // sides of a call.
 type Topology struct {
-	// Name is single, cluster2, cluster3 or accounts.
+	// Name is single, keys, cluster2, cluster3 or accounts.
 	Name string
 	// Brokers are its servers, one or more.
 	Brokers []*Server
@@ -48,6 +50,15 @@ func (top *Topology) CallOn(t testing.TB, i int, options ...nats.Option) *nats.C
 func Topologies(t *testing.T, run func(t *testing.T, top *Topology)) {
 	t.Helper()
 	t.Run("single", func(t *testing.T) { run(t, cluster("single", []*Server{Broker(t)})) })
+	t.Run("keys", func(t *testing.T) {
+		k := WithKeys(t)
+		k.layOut(t)
+		run(t, &Topology{
+			Name: "keys", Brokers: []*Server{k.Server},
+			serve: func(t testing.TB, _ int, o []nats.Option) *nats.Conn { t.Helper(); return k.As(t, access.Node, o...) },
+			call:  func(t testing.TB, _ int, o []nats.Option) *nats.Conn { t.Helper(); return k.As(t, access.Caller, o...) },
+		})
+	})
 	t.Run("accounts", func(t *testing.T) {
 		a := Accounts(t)
 		run(t, &Topology{

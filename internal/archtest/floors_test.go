@@ -41,6 +41,7 @@ var floors = map[string]int{
 	"router": 6,
 
 	"gateway":            7,
+	"internal/access":    7,
 	"internal/broker":    7,
 	"internal/natsadmin": 7,
 

@@ -1,0 +1,56 @@
+package access
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Config is the part of a NATS server's configuration that lets keys in, each with
+// the rights of its role, and clients without a key as the caller.
+func (k Keys) Config() (string, error) {
+	var b strings.Builder
+	b.WriteString("authorization {\n  users: [\n")
+	for _, role := range Roles() {
+		rights, err := role.rights()
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(&b, "    { nkey: %s, permissions: {\n%s    } }\n", k[role], permissions(rights, "      "))
+	}
+	fmt.Fprintf(&b, "  ]\n}\nno_auth_user: %s\n", k[Caller])
+	return b.String(), nil
+}
+
+func (r Role) rights() (subjects.Rights, error) {
+	switch r {
+	case Admin:
+		return subjects.AdminRights(), nil
+	case Node:
+		return subjects.NodeRights(), nil
+	}
+	return subjects.CallerRights(subjects.DefaultSession, true)
+}
+
+// permissions are the lines of a user's permissions.
+func permissions(r subjects.Rights, indent string) string {
+	var b strings.Builder
+	list := func(kind string, patterns []string) {
+		if len(patterns) == 0 {
+			return
+		}
+		fmt.Fprintf(&b, "%s  %s: [\n", indent, kind)
+		for _, p := range patterns {
+			fmt.Fprintf(&b, "%s    %q\n", indent, p)
+		}
+		fmt.Fprintf(&b, "%s  ]\n", indent)
+	}
+	b.WriteString(indent + "publish: {\n")
+	list("allow", r.Publish)
+	list("deny", r.DenyPublish)
+	b.WriteString(indent + "}\n" + indent + "subscribe: {\n")
+	list("allow", r.Subscribe)
+	b.WriteString(indent + "}\n")
+	return b.String()
+}

@@ -1,0 +1,5 @@
+// Package access keeps the keys of a mesh and says, in the NATS server's own
+// configuration, what each of them may do. There are three roles: an administrator
+// may do all, a node serves tools of any session, a caller uses those of one. What
+// they may do is [subjects.Rights]; docs/security.md says what that keeps from whom.
+package access

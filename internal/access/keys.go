@@ -1,0 +1,163 @@
+package access
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Role says what a key is for.
+type Role string
+
+// The roles, in the order of what they may do.
+const (
+	Admin  Role = "admin"
+	Node   Role = "node"
+	Caller Role = "caller" // of the default session
+)
+
+// Roles returns all roles.
+func Roles() []Role { return []Role{Admin, Node, Caller} }
+
+// Folder is where a mesh's keys are, below its data folder.
+func Folder(dataDir string) string { return filepath.Join(dataDir, "keys") }
+
+// File is where the key of a role is: an nkey seed, mode 0600.
+func File(dataDir string, role Role) string {
+	return filepath.Join(Folder(dataDir), string(role)+".nk")
+}
+
+// Keys are the public keys of a mesh's roles.
+type Keys map[Role]string
+
+// Inbox is the inbox prefix of a role's connections, without the final dot.
+func (r Role) Inbox() string {
+	switch r {
+	case Admin:
+		return subjects.InboxAdmin
+	case Node:
+		return subjects.InboxNode
+	}
+	return subjects.SharedInbox
+}
+
+// OpenKeys reads the keys in a data folder and makes those that are missing. A key
+// that others may read, or that is none, is an error that names the file.
+func OpenKeys(dataDir string) (Keys, error) {
+	if err := os.MkdirAll(Folder(dataDir), 0o700); err != nil {
+		return nil, fmt.Errorf("the folder of keys cannot be made: %w", err)
+	}
+	keys := make(Keys)
+	for _, role := range Roles() {
+		path := File(dataDir, role)
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+			if err := create(path, role); err != nil {
+				return nil, err
+			}
+		}
+		pair, err := Read(path)
+		if err != nil {
+			return nil, err
+		}
+		public, err := pair.PublicKey()
+		pair.Wipe()
+		if err != nil {
+			return nil, invalid(path, err)
+		}
+		keys[role] = public
+	}
+	return keys, nil
+}
+
+// create writes a new key, whole or not at all.
+func create(path string, role Role) error {
+	pair, err := nkeys.CreateUser()
+	if err != nil {
+		return fmt.Errorf("make a key: %w", err)
+	}
+	defer pair.Wipe()
+	seed, err := pair.Seed()
+	if err != nil {
+		return fmt.Errorf("make a key: %w", err)
+	}
+	defer clear(seed)
+	part, err := os.CreateTemp(filepath.Dir(path), "."+string(role)+"-*") // mode 0600
+	if err != nil {
+		return fmt.Errorf("the key cannot be kept: %w", err)
+	}
+	text := fmt.Appendf(nil, "# the key of a mesh's %s: keep it secret\n%s\n", role, seed)
+	_, err = part.Write(text)
+	err = errors.Join(err, part.Close())
+	if err == nil {
+		err = os.Rename(part.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(part.Name())
+		return fmt.Errorf("the key cannot be kept: %w", err)
+	}
+	return nil
+}
+
+// Read reads the key in a file: the seed of a NATS user, on a line of its own. The
+// error is invalid_request and says what to do: of a file that is missing, that
+// others may read, or that holds no such key. It never holds the key.
+func Read(path string) (nkeys.KeyPair, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, invalid(path, err)
+	}
+	if mode := info.Mode(); !mode.IsRegular() || mode.Perm()&0o077 != 0 {
+		return nil, invalid(path, fmt.Errorf("it is a secret and its mode is %v: chmod 600 it", mode))
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, invalid(path, err)
+	}
+	defer clear(data)
+	for line := range bytes.Lines(data) {
+		if line = bytes.TrimSpace(line); bytes.HasPrefix(line, []byte("SU")) {
+			pair, err := nkeys.FromSeed(line)
+			if err != nil {
+				return nil, invalid(path, errors.New("the seed in it is damaged"))
+			}
+			return pair, nil
+		}
+	}
+	return nil, invalid(path, errors.New("it holds no seed of a NATS user, a line that begins with SU"))
+}
+
+// Option has a connection prove the key in a file. The file is read at each
+// connect and its seed is not kept. Errors are those of [Read].
+func Option(path string) (nats.Option, error) {
+	pair, err := Read(path)
+	if err != nil {
+		return nil, err
+	}
+	defer pair.Wipe()
+	public, err := pair.PublicKey()
+	if err != nil {
+		return nil, invalid(path, err)
+	}
+	return nats.Nkey(public, func(nonce []byte) ([]byte, error) {
+		pair, err := Read(path)
+		if err != nil {
+			return nil, err
+		}
+		defer pair.Wipe()
+		return pair.Sign(nonce)
+	}), nil
+}
+
+func invalid(path string, err error) error {
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the key %s cannot be used: %w", path, err).
+		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+}

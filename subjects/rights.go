@@ -1,0 +1,76 @@
+package subjects
+
+// Rights are the subjects that a credential may use, in the form of the NATS
+// server's permissions: patterns, and in Subscribe a pattern with a queue group
+// behind a space. DenyPublish wins over Publish.
+type Rights struct {
+	Publish, DenyPublish []string
+	Subscribe            []string
+}
+
+// Inbox prefixes, without the final dot: of clients that know of no session, of
+// nodes, and of administrators. Callers cannot subscribe the last two.
+const (
+	SharedInbox = "_INBOX"
+	InboxNode  = "_INBOX_mesh_node"
+	InboxAdmin = "_INBOX_mesh_admin"
+)
+
+// discovery is where NATS's service discovery is asked.
+const discovery = "$SRV.>"
+
+// CallerRights are those of a caller of one session (docs/protocol, section 2).
+// shared also gives it the inbox that clients take which know of no session: all
+// that have it can read each other's answers, so it goes with [DefaultSession] of
+// a mesh that lets callers in without a key. [UserInfo] is not among them: the
+// server answers it to any reply subject, a key of a bucket included (decision 066).
+func CallerRights(session SessionID, shared bool) (Rights, error) {
+	token, err := EncodeToken(string(session))
+	if err != nil {
+		return Rights{}, err
+	}
+	r := Rights{
+		Publish: []string{
+			"tools." + token + ".>", "mesh.node.*.tools." + token + ".>", "mesh.node.*.ctl." + token + ".>",
+			"mesh.ctl." + token + ".>", "mesh.registry." + token + ".>", "mesh.replay." + token + ".>",
+			"mesh.batch." + token, discovery,
+		},
+		Subscribe: []string{"mesh.live." + token + ".>", AllHeartbeats, "_INBOX_" + token + ".>"},
+	}
+	if shared {
+		r.Subscribe = append(r.Subscribe, SharedInbox + ".>")
+	}
+	return r, nil
+}
+
+// NodeRights are those of agents, routers and services that serve any session.
+// A node answers the inboxes of all sessions, whose names no pattern covers, so it
+// publishes anything but what administers the mesh and its streams.
+func NodeRights() Rights {
+	r := Rights{
+		Publish: []string{">"},
+		DenyPublish: []string{
+			AllAdmin, "mesh.node.*.admin.>",
+			"$JS.API.STREAM.CREATE.>", "$JS.API.STREAM.UPDATE.>", "$JS.API.STREAM.DELETE.>",
+			"$JS.API.STREAM.SNAPSHOT.>", "$JS.API.STREAM.RESTORE.>", "$JS.API.STREAM.PEER.>",
+			"$JS.API.STREAM.LEADER.>", "$JS.API.CONSUMER.LEADER.>", "$JS.API.META.>", "$JS.API.SERVER.>",
+			"$JS.API.ACCOUNT.PURGE.>", "$JS.API.ACCOUNT.STREAM.>",
+		},
+		Subscribe: []string{
+			"tools.> " + QueueGroup, AllRegistry + " " + QueueGroup, AllReplay, AllAdmin + " " + QueueGroup,
+			"mesh.node.*.tools.>", "mesh.node.*.ctl.>", "mesh.node.*.admin.>", AllCtl, "mesh.reg.>", AllHeartbeats,
+			LiveTransform, discovery, InboxNode + ".>",
+		},
+	}
+	streams := []string{StreamChunks}
+	for _, bucket := range RegistryBuckets() {
+		streams = append(streams, KVStream(bucket))
+	}
+	for _, stream := range streams {
+		r.DenyPublish = append(r.DenyPublish, "$JS.API.STREAM.PURGE."+stream, "$JS.API.STREAM.MSG.DELETE."+stream)
+	}
+	return r
+}
+
+// AdminRights are those of an administrator: all of the account.
+func AdminRights() Rights { return Rights{Publish: []string{">"}, Subscribe: []string{">"}} }
