@@ -92,7 +92,7 @@ func registryOn(t *testing.T, nc *nats.Conn) *registry.View {
 // of two.
 func TestDrainLosesNothing(t *testing.T) {
 	t.Parallel()
-	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
+	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
 		w := &worker{runs: make(map[string]int)}
 		view := registryOn(t, top.ServeOn(t, 0))
 		staying := w.serve(t, top.ServeOn(t, 0), 1000)
@@ -171,7 +171,7 @@ func TestDrainLosesNothing(t *testing.T) {
 // none of them hears of the drain.
 func TestDrainAndPlainRequests(t *testing.T) {
 	t.Parallel()
-	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
+	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
 		w := &worker{runs: make(map[string]int)}
 		w.serve(t, top.ServeOn(t, 0), 1000)
 		leaving := w.serve(t, top.ServeOn(t, 1), 1000)

@@ -155,7 +155,7 @@ func untilServed(t *testing.T, c *client.Client, id subjects.ToolID, args any) *
 
 func TestCall(t *testing.T) {
 	t.Parallel()
-	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
+	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
 		h := serve(t, top, 0, nil)
 		c := newClient(t, top, 1)
 		r := untilServed(t, c, "billing.refund", map[string]any{"order": "A1", "amount": 7})
@@ -187,7 +187,7 @@ func TestCall(t *testing.T) {
 
 func TestStream(t *testing.T) {
 	t.Parallel()
-	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
+	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
 		serve(t, top, 0, nil)
 		c := newClient(t, top, 1)
 		untilServed(t, c, "billing.refund", map[string]any{"order": "A1", "amount": 7})

@@ -19,7 +19,7 @@ import (
 // another account.
 func TestPlainClientInEveryTopology(t *testing.T) {
 	t.Parallel()
-	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
+	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
 		d := newDesk()
 		h := d.serve(t, top.ServeOn(t, 0), &host.Options{Node: "desk-1"})
 		r := &rig{desk: d, t: t, h: h, nc: top.Call(t)}

@@ -17,7 +17,7 @@ type Keyed struct {
 	DataDir string
 }
 
-// WithKeys starts a broker with keys.
+// WithKeys starts a broker with keys and makes the mesh's streams.
 func WithKeys(t testing.TB, options ...Option) *Keyed {
 	t.Helper()
 	dir := t.TempDir()
@@ -29,7 +29,9 @@ func WithKeys(t testing.TB, options ...Option) *Keyed {
 	if err != nil {
 		t.Fatalf("configure keys: %v", err)
 	}
-	return &Keyed{Broker(t, append([]Option{Config(config)}, options...)...), dir}
+	k := &Keyed{Broker(t, append([]Option{Config(config)}, options...)...), dir}
+	k.layOut(t)
+	return k
 }
 
 // As connects with the key of a role and the inbox that it may use.

@@ -50,15 +50,6 @@ func (top *Topology) CallOn(t testing.TB, i int, options ...nats.Option) *nats.C
 func Topologies(t *testing.T, run func(t *testing.T, top *Topology)) {
 	t.Helper()
 	t.Run("single", func(t *testing.T) { run(t, cluster("single", []*Server{Broker(t)})) })
-	t.Run("keys", func(t *testing.T) {
-		k := WithKeys(t)
-		k.layOut(t)
-		run(t, &Topology{
-			Name: "keys", Brokers: []*Server{k.Server},
-			serve: func(t testing.TB, _ int, o []nats.Option) *nats.Conn { t.Helper(); return k.As(t, access.Node, o...) },
-			call:  func(t testing.TB, _ int, o []nats.Option) *nats.Conn { t.Helper(); return k.As(t, access.Caller, o...) },
-		})
-	})
 	t.Run("accounts", func(t *testing.T) {
 		a := Accounts(t)
 		run(t, &Topology{
@@ -72,6 +63,22 @@ func Topologies(t *testing.T, run func(t *testing.T, top *Topology)) {
 	}
 	t.Run("cluster2", func(t *testing.T) { run(t, cluster("cluster2", Cluster(t, 2))) })
 	t.Run("cluster3", func(t *testing.T) { run(t, cluster("cluster3", Cluster(t, 3))) })
+}
+
+// Conversations runs a test of what a caller and a node say to each other in the
+// default session on each topology, and on a broker where the node has a key and
+// the caller none.
+func Conversations(t *testing.T, run func(t *testing.T, top *Topology)) {
+	t.Helper()
+	t.Run("keys", func(t *testing.T) {
+		k := WithKeys(t)
+		run(t, &Topology{
+			Name: "keys", Brokers: []*Server{k.Server},
+			serve: func(t testing.TB, _ int, o []nats.Option) *nats.Conn { t.Helper(); return k.As(t, access.Node, o...) },
+			call:  func(t testing.TB, _ int, o []nats.Option) *nats.Conn { t.Helper(); return k.Connect(t, o...) },
+		})
+	})
+	Topologies(t, run)
 }
 
 func cluster(name string, servers []*Server) *Topology {

@@ -12,8 +12,8 @@ type Rights struct {
 // nodes, and of administrators. Callers cannot subscribe the last two.
 const (
 	SharedInbox = "_INBOX"
-	InboxNode  = "_INBOX_mesh_node"
-	InboxAdmin = "_INBOX_mesh_admin"
+	InboxNode   = "_INBOX_mesh_node"
+	InboxAdmin  = "_INBOX_mesh_admin"
 )
 
 // discovery is where NATS's service discovery is asked.
@@ -38,7 +38,7 @@ func CallerRights(session SessionID, shared bool) (Rights, error) {
 		Subscribe: []string{"mesh.live." + token + ".>", AllHeartbeats, "_INBOX_" + token + ".>"},
 	}
 	if shared {
-		r.Subscribe = append(r.Subscribe, SharedInbox + ".>")
+		r.Subscribe = append(r.Subscribe, SharedInbox+".>")
 	}
 	return r, nil
 }
