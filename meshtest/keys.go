@@ -6,7 +6,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/internal/access"
-	"github.com/toolmesh/toolmesh/internal/bus"
 )
 
 // Keyed is a broker that lets in the keys of a mesh, each with the rights of its
@@ -17,7 +16,7 @@ type Keyed struct {
 	DataDir string
 }
 
-// WithKeys starts a broker with keys and makes the mesh's streams.
+// WithKeys starts a broker with keys.
 func WithKeys(t testing.TB, options ...Option) *Keyed {
 	t.Helper()
 	dir := t.TempDir()
@@ -29,9 +28,7 @@ func WithKeys(t testing.TB, options ...Option) *Keyed {
 	if err != nil {
 		t.Fatalf("configure keys: %v", err)
 	}
-	k := &Keyed{Broker(t, append([]Option{Config(config)}, options...)...), dir}
-	k.layOut(t)
-	return k
+	return &Keyed{Broker(t, append([]Option{Config(config)}, options...)...), dir}
 }
 
 // As connects with the key of a role and the inbox that it may use.
@@ -42,17 +39,4 @@ func (k *Keyed) As(t testing.TB, role access.Role, options ...nats.Option) *nats
 		t.Fatalf("read the key: %v", err)
 	}
 	return k.Connect(t, append([]nats.Option{key, nats.CustomInboxPrefix(role.Inbox())}, options...)...)
-}
-
-// layOut makes the mesh's streams, which nodes may not.
-func (k *Keyed) layOut(t testing.TB) {
-	t.Helper()
-	b, err := bus.New(k.As(t, access.Admin), nil)
-	if err != nil {
-		t.Fatalf("make the streams: %v", err)
-	}
-	defer b.Close()
-	if err := b.Ensure(t.Context(), nil); err != nil {
-		t.Fatalf("make the streams: %v", err)
-	}
 }

@@ -45,13 +45,14 @@ func CallerRights(session SessionID, shared bool) (Rights, error) {
 
 // NodeRights are those of agents, routers and services that serve any session.
 // A node answers the inboxes of all sessions, whose names no pattern covers, so it
-// publishes anything but what administers the mesh and its streams.
+// publishes anything but what administers the mesh and ends or changes its streams;
+// it makes them where they are missing.
 func NodeRights() Rights {
 	r := Rights{
 		Publish: []string{">"},
 		DenyPublish: []string{
 			AllAdmin, "mesh.node.*.admin.>",
-			"$JS.API.STREAM.CREATE.>", "$JS.API.STREAM.UPDATE.>", "$JS.API.STREAM.DELETE.>",
+			"$JS.API.STREAM.UPDATE.>", "$JS.API.STREAM.DELETE.>",
 			"$JS.API.STREAM.SNAPSHOT.>", "$JS.API.STREAM.RESTORE.>", "$JS.API.STREAM.PEER.>",
 			"$JS.API.STREAM.LEADER.>", "$JS.API.CONSUMER.LEADER.>", "$JS.API.META.>", "$JS.API.SERVER.>",
 			"$JS.API.ACCOUNT.PURGE.>", "$JS.API.ACCOUNT.STREAM.>",

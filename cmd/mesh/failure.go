@@ -118,6 +118,9 @@ func (a *app) printError(e *toolmesh.Error) {
 	default:
 		fmt.Fprintf(a.err, "%s %s\n", a.term.strong(kind+":"), e.Message)
 	}
+	if e.Code == toolmesh.CodePermissionDenied {
+		fmt.Fprintln(a.err, "a key that may is given with --nkey FILE, or in MESH_NATS_NKEY")
+	}
 	var problems []string
 	if e.Code == toolmesh.CodeInstallFailed {
 		problems = textsOf(e, "errors") // all that is wrong with a manifest

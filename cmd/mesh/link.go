@@ -57,6 +57,11 @@ func (a *app) withView(ctx context.Context, do func(context.Context, *link, *reg
 		if none := l.noMesh(ctx); none != nil {
 			return none
 		}
+		// A view goes on trying for long where the broker only keeps silent.
+		ask := &nats.Msg{Subject: subjects.JetStreamAPI(process.Domain(a.set.Connection)) + "INFO"}
+		if _, err := l.bus.Request(ctx, ask); toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied {
+			return err
+		}
 		view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
 		if err != nil {
 			return err
@@ -75,11 +80,18 @@ func (a *app) connect(ctx context.Context) (*link, error) {
 			c.NATSURL = here[0].URL
 		}
 	}
-	nc, err := process.Connect(ctx, c, process.ConnectOptions{Name: "mesh", Logger: a.log})
+	session := subjects.SessionID(a.set.Session.Session)
+	inbox, err := subjects.InboxPrefix(session)
+	if err != nil {
+		return nil, usage(nil, "%s", err.Error())
+	}
+	nc, err := process.Connect(ctx, c, process.ConnectOptions{
+		Name: "mesh", Inboxes: []string{subjects.InboxAdmin, inbox}, Logger: a.log,
+	})
 	if err != nil {
 		return nil, err
 	}
-	l := &link{nc: nc, session: subjects.SessionID(a.set.Session.Session), url: process.Redact(nc.ConnectedUrl())}
+	l := &link{nc: nc, session: session, url: process.Redact(nc.ConnectedUrl())}
 	if l.bus, err = bus.New(nc, &bus.Options{Domain: process.Domain(c), Logger: a.log}); err == nil {
 		l.client, err = client.NewOn(l.bus, &client.Options{Session: l.session, QueueOnly: true, Logger: a.log})
 	}

@@ -71,7 +71,7 @@ func (f upFlags) check(cmd *cobra.Command) error {
 	if _, _, err := net.SplitHostPort(f.natsListen); err != nil {
 		return usage(cmd, "--nats-listen %s: write HOST:PORT", f.natsListen)
 	}
-	for _, name := range []string{"server", "context", "creds"} {
+	for _, name := range []string{"server", "context", "creds", "nkey"} {
 		if cmd.Flags().Changed(name) {
 			return usage(cmd, "mesh up runs a NATS server of its own: --%s is for joining another one, which mesh-agent does", name)
 		}

@@ -114,7 +114,7 @@ func TestNodesDoNotAdminister(t *testing.T) {
 	errs := make(chan error, 64)
 	nc := k.As(t, access.Node, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { errs <- err }))
 	for _, subject := range []string{
-		"mesh.admin.install", "mesh.node.n2.admin.drain", "$JS.API.STREAM.DELETE.MESH_CHUNKS", "$JS.API.STREAM.CREATE.MINE",
+		"mesh.admin.install", "mesh.node.n2.admin.drain", "$JS.API.STREAM.DELETE.MESH_CHUNKS",
 		"$JS.API.STREAM.UPDATE.KV_MESH_NODES", "$JS.API.STREAM.PURGE.KV_MESH_NODES", "$JS.API.STREAM.MSG.DELETE.KV_MESH_INDEXES",
 	} {
 		if err := nc.Publish(subject, nil); err != nil {

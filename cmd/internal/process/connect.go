@@ -11,12 +11,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/pflag"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
+	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/natsadmin"
 )
@@ -24,12 +26,18 @@ import (
 // DefaultURL is where a mesh is looked for if nothing says where.
 const DefaultURL = "nats://127.0.0.1:4222"
 
+// connectTimeout bounds one question to the broker while connecting.
+const connectTimeout = 5 * time.Second
+
 // ConnectOptions adjusts [Connect].
 type ConnectOptions struct {
 	// Name is shown by the broker beside the connection. Required.
 	Name string
 	// Wait goes on trying until the first broker answers. Defaults to an error.
 	Wait bool
+	// Inboxes are inbox prefixes for a connection with a key, which may subscribe
+	// few: the first that it may is taken. Only the first is tried where Wait is set.
+	Inboxes []string
 	// Logger takes what happens to the connection; nil discards it.
 	Logger *slog.Logger
 }
@@ -59,15 +67,44 @@ func Connect(ctx context.Context, c settings.Connection, o ConnectOptions) (*nat
 		}
 		options = append(options, nats.UserCredentials(c.NATSCreds))
 	}
-	nc, err := nats.Connect(at, options...)
-	if err != nil {
-		return nil, connectError(at, err)
+	var inboxes []string
+	if c.NATSNkey != "" {
+		key, err := access.Option(c.NATSNkey)
+		if err != nil {
+			return nil, err
+		}
+		options, inboxes = append(options, key), o.Inboxes
 	}
-	if ctx.Err() != nil {
+	for {
+		with := options
+		if len(inboxes) > 0 {
+			with = append(slices.Clip(options), nats.CustomInboxPrefix(inboxes[0]))
+			inboxes = inboxes[1:]
+		}
+		nc, err := nats.Connect(at, with...)
+		if err != nil {
+			return nil, connectError(at, err)
+		}
+		if ctx.Err() != nil {
+			nc.Close()
+			return nil, context.Cause(ctx)
+		}
+		if len(inboxes) == 0 || o.Wait || mayHear(nc) {
+			return nc, nil
+		}
 		nc.Close()
-		return nil, context.Cause(ctx)
 	}
-	return nc, nil
+}
+
+// mayHear reports whether a connection may subscribe its inboxes.
+func mayHear(nc *nats.Conn) bool {
+	sub, err := nc.SubscribeSync(nc.NewInbox())
+	if err != nil {
+		return false
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	// The broker's refusal comes before the answer to the ping behind the request.
+	return nc.FlushTimeout(connectTimeout) == nil && !errors.Is(nc.LastError(), nats.ErrPermissionViolation)
 }
 
 // savedContext reads a saved context where the nats command line keeps it: below

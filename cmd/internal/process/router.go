@@ -32,7 +32,7 @@ flag wins.`,
 func serveRouter(ctx context.Context, s *settings.Router, stderr io.Writer, version string) error {
 	defer Pace()()
 	log := Logger(stderr, s.Logging, slog.LevelInfo)
-	nc, err := Connect(ctx, s.Connection, ConnectOptions{Name: "mesh-router", Wait: true, Logger: log})
+	nc, err := Connect(ctx, s.Connection, ConnectOptions{Name: "mesh-router", Wait: true, Inboxes: []string{subjects.InboxNode}, Logger: log})
 	if err != nil {
 		return err
 	}

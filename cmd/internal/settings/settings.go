@@ -6,12 +6,13 @@ import "log/slog"
 // flag of its tag, and the text that --help shows. A setting without a default
 // says in its text what happens then.
 
-// Connection says which NATS servers hold the mesh. NATS_URL, NATS_CONTEXT and
-// NATS_CREDS stand in for variables that are not set.
+// Connection says which NATS servers hold the mesh. NATS_URL, NATS_CONTEXT,
+// NATS_CREDS and NATS_NKEY stand in for variables that are not set.
 type Connection struct {
 	NATSURL     string `envconfig:"NATS_URL" flag:"server" short:"s" arg:"URL" help:"NATS servers of the mesh, comma-separated (default this machine's)"`
 	NATSContext string `envconfig:"NATS_CONTEXT" flag:"context" arg:"NAME" help:"saved NATS context to connect with"`
 	NATSCreds   string `envconfig:"NATS_CREDS" flag:"creds" arg:"FILE" help:"NATS credentials file"`
+	NATSNkey    string `envconfig:"NATS_NKEY" flag:"nkey" arg:"FILE" help:"file of an nkey's seed, mode 0600; mesh auth template makes some"`
 }
 
 // Logging says what is logged to stderr.

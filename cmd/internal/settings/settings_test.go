@@ -18,6 +18,7 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_NATS_URL":             {"server", "nats://a:1,nats://b:2", ""},
 	"MESH_NATS_CONTEXT":         {"context", "work", ""},
 	"MESH_NATS_CREDS":           {"creds", "me.creds", ""},
+	"MESH_NATS_NKEY":            {"nkey", "me.nk", ""},
 	"MESH_DATA_DIR":             {"data-dir", "data", ""},
 	"MESH_NODE":                 {"node", "gpu-1", ""},
 	"MESH_LABELS":               {"labels", "zone=b, gpu=yes", "gpu=yes,zone=b"},
