@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -70,11 +70,15 @@ func refused(t *testing.T, s *meshtest.Server, subject string, do func(nc *nats.
 func TestRepliesCannotBeAimed(t *testing.T) {
 	t.Parallel()
 	k := meshtest.WithKeys(t)
-	js, err := jetstream.New(k.As(t, access.Admin))
+	b, err := bus.New(k.As(t, access.Node), nil) // a node makes what is missing
 	if err != nil {
 		t.Fatal(err)
 	}
-	kv, err := js.KeyValue(t.Context(), subjects.BucketNodes)
+	defer b.Close()
+	if err := b.Ensure(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	kv, err := b.JetStream().KeyValue(t.Context(), subjects.BucketNodes)
 	if err != nil {
 		t.Fatal(err)
 	}
