@@ -41,13 +41,15 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 
 // execute is run for a caller that handles signals itself.
 func execute(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	a := &app{env: env, in: stdin, out: &output{to: stdout}, err: stderr, term: terminalOf(env, stdout, stderr)}
+	a := &app{env: env, in: stdin, term: terminalOf(env, stdout, stderr)}
+	// Names, descriptions and errors are other people's text.
+	a.out, a.err = &output{to: process.Visible(stdout)}, process.Visible(stderr, sequences...)
 	a.setError = settings.Load(env, &a.set)
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(a.out)
-	root.SetErr(stderr)
+	root.SetErr(a.err)
 	err := root.ExecuteContext(ctx)
 	if !a.json {
 		a.json = slices.Contains(args, "--json") // where the flags could not be read

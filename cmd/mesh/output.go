@@ -53,6 +53,12 @@ func (t terminal) adorn(code, text string) string {
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
+// wipe empties the terminal's current line.
+const wipe = "\r\x1b[K"
+
+// sequences are all that this program has a terminal do.
+var sequences = []string{"\x1b[1m", "\x1b[2m", "\x1b[0m", wipe}
+
 // output is stdout. It remembers that a write failed, for the exit status to say
 // so: a result that nobody gets is no success. A reader that has closed its end
 // has all that it wants.
@@ -101,6 +107,9 @@ func (a *app) table(head []string, rows [][]string) {
 	var buf bytes.Buffer
 	w := tabwriter.NewWriter(&buf, 0, 0, 2, ' ', 0)
 	for _, row := range append([][]string{head}, rows...) {
+		for i, cell := range row {
+			row[i] = strings.Join(strings.Fields(cell), " ")
+		}
 		fmt.Fprintln(w, strings.Join(row, "\t"))
 	}
 	_ = w.Flush() // to memory

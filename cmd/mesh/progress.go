@@ -35,10 +35,10 @@ func (a *app) redraw(every time.Duration, text func(since time.Duration) string)
 		for {
 			select {
 			case <-ticker.C:
-				fmt.Fprintf(a.err, "\r\x1b[K%s", a.term.dim(cut(text(time.Since(begun)), a.term.width)))
+				fmt.Fprint(a.err, wipe+a.term.dim(cut(text(time.Since(begun)), a.term.width)))
 			case <-quit:
 				if time.Since(begun) >= every {
-					fmt.Fprint(a.err, "\r\x1b[K")
+					fmt.Fprint(a.err, wipe)
 				}
 				return
 			}

@@ -141,6 +141,7 @@ type wrong struct{ error }
 
 // execute runs a command that only has settings, and returns its exit status.
 func execute(ctx context.Context, cmd *cobra.Command, c *settings.Connection, loaded error, args, env []string, stdout, stderr io.Writer, version string) int {
+	stderr = Visible(stderr)
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.Version = version
 	cmd.CompletionOptions.DisableDefaultCmd = true

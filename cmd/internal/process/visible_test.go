@@ -1,0 +1,48 @@
+package process_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+)
+
+func TestVisible(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"plain ünï 日本 👩‍🔬\n\ttab":          "plain ünï 日本 👩‍🔬\n\ttab",
+		"a\x1b[31mred":                      `a\u001b[31mred`,
+		"title\x1b]0;owned\a":               `title\u001b]0;owned\u0007`,
+		"over\rwritten":                     `over\u000dwritten`,
+		"\u009b2J":                          `\u009b2J`,
+		"\x9b2J":                            `\ufffd2J`,
+		"nul\x00 del\x7f":                   `nul\u0000 del\u007f`,
+		"back\u202ewards\u2066":             `back\u202ewards\u2066`,
+		"two\u2028lines":                    `two\u2028lines`,
+		"\x1b[1mours\x1b[0m \r\x1b[Kredraw": "\x1b[1mours\x1b[0m \r\x1b[Kredraw",
+		"\x1b[1":                            `\u001b[1`,
+		"":                                  "",
+	} {
+		var b strings.Builder
+		n, err := process.Visible(&b, "\x1b[1m", "\x1b[0m", "\r\x1b[K").Write([]byte(text))
+		if err != nil || n != len(text) || b.String() != want {
+			t.Errorf("%q: %q, %d, %v; want %q", text, b.String(), n, err, want)
+		}
+	}
+}
+
+// JSON says the same with it.
+func TestVisibleJSON(t *testing.T) {
+	t.Parallel()
+	const text = "a\u009b\u202e\u2028\x7f\x1b"
+	data := []byte("\"a\u009b\u202e\u2028\x7f\\u001b\"")
+	var b strings.Builder
+	if _, err := process.Visible(&b).Write(data); err != nil {
+		t.Fatal(err)
+	}
+	var got string
+	if err := json.Unmarshal([]byte(b.String()), &got); err != nil || got != text {
+		t.Errorf("%q is read as %q, %v", b.String(), got, err)
+	}
+}

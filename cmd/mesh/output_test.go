@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/broker"
+)
+
+// What a tool says of itself, its results and its errors do nothing to a terminal.
+func TestTextOfToolsSteersNoTerminal(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	b, err := broker.Start(t.Context(), broker.Options{StoreDir: filepath.Join(home, "broker")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Shutdown)
+	nc, err := nats.Connect(b.URL(), client.ConnectOptions()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	const hostile = "nice\x1b[2J\x1b]0;owned\a\u009b31m\u202ecod\rover"
+	h, err := host.New(nc, &host.Options{Index: "hostile", Version: hostile, Labels: map[string]string{"of": hostile}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tool := range map[string]func(context.Context, struct{}) (string, error){
+		"say":  func(context.Context, struct{}) (string, error) { return hostile, nil },
+		"fail": func(context.Context, struct{}) (string, error) { return "", errors.New(hostile) },
+	} {
+		if _, err := h.Handle(name, host.Func(tool), host.Description(hostile+"\nsecond line")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := h.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = h.Stop(context.WithoutCancel(t.Context())) })
+	startAgent(t, home, b.URL(), "one") // answers for the registry
+	for _, args := range [][]string{
+		{"ls"}, {"ls", "--json"}, {"info", "hostile.say"}, {"call", "hostile.say"}, {"call", "hostile.fail"},
+		{"call", "hostile.fail", "--json"}, {"nodes"}, {"node", "show", string(h.Node())},
+	} {
+		out, _ := meshCommand(t, home, append(args, "--server="+b.URL())...).CombinedOutput()
+		if !strings.Contains(string(out), "nice") && !strings.Contains(string(out), "hostile") {
+			t.Errorf("mesh %v prints %q", args, out)
+		}
+		if at := strings.IndexFunc(string(out), func(c rune) bool { return unicode.IsControl(c) && c != '\n' && c != '\t' || c == '\u202e' }); at >= 0 {
+			t.Errorf("mesh %v prints %q at %d of %q", args, out[at], at, out)
+		}
+	}
+}
