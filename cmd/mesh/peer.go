@@ -18,6 +18,8 @@ const (
 	// peerLook is how often a node that has been silent about a request is looked
 	// after.
 	peerLook = 500 * time.Millisecond
+	// peerLookAgain is when the second look follows, which decides.
+	peerLookAgain = 100 * time.Millisecond
 	// peerPing bounds the question whether our own connection is the silent one.
 	peerPing = 2 * time.Second
 )
@@ -29,6 +31,8 @@ type peer struct {
 	l    *link
 	node subjects.NodeID // "": not named yet, or by no header
 	sub  *nats.Subscription
+	// quiet says that the last look heard nothing over a connection that is well.
+	quiet bool
 
 	mu    sync.Mutex
 	boot  string
@@ -82,8 +86,11 @@ func (p *peer) close() {
 
 // silence is how long nothing may arrive before the node is looked after.
 func (p *peer) silence() time.Duration {
-	if p.node == "" {
+	switch {
+	case p.node == "":
 		return adminSilence
+	case p.quiet:
+		return peerLookAgain
 	}
 	return peerLook
 }
@@ -105,6 +112,7 @@ func (p *peer) gone(ctx context.Context) error {
 		heard = made // what the node said before went to the connection that is gone
 	}
 	if time.Since(heard) < registry.Silence {
+		p.quiet = false
 		return nil
 	}
 	if p.l.bus.StalledSince(heard) { // this process was frozen: listen anew
@@ -122,8 +130,14 @@ func (p *peer) gone(ctx context.Context) error {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the connection to the mesh was lost: what has become of the request is not known: %w", err).
 			WithOrigin(toolmesh.OriginCaller)
 	}
-	// The ping went round behind everything that was on its way to us.
+	// The ping's answer came after everything that was on its way to us, which may
+	// still wait for the goroutine that looks at it: so the next look decides.
 	if again, _ := p.sign(); again.After(heard) || p.l.bus.ConnectedSince() != made {
+		p.quiet = false
+		return nil
+	}
+	if !p.quiet {
+		p.quiet = true
 		return nil
 	}
 	return p.lost("has been silent for " + registry.Silence.String())

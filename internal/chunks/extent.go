@@ -18,8 +18,6 @@ const (
 	// maxProbes bounds a search in a store that is in no order at all. It is more
 	// than halving any store takes.
 	maxProbes = 100
-	// maxForeign is how many messages in a row that are no chunks a probe passes.
-	maxForeign = 8
 )
 
 // stored is one stored chunk, as far as a replay looks at it.
@@ -127,7 +125,7 @@ func (r *Replayer) summary(ctx context.Context, subject, epoch string, e *extent
 	}
 	key := summaryKey{subject, epoch}
 	r.mu.Lock()
-	s, _ := r.summaries.get(key)
+	s := r.summaries[key]
 	r.mu.Unlock()
 	if first := e.first.msg; first != nil && (first.Seq > s.upTo || first.Time.After(s.at)) {
 		s = summary{} // all that it speaks of has expired, or the store was made anew
@@ -147,8 +145,11 @@ func (r *Replayer) summary(ctx context.Context, subject, epoch string, e *extent
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if known, _ := r.summaries.get(key); known.upTo < s.upTo || known.at.Before(s.at) {
-		r.summaries.put(key, s)
+	if len(r.summaries) >= maxSummaries {
+		clear(r.summaries) // few streams at once are out of order
+	}
+	if known := r.summaries[key]; known.upTo < s.upTo || known.at.Before(s.at) {
+		r.summaries[key] = s
 	}
 	if e.last.of(epoch) {
 		s.add(&e.last.chunk) // also where that copy does not have it yet
@@ -183,10 +184,12 @@ func (r *Replayer) place(ctx context.Context, subject, epoch string, from int64,
 			at = low.at + uint64(float64(high.at-low.at)*share+0.5)
 			at = min(max(at, low.at+1), end-1)
 		}
-		found, err := r.probe(ctx, subject, at)
+		stores, err := r.bus.Find(ctx, subjects.StreamChunks, bus.Lookup{Subject: subject, From: at})
+		if err != nil {
+			return 0, unavailable(err)
+		}
+		found := parse(stores[0])
 		switch {
-		case err != nil:
-			return 0, err
 		case found.msg == nil || found.msg.Seq >= end:
 			end = at
 		case !found.valid:
@@ -201,20 +204,4 @@ func (r *Replayer) place(ctx context.Context, subject, epoch string, from int64,
 		halve = end > low.at && end-low.at > width/2
 	}
 	return low.at, nil
-}
-
-// probe returns the first chunk that is stored from a sequence on.
-func (r *Replayer) probe(ctx context.Context, subject string, at uint64) (stored, error) {
-	var s stored
-	for range maxForeign {
-		found, err := r.bus.Find(ctx, subjects.StreamChunks, bus.Lookup{Subject: subject, From: at})
-		if err != nil {
-			return s, unavailable(err)
-		}
-		if s = parse(found[0]); s.msg == nil || s.valid {
-			break
-		}
-		at = s.msg.Seq + 1
-	}
-	return s, nil
 }

@@ -15,8 +15,7 @@ import (
 )
 
 const (
-	// maxHints and maxSummaries bound what a replayer remembers.
-	maxHints     = 4096
+	// maxSummaries bounds what a replayer remembers.
 	maxSummaries = 1024
 	// maxReplayBytes bounds what one request may ask for.
 	maxReplayBytes = 16 << 20
@@ -29,16 +28,7 @@ type Replayer struct {
 	log *slog.Logger
 
 	mu        sync.Mutex
-	hints     recent[hintKey, uint64]
-	summaries recent[summaryKey, summary]
-}
-
-// hintKey is a place in a stream: what is stored before the sequence of its hint
-// has a Seq below from, if the stream is in order. It spares a reader that pages
-// through a long stream the search for its next page.
-type hintKey struct {
-	subject string
-	from    int64
+	summaries map[summaryKey]summary
 }
 
 type summaryKey struct{ subject, epoch string }
@@ -48,10 +38,7 @@ func NewReplayer(b *bus.Bus, log *slog.Logger) *Replayer {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	r := &Replayer{bus: b, log: log}
-	r.hints.init(maxHints)
-	r.summaries.init(maxSummaries)
-	return r
+	return &Replayer{bus: b, log: log, summaries: make(map[summaryKey]summary)}
 }
 
 // Page is one answer of [Replayer.Read].
@@ -108,22 +95,15 @@ func (r *Replayer) page(ctx context.Context, session subjects.SessionID, rpc sub
 	case ends.first.msg == nil: // it has just expired
 		return high, nil
 	}
-	scan := pageScan{
-		epoch: epoch, from: req.FromSeq, next: req.FromSeq, left: min(req.MaxBytes, maxReplayBytes), send: send,
-	}
-	r.mu.Lock()
-	start, hinted := r.hints.get(hintKey{subject, req.FromSeq})
-	r.mu.Unlock()
-	if !hinted || start > last.msg.Seq { // that is of a store before this one
-		if start, err = r.place(ctx, subject, epoch, req.FromSeq, &ends, all.top); err != nil {
-			return codec.High{}, err
-		}
+	scan := pageScan{epoch: epoch, next: req.FromSeq, left: min(req.MaxBytes, maxReplayBytes), send: send}
+	start, err := r.place(ctx, subject, epoch, req.FromSeq, &ends, all.top)
+	if err != nil {
+		return codec.High{}, err
 	}
 	if err := scan.run(ctx, r.bus, subject, start, last.msg.Seq); err != nil {
 		return codec.High{}, err
 	}
-	whole := start <= ends.first.msg.Seq
-	if missing := !scan.full && scan.next <= all.top; missing && !whole {
+	if missing := !scan.full() && scan.next <= all.top; missing && start > ends.first.msg.Seq {
 		if len(scan.held) == 0 && scan.read < last.msg.Seq {
 			// The copy of the store that answered lags: the rest comes with the next page.
 			return high, nil
@@ -135,11 +115,6 @@ func (r *Replayer) page(ctx context.Context, session subjects.SessionID, rpc sub
 	}
 	if scan.sent == 0 && scan.least > req.FromSeq {
 		return codec.High{}, expired(scan.least)
-	}
-	if scan.next > req.FromSeq {
-		r.mu.Lock()
-		r.hints.put(hintKey{subject, scan.next}, scan.resume())
-		r.mu.Unlock()
 	}
 	return high, scan.flush()
 }
@@ -154,34 +129,6 @@ func unavailable(err error) error {
 		return err
 	}
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "stored chunks cannot be read: %w", err).WithOrigin(toolmesh.OriginMesh)
-}
-
-// recent is a map that forgets what was put first once it is full.
-type recent[K comparable, V any] struct {
-	values map[K]V
-	keys   []K // in the order of put, from oldest on once it is full
-	oldest int
-	most   int
-}
-
-func (r *recent[K, V]) init(most int) { r.values, r.most = make(map[K]V), most }
-
-func (r *recent[K, V]) get(key K) (V, bool) {
-	v, ok := r.values[key]
-	return v, ok
-}
-
-func (r *recent[K, V]) put(key K, v V) {
-	if _, ok := r.values[key]; !ok {
-		if len(r.keys) < r.most {
-			r.keys = append(r.keys, key)
-		} else {
-			delete(r.values, r.keys[r.oldest])
-			r.keys[r.oldest] = key
-			r.oldest = (r.oldest + 1) % r.most
-		}
-	}
-	r.values[key] = v
 }
 
 // Answer serves one request of mesh.replay, whose subject is s: the chunks and
