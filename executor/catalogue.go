@@ -3,10 +3,8 @@ package executor
 import (
 	"context"
 	"encoding/json"
-	"path/filepath"
 	"time"
 
-	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/zygote"
 	"github.com/toolmesh/toolmesh/python"
 )
@@ -37,14 +35,10 @@ func (x *Executor) Catalogue(ctx context.Context, spec CatalogueSpec) ([]Tool, e
 		return nil, nil
 	}
 	failed := func(err error) error {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the source of index %s cannot be read: %w", spec.Name, err).
-			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+		return unavailable("the source of index %s cannot be read: %w", spec.Name, err)
 	}
-	root, err := filepath.Abs(spec.SourceDir)
+	root, err := realPath(spec.SourceDir)
 	if err != nil {
-		return nil, failed(err)
-	}
-	if root, err = filepath.EvalSymlinks(root); err != nil {
 		return nil, failed(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, catalogueTimeout)

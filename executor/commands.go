@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
@@ -36,13 +35,9 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 	if spec.Env == nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "executor: CommandSpec.Env is missing").WithOrigin(toolmesh.OriginAgent)
 	}
-	root, err := filepath.Abs(spec.SourceDir)
-	if err == nil {
-		root, err = filepath.EvalSymlinks(root)
-	}
+	root, err := realPath(spec.SourceDir)
 	if err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the index %s cannot be served: %w", spec.Name, err).
-			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+		return nil, unavailable("the index %s cannot be served: %w", spec.Name, err)
 	}
 	places := spec.Concurrency
 	if places <= 0 {
@@ -64,17 +59,10 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 		},
 		Redact: output.NewRedactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
 		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace,
-		Closed: func() {
-			x.mu.Lock()
-			delete(x.commands, runner)
-			x.mu.Unlock()
-		},
+		Closed: func() { closed(x, x.commands, runner) },
 	})
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.closed {
-		return nil, failure.Unavailable("the executor is closed")
+	if err := opened(x, x.commands, runner); err != nil {
+		return nil, err
 	}
-	x.commands[runner] = struct{}{}
 	return runner, nil
 }

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,7 +16,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/program"
@@ -121,26 +118,6 @@ func (o *Options) withDefaults() Options {
 	return r
 }
 
-func (o Options) validate() error {
-	for name, value := range map[string]int64{
-		"Grace": int64(o.Grace), "StartTimeout": int64(o.StartTimeout), "IdleAfter": int64(o.IdleAfter),
-		"MaxWorkers": int64(o.MaxWorkers), "MaxSessions": int64(o.MaxSessions), "MaxResult": int64(o.MaxResult),
-		"SessionIdle": int64(o.SessionIdle), "SessionHold": int64(o.SessionHold),
-		"CrashLimit": int64(o.CrashLimit), "CrashWindow": int64(o.CrashWindow), "TrialEvery": int64(o.TrialEvery),
-	} {
-		if value < 0 {
-			return fmt.Errorf("executor: Options.%s must not be negative", name)
-		}
-	}
-	if o.MaxResult > 1<<30 {
-		return errors.New("executor: Options.MaxResult must be at most 1 GB")
-	}
-	if _, err := tool.ParseSandbox(string(o.Sandbox)); err != nil {
-		return fmt.Errorf("executor: Options.Sandbox: %w", err)
-	}
-	return nil
-}
-
 // Types of package venv, which does the work, as this package's callers see them.
 type (
 	// Lock is what an index's dependencies were resolved to.
@@ -172,8 +149,11 @@ type Executor struct {
 // New makes an executor in dir, which belongs to it alone and is made if need be.
 func New(dir string, opts *Options) (*Executor, error) {
 	o := opts.withDefaults()
-	if err := o.validate(); err != nil {
-		return nil, err
+	if o.MaxResult > 1<<30 {
+		return nil, errors.New("executor: Options.MaxResult must be at most 1 GB")
+	}
+	if _, err := tool.ParseSandbox(string(o.Sandbox)); err != nil {
+		return nil, fmt.Errorf("executor: Options.Sandbox: %w", err)
 	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -182,15 +162,15 @@ func New(dir string, opts *Options) (*Executor, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // interpreters of other users may read it
 		return nil, fmt.Errorf("executor: %w", err)
 	}
-	files, err := writeWorker(filepath.Join(dir, "worker"))
-	if err != nil {
+	files := filepath.Join(dir, "worker")
+	if err := writeWorker(files); err != nil {
 		return nil, fmt.Errorf("executor: write the worker's files: %w", err)
 	}
 	// What an earlier process left: the folder is ours alone.
 	if err := os.RemoveAll(filepath.Join(dir, scratch)); err != nil {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
-	spawner := sandbox.NewSpawner(&sandbox.Options{Logger: o.Logger, Levels: o.Levels})
+	spawner := sandbox.NewSpawner(o.Logger, o.Levels...)
 	groups := openGroups(dir, o)
 	return &Executor{
 		opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner, groups: groups,
@@ -205,54 +185,30 @@ func New(dir string, opts *Options) (*Executor, error) {
 	}, nil
 }
 
-// writeWorker writes the embedded files below dir, once per content, and returns
-// the folder to put on an interpreter's path.
-func writeWorker(dir string) (string, error) {
+// writeWorker writes the embedded files to dir, an entry of an interpreter's path.
+// Those of this version that are there stay, with their bytecode.
+func writeWorker(dir string) error {
 	files, err := fs.Sub(python.Worker, python.WorkerDir)
 	if err != nil {
-		return "", err
+		return err
 	}
-	digest := sha256.New()
-	contents := map[string][]byte{}
-	if err := fs.WalkDir(files, ".", func(name string, entry fs.DirEntry, err error) error {
+	folder, same := filepath.Join(dir, python.WorkerPackage), true
+	err = fs.WalkDir(files, ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		data, err := fs.ReadFile(files, name)
-		contents[name] = data
-		fmt.Fprintf(digest, "%s %d\n", name, len(data))
-		digest.Write(data)
+		want, err := fs.ReadFile(files, name)
+		there, missing := os.ReadFile(filepath.Join(folder, name)) //nolint:gosec // our own folder
+		same = same && missing == nil && bytes.Equal(there, want)
 		return err
-	}); err != nil {
-		return "", err
+	})
+	if err != nil || same {
+		return err
 	}
-	final := filepath.Join(dir, hex.EncodeToString(digest.Sum(nil))[:16])
-	whole := true
-	for name, data := range contents {
-		there, err := os.ReadFile(filepath.Join(final, python.WorkerPackage, name)) //nolint:gosec // our own folder
-		whole = whole && err == nil && bytes.Equal(there, data)
+	if err := os.RemoveAll(dir); err != nil {
+		return err
 	}
-	if whole {
-		return final, nil
-	}
-	if err := os.RemoveAll(final); err != nil {
-		return "", err
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // see New
-		return "", err
-	}
-	beside, err := os.MkdirTemp(dir, "new-")
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(beside)                      //nolint:errcheck // gone after the rename
-	if err := os.Chmod(beside, 0o755); err != nil { //nolint:gosec // see New
-		return "", err
-	}
-	if err := os.CopyFS(filepath.Join(beside, python.WorkerPackage), files); err != nil {
-		return "", err
-	}
-	return final, os.Rename(beside, final)
+	return os.CopyFS(folder, files)
 }
 
 // Lock resolves the dependencies that sourceDir declares, for every platform and
@@ -345,19 +301,19 @@ func (o Options) maxFrame() uint32 {
 	return uint32(o.MaxResult) + 1<<20 //nolint:gosec // validated
 }
 
-func (x *Executor) register(ix *Index) error {
+// opened notes what Close is to close, until it is closed.
+func opened[T comparable](x *Executor, all map[T]struct{}, one T) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.closed {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the executor is closed").
-			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+		return unavailable("the executor is closed")
 	}
-	x.indexes[ix] = struct{}{}
+	all[one] = struct{}{}
 	return nil
 }
 
-func (x *Executor) unregister(ix *Index) {
+func closed[T comparable](x *Executor, all map[T]struct{}, one T) {
 	x.mu.Lock()
-	delete(x.indexes, ix)
+	delete(all, one)
 	x.mu.Unlock()
 }

@@ -123,11 +123,8 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 	if spec.Env == nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "executor: Spec.Env is missing").WithOrigin(toolmesh.OriginAgent)
 	}
-	root, err := filepath.Abs(spec.SourceDir)
+	root, err := realPath(spec.SourceDir)
 	if err != nil {
-		return nil, openFailed(spec, err)
-	}
-	if root, err = filepath.EvalSymlinks(root); err != nil {
 		return nil, openFailed(spec, err)
 	}
 	ix := &Index{
@@ -140,7 +137,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 	if err := ix.group(root); err != nil {
 		return nil, openFailed(spec, err)
 	}
-	if err := x.register(ix); err != nil {
+	if err := opened(x, x.indexes, ix); err != nil {
 		return nil, err
 	}
 	ix.wg.Add(1)
@@ -163,8 +160,20 @@ func openFailed(spec Spec, err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return toolmesh.AsError(err).WithOrigin(toolmesh.OriginAgent)
 	}
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the index %s cannot be served: %w", spec.Name, err).
-		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+	return unavailable("the index %s cannot be served: %w", spec.Name, err)
+}
+
+func unavailable(format string, args ...any) *toolmesh.Error {
+	return failure.Unavailable(format, args...).WithOrigin(toolmesh.OriginAgent)
+}
+
+// realPath is a folder's absolute path without symbolic links.
+func realPath(dir string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(dir)
 }
 
 // workerEnv is all that a worker sees of an environment. bin comes first on PATH,
@@ -405,11 +414,10 @@ func (ix *Index) untilStop(parent context.Context) (context.Context, context.Can
 
 // maintain ends what sessions left idle.
 func (ix *Index) maintain() {
-	ticker := time.NewTicker(max(ix.x.opts.IdleAfter/4, time.Millisecond))
-	defer ticker.Stop()
+	ticks := time.Tick(max(ix.x.opts.IdleAfter/4, time.Millisecond))
 	for {
 		select {
-		case <-ticker.C:
+		case <-ticks:
 			ix.expireSessions()
 		case <-ix.stop:
 			return
@@ -556,7 +564,7 @@ func (ix *Index) Close(ctx context.Context) error {
 		}
 		all.Wait()
 		ix.wg.Wait()
-		ix.x.unregister(ix)
+		closed(ix.x, ix.x.indexes, ix)
 	})
 	return cut
 }

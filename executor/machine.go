@@ -34,7 +34,7 @@ func openGroups(dir string, o Options) *cgroup.Tree {
 	if o.WithoutCgroups {
 		return &cgroup.Tree{}
 	}
-	groups := cgroup.Open(cgroup.NameOf(dir), &cgroup.Options{Logger: o.Logger, Record: filepath.Join(dir, "cgroup")})
+	groups := cgroup.Open(cgroup.NameOf(dir), filepath.Join(dir, "cgroup"), o.Logger)
 	if groups.Kind() == "" {
 		o.Logger.Info("no control groups: memory limits are kept by the watchdog", slog.String("reason", groups.Why()))
 	}

@@ -18,7 +18,7 @@ import (
 // real opens a tree of the machine's groups, or skips the test.
 func realTree(t *testing.T) *Tree {
 	t.Helper()
-	tree := Open(NameOf(t.TempDir()), nil)
+	tree := Open(NameOf(t.TempDir()), "", slog.New(slog.DiscardHandler))
 	if tree.Kind() == "" {
 		t.Skipf("no groups here: %s", tree.Why())
 	}
@@ -253,7 +253,7 @@ func TestVersion2ForReal(t *testing.T) {
 func beDelegated(dir string) {
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
-		tree := open(mine, nil, system(), os.Getenv("TOOLMESH_TEST_CONTROLLER"))
+		tree := open(mine, "", slog.New(slog.DiscardHandler), system(), os.Getenv("TOOLMESH_TEST_CONTROLLER"))
 		if tree.Kind() == "" {
 			fmt.Println("none:", tree.Why())
 			continue

@@ -26,16 +26,6 @@ const leaf = "toolmesh-agent"
 // removeTimeout is what a group's processes have to end in once they are killed.
 const removeTimeout = 5 * time.Second
 
-// Options configure a [Tree]. The zero value of each field means its default.
-type Options struct {
-	// Logger defaults to one that discards.
-	Logger *slog.Logger
-	// Record is a file that says where the groups are, for the process that comes
-	// after one that was killed: it may start in another group. Defaults to none:
-	// it finds only what is below its own.
-	Record string
-}
-
 // Tree is the place where groups are made. Safe for concurrent use.
 type Tree struct {
 	log    *slog.Logger
@@ -65,27 +55,20 @@ func NameOf(owner string) string {
 // what an earlier process left under the same name, and what still runs there,
 // and makes ready. The name must be nobody else's; see [NameOf]. Where no groups
 // are to be had, [Tree.Kind] is empty. Close the tree when every group is closed.
-func Open(name string, opts *Options) *Tree {
-	return open(name, opts, system(), "memory")
+//
+// record is a file that says where the groups are, for the process that comes after
+// one that was killed: it may start in another group. Empty for none: it finds only
+// what is below its own.
+func Open(name, record string, log *slog.Logger) *Tree {
+	return open(name, record, log, system(), "memory")
 }
 
-func open(name string, opts *Options, k kernel, controller string) *Tree {
-	var o Options
-	if opts != nil {
-		o = *opts
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	t := &Tree{log: o.Logger, kernel: k, controller: controller, name: name, record: o.Record, groups: map[*Group]struct{}{}}
+func open(name, record string, log *slog.Logger, k kernel, controller string) *Tree {
+	t := &Tree{log: log, kernel: k, controller: controller, name: name, record: record, groups: map[*Group]struct{}{}}
 	t.forget()
-	mounts, err := k.read("/proc/self/mountinfo")
-	if err != nil {
-		t.why = "the system has no control groups"
-		return t
-	}
-	own, err := k.read("/proc/self/cgroup")
-	if err != nil {
+	mounts, errMounts := k.read("/proc/self/mountinfo")
+	own, errOwn := k.read("/proc/self/cgroup")
+	if errMounts != nil || errOwn != nil {
 		t.why = "the system has no control groups"
 		return t
 	}

@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,7 +25,7 @@ func TestMain(m *testing.M) {
 // opened opens a tree on a fake kernel.
 func opened(t *testing.T, f *fake, record string) *Tree {
 	t.Helper()
-	return open(mine, &Options{Record: record}, f.kernel(), "memory")
+	return open(mine, record, slog.New(slog.DiscardHandler), f.kernel(), "memory")
 }
 
 func diff(t *testing.T, what string, got, want any) {
@@ -232,7 +233,7 @@ func TestKernelThatDoesNotCount(t *testing.T) {
 		}
 		return err
 	}
-	tree := open(mine, nil, k, "memory")
+	tree := open(mine, "", slog.New(slog.DiscardHandler), k, "memory")
 	if tree.Kind() != "" || !strings.Contains(tree.Why(), "does not count") {
 		t.Errorf("kind %q, because %q", tree.Kind(), tree.Why())
 	}

@@ -153,7 +153,7 @@ func (j *job) outcome(ctx context.Context, refused error) (json.RawMessage, erro
 func (p *Pool) submit(ctx context.Context, j *job) *toolmesh.Error {
 	var refused *toolmesh.Error
 	p.update(func(s *state) {
-		if refused = s.refuses(j); refused != nil {
+		if refused = s.refuses(); refused != nil {
 			return
 		}
 		if s.admits(j) {

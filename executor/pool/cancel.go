@@ -38,8 +38,7 @@ func (p *Pool) killAfterGrace(j *job) {
 			return
 		}
 		j.killed = true
-		s.retire(w)
-		w.stopping = true
+		s.stop(w)
 		if !s.cfg.Async {
 			w.proc.Kill()
 			return

@@ -17,17 +17,14 @@ const (
 // maintain ends workers that nobody needs, replaces those that have grown old, and
 // looks after event loops.
 func (p *Pool) maintain() {
-	idle := time.NewTicker(max(p.cfg.IdleAfter/4, time.Millisecond))
-	defer idle.Stop()
+	idle := time.Tick(max(p.cfg.IdleAfter/4, time.Millisecond))
 	var probe <-chan time.Time
 	if p.cfg.Async {
-		ticker := time.NewTicker(blockedAfter / blockedLooks)
-		defer ticker.Stop()
-		probe = ticker.C
+		probe = time.Tick(blockedAfter / blockedLooks)
 	}
 	for {
 		select {
-		case <-idle.C:
+		case <-idle:
 			p.update(func(s *state) { s.reap() })
 			p.recycle()
 		case <-probe:

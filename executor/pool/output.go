@@ -2,7 +2,9 @@ package pool
 
 import (
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/toolmesh/toolmesh/executor/frame"
@@ -44,40 +46,21 @@ func (w *worker) settleOutput(flags uint8) {
 	w.logMu.Unlock()
 }
 
-// only is the one running call, nil when there are none or several.
-func (w *worker) only() (j *job) {
-	if !w.pool.cfg.Async {
-		return w.current.Load()
-	}
-	w.pool.read(func(*state) {
-		if len(w.jobs) == 1 && w.abandoned == 0 {
-			for _, j = range w.jobs {
-			}
-		}
-	})
-	return j
-}
-
-// session is that of the running calls; false when there are none, or of several.
-func (w *worker) session() (session string, ok bool) {
+// writers are the running calls: what bypasses sys.stdout is of one of them. None
+// when there may be others that we no longer know of.
+func (w *worker) writers() (jobs []*job) {
 	if !w.pool.cfg.Async {
 		if j := w.current.Load(); j != nil {
-			return j.Session, true
+			jobs = append(jobs, j)
 		}
-		return "", false
+		return jobs
 	}
 	w.pool.read(func(*state) {
-		ok = w.abandoned == 0
-		found := false
-		for _, j := range w.jobs {
-			if found && j.Session != session {
-				ok = false
-			}
-			session, found = j.Session, true
+		if w.abandoned == 0 {
+			jobs = slices.Collect(maps.Values(w.jobs))
 		}
-		ok = ok && found
 	})
-	return session, ok
+	return jobs
 }
 
 // hand gives a record to its call's sink, or to the log. logMu is held.
@@ -114,16 +97,21 @@ func (w *worker) capture() (err error) {
 // pipe makes the reader of a descriptor.
 func (w *worker) pipe(file *os.File, stream output.Stream, saw func(data []byte)) (*output.Pipe, error) {
 	return output.NewPipe(file, &w.logMu, saw, output.NewLines(w.pool.cfg.Redact, func(text string) {
-		w.hand(w.only(), output.Record{Time: time.Now(), Stream: stream, Message: text})
+		var j *job
+		if jobs := w.writers(); len(jobs) == 1 {
+			j = jobs[0]
+		}
+		w.hand(j, output.Record{Time: time.Now(), Stream: stream, Message: text})
 	}))
 }
 
 // remember adds what bypassed sys.stderr to the last words of the call whose it is.
 func (w *worker) remember(data []byte) {
-	if session, ok := w.session(); ok {
-		w.tail.Add(data, session)
-	} else {
+	jobs := w.writers()
+	if len(jobs) == 0 || slices.ContainsFunc(jobs, func(j *job) bool { return j.Session != jobs[0].Session }) {
 		w.tail.Forget() // it is nobody's, or several's
+	} else {
+		w.tail.Add(data, jobs[0].Session)
 	}
 }
 

@@ -205,16 +205,27 @@ func (p *Pool) start() error {
 	return err
 }
 
-// welcome takes a worker that has just become ready into service.
+// welcome takes a worker that has just become ready into service. One that has
+// ended meanwhile is a crash.
 func (s *state) welcome(w *worker) {
-	if s.closed {
+	switch {
+	case s.closed:
 		w.retired, w.stopping = true, true
 		if !w.ended {
 			w.proc.Kill() // its watcher, or its reader, finishes it
 		}
 		return
+	case w.ended:
+		s.restarts++
+		s.crashed()
+		return
 	}
-	s.join(w)
+	s.workers = append(s.workers, w)
+	w.idleSince = time.Now()
+	s.scheduleRecycling(w)
+	if !s.cfg.Async {
+		s.idle = append(s.idle, w)
+	}
 }
 
 // finishedPlain takes a call off its worker of plain functions.
@@ -273,14 +284,12 @@ func (p *Pool) processEnded(w *worker) {
 	}
 }
 
-// lost takes a worker that has ended out of service: its calls fail, and another
+// remove takes a worker that has ended out of service: its calls fail, and another
 // is started if one is needed.
-func (p *Pool) lost(w *worker, cause error) {
-	p.update(func(s *state) { s.leave(p.log, w, cause) })
-}
-
-func (s *state) leave(log *slog.Logger, w *worker, cause error) {
-	joined := s.remove(w)
+func (s *state) remove(log *slog.Logger, w *worker, cause error) {
+	before := len(s.workers)
+	s.workers = slices.DeleteFunc(s.workers, func(one *worker) bool { return one == w })
+	joined := len(s.workers) < before
 	s.retire(w)
 	if w.exit.Code == exitSpent && !w.inCall() {
 		w.stopping = true
@@ -326,15 +335,6 @@ func (s *state) leave(log *slog.Logger, w *worker, cause error) {
 		}
 		log.Warn("a worker ended", slog.String("exit", w.exit.String()), slog.Int("calls", len(failed)), slog.Any("cause", cause))
 	}
-}
-
-// remove takes a worker off the list; false when it is not there.
-func (s *state) remove(w *worker) bool {
-	i := slices.Index(s.workers, w)
-	if i >= 0 {
-		s.workers = slices.Delete(s.workers, i, i+1)
-	}
-	return i >= 0
 }
 
 // exitSpent is the status of a worker that ends between two calls because one of
@@ -384,8 +384,7 @@ func (p *Pool) End() {
 			case w.free():
 				s.dismiss(w)
 			default:
-				s.retire(w)
-				w.stopping = true
+				s.stop(w)
 			}
 		}
 	})
@@ -428,14 +427,5 @@ func (p *Pool) refuse(f func(s *state)) {
 			j.turn <- s.shut()
 		}
 		f(s)
-	})
-}
-
-// spent takes a worker out of service that its own call has used up: its end is
-// no crash.
-func (p *Pool) spent(w *worker) {
-	p.update(func(s *state) {
-		s.retire(w)
-		w.stopping = true
 	})
 }

@@ -303,31 +303,21 @@ func (s *state) retire(w *worker) {
 	}
 }
 
-// dismiss has a worker that runs nothing end by itself.
-func (s *state) dismiss(w *worker) {
+// stop takes a worker out of service that is to end: that is no crash.
+func (s *state) stop(w *worker) {
 	s.retire(w)
 	w.stopping = true
-	s.dismissed = append(s.dismissed, w)
 }
 
-// join adds a ready worker. One that has ended meanwhile is not added.
-func (s *state) join(w *worker) {
-	if w.ended {
-		s.restarts++
-		s.crashed()
-		return
-	}
-	s.workers = append(s.workers, w)
-	w.idleSince = time.Now()
-	s.scheduleRecycling(w)
-	if !s.cfg.Async {
-		s.idle = append(s.idle, w)
-	}
+// dismiss has a worker that runs nothing end by itself.
+func (s *state) dismiss(w *worker) {
+	s.stop(w)
+	s.dismissed = append(s.dismissed, w)
 }
 
 // refuses is the error of a call that comes to a closed pool, or after the
 // session's worker was lost: that is told once.
-func (s *state) refuses(j *job) *toolmesh.Error {
+func (s *state) refuses() *toolmesh.Error {
 	switch {
 	case s.closed:
 		return s.shut()

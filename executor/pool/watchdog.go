@@ -94,19 +94,15 @@ func (s *state) meter(w *worker) {
 // watch is the watchdog: it looks at the calls of a pool with limits while there
 // are any, and stops what takes more than it may.
 func (p *Pool) watch() {
-	ticker := time.NewTicker(watchEvery)
-	defer ticker.Stop()
 	for {
-		ticker.Stop()
 		select {
 		case <-p.limited:
 		case <-p.open.Done():
 			return
 		}
-		ticker.Reset(watchEvery)
 		for busy := true; busy; {
 			select {
-			case <-ticker.C:
+			case <-time.After(watchEvery):
 			case <-p.open.Done():
 				return
 			}
@@ -249,8 +245,7 @@ func (s *state) stopFor(log *slog.Logger, w *worker, jobs []*job, fails func(j *
 			w.warn(log, j)
 		}
 	}
-	s.retire(w)
-	w.stopping = true
+	s.stop(w)
 }
 
 func (w *worker) warn(log *slog.Logger, j *job) {

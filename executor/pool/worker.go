@@ -144,7 +144,7 @@ func (w *worker) finish(cause error) {
 		}
 		timer.Stop()
 		w.endOutput()
-		w.pool.lost(w, cause)
+		w.pool.update(func(s *state) { s.remove(w.pool.log, w, cause) })
 		w.proc.Close()
 		w.pool.update(func(s *state) { s.alive-- })
 		close(w.gone)
@@ -184,7 +184,7 @@ func (w *worker) follow(j *job) (kind frame.Type, data []byte, refused, err erro
 			}
 			data := own(h, body)
 			if h.Flags&frame.FlagSpent != 0 {
-				w.pool.spent(w)
+				w.pool.update(func(s *state) { s.stop(w) }) // its own call has used it up
 			}
 			w.settleOutput(h.Flags)
 			return h.Type, data, refused, nil
@@ -215,7 +215,7 @@ func (w *worker) demultiplex() error {
 				return errStarved
 			}
 			if h.Flags&frame.FlagSpent != 0 {
-				w.pool.spent(w)
+				w.pool.update(func(s *state) { s.stop(w) }) // its own call has used it up
 			}
 			w.settleOutput(h.Flags)
 			if j := w.pool.finishedCoroutine(w, h.ID); j != nil {

@@ -34,13 +34,12 @@ func backstop(memory tool.Size) int64 {
 // patrol looks at what a command takes, until it has ended. Of processor time too
 // much it is asked to end; more memory or processes than it may have end it at once.
 func (r *run) patrol(finished <-chan struct{}) {
-	ticker := time.NewTicker(watchEvery)
-	defer ticker.Stop()
+	ticks := time.Tick(watchEvery)
 	for {
 		select {
 		case <-finished:
 			return
-		case <-ticker.C:
+		case <-ticks:
 		}
 		u, ok := r.proc.Below()
 		if !ok {

@@ -47,7 +47,7 @@ func newRunner(t *testing.T, change func(*program.Config)) (*program.Runner, str
 	if err := os.CopyFS(filepath.Join(files, "_the_worker"), worker); err != nil {
 		t.Fatal(err)
 	}
-	spawner := sandbox.NewSpawner(nil)
+	spawner := sandbox.NewSpawner(slog.New(slog.DiscardHandler))
 	t.Cleanup(spawner.Close)
 	dir := t.TempDir()
 	cfg := program.Config{

@@ -3,6 +3,7 @@ package sandbox_test
 import (
 	"bytes"
 	"io"
+	"log/slog"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -18,7 +19,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func newSpawner(t *testing.T, levels ...sandbox.Level) *sandbox.Spawner {
 	t.Helper()
-	s := sandbox.NewSpawner(&sandbox.Options{Levels: levels})
+	s := sandbox.NewSpawner(slog.New(slog.DiscardHandler), levels...)
 	t.Cleanup(s.Close)
 	return s
 }

@@ -31,15 +31,6 @@ const (
 	LevelReaper Level = "reaper"
 )
 
-// Options configure a [Spawner].
-type Options struct {
-	// Logger defaults to one that discards.
-	Logger *slog.Logger
-	// Levels are tried in this order; the first that works is kept. Defaults to
-	// all that the system knows, best first.
-	Levels []Level
-}
-
 // Spawner starts every child process of the executor from one thread that lives
 // as long as it does: the kernel sends the parent-death signal when the thread
 // that started a process ends, not when its process does. Safe for concurrent use.
@@ -56,19 +47,13 @@ type Spawner struct {
 	survey   Survey
 }
 
-// NewSpawner starts the thread. Close ends it.
-func NewSpawner(opts *Options) *Spawner {
-	var o Options
-	if opts != nil {
-		o = *opts
+// NewSpawner starts the thread. Close ends it. The first of the levels that works
+// is kept; without any, all that the system knows are tried.
+func NewSpawner(log *slog.Logger, levels ...Level) *Spawner {
+	if len(levels) == 0 {
+		levels = systemLevels()
 	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if len(o.Levels) == 0 {
-		o.Levels = systemLevels()
-	}
-	s := &Spawner{log: o.Logger, jobs: make(chan func()), done: make(chan struct{}), levels: o.Levels}
+	s := &Spawner{log: log, jobs: make(chan func()), done: make(chan struct{}), levels: levels}
 	go s.run()
 	return s
 }
@@ -249,10 +234,7 @@ func (p *Process) closeChannels() {
 }
 
 func (p *Process) wait() {
-	state, err := p.proc.Wait()
-	if err == nil {
-		p.state = state
-	}
+	p.state, _ = p.proc.Wait() // nil with an error
 	close(p.done)
 }
 

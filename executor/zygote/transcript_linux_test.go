@@ -101,7 +101,7 @@ func TestRecordedZygote(t *testing.T) {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	spawner := sandbox.NewSpawner(&sandbox.Options{Levels: []sandbox.Level{sandbox.LevelReaper}})
+	spawner := sandbox.NewSpawner(slog.New(slog.DiscardHandler), sandbox.LevelReaper)
 	defer spawner.Close()
 	proc, err := spawner.Start(sandbox.Command{Path: path, Env: []string{replayed + "=../frame/testdata/zygote.txt"}})
 	if err != nil {
