@@ -11,7 +11,7 @@ import (
 func TestVisible(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"plain ünï 日本 👩‍🔬\n\ttab":          "plain ünï 日本 👩‍🔬\n\ttab",
+		"plain ünï 日本 👩‍🔬\n\ttab":           "plain ünï 日本 👩‍🔬\n\ttab",
 		"a\x1b[31mred":                      `a\u001b[31mred`,
 		"title\x1b]0;owned\a":               `title\u001b]0;owned\u0007`,
 		"over\rwritten":                     `over\u000dwritten`,
