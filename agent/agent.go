@@ -196,7 +196,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	a.sessions.Use(a.view)
 	a.followSessions(a.view)
 	a.store = registry.NewStore(a.bus)
-	if a.responder, err = registry.NewResponder(a.bus, a.view, a.store, &registry.ResponderOptions{Logger: a.log}); err != nil {
+	if a.responder, err = registry.NewResponder(a.bus, a.view, a.store, a.log); err != nil {
 		return err
 	}
 	workshop := &workshop{a: a}

@@ -152,7 +152,7 @@ func (v *View) readLoop(ctx context.Context) {
 		case <-v.kick:
 		case <-check.C:
 			look = true
-			v.dropNodes()
+			v.forgetOld()
 		}
 		err := v.read(ctx, look)
 		if ctx.Err() != nil {

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -36,37 +38,33 @@ const (
 	conflictsMost = 10
 )
 
-// LeaseOptions adjusts a [Lease].
-type LeaseOptions struct {
-	// Logger takes what happens; nil discards it.
-	Logger *slog.Logger
-}
-
 // Lease is what makes a process a node: the record MESH_NODES/<node>, renewed
 // until [Lease.Release], and what the node says it serves beside it. While the
 // broker is away it keeps trying; what is gone when it comes back, also because
 // somebody wiped the store, is written again. Only another boot under the same
 // node id ends it: see [Lease.Lost]. Its methods may be called concurrently.
 type Lease struct {
-	bus *bus.Bus
-	log *slog.Logger
-	key bus.Key
+	bus  *bus.Bus
+	log  *slog.Logger
+	key  bus.Key
+	node subjects.NodeID
+	boot subjects.BootID
 
-	mu       sync.Mutex
-	record   NodeRecord
-	revision uint64
-	tools    map[subjects.ToolsKey]*published
-	err      error
-	verify   bool // the tools are to be held against the store
+	mu     sync.Mutex
+	record NodeRecord
+	tools  map[subjects.ToolsKey]published
+	err    error
 
-	writing sync.Mutex // one writer of the lease's key at a time
-	serving sync.Mutex // one writer of what it serves at a time; taken before mu
-	kick    chan struct{}
-	lost    chan struct{}
-	stop    chan struct{}
-	once    sync.Once
-	wg      sync.WaitGroup
-	cancel  func() // of the state listener
+	writing    sync.Mutex  // one writer of the lease's key at a time; guards revision
+	revision   uint64      // 0: nothing is stored
+	serving    sync.Mutex  // one writer of what it serves at a time; taken before mu
+	unverified atomic.Bool // the tools are to be held against the store
+	kick       chan struct{}
+	lost       chan struct{}
+	once       sync.Once
+	wg         sync.WaitGroup
+	end        context.CancelFunc // of the renewing goroutine
+	forget     func()             // the listener on the connection
 }
 
 // published is one record that the node wants to be in the store.
@@ -78,15 +76,9 @@ type published struct {
 // Acquire makes this process the node of record. If another boot holds the lease
 // it listens for its heartbeat for 2.5 s: heard, the start is refused; silent,
 // the lease is taken over by compare-and-set. The record's Boot must be new for
-// each start. A goroutine renews the lease until [Lease.Release].
-func Acquire(ctx context.Context, b *bus.Bus, record NodeRecord, options *LeaseOptions) (*Lease, error) {
-	var o LeaseOptions
-	if options != nil {
-		o = *options
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+// each start. A goroutine renews the lease until [Lease.Release]. A nil logger
+// discards.
+func Acquire(ctx context.Context, b *bus.Bus, record NodeRecord, log *slog.Logger) (*Lease, error) {
 	token, err := subjects.NodeKey(record.Node)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "node %q: %w", record.Node, err)
@@ -94,25 +86,25 @@ func Acquire(ctx context.Context, b *bus.Bus, record NodeRecord, options *LeaseO
 	if record.Boot == "" {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "node %q needs a boot id, new for each start", record.Node)
 	}
+	running, end := context.WithCancel(context.Background())
 	l := &Lease{
-		bus: b, log: o.Logger, record: record,
+		bus: b, log: cmp.Or(log, slog.New(slog.DiscardHandler)), record: record, node: record.Node, boot: record.Boot,
 		key:   bus.Key{Bucket: subjects.BucketNodes, Name: token},
-		tools: make(map[subjects.ToolsKey]*published),
-		kick:  make(chan struct{}, 1), lost: make(chan struct{}), stop: make(chan struct{}),
+		tools: make(map[subjects.ToolsKey]published),
+		kick:  make(chan struct{}, 1), lost: make(chan struct{}), end: end,
 	}
-	l.verify = true // an earlier boot may have left something
+	l.unverified.Store(true) // an earlier boot may have left something
 	if err := l.acquire(ctx); err != nil {
+		end()
 		return nil, err
 	}
-	l.cancel = b.OnState(func(s bus.State) {
+	l.forget = b.OnState(func(s bus.State) {
 		if s.Connected {
-			l.mu.Lock()
-			l.verify = true
-			l.mu.Unlock()
-			l.wake()
+			l.unverified.Store(true)
+			wake(l.kick)
 		}
 	})
-	l.wg.Go(l.renewLoop)
+	l.wg.Go(func() { l.renewLoop(running) })
 	return l, nil
 }
 
@@ -121,59 +113,59 @@ func (l *Lease) acquire(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	refuse := func(boot subjects.BootID) error {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable,
-			"node %q is running already (boot %s): stop it, or give this one another name (--node)", l.record.Node, boot).
-			WithOrigin(toolmesh.OriginMesh).WithRetryable(false).WithDetail("boot", string(boot))
-	}
-	// The boot that no heartbeat came from: if its lease is renewed meanwhile, it lives.
-	var silent subjects.BootID
+	var silent subjects.BootID // the boot that no heartbeat came from
 	for range conflictsMost {
-		e, err := l.bus.Get(ctx, l.key)
-		switch {
-		case errors.Is(err, bus.ErrNoKey):
-			l.revision, err = l.bus.Create(ctx, l.key, data, LeaseTTL)
-		case err != nil:
-		default:
-			var holder NodeRecord
-			if err := json.Unmarshal(e.Value, &holder); err != nil {
-				l.log.Warn("the lease in the way is not readable", slog.String("error", err.Error()))
-			}
-			if holder.Boot != l.record.Boot {
-				if silent != "" && holder.Boot == silent {
-					return refuse(silent)
-				}
-				beat, err := l.heard(ctx)
-				if err != nil {
+		holder, revision, err := l.stored(ctx)
+		if err == nil && revision > 0 && holder.Boot != l.boot {
+			lives := holder.Boot // if its lease is renewed though it is silent
+			if silent == "" || lives != silent {
+				if lives, err = l.heard(ctx); err != nil {
 					return err
 				}
-				if beat != "" {
-					return refuse(beat)
-				}
-				silent = holder.Boot
-				l.log.Info("taking over the lease of a node that is silent", slog.String("node", string(l.record.Node)), slog.String("boot", string(holder.Boot)))
 			}
-			l.revision, err = l.bus.Update(ctx, l.key, data, e.Revision, LeaseTTL)
+			if lives != "" {
+				return toolmesh.Errorf(toolmesh.CodeUnavailable,
+					"node %q is running already (boot %s): stop it, or give this one another name (--node)", l.node, lives).
+					WithOrigin(toolmesh.OriginMesh).WithRetryable(false).WithDetail("boot", string(lives))
+			}
+			silent = holder.Boot
+			l.log.Info("taking over the lease of a node that is silent", slog.String("node", string(l.node)), slog.String("boot", string(silent)))
 		}
-		switch {
-		case err == nil:
+		if err == nil {
+			l.revision, err = replace(ctx, l.bus, l.key, data, revision, LeaseTTL)
+		}
+		if err == nil {
 			return nil
-		case !errors.Is(err, bus.ErrConflict):
-			return fmt.Errorf("become node %q: %w", l.record.Node, err)
 		}
-		if err := pause(ctx, renewRetry); err != nil {
-			return fmt.Errorf("become node %q: %w", l.record.Node, err)
+		if errors.Is(err, bus.ErrConflict) {
+			err = pause(ctx, renewRetry)
+		}
+		if err != nil {
+			return fmt.Errorf("become node %q: %w", l.node, err)
 		}
 	}
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "node %q: another process takes the lease all the time: give this one another name (--node)", l.record.Node).
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "node %q: another process takes the lease all the time: give this one another name (--node)", l.node).
 		WithOrigin(toolmesh.OriginMesh).WithRetryable(false)
+}
+
+// stored returns what the lease's key holds; revision 0 is nothing. A record that
+// is not readable is another boot's.
+func (l *Lease) stored(ctx context.Context) (holder NodeRecord, revision uint64, err error) {
+	e, err := l.bus.Get(ctx, l.key)
+	if errors.Is(err, bus.ErrNoKey) {
+		return holder, 0, nil
+	}
+	if err == nil && json.Unmarshal(e.Value, &holder) != nil {
+		l.log.Warn("the stored lease is not readable", slog.String("node", string(l.node)))
+	}
+	return holder, e.Revision, err
 }
 
 // heard listens for a heartbeat of another boot and returns that boot, or "".
 func (l *Lease) heard(ctx context.Context) (subjects.BootID, error) {
-	subject, err := subjects.Heartbeat(l.record.Node)
+	subject, err := subjects.Heartbeat(l.node)
 	if err != nil {
-		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "node %q: %w", l.record.Node, err)
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "node %q: %w", l.node, err)
 	}
 	beats := make(chan subjects.BootID, 8)
 	sub, err := l.bus.Conn().Subscribe(subject, func(m *nats.Msg) {
@@ -186,7 +178,7 @@ func (l *Lease) heard(ctx context.Context) (subjects.BootID, error) {
 		}
 	})
 	if err != nil {
-		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "listen for node %q: %w", l.record.Node, err)
+		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "listen for node %q: %w", l.node, err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
 	// The silence counts from when the broker has the subscription.
@@ -198,13 +190,13 @@ func (l *Lease) heard(ctx context.Context) (subjects.BootID, error) {
 	for {
 		select {
 		case boot := <-beats:
-			if boot != l.record.Boot {
+			if boot != l.boot {
 				return boot, nil
 			}
 		case <-silence.C:
 			return "", nil
 		case <-ctx.Done():
-			return "", fmt.Errorf("listen for node %q: %w", l.record.Node, ctx.Err())
+			return "", fmt.Errorf("listen for node %q: %w", l.node, ctx.Err())
 		}
 	}
 }
@@ -225,9 +217,8 @@ func (l *Lease) Err() error {
 // the error says why not now.
 func (l *Lease) Update(ctx context.Context, change func(*NodeRecord)) error {
 	l.mu.Lock()
-	node, boot := l.record.Node, l.record.Boot
 	change(&l.record)
-	l.record.Node, l.record.Boot = node, boot
+	l.record.Node, l.record.Boot = l.node, l.boot
 	l.mu.Unlock()
 	return l.renew(ctx)
 }
@@ -238,7 +229,7 @@ func (l *Lease) Update(ctx context.Context, change func(*NodeRecord)) error {
 // broker answers. What the broker takes no message for is payload_too_large, and is
 // not kept.
 func (l *Lease) Publish(ctx context.Context, r ToolsRecord) error {
-	r.Node, r.Boot = l.self()
+	r.Node, r.Boot = l.node, l.boot
 	key, err := r.Key()
 	if err != nil {
 		return err
@@ -251,19 +242,19 @@ func (l *Lease) Publish(ctx context.Context, r ToolsRecord) error {
 	if err != nil {
 		return err
 	}
-	p := &published{key: bus.Key{Bucket: subjects.BucketTools, Name: name}, data: data}
+	p := published{key: bus.Key{Bucket: subjects.BucketTools, Name: name}, data: data}
 	l.serving.Lock()
 	defer l.serving.Unlock()
 	l.mu.Lock()
 	l.tools[key] = p
 	l.mu.Unlock()
 	if _, err := l.bus.Put(ctx, p.key, p.data, 0); err != nil {
-		l.mu.Lock()
-		l.verify = true
+		l.unverified.Store(true)
 		if toolmesh.CodeOf(err) == toolmesh.CodePayloadTooLarge {
+			l.mu.Lock()
 			delete(l.tools, key)
+			l.mu.Unlock()
 		}
-		l.mu.Unlock()
 		return fmt.Errorf("publish what node %q serves: %w", r.Node, err)
 	}
 	return nil
@@ -271,7 +262,7 @@ func (l *Lease) Publish(ctx context.Context, r ToolsRecord) error {
 
 // Withdraw takes back what Publish wrote. The key's Node is set to the lease's.
 func (l *Lease) Withdraw(ctx context.Context, key subjects.ToolsKey) error {
-	key.Node, _ = l.self()
+	key.Node = l.node
 	name, err := key.Build()
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "withdraw tools of node %q: %w", key.Node, err)
@@ -282,35 +273,29 @@ func (l *Lease) Withdraw(ctx context.Context, key subjects.ToolsKey) error {
 	delete(l.tools, key)
 	l.mu.Unlock()
 	if err := l.bus.Delete(ctx, bus.Key{Bucket: subjects.BucketTools, Name: name}, 0); err != nil {
-		l.mu.Lock()
-		l.verify = true
-		l.mu.Unlock()
+		l.unverified.Store(true)
 		return fmt.Errorf("withdraw what node %q serves: %w", key.Node, err)
 	}
 	return nil
 }
 
-func (l *Lease) self() (subjects.NodeID, subjects.BootID) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.record.Node, l.record.Boot
-}
-
 // Release stops renewing, deletes what the node serves and then the lease, if it
 // is still its own. It may be called more than once; ctx bounds what it writes.
 // What could not be deleted is not believed any more once the lease has expired.
-func (l *Lease) Release(ctx context.Context) error {
-	first := false
-	l.once.Do(func() { first = true; close(l.stop) })
-	l.wg.Wait()
-	if !first {
-		return nil
-	}
-	l.cancel()
+func (l *Lease) Release(ctx context.Context) (err error) {
+	l.once.Do(func() {
+		l.end()
+		l.wg.Wait()
+		l.forget()
+		err = l.release(ctx)
+	})
+	return err
+}
+
+func (l *Lease) release(ctx context.Context) error {
 	l.mu.Lock()
-	tools := l.tools
-	l.tools = make(map[subjects.ToolsKey]*published)
-	lost, revision := l.err, l.revision
+	tools, lost := l.tools, l.err
+	l.tools = make(map[subjects.ToolsKey]published)
 	l.mu.Unlock()
 	if lost != nil {
 		return nil // everything under this node id is another boot's
@@ -326,23 +311,16 @@ func (l *Lease) Release(ctx context.Context) error {
 	for _, p := range tools {
 		errs = append(errs, l.bus.Delete(before, p.key, 0))
 	}
-	errs = append(errs, l.delete(ctx, revision))
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("release node %q: %w", l.key.Name, err)
+	if err := errors.Join(append(errs, l.delete(ctx))...); err != nil {
+		return fmt.Errorf("release node %q: %w", l.node, err)
 	}
 	return nil
 }
 
-// delete deletes the lease while it is this boot's, which it may be at a later
-// revision than is known: a renewal that was cut short may have been stored.
-func (l *Lease) delete(ctx context.Context, revision uint64) error {
-	_, boot := l.self()
+// delete deletes the lease while it is this boot's, whatever its revision: a
+// renewal that was cut short may have been stored.
+func (l *Lease) delete(ctx context.Context) error {
 	for {
-		if revision > 0 {
-			if err := l.bus.Delete(ctx, l.key, revision); !errors.Is(err, bus.ErrConflict) {
-				return err
-			}
-		}
 		e, err := l.bus.Latest(ctx, l.key)
 		if errors.Is(err, bus.ErrNoKey) {
 			return nil
@@ -351,44 +329,34 @@ func (l *Lease) delete(ctx context.Context, revision uint64) error {
 			return err
 		}
 		var holder NodeRecord
-		if _ = json.Unmarshal(e.Value, &holder); holder.Boot != boot {
+		if _ = json.Unmarshal(e.Value, &holder); holder.Boot != l.boot {
 			return nil
 		}
-		revision = e.Revision
-	}
-}
-
-func (l *Lease) wake() {
-	select {
-	case l.kick <- struct{}{}:
-	default:
-	}
-}
-
-func (l *Lease) renewLoop() {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	l.wg.Go(func() {
-		select {
-		case <-l.stop:
-			cancel()
-		case <-ctx.Done():
+		if err := l.bus.Delete(ctx, l.key, e.Revision); !errors.Is(err, bus.ErrConflict) {
+			return err
 		}
-	})
+	}
+}
+
+func (l *Lease) renewLoop(ctx context.Context) {
 	next := time.NewTimer(RenewEvery)
 	defer next.Stop()
 	verified := time.Now()
 	said := outage{log: l.log, begins: "the lease is not renewed: it is tried again", ends: "the lease is renewed again"}
 	for {
 		select {
-		case <-l.stop:
+		case <-ctx.Done():
 			return
 		case <-l.kick:
 		case <-next.C:
 		}
 		err := l.renew(ctx)
-		if err == nil {
-			err = l.verifyTools(ctx, &verified)
+		if err == nil && (l.unverified.Swap(false) || time.Since(verified) > verifyEvery) {
+			if err = l.verifyTools(ctx); err == nil {
+				verified = time.Now()
+			} else {
+				l.unverified.Store(true)
+			}
 		}
 		if ctx.Err() != nil || l.Err() != nil {
 			return
@@ -407,147 +375,118 @@ func (l *Lease) renew(ctx context.Context) error {
 	l.writing.Lock()
 	defer l.writing.Unlock()
 	for range conflictsMost {
-		l.mu.Lock()
-		record, revision, lost := l.record, l.revision, l.err
-		l.mu.Unlock()
-		if lost != nil {
-			return lost
+		again, err := l.renewOnce(ctx)
+		if err == nil && again {
+			err = pause(ctx, renewRetry/10)
 		}
-		data, err := encodeRecord(record)
-		if err != nil {
+		if err != nil || !again {
 			return err
 		}
-		attempt, cancel := context.WithTimeout(ctx, renewTimeout)
-		if revision == 0 {
-			revision, err = l.bus.Create(attempt, l.key, data, LeaseTTL)
-		} else {
-			revision, err = l.bus.Update(attempt, l.key, data, revision, LeaseTTL)
-		}
-		if err == nil {
-			cancel()
-			l.mu.Lock()
-			l.revision = revision
-			l.mu.Unlock()
-			return nil
-		}
-		if errors.Is(err, bus.ErrConflict) {
-			err = l.lookAgain(attempt)
-			cancel()
-			if err != nil {
-				return err
-			}
-			if err := pause(ctx, renewRetry/10); err != nil {
-				return err
-			}
-			continue
-		}
-		cancel()
-		if bus.IsUnavailable(err) && l.bus.Connected() {
-			// The bucket may be gone: somebody wiped the store.
-			again, cancel := context.WithTimeout(ctx, renewTimeout)
-			ensureErr := l.bus.EnsureBucket(again, subjects.BucketNodes)
-			cancel()
-			if ensureErr == nil {
-				l.mu.Lock()
-				l.verify = true
-				l.mu.Unlock()
-			}
-		}
-		return fmt.Errorf("renew the lease of node %q: %w", record.Node, err)
 	}
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "renew the lease of node %q: its key changes all the time", l.key.Name).
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "renew the lease of node %q: its key changes all the time", l.node).
 		WithOrigin(toolmesh.OriginMesh)
 }
 
-// lookAgain adopts what is stored after a conflict: nothing, or this boot's own
+// renewOnce writes the lease over the revision that is known. After a conflict it
+// adopts what is stored, to be written over again: nothing, or this boot's own
 // renewal whose acknowledgement was lost. Another boot's record ends the lease.
-func (l *Lease) lookAgain(ctx context.Context) error {
-	e, err := l.bus.Get(ctx, l.key)
-	if errors.Is(err, bus.ErrNoKey) {
-		l.mu.Lock()
-		l.revision = 0
-		l.verify = true
-		l.mu.Unlock()
-		return nil
+func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
+	l.mu.Lock()
+	record, lost := l.record, l.err
+	l.mu.Unlock()
+	if lost != nil {
+		return false, lost
 	}
+	data, err := encodeRecord(record)
 	if err != nil {
-		return err
+		return false, err
 	}
-	var holder NodeRecord
-	_ = json.Unmarshal(e.Value, &holder) // unreadable = another boot's
+	attempt, cancel := context.WithTimeout(ctx, renewTimeout)
+	defer cancel()
+	revision, err := replace(attempt, l.bus, l.key, data, l.revision, LeaseTTL)
+	if errors.Is(err, bus.ErrConflict) {
+		again = true
+		var holder NodeRecord
+		holder, revision, err = l.stored(attempt)
+		if err == nil && revision == 0 {
+			l.unverified.Store(true)
+		} else if err == nil && holder.Boot != l.boot {
+			return false, l.lose(holder.Boot)
+		}
+	}
+	if err == nil {
+		l.revision = revision
+		return again, nil
+	}
+	if bus.IsUnavailable(err) && l.bus.Connected() {
+		// The bucket may be gone: somebody wiped the store.
+		ensuring, cancel := context.WithTimeout(ctx, renewTimeout)
+		defer cancel()
+		if l.bus.EnsureBucket(ensuring, subjects.BucketNodes) == nil {
+			l.unverified.Store(true)
+		}
+	}
+	return false, fmt.Errorf("renew the lease of node %q: %w", l.node, err)
+}
+
+// lose ends the lease, which another boot has, and returns why.
+func (l *Lease) lose(to subjects.BootID) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if holder.Boot == l.record.Boot {
-		l.revision = e.Revision
-		return nil
-	}
 	l.err = toolmesh.Errorf(toolmesh.CodeUnavailable, "node %q was taken over by boot %s: this process was silent for too long, or another one has its name",
-		l.record.Node, holder.Boot).WithOrigin(toolmesh.OriginMesh).WithRetryable(false)
+		l.node, to).WithOrigin(toolmesh.OriginMesh).WithRetryable(false)
 	close(l.lost)
-	l.log.Error("the lease is lost", slog.String("node", string(l.record.Node)), slog.String("boot", string(holder.Boot)))
+	l.log.Error("the lease is lost", slog.String("node", string(l.node)), slog.String("boot", string(to)))
 	return l.err
 }
 
 // verifyTools holds what is stored below this node against what it serves, after
 // a reconnect and now and then: writes what is missing or differs, deletes what
 // an earlier boot left.
-func (l *Lease) verifyTools(ctx context.Context, verified *time.Time) error {
+func (l *Lease) verifyTools(ctx context.Context) (err error) {
 	l.serving.Lock()
 	defer l.serving.Unlock()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("hold the store against what the node serves: %w", err)
+		}
+	}()
 	l.mu.Lock()
-	due := l.verify || time.Since(*verified) > verifyEvery
-	l.verify = false
-	want := make(map[string]*published, len(l.tools))
+	want := make(map[string]published, len(l.tools))
 	for _, p := range l.tools {
 		want[p.key.Name] = p
 	}
 	l.mu.Unlock()
-	if !due {
-		return nil
-	}
-	failed := func(err error) error {
-		l.mu.Lock()
-		l.verify = true
-		l.mu.Unlock()
-		return fmt.Errorf("hold the store against what the node serves: %w", err)
-	}
 	leftover := make(map[bus.Key]uint64)
 	q := bus.Query{
 		Stream: subjects.KVStream(subjects.BucketTools), Subject: subjects.KVSubject(subjects.BucketTools, l.key.Name+".>"),
 	}
-	for m, err := range l.bus.Read(ctx, q) {
-		if err != nil {
-			if bus.IsUnavailable(err) && l.bus.Connected() {
-				if err := l.bus.EnsureBucket(ctx, subjects.BucketTools); err != nil {
-					return failed(err)
-				}
-				break // it is made anew and empty
+	for m, err := range values(ctx, l.bus, subjects.BucketTools, q) {
+		if err != nil && bus.IsUnavailable(err) && l.bus.Connected() {
+			if err := l.bus.EnsureBucket(ctx, subjects.BucketTools); err != nil {
+				return err
 			}
-			return failed(err)
+			break // it is made anew and empty
 		}
-		name, ok := subjects.KVKey(subjects.BucketTools, m.Subject)
-		if !ok || bus.Gone(m.Header) {
-			continue
+		if err != nil {
+			return err
 		}
-		p := want[name]
-		switch {
-		case p == nil:
-			leftover[bus.Key{Bucket: subjects.BucketTools, Name: name}] = m.Seq
-		case bytes.Equal(p.data, m.Data):
-			delete(want, name)
+		if p, ok := want[m.name]; !ok {
+			leftover[bus.Key{Bucket: subjects.BucketTools, Name: m.name}] = m.Seq
+		} else if bytes.Equal(p.data, m.Data) {
+			delete(want, m.name)
 		}
 	}
 	for _, p := range want {
 		if _, err := l.bus.Put(ctx, p.key, p.data, 0); err != nil {
-			return failed(err)
+			return err
 		}
 	}
 	for key, revision := range leftover {
 		// The revision is compared: what a lagging replica showed may be old.
 		if err := l.bus.Delete(ctx, key, revision); err != nil && !errors.Is(err, bus.ErrConflict) {
-			return failed(err)
+			return err
 		}
 	}
-	*verified = time.Now()
 	return nil
 }

@@ -268,7 +268,7 @@ func TestOutageIsLoggedOnce(t *testing.T) {
 	s := meshtest.Broker(t)
 	b := ready(t, s.Connect(t))
 	logs := meshtest.CaptureLogs(t)
-	l, err := registry.Acquire(t.Context(), b, record("n1", "boot1"), &registry.LeaseOptions{Logger: logs.Logger})
+	l, err := registry.Acquire(t.Context(), b, record("n1", "boot1"), logs.Logger)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -79,10 +80,7 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 	r.ID, r.Session, r.Index, r.Revision = t.ID, record.Session, record.Index, record.Revision
 	r.Digest, r.Streaming, r.Idempotent, r.ParallelSafe = t.Digest, t.Streaming, t.Idempotent, t.ParallelSafe
 	if len(r.Nodes) == 0 {
-		if reason == "" {
-			reason = "no node serves it now"
-		}
-		r.Reason = reason
+		r.Reason = cmp.Or(reason, "no node serves it now")
 	} else if noticed == len(r.Nodes) {
 		r.Reason = notice
 	}
@@ -102,14 +100,12 @@ func tellsMore(one, other route) bool {
 // session.
 func (v *View) current(session subjects.SessionID, id subjects.ToolID) []route {
 	if session != "" {
-		if s := v.table.scopes[session]; s != nil {
-			own := s.routes(id)
-			if slices.ContainsFunc(own, v.outdated) {
-				own = slices.DeleteFunc(slices.Clone(own), v.outdated)
-			}
-			if len(own) > 0 {
-				return own
-			}
+		own := v.table.scopes[session].routes(id)
+		if slices.ContainsFunc(own, v.outdated) {
+			own = slices.DeleteFunc(slices.Clone(own), v.outdated)
+		}
+		if len(own) > 0 {
+			return own
 		}
 	}
 	return v.table.shared(id)

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -122,15 +123,6 @@ func (a *DescribeAnswer) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// ResponderOptions adjusts a [Responder].
-type ResponderOptions struct {
-	// SessionCredentials says that callers have inboxes of their own session:
-	// replies to the shared inbox are not answered. Defaults to false.
-	SessionCredentials bool
-	// Logger takes what happens; nil discards it.
-	Logger *slog.Logger
-}
-
 // Responder answers the registry requests of clients from a view, in the queue
 // group with all other responders of the mesh. A request whose reply subject is
 // not an inbox is dropped before anything else.
@@ -138,7 +130,7 @@ type Responder struct {
 	bus   *bus.Bus
 	view  *View
 	store *Store
-	o     ResponderOptions
+	log   *slog.Logger
 
 	sub  *nats.Subscription
 	work errgroup.Group // answers what is not at hand
@@ -154,16 +146,10 @@ const (
 	drainTimeout = 10 * time.Second
 )
 
-// NewResponder begins to answer. The view and the store must outlive it.
-func NewResponder(b *bus.Bus, view *View, store *Store, options *ResponderOptions) (*Responder, error) {
-	var o ResponderOptions
-	if options != nil {
-		o = *options
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	r := &Responder{bus: b, view: view, store: store, o: o}
+// NewResponder begins to answer. The view and the store must outlive it. A nil
+// logger discards.
+func NewResponder(b *bus.Bus, view *View, store *Store, log *slog.Logger) (*Responder, error) {
+	r := &Responder{bus: b, view: view, store: store, log: cmp.Or(log, slog.New(slog.DiscardHandler))}
 	r.work.SetLimit(waiting)
 	sub, err := b.Conn().QueueSubscribe(subjects.AllRegistry, subjects.QueueGroup, r.receive)
 	if err != nil {
@@ -190,7 +176,7 @@ func (r *Responder) receive(m *nats.Msg) {
 	if err != nil {
 		s = subjects.Subject{}
 	}
-	if !r.bus.MayAnswer(m, s.Session, r.o.SessionCredentials) {
+	if !r.bus.MayAnswer(m, s.Session, false) {
 		return
 	}
 	var q Request
@@ -271,10 +257,7 @@ func (r *Responder) list(session subjects.SessionID, q Request) (any, error) {
 	if q.Limit < 0 {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "limit is %d: it is a whole number from 1 to %d", q.Limit, listMost)
 	}
-	if q.Limit == 0 {
-		q.Limit = listDefault
-	}
-	routes, next := r.view.List(session, q.After, min(q.Limit, listMost))
+	routes, next := r.view.List(session, q.After, min(cmp.Or(q.Limit, listDefault), listMost))
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
 	listed, err := List(ctx, r.store, routes)
@@ -340,11 +323,8 @@ func nodeIDs(nodes []Candidate) []subjects.NodeID {
 // could not even be read has no descriptor: the error is unavailable and says why.
 func Describe(ctx context.Context, store *Store, route Route) (DescribeAnswer, error) {
 	if route.Digest == "" {
-		reason := route.Reason
-		if reason == "" {
-			reason = "its node does not say why"
-		}
-		return DescribeAnswer{}, toolmesh.Errorf(toolmesh.CodeUnavailable, "%s is declared, but not served, and nothing is known of its arguments: %s", route.ID, reason)
+		return DescribeAnswer{}, toolmesh.Errorf(toolmesh.CodeUnavailable, "%s is declared, but not served, and nothing is known of its arguments: %s",
+			route.ID, cmp.Or(route.Reason, "its node does not say why"))
 	}
 	d, err := store.Descriptor(ctx, route.Digest)
 	if err != nil {
@@ -375,7 +355,7 @@ func (r *Responder) respond(m *nats.Msg, answer any, err error) {
 		out.Header, out.Data = nats.Header(header), body
 	}
 	if err := r.bus.Conn().PublishMsg(out); err != nil {
-		r.o.Logger.Warn("a registry request is not answered", slog.String("subject", m.Subject), slog.String("error", err.Error()))
+		r.log.Warn("a registry request is not answered", slog.String("subject", m.Subject), slog.String("error", err.Error()))
 	}
 }
 

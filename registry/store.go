@@ -112,7 +112,7 @@ func (s *Store) Descriptors(ctx context.Context, digests []string) (map[string]*
 	}
 	for some := range slices.Chunk(missing, descriptorsAtOnce) {
 		q := bus.Query{Stream: subjects.KVStream(subjects.BucketSchemas), Last: some}
-		for m, err := range s.values(ctx, subjects.BucketSchemas, q) {
+		for m, err := range values(ctx, s.bus, subjects.BucketSchemas, q) {
 			if err != nil {
 				return nil, fmt.Errorf("read descriptors: %w", err)
 			}
@@ -133,12 +133,12 @@ type value struct {
 
 // values reads what a bucket holds, without the marks of keys that are gone. A query
 // of nothing reads all.
-func (s *Store) values(ctx context.Context, bucket string, q bus.Query) iter.Seq2[value, error] {
+func values(ctx context.Context, b *bus.Bus, bucket string, q bus.Query) iter.Seq2[value, error] {
 	if q.Stream == "" {
 		q = bus.Query{Stream: subjects.KVStream(bucket), Subject: subjects.KVAll(bucket)}
 	}
 	return func(yield func(value, error) bool) {
-		for m, err := range s.bus.Read(ctx, q) {
+		for m, err := range b.Read(ctx, q) {
 			if err != nil {
 				yield(value{}, err)
 				return
@@ -167,22 +167,16 @@ func (s *Store) ClaimIndex(ctx context.Context, r IndexRecord) error {
 		if err != nil {
 			return err
 		}
-		if revision == 0 {
-			revision, err = s.bus.Create(ctx, key, data, 0)
-		} else {
-			revision, err = s.bus.Update(ctx, key, data, revision, 0)
+		revision, err = replace(ctx, s.bus, key, data, revision, 0)
+		if err == nil {
+			return s.confirmClaim(ctx, r, key, revision)
 		}
-		switch {
-		case errors.Is(err, bus.ErrConflict):
-			// Somebody else wrote, or a replica lagged: look again.
-			if err := pause(ctx, claimPause); err != nil {
-				return err
-			}
-			continue
-		case err != nil:
+		if errors.Is(err, bus.ErrConflict) { // somebody else wrote, or a replica lagged: look again
+			err = pause(ctx, claimPause)
+		}
+		if err != nil {
 			return fmt.Errorf("claim index %q: %w", r.Name, err)
 		}
-		return s.confirmClaim(ctx, r, key, revision)
 	}
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "index %q is being changed by others all the time: try again", r.Name).
 		WithOrigin(toolmesh.OriginMesh)
@@ -282,7 +276,7 @@ func (s *Store) claims(ctx context.Context, r IndexRecord) ([]claim, error) {
 		// Before those that stand there may be marks of sessions that have just ended.
 		{Stream: stream, Subject: subject(whole.Name + ".*"), First: 2},
 	} {
-		for m, err := range s.values(ctx, subjects.BucketIndexes, q) {
+		for m, err := range values(ctx, s.bus, subjects.BucketIndexes, q) {
 			if err != nil {
 				return nil, fmt.Errorf("read index %q: %w", r.Name, err)
 			}
@@ -302,12 +296,11 @@ func (s *Store) claims(ctx context.Context, r IndexRecord) ([]claim, error) {
 // Index returns an index's record, mesh-wide or private to a session. A missing
 // one is [bus.ErrNoKey].
 func (s *Store) Index(ctx context.Context, name subjects.IndexName, session subjects.SessionID) (IndexRecord, error) {
-	var r IndexRecord
 	key, err := indexKey(name, session)
-	if err == nil {
-		err = s.read(ctx, key, &r)
+	if err != nil {
+		return IndexRecord{}, err
 	}
-	return r, err
+	return read[IndexRecord](ctx, key, s.bus.Get)
 }
 
 // DeleteIndex removes an index's record; one that is not there is no error.
@@ -386,27 +379,20 @@ func (s *Store) CreateSession(ctx context.Context, r SessionRecord) error {
 
 // Session returns a session's record; one that nobody created is [bus.ErrNoKey].
 func (s *Store) Session(ctx context.Context, id subjects.SessionID) (SessionRecord, error) {
-	var r SessionRecord
 	key, err := sessionKey(id)
-	if err == nil {
-		err = s.read(ctx, key, &r)
+	if err != nil {
+		return SessionRecord{}, err
 	}
-	return r, err
+	return read[SessionRecord](ctx, key, s.bus.Get)
 }
 
 // SessionNow is [Store.Session] as it is now: no replica that lags is asked.
 func (s *Store) SessionNow(ctx context.Context, id subjects.SessionID) (SessionRecord, error) {
-	var r SessionRecord
 	key, err := sessionKey(id)
 	if err != nil {
-		return r, err
+		return SessionRecord{}, err
 	}
-	e, err := s.bus.Latest(ctx, key)
-	if err != nil {
-		return r, err
-	}
-	err = readRecord(key, e, &r)
-	return r, err
+	return read[SessionRecord](ctx, key, s.bus.Latest)
 }
 
 // DeleteSession removes a session's record; one that is not there is no error.
@@ -434,7 +420,7 @@ func sessionKey(id subjects.SessionID) (bus.Key, error) {
 // then.
 func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err error) {
 	leased := make(map[subjects.NodeID]bool)
-	for m, err := range s.values(ctx, subjects.BucketNodes, bus.Query{}) {
+	for m, err := range values(ctx, s.bus, subjects.BucketNodes, bus.Query{}) {
 		if err != nil {
 			return 0, fmt.Errorf("read the leases: %w", err)
 		}
@@ -446,7 +432,7 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 	old := func(m value) bool { return now.Now.Sub(m.Time) >= age+now.Bound }
 	// Claims are read before what is served: a service claims first.
 	claims := make(map[string]uint64)
-	for m, err := range s.values(ctx, subjects.BucketIndexes, bus.Query{}) {
+	for m, err := range values(ctx, s.bus, subjects.BucketIndexes, bus.Query{}) {
 		if err != nil {
 			return 0, fmt.Errorf("read the indexes: %w", err)
 		}
@@ -456,7 +442,7 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 		}
 	}
 	left := make(map[bus.Key]uint64)
-	for m, err := range s.values(ctx, subjects.BucketTools, bus.Query{}) {
+	for m, err := range values(ctx, s.bus, subjects.BucketTools, bus.Query{}) {
 		if err != nil {
 			return 0, fmt.Errorf("read what nodes serve: %w", err)
 		}
@@ -491,19 +477,24 @@ func (s *Store) Sweep(ctx context.Context, age time.Duration) (deleted int, err 
 	return deleted, nil
 }
 
-func (s *Store) read(ctx context.Context, key bus.Key, into any) error {
-	e, err := s.bus.Get(ctx, key)
+// read returns the record of a key, as get finds it.
+func read[Record any](ctx context.Context, key bus.Key, get func(context.Context, bus.Key) (bus.Entry, error)) (r Record, err error) {
+	e, err := get(ctx, key)
 	if err != nil {
-		return err
+		return r, err
 	}
-	return readRecord(key, e, into)
+	if err := json.Unmarshal(e.Value, &r); err != nil {
+		return r, toolmesh.Errorf(toolmesh.CodeProtocolError, "the record %s is not readable: %w", key, err)
+	}
+	return r, nil
 }
 
-func readRecord(key bus.Key, e bus.Entry, into any) error {
-	if err := json.Unmarshal(e.Value, into); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the record %s is not readable: %w", key, err)
+// replace writes a key that must still have the given revision; 0 is none.
+func replace(ctx context.Context, b *bus.Bus, key bus.Key, data []byte, revision uint64, ttl time.Duration) (uint64, error) {
+	if revision == 0 {
+		return b.Create(ctx, key, data, ttl)
 	}
-	return nil
+	return b.Update(ctx, key, data, revision, ttl)
 }
 
 func (s *Store) delete(ctx context.Context, key bus.Key) error {

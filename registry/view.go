@@ -83,15 +83,9 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 	if options != nil {
 		o = *options
 	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if o.CheckEvery <= 0 {
-		o.CheckEvery = 30 * time.Second
-	}
 	running, end := context.WithCancel(context.Background())
 	v := &View{
-		bus: b, log: o.Logger, every: o.CheckEvery, table: newTable(),
+		bus: b, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.CheckEvery, 30*time.Second), table: newTable(),
 		nodes: make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
 		sessions: make(map[subjects.SessionID]SessionRecord), over: make(map[subjects.SessionID]time.Time),
 		listening: time.Now(), listeners: make(map[chan<- struct{}]struct{}), kick: make(chan struct{}, 1), end: end,
@@ -218,8 +212,7 @@ func (v *View) touched() {
 }
 
 func (v *View) applyNode(c change) {
-	token := c.key
-	name, err := subjects.DecodeToken(token)
+	name, err := subjects.DecodeToken(c.key)
 	if err != nil {
 		return
 	}
@@ -361,7 +354,7 @@ func (v *View) applySession(c change) {
 	id := subjects.SessionID(name)
 	if c.gone {
 		delete(v.sessions, id)
-		v.isOver(id, time.Now())
+		v.over[id] = time.Now()
 	} else {
 		var r SessionRecord
 		if json.Unmarshal(c.data, &r) != nil {
@@ -374,10 +367,12 @@ func (v *View) applySession(c change) {
 	v.touched()
 }
 
-// dropNodes forgets the nodes that have no lease and are not heard.
-func (v *View) dropNodes() {
+// forgetOld forgets the nodes that have no lease and are not heard, and the sessions
+// that ended long ago.
+func (v *View) forgetOld() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	maps.DeleteFunc(v.over, func(_ subjects.SessionID, at time.Time) bool { return time.Since(at) > keepOver })
 	maps.DeleteFunc(v.nodes, func(_ subjects.NodeID, n *nodeEntry) bool { return !n.leased && time.Since(n.beatAt) > LeaseTTL })
 }
 
@@ -482,15 +477,6 @@ func (v *View) Session(id subjects.SessionID) (SessionRecord, bool) {
 
 // keepOver is for how long a view knows that a session has ended.
 const keepOver = time.Minute
-
-// isOver remembers a session's end, and forgets old ones now and then. The lock
-// is held.
-func (v *View) isOver(id subjects.SessionID, now time.Time) {
-	if len(v.over) >= 256 && len(v.over)&(len(v.over)-1) == 0 {
-		maps.DeleteFunc(v.over, func(_ subjects.SessionID, at time.Time) bool { return now.Sub(at) > keepOver })
-	}
-	v.over[id] = now
-}
 
 // SessionOver returns when this view saw a session's record go, by the local
 // clock, if there is no new record: it ended, or its time was up. It is known for

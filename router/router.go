@@ -144,7 +144,7 @@ func (r *Router) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	responder, err := registry.NewResponder(r.bus, view, r.store, &registry.ResponderOptions{Logger: r.log})
+	responder, err := registry.NewResponder(r.bus, view, r.store, r.log)
 	if err != nil {
 		view.Close()
 		return err

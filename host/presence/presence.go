@@ -141,7 +141,7 @@ func (p *Presence) acquire(ctx context.Context) error {
 	if err := p.opts.Prepare(ctx); err != nil {
 		return err
 	}
-	lease, err := registry.Acquire(ctx, p.bus, p.opts.Record(), &registry.LeaseOptions{Logger: p.log})
+	lease, err := registry.Acquire(ctx, p.bus, p.opts.Record(), p.log)
 	if err != nil {
 		return err
 	}
