@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"time"
 )
@@ -140,15 +141,15 @@ func fetchFolder(ctx context.Context, g git, dir, dest string, limits Limits) (*
 	if within(dir, dest) {
 		return nil, failed(reasonFolder, "%s is inside the folder that is to be installed", dest)
 	}
-	names, err := g.list(ctx, dir)
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
+	var names []string
+	_, err := exec.LookPath(g.command)
+	if err == nil {
+		names, err = g.list(ctx, dir, filepath.Dir(dest))
+	} else {
+		names, err = walk(ctx, dir, limits)
 	}
-	if err != nil || len(names) == 0 {
-		// No work tree, no git, or a folder that its work tree ignores as a whole.
-		if names, err = walk(ctx, dir, limits); err != nil {
-			return nil, err
-		}
+	if err != nil {
+		return nil, err
 	}
 	from, err := os.OpenRoot(dir)
 	if err != nil {

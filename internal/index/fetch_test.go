@@ -398,7 +398,8 @@ func TestFetchFolder(t *testing.T) {
 		}
 		revisions[tree.Revision] = true
 	}
-	check("no-such-git")
+	_, err := fetch(t, dir, &FetchOptions{Git: "no-such-git"})
+	wantFailed(t, err, reasonGitMissing, ".gitignore")
 	check("git")
 	gitRun(t, dir, "init", "-q")
 	check("git") // untracked files are taken as well
@@ -421,6 +422,28 @@ func TestFetchFolder(t *testing.T) {
 	check("git")
 	if len(revisions) != 2 {
 		t.Errorf("a removed file leaves the revision: %v", revisions)
+	}
+}
+
+// TestFetchFolderWithoutGit: what git has no rules for needs no git.
+func TestFetchFolderWithoutGit(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "weather")
+	write(t, dir, indexFiles)
+	write(t, dir, map[string]string{"pkg/__pycache__/a.pyc": "", ".venv/bin/python": "", ".git/config": ""})
+	tree, err := fetch(t, dir, &FetchOptions{Git: "no-such-git"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(indexNames(), tree.Files); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	with, err := fetch(t, dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if with.Revision != tree.Revision {
+		t.Errorf("with git the revision is %s, without %s", with.Revision, tree.Revision)
 	}
 }
 
@@ -546,44 +569,6 @@ func TestGitsOwnReason(t *testing.T) {
 				if strings.Contains(err.Error(), part) {
 					t.Errorf("%v\nwant no %q in it", err, part)
 				}
-			}
-		})
-	}
-}
-
-// TestIgnoreAgreesWithGit holds our reading of .gitignore to git's own.
-func TestIgnoreAgreesWithGit(t *testing.T) {
-	t.Parallel()
-	names := []string{
-		"a", "b.log", "dir/a", "dir/b.log", "dir/sub/c.txt", "dir/sub/deep/d.txt", "x/dir/e", "[x]", "a b", "sp ", "#hash", "!bang",
-		"foo/bar/baz", "foo/baz", "q1.txt", "q12.txt", "abc.o", "back/slash", "lib/keep/me", "lib/drop/me", "A.LOG", "star*",
-		"z/foo/bar/k", "foo/bar.c", "plus+", "(paren)", "nested/.hidden", "a.b.c",
-	}
-	for i, rules := range []string{
-		"*.log", "dir", "dir/", "/dir", "dir/sub", "sub/", "**/sub", "dir/**", "dir/**/d.txt", "foo/**/baz", "q?.txt", "[a-c]*", "[!a]*", "a*\n!a b",
-		"*\n!*/\n!*.txt", "lib/*\n!lib/keep", "lib\n!lib/keep/me", `\#hash` + "\n" + `\!bang`, "sp\\ ", "a b  ", "/*\n!/foo", "**", "*", "**/", "foo/*.c", "star\\*",
-		"foo/bar/", "bar", "/foo/bar", "plus+", "(paren)", ".hidden", "a.b", "[", "[x]", "\\[x\\]", "# only a comment\n\n", "dir\r\nb.log\r\n", "*/a", "x/**/e", "***", "a**c", "[]x]", "[^a]", "[a", "[a\\]b]", "[!]]",
-	} {
-		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			gitRun(t, dir, "init", "-q")
-			for _, name := range names {
-				write(t, dir, map[string]string{name: "x"})
-			}
-			write(t, dir, map[string]string{".gitignore": rules})
-			want := strings.Split(strings.TrimSuffix(gitRun(t, dir, "-c", "core.quotePath=false", "ls-files", "-o", "-z", "--exclude-standard"), "\x00"), "\x00")
-			slices.Sort(want)
-			got, err := walk(t.Context(), dir, Limits{Files: 1000})
-			if err != nil {
-				t.Fatal(err)
-			}
-			slices.Sort(got)
-			if len(want) == 1 && want[0] == "" {
-				want = nil
-			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("rules %q: files (-git +ours):\n%s", rules, diff)
 			}
 		})
 	}

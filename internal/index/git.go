@@ -157,11 +157,23 @@ func unreachable(location string, err error) error {
 		WithDetail("stderr", ge.stderr).WithDetail("repository", location)
 }
 
-// list returns the files of a folder inside a work tree that are tracked or not
-// ignored. It fails where there is no work tree or no git.
-func (g git) list(ctx context.Context, dir string) ([]string, error) {
-	out, err := g.output(ctx, dir, nil, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", ".")
-	if err != nil {
+// list returns the files of a folder that are tracked or not ignored. Where no
+// work tree has any, the folder is read as that of an empty repository, which is
+// made below temp.
+func (g git) list(ctx context.Context, dir, temp string) ([]string, error) {
+	list := []string{"ls-files", "-z", "--others", "--exclude-standard"}
+	out, err := g.output(ctx, dir, nil, append(slices.Clone(list), "--cached", "--", ".")...)
+	var ge *gitError
+	if errors.As(err, &ge) || err == nil && len(out) == 0 {
+		store, err := g.newStore(ctx, temp)
+		if err != nil {
+			return nil, err
+		}
+		defer os.RemoveAll(store)
+		if out, err = g.output(ctx, dir, nil, append([]string{"--git-dir=" + store, "--work-tree=."}, list...)...); err != nil {
+			return nil, internalGit(err)
+		}
+	} else if err != nil {
 		return nil, err
 	}
 	var names []string
@@ -171,6 +183,19 @@ func (g git) list(ctx context.Context, dir string) ([]string, error) {
 		}
 	}
 	return names, nil
+}
+
+// newStore makes an empty repository without a work tree.
+func (g git) newStore(ctx context.Context, temp string) (string, error) {
+	store, err := os.MkdirTemp(temp, ".fetch-*")
+	if err != nil {
+		return "", failed(reasonFolder, "no temporary folder: %w", err)
+	}
+	if _, err := g.output(ctx, store, nil, "init", "-q", "--bare", "--template=", "."); err != nil {
+		_ = os.RemoveAll(store)
+		return "", internalGit(err)
+	}
+	return store, nil
 }
 
 var (
@@ -189,14 +214,11 @@ func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, re
 	if err != nil {
 		return nil, err
 	}
-	store, err := os.MkdirTemp(filepath.Dir(dest), ".fetch-*")
+	store, err := g.newStore(ctx, filepath.Dir(dest))
 	if err != nil {
-		return nil, failed(reasonFolder, "no temporary folder: %w", err)
+		return nil, err
 	}
 	defer os.RemoveAll(store)
-	if _, err := g.output(ctx, store, nil, "init", "-q", "--bare", "--template=", "."); err != nil {
-		return nil, internalGit(err)
-	}
 	commit, err := g.bring(ctx, store, location, header, ref, rev, refs)
 	if err != nil {
 		return nil, err
