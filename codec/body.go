@@ -20,7 +20,10 @@ import (
 // The error is invalid_request or protocol_error, with started:false, and says
 // what is wrong in the protocol's words. It has no origin.
 func ParseBody(h Header, body []byte, into any) *toolmesh.Error {
-	err := h.checkVersion()
+	fields, err := h.fields()
+	if err == nil {
+		err = checkVersion(fields)
+	}
 	if err == nil {
 		err = readBody(body, into)
 	}
