@@ -2,6 +2,7 @@ package tool
 
 import (
 	"bytes"
+	"cmp"
 	"encoding"
 	"encoding/json"
 	"fmt"
@@ -12,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/google/uuid"
 )
@@ -162,13 +162,11 @@ func (in *inference) count(t reflect.Type, where string) error {
 }
 
 func validKey(t reflect.Type) bool {
-	switch t.Kind() {
-	case reflect.String, reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
-		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr:
-		return true
-	}
-	return t.Implements(reflect.TypeFor[encoding.TextMarshaler]())
+	return t.Kind() == reflect.String || wholeKind(t.Kind()) || t.Implements(reflect.TypeFor[encoding.TextMarshaler]())
 }
+
+// wholeKind says whether a kind is one of the integers, which stand together.
+func wholeKind(k reflect.Kind) bool { return k >= reflect.Int && k <= reflect.Uintptr }
 
 func indirect(t reflect.Type) reflect.Type {
 	for t.Kind() == reflect.Pointer && t.Name() == "" {
@@ -321,59 +319,25 @@ type field struct {
 	description string
 	optional    bool
 	quoted      bool // the json tag's "string" option
-	tagged      bool
-	depth       int
+	rank        int  // of fields of one name the least counts: the shallowest, of these a tagged one
+	place       int
 }
 
 // jsonFields returns the fields of a struct as encoding/json sees them: embedded
 // structs flattened, a shallower or tagged field before a deeper one, clashes
 // dropped.
 func jsonFields(t reflect.Type) []field {
-	var all []field
-	collectFields(t, 0, false, map[reflect.Type]bool{}, &all)
-	byName := map[string][]int{}
-	for i, f := range all {
-		byName[f.name] = append(byName[f.name], i)
-	}
-	var fields []field
-	for i, f := range all {
-		if dominant(all, byName[f.name]) == i {
-			fields = append(fields, f)
-		}
-	}
-	return fields
+	all := collectFields(nil, t, 0, false, map[reflect.Type]bool{})
+	return slices.DeleteFunc(slices.Clone(all), func(f field) bool {
+		return slices.ContainsFunc(all, func(other field) bool {
+			return other.name == f.name && other.place != f.place && other.rank <= f.rank
+		})
+	})
 }
 
-// dominant returns which of the fields of one name counts, -1 if none does: the
-// shallowest, of these a tagged one, if it is alone.
-func dominant(all []field, same []int) int {
-	rank := func(i int) int {
-		if all[i].tagged {
-			return 2 * all[i].depth
-		}
-		return 2*all[i].depth + 1
-	}
-	slices.SortStableFunc(same, func(a, b int) int { return rank(a) - rank(b) })
-	if len(same) > 1 && rank(same[0]) == rank(same[1]) {
-		return -1
-	}
-	return same[0]
-}
-
-// validName reports whether encoding/json takes a name from a tag; it goes by the
-// field's own if not.
-func validName(name string) bool {
-	for _, c := range name {
-		if !strings.ContainsRune("!#$%&()*+-./:;<=>?@[]^_{|}~ ", c) && !unicode.IsLetter(c) && !unicode.IsDigit(c) {
-			return false
-		}
-	}
-	return true
-}
-
-func collectFields(t reflect.Type, depth int, optional bool, open map[reflect.Type]bool, all *[]field) {
+func collectFields(all []field, t reflect.Type, depth int, optional bool, open map[reflect.Type]bool) []field {
 	if open[t] {
-		return
+		return all
 	}
 	open[t] = true
 	defer delete(open, t)
@@ -384,44 +348,33 @@ func collectFields(t reflect.Type, depth int, optional bool, open map[reflect.Ty
 			continue
 		}
 		name, options, _ := strings.Cut(tag, ",")
-		if !validName(name) {
-			name = ""
-		}
 		base := sf.Type
 		pointer := base.Kind() == reflect.Pointer
 		if pointer {
 			base = base.Elem()
 		}
-		if sf.Anonymous {
-			if !sf.IsExported() && base.Kind() != reflect.Struct {
-				continue
-			}
-			if name == "" && base.Kind() == reflect.Struct && known(base) == nil {
-				// The fields of an embedded pointer are absent when it is nil.
-				collectFields(base, depth+1, optional || pointer, open, all)
-				continue
-			}
+		if sf.Anonymous && name == "" && base.Kind() == reflect.Struct && known(base) == nil {
+			// The fields of an embedded pointer are absent when it is nil.
+			all = collectFields(all, base, depth+1, optional || pointer, open)
+			continue
 		}
 		if !sf.IsExported() {
 			continue
 		}
-		f := field{name: name, typ: sf.Type, description: sf.Tag.Get("jsonschema"), tagged: name != "", depth: depth, optional: optional}
+		f := field{name: cmp.Or(name, sf.Name), typ: sf.Type, description: sf.Tag.Get("jsonschema"), optional: optional, rank: 2 * depth, place: len(all)}
 		if name == "" {
-			f.name = sf.Name
+			f.rank++
 		}
 		for option := range strings.SplitSeq(options, ",") {
 			switch option {
 			case "omitempty", "omitzero":
 				f.optional = true
 			case "string":
-				switch base.Kind() {
-				case reflect.Bool, reflect.String, reflect.Float32, reflect.Float64,
-					reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
-					reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr:
-					f.quoted = true
-				}
+				k := base.Kind()
+				f.quoted = k == reflect.Bool || k == reflect.String || wholeKind(k) || k == reflect.Float32 || k == reflect.Float64
 			}
 		}
-		*all = append(*all, f)
+		all = append(all, f)
 	}
+	return all
 }

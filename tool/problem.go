@@ -167,8 +167,6 @@ func (c *collector) collect(e *jsonschema.ValidationError) {
 		put(plural("at least", k.Want, "item"), strconv.Itoa(k.Got), "%s must have %s, but has %d", name(at), plural("at least", k.Want, "item"), k.Got)
 	case *fault.MaxItems:
 		put(plural("at most", k.Want, "item"), strconv.Itoa(k.Got), "%s must have %s, but has %d", name(at), plural("at most", k.Want, "item"), k.Got)
-	case *fault.AdditionalItems:
-		put("fewer items", plural("", k.Count, "item")+" more", "%s has %d items too many", name(at), k.Count)
 	case *fault.UniqueItems:
 		put("items that differ", "equal items", "%s has equal items at %d and %d", name(at), k.Duplicates[0], k.Duplicates[1])
 	case *fault.MinProperties:
@@ -190,10 +188,6 @@ func (c *collector) collect(e *jsonschema.ValidationError) {
 		}
 	case *fault.Not:
 		put("another value", c.show(e.InstanceLocation), "%s must not be %s", name(at), c.show(e.InstanceLocation))
-	case *fault.Contains, *fault.MinContains, *fault.MaxContains:
-		put("other items", c.show(e.InstanceLocation), "%s: %s", name(at), e.ErrorKind.LocalizedString(english))
-	case *fault.InvalidJsonValue:
-		put("a JSON value", "something else", "%s is no JSON value", name(at))
 	default: // groups: schema, $ref, allOf
 		if len(e.Causes) == 0 {
 			put("a value that fits the schema", c.show(e.InstanceLocation), "%s: %s", name(at), e.ErrorKind.LocalizedString(english))
