@@ -46,7 +46,7 @@ func (c *Chunk) Encode(rpc subjects.RPCID, epoch string) (Header, []byte) {
 	}
 	h.Set(HeaderCount, strconv.FormatInt(c.Count, 10))
 	if c.Type == ChunkError {
-		return h, mustMarshal(c.Err)
+		return h, mustMarshal(sendable(c.Err))
 	}
 	return h, nil
 }
@@ -86,8 +86,11 @@ func malformedChunk(name, value string) error {
 // Envelope renders the chunk for a stream of the envelope form.
 func (c *Chunk) Envelope(r *Request) []byte {
 	m := streamChunk{Type: typeChunk, RPCID: r.echoID(), ChunkType: string(c.Type), Seq: c.Seq, Data: c.Data}
-	if c.Type == ChunkData && len(c.Data) == 0 {
+	switch {
+	case c.Type == ChunkData && len(c.Data) == 0:
 		m.Data = jsonNull
+	case c.Type == ChunkData && !json.Valid(c.Data):
+		m.ChunkType, m.Data, m.Error = string(ChunkError), nil, withType(notJSON())
 	}
 	if c.Err != nil {
 		m.Error = withType(c.Err)

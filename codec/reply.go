@@ -2,6 +2,7 @@ package codec
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"strconv"
 	"strings"
@@ -145,7 +146,10 @@ func (r *Request) Result(id *Identity, result json.RawMessage, load Load) (Heade
 	if len(result) == 0 {
 		result = jsonNull
 	}
-	if r.Form != FormPlain {
+	switch {
+	case r.Form != FormPlain && !json.Valid(result):
+		return r.Failure(id, notJSON(), load)
+	case r.Form != FormPlain:
 		return nil, mustMarshal(response{Type: r.responseType(), RPCID: r.echoID(), Status: "ok", Result: result})
 	}
 	return id.withLoad(r, load), result
@@ -169,11 +173,8 @@ func (r *Request) Failure(id *Identity, err *toolmesh.Error, load Load) (Header,
 // withType gives readers of the envelope's older error object the type that
 // they expect: the exception's class, else the code.
 func withType(err *toolmesh.Error) *toolmesh.Error {
-	if err.Type != "" {
-		return err
-	}
-	c := *err
-	c.Type = string(err.Code)
+	c := *sendable(err)
+	c.Type = cmp.Or(c.Type, string(c.Code))
 	return &c
 }
 
@@ -218,7 +219,7 @@ type errorBody struct {
 }
 
 // ErrorBody renders {"error":{…}}.
-func ErrorBody(err *toolmesh.Error) []byte { return mustMarshal(errorBody{err}) }
+func ErrorBody(err *toolmesh.Error) []byte { return mustMarshal(errorBody{sendable(err)}) }
 
 // ErrorReply renders a failure outside of any call: what a registry or
 // administrative request is answered with.
@@ -247,50 +248,32 @@ func (r *Request) KeepaliveHeader(id *Identity, high int64) Header {
 	return h
 }
 
-// mustMarshal renders a message. Two things in one are not ours and may fail:
-// an error's details and a result or item that is not JSON. Then the details
-// are left out, and the result becomes a failure.
+// mustMarshal renders a message of ours. What in it comes from others has been
+// looked at: results by json.Valid, errors by [sendable].
 func mustMarshal(v any) []byte {
-	data, err := marshal(v)
-	if err != nil {
-		data, _ = marshal(stripped(v, err))
-	}
-	return data
-}
-
-func marshal(v any) ([]byte, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)
-	err := enc.Encode(v)
-	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), err
+	_ = enc.Encode(v)
+	return bytes.TrimSuffix(buf.Bytes(), []byte("\n"))
 }
 
-// stripped returns the message without what could not be rendered because of
-// err.
-func stripped(v any, err error) any {
-	bare := func(e *toolmesh.Error) *toolmesh.Error {
-		if e == nil {
-			return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned what is not JSON: %v", err)
-		}
-		c := *e
-		c.Details = nil
-		return &c
+// sendable is an error without details that are not JSON.
+func sendable(err *toolmesh.Error) *toolmesh.Error {
+	if err == nil {
+		return nil
 	}
-	switch m := v.(type) {
-	case *toolmesh.Error:
-		return bare(m)
-	case errorBody:
-		m.Error = bare(m.Error)
-		return m
-	case response:
-		m.Status, m.Result, m.Error = "error", nil, withType(bare(m.Error))
-		return m
-	case streamChunk:
-		m.ChunkType, m.Data, m.Error = string(ChunkError), nil, withType(bare(m.Error))
-		return m
+	if _, failed := json.Marshal(err.Details); failed == nil {
+		return err
 	}
-	return v
+	c := *err
+	c.Details = nil
+	return &c
+}
+
+// notJSON is the failure of a call whose result or item is not JSON.
+func notJSON() *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned what is not JSON")
 }
 
 // Reply is one message that a caller got on its reply subject, in the plain
