@@ -26,21 +26,17 @@ const (
 
 // subscribeAdmin takes administrative requests: to any agent, and to this node.
 func (a *Agent) subscribeAdmin() error {
-	nc := a.bus.Conn()
 	own, err := subjects.NodeAdmins(a.opts.Node)
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
-	any, err := nc.QueueSubscribe(subjects.AllAdmin, subjects.QueueGroup, a.admin)
-	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "administrative requests cannot be subscribed: %w", err)
+	for subject, queue := range map[string]string{subjects.AllAdmin: subjects.QueueGroup, own: ""} {
+		sub, err := a.bus.Conn().QueueSubscribe(subject, queue, a.admin)
+		if err != nil {
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "administrative requests cannot be subscribed: %w", err)
+		}
+		a.subs = append(a.subs, sub)
 	}
-	a.subs = append(a.subs, any)
-	directed, err := nc.Subscribe(own, a.admin)
-	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "administrative requests cannot be subscribed: %w", err)
-	}
-	a.subs = append(a.subs, directed)
 	return nil
 }
 
@@ -90,8 +86,7 @@ func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, m *nats.Msg,
 	if directed := s.Verb == verbDrain || s.Verb == verbLabel; directed && s.Kind != subjects.KindNodeAdmin {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s is asked of one node", s.Verb)
 	}
-	switch s.Verb {
-	case verbInstall:
+	if s.Verb == verbInstall {
 		var req deploy.Request
 		if err := bus.ReadRequest(m, &req); err != nil {
 			return nil, err
@@ -102,27 +97,21 @@ func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, m *nats.Msg,
 			}
 			r.line(l)
 		})
+	}
+	var req struct {
+		Name    subjects.IndexName `json:"name"`    // of uninstall
+		Session subjects.SessionID `json:"session"` // of uninstall
+		Labels  map[string]string  `json:"labels"`  // of label
+	}
+	if err := bus.ReadRequest(m, &req); err != nil {
+		return nil, err
+	}
+	switch s.Verb {
 	case verbUninstall:
-		var req struct {
-			Name    subjects.IndexName `json:"name"`
-			Session subjects.SessionID `json:"session"`
-		}
-		if err := bus.ReadRequest(m, &req); err != nil {
-			return nil, err
-		}
 		return map[string]any{"index": req.Name}, a.deploy.Uninstall(ctx, req.Name, req.Session)
 	case verbDrain:
-		if err := bus.ReadRequest(m, &struct{}{}); err != nil {
-			return nil, err
-		}
 		return map[string]any{"node": a.opts.Node, "state": "draining"}, a.host.Drain(ctx)
 	case verbLabel:
-		var req struct {
-			Labels map[string]string `json:"labels"`
-		}
-		if err := bus.ReadRequest(m, &req); err != nil {
-			return nil, err
-		}
 		return map[string]any{"node": a.opts.Node}, a.host.Label(ctx, req.Labels)
 	default:
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is no administrative request %q: install, uninstall, drain, label", s.Verb)
@@ -179,9 +168,7 @@ func (r *adminReply) send(header nats.Header, data []byte) error {
 // alive tells a caller that asked for keepalives which node has the request,
 // before there is anything to say of it. The header tells it from the end.
 func (r *adminReply) alive() {
-	if err := r.send(nats.Header{codec.HeaderKeepalive: {"1"}}, nil); err != nil {
-		r.a.log.Warn("administrative answer not sent", slog.String("error", err.Error()))
-	}
+	r.sent(r.send(nats.Header{codec.HeaderKeepalive: {"1"}}, nil))
 }
 
 func (r *adminReply) line(v any) {
@@ -196,9 +183,7 @@ func (r *adminReply) line(v any) {
 			return
 		}
 	}
-	if err != nil {
-		r.a.log.Warn("administrative answer not sent", slog.String("error", err.Error()))
-	}
+	r.sent(err)
 }
 
 func (r *adminReply) fail(err error) {
@@ -210,10 +195,15 @@ func (r *adminReply) fail(err error) {
 		e = e.WithStarted(toolmesh.StartedNo) // it was found before anything began
 	}
 	header, body := codec.ErrorReply(e)
-	if err := r.send(nats.Header(header), body); err != nil {
+	r.sent(r.send(nats.Header(header), body))
+	r.end()
+}
+
+// sent logs that a message was not sent, if so.
+func (r *adminReply) sent(err error) {
+	if err != nil {
 		r.a.log.Warn("administrative answer not sent", slog.String("error", err.Error()))
 	}
-	r.end()
 }
 
 func (r *adminReply) end() { _ = r.send(nil, nil) }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -8,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
@@ -79,7 +81,7 @@ type Agent struct {
 
 	instances openInstances
 	published published
-	noticed   noticed
+	noticed   chan struct{} // of capacity 1: an instance is to be published again
 
 	mu        sync.Mutex
 	executor  *executor.Executor
@@ -98,21 +100,13 @@ type Agent struct {
 // New makes an agent on a connection, which it leaves open, with its files below
 // dir. The caller sees to it that dir has no second user. Start it.
 func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
-	var o Options
-	if opts != nil {
-		o = *opts
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if o.Sandbox == "" {
-		o.Sandbox = string(tool.SandboxGuard)
-	}
+	o := *cmp.Or(opts, &Options{})
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.Sandbox = cmp.Or(o.Sandbox, string(tool.SandboxGuard))
+	o.Node = cmp.Or(o.Node, subjects.NodeID("agent-"+uuid.NewString()[:8]))
+	o.EnvironmentAge = cmp.Or(o.EnvironmentAge, environmentAge)
 	if _, err := tool.ParseSandbox(o.Sandbox); err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "agent.Options.Sandbox: %w", err)
-	}
-	if o.EnvironmentAge <= 0 {
-		o.EnvironmentAge = environmentAge
 	}
 	sessions, err := registry.NewSessions(o.SessionPolicy)
 	if err != nil {
@@ -122,16 +116,13 @@ func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the data folder %q cannot be made absolute: %w", dir, err)
 	}
-	if o.Node == "" {
-		o.Node = "agent-" + subjects.NodeID(randomEnd())
-	}
 	b, err := bus.New(nc, &bus.Options{Logger: o.Logger})
 	if err != nil {
 		return nil, err
 	}
 	a := &Agent{opts: o, dir: dir, log: o.Logger, bus: b, sessions: sessions, done: make(chan struct{})}
 	a.instances.open, a.published.by = map[*instance]struct{}{}, map[place]*instance{}
-	a.noticed.which, a.noticed.wake = map[*instance]struct{}{}, make(chan struct{}, 1)
+	a.noticed = make(chan struct{}, 1)
 	a.base, a.end = context.WithCancel(context.Background())
 	return a, nil
 }

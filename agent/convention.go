@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"unicode"
@@ -31,32 +30,6 @@ func functionsOf(m *index.Manifest, names []string) []string {
 	return functions
 }
 
-// served are the functions that have been imported, by the names of the tools
-// that they are.
-func (i *instance) served() []executor.Tool {
-	var all []executor.Tool
-	for _, t := range i.index.Tools() {
-		for _, name := range i.namesOf(t.Name) {
-			t.Name = name
-			all = append(all, t)
-		}
-	}
-	return all
-}
-
-// lost are the functions that are not served, as served names them.
-func (i *instance) lost() []executor.Unavailable {
-	var all []executor.Unavailable
-	for _, u := range i.index.Unavailable() {
-		u.Reason = i.missing(u.Reason)
-		for _, name := range i.namesOf(u.Name) {
-			u.Name = name
-			all = append(all, u)
-		}
-	}
-	return all
-}
-
 // namesOf are the tools that are a function, without those that are known to be
 // unavailable already.
 func (i *instance) namesOf(function string) []string {
@@ -81,17 +54,7 @@ func (i *instance) missing(reason string) string {
 func (i *instance) sort() {
 	at := func(id subjects.ToolID) int { return slices.Index(i.build.Manifest.Tools, id.Local()) }
 	slices.SortStableFunc(i.tools, func(a, b host.Tool) int { return at(a.Descriptor.ID) - at(b.Descriptor.ID) })
-	slices.SortStableFunc(i.ids, func(a, b subjects.ToolID) int { return at(a) - at(b) })
 	slices.SortStableFunc(i.unavailable, func(a, b deploy.Unavailable) int { return at(a.ID) - at(b.ID) })
-}
-
-// close ends what runs for the instance.
-func (i *instance) close(ctx context.Context) error {
-	var first error
-	if i.index != nil {
-		first = i.index.Close(ctx)
-	}
-	return errors.Join(first, i.closeCommands(ctx))
 }
 
 func (i *instance) closeCommands(ctx context.Context) error {
@@ -119,25 +82,18 @@ func (i *instance) openCommands(env *executor.Env, usable []string, vars map[str
 				return err
 			}
 		}
-		unavailable := func(reason string) {
-			i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, name), Reason: reason})
-		}
-		if reason := i.commands.Missing(c.Program); reason != "" {
-			unavailable(reason)
-			continue
-		}
+		reason := i.commands.Missing(c.Program)
 		d, err := i.build.Manifest.Descriptor(ref, name, introspected(c))
-		if err != nil {
-			unavailable(toolmesh.AsError(err).Message)
+		if reason == "" && err != nil {
+			reason = toolmesh.AsError(err).Message
+		}
+		if reason == "" && d.Annotations.Sandbox != "" {
+			reason = i.a.executor.Lacks(d.Annotations.Sandbox)
+		}
+		if reason != "" {
+			i.lose(name, reason)
 			continue
 		}
-		if level := d.Annotations.Sandbox; level != "" {
-			if reason := i.a.executor.Lacks(level); reason != "" {
-				unavailable(reason)
-				continue
-			}
-		}
-		i.ids = append(i.ids, d.ID)
 		i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &commandTool{
 			i: i, c: c, name: name, sandbox: d.Annotations.Sandbox, limits: d.Annotations.Limits, vars: varsOf(i.build, name),
 		}})

@@ -45,14 +45,20 @@ func (p *published) instead(at place, do func() error) error {
 	return do()
 }
 
-// again publishes i once more, if it is what is served.
-func (p *published) again(ctx context.Context, h *host.Host, i *instance) error {
+// again publishes once more what is served and has other notices than before.
+func (p *published) again(ctx context.Context, h *host.Host, log *slog.Logger) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.by[i.place()] != i {
-		return nil
+	for _, i := range p.by {
+		if !i.noticed.Swap(false) {
+			continue
+		}
+		attempt, cancel := context.WithTimeout(ctx, noticeWait)
+		if err := h.Publish(attempt, i.service()); err != nil && ctx.Err() == nil {
+			log.Warn("a tool's quarantine is not in the registry", slog.String("index", string(i.build.Name)), slog.Any("error", err))
+		}
+		cancel()
 	}
-	return h.Publish(ctx, i.service())
 }
 
 // noticeWait bounds how long a notice takes to be published.
@@ -68,32 +74,11 @@ func (i *instance) quarantined(function, reason string) {
 		i.notices[function] = reason
 	}
 	i.noticesMu.Unlock()
-	i.a.noticed.add(i)
-}
-
-// noticed are the instances that are to be published again.
-type noticed struct {
-	mu    sync.Mutex
-	which map[*instance]struct{}
-	wake  chan struct{} // capacity 1
-}
-
-func (n *noticed) add(i *instance) {
-	n.mu.Lock()
-	n.which[i] = struct{}{}
-	n.mu.Unlock()
+	i.noticed.Store(true)
 	select {
-	case n.wake <- struct{}{}:
+	case i.a.noticed <- struct{}{}:
 	default:
 	}
-}
-
-func (n *noticed) take() map[*instance]struct{} {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	all := n.which
-	n.which = map[*instance]struct{}{}
-	return all
 }
 
 // publishNotices publishes instances whose notices have changed, until the agent
@@ -101,14 +86,8 @@ func (n *noticed) take() map[*instance]struct{} {
 func (a *Agent) publishNotices() {
 	for {
 		select {
-		case <-a.noticed.wake:
-			for i := range a.noticed.take() {
-				ctx, cancel := context.WithTimeout(a.base, noticeWait)
-				if err := a.published.again(ctx, a.host, i); err != nil && a.base.Err() == nil {
-					a.log.Warn("a tool's quarantine is not in the registry", slog.String("index", string(i.build.Name)), slog.Any("error", err))
-				}
-				cancel()
-			}
+		case <-a.noticed:
+			a.published.again(a.base, a.host, a.log)
 		case <-a.base.Done():
 			return
 		}

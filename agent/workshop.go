@@ -2,15 +2,15 @@ package agent
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
@@ -249,33 +249,42 @@ type instance struct {
 	index       *executor.Index // nil for an index of commands alone
 	commands    *program.Runner // nil for an index without commands
 	tools       []host.Tool
-	ids         []subjects.ToolID
 	unavailable []deploy.Unavailable
 	known       map[subjects.ToolID]*tool.Descriptor // of what is unavailable, from its import or else its source
 
 	noticesMu sync.Mutex
 	notices   map[string]string // of functions: what callers have to expect
+	noticed   atomic.Bool       // they have changed since they were published
 }
 
-// describe merges what the import found with what the manifest says.
+// describe merges what the import found with what the manifest says: a function may
+// be several tools.
 func (i *instance) describe() {
 	ref := tool.IndexRef{Name: i.build.Name, Revision: i.build.Revision}
-	for _, t := range i.served() {
+	for _, t := range i.index.Tools() {
 		code := codeOf(t, tool.SourceImport)
-		d, err := i.build.Manifest.Descriptor(ref, t.Name, code)
-		if err != nil {
-			if d, err := i.build.Manifest.Described(ref, t.Name, code); err == nil {
+		for _, name := range i.namesOf(t.Name) {
+			d, err := i.build.Manifest.Descriptor(ref, name, code)
+			if err == nil {
+				i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}})
+				continue
+			}
+			i.lose(name, toolmesh.AsError(err).Message)
+			if d, err := i.build.Manifest.Described(ref, name, code); err == nil {
 				i.known[d.ID] = d
 			}
-			i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, t.Name), Reason: toolmesh.AsError(err).Message})
-			continue
 		}
-		i.ids = append(i.ids, d.ID)
-		i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: i.build.Manifest.Function(t.Name)}})
 	}
-	for _, u := range i.lost() {
-		i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, u.Name), Reason: u.Reason})
+	for _, u := range i.index.Unavailable() {
+		for _, name := range i.namesOf(u.Name) {
+			i.lose(name, i.missing(u.Reason))
+		}
 	}
+}
+
+// lose notes that a declared tool is not served.
+func (i *instance) lose(name, reason string) {
+	i.unavailable = append(i.unavailable, deploy.Unavailable{ID: toolID(i.build.Name, name), Reason: reason})
 }
 
 func (i *instance) service() host.Service {
@@ -295,7 +304,13 @@ func (i *instance) service() host.Service {
 func (i *instance) Build() deploy.Build { return i.build }
 
 // Tools implements [deploy.Instance].
-func (i *instance) Tools() []subjects.ToolID { return i.ids }
+func (i *instance) Tools() []subjects.ToolID {
+	ids := make([]subjects.ToolID, len(i.tools))
+	for n, t := range i.tools {
+		ids[n] = t.Descriptor.ID
+	}
+	return ids
+}
 
 // Unavailable implements [deploy.Instance].
 func (i *instance) Unavailable() []deploy.Unavailable { return i.unavailable }
@@ -306,7 +321,11 @@ func (i *instance) Close(ctx context.Context) error {
 	delete(i.a.instances.open, i)
 	i.a.instances.Unlock()
 	defer i.a.executor.Release(i.env) // its processes have ended
-	return i.close(ctx)
+	var err error
+	if i.index != nil {
+		err = i.index.Close(ctx)
+	}
+	return errors.Join(err, i.closeCommands(ctx))
 }
 
 // pythonTool is one Python function as a [host.Handler].
@@ -374,10 +393,4 @@ func (s *pythonSink) Log(r output.Record) {
 		attrs = append(attrs, slog.String("fields", string(r.Fields)))
 	}
 	s.log.LogAttrs(context.Background(), level, "tool output", attrs...)
-}
-
-func randomEnd() string {
-	var b [4]byte
-	_, _ = rand.Read(b[:])
-	return hex.EncodeToString(b[:])
 }

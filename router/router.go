@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"iter"
@@ -49,12 +50,28 @@ type Options struct {
 	Logger *slog.Logger
 }
 
+// caller makes the calls of a [Router] or a [Session].
+type caller struct{ client *client.Client }
+
+// Call runs a tool; see [client.Client.Call].
+func (c caller) Call(ctx context.Context, id subjects.ToolID, args any, opts ...client.CallOption) (*client.Result, error) {
+	return c.client.Call(ctx, id, args, opts...)
+}
+
+// Stream calls a tool and yields its items; see [client.Client.Stream].
+func (c caller) Stream(ctx context.Context, id subjects.ToolID, args any, opts ...client.CallOption) iter.Seq2[client.Chunk, error] {
+	return c.client.Stream(ctx, id, args, opts...)
+}
+
+// Client is what makes the calls, for what else it can do.
+func (c caller) Client() *client.Client { return c.client }
+
 // Router is one member of the mesh. Its methods may be called concurrently.
 type Router struct {
-	opts   Options
-	log    *slog.Logger
-	bus    *bus.Bus
-	client *client.Client
+	caller
+	opts Options
+	log  *slog.Logger
+	bus  *bus.Bus
 
 	mu        sync.Mutex // guards what follows, and joining
 	host      *host.Host
@@ -72,19 +89,10 @@ type Router struct {
 // New makes a router on a connection, which it leaves open. Nothing is sent
 // before it is used; [Router.Start] joins the mesh at once. Close it.
 func New(nc *nats.Conn, opts *Options) (*Router, error) {
-	var o Options
-	if opts != nil {
-		o = *opts
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if o.Service == "" {
-		o.Service = "mesh-router"
-	}
-	if o.Node == "" {
-		o.Node = subjects.NodeID("router-" + uuid.NewString()[:8])
-	}
+	o := *cmp.Or(opts, &Options{})
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.Service = cmp.Or(o.Service, "mesh-router")
+	o.Node = cmp.Or(o.Node, subjects.NodeID("router-"+uuid.NewString()[:8]))
 	policy, err := registry.NewSessions(o.SessionPolicy)
 	if err != nil {
 		return nil, err
@@ -99,7 +107,7 @@ func New(nc *nats.Conn, opts *Options) (*Router, error) {
 		return nil, err
 	}
 	return &Router{
-		opts: o, log: o.Logger, bus: b, client: c, store: registry.NewStore(b), policy: policy,
+		opts: o, log: o.Logger, bus: b, caller: caller{c}, store: registry.NewStore(b), policy: policy,
 	}, nil
 }
 
@@ -202,19 +210,6 @@ func (r *Router) handle(index subjects.IndexName, session subjects.SessionID, na
 	}
 	return h.HandleIn(index, session, name, handler, opts...)
 }
-
-// Call runs a tool; see [client.Client.Call].
-func (r *Router) Call(ctx context.Context, id subjects.ToolID, args any, opts ...client.CallOption) (*client.Result, error) {
-	return r.client.Call(ctx, id, args, opts...)
-}
-
-// Stream calls a tool and yields its items; see [client.Client.Stream].
-func (r *Router) Stream(ctx context.Context, id subjects.ToolID, args any, opts ...client.CallOption) iter.Seq2[client.Chunk, error] {
-	return r.client.Stream(ctx, id, args, opts...)
-}
-
-// Client is the router's client, for what else it can do.
-func (r *Router) Client() *client.Client { return r.client }
 
 // View is what the router knows of the mesh: nodes, indexes and sessions. It
 // joins the mesh if that has not happened yet.

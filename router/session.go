@@ -1,16 +1,15 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"iter"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
@@ -30,19 +29,16 @@ type SessionOptions struct {
 
 // Session is a namespace of tools that this router created or joined.
 type Session struct {
-	client *client.Client
-	r      *Router
-	id     subjects.SessionID
-	epoch  string // of the session that CreateSession made; empty: any of the name
+	caller
+	r     *Router
+	id    subjects.SessionID
+	epoch string // of the session that CreateSession made; empty: any of the name
 }
 
 // CreateSession creates a session. A name that is in use is invalid_request; a
 // name that was used before is a new session all the same.
 func (r *Router) CreateSession(ctx context.Context, opts *SessionOptions) (*Session, error) {
-	var o SessionOptions
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &SessionOptions{})
 	if o.ID == "" {
 		o.ID = subjects.SessionID("s_" + strings.ReplaceAll(uuid.NewString(), "-", ""))
 	}
@@ -71,7 +67,7 @@ func (r *Router) CreateSession(ctx context.Context, opts *SessionOptions) (*Sess
 // Session is a handle on the session that has the name at the time of each use,
 // whichever process created it. It sends nothing.
 func (r *Router) Session(id subjects.SessionID) *Session {
-	return &Session{client: r.client.In(id), r: r, id: id}
+	return &Session{caller: caller{r.client.In(id)}, r: r, id: id}
 }
 
 // Sessions lists the sessions that somebody created.
@@ -147,19 +143,6 @@ func (s *Session) Handle(name string, handler host.Handler, opts ...host.ToolOpt
 	}
 	return s.r.handle("", s.id, name, handler, opts)
 }
-
-// Call runs a tool in the session; see [client.Client.Call].
-func (s *Session) Call(ctx context.Context, id subjects.ToolID, args any, opts ...client.CallOption) (*client.Result, error) {
-	return s.client.Call(ctx, id, args, opts...)
-}
-
-// Stream calls a tool in the session; see [client.Client.Stream].
-func (s *Session) Stream(ctx context.Context, id subjects.ToolID, args any, opts ...client.CallOption) iter.Seq2[client.Chunk, error] {
-	return s.client.Stream(ctx, id, args, opts...)
-}
-
-// Client is the session's client, for what else it can do.
-func (s *Session) Client() *client.Client { return s.client }
 
 // End ends the session; see [Router.EndSession]. One that CreateSession made and
 // that has ended already is session_not_found.

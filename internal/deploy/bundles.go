@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"time"
@@ -32,115 +33,100 @@ const (
 	// bundleSettle is how long ago one must have been stored that is known to be
 	// needed no more: replicas of the registry may lag.
 	bundleSettle = 5 * time.Second
-	// releaseAttempts bounds how often that is tried before it is left to the next
-	// look.
-	releaseAttempts = 10
 	// collectWithin bounds one look for what is not needed.
 	collectWithin = time.Minute
 )
 
-// collectLoop looks for bundles that nobody needs, at the start and then now and
-// then: nodes take turns by chance.
+// collectLoop looks for bundles that nobody needs: at the start, when a record has
+// gone that named one, and now and then: nodes take turns by chance.
 func (m *Manager) collectLoop() {
 	for {
-		ctx, cancel := context.WithTimeout(m.base, collectWithin)
-		if err := m.collect(ctx); err != nil && m.base.Err() == nil {
-			m.log.Warn("bundles not cleaned up", slog.String("error", err.Error()))
-		}
-		cancel()
-		if !m.pause(m.bundleAge/2 + rand.N(m.bundleAge)) {
+		timer := time.NewTimer(m.collect())
+		select {
+		case <-timer.C:
+		case <-m.collecting:
+		case <-m.base.Done():
+			timer.Stop()
 			return
 		}
 	}
 }
 
-func (m *Manager) pause(d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-m.base.Done():
-		return false
+// collect deletes the bundles that no record names, if they are old, or if their
+// record has gone and they have settled. It returns in how long to look again.
+func (m *Manager) collect() (next time.Duration) {
+	ctx, cancel := context.WithTimeout(m.base, collectWithin)
+	defer cancel()
+	m.mu.Lock()
+	released := m.released
+	m.released = make(map[string]bool)
+	m.mu.Unlock()
+	waiting, err := m.dropUnnamed(ctx, released)
+	if err == nil {
+		err = m.bus.ClearBundles(ctx, m.bundleAge)
 	}
+	if err != nil && m.base.Err() == nil {
+		m.log.Warn("bundles not cleaned up, it is tried again later", slog.String("error", err.Error()))
+	}
+	if len(waiting) == 0 {
+		return m.bundleAge/2 + rand.N(m.bundleAge)
+	}
+	m.mu.Lock()
+	maps.Copy(m.released, waiting)
+	m.mu.Unlock()
+	return min(bundleSettle, m.bundleAge)
 }
 
-// collect deletes the bundles that are old and that no record names.
-func (m *Manager) collect(ctx context.Context) error {
+// dropUnnamed deletes the bundles that no record names, and returns those of the
+// released ones that it is too early for, or that could not be looked at.
+func (m *Manager) dropUnnamed(ctx context.Context, released map[string]bool) (waiting map[string]bool, err error) {
 	all, err := m.bus.Bundles(ctx)
 	if err != nil {
-		return err
+		return released, err
 	}
 	named, err := m.store.Bundles(ctx) // after the bundles, see above
 	if err != nil {
-		return err
+		return released, err
 	}
+	now := m.bus.Time()
+	waiting = make(map[string]bool)
 	for _, b := range all {
-		if named[b.Digest] || m.since(b) < m.bundleAge {
+		if named[b.Digest] {
 			continue
 		}
-		if err := m.bus.DropBundle(ctx, b); err == nil {
-			m.log.Info("bundle removed: no index needs it", slog.String("bundle", b.Digest))
-		} else if !errors.Is(err, bus.ErrConflict) {
-			return err
+		age := m.bundleAge
+		if released[b.Digest] {
+			age = min(bundleSettle, age)
+		}
+		if now.Now.Sub(b.Stored)-now.Bound >= age {
+			if err = m.bus.DropBundle(ctx, b); err == nil {
+				m.log.Info("bundle removed: no index needs it", slog.String("bundle", b.Digest))
+				continue
+			}
+			if !errors.Is(err, bus.ErrConflict) { // else it was stored again: there may be a record now
+				return released, err
+			}
+		}
+		if released[b.Digest] {
+			waiting[b.Digest] = true
 		}
 	}
-	return m.bus.ClearBundles(ctx, m.bundleAge)
+	return waiting, nil
 }
 
-// since is how long ago a bundle was stored, at least.
-func (m *Manager) since(b bus.StoredBundle) time.Duration {
-	now := m.bus.Time()
-	return now.Now.Sub(b.Stored) - now.Bound
-}
-
-// release deletes, in the background, the bundle of a record that was removed or
-// changed, unless another record names it.
+// release has the bundle of a record that was removed or changed deleted soon,
+// unless another record names it.
 func (m *Manager) release(digest string) {
-	if digest == "" || m.base.Err() != nil {
+	if digest == "" {
 		return
 	}
-	m.wg.Go(func() {
-		var wait time.Duration
-		var err error
-		for range releaseAttempts {
-			wait, err = m.dropUnnamed(digest)
-			if bus.IsUnavailable(err) {
-				wait = bundleSettle
-			}
-			if wait <= 0 || !m.pause(wait) {
-				break
-			}
-		}
-		if err != nil && m.base.Err() == nil {
-			m.log.Warn("bundle not removed, it is tried again later", slog.String("bundle", digest), slog.String("error", err.Error()))
-		}
-	})
-}
-
-// dropUnnamed deletes a bundle that no record names; wait is in how long it may be.
-func (m *Manager) dropUnnamed(digest string) (wait time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(m.base, collectWithin)
-	defer cancel()
-	b, err := m.bus.Bundle(ctx, digest)
-	if errors.Is(err, bus.ErrNoKey) {
-		return 0, nil
+	m.mu.Lock()
+	m.released[digest] = true
+	m.mu.Unlock()
+	select {
+	case m.collecting <- struct{}{}:
+	default:
 	}
-	if err != nil {
-		return 0, err
-	}
-	if wait := min(bundleSettle, m.bundleAge) - m.since(b); wait > 0 {
-		return wait, nil
-	}
-	named, err := m.store.Bundles(ctx)
-	if err != nil || named[digest] {
-		return 0, err
-	}
-	err = m.bus.DropBundle(ctx, b)
-	if errors.Is(err, bus.ErrConflict) {
-		return bundleSettle, nil // it was stored again: look whether there is a record now
-	}
-	return 0, err
 }
 
 // ensureBundle stores the bundle in file, or has the one that is there count as new.

@@ -84,32 +84,32 @@ type Manager struct {
 	base   context.Context // ends with Stop
 	end    context.CancelFunc
 	wg     sync.WaitGroup
-	kick   chan struct{}
+	kick   chan struct{} // indexes are to be brought in line
 	cancel func()
+
+	collecting chan struct{} // bundles are to be looked for
 
 	builds    chan struct{} // a place for each build that may run at once
 	buildWait time.Duration // see [Options]
 	bundleAge time.Duration // see [Options]
 
-	mu      sync.Mutex
-	entries map[key]*entry
-	inUse   map[string]int // folders, by the instances that run in them
-	rounds  chan struct{}  // closed and replaced after each reconciliation
-	settled bool           // the last one left nothing to do but failures
+	mu       sync.Mutex
+	entries  map[key]*entry
+	inUse    map[string]int  // folders, by the instances that run in them
+	released map[string]bool // bundles whose record has gone
+	rounds   chan struct{}   // closed and replaced after each reconciliation
+	settled  bool            // the last one left nothing to do but failures
 }
 
 // New makes a manager that keeps its files below dir. Start it.
 func New(b *bus.Bus, view *registry.View, store *registry.Store, builder Builder, server Server, dir string, opts *Options) *Manager {
-	o := Options{}
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &Options{})
 	m := &Manager{
 		bus: b, view: view, store: store, builder: builder, server: server, dir: dir,
-		log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), kick: make(chan struct{}, 1),
+		log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), kick: make(chan struct{}, 1), collecting: make(chan struct{}, 1),
 		builds:    make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
 		buildWait: cmp.Or(o.BuildWait, 10*time.Second), bundleAge: cmp.Or(o.BundleAge, bundleAge),
-		entries: make(map[key]*entry), inUse: make(map[string]int), rounds: make(chan struct{}),
+		entries: make(map[key]*entry), inUse: make(map[string]int), released: make(map[string]bool), rounds: make(chan struct{}),
 	}
 	m.base, m.end = context.WithCancel(context.Background())
 	return m
@@ -471,7 +471,10 @@ func (m *Manager) retire(e *entry, i Instance) {
 	m.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(m.base, closeWithin)
 		defer cancel()
-		m.pause(linger) // a call that has found this instance may not have reached it yet
+		select { // a call that has found this instance may not have reached it yet
+		case <-time.After(linger):
+		case <-ctx.Done():
+		}
 		if err := m.close(ctx, i); err != nil && m.base.Err() == nil {
 			m.log.Warn("replaced index did not end by itself", slog.String("index", string(i.Build().Name)), slog.String("error", err.Error()))
 		}
