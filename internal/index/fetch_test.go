@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"net/http/cgi"
 	"net/http/httptest"
+	"net/http/httputil"
+	neturl "net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -219,6 +221,49 @@ func TestFetchCredentials(t *testing.T) {
 	}
 	_, err = fetch(t, url, nil)
 	wantFailed(t, err, reasonDenied, "private repository")
+}
+
+// An address may lead to another one on its host. No other host is asked, nor sees
+// the credentials.
+func TestFetchRedirected(t *testing.T) {
+	t.Parallel()
+	repo := repository(t, indexFiles)
+	served := smartHTTP(t, filepath.Dir(repo), func(r *http.Request) bool {
+		user, _, _ := r.BasicAuth()
+		return user == "bob"
+	})
+	target, err := neturl.Parse(served)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(target)
+	moved := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if rest, ok := strings.CutPrefix(r.URL.Path, "/old/"); ok {
+			http.Redirect(w, r, "/weather/"+rest+"?"+r.URL.RawQuery, http.StatusMovedPermanently)
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(moved.Close)
+	with := func(server string) string { return strings.Replace(server, "http://", "http://bob:hunter2@", 1) }
+	tree, err := fetch(t, with(moved.URL)+"/old/.git", nil)
+	if err != nil || len(tree.Files) != len(indexNames()) {
+		t.Errorf("redirected on its host: %v", err)
+	}
+
+	var seen atomic.Int64
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		seen.Add(1)
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	t.Cleanup(elsewhere.Close)
+	away := httptest.NewServer(http.RedirectHandler(elsewhere.URL+"/weather/.git/info/refs?service=git-upload-pack", http.StatusFound))
+	t.Cleanup(away.Close)
+	_, err = fetch(t, with(away.URL)+"/weather/.git", nil)
+	wantFailed(t, err, reasonUnreachable, elsewhere.URL, "another host")
+	if seen.Load() != 0 {
+		t.Errorf("the other host was asked %d times", seen.Load())
+	}
 }
 
 func TestFetchTimeoutAndCancel(t *testing.T) {

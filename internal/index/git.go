@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
@@ -58,7 +59,7 @@ func (g git) output(ctx context.Context, dir string, login *loginHeader, args ..
 func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Writer, args ...string) error {
 	hardened := []string{
 		"-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "core.autocrlf=false", "-c", "core.symlinks=true",
-		"-c", "core.protectNTFS=true", "-c", "core.protectHFS=true", "-c", "protocol.ext.allow=never",
+		"-c", "core.protectNTFS=true", "-c", "core.protectHFS=true", "-c", "protocol.ext.allow=never", "-c", "http.followRedirects=false", // see landing
 		"-c", "fetch.recurseSubmodules=false", "-c", "submodule.recurse=false", "-c", "gc.auto=0", "-c", "maintenance.auto=false",
 		"-c", "advice.detachedHead=false", "-c", "core.quotePath=false", "-c", "color.ui=false",
 	}
@@ -206,6 +207,10 @@ var (
 // fetch brings one revision of a repository into dest.
 func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, rev, dest string, limits Limits) (*Tree, error) {
 	header := newLoginHeader(location, login)
+	location, err := landing(ctx, location, header)
+	if err != nil {
+		return nil, err
+	}
 	refs, err := g.refs(ctx, location, header)
 	if err != nil {
 		return nil, err
@@ -225,6 +230,60 @@ func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, re
 	}
 	tree := &Tree{Dir: dest, Revision: commit, Rev: rev}
 	return tree, g.checkout(ctx, store, commit, tree, limits)
+}
+
+// mostRedirects is how often an address may lead to another one.
+const mostRedirects = 5
+
+var errElsewhere = errors.New("redirected to another host")
+
+// landing is where a repository's address leads on its own host. git would follow
+// a redirect to another host too, and send the credentials there. Whatever else
+// goes wrong here git meets again, and says better.
+func landing(ctx context.Context, location string, login *loginHeader) (string, error) {
+	const ask = "/info/refs"
+	u, err := url.Parse(location)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" {
+		return location, nil
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(location, "/")+ask+"?service=git-upload-pack", nil)
+	if err != nil {
+		return location, nil
+	}
+	if login != nil {
+		name, value, _ := strings.Cut(login.header, ": ")
+		request.Header.Set(name, value)
+	}
+	client := http.Client{CheckRedirect: func(next *http.Request, before []*http.Request) error {
+		if !sameHost(before[0].URL, next.URL) || len(before) > mostRedirects {
+			return errElsewhere
+		}
+		return nil
+	}}
+	defer client.CloseIdleConnections()
+	response, err := client.Do(request)
+	if errors.Is(err, errElsewhere) {
+		to, _ := response.Location()
+		return "", failed(reasonUnreachable, "%s sends to another host, %s: install from there if you trust it", location, to.Redacted()).
+			WithDetail("repository", location)
+	}
+	if err != nil {
+		return location, nil
+	}
+	_ = response.Body.Close()
+	found := response.Request.URL
+	path, ok := strings.CutSuffix(found.Path, ask)
+	if !ok || found == request.URL {
+		return location, nil
+	}
+	return (&url.URL{Scheme: found.Scheme, Host: found.Host, Path: path}).String(), nil
+}
+
+// sameHost reports whether credentials for one address may go to another: the same
+// host and port, or the standard ports of http and, behind it, of https.
+func sameHost(from, to *url.URL) bool {
+	upgrade := from.Scheme == "http" && to.Scheme == "https" && from.Port() == "" && to.Port() == ""
+	return from.Hostname() == to.Hostname() && (upgrade || from.Scheme == to.Scheme && from.Port() == to.Port())
 }
 
 // remoteRefs are the references of a repository.
