@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"iter"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -34,14 +33,7 @@ const lookTimeout = 30 * time.Second
 type nestedCalls struct {
 	client *client.Client
 	call   *host.Call
-
-	once  sync.Once     // most tools make no call
-	ended chan struct{} // capacity 1: one of the calls has ended
-}
-
-func (n *nestedCalls) signal() chan struct{} {
-	n.once.Do(func() { n.ended = make(chan struct{}, 1) })
-	return n.ended
+	ended  chan struct{} // capacity 1: one of the calls has ended
 }
 
 func (n *nestedCalls) options() []client.CallOption {
@@ -95,7 +87,7 @@ func full(err error) bool {
 // end tells one of the calls that wait that another has ended.
 func (n *nestedCalls) end() {
 	select {
-	case n.signal() <- struct{}{}:
+	case n.ended <- struct{}{}:
 	default:
 	}
 }
@@ -121,7 +113,7 @@ func (n *nestedCalls) look() func(ctx context.Context) bool {
 		timer := time.NewTimer(wait)
 		defer timer.Stop()
 		select {
-		case <-n.signal():
+		case <-n.ended:
 		case <-timer.C:
 		case <-ctx.Done():
 		}

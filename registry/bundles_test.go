@@ -25,7 +25,7 @@ func TestBundlesThatRecordsName(t *testing.T) {
 	named()
 	for _, r := range []registry.IndexRecord{
 		{Name: "one", Source: "a", Bundle: "x"}, {Name: "two", Source: "b", Bundle: "x", Session: "s"},
-		{Name: "three", Source: "c", Bundle: "y"}, {Name: "gone", Source: "d", Bundle: "z", State: registry.IndexRemoved},
+		{Name: "three", Source: "c", Bundle: "y"},
 		{Name: "served", Source: registry.ServiceSource + "served"},
 	} {
 		if err := store.ClaimIndex(t.Context(), r); err != nil {

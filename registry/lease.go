@@ -13,8 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
@@ -167,16 +165,7 @@ func (l *Lease) heard(ctx context.Context) (subjects.BootID, error) {
 	if err != nil {
 		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "node %q: %w", l.node, err)
 	}
-	beats := make(chan subjects.BootID, 8)
-	sub, err := l.bus.Conn().Subscribe(subject, func(m *nats.Msg) {
-		var beat codec.Heartbeat
-		if json.Unmarshal(m.Data, &beat) == nil {
-			select {
-			case beats <- subjects.BootID(beat.Boot):
-			default:
-			}
-		}
-	})
+	sub, err := l.bus.Conn().SubscribeSync(subject)
 	if err != nil {
 		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "listen for node %q: %w", l.node, err)
 	}
@@ -185,18 +174,19 @@ func (l *Lease) heard(ctx context.Context) (subjects.BootID, error) {
 	if err := l.bus.Ping(ctx); err != nil {
 		return "", err
 	}
-	silence := time.NewTimer(Silence)
-	defer silence.Stop()
+	silence, cancel := context.WithTimeout(ctx, Silence)
+	defer cancel()
 	for {
-		select {
-		case boot := <-beats:
-			if boot != l.boot {
-				return boot, nil
-			}
-		case <-silence.C:
+		m, err := sub.NextMsgWithContext(silence)
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 			return "", nil
-		case <-ctx.Done():
-			return "", fmt.Errorf("listen for node %q: %w", l.node, ctx.Err())
+		}
+		if err != nil {
+			return "", fmt.Errorf("listen for node %q: %w", l.node, err)
+		}
+		var beat codec.Heartbeat
+		if json.Unmarshal(m.Data, &beat) == nil && beat.Boot != "" && beat.Boot != string(l.boot) {
+			return subjects.BootID(beat.Boot), nil
 		}
 	}
 }

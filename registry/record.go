@@ -105,11 +105,8 @@ func (r *ToolsRecord) Key() (subjects.ToolsKey, error) {
 // IndexState is the state of an index.
 type IndexState string
 
-// The states of an index.
-const (
-	IndexInstalled IndexState = "installed"
-	IndexRemoved   IndexState = "removed"
-)
+// IndexInstalled is the state of every index that has a record.
+const IndexInstalled IndexState = "installed"
 
 // ServiceSource begins the Source of a name that a service claims for the
 // functions that it registers; the service's name follows.

@@ -155,7 +155,7 @@ func (v *View) awaited(session subjects.SessionID, name string) string {
 	}
 	for _, scope := range []subjects.SessionID{"", session} {
 		key, err := subjects.IndexKey(subjects.IndexName(first), scope)
-		if r, ok := v.indexes[key]; err == nil && ok && r.State != IndexRemoved {
+		if _, ok := v.indexes[key]; err == nil && ok {
 			return first
 		}
 	}

@@ -253,7 +253,7 @@ type claim struct {
 // conflicts reports whether two records cannot both have their name: it belongs to
 // one source, for the whole mesh or for sessions.
 func (c claim) conflicts(r IndexRecord) bool {
-	return c.record.State != IndexRemoved && (c.record.Source != r.Source || (c.record.Session == "") != (r.Session == ""))
+	return c.record.Source != r.Source || (c.record.Session == "") != (r.Session == "")
 }
 
 // claims returns what decides about a claim: the record that it replaces, the one for
@@ -285,7 +285,7 @@ func (s *Store) claims(ctx context.Context, r IndexRecord) ([]claim, error) {
 				return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the record of index %q is not readable: %w", r.Name, err)
 			}
 			all = append(all, c)
-			if q.Subject != "" && c.record.State != IndexRemoved {
+			if q.Subject != "" {
 				break
 			}
 		}
@@ -344,7 +344,7 @@ func (s *Store) Bundles(ctx context.Context) (map[string]bool, error) {
 		if err := json.Unmarshal(m.Data, &r); err != nil {
 			return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the record %s is not readable: %w", m.Subject, err)
 		}
-		if r.State != IndexRemoved && r.Bundle != "" {
+		if r.Bundle != "" {
 			named[r.Bundle] = true
 		}
 	}

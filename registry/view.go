@@ -79,10 +79,7 @@ const (
 // all of it was read once, or with an error when ctx ends first or the buckets
 // are not there.
 func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, error) {
-	var o ViewOptions
-	if options != nil {
-		o = *options
-	}
+	o := *cmp.Or(options, &ViewOptions{})
 	running, end := context.WithCancel(context.Background())
 	v := &View{
 		bus: b, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.CheckEvery, 30*time.Second), table: newTable(),

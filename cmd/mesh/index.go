@@ -68,7 +68,7 @@ func (l *link) indexesOf(view *registry.View) []installed {
 	all := make([]installed, 0, 8)
 	tools, _ := view.List(l.session, "", 0)
 	for _, r := range view.Indexes() {
-		if r.State == registry.IndexRemoved || r.Session != "" && r.Session != l.session {
+		if r.Session != "" && r.Session != l.session {
 			continue
 		}
 		i := installed{

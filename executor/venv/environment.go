@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"iter"
 	"log/slog"
 	"maps"
 	"os"
@@ -116,14 +117,26 @@ func digestOf(parts ...string) string {
 // is still what it was: an index stays with its interpreter, and a start need not
 // look for one.
 func (s *Store) made(wanted string) (Interpreter, bool) {
-	entries, _ := os.ReadDir(s.path("envs"))
-	for _, entry := range entries {
-		m, err := readMarker(s.path("envs", entry.Name()))
-		if err == nil && m.Wanted == wanted && m.Interpreter.unchanged() {
+	for _, m := range s.finished() {
+		if m.Wanted == wanted {
 			return m.Interpreter, true
 		}
 	}
 	return Interpreter{}, false
+}
+
+// finished are the folders of environments whose interpreters are still what they
+// were, in the order of their names.
+func (s *Store) finished() iter.Seq2[string, marker] {
+	return func(yield func(string, marker) bool) {
+		entries, _ := os.ReadDir(s.path("envs"))
+		for _, entry := range entries {
+			dir := s.path("envs", entry.Name())
+			if m, err := readMarker(dir); err == nil && m.Interpreter.unchanged() && !yield(dir, m) {
+				return
+			}
+		}
+	}
 }
 
 // verify says what is wrong with an environment, empty when nothing is, and
@@ -261,12 +274,9 @@ func (s *Store) Prepare(ctx context.Context) (pythons []string) {
 	ctx, end := s.begin(ctx)
 	defer end()
 	seen := map[string]bool{}
-	entries, _ := os.ReadDir(s.path("envs"))
-	for _, entry := range entries {
-		dir := s.path("envs", entry.Name())
+	for dir, m := range s.finished() {
 		python := filepath.Join(dir, "bin", "python")
-		m, err := readMarker(dir)
-		if target, _ := filepath.EvalSymlinks(python); err == nil && target == m.Interpreter.Path && m.Interpreter.unchanged() && !seen[target] {
+		if target, _ := filepath.EvalSymlinks(python); target == m.Interpreter.Path && !seen[target] {
 			seen[target] = true
 			pythons = append(pythons, python)
 		}
@@ -294,7 +304,7 @@ func (s *Store) warmUp(ctx context.Context, i Interpreter) error {
 	mark := filepath.Join(s.warm, "compiled."+i.CacheTag)
 	// whole reports whether what was compiled is there as it was noted.
 	whole := func() bool {
-		was, err := readListing(mark)
+		was, err := readJSON[listing](mark)
 		return err == nil && maps.Equal(was, compiledBy(s.warm, i))
 	}
 	if whole() {

@@ -1,6 +1,7 @@
 package venv
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -87,16 +88,8 @@ func (s *interpreters) find(ctx context.Context, constraint string) (Interpreter
 			found = append(found, i.Version)
 		}
 	}
-	have := "none was found"
-	if len(found) > 0 {
-		have = "found " + strings.Join(found, ", ")
-	}
-	asked := "Python 3.10 or newer"
-	if constraint != "" {
-		asked = "Python " + constraint
-	}
-	return Interpreter{}, failed(nil, "", "interpreter not available: the index needs %s (%s); install one and put it on the agent's PATH",
-		asked, have).WithDetail("python", constraint)
+	return Interpreter{}, failed(nil, "", "interpreter not available: the index needs Python %s (found %s); install one and put it on the agent's PATH",
+		cmp.Or(constraint, "3.10 or newer"), cmp.Or(strings.Join(found, ", "), "none")).WithDetail("python", constraint)
 }
 
 // candidates lists files that may be interpreters, in the order of preference.
@@ -150,16 +143,14 @@ func (s *interpreters) probe(ctx context.Context, candidate string) (*Interprete
 	if ctx.Err() != nil {
 		return nil, toolmesh.AsError(ctx.Err()).WithOrigin(toolmesh.OriginAgent)
 	}
-	var i *Interpreter
+	i := new(Interpreter)
 	if err == nil {
-		var answer Interpreter
-		if json.Unmarshal(out, &answer) == nil && supported(answer.Version) && isExecutable(answer.Path) {
-			i = &answer
-			i.Stamp = stampOf(i.Path)
-		}
+		err = json.Unmarshal(out, i)
 	}
-	if i == nil {
+	i.Stamp = stampOf(i.Path)
+	if err != nil || !supported(i.Version) || i.Stamp == "" {
 		s.log.Debug("not a usable interpreter", slog.String("path", candidate), slog.Any("error", err))
+		i = nil
 	}
 	s.probed[candidate] = i
 	return i, nil
@@ -174,8 +165,8 @@ func isExecutable(file string) bool { return stampOf(file) != "" }
 
 // lookup reads a variable of a list like os.Environ's; the last one counts.
 func lookup(environ []string, name string) string {
-	for i := len(environ) - 1; i >= 0; i-- {
-		if value, ok := strings.CutPrefix(environ[i], name+"="); ok {
+	for _, one := range slices.Backward(environ) {
+		if value, ok := strings.CutPrefix(one, name+"="); ok {
 			return value
 		}
 	}

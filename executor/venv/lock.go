@@ -1,6 +1,7 @@
 package venv
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -150,10 +151,6 @@ func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declare
 	// First for every Python that the constraint allows, so that other nodes
 	// may have other ones; some packages then have no version left.
 	wanted, _ := parseConstraint(python)
-	file := d.file
-	if d.path != "" {
-		file = d.path
-	}
 	tries := []string{fmt.Sprintf("3.%d", max(wanted.lower(), oldest))}
 	if own := interpreter.Minor(); own != tries[0] {
 		tries = append(tries, own)
@@ -161,7 +158,7 @@ func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declare
 	var said string
 	for n, version := range tries {
 		var out []byte
-		out, said, err = s.runUV(ctx, dir, uv, "pip", "compile", file, "--universal", "--generate-hashes",
+		out, said, err = s.runUV(ctx, dir, uv, "pip", "compile", cmp.Or(d.path, d.file), "--universal", "--generate-hashes",
 			"--no-header", "--no-annotate", "--quiet", "--python", interpreter.Path, "--python-version", version)
 		if err == nil {
 			if n > 0 || python == "" {

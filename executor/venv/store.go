@@ -1,6 +1,7 @@
 package venv
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -66,25 +67,20 @@ type Store struct {
 	verified sync.Map
 
 	running sync.WaitGroup
+	life    context.Context // ends with Close
 	stop    context.CancelFunc
-	ended   <-chan struct{}
 }
 
 // NewStore makes a store in dir. Commands are started by spawner.
 func NewStore(dir string, spawner *sandbox.Spawner, opts *Options) *Store {
-	var o Options
-	if opts != nil {
-		o = *opts
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o := *cmp.Or(opts, &Options{})
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	life, stop := context.WithCancel(context.Background())
 	s := &Store{
 		dir: dir, spawner: spawner, log: o.Logger, environ: o.Environ, uvPath: o.UV, warm: o.Warm,
 		pythons: interpreters{log: o.Logger, environ: o.Environ, probed: map[string]*Interpreter{}},
 		uses:    uses{held: map[string]int{}, left: map[string]time.Time{}},
-		stop:    stop, ended: life.Done(),
+		life:    life, stop: stop,
 	}
 	s.pythons.run = s.run
 	s.sweep()
@@ -114,14 +110,8 @@ func (s *Store) Close() {
 func (s *Store) begin(ctx context.Context) (context.Context, func()) {
 	s.running.Add(1)
 	ctx, cancel := context.WithCancel(ctx)
-	s.running.Go(func() {
-		select {
-		case <-s.ended:
-			cancel()
-		case <-ctx.Done():
-		}
-	})
-	return ctx, func() { cancel(); s.running.Done() }
+	unwatch := context.AfterFunc(s.life, cancel)
+	return ctx, func() { unwatch(); cancel(); s.running.Done() }
 }
 
 // do does work that Close ends too. What has failed otherwise than by an error of
@@ -248,12 +238,10 @@ func stopped(ctx context.Context, s *Store) error {
 	if ctx.Err() == nil {
 		return nil
 	}
-	select {
-	case <-s.ended:
+	if s.life.Err() != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the executor is closed").WithOrigin(toolmesh.OriginAgent)
-	default:
-		return toolmesh.AsError(ctx.Err()).WithOrigin(toolmesh.OriginAgent)
 	}
+	return toolmesh.AsError(ctx.Err()).WithOrigin(toolmesh.OriginAgent)
 }
 
 func (s *Store) path(parts ...string) string {

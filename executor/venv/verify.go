@@ -46,19 +46,11 @@ func list(dir string) (listing, error) {
 	return all, err
 }
 
-func readListing(path string) (all listing, err error) {
-	data, err := os.ReadFile(path) //nolint:gosec // our own folder
-	if err == nil {
-		err = json.Unmarshal(data, &all)
-	}
-	return all, err
-}
-
 // damage says what an environment is not as it was when its list was written;
 // empty when it is. changed says that a file may have been written to that other
 // environments and the cache of packages have too.
 func damage(dir string) (what string, changed bool) {
-	noted, err := readListing(filepath.Join(dir, filesName))
+	noted, err := readJSON[listing](filepath.Join(dir, filesName))
 	var now listing
 	if err == nil {
 		now, err = list(dir)
@@ -89,7 +81,7 @@ func note(dir string, onlyBytecode bool) error {
 		return err
 	}
 	if onlyBytecode {
-		noted, err := readListing(filepath.Join(dir, filesName))
+		noted, err := readJSON[listing](filepath.Join(dir, filesName))
 		if err != nil {
 			return err
 		}
@@ -116,12 +108,14 @@ func writeJSON(path string, value any) error {
 }
 
 // readMarker reads what was noted of an environment when it was finished.
-func readMarker(dir string) (m marker, err error) {
-	data, err := os.ReadFile(filepath.Join(dir, markerName)) //nolint:gosec // our own folder
+func readMarker(dir string) (marker, error) { return readJSON[marker](filepath.Join(dir, markerName)) }
+
+func readJSON[T any](path string) (value T, err error) {
+	data, err := os.ReadFile(path) //nolint:gosec // our own folder
 	if err == nil {
-		err = json.Unmarshal(data, &m)
+		err = json.Unmarshal(data, &value)
 	}
-	return m, err
+	return value, err
 }
 
 // compile makes the bytecode of an environment in the background: what is used

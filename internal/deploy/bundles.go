@@ -123,10 +123,7 @@ func (m *Manager) release(digest string) {
 	m.mu.Lock()
 	m.released[digest] = true
 	m.mu.Unlock()
-	select {
-	case m.collecting <- struct{}{}:
-	default:
-	}
+	signal(m.collecting)
 }
 
 // ensureBundle stores the bundle in file, or has the one that is there count as new.

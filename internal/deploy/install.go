@@ -112,8 +112,11 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 		return Line{}, err
 	}
 	warnings := slices.Concat(f.warnings, manifest.Warnings, notes)
-	if err := setEnv(&record, r.Env); err != nil {
-		return Line{}, err
+	if len(r.Env) > 0 {
+		record.Env = slices.Sorted(maps.Keys(r.Env))
+		if record.Settings, err = json.Marshal(settings{Env: r.Env}); err != nil {
+			return Line{}, installFailed("env", "the variables cannot be stored: %w", err)
+		}
 	}
 	e := m.entry(key{record.Name, record.Session})
 	e.mu.Lock()
@@ -122,11 +125,11 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if ctx.Err() != nil {
 		return Line{}, context.Cause(ctx)
 	}
-	before, err := m.before(ctx, record)
-	if err == nil {
-		err = m.store.CheckClaim(ctx, record)
+	before, err := m.store.Index(ctx, record.Name, record.Session)
+	if err != nil && !errors.Is(err, bus.ErrNoKey) {
+		return Line{}, unreadable(err)
 	}
-	if err != nil {
+	if err := m.store.CheckClaim(ctx, record); err != nil {
 		return Line{}, err
 	}
 	if len(r.Env) == 0 {
@@ -271,33 +274,6 @@ func missingEnv(manifest *index.Manifest, env map[string]string) string {
 		}
 	}
 	return ""
-}
-
-func setEnv(record *registry.IndexRecord, env map[string]string) error {
-	if len(env) == 0 {
-		return nil
-	}
-	record.Env = slices.Sorted(maps.Keys(env))
-	data, err := json.Marshal(settings{Env: env})
-	if err != nil {
-		return installFailed("env", "the variables cannot be stored: %w", err)
-	}
-	record.Settings = data
-	return nil
-}
-
-// before returns the record that an install replaces.
-func (m *Manager) before(ctx context.Context, record registry.IndexRecord) (registry.IndexRecord, error) {
-	old, err := m.store.Index(ctx, record.Name, record.Session)
-	switch {
-	case errors.Is(err, bus.ErrNoKey):
-		return registry.IndexRecord{}, nil
-	case err != nil:
-		return old, unreadable(err)
-	case old.State == registry.IndexRemoved:
-		return registry.IndexRecord{}, nil
-	}
-	return old, nil
 }
 
 // build resolves, packs and imports a fetched source, and completes the record.
@@ -487,7 +463,7 @@ func (m *Manager) Uninstall(ctx context.Context, name subjects.IndexName, sessio
 	if errors.Is(err, bus.ErrNoKey) {
 		known := make([]string, 0)
 		for _, r := range m.view.Indexes() {
-			if r.State != registry.IndexRemoved && (r.Session == "" || r.Session == session) {
+			if r.Session == "" || r.Session == session {
 				known = append(known, string(r.Name))
 			}
 		}

@@ -124,9 +124,12 @@ func (m *Manager) Start() {
 	m.wg.Go(m.collectLoop)
 }
 
-func (m *Manager) wake() {
+// wake has the indexes brought in line soon.
+func (m *Manager) wake() { signal(m.kick) }
+
+func signal(ch chan<- struct{}) {
 	select {
-	case m.kick <- struct{}{}:
+	case ch <- struct{}{}:
 	default:
 	}
 }
@@ -250,7 +253,7 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 func (m *Manager) wanted() map[key]registry.IndexRecord {
 	wanted := make(map[key]registry.IndexRecord)
 	for _, r := range m.view.Indexes() {
-		if r.State != registry.IndexRemoved && r.Bundle != "" {
+		if r.Bundle != "" {
 			wanted[key{r.Name, r.Session}] = r
 		}
 	}
@@ -454,16 +457,22 @@ func (m *Manager) replace(ctx context.Context, e *entry, i Instance, r registry.
 	}
 	old, oldRecord := e.instance, e.record
 	e.instance, e.record, e.failed, e.failures = i, r, false, 0
+	m.letGo(e, old, oldRecord)
+	return nil
+}
+
+// letGo has the instance that a record had end, and its folder go; e.mu is held.
+func (m *Manager) letGo(e *entry, old Instance, record registry.IndexRecord) {
 	if old != nil {
 		m.retire(e, old)
 	}
-	if oldRecord.Bundle != "" {
-		// A revision that failed before has no instance that would clean up.
-		if dir, err := m.folder(oldRecord.Name, oldRecord.Session, oldRecord.Bundle); err == nil {
-			m.clean(e, dir)
-		}
+	if record.Bundle == "" {
+		return
 	}
-	return nil
+	// A revision that failed before has no instance that would clean up.
+	if dir, err := m.folder(record.Name, record.Session, record.Bundle); err == nil {
+		m.clean(e, dir)
+	}
 }
 
 // retire lets the calls of an instance end, and then ends it.
@@ -493,14 +502,9 @@ func (m *Manager) drop(ctx context.Context, k key, e *entry) {
 		m.log.Warn("index not withdrawn", slog.String("index", string(k.name)), slog.String("error", err.Error()))
 		return
 	}
-	old, bundle := e.instance, e.record.Bundle
+	old, oldRecord := e.instance, e.record
 	e.instance, e.failed, e.record = nil, false, registry.IndexRecord{}
-	if old != nil {
-		m.retire(e, old)
-	}
-	if dir, err := m.folder(k.name, k.session, bundle); err == nil && bundle != "" {
-		m.clean(e, dir)
-	}
+	m.letGo(e, old, oldRecord)
 	m.log.Info("index is no longer served", slog.String("index", string(k.name)))
 }
 
