@@ -143,7 +143,10 @@ func (r *result) conclude() {
 			if b.name == "unary" {
 				r.compared("  p99, "+sideNames[side], got[side], raw, p99, micros, nil)
 			}
-			r.costs(got[side], raw, unit+", "+b.name+", "+sideNames[side])
+			r.add(line{
+				What: fmt.Sprintf("  allocations per %s, %s, %s: caller, serving side", unit, b.name, sideNames[side]),
+				Ours: allocsPerOp(got[side]), Raw: allocsPerOp(raw),
+			}, nil)
 		}
 	}
 	r.concludeEngine()
@@ -155,51 +158,16 @@ func (r *result) conclude() {
 	}
 }
 
-// costs adds the lines of an operation's allocations, CPU time and sleeps.
-func (r *result) costs(ours, raw []sample, of string) {
-	o, w := perOp(ours), perOp(raw)
-	r.add(line{What: "  allocations per " + of + ": caller, serving side", Ours: o.allocsText(), Raw: w.allocsText()}, nil)
-	if w.cpu == 0 {
-		return // this system does not say
-	}
-	r.add(line{What: "  CPU per " + of + ": all = broker + caller + serving side", Ours: o.cpuText(), Raw: w.cpuText(), Ratio: o.cpu / w.cpu}, nil)
-	r.add(line{What: "  threads put to sleep per " + of, Ours: o.waitsText(), Raw: w.waitsText(), Ratio: o.waits / w.waits}, nil)
-}
-
-// share is what an operation used: in all, and by process.
-type share struct {
-	cpu, waits         float64 // ns, and times
-	cpus, each, allocs [3]float64
-}
-
-// perOp is what an operation used, over all rounds.
-func perOp(all []sample) (u share) {
-	ops := 0
+// allocsPerOp is what an operation allocates at the caller and at the serving side,
+// over all rounds.
+func allocsPerOp(all []sample) string {
+	var ops, caller, server float64
 	for _, s := range all {
-		ops += s.Ops
+		ops += float64(s.Ops)
+		caller += float64(s.allocs[0])
+		server += float64(s.allocs[1])
 	}
-	for _, s := range all {
-		for i, p := range s.spent {
-			u.cpus[i] += float64(p.cpu) / float64(ops)
-			u.each[i] += float64(p.waits) / float64(ops)
-			u.allocs[i] += float64(p.allocs) / float64(ops)
-		}
-	}
-	for i := range u.cpus {
-		u.cpu += u.cpus[i]
-		u.waits += u.each[i]
-	}
-	return u
-}
-
-func (u share) allocsText() string { return fmt.Sprintf("%.1f, %.1f", u.allocs[1], u.allocs[2]) }
-
-func (u share) cpuText() string {
-	return fmt.Sprintf("%.1f µs = %.0f+%.0f+%.0f", u.cpu/1e3, u.cpus[0]/1e3, u.cpus[1]/1e3, u.cpus[2]/1e3)
-}
-
-func (u share) waitsText() string {
-	return fmt.Sprintf("%.2f = %.1f+%.1f+%.1f", u.waits, u.each[0], u.each[1], u.each[2])
+	return fmt.Sprintf("%.1f, %.1f", caller/ops, server/ops)
 }
 
 func micros(ns float64) string { return fmt.Sprintf("%.1f µs", ns/1000) }
