@@ -3,12 +3,12 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -24,7 +24,6 @@ import (
 const (
 	flightWait  = 50 * time.Millisecond
 	flightCalls = 1000 // at once
-	manyTools   = 12
 )
 
 const engineTools = `
@@ -54,7 +53,6 @@ type engine struct {
 	dir  string
 	x    *executor.Executor
 	env  *executor.Env
-	own  *executor.Executor // whose indexes have an interpreter each
 	ix   *executor.Index
 	bare *executor.Index
 
@@ -74,44 +72,33 @@ func startEngine(ctx context.Context, args []string) (role, error) {
 }
 
 func (e *engine) start(ctx context.Context) (err error) {
-	for i := range manyTools {
-		if err := writeModule(e.folder("many"), fmt.Sprintf("m%d", i), engineTools); err != nil {
-			return err
-		}
+	if err := os.MkdirAll(e.tools(), 0o750); err != nil {
+		return err
 	}
-	if err := writeModule(e.folder("t"), "t", engineTools); err != nil {
+	if err := os.WriteFile(filepath.Join(e.tools(), "t.py"), []byte(engineTools), 0o600); err != nil {
 		return err
 	}
 	if e.x, err = executor.New(filepath.Join(e.dir, "executor"), &executor.Options{Environ: os.Environ()}); err != nil {
 		return err
 	}
-	if e.env, err = e.x.Environment(ctx, e.folder("t"), executor.Lock{}, nil); err != nil {
-		return err
-	}
-	if e.own, err = executor.New(filepath.Join(e.dir, "own"), &executor.Options{Environ: os.Environ(), OwnInterpreters: true}); err != nil {
+	if e.env, err = e.x.Environment(ctx, e.tools(), executor.Lock{}, nil); err != nil {
 		return err
 	}
 	names := []string{"t.weather", "t.count", "t.wait", "t.forever"}
-	if e.ix, err = e.open(ctx, e.x, "t", nil, names...); err != nil {
+	if e.ix, err = e.open(ctx, nil, names...); err != nil {
 		return err
 	}
-	if e.bare, err = e.open(ctx, e.x, "t", map[string]executor.Policy{"t.weather": {Sandbox: tool.SandboxNone}}, "t.weather"); err != nil {
+	if e.bare, err = e.open(ctx, map[string]executor.Policy{"t.weather": {Sandbox: tool.SandboxNone}}, "t.weather"); err != nil {
 		return err
 	}
 	return e.startEcho()
 }
 
-func (e *engine) folder(name string) string { return filepath.Join(e.dir, name) }
+// tools is the folder of the index.
+func (e *engine) tools() string { return filepath.Join(e.dir, "t") }
 
-func writeModule(dir, name, text string) error {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, name+".py"), []byte(text), 0o600)
-}
-
-func (e *engine) open(ctx context.Context, x *executor.Executor, folder string, policies map[string]executor.Policy, names ...string) (*executor.Index, error) {
-	return x.Open(ctx, executor.Spec{Name: "engine", SourceDir: e.folder(folder), Env: e.env, Tools: names, Policies: policies})
+func (e *engine) open(ctx context.Context, policies map[string]executor.Policy, names ...string) (*executor.Index, error) {
+	return e.x.Open(ctx, executor.Spec{Name: "engine", SourceDir: e.tools(), Env: e.env, Tools: names, Policies: policies})
 }
 
 func (e *engine) startEcho() (err error) {
@@ -130,10 +117,8 @@ func (e *engine) stop() {
 		_ = e.in.Close()
 		_ = e.echo.Wait()
 	}
-	for _, x := range []*executor.Executor{e.x, e.own} {
-		if x != nil {
-			_ = x.Close()
-		}
+	if e.x != nil {
+		_ = e.x.Close()
 	}
 }
 
@@ -158,15 +143,7 @@ var engineTurns = []struct {
 	{"items", 200_000, 1000, 100, (*engine).items},
 	{"flight", 5 * flightCalls, flightCalls, 7, (*engine).flight},
 	{"cancel", 50, 2, 100, (*engine).cancels},
-	{"together", 1, 1, 5, func(e *engine, ctx context.Context, n int) (answer, error) {
-		return e.opens(ctx, n, e.own, "many", manyTools, false)
-	}},
-	{"singly", 1, 1, 3, func(e *engine, ctx context.Context, n int) (answer, error) {
-		return e.opens(ctx, n, e.own, "many", 1, false)
-	}},
-	{"cold", 1, 1, 7, func(e *engine, ctx context.Context, n int) (answer, error) {
-		return e.opens(ctx, n, e.x, "t", 1, true)
-	}},
+	{"cold", 1, 1, 7, (*engine).opens},
 	{"python", 1, 1, 7, func(e *engine, ctx context.Context, n int) (answer, error) {
 		return each(n, func() error { return e.python(ctx, "import t; print(t.weather('Oslo', 3))") })
 	}},
@@ -215,7 +192,7 @@ func (e *engine) items(ctx context.Context, n int) (answer, error) {
 // python runs a program beside the tools.
 func (e *engine) python(ctx context.Context, program string) error {
 	cmd := exec.CommandContext(ctx, e.env.Python, "-c", program) //nolint:gosec // our own
-	cmd.Dir = e.folder("t")
+	cmd.Dir = e.tools()
 	return cmd.Run()
 }
 
@@ -259,42 +236,17 @@ func (e *engine) cancels(ctx context.Context, n int) (answer, error) {
 	})
 }
 
-// opens times the opening of a folder's tools, so many in one index, and of a first
-// call. What an import costs is measured with interpreters that have imported
-// nothing before.
-func (e *engine) opens(ctx context.Context, n int, x *executor.Executor, folder string, together int, call bool) (answer, error) {
-	all := []string{"t.weather"}
-	if folder == "many" {
-		all = nil
-		for i := range manyTools {
-			all = append(all, fmt.Sprintf("m%d.weather", i))
-		}
-	}
+// opens times the opening of an index together with a first call.
+func (e *engine) opens(ctx context.Context, n int) (answer, error) {
 	return timed(n, func() (time.Duration, error) {
-		var open []*executor.Index
 		began := time.Now()
-		for names := range slices.Chunk(all, together) {
-			ix, err := e.open(ctx, x, folder, nil, names...)
-			if err != nil {
-				return 0, err
-			}
-			open = append(open, ix)
-			if len(ix.Tools()) != len(names) {
-				return 0, fmt.Errorf("%d of %d tools are described", len(ix.Tools()), len(names))
-			}
-			if call {
-				if _, err := ix.Call(ctx, executor.Call{Tool: names[0], Args: forOslo}, nil); err != nil {
-					return 0, err
-				}
-			}
+		ix, err := e.open(ctx, nil, "t.weather")
+		if err != nil {
+			return 0, err
 		}
+		_, err = ix.Call(ctx, executor.Call{Tool: "t.weather", Args: forOslo}, nil)
 		took := time.Since(began)
-		for _, ix := range open {
-			if err := ix.Close(ctx); err != nil {
-				return 0, err
-			}
-		}
-		return took, nil
+		return took, errors.Join(err, ix.Close(ctx))
 	})
 }
 
@@ -376,6 +328,5 @@ func (r *result) concludeEngine() {
 	alone(fmt.Sprintf("%d coroutines of %v in flight, against the ideal %.0f/s", flightCalls, flightWait, ideal),
 		perSecond(of("flight", rate)), of("flight", rate)/ideal, bound{must: 0.75, goal: 0.8, least: true})
 	alone("from the cancellation of a loop to the call's end, p50 in ms", text(ms("cancel")), ms("cancel"), bound{must: 2, goal: 1})
-	compared(fmt.Sprintf("%d tools described in one import, against an interpreter for each", manyTools), "together", "singly", bound{must: 1.0 / 8, goal: 1.0 / 10})
 	compared("cold index to first answer, against a plain interpreter with the same imports", "cold", "python", bound{must: 1.0 / 17, goal: 1.0 / 20})
 }

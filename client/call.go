@@ -476,7 +476,7 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 			last = heard
 		}
 	}
-	made := p.c.bus.ConnectedSince()
+	made := p.c.bus.State().Since
 	if made.After(last) {
 		last = made // what the node said before went to the connection that is gone
 	}
@@ -500,7 +500,7 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 	}
 	// The ping's answer came after everything that was on its way to us, which may
 	// still wait for the goroutines that look at it: so the next look decides.
-	if p.c.bus.ConnectedSince() != made || p.lastSign(asked).After(last) || len(p.answers) > 0 || n != nil && n.lastHeard().After(last) || p.node.Load() != n {
+	if p.c.bus.State().Since != made || p.lastSign(asked).After(last) || len(p.answers) > 0 || n != nil && n.lastHeard().After(last) || p.node.Load() != n {
 		return nil
 	}
 	if !p.quiet {

@@ -126,7 +126,7 @@ var directHeaders = []string{
 type asked struct {
 	stream string
 	in     *Inbox
-	got    chan reply
+	got    <-chan reply
 }
 
 // ask sends a question.
@@ -135,19 +135,11 @@ func (b *Bus) ask(stream string, req directRequest) (*asked, error) {
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "direct get of %s: %w", stream, err)
 	}
-	a := &asked{stream: stream, got: make(chan reply, max(req.Batch, 1)+2)} // all of an answer: its messages and its end
-	a.in, err = b.Open(func(m *nats.Msg, err error) {
-		select {
-		case a.got <- reply{m, err}:
-		default:
-		}
-	})
-	if err != nil {
+	a := &asked{stream: stream}
+	if a.in, a.got, err = b.collect(max(req.Batch, 1) + 2); err != nil { // all of an answer: its messages and its end
 		return nil, err
 	}
-	m := nats.NewMsg(b.api + "DIRECT.GET." + stream)
-	m.Data = body
-	if err := a.in.Send(m); err != nil {
+	if err := a.in.Send(&nats.Msg{Subject: b.api + "DIRECT.GET." + stream, Data: body}); err != nil {
 		a.in.Close()
 		return nil, err
 	}

@@ -26,14 +26,11 @@ const (
 )
 
 // inboxes is the one reply inbox of a Bus: a wildcard subscription, made with
-// the first use, and the calls behind its tokens. One goroutine takes replies off
-// the channel and hands them out, so that the replies of one call stay in order.
+// the first use, and the calls behind its tokens. One goroutine, nats.go's, hands
+// the replies out, so that those of one call stay in order.
 type inboxes struct {
-	nc       *nats.Conn
-	prefix   string // "<inbox>.", the token follows
-	messages chan *nats.Msg
-	quit     chan struct{} // closed by shut
-	pump     sync.WaitGroup
+	nc     *nats.Conn
+	prefix string // "<inbox>.", the token follows
 
 	mu   sync.Mutex
 	open map[string]*Inbox // by token
@@ -54,7 +51,6 @@ type Inbox struct {
 func (in *inboxes) init(nc *nats.Conn) {
 	in.nc = nc
 	in.open = make(map[string]*Inbox)
-	in.quit = make(chan struct{})
 	in.prefix = nc.NewInbox() + "."
 }
 
@@ -76,13 +72,14 @@ func (b *Bus) Open(deliver func(m *nats.Msg, err error)) (*Inbox, error) {
 		return nil, in.err
 	}
 	if in.sub == nil {
-		messages := make(chan *nats.Msg, pendingReplies)
-		sub, err := in.nc.ChanSubscribe(in.prefix+">", messages)
+		sub, err := in.nc.Subscribe(in.prefix+">", in.receive)
+		if err == nil {
+			err = sub.SetPendingLimits(pendingReplies, -1)
+		}
 		if err != nil {
 			return nil, errDisconnected(err)
 		}
-		in.sub, in.messages = sub, messages
-		in.pump.Go(in.run)
+		in.sub = sub
 	}
 	in.open[token] = i
 	return i, nil
@@ -107,18 +104,6 @@ func (i *Inbox) Send(m *nats.Msg) error {
 		return sendError(err, m.Size(), i.in.nc.MaxPayload())
 	}
 	return nil
-}
-
-// run is the pump.
-func (in *inboxes) run() {
-	for {
-		select {
-		case m := <-in.messages:
-			in.receive(m)
-		case <-in.quit:
-			return
-		}
-	}
 }
 
 // Close ends the inbox. It may be called more than once.
@@ -163,7 +148,6 @@ func (in *inboxes) shut(err error) {
 	in.sub = nil
 	if in.err == nil {
 		in.err = err
-		close(in.quit)
 	}
 	in.mu.Unlock()
 	if sub != nil && !in.nc.IsClosed() {
@@ -183,17 +167,23 @@ type reply struct {
 	err error
 }
 
-// Request sends m and returns the first reply. It sets m.Reply. Nobody there is
-// unavailable with started no and wraps nats.ErrNoResponders; the end of ctx is
-// its error, wrapped.
-func (b *Bus) Request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
-	got := make(chan reply, 1)
+// collect opens an inbox for up to so many replies; what is more is dropped.
+func (b *Bus) collect(most int) (*Inbox, <-chan reply, error) {
+	got := make(chan reply, most)
 	in, err := b.Open(func(m *nats.Msg, err error) {
 		select {
 		case got <- reply{m, err}:
 		default:
 		}
 	})
+	return in, got, err
+}
+
+// Request sends m and returns the first reply. It sets m.Reply. Nobody there is
+// unavailable with started no and wraps nats.ErrNoResponders; the end of ctx is
+// its error, wrapped.
+func (b *Bus) Request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
+	in, got, err := b.collect(1)
 	if err != nil {
 		return nil, err
 	}
