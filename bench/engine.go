@@ -304,9 +304,6 @@ func (r *result) concludeEngine() {
 	if len(got) == 0 {
 		return
 	}
-	if r.rounds == 0 {
-		r.rounds = len(got["echo"])
-	}
 	of := func(name string, f func(sample) float64) float64 { return medianOf(got[name], f) }
 	compared := func(what, ours, raw string, limit bound) {
 		r.compared("engine: "+what, got[ours], got[raw], p50, micros, &limit)

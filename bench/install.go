@@ -171,9 +171,6 @@ func (r *result) concludeInstall() {
 	if len(got) == 0 {
 		return
 	}
-	if r.rounds == 0 {
-		r.rounds = len(got[installCold])
-	}
 	for _, one := range []struct{ what, says string }{{installCold, "nothing cached"}, {installWarm, "all cached"}} {
 		r.compared("install: numpy and pydantic, "+one.says+", until served, against uv with bytecode, in ms",
 			got[one.what], got["uv "+one.what], p50, millis, &bound{must: 1.2, goal: 1})

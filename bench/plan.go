@@ -66,7 +66,7 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	r := &result{Machine: machine(), samples: make(map[string]map[string][]sample)}
+	r := &result{Machine: machine(), rounds: p.Rounds, samples: make(map[string]map[string][]sample)}
 	s, err := startStage(ctx, stderr, dir)
 	defer s.end()
 	if err != nil {
@@ -278,7 +278,6 @@ func (p *plan) weigh(ctx context.Context, stderr io.Writer, s *stage, r *result)
 			r.agentMemory = resident
 			continue
 		}
-		r.workerMemory += resident
 		r.workerShare += share
 		r.workers++
 	}

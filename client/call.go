@@ -165,10 +165,8 @@ func pause(ctx context.Context, n int) bool {
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < d {
 		return false
 	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 		return false
@@ -469,7 +467,7 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 	n := p.node.Load()
 	last := p.lastSign(asked)
 	if n != nil {
-		if n.replaced() {
+		if n.other.Load() {
 			return p.lost(n, "has restarted")
 		}
 		if heard := n.lastHeard(); heard.After(last) {

@@ -123,6 +123,7 @@ func (b *Bus) Close() {
 	b.nc.RemoveStatusListener(b.status)
 	b.inbox.shut(errClosed())
 	b.wg.Wait()
+	b.inbox.pump.Wait()
 }
 
 // Conn is the connection itself, for subscriptions of a serving side.

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -88,10 +89,7 @@ func (b *Bus) read(ctx context.Context, q Query, yield func(*Stored, error) bool
 	if len(q.Last) > 0 {
 		req = directRequest{MultiLast: q.Last}
 	}
-	ahead := directBatch
-	if q.First > 0 {
-		ahead = min(q.First, directBatch)
-	}
+	ahead := min(cmp.Or(q.First, directBatch), directBatch)
 	for ; ; ahead = min(2*ahead, directBatch) {
 		req.Batch, req.MaxBytes = ahead, max(directBytes/directBatch*ahead, leastBytes)
 		var last *Stored

@@ -26,11 +26,14 @@ const (
 )
 
 // inboxes is the one reply inbox of a Bus: a wildcard subscription, made with
-// the first use, and the calls behind its tokens. One goroutine, nats.go's, hands
-// the replies out, so that those of one call stay in order.
+// the first use, and the calls behind its tokens. One goroutine takes replies off
+// the channel and hands them out, so that the replies of one call stay in order.
 type inboxes struct {
-	nc     *nats.Conn
-	prefix string // "<inbox>.", the token follows
+	nc       *nats.Conn
+	prefix   string // "<inbox>.", the token follows
+	messages chan *nats.Msg
+	quit     chan struct{} // closed by shut
+	pump     sync.WaitGroup
 
 	mu   sync.Mutex
 	open map[string]*Inbox // by token
@@ -51,6 +54,7 @@ type Inbox struct {
 func (in *inboxes) init(nc *nats.Conn) {
 	in.nc = nc
 	in.open = make(map[string]*Inbox)
+	in.quit = make(chan struct{})
 	in.prefix = nc.NewInbox() + "."
 }
 
@@ -72,14 +76,13 @@ func (b *Bus) Open(deliver func(m *nats.Msg, err error)) (*Inbox, error) {
 		return nil, in.err
 	}
 	if in.sub == nil {
-		sub, err := in.nc.Subscribe(in.prefix+">", in.receive)
-		if err == nil {
-			err = sub.SetPendingLimits(pendingReplies, -1)
-		}
+		messages := make(chan *nats.Msg, pendingReplies)
+		sub, err := in.nc.ChanSubscribe(in.prefix+">", messages)
 		if err != nil {
 			return nil, errDisconnected(err)
 		}
-		in.sub = sub
+		in.sub, in.messages = sub, messages
+		in.pump.Go(in.run)
 	}
 	in.open[token] = i
 	return i, nil
@@ -104,6 +107,18 @@ func (i *Inbox) Send(m *nats.Msg) error {
 		return sendError(err, m.Size(), i.in.nc.MaxPayload())
 	}
 	return nil
+}
+
+// run is the pump.
+func (in *inboxes) run() {
+	for {
+		select {
+		case m := <-in.messages:
+			in.receive(m)
+		case <-in.quit:
+			return
+		}
+	}
 }
 
 // Close ends the inbox. It may be called more than once.
@@ -148,6 +163,7 @@ func (in *inboxes) shut(err error) {
 	in.sub = nil
 	if in.err == nil {
 		in.err = err
+		close(in.quit)
 	}
 	in.mu.Unlock()
 	if sub != nil && !in.nc.IsClosed() {
