@@ -44,7 +44,7 @@ func TestEveryBenchmark(t *testing.T) {
 		"unary p50, Go tool: our client against a plain one", "calls/s, 64 callers, warm Python tool: our client against a plain one",
 		"unary p50, Go tool", "unary p50, warm Python tool", "calls/s, 64 callers, warm Python tool", "Go generator", "Python generator",
 		"messages out of the caller per unary call, go", "JetStream requests per unary call, python", "memory of an idle agent",
-		"engine: warm call p50", "engine: fork-isolated call p50", "engine: items/s", "engine: 12 tools described", "engine: cold index",
+		"engine: warm call p50", "engine: fork-isolated call p50", "engine: items/s", "engine: cold index",
 	}
 	if !testing.Short() {
 		wants = append(wants, "install: numpy and pydantic, nothing cached", "install: numpy and pydantic, all cached", "install: an agent that starts again")

@@ -9,11 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"slices"
-	"strconv"
-	"strings"
-	"syscall"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -23,17 +18,12 @@ import (
 )
 
 // The section "engine": the executor alone, in a process of its own, without a
-// message on NATS. What it is held against is a pipe echo: a child that reads
-// and writes by bare system calls, as a C program would. No C compiler is needed
-// for it, so it is this program again; the Go runtime sleeps meanwhile.
-
-// echoRole is the echo's first argument.
-const echoRole = rolePrefix + "echo"
+// message on NATS. What it is held against is a pipe echo by cat, which reads and
+// writes by bare system calls.
 
 const (
 	flightWait  = 50 * time.Millisecond
 	flightCalls = 1000 // at once
-	manyTools   = 12
 )
 
 const engineTools = `
@@ -59,72 +49,16 @@ def forever() -> None:
         pass
 `
 
-// What Python itself takes for as much, in nanoseconds: these are no limits, they
-// say how near to one we can come on this machine.
-const (
-	asyncioAlone = `
-import asyncio, time
-async def wait(): await asyncio.sleep(%g)
-async def caller():
-    for _ in range(%d): await asyncio.create_task(wait())
-async def main():
-    began = time.perf_counter_ns()
-    await asyncio.gather(*[caller() for _ in range(%d)])
-    print(time.perf_counter_ns() - began)
-asyncio.run(main())
-`
-	forkAlone = `
-import os, time, t
-took = []
-for _ in range(%d):
-    r, w = os.pipe()
-    began = time.perf_counter_ns()
-    pid = os.fork()
-    if not pid:
-        os.write(w, b"x")
-        os._exit(0)
-    os.read(r, 1)
-    took.append(time.perf_counter_ns() - began)
-    os.waitpid(pid, 0)
-    os.close(r), os.close(w)
-print(sorted(took)[len(took) // 2])
-`
-)
-
-func echo() int {
-	runtime.LockOSThread()
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := syscall.Read(0, buf)
-		if err == syscall.EINTR { //nolint:errorlint // a plain errno
-			continue
-		}
-		if n <= 0 || err != nil {
-			return 0
-		}
-		for done := 0; done < n; {
-			m, err := syscall.Write(1, buf[done:n])
-			if err == syscall.EINTR { //nolint:errorlint // as above
-				continue
-			}
-			if err != nil {
-				return 1
-			}
-			done += m
-		}
-	}
-}
-
 type engine struct {
 	dir  string
 	x    *executor.Executor
 	env  *executor.Env
-	own  *executor.Executor // whose indexes have an interpreter each
 	ix   *executor.Index
 	bare *executor.Index
 
-	echo    *exec.Cmd
-	in, out *os.File
+	echo *exec.Cmd
+	in   io.WriteCloser
+	out  io.Reader
 }
 
 // startEngine is that process's start. args: a folder.
@@ -138,75 +72,53 @@ func startEngine(ctx context.Context, args []string) (role, error) {
 }
 
 func (e *engine) start(ctx context.Context) (err error) {
-	for i := range manyTools {
-		if err := writeModule(e.folder("many"), fmt.Sprintf("m%d", i), engineTools); err != nil {
-			return err
-		}
+	if err := os.MkdirAll(e.tools(), 0o750); err != nil {
+		return err
 	}
-	if err := writeModule(e.folder("t"), "t", engineTools); err != nil {
+	if err := os.WriteFile(filepath.Join(e.tools(), "t.py"), []byte(engineTools), 0o600); err != nil {
 		return err
 	}
 	if e.x, err = executor.New(filepath.Join(e.dir, "executor"), &executor.Options{Environ: os.Environ()}); err != nil {
 		return err
 	}
-	if e.env, err = e.x.Environment(ctx, e.folder("t"), executor.Lock{}, nil); err != nil {
-		return err
-	}
-	if e.own, err = executor.New(filepath.Join(e.dir, "own"), &executor.Options{Environ: os.Environ(), OwnInterpreters: true}); err != nil {
+	if e.env, err = e.x.Environment(ctx, e.tools(), executor.Lock{}, nil); err != nil {
 		return err
 	}
 	names := []string{"t.weather", "t.count", "t.wait", "t.forever"}
-	if e.ix, err = e.open(ctx, e.x, "t", nil, names...); err != nil {
+	if e.ix, err = e.open(ctx, nil, names...); err != nil {
 		return err
 	}
-	if e.bare, err = e.open(ctx, e.x, "t", map[string]executor.Policy{"t.weather": {Sandbox: tool.SandboxNone}}, "t.weather"); err != nil {
+	if e.bare, err = e.open(ctx, map[string]executor.Policy{"t.weather": {Sandbox: tool.SandboxNone}}, "t.weather"); err != nil {
 		return err
 	}
 	return e.startEcho()
 }
 
-func (e *engine) folder(name string) string { return filepath.Join(e.dir, name) }
+// tools is the folder of the index.
+func (e *engine) tools() string { return filepath.Join(e.dir, "t") }
 
-func writeModule(dir, name, text string) error {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, name+".py"), []byte(text), 0o600)
+func (e *engine) open(ctx context.Context, policies map[string]executor.Policy, names ...string) (*executor.Index, error) {
+	return e.x.Open(ctx, executor.Spec{Name: "engine", SourceDir: e.tools(), Env: e.env, Tools: names, Policies: policies})
 }
 
-func (e *engine) open(ctx context.Context, x *executor.Executor, folder string, policies map[string]executor.Policy, names ...string) (*executor.Index, error) {
-	return x.Open(ctx, executor.Spec{Name: "engine", SourceDir: e.folder(folder), Env: e.env, Tools: names, Policies: policies})
-}
-
-func (e *engine) startEcho() error {
-	self, err := os.Executable()
-	if err != nil {
+func (e *engine) startEcho() (err error) {
+	e.echo = exec.Command("cat") //nolint:noctx // ends with its standard input
+	if e.in, err = e.echo.StdinPipe(); err != nil {
 		return err
 	}
-	inR, inW, err := os.Pipe()
-	if err != nil {
+	if e.out, err = e.echo.StdoutPipe(); err != nil {
 		return err
 	}
-	outR, outW, err := os.Pipe()
-	if err != nil {
-		return errors.Join(err, inR.Close(), inW.Close())
-	}
-	e.in, e.out = inW, outR
-	e.echo = exec.Command(self, echoRole) //nolint:gosec,noctx // ourselves; ends with its standard input
-	e.echo.Stdin, e.echo.Stdout = inR, outW
-	return errors.Join(e.echo.Start(), inR.Close(), outW.Close())
+	return e.echo.Start()
 }
 
 func (e *engine) stop() {
 	if e.in != nil {
 		_ = e.in.Close()
 		_ = e.echo.Wait()
-		_ = e.out.Close()
 	}
-	for _, x := range []*executor.Executor{e.x, e.own} {
-		if x != nil {
-			_ = x.Close()
-		}
+	if e.x != nil {
+		_ = e.x.Close()
 	}
 }
 
@@ -230,27 +142,10 @@ var engineTurns = []struct {
 	}},
 	{"items", 200_000, 1000, 100, (*engine).items},
 	{"flight", 5 * flightCalls, flightCalls, 7, (*engine).flight},
-	{"steady", 20 * flightCalls, flightCalls, 7, (*engine).flight}, // beginning and end count for less
 	{"cancel", 50, 2, 100, (*engine).cancels},
-	{"together", 1, 1, 5, func(e *engine, ctx context.Context, n int) (answer, error) {
-		return e.opens(ctx, n, e.own, "many", manyTools, false)
-	}},
-	{"singly", 1, 1, 3, func(e *engine, ctx context.Context, n int) (answer, error) {
-		return e.opens(ctx, n, e.own, "many", 1, false)
-	}},
-	{"cold", 1, 1, 7, func(e *engine, ctx context.Context, n int) (answer, error) {
-		return e.opens(ctx, n, e.x, "t", 1, true)
-	}},
+	{"cold", 1, 1, 7, (*engine).opens},
 	{"python", 1, 1, 7, func(e *engine, ctx context.Context, n int) (answer, error) {
-		return each(n, func() error { _, err := e.python(ctx, "import t; print(t.weather('Oslo', 3))"); return err })
-	}},
-	{"asyncio", 5 * flightCalls, flightCalls, 7, func(e *engine, ctx context.Context, n int) (answer, error) {
-		took, err := e.alone(ctx, fmt.Sprintf(asyncioAlone, flightWait.Seconds(), n/flightCalls, flightCalls))
-		return answer{Took: took, Ops: n / flightCalls * flightCalls}, err
-	}},
-	{"forked", 100, 2, 7, func(e *engine, ctx context.Context, n int) (answer, error) {
-		p50, err := e.alone(ctx, fmt.Sprintf(forkAlone, n))
-		return answer{P50: p50, Ops: n}, err
+		return each(n, func() error { return e.python(ctx, "import t; print(t.weather('Oslo', 3))") })
 	}},
 }
 
@@ -294,22 +189,11 @@ func (e *engine) items(ctx context.Context, n int) (answer, error) {
 	return answer{Took: time.Since(began), Ops: n}, err
 }
 
-// python runs a program beside the tools and returns what it prints.
-func (e *engine) python(ctx context.Context, program string) (string, error) {
+// python runs a program beside the tools.
+func (e *engine) python(ctx context.Context, program string) error {
 	cmd := exec.CommandContext(ctx, e.env.Python, "-c", program) //nolint:gosec // our own
-	cmd.Dir = e.folder("t")
-	text, err := cmd.Output()
-	return strings.TrimSpace(string(text)), err
-}
-
-// alone runs a program of Python that prints nanoseconds.
-func (e *engine) alone(ctx context.Context, program string) (time.Duration, error) {
-	text, err := e.python(ctx, program)
-	if err != nil {
-		return 0, err
-	}
-	ns, err := strconv.ParseInt(text, 10, 64)
-	return time.Duration(ns), err
+	cmd.Dir = e.tools()
+	return cmd.Run()
 }
 
 // flight makes n calls that wait, flightCalls at once.
@@ -352,42 +236,17 @@ func (e *engine) cancels(ctx context.Context, n int) (answer, error) {
 	})
 }
 
-// opens times the opening of a folder's tools, so many in one index, and of a first
-// call. What an import costs is measured with interpreters that have imported
-// nothing before.
-func (e *engine) opens(ctx context.Context, n int, x *executor.Executor, folder string, together int, call bool) (answer, error) {
-	all := []string{"t.weather"}
-	if folder == "many" {
-		all = nil
-		for i := range manyTools {
-			all = append(all, fmt.Sprintf("m%d.weather", i))
-		}
-	}
+// opens times the opening of an index together with a first call.
+func (e *engine) opens(ctx context.Context, n int) (answer, error) {
 	return timed(n, func() (time.Duration, error) {
-		var open []*executor.Index
 		began := time.Now()
-		for names := range slices.Chunk(all, together) {
-			ix, err := e.open(ctx, x, folder, nil, names...)
-			if err != nil {
-				return 0, err
-			}
-			open = append(open, ix)
-			if len(ix.Tools()) != len(names) {
-				return 0, fmt.Errorf("%d of %d tools are described", len(ix.Tools()), len(names))
-			}
-			if call {
-				if _, err := ix.Call(ctx, executor.Call{Tool: names[0], Args: forOslo}, nil); err != nil {
-					return 0, err
-				}
-			}
+		ix, err := e.open(ctx, nil, "t.weather")
+		if err != nil {
+			return 0, err
 		}
+		_, err = ix.Call(ctx, executor.Call{Tool: "t.weather", Args: forOslo}, nil)
 		took := time.Since(began)
-		for _, ix := range open {
-			if err := ix.Close(ctx); err != nil {
-				return 0, err
-			}
-		}
-		return took, nil
+		return took, errors.Join(err, ix.Close(ctx))
 	})
 }
 
@@ -445,15 +304,12 @@ func (r *result) concludeEngine() {
 	if len(got) == 0 {
 		return
 	}
-	if r.rounds == 0 {
-		r.rounds = len(got["echo"])
-	}
 	of := func(name string, f func(sample) float64) float64 { return medianOf(got[name], f) }
 	compared := func(what, ours, raw string, limit bound) {
 		r.compared("engine: "+what, got[ours], got[raw], p50, micros, &limit)
 	}
-	alone := func(what, ours, floor string, value float64, limit bound) {
-		l := line{What: "engine: " + what, Ours: ours, Raw: floor}
+	alone := func(what, ours string, value float64, limit bound) {
+		l := line{What: "engine: " + what, Ours: ours}
 		l.Must, l.Verdict = limit.verdict(value)
 		r.add(l, nil)
 	}
@@ -463,14 +319,11 @@ func (r *result) concludeEngine() {
 	compared("warm call p50, against an echo by bare system calls over pipes", "warm", "echo", bound{must: 7, goal: 4}) // about 3.5 when that was set
 	compared("what sandbox guard adds to it, against none", "warm", "bare", bound{must: 1.1, goal: 1.05})
 	compared("fork-isolated call p50, against a fresh interpreter", "fork", "fresh", bound{must: 1.0 / 45, goal: 1.0 / 50})
-	alone("fork-isolated call p50 in ms", text(ms("fork")), "os.fork "+text(ms("forked")), ms("fork"), bound{must: 4.5, goal: 2})
-	alone("items/s of a generator, one worker, in thousands", perSecond(of("items", rate)), "", of("items", rate)/1e3, bound{must: 200, goal: 400, least: true})
+	alone("fork-isolated call p50 in ms", text(ms("fork")), ms("fork"), bound{must: 4.5, goal: 2})
+	alone("items/s of a generator, one worker, in thousands", perSecond(of("items", rate)), of("items", rate)/1e3, bound{must: 200, goal: 400, least: true})
 	ideal := float64(flightCalls) / flightWait.Seconds()
 	alone(fmt.Sprintf("%d coroutines of %v in flight, against the ideal %.0f/s", flightCalls, flightWait, ideal),
-		perSecond(of("flight", rate)), "asyncio "+perSecond(of("asyncio", rate)), of("flight", rate)/ideal, bound{must: 0.75, goal: 0.8, least: true})
-	steady := of("steady", rate)
-	r.add(line{What: "engine:   the same over a second instead of a quarter, of the ideal", Ours: perSecond(steady), Ratio: steady / ideal}, nil)
-	alone("from the cancellation of a loop to the call's end, p50 in ms", text(ms("cancel")), "", ms("cancel"), bound{must: 2, goal: 1})
-	compared(fmt.Sprintf("%d tools described in one import, against an interpreter for each", manyTools), "together", "singly", bound{must: 1.0 / 8, goal: 1.0 / 10})
+		perSecond(of("flight", rate)), of("flight", rate)/ideal, bound{must: 0.75, goal: 0.8, least: true})
+	alone("from the cancellation of a loop to the call's end, p50 in ms", text(ms("cancel")), ms("cancel"), bound{must: 2, goal: 1})
 	compared("cold index to first answer, against a plain interpreter with the same imports", "cold", "python", bound{must: 1.0 / 17, goal: 1.0 / 20})
 }

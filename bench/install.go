@@ -17,10 +17,9 @@ import (
 // of the same packages with their bytecode. Each round has a mesh of its own.
 
 const (
-	installCold  = "cold"  // nothing is downloaded yet
-	installWarm  = "warm"  // uv's cache has all
-	installPlain = "plain" // as warm, without bytecode, which for uv alone is less work
-	restart      = "restart"
+	installCold = "cold" // nothing is downloaded yet
+	installWarm = "warm" // uv's cache has all
+	restart     = "restart"
 
 	installRounds = 5
 	restartTools  = 12
@@ -85,9 +84,8 @@ func (p *plan) measureInstall(ctx context.Context, stderr io.Writer, dir string,
 				}
 				return p.installOnce(ctx, stderr, in("warm"), source)
 			}},
-			{"uv " + installCold, func() (time.Duration, error) { return uvAlone(ctx, in("uv"), source, "--compile-bytecode") }},
-			{"uv " + installWarm, func() (time.Duration, error) { return uvAlone(ctx, in("uv"), source, "--compile-bytecode") }},
-			{"uv " + installPlain, func() (time.Duration, error) { return uvAlone(ctx, in("uv"), source) }},
+			{"uv " + installCold, func() (time.Duration, error) { return uvAlone(ctx, in("uv"), source) }},
+			{"uv " + installWarm, func() (time.Duration, error) { return uvAlone(ctx, in("uv"), source) }},
 		}
 		if round%2 == 1 {
 			turns = slices.Concat(turns[2:], turns[:2]) // neither side always goes first
@@ -123,7 +121,7 @@ func (p *plan) installOnce(ctx context.Context, stderr io.Writer, dir, source st
 	return time.Since(began), err
 }
 
-func uvAlone(ctx context.Context, dir, source string, args ...string) (time.Duration, error) {
+func uvAlone(ctx context.Context, dir, source string) (time.Duration, error) {
 	venv := filepath.Join(dir, "venv")
 	if err := os.RemoveAll(venv); err != nil {
 		return 0, err
@@ -131,7 +129,7 @@ func uvAlone(ctx context.Context, dir, source string, args ...string) (time.Dura
 	began := time.Now()
 	for _, args := range [][]string{
 		{"venv", "--quiet", venv},
-		append([]string{"pip", "install", "--quiet", "--python", venv, "--requirements", filepath.Join(source, "requirements.txt")}, args...),
+		{"pip", "install", "--quiet", "--compile-bytecode", "--python", venv, "--requirements", filepath.Join(source, "requirements.txt")},
 	} {
 		cmd := exec.CommandContext(ctx, "uv", args...) //nolint:gosec // fixed arguments
 		cmd.Env = append(os.Environ(), "UV_CACHE_DIR="+filepath.Join(dir, "cache"), "UV_SYSTEM_CERTS=true", "UV_PYTHON_DOWNLOADS=never")
@@ -173,14 +171,10 @@ func (r *result) concludeInstall() {
 	if len(got) == 0 {
 		return
 	}
-	if r.rounds == 0 {
-		r.rounds = len(got[installCold])
-	}
 	for _, one := range []struct{ what, says string }{{installCold, "nothing cached"}, {installWarm, "all cached"}} {
 		r.compared("install: numpy and pydantic, "+one.says+", until served, against uv with bytecode, in ms",
 			got[one.what], got["uv "+one.what], p50, millis, &bound{must: 1.2, goal: 1})
 	}
-	r.add(line{What: "install:   uv without bytecode, all cached, in ms", Raw: millis(medianOf(got["uv "+installPlain], p50))}, nil)
 	took := medianOf(got[restart], p50)
 	l := line{What: fmt.Sprintf("install: an agent that starts again serves %d tools, in ms", restartTools), Ours: millis(took)}
 	l.Must, l.Verdict = bound{must: 250, goal: 100}.verdict(took / 1e6)

@@ -21,9 +21,6 @@ func main() {
 // run is the whole program: the coordinator, or, with rolePrefix, one of the
 // processes that the coordinator starts.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	if len(args) > 0 && args[0] == echoRole {
-		return echo()
-	}
 	if len(args) > 0 && strings.HasPrefix(args[0], rolePrefix) {
 		// An interrupt goes to the whole group; the coordinator ends its
 		// children by closing their standard input.

@@ -55,7 +55,7 @@ func benchmarkNames() (names []string) {
 // sample is one side's turn in one round.
 type sample struct {
 	answer
-	spent [3]spent // by the broker, the caller, the serving side
+	allocs [2]uint64 // by the caller, the serving side
 }
 
 func (s sample) rate() float64 { return float64(s.Ops) / s.Took.Seconds() }
@@ -66,7 +66,7 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	r := &result{Machine: machine(), samples: make(map[string]map[string][]sample)}
+	r := &result{Machine: machine(), rounds: p.Rounds, samples: make(map[string]map[string][]sample)}
 	s, err := startStage(ctx, stderr, dir)
 	defer s.end()
 	if err != nil {
@@ -187,7 +187,7 @@ func (p *plan) turn(s *stage, b benchmark, side string) (sample, error) {
 	if b.do == "stream" && side == sideRaw {
 		actor = s.raw
 	}
-	before, err := s.used(server)
+	before, err := s.allocs(server)
 	if err != nil {
 		return sample{}, err
 	}
@@ -195,24 +195,23 @@ func (p *plan) turn(s *stage, b benchmark, side string) (sample, error) {
 	if err != nil {
 		return sample{}, err
 	}
-	after, err := s.used(server)
+	after, err := s.allocs(server)
 	for i := range after {
-		after[i] = after[i].less(before[i])
+		after[i] -= before[i]
 	}
-	return sample{answer: a, spent: after}, err
+	return sample{answer: a, allocs: after}, err
 }
 
-// used is what the broker, the caller and a serving process have used so far.
-func (s *stage) used(server *child) (used [3]spent, err error) {
-	for i, c := range []*child{s.broker, s.caller, server} {
+// allocs is how often the caller and a serving process have allocated so far.
+func (s *stage) allocs(server *child) (n [2]uint64, err error) {
+	for i, c := range []*child{s.caller, server} {
 		a, err := c.ask(request{Do: "allocs"})
 		if err != nil {
-			return used, err
+			return n, err
 		}
-		used[i] = spentBy(c.pid())
-		used[i].allocs = a.Allocs
+		n[i] = a.Allocs
 	}
-	return used, nil
+	return n, nil
 }
 
 // countBatches batches of calls are counted: what runs beside the calls, such as
@@ -273,13 +272,12 @@ func (p *plan) weigh(ctx context.Context, stderr io.Writer, s *stage, r *result)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	for i, one := range processTree(a.pid()) {
-		resident, share := memoryOf(one.pid)
+	for i, pid := range processTree(a.pid()) {
+		resident, share := memoryOf(pid)
 		if i == 0 {
 			r.agentMemory = resident
 			continue
 		}
-		r.workerMemory += resident
 		r.workerShare += share
 		r.workers++
 	}

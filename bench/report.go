@@ -18,12 +18,11 @@ type result struct {
 	Machine string
 	Lines   []line
 
-	samples      map[string]map[string][]sample
-	agentMemory  int64
-	workerMemory int64
-	workerShare  int64
-	workers      int
-	rounds       int
+	samples     map[string]map[string][]sample
+	agentMemory int64
+	workerShare int64
+	workers     int
+	rounds      int
 }
 
 // bound is what a ratio must reach, so that a regression shows, and what it should.
@@ -119,7 +118,6 @@ func (r *result) conclude() {
 		if len(raw) == 0 {
 			continue
 		}
-		r.rounds = len(raw)
 		value, show, what, unit := rate, perSecond, "calls/s, 64 callers, ", "call"
 		switch b.name {
 		case "unary":
@@ -143,7 +141,10 @@ func (r *result) conclude() {
 			if b.name == "unary" {
 				r.compared("  p99, "+sideNames[side], got[side], raw, p99, micros, nil)
 			}
-			r.costs(got[side], raw, unit+", "+b.name+", "+sideNames[side])
+			r.add(line{
+				What: fmt.Sprintf("  allocations per %s, %s, %s: caller, serving side", unit, b.name, sideNames[side]),
+				Ours: allocsPerOp(got[side]), Raw: allocsPerOp(raw),
+			}, nil)
 		}
 	}
 	r.concludeEngine()
@@ -151,55 +152,19 @@ func (r *result) conclude() {
 	if r.agentMemory > 0 {
 		r.add(line{What: fmt.Sprintf("memory of an idle agent with %d tools", pythonTools), Ours: mega(r.agentMemory)}, nil)
 		r.add(line{What: fmt.Sprintf("  its %d worker processes, shared pages counted once", r.workers), Ours: mega(r.workerShare)}, nil)
-		r.add(line{What: "  its worker processes, resident each by each", Ours: mega(r.workerMemory)}, nil)
 	}
 }
 
-// costs adds the lines of an operation's allocations, CPU time and sleeps.
-func (r *result) costs(ours, raw []sample, of string) {
-	o, w := perOp(ours), perOp(raw)
-	r.add(line{What: "  allocations per " + of + ": caller, serving side", Ours: o.allocsText(), Raw: w.allocsText()}, nil)
-	if w.cpu == 0 {
-		return // this system does not say
-	}
-	r.add(line{What: "  CPU per " + of + ": all = broker + caller + serving side", Ours: o.cpuText(), Raw: w.cpuText(), Ratio: o.cpu / w.cpu}, nil)
-	r.add(line{What: "  threads put to sleep per " + of, Ours: o.waitsText(), Raw: w.waitsText(), Ratio: o.waits / w.waits}, nil)
-}
-
-// share is what an operation used: in all, and by process.
-type share struct {
-	cpu, waits         float64 // ns, and times
-	cpus, each, allocs [3]float64
-}
-
-// perOp is what an operation used, over all rounds.
-func perOp(all []sample) (u share) {
-	ops := 0
+// allocsPerOp is what an operation allocates at the caller and at the serving side,
+// over all rounds.
+func allocsPerOp(all []sample) string {
+	var ops, caller, server float64
 	for _, s := range all {
-		ops += s.Ops
+		ops += float64(s.Ops)
+		caller += float64(s.allocs[0])
+		server += float64(s.allocs[1])
 	}
-	for _, s := range all {
-		for i, p := range s.spent {
-			u.cpus[i] += float64(p.cpu) / float64(ops)
-			u.each[i] += float64(p.waits) / float64(ops)
-			u.allocs[i] += float64(p.allocs) / float64(ops)
-		}
-	}
-	for i := range u.cpus {
-		u.cpu += u.cpus[i]
-		u.waits += u.each[i]
-	}
-	return u
-}
-
-func (u share) allocsText() string { return fmt.Sprintf("%.1f, %.1f", u.allocs[1], u.allocs[2]) }
-
-func (u share) cpuText() string {
-	return fmt.Sprintf("%.1f µs = %.0f+%.0f+%.0f", u.cpu/1e3, u.cpus[0]/1e3, u.cpus[1]/1e3, u.cpus[2]/1e3)
-}
-
-func (u share) waitsText() string {
-	return fmt.Sprintf("%.2f = %.1f+%.1f+%.1f", u.waits, u.each[0], u.each[1], u.each[2])
+	return fmt.Sprintf("%.1f, %.1f", caller/ops, server/ops)
 }
 
 func micros(ns float64) string { return fmt.Sprintf("%.1f µs", ns/1000) }
@@ -239,7 +204,7 @@ func (r *result) missed() bool {
 }
 
 func (r *result) print(w io.Writer) {
-	fmt.Fprintf(w, "%s\nmedian of %d rounds; a ratio is ours/raw within a round; in brackets the goal, the rest a regression would break\n\n", r.Machine, r.rounds)
+	fmt.Fprintf(w, "%s\nmedian of up to %d rounds; a ratio is ours/raw within a round; in brackets the goal, the rest a regression would break\n\n", r.Machine, r.rounds)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "what\tours\traw\tratio\tmust (goal)\tverdict")
 	for _, l := range r.Lines {

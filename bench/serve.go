@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -128,23 +127,15 @@ type countArgs struct {
 	To int `json:"to"`
 }
 
-// itemArgs is an item of a stream, 128 bytes of JSON.
+// item is an item of a stream, 128 bytes of JSON.
 type item struct {
 	Text string `json:"text"`
 }
 
-var (
-	itemValue = item{Text: "The quick brown fox jumps over the lazy dog while a mesh of agents carries one token after the other, as it comes."}
-	itemText  = mustJSON(itemValue)
+const (
+	itemWords = "The quick brown fox jumps over the lazy dog while a mesh of agents carries one token after the other, as it comes."
+	itemText  = `{"text":"` + itemWords + `"}`
 )
-
-func mustJSON(v any) string {
-	data, err := json.Marshal(v)
-	if err != nil {
-		panic(err)
-	}
-	return string(data)
-}
 
 func refund(_ context.Context, in refundArgs) (refundResult, error) {
 	return refundResult{Order: in.Order, Refunded: in.Amount}, nil
@@ -153,7 +144,7 @@ func refund(_ context.Context, in refundArgs) (refundResult, error) {
 func count(_ context.Context, in countArgs) iter.Seq2[item, error] {
 	return func(yield func(item, error) bool) {
 		for range in.To {
-			if !yield(itemValue, nil) {
+			if !yield(item{Text: itemWords}, nil) {
 				return
 			}
 		}

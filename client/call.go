@@ -165,10 +165,8 @@ func pause(ctx context.Context, n int) bool {
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < d {
 		return false
 	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 		return false
@@ -469,14 +467,14 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 	n := p.node.Load()
 	last := p.lastSign(asked)
 	if n != nil {
-		if n.replaced() {
+		if n.other.Load() {
 			return p.lost(n, "has restarted")
 		}
 		if heard := n.lastHeard(); heard.After(last) {
 			last = heard
 		}
 	}
-	made := p.c.bus.ConnectedSince()
+	made := p.c.bus.State().Since
 	if made.After(last) {
 		last = made // what the node said before went to the connection that is gone
 	}
@@ -500,7 +498,7 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 	}
 	// The ping's answer came after everything that was on its way to us, which may
 	// still wait for the goroutines that look at it: so the next look decides.
-	if p.c.bus.ConnectedSince() != made || p.lastSign(asked).After(last) || len(p.answers) > 0 || n != nil && n.lastHeard().After(last) || p.node.Load() != n {
+	if p.c.bus.State().Since != made || p.lastSign(asked).After(last) || len(p.answers) > 0 || n != nil && n.lastHeard().After(last) || p.node.Load() != n {
 		return nil
 	}
 	if !p.quiet {

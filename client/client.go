@@ -203,15 +203,11 @@ type Lineage struct {
 // above it.
 type LineageKey struct{}
 
-func lineageOf(ctx context.Context) Lineage {
-	if l, ok := ctx.Value(LineageKey{}).(*Lineage); ok && l != nil {
-		return *l
-	}
-	return Lineage{}
-}
-
 func (c *Client) settings(ctx context.Context, opts []CallOption, prefix string) (settings, error) {
-	above := lineageOf(ctx)
+	var above Lineage
+	if l, ok := ctx.Value(LineageKey{}).(*Lineage); ok && l != nil {
+		above = *l
+	}
 	s := settings{session: c.session, prefix: prefix, queue: c.queue, parent: above.Parent, depth: above.Depth}
 	for _, o := range opts {
 		o.apply(&s)
@@ -264,14 +260,7 @@ func encodeArgs(args any) ([]byte, error) {
 		return nil, nil // a nil map or pointer
 	}
 	if len(body) == 0 || body[0] != '{' {
-		return nil, callerError(toolmesh.CodeInvalidArguments, "the arguments are %s: they are an object, by parameter name", kindOf(body))
+		return nil, callerError(toolmesh.CodeInvalidArguments, "the arguments are %.40s: they are an object, by parameter name", body)
 	}
 	return body, nil
-}
-
-func kindOf(body []byte) string {
-	if len(body) > 40 {
-		return string(body[:40]) + "…"
-	}
-	return string(body)
 }

@@ -28,7 +28,7 @@ type node struct {
 	heard       atomic.Int64 // last heartbeat of this boot, unix ns
 	met         atomic.Int64 // last answer of this boot that named it, unix ns
 	beats       atomic.Int64 // heartbeats of this boot in a row without a pause
-	other       atomic.Bool  // another boot has been heard of
+	other       atomic.Bool  // another boot is the node: the calls of this one are lost
 	draining    atomic.Bool
 }
 
@@ -51,24 +51,17 @@ func (n *node) lastHeard() time.Time {
 	return time.Time{}
 }
 
-// replaced reports whether another boot is the node: the calls of this one are lost.
-func (n *node) replaced() bool { return n.other.Load() }
-
 // beating reports whether the last heartbeat is no older than a node may be silent.
 func (n *node) beating(now time.Time) bool { return now.UnixNano()-n.heard.Load() < int64(silence) }
 
 // usable reports whether new calls may go there.
 func (n *node) usable() bool {
-	if n.other.Load() || n.draining.Load() {
-		return false
-	}
-	heard := n.heard.Load()
-	return heard == 0 || time.Since(time.Unix(0, heard)) < silence
+	return !n.other.Load() && !n.draining.Load() && (n.heard.Load() == 0 || n.beating(time.Now()))
 }
 
 // wellSince reports whether the node has been beating for d without a pause.
 func (n *node) wellSince(d time.Duration) bool {
-	return !n.other.Load() && n.beats.Load() >= int64(d/time.Second)+1 && time.Since(n.lastHeard()) < silence
+	return !n.other.Load() && n.beats.Load() >= int64(d/time.Second)+1 && n.beating(time.Now())
 }
 
 // nodes are the nodes that the client uses, each with a subscription to its

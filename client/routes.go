@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -20,9 +21,6 @@ const (
 	routeKeep  = 5 * time.Minute // after which an unused one may make room for another
 	askWait    = 2 * time.Second
 	maxRoutes  = 10_000
-	// roomTries is how many routes are looked at for one to make room: few, because
-	// that is done under the lock that all calls take.
-	roomTries = 8
 	// aliasKeep is how long a short id stands for what it was found to: a tool
 	// that comes later may have the better claim.
 	aliasKeep = time.Minute
@@ -46,6 +44,7 @@ type route struct {
 type routes struct {
 	mu      sync.Mutex
 	known   map[routeKey]*route
+	swept   time.Time // when the unused ones were last forgotten
 	aliases map[routeKey]alias
 }
 
@@ -146,10 +145,13 @@ func (c *Client) learn(session subjects.SessionID, id subjects.ToolID) {
 	known := r.known[key]
 	now := time.Now()
 	if known == nil {
+		// Rarely: all calls take this lock.
+		if len(r.known) >= maxRoutes && now.Sub(r.swept) > routeKeep {
+			maps.DeleteFunc(r.known, func(_ routeKey, old *route) bool { return now.Sub(old.used) > routeKeep })
+			r.swept = now
+		}
 		if len(r.known) >= maxRoutes {
-			if _, made := r.makeRoom(now); !made {
-				return // the queue group does it
-			}
+			return // the queue group does it
 		}
 		known = &route{}
 		r.known[key] = known
@@ -158,23 +160,6 @@ func (c *Client) learn(session subjects.SessionID, id subjects.ToolID) {
 	if len(known.nodes) == 0 && now.Sub(known.asked) > routeFresh/5 {
 		c.refresh(key, known)
 	}
-}
-
-// makeRoom forgets a route that is not used any more, if there is one among some
-// that chance picks: a loop over a map begins anywhere. It returns how many it
-// looked at. r.mu is held.
-func (r *routes) makeRoom(now time.Time) (looked int, made bool) {
-	for k, old := range r.known {
-		looked++
-		if now.Sub(old.used) > routeKeep {
-			delete(r.known, k)
-			return looked, true
-		}
-		if looked == roomTries {
-			break
-		}
-	}
-	return looked, false
 }
 
 // refresh asks which nodes serve a tool, beside the calls; r.mu is held.

@@ -107,7 +107,7 @@ func (p *peer) gone(ctx context.Context) error {
 	if other {
 		return p.lost("has restarted")
 	}
-	made := p.l.bus.ConnectedSince()
+	made := p.l.bus.State().Since
 	if made.After(heard) {
 		heard = made // what the node said before went to the connection that is gone
 	}
@@ -132,7 +132,7 @@ func (p *peer) gone(ctx context.Context) error {
 	}
 	// The ping's answer came after everything that was on its way to us, which may
 	// still wait for the goroutine that looks at it: so the next look decides.
-	if again, _ := p.sign(); again.After(heard) || p.l.bus.ConnectedSince() != made {
+	if again, _ := p.sign(); again.After(heard) || p.l.bus.State().Since != made {
 		p.quiet = false
 		return nil
 	}

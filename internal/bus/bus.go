@@ -41,9 +41,7 @@ type Bus struct {
 
 	mu        sync.Mutex // guards what follows; no callback runs under it
 	state     State
-	made      time.Time // when the connection was
 	listeners map[*func(State)]struct{}
-	objects   jetstream.ObjectStore // once it is known
 
 	status chan nats.Status
 	ctx    context.Context // ends with Close
@@ -63,6 +61,10 @@ type State struct {
 	// one more after each reconnect. What was sent to a subscription between two
 	// generations is lost.
 	Generation uint64
+	// Since is when the connection was made last. What was sent to its
+	// subscriptions before then may be lost, so that a peer's silence until then
+	// means nothing.
+	Since time.Time
 }
 
 // New wraps a connection, which may be disconnected and need not have been made
@@ -104,7 +106,7 @@ func New(nc *nats.Conn, options *Options) (*Bus, error) {
 	b.clock.init()
 	listenToErrors(b)
 	if nc.IsConnected() {
-		b.state, b.made = State{Connected: true, Generation: 1}, time.Now()
+		b.state = State{Connected: true, Generation: 1, Since: time.Now()}
 	}
 	reconnects := nc.Stats().Reconnects
 	b.wg.Go(func() { b.watchState(reconnects) })
@@ -137,15 +139,6 @@ func (b *Bus) MaxPayload() int64 { return b.nc.MaxPayload() }
 
 // Connected reports whether a message can be sent now.
 func (b *Bus) Connected() bool { return b.nc.IsConnected() }
-
-// ConnectedSince is when the connection was made last. What was sent to its
-// subscriptions before then may be lost, so that a peer's silence until then means
-// nothing. It may lag like [Bus.State].
-func (b *Bus) ConnectedSince() time.Time {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.made
-}
 
 // State returns the connection's state. It may lag [Bus.Connected] by the time
 // that a goroutine needs to run.
@@ -189,7 +182,7 @@ func (b *Bus) watchState(reconnects uint64) {
 		b.state.Closed = now == nats.CLOSED
 		if b.state.Connected && (!before.Connected || seen != reconnects) {
 			b.state.Generation++
-			b.made = time.Now()
+			b.state.Since = time.Now()
 			reconnects = seen
 		}
 		after := b.state

@@ -53,10 +53,9 @@ type clock struct {
 	lastStop atomic.Int64 // monotonic time at which the last stall was seen; 0 = never
 	kick     chan struct{}
 
-	asked    atomic.Uint64 // counts what makes a measurement necessary; written under mu
-	answered atomic.Uint64 // asked, when the last measurement began; written under mu
-
 	mu       sync.Mutex
+	asked    uint64        // counts what makes a measurement necessary
+	answered uint64        // asked, when the last measurement began
 	offset   time.Duration // broker's unix time - monotonic time
 	rtt      time.Duration
 	at       time.Duration // monotonic time of the measurement
@@ -84,7 +83,7 @@ func (c *clock) ticked() {
 // bound is wider by the time that the process was frozen.
 func (c *clock) invalidate(frozen time.Duration) {
 	c.mu.Lock()
-	c.asked.Add(1)
+	c.asked++
 	c.slack += frozen
 	c.mu.Unlock()
 	select {
@@ -114,7 +113,7 @@ func (b *Bus) Time() MeshTime {
 // FreshTime returns at once while mesh time can be trusted. After the process
 // was frozen or the connection was made anew it measures first, so that work
 // that waited in a buffer meanwhile is measured by the right time. Serving sides
-// call it before they start anything; it costs a few atomic loads. It fails if ctx
+// call it before they start anything; it costs no message then. It fails if ctx
 // ends first; going on with [Bus.Time] is safe then too, its bound is wider by
 // what is not known. Where the broker does not tell the time it succeeds.
 func (b *Bus) FreshTime(ctx context.Context) error {
@@ -123,11 +122,8 @@ func (b *Bus) FreshTime(ctx context.Context) error {
 		c.invalidate(late) // thawed this instant: the ticker has not run yet
 	}
 	for {
-		if c.answered.Load() == c.asked.Load() {
-			return nil
-		}
 		c.mu.Lock()
-		fresh, changed := c.answered.Load() == c.asked.Load(), c.changed
+		fresh, changed := c.answered == c.asked, c.changed
 		c.mu.Unlock()
 		if fresh {
 			return nil
@@ -232,7 +228,9 @@ func refusesTime(err error) bool {
 // [Bus.FreshTime].
 func (b *Bus) measure() error {
 	c := &b.clock
-	asked := c.asked.Load()
+	c.mu.Lock()
+	asked := c.asked
+	c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(b.ctx, timeTimeout)
 	defer cancel()
 	sent := c.mono()
@@ -256,8 +254,8 @@ func (b *Bus) measure() error {
 		c.rtt, c.at, c.measured = at-sent, at, true
 		c.offset = time.Duration(info.Server.Time.UnixNano()) - (sent + c.rtt/2)
 	}
-	c.answered.Store(asked)
-	if asked == c.asked.Load() {
+	c.answered = asked
+	if asked == c.asked {
 		c.slack = 0
 	}
 	close(c.changed)

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -88,10 +89,7 @@ func (b *Bus) read(ctx context.Context, q Query, yield func(*Stored, error) bool
 	if len(q.Last) > 0 {
 		req = directRequest{MultiLast: q.Last}
 	}
-	ahead := directBatch
-	if q.First > 0 {
-		ahead = min(q.First, directBatch)
-	}
+	ahead := min(cmp.Or(q.First, directBatch), directBatch)
 	for ; ; ahead = min(2*ahead, directBatch) {
 		req.Batch, req.MaxBytes = ahead, max(directBytes/directBatch*ahead, leastBytes)
 		var last *Stored
@@ -126,7 +124,7 @@ var directHeaders = []string{
 type asked struct {
 	stream string
 	in     *Inbox
-	got    chan reply
+	got    <-chan reply
 }
 
 // ask sends a question.
@@ -135,19 +133,11 @@ func (b *Bus) ask(stream string, req directRequest) (*asked, error) {
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "direct get of %s: %w", stream, err)
 	}
-	a := &asked{stream: stream, got: make(chan reply, max(req.Batch, 1)+2)} // all of an answer: its messages and its end
-	a.in, err = b.Open(func(m *nats.Msg, err error) {
-		select {
-		case a.got <- reply{m, err}:
-		default:
-		}
-	})
-	if err != nil {
+	a := &asked{stream: stream}
+	if a.in, a.got, err = b.collect(max(req.Batch, 1) + 2); err != nil { // all of an answer: its messages and its end
 		return nil, err
 	}
-	m := nats.NewMsg(b.api + "DIRECT.GET." + stream)
-	m.Data = body
-	if err := a.in.Send(m); err != nil {
+	if err := a.in.Send(&nats.Msg{Subject: b.api + "DIRECT.GET." + stream, Data: body}); err != nil {
 		a.in.Close()
 		return nil, err
 	}

@@ -183,17 +183,23 @@ type reply struct {
 	err error
 }
 
-// Request sends m and returns the first reply. It sets m.Reply. Nobody there is
-// unavailable with started no and wraps nats.ErrNoResponders; the end of ctx is
-// its error, wrapped.
-func (b *Bus) Request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
-	got := make(chan reply, 1)
+// collect opens an inbox for up to so many replies; what is more is dropped.
+func (b *Bus) collect(most int) (*Inbox, <-chan reply, error) {
+	got := make(chan reply, most)
 	in, err := b.Open(func(m *nats.Msg, err error) {
 		select {
 		case got <- reply{m, err}:
 		default:
 		}
 	})
+	return in, got, err
+}
+
+// Request sends m and returns the first reply. It sets m.Reply. Nobody there is
+// unavailable with started no and wraps nats.ErrNoResponders; the end of ctx is
+// its error, wrapped.
+func (b *Bus) Request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
+	in, got, err := b.collect(1)
 	if err != nil {
 		return nil, err
 	}

@@ -181,8 +181,6 @@ func (b *Bus) Ensure(ctx context.Context, layout *Layout) error {
 // EnsureBucket makes a bucket whose changes are republished, or holds the one of
 // its name against that.
 func (b *Bus) EnsureBucket(ctx context.Context, bucket string) error {
-	ctx, cancel := bounded(ctx)
-	defer cancel()
 	return b.ensureStream(ctx, Layout{}.bucket(bucket), Layout{})
 }
 
@@ -289,14 +287,8 @@ func merge(have, want jetstream.StreamConfig, l Layout) (jetstream.StreamConfig,
 	switch {
 	case !slices.Equal(slices.Sorted(slices.Values(have.Subjects)), slices.Sorted(slices.Values(want.Subjects))):
 		return refuse("stores %v, not %v: it is not the mesh's; delete it or use another account", have.Subjects, want.Subjects)
-	case have.Retention != want.Retention:
-		return refuse("has retention %v, not %v: delete it, the mesh makes it anew", have.Retention, want.Retention)
-	case have.Mirror != nil || len(have.Sources) > 0 || have.SubjectTransform != nil:
-		return refuse("copies or transforms other streams: delete it, the mesh makes it anew")
-	case have.Sealed:
-		return refuse("is sealed: delete it, the mesh makes it anew")
-	case have.NoAck:
-		return refuse("does not acknowledge: delete it, the mesh makes it anew")
+	case have.Retention != want.Retention, have.Mirror != nil, len(have.Sources) > 0, have.SubjectTransform != nil, have.Sealed, have.NoAck:
+		return refuse("is of another kind than the mesh's (%v): delete it, the mesh makes it anew", have.Retention)
 	case l.ChunksStorage != "" && want.Name == subjects.StreamChunks && have.Storage != want.Storage:
 		return refuse("is kept in %v, the settings ask for %v: delete it or change the setting", have.Storage, want.Storage)
 	}
@@ -319,8 +311,11 @@ func merge(have, want jetstream.StreamConfig, l Layout) (jetstream.StreamConfig,
 }
 
 // retry repeats do while JetStream has no leader or does not answer yet, until
-// ctx ends, and turns what remains into the mesh's error.
+// ctx ends, or for 30 s if ctx has no deadline, and turns what remains into the
+// mesh's error.
 func (b *Bus) retry(ctx context.Context, what string, do func(ctx context.Context) error) error {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
 	pause := 50 * time.Millisecond
 	var said error // by the attempt before
 	for {

@@ -124,8 +124,8 @@ func TestEnsureRefusesWhatIsNotOurs(t *testing.T) {
 		says   string
 	}{
 		"other subjects":  {jetstream.StreamConfig{Name: bucket, Subjects: []string{"mine.>"}}, nil, "it is not the mesh's"},
-		"a work queue":    {jetstream.StreamConfig{Name: bucket, Subjects: all, Retention: jetstream.WorkQueuePolicy}, nil, "retention"},
-		"no ack":          {jetstream.StreamConfig{Name: bucket, Subjects: all, NoAck: true}, nil, "does not acknowledge"},
+		"a work queue":    {jetstream.StreamConfig{Name: bucket, Subjects: all, Retention: jetstream.WorkQueuePolicy}, nil, "is of another kind"},
+		"no ack":          {jetstream.StreamConfig{Name: bucket, Subjects: all, NoAck: true}, nil, "is of another kind"},
 		"other storage":   {jetstream.StreamConfig{Name: subjects.StreamChunks, Subjects: []string{subjects.AllChunks}, Storage: jetstream.MemoryStorage}, &bus.Layout{ChunksStorage: "file"}, "kept in"},
 		"covered by >":    {jetstream.StreamConfig{Name: "EVERYTHING", Subjects: []string{">"}, NoAck: true}, nil, "EVERYTHING"},
 		"covers a tool":   {jetstream.StreamConfig{Name: "AUDIT", Subjects: []string{"tools.*.demo.echo"}}, nil, "AUDIT"},

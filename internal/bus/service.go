@@ -159,9 +159,6 @@ func semantic(version string) string {
 	return "0.0.0"
 }
 
-// ID is the service's id in the answers of `nats micro`.
-func (s *Service) ID() string { return s.identity.ID }
-
 // Stop takes the process off the list. It may be called more than once.
 func (s *Service) Stop() {
 	for _, sub := range s.subs {

@@ -235,20 +235,18 @@ func (w *Writer) Flush(ctx context.Context) error {
 // identify looks whose first chunk is stored. Without an answer the next copy is
 // refused again, and it is looked for again.
 func (w *Writer) identify(ctx context.Context) {
-	for m, err := range w.bus.Read(ctx, bus.Query{Stream: subjects.StreamChunks, Subject: w.subject, First: 1}) {
-		if err != nil {
-			return
-		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		switch {
-		case w.closed || w.err != nil || w.base > 1 || len(w.window) == 0:
-		case m.Header.Get(jetstream.MsgIDHeader) == w.first:
-			w.acknowledged(1)
-		default:
-			w.fail(w.taken())
-		}
+	found, err := w.bus.Find(ctx, subjects.StreamChunks, bus.Lookup{Subject: w.subject, From: 1})
+	if err != nil || found[0] == nil {
 		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.closed || w.err != nil || w.base > 1 || len(w.window) == 0:
+	case found[0].Header.Get(jetstream.MsgIDHeader) == w.first:
+		w.acknowledged(1)
+	default:
+		w.fail(w.taken())
 	}
 }
 
