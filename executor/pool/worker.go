@@ -44,9 +44,6 @@ type worker struct {
 
 	current atomic.Pointer[job] // of plain functions: the call whose output is read
 
-	nestMu sync.Mutex
-	nests  map[uint64]*nestedCall // calls that its tools make
-
 	logMu sync.Mutex // output is handed over, and calls end, one at a time
 
 	writeMu   sync.Mutex
@@ -55,15 +52,16 @@ type worker struct {
 	calls     uint64 // CALL frames that were in it
 
 	// Guarded by update.
-	ready     bool            // it has said so
-	ended     bool            // its process has ended
-	retired   bool            // it takes no further call
-	stopping  bool            // told to end: its end is no crash
-	one       *job            // of plain functions: the call that it has
-	jobs      map[uint64]*job // of coroutines: those that it has
-	abandoned int             // calls that we no longer wait for but that it may still run
-	waiting   int             // calls whose tool waits for one that it made
-	places    uint64          // calls that it was given
+	ready     bool                   // it has said so
+	ended     bool                   // its process has ended
+	retired   bool                   // it takes no further call
+	stopping  bool                   // told to end: its end is no crash
+	one       *job                   // of plain functions: the call that it has
+	jobs      map[uint64]*job        // of coroutines: those that it has
+	nests     map[uint64]*nestedCall // calls that its tools make
+	abandoned int                    // calls that we no longer wait for but that it may still run
+	waiting   int                    // calls whose tool waits for one that it made
+	places    uint64                 // calls that it was given
 	idleSince time.Time
 	silent    int  // looks at an event loop since it was asked for a sign of life; 0 when it gave it
 	blocked   bool // it gave none for a while: it gets no new calls
@@ -77,7 +75,7 @@ func (p *Pool) newWorker() (*worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &worker{pool: p, proc: proc, gone: make(chan struct{}), tail: output.NewTail(p.cfg.Redact)}
+	w := &worker{pool: p, proc: proc, gone: make(chan struct{}), tail: output.NewTail(p.cfg.Redact), nests: map[uint64]*nestedCall{}}
 	w.reader = frame.NewReader(proc, p.cfg.MaxFrame)
 	if p.cfg.Async {
 		w.jobs = map[uint64]*job{}

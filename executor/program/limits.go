@@ -41,7 +41,7 @@ func (r *run) patrol(finished <-chan struct{}) {
 			return
 		case <-ticks:
 		}
-		u, ok := r.proc.Below()
+		u, ok := sandbox.UsageOf(r.proc.Pid(), false)
 		if !ok {
 			continue
 		}
@@ -74,7 +74,7 @@ func (r *run) exceeds(u sandbox.Usage) (exceeded *toolmesh.Error, fatal bool) {
 	if memory := u.Memory; limits.Memory > 0 && memory > int64(limits.Memory) {
 		if u.Processes > 1 {
 			// Children share pages with their parent: those count once.
-			if share, ok := r.proc.BelowShare(); ok {
+			if share, ok := sandbox.ShareOf(r.proc.Pid(), false); ok {
 				memory = min(memory, share)
 			}
 		}

@@ -136,7 +136,7 @@ func (b *Base) Start(box tool.Sandbox) (_ *Process, err error) {
 		return nil, err
 	}
 	defer func() {
-		closeAll(theirs)
+		CloseAll(theirs)
 		if err != nil {
 			p.closeChannels()
 			err = fmt.Errorf("copy the base process: %w", err)

@@ -164,7 +164,7 @@ func (s *Spawner) Start(cmd Command) (_ *Process, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer closeAll(theirs)
+	defer CloseAll(theirs)
 	p.Level, err = s.start(func(level Level) error {
 		argv := append(append([]string{cmd.Path}, cmd.Args...), level.Mode())
 		proc, err := os.StartProcess(cmd.Path, argv, &os.ProcAttr{
@@ -198,7 +198,7 @@ func newProcess() (_ *Process, theirs []*os.File, err error) {
 	defer func() {
 		if err != nil {
 			p.closeChannels()
-			closeAll(theirs)
+			CloseAll(theirs)
 		}
 	}()
 	for _, channel := range []struct {
@@ -219,15 +219,16 @@ func newProcess() (_ *Process, theirs []*os.File, err error) {
 	return p, slices.Insert(theirs, 2, remote), nil
 }
 
-func closeAll(files []*os.File) {
+// CloseAll closes files, of which some may be nil.
+func CloseAll(files []*os.File) {
 	for _, f := range files {
-		_ = f.Close() // nil included
+		_ = f.Close()
 	}
 }
 
 // closeChannels closes our ends of a process that has not been started.
 func (p *Process) closeChannels() {
-	closeAll([]*os.File{p.Stdout, p.Stderr, p.lifeline})
+	CloseAll([]*os.File{p.Stdout, p.Stderr, p.lifeline})
 	if p.Control != nil {
 		_ = p.Control.Close()
 	}

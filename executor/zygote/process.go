@@ -66,7 +66,7 @@ func newProcess(log *slog.Logger, id uint64) (p *Process, theirs []*os.File, err
 	p = &Process{log: log, id: id, done: make(chan struct{})}
 	defer func() {
 		if err != nil {
-			closeAll(theirs)
+			sandbox.CloseAll(theirs)
 			p.closeChannels()
 		}
 	}()
@@ -92,14 +92,8 @@ func newProcess(log *slog.Logger, id uint64) (p *Process, theirs []*os.File, err
 	return p, theirs, nil
 }
 
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		_ = f.Close() // nil included
-	}
-}
-
 func (p *Process) closeChannels() {
-	closeAll([]*os.File{p.in, p.out, p.stdout, p.stderr})
+	sandbox.CloseAll([]*os.File{p.in, p.out, p.stdout, p.stderr})
 	if p.page != nil {
 		p.page.Close()
 	}
@@ -144,10 +138,10 @@ func (p *Process) Done() <-chan struct{} { return p.done }
 func (p *Process) Exit() sandbox.Exit    { return p.exit }
 
 // Usage is what it and all below it take at this moment; false when it is gone.
-func (p *Process) Usage() (sandbox.Usage, bool) { return p.handle.Usage() }
+func (p *Process) Usage() (sandbox.Usage, bool) { return sandbox.UsageOf(p.Pid(), true) }
 
 // Share is their memory, where common pages count once.
-func (p *Process) Share() (int64, bool) { return p.handle.Share() }
+func (p *Process) Share() (int64, bool) { return sandbox.ShareOf(p.Pid(), true) }
 
 // Group bounds its memory; nil where nothing does.
 func (p *Process) Group() *cgroup.Group { return p.group }
@@ -211,7 +205,7 @@ func (p *Process) enclose() {
 	known := map[int]bool{}
 	for more := true; more && err == nil; {
 		more = false
-		for _, pid := range p.handle.Descendants() {
+		for _, pid := range sandbox.Descendants(p.Pid()) {
 			if !known[pid] {
 				known[pid], more = true, true
 				err = errors.Join(err, p.group.Add(pid))
