@@ -346,7 +346,7 @@ func (w *worker) inCall() bool {
 	return slices.ContainsFunc(w.running(), func(j *job) bool { return w.begun(j) == toolmesh.StartedYes })
 }
 
-// Stats is a moment's view of a pool.
+// Stats is a moment's view of a pool, or of several.
 type Stats struct {
 	Workers  int   // that take calls
 	Starting int   // on their way
@@ -355,6 +355,17 @@ type Stats struct {
 	Restarts int   // workers that ended without being told to
 	Recycled int   // workers that were replaced for their calls, age or memory
 	Pids     []int // of the workers, those on their way out too
+}
+
+// Add adds those of another pool.
+func (s *Stats) Add(more Stats) {
+	s.Workers += more.Workers
+	s.Starting += more.Starting
+	s.Busy += more.Busy
+	s.Waiting += more.Waiting
+	s.Restarts += more.Restarts
+	s.Recycled += more.Recycled
+	s.Pids = append(s.Pids, more.Pids...)
 }
 
 // Stats is a moment's view.

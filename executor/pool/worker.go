@@ -132,15 +132,13 @@ func lastWords(text string) string {
 func (w *worker) finish(cause error) {
 	w.finishing.Do(func() {
 		w.proc.Kill()
-		timer := time.NewTimer(endTimeout)
 		select {
 		case <-w.proc.Done():
 			w.exit = w.proc.Exit()
-		case <-timer.C:
+		case <-time.After(endTimeout):
 			w.pool.log.Error("a killed worker did not end", slog.Int("pid", w.proc.Pid()))
 			w.exit = sandbox.Exit{Lost: true}
 		}
-		timer.Stop()
 		w.endOutput()
 		w.pool.update(func(s *state) { s.remove(w.pool.log, w, cause) })
 		w.proc.Close()
@@ -153,11 +151,9 @@ func (w *worker) finish(cause error) {
 // end ends a worker that runs nothing by its own means: its exit handlers run.
 func (w *worker) end() {
 	w.send(frame.Header{Type: frame.Exit}, nil, nil)
-	timer := time.NewTimer(w.pool.cfg.Grace)
-	defer timer.Stop()
 	select {
 	case <-w.proc.Done():
-	case <-timer.C:
+	case <-time.After(w.pool.cfg.Grace):
 	}
 	w.finish(nil)
 }

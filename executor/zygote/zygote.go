@@ -329,8 +329,6 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 		z.forget(p)
 		return nil, fmt.Errorf("%w: %w", errNoFork, err)
 	}
-	timer := time.NewTimer(30 * time.Second)
-	defer timer.Stop()
 	select {
 	case m := <-z.forked:
 		if m.failed != "" {
@@ -342,7 +340,7 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 		}
 		return sandbox.NewHandle(m.fd, m.pid), nil
 	case <-z.proc.Done():
-	case <-timer.C:
+	case <-time.After(30 * time.Second):
 		_ = z.conn.Close() // it does not answer: it is of no more use
 	}
 	z.forget(p)
