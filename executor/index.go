@@ -180,7 +180,7 @@ func realPath(dir string) (string, error) {
 
 // workerEnv is all that a worker sees of an environment. bin comes first on PATH,
 // as in an activated environment: programs of the dependencies are found. Later vars
-// go over earlier ones.
+// replace earlier ones.
 func (x *Executor) workerEnv(bin string, vars ...map[string]string) []string {
 	env := map[string]string{
 		"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",

@@ -39,7 +39,7 @@
 //	──> [ starting ] ──> [ idle ] ──> [ busy ] ──> [ idle ]
 //	        │               │           │  │
 //	        │               │           │  │ recycled, End, used up by its call,
-//	        │               │           │  │ grace over, session over
+//	        │               │           │  │ grace passed, session ended
 //	        │               │           │  v
 //	        │               │           │ [ retired ]  takes no further call
 //	        │               │           │     │ last answer

@@ -406,7 +406,7 @@ func (p *Pool) End() {
 func (p *Pool) Gone() <-chan struct{} { return p.gone }
 
 // Close refuses further calls, fails those in the queue, kills the workers and
-// waits until what the pool runs is over. Calls that workers have fail, which is
+// waits until what the pool runs has ended. Calls that workers have fail, which is
 // not counted as a crash.
 func (p *Pool) Close() {
 	p.refuse(func(s *state) {
@@ -418,7 +418,7 @@ func (p *Pool) Close() {
 	p.Wait()
 }
 
-// Wait waits until what an ended pool runs is over.
+// Wait waits until what an ended pool runs has ended too.
 func (p *Pool) Wait() {
 	p.wg.Wait()
 	p.mu.Lock()

@@ -56,7 +56,7 @@ type state struct {
 	failedAt time.Time // the last of the crashes
 	nextTry  time.Time // no worker is started before, see pause
 
-	// What is to be done when the update is over.
+	// What is to be done after the update.
 	granted   []*job        // calls whose frames are to be sent
 	starts    int           // workers to start
 	dismissed []*worker     // workers to be told to end
@@ -372,8 +372,8 @@ const (
 func (s *state) crashed() {
 	s.crashes++
 	s.failedAt = time.Now()
-	if over := s.crashes - freeCrashes; over > 0 {
-		wait := min(firstBackoff<<min(over-1, 16), lastBackoff)
+	if excess := s.crashes - freeCrashes; excess > 0 {
+		wait := min(firstBackoff<<min(excess-1, 16), lastBackoff)
 		s.nextTry = s.failedAt.Add(wait/2 + rand.N(wait/2+1)) //nolint:gosec // jitter
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -35,10 +34,8 @@ func (s Survey) Effective(asked tool.Sandbox) (effective tool.Sandbox, reasons [
 		if why == "" {
 			return sandboxes[at], reasons
 		}
-		if reason := fmt.Sprintf("sandbox level %s: %s", sandboxes[at], why); !slices.ContainsFunc(reasons, func(one string) bool {
-			return strings.HasSuffix(one, ": "+why)
-		}) {
-			reasons = append(reasons, reason)
+		if len(reasons) == 0 || why != s.lacks[sandboxes[at+1]] { // said of the tighter one
+			reasons = append(reasons, fmt.Sprintf("sandbox level %s: %s", sandboxes[at], why))
 		}
 	}
 	return tool.SandboxNone, reasons
@@ -93,15 +90,7 @@ func (s *Spawner) lacking(box tool.Sandbox) string {
 		namespaces = "mount, IPC and UTS"
 	}
 	if err != nil {
-		return fmt.Sprintf("the system refuses %s namespaces: %v", namespaces, cause(err))
+		return fmt.Sprintf("the system refuses %s namespaces: %v", namespaces, errors.Unwrap(err)) // of its *os.PathError
 	}
 	return ""
-}
-
-func cause(err error) error {
-	var path *os.PathError
-	if errors.As(err, &path) {
-		return path.Err
-	}
-	return err
 }

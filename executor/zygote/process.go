@@ -70,15 +70,11 @@ func newProcess(log *slog.Logger, id uint64) (p *Process, theirs []*os.File, err
 			p.closeChannels()
 		}
 	}()
-	for _, channel := range []struct {
-		ours **os.File
-		end  sandbox.End
-	}{{&p.in, sandbox.WriteEnd}, {&p.out, sandbox.ReadEnd}, {&p.stdout, sandbox.ReadEnd}, {&p.stderr, sandbox.ReadEnd}} {
-		var end *os.File
-		if *channel.ours, end, err = sandbox.NewPipe(channel.end); err != nil {
-			return nil, theirs, err
-		}
-		theirs = append(theirs, end)
+	theirs, err = sandbox.NewPipes([]sandbox.Channel{
+		{Ours: &p.in, End: sandbox.WriteEnd}, {Ours: &p.out, End: sandbox.ReadEnd}, {Ours: &p.stdout, End: sandbox.ReadEnd}, {Ours: &p.stderr, End: sandbox.ReadEnd},
+	})
+	if err != nil {
+		return nil, theirs, err
 	}
 	if p.page, err = sandbox.NewPage(); err != nil {
 		return nil, theirs, err

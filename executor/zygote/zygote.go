@@ -310,11 +310,9 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 	if err != nil {
 		return nil, err
 	}
-	fds := make([]int, len(files))
-	for i, f := range files {
-		if fds[i], err = sandbox.Fd(f); err != nil {
-			return nil, err
-		}
+	rights, err := sandbox.Rights(files)
+	if err != nil {
+		return nil, err
 	}
 	message := frame.Fork
 	if become {
@@ -325,7 +323,7 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 	z.solo = become
 	z.mu.Unlock()
 	data := frame.Append(nil, frame.Header{Type: message, ID: p.id}, body)
-	if _, _, err := z.conn.WriteMsgUnix(data, unix.UnixRights(fds...), nil); err != nil {
+	if _, _, err := z.conn.WriteMsgUnix(data, rights, nil); err != nil {
 		z.forget(p)
 		return nil, fmt.Errorf("%w: %w", errNoFork, err)
 	}
