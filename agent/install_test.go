@@ -200,7 +200,7 @@ func TestBadInputLeavesNothing(t *testing.T) {
 	nc := s.Connect(t)
 	good := repository(t, "good", map[string]string{"tools.toml": working, "t.py": "def tool(): pass\n"})
 	meshtest.Until(t, "what an agent prepares at its start is there", func() bool {
-		compiled, _ := filepath.Glob(filepath.Join(dir, "executor", "worker", "*", "*", "compiled.*"))
+		compiled, _ := filepath.Glob(filepath.Join(dir, "executor", "worker", "*", "compiled.*"))
 		return len(compiled) > 0 && len(processesOf(t, dir)) == 0
 	})
 	for _, tc := range badInputs {

@@ -63,14 +63,8 @@ type Call struct {
 
 // Stats is a moment's view of an [Index].
 type Stats struct {
-	Workers  int   // processes that take calls
-	Starting int   // processes on their way
-	Busy     int   // calls in workers
-	Waiting  int   // calls in the queue
-	Restarts int   // workers that ended without being told to, since Open
-	Recycled int   // workers that were replaced for their calls, age or memory, since Open
-	Pids     []int // of the workers
-	Root     int   // pid of the process above them all
+	pool.Stats     // of all its pools
+	Root       int // pid of the process above them all
 	// ForkUnsafe is why tools of the index are not forked; empty when all are.
 	ForkUnsafe string
 	// Quarantined are the tools whose calls are refused for a while, because they

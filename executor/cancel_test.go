@@ -120,16 +120,16 @@ async def ablock():
     print("blocking", flush=True)
     time.sleep(60)
 
-def deaf():
+def ignoring():
     # What comes meanwhile is lost, as between a look at signals and a sleep.
     ours = signal.signal(signal.SIGURG, signal.SIG_IGN)
-    print("deaf", flush=True)
+    print("ignoring", flush=True)
     time.sleep(0.5)
     signal.signal(signal.SIGURG, ours)
     time.sleep(60)
 
-async def adeaf():
-    deaf()
+async def aignoring():
+    ignoring()
 
 async def ahold():
     import ctypes
@@ -168,9 +168,9 @@ async def how_many_aclosed():
 `
 
 var slowNames = []string{
-	"spin", "sleep", "retry", "stubborn", "forever", "how_many_closed", "cleanup", "ok", "chatty", "deaf",
+	"spin", "sleep", "retry", "stubborn", "forever", "how_many_closed", "cleanup", "ok", "chatty", "ignoring",
 	"tidies", "gtidies", "atidies",
-	"adeaf", "asleep", "aok", "ablock", "ahold", "astubborn", "acancel", "aforever", "how_many_aclosed",
+	"aignoring", "asleep", "aok", "ablock", "ahold", "astubborn", "acancel", "aforever", "how_many_aclosed",
 }
 
 // cancelRunning cancels a call once it has printed something.
@@ -211,7 +211,7 @@ func TestCancelStopsTheWorkAndTheWorkerGoesOn(t *testing.T) {
 		o.Logger, o.Grace = slog.New(&blocked), 30*time.Second
 	}), slowTools, slowNames...)
 	begun := ix.Stats().Pids
-	for _, tool := range []string{"t.spin", "t.sleep", "t.retry", "t.chatty", "t.deaf", "t.asleep", "t.ablock", "t.adeaf"} {
+	for _, tool := range []string{"t.spin", "t.sleep", "t.retry", "t.chatty", "t.ignoring", "t.asleep", "t.ablock", "t.aignoring"} {
 		if e := cancelRunning(t, ix, tool, `{}`); e.Details["killed"] != nil {
 			t.Errorf("%s: its worker was killed; an exception should have sufficed", tool)
 		}
@@ -268,7 +268,7 @@ func TestARefusedItemIsTheOutcomeThoughTheWorkerIsKilled(t *testing.T) {
 	ix := openModule(t, newExecutor(t, func(o *executor.Options) { o.Grace = 100 * time.Millisecond }), `
 import asyncio, time
 
-def deaf():
+def ignoring():
     yield 1
     while True:
         try:
@@ -276,7 +276,7 @@ def deaf():
         except BaseException:
             pass
 
-async def adeaf():
+async def aignoring():
     yield 1
     while True:
         try:
@@ -286,8 +286,8 @@ async def adeaf():
 
 def ok():
     return 1
-`, "deaf", "adeaf", "ok")
-	for _, name := range []string{"t.deaf", "t.adeaf"} {
+`, "ignoring", "aignoring", "ok")
+	for _, name := range []string{"t.ignoring", "t.aignoring"} {
 		enough := errors.New("enough")
 		sink := &collector{onItem: func(context.Context, json.RawMessage) error { return enough }}
 		if _, err := ix.Call(t.Context(), executor.Call{Tool: name, Stream: true}, sink); err != enough { //nolint:errorlint // as it is

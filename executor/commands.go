@@ -2,7 +2,6 @@ package executor
 
 import (
 	"log/slog"
-	"maps"
 	"path/filepath"
 
 	"github.com/toolmesh/toolmesh"
@@ -52,10 +51,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 		Spawner: x.spawner, Groups: x.groups,
 		// What the index's tools see, and the name of the environment that they run in.
 		Environ: func(vars map[string]string) []string {
-			all := map[string]string{"VIRTUAL_ENV": spec.Env.Dir}
-			maps.Copy(all, spec.Vars)
-			maps.Copy(all, vars)
-			return x.workerEnv(filepath.Join(spec.Env.Dir, "bin"), all)
+			return x.workerEnv(filepath.Join(spec.Env.Dir, "bin"), map[string]string{"VIRTUAL_ENV": spec.Env.Dir}, spec.Vars, vars)
 		},
 		Redact: output.NewRedactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
 		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace,

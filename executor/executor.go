@@ -126,18 +126,20 @@ type (
 	Env = venv.Env
 	// Step is progress of a lock or an environment, for people.
 	Step = venv.Step
+
+	venvs = venv.Store
 )
 
 // Executor makes environments and serves indexes in a folder of its own. Its
 // methods may be called concurrently.
 type Executor struct {
+	*venvs
 	opts    Options
 	log     *slog.Logger
 	dir     string
 	files   string // the folder that holds the worker package
 	spawner *sandbox.Spawner
 	groups  *cgroup.Tree // of no kind where there are none
-	venvs   *venv.Store
 	zygotes *zygote.Starter
 
 	mu       sync.Mutex
@@ -211,23 +213,6 @@ func writeWorker(dir string) error {
 	return os.CopyFS(folder, files)
 }
 
-// Lock resolves the dependencies that sourceDir declares, for every platform and
-// every Python that the constraint allows, with the hashes of every file. Where
-// nothing is declared it runs nothing, and the lock has no requirements.
-//
-// python is a version constraint like ">=3.11"; empty means what the source
-// declares, or any. progress may be nil. Errors are install_failed.
-func (x *Executor) Lock(ctx context.Context, sourceDir, python string, progress func(Step)) (Lock, error) {
-	return x.venvs.Lock(ctx, sourceDir, python, progress)
-}
-
-// LockRequirements resolves requirements that no file of their own declares, as
-// [Executor.Lock] does. name is what declares them, for messages. Each
-// requirement is one line of a requirements file that is no option.
-func (x *Executor) LockRequirements(ctx context.Context, name, python string, requirements []string, progress func(Step)) (Lock, error) {
-	return x.venvs.LockRequirements(ctx, name, python, requirements, progress)
-}
-
 // Environment makes the environment that a lock describes, or finds it: equal
 // locks share one, but for editable requirements, which are used where they lie.
 // What a stopped build left is built anew. sourceDir is where relative paths in
@@ -247,15 +232,6 @@ func (x *Executor) Prepare(ctx context.Context) {
 		x.zygotes.Warm(python, x.defaultSandbox)
 	}
 }
-
-// Release gives up an environment, once for each time that it was asked for, when
-// nothing runs in it any more.
-func (x *Executor) Release(env *Env) { x.venvs.Release(env) }
-
-// RemoveUnused removes the environments that have been given up for so long, and
-// at once those that an earlier process left and that nobody has asked for since:
-// call it when everybody has.
-func (x *Executor) RemoveUnused(age time.Duration) { x.venvs.RemoveUnused(age) }
 
 // Command runs a command of an index, like its init, in its folder: it sees
 // what the index's tools see, with the environment's programs first on PATH.

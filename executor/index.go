@@ -98,8 +98,9 @@ type Index struct {
 	unavailable []Unavailable
 	groups      []*group
 
-	stop chan struct{}  // closed when the index is
-	wg   sync.WaitGroup // Open, the end of idle sessions, ended pools
+	alive context.Context //nolint:containedctx // until the index is closed
+	stop  context.CancelFunc
+	wg    sync.WaitGroup // Open, the end of idle sessions, ended pools
 
 	poolsMu sync.Mutex
 	pools   map[poolKey]*pool.Pool
@@ -128,9 +129,10 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 		return nil, openFailed(spec, err)
 	}
 	ix := &Index{
-		x: x, spec: spec, stop: make(chan struct{}), drained: make(chan struct{}),
+		x: x, spec: spec, drained: make(chan struct{}),
 		log: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
 	}
+	ix.alive, ix.stop = context.WithCancel(context.Background())
 	ix.pools = map[poolKey]*pool.Pool{}
 	ix.sessions.by, ix.sessions.taken = map[poolKey]*sessionPool{}, map[poolKey]*sessionPool{}
 	ix.redact = output.NewRedactor(spec.secrets())
@@ -177,8 +179,9 @@ func realPath(dir string) (string, error) {
 }
 
 // workerEnv is all that a worker sees of an environment. bin comes first on PATH,
-// as in an activated environment: programs of the dependencies are found.
-func (x *Executor) workerEnv(bin string, vars map[string]string) []string {
+// as in an activated environment: programs of the dependencies are found. Later vars
+// replace earlier ones.
+func (x *Executor) workerEnv(bin string, vars ...map[string]string) []string {
 	env := map[string]string{
 		"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
 		"NUMEXPR_NUM_THREADS": "1", "VECLIB_MAXIMUM_THREADS": "1",
@@ -192,7 +195,9 @@ func (x *Executor) workerEnv(bin string, vars map[string]string) []string {
 			env[name] = value
 		}
 	}
-	maps.Copy(env, vars)
+	for _, more := range vars {
+		maps.Copy(env, more)
+	}
 	list := make([]string, 0, len(env))
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		list = append(list, name+"="+env[name])
@@ -212,14 +217,13 @@ func (ix *Index) group(root string) error {
 		if err := policy.check(); err != nil {
 			return fmt.Errorf("the policy of %s: %w", name, err)
 		}
-		vars := merged(ix.spec.Vars, policy.Vars)
-		key := groupKey{sandbox: policy.Sandbox, env: profile(vars)}
+		env := ix.x.workerEnv(filepath.Dir(ix.spec.Env.Python), ix.spec.Vars, policy.Vars)
+		key := groupKey{sandbox: policy.Sandbox, env: strings.Join(env, "\x00")}
 		g := byKey[key]
 		if g == nil {
 			g = &group{key: key, config: zygote.Config{
 				Logger: ix.log, Redact: ix.redact, Python: ix.spec.Env.Python, Root: root, Paths: paths,
-				Env:     ix.x.workerEnv(filepath.Dir(ix.spec.Env.Python), vars),
-				Sandbox: key.sandbox,
+				Env: env, Sandbox: key.sandbox,
 			}}
 			byKey[key] = g
 			ix.groups = append(ix.groups, g)
@@ -233,8 +237,9 @@ func (ix *Index) group(root string) error {
 }
 
 func (ix *Index) open(ctx context.Context) error {
-	ctx, cancel := ix.untilStop(ctx)
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	defer context.AfterFunc(ix.alive, cancel)()
 	ix.byName = map[string]*served{}
 	for _, g := range ix.groups {
 		if err := ix.openGroup(ctx, g); err != nil {
@@ -398,20 +403,6 @@ func (ix *Index) everyPool() map[poolKey]*pool.Pool {
 	return maps.Clone(ix.pools)
 }
 
-// untilStop gives a context that also ends when the index is closed. Called on
-// a goroutine that wg counts.
-func (ix *Index) untilStop(parent context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(parent)
-	ix.wg.Go(func() {
-		select {
-		case <-ix.stop:
-			cancel()
-		case <-ctx.Done():
-		}
-	})
-	return ctx, cancel
-}
-
 // maintain ends what sessions left idle.
 func (ix *Index) maintain() {
 	ticks := time.Tick(max(ix.x.opts.IdleAfter/4, time.Millisecond))
@@ -419,7 +410,7 @@ func (ix *Index) maintain() {
 		select {
 		case <-ticks:
 			ix.expireSessions()
-		case <-ix.stop:
+		case <-ix.alive.Done():
 			return
 		}
 	}
@@ -551,7 +542,7 @@ func (ix *Index) Close(ctx context.Context) error {
 		}
 	}
 	ix.closeOnce.Do(func() {
-		close(ix.stop)
+		ix.stop()
 		ix.poolsMu.Lock()
 		ix.ended = true
 		ix.poolsMu.Unlock()
@@ -573,14 +564,7 @@ func (ix *Index) Close(ctx context.Context) error {
 func (ix *Index) Stats() Stats {
 	var s Stats
 	for _, p := range ix.everyPool() {
-		one := p.Stats()
-		s.Workers += one.Workers
-		s.Starting += one.Starting
-		s.Busy += one.Busy
-		s.Waiting += one.Waiting
-		s.Restarts += one.Restarts
-		s.Recycled += one.Recycled
-		s.Pids = append(s.Pids, one.Pids...)
+		s.Add(p.Stats())
 	}
 	for i := range ix.tools {
 		if name := ix.tools[i].Name; ix.byName[name].quarantine.Active() {

@@ -72,7 +72,7 @@ def endless():
         n += 1
         yield n
 
-def deaf():
+def ignoring():
     while True:
         try:
             print("begun", flush=True)
@@ -107,7 +107,7 @@ async def anap(n: float):
 `
 
 var stateNames = []string{
-	"t.count", "t.acount", "t.each", "t.aeach", "t.me", "t.ame", "t.born", "t.draw", "t.long", "t.along", "t.endless", "t.deaf",
+	"t.count", "t.acount", "t.each", "t.aeach", "t.me", "t.ame", "t.born", "t.draw", "t.long", "t.along", "t.endless", "t.ignoring",
 	"t.talk", "t.fail", "t.die", "t.note", "t.nap", "t.anap",
 }
 
@@ -198,13 +198,13 @@ func TestSingleUseWorkersAreCancelled(t *testing.T) {
 			cancelled := func(grace time.Duration, names ...string) *executor.Index {
 				ix := openIsolated(t, executor.Policy{Isolation: isolation}, func(o *executor.Options) { o.Grace = grace })
 				for _, name := range names {
-					if e := cancelRunning(t, ix, name, `{}`); (e.Details["killed"] == true) != (name == "t.deaf") {
+					if e := cancelRunning(t, ix, name, `{}`); (e.Details["killed"] == true) != (name == "t.ignoring") {
 						t.Errorf("%s: got %v %v", name, e, e.Details)
 					}
 				}
 				return ix
 			}
-			cancelled(100*time.Millisecond, "t.deaf")
+			cancelled(100*time.Millisecond, "t.ignoring")
 			ix := cancelled(30*time.Second, "t.long", "t.along")
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()

@@ -2,10 +2,6 @@ package executor
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
-	"maps"
-	"slices"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/tool"
@@ -52,7 +48,7 @@ func (p Policy) check() error {
 // tools that differ in it never share a process, not even while they are imported.
 type groupKey struct {
 	sandbox tool.Sandbox
-	env     string // digest of the environment: it may hold secrets
+	env     string // all variables
 }
 
 // poolKey is what all calls of a pool have in common.
@@ -65,21 +61,4 @@ type poolKey struct {
 	affinity  tool.Affinity
 	tool      string // of isolation fresh: its workers import nothing else
 	suspect   string // the one tool whose calls run there, because it may have crashed others
-}
-
-// profile is the digest of an environment.
-func profile(vars map[string]string) string {
-	digest := sha256.New()
-	for _, name := range slices.Sorted(maps.Keys(vars)) {
-		digest.Write([]byte(name + "\x00" + vars[name] + "\x00"))
-	}
-	return hex.EncodeToString(digest.Sum(nil))
-}
-
-// merged is base with more on top.
-func merged(base, more map[string]string) map[string]string {
-	all := map[string]string{}
-	maps.Copy(all, base)
-	maps.Copy(all, more)
-	return all
 }

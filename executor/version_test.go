@@ -26,7 +26,7 @@ func TestAWorkerOfAnotherVersionIsRefused(t *testing.T) {
 			t.Errorf("close: %v", err)
 		}
 	})
-	files, err := filepath.Glob(filepath.Join(dir, "worker", "*", "_toolmesh_worker", "wire", "frames.py"))
+	files, err := filepath.Glob(filepath.Join(dir, "worker", "_toolmesh_worker", "wire", "frames.py"))
 	if err != nil || len(files) != 1 {
 		t.Fatalf("the worker's files: %v, %v", files, err)
 	}

@@ -313,7 +313,6 @@ func (t *Tree) below(dir string, end time.Time) {
 
 // remove removes a group and ends what still runs there, trying until end.
 func (t *Tree) remove(dir string, end time.Time) {
-	var timer *time.Timer
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
 		err := t.kernel.rmdir(dir)
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
@@ -325,13 +324,7 @@ func (t *Tree) remove(dir string, end time.Time) {
 		}
 		t.empty(dir)
 		t.below(dir, end)
-		if timer == nil {
-			timer = time.NewTimer(wait)
-			defer timer.Stop()
-		} else {
-			timer.Reset(wait)
-		}
-		<-timer.C
+		time.Sleep(wait)
 	}
 }
 

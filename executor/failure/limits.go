@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Who found that a call took too much memory: the detail "source" of its error.
@@ -17,10 +18,22 @@ func exceeded(code toolmesh.Code, tool, format string, args ...any) *toolmesh.Er
 		WithDetail("tool", tool)
 }
 
-// OutOfMemory makes the error of a call that took more than limit bytes.
-func OutOfMemory(tool string, limit, peak int64, source string) *toolmesh.Error {
+func outOfMemory(tool string, limit, peak int64, source string) *toolmesh.Error {
 	return exceeded(toolmesh.CodeWorkerOutOfMemory, tool, "the call took %d bytes of memory, more than its limit of %d", peak, limit).
 		WithDetail("limit", limit).WithDetail("peak", peak).WithDetail("source", source)
+}
+
+// Exceeded is the error of a call that must not go on for what its processes take:
+// memory, in bytes, and tasks. nil if it may.
+func Exceeded(name string, limits tool.Limits, memory int64, tasks int) *toolmesh.Error {
+	switch {
+	case limits.Memory > 0 && memory > int64(limits.Memory):
+		return outOfMemory(name, int64(limits.Memory), memory, SourceWatchdog)
+	case limits.Pids > 0 && tasks > limits.Pids:
+		return exceeded(toolmesh.CodeToolError, name, "the call had %d processes and threads, more than its limit of %d; it was stopped",
+			tasks, limits.Pids).WithDetail("limit", "pids").WithDetail("max", limits.Pids)
+	}
+	return nil
 }
 
 // Starved makes the error of a call of which the kernel killed a process for want
@@ -28,7 +41,7 @@ func OutOfMemory(tool string, limit, peak int64, source string) *toolmesh.Error 
 // the whole machine had no more.
 func Starved(tool string, limit, peak int64, reached bool) *toolmesh.Error {
 	if reached {
-		return OutOfMemory(tool, limit, max(peak, limit), SourceCgroup)
+		return outOfMemory(tool, limit, max(peak, limit), SourceCgroup)
 	}
 	return exceeded(toolmesh.CodeWorkerOutOfMemory, tool,
 		"the machine ran out of memory, and the kernel ended the call, which had taken %d bytes of its limit of %d", max(peak, 0), limit).
@@ -39,11 +52,4 @@ func Starved(tool string, limit, peak int64, reached bool) *toolmesh.Error {
 func OutOfTime(tool string, limit, used time.Duration) *toolmesh.Error {
 	return exceeded(toolmesh.CodeDeadlineExceeded, tool, "the call used %v of processor time, more than its limit of %v",
 		used.Round(time.Millisecond), limit).WithDetail("limit", "cpu_time").WithDetail("max", limit.String())
-}
-
-// TooManyProcesses makes the error of a call that had more processes and threads
-// than limit.
-func TooManyProcesses(tool string, limit, had int) *toolmesh.Error {
-	return exceeded(toolmesh.CodeToolError, tool, "the call had %d processes and threads, more than its limit of %d; it was stopped",
-		had, limit).WithDetail("limit", "pids").WithDetail("max", limit)
 }

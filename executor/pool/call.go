@@ -93,7 +93,7 @@ type job struct {
 func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, error) {
 	j := &job{Call: call, id: p.nextCall.Add(1)}
 	j.Depth = max(j.Depth, 0)
-	j.nesting.ctx = ctx
+	j.nesting.above = ctx
 	defer j.endNested()
 	if len(call.VarArgs) > 0 && string(call.VarArgs) != "[]" {
 		j.flags |= frame.FlagMeta

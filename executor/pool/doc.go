@@ -26,7 +26,7 @@
 //	  │    of a session   │                         │ ctx ends,    [ running ] <─┐ signalled
 //	  │    lost, must not │                         │ pool ends       │  │  └────┘ again
 //	  │    wait)          │                         v                 │  │ ctx ends, limit
-//	  └───────────────────┴── a worker has room ──> over              │  v exceeded, End
+//	  └───────────────────┴── a worker has room ──> ended             │  v exceeded, End
 //	                                                 ^                │ [ cancelled ]
 //	                                                 │  the worker's  │  │
 //	                                                 ├── answer ──────┴──┤
@@ -39,7 +39,7 @@
 //	──> [ starting ] ──> [ idle ] ──> [ busy ] ──> [ idle ]
 //	        │               │           │  │
 //	        │               │           │  │ recycled, End, used up by its call,
-//	        │               │           │  │ grace over, session over
+//	        │               │           │  │ grace passed, session ended
 //	        │               │           │  v
 //	        │               │           │ [ retired ]  takes no further call
 //	        │               │           │     │ last answer
@@ -63,8 +63,7 @@
 //     from it (of plain functions the caller's own, of coroutines one for all its calls),
 //     or the one that waits for the process, if nobody reads.
 //   - Nothing waits with the lock held: frames are written without blocking, and signals
-//     do not block. Locks are taken in this order: logMu and the lock of a call's nested
-//     calls, then the pool's, then writeMu and nestMu.
+//     do not block. Locks are taken in this order: logMu, then the pool's, then writeMu.
 //   - Calls that tools make do not wait for each other in a circle: see admission.go.
 //   - Close ends every goroutine: each belongs to the pool's wait group.
 //

@@ -32,12 +32,12 @@ type Nested interface {
 // nesting is the calls that the tool of one call makes. A tool that makes none
 // costs nothing.
 type nesting struct {
-	ctx context.Context //nolint:containedctx // of the call: the goroutine that reads for all of a worker begins its nested calls
-
-	mu    sync.Mutex
-	open  map[uint64]*nestedCall
-	ended bool // the call has ended: no further ones
+	above context.Context //nolint:containedctx // of the call: the goroutine that reads for all of a worker begins its nested calls
 	wg    sync.WaitGroup
+
+	// Guarded by update until the call has ended.
+	ctx    context.Context //nolint:containedctx // of all of them; nil until there is one
+	cancel context.CancelFunc
 }
 
 // nestedCall is one call that a tool makes.
@@ -65,9 +65,8 @@ func (w *worker) nested(h frame.Header, body []byte) error {
 	if h.Type == frame.NestedCall {
 		return w.beginNested(h, body)
 	}
-	w.nestMu.Lock()
-	n := w.nests[h.ID]
-	w.nestMu.Unlock()
+	var n *nestedCall
+	w.pool.read(func(*state) { n = w.nests[h.ID] })
 	switch {
 	case n == nil: // it has just ended
 	case h.Type == frame.NestedCancel:
@@ -93,82 +92,78 @@ func (w *worker) beginNested(h frame.Header, body []byte) error {
 		return fmt.Errorf("the worker sent a nested call that cannot be read: %w", err)
 	}
 	args := append(json.RawMessage(nil), body[4+size:]...)
-	w.nestMu.Lock()
-	_, twice := w.nests[h.ID]
-	w.nestMu.Unlock()
-	if twice {
-		return fmt.Errorf("the worker sent nested call %d twice", h.ID)
-	}
 	j := w.find(about.Call)
 	if j == nil {
 		w.nestedFailed(h.ID, errCallEnded)
 		return nil
 	}
 	n := &nestedCall{id: h.ID, w: w, j: j, credit: window, more: make(chan struct{}, 1)}
-	if err := j.begin(n, about, args, h.Flags&frame.FlagStream != 0); err != nil {
-		w.nestedFailed(h.ID, err)
+	var refused error
+	twice := false
+	w.pool.update(func(s *state) {
+		if _, twice = w.nests[n.id]; twice {
+			return
+		}
+		var ctx context.Context
+		if ctx, refused = s.beginNested(n, time.Duration(about.TimeoutMS)*time.Millisecond); refused != nil {
+			return
+		}
+		j.nesting.wg.Go(func() {
+			if h.Flags&frame.FlagStream != 0 {
+				n.stream(ctx, about.Tool, args)
+			} else {
+				n.unary(ctx, about.Tool, args)
+			}
+		})
+	})
+	if twice {
+		return fmt.Errorf("the worker sent nested call %d twice", n.id)
+	}
+	if refused != nil {
+		w.nestedFailed(n.id, refused)
 	}
 	return nil
 }
 
 var (
-	errCallEnded     = failure.NotStarted(toolmesh.CodeCancelled, "the call that this code belongs to is over")
+	errCallEnded     = failure.NotStarted(toolmesh.CodeCancelled, "the call that this code belongs to has ended")
 	errNoNested      = failure.Unavailable("tools cannot call others here: they run outside of a mesh")
 	errTooManyNested = failure.NotStarted(toolmesh.CodeBusy, "the tool has %d calls open at once: wait for some of them", maxNested).
 				WithDetail("limit", "nested")
 )
 
-// begin starts a nested call; end waits for it.
-func (j *job) begin(n *nestedCall, about nestedAbout, args json.RawMessage, stream bool) error {
-	s := &j.nesting
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// beginNested notes a nested call, whose context it returns. A timeout of 0 is as
+// long as the call above has.
+func (s *state) beginNested(n *nestedCall, timeout time.Duration) (ctx context.Context, err error) {
+	j := n.j
 	switch {
-	case s.ended:
-		return errCallEnded
+	case j.worker != n.w:
+		return nil, errCallEnded
 	case j.Nested == nil:
-		return errNoNested
-	case len(s.open) >= maxNested:
-		return errTooManyNested
+		return nil, errNoNested
+	case j.open >= maxNested:
+		return nil, errTooManyNested
 	}
-	ctx := s.ctx
-	if about.TimeoutMS > 0 {
-		ctx, n.cancel = context.WithTimeout(ctx, time.Duration(about.TimeoutMS)*time.Millisecond)
+	if j.nesting.ctx == nil {
+		j.nesting.ctx, j.nesting.cancel = context.WithCancel(j.nesting.above)
+	}
+	if timeout > 0 {
+		ctx, n.cancel = context.WithTimeout(j.nesting.ctx, timeout)
 	} else {
-		ctx, n.cancel = context.WithCancel(ctx)
-	}
-	if s.open == nil {
-		s.open = map[uint64]*nestedCall{}
-	}
-	s.open[n.id] = n
-	n.w.nestMu.Lock()
-	if n.w.nests == nil {
-		n.w.nests = map[uint64]*nestedCall{}
+		ctx, n.cancel = context.WithCancel(j.nesting.ctx)
 	}
 	n.w.nests[n.id] = n
-	n.w.nestMu.Unlock()
-	n.w.pool.update(func(s *state) { s.opened(j, 1) })
-	s.wg.Go(func() {
-		if stream {
-			n.stream(ctx, about.Tool, args)
-		} else {
-			n.unary(ctx, about.Tool, args)
-		}
-	})
-	return nil
+	s.opened(j, 1)
+	return ctx, nil
 }
 
-// endNested stops the calls that the call's tool has left open, and waits until
+// endNested stops the calls that an ended call's tool has left open, and waits until
 // they have ended.
 func (j *job) endNested() {
-	s := &j.nesting
-	s.mu.Lock()
-	s.ended = true
-	for _, n := range s.open {
-		n.cancel()
+	if j.nesting.cancel != nil {
+		j.nesting.cancel()
 	}
-	s.mu.Unlock()
-	s.wg.Wait()
+	j.nesting.wg.Wait()
 }
 
 func (n *nestedCall) unary(ctx context.Context, tool string, args json.RawMessage) {
@@ -204,20 +199,16 @@ func (n *nestedCall) stream(ctx context.Context, tool string, args json.RawMessa
 // finish takes a nested call that has ended off the lists. Its end is yet to be
 // sent.
 func (n *nestedCall) finish(err error) {
-	s := &n.j.nesting
-	if err != nil && s.ctx.Err() != nil {
+	if err != nil && n.j.nesting.above.Err() != nil {
 		// The call above is to stop, and its tool should not see this as a failure
 		// that it may go on after: so the order to stop goes first.
 		n.w.pool.interrupt(n.j)
 	}
 	n.cancel()
-	s.mu.Lock()
-	delete(s.open, n.id)
-	s.mu.Unlock()
-	n.w.nestMu.Lock()
-	delete(n.w.nests, n.id)
-	n.w.nestMu.Unlock()
-	n.w.pool.update(func(s *state) { s.opened(n.j, -1) })
+	n.w.pool.update(func(s *state) {
+		delete(n.w.nests, n.id)
+		s.opened(n.j, -1)
+	})
 }
 
 // spend takes size off the credit, once there is any.

@@ -346,7 +346,7 @@ func (w *worker) inCall() bool {
 	return slices.ContainsFunc(w.running(), func(j *job) bool { return w.begun(j) == toolmesh.StartedYes })
 }
 
-// Stats is a moment's view of a pool.
+// Stats is a moment's view of a pool, or of several.
 type Stats struct {
 	Workers  int   // that take calls
 	Starting int   // on their way
@@ -355,6 +355,17 @@ type Stats struct {
 	Restarts int   // workers that ended without being told to
 	Recycled int   // workers that were replaced for their calls, age or memory
 	Pids     []int // of the workers, those on their way out too
+}
+
+// Add adds those of another pool.
+func (s *Stats) Add(more Stats) {
+	s.Workers += more.Workers
+	s.Starting += more.Starting
+	s.Busy += more.Busy
+	s.Waiting += more.Waiting
+	s.Restarts += more.Restarts
+	s.Recycled += more.Recycled
+	s.Pids = append(s.Pids, more.Pids...)
 }
 
 // Stats is a moment's view.
@@ -395,7 +406,7 @@ func (p *Pool) End() {
 func (p *Pool) Gone() <-chan struct{} { return p.gone }
 
 // Close refuses further calls, fails those in the queue, kills the workers and
-// waits until what the pool runs is over. Calls that workers have fail, which is
+// waits until what the pool runs has ended. Calls that workers have fail, which is
 // not counted as a crash.
 func (p *Pool) Close() {
 	p.refuse(func(s *state) {
@@ -407,7 +418,7 @@ func (p *Pool) Close() {
 	p.Wait()
 }
 
-// Wait waits until what an ended pool runs is over.
+// Wait waits until what an ended pool runs has ended too.
 func (p *Pool) Wait() {
 	p.wg.Wait()
 	p.mu.Lock()

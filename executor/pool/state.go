@@ -56,7 +56,7 @@ type state struct {
 	failedAt time.Time // the last of the crashes
 	nextTry  time.Time // no worker is started before, see pause
 
-	// What is to be done when the update is over.
+	// What is to be done after the update.
 	granted   []*job        // calls whose frames are to be sent
 	starts    int           // workers to start
 	dismissed []*worker     // workers to be told to end
@@ -165,16 +165,18 @@ func (s *state) serves(w *worker) bool {
 	return !w.retired && (!w.blocked || s.cfg.holdsState())
 }
 
-// serving counts the workers that take calls.
-func (s *state) serving() int {
-	n := 0
+// count is how many of the workers are such.
+func (s *state) count(such func(w *worker) bool) (n int) {
 	for _, w := range s.workers {
-		if s.serves(w) {
+		if such(w) {
 			n++
 		}
 	}
 	return n
 }
+
+// serving counts the workers that take calls.
+func (s *state) serving() int { return s.count(s.serves) }
 
 // most is how many workers there may ever be.
 func (s *state) most() int {
@@ -199,13 +201,11 @@ func (s *state) limit() int {
 // occupied counts the workers whose call turned out to be a long one: the
 // average knows only of calls that have ended.
 func (s *state) occupied() int {
-	n, now := 0, time.Now()
-	for _, w := range s.workers {
-		if j := w.one; j != nil && !w.retired && j.open == 0 && now.Sub(j.since) > longCall {
-			n++
-		}
-	}
-	return n
+	now := time.Now()
+	return s.count(func(w *worker) bool {
+		j := w.one
+		return j != nil && !w.retired && j.open == 0 && now.Sub(j.since) > longCall
+	})
 }
 
 // settle gives queued calls to workers, compares the workers that are there with
@@ -275,13 +275,7 @@ func (s *state) restock() {
 
 // unused counts the workers that have got no call yet.
 func (s *state) unused() int {
-	n := 0
-	for _, w := range s.workers {
-		if !w.retired && w.places == 0 {
-			n++
-		}
-	}
-	return n
+	return s.count(func(w *worker) bool { return !w.retired && w.places == 0 })
 }
 
 func (s *state) start() {
@@ -378,8 +372,8 @@ const (
 func (s *state) crashed() {
 	s.crashes++
 	s.failedAt = time.Now()
-	if over := s.crashes - freeCrashes; over > 0 {
-		wait := min(firstBackoff<<min(over-1, 16), lastBackoff)
+	if excess := s.crashes - freeCrashes; excess > 0 {
+		wait := min(firstBackoff<<min(excess-1, 16), lastBackoff)
 		s.nextTry = s.failedAt.Add(wait/2 + rand.N(wait/2+1)) //nolint:gosec // jitter
 	}
 }

@@ -133,16 +133,7 @@ func (p *Pool) patrol() bool {
 // the calls measured: it says nothing about one that began when they had ended.
 func (p *Pool) check(w *worker, u sandbox.Usage, measured []*job) {
 	limits := p.cfg.Limits
-	memory := int64(0)
-	if limits.Memory > 0 {
-		memory = u.Memory - w.metering.base
-		if memory > int64(limits.Memory) && u.Processes > 1 {
-			// Children share pages with their parent: those count once.
-			if share, ok := w.proc.Share(); ok {
-				memory = min(memory, share)
-			}
-		}
-	}
+	memory := u.MemoryFor(int64(limits.Memory), w.metering.base, w.proc.Share)
 	p.update(func(s *state) {
 		jobs := w.running()
 		if w.stopping || !slices.ContainsFunc(jobs, func(j *job) bool { return slices.Contains(measured, j) }) {
@@ -153,12 +144,8 @@ func (p *Pool) check(w *worker, u sandbox.Usage, measured []*job) {
 		switch {
 		case w.starved():
 			fatal = w.starvation()
-		case limits.Memory > 0 && memory > int64(limits.Memory):
-			fatal = func(j *job) *toolmesh.Error {
-				return failure.OutOfMemory(j.Tool, int64(limits.Memory), memory, failure.SourceWatchdog)
-			}
-		case limits.Pids > 0 && u.Tasks > limits.Pids:
-			fatal = func(j *job) *toolmesh.Error { return failure.TooManyProcesses(j.Tool, limits.Pids, u.Tasks) }
+		case failure.Exceeded("", limits, memory, u.Tasks) != nil:
+			fatal = func(j *job) *toolmesh.Error { return failure.Exceeded(j.Tool, limits, memory, u.Tasks) }
 		}
 		if fatal != nil {
 			s.stopFor(p.log, w, jobs, fatal)

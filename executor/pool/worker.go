@@ -44,9 +44,6 @@ type worker struct {
 
 	current atomic.Pointer[job] // of plain functions: the call whose output is read
 
-	nestMu sync.Mutex
-	nests  map[uint64]*nestedCall // calls that its tools make
-
 	logMu sync.Mutex // output is handed over, and calls end, one at a time
 
 	writeMu   sync.Mutex
@@ -55,15 +52,16 @@ type worker struct {
 	calls     uint64 // CALL frames that were in it
 
 	// Guarded by update.
-	ready     bool            // it has said so
-	ended     bool            // its process has ended
-	retired   bool            // it takes no further call
-	stopping  bool            // told to end: its end is no crash
-	one       *job            // of plain functions: the call that it has
-	jobs      map[uint64]*job // of coroutines: those that it has
-	abandoned int             // calls that we no longer wait for but that it may still run
-	waiting   int             // calls whose tool waits for one that it made
-	places    uint64          // calls that it was given
+	ready     bool                   // it has said so
+	ended     bool                   // its process has ended
+	retired   bool                   // it takes no further call
+	stopping  bool                   // told to end: its end is no crash
+	one       *job                   // of plain functions: the call that it has
+	jobs      map[uint64]*job        // of coroutines: those that it has
+	nests     map[uint64]*nestedCall // calls that its tools make
+	abandoned int                    // calls that we no longer wait for but that it may still run
+	waiting   int                    // calls whose tool waits for one that it made
+	places    uint64                 // calls that it was given
 	idleSince time.Time
 	silent    int  // looks at an event loop since it was asked for a sign of life; 0 when it gave it
 	blocked   bool // it gave none for a while: it gets no new calls
@@ -77,7 +75,7 @@ func (p *Pool) newWorker() (*worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &worker{pool: p, proc: proc, gone: make(chan struct{}), tail: output.NewTail(p.cfg.Redact)}
+	w := &worker{pool: p, proc: proc, gone: make(chan struct{}), tail: output.NewTail(p.cfg.Redact), nests: map[uint64]*nestedCall{}}
 	w.reader = frame.NewReader(proc, p.cfg.MaxFrame)
 	if p.cfg.Async {
 		w.jobs = map[uint64]*job{}
@@ -134,15 +132,13 @@ func lastWords(text string) string {
 func (w *worker) finish(cause error) {
 	w.finishing.Do(func() {
 		w.proc.Kill()
-		timer := time.NewTimer(endTimeout)
 		select {
 		case <-w.proc.Done():
 			w.exit = w.proc.Exit()
-		case <-timer.C:
+		case <-time.After(endTimeout):
 			w.pool.log.Error("a killed worker did not end", slog.Int("pid", w.proc.Pid()))
 			w.exit = sandbox.Exit{Lost: true}
 		}
-		timer.Stop()
 		w.endOutput()
 		w.pool.update(func(s *state) { s.remove(w.pool.log, w, cause) })
 		w.proc.Close()
@@ -155,11 +151,9 @@ func (w *worker) finish(cause error) {
 // end ends a worker that runs nothing by its own means: its exit handlers run.
 func (w *worker) end() {
 	w.send(frame.Header{Type: frame.Exit}, nil, nil)
-	timer := time.NewTimer(w.pool.cfg.Grace)
-	defer timer.Stop()
 	select {
 	case <-w.proc.Done():
-	case <-timer.C:
+	case <-time.After(w.pool.cfg.Grace):
 	}
 	w.finish(nil)
 }

@@ -41,7 +41,7 @@ func (r *run) patrol(finished <-chan struct{}) {
 			return
 		case <-ticks:
 		}
-		u, ok := r.proc.Below()
+		u, ok := sandbox.UsageOf(r.proc.Pid(), false)
 		if !ok {
 			continue
 		}
@@ -71,19 +71,9 @@ func (r *run) patrol(finished <-chan struct{}) {
 // exceeds says which limit is exceeded, and whether the program has to go at once.
 func (r *run) exceeds(u sandbox.Usage) (exceeded *toolmesh.Error, fatal bool) {
 	limits := r.call.Limits
-	if memory := u.Memory; limits.Memory > 0 && memory > int64(limits.Memory) {
-		if u.Processes > 1 {
-			// Children share pages with their parent: those count once.
-			if share, ok := r.proc.BelowShare(); ok {
-				memory = min(memory, share)
-			}
-		}
-		if memory > int64(limits.Memory) {
-			return failure.OutOfMemory(r.call.Tool, int64(limits.Memory), memory, failure.SourceWatchdog), true
-		}
-	}
-	if limits.Pids > 0 && u.Tasks > limits.Pids {
-		return failure.TooManyProcesses(r.call.Tool, limits.Pids, u.Tasks), true
+	memory := u.MemoryFor(int64(limits.Memory), 0, func() (int64, bool) { return sandbox.ShareOf(r.proc.Pid(), false) })
+	if exceeded := failure.Exceeded(r.call.Tool, limits, memory, u.Tasks); exceeded != nil {
+		return exceeded, true
 	}
 	if limits.CPUTime > 0 && u.CPU > limits.CPUTime {
 		return failure.OutOfTime(r.call.Tool, limits.CPUTime, u.CPU), false

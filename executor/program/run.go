@@ -145,12 +145,10 @@ func (r *run) watch(ctx context.Context, finished <-chan struct{}) {
 	case <-ctx.Done():
 	}
 	_, _ = r.proc.Control.Write([]byte("T"))
-	grace := time.NewTimer(r.runner.cfg.Grace)
-	defer grace.Stop()
 	select {
 	case <-finished:
 	case <-r.runner.stop:
-	case <-grace.C:
+	case <-time.After(r.runner.cfg.Grace):
 	}
 	r.proc.Kill()
 }

@@ -136,7 +136,7 @@ func (b *Base) Start(box tool.Sandbox) (_ *Process, err error) {
 		return nil, err
 	}
 	defer func() {
-		closeAll(theirs)
+		CloseAll(theirs)
 		if err != nil {
 			p.closeChannels()
 			err = fmt.Errorf("copy the base process: %w", err)
@@ -149,13 +149,11 @@ func (b *Base) Start(box tool.Sandbox) (_ *Process, err error) {
 	if err != nil {
 		return nil, err
 	}
-	fds := make([]int, len(theirs))
-	for i, f := range theirs {
-		if fds[i], err = Fd(f); err != nil {
-			return nil, err
-		}
+	rights, err := Rights(theirs)
+	if err != nil {
+		return nil, err
 	}
-	pid, err := b.copy(message, fds)
+	pid, err := b.copy(message, rights)
 	if err != nil {
 		return nil, err
 	}
@@ -168,10 +166,10 @@ func (b *Base) Start(box tool.Sandbox) (_ *Process, err error) {
 }
 
 // copy has one copy made, and returns its process id.
-func (b *Base) copy(message []byte, fds []int) (int, error) {
+func (b *Base) copy(message, rights []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if _, _, err := b.conn.WriteMsgUnix(message, unix.UnixRights(fds...), nil); err != nil {
+	if _, _, err := b.conn.WriteMsgUnix(message, rights, nil); err != nil {
 		return 0, err
 	}
 	data, err := b.receive(copyTimeout)

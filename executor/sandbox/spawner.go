@@ -164,7 +164,7 @@ func (s *Spawner) Start(cmd Command) (_ *Process, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer closeAll(theirs)
+	defer CloseAll(theirs)
 	p.Level, err = s.start(func(level Level) error {
 		argv := append(append([]string{cmd.Path}, cmd.Args...), level.Mode())
 		proc, err := os.StartProcess(cmd.Path, argv, &os.ProcAttr{
@@ -198,18 +198,12 @@ func newProcess() (_ *Process, theirs []*os.File, err error) {
 	defer func() {
 		if err != nil {
 			p.closeChannels()
-			closeAll(theirs)
+			CloseAll(theirs)
 		}
 	}()
-	for _, channel := range []struct {
-		ours **os.File
-		end  End
-	}{{&p.Stdout, ReadEnd}, {&p.Stderr, ReadEnd}, {&p.lifeline, WriteEnd}} {
-		var end *os.File
-		if *channel.ours, end, err = NewPipe(channel.end); err != nil {
-			return nil, theirs, err
-		}
-		theirs = append(theirs, end)
+	theirs, err = NewPipes([]Channel{{&p.Stdout, ReadEnd}, {&p.Stderr, ReadEnd}, {&p.lifeline, WriteEnd}})
+	if err != nil {
+		return nil, theirs, err
 	}
 	conn, remote, err := socketPair(unix.SOCK_STREAM)
 	if err != nil {
@@ -219,15 +213,16 @@ func newProcess() (_ *Process, theirs []*os.File, err error) {
 	return p, slices.Insert(theirs, 2, remote), nil
 }
 
-func closeAll(files []*os.File) {
+// CloseAll closes files, of which some may be nil.
+func CloseAll(files []*os.File) {
 	for _, f := range files {
-		_ = f.Close() // nil included
+		_ = f.Close()
 	}
 }
 
 // closeChannels closes our ends of a process that has not been started.
 func (p *Process) closeChannels() {
-	closeAll([]*os.File{p.Stdout, p.Stderr, p.lifeline})
+	CloseAll([]*os.File{p.Stdout, p.Stderr, p.lifeline})
 	if p.Control != nil {
 		_ = p.Control.Close()
 	}
@@ -304,6 +299,25 @@ func NewPipe(end End) (ours, theirs *os.File, err error) {
 	return ours, theirs, nil
 }
 
+// Channel is a pipe to be made: where our end goes, and which that is.
+type Channel struct {
+	Ours **os.File
+	End  End
+}
+
+// NewPipes makes pipes as [NewPipe] does, and returns the children's ends, with an
+// error those that there are.
+func NewPipes(channels []Channel) (theirs []*os.File, err error) {
+	for _, channel := range channels {
+		var end *os.File
+		if *channel.Ours, end, err = NewPipe(channel.End); err != nil {
+			return theirs, err
+		}
+		theirs = append(theirs, end)
+	}
+	return theirs, nil
+}
+
 func socketPair(kind int) (*net.UnixConn, *os.File, error) {
 	syscall.ForkLock.RLock()
 	fds, err := unix.Socketpair(unix.AF_UNIX, kind, 0)
@@ -330,13 +344,17 @@ func socketPair(kind int) (*net.UnixConn, *os.File, error) {
 	return unixConn, remote, nil
 }
 
-// Fd gives a file's descriptor without making the file blocking.
-func Fd(f *os.File) (int, error) {
-	conn, err := f.SyscallConn()
-	if err != nil {
-		return -1, err
+// Rights is the message that hands files over, in order.
+func Rights(files []*os.File) ([]byte, error) {
+	fds := make([]int, len(files))
+	for i, f := range files {
+		conn, err := f.SyscallConn() // File.Fd would make it blocking
+		if err == nil {
+			err = conn.Control(func(n uintptr) { fds[i] = int(n) }) //nolint:gosec // descriptors are small
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
-	fd := -1
-	err = conn.Control(func(n uintptr) { fd = int(n) }) //nolint:gosec // descriptors are small
-	return fd, err
+	return unix.UnixRights(fds...), nil
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -35,10 +34,8 @@ func (s Survey) Effective(asked tool.Sandbox) (effective tool.Sandbox, reasons [
 		if why == "" {
 			return sandboxes[at], reasons
 		}
-		if reason := fmt.Sprintf("sandbox level %s: %s", sandboxes[at], why); !slices.ContainsFunc(reasons, func(one string) bool {
-			return strings.HasSuffix(one, ": "+why)
-		}) {
-			reasons = append(reasons, reason)
+		if len(reasons) == 0 || why != s.lacks[sandboxes[at+1]] { // said of the tighter one
+			reasons = append(reasons, fmt.Sprintf("sandbox level %s: %s", sandboxes[at], why))
 		}
 	}
 	return tool.SandboxNone, reasons
@@ -51,51 +48,49 @@ const nowhere = os.DevNull + "/nothing"
 // before they run anything; the result of the first call is kept.
 func (s *Spawner) Survey() Survey {
 	s.surveyed.Do(func() {
-		found := Survey{lacks: map[tool.Sandbox]string{}}
-		try := func(box tool.Sandbox) error {
-			_, err := s.start(func(level Level) error {
-				if level == LevelReaper {
-					return nil
-				}
-				_, err := os.StartProcess(nowhere, []string{nowhere}, &os.ProcAttr{Sys: attributes(level, box)})
-				if errors.Is(err, unix.ENOTDIR) {
-					return nil
-				}
-				return err
-			}, box == tool.SandboxGuard)
-			return err
-		}
-		// The way of keeping together is that of guard: what it cannot do, no level can.
-		if err := try(tool.SandboxGuard); err != nil {
-			s.log.Error("no process can be started", "error", err)
-		}
+		s.survey.lacks = map[tool.Sandbox]string{}
 		why := ""
-		if s.Level() == LevelReaper {
-			why = "the system refuses PID namespaces, workers are kept together by a watching process instead"
-		}
-		found.lacks[tool.SandboxGuard] = why
-		if why == "" {
-			why = restrictions()
-			if err := try(tool.SandboxStrict); why == "" && err != nil {
-				why = fmt.Sprintf("the system refuses mount, IPC and UTS namespaces: %v", cause(err))
+		for _, level := range []tool.Sandbox{tool.SandboxGuard, tool.SandboxStrict, tool.SandboxOffline} {
+			if why == "" { // what a level lacks, no tighter one has
+				why = s.lacking(level)
 			}
+			s.survey.lacks[level] = why
 		}
-		found.lacks[tool.SandboxStrict] = why
-		if err := error(nil); why == "" {
-			if err = try(tool.SandboxOffline); err != nil {
-				why = fmt.Sprintf("the system refuses network namespaces: %v", cause(err))
-			}
-		}
-		found.lacks[tool.SandboxOffline] = why
-		s.survey = found
 	})
 	return s.survey
 }
 
-func cause(err error) error {
-	var path *os.PathError
-	if errors.As(err, &path) {
-		return path.Err
+// lacking is why the machine does not give a level, whose looser ones it gives.
+func (s *Spawner) lacking(box tool.Sandbox) string {
+	// The way of keeping together is that of guard: what it cannot do, no level can.
+	_, err := s.start(func(level Level) error {
+		if level == LevelReaper {
+			return nil
+		}
+		_, err := os.StartProcess(nowhere, []string{nowhere}, &os.ProcAttr{Sys: attributes(level, box)})
+		if errors.Is(err, unix.ENOTDIR) {
+			return nil
+		}
+		return err
+	}, box == tool.SandboxGuard)
+	namespaces := "network"
+	switch box {
+	case tool.SandboxGuard:
+		if err != nil {
+			s.log.Error("no process can be started", "error", err)
+		}
+		if s.Level() == LevelReaper {
+			return "the system refuses PID namespaces, workers are kept together by a watching process instead"
+		}
+		return ""
+	case tool.SandboxStrict:
+		if why := restrictions(); why != "" {
+			return why
+		}
+		namespaces = "mount, IPC and UTS"
 	}
-	return err
+	if err != nil {
+		return fmt.Sprintf("the system refuses %s namespaces: %v", namespaces, errors.Unwrap(err)) // of its *os.PathError
+	}
+	return ""
 }

@@ -42,17 +42,8 @@ func newPageFile() (*os.File, error) {
 func signalFd(int, syscall.Signal) error { return errors.ErrUnsupported }
 func hostPid(int) (int, bool)            { return 0, false }
 
-// Usage is not known here.
-func (h *Handle) Usage() (Usage, bool) { return Usage{}, false }
+// What processes take is not known here, nor what is below them.
 
-// Share is not known here.
-func (h *Handle) Share() (int64, bool) { return 0, false }
-
-// Descendants are not known here.
-func (h *Handle) Descendants() []int { return nil }
-
-// Below is not known here.
-func (p *Process) Below() (Usage, bool) { return Usage{}, false }
-
-// BelowShare is not known here.
-func (p *Process) BelowShare() (int64, bool) { return 0, false }
+func UsageOf(int, bool) (Usage, bool) { return Usage{}, false }
+func ShareOf(int, bool) (int64, bool) { return 0, false }
+func Descendants(int) []int           { return nil }

@@ -12,3 +12,15 @@ type Usage struct {
 
 // mostProcesses bounds the processes that are looked at: a bomb has many.
 const mostProcesses = 4096
+
+// MemoryFor is the memory to compare with a limit, beyond base: share, which costs
+// more, is asked only if pages of several processes decide, for they count once.
+func (u Usage) MemoryFor(limit, base int64, share func() (int64, bool)) int64 {
+	memory := u.Memory - base
+	if memory > limit && u.Processes > 1 {
+		if shared, ok := share(); ok {
+			memory = min(memory, shared)
+		}
+	}
+	return memory
+}

@@ -14,27 +14,10 @@ import (
 // tick is the unit of times in /proc.
 const tick = 10 * time.Millisecond
 
-// Usage is what the process and all below it take at this moment. False when the
-// process is gone.
-func (h *Handle) Usage() (Usage, bool) { return usage(h.Pid(), true) }
-
-// Share is the memory of the process and all below it, where pages that several
-// of them hold count once. It costs far more than Usage. False when the system
-// does not tell.
-func (h *Handle) Share() (int64, bool) { return share(h.Pid(), true) }
-
-// Below is what all processes below the root take at this moment. False when the
-// root is gone.
-func (p *Process) Below() (Usage, bool) { return usage(p.Pid(), false) }
-
-// BelowShare is the memory of all processes below the root, where pages that
-// several of them hold count once. As [Handle.Share].
-func (p *Process) BelowShare() (int64, bool) { return share(p.Pid(), false) }
-
-// Descendants are the processes below this one, by their ids in our namespace, as
-// far as none of them is cut off by the end of one between.
-func (h *Handle) Descendants() []int {
-	if tree := treeOf(h.Pid()); len(tree) > 0 {
+// Descendants are the processes below one, by their ids in our namespace, as far as
+// none of them is cut off by the end of one between.
+func Descendants(pid int) []int {
+	if tree := treeOf(pid); len(tree) > 0 {
 		return tree[1:]
 	}
 	return nil
@@ -57,7 +40,9 @@ func treeOf(pid int) []int {
 	return tree
 }
 
-func usage(pid int, itself bool) (u Usage, alive bool) {
+// UsageOf is what all processes below one, and the one itself if it counts, take at
+// this moment. False when it is gone.
+func UsageOf(pid int, itself bool) (u Usage, alive bool) {
 	for at, next := range treeOf(pid) {
 		below, ended, ok := one(next)
 		switch {
@@ -77,7 +62,9 @@ func usage(pid int, itself bool) (u Usage, alive bool) {
 	return u, alive
 }
 
-func share(pid int, itself bool) (total int64, told bool) {
+// ShareOf is the memory of these processes, where pages that several of them hold
+// count once. It costs far more than UsageOf. False when the system does not tell.
+func ShareOf(pid int, itself bool) (total int64, told bool) {
 	for at, next := range treeOf(pid) {
 		if at == 0 && !itself {
 			continue

@@ -84,7 +84,12 @@ func declaration(dir string) (declared, error) {
 // blank reports whether a requirements file has comments and empty lines alone.
 func blank(data []byte) bool { return len(logical(data)) == 0 }
 
-// Lock resolves what sourceDir declares. See executor.Executor.Lock.
+// Lock resolves the dependencies that sourceDir declares, for every platform and
+// every Python that the constraint allows, with the hashes of every file. Where
+// nothing is declared it runs nothing, and the lock has no requirements.
+//
+// python is a version constraint like ">=3.11"; empty means what the source
+// declares, or any. progress may be nil. Errors are install_failed.
 func (s *Store) Lock(ctx context.Context, sourceDir, python string, progress Progress) (lock Lock, err error) {
 	err = s.do(ctx, "the dependencies cannot be read", func(ctx context.Context) error {
 		d, err := declaration(sourceDir)
@@ -96,8 +101,9 @@ func (s *Store) Lock(ctx context.Context, sourceDir, python string, progress Pro
 	return lock, err
 }
 
-// LockRequirements resolves requirements that stand in no file of their own. See
-// executor.Executor.LockRequirements.
+// LockRequirements resolves requirements that no file of their own declares, as
+// [Store.Lock] does. name is what declares them, for messages. Each requirement is
+// one line of a requirements file that is no option.
 func (s *Store) LockRequirements(ctx context.Context, name, python string, requirements []string, progress Progress) (lock Lock, err error) {
 	if len(requirements) == 0 {
 		return Lock{Python: python}, nil

@@ -1,7 +1,6 @@
 package zygote
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
 	"github.com/toolmesh/toolmesh/python"
@@ -304,9 +304,12 @@ func (b *bases) run(made *base, interpreter, real string) error {
 	if unwanted {
 		proc.Close()
 	}
-	words := make(chan string, 1)
+	words, drained := output.NewTail(nil), make(chan struct{})
 	b.wg.Go(func() {
-		words <- b.listen(proc)
+		output.Drain(proc.Output(), words, func(text string) { // which should be nothing
+			b.starter.opts.Logger.Debug("output of the base process", slog.String("text", text))
+		})
+		close(drained)
 		<-proc.Done()
 		b.starter.opts.Logger.Debug("base process ended", slog.Int("pid", proc.Pid()))
 	})
@@ -319,23 +322,12 @@ func (b *bases) run(made *base, interpreter, real string) error {
 	}
 	if err != nil {
 		proc.Close()
-		return fmt.Errorf("%w%s", err, lastWords(<-words))
+		<-drained
+		return fmt.Errorf("%w%s", err, lastWords(words.String()))
 	}
 	b.starter.opts.Logger.Debug("base process started", slog.String("interpreter", real), slog.Int("pid", proc.Pid()),
 		slog.Int("modules", about.Modules), slog.Duration("took", time.Since(began)))
 	return nil
-}
-
-// listen takes what a base prints, which should be nothing, and returns the end
-// of it.
-func (b *bases) listen(proc *sandbox.Base) string {
-	last := ""
-	lines := bufio.NewScanner(proc.Output())
-	for lines.Scan() {
-		last = lines.Text()
-		b.starter.opts.Logger.Debug("output of the base process", slog.String("text", last))
-	}
-	return last
 }
 
 // close ends all of them.

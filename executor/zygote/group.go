@@ -135,7 +135,7 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, worker Worker, becom
 		Kind: kind, Limit: s.opts.MaxResult, Isolation: worker.Isolation, Limits: numbersOf(worker.Limits),
 	}, become, append(theirs[:4:4], p.page.File()))
 	p.page.Sent()
-	closeAll(theirs)
+	sandbox.CloseAll(theirs)
 	if err != nil {
 		p.closeChannels()
 		if p.group != nil {
@@ -177,11 +177,6 @@ func (g *Group) begin(ctx context.Context, s setup, only string) (*zygote, error
 		return nil, err
 	}
 	return g.startZygote(ctx, proc, s)
-}
-
-func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup) (*zygote, error) {
-	opts := g.starter.opts
-	return startZygote(ctx, g.log, proc, s, g.redact, opts.StartTimeout, opts.MaxFrame)
 }
 
 // ownFolder makes the folder that the processes of a zygote to be may write, where

@@ -66,19 +66,15 @@ func newProcess(log *slog.Logger, id uint64) (p *Process, theirs []*os.File, err
 	p = &Process{log: log, id: id, done: make(chan struct{})}
 	defer func() {
 		if err != nil {
-			closeAll(theirs)
+			sandbox.CloseAll(theirs)
 			p.closeChannels()
 		}
 	}()
-	for _, channel := range []struct {
-		ours **os.File
-		end  sandbox.End
-	}{{&p.in, sandbox.WriteEnd}, {&p.out, sandbox.ReadEnd}, {&p.stdout, sandbox.ReadEnd}, {&p.stderr, sandbox.ReadEnd}} {
-		var end *os.File
-		if *channel.ours, end, err = sandbox.NewPipe(channel.end); err != nil {
-			return nil, theirs, err
-		}
-		theirs = append(theirs, end)
+	theirs, err = sandbox.NewPipes([]sandbox.Channel{
+		{Ours: &p.in, End: sandbox.WriteEnd}, {Ours: &p.out, End: sandbox.ReadEnd}, {Ours: &p.stdout, End: sandbox.ReadEnd}, {Ours: &p.stderr, End: sandbox.ReadEnd},
+	})
+	if err != nil {
+		return nil, theirs, err
 	}
 	if p.page, err = sandbox.NewPage(); err != nil {
 		return nil, theirs, err
@@ -92,14 +88,8 @@ func newProcess(log *slog.Logger, id uint64) (p *Process, theirs []*os.File, err
 	return p, theirs, nil
 }
 
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		_ = f.Close() // nil included
-	}
-}
-
 func (p *Process) closeChannels() {
-	closeAll([]*os.File{p.in, p.out, p.stdout, p.stderr})
+	sandbox.CloseAll([]*os.File{p.in, p.out, p.stdout, p.stderr})
 	if p.page != nil {
 		p.page.Close()
 	}
@@ -114,43 +104,22 @@ func (p *Process) exited(e sandbox.Exit) {
 	})
 }
 
-// ID is its own, among all workers of the executor.
-func (p *Process) ID() uint64 { return p.id }
+// These are what package pool says of them.
 
-// Pid is the system's, 0 once the process is closed.
-func (p *Process) Pid() int { return p.handle.Pid() }
-
-// Read reads what the worker sends.
-func (p *Process) Read(b []byte) (int, error) { return p.reader.Read(b) }
-
-// Eager says whether Read is to look for data for a moment before it sleeps.
-func (p *Process) Eager(eager bool) { p.reader.eager = eager }
-
-// Output are the read ends of the descriptors 1 and 2.
+func (p *Process) ID() uint64                        { return p.id }
+func (p *Process) Pid() int                          { return p.handle.Pid() }
+func (p *Process) Read(b []byte) (int, error)        { return p.reader.Read(b) }
+func (p *Process) Eager(eager bool)                  { p.reader.eager = eager }
 func (p *Process) Output() (stdout, stderr *os.File) { return p.stdout, p.stderr }
-
-// Load and Store access the page that the worker shares with the agent.
-func (p *Process) Load(word int) uint64         { return p.page.Load(word) }
-func (p *Process) Store(word int, value uint64) { p.page.Store(word, value) }
-
-// Interrupt has the worker look at the page.
-func (p *Process) Interrupt() { _ = p.handle.Signal(syscall.SIGURG) }
-
-// Kill ends the process.
-func (p *Process) Kill() { _ = p.handle.Signal(syscall.SIGKILL) }
-
-// Done is closed when the process is known to have ended. Exit is valid then.
-func (p *Process) Done() <-chan struct{} { return p.done }
-func (p *Process) Exit() sandbox.Exit    { return p.exit }
-
-// Usage is what it and all below it take at this moment; false when it is gone.
-func (p *Process) Usage() (sandbox.Usage, bool) { return p.handle.Usage() }
-
-// Share is their memory, where common pages count once.
-func (p *Process) Share() (int64, bool) { return p.handle.Share() }
-
-// Group bounds its memory; nil where nothing does.
-func (p *Process) Group() *cgroup.Group { return p.group }
+func (p *Process) Load(word int) uint64              { return p.page.Load(word) }
+func (p *Process) Store(word int, value uint64)      { p.page.Store(word, value) }
+func (p *Process) Interrupt()                        { _ = p.handle.Signal(syscall.SIGURG) }
+func (p *Process) Kill()                             { _ = p.handle.Signal(syscall.SIGKILL) }
+func (p *Process) Done() <-chan struct{}             { return p.done }
+func (p *Process) Exit() sandbox.Exit                { return p.exit }
+func (p *Process) Usage() (sandbox.Usage, bool)      { return sandbox.UsageOf(p.Pid(), true) }
+func (p *Process) Share() (int64, bool)              { return sandbox.ShareOf(p.Pid(), true) }
+func (p *Process) Group() *cgroup.Group              { return p.group }
 
 // Write sends data. It never blocks: what the pipe has no room for is written by a
 // goroutine.
@@ -211,7 +180,7 @@ func (p *Process) enclose() {
 	known := map[int]bool{}
 	for more := true; more && err == nil; {
 		more = false
-		for _, pid := range p.handle.Descendants() {
+		for _, pid := range sandbox.Descendants(p.Pid()) {
 			if !known[pid] {
 				known[pid], more = true, true
 				err = errors.Join(err, p.group.Add(pid))

@@ -30,7 +30,7 @@ func channels(t *testing.T) (p *Process, theirs []*os.File) {
 // Write does not wait for the worker to read, and nothing is lost or turned round.
 func TestWriteNeverBlocks(t *testing.T) {
 	p, theirs := channels(t)
-	defer closeAll(theirs)
+	defer sandbox.CloseAll(theirs)
 	want := bytes.Repeat([]byte("0123456789abcdef"), 1<<17) // far more than a pipe holds
 	for part := range 1 << 7 {
 		p.Write(want[part*1<<14 : (part+1)*1<<14])
@@ -51,7 +51,7 @@ func TestWriteNeverBlocks(t *testing.T) {
 // What is still to be written when the process is closed is given up.
 func TestCloseEndsAWrite(t *testing.T) {
 	p, theirs := channels(t)
-	defer closeAll(theirs)
+	defer sandbox.CloseAll(theirs)
 	p.Write(make([]byte, 1<<20))
 	p.exited(sandbox.Exit{Lost: true})
 	p.Close()
@@ -76,7 +76,7 @@ func TestAReadEndsWithTheProcess(t *testing.T) {
 			t.Errorf("read %q, %v", got, err)
 		}
 		p.Close()
-		closeAll(theirs)
+		sandbox.CloseAll(theirs)
 	}
 }
 
@@ -88,7 +88,7 @@ func TestEagerReads(t *testing.T) {
 		for i := range 2000 {
 			_, _ = theirs[1].Write([]byte{byte(i)})
 		}
-		closeAll(theirs)
+		sandbox.CloseAll(theirs)
 	})
 	b := make([]byte, 100)
 	next := 0

@@ -109,8 +109,9 @@ func TestRecordedZygote(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	z, err := startZygote(ctx, log, proc, setup{Root: "/i", Cwd: "/i", Paths: []string{"/i"}, Tools: []string{"t.f"}, Sandbox: tool.SandboxGuard},
-		nil, time.Minute, 1<<20)
+	s := &Starter{opts: Options{MaxResult: 64 << 20, StartTimeout: time.Minute, MaxFrame: 1 << 20}}
+	g := &Group{starter: s, log: log}
+	z, err := g.startZygote(ctx, proc, setup{Root: "/i", Cwd: "/i", Paths: []string{"/i"}, Tools: []string{"t.f"}, Sandbox: tool.SandboxGuard})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +120,6 @@ func TestRecordedZygote(t *testing.T) {
 		len(z.about.Unavailable) != 0 || z.about.ForkUnsafe != "" {
 		t.Errorf("described: %+v", z.about)
 	}
-	s := &Starter{opts: Options{MaxResult: 64 << 20}}
 	p, err := s.startProcess(log, z, Worker{Isolation: toolmesh.IsolationWarm}, false)
 	if err != nil {
 		t.Fatalf("%v: %s", err, z.words)

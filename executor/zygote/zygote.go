@@ -92,9 +92,10 @@ type zygote struct {
 	log     *slog.Logger
 	proc    *sandbox.Process
 	conn    *net.UnixConn
+	control controlReader // of conn
+	reader  *frame.Reader // of control
 	about   description
 	words   *output.Tail
-	maximum uint32
 
 	folder string // see setup; removed with the zygote
 
@@ -117,32 +118,19 @@ type forkedMessage struct {
 }
 
 // startZygote sets the process up and waits until it has described its tools.
-// timeout bounds each single import.
-func startZygote(ctx context.Context, log *slog.Logger, proc *sandbox.Process, s setup,
-	redact *output.Redactor, timeout time.Duration, maximum uint32,
-) (_ *zygote, err error) {
+func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup) (_ *zygote, err error) {
+	opts := g.starter.opts
 	z := &zygote{
-		log: log, proc: proc, conn: proc.Control, maximum: maximum, folder: s.Folder,
-		forked: make(chan forkedMessage, 1), workers: map[uint64]*Process{}, words: output.NewTail(redact),
+		log: g.log, proc: proc, conn: proc.Control, folder: s.Folder,
+		forked: make(chan forkedMessage, 1), workers: map[uint64]*Process{}, words: output.NewTail(g.redact),
 	}
+	z.control.conn = z.conn
+	z.reader = frame.NewReader(&z.control, opts.MaxFrame)
 	z.wg.Go(func() { z.drain(proc.Stdout, output.StreamStdout) })
 	z.wg.Go(func() { z.drain(proc.Stderr, output.StreamStderr) })
-	described := make(chan description, 1)
-	importing := make(chan string, 1)
-	refused := make(chan error, 1)
-	ended := make(chan struct{})
-	z.wg.Go(func() {
-		defer close(ended)
-		z.read(refused, importing, described)
-	})
 	z.wg.Go(func() {
 		<-proc.Done()
-		// What it had to say is read first. Where there is no namespace the root
-		// may have died alone: closing the channel ends the zygote then.
-		_ = z.conn.SetReadDeadline(time.Now().Add(time.Second))
-		<-ended
-		_ = z.conn.Close()
-		z.lostAll()
+		_ = z.conn.SetReadDeadline(time.Now().Add(time.Second)) // what it had to say is read
 	})
 	defer func() {
 		if err != nil {
@@ -156,46 +144,89 @@ func startZygote(ctx context.Context, log *slog.Logger, proc *sandbox.Process, s
 	if _, err := z.conn.Write(frame.Append(nil, frame.Header{Type: frame.Setup}, body)); err != nil {
 		return nil, fmt.Errorf("setup: %w", err)
 	}
-	timer := time.NewTimer(timeout)
+	interrupt := func() { _ = z.conn.SetReadDeadline(time.Unix(1, 0)) }
+	timer := time.AfterFunc(opts.StartTimeout, interrupt) // for each single import
 	defer timer.Stop()
-	module := ""
-	for {
-		select {
-		case z.about = <-described:
-			if len(z.about.Notes) > 0 {
-				log.Info("the sandbox does without something", slog.String("sandbox", string(s.Sandbox)),
-					slog.Any("notes", z.about.Notes))
-			}
-			return z, nil
-		case err := <-refused:
-			return nil, err
-		case module = <-importing:
-			timer.Reset(timeout)
-		case <-proc.Done():
-			z.wg.Wait() // the last words have arrived
-			select {
-			case z.about = <-described:
-			default:
-			}
-			select {
-			case module = <-importing:
-			default:
-			}
-			words := z.words.String()
-			if module == "" {
-				return nil, &startFailure{words: words, status: proc.ExitCode(), unfit: proc.ExitCode() == exitUnfit}
-			}
-			return nil, &importFailure{module, fmt.Sprintf("the import of %s ended the process (%s)%s",
-				module, sandbox.ExitOf(proc.ExitCode()), lastWords(words))}
-		case <-timer.C:
-			if module == "" {
-				return nil, fmt.Errorf("the interpreter did not start within %v", timeout)
-			}
-			return nil, &importFailure{module, fmt.Sprintf("the import of %s did not end within %v", module, timeout)}
-		case <-ctx.Done():
-			return nil, fmt.Errorf("start the index: %w", ctx.Err())
+	stop := context.AfterFunc(ctx, interrupt)
+	module, err := z.describe(func() { timer.Reset(opts.StartTimeout) })
+	late := !timer.Stop() || errors.Is(err, os.ErrDeadlineExceeded) && !z.gone()
+	switch {
+	case !stop():
+		return nil, fmt.Errorf("start the index: %w", ctx.Err())
+	case late && module == "":
+		return nil, fmt.Errorf("the interpreter did not start within %v", opts.StartTimeout)
+	case late:
+		return nil, &importFailure{module, fmt.Sprintf("the import of %s did not end within %v", module, opts.StartTimeout)}
+	case errors.Is(err, errEnded):
+		return nil, z.ended(module)
+	case err != nil:
+		return nil, err
+	}
+	if len(z.about.Notes) > 0 {
+		z.log.Info("the sandbox does without something", slog.String("sandbox", string(s.Sandbox)), slog.Any("notes", z.about.Notes))
+	}
+	z.wg.Go(func() {
+		z.read()
+		<-proc.Done()
+		// Where there is no namespace the root may have died alone: closing the
+		// channel ends the zygote then.
+		_ = z.conn.Close()
+		z.lostAll()
+	})
+	return z, nil
+}
+
+var errEnded = errors.New("the zygote says nothing more")
+
+// describe reads until the zygote has described its tools. module is the last whose
+// import has begun, which is told to imports. The error is errEnded when the channel
+// ends.
+func (z *zygote) describe(imports func()) (module string, err error) {
+	h, body, err := z.reader.Next()
+	if err == nil {
+		if err := frame.Greeted(h, body); err != nil {
+			return "", err
 		}
 	}
+	for err == nil {
+		if h, body, err = z.reader.Next(); err != nil {
+			break
+		}
+		switch h.Type { //nolint:exhaustive // the rest is not sent before the description
+		case frame.Importing:
+			var m struct {
+				Module string `json:"module"`
+			}
+			_ = json.Unmarshal(body, &m)
+			module = m.Module
+			imports()
+		case frame.Described:
+			if err := json.Unmarshal(body, &z.about); err != nil {
+				return module, fmt.Errorf("the zygote's description cannot be read: %w", err)
+			}
+			WithoutNulls(z.about.Tools)
+			return module, nil
+		default:
+			return module, fmt.Errorf("unknown message from the zygote: type %d", h.Type)
+		}
+	}
+	return module, fmt.Errorf("%w: %w", errEnded, err)
+}
+
+// ended is the error of a zygote that has ended before it had described its tools.
+func (z *zygote) ended(module string) error {
+	_ = z.conn.Close() // in case that it closed the channel and goes on
+	select {
+	case <-z.proc.Done():
+	case <-time.After(time.Second):
+		z.proc.Kill()
+	}
+	z.wg.Wait() // the last words have arrived
+	words, status := z.words.String(), z.proc.ExitCode()
+	if module == "" {
+		return &startFailure{words: words, status: status, unfit: status == exitUnfit}
+	}
+	return &importFailure{module, fmt.Sprintf("the import of %s ended the process (%s)%s", module, sandbox.ExitOf(status), lastWords(words))}
 }
 
 func lastWords(text string) string {
@@ -212,13 +243,11 @@ func (z *zygote) drain(file *os.File, stream output.Stream) {
 	})
 }
 
-// read takes the zygote's messages until it ends, or until its first says that it is of another version.
-func (z *zygote) read(refused chan<- error, importing chan string, described chan description) {
-	control := &controlReader{conn: z.conn}
-	reader := frame.NewReader(control, z.maximum)
-	defer control.close()
-	for greeted := false; ; greeted = true {
-		h, body, err := reader.Next()
+// read takes the messages of a zygote that has described its tools, until it ends.
+func (z *zygote) read() {
+	defer z.control.close()
+	for {
+		h, body, err := z.reader.Next()
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, syscall.ECONNRESET) &&
 				!errors.Is(err, os.ErrDeadlineExceeded) {
@@ -227,37 +256,11 @@ func (z *zygote) read(refused chan<- error, importing chan string, described cha
 			}
 			return
 		}
-		if !greeted {
-			if err := frame.Greeted(h, body); err != nil {
-				refused <- err
-				return
-			}
-			continue
-		}
 		switch h.Type { //nolint:exhaustive // the rest never comes from a zygote
-		case frame.Importing:
-			var m struct {
-				Module string `json:"module"`
-			}
-			_ = json.Unmarshal(body, &m)
-			select {
-			case <-importing:
-			default:
-			}
-			importing <- m.Module
-		case frame.Described:
-			var d description
-			if err := json.Unmarshal(body, &d); err != nil {
-				z.log.Error("the zygote's description cannot be read", slog.Any("error", err))
-				_ = z.conn.Close()
-				return
-			}
-			WithoutNulls(d.Tools)
-			described <- d
 		case frame.Forked:
 			m := forkedMessage{fd: -1}
 			if h.Flags&frame.FlagHandle != 0 {
-				m.fd = control.take()
+				m.fd = z.control.take()
 			}
 			switch numbers := numbersIn(body); {
 			case h.Flags&frame.FlagFailed != 0:
@@ -307,11 +310,9 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 	if err != nil {
 		return nil, err
 	}
-	fds := make([]int, len(files))
-	for i, f := range files {
-		if fds[i], err = sandbox.Fd(f); err != nil {
-			return nil, err
-		}
+	rights, err := sandbox.Rights(files)
+	if err != nil {
+		return nil, err
 	}
 	message := frame.Fork
 	if become {
@@ -322,12 +323,10 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 	z.solo = become
 	z.mu.Unlock()
 	data := frame.Append(nil, frame.Header{Type: message, ID: p.id}, body)
-	if _, _, err := z.conn.WriteMsgUnix(data, unix.UnixRights(fds...), nil); err != nil {
+	if _, _, err := z.conn.WriteMsgUnix(data, rights, nil); err != nil {
 		z.forget(p)
 		return nil, fmt.Errorf("%w: %w", errNoFork, err)
 	}
-	timer := time.NewTimer(30 * time.Second)
-	defer timer.Stop()
 	select {
 	case m := <-z.forked:
 		if m.failed != "" {
@@ -339,7 +338,7 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 		}
 		return sandbox.NewHandle(m.fd, m.pid), nil
 	case <-z.proc.Done():
-	case <-timer.C:
+	case <-time.After(30 * time.Second):
 		_ = z.conn.Close() // it does not answer: it is of no more use
 	}
 	z.forget(p)
