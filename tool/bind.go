@@ -74,10 +74,7 @@ func Bind(d *Descriptor, args []json.RawMessage, kwargs json.RawMessage) (object
 		if i > 0 {
 			buf.WriteByte(',')
 		}
-		key, err := marshalPlain(name)
-		if err != nil {
-			return nil, nil, invalid([]Problem{{Expected: "a name", Got: "malformed text", Message: err.Error()}})
-		}
+		key, _ := marshalPlain(name) // a text always can be
 		buf.Write(key)
 		buf.WriteByte(':')
 		buf.Write(args[i])
@@ -92,9 +89,7 @@ func Bind(d *Descriptor, args []json.RawMessage, kwargs json.RawMessage) (object
 	}
 	buf.WriteByte('}')
 	if rest := args[named:]; len(rest) > 0 {
-		if varargs, err = marshalPlain(rest); err != nil {
-			return nil, nil, invalid([]Problem{{Expected: "JSON values", Got: "malformed text", Message: err.Error()}})
-		}
+		varargs, _ = marshalPlain(rest) // each has been scanned
 	}
 	return buf.Bytes(), varargs, nil
 }

@@ -98,10 +98,7 @@ func (m *members) MarshalJSON() ([]byte, error) {
 		if i > 0 {
 			buf.WriteByte(',')
 		}
-		key, err := marshalPlain(name)
-		if err != nil {
-			return nil, err
-		}
+		key, _ := marshalPlain(name) // a text always can be
 		schema, err := marshalPlain(m.schemas[i])
 		if err != nil {
 			return nil, err

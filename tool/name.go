@@ -3,6 +3,7 @@ package tool
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"iter"
 	"regexp"
 	"slices"
@@ -145,15 +146,12 @@ func (n *Names) Resolve(name string) (subjects.ToolID, error) {
 			name, strings.Join(texts, " or "), strings.Join(names, " or ")).
 			WithStarted(toolmesh.StartedNo).WithDetail("nearest", names)
 	}
-	near := Nearest(name, n.sorted, 3)
-	err := toolmesh.Errorf(toolmesh.CodeToolNotFound, "no tool has the name %q", name)
+	near, hint := append([]string{}, Nearest(name, n.sorted, 3)...), ""
 	if len(near) > 0 {
-		err = toolmesh.Errorf(toolmesh.CodeToolNotFound, "no tool has the name %q; did you mean %q?", name, near[0])
+		hint = fmt.Sprintf("; did you mean %q?", near[0])
 	}
-	if near == nil {
-		near = []string{}
-	}
-	return "", err.WithStarted(toolmesh.StartedNo).WithDetail("nearest", near)
+	return "", toolmesh.Errorf(toolmesh.CodeToolNotFound, "no tool has the name %q%s", name, hint).
+		WithStarted(toolmesh.StartedNo).WithDetail("nearest", near)
 }
 
 // All yields the names and their tools in the order of the names.

@@ -46,12 +46,9 @@ func Nearest(name string, among []string, n int) []string {
 		near = append(near, scored{candidate, score})
 	}
 	slices.SortStableFunc(near, func(a, b scored) int { return a.score - b.score })
-	names := make([]string, 0, n)
+	var names []string
 	for _, s := range near[:min(n, len(near))] {
 		names = append(names, s.name)
-	}
-	if len(names) == 0 {
-		return nil
 	}
 	return names
 }

@@ -206,10 +206,3 @@ func (s Source) String() string {
 	}
 	return s.Location
 }
-
-// GoString keeps %#v from printing the credentials.
-func (s Source) GoString() string { return "index.Source(" + s.String() + ")" }
-
-// HasLogin says whether the URL held credentials. They are not part of what is
-// stored, so a later upgrade of such a source needs them again.
-func (s Source) HasLogin() bool { return s.login != nil }

@@ -95,8 +95,8 @@ func TestSourceHidesCredentials(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !src.HasLogin() || src.Rev != "v1" {
-		t.Errorf("source is %v, login %v, want a login and v1", src, src.HasLogin())
+	if src.login == nil || src.Rev != "v1" {
+		t.Errorf("source is %v, login %v, want a login and v1", src, src.login != nil)
 	}
 	data, err := json.Marshal(src)
 	if err != nil {

@@ -216,10 +216,7 @@ func (w *geminiWriter) branches(flat *object, path string) (list []*object, null
 				continue
 			}
 			part := o
-			if len(types) > 1 {
-				part = o.clone()
-				part.set("type", kind)
-			} else if !o.has("type") {
+			if len(types) > 1 || !o.has("type") {
 				part = o.clone()
 				part.set("type", kind)
 			}
@@ -505,20 +502,21 @@ func (w *geminiWriter) object(o *object, path string, depth int) (*object, back)
 
 // rest is what an object's further members may be, nil if it has none.
 func (w *geminiWriter) rest(o *object, path string) *object {
+	if o.has("patternProperties") {
+		return newObject()
+	}
 	switch more := o.get("additionalProperties").(type) {
 	case *object:
-		if !isNever(more) && !o.has("patternProperties") {
-			return more
-		}
-		if isNever(more) && !o.has("patternProperties") {
+		if isNever(more) {
 			return nil
 		}
+		return more
 	case bool:
-		if !more && !o.has("patternProperties") {
+		if !more {
 			return nil
 		}
 	case nil:
-		if properties := o.object("properties"); !o.has("patternProperties") && properties != nil && len(properties.keys) > 0 {
+		if properties := o.object("properties"); properties != nil && len(properties.keys) > 0 {
 			w.in.notes.add(path, "further members, which the tool's schema does not forbid, are not offered")
 			return nil
 		}
