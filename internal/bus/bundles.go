@@ -48,21 +48,20 @@ func bundleSubject(digest string) string {
 // Bundles lists what is in the store. Any replica answers: the list may be a
 // moment old.
 func (b *Bus) Bundles(ctx context.Context) ([]StoredBundle, error) {
-	all, err := b.readBundles(ctx)
+	all, err := b.readBundles(ctx, bundleMetas+">")
 	return slices.DeleteFunc(all, func(s StoredBundle) bool { return s.info.Deleted }), err
 }
 
-// Bundle returns one bundle; [ErrNoKey] if it is not there. The leader is asked:
-// what was stored before is found.
+// Bundle returns one bundle; [ErrNoKey] if it is not there. Where a replica does
+// not know of it the leader is asked: what was stored before is found.
 func (b *Bus) Bundle(ctx context.Context, digest string) (StoredBundle, error) {
-	var all []StoredBundle
-	err := b.retry(ctx, "read the bundles", func(ctx context.Context) error {
-		m, err := b.latest(ctx, bundleStream, bundleSubject(digest))
-		if m != nil {
-			all = appendBundle(nil, m)
-		}
-		return err
-	})
+	if _, err := b.bundles(ctx); err != nil { // says at once that there is no store
+		return StoredBundle{}, err
+	}
+	all, err := b.readBundles(ctx, bundleSubject(digest))
+	if err == nil && (len(all) == 0 || all[0].info.Deleted) {
+		all, err = b.askLeader(ctx, digest)
+	}
 	if err != nil {
 		return StoredBundle{}, err
 	}
@@ -72,13 +71,29 @@ func (b *Bus) Bundle(ctx context.Context, digest string) (StoredBundle, error) {
 	return all[0], nil
 }
 
+// askLeader is readBundles for one bundle, from the store's leader.
+func (b *Bus) askLeader(ctx context.Context, digest string) (all []StoredBundle, err error) {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	err = b.retry(ctx, "read the bundles", func(ctx context.Context) error {
+		m, err := b.latest(ctx, bundleStream, bundleSubject(digest))
+		if m != nil {
+			all = appendBundle(nil, m)
+		}
+		return err
+	})
+	return all, err
+}
+
 // readBundles reads descriptions, those of deleted bundles too. It waits for a
 // store that is about to have a leader.
-func (b *Bus) readBundles(ctx context.Context) ([]StoredBundle, error) {
+func (b *Bus) readBundles(ctx context.Context, subject string) ([]StoredBundle, error) {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
 	var all []StoredBundle
 	err := b.retry(ctx, "read the bundles", func(ctx context.Context) error {
 		all = nil
-		for m, err := range b.Read(ctx, Query{Stream: bundleStream, Subject: bundleMetas + ">"}) {
+		for m, err := range b.Read(ctx, Query{Stream: bundleStream, Subject: subject}) {
 			if err != nil {
 				return fmt.Errorf("read the bundles: %w", err)
 			}
@@ -99,12 +114,25 @@ func appendBundle(all []StoredBundle, m *Stored) []StoredBundle {
 	return append(all, s)
 }
 
-// bundles binds the object store.
+// bundles binds the object store, once.
 func (b *Bus) bundles(ctx context.Context) (store jetstream.ObjectStore, err error) {
+	b.mu.Lock()
+	store = b.objects
+	b.mu.Unlock()
+	if store != nil {
+		return store, nil
+	}
+	ctx, cancel := bounded(ctx)
+	defer cancel()
 	err = b.retry(ctx, "object store "+subjects.ObjectBundles, func(ctx context.Context) error {
 		store, err = b.js.ObjectStore(ctx, subjects.ObjectBundles)
 		return err
 	})
+	if err == nil {
+		b.mu.Lock()
+		b.objects = store
+		b.mu.Unlock()
+	}
 	return store, err
 }
 
@@ -216,6 +244,11 @@ func (b *Bus) changeBundle(ctx context.Context, digest string, change func(conte
 		if !errors.Is(err, ErrConflict) {
 			return err == nil, err
 		}
+		select {
+		case <-time.After(20 * time.Millisecond): // a replica may lag
+		case <-ctx.Done():
+			return false, fmt.Errorf("change bundle %s: %w", digest, ctx.Err())
+		}
 	}
 	return false, fmt.Errorf("change bundle %s: %w", digest, ErrConflict)
 }
@@ -282,7 +315,7 @@ func (b *Bus) ClearBundles(ctx context.Context, age time.Duration) error {
 	if err != nil {
 		return apiError("read the bundles", err)
 	}
-	all, err := b.readBundles(ctx)
+	all, err := b.readBundles(ctx, bundleMetas+">")
 	if err != nil {
 		return err
 	}

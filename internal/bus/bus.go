@@ -42,6 +42,7 @@ type Bus struct {
 	mu        sync.Mutex // guards what follows; no callback runs under it
 	state     State
 	listeners map[*func(State)]struct{}
+	objects   jetstream.ObjectStore // once it is known
 
 	status chan nats.Status
 	ctx    context.Context // ends with Close
