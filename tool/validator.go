@@ -13,9 +13,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 )
 
-// draft2020 is the dialect of schemas that name none.
-const draft2020 = "https://json-schema.org/draft/2020-12/schema"
-
 // schemaURL is where a schema lives for the library; nothing else is loadable.
 const schemaURL = "mem:///schema.json"
 
