@@ -130,7 +130,16 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 	}
 	all, err := h.fields()
 	f := fieldReader{all, err}
+	// The id first, so that any error finds its caller.
 	id, named := all[HeaderRPCID]
+	if named {
+		if err := r.setID(id); err != nil {
+			return err
+		}
+	}
+	if err := checkVersion(all); err != nil {
+		return err
+	}
 	r.Timeout, r.HasTimeout = f.millis(HeaderTimeout, math.MinInt64)
 	if ms, ok := f.integer(HeaderDeadline, math.MinInt64, math.MaxInt64); ok {
 		r.Deadline = time.UnixMilli(ms)
@@ -156,16 +165,6 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		f.refuse("header %s is %q: it is warm, session, fork or fresh", HeaderIsolation, isolation)
 	}
 	r.IdempotencyKey, r.Traceparent = all[HeaderIdempotencyKey], all[HeaderTraceparent]
-	// All is read by now, since a refusal is answered as the request asks. The id is
-	// first, so that any other error finds its caller.
-	if named {
-		if err := r.setID(id); err != nil {
-			return err
-		}
-	}
-	if err := checkVersion(all); err != nil {
-		return err
-	}
 	if f.err != nil {
 		return f.err
 	}
