@@ -20,10 +20,7 @@ import (
 // The error is invalid_request or protocol_error, with started:false, and says
 // what is wrong in the protocol's words. It has no origin.
 func ParseBody(h Header, body []byte, into any) *toolmesh.Error {
-	fields, err := h.fields()
-	if err == nil {
-		err = checkVersion(fields)
-	}
+	err := h.checkVersion()
 	if err == nil {
 		err = readBody(body, into)
 	}

@@ -1,9 +1,6 @@
 package codec
 
-import (
-	"slices"
-	"strings"
-)
+import "strings"
 
 // Header is the header of one message; nats.Header converts to it and back. Of
 // a header with several values the first counts; where requests are read, those
@@ -100,39 +97,46 @@ func (h Header) hasMesh() bool {
 	return false
 }
 
-// fields returns the values of our headers by name, whatever their case: the
-// first of each, or all of a list. The error is of one of ours that came several
-// times with different values, in one spelling or in several: callers would not
-// know which one counts, and between spellings it would be chance.
-func (h Header) fields() (fields map[string]string, err error) {
-	fields = make(map[string]string, len(h))
+// oneValue refuses a header of ours that came several times with different
+// values, in one spelling or in several: callers would not know which one
+// counts, and between spellings it would be chance.
+func (h Header) oneValue(name string) error {
+	var value string
+	seen := false
 	for k, values := range h {
-		name := headerName(k)
-		if name == "" || len(values) == 0 {
+		if !strings.EqualFold(k, name) {
 			continue
 		}
-		before, seen := fields[name]
-		switch {
-		case isList(name) && seen:
-			fields[name] = before + "," + strings.Join(values, ",")
-			continue
-		case isList(name):
-			fields[name] = strings.Join(values, ",")
-			continue
-		case !seen:
-			before = values[0]
-			fields[name] = before
-		}
-		if !strings.HasPrefix(name, "Mesh-") {
-			values = values[:1]
-		}
-		if slices.ContainsFunc(values, func(v string) bool { return v != before }) {
-			err = invalid("header %s is there twice, with different values", name)
+		for _, v := range values {
+			if seen && v != value {
+				return invalid("header %s is there twice, with different values", name)
+			}
+			value, seen = v, true
 		}
 	}
-	return fields, err
+	return nil
 }
 
 // isList reports whether a header of ours may have several values, which count
 // together.
 func isList(name string) bool { return name == HeaderRequire || name == HeaderAcceptEncoding }
+
+// checkVersion holds a request that is no call to the versions we speak and to
+// what it requires. [Request] does so for calls, with all else that is in their
+// headers.
+func (h Header) checkVersion() error {
+	var proto, require string
+	for k, values := range h {
+		switch name := headerName(k); {
+		case len(values) == 0:
+		case name == HeaderProto:
+			if err := h.oneValue(name); err != nil {
+				return err
+			}
+			proto = values[0]
+		case name == HeaderRequire:
+			require = addRequired(require, values)
+		}
+	}
+	return checkVersion(proto, require)
+}

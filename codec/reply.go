@@ -330,22 +330,55 @@ func ParseReply(h Header, body []byte) Reply {
 		r.Kind = ReplyNoResponders
 		return r
 	}
-	f, _ := h.fields() // of several values the first counts
-	r.Node, r.Boot, r.Revision = ParseNodeHeader(f[HeaderNode]), subjects.BootID(f[HeaderBoot]), f[HeaderRevision]
-	r.Load, r.HasLoad = ParseLoad(f[HeaderLoad])
-	switch high := f[HeaderHigh]; {
-	case f[HeaderChunk] != "":
+	var f failure
+	var load, high string
+	var keepalive, chunk bool
+	for k, values := range h {
+		if len(values) == 0 {
+			continue
+		}
+		v := values[0]
+		switch headerName(k) {
+		case HeaderNode:
+			r.Node = ParseNodeHeader(v)
+		case HeaderBoot:
+			r.Boot = subjects.BootID(v)
+		case HeaderRevision:
+			r.Revision = v
+		case HeaderLoad:
+			load = v
+		case HeaderHigh:
+			high = v
+		case HeaderKeepalive:
+			keepalive = v != ""
+		case HeaderChunk:
+			chunk = v != ""
+		case HeaderErrorCode:
+			f.code = v
+		case HeaderStarted:
+			f.started = v
+		case HeaderServiceErrorCode:
+			f.number = v
+		case HeaderServiceError:
+			f.message = v
+		}
+	}
+	if load != "" {
+		r.Load, r.HasLoad = ParseLoad(load)
+	}
+	switch {
+	case chunk:
 		c, err := ParseChunk(h, body)
 		if err != nil {
 			r.Kind, r.Err = ReplyError, toolmesh.AsError(err)
 			return r
 		}
 		r.Kind, r.Chunk = ReplyChunk, c
-	case f[HeaderErrorCode] != "" || f[HeaderServiceErrorCode] != "":
-		r.Kind, r.Err = ReplyError, failureOf(f, body)
+	case f.code != "" || f.number != "":
+		r.Kind, r.Err = ReplyError, f.parse(body)
 	case len(body) == 0:
 		r.Kind = ReplyEnd
-		if f[HeaderKeepalive] != "" {
+		if keepalive {
 			r.Kind = ReplyKeepalive
 		}
 		if high == "" {
@@ -364,22 +397,25 @@ func ParseReply(h Header, body []byte) Reply {
 	return r
 }
 
-// failureOf reads the error of a plain reply: the body's error object, and from
-// the headers what it leaves out. An unknown code is treated by its number's class.
-func failureOf(fields map[string]string, body []byte) *toolmesh.Error {
+// failure is what the headers of a reply say of its error.
+type failure struct{ code, started, number, message string }
+
+// parse reads the error of a plain reply: the body's error object, and from the
+// headers what it leaves out. An unknown code is treated by its number's class.
+func (f *failure) parse(body []byte) *toolmesh.Error {
 	var wire errorBody
 	e := &toolmesh.Error{}
 	if json.Unmarshal(body, &wire) == nil && wire.Error != nil {
 		e = wire.Error
 	}
 	if e.Code == "" {
-		e.Code = toolmesh.Code(fields[HeaderErrorCode])
+		e.Code = toolmesh.Code(f.code)
 	}
 	if e.Message == "" {
-		e.Message = fields[HeaderServiceError]
+		e.Message = f.message
 	}
 	if e.Started == toolmesh.StartedUnknown {
-		switch fields[HeaderStarted] {
+		switch f.started {
 		case "true":
 			e.Started = toolmesh.StartedYes
 		case "false":
@@ -387,7 +423,7 @@ func failureOf(fields map[string]string, body []byte) *toolmesh.Error {
 		}
 	}
 	if !e.Code.Valid() {
-		n, _ := strconv.Atoi(fields[HeaderServiceErrorCode])
+		n, _ := strconv.Atoi(f.number)
 		if e.Code != "" {
 			e = e.WithDetail("code", string(e.Code))
 		}

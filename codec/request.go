@@ -119,6 +119,15 @@ func invalid(format string, args ...any) error {
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...)
 }
 
+// checkIsolation holds a request to the isolations that there are: a caller that
+// wants its call kept apart must not run beside others for a slip of the pen.
+func checkIsolation(v toolmesh.Isolation) error {
+	if v.Valid() {
+		return nil
+	}
+	return invalid("header %s is %q: it is warm, session, fork or fresh", HeaderIsolation, v)
+}
+
 func (r *Request) parsePlain(h Header, body []byte) error {
 	r.Form = FormPlain
 	r.Args = json.RawMessage(body)
@@ -128,111 +137,150 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 	if len(h) == 0 {
 		return nil
 	}
-	all, err := h.fields()
-	f := fieldReader{all, err}
-	// The id first, so that any error finds its caller.
-	id, named := all[HeaderRPCID]
+	var proto, require, contentType, contentEncoding string
+	var tool, session string
+	var id string
+	named := false
+	var first error
+	for k, values := range h {
+		name := headerName(k)
+		if name == "" || len(values) == 0 {
+			continue
+		}
+		if (k != name || len(values) > 1 && strings.HasPrefix(name, "Mesh-")) && !isList(name) {
+			if err := h.oneValue(name); err != nil && first == nil {
+				first = err
+			}
+		}
+		v := values[0]
+		var err error
+		switch name {
+		case HeaderRPCID:
+			id, named = v, true
+		case HeaderTool:
+			tool = v
+		case HeaderSession:
+			session = v
+		case HeaderTimeout:
+			r.Timeout, err = parseMillis(HeaderTimeout, v, math.MinInt64)
+			r.HasTimeout = true
+		case HeaderDeadline:
+			var ms int64
+			if ms, err = parseInt(HeaderDeadline, v, math.MinInt64); err == nil {
+				r.Deadline = time.UnixMilli(ms)
+			}
+		case HeaderAgain:
+			r.Again, err = parseMillis(HeaderAgain, v, 0)
+			r.IsAgain = true
+		case HeaderStream:
+			switch v {
+			case "1":
+				r.Delivery = DeliverLive
+			case "inbox":
+				r.Delivery = DeliverInbox
+			default:
+				err = invalid("header %s is %q: it is 1 or inbox", HeaderStream, v)
+			}
+		case HeaderCredit:
+			r.Credit, err = parseInt(HeaderCredit, v, 0)
+			r.HasCredit = true
+		case HeaderHops:
+			r.Hops, err = parseSmall(HeaderHops, v)
+		case HeaderDepth:
+			r.Depth, err = parseSmall(HeaderDepth, v)
+		case HeaderParent:
+			r.Parent = subjects.RPCID(v)
+		case HeaderKeepalive:
+			r.Keepalive, err = parseFlag(HeaderKeepalive, v)
+		case HeaderWantLoad:
+			r.WantLoad, err = parseFlag(HeaderWantLoad, v)
+		case HeaderRevision:
+			r.Revision = v
+		case HeaderBoot:
+			r.Boot = subjects.BootID(v)
+		case HeaderIsolation:
+			r.Isolation = toolmesh.Isolation(v)
+			err = checkIsolation(r.Isolation)
+		case HeaderIdempotencyKey:
+			r.IdempotencyKey = v
+		case HeaderTraceparent:
+			r.Traceparent = v
+		case HeaderProto:
+			proto = v
+		case HeaderRequire:
+			require = addRequired(require, values)
+		case HeaderContentType:
+			contentType = v
+		case HeaderContentEncoding:
+			contentEncoding = v
+		}
+		if err != nil && first == nil {
+			first = err
+		}
+	}
+	// The id first, so that any other error finds its caller.
 	if named {
 		if err := r.setID(id); err != nil {
 			return err
 		}
+	} else if r.IsAgain && first == nil {
+		first = invalid("header %s says that the call is sent again, and no %s names it", HeaderAgain, HeaderRPCID)
 	}
-	if err := checkVersion(all); err != nil {
+	if err := checkVersion(proto, require); err != nil {
 		return err
 	}
-	r.Timeout, r.HasTimeout = f.millis(HeaderTimeout, math.MinInt64)
-	if ms, ok := f.integer(HeaderDeadline, math.MinInt64, math.MaxInt64); ok {
-		r.Deadline = time.UnixMilli(ms)
+	if first != nil {
+		return first
 	}
-	if r.Again, r.IsAgain = f.millis(HeaderAgain, 0); r.IsAgain && !named {
-		f.refuse("header %s says that the call is sent again, and no %s names it", HeaderAgain, HeaderRPCID)
-	}
-	switch stream, ok := all[HeaderStream]; {
-	case stream == "1":
-		r.Delivery = DeliverLive
-	case stream == "inbox":
-		r.Delivery = DeliverInbox
-	case ok:
-		f.refuse("header %s is %q: it is 1 or inbox", HeaderStream, stream)
-	}
-	r.Credit, r.HasCredit = f.integer(HeaderCredit, 0, math.MaxInt64)
-	r.Hops, r.Depth = f.count(HeaderHops), f.count(HeaderDepth)
-	r.Parent = subjects.RPCID(all[HeaderParent])
-	r.Keepalive, r.WantLoad = f.flag(HeaderKeepalive), f.flag(HeaderWantLoad)
-	r.Revision, r.Boot = all[HeaderRevision], subjects.BootID(all[HeaderBoot])
-	isolation, ok := all[HeaderIsolation]
-	if r.Isolation = toolmesh.Isolation(isolation); ok && !r.Isolation.Valid() {
-		f.refuse("header %s is %q: it is warm, session, fork or fresh", HeaderIsolation, isolation)
-	}
-	r.IdempotencyKey, r.Traceparent = all[HeaderIdempotencyKey], all[HeaderTraceparent]
-	if f.err != nil {
-		return f.err
-	}
-	if err := r.checkContent(all[HeaderContentType], all[HeaderContentEncoding]); err != nil {
+	if err := r.checkContent(contentType, contentEncoding); err != nil {
 		return err
 	}
-	if tool := subjects.ToolID(all[HeaderTool]); tool != "" {
-		if !subjects.SameTool(tool, r.Tool) {
+	if tool != "" {
+		if !subjects.SameTool(subjects.ToolID(tool), r.Tool) {
 			return invalid("header %s names tool %q, the subject %q", HeaderTool, tool, r.Tool)
 		}
-		r.Tool = tool
+		r.Tool = subjects.ToolID(tool)
 	}
-	if session := subjects.SessionID(all[HeaderSession]); session != "" {
-		if !subjects.SameName(session, r.Session) {
+	if session != "" {
+		if !subjects.SameName(subjects.SessionID(session), r.Session) {
 			return invalid("header %s names session %q, the subject %q", HeaderSession, session, r.Session)
 		}
-		r.Session = session
+		r.Session = subjects.SessionID(session)
 	}
 	return nil
 }
 
-// fieldReader reads headers of ours; err is the first that went wrong.
-type fieldReader struct {
-	fields map[string]string
-	err    error
-}
-
-func (f *fieldReader) refuse(format string, args ...any) {
-	if f.err == nil {
-		f.err = invalid(format, args...)
-	}
-}
-
-// integer reads a whole number; ok says whether the header is there.
-func (f *fieldReader) integer(name string, least, most int64) (n int64, ok bool) {
-	v, ok := f.fields[name]
-	if !ok {
-		return 0, false
-	}
+func parseInt(name, v string, least int64) (int64, error) {
 	n, err := strconv.ParseInt(strings.TrimSpace(v), 10, 64)
-	if err != nil || n < least || n > most {
-		f.refuse("header %s is %q: it is no whole number, or out of range", name, v)
+	if err != nil || n < least {
+		return 0, invalid("header %s is %q: it is a whole number", name, v)
 	}
-	return n, true
+	return n, nil
 }
 
-// count reads a small number.
-func (f *fieldReader) count(name string) int {
-	n, _ := f.integer(name, 0, 1<<20)
-	return int(n)
+func parseSmall(name, v string) (int, error) {
+	n, err := parseInt(name, v, 0)
+	if err == nil && n > 1<<20 {
+		return 0, invalid("header %s is %q: too large", name, v)
+	}
+	return int(n), err
 }
 
-// millis reads a time of at least so many milliseconds. A budget that is spent (0
-// or less) is 0: the call is then answered deadline_exceeded.
-func (f *fieldReader) millis(name string, least int64) (time.Duration, bool) {
-	n, ok := f.integer(name, least, math.MaxInt64)
-	return time.Duration(min(max(n, 0), math.MaxInt64/int64(time.Millisecond))) * time.Millisecond, ok
+// parseMillis reads a time of at least so many milliseconds. A budget that is
+// spent (0 or less) is 0: the call is then answered deadline_exceeded.
+func parseMillis(name, v string, least int64) (time.Duration, error) {
+	n, err := parseInt(name, v, least)
+	return time.Duration(min(max(n, 0), math.MaxInt64/int64(time.Millisecond))) * time.Millisecond, err
 }
 
-func (f *fieldReader) flag(name string) bool {
-	switch v := f.fields[name]; v {
+func parseFlag(name, v string) (bool, error) {
+	switch v {
 	case "1", "true":
-		return true
+		return true, nil
 	case "0", "false", "":
-	default:
-		f.refuse("header %s is %q: it is 1 or absent", name, v)
+		return false, nil
 	}
-	return false
+	return false, invalid("header %s is %q: it is 1 or absent", name, v)
 }
 
 func (r *Request) checkContent(contentType, encoding string) error {

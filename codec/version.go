@@ -37,9 +37,18 @@ func known(name string) bool {
 	return true
 }
 
+// addRequired adds the values of one spelling of Mesh-Require to those of others:
+// all count, wherever they stand.
+func addRequired(require string, values []string) string {
+	if require != "" {
+		require += ","
+	}
+	return require + strings.Join(values, ",")
+}
+
 // checkVersion holds a message to the versions we speak and to what it requires.
-func checkVersion(fields map[string]string) error {
-	if proto := fields[HeaderProto]; proto != "" {
+func checkVersion(proto, require string) error {
+	if proto != "" {
 		n, err := strconv.Atoi(proto)
 		if err != nil || n < 1 {
 			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s is %q: it is a number from 1 on", HeaderProto, proto)
@@ -49,7 +58,7 @@ func checkVersion(fields map[string]string) error {
 				WithDetail("proto", []int{ProtoMin, Proto})
 		}
 	}
-	for name := range strings.SplitSeq(fields[HeaderRequire], ",") {
+	for name := range strings.SplitSeq(require, ",") {
 		if name = strings.TrimSpace(name); name != "" && !known(name) {
 			return toolmesh.Errorf(toolmesh.CodeProtocolError, "the request requires %q, which this node does not know", name).
 				WithDetail("require", name).WithDetail("features", features)
