@@ -374,3 +374,16 @@ func TestCallHeaderIsReadBack(t *testing.T) {
 		}
 	}
 }
+
+// A refusal is answered as the request asks, whatever it is refused for.
+func TestRefusedRequestSaysHowToAnswer(t *testing.T) {
+	t.Parallel()
+	for name, wrong := range map[string][]string{
+		"id": {"Mesh-Rpc-Id", ""}, "version": {"Mesh-Proto", "2"}, "requirement": {"Mesh-Require", "teleport"}, "budget": {"Mesh-Timeout-Ms", "soon"},
+	} {
+		r, err := ParseRequest(forecast, h(append(wrong, "Mesh-Stream", "inbox", "Mesh-Want-Load", "1")...), nil)
+		if err == nil || r.Delivery != DeliverInbox || !r.WantLoad {
+			t.Errorf("%s: got %v, delivery %d, load %t, want an error, the inbox and the load", name, err, r.Delivery, r.WantLoad)
+		}
+	}
+}
