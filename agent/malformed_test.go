@@ -57,7 +57,7 @@ def forever() -> str:
     while True:
         pass
 
-def deaf() -> str:
+def ignoring() -> str:
     while True:
         try:
             time.sleep(600)
@@ -157,7 +157,7 @@ func TestBadTools(t *testing.T) {
 		{tool: "exits", code: toolmesh.CodeToolError, says: "enough", origin: toolmesh.OriginTool},
 		{tool: "quits", code: toolmesh.CodeToolError, origin: toolmesh.OriginTool},
 		{tool: "forever", timeout: short, code: toolmesh.CodeDeadlineExceeded},
-		{tool: "deaf", timeout: short, code: toolmesh.CodeDeadlineExceeded},
+		{tool: "ignoring", timeout: short, code: toolmesh.CodeDeadlineExceeded},
 		{tool: "aforever", timeout: short, code: toolmesh.CodeDeadlineExceeded},
 		{tool: "ablocks", timeout: short, code: toolmesh.CodeDeadlineExceeded},
 		{tool: "not_json", args: map[string]any{"kind": "object"}, code: toolmesh.CodeResultNotSerializable, says: "object"},

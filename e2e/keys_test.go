@@ -9,8 +9,8 @@ import (
 )
 
 // A NATS server of one's own, configured by mesh auth template: the machine's owner
-// administers with a key, the agent joins with another, and somebody else, who has
-// none, calls and can do nothing more.
+// administers with a key, the agent joins with another, and a guest without
+// a key calls and can do nothing more.
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	owner := newUser(t)

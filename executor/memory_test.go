@@ -19,7 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// What these take at most is 200 MB, in files of memory that end with who has
+// What these take at most is 200 MB, in files of memory that end with the process that has
 // them open.
 const memoryTools = `
 import os, subprocess, sys

@@ -12,7 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// NATS does not check a reply subject against the rights of who sends it: a node
+// NATS does not check a reply subject against the rights of its sender: a node
 // that answered any would be everybody's deputy. Measured before there was a
 // rule: a session with rights to its own tools deleted a stream, and wrote
 // another node's lease.

@@ -544,7 +544,7 @@ func (h *Host) answer(r *stream.Reader, record admit.Record) {
 		h.send(reply, header, body)
 	}
 	if req.Delivery == codec.DeliverInbox {
-		h.send(reply, nil, nil) // ends the answer for who waits for the empty message
+		h.send(reply, nil, nil) // ends the answer for a caller that waits for the empty message
 	}
 }
 

@@ -213,7 +213,7 @@ func TestDrainAndPlainRequests(t *testing.T) {
 			}
 			select {
 			case room <- struct{}{}:
-			case <-time.After(patience):
+			case <-time.After(waitTimeout):
 				t.Fatalf("of %d requests 200 have no answer", sent)
 			}
 			m := &nats.Msg{Subject: "tools.default.work.do", Reply: fmt.Sprintf("%s.%d", prefix, sent), Data: fmt.Appendf(nil, `{"key":"%d"}`, sent)}
@@ -277,7 +277,7 @@ func TestOrderOfADrain(t *testing.T) {
 		}
 	}
 	meshtest.Until(t, "nobody serves the tool", func() bool {
-		m, err := r.nc.Request("tools.default.desk.note", nil, patience)
+		m, err := r.nc.Request("tools.default.desk.note", nil, waitTimeout)
 		return err == nats.ErrNoResponders || err == nil && m.Header.Get("Status") == "503"
 	})
 	// As long as somebody asks it by name it answers, for two heartbeats and more.
@@ -315,7 +315,7 @@ func TestOrderOfADrain(t *testing.T) {
 	for len(lease.next().Data) > 0 { // until it is deleted
 	}
 	in.none("after the answer")
-	if _, err := r.nc.Request(directed(r.h, "default", "desk.note"), nil, patience); err != nats.ErrNoResponders {
+	if _, err := r.nc.Request(directed(r.h, "default", "desk.note"), nil, waitTimeout); err != nats.ErrNoResponders {
 		t.Errorf("the node's subject, after it has left: %v", err)
 	}
 	if err := r.h.Stop(t.Context()); err != nil {
@@ -351,7 +351,7 @@ func TestStopInAHurry(t *testing.T) {
 }
 
 // A node whose broker is gone, or does not answer, is not asked for any more: it
-// leaves at once, not when somebody loses patience and kills it.
+// leaves at once, not when somebody gives up and kills it.
 func TestStopWithoutABroker(t *testing.T) {
 	t.Parallel()
 	for name, cut := range map[string]func(*meshtest.Proxy){

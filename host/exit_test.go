@@ -34,12 +34,12 @@ func TestHandlerThatEndsItsGoroutine(t *testing.T) {
 		}
 	}
 	for range 2 { // the one slot is there for each
-		_, err := c.Call(t.Context(), "exit.unary", nil, client.WithTimeout(patience))
+		_, err := c.Call(t.Context(), "exit.unary", nil, client.WithTimeout(waitTimeout))
 		if e := toolmesh.AsError(err); toolmesh.CodeOf(err) != toolmesh.CodeToolError || e.Type != "goexit" || e.Started != toolmesh.StartedYes {
 			t.Errorf("unary: %v", err)
 		}
 		items := 0
-		for _, err = range c.Stream(t.Context(), "exit.stream", nil, client.WithTimeout(patience)) {
+		for _, err = range c.Stream(t.Context(), "exit.stream", nil, client.WithTimeout(waitTimeout)) {
 			if err == nil {
 				items++
 			}
@@ -48,7 +48,7 @@ func TestHandlerThatEndsItsGoroutine(t *testing.T) {
 			t.Errorf("stream: %d items, then %v", items, err)
 		}
 	}
-	stop, cancel := context.WithTimeout(context.Background(), patience)
+	stop, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
 	if err := h.Stop(stop); err != nil {
 		t.Errorf("stop: %v", err)
@@ -111,7 +111,7 @@ func TestTypeOfAFailure(t *testing.T) {
 		if _, err := h.Handle(name, fails); err != nil {
 			t.Fatal(err)
 		}
-		_, err := c.Call(t.Context(), subjects.ToolID("kinds."+name), nil, client.WithTimeout(patience))
+		_, err := c.Call(t.Context(), subjects.ToolID("kinds."+name), nil, client.WithTimeout(waitTimeout))
 		e := toolmesh.AsError(err)
 		if e.Code != toolmesh.CodeToolError || e.Type != tc.want || e.Message != tc.err.Error() {
 			t.Errorf("%s: type %q, want %q: %v", name, e.Type, tc.want, err)

@@ -79,7 +79,7 @@ func TestJoinersAreKeptAlive(t *testing.T) {
 				r.alive(in, "u", "")
 			}
 		}
-		silent.none("to who asked for no keepalives")
+		silent.none("to a caller that asked for no keepalives")
 		close(r.gate("u").release)
 		for _, in := range []*inbox{first, asks, other, silent} {
 			m := in.next()
@@ -117,12 +117,12 @@ func TestJoinersAreKeptAlive(t *testing.T) {
 		wait(t, "end", r.gate("l").ended)
 	})
 	// A handler that does not return keeps nobody waiting.
-	t.Run("deaf", func(t *testing.T) {
+	t.Run("ignoring", func(t *testing.T) {
 		t.Parallel()
 		r := newRig(t, nil)
 		release := make(chan struct{})
 		defer close(release)
-		const unary = `{"key":"d","deaf":true}`
+		const unary = `{"key":"d","ignoring":true}`
 		first, joined, late := r.inbox(), r.inbox(), r.inbox()
 		defer close(r.gate("d").release)
 		for _, in := range []*inbox{first, joined} {
@@ -250,7 +250,7 @@ func manyJoiners(t *testing.T, joiners, count, size int) {
 	}
 }
 
-// A stream that fails, in whatever way, fails for those who have joined it.
+// A stream that fails, in whatever way, fails for the callers that have joined it.
 func TestJoinersOfAFailingStream(t *testing.T) {
 	t.Parallel()
 	t.Run("at once", func(t *testing.T) {
@@ -327,7 +327,7 @@ func TestARepetitionWaitsForAStoreThatLags(t *testing.T) {
 		again.item(seq + 1)
 	}
 	for range 20 { // more than it takes to find the three items, and nothing behind them
-		if _, err := looks.NextMsg(patience); err != nil {
+		if _, err := looks.NextMsg(waitTimeout); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -342,7 +342,7 @@ func TestARepetitionWaitsForAStoreThatLags(t *testing.T) {
 	}
 }
 
-// A stream goes on as long as one of those who asked for it is there.
+// A stream goes on as long as one of the callers that asked for it is there.
 func TestAJoinerKeepsItsStream(t *testing.T) {
 	t.Parallel()
 	t.Run("new inbox", func(t *testing.T) {
@@ -411,7 +411,7 @@ func TestAJoinerKeepsItsStream(t *testing.T) {
 			select {
 			case g.release <- struct{}{}:
 				seq++
-				back.item(seq) // who asked first without credit sets the pace
+				back.item(seq) // the caller that asked first, without credit, sets the pace
 			case err := <-g.ended:
 				t.Fatalf("the stream ended after %v: %v", time.Since(left), err)
 			}

@@ -44,7 +44,7 @@ func TestRepetitionOfAUnaryCall(t *testing.T) {
 		t.Errorf("answers = %s, %s and %s, want three times the same", a.Data, b.Data, c.Data)
 	}
 	if b.Header.Get("Mesh-Load") == "" || a.Header.Get("Mesh-Load") != "" {
-		t.Errorf("the load goes to who asked: %v, %v", a.Header, b.Header)
+		t.Errorf("the load goes to the caller that asked: %v, %v", a.Header, b.Header)
 	}
 	// It has ended now.
 	if late := r.ask(hold, `{"key":"one"}`, "Mesh-Rpc-Id", "one"); string(late.Data) != string(a.Data) {
@@ -363,14 +363,14 @@ func TestCancel(t *testing.T) {
 		}
 	}
 	// Also one that does not listen: its caller need not wait for it.
-	deaf := r.inbox()
-	r.send(deaf, "tools.default.desk.hold", `{"key":"deaf","deaf":true}`, "Mesh-Rpc-Id", "deaf")
-	wait(t, "start", r.gate("deaf").started)
-	r.send(nil, "mesh.ctl.default.deaf", "")
-	if a := deaf.next(); a.code() != "cancelled" {
-		t.Errorf("a deaf call: %s", a.Data)
+	ignoring := r.inbox()
+	r.send(ignoring, "tools.default.desk.hold", `{"key":"ignoring","ignoring":true}`, "Mesh-Rpc-Id", "ignoring")
+	wait(t, "start", r.gate("ignoring").started)
+	r.send(nil, "mesh.ctl.default.ignoring", "")
+	if a := ignoring.next(); a.code() != "cancelled" {
+		t.Errorf("a call that ignores the cancel: %s", a.Data)
 	}
-	close(r.gate("deaf").release)
+	close(r.gate("ignoring").release)
 
 	// A call that arrives after its cancel is answered and not started.
 	r.send(nil, "mesh.ctl.default.early", "")

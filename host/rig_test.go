@@ -22,8 +22,8 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// patience bounds every wait for a signal: long, because machines are busy.
-const patience = 60 * time.Second
+// waitTimeout bounds every wait for a signal: long, because machines are busy.
+const waitTimeout = 60 * time.Second
 
 // gate is one call of the tools "gate" and "gen" as the test holds it.
 type gate struct {
@@ -43,7 +43,7 @@ func (g *gate) deserted(t *testing.T, left time.Time) {
 	for {
 		select {
 		case g.release <- struct{}{}:
-			if <-ticker.C; time.Since(left) > patience {
+			if <-ticker.C; time.Since(left) > waitTimeout {
 				t.Fatalf("the stream goes on %v after its last reader has left", time.Since(left))
 			}
 			continue
@@ -109,13 +109,13 @@ func (d *desk) begin(call *host.Call, key string) *gate {
 }
 
 type deskArgs struct {
-	Key  string `json:"key"`
-	N    int    `json:"n"`    // items
-	Size int    `json:"size"` // bytes of each
-	Gate bool   `json:"gate"` // wait for the test before each item
-	Fail bool   `json:"fail"` // after the items
-	Code string `json:"code"`
-	Deaf bool   `json:"deaf"` // to the end of the call
+	Key      string `json:"key"`
+	N        int    `json:"n"`    // items
+	Size     int    `json:"size"` // bytes of each
+	Gate     bool   `json:"gate"` // wait for the test before each item
+	Fail     bool   `json:"fail"` // after the items
+	Code     string `json:"code"`
+	Ignoring bool   `json:"ignoring"` // to the end of the call
 }
 
 func (a *deskArgs) read(call *host.Call) error { return json.Unmarshal(call.Args, a) }
@@ -138,7 +138,7 @@ func (d *desk) hold(ctx context.Context, call *host.Call, sink host.Sink) error 
 	}
 	g := d.begin(call, in.Key)
 	done := ctx.Done()
-	if in.Deaf {
+	if in.Ignoring {
 		done = nil
 	}
 	select {
@@ -382,7 +382,7 @@ func headers(pairs ...string) nats.Header {
 // ask sends one request and returns the first message that answers it.
 func (r *rig) ask(subject, body string, pairs ...string) answer {
 	r.t.Helper()
-	m, err := r.nc.RequestMsg(&nats.Msg{Subject: subject, Header: headers(pairs...), Data: []byte(body)}, patience)
+	m, err := r.nc.RequestMsg(&nats.Msg{Subject: subject, Header: headers(pairs...), Data: []byte(body)}, waitTimeout)
 	if err != nil {
 		r.t.Fatalf("request to %s: %v", subject, err)
 	}
@@ -418,7 +418,7 @@ func openInbox(t *testing.T, nc *nats.Conn, subject string) *inbox {
 
 func (in *inbox) next() answer {
 	in.t.Helper()
-	m, err := in.sub.NextMsg(patience)
+	m, err := in.sub.NextMsg(waitTimeout)
 	if err != nil {
 		in.t.Fatalf("nothing on %s: %v", in.Subject, err)
 	}
@@ -473,13 +473,13 @@ func directed(h *host.Host, session, id string) string {
 
 func wait[T any](t *testing.T, what string, c <-chan T) T {
 	t.Helper()
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(waitTimeout)
 	defer timer.Stop()
 	select {
 	case v := <-c:
 		return v
 	case <-timer.C:
-		t.Fatalf("%s: nothing after %v", what, patience)
+		t.Fatalf("%s: nothing after %v", what, waitTimeout)
 		panic("unreachable")
 	}
 }

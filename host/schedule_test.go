@@ -168,7 +168,7 @@ func TestRandomSchedule(t *testing.T) {
 				if rnd.IntN(2) == 0 {
 					opts = append(opts, client.WithTimeout(time.Duration(20+rnd.IntN(3000))*time.Millisecond))
 				}
-				callCtx, stop := context.WithTimeout(t.Context(), patience)
+				callCtx, stop := context.WithTimeout(t.Context(), waitTimeout)
 				if rnd.IntN(6) == 0 {
 					go func(d time.Duration) { // ends with the call
 						pauseFor(callCtx, d)

@@ -234,7 +234,7 @@ func TestTwentyThousandFunctions(t *testing.T) {
 	t.Cleanup(c.Close)
 	seen := make(map[string]bool)
 	for after, more := "", true; more; {
-		m, err := nc.Request("mesh.registry.s.list", []byte(fmt.Sprintf(`{"after":%q,"limit":500}`, after)), patience)
+		m, err := nc.Request("mesh.registry.s.list", []byte(fmt.Sprintf(`{"after":%q,"limit":500}`, after)), waitTimeout)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -253,11 +253,11 @@ func TestTwentyThousandFunctions(t *testing.T) {
 	}
 	for _, i := range []int{0, n / 2, n - 1} {
 		id := fmt.Sprintf("many.f%d", i)
-		m, err := nc.Request("mesh.registry.s.describe", []byte(fmt.Sprintf(`{"tool":"f%d"}`, i)), patience)
+		m, err := nc.Request("mesh.registry.s.describe", []byte(fmt.Sprintf(`{"tool":"f%d"}`, i)), waitTimeout)
 		if err != nil || !strings.Contains(string(m.Data), fmt.Sprintf(`"n%d"`, i)) {
 			t.Errorf("describe: %v %s", err, m.Data)
 		}
-		if m, err = nc.Request("mesh.registry.s.resolve", []byte(fmt.Sprintf(`{"name":"f%d"}`, i)), patience); err != nil || !strings.Contains(string(m.Data), id) {
+		if m, err = nc.Request("mesh.registry.s.resolve", []byte(fmt.Sprintf(`{"name":"f%d"}`, i)), waitTimeout); err != nil || !strings.Contains(string(m.Data), id) {
 			t.Errorf("resolve: %v %s", err, m.Data)
 		}
 		if _, err := c.Call(t.Context(), subjects.ToolID(id), map[string]any{fmt.Sprintf("n%d", i): 1}); err != nil {
@@ -359,7 +359,7 @@ func TestNameThatTurnsOutToBeTaken(t *testing.T) {
 	if log.Count("level=ERROR") != len(taken) {
 		t.Errorf("%d errors in the log, want one for each name", log.Count("level=ERROR"))
 	}
-	if _, err := watch.Request("tools.default.free.f1", []byte("{}"), patience); err != nil {
+	if _, err := watch.Request("tools.default.free.f1", []byte("{}"), waitTimeout); err != nil {
 		t.Errorf("the free name: %v", err)
 	}
 }
@@ -380,7 +380,7 @@ func TestClaimThatFails(t *testing.T) {
 	if _, err := h.HandleIn("odd", "", "f", echo); toolmesh.CodeOf(err) != toolmesh.CodeProtocolError {
 		t.Errorf("got %v", err)
 	}
-	if _, err := nc.Request("tools.default.odd.f", nil, patience); err != nats.ErrNoResponders {
+	if _, err := nc.Request("tools.default.odd.f", nil, waitTimeout); err != nats.ErrNoResponders {
 		t.Errorf("it is served: %v", err)
 	}
 }

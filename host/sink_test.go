@@ -16,7 +16,7 @@ func TestSendAfterTheCallIsOver(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	started, release, sent := make(chan struct{}), make(chan struct{}), make(chan error)
-	deaf := func(ctx context.Context, call *host.Call, sink host.Sink) error {
+	ignoring := func(ctx context.Context, call *host.Call, sink host.Sink) error {
 		if err := sink.Send(ctx, json.RawMessage("1")); err != nil {
 			return err
 		}
@@ -27,12 +27,12 @@ func TestSendAfterTheCallIsOver(t *testing.T) {
 		return err
 	}
 	open := host.Schema(json.RawMessage(`{"type":"object"}`), nil)
-	if _, err := r.h.Handle("deaf", host.HandlerFunc(deaf), open); err != nil {
+	if _, err := r.h.Handle("ignoring", host.HandlerFunc(ignoring), open); err != nil {
 		t.Fatal(err)
 	}
 	for delivery, extra := range map[string][]string{"unary": nil, "live": {"Mesh-Stream", "1"}, "inbox": {"Mesh-Stream", "inbox"}} {
 		in := r.inbox()
-		r.send(in, "tools.default.desk.deaf", "", append(extra, "Mesh-Rpc-Id", delivery)...)
+		r.send(in, "tools.default.desk.ignoring", "", append(extra, "Mesh-Rpc-Id", delivery)...)
 		wait(t, "start", started)
 		if a := r.ask("mesh.ctl.default."+delivery, ""); string(a.Data) != `{"cancelled":true}` {
 			t.Errorf("%s: the cancel is answered %s", delivery, a.Data)

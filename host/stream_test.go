@@ -125,7 +125,7 @@ func TestLiveStream(t *testing.T) {
 	}
 	r.settled()
 	in.none("after the acknowledgement")
-	// And again from the store, by the node, in the queue group of all who can.
+	// And again from the store, by the node, in the queue group of all that can.
 	r.send(in, "mesh.replay.default.l1", `{"from_seq":300}`)
 	if a, b, c := in.next(), in.next(), in.next(); a.Header.Get("Mesh-Seq") != "300" || b.Header.Get("Mesh-Chunk") != "complete" || c.Header.Get("Mesh-High") != "300;terminal" {
 		t.Errorf("replay: %v, %v, %v", a.Header, b.Header, c.Header)
@@ -227,7 +227,7 @@ func TestStreamOfADeafHandler(t *testing.T) {
 	r := newRig(t, nil)
 	release := make(chan struct{})
 	defer close(release)
-	deaf := func(ctx context.Context, call *host.Call, sink host.Sink) error {
+	ignoring := func(ctx context.Context, call *host.Call, sink host.Sink) error {
 		for i := range len(call.Args) - 2 {
 			if err := sink.Send(ctx, item(i+1, 0)); err != nil {
 				return err
@@ -239,12 +239,12 @@ func TestStreamOfADeafHandler(t *testing.T) {
 		}
 		return nil
 	}
-	if _, err := r.h.Handle("deaf", host.HandlerFunc(deaf)); err != nil {
+	if _, err := r.h.Handle("ignoring", host.HandlerFunc(ignoring)); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ name, body string }{{"with an item", "{ }"}, {"without any", "{}"}} {
 		in := r.inbox()
-		r.send(in, "tools.default.desk.deaf", c.body, "Mesh-Stream", "inbox", "Mesh-Timeout-Ms", "100")
+		r.send(in, "tools.default.desk.ignoring", c.body, "Mesh-Stream", "inbox", "Mesh-Timeout-Ms", "100")
 		m := in.next()
 		for m.Header.Get("Mesh-Chunk") == "data" {
 			m = in.next()
@@ -343,8 +343,8 @@ func TestProbesOfLiveReaders(t *testing.T) {
 	ack.next()
 	first := make(map[int]chunk)
 	for began, probes := time.Now(), 0; probes < 2; {
-		if time.Since(began) > patience {
-			t.Fatalf("%d of 2 probes after %v", probes, patience)
+		if time.Since(began) > waitTimeout {
+			t.Fatalf("%d of 2 probes after %v", probes, waitTimeout)
 		}
 		m := live.next()
 		c, err := readChunk(m.Msg)
@@ -397,7 +397,7 @@ func TestInboxReaderGone(t *testing.T) {
 			g.deserted(t, gone)
 		})
 	}
-	// One who comes and goes is not gone.
+	// A reader that comes and goes is not gone.
 	t.Run("comes back", func(t *testing.T) {
 		t.Parallel()
 		g := r.gate("back")

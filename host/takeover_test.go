@@ -46,7 +46,7 @@ func TestRequestsOfANodeThatWasTakenOver(t *testing.T) {
 				send(fmt.Sprint("held back ", i))
 			}
 			proxy.Heal()
-			deadline := time.After(patience)
+			deadline := time.After(waitTimeout)
 			for lost, i := false, 0; !lost; i++ {
 				send(fmt.Sprint("healed ", i))
 				select {

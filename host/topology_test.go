@@ -53,7 +53,7 @@ func plainCalls(t *testing.T, r *rig, _ bool) {
 	if a := r.call("add", `{"a":1}`); a.code() != "invalid_arguments" || a.Header.Get("Nats-Service-Error-Code") != "422" {
 		t.Errorf("a failure: %v %s", a.Header, a.Data)
 	}
-	if _, err := r.nc.Request("tools.default.desk.none", nil, patience); err != nats.ErrNoResponders {
+	if _, err := r.nc.Request("tools.default.desk.none", nil, waitTimeout); err != nats.ErrNoResponders {
 		t.Errorf("a tool that nobody serves: %v", err)
 	}
 	for range 2 {

@@ -489,7 +489,7 @@ func (p *player) hear(s transcript.Step) {
 		p.t.Fatalf("%s: nobody listens there", s.Name)
 	}
 	if s.Speaker == transcript.Broker {
-		if _, err := in.sub.NextMsg(patience); !errors.Is(err, nats.ErrNoResponders) || s.Raw != "Status: 503\n\n" {
+		if _, err := in.sub.NextMsg(waitTimeout); !errors.Is(err, nats.ErrNoResponders) || s.Raw != "Status: 503\n\n" {
 			p.t.Errorf("%s: %v", s.Name, err)
 		}
 		return

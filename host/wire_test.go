@@ -458,15 +458,15 @@ func TestBudgets(t *testing.T) {
 		t.Errorf("a call over its time: %v %s", a.Header, a.Data)
 	}
 	// Also where the tool does not listen.
-	a = r.call("hold", `{"key":"deaf","deaf":true}`, "Mesh-Timeout-Ms", "50")
+	a = r.call("hold", `{"key":"ignoring","ignoring":true}`, "Mesh-Timeout-Ms", "50")
 	if a.code() != "deadline_exceeded" || a.Error.started() != "true" {
-		t.Errorf("a deaf call over its time: %v %s", a.Header, a.Data)
+		t.Errorf("a ignoring call over its time: %v %s", a.Header, a.Data)
 	}
 	if n := r.h.Stats().InFlight; n != 1 {
-		t.Errorf("%d calls in flight, want the deaf one: it keeps its slot", n)
+		t.Errorf("%d calls in flight, want the ignoring one: it keeps its slot", n)
 	}
-	close(r.gate("deaf").release)
-	wait(t, "end", r.gate("deaf").ended)
+	close(r.gate("ignoring").release)
+	wait(t, "end", r.gate("ignoring").ended)
 }
 
 // Whatever depths its callers tell, a node runs its slots, as many nested calls and

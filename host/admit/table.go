@@ -51,7 +51,7 @@ type Request struct {
 	First time.Time
 }
 
-// Digest tells bodies apart, within this process only: who sends them does not
+// Digest tells bodies apart, within this process only: their sender does not
 // know its seeds.
 type Digest [2]uint64
 
@@ -306,7 +306,7 @@ func cancelled(before string) *toolmesh.Error {
 const leastVacated = 16
 
 // Vacate frees the slot of a call whose tool has done its work, while what it said
-// last is yet to be stored: who reads its end may call again at once. The call
+// last is yet to be stored: a caller that reads its end may call again at once. The call
 // runs on until Finish. When that goes for as many calls as there are slots, and
 // no few, the store is slow, and the others keep theirs. Calling Vacate again does
 // nothing.
@@ -333,7 +333,7 @@ func (t *Table[T]) rise(c *Call[T]) {
 }
 
 // Finish ends a call of Begin: it frees the slot, keeps the record unless the
-// tool's code never began, and hands it to those who joined. A call that was
+// tool's code never began, and hands it to the callers that joined. A call that was
 // cancelled before it began keeps its name as well, as it may not begin later.
 // Calling Finish again does nothing.
 func (t *Table[T]) Finish(c *Call[T], record Record) {

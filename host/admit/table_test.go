@@ -83,7 +83,7 @@ func TestJoinAndRepeat(t *testing.T) {
 		}
 	}
 	if n := tab.InFlight(); n != 1 {
-		t.Errorf("%d in flight, want 1: who joins takes no slot", n)
+		t.Errorf("%d in flight, want 1: a caller that joins takes no slot", n)
 	}
 	tab.Finish(call, result("7"))
 	tab.Finish(call, result("8")) // does nothing
@@ -428,7 +428,7 @@ func TestCancelOfACallThatNeverBegan(t *testing.T) {
 		}
 		tab.Finish(call, admit.Record{Err: toolmesh.Errorf(code, "no").WithStarted(toolmesh.StartedNo)})
 		if told.Err == nil || told.Err.Code != code {
-			t.Errorf("who joined got %+v", told)
+			t.Errorf("the caller that joined got %+v", told)
 		}
 		other := request(rpc)
 		other.Digest[0]++

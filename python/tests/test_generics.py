@@ -90,7 +90,7 @@ def test_a_list_below_a_generic_list():
 
 def defaulted(name, default) -> Any:
     """A type variable with a default, as Python 3.13 and typing_extensions make it."""
-    made: Any = TypeVar(name)  # type: ignore[misc]  # named by who asks
+    made: Any = TypeVar(name)  # type: ignore[misc]  # named by the caller
     if sys.version_info >= (3, 13):
         return TypeVar(name, default=default)
     made.has_default, made.__default__ = lambda: True, default

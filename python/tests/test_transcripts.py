@@ -1,6 +1,6 @@
 """What agent and worker said to each other, recorded: the worker says it again.
 
-The files are executor/frame/testdata/*.txt; a Go test there reads the same ones. A line is a frame: who sent it (> is
+The files are executor/frame/testdata/*.txt; a Go test there reads the same ones. A line is a frame: its sender (> is
 the agent, < the worker), its type, the 16 bytes of its header, its body as a JSON text of one byte per character.
 """
 
@@ -55,12 +55,12 @@ else:
 
 
 def lines(path: pathlib.Path) -> list[tuple[str, str, bytes, bytes]]:
-    """(who, type, header, body) of each frame of a transcript."""
+    """(sender, type, header, body) of each frame of a transcript."""
     found = []
     for line in path.read_text().splitlines():
         if line and not line.startswith("#"):
-            who, kind, header, body = line.split(" ", 3)
-            found.append((who, kind, bytes.fromhex(header), json.loads(body).encode("latin-1")))
+            sender, kind, header, body = line.split(" ", 3)
+            found.append((sender, kind, bytes.fromhex(header), json.loads(body).encode("latin-1")))
     return found
 
 
@@ -86,8 +86,8 @@ def test_the_worker_answers_as_it_was_recorded(kind, tmp_path):
     os.close(out)
     reader = frames.Reader(source)
     try:
-        for who, name, header, body in lines(TRANSCRIPTS / f"{kind}.txt"):
-            if who == ">":
+        for sender, name, header, body in lines(TRANSCRIPTS / f"{kind}.txt"):
+            if sender == ">":
                 frames.write_all(to, header + body)
                 continue
             got = reader.next()

@@ -3,7 +3,7 @@
 A nested call is a NESTED_CALL frame with an id of the worker's own; what comes
 back has that id. How it is read depends on the worker. On an event loop the loop
 does. In a worker of plain functions nobody reads while a tool runs: the thread that
-waits for an answer reads for all who wait, and hands the reading on when it has
+waits for an answer reads for all threads that wait, and hands the reading on when it has
 its own. A tool that makes no call pays for none of this.
 """
 
@@ -300,7 +300,7 @@ class Channel:
 
 
 class PlainChannel(Channel):
-    """Of a worker of plain functions: those who wait take turns at reading.
+    """Of a worker of plain functions: the threads that wait take turns at reading.
 
     The main thread is not to be interrupted while it waits. A cancellation
     comes as a frame then; the thread that reads it alerts the main thread.
@@ -353,7 +353,7 @@ class PlainChannel(Channel):
     # Taking turns.
 
     def _enter(self, waiter: Waiter) -> None:
-        """Before anything else of a wait: the main loop looks for those who wait
+        """Before anything else of a wait: the main loop looks for the threads that wait
         after it has noted its call's end, and we look for that after this."""
         self._blocked[waiter] = None
         self.used = True
