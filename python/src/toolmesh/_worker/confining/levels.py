@@ -41,12 +41,14 @@ def zygote(level: str, kept: str, folder: str) -> list[str]:
         if level in (STRICT, OFFLINE):
             raise Refused(f"the sandbox level {level} needs Linux")
         return []
+    import resource
+
     notes: list[str] = []
     if kept != REAPER:
         _mounts(level, notes)
         if level == OFFLINE:
             _loopback()
-    _limit_cores()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _drop_capabilities(_KEPT if level == GUARD else ())
     if _prctl(_NO_NEW_PRIVS, 1) != 0:
         raise Refused(f"no_new_privs: {_error()}")
@@ -273,21 +275,9 @@ def _loopback() -> None:
 _KEPT = (0, 1, 3, 4, 5, 6, 7, 10)  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID NET_BIND_SERVICE
 
 
-def _limit_cores() -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def _drop_capabilities(kept: Iterable[int]) -> None:
-    last = 40
-    try:
-        with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
-            last = int(file.read())
-    except (OSError, ValueError):
-        pass
     kept = tuple(kept)
-    for capability in range(last + 1):
+    for capability in range(64):  # as many as the kernel's sets have room for
         if capability not in kept:
             _prctl(_CAPBSET_DROP, capability)  # refused where there is none to lose
     _prctl(_CAP_AMBIENT, _CAP_AMBIENT_CLEAR_ALL)

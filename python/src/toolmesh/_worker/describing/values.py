@@ -323,17 +323,9 @@ def _default(value: Any) -> Any:
 
 
 _markers: dict[int, Any] = {}
-_encode: Callable[[Any, int], tuple[str, ...]]
-_make_encoder = getattr(json.encoder, "c_make_encoder", None)
-if _make_encoder is not None:
-    _encode = _make_encoder(
-        _markers, _default, json.encoder.encode_basestring, None, ":", ",", False, False, False
-    )
-else:  # an interpreter without the accelerator
-    _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_default, separators=(",", ":"))
-
-    def _encode(value: Any, _level: int) -> tuple[str, ...]:
-        return (_encoder.encode(value),)
+_encode: Callable[[Any, int], tuple[str, ...]] = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
+    _markers, _default, json.encoder.encode_basestring, None, ":", ",", False, False, False
+)
 
 
 def encode(value: Any) -> bytes:
