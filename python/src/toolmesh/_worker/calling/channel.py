@@ -140,7 +140,7 @@ class Channel:
 
     def progress(self, fields: dict[str, JSON]) -> None:
         """Passes on how far the running call is."""
-        self._outlet.progress(fields)
+        self._outlet.record(fields, frames.LOG_PROGRESS)
 
     def dispatch(self, kind: int, number: int, body: bytes) -> None:
         """Takes a frame about a nested call; one that nobody waits for is dropped."""

@@ -380,11 +380,6 @@ def start(
 ) -> bool:
     """Serves tools as a worker of coroutines; as the other worker's start."""
     worker = Worker(inp, out, page, tools, limit, snapshot)
-    _serve(worker, about)
-    return worker.fit
-
-
-def _serve(worker: Worker, about: bytes) -> None:
     young, *older = gc.get_threshold()
     if 0 < young < _YOUNG:
         gc.set_threshold(_YOUNG, *older)
@@ -406,6 +401,7 @@ def _serve(worker: Worker, about: bytes) -> None:
         finally:
             worker._outlet.settle_items()
     sys.stdout.flush()
+    return worker.fit
 
 
 def _wind_up(loop: asyncio.AbstractEventLoop) -> None:

@@ -22,6 +22,8 @@ from .errors import MeshError
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..describing.values import Mismatch, NotSerializable
     from ..wire.frames import JSON
 
@@ -198,12 +200,21 @@ def _before(failure: BaseException) -> tuple[str, BaseException | None]:
     return "context", None if failure.__suppress_context__ else failure.__context__
 
 
-def nested_of(failure: BaseException | None) -> dict[str, JSON]:
+def _chain(failure: BaseException) -> Iterator[tuple[str, BaseException]]:
+    """What is below failure, nearest first, with how it came about; no cycle, and no more than _CHAIN."""
+    seen = {id(failure)}
+    relation, below = _before(failure)
+    while below is not None and id(below) not in seen and len(seen) <= _CHAIN:
+        seen.add(id(below))
+        yield relation, below
+        relation, below = _before(below)
+
+
+def nested_of(failure: BaseException) -> dict[str, JSON]:
     """Of a failure that a nested call's is, or is the cause of: what that was."""
-    for _ in range(_CHAIN):
-        if isinstance(failure, MeshError):
-            return {"nested": failure.as_dict()}
-        failure = _before(failure)[1] if failure is not None else None
+    for one in (failure, *(below for _, below in _chain(failure))):
+        if isinstance(one, MeshError):
+            return {"nested": one.as_dict()}
     return {}
 
 
@@ -238,14 +249,7 @@ def _frames(failure: BaseException) -> list[dict[str, JSON]]:
 
 def causes_of(failure: BaseException) -> list[dict[str, JSON]]:
     """The chain below failure: [{type, module, message, relation}], nearest first."""
-    found: list[dict[str, JSON]] = []
-    seen = {id(failure)}
-    relation, below = _before(failure)
-    while below is not None and id(below) not in seen and len(found) < _CHAIN:
-        seen.add(id(below))
-        found.append({**_about(below), "relation": relation})
-        relation, below = _before(below)
-    return found
+    return [{**_about(below), "relation": relation} for relation, below in _chain(failure)]
 
 
 def trace(failure: BaseException) -> str:

@@ -20,7 +20,7 @@ from time import perf_counter as _clock
 from time import sleep as _sleep
 
 from ..describing import redaction
-from ..wire.frames import HEADER, LOG, LOG_PROGRESS, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
+from ..wire.frames import HEADER, LOG, LOG_RECORD, LOG_STDERR, LOG_STDOUT, write_all
 from . import failures, threads
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -190,15 +190,12 @@ class Outlet:
         if not self.held or os.getpid() != self._process:
             return
         with self._shielded():
-            self._part()
-
-    def _part(self) -> None:
-        if self.lock.acquire(True, _PARTING):
-            try:
-                if self.fd >= 0:
-                    write_all(self.fd, self.released())
-            finally:
-                self.lock.release()
+            if self.lock.acquire(True, _PARTING):
+                try:
+                    if self.fd >= 0:
+                        write_all(self.fd, self.released())
+                finally:
+                    self.lock.release()
 
     def _shielded(self) -> AbstractContextManager[None, None]:
         """What a write is within: only the main thread is ever interrupted."""
@@ -207,19 +204,16 @@ class Outlet:
     def text(self, flag: int, text: str) -> None:
         """Takes what a tool wrote to stdout or stderr."""
         with self._shielded():
-            self._text(flag, text)
-
-    def _text(self, flag: int, text: str) -> None:
-        call = self._current()
-        self.dirty = True
-        key = (call, flag)
-        text = self._partial.pop(key, "") + text
-        cut = text.rfind("\n") + 1
-        if 0 < len(text) - cut < _LINE:
-            self._partial[key] = text[cut:]
-            text = text[:cut]
-        if text:
-            self._emit(call, flag, text)
+            call = self._current()
+            self.dirty = True
+            key = (call, flag)
+            text = self._partial.pop(key, "") + text
+            cut = text.rfind("\n") + 1
+            if 0 < len(text) - cut < _LINE:
+                self._partial[key] = text[cut:]
+                text = text[:cut]
+            if text:
+                self._emit(call, flag, text)
 
     def flush(self, flag: int) -> None:
         """Sends what the running call wrote without a newline yet."""
@@ -240,12 +234,8 @@ class Outlet:
     def _budget(self, call: int) -> _Budget:
         return self._budgets.get(call) or self._budgets.setdefault(call, _Budget())
 
-    def progress(self, fields: dict[str, JSON]) -> None:
-        """Takes what a call says of how far it is."""
-        self.record(fields, LOG_PROGRESS)
-
     def record(self, fields: dict[str, JSON], flag: int = LOG_RECORD) -> None:
-        """Takes a record of the logging module."""
+        """Takes a record of the logging module, or what a call says of how far it is."""
         call = self._current()
         self.dirty = True
         said = _text(fields)

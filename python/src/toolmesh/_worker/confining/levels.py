@@ -15,12 +15,16 @@ and nobody else. A level that cannot be had raises Refused: nothing runs then.
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
+import functools
 import os
+import resource
+import struct
 import sys
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Iterable
 
 NONE, GUARD, STRICT, OFFLINE = "none", "guard", "strict", "offline"
@@ -46,7 +50,7 @@ def zygote(level: str, kept: str, folder: str) -> list[str]:
         _mounts(level, notes)
         if level == OFFLINE:
             _loopback()
-    _limit_cores()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _drop_capabilities(_KEPT if level == GUARD else ())
     if _prctl(_NO_NEW_PRIVS, 1) != 0:
         raise Refused(f"no_new_privs: {_error()}")
@@ -74,8 +78,6 @@ def prepare(level: str) -> None:
         # A domain needs something to handle. It is its existence that counts:
         # a process outside of it cannot be inspected from inside.
         attributes = _packed(_MAKE_BLOCK)
-    import fcntl
-
     made = _create_ruleset(attributes)
     _domain = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 200)  # out of the way of what tools open
     os.close(made)
@@ -98,12 +100,7 @@ def domain(level: str) -> None:
 
 
 def warm_up() -> None:
-    """Loads what zygote and worker need, and changes nothing."""
-    import ctypes  # noqa: F401
-    import fcntl  # noqa: F401
-    import resource  # noqa: F401
-    import struct  # noqa: F401
-
+    """Looks up what zygote and worker need, and changes nothing."""
     if sys.platform == "linux":
         _abi()
         _prctl(_GET_DUMPABLE, 0)
@@ -126,23 +123,16 @@ _CAPBSET_DROP = 24
 _CAP_AMBIENT = 47
 _CAP_AMBIENT_CLEAR_ALL = 4
 
-_libc: ctypes.CDLL | None = None
 
-
+@functools.cache
 def _c() -> ctypes.CDLL:
-    global _libc
-    if _libc is None:
-        import ctypes
-
-        _libc = ctypes.CDLL(None, use_errno=True)
-        _libc.prctl.argtypes = [ctypes.c_int, *4 * (ctypes.c_ulong,)]
-        _libc.syscall.restype = ctypes.c_long
-    return _libc
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl.argtypes = [ctypes.c_int, *4 * (ctypes.c_ulong,)]
+    libc.syscall.restype = ctypes.c_long
+    return libc
 
 
 def _error() -> str:
-    import ctypes
-
     return os.strerror(ctypes.get_errno())
 
 
@@ -152,8 +142,6 @@ def _prctl(option: int, value: int, third: int = 0) -> int:
 
 
 def _syscall(number: int, *arguments: object) -> int:
-    import ctypes
-
     found: int = _c().syscall(ctypes.c_long(number), *arguments)
     return found
 
@@ -174,8 +162,6 @@ _MS_NAMES = {
 
 
 def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> bool:
-    import ctypes
-
     done: int = _c().mount(
         source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode() if data else None
     )
@@ -242,8 +228,6 @@ def _system_read_only(notes: list[str]) -> None:
 def _sys_read_only() -> bool:
     """/sys and all that is mounted below it, in one go instead of twelve; needs
     Linux 5.12."""
-    import ctypes
-
     attributes = _packed(1, 0, 0, 0)  # MOUNT_ATTR_RDONLY
     at = ctypes.c_int(-100)  # AT_FDCWD
     recursive = ctypes.c_uint(0x8000)
@@ -252,8 +236,6 @@ def _sys_read_only() -> bool:
 
 def _loopback() -> None:
     import _socket
-    import fcntl
-    import struct
 
     try:
         with_address = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
@@ -273,21 +255,9 @@ def _loopback() -> None:
 _KEPT = (0, 1, 3, 4, 5, 6, 7, 10)  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID NET_BIND_SERVICE
 
 
-def _limit_cores() -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def _drop_capabilities(kept: Iterable[int]) -> None:
-    last = 40
-    try:
-        with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
-            last = int(file.read())
-    except (OSError, ValueError):
-        pass
     kept = tuple(kept)
-    for capability in range(last + 1):
+    for capability in range(64):  # as many as the kernel's sets have room for
         if capability not in kept:
             _prctl(_CAPBSET_DROP, capability)  # refused where there is none to lose
     _prctl(_CAP_AMBIENT, _CAP_AMBIENT_CLEAR_ALL)
@@ -296,8 +266,6 @@ def _drop_capabilities(kept: Iterable[int]) -> None:
 
 def reduce_capabilities(kept: Iterable[int]) -> None:
     """From here on this process has none but those of its capabilities that are in kept."""
-    import ctypes
-
     mask = 0
     for capability in kept:
         mask |= 1 << capability
@@ -327,28 +295,18 @@ _REFER = 1 << 13
 _SCOPE_ABSTRACT, _SCOPE_SIGNAL = 1, 2
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
-_known_abi: int | None = None
 
-
+@functools.cache
 def _abi() -> int:
     """The kernel's version of Landlock; 0 without."""
-    global _known_abi
-    if _known_abi is None:
-        import ctypes
-
-        _known_abi = max(0, _syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
-    return _known_abi
+    return max(0, _syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
 
 
 def _packed(*values: int) -> bytes:
-    import struct
-
     return struct.pack(f"={len(values)}Q", *values)
 
 
 def _create_ruleset(attributes: bytes) -> int:
-    import ctypes
-
     ruleset = _syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     if ruleset < 0:
         raise Refused(f"Landlock: {_error()}")
@@ -357,8 +315,6 @@ def _create_ruleset(attributes: bytes) -> int:
 
 def _restrict(ruleset: int) -> None:
     try:
-        import ctypes
-
         if _syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)) != 0:
             raise Refused(f"Landlock: {_error()}")
     finally:
@@ -395,9 +351,6 @@ def _read_only(folder: str) -> None:
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
-    import ctypes
-    import struct
-
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         attributes = struct.pack("=Qi", rights, fd)
@@ -512,9 +465,6 @@ def program(level: str, machine: str) -> list[tuple[int, int, int, int]]:
 
 
 def _filter(level: str) -> None:
-    import ctypes
-    import struct
-
     steps = program(level, os.uname().machine)
     code = b"".join(struct.pack("=HBBI", *step) for step in steps)
     buffer = ctypes.create_string_buffer(code, len(code))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 from . import digits, values
 from .values import Mismatch, describe, member, pointer
@@ -60,8 +61,6 @@ def _nameless(function: Callable[..., Any]) -> set[str]:
     wrapped = getattr(function, "__wrapped__", None)
     if wrapped is None:
         return set()
-    import inspect
-
     try:
         inner = list(inspect.signature(function).parameters)
         outer = inspect.signature(function, follow_wrapped=False).parameters

@@ -39,10 +39,9 @@ def model(draft: Draft, base: Any) -> Shape:
 def adapted(draft: Draft, annotation: Any) -> Shape | None:
     """The Shape of a type that only pydantic 2 understands, such as HttpUrl;
     None when it does not either."""
-    pydantic = sys.modules.get("pydantic")
+    pydantic: Any = sys.modules.get("pydantic")
     if not hasattr(pydantic, "TypeAdapter") or not hasattr(annotation, "__get_pydantic_core_schema__"):
         return None
-    assert pydantic is not None
     adapter = pydantic.TypeAdapter(annotation)
     schema = adapter.json_schema(mode="serialization" if draft.results else "validation")
     name = getattr(annotation, "__name__", str(annotation))
@@ -52,10 +51,9 @@ def adapted(draft: Draft, annotation: Any) -> Shape | None:
 def annotated(draft: Draft, annotation: Any) -> Shape | None:
     """The Shape that pydantic, of either version, gives an annotation with notes
     of its own; None when it is not there or does not know the type."""
-    pydantic = sys.modules.get("pydantic")
+    pydantic: Any = sys.modules.get("pydantic")
     if not hasattr(pydantic, "TypeAdapter"):
         return old_adapted(draft, annotation)
-    assert pydantic is not None
     try:
         adapter = pydantic.TypeAdapter(annotation)
         schema = adapter.json_schema()
@@ -195,26 +193,13 @@ def _hoist(draft: Draft, schema: Schema, key: str) -> Schema:
     return made
 
 
-def _moved(reference: JSON, prefix: str, rename: dict[str, str]) -> JSON:
-    if not isinstance(reference, str) or not reference.startswith(prefix):
-        return reference
-    name = reference[len(prefix):]
-    return "#/$defs/" + rename.get(name, name)
-
-
 def _rewrite(schema: JSON, prefix: str, rename: dict[str, str]) -> JSON:
-    """schema with its references below prefix pointing into $defs, renamed."""
+    """schema with its references below prefix, of discriminators too, pointing into $defs, renamed."""
+    if isinstance(schema, str) and schema.startswith(prefix):
+        name = schema[len(prefix):]
+        return "#/$defs/" + rename.get(name, name)
     if isinstance(schema, dict):
-        made: Schema = {}
-        for key, value in schema.items():
-            if key == "$ref":
-                made[key] = _moved(value, prefix, rename)
-            elif key == "discriminator" and isinstance(value, dict) and isinstance(value.get("mapping"), dict):
-                mapping = {name: _moved(one, prefix, rename) for name, one in value["mapping"].items()}
-                made[key] = {**value, "mapping": mapping}
-            else:
-                made[key] = _rewrite(value, prefix, rename)
-        return made
+        return {key: _rewrite(value, prefix, rename) for key, value in schema.items()}
     if isinstance(schema, list):
         return [_rewrite(value, prefix, rename) for value in schema]
     return schema

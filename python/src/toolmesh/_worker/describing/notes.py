@@ -155,7 +155,8 @@ def read(
         else:
             asked = models.checker(annotation)
         if asked is not None:
-            inner = inner.but(load=_then(inner.load, asked), same=False)
+            load, ask = inner.load, asked
+            inner = inner.but(load=lambda value: ask(load(value)), same=False)
         else:
             for note in foreign:
                 draft.warn(f"{where}: the constraint {_short(note)} is not checked")
@@ -212,10 +213,6 @@ def _before(note: Any) -> bool:
         "BeforeValidator", "PlainValidator", "WrapValidator", "WithJsonSchema", "FieldInfo", "Json", "EncodedBytes",
         "EncodedStr", "Discriminator",
     )
-
-
-def _then(load: Load, check: Load) -> Load:
-    return lambda value: check(load(value))
 
 
 def _held(inner: Shape, checks: list[Check], loose: bool) -> Load:

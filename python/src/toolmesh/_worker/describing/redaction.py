@@ -7,9 +7,10 @@ data and are never touched.
 
 from __future__ import annotations
 
+import re
+
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    import re
     from typing import Any
 
     from ..wire.frames import JSON
@@ -27,8 +28,6 @@ def use(forms: dict[str, JSON] | None) -> None:
     global _pattern
     if not forms:
         return
-    import re
-
     for one in forms["coded"] or ():
         known = _edges.get(one["core"], (0, 0))
         _edges[one["core"]] = max(one["ahead"], known[0]), max(one["behind"], known[1])

@@ -521,11 +521,7 @@ def kind_of(function: Callable[..., Any]) -> str:
         return "async_generator"
     if inspect.iscoroutinefunction(function):
         return "async_generator" if _wraps_generator(function) else "async"
-    if inspect.isgeneratorfunction(function):
-        return "generator"
-    if _wraps_generator(function):
-        return "generator"
-    return "sync"
+    return "generator" if inspect.isgeneratorfunction(function) or _wraps_generator(function) else "sync"
 
 
 def _wraps_generator(function: Callable[..., Any]) -> bool:

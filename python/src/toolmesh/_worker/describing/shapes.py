@@ -6,7 +6,7 @@ the Builder of schema puts around the Shapes that it makes of these.
 from __future__ import annotations
 
 import base64
-import copy
+import dataclasses
 import datetime
 import decimal
 import enum
@@ -54,39 +54,24 @@ _INSIDE = 3  # by so many bits, when that is so of the texts in it
 KEEPS, MAKES = KEPT | KEPT << _INSIDE, MADE | MADE << _INSIDE
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Shape:
     """One annotation: its schema; load, which makes the Python value of a JSON value and raises Mismatch; same,
     whether that is the JSON value itself; dump (None: encode as it is); expected (the words of messages); texts
     (what becomes of a text, or of those inside: a union gives them to the member that keeps them); order (which
     member of a union has a value that several take)."""
 
-    __slots__ = ("schema", "expected", "load", "dump", "same", "order", "texts")
-
-    def __init__(
-        self,
-        schema: Schema,
-        expected: str,
-        load: Load,
-        dump: Dump | None = None,
-        *,
-        same: bool = False,
-        order: int = 5,
-        texts: int = 0,
-    ) -> None:
-        self.schema = schema
-        self.expected = expected
-        self.load = load
-        self.dump = dump
-        self.same = same
-        self.order = order
-        self.texts = texts
+    schema: Schema
+    expected: str
+    load: Load
+    dump: Dump | None = None
+    same: bool = False
+    order: int = 5
+    texts: int = 0
 
     def but(self, **changes: Any) -> Shape:
         """A copy, with changes."""
-        made = copy.copy(self)
-        for name, value in changes.items():
-            setattr(made, name, value)
-        return made
+        return dataclasses.replace(self, **changes)
 
     def takes(self, value: JSON) -> bool:
         """Whether a value can be loaded."""
@@ -282,11 +267,7 @@ JSON_TYPES: dict[type[Any], str] = {str: "string", int: "integer", float: "numbe
 
 def _scalar_schema(values: list[JSON]) -> Schema:
     """An enum of JSON scalars, with its type when they share one."""
-    kinds: list[str] = []
-    for value in values:
-        kind = JSON_TYPES[type(value)]
-        if kind not in kinds:
-            kinds.append(kind)
+    kinds = list(dict.fromkeys(JSON_TYPES[type(value)] for value in values))
     return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": list(values)}
 
 
@@ -310,7 +291,7 @@ def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None =
                 other = float, float(value)
             if other in table:
                 return table[other]
-        words = ", ".join(map(describe_short, raws[:20]))
+        words = ", ".join(encode(raw).decode() for raw in raws[:20])
         raise Mismatch(f"one of {words}" if len(raws) > 1 else words, describe(value))
 
     return Shape(_scalar_schema(raws), expected, load, dump, order=4, texts=LISTED)
@@ -319,11 +300,6 @@ def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None =
 def carried(value: Any) -> bool:
     """Whether JSON carries a scalar as it is."""
     return type(value) in JSON_TYPES and not (type(value) is float and not math.isfinite(value))
-
-
-def describe_short(value: JSON) -> str:
-    """A value as messages list it: its JSON."""
-    return encode(value).decode()
 
 
 def plain(value: Any) -> Any:

@@ -6,10 +6,22 @@ is walked to name the offending place. Nothing is ever replaced by its repr.
 
 from __future__ import annotations
 
+import base64
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import ipaddress
+import itertools
 import json
 import json.encoder
 import math
+import pathlib
+import re
 import sys
+import uuid
+from collections import abc
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -160,14 +172,6 @@ def _key_text(key: object) -> object:
 
 def convert(value: Any) -> Any:
     """What value becomes in JSON, one level deep; raises TypeError if nothing."""
-    import base64
-    import collections
-    import dataclasses
-    import datetime
-    import enum
-    import re
-    from collections import abc
-
     if isinstance(value, enum.Enum):
         return value.value
     kind = type(value)
@@ -256,8 +260,6 @@ def _listed(value: Any) -> Any:
 
 def _few(value: Any, items: Any = None) -> list[Any]:
     """The items of what only looks like a list: it may be endless."""
-    import itertools
-
     taken = list(itertools.islice(iter(value if items is None else items), _ARRAY_LIMIT + 1))
     if len(taken) > _ARRAY_LIMIT:
         raise TypeError(f"is a {type(value).__name__} of more than {_ARRAY_LIMIT} elements")
@@ -283,12 +285,7 @@ def _dumped(dump: Callable[..., Any]) -> Any:
 
 def _text_of(value: Any) -> str | None:
     """The text that stands for a value of a standard type, None if none does."""
-    import datetime
-    import decimal
     import fractions
-    import ipaddress
-    import pathlib
-    import uuid
 
     if isinstance(value, (datetime.date, datetime.time)):
         return None if type(value).__name__ in _MISSING else value.isoformat()
@@ -302,8 +299,6 @@ def _text_of(value: Any) -> str | None:
 
 def plain_key(key: Any) -> Any:
     """A key of a dict as one that JSON knows; raises TypeError if there is none."""
-    import enum
-
     while isinstance(key, enum.Enum):
         key = key.value
     if key is None or isinstance(key, (str, int, float)):
@@ -323,17 +318,9 @@ def _default(value: Any) -> Any:
 
 
 _markers: dict[int, Any] = {}
-_encode: Callable[[Any, int], tuple[str, ...]]
-_make_encoder = getattr(json.encoder, "c_make_encoder", None)
-if _make_encoder is not None:
-    _encode = _make_encoder(
-        _markers, _default, json.encoder.encode_basestring, None, ":", ",", False, False, False
-    )
-else:  # an interpreter without the accelerator
-    _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_default, separators=(",", ":"))
-
-    def _encode(value: Any, _level: int) -> tuple[str, ...]:
-        return (_encoder.encode(value),)
+_encode: Callable[[Any, int], tuple[str, ...]] = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
+    _markers, _default, json.encoder.encode_basestring, None, ":", ",", False, False, False
+)
 
 
 def encode(value: Any) -> bytes:

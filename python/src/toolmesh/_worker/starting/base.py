@@ -105,11 +105,7 @@ def main() -> NoReturn:
         data, ancillary, _, _ = socket.recvmsg(1 << 17, room, _socket.MSG_CMSG_CLOEXEC)
         if not data:
             os._exit(0)
-        fds: list[int] = []
-        for level, what, packed in ancillary:
-            if level == _socket.SOL_SOCKET and what == _socket.SCM_RIGHTS:
-                size = len(packed) - len(packed) % 4
-                fds += (int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, size, 4))
+        fds = zygote.descriptors(ancillary)
         request: dict[str, JSON] = json.loads(data)
         pid = _copy(request["flags"] | _CLONE_PARENT | _SIGCHLD, _CLONE[machine])
         if pid == 0:

@@ -61,6 +61,15 @@ def _high(fd: int) -> int:
     return moved
 
 
+def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """The descriptors that have come with a message."""
+    import _socket
+
+    rights = _socket.SOL_SOCKET, _socket.SCM_RIGHTS
+    return [fd for *kind, packed in ancillary if tuple(kind) == rights
+            for fd, in _DESCRIPTOR.iter_unpack(packed[: len(packed) // 4 * 4])]
+
+
 class Zygote:
     """Holds the imported tools; answers the agent, one request at a time."""
 
@@ -144,10 +153,7 @@ class Zygote:
                     self._buffer = self._buffer[frames.HEADER_SIZE + length :]
                     return kind, number, body
             data, ancillary, _, _ = self._socket.recvmsg(65536, *self._room)
-            for level, what, packed in ancillary:
-                if (level, what) == self._rights:
-                    for at in range(0, len(packed) - 3, 4):
-                        self._fds.append(_DESCRIPTOR.unpack_from(packed, at)[0])
+            self._fds += descriptors(ancillary)
             if not data:
                 os._exit(0)  # the agent closed the index
             self._buffer += data
@@ -230,21 +236,17 @@ class Zygote:
         broken: dict[str, tuple[str, str] | None] = {}
         for name in self._setup["tools"]:
             module, _, attribute = name.rpartition(".")
+            tool, traceback = None, ""
             if not module or not attribute:
-                unavailable.append({"name": name, "reason": f"{name!r} is not of the form module.function"})
-                continue
-            if module in excluded:
-                unavailable.append({"name": name, "reason": excluded[module]})
-                continue
-            if module not in broken:
-                self._send(frames.IMPORTING, {"module": module})
-                broken[module] = loading.load_module(module) or loading.hidden(module, self._setup["paths"])
-            failed = broken[module]
-            if failed is not None:
-                reason, traceback = failed
-                unavailable.append({"name": name, "reason": reason, "traceback": traceback})
-                continue
-            tool, reason, traceback = loading.load_tool(name, module, attribute)
+                reason = f"{name!r} is not of the form module.function"
+            elif module in excluded:
+                reason = excluded[module]
+            else:
+                if module not in broken:
+                    self._send(frames.IMPORTING, {"module": module})
+                    broken[module] = loading.load_module(module) or loading.hidden(module, self._setup["paths"])
+                tool, reason, traceback = (None, *failed) if (failed := broken[module]) else loading.load_tool(
+                    name, module, attribute)
             if tool is None:
                 unavailable.append({"name": name, "reason": reason, "traceback": traceback})
                 continue

@@ -8,6 +8,8 @@ is watched by the agent, and looked at once more when the call ends.
 from __future__ import annotations
 
 import os
+import resource
+import sys
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -53,9 +55,6 @@ def usage() -> dict[str, JSON]:
 
 def _peak() -> int:
     """The most memory that this process ever had, in bytes."""
-    import resource
-    import sys
-
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -63,8 +62,6 @@ def _peak() -> int:
 def _limit_files(files: int) -> None:
     """files more than are open now. Our own descriptors have high numbers, which
     the limit does not take away."""
-    import resource
-
     try:
         used = sum(1 for name in os.listdir("/proc/self/fd") if int(name) < files + 16) - 1
     except OSError:
@@ -77,8 +74,6 @@ def _limit_files(files: int) -> None:
 
 
 def _limit_data(size: int) -> None:
-    import resource
-
     used = _status("VmData")
     if used:
         wanted = used + size + size // 4 + HEADROOM

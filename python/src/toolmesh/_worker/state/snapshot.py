@@ -15,6 +15,7 @@ import builtins
 import fcntl
 import json
 import os
+import resource
 import signal
 import sys
 import warnings
@@ -45,7 +46,6 @@ def watch() -> None:
     called. Before any code of the index is imported, which may take them by name."""
     import faulthandler
     import functools
-    import resource
 
     def noting(flag: str, change: Callable[..., Any]) -> Callable[..., Any]:
         ours = globals()
@@ -355,8 +355,6 @@ def _with_additions(first: list[Any], now: Any) -> list[Any]:
 
 
 def _allow_files(wanted: int) -> bool:
-    import resource
-
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY:
         hard = max(hard, wanted)
