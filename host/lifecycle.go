@@ -194,7 +194,11 @@ func (h *Host) shut(ctx context.Context) error {
 	h.closeView()
 	h.closeSubscriptions()
 	if h.bus.Connected() {
-		flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		within := 2 * time.Second
+		if ctx.Err() != nil { // perhaps because nothing answers
+			within = 500 * time.Millisecond
+		}
+		flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 		defer cancel()
 		_ = h.bus.Ping(flush) // the last replies leave before the connection may be closed
 	}

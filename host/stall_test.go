@@ -14,7 +14,7 @@ import (
 // unstalled is how long a test of a stall waits: less than the 20 s after which the
 // broker of a test closes a connection that does not answer its pings, and the
 // minute after which nats.go gives a write up. Then everything goes on.
-const unstalled = 15 * time.Second
+const unstalled = 16 * time.Second
 
 // While a connection takes nothing, calls still end when their time is up, and
 // the host can be stopped.

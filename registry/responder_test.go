@@ -26,6 +26,9 @@ func respond(t testing.TB, b *bus.Bus, v *registry.View, store *registry.Store) 
 		t.Fatal(err)
 	}
 	t.Cleanup(r.Close)
+	if err := b.Ping(t.Context()); err != nil { // the broker has its subscription
+		t.Fatal(err)
+	}
 	return r
 }
 
