@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -306,6 +307,8 @@ func (p *pending) send(msg *nats.Msg) error {
 	return p.inbox.Send(msg)
 }
 
+var timers = sync.Pool{New: func() any { return time.NewTimer(silence) }}
+
 // unary makes one attempt at a unary call.
 func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) (*Result, error) {
 	if err := ctx.Err(); err != nil {
@@ -320,8 +323,12 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	if err != nil {
 		return nil, asCall(ctx, err)
 	}
-	timer := time.NewTimer(silence)
-	defer timer.Stop()
+	timer := timers.Get().(*time.Timer)
+	timer.Reset(silence)
+	defer func() {
+		timer.Stop()
+		timers.Put(timer)
+	}()
 	if err := p.send(msg); err != nil {
 		return nil, err
 	}
@@ -333,6 +340,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	case <-timer.C:
 		a.msg, a.err = p.watch(ctx, msg)
 	}
+	codec.Recycle(codec.Header(msg.Header))
 	if a.err != nil {
 		return nil, a.err
 	}

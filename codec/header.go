@@ -1,6 +1,9 @@
 package codec
 
-import "strings"
+import (
+	"strings"
+	"sync"
+)
 
 // Header is the header of one message; nats.Header converts to it and back. Of
 // a header with several values the first counts; where requests are read, those
@@ -69,6 +72,19 @@ func headerName(k string) string {
 		return name
 	}
 	return canonical[strings.ToLower(k)]
+}
+
+var headers = sync.Pool{New: func() any { return make(Header, 8) }}
+
+func newHeader() Header { return headers.Get().(Header) } //nolint:forcetypeassert // it holds nothing else
+
+// Recycle takes a header of this package back, for another message: its own has
+// been written, and nobody reads it again.
+func Recycle(h Header) {
+	if h != nil {
+		clear(h)
+		headers.Put(h)
+	}
 }
 
 // Get returns the first value of a header, whatever the case of its name.

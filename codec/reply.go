@@ -58,12 +58,17 @@ func isASCII(s string) bool {
 	return !strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c > '~' })
 }
 
-var protoValue = []string{strconv.Itoa(Proto)}
+// Values that many headers share.
+var (
+	protoValue = []string{strconv.Itoa(Proto)}
+	flagOn     = []string{"1"}
+)
 
 // header begins a reply to r. A request without an rpc id, or with one that
 // cannot be echoed, gets none.
 func (id *Identity) header(r *Request) Header {
-	h := Header{HeaderNode: id.node, HeaderBoot: id.boot, HeaderProto: protoValue}
+	h := newHeader()
+	h[HeaderNode], h[HeaderBoot], h[HeaderProto] = id.node, id.boot, protoValue
 	if r.RPCID != "" {
 		h.Set(HeaderRPCID, string(r.RPCID))
 	}

@@ -333,36 +333,39 @@ type Call struct {
 
 // Header returns the headers of the call.
 func (c *Call) Header() Header {
-	h := Header{HeaderRPCID: {string(c.RPCID)}}
+	h := newHeader()
+	values := make([]string, 0, 4) // one array for all
 	text := func(name, value string) {
 		if value != "" {
-			h.Set(name, value)
+			values = append(values, value)
+			h[name] = values[len(values)-1 : len(values) : len(values)]
 		}
 	}
 	count := func(name string, n int64) {
 		if n > 0 {
-			h.Set(name, strconv.FormatInt(n, 10))
+			text(name, strconv.FormatInt(n, 10))
 		}
 	}
 	flag := func(name string, on bool) {
 		if on {
-			h.Set(name, "1")
+			h[name] = flagOn
 		}
 	}
+	text(HeaderRPCID, string(c.RPCID))
 	if subjectsHashed(string(c.Session)) {
-		h.Set(HeaderSession, string(c.Session))
+		text(HeaderSession, string(c.Session))
 	}
 	if subjectsHashed(string(c.Tool)) {
-		h.Set(HeaderTool, string(c.Tool))
+		text(HeaderTool, string(c.Tool))
 	}
 	flag(HeaderStream, c.Delivery == DeliverLive)
 	if c.Delivery == DeliverInbox {
-		h.Set(HeaderStream, "inbox")
+		text(HeaderStream, "inbox")
 	}
 	// Rounded up: a budget of half a millisecond is not a spent one.
 	count(HeaderTimeout, int64(c.Timeout/time.Millisecond)+min(1, int64(c.Timeout%time.Millisecond)))
 	if !c.Deadline.IsZero() {
-		h.Set(HeaderDeadline, strconv.FormatInt(c.Deadline.UnixMilli(), 10))
+		text(HeaderDeadline, strconv.FormatInt(c.Deadline.UnixMilli(), 10))
 	}
 	count(HeaderCredit, c.Credit)
 	count(HeaderDepth, int64(c.Depth))

@@ -399,7 +399,7 @@ const (
 	maxUnsentBytes = 64 << 20
 )
 
-// sendMsg is send for a whole message.
+// sendMsg is send for a whole message; its header is the host's from then on.
 func (h *Host) sendMsg(m *nats.Msg) bool {
 	if h.holding.Load() && h.hold(m, false) {
 		return true // behind those that wait: chunks stay in order
@@ -407,6 +407,7 @@ func (h *Host) sendMsg(m *nats.Msg) bool {
 	err := h.bus.Conn().PublishMsg(m)
 	switch {
 	case err == nil:
+		codec.Recycle(codec.Header(m.Header))
 	case errors.Is(err, nats.ErrMaxPayload):
 		return false
 	case errors.Is(err, nats.ErrBadSubject), errors.Is(err, nats.ErrConnectionClosed):

@@ -82,7 +82,8 @@ func IndexKey(name IndexName, session SessionID) (string, error) {
 // ParseIndexKey reads a key of [IndexKey].
 func ParseIndexKey(key string) (IndexName, SessionID, error) {
 	head, rest, private := strings.Cut(key, ".")
-	name, err := decodeIndex(head)
+	index, err := decodeIndex(head)
+	name := IndexName(index)
 	if err != nil || !private {
 		return name, "", err
 	}

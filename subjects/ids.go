@@ -75,7 +75,7 @@ func plainToolID(id string) bool {
 	return true
 }
 
-func encodeToolID(id ToolID) (string, error) {
+func encodeToolID[T ~string](id T) (string, error) {
 	if plainToolID(string(id)) {
 		return string(id), nil
 	}
@@ -92,24 +92,24 @@ func encodeToolID(id ToolID) (string, error) {
 
 // encodeIndex returns the token of an index name, which has no dot: it is the
 // first name of its tools' ids.
-func encodeIndex(name IndexName) (string, error) {
+func encodeIndex[T ~string](name T) (string, error) {
 	if strings.Contains(string(name), ".") {
 		return "", fmt.Errorf("%w: index name %q has a dot", ErrInvalid, name)
 	}
 	return EncodeToken(string(name))
 }
 
-func decodeIndex(token string) (IndexName, error) {
+func decodeIndex(token string) (string, error) {
 	name, err := DecodeToken(token)
 	if err == nil && strings.Contains(name, ".") {
 		return "", fmt.Errorf("%w: token %q hides a dot", ErrInvalid, token)
 	}
-	return IndexName(name), err
+	return name, err
 }
 
-func decodeToolID(tokens string) (ToolID, error) {
+func decodeToolID(tokens string) (string, error) {
 	if plainToolID(tokens) {
-		return ToolID(tokens), nil
+		return tokens, nil
 	}
 	names := strings.Split(tokens, ".")
 	for i, token := range names {
@@ -123,7 +123,7 @@ func decodeToolID(tokens string) (ToolID, error) {
 		}
 		names[i] = name
 	}
-	return ToolID(strings.Join(names, ".")), nil
+	return strings.Join(names, "."), nil
 }
 
 // WireTool returns the id as it is read off a subject: itself, but for names
@@ -133,7 +133,8 @@ func WireTool(id ToolID) (ToolID, error) {
 	if err != nil {
 		return "", err
 	}
-	return decodeToolID(tokens)
+	wire, err := decodeToolID(tokens)
+	return ToolID(wire), err
 }
 
 // WireName is [WireTool] for single names: sessions, nodes, rpc ids. A name that

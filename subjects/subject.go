@@ -49,57 +49,56 @@ type Subject struct {
 	Key     string
 }
 
-// part is one variable part of a subject: how its token is made of a field and read
-// back into it.
+// part is one variable part of a subject: the field that it stands for, and how the
+// field's value becomes a token and is read back.
 type part struct {
-	encode func(s *Subject) (token string, err error)
-	decode func(s *Subject, token string) error
+	field  field
+	encode func(value string) (token string, err error)
+	decode func(token string) (value string, err error)
 	rest   bool // it takes all that is left of the subject
 }
 
-// named is a part whose token stands for a name.
-func named[T ~string](field func(s *Subject) *T) part {
-	return part{
-		encode: func(s *Subject) (string, error) { return EncodeToken(string(*field(s))) },
-		decode: func(s *Subject, token string) error {
-			name, err := DecodeToken(token)
-			*field(s) = T(name)
-			return err
-		},
-	}
+// field is one variable field of a [Subject]: by number, for what a function value
+// returns a pointer into is allocated on each call.
+type field uint8
+
+const (
+	fieldSession field = iota
+	fieldNode
+	fieldRPC
+	fieldTool
+	fieldIndex
+	fieldVerb
+	fieldBucket
+	fieldKey
+)
+
+func (s *Subject) at(f field) *string {
+	return [...]*string{
+		(*string)(&s.Session), (*string)(&s.Node), (*string)(&s.RPC), (*string)(&s.Tool), (*string)(&s.Index),
+		&s.Verb, &s.Bucket, &s.Key,
+	}[f]
 }
 
-// literal is a part that travels as it is.
-func literal(what string, field func(s *Subject) *string, valid func(token string) bool) part {
-	check := func(token string) error {
+// literal holds a part that travels as it is to what valid takes.
+func literal(what string, valid func(token string) bool) func(token string) (string, error) {
+	return func(token string) (string, error) {
 		if !valid(token) {
-			return fmt.Errorf("%w: %s %q", ErrInvalid, what, token)
+			return "", fmt.Errorf("%w: %s %q", ErrInvalid, what, token)
 		}
-		return nil
-	}
-	return part{
-		encode: func(s *Subject) (string, error) { return *field(s), check(*field(s)) },
-		decode: func(s *Subject, token string) error { *field(s) = token; return check(token) },
-		rest:   what == "key",
+		return token, nil
 	}
 }
 
 var (
-	session = named(func(s *Subject) *SessionID { return &s.Session })
-	node    = named(func(s *Subject) *NodeID { return &s.Node })
-	rpc     = named(func(s *Subject) *RPCID { return &s.RPC })
-	verb    = literal("verb", func(s *Subject) *string { return &s.Verb }, plainToken)
-	bucket  = literal("bucket", func(s *Subject) *string { return &s.Bucket }, plainToken)
-	key     = literal("key", func(s *Subject) *string { return &s.Key }, validKey)
-	index   = part{
-		encode: func(s *Subject) (string, error) { return encodeIndex(s.Index) },
-		decode: func(s *Subject, token string) (err error) { s.Index, err = decodeIndex(token); return err },
-	}
-	tool = part{
-		encode: func(s *Subject) (string, error) { return encodeToolID(s.Tool) },
-		decode: func(s *Subject, token string) (err error) { s.Tool, err = decodeToolID(token); return err },
-		rest:   true,
-	}
+	session = part{fieldSession, EncodeToken, DecodeToken, false}
+	node    = part{fieldNode, EncodeToken, DecodeToken, false}
+	rpc     = part{fieldRPC, EncodeToken, DecodeToken, false}
+	tool    = part{fieldTool, encodeToolID[string], decodeToolID, true}
+	index   = part{fieldIndex, encodeIndex[string], decodeIndex, false}
+	verb    = part{fieldVerb, literal("verb", plainToken), literal("verb", plainToken), false}
+	bucket  = part{fieldBucket, literal("bucket", plainToken), literal("bucket", plainToken), false}
+	key     = part{fieldKey, literal("key", validKey), literal("key", validKey), true}
 )
 
 // form is the shape of one kind: a literal head, and the variable parts behind it.
@@ -139,14 +138,14 @@ func (s Subject) Build() (string, error) {
 	f := &forms[s.Kind]
 	b := append(make([]byte, 0, 96), f.head...)
 	if f.mid != "" {
-		token, err := node.encode(&s)
+		token, err := EncodeToken(string(s.Node))
 		if err != nil {
 			return "", err
 		}
 		b = append(append(b, token...), f.mid...)
 	}
 	for i, p := range f.parts {
-		token, err := p.encode(&s)
+		token, err := p.encode(*s.at(p.field))
 		if err != nil {
 			return "", err
 		}
@@ -170,10 +169,11 @@ func Parse(subject string) (Subject, error) {
 		s := Subject{Kind: Kind(kind)} //nolint:gosec // there are 18
 		if f.mid != "" {
 			name, after, _ := strings.Cut(rest, ".")
-			if rest, ok = strings.CutPrefix("."+after, f.mid); !ok {
+			if rest, ok = strings.CutPrefix(after, f.mid[1:]); !ok {
 				continue
 			}
-			if err := node.decode(&s, name); err != nil {
+			id, err := DecodeToken(name)
+			if s.Node = NodeID(id); err != nil {
 				return Subject{}, fmt.Errorf("subject %q: %w", subject, err)
 			}
 		}
@@ -197,9 +197,11 @@ func (s *Subject) parse(parts []part, rest string) error {
 		} else {
 			token, rest, more = strings.Cut(rest, ".")
 		}
-		if err := p.decode(s, token); err != nil {
+		value, err := p.decode(token)
+		if err != nil {
 			return err
 		}
+		*s.at(p.field) = value
 	}
 	if more {
 		return fmt.Errorf("%w: too many tokens", ErrInvalid)

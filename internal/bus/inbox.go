@@ -68,8 +68,9 @@ func (in *inboxes) init(nc *nats.Conn) {
 func (b *Bus) Open(deliver func(m *nats.Msg, err error)) (*Inbox, error) {
 	in := &b.inbox
 	// Random, not counted: the node that answers one call must not be able to answer another.
-	token := strconv.FormatUint(rand.Uint64(), 36)
-	i := &Inbox{in: in, token: token, subject: in.prefix + token, deliver: deliver}
+	subject := string(strconv.AppendUint(append(make([]byte, 0, 96), in.prefix...), rand.Uint64(), 36))
+	token := subject[len(in.prefix):]
+	i := &Inbox{in: in, token: token, subject: subject, deliver: deliver}
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.err != nil {
