@@ -22,6 +22,7 @@ import (
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
 	"github.com/toolmesh/toolmesh/examples"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -204,7 +205,11 @@ func hello(_ context.Context, in struct {
 func (d *demo) goFunction(ctx context.Context) error {
 	d.code(`h, err := host.New(nc, &host.Options{Index: "greeter"})`,
 		`h.Handle("hello", host.Func(hello))   // schemas from the Go types`)
-	nc, err := nats.Connect(d.url, client.ConnectOptions()...)
+	key, err := access.Option(access.File(d.data, access.Node))
+	if err != nil {
+		return err
+	}
+	nc, err := nats.Connect(d.url, append(client.ConnectOptions(), key, nats.CustomInboxPrefix(access.Node.Inbox()))...)
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "connect to %s: %w", d.url, err)
 	}
@@ -246,7 +251,7 @@ func (d *demo) goFunction(ctx context.Context) error {
 // shows it, what it printed and how long it took.
 func (d *demo) run(ctx context.Context, c command) error {
 	d.prompt(c.args)
-	args := append(slices.Clone(c.args), "--server="+d.url, "--creds=")
+	args := append(slices.Clone(c.args), "--server="+d.url, "--creds=", "--nkey="+access.File(d.data, access.Admin))
 	var stdout bytes.Buffer
 	var stderr tape
 	shown := d.a.redraw(200*time.Millisecond, func(since time.Duration) string {
@@ -304,7 +309,7 @@ func (d *demo) leave() {
 		"install file://" + filepath.Join(d.dir, "git", "weather") + " --name weather-again",
 	} {
 		verb, rest, _ := strings.Cut(line, " ")
-		fmt.Fprintf(d.a.out, "  %s\n", strings.TrimRight(strings.Join([]string{mesh, verb, "--server", d.url, rest}, " "), " "))
+		fmt.Fprintf(d.a.out, "  %s\n", strings.TrimRight(strings.Join([]string{mesh, verb, "--server", d.url, "--nkey", access.File(d.data, access.Admin), rest}, " "), " "))
 	}
 	d.say("\nThis stops it and removes its files:")
 	fmt.Fprintf(d.a.out, "  %s down --data-dir %s && rm -r %s\n", mesh, d.data, d.dir)

@@ -62,8 +62,8 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 // warnUnfound warns that other commands will not find the mesh that was started: it
 // has told its log why.
 func (a *app) warnUnfound(url string) {
-	s := a.stateFolder()
-	if !slices.ContainsFunc(s.running(), func(r record) bool { return r.URL == url }) {
+	s := process.StateOf(a.env)
+	if !slices.ContainsFunc(s.Running(), func(r process.Record) bool { return r.URL == url }) {
 		fmt.Fprintf(a.err, "mesh: warning: other commands need --server %s: there is no record of it in %q\n", url, s)
 	}
 }

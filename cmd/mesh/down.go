@@ -45,23 +45,23 @@ one of --server or --data-dir. Calls in flight end first; what is installed stay
 	return cmd
 }
 
-func (a *app) findUp(dir string) (record, error) {
-	none := func(format string, args ...any) (record, error) {
-		return record{}, toolmesh.Errorf(toolmesh.CodeUnavailable, format, args...).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+func (a *app) findUp(dir string) (process.Record, error) {
+	none := func(format string, args ...any) (process.Record, error) {
+		return process.Record{}, toolmesh.Errorf(toolmesh.CodeUnavailable, format, args...).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 	}
 	if dir != "" {
 		dir, err := filepath.Abs(dir)
 		if err != nil {
-			return record{}, usage(nil, "--data-dir %s: %s", dir, err.Error())
+			return process.Record{}, usage(nil, "--data-dir %s: %s", dir, err.Error())
 		}
-		if r, alive, _ := readRecord(filepath.Join(dir, upFile)); alive {
+		if r, alive, _ := process.ReadRecord(filepath.Join(dir, upFile)); alive {
 			return r, nil
 		}
 		return none("no mesh runs in %s", dir)
 	}
-	all := a.stateFolder().running()
+	all := process.StateOf(a.env).Running()
 	if a.serverFlag {
-		if i := slices.IndexFunc(all, func(r record) bool { return r.URL == strings.TrimSuffix(a.set.NATSURL, "/") }); i >= 0 {
+		if i := slices.IndexFunc(all, func(r process.Record) bool { return r.URL == strings.TrimSuffix(a.set.NATSURL, "/") }); i >= 0 {
 			return all[i], nil
 		}
 		return none("no mesh at %s was started on this machine by mesh up", process.Redact(a.set.NATSURL))
@@ -73,19 +73,19 @@ func (a *app) findUp(dir string) (record, error) {
 }
 
 // stopProcess asks the process of a mesh to end, and waits until it has.
-func (a *app) stopProcess(ctx context.Context, r record) error {
+func (a *app) stopProcess(ctx context.Context, r process.Record) error {
 	p, err := os.FindProcess(r.PID)
 	if err == nil {
 		err = p.Signal(syscall.SIGTERM)
 	}
-	if err != nil && processID(r.PID) == r.Process {
+	if err != nil && process.ProcessID(r.PID) == r.Process {
 		return toolmesh.Errorf(toolmesh.CodePermissionDenied, "process %d cannot be stopped: %w", r.PID, err)
 	}
 	deadline := time.NewTimer(stopTimeout)
 	defer deadline.Stop()
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
-	for processID(r.PID) == r.Process {
+	for process.ProcessID(r.PID) == r.Process {
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():

@@ -12,6 +12,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -76,7 +77,7 @@ func (a *app) withView(ctx context.Context, do func(context.Context, *link, *reg
 func (a *app) connect(ctx context.Context) (*link, error) {
 	c := a.set.Connection
 	if c.NATSURL == "" && c.NATSContext == "" {
-		if here := a.stateFolder().running(); len(here) > 0 {
+		if here := process.StateOf(a.env).Running(); len(here) > 0 {
 			c.NATSURL = here[0].URL
 		}
 	}
@@ -86,7 +87,7 @@ func (a *app) connect(ctx context.Context) (*link, error) {
 		return nil, usage(nil, "%s", err.Error())
 	}
 	nc, err := process.Connect(ctx, c, process.ConnectOptions{
-		Name: "mesh", Inboxes: []string{subjects.InboxAdmin, inbox}, Logger: a.log,
+		Name: "mesh", Role: access.Admin, Env: a.env, Inboxes: []string{subjects.InboxAdmin, inbox}, Logger: a.log,
 	})
 	if err != nil {
 		return nil, err

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net"
+	"os"
 	"strings"
 	"time"
 
@@ -14,14 +16,15 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
 func (a *app) nodeCommand() *cobra.Command {
 	nodes := a.nodes()
-	return group("node", "List, show, label and drain nodes",
-		nodes.ls("ls", "List the nodes"), nodes.shows(), nodes.completes(a.nodeLabel()), nodes.completes(a.nodeDrain()))
+	return group("node", "List, show, label, drain and invite nodes",
+		nodes.ls("ls", "List the nodes"), nodes.shows(), nodes.completes(a.nodeLabel()), nodes.completes(a.nodeDrain()), a.nodeInvite())
 }
 
 func (a *app) nodes() noun[node] {
@@ -199,4 +202,54 @@ func (l *link) hear(ctx context.Context, nodes []node) error {
 		n.State = "silent"
 	}
 	return nil
+}
+
+func (a *app) nodeInvite() *cobra.Command {
+	var dir string
+	cmd := &cobra.Command{
+		Use: "invite", Short: "Print the line that makes another machine a node of this mesh",
+		Long: `Print the line that makes another machine a node of the mesh that mesh up started
+here. It holds the key of the nodes: whoever has it serves tools, and sees what
+callers send. Send it over a channel that nobody else reads.`,
+		Args: nothing,
+		RunE: runE(func(context.Context, []string) error {
+			r, err := a.findUp(dir)
+			if err != nil {
+				return err
+			}
+			host, port, err := net.SplitHostPort(strings.TrimPrefix(r.URL, "nats://"))
+			if err != nil {
+				return toolmesh.Errorf(toolmesh.CodeInternal, "the address of the mesh: %w", err)
+			}
+			if loopback(r.Listen) {
+				return toolmesh.Errorf(toolmesh.CodeUnavailable,
+					"the mesh at %s listens on this machine alone: start it with mesh up --nats-listen 0.0.0.0:%s", r.URL, port).
+					WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+			}
+			if listen, _, _ := net.SplitHostPort(r.Listen); listen == "" || net.ParseIP(listen).IsUnspecified() {
+				if host, err = os.Hostname(); err != nil {
+					return toolmesh.Errorf(toolmesh.CodeInternal, "the name of this machine: %w", err)
+				}
+			}
+			join := "mesh-agent --server nats://" + net.JoinHostPort(host, port)
+			if !r.Keys {
+				fmt.Fprintln(a.out, join)
+				return nil
+			}
+			key, err := access.Read(access.File(r.DataDir, access.Node))
+			if err != nil {
+				return err
+			}
+			defer key.Wipe()
+			seed, err := key.Seed()
+			if err != nil {
+				return toolmesh.Errorf(toolmesh.CodeInternal, "the key of the nodes: %w", err)
+			}
+			fmt.Fprintf(a.out, "(umask 077; echo %s > toolmesh-node.nk) && %s --nkey toolmesh-node.nk\n", seed, join)
+			fmt.Fprintln(a.err, "mesh: it holds a secret: whoever has this line is a node of the mesh")
+			return nil
+		}),
+	}
+	cmd.Flags().StringVar(&dir, "data-dir", "", "the mesh whose files are in `DIR`")
+	return cmd
 }

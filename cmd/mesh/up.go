@@ -14,12 +14,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
+	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/broker"
 	"github.com/toolmesh/toolmesh/internal/bus"
 )
@@ -28,6 +30,7 @@ import (
 type upFlags struct {
 	detach     bool
 	natsListen string
+	open       bool // without keys
 	unrecorded bool // the state folder does not learn of it
 	attached   bool // ends when stdin does
 }
@@ -41,13 +44,17 @@ func (a *app) upCommand() *cobra.Command {
 		Long: `Start a mesh on this machine: a NATS server with JetStream and an agent, in one
 process. When calls can be served it prints one line, ready nats=URL; then it runs
 until Ctrl-C, SIGTERM or mesh down, and lets its calls end first. Other commands
-find it by themselves. What is installed stays in the data folder.`,
+find it by themselves. What is installed stays in the data folder.
+
+The server has keys, in keys/ of the data folder; the commands of this user find
+them. Without a key a client may list and call tools in the session default, and
+nothing else. mesh node invite prints how another machine joins.`,
 		Example: "  mesh up -d\n  mesh install ./examples/indexes/weather\n  mesh call weather.forecast.today city=Oslo\n  mesh down",
 		Args:    nothing,
 		PreRunE: func(cmd *cobra.Command, _ []string) error { return f.check(cmd) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.detach {
-				a.warnOpen(f.natsListen)
+				a.warnOpen(f)
 				return a.detach(cmd.Context(), cmd.Flags())
 			}
 			return a.up(cmd.Context(), f)
@@ -57,6 +64,7 @@ find it by themselves. What is installed stays in the data folder.`,
 	flags.SortFlags = false
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run in the background; returns when calls can be served")
 	flags.StringVar(&f.natsListen, "nats-listen", defaultListen, "`HOST:PORT` of the NATS server; port 0 takes a free one")
+	flags.BoolVar(&f.open, "open", false, "without keys: whoever reaches the server may do everything")
 	settings.Bind(flags, &a.set.Node)
 	settings.Bind(flags, &a.set.Policy)
 	settings.Bind(flags, &a.set.Store)
@@ -84,7 +92,7 @@ type machine struct {
 	a      *app
 	log    *slog.Logger
 	folder *process.Folder
-	record record
+	record process.Record
 	ends   []func(ctx context.Context) error // what was started, in that order
 	done   <-chan struct{}
 	lost   func() error // why it is done, if that was nobody's order
@@ -141,17 +149,36 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 		return m.a.inUse(dir, err)
 	}
 	m.ends = append(m.ends, func(context.Context) error { return m.folder.Close() })
-	m.a.warnOpen(f.natsListen)
+	m.a.warnOpen(f)
 	files := filepath.Join(dir, "nats")
 	memory, store := roomFor(m.a.set.Store, broker.Reserved(files))
-	server, err := broker.Start(ctx, broker.Options{
+	options := bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-agent", Logger: m.log})
+	var configure func(*server.Options) error
+	if !f.open {
+		keys, err := access.OpenKeys(dir)
+		if err != nil {
+			return err
+		}
+		authorization, err := keys.Config()
+		if err != nil {
+			return err
+		}
+		configure = func(o *server.Options) error { return o.ProcessConfigString(authorization) }
+		key, err := access.Option(access.File(dir, access.Node))
+		if err != nil {
+			return err
+		}
+		options = append(options, key, nats.CustomInboxPrefix(access.Node.Inbox()))
+	}
+	served, err := broker.Start(ctx, broker.Options{
 		Listen: f.natsListen, StoreDir: files, MaxMemory: memory, MaxStore: store, Logger: m.log,
+		Configure: configure,
 	})
 	if err != nil {
 		return brokerError(f.natsListen, err)
 	}
-	m.ends = append(m.ends, func(context.Context) error { server.Shutdown(); return nil })
-	nc, err := nats.Connect("", append(bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-agent", Logger: m.log}), nats.InProcessServer(server))...)
+	m.ends = append(m.ends, func(context.Context) error { served.Shutdown(); return nil })
+	nc, err := nats.Connect("", append(options, nats.InProcessServer(served))...)
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInternal, "connect to the broker of this process: %w", err)
 	}
@@ -173,9 +200,9 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 		return err
 	}
 	m.done, m.lost = agent.Done(), agent.Err
-	m.record = record{
-		URL: server.URL(), PID: os.Getpid(), Process: processID(os.Getpid()),
-		DataDir: dir, Started: time.Now().UTC(),
+	m.record = process.Record{
+		URL: served.URL(), PID: os.Getpid(), Process: process.ProcessID(os.Getpid()),
+		DataDir: dir, Listen: f.natsListen, Keys: !f.open, Started: time.Now().UTC(),
 	}
 	return m.tell(f.unrecorded)
 }
@@ -210,17 +237,17 @@ func (m *machine) stop(ctx context.Context) error {
 // --server into the state folder.
 func (m *machine) tell(unrecorded bool) error {
 	path := filepath.Join(m.record.DataDir, upFile)
-	if err := m.record.write(path); err != nil {
+	if err := m.record.Write(path); err != nil {
 		return err
 	}
 	m.ends = append(m.ends, func(context.Context) error { _ = os.Remove(path); return nil })
 	if unrecorded {
 		return nil
 	}
-	if err := m.a.stateFolder().write(m.record); err != nil {
+	if err := process.StateOf(m.a.env).Write(m.record); err != nil {
 		m.log.Warn("other commands need --server", slog.String("server", m.record.URL), slog.String("error", err.Error()))
 	}
-	m.ends = append(m.ends, func(context.Context) error { m.a.stateFolder().remove(m.record); return nil })
+	m.ends = append(m.ends, func(context.Context) error { process.StateOf(m.a.env).Remove(m.record); return nil })
 	return nil
 }
 
@@ -230,20 +257,26 @@ const readyLine = "ready nats="
 // upFile holds the record of the mesh that runs in a data folder.
 const upFile = "up.json"
 
-// warnOpen warns where others can reach the mesh that it has no credentials.
-func (a *app) warnOpen(listen string) {
+// warnOpen warns of what strangers may do with the mesh.
+func (a *app) warnOpen(f upFlags) {
+	switch {
+	case f.open:
+		fmt.Fprintf(a.err, "mesh: warning: whoever reaches %s can install and call tools: --open starts it without keys\n", f.natsListen)
+	case !loopback(f.natsListen):
+		fmt.Fprintf(a.err, "mesh: warning: whoever reaches %s can call the tools of the session default, without a key\n", f.natsListen)
+	}
+}
+
+// loopback reports whether this machine alone reaches an address.
+func loopback(listen string) bool {
 	host, _, err := net.SplitHostPort(listen)
-	if err != nil || host == "localhost" {
-		return
-	}
-	if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
-		fmt.Fprintf(a.err, "mesh: warning: anybody that reaches %s can install and call tools: there are no credentials\n", listen)
-	}
+	ip := net.ParseIP(host)
+	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
 }
 
 // inUse says what has a data folder, if it is a mesh.
 func (a *app) inUse(dir string, err error) error {
-	if r, alive, _ := readRecord(filepath.Join(dir, upFile)); alive && errors.Is(err, process.ErrInUse) {
+	if r, alive, _ := process.ReadRecord(filepath.Join(dir, upFile)); alive && errors.Is(err, process.ErrInUse) {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "a mesh runs already in %s, at %s: stop it with mesh down, or give another --data-dir", dir, r.URL)
 	}
 	return toolmesh.Errorf(toolmesh.CodeUnavailable, "%w", err)

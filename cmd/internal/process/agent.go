@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
+	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -81,7 +82,9 @@ func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.
 		return err
 	}
 	defer func() { _ = folder.Close() }()
-	nc, err := Connect(ctx, s.Connection, ConnectOptions{Name: "mesh-agent", Wait: true, Inboxes: []string{subjects.InboxNode}, Logger: log})
+	nc, err := Connect(ctx, s.Connection, ConnectOptions{
+		Name: "mesh-agent", Wait: true, Role: access.Node, Env: env, Inboxes: []string{subjects.InboxNode}, Logger: log,
+	})
 	if err != nil {
 		return err
 	}

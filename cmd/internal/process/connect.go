@@ -35,6 +35,11 @@ type ConnectOptions struct {
 	Name string
 	// Wait goes on trying until the first broker answers. Defaults to an error.
 	Wait bool
+	// Role is what the process is on the mesh. Where the settings name no credentials
+	// it takes the key of that role which `mesh up` of this user made for the server
+	// (found by Env, an environment), if any. Defaults to none.
+	Role access.Role
+	Env  []string
 	// Inboxes are inbox prefixes for a connection with a key, which may subscribe
 	// few: the first that it may is taken. Only the first is tried where Wait is set.
 	Inboxes []string
@@ -67,9 +72,13 @@ func Connect(ctx context.Context, c settings.Connection, o ConnectOptions) (*nat
 		}
 		options = append(options, nats.UserCredentials(c.NATSCreds))
 	}
+	file := c.NATSNkey
+	if file == "" && c.NATSCreds == "" && (c.NATSURL != "" || c.NATSContext == "") && o.Role != "" {
+		file = StateOf(o.Env).key(at, o.Role)
+	}
 	var inboxes []string
-	if c.NATSNkey != "" {
-		key, err := access.Option(c.NATSNkey)
+	if file != "" {
+		key, err := access.Option(file)
 		if err != nil {
 			return nil, err
 		}

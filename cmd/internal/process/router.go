@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
+	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -23,16 +24,20 @@ func Router(ctx context.Context, args, env []string, stdout, stderr io.Writer, v
 		Long: `mesh-router joins the mesh at --server and answers what clients ask of the
 registry. It ends on SIGINT and SIGTERM. Each setting is a variable or a flag; the
 flag wins.`,
-		RunE: func(cmd *cobra.Command, _ []string) error { return serveRouter(cmd.Context(), &s, stderr, version) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return serveRouter(cmd.Context(), &s, env, stderr, version)
+		},
 	}
 	settings.Bind(cmd.Flags(), &s)
 	return execute(ctx, cmd, &s.Connection, loaded, args, env, stdout, stderr, version)
 }
 
-func serveRouter(ctx context.Context, s *settings.Router, stderr io.Writer, version string) error {
+func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr io.Writer, version string) error {
 	defer Pace()()
 	log := Logger(stderr, s.Logging, slog.LevelInfo)
-	nc, err := Connect(ctx, s.Connection, ConnectOptions{Name: "mesh-router", Wait: true, Inboxes: []string{subjects.InboxNode}, Logger: log})
+	nc, err := Connect(ctx, s.Connection, ConnectOptions{
+		Name: "mesh-router", Wait: true, Role: access.Node, Env: env, Inboxes: []string{subjects.InboxNode}, Logger: log,
+	})
 	if err != nil {
 		return err
 	}

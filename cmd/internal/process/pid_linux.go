@@ -1,4 +1,4 @@
-package main
+package process
 
 import (
 	"os"
@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// processID tells a process from a later one of its pid: the machine's boot and
+// ProcessID tells a process from a later one of its pid: the machine's boot and
 // the time since then at which it started. It is empty for a pid that no process
 // has, or one that has ended and is not waited for yet.
-func processID(pid int) string {
+func ProcessID(pid int) string {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return ""

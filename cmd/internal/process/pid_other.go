@@ -1,6 +1,6 @@
 //go:build !linux
 
-package main
+package process
 
 import (
 	"os/exec"
@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// processID tells a process from a later one of its pid: the time at which it
+// ProcessID tells a process from a later one of its pid: the time at which it
 // started. It is empty for a pid that no process has.
-func processID(pid int) string {
+func ProcessID(pid int) string {
 	out, err := exec.Command("ps", "-o", "lstart=", "-p", strconv.Itoa(pid)).Output()
 	if err != nil {
 		return ""
