@@ -120,7 +120,7 @@ func TestREADME(t *testing.T) {
 				}
 				break
 			}
-			u.start(t, clone, "env", "NATS_URL="+url, filepath.Join(clone, name[1]))
+			u.start(t, clone, "env", "NATS_URL="+url, "MESH_NATS_NKEY="+filepath.Join(u.home, "data", "toolmesh", "keys", "node.nk"), filepath.Join(clone, name[1]))
 			meshtest.Until(t, "the Go function is served", func() bool {
 				return u.do(t, "mesh", "info", "billing.refund").status == 0
 			})

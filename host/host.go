@@ -173,12 +173,30 @@ func (h *Host) Start(ctx context.Context) error {
 	return nil
 }
 
+// checkRights refuses to begin where the broker would refuse most of what a node
+// does: it would seem to serve.
+func (h *Host) checkRights(ctx context.Context) error {
+	heartbeat, errBeat := subjects.Heartbeat(h.node)
+	tools, errTools := subjects.NodeTools(h.node)
+	ctls, errCtls := subjects.NodeCtls(h.node)
+	if err := errors.Join(errBeat, errTools, errCtls); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	return h.bus.CheckRights(ctx, "be a node: it needs the key of one", subjects.Rights{
+		Publish:   []string{heartbeat, subjects.AllChunks, subjects.LiveTransform},
+		Subscribe: []string{tools, ctls, subjects.AllCtl, subjects.AllReplay},
+	})
+}
+
 // start is Start without what is written of the tools.
 func (h *Host) start(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.state != stateNew || h.draining.Load() {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the host was started, drained or stopped before: a host starts once")
+	}
+	if err := h.checkRights(ctx); err != nil {
+		return err
 	}
 	if err := h.presence.Start(ctx); err != nil {
 		h.closeView()

@@ -145,6 +145,10 @@ func (r *Router) join(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, joinWait)
 	defer cancel()
+	err := r.bus.CheckRights(ctx, "answer for the registry: it needs the key of a node", subjects.Rights{Subscribe: []string{subjects.AllRegistry + " " + subjects.QueueGroup}})
+	if err != nil {
+		return err
+	}
 	if err := r.bus.Ensure(ctx, &bus.Layout{Copies: r.opts.Replicas, ChunksStorage: r.opts.ChunksStorage, ChunksBytes: r.opts.ChunksMax}); err != nil {
 		return err
 	}

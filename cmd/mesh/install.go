@@ -85,6 +85,9 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 		if none := l.noMesh(ctx); none != nil {
 			return none
 		}
+		if err := l.mayAskStreams(ctx, a.set.Connection); err != nil {
+			return err
+		}
 		p := a.steps()
 		defer func() { p.wipe() }()
 		if src.Kind == index.KindGit {

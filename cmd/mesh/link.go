@@ -11,6 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
@@ -58,9 +59,7 @@ func (a *app) withView(ctx context.Context, do func(context.Context, *link, *reg
 		if none := l.noMesh(ctx); none != nil {
 			return none
 		}
-		// A view goes on trying for long where the broker only keeps silent.
-		ask := &nats.Msg{Subject: subjects.JetStreamAPI(process.Domain(a.set.Connection)) + "INFO"}
-		if _, err := l.bus.Request(ctx, ask); toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied {
+		if err := l.mayAskStreams(ctx, a.set.Connection); err != nil {
 			return err
 		}
 		view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
@@ -70,6 +69,16 @@ func (a *app) withView(ctx context.Context, do func(context.Context, *link, *reg
 		defer view.Close()
 		return do(ctx, l, view)
 	})
+}
+
+// mayAskStreams returns permission_denied to a connection that may not ask
+// JetStream: what asks it goes on trying for long where the broker only keeps silent.
+func (l *link) mayAskStreams(ctx context.Context, c settings.Connection) error {
+	_, err := l.bus.Request(ctx, &nats.Msg{Subject: subjects.JetStreamAPI(process.Domain(c)) + "INFO"})
+	if toolmesh.CodeOf(err) == toolmesh.CodePermissionDenied {
+		return err
+	}
+	return nil
 }
 
 // connect connects to the mesh that flags, variables, a context or the state of
@@ -87,7 +96,7 @@ func (a *app) connect(ctx context.Context) (*link, error) {
 		return nil, usage(nil, "%s", err.Error())
 	}
 	nc, err := process.Connect(ctx, c, process.ConnectOptions{
-		Name: "mesh", Role: access.Admin, Env: a.env, Inboxes: []string{subjects.InboxAdmin, inbox}, Logger: a.log,
+		Name: "mesh", Role: access.Admin, Env: a.env, Inboxes: []string{subjects.InboxAdmin, inbox, subjects.InboxNode}, Logger: a.log,
 	})
 	if err != nil {
 		return nil, err

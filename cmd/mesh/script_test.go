@@ -15,12 +15,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
 
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/cmd/internal/settings"
+	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/broker"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -218,13 +219,15 @@ func scriptUp(ts *testscript.TestScript, neg bool, args []string) {
 
 // scriptStore looks into what the mesh at $URL has stored.
 func scriptStore(ts *testscript.TestScript, look func(ctx context.Context, js jetstream.JetStream)) {
-	nc, err := nats.Connect(ts.Getenv("URL"))
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	nc, err := process.Connect(ctx, settings.Connection{NATSURL: ts.Getenv("URL")}, process.ConnectOptions{
+		Name: "test", Role: access.Admin, Env: scriptEnv(ts),
+	})
 	ts.Check(err)
 	defer nc.Close()
 	js, err := jetstream.New(nc)
 	ts.Check(err)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
 	look(ctx, js)
 }
 

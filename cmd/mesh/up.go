@@ -164,7 +164,9 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 			return err
 		}
 		configure = func(o *server.Options) error { return o.ProcessConfigString(authorization) }
-		key, err := access.Option(access.File(dir, access.Node))
+		// Of an administrator: this process keeps all keys, and what its settings say
+		// of the mesh's streams counts.
+		key, err := access.Option(access.File(dir, access.Admin))
 		if err != nil {
 			return err
 		}

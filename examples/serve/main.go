@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 type order struct {
@@ -31,7 +32,15 @@ func refund(_ context.Context, o order) (string, error) {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	nc, err := nats.Connect(cmp.Or(os.Getenv("NATS_URL"), nats.DefaultURL), client.ConnectOptions()...)
+	options := client.ConnectOptions()
+	if file := os.Getenv("MESH_NATS_NKEY"); file != "" { // the key of a node
+		key, err := nats.NkeyOptionFromSeed(file)
+		if err != nil {
+			log.Fatal(err)
+		}
+		options = append(options, key, nats.CustomInboxPrefix(subjects.InboxNode))
+	}
+	nc, err := nats.Connect(cmp.Or(os.Getenv("NATS_URL"), nats.DefaultURL), options...)
 	if err != nil {
 		log.Fatal(err)
 	}

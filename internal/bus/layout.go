@@ -251,6 +251,10 @@ func (b *Bus) ensureStream(ctx context.Context, want jetstream.StreamConfig, l L
 		if err != nil || reflect.DeepEqual(merged, have) {
 			return err
 		}
+		update := subjects.Rights{Publish: []string{b.api + "STREAM.UPDATE." + want.Name}}
+		if err := b.CheckRights(ctx, "change the stream "+want.Name+": it needs the key of an administrator", update); err != nil {
+			return err
+		}
 		if _, err := b.js.UpdateStream(ctx, merged); err != nil {
 			return err
 		}

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/pflag"
@@ -25,9 +24,6 @@ import (
 
 // DefaultURL is where a mesh is looked for if nothing says where.
 const DefaultURL = "nats://127.0.0.1:4222"
-
-// connectTimeout bounds one question to the broker while connecting.
-const connectTimeout = 5 * time.Second
 
 // ConnectOptions adjusts [Connect].
 type ConnectOptions struct {
@@ -98,22 +94,11 @@ func Connect(ctx context.Context, c settings.Connection, o ConnectOptions) (*nat
 			nc.Close()
 			return nil, context.Cause(ctx)
 		}
-		if len(inboxes) == 0 || o.Wait || mayHear(nc) {
+		if len(inboxes) == 0 || o.Wait || bus.MayHear(nc, nc.NewInbox()) {
 			return nc, nil
 		}
 		nc.Close()
 	}
-}
-
-// mayHear reports whether a connection may subscribe its inboxes.
-func mayHear(nc *nats.Conn) bool {
-	sub, err := nc.SubscribeSync(nc.NewInbox())
-	if err != nil {
-		return false
-	}
-	defer func() { _ = sub.Unsubscribe() }()
-	// The broker's refusal comes before the answer to the ping behind the request.
-	return nc.FlushTimeout(connectTimeout) == nil && !errors.Is(nc.LastError(), nats.ErrPermissionViolation)
 }
 
 // savedContext reads a saved context where the nats command line keeps it: below
