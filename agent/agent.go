@@ -154,7 +154,8 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 		}
 	}()
 	if a.executor, err = executor.New(filepath.Join(a.dir, "executor"), &executor.Options{
-		Logger: a.log, Sandbox: tool.Sandbox(a.opts.Sandbox), UV: a.opts.UV, Environ: a.opts.Environ,
+		Logger: a.log, Sandbox: tool.Sandbox(a.opts.Sandbox), UV: a.opts.UV, Environ: a.opts.Environ, Sealed: a.dir,
+		Hidden: []string{filepath.Join(a.dir, "keys"), filepath.Join(a.dir, "nats")},
 	}); err != nil {
 		return err
 	}

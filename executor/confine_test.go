@@ -79,7 +79,39 @@ def settings():
             return
     raise PermissionError(errno.EACCES, "none can be written")
 
-def attempts(outside: str, port: int, path: str, sibling: int, drastic: bool):
+def append(path):
+    open(path, "a").close()
+
+def secret(path):
+    """That a hidden file is not there, or not to be looked for, is one outcome."""
+    try:
+        read(path)
+    except FileNotFoundError:
+        raise PermissionError(errno.EACCES, path)
+
+def uncover(data):
+    """Takes what hides and keeps away, in a child with all rights over mounts."""
+    child = os.fork()
+    if child == 0:
+        try:
+            if libc.unshare(0x10020000) != 0:
+                os._exit(ctypes.get_errno())
+            libc.umount2((data + "/keys").encode(), 2)
+            libc.umount2(data.encode(), 2)
+            libc.mount(b"none", data.encode(), None, 4096 | 32, None)
+            for undone in (lambda: read(data + "/keys/admin.nk"), lambda: append(data + "/node")):
+                try:
+                    undone()
+                    os._exit(0)
+                except OSError:
+                    pass
+        finally:
+            os._exit(errno.EPERM)
+    failed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if failed:
+        raise OSError(errno.EPERM, "all")
+
+def attempts(outside: str, data: str, port: int, path: str, sibling: int, drastic: bool):
     """sibling is another worker's process id, as it knows it itself."""
     more = {
         "ptrace a sibling": system(libc.ptrace, 16, sibling, 0, 0),
@@ -90,6 +122,11 @@ def attempts(outside: str, port: int, path: str, sibling: int, drastic: bool):
         "write outside": tried(write, outside),
         "write the index": tried(write, "new.txt"),
         "truncate": tried(os.truncate, outside, 0),
+        "write the worker": tried(append, data + "/executor/worker/_toolmesh_worker/__init__.py"),
+        "write the agent's files": tried(append, data + "/node"),
+        "rename the agent's files": tried(os.rename, data + "/node", data + "/lock"),
+        "read a key": tried(secret, data + "/keys/admin.nk"),
+        "uncover": tried(uncover, data) if drastic else "ok",
         "write temporary files": tried(temporary),
         "write null": tried(write, "/dev/null"),
         "read": tried(read, "/etc/passwd"),
@@ -148,11 +185,15 @@ type achieved struct {
 }
 
 func intrude(dir string) error {
-	o := &executor.Options{Environ: os.Environ(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX"))}
+	data := filepath.Join(dir, "data")
+	o := &executor.Options{
+		Environ: os.Environ(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX")),
+		Sealed: data, Hidden: []string{filepath.Join(data, "keys"), filepath.Join(data, "nats")},
+	}
 	if level := os.Getenv("TOOLMESH_TEST_LEVEL"); level != "" {
 		o.Levels = []sandbox.Level{sandbox.Level(level)}
 	}
-	x, err := executor.New(filepath.Join(dir, "data"), o)
+	x, err := executor.New(filepath.Join(data, "executor"), o)
 	if err != nil {
 		return err
 	}
@@ -165,7 +206,7 @@ func intrude(dir string) error {
 	var indexes []*executor.Index
 	for _, name := range []string{"A", "B"} {
 		ix, err := x.Open(ctx, executor.Spec{
-			Name: name, SourceDir: filepath.Join(dir, "index"), Env: env, Tools: []string{"t.attempts", "t.pid", "t.environments"},
+			Name: name, SourceDir: filepath.Join(data, "index"), Env: env, Tools: []string{"t.attempts", "t.pid", "t.environments"},
 			Vars: map[string]string{"SECRET_OF_" + name: "1"},
 		})
 		if err != nil {
@@ -205,8 +246,8 @@ func intrude(dir string) error {
 		_, _ = indexes[0].Call(busy, executor.Call{Tool: "t.pid", Args: json.RawMessage(`{"seconds":600}`)}, sink)
 	}()
 	<-sink.logged
-	args := fmt.Sprintf(`{"outside":%q,"port":%d,"path":%q,"sibling":%s,"drastic":%t}`,
-		outside, listener.Addr().(*net.TCPAddr).Port, path, sibling, a.Effective != tool.SandboxNone)
+	args := fmt.Sprintf(`{"outside":%q,"data":%q,"port":%d,"path":%q,"sibling":%s,"drastic":%t}`,
+		outside, data, listener.Addr().(*net.TCPAddr).Port, path, sibling, a.Effective != tool.SandboxNone)
 	body, err := indexes[0].Call(ctx, executor.Call{Tool: "t.attempts", Args: json.RawMessage(args)}, nil)
 	if err != nil {
 		return err
@@ -232,11 +273,15 @@ func outcomesOfLevels() map[tool.Sandbox]map[string]string {
 	none := map[string]string{
 		"write outside": "ok", "write the index": "ok", "truncate": "ok", "write temporary files": "ok", "write null": "ok",
 		"read": "ok", "start a program": "ok", "a lock between processes": "ok", "connect": "ok", "connect to a file": "ok",
-		"connect to itself": "ok",
+		"connect to itself": "ok", "write the worker": "ok", "write the agent's files": "ok", "rename the agent's files": "ok",
+		"read a key": "ok", "uncover": "ok",
 	}
 	guard := with(none, "EPERM", "signal a sibling", "signal the zygote", "ptrace a sibling", "mount", "set the host's name")
 	guard = with(guard, "EACCES", "read a sibling's environment", "read a sibling's memory", "change the kernel's settings")
-	strict := with(guard, "EACCES", "write outside", "write the index", "truncate")
+	guard = with(guard, "EROFS", "write the index", "write the worker", "write the agent's files", "rename the agent's files")
+	guard = with(guard, "EACCES", "read a key")
+	guard = with(guard, "EPERM", "uncover")
+	strict := with(guard, "EACCES", "write outside", "truncate")
 	strict = with(strict, "EPERM", "unshare", "mount")
 	offline := with(strict, "ECONNREFUSED", "connect")
 	offline = with(offline, "EACCES", "connect to a file")
@@ -348,7 +393,7 @@ func intruded(t *testing.T, user string, kept sandbox.Level, asked tool.Sandbox)
 	if user == "root" && os.Geteuid() != 0 {
 		t.Skip("not root")
 	}
-	cmd, dir := beside(t, user, map[string]string{"index/t.py": intruder})
+	cmd, dir := beside(t, user, map[string]string{"data/index/t.py": intruder, "data/keys/admin.nk": "secret", "data/node": "n"})
 	cmd.Env = append(cmd.Env, "TOOLMESH_TEST_INTRUDED="+dir, "TOOLMESH_TEST_LEVEL="+string(kept), "TOOLMESH_TEST_SANDBOX="+string(asked))
 	out, err := cmd.Output()
 	if err != nil {

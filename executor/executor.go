@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"slices"
 	"sync"
 	"time"
@@ -79,6 +80,13 @@ type Options struct {
 	// Sandbox is the level of tools that demand none: as tight as this, or as
 	// the machine gives. Defaults to guard.
 	Sandbox tool.Sandbox
+	// Sealed is the folder with all files of the agent: in each level but none, where
+	// namespaces can be had, processes of an index write nothing in it but in their
+	// temporary folder. Defaults to the executor's own.
+	Sealed string
+	// Hidden are folders below Sealed that such processes see as empty; those that
+	// are missing when they start are left alone. Defaults to none.
+	Hidden []string
 	// OwnInterpreters has each index start an interpreter of its own. Defaults to
 	// beginning as a copy of a process that has imported what most tools do, one
 	// for each interpreter, where the system and the index allow that.
@@ -168,8 +176,19 @@ func New(dir string, opts *Options) (*Executor, error) {
 	if err := writeWorker(files); err != nil {
 		return nil, fmt.Errorf("executor: write the worker's files: %w", err)
 	}
+	sealed, err := filepath.Abs(cmp.Or(o.Sealed, dir))
+	if err != nil {
+		return nil, fmt.Errorf("executor: Options.Sealed: %w", err)
+	}
+	folders := append([]string{sealed, filepath.Join(dir, scratch)}, o.Hidden...)
+	if err := os.WriteFile(filepath.Join(files, "folders"), []byte(strings.Join(folders, "\x00")), 0o644); err != nil { //nolint:gosec // no secret
+		return nil, fmt.Errorf("executor: %w", err)
+	}
 	// What an earlier process left: the folder is ours alone.
 	if err := os.RemoveAll(filepath.Join(dir, scratch)); err != nil {
+		return nil, fmt.Errorf("executor: %w", err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, scratch), 0o700); err != nil {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	spawner := sandbox.NewSpawner(o.Logger, o.Levels...)

@@ -177,10 +177,39 @@ def _mounts(level: str, notes: list[str]) -> None:
     if not _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC):
         notes.append(f"no /proc of its own: {_error()}")
     _system_read_only(notes)
+    _agent_read_only(notes)
     if level in (STRICT, OFFLINE) and os.path.isdir("/dev/shm"):
         # Locks and shared memory of multiprocessing live there.
         if not _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=64m,mode=1777"):
             notes.append(f"no /dev/shm of its own: {_error()}")
+
+
+# What the agent wrote beside this package: its own folder, the one below it that
+# processes of an index write in, and those that they must not see.
+_FOLDERS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "folders")
+
+
+def _agent_read_only(notes: list[str]) -> None:
+    """The agent's files stay as they are, whoever owns them: what starts later is
+    made of them."""
+    try:
+        with open(_FOLDERS, encoding="utf-8", errors="surrogateescape") as file:
+            sealed, scratch, *hidden = file.read().split("\0")
+    except OSError:
+        return
+    here = os.getcwd()
+    flags = os.statvfs(sealed).f_flag & (_MS_NOSUID | _MS_NODEV | _MS_NOEXEC | 1024 | 2048)  # a remount repeats them
+    done = (
+        _mount(sealed, sealed, "", _MS_BIND | _MS_REC)
+        and _mount(scratch, scratch, "", _MS_BIND)
+        and _mount("none", sealed, "", _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY | flags)
+    )
+    for folder in hidden:
+        if done and os.path.isdir(folder):
+            done = _mount("none", folder, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC | _MS_READ_ONLY, "mode=0")
+    if not done:
+        notes.append(f"the agent's files can be changed: {_error()}")
+    os.chdir(here)  # it may be below, where it still is the folder that can be written
 
 
 # Where root may change the system by writing to a file, whatever capabilities it
