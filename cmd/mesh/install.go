@@ -327,11 +327,7 @@ func (a *app) uninstallCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if a.json {
-					a.printJSON(last)
-				} else {
-					fmt.Fprintf(a.err, "uninstalled %s\n", args[0])
-				}
+				a.tell(last, "uninstalled %s", args[0])
 				return nil
 			})
 		}),

@@ -86,6 +86,15 @@ func (a *app) printJSON(v any) {
 	_, _ = a.out.Write(buf.Bytes())
 }
 
+// tell says what a command has done: a program by JSON, a person in a line.
+func (a *app) tell(answer any, format string, args ...any) {
+	if a.json {
+		a.printJSON(answer)
+	} else {
+		fmt.Fprintf(a.err, format+"\n", args...)
+	}
+}
+
 // printValue writes a tool's JSON as it came; indented where a person reads it.
 func (a *app) printValue(value json.RawMessage) {
 	if len(value) == 0 {
