@@ -110,7 +110,7 @@ func Tool(format Format, d *tool.Descriptor, o *Options) (Rendered, error) {
 			return Rendered{}, err
 		}
 	}
-	if r.JSON, err = encode(out); err != nil {
+	if r.JSON, err = tool.MarshalPlain(out); err != nil {
 		return Rendered{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "tool %q cannot be rendered: %w", d.ID, err)
 	}
 	r.Notes = append(n.texts, about.texts...)
@@ -157,7 +157,7 @@ func (r *Rendered) Arguments(text json.RawMessage) (json.RawMessage, error) {
 	if value, err = r.back(value, ""); err != nil {
 		return nil, err
 	}
-	out, err := encode(value)
+	out, err := tool.MarshalPlain(value)
 	if err != nil {
 		return nil, invalid("", "a JSON object", "malformed text", "the arguments are not JSON: "+err.Error())
 	}
