@@ -34,12 +34,12 @@ from .shapes import (
     carried,
     choice,
     dump_bytes,
+    either,
     from_text,
     guard,
     is_json,
     plain,
 )
-from .unions import either
 from .values import Mismatch, describe, encode
 
 if typing.TYPE_CHECKING:
