@@ -311,11 +311,10 @@ class Builder(Draft):
     def settled(self, schema: Schema) -> Schema:
         """schema with its $defs; what went there only when it was used again is
         referred to where it was used first, too."""
-        made: Schema = {key: self._refer(one) for key, one in schema.items()} if self._moved else schema
+        made: Schema = {key: self._refer(one) for key, one in schema.items()}
         if self.defs:
             made["$defs"] = {
-                name: {key: self._refer(one) for key, one in inner.items()} if self._moved else inner
-                for name, inner in self.defs.items()
+                name: {key: self._refer(one) for key, one in inner.items()} for name, inner in self.defs.items()
             }
         return made
 
@@ -470,10 +469,7 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
     if required:
         schema["required"] = required
     schema["additionalProperties"] = open_ended
-    schema = builder.settled(schema)
-
-    exact = builder.exact
-
+    schema, exact = builder.settled(schema), builder.exact
     output: Schema | None = None
     dump: Dump | None = None
     # A class gives one of itself: what its __init__ returns is None.
