@@ -67,26 +67,27 @@ func (s *Spawner) StartBase(cmd Command) (_ *Base, err error) {
 		return nil, err
 	}
 	defer null.Close() //nolint:errcheck // read only
-	outR, outW, err := NewPipe(ReadEnd)
+	b := &Base{spawner: s, done: make(chan struct{})}
+	theirs, err := NewPipes(Channel{Ours: &b.output})
 	if err != nil {
 		return nil, err
 	}
-	defer outW.Close() //nolint:errcheck // the child has its own
+	defer theirs[0].Close() //nolint:errcheck // the child has its own
 	conn, remote, err := socketPair(unix.SOCK_SEQPACKET)
 	if err != nil {
-		_ = outR.Close()
+		_ = b.output.Close()
 		return nil, err
 	}
 	defer remote.Close() //nolint:errcheck // the child has its own
-	b := &Base{spawner: s, conn: conn, output: outR, done: make(chan struct{})}
+	b.conn = conn
 	_, err = s.start(func(Level) (err error) {
 		b.proc, err = os.StartProcess(cmd.Path, append([]string{cmd.Path}, cmd.Args...), &os.ProcAttr{
-			Dir: cmd.Dir, Env: cmd.Env, Files: []*os.File{null, outW, outW, remote}, Sys: attr,
+			Dir: cmd.Dir, Env: cmd.Env, Files: []*os.File{null, theirs[0], theirs[0], remote}, Sys: attr,
 		})
 		return err
 	}, false)
 	if err != nil {
-		_, _ = conn.Close(), outR.Close()
+		_, _ = conn.Close(), b.output.Close()
 		return nil, err
 	}
 	go func() {

@@ -171,27 +171,21 @@ func (s *Store) runWith(ctx context.Context, dir string, environ []string, name 
 	cmd := exec.Command(name, args...) //nolint:gosec,noctx // see below for the context
 	cmd.Dir = dir
 	cmd.Env = environ
-	out, outW, err := sandbox.NewPipe(sandbox.ReadEnd)
-	if err != nil {
-		return nil, "", err
+	var out, errs *os.File
+	theirs, err := sandbox.NewPipes(sandbox.Channel{Ours: &out}, sandbox.Channel{Ours: &errs})
+	defer func() { sandbox.CloseAll([]*os.File{out, errs}) }()
+	if err == nil {
+		cmd.Stdout, cmd.Stderr = theirs[0], theirs[1]
+		err = s.spawner.StartCommand(cmd)
 	}
-	defer out.Close() //nolint:errcheck // read only
-	errR, errW, err := sandbox.NewPipe(sandbox.ReadEnd)
-	if err != nil {
-		_ = outW.Close()
-		return nil, "", err
-	}
-	defer errR.Close() //nolint:errcheck // read only
-	cmd.Stdout, cmd.Stderr = outW, errW
-	err = s.spawner.StartCommand(cmd)
-	_, _ = outW.Close(), errW.Close()
+	sandbox.CloseAll(theirs)
 	if err != nil {
 		return nil, "", err
 	}
 	var readers sync.WaitGroup
 	var words []byte
 	readers.Go(func() { stdout, _ = io.ReadAll(out) })
-	readers.Go(func() { words, _ = io.ReadAll(errR) })
+	readers.Go(func() { words, _ = io.ReadAll(errs) })
 	unwatch := context.AfterFunc(ctx, func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		_ = cmd.Process.Kill()
