@@ -323,7 +323,7 @@ func (b *bases) run(made *base, interpreter, real string) error {
 	if err != nil {
 		proc.Close()
 		<-drained
-		return fmt.Errorf("%w%s", err, lastWords(words.String()))
+		return fmt.Errorf("%w%s", err, words.Suffix())
 	}
 	b.starter.opts.Logger.Debug("base process started", slog.String("interpreter", real), slog.Int("pid", proc.Pid()),
 		slog.Int("modules", about.Modules), slog.Duration("took", time.Since(began)))
