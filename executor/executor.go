@@ -18,7 +18,6 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/output"
-	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
 	"github.com/toolmesh/toolmesh/executor/zygote"
@@ -142,10 +141,14 @@ type Executor struct {
 	groups  *cgroup.Tree // of no kind where there are none
 	zygotes *zygote.Starter
 
-	mu       sync.Mutex
-	closed   bool
-	indexes  map[*Index]struct{}
-	commands map[*program.Runner]struct{}
+	mu     sync.Mutex
+	closed bool
+	open   map[closer]struct{} // indexes, and runners of commands
+}
+
+// closer is what serves an index.
+type closer interface {
+	Close(ctx context.Context) error
 }
 
 // New makes an executor in dir, which belongs to it alone and is made if need be.
@@ -183,7 +186,7 @@ func New(dir string, opts *Options) (*Executor, error) {
 			Logger: o.Logger, Dir: filepath.Join(dir, scratch), Files: files, Cgroups: groups, StartTimeout: o.StartTimeout,
 			MaxResult: o.MaxResult, MaxFrame: o.maxFrame(), OwnInterpreters: o.OwnInterpreters,
 		}),
-		indexes: map[*Index]struct{}{}, commands: map[*program.Runner]struct{}{},
+		open: map[closer]struct{}{},
 	}, nil
 }
 
@@ -252,16 +255,12 @@ func (x *Executor) Close() error {
 		return nil
 	}
 	x.closed = true
-	indexes := slices.Collect(maps.Keys(x.indexes))
-	commands := slices.Collect(maps.Keys(x.commands))
+	open := slices.Collect(maps.Keys(x.open))
 	x.mu.Unlock()
 	at, cancel := context.WithCancel(context.Background())
 	cancel()
-	for _, ix := range indexes {
-		_ = ix.Close(at)
-	}
-	for _, c := range commands {
-		_ = c.Close(at)
+	for _, one := range open {
+		_ = one.Close(at)
 	}
 	x.venvs.Close()
 	x.zygotes.Close()
@@ -277,19 +276,19 @@ func (o Options) maxFrame() uint32 {
 	return uint32(o.MaxResult) + 1<<20 //nolint:gosec // validated
 }
 
-// opened notes what Close is to close, until it is closed.
-func opened[T comparable](x *Executor, all map[T]struct{}, one T) error {
+// opened notes what Close is to close, until it has ended.
+func (x *Executor) opened(one closer) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.closed {
 		return unavailable("the executor is closed")
 	}
-	all[one] = struct{}{}
+	x.open[one] = struct{}{}
 	return nil
 }
 
-func closed[T comparable](x *Executor, all map[T]struct{}, one T) {
+func (x *Executor) ended(one closer) {
 	x.mu.Lock()
-	delete(all, one)
+	delete(x.open, one)
 	x.mu.Unlock()
 }
