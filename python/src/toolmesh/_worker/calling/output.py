@@ -355,7 +355,14 @@ def prepare() -> None:
         _handlers.append(_handler())
 
 
-def _take_over() -> None:
+def install(outlet: Outlet) -> None:
+    """Points sys.stdout, sys.stderr and logging at outlet."""
+    prepare()
+    for proxy in _proxies:
+        proxy._outlet = outlet
+    _installed[0] = outlet
+    if sys.stdout is _proxies[0] and sys.stderr is _proxies[1]:
+        return
     old = {id(sys.stdout), id(sys.stderr), id(sys.__stdout__), id(sys.__stderr__)}
     sys.stdout, sys.stderr = _proxies
     if not _handlers:
@@ -370,16 +377,6 @@ def _take_over() -> None:
     if root.level == logging.WARNING:
         root.setLevel(logging.INFO)
     root.addHandler(_handlers.pop())
-
-
-def install(outlet: Outlet) -> None:
-    """Points sys.stdout, sys.stderr and logging at outlet."""
-    prepare()
-    if sys.stdout is not _proxies[0] or sys.stderr is not _proxies[1]:
-        _take_over()
-    for proxy in _proxies:
-        proxy._outlet = outlet
-    _installed[0] = outlet
 
 
 def keep_ends() -> None:

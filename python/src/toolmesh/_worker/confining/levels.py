@@ -83,12 +83,6 @@ def prepare(level: str) -> None:
     os.close(made)
 
 
-def worker(level: str) -> None:
-    """What a worker adds after its fork: it keeps what it starts, and its domain."""
-    become_subreaper()
-    domain(level)
-
-
 def domain(level: str) -> None:
     """From here on this process signals and inspects only itself and what it starts.
     Each domain that is entered is another one, though all are made of one ruleset."""

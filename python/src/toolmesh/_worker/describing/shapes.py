@@ -201,10 +201,6 @@ def _time_text(text: str) -> str:
     return made + ("+00:00" if offset in ("Z", "z") else offset or "")
 
 
-def _time(text: str) -> datetime.time:
-    return datetime.time.fromisoformat(_time_text(text))
-
-
 def _datetime(text: str) -> datetime.datetime:
     # A date alone is a date: a union of both must tell them apart.
     if text[10:11] not in ("T", "t", " "):
@@ -219,10 +215,6 @@ def _date_text(text: str) -> str:
     if not _DATE.fullmatch(text):
         raise ValueError(text)
     return text
-
-
-def _date(text: str) -> datetime.date:
-    return datetime.date.fromisoformat(_date_text(text))
 
 
 def _text(expected: str, make: Callable[[str], Any], hint: str = "", **schema: JSON) -> Callable[[], Shape]:
@@ -249,8 +241,12 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
     bytearray: _bytes(bytearray),
     memoryview: _bytes(memoryview),
     datetime.datetime: _text("date and time", _datetime, " like 2026-01-31T12:00:00Z", format="date-time"),
-    datetime.date: _text("date", _date, " like 2026-01-31", format="date"),
-    datetime.time: _text("time of day", _time, " like 12:30:00", format="time"),
+    datetime.date: _text(
+        "date", lambda text: datetime.date.fromisoformat(_date_text(text)), " like 2026-01-31", format="date"
+    ),
+    datetime.time: _text(
+        "time of day", lambda text: datetime.time.fromisoformat(_time_text(text)), " like 12:30:00", format="time"
+    ),
     datetime.timedelta: lambda: Shape(
         {"type": "number", "description": "seconds"}, "number of seconds", _load_timedelta, order=4
     ),
@@ -266,18 +262,14 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
 JSON_TYPES: dict[type[Any], str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
-def _scalar_schema(values: list[JSON]) -> Schema:
-    """An enum of JSON scalars, with its type when they share one."""
-    kinds = list(dict.fromkeys(JSON_TYPES[type(value)] for value in values))
-    return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": list(values)}
-
-
 def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None = None) -> Shape:
     """A Shape of a closed set: pairs of (JSON scalar, Python value)."""
     table: dict[tuple[type[Any], JSON], Any] = {}
     for raw, value in pairs:
         table.setdefault((type(raw), raw), value)
     raws = [raw for _, raw in table]
+    kinds = list(dict.fromkeys(JSON_TYPES[kind] for kind, _ in table))
+    schema: Schema = {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": raws}
 
     def load(value: JSON) -> Any:
         kind = type(value)
@@ -295,7 +287,7 @@ def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None =
         words = ", ".join(encode(raw).decode() for raw in raws[:20])
         raise Mismatch(f"one of {words}" if len(raws) > 1 else words, describe(value))
 
-    return Shape(_scalar_schema(raws), expected, load, dump, order=4, texts=LISTED)
+    return Shape(schema, expected, load, dump, order=4, texts=LISTED)
 
 
 def carried(value: Any) -> bool:
