@@ -59,7 +59,8 @@ type Store struct {
 	uvPath  string
 	foundUV string // under the key uv
 	warm    string
-	pythons interpreters
+	probing sync.Mutex
+	probed  map[string]*Interpreter // Pythons of this machine, by candidate, asked once; nil: none that we can use
 	keys    keys
 	uses    uses
 	// verified are the environments, by digest, that this process has made or looked
@@ -78,11 +79,10 @@ func NewStore(dir string, spawner *sandbox.Spawner, opts *Options) *Store {
 	life, stop := context.WithCancel(context.Background())
 	s := &Store{
 		dir: dir, spawner: spawner, log: o.Logger, environ: o.Environ, uvPath: o.UV, warm: o.Warm,
-		pythons: interpreters{log: o.Logger, environ: o.Environ, probed: map[string]*Interpreter{}},
-		uses:    uses{held: map[string]int{}, left: map[string]time.Time{}},
-		life:    life, stop: stop,
+		probed: map[string]*Interpreter{},
+		uses:   uses{held: map[string]int{}, left: map[string]time.Time{}},
+		life:   life, stop: stop,
 	}
-	s.pythons.run = s.run
 	s.sweep()
 	return s
 }
