@@ -91,16 +91,6 @@ func unfitFor(cmd sandbox.Command, own bool) string {
 	return ""
 }
 
-// adopt completes the setup of what is started as a copy.
-func adopt(s setup, cmd sandbox.Command, level sandbox.Level) setup {
-	s.Adopt = &adoption{
-		Environ:    []byte(strings.Join(cmd.Env, "\x00")),
-		Executable: cmd.Path,
-		Argv:       append(append([]string{cmd.Path}, cmd.Args...), level.Mode()),
-	}
-	return s
-}
-
 // start makes a process that goes on as cmd would have, once it has adopted the
 // environment; most often it was made when the last one was wanted.
 func (b *bases) start(ctx context.Context, cmd sandbox.Command) (*sandbox.Process, error) {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -193,7 +194,11 @@ func (g *Group) copied(ctx context.Context, s setup) (*zygote, error) {
 		return nil, err
 	}
 	defer g.starter.bases.prepare(g.command.Path, g.command.Sandbox, baseRest)
-	return g.startZygote(ctx, proc, adopt(s, g.command, proc.Level))
+	s.Adopt = &adoption{
+		Environ: []byte(strings.Join(g.command.Env, "\x00")), Executable: g.command.Path,
+		Argv: slices.Concat([]string{g.command.Path}, g.command.Args, []string{proc.Level.Mode()}),
+	}
+	return g.startZygote(ctx, proc, s)
 }
 
 // newZygote starts a zygote, leaving out modules that hang or end the process;
