@@ -179,7 +179,7 @@ func New(dir string, opts *Options) (*Executor, error) {
 	groups := openGroups(dir, o)
 	return &Executor{
 		opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner, groups: groups,
-		venvs: venv.NewStore(dir, spawner, &venv.Options{
+		venvs: venv.NewStore(dir, spawner, venv.Options{
 			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Warm: filepath.Join(files, python.WorkerPackage),
 		}),
 		zygotes: zygote.NewStarter(spawner, zygote.Options{
@@ -268,9 +268,6 @@ func (x *Executor) Close() error {
 	x.spawner.Close()
 	return nil
 }
-
-// Level is the way in which processes are kept together on this machine.
-func (x *Executor) Level() sandbox.Level { return x.spawner.Level() }
 
 func (o Options) maxFrame() uint32 {
 	return uint32(o.MaxResult) + 1<<20 //nolint:gosec // validated
