@@ -137,17 +137,13 @@ func (s *Store) probe(ctx context.Context, candidate string) (*Interpreter, erro
 		err = json.Unmarshal(out, i)
 	}
 	i.Stamp = stampOf(i.Path)
-	if err != nil || !supported(i.Version) || i.Stamp == "" {
+	v, _, bad := parseVersion(i.Version)
+	if err != nil || bad != nil || v[0] != 3 || v[1] < oldest || i.Stamp == "" {
 		s.log.Debug("not a usable interpreter", slog.String("path", candidate), slog.Any("error", err))
 		i = nil
 	}
 	s.probed[candidate] = i
 	return i, nil
-}
-
-func supported(version string) bool {
-	v, _, err := parseVersion(version)
-	return err == nil && v[0] == 3 && v[1] >= oldest
 }
 
 func isExecutable(file string) bool { return stampOf(file) != "" }

@@ -1,7 +1,6 @@
 package venv
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -19,9 +18,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
-// Options configure a [Store].
+// Options configure a [Store]. Logger must be set.
 type Options struct {
-	// Logger defaults to one that discards.
 	Logger *slog.Logger
 	// Environ is the environment that interpreters and uv are looked up in and
 	// that uv and pip are run with, as os.Environ gives it. Defaults to empty.
@@ -73,9 +71,7 @@ type Store struct {
 }
 
 // NewStore makes a store in dir. Commands are started by spawner.
-func NewStore(dir string, spawner *sandbox.Spawner, opts *Options) *Store {
-	o := *cmp.Or(opts, &Options{})
-	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+func NewStore(dir string, spawner *sandbox.Spawner, o Options) *Store {
 	life, stop := context.WithCancel(context.Background())
 	s := &Store{
 		dir: dir, spawner: spawner, log: o.Logger, environ: o.Environ, uvPath: o.UV, warm: o.Warm,

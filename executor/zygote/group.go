@@ -128,12 +128,13 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, worker Worker, becom
 		return nil, err
 	}
 	p.zygote, p.group = z, s.opts.Cgroups.ForLimit(int64(worker.Limits.Memory))
-	kind := "sync"
+	kind, l := "sync", worker.Limits
 	if worker.Async {
 		kind = "async"
 	}
 	p.handle, err = z.fork(p, forkRequest{
-		Kind: kind, Limit: s.opts.MaxResult, Isolation: worker.Isolation, Limits: numbersOf(worker.Limits),
+		Kind: kind, Limit: s.opts.MaxResult, Isolation: worker.Isolation,
+		Limits: numbers{CPUTime: l.CPUTime.Seconds(), Memory: int64(l.Memory), Pids: l.Pids, OpenFiles: l.OpenFiles, Output: int64(l.Output)},
 	}, become, append(theirs[:4:4], p.page.File()))
 	p.page.Sent()
 	sandbox.CloseAll(theirs)
