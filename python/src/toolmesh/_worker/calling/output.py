@@ -140,8 +140,12 @@ class Outlet:
         neither."""
         with self.lock:
             if not self.held:
-                if not self._flushing and not self._start_flusher():
-                    return False
+                if not self._flushing:
+                    try:
+                        start_new_thread(self._flush_held, ())
+                    except RuntimeError:
+                        return False  # the tool has all the threads that it may have
+                    self._flushing = True
                 self._since = now
             self.held.append(data)
             self._size += len(data)
@@ -149,14 +153,6 @@ class Outlet:
                 data = self.released()
                 if self.fd >= 0:
                     write_all(self.fd, data)
-        return True
-
-    def _start_flusher(self) -> bool:
-        try:
-            start_new_thread(self._flush_held, ())
-        except RuntimeError:
-            return False  # the tool has all the threads that it may have
-        self._flushing = True
         return True
 
     def _flush_held(self) -> None:

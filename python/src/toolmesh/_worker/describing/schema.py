@@ -134,7 +134,9 @@ class Builder(Draft):
         origin = typing.get_origin(annotation)
         args = typing.get_args(annotation)
         if hasattr(annotation, "__metadata__") and origin is not None:
-            return self._annotated(annotation, where, namespace)
+            inner = self.shape(annotation.__origin__, where, namespace)
+            inner, extra = notes.read(self, inner, annotation.__metadata__, annotation, where)
+            return inner.but(schema={**inner.schema, **extra}) if extra else inner
         marker = getattr(origin, "_name", None) or getattr(annotation, "_name", None)
         if marker in _QUALIFIERS:
             return self.shape(args[0], where, namespace) if args else self.anything()
@@ -232,11 +234,6 @@ class Builder(Draft):
 
         load = guard(lambda value: base(inner.load(value)), base)
         return inner.but(load=load, same=False, texts=MADE if inner.texts & KEPT else inner.texts)
-
-    def _annotated(self, annotation: Any, where: str, namespace: Namespace) -> Shape:
-        inner = self.shape(annotation.__origin__, where, namespace)
-        inner, extra = notes.read(self, inner, annotation.__metadata__, annotation, where)
-        return inner.but(schema={**inner.schema, **extra}) if extra else inner
 
     def _literal(self, args: Iterable[Any]) -> Shape:
         pairs: list[tuple[JSON, Any]] = []
