@@ -106,14 +106,8 @@ func (b *Base) Pid() int { return b.proc.Pid }
 // Done is closed when the base has ended. Its copies live on.
 func (b *Base) Done() <-chan struct{} { return b.done }
 
-// Hello waits for the base's first message.
+// Hello waits for what the base says next: at first that copies can be made.
 func (b *Base) Hello(timeout time.Duration) ([]byte, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.receive(timeout)
-}
-
-func (b *Base) receive(timeout time.Duration) ([]byte, error) {
 	if err := b.conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, err
 	}
@@ -173,7 +167,7 @@ func (b *Base) copy(message, rights []byte) (int, error) {
 	if _, _, err := b.conn.WriteMsgUnix(message, rights, nil); err != nil {
 		return 0, err
 	}
-	data, err := b.receive(copyTimeout)
+	data, err := b.Hello(copyTimeout)
 	if err != nil {
 		_ = b.conn.Close() // an answer that came yet would be taken for another's
 		return 0, err
