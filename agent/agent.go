@@ -242,25 +242,6 @@ func (a *Agent) Ready(ctx context.Context) error {
 	return d.Ready(ctx)
 }
 
-// Run starts the agent, serves until ctx ends or [Agent.Done] is closed, and
-// stops it with half a minute for the calls in flight. That ctx ends, also during
-// the start, is no error.
-func (a *Agent) Run(ctx context.Context) error {
-	if err := a.Start(ctx); err != nil {
-		if ctx.Err() != nil {
-			return nil //nolint:nilerr // it was told to end
-		}
-		return err
-	}
-	select {
-	case <-ctx.Done():
-	case <-a.done:
-	}
-	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
-	defer cancel()
-	return errors.Join(a.Err(), a.Stop(stop))
-}
-
 // Stop drains the node, ends its calls and its workers. When ctx ends first, the
 // calls that still run are stopped. It may be called more than once.
 func (a *Agent) Stop(ctx context.Context) error {

@@ -279,7 +279,7 @@ func (p *plan) measureEngine(ctx context.Context, stderr io.Writer, dir string, 
 			return fmt.Errorf("%s: %w", turn.name, err)
 		}
 	}
-	r.samples["engine"] = make(map[string][]sample)
+	r.samples["engine"] = make(map[string][]answer)
 	for round := range p.Rounds {
 		for _, turn := range engineTurns {
 			if round >= turn.rounds {
@@ -290,7 +290,7 @@ func (p *plan) measureEngine(ctx context.Context, stderr io.Writer, dir string, 
 			if err != nil {
 				return fmt.Errorf("%s: %w", turn.name, err)
 			}
-			r.samples["engine"][turn.name] = append(r.samples["engine"][turn.name], sample{answer: a})
+			r.samples["engine"][turn.name] = append(r.samples["engine"][turn.name], a)
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -304,7 +304,7 @@ func (r *result) concludeEngine() {
 	if len(got) == 0 {
 		return
 	}
-	of := func(name string, f func(sample) float64) float64 { return medianOf(got[name], f) }
+	of := func(name string, f func(answer) float64) float64 { return medianOf(got[name], f) }
 	compared := func(what, ours, raw string, limit bound) {
 		r.compared("engine: "+what, got[ours], got[raw], p50, micros, &limit)
 	}

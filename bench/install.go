@@ -66,10 +66,10 @@ func (p *plan) measureInstall(ctx context.Context, stderr io.Writer, dir string,
 			return err
 		}
 	}
-	samples := make(map[string][]sample)
+	samples := make(map[string][]answer)
 	r.samples["install"] = samples
 	note := func(what string, took time.Duration) {
-		samples[what] = append(samples[what], sample{answer: answer{P50: took}})
+		samples[what] = append(samples[what], answer{P50: took})
 	}
 	for round := range min(p.Rounds, installRounds) {
 		in := func(name string) string { return filepath.Join(dir, fmt.Sprintf("%s-%d", name, round)) }

@@ -52,21 +52,13 @@ func benchmarkNames() (names []string) {
 	return names
 }
 
-// sample is one side's turn in one round.
-type sample struct {
-	answer
-	allocs [2]uint64 // by the caller, the serving side
-}
-
-func (s sample) rate() float64 { return float64(s.Ops) / s.Took.Seconds() }
-
 func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 	dir, err := os.MkdirTemp("", "toolmesh-bench-")
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	r := &result{Machine: machine(), rounds: p.Rounds, samples: make(map[string]map[string][]sample)}
+	r := &result{Machine: machine(), rounds: p.Rounds, samples: make(map[string]map[string][]answer)}
 	s, err := startStage(ctx, stderr, dir)
 	defer s.end()
 	if err != nil {
@@ -155,23 +147,16 @@ func (s *stage) end() {
 	}
 }
 
-// server is the serving process of a side.
-func (s *stage) server(side string) *child {
-	switch side {
-	case sideGo, sidePlainGo:
-		return s.host
-	case sidePython, sidePlainPython:
-		return s.agent
-	}
-	return s.raw
-}
-
 func (p *plan) measure(s *stage, b benchmark, r *result) error {
-	r.samples[b.name] = make(map[string][]sample)
+	r.samples[b.name] = make(map[string][]answer)
 	sides := slices.Clone(b.sides)
 	for range p.Rounds {
 		for _, side := range sides {
-			one, err := p.turn(s, b, side)
+			actor := s.caller
+			if b.do == "stream" && side == sideRaw {
+				actor = s.raw
+			}
+			one, err := actor.ask(request{Do: b.do, Side: side, N: b.count(p), Callers: burstCallers})
 			if err != nil {
 				return fmt.Errorf("%s: %w", side, err)
 			}
@@ -180,38 +165,6 @@ func (p *plan) measure(s *stage, b benchmark, r *result) error {
 		sides = append(sides[1:], sides[0]) // nobody always goes first
 	}
 	return nil
-}
-
-func (p *plan) turn(s *stage, b benchmark, side string) (sample, error) {
-	server, actor := s.server(side), s.caller
-	if b.do == "stream" && side == sideRaw {
-		actor = s.raw
-	}
-	before, err := s.allocs(server)
-	if err != nil {
-		return sample{}, err
-	}
-	a, err := actor.ask(request{Do: b.do, Side: side, N: b.count(p), Callers: burstCallers})
-	if err != nil {
-		return sample{}, err
-	}
-	after, err := s.allocs(server)
-	for i := range after {
-		after[i] -= before[i]
-	}
-	return sample{answer: a, allocs: after}, err
-}
-
-// allocs is how often the caller and a serving process have allocated so far.
-func (s *stage) allocs(server *child) (n [2]uint64, err error) {
-	for i, c := range []*child{s.caller, server} {
-		a, err := c.ask(request{Do: "allocs"})
-		if err != nil {
-			return n, err
-		}
-		n[i] = a.Allocs
-	}
-	return n, nil
 }
 
 // countBatches batches of calls are counted: what runs beside the calls, such as
@@ -272,14 +225,6 @@ func (p *plan) weigh(ctx context.Context, stderr io.Writer, s *stage, r *result)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	for i, pid := range processTree(a.pid()) {
-		resident, share := memoryOf(pid)
-		if i == 0 {
-			r.agentMemory = resident
-			continue
-		}
-		r.workerShare += share
-		r.workers++
-	}
+	r.agentMemory = residentMemory(a.pid())
 	return nil
 }

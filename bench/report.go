@@ -18,10 +18,8 @@ type result struct {
 	Machine string
 	Lines   []line
 
-	samples     map[string]map[string][]sample
+	samples     map[string]map[string][]answer
 	agentMemory int64
-	workerShare int64
-	workers     int
 	rounds      int
 }
 
@@ -74,7 +72,7 @@ func median(values []float64) float64 {
 	return v[len(v)/2]
 }
 
-func medianOf(samples []sample, f func(sample) float64) float64 {
+func medianOf(samples []answer, f func(answer) float64) float64 {
 	values := make([]float64, len(samples))
 	for i, s := range samples {
 		values[i] = f(s)
@@ -83,7 +81,7 @@ func medianOf(samples []sample, f func(sample) float64) float64 {
 }
 
 // ratioOf is the median of the ratios within each round.
-func ratioOf(ours, raw []sample, f func(sample) float64) float64 {
+func ratioOf(ours, raw []answer, f func(answer) float64) float64 {
 	values := make([]float64, min(len(ours), len(raw)))
 	for i := range values {
 		values[i] = f(ours[i]) / f(raw[i])
@@ -91,9 +89,8 @@ func ratioOf(ours, raw []sample, f func(sample) float64) float64 {
 	return median(values)
 }
 
-func p50(s sample) float64  { return float64(s.P50) }
-func p99(s sample) float64  { return float64(s.P99) }
-func rate(s sample) float64 { return s.rate() }
+func p50(a answer) float64  { return float64(a.P50) }
+func rate(a answer) float64 { return float64(a.Ops) / a.Took.Seconds() }
 
 var sideNames = map[string]string{
 	sideGo: "Go tool", sidePython: "warm Python tool",
@@ -107,7 +104,7 @@ func (r *result) add(l line, limit *bound) {
 	r.Lines = append(r.Lines, l)
 }
 
-func (r *result) compared(what string, ours, raw []sample, value func(sample) float64, show func(float64) string, limit *bound) {
+func (r *result) compared(what string, ours, raw []answer, value func(answer) float64, show func(float64) string, limit *bound) {
 	r.add(line{What: what, Ours: show(medianOf(ours, value)), Raw: show(medianOf(raw, value)), Ratio: ratioOf(ours, raw, value)}, limit)
 }
 
@@ -118,12 +115,12 @@ func (r *result) conclude() {
 		if len(raw) == 0 {
 			continue
 		}
-		value, show, what, unit := rate, perSecond, "calls/s, 64 callers, ", "call"
+		value, show, what := rate, perSecond, "calls/s, 64 callers, "
 		switch b.name {
 		case "unary":
 			value, show, what = p50, micros, "unary p50, "
 		case "stream":
-			what, unit = "streamed items/s, stored and delivered, ", "item"
+			what = "streamed items/s, stored and delivered, "
 		}
 		for _, side := range b.sides[1:] {
 			name := sideNames[side]
@@ -137,34 +134,12 @@ func (r *result) conclude() {
 				r.compared(what+sideNames[side]+": our client against a plain one", got[side], got[plain], value, show, clientBounds[b.name])
 			}
 		}
-		for _, side := range b.sides[1:] {
-			if b.name == "unary" {
-				r.compared("  p99, "+sideNames[side], got[side], raw, p99, micros, nil)
-			}
-			r.add(line{
-				What: fmt.Sprintf("  allocations per %s, %s, %s: caller, serving side", unit, b.name, sideNames[side]),
-				Ours: allocsPerOp(got[side]), Raw: allocsPerOp(raw),
-			}, nil)
-		}
 	}
 	r.concludeEngine()
 	r.concludeInstall()
 	if r.agentMemory > 0 {
-		r.add(line{What: fmt.Sprintf("memory of an idle agent with %d tools", pythonTools), Ours: mega(r.agentMemory)}, nil)
-		r.add(line{What: fmt.Sprintf("  its %d worker processes, shared pages counted once", r.workers), Ours: mega(r.workerShare)}, nil)
+		r.add(line{What: fmt.Sprintf("memory of an idle agent with %d tools", pythonTools), Ours: fmt.Sprintf("%.1f MB", float64(r.agentMemory)/1e6)}, nil)
 	}
-}
-
-// allocsPerOp is what an operation allocates at the caller and at the serving side,
-// over all rounds.
-func allocsPerOp(all []sample) string {
-	var ops, caller, server float64
-	for _, s := range all {
-		ops += float64(s.Ops)
-		caller += float64(s.allocs[0])
-		server += float64(s.allocs[1])
-	}
-	return fmt.Sprintf("%.1f, %.1f", caller/ops, server/ops)
 }
 
 func micros(ns float64) string { return fmt.Sprintf("%.1f µs", ns/1000) }
@@ -172,8 +147,6 @@ func micros(ns float64) string { return fmt.Sprintf("%.1f µs", ns/1000) }
 func millis(ns float64) string { return fmt.Sprintf("%.0f", ns/1e6) }
 
 func perSecond(rate float64) string { return fmt.Sprintf("%.0f/s", rate) }
-
-func mega(bytes int64) string { return fmt.Sprintf("%.1f MB", float64(bytes)/1e6) }
 
 // counted adds the lines of what a side's unary call costs in messages and requests.
 func (r *result) counted(side string, batches [][]float64) {

@@ -55,9 +55,9 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 		},
 		Redact: output.NewRedactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
 		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace,
-		Closed: func() { closed(x, x.commands, runner) },
+		Closed: func() { x.ended(runner) },
 	})
-	if err := opened(x, x.commands, runner); err != nil {
+	if err := x.opened(runner); err != nil {
 		return nil, err
 	}
 	return runner, nil

@@ -19,7 +19,6 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/output"
-	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
 	"github.com/toolmesh/toolmesh/executor/zygote"
@@ -150,10 +149,14 @@ type Executor struct {
 	groups  *cgroup.Tree // of no kind where there are none
 	zygotes *zygote.Starter
 
-	mu       sync.Mutex
-	closed   bool
-	indexes  map[*Index]struct{}
-	commands map[*program.Runner]struct{}
+	mu     sync.Mutex
+	closed bool
+	open   map[closer]struct{} // indexes, and runners of commands
+}
+
+// closer is what serves an index.
+type closer interface {
+	Close(ctx context.Context) error
 }
 
 // New makes an executor in dir, which belongs to it alone and is made if need be.
@@ -195,14 +198,14 @@ func New(dir string, opts *Options) (*Executor, error) {
 	groups := openGroups(dir, o)
 	return &Executor{
 		opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner, groups: groups,
-		venvs: venv.NewStore(dir, spawner, &venv.Options{
+		venvs: venv.NewStore(dir, spawner, venv.Options{
 			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Warm: filepath.Join(files, python.WorkerPackage),
 		}),
 		zygotes: zygote.NewStarter(spawner, zygote.Options{
 			Logger: o.Logger, Dir: filepath.Join(dir, scratch), Files: files, Cgroups: groups, StartTimeout: o.StartTimeout,
 			MaxResult: o.MaxResult, MaxFrame: o.maxFrame(), OwnInterpreters: o.OwnInterpreters,
 		}),
-		indexes: map[*Index]struct{}{}, commands: map[*program.Runner]struct{}{},
+		open: map[closer]struct{}{},
 	}, nil
 }
 
@@ -271,16 +274,12 @@ func (x *Executor) Close() error {
 		return nil
 	}
 	x.closed = true
-	indexes := slices.Collect(maps.Keys(x.indexes))
-	commands := slices.Collect(maps.Keys(x.commands))
+	open := slices.Collect(maps.Keys(x.open))
 	x.mu.Unlock()
 	at, cancel := context.WithCancel(context.Background())
 	cancel()
-	for _, ix := range indexes {
-		_ = ix.Close(at)
-	}
-	for _, c := range commands {
-		_ = c.Close(at)
+	for _, one := range open {
+		_ = one.Close(at)
 	}
 	x.venvs.Close()
 	x.zygotes.Close()
@@ -289,26 +288,23 @@ func (x *Executor) Close() error {
 	return nil
 }
 
-// Level is the way in which processes are kept together on this machine.
-func (x *Executor) Level() sandbox.Level { return x.spawner.Level() }
-
 func (o Options) maxFrame() uint32 {
 	return uint32(o.MaxResult) + 1<<20 //nolint:gosec // validated
 }
 
-// opened notes what Close is to close, until it is closed.
-func opened[T comparable](x *Executor, all map[T]struct{}, one T) error {
+// opened notes what Close is to close, until it has ended.
+func (x *Executor) opened(one closer) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.closed {
 		return unavailable("the executor is closed")
 	}
-	all[one] = struct{}{}
+	x.open[one] = struct{}{}
 	return nil
 }
 
-func closed[T comparable](x *Executor, all map[T]struct{}, one T) {
+func (x *Executor) ended(one closer) {
 	x.mu.Lock()
-	delete(all, one)
+	delete(x.open, one)
 	x.mu.Unlock()
 }

@@ -139,7 +139,7 @@ func (x *Executor) Open(ctx context.Context, spec Spec) (*Index, error) {
 	if err := ix.group(root); err != nil {
 		return nil, openFailed(spec, err)
 	}
-	if err := opened(x, x.indexes, ix); err != nil {
+	if err := x.opened(ix); err != nil {
 		return nil, err
 	}
 	ix.wg.Add(1)
@@ -208,7 +208,8 @@ func (x *Executor) workerEnv(bin string, vars ...map[string]string) []string {
 // group makes the groups: tools that may share a process are imported together.
 func (ix *Index) group(root string) error {
 	paths := []string{root}
-	if src := filepath.Join(root, "src"); isDir(src) {
+	src := filepath.Join(root, "src")
+	if info, err := os.Stat(src); err == nil && info.IsDir() {
 		paths = append(paths, src)
 	}
 	byKey := map[groupKey]*group{}
@@ -555,7 +556,7 @@ func (ix *Index) Close(ctx context.Context) error {
 		}
 		all.Wait()
 		ix.wg.Wait()
-		closed(ix.x, ix.x.indexes, ix)
+		ix.x.ended(ix)
 	})
 	return cut
 }
@@ -577,9 +578,4 @@ func (ix *Index) Stats() Stats {
 	}
 	slices.Sort(s.Pids)
 	return s
-}
-
-func isDir(name string) bool {
-	info, err := os.Stat(name)
-	return err == nil && info.IsDir()
 }

@@ -101,7 +101,7 @@ func (a DescribeAnswer) MarshalJSON() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	tail, err := plainJSON(describedExtra{a.Digest, a.Nodes, a.Reason})
+	tail, err := tool.MarshalPlain(describedExtra{a.Digest, a.Nodes, a.Reason})
 	if err != nil {
 		return nil, err
 	}
@@ -267,7 +267,7 @@ func (r *Responder) list(session subjects.SessionID, q Request) (any, error) {
 	answer := ListAnswer{Tools: listed, Next: next}
 	// A page that does not fit into a message is cut: the caller asks for the rest.
 	for {
-		body, err := plainJSON(answer)
+		body, err := tool.MarshalPlain(answer)
 		if err != nil {
 			return nil, toolmesh.Errorf(toolmesh.CodeInternal, "list tools: %w", err)
 		}
@@ -341,7 +341,7 @@ func Describe(ctx context.Context, store *Store, route Route) (DescribeAnswer, e
 func (r *Responder) respond(m *nats.Msg, answer any, err error) {
 	out := nats.NewMsg(m.Reply)
 	if err == nil {
-		out.Data, err = plainJSON(answer)
+		out.Data, err = tool.MarshalPlain(answer)
 	}
 	if err != nil {
 		e := toolmesh.AsError(err)
@@ -357,15 +357,4 @@ func (r *Responder) respond(m *nats.Msg, answer any, err error) {
 	if err := r.bus.Conn().PublishMsg(out); err != nil {
 		r.log.Warn("a registry request is not answered", slog.String("subject", m.Subject), slog.String("error", err.Error()))
 	}
-}
-
-// plainJSON is json.Marshal without escaping for HTML: people read it.
-func plainJSON(v any) ([]byte, error) {
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		return nil, err
-	}
-	return bytes.TrimRight(buf.Bytes(), "\n"), nil
 }

@@ -125,7 +125,7 @@ func (k ResourceKey) MarshalJSON() ([]byte, error) {
 	if k.Dynamic {
 		return json.Marshal(dynamicKey)
 	}
-	return marshalPlain(k.Parts)
+	return MarshalPlain(k.Parts)
 }
 
 // UnmarshalJSON reads a list of texts, "dynamic", or one text (a list of one).
@@ -322,7 +322,7 @@ type plainAnnotations Annotations
 // MarshalJSON writes what is declared and nothing else, durations as Go
 // duration text.
 func (a Annotations) MarshalJSON() ([]byte, error) {
-	return marshalPlain(annotationsJSON{(*plainAnnotations)(&a), durationText(a.Timeout), durationText(a.CacheTTL)})
+	return MarshalPlain(annotationsJSON{(*plainAnnotations)(&a), durationText(a.Timeout), durationText(a.CacheTTL)})
 }
 
 // UnmarshalJSON reads what MarshalJSON wrote. Unknown keys are ignored (a newer

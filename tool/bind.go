@@ -74,7 +74,7 @@ func Bind(d *Descriptor, args []json.RawMessage, kwargs json.RawMessage) (object
 		if i > 0 {
 			buf.WriteByte(',')
 		}
-		key, _ := marshalPlain(name) // a text always can be
+		key, _ := MarshalPlain(name) // a text always can be
 		buf.Write(key)
 		buf.WriteByte(':')
 		buf.Write(args[i])
@@ -89,7 +89,7 @@ func Bind(d *Descriptor, args []json.RawMessage, kwargs json.RawMessage) (object
 	}
 	buf.WriteByte('}')
 	if rest := args[named:]; len(rest) > 0 {
-		varargs, _ = marshalPlain(rest) // each has been scanned
+		varargs, _ = MarshalPlain(rest) // each has been scanned
 	}
 	return buf.Bytes(), varargs, nil
 }

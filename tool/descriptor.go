@@ -88,7 +88,7 @@ func (d Descriptor) MarshalJSON() ([]byte, error) {
 	if w.Warnings == nil {
 		w.Warnings = []string{}
 	}
-	return marshalPlain(w)
+	return MarshalPlain(w)
 }
 
 // UnmarshalJSON reads what MarshalJSON wrote. Unknown fields are ignored: a
@@ -263,8 +263,8 @@ func objectKeys(data json.RawMessage) []string {
 	return keys
 }
 
-// marshalPlain is json.Marshal without escaping <, > and & for HTML.
-func marshalPlain(v any) ([]byte, error) {
+// MarshalPlain is json.Marshal without escaping <, > and & for HTML.
+func MarshalPlain(v any) ([]byte, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)
@@ -284,7 +284,7 @@ func canonicalJSON(data []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return marshalPlain(v)
+	return MarshalPlain(v)
 }
 
 // decodeNumbers decodes JSON that checkJSON has accepted, numbers as

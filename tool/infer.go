@@ -58,7 +58,7 @@ func SchemaFor(t reflect.Type) (json.RawMessage, error) {
 		defs.add(in.names[in.order[i]], in.shape(in.order[i]))
 		root.Defs = defs
 	}
-	return marshalPlain(root)
+	return MarshalPlain(root)
 }
 
 // inferred is a JSON Schema, its words in the order in which they are written.
@@ -98,8 +98,8 @@ func (m *members) MarshalJSON() ([]byte, error) {
 		if i > 0 {
 			buf.WriteByte(',')
 		}
-		key, _ := marshalPlain(name) // a text always can be
-		schema, err := marshalPlain(m.schemas[i])
+		key, _ := MarshalPlain(name) // a text always can be
+		schema, err := MarshalPlain(m.schemas[i])
 		if err != nil {
 			return nil, err
 		}

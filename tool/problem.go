@@ -310,7 +310,7 @@ func show(v any) string {
 			return fmt.Sprintf("an array of %d items", len(v))
 		}
 	}
-	data, err := marshalPlain(v)
+	data, err := MarshalPlain(v)
 	if err != nil {
 		return "something"
 	}

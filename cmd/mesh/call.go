@@ -261,11 +261,7 @@ func (a *app) cancelCommand() *cobra.Command {
 					return err
 				}
 				if cancelled {
-					if a.json {
-						a.printJSON(cancelAnswer{RPCID: id, Cancelled: true})
-					} else {
-						fmt.Fprintf(a.err, "cancelled %s\n", id)
-					}
+					a.tell(cancelAnswer{RPCID: id, Cancelled: true}, "cancelled %s", id)
 					return nil
 				}
 				if none := l.noMesh(ctx); none != nil {

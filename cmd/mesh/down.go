@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,11 +32,7 @@ one of --server or --data-dir. Calls in flight end first; what is installed stay
 			if err := a.stopProcess(ctx, r); err != nil {
 				return err
 			}
-			if a.json {
-				a.printJSON(map[string]any{"url": r.URL, "stopped": true})
-			} else {
-				fmt.Fprintf(a.err, "stopped the mesh at %s\n", r.URL)
-			}
+			a.tell(map[string]any{"url": r.URL, "stopped": true}, "stopped the mesh at %s", r.URL)
 			return nil
 		}),
 	}

@@ -161,7 +161,7 @@ func (l *link) putFolder(ctx context.Context, src index.Source, r *installReques
 	if _, err := os.Stat(src.Location); err == nil {
 		p.step("pack", "running", 0)
 	}
-	tree, err := index.Fetch(ctx, src, filepath.Join(work, "tree"), &index.FetchOptions{Rev: r.Rev})
+	tree, err := index.Fetch(ctx, src, filepath.Join(work, "tree"), r.Rev)
 	if err != nil {
 		return false, err
 	}
@@ -330,11 +330,7 @@ func (a *app) uninstallCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if a.json {
-					a.printJSON(last)
-				} else {
-					fmt.Fprintf(a.err, "uninstalled %s\n", args[0])
-				}
+				a.tell(last, "uninstalled %s", args[0])
 				return nil
 			})
 		}),

@@ -141,11 +141,7 @@ func (a *app) nodeAdmin(ctx context.Context, id, verb string, body any, done str
 		if err := l.ask(ctx, subject, body, &answer); err != nil {
 			return err
 		}
-		if a.json {
-			a.printJSON(answer)
-		} else {
-			fmt.Fprintf(a.err, "node %s %s\n", id, done)
-		}
+		a.tell(answer, "node %s %s", id, done)
 		return nil
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // terminal says which of the outputs a person watches.
@@ -76,21 +77,26 @@ func (o *output) Write(p []byte) (int, error) {
 }
 
 func (a *app) printJSON(v any) {
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
+	data, err := tool.MarshalPlain(v)
+	if err != nil {
 		a.out.lost = err
 		return
 	}
-	_, _ = a.out.Write(buf.Bytes())
+	_, _ = a.out.Write(append(data, '\n'))
+}
+
+// tell says what a command has done: a program by JSON, a person in a line.
+func (a *app) tell(answer any, format string, args ...any) {
+	if a.json {
+		a.printJSON(answer)
+	} else {
+		fmt.Fprintf(a.err, format+"\n", args...)
+	}
 }
 
 // printValue writes a tool's JSON as it came; indented where a person reads it.
 func (a *app) printValue(value json.RawMessage) {
-	if len(value) == 0 {
-		value = json.RawMessage("null")
-	}
+	value = orNull(value)
 	var buf bytes.Buffer
 	if !a.term.out || json.Indent(&buf, value, "", "  ") != nil {
 		buf.Reset()

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // schema is what the command needs to know of a tool's schema: which arguments
@@ -181,11 +183,6 @@ func shapeOf(raw json.RawMessage) string {
 
 // compact is JSON as it is shown, and sent.
 func compact(v any) string {
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	if enc.Encode(v) != nil {
-		return ""
-	}
-	return strings.TrimSpace(buf.String())
+	data, _ := tool.MarshalPlain(v)
+	return string(data)
 }

@@ -182,11 +182,7 @@ func (a *app) sessionEnd() *cobra.Command {
 				if err := r.EndSession(ctx, id); err != nil {
 					return err
 				}
-				if a.json {
-					a.printJSON(map[string]any{"id": id})
-				} else {
-					fmt.Fprintf(a.err, "ended %s\n", id)
-				}
+				a.tell(map[string]any{"id": id}, "ended %s", id)
 				return nil
 			})
 		}),

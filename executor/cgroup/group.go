@@ -119,15 +119,11 @@ func (g *Group) number(name string) (int64, error) {
 
 // Kills is how many of its processes the kernel has killed for want of memory.
 func (g *Group) Kills() int {
-	n, err := g.kills()
-	if err != nil {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		return g.seen
-	}
+	n, _ := g.kills()
 	return n
 }
 
+// kills is what was seen last where the kernel does not tell.
 func (g *Group) kills() (int, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -138,7 +134,7 @@ func (g *Group) kills() (int, error) {
 	n, _ := g.events.ReadAt(buf[:], 0)
 	count, ok := counter(string(buf[:n]), "oom_kill")
 	if !ok {
-		return 0, errors.New("the kernel does not count what it kills (memory.oom_control)")
+		return g.seen, errors.New("the kernel does not count what it kills (memory.oom_control)")
 	}
 	g.seen = int(count)
 	return g.seen, nil

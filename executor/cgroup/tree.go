@@ -57,8 +57,7 @@ func NameOf(owner string) string {
 // are to be had, [Tree.Kind] is empty. Close the tree when every group is closed.
 //
 // record is a file that says where the groups are, for the process that comes after
-// one that was killed: it may start in another group. Empty for none: it finds only
-// what is below its own.
+// one that was killed: it may start in another group.
 func Open(name, record string, log *slog.Logger) *Tree {
 	return open(name, record, log, system(), "memory")
 }
@@ -261,17 +260,12 @@ func (t *Tree) Close() {
 	t.wg.Wait()
 	if t.kind != "" {
 		t.clear(t.dir)
-		if t.record != "" {
-			_ = os.Remove(t.record)
-		}
+		_ = os.Remove(t.record)
 	}
 }
 
 // forget removes the groups that the record tells of.
 func (t *Tree) forget() {
-	if t.record == "" {
-		return
-	}
 	text, err := os.ReadFile(t.record)
 	if err != nil {
 		return
@@ -284,9 +278,6 @@ func (t *Tree) forget() {
 }
 
 func (t *Tree) remember() {
-	if t.record == "" {
-		return
-	}
 	if err := os.WriteFile(t.record, []byte(t.dir+"\n"), 0o600); err != nil {
 		t.log.Warn("the place of the control groups cannot be noted", slog.Any("error", err))
 	}

@@ -52,9 +52,6 @@ const (
 	Exited    Type = 83 // the worker's id; body: i32 exit code, i32 signal; the code is -1 with a signal
 )
 
-// Terminal reports whether a frame of this type ends its call.
-func (t Type) Terminal() bool { return t == Result || t == Error || t == End }
-
 // Flags of Call; NestedCall has FlagStream too.
 const (
 	FlagStream  uint8 = 1 // items are wanted one by one

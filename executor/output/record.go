@@ -65,12 +65,11 @@ func RecordOf(flags uint8, body []byte) Record {
 			return r
 		}
 		r.Level, r.Logger, r.Message, r.Fields = levelOf(m.Level), m.Logger, m.Message, m.Fields
-	case frame.LogStdout:
-		r.Stream = StreamStdout
-		r.Message = strings.TrimSuffix(string(body), "\n")
 	default:
-		r.Stream = StreamStderr
-		r.Message = strings.TrimSuffix(string(body), "\n")
+		r.Stream, r.Message = StreamStderr, strings.TrimSuffix(string(body), "\n")
+		if flags == frame.LogStdout {
+			r.Stream = StreamStdout
+		}
 	}
 	return r
 }

@@ -64,6 +64,14 @@ func (t *Tail) String() string {
 	return t.text()
 }
 
+// Suffix is all that there is behind a colon, for the end of a message; empty without.
+func (t *Tail) Suffix() string {
+	if text := t.String(); text != "" {
+		return ": " + text
+	}
+	return ""
+}
+
 func (t *Tail) text() string {
 	text := t.redact.Text(string(t.buf))
 	if len(text) > tailSize {

@@ -57,17 +57,6 @@ func (s *state) admissible() int {
 	return -1
 }
 
-// admissibles is how many calls of the queue could have a worker, each by itself.
-func (s *state) admissibles() int {
-	n := 0
-	for _, j := range s.queue {
-		if s.admits(j) {
-			n++
-		}
-	}
-	return n
-}
-
 // opened notes that a call's tool has n more calls open.
 func (s *state) opened(j *job, n int) {
 	before := j.open

@@ -168,12 +168,7 @@ func (j *job) endNested() {
 
 func (n *nestedCall) unary(ctx context.Context, tool string, args json.RawMessage) {
 	result, err := n.j.Nested.Call(ctx, tool, args)
-	n.finish(err)
-	if err != nil {
-		n.w.nestedFailed(n.id, err)
-		return
-	}
-	n.w.send(frame.Header{Type: frame.NestedResult, ID: n.id}, result, nil)
+	n.finish(err, frame.NestedResult, result)
 }
 
 func (n *nestedCall) stream(ctx context.Context, tool string, args json.RawMessage) {
@@ -182,23 +177,17 @@ func (n *nestedCall) stream(ctx context.Context, tool string, args json.RawMessa
 		if err == nil {
 			err = n.spend(ctx, len(data)+itemCost)
 		}
-		if err != nil {
-			failed = err
+		if failed = err; failed != nil {
 			break
 		}
 		n.w.send(frame.Header{Type: frame.NestedItem, ID: n.id}, data, nil)
 	}
-	n.finish(failed)
-	if failed != nil {
-		n.w.nestedFailed(n.id, failed)
-		return
-	}
-	n.w.send(frame.Header{Type: frame.NestedEnd, ID: n.id}, nil, nil)
+	n.finish(failed, frame.NestedEnd, nil)
 }
 
-// finish takes a nested call that has ended off the lists. Its end is yet to be
-// sent.
-func (n *nestedCall) finish(err error) {
+// finish takes a nested call that has ended off the lists, and sends its end: that of
+// kind, or the error.
+func (n *nestedCall) finish(err error, kind frame.Type, result []byte) {
 	if err != nil && n.j.nesting.above.Err() != nil {
 		// The call above is to stop, and its tool should not see this as a failure
 		// that it may go on after: so the order to stop goes first.
@@ -209,6 +198,11 @@ func (n *nestedCall) finish(err error) {
 		delete(n.w.nests, n.id)
 		s.opened(n.j, -1)
 	})
+	if err != nil {
+		n.w.nestedFailed(n.id, err)
+	} else {
+		n.w.send(frame.Header{Type: kind, ID: n.id}, result, nil)
+	}
 }
 
 // spend takes size off the credit, once there is any.

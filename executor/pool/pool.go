@@ -152,17 +152,13 @@ func (p *Pool) begin(s *state) {
 		case !p.lookAt.IsZero() && !at.Before(p.lookAt): // a look comes before it
 		case p.timer == nil:
 			p.lookAt = at
-			p.timer = time.AfterFunc(s.look, p.look)
+			p.timer = time.AfterFunc(s.look, func() { p.update(func(*state) { p.lookAt = time.Time{} }) })
 		default:
 			p.lookAt = at
 			p.timer.Reset(s.look)
 		}
 		s.look = 0
 	}
-}
-
-func (p *Pool) look() {
-	p.update(func(*state) { p.lookAt = time.Time{} })
 }
 
 // Warm starts a worker, so that the first call finds one. Its error says why none
@@ -291,7 +287,8 @@ func (s *state) remove(log *slog.Logger, w *worker, cause error) {
 	s.workers = slices.DeleteFunc(s.workers, func(one *worker) bool { return one == w })
 	joined := len(s.workers) < before
 	s.retire(w)
-	if w.exit.Code == exitSpent && !w.inCall() {
+	entered := func(j *job) bool { return w.begun(j) == toolmesh.StartedYes }
+	if w.exit.Code == exitSpent && !slices.ContainsFunc(w.running(), entered) {
 		w.stopping = true
 	}
 	if w.starved() && !w.free() {
@@ -340,11 +337,6 @@ func (s *state) remove(log *slog.Logger, w *worker, cause error) {
 // exitSpent is the status of a worker that ends between two calls because one of
 // them has changed it beyond repair; state/snapshot.py says the same.
 const exitSpent = 75
-
-// inCall reports whether a worker has entered the function of a call that it holds.
-func (w *worker) inCall() bool {
-	return slices.ContainsFunc(w.running(), func(j *job) bool { return w.begun(j) == toolmesh.StartedYes })
-}
 
 // Stats is a moment's view of a pool, or of several.
 type Stats struct {

@@ -259,7 +259,13 @@ func (s *state) settle() {
 // one call each. Those on their way out count: a tool that does not end must not
 // be multiplied.
 func (s *state) restock() {
-	missing := s.admissibles() + s.cfg.Spares - s.unused() - s.starting
+	unused := s.count(func(w *worker) bool { return !w.retired && w.places == 0 })
+	missing := s.cfg.Spares - unused - s.starting
+	for _, j := range s.queue {
+		if s.admits(j) { // by itself
+			missing++
+		}
+	}
 	if missing <= 0 {
 		return
 	}
@@ -271,11 +277,6 @@ func (s *state) restock() {
 		s.start()
 		missing--
 	}
-}
-
-// unused counts the workers that have got no call yet.
-func (s *state) unused() int {
-	return s.count(func(w *worker) bool { return !w.retired && w.places == 0 })
 }
 
 func (s *state) start() {

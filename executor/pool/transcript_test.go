@@ -161,7 +161,7 @@ func replay(t *testing.T, lines []line, async bool) {
 				}
 				want.nested = append(want.nested, about.Tool+" "+string(l.body[size:]))
 			}
-			if l.Type.Terminal() {
+			if l.Type == frame.Result || l.Type == frame.Error || l.Type == frame.End {
 				wantEnd(t, l, ends[l.ID], cancels[l.ID])
 				delete(ends, l.ID)
 			}

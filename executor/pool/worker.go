@@ -102,9 +102,9 @@ func (p *Pool) newWorker() (*worker, error) {
 	if err != nil {
 		w.finish(err)
 		if late.Load() {
-			return nil, fmt.Errorf("the worker was not ready within %v%s", p.cfg.StartTimeout, lastWords(w.tail.String()))
+			return nil, fmt.Errorf("the worker was not ready within %v%s", p.cfg.StartTimeout, w.tail.Suffix())
 		}
-		return nil, fmt.Errorf("the worker ended before it was ready: %s%s", w.exit, lastWords(w.tail.String()))
+		return nil, fmt.Errorf("the worker ended before it was ready: %s%s", w.exit, w.tail.Suffix())
 	}
 	w.bound()
 	ended := false
@@ -114,16 +114,9 @@ func (p *Pool) newWorker() (*worker, error) {
 		p.wg.Go(func() { w.finish(w.demultiplex()) })
 	case ended:
 		w.finish(nil)
-		return nil, fmt.Errorf("the worker ended when it was ready: %s%s", w.exit, lastWords(w.tail.String()))
+		return nil, fmt.Errorf("the worker ended when it was ready: %s%s", w.exit, w.tail.Suffix())
 	}
 	return w, nil
-}
-
-func lastWords(text string) string {
-	if text == "" {
-		return ""
-	}
-	return ": " + text
 }
 
 // finish ends the process if it has not ended, and everything about the worker.
@@ -173,15 +166,10 @@ func (w *worker) follow(j *job) (kind frame.Type, data []byte, refused, err erro
 			if h.ID != j.id {
 				return 0, nil, refused, fmt.Errorf("the worker answered call %d while it had call %d", h.ID, j.id)
 			}
-			if w.pool.endStarved(w) {
+			if !w.answers(h) {
 				return 0, nil, refused, errStarved
 			}
-			data := own(h, body)
-			if h.Flags&frame.FlagSpent != 0 {
-				w.pool.update(func(s *state) { s.stop(w) }) // its own call has used it up
-			}
-			w.settleOutput(h.Flags)
-			return h.Type, data, refused, nil
+			return h.Type, own(h, body), refused, nil
 		case frame.Yield:
 			if refused == nil && h.ID == j.id && j.item != nil {
 				if refused = j.item(own(h, body)); refused != nil {
@@ -205,13 +193,9 @@ func (w *worker) demultiplex() error {
 		}
 		switch h.Type { //nolint:exhaustive // the rest never comes from a worker
 		case frame.Result, frame.Error, frame.End:
-			if w.pool.endStarved(w) {
+			if !w.answers(h) {
 				return errStarved
 			}
-			if h.Flags&frame.FlagSpent != 0 {
-				w.pool.update(func(s *state) { s.stop(w) }) // its own call has used it up
-			}
-			w.settleOutput(h.Flags)
 			if j := w.pool.finishedCoroutine(w, h.ID); j != nil {
 				j.kind, j.body = h.Type, own(h, body)
 				j.done <- struct{}{}
@@ -247,6 +231,18 @@ func (w *worker) other(h frame.Header, body []byte) error {
 		return fmt.Errorf("the worker sent frame type %d, which this agent does not know", h.Type)
 	}
 	return nil
+}
+
+// answers takes the frame of a call's end; false when that counts for nothing.
+func (w *worker) answers(h frame.Header) bool {
+	if w.pool.endStarved(w) {
+		return false
+	}
+	if h.Flags&frame.FlagSpent != 0 {
+		w.pool.update(func(s *state) { s.stop(w) }) // its own call has used it up
+	}
+	w.settleOutput(h.Flags)
+	return true
 }
 
 var errStarved = errors.New("the kernel killed one of its processes for want of memory")

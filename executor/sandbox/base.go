@@ -67,26 +67,27 @@ func (s *Spawner) StartBase(cmd Command) (_ *Base, err error) {
 		return nil, err
 	}
 	defer null.Close() //nolint:errcheck // read only
-	outR, outW, err := NewPipe(ReadEnd)
+	b := &Base{spawner: s, done: make(chan struct{})}
+	theirs, err := NewPipes(Channel{Ours: &b.output})
 	if err != nil {
 		return nil, err
 	}
-	defer outW.Close() //nolint:errcheck // the child has its own
+	defer theirs[0].Close() //nolint:errcheck // the child has its own
 	conn, remote, err := socketPair(unix.SOCK_SEQPACKET)
 	if err != nil {
-		_ = outR.Close()
+		_ = b.output.Close()
 		return nil, err
 	}
 	defer remote.Close() //nolint:errcheck // the child has its own
-	b := &Base{spawner: s, conn: conn, output: outR, done: make(chan struct{})}
+	b.conn = conn
 	_, err = s.start(func(Level) (err error) {
 		b.proc, err = os.StartProcess(cmd.Path, append([]string{cmd.Path}, cmd.Args...), &os.ProcAttr{
-			Dir: cmd.Dir, Env: cmd.Env, Files: []*os.File{null, outW, outW, remote}, Sys: attr,
+			Dir: cmd.Dir, Env: cmd.Env, Files: []*os.File{null, theirs[0], theirs[0], remote}, Sys: attr,
 		})
 		return err
 	}, false)
 	if err != nil {
-		_, _ = conn.Close(), outR.Close()
+		_, _ = conn.Close(), b.output.Close()
 		return nil, err
 	}
 	go func() {
@@ -105,14 +106,8 @@ func (b *Base) Pid() int { return b.proc.Pid }
 // Done is closed when the base has ended. Its copies live on.
 func (b *Base) Done() <-chan struct{} { return b.done }
 
-// Hello waits for the base's first message.
+// Hello waits for what the base says next: at first that copies can be made.
 func (b *Base) Hello(timeout time.Duration) ([]byte, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.receive(timeout)
-}
-
-func (b *Base) receive(timeout time.Duration) ([]byte, error) {
 	if err := b.conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, err
 	}
@@ -172,7 +167,7 @@ func (b *Base) copy(message, rights []byte) (int, error) {
 	if _, _, err := b.conn.WriteMsgUnix(message, rights, nil); err != nil {
 		return 0, err
 	}
-	data, err := b.receive(copyTimeout)
+	data, err := b.Hello(copyTimeout)
 	if err != nil {
 		_ = b.conn.Close() // an answer that came yet would be taken for another's
 		return 0, err

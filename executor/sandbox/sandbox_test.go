@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"log/slog"
+	"os"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -114,10 +115,12 @@ func TestAPageIsSharedMemory(t *testing.T) {
 // A child must find its end of a pipe blocking, and ours must not block the runtime.
 func TestPipeEnds(t *testing.T) {
 	t.Parallel()
-	r, w, err := sandbox.NewPipe(sandbox.ReadEnd)
+	var r *os.File
+	theirs, err := sandbox.NewPipes(sandbox.Channel{Ours: &r})
 	if err != nil {
 		t.Fatal(err)
 	}
+	w := theirs[0]
 	done := make(chan string)
 	go func() {
 		data, _ := io.ReadAll(r)

@@ -201,7 +201,7 @@ func newProcess() (_ *Process, theirs []*os.File, err error) {
 			CloseAll(theirs)
 		}
 	}()
-	theirs, err = NewPipes([]Channel{{&p.Stdout, ReadEnd}, {&p.Stderr, ReadEnd}, {&p.lifeline, WriteEnd}})
+	theirs, err = NewPipes(Channel{Ours: &p.Stdout}, Channel{Ours: &p.Stderr}, Channel{Ours: &p.lifeline, Write: true})
 	if err != nil {
 		return nil, theirs, err
 	}
@@ -276,43 +276,26 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
-// End says which end of a pipe stays with the agent.
-type End int
-
-// The ends of a pipe.
-const (
-	ReadEnd End = iota
-	WriteEnd
-)
-
-// NewPipe makes a pipe of which one end is ours, not blocking and known to the
-// runtime's poller, and theirs is a child's, blocking.
-func NewPipe(end End) (ours, theirs *os.File, err error) {
-	ours, theirs, err = os.Pipe()
-	if err != nil {
-		return nil, nil, fmt.Errorf("pipe: %w", err)
-	}
-	if end == WriteEnd {
-		ours, theirs = theirs, ours
-	}
-	_ = theirs.Fd() // makes it blocking
-	return ours, theirs, nil
-}
-
-// Channel is a pipe to be made: where our end goes, and which that is.
+// Channel is a pipe to be made: where our end goes, and whether we write to it.
 type Channel struct {
-	Ours **os.File
-	End  End
+	Ours  **os.File
+	Write bool
 }
 
-// NewPipes makes pipes as [NewPipe] does, and returns the children's ends, with an
-// error those that there are.
-func NewPipes(channels []Channel) (theirs []*os.File, err error) {
+// NewPipes makes pipes of which one end is ours, not blocking and known to the runtime's
+// poller. It returns the other ends, which are a child's and block; with an error those
+// that there are.
+func NewPipes(channels ...Channel) (theirs []*os.File, err error) {
 	for _, channel := range channels {
-		var end *os.File
-		if *channel.Ours, end, err = NewPipe(channel.End); err != nil {
-			return theirs, err
+		ours, end, err := os.Pipe()
+		if err != nil {
+			return theirs, fmt.Errorf("pipe: %w", err)
 		}
+		if channel.Write {
+			ours, end = end, ours
+		}
+		_ = end.Fd() // makes it blocking
+		*channel.Ours = ours
 		theirs = append(theirs, end)
 	}
 	return theirs, nil

@@ -1,12 +1,10 @@
 package sandbox
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"runtime"
 	"strconv"
-	"strings"
 	"syscall"
 	"unsafe"
 
@@ -107,17 +105,6 @@ func signalFd(fd int, sig syscall.Signal) error { return unix.PidfdSendSignal(fd
 // hostPid is the id that a process has in our namespace, not positive when it is
 // gone; false where the system does not tell.
 func hostPid(fd int) (int, bool) {
-	file, err := os.Open("/proc/self/fdinfo/" + strconv.Itoa(fd))
-	if err != nil {
-		return 0, false
-	}
-	defer file.Close() //nolint:errcheck // read only
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		if text, ok := strings.CutPrefix(lines.Text(), "Pid:"); ok {
-			pid, err := strconv.Atoi(strings.TrimSpace(text))
-			return pid, err == nil
-		}
-	}
-	return 0, false
+	pid, known := numberIn("/proc/self/fdinfo/"+strconv.Itoa(fd), "Pid:")
+	return int(pid), known
 }

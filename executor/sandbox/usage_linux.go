@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"bufio"
 	"bytes"
 	"os"
 	"path/filepath"
@@ -69,25 +68,21 @@ func ShareOf(pid int, itself bool) (total int64, told bool) {
 		if at == 0 && !itself {
 			continue
 		}
-		if share, ok := proportional(next); ok {
-			total += share
+		if kb, ok := numberIn("/proc/"+strconv.Itoa(next)+"/smaps_rollup", "Pss:"); ok {
+			total += kb << 10
 			told = true
 		}
 	}
 	return total, told
 }
 
-func proportional(pid int) (int64, bool) {
-	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/smaps_rollup")
-	if err != nil {
-		return 0, false
-	}
-	lines := bufio.NewScanner(bytes.NewReader(data))
-	for lines.Scan() {
-		fields := bytes.Fields(lines.Bytes())
-		if len(fields) >= 2 && string(fields[0]) == "Pss:" {
-			kb, err := strconv.ParseInt(string(fields[1]), 10, 64)
-			return kb << 10, err == nil
+// numberIn reads what a file of /proc says behind a name; false where it says nothing.
+func numberIn(file, name string) (int64, bool) {
+	data, _ := os.ReadFile(file) //nolint:gosec // of /proc
+	for line := range bytes.Lines(data) {
+		if fields := bytes.Fields(line); len(fields) >= 2 && string(fields[0]) == name {
+			n, err := strconv.ParseInt(string(fields[1]), 10, 64)
+			return n, err == nil
 		}
 	}
 	return 0, false

@@ -59,7 +59,7 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, pr
 	wanted := digestOf(lock.Python, content)
 	interpreter, known := s.made(wanted)
 	if !known {
-		if interpreter, err = s.pythons.find(ctx, lock.Python); err != nil {
+		if interpreter, err = s.find(ctx, lock.Python); err != nil {
 			return nil, err
 		}
 	}
@@ -284,7 +284,7 @@ func (s *Store) Prepare(ctx context.Context) (pythons []string) {
 	if len(pythons) > 0 {
 		return pythons
 	}
-	i, err := s.pythons.find(ctx, "")
+	i, err := s.find(ctx, "")
 	if err == nil {
 		err = s.warmUp(ctx, i)
 	}

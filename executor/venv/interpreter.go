@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -55,19 +54,9 @@ exe = getattr(sys, "_base_executable", None) or sys.executable
 json.dump({"path": os.path.realpath(exe), "version": "%d.%d.%d" % sys.version_info[:3],
   "cache_tag": sys.implementation.cache_tag, "platform": sysconfig.get_platform()}, sys.stdout)`
 
-// interpreters finds the Pythons of this machine, each probed once.
-type interpreters struct {
-	log     *slog.Logger
-	environ []string
-	run     func(ctx context.Context, dir string, extra []string, name string, args ...string) ([]byte, string, error)
-
-	mu     sync.Mutex
-	probed map[string]*Interpreter // by candidate; nil: no Python that we can use
-}
-
 // find returns the interpreter for a constraint: the first in the order of
 // candidates, which begins with what python3 is on PATH.
-func (s *interpreters) find(ctx context.Context, constraint string) (Interpreter, error) {
+func (s *Store) find(ctx context.Context, constraint string) (Interpreter, error) {
 	wanted, err := parseConstraint(constraint)
 	if err != nil {
 		return Interpreter{}, failed(nil, "", "the Python version %q is not understood: %w; write for example \">=3.11\"", constraint, err)
@@ -93,7 +82,7 @@ func (s *interpreters) find(ctx context.Context, constraint string) (Interpreter
 }
 
 // candidates lists files that may be interpreters, in the order of preference.
-func (s *interpreters) candidates() []string {
+func (s *Store) candidates() []string {
 	var list []string
 	add := func(files ...string) {
 		for _, file := range files {
@@ -131,9 +120,9 @@ func (s *interpreters) candidates() []string {
 }
 
 // probe asks a candidate what it is. nil without an error: not usable.
-func (s *interpreters) probe(ctx context.Context, candidate string) (*Interpreter, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (s *Store) probe(ctx context.Context, candidate string) (*Interpreter, error) {
+	s.probing.Lock()
+	defer s.probing.Unlock()
 	if i, ok := s.probed[candidate]; ok && (i == nil || i.unchanged()) {
 		return i, nil
 	}
@@ -148,17 +137,13 @@ func (s *interpreters) probe(ctx context.Context, candidate string) (*Interprete
 		err = json.Unmarshal(out, i)
 	}
 	i.Stamp = stampOf(i.Path)
-	if err != nil || !supported(i.Version) || i.Stamp == "" {
+	v, _, bad := parseVersion(i.Version)
+	if err != nil || bad != nil || v[0] != 3 || v[1] < oldest || i.Stamp == "" {
 		s.log.Debug("not a usable interpreter", slog.String("path", candidate), slog.Any("error", err))
 		i = nil
 	}
 	s.probed[candidate] = i
 	return i, nil
-}
-
-func supported(version string) bool {
-	v, _, err := parseVersion(version)
-	return err == nil && v[0] == 3 && v[1] >= oldest
 }
 
 func isExecutable(file string) bool { return stampOf(file) != "" }

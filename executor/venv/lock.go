@@ -134,7 +134,7 @@ func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declare
 		return Lock{Python: python}, nil
 	}
 	progress.report("interpreter", "running", 0)
-	interpreter, err := s.pythons.find(ctx, python)
+	interpreter, err := s.find(ctx, python)
 	if err != nil {
 		return Lock{}, err
 	}

@@ -18,9 +18,9 @@ func (s *Store) Script(ctx context.Context, env *Env, constraint, code string, a
 	if env != nil {
 		python = env.Python
 	} else {
-		i, err := s.pythons.find(ctx, constraint)
+		i, err := s.find(ctx, constraint)
 		if err != nil && ctx.Err() == nil {
-			i, err = s.pythons.find(ctx, "")
+			i, err = s.find(ctx, "")
 		}
 		if err != nil {
 			return nil, err

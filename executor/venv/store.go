@@ -1,7 +1,6 @@
 package venv
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -19,9 +18,8 @@ import (
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
-// Options configure a [Store].
+// Options configure a [Store]. Logger must be set.
 type Options struct {
-	// Logger defaults to one that discards.
 	Logger *slog.Logger
 	// Environ is the environment that interpreters and uv are looked up in and
 	// that uv and pip are run with, as os.Environ gives it. Defaults to empty.
@@ -59,7 +57,8 @@ type Store struct {
 	uvPath  string
 	foundUV string // under the key uv
 	warm    string
-	pythons interpreters
+	probing sync.Mutex
+	probed  map[string]*Interpreter // Pythons of this machine, by candidate, asked once; nil: none that we can use
 	keys    keys
 	uses    uses
 	// verified are the environments, by digest, that this process has made or looked
@@ -72,17 +71,14 @@ type Store struct {
 }
 
 // NewStore makes a store in dir. Commands are started by spawner.
-func NewStore(dir string, spawner *sandbox.Spawner, opts *Options) *Store {
-	o := *cmp.Or(opts, &Options{})
-	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+func NewStore(dir string, spawner *sandbox.Spawner, o Options) *Store {
 	life, stop := context.WithCancel(context.Background())
 	s := &Store{
 		dir: dir, spawner: spawner, log: o.Logger, environ: o.Environ, uvPath: o.UV, warm: o.Warm,
-		pythons: interpreters{log: o.Logger, environ: o.Environ, probed: map[string]*Interpreter{}},
-		uses:    uses{held: map[string]int{}, left: map[string]time.Time{}},
-		life:    life, stop: stop,
+		probed: map[string]*Interpreter{},
+		uses:   uses{held: map[string]int{}, left: map[string]time.Time{}},
+		life:   life, stop: stop,
 	}
-	s.pythons.run = s.run
 	s.sweep()
 	return s
 }
@@ -171,27 +167,21 @@ func (s *Store) runWith(ctx context.Context, dir string, environ []string, name 
 	cmd := exec.Command(name, args...) //nolint:gosec,noctx // see below for the context
 	cmd.Dir = dir
 	cmd.Env = environ
-	out, outW, err := sandbox.NewPipe(sandbox.ReadEnd)
-	if err != nil {
-		return nil, "", err
+	var out, errs *os.File
+	theirs, err := sandbox.NewPipes(sandbox.Channel{Ours: &out}, sandbox.Channel{Ours: &errs})
+	defer func() { sandbox.CloseAll([]*os.File{out, errs}) }()
+	if err == nil {
+		cmd.Stdout, cmd.Stderr = theirs[0], theirs[1]
+		err = s.spawner.StartCommand(cmd)
 	}
-	defer out.Close() //nolint:errcheck // read only
-	errR, errW, err := sandbox.NewPipe(sandbox.ReadEnd)
-	if err != nil {
-		_ = outW.Close()
-		return nil, "", err
-	}
-	defer errR.Close() //nolint:errcheck // read only
-	cmd.Stdout, cmd.Stderr = outW, errW
-	err = s.spawner.StartCommand(cmd)
-	_, _ = outW.Close(), errW.Close()
+	sandbox.CloseAll(theirs)
 	if err != nil {
 		return nil, "", err
 	}
 	var readers sync.WaitGroup
 	var words []byte
 	readers.Go(func() { stdout, _ = io.ReadAll(out) })
-	readers.Go(func() { words, _ = io.ReadAll(errR) })
+	readers.Go(func() { words, _ = io.ReadAll(errs) })
 	unwatch := context.AfterFunc(ctx, func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		_ = cmd.Process.Kill()

@@ -44,8 +44,8 @@ func (s *Store) uv(ctx context.Context, progress Progress) (string, error) {
 	progress.report("uv", "running", 5)
 	var said string
 	var last error
-	for _, candidate := range s.pythons.candidates() {
-		i, err := s.pythons.probe(ctx, candidate)
+	for _, candidate := range s.candidates() {
+		i, err := s.probe(ctx, candidate)
 		if err != nil {
 			return "", err
 		}

@@ -91,16 +91,6 @@ func unfitFor(cmd sandbox.Command, own bool) string {
 	return ""
 }
 
-// adopt completes the setup of what is started as a copy.
-func adopt(s setup, cmd sandbox.Command, level sandbox.Level) setup {
-	s.Adopt = &adoption{
-		Environ:    []byte(strings.Join(cmd.Env, "\x00")),
-		Executable: cmd.Path,
-		Argv:       append(append([]string{cmd.Path}, cmd.Args...), level.Mode()),
-	}
-	return s
-}
-
 // start makes a process that goes on as cmd would have, once it has adopted the
 // environment; most often it was made when the last one was wanted.
 func (b *bases) start(ctx context.Context, cmd sandbox.Command) (*sandbox.Process, error) {
@@ -323,7 +313,7 @@ func (b *bases) run(made *base, interpreter, real string) error {
 	if err != nil {
 		proc.Close()
 		<-drained
-		return fmt.Errorf("%w%s", err, lastWords(words.String()))
+		return fmt.Errorf("%w%s", err, words.Suffix())
 	}
 	b.starter.opts.Logger.Debug("base process started", slog.String("interpreter", real), slog.Int("pid", proc.Pid()),
 		slog.Int("modules", about.Modules), slog.Duration("took", time.Since(began)))

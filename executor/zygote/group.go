@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -127,12 +128,13 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, worker Worker, becom
 		return nil, err
 	}
 	p.zygote, p.group = z, s.opts.Cgroups.ForLimit(int64(worker.Limits.Memory))
-	kind := "sync"
+	kind, l := "sync", worker.Limits
 	if worker.Async {
 		kind = "async"
 	}
 	p.handle, err = z.fork(p, forkRequest{
-		Kind: kind, Limit: s.opts.MaxResult, Isolation: worker.Isolation, Limits: numbersOf(worker.Limits),
+		Kind: kind, Limit: s.opts.MaxResult, Isolation: worker.Isolation,
+		Limits: numbers{CPUTime: l.CPUTime.Seconds(), Memory: int64(l.Memory), Pids: l.Pids, OpenFiles: l.OpenFiles, Output: int64(l.Output)},
 	}, become, append(theirs[:4:4], p.page.File()))
 	p.page.Sent()
 	sandbox.CloseAll(theirs)
@@ -193,7 +195,11 @@ func (g *Group) copied(ctx context.Context, s setup) (*zygote, error) {
 		return nil, err
 	}
 	defer g.starter.bases.prepare(g.command.Path, g.command.Sandbox, baseRest)
-	return g.startZygote(ctx, proc, adopt(s, g.command, proc.Level))
+	s.Adopt = &adoption{
+		Environ: []byte(strings.Join(g.command.Env, "\x00")), Executable: g.command.Path,
+		Argv: slices.Concat([]string{g.command.Path}, g.command.Args, []string{proc.Level.Mode()}),
+	}
+	return g.startZygote(ctx, proc, s)
 }
 
 // newZygote starts a zygote, leaving out modules that hang or end the process;

@@ -70,9 +70,7 @@ func newProcess(log *slog.Logger, id uint64) (p *Process, theirs []*os.File, err
 			p.closeChannels()
 		}
 	}()
-	theirs, err = sandbox.NewPipes([]sandbox.Channel{
-		{Ours: &p.in, End: sandbox.WriteEnd}, {Ours: &p.out, End: sandbox.ReadEnd}, {Ours: &p.stdout, End: sandbox.ReadEnd}, {Ours: &p.stderr, End: sandbox.ReadEnd},
-	})
+	theirs, err = sandbox.NewPipes([]sandbox.Channel{{Ours: &p.in, Write: true}, {Ours: &p.out}, {Ours: &p.stdout}, {Ours: &p.stderr}}...)
 	if err != nil {
 		return nil, theirs, err
 	}

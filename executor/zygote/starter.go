@@ -83,9 +83,3 @@ type numbers struct {
 	OpenFiles int     `json:"open_files,omitempty"`
 	Output    int64   `json:"output,omitempty"`
 }
-
-func numbersOf(l tool.Limits) numbers {
-	return numbers{
-		CPUTime: l.CPUTime.Seconds(), Memory: int64(l.Memory), Pids: l.Pids, OpenFiles: l.OpenFiles, Output: int64(l.Output),
-	}
-}

@@ -222,18 +222,11 @@ func (z *zygote) ended(module string) error {
 		z.proc.Kill()
 	}
 	z.wg.Wait() // the last words have arrived
-	words, status := z.words.String(), z.proc.ExitCode()
+	status := z.proc.ExitCode()
 	if module == "" {
-		return &startFailure{words: words, status: status, unfit: status == exitUnfit}
+		return &startFailure{words: z.words.String(), status: status, unfit: status == exitUnfit}
 	}
-	return &importFailure{module, fmt.Sprintf("the import of %s ended the process (%s)%s", module, sandbox.ExitOf(status), lastWords(words))}
-}
-
-func lastWords(text string) string {
-	if text == "" {
-		return ""
-	}
-	return ": " + text
+	return &importFailure{module, fmt.Sprintf("the import of %s ended the process (%s)%s", module, sandbox.ExitOf(status), z.words.Suffix())}
 }
 
 // drain takes what the index prints at import: into the log, never into a call.
@@ -342,7 +335,7 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 		_ = z.conn.Close() // it does not answer: it is of no more use
 	}
 	z.forget(p)
-	return nil, fmt.Errorf("%w: the zygote is gone%s", errNoFork, lastWords(z.words.String()))
+	return nil, fmt.Errorf("%w: the zygote is gone%s", errNoFork, z.words.Suffix())
 }
 
 func (z *zygote) forget(p *Process) {

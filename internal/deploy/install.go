@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -176,7 +175,7 @@ func (m *Manager) fetch(ctx context.Context, r Request, j *job, dest string) (fe
 	if err != nil {
 		return fetched{}, err
 	}
-	tree, err := index.Fetch(ctx, src, dest, &index.FetchOptions{Rev: r.Rev})
+	tree, err := index.Fetch(ctx, src, dest, r.Rev)
 	if err != nil {
 		return fetched{}, err
 	}
@@ -208,32 +207,11 @@ func (m *Manager) fetchBundle(ctx context.Context, r Request, j *job, dest strin
 			f.revision = i.Revision
 		}
 	}
-	if f.files, err = listFiles(dest); err != nil {
-		return fetched{}, err
+	if f.files, _, err = index.Unpacked(dest); err != nil {
+		return fetched{}, installFailed("folder", "the unpacked bundle cannot be read: %w", err)
 	}
 	j.step("fetch", "done", 20)
 	return f, nil
-}
-
-// listFiles lists a tree's files, in order, without what a bundle adds.
-func listFiles(dir string) ([]string, error) {
-	var files []string
-	err := fs.WalkDir(os.DirFS(dir), ".", func(path string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case path == index.MetaDir && d.IsDir():
-			return fs.SkipDir
-		case !d.IsDir():
-			files = append(files, path)
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, installFailed("folder", "the unpacked bundle cannot be read: %w", err)
-	}
-	slices.Sort(files)
-	return files, nil
 }
 
 func checkName(name subjects.IndexName) error {

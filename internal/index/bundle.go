@@ -59,7 +59,7 @@ func Pack(ctx context.Context, w io.Writer, dir string, files []string, meta map
 	if err != nil {
 		return "", failed(reasonBundle, "zstd cannot be used: %w", err)
 	}
-	digest, err = writeTar(ctx, z, dir, files, meta, Limits{}.withDefaults())
+	digest, err = writeTar(ctx, z, dir, files, meta, defaultLimits)
 	if closeErr := z.Close(); err == nil && closeErr != nil {
 		err = failed(reasonBundle, "the bundle cannot be written: %w", closeErr)
 	}
@@ -245,7 +245,7 @@ func checkLink(name, target string) (string, error) {
 // install_failed or the context's; an existing dest has details.reason "exists"
 // and wraps [fs.ErrExist].
 func Unpack(ctx context.Context, r io.Reader, dest, digest string) error {
-	return unpack(ctx, r, dest, digest, Limits{}.withDefaults())
+	return unpack(ctx, r, dest, digest, defaultLimits)
 }
 
 func unpack(ctx context.Context, r io.Reader, dest, digest string, limits Limits) error {
@@ -319,22 +319,32 @@ func Place(ctx context.Context, dest, digest string, open func() (io.ReadCloser,
 // what is in it now. The list of names need not be trusted: another one has
 // another digest.
 func unpackedDigest(ctx context.Context, dir string) (string, error) {
-	own := filepath.Join(dir, MetaDir)
-	list, err := os.ReadFile(filepath.Join(own, namesFile))
+	files, own, err := Unpacked(dir)
 	if err != nil {
 		return "", err
 	}
-	var files []string
 	meta := map[string][]byte{}
-	for name := range strings.Lines(string(list)) {
-		name = strings.TrimSuffix(name, "\n")
-		if part, ok := strings.CutPrefix(name, MetaDir+"/"); !ok {
-			files = append(files, name)
-		} else if meta[part], err = os.ReadFile(filepath.Join(own, part)); err != nil {
+	for _, name := range own {
+		if meta[name], err = os.ReadFile(filepath.Join(dir, MetaDir, name)); err != nil {
 			return "", err
 		}
 	}
-	return writeTar(ctx, io.Discard, dir, files, meta, Limits{}.withDefaults())
+	return writeTar(ctx, io.Discard, dir, files, meta, defaultLimits)
+}
+
+// Unpacked lists what came from the bundle in a folder that one was unpacked to:
+// the index's files, and the names of those in [MetaDir].
+func Unpacked(dir string) (files, meta []string, err error) {
+	list, err := os.ReadFile(filepath.Join(dir, MetaDir, namesFile))
+	for name := range strings.Lines(string(list)) {
+		name = strings.TrimSuffix(name, "\n")
+		if part, ok := strings.CutPrefix(name, MetaDir+"/"); ok {
+			meta = append(meta, part)
+		} else {
+			files = append(files, name)
+		}
+	}
+	return files, meta, err
 }
 
 // errTooLong ends the reading of an archive that is over its limit.

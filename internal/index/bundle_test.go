@@ -117,16 +117,16 @@ func TestPackRefuses(t *testing.T) {
 		limits Limits
 		reason string
 	}{
-		"link upwards":  {[]string{"up"}, Limits{}, reasonUnsafe},
-		"absolute link": {[]string{"abs"}, Limits{}, reasonUnsafe},
-		"folder":        {[]string{"sub"}, Limits{}, reasonUnsafe},
-		"reserved":      {[]string{".toolmesh/x"}, Limits{}, reasonUnsafe},
-		"outside":       {[]string{"../x"}, Limits{}, reasonUnsafe},
-		"missing":       {[]string{"none"}, Limits{}, reasonFolder},
-		"large":         {[]string{"a"}, Limits{Bytes: 4}, reasonTooLarge},
-		"many":          {[]string{"a", "sub/x"}, Limits{Files: 1}, reasonTooLarge},
+		"link upwards":  {[]string{"up"}, defaultLimits, reasonUnsafe},
+		"absolute link": {[]string{"abs"}, defaultLimits, reasonUnsafe},
+		"folder":        {[]string{"sub"}, defaultLimits, reasonUnsafe},
+		"reserved":      {[]string{".toolmesh/x"}, defaultLimits, reasonUnsafe},
+		"outside":       {[]string{"../x"}, defaultLimits, reasonUnsafe},
+		"missing":       {[]string{"none"}, defaultLimits, reasonFolder},
+		"large":         {[]string{"a"}, Limits{Bytes: 4, Files: 10}, reasonTooLarge},
+		"many":          {[]string{"a", "sub/x"}, Limits{Bytes: 100, Files: 1}, reasonTooLarge},
 	} {
-		_, err := writeTar(t.Context(), io.Discard, dir, tt.files, nil, tt.limits.withDefaults())
+		_, err := writeTar(t.Context(), io.Discard, dir, tt.files, nil, tt.limits)
 		t.Log(name)
 		wantFailed(t, err, tt.reason)
 	}

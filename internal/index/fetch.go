@@ -12,31 +12,11 @@ import (
 	"time"
 )
 
-// FetchOptions says how to fetch. nil is legal.
-type FetchOptions struct {
-	// Rev is the revision to fetch: a branch, a tag, a full or a short commit.
-	// Defaults to the source's own, else the repository's default branch. It
-	// must not contradict the source's own.
-	Rev string
-	// Git is the git command. Defaults to "git", looked up in PATH.
-	Git string
-	// Timeout bounds the whole fetch, on top of the context. Defaults to 5 min.
-	Timeout time.Duration
-	// Limits bound what is fetched.
-	Limits Limits
-}
-
-func (o *FetchOptions) withDefaults() FetchOptions {
-	var d FetchOptions
-	if o != nil {
-		d = *o
-	}
-	d.Git = cmp.Or(d.Git, "git")
-	if d.Timeout <= 0 {
-		d.Timeout = 5 * time.Minute
-	}
-	d.Limits = d.Limits.withDefaults()
-	return d
+// fetching is how a source is fetched.
+type fetching struct {
+	git     string        // the command
+	timeout time.Duration // of the whole fetch, on top of the context
+	limits  Limits
 }
 
 // Tree is a fetched source.
@@ -58,19 +38,23 @@ type Tree struct {
 // Fetch brings a source's files into the folder dest, which it creates and
 // which must not exist; nothing is left there if it fails. All errors are
 // install_failed with details.reason, except the context's own cancellation.
-// Fetch may run concurrently for different dest.
-func Fetch(ctx context.Context, src Source, dest string, options *FetchOptions) (*Tree, error) {
-	o := options.withDefaults()
-	if o.Rev != "" && src.Rev != "" && o.Rev != src.Rev {
-		return nil, failed(reasonRevision, "the source says revision %q and the option %q; give one of them", src.Rev, o.Rev)
+// Fetch may run concurrently for different dest. rev is a branch, a tag, a full or
+// a short commit; "" is the source's own, else the repository's default branch. It
+// must not contradict the source's own.
+func Fetch(ctx context.Context, src Source, dest, rev string) (*Tree, error) {
+	return fetching{git: "git", timeout: 5 * time.Minute, limits: defaultLimits}.fetch(ctx, src, dest, rev)
+}
+
+func (o fetching) fetch(ctx context.Context, src Source, dest, rev string) (*Tree, error) {
+	if rev != "" && src.Rev != "" && rev != src.Rev {
+		return nil, failed(reasonRevision, "the source says revision %q and the option %q; give one of them", src.Rev, rev)
 	}
-	rev := cmp.Or(o.Rev, src.Rev)
-	if rev != "" {
+	if rev = cmp.Or(rev, src.Rev); rev != "" {
 		if err := validRev(rev); err != nil {
 			return nil, err
 		}
 	}
-	bounded, cancel := context.WithTimeoutCause(ctx, o.Timeout, errTimeout)
+	bounded, cancel := context.WithTimeoutCause(ctx, o.timeout, errTimeout)
 	defer cancel()
 	dest, err := filepath.Abs(dest)
 	if err != nil {
@@ -85,14 +69,14 @@ func Fetch(ctx context.Context, src Source, dest string, options *FetchOptions) 
 		}
 		return nil, failed(reasonFolder, "%s cannot be made: %w", dest, err)
 	}
-	tree, err := fetchInto(bounded, src, rev, dest, o)
+	tree, err := o.into(bounded, src, rev, dest)
 	if err != nil {
 		_ = os.RemoveAll(dest)
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
 		if errors.Is(context.Cause(bounded), errTimeout) {
-			return nil, failed(reasonTimeout, "fetching %s took longer than %s; raise the limit or try again", src, o.Timeout)
+			return nil, failed(reasonTimeout, "fetching %s took longer than %s; raise the limit or try again", src, o.timeout)
 		}
 		return nil, err
 	}
@@ -102,11 +86,11 @@ func Fetch(ctx context.Context, src Source, dest string, options *FetchOptions) 
 
 var errTimeout = errors.New("fetch timeout")
 
-func fetchInto(ctx context.Context, src Source, rev, dest string, o FetchOptions) (*Tree, error) {
-	g := git{command: o.Git}
+func (o fetching) into(ctx context.Context, src Source, rev, dest string) (*Tree, error) {
+	g := git{command: o.git}
 	switch src.Kind {
 	case KindGit:
-		return g.fetch(ctx, src.Location, src.login, rev, dest, o.Limits)
+		return g.fetch(ctx, src.Location, src.login, rev, dest, o.limits)
 	case KindFolder:
 		info, err := os.Stat(src.Location)
 		switch {
@@ -118,17 +102,17 @@ func fetchInto(ctx context.Context, src Source, rev, dest string, o FetchOptions
 			return nil, failed(reasonFolder, "%s is not a folder", src.Location)
 		}
 		if rev == "" {
-			return fetchFolder(ctx, g, src.Location, dest, o.Limits)
+			return fetchFolder(ctx, g, src.Location, dest, o.limits)
 		}
 		if _, err := os.Lstat(filepath.Join(src.Location, ".git")); err != nil {
 			return nil, failed(reasonRevision, "a revision needs the root of a git repository, and %s is none; leave --rev out to take the folder as it is", src.Location)
 		}
-		return g.fetch(ctx, src.Location, nil, rev, dest, o.Limits)
+		return g.fetch(ctx, src.Location, nil, rev, dest, o.limits)
 	case KindFile:
 		if rev != "" {
 			return nil, failed(reasonRevision, "a single file has no revisions; leave --rev out")
 		}
-		return fetchFile(ctx, src.Location, dest, o.Limits)
+		return fetchFile(ctx, src.Location, dest, o.limits)
 	default:
 		return nil, failed(reasonSource, "the source is empty")
 	}

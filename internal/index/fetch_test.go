@@ -1,6 +1,7 @@
 package index
 
 import (
+	std "cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,9 +40,18 @@ func source(t testing.TB, text string) Source {
 	return src
 }
 
-func fetch(t testing.TB, text string, o *FetchOptions) (*Tree, error) {
+// options is how a test fetches; nil, and what is not set, is as Fetch does it.
+type options struct {
+	Rev, Git string
+	Timeout  time.Duration
+	Limits   Limits
+}
+
+func fetch(t testing.TB, text string, o *options) (*Tree, error) {
 	t.Helper()
-	return Fetch(t.Context(), source(t, text), filepath.Join(t.TempDir(), "tree"), o)
+	o = std.Or(o, &options{})
+	how := fetching{git: std.Or(o.Git, "git"), timeout: std.Or(o.Timeout, time.Minute), limits: std.Or(o.Limits, defaultLimits)}
+	return how.fetch(t.Context(), source(t, text), filepath.Join(t.TempDir(), "tree"), o.Rev)
 }
 
 // onDisk lists the files below a folder.
@@ -91,7 +101,7 @@ func TestFetchRevisions(t *testing.T) {
 			}
 			t.Run(server+" "+rev, func(t *testing.T) {
 				t.Parallel()
-				tree, err := fetch(t, url, &FetchOptions{Rev: rev})
+				tree, err := fetch(t, url, &options{Rev: rev})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -125,13 +135,13 @@ func TestFetchUnknownRevision(t *testing.T) {
 	if diff := cmp.Diff([]string{"v1.0", "v1.1"}, e.Details["near"]); diff != "" {
 		t.Errorf("details.near (-want +got):\n%s", diff)
 	}
-	_, err = fetch(t, "file://"+repo, &FetchOptions{Rev: "deadbeef"})
+	_, err = fetch(t, "file://"+repo, &options{Rev: "deadbeef"})
 	wantFailed(t, err, reasonRevision, `no revision "deadbeef"`, "main")
-	_, err = fetch(t, "file://"+repo, &FetchOptions{Rev: strings.Repeat("0123456789", 4)})
+	_, err = fetch(t, "file://"+repo, &options{Rev: strings.Repeat("0123456789", 4)})
 	wantFailed(t, err, reasonRevision, "no revision")
-	_, err = fetch(t, "file://"+repo+"@v1.0", &FetchOptions{Rev: "v1.1"})
+	_, err = fetch(t, "file://"+repo+"@v1.0", &options{Rev: "v1.1"})
 	wantFailed(t, err, reasonRevision, "give one of them")
-	_, err = fetch(t, "file://"+repo, &FetchOptions{Rev: "--upload-pack=touch"})
+	_, err = fetch(t, "file://"+repo, &options{Rev: "--upload-pack=touch"})
 	wantFailed(t, err, reasonRevision, "no revision")
 	empty := t.TempDir()
 	gitRun(t, empty, "init", "-q", "--bare")
@@ -154,9 +164,9 @@ func TestFetchUnreachable(t *testing.T) {
 	gone.Close()
 	_, err = fetch(t, url+"/a/b", nil)
 	wantFailed(t, err, reasonUnreachable, url)
-	_, err = fetch(t, "file://"+missing, &FetchOptions{Git: "no-such-git"})
+	_, err = fetch(t, "file://"+missing, &options{Git: "no-such-git"})
 	wantFailed(t, err, reasonGitMissing, "install git")
-	_, err = fetch(t, "file://"+missing, &FetchOptions{Git: "/no/such/git"})
+	_, err = fetch(t, "file://"+missing, &options{Git: "/no/such/git"})
 	wantFailed(t, err, reasonGitMissing, "install git")
 }
 
@@ -280,7 +290,7 @@ func TestFetchTimeoutAndCancel(t *testing.T) {
 	t.Cleanup(server.Close)
 	t.Cleanup(func() { close(release) })
 
-	_, err := fetch(t, server.URL+"/x", &FetchOptions{Timeout: 300 * time.Millisecond})
+	_, err := fetch(t, server.URL+"/x", &options{Timeout: 300 * time.Millisecond})
 	wantFailed(t, err, reasonTimeout, "300ms")
 
 	for len(asked) > 0 {
@@ -290,7 +300,7 @@ func TestFetchTimeoutAndCancel(t *testing.T) {
 	defer cancel()
 	go func() { <-asked; cancel() }()
 	dest := filepath.Join(t.TempDir(), "tree")
-	if _, err := Fetch(ctx, source(t, server.URL+"/x"), dest, nil); !errors.Is(err, context.Canceled) {
+	if _, err := Fetch(ctx, source(t, server.URL+"/x"), dest, ""); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled fetch: %v, want context.Canceled", err)
 	}
 	if _, err := os.Stat(dest); !errors.Is(err, os.ErrNotExist) {
@@ -315,9 +325,9 @@ func TestFetchHostileRepository(t *testing.T) {
 			t.Parallel()
 			repo := repository(t, tt.files)
 			limits := Limits{Bytes: 4000, Files: 3}
-			_, err := fetch(t, "file://"+repo, &FetchOptions{Limits: limits})
+			_, err := fetch(t, "file://"+repo, &options{Limits: limits})
 			wantFailed(t, err, tt.reason, tt.part)
-			_, err = fetch(t, repo, &FetchOptions{Limits: limits})
+			_, err = fetch(t, repo, &options{Limits: limits})
 			wantFailed(t, err, tt.reason, tt.part)
 		})
 	}
@@ -431,7 +441,7 @@ func TestFetchFolder(t *testing.T) {
 	revisions := map[string]bool{}
 	check := func(git string) {
 		t.Helper()
-		tree, err := fetch(t, dir, &FetchOptions{Git: git})
+		tree, err := fetch(t, dir, &options{Git: git})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -443,7 +453,7 @@ func TestFetchFolder(t *testing.T) {
 		}
 		revisions[tree.Revision] = true
 	}
-	_, err := fetch(t, dir, &FetchOptions{Git: "no-such-git"})
+	_, err := fetch(t, dir, &options{Git: "no-such-git"})
 	wantFailed(t, err, reasonGitMissing, ".gitignore")
 	check("git")
 	gitRun(t, dir, "init", "-q")
@@ -476,7 +486,7 @@ func TestFetchFolderWithoutGit(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "weather")
 	write(t, dir, indexFiles)
 	write(t, dir, map[string]string{"pkg/__pycache__/a.pyc": "", ".venv/bin/python": "", ".git/config": ""})
-	tree, err := fetch(t, dir, &FetchOptions{Git: "no-such-git"})
+	tree, err := fetch(t, dir, &options{Git: "no-such-git"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -513,14 +523,14 @@ func TestFetchFolderRefuses(t *testing.T) {
 	write(t, dir, map[string]string{"a.py": "x", "sub/b.py": "x"})
 	_, err := fetch(t, filepath.Join(dir, "none"), nil)
 	wantFailed(t, err, reasonFolder, "no folder")
-	_, err = fetch(t, dir, &FetchOptions{Rev: "main"})
+	_, err = fetch(t, dir, &options{Rev: "main"})
 	wantFailed(t, err, reasonRevision, "--rev")
 	gitRun(t, dir, "init", "-q")
-	_, err = fetch(t, filepath.Join(dir, "sub"), &FetchOptions{Rev: "main"})
+	_, err = fetch(t, filepath.Join(dir, "sub"), &options{Rev: "main"})
 	wantFailed(t, err, reasonRevision, "--rev")
-	_, err = Fetch(t.Context(), source(t, dir), filepath.Join(dir, "in", "side"), nil)
+	_, err = Fetch(t.Context(), source(t, dir), filepath.Join(dir, "in", "side"), "")
 	wantFailed(t, err, reasonFolder, "inside")
-	_, err = Fetch(t.Context(), source(t, dir), t.TempDir(), nil)
+	_, err = Fetch(t.Context(), source(t, dir), t.TempDir(), "")
 	wantFailed(t, err, reasonExists, "exists already")
 	_, err = fetch(t, t.TempDir(), nil)
 	wantFailed(t, err, reasonFolder, "no files")

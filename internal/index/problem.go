@@ -38,18 +38,8 @@ func some(names []string, n int) string {
 
 // Limits bound what is fetched, packed and unpacked.
 type Limits struct {
-	// Bytes is the size of all files together. Defaults to 512 MB.
-	Bytes int64
-	// Files is the number of files. Defaults to 50,000.
+	Bytes int64 // of all files together
 	Files int
 }
 
-func (l Limits) withDefaults() Limits {
-	if l.Bytes <= 0 {
-		l.Bytes = 512e6
-	}
-	if l.Files <= 0 {
-		l.Files = 50_000
-	}
-	return l
-}
+var defaultLimits = Limits{Bytes: 512e6, Files: 50_000}

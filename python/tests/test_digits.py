@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Literal, Optional, Tuple, Union
 import pytest
 
 from tests.shaped import of
-from toolmesh._worker.describing import digits, schema, values
+from toolmesh._worker.describing import schema, values
 from toolmesh._worker.describing.binding import Tool
 from toolmesh._worker.describing.values import Mismatch
 
@@ -17,7 +17,7 @@ def sent(tool, text):
     """What the function gets of {"x": text}, as the worker reads it."""
     body = b'{"x":%s}' % text.encode()
     positional, keyword = tool.bind(tool.decode(body), None, body)
-    assert not digits._texts
+    assert not values._texts
     return tool.function(*positional, **keyword)
 
 
@@ -128,7 +128,7 @@ def test_a_decimal_has_the_digits_that_were_sent(annotation, text, wanted):
 
 
 def test_only_who_has_decimals_pays_for_them():
-    assert of(D).decode is digits.decode
+    assert of(D).decode is values.decode_exact
     for annotation in (int, float, str, list[float], Any):
         assert of(annotation).decode is values.decode
 
@@ -149,7 +149,7 @@ def test_further_decimals_and_what_is_not_json():
         tool.decode(b'{"rest":[1.10')
     with pytest.raises(Mismatch):
         tool.bind(tool.decode(b"1.10"))
-    assert not digits._texts
+    assert not values._texts
 
 
 def test_decimals_of_models():
@@ -171,7 +171,7 @@ def test_decimals_of_models():
         count: int = 0
 
     tool = of(Order)
-    assert tool.decode is digits.decode
+    assert tool.decode is values.decode_exact
     made = sent(tool, '{"total":LONG,"tax":1.10,"parts":[1.10,2],"place":[1.10,1.10],"named":{"a":1.10},'
                       '"items":[{"thePrice":1.10,"share":1.10}],"note":1.10,"count":9007199254740993.0}'
                 .replace("LONG", LONG))

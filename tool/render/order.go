@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // maxNesting is how deep a value may nest; a recursive reader must give up
@@ -79,7 +81,7 @@ func (o *object) MarshalJSON() ([]byte, error) {
 		}
 		buf.WriteString(encodeText(key))
 		buf.WriteByte(':')
-		value, err := encode(o.values[key])
+		value, err := tool.MarshalPlain(o.values[key])
 		if err != nil {
 			return nil, err
 		}
@@ -89,20 +91,9 @@ func (o *object) MarshalJSON() ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// encode writes a value of decode's kinds as JSON, without escaping for HTML.
-func encode(v any) ([]byte, error) {
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		return nil, err
-	}
-	return bytes.TrimSpace(buf.Bytes()), nil
-}
-
-// encodeText is encode for what decode returned, which cannot fail.
+// encodeText is [tool.MarshalPlain] for what decode returned, which cannot fail.
 func encodeText(v any) string {
-	data, err := encode(v)
+	data, err := tool.MarshalPlain(v)
 	if err != nil {
 		return "null"
 	}

@@ -15,24 +15,20 @@ var (
 
 // openAI renders for OpenAI: strict if the schema can be, else as it is with
 // what OpenAI asks of any schema.
-func (r *Rendered) openAI(text string, in *schema, o *Options) *object {
+func (r *Rendered) openAI(text string, in *schema) *object {
 	root := in.arguments()
 	parameters := in.loose(root, true)
-	if o.NeverStrict {
-		in.notes.add("", "not strict: not wanted")
-	} else {
-		s := &strictWriter{in: in, reasons: notes{most: maxReasons}, notes: notes{most: maxNotes}, defs: newObject(), backs: map[string]back{}, started: map[string]bool{}}
-		for _, text := range in.notes.texts { // what the root does not say any more
-			s.refuse("", "%s", text)
-		}
-		strict, b := s.arguments(root)
-		if len(s.reasons.texts) == 0 {
-			r.Strict, r.back, parameters = true, b, strict
-			in.notes.texts = append(in.notes.texts, s.notes.texts...)
-		}
-		for _, reason := range s.reasons.texts {
-			in.notes.add("", "not strict: %s", reason)
-		}
+	s := &strictWriter{in: in, reasons: notes{most: maxReasons}, notes: notes{most: maxNotes}, defs: newObject(), backs: map[string]back{}, started: map[string]bool{}}
+	for _, text := range in.notes.texts { // what the root does not say any more
+		s.refuse("", "%s", text)
+	}
+	strict, b := s.arguments(root)
+	if len(s.reasons.texts) == 0 {
+		r.Strict, r.back, parameters = true, b, strict
+		in.notes.texts = append(in.notes.texts, s.notes.texts...)
+	}
+	for _, reason := range s.reasons.texts {
+		in.notes.add("", "not strict: %s", reason)
 	}
 	if r.Format == OpenAIResponses {
 		return newObject("type", "function", "name", r.Name, "description", text, "parameters", parameters, "strict", r.Strict)

@@ -50,13 +50,6 @@ type Options struct {
 	// Name is what the provider calls the tool. Defaults to
 	// [tool.ProviderName]; for a set, take the names of [tool.Names].
 	Name string
-	// MaxDescription is the longest description in characters, what is beyond
-	// it is cut. Defaults to 1024 for OpenAI, whose older models and whose
-	// Azure twin refuse more, and to no limit for the others; below 0 is none.
-	MaxDescription int
-	// NeverStrict renders for OpenAI without strict, whatever the schema.
-	// Defaults to false: strict where the schema can be.
-	NeverStrict bool
 }
 
 // Rendered is one tool as one provider takes it. It is immutable: any number of
@@ -89,12 +82,9 @@ func Tool(format Format, d *tool.Descriptor, o *Options) (Rendered, error) {
 	if _, err := ParseFormat(string(format)); err != nil {
 		return Rendered{}, err
 	}
-	if o == nil {
-		o = &Options{}
-	}
-	r := Rendered{ID: d.ID, Format: format, Name: o.Name}
-	if r.Name == "" {
-		r.Name = tool.ProviderName(d.ID)
+	r := Rendered{ID: d.ID, Format: format, Name: tool.ProviderName(d.ID)}
+	if o != nil && o.Name != "" {
+		r.Name = o.Name
 	}
 	if !toolName.MatchString(r.Name) {
 		return Rendered{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest,
@@ -106,11 +96,11 @@ func Tool(format Format, d *tool.Descriptor, o *Options) (Rendered, error) {
 		return Rendered{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "tool %q: input_schema: %w", d.ID, err)
 	}
 	about := &notes{most: maxNotes}
-	text := description(format, d, o, about)
+	text := description(format, d, about)
 	var out *object
 	switch format {
 	case OpenAI, OpenAIResponses:
-		out = r.openAI(text, input, o)
+		out = r.openAI(text, input)
 	case Anthropic:
 		out = r.anthropic(text, input)
 	case Gemini:
@@ -120,29 +110,29 @@ func Tool(format Format, d *tool.Descriptor, o *Options) (Rendered, error) {
 			return Rendered{}, err
 		}
 	}
-	if r.JSON, err = encode(out); err != nil {
+	if r.JSON, err = tool.MarshalPlain(out); err != nil {
 		return Rendered{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "tool %q cannot be rendered: %w", d.ID, err)
 	}
 	r.Notes = append(n.texts, about.texts...)
 	return r, nil
 }
 
+// openAIDescription is how many characters of a description OpenAI's older models
+// and its Azure twin take.
+const openAIDescription = 1024
+
 // description is the tool's text; Gemini does not take a tool without one.
-func description(format Format, d *tool.Descriptor, o *Options, n *notes) string {
+func description(format Format, d *tool.Descriptor, n *notes) string {
 	text := strings.TrimSpace(strings.ToValidUTF8(d.Description, "\uFFFD"))
 	if text == "" {
 		text = "The tool " + string(d.ID) + "."
 	}
-	most := o.MaxDescription
-	if most == 0 && (format == OpenAI || format == OpenAIResponses) {
-		most = 1024
-	}
 	length := utf8.RuneCountInString(text)
-	if most <= 0 || length <= most {
+	if format != OpenAI && format != OpenAIResponses || length <= openAIDescription {
 		return text
 	}
-	n.add("", "the description is cut from %d to %d characters", length, most)
-	return string([]rune(text)[:most-1]) + "…"
+	n.add("", "the description is cut from %d to %d characters", length, openAIDescription)
+	return string([]rune(text)[:openAIDescription-1]) + "…"
 }
 
 // Arguments turns the arguments that a model wrote for the rendered tool into
@@ -167,7 +157,7 @@ func (r *Rendered) Arguments(text json.RawMessage) (json.RawMessage, error) {
 	if value, err = r.back(value, ""); err != nil {
 		return nil, err
 	}
-	out, err := encode(value)
+	out, err := tool.MarshalPlain(value)
 	if err != nil {
 		return nil, invalid("", "a JSON object", "malformed text", "the arguments are not JSON: "+err.Error())
 	}

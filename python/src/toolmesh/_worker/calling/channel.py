@@ -265,8 +265,7 @@ class Channel:
         finally:
             self._cancel(waiter)
 
-    def _begin(self, waiter: Awaiting, tool: str, args: bytes, timeout: float | None, flags: int) -> None:
-        self._open(waiter, tool, args, timeout, flags)
+    _begin = _open  # as that, on an event loop
 
     async def acall(self, tool: str, args: bytes, timeout: float | None) -> bytes:
         """As call, on an event loop."""
@@ -447,7 +446,7 @@ class PlainChannel(Channel):
             self._guard.cancel(self._cancelled)
         return waiter.events.popleft()
 
-    def _begin(self, waiter: Awaiting, tool: str, args: bytes, timeout: float | None, flags: int) -> None:
+    def _begin(self, waiter: Waiter, tool: str, args: bytes, timeout: float | None, flags: int) -> None:
         """For a loop that a plain function runs: one thread reads for all that it
         awaits, until the last of them has its end."""
         armed = self._disarm()

@@ -148,9 +148,12 @@ def _raised(failure: BaseException, tool: str) -> bytes:
         "module": module_of(failure),
         "tool": tool,
         "frames": frames if len(frames) <= _FRAMES else frames[: _FRAMES // 2] + frames[-_FRAMES // 2 :],
-        "causes": causes_of(failure),
-        **nested_of(failure),
+        "causes": [{**_about(below), "relation": relation} for relation, below in _chain(failure)],  # nearest first
     }
+    for one in (failure, *(below for _, below in _chain(failure))):
+        if isinstance(one, MeshError):
+            details["nested"] = one.as_dict()
+            break
     if limits.open_files and isinstance(failure, OSError) and failure.errno == errno.EMFILE:
         details.update(limit="open_files", max=limits.open_files)
     if notes := notes_of(failure):
@@ -210,14 +213,6 @@ def _chain(failure: BaseException) -> Iterator[tuple[str, BaseException]]:
         relation, below = _before(below)
 
 
-def nested_of(failure: BaseException) -> dict[str, JSON]:
-    """Of a failure that a nested call's is, or is the cause of: what that was."""
-    for one in (failure, *(below for _, below in _chain(failure))):
-        if isinstance(one, MeshError):
-            return {"nested": one.as_dict()}
-    return {}
-
-
 def place(filename: str) -> tuple[str, bool]:
     """(path to show, whether it belongs to the index)."""
     if filename.startswith("<"):
@@ -245,11 +240,6 @@ def _frames(failure: BaseException) -> list[dict[str, JSON]]:
                 "file": shown, "line": line, "function": frame.f_code.co_name, "source": source, "in_index": inside,
             })
     return found
-
-
-def causes_of(failure: BaseException) -> list[dict[str, JSON]]:
-    """The chain below failure: [{type, module, message, relation}], nearest first."""
-    return [{**_about(below), "relation": relation} for relation, below in _chain(failure)]
 
 
 def trace(failure: BaseException) -> str:

@@ -140,8 +140,12 @@ class Outlet:
         neither."""
         with self.lock:
             if not self.held:
-                if not self._flushing and not self._start_flusher():
-                    return False
+                if not self._flushing:
+                    try:
+                        start_new_thread(self._flush_held, ())
+                    except RuntimeError:
+                        return False  # the tool has all the threads that it may have
+                    self._flushing = True
                 self._since = now
             self.held.append(data)
             self._size += len(data)
@@ -149,14 +153,6 @@ class Outlet:
                 data = self.released()
                 if self.fd >= 0:
                     write_all(self.fd, data)
-        return True
-
-    def _start_flusher(self) -> bool:
-        try:
-            start_new_thread(self._flush_held, ())
-        except RuntimeError:
-            return False  # the tool has all the threads that it may have
-        self._flushing = True
         return True
 
     def _flush_held(self) -> None:
@@ -355,7 +351,14 @@ def prepare() -> None:
         _handlers.append(_handler())
 
 
-def _take_over() -> None:
+def install(outlet: Outlet) -> None:
+    """Points sys.stdout, sys.stderr and logging at outlet."""
+    prepare()
+    for proxy in _proxies:
+        proxy._outlet = outlet
+    _installed[0] = outlet
+    if sys.stdout is _proxies[0] and sys.stderr is _proxies[1]:
+        return
     old = {id(sys.stdout), id(sys.stderr), id(sys.__stdout__), id(sys.__stderr__)}
     sys.stdout, sys.stderr = _proxies
     if not _handlers:
@@ -370,16 +373,6 @@ def _take_over() -> None:
     if root.level == logging.WARNING:
         root.setLevel(logging.INFO)
     root.addHandler(_handlers.pop())
-
-
-def install(outlet: Outlet) -> None:
-    """Points sys.stdout, sys.stderr and logging at outlet."""
-    prepare()
-    if sys.stdout is not _proxies[0] or sys.stderr is not _proxies[1]:
-        _take_over()
-    for proxy in _proxies:
-        proxy._outlet = outlet
-    _installed[0] = outlet
 
 
 def keep_ends() -> None:

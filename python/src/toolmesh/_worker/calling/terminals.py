@@ -82,22 +82,14 @@ def failed(
     if isinstance(failure, TooLarge):
         return failures.too_large(failure.size, limit, failure.what)
     if isinstance(failure, TypeError):
-        problems = refused(failure, tool, keyword, positional)
-        if problems:
+        step = failure.__traceback__
+        while step is not None and step.tb_next is not None:
+            step = step.tb_next
+        # Raised by the call itself, not inside the tool.
+        ours = step is not None and os.path.dirname(step.tb_frame.f_code.co_filename) == os.path.dirname(__file__)
+        if ours and not positional and (problems := tool.problems(keyword)):
             return failures.invalid(problems)
     return failures.raised(failure, tool.name)
-
-
-def refused(
-    failure: BaseException, tool: Tool, keyword: dict[str, Any], positional: Sequence[Any]
-) -> list[Mismatch]:
-    """The mismatches when failure was raised by the call itself, not inside the tool."""
-    step = failure.__traceback__
-    while step is not None and step.tb_next is not None:
-        step = step.tb_next
-    if step is None or os.path.dirname(step.tb_frame.f_code.co_filename) != os.path.dirname(__file__):
-        return []
-    return [] if positional else tool.problems(keyword)
 
 
 def no_memory(kind: int, body: bytes) -> bool:

@@ -83,12 +83,6 @@ def prepare(level: str) -> None:
     os.close(made)
 
 
-def worker(level: str) -> None:
-    """What a worker adds after its fork: it keeps what it starts, and its domain."""
-    become_subreaper()
-    domain(level)
-
-
 def domain(level: str) -> None:
     """From here on this process signals and inspects only itself and what it starts.
     Each domain that is entered is another one, though all are made of one ruleset."""
@@ -229,17 +223,8 @@ def _system_read_only(notes: list[str]) -> None:
             lines = file.read().splitlines()
     except OSError:
         return
-    if os.geteuid() == 0:
-        for name in _OF_PROC:
-            point = f"/proc/{name}"
-            if not os.path.exists(point):
-                continue
-            flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
-            if not (
-                _mount(point, point, "", _MS_BIND | _MS_REC)
-                and _mount("none", point, "", _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY | flags)
-            ):
-                notes.append(f"{point} can be written: {_error()}")
+    usual = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+    points = [(f"/proc/{name}", usual, True) for name in _OF_PROC if os.geteuid() == 0]
     below = _sys_read_only()
     for line in lines:
         before, _, after = line.partition(" - ")
@@ -249,8 +234,13 @@ def _system_read_only(notes: list[str]) -> None:
         point, options = fields[4].replace("\\040", " "), fields[5].split(",")
         if below and (point + "/").startswith("/sys/"):
             continue
-        flags = sum(flag for name, flag in _MS_NAMES.items() if name in options)
-        if "ro" not in options and not _mount("none", point, "", _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY | flags):
+        if "ro" not in options:
+            points.append((point, sum(flag for name, flag in _MS_NAMES.items() if name in options), False))
+    for point, flags, inside in points:  # what is inside of a mount is made one first
+        if inside and not os.path.exists(point):
+            continue
+        bound = not inside or _mount(point, point, "", _MS_BIND | _MS_REC)
+        if not (bound and _mount("none", point, "", _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY | flags)):
             notes.append(f"{point} can be written: {_error()}")
 
 

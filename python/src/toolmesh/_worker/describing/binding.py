@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 
-from . import digits, values
+from . import values
 from .values import Mismatch, describe, member, pointer
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -96,7 +96,7 @@ class Tool:
         kinds = {parameter.kind for parameter in self.parameters}
         varkw_loads = any(p.kind == "varkw" and p.load is not None for p in self.parameters)
         self._simple = kinds <= {"normal", "keyword", "varkw"} and not varkw_loads and not signature.exact
-        self.decode = digits.decode if signature.exact else values.decode
+        self.decode = values.decode_exact if signature.exact else values.decode
         self._loads = [(p.name, p.load) for p in self.parameters if p.load is not None and p.kind != "varkw"]
         self._fills = [(p.name, p.fill) for p in self.parameters if p.fill is not None]
         # The JSON object is what the function is called with, as it is.
@@ -112,7 +112,7 @@ class Tool:
         itself to refuse, see problems: the common call pays nothing.
         """
         if type(arguments) is not dict:
-            digits.forget()
+            values.forget()
             raise Mismatch("object", describe(arguments), "the arguments must be a JSON object")
         try:
             if not self._simple or extra:
@@ -120,7 +120,7 @@ class Tool:
                     return self._bind_any(arguments, extra or [])
                 finally:
                     if self.described.exact:
-                        digits.forget()
+                        values.forget()
             for name, load in self._loads:
                 if name in arguments:
                     arguments[name] = member(load, arguments[name], name)
@@ -133,9 +133,9 @@ class Tool:
                 raise
         # Once more, with the texts of the numbers of which the floats say too little.
         try:
-            return self.bind(digits.decode(body), extra)
+            return self.bind(values.decode_exact(body), extra)
         finally:
-            digits.forget()
+            values.forget()
 
     def _bind_any(self, arguments: dict[str, JSON], extra: list[JSON]) -> tuple[list[Any], dict[str, Any]]:
         positional: list[Any] = []

@@ -8,8 +8,7 @@ import re
 import typing
 from collections import abc
 
-from .shapes import Shape, inside
-from .unions import either
+from .shapes import Shape, either, inside
 from .values import Mismatch, describe, encode, member, pointer
 
 if typing.TYPE_CHECKING:

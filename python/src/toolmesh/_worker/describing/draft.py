@@ -6,8 +6,7 @@ from __future__ import annotations
 import sys
 import typing
 
-from .shapes import SIMPLE, UNRESOLVED, Shape, Unread, show_default
-from .unions import either
+from .shapes import SIMPLE, UNRESOLVED, Shape, Unread, either, show_default
 
 if typing.TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,9 +15,8 @@ import sys
 import types
 import typing
 
-from . import digits
 from .shapes import MADE, Shape, sure
-from .values import Mismatch, describe, encode, member, pointer
+from .values import Mismatch, describe, encode, member, pointer, sent
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable
@@ -257,7 +256,7 @@ def _as_sent(annotation: Any, value: JSON) -> JSON:
     if not isinstance(base, type):
         return value
     if kind is float:
-        return digits.sent(value) or value if issubclass(base, decimal.Decimal) else value
+        return sent(value) or value if issubclass(base, decimal.Decimal) else value
     if kind is list and args:
         if issubclass(base, tuple) and args[-1] is not Ellipsis:
             return [_as_sent(one, item) for one, item in zip(args, value, strict=False)] + value[len(args):]
@@ -283,7 +282,7 @@ def _whole(value: JSON) -> JSON:
         return {key: member(_whole, one, key) for key, one in value.items()}
     if kind is not float or not value.is_integer() or sure(value) is not None:
         return value
-    text = digits.sent(value)
+    text = sent(value)
     if text is None:
         raise Mismatch("a number that a double can hold", describe(value))
     number = decimal.Decimal(text)

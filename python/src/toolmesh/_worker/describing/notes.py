@@ -94,7 +94,7 @@ def _constraints(note: Any, schema: Schema, extra: Schema) -> Iterator[tuple[Che
         if bound is not None:
             extra[keyword] = bound
         known = bound is not None and bool(kinds - {"null"}) and kinds <= {"integer", "number", "null"}
-        yield (functools.partial(_against, test, limit), f"{words} {limit}"), known
+        yield (functools.partial(_against, test, limit, None), f"{words} {limit}"), known
     written, sized = _written(schema), next((one for one in ("array", "object") if one in kinds), "string")
     known = kinds - {"null"} == {sized} and not written
     for attribute, test, words in (
@@ -108,7 +108,7 @@ def _constraints(note: Any, schema: Schema, extra: Schema) -> Iterator[tuple[Che
             extra[keyword] = limit
         elif _encoded(schema):
             extra[keyword] = -(-limit // 3) * 4  # what so many bytes take as base64
-        yield (functools.partial(_sized, test, limit), f"{words} {limit}"), known
+        yield (functools.partial(_against, test, limit, len), f"{words} {limit}"), known
     pattern = get("pattern")
     if isinstance(pattern, (str, re.Pattern)) and "string" in kinds:
         extra["pattern"] = pattern if isinstance(pattern, str) else pattern.pattern
@@ -248,12 +248,8 @@ def _multiple(value: Any, of: Any) -> bool:
         return False
 
 
-def _against(test: Callable[[Any, Any], Any], limit: Any, value: Any) -> bool:
-    return bool(test(value, limit))
-
-
-def _sized(test: Callable[[Any, Any], Any], limit: int, value: Any) -> bool:
-    return bool(test(len(value), limit))
+def _against(test: Callable[[Any, Any], Any], limit: Any, of: Callable[[Any], int] | None, value: Any) -> bool:
+    return bool(test(of(value) if of else value, limit))
 
 
 def _written(schema: Schema) -> bool:

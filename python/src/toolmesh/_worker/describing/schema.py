@@ -34,12 +34,12 @@ from .shapes import (
     carried,
     choice,
     dump_bytes,
+    either,
     from_text,
     guard,
     is_json,
     plain,
 )
-from .unions import either
 from .values import Mismatch, describe, encode
 
 if typing.TYPE_CHECKING:
@@ -134,7 +134,9 @@ class Builder(Draft):
         origin = typing.get_origin(annotation)
         args = typing.get_args(annotation)
         if hasattr(annotation, "__metadata__") and origin is not None:
-            return self._annotated(annotation, where, namespace)
+            inner = self.shape(annotation.__origin__, where, namespace)
+            inner, extra = notes.read(self, inner, annotation.__metadata__, annotation, where)
+            return inner.but(schema={**inner.schema, **extra}) if extra else inner
         marker = getattr(origin, "_name", None) or getattr(annotation, "_name", None)
         if marker in _QUALIFIERS:
             return self.shape(args[0], where, namespace) if args else self.anything()
@@ -233,11 +235,6 @@ class Builder(Draft):
         load = guard(lambda value: base(inner.load(value)), base)
         return inner.but(load=load, same=False, texts=MADE if inner.texts & KEPT else inner.texts)
 
-    def _annotated(self, annotation: Any, where: str, namespace: Namespace) -> Shape:
-        inner = self.shape(annotation.__origin__, where, namespace)
-        inner, extra = notes.read(self, inner, annotation.__metadata__, annotation, where)
-        return inner.but(schema={**inner.schema, **extra}) if extra else inner
-
     def _literal(self, args: Iterable[Any]) -> Shape:
         pairs: list[tuple[JSON, Any]] = []
         names: set[str] = set()
@@ -311,11 +308,10 @@ class Builder(Draft):
     def settled(self, schema: Schema) -> Schema:
         """schema with its $defs; what went there only when it was used again is
         referred to where it was used first, too."""
-        made: Schema = {key: self._refer(one) for key, one in schema.items()} if self._moved else schema
+        made: Schema = {key: self._refer(one) for key, one in schema.items()}
         if self.defs:
             made["$defs"] = {
-                name: {key: self._refer(one) for key, one in inner.items()} if self._moved else inner
-                for name, inner in self.defs.items()
+                name: {key: self._refer(one) for key, one in inner.items()} for name, inner in self.defs.items()
             }
         return made
 
@@ -470,10 +466,7 @@ def signature(function: Callable[..., Any], kind: str = "") -> Signature:
     if required:
         schema["required"] = required
     schema["additionalProperties"] = open_ended
-    schema = builder.settled(schema)
-
-    exact = builder.exact
-
+    schema, exact = builder.settled(schema), builder.exact
     output: Schema | None = None
     dump: Dump | None = None
     # A class gives one of itself: what its __init__ returns is None.

@@ -1,6 +1,7 @@
 """Shapes of the values that JSON writes as a scalar: numbers, text, and what
 has a text of its own like dates; and closed sets of scalars. Below them, what
-the Builder of schema puts around the Shapes that it makes of these.
+the Builder of schema puts around the Shapes that it makes of these, and the
+Shape of a value that has one of several.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import math
 import re
 import uuid
 
-from . import digits, redaction
-from .values import Mismatch, describe, encode
+from . import redaction
+from .values import Mismatch, describe, encode, sent
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def sure(value: float) -> int | None:
     whole = int(value)
     if -_EXACT < whole < _EXACT:
         return whole
-    text = digits.sent(value)
+    text = sent(value)
     return whole if text is not None and decimal.Decimal(text) == whole else None
 
 
@@ -131,7 +132,7 @@ def _load_timedelta(value: JSON) -> datetime.timedelta:
     try:
         if type(value) is int:
             return datetime.timedelta(seconds=value)
-        exact = decimal.Decimal(digits.sent(value) or repr(value)).scaleb(6)
+        exact = decimal.Decimal(sent(value) or repr(value)).scaleb(6)
         if exact != exact.to_integral_value():
             raise Mismatch("number of seconds", describe(value), "a duration is told in microseconds at most")
         return datetime.timedelta(microseconds=int(exact))
@@ -171,7 +172,7 @@ def _load_decimal(value: JSON) -> decimal.Decimal:
     kind = type(value)
     if kind in (int, float) or kind is str and _DECIMAL.fullmatch(value):
         try:
-            return decimal.Decimal(value if kind is int else (kind is float and digits.sent(value)) or str(value))
+            return decimal.Decimal(value if kind is int else (kind is float and sent(value)) or str(value))
         except ArithmeticError:
             pass
     raise Mismatch("decimal number", describe(value))
@@ -200,10 +201,6 @@ def _time_text(text: str) -> str:
     return made + ("+00:00" if offset in ("Z", "z") else offset or "")
 
 
-def _time(text: str) -> datetime.time:
-    return datetime.time.fromisoformat(_time_text(text))
-
-
 def _datetime(text: str) -> datetime.datetime:
     # A date alone is a date: a union of both must tell them apart.
     if text[10:11] not in ("T", "t", " "):
@@ -220,10 +217,6 @@ def _date_text(text: str) -> str:
     return text
 
 
-def _date(text: str) -> datetime.date:
-    return datetime.date.fromisoformat(_date_text(text))
-
-
 def _text(expected: str, make: Callable[[str], Any], hint: str = "", **schema: JSON) -> Callable[[], Shape]:
     """What makes the Shape of a value that travels as text."""
     load = from_text(make, expected, hint)
@@ -236,20 +229,24 @@ def _bytes(kind: Callable[[bytes], Any]) -> Callable[[], Shape]:
     return lambda: Shape(dict(schema), "base64 text", load, dump_bytes, texts=MADE)
 
 
-FLOAT = 3  # the order of a float
+_FLOAT = 3  # the order of a float
 
 SIMPLE: dict[type[Any], Callable[[], Shape]] = {
     str: lambda: Shape({"type": "string"}, "string", _only(str, "string"), same=True, order=8, texts=KEPT),
     int: lambda: Shape({"type": "integer"}, "integer", _load_int, order=2),
-    float: lambda: Shape({"type": "number"}, "number", _load_float, order=FLOAT),
+    float: lambda: Shape({"type": "number"}, "number", _load_float, order=_FLOAT),
     bool: lambda: Shape({"type": "boolean"}, "boolean", _only(bool, "boolean"), same=True, order=1),
     type(None): lambda: Shape({"type": "null"}, "null", _only(type(None), "null"), same=True, order=0),
     bytes: _bytes(bytes),
     bytearray: _bytes(bytearray),
     memoryview: _bytes(memoryview),
     datetime.datetime: _text("date and time", _datetime, " like 2026-01-31T12:00:00Z", format="date-time"),
-    datetime.date: _text("date", _date, " like 2026-01-31", format="date"),
-    datetime.time: _text("time of day", _time, " like 12:30:00", format="time"),
+    datetime.date: _text(
+        "date", lambda text: datetime.date.fromisoformat(_date_text(text)), " like 2026-01-31", format="date"
+    ),
+    datetime.time: _text(
+        "time of day", lambda text: datetime.time.fromisoformat(_time_text(text)), " like 12:30:00", format="time"
+    ),
     datetime.timedelta: lambda: Shape(
         {"type": "number", "description": "seconds"}, "number of seconds", _load_timedelta, order=4
     ),
@@ -265,18 +262,14 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
 JSON_TYPES: dict[type[Any], str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
-def _scalar_schema(values: list[JSON]) -> Schema:
-    """An enum of JSON scalars, with its type when they share one."""
-    kinds = list(dict.fromkeys(JSON_TYPES[type(value)] for value in values))
-    return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": list(values)}
-
-
 def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None = None) -> Shape:
     """A Shape of a closed set: pairs of (JSON scalar, Python value)."""
     table: dict[tuple[type[Any], JSON], Any] = {}
     for raw, value in pairs:
         table.setdefault((type(raw), raw), value)
     raws = [raw for _, raw in table]
+    kinds = list(dict.fromkeys(JSON_TYPES[kind] for kind, _ in table))
+    schema: Schema = {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": raws}
 
     def load(value: JSON) -> Any:
         kind = type(value)
@@ -294,7 +287,7 @@ def choice(pairs: Iterable[tuple[JSON, Any]], expected: str, dump: Dump | None =
         words = ", ".join(encode(raw).decode() for raw in raws[:20])
         raise Mismatch(f"one of {words}" if len(raws) > 1 else words, describe(value))
 
-    return Shape(_scalar_schema(raws), expected, load, dump, order=4, texts=LISTED)
+    return Shape(schema, expected, load, dump, order=4, texts=LISTED)
 
 
 def carried(value: Any) -> bool:
@@ -355,3 +348,62 @@ def is_json(value: Any) -> bool:
     except (TypeError, ValueError, RecursionError):
         return False
     return True
+
+
+def either(shapes: list[Shape]) -> Shape:
+    """The Shape of a value that has one of several."""
+    if len(shapes) == 1:
+        return shapes[0]
+    members: list[Schema] = []
+    for shape in shapes:
+        for member in shape.schema["anyOf"] if set(shape.schema) == {"anyOf"} else [shape.schema]:
+            if member not in members:
+                members.append(member)
+    schema: Schema = {} if {} in members else {"anyOf": members}
+    expected = " or ".join(dict.fromkeys(shape.expected for shape in shapes))
+    ordered = _ordered(shapes)
+    # A number keeps the type it came with where both are taken.
+    of_float = sorted(ordered, key=lambda shape: shape.order != _FLOAT)
+
+    def load(value: JSON) -> Any:
+        deepest: Mismatch | None = None  # the words of the member that came furthest
+        for shape in of_float if type(value) is float else ordered:
+            try:
+                return shape.load(value)
+            except Mismatch as failure:
+                if deepest is None or len(failure.pointer) > len(deepest.pointer):
+                    deepest = failure
+        if deepest is not None and deepest.pointer:
+            raise deepest
+        raise Mismatch(expected, describe(value))
+
+    dump: Dump | None = None
+    dumps = [shape.dump for shape in shapes if shape.dump is not None]
+    if dumps:
+
+        def dump(value: Any) -> Any:
+            for one in dumps:
+                value = one(value)
+            return value
+
+    texts = 0
+    for shape in shapes:
+        texts |= shape.texts
+    if texts & KEPT:
+        texts &= ~MADE
+    return Shape(schema, expected, load, dump, same=all(shape.same for shape in shapes),
+                 order=min(shape.order for shape in shapes), texts=texts)
+
+
+def _ordered(shapes: list[Shape]) -> list[Shape]:
+    """The members in the order in which they may have a value. A text is the
+    str that was sent wherever one of them is a str: nothing that could be made
+    of it goes first, and a closed set only if its author wrote it first."""
+    kept = any(shape.texts & KEEPS for shape in shapes)
+    first = next((at for at, shape in enumerate(shapes) if shape.texts & KEPT), len(shapes))
+
+    def rank(at: int) -> tuple[bool, int]:
+        shape = shapes[at]
+        return bool(kept and shape.texts & MAKES or at > first and shape.texts & LISTED), shape.order
+
+    return [shapes[at] for at in sorted(range(len(shapes)), key=rank)]

@@ -136,10 +136,26 @@ class Catalogue:
     def describe(self, name: str) -> dict[str, JSON] | None:
         """What the source says of module.function, as the zygote describes it;
         None when there is no such name, or no source that can be read."""
+        full = name
         try:
-            return self._describe(name)
+            for _ in range(_REEXPORTS):
+                home, _, attribute = full.rpartition(".")
+                module = self._module(home)
+                if module is None:
+                    return None if full == name else _open(name, f"it comes from {home}, which is not in the source")
+                function = module.functions.get(attribute)
+                if function is not None:
+                    return _function(name, module, function)
+                if attribute in module.others:
+                    return _open(name, f"{attribute} is no function that its source shows")
+                if attribute not in module.imports or attribute in module.modules:
+                    break
+                full = module.imports[attribute]
+                if self._module(full) is not None:
+                    break  # a module
         except (RecursionError, MemoryError):
-            return None
+            pass
+        return None
 
     def _module(self, name: str) -> Module | None:
         if name not in self._modules:
@@ -158,25 +174,6 @@ class Catalogue:
                             return Module(name, package, ast.parse(file.read()))
                 except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
                     continue
-        return None
-
-    def _describe(self, name: str) -> dict[str, JSON] | None:
-        full = name
-        for _ in range(_REEXPORTS):
-            home, _, attribute = full.rpartition(".")
-            module = self._module(home)
-            if module is None:
-                return None if full == name else _open(name, f"it comes from {home}, which is not in the source")
-            function = module.functions.get(attribute)
-            if function is not None:
-                return _function(name, module, function)
-            if attribute in module.others:
-                return _open(name, f"{attribute} is no function that its source shows")
-            if attribute not in module.imports or attribute in module.modules:
-                return None
-            full = module.imports[attribute]
-            if self._module(full) is not None:
-                return None  # a module
         return None
 
 

@@ -508,3 +508,40 @@ def reader(decoder: json.JSONDecoder) -> Callable[[bytes], JSON]:
 
 
 decode = reader(json.JSONDecoder(parse_constant=no_constant))
+
+
+# Numbers as they were sent. A double holds about 16 digits; what needs more of a number, or needs to know that there
+# were no more, reads the arguments with decode_exact and asks here for the text of each float. The floats themselves
+# are plain ones: whatever takes them as they are knows nothing of this. Only who needs it pays for a call per float.
+
+# id of a float of the arguments that are being bound -> itself, which keeps
+# the id its own, and its text.
+_texts: dict[int, tuple[float, str]] = {}
+
+
+def _keep(text: str) -> float:
+    number = float(text)
+    _texts[id(number)] = number, text
+    return number
+
+
+_read = reader(json.JSONDecoder(parse_float=_keep, parse_constant=no_constant))
+
+
+def decode_exact(body: bytes) -> JSON:
+    """decode, after which sent knows the numbers until forget."""
+    try:
+        return _read(body)
+    except BaseException:
+        _texts.clear()
+        raise
+
+
+def sent(number: float) -> str | None:
+    """The text of a float of the arguments; None when it was not kept."""
+    return _texts[id(number)][1] if id(number) in _texts else None
+
+
+def forget() -> None:
+    """Forgets the texts, once the arguments are bound."""
+    _texts.clear()

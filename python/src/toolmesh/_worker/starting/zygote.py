@@ -370,7 +370,8 @@ class Zygote:
             _signal.set_wakeup_fd(-1)
             _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
             os.setsid()
-            levels.worker(self._setup["sandbox"])
+            levels.become_subreaper()  # it keeps what it starts
+            levels.domain(self._setup["sandbox"])
             self._socket.close()
             for fd in self._wake:
                 os.close(fd)

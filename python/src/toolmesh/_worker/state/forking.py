@@ -131,22 +131,12 @@ def fork() -> int:
 
 
 def renew() -> None:
-    """In the child, what a fork by fork leaves as it was."""
+    """In the child, what a fork by fork leaves as it was. And copies of one process must not draw the same random
+    numbers: the random module sees to itself, and what asks the system has no state to copy; numpy's global generator
+    and the names of temporary files do not."""
     main = getattr(sys.modules.get("threading"), "_main_thread", None)
     if main is not None and hasattr(main, "_native_id"):
         main._native_id = os.getpid()
-    reseed()
-
-
-def forks() -> bool:
-    """Whether fork is what runs the handlers of forks now."""
-    return _forks
-
-
-def reseed() -> None:
-    """Copies of one process must not draw the same random numbers. The random
-    module sees to itself, and what asks the system has no state to copy; numpy's
-    global generator and the names of temporary files do not."""
     random = sys.modules.get("numpy.random")
     if random is not None:
         try:
@@ -156,3 +146,8 @@ def reseed() -> None:
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None and hasattr(tempfile, "_name_sequence"):
         tempfile._name_sequence = None  # type: ignore[attr-defined]  # private to it
+
+
+def forks() -> bool:
+    """Whether fork is what runs the handlers of forks now."""
+    return _forks

@@ -37,7 +37,10 @@ def apply(limits: dict[str, JSON], output: int) -> int:
     memory = limits.get("memory", 0)
     if memory:
         _base = _status("VmHWM") or _peak()
-        _limit_data(memory)
+        used = _status("VmData")
+        if used:
+            wanted = used + memory + memory // 4 + HEADROOM
+            resource.setrlimit(resource.RLIMIT_DATA, (wanted, wanted))
     own: int = limits.get("output", output)
     return min(output, own)
 
@@ -71,13 +74,6 @@ def _limit_files(files: int) -> None:
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
-
-
-def _limit_data(size: int) -> None:
-    used = _status("VmData")
-    if used:
-        wanted = used + size + size // 4 + HEADROOM
-        resource.setrlimit(resource.RLIMIT_DATA, (wanted, wanted))
 
 
 def _status(field: str) -> int:

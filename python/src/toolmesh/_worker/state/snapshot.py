@@ -249,7 +249,11 @@ class Snapshot:
                 kept[:] = _with_additions(first, now if isinstance(now, (list, tuple)) else ())
                 setattr(module, name, kept)
                 self._grown[index] = list(kept)
-        self._mend_modules()
+        for name, module in self._first_modules.items():
+            # One that was imported anew is the tool's affair, but for those that all need.
+            if name not in sys.modules or name in ("json", "os", "sys", "builtins", "signal", "threading"):
+                sys.modules[name] = module
+        self._count = len(sys.modules)
         self._mend_filters()
         self._mend_environ()
         if sys.getrecursionlimit() < self._recursion:
@@ -291,14 +295,6 @@ class Snapshot:
             if _signal.getsignal(number) is not handler and handler is not None:
                 _signal.signal(number, handler)
         _signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-
-    def _mend_modules(self) -> None:
-        modules = sys.modules
-        for name, module in self._first_modules.items():
-            # One that was imported anew is the tool's affair, but for those that all need.
-            if name not in modules or name in ("json", "os", "sys", "builtins", "signal", "threading"):
-                modules[name] = module
-        self._count = len(modules)
 
     def _mend_filters(self) -> None:
         now = warnings.filters
