@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"reflect"
 	"strings"
-	"sync"
+
+	jsonv2 "github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	jsonv1 "github.com/go-json-experiment/json/v1"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/tool"
@@ -33,18 +35,17 @@ type described interface {
 // A type that writes its own JSON has no schema that could be known: give it with
 // [Schema].
 func Func[In, Out any](f func(ctx context.Context, in In) (Out, error)) Handler {
-	return function[In, Out]{f: f, empty: newEmptier(reflect.TypeFor[Out]())}
+	return function[In, Out]{f}
 }
 
 // Stream makes a streaming tool of a Go function that yields items. An error
 // ends the stream; when the caller is gone, ctx ends and yield returns false.
 func Stream[In, Out any](f func(ctx context.Context, in In) iter.Seq2[Out, error]) Handler {
-	return sequence[In, Out]{f: f, empty: newEmptier(reflect.TypeFor[Out]())}
+	return sequence[In, Out]{f}
 }
 
 type function[In, Out any] struct {
-	f     func(context.Context, In) (Out, error)
-	empty *emptier
+	f func(context.Context, In) (Out, error)
 }
 
 func (h function[In, Out]) describe() (d tool.Descriptor, input, output error) {
@@ -61,7 +62,7 @@ func (h function[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink)
 	if err != nil {
 		return begun(err)
 	}
-	data, err := encodeItem(h.empty.fill(&out))
+	data, err := encodeItem(&out)
 	if err != nil {
 		return err
 	}
@@ -69,8 +70,7 @@ func (h function[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink)
 }
 
 type sequence[In, Out any] struct {
-	f     func(context.Context, In) iter.Seq2[Out, error]
-	empty *emptier
+	f func(context.Context, In) iter.Seq2[Out, error]
 }
 
 func (h sequence[In, Out]) describe() (d tool.Descriptor, input, output error) {
@@ -87,7 +87,7 @@ func (h sequence[In, Out]) ServeTool(ctx context.Context, call *Call, sink Sink)
 		if err != nil {
 			return begun(err)
 		}
-		data, err := encodeItem(h.empty.fill(&out))
+		data, err := encodeItem(&out)
 		if err != nil {
 			return err
 		}
@@ -165,32 +165,15 @@ func wholeNumbers(text []byte) (plain []byte, changed bool) {
 	return plain, changed
 }
 
-// encoder writes JSON into a buffer of its own.
-type encoder struct {
-	buf bytes.Buffer
-	enc *json.Encoder
-}
-
-// maxEncoder bounds the buffers that are kept for further items.
-const maxEncoder = 64 << 10
-
-var encoders = sync.Pool{New: func() any {
-	e := &encoder{}
-	e.enc = json.NewEncoder(&e.buf)
-	e.enc.SetEscapeHTML(false)
-	return e
-}}
+// itemOptions are those of encoding/json, but for HTML and for what is nil.
+var itemOptions = jsonv2.JoinOptions(jsonv1.DefaultOptionsV1(), jsontext.EscapeForHTML(false),
+	jsonv2.FormatNilSliceAsNull(false), jsonv2.FormatNilMapAsNull(false))
 
 func encodeItem(v any) (json.RawMessage, error) {
-	e := encoders.Get().(*encoder) //nolint:forcetypeassert // the pool holds nothing else
-	e.buf.Reset()
-	if err := e.enc.Encode(v); err != nil {
+	data, err := jsonv2.Marshal(v, itemOptions)
+	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the result is not JSON: %w", err).
 			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginTool)
-	}
-	data := bytes.Clone(bytes.TrimSuffix(e.buf.Bytes(), []byte("\n")))
-	if e.buf.Cap() <= maxEncoder {
-		encoders.Put(e)
 	}
 	return data, nil
 }
