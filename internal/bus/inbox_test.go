@@ -230,6 +230,7 @@ func TestDeniedPublishReachesItsCalls(t *testing.T) {
 	if now := b.Time(); now.Measured || now.Bound < time.Hour {
 		t.Fatalf("time without the right to ask: %+v", now)
 	}
+	logs.Wait(t, "does not tell this connection its time") // after what it waited for
 	if n := logs.Count("does not tell this connection its time"); n != 1 {
 		t.Fatalf("logged %d times, want once", n)
 	}
