@@ -17,6 +17,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/internal/access"
 )
 
 // logFile is the log of a mesh in the background, in its data folder; one that
@@ -52,7 +53,7 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 		return err
 	}
 	fmt.Fprintln(a.out, ready)
-	a.warnUnfound(strings.TrimPrefix(ready, readyLine))
+	a.warnUnfound(strings.TrimPrefix(ready, readyLine), dir)
 	if a.term.err {
 		fmt.Fprintln(a.err, a.term.dim("it runs in the background; mesh down stops it; log: "+up.log))
 	}
@@ -61,10 +62,14 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet) error {
 
 // warnUnfound warns that other commands will not find the mesh that was started: it
 // has told its log why.
-func (a *app) warnUnfound(url string) {
+func (a *app) warnUnfound(url, dir string) {
 	s := process.StateOf(a.env)
 	if !slices.ContainsFunc(s.Running(), func(r process.Record) bool { return r.URL == url }) {
-		fmt.Fprintf(a.err, "mesh: warning: other commands need --server %s: there is no record of it in %q\n", url, s)
+		needed := "--server " + url
+		if r, _, _ := process.ReadRecord(filepath.Join(dir, upFile)); r.Keys {
+			needed += " --nkey " + access.File(dir, access.Admin)
+		}
+		fmt.Fprintf(a.err, "mesh: warning: other commands need %s: there is no record of it in %q\n", needed, s)
 	}
 }
 
