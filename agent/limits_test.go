@@ -51,7 +51,7 @@ def items(n: int):
 
 def write():
     try:
-        open("made", "w").close()
+        open("OUTSIDE/made", "w").close()
         return "ok"
     except OSError as e:
         return type(e).__name__
@@ -84,9 +84,14 @@ limits = { output = "10KB" }
 sandbox = "strict"
 `
 
+// outside has tools write where the machine, not the agent, says who may.
+func outside(t *testing.T, text string) string {
+	return strings.ReplaceAll(text, "OUTSIDE", t.TempDir())
+}
+
 func limitedRepository(t *testing.T) string {
 	t.Helper()
-	return repository(t, "lim", map[string]string{"tools.toml": limitedIndex, "t.py": limitedTools})
+	return repository(t, "lim", map[string]string{"tools.toml": limitedIndex, "t.py": outside(t, limitedTools)})
 }
 
 // What tools.toml limits is limited, each breach is an error of its own that says
@@ -219,11 +224,11 @@ const limitedCommands = `
 [index]
 
 [tool.touch]
-command = ["touch", "made"]
+command = ["touch", "OUTSIDE/made"]
 stdout = "text"
 
 [tool.confined]
-command = ["sh", "-c", "echo x > elsewhere"]
+command = ["sh", "-c", "echo x > OUTSIDE/elsewhere"]
 stdout = "text"
 sandbox = "strict"
 
@@ -278,7 +283,7 @@ limits = { output = "10KB" }
 func TestDeclaredLimitsOfCommandsHold(t *testing.T) {
 	t.Parallel()
 	nc, c := mesh(t)
-	last := install(t, nc, map[string]any{"source": repository(t, "cmd", map[string]string{"tools.toml": limitedCommands})})
+	last := install(t, nc, map[string]any{"source": repository(t, "cmd", map[string]string{"tools.toml": outside(t, limitedCommands)})})
 	node := lease(t, nc)
 	gives(t, c, "cmd.touch", `{}`, `""`)
 	for _, row := range []struct {

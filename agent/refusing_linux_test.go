@@ -74,7 +74,7 @@ func TestAToolThatDemandsMoreThanTheMachineGives(t *testing.T) {
 	if r, err := c.Call(t.Context(), toolID("lim", "t.write"), nil); err != nil || string(r.Value) != `"ok"` {
 		t.Errorf("write: got %v, %v", r, err)
 	}
-	last := install(t, nc, map[string]any{"source": repository(t, "cmd", map[string]string{"tools.toml": limitedCommands})})
+	last := install(t, nc, map[string]any{"source": repository(t, "cmd", map[string]string{"tools.toml": outside(t, limitedCommands)})})
 	for _, one := range []string{"cmd.confined", "cmd.temporary", "cmd.offline"} {
 		if !strings.Contains(fmt.Sprint(unavailableOf(last)), one) {
 			t.Errorf("%s is served: unavailable are %v", one, unavailableOf(last))

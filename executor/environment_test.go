@@ -70,10 +70,10 @@ func TestAnEnvironmentFromEachKindOfDeclaration(t *testing.T) {
 				t.Fatal(err)
 			}
 			mustCall(t, ix, "t.tool", `{}`, `[true,"1.16.0"]`)
-			compiled, _ := filepath.Glob(filepath.Join(env.Dir, "lib/*/site-packages/__pycache__/six.*.pyc"))
-			if len(compiled) != 1 {
-				t.Errorf("six has no bytecode: %v", compiled)
-			}
+			eventually(t, "six has bytecode", func() bool {
+				compiled, _ := filepath.Glob(filepath.Join(env.Dir, "lib/*/site-packages/__pycache__/six.*.pyc"))
+				return len(compiled) == 1
+			})
 			if left, _ := filepath.Glob(filepath.Join(dir, "*.egg-info")); len(left) > 0 {
 				t.Errorf("the lock left %v in the source", left)
 			}

@@ -12,8 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 

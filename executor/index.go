@@ -29,7 +29,7 @@ type Spec struct {
 	Name     string // for messages
 	Revision string // for messages
 	// SourceDir is the index's folder: first on the modules' path and the
-	// working directory. Python writes its bytecode there.
+	// working directory. Within Options.Sealed only the level none can write it.
 	SourceDir string
 	Env       *Env
 	// Tools are the declared names, module.function. No others are ever served.

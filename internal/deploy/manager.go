@@ -543,8 +543,7 @@ func (m *Manager) place(ctx context.Context, b *Build, digest string, open func(
 	return nil
 }
 
-// folder is where a bundle is unpacked for one index: the source tree is its
-// own, Python writes its bytecode there.
+// folder is where a bundle is unpacked for one index: the source tree is its own.
 func (m *Manager) folder(name subjects.IndexName, session subjects.SessionID, digest string) (string, error) {
 	k, err := subjects.IndexKey(name, session)
 	if err != nil {
