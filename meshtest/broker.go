@@ -22,26 +22,21 @@ import (
 const startTimeout = 60 * time.Second
 
 // Option adjusts a broker of a test.
-type Option func(*settings)
-
-type settings struct {
-	broker broker.Options
-	config string
-}
+type Option func(*broker.Options)
 
 // MaxPayload sets the largest message in bytes.
 func MaxPayload(bytes int) Option {
-	return func(s *settings) { s.broker.MaxPayload = bytes }
+	return func(o *broker.Options) { o.MaxPayload = bytes }
 }
 
 // Config adds nats-server configuration text: accounts, users, permissions.
 func Config(text string) Option {
-	return func(s *settings) { s.config += text + "\n" }
+	return func(o *broker.Options) { o.Config += text + "\n" }
 }
 
 // MaxStore bounds the broker's files in bytes.
 func MaxStore(bytes int64) Option {
-	return func(s *settings) { s.broker.MaxStore = bytes }
+	return func(o *broker.Options) { o.MaxStore = bytes }
 }
 
 // Server is one broker of a test. Its methods may be called concurrently; it ends
@@ -68,20 +63,16 @@ func Broker(t testing.TB, options ...Option) *Server {
 
 func newServer(t testing.TB, options []Option) *Server {
 	t.Helper()
-	var set settings
-	for _, o := range options {
-		o(&set)
+	var o broker.Options
+	for _, set := range options {
+		set(&o)
 	}
-	o := set.broker
 	o.StoreDir = t.TempDir()
 	if o.Name == "" {
 		o.Name = "test"
 	}
 	if o.MaxMemory == 0 {
 		o.MaxMemory = 1 << 30
-	}
-	if set.config != "" {
-		o.Configure = func(opts *server.Options) error { return opts.ProcessConfigString(set.config) }
 	}
 	s := &Server{options: o}
 	t.Cleanup(s.Stop)

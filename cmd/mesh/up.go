@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
@@ -153,17 +152,15 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	files := filepath.Join(dir, "nats")
 	memory, store := roomFor(m.a.set.Store, broker.Reserved(files))
 	options := bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-agent", Logger: m.log})
-	var configure func(*server.Options) error
+	var config string
 	if !f.open {
 		keys, err := access.OpenKeys(dir)
 		if err != nil {
 			return err
 		}
-		authorization, err := keys.Config()
-		if err != nil {
+		if config, err = keys.Config(); err != nil {
 			return err
 		}
-		configure = func(o *server.Options) error { return o.ProcessConfigString(authorization) }
 		// Of an administrator: this process keeps all keys, and what its settings say
 		// of the mesh's streams counts.
 		key, err := access.Option(access.File(dir, access.Admin))
@@ -174,7 +171,7 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	}
 	served, err := broker.Start(ctx, broker.Options{
 		Listen: f.natsListen, StoreDir: files, MaxMemory: memory, MaxStore: store, Logger: m.log,
-		Configure: configure,
+		Config: config,
 	})
 	if err != nil {
 		return brokerError(f.natsListen, err)

@@ -37,9 +37,9 @@ type Options struct {
 	// [DefaultMaxMemory] and [DefaultMaxStore]: nats-server would take three
 	// quarters of the machine. A stream reserves its own bound of them whole.
 	MaxMemory, MaxStore int64
-	// Configure is called last with the server's options: accounts, users, TLS,
-	// clusters, leaf nodes. Defaults to nil.
-	Configure func(options *server.Options) error
+	// Config is text in the form of nats-server's configuration file: accounts,
+	// users, TLS, clusters, leaf nodes. It is read last. Defaults to none.
+	Config string
 	// Logger takes the server's log; nil discards it.
 	Logger *slog.Logger
 	// Debug also logs what the server says at its debug level. Defaults to false.
@@ -116,9 +116,9 @@ func (o Options) serverOptions() (*server.Options, error) {
 		return nil, fmt.Errorf("broker: Options.MaxPayload is %d: between 1 KiB and 64 MiB is possible", maxPayload)
 	}
 	opts.MaxPayload = int32(min(maxPayload, math.MaxInt32))
-	if o.Configure != nil {
-		if err := o.Configure(opts); err != nil {
-			return nil, fmt.Errorf("broker: Options.Configure: %w", err)
+	if o.Config != "" {
+		if err := opts.ProcessConfigString(o.Config); err != nil {
+			return nil, fmt.Errorf("broker: Options.Config: %w", err)
 		}
 	}
 	return opts, nil
@@ -160,7 +160,7 @@ func (b *Broker) ready(ctx context.Context, opts *server.Options, log *serverLog
 	}
 	addr, ok := b.srv.Addr().(*net.TCPAddr)
 	if !ok {
-		// Options.Configure asked for no listener; in-process connections remain.
+		// Options.Config asks for no listener; in-process connections remain.
 		b.url = b.srv.ClientURL()
 		return nil
 	}

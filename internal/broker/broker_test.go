@@ -2,13 +2,11 @@ package broker_test
 
 import (
 	"context"
-	"errors"
 	"net"
 	"strings"
 	"sync"
 	"testing"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
@@ -82,7 +80,6 @@ func TestOptionsAreChecked(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	dir := t.TempDir()
-	fail := errors.New("not like this")
 	for name, tt := range map[string]struct {
 		ctx  context.Context
 		o    broker.Options
@@ -92,7 +89,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		"no port":      {t.Context(), broker.Options{StoreDir: dir, Listen: "127.0.0.1"}, "Listen"},
 		"bad port":     {t.Context(), broker.Options{StoreDir: dir, Listen: "127.0.0.1:99999"}, "Listen"},
 		"tiny payload": {t.Context(), broker.Options{StoreDir: dir, MaxPayload: 10}, "MaxPayload"},
-		"configure":    {t.Context(), broker.Options{StoreDir: dir, Configure: func(*server.Options) error { return fail }}, "Configure"},
+		"config":       {t.Context(), broker.Options{StoreDir: dir, Config: "users ["}, "Config"},
 		"over":         {over, broker.Options{StoreDir: dir}, "canceled"},
 		"store":        {t.Context(), broker.Options{StoreDir: "/dev/null/x"}, "cannot start"},
 	} {
