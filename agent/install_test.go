@@ -188,6 +188,13 @@ var badInputs = []badInput{
 		says:  []string{"init", "no room for the index"},
 	},
 	{
+		name: "a-folder-of-the-agent", body: map[string]any{"source": "/etc"}, code: toolmesh.CodeInvalidRequest, says: []string{"as a bundle"},
+	},
+	{
+		name: "a-bundle-of-somebody-else", body: map[string]any{"source": "owner/repo", "bundle": strings.Repeat("0", 64)},
+		code: toolmesh.CodeInvalidRequest, says: []string{"github.com/owner/repo", "by the agent itself"},
+	},
+	{
 		name: "no-bundle", body: map[string]any{"source": "/somewhere", "bundle": strings.Repeat("0", 64)}, says: []string{"not in the mesh"},
 	},
 }
