@@ -24,7 +24,7 @@ func WithKeys(t testing.TB, options ...Option) *Keyed {
 	if err != nil {
 		t.Fatalf("make keys: %v", err)
 	}
-	config, err := keys.Config()
+	config, err := keys.Config(nil)
 	if err != nil {
 		t.Fatalf("configure keys: %v", err)
 	}

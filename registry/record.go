@@ -145,6 +145,8 @@ type SessionRecord struct {
 	// Pins name the revision of an index that the session is meant for. Nothing
 	// holds calls to them yet.
 	Pins map[subjects.IndexName]string `json:"pins,omitempty"`
+	// Key is the public half of the session's own NATS key, if it has one.
+	Key string `json:"key,omitempty"`
 }
 
 func encodeRecord(v any) ([]byte, error) {

@@ -25,6 +25,10 @@ type SessionOptions struct {
 	// Pins name the revision of an index that the session is meant for. They are
 	// kept in its record; nothing holds calls to them yet. Defaults to none.
 	Pins map[subjects.IndexName]string
+	// Key is the public half of a NATS user's key (nkey) that is good for this
+	// session alone, where the broker asks the mesh: that of mesh up does. Defaults
+	// to none.
+	Key string
 }
 
 // Session is a namespace of tools that this router created or joined.
@@ -51,7 +55,7 @@ func (r *Router) CreateSession(ctx context.Context, opts *SessionOptions) (*Sess
 	if err != nil {
 		return nil, err
 	}
-	record := registry.SessionRecord{ID: o.ID, Epoch: uuid.NewString(), Created: r.bus.Time().Now.UTC(), TTL: o.TTL, Pins: o.Pins}
+	record := registry.SessionRecord{ID: o.ID, Epoch: uuid.NewString(), Created: r.bus.Time().Now.UTC(), TTL: o.TTL, Pins: o.Pins, Key: o.Key}
 	err = r.store.CreateSession(ctx, record)
 	if errors.Is(err, bus.ErrConflict) {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "session %q exists already: end it, or choose another name", o.ID)

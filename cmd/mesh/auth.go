@@ -37,7 +37,7 @@ admin.nk for yourself. Nobody else may read them.`,
 			if err != nil {
 				return err
 			}
-			config, err := keys.Config()
+			config, err := keys.Config(nil)
 			if err != nil {
 				return err
 			}

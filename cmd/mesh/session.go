@@ -3,7 +3,9 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -11,6 +13,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/cmd/internal/settings"
+	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -78,6 +83,7 @@ func sessionOf(r registry.SessionRecord) session {
 func (a *app) sessionCreate() *cobra.Command {
 	var ttl time.Duration
 	var pins []string
+	var key bool
 	cmd := &cobra.Command{
 		Use: "create [NAME]", Short: "Create a session and print its id", Args: takes(0, 1, "at most a name"),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
@@ -107,7 +113,28 @@ func (a *app) sessionCreate() *cobra.Command {
 					return err
 				}
 				defer func() { _ = r.Close() }()
-				if _, err := r.CreateSession(ctx, &router.SessionOptions{ID: id, TTL: ttl, Pins: pinned}); err != nil {
+				o := router.SessionOptions{ID: id, TTL: ttl, Pins: pinned}
+				var file string
+				if key {
+					token, err := subjects.SessionKey(id)
+					if err != nil {
+						return err
+					}
+					file = token + ".nk"
+					if o.Key, err = access.CreateSessionKey(file, id); err != nil {
+						return err
+					}
+				}
+				_, err = r.CreateSession(ctx, &o)
+				if err == nil && key {
+					if err = a.tryKey(ctx, l.nc.ConnectedUrl(), id, file); err != nil {
+						err = errors.Join(err, r.EndSession(ctx, id))
+					}
+				}
+				if err != nil {
+					if key {
+						_ = os.Remove(file)
+					}
 					return err
 				}
 				record, err := registry.NewStore(l.bus).Session(ctx, id)
@@ -119,14 +146,42 @@ func (a *app) sessionCreate() *cobra.Command {
 				} else {
 					fmt.Fprintln(a.out, id)
 				}
+				if key {
+					fmt.Fprintf(a.err, "its key is in %s: --nkey %s --session %s\n", file, file, id)
+				}
 				return nil
 			})
 		}),
 	}
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "end it by itself after this time (default never)")
 	cmd.Flags().StringArrayVar(&pins, "pin", nil, "note in the session that it is meant for `INDEX[@REV]`, by default the revision of now; nothing holds it to that yet; may be repeated")
+	cmd.Flags().BoolVar(&key, "key", false, "make a key that is good for this session alone and ends with it, in NAME.nk of this folder")
 	cmd.Flags().SortFlags = false
 	return cmd
+}
+
+// tryKey connects with the key of a new session, of which the broker learns by the
+// mesh: after a moment, or never if it does not ask.
+func (a *app) tryKey(ctx context.Context, url string, id subjects.SessionID, file string) error {
+	inbox, err := subjects.InboxPrefix(id)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	for {
+		nc, err := process.Connect(ctx, settings.Connection{NATSURL: url, NATSNkey: file}, process.ConnectOptions{Name: "mesh", Inboxes: []string{inbox}})
+		if err == nil {
+			nc.Close()
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return toolmesh.Errorf(toolmesh.CodePermissionDenied,
+				"the NATS server does not take the session's key: that of mesh up does; in another one's configuration give the session a user (docs/operations/nats.md): %w", err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 // parsePins reads INDEX[@REV]…; no revision means the installed one.

@@ -153,12 +153,16 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	memory, store := roomFor(m.a.set.Store, broker.Reserved(files))
 	options := bus.ConnectOptions(&bus.ConnectConfig{Name: "mesh-agent", Logger: m.log})
 	var config string
+	var issuer *access.Issuer
 	if !f.open {
 		keys, err := access.OpenKeys(dir)
 		if err != nil {
 			return err
 		}
-		if config, err = keys.Config(); err != nil {
+		if issuer, err = access.NewIssuer(); err != nil {
+			return err
+		}
+		if config, err = keys.Config(issuer); err != nil {
 			return err
 		}
 		// Of an administrator: this process keeps all keys, and what its settings say
@@ -197,6 +201,13 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	}
 	if err := agent.Ready(ctx); err != nil {
 		return err
+	}
+	if issuer != nil {
+		keys, err := startSessionKeys(ctx, nc, served, issuer, m.log)
+		if err != nil {
+			return err
+		}
+		m.ends = append(m.ends, func(context.Context) error { keys.stop(); return nil })
 	}
 	m.done, m.lost = agent.Done(), agent.Err
 	m.record = process.Record{

@@ -8,8 +8,9 @@ import (
 )
 
 // Config is the part of a NATS server's configuration that lets keys in, each with
-// the rights of its role, and clients without a key as the caller.
-func (k Keys) Config() (string, error) {
+// the rights of its role, and clients without a key as the caller. It asks the
+// issuer, which may be nil, for all other keys.
+func (k Keys) Config(issuer *Issuer) (string, error) {
 	var b strings.Builder
 	b.WriteString("authorization {\n  users: [\n")
 	for _, role := range Roles() {
@@ -19,7 +20,11 @@ func (k Keys) Config() (string, error) {
 		}
 		fmt.Fprintf(&b, "    { nkey: %s, permissions: {\n%s    } }\n", k[role], permissions(rights, "      "))
 	}
-	fmt.Fprintf(&b, "  ]\n}\nno_auth_user: %s\n", k[Caller])
+	b.WriteString("  ]\n")
+	if issuer != nil {
+		fmt.Fprintf(&b, "  auth_callout: { issuer: %s, auth_users: [%s, %s, %s] }\n", issuer.public, k[Admin], k[Node], k[Caller])
+	}
+	fmt.Fprintf(&b, "}\nno_auth_user: %s\n", k[Caller])
 	return b.String(), nil
 }
 

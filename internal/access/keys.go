@@ -78,6 +78,23 @@ func OpenKeys(dataDir string) (Keys, error) {
 	return keys, nil
 }
 
+// CreateSessionKey writes the key of a session into a new file, and returns its
+// public half.
+func CreateSessionKey(path string, session subjects.SessionID) (public string, err error) {
+	if _, err := os.Lstat(path); err == nil {
+		return "", invalid(path, errors.New("the file is there already"))
+	}
+	if err := create(path, Role("session "+string(session))); err != nil {
+		return "", err
+	}
+	pair, err := Read(path)
+	if err != nil {
+		return "", err
+	}
+	defer pair.Wipe()
+	return pair.PublicKey()
+}
+
 // create writes a new key, whole or not at all.
 func create(path string, role Role) error {
 	pair, err := nkeys.CreateUser()
@@ -90,11 +107,11 @@ func create(path string, role Role) error {
 		return fmt.Errorf("make a key: %w", err)
 	}
 	defer clear(seed)
-	part, err := os.CreateTemp(filepath.Dir(path), "."+string(role)+"-*") // mode 0600
+	part, err := os.CreateTemp(filepath.Dir(path), ".key-*") // mode 0600
 	if err != nil {
 		return fmt.Errorf("the key cannot be kept: %w", err)
 	}
-	text := fmt.Appendf(nil, "# the key of a mesh's %s: keep it secret\n%s\n", role, seed)
+	text := fmt.Appendf(nil, "# the key of a mesh's %q: keep it secret\n%s\n", role, seed)
 	_, err = part.Write(text)
 	err = errors.Join(err, part.Close())
 	if err == nil {

@@ -186,6 +186,12 @@ func (b *Broker) InProcessConn() (net.Conn, error) { return b.srv.InProcessConn(
 // Server is the server itself, for tests and for what this package does not wrap.
 func (b *Broker) Server() *server.Server { return b.srv }
 
+// Connected reports whether a client is there, by the server's number of it.
+func (b *Broker) Connected(client uint64) bool { return b.srv.GetClient(client) != nil }
+
+// Disconnect ends a client's connection, by the server's number of it, if it is there.
+func (b *Broker) Disconnect(client uint64) { _ = b.srv.DisconnectClientByID(client) }
+
 // Shutdown ends the server and returns when everything it started has ended.
 // It may be called more than once and concurrently; every call waits.
 func (b *Broker) Shutdown() {

@@ -37,7 +37,8 @@ type ConnectOptions struct {
 	Role access.Role
 	Env  []string
 	// Inboxes are inbox prefixes for a connection with a key, which may subscribe
-	// few: the first that it may is taken. Only the first is tried where Wait is set.
+	// few: the first that it may is taken, and none is permission_denied. Only the
+	// first is tried where Wait is set.
 	Inboxes []string
 	// Logger takes what happens to the connection; nil discards it.
 	Logger *slog.Logger
@@ -94,10 +95,15 @@ func Connect(ctx context.Context, c settings.Connection, o ConnectOptions) (*nat
 			nc.Close()
 			return nil, context.Cause(ctx)
 		}
-		if len(inboxes) == 0 || o.Wait || bus.MayHear(nc, nc.NewInbox()) {
+		if file == "" || len(o.Inboxes) == 0 || o.Wait || bus.MayHear(nc, nc.NewInbox()) {
 			return nc, nil
 		}
 		nc.Close()
+		if len(inboxes) == 0 {
+			return nil, toolmesh.Errorf(toolmesh.CodePermissionDenied,
+				"the key in %s is for none of the inboxes %s: the key of a session takes --session", file, strings.Join(o.Inboxes, ", ")).
+				WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+		}
 	}
 }
 

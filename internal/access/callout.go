@@ -1,0 +1,101 @@
+package access
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nkeys"
+
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// CalloutSubject is where a NATS server asks for who has a key that is not in its
+// configuration (auth callout of the NATS documentation).
+const CalloutSubject = "$SYS.REQ.USER.AUTH"
+
+// account is the server's account where its configuration names none.
+const account = "$G"
+
+// Issuer answers a server for the keys of sessions. Its methods may be called
+// concurrently.
+type Issuer struct {
+	key    nkeys.KeyPair
+	public string
+}
+
+// NewIssuer makes an issuer with a key of its own, which lives as long as it does:
+// the server's configuration says whom it believes.
+func NewIssuer() (*Issuer, error) {
+	key, err := nkeys.CreateAccount()
+	if err != nil {
+		return nil, fmt.Errorf("make a key: %w", err)
+	}
+	public, err := key.PublicKey()
+	if err != nil {
+		return nil, fmt.Errorf("make a key: %w", err)
+	}
+	return &Issuer{key, public}, nil
+}
+
+// SessionKey is what is known of a session's key.
+type SessionKey struct {
+	Session subjects.SessionID
+	// Until is when it ends by itself; zero for never.
+	Until time.Time
+}
+
+// errUnknown is what a client is told whose key is no session's, or not its own.
+var errUnknown = errors.New("this key is none of a session")
+
+// Answer answers one request of a server. find looks a public key up; it is called
+// once the client has proved that it has the other half. client is the server's
+// number of the connection that is let in, 0 for none. The error is of a request
+// that is none: there is nobody to answer.
+func (i *Issuer) Answer(request []byte, find func(public string) (SessionKey, bool)) (answer []byte, client uint64, public string, err error) {
+	r, err := jwt.DecodeAuthorizationRequestClaims(string(request))
+	if err != nil {
+		return nil, 0, "", fmt.Errorf("read the server's request: %w", err)
+	}
+	said := jwt.NewAuthorizationResponseClaims(r.UserNkey)
+	said.Audience = r.Server.ID
+	public = r.ConnectOptions.Nkey
+	if said.Jwt, err = i.user(r, find); err != nil {
+		said.Error = err.Error()
+	} else {
+		client = r.ClientInformation.ID
+	}
+	text, err := said.Encode(i.key)
+	if err != nil {
+		return nil, 0, "", fmt.Errorf("answer the server: %w", err)
+	}
+	return []byte(text), client, public, nil
+}
+
+func (i *Issuer) user(r *jwt.AuthorizationRequestClaims, find func(string) (SessionKey, bool)) (string, error) {
+	public, err := nkeys.FromPublicKey(r.ConnectOptions.Nkey)
+	if err != nil {
+		return "", errUnknown
+	}
+	signed, err := base64.RawURLEncoding.DecodeString(r.ConnectOptions.SignedNonce)
+	if err != nil || public.Verify([]byte(r.ClientInformation.Nonce), signed) != nil {
+		return "", errUnknown
+	}
+	known, ok := find(r.ConnectOptions.Nkey)
+	if !ok {
+		return "", errUnknown
+	}
+	rights, err := subjects.CallerRights(known.Session, false)
+	if err != nil {
+		return "", err
+	}
+	user := jwt.NewUserClaims(r.UserNkey)
+	user.Name, user.Audience = string(known.Session), account
+	user.Pub.Allow, user.Pub.Deny, user.Sub.Allow = rights.Publish, rights.DenyPublish, rights.Subscribe
+	if !known.Until.IsZero() {
+		user.Expires = known.Until.Unix()
+	}
+	return user.Encode(i.key)
+}
