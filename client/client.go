@@ -1,7 +1,6 @@
 package client
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -15,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // ConnectOptions is the connection policy of the mesh for nats.Connect:
@@ -249,13 +249,10 @@ func encodeArgs(args any) ([]byte, error) {
 	case []byte:
 		return a, nil
 	}
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(args); err != nil {
+	body, err := tool.MarshalPlain(args)
+	if err != nil {
 		return nil, callerError(toolmesh.CodeInvalidArguments, "the arguments cannot be written as JSON: %w", err)
 	}
-	body := bytes.TrimRight(buf.Bytes(), "\n")
 	if string(body) == "null" {
 		return nil, nil // a nil map or pointer
 	}

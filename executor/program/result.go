@@ -14,6 +14,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/failure"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // stdout reads to the end of what the program writes. Items are handed over as
@@ -86,14 +87,7 @@ func (r *run) value(text []byte, what string) (json.RawMessage, error) {
 		return nil, bad("is not UTF-8")
 	}
 	if r.call.Text {
-		// As it was written: json.Marshal would escape <, > and &.
-		var b bytes.Buffer
-		enc := json.NewEncoder(&b)
-		enc.SetEscapeHTML(false)
-		if err := enc.Encode(string(text)); err != nil {
-			return nil, bad(err.Error())
-		}
-		return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+		return tool.MarshalPlain(string(text))
 	}
 	text = bytes.TrimSpace(text)
 	if len(text) == 0 {
