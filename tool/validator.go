@@ -98,6 +98,9 @@ func Compile(schema json.RawMessage) (v *Validator, err error) {
 	return v, nil
 }
 
+// Schema is the schema as the library compiled it. It must not be changed.
+func (v *Validator) Schema() *jsonschema.Schema { return v.fast }
+
 func newCheck(doc any) (*check, []string, error) {
 	one := &check{}
 	var warnings []string

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -128,7 +130,7 @@ func (g given) merge(schema json.RawMessage) (json.RawMessage, error) {
 			object[p.name] = json.RawMessage(p.text)
 			continue
 		}
-		value, err := known.value(p.name, p.text)
+		value, err := typed(known, p.name, p.text)
 		if err != nil {
 			return nil, err
 		}
@@ -137,10 +139,10 @@ func (g given) merge(schema json.RawMessage) (json.RawMessage, error) {
 	return json.RawMessage(compact(object)), nil
 }
 
-// value types the text of one parameter. A parameter that the schema does not
+// typed types the text of one parameter. A parameter that the schema does not
 // know, or of any type, takes it as text.
-func (s *schema) value(name, text string) (json.RawMessage, error) {
-	types, ok := s.typesOf(name)
+func typed(s *jsonschema.Schema, name, text string) (json.RawMessage, error) {
+	types, ok := typesOf(s, name)
 	if !ok {
 		return encodeText(text), nil
 	}

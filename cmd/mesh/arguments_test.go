@@ -21,7 +21,7 @@ const argumentsSchema = `{
     "either": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
     "several": {"type": ["boolean", "integer"]},
     "level": {"enum": [1, 2, "max"]}, "fixed": {"const": true},
-    "ref": {"$ref": "#/$defs/port"}, "lost": {"$ref": "#/$defs/none"}, "loop": {"$ref": "#/properties/loop"},
+    "ref": {"$ref": "#/$defs/port"}, "loop": {"$ref": "#/properties/loop"},
     "all": {"allOf": [{"description": "x"}, {"type": "integer"}]}
   },
   "$defs": {"port": {"type": "integer"}},
@@ -84,7 +84,6 @@ func TestArguments(t *testing.T) {
 		"const":             {[]string{"fixed=true"}, "", `{"fixed":true}`},
 		"reference":         {[]string{"ref=80"}, "", `{"ref":80}`},
 		"reference wrong":   {[]string{"ref=http"}, "", `!whole number`},
-		"reference lost":    {[]string{"lost=80"}, "", `{"lost":"80"}`},
 		"reference to self": {[]string{"loop=80"}, "", `{"loop":"80"}`},
 		"allOf":             {[]string{"all=3"}, "", `{"all":3}`},
 		"json":              {[]string{"count:=3", `any:={"a":[1]}`, "note:=null"}, "", `{"any":{"a":[1]},"count":3,"note":null}`},

@@ -189,10 +189,11 @@ func parametersOf(d *tool.Descriptor) []parameter {
 		if part == nil {
 			continue
 		}
-		all = append(all, parameter{
-			name: name, kind: known.kindOf(part, 0), required: slices.Contains(known.Required, name),
-			description: part.Description, standard: string(part.Default),
-		})
+		p := parameter{name: name, kind: kindOf(part, 0), required: slices.Contains(known.Required, name), description: part.Description}
+		if part.Default != nil {
+			p.standard = compact(*part.Default)
+		}
+		all = append(all, p)
 	}
 	return all
 }
