@@ -206,10 +206,7 @@ func TestBadInputLeavesNothing(t *testing.T) {
 	startIn(t, s, "one", dir)
 	nc := s.Connect(t)
 	good := repository(t, "good", map[string]string{"tools.toml": working, "t.py": "def tool(): pass\n"})
-	meshtest.Until(t, "what an agent prepares at its start is there", func() bool {
-		compiled, _ := filepath.Glob(filepath.Join(dir, "executor", "worker", "*", "compiled.*"))
-		return len(compiled) > 0 && len(processesOf(t, dir)) == 0
-	})
+	prepared(t, dir)
 	for _, tc := range badInputs {
 		t.Run(tc.name, func(t *testing.T) { // one after the other: what is left is counted
 			refused(t, nc, dir, tc)
@@ -225,6 +222,15 @@ func TestBadInputLeavesNothing(t *testing.T) {
 	}
 	meshtest.Until(t, "nothing is left of what was uninstalled", func() bool {
 		return len(halfDone(t, dir)) == 0 && len(processesOf(t, dir)) == 0
+	})
+}
+
+// prepared waits for what an agent prepares at its start, in processes of its own.
+func prepared(t *testing.T, dir string) {
+	t.Helper()
+	meshtest.Until(t, "what an agent prepares at its start is there", func() bool {
+		compiled, _ := filepath.Glob(filepath.Join(dir, "executor", "worker", "*", "compiled.*"))
+		return len(compiled) > 0 && len(processesOf(t, dir)) == 0
 	})
 }
 
@@ -449,6 +455,7 @@ func TestUnresolvableDependency(t *testing.T) {
 	s := meshtest.Broker(t)
 	dir := t.TempDir()
 	startIn(t, s, "one", dir, func(o *agent.Options) { o.UV = uv })
+	prepared(t, dir)
 	nc := s.Connect(t)
 	for _, tc := range []badInput{
 		{
