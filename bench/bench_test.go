@@ -25,7 +25,7 @@ func TestEveryBenchmark(t *testing.T) {
 	t.Parallel()
 	which := "."
 	if testing.Short() {
-		which = "unary|burst|stream|messages|memory|engine" // the others install packages
+		which = "unary|burst|stream|messages|engine" // the others install packages
 	}
 	p := plan{Which: regexp.MustCompile(which), Rounds: 1, Calls: 20, Burst: 64, Items: 50}
 	log, err := os.Create(filepath.Join(t.TempDir(), "log")) // a file: many processes write to it
@@ -43,7 +43,7 @@ func TestEveryBenchmark(t *testing.T) {
 	wants := []string{
 		"unary p50, Go tool: our client against a plain one", "calls/s, 64 callers, warm Python tool: our client against a plain one",
 		"unary p50, Go tool", "unary p50, warm Python tool", "calls/s, 64 callers, warm Python tool", "Go generator", "Python generator",
-		"messages out of the caller per unary call, go", "JetStream requests per unary call, python", "memory of an idle agent",
+		"messages out of the caller per unary call, go", "JetStream requests per unary call, python",
 		"engine: warm call p50", "engine: fork-isolated call p50", "engine: items/s", "engine: cold index",
 	}
 	if !testing.Short() {

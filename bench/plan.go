@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"time"
 )
 
 // plan says what is measured and how often.
@@ -40,7 +39,6 @@ var benchmarks = []benchmark{
 	{"burst", []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython}, "burst", func(p *plan) int { return p.Burst }},
 	{"stream", []string{sideRaw, sideGo, sidePython}, "stream", func(p *plan) int { return p.Items }},
 	{"messages", nil, "", nil},
-	{"memory", nil, "", nil},
 	{"engine", nil, "", nil},
 	{"install", nil, "", nil},
 }
@@ -76,8 +74,6 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 			err = p.measureEngine(ctx, stderr, dir, r)
 		case "install":
 			err = p.measureInstall(ctx, stderr, dir, r)
-		case "memory":
-			err = p.weigh(ctx, stderr, s, r)
 		default:
 			err = p.measure(s, b, r)
 		}
@@ -207,24 +203,4 @@ func (s *stage) counters() ([]float64, error) {
 	}
 	broker, err := s.broker.ask(request{Do: "counters"})
 	return []float64{float64(caller.Out), float64(caller.In), float64(broker.In), float64(broker.Inbox), float64(broker.API)}, err
-}
-
-// weigh starts a second agent, which serves what is installed, and reads how
-// much memory it takes when it has nothing to do.
-func (p *plan) weigh(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
-	a, err := startChild(ctx, stderr, "agent", s.broker.hello, filepath.Join(s.dir, "idle"), "bench-idle")
-	if err != nil {
-		return err
-	}
-	defer a.end()
-	if _, err := a.ask(request{Do: "ready"}); err != nil {
-		return err
-	}
-	select {
-	case <-time.After(2 * time.Second): // the work of the start has ended
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	r.agentMemory = residentMemory(a.pid())
-	return nil
 }

@@ -177,8 +177,6 @@ func startChild(ctx context.Context, stderr io.Writer, name string, args ...stri
 	return c, nil
 }
 
-func (c *child) pid() int { return c.cmd.Process.Pid }
-
 // ask sends one request and returns the answer.
 func (c *child) ask(r request) (answer, error) {
 	line, err := json.Marshal(r)

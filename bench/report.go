@@ -3,7 +3,10 @@ package main
 import (
 	"fmt"
 	"io"
+	"os"
+	"runtime"
 	"slices"
+	"strings"
 	"text/tabwriter"
 )
 
@@ -18,9 +21,8 @@ type result struct {
 	Machine string
 	Lines   []line
 
-	samples     map[string]map[string][]answer
-	agentMemory int64
-	rounds      int
+	samples map[string]map[string][]answer
+	rounds  int
 }
 
 // bound is what a ratio must reach, so that a regression shows, and what it should.
@@ -137,9 +139,6 @@ func (r *result) conclude() {
 	}
 	r.concludeEngine()
 	r.concludeInstall()
-	if r.agentMemory > 0 {
-		r.add(line{What: fmt.Sprintf("memory of an idle agent with %d tools", pythonTools), Ours: fmt.Sprintf("%.1f MB", float64(r.agentMemory)/1e6)}, nil)
-	}
 }
 
 func micros(ns float64) string { return fmt.Sprintf("%.1f µs", ns/1000) }
@@ -188,4 +187,14 @@ func (r *result) print(w io.Writer) {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", l.What, l.Ours, l.Raw, ratio, l.Must, l.Verdict)
 	}
 	_ = t.Flush()
+}
+
+func machine() string {
+	load := "unknown"
+	if data, err := os.ReadFile("/proc/loadavg"); err == nil {
+		if f := strings.Fields(string(data)); len(f) > 2 {
+			load = strings.Join(f[:3], " ")
+		}
+	}
+	return fmt.Sprintf("%s/%s, %d cores, load average %s, %s", runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), load, runtime.Version())
 }

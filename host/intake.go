@@ -113,5 +113,3 @@ func (in *intake) close() {
 		close(in.quit)
 	}
 }
-
-func (in *intake) wait() { in.wg.Wait() }

@@ -163,7 +163,7 @@ func (h *Host) shut(ctx context.Context) error {
 	h.intake.close()
 	ended := make(chan struct{})
 	go func() { // ends with the calls, which the next lines see to
-		h.intake.wait()
+		h.intake.wg.Wait()
 		close(ended)
 	}()
 	select {
@@ -188,7 +188,7 @@ func (h *Host) shut(ctx context.Context) error {
 	h.workers.Wait()
 	h.running.close()
 	h.end(nil)
-	h.running.wait()
+	h.running.wg.Wait()
 	h.unlisten()
 	h.presence.Stop(context.WithoutCancel(ctx))
 	h.closeView()

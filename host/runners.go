@@ -24,6 +24,3 @@ func (r *runners) close() {
 	defer r.mu.Unlock()
 	r.closed = true
 }
-
-// wait returns when those that run have ended.
-func (r *runners) wait() { r.wg.Wait() }

@@ -82,16 +82,11 @@ func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.
 		return err
 	}
 	defer func() { _ = folder.Close() }()
-	nc, err := Connect(ctx, s.Connection, ConnectOptions{
-		Name: "mesh-agent", Wait: true, Role: access.Node, Env: env, Inboxes: []string{subjects.InboxNode}, Logger: log,
-	})
+	nc, err := join(ctx, s.Connection, "mesh-agent", env, log)
 	if err != nil {
 		return err
 	}
 	defer nc.Close()
-	if err := await(ctx, nc, log); err != nil {
-		return err
-	}
 	a, err := NewAgent(nc, folder, NodeConfig{Node: s.Node, Policy: s.Policy, Store: s.Store, Version: version, Environ: env, Logger: log})
 	if err != nil {
 		return err
@@ -121,11 +116,13 @@ func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.
 	return nil
 }
 
-// await returns once the connection is there: a process that is started before
-// its broker waits for it.
-func await(ctx context.Context, nc *nats.Conn, log *slog.Logger) error {
-	if nc.IsConnected() {
-		return nil
+// join connects as a node. A process that is started before its broker waits for it.
+func join(ctx context.Context, c settings.Connection, name string, env []string, log *slog.Logger) (*nats.Conn, error) {
+	nc, err := Connect(ctx, c, ConnectOptions{
+		Name: name, Wait: true, Role: access.Node, Env: env, Inboxes: []string{subjects.InboxNode}, Logger: log,
+	})
+	if err != nil || nc.IsConnected() {
+		return nc, err
 	}
 	log.Info("waiting for the NATS server", slog.String("servers", Redact(strings.Join(nc.Servers(), ","))))
 	ticker := time.NewTicker(50 * time.Millisecond)
@@ -133,11 +130,12 @@ func await(ctx context.Context, nc *nats.Conn, log *slog.Logger) error {
 	for !nc.IsConnected() {
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			nc.Close()
+			return nil, context.Cause(ctx)
 		case <-ticker.C:
 		}
 	}
-	return nil
+	return nc, nil
 }
 
 type wrong struct{ error }

@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
-	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -35,16 +34,11 @@ flag wins.`,
 func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr io.Writer, version string) error {
 	defer Pace()()
 	log := Logger(stderr, s.Logging, slog.LevelInfo)
-	nc, err := Connect(ctx, s.Connection, ConnectOptions{
-		Name: "mesh-router", Wait: true, Role: access.Node, Env: env, Inboxes: []string{subjects.InboxNode}, Logger: log,
-	})
+	nc, err := join(ctx, s.Connection, "mesh-router", env, log)
 	if err != nil {
 		return err
 	}
 	defer nc.Close()
-	if err := await(ctx, nc, log); err != nil {
-		return err
-	}
 	r, err := router.New(nc, &router.Options{
 		Session: subjects.SessionID(s.Session.Session), Version: version,
 		SessionPolicy: string(s.Policy.SessionPolicy), Logger: log,
