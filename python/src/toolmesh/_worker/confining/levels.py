@@ -157,7 +157,7 @@ _MS_NAMES = {
 
 def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> bool:
     done: int = _c().mount(
-        source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode() if data else None
+        os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), data.encode() if data else None
     )
     return done == 0
 
