@@ -204,9 +204,8 @@ func (h *Host) bind(ctx context.Context, session subjects.SessionID, t *tenure) 
 	if known := t.epoch.Load(); known != nil {
 		return *known, nil
 	}
-	epoch, err = h.lookups.find(ctx, session)
-	if err == nil {
-		t.epoch.Store(&epoch)
+	if epoch, err = h.lookups.find(ctx, session); err == nil && !t.epoch.CompareAndSwap(nil, &epoch) {
+		epoch = *t.epoch.Load() // an earlier look-up counts
 	}
 	return epoch, err
 }
@@ -217,6 +216,9 @@ func (h *Host) current(key serviceKey) *service {
 	s := h.services[key]
 	if s == nil || s.tenure == nil {
 		return s
+	}
+	if h.state == stateServing {
+		_, _ = h.bind(h.base, key.session, s.tenure) // a look-up may be on its way that says an earlier one
 	}
 	if epoch := s.tenure.epoch.Load(); epoch != nil && *epoch != "" && h.over(key.session, *epoch) {
 		return nil
