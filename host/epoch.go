@@ -182,7 +182,8 @@ func (h *Host) followSession(c *inflight, now time.Time) {
 
 // tenure says for which session of its name a session's own tools are served.
 type tenure struct {
-	epoch atomic.Pointer[string] // nil: the registry has not been asked yet
+	asking sync.Mutex             // of who binds it: the first answer counts
+	epoch  atomic.Pointer[string] // nil: the registry has not answered yet
 }
 
 // ended reports whether a call's session is another one than a tool is served for,
@@ -201,11 +202,13 @@ func (h *Host) bind(ctx context.Context, session subjects.SessionID, t *tenure) 
 	if t == nil {
 		return "", nil
 	}
+	t.asking.Lock()
+	defer t.asking.Unlock()
 	if known := t.epoch.Load(); known != nil {
 		return *known, nil
 	}
-	if epoch, err = h.lookups.find(ctx, session); err == nil && !t.epoch.CompareAndSwap(nil, &epoch) {
-		epoch = *t.epoch.Load() // an earlier look-up counts
+	if epoch, err = h.lookups.find(ctx, session); err == nil {
+		t.epoch.Store(&epoch)
 	}
 	return epoch, err
 }
