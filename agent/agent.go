@@ -35,6 +35,10 @@ type Options struct {
 	// Sandbox is the level of tools that demand none, as far as the machine gives
 	// it: none, guard, strict or offline. Defaults to guard.
 	Sandbox string
+	// WorkerUser is who tools run as in all levels but none: a user's name or number,
+	// "root" for root. Only an agent that runs as root can have another than its own.
+	// Defaults to a user for each index where the agent runs as root.
+	WorkerUser string
 	// MaxTimeout bounds calls of tools that declare no timeout. Defaults to
 	// host.DefaultMaxTimeout.
 	MaxTimeout time.Duration
@@ -155,7 +159,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	}()
 	if a.executor, err = executor.New(filepath.Join(a.dir, "executor"), &executor.Options{
 		Logger: a.log, Sandbox: tool.Sandbox(a.opts.Sandbox), UV: a.opts.UV, Environ: a.opts.Environ, Sealed: a.dir,
-		Hidden: []string{filepath.Join(a.dir, "keys"), filepath.Join(a.dir, "nats")},
+		Shown: []string{filepath.Join(a.dir, "indexes")}, Users: cmp.Or(a.opts.WorkerUser, "each"), Homes: filepath.Join(a.dir, deploy.HomesDir),
 	}); err != nil {
 		return err
 	}

@@ -107,7 +107,7 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	}
 	if functions := functionsOf(b.Manifest, usable); len(functions) > 0 || i.commands == nil {
 		i.index, err = w.a.executor.Open(ctx, executor.Spec{
-			Name: string(b.Name), Revision: b.Revision, SourceDir: b.Dir, Env: env, Tools: functions, Vars: vars, Policies: policies, Secrets: secretsOf(b),
+			Name: string(b.Name), Revision: b.Revision, Account: accountOf(b), SourceDir: b.Dir, Env: env, Tools: functions, Vars: vars, Policies: policies, Secrets: secretsOf(b),
 			Concurrency: b.Manifest.Concurrency, Quarantined: i.quarantined,
 		})
 		if err != nil {
@@ -126,6 +126,9 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	progress("import", "done", 80)
 	return i, nil
 }
+
+// accountOf names the user of an index, which is another one in each session.
+func accountOf(b deploy.Build) string { return filepath.Base(filepath.Dir(b.Dir)) }
 
 // withEnv splits the declared tools into those that can be and whose required
 // variables are there, and the others with what is wrong or missing.

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"log/slog"
 	"path/filepath"
 
@@ -9,12 +10,14 @@ import (
 	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/python"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // CommandSpec says which index commands belong to and how they are run.
 type CommandSpec struct {
 	Name     string // for messages
 	Revision string // for messages
+	Account  string // as in [Spec]
 	// SourceDir is the index's folder, their working directory.
 	SourceDir string
 	Env       *Env
@@ -50,8 +53,11 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 		},
 		Spawner: x.spawner, Groups: x.groups,
 		// What the index's tools see, and the name of the environment that they run in.
-		Environ: func(vars map[string]string) []string {
-			return x.workerEnv(filepath.Join(spec.Env.Dir, "bin"), map[string]string{"VIRTUAL_ENV": spec.Env.Dir}, spec.Vars, vars)
+		Environ: func(own, vars map[string]string) []string {
+			return x.workerEnv(filepath.Join(spec.Env.Dir, "bin"), map[string]string{"VIRTUAL_ENV": spec.Env.Dir}, own, spec.Vars, vars)
+		},
+		User: func(box tool.Sandbox) (sandbox.User, map[string]string, error) {
+			return x.user(cmp.Or(spec.Account, spec.Name), box)
 		},
 		Redact: output.NewRedactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
 		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace,

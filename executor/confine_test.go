@@ -130,6 +130,11 @@ def attempts(outside: str, data: str, port: int, path: str, sibling: int, drasti
         "write temporary files": tried(temporary),
         "write null": tried(write, "/dev/null"),
         "read": tried(read, "/etc/passwd"),
+        "read what is root's": tried(read, "/etc/shadow"),
+        "read what is another index's": tried(read, data + "/homes/B/secret"),
+        "be root": tried(os.setuid, 0) if os.getuid() else "ok",
+        "write its home": tried(append, os.path.expanduser("~/x")),
+        "print by name": tried(write, "/dev/stdout"),
         "start a program": tried(subprocess.run, ["true"]),
         "a lock between processes": tried(multiprocessing.Lock),
         "connect": tried(connect, port),
@@ -188,7 +193,7 @@ func intrude(dir string) error {
 	data := filepath.Join(dir, "data")
 	o := &executor.Options{
 		Environ: os.Environ(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX")),
-		Sealed: data, Hidden: []string{filepath.Join(data, "keys"), filepath.Join(data, "nats")},
+		Sealed: data, Shown: []string{filepath.Join(data, "index")}, Users: os.Getenv("TOOLMESH_TEST_USERS"),
 	}
 	if level := os.Getenv("TOOLMESH_TEST_LEVEL"); level != "" {
 		o.Levels = []sandbox.Level{sandbox.Level(level)}
@@ -290,6 +295,28 @@ func outcomesOfLevels() map[tool.Sandbox]map[string]string {
 	}
 }
 
+// ofAnotherUser is what becomes of it where the agent is root, and the tool is not: as
+// that user sees the machine, where the agent's folder is in root's own.
+func ofAnotherUser(want map[string]string, level tool.Sandbox) map[string]string {
+	want = with(want, "ok", "print by name")
+	if level == tool.SandboxNone {
+		return with(want, "ok", "read what is root's", "be root", "write its home")
+	}
+	want = with(want, "EPERM", "be root")
+	want = with(want, "EACCES", "read what is root's", "read what is another index's", "write the worker")
+	want = with(want, "ENOENT", "truncate")
+	want = with(want, "EROFS", "write outside")
+	if level == tool.SandboxGuard {
+		want = with(want, "ok", "write its home")
+	} else {
+		want = with(want, "EACCES", "write its home")
+	}
+	if level != tool.SandboxOffline {
+		want = with(want, "ENOENT", "connect to a file")
+	}
+	return want
+}
+
 // Inside each level what it denies is denied, and what it does not is not: for
 // root and for an ordinary user.
 func TestWhatALevelDenies(t *testing.T) {
@@ -299,29 +326,42 @@ func TestWhatALevelDenies(t *testing.T) {
 		user  string
 		kept  sandbox.Level
 		asked tool.Sandbox
+		users string
 	}{
-		{"root", sandbox.LevelPID, tool.SandboxNone},
-		{"root", sandbox.LevelPID, tool.SandboxGuard},
-		{"root", sandbox.LevelPID, tool.SandboxStrict},
-		{"root", sandbox.LevelPID, tool.SandboxOffline},
-		{"root", sandbox.LevelUser, tool.SandboxGuard},
-		{"root", sandbox.LevelUser, tool.SandboxOffline},
-		{"ordinary", sandbox.LevelUser, tool.SandboxNone},
-		{"ordinary", sandbox.LevelUser, tool.SandboxGuard},
-		{"ordinary", sandbox.LevelUser, tool.SandboxStrict},
-		{"ordinary", sandbox.LevelUser, tool.SandboxOffline},
+		{"root", sandbox.LevelPID, tool.SandboxNone, ""},
+		{"root", sandbox.LevelPID, tool.SandboxGuard, ""},
+		{"root", sandbox.LevelPID, tool.SandboxStrict, ""},
+		{"root", sandbox.LevelPID, tool.SandboxOffline, ""},
+		{"root", sandbox.LevelPID, tool.SandboxNone, "each"},
+		{"root", sandbox.LevelPID, tool.SandboxGuard, "each"},
+		{"root", sandbox.LevelPID, tool.SandboxStrict, "each"},
+		{"root", sandbox.LevelPID, tool.SandboxOffline, "each"},
+		{"root", sandbox.LevelPID, tool.SandboxGuard, "nobody"},
+		{"root", sandbox.LevelUser, tool.SandboxGuard, ""},
+		{"root", sandbox.LevelUser, tool.SandboxOffline, ""},
+		{"ordinary", sandbox.LevelUser, tool.SandboxNone, ""},
+		{"ordinary", sandbox.LevelUser, tool.SandboxGuard, ""},
+		{"ordinary", sandbox.LevelUser, tool.SandboxStrict, ""},
+		{"ordinary", sandbox.LevelUser, tool.SandboxOffline, ""},
 	} {
-		t.Run(fmt.Sprintf("%s %s %s", c.user, c.kept, c.asked), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s %s %s %s", c.user, c.kept, c.asked, c.users), func(t *testing.T) {
 			t.Parallel()
-			a := intruded(t, c.user, c.kept, c.asked)
+			a := intruded(t, c.user, c.kept, c.asked, c.users)
 			if a.Kept != c.kept || a.Effective != c.asked {
 				t.Skipf("not to be had here: %v", a.Reasons)
 			}
+			want := outcomes[c.asked]
+			if c.users != "" {
+				want = ofAnotherUser(want, c.asked)
+			}
+			if c.users == "nobody" { // so are all indexes
+				want["read what is another index's"] = "ENOENT"
+			}
 			got := map[string]string{}
-			for name := range outcomes[c.asked] {
+			for name := range want {
 				got[name] = a.Outcome[name]
 			}
-			if diff := cmp.Diff(outcomes[c.asked], got); diff != "" {
+			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("what became of it (-want +got):\n%s\nall: %v", diff, a.Outcome)
 			}
 			if c.asked != tool.SandboxNone {
@@ -339,7 +379,7 @@ func TestARefusedLevelIsSaidAndReplaced(t *testing.T) {
 	for _, user := range []string{"root", "ordinary"} {
 		t.Run(user, func(t *testing.T) {
 			t.Parallel()
-			a := intruded(t, user, sandbox.LevelReaper, tool.SandboxOffline)
+			a := intruded(t, user, sandbox.LevelReaper, tool.SandboxOffline, "")
 			if a.Effective != tool.SandboxNone || len(a.Reasons) != 1 ||
 				!strings.Contains(a.Reasons[0], "sandbox level offline") || !strings.Contains(a.Reasons[0], "PID namespaces") {
 				t.Errorf("effective %s, reasons %q", a.Effective, a.Reasons)
@@ -388,13 +428,13 @@ func with(base map[string]string, outcome string, names ...string) map[string]st
 	return all
 }
 
-func intruded(t *testing.T, user string, kept sandbox.Level, asked tool.Sandbox) achieved {
+func intruded(t *testing.T, user string, kept sandbox.Level, asked tool.Sandbox, users string) achieved {
 	t.Helper()
 	if user == "root" && os.Geteuid() != 0 {
 		t.Skip("not root")
 	}
 	cmd, dir := beside(t, user, map[string]string{"data/index/t.py": intruder, "data/keys/admin.nk": "secret", "data/node": "n"})
-	cmd.Env = append(cmd.Env, "TOOLMESH_TEST_INTRUDED="+dir, "TOOLMESH_TEST_LEVEL="+string(kept), "TOOLMESH_TEST_SANDBOX="+string(asked))
+	cmd.Env = append(cmd.Env, "TOOLMESH_TEST_INTRUDED="+dir, "TOOLMESH_TEST_LEVEL="+string(kept), "TOOLMESH_TEST_SANDBOX="+string(asked), "TOOLMESH_TEST_USERS="+users)
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatal(err)

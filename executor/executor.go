@@ -79,13 +79,19 @@ type Options struct {
 	// Sandbox is the level of tools that demand none: as tight as this, or as
 	// the machine gives. Defaults to guard.
 	Sandbox tool.Sandbox
-	// Sealed is the folder with all files of the agent: in each level but none, where
-	// namespaces can be had, processes of an index write nothing in it but in their
-	// temporary folder. Defaults to the executor's own.
+	// Sealed is the folder with all files of the agent: in each level but none
+	// processes of an index see of it what they need, and write nothing but their
+	// temporary files and home. Defaults to the executor's own.
 	Sealed string
-	// Hidden are folders below Sealed that such processes see as empty; those that
-	// are missing when they start are left alone. Defaults to none.
-	Hidden []string
+	// Shown are further folders below Sealed that such processes see. Defaults to none.
+	Shown []string
+	// Users says who such processes run as: "each" for a user of its own for each
+	// index, or a user's name or number. As far as the executor runs as root and may
+	// mount; Sandbox says where it may not. Defaults to the user of the executor.
+	Users string
+	// Homes is the folder, below Sealed, of their homes, one for each account. Defaults
+	// to homes.
+	Homes string
 	// OwnInterpreters has each index start an interpreter of its own. Defaults to
 	// beginning as a copy of a process that has imported what most tools do, one
 	// for each interpreter, where the system and the index allow that.
@@ -148,6 +154,8 @@ type Executor struct {
 	spawner *sandbox.Spawner
 	groups  *cgroup.Tree // of no kind where there are none
 	zygotes *zygote.Starter
+	users   *sandbox.Users // nil: everything runs as who we are
+	asRoot  string         // why that is so where it should not be
 
 	mu     sync.Mutex
 	closed bool
@@ -183,7 +191,21 @@ func New(dir string, opts *Options) (*Executor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("executor: Options.Sealed: %w", err)
 	}
-	folders := append([]string{sealed, filepath.Join(dir, scratch)}, o.Hidden...)
+	spawner := sandbox.NewSpawner(o.Logger, o.Levels...)
+	x := &Executor{opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner, open: map[closer]struct{}{}}
+	x.opts.Homes = cmp.Or(o.Homes, filepath.Join(sealed, "homes"))
+	if err := x.findUsers(); err != nil {
+		spawner.Close()
+		return nil, err
+	}
+	folders := []string{sealed, "", "r" + dir, "w" + filepath.Join(dir, scratch)}
+	if x.users != nil {
+		folders[1] = "other users"
+		folders = append(folders, "w"+x.opts.Homes)
+	}
+	for _, folder := range o.Shown {
+		folders = append(folders, "r"+folder)
+	}
 	if err := os.WriteFile(filepath.Join(files, "folders"), []byte(strings.Join(folders, "\x00")), 0o644); err != nil { //nolint:gosec // no secret
 		return nil, fmt.Errorf("executor: %w", err)
 	}
@@ -191,22 +213,59 @@ func New(dir string, opts *Options) (*Executor, error) {
 	if err := os.RemoveAll(filepath.Join(dir, scratch)); err != nil {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
-	if err := os.Mkdir(filepath.Join(dir, scratch), 0o700); err != nil {
+	if err := os.Mkdir(filepath.Join(dir, scratch), 0o711); err != nil { //nolint:gosec // what is below is its user's own
 		return nil, fmt.Errorf("executor: %w", err)
 	}
-	spawner := sandbox.NewSpawner(o.Logger, o.Levels...)
-	groups := openGroups(dir, o)
-	return &Executor{
-		opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner, groups: groups,
-		venvs: venv.NewStore(dir, spawner, venv.Options{
-			Logger: o.Logger, Environ: o.Environ, UV: o.UV, Warm: filepath.Join(files, python.WorkerPackage),
-		}),
-		zygotes: zygote.NewStarter(spawner, zygote.Options{
-			Logger: o.Logger, Dir: filepath.Join(dir, scratch), Files: files, Cgroups: groups, StartTimeout: o.StartTimeout,
-			MaxResult: o.MaxResult, MaxFrame: o.maxFrame(), OwnInterpreters: o.OwnInterpreters,
-		}),
-		open: map[closer]struct{}{},
-	}, nil
+	x.groups = openGroups(dir, o)
+	x.venvs = venv.NewStore(dir, spawner, venv.Options{
+		Logger: o.Logger, Environ: o.Environ, UV: o.UV, Warm: filepath.Join(files, python.WorkerPackage),
+	})
+	x.zygotes = zygote.NewStarter(spawner, zygote.Options{
+		Logger: o.Logger, Dir: filepath.Join(dir, scratch), Files: files, Cgroups: x.groups, StartTimeout: o.StartTimeout,
+		MaxResult: o.MaxResult, MaxFrame: o.maxFrame(), OwnInterpreters: o.OwnInterpreters,
+	})
+	return x, nil
+}
+
+// findUsers finds out who processes of an index are to run as.
+func (x *Executor) findUsers() (err error) {
+	name, own := x.opts.Users, x.opts.Users == "each"
+	if own {
+		name = ""
+	}
+	if x.opts.Users == "" || own && os.Geteuid() != 0 {
+		return nil
+	}
+	x.users, err = sandbox.NewUsers(x.opts.Homes, name)
+	if err != nil && own {
+		x.asRoot = err.Error()
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("executor: Options.Users: %w", err)
+	}
+	return nil
+}
+
+// user is who processes of an index run as in a sandbox level, and the variables
+// that follow from it.
+func (x *Executor) user(account string, box tool.Sandbox) (sandbox.User, map[string]string, error) {
+	if x.users == nil || !box.AtLeast(tool.SandboxGuard) || x.spawner.Level() != sandbox.LevelPID {
+		return sandbox.User{}, nil, nil
+	}
+	u, err := x.users.Of(account)
+	if err != nil {
+		return u, nil, fmt.Errorf("a user of its own: %w", err)
+	}
+	vars := map[string]string{"HOME": u.Home}
+	for _, line := range x.opts.Environ {
+		if folder, ok := strings.CutPrefix(line, "TMPDIR="); ok {
+			if info, err := os.Stat(folder); err != nil || info.Mode()&0o002 == 0 {
+				vars["TMPDIR"] = "/tmp"
+			}
+		}
+	}
+	return u, vars, nil
 }
 
 // writeWorker writes the embedded files to dir, an entry of an interpreter's path.

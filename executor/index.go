@@ -28,6 +28,9 @@ import (
 type Spec struct {
 	Name     string // for messages
 	Revision string // for messages
+	// Account names the user and the home of its processes, as a file can be named,
+	// where Options.Users gives each index its own. Defaults to Name.
+	Account string
 	// SourceDir is the index's folder: first on the modules' path and the
 	// working directory. Within Options.Sealed only the level none can write it.
 	SourceDir string
@@ -218,13 +221,17 @@ func (ix *Index) group(root string) error {
 		if err := policy.check(); err != nil {
 			return fmt.Errorf("the policy of %s: %w", name, err)
 		}
-		env := ix.x.workerEnv(filepath.Dir(ix.spec.Env.Python), ix.spec.Vars, policy.Vars)
+		user, own, err := ix.x.user(cmp.Or(ix.spec.Account, ix.spec.Name), policy.Sandbox)
+		if err != nil {
+			return err
+		}
+		env := ix.x.workerEnv(filepath.Dir(ix.spec.Env.Python), own, ix.spec.Vars, policy.Vars)
 		key := groupKey{sandbox: policy.Sandbox, env: strings.Join(env, "\x00")}
 		g := byKey[key]
 		if g == nil {
 			g = &group{key: key, config: zygote.Config{
 				Logger: ix.log, Redact: ix.redact, Python: ix.spec.Env.Python, Root: root, Paths: paths,
-				Env: env, Sandbox: key.sandbox,
+				Env: env, Sandbox: key.sandbox, User: user,
 			}}
 			byKey[key] = g
 			ix.groups = append(ix.groups, g)

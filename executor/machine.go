@@ -6,6 +6,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/failure"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -15,9 +16,18 @@ import (
 const scratch = "tmp"
 
 // Sandbox is the level that tools run in which demand none, and why it is not
-// the one of [Options.Sandbox]. The first call tests the machine.
+// the one of [Options.Sandbox], or not run as who [Options.Users] says. The first
+// call tests the machine.
 func (x *Executor) Sandbox() (effective tool.Sandbox, reasons []string) {
-	return x.spawner.Survey().Effective(x.opts.Sandbox)
+	effective, reasons = x.spawner.Survey().Effective(x.opts.Sandbox)
+	why := x.asRoot
+	if x.users != nil && (effective == tool.SandboxNone || x.spawner.Level() != sandbox.LevelPID) {
+		why = "no process can be both in a namespace and another user here"
+	}
+	if why != "" {
+		reasons = append(reasons, "tools run as root: "+why)
+	}
+	return effective, reasons
 }
 
 func (x *Executor) defaultSandbox() tool.Sandbox {

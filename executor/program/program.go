@@ -28,9 +28,11 @@ type Config struct {
 	Launch  sandbox.Command
 	Spawner *sandbox.Spawner
 	Groups  *cgroup.Tree
-	// Environ is the whole environment of a program: what all programs see with vars
-	// on top.
-	Environ func(vars map[string]string) []string
+	// Environ is the whole environment of a program: what all programs see with own,
+	// of its user, and vars on top.
+	Environ func(own, vars map[string]string) []string
+	// User is who a program of a sandbox level is, and the variables of that user.
+	User    func(tool.Sandbox) (user sandbox.User, own map[string]string, err error)
 	Redact  *output.Redactor // nil: no secrets
 	Scratch string           // where the folders of programs that may write nowhere else are made
 	Sandbox tool.Sandbox     // of calls that ask for no level
@@ -86,7 +88,7 @@ type Runner struct {
 // New makes ready to run an index's programs; nothing is started.
 func New(cfg Config) *Runner {
 	p := &Runner{cfg: cfg, places: make(chan struct{}, cfg.Concurrency), stop: make(chan struct{})}
-	for _, line := range cfg.Environ(nil) {
+	for _, line := range cfg.Environ(nil, nil) {
 		if list, ok := strings.CutPrefix(line, "PATH="); ok {
 			p.path = filepath.SplitList(list)
 		}

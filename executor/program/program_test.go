@@ -56,13 +56,14 @@ func newRunner(t *testing.T, change func(*program.Config)) (*program.Runner, str
 			Path: interpreter, Dir: dir, Env: []string{"LANG=C.UTF-8"},
 			Args: []string{"-I", "-S", "-c", "import sys; sys.path.insert(0, sys.argv[1]); from _the_worker import entry; entry.command(sys.argv[2])", files},
 		},
-		Environ: func(vars map[string]string) []string {
+		Environ: func(_, vars map[string]string) []string {
 			list := []string{"PATH=" + os.Getenv("PATH")}
 			for name, value := range vars {
 				list = append(list, name+"="+value)
 			}
 			return list
 		},
+		User:   func(tool.Sandbox) (sandbox.User, map[string]string, error) { return sandbox.User{}, nil, nil },
 		Redact: output.NewRedactor([]string{secret}), Scratch: t.TempDir(), Sandbox: tool.SandboxNone,
 		Concurrency: 2, MaxResult: 1 << 20, Grace: 10 * time.Second, Closed: func() {},
 	}

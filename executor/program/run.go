@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,8 +51,11 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 		return nil, failure.Unavailable("%s is not served: %s", r.call.Tool, why).WithRetryable(false)
 	}
 	vars := r.call.Vars
-	var err error
-	if r.folder, err = sandbox.OwnFolder(r.runner.cfg.Scratch, r.call.Sandbox); err != nil {
+	user, own, err := r.runner.cfg.User(r.call.Sandbox)
+	if err == nil {
+		r.folder, err = sandbox.OwnFolder(r.runner.cfg.Scratch, r.call.Sandbox, user)
+	}
+	if err != nil {
 		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	if r.folder != "" {
@@ -74,7 +78,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	}
 	defer proc.Kill()
 	r.enclose() // it starts nothing before it has read the request
-	if _, err := proc.Control.Write(r.request(r.runner.cfg.Environ(vars))); err != nil {
+	if _, err := proc.Control.Write(r.request(user, r.runner.cfg.Environ(own, vars))); err != nil {
 		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	var helpers sync.WaitGroup
@@ -117,10 +121,11 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 }
 
 // request is the message that starting/command.py reads.
-func (r *run) request(env []string) []byte {
+func (r *run) request(user sandbox.User, env []string) []byte {
 	var b bytes.Buffer
 	b.Write([]byte{0, 0, 0, 0})
-	fmt.Fprintf(&b, "%s\x00%s\x00%d\x00%d\x00%d\x00", r.call.Sandbox, r.folder, r.call.Limits.OpenFiles,
+	ids := strings.Trim(fmt.Sprint(user.IDs()), "[]")
+	fmt.Fprintf(&b, "%s\x00%s\x00%s\x00%d\x00%d\x00%d\x00", r.call.Sandbox, r.folder, ids, r.call.Limits.OpenFiles,
 		backstop(r.call.Limits.Memory), len(r.call.Argv))
 	for _, list := range [][]string{r.call.Argv, env} {
 		for _, text := range list {

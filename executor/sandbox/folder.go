@@ -7,14 +7,18 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// OwnFolder makes a folder below parent for what a sandbox level lets processes
-// write; empty where it leaves them others.
-func OwnFolder(parent string, level tool.Sandbox) (string, error) {
+// OwnFolder makes a folder below parent for what a sandbox level lets processes of a
+// user write; empty where it leaves them others.
+func OwnFolder(parent string, level tool.Sandbox, user User) (string, error) {
 	if !level.AtLeast(tool.SandboxStrict) {
 		return "", nil
 	}
-	if err := os.MkdirAll(parent, 0o700); err != nil {
+	folder, err := os.MkdirTemp(parent, "")
+	if err == nil && user.ID != 0 {
+		err = os.Chown(folder, user.ID, user.Group)
+	}
+	if err != nil {
 		return "", fmt.Errorf("the folder for temporary files: %w", err)
 	}
-	return os.MkdirTemp(parent, "")
+	return folder, nil
 }

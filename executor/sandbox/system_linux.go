@@ -54,6 +54,14 @@ func attributes(level Level, box tool.Sandbox) *syscall.SysProcAttr {
 	return attr
 }
 
+// trial is attributes, and has the process mount: where a system lets namespaces be
+// made, it may yet take their capabilities away.
+func trial(level Level, box tool.Sandbox) *syscall.SysProcAttr {
+	attr := attributes(level, box)
+	attr.Unshareflags = attr.Cloneflags & syscall.CLONE_NEWNS
+	return attr
+}
+
 // baseAttributes are how a base is started: it ends with the agent.
 func baseAttributes() (*syscall.SysProcAttr, error) {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}, nil

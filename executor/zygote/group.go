@@ -26,7 +26,8 @@ type Config struct {
 	Paths   []string         // that modules are imported from, before the environment's
 	Env     []string         // all that the processes see of an environment
 	Sandbox tool.Sandbox
-	Tools   []string // module.function
+	User    sandbox.User // of the processes
+	Tools   []string     // module.function
 }
 
 // Group is the processes that have an environment and a sandbox in common, and the
@@ -36,6 +37,7 @@ type Group struct {
 	starter *Starter
 	log     *slog.Logger
 	redact  *output.Redactor
+	user    sandbox.User
 	command sandbox.Command
 	setup   setup
 
@@ -57,10 +59,10 @@ type Group struct {
 // NewGroup makes a group, of which nothing has been started.
 func (s *Starter) NewGroup(cfg Config) *Group {
 	g := &Group{
-		starter: s, log: cfg.Logger, redact: cfg.Redact, all: map[*zygote]struct{}{},
+		starter: s, log: cfg.Logger, redact: cfg.Redact, user: cfg.User, all: map[*zygote]struct{}{},
 		setup: setup{
 			Root: cfg.Root, Cwd: cfg.Root, Paths: cfg.Paths, Sandbox: cfg.Sandbox, Exclude: map[string]string{},
-			Secrets: cfg.Redact.Forms(), Tools: cfg.Tools,
+			Secrets: cfg.Redact.Forms(), Tools: cfg.Tools, User: cfg.User.IDs(),
 		},
 		command: sandbox.Command{
 			Path: cfg.Python, Args: []string{"-I", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), s.opts.Files},
@@ -111,7 +113,7 @@ func (g *Group) Start(ctx context.Context, worker Worker) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := g.starter.startProcess(g.log, z, worker, own)
+	p, err := g.starter.startProcess(g.log, z, g.user, worker, own)
 	switch {
 	case own && err != nil:
 		g.discard(z)
@@ -122,7 +124,7 @@ func (g *Group) Start(ctx context.Context, worker Worker) (*Process, error) {
 }
 
 // startProcess has a zygote fork a worker, or become it.
-func (s *Starter) startProcess(log *slog.Logger, z *zygote, worker Worker, become bool) (_ *Process, err error) {
+func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, worker Worker, become bool) (_ *Process, err error) {
 	p, theirs, err := newProcess(log, s.nextID.Add(1))
 	if err != nil {
 		return nil, err
@@ -132,10 +134,12 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, worker Worker, becom
 	if worker.Async {
 		kind = "async"
 	}
-	p.handle, err = z.fork(p, forkRequest{
-		Kind: kind, Limit: s.opts.MaxResult, Isolation: worker.Isolation,
-		Limits: numbers{CPUTime: l.CPUTime.Seconds(), Memory: int64(l.Memory), Pids: l.Pids, OpenFiles: l.OpenFiles, Output: int64(l.Output)},
-	}, become, append(theirs[:4:4], p.page.File()))
+	if err = user.Take(theirs[2:4]...); err == nil { // programs open /dev/stdout
+		p.handle, err = z.fork(p, forkRequest{
+			Kind: kind, Limit: s.opts.MaxResult, Isolation: worker.Isolation,
+			Limits: numbers{CPUTime: l.CPUTime.Seconds(), Memory: int64(l.Memory), Pids: l.Pids, OpenFiles: l.OpenFiles, Output: int64(l.Output)},
+		}, become, append(theirs[:4:4], p.page.File()))
+	}
 	p.page.Sent()
 	sandbox.CloseAll(theirs)
 	if err != nil {
@@ -184,7 +188,7 @@ func (g *Group) begin(ctx context.Context, s setup, only string) (*zygote, error
 // ownFolder makes the folder that the processes of a zygote to be may write, where
 // its sandbox level leaves them no other.
 func (g *Group) ownFolder(s *setup) (err error) {
-	s.Folder, err = sandbox.OwnFolder(g.starter.opts.Dir, s.Sandbox)
+	s.Folder, err = sandbox.OwnFolder(g.starter.opts.Dir, s.Sandbox, g.user)
 	return err
 }
 

@@ -120,7 +120,7 @@ func TestRecordedZygote(t *testing.T) {
 		len(z.about.Unavailable) != 0 || z.about.ForkUnsafe != "" {
 		t.Errorf("described: %+v", z.about)
 	}
-	p, err := s.startProcess(log, z, Worker{Isolation: toolmesh.IsolationWarm}, false)
+	p, err := s.startProcess(log, z, sandbox.User{}, Worker{Isolation: toolmesh.IsolationWarm}, false)
 	if err != nil {
 		t.Fatalf("%v: %s", err, z.words)
 	}
@@ -133,7 +133,7 @@ func TestRecordedZygote(t *testing.T) {
 		t.Error("the worker's end is not known")
 	}
 	p.Close()
-	if _, err := s.startProcess(log, z, Worker{Isolation: toolmesh.IsolationWarm}, false); err == nil ||
+	if _, err := s.startProcess(log, z, sandbox.User{}, Worker{Isolation: toolmesh.IsolationWarm}, false); err == nil ||
 		!strings.Contains(err.Error(), "Resource temporarily unavailable") {
 		t.Errorf("a fork that fails: %v", err)
 	}

@@ -37,6 +37,8 @@ type setup struct {
 	Sandbox tool.Sandbox `json:"sandbox"`
 	// Folder is the one that strict and offline may write; empty for the others.
 	Folder string `json:"folder"`
+	// User is who to become: a user's id and a group's; empty for nobody else.
+	User []int `json:"user,omitempty"`
 	// Adopt is for a copy of a base; nil for an interpreter that was started for it.
 	Adopt *adoption `json:"adopt,omitempty"`
 }

@@ -419,7 +419,19 @@ func (m *Manager) clean(e *entry, dir string) {
 		return
 	}
 	m.remove(dir)
-	_ = os.Remove(filepath.Dir(dir)) // of the index, if that was the last
+	m.forget(filepath.Dir(dir))
+}
+
+// HomesDir is the folder with the homes of the indexes' tools, by what the folders of
+// the indexes are called.
+const HomesDir = "homes"
+
+// forget removes the folder of an index, if that holds no revision any more, and with
+// it the home of its tools.
+func (m *Manager) forget(folder string) {
+	if err := os.Remove(folder); err == nil {
+		m.remove(filepath.Join(m.dir, HomesDir, filepath.Base(folder)))
+	}
 }
 
 func (m *Manager) remove(dir string) {
@@ -446,7 +458,7 @@ func (m *Manager) sweep() {
 				m.remove(dir)
 			}
 		}
-		_ = os.Remove(name) // refused where something of the index is kept
+		m.forget(name)
 	}
 }
 

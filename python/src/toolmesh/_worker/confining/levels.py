@@ -4,7 +4,8 @@ The agent makes the namespaces; the rest is done here, by the zygote before it
 imports any code of the index, and inherited by everything it forks:
 
 none     nothing
-guard    no new privileges, few capabilities, no core files, an own /proc
+guard    no new privileges, few capabilities, no core files, an own /proc; of the
+         agent's files only what it needs; a user of its own, where the agent is root
 strict   no capabilities at all; the file system is read-only but for one folder;
          system calls that reach into other processes or the kernel are refused
 offline  strict, in a network of its own that has nothing but its loopback
@@ -25,7 +26,7 @@ import sys
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 NONE, GUARD, STRICT, OFFLINE = "none", "guard", "strict", "offline"
 REAPER = "reaper"  # how the agent keeps us together where it can make no namespaces
@@ -35,11 +36,13 @@ class Refused(Exception):
     """The machine does not give what the level needs."""
 
 
-def zygote(level: str, kept: str, folder: str) -> list[str]:
+def zygote(level: str, kept: str, folder: str, user: Sequence[int] = ()) -> list[str]:
     """Confines this process and its children to come.
 
     kept says how the agent keeps us together; folder is what strict and offline
-    may write. Returns what a level can do without and the machine refuses.
+    may write; user is as for become, empty to stay who we are or to become another
+    later, which guard allows. Returns what a level can do without and the machine
+    refuses.
     """
     if level == NONE or sys.platform != "linux":
         if level in (STRICT, OFFLINE):
@@ -51,9 +54,10 @@ def zygote(level: str, kept: str, folder: str) -> list[str]:
         if level == OFFLINE:
             _loopback()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _drop_capabilities(_KEPT if level == GUARD else ())
+    _drop_capabilities(_KEPT if level == GUARD else _TO_BECOME if user else ())
     if _prctl(_NO_NEW_PRIVS, 1) != 0:
         raise Refused(f"no_new_privs: {_error()}")
+    become(user)
     if level in (STRICT, OFFLINE):
         _read_only(folder)
         _filter(level)
@@ -166,44 +170,69 @@ def _mounts(level: str, notes: list[str]) -> None:
     """A /proc that shows our own processes alone: what others were given in
     their environment is not to be found there."""
     if not _mount("none", "/", "", _MS_REC | _MS_PRIVATE):
-        notes.append(f"no mounts of its own: {_error()}")
-        return
+        raise Refused(f"no mounts of its own: {_error()}")
     if not _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC):
         notes.append(f"no /proc of its own: {_error()}")
     _system_read_only(notes)
-    _agent_read_only(notes)
+    _agents_files()
     if level in (STRICT, OFFLINE) and os.path.isdir("/dev/shm"):
         # Locks and shared memory of multiprocessing live there.
         if not _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=64m,mode=1777"):
             notes.append(f"no /dev/shm of its own: {_error()}")
 
 
-# What the agent wrote beside this package: its own folder, the one below it that
-# processes of an index write in, and those that they must not see.
+# What the agent wrote beside this package: its own folder, what is below it that an
+# index needs, and whether indexes have users of their own.
 _FOLDERS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "folders")
 
 
-def _agent_read_only(notes: list[str]) -> None:
-    """The agent's files stay as they are, whoever owns them: what starts later is
-    made of them."""
+def _agents_files() -> None:
+    """The agent's folder shows what an index needs, which stays as it is: what starts
+    later is made of it. Also where its user could not reach it otherwise."""
     try:
         with open(_FOLDERS, encoding="utf-8", errors="surrogateescape") as file:
-            sealed, scratch, *hidden = file.read().split("\0")
+            sealed, others, *below = file.read().split("\0")
     except OSError:
         return
     here = os.getcwd()
-    flags = os.statvfs(sealed).f_flag & (_MS_NOSUID | _MS_NODEV | _MS_NOEXEC | 1024 | 2048)  # a remount repeats them
-    done = (
-        _mount(sealed, sealed, "", _MS_BIND | _MS_REC)
-        and _mount(scratch, scratch, "", _MS_BIND)
-        and _mount("none", sealed, "", _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY | flags)
-    )
-    for folder in hidden:
-        if done and os.path.isdir(folder):
-            done = _mount("none", folder, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC | _MS_READ_ONLY, "mode=0")
-    if not done:
-        notes.append(f"the agent's files can be changed: {_error()}")
-    os.chdir(here)  # it may be below, where it still is the folder that can be written
+    covers = {_blocks(sealed) if others else sealed: [(path[1:], path[0] == "w") for path in below]}
+    interpreter = os.path.realpath(sys.base_prefix)
+    if others and (cover := _blocks(interpreter)) != interpreter:
+        covers.setdefault(cover, []).append((interpreter, False))
+    for cover, paths in covers.items():
+        _show(cover, [one for one in paths if os.path.isdir(one[0])])
+    os.chdir(here)  # as it is seen now
+
+
+def _blocks(path: str) -> str:
+    """The first folder on the way to path that other users cannot pass, or path."""
+    at = path
+    for end in range(1, len(path)):
+        if path[end] == "/" and not os.stat(path[:end]).st_mode & 0o001:
+            return path[:end]
+    return at
+
+
+def _show(cover: str, paths: list[tuple[str, bool]]) -> None:
+    """Leaves of a folder the paths below it alone, of which some can be written."""
+    fds = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path, _ in paths]
+    empty, whole = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, any(path == cover for path, _ in paths)
+    if not whole:
+        _must_mount("tmpfs", cover, "tmpfs", empty, "mode=755,size=1m")
+    for fd, (path, writable) in zip(fds, paths, strict=True):
+        os.makedirs(path, exist_ok=True)
+        _must_mount(f"/proc/self/fd/{fd}", path, "", _MS_BIND | _MS_REC)
+        os.close(fd)
+        if not writable:
+            flags = os.statvfs(path).f_flag & (_MS_NOSUID | _MS_NODEV | _MS_NOEXEC | 1024 | 2048)  # a remount repeats them
+            _must_mount("none", path, "", _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY | flags)
+    if not whole:
+        _must_mount("none", cover, "", _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY | empty)
+
+
+def _must_mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    if not _mount(source, target, kind, flags, data):
+        raise Refused(f"{target} cannot be mounted: {_error()}")
 
 
 # Where root may change the system by writing to a file, whatever capabilities it
@@ -272,6 +301,23 @@ def _loopback() -> None:
 # become another user, to bind low ports. Nothing that reaches the kernel, other
 # processes, devices or the network's set-up.
 _KEPT = (0, 1, 3, 4, 5, 6, 7, 10)  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID NET_BIND_SERVICE
+_TO_BECOME = (6, 7)  # SETGID SETUID
+
+
+def become(user: Sequence[int]) -> None:
+    """From here on this process is that user (user id, group id) and has no
+    capabilities. Empty: it stays who it is."""
+    if not user:
+        return
+    uid, gid = user
+    try:
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    except OSError as failure:
+        raise Refused(f"the process cannot become the user {uid}: {failure}") from failure
+    if _abi() >= 1:
+        _prctl(_SET_DUMPABLE, 1)  # else its own files in /proc would be root's
 
 
 def _drop_capabilities(kept: Iterable[int]) -> None:

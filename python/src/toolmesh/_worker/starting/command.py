@@ -2,9 +2,9 @@
 request to end on, and takes everything that the program left behind along.
 
 The agent's one message on the control socket is a length and texts that end in
-NUL: the sandbox level, the folder that it leaves to be written, the bounds of
-open files and of memory (0: none), how many arguments there are, the arguments,
-the environment. It gets back "refused WHY", "exec ERRNO" or "exit STATUS", a
+NUL: the sandbox level, the folder that it leaves to be written, the user and the
+group to be (empty: none), the bounds of open files and of memory (0: none), how many
+arguments there are, the arguments, the environment. It gets back "refused WHY", "exec ERRNO" or "exit STATUS", a
 wait status, once.
 """
 
@@ -57,10 +57,11 @@ class _Request:
 
     def __init__(self, texts: list[bytes]) -> None:
         self.level, self.folder = os.fsdecode(texts[0]), os.fsdecode(texts[1])
-        self.files, self.memory = int(texts[2]), int(texts[3])
-        count = int(texts[4])
-        self.argv = texts[5 : 5 + count]
-        self.env: dict[bytes, bytes] = dict(pair.split(b"=", 1) for pair in texts[5 + count :])
+        self.user = [int(number) for number in texts[2].split()]
+        self.files, self.memory = int(texts[3]), int(texts[4])
+        count = int(texts[5])
+        self.argv = texts[6 : 6 + count]
+        self.env: dict[bytes, bytes] = dict(pair.split(b"=", 1) for pair in texts[6 + count :])
 
 
 def _request() -> _Request | None:
@@ -87,7 +88,7 @@ def _become(request: _Request, mode: str, trouble: int) -> NoReturn:
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)  # Python ignores the first two
         try:
-            levels.zygote(request.level, mode, request.folder)
+            levels.zygote(request.level, mode, request.folder, request.user)
             levels.domain(request.level)
         except levels.Refused as failure:
             os.write(trouble, b"refused " + str(failure).encode()[:300])

@@ -23,7 +23,7 @@ from . import adopting, root
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import ModuleType
     from typing import Any, NoReturn
 
@@ -107,8 +107,7 @@ class Zygote:
         adopted = self._setup.pop("adopt", None)
         if adopted:
             adopting.set_environ(adopted["environ"])
-        if not early:
-            self._confine(self._setup["sandbox"], self._setup["folder"])
+        self._confine(self._setup["sandbox"], self._setup["folder"], self._setup.get("user", ()), early)
         if adopted:
             try:
                 adopting.adopt(adopted, self._setup["paths"])
@@ -120,9 +119,13 @@ class Zygote:
         self._describe()
         self._serve()
 
-    def _confine(self, sandbox: str, folder: str) -> None:
+    def _confine(self, sandbox: str, folder: str, user: Sequence[int] = (), begun: bool = False) -> None:
+        """begun says that all but the user is in effect."""
         try:
-            self._notes = levels.zygote(sandbox, self._mode, folder)
+            if begun:
+                levels.become(user)
+            else:
+                self._notes = levels.zygote(sandbox, self._mode, folder, user)
         except levels.Refused as failure:
             sys.stderr.write(f"the sandbox level {sandbox} cannot be had: {failure}\n")
             sys.stderr.flush()

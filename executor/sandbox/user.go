@@ -1,0 +1,159 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+)
+
+// User is who processes run as. The zero value is the user that starts them.
+type User struct {
+	ID, Group int
+	// Home is a folder that is the user's own.
+	Home string
+}
+
+// IDs are the user's and the group's id; nil for the zero value.
+func (u User) IDs() []int {
+	if u.ID == 0 {
+		return nil
+	}
+	return []int{u.ID, u.Group}
+}
+
+// Take makes files the user's own. It does nothing for the zero value.
+func (u User) Take(files ...*os.File) error {
+	if u.ID == 0 {
+		return nil
+	}
+	for _, f := range files {
+		if err := f.Chown(u.ID, u.Group); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// What the ids of users are taken from: one that nothing else is known to hand out,
+// and, where a user namespace has no such ids, what is left below 65536.
+const (
+	users      = 10_000
+	firstUser  = 1_900_000_000
+	firstSmall = 50_000
+)
+
+// Users gives names a user and a home each. Who has which is told by who owns the
+// homes, so that it is the same after a restart. Its methods may be called concurrently.
+type Users struct {
+	dir   string
+	first int
+	fixed *User // who all are; nil: everybody has one of their own
+
+	mu sync.Mutex
+}
+
+// NewUsers makes the users of a folder, which is made if need be. name is a user of
+// this machine, or a number, that all are to be; empty for one each. nil is for a
+// name that means who runs this. The error says why others cannot be had.
+func NewUsers(dir, name string) (*Users, error) {
+	u := &Users{dir: dir, first: firstUser}
+	if name != "" {
+		var err error
+		if u.fixed, err = lookUp(name); err != nil {
+			return nil, err
+		}
+		if u.fixed.ID == os.Geteuid() {
+			return nil, nil //nolint:nilnil // as documented
+		}
+	}
+	if os.Geteuid() != 0 {
+		return nil, errors.New("the agent does not run as root, and root alone can become another user")
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // each home is its user's own
+		return nil, err
+	}
+	trial, err := os.MkdirTemp(dir, ".")
+	if err != nil {
+		return nil, err
+	}
+	defer os.Remove(trial) //nolint:errcheck // empty
+	if err = os.Chown(trial, u.first+users, u.first+users); errors.Is(err, syscall.EINVAL) {
+		u.first = firstSmall
+		err = os.Chown(trial, u.first+users, u.first+users)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the agent is root without the right to give files to another user: %w", err)
+	}
+	return u, nil
+}
+
+// lookUp finds a user by name or number, of whom the system need not know.
+func lookUp(name string) (*User, error) {
+	found, err := user.Lookup(name)
+	if err != nil {
+		if found, err = user.LookupId(name); err != nil {
+			found = &user.User{Uid: name, Gid: name}
+		}
+	}
+	id, err := strconv.ParseUint(found.Uid, 10, 31)
+	group, groupErr := strconv.ParseUint(found.Gid, 10, 31)
+	if errors.Join(err, groupErr) != nil {
+		return nil, fmt.Errorf("there is no user %q on this machine: name one of /etc/passwd, or a number", name)
+	}
+	return &User{ID: int(id), Group: int(group)}, nil //nolint:gosec // 31 bits
+}
+
+// Of returns the user of a name, which is one of a file, and makes the home of a new
+// one. A name that comes again has the same user, as far as nobody else has it.
+func (u *Users) Of(name string) (User, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	found := User{Home: filepath.Join(u.dir, name)}
+	if u.fixed != nil {
+		found.ID, found.Group = u.fixed.ID, u.fixed.Group
+		return found, found.own()
+	}
+	homes, err := os.ReadDir(u.dir)
+	if err != nil {
+		return User{}, err
+	}
+	taken := map[int]bool{}
+	for _, home := range homes {
+		info, err := home.Info()
+		if err != nil {
+			continue // gone meanwhile
+		}
+		if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+			id := int(stat.Uid)
+			if home.Name() == name && id >= u.first && id < u.first+users {
+				found.ID, found.Group = id, id
+				return found, nil
+			}
+			taken[id] = true
+		}
+	}
+	hash := fnv.New32a()
+	_, _ = hash.Write([]byte(name))
+	for i := range users {
+		id := u.first + (int(hash.Sum32()%users)+i)%users
+		if !taken[id] {
+			found.ID, found.Group = id, id
+			return found, found.own()
+		}
+	}
+	return User{}, fmt.Errorf("all %d users are taken", users)
+}
+
+// own makes the user's home.
+func (u User) own() error {
+	if err := os.Mkdir(u.Home, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	return os.Lchown(u.Home, u.ID, u.Group)
+}
