@@ -190,9 +190,11 @@ func (p *Process) enclose() {
 	}
 }
 
-// Close releases what is left of a process that has ended.
+// Close releases what is left of a process that has ended, or that was killed and of
+// which nothing is heard: from here on nothing will be.
 func (p *Process) Close() {
 	p.zygote.forget(p)
+	p.exited(sandbox.Exit{Lost: true})
 	p.closeChannels()
 	p.wg.Wait()
 	if p.zygote.folder != "" {

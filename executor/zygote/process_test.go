@@ -133,3 +133,21 @@ func TestPlacesAreBounded(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Who waits for the end of a worker that was killed, and of which its zygote has not
+// said that it ended, learns at its close that nothing more will be heard.
+func TestClosedBeforeItsEndIsKnown(t *testing.T) {
+	t.Parallel()
+	p, theirs := channels(t)
+	sandbox.CloseAll(theirs)
+	p.Close()
+	p.zygote.lostAll()
+	select {
+	case <-p.Done():
+		if want := (sandbox.Exit{Lost: true}); p.Exit() != want {
+			t.Errorf("its end: %v, want %v", p.Exit(), want)
+		}
+	default:
+		t.Error("its end is not known")
+	}
+}
