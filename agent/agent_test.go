@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -40,7 +41,8 @@ func start(t *testing.T, s *meshtest.Server, node subjects.NodeID) *agent.Agent 
 // startIn is start in a folder that may be an earlier agent's.
 func startIn(t *testing.T, s *meshtest.Server, node subjects.NodeID, dir string, change ...func(*agent.Options)) *agent.Agent {
 	t.Helper()
-	o := &agent.Options{Node: node, Environ: os.Environ()}
+	// The tools of most tests write where the test is.
+	o := &agent.Options{Node: node, Environ: os.Environ(), WorkerUser: strconv.Itoa(os.Geteuid())}
 	if os.Getenv("MESH_TEST_LOGS") != "" {
 		o.Logger = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo}))
 	}

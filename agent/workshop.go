@@ -208,7 +208,7 @@ func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor
 		return nil
 	}
 	progress("init", "running", 65)
-	if err := w.a.executor.Command(ctx, env, b.Dir, b.Manifest.Init, b.Env, secretsOf(b)); err != nil {
+	if err := w.a.executor.Command(ctx, env, accountOf(b), b.Dir, b.Manifest.Init, b.Env, secretsOf(b)); err != nil {
 		return err
 	}
 	if err := os.WriteFile(marker, []byte(env.Build), 0o600); err != nil {

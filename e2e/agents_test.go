@@ -100,7 +100,15 @@ type callEnd struct {
 // hold starts n calls and returns when the code of all of them runs.
 func (u *user) hold(t *testing.T, n int, args ...string) *heldCalls {
 	t.Helper()
-	h := &heldCalls{folder: t.TempDir(), done: make(chan callEnd, n)}
+	folder, err := os.MkdirTemp("/tmp", "toolmesh-e2e-") // other users cannot pass t.TempDir
+	if err == nil {
+		err = os.Chmod(folder, 0o777)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	h := &heldCalls{folder: folder, done: make(chan callEnd, n)}
 	for i := range n {
 		go func() {
 			begun := time.Now()

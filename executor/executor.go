@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
@@ -314,14 +315,24 @@ func (x *Executor) Prepare(ctx context.Context) {
 	}
 }
 
-// Command runs a command of an index, like its init, in its folder: it sees
-// what the index's tools see, with the environment's programs first on PATH.
-// The error is install_failed; the values of the variables that secrets names do
-// not appear in it.
-func (x *Executor) Command(ctx context.Context, env *Env, dir string, argv []string, vars map[string]string, secrets []string,
+// Command runs a command of an index, like its init, in its folder, as who runs the
+// executor: it sees what the index's tools see, with the environment's programs first
+// on PATH, and the home of the account, as in [Spec]. What it makes there belongs to
+// the account. The error is install_failed; the values of the variables that secrets
+// names do not appear in it.
+func (x *Executor) Command(ctx context.Context, env *Env, account, dir string, argv []string, vars map[string]string, secrets []string,
 ) error {
+	user, own, err := x.user(account, x.defaultSandbox())
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInstallFailed, "%w", err)
+	}
 	spec := Spec{Vars: vars, Secrets: secrets}
-	return x.venvs.Command(ctx, env, dir, argv, x.workerEnv(filepath.Join(env.Dir, "bin"), vars), output.NewRedactor(spec.secrets()).Text)
+	environ := x.workerEnv(filepath.Join(env.Dir, "bin"), own, vars)
+	err = x.venvs.Command(ctx, env, dir, argv, environ, output.NewRedactor(spec.secrets()).Text)
+	if err == nil {
+		err = user.TakeHome()
+	}
+	return err
 }
 
 // Close stops every index, waits until the last process is gone, and ends the

@@ -21,10 +21,10 @@ const scratch = "tmp"
 func (x *Executor) Sandbox() (effective tool.Sandbox, reasons []string) {
 	effective, reasons = x.spawner.Survey().Effective(x.opts.Sandbox)
 	why := x.asRoot
-	if x.users != nil && (effective == tool.SandboxNone || x.spawner.Level() != sandbox.LevelPID) {
-		why = "no process can be both in a namespace and another user here"
+	if x.users != nil && x.spawner.Level() != sandbox.LevelPID {
+		why = "processes in namespaces cannot become another user here"
 	}
-	if why != "" {
+	if why != "" && x.opts.Sandbox != tool.SandboxNone {
 		reasons = append(reasons, "tools run as root: "+why)
 	}
 	return effective, reasons

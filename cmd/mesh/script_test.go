@@ -87,7 +87,7 @@ func TestScripts(t *testing.T) {
 			home := filepath.Join(e.WorkDir, "home")
 			for name, value := range map[string]string{
 				"HOME": home, "XDG_DATA_HOME": filepath.Join(home, "data"), "XDG_STATE_HOME": filepath.Join(home, "state"),
-				"XDG_CONFIG_HOME": filepath.Join(home, "config"), "EXAMPLES": examples,
+				"XDG_CONFIG_HOME": filepath.Join(home, "config"), "EXAMPLES": examples, "UID": strconv.Itoa(os.Geteuid()),
 				"GIT_CONFIG_GLOBAL": os.DevNull, "GIT_CONFIG_SYSTEM": os.DevNull,
 			} {
 				e.Setenv(name, value)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"io/fs"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -38,6 +39,22 @@ func (u User) Take(files ...*os.File) error {
 		}
 	}
 	return nil
+}
+
+// TakeHome makes all that is in the user's home its own. It does nothing for the zero
+// value.
+func (u User) TakeHome() error {
+	if u.ID == 0 {
+		return nil
+	}
+	home, err := os.OpenRoot(u.Home) // its user may be changing it
+	if err != nil {
+		return err
+	}
+	defer home.Close() //nolint:errcheck // read only
+	return fs.WalkDir(home.FS(), ".", func(path string, _ fs.DirEntry, err error) error {
+		return errors.Join(err, home.Lchown(path, u.ID, u.Group))
+	})
 }
 
 // What the ids of users are taken from: one that nothing else is known to hand out,
@@ -88,7 +105,7 @@ func NewUsers(dir, name string) (*Users, error) {
 		err = os.Chown(trial, u.first+users, u.first+users)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the agent is root without the right to give files to another user: %w", err)
+		return nil, fmt.Errorf("the agent is root without the right to give files to another user: %w", errors.Unwrap(err)) // of its path
 	}
 	return u, nil
 }

@@ -24,6 +24,7 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_LABELS":               {"labels", "zone=b, gpu=yes", "gpu=yes,zone=b"},
 	"MESH_SLOTS":                {"slots", "7", ""},
 	"MESH_SANDBOX":              {"sandbox", "strict", ""},
+	"MESH_WORKER_USER":          {"worker-user", "tools", ""},
 	"MESH_MAX_TIMEOUT":          {"max-timeout", "90s", "1m30s"},
 	"MESH_SESSION":              {"session", "bob", ""},
 	"MESH_SESSION_POLICY":       {"session-policy", "strict", ""},

@@ -206,11 +206,10 @@ def _agents_files() -> None:
 
 def _blocks(path: str) -> str:
     """The first folder on the way to path that other users cannot pass, or path."""
-    at = path
     for end in range(1, len(path)):
         if path[end] == "/" and not os.stat(path[:end]).st_mode & 0o001:
             return path[:end]
-    return at
+    return path
 
 
 def _show(cover: str, paths: list[tuple[str, bool]]) -> None:
@@ -224,7 +223,7 @@ def _show(cover: str, paths: list[tuple[str, bool]]) -> None:
         _must_mount(f"/proc/self/fd/{fd}", path, "", _MS_BIND | _MS_REC)
         os.close(fd)
         if not writable:
-            flags = os.statvfs(path).f_flag & (_MS_NOSUID | _MS_NODEV | _MS_NOEXEC | 1024 | 2048)  # a remount repeats them
+            flags = os.statvfs(path).f_flag & (empty | 1024 | 2048)  # a remount repeats them
             _must_mount("none", path, "", _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY | flags)
     if not whole:
         _must_mount("none", cover, "", _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY | empty)

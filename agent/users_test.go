@@ -1,0 +1,134 @@
+package agent_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh/agent"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const usersTools = `
+import os
+
+def who() -> int:
+    return os.getuid()
+
+def keep(text: str) -> str:
+    with open(os.path.expanduser("~/kept"), "a+") as f:
+        f.write(text)
+        f.seek(0)
+        return f.read()
+
+def read(path: str) -> str:
+    with open(path) as f:
+        return f.read()
+`
+
+// An agent that runs as root runs the tools of each index as a user of its own, who
+// keeps its home until the index is uninstalled, and sees no file that is root's or
+// another index's.
+func TestEachIndexHasAUser(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	s := meshtest.Broker(t)
+	nc := s.Connect(t)
+	dir := t.TempDir()
+	each := func(o *agent.Options) { o.WorkerUser = "" }
+	a := startIn(t, s, "one", dir, each)
+	if reasons := lease(t, nc).Reasons; slices.ContainsFunc(reasons, func(r string) bool { return strings.Contains(r, "root") }) {
+		t.Skip(reasons)
+	}
+	c := newClient(t, nc, nil)
+	for _, name := range []string{"first", "second"} {
+		install(t, nc, map[string]any{"source": repository(t, name, map[string]string{
+			"t.py":       usersTools,
+			"tools.toml": "[index]\ninit = [\"sh\", \"-c\", \"echo init > $HOME/made\"]\ntools = [\"t.who\", \"t.keep\", \"t.read\"]\n[tool.id]\ncommand = [\"id\", \"-u\"]\n",
+		})})
+	}
+	who := func(index string) int {
+		t.Helper()
+		uid, command := 0, 0
+		callInto(t, c, index+".t.who", `{}`, &uid)
+		callInto(t, c, index+".id", `{}`, &command)
+		if uid == 0 || uid != command {
+			t.Errorf("%s: its function is the user %d, its command %d", index, uid, command)
+		}
+		return uid
+	}
+	first, second := who("first"), who("second")
+	if first == second {
+		t.Errorf("both are the user %d", first)
+	}
+	gives(t, c, "first.t.keep", `{"text":"a"}`, `"a"`)
+	home := filepath.Join(dir, "homes", "first")
+	gives(t, c, "first.t.read", fmt.Sprintf(`{"path":%q}`, home+"/made"), `"init\n"`)
+	for path, refused := range map[string]string{
+		"/etc/shadow": "Permission denied", home + "/kept": "Permission denied",
+		dir + "/node": "No such file", dir + "/jobs": "No such file",
+	} {
+		fails(t, c, "second.t.read", fmt.Sprintf(`{"path":%q}`, path), "tool_error", refused)
+	}
+
+	stop(t, a)
+	startIn(t, s, "one", dir, each)
+	meshtest.Until(t, "both are served again", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := c.Call(ctx, "second.t.who", json.RawMessage(`{}`))
+		_, other := c.Call(ctx, "first.t.who", json.RawMessage(`{}`))
+		return err == nil && other == nil
+	})
+	if again := who("first"); again != first {
+		t.Errorf("after a restart it is the user %d, not %d", again, first)
+	}
+	gives(t, c, "first.t.keep", `{"text":"b"}`, `"ab"`)
+	if _, failure := admin(t, nc, "uninstall", map[string]any{"name": "first"}); failure != nil {
+		t.Fatal(failure)
+	}
+	meshtest.Until(t, "its home is gone", func() bool {
+		_, err := os.Stat(home)
+		return errors.Is(err, fs.ErrNotExist)
+	})
+	gives(t, c, "second.t.keep", `{"text":"c"}`, `"c"`)
+}
+
+// A user that tools cannot be is said when the agent starts.
+func TestUsersThatToolsCannotBe(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	a, err := agent.New(s.Connect(t), t.TempDir(), &agent.Options{Node: "one", Environ: os.Environ(), WorkerUser: "nobody of this name"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Start(t.Context()); err == nil || !strings.Contains(err.Error(), `there is no user "nobody of this name" on this machine`) {
+		t.Errorf("got %v", err)
+	}
+	stop(t, a)
+}
+
+func callInto(t *testing.T, c *client.Client, tool, args string, into any) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	r, err := c.Call(ctx, subjects.ToolID(tool), json.RawMessage(args))
+	if err == nil {
+		err = json.Unmarshal(r.Value, into)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
