@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -76,6 +77,11 @@ type job struct {
 	grace   *time.Timer
 	again   *time.Timer // signals it once more
 	verdict Verdict     // set when its worker ended under it
+
+	// What its items have cost, which who reads from the worker counts, and how much
+	// of that the worker was told it may use again.
+	charged  int64
+	credited atomic.Int64
 
 	// Items of a coroutine's stream that the sink has not taken; bounded by credit.
 	items struct {
@@ -236,6 +242,19 @@ func (p *Pool) runCoroutine(ctx context.Context, j *job) error {
 	}
 }
 
+// charge counts an item of size bytes. An error means that the worker breaks the
+// protocol: it had no credit for it.
+func (j *job) charge(size int) error {
+	if j.item == nil {
+		return errors.New("the worker sent an item of a call that does not stream")
+	}
+	if j.charged-j.credited.Load() >= window {
+		return errors.New("the worker sent an item without credit")
+	}
+	j.charged += int64(size) + itemCost
+	return nil
+}
+
 // deliver hands over the items that have arrived.
 func (j *job) deliver() error {
 	for {
@@ -266,7 +285,7 @@ func (p *Pool) taker(ctx context.Context, j *job) func(data []byte) error {
 			return err
 		}
 		if used += len(data) + itemCost; used >= window/2 {
-			j.to.credit(j.id, used)
+			j.to.credit(j, used)
 			used = 0
 		}
 		return nil

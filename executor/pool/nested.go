@@ -74,7 +74,7 @@ func (w *worker) nested(h frame.Header, body []byte) error {
 	case len(body) != 4:
 		return fmt.Errorf("the worker sent a credit of %d bytes", len(body))
 	default:
-		n.add(int(binary.LittleEndian.Uint32(body)))
+		return n.add(int(binary.LittleEndian.Uint32(body)))
 	}
 	return nil
 }
@@ -223,14 +223,23 @@ func (n *nestedCall) spend(ctx context.Context, size int) error {
 	}
 }
 
-func (n *nestedCall) add(size int) {
+// add takes credit back. An error means that the worker breaks the protocol: it gave
+// more than was used.
+func (n *nestedCall) add(size int) error {
 	n.mu.Lock()
-	n.credit += size
+	over := n.credit+size > window
+	if !over {
+		n.credit += size
+	}
 	n.mu.Unlock()
+	if over {
+		return fmt.Errorf("the worker gave nested call %d more credit than it has room", n.id)
+	}
 	select {
 	case n.more <- struct{}{}:
 	default:
 	}
+	return nil
 }
 
 // nestedFailed ends a nested call with an error.

@@ -248,11 +248,14 @@ func (p *Pool) finishedPlain(j *job) {
 }
 
 // finishedCoroutine takes the call of a terminal frame off its worker. nil when
-// nobody waits for the ended call any more.
-func (p *Pool) finishedCoroutine(w *worker, id uint64) (j *job) {
+// nobody waits for the ended call any more. The error is that of known.
+func (p *Pool) finishedCoroutine(w *worker, id uint64) (j *job, err error) {
 	p.update(func(s *state) {
+		if err = w.known(id); err != nil {
+			return
+		}
 		if j = w.jobs[id]; j == nil {
-			w.abandoned = max(0, w.abandoned-1)
+			w.abandoned--
 		} else {
 			s.finished(j)
 			s.countCalls(w)
@@ -261,7 +264,7 @@ func (p *Pool) finishedCoroutine(w *worker, id uint64) (j *job) {
 			s.dismiss(w)
 		}
 	})
-	return j
+	return j, err
 }
 
 // processEnded notes that a worker's process has ended, and finishes the worker

@@ -285,7 +285,9 @@ func (p *process) Write(data []byte) {
 			answer := p.nested[h.ID]
 			delete(p.nested, h.ID)
 			p.mu.Unlock()
-			answer <- f
+			if answer != nil { // else a hostile worker's, who does not listen
+				answer <- f
+			}
 		default:
 			p.mu.Lock()
 			p.in = append(p.in, f)

@@ -171,7 +171,13 @@ func (w *worker) follow(j *job) (kind frame.Type, data []byte, refused, err erro
 			}
 			return h.Type, own(h, body), refused, nil
 		case frame.Yield:
-			if refused == nil && h.ID == j.id && j.item != nil {
+			if h.ID != j.id {
+				return 0, nil, refused, fmt.Errorf("the worker sent an item of call %d while it had call %d", h.ID, j.id)
+			}
+			if err := j.charge(len(body)); err != nil {
+				return 0, nil, refused, err
+			}
+			if refused == nil {
 				if refused = j.item(own(h, body)); refused != nil {
 					w.pool.interrupt(j)
 				}
@@ -196,19 +202,32 @@ func (w *worker) demultiplex() error {
 			if !w.answers(h) {
 				return errStarved
 			}
-			if j := w.pool.finishedCoroutine(w, h.ID); j != nil {
+			j, err := w.pool.finishedCoroutine(w, h.ID)
+			if err != nil {
+				return err
+			}
+			if j != nil {
 				j.kind, j.body = h.Type, own(h, body)
 				j.done <- struct{}{}
 			}
 		case frame.Yield:
-			if j := w.find(h.ID); j != nil && j.items.notify != nil {
-				j.items.mu.Lock()
-				j.items.list = append(j.items.list, own(h, body))
-				j.items.mu.Unlock()
-				select {
-				case j.items.notify <- struct{}{}:
-				default:
-				}
+			var j *job
+			w.pool.read(func(*state) { j, err = w.jobs[h.ID], w.known(h.ID) })
+			if j != nil {
+				err = j.charge(len(body))
+			}
+			if err != nil {
+				return err
+			}
+			if j == nil {
+				continue
+			}
+			j.items.mu.Lock()
+			j.items.list = append(j.items.list, own(h, body))
+			j.items.mu.Unlock()
+			select {
+			case j.items.notify <- struct{}{}:
+			default:
 			}
 		default:
 			if err := w.other(h, body); err != nil {
@@ -253,6 +272,15 @@ func own(h frame.Header, body []byte) []byte {
 		return body
 	}
 	return append(make([]byte, 0, len(body)), body...)
+}
+
+// known is an error for a call that a worker of coroutines cannot have. It is called
+// with the pool's lock.
+func (w *worker) known(id uint64) error {
+	if w.jobs[id] == nil && w.abandoned == 0 {
+		return fmt.Errorf("the worker spoke of call %d, which it does not have", id)
+	}
+	return nil
 }
 
 // find is the call of an id, nil when we no longer wait for it.
@@ -304,8 +332,9 @@ func (w *worker) signal(j *job) {
 }
 
 // credit lets a stream send size more bytes.
-func (w *worker) credit(id uint64, size int) {
-	w.send(frame.Header{Type: frame.Credit, ID: id}, binary.LittleEndian.AppendUint32(nil, uint32(size)), nil) //nolint:gosec // bounded by the window
+func (w *worker) credit(j *job, size int) {
+	j.credited.Add(int64(size))
+	w.send(frame.Header{Type: frame.Credit, ID: j.id}, binary.LittleEndian.AppendUint32(nil, uint32(size)), nil) //nolint:gosec // bounded by the window
 }
 
 func (w *worker) ping() { w.send(frame.Header{Type: frame.Ping, ID: w.proc.ID()}, nil, nil) }

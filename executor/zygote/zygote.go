@@ -106,6 +106,7 @@ type zygote struct {
 	forking sync.Mutex // one FORK under way: its descriptors must not mix with the next one's
 
 	mu      sync.Mutex
+	waited  bool // for a forkedMessage
 	forked  chan forkedMessage
 	workers map[uint64]*Process
 
@@ -150,7 +151,7 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 	timer := time.AfterFunc(opts.StartTimeout, interrupt) // for each single import
 	defer timer.Stop()
 	stop := context.AfterFunc(ctx, interrupt)
-	module, err := z.describe(func() { timer.Reset(opts.StartTimeout) })
+	module, err := z.describe(len(s.Tools), func() { timer.Reset(opts.StartTimeout) })
 	late := !timer.Stop() || errors.Is(err, os.ErrDeadlineExceeded) && !z.gone()
 	switch {
 	case !stop():
@@ -181,9 +182,9 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 var errEnded = errors.New("the zygote says nothing more")
 
 // describe reads until the zygote has described its tools. module is the last whose
-// import has begun, which is told to imports. The error is errEnded when the channel
-// ends.
-func (z *zygote) describe(imports func()) (module string, err error) {
+// import has begun, which is told to imports; there are at most as many as tools. The
+// error is errEnded when the channel ends.
+func (z *zygote) describe(tools int, imports func()) (module string, err error) {
 	h, body, err := z.reader.Next()
 	if err == nil {
 		if err := frame.Greeted(h, body); err != nil {
@@ -200,6 +201,9 @@ func (z *zygote) describe(imports func()) (module string, err error) {
 				Module string `json:"module"`
 			}
 			_ = json.Unmarshal(body, &m)
+			if tools--; tools < 0 {
+				return "", errors.New("the zygote imports more modules than there are tools")
+			}
 			module = m.Module
 			imports()
 		case frame.Described:
@@ -238,52 +242,65 @@ func (z *zygote) drain(file *os.File, stream output.Stream) {
 	})
 }
 
-// read takes the messages of a zygote that has described its tools, until it ends.
+// read takes the messages of a zygote that has described its tools, until it ends, or
+// says what it must not.
 func (z *zygote) read() {
-	defer z.control.close()
 	for {
 		h, body, err := z.reader.Next()
+		if err == nil {
+			err = z.take(h, body)
+		}
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, syscall.ECONNRESET) &&
 				!errors.Is(err, os.ErrDeadlineExceeded) {
-				z.log.Warn("the channel to the zygote broke", slog.Any("error", err))
-				_ = z.conn.Close()
+				z.log.Warn("the zygote is ended, for what came from it", slog.Any("error", err))
+				z.proc.Kill()
 			}
-			return
-		}
-		switch h.Type { //nolint:exhaustive // the rest never comes from a zygote
-		case frame.Forked:
-			m := forkedMessage{fd: -1}
-			if h.Flags&frame.FlagHandle != 0 {
-				m.fd = z.control.take()
-			}
-			switch numbers := numbersIn(body); {
-			case h.Flags&frame.FlagFailed != 0:
-				m.failed = string(body)
-			case len(numbers) == 1:
-				m.pid = numbers[0]
-			default:
-				m.failed = "its answer has no process id"
-			}
-			z.forked <- m
-		case frame.Exited:
-			e := sandbox.Exit{Lost: true}
-			if numbers := numbersIn(body); len(numbers) == 2 {
-				e = sandbox.Exit{Code: numbers[0], Signal: numbers[1]}
-			}
-			z.mu.Lock()
-			w := z.workers[h.ID]
-			delete(z.workers, h.ID)
-			z.mu.Unlock()
-			if w != nil {
-				w.exited(e)
-			}
-		default:
-			z.log.Error("unknown message from the zygote", slog.Int("type", int(h.Type)))
-			_ = z.conn.Close()
 			return
 		}
 	}
+}
+
+// take takes one message. An error means that the zygote breaks the protocol.
+func (z *zygote) take(h frame.Header, body []byte) error {
+	switch h.Type { //nolint:exhaustive // the rest never comes from a zygote
+	case frame.Forked:
+		z.mu.Lock()
+		waited := z.waited
+		z.waited = false
+		z.mu.Unlock()
+		if !waited {
+			return errors.New("it forked what nobody asked for")
+		}
+		m := forkedMessage{fd: -1}
+		if h.Flags&frame.FlagHandle != 0 {
+			m.fd = z.control.take()
+		}
+		switch numbers := numbersIn(body); {
+		case h.Flags&frame.FlagFailed != 0:
+			m.failed = string(body)
+		case len(numbers) == 1:
+			m.pid = numbers[0]
+		default:
+			m.failed = "its answer has no process id"
+		}
+		z.forked <- m
+	case frame.Exited:
+		e := sandbox.Exit{Lost: true}
+		if numbers := numbersIn(body); len(numbers) == 2 {
+			e = sandbox.Exit{Code: numbers[0], Signal: numbers[1]}
+		}
+		z.mu.Lock()
+		w := z.workers[h.ID]
+		delete(z.workers, h.ID)
+		z.mu.Unlock()
+		if w != nil { // else it was given up before
+			w.exited(e)
+		}
+	default:
+		return fmt.Errorf("it sent frame type %d", h.Type)
+	}
+	return nil
 }
 
 // numbersIn reads a body of i32.
@@ -314,7 +331,7 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 		message = frame.Become
 	}
 	z.mu.Lock()
-	z.workers[p.id] = p
+	z.workers[p.id], z.waited = p, true
 	z.solo = become
 	z.mu.Unlock()
 	data := frame.Append(nil, frame.Header{Type: message, ID: p.id}, body)
@@ -376,6 +393,7 @@ func (z *zygote) gone() bool {
 func (z *zygote) kill() {
 	z.proc.Kill()
 	z.wg.Wait()
+	z.control.close()
 	if z.folder != "" {
 		_ = os.RemoveAll(z.folder)
 	}
@@ -400,6 +418,10 @@ func (r *controlReader) Read(b []byte) (int, error) {
 				}
 			}
 		}
+		if len(r.fds) > 1 { // each answer has one, and there is one question at a time
+			r.close()
+			return n, errors.New("more descriptors came than were asked for")
+		}
 	}
 	if err == nil && n == 0 && len(b) > 0 {
 		err = io.EOF
@@ -420,4 +442,5 @@ func (r *controlReader) close() {
 	for _, fd := range r.fds {
 		_ = unix.Close(fd)
 	}
+	r.fds = nil
 }

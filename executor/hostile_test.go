@@ -1,0 +1,86 @@
+package executor_test
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// What a module can say to the agent in its zygote's name.
+const impostor = `
+import _socket, os, stat, sys
+
+frames = next(m for name, m in sys.modules.items() if name.endswith(".wire.frames"))
+fds = [fd for fd in range(3, 300) if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISSOCK(os.fstat(fd).st_mode)]
+control = _socket.socket(fileno=os.dup(fds[0]))
+
+def say(kind, body=b"", number=0, flags=0, give=()):
+    data = frames.HEADER.pack(len(body), kind, flags, 0, number) + body
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(fd.to_bytes(4, "little") for fd in give))] if give else []
+    control.sendmsg([data], rights)
+
+described = b'{"tools":[],"unavailable":[],"python":"3","fork_unsafe":"","notes":[]}'
+forked = (1).to_bytes(4, "little")
+many = [os.open("/dev/null", os.O_RDONLY) for _ in range(50)]
+
+def f(): return 1
+`
+
+// A module that speaks to the agent in its zygote's name harms its index alone: that
+// is opened or not, within the time of a start, it is closed at once, and no
+// descriptor stays with the agent.
+func TestAModuleThatSpeaksForItsZygote(t *testing.T) {
+	for name, says := range map[string]string{
+		"three descriptions":      "for _ in range(3): say(frames.DESCRIBED, described)",
+		"forks nobody asked for":  "for _ in range(9): say(frames.FORKED, forked, 1)",
+		"forks after description": "say(frames.DESCRIBED, described)\nfor _ in range(9): say(frames.FORKED, forked, 1)",
+		"ends nobody asked for":   "say(frames.DESCRIBED, described)\nfor i in range(999): say(frames.EXITED, bytes(8), i)",
+		"another hello":           "say(frames.HELLO, forked)",
+		"imports without end":     "for _ in range(9): say(frames.IMPORTING, b'{\"module\":\"t\"}')",
+		"an unknown frame":        "say(200)",
+		"a description cut off":   "say(frames.DESCRIBED, b'{\"tools\":')",
+		"a frame without end":     "control.send(frames.HEADER.pack(0x7fffffff, frames.DESCRIBED, 0, 0, 0))",
+		"descriptors":             "for _ in range(9): say(frames.IMPORTING, b'{}', give=many)",
+		"descriptors later":       "say(frames.DESCRIBED, described)\nfor _ in range(9): say(frames.EXITED, bytes(8), 77, give=many)",
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := newExecutor(t, nil)
+			good := open(t, x, specOf(t, x, writeFiles(t, map[string]string{"t.py": "def f(): return 1"}), "t.f"))
+			before := openFiles(t)
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			ix, err := x.Open(ctx, specOf(t, x, writeFiles(t, map[string]string{"t.py": impostor + "\n" + says + "\n"}), "t.f"))
+			if ctx.Err() != nil {
+				t.Fatal("the index is still being opened")
+			}
+			if err == nil {
+				_, _ = ix.Call(ctx, executor.Call{Tool: "t.f"}, nil)
+				closed, stop := context.WithTimeout(t.Context(), 30*time.Second)
+				defer stop()
+				if err := ix.Close(closed); err != nil {
+					t.Error(err)
+				}
+			}
+			meshtest.Until(t, "what was handed over is closed", func() bool { return openFiles(t) <= before+20 })
+			mustCall(t, good, "t.f", `{}`, `1`)
+		})
+	}
+}
+
+// openFiles counts the descriptors of this process.
+func openFiles(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		if strings.Contains(err.Error(), "no such file") {
+			t.Skip("no /proc here")
+		}
+		t.Fatal(err)
+	}
+	return len(entries)
+}
