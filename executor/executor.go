@@ -32,8 +32,9 @@ type Options struct {
 	// Logger defaults to one that discards.
 	Logger *slog.Logger
 	// Environ is the environment, as os.Environ gives it, that interpreters and
-	// uv are looked up in and that uv and pip are run with. Of it, a worker sees
-	// PATH HOME LANG TMPDIR alone. Defaults to a PATH of the system's folders.
+	// uv are looked up in. uv, pip and what they build with see of it what they
+	// need, a worker PATH HOME LANG TMPDIR alone. Defaults to a PATH of the system's
+	// folders.
 	Environ []string
 	// UV is the uv executable. Defaults to the one on PATH, else one that is
 	// installed into the executor's folder when it is first needed.

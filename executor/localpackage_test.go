@@ -148,3 +148,26 @@ func outsideOfTheIndex(t *testing.T, x *executor.Executor) {
 		mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, fmt.Sprintf("%q", value))
 	}
 }
+
+// What builds a package is a stranger's code: of the agent's environment it sees what
+// a build needs.
+func TestWhatABuildSees(t *testing.T) {
+	t.Parallel()
+	needsPackages(t)
+	x := newExecutor(t, func(o *executor.Options) {
+		o.Environ = append(os.Environ(), "AWS_SECRET_ACCESS_KEY=secret", "MESH_NATS_CREDS=/secret", "TOOLMESH_TEST_SECRET=secret", "no_proxy=example.org", "CFLAGS=-O1")
+	})
+	files := localPackage(map[string]string{"requirements.txt": "./lib\n"}, "")
+	files["lib/backend.py"] = strings.Replace(backend, `wheel.write("acme/__init__.py")`,
+		`wheel.writestr("acme/__init__.py", "VALUE = " + repr(sorted(name for name, value in os.environ.items() if name in ("no_proxy", "CFLAGS") or "secret" in value)))`, 1)
+	dir := writeFiles(t, files)
+	lock, err := x.Lock(t.Context(), dir, "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	env, err := x.Environment(t.Context(), dir, lock, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, `["CFLAGS","no_proxy"]`)
+}

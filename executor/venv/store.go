@@ -21,8 +21,9 @@ import (
 // Options configure a [Store]. Logger must be set.
 type Options struct {
 	Logger *slog.Logger
-	// Environ is the environment that interpreters and uv are looked up in and
-	// that uv and pip are run with, as os.Environ gives it. Defaults to empty.
+	// Environ is the environment that interpreters and uv are looked up in, as
+	// os.Environ gives it. uv and pip, and what they build with, see of it what they
+	// need alone. Defaults to empty.
 	Environ []string
 	// UV is the uv executable. Defaults to the one on PATH, else one installed
 	// below the store's folder when it is first needed.
@@ -74,13 +75,34 @@ type Store struct {
 func NewStore(dir string, spawner *sandbox.Spawner, o Options) *Store {
 	life, stop := context.WithCancel(context.Background())
 	s := &Store{
-		dir: dir, spawner: spawner, log: o.Logger, environ: o.Environ, uvPath: o.UV, warm: o.Warm,
+		dir: dir, spawner: spawner, log: o.Logger, environ: buildEnviron(o.Environ), uvPath: o.UV, warm: o.Warm,
 		probed: map[string]*Interpreter{},
 		uses:   uses{held: map[string]int{}, left: map[string]time.Time{}},
 		life:   life, stop: stop,
 	}
 	s.sweep()
 	return s
+}
+
+// Variables that uv, pip, git and the compilers of packages read, by name or by how
+// the name begins. What they run is code of a stranger: all else is not its business.
+var (
+	buildVariables = []string{
+		"PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS",
+		"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
+		"NETRC", "SSH_AUTH_SOCK", "LD_LIBRARY_PATH", "MAKEFLAGS", "MAX_JOBS",
+	}
+	buildFamilies = []string{"LC_", "UV_", "PIP_", "XDG_", "GIT_", "PYENV_", "PKG_CONFIG_", "CMAKE_", "CARGO_", "RUSTUP_", "CUDA_"}
+)
+
+// buildEnviron is what of an environment uv, pip and what they build with are run with.
+func buildEnviron(environ []string) []string {
+	return slices.DeleteFunc(slices.Clone(environ), func(line string) bool {
+		name, _, _ := strings.Cut(line, "=")
+		name = strings.ToUpper(name) // proxies are spelt in both ways
+		return !slices.Contains(buildVariables, name) &&
+			!slices.ContainsFunc(buildFamilies, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	})
 }
 
 // sweep removes what a process that was killed was in the middle of making: it
