@@ -22,8 +22,9 @@ BINARIES := $(notdir $(wildcard cmd/mesh cmd/mesh-agent cmd/mesh-router))
 VENV     := .venv
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build demo test test-go test-python skipped verify deadcode race bench fuzz kernel clean
+.PHONY: help build demo test test-go test-python skipped verify vulnerable deadcode race bench fuzz kernel clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,8 +56,14 @@ verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, 
 	@$(GO) vet ./...
 	@$(GO) run $(STATICCHECK) ./...
 	@$(MAKE) deadcode
+	@$(MAKE) vulnerable
 	@cd python && ../$(VENV)/bin/ruff check . && ../$(VENV)/bin/mypy
 	@$(MAKE) race
+
+vulnerable: ## known faults of what we build on, where their list can be reached
+	@said=$$($(GO) run $(GOVULNCHECK) ./... 2>&1) || case "$$said" in \
+	   *"fetching vulnerabilities:"*) echo "govulncheck skipped: $$(echo "$$said" | grep fetching)";; \
+	   *) echo "$$said"; exit 1;; esac
 
 deadcode: ## what no binary, no example and no documented API of embedders calls; tests do not count
 	@dead=$$($(GO) run $(DEADCODE) $(addprefix ./cmd/,$(BINARIES)) ./examples/... ./internal/archtest/embedders); \

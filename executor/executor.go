@@ -244,7 +244,7 @@ func (x *Executor) findUsers() (err error) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("executor: Options.Users: %w", err)
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "tools cannot run as %q: %w", name, err)
 	}
 	return nil
 }

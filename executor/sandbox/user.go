@@ -121,7 +121,7 @@ func lookUp(name string) (*User, error) {
 	id, err := strconv.ParseUint(found.Uid, 10, 31)
 	group, groupErr := strconv.ParseUint(found.Gid, 10, 31)
 	if errors.Join(err, groupErr) != nil {
-		return nil, fmt.Errorf("there is no user %q on this machine: name one of /etc/passwd, or a number", name)
+		return nil, errors.New("there is no such user on this machine: name one of /etc/passwd, or a number")
 	}
 	return &User{ID: int(id), Group: int(group)}, nil //nolint:gosec // 31 bits
 }

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -38,6 +40,10 @@ func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error)
 	id, err := folder.NodeID(string(c.Node.Node))
 	if err != nil {
 		return nil, err
+	}
+	if os.Geteuid() == 0 {
+		// Tools run as other users, who read what is installed. What is secret is made so.
+		syscall.Umask(0o022)
 	}
 	return agent.New(nc, folder.Dir, &agent.Options{
 		Node: id, Labels: c.Node.Labels, Slots: int(c.Node.Slots), Sandbox: string(c.Node.Sandbox), WorkerUser: c.Node.WorkerUser,
