@@ -455,6 +455,19 @@ func TestStreamQuota(t *testing.T) {
 	if all := other.chunks(); len(all) != 4 || all[3].kind != "complete" {
 		t.Errorf("another session: %+v", all)
 	}
+	other.next()
+	// Names of sessions cost nothing: those that nobody created have one quota together.
+	third := r.inbox()
+	r.send(third, "tools.s3.desk.gen", `{"n":3,"size":300}`, "Mesh-Stream", "inbox")
+	if a := third.next(); a.code() != "busy" || !strings.Contains(string(a.Data), "mesh session create") {
+		t.Errorf("one more session that nobody created: %s", a.Data)
+	}
+	sessionRecord(t, r.nc, "s4", `{"id":"s4","epoch":"1"}`)
+	fourth := r.inbox()
+	r.send(fourth, "tools.s4.desk.gen", `{"n":3,"size":300}`, "Mesh-Stream", "inbox")
+	if all := fourth.chunks(); len(all) != 4 || all[3].kind != "complete" {
+		t.Errorf("a session that somebody created: %+v", all)
+	}
 }
 
 // An envelope has the rpc_id as it was written, which may be six times as long as

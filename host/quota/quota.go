@@ -38,7 +38,8 @@ func New(limit int64, now func() time.Time) *Quota {
 // Limit is how many bytes each session may store.
 func (q *Quota) Limit() int64 { return q.limit }
 
-// Take reserves n bytes. Where the session has no more, it reports false and
+// Take reserves n bytes; the empty session stands for all that share what one may
+// store. Where the session has no more, it reports false and
 // how many it uses.
 func (q *Quota) Take(session subjects.SessionID, n int64) (used int64, ok bool) {
 	slice := q.slice()

@@ -3,6 +3,7 @@ package stream
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -51,8 +52,9 @@ type Stream struct {
 	over    bool       // Finish has run, and returned ended
 	ended   admit.Record
 
-	kept     atomic.Int64  // bytes of the items that are stored
-	credited chan struct{} // capacity 1: credit arrived
+	account  subjects.SessionID // whose quota the items are of; empty for all sessions that nobody created
+	kept     atomic.Int64       // bytes of the items that are stored
+	credited chan struct{}      // capacity 1: credit arrived
 
 	live  probe                        // of mesh.live, for all that read it without credit
 	final atomic.Pointer[admit.Record] // what Finish returned, once it has
@@ -78,6 +80,9 @@ func New(ctx context.Context, r *Readers, epoch string, total bool) (*Stream, er
 	s := &Stream{
 		readers: r, node: r.node, req: req, total: total, credited: make(chan struct{}, 1),
 		paced: req.HasCredit, credit: req.Credit, creditAt: now, itemAt: now,
+	}
+	if s.account = req.Session; epoch == "" && s.account != subjects.DefaultSession {
+		s.account = "" // of all that nobody created: names cost nothing
 	}
 	s.live.at = now.Add(readerGone - probeEvery) // its readers may yet have to subscribe
 	w, err := s.node.Store.Writer(req.Session, req.RPCID, &chunks.WriterOptions{Epoch: epoch, Admit: s.admit, Stored: s.stored})
@@ -154,11 +159,14 @@ func (s *Stream) carried(c *codec.Chunk) error {
 // admit charges an item to the session's quota, when nothing but the store can
 // refuse it any more. What the store does not take is given back at the end.
 func (s *Stream) admit(size int) error {
-	session := s.req.Session
-	used, ok := s.node.Quota.Take(session, int64(size))
+	used, ok := s.node.Quota.Take(s.account, int64(size))
 	if !ok {
-		return toolmesh.Errorf(toolmesh.CodeBusy, "session %q has stored %d bytes of chunks within 15 minutes through node %s and may store %d: wait, or yield less",
-			session, used, s.node.ID, s.node.Quota.Limit()).
+		who, or := fmt.Sprintf("session %q has", s.account), "yield less"
+		if s.account == "" {
+			who, or = "sessions that nobody created have together", "create the session (mesh session create), which then has a quota of its own"
+		}
+		return toolmesh.Errorf(toolmesh.CodeBusy, "%s stored %d bytes of chunks within 15 minutes through node %s and may store %d: wait, or %s",
+			who, used, s.node.ID, s.node.Quota.Limit(), or).
 			WithDetail("limit", "session_stream_quota").WithDetail("max", s.node.Quota.Limit()).WithDetail("stored", used).
 			WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedYes)
 	}
@@ -305,7 +313,7 @@ func (s *Stream) Finish(record admit.Record) admit.Record {
 	s.over, s.ended = true, s.conclude(record)
 	s.writer.Close()
 	if lost := s.taken - s.kept.Load(); lost > 0 {
-		s.node.Quota.Give(s.req.Session, lost)
+		s.node.Quota.Give(s.account, lost)
 	}
 	s.readers.first.probe.close()
 	s.live.close()
