@@ -8,27 +8,41 @@ import (
 
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
 	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 func (a *app) authCommand() *cobra.Command {
-	var natsConf bool
+	var natsConf, inJWT bool
+	session := string(subjects.DefaultSession)
 	template := &cobra.Command{
-		Use: "template --nats-conf", Short: "Print who may do what, for a NATS server of your own",
+		Use: "template {--nats-conf | --jwt}", Short: "Print who may do what, for a NATS server of your own",
 		Long: `Print the part of a NATS server's configuration that lets in three keys, each with
 what it may do: an administrator, the nodes, and callers of the default session,
 among them clients without a key. The keys are made in the data folder, in keys/,
 where they are not there yet: copy node.nk to the machines of the mesh, and keep
-admin.nk for yourself. Nobody else may read them.`,
+admin.nk for yourself. Nobody else may read them.
+
+With --jwt, print what an administrator, a node, a router and a caller of a session
+may do as JSON, in the form of the permissions in a user's JWT; no keys are made.`,
 		Example: "  mesh auth template --nats-conf > mesh.conf     # include mesh.conf in nats-server's configuration\n" +
-			"  mesh-agent -s nats://HOST:4222 --nkey node.nk\n  mesh install ./dir -s nats://HOST:4222 --nkey admin.nk",
+			"  mesh-agent -s nats://HOST:4222 --nkey node.nk\n  mesh install ./dir -s nats://HOST:4222 --nkey admin.nk\n" +
+			"  mesh auth template --jwt --session bob | jq .caller.pub.allow",
 		Args: nothing,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			if !natsConf {
-				return usage(cmd, "mesh auth template needs --nats-conf: it is the one form there is")
+			if natsConf == inJWT {
+				return usage(cmd, "mesh auth template needs one of --nats-conf and --jwt: in which form")
 			}
 			return nil
 		},
 		RunE: runE(func(context.Context, []string) error {
+			if inJWT {
+				all, err := access.Template(subjects.SessionID(session))
+				if err != nil {
+					return usage(nil, "%s", err.Error())
+				}
+				a.printJSON(all)
+				return nil
+			}
 			dir, err := process.DataFolder(a.env, a.set.DataDir)
 			if err != nil {
 				return usage(nil, "%s", err.Error())
@@ -46,6 +60,8 @@ admin.nk for yourself. Nobody else may read them.`,
 			return nil
 		}),
 	}
+	template.Flags().BoolVar(&inJWT, "jwt", false, "in the form of the permissions in users' JWTs")
+	template.Flags().StringVar(&session, "session", session, "session of the caller, with --jwt")
 	template.Flags().BoolVar(&natsConf, "nats-conf", false, "in the form of nats-server's configuration file")
 	template.Flags().StringVar(&a.set.DataDir, "data-dir", a.set.DataDir, "folder that has keys/ (default $XDG_DATA_HOME/toolmesh)")
 	return group("auth", "Keys, and what they may do", template)

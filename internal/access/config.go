@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/nats-io/jwt/v2"
+
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -26,6 +28,25 @@ func (k Keys) Config(issuer *Issuer) (string, error) {
 	}
 	fmt.Fprintf(&b, "}\nno_auth_user: %s\n", k[Caller])
 	return b.String(), nil
+}
+
+// Template is what users may do whose rights stand in their JWT, by role, in the form
+// of the permissions of its claims: admin, node, router and caller, which is of one
+// session. The error is that of a session's name that none can have.
+func Template(session subjects.SessionID) (map[string]jwt.Permissions, error) {
+	caller, err := subjects.CallerRights(session, session == subjects.DefaultSession)
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[string]jwt.Permissions)
+	for name, r := range map[string]subjects.Rights{
+		string(Admin): subjects.AdminRights(), string(Node): subjects.NodeRights(), "router": subjects.NodeRights(), string(Caller): caller,
+	} {
+		all[name] = jwt.Permissions{
+			Pub: jwt.Permission{Allow: r.Publish, Deny: r.DenyPublish}, Sub: jwt.Permission{Allow: r.Subscribe},
+		}
+	}
+	return all, nil
 }
 
 func (r Role) rights() (subjects.Rights, error) {

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/pflag"
 
@@ -38,7 +39,8 @@ type ConnectOptions struct {
 	Env  []string
 	// Inboxes are inbox prefixes for a connection with a key, which may subscribe
 	// few: the first that it may is taken, and none is permission_denied. Only the
-	// first is tried where Wait is set.
+	// first is tried where Wait is set. Of a credentials file the first that it names
+	// is taken, and the usual prefix where it names none.
 	Inboxes []string
 	// Logger takes what happens to the connection; nil discards it.
 	Logger *slog.Logger
@@ -68,6 +70,9 @@ func Connect(ctx context.Context, c settings.Connection, o ConnectOptions) (*nat
 				WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 		}
 		options = append(options, nats.UserCredentials(c.NATSCreds))
+		if prefix := inboxOf(c.NATSCreds, o.Inboxes); prefix != "" {
+			options = append(options, nats.CustomInboxPrefix(prefix))
+		}
 	}
 	file := c.NATSNkey
 	if file == "" && c.NATSCreds == "" && (c.NATSURL != "" || c.NATSContext == "") && o.Role != "" {
@@ -105,6 +110,30 @@ func Connect(ctx context.Context, c settings.Connection, o ConnectOptions) (*nat
 				WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 		}
 	}
+}
+
+// inboxOf is the first of some inbox prefixes that a credentials file names among what
+// its user may subscribe; empty for none, and for a file that is damaged, which the
+// server will refuse.
+func inboxOf(creds string, prefixes []string) string {
+	data, err := os.ReadFile(creds)
+	if err != nil {
+		return ""
+	}
+	token, err := jwt.ParseDecoratedJWT(data)
+	if err != nil {
+		return ""
+	}
+	user, err := jwt.DecodeUserClaims(token)
+	if err != nil {
+		return ""
+	}
+	for _, prefix := range prefixes {
+		if slices.Contains(user.Sub.Allow, prefix+".>") {
+			return prefix
+		}
+	}
+	return ""
 }
 
 // savedContext reads a saved context where the nats command line keeps it: below

@@ -1,0 +1,108 @@
+package e2e_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nkeys"
+
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// A NATS server whose users have JWTs, with the permissions that mesh auth template
+// prints: an administrator, a node, a router, a caller of one session.
+func TestJWT(t *testing.T) {
+	t.Parallel()
+	owner := newUser(t)
+	var rights map[string]jwt.Permissions
+	owner.json(t, &rights, "auth", "template", "--jwt", "--session=mine")
+	s, creds := operated(t, rights)
+	as := func(role string) *user {
+		u := newUser(t, "MESH_NATS_URL="+s.URL)
+		file := filepath.Join(u.home, role+".creds")
+		if err := os.WriteFile(file, creds[role], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		u.env = append(u.env, "MESH_NATS_CREDS="+file)
+		return u
+	}
+	admin, caller := as("admin"), as("caller")
+	as("node").agent(t, s.URL, "a")
+	router := as("router")
+	running, _ := router.start(t, filepath.Join(router.home, "none"), "mesh-router", "--server="+s.URL)
+	running.await(t, running.logs, `msg=ready`)
+	admin.mesh(t, 0, "install", "file://"+example(t, "lab"))
+	admin.mesh(t, 0, "session", "create", "mine")
+	admin.mesh(t, 0, "nodes")
+
+	if out := caller.mesh(t, 0, "call", "--session=mine", "lab.bank.withdraw", "account=alice", "amount=20").stdout; !strings.Contains(out, "100") {
+		t.Errorf("call: %s", out)
+	}
+	if out := caller.mesh(t, 0, "stream", "--session=mine", "lab.streams.words", "text=a b c").stdout; !strings.Contains(out, `"c"`) {
+		t.Errorf("stream: %s", out)
+	}
+	if out := caller.mesh(t, 0, "ls", "--session=mine").stdout; !strings.Contains(out, "lab.bank.withdraw") {
+		t.Errorf("ls: %s", out)
+	}
+	for _, args := range [][]string{
+		{"install", "file://" + example(t, "weather")}, {"uninstall", "lab"}, {"nodes"}, {"session", "create", "theirs"},
+		{"call", "--session=default", "lab.bank.withdraw", "account=alice", "amount=20"},
+	} {
+		if r := caller.mesh(t, 3, args...); !strings.Contains(r.stderr, "may not") && !strings.Contains(r.stderr, "--nkey") {
+			t.Errorf("mesh %s does not say that it is not allowed: %s", strings.Join(args, " "), r.stderr)
+		}
+	}
+}
+
+// operated starts a server in operator mode with one account, and makes credentials of
+// a user for each role.
+func operated(t *testing.T, rights map[string]jwt.Permissions) (s *meshtest.Server, creds map[string][]byte) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	pair := func(kind nkeys.PrefixByte) (nkeys.KeyPair, string) {
+		k, err := nkeys.CreatePair(kind)
+		must(err)
+		public, err := k.PublicKey()
+		must(err)
+		return k, public
+	}
+	operator, operatorKey := pair(nkeys.PrefixByteOperator)
+	account, accountKey := pair(nkeys.PrefixByteAccount)
+	_, systemKey := pair(nkeys.PrefixByteAccount)
+	o := jwt.NewOperatorClaims(operatorKey)
+	o.SystemAccount = systemKey
+	operatorJWT, err := o.Encode(operator)
+	must(err)
+	a := jwt.NewAccountClaims(accountKey)
+	a.Limits.JetStreamLimits = jwt.JetStreamLimits{MemoryStorage: -1, DiskStorage: -1, Streams: -1, Consumer: -1}
+	accountJWT, err := a.Encode(operator)
+	must(err)
+	systemJWT, err := jwt.NewAccountClaims(systemKey).Encode(operator)
+	must(err)
+	creds = make(map[string][]byte)
+	for role, may := range rights {
+		user, key := pair(nkeys.PrefixByteUser)
+		claims := jwt.NewUserClaims(key)
+		claims.Permissions = may
+		token, err := claims.Encode(account)
+		must(err)
+		seed, err := user.Seed()
+		must(err)
+		creds[role], err = jwt.FormatUserConfig(token, seed)
+		must(err)
+	}
+	quoted, err := json.Marshal(operatorJWT)
+	must(err)
+	return meshtest.Broker(t, meshtest.Config(fmt.Sprintf("operator: %s\nsystem_account: %s\nresolver: MEMORY\nresolver_preload: { %s: %q, %s: %q }\n",
+		quoted, systemKey, accountKey, accountJWT, systemKey, systemJWT))), creds
+}
