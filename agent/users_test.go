@@ -47,6 +47,11 @@ func TestEachIndexHasAUser(t *testing.T) {
 	s := meshtest.Broker(t)
 	nc := s.Connect(t)
 	dir := t.TempDir()
+	for _, name := range []string{"executor", "indexes"} { // as one would who is strict with root's files
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
 	each := func(o *agent.Options) { o.WorkerUser = "" }
 	a := startIn(t, s, "one", dir, each)
 	if reasons := lease(t, nc).Reasons; slices.ContainsFunc(reasons, func(r string) bool { return strings.Contains(r, "root") }) {

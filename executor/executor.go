@@ -85,7 +85,8 @@ type Options struct {
 	// processes of an index see of it what they need, and write nothing but their
 	// temporary files and home. Defaults to the executor's own.
 	Sealed string
-	// Shown are further folders below Sealed that such processes see. Defaults to none.
+	// Shown are further folders below Sealed that such processes see, which are made if
+	// need be. Defaults to none.
 	Shown []string
 	// Users says who such processes run as: "each" for a user of its own for each
 	// index, or a user's name or number. As far as the executor runs as root and may
@@ -200,13 +201,23 @@ func New(dir string, opts *Options) (*Executor, error) {
 		spawner.Close()
 		return nil, err
 	}
-	folders := []string{sealed, "", "r" + dir, "w" + filepath.Join(dir, scratch)}
+	folders := []string{sealed, ""}
+	for _, folder := range append([]string{dir}, o.Shown...) {
+		folders = append(folders, "r"+folder)
+		if err := os.MkdirAll(folder, 0o755); err != nil { //nolint:gosec // other users are to read it
+			return nil, fmt.Errorf("executor: %w", err)
+		}
+		if x.users == nil {
+			continue
+		}
+		if err := os.Chmod(folder, 0o755); err != nil { //nolint:gosec // as above, whoever made it
+			return nil, fmt.Errorf("executor: %w", err)
+		}
+	}
+	folders = append(folders, "w"+filepath.Join(dir, scratch)) // after what they are below
 	if x.users != nil {
 		folders[1] = "other users"
 		folders = append(folders, "w"+x.opts.Homes)
-	}
-	for _, folder := range o.Shown {
-		folders = append(folders, "r"+folder)
 	}
 	if err := os.WriteFile(filepath.Join(files, "folders"), []byte(strings.Join(folders, "\x00")), 0o644); err != nil { //nolint:gosec // no secret
 		return nil, fmt.Errorf("executor: %w", err)
