@@ -31,6 +31,10 @@ def keep(text: str) -> str:
         f.seek(0)
         return f.read()
 
+def lead(name: str, to: str) -> None:
+    os.remove(os.path.expanduser("~/" + name))
+    os.symlink(to, os.path.expanduser("~/" + name))
+
 def read(path: str) -> str:
     with open(path) as f:
         return f.read()
@@ -58,11 +62,18 @@ func TestEachIndexHasAUser(t *testing.T) {
 		t.Skip(reasons)
 	}
 	c := newClient(t, nc, nil)
-	for _, name := range []string{"first", "second"} {
-		install(t, nc, map[string]any{"source": repository(t, name, map[string]string{
-			"t.py":       usersTools,
-			"tools.toml": "[index]\ninit = [\"sh\", \"-c\", \"echo init > $HOME/made\"]\ntools = [\"t.who\", \"t.keep\", \"t.read\"]\n[tool.id]\ncommand = [\"id\", \"-u\"]\n",
-		})})
+	files := map[string]string{
+		"t.py": usersTools,
+		"tools.toml": `[index]
+init = ["sh", "-c", "echo init > $HOME/made; test ! -e $HOME/kept"]
+tools = ["t.who", "t.keep", "t.read", "t.lead"]
+[tool.id]
+command = ["id", "-u"]
+`,
+	}
+	sources := map[string]string{"first": repository(t, "first", files), "second": repository(t, "second", files)}
+	for _, source := range sources {
+		install(t, nc, map[string]any{"source": source})
 	}
 	who := func(index string) int {
 		t.Helper()
@@ -87,6 +98,19 @@ func TestEachIndexHasAUser(t *testing.T) {
 	} {
 		fails(t, c, "second.t.read", fmt.Sprintf(`{"path":%q}`, path), "tool_error", refused)
 	}
+
+	// What a tool leaves in its home leads no init astray, which runs as root.
+	target := filepath.Join(t.TempDir(), "target")
+	if err := os.WriteFile(target, []byte("root's"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	gives(t, c, "second.t.lead", fmt.Sprintf(`{"name":"made","to":%q}`, target), `null`)
+	commit(t, strings.TrimPrefix(sources["second"], "file://"), map[string]string{"more": "a new revision"})
+	install(t, nc, map[string]any{"source": sources["second"]})
+	if text, err := os.ReadFile(target); err != nil || string(text) != "root's" {
+		t.Errorf("init was led to %q, %v", text, err)
+	}
+	gives(t, c, "second.t.read", fmt.Sprintf(`{"path":%q}`, filepath.Join(dir, "homes", "second", "made")), `"init\n"`)
 
 	stop(t, a)
 	startIn(t, s, "one", dir, each)

@@ -171,7 +171,7 @@ type closer interface {
 }
 
 // New makes an executor in dir, which belongs to it alone and is made if need be.
-func New(dir string, opts *Options) (*Executor, error) {
+func New(dir string, opts *Options) (_ *Executor, err error) {
 	o := opts.withDefaults()
 	if o.MaxResult > 1<<30 {
 		return nil, errors.New("executor: Options.MaxResult must be at most 1 GB")
@@ -179,8 +179,7 @@ func New(dir string, opts *Options) (*Executor, error) {
 	if _, err := tool.ParseSandbox(string(o.Sandbox)); err != nil {
 		return nil, fmt.Errorf("executor: Options.Sandbox: %w", err)
 	}
-	dir, err := filepath.Abs(dir)
-	if err != nil {
+	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // interpreters of other users may read it
@@ -197,8 +196,12 @@ func New(dir string, opts *Options) (*Executor, error) {
 	spawner := sandbox.NewSpawner(o.Logger, o.Levels...)
 	x := &Executor{opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner, open: map[closer]struct{}{}}
 	x.opts.Homes = cmp.Or(o.Homes, filepath.Join(sealed, "homes"))
+	defer func() {
+		if err != nil {
+			spawner.Close()
+		}
+	}()
 	if err := x.findUsers(); err != nil {
-		spawner.Close()
 		return nil, err
 	}
 	folders := []string{sealed, ""}
@@ -329,8 +332,8 @@ func (x *Executor) Prepare(ctx context.Context) {
 
 // Command runs a command of an index, like its init, in its folder, as who runs the
 // executor: it sees what the index's tools see, with the environment's programs first
-// on PATH, and the home of the account, as in [Spec]. What it makes there belongs to
-// the account. The error is install_failed; the values of the variables that secrets
+// on PATH. What it leaves in its home, which is empty, goes to that of the account, as
+// in [Spec]. The error is install_failed; the values of the variables that secrets
 // names do not appear in it.
 func (x *Executor) Command(ctx context.Context, env *Env, account, dir string, argv []string, vars map[string]string, secrets []string,
 ) error {
@@ -339,12 +342,22 @@ func (x *Executor) Command(ctx context.Context, env *Env, account, dir string, a
 		return toolmesh.Errorf(toolmesh.CodeInstallFailed, "%w", err)
 	}
 	spec := Spec{Vars: vars, Secrets: secrets}
-	environ := x.workerEnv(filepath.Join(env.Dir, "bin"), own, vars)
-	err = x.venvs.Command(ctx, env, dir, argv, environ, output.NewRedactor(spec.secrets()).Text)
-	if err == nil {
-		err = user.TakeHome()
+	move := func() error { return nil }
+	if own != nil {
+		var end func()
+		if own["HOME"], move, end, err = user.Furnish(); err != nil {
+			return toolmesh.Errorf(toolmesh.CodeInstallFailed, "a home for the command: %w", err)
+		}
+		defer end()
 	}
-	return err
+	environ := x.workerEnv(filepath.Join(env.Dir, "bin"), own, vars)
+	if err := x.venvs.Command(ctx, env, dir, argv, environ, output.NewRedactor(spec.secrets()).Text); err != nil {
+		return err
+	}
+	if err := move(); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInstallFailed, "what the command has put into its home: %w", err)
+	}
+	return nil
 }
 
 // Close stops every index, waits until the last process is gone, and ends the

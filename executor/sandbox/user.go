@@ -41,19 +41,41 @@ func (u User) Take(files ...*os.File) error {
 	return nil
 }
 
-// TakeHome makes all that is in the user's home its own. It does nothing for the zero
-// value.
-func (u User) TakeHome() error {
-	if u.ID == 0 {
-		return nil
+// Furnish makes an empty folder that is to be the home while the agent runs something
+// for the user: what the user has left in its own would be believed there. move puts
+// what was made into the home, in place of what has the same names, as the user's;
+// end, which must be called, removes the folder.
+func (u User) Furnish() (folder string, move func() error, end func(), err error) {
+	folder, err = os.MkdirTemp(filepath.Dir(u.Home), ".")
+	if err != nil {
+		return "", nil, nil, err
 	}
-	home, err := os.OpenRoot(u.Home) // its user may be changing it
+	move = func() error {
+		if err := u.take(folder); err != nil {
+			return err
+		}
+		made, err := os.ReadDir(folder)
+		for _, entry := range made {
+			at := filepath.Join(u.Home, entry.Name())
+			err = errors.Join(err, os.RemoveAll(at), os.Rename(filepath.Join(folder, entry.Name()), at))
+		}
+		return err
+	}
+	return folder, move, func() { _ = os.RemoveAll(folder) }, nil
+}
+
+// take makes what is in a folder the user's.
+func (u User) take(folder string) error {
+	root, err := os.OpenRoot(folder)
 	if err != nil {
 		return err
 	}
-	defer home.Close() //nolint:errcheck // read only
-	return fs.WalkDir(home.FS(), ".", func(path string, _ fs.DirEntry, err error) error {
-		return errors.Join(err, home.Lchown(path, u.ID, u.Group))
+	defer root.Close() //nolint:errcheck // read only
+	return fs.WalkDir(root.FS(), ".", func(path string, _ fs.DirEntry, err error) error {
+		if path == "." {
+			return err // its own user cannot be in it before it is moved
+		}
+		return errors.Join(err, root.Lchown(path, u.ID, u.Group))
 	})
 }
 
@@ -94,6 +116,10 @@ func NewUsers(dir, name string) (*Users, error) {
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // each home is its user's own
 		return nil, err
+	}
+	unfinished, _ := filepath.Glob(filepath.Join(dir, ".*")) // of a process that was killed
+	for _, folder := range unfinished {
+		_ = os.RemoveAll(folder)
 	}
 	trial, err := os.MkdirTemp(dir, ".")
 	if err != nil {
