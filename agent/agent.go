@@ -120,6 +120,9 @@ func New(nc *nats.Conn, dir string, opts *Options) (*Agent, error) {
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the data folder %q cannot be made absolute: %w", dir, err)
 	}
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = real // other users, as which tools may run, see it where it is
+	}
 	b, err := bus.New(nc, &bus.Options{Logger: o.Logger})
 	if err != nil {
 		return nil, err

@@ -50,14 +50,17 @@ func TestEachIndexHasAUser(t *testing.T) {
 	}
 	s := meshtest.Broker(t)
 	nc := s.Connect(t)
-	dir := t.TempDir()
+	dir, link := t.TempDir(), filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
 	for _, name := range []string{"executor", "indexes"} { // as one would who is strict with root's files
 		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
 	each := func(o *agent.Options) { o.WorkerUser = "" }
-	a := startIn(t, s, "one", dir, each)
+	a := startIn(t, s, "one", link, each)
 	if reasons := lease(t, nc).Reasons; slices.ContainsFunc(reasons, func(r string) bool { return strings.Contains(r, "root") }) {
 		t.Skip(reasons)
 	}
@@ -113,7 +116,7 @@ command = ["id", "-u"]
 	gives(t, c, "second.t.read", fmt.Sprintf(`{"path":%q}`, filepath.Join(dir, "homes", "second", "made")), `"init\n"`)
 
 	stop(t, a)
-	startIn(t, s, "one", dir, each)
+	startIn(t, s, "one", link, each)
 	meshtest.Until(t, "both are served again", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

@@ -114,7 +114,11 @@ func NewUsers(dir, name string) (*Users, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("the agent does not run as root, and root alone can become another user")
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // each home is its user's own
+	err := os.MkdirAll(dir, 0o755) //nolint:gosec // each home is its user's own
+	if err == nil {
+		err = os.Chmod(dir, 0o755) //nolint:gosec // whatever the umask
+	}
+	if err != nil {
 		return nil, err
 	}
 	unfinished, _ := filepath.Glob(filepath.Join(dir, ".*")) // of a process that was killed
