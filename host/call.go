@@ -178,11 +178,11 @@ func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, arriv
 		return c, admit.Request{}
 	}
 	epoch, sure := h.known(req.Session, req.Delivery != codec.DeliverNone)
+	if c.tool != nil && c.tool.tenure.ended(epoch) {
+		sure = false // the tool is about to be withdrawn, or the view is behind
+	}
 	c.epoch = epoch
 	c.unsettled.Store(!sure)
-	if c.tool != nil && c.tool.tenure.ended(epoch) {
-		c.tool, c.Identity = nil, h.identity // it is about to be withdrawn
-	}
 	r := admit.Request{Tool: s.Tool, Epoch: epoch, Unsettled: !sure, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth}
 	if req.IsAgain {
 		r.First = c.Start.Add(-req.Again)
@@ -243,7 +243,7 @@ func (h *Host) check(c *inflight, mine, directed bool) *toolmesh.Error {
 		return refuse(toolmesh.CodeInvalidRequest, "the call is nested %d calls deep, at most %d are allowed: do tools call each other in a circle?",
 			req.Depth, h.opts.MaxDepth).WithDetail("limit", "depth").WithDetail("max", h.opts.MaxDepth)
 	case t == nil || t.withdrawn.Load() && directed:
-		return refuse(toolmesh.CodeUnavailable, "tool %q has just been taken off node %s", req.Tool, h.node)
+		return refusal(h.takenOff(req.Tool))
 	case h.draining.Load() && directed:
 		return refuse(toolmesh.CodeUnavailable, "node %s is draining: send to another", h.node)
 	case req.HasTimeout && req.Timeout <= 0:
@@ -282,6 +282,11 @@ func (h *Host) admit(c *inflight, r admit.Request, bad *toolmesh.Error) *admit.C
 	c.finish()
 	h.follow(c, verdict, call, record, bad)
 	return nil
+}
+
+// takenOff refuses a call of a tool that is not served any more.
+func (h *Host) takenOff(id subjects.ToolID) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "tool %q has just been taken off node %s", id, h.node)
 }
 
 // follow answers a request that is not run: now, or when the call that it
@@ -371,7 +376,11 @@ func tooLarge(size int, limit int64) *toolmesh.Error {
 // execute prepares the call and runs its handler.
 func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 	c := running.Value
-	if err := c.lookUp(&c.ctx); err != nil {
+	err := c.lookUp(&c.ctx)
+	if err == nil && c.tool.tenure.ended(c.epoch) {
+		err = h.takenOff(c.Request.Tool)
+	}
+	if err != nil {
 		bad := refusal(err).WithStarted(toolmesh.StartedNo)
 		if c.Request.IsAgain {
 			bad = bad.WithStarted(toolmesh.StartedUnknown) // it may have run in the session that has ended

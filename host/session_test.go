@@ -223,6 +223,25 @@ func TestHandleInTheNextSession(t *testing.T) {
 	}
 }
 
+// A tool of a session is called before the view has the news that the session of
+// its name has ended and was created again.
+func TestCallsBeforeTheViewKnowsTheirSession(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	nc := broker.Connect(t)
+	newDesk().serve(t, broker.Connect(t), &host.Options{Index: "other"}) // makes the registry
+	sessionRecord(t, nc, "s", `{"id":"s","epoch":"2"}`)
+	d := newDesk()
+	h := d.serve(t, broker.Connect(t), &host.Options{Session: "s", Service: "-", Sessions: admitted{known: map[subjects.SessionID]string{"s": "1"}}})
+	r := &rig{desk: d, t: t, broker: broker, h: h, nc: nc}
+	if a := r.ask("tools.s.note", `{"key":"1"}`); a.code() != "ok" {
+		t.Fatal(string(a.Data))
+	}
+	if seen := <-r.gate("1").seen; seen.Epoch != "2" {
+		t.Errorf("the call is of epoch %q", seen.Epoch)
+	}
+}
+
 // Tools that are served in a session before somebody creates it are that session's.
 func TestToolsBeforeTheirSession(t *testing.T) {
 	t.Parallel()
