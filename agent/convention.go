@@ -76,7 +76,7 @@ func (i *instance) openCommands(env *executor.Env, usable []string, vars map[str
 			var err error
 			i.commands, err = i.a.executor.OpenCommands(executor.CommandSpec{
 				Name: string(i.build.Name), Revision: i.build.Revision, Account: accountOf(i.build), SourceDir: i.build.Dir, Env: env, Vars: vars, SecretValues: i.secretValues(),
-				Concurrency: i.build.Manifest.Concurrency,
+				Paths: i.paths, Concurrency: i.build.Manifest.Concurrency,
 			})
 			if err != nil {
 				return err

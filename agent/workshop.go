@@ -99,16 +99,20 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 		return nil, err
 	}
 	progress("import", "running", 65)
+	paths, notes, err := w.a.executor.Paths(accountOf(b), pathsOf(b.Paths), pathsOf(b.Manifest.Paths))
+	if err != nil {
+		return nil, err
+	}
 	usable, missing := withEnv(b)
 	vars, policies := policiesOf(b)
-	i := &instance{a: w.a, build: b, env: env, unavailable: missing, known: map[subjects.ToolID]*tool.Descriptor{}, notices: map[string]string{}}
+	i := &instance{a: w.a, build: b, env: env, paths: paths, warnings: notes, unavailable: missing, known: map[subjects.ToolID]*tool.Descriptor{}, notices: map[string]string{}}
 	if err := i.openCommands(env, usable, vars); err != nil {
 		return nil, err
 	}
 	if functions := functionsOf(b.Manifest, usable); len(functions) > 0 || i.commands == nil {
 		i.index, err = w.a.executor.Open(ctx, executor.Spec{
 			Name: string(b.Name), Revision: b.Revision, Account: accountOf(b), SourceDir: b.Dir, Env: env, Tools: functions, Vars: vars, Policies: policies, Secrets: secretsOf(b),
-			Concurrency: b.Manifest.Concurrency, Quarantined: i.quarantined,
+			Paths: paths, Concurrency: b.Manifest.Concurrency, Quarantined: i.quarantined,
 		})
 		if err != nil {
 			_ = i.closeCommands(ctx)
@@ -129,6 +133,14 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 
 // accountOf names the user of an index, which is another one in each session.
 func accountOf(b deploy.Build) string { return filepath.Base(filepath.Dir(b.Dir)) }
+
+func pathsOf(all []index.Path) []executor.Path {
+	paths := make([]executor.Path, len(all))
+	for i, p := range all {
+		paths[i] = executor.Path(p)
+	}
+	return paths
+}
 
 // withEnv splits the declared tools into those that can be and whose required
 // variables are there, and the others with what is wrong or missing.
@@ -249,6 +261,8 @@ type instance struct {
 	a           *Agent
 	build       deploy.Build
 	env         *executor.Env
+	paths       []executor.Path
+	warnings    []string
 	index       *executor.Index // nil for an index of commands alone
 	commands    *program.Runner // nil for an index without commands
 	tools       []host.Tool
@@ -317,6 +331,9 @@ func (i *instance) Tools() []subjects.ToolID {
 
 // Unavailable implements [deploy.Instance].
 func (i *instance) Unavailable() []deploy.Unavailable { return i.unavailable }
+
+// Warnings implements [deploy.Instance].
+func (i *instance) Warnings() []string { return i.warnings }
 
 // Close implements [deploy.Instance].
 func (i *instance) Close(ctx context.Context) error {

@@ -26,6 +26,8 @@ type CommandSpec struct {
 	// SecretValues are what no error and no log line may show, whichever variable
 	// of a call has it.
 	SecretValues []string
+	// Paths are as in [Spec].
+	Paths []Path
 	// Concurrency bounds the programs that run at once. Defaults to the
 	// executor's MaxWorkers.
 	Concurrency int
@@ -59,7 +61,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 		User: func(box tool.Sandbox) (sandbox.User, map[string]string, error) {
 			return x.user(cmp.Or(spec.Account, spec.Name), box)
 		},
-		Redact: output.NewRedactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
+		Given: spec.Paths, Redact: output.NewRedactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
 		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace,
 		Closed: func() { x.ended(runner) },
 	})

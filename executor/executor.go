@@ -153,6 +153,7 @@ type Executor struct {
 	opts    Options
 	log     *slog.Logger
 	dir     string
+	sealed  string // Options.Sealed, without symbolic links
 	files   string // the folder that holds the worker package
 	spawner *sandbox.Spawner
 	groups  *cgroup.Tree // of no kind where there are none
@@ -189,12 +190,12 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	if err := writeWorker(files); err != nil {
 		return nil, fmt.Errorf("executor: write the worker's files: %w", err)
 	}
-	sealed, err := filepath.Abs(cmp.Or(o.Sealed, dir))
+	sealed, err := realPath(cmp.Or(o.Sealed, dir))
 	if err != nil {
 		return nil, fmt.Errorf("executor: Options.Sealed: %w", err)
 	}
 	spawner := sandbox.NewSpawner(o.Logger, o.Levels...)
-	x := &Executor{opts: o, log: o.Logger, dir: dir, files: files, spawner: spawner, open: map[closer]struct{}{}}
+	x := &Executor{opts: o, log: o.Logger, dir: dir, sealed: sealed, files: files, spawner: spawner, open: map[closer]struct{}{}}
 	x.opts.Homes = cmp.Or(o.Homes, filepath.Join(sealed, "homes"))
 	defer func() {
 		if err != nil {

@@ -45,6 +45,8 @@ type Spec struct {
 	// Policies say how tools are run, by name. A tool without one is run by the
 	// defaults.
 	Policies map[string]Policy
+	// Paths are folders that the tools have, as [Executor.Paths] found them.
+	Paths []Path
 	// Concurrency bounds the calls that run at once. Defaults to no bound of
 	// the index's own: the executor's MaxWorkers for plain functions.
 	Concurrency int
@@ -231,7 +233,7 @@ func (ix *Index) group(root string) error {
 		if g == nil {
 			g = &group{key: key, config: zygote.Config{
 				Logger: ix.log, Redact: ix.redact, Python: ix.spec.Env.Python, Root: root, Paths: paths,
-				Env: env, Sandbox: key.sandbox, User: user,
+				Env: env, Sandbox: key.sandbox, User: user, Given: ix.spec.Paths,
 			}}
 			byKey[key] = g
 			ix.groups = append(ix.groups, g)

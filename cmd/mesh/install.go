@@ -25,6 +25,7 @@ import (
 type installFlags struct {
 	name, rev string
 	env       []string
+	paths     []string
 	detach    bool
 }
 
@@ -46,11 +47,12 @@ func (a *app) installCommand() *cobra.Command {
   owner/repo[@rev]       a repository on GitHub
   https://…  ssh://…  file://…  git@host:path      any git repository, with @rev
 
-Installing what is installed, unchanged, is a success. With --session the index is
-private to that session.`,
+Installing what is installed, unchanged, is a success. What --env and --path gave is kept
+until it is given anew. With --session the index is private to that session.`,
 		Example: `  mesh install ./examples/indexes/weather
   mesh install owner/repo@v1.2 --name tools
-  mesh install https://example.com/tools.git --rev main --env API_KEY`,
+  mesh install https://example.com/tools.git --rev main --env API_KEY
+  mesh install ./examples/indexes/files --path /srv/documents:rw`,
 		Args: takes(1, 1, "a source"),
 		RunE: runE(func(ctx context.Context, args []string) error { return a.install(ctx, args[0], f) }),
 	}
@@ -59,6 +61,7 @@ private to that session.`,
 	flags.StringVar(&f.name, "name", "", "`NAME` of the index (default its own wish, else the last part of SOURCE)")
 	flags.StringVar(&f.rev, "rev", "", "revision: a branch, a tag or a commit `REV`; needs git")
 	flags.StringArrayVar(&f.env, "env", nil, "give the tools a variable, declared or not: `K` reads it from your environment, K=V sets it (never for secrets); may be repeated")
+	flags.StringArrayVar(&f.paths, "path", nil, "give the tools the folder `DIR[:rw]` of their nodes, to read or also to write; may be repeated")
 	flags.BoolVar(&f.detach, "detach", false, "return once an agent has taken the job")
 	return cmd
 }
@@ -77,6 +80,14 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 	r := installRequest{deploy.Request{Source: text, Name: subjects.IndexName(f.name), Rev: f.rev}, subjects.IndexName(f.name)}
 	if r.Env, r.Literal, err = a.variables(f.env); err != nil {
 		return err
+	}
+	for _, text := range f.paths {
+		path, write := strings.CutSuffix(text, ":rw")
+		p := index.Path{Path: strings.TrimSuffix(path, ":ro"), Write: write}
+		if err := p.Check(); err != nil {
+			return usage(nil, "--path %s", err.Error())
+		}
+		r.Paths = append(r.Paths, p)
 	}
 	if a.sessionGiven {
 		r.Session = subjects.SessionID(a.set.Session.Session)

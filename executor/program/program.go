@@ -33,6 +33,7 @@ type Config struct {
 	Environ func(own, vars map[string]string) []string
 	// User is who a program of a sandbox level is, and the variables of that user.
 	User    func(tool.Sandbox) (user sandbox.User, own map[string]string, err error)
+	Given   []sandbox.Path   // folders that programs have, whoever owns them
 	Redact  *output.Redactor // nil: no secrets
 	Scratch string           // where the folders of programs that may write nowhere else are made
 	Sandbox tool.Sandbox     // of calls that ask for no level

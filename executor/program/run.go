@@ -125,8 +125,11 @@ func (r *run) request(user sandbox.User, env []string) []byte {
 	var b bytes.Buffer
 	b.Write([]byte{0, 0, 0, 0})
 	ids := strings.Trim(fmt.Sprint(user.IDs()), "[]")
-	fmt.Fprintf(&b, "%s\x00%s\x00%s\x00%d\x00%d\x00%d\x00", r.call.Sandbox, r.folder, ids, r.call.Limits.OpenFiles,
-		backstop(r.call.Limits.Memory), len(r.call.Argv))
+	fmt.Fprintf(&b, "%s\x00%s\x00%s\x00%d\x00%d\x00%d\x00%d\x00", r.call.Sandbox, r.folder, ids, r.call.Limits.OpenFiles,
+		backstop(r.call.Limits.Memory), len(r.runner.cfg.Given), len(r.call.Argv))
+	for _, p := range r.runner.cfg.Given {
+		fmt.Fprintf(&b, "%s%s\x00", map[bool]string{true: "w", false: "r"}[p.Write], p.Path)
+	}
 	for _, list := range [][]string{r.call.Argv, env} {
 		for _, text := range list {
 			b.WriteString(text)

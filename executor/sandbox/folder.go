@@ -7,6 +7,12 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
+// Path is a folder that processes are to have, whoever owns it.
+type Path struct {
+	Path  string `json:"path"`
+	Write bool   `json:"write"`
+}
+
 // OwnFolder makes a folder below parent for what a sandbox level lets processes of a
 // user write; empty where it leaves them others.
 func OwnFolder(parent string, level tool.Sandbox, user User) (string, error) {

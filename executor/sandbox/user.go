@@ -9,6 +9,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 )
@@ -77,6 +78,28 @@ func (u User) take(folder string) error {
 		}
 		return errors.Join(err, root.Lchown(path, u.ID, u.Group))
 	})
+}
+
+// MakeBelow makes a folder below the home, or what is a home, that is there: each part
+// that is missing, as the user's own. No symbolic link leads out of the home.
+func (u User) MakeBelow(home, path string) error {
+	root, err := os.OpenRoot(home)
+	if err != nil {
+		return err
+	}
+	defer root.Close() //nolint:errcheck // read only
+	parts := strings.Split(filepath.Clean(path), "/")
+	for i := range parts {
+		at := filepath.Join(parts[:i+1]...)
+		err := root.Mkdir(at, 0o755) //nolint:gosec // as its user would
+		if err == nil && u.ID != 0 {
+			err = root.Lchown(at, u.ID, u.Group)
+		}
+		if err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // What the ids of users are taken from: one that nothing else is known to hand out,

@@ -26,8 +26,9 @@ type Config struct {
 	Paths   []string         // that modules are imported from, before the environment's
 	Env     []string         // all that the processes see of an environment
 	Sandbox tool.Sandbox
-	User    sandbox.User // of the processes
-	Tools   []string     // module.function
+	User    sandbox.User   // of the processes
+	Given   []sandbox.Path // folders that they have, whoever owns them
+	Tools   []string       // module.function
 }
 
 // Group is the processes that have an environment and a sandbox in common, and the
@@ -62,14 +63,18 @@ func (s *Starter) NewGroup(cfg Config) *Group {
 		starter: s, log: cfg.Logger, redact: cfg.Redact, user: cfg.User, all: map[*zygote]struct{}{},
 		setup: setup{
 			Root: cfg.Root, Cwd: cfg.Root, Paths: cfg.Paths, Sandbox: cfg.Sandbox, Exclude: map[string]string{},
-			Secrets: cfg.Redact.Forms(), Tools: cfg.Tools, User: cfg.User.IDs(),
+			Secrets: cfg.Redact.Forms(), Tools: cfg.Tools, User: cfg.User.IDs(), Given: cfg.Given,
 		},
 		command: sandbox.Command{
 			Path: cfg.Python, Args: []string{"-I", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), s.opts.Files},
 			Env: cfg.Env, Dir: cfg.Root, Sandbox: cfg.Sandbox,
 		},
 	}
-	if why := unfitFor(g.command, s.opts.OwnInterpreters); why != "" {
+	why := unfitFor(g.command, s.opts.OwnInterpreters)
+	if why == "" && len(cfg.Given) > 0 && cfg.Sandbox == tool.SandboxGuard {
+		why = "folders are mounted for it, before a copy in guard knows of them"
+	}
+	if why != "" {
 		g.log.Debug("the index starts an interpreter of its own", slog.String("reason", why))
 		g.ownInterpreter.Store(&why)
 	}

@@ -39,6 +39,8 @@ type setup struct {
 	Folder string `json:"folder"`
 	// User is who to become: a user's id and a group's; empty for nobody else.
 	User []int `json:"user,omitempty"`
+	// Given are folders that it has, whoever owns them.
+	Given []sandbox.Path `json:"given,omitempty"`
 	// Adopt is for a copy of a base; nil for an interpreter that was started for it.
 	Adopt *adoption `json:"adopt,omitempty"`
 }

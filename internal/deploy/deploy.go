@@ -32,6 +32,8 @@ type Instance interface {
 	// Tools are the ids that can be called, Unavailable those that cannot.
 	Tools() []subjects.ToolID
 	Unavailable() []Unavailable
+	// Warnings are for who installs it.
+	Warnings() []string
 	// Close drains and ends it.
 	Close(ctx context.Context) error
 }
@@ -47,6 +49,8 @@ type Build struct {
 	Manifest *index.Manifest
 	// Env are the values of declared variables.
 	Env map[string]string
+	// Paths are the folders that whoever installed it gave.
+	Paths []index.Path
 }
 
 // Unavailable is a declared tool that is not served.
@@ -72,6 +76,8 @@ type Request struct {
 	// Literal names the variables of Env whose value stood on the command line,
 	// which is refused for secrets.
 	Literal []string `json:"literal,omitempty"`
+	// Paths are folders of the nodes that the tools are given.
+	Paths []index.Path `json:"paths,omitempty"`
 }
 
 // Line is one line of the answer to an install: a step (Job to Percent), or at last
@@ -101,5 +107,6 @@ func (l Line) Split() (first, rest Line, ok bool) {
 
 // settings is what an index's record holds besides what everybody reads.
 type settings struct {
-	Env map[string]string `json:"env,omitempty"`
+	Env   map[string]string `json:"env,omitempty"`
+	Paths []index.Path      `json:"paths,omitempty"`
 }

@@ -151,6 +151,8 @@ func (i *instance) Tools() []subjects.ToolID {
 	return ids
 }
 
+func (i *instance) Warnings() []string { return nil }
+
 func (i *instance) Unavailable() []deploy.Unavailable {
 	var all []deploy.Unavailable
 	for _, name := range i.build.Manifest.Tools {

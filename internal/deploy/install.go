@@ -111,10 +111,9 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 		return Line{}, err
 	}
 	warnings := slices.Concat(f.warnings, manifest.Warnings, notes)
-	if len(r.Env) > 0 {
-		record.Env = slices.Sorted(maps.Keys(r.Env))
-		if record.Settings, err = json.Marshal(settings{Env: r.Env}); err != nil {
-			return Line{}, installFailed("env", "the variables cannot be stored: %w", err)
+	for _, p := range r.Paths {
+		if err := p.Check(); err != nil {
+			return Line{}, invalidRequest("--path %w", err)
 		}
 	}
 	e := m.entry(key{record.Name, record.Session})
@@ -131,11 +130,21 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err := m.store.CheckClaim(ctx, record); err != nil {
 		return Line{}, err
 	}
-	if len(r.Env) == 0 {
-		// Installing again keeps the values that were given before.
-		record.Env, record.Settings = before.Env, before.Settings
+	// Installing again keeps what was given before.
+	given := readSettings(before)
+	if len(r.Env) > 0 {
+		given.Env = r.Env
 	}
-	if missing := missingEnv(manifest, readSettings(record).Env); missing != "" {
+	if len(r.Paths) > 0 {
+		given.Paths = r.Paths
+	}
+	record.Env = slices.Sorted(maps.Keys(given.Env))
+	if len(given.Env) > 0 || len(given.Paths) > 0 {
+		if record.Settings, err = json.Marshal(given); err != nil {
+			return Line{}, installFailed("env", "the variables cannot be stored: %w", err)
+		}
+	}
+	if missing := missingEnv(manifest, given.Env); missing != "" {
 		return Line{}, installFailed("env", "index %q needs the variable %s: give it with --env %s (the value is read from your environment)", record.Name, missing, missing)
 	}
 	record.Bundle = before.Bundle
@@ -160,7 +169,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 func result(i Instance, warnings []string) Line {
 	b := i.Build()
 	return Line{
-		Index: b.Name, Revision: b.Revision, Warnings: warnings,
+		Index: b.Name, Revision: b.Revision, Warnings: slices.Concat(warnings, i.Warnings()),
 		Tools: append([]subjects.ToolID{}, i.Tools()...), Unavailable: append([]Unavailable{}, i.Unavailable()...),
 	}
 }
@@ -284,7 +293,7 @@ func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *inde
 		return nil, err
 	}
 	record.Bundle = digest
-	b := Build{Name: record.Name, Session: record.Session, Revision: record.Revision, Env: readSettings(*record).Env}
+	b := newBuild(*record)
 	if b.Dir, err = m.folder(b.Name, b.Session, digest); err != nil {
 		return nil, err
 	}

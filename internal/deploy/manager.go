@@ -289,7 +289,14 @@ func (m *Manager) entry(k key) *entry {
 
 // same reports whether two records ask for the same thing to be served.
 func same(a, b registry.IndexRecord) bool {
-	return a.Bundle == b.Bundle && a.Revision == b.Revision && a.Epoch == b.Epoch && maps.Equal(readSettings(a).Env, readSettings(b).Env)
+	return a.Bundle == b.Bundle && a.Revision == b.Revision && a.Epoch == b.Epoch && maps.Equal(readSettings(a).Env, readSettings(b).Env) &&
+		slices.Equal(readSettings(a).Paths, readSettings(b).Paths)
+}
+
+// newBuild is what a record says of a build.
+func newBuild(r registry.IndexRecord) Build {
+	s := readSettings(r)
+	return Build{Name: r.Name, Session: r.Session, Revision: r.Revision, Env: s.Env, Paths: s.Paths}
 }
 
 func readSettings(r registry.IndexRecord) (s settings) {
@@ -522,7 +529,7 @@ func (m *Manager) drop(ctx context.Context, k key, e *entry) {
 
 // unpack fetches a record's bundle, unless it is here already and whole, and reads it.
 func (m *Manager) unpack(ctx context.Context, r registry.IndexRecord) (Build, error) {
-	b := Build{Name: r.Name, Session: r.Session, Revision: r.Revision, Env: readSettings(r).Env}
+	b := newBuild(r)
 	var err error
 	if b.Dir, err = m.folder(r.Name, r.Session, r.Bundle); err != nil {
 		return b, err

@@ -8,8 +8,10 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/BurntSushi/toml"
 
@@ -43,6 +45,8 @@ type Manifest struct {
 	Init []string
 	// Env are the declared environment variables.
 	Env []EnvVar
+	// Paths are the folders that the tools are to have, beyond their own.
+	Paths []Path
 	// Concurrency is how many calls of the whole index one node runs at once; 0:
 	// the node's slots.
 	Concurrency int
@@ -98,6 +102,24 @@ type EnvVar struct {
 	Secret      bool     `json:"secret"`
 	Description string   `json:"description,omitempty"`
 	Tools       []string `json:"tools,omitempty"` // the tools that need it; empty: all
+}
+
+// Path is a folder that an index's tools are to have: absolute, or below ~/, their home.
+type Path struct {
+	Path  string `json:"path"`
+	Write bool   `json:"write,omitempty"`
+}
+
+// Check says what is wrong with the text of a path, nil if nothing is.
+func (p Path) Check() error {
+	below, home := strings.CutPrefix(p.Path, "~/")
+	switch {
+	case !filepath.IsAbs(p.Path) && !home, home && !filepath.IsLocal(below):
+		return fmt.Errorf("must be an absolute path, or one below ~/, not %q", p.Path)
+	case !utf8.ValidString(p.Path) || strings.ContainsRune(p.Path, 0):
+		return fmt.Errorf("must be UTF-8 text, not %q", p.Path)
+	}
+	return nil
 }
 
 // declared is what a manifest says of a tool, over what its code says.

@@ -274,6 +274,7 @@ func (r *reader) index(m *Manifest, s *section) {
 	if s.list("init", &m.Init) && (len(m.Init) == 0 || m.Init[0] == "") {
 		r.problem(s.key("init"), "must name a command: init = [\"python\", \"setup_data.py\"]")
 	}
+	r.paths(s, m)
 	s.count("concurrency", &m.Concurrency)
 	m.defaults.Concurrency = m.Concurrency
 	r.env(s, m)
@@ -347,6 +348,35 @@ func (r *reader) env(s *section, m *Manifest) {
 			}
 		}
 		m.Env = append(m.Env, v)
+	}
+}
+
+// paths reads the list of folders, of which an item is a table.
+func (r *reader) paths(s *section, m *Manifest) {
+	var items []any
+	if tables, ok := s.values["paths"].([]map[string]any); ok {
+		for _, one := range tables {
+			items = append(items, one)
+		}
+		s.known = append(s.known, "paths")
+	} else {
+		take(s, "paths", `a list of tables: paths = [{path = "/data", write = true}]`, &items)
+	}
+	for i, item := range items {
+		values, ok := item.(map[string]any)
+		if !ok {
+			r.problem(s.key("paths"), `must be a list of tables such as {path = "/data", write = true}, but item %d is %s`, i+1, typeName(item))
+			return
+		}
+		one := &section{reader: r, name: fmt.Sprintf("%s.paths %d", r.table, i+1), values: values}
+		var p Path
+		one.text("path", &p.Path)
+		one.boolean("write", &p.Write)
+		one.close()
+		if err := p.Check(); err != nil {
+			r.problem(one.key("path"), "%s", err.Error())
+		}
+		m.Paths = append(m.Paths, p)
 	}
 }
 

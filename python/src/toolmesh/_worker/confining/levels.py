@@ -36,13 +36,16 @@ class Refused(Exception):
     """The machine does not give what the level needs."""
 
 
-def zygote(level: str, kept: str, folder: str, user: Sequence[int] = ()) -> list[str]:
+def zygote(
+    level: str, kept: str, folder: str, user: Sequence[int] = (), given: Sequence[tuple[str, bool]] = ()
+) -> list[str]:
     """Confines this process and its children to come.
 
     kept says how the agent keeps us together; folder is what strict and offline
     may write; user is as for become, empty to stay who we are or to become another
-    later, which guard allows. Returns what a level can do without and the machine
-    refuses.
+    later, which guard allows; given are folders that the user is to have, whoever
+    owns them, and whether to write. Returns what a level can do without and the
+    machine refuses.
     """
     if level == NONE or sys.platform != "linux":
         if level in (STRICT, OFFLINE):
@@ -50,7 +53,7 @@ def zygote(level: str, kept: str, folder: str, user: Sequence[int] = ()) -> list
         return []
     notes: list[str] = []
     if kept != REAPER:
-        _mounts(level, notes)
+        _mounts(level, notes, given, user)
         if level == OFFLINE:
             _loopback()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -59,8 +62,10 @@ def zygote(level: str, kept: str, folder: str, user: Sequence[int] = ()) -> list
         raise Refused(f"no_new_privs: {_error()}")
     become(user)
     if level in (STRICT, OFFLINE):
-        _read_only(folder)
-        _filter(level)
+        _read_only([folder, *(path for path, write in given if write)])
+    mapped = bool(user) and any(write for _, write in given)
+    if level in (STRICT, OFFLINE) or mapped:
+        _filter(level, mapped)
     if _abi() < 1:
         # No domains for the workers: at least nobody reads their memory.
         _prctl(_SET_DUMPABLE, 0)
@@ -166,7 +171,7 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> b
     return done == 0
 
 
-def _mounts(level: str, notes: list[str]) -> None:
+def _mounts(level: str, notes: list[str], given: Sequence[tuple[str, bool]], user: Sequence[int]) -> None:
     """A /proc that shows our own processes alone: what others were given in
     their environment is not to be found there."""
     if not _mount("none", "/", "", _MS_REC | _MS_PRIVATE):
@@ -174,7 +179,8 @@ def _mounts(level: str, notes: list[str]) -> None:
     if not _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC):
         notes.append(f"no /proc of its own: {_error()}")
     _system_read_only(notes)
-    _agents_files()
+    # Who stays who we are has what is given already.
+    _folders([_tree(path, write, user[0], user[1]) for path, write in given] if user else [])
     if level in (STRICT, OFFLINE) and os.path.isdir("/dev/shm"):
         # Locks and shared memory of multiprocessing live there.
         if not _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=64m,mode=1777"):
@@ -186,22 +192,37 @@ def _mounts(level: str, notes: list[str]) -> None:
 _FOLDERS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "folders")
 
 
-def _agents_files() -> None:
+class _Tree:
+    """A folder that is to be seen somewhere."""
+
+    def __init__(self, path: str, write: bool, fd: int, mounted: bool = False) -> None:
+        self.path, self.write, self.fd = path, write, fd
+        self.mounted = mounted  # fd is a mount of its own, with its flags
+
+
+def _folders(given: list[_Tree]) -> None:
     """The agent's folder shows what an index needs, which stays as it is: what starts
-    later is made of it. Also where its user could not reach it otherwise."""
+    later is made of it. This and what is given, also where its user could not reach it."""
     try:
         with open(_FOLDERS, encoding="utf-8", errors="surrogateescape") as file:
             sealed, others, *below = file.read().split("\0")
     except OSError:
         return
     here = os.getcwd()
-    covers = {_blocks(sealed) if others else sealed: [(path[1:], path[0] == "w") for path in below]}
+    own = [_at(one[1:], one[0] == "w") for one in below if os.path.isdir(one[1:])]
+    covers = {_blocks(sealed) if others else sealed: own}
     interpreter = os.path.realpath(sys.base_prefix)
     if others and (cover := _blocks(interpreter)) != interpreter:
-        covers.setdefault(cover, []).append((interpreter, False))
-    for cover, paths in covers.items():
-        _show(cover, [one for one in paths if os.path.isdir(one[0])])
+        covers.setdefault(cover, []).append(_at(interpreter, False))
+    for tree in given:
+        covers.setdefault(_blocks(tree.path), []).append(tree)
+    for cover in sorted(covers):
+        _show(cover, sorted(covers[cover], key=lambda tree: tree.path))
     os.chdir(here)  # as it is seen now
+
+
+def _at(path: str, write: bool) -> _Tree:
+    return _Tree(path, write, os.open(path, os.O_PATH | os.O_CLOEXEC))
 
 
 def _blocks(path: str) -> str:
@@ -212,21 +233,90 @@ def _blocks(path: str) -> str:
     return path
 
 
-def _show(cover: str, paths: list[tuple[str, bool]]) -> None:
-    """Leaves of a folder the paths below it alone, of which some can be written."""
-    fds = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path, _ in paths]
-    empty, whole = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, any(path == cover for path, _ in paths)
+def _show(cover: str, trees: list[_Tree]) -> None:
+    """Leaves of a folder the trees below it alone."""
+    empty, whole = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, any(tree.path == cover for tree in trees)
     if not whole:
         _must_mount("tmpfs", cover, "tmpfs", empty, "mode=755,size=1m")
-    for fd, (path, writable) in zip(fds, paths, strict=True):
-        os.makedirs(path, exist_ok=True)
-        _must_mount(f"/proc/self/fd/{fd}", path, "", _MS_BIND | _MS_REC)
-        os.close(fd)
-        if not writable:
-            flags = os.statvfs(path).f_flag & (empty | 1024 | 2048)  # a remount repeats them
-            _must_mount("none", path, "", _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY | flags)
+    for tree in trees:
+        os.makedirs(tree.path, exist_ok=True)
+        if tree.mounted:
+            to = ctypes.c_int(_AT_CWD), os.fsencode(tree.path), ctypes.c_uint(4)  # MOVE_MOUNT_F_EMPTY_PATH
+            if _syscall(_MOVE_MOUNT, ctypes.c_int(tree.fd), b"", *to) != 0:
+                raise Refused(f"{tree.path} cannot be mounted: {_error()}")
+        else:
+            _must_mount(f"/proc/self/fd/{tree.fd}", tree.path, "", _MS_BIND | _MS_REC)
+        os.close(tree.fd)
+        if not (tree.mounted or tree.write):
+            flags = os.statvfs(tree.path).f_flag & (empty | 1024 | 2048)  # a remount repeats them
+            _must_mount("none", tree.path, "", _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY | flags)
     if not whole:
         _must_mount("none", cover, "", _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY | empty)
+
+
+# Folders of others: mounted so that what their owner has there is the user's, and what
+# is made there their owner's. Linux 5.12, on most file systems.
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # on every architecture
+_AT_CWD, _AT_EMPTY, _AT_RECURSIVE = -100, 0x1000, 0x8000
+_ATTR_READ_ONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 1, 2, 4, 0x100000
+_NEW_USER = 0x10000000
+
+
+def _tree(path: str, write: bool, uid: int, gid: int) -> _Tree:
+    flags = ctypes.c_uint(1 | os.O_CLOEXEC | _AT_RECURSIVE)  # OPEN_TREE_CLONE
+    fd = _syscall(_OPEN_TREE, ctypes.c_int(_AT_CWD), os.fsencode(path), flags)
+    if fd < 0:
+        raise Refused(f"{path} cannot be given: {_error()}")
+    found = os.stat(path)
+    wanted = _ATTR_NOSUID | _ATTR_NODEV | (0 if write else _ATTR_READ_ONLY)
+    if found.st_uid != uid:
+        mapping = _mapping(found.st_uid, found.st_gid, uid, gid)
+        mapped = _set_attributes(fd, wanted | _ATTR_IDMAP, mapping)
+        why = _error()
+        os.close(mapping)
+        if mapped:
+            return _Tree(path, write, fd, True)
+        needed = 0o7 if write else 0o5
+        if found.st_mode & needed != needed:
+            raise Refused(
+                f"{path} is another user's, and its file system cannot show it as anybody else's ({why}): "
+                f"chown it to {uid}, or have tools run as its owner (MESH_WORKER_USER)"
+            )
+    if not _set_attributes(fd, wanted, 0):
+        raise Refused(f"{path} cannot be given: {_error()}")
+    return _Tree(path, write, fd, True)
+
+
+def _set_attributes(fd: int, wanted: int, mapping: int) -> bool:
+    attributes = _packed(wanted, 0, 0, mapping)
+    flags = ctypes.c_uint(_AT_EMPTY | _AT_RECURSIVE)
+    return _syscall(_MOUNT_SETATTR, ctypes.c_int(fd), b"", flags, attributes, ctypes.c_size_t(len(attributes))) == 0
+
+
+def _mapping(owner: int, group: int, uid: int, gid: int) -> int:
+    """A user namespace in which the owner's files are the user's. It lives as long as
+    its descriptor and what is mounted with it."""
+    ready_r, ready_w = os.pipe()
+    done_r, done_w = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(done_w)
+        os.write(ready_w, b"y" if _c().unshare(ctypes.c_int(_NEW_USER)) == 0 else b"n")
+        os.read(done_r, 1)
+        os._exit(0)
+    try:
+        if os.read(ready_r, 1) != b"y":
+            raise Refused("no user namespace can be made")
+        for name, line in ("uid_map", f"{owner} {uid} 1"), ("gid_map", f"{group} {gid} 1"):
+            with open(f"/proc/{child}/{name}", "w", encoding="ascii") as file:
+                file.write(line)
+        return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as failure:
+        raise Refused(f"a folder of the user {owner} cannot be given to {uid}: {failure}") from failure
+    finally:
+        for fd in (ready_r, ready_w, done_r, done_w):
+            os.close(fd)
+        os.waitpid(child, 0)
 
 
 def _must_mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
@@ -275,10 +365,9 @@ def _system_read_only(notes: list[str]) -> None:
 def _sys_read_only() -> bool:
     """/sys and all that is mounted below it, in one go instead of twelve; needs
     Linux 5.12."""
-    attributes = _packed(1, 0, 0, 0)  # MOUNT_ATTR_RDONLY
-    at = ctypes.c_int(-100)  # AT_FDCWD
-    recursive = ctypes.c_uint(0x8000)
-    return _syscall(442, at, b"/sys", recursive, attributes, ctypes.c_size_t(len(attributes))) == 0
+    attributes = _packed(_ATTR_READ_ONLY, 0, 0, 0)
+    at, recursive = ctypes.c_int(_AT_CWD), ctypes.c_uint(_AT_RECURSIVE)
+    return _syscall(_MOUNT_SETATTR, at, b"/sys", recursive, attributes, ctypes.c_size_t(len(attributes))) == 0
 
 
 def _loopback() -> None:
@@ -385,8 +474,8 @@ def _restrict(ruleset: int) -> None:
         os.close(ruleset)
 
 
-def _read_only(folder: str) -> None:
-    """From here on only folder, some devices and /dev/shm can be written."""
+def _read_only(folders: Sequence[str]) -> None:
+    """From here on only folders, some devices and /dev/shm can be written."""
     abi = _abi()
     if abi < 1:
         raise Refused("the kernel has no Landlock")
@@ -403,7 +492,8 @@ def _read_only(folder: str) -> None:
     if abi >= 6:
         values.append(_SCOPE_ABSTRACT | _SCOPE_SIGNAL)
     ruleset = _create_ruleset(_packed(*values))
-    _allow(ruleset, folder, handled & ~_IOCTL_DEV)
+    for folder in folders:
+        _allow(ruleset, folder, handled & ~_IOCTL_DEV)
     if os.path.ismount("/dev/shm"):
         _allow(ruleset, "/dev/shm", handled & ~_IOCTL_DEV)
     for name in _DEVICES:
@@ -492,8 +582,28 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
-def program(level: str, machine: str) -> list[tuple[int, int, int, int]]:
-    """The filter's instructions: (code, jump if true, jump if false, value)."""
+# Calls that set a file's mode: the place of the argument, and of the flags that say that
+# there is one. A file of another user's, of which one may be made with a given folder,
+# must not become a way to be that user.
+_MODES = (
+    ((90, -1), 1, -1),  # chmod
+    ((91, 52), 1, -1),  # fchmod
+    ((268, 53), 2, -1),  # fchmodat
+    ((452, 452), 2, -1),  # fchmodat2
+    ((85, -1), 1, -1),  # creat
+    ((2, -1), 2, 1),  # open
+    ((257, 56), 3, 2),  # openat
+    ((133, -1), 1, -1),  # mknod
+    ((259, 33), 2, -1),  # mknodat
+)
+_OPENAT2 = (437, 437)
+_SET_ID = 0o6000
+_CREATES = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE
+
+
+def program(level: str, machine: str, mapped: bool = False) -> list[tuple[int, int, int, int]]:
+    """The filter's instructions: (code, jump if true, jump if false, value). mapped says
+    that files of another user can be written."""
     if machine not in _AUDIT:
         raise Refused(f"no system call filter is known for {machine}")
     column, audit = _AUDIT[machine]
@@ -504,9 +614,19 @@ def program(level: str, machine: str) -> list[tuple[int, int, int, int]]:
     steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, audit), refuse(_ENOSYS), (_LOAD, 0, 0, 0)]
     if machine == "x86_64":
         steps += [(_AT_LEAST, 0, 1, _X32), refuse(_ENOSYS)]
-    for numbers in _DENIED.values():
-        if numbers[column] >= 0:
+    for name, numbers in _DENIED.items():
+        if numbers[column] >= 0 and (level in (STRICT, OFFLINE) or name.startswith("io_uring")):
             steps += [(_EQUAL, 0, 1, numbers[column]), refuse(_EPERM)]
+    if mapped:
+        steps += [(_EQUAL, 0, 1, _OPENAT2[column]), refuse(_ENOSYS)]  # its mode is in memory
+        for numbers, mode, flags in _MODES:
+            if numbers[column] < 0:
+                continue
+            block = [(_LOAD, 0, 0, 16 + 8 * flags), (_ANY_OF, 0, 3, _CREATES)] if flags >= 0 else []
+            block += [(_LOAD, 0, 0, 16 + 8 * mode), (_ANY_OF, 0, 1, _SET_ID), refuse(_EPERM), (_RETURN, 0, 0, _ALLOW)]
+            steps += [(_EQUAL, 0, len(block), numbers[column]), *block]
+    if level not in (STRICT, OFFLINE):
+        return [*steps, (_RETURN, 0, 0, _ALLOW)]
     # Its flags are in memory, out of a filter's sight: libraries fall back to clone.
     steps += [(_EQUAL, 0, 1, _CLONE3[column]), refuse(_ENOSYS)]
     steps += [
@@ -528,8 +648,8 @@ def program(level: str, machine: str) -> list[tuple[int, int, int, int]]:
     return steps
 
 
-def _filter(level: str) -> None:
-    steps = program(level, os.uname().machine)
+def _filter(level: str, mapped: bool) -> None:
+    steps = program(level, os.uname().machine, mapped)
     code = b"".join(struct.pack("=HBBI", *step) for step in steps)
     buffer = ctypes.create_string_buffer(code, len(code))
 

@@ -4,7 +4,8 @@ request to end on, and takes everything that the program left behind along.
 The agent's one message on the control socket is a length and texts that end in
 NUL: the sandbox level, the folder that it leaves to be written, the user and the
 group to be (empty: none), the bounds of open files and of memory (0: none), how many
-arguments there are, the arguments, the environment. It gets back "refused WHY", "exec ERRNO" or "exit STATUS", a
+folders are given and how many arguments there are, the folders (each after w, to be
+written, or r), the arguments, the environment. It gets back "refused WHY", "exec ERRNO" or "exit STATUS", a
 wait status, once.
 """
 
@@ -59,9 +60,10 @@ class _Request:
         self.level, self.folder = os.fsdecode(texts[0]), os.fsdecode(texts[1])
         self.user = [int(number) for number in texts[2].split()]
         self.files, self.memory = int(texts[3]), int(texts[4])
-        count = int(texts[5])
-        self.argv = texts[6 : 6 + count]
-        self.env: dict[bytes, bytes] = dict(pair.split(b"=", 1) for pair in texts[6 + count :])
+        folders, argv = 7 + int(texts[5]), 7 + int(texts[5]) + int(texts[6])
+        self.given = [(os.fsdecode(one[1:]), one[:1] == b"w") for one in texts[7:folders]]
+        self.argv = texts[folders:argv]
+        self.env: dict[bytes, bytes] = dict(pair.split(b"=", 1) for pair in texts[argv:])
 
 
 def _request() -> _Request | None:
@@ -88,7 +90,7 @@ def _become(request: _Request, mode: str, trouble: int) -> NoReturn:
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)  # Python ignores the first two
         try:
-            levels.zygote(request.level, mode, request.folder, request.user)
+            levels.zygote(request.level, mode, request.folder, request.user, request.given)
             levels.domain(request.level)
         except levels.Refused as failure:
             os.write(trouble, b"refused " + str(failure).encode()[:300])

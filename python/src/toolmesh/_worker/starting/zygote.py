@@ -86,6 +86,7 @@ class Zygote:
         self._fds: list[int] = []
         self._workers: dict[int, JSON] = {}  # pid -> the agent's id of the worker
         self._tools: list[Tool] = []
+        self._given: list[tuple[str, bool]] = []  # folders that the index has
 
     def run(self, sandbox: str) -> None:
         """Imports the tools and serves; the process ends when the agent closes the index."""
@@ -107,6 +108,7 @@ class Zygote:
         adopted = self._setup.pop("adopt", None)
         if adopted:
             adopting.set_environ(adopted["environ"])
+        self._given = [(one["path"], one["write"]) for one in self._setup.get("given", ())]
         self._confine(self._setup["sandbox"], self._setup["folder"], self._setup.get("user", ()), early)
         if adopted:
             try:
@@ -125,7 +127,7 @@ class Zygote:
             if begun:
                 levels.become(user)
             else:
-                self._notes = levels.zygote(sandbox, self._mode, folder, user)
+                self._notes = levels.zygote(sandbox, self._mode, folder, user, self._given)
         except levels.Refused as failure:
             sys.stderr.write(f"the sandbox level {sandbox} cannot be had: {failure}\n")
             sys.stderr.flush()

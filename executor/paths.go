@@ -1,0 +1,132 @@
+package executor
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// Path is a folder of this machine that an index's processes are to have. Before
+// [Executor.Paths] it may begin with ~/ for their home.
+type Path = sandbox.Path
+
+// systems are the first parts of paths that an index does not get by asking: what the
+// system and its services, and people, have there is not for who writes an index.
+var systems = []string{
+	"bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "sys", "usr", "var",
+}
+
+// Paths finds the folders of an account's index, absolute and without symbolic links:
+// those that who installs it gives, and those that the index asks for, as far as that
+// is enough. The notes are about the latter, for people. The error, of what is given, is
+// install_failed.
+func (x *Executor) Paths(account string, given, asked []Path) (paths []Path, notes []string, err error) {
+	user, _, err := x.user(account, tool.SandboxGuard)
+	if err != nil {
+		return nil, nil, unavailable("%w", err)
+	}
+	for _, p := range given {
+		found, err := x.find(user, p)
+		if err != nil {
+			return nil, nil, toolmesh.Errorf(toolmesh.CodeInstallFailed, "--path %s: %w", p.Path, err).
+				WithOrigin(toolmesh.OriginAgent).WithDetail("reason", "path")
+		}
+		paths = append(paths, Path{Path: found, Write: p.Write})
+	}
+	for _, p := range asked {
+		found, err := x.find(user, p)
+		switch {
+		case err == nil && slices.ContainsFunc(paths, func(one Path) bool { return one.Path == found }):
+			continue
+		case err == nil:
+			err = x.enough(user, found)
+		}
+		access := map[bool]string{true: "to write", false: "to read"}[p.Write]
+		if err != nil {
+			mode := map[bool]string{true: ":rw"}[p.Write]
+			notes = append(notes, fmt.Sprintf("the index asks for the folder %s %s and does not get it: %s (mesh install … --path %s%s gives it)", p.Path, access, err, p.Path, mode))
+			continue
+		}
+		paths = append(paths, Path{Path: found, Write: p.Write})
+		if !strings.HasPrefix(p.Path, "~") {
+			notes = append(notes, fmt.Sprintf("the index has the folder %s %s, which it asks for", p.Path, access))
+		}
+	}
+	return paths, notes, nil
+}
+
+// find looks for a folder. One to write below the home is made if need be.
+func (x *Executor) find(user sandbox.User, p Path) (string, error) {
+	path, home := p.Path, user.Home
+	if below, ok := strings.CutPrefix(path, "~/"); ok {
+		if home == "" {
+			home = x.home()
+		}
+		path = filepath.Join(home, below)
+		if p.Write {
+			if err := user.MakeBelow(home, below); err != nil {
+				return "", err
+			}
+		}
+	}
+	found, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return "", fmt.Errorf("there is no such folder on this node: make it, or name another")
+	}
+	if info, err := os.Stat(found); err != nil || !info.IsDir() {
+		return "", fmt.Errorf("it is no folder")
+	}
+	if user.Home != "" && within(found, user.Home) {
+		return found, nil
+	}
+	if within(found, x.sealed) || within(x.sealed, found) {
+		return "", fmt.Errorf("the agent's own files are there")
+	}
+	return found, nil
+}
+
+// home is the home of processes that have no user of their own.
+func (x *Executor) home() string {
+	for _, line := range x.opts.Environ {
+		if home, ok := strings.CutPrefix(line, "HOME="); ok {
+			return home
+		}
+	}
+	return "/"
+}
+
+// enough says why an index does not get a folder by asking; nil if it does.
+func (x *Executor) enough(user sandbox.User, path string) error {
+	home := x.home()
+	switch first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/"); {
+	case user.Home != "" && within(path, user.Home):
+		return nil
+	case user.ID == 0 && path != home && within(path, home):
+		if strings.Contains(strings.TrimPrefix(path, home), "/.") {
+			return fmt.Errorf("it is hidden")
+		}
+		return nil
+	case first == "", within(path, home), slices.Contains(systems, first) && !within(path, "/var/tmp") && !within(path, "/dev/shm"):
+		return fmt.Errorf("it is the system's, or somebody's home")
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok && int(stat.Uid) != os.Geteuid() && int(stat.Uid) != user.ID {
+		return fmt.Errorf("it is another user's")
+	}
+	return nil
+}
+
+// within reports whether path is folder, or below it.
+func within(path, folder string) bool {
+	return path == folder || strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/")
+}
