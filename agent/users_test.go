@@ -68,7 +68,7 @@ func TestEachIndexHasAUser(t *testing.T) {
 	files := map[string]string{
 		"t.py": usersTools,
 		"tools.toml": `[index]
-init = ["sh", "-c", "echo init > $HOME/made; test ! -e $HOME/kept"]
+init = ["sh", "-c", "(echo init > $HOME/made) || true; id -u > who; touch $VIRTUAL_ENV/added; ! touch /var/tmp/../../etc/toolmesh-made"]
 tools = ["t.who", "t.keep", "t.read", "t.lead"]
 [tool.id]
 command = ["id", "-u"]
@@ -102,7 +102,7 @@ command = ["id", "-u"]
 		fails(t, c, "second.t.read", fmt.Sprintf(`{"path":%q}`, path), "tool_error", refused)
 	}
 
-	// What a tool leaves in its home leads no init astray, which runs as root.
+	// What a tool leaves in its home leads no init astray.
 	target := filepath.Join(t.TempDir(), "target")
 	if err := os.WriteFile(target, []byte("root's"), 0o600); err != nil {
 		t.Fatal(err)
@@ -113,7 +113,7 @@ command = ["id", "-u"]
 	if text, err := os.ReadFile(target); err != nil || string(text) != "root's" {
 		t.Errorf("init was led to %q, %v", text, err)
 	}
-	gives(t, c, "second.t.read", fmt.Sprintf(`{"path":%q}`, filepath.Join(dir, "homes", "second", "made")), `"init\n"`)
+	gives(t, c, "second.t.read", `{"path":"who"}`, fmt.Sprintf(`"%d\n"`, second))
 
 	stop(t, a)
 	startIn(t, s, "one", link, each)

@@ -86,6 +86,9 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	if err != nil {
 		return nil, err
 	}
+	if len(b.Manifest.Init) > 0 {
+		lock.Own = accountOf(b) // the command may add to the environment
+	}
 	env, err := w.a.executor.Environment(ctx, b.Dir, lock, steps(progress, 40, 65))
 	if err != nil {
 		return nil, err
@@ -95,14 +98,14 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 			w.a.executor.Release(env)
 		}
 	}()
-	if err := w.initialise(ctx, b, env, progress); err != nil {
-		return nil, err
-	}
-	progress("import", "running", 65)
 	paths, notes, err := w.a.executor.Paths(accountOf(b), pathsOf(b.Paths), pathsOf(b.Manifest.Paths))
 	if err != nil {
 		return nil, err
 	}
+	if err := w.initialise(ctx, b, env, paths, progress); err != nil {
+		return nil, err
+	}
+	progress("import", "running", 65)
 	usable, missing := withEnv(b)
 	vars, policies := policiesOf(b)
 	i := &instance{a: w.a, build: b, env: env, paths: paths, warnings: notes, unavailable: missing, known: map[subjects.ToolID]*tool.Descriptor{}, notices: map[string]string{}}
@@ -211,7 +214,7 @@ const initDone = "init.done"
 
 // initialise runs the index's init command once for a source and its environment:
 // again when either had to be made anew.
-func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor.Env, progress deploy.Progress) error {
+func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor.Env, paths []executor.Path, progress deploy.Progress) error {
 	if len(b.Manifest.Init) == 0 {
 		return nil
 	}
@@ -220,7 +223,7 @@ func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor
 		return nil
 	}
 	progress("init", "running", 65)
-	if err := w.a.executor.Command(ctx, env, accountOf(b), b.Dir, b.Manifest.Init, b.Env, secretsOf(b)); err != nil {
+	if err := w.a.executor.Command(ctx, env, accountOf(b), b.Dir, b.Manifest.Init, b.Env, secretsOf(b), paths); err != nil {
 		return err
 	}
 	if err := os.WriteFile(marker, []byte(env.Build), 0o600); err != nil {

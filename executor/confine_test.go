@@ -61,6 +61,12 @@ def temporary():
     with tempfile.NamedTemporaryFile() as f:
         f.write(b"x")
 
+def moved():
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkdir(folder + "/below")
+        with open(folder + "/f", "w"):
+            os.rename(folder + "/f", folder + "/below/f")
+
 def mounted():
     os.makedirs(tempfile.gettempdir() + "/m", exist_ok=True)
     return libc.mount(b"none", (tempfile.gettempdir() + "/m").encode(), b"tmpfs", 0, None)
@@ -128,6 +134,7 @@ def attempts(outside: str, data: str, port: int, path: str, sibling: int, drasti
         "read a key": tried(secret, data + "/keys/admin.nk"),
         "uncover": tried(uncover, data) if drastic else "ok",
         "write temporary files": tried(temporary),
+        "move temporary files": tried(moved),
         "write null": tried(write, "/dev/null"),
         "read": tried(read, "/etc/passwd"),
         "read what is root's": tried(read, "/etc/shadow"),
@@ -276,7 +283,7 @@ func intrude(dir string) error {
 // named depends on the machine and the user.
 func outcomesOfLevels() map[tool.Sandbox]map[string]string {
 	none := map[string]string{
-		"write outside": "ok", "write the index": "ok", "truncate": "ok", "write temporary files": "ok", "write null": "ok",
+		"write outside": "ok", "write the index": "ok", "truncate": "ok", "write temporary files": "ok", "move temporary files": "ok", "write null": "ok",
 		"read": "ok", "start a program": "ok", "a lock between processes": "ok", "connect": "ok", "connect to a file": "ok",
 		"connect to itself": "ok", "write the worker": "ok", "write the agent's files": "ok", "rename the agent's files": "ok",
 		"read a key": "ok", "uncover": "ok",

@@ -235,7 +235,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	}
 	x.groups = openGroups(dir, o)
 	x.venvs = venv.NewStore(dir, spawner, venv.Options{
-		Logger: o.Logger, Environ: o.Environ, UV: o.UV, Warm: filepath.Join(files, python.WorkerPackage),
+		Logger: o.Logger, Environ: o.Environ, UV: o.UV, Warm: filepath.Join(files, python.WorkerPackage), Confined: x.build,
 	})
 	x.zygotes = zygote.NewStarter(spawner, zygote.Options{
 		Logger: o.Logger, Dir: filepath.Join(dir, scratch), Files: files, Cgroups: x.groups, StartTimeout: o.StartTimeout,
@@ -331,34 +331,28 @@ func (x *Executor) Prepare(ctx context.Context) {
 	}
 }
 
-// Command runs a command of an index, like its init, in its folder, as who runs the
-// executor: it sees what the index's tools see, with the environment's programs first
-// on PATH. What it leaves in its home, which is empty, goes to that of the account, as
-// in [Spec]. The error is install_failed; the values of the variables that secrets
-// names do not appear in it.
-func (x *Executor) Command(ctx context.Context, env *Env, account, dir string, argv []string, vars map[string]string, secrets []string,
+// Command runs a command of an index, like its init, in its folder: as the account's
+// user, as in [Spec], in the level of tools that demand none, with paths that
+// [Executor.Paths] found. It sees what the index's tools see, with the environment's
+// programs first on PATH, and may write its folder and the environment besides. The
+// error is install_failed; the values of the variables that secrets names do not appear
+// in it.
+func (x *Executor) Command(ctx context.Context, env *Env, account, dir string, argv []string, vars map[string]string, secrets []string, paths []Path,
 ) error {
-	user, own, err := x.user(account, x.defaultSandbox())
+	box := x.defaultSandbox()
+	user, own, err := x.user(account, box)
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInstallFailed, "%w", err)
 	}
 	spec := Spec{Vars: vars, Secrets: secrets}
-	move := func() error { return nil }
-	if own != nil {
-		var end func()
-		if own["HOME"], move, end, err = user.Furnish(); err != nil {
-			return toolmesh.Errorf(toolmesh.CodeInstallFailed, "a home for the command: %w", err)
+	var confined func(context.Context, venv.Job) ([]byte, string, error)
+	if box != tool.SandboxNone {
+		confined = func(ctx context.Context, job venv.Job) ([]byte, string, error) {
+			return x.confined(ctx, box, user, job, paths)
 		}
-		defer end()
 	}
 	environ := x.workerEnv(filepath.Join(env.Dir, "bin"), own, vars)
-	if err := x.venvs.Command(ctx, env, dir, argv, environ, output.NewRedactor(spec.secrets()).Text); err != nil {
-		return err
-	}
-	if err := move(); err != nil {
-		return toolmesh.Errorf(toolmesh.CodeInstallFailed, "what the command has put into its home: %w", err)
-	}
-	return nil
+	return x.venvs.Command(ctx, env, dir, argv, environ, output.NewRedactor(spec.secrets()).Text, confined)
 }
 
 // Close stops every index, waits until the last process is gone, and ends the

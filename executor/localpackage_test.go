@@ -2,13 +2,16 @@ package executor_test
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // backend builds the package: nothing is downloaded for it.
@@ -170,4 +173,85 @@ func TestWhatABuildSees(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, `["CFLAGS","no_proxy"]`)
+}
+
+// What builds a package writes what is being built, and reads neither the files of who
+// runs the agent nor what other processes of the machine show.
+func TestWhatABuildMayDo(t *testing.T) {
+	t.Parallel()
+	needsPackages(t)
+	for name, users := range map[string]string{"a user of its own": "each", "the executor's user": ""} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if users == "each" && os.Geteuid() != 0 {
+				t.Skip("not root")
+			}
+			dir := t.TempDir()
+			x := newExecutor(t, func(o *executor.Options) {
+				o.Users, o.Sealed, o.Shown = users, filepath.Dir(dir), []string{dir}
+			})
+			if level, why := x.Sandbox(); level == tool.SandboxNone {
+				t.Skip(why)
+			}
+			outside, err := os.MkdirTemp("", "outside-") // which anybody may write
+			if err == nil {
+				err = os.Chmod(outside, 0o777) //nolint:gosec // see above
+			}
+			if err == nil {
+				err = os.WriteFile(filepath.Join(outside, "secret"), []byte("secret"), 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = os.RemoveAll(outside) })
+			home, _ := os.UserHomeDir()
+			files := localPackage(map[string]string{"requirements.txt": "./lib\n"}, "")
+			files["lib/backend.py"] = strings.Replace(backend, `wheel.write("acme/__init__.py")`, fmt.Sprintf(`
+                done = []
+                def tried(name, what):
+                    try:
+                        what()
+                        done.append(name)
+                    except OSError:
+                        pass
+                tried("write beside its sources", lambda: open("made", "w"))
+                tried("write outside", lambda: open(%[1]q + "/made", "w"))
+                tried("write to the home", lambda: open(%[2]q + "/toolmesh-test-made", "w"))
+                tried("write temporary files of the machine", lambda: open("/tmp/toolmesh-test-made", "w"))
+                if %[3]q:
+                    tried("read", lambda: open(%[1]q + "/secret"))
+                tried("see other processes", lambda: [os.stat("/proc/%%d" %% pid) for pid in (%[4]d,)])
+                wheel.writestr("acme/__init__.py", "VALUE = " + repr(done))`, outside, home, users, os.Getpid()), 1)
+			for name, text := range files {
+				path := filepath.Join(dir, name)
+				if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			lock, err := x.Lock(t.Context(), dir, "", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			env, err := x.Environment(t.Context(), dir, lock, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, `["write beside its sources"]`)
+			for _, folder := range []string{env.Dir, dir} { // and what was lent is the agent's again
+				_ = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+					info, err := entry.Info()
+					if err != nil {
+						t.Fatal(err)
+					}
+					if stat, ok := info.Sys().(*syscall.Stat_t); ok && int(stat.Uid) != os.Geteuid() {
+						t.Fatalf("%s is the user %d's", path, stat.Uid)
+					}
+					return nil
+				})
+			}
+		})
+	}
 }

@@ -246,7 +246,7 @@ import os, sys
 sys.stderr.write("x" * 3000 + os.environ["TOKEN"] + "y" * 4080 + os.environ["KEY"])
 sys.exit(1)
 `})
-	err := x.Command(context.WithoutCancel(t.Context()), spec.Env, spec.Name, spec.SourceDir, []string{"python", "init.py", secretToken}, spec.Vars, spec.Secrets)
+	err := x.Command(context.WithoutCancel(t.Context()), spec.Env, spec.Name, spec.SourceDir, []string{"python", "init.py", secretToken}, spec.Vars, spec.Secrets, nil)
 	if toolmesh.CodeOf(err) != toolmesh.CodeInstallFailed {
 		t.Fatalf("got %v, want install_failed", err)
 	}

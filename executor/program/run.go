@@ -1,16 +1,12 @@
 package program
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -78,7 +74,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	}
 	defer proc.Kill()
 	r.enclose() // it starts nothing before it has read the request
-	if _, err := proc.Control.Write(r.request(user, r.runner.cfg.Environ(own, vars))); err != nil {
+	if _, err := proc.Control.Write(r.request(user, r.runner.cfg.Environ(own, vars)).Encode()); err != nil {
 		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	var helpers sync.WaitGroup
@@ -120,24 +116,12 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	return r.result(ctx, out)
 }
 
-// request is the message that starting/command.py reads.
-func (r *run) request(user sandbox.User, env []string) []byte {
-	var b bytes.Buffer
-	b.Write([]byte{0, 0, 0, 0})
-	ids := strings.Trim(fmt.Sprint(user.IDs()), "[]")
-	fmt.Fprintf(&b, "%s\x00%s\x00%s\x00%d\x00%d\x00%d\x00%d\x00", r.call.Sandbox, r.folder, ids, r.call.Limits.OpenFiles,
-		backstop(r.call.Limits.Memory), len(r.runner.cfg.Given), len(r.call.Argv))
-	for _, p := range r.runner.cfg.Given {
-		fmt.Fprintf(&b, "%s%s\x00", map[bool]string{true: "w", false: "r"}[p.Write], p.Path)
+// request says what is to be run, and how.
+func (r *run) request(user sandbox.User, env []string) sandbox.Request {
+	return sandbox.Request{
+		Level: r.call.Sandbox, Folder: r.folder, User: user, Given: r.runner.cfg.Given,
+		OpenFiles: r.call.Limits.OpenFiles, Memory: backstop(r.call.Limits.Memory), Argv: r.call.Argv, Env: env,
 	}
-	for _, list := range [][]string{r.call.Argv, env} {
-		for _, text := range list {
-			b.WriteString(text)
-			b.WriteByte(0)
-		}
-	}
-	binary.LittleEndian.PutUint32(b.Bytes(), uint32(b.Len()-4)) //nolint:gosec // bounded by the size of a message
-	return b.Bytes()
 }
 
 // watch ends the program when nobody wants it any more: politely when ctx ends,

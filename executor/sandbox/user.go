@@ -42,41 +42,41 @@ func (u User) Take(files ...*os.File) error {
 	return nil
 }
 
-// Furnish makes an empty folder that is to be the home while the agent runs something
-// for the user: what the user has left in its own would be believed there. move puts
-// what was made into the home, in place of what has the same names, as the user's;
-// end, which must be called, removes the folder.
-func (u User) Furnish() (folder string, move func() error, end func(), err error) {
-	folder, err = os.MkdirTemp(filepath.Dir(u.Home), ".")
-	if err != nil {
-		return "", nil, nil, err
+// Lend makes folders, with all that is in them, the user's own until back is called:
+// they are ours again then, and what is neither a file, a folder nor a link is gone.
+// Nothing of the user may run by then. It does nothing for the zero value.
+func (u User) Lend(folders ...string) (back func() error, err error) {
+	if u.ID == 0 {
+		return func() error { return nil }, nil
 	}
-	move = func() error {
-		if err := u.take(folder); err != nil {
-			return err
-		}
-		made, err := os.ReadDir(folder)
-		for _, entry := range made {
-			at := filepath.Join(u.Home, entry.Name())
-			err = errors.Join(err, os.RemoveAll(at), os.Rename(filepath.Join(folder, entry.Name()), at))
+	give := func(uid, gid int) (err error) {
+		for _, folder := range folders {
+			err = errors.Join(err, own(folder, uid, gid))
 		}
 		return err
 	}
-	return folder, move, func() { _ = os.RemoveAll(folder) }, nil
+	back = func() error { return give(os.Geteuid(), os.Getegid()) }
+	if err := give(u.ID, u.Group); err != nil {
+		return nil, errors.Join(err, back())
+	}
+	return back, nil
 }
 
-// take makes what is in a folder the user's.
-func (u User) take(folder string) error {
+// own makes a folder and what is in it a user's.
+func own(folder string, uid, gid int) error {
 	root, err := os.OpenRoot(folder)
 	if err != nil {
 		return err
 	}
 	defer root.Close() //nolint:errcheck // read only
-	return fs.WalkDir(root.FS(), ".", func(path string, _ fs.DirEntry, err error) error {
-		if path == "." {
-			return err // its own user cannot be in it before it is moved
+	return fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.Type()&^(fs.ModeDir|fs.ModeSymlink) != 0:
+			return root.Remove(path)
 		}
-		return errors.Join(err, root.Lchown(path, u.ID, u.Group))
+		return root.Lchown(path, uid, gid) // takes setuid and setgid off a file
 	})
 }
 

@@ -8,9 +8,12 @@ import (
 )
 
 // Command runs an index's own set-up command in dir, with environ as its whole
-// environment. The error is install_failed with the end of what it printed, as
-// clean, which takes secrets out, gives it.
-func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ []string, clean func(string) string) error {
+// environment. confined runs it, nil for as everything else. The error is
+// install_failed with the end of what it printed, as clean, which takes secrets out,
+// gives it.
+func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ []string, clean func(string) string,
+	confined func(context.Context, Job) ([]byte, string, error),
+) error {
 	bin := filepath.Join(env.Dir, "bin")
 	extra := append([]string{"VIRTUAL_ENV=" + env.Dir}, environ...)
 	name := argv[0]
@@ -21,7 +24,13 @@ func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ
 			name = path
 		}
 	}
-	_, said, err := s.runWith(ctx, dir, extra, name, argv[1:]...)
+	var said string
+	var err error
+	if confined != nil {
+		_, said, err = confined(ctx, Job{Interpreter: env.Python, Dir: dir, Write: []string{dir, env.Dir}, Argv: append([]string{name}, argv[1:]...), Env: extra})
+	} else {
+		_, said, err = s.runWith(ctx, dir, extra, name, argv[1:]...)
+	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}

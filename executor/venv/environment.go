@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"iter"
 	"log/slog"
@@ -55,6 +56,9 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, pr
 	content := string(requirements)
 	if editable.Match(requirements) {
 		content += "\n" + sourceDir
+	}
+	if lock.Own != "" {
+		content += "\n# of " + lock.Own
 	}
 	wanted := digestOf(lock.Python, content)
 	interpreter, known := s.made(wanted)
@@ -209,10 +213,21 @@ func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte
 		}
 		args := []string{"pip", "install", "--quiet", "--no-deps",
 			"--python", filepath.Join(beside, "bin", "python"), "--requirements", file}
-		if bytes.Contains(requirements, pathNote) {
+		local := bytes.Contains(requirements, pathNote)
+		if local {
 			args = append(args, "--refresh") // uv looks at a few files alone to see whether a folder has changed
 		}
-		_, said, err := s.runUV(ctx, dir, uv, args...)
+		write := []string{beside}
+		if local {
+			write = append(write, dir) // a backend writes beside its sources
+		}
+		err, said := errBuilds, ""
+		if s.confine != nil && !local {
+			_, said, err = s.runUV(ctx, dir, uv, append(args[:len(args):len(args)], "--no-build")...)
+		}
+		if err != nil && ctx.Err() == nil {
+			_, said, err = s.buildUV(ctx, m.Interpreter, dir, uv, write, args...)
+		}
 		if err != nil {
 			return failed(err, said, "the index's dependencies cannot be installed")
 		}
@@ -226,6 +241,9 @@ func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte
 	}
 	return os.Rename(beside, final)
 }
+
+// errBuilds stands for the failure of what was not tried, as it builds something.
+var errBuilds = errors.New("it builds packages")
 
 // skeleton makes an empty virtual environment by hand: what python -m venv --without-pip
 // would make of it in a hundred times the time.

@@ -1,6 +1,7 @@
 package venv
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/BurntSushi/toml"
 )
@@ -19,6 +21,9 @@ type Lock struct {
 	Requirements []byte
 	// Python is the constraint on the interpreter; empty means any that works.
 	Python string
+	// Own has an environment that is shared with locks of the same Own alone, such as
+	// one that a command of the index adds to. Defaults to sharing it with all.
+	Own string
 }
 
 // declared is what a source says of its dependencies.
@@ -144,15 +149,20 @@ func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declare
 	}
 	progress.report("lock", "running", 20)
 	dir := sourceDir
-	if d.builds {
-		// A build backend writes beside its sources.
-		if dir, err = os.MkdirTemp(s.dir, "new-lock-"); err != nil {
-			return Lock{}, err
-		}
-		defer os.RemoveAll(dir) //nolint:errcheck // temporary
-		if err := os.CopyFS(dir, os.DirFS(sourceDir)); err != nil {
-			return Lock{}, err
-		}
+	apart := func() error { return nil }
+	if d.path == "" && (d.builds || s.confine != nil) {
+		// A build backend writes beside its sources, and what it leaves there is not the index's.
+		apart = sync.OnceValue(func() (err error) {
+			if dir, err = os.MkdirTemp(s.dir, "new-lock-"); err != nil {
+				return err
+			}
+			return os.CopyFS(dir, os.DirFS(sourceDir))
+		})
+		defer func() {
+			if dir != sourceDir {
+				_ = os.RemoveAll(dir)
+			}
+		}()
 	}
 	// First for every Python that the constraint allows, so that other nodes
 	// may have other ones; some packages then have no version left.
@@ -164,16 +174,27 @@ func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declare
 	var said string
 	for n, version := range tries {
 		var out []byte
-		out, said, err = s.runUV(ctx, dir, uv, "pip", "compile", cmp.Or(d.path, d.file), "--universal", "--generate-hashes",
-			"--no-header", "--no-annotate", "--quiet", "--python", interpreter.Path, "--python-version", version)
+		args := []string{"pip", "compile", cmp.Or(d.path, d.file), "--universal", "--generate-hashes",
+			"--no-header", "--no-annotate", "--quiet", "--python", interpreter.Path, "--python-version", version}
+		err = errBuilds
+		if s.confine != nil && !d.builds {
+			out, said, err = s.runUV(ctx, dir, uv, append(args[:len(args):len(args)], "--no-build")...)
+		}
+		if err != nil && ctx.Err() == nil {
+			if err := apart(); err != nil {
+				return Lock{}, err
+			}
+			out, said, err = s.buildUV(ctx, interpreter, dir, uv, []string{dir}, args...)
+		}
 		if err == nil {
 			if n > 0 || python == "" {
 				python = strings.TrimPrefix(python+",>="+version, ",")
 			}
+			out = bytes.ReplaceAll(out, []byte(dir), []byte(sourceDir))
 			if d.file == "requirements.txt" {
-				out = hold(out, pinned(filepath.Join(dir, d.file)))
+				out = hold(out, pinned(filepath.Join(sourceDir, d.file)))
 			}
-			if out, err = notePaths(out, dir); err != nil {
+			if out, err = notePaths(out, sourceDir); err != nil {
 				return Lock{}, failed(err, "", "what the dependencies in %s point to cannot be read", d.file)
 			}
 			progress.report("lock", "done", 50)

@@ -28,9 +28,22 @@ type Options struct {
 	// UV is the uv executable. Defaults to the one on PATH, else one installed
 	// below the store's folder when it is first needed.
 	UV string
+	// Confined runs what may run code of an index. Defaults to running it as everything
+	// else.
+	Confined func(ctx context.Context, job Job) (stdout []byte, stderr string, err error)
 	// Warm is a folder of Python files that are compiled for every interpreter
 	// that an environment is made for. Defaults to none.
 	Warm string
+}
+
+// Job is a program that is run as far apart as the machine lets it be.
+type Job struct {
+	Interpreter string // of this machine
+	Dir         string // where it begins
+	// Tmp and Write are all that it writes, Read folders that it needs to see.
+	Tmp         string
+	Write, Read []string
+	Argv, Env   []string
 }
 
 // Step is progress, for people: one thing that begins, or ends.
@@ -58,6 +71,7 @@ type Store struct {
 	uvPath  string
 	foundUV string // under the key uv
 	warm    string
+	confine func(context.Context, Job) ([]byte, string, error) // nil: nothing is
 	probing sync.Mutex
 	probed  map[string]*Interpreter // Pythons of this machine, by candidate, asked once; nil: none that we can use
 	keys    keys
@@ -75,7 +89,7 @@ type Store struct {
 func NewStore(dir string, spawner *sandbox.Spawner, o Options) *Store {
 	life, stop := context.WithCancel(context.Background())
 	s := &Store{
-		dir: dir, spawner: spawner, log: o.Logger, environ: buildEnviron(o.Environ), uvPath: o.UV, warm: o.Warm,
+		dir: dir, spawner: spawner, log: o.Logger, environ: buildEnviron(o.Environ), uvPath: o.UV, warm: o.Warm, confine: o.Confined,
 		probed: map[string]*Interpreter{},
 		uses:   uses{held: map[string]int{}, left: map[string]time.Time{}},
 		life:   life, stop: stop,
@@ -97,11 +111,16 @@ var (
 
 // buildEnviron is what of an environment uv, pip and what they build with are run with.
 func buildEnviron(environ []string) []string {
+	return among(environ, buildVariables, buildFamilies)
+}
+
+// among is the part of an environment with these names, or names that begin so.
+func among(environ, names, families []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(line string) bool {
 		name, _, _ := strings.Cut(line, "=")
 		name = strings.ToUpper(name) // proxies are spelt in both ways
-		return !slices.Contains(buildVariables, name) &&
-			!slices.ContainsFunc(buildFamilies, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+		return !slices.Contains(names, name) &&
+			!slices.ContainsFunc(families, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 	})
 }
 

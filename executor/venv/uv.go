@@ -2,9 +2,11 @@ package venv
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -29,6 +31,7 @@ func (s *Store) uv(ctx context.Context, progress Progress) (string, error) {
 		return s.foundUV, nil
 	}
 	folder := s.path("uv-" + uvVersion)
+	_ = os.Chmod(folder, 0o755) //nolint:gosec // an earlier version let nobody else run it
 	for _, bin := range append(filepath.SplitList(lookup(s.environ, "PATH")), filepath.Join(folder, "bin")) {
 		file := filepath.Join(bin, "uv")
 		if !filepath.IsAbs(file) || !isExecutable(file) {
@@ -77,7 +80,7 @@ func (s *Store) installUV(ctx context.Context, python, folder string) (string, e
 	if err != nil {
 		return said, err
 	}
-	if err := os.RemoveAll(folder); err != nil {
+	if err := errors.Join(os.RemoveAll(folder), os.Chmod(beside, 0o755)); err != nil { //nolint:gosec // other users run it
 		return "", err
 	}
 	return "", os.Rename(beside, folder)
@@ -92,6 +95,54 @@ func (s *Store) runUV(ctx context.Context, dir, uv string, args ...string) (stdo
 	}
 	defer os.RemoveAll(tmp) //nolint:errcheck // swept at the next start
 	return s.run(ctx, dir, append(s.uvEnv(), "TMPDIR="+tmp), uv, args...)
+}
+
+// Of buildVariables and buildFamilies, what is given to code of an index, too.
+var (
+	confinedVariables = []string{
+		"PATH", "LANG", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY",
+		"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS",
+	}
+	confinedFamilies = []string{"LC_", "UV_", "PIP_"}
+)
+
+// buildUV runs uv where it builds packages, and so runs the code of an index: confined,
+// with a cache and a home that go with it. write are folders that are being built.
+func (s *Store) buildUV(ctx context.Context, i Interpreter, dir, uv string, write []string, args ...string) (stdout []byte, said string, err error) {
+	if s.confine == nil {
+		return s.runUV(ctx, dir, uv, args...)
+	}
+	tmp, err := os.MkdirTemp(s.dir, "new-tmp-")
+	if err != nil {
+		return nil, "", err
+	}
+	defer os.RemoveAll(tmp) //nolint:errcheck // swept at the next start
+	home := filepath.Join(tmp, "home")
+	if err := os.Mkdir(home, 0o700); err != nil {
+		return nil, "", err
+	}
+	env := append(among(s.environ, confinedVariables, confinedFamilies), s.uvEnv()...)
+	env = append(env, "UV_CACHE_DIR="+filepath.Join(tmp, "cache"), "UV_LINK_MODE=copy", "TMPDIR="+tmp, "HOME="+home)
+	return s.confine(ctx, Job{
+		Interpreter: i.Path, Dir: dir, Tmp: tmp, Write: write, Read: append(readBy(env), filepath.Dir(uv)), Argv: append([]string{uv}, args...), Env: env,
+	})
+}
+
+// readBy are the folders of this machine that uv's settings name.
+func readBy(env []string) (folders []string) {
+	for _, name := range []string{"UV_FIND_LINKS", "UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL"} {
+		for _, one := range strings.FieldsFunc(lookup(env, name), func(r rune) bool { return r == ',' || r == ' ' }) {
+			folders = append(folders, strings.TrimPrefix(one, "file://"))
+		}
+	}
+	for _, name := range []string{"SSL_CERT_FILE", "UV_CONFIG_FILE", "UV_CONSTRAINT", "UV_BUILD_CONSTRAINT", "UV_OVERRIDE"} {
+		if file := lookup(env, name); file != "" {
+			folders = append(folders, filepath.Dir(file))
+		}
+	}
+	return slices.DeleteFunc(append(folders, lookup(env, "SSL_CERT_DIR")), func(folder string) bool {
+		return !filepath.IsAbs(folder) || !isDir(folder)
+	})
 }
 
 // uvEnv is what uv is given on top of our environment: its cache in our folder,

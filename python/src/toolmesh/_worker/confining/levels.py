@@ -81,13 +81,17 @@ def prepare(level: str) -> None:
     global _domain
     if sys.platform != "linux" or level == NONE or _abi() < 1 or _domain >= 0:
         return
+    # Files would be moved between folders no more once a domain around or above this one
+    # handles any rights of files: this one lets them be.
+    handled = _REFER if _abi() >= 2 else 0
     if _abi() >= 6:
-        attributes = _packed(0, 0, _SCOPE_SIGNAL)
+        made = _create_ruleset(_packed(handled, 0, _SCOPE_SIGNAL))
     else:
         # A domain needs something to handle. It is its existence that counts:
         # a process outside of it cannot be inspected from inside.
-        attributes = _packed(_MAKE_BLOCK)
-    made = _create_ruleset(attributes)
+        made = _create_ruleset(_packed(_MAKE_BLOCK | handled))
+    if handled:
+        _allow(made, "/", handled)
     _domain = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 200)  # out of the way of what tools open
     os.close(made)
 
@@ -179,8 +183,7 @@ def _mounts(level: str, notes: list[str], given: Sequence[tuple[str, bool]], use
     if not _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC):
         notes.append(f"no /proc of its own: {_error()}")
     _system_read_only(notes)
-    # Who stays who we are has what is given already.
-    _folders([_tree(path, write, user[0], user[1]) for path, write in given] if user else [])
+    _folders([_tree(path, write, user[0], user[1]) if user else _at(path, write) for path, write in given], bool(user))
     if level in (STRICT, OFFLINE) and os.path.isdir("/dev/shm"):
         # Locks and shared memory of multiprocessing live there.
         if not _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=64m,mode=1777"):
@@ -200,9 +203,10 @@ class _Tree:
         self.mounted = mounted  # fd is a mount of its own, with its flags
 
 
-def _folders(given: list[_Tree]) -> None:
+def _folders(given: list[_Tree], foreign: bool) -> None:
     """The agent's folder shows what an index needs, which stays as it is: what starts
-    later is made of it. This and what is given, also where its user could not reach it."""
+    later is made of it. This and what is given, also where its user could not reach it:
+    foreign says that it has one."""
     try:
         with open(_FOLDERS, encoding="utf-8", errors="surrogateescape") as file:
             sealed, others, *below = file.read().split("\0")
@@ -210,12 +214,14 @@ def _folders(given: list[_Tree]) -> None:
         return
     here = os.getcwd()
     own = [_at(one[1:], one[0] == "w") for one in below if os.path.isdir(one[1:])]
-    covers = {_blocks(sealed) if others else sealed: own}
+    whole = _blocks(sealed) if others else sealed
+    covers = {whole: own}
     interpreter = os.path.realpath(sys.base_prefix)
     if others and (cover := _blocks(interpreter)) != interpreter:
         covers.setdefault(cover, []).append(_at(interpreter, False))
     for tree in given:
-        covers.setdefault(_blocks(tree.path), []).append(tree)
+        inside = tree.path.startswith(sealed + "/")
+        covers.setdefault(whole if inside else _blocks(tree.path) if foreign else tree.path, []).append(tree)
     for cover in sorted(covers):
         _show(cover, sorted(covers[cover], key=lambda tree: tree.path))
     os.chdir(here)  # as it is seen now

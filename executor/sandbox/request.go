@@ -1,0 +1,93 @@
+package sandbox
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// Request is what the process above a program is asked for: see starting/command.py.
+type Request struct {
+	Level tool.Sandbox
+	// Folder is what strict leaves to be written; empty for none.
+	Folder string
+	User   User
+	// Given are folders that the program has, whoever owns them.
+	Given []Path
+	// OpenFiles and Memory (bytes) bound the program; 0 is no bound.
+	OpenFiles int
+	Memory    int64
+	Argv, Env []string
+}
+
+// Encode is the message on the control socket.
+func (r Request) Encode() []byte {
+	var b bytes.Buffer
+	b.Write([]byte{0, 0, 0, 0})
+	ids := strings.Trim(fmt.Sprint(r.User.IDs()), "[]")
+	fmt.Fprintf(&b, "%s\x00%s\x00%s\x00%d\x00%d\x00%d\x00%d\x00", r.Level, r.Folder, ids, r.OpenFiles, r.Memory, len(r.Given), len(r.Argv))
+	for _, p := range r.Given {
+		fmt.Fprintf(&b, "%s%s\x00", map[bool]string{true: "w", false: "r"}[p.Write], p.Path)
+	}
+	for _, text := range append(r.Argv[:len(r.Argv):len(r.Argv)], r.Env...) {
+		b.WriteString(text)
+		b.WriteByte(0)
+	}
+	binary.LittleEndian.PutUint32(b.Bytes(), uint32(b.Len()-4)) //nolint:gosec // bounded by the size of a message
+	return b.Bytes()
+}
+
+// Run starts launch, which is starting/command.py, has it run a program, and gives what
+// the program wrote. When ctx ends the program and what it started are killed. The
+// error says how it failed, or why it could not be started.
+func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []byte, stderr string, err error) {
+	launch.Sandbox = r.Level
+	proc, err := s.Start(launch)
+	if err != nil {
+		return nil, "", err
+	}
+	defer proc.Kill()
+	defer context.AfterFunc(ctx, proc.Kill)()
+	if _, err := proc.Control.Write(r.Encode()); err != nil && ctx.Err() == nil {
+		return nil, "", err
+	}
+	var readers sync.WaitGroup
+	var words []byte
+	readers.Go(func() { stdout, _ = io.ReadAll(proc.Stdout) })
+	readers.Go(func() { words, _ = io.ReadAll(proc.Stderr) })
+	said, _ := io.ReadAll(io.LimitReader(proc.Control, 512))
+	<-proc.Done()
+	readers.Wait()
+	stderr = strings.TrimSpace(strings.ToValidUTF8(string(words), "\uFFFD"))
+	switch how := string(said); {
+	case ctx.Err() != nil:
+		return nil, "", ctx.Err()
+	case how == "exit 0":
+		return stdout, stderr, nil
+	case strings.HasPrefix(how, "refused "):
+		return nil, stderr, fmt.Errorf("the sandbox level %s cannot be had: %s", r.Level, strings.TrimPrefix(how, "refused "))
+	default:
+		return nil, stderr, ended(how)
+	}
+}
+
+// ended says how a program ended that has failed.
+func ended(how string) error {
+	var number int
+	switch n, _ := fmt.Sscanf(how, "exit %d", &number); {
+	case n == 1 && number&0x7f != 0:
+		return fmt.Errorf("signal %d", number&0x7f)
+	case n == 1:
+		return fmt.Errorf("exit status %d", number>>8)
+	case strings.HasPrefix(how, "exec "):
+		return errors.New("it cannot be started: error " + strings.TrimPrefix(how, "exec "))
+	}
+	return errors.New("the process above it was killed")
+}
