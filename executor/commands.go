@@ -59,7 +59,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 			return x.workerEnv(filepath.Join(spec.Env.Dir, "bin"), map[string]string{"VIRTUAL_ENV": spec.Env.Dir}, own, spec.Vars, vars)
 		},
 		User: func(box tool.Sandbox) (sandbox.User, map[string]string, error) {
-			return x.user(cmp.Or(spec.Account, spec.Name), box)
+			return x.user(cmp.Or(spec.Account, spec.Name), cmp.Or(box, x.opts.Sandbox))
 		},
 		Given: spec.Paths, Redact: output.NewRedactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
 		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace,

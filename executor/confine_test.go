@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -398,6 +399,31 @@ func TestARefusedLevelIsSaidAndReplaced(t *testing.T) {
 	}
 }
 
+// An agent that is root where nothing can be mounted, as in most containers, runs each
+// index as a user of its own all the same.
+func TestUsersWithoutNamespaces(t *testing.T) {
+	t.Parallel()
+	a := intruded(t, "root", sandbox.LevelReaper, tool.SandboxGuard, "each")
+	if a.Effective != tool.SandboxNone || !strings.Contains(fmt.Sprint(a.Reasons), "indexes have users of their own all the same") {
+		t.Fatalf("effective %s, reasons %q", a.Effective, a.Reasons)
+	}
+	want := map[string]string{
+		"write the index": "EACCES", "write the worker": "EACCES", "write the agent's files": "EACCES", "rename the agent's files": "EACCES",
+		"read a key": "EACCES", "read what is root's": "EACCES", "read what is another index's": "EACCES", "be root": "EPERM",
+		"read": "ok", "write temporary files": "ok", "write its home": "ok", "start a program": "ok",
+	}
+	got := map[string]string{}
+	for name := range want {
+		got[name] = a.Outcome[name]
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("what became of it (-want +got):\n%s\nall: %v", diff, a.Outcome)
+	}
+	if diff := cmp.Diff([]string{"SECRET_OF_A"}, a.Secrets); diff != "" {
+		t.Errorf("environments that can be read (-want +got):\n%s", diff)
+	}
+}
+
 // A tool that demands what the machine does not give is not served, and the
 // others are.
 func TestAToolThatDemandsALevelIsNotServedWithoutIt(t *testing.T) {
@@ -441,6 +467,15 @@ func intruded(t *testing.T, user string, kept sandbox.Level, asked tool.Sandbox,
 		t.Skip("not root")
 	}
 	cmd, dir := beside(t, user, map[string]string{"data/index/t.py": intruder, "data/keys/admin.nk": "secret", "data/node": "n"})
+	if kept == sandbox.LevelReaper && users != "" { // what is in the way cannot be covered
+		if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { //nolint:gosec // others are to pass it
+			t.Fatal(err)
+		}
+		if _, err := exec.LookPath("/usr/bin/python3"); err != nil {
+			t.Skip("no interpreter that another user could run")
+		}
+		cmd.Env = []string{"PATH=/usr/bin:/bin", "HOME=" + dir}
+	}
 	cmd.Env = append(cmd.Env, "TOOLMESH_TEST_INTRUDED="+dir, "TOOLMESH_TEST_LEVEL="+string(kept), "TOOLMESH_TEST_SANDBOX="+string(asked), "TOOLMESH_TEST_USERS="+users)
 	out, err := cmd.Output()
 	if err != nil {

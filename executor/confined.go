@@ -23,7 +23,7 @@ func (x *Executor) build(ctx context.Context, job venv.Job) (stdout []byte, stde
 	if x.defaultSandbox() != tool.SandboxNone {
 		box, _ = x.spawner.Survey().Effective(tool.SandboxStrict)
 	}
-	user, _, err := x.user(builders, box)
+	user, _, err := x.user(builders, x.opts.Sandbox)
 	if err != nil {
 		return nil, "", err
 	}

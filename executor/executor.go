@@ -160,6 +160,7 @@ type Executor struct {
 	zygotes *zygote.Starter
 	users   *sandbox.Users // nil: everything runs as who we are
 	asRoot  string         // why that is so where it should not be
+	openUp  func() string  // see passage
 
 	mu     sync.Mutex
 	closed bool
@@ -196,6 +197,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	}
 	spawner := sandbox.NewSpawner(o.Logger, o.Levels...)
 	x := &Executor{opts: o, log: o.Logger, dir: dir, sealed: sealed, files: files, spawner: spawner, open: map[closer]struct{}{}}
+	x.openUp = sync.OnceValue(x.passage)
 	x.opts.Homes = cmp.Or(o.Homes, filepath.Join(sealed, "homes"))
 	defer func() {
 		if err != nil {
@@ -264,10 +266,14 @@ func (x *Executor) findUsers() (err error) {
 	return nil
 }
 
-// user is who processes of an index run as in a sandbox level, and the variables
-// that follow from it.
-func (x *Executor) user(account string, box tool.Sandbox) (sandbox.User, map[string]string, error) {
-	if x.users == nil || !box.AtLeast(tool.SandboxGuard) || x.spawner.Level() != sandbox.LevelPID {
+// user is who processes of an index run as that asks for a sandbox level, whether the
+// machine has it or not, and the variables that follow from it.
+func (x *Executor) user(account string, asked tool.Sandbox) (sandbox.User, map[string]string, error) {
+	if x.users == nil || !asked.AtLeast(tool.SandboxGuard) {
+		return sandbox.User{}, nil, nil
+	}
+	x.spawner.Survey() // has found out the level
+	if level := x.spawner.Level(); level == sandbox.LevelUser || level == sandbox.LevelReaper && x.openUp() != "" {
 		return sandbox.User{}, nil, nil
 	}
 	u, err := x.users.Of(account)
@@ -340,13 +346,13 @@ func (x *Executor) Prepare(ctx context.Context) {
 func (x *Executor) Command(ctx context.Context, env *Env, account, dir string, argv []string, vars map[string]string, secrets []string, paths []Path,
 ) error {
 	box := x.defaultSandbox()
-	user, own, err := x.user(account, box)
+	user, own, err := x.user(account, x.opts.Sandbox)
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInstallFailed, "%w", err)
 	}
 	spec := Spec{Vars: vars, Secrets: secrets}
 	var confined func(context.Context, venv.Job) ([]byte, string, error)
-	if box != tool.SandboxNone {
+	if box != tool.SandboxNone || user.ID != 0 {
 		confined = func(ctx context.Context, job venv.Job) ([]byte, string, error) {
 			return x.confined(ctx, box, user, job, paths)
 		}

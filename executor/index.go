@@ -223,7 +223,7 @@ func (ix *Index) group(root string) error {
 		if err := policy.check(); err != nil {
 			return fmt.Errorf("the policy of %s: %w", name, err)
 		}
-		user, own, err := ix.x.user(cmp.Or(ix.spec.Account, ix.spec.Name), policy.Sandbox)
+		user, own, err := ix.x.user(cmp.Or(ix.spec.Account, ix.spec.Name), cmp.Or(ix.spec.Policies[name].Sandbox, ix.x.opts.Sandbox))
 		if err != nil {
 			return err
 		}

@@ -1,8 +1,11 @@
 package executor
 
 import (
+	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/failure"
@@ -21,13 +24,58 @@ const scratch = "tmp"
 func (x *Executor) Sandbox() (effective tool.Sandbox, reasons []string) {
 	effective, reasons = x.spawner.Survey().Effective(x.opts.Sandbox)
 	why := x.asRoot
-	if x.users != nil && x.spawner.Level() != sandbox.LevelPID {
-		why = "processes in namespaces cannot become another user here"
+	if x.users != nil {
+		switch x.spawner.Level() {
+		case sandbox.LevelPID:
+		case sandbox.LevelUser:
+			why = "processes in namespaces cannot become another user here"
+		case sandbox.LevelReaper:
+			if why = x.openUp(); why == "" && x.opts.Sandbox != tool.SandboxNone {
+				reasons = append(reasons, "indexes have users of their own all the same")
+			}
+		}
 	}
 	if why != "" && x.opts.Sandbox != tool.SandboxNone {
 		reasons = append(reasons, "tools run as root: "+why)
 	}
 	return effective, reasons
+}
+
+// passage lets the users of indexes pass through the agent's folder to what they need,
+// and keeps the rest of it from them, where nothing can be mounted. It says why they
+// cannot have it.
+func (x *Executor) passage() string {
+	for folder := filepath.Dir(x.sealed); ; folder = filepath.Dir(folder) {
+		info, err := os.Stat(folder)
+		if err != nil {
+			return err.Error()
+		}
+		if info.Mode()&0o001 == 0 {
+			return fmt.Sprintf("no other user passes %s, in which the agent's folder is, and nothing can be mounted here: choose another with --data", folder)
+		}
+		if folder == filepath.Dir(folder) {
+			break
+		}
+	}
+	entries, err := os.ReadDir(x.sealed)
+	if err != nil {
+		return err.Error()
+	}
+	for _, entry := range entries {
+		path := filepath.Join(x.sealed, entry.Name())
+		shown := slices.ContainsFunc(append([]string{x.dir, x.opts.Homes}, x.opts.Shown...), func(folder string) bool { return within(folder, path) })
+		info, err := entry.Info()
+		if err != nil || shown || within(path, x.dir) || info.Mode()&(os.ModeSymlink|0o077) == 0 {
+			continue
+		}
+		if err := os.Chmod(path, info.Mode().Perm()&0o700); err != nil {
+			return err.Error()
+		}
+	}
+	if err := os.Chmod(x.sealed, 0o711); err != nil { //nolint:gosec // to pass, not to look around
+		return err.Error()
+	}
+	return ""
 }
 
 func (x *Executor) defaultSandbox() tool.Sandbox {

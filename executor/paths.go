@@ -10,7 +10,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Path is a folder of this machine that an index's processes are to have. Before
@@ -28,7 +27,7 @@ var systems = []string{
 // is enough. The notes are about the latter, for people. The error, of what is given, is
 // install_failed.
 func (x *Executor) Paths(account string, given, asked []Path) (paths []Path, notes []string, err error) {
-	user, _, err := x.user(account, tool.SandboxGuard)
+	user, _, err := x.user(account, x.opts.Sandbox)
 	if err != nil {
 		return nil, nil, unavailable("%w", err)
 	}
@@ -85,6 +84,9 @@ func (x *Executor) find(user sandbox.User, p Path) (string, error) {
 	}
 	if user.Home != "" && within(found, user.Home) {
 		return found, nil
+	}
+	if info, err := os.Stat(found); user.ID != 0 && x.spawner.Level() == sandbox.LevelReaper && (err != nil || info.Mode()&7 != 7 && (p.Write || info.Mode()&5 != 5)) {
+		return "", fmt.Errorf("other users may not use it, and nothing can be mounted here: chmod o+rwx it")
 	}
 	if within(found, x.sealed) || within(x.sealed, found) {
 		return "", fmt.Errorf("the agent's own files are there")

@@ -1,6 +1,7 @@
 package program
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -31,7 +32,8 @@ type Config struct {
 	// Environ is the whole environment of a program: what all programs see with own,
 	// of its user, and vars on top.
 	Environ func(own, vars map[string]string) []string
-	// User is who a program of a sandbox level is, and the variables of that user.
+	// User is who a program is that asks for a sandbox level, or none, and the variables
+	// of that user.
 	User    func(tool.Sandbox) (user sandbox.User, own map[string]string, err error)
 	Given   []sandbox.Path   // folders that programs have, whoever owns them
 	Redact  *output.Redactor // nil: no secrets
@@ -157,10 +159,10 @@ func (p *Runner) Call(ctx context.Context, call Call, sink output.Sink) (json.Ra
 	if ctx.Err() != nil {
 		return nil, failure.Ended(ctx, toolmesh.StartedNo)
 	}
-	if call.Sandbox == "" {
-		call.Sandbox = p.cfg.Sandbox
-	}
+	asked := call.Sandbox
+	call.Sandbox = cmp.Or(asked, p.cfg.Sandbox)
 	r := &run{
+		asked:  asked,
 		runner: p, call: call, sink: sink, quiet: make(chan struct{}), tail: output.NewTail(p.cfg.Redact),
 		most: p.cfg.MaxResult, exceeded: make(chan struct{}),
 	}

@@ -16,12 +16,14 @@ import (
 	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // run is one program at work.
 type run struct {
 	runner *Runner
 	call   Call
+	asked  tool.Sandbox // of the call, before the default
 	sink   output.Sink
 
 	most   int // bytes that a result, or an item, may have
@@ -47,7 +49,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 		return nil, failure.Unavailable("%s is not served: %s", r.call.Tool, why).WithRetryable(false)
 	}
 	vars := r.call.Vars
-	user, own, err := r.runner.cfg.User(r.call.Sandbox)
+	user, own, err := r.runner.cfg.User(r.asked)
 	if err == nil {
 		r.folder, err = sandbox.OwnFolder(r.runner.cfg.Scratch, r.call.Sandbox, user)
 	}

@@ -50,6 +50,7 @@ def zygote(
     if level == NONE or sys.platform != "linux":
         if level in (STRICT, OFFLINE):
             raise Refused(f"the sandbox level {level} needs Linux")
+        become(user)
         return []
     notes: list[str] = []
     if kept != REAPER:
@@ -404,6 +405,10 @@ def become(user: Sequence[int]) -> None:
     if not user:
         return
     uid, gid = user
+    for path in os.path.realpath(sys.base_prefix), os.getcwd():
+        if (closed := _blocks(path)) != path:
+            raise Refused(f"{path} is needed, and no other user passes {closed}: move it, or set MESH_WORKER_USER=root")
+    _prctl(_NO_NEW_PRIVS, 1)
     try:
         os.setgroups([])
         os.setresgid(gid, gid, gid)
