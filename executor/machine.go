@@ -51,7 +51,7 @@ func (x *Executor) passage() string {
 			return err.Error()
 		}
 		if info.Mode()&0o001 == 0 {
-			return fmt.Sprintf("no other user passes %s, in which the agent's folder is, and nothing can be mounted here: choose another with --data", folder)
+			return fmt.Sprintf("no other user passes %s, in which the agent's folder is, and nothing can be mounted here: choose another with --data-dir", folder)
 		}
 		if folder == filepath.Dir(folder) {
 			break
