@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+
+	"github.com/toolmesh/toolmesh/internal/access"
 )
 
 // plan says what is measured and how often.
@@ -38,6 +40,7 @@ var benchmarks = []benchmark{
 	{"unary", []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython}, "unary", func(p *plan) int { return p.Calls }},
 	{"burst", []string{sideRaw, sideGo, sidePython, sidePlainGo, sidePlainPython}, "burst", func(p *plan) int { return p.Burst }},
 	{"stream", []string{sideRaw, sideGo, sidePython}, "stream", func(p *plan) int { return p.Items }},
+	{"keys", nil, "", nil},
 	{"messages", nil, "", nil},
 	{"engine", nil, "", nil},
 	{"install", nil, "", nil},
@@ -70,6 +73,8 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 		switch b.name {
 		case "messages":
 			err = p.countMessages(s, r)
+		case "keys":
+			err = p.measureKeys(ctx, stderr, s, r)
 		case "engine":
 			err = p.measureEngine(ctx, stderr, dir, r)
 		case "install":
@@ -160,6 +165,53 @@ func (p *plan) measure(s *stage, b benchmark, r *result) error {
 		}
 		sides = append(sides[1:], sides[0]) // nobody always goes first
 	}
+	return nil
+}
+
+// measureKeys compares calls of a mesh with keys, by a caller that has none, with those
+// of a mesh without.
+func (p *plan) measureKeys(ctx context.Context, stderr io.Writer, open *stage, r *result) error {
+	dir := filepath.Join(open.dir, "keys")
+	keyed := &stage{dir: dir}
+	defer keyed.end()
+	start := func(name string, args ...string) (*child, error) {
+		c, err := startChild(ctx, stderr, name, args...)
+		if err == nil {
+			keyed.all = append(keyed.all, c)
+		}
+		return c, err
+	}
+	b, err := start("broker", dir, withKeys)
+	if err != nil {
+		return err
+	}
+	// The node that makes the registry, and the one that serves.
+	if _, err := start("agent", b.hello+" "+access.File(dir, access.Admin), filepath.Join(dir, "agent"), "bench-keys"); err != nil {
+		return err
+	}
+	if _, err := start("host", b.hello+" "+access.File(dir, access.Node)); err != nil {
+		return err
+	}
+	caller, err := start("caller", b.hello)
+	if err != nil {
+		return err
+	}
+	sides := []string{"open", "keys"}
+	actors := map[string]*child{"open": open.caller, "keys": caller}
+	got := map[string][]answer{}
+	for round := range p.Rounds + 1 {
+		for _, side := range sides {
+			one, err := actors[side].ask(request{Do: "unary", Side: sideGo, N: p.Calls})
+			if err != nil {
+				return fmt.Errorf("%s: %w", side, err)
+			}
+			if round > 0 { // each side is warm
+				got[side] = append(got[side], one)
+			}
+		}
+		slices.Reverse(sides)
+	}
+	r.samples["keys"] = got
 	return nil
 }
 

@@ -137,6 +137,9 @@ func (r *result) conclude() {
 			}
 		}
 	}
+	if got := r.samples["keys"]; len(got) > 0 {
+		r.compared("unary p50, Go tool, with keys against without", got["keys"], got["open"], p50, micros, &bound{must: 1.1, goal: 1.02})
+	}
 	r.concludeEngine()
 	r.concludeInstall()
 }

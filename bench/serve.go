@@ -7,7 +7,9 @@ import (
 	"iter"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -16,14 +18,28 @@ import (
 	"github.com/toolmesh/toolmesh/agent"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/broker"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// startBroker is the broker's process. args: a folder.
+// withKeys has the broker know the keys of its folder.
+const withKeys = "with keys"
+
+// startBroker is the broker's process. args: a folder, and withKeys or another text.
 func startBroker(ctx context.Context, args []string) (role, error) {
 	debug.SetGCPercent(gcPercent)
-	b, err := broker.Start(ctx, broker.Options{StoreDir: args[0]})
+	o := broker.Options{StoreDir: args[0]}
+	if args[1] == withKeys {
+		keys, err := access.OpenKeys(args[0])
+		if err == nil {
+			o.Config, err = keys.Config(nil)
+		}
+		if err != nil {
+			return role{}, err
+		}
+	}
+	b, err := broker.Start(ctx, o)
 	if err != nil {
 		return role{}, err
 	}
@@ -151,12 +167,28 @@ func count(_ context.Context, in countArgs) iter.Seq2[item, error] {
 	}
 }
 
+// dial connects to a broker, whose URL the file of a role's key may follow, after a
+// space.
+func dial(target string) (*nats.Conn, error) {
+	url, file, keyed := strings.Cut(target, " ")
+	options := client.ConnectOptions()
+	if keyed {
+		key, err := access.Option(file)
+		if err != nil {
+			return nil, err
+		}
+		role := access.Role(strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)))
+		options = append(options, key, nats.CustomInboxPrefix(role.Inbox()))
+	}
+	return nats.Connect(url, options...)
+}
+
 // streamQuota is beyond what all rounds together store.
 const streamQuota = 8 << 30
 
-// startHost is a service with Go tools. args: the broker's URL.
+// startHost is a service with Go tools. args: as for dial.
 func startHost(ctx context.Context, args []string) (role, error) {
-	nc, err := nats.Connect(args[0], client.ConnectOptions()...)
+	nc, err := dial(args[0])
 	if err != nil {
 		return role{}, err
 	}
@@ -179,12 +211,11 @@ func startHost(ctx context.Context, args []string) (role, error) {
 	return role{do: do, stop: stops(h.Stop, nc)}, nil
 }
 
-// startAgent is one machine's agent. args: the broker's URL, a folder, the
-// node's id.
+// startAgent is one machine's agent. args: as for dial, a folder, the node's id.
 func startAgent(ctx context.Context, args []string) (role, error) {
 	debug.SetGCPercent(gcPercent)
 	began := time.Now()
-	nc, err := nats.Connect(args[0], client.ConnectOptions()...)
+	nc, err := dial(args[0])
 	if err != nil {
 		return role{}, err
 	}
