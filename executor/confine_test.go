@@ -8,10 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
@@ -96,6 +98,11 @@ def secret(path):
     except FileNotFoundError:
         raise PermissionError(errno.EACCES, path)
 
+def keyring():
+    """Looks for what the agent's session keyring holds."""
+    call = {"x86_64": 250, "aarch64": 219}[os.uname().machine]
+    return min(libc.syscall(call, 10, -3, b"user", b"toolmesh-test", 0), 0)
+
 def uncover(data):
     """Takes what hides and keeps away, in a child with all rights over mounts."""
     child = os.fork()
@@ -154,6 +161,7 @@ def attempts(outside: str, data: str, port: int, path: str, sibling: int, drasti
         "read a sibling's memory": tried(read, f"/proc/{sibling}/mem"),
         "change the kernel's settings": tried(settings),
         "unshare": system(libc.unshare, 0x10000000),
+        "use the agent's keyring": system(keyring),
     }
 
 def pid(seconds: float = 0):
@@ -287,15 +295,16 @@ func outcomesOfLevels() map[tool.Sandbox]map[string]string {
 		"write outside": "ok", "write the index": "ok", "truncate": "ok", "write temporary files": "ok", "move temporary files": "ok", "write null": "ok",
 		"read": "ok", "start a program": "ok", "a lock between processes": "ok", "connect": "ok", "connect to a file": "ok",
 		"connect to itself": "ok", "write the worker": "ok", "write the agent's files": "ok", "rename the agent's files": "ok",
-		"read a key": "ok", "uncover": "ok",
+		"read a key": "ok", "uncover": "ok", "use the agent's keyring": "ok",
 	}
 	guard := with(none, "EPERM", "signal a sibling", "signal the zygote", "ptrace a sibling", "mount", "set the host's name")
 	guard = with(guard, "EACCES", "read a sibling's environment", "read a sibling's memory", "change the kernel's settings")
 	guard = with(guard, "EROFS", "write the index", "write the worker", "write the agent's files", "rename the agent's files")
 	guard = with(guard, "EACCES", "read a key")
 	guard = with(guard, "EPERM", "uncover")
+	guard = with(guard, "ENOKEY", "use the agent's keyring")
 	strict := with(guard, "EACCES", "write outside", "truncate")
-	strict = with(strict, "EPERM", "unshare", "mount")
+	strict = with(strict, "EPERM", "unshare", "mount", "use the agent's keyring")
 	offline := with(strict, "ECONNREFUSED", "connect")
 	offline = with(offline, "EACCES", "connect to a file")
 	return map[tool.Sandbox]map[string]string{
@@ -477,6 +486,11 @@ func intruded(t *testing.T, user string, kept sandbox.Level, asked tool.Sandbox,
 		cmd.Env = []string{"PATH=/usr/bin:/bin", "HOME=" + dir}
 	}
 	cmd.Env = append(cmd.Env, "TOOLMESH_TEST_INTRUDED="+dir, "TOOLMESH_TEST_LEVEL="+string(kept), "TOOLMESH_TEST_SANDBOX="+string(asked), "TOOLMESH_TEST_USERS="+users)
+	runtime.LockOSThread() // for good: the thread ends with the test, and its keyring
+	ring, noKeys := unix.KeyctlJoinSessionKeyring("toolmesh-test")
+	if noKeys == nil {
+		_, noKeys = unix.AddKey("user", "toolmesh-test", []byte("secret"), ring)
+	}
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatal(err)
@@ -484,6 +498,10 @@ func intruded(t *testing.T, user string, kept sandbox.Level, asked tool.Sandbox,
 	var a achieved
 	if err := json.Unmarshal(out, &a); err != nil {
 		t.Fatalf("it said %q: %v", out, err)
+	}
+	if noKeys != nil {
+		t.Logf("no keyrings here: %v", noKeys)
+		a.Outcome["use the agent's keyring"] = outcomesOfLevels()[asked]["use the agent's keyring"]
 	}
 	return a
 }

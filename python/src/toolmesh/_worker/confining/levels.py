@@ -53,6 +53,7 @@ def zygote(
         become(user)
         return []
     notes: list[str] = []
+    _own_keyring()
     if kept != REAPER:
         _mounts(level, notes, given, user)
         if level == OFFLINE:
@@ -417,6 +418,15 @@ def become(user: Sequence[int]) -> None:
         raise Refused(f"the process cannot become the user {uid}: {failure}") from failure
     if _abi() >= 1:
         _prctl(_SET_DUMPABLE, 1)  # else its own files in /proc would be root's
+
+
+def _own_keyring() -> None:
+    """Who starts the agent may have given it keys (of a file system, of Kerberos), which
+    are for all that has its session keyring."""
+    column, _ = _AUDIT.get(os.uname().machine, (-1, 0))
+    if column >= 0:
+        join = ctypes.c_int(1)  # KEYCTL_JOIN_SESSION_KEYRING, a new one; refused by a kernel that has none
+        _syscall(_DENIED["keyctl"][column], join, None)
 
 
 def _drop_capabilities(kept: Iterable[int]) -> None:
