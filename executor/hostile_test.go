@@ -2,13 +2,20 @@ package executor_test
 
 import (
 	"context"
+	"fmt"
+	"io"
+	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/frame"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/python"
 )
 
 // What a module can say to the agent in its zygote's name.
@@ -83,4 +90,41 @@ func openFiles(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return len(entries)
+}
+
+// Whatever a zygote is sent, it ends when the agent's end closes, and with it all that
+// it has started.
+func FuzzWhatAnAgentSends(f *testing.F) {
+	x, dir := newExecutor(f, nil), f.TempDir()
+	spec := specOf(f, x, writeFiles(f, map[string]string{"t.py": "def f(): return 1"}), "t.f")
+	open(f, x, spec) // whose worker package is compiled
+	files := filepath.Join(filepath.Dir(filepath.Dir(spec.Env.Dir)), "worker")
+	spawner := sandbox.NewSpawner(slog.New(slog.DiscardHandler))
+	f.Cleanup(spawner.Close)
+	setup := fmt.Sprintf(`{"root":%[1]q,"cwd":%[1]q,"paths":[%[1]q],"tools":["t.f"],"exclude":{},"secrets":null,"sandbox":"none","folder":""}`, spec.SourceDir)
+	fork := `{"kind":"sync","limit":1000,"isolation":"warm","limits":{}}`
+	for _, typ := range []frame.Type{frame.Setup, frame.Fork, frame.Become, frame.Call, 0, 99} {
+		f.Add(frame.Append(nil, frame.Header{Type: typ}, []byte(setup)))
+		begun := frame.Append(nil, frame.Header{Type: frame.Setup}, []byte(setup))
+		f.Add(frame.Append(begun, frame.Header{Type: typ, ID: 1}, []byte(fork)))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		proc, err := spawner.Start(sandbox.Command{
+			Path: spec.Env.Python, Args: []string{"-I", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), files},
+			Env: []string{"PATH=/usr/bin:/bin"}, Dir: dir,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer proc.Kill()
+		go io.Copy(io.Discard, proc.Stdout) //nolint:errcheck // they end with it
+		go io.Copy(io.Discard, proc.Stderr) //nolint:errcheck // likewise
+		_, _ = proc.Control.Write(data)     // it may have ended before the last of it
+		_ = proc.Control.CloseWrite()
+		select {
+		case <-proc.Done():
+		case <-time.After(10 * time.Second):
+			t.Error("it goes on")
+		}
+	})
 }
