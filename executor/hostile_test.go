@@ -16,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/python"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // What a module can say to the agent in its zygote's name.
@@ -101,6 +102,9 @@ func FuzzWhatAnAgentSends(f *testing.F) {
 	files := filepath.Join(filepath.Dir(filepath.Dir(spec.Env.Dir)), "worker")
 	spawner := sandbox.NewSpawner(slog.New(slog.DiscardHandler))
 	f.Cleanup(spawner.Close)
+	if level, why := x.Sandbox(); level == tool.SandboxNone {
+		f.Skip(why)
+	}
 	setup := fmt.Sprintf(`{"root":%[1]q,"cwd":%[1]q,"paths":[%[1]q],"tools":["t.f"],"exclude":{},"secrets":null,"sandbox":"none","folder":""}`, spec.SourceDir)
 	fork := `{"kind":"sync","limit":1000,"isolation":"warm","limits":{}}`
 	for _, typ := range []frame.Type{frame.Setup, frame.Fork, frame.Become, frame.Call, 0, 99} {
@@ -112,6 +116,7 @@ func FuzzWhatAnAgentSends(f *testing.F) {
 		proc, err := spawner.Start(sandbox.Command{
 			Path: spec.Env.Python, Args: []string{"-I", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), files},
 			Env: []string{"PATH=/usr/bin:/bin"}, Dir: dir,
+			Sandbox: tool.SandboxGuard, // with mounts of its own, whatever level is read out of data
 		})
 		if err != nil {
 			t.Fatal(err)

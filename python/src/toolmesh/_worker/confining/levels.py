@@ -47,6 +47,8 @@ def zygote(
     owns them, and whether to write. Returns what a level can do without and the
     machine refuses.
     """
+    if level not in (NONE, GUARD, STRICT, OFFLINE):
+        raise Refused("there is no such level")
     if level == NONE or sys.platform != "linux":
         if level in (STRICT, OFFLINE):
             raise Refused(f"the sandbox level {level} needs Linux")
