@@ -254,6 +254,12 @@ func (h *Host) check(c *inflight, mine, directed bool) *toolmesh.Error {
 		return refuse(toolmesh.CodeUnavailable, "revision %q of tool %q is asked for, node %s serves %q", req.Revision, req.Tool, h.node, t.identity.Revision).
 			WithDetail("revision", t.identity.Revision)
 	}
+	if req.Delivery != codec.DeliverNone {
+		if used, most, short := h.room.Short(); short {
+			return refuse(toolmesh.CodeUnavailable, "the chunk store holds %d of %d bytes, and the rest is for the streams that run: wait until older streams expire, or give it more room", used, most).
+				WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "chunks_max").WithDetail("stored", used).WithDetail("max", most)
+		}
+	}
 	if req.Deadline.IsZero() {
 		return nil
 	}
