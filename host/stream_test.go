@@ -470,57 +470,6 @@ func TestStreamQuota(t *testing.T) {
 	}
 }
 
-// What is left of a store that is nearly full is for the streams that run.
-func TestNewStreamsAreRefusedBeforeTheStoreIsFull(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, &rigOptions{host: host.Options{ChunksMax: 1_000_000}})
-	begin := func(body string) *inbox {
-		in := r.inbox()
-		r.send(in, genSubject, body, "Mesh-Stream", "inbox")
-		return in
-	}
-	running := begin(`{"key":"running","n":3,"size":20000,"gate":true}`)
-	g := r.gate("running")
-	g.release <- struct{}{}
-	wait(t, "the first item", g.sent)
-	if all := begin(`{"n":46,"size":20000}`).chunks(); all[len(all)-1].kind != "complete" {
-		t.Fatalf("the stream that fills the store ends with %+v", all[len(all)-1])
-	}
-	try := func() answer { // a stream that stores nothing
-		in := r.inbox()
-		r.send(in, "tools.default.desk.fail", `{"code":"plain"}`, "Mesh-Stream", "inbox")
-		return in.next()
-	}
-	var refused answer
-	meshtest.Until(t, "the store is known to be nearly full", func() bool {
-		refused = try()
-		return refused.code() == "unavailable"
-	})
-	if e := refused.Error; e.started() != "false" || e.Details["limit"] != "chunks_max" || e.Origin != "mesh" || !*e.Retryable {
-		t.Errorf("a new stream is refused with %s", refused.Data)
-	}
-	if a := r.call("note", `{}`); a.code() != "ok" {
-		t.Errorf("a unary call: %s", a.Data)
-	}
-	g.release <- struct{}{}
-	g.release <- struct{}{}
-	if all := running.chunks(); len(all) != 4 || all[3].kind != "complete" {
-		t.Errorf("the stream that runs: %d chunks, the last is %+v", len(all), all[len(all)-1])
-	}
-	js, err := jetstream.New(r.nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stored, err := js.Stream(t.Context(), subjects.StreamChunks)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stored.Purge(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	meshtest.Until(t, "the store has room again", func() bool { return try().code() == "tool_error" })
-}
-
 // An envelope has the rpc_id as it was written, which may be six times as long as
 // what the store has of it: an item that only the store takes would be missing
 // on the reply subject, in front of a complete stream.

@@ -30,6 +30,9 @@ func TestCallersHaveTheirSessionOnly(t *testing.T) {
 		"$KV.MESH_NODES.n1", "$KV.MESH_SESSIONS.default", "$O.MESH_BUNDLES.C.x", "$JS.API.INFO", "$JS.API.STREAM.NAMES",
 		"$JS.API.STREAM.DELETE.MESH_CHUNKS", "$JS.API.CONSUMER.CREATE.KV_MESH_NODES", "$JS.ACK.x", "$SYS.REQ.USER.INFO",
 		"$SYS.REQ.SERVER.PING", "anything",
+		// Nothing is registered in its stead, neither tools nor what describes them.
+		"$KV.MESH_TOOLS.n1.=.i.weather", "$KV.MESH_TOOLS.n1.default.t.mine", "$KV.MESH_SCHEMAS.x", "$KV.MESH_INDEXES.weather",
+		"mesh.reg.MESH_TOOLS.n1.default.t.mine", "mesh.node.n1.admin.label",
 	} {
 		refused(t, k, access.Caller, subject, func(nc *nats.Conn) error { return nc.Publish(subject, nil) })
 	}
@@ -40,6 +43,10 @@ func TestCallersHaveTheirSessionOnly(t *testing.T) {
 	} {
 		refused(t, k, access.Caller, subject, func(nc *nats.Conn) error { _, err := nc.SubscribeSync(subject); return err })
 	}
+	refused(t, k, access.Caller, "tools.default.mine", func(nc *nats.Conn) error {
+		_, err := nc.QueueSubscribeSync("tools.default.mine", subjects.QueueGroup)
+		return err
+	})
 }
 
 // refused has a new connection of a role do something, and wants the broker to name
