@@ -101,7 +101,7 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 		}
 		p := a.steps()
 		defer func() { p.wipe() }()
-		if src.Kind == index.KindGit {
+		if !src.Local() {
 			return a.runInstall(ctx, l, r, f.detach, p)
 		}
 		return a.installFolder(ctx, l, src, r, f.detach, p)

@@ -188,7 +188,11 @@ func (m *Manager) fetch(ctx context.Context, r Request, j *job, dest string) (fe
 		// It would be one of this machine's, whatever the agent's user can read.
 		return fetched{}, invalidRequest("a folder or a file is installed as a bundle that its client puts into the mesh: mesh install does")
 	}
-	tree, err := index.Fetch(ctx, src, dest, r.Rev)
+	fetch := index.FetchPublic
+	if m.private {
+		fetch = index.Fetch
+	}
+	tree, err := fetch(ctx, src, dest, r.Rev)
 	if err != nil {
 		return fetched{}, err
 	}
@@ -201,7 +205,7 @@ func (m *Manager) fetch(ctx context.Context, r Request, j *job, dest string) (fe
 
 // fetchBundle takes a folder that the client has put into the mesh.
 func (m *Manager) fetchBundle(ctx context.Context, r Request, j *job, dest string) (fetched, error) {
-	if src, err := index.Parse(r.Source); err == nil && src.Kind == index.KindGit {
+	if src, err := index.Parse(r.Source); err == nil && !src.Local() {
 		return fetched{}, invalidRequest("a bundle is a folder's or a file's, and %s is fetched by the agent itself", src)
 	}
 	bundle, err := m.bus.GetBundle(ctx, r.Bundle)
