@@ -3,9 +3,14 @@ package agent_test
 import (
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/agent"
+	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
@@ -21,6 +26,47 @@ func TestPrivateSources(t *testing.T) {
 		_, failure := admin(t, nc, "install", map[string]any{"source": source})
 		if failure == nil || failure.Code != toolmesh.CodeInvalidRequest || failure.Started != toolmesh.StartedNo || !strings.Contains(failure.Message, "--private-sources") {
 			t.Errorf("install %s: %v, want that it is refused", source, failure)
+		}
+	}
+}
+
+// An install that says whose it is must be signed by that one.
+func TestAnOwnerWhoHasNotSigned(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	nc := s.Connect(t)
+	key, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := []byte(`{"source":"/somewhere","bundle":"` + strings.Repeat("0", 64) + `"}`)
+	signed, err := deploy.Sign(key, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, data := range map[string]string{"not signed by the key": string(body) + " ", "is not in the mesh": string(body)} {
+		in := nc.NewInbox()
+		sub, err := nc.SubscribeSync(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := nc.PublishMsg(&nats.Msg{Subject: "mesh.admin.install", Reply: in, Header: nats.Header(signed), Data: []byte(data)}); err != nil {
+			t.Fatal(err)
+		}
+		var said strings.Builder
+		for {
+			m, err := sub.NextMsg(time.Minute)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(m.Data) == 0 {
+				break
+			}
+			said.Write(m.Data)
+		}
+		if !strings.Contains(said.String(), want) {
+			t.Errorf("the answer is %s, want %q", said.String(), want)
 		}
 	}
 }
