@@ -76,7 +76,7 @@ func TestABundleIsItsSigners(t *testing.T) {
 	refused(ask(second, ""), "somebody else (key ME)", "--replace")
 	refused(ask(second, "YOU"), "somebody else (key ME)", "--replace")
 	r := ask(second, "ME")
-	r.Env = map[string]string{"WORD": "mine"}
+	r.Env, r.Paths = map[string]string{"WORD": "mine"}, []index.Path{{Path: t.TempDir()}}
 	n.mustInstall(t, r)
 	owned("ME", second)
 
@@ -96,8 +96,8 @@ func TestABundleIsItsSigners(t *testing.T) {
 	n.workshop.set(nil, nil)
 	n.mustInstall(t, r)
 	owned("YOU", first)
-	if env := n.record(t, "idx").Env; len(env) != 0 {
-		t.Errorf("the new owner has the values of the one before: %v", env)
+	if r := n.record(t, "idx"); len(r.Env)+len(r.Settings) != 0 {
+		t.Errorf("the new owner has what was given to the one before: %v %s", r.Env, r.Settings)
 	}
 
 	// A repository that the mesh has fetched is not a folder's that says to be it.
