@@ -91,6 +91,10 @@ func (a *Agent) serveAdmin(ctx context.Context, s subjects.Subject, m *nats.Msg,
 		if err := bus.ReadRequest(m, &req); err != nil {
 			return nil, err
 		}
+		var err error
+		if req.Owner, err = deploy.Signer(codec.Header(m.Header), m.Data); err != nil {
+			return nil, err
+		}
 		return nil, a.deploy.Install(ctx, req, func(l deploy.Line) {
 			if l.Index != "" {
 				a.listed(ctx, req.Session, l.Tools)

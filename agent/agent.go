@@ -54,6 +54,9 @@ type Options struct {
 	ChunksMax     int64
 	// StreamQuota bounds what a session stores; see [host.Options].
 	StreamQuota int64
+	// PrivateSources lets installs fetch from this machine (file URLs, loopback) and from
+	// private networks. Defaults to false.
+	PrivateSources bool
 	// UV is the uv executable. Defaults to the one on the PATH of Environ, else
 	// one that is put into the agent's folder.
 	UV string
@@ -199,7 +202,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 		return err
 	}
 	workshop := &workshop{a: a}
-	a.deploy = deploy.New(a.bus, a.view, a.store, workshop, workshop, a.dir, &deploy.Options{Logger: a.log})
+	a.deploy = deploy.New(a.bus, a.view, a.store, workshop, workshop, a.dir, &deploy.Options{Logger: a.log, PrivateSources: a.opts.PrivateSources})
 	a.deploy.Start()
 	a.watch.Go(a.publishNotices)
 	a.watch.Go(func() { sweep(a.base, a.store, a.log) })

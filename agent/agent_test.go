@@ -42,7 +42,7 @@ func start(t *testing.T, s *meshtest.Server, node subjects.NodeID) *agent.Agent 
 func startIn(t *testing.T, s *meshtest.Server, node subjects.NodeID, dir string, change ...func(*agent.Options)) *agent.Agent {
 	t.Helper()
 	// The tools of most tests write where the test is.
-	o := &agent.Options{Node: node, Environ: os.Environ(), WorkerUser: strconv.Itoa(os.Geteuid())}
+	o := &agent.Options{Node: node, Environ: os.Environ(), WorkerUser: strconv.Itoa(os.Geteuid()), PrivateSources: true}
 	if os.Getenv("MESH_TEST_LOGS") != "" {
 		o.Logger = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo}))
 	}

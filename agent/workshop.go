@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/program"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -363,7 +364,8 @@ func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.S
 	result, err := p.i.index.Call(ctx, executor.Call{
 		Nested: &nestedCalls{client: p.i.a.client, call: call, ended: make(chan struct{}, 1)}, Depth: call.Depth,
 		Tool: p.name, RPCID: string(call.RPCID), Isolation: call.Isolation,
-		Session: string(call.Session), Epoch: call.Epoch, Created: p.i.a.created(call.Session, call.Epoch), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
+		Session: string(call.Session), Account: string(quota.Account(call.Session, call.Epoch)),
+		Epoch: call.Epoch, Created: p.i.a.created(call.Session, call.Epoch), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,
 	}, s)
 	return deliver(ctx, call, sink, result, err)
 }

@@ -221,7 +221,7 @@ func startAgent(ctx context.Context, args []string) (role, error) {
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	a, err := agent.New(nc, args[1], &agent.Options{
-		Node: subjects.NodeID(args[2]), Environ: os.Environ(), StreamQuota: streamQuota, Logger: log,
+		Node: subjects.NodeID(args[2]), Environ: os.Environ(), StreamQuota: streamQuota, PrivateSources: true, Logger: log,
 	})
 	if err == nil {
 		err = a.Start(ctx)

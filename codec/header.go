@@ -26,6 +26,8 @@ const (
 	HeaderDepth          = "Mesh-Depth"
 	HeaderParent         = "Mesh-Parent"
 	HeaderKeepalive      = "Mesh-Keepalive"
+	HeaderOwner          = "Mesh-Owner"     // of an install: the public key of who signed it
+	HeaderSignature      = "Mesh-Signature" // of the body, base64url without padding
 	HeaderWantLoad       = "Mesh-Want-Load"
 	HeaderProto          = "Mesh-Proto"
 	HeaderRequire        = "Mesh-Require"
@@ -55,7 +57,7 @@ var canonical = func() map[string]string {
 	m := make(map[string]string)
 	for _, name := range []string{
 		HeaderRPCID, HeaderTool, HeaderSession, HeaderTimeout, HeaderDeadline, HeaderAgain, HeaderIdempotencyKey, HeaderStream,
-		HeaderIsolation, HeaderRevision, HeaderHops, HeaderDepth, HeaderParent, HeaderKeepalive, HeaderWantLoad,
+		HeaderIsolation, HeaderRevision, HeaderHops, HeaderDepth, HeaderParent, HeaderKeepalive, HeaderOwner, HeaderSignature, HeaderWantLoad,
 		HeaderProto, HeaderRequire, HeaderCredit, HeaderNode, HeaderBoot, HeaderLoad, HeaderErrorCode, HeaderStarted,
 		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderContentType, HeaderContentEncoding,
 		HeaderAcceptEncoding, HeaderTraceparent, HeaderServiceError, HeaderServiceErrorCode,

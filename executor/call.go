@@ -38,6 +38,9 @@ type Call struct {
 	// Session is whose call it is; calls of one session share the workers that
 	// isolation session leases to it.
 	Session string
+	// Account is whose turn it takes when calls wait for workers: sessions may share
+	// one. Empty is one like others.
+	Account string
 	// Epoch tells the session from others of its name, earlier and later; empty
 	// where it is not known to have been created, which was at Created.
 	Epoch   string

@@ -515,7 +515,7 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink output.
 		slot = 0 // its workers import nothing else
 	}
 	return p.Call(ctx, pool.Call{
-		Tool: t.Name, Slot: slot, Args: call.Args, VarArgs: call.VarArgs, Session: call.Session, RPCID: call.RPCID, Depth: call.Depth,
+		Tool: t.Name, Slot: slot, Args: call.Args, VarArgs: call.VarArgs, Session: call.Session, Account: call.Account, RPCID: call.RPCID, Depth: call.Depth,
 		Stream: call.Stream, Collect: call.Collect || t.collect, Sink: sink, Nested: call.Nested,
 	})
 }

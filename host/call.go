@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/host/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -183,7 +184,7 @@ func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, arriv
 	}
 	c.epoch = epoch
 	c.unsettled.Store(!sure)
-	r := admit.Request{Tool: s.Tool, Epoch: epoch, Unsettled: !sure, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth}
+	r := admit.Request{Tool: s.Tool, Epoch: epoch, Unsettled: !sure, Stream: req.Delivery != codec.DeliverNone, Depth: req.Depth, Account: quota.Account(s.Session, epoch)}
 	if req.IsAgain {
 		r.First = c.Start.Add(-req.Again)
 	}
@@ -253,6 +254,12 @@ func (h *Host) check(c *inflight, mine, directed bool) *toolmesh.Error {
 	case req.Revision != "" && req.Revision != t.identity.Revision:
 		return refuse(toolmesh.CodeUnavailable, "revision %q of tool %q is asked for, node %s serves %q", req.Revision, req.Tool, h.node, t.identity.Revision).
 			WithDetail("revision", t.identity.Revision)
+	}
+	if req.Delivery != codec.DeliverNone {
+		if used, most, short := h.room.Short(); short {
+			return refuse(toolmesh.CodeUnavailable, "the chunk store holds %d of %d bytes, and the rest is for the streams that run: wait until older streams expire, or give it more room", used, most).
+				WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "chunks_max").WithDetail("stored", used).WithDetail("max", most)
+		}
 	}
 	if req.Deadline.IsZero() {
 		return nil

@@ -45,6 +45,7 @@ type Host struct {
 	calls    *admit.Table[*inflight]
 	streams  stream.Node
 	replayer *chunks.Replayer
+	room     *chunks.Room
 	routes   routes
 	presence *presence.Presence
 	store    *registry.Store
@@ -148,6 +149,7 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 	h.intake = newIntake(h.receive)
 	h.records.h = h
 	h.base, h.end = context.WithCancelCause(context.Background())
+	h.room = chunks.NewRoom(h.base, b, h.running.run)
 	h.streams = stream.Node{
 		ID: h.node, Base: h.base, Log: h.log, Host: port{h}, Store: port{h},
 		Quota: quota.New(o.StreamQuota, time.Now), Replays: make(chan struct{}, maxReplays),

@@ -364,6 +364,43 @@ func TestIndexesHaveOneOwner(t *testing.T) {
 	wantCode(t, claim("github.com/b/weather", ""), toolmesh.CodeInvalidRequest)
 }
 
+// A source that anybody may say to have is its owner's. Who may take indexes over takes
+// one over where it is, and not what a service has registered.
+func TestOwnersOfSources(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	store := registry.NewStore(ready(t, s.Connect(t)))
+	record := func(source, owner, session string) registry.IndexRecord {
+		return registry.IndexRecord{Name: "weather", Source: source, Owner: owner, Session: subjects.SessionID(session), Bundle: "d"}
+	}
+	claim := func(r registry.IndexRecord) error { return store.ClaimIndex(t.Context(), r) }
+	over := func(r registry.IndexRecord) error { return store.ReplaceIndex(t.Context(), r) }
+	for _, r := range []registry.IndexRecord{record("folder:/x", "", ""), record("folder:/x", "a", ""), record("folder:/x", "a", "")} {
+		if err := claim(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, r := range []registry.IndexRecord{
+		record("folder:/x", "b", ""), record("folder:/x", "", ""), record("folder:/y", "a", ""), record("folder:/x", "b", "s1"),
+	} {
+		wantCode(t, claim(r), toolmesh.CodeInvalidRequest)
+		wantCode(t, store.CheckClaim(t.Context(), r, false), toolmesh.CodeInvalidRequest)
+	}
+	wantCode(t, over(record("folder:/x", "b", "s1")), toolmesh.CodeInvalidRequest) // it is the whole mesh's
+	if err := over(record("folder:/x", "b", "")); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, claim(record("folder:/x", "a", "")), toolmesh.CodeInvalidRequest)
+
+	service := registry.IndexRecord{Name: "billing", Source: "billing"}
+	if err := claim(service); err != nil {
+		t.Fatal(err)
+	}
+	mine := record("folder:/billing", "a", "")
+	mine.Name = "billing"
+	wantCode(t, over(mine), toolmesh.CodeInvalidRequest)
+}
+
 func TestIndexClaimedAtOnceHasOneOwner(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
@@ -544,7 +581,7 @@ func TestAClaimOfThousandsOfSessions(t *testing.T) {
 		{Name: "weather", Source: "b", Session: "other"}, {Name: "weather", Source: "b", Session: "n9"},
 		{Name: "weather", Source: "a"}, {Name: "weather", Source: "b"},
 	} {
-		wantCode(t, store.CheckClaim(t.Context(), refused), toolmesh.CodeInvalidRequest)
+		wantCode(t, store.CheckClaim(t.Context(), refused, false), toolmesh.CodeInvalidRequest)
 		wantCode(t, store.ClaimIndex(t.Context(), refused), toolmesh.CodeInvalidRequest)
 	}
 	if err := claim("a", "first"); err != nil {

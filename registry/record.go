@@ -118,7 +118,11 @@ type IndexRecord struct {
 	Name subjects.IndexName `json:"name"`
 	// Source is where it comes from, without credentials; for functions that a
 	// service registers, the service's name. It owns the name.
-	Source   string `json:"source"`
+	Source string `json:"source"`
+	// Owner is the public key of who installed it, where its source is a folder that
+	// anybody may say to have: the source is that key's then. Empty for what the mesh
+	// has fetched itself, and for nobody's.
+	Owner    string `json:"owner,omitempty"`
 	Revision string `json:"revision,omitempty"`
 	// Bundle is the digest of its bundle in MESH_BUNDLES.
 	Bundle      string    `json:"bundle,omitempty"`
@@ -132,6 +136,12 @@ type IndexRecord struct {
 	State IndexState `json:"state,omitempty"`
 	// Settings are the installer's own, passed through.
 	Settings json.RawMessage `json:"settings,omitempty"`
+}
+
+// Yields reports whether a record may be replaced by another of its name: by one of its
+// own source, and of its owner if it has one.
+func (r IndexRecord) Yields(to IndexRecord) bool {
+	return r.Source == to.Source && (r.Owner == "" || r.Owner == to.Owner)
 }
 
 // SessionRecord is a session that somebody created, MESH_SESSIONS/<session>.

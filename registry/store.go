@@ -150,10 +150,16 @@ func values(ctx context.Context, b *bus.Bus, bucket string, q bus.Query) iter.Se
 	}
 }
 
-// ClaimIndex writes an index's record, and refuses a name that another source
+// ClaimIndex writes an index's record, and refuses a name that another source or owner
 // has, or that is mesh-wide while the record is private to a session, or the
 // other way round. The same source may write its record again and again.
-func (s *Store) ClaimIndex(ctx context.Context, r IndexRecord) error {
+func (s *Store) ClaimIndex(ctx context.Context, r IndexRecord) error { return s.claim(ctx, r, false) }
+
+// ReplaceIndex is [Store.ClaimIndex] for who may take an index that is installed over
+// from another source or owner. What services have registered stays theirs.
+func (s *Store) ReplaceIndex(ctx context.Context, r IndexRecord) error { return s.claim(ctx, r, true) }
+
+func (s *Store) claim(ctx context.Context, r IndexRecord, over bool) error {
 	key, err := indexKey(r.Name, r.Session)
 	if err != nil {
 		return err
@@ -163,7 +169,7 @@ func (s *Store) ClaimIndex(ctx context.Context, r IndexRecord) error {
 		return err
 	}
 	for range claimAttempts {
-		revision, err := s.free(ctx, r)
+		revision, err := s.free(ctx, r, over)
 		if err != nil {
 			return err
 		}
@@ -206,22 +212,23 @@ func (s *Store) confirmClaim(ctx context.Context, r IndexRecord, key bus.Key, re
 	return nil
 }
 
-// CheckClaim returns the error that [Store.ClaimIndex] would refuse a record with,
-// as far as it can be known now, so that no work is done for one that is refused.
-func (s *Store) CheckClaim(ctx context.Context, r IndexRecord) error {
-	_, err := s.free(ctx, r)
+// CheckClaim returns the error that [Store.ClaimIndex] would refuse a record with, or
+// with over [Store.ReplaceIndex], as far as it can be known now, so that no work is done
+// for one that is refused.
+func (s *Store) CheckClaim(ctx context.Context, r IndexRecord, over bool) error {
+	_, err := s.free(ctx, r, over)
 	return err
 }
 
 // free returns the revision of the record that a claim replaces, 0 if there is none,
 // or why its name cannot be had.
-func (s *Store) free(ctx context.Context, r IndexRecord) (revision uint64, err error) {
+func (s *Store) free(ctx context.Context, r IndexRecord, over bool) (revision uint64, err error) {
 	claims, err := s.claims(ctx, r)
 	if err != nil {
 		return 0, err
 	}
 	for _, c := range claims {
-		if c.conflicts(r) {
+		if own := c.record.Session == r.Session && c.record.Bundle != ""; c.conflicts(r) && (!over || !own) {
 			return 0, claimed(r, c.record)
 		}
 		if c.record.Session == r.Session {
@@ -237,12 +244,24 @@ func claimed(wanted, has IndexRecord) error {
 		where = fmt.Sprintf("session %q", has.Session)
 	}
 	text := fmt.Sprintf("the index name %q belongs to %s in %s: choose another name (--name)", wanted.Name, has.Source, where)
-	if wanted.Source == has.Source { // the owner is right, the reach is not
+	switch {
+	case has.Session == wanted.Session && has.Bundle != "":
+		text = fmt.Sprintf("the index name %q belongs to %s%s in %s: choose another name (--name), or replace that index (--replace)",
+			wanted.Name, has.Source, another(has, wanted), where)
+	case has.Yields(wanted): // the owner is right, the reach is not
 		text = fmt.Sprintf("index %q is installed for %s already, and a name is either for the whole mesh or for sessions: uninstall it there, or choose another name (--name)",
 			wanted.Name, where)
 	}
 	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s", text).
 		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("index", string(wanted.Name)).WithDetail("source", has.Source)
+}
+
+// another says that a record's source is not the other's although it is called the same.
+func another(has, wanted IndexRecord) string {
+	if has.Source != wanted.Source {
+		return ""
+	}
+	return " of somebody else (key " + has.Owner + ")"
 }
 
 type claim struct {
@@ -251,9 +270,9 @@ type claim struct {
 }
 
 // conflicts reports whether two records cannot both have their name: it belongs to
-// one source, for the whole mesh or for sessions.
+// one source and owner, for the whole mesh or for sessions.
 func (c claim) conflicts(r IndexRecord) bool {
-	return c.record.Source != r.Source || (c.record.Session == "") != (r.Session == "")
+	return !c.record.Yields(r) || (c.record.Session == "") != (r.Session == "")
 }
 
 // claims returns what decides about a claim: the record that it replaces, the one for

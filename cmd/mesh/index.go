@@ -33,7 +33,7 @@ func (a *app) indexes() noun[installed] {
 		},
 		show: func(x installed) {
 			a.facts(
-				"index", string(x.Name), "source", x.Source, "revision", cmp.Or(x.Revision, "-"),
+				"index", string(x.Name), "source", x.Source, "owner", cmp.Or(x.Owner, "-"), "revision", cmp.Or(x.Revision, "-"),
 				"session", cmp.Or(string(x.Session), "all"), "nodes", join(x.Nodes, "none serves it now"), "env", join(x.Env, "-"))
 			if len(x.Tools) > 0 {
 				fmt.Fprintln(a.out)
@@ -49,6 +49,7 @@ func (a *app) indexes() noun[installed] {
 type installed struct {
 	Name        subjects.IndexName `json:"name"`
 	Source      string             `json:"source"`
+	Owner       string             `json:"owner,omitempty"`
 	Revision    string             `json:"revision"`
 	Session     subjects.SessionID `json:"session"`
 	InstalledAt time.Time          `json:"installed_at,omitzero"`
@@ -72,7 +73,7 @@ func (l *link) indexesOf(view *registry.View) []installed {
 			continue
 		}
 		i := installed{
-			Name: r.Name, Source: r.Source, Revision: r.Revision, Session: r.Session, InstalledAt: r.InstalledAt,
+			Name: r.Name, Source: r.Source, Owner: r.Owner, Revision: r.Revision, Session: r.Session, InstalledAt: r.InstalledAt,
 			Env: append([]string{}, r.Env...), Nodes: []subjects.NodeID{}, Tools: []listedTool{},
 		}
 		for _, t := range tools {

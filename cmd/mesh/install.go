@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/nats-io/nkeys"
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
@@ -26,6 +27,7 @@ type installFlags struct {
 	name, rev string
 	env       []string
 	paths     []string
+	replace   bool
 	detach    bool
 }
 
@@ -34,6 +36,7 @@ type installFlags struct {
 type installRequest struct {
 	deploy.Request
 	called subjects.IndexName
+	owner  nkeys.KeyPair // who signs it; nil: nobody
 }
 
 func (a *app) installCommand() *cobra.Command {
@@ -62,6 +65,7 @@ until it is given anew. With --session the index is private to that session.`,
 	flags.StringVar(&f.rev, "rev", "", "revision: a branch, a tag or a commit `REV`; needs git")
 	flags.StringArrayVar(&f.env, "env", nil, "give the tools a variable, declared or not: `K` reads it from your environment, K=V sets it (never for secrets); may be repeated")
 	flags.StringArrayVar(&f.paths, "path", nil, "give the tools the folder `DIR[:rw]` of their nodes, to read or also to write; may be repeated")
+	flags.BoolVar(&f.replace, "replace", false, "take the name over from an index of another source, or of somebody else")
 	flags.BoolVar(&f.detach, "detach", false, "return once an agent has taken the job")
 	return cmd
 }
@@ -77,7 +81,7 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 	if token, err := subjects.EncodeToken(f.name); f.name != "" && (err != nil || token != f.name) {
 		return usage(nil, "--name %q cannot be an index's name: 1 to 64 of A-Z a-z 0-9 _ -", f.name)
 	}
-	r := installRequest{deploy.Request{Source: text, Name: subjects.IndexName(f.name), Rev: f.rev}, subjects.IndexName(f.name)}
+	r := installRequest{Request: deploy.Request{Source: text, Name: subjects.IndexName(f.name), Rev: f.rev, Replace: f.replace}, called: subjects.IndexName(f.name)}
 	if r.Env, r.Literal, err = a.variables(f.env); err != nil {
 		return err
 	}
@@ -101,7 +105,7 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 		}
 		p := a.steps()
 		defer func() { p.wipe() }()
-		if src.Kind == index.KindGit {
+		if !src.Local() {
 			return a.runInstall(ctx, l, r, f.detach, p)
 		}
 		return a.installFolder(ctx, l, src, r, f.detach, p)
@@ -109,8 +113,15 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 }
 
 // installFolder installs a folder of this machine by way of the mesh's object
-// store, and takes it out of there when the agent is done with it.
+// store, and takes it out of there when the agent is done with it. It is this user's
+// from then on.
 func (a *app) installFolder(ctx context.Context, l *link, src index.Source, r installRequest, detach bool, p *steps) error {
+	owner, err := process.StateOf(a.env).OwnerKey()
+	if err != nil {
+		return err
+	}
+	defer owner.Wipe()
+	r.owner = owner
 	for again := false; ; again = true {
 		asked := r
 		ours, err := l.putFolder(ctx, src, &asked, p)
@@ -222,7 +233,7 @@ func (l *link) putFolder(ctx context.Context, src index.Source, r *installReques
 func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach bool, p *steps) error {
 	job := ""
 	var done deploy.Line
-	_, err := l.lines(ctx, "install", r.Request, func(raw json.RawMessage) bool {
+	_, err := l.lines(ctx, "install", r.Request, r.owner, func(raw json.RawMessage) bool {
 		var line deploy.Line
 		if json.Unmarshal(raw, &line) != nil {
 			return true
@@ -337,7 +348,7 @@ func (a *app) uninstallCommand() *cobra.Command {
 				if a.sessionGiven {
 					body["session"] = subjects.SessionID(a.set.Session.Session)
 				}
-				last, err := l.lines(ctx, "uninstall", body, nil)
+				last, err := l.lines(ctx, "uninstall", body, nil, nil)
 				if err != nil {
 					return err
 				}

@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
@@ -15,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -146,7 +149,7 @@ const adminSilence = 5 * time.Second
 // until the empty message behind the last one, which it returns. A line with an
 // error is the error; node_lost says that the node which worked on it is gone. If
 // line returns false the rest of the answer is left alone.
-func (l *link) lines(ctx context.Context, verb string, body any, line func(json.RawMessage) bool) (json.RawMessage, error) {
+func (l *link) lines(ctx context.Context, verb string, body any, owner nkeys.KeyPair, line func(json.RawMessage) bool) (json.RawMessage, error) {
 	subject, err := subjects.Admin(verb)
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "%w", err)
@@ -172,6 +175,13 @@ func (l *link) lines(ctx context.Context, verb string, body any, line func(json.
 	defer inbox.Close()
 	// Asked for a sign of life, the node says at once which one it is.
 	ask := &nats.Msg{Subject: subject, Data: data, Header: nats.Header{codec.HeaderKeepalive: {"1"}}}
+	if owner != nil {
+		signed, err := deploy.Sign(owner, data)
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(ask.Header, signed)
+	}
 	if err := inbox.Send(ask); err != nil {
 		return nil, err
 	}

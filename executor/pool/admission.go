@@ -37,6 +37,7 @@ func (s *state) dispatch() int {
 		if w == nil {
 			return i
 		}
+		s.round = s.queue[0].round
 		s.assign(w, s.take(i))
 	}
 	return -1

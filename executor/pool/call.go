@@ -28,6 +28,7 @@ type Call struct {
 	Args    json.RawMessage // an object; empty means none
 	VarArgs json.RawMessage // an array of further positional arguments; empty means none
 	Session string          // whose call it is
+	Account string          // whose turn it takes when calls wait for workers
 	RPCID   string          // for log lines
 	Depth   int             // how many calls are above it
 	Stream  bool            // its items go to the sink one by one
@@ -50,6 +51,8 @@ type job struct {
 	// Set with the worker's writeMu.
 	place atomic.Uint64
 
+	// round says when a queued call's turn is: in each round each account has one.
+	round uint64
 	// turn gets nil when a queued call gets a worker, or why it gets none. Made
 	// when a call is queued, capacity 1.
 	turn chan *toolmesh.Error
@@ -174,7 +177,7 @@ func (p *Pool) submit(ctx context.Context, j *job) *toolmesh.Error {
 		}
 		j.since = time.Now()
 		j.turn = make(chan *toolmesh.Error, 1)
-		s.queue = append(s.queue, j)
+		s.enqueue(j)
 	})
 	if refused != nil || j.turn == nil {
 		return refused

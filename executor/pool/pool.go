@@ -65,8 +65,8 @@ func (c *Config) holdsState() bool {
 	return c.Affinity == tool.AffinityQueue || c.Affinity == tool.AffinityFail
 }
 
-// Pool is workers that are alike, and the queue before them: first come, first
-// served. Its methods may be called concurrently.
+// Pool is workers that are alike, and the queue before them, in which accounts take
+// turns: first come, first served for each. Its methods may be called concurrently.
 type Pool struct {
 	cfg      Config
 	log      *slog.Logger

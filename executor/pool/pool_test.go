@@ -77,6 +77,51 @@ func TestAQueueIsServedInItsOrder(t *testing.T) {
 	})
 }
 
+// Accounts take turns: one that has many calls in the queue is not served before another
+// that comes later, whatever it does with them.
+func TestAccountsTakeTurns(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		var mu sync.Mutex
+		var order []string
+		p, _ := open(t, config(func(c *pool.Config) { c.MaxWorkers, c.MaxCalls = 1, 1 }), func(w *work) (string, error) {
+			mu.Lock()
+			order = append(order, w.args)
+			mu.Unlock()
+			return w.wait(gate)
+		})
+		var ends []<-chan outcome
+		queue := func(account, name string) {
+			ends = append(ends, begin(t.Context(), p, pool.Call{Args: json.RawMessage(name), Account: account}))
+			synctest.Wait()
+		}
+		for i := range 6 {
+			queue("flood", fmt.Sprint("f", i)) // the first has the worker
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		given := begin(ctx, p, pool.Call{Account: "flood"})
+		synctest.Wait()
+		cancel()
+		wantCode(t, (<-given).err, toolmesh.CodeCancelled)
+		queue("b", "b0")
+		queue("b", "b1")
+		queue("c", "c0")
+		gate <- struct{}{} // f0 ends
+		synctest.Wait()
+		queue("d", "d0")
+		queue("b", "b2")
+		close(gate)
+		for _, end := range ends {
+			if o := <-end; o.err != nil {
+				t.Error(o.err)
+			}
+		}
+		if want := strings.Fields("f0 f1 b0 c0 d0 f2 b1 f3 b2 f4 f5"); !slices.Equal(order, want) {
+			t.Errorf("served in the order %v, want %v", order, want)
+		}
+	})
+}
+
 // Workers are added for calls that wait, up to the limit; when they are idle, all
 // but one end.
 func TestAPoolGrowsAndShrinks(t *testing.T) {

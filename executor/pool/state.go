@@ -34,7 +34,8 @@ const (
 type state struct {
 	cfg *Config
 
-	queue   []*job // first come, first served
+	queue   []*job // by round, and as they came; see enqueue
+	round   uint64 // of the first that waited when a call was last taken off it
 	workers []*worker
 	idle    []*worker // of plain functions; last in, first out: the others cool down and end
 	closed  bool
@@ -243,9 +244,7 @@ func (s *state) settle() {
 			s.start()
 		}
 	case first >= 0 && s.starting == 0 && have < s.limit():
-		// The first that may have a worker has waited longest.
-		waited := now.Sub(s.queue[first].since)
-		if wait := max(queueDelay-waited, s.pause(now)); wait > 0 {
+		if wait := max(queueDelay-s.longest(now), s.pause(now)); wait > 0 {
 			s.lookAfter(wait)
 		} else {
 			s.start()
@@ -346,6 +345,31 @@ func (s *state) unqueue(j *job) bool {
 		s.take(i)
 	}
 	return i >= 0
+}
+
+// enqueue puts a call into the queue. Accounts take turns, and each has its calls
+// served as they came: one that comes with many waits behind itself alone.
+func (s *state) enqueue(j *job) {
+	j.round = s.round
+	for _, q := range slices.Backward(s.queue) {
+		if q.Account == j.Account {
+			j.round = max(j.round, q.round+1)
+			break
+		}
+	}
+	at := len(s.queue)
+	for at > 0 && s.queue[at-1].round > j.round {
+		at--
+	}
+	s.queue = slices.Insert(s.queue, at, j)
+}
+
+// longest is for how long the call has waited that has waited longest.
+func (s *state) longest(now time.Time) (d time.Duration) {
+	for _, j := range s.queue {
+		d = max(d, now.Sub(j.since))
+	}
+	return d
 }
 
 // take removes the call at a place of the queue.

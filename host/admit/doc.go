@@ -1,5 +1,5 @@
-// Package admit decides whether a node runs a call: it counts the node's slots,
-// knows the calls in flight, recognises a repeated call, keeps the recent results
+// Package admit decides whether a node runs a call: it counts the node's slots and
+// shares them out between sessions that want more than there are, knows the calls in flight, recognises a repeated call, keeps the recent results
 // for repetitions and the names of those whose results have given way, knows since
 // when it remembers, and remembers cancels that overtook their call.
 //

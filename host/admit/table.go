@@ -2,6 +2,7 @@ package admit
 
 import (
 	"encoding/json"
+	"fmt"
 	"hash/maphash"
 	"slices"
 	"sync"
@@ -46,6 +47,8 @@ type Request struct {
 
 	// Depth is how many calls are above it.
 	Depth int
+	// Account is whose places it takes: that of its session, see [quota.Account].
+	Account subjects.SessionID
 	// First is when a request was first sent that says it is sent again, by the
 	// table's clock; else zero.
 	First time.Time
@@ -91,6 +94,7 @@ type Call[T any] struct {
 	Request
 	Value   T
 	waiters []func(Record)
+	share   *share
 	depth   int
 	place   int  // in the table's running; -1 when it has ended
 	ordered bool // to end: its cancel came
@@ -116,9 +120,10 @@ type Table[T any] struct {
 
 	mu      sync.Mutex
 	running []*Call[T]
-	vacated int                  // of running: those without a slot
-	deep    map[int]int          // how many of running are nested and have a place, by depth; none is 0
-	nested  int                  // their sum
+	vacated int         // of running: those without a slot
+	deep    map[int]int // how many of running are nested and have a place, by depth; none is 0
+	nested  int         // their sum
+	shares  shares
 	names   map[uint64]*entry[T] // by hash of the key: a table of texts is slow to search and to collect
 	spare   []entry[T]           // made together, as they are forgotten together
 	ring    []*entry[T]          // those that have ended, in order, from head on
@@ -138,7 +143,8 @@ func NewTable[T any](slots int, now func() time.Time) *Table[T] {
 	return &Table[T]{
 		slots: slots, now: now,
 		names: make(map[uint64]*entry[T]), cancels: make(map[Key]time.Time), deep: make(map[int]int),
-		past: past{since: began}, horizon: began.Add(-keepNames),
+		shares: shares{slots: slots, of: make(map[subjects.SessionID]*share)},
+		past:   past{since: began}, horizon: began.Add(-keepNames),
 	}
 }
 
@@ -159,12 +165,15 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 			return Refuse, nil, Record{}, cancelled("arrived")
 		}
 	}
-	if t.full(depth) {
-		return Refuse, nil, Record{}, busy(depth, t.slots)
+	share := t.shares.share(r.Account)
+	if err := t.full(share, depth); err != nil {
+		return Refuse, nil, Record{}, err
 	}
-	c := &Call[T]{Request: r, Value: value, depth: depth, place: len(t.running)}
+	c := &Call[T]{Request: r, Value: value, share: share, depth: depth, place: len(t.running)}
 	t.running = append(t.running, c)
+	share.has[ofAll]++
 	if depth > 0 {
+		share.has[ofNested]++
 		t.deep[depth]++
 		t.nested++
 	}
@@ -175,23 +184,36 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 	return Run, c, Record{}, nil
 }
 
-// full reports whether there is no place for a call of a depth. The first of each
-// depth has one of its own, the others share as many as there are slots.
-func (t *Table[T]) full(depth int) bool {
-	if depth == 0 {
-		return len(t.running)-t.vacated >= t.slots
+// full says why there is no place for a call of a depth, nil if there is one. The
+// first of each depth has one of its own, the others share as many as there are slots.
+// t.mu is held.
+func (t *Table[T]) full(s *share, depth int) *toolmesh.Error {
+	kind, free := ofAll, t.slots-(len(t.running)-t.vacated)
+	if depth > 0 {
+		if t.deep[depth] == 0 {
+			return nil
+		}
+		kind, free = ofNested, t.slots-(t.nested-len(t.deep))
 	}
-	return t.deep[depth] > 0 && t.nested-len(t.deep) >= t.slots
-}
-
-func busy(depth, slots int) *toolmesh.Error {
+	if t.shares.may(s, kind, free) {
+		return nil
+	}
+	t.shares.missed(s, kind, t.now())
 	what := "slots of this node"
 	if depth > 0 {
 		what = "places for calls that tools make on this node"
 	}
-	return toolmesh.Errorf(toolmesh.CodeBusy, "all %d %s are taken: try again, or another node", slots, what).
+	why := fmt.Sprintf("all %d %s are taken", t.slots, what)
+	if free > 0 {
+		who := "sessions that nobody created have together"
+		if s.account != "" {
+			who = fmt.Sprintf("session %q has", s.account)
+		}
+		why = fmt.Sprintf("%s %d of the %d %s, and others wait for one", who, s.has[kind], t.slots, what)
+	}
+	return toolmesh.Errorf(toolmesh.CodeBusy, "%s: try again, or another node", why).
 		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).
-		WithDetail("limit", LimitSlots).WithDetail("max", slots)
+		WithDetail("limit", LimitSlots).WithDetail("max", t.slots)
 }
 
 // spares is how many entries are made at once.
@@ -268,7 +290,7 @@ func (t *Table[T]) repeated(hash uint64, r Request, waiter func(Record)) (Verdic
 
 // same is what a request and its repetition agree in.
 func (r Request) same() Request {
-	r.Depth, r.First = 0, time.Time{}
+	r.Depth, r.First, r.Account = 0, time.Time{}, ""
 	return r
 }
 
@@ -318,18 +340,20 @@ func (t *Table[T]) Vacate(c *Call[T]) {
 	}
 	c.vacated = true
 	t.vacated++
-	t.rise(c)
+	t.leave(c)
 }
 
-// rise gives a nested call's place free; t.mu is held.
-func (t *Table[T]) rise(c *Call[T]) {
-	if c.depth == 0 {
-		return
+// leave gives a call's place free; t.mu is held.
+func (t *Table[T]) leave(c *Call[T]) {
+	c.share.has[ofAll]--
+	if c.depth > 0 {
+		c.share.has[ofNested]--
+		t.nested--
+		if t.deep[c.depth]--; t.deep[c.depth] == 0 {
+			delete(t.deep, c.depth)
+		}
 	}
-	t.nested--
-	if t.deep[c.depth]--; t.deep[c.depth] == 0 {
-		delete(t.deep, c.depth)
-	}
+	t.shares.left(c.share)
 }
 
 // Finish ends a call of Begin: it frees the slot, keeps the record unless the
@@ -351,7 +375,7 @@ func (t *Table[T]) Finish(c *Call[T], record Record) {
 	if c.vacated {
 		t.vacated--
 	} else {
-		t.rise(c)
+		t.leave(c)
 	}
 	if k := c.entry; k != nil {
 		k.running = nil
@@ -486,6 +510,7 @@ func (t *Table[T]) Sweep() {
 		t.ring, t.head = nil, 0
 	}
 	t.past.sweep(t.horizon)
+	t.shares.sweep(now)
 	for key, at := range t.cancels {
 		if now.Sub(at) >= keepCancels {
 			delete(t.cancels, key)

@@ -13,14 +13,23 @@ const (
 	sliceCount = 15
 )
 
-// Quota counts the bytes of chunks that each session has stored through this
+// Account is whose part of a node a session has: its own, and empty for all sessions
+// that nobody created, whose names cost nothing. Those have an empty epoch.
+func Account(session subjects.SessionID, epoch string) subjects.SessionID {
+	if epoch == "" && session != subjects.DefaultSession {
+		return ""
+	}
+	return session
+}
+
+// Quota counts the bytes of chunks that each account has stored through this
 // node within the last quarter of an hour. Its methods may be called concurrently.
 type Quota struct {
 	limit int64
 	now   func() time.Time
 
 	mu       sync.Mutex
-	sessions map[subjects.SessionID]*usage
+	accounts map[subjects.SessionID]*usage
 }
 
 type usage struct {
@@ -29,26 +38,25 @@ type usage struct {
 	last   int64 // number of the newest slice
 }
 
-// New returns the quota of a node through which each session may store limit bytes. now
+// New returns the quota of a node through which each account may store limit bytes. now
 // is time.Now unless a test says otherwise.
 func New(limit int64, now func() time.Time) *Quota {
-	return &Quota{limit: limit, now: now, sessions: make(map[subjects.SessionID]*usage)}
+	return &Quota{limit: limit, now: now, accounts: make(map[subjects.SessionID]*usage)}
 }
 
-// Limit is how many bytes each session may store.
+// Limit is how many bytes each account may store.
 func (q *Quota) Limit() int64 { return q.limit }
 
-// Take reserves n bytes; the empty session stands for all that share what one may
-// store. Where the session has no more, it reports false and
+// Take reserves n bytes of an account's. Where that has no more, it reports false and
 // how many it uses.
-func (q *Quota) Take(session subjects.SessionID, n int64) (used int64, ok bool) {
+func (q *Quota) Take(account subjects.SessionID, n int64) (used int64, ok bool) {
 	slice := q.slice()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	u := q.sessions[session]
+	u := q.accounts[account]
 	if u == nil {
 		u = &usage{last: slice}
-		q.sessions[session] = u
+		q.accounts[account] = u
 	}
 	u.age(slice)
 	if u.total+n > q.limit {
@@ -61,11 +69,11 @@ func (q *Quota) Take(session subjects.SessionID, n int64) (used int64, ok bool) 
 
 // Give takes back a reservation of n bytes: of the newest ones, as what is on
 // its way to the store has not been so for long.
-func (q *Quota) Give(session subjects.SessionID, n int64) {
+func (q *Quota) Give(account subjects.SessionID, n int64) {
 	slice := q.slice()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	u := q.sessions[session]
+	u := q.accounts[account]
 	if u == nil {
 		return // so old that it is forgotten
 	}
@@ -93,14 +101,14 @@ func (u *usage) age(slice int64) {
 	}
 }
 
-// Sweep forgets sessions that store nothing any more.
+// Sweep forgets accounts that store nothing any more.
 func (q *Quota) Sweep() {
 	slice := q.slice()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for session, u := range q.sessions {
+	for account, u := range q.accounts {
 		if u.age(slice); u.total == 0 {
-			delete(q.sessions, session)
+			delete(q.accounts, account)
 		}
 	}
 }

@@ -35,14 +35,14 @@ func TestQuota(t *testing.T) {
 	take("a", 1, 51, true)
 
 	q.Sweep()
-	if _, ok := q.sessions["b"]; ok || len(q.sessions) != 1 {
-		t.Errorf("%d sessions are known, with b: %v; want a alone", len(q.sessions), ok)
+	if _, ok := q.accounts["b"]; ok || len(q.accounts) != 1 {
+		t.Errorf("%d sessions are known, with b: %v; want a alone", len(q.accounts), ok)
 	}
 	now = now.Add(24 * time.Hour) // far more than all slices
 	q.Sweep()
 	q.Give("a", 1) // of a session that is forgotten
-	if len(q.sessions) != 0 {
-		t.Errorf("%d sessions are known after a day", len(q.sessions))
+	if len(q.accounts) != 0 {
+		t.Errorf("%d sessions are known after a day", len(q.accounts))
 	}
 	take("a", 100, 100, true)
 }

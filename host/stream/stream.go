@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -79,10 +80,7 @@ func New(ctx context.Context, r *Readers, epoch string, total bool) (*Stream, er
 	req := r.first.Request
 	s := &Stream{
 		readers: r, node: r.node, req: req, total: total, credited: make(chan struct{}, 1),
-		paced: req.HasCredit, credit: req.Credit, creditAt: now, itemAt: now,
-	}
-	if s.account = req.Session; epoch == "" && s.account != subjects.DefaultSession {
-		s.account = "" // of all that nobody created: names cost nothing
+		account: quota.Account(req.Session, epoch), paced: req.HasCredit, credit: req.Credit, creditAt: now, itemAt: now,
 	}
 	s.live.at = now.Add(readerGone - probeEvery) // its readers may yet have to subscribe
 	w, err := s.node.Store.Writer(req.Session, req.RPCID, &chunks.WriterOptions{Epoch: epoch, Admit: s.admit, Stored: s.stored})

@@ -30,6 +30,9 @@ func TestCallersHaveTheirSessionOnly(t *testing.T) {
 		"$KV.MESH_NODES.n1", "$KV.MESH_SESSIONS.default", "$O.MESH_BUNDLES.C.x", "$JS.API.INFO", "$JS.API.STREAM.NAMES",
 		"$JS.API.STREAM.DELETE.MESH_CHUNKS", "$JS.API.CONSUMER.CREATE.KV_MESH_NODES", "$JS.ACK.x", "$SYS.REQ.USER.INFO",
 		"$SYS.REQ.SERVER.PING", "anything",
+		// Nothing is registered in its stead, neither tools nor what describes them.
+		"$KV.MESH_TOOLS.n1.=.i.weather", "$KV.MESH_TOOLS.n1.default.t.mine", "$KV.MESH_SCHEMAS.x", "$KV.MESH_INDEXES.weather",
+		"mesh.reg.MESH_TOOLS.n1.default.t.mine", "mesh.node.n1.admin.label",
 	} {
 		refused(t, k, access.Caller, subject, func(nc *nats.Conn) error { return nc.Publish(subject, nil) })
 	}
@@ -40,6 +43,10 @@ func TestCallersHaveTheirSessionOnly(t *testing.T) {
 	} {
 		refused(t, k, access.Caller, subject, func(nc *nats.Conn) error { _, err := nc.SubscribeSync(subject); return err })
 	}
+	refused(t, k, access.Caller, "tools.default.mine", func(nc *nats.Conn) error {
+		_, err := nc.QueueSubscribeSync("tools.default.mine", subjects.QueueGroup)
+		return err
+	})
 }
 
 // refused has a new connection of a role do something, and wants the broker to name
@@ -120,6 +127,39 @@ func TestNodesDoNotAdminister(t *testing.T) {
 		"$JS.API.STREAM.UPDATE.KV_MESH_NODES", "$JS.API.STREAM.PURGE.KV_MESH_NODES", "$JS.API.STREAM.MSG.DELETE.KV_MESH_INDEXES",
 	} {
 		refused(t, k, access.Node, subject, func(nc *nats.Conn) error { return nc.Publish(subject, nil) })
+	}
+}
+
+// The key of a person's indexes is made once, and is that person's alone to read.
+func TestOneOwnerIsMade(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "state", "owner.nk")
+	first, err := access.OpenOwner(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := access.OpenOwner(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, errOne := first.PublicKey()
+	two, errTwo := again.PublicKey()
+	if errOne != nil || errTwo != nil || one != two {
+		t.Errorf("%s and %s, %v %v", one, two, errOne, errTwo)
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+	names, err := os.ReadDir(filepath.Dir(path))
+	if err != nil || len(names) != 1 {
+		t.Errorf("beside the key: %v, %v", names, err)
+	}
+	if err := os.Chmod(path, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := access.OpenOwner(path); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest || !strings.Contains(err.Error(), "chmod 600") {
+		t.Errorf("one that others read: %v", err)
 	}
 }
 

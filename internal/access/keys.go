@@ -95,6 +95,27 @@ func CreateSessionKey(path string, session subjects.SessionID) (public string, e
 	return pair.PublicKey()
 }
 
+// OpenOwner reads the key that owns what a person installs from folders, and makes it
+// if there is none. Of processes that make it at once all get the same one. The error
+// is invalid_request.
+func OpenOwner(path string) (nkeys.KeyPair, error) {
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		own := fmt.Sprintf("%s.%d", path, os.Getpid())
+		err := os.MkdirAll(filepath.Dir(path), 0o700)
+		if err == nil {
+			err = create(own, "owner of indexes")
+		}
+		if err == nil {
+			err = os.Link(own, path) // unlike a renaming it leaves alone what is there
+			_ = os.Remove(own)
+		}
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, invalid(path, err)
+		}
+	}
+	return Read(path)
+}
+
 // create writes a new key, whole or not at all.
 func create(path string, role Role) error {
 	pair, err := nkeys.CreateUser()

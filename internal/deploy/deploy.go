@@ -78,6 +78,10 @@ type Request struct {
 	Literal []string `json:"literal,omitempty"`
 	// Paths are folders of the nodes that the tools are given.
 	Paths []index.Path `json:"paths,omitempty"`
+	// Replace takes the name over from an index of another source or owner.
+	Replace bool `json:"replace,omitempty"`
+	// Owner is who has signed the request; see [Signer].
+	Owner string `json:"-"`
 }
 
 // Line is one line of the answer to an install: a step (Job to Percent), or at last

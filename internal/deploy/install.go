@@ -102,6 +102,9 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 		return Line{}, err
 	}
 	record := registry.IndexRecord{Session: r.Session, Source: f.identity, Revision: f.revision, Epoch: epoch, State: registry.IndexInstalled}
+	if r.Bundle != "" {
+		record.Owner = r.Owner // of what the mesh has fetched itself the source says enough
+	}
 	record.Name = cmp.Or(r.Name, manifest.Name, f.name)
 	if err := checkName(record.Name); err != nil {
 		return Line{}, err
@@ -127,11 +130,13 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err != nil && !errors.Is(err, bus.ErrNoKey) {
 		return Line{}, unreadable(err)
 	}
-	if err := m.store.CheckClaim(ctx, record); err != nil {
+	if err := m.store.CheckClaim(ctx, record, r.Replace); err != nil {
 		return Line{}, err
 	}
-	// Installing again keeps what was given before.
-	given := readSettings(before)
+	var given settings
+	if before.Yields(record) { // installing again keeps what was given before
+		given = readSettings(before)
+	}
 	if len(r.Env) > 0 {
 		given.Env = r.Env
 	}
@@ -148,7 +153,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 		return Line{}, installFailed("env", "index %q needs the variable %s: give it with --env %s (the value is read from your environment)", record.Name, missing, missing)
 	}
 	record.Bundle = before.Bundle
-	if before.Bundle != "" && same(before, record) && e.instance != nil && !e.failed && same(e.record, record) {
+	if before.Bundle != "" && before.Source == record.Source && before.Owner == record.Owner && same(before, record) && e.instance != nil && !e.failed && same(e.record, record) {
 		j.step("publish", "done", 100)
 		return result(e.instance, warnings), nil
 	}
@@ -156,7 +161,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err != nil {
 		return Line{}, err
 	}
-	if err := m.commit(ctx, e, i, before, record, j, bundleFile(work)); err != nil {
+	if err := m.commit(ctx, e, i, before, record, r.Replace, j, bundleFile(work)); err != nil {
 		m.discard(ctx, e, i)
 		return Line{}, err
 	}
@@ -188,7 +193,11 @@ func (m *Manager) fetch(ctx context.Context, r Request, j *job, dest string) (fe
 		// It would be one of this machine's, whatever the agent's user can read.
 		return fetched{}, invalidRequest("a folder or a file is installed as a bundle that its client puts into the mesh: mesh install does")
 	}
-	tree, err := index.Fetch(ctx, src, dest, r.Rev)
+	fetch := index.FetchPublic
+	if m.private {
+		fetch = index.Fetch
+	}
+	tree, err := fetch(ctx, src, dest, r.Rev)
 	if err != nil {
 		return fetched{}, err
 	}
@@ -201,7 +210,7 @@ func (m *Manager) fetch(ctx context.Context, r Request, j *job, dest string) (fe
 
 // fetchBundle takes a folder that the client has put into the mesh.
 func (m *Manager) fetchBundle(ctx context.Context, r Request, j *job, dest string) (fetched, error) {
-	if src, err := index.Parse(r.Source); err == nil && src.Kind == index.KindGit {
+	if src, err := index.Parse(r.Source); err == nil && !src.Local() {
 		return fetched{}, invalidRequest("a bundle is a folder's or a file's, and %s is fetched by the agent itself", src)
 	}
 	bundle, err := m.bus.GetBundle(ctx, r.Bundle)
@@ -214,7 +223,10 @@ func (m *Manager) fetchBundle(ctx context.Context, r Request, j *job, dest strin
 	}
 	f := fetched{dir: dest, revision: r.Bundle, source: r.Source, identity: "folder:" + r.Source}
 	if src, err := index.Parse(r.Source); err == nil {
-		f.source, f.identity, f.name = src.String(), src.Identity(), src.Name
+		f.source, f.name = src.String(), src.Name
+		if src.Kind != index.KindGit { // who has fetched a repository is told apart from who says so
+			f.identity = src.Identity()
+		}
 	}
 	info, err := os.ReadFile(filepath.Join(dest, index.MetaDir, index.InfoFile))
 	if err == nil {
@@ -346,7 +358,7 @@ func nothingServed(b Build, all []Unavailable) error {
 // commit writes the record and serves the index here; e.mu is held. What it
 // wrote it takes back if it fails. The record's bundle is in the mesh, and in a
 // file.
-func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, record registry.IndexRecord, j *job, bundle string) error {
+func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, record registry.IndexRecord, over bool, j *job, bundle string) error {
 	j.step("publish", "running", 90)
 	m.hold(ctx, before, record)
 	record.InstalledAt = time.Now().UTC()
@@ -354,7 +366,11 @@ func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, reco
 		// Written by a node whose clock is ahead: the order must hold all the same.
 		record.InstalledAt = before.InstalledAt.Add(time.Microsecond)
 	}
-	err := m.store.ClaimIndex(ctx, record)
+	claim := m.store.ClaimIndex
+	if over {
+		claim = m.store.ReplaceIndex
+	}
+	err := claim(ctx, record)
 	if err == nil {
 		err = m.ensureBundle(ctx, record.Bundle, bundle) // a node that saw no record may have removed it
 	}
@@ -431,7 +447,7 @@ func (m *Manager) takeBack(ctx context.Context, before, record registry.IndexRec
 		return
 	case err == nil && before.Name != "":
 		before.InstalledAt = record.InstalledAt.Add(time.Microsecond) // others may have seen ours
-		err = m.store.ClaimIndex(ctx, before)
+		err = m.store.ReplaceIndex(ctx, before)
 	case err == nil:
 		err = m.store.DeleteIndex(ctx, record.Name, record.Session)
 	}

@@ -44,6 +44,9 @@ type Options struct {
 	// BundleAge is how old a bundle in the mesh must be that no index names before
 	// it is taken for one that was left behind. Defaults to 15 min.
 	BundleAge time.Duration
+	// PrivateSources lets installs fetch from this machine and from private networks.
+	// Defaults to false: who asks for an install may be elsewhere.
+	PrivateSources bool
 }
 
 // key names an index, mesh-wide or private to a session.
@@ -92,6 +95,7 @@ type Manager struct {
 	builds    chan struct{} // a place for each build that may run at once
 	buildWait time.Duration // see [Options]
 	bundleAge time.Duration // see [Options]
+	private   bool          // sources may be anywhere
 
 	mu       sync.Mutex
 	entries  map[key]*entry
@@ -108,7 +112,7 @@ func New(b *bus.Bus, view *registry.View, store *registry.Store, builder Builder
 		bus: b, view: view, store: store, builder: builder, server: server, dir: dir,
 		log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), kick: make(chan struct{}, 1), collecting: make(chan struct{}, 1),
 		builds:    make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
-		buildWait: cmp.Or(o.BuildWait, 10*time.Second), bundleAge: cmp.Or(o.BundleAge, bundleAge),
+		buildWait: cmp.Or(o.BuildWait, 10*time.Second), bundleAge: cmp.Or(o.BundleAge, bundleAge), private: o.PrivateSources,
 		entries: make(map[key]*entry), inUse: make(map[string]int), released: make(map[string]bool), rounds: make(chan struct{}),
 	}
 	m.base, m.end = context.WithCancel(context.Background())

@@ -5,7 +5,8 @@
 //
 // Sources, manifests and bundles are other people's: everything read here is
 // bounded, cancellable and checked, and nothing escapes the folder it is put in.
-// Errors are [toolmesh.Error] with code install_failed.
+// Errors are [toolmesh.Error] with code install_failed, but for invalid_request of a
+// source that [FetchPublic] must not fetch.
 //
 // The package must never run code of an index (git runs, its hooks do not),
 // speak NATS, know of the executor, or log, store or show a credential.

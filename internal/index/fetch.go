@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,7 @@ type fetching struct {
 	git     string        // the command
 	timeout time.Duration // of the whole fetch, on top of the context
 	limits  Limits
+	lookup  resolver // nil: the source may be anywhere
 }
 
 // Tree is a fetched source.
@@ -42,8 +44,18 @@ type Tree struct {
 // a short commit; "" is the source's own, else the repository's default branch. It
 // must not contradict the source's own.
 func Fetch(ctx context.Context, src Source, dest, rev string) (*Tree, error) {
-	return fetching{git: "git", timeout: 5 * time.Minute, limits: defaultLimits}.fetch(ctx, src, dest, rev)
+	return standard.fetch(ctx, src, dest, rev)
 }
+
+// FetchPublic is [Fetch] for a source that somebody else names: it refuses what is on
+// this machine or in a private network, with invalid_request.
+func FetchPublic(ctx context.Context, src Source, dest, rev string) (*Tree, error) {
+	o := standard
+	o.lookup = net.DefaultResolver.LookupNetIP
+	return o.fetch(ctx, src, dest, rev)
+}
+
+var standard = fetching{git: "git", timeout: 5 * time.Minute, limits: defaultLimits}
 
 func (o fetching) fetch(ctx context.Context, src Source, dest, rev string) (*Tree, error) {
 	if rev != "" && src.Rev != "" && rev != src.Rev {
@@ -88,6 +100,12 @@ var errTimeout = errors.New("fetch timeout")
 
 func (o fetching) into(ctx context.Context, src Source, rev, dest string) (*Tree, error) {
 	g := git{command: o.git}
+	if o.lookup != nil {
+		var err error
+		if g.pin, err = g.public(ctx, src, o.lookup); err != nil {
+			return nil, err
+		}
+	}
 	switch src.Kind {
 	case KindGit:
 		return g.fetch(ctx, src.Location, src.login, rev, dest, o.limits)

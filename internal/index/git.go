@@ -25,7 +25,10 @@ import (
 
 // git runs the git command. No shell is involved, no hook runs, git never asks,
 // and the transports are those of allowed.
-type git struct{ command string }
+type git struct {
+	command string
+	pin     *pin // where the repository is; nil for one that git finds itself
+}
 
 // allowed are the transports: ext:: and other helpers run commands.
 const allowed = "https:http:ssh:file"
@@ -63,7 +66,7 @@ func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Wri
 		"-c", "fetch.recurseSubmodules=false", "-c", "submodule.recurse=false", "-c", "gc.auto=0", "-c", "maintenance.auto=false",
 		"-c", "advice.detachedHead=false", "-c", "core.quotePath=false", "-c", "color.ui=false",
 	}
-	cmd := exec.CommandContext(ctx, g.command, append(hardened, args...)...)
+	cmd := exec.CommandContext(ctx, g.command, slices.Concat(hardened, g.pin.settings(), args)...)
 	cmd.Dir = dir
 	cmd.Env = slices.DeleteFunc(cmd.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
@@ -207,7 +210,7 @@ var (
 // fetch brings one revision of a repository into dest.
 func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, rev, dest string, limits Limits) (*Tree, error) {
 	header := newLoginHeader(location, login)
-	location, err := landing(ctx, location, header)
+	location, err := landing(ctx, location, header, g.pin)
 	if err != nil {
 		return nil, err
 	}
@@ -240,7 +243,7 @@ var errElsewhere = errors.New("redirected to another host")
 // landing is where a repository's address leads on its own host. git would follow
 // a redirect to another host too, and send the credentials there. Whatever else
 // goes wrong here git meets again, and says better.
-func landing(ctx context.Context, location string, login *loginHeader) (string, error) {
+func landing(ctx context.Context, location string, login *loginHeader, to *pin) (string, error) {
 	const ask = "/info/refs"
 	u, err := url.Parse(location)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" {
@@ -254,7 +257,8 @@ func landing(ctx context.Context, location string, login *loginHeader) (string, 
 		name, value, _ := strings.Cut(login.header, ": ")
 		request.Header.Set(name, value)
 	}
-	client := http.Client{CheckRedirect: func(next *http.Request, before []*http.Request) error {
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: to.dial, ForceAttemptHTTP2: true}
+	client := http.Client{Transport: transport, CheckRedirect: func(next *http.Request, before []*http.Request) error {
 		if !sameHost(before[0].URL, next.URL) || len(before) > mostRedirects {
 			return errElsewhere
 		}
@@ -395,7 +399,7 @@ func (g git) checkout(ctx context.Context, store, commit string, tree *Tree, lim
 	info := filepath.Join(store, "info")
 	err := os.MkdirAll(info, 0o700)
 	if err == nil {
-		err = os.WriteFile(filepath.Join(info, "attributes"), []byte("* -export-ignore -export-subst\n"), 0o600)
+		err = os.WriteFile(filepath.Join(info, "attributes"), []byte("* -export-ignore -export-subst -filter\n"), 0o600)
 	}
 	if err != nil {
 		return failed(reasonFolder, "the folder %s cannot be written: %w", store, err)

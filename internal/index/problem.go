@@ -21,6 +21,7 @@ const (
 	reasonFolder      = "bad_folder"
 	reasonBundle      = "bad_bundle"
 	reasonExists      = "exists"
+	reasonPrivate     = "private_source"
 )
 
 // failed makes the one error of this package.

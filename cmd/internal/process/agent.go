@@ -46,7 +46,7 @@ func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error)
 		syscall.Umask(0o022)
 	}
 	return agent.New(nc, folder.Dir, &agent.Options{
-		Node: id, Labels: c.Node.Labels, Slots: int(c.Node.Slots), Sandbox: string(c.Node.Sandbox), WorkerUser: c.Node.WorkerUser,
+		Node: id, Labels: c.Node.Labels, Slots: int(c.Node.Slots), Sandbox: string(c.Node.Sandbox), WorkerUser: c.Node.WorkerUser, PrivateSources: c.Node.PrivateSources,
 		MaxTimeout: time.Duration(c.Node.MaxTimeout), Version: c.Version, SessionPolicy: string(c.Policy.SessionPolicy),
 		Replicas: int(c.Store.Replicas), ChunksStorage: string(c.Store.ChunksStorage), ChunksMax: int64(c.Store.ChunksMax),
 		StreamQuota: int64(c.Node.SessionStreamQuota), Environ: c.Environ, Logger: c.Logger,

@@ -15,6 +15,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nkeys"
+
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/access"
 )
 
@@ -42,6 +45,16 @@ func StateOf(env []string) State {
 		return State(filepath.Join(home, ".local", "state", "toolmesh"))
 	}
 	return ""
+}
+
+// OwnerKey is the key that owns what this user installs from folders, which is made if
+// there is none. The error is invalid_request.
+func (s State) OwnerKey() (nkeys.KeyPair, error) {
+	if s == "" {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the key that owns what you install has no place: set HOME or XDG_STATE_HOME").
+			WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	}
+	return access.OpenOwner(filepath.Join(string(s), "owner.nk"))
 }
 
 const recordEnd = ".mesh.json"

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/kelseyhightower/envconfig"
@@ -116,12 +117,20 @@ func Bind(flags *pflag.FlagSet, spec any) {
 		}
 		flag := flags.VarPF(value(f), f.tag.Get("flag"), f.tag.Get("short"), f.tag.Get("help")+" ["+env+"]")
 		flag.DefValue = f.tag.Get("default")
+		if f.value.Kind() == reflect.Bool {
+			flag.NoOptDefVal = "true"
+		}
 	}
 }
 
 type value field
 
-func (v value) Type() string { return v.tag.Get("arg") }
+func (v value) Type() string {
+	if v.value.IsValid() && v.value.Kind() == reflect.Bool {
+		return "bool" // takes no argument
+	}
+	return v.tag.Get("arg")
+}
 
 func (v value) String() string {
 	if !v.value.IsValid() {
@@ -140,6 +149,13 @@ func (v value) Set(text string) error {
 		return into.UnmarshalText([]byte(text))
 	case encoding.TextUnmarshaler:
 		return into.UnmarshalText([]byte(text))
+	case *bool:
+		on, err := strconv.ParseBool(text)
+		if err != nil {
+			return errors.New("want true or false")
+		}
+		*into = on
+		return nil
 	default:
 		v.value.SetString(text)
 		return nil

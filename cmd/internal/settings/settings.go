@@ -47,6 +47,7 @@ type Node struct {
 	Slots              Count    `split_words:"true" flag:"slots" arg:"N" help:"calls that run at once on this node (default 128)"`
 	Sandbox            Sandbox  `split_words:"true" flag:"sandbox" arg:"LEVEL" help:"none, guard, strict or offline, for indexes that declare nothing (default guard)"`
 	WorkerUser         string   `split_words:"true" flag:"worker-user" arg:"USER" help:"user, by name or number, that tools run as in all levels but none (default one for each index where the agent is root, else the agent's)"`
+	PrivateSources     bool     `split_words:"true" flag:"private-sources" help:"install from URLs of this machine and of private networks, too"`
 	MaxTimeout         Timeout  `split_words:"true" default:"1h" flag:"max-timeout" arg:"DURATION" help:"longest call of a tool that declares no timeout"`
 	SessionStreamQuota Quota    `split_words:"true" default:"256MB" flag:"session-stream-quota" arg:"SIZE" help:"bytes of chunks that one session may store in 15 minutes"`
 }

@@ -25,6 +25,7 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_SLOTS":                {"slots", "7", ""},
 	"MESH_SANDBOX":              {"sandbox", "strict", ""},
 	"MESH_WORKER_USER":          {"worker-user", "tools", ""},
+	"MESH_PRIVATE_SOURCES":      {"private-sources", "true", ""},
 	"MESH_MAX_TIMEOUT":          {"max-timeout", "90s", "1m30s"},
 	"MESH_SESSION":              {"session", "bob", ""},
 	"MESH_SESSION_POLICY":       {"session-policy", "strict", ""},
