@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -105,7 +106,7 @@ func TestFoldersOfAnIndex(t *testing.T) {
 			source := repository(t, "files", pathsIndex(fmt.Sprintf(
 				`[{path = %q, write = true}, {path = "~/notes", write = true}, {path = "/etc", write = true}, {path = "/nowhere"}]`, asked)))
 			last := install(t, nc, map[string]any{"source": source, "paths": []map[string]any{
-				{"path": roots, "write": true}, {"path": inner, "write": true}, {"path": others},
+				{"path": roots, "write": true}, {"path": inner, "write": true}, {"path": others}, {"path": folder(t, roots+"/below", 0o700, os.Geteuid()), "write": true},
 			}})
 			for _, want := range []string{
 				"the index has the folder " + asked + " to write, which it asks for",
@@ -135,6 +136,10 @@ func TestFoldersOfAnIndex(t *testing.T) {
 			fails(t, c, "files.t.strictly", at(top, "made"), "tool_error", "")
 			if own {
 				ownFolders(t, c, roots, others, closed)
+				commit(t, strings.TrimPrefix(source, "file://"), map[string]string{"more": "a new revision"})
+				if _, failure := admin(t, nc, "install", map[string]any{"source": source}); failure == nil || !strings.Contains(failure.Message, "a link leads to it") {
+					t.Errorf("installed again with the link: %v", failure)
+				}
 			}
 		})
 	}
@@ -149,6 +154,18 @@ func ownFolders(t *testing.T, c *client.Client, roots, others, closed string) {
 	gives(t, c, "files.t.write", at(roots, "program"), `null`)
 	fails(t, c, "files.t.set_id", at(roots, "program"), "tool_error", "Operation not permitted")
 	fails(t, c, "files.t.write", fmt.Sprintf(`{"path":%q,"mode":%d}`, roots+"/another", 0o4755), "tool_error", "Operation not permitted")
+	// A folder is made a link to what was not given, as another index could that has the one above.
+	err := os.Rename(roots+"/below", roots+"/old")
+	if err == nil {
+		err = os.Symlink(closed, roots+"/below")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := c.Call(t.Context(), "files.t.read", json.RawMessage(at(roots+"/below", "there")), client.WithIsolation(toolmesh.IsolationFresh))
+	if err == nil {
+		t.Errorf("a folder that was not given is read: %s", r.Value)
+	}
 	for _, name := range []string{"program", "another"} {
 		if info, err := os.Stat(filepath.Join(roots, name)); err == nil && info.Mode()&os.ModeSetuid != 0 {
 			t.Errorf("%s is what root's programs are: %v", name, info.Mode())
@@ -163,6 +180,10 @@ func TestFoldersThatCannotBeGiven(t *testing.T) {
 	nc, dir := s.Connect(t), t.TempDir()
 	startIn(t, s, "one", dir)
 	source := repository(t, "files", pathsIndex("[]"))
+	link := filepath.Join(openBelow(t), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
 	for _, one := range []struct {
 		path, text string
 		code       toolmesh.Code
@@ -171,6 +192,7 @@ func TestFoldersThatCannotBeGiven(t *testing.T) {
 		{"~/../up", "must be an absolute path, or one below ~/", "invalid_request"},
 		{"/nowhere", "--path /nowhere: there is no such folder on this node", "install_failed"},
 		{"/etc/passwd", "it is no folder", "install_failed"},
+		{link, "a link leads to it: name it by its own path, which is " + dir + " now", "install_failed"},
 		{dir + "/executor", "the agent's own files are there", "install_failed"},
 		{"/", "the agent's own files are there", "install_failed"},
 	} {

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,7 +23,8 @@ var systems = []string{
 	"bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "sys", "usr", "var",
 }
 
-// Paths finds the folders of an account's index, absolute and without symbolic links:
+// Paths finds the folders of an account's index, as absolute paths without symbolic
+// links, which a tool could make that writes one of its folders and wants another:
 // those that who installs it gives, and those that the index asks for, as far as that
 // is enough. The notes are about the latter, for people. The error, of what is given, is
 // install_failed.
@@ -40,7 +42,11 @@ func (x *Executor) Paths(account string, given, asked []Path) (paths []Path, not
 		paths = append(paths, Path{Path: found, Write: p.Write})
 	}
 	for _, p := range asked {
-		found, err := x.find(user, p)
+		var found string
+		err := hidden(user, p.Path)
+		if err == nil {
+			found, err = x.find(user, p)
+		}
 		switch {
 		case err == nil && slices.ContainsFunc(paths, func(one Path) bool { return one.Path == found }):
 			continue
@@ -61,12 +67,23 @@ func (x *Executor) Paths(account string, given, asked []Path) (paths []Path, not
 	return paths, notes, nil
 }
 
+// hidden refuses a hidden folder in the home of somebody that has not asked for it.
+func hidden(user sandbox.User, path string) error {
+	if user.ID == 0 && strings.Contains(filepath.Clean(path), "/.") {
+		return errors.New("it is hidden")
+	}
+	return nil
+}
+
 // find looks for a folder. One to write below the home is made if need be.
 func (x *Executor) find(user sandbox.User, p Path) (string, error) {
 	path, home := p.Path, user.Home
 	if below, ok := strings.CutPrefix(path, "~/"); ok {
 		if home == "" {
 			home = x.home()
+		}
+		if real, err := realPath(home); err == nil {
+			home = real
 		}
 		path = filepath.Join(home, below)
 		if p.Write {
@@ -77,19 +94,22 @@ func (x *Executor) find(user sandbox.User, p Path) (string, error) {
 	}
 	found, err := filepath.EvalSymlinks(path)
 	if err != nil {
-		return "", fmt.Errorf("there is no such folder on this node: make it, or name another")
+		return "", errors.New("there is no such folder on this node: make it, or name another")
+	}
+	if found != filepath.Clean(path) {
+		return "", fmt.Errorf("a link leads to it: name it by its own path, which is %s now", found)
 	}
 	if info, err := os.Stat(found); err != nil || !info.IsDir() {
-		return "", fmt.Errorf("it is no folder")
+		return "", errors.New("it is no folder")
 	}
 	if user.Home != "" && within(found, user.Home) {
 		return found, nil
 	}
 	if info, err := os.Stat(found); user.ID != 0 && x.spawner.Level() == sandbox.LevelReaper && (err != nil || info.Mode()&7 != 7 && (p.Write || info.Mode()&5 != 5)) {
-		return "", fmt.Errorf("other users may not use it, and nothing can be mounted here: chmod o+rwx it")
+		return "", errors.New("other users may not use it, and nothing can be mounted here: chmod o+rwx it")
 	}
 	if within(found, x.sealed) || within(x.sealed, found) {
-		return "", fmt.Errorf("the agent's own files are there")
+		return "", errors.New("the agent's own files are there")
 	}
 	return found, nil
 }
@@ -111,19 +131,16 @@ func (x *Executor) enough(user sandbox.User, path string) error {
 	case user.Home != "" && within(path, user.Home):
 		return nil
 	case user.ID == 0 && path != home && within(path, home):
-		if strings.Contains(strings.TrimPrefix(path, home), "/.") {
-			return fmt.Errorf("it is hidden")
-		}
-		return nil
+		return hidden(user, strings.TrimPrefix(path, home))
 	case first == "", within(path, home), slices.Contains(systems, first) && !within(path, "/var/tmp") && !within(path, "/dev/shm"):
-		return fmt.Errorf("it is the system's, or somebody's home")
+		return errors.New("it is the system's, or somebody's home")
 	}
 	info, err := os.Stat(path)
 	if err != nil {
 		return err
 	}
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok && int(stat.Uid) != os.Geteuid() && int(stat.Uid) != user.ID {
-		return fmt.Errorf("it is another user's")
+		return errors.New("it is another user's")
 	}
 	return nil
 }

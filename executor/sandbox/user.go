@@ -44,14 +44,16 @@ func (u User) Take(files ...*os.File) error {
 
 // Lend makes folders, with all that is in them, the user's own until back is called:
 // they are ours again then, and what is neither a file, a folder nor a link is gone.
-// Nothing of the user may run by then. It does nothing for the zero value.
+// Files that have further names are not lent: these may be in a cache that others
+// share. Nothing of the user that may write them may run when it is called, and when
+// back is. It does nothing for the zero value.
 func (u User) Lend(folders ...string) (back func() error, err error) {
 	if u.ID == 0 {
 		return func() error { return nil }, nil
 	}
 	give := func(uid, gid int) (err error) {
 		for _, folder := range folders {
-			err = errors.Join(err, own(folder, uid, gid))
+			err = errors.Join(err, own(folder, uid, gid, uid == u.ID))
 		}
 		return err
 	}
@@ -62,19 +64,29 @@ func (u User) Lend(folders ...string) (back func() error, err error) {
 	return back, nil
 }
 
-// own makes a folder and what is in it a user's.
-func own(folder string, uid, gid int) error {
+// own makes a folder and what is in it a user's; single leaves out files with further
+// names.
+func own(folder string, uid, gid int, single bool) error {
 	root, err := os.OpenRoot(folder)
 	if err != nil {
 		return err
 	}
 	defer root.Close() //nolint:errcheck // read only
 	return fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case entry.Type()&^(fs.ModeDir|fs.ModeSymlink) != 0:
+		}
+		if entry.Type()&^(fs.ModeDir|fs.ModeSymlink) != 0 {
 			return root.Remove(path)
+		}
+		if single && !entry.IsDir() {
+			info, err := root.Lstat(path)
+			if err != nil {
+				return err
+			}
+			if stat, ok := info.Sys().(*syscall.Stat_t); ok && stat.Nlink > 1 {
+				return nil
+			}
 		}
 		return root.Lchown(path, uid, gid) // takes setuid and setgid off a file
 	})

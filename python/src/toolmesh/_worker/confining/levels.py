@@ -187,7 +187,7 @@ def _mounts(level: str, notes: list[str], given: Sequence[tuple[str, bool]], use
     if not _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC):
         notes.append(f"no /proc of its own: {_error()}")
     _system_read_only(notes)
-    _folders([_tree(path, write, user[0], user[1]) if user else _at(path, write) for path, write in given], bool(user))
+    _folders([_given(path, write, user) for path, write in given], bool(user))
     if level in (STRICT, OFFLINE) and os.path.isdir("/dev/shm"):
         # Locks and shared memory of multiprocessing live there.
         if not _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=64m,mode=1777"):
@@ -272,12 +272,34 @@ _ATTR_READ_ONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 1, 2, 4, 0x100000
 _NEW_USER = 0x10000000
 
 
-def _tree(path: str, write: bool, uid: int, gid: int) -> _Tree:
-    flags = ctypes.c_uint(1 | os.O_CLOEXEC | _AT_RECURSIVE)  # OPEN_TREE_CLONE
-    fd = _syscall(_OPEN_TREE, ctypes.c_int(_AT_CWD), os.fsencode(path), flags)
+def _reach(path: str) -> int:
+    """A descriptor of a folder that is meant by its path without links: who may write
+    on the way to it could have put one there since."""
+    at = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    for name in path.split("/")[1:]:
+        above = at
+        try:
+            at = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+        except OSError as failure:
+            raise Refused(f"{path} cannot be given: {failure}") from failure
+        finally:
+            os.close(above)
+        if os.fstat(at).st_mode & 0o170000 != 0o040000:
+            raise Refused(f"{path} leads elsewhere than when it was given: install the index again")
+    return at
+
+
+def _given(path: str, write: bool, user: Sequence[int]) -> _Tree:
+    at = _reach(path)
+    if not user:  # who has it as it is
+        return _Tree(path, write, at)
+    uid, gid = user
+    flags = ctypes.c_uint(1 | os.O_CLOEXEC | _AT_EMPTY | _AT_RECURSIVE)  # OPEN_TREE_CLONE
+    fd = _syscall(_OPEN_TREE, ctypes.c_int(at), b"", flags)
     if fd < 0:
         raise Refused(f"{path} cannot be given: {_error()}")
-    found = os.stat(path)
+    found = os.fstat(at)
+    os.close(at)
     wanted = _ATTR_NOSUID | _ATTR_NODEV | (0 if write else _ATTR_READ_ONLY)
     if found.st_uid != uid:
         mapping = _mapping(found.st_uid, found.st_gid, uid, gid)
