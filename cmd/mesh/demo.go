@@ -258,7 +258,8 @@ func (d *demo) run(ctx context.Context, c command) error {
 		return fmt.Sprintf("  %s %.1f s", stderr.last(), since.Seconds())
 	})
 	begun := time.Now()
-	status := execute(ctx, args, d.env, strings.NewReader(""), &stdout, &stderr)
+	own := append(slices.Clip(d.env), "XDG_STATE_HOME="+filepath.Join(d.dir, "state")) // the key that owns indexes goes with it
+	status := execute(ctx, args, own, strings.NewReader(""), &stdout, &stderr)
 	shown()
 	took := time.Since(begun)
 	if ctx.Err() != nil {
