@@ -1,0 +1,95 @@
+package agent_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// Sessions take turns at an index's workers, and those that nobody created are one,
+// whatever they are called.
+func TestSessionsTakeTurns(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	start(t, s, "one")
+	nc := s.Connect(t)
+	install(t, nc, map[string]any{"source": repository(t, "turns", map[string]string{
+		"tools.toml": "[index]\nconcurrency = 1\ntools = [\"t.hold\", \"t.note\"]\n",
+		"t.py":       "def hold(path: str):\n    return open(path).read()\n\ndef note(path: str, name: str):\n    with open(path, 'a') as f:\n        f.write(name + ' ')\n",
+	})})
+	dir := t.TempDir()
+	gatePath, notes := filepath.Join(dir, "gate"), filepath.Join(dir, "notes")
+	if err := syscall.Mkfifo(gatePath, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	beats, err := nc.SubscribeSync("mesh.hb.one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := func(in *nats.Subscription) *nats.Msg {
+		t.Helper()
+		m, err := in.NextMsg(time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	answers, err := nc.SubscribeSync(nc.NewInbox())
+	if err != nil {
+		t.Fatal(err)
+	}
+	send := func(session, name, path string) {
+		t.Helper()
+		args := map[string]string{"path": path}
+		if name == "note" {
+			args["name"] = session
+		}
+		body, err := json.Marshal(args)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := nc.PublishMsg(&nats.Msg{
+			Subject: "tools." + session + ".turns.t." + name, Reply: answers.Subject, Data: body,
+			Header: nats.Header{"Mesh-Timeout-Ms": {"600000"}}, // a slow machine's heartbeats are waited for
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send("invented", "hold", gatePath)
+	gate, err := os.OpenFile(gatePath, os.O_WRONLY, 0) // returns when the tool reads
+	if err != nil {
+		t.Fatal(err)
+	}
+	order := []string{"x0", "x1", "x2", "x3", "default"}
+	for i, session := range order {
+		send(session, "note", notes)
+		for queued := 0; queued <= i; {
+			var beat codec.Heartbeat
+			if err := json.Unmarshal(next(beats).Data, &beat); err != nil {
+				t.Fatal(err)
+			}
+			queued = beat.Queued
+		}
+	}
+	if err := gate.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range len(order) + 1 {
+		if m := next(answers); m.Header.Get("Mesh-Error-Code") != "" {
+			t.Errorf("a call: %s", m.Data)
+		}
+	}
+	got, err := os.ReadFile(notes)
+	if want := "x0 default x1 x2 x3"; err != nil || strings.TrimSpace(string(got)) != want {
+		t.Errorf("served in the order %s (%v), want %s", got, err, want)
+	}
+}
