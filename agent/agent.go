@@ -35,6 +35,9 @@ type Options struct {
 	// Sandbox is the level of tools that demand none, as far as the machine gives
 	// it: none, guard, strict or offline. Defaults to guard.
 	Sandbox string
+	// Limits are those of calls of tools that declare none, MaxLimits the most that tools
+	// are granted; see [executor.Options], which also says what they default to.
+	Limits, MaxLimits tool.Limits
 	// WorkerUser is who tools run as in all levels but none: a user's name or number,
 	// "root" for root. Only an agent that runs as root can have another than its own.
 	// Defaults to a user for each index where the agent runs as root.
@@ -164,7 +167,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 		}
 	}()
 	if a.executor, err = executor.New(filepath.Join(a.dir, "executor"), &executor.Options{
-		Logger: a.log, Sandbox: tool.Sandbox(a.opts.Sandbox), UV: a.opts.UV, Environ: a.opts.Environ, Sealed: a.dir,
+		Logger: a.log, Sandbox: tool.Sandbox(a.opts.Sandbox), Limits: a.opts.Limits, MaxLimits: a.opts.MaxLimits, UV: a.opts.UV, Environ: a.opts.Environ, Sealed: a.dir,
 		Shown: []string{filepath.Join(a.dir, "indexes")}, Users: cmp.Or(a.opts.WorkerUser, "each"), Homes: filepath.Join(a.dir, deploy.HomesDir),
 	}); err != nil {
 		return err
@@ -172,12 +175,13 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	prepare := a.executor.Prepare
 	a.watch.Go(func() { prepare(a.base) })
 	effective, reasons := a.executor.Sandbox()
+	limits, most := a.executor.Limits()
 	if a.host, err = host.NewOn(a.bus, &host.Options{
 		Node: a.opts.Node, Version: a.opts.Version, Slots: a.opts.Slots, MaxTimeout: a.opts.MaxTimeout,
 		StreamQuota: a.opts.StreamQuota, Labels: a.opts.Labels, Replicas: a.opts.Replicas,
 		ChunksStorage: a.opts.ChunksStorage, ChunksMax: a.opts.ChunksMax,
 		Sandbox: host.Sandbox{Asked: a.opts.Sandbox, Effective: string(effective)}, Reasons: reasons,
-		Memory:   a.executor.MemoryGuard(),
+		Memory: a.executor.MemoryGuard(), Limits: limits, MaxLimits: most,
 		Sessions: a.sessions, Service: "mesh-agent", Queued: a.queued, Logger: a.log,
 	}); err != nil {
 		return err

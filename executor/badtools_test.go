@@ -74,6 +74,8 @@ func badTools() []badTool {
 		{name: "thread_flood", policy: pids, code: toolmesh.CodeToolError, details: map[string]any{"limit": "pids", "max": 20}},
 		{name: "opens", policy: limits(tool.Limits{OpenFiles: 64}), code: toolmesh.CodeToolError, check: typeIs("OSError"),
 			details: map[string]any{"limit": "open_files", "max": 64}},
+		{name: "fills", policy: limits(tool.Limits{TempFiles: 1 << 20}), code: toolmesh.CodeToolError,
+			details: map[string]any{"limit": "temp_files", "max": 1 << 20}},
 		{name: "closes", code: toolmesh.CodeWorkerCrashed},
 
 		// Output.

@@ -62,7 +62,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 			return x.user(cmp.Or(spec.Account, spec.Name), cmp.Or(box, x.opts.Sandbox))
 		},
 		Given: spec.Paths, Redact: output.NewRedactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
-		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace,
+		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace, Limits: x.opts.Limits, MaxLimits: x.opts.MaxLimits,
 		Closed: func() { x.ended(runner) },
 	})
 	if err := x.opened(runner); err != nil {

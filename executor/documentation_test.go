@@ -25,7 +25,7 @@ func TestTheDocumentedLimitsAreThoseOfTheCode(t *testing.T) {
 	confine := string(readFile(t, "../python/src/toolmesh/_worker/confining/levels.py"))
 
 	// Every limit has a row, and its code is the one that the suite of bad tools demands.
-	text, err := json.Marshal(tool.Limits{CPUTime: 1, Memory: 1, Pids: 1, OpenFiles: 1, Output: 1})
+	text, err := json.Marshal(tool.Limits{CPUTime: 1, Memory: 1, Pids: 1, OpenFiles: 1, TempFiles: 1, Output: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -78,6 +78,13 @@ type Options struct {
 	// MaxResult bounds a result, an item and the arguments of a call, in bytes
 	// of JSON. Defaults to 64 MiB.
 	MaxResult int
+	// Limits are those of calls whose tools declare none: Memory, Pids, OpenFiles and
+	// TempFiles. Default to a quarter of the machine's memory (see [MemoryShare]), 256,
+	// 1,024, and 1 GB, or what MaxLimits say if that is less. OpenFiles is at least 256.
+	Limits tool.Limits
+	// MaxLimits are the most that tools are granted, whatever they declare. Default to
+	// anything.
+	MaxLimits tool.Limits
 	// Sandbox is the level of tools that demand none: as tight as this, or as
 	// the machine gives. Defaults to guard.
 	Sandbox tool.Sandbox
@@ -131,8 +138,13 @@ func (o *Options) withDefaults() Options {
 	r.TrialEvery = cmp.Or(r.TrialEvery, time.Minute)
 	r.MaxResult = cmp.Or(r.MaxResult, 64<<20)
 	r.Sandbox = cmp.Or(r.Sandbox, tool.SandboxGuard)
+	r.Limits = r.Limits.Within(tool.Limits{Memory: MemoryShare(25), Pids: 256, OpenFiles: 1024, TempFiles: 1e9}, r.MaxLimits)
 	return r
 }
+
+// leastFiles is the least limit of open files that holds for all workers of a zygote,
+// whose own descriptors have numbers from 200 on.
+const leastFiles = 256
 
 // Types of package venv, which does the work, as this package's callers see them.
 type (
@@ -180,6 +192,9 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	}
 	if _, err := tool.ParseSandbox(string(o.Sandbox)); err != nil {
 		return nil, fmt.Errorf("executor: Options.Sandbox: %w", err)
+	}
+	if o.Limits.OpenFiles < leastFiles {
+		return nil, fmt.Errorf("executor: Options.Limits and MaxLimits must leave at least %d open files", leastFiles)
 	}
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, fmt.Errorf("executor: %w", err)

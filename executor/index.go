@@ -218,6 +218,7 @@ func (ix *Index) group(root string) error {
 		paths = append(paths, src)
 	}
 	byKey := map[groupKey]*group{}
+	o := ix.x.opts
 	for _, name := range ix.spec.Tools {
 		policy := ix.spec.Policies[name].withDefaults(ix.x.defaultSandbox())
 		if err := policy.check(); err != nil {
@@ -233,12 +234,13 @@ func (ix *Index) group(root string) error {
 		if g == nil {
 			g = &group{key: key, config: zygote.Config{
 				Logger: ix.log, Redact: ix.redact, Python: ix.spec.Env.Python, Root: root, Paths: paths,
-				Env: env, Sandbox: key.sandbox, User: user, Given: ix.spec.Paths,
+				Env: env, Sandbox: key.sandbox, User: user, Given: ix.spec.Paths, OpenFiles: o.Limits.OpenFiles,
 			}}
 			byKey[key] = g
 			ix.groups = append(ix.groups, g)
 		}
 		g.config.Tools = append(g.config.Tools, name)
+		g.config.MostFiles = max(g.config.MostFiles, policy.Limits.Within(o.Limits, o.MaxLimits).OpenFiles)
 	}
 	for _, g := range ix.groups {
 		g.Group = ix.x.zygotes.NewGroup(g.config)
@@ -373,7 +375,9 @@ func (ix *Index) poolOf(g *group, key poolKey) (*pool.Pool, *toolmesh.Error) {
 	if ix.ended {
 		return nil, failure.Unavailable("the index %s is closed", ix.spec.Name)
 	}
-	worker := zygote.Worker{Async: key.async, Isolation: key.isolation, Limits: key.limits, Tool: key.tool}
+	worker := zygote.Worker{
+		Async: key.async, Isolation: key.isolation, Limits: key.limits.Within(tool.Limits{}, ix.x.opts.MaxLimits), Tool: key.tool,
+	}
 	p := pool.New(ix.poolConfig(key), func(ctx context.Context) (pool.Process, error) { return g.Start(ctx, worker) })
 	ix.pools[key] = p
 	return p, nil
@@ -386,7 +390,7 @@ func (ix *Index) poolConfig(key poolKey) pool.Config {
 		Index: ix.spec.Name, Logger: ix.log, Redact: ix.redact,
 		Async: key.async, Once: key.isolation == toolmesh.IsolationFork || key.isolation == toolmesh.IsolationFresh,
 		MinIdle: 1, Affinity: key.affinity,
-		MaxWorkers: o.MaxWorkers, MaxCalls: ix.spec.Concurrency, Limits: key.limits,
+		MaxWorkers: o.MaxWorkers, MaxCalls: ix.spec.Concurrency, Limits: key.limits.Within(o.Limits, o.MaxLimits), Declared: key.limits,
 		Grace: o.Grace, StartTimeout: o.StartTimeout, IdleAfter: o.IdleAfter,
 		Recycle:  pool.Recycle{Calls: o.RecycleCalls, Age: o.RecycleAge, Memory: o.RecycleMemory},
 		MaxFrame: o.maxFrame(),
@@ -473,6 +477,9 @@ func (ix *Index) Call(ctx context.Context, call Call, sink output.Sink) (json.Ra
 		if e := diedBefore(err); e != nil {
 			return nil, e.WithRetryable(false).WithDetail("workers", 2)
 		}
+	}
+	if err != nil {
+		err = failure.SetBy(err, t.policy.Limits, t.policy.Limits.Within(ix.x.opts.Limits, ix.x.opts.MaxLimits))
 	}
 	return body, err
 }

@@ -99,6 +99,22 @@ func openGroups(dir string, o Options) *cgroup.Tree {
 	return groups
 }
 
+// leastMemory is the least share of a machine's memory: less is not enough for what
+// tools commonly import.
+const leastMemory = 256e6
+
+// MemoryShare is so many percent of the memory that this process has to itself: the
+// machine's, or what its control group has of that. It is at least 256 MB, in whole
+// megabytes.
+func MemoryShare(percent int) tool.Size {
+	share := cgroup.Memory() / 100 * int64(percent)
+	return tool.Size(max(share/1e6*1e6, leastMemory))
+}
+
+// Limits are those of calls in effect where tools declare none, and the most that
+// they may declare.
+func (x *Executor) Limits() (standard, most tool.Limits) { return x.opts.Limits, x.opts.MaxLimits }
+
 // MemoryGuard says what stands behind the memory limits of tools on this
 // machine: "cgroup v2", "cgroup v1", or "watchdog" where no control groups may be
 // made.

@@ -19,7 +19,7 @@ type Policy struct {
 	// A tool whose level the machine does not give is unavailable. Defaults to
 	// the executor's level, as far as the machine gives it.
 	Sandbox tool.Sandbox
-	// Limits bound one call. Zero fields mean no limit of the tool's own.
+	// Limits bound one call. Zero fields mean those of the executor.
 	Limits tool.Limits
 	// Vars are environment variables that this tool's processes see beside those
 	// of [Spec.Vars]. Tools with other variables never share a process with it.

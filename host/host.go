@@ -253,7 +253,7 @@ func (h *Host) nodeRecord() registry.NodeRecord {
 	return registry.NodeRecord{
 		Node: h.node, Boot: h.boot, Version: o.Version, State: h.nodeState(),
 		Slots: o.Slots, Labels: o.Labels, Proto: [2]int{codec.ProtoMin, codec.Proto}, Features: codec.Features(),
-		Sandbox: registry.Sandbox(o.Sandbox), Memory: o.Memory, Reasons: o.Reasons, Started: time.Now().UTC(),
+		Sandbox: registry.Sandbox(o.Sandbox), Memory: o.Memory, Limits: o.Limits, MaxLimits: o.MaxLimits, Reasons: o.Reasons, Started: time.Now().UTC(),
 	}
 }
 

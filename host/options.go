@@ -9,6 +9,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Defaults of [Options].
@@ -58,6 +59,9 @@ type Options struct {
 	// Memory is what the node says stands behind the memory limits of its tools.
 	// Defaults to nothing.
 	Memory string
+	// Limits and MaxLimits are what the node says of the limits of calls: those of tools
+	// that declare none, and the most that it grants. Default to nothing.
+	Limits, MaxLimits tool.Limits
 	// Reasons say why the node offers less than it was asked for. Defaults to none.
 	Reasons []string
 	// Replicas, ChunksStorage ("file" or "memory") and ChunksMax (bytes) say how

@@ -6,6 +6,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // NodeState is a node's state in its lease and heartbeat.
@@ -33,6 +34,10 @@ type NodeRecord struct {
 	// Memory is what stands behind the memory limits of tools: "cgroup v2",
 	// "cgroup v1", or "watchdog". Empty where no tools are limited.
 	Memory string `json:"memory,omitempty"`
+	// Limits are those of calls of tools that declare none, MaxLimits the most that
+	// tools are granted. Zero where no tools are limited.
+	Limits    tool.Limits `json:"limits,omitzero"`
+	MaxLimits tool.Limits `json:"max_limits,omitzero"`
 	// Reasons say why the node offers less than it was asked for.
 	Reasons []string  `json:"reasons,omitempty"`
 	Started time.Time `json:"started"`

@@ -85,6 +85,14 @@ type DescribeAnswer struct {
 	Nodes      []subjects.NodeID
 	// Reason is that of the [Route]; empty for a tool of which nothing is to be said.
 	Reason string
+	// Limits are those of a call that are in effect, by nodes; empty where there are none.
+	Limits []LimitsOnNodes
+}
+
+// LimitsOnNodes are limits of a call that are in effect on some nodes.
+type LimitsOnNodes struct {
+	Nodes  []subjects.NodeID `json:"nodes"`
+	Limits tool.Limits       `json:"limits"`
 }
 
 // describedExtra is what a DescribeAnswer adds to the descriptor's own form.
@@ -92,16 +100,17 @@ type describedExtra struct {
 	Digest string            `json:"digest"`
 	Nodes  []subjects.NodeID `json:"nodes"`
 	Reason string            `json:"reason,omitempty"`
+	Limits []LimitsOnNodes   `json:"limits,omitempty"`
 }
 
 // MarshalJSON writes the descriptor's own form with "digest", "nodes" and, where
-// there is one, "reason" added.
+// there are such, "reason" and "limits" added.
 func (a DescribeAnswer) MarshalJSON() ([]byte, error) {
 	head, err := a.Descriptor.MarshalJSON()
 	if err != nil {
 		return nil, err
 	}
-	tail, err := tool.MarshalPlain(describedExtra{a.Digest, a.Nodes, a.Reason})
+	tail, err := tool.MarshalPlain(describedExtra{a.Digest, a.Nodes, a.Reason, a.Limits})
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +128,7 @@ func (a *DescribeAnswer) UnmarshalJSON(data []byte) error {
 	if err := json.Unmarshal(data, d); err != nil {
 		return err
 	}
-	*a = DescribeAnswer{Descriptor: d, Digest: extra.Digest, Nodes: extra.Nodes, Reason: extra.Reason}
+	*a = DescribeAnswer{Descriptor: d, Digest: extra.Digest, Nodes: extra.Nodes, Reason: extra.Reason, Limits: extra.Limits}
 	return nil
 }
 
@@ -249,7 +258,11 @@ func (r *Responder) handle(s subjects.Subject, q Request) (any, error) {
 	default:
 		ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 		defer cancel()
-		return Describe(ctx, r.store, route)
+		answer, err := Describe(ctx, r.store, route)
+		if err == nil {
+			answer.Limits = r.view.limitsOf(answer.Nodes, answer.Descriptor.Annotations.Limits)
+		}
+		return answer, err
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 func respond(t testing.TB, b *bus.Bus, v *registry.View, store *registry.Store) *registry.Responder {
@@ -510,5 +511,50 @@ func TestDescriptorsAreCachedAndBounded(t *testing.T) {
 	s.Stop()
 	if _, err := reader.Descriptor(t.Context(), a.Digest); err != nil {
 		t.Fatalf("a cached descriptor needs the broker: %v", err)
+	}
+}
+
+// What is in effect is what the tool declares, within what each of its nodes says.
+func TestDescribedLimitsAreThoseInEffect(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	store := registry.NewStore(b)
+	v := view(t, b)
+	respond(t, b, v, store)
+	d := &tool.Descriptor{
+		ID: "web.get", Name: "get", Source: tool.SourceImport, Annotations: tool.Annotations{Limits: tool.Limits{Memory: 3e9, Output: 1e3}},
+	}
+	digests, err := store.PutDescriptors(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	standard := tool.Limits{Memory: 1e9, Pids: 256, OpenFiles: 1024, TempFiles: 1e9}
+	for node, most := range map[string]tool.Limits{"n1": {}, "n2": {Memory: 2e9, Pids: 40}, "n3": {Memory: 8e9}, "n4": {}} {
+		r := record(node, "boot1")
+		if node != "n4" { // a service, say
+			r.Limits, r.MaxLimits = standard, most
+		}
+		l := acquire(t, b, r)
+		beat(t, b, node, "boot1", 0)
+		err := l.Publish(t.Context(), registry.ToolsRecord{Index: "web", Revision: "r1", Tools: []registry.ToolRoute{{ID: d.ID, Digest: digests[0]}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	meshtest.Until(t, "the view knows the nodes", func() bool { r, _ := v.Route("s1", d.ID); return len(r.Nodes) == 4 })
+	var described registry.DescribeAnswer
+	if err := ask(t, b, "s1", registry.VerbDescribe, registry.Request{Tool: "web.get"}, &described); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]tool.Limits{}
+	for _, one := range described.Limits {
+		got[fmt.Sprint(one.Nodes)] = one.Limits
+	}
+	want := map[string]tool.Limits{
+		"[n1 n3]": {Memory: 3e9, Pids: 256, OpenFiles: 1024, TempFiles: 1e9, Output: 1e3},
+		"[n2]":    {Memory: 2e9, Pids: 40, OpenFiles: 1024, TempFiles: 1e9, Output: 1e3},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("limits (-want +got):\n%s", diff)
 	}
 }

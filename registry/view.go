@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // ViewOptions adjusts a [View].
@@ -441,6 +442,27 @@ func (v *View) Nodes() []NodeStatus {
 		all = append(all, s)
 	}
 	slices.SortFunc(all, func(a, b NodeStatus) int { return cmp.Compare(a.Node, b.Node) })
+	return all
+}
+
+// limitsOf returns the limits of a call that are in effect on nodes, of a tool that
+// declares some.
+func (v *View) limitsOf(nodes []subjects.NodeID, declared tool.Limits) []LimitsOnNodes {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	var all []LimitsOnNodes
+	for _, id := range nodes {
+		n := v.nodes[id]
+		if n == nil || n.record.Limits.IsZero() {
+			continue
+		}
+		limits := declared.Within(n.record.Limits, n.record.MaxLimits)
+		at := slices.IndexFunc(all, func(one LimitsOnNodes) bool { return one.Limits == limits })
+		if at < 0 {
+			at, all = len(all), append(all, LimitsOnNodes{Limits: limits})
+		}
+		all[at].Nodes = append(all[at].Nodes, id)
+	}
 	return all
 }
 

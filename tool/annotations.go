@@ -1,6 +1,7 @@
 package tool
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"regexp"
@@ -236,14 +237,37 @@ func (s *Size) UnmarshalText(text []byte) error {
 	return err
 }
 
-// Limits bound one call. Zero means none of the tool's own; the node bounds the
-// output in any case.
+// Limits bound one call. Zero means none of the tool's own: the node's defaults
+// hold, see [Limits.Within].
 type Limits struct {
 	CPUTime   time.Duration `json:"-"`                    // processor time of the call
 	Memory    Size          `json:"memory,omitzero"`      // memory of the worker
 	Pids      int           `json:"pids,omitempty"`       // processes and threads
 	OpenFiles int           `json:"open_files,omitempty"` // open files
+	TempFiles Size          `json:"temp_files,omitzero"`  // temporary files of the worker
 	Output    Size          `json:"output,omitzero"`      // encoded result, or one item of a stream
+}
+
+// Within returns the limits in effect for what a tool declares: the fields of
+// standard where it declares none, and of most where it declares more. Zero fields
+// of standard and most say nothing.
+func (l Limits) Within(standard, most Limits) Limits {
+	return Limits{
+		CPUTime:   within(l.CPUTime, standard.CPUTime, most.CPUTime),
+		Memory:    within(l.Memory, standard.Memory, most.Memory),
+		Pids:      within(l.Pids, standard.Pids, most.Pids),
+		OpenFiles: within(l.OpenFiles, standard.OpenFiles, most.OpenFiles),
+		TempFiles: within(l.TempFiles, standard.TempFiles, most.TempFiles),
+		Output:    within(l.Output, standard.Output, most.Output),
+	}
+}
+
+func within[T cmp.Ordered](declared, standard, most T) (limit T) {
+	var none T
+	if limit = cmp.Or(declared, standard); most > none {
+		limit = min(limit, most)
+	}
+	return limit
 }
 
 // IsZero says that nothing is limited.
@@ -273,7 +297,7 @@ func (l *Limits) UnmarshalJSON(data []byte) error {
 }
 
 func (l Limits) check() error {
-	if l.CPUTime < 0 || l.Memory < 0 || l.Pids < 0 || l.OpenFiles < 0 || l.Output < 0 {
+	if l.CPUTime < 0 || l.Memory < 0 || l.Pids < 0 || l.OpenFiles < 0 || l.TempFiles < 0 || l.Output < 0 {
 		return fmt.Errorf("limits must not be negative")
 	}
 	return nil

@@ -277,3 +277,26 @@ func TestNearest(t *testing.T) {
 		t.Errorf("Nearest of a megabyte: %q", got)
 	}
 }
+
+// What a tool declares replaces what is standard, and nothing is beyond the most.
+func TestLimitsWithin(t *testing.T) {
+	t.Parallel()
+	standard := tool.Limits{Memory: 1e9, Pids: 256, OpenFiles: 1024, TempFiles: 1e9}
+	most := tool.Limits{Memory: 2e9, Pids: 100}
+	for _, row := range []struct{ declared, want tool.Limits }{
+		{tool.Limits{}, tool.Limits{Memory: 1e9, Pids: 100, OpenFiles: 1024, TempFiles: 1e9}},
+		{
+			tool.Limits{CPUTime: time.Second, Memory: 3e9, Pids: 99, OpenFiles: 4096, TempFiles: 5e9, Output: 1e3},
+			tool.Limits{CPUTime: time.Second, Memory: 2e9, Pids: 99, OpenFiles: 4096, TempFiles: 5e9, Output: 1e3},
+		},
+		{tool.Limits{Memory: 1e6}, tool.Limits{Memory: 1e6, Pids: 100, OpenFiles: 1024, TempFiles: 1e9}},
+	} {
+		if got := row.declared.Within(standard, most); got != row.want {
+			t.Errorf("%+v: got %+v, want %+v", row.declared, got, row.want)
+		}
+	}
+	data, err := json.Marshal(standard)
+	if want := `{"memory":"1GB","pids":256,"open_files":1024,"temp_files":"1GB"}`; err != nil || string(data) != want {
+		t.Errorf("got %s, %v, want %s", data, err, want)
+	}
+}

@@ -139,6 +139,13 @@ func (a *app) printInfo(answer registry.DescribeAnswer, reason string) {
 	fact("reason", reason)
 	fact("source", cmp.Or(sourceTexts[d.Source], string(d.Source)))
 	fact("declares", declaredBy(d.Annotations))
+	for _, on := range answer.Limits {
+		text := limitsText(on.Limits)
+		if len(answer.Limits) > 1 {
+			text += " on " + join(on.Nodes, "")
+		}
+		fact("limits", text)
+	}
 	if len(d.Metadata) > 0 {
 		fact("metadata", compact(d.Metadata))
 	}
@@ -240,4 +247,22 @@ func declaredBy(n tool.Annotations) string {
 		}
 	}
 	return strings.Join(parts, ", ")
+}
+
+// limitsText lists limits by the names that a manifest gives them, "-" if there are
+// none.
+func limitsText(l tool.Limits) string {
+	var parts []string
+	part := func(name string, value any, there bool) {
+		if there {
+			parts = append(parts, fmt.Sprintf("%s %v", name, value))
+		}
+	}
+	part("cpu_time", l.CPUTime, l.CPUTime > 0)
+	part("memory", l.Memory, l.Memory > 0)
+	part("pids", l.Pids, l.Pids > 0)
+	part("open_files", l.OpenFiles, l.OpenFiles > 0)
+	part("temp_files", l.TempFiles, l.TempFiles > 0)
+	part("output", l.Output, l.Output > 0)
+	return cmp.Or(strings.Join(parts, ", "), "-")
 }

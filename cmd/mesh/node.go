@@ -19,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 func (a *app) nodeCommand() *cobra.Command {
@@ -61,7 +62,8 @@ func (a *app) nodes() noun[node] {
 			a.facts(
 				"node", string(n.ID), "boot", string(n.Boot), "state", n.State, "version", cmp.Or(n.Version, "-"),
 				"calls", fmt.Sprintf("%d of %d slots", n.InFlight, n.Slots), "labels", labelText(n.Labels),
-				"indexes", join(n.Indexes, "-"), "sandbox", n.level(), "memory", memory, "reasons", join(n.Reasons, "-"))
+				"indexes", join(n.Indexes, "-"), "sandbox", n.level(), "memory", memory,
+				"limits", limitsText(n.Limits), "max limits", limitsText(n.MaxLimits), "reasons", join(n.Reasons, "-"))
 		},
 	}
 }
@@ -78,7 +80,10 @@ type node struct {
 	Indexes  []subjects.IndexName `json:"indexes"`
 	Sandbox  registry.Sandbox     `json:"sandbox"`
 	Reasons  []string             `json:"reasons"`
-	memory   string               // for people
+	// Of calls: where a tool declares none, and the most that it may declare.
+	Limits    tool.Limits `json:"limits,omitzero"`
+	MaxLimits tool.Limits `json:"max_limits,omitzero"`
+	memory    string      // for people
 }
 
 // level is the sandbox level that the node's workers have, and the one that was
@@ -155,7 +160,7 @@ func nodesOf(view *registry.View) []node {
 	for _, s := range view.Nodes() {
 		n := node{
 			ID: s.Node, Boot: s.Boot, Version: s.Version, State: string(s.State), Labels: map[string]string{}, Slots: s.Slots,
-			InFlight: s.InFlight, Sandbox: s.Sandbox, memory: s.Memory,
+			InFlight: s.InFlight, Sandbox: s.Sandbox, memory: s.Memory, Limits: s.Limits, MaxLimits: s.MaxLimits,
 			Indexes: append([]subjects.IndexName{}, s.Indexes...), Reasons: append([]string{}, s.Reasons...),
 		}
 		maps.Copy(n.Labels, s.Labels)

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -101,3 +102,23 @@ func mountsOf(text string) []mount {
 
 // unescape undoes what the kernel does to blanks and their like.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace
+
+// Memory is how many bytes of memory this process can have: those of the machine, or
+// less where a group that it is in is bounded. 0 where the system does not tell.
+func Memory() int64 { return memoryOf(system(), machineMemory()) }
+
+func memoryOf(k kernel, machine int64) int64 {
+	mounts, _ := k.read("/proc/self/mountinfo")
+	own, _ := k.read("/proc/self/cgroup")
+	least := machine
+	for _, p := range places(mounts, own, "memory") {
+		file := map[Kind]string{V1: "memory.limit_in_bytes", V2: "memory.max"}[p.kind]
+		for dir := p.dir; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+			text, _ := k.read(filepath.Join(dir, file)) // not everywhere in version 2
+			if bound, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64); err == nil {
+				least = min(least, bound) // else it is "max"
+			}
+		}
+	}
+	return least
+}

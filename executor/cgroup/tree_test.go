@@ -373,3 +373,22 @@ func TestNames(t *testing.T) {
 		t.Errorf("names %q and %q", a, b)
 	}
 }
+
+// A process has as much memory as the machine, or as the narrowest group above it.
+func TestMemoryOfTheProcess(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []Kind{V1, V2} {
+		f := newFake(t, kind)
+		file := map[Kind]string{V1: "memory.limit_in_bytes", V2: "memory.max"}[kind]
+		f.add("/service/inner")
+		f.proc["cgroup"] = groupLine(kind, "/service/inner")
+		diff(t, string(kind)+" unbounded", memoryOf(f.kernel(), 8e9), int64(8e9))
+		f.set("service/"+file, "2000000000\n")
+		diff(t, string(kind)+" bounded above", memoryOf(f.kernel(), 8e9), int64(2e9))
+		f.set("service/inner/"+file, "1000000000\n")
+		diff(t, string(kind)+" bounded", memoryOf(f.kernel(), 8e9), int64(1e9))
+	}
+	f := newFake(t, V2)
+	f.proc = nil
+	diff(t, "without groups", memoryOf(f.kernel(), 8e9), int64(8e9))
+}

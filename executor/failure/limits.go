@@ -1,6 +1,7 @@
 package failure
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/toolmesh/toolmesh"
@@ -24,14 +25,17 @@ func outOfMemory(tool string, limit, peak int64, source string) *toolmesh.Error 
 }
 
 // Exceeded is the error of a call that must not go on for what its processes take:
-// memory, in bytes, and tasks. nil if it may.
-func Exceeded(name string, limits tool.Limits, memory int64, tasks int) *toolmesh.Error {
+// memory and temporary files, in bytes, and tasks. nil if it may.
+func Exceeded(name string, limits tool.Limits, memory int64, tasks int, files int64) *toolmesh.Error {
 	switch {
 	case limits.Memory > 0 && memory > int64(limits.Memory):
 		return outOfMemory(name, int64(limits.Memory), memory, SourceWatchdog)
 	case limits.Pids > 0 && tasks > limits.Pids:
 		return exceeded(toolmesh.CodeToolError, name, "the call had %d processes and threads, more than its limit of %d; it was stopped",
 			tasks, limits.Pids).WithDetail("limit", "pids").WithDetail("max", limits.Pids)
+	case limits.TempFiles > 0 && files > int64(limits.TempFiles):
+		return exceeded(toolmesh.CodeToolError, name, "the call had %d bytes of temporary files, more than its limit of %d; it was stopped",
+			files, int64(limits.TempFiles)).WithDetail("limit", "temp_files").WithDetail("max", int64(limits.TempFiles))
 	}
 	return nil
 }
@@ -52,4 +56,36 @@ func Starved(tool string, limit, peak int64, reached bool) *toolmesh.Error {
 func OutOfTime(tool string, limit, used time.Duration) *toolmesh.Error {
 	return exceeded(toolmesh.CodeDeadlineExceeded, tool, "the call used %v of processor time, more than its limit of %v",
 		used.Round(time.Millisecond), limit).WithDetail("limit", "cpu_time").WithDetail("max", limit.String())
+}
+
+// SetBy adds to the error of a call that exceeded a limit who has set it, where that
+// is the node and not the tool: its default, or the most that it grants. Other errors
+// stay as they are.
+func SetBy(err error, declared, inEffect tool.Limits) error {
+	e, ok := err.(*toolmesh.Error) //nolint:errorlint // our own, unwrapped
+	if !ok {
+		return err
+	}
+	var own, effective any
+	limit, _ := e.Details["limit"].(string)
+	switch {
+	case e.Code == toolmesh.CodeWorkerOutOfMemory:
+		own, effective = declared.Memory, inEffect.Memory
+	case limit == "pids":
+		own, effective = declared.Pids, inEffect.Pids
+	case limit == "open_files":
+		own, effective = declared.OpenFiles, inEffect.OpenFiles
+	case limit == "temp_files":
+		own, effective = declared.TempFiles, inEffect.TempFiles
+	}
+	if own == effective {
+		return err
+	}
+	e = e.WithDetail("set_by", "node")
+	if own == any(0) || own == any(tool.Size(0)) {
+		e.Message += fmt.Sprintf(" (%v is the default of this node; limits of the tool may replace it)", effective)
+	} else {
+		e.Message += fmt.Sprintf(" (%v is the most that this node grants; the tool declares %v)", effective, own)
+	}
+	return e
 }

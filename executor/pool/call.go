@@ -65,6 +65,9 @@ type job struct {
 	body []byte
 	err  *toolmesh.Error
 
+	// Set in an update, when the watchdog stops it: the limit that it exceeded.
+	breach atomic.Pointer[toolmesh.Error]
+
 	// Set once, when it gets a worker.
 	to      *worker
 	crowded bool // that worker holds many others
@@ -73,10 +76,9 @@ type job struct {
 	worker  *worker // as to, while the worker has it
 	before  uint64  // what its worker's page said had started when it was assigned
 	since   time.Time
-	cpu     time.Duration   // processor time it used, as far as it is metered
-	breach  *toolmesh.Error // the limit for which the watchdog stopped it
-	killed  bool            // its worker was killed because it went on after its grace
-	open    int             // calls that its tool has open
+	cpu     time.Duration // processor time it used, as far as it is metered
+	killed  bool          // its worker was killed because it went on after its grace
+	open    int           // calls that its tool has open
 	grace   *time.Timer
 	again   *time.Timer // signals it once more
 	verdict Verdict     // set when its worker ended under it
@@ -130,7 +132,7 @@ func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, e
 		run = p.runCoroutine
 	}
 	refused := run(ctx, j)
-	if exceeded := p.breached(j); exceeded != nil {
+	if exceeded := j.breach.Load(); exceeded != nil {
 		return nil, Verdict{}, exceeded // and no crash: the tool is told its limit, and stays in service
 	}
 	body, err := j.outcome(ctx, refused)

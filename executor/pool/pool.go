@@ -47,6 +47,8 @@ type Config struct {
 	MaxCalls int
 	// Limits bound one call. Zero fields mean no limit.
 	Limits tool.Limits
+	// Declared are those that the tools themselves declare; the others are the node's.
+	Declared tool.Limits
 
 	// Grace is what a call has to end in after its cancellation.
 	Grace time.Duration

@@ -39,10 +39,12 @@ type work struct {
 type process struct {
 	id    uint64
 	async bool
+	base  int64
 	tool  func(w *work) (string, error)
 
 	page   [8]atomic.Uint64
 	memory atomic.Int64
+	files  atomic.Int64
 	// measured, if there is one, is called when the usage has been read and is not known to the pool yet.
 	measured atomic.Pointer[func()]
 	silent   atomic.Bool // it hears no cancellation and answers no ping
@@ -74,6 +76,7 @@ var errExit = errors.New("the process has ended")
 type processes struct {
 	tool  func(w *work) (string, error)
 	async bool
+	base  int64 // of each process
 
 	mu      sync.Mutex
 	started []*process
@@ -84,7 +87,7 @@ func (ps *processes) spawn(context.Context) (pool.Process, error) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p := &process{
-		id: uint64(len(ps.started) + 1), async: ps.async, tool: ps.tool, running: map[uint64]*work{}, nested: map[uint64]chan *frameOf{},
+		id: uint64(len(ps.started) + 1), async: ps.async, base: ps.base, tool: ps.tool, running: map[uint64]*work{}, nested: map[uint64]chan *frameOf{},
 		outMore: make(chan struct{}, 1), inMore: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	ps.started = append(ps.started, p)
@@ -333,6 +336,8 @@ func (p *process) Done() <-chan struct{}   { return p.done }
 func (p *process) Exit() sandbox.Exit      { return p.exit }
 func (p *process) Share() (int64, bool)    { return 0, false }
 func (p *process) Group() *cgroup.Group    { return nil }
+func (p *process) Base() int64             { return p.base }
+func (p *process) TempFiles(int64) int64   { return p.files.Load() }
 
 func (p *process) Usage() (sandbox.Usage, bool) {
 	u := sandbox.Usage{Memory: p.memory.Load()}

@@ -21,10 +21,15 @@ import (
 // also counts what the limit does not: see bound.
 
 const (
-	// watchEvery is how often the watchdog looks at limited calls that run: what a
-	// call may take beyond a limit before it is stopped is what it can take in that
-	// time.
+	// watchEvery is how often the watchdog looks at calls that run and declare limits:
+	// what a call may take beyond a limit before it is stopped is what it can take in
+	// that time.
 	watchEvery = 20 * time.Millisecond
+	// The defaults of the node are wide and hold for every call: they are looked at
+	// more rarely, and so are temporary files. A look at many, or at many files, may
+	// take no more than a part of the time.
+	watchDefaults = 100 * time.Millisecond
+	watchShare    = 20
 	// kernelShare is for what the kernel holds on a worker's behalf, beyond the limit:
 	// tables of pages, stacks, buffers.
 	kernelShare = 4 << 20
@@ -35,13 +40,18 @@ type metering struct {
 	base int64 // bytes of memory before the first call
 	// Of its control group: what was charged to it by then, and the processes that
 	// the kernel had killed there when the running call began.
-	charged int64
-	kills   int
-	seen    time.Duration // processor time, of the process and all below, at the last look
+	charged   int64
+	kills     int
+	seen      time.Duration // processor time, of the process and all below, at the last look
+	nextFiles time.Time     // when its temporary files are looked at again; the watchdog's own
 }
 
+// closely reports whether calls under these limits, which they declare, must be looked
+// at often.
+func closely(l tool.Limits) bool { return l.CPUTime > 0 || l.Memory > 0 || l.Pids > 0 }
+
 // watched reports whether calls under these limits must be looked at while they run.
-func watched(l tool.Limits) bool { return l.CPUTime > 0 || l.Memory > 0 || l.Pids > 0 }
+func watched(l tool.Limits) bool { return closely(l) || l.TempFiles > 0 }
 
 // bound sets the bound of a worker's group when it is ready for its first call.
 // What it has of its zygote is charged to that; but the first to write to a
@@ -49,7 +59,7 @@ func watched(l tool.Limits) bool { return l.CPUTime > 0 || l.Memory > 0 || l.Pid
 // that it began with may be charged to it once more.
 func (w *worker) bound() {
 	limits := w.pool.cfg.Limits
-	if watched(limits) {
+	if w.metering.base = w.proc.Base(); closely(w.pool.cfg.Declared) { // else near enough, for a fork's sake
 		if u, ok := w.proc.Usage(); ok {
 			w.metering.base = u.Memory
 		}
@@ -94,19 +104,28 @@ func (s *state) meter(w *worker) {
 // watch is the watchdog: it looks at the calls of a pool with limits while there
 // are any, and stops what takes more than it may.
 func (p *Pool) watch() {
+	every := watchDefaults
+	if closely(p.cfg.Declared) {
+		every = watchEvery
+	}
 	for {
 		select {
 		case <-p.limited:
 		case <-p.open.Done():
 			return
 		}
+		wait := every
 		for busy := true; busy; {
 			select {
-			case <-time.After(watchEvery):
+			case <-time.After(wait):
 			case <-p.open.Done():
 				return
 			}
+			began := time.Now()
 			busy = p.patrol()
+			if wait = every; every == watchDefaults {
+				wait = max(wait, watchShare*time.Since(began))
+			}
 		}
 	}
 }
@@ -123,15 +142,28 @@ func (p *Pool) patrol() bool {
 	})
 	for w, measured := range running {
 		if u, ok := w.proc.Usage(); ok {
-			p.check(w, u, measured)
+			p.check(w, u, w.tempFiles(), measured)
 		}
 	}
 	return len(running) > 0
 }
 
-// check stops what has taken more than it may. u was measured while the worker ran
-// the calls measured: it says nothing about one that began when they had ended.
-func (p *Pool) check(w *worker, u sandbox.Usage, measured []*job) {
+// tempFiles is what a worker's temporary files take, 0 while it is not time to look.
+func (w *worker) tempFiles() int64 {
+	limit, began := int64(w.pool.cfg.Limits.TempFiles), time.Now()
+	if limit == 0 || began.Before(w.metering.nextFiles) {
+		return 0
+	}
+	files := w.proc.TempFiles(limit)
+	now := time.Now()
+	w.metering.nextFiles = now.Add(max(watchDefaults/2, watchShare*now.Sub(began)))
+	return files
+}
+
+// check stops what has taken more than it may. u and files, the bytes of temporary
+// files, were measured while the worker ran the calls measured: they say nothing about
+// one that began when they had ended.
+func (p *Pool) check(w *worker, u sandbox.Usage, files int64, measured []*job) {
 	limits := p.cfg.Limits
 	memory := u.MemoryFor(int64(limits.Memory), w.metering.base, w.proc.Share)
 	p.update(func(s *state) {
@@ -144,8 +176,8 @@ func (p *Pool) check(w *worker, u sandbox.Usage, measured []*job) {
 		switch {
 		case w.starved():
 			fatal = w.starvation()
-		case failure.Exceeded("", limits, memory, u.Tasks) != nil:
-			fatal = func(j *job) *toolmesh.Error { return failure.Exceeded(j.Tool, limits, memory, u.Tasks) }
+		case failure.Exceeded("", limits, memory, u.Tasks, files) != nil:
+			fatal = func(j *job) *toolmesh.Error { return failure.Exceeded(j.Tool, limits, memory, u.Tasks, files) }
 		}
 		if fatal != nil {
 			s.stopFor(p.log, w, jobs, fatal)
@@ -167,8 +199,8 @@ func (s *state) countTime(w *worker, jobs []*job, cpu time.Duration) (late []*jo
 	share := max(0, cpu-w.metering.seen) / time.Duration(len(computing))
 	w.metering.seen = cpu
 	for _, j := range computing {
-		if j.cpu += share; limit > 0 && j.cpu > limit && j.breach == nil {
-			j.breach = failure.OutOfTime(j.Tool, limit, j.cpu)
+		if j.cpu += share; limit > 0 && j.cpu > limit && j.breach.Load() == nil {
+			j.breach.Store(failure.OutOfTime(j.Tool, limit, j.cpu))
 			late = append(late, j)
 		}
 	}
@@ -225,8 +257,8 @@ func (p *Pool) endStarved(w *worker) (starved bool) {
 // stopFor takes a worker out of service whose calls fail because of a limit.
 func (s *state) stopFor(log *slog.Logger, w *worker, jobs []*job, fails func(j *job) *toolmesh.Error) {
 	for _, j := range jobs {
-		if j.breach == nil {
-			j.breach = fails(j)
+		if j.breach.Load() == nil {
+			j.breach.Store(fails(j))
 		}
 		if !w.stopping {
 			w.warn(log, j)
@@ -236,13 +268,5 @@ func (s *state) stopFor(log *slog.Logger, w *worker, jobs []*job, fails func(j *
 }
 
 func (w *worker) warn(log *slog.Logger, j *job) {
-	log.Warn("a call exceeded a limit", slog.String("rpc_id", j.RPCID), slog.Int("pid", w.proc.Pid()), slog.Any("error", j.breach))
-}
-
-// breached is the limit that a call exceeded, nil if it kept them all.
-func (p *Pool) breached(j *job) (breach *toolmesh.Error) {
-	if watched(p.cfg.Limits) {
-		p.read(func(*state) { breach = j.breach })
-	}
-	return breach
+	log.Warn("a call exceeded a limit", slog.String("rpc_id", j.RPCID), slog.Int("pid", w.proc.Pid()), slog.Any("error", j.breach.Load()))
 }

@@ -60,3 +60,38 @@ func TestAMeasurementIsOfTheCallsThatRan(t *testing.T) {
 		})
 	}
 }
+
+// What the node limits holds though no tool declares it: of memory beyond what the
+// zygote had, and of temporary files. The next call has another worker.
+func TestLimitsOfTheNodeAreWatched(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const base = 100 << 20
+		p, ps := open(t, config(func(c *pool.Config) {
+			c.MaxWorkers, c.Limits = 1, tool.Limits{Memory: 2 << 20, TempFiles: 1 << 20}
+		}), func(w *work) (string, error) {
+			w.memory.Store(base)
+			switch w.args {
+			case "more":
+				w.memory.Store(base + 1<<20)
+			case "too much":
+				w.memory.Store(base + 3<<20)
+			case "files":
+				w.files.Store(2 << 20)
+			}
+			time.Sleep(time.Second)
+			return "1", nil
+		})
+		ps.base = base
+		call := func(text string) error { return (<-begin(t.Context(), p, args("%s", text))).err }
+		wantCode(t, call("too much"), toolmesh.CodeWorkerOutOfMemory)
+		if e := wantCode(t, call("files"), toolmesh.CodeToolError); e.Details["limit"] != "temp_files" || e.Details["max"] != int64(1<<20) {
+			t.Errorf("details %v", e.Details)
+		}
+		if err := call("more"); err != nil {
+			t.Error(err)
+		}
+		if n := len(ps.list()); n != 3 {
+			t.Errorf("%d workers, want one for each call", n)
+		}
+	})
+}

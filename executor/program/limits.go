@@ -11,16 +11,27 @@ import (
 )
 
 const (
-	// watchEvery is how often a run with limits is looked at: what it may take beyond
-	// a limit before it is stopped is what it can take in that time.
+	// watchEvery is how often a run that declares limits is looked at: what it may take
+	// beyond a limit before it is stopped is what it can take in that time.
 	watchEvery = 20 * time.Millisecond
+	// The node's defaults, and temporary files, are looked at more rarely. A look may
+	// take no more than a part of the time.
+	watchDefaults = 100 * time.Millisecond
+	watchShare    = 20
 	// overhead is what the control group of a program holds beside it: the interpreter
 	// above it, and what the kernel holds on its behalf.
 	overhead = 28 << 20
 )
 
+// closely reports whether a run under these limits, which it declares, must be looked
+// at often.
+func closely(l tool.Limits) bool { return l.CPUTime > 0 || l.Memory > 0 || l.Pids > 0 }
+
 // watched reports whether a run under these limits must be looked at.
-func watched(l tool.Limits) bool { return l.CPUTime > 0 || l.Memory > 0 || l.Pids > 0 }
+func watched(l tool.Limits) bool { return closely(l) || l.TempFiles > 0 }
+
+// bounded is the limit on memory that the system keeps too: one that is declared.
+func (r *run) bounded() tool.Size { return min(r.declared.Memory, r.call.Limits.Memory) }
 
 // backstop is what the system lets one process of a command reserve: far more
 // than its limit, which the watchdog keeps and gives its own error. 0: no limit.
@@ -34,18 +45,28 @@ func backstop(memory tool.Size) int64 {
 // patrol looks at what a command takes, until it has ended. Of processor time too
 // much it is asked to end; more memory or processes than it may have end it at once.
 func (r *run) patrol(finished <-chan struct{}) {
-	ticks := time.Tick(watchEvery)
+	every, limit := watchDefaults, int64(r.call.Limits.TempFiles)
+	if closely(r.declared) {
+		every = watchEvery
+	}
+	var nextFiles time.Time
 	for {
 		select {
 		case <-finished:
 			return
-		case <-ticks:
+		case <-time.After(every):
 		}
 		u, ok := sandbox.UsageOf(r.proc.Pid(), false)
 		if !ok {
 			continue
 		}
-		exceeded, fatal := r.exceeds(u)
+		files := int64(0)
+		if began := time.Now(); limit > 0 && began.After(nextFiles) {
+			files = sandbox.FilesOf(r.folder, r.proc.Pid(), limit)
+			now := time.Now()
+			nextFiles = now.Add(max(watchDefaults/2, watchShare*now.Sub(began)))
+		}
+		exceeded, fatal := r.exceeds(u, files)
 		if starved := r.starved(); starved != nil {
 			exceeded, fatal = starved, true
 		}
@@ -69,10 +90,10 @@ func (r *run) patrol(finished <-chan struct{}) {
 }
 
 // exceeds says which limit is exceeded, and whether the program has to go at once.
-func (r *run) exceeds(u sandbox.Usage) (exceeded *toolmesh.Error, fatal bool) {
+func (r *run) exceeds(u sandbox.Usage, files int64) (exceeded *toolmesh.Error, fatal bool) {
 	limits := r.call.Limits
 	memory := u.MemoryFor(int64(limits.Memory), 0, func() (int64, bool) { return sandbox.ShareOf(r.proc.Pid(), false) })
-	if exceeded := failure.Exceeded(r.call.Tool, limits, memory, u.Tasks); exceeded != nil {
+	if exceeded := failure.Exceeded(r.call.Tool, limits, memory, u.Tasks, files); exceeded != nil {
 		return exceeded, true
 	}
 	if limits.CPUTime > 0 && u.CPU > limits.CPUTime {
@@ -87,7 +108,7 @@ func (r *run) enclose() {
 	if r.group == nil {
 		return
 	}
-	limit := int64(r.call.Limits.Memory)
+	limit := int64(r.bounded())
 	err := r.group.Add(r.proc.Pid())
 	if err == nil {
 		err = r.group.Limit(limit + limit/32 + overhead)
@@ -103,5 +124,5 @@ func (r *run) starved() *toolmesh.Error {
 	if r.group == nil || r.group.Kills() == 0 {
 		return nil
 	}
-	return failure.Starved(r.call.Tool, int64(r.call.Limits.Memory), r.group.Peak(), r.group.Reached())
+	return failure.Starved(r.call.Tool, int64(r.bounded()), r.group.Peak(), r.group.Reached())
 }

@@ -41,6 +41,9 @@ type Config struct {
 	Sandbox tool.Sandbox     // of calls that ask for no level
 	// Concurrency bounds the programs that run at once.
 	Concurrency int
+	// Limits are those of calls that declare none, MaxLimits the most that they may
+	// declare. Zero fields mean no limit.
+	Limits, MaxLimits tool.Limits
 	// MaxResult is how many bytes a result or an item may have.
 	MaxResult int
 	// Grace is how long a program that is asked to end may take.
@@ -62,8 +65,8 @@ type Call struct {
 	Text bool
 	// Sandbox says what the program may touch. Defaults to [Config.Sandbox].
 	Sandbox tool.Sandbox
-	// Limits bound the run. The output, a result or an item, is never more than
-	// [Config.MaxResult].
+	// Limits bound the run, within [Config.Limits] and [Config.MaxLimits]. The output, a
+	// result or an item, is never more than [Config.MaxResult].
 	Limits tool.Limits
 	// Vars are environment variables on top of those of all programs.
 	Vars map[string]string
@@ -159,17 +162,19 @@ func (p *Runner) Call(ctx context.Context, call Call, sink output.Sink) (json.Ra
 	if ctx.Err() != nil {
 		return nil, failure.Ended(ctx, toolmesh.StartedNo)
 	}
-	asked := call.Sandbox
+	asked, declared := call.Sandbox, call.Limits
 	call.Sandbox = cmp.Or(asked, p.cfg.Sandbox)
+	call.Limits = declared.Within(p.cfg.Limits, p.cfg.MaxLimits)
 	r := &run{
-		asked:  asked,
+		asked: asked, declared: declared,
 		runner: p, call: call, sink: sink, quiet: make(chan struct{}), tail: output.NewTail(p.cfg.Redact),
 		most: p.cfg.MaxResult, exceeded: make(chan struct{}),
 	}
 	if most := int64(call.Limits.Output); most > 0 && most < int64(r.most) {
 		r.most = int(most)
 	}
-	return r.do(ctx)
+	body, err := r.do(ctx)
+	return body, failure.SetBy(err, declared, call.Limits)
 }
 
 // Close refuses new calls, waits for those in flight until ctx ends, and then

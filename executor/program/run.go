@@ -21,13 +21,14 @@ import (
 
 // run is one program at work.
 type run struct {
-	runner *Runner
-	call   Call
-	asked  tool.Sandbox // of the call, before the default
-	sink   output.Sink
+	runner   *Runner
+	call     Call
+	asked    tool.Sandbox // of the call, before the default
+	declared tool.Limits  // likewise
+	sink     output.Sink
 
-	most   int // bytes that a result, or an item, may have
-	folder string
+	most   int    // bytes that a result, or an item, may have
+	folder string // of its temporary files
 
 	proc     *sandbox.Process
 	group    *cgroup.Group                  // nil: the program is in none of its own
@@ -71,7 +72,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	r.proc = proc
-	if r.group = r.runner.cfg.Groups.ForLimit(int64(r.call.Limits.Memory)); r.group != nil {
+	if r.group = r.runner.cfg.Groups.ForLimit(int64(r.bounded())); r.group != nil {
 		defer r.group.Close()
 	}
 	defer proc.Kill()
@@ -122,7 +123,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 func (r *run) request(user sandbox.User, env []string) sandbox.Request {
 	return sandbox.Request{
 		Level: r.call.Sandbox, Folder: r.folder, User: user, Given: r.runner.cfg.Given,
-		OpenFiles: r.call.Limits.OpenFiles, Memory: backstop(r.call.Limits.Memory), Argv: r.call.Argv, Env: env,
+		OpenFiles: r.call.Limits.OpenFiles, Memory: backstop(r.bounded()), Argv: r.call.Argv, Env: env,
 	}
 }
 

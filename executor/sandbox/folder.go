@@ -13,18 +13,22 @@ type Path struct {
 	Write bool   `json:"write"`
 }
 
-// OwnFolder makes a folder below parent for what a sandbox level lets processes of a
-// user write; empty where it leaves them others.
+// OwnFolder makes a folder below parent for temporary files of a user's processes;
+// empty where none can be made, on a full disk say, and the sandbox level leaves them
+// the machine's.
 func OwnFolder(parent string, level tool.Sandbox, user User) (string, error) {
-	if !level.AtLeast(tool.SandboxStrict) {
-		return "", nil
-	}
 	folder, err := os.MkdirTemp(parent, "")
 	if err == nil && user.ID != 0 {
 		err = os.Chown(folder, user.ID, user.Group)
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+		return folder, nil
+	case folder != "":
+		_ = os.Remove(folder)
+	}
+	if level.AtLeast(tool.SandboxStrict) {
 		return "", fmt.Errorf("the folder for temporary files: %w", err)
 	}
-	return folder, nil
+	return "", nil
 }

@@ -113,6 +113,7 @@ func signalFd(fd int, sig syscall.Signal) error { return unix.PidfdSendSignal(fd
 // hostPid is the id that a process has in our namespace, not positive when it is
 // gone; false where the system does not tell.
 func hostPid(fd int) (int, bool) {
-	pid, known := numberIn("/proc/self/fdinfo/"+strconv.Itoa(fd), "Pid:")
+	data, _ := os.ReadFile("/proc/self/fdinfo/" + strconv.Itoa(fd))
+	pid, known := numberIn(data, "Pid:")
 	return int(pid), known
 }

@@ -49,3 +49,6 @@ func hostPid(int) (int, bool)            { return 0, false }
 func UsageOf(int, bool) (Usage, bool) { return Usage{}, false }
 func ShareOf(int, bool) (int64, bool) { return 0, false }
 func Descendants(int) []int           { return nil }
+func ChildrenMemory(int) int64        { return 0 }
+
+func FilesOf(string, int, int64) int64 { return 0 }

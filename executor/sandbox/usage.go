@@ -5,7 +5,7 @@ import "time"
 // Usage is what a process and all below it take.
 type Usage struct {
 	CPU       time.Duration // since they started, with what they waited for
-	Memory    int64         // resident bytes; pages that several hold count for each
+	Memory    int64         // resident bytes, of mapped files too; pages that several hold count for each
 	Tasks     int           // processes and threads
 	Processes int
 }
@@ -14,10 +14,10 @@ type Usage struct {
 const mostProcesses = 4096
 
 // MemoryFor is the memory to compare with a limit, beyond base: share, which costs
-// more, is asked only if pages of several processes decide, for they count once.
+// more, is asked only if it decides.
 func (u Usage) MemoryFor(limit, base int64, share func() (int64, bool)) int64 {
 	memory := u.Memory - base
-	if memory > limit && u.Processes > 1 {
+	if memory > limit {
 		if shared, ok := share(); ok {
 			memory = min(memory, shared)
 		}

@@ -2,9 +2,11 @@ package sandbox
 
 import (
 	"bytes"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -61,14 +63,32 @@ func UsageOf(pid int, itself bool) (u Usage, alive bool) {
 	return u, alive
 }
 
+// ChildrenMemory is the resident memory of a process's own children, without what is
+// below them.
+func ChildrenMemory(pid int) (total int64) {
+	for _, child := range children(pid) {
+		u, _, _ := one(child)
+		total += u.Memory
+	}
+	return total
+}
+
 // ShareOf is the memory of these processes, where pages that several of them hold
-// count once. It costs far more than UsageOf. False when the system does not tell.
+// count once, and those of mapped files, which are the disk's, not at all, if the kernel
+// tells them apart. It costs far more than UsageOf. False when the system does not tell.
 func ShareOf(pid int, itself bool) (total int64, told bool) {
 	for at, next := range treeOf(pid) {
 		if at == 0 && !itself {
 			continue
 		}
-		if kb, ok := numberIn("/proc/"+strconv.Itoa(next)+"/smaps_rollup", "Pss:"); ok {
+		data, _ := os.ReadFile("/proc/" + strconv.Itoa(next) + "/smaps_rollup")
+		kb, ok := numberIn(data, "Pss_Anon:")
+		if shared, apart := numberIn(data, "Pss_Shmem:"); apart {
+			kb += shared
+		} else {
+			kb, ok = numberIn(data, "Pss:")
+		}
+		if ok {
 			total += kb << 10
 			told = true
 		}
@@ -76,9 +96,50 @@ func ShareOf(pid int, itself bool) (total int64, told bool) {
 	return total, told
 }
 
+// FilesOf is how many bytes the files in a folder take on its disk, with those that
+// were removed and that a process, or one below it, has open. A file counts for a block
+// at least, and what is beyond limit is not told exactly.
+func FilesOf(folder string, pid int, limit int64) (total int64) {
+	seen := map[uint64]bool{} // of files that have several names, or none
+	add := func(info os.FileInfo) bool {
+		stat, ok := info.Sys().(*syscall.Stat_t)
+		if ok && (stat.Nlink == 1 || !seen[stat.Ino]) {
+			seen[stat.Ino] = stat.Nlink != 1
+			total += max(stat.Blocks*512, 4096)
+		}
+		return total <= limit
+	}
+	var of syscall.Stat_t
+	if err := syscall.Stat(folder, &of); err != nil {
+		return 0
+	}
+	_ = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || path == folder {
+			return nil //nolint:nilerr // it has gone, or is not to be read: the others count
+		}
+		if info, err := entry.Info(); err == nil && !add(info) {
+			return filepath.SkipAll
+		}
+		return nil
+	})
+	for _, next := range treeOf(pid) {
+		dir := "/proc/" + strconv.Itoa(next) + "/fd"
+		fds, _ := os.ReadDir(dir)
+		for _, fd := range fds {
+			info, err := os.Stat(filepath.Join(dir, fd.Name()))
+			if err != nil || !info.Mode().IsRegular() {
+				continue
+			}
+			if stat, ok := info.Sys().(*syscall.Stat_t); ok && stat.Nlink == 0 && stat.Dev == of.Dev && !add(info) {
+				return total
+			}
+		}
+	}
+	return total
+}
+
 // numberIn reads what a file of /proc says behind a name; false where it says nothing.
-func numberIn(file, name string) (int64, bool) {
-	data, _ := os.ReadFile(file) //nolint:gosec // of /proc
+func numberIn(data []byte, name string) (int64, bool) {
 	for line := range bytes.Lines(data) {
 		if fields := bytes.Fields(line); len(fields) >= 2 && string(fields[0]) == name {
 			n, err := strconv.ParseInt(string(fields[1]), 10, 64)

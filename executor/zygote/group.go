@@ -29,6 +29,9 @@ type Config struct {
 	User    sandbox.User   // of the processes
 	Given   []sandbox.Path // folders that they have, whoever owns them
 	Tools   []string       // module.function
+	// OpenFiles is how many files a call may open, and MostFiles the most that Limits
+	// of a [Worker] may say.
+	OpenFiles, MostFiles int
 }
 
 // Group is the processes that have an environment and a sandbox in common, and the
@@ -64,6 +67,7 @@ func (s *Starter) NewGroup(cfg Config) *Group {
 		setup: setup{
 			Root: cfg.Root, Cwd: cfg.Root, Paths: cfg.Paths, Sandbox: cfg.Sandbox, Exclude: map[string]string{},
 			Secrets: cfg.Redact.Forms(), Tools: cfg.Tools, User: cfg.User.IDs(), Given: cfg.Given,
+			OpenFiles: [2]int{cfg.OpenFiles, cfg.MostFiles},
 		},
 		command: sandbox.Command{
 			Path: cfg.Python, Args: []string{"-I", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), s.opts.Files},
@@ -139,6 +143,7 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, w
 	if worker.Async {
 		kind = "async"
 	}
+	p.temp = z.temp.take(user)
 	if err = user.Take(theirs[2:4]...); err == nil { // programs open /dev/stdout
 		p.handle, err = z.fork(p, forkRequest{
 			Kind: kind, Limit: s.opts.MaxResult, Isolation: worker.Isolation,
@@ -149,6 +154,7 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, w
 	sandbox.CloseAll(theirs)
 	if err != nil {
 		p.closeChannels()
+		z.temp.give(p.temp, false)
 		if p.group != nil {
 			p.group.Close()
 		}
@@ -193,7 +199,11 @@ func (g *Group) begin(ctx context.Context, s setup, only string) (*zygote, error
 // ownFolder makes the folder that the processes of a zygote to be may write, where
 // its sandbox level leaves them no other.
 func (g *Group) ownFolder(s *setup) (err error) {
-	s.Folder, err = sandbox.OwnFolder(g.starter.opts.Dir, s.Sandbox, g.user)
+	s.Temp = g.starter.opts.Dir
+	if s.Sandbox.AtLeast(tool.SandboxStrict) {
+		s.Folder, err = sandbox.OwnFolder(s.Temp, s.Sandbox, g.user)
+		s.Temp = s.Folder
+	}
 	return err
 }
 

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"path/filepath"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -40,6 +38,7 @@ type Process struct {
 	zygote *zygote
 	handle *sandbox.Handle
 	group  *cgroup.Group // nil: it is in none of its own
+	temp   folder        // of its temporary files
 	page   *sandbox.Page
 	in     *os.File // its calls
 	out    *os.File // its results
@@ -118,6 +117,8 @@ func (p *Process) Exit() sandbox.Exit                { return p.exit }
 func (p *Process) Usage() (sandbox.Usage, bool)      { return sandbox.UsageOf(p.Pid(), true) }
 func (p *Process) Share() (int64, bool)              { return sandbox.ShareOf(p.Pid(), true) }
 func (p *Process) Group() *cgroup.Group              { return p.group }
+func (p *Process) Base() int64                       { <-p.zygote.measured; return p.zygote.memory }
+func (p *Process) TempFiles(limit int64) int64       { return sandbox.FilesOf(p.temp.path, p.Pid(), limit) }
 
 // Write sends data. It never blocks: what the pipe has no room for is written by a
 // goroutine.
@@ -197,9 +198,7 @@ func (p *Process) Close() {
 	p.exited(sandbox.Exit{Lost: true})
 	p.closeChannels()
 	p.wg.Wait()
-	if p.zygote.folder != "" {
-		_ = os.RemoveAll(filepath.Join(p.zygote.folder, "w"+strconv.FormatUint(p.id, 10)))
-	}
+	p.zygote.temp.give(p.temp, !p.exit.Lost)
 	if p.group != nil {
 		p.group.Close()
 	}

@@ -39,11 +39,13 @@ type Starter struct {
 	bases    bases
 	nextID   atomic.Uint64
 	starting chan struct{} // see Place
+	temp     folders       // of workers that may write where they like
 }
 
 // NewStarter makes a starter, which starts nothing by itself.
 func NewStarter(spawner *sandbox.Spawner, opts Options) *Starter {
 	s := &Starter{opts: opts, spawner: spawner, starting: make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))}
+	s.temp.log, s.temp.parent = opts.Logger, opts.Dir
 	s.bases.starter, s.bases.by, s.bases.quit = s, map[string]*base{}, make(chan struct{})
 	return s
 }

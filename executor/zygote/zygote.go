@@ -37,6 +37,11 @@ type setup struct {
 	Sandbox tool.Sandbox `json:"sandbox"`
 	// Folder is the one that strict and offline may write; empty for the others.
 	Folder string `json:"folder"`
+	// Temp is the folder that has those of workers for temporary files.
+	Temp string `json:"temp,omitempty"`
+	// OpenFiles are the limit of a call of a tool that declares none, and the most that
+	// a [forkRequest] may say.
+	OpenFiles [2]int `json:"open_files,omitzero"`
 	// User is who to become: a user's id and a group's; empty for nobody else.
 	User []int `json:"user,omitempty"`
 	// Given are folders that it has, whoever owns them.
@@ -102,6 +107,10 @@ type zygote struct {
 	words   *output.Tail
 
 	folder string // see setup; removed with the zygote
+	temp   *folders
+
+	measured chan struct{} // closed once memory is known
+	memory   int64         // bytes, once it had described its tools
 
 	solo bool // it is itself the one worker
 
@@ -127,7 +136,10 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 	opts := g.starter.opts
 	z := &zygote{
 		log: g.log, proc: proc, conn: proc.Control, folder: s.Folder,
-		forked: make(chan forkedMessage, 1), workers: map[uint64]*Process{}, words: output.NewTail(g.redact),
+		measured: make(chan struct{}), forked: make(chan forkedMessage, 1), workers: map[uint64]*Process{}, words: output.NewTail(g.redact),
+	}
+	if z.temp = &g.starter.temp; z.folder != "" {
+		z.temp = &folders{log: z.log, parent: z.folder}
 	}
 	z.control.conn = z.conn
 	z.reader = frame.NewReader(&z.control, opts.MaxFrame)
@@ -167,6 +179,10 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 	case err != nil:
 		return nil, err
 	}
+	z.wg.Go(func() {
+		defer close(z.measured)
+		z.memory = sandbox.ChildrenMemory(proc.Pid()) // what a fork begins with, or a bit more
+	})
 	if len(z.about.Notes) > 0 {
 		z.log.Info("the sandbox does without something", slog.String("sandbox", string(s.Sandbox)), slog.Any("notes", z.about.Notes))
 	}
@@ -336,7 +352,7 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 	z.workers[p.id], z.waited = p, true
 	z.solo = become
 	z.mu.Unlock()
-	data := frame.Append(nil, frame.Header{Type: message, ID: p.id}, body)
+	data := frame.Append(nil, frame.Header{Type: message, ID: p.id, Slot: p.temp.number}, body)
 	if _, _, err := z.conn.WriteMsgUnix(data, rights, nil); err != nil {
 		z.forget(p)
 		return nil, fmt.Errorf("%w: %w", errNoFork, err)

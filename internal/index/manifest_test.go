@@ -37,7 +37,7 @@ isolation = "fork"
 sandbox = "guard"
 timeout = "10s"
 idempotent = true
-limits = { memory = "200MB", pids = 40 }
+limits = { memory = "200MB", pids = 40, temp_files = "2GB" }
 metadata = { team = "sky", level = 1 }
 
 [[index.env]]
@@ -113,7 +113,7 @@ func TestManifestDescriptor(t *testing.T) {
 		Annotations: tool.Annotations{
 			Streaming: true, ParallelSafe: true, ReadOnly: true, Collect: true, ResourceKey: tool.ResourceKey{Parts: []string{"city", "{city}"}},
 			LaneScope: tool.LaneSession, Timeout: 2 * time.Second, CacheTTL: 300 * time.Second, Isolation: toolmesh.IsolationSession, Affinity: tool.AffinityHint, Sandbox: tool.SandboxStrict,
-			Concurrency: 4, Limits: tool.Limits{CPUTime: time.Second, Memory: 100e6, Pids: 40, OpenFiles: 128, Output: 10e3},
+			Concurrency: 4, Limits: tool.Limits{CPUTime: time.Second, Memory: 100e6, Pids: 40, OpenFiles: 128, TempFiles: 2e9, Output: 10e3},
 		},
 		Metadata: json.RawMessage(`{"level":2,"list":[1,2.5,{"a":"b"}],"since":"2026-01-02","team":"sky"}`),
 		Source:   tool.SourceImport, Index: &ref,

@@ -488,6 +488,7 @@ func (r *reader) declared(s *section, d *declared) {
 		l := &section{reader: r, name: s.name + ".limits", values: table}
 		l.duration("cpu_time", &d.Limits.CPUTime)
 		l.size("memory", &d.Limits.Memory)
+		l.size("temp_files", &d.Limits.TempFiles)
 		l.size("output", &d.Limits.Output)
 		l.count("pids", &d.Limits.Pids)
 		l.count("open_files", &d.Limits.OpenFiles)

@@ -46,6 +46,8 @@ type Node struct {
 	Labels             Labels   `split_words:"true" flag:"labels" arg:"K=V,…" help:"labels of this node, k=v,k=v"`
 	Slots              Count    `split_words:"true" flag:"slots" arg:"N" help:"calls that run at once on this node (default 128)"`
 	Sandbox            Sandbox  `split_words:"true" flag:"sandbox" arg:"LEVEL" help:"none, guard, strict or offline, for indexes that declare nothing (default guard)"`
+	Limits             Limits   `split_words:"true" flag:"limits" arg:"K=V,…" help:"limits of a call where its tool declares none (default memory=25%,pids=256,open_files=1024,temp_files=1GB; 25% is at least 256MB)"`
+	MaxLimits          Limits   `split_words:"true" flag:"max-limits" arg:"K=V,…" help:"the most that limits of a tool may be, as in --limits (default what the machine has)"`
 	WorkerUser         string   `split_words:"true" flag:"worker-user" arg:"USER" help:"user, by name or number, that tools run as in all levels but none (default one for each index where the agent is root, else the agent's)"`
 	PrivateSources     bool     `split_words:"true" flag:"private-sources" help:"install from URLs of this machine and of private networks, too"`
 	MaxTimeout         Timeout  `split_words:"true" default:"1h" flag:"max-timeout" arg:"DURATION" help:"longest call of a tool that declares no timeout"`

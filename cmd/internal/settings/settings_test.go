@@ -24,6 +24,8 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_LABELS":               {"labels", "zone=b, gpu=yes", "gpu=yes,zone=b"},
 	"MESH_SLOTS":                {"slots", "7", ""},
 	"MESH_SANDBOX":              {"sandbox", "strict", ""},
+	"MESH_LIMITS":               {"limits", "memory=25%, pids=100,temp_files=2GB", "memory=25%,pids=100,temp_files=2GB"},
+	"MESH_MAX_LIMITS":           {"max-limits", "memory=8GB,open_files=4096", ""},
 	"MESH_WORKER_USER":          {"worker-user", "tools", ""},
 	"MESH_PRIVATE_SOURCES":      {"private-sources", "true", ""},
 	"MESH_MAX_TIMEOUT":          {"max-timeout", "90s", "1m30s"},
@@ -128,6 +130,14 @@ func TestBadSettings(t *testing.T) {
 		"MESH_CHUNKS_MAX bytes": {"10", "from 1MB to 1000TB"},
 		"MESH_CHUNKS_MAX large": {"2000TB", "from 1MB to 1000TB"},
 		"MESH_SESSION":          {"\xff", "UTF-8"},
+
+		"MESH_LIMITS":            {"memory=little", "want for memory a size from 1MB on"},
+		"MESH_LIMITS percent":    {"memory=101%", "1% to 100%"},
+		"MESH_LIMITS none":       {"pids=0", "want for pids a whole number from 1 on"},
+		"MESH_LIMITS files":      {"open_files=100", "want for open_files a whole number from 256 on"},
+		"MESH_LIMITS temp files": {"temp_files=1KB", "want for temp_files a size from 1MB on"},
+		"MESH_LIMITS unknown":    {"cpu=1", `and not "cpu"`},
+		"MESH_MAX_LIMITS twice":  {"pids=5,pids=6", "pids is given twice"},
 
 		"MESH_SESSION_STREAM_QUOTA": {"0B", "from 1KB on"},
 		"MESH_CHUNKS_STORAGE":       {"tape", "file or memory"},

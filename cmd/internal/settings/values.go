@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -42,6 +43,11 @@ type (
 	NodeName string
 	// Labels are a node's labels.
 	Labels map[string]string
+	// Limits are those of a call.
+	Limits struct {
+		limits  tool.Limits
+		percent int // of the memory; 0: limits says it
+	}
 )
 
 // DefaultSession is where calls are that name no session.
@@ -195,5 +201,97 @@ func (l Labels) String() string {
 	for _, name := range slices.Sorted(maps.Keys(l)) {
 		parts = append(parts, name+"="+l[name])
 	}
+	return strings.Join(parts, ",")
+}
+
+// UnmarshalText reads memory=SIZE or memory=N%, pids=N, open_files=N and
+// temp_files=SIZE, as many of them as there are, comma-separated.
+func (l *Limits) UnmarshalText(text []byte) error {
+	var read Limits
+	seen := map[string]bool{}
+	for part := range strings.SplitSeq(string(text), ",") {
+		if strings.TrimSpace(part) == "" {
+			continue
+		}
+		name, value, _ := strings.Cut(part, "=")
+		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
+		if seen[name] {
+			return fmt.Errorf("%s is given twice", name)
+		}
+		seen[name] = true
+		var err error
+		switch name {
+		case "memory":
+			if number, ok := strings.CutSuffix(value, "%"); ok {
+				read.percent, err = atLeast(1, number)
+				if read.percent > 100 {
+					err = strconv.ErrRange
+				}
+			} else {
+				read.limits.Memory, err = sizeFrom(value)
+			}
+			if err != nil {
+				return errors.New(`want for memory a size from 1MB on, such as "2GB", or 1% to 100% of the machine's`)
+			}
+		case "temp_files":
+			if read.limits.TempFiles, err = sizeFrom(value); err != nil {
+				return errors.New(`want for temp_files a size from 1MB on, such as "2GB"`)
+			}
+		case "pids":
+			if read.limits.Pids, err = atLeast(1, value); err != nil {
+				return errors.New("want for pids a whole number from 1 on")
+			}
+		case "open_files":
+			if read.limits.OpenFiles, err = atLeast(leastFiles, value); err != nil {
+				return fmt.Errorf("want for open_files a whole number from %d on", leastFiles)
+			}
+		default:
+			return fmt.Errorf("want memory, pids, open_files and temp_files, as in memory=2GB,pids=100, and not %q", name)
+		}
+	}
+	*l = read
+	return nil
+}
+
+// leastFiles is what workers need to begin with.
+const leastFiles = 256
+
+func atLeast(least int, text string) (int, error) {
+	n, err := strconv.Atoi(text)
+	if err == nil && n < least {
+		err = strconv.ErrRange
+	}
+	return n, err
+}
+
+func sizeFrom(text string) (tool.Size, error) {
+	size, err := tool.ParseSize(text)
+	if err == nil && size < 1e6 {
+		err = strconv.ErrRange
+	}
+	return size, err
+}
+
+// Of returns the limits, of which share makes a size from percents of the memory.
+func (l Limits) Of(share func(percent int) tool.Size) tool.Limits {
+	if l.percent > 0 {
+		l.limits.Memory = share(l.percent)
+	}
+	return l.limits
+}
+
+// String returns what UnmarshalText reads.
+func (l Limits) String() string {
+	var parts []string
+	part := func(name string, value any, there bool) {
+		if there {
+			parts = append(parts, fmt.Sprintf("%s=%v", name, value))
+		}
+	}
+	part("memory", fmt.Sprintf("%d%%", l.percent), l.percent > 0)
+	part("memory", l.limits.Memory, l.limits.Memory > 0)
+	part("pids", l.limits.Pids, l.limits.Pids > 0)
+	part("open_files", l.limits.OpenFiles, l.limits.OpenFiles > 0)
+	part("temp_files", l.limits.TempFiles, l.limits.TempFiles > 0)
 	return strings.Join(parts, ",")
 }

@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -93,6 +94,12 @@ async def acomputes():
 
 def takes(mb: int):
     return len("x" * (mb << 20))
+
+
+def fills():
+    with tempfile.NamedTemporaryFile(delete=False) as f:
+        f.write(b"x" * (4 << 20))
+    time.sleep(20)
 
 
 def hoards():

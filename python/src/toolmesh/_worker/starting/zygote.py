@@ -97,7 +97,7 @@ class Zygote:
         self._prepare()
         if sandbox and not self._asked():
             self._warm_up(sandbox if early else "")
-        kind, _, body = self._next()
+        kind, _, _, body = self._next()
         if kind != frames.SETUP:
             raise RuntimeError(f"the agent began with frame type {kind} instead of a setup")
         import json
@@ -147,16 +147,16 @@ class Zygote:
         if sent < len(data):
             self._socket.sendall(memoryview(data)[sent:])
 
-    def _next(self) -> tuple[int, int, bytes]:
-        """The agent's next request: type, worker's id, body. Its descriptors are in
+    def _next(self) -> tuple[int, int, int, bytes]:
+        """The agent's next request: type, number of the worker's folder, its id, body. Its descriptors are in
         self._fds."""
         while True:
             if len(self._buffer) >= frames.HEADER_SIZE:
-                length, kind, _, _, number = frames.HEADER.unpack_from(self._buffer)
+                length, kind, _, folder, number = frames.HEADER.unpack_from(self._buffer)
                 if len(self._buffer) >= frames.HEADER_SIZE + length:
                     body = self._buffer[frames.HEADER_SIZE : frames.HEADER_SIZE + length]
                     self._buffer = self._buffer[frames.HEADER_SIZE + length :]
-                    return kind, number, body
+                    return kind, folder, number, body
             data, ancillary, _, _ = self._socket.recvmsg(65536, *self._room)
             self._fds += descriptors(ancillary)
             if not data:
@@ -231,6 +231,9 @@ class Zygote:
         Finder.root = self._setup["root"]
         sys.meta_path.append(Finder)
         sys.argv = [""]
+        self._temp = os.fsencode(self._setup.get("temp", ""))
+        if self._setup["folder"]:
+            os.environ["TMPDIR"] = self._setup["folder"]
 
     def _describe(self) -> None:
         from . import loading
@@ -278,6 +281,10 @@ class Zygote:
         gc.collect()
         gc.freeze()
         gc.enable()
+        self._putenv = snapshot.putenv
+        self._environ: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+        self._tempfile = sys.modules.get("tempfile")
+        limits.inherit(*self._setup.get("open_files", ()))
         self._send(frames.DESCRIBED, {
             "tools": tools,
             "unavailable": unavailable,
@@ -287,6 +294,14 @@ class Zygote:
         })
         if orphans.extra(0):
             orphans.kept.update(orphans.children())  # what the imports have started is no call's
+
+    def _own_folder(self, folder: bytes) -> None:
+        """Where this worker's temporary files go. By the system's own functions, and
+        with what the zygote has made ready: every page that a fork touches is copied."""
+        self._putenv(b"TMPDIR", folder)
+        self._environ[b"TMPDIR"] = folder
+        if self._tempfile is not None:
+            self._tempfile.tempdir = None  # type: ignore[attr-defined]  # a module of any name, to mypy
 
     def _serve(self) -> NoReturn:
         self._wake = root.wake()
@@ -301,15 +316,15 @@ class Zygote:
                 os.read(self._wake[0], 4096)
                 self._reap()
             if self._socket.fileno() in ready:
-                kind, number, body = self._next()
+                kind, folder, number, body = self._next()
                 request = requests.get(body)
                 if request is None:
                     request = requests[body] = self._json.loads(body)
                 fds, self._fds = self._fds, []
                 if kind == frames.FORK:
-                    self._fork(number, request, fds)
+                    self._fork(number, folder, request, fds)
                 elif kind == frames.BECOME:
-                    self._become(number, request, fds)
+                    self._become(number, folder, request, fds)
                 else:
                     raise RuntimeError(f"the agent sent frame type {kind}, which this zygote does not know")
 
@@ -336,7 +351,7 @@ class Zygote:
                 code = -1 if signaled else os.WEXITSTATUS(status)
                 self._write(frames.EXITED, 0, worker, frames.NUMBERS.pack(code, signaled))
 
-    def _fork(self, worker: int, request: dict[str, JSON], fds: list[int]) -> None:
+    def _fork(self, worker: int, folder: int, request: dict[str, JSON], fds: list[int]) -> None:
         try:
             pid = forking.fork()
         except OSError as failure:
@@ -346,7 +361,7 @@ class Zygote:
             return
         if pid == 0:
             orphans.begin()
-            self._child(worker, request, fds)
+            self._child(folder, request, fds)
         self._workers[pid] = worker
         self._forked(worker, pid)
         for fd in fds:
@@ -363,12 +378,12 @@ class Zygote:
         if handle >= 0:
             os.close(handle)
 
-    def _become(self, worker: int, request: dict[str, JSON], fds: list[int]) -> NoReturn:
+    def _become(self, worker: int, folder: int, request: dict[str, JSON], fds: list[int]) -> NoReturn:
         """For an index that must not be forked: this process is the worker."""
         self._forked(worker, os.getpid())
-        self._child(worker, request, fds)
+        self._child(folder, request, fds)
 
-    def _child(self, worker: int, request: dict[str, JSON], fds: list[int]) -> NoReturn:
+    def _child(self, folder: int, request: dict[str, JSON], fds: list[int]) -> NoReturn:
         """What the fork is from here on: a worker."""
         code = 70
         try:
@@ -392,7 +407,8 @@ class Zygote:
             if before is not None:
                 before.hold()
             forking.renew()
-            _own_folder(self._setup["folder"], worker)
+            if folder:
+                self._own_folder(self._temp + b"/w%d" % folder)
             limit = limits.apply(request["limits"], request["limit"])
             about = b'{"pid": %d}' % os.getpid()
             # A session's state is not thrown away for what one of its own calls has changed.
@@ -412,14 +428,3 @@ class Zygote:
                 pass
         finally:
             os._exit(code)
-
-
-def _own_folder(parent: str, worker: int) -> None:
-    """Where this worker's temporary files go; parent is empty where any place will do."""
-    if parent:
-        folder = os.path.join(parent, f"w{worker}")
-        os.mkdir(folder, 0o700)
-        os.environ["TMPDIR"] = folder
-        tempfile = sys.modules.get("tempfile")
-        if tempfile is not None:
-            tempfile.tempdir = None  # type: ignore[attr-defined]  # a module of any name, to mypy

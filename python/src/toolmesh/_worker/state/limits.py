@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 # threads, mostly, and what allocators round up.
 HEADROOM = 32 << 20
 
+ROOM = 32  # files that a worker may have open before its first call, beyond those of its zygote
+
 message = 64 << 20  # bytes of JSON that the agent takes at once, whatever the tool's own limit
 cpu_time = 0.0  # seconds of processor time that a call may take, which the agent watches; 0: no limit
 memory = 0  # bytes that a call may take; 0: no limit
-open_files = 0  # that a call may open beyond those that are open before it; 0: no limit
+open_files = 0  # that a call may open beyond those that are open before it
 _base = 0  # bytes that this process had before its first call
 
 
@@ -31,9 +33,10 @@ def apply(limits: dict[str, JSON], output: int) -> int:
     global cpu_time, memory, message, open_files, _base
     message = output
     cpu_time = limits.get("cpu_time", 0.0)
-    open_files = limits.get("open_files", 0)
-    if open_files:
-        _limit_files(open_files)
+    own_files = limits.get("open_files", 0)
+    if own_files:
+        open_files = own_files
+        _limit_files(own_files, own_files, _opened(own_files))
     memory = limits.get("memory", 0)
     if memory:
         _base = _status("VmHWM") or _peak()
@@ -43,6 +46,20 @@ def apply(limits: dict[str, JSON], output: int) -> int:
             resource.setrlimit(resource.RLIMIT_DATA, (wanted, wanted))
     own: int = limits.get("output", output)
     return min(output, own)
+
+
+def inherit(files: int = 0, most: int = 0) -> None:
+    """Sets, in the zygote, what holds for its workers to come: of open files the limit,
+    and the most that apply may be given."""
+    global open_files
+    if files:
+        open_files = files
+        try:
+            used = os.dup(1)  # the lowest that is free: a list of them takes a part of an index's start
+            os.close(used)
+        except OSError:
+            used = 3
+        _limit_files(files, most + ROOM, used)
 
 
 def exceeded() -> bool:
@@ -62,18 +79,22 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _limit_files(files: int) -> None:
-    """files more than are open now. Our own descriptors have high numbers, which
-    the limit does not take away."""
+def _opened(files: int) -> int:
+    """How many of the first descriptors are open. Our own ones have high numbers, which
+    a limit does not take away."""
     try:
-        used = sum(1 for name in os.listdir("/proc/self/fd") if int(name) < files + 16) - 1
+        return sum(1 for name in os.listdir("/proc/self/fd") if int(name) < files + 16) - 1
     except OSError:
-        used = 3
+        return 3
+
+
+def _limit_files(files: int, most: int, used: int) -> None:
+    """files more than are used, and at most most more if the process itself asks for it."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    wanted = files + used
+    wanted, last = files + used, most + used
     if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+        wanted, last = min(wanted, hard), min(last, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, last))
 
 
 def _status(field: str) -> int:

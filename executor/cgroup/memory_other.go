@@ -1,0 +1,5 @@
+//go:build !linux
+
+package cgroup
+
+func machineMemory() int64 { return 0 }

@@ -1,0 +1,96 @@
+package zygote
+
+import (
+	"io/fs"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+)
+
+// folders are those for temporary files of workers, by number. One that a worker has
+// left as it was serves the next: file systems are slow to make and remove many,
+// compared with a fork. Its methods may be called concurrently.
+type folders struct {
+	log    *slog.Logger
+	parent string // empty: there are none
+
+	mu   sync.Mutex
+	free []folder
+	last uint16
+}
+
+// folder is one of them; that of number 0 is none.
+type folder struct {
+	number uint16
+	path   string
+	owner  sandbox.User
+	made   bool // it is there, as untouched says
+}
+
+// untouched is the time of a folder's last change, until it is changed: the system's
+// clock for files may stand still for as long as a brief call takes.
+var untouched = time.Unix(1, 0)
+
+// take gives a worker of a user a folder; none where there can be none, on a full disk
+// say.
+func (s *folders) take(user sandbox.User) (f folder) {
+	if s.parent == "" {
+		return folder{}
+	}
+	s.mu.Lock()
+	if n := len(s.free); n > 0 {
+		f, s.free = s.free[n-1], s.free[:n-1]
+	} else if s.last < math.MaxUint16 {
+		s.last++
+		f = folder{number: s.last, path: filepath.Join(s.parent, "w"+strconv.Itoa(int(s.last)))}
+	}
+	s.mu.Unlock()
+	if f.number == 0 || f.made && f.owner == user {
+		return f
+	}
+	var err error
+	if !f.made {
+		f.owner = sandbox.User{}
+		err = os.Mkdir(f.path, 0o700)
+	}
+	if err == nil && f.owner != user {
+		id, group := user.ID, user.Group
+		if id == 0 {
+			id, group = os.Getuid(), os.Getgid()
+		}
+		err = os.Chown(f.path, id, group)
+	}
+	if err == nil {
+		err = os.Chtimes(f.path, untouched, untouched)
+	}
+	if err != nil {
+		s.log.Warn("temporary files of a worker are not limited", slog.Any("error", err))
+		s.give(f, true)
+		return folder{}
+	}
+	f.owner, f.made = user, true
+	return f
+}
+
+// give takes the folder of a worker back. ended says that nothing can be written there
+// any more.
+func (s *folders) give(f folder, ended bool) {
+	if f.number == 0 {
+		return
+	}
+	info, err := os.Lstat(f.path)
+	if f.made = ended && err == nil && info.Mode() == fs.ModeDir|0o700 && info.ModTime().Equal(untouched); !f.made {
+		ended = os.RemoveAll(f.path) == nil && ended
+	}
+	if ended {
+		s.mu.Lock()
+		s.free = append(s.free, f)
+		s.mu.Unlock()
+	}
+}

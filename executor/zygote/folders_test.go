@@ -1,0 +1,77 @@
+package zygote
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/toolmesh/toolmesh/executor/sandbox"
+)
+
+// A folder that a worker has left as it was serves the next; one that is another than
+// it was, or that somebody may still write to, goes with all that is in it.
+func TestFoldersOfWorkers(t *testing.T) {
+	t.Parallel()
+	s := &folders{log: slog.New(slog.DiscardHandler), parent: t.TempDir()}
+	take := func() folder {
+		t.Helper()
+		f := s.take(sandbox.User{})
+		if left, err := os.ReadDir(f.path); f.number == 0 || err != nil || len(left) > 0 {
+			t.Fatalf("%+v: %v, %v", f, left, err)
+		}
+		return f
+	}
+	gone := func(f folder) {
+		t.Helper()
+		if _, err := os.Lstat(f.path); err == nil {
+			t.Errorf("%s is left", f.path)
+		}
+	}
+	first, second := take(), take()
+	if first.number == second.number {
+		t.Fatalf("two workers have %s", first.path)
+	}
+	s.give(first, true)
+	if again := take(); again.number != first.number {
+		t.Errorf("got %d, want %d again", again.number, first.number)
+	}
+	for what, change := range map[string]func(path string) error{
+		"a file":   func(path string) error { return os.WriteFile(filepath.Join(path, "x"), nil, 0o600) },
+		"its mode": func(path string) error { return os.Chmod(path, 0o755) }, //nolint:gosec // of a test
+		"a file that came and went": func(path string) error {
+			if err := os.WriteFile(filepath.Join(path, "x"), nil, 0o600); err != nil {
+				return err
+			}
+			return os.Remove(filepath.Join(path, "x"))
+		},
+		"a link": func(path string) error {
+			if err := os.Remove(path); err != nil {
+				return err
+			}
+			return os.Symlink(t.TempDir(), path)
+		},
+		"nothing": os.Remove,
+	} {
+		f := take()
+		if err := change(f.path); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		s.give(f, true)
+		gone(f)
+		if again := take(); again.number != f.number {
+			t.Errorf("after %s: got %d, want %d again", what, again.number, f.number)
+		}
+	}
+	f := take()
+	s.give(f, false)
+	gone(f)
+	if again := take(); again.number == f.number {
+		t.Error("a folder that somebody may write to was given away")
+	}
+	s.parent = filepath.Join(s.parent, "nothing")
+	if f := s.take(sandbox.User{}); f.number != 0 {
+		t.Errorf("got %+v where none can be made", f)
+	}
+	s.give(folder{}, true)
+}
