@@ -50,7 +50,7 @@ func TestAFullDiskIsTheCallsError(t *testing.T) {
 	if err := os.Mkdir(shared, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	x, err := executor.New(dir, &executor.Options{Environ: append(os.Environ(), "TMPDIR="+shared), Logger: testLogger(t)})
+	x, err := executor.New(filepath.Join(dir, "executor"), &executor.Options{Environ: append(os.Environ(), "TMPDIR="+shared), Logger: testLogger(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
