@@ -61,6 +61,7 @@ def zygote(
         if level == OFFLINE:
             _loopback()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _forget_keys()
     _drop_capabilities(_KEPT if level == GUARD else _TO_BECOME if user else ())
     if _prctl(_NO_NEW_PRIVS, 1) != 0:
         raise Refused(f"no_new_privs: {_error()}")
@@ -422,6 +423,14 @@ def _loopback() -> None:
 # processes, devices or the network's set-up.
 _KEPT = (0, 1, 3, 4, 5, 6, 7, 10)  # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID NET_BIND_SERVICE
 _TO_BECOME = (6, 7)  # SETGID SETUID
+
+
+def _forget_keys() -> None:
+    """The kernel gives the keys of the agent's login to whoever is below it, of any user.
+    Where it refuses a keyring of one's own, it refuses to read them."""
+    machine = os.uname().machine
+    if machine in _AUDIT:
+        _syscall(_DENIED["keyctl"][_AUDIT[machine][0]], ctypes.c_int(1), None)  # JOIN_SESSION_KEYRING
 
 
 def become(user: Sequence[int]) -> None:
