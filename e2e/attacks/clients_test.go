@@ -186,8 +186,10 @@ func (m *meshWithKeys) subjects(one trespass) {
 	for i, subject := range append(append([]string{}, one.publish...), one.subscribe...) {
 		subject = strings.ReplaceAll(subject, "{node}", m.node)
 		left[subject], all[subject] = true, true
-		err := nc.Publish(subject, nil)
-		if i >= len(one.publish) {
+		var err error
+		if i < len(one.publish) {
+			err = nc.Publish(subject, nil)
+		} else {
 			_, err = nc.SubscribeSync(subject)
 		}
 		if err != nil {
