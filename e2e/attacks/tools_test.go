@@ -70,23 +70,24 @@ type attempt struct {
 type stopper struct{ name, errors string }
 
 var (
-	ownUser   = stopper{"a user of its own", "EACCES EPERM"}
-	ownOrLand = stopper{"a user of its own, Landlock", "EACCES EPERM"}
-	ownOrIPC  = stopper{"a user of its own, IPC of its own", "EACCES ENOENT"}
-	mounts    = stopper{"mounts of its own", "EROFS ENOENT EACCES EPERM"}
-	landlock  = stopper{"Landlock", "EACCES EPERM"}
-	pids      = stopper{"namespaces of its own", "ESRCH ENOENT"}
-	caps      = stopper{"no capabilities", "EPERM EACCES EINVAL"}
-	limits    = stopper{"limits", "EPERM"}
-	seccomp   = stopper{"a filter of system calls", "EPERM EACCES"}
-	network   = stopper{"a network of its own", "ECONNREFUSED"}
-	shm       = stopper{"a `/dev/shm` of its own", "ENOSPC"}
-	keyring   = stopper{"a keyring of its own", "ENOKEY EPERM"}
-	noSetUser = stopper{"no new privileges", "EACCES"}
-	ownTTY    = stopper{"a session of its own", "ENXIO"}
-	broker    = stopper{"the broker's permissions", "EACCES ECONNREFUSED"} // it cannot even be reached from offline
-	agent     = stopper{"the agent", "ENOENT EMFILE tool_not_found"}
-	nobodys   = stopper{}
+	ownUser     = stopper{"a user of its own", "EACCES EPERM"}
+	ownOrIPC    = stopper{"a user of its own, IPC of its own", "EACCES ENOENT"}
+	ownOrMounts = stopper{"a user of its own, read-only mounts", "EPERM EROFS EACCES"}
+	mounts      = stopper{"mounts of its own", "EROFS ENOENT EACCES EPERM"}
+	readOnly    = stopper{"read-only mounts", "EROFS"}
+	landlock    = stopper{"Landlock", "EACCES EPERM EROFS"}
+	pids        = stopper{"namespaces of its own", "ESRCH ENOENT"}
+	caps        = stopper{"no capabilities", "EPERM EACCES EINVAL"}
+	limits      = stopper{"limits", "EPERM"}
+	seccomp     = stopper{"a filter of system calls", "EPERM EACCES"}
+	network     = stopper{"a network of its own", "ECONNREFUSED"}
+	shm         = stopper{"a `/dev/shm` of its own", "ENOSPC"}
+	keyring     = stopper{"a keyring of its own", "ENOKEY EPERM"}
+	noSetUser   = stopper{"no new privileges", "EACCES"}
+	ownTTY      = stopper{"a session of its own", "ENXIO"}
+	broker      = stopper{"the broker's permissions", "EACCES ECONNREFUSED"} // it cannot even be reached from offline
+	agent       = stopper{"the agent", "ENOENT EMFILE tool_not_found"}
+	nobodys     = stopper{}
 )
 
 const timeout = `timeout = "500ms"`
@@ -97,14 +98,14 @@ var attempts = []attempt{
 	{area: "files", name: "null", what: "write `/dev/null`", by: nobodys, root: never, user: never},
 	{area: "files", name: "read_file", what: "read a file of the agent's user", by: ownUser, root: guard, user: never, proof: reads, whose: "agent"},
 	{area: "files", name: "read_file", what: "read a file of root", by: ownUser, root: guard, user: none, proof: reads, whose: "root"},
-	{area: "files", name: "append_to_file", what: "change a file of the agent's user", by: ownOrLand, root: guard, user: strict, proof: changes, whose: "agent"},
-	{area: "files", name: "remove", what: "remove one", by: ownOrLand, root: guard, user: strict, proof: changes, whose: "agent"},
-	{area: "files", name: "change_mode", what: "change the mode of one", by: ownUser, root: guard, user: never, proof: changes, whose: "agent"},
-	{area: "files", name: "append_to_file", what: "change a file that all may write", by: landlock, root: strict, user: strict, proof: changes, whose: "everybody"},
-	{area: "files", name: "truncate", what: "truncate one", by: landlock, root: strict, user: strict, proof: changes, whose: "everybody"},
-	{area: "files", name: "remove", what: "remove one", by: landlock, root: strict, user: strict, proof: changes, whose: "everybody"},
-	{area: "files", name: "rename", what: "rename one", by: landlock, root: strict, user: strict, proof: changes, whose: "everybody"},
-	{area: "files", name: "make_link", what: "put a link beside one", by: landlock, root: strict, user: strict, whose: "everybody"},
+	{area: "files", name: "append_to_file", what: "change a file of the agent's user", by: ownOrMounts, root: guard, user: strict, proof: changes, whose: "agent"},
+	{area: "files", name: "remove", what: "remove one", by: ownOrMounts, root: guard, user: strict, proof: changes, whose: "agent"},
+	{area: "files", name: "change_mode", what: "change the mode of one", by: ownOrMounts, root: guard, user: strict, proof: changes, whose: "agent"},
+	{area: "files", name: "append_to_file", what: "change a file that all may write", by: readOnly, root: strict, user: strict, proof: changes, whose: "everybody"},
+	{area: "files", name: "truncate", what: "truncate one", by: readOnly, root: strict, user: strict, proof: changes, whose: "everybody"},
+	{area: "files", name: "remove", what: "remove one", by: readOnly, root: strict, user: strict, proof: changes, whose: "everybody"},
+	{area: "files", name: "rename", what: "rename one", by: readOnly, root: strict, user: strict, proof: changes, whose: "everybody"},
+	{area: "files", name: "make_link", what: "put a link beside one", by: readOnly, root: strict, user: strict, whose: "everybody"},
 	{area: "files", name: "open_by_handle", what: "open a file past its folders", by: caps, root: guard, user: none, proof: reads, whose: "agent"},
 	{area: "files", name: "set_user_program", what: "become root by a program that makes root of its user", by: noSetUser, root: guard, user: none, proof: reads, whose: "root"},
 	{area: "files", name: "make_device", what: "make a device", by: caps, root: guard, user: none},

@@ -145,15 +145,16 @@ def process(name):
 
 
 def variable(paths, name):
+    found = set()
     for path in paths:
         try:
             with open(path, "rb") as f:
-                for one in f.read().split(b"\0"):
-                    if one.startswith(name.encode() + b"="):
-                        return one.decode()
+                found |= {one.decode() for one in f.read().split(b"\0") if one.startswith(name.encode() + b"=")}
         except OSError:
             pass
-    raise FileNotFoundError(errno.ENOENT, f"no {name} in any environment")
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, f"no {name} in any environment")
+    return found
 
 
 # Files.

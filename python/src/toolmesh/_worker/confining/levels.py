@@ -58,6 +58,8 @@ def zygote(
     _own_keyring()
     if kept != REAPER:
         _mounts(level, notes, given, user)
+        if level in (STRICT, OFFLINE) and not _only([folder, "/dev/shm", *(path for path, write in given if write)]):
+            notes.append(f"modes, owners and times of files can be changed: {_error()}")
         if level == OFFLINE:
             _loopback()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -401,6 +403,20 @@ def _sys_read_only() -> bool:
     attributes = _packed(_ATTR_READ_ONLY, 0, 0, 0)
     at, recursive = ctypes.c_int(_AT_CWD), ctypes.c_uint(_AT_RECURSIVE)
     return _syscall(_MOUNT_SETATTR, at, b"/sys", recursive, attributes, ctypes.c_size_t(len(attributes))) == 0
+
+
+def _only(writable: list[str]) -> bool:
+    """Leaves nothing else that could be changed: Landlock does not know of modes, owners,
+    times and attributes. Linux 5.12."""
+    at, recursive = ctypes.c_int(_AT_CWD), ctypes.c_uint(_AT_RECURSIVE)
+    own = [path for path in writable if os.path.isdir(path) and _mount(path, path, "", _MS_BIND | _MS_REC)]
+    attributes = _packed(_ATTR_READ_ONLY, 0, 0, 0)
+    done = _syscall(_MOUNT_SETATTR, at, b"/", recursive, attributes, ctypes.c_size_t(len(attributes))) == 0
+    attributes = _packed(0, _ATTR_READ_ONLY, 0, 0)
+    for path in own if done else ():
+        if _syscall(_MOUNT_SETATTR, at, os.fsencode(path), ctypes.c_uint(0), attributes, ctypes.c_size_t(len(attributes))) != 0:
+            raise Refused(f"{path} cannot be mounted: {_error()}")
+    return done
 
 
 def _loopback() -> None:
