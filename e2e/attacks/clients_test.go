@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
 
@@ -128,6 +129,13 @@ var trespasses = []trespass{
 	{area: "administration", who: ofNode, what: "let others in", by: broker.name, subscribe: []string{"$SYS.REQ.USER.AUTH"}},
 
 	{area: "keys", who: "another key", what: "come in by a key that nobody has given it", by: "the broker", do: (*meshWithKeys).inventKey},
+	{area: "keys", who: "a password", what: "come in as an administrator", by: "the broker", do: func(m *meshWithKeys) error {
+		return m.unauthorized(nats.UserInfo("admin", "admin"))
+	}},
+	{area: "keys", who: "a token", what: "come in as an administrator", by: "the broker", do: func(m *meshWithKeys) error {
+		return m.unauthorized(nats.Token("admin"))
+	}},
+	{area: "keys", who: "a JWT", what: "administer by what it has signed itself", by: broker.name, do: (*meshWithKeys).inventJWT},
 	{area: "keys", who: ofSession, what: "come in by the public half of another's key", by: "the broker", do: func(m *meshWithKeys) error { return m.forgeSignature(m.pair("a").Sign) }},
 	{area: "keys", who: ofSession, what: "the same, with an older signature of its own", by: "the broker", do: func(m *meshWithKeys) error {
 		return m.forgeSignature(func([]byte) ([]byte, error) { return m.pair("b").Sign([]byte("nonce")) })
@@ -329,6 +337,40 @@ func (m *meshWithKeys) inventKey() error {
 		return err
 	}
 	return m.unauthorized(nats.Nkey(public, pair.Sign))
+}
+
+func (m *meshWithKeys) inventJWT() error {
+	account, err := nkeys.CreateAccount()
+	if err != nil {
+		return err
+	}
+	user, err := nkeys.CreateUser()
+	if err != nil {
+		return err
+	}
+	public, err := user.PublicKey()
+	if err != nil {
+		return err
+	}
+	claims := jwt.NewUserClaims(public)
+	claims.Pub.Allow.Add(">")
+	token, err := claims.Encode(account)
+	if err != nil {
+		return err
+	}
+	// It is let in, as one without a key.
+	refused := make(chan error, 8)
+	nc := m.connect(m.t, "", nats.UserJWT(func() (string, error) { return token, nil }, user.Sign),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
+	if err := errors.Join(nc.Publish("mesh.admin.install", nil), nc.Flush()); err != nil {
+		return err
+	}
+	select {
+	case <-refused:
+		return nil
+	case <-time.After(20 * time.Second):
+		return errors.New("it administers")
+	}
 }
 
 func (m *meshWithKeys) forgeSignature(sign func([]byte) ([]byte, error)) error {

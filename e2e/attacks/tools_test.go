@@ -96,6 +96,7 @@ var attempts = []attempt{
 	{area: "files", name: "read_system", what: "read what all users may", by: nobodys, root: never, user: never},
 	{area: "files", name: "write_own_temporary", what: "write temporary files", by: nobodys, root: never, user: never},
 	{area: "files", name: "null", what: "write `/dev/null`", by: nobodys, root: never, user: never},
+	{area: "files", name: "read_other_source", what: "read another index's source", by: nobodys, root: never, user: never},
 	{area: "files", name: "read_file", what: "read a file of the agent's user", by: ownUser, root: guard, user: never, proof: reads, whose: "agent"},
 	{area: "files", name: "read_file", what: "read a file of root", by: ownUser, root: guard, user: none, proof: reads, whose: "root"},
 	{area: "files", name: "append_to_file", what: "change a file of the agent's user", by: ownOrMounts, root: guard, user: strict, proof: changes, whose: "agent"},
@@ -116,6 +117,7 @@ var attempts = []attempt{
 	{area: "files", name: "list_data", what: "look into the agent's folder", by: mounts, root: guard, user: guard},
 	{area: "files", name: "uncover", what: "take away what hides these", by: mounts, root: guard, user: guard},
 	{area: "files", name: "through_proc", what: "go around it through `/proc`", by: mounts, root: guard, user: guard},
+	{area: "files", name: "import_first_root", what: "see them as the first process of its namespace does, while it is imported", by: mounts, root: guard, user: guard},
 	{area: "files", name: "write_worker", what: "change the worker", by: mounts, root: guard, user: guard},
 	{area: "files", name: "replace_worker", what: "replace the worker", by: mounts, root: guard, user: guard},
 	{area: "files", name: "write_source", what: "change its own source", by: mounts, root: guard, user: guard},
@@ -125,11 +127,13 @@ var attempts = []attempt{
 	{area: "files", name: "swap_temporary_folder", what: "have the agent remove a folder of others", by: agent, root: none, user: none, proof: harmless, whose: "everybody"},
 
 	{area: "processes", name: "start_program", what: "start a program", by: nobodys, root: never, user: never},
+	{area: "processes", name: "limit_sibling", what: "lower the limits of another worker of its index", by: nobodys, root: never, user: never},
 	{area: "processes", name: "see_outside", what: "see a process outside", by: pids, root: guard, user: guard},
 	{area: "processes", name: "kill_outside", what: "kill one", by: pids, root: none, user: none, proof: kills},
 	{area: "processes", name: "signal_sibling", what: "signal another worker of its index", by: landlock, root: guard, user: guard},
 	{area: "processes", name: "signal_zygote", what: "signal the process that started it", by: landlock, root: guard, user: guard},
 	{area: "processes", name: "signal_first", what: "signal the first process of its namespace", by: landlock, root: guard, user: guard},
+	{area: "processes", name: "import_first_memory", what: "read its memory while it is imported", by: caps, root: guard, user: guard},
 	{area: "processes", name: "trace_sibling", what: "trace another worker", by: landlock, root: guard, user: guard},
 	{area: "processes", name: "read_sibling_memory", what: "read its memory", by: landlock, root: guard, user: guard},
 	{area: "processes", name: "sibling_memory", what: "open its memory", by: landlock, root: guard, user: guard},
@@ -158,7 +162,7 @@ var attempts = []attempt{
 	{area: "descriptors", name: "print_by_name", what: "open its standard output by name", by: nobodys, root: never, user: never, varies: true},
 	{area: "descriptors", name: "descriptors", what: "use a descriptor that the agent was started with", by: agent, root: none, user: none, proof: reads},
 	{area: "descriptors", name: "import_descriptors", what: "use one while it is imported", by: agent, root: none, user: none, proof: reads},
-	{area: "descriptors", name: "type_at_terminal", what: "write and type at the terminal of `mesh up` while it is imported", by: ownTTY, root: none, user: none},
+	{area: "descriptors", name: "import_type_at_terminal", what: "write and type at the terminal of `mesh up` while it is imported", by: ownTTY, root: none, user: none},
 	{area: "descriptors", name: "talk_as_zygote", what: "talk to the agent as its zygote", by: agent, root: none, user: none},
 	{area: "descriptors", name: "zygote_descriptor", what: "take the zygote's descriptors", by: landlock, root: guard, user: guard},
 	{area: "descriptors", name: "sibling_descriptor", what: "take those of another worker", by: landlock, root: guard, user: guard},
@@ -305,6 +309,11 @@ func attack(t *testing.T, m machine) {
 		}
 		w.at["kept_by_"+name] = json.RawMessage(kept)
 	}
+	sources, err := filepath.Glob(filepath.Join(w.data, "indexes", "victim*", "**", "t.py"))
+	if err != nil || len(sources) == 0 {
+		t.Fatalf("the source of an index is not found: %v", err)
+	}
+	w.at["source"] = sources[0]
 	w.install("private", index, "", "--session=apart")
 	w.hold("victim", "att-victim")
 	var running sync.WaitGroup

@@ -170,6 +170,7 @@ def read_system(at): return text("/etc/passwd")
 def write_source(at): return append(os.path.join(os.path.dirname(__file__), "new.py"))
 def write_environment(at): return append(os.path.join(sys.prefix, "new.pth"))
 def list_data(at): return {name: os.listdir(os.path.join(at["data"], name)) for name in ("keys", "jobs", "nats")}
+def read_other_source(at): return text(at["source"])
 def read_other_home(at): return text(at["kept_by_homely"])
 def read_other_temporary(at): return text(at["kept_by_victim"])
 def write_own_temporary(at): return tempfile.NamedTemporaryFile(buffering=0).write(b"x")
@@ -303,6 +304,11 @@ def read_memory(pid):
 
 
 def read_sibling_memory(at): return read_memory(at["sibling"])
+
+
+def limit_sibling(at):
+    old = resource.prlimit(at["sibling"], resource.RLIMIT_NOFILE)
+    return resource.prlimit(at["sibling"], resource.RLIMIT_NOFILE, (old[0] - 1, old[1]))
 
 
 def limit(kind, value):
@@ -654,10 +660,22 @@ def fill_shared(at):
 
 
 # What code tries while it is imported, when it is not yet a worker.
-imported = {"type_at_terminal": outcome(type_at_terminal, {}), "import_descriptors": outcome(descriptors, {})}
+
+def first_memory(at): return read_memory(1)
 
 
+def first_root(at):
+    key = os.getcwd().split("/indexes/")[0] + "/keys/admin.nk"
+    return text(key if os.path.exists(key) else "/proc/1/root" + key)
+
+
+imported = {"import_" + f.__name__: outcome(f, {}) for f in (type_at_terminal, descriptors, first_memory, first_root)}
+
+
+def import_type_at_terminal(at): return None
 def import_descriptors(at): return None
+def import_first_memory(at): return None
+def import_first_root(at): return None
 
 
 def tool(name: str, attempt):
