@@ -88,7 +88,8 @@ var trespasses = []trespass{
 	{area: "registry", who: without, what: "read or change its records", by: broker.name,
 		publish: []string{
 			"mesh.registry.b.list", "mesh.reg.MESH_NODES.n1", "$KV.MESH_NODES.n1", "$KV.MESH_SESSIONS.default", "$O.MESH_BUNDLES.C.x",
-			"$JS.API.DIRECT.GET.KV_MESH_INDEXES",
+			"$JS.API.DIRECT.GET.KV_MESH_INDEXES", "$KV.MESH_TOOLS.n1.=.i.small", "$KV.MESH_TOOLS.n1.default.t.mine", "$KV.MESH_SCHEMAS.x",
+			"$KV.MESH_INDEXES.small", "mesh.reg.MESH_TOOLS.n1.default.t.mine",
 		},
 		subscribe: []string{"mesh.registry.>", "mesh.reg.>", "$KV.>"}},
 	{area: "registry", who: ofSession, what: "read or change its records", by: broker.name,
@@ -98,7 +99,7 @@ var trespasses = []trespass{
 		},
 		subscribe: []string{"mesh.registry.>", "mesh.reg.>", "$KV.>"}},
 	{area: "registry", who: without, what: "serve, or seem to", by: broker.name,
-		subscribe: []string{"tools.>", "tools.default.small.t.hello", "mesh.>", "mesh.node.{node}.>", "mesh.replay.>", "$SRV.PING"}},
+		subscribe: []string{"tools.>", "tools.default.small.t.hello", "tools.default.mine", "mesh.>", "mesh.node.{node}.>", "mesh.replay.>", "$SRV.PING"}},
 	{area: "registry", who: ofSession, what: "serve, or seem to", by: broker.name,
 		subscribe: []string{"tools.*.small.t.hello", "mesh.node.{node}.>", "mesh.replay.>", "$SRV.PING"}},
 

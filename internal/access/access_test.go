@@ -63,3 +63,36 @@ func TestKeysThatCannotBeUsed(t *testing.T) {
 		t.Errorf("open: %v", err)
 	}
 }
+
+// The key of a person's indexes is made once, and is that person's alone to read.
+func TestOneOwnerIsMade(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "state", "owner.nk")
+	first, err := access.OpenOwner(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := access.OpenOwner(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, errOne := first.PublicKey()
+	two, errTwo := again.PublicKey()
+	if errOne != nil || errTwo != nil || one != two {
+		t.Errorf("%s and %s, %v %v", one, two, errOne, errTwo)
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+	names, err := os.ReadDir(filepath.Dir(path))
+	if err != nil || len(names) != 1 {
+		t.Errorf("beside the key: %v, %v", names, err)
+	}
+	if err := os.Chmod(path, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := access.OpenOwner(path); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest || !strings.Contains(err.Error(), "chmod 600") {
+		t.Errorf("one that others read: %v", err)
+	}
+}
