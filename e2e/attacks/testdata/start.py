@@ -22,7 +22,7 @@ secret = os.open(settings["secret"], os.O_RDONLY)
 for fd in (30, 300):
     os.dup2(secret, fd, inheritable=True)
 os.set_inheritable(master, True)
-if settings["user"]:
+if settings["user"] and os.geteuid() == 0:
     os.setgroups([])
     os.setresgid(*3 * (settings["user"],))
     os.setresuid(*3 * (settings["user"],))
