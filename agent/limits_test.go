@@ -176,7 +176,7 @@ func TestTheSandboxOfTheNode(t *testing.T) {
 			}
 			want := `"ok"`
 			if asked == "strict" {
-				want = `"PermissionError"`
+				want = `"OSError"`
 			}
 			c := newClient(t, nc, nil)
 			if r, err := c.Call(t.Context(), toolID("lim", "t.write"), nil); err != nil || string(r.Value) != want {
@@ -185,7 +185,7 @@ func TestTheSandboxOfTheNode(t *testing.T) {
 			if unavailable, _ := body["unavailable"].([]any); len(unavailable) > 0 {
 				t.Skipf("unavailable: %v", unavailable)
 			}
-			if r, err := c.Call(t.Context(), toolID("lim", "t.confined"), nil); err != nil || string(r.Value) != `"PermissionError"` {
+			if r, err := c.Call(t.Context(), toolID("lim", "t.confined"), nil); err != nil || string(r.Value) != `"OSError"` {
 				t.Errorf("confined: got %v, %v", r, err)
 			}
 		})
@@ -315,7 +315,7 @@ func TestDeclaredLimitsOfCommandsHold(t *testing.T) {
 		t.Skipf("no levels here: %v, %v", node.Reasons, unavailableOf(last))
 	}
 	gives(t, c, "cmd.temporary", `{}`, `"x"`)
-	for name, text := range map[string]string{"confined": "Permission denied", "signals": "not permitted"} {
+	for name, text := range map[string]string{"confined": "Read-only file system", "signals": "not permitted"} {
 		if e := fails(t, c, "cmd."+name, `{}`, toolmesh.CodeToolError, "exit status"); !strings.Contains(fmt.Sprint(e.Details["stderr"]), text) {
 			t.Errorf("%s: details %v, want %q", name, e.Details, text)
 		}

@@ -303,7 +303,7 @@ func outcomesOfLevels() map[tool.Sandbox]map[string]string {
 	guard = with(guard, "EACCES", "read a key")
 	guard = with(guard, "EPERM", "uncover")
 	guard = with(guard, "ENOKEY", "use the agent's keyring")
-	strict := with(guard, "EACCES", "write outside", "truncate")
+	strict := with(guard, "EROFS", "write outside", "truncate")
 	strict = with(strict, "EPERM", "unshare", "mount", "use the agent's keyring")
 	offline := with(strict, "ECONNREFUSED", "connect")
 	offline = with(offline, "EACCES", "connect to a file")
@@ -326,7 +326,7 @@ func ofAnotherUser(want map[string]string, level tool.Sandbox) map[string]string
 	if level == tool.SandboxGuard {
 		want = with(want, "ok", "write its home")
 	} else {
-		want = with(want, "EACCES", "write its home")
+		want = with(want, "EROFS", "write its home")
 	}
 	if level != tool.SandboxOffline {
 		want = with(want, "ENOENT", "connect to a file")

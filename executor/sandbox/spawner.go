@@ -53,6 +53,7 @@ func NewSpawner(log *slog.Logger, levels ...Level) *Spawner {
 	if len(levels) == 0 {
 		levels = systemLevels()
 	}
+	keepDescriptors()
 	s := &Spawner{log: log, jobs: make(chan func()), done: make(chan struct{}), levels: levels}
 	go s.run()
 	return s

@@ -23,7 +23,7 @@ func systemLevels() []Level {
 // attributes are how a process is started: kept together in the way of level, in
 // the namespaces of box.
 func attributes(level Level, box tool.Sandbox) *syscall.SysProcAttr {
-	attr := &syscall.SysProcAttr{Setpgid: true}
+	attr := &syscall.SysProcAttr{Setsid: true} // a terminal of the agent is nobody else's
 	switch level {
 	case LevelPID:
 		attr.Cloneflags = syscall.CLONE_NEWPID
@@ -64,7 +64,7 @@ func trial(level Level, box tool.Sandbox) *syscall.SysProcAttr {
 
 // baseAttributes are how a base is started: it ends with the agent.
 func baseAttributes() (*syscall.SysProcAttr, error) {
-	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}, nil
+	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}, nil
 }
 
 // requestOf says what attributes says of a program, for a copy.
@@ -109,6 +109,17 @@ func newPageFile() (*os.File, error) {
 }
 
 func signalFd(fd int, sig syscall.Signal) error { return unix.PidfdSendSignal(fd, sig, nil, 0) }
+
+// keepDescriptors keeps from programs what this process was itself started with: Go
+// closes none but its own files.
+func keepDescriptors() {
+	fds, _ := os.ReadDir("/proc/self/fd")
+	for _, one := range fds {
+		if fd, err := strconv.Atoi(one.Name()); err == nil && fd > 2 {
+			unix.CloseOnExec(fd)
+		}
+	}
+}
 
 // hostPid is the id that a process has in our namespace, not positive when it is
 // gone; false where the system does not tell.

@@ -13,7 +13,7 @@ import (
 
 func systemLevels() []Level { return []Level{LevelReaper} }
 
-func attributes(Level, tool.Sandbox) *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+func attributes(Level, tool.Sandbox) *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
 func trial(level Level, box tool.Sandbox) *syscall.SysProcAttr { return attributes(level, box) }
 
@@ -24,6 +24,8 @@ func requestOf(Level, tool.Sandbox) copyRequest { return copyRequest{} }
 
 // restrictions says that there are none here.
 func restrictions() string { return "only Linux has it" }
+
+func keepDescriptors() {}
 
 func commandDeath(*syscall.SysProcAttr) {}
 

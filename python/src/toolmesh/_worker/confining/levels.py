@@ -58,6 +58,8 @@ def zygote(
     _own_keyring()
     if kept != REAPER:
         _mounts(level, notes, given, user)
+        if level in (STRICT, OFFLINE) and not _only([folder, "/dev/shm", *(path for path, write in given if write)]):
+            notes.append(f"modes, owners and times of files can be changed: {_error()}")
         if level == OFFLINE:
             _loopback()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -397,9 +399,27 @@ def _system_read_only(notes: list[str]) -> None:
 def _sys_read_only() -> bool:
     """/sys and all that is mounted below it, in one go instead of twelve; needs
     Linux 5.12."""
-    attributes = _packed(_ATTR_READ_ONLY, 0, 0, 0)
-    at, recursive = ctypes.c_int(_AT_CWD), ctypes.c_uint(_AT_RECURSIVE)
-    return _syscall(_MOUNT_SETATTR, at, b"/sys", recursive, attributes, ctypes.c_size_t(len(attributes))) == 0
+    return _attributes("/sys", _ATTR_READ_ONLY, 0, _AT_RECURSIVE)
+
+
+def _attributes(path: str, put: int, taken: int, flags: int) -> bool:
+    attributes, at = _packed(put, taken, 0, 0), ctypes.c_int(_AT_CWD)
+    size = ctypes.c_size_t(len(attributes))
+    return _syscall(_MOUNT_SETATTR, at, os.fsencode(path), ctypes.c_uint(flags), attributes, size) == 0
+
+
+def _only(writable: list[str]) -> bool:
+    """Leaves nothing else that could be changed: Landlock does not know of modes, owners,
+    times and attributes. Linux 5.12."""
+    writable = [path for path in writable if os.path.isdir(path) and not os.statvfs(path).f_flag & os.ST_RDONLY]
+    for path in writable:
+        _must_mount(path, path, "", _MS_BIND | _MS_REC)
+    if not _attributes("/", _ATTR_READ_ONLY, 0, _AT_RECURSIVE):
+        return False
+    for path in writable:
+        if not _attributes(path, 0, _ATTR_READ_ONLY, 0):
+            raise Refused(f"{path} cannot be written: {_error()}")
+    return True
 
 
 def _loopback() -> None:

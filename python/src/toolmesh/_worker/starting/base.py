@@ -163,7 +163,7 @@ def _begin(request: dict[str, JSON], fds: list[int]) -> NoReturn:
     try:
         if request["death"]:
             levels._prctl(_SET_PDEATHSIG, 9)
-        os.setpgid(0, 0)
+        os.setsid()  # a terminal of the agent is nobody else's
         if request["mapped"]:
             _map(request["mapped"])
         if request["capabilities"] is not None:

@@ -1,0 +1,94 @@
+package attacks_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the tables into docs/security.md")
+
+// The page shows what is tried.
+func TestThePageShowsTheTables(t *testing.T) {
+	const page = "../../docs/security.md"
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := string(text)
+	for name, table := range map[string]string{"tools": tableOfAttempts(), "clients": tableOfTrespasses()} {
+		before, rest, begun := strings.Cut(want, "<!-- attacks: "+name+" -->\n")
+		_, after, ended := strings.Cut(rest, "<!-- end -->")
+		if !begun || !ended {
+			t.Fatalf("the page has no place for %s", name)
+		}
+		want = before + "<!-- attacks: " + name + " -->\n" + table + "<!-- end -->" + after
+	}
+	if *update {
+		if err := os.WriteFile(page, []byte(want), 0o644); err != nil { //nolint:gosec // a page for all
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(want, string(text)); diff != "" {
+		t.Errorf("the page differs: go test ./e2e/attacks -run Page -update (-want +got):\n%s", diff)
+	}
+}
+
+// lines are those of a table that say the same, but for what is tried.
+type lines struct {
+	keys  []string
+	tried map[string][]string
+}
+
+func (l *lines) add(key, what string) {
+	if l.tried[key] == nil {
+		l.keys = append(l.keys, key)
+	}
+	l.tried[key] = append(l.tried[key], what)
+}
+
+func tableOfAttempts() string {
+	said := map[level]string{none: "always", guard: "`guard`", strict: "`strict`", offline: "`offline`", never: "not"}
+	l := lines{tried: map[string][]string{}}
+	stopped := 0
+	for _, a := range attempts {
+		if a.by != nobodys {
+			stopped++
+		}
+		l.add(fmt.Sprintf("| %s | %%s | %s | %s | %s |\n", a.area, said[a.root], said[a.user], a.by.name), a.what)
+	}
+	text := fmt.Sprintf("%d attempts of a tool, %d of which are to fail:\n\n", len(attempts), stopped) +
+		"| area | a tool tries to | an agent of root stops it from | one of a user from | by |\n|---|---|---|---|---|\n"
+	for _, key := range l.keys {
+		text += fmt.Sprintf(key, strings.Join(l.tried[key], "; "))
+	}
+	return text
+}
+
+func tableOfTrespasses() string {
+	l, number, all := lines{tried: map[string][]string{}}, map[string]int{}, 0
+	for _, one := range trespasses {
+		if one.allowed {
+			continue
+		}
+		key := fmt.Sprintf("| %s | %s | %%s | %%d | %s |\n", one.area, one.what, one.by)
+		l.add(key, one.who)
+		n := len(one.publish) + len(one.subscribe)
+		if one.do != nil {
+			n = 1
+		}
+		number[key] += n
+		all += n
+	}
+	text := fmt.Sprintf("%d attempts of clients and nodes, by the protocol alone:\n\n", all) +
+		"| area | trying to | with | attempts | is stopped by |\n|---|---|---|---|---|\n"
+	for _, key := range l.keys {
+		text += fmt.Sprintf(key, strings.Join(l.tried[key], ", "), number[key])
+	}
+	return text
+}

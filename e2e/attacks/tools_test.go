@@ -1,0 +1,591 @@
+package attacks_test
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// machine is what an agent runs on.
+type machine struct {
+	name string
+	root bool
+	// refused are kinds of namespaces that the kernel is to make no more of, and best
+	// is the strictest level that is left.
+	refused []string
+	best    level
+}
+
+// What a tool tries at each level, as a user and on a machine of each kind. A level that
+// the machine does not have is refused where it is demanded, and shown as a lower one
+// where it is asked for.
+func TestTools(t *testing.T) {
+	t.Parallel()
+	for _, m := range []machine{
+		{name: "root", root: true, best: offline},
+		{name: "ordinary user", best: offline},
+		{name: "root, no network namespaces", root: true, refused: []string{"net"}, best: strict},
+		{name: "ordinary user, no network namespaces", refused: []string{"net"}, best: strict},
+		{name: "root, no IPC namespaces", root: true, refused: []string{"ipc"}, best: guard},
+		{name: "root, no namespaces", root: true, refused: []string{"user", "pid"}, best: none},
+		{name: "ordinary user, no namespaces", refused: []string{"user", "pid"}, best: none},
+	} {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			attack(t, m)
+		})
+	}
+}
+
+// attacked is a machine with all that is attacked on it.
+type attacked struct {
+	machine
+	*mesh
+	t      *testing.T
+	user   int // the agent's
+	secret string
+	at     map[string]any
+	nc     *nats.Conn
+}
+
+func attack(t *testing.T, m machine) {
+	if os.Geteuid() != 0 && (m.root || m.refused != nil) {
+		t.Skip("needs root, to start an agent as the user that it is to be")
+	}
+	w := prepare(t, m)
+	n := w.node(t)
+	if m.best == offline && n.Sandbox.Effective != "offline" {
+		if m.root {
+			t.Skipf("the machine does not have it: %v", n.Reasons)
+		}
+		t.Logf("the machine refuses what it takes by itself: %v", n.Reasons)
+		m.best = level(slices.Index(levels, n.Sandbox.Effective))
+	}
+	if n.Sandbox.Asked != "offline" || n.Sandbox.Effective != m.best.String() || (m.best != offline) != (len(n.Reasons) > 0) {
+		t.Fatalf("mesh nodes says %+v, want %s", n, m.best)
+	}
+	w.at["node"] = n.ID
+	index := filepath.Join(w.dir, "index")
+	if err := os.CopyFS(index, os.DirFS("testdata/index")); err != nil {
+		t.Fatal(err)
+	}
+	for name, l := range map[string]level{"victim": min(strict, m.best), "homely": min(guard, m.best)} {
+		w.install(name, index, fmt.Sprintf("sandbox = %q\n", l), "--env", "ATTACKED")
+		folder := "~"
+		if l == strict {
+			folder = "" // of temporary files: it has one of its own, and cannot write to its home
+		}
+		kept, code := w.call(name+".t.keep", map[string]any{"folder": folder})
+		if code != "" {
+			t.Fatalf("%s %s", kept, code)
+		}
+		w.at["kept_by_"+name] = json.RawMessage(kept)
+	}
+	sources, err := filepath.Glob(filepath.Join(w.data, "indexes", "victim*", "**", "t.py"))
+	if err != nil || len(sources) == 0 {
+		t.Fatalf("the source of an index is not found: %v", err)
+	}
+	w.at["source"] = sources[0]
+	w.install("private", index, "", "--session=apart")
+	w.hold("victim", "att-victim")
+	var running sync.WaitGroup
+	for l := none; l <= offline; l++ {
+		said, ok := w.tryInstall(l.String(), index, fmt.Sprintf("sandbox = %q\n", l), "", "--env", "ATTACKED_OTHER")
+		switch {
+		case l > m.best:
+			if ok || !strings.Contains(said, fmt.Sprintf("it demands the sandbox level %s, which this node does not have: the system refuses", l)) {
+				t.Errorf("an index that demands %s is installed: %t\n%s", l, ok, said)
+			}
+		case !ok:
+			t.Fatalf("install %s: %s", l, said)
+		case l > none || m.best == offline: // two machines tell whether attempts are any good
+			running.Go(func() { w.attackAt(l) })
+		}
+	}
+	running.Wait()
+	// An index that demands nothing has the level that is shown; a tool of it that demands
+	// more is not served.
+	if said, ok := w.tryInstall("plain", index, "", "[tool.\"t.hello\"]\nsandbox = \"offline\"\n"); !ok {
+		t.Fatal(said)
+	}
+	if hello, code := w.call("plain.t.hello", nil); (code == "unavailable") != (m.best < offline) {
+		t.Errorf("a tool that demands offline: %s %s", hello, code)
+	}
+	at := maps.Clone(w.at)
+	at["file"], _ = w.plant("plain", "everybody")
+	if got, code := w.call("plain.t.try_truncate", map[string]any{"at": at}); strings.Contains(string(got), "stopped") != (m.best >= strict) {
+		t.Errorf("without a level: %s %s", got, code)
+	}
+}
+
+// attackAt makes all attempts at a level.
+func (w *attacked) attackAt(l level) {
+	at := maps.Clone(w.at)
+	at["level"], at["beside"] = l.String(), "att-sib-"+l.String()
+	at["sibling"] = w.hold(l.String(), "att-sib-"+l.String())
+	name := fmt.Sprintf("outside-%s-%s", l, w.secret[7:15])
+	at["outside"], at["left"] = name, "left-"+name
+	outside := w.asAgent("sleep", "600")
+	outside.Args[0], outside.Path = name, "/bin/sleep"
+	if err := outside.Start(); err != nil {
+		w.t.Error(err)
+		return
+	}
+	defer func() {
+		_ = outside.Process.Kill()
+		_ = outside.Wait()
+	}()
+	var slow sync.WaitGroup
+	defer slow.Wait()
+	for i, a := range attempts {
+		try := func() { w.try(i, a, l, maps.Clone(at), outside.Process) }
+		if a.limit != "" {
+			slow.Go(try)
+		} else {
+			try()
+		}
+	}
+}
+
+// prepare starts a mesh and what is to be attacked from it.
+func prepare(t *testing.T, m machine) *attacked {
+	t.Helper()
+	w := &attacked{machine: m, t: t, secret: "secret-" + rand.Text(), user: os.Geteuid()}
+	dir, err := os.MkdirTemp(shared, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if !m.root && w.user == 0 {
+		w.user = nobody
+	}
+	home := filepath.Join(dir, "home")
+	secret := filepath.Join(dir, "secret")
+	write(t, secret, w.secret, 0o600)
+	if err := os.Mkdir(home, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	w.own(home)
+
+	socket, abstract := filepath.Join(dir, "socket"), "attacked-"+w.secret[7:15]
+	tcp := w.serve("tcp", "127.0.0.1:0")
+	w.serve("unix", socket)
+	w.serve("unix", "@"+abstract)
+	if err := os.Chmod(socket, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	port := tcp.(*net.TCPAddr).Port
+	w.answer(port)
+
+	settings, err := json.Marshal(map[string]any{"refused": append([]string{}, m.refused...), "secret": secret, "user": w.user})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.mesh = up(t, home, func(program string, args ...string) *exec.Cmd {
+		start, err := filepath.Abs("testdata/start.py")
+		if err != nil {
+			t.Fatal(err)
+		}
+		path, python := w.path()
+		cmd := exec.Command(python, append([]string{"-I", "-", string(settings), program}, args...)...)
+		text, err := os.ReadFile(start)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Stdin = bytes.NewReader(text)
+		cmd.Env = append(environ(home), "PATH="+path, "ATTACKED_AGENT="+w.secret)
+		if m.refused != nil {
+			cmd.SysProcAttr = &syscall.SysProcAttr{
+				Cloneflags:                 syscall.CLONE_NEWUSER,
+				UidMappings:                []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 65536}},
+				GidMappingsEnableSetgroups: true,
+				GidMappings:                []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 65536}},
+			}
+		}
+		return cmd
+	}, "--sandbox=offline")
+	_, natsPort, err := net.SplitHostPort(strings.TrimPrefix(w.url, "nats://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.nc = w.connect(t, "")
+	w.at = map[string]any{
+		"data": w.data, "port": port, "socket": socket, "abstract": abstract, "nats": json.RawMessage(natsPort), "as_root": w.asRoot(dir),
+	}
+	w.shareMemory()
+	return w
+}
+
+// forAll are the folders whose programs all users can start.
+const forAll = "/usr/local/bin:/usr/bin:/bin"
+
+// path is where the agent finds programs, and python the interpreter among them.
+func (w *attacked) path() (path, python string) {
+	w.t.Helper()
+	path = os.Getenv("PATH")
+	if w.user == nobody || w.best == none {
+		path = forAll
+	}
+	for _, dir := range filepath.SplitList(path) {
+		python = filepath.Join(dir, "python3")
+		if _, err := os.Stat(python); err == nil {
+			return path, python
+		}
+	}
+	w.t.Skip("no interpreter that another user could run")
+	return "", ""
+}
+
+// asAgent is a program of the agent's user.
+func (w *attacked) asAgent(name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(name, args...)
+	if w.user != os.Geteuid() {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(w.user), Gid: uint32(w.user)}}
+	}
+	return cmd
+}
+
+func (w *attacked) own(path string) {
+	if err := os.Lchown(path, w.user, w.user); os.Geteuid() == 0 && err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// serve says the secret to whoever connects.
+func (w *attacked) serve(network, address string) net.Addr {
+	w.t.Helper()
+	l, err := net.Listen(network, address)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte(w.secret))
+			_ = c.Close()
+		}
+	}()
+	w.t.Cleanup(func() { _ = l.Close(); <-done })
+	return l.Addr()
+}
+
+// answer says the secret to every datagram.
+func (w *attacked) answer(port int) {
+	w.t.Helper()
+	l, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			_, from, err := l.ReadFromUDP(make([]byte, 64))
+			if err != nil {
+				return
+			}
+			_, _ = l.WriteToUDP([]byte(w.secret), from)
+		}
+	}()
+	w.t.Cleanup(func() { _ = l.Close(); <-done })
+}
+
+// asRoot makes a cat that makes root of its user, where that can be.
+func (w *attacked) asRoot(dir string) string {
+	var fs syscall.Statfs_t
+	const noSetUser = 2
+	text, err := os.ReadFile("/bin/cat")
+	if os.Geteuid() != 0 || w.refused != nil || err != nil || syscall.Statfs(dir, &fs) != nil || fs.Flags&noSetUser != 0 {
+		return ""
+	}
+	path := filepath.Join(dir, "cat")
+	write(w.t, path, string(text), 0o755|os.ModeSetuid)
+	return path
+}
+
+// shareMemory has a process of the agent's user share memory that holds the secret.
+func (w *attacked) shareMemory() {
+	w.t.Helper()
+	key := int(time.Now().UnixNano() & 0x3fffffff)
+	file := "/dev/shm/attacked-" + w.secret[7:15]
+	text, err := os.ReadFile("testdata/outside.py")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	_, python := w.path()
+	cmd := w.asAgent(python, "-c", string(text), w.secret, fmt.Sprint(key), file)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() {
+		_ = in.Close()
+		if err := cmd.Wait(); err != nil {
+			w.t.Error(err)
+		}
+	})
+	if _, err := io.ReadFull(out, make([]byte, len("ready"))); err != nil {
+		w.t.Fatal(err)
+	}
+	w.at["shm"], w.at["shm_file"] = key, file
+}
+
+// install installs the attempts under a name; more is said of the index.
+func (w *attacked) install(name, index, more string, args ...string) {
+	w.t.Helper()
+	if said, ok := w.tryInstall(name, index, more, "", args...); !ok {
+		w.t.Fatalf("install %s: %s", name, said)
+	}
+}
+
+func (w *attacked) tryInstall(name, index, more, ofTools string, args ...string) (said string, ok bool) {
+	w.t.Helper()
+	dir := filepath.Join(w.dir, "of-"+name)
+	if err := os.CopyFS(dir, os.DirFS(index)); err != nil {
+		w.t.Fatal(err)
+	}
+	tools, limits := []string{"t.hello", "t.hold", "t.keep", "t.other"}, ""
+	for _, a := range attempts {
+		if slices.Contains(tools, a.tool()) {
+			continue
+		}
+		tools = append(tools, a.tool())
+		if a.limit != "" {
+			limits += fmt.Sprintf("[tool.%q]\n%s\n", a.tool(), a.limit)
+		}
+	}
+	write(w.t, filepath.Join(dir, "tools.toml"), fmt.Sprintf(`[index]
+tools = ["%s"]
+isolation = "fork"
+%s
+[[index.env]]
+name = "ATTACKED"
+secret = true
+
+[[index.env]]
+name = "ATTACKED_OTHER"
+tools = ["t.other"]
+secret = true
+
+[tool."t.keep"]
+isolation = "warm"
+
+%s%s`, strings.Join(tools, `", "`), more, limits, ofTools), 0o644)
+	cmd := exec.Command(program, append([]string{"install", dir, "--name=" + name, "--server=" + w.url, "--nkey=" + w.admin}, args...)...)
+	cmd.Env = append(environ(w.dir), "ATTACKED="+w.secret, "ATTACKED_OTHER="+w.secret)
+	out, err := cmd.CombinedOutput()
+	if err != nil && cmd.ProcessState == nil {
+		w.t.Fatal(err)
+	}
+	return string(out), err == nil
+}
+
+// call calls a tool without a key: its answer, or the error's code.
+func (w *attacked) call(tool string, args any) (answer []byte, code string) {
+	w.t.Helper()
+	body, err := json.Marshal(args)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if args == nil {
+		body = nil
+	}
+	m, err := w.nc.RequestMsg(&nats.Msg{Subject: "tools.default." + tool, Data: body, Header: nats.Header{"Mesh-Timeout-Ms": {"60000"}}}, 2*time.Minute)
+	if errors.Is(err, nats.ErrNoResponders) {
+		return nil, "unavailable" // nobody serves it
+	}
+	if err != nil {
+		w.t.Errorf("%s: %v", tool, err)
+		return nil, "none"
+	}
+	return m.Data, m.Header.Get("Mesh-Error-Code")
+}
+
+// hold has a worker of an index busy until the end, under a name, and returns its process id.
+func (w *attacked) hold(index, name string) int {
+	w.t.Helper()
+	inbox := nats.NewInbox()
+	sub, err := w.nc.SubscribeSync(inbox)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	err = w.nc.PublishMsg(&nats.Msg{
+		Subject: "tools.default." + index + ".t.hold", Reply: inbox, Data: fmt.Appendf(nil, `{"name":%q}`, name),
+		Header: nats.Header{"Mesh-Stream": {"inbox"}, "Mesh-Rpc-Id": {name}},
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() {
+		if _, err := w.nc.Request("mesh.ctl.default."+name, nil, time.Minute); err != nil {
+			w.t.Errorf("%s: %v", name, err)
+		}
+	})
+	for {
+		m, err := sub.NextMsg(time.Minute)
+		if err != nil {
+			w.t.Fatalf("%s: %v", name, err)
+		}
+		var pid int
+		if json.Unmarshal(m.Data, &pid) == nil {
+			return pid
+		}
+		if code := m.Header.Get("Mesh-Error-Code"); code != "" {
+			w.t.Fatalf("%s: %s %s", name, code, m.Data)
+		}
+	}
+}
+
+// plant makes a file of one attempt, and returns what tells whether it is as it was.
+func (w *attacked) plant(name, whose string) (path string, changed func() bool) {
+	w.t.Helper()
+	dir := filepath.Join(filepath.Dir(w.dir), name)
+	path = filepath.Join(dir, "file")
+	switch whose {
+	case "everybody":
+		write(w.t, path, w.secret, 0o666)
+		if err := os.Chmod(dir, 0o777); err != nil {
+			w.t.Fatal(err)
+		}
+	case "agent":
+		write(w.t, path, w.secret, 0o600)
+		w.own(dir)
+		w.own(path)
+	default:
+		write(w.t, path, w.secret, 0o600)
+	}
+	before, err := os.Stat(path)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return path, func() bool {
+		after, err := os.Stat(path)
+		return err != nil || after.Size() != before.Size() || after.Mode() != before.Mode()
+	}
+}
+
+// try has a tool make one attempt at a level, and wants the outcome that the row says.
+func (w *attacked) try(i int, a attempt, l level, at map[string]any, outside *os.Process) {
+	from := a.user
+	if w.root {
+		from = a.root
+	}
+	id := fmt.Sprintf("%s-%d-%s-%s", l, i, a.name, a.whose)
+	failed := func(format string, args ...any) {
+		w.t.Errorf("%s: %s (%s): %s", l, a.what, a.name, fmt.Sprintf(format, args...))
+	}
+	var changed func() bool
+	if a.whose == "root" && os.Geteuid() != 0 {
+		return
+	}
+	at["file"], changed = w.plant(id, a.whose)
+	answer, code := w.call(l.String()+"."+a.tool(), map[string]any{"at": at})
+	var got struct {
+		Done, Stopped, Said, Absent *string
+	}
+	if code == "" {
+		if err := json.Unmarshal(answer, &got); err != nil {
+			failed("%s: %v", answer, err)
+			return
+		}
+	}
+	if a.proof == harmless {
+		if hello, code := w.call(l.String()+".t.hello", nil); string(hello) != `"hello"` {
+			failed("afterwards its index answers %s %s", hello, code)
+		}
+		if hello, code := w.call("victim.t.hello", nil); string(hello) != `"hello"` {
+			failed("afterwards others answer %s %s", hello, code)
+		}
+		if changed() {
+			failed("the file has changed")
+		}
+		return
+	}
+	if code != a.code {
+		failed("the call ends with %s: %s, want %q", code, answer, a.code)
+		return
+	}
+	if code != "" {
+		return
+	}
+	if got.Absent != nil {
+		w.t.Logf("%s: %s: not here: %s", l, a.what, *got.Absent)
+		return
+	}
+	if got.Stopped != nil && !slices.Contains(strings.Fields(a.by.errors), *got.Stopped) {
+		failed("%s, want %s to stop it", answer, a.by.name)
+	}
+	done := got.Done != nil
+	var proved bool
+	switch a.proof {
+	case reads:
+		proved = bytes.Contains(answer, []byte(w.secret))
+	case changes:
+		proved = changed()
+	case kills:
+		proved = !alive(outside.Pid)
+		if done {
+			meshtest.Until(w.t, "the process outside is dead", func() bool { return !alive(outside.Pid) })
+			proved = true
+		}
+	case leaves:
+		left := at["left"].(string)
+		meshtest.Until(w.t, "what it left is gone", func() bool { return len(named(left)) == 0 })
+		return
+	default:
+		proved = done
+	}
+	if done != proved {
+		failed("it says %s, but what it is to prove is %t", answer, proved)
+	}
+	if want := l < from; done != want && !(a.varies && want && !(l == none && w.root)) {
+		failed("%s, want it to be done: %t", answer, want)
+	}
+}
+
+// alive says whether a process runs, and is not a dead one that nobody has waited for.
+func alive(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !bytes.Contains(stat, []byte(") Z "))
+}
+
+// named are the processes that were started by a name.
+func named(name string) []string {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	return slices.DeleteFunc(files, func(file string) bool {
+		line, err := os.ReadFile(file)
+		return err != nil || !strings.HasPrefix(string(line), name+"\x00")
+	})
+}
