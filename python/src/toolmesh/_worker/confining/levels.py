@@ -184,7 +184,8 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> b
 def _mounts(level: str, notes: list[str], given: Sequence[tuple[str, bool]], user: Sequence[int]) -> None:
     """A /proc that shows our own processes alone: what others were given in
     their environment is not to be found there."""
-    if not _mount("none", "/", "", _MS_REC | _MS_PRIVATE):
+    # Whoever started us: none of this is to reach the machine.
+    if _c().unshare(ctypes.c_int(_NEW_MOUNTS)) != 0 or not _mount("none", "/", "", _MS_REC | _MS_PRIVATE):
         raise Refused(f"no mounts of its own: {_error()}")
     if not _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC):
         notes.append(f"no /proc of its own: {_error()}")
@@ -271,7 +272,7 @@ def _show(cover: str, trees: list[_Tree]) -> None:
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # on every architecture
 _AT_CWD, _AT_EMPTY, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _ATTR_READ_ONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 1, 2, 4, 0x100000
-_NEW_USER = 0x10000000
+_NEW_USER, _NEW_MOUNTS = 0x10000000, 0x20000
 
 
 def _reach(path: str) -> int:
