@@ -215,7 +215,7 @@ const initDone = "init.done"
 
 // initialise runs the index's init command once for a source and its environment:
 // again when either had to be made anew.
-func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor.Env, paths []executor.Path, progress deploy.Progress) error {
+func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor.Env, paths executor.Given, progress deploy.Progress) error {
 	if len(b.Manifest.Init) == 0 {
 		return nil
 	}
@@ -265,7 +265,7 @@ type instance struct {
 	a           *Agent
 	build       deploy.Build
 	env         *executor.Env
-	paths       []executor.Path
+	paths       executor.Given
 	warnings    []string
 	index       *executor.Index // nil for an index of commands alone
 	commands    *program.Runner // nil for an index without commands

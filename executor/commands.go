@@ -27,7 +27,7 @@ type CommandSpec struct {
 	// of a call has it.
 	SecretValues []string
 	// Paths are as in [Spec].
-	Paths []Path
+	Paths Given
 	// Concurrency bounds the programs that run at once. Defaults to the
 	// executor's MaxWorkers.
 	Concurrency int

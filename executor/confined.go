@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
@@ -32,8 +33,8 @@ func (x *Executor) build(ctx context.Context, job venv.Job) (stdout []byte, stde
 
 // confined runs a program of an installation in a level. What it may write is its
 // user's while it runs.
-func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.User, job venv.Job, given []Path) (stdout []byte, stderr string, err error) {
-	r := sandbox.Request{Level: box, Folder: job.Tmp, User: user, Given: given, Argv: job.Argv, Env: job.Env}
+func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.User, job venv.Job, given Given) (stdout []byte, stderr string, err error) {
+	r := sandbox.Request{Level: box, Folder: job.Tmp, User: user, Given: slices.Clip(given), Argv: job.Argv, Env: job.Env}
 	if r.Folder == "" {
 		if r.Folder, err = sandbox.OwnFolder(filepath.Join(x.dir, scratch), box, user); err != nil {
 			return nil, "", err
@@ -46,8 +47,8 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 		job.Write = append(job.Write, job.Tmp)
 	}
 	for _, folder := range job.Read {
-		if folder, err := filepath.EvalSymlinks(folder); err == nil && !within(folder, x.sealed) {
-			r.Given = append(r.Given, Path{Path: folder})
+		if folder, err := filepath.EvalSymlinks(folder); err == nil && !within(folder, x.sealed) && !within(x.sealed, folder) {
+			r.Given = append(r.Given, sandbox.Path{Path: folder, Access: sandbox.AccessSee})
 		}
 	}
 	var lent []string
@@ -56,7 +57,7 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 			return nil, "", err
 		}
 		lent = append(lent, folder)
-		r.Given = append(r.Given, Path{Path: folder, Write: true})
+		r.Given = append(r.Given, sandbox.Path{Path: folder, Access: sandbox.AccessWrite})
 	}
 	back, err := user.Lend(lent...)
 	if err != nil {

@@ -358,7 +358,7 @@ func (x *Executor) Prepare(ctx context.Context) {
 // programs first on PATH, and may write its folder and the environment besides. The
 // error is install_failed; the values of the variables that secrets names do not appear
 // in it.
-func (x *Executor) Command(ctx context.Context, env *Env, account, dir string, argv []string, vars map[string]string, secrets []string, paths []Path,
+func (x *Executor) Command(ctx context.Context, env *Env, account, dir string, argv []string, vars map[string]string, secrets []string, paths Given,
 ) error {
 	box := x.defaultSandbox()
 	user, own, err := x.user(account, x.opts.Sandbox)

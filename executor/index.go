@@ -46,7 +46,7 @@ type Spec struct {
 	// defaults.
 	Policies map[string]Policy
 	// Paths are folders that the tools have, as [Executor.Paths] found them.
-	Paths []Path
+	Paths Given
 	// Concurrency bounds the calls that run at once. Defaults to no bound of
 	// the index's own: the executor's MaxWorkers for plain functions.
 	Concurrency int

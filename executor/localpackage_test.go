@@ -187,12 +187,6 @@ func TestWhatABuildMayDo(t *testing.T) {
 				t.Skip("not root")
 			}
 			dir := t.TempDir()
-			x := newExecutor(t, func(o *executor.Options) {
-				o.Users, o.Sealed, o.Shown = users, filepath.Dir(dir), []string{dir}
-			})
-			if level, why := x.Sandbox(); level == tool.SandboxNone {
-				t.Skip(why)
-			}
 			outside, err := os.MkdirTemp("", "outside-") // which anybody may write
 			if err == nil {
 				err = os.Chmod(outside, 0o777) //nolint:gosec // see above
@@ -204,6 +198,13 @@ func TestWhatABuildMayDo(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _ = os.RemoveAll(outside) })
+			x := newExecutor(t, func(o *executor.Options) {
+				o.Users, o.Sealed, o.Shown = users, filepath.Dir(dir), []string{dir}
+				o.Environ = append(os.Environ(), "UV_FIND_LINKS="+outside) // which it therefore sees
+			})
+			if level, why := x.Sandbox(); level == tool.SandboxNone {
+				t.Skip(why)
+			}
 			home, _ := os.UserHomeDir()
 			files := localPackage(map[string]string{"requirements.txt": "./lib\n"}, "")
 			files["lib/backend.py"] = strings.Replace(backend, `wheel.write("acme/__init__.py")`, fmt.Sprintf(`

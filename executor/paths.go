@@ -13,9 +13,23 @@ import (
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
-// Path is a folder of this machine that an index's processes are to have. Before
-// [Executor.Paths] it may begin with ~/ for their home.
-type Path = sandbox.Path
+// Path is a folder of this machine that an index's processes are to have, whoever owns
+// it, to read or also to write. It may begin with ~/ for their home.
+type Path struct {
+	Path  string
+	Write bool
+}
+
+// Given are folders that [Executor.Paths] has found.
+type Given []sandbox.Path
+
+func (g *Given) add(path string, write bool) {
+	access := sandbox.AccessRead
+	if write {
+		access = sandbox.AccessWrite
+	}
+	*g = append(*g, sandbox.Path{Path: path, Access: access})
+}
 
 // systems are the first parts of paths that an index does not get by asking: what the
 // system and its services, and people, have there is not for who writes an index.
@@ -28,7 +42,7 @@ var systems = []string{
 // those that who installs it gives, and those that the index asks for, as far as that
 // is enough. The notes are about the latter, for people. The error, of what is given, is
 // install_failed.
-func (x *Executor) Paths(account string, given, asked []Path) (paths []Path, notes []string, err error) {
+func (x *Executor) Paths(account string, given, asked []Path) (paths Given, notes []string, err error) {
 	user, _, err := x.user(account, x.opts.Sandbox)
 	if err != nil {
 		return nil, nil, unavailable("%w", err)
@@ -39,7 +53,7 @@ func (x *Executor) Paths(account string, given, asked []Path) (paths []Path, not
 			return nil, nil, toolmesh.Errorf(toolmesh.CodeInstallFailed, "--path %s: %w", p.Path, err).
 				WithOrigin(toolmesh.OriginAgent).WithDetail("reason", "path")
 		}
-		paths = append(paths, Path{Path: found, Write: p.Write})
+		paths.add(found, p.Write)
 	}
 	for _, p := range asked {
 		var found string
@@ -48,7 +62,7 @@ func (x *Executor) Paths(account string, given, asked []Path) (paths []Path, not
 			found, err = x.find(user, p)
 		}
 		switch {
-		case err == nil && slices.ContainsFunc(paths, func(one Path) bool { return one.Path == found }):
+		case err == nil && slices.ContainsFunc(paths, func(one sandbox.Path) bool { return one.Path == found }):
 			continue
 		case err == nil:
 			err = x.enough(user, found)
@@ -59,7 +73,7 @@ func (x *Executor) Paths(account string, given, asked []Path) (paths []Path, not
 			notes = append(notes, fmt.Sprintf("the index asks for the folder %s %s and does not get it: %s (mesh install … --path %s%s gives it)", p.Path, access, err, p.Path, mode))
 			continue
 		}
-		paths = append(paths, Path{Path: found, Write: p.Write})
+		paths.add(found, p.Write)
 		if !strings.HasPrefix(p.Path, "~") {
 			notes = append(notes, fmt.Sprintf("the index has the folder %s %s, which it asks for", p.Path, access))
 		}

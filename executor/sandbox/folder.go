@@ -7,11 +7,22 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Path is a folder that processes are to have, whoever owns it.
+// Path is a folder that processes are to have.
 type Path struct {
-	Path  string `json:"path"`
-	Write bool   `json:"write"`
+	Path   string `json:"path"`
+	Access Access `json:"access"`
 }
+
+// Access is what of a folder is given, as levels.py has it.
+type Access string
+
+// What is given: to read and to write as the owner of the folder, and to see as the
+// modes of its files say, also where others do not pass on the way to it.
+const (
+	AccessRead  Access = "r"
+	AccessWrite Access = "w"
+	AccessSee   Access = "s"
+)
 
 // OwnFolder makes a folder below parent for temporary files of a user's processes;
 // empty where none can be made, on a full disk say, and the sandbox level leaves them

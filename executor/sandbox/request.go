@@ -34,7 +34,7 @@ func (r Request) Encode() []byte {
 	ids := strings.Trim(fmt.Sprint(r.User.IDs()), "[]")
 	fmt.Fprintf(&b, "%s\x00%s\x00%s\x00%d\x00%d\x00%d\x00%d\x00", r.Level, r.Folder, ids, r.OpenFiles, r.Memory, len(r.Given), len(r.Argv))
 	for _, p := range r.Given {
-		fmt.Fprintf(&b, "%s%s\x00", map[bool]string{true: "w", false: "r"}[p.Write], p.Path)
+		fmt.Fprintf(&b, "%s%s\x00", p.Access, p.Path)
 	}
 	for _, text := range append(r.Argv[:len(r.Argv):len(r.Argv)], r.Env...) {
 		b.WriteString(text)

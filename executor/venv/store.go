@@ -40,7 +40,8 @@ type Options struct {
 type Job struct {
 	Interpreter string // of this machine
 	Dir         string // where it begins
-	// Tmp and Write are all that it writes, Read folders that it needs to see.
+	// Tmp and Write are all that it writes, Read folders that it needs to see, as far as
+	// all users may.
 	Tmp         string
 	Write, Read []string
 	Argv, Env   []string

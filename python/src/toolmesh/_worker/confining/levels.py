@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 NONE, GUARD, STRICT, OFFLINE = "none", "guard", "strict", "offline"
+WRITE, READ, SEE = "w", "r", "s"
 REAPER = "reaper"  # how the agent keeps us together where it can make no namespaces
 
 
@@ -37,14 +38,14 @@ class Refused(Exception):
 
 
 def zygote(
-    level: str, kept: str, folder: str, user: Sequence[int] = (), given: Sequence[tuple[str, bool]] = ()
+    level: str, kept: str, folder: str, user: Sequence[int] = (), given: Sequence[tuple[str, str]] = ()
 ) -> list[str]:
     """Confines this process and its children to come.
 
     kept says how the agent keeps us together; folder is what strict and offline
     may write; user is as for become, empty to stay who we are or to become another
-    later, which guard allows; given are folders that the user is to have, whoever
-    owns them, and whether to write. Returns what a level can do without and the
+    later, which guard allows; given are folders and what of them the user is to have:
+    WRITE and READ as their owner, SEE as their modes say. Returns what a level can do without and the
     machine refuses.
     """
     if level not in (NONE, GUARD, STRICT, OFFLINE):
@@ -55,10 +56,11 @@ def zygote(
         become(user)
         return []
     notes: list[str] = []
+    writable = [path for path, access in given if access == WRITE]
     _own_keyring()
     if kept != REAPER:
         _mounts(level, notes, given, user)
-        if level in (STRICT, OFFLINE) and not _only([folder, "/dev/shm", *(path for path, write in given if write)]):
+        if level in (STRICT, OFFLINE) and not _only([folder, "/dev/shm", *writable]):
             notes.append(f"modes, owners and times of files can be changed: {_error()}")
         if level == OFFLINE:
             _loopback()
@@ -68,8 +70,8 @@ def zygote(
         raise Refused(f"no_new_privs: {_error()}")
     become(user)
     if level in (STRICT, OFFLINE):
-        _read_only([folder, *(path for path, write in given if write)])
-    mapped = bool(user) and any(write for _, write in given)
+        _read_only([folder, *writable])
+    mapped = bool(user and writable)
     if level in (STRICT, OFFLINE) or mapped:
         _filter(level, mapped)
     if _abi() < 1:
@@ -181,7 +183,7 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> b
     return done == 0
 
 
-def _mounts(level: str, notes: list[str], given: Sequence[tuple[str, bool]], user: Sequence[int]) -> None:
+def _mounts(level: str, notes: list[str], given: Sequence[tuple[str, str]], user: Sequence[int]) -> None:
     """A /proc that shows our own processes alone: what others were given in
     their environment is not to be found there."""
     # Whoever started us: none of this is to reach the machine.
@@ -190,7 +192,7 @@ def _mounts(level: str, notes: list[str], given: Sequence[tuple[str, bool]], use
     if not _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC):
         notes.append(f"no /proc of its own: {_error()}")
     _system_read_only(notes)
-    _folders([_given(path, write, user) for path, write in given], bool(user))
+    _folders([_given(path, access, user) for path, access in given], bool(user))
     if level in (STRICT, OFFLINE) and os.path.isdir("/dev/shm"):
         # Locks and shared memory of multiprocessing live there.
         if not _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=64m,mode=1777"):
@@ -292,9 +294,9 @@ def _reach(path: str) -> int:
     return at
 
 
-def _given(path: str, write: bool, user: Sequence[int]) -> _Tree:
-    at = _reach(path)
-    if not user:  # who has it as it is
+def _given(path: str, access: str, user: Sequence[int]) -> _Tree:
+    at, write = _reach(path), access == WRITE
+    if not user or access == SEE:
         return _Tree(path, write, at)
     uid, gid = user
     flags = ctypes.c_uint(1 | os.O_CLOEXEC | _AT_EMPTY | _AT_RECURSIVE)  # OPEN_TREE_CLONE

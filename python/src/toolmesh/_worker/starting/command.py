@@ -4,9 +4,9 @@ request to end on, and takes everything that the program left behind along.
 The agent's one message on the control socket is a length and texts that end in
 NUL: the sandbox level, the folder that it leaves to be written, the user and the
 group to be (empty: none), the bounds of open files and of memory (0: none), how many
-folders are given and how many arguments there are, the folders (each after w, to be
-written, or r), the arguments, the environment. It gets back "refused WHY", "exec ERRNO" or "exit STATUS", a
-wait status, once.
+folders are given and how many arguments there are, the folders (each after the
+letter of levels for what of it is given), the arguments, the environment. It gets
+back "refused WHY", "exec ERRNO" or "exit STATUS", a wait status, once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Request:
         self.user = [int(number) for number in texts[2].split()]
         self.files, self.memory = int(texts[3]), int(texts[4])
         folders, argv = 7 + int(texts[5]), 7 + int(texts[5]) + int(texts[6])
-        self.given = [(os.fsdecode(one[1:]), one[:1] == b"w") for one in texts[7:folders]]
+        self.given = [(os.fsdecode(one[1:]), os.fsdecode(one[:1])) for one in texts[7:folders]]
         self.argv = texts[folders:argv]
         self.env: dict[bytes, bytes] = dict(pair.split(b"=", 1) for pair in texts[argv:])
 

@@ -86,7 +86,7 @@ class Zygote:
         self._fds: list[int] = []
         self._workers: dict[int, JSON] = {}  # pid -> the agent's id of the worker
         self._tools: list[Tool] = []
-        self._given: list[tuple[str, bool]] = []  # folders that the index has
+        self._given: list[tuple[str, str]] = []  # folders that the index has
 
     def run(self, sandbox: str) -> None:
         """Imports the tools and serves; the process ends when the agent closes the index."""
@@ -108,7 +108,7 @@ class Zygote:
         adopted = self._setup.pop("adopt", None)
         if adopted:
             adopting.set_environ(adopted["environ"])
-        self._given = [(one["path"], one["write"]) for one in self._setup.get("given", ())]
+        self._given = [(one["path"], one["access"]) for one in self._setup.get("given", ())]
         self._confine(self._setup["sandbox"], self._setup["folder"], self._setup.get("user", ()), early)
         if adopted:
             try:
