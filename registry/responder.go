@@ -25,18 +25,27 @@ const (
 	VerbDescribe   = "describe"
 	VerbResolve    = "resolve"
 	VerbCandidates = "candidates"
+	VerbRender     = "render"
+	VerbArguments  = "arguments"
 )
 
 // Request is the body of a request; each verb reads its own fields.
 type Request struct {
-	// Tool is what describe and candidates are asked about: a full id or a name that
-	// [View.Resolve] takes.
+	// Tool is what describe, candidates and arguments are asked about: a full id or a
+	// name that [View.Resolve] takes.
 	Tool string `json:"tool,omitempty"`
 	// Name is what resolve is asked for.
 	Name string `json:"name,omitempty"`
 	// After and Limit ask list for a page. Limit defaults to 100 and is at most 500.
+	// After asks render for what did not fit into the answer before.
 	After subjects.ToolID `json:"after,omitempty"`
 	Limit int             `json:"limit,omitempty"`
+	// Provider is whose shape render and arguments are about: a [render.Format].
+	Provider string `json:"provider,omitempty"`
+	// Tools are what render shows, as Tool: 500 at most.
+	Tools []string `json:"tools,omitempty"`
+	// Arguments is what a model wrote: an object, or JSON in a text.
+	Arguments json.RawMessage `json:"arguments,omitempty"`
 }
 
 // ListAnswer is a page of tools, as `mesh ls --json` prints them.
@@ -220,8 +229,13 @@ func (r *Responder) receive(m *nats.Msg) {
 }
 
 func (r *Responder) handle(s subjects.Subject, q Request) (any, error) {
-	if s.Verb == VerbList {
+	switch s.Verb {
+	case VerbList:
 		return r.list(s.Session, q)
+	case VerbRender:
+		return r.render(s.Session, q)
+	case VerbArguments:
+		return r.arguments(s.Session, q)
 	}
 	field, name := "tool", q.Tool
 	switch s.Verb {
@@ -229,11 +243,11 @@ func (r *Responder) handle(s subjects.Subject, q Request) (any, error) {
 		field, name = "name", q.Name
 	case VerbCandidates, VerbDescribe:
 	default:
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the registry does not know %q: %s, %s, %s and %s are possible",
-			s.Verb, VerbList, VerbDescribe, VerbResolve, VerbCandidates)
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the registry does not know %q: %s, %s, %s, %s, %s and %s are possible",
+			s.Verb, VerbList, VerbDescribe, VerbResolve, VerbCandidates, VerbRender, VerbArguments)
 	}
 	if name == "" {
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s is missing or empty: the request is {%q:\"<a tool's id or the end of one>\"}", field, field)
+		return nil, missing(field)
 	}
 	id, err := r.view.Resolve(s.Session, name)
 	if err != nil {
@@ -264,6 +278,11 @@ func (r *Responder) handle(s subjects.Subject, q Request) (any, error) {
 		}
 		return answer, err
 	}
+}
+
+// missing says that a request does not name its tool.
+func missing(field string) error {
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%s is missing or empty: the request is {%q:\"<a tool's id or the end of one>\"}", field, field)
 }
 
 func (r *Responder) list(session subjects.SessionID, q Request) (any, error) {
@@ -355,6 +374,9 @@ func (r *Responder) respond(m *nats.Msg, answer any, err error) {
 	out := nats.NewMsg(m.Reply)
 	if err == nil {
 		out.Data, err = tool.MarshalPlain(answer)
+	}
+	if most := r.bus.MaxPayload() - headroom; err == nil && int64(len(out.Data)) > most {
+		err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the answer takes %d bytes, and a message holds %d", len(out.Data), most)
 	}
 	if err != nil {
 		e := toolmesh.AsError(err)

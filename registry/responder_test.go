@@ -172,7 +172,7 @@ func TestRegistryRefuses(t *testing.T) {
 		}
 	}
 	// Nor does it answer what it cannot honour, or read.
-	for _, verb := range []string{registry.VerbList, registry.VerbDescribe, registry.VerbResolve, registry.VerbCandidates} {
+	for _, verb := range []string{registry.VerbList, registry.VerbDescribe, registry.VerbResolve, registry.VerbCandidates, registry.VerbRender} {
 		for header, code := range map[string]toolmesh.Code{
 			"NATS/1.0\r\nMesh-Require: zz\r\n\r\n": toolmesh.CodeProtocolError, "NATS/1.0\r\nMesh-Proto: 2\r\n\r\n": toolmesh.CodeProtocolError,
 			"NATS/1.0\r\nbad\r\nMesh-Require: zz\r\n\r\n": toolmesh.CodeInvalidRequest,

@@ -3,6 +3,7 @@ package router_test
 import (
 	"context"
 	"iter"
+	"strings"
 	"testing"
 	"time"
 
@@ -65,6 +66,17 @@ func TestEmbeddedRouter(t *testing.T) {
 	})
 	if _, err := s.Client().Describe(t.Context(), "search"); err != nil {
 		t.Errorf("the session's tool: %v", err)
+	}
+	// Any NATS client has it rendered, and a model's arguments for it read.
+	for verb, want := range map[string]string{
+		`render {"provider":"anthropic","tools":["search"]}`:                            `"names":{"search":"search"}`,
+		`arguments {"provider":"openai","tool":"search","arguments":"{\"text\":\"x\"}"}`: `"arguments":{"text":"x"}`,
+	} {
+		verb, body, _ := strings.Cut(verb, " ")
+		answer, err := nc.RequestWithContext(t.Context(), "mesh.registry."+string(s.ID())+"."+verb, []byte(body))
+		if err != nil || !strings.Contains(string(answer.Data), want) {
+			t.Errorf("%s: %v, %v", verb, answer, err)
+		}
 	}
 	// Another session does not see it.
 	_, err = r.Call(t.Context(), "search", query{Text: "x"})

@@ -141,8 +141,8 @@ func description(format Format, d *tool.Descriptor, n *notes) string {
 // are themselves again. What a mapping does not know is passed on as it is, for
 // the mesh to check. Empty text means no arguments.
 //
-// The error is invalid_arguments with details.errors: text that is no JSON, or
-// alternatives of which not exactly one is given.
+// The error is invalid_arguments with details.errors: text that is no JSON object,
+// or alternatives of which not exactly one is given.
 func (r *Rendered) Arguments(text json.RawMessage) (json.RawMessage, error) {
 	if len(strings.TrimSpace(string(text))) == 0 {
 		return json.RawMessage(`{}`), nil
@@ -150,6 +150,9 @@ func (r *Rendered) Arguments(text json.RawMessage) (json.RawMessage, error) {
 	value, err := decode(text)
 	if err != nil {
 		return nil, invalid("", "a JSON object", "malformed text", "the arguments are not JSON: "+err.Error())
+	}
+	if _, ok := value.(*object); !ok {
+		return nil, invalid("", "a JSON object", kindOf(value), "the arguments are not a JSON object")
 	}
 	if r.back == nil {
 		return text, nil

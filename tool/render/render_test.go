@@ -270,6 +270,8 @@ func TestArgumentsThatCannotBeMappedSayWhere(t *testing.T) {
 		{"int", `{`, ""},
 		{"int", `{"x":1,"x":2}`, ""},
 		{"int", `{"x":1} 2`, ""},
+		{"int", `[1]`, ""},
+		{"int", `null`, ""},
 	} {
 		r := rendered(t, render.Gemini, worker[c.tool])
 		got, err := r.Arguments(json.RawMessage(c.from))

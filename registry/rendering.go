@@ -1,0 +1,166 @@
+package registry
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+	"github.com/toolmesh/toolmesh/tool/render"
+)
+
+// renderMost is how many tools one render may name. Providers take fewer.
+const renderMost = 500
+
+// RenderAnswer is tools as a provider takes them, in the order in which they were
+// asked for; a tool that was named twice is there once.
+type RenderAnswer struct {
+	// Tools are the declarations.
+	Tools []json.RawMessage `json:"tools"`
+	// Names has the full id of each of Tools by the name that it is declared under.
+	// Names depend on which tools are asked for together.
+	Names map[string]subjects.ToolID `json:"names"`
+	// Next is the After of the next page, if not all fit into a message: the same
+	// request again with it gives the rest, under the names of the same set.
+	Next subjects.ToolID `json:"next,omitempty"`
+}
+
+// ArgumentsAnswer is what a model's call means: the tool's full id and the
+// arguments that it takes.
+type ArgumentsAnswer struct {
+	Tool      subjects.ToolID `json:"tool"`
+	Arguments json.RawMessage `json:"arguments"`
+}
+
+// described returns the full ids and the descriptors of tools, in the order of their
+// names and each once. What one of them is refused for names it.
+func (r *Responder) described(ctx context.Context, session subjects.SessionID, names []string) ([]*tool.Descriptor, error) {
+	var routes []Route
+	var digests []string
+	seen := make(map[subjects.ToolID]bool, len(names))
+	for _, name := range names {
+		id, err := r.view.Resolve(session, name)
+		if err != nil {
+			return nil, err
+		}
+		route, ok := r.view.Route(session, id)
+		switch {
+		case !ok: // gone this instant
+			return nil, notFound(name, nil)
+		case seen[route.ID]:
+			continue
+		case route.Digest == "":
+			_, err := Describe(ctx, r.store, route)
+			return nil, err
+		}
+		seen[route.ID] = true
+		routes, digests = append(routes, route), append(digests, route.Digest)
+	}
+	found, err := r.store.Descriptors(ctx, digests)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]*tool.Descriptor, len(routes))
+	for i, digest := range digests {
+		if all[i] = found[digest]; all[i] == nil {
+			_, err := r.store.Descriptor(ctx, digest)
+			if err == nil { // it has come meanwhile
+				err = toolmesh.Errorf(toolmesh.CodeUnavailable, "the descriptor of tool %q is not readable now: try again", routes[i].ID)
+			}
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// render answers what tools look like to a provider.
+func (r *Responder) render(session subjects.SessionID, q Request) (any, error) {
+	format, err := provider(q)
+	switch {
+	case err != nil:
+		return nil, err
+	case q.Tools == nil:
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, `tools is missing: the request is {"provider":%q,"tools":["<a tool's id>", …]}`, q.Provider)
+	case len(q.Tools) > renderMost:
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%d tools are asked for, and one request may ask for %d: choose those that the model needs", len(q.Tools), renderMost).
+			WithDetail("max", renderMost)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+	defer cancel()
+	all, err := r.described(ctx, session, q.Tools)
+	if err != nil {
+		return nil, err
+	}
+	ids := make([]subjects.ToolID, len(all))
+	for i, d := range all {
+		ids[i] = d.ID
+	}
+	names, from := tool.NewNames(ids), 0
+	if q.After != "" {
+		if from = slices.Index(ids, q.After) + 1; from == 0 {
+			return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "after is %q, which is none of tools: it is the next of the answer before, to the same request", q.After)
+		}
+	}
+	answer := RenderAnswer{Tools: []json.RawMessage{}, Names: map[string]subjects.ToolID{}}
+	left := int(r.bus.MaxPayload()) - headroom
+	for i, d := range all[from:] {
+		shown, err := render.Tool(format, d, &render.Options{Name: names.Name(d.ID)})
+		if err != nil {
+			return nil, err
+		}
+		// A name is in the answer twice, and the id may be again as next.
+		left -= len(shown.JSON) + len(shown.Name) + len(d.ID) + len(`,"":"",`)
+		if left < len(d.ID) {
+			if i == 0 {
+				return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the declaration of tool %q takes %d bytes, more than a message holds: leave it out", d.ID, len(shown.JSON))
+			}
+			answer.Next = ids[from+i-1]
+			break
+		}
+		answer.Tools, answer.Names[shown.Name] = append(answer.Tools, shown.JSON), d.ID
+	}
+	return answer, nil
+}
+
+// arguments answers what a model's arguments for a rendered tool are as the tool's own.
+func (r *Responder) arguments(session subjects.SessionID, q Request) (any, error) {
+	format, err := provider(q)
+	if err != nil {
+		return nil, err
+	}
+	if q.Tool == "" {
+		return nil, missing("tool")
+	}
+	text := q.Arguments
+	var inner *string // as some providers write them: JSON in a text; null is nothing
+	if json.Unmarshal(text, &inner) == nil {
+		text = nil
+		if inner != nil {
+			text = json.RawMessage(*inner)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+	defer cancel()
+	all, err := r.described(ctx, session, []string{q.Tool})
+	if err != nil {
+		return nil, err
+	}
+	shown, err := render.Tool(format, all[0], nil)
+	if err != nil {
+		return nil, err
+	}
+	arguments, err := shown.Arguments(text)
+	if err != nil {
+		return nil, err
+	}
+	return ArgumentsAnswer{Tool: all[0].ID, Arguments: arguments}, nil
+}
+
+func provider(q Request) (render.Format, error) {
+	if q.Provider == "" {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "provider is missing or empty: it is one of %v", render.Formats())
+	}
+	return render.ParseFormat(q.Provider)
+}

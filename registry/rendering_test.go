@@ -1,0 +1,182 @@
+package registry_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// shelf serves the registry of a mesh with one index, whose tools take the schemas.
+func shelf(t *testing.T, index subjects.IndexName, schemas map[string]string) *bus.Bus {
+	t.Helper()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	store := registry.NewStore(b)
+	v := view(t, b)
+	respond(t, b, v, store)
+	r := registry.ToolsRecord{Index: index, Revision: "r1"}
+	for name, schema := range schemas {
+		id := subjects.ToolID(string(index) + "." + name)
+		digests, err := store.PutDescriptors(t.Context(), &tool.Descriptor{
+			ID: id, Name: id.Local(), Description: "Does " + name, InputSchema: json.RawMessage(schema), Source: tool.SourceGo,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Tools = append(r.Tools, registry.ToolRoute{ID: id, Digest: digests[0]})
+	}
+	r.Tools = append(r.Tools, registry.ToolRoute{ID: subjects.ToolID(string(index) + ".unread"), State: registry.ToolUnavailable, Reason: "No module named 'x'"})
+	if err := acquire(t, b, record("n1", "boot1")).Publish(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "the view knows the tools", func() bool { return nodesOf(v, "s1", string(r.Tools[0].ID)) != "unknown" })
+	return b
+}
+
+const oneInteger = `{"type":"object","properties":{"x":{"type":"integer"}},"required":["x"],"additionalProperties":false}`
+
+func TestToolsAreRenderedTogether(t *testing.T) {
+	t.Parallel()
+	b := shelf(t, "a", map[string]string{"b-c": oneInteger, "b.c": oneInteger, "d": oneInteger})
+	for _, provider := range []string{"openai", "openai-responses", "anthropic", "gemini", "mcp"} {
+		var got registry.RenderAnswer
+		// A short id, one twice, and two that would share a name.
+		q := registry.Request{Provider: provider, Tools: []string{"d", "a.b-c", "a.d", "a.b.c"}}
+		if err := ask(t, b, "s1", registry.VerbRender, q, &got); err != nil {
+			t.Fatal(err)
+		}
+		var ids []subjects.ToolID
+		for _, declaration := range got.Tools {
+			var shown struct {
+				Name     string
+				Function struct{ Name string }
+			}
+			if err := json.Unmarshal(declaration, &shown); err != nil {
+				t.Fatal(err)
+			}
+			ids = append(ids, got.Names[shown.Name+shown.Function.Name])
+		}
+		if diff := cmp.Diff([]subjects.ToolID{"a.d", "a.b-c", "a.b.c"}, ids); diff != "" || len(got.Names) != 3 || got.Next != "" {
+			t.Errorf("%s: %s\n%s", provider, diff, got.Names)
+		}
+	}
+	var none registry.RenderAnswer
+	if err := ask(t, b, "s1", registry.VerbRender, `{"provider":"mcp","tools":[]}`, &none); err != nil || none.Tools == nil || len(none.Tools) != 0 {
+		t.Errorf("no tools: %+v, %v", none, err)
+	}
+}
+
+// What does not fit into one message comes in several, under the names of one set.
+func TestRenderedToolsThatDoNotFitComeInPages(t *testing.T) {
+	t.Parallel()
+	schemas := map[string]string{"x-y": oneInteger, "x.y": oneInteger}
+	want := []string{"big.x-y"}
+	for i := range 5 {
+		name := fmt.Sprintf("t%d", i)
+		schemas[name] = fmt.Sprintf(`{"type":"object","properties":{"p":{"type":"string","description":%q}}}`, strings.Repeat("d", 300_000))
+		want = append(want, "big."+name)
+	}
+	want = append(want, "big.x.y")
+	b := shelf(t, "big", schemas)
+	q := registry.Request{Provider: "anthropic", Tools: want}
+	var ids, names []string
+	for pages := 0; ; pages++ {
+		var got registry.RenderAnswer
+		if err := ask(t, b, "s1", registry.VerbRender, q, &got); err != nil {
+			t.Fatal(err)
+		}
+		for _, declaration := range got.Tools {
+			var shown struct{ Name string }
+			if err := json.Unmarshal(declaration, &shown); err != nil {
+				t.Fatal(err)
+			}
+			ids, names = append(ids, string(got.Names[shown.Name])), append(names, shown.Name)
+		}
+		if q.After = got.Next; got.Next == "" {
+			if pages == 0 {
+				t.Error("all came in one message")
+			}
+			break
+		}
+	}
+	if diff := cmp.Diff(want, ids); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	slices.Sort(names)
+	if len(slices.Compact(names)) != len(want) {
+		t.Errorf("two tools of different pages share a name: %v", names)
+	}
+}
+
+func TestAModelsArgumentsBecomeTheTools(t *testing.T) {
+	t.Parallel()
+	b := shelf(t, "a", map[string]string{
+		"one":     oneInteger,
+		"choice":  `{"type":"object","properties":{"x":{"enum":[1,2]}},"additionalProperties":false}`,
+		"default": `{"type":"object","properties":{"n":{"type":"integer","default":3}},"additionalProperties":false}`,
+	})
+	for _, c := range []struct{ provider, tool, given, want string }{
+		{"openai", "a.one", `"{\"x\": 1}"`, `{"x":1}`},
+		{"anthropic", "one", `{"x":1}`, `{"x":1}`},
+		{"gemini", "a.choice", `{"x":"2"}`, `{"x":2}`},
+		{"openai", "a.default", `"{\"n\":null}"`, `{}`},
+		{"openai-responses", "a.default", `""`, `{}`},
+		{"mcp", "a.default", `null`, `{}`},
+		{"mcp", "a.one", `{"x":"a fault for the call"}`, `{"x":"a fault for the call"}`},
+	} {
+		var got registry.ArgumentsAnswer
+		q := registry.Request{Provider: c.provider, Tool: c.tool, Arguments: json.RawMessage(c.given)}
+		if err := ask(t, b, "s1", registry.VerbArguments, q, &got); err != nil {
+			t.Errorf("%s %s %s: %v", c.provider, c.tool, c.given, err)
+		} else if string(got.Arguments) != c.want || !strings.HasPrefix(string(got.Tool), "a.") {
+			t.Errorf("%s %s: %s became %s of %s", c.provider, c.tool, c.given, got.Arguments, got.Tool)
+		}
+	}
+}
+
+func TestRenderingRefuses(t *testing.T) {
+	t.Parallel()
+	b := shelf(t, "a", map[string]string{"one": oneInteger})
+	many, err := json.Marshal(slices.Repeat([]string{"a.one"}, 501))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		verb, body string
+		code       toolmesh.Code
+		text       string // in the message
+	}{
+		"no provider":          {registry.VerbRender, `{"tools":["a.one"]}`, toolmesh.CodeInvalidRequest, "provider is missing"},
+		"another provider":     {registry.VerbRender, `{"provider":"zz","tools":["a.one"]}`, toolmesh.CodeInvalidRequest, `"zz"`},
+		"no tools":             {registry.VerbRender, `{"provider":"mcp"}`, toolmesh.CodeInvalidRequest, "tools is missing"},
+		"tools as text":        {registry.VerbRender, `{"provider":"mcp","tools":"a.one"}`, toolmesh.CodeInvalidRequest, "tools must be a list of texts"},
+		"an unknown tool":      {registry.VerbRender, `{"provider":"mcp","tools":["a.one","a.two"]}`, toolmesh.CodeToolNotFound, "a.two"},
+		"a tool nobody read":   {registry.VerbRender, `{"provider":"mcp","tools":["a.one","a.unread"]}`, toolmesh.CodeUnavailable, "No module named 'x'"},
+		"too many tools":       {registry.VerbRender, `{"provider":"mcp","tools":` + string(many) + `}`, toolmesh.CodePayloadTooLarge, "501 tools"},
+		"after what is not":    {registry.VerbRender, `{"provider":"mcp","tools":["a.one"],"after":"a.two"}`, toolmesh.CodeInvalidRequest, "after"},
+		"arguments of no tool": {registry.VerbArguments, `{"provider":"mcp","arguments":{}}`, toolmesh.CodeInvalidRequest, "tool is missing"},
+		"of no provider":       {registry.VerbArguments, `{"tool":"a.one","arguments":{}}`, toolmesh.CodeInvalidRequest, "provider is missing"},
+		"of an unknown tool":   {registry.VerbArguments, `{"provider":"mcp","tool":"a.two","arguments":{}}`, toolmesh.CodeToolNotFound, "a.two"},
+		"broken JSON":          {registry.VerbArguments, `{"provider":"openai","tool":"a.one","arguments":"{'x': 1}"}`, toolmesh.CodeInvalidArguments, "not JSON"},
+		"no object":            {registry.VerbArguments, `{"provider":"openai","tool":"a.one","arguments":"[1]"}`, toolmesh.CodeInvalidArguments, "not a JSON object"},
+	} {
+		var answer any
+		err := ask(t, b, "s1", tt.verb, tt.body, &answer)
+		if toolmesh.CodeOf(err) != tt.code || !strings.Contains(err.Error(), tt.text) {
+			t.Errorf("%s: %v, want %s with %q", name, err, tt.code, tt.text)
+		}
+		if e := toolmesh.AsError(err); e.Started != toolmesh.StartedNo || e.Origin == "" {
+			t.Errorf("%s: %+v", name, e)
+		}
+	}
+}
