@@ -18,7 +18,7 @@ from itertools import count
 from ..state import limits
 from ..wire import frames
 from . import threads
-from .errors import MeshError, failure
+from .errors import error, failure
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ current: Channel | None = None
 
 def refuse(code: str, message: str, tool: str) -> NoReturn:
     """Raises what a nested call raises that is not made."""
-    raise MeshError(code, message, tool=tool, started=False, origin="caller")
+    raise error(code, message, tool=tool, started=False, origin="caller")
 
 
 class Waiter:

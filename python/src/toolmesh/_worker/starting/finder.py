@@ -47,7 +47,9 @@ class _Loader:
     def exec_module(self, module: object) -> None:
         """Fills it."""
         from .. import mesh
+        from ..calling import errors
 
         module.mesh = mesh  # type: ignore[attr-defined]
-        module.MeshError = mesh.MeshError  # type: ignore[attr-defined]
+        for one in (errors.MeshError, *errors.CLASSES.values()):
+            setattr(module, one.__name__, one)
         sys.modules["toolmesh.mesh"] = mesh

@@ -1,0 +1,61 @@
+"""Toolmesh for Python: call the tools of a mesh, and serve functions as its tools.
+
+    from toolmesh import Mesh
+
+    mesh = Mesh()
+    mesh.call("weather.forecast.today", {"city": "Oslo"})
+
+AsyncMesh is the same for coroutines. Errors are MeshError, with a subclass for each
+code of the mesh. Inside a tool, and for scripts, "from toolmesh import mesh" is
+the mesh that the program is in.
+"""
+
+from __future__ import annotations
+
+import typing
+
+from ._core import errors
+
+if typing.TYPE_CHECKING:
+    from .client import AsyncMesh, Mesh, scope
+    from .remote import AsyncRemoteTool, RemoteTool
+
+MeshError = errors.MeshError
+InvalidRequest = errors.InvalidRequest
+PermissionDenied = errors.PermissionDenied
+ToolNotFound = errors.ToolNotFound
+SessionNotFound = errors.SessionNotFound
+StreamExpired = errors.StreamExpired
+PayloadTooLarge = errors.PayloadTooLarge
+InvalidArguments = errors.InvalidArguments
+InstallFailed = errors.InstallFailed
+Busy = errors.Busy
+CallCancelled = errors.CallCancelled
+ToolExecutionError = errors.ToolExecutionError
+ResultNotSerializable = errors.ResultNotSerializable
+InternalError = errors.InternalError
+ProtocolError = errors.ProtocolError
+WorkerCrashed = errors.WorkerCrashed
+NodeLost = errors.NodeLost
+Unavailable = errors.Unavailable
+ToolTimeout = errors.ToolTimeout
+WorkerOutOfMemory = errors.WorkerOutOfMemory
+
+__all__ = [
+    "AsyncMesh", "AsyncRemoteTool", "Busy", "CallCancelled", "InstallFailed", "InternalError", "InvalidArguments",
+    "InvalidRequest", "Mesh", "MeshError", "NodeLost", "PayloadTooLarge", "PermissionDenied", "ProtocolError",
+    "RemoteTool", "ResultNotSerializable", "SessionNotFound", "StreamExpired", "ToolExecutionError", "ToolNotFound",
+    "ToolTimeout", "Unavailable", "WorkerCrashed", "WorkerOutOfMemory", "scope",
+]
+
+_HOMES = {"AsyncMesh": "client", "Mesh": "client", "scope": "client", "AsyncRemoteTool": "remote", "RemoteTool": "remote"}
+
+
+def __getattr__(name: str) -> object:
+    # The client brings nats-py along, which a tool that only imports toolmesh.mesh does without.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'toolmesh' has no attribute {name!r}")
+    from importlib import import_module
+
+    found = globals()[name] = getattr(import_module(f"toolmesh.{_HOMES[name]}"), name)
+    return found

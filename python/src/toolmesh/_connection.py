@@ -1,0 +1,675 @@
+"""One connection of one event loop: requests out, answers in, which node is alive.
+
+All answers come to one inbox, each under a token of its own. A call is one
+message out and one in. What goes beyond that, keepalives and the heartbeats of
+the nodes that run long calls, is for finding out that a node is gone:
+docs/protocol, sections 4, 6 and 7. Nothing here is for other threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import random
+import re
+import secrets
+import time
+import typing
+
+import nats
+import nats.errors
+
+from . import _names
+from ._core import errors, values
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+
+    from ._finding import Found
+
+SILENCE = 2.5  # seconds without a sign after which a node may be lost
+TICK = 0.1
+_PING = 0.4
+_ANSWER = 5.0  # how long a question to the registry may take
+_GRACE = 1.0  # how much longer than its time a call's own answer is waited for
+_CONNECTING = 5.0  # seconds
+_ATTEMPTS = 6  # how often a call that did not start is sent again
+_BUSY = 0.005  # first pause before that; doubles
+_AGAIN = ".again"  # behind the inbox of a request that is sent again: a 503 to it is not one to the first
+_NODES = 1024
+_ALIASES = 10_000
+_DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE)
+
+
+def new_rpc_id(prefix: str = "rpc_") -> str:
+    """A name for a call: a UUID of version 7, as the mesh's own clients make."""
+    number = time.time_ns() // 1_000_000 << 80 | 7 << 76 | secrets.randbits(12) << 64 | 2 << 62 | secrets.randbits(62)
+    return f"{prefix}{number:032x}"
+
+
+@dataclasses.dataclass
+class Call:
+    """What is sent, and how. Times are seconds."""
+
+    session: str
+    tool: str
+    body: bytes
+    rpc_id: str
+    timeout: float | None = None
+    idempotent: bool = False
+    isolation: str | None = None
+    revision: str | None = None
+    deadline: float = 0.0  # when the timeout ends, by time.monotonic
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None:
+            self.deadline = time.monotonic() + self.timeout
+
+    def left(self) -> float | None:
+        """The seconds that are left; ToolTimeout when none are."""
+        if self.timeout is None:
+            return None
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise timed_out(self, False)
+        return left
+
+    def headers(self) -> dict[str, str]:
+        """The headers of the request."""
+        found = {"Mesh-Rpc-Id": self.rpc_id, "Mesh-Keepalive": "1"}
+        left = self.left()
+        if left is not None:
+            found["Mesh-Timeout-Ms"] = str(max(1, int(left * 1000)))
+        if self.isolation:
+            found["Mesh-Isolation"] = self.isolation
+        if self.revision:
+            found["Mesh-Revision"] = self.revision
+        if _names.hashed(_names.tool(self.tool)):
+            found["Mesh-Tool"] = self.tool
+        if _names.hashed(_names.token(self.session)):
+            found["Mesh-Session"] = self.session
+        return found
+
+
+def timed_out(call: Call, started: bool | None) -> errors.MeshError:
+    """The error of a call whose time is up here."""
+    return errors.error(
+        "deadline_exceeded", f"no answer within {call.timeout:g} s", tool=call.tool, started=started, origin="caller"
+    )
+
+
+def refused(code: str, message: str, tool: str = "", **more: Any) -> errors.MeshError:
+    """The error of what was not sent."""
+    return errors.error(code, message, tool=tool, started=False, origin="caller", **more)
+
+
+class Nobody(Exception):
+    """NATS's 503: nobody subscribes to where the request went."""
+
+
+@dataclasses.dataclass
+class Node:
+    """What is heard of a node."""
+
+    boot: str = ""
+    heard: float = 0.0  # when its last heartbeat came
+    beats: int = 0  # of this boot, in a row
+
+    def beat(self, boot: str) -> None:
+        """Takes a heartbeat."""
+        now = time.monotonic()
+        if boot != self.boot or now - self.heard > SILENCE:
+            self.boot, self.beats = boot, 0
+        self.heard = now
+        self.beats += 1
+
+
+class Pending:
+    """A question that is under way. Whoever waits for it wakes with each message and each nudge."""
+
+    def __init__(self, connection: Connection, subject: str) -> None:
+        self.connection = connection
+        self.subject = subject
+        self.token = str(next(connection.numbers))
+        self.messages: list[Msg] = []
+        self.error: errors.MeshError | None = None
+        self.node = self.boot = ""
+        self.high = 0  # Mesh-High of the last keepalive
+        self.sent = self.sign = self.asked = time.monotonic()
+        self.quiet = False  # at the last look nothing was heard, over a connection that is well
+        self._waiter: asyncio.Future[None] | None = None
+        connection.pending[self.token] = self
+
+    @property
+    def inbox(self) -> str:
+        """Where answers come, once there is a connection."""
+        return self.connection.inbox + self.token
+
+    def close(self) -> None:
+        """Whatever still comes is dropped."""
+        self.connection.pending.pop(self.token, None)
+
+    def take(self, message: Msg) -> None:
+        """Takes an answer."""
+        headers = message.headers
+        if headers is not None:
+            if not message.data and "Mesh-Keepalive" in headers:
+                self.heard(headers)
+                return
+            if message.subject.endswith(_AGAIN) and headers.get("Status") == "503":
+                return  # its node is going: whether it ran the call is for the liveness to say
+        self.messages.append(message)
+        self.nudge()
+
+    def heard(self, headers: dict[str, str]) -> None:
+        """Takes a sign of life."""
+        self.sign = time.monotonic()
+        if not self.node and headers.get("Mesh-Node") and headers.get("Mesh-Boot"):
+            self.node, self.boot = headers["Mesh-Node"], headers["Mesh-Boot"]
+            self.connection.listen(self.node)
+        high = headers.get("Mesh-High", "").partition(";")[0]
+        if high.isdigit():
+            self.high = max(self.high, int(high))
+
+    def fail(self, error: errors.MeshError) -> None:
+        """Ends the wait."""
+        self.error = self.error or error
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Wakes whoever waits."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self, seconds: float) -> None:
+        """Until a message is there, a nudge came, or the time has passed."""
+        if self.messages or self.error is not None:
+            return
+        loop = self.connection.loop
+        self._waiter = loop.create_future()
+        timer = loop.call_later(seconds, self.nudge)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+
+class Connection:
+    """The connection of one event loop, made when it is first used."""
+
+    def __init__(self, find: Callable[[], Found], name: str, session: str) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.pid = os.getpid()
+        self.pending: dict[str, Pending] = {}
+        self.numbers = itertools.count(1)
+        self.inbox = ""
+        self.generation = 0  # of the link to the server
+        self.since = 0.0  # when that was made
+        self._find, self._name, self._session = find, name, session
+        self._nc: Client | None = None
+        self._opening = asyncio.Lock()
+        self._denied: set[str] = set()  # inboxes that may not be subscribed
+        self._nodes: dict[str, Node] = {}
+        self._heartbeats: dict[str, Subscription] = {}
+        self._aliases: dict[tuple[str, str], str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last_error: BaseException | None = None
+
+    # The link.
+
+    def keep(self) -> None:
+        """Closes the connection when its event loop ends without that, as asyncio.run does."""
+        async def guard() -> None:
+            try:
+                await self.loop.create_future()
+            finally:
+                await self.close()
+
+        self._guard = self.loop.create_task(guard())
+
+    async def ready(self) -> Client:
+        """The NATS client; Unavailable while there is no link."""
+        nc = self._nc
+        if nc is None or nc.is_closed:
+            async with self._opening:
+                if self._nc is None or self._nc.is_closed:
+                    await self._open()
+                nc = self._nc
+        assert nc is not None
+        if not nc.is_connected:
+            raise refused("unavailable", "the connection to the mesh is lost, and being made again: nothing was sent",
+                          retryable=True)
+        return nc
+
+    async def _open(self) -> None:
+        try:
+            found = self._find()
+        except (OSError, ValueError) as failure:
+            raise refused("invalid_request" if isinstance(failure, ValueError) else "unavailable", str(failure)) from None
+        where = ", ".join(found.servers)
+        try:
+            nc = await asyncio.wait_for(nats.connect(
+                servers=list(found.servers), name=self._name or "toolmesh", user=found.user, password=found.password,
+                token=found.token, user_credentials=found.creds, nkeys_seed=found.nkey,
+                # A request that cannot be sent now is refused, not kept: it would run when nobody waits for it.
+                pending_size=2 << 20, connect_timeout=2, max_reconnect_attempts=1, reconnect_time_wait=0.1,  # type: ignore[arg-type]
+                error_cb=self._failed, disconnected_cb=self._disconnected, reconnected_cb=self._connected,
+                closed_cb=self._closed,
+            ), _CONNECTING)
+        except asyncio.CancelledError:
+            raise
+        except Exception as failure:
+            cause = self._last_error if isinstance(failure, nats.errors.NoServersError) else failure
+            raise unreachable(where, cause or failure) from None
+        nc.options["max_reconnect_attempts"] = -1
+        self._nc = nc
+        try:
+            await self._subscribe_inbox(nc, bool(found.creds or found.nkey))
+        except BaseException:
+            self._nc = None
+            await nc.close()
+            raise
+        await self._connected()
+
+    async def _subscribe_inbox(self, nc: Client, key: bool) -> None:
+        """Takes the first inbox that the credentials allow."""
+        prefixes = ["_INBOX"]
+        if key:
+            prefixes = ["_INBOX_mesh_admin", f"_INBOX_{_names.token(self._session)}", "_INBOX_mesh_node", *prefixes]
+        for prefix in prefixes:
+            self.inbox = f"{prefix}.{secrets.token_hex(11)}."
+            subscription = await nc.subscribe(self.inbox + ">", cb=self._receive, pending_msgs_limit=0,
+                                              pending_bytes_limit=0)
+            if key:
+                await nc.flush()
+                if self.inbox + ">" in self._denied:
+                    with contextlib.suppress(nats.errors.Error):
+                        await subscription.unsubscribe()
+                    continue
+            return
+        raise refused("permission_denied", f"the key may hear none of the inboxes {', '.join(prefixes)}: "
+                                           "the key of a session is used with that session")
+
+    async def close(self) -> None:
+        """Ends the connection; what is under way fails."""
+        for one in list(self.pending.values()):
+            one.fail(errors.error("unavailable", "the mesh was closed while the call ran", origin="caller"))
+        nc, self._nc = self._nc, None
+        for task in self._tasks:
+            task.cancel()
+        if nc is not None and not nc.is_closed:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(nc.flush(1), 1)
+            await nc.close()
+
+    async def _failed(self, failure: Exception) -> None:
+        self._last_error = failure
+        denied = _DENIED.search(str(failure))
+        if denied is None:
+            return
+        what, subject = denied.groups()
+        if what.lower() == "subscription":
+            self._denied.add(subject)
+        for one in list(self.pending.values()):
+            if one.subject == subject:
+                one.fail(refused("permission_denied", f"the NATS server does not permit publishing to {subject}: "
+                                                      "a session of somebody else needs its key"))
+
+    async def _disconnected(self) -> None:
+        for one in list(self.pending.values()):
+            one.nudge()
+
+    async def _connected(self) -> None:
+        self.generation += 1
+        self.since = time.monotonic()
+        for one in list(self.pending.values()):
+            one.nudge()
+
+    async def _closed(self) -> None:
+        for one in list(self.pending.values()):
+            one.fail(errors.error("unavailable", f"the connection to the mesh has ended: {self._last_error}",
+                                  origin="caller", retryable=True))
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a link now."""
+        return self._nc is not None and self._nc.is_connected
+
+    async def _receive(self, message: Msg) -> None:
+        one = self.pending.get(message.subject[len(self.inbox):].partition(".")[0])
+        if one is not None:
+            one.take(message)
+
+    def publish(self, subject: str, body: bytes = b"") -> None:
+        """Sends what needs no answer, if there is a link."""
+        if self.connected:
+            assert self._nc is not None
+            task = self.loop.create_task(self._published(self._nc, subject, body))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    @staticmethod
+    async def _published(nc: Client, subject: str, body: bytes) -> None:
+        with contextlib.suppress(nats.errors.Error):
+            await nc.publish(subject, body)
+
+    async def subscribe(self, subject: str, take: Callable[[Msg], None]) -> Callable[[], None]:
+        """Hands take each message; what is returned ends that."""
+        nc = await self.ready()
+
+        async def receive(message: Msg) -> None:
+            take(message)
+
+        subscription = await nc.subscribe(subject, cb=receive, pending_msgs_limit=0, pending_bytes_limit=0)
+
+        def end() -> None:
+            task = self.loop.create_task(_ended(subscription))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return end
+
+    # Nodes.
+
+    def listen(self, node: str) -> None:
+        """Hears a node's heartbeats from now on."""
+        if node in self._nodes:
+            return
+        if len(self._nodes) >= _NODES:
+            self._forget(next(iter(self._nodes)))
+        self._nodes[node] = Node()
+        task = self.loop.create_task(self._listen(node))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _listen(self, node: str) -> None:
+        def beat(message: Msg) -> None:
+            with contextlib.suppress(ValueError):
+                body = json.loads(message.data)
+                heard = self._nodes.get(node)
+                if heard is not None and isinstance(body, dict) and body.get("boot"):
+                    heard.beat(str(body["boot"]))
+
+        with contextlib.suppress(nats.errors.Error, errors.MeshError):
+            assert self._nc is not None
+            subscription = await self._nc.subscribe(_names.heartbeat(node), cb=_async(beat))
+            self._heartbeats[node] = subscription
+
+    def _forget(self, node: str) -> None:
+        self._nodes.pop(node, None)
+        subscription = self._heartbeats.pop(node, None)
+        if subscription is not None:
+            task = self.loop.create_task(_ended(subscription))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def alive(self, one: Pending, since: float) -> None:
+        """Raises NodeLost once the node of a call, silent since then, counts as lost, and Unavailable once our own
+        connection is what is lost."""
+        last = max(one.sign, since)
+        node = self._nodes.get(one.node)
+        if node is not None:
+            if node.boot and node.boot != one.boot and node.beats > 1:
+                raise self._lost(one, "has restarted")
+            if node.boot == one.boot:
+                last = max(last, node.heard)
+        last = max(last, self.since)  # what was said before went to the link that is gone
+        if time.monotonic() - last < SILENCE:
+            one.quiet = False
+            return
+        generation = self.generation
+        try:
+            if not self.connected:
+                raise ConnectionError("not connected")
+            assert self._nc is not None
+            await self._nc.flush(_PING)  # type: ignore[arg-type]  # seconds
+        except (nats.errors.Error, OSError, asyncio.TimeoutError) as failure:
+            raise errors.error("unavailable", f"the connection to the mesh was lost while the call ran: {failure}",
+                               tool="", origin="caller") from None
+        # What was on its way has arrived before the ping's answer, and is looked at before the next look.
+        if generation != self.generation or one.messages or one.sign > last or node is not None and node.heard > last:
+            return
+        if one.quiet:
+            raise self._lost(one, f"has been silent for {SILENCE} s")
+        one.quiet = True
+
+    def _lost(self, one: Pending, why: str) -> errors.MeshError:
+        name = f"node {one.node}" if one.node else "the call's node"
+        self._forget(one.node)
+        return errors.error("node_lost", f"{name} {why}: whether the tool ran is not known", origin="caller",
+                            details={"node": one.node} if one.node else {})
+
+    async def resend(self, one: Pending, call: Call, headers: dict[str, str], since: float) -> None:
+        """Asks the node again for a call of which it, alive and the same as ever, has said nothing since then: the
+        request or its answer got lost. It knows the name of the call, and runs it once at most."""
+        node = self._nodes.get(one.node)
+        now = time.monotonic()
+        if (node is None or not self.connected or now - max(one.sign, since, one.asked) < SILENCE
+                or node.boot != one.boot or node.beats * 1.0 < SILENCE or now - node.heard > SILENCE):
+            return
+        assert self._nc is not None
+        one.asked = now
+        again = {**headers, "Mesh-Boot": one.boot, "Mesh-Again": str(int((now - one.sent) * 1000) + 1)}
+        with contextlib.suppress(nats.errors.Error):
+            await self._nc.publish(_names.node_call(one.node, call.session, call.tool), call.body,
+                                   one.inbox + _AGAIN, again)
+
+    # Calls.
+
+    async def send(self, one: Pending, call: Call, headers: dict[str, str]) -> None:
+        """Sends a call for the first time."""
+        nc = await self.ready()
+        check_size(nc, call, headers)
+        one.sent = one.sign = one.asked = time.monotonic()
+        try:
+            await nc.publish(one.subject, call.body, one.inbox, headers)
+        except nats.errors.Error as failure:
+            raise refused("unavailable", f"the request could not be sent: {failure}", call.tool) from None
+
+    async def call(self, call: Call) -> bytes:
+        """A unary call: its result's JSON."""
+        return await self.attempts(call, self._unary)
+
+    async def attempts(self, call: Call, send: Callable[[Call], typing.Awaitable[Any]]) -> Any:
+        """Sends a call until it has an answer that is more than "not here, not now". Only what provably did not start
+        is sent again, or what is idempotent."""
+        asked_for = call.tool
+        call.tool = self._aliases.get((call.session, asked_for), asked_for)
+        resolved = lost = False
+        for number in itertools.count(1):
+            try:
+                return await send(call)
+            except Nobody:
+                if resolved:
+                    raise unserved(call.tool, "") from None
+                resolved = True
+                other, reason = await self.resolve(call.session, asked_for)
+                if other == call.tool:
+                    raise unserved(call.tool, reason) from None
+                if len(self._aliases) >= _ALIASES:
+                    self._aliases.clear()
+                self._aliases[call.session, asked_for] = call.tool = other
+            except errors.MeshError as failure:
+                failure.tool = failure.tool or call.tool
+                if number >= _ATTEMPTS:
+                    raise
+                if failure.started is False and (
+                    failure.code == "busy" or failure.code == "unavailable" and failure.origin != "caller"
+                ):
+                    pause = _BUSY * 2 ** min(number - 1, 5) * random.uniform(0.5, 1)
+                    if call.timeout is not None and call.deadline - time.monotonic() < pause:
+                        raise
+                    await asyncio.sleep(pause)
+                elif call.idempotent and not lost and failure.code in ("node_lost", "worker_crashed"):
+                    lost = True
+                    call.rpc_id = new_rpc_id()
+                else:
+                    raise
+        raise AssertionError
+
+    async def _unary(self, call: Call) -> bytes:
+        headers = call.headers()
+        one = Pending(self, subject(call))
+        try:
+            await self.send(one, call, headers)
+            last = time.monotonic()
+            while True:
+                wait = SILENCE if last == one.sent else TICK
+                left = None if call.timeout is None else call.deadline + _GRACE - time.monotonic()
+                if left is not None and left <= 0:
+                    raise timed_out(call, None)
+                await one.wait(wait if left is None else min(wait, left))
+                if one.messages:
+                    return result(one.messages[0])
+                if one.error is not None:
+                    raise one.error
+                now = time.monotonic()
+                if now - last > wait + 1:
+                    one.sign = now  # this process was frozen: listen anew
+                last = now
+                await self.alive(one, one.asked)
+                await self.resend(one, call, headers, one.asked)
+        except (asyncio.CancelledError, errors.ToolTimeout) as failure:
+            if not one.messages and getattr(failure, "origin", "caller") == "caller":
+                self.cancel(call, one.node)
+            raise
+        finally:
+            one.close()
+
+    def cancel(self, call: Call, node: str) -> None:
+        """Tells the node of a call, or all nodes, to stop it."""
+        self.publish(_names.control(call.session, call.rpc_id, node))
+
+    async def cancelled(self, session: str, rpc_id: str) -> bool:
+        """Stops a call wherever it runs: whether a node had it."""
+        try:
+            answer = await self.ask(_names.control(session, rpc_id), {"type": "cancel"}, wait=1)
+        except (Nobody, errors.ToolTimeout):
+            return False
+        return bool(answer.get("cancelled"))
+
+    # Questions.
+
+    async def ask(self, where: str, question: dict[str, Any], wait: float = _ANSWER) -> dict[str, Any]:
+        """One question to the mesh and its answer; raises Nobody."""
+        nc = await self.ready()
+        one = Pending(self, where)
+        until = time.monotonic() + wait
+        try:
+            await nc.publish(where, json.dumps(question).encode(), one.inbox)
+            while not one.messages:
+                left = until - time.monotonic()
+                if one.error is not None:
+                    raise one.error
+                if left <= 0:
+                    raise errors.error("deadline_exceeded", f"no answer on {where} within {wait:g} s", origin="caller")
+                await one.wait(left)
+            answer = values.decode(result(one.messages[0]))
+        finally:
+            one.close()
+        if not isinstance(answer, dict):
+            raise errors.error("protocol_error", f"the answer on {where} is no object", origin="caller")
+        return answer
+
+    async def registry(self, session: str, verb: str, question: dict[str, Any]) -> dict[str, Any]:
+        """A question to the registry. A mesh that does not answer is Unavailable."""
+        try:
+            return await self.ask(_names.registry(session, verb), question)
+        except Nobody:
+            raise refused("unavailable", "a NATS server answers, but no mesh: run mesh up, or an agent") from None
+        except errors.ToolTimeout as failure:
+            raise refused("unavailable", f"the registry does not answer: {failure.message}") from None
+
+    async def resolve(self, session: str, name: str) -> tuple[str, str]:
+        """The full id of a name, and why nobody serves it."""
+        answer = await self.registry(session, "resolve", {"name": name})
+        return str(answer.get("id", "")), str(answer.get("reason", ""))
+
+
+def subject(call: Call) -> str:
+    """Where a call goes; InvalidRequest for names that cannot be."""
+    try:
+        return _names.call(call.session, call.tool)
+    except ValueError as failure:
+        raise refused("invalid_request", str(failure), call.tool) from None
+
+
+def check_size(nc: Client, call: Call, headers: dict[str, str]) -> None:
+    """Refuses what the server would end the connection for."""
+    size = len(call.body) + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items()) + 16
+    if size > nc.max_payload:
+        raise refused("payload_too_large", f"the arguments are {len(call.body)} bytes, the broker takes messages of "
+                                           f"{nc.max_payload}", call.tool)
+
+
+def result(message: Msg) -> bytes:
+    """The body of an answer; raises what it says has failed."""
+    headers = message.headers
+    if headers:
+        if headers.get("Status") == "503":
+            raise Nobody
+        if "Mesh-Error-Code" in headers or "Nats-Service-Error-Code" in headers:
+            raise failed(message)
+    return message.data
+
+
+def failed(message: Msg) -> errors.MeshError:
+    """The error that an answer tells of."""
+    headers = message.headers or {}
+    try:
+        found = values.decode(message.data)
+        told = found["error"] if isinstance(found, dict) else None
+    except (ValueError, KeyError):
+        told = None
+    if not isinstance(told, dict):
+        told = {"message": headers.get("Nats-Service-Error", "")}
+    told.setdefault("code", headers.get("Mesh-Error-Code") or by_number(headers.get("Nats-Service-Error-Code", "")))
+    if "started" not in told and headers.get("Mesh-Started") in ("true", "false"):
+        told["started"] = headers["Mesh-Started"] == "true"
+    return errors.rebuilt(told, "")
+
+
+def by_number(number: str) -> str:
+    """The code of a number that has no name here: its class's."""
+    return {"4": "invalid_request"}.get(number[:1], "internal")
+
+
+def unserved(tool: str, reason: str) -> errors.MeshError:
+    """The error of a tool that is known, and served nowhere."""
+    why = reason or "it is known, but no node serves it now"
+    return errors.error("unavailable", f"the tool cannot be called: {why}", tool=tool, started=False, origin="mesh",
+                        retryable=True)
+
+
+def unreachable(where: str, failure: BaseException) -> errors.MeshError:
+    """The error of a server that cannot be reached, or does not let us in."""
+    text = str(failure) or type(failure).__name__
+    if "authorization" in text.lower() or "authentication" in text.lower():
+        return refused("permission_denied", f"the NATS server at {where} does not let us in: {text}. "
+                                            "Set MESH_NATS_NKEY, MESH_NATS_CREDS or MESH_NATS_CONTEXT")
+    if isinstance(failure, (ValueError, ImportError)):
+        return refused("invalid_request", f"{where}: {text}")
+    return refused("unavailable", f"no mesh at {where}: {text}. Run mesh up, set MESH_NATS_URL, or call "
+                                  "toolmesh.local()", retryable=True)
+
+
+def _async(take: Callable[[Msg], None]) -> Callable[[Msg], typing.Awaitable[None]]:
+    async def receive(message: Msg) -> None:
+        take(message)
+
+    return receive
+
+
+async def _ended(subscription: Subscription) -> None:
+    with contextlib.suppress(nats.errors.Error, ValueError):
+        await subscription.unsubscribe()

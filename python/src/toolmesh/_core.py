@@ -1,0 +1,33 @@
+"""What the worker knows of values, schemas and errors, for the client and the host.
+
+Inside a worker the package runs beside the worker's own files, which the agent
+has loaded under a private name: those are taken there, so that an error or a
+channel is one thing in a process, whichever version is installed.
+"""
+
+from __future__ import annotations
+
+import sys
+import typing
+
+if typing.TYPE_CHECKING:
+    from ._worker import mesh as tool_side
+    from ._worker.calling import channel, errors, failures
+    from ._worker.describing import binding, schema, values
+else:
+    from importlib import import_module
+
+    WORKER = "_toolmesh_worker"  # the name in python/embed.go
+
+    def _part(name: str):
+        return import_module(f"{WORKER}.{name}" if WORKER in sys.modules else f"toolmesh._worker.{name}")
+
+    values = _part("describing.values")
+    schema = _part("describing.schema")
+    binding = _part("describing.binding")
+    errors = _part("calling.errors")
+    failures = _part("calling.failures")
+    channel = _part("calling.channel")
+    tool_side = _part("mesh")
+
+__all__ = ["binding", "channel", "errors", "failures", "schema", "tool_side", "values"]

@@ -1,0 +1,82 @@
+"""Names, their tokens, and the subjects that a caller uses: docs/protocol, sections 1 and 2."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_HASHED = re.compile(r"x--h-[0-9a-v]{26}\Z")
+_LONGEST = 64  # characters of a token
+
+
+def _encoded(raw: bytes) -> str:
+    return base64.b32hexencode(raw).decode().rstrip("=").lower()
+
+
+def token(name: str) -> str:
+    """The token of a name; ValueError for an empty one, and one that is not text."""
+    if not name:
+        raise ValueError("a name is empty")
+    if _PLAIN.match(name) and not name.startswith("x--"):
+        return name
+    if _HASHED.match(name):
+        return name  # it is its own name
+    try:
+        raw = name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the name {name!r} is no text: half a surrogate pair") from None
+    text = "x--" + _encoded(raw)
+    if len(name) > _LONGEST or len(text) > _LONGEST:
+        text = "x--h-" + _encoded(hashlib.sha256(raw).digest()[:16])
+    return text
+
+
+def tool(tool_id: str) -> str:
+    """The tokens of a tool's full id."""
+    try:
+        return ".".join([token(part) for part in tool_id.split(".")])
+    except ValueError as failure:
+        raise ValueError(f"the tool id {tool_id!r} cannot be: {failure}") from None
+
+
+def hashed(tokens: str) -> bool:
+    """Whether a real name cannot be read back from one of these tokens."""
+    return "x--h-" in tokens
+
+
+def call(session: str, tool_id: str) -> str:
+    """Where a call goes."""
+    return f"tools.{token(session)}.{tool(tool_id)}"
+
+
+def node_call(node: str, session: str, tool_id: str) -> str:
+    """Where the same call goes to one node."""
+    return f"mesh.node.{token(node)}.tools.{token(session)}.{tool(tool_id)}"
+
+
+def control(session: str, rpc_id: str, node: str = "") -> str:
+    """Where a cancel goes, and credit to a node."""
+    ends = f"ctl.{token(session)}.{token(rpc_id)}"
+    return f"mesh.node.{token(node)}.{ends}" if node else f"mesh.{ends}"
+
+
+def live(session: str, rpc_id: str) -> str:
+    """Where the chunks of a stream come."""
+    return f"mesh.live.{token(session)}.{token(rpc_id)}"
+
+
+def replay(session: str, rpc_id: str) -> str:
+    """Who has stored chunks is asked here."""
+    return f"mesh.replay.{token(session)}.{token(rpc_id)}"
+
+
+def registry(session: str, verb: str) -> str:
+    """Where questions to the registry go."""
+    return f"mesh.registry.{token(session)}.{verb}"
+
+
+def heartbeat(node: str) -> str:
+    """Where a node says that it lives."""
+    return f"mesh.hb.{token(node)}"

@@ -1,0 +1,525 @@
+"""Mesh and AsyncMesh: calls, streams and questions, for plain code and for coroutines.
+
+Both run the same coroutines: AsyncMesh on the caller's event loop, Mesh on one
+loop of a thread of its own, which all of a process's Mesh objects share. So a Mesh
+works in threads, in notebooks and inside a running loop, and after a fork the child
+makes a connection of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import contextvars
+import copy
+import functools
+import os
+import threading
+import time
+import typing
+import weakref
+
+from . import _models
+from ._connection import Call, Connection, new_rpc_id, refused
+from ._core import errors, schema, tool_side, values
+from ._finding import find
+from ._streams import Stream
+from .remote import AsyncRemoteTool, RemoteTool
+
+if typing.TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+    from types import TracebackType
+    from typing import Any
+
+    from typing_extensions import Self
+
+    T = typing.TypeVar("T")
+
+_DESCRIBED = 32  # questions for descriptions that are under way at once
+_PAGE = 500
+
+_scope: contextvars.ContextVar[tuple[str | None, float | None]] = contextvars.ContextVar("scope", default=(None, None))
+_encoding = threading.Lock()  # the worker's encoder is for one thread at a time
+
+
+@contextlib.contextmanager
+def scope(session: str | None = None, timeout: float | None = None) -> Iterator[None]:
+    """Calls inside go to the session, unless they are made on a Mesh of another one,
+    and end when the time, in seconds, has passed. It may stand in another scope,
+    whose time still counts. Threads that are started inside do not inherit it."""
+    above_session, above_deadline = _scope.get()
+    seconds = tool_side._seconds(timeout)
+    deadline = above_deadline
+    if seconds is not None:
+        deadline = min(time.monotonic() + seconds, above_deadline or float("inf"))
+    token = _scope.set((session or above_session, deadline))
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+class _Links:
+    """The connections of a mesh object and its sessions, one for each event loop."""
+
+    def __init__(self, settings: Mapping[str, Any], name: str, session: str) -> None:
+        self._settings, self._name, self._session = settings, name, session
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection] = weakref.WeakKeyDictionary()
+
+    def here(self) -> Connection:
+        """The connection of the running loop."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._pid != os.getpid():
+                self._of, self._pid = weakref.WeakKeyDictionary(), os.getpid()
+            link = self._of.get(loop)
+            if link is None:
+                link = self._of[loop] = Connection(lambda: find(**self._settings), self._name, self._session)
+                link.keep()
+            return link
+
+    def all(self) -> list[Connection]:
+        """The connections of all loops."""
+        with self._lock:
+            return list(self._of.values()) if self._pid == os.getpid() else []
+
+
+class _Base:
+    """What both kinds have."""
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] | None = None,
+        *,
+        context: str | None = None,
+        creds: str | None = None,
+        nkey: str | None = None,
+        session: str | None = None,
+        timeout: float | None = None,
+        name: str = "",
+    ) -> None:
+        settings = {"servers": servers, "context": context, "creds": creds, "nkey": nkey}
+        self._session = session
+        self._timeout = tool_side._seconds(timeout)
+        self._links = _Links(settings, name, session or "default")
+        self._models = _models.Names()
+
+    def session(self, name: str) -> Self:
+        """The same mesh, on the same connection, for calls of another session."""
+        if not isinstance(name, str) or not name:
+            raise ValueError("a session has a name: text that is not empty")
+        other = copy.copy(self)
+        other._session, other._models = name, _models.Names()
+        return other
+
+    @property
+    def session_name(self) -> str:
+        """The session that calls go to now."""
+        return self._session or _scope.get()[0] or "default"
+
+    def _call(
+        self, tool: str, args: Mapping[str, Any] | None, timeout: float | None, rpc_id: str | None, idempotent: bool,
+        isolation: str | None, revision: str | None, prefix: str = "rpc_",
+    ) -> Call:
+        if not isinstance(tool, str):
+            raise TypeError(f"a tool is called by its id, a text, not by {type(tool).__name__}")
+        with _encoding:
+            body = tool_side._encoded(tool, args)
+        seconds = tool_side._seconds(timeout) if timeout is not None else self._timeout
+        deadline = _scope.get()[1]
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            seconds = left if seconds is None else min(seconds, left)
+        if rpc_id is not None and (rpc_id != rpc_id.strip() or not rpc_id or not rpc_id.isprintable()):
+            raise refused("invalid_request", f"the rpc_id {rpc_id!r} cannot travel in a header", tool)
+        return Call(self.session_name, tool, body, rpc_id or new_rpc_id(prefix), seconds, idempotent, isolation, revision)
+
+
+class AsyncMesh(_Base):
+    """A mesh for coroutines. It connects when it is first used: by the arguments, by
+    MESH_NATS_URL, MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY (then NATS's
+    own variables), to what mesh up left running, or to NATS's default port.
+
+    timeout is the time in seconds that calls have which name none. Any number of
+    tasks may use it; each event loop has a connection of its own. Close it, or use it
+    as an async context manager.
+    """
+
+    async def call(
+        self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
+        rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
+        revision: str | None = None, returns: Any = None,
+    ) -> Any:
+        """Calls a tool and returns its result.
+
+        args are its arguments by name; bytes, dates, dataclasses, pydantic models,
+        numpy and pandas travel as they do from a tool. timeout is the whole time in
+        seconds; without one the tool's own holds. idempotent says that the call may
+        be made again when its node is lost. returns is a type that the result is
+        made into. Raises the MeshError of the code, ToolExecutionError when the tool
+        itself failed. Cancelling the task cancels the call where it runs.
+        """
+        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision)
+        return _typed(await self._links.here().call(call), returns, tool)
+
+    acall = call
+
+    async def stream(
+        self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
+        rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
+        revision: str | None = None, returns: Any = None,
+    ) -> AsyncIterator[Any]:
+        """Calls a tool and yields its items as they come, in order, each once, over lost
+        connections too. The call begins with the first item that is asked for;
+        closing the generator cancels it. A reader that does not keep up holds the tool
+        back. Otherwise as call; returns is the type of an item."""
+        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
+        pages = Stream(self._links.here(), call).pages()
+        try:
+            async for page in pages:
+                for body in page:
+                    yield _typed(body, returns, tool)
+        finally:
+            await pages.aclose()
+
+    astream = stream
+
+    async def collect(self, tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> list[Any]:
+        """The list of all items of stream."""
+        return [item async for item in self.stream(tool, args, **options)]
+
+    async def cancel(self, rpc_id: str) -> bool:
+        """Stops a call of the session, wherever it runs: whether a node had it."""
+        return await self._links.here().cancelled(self.session_name, rpc_id)
+
+    async def tools(self, prefix: str = "") -> list[AsyncRemoteTool]:
+        """The tools of the session that are served and whose id begins with prefix, in the order of their ids."""
+        return [AsyncRemoteTool(self, one) for one in await self._described(prefix)]
+
+    async def tool(self, tool_id: str) -> AsyncRemoteTool:
+        """One tool; ToolNotFound names what may have been meant."""
+        return AsyncRemoteTool(self, await self._links.here().registry(self.session_name, "describe", {"tool": tool_id}))
+
+    async def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
+        """The declarations of tools (ids, or tools themselves; all of the session if
+        None) as a provider takes them: openai, openai-responses, anthropic, gemini or
+        mcp. execute knows the names in them."""
+        ids = [getattr(one, "id", one) for one in tools] if tools is not None else await self._ids("")
+        return await self._models.render(self._links.here(), self.session_name, provider, ids)
+
+    async def execute(self, call: Any, *, timeout: float | None = None) -> Any:
+        """Runs a tool call as a model gave it: an object or a dict of the provider's
+        client, or {"name", "arguments"}. Its name and its values are mapped back.
+        JSON that is slightly broken is repaired where json_repair is installed."""
+        tool, arguments = await self._models.resolve(self._links.here(), self.session_name, call)
+        return await self.call(tool, arguments, timeout=timeout)
+
+    async def close(self) -> None:
+        """Ends the connection of this loop."""
+        await self._links.here().close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, _kind: type[BaseException] | None, _value: BaseException | None,
+                        _trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def _ids(self, prefix: str) -> list[str]:
+        link, found, after = self._links.here(), [], ""
+        while True:
+            question: dict[str, Any] = {"limit": _PAGE}
+            if after:
+                question["after"] = after
+            page = await link.registry(self.session_name, "list", question)
+            for one in page.get("tools", ()):
+                if one.get("state") == "serving" and one["id"].startswith(prefix):
+                    found.append(one["id"])
+            after = page.get("next") or ""
+            if not after:
+                return sorted(found)
+
+    async def _described(self, prefix: str) -> list[dict[str, Any]]:
+        link, session, places = self._links.here(), self.session_name, asyncio.Semaphore(_DESCRIBED)
+
+        async def describe(tool_id: str) -> dict[str, Any] | None:
+            async with places:
+                try:
+                    return await link.registry(session, "describe", {"tool": tool_id})
+                except errors.ToolNotFound:
+                    return None  # it has gone since the list was made
+
+        found = await asyncio.gather(*[describe(one) for one in await self._ids(prefix)])
+        return [one for one in found if one is not None]
+
+
+class _Background:
+    """The event loop of the process's Mesh objects, on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.thread: threading.Thread | None = None
+        self.pid = 0
+        self.over = False
+
+    def start(self) -> asyncio.AbstractEventLoop:
+        """The loop, which runs."""
+        loop = self.loop
+        if loop is not None and self.pid == os.getpid():
+            if threading.current_thread() is self.thread:
+                raise RuntimeError("a Mesh was used on its own event loop; AsyncMesh is for coroutines")
+            return loop
+        with self.lock:
+            if self.over:
+                raise refused("unavailable", "the interpreter is shutting down")
+            if self.loop is None or self.pid != os.getpid():
+                # After a fork the parent's thread and loop are not here; its sockets are left alone.
+                self.loop, self.pid = asyncio.new_event_loop(), os.getpid()
+                self.thread = threading.Thread(target=self._run, args=(self.loop,), name="toolmesh", daemon=True)
+                self.thread.start()
+            return self.loop
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    def end(self) -> None:
+        """Ends the loop, and with it what is under way, when the interpreter does."""
+        with self.lock:
+            self.over = True
+            loop, thread = self.loop, self.thread
+            if loop is None or thread is None or self.pid != os.getpid() or loop.is_closed():
+                return
+            loop.call_soon_threadsafe(loop.stop)
+        thread.join(2)
+
+    def submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
+        """Runs a coroutine that is made there. Cancelling the future cancels it."""
+        loop = self.start()
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def begin() -> None:
+            if future.cancelled():
+                return
+            task = loop.create_task(make())
+            task.add_done_callback(functools.partial(_settle, future))
+            future.add_done_callback(
+                lambda done: loop.call_soon_threadsafe(task.cancel) if done.cancelled() and not loop.is_closed() else None
+            )
+
+        loop.call_soon_threadsafe(begin)
+        return future
+
+    def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """submit, and waits for it. An exception in the waiting thread cancels it."""
+        future = self.submit(make)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise errors.error("cancelled", "the mesh was closed while the call ran", origin="caller") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+
+def _settle(future: concurrent.futures.Future[Any], task: asyncio.Task[Any]) -> None:
+    if future.cancelled() or not future.set_running_or_notify_cancel():
+        if not task.cancelled():
+            task.exception()  # seen
+        return
+    if task.cancelled():
+        future.set_exception(concurrent.futures.CancelledError())
+    elif task.exception() is not None:
+        future.set_exception(task.exception())
+    else:
+        future.set_result(task.result())
+
+
+_background = _Background()
+atexit.register(_background.end)
+
+
+class Mesh(_Base):
+    """A mesh for plain code: as AsyncMesh, without await. Any number of threads may use
+    it at once, and it works inside a running event loop, which it then holds up: acall
+    and astream do not. After a fork the child connects anew; what was under way is the
+    parent's."""
+
+    def __init__(
+        self, servers: str | Sequence[str] | None = None, *, context: str | None = None, creds: str | None = None,
+        nkey: str | None = None, session: str | None = None, timeout: float | None = None, name: str = "",
+    ) -> None:
+        super().__init__(servers, context=context, creds=creds, nkey=nkey, session=session, timeout=timeout, name=name)
+        self._core = AsyncMesh.__new__(AsyncMesh)
+        self._core.__dict__.update(self.__dict__)
+
+    def session(self, name: str) -> Self:
+        """The same mesh, on the same connection, for calls of another session."""
+        other = super().session(name)
+        other._core = self._core.session(name)
+        return other
+
+    def _here(self) -> AsyncMesh:
+        """The core, for the session that holds where the call is made."""
+        return self._core if self._session or not _scope.get()[0] else self._core.session(self.session_name)
+
+    def call(
+        self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
+        rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
+        revision: str | None = None, returns: Any = None,
+    ) -> Any:
+        """As AsyncMesh.call. An exception in the waiting thread, like KeyboardInterrupt, cancels the call."""
+        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision)
+        return _typed(_background.run(lambda: self._links.here().call(call)), returns, tool)
+
+    async def acall(
+        self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
+        rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
+        revision: str | None = None, returns: Any = None,
+    ) -> Any:
+        """As call, for coroutines of any event loop, on the same connection."""
+        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision)
+        body = await asyncio.wrap_future(_background.submit(lambda: self._links.here().call(call)))
+        return _typed(body, returns, tool)
+
+    def stream(
+        self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
+        rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
+        revision: str | None = None, returns: Any = None,
+    ) -> Iterator[Any]:
+        """As AsyncMesh.stream. Closing the generator, or leaving a for loop over it, cancels the call."""
+        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
+        pages = _Pages(self._links, call)
+        try:
+            while True:
+                page = _background.run(pages.next)
+                if not page:
+                    return
+                for body in page:
+                    yield _typed(body, returns, tool)
+        finally:
+            pages.end()
+
+    async def astream(
+        self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
+        rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
+        revision: str | None = None, returns: Any = None,
+    ) -> AsyncIterator[Any]:
+        """As stream, for coroutines of any event loop."""
+        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
+        pages = _Pages(self._links, call)
+        try:
+            while True:
+                page = await asyncio.wrap_future(_background.submit(pages.next))
+                if not page:
+                    return
+                for body in page:
+                    yield _typed(body, returns, tool)
+        finally:
+            pages.end()
+
+    def collect(self, tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> list[Any]:
+        """The list of all items of stream."""
+        return list(self.stream(tool, args, **options))
+
+    def cancel(self, rpc_id: str) -> bool:
+        """Stops a call of the session, wherever it runs: whether a node had it."""
+        core = self._here()
+        return _background.run(lambda: core.cancel(rpc_id))
+
+    def tools(self, prefix: str = "") -> list[RemoteTool]:
+        """The tools of the session that are served and whose id begins with prefix, in the order of their ids."""
+        core = self._here()
+        return [RemoteTool(self, one) for one in _background.run(lambda: core._described(prefix))]
+
+    def tool(self, tool_id: str) -> RemoteTool:
+        """One tool; ToolNotFound names what may have been meant."""
+        session = self.session_name
+        return RemoteTool(self, _background.run(
+            lambda: self._links.here().registry(session, "describe", {"tool": tool_id})))
+
+    def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
+        """As AsyncMesh.format."""
+        core = self._here()
+        return _background.run(lambda: core.format(provider, tools))
+
+    def execute(self, call: Any, *, timeout: float | None = None) -> Any:
+        """As AsyncMesh.execute."""
+        core = self._here()
+        tool, arguments = _background.run(
+            lambda: core._models.resolve(core._links.here(), core.session_name, call))
+        return self.call(tool, arguments, timeout=timeout)
+
+    def close(self) -> None:
+        """Ends the connection; what is under way fails. A later call makes a new one."""
+        for link in self._links.all():
+            if link.loop is _background.loop:
+                _background.run(link.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, _value: BaseException | None,
+                 _trace: TracebackType | None) -> None:
+        self.close()
+
+
+class _Pages:
+    """The pages of a stream of the background's loop, for other threads."""
+
+    def __init__(self, links: _Links, call: Call) -> None:
+        self._links, self._call = links, call
+        self._pages: Any = None
+
+    async def next(self) -> list[bytes]:
+        """The next page; an empty one is the end."""
+        if self._pages is None:
+            self._pages = Stream(self._links.here(), self._call).pages()
+        return await anext(self._pages, [])
+
+    def end(self) -> None:
+        """Cancels the call if it runs. Waits for nothing: a generator may be collected on any thread, the loop's own
+        included."""
+        loop, pages = _background.loop, self._pages
+        if pages is not None and loop is not None and not loop.is_closed() and _background.pid == os.getpid():
+            loop.call_soon_threadsafe(lambda: loop.create_task(pages.aclose()))
+
+
+def _typed(body: bytes, returns: Any, tool: str) -> Any:
+    try:
+        value = values.decode(body) if body else None
+    except ValueError as failure:
+        raise errors.error("protocol_error", f"the result is no JSON: {failure}", tool=tool, origin="caller") from None
+    if returns is None:
+        return value
+    try:
+        return _loader(returns)(value)
+    except values.Mismatch as failure:
+        raise TypeError(f"{tool}: the result is not {returns!r}: {failure.pointer or 'it'}: {failure}") from None
+
+
+def _loader(returns: Any) -> Callable[[Any], Any]:
+    try:
+        return _made_loader(returns)
+    except TypeError:  # it cannot be a key
+        return _made_loader.__wrapped__(returns)
+
+
+@functools.lru_cache(maxsize=256)
+def _made_loader(returns: Any) -> Callable[[Any], Any]:
+    load: Callable[[Any], Any] = schema.Builder({}).shape(returns, "the result").load
+    return load

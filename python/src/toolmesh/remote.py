@@ -1,0 +1,227 @@
+"""A tool of the mesh as a Python callable."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import inspect
+import keyword
+import typing
+import uuid
+
+from ._core import errors, schema, values
+
+if typing.TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from typing import Any
+
+    from .client import AsyncMesh, Mesh
+
+    JSONObject = dict[str, Any]
+
+_FORMATS = {
+    "date-time": datetime.datetime, "date": datetime.date, "time": datetime.time, "uuid": uuid.UUID,
+    "decimal": decimal.Decimal,
+}
+_SIMPLE = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
+
+
+def annotation(declared: Any, definitions: JSONObject | None = None, depth: int = 0) -> Any:
+    """The Python type of what a JSON Schema describes; Any where there is none."""
+    if not isinstance(declared, dict) or depth > 8:
+        return typing.Any
+    definitions = definitions or {}
+    reference = declared.get("$ref")
+    if isinstance(reference, str):
+        return annotation(definitions.get(reference.rpartition("/")[2]), definitions, depth + 1)
+    if "const" in declared:
+        return _literal([declared["const"]])
+    if isinstance(declared.get("enum"), list):
+        return _literal(declared["enum"])
+    either = declared.get("anyOf") or declared.get("oneOf")
+    if isinstance(either, list) and either:
+        return _union([annotation(one, definitions, depth + 1) for one in either])
+    kind = declared.get("type")
+    if isinstance(kind, list):
+        return _union([annotation({**declared, "type": one}, definitions, depth + 1) for one in kind])
+    if kind == "string":
+        if declared.get("contentEncoding") == "base64":
+            return bytes
+        return _FORMATS.get(declared.get("format", ""), str)
+    if kind == "array":
+        first = declared.get("prefixItems")
+        if isinstance(first, list) and first and declared.get("items") in (False, None):
+            return tuple[tuple(annotation(one, definitions, depth + 1) for one in first)]  # type: ignore[misc]
+        return list[annotation(declared["items"], definitions, depth + 1)] if declared.get("items") else list  # type: ignore[misc]
+    if kind == "object":
+        further = declared.get("additionalProperties")
+        if isinstance(further, dict) and further and not declared.get("properties"):
+            return dict[str, annotation(further, definitions, depth + 1)]  # type: ignore[misc]
+        return dict[str, typing.Any]
+    return _SIMPLE.get(kind, typing.Any) if isinstance(kind, str) else typing.Any
+
+
+def _literal(choices: list[Any]) -> Any:
+    if choices and all(type(one) in (str, int, bool, type(None)) for one in choices):
+        return typing.Literal[tuple(choices)]
+    return typing.Any
+
+
+def _union(members: list[Any]) -> Any:
+    if not members or typing.Any in members:
+        return typing.Any
+    return typing.Union[tuple(members)]  # noqa: UP007  # of what is known only now
+
+
+def signature(input_schema: JSONObject, output_schema: JSONObject | None, streaming: bool) -> inspect.Signature:
+    """The signature of the function behind a tool, as far as its schemas tell: parameters that the caller must give,
+    with the types, then those with a default; what cannot be a parameter of Python's goes by **further."""
+    definitions = input_schema.get("$defs", {})
+    required = set(input_schema.get("required", ()))
+    parameters, further, optional = [], bool(input_schema.get("additionalProperties")), False
+    for name, declared in input_schema.get("properties", {}).items():
+        if not name.isidentifier() or keyword.iskeyword(name):
+            further = True
+            continue
+        default: Any = inspect.Parameter.empty
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        if name not in required:
+            default = declared.get("default") if isinstance(declared, dict) else None
+            optional = True
+        elif optional:
+            kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=annotation(declared, definitions)))
+    parameters.sort(key=lambda one: one.kind)
+    if further:
+        name = "further"
+        while any(one.name == name for one in parameters):
+            name += "_"
+        parameters.append(inspect.Parameter(name, inspect.Parameter.VAR_KEYWORD))
+    returns: Any = inspect.Signature.empty
+    if output_schema is not None:
+        returns = annotation(output_schema, output_schema.get("$defs", {}))
+        if streaming:
+            returns = typing.Iterator[returns]
+    return inspect.Signature(parameters, return_annotation=returns)
+
+
+class Description:
+    """What the mesh says of a tool, and how arguments for it are checked and written.
+
+    id is the full id, name its last part; input_schema and output_schema are JSON
+    Schemas (output_schema is None where nothing is said of the result);
+    annotations say how the tool behaves (idempotent, parallel_safe, resource_key,
+    timeout and others); metadata is its author's own.
+    """
+
+    def __init__(self, told: JSONObject) -> None:
+        self.id: str = told["id"]
+        self.name: str = told.get("name") or self.id
+        self.description: str = told.get("description") or ""
+        self.input_schema: JSONObject = told.get("input_schema") or {"type": "object"}
+        self.output_schema: JSONObject | None = told.get("output_schema") or None
+        self.annotations: JSONObject = told.get("annotations") or {}
+        self.metadata: JSONObject = told.get("metadata") or {}
+        self.streaming: bool = bool(self.annotations.get("streaming"))
+        self.__name__ = self.id.rpartition(".")[2]
+        self.__qualname__ = self.id
+        self.__doc__ = self.description
+        self.__signature__ = signature(self.input_schema, self.output_schema, self.streaming)
+        self.__annotations__ = {
+            name: one.annotation for name, one in self.__signature__.parameters.items()
+            if one.annotation is not inspect.Parameter.empty
+        }
+        if self.__signature__.return_annotation is not inspect.Signature.empty:
+            self.__annotations__["return"] = self.__signature__.return_annotation
+        self._shapes: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"<tool {self.id}{self.__signature__}>"
+
+    def arguments(self, positional: tuple[Any, ...], keywords: JSONObject) -> JSONObject:
+        """The arguments object of a call. Raises InvalidArguments for what the tool
+        does not take, with the places in details["errors"]."""
+        try:
+            bound = self.__signature__.bind(*positional, **keywords)
+        except TypeError as failure:
+            raise self._refused(str(failure), []) from None
+        given: JSONObject = {}
+        for name, value in bound.arguments.items():
+            if self.__signature__.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                given.update(value)
+            else:
+                given[name] = value
+        if self._shapes is None:
+            builder = schema.Builder({})
+            self._shapes = {
+                name: builder.shape(one.annotation, name) for name, one in self.__signature__.parameters.items()
+                if one.annotation not in (typing.Any, inspect.Parameter.empty)
+            }
+        wrong = []
+        for name, value in given.items():
+            shape = self._shapes.get(name)
+            if shape is None:
+                continue
+            try:
+                if shape.dump is not None:
+                    value = given[name] = shape.dump(value)
+                shape.load(values.decode(values.encode(value)))
+            except values.Mismatch as failure:
+                failure.pointer = values.pointer("", name) + failure.pointer
+                wrong.append(failure.as_dict())
+            except (values.NotSerializable, TypeError, ValueError) as failure:
+                wrong.append(values.Mismatch("JSON", type(value).__name__, str(failure), values.pointer("", name)).as_dict())
+        if wrong:
+            first = wrong[0]
+            raise self._refused(f"{first['pointer']}: {first['message']}", wrong)
+        return given
+
+    def _refused(self, message: str, wrong: list[JSONObject]) -> errors.MeshError:
+        return errors.error("invalid_arguments", message, tool=self.id, started=False, origin="caller",
+                            details={"errors": wrong})
+
+
+class RemoteTool(Description):
+    """A tool to call like the function that it is: tool("Oslo", days=2). Arguments
+    are checked before anything is sent. Any thread may call it."""
+
+    def __init__(self, mesh: Mesh, told: JSONObject) -> None:
+        super().__init__(told)
+        self._mesh = mesh
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the tool and returns its result; of one that streams, the last value, or the list of all where the
+        tool says so."""
+        return self._mesh.call(self.id, self.arguments(args, kwargs))
+
+    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+        """As a call, for coroutines of any event loop."""
+        return await self._mesh.acall(self.id, self.arguments(args, kwargs))
+
+    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Calls the tool and yields its items as they come."""
+        return self._mesh.stream(self.id, self.arguments(args, kwargs))
+
+    def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """As stream, for coroutines."""
+        return self._mesh.astream(self.id, self.arguments(args, kwargs))
+
+
+class AsyncRemoteTool(Description):
+    """As RemoteTool, for coroutines: await tool("Oslo")."""
+
+    def __init__(self, mesh: AsyncMesh, told: JSONObject) -> None:
+        super().__init__(told)
+        self._mesh = mesh
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the tool and returns its result."""
+        return await self._mesh.call(self.id, self.arguments(args, kwargs))
+
+    acall = __call__
+
+    def stream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """Calls the tool and yields its items as they come."""
+        return self._mesh.stream(self.id, self.arguments(args, kwargs))
+
+    astream = stream
