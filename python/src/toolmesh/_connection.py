@@ -224,6 +224,7 @@ class Connection:
         self._aliases: dict[tuple[str, str], str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_error: BaseException | None = None
+        self.closed = False
 
     # The link.
 
@@ -232,14 +233,18 @@ class Connection:
         async def guard() -> None:
             try:
                 await self.loop.create_future()
-            finally:
+            except asyncio.CancelledError:
                 await self.close()
 
         self._guard = self.loop.create_task(guard())
+        self._tasks.add(self._guard)
+        self._guard.add_done_callback(self._tasks.discard)
 
     async def ready(self) -> Client:
         """The NATS client; Unavailable while there is no link."""
         nc = self._nc
+        if self.closed:
+            raise refused("unavailable", "the mesh was closed")
         if nc is None or nc.is_closed:
             async with self._opening:
                 if self._nc is None or self._nc.is_closed:
@@ -301,16 +306,21 @@ class Connection:
                                            "the key of a session is used with that session")
 
     async def close(self) -> None:
-        """Ends the connection; what is under way fails."""
+        """Ends the connection for good; what is under way fails."""
+        if self.closed:
+            return
+        self.closed = True
         for one in list(self.pending.values()):
             one.fail(errors.error("unavailable", "the mesh was closed while the call ran", origin="caller"))
         nc, self._nc = self._nc, None
-        for task in self._tasks:
+        others = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in others:
             task.cancel()
         if nc is not None and not nc.is_closed:
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(nc.flush(1), 1)
+                await asyncio.wait_for(nc.flush(1), 1)  # a cancel that has just been sent
             await nc.close()
+        await asyncio.gather(*others, return_exceptions=True)
 
     async def _failed(self, failure: Exception) -> None:
         self._last_error = failure
@@ -518,9 +528,9 @@ class Connection:
         raise AssertionError
 
     async def _unary(self, call: Call) -> bytes:
-        headers = call.headers()
         one = Pending(self, subject(call))
         try:
+            headers = call.headers()
             await self.send(one, call, headers)
             last = time.monotonic()
             while True:

@@ -19,7 +19,6 @@ if typing.TYPE_CHECKING:
     from ._connection import Connection
 
 _REPAIRED = 100_000  # characters of JSON that are repaired at most
-_RENDERED = 100  # tools in a question
 
 
 class Names:
@@ -30,10 +29,16 @@ class Names:
 
     async def render(self, link: Connection, session: str, provider: str, ids: Sequence[str]) -> list[Any]:
         """The declarations of tools for a provider."""
-        answer = await link.registry(session, "render", {"provider": provider, "tools": list(ids)})
-        for name, tool_id in answer.get("names", {}).items():
-            self._ids[name] = provider, tool_id
-        return list(answer.get("tools", ()))
+        question: dict[str, Any] = {"provider": provider, "tools": list(ids)}
+        declared: list[Any] = []
+        while True:
+            answer = await link.registry(session, "render", question)
+            declared += answer.get("tools", ())
+            for name, tool_id in answer.get("names", {}).items():
+                self._ids[name] = provider, tool_id
+            question["after"] = answer.get("next")
+            if not question["after"]:
+                return declared
 
     async def resolve(self, link: Connection, session: str, call: Any) -> tuple[str, Any]:
         """The tool and the arguments of a model's call."""

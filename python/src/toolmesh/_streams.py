@@ -92,9 +92,10 @@ class Stream:
         return self._acked or self._arrived > 0
 
     async def _attempt(self, call: Call, queue: asyncio.Queue[typing.Any]) -> None:
+        where = subject(call)
         headers = {**call.headers(), "Mesh-Stream": "1", "Mesh-Credit": str(_FIRST)}
-        one = self._one = Pending(self.connection, subject(call))
         end = await self.connection.subscribe(_names.live(call.session, call.rpc_id), self._live)
+        one = self._one = Pending(self.connection, where)
         complete = False
         try:
             await self.connection.send(one, call, headers)

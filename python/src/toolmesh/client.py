@@ -26,7 +26,7 @@ from ._connection import Call, Connection, new_rpc_id, refused
 from ._core import errors, schema, tool_side, values
 from ._finding import find
 from ._streams import Stream
-from .remote import AsyncRemoteTool, RemoteTool
+from .remote import AsyncRemoteTool, RemoteTool, declared
 
 if typing.TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -39,6 +39,8 @@ if typing.TYPE_CHECKING:
 
 _DESCRIBED = 32  # questions for descriptions that are under way at once
 _PAGE = 500
+_BYTES = b'"$bytes"'  # what bytes are written as where a tool declares none
+_SCHEMAS = 1000
 
 _scope: contextvars.ContextVar[tuple[str | None, float | None]] = contextvars.ContextVar("scope", default=(None, None))
 _encoding = threading.Lock()  # the worker's encoder is for one thread at a time
@@ -68,6 +70,7 @@ class _Links:
         self._settings, self._name, self._session = settings, name, session
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._schemas: dict[tuple[str, str], dict[str, Any]] = {}
         self._of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection] = weakref.WeakKeyDictionary()
 
     def here(self) -> Connection:
@@ -77,10 +80,22 @@ class _Links:
             if self._pid != os.getpid():
                 self._of, self._pid = weakref.WeakKeyDictionary(), os.getpid()
             link = self._of.get(loop)
-            if link is None:
+            if link is None or link.closed:
                 link = self._of[loop] = Connection(lambda: find(**self._settings), self._name, self._session)
                 link.keep()
             return link
+
+    async def settle(self, link: Connection, call: Call) -> None:
+        """Writes bytes in the arguments of a call as its tool declares them. The schema is asked for once."""
+        if _BYTES not in call.body:
+            return
+        known = self._schemas.get((call.session, call.tool))
+        if known is None:
+            told = await link.registry(call.session, "describe", {"tool": call.tool})
+            if len(self._schemas) >= _SCHEMAS:
+                self._schemas.clear()
+            known = self._schemas[call.session, call.tool] = told.get("input_schema") or {}
+        call.body = declared(call.body, known)
 
     def all(self) -> list[Connection]:
         """The connections of all loops."""
@@ -164,9 +179,14 @@ class AsyncMesh(_Base):
         itself failed. Cancelling the task cancels the call where it runs.
         """
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision)
-        return _typed(await self._links.here().call(call), returns, tool)
+        return _typed(await self._unary(call), returns, tool)
 
     acall = call
+
+    async def _unary(self, call: Call) -> bytes:
+        link = self._links.here()
+        await self._links.settle(link, call)
+        return await link.call(call)
 
     async def stream(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
@@ -178,7 +198,9 @@ class AsyncMesh(_Base):
         closing the generator cancels it. A reader that does not keep up holds the tool
         back. Otherwise as call; returns is the type of an item."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
-        pages = Stream(self._links.here(), call).pages()
+        link = self._links.here()
+        await self._links.settle(link, call)
+        pages = Stream(link, call).pages()
         try:
             async for page in pages:
                 for body in page:
@@ -219,7 +241,7 @@ class AsyncMesh(_Base):
         return await self.call(tool, arguments, timeout=timeout)
 
     async def close(self) -> None:
-        """Ends the connection of this loop."""
+        """Ends the connection of this loop; what is under way fails. A later call makes a new one."""
         await self._links.here().close()
 
     async def __aenter__(self) -> Self:
@@ -337,6 +359,8 @@ class _Background:
 
 
 def _settle(future: concurrent.futures.Future[Any], task: asyncio.Task[Any]) -> None:
+    if _background.over:
+        return  # whoever waits is a daemon thread, which ends with the interpreter
     if future.cancelled() or not future.set_running_or_notify_cancel():
         if not task.cancelled():
             task.exception()  # seen
@@ -384,7 +408,7 @@ class Mesh(_Base):
     ) -> Any:
         """As AsyncMesh.call. An exception in the waiting thread, like KeyboardInterrupt, cancels the call."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision)
-        return _typed(_background.run(lambda: self._links.here().call(call)), returns, tool)
+        return _typed(_background.run(lambda: self._core._unary(call)), returns, tool)
 
     async def acall(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
@@ -393,7 +417,7 @@ class Mesh(_Base):
     ) -> Any:
         """As call, for coroutines of any event loop, on the same connection."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision)
-        body = await asyncio.wrap_future(_background.submit(lambda: self._links.here().call(call)))
+        body = await asyncio.wrap_future(_background.submit(lambda: self._core._unary(call)))
         return _typed(body, returns, tool)
 
     def stream(
@@ -488,7 +512,9 @@ class _Pages:
     async def next(self) -> list[bytes]:
         """The next page; an empty one is the end."""
         if self._pages is None:
-            self._pages = Stream(self._links.here(), self._call).pages()
+            link = self._links.here()
+            await self._links.settle(link, self._call)
+            self._pages = Stream(link, self._call).pages()
         return await anext(self._pages, [])
 
     def end(self) -> None:

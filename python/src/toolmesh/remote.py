@@ -105,6 +105,34 @@ def signature(input_schema: JSONObject, output_schema: JSONObject | None, stream
     return inspect.Signature(parameters, return_annotation=returns)
 
 
+def declared(body: bytes, input_schema: JSONObject) -> bytes:
+    """Arguments with their bytes as a tool declares them: base64 text, where its schema says so."""
+    definitions = input_schema.get("$defs", {})
+
+    def settle(value: Any, said: Any, depth: int = 0) -> Any:
+        if not isinstance(said, dict) or depth > 64:
+            return value
+        if "$ref" in said:
+            return settle(value, definitions.get(str(said["$ref"]).rpartition("/")[2]), depth + 1)
+        if isinstance(value, list):
+            first = said.get("prefixItems") or []
+            return [settle(one, first[at] if at < len(first) else said.get("items"), depth + 1)
+                    for at, one in enumerate(value)]
+        if not isinstance(value, dict):
+            return value
+        if list(value) == ["$bytes"]:
+            if any(one.get("contentEncoding") == "base64" for one in (said, *said.get("anyOf", ()))):
+                return value["$bytes"]
+            return value
+        for one in said.get("anyOf", ()):
+            value = settle(value, one, depth + 1)
+        properties = said.get("properties", {})
+        return {key: settle(one, properties.get(key, said.get("additionalProperties")), depth + 1)
+                for key, one in value.items()}
+
+    return values.encode(settle(values.decode(body), input_schema))
+
+
 class Description:
     """What the mesh says of a tool, and how arguments for it are checked and written.
 

@@ -1,0 +1,74 @@
+"""A mesh for the tests here: the one that MESH_E2E_URL names, and such as tests start themselves with MESH_E2E_BIN."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE.parent.parent / "python" / "src"))
+
+
+class Started:
+    """A mesh of a test's own."""
+
+    def __init__(self, folder: pathlib.Path, listen: str = "127.0.0.1:0") -> None:
+        self.folder = folder
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("MESH_", "NATS_"))},
+            "HOME": str(folder), "XDG_STATE_HOME": str(folder / "state"), "XDG_DATA_HOME": str(folder / "share"),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+        }
+        self.log = (folder / "log").open("ab")
+        self.process = subprocess.Popen(
+            [os.environ["MESH_E2E_BIN"], "up", "--nats-listen", listen, "--data-dir", str(folder / "data")],
+            stdout=subprocess.PIPE, stderr=self.log, text=True, env=self.environment,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"nats=(\S+)", line)
+        assert found, (folder / "log").read_text()
+        self.url = found.group(1)
+
+    def run(self, *command: str) -> str:
+        """The output of a command of mesh."""
+        return subprocess.run([os.environ["MESH_E2E_BIN"], *command], env=self.environment, check=True,
+                              capture_output=True, text=True).stdout
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Ends it."""
+        self.process.send_signal(number)
+        self.process.wait(30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.log.close()
+
+
+@pytest.fixture
+def start(tmp_path: pathlib.Path) -> Iterator[Callable[..., Started]]:
+    """Starts a mesh whose data is the test's, and ends it."""
+    all_of_them: list[Started] = []
+
+    def begin(listen: str = "127.0.0.1:0") -> Started:
+        all_of_them.append(Started(tmp_path, listen))
+        return all_of_them[-1]
+
+    yield begin
+    for one in all_of_them:
+        if one.process.poll() is None:
+            one.stop()
+
+
+@pytest.fixture(scope="session")
+def rich(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """A mesh that serves indexes/rich, and the example lab."""
+    one = Started(tmp_path_factory.mktemp("rich"))
+    one.run("install", str(HERE / "indexes" / "rich"))
+    one.run("install", str(HERE.parent.parent / "examples" / "indexes" / "lab"))
+    yield one
+    one.stop()
