@@ -110,8 +110,8 @@ class Parcel:
 
 
 def test_typed_values_both_ways(both: Any) -> None:
-    parcel = Parcel(uuid.UUID(int=5), datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc), decimal.Decimal("2.50"),
-                    b"\x00a", ["x"])
+    sent = datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc)
+    parcel = Parcel(uuid.UUID(int=5), sent, decimal.Decimal("2.50"), b"\x00a", ["x"])
     got = both.call("rich.rich.typed", {"parcel": parcel, "on": datetime.date(2026, 3, 4), "raw": b"b"}, returns=Parcel)
     assert got == dataclasses.replace(parcel, sent=parcel.sent + datetime.timedelta(days=1), content=b"\x00ab",
                                       tags=["x", "2026-03-04"])
@@ -154,7 +154,8 @@ def test_failures_have_types(both: Any, tool: str, args: Any, options: Any, expe
     with pytest.raises(expected) as raised:
         both.call(tool, args, **options)
     assert isinstance(raised.value, also)
-    assert raised.value.tool == tool or raised.value.code in ("tool_not_found", "invalid_request")
+    failure = typing.cast(toolmesh.MeshError, raised.value)
+    assert failure.tool == tool or failure.code in ("tool_not_found", "invalid_request")
 
 
 @pytest.mark.parametrize(("tool", "args", "options"), [
@@ -186,8 +187,8 @@ def test_streams(both: Any) -> None:
 def test_items_before_a_failure_are_there(rich: Started) -> None:
     got = []
     with pytest.raises(toolmesh.ToolExecutionError), Mesh(rich.url) as mesh:
-        for item in mesh.stream("lab.streams.breaks", {"after": 2}):
-            got.append(item)
+        for number, item in enumerate(mesh.stream("lab.streams.breaks", {"after": 2})):
+            got.append((number, item))
     assert len(got) == 2
 
 
@@ -273,6 +274,7 @@ def test_the_same_id_is_the_same_call(both: Any) -> None:
 
 
 def test_tools_are_callables(rich: Started) -> None:
+    wrong: Any
     with Mesh(rich.url) as mesh:
         tools = {tool.id: tool for tool in mesh.tools("rich.")}
         assert len(tools) == 10 and all(name.startswith("rich.") for name in tools)
@@ -389,7 +391,7 @@ def test_models(rich: Started) -> None:
             name = declared[0].get("name") or declared[0]["function"]["name"]
             given = {
                 "openai": {"id": "1", "type": "function", "function": {"name": name, "arguments": '{"text": "abc"}'}},
-                "openai-responses": {"type": "function_call", "call_id": "1", "name": name, "arguments": '{"text":"abc"}'},
+                "openai-responses": {"type": "function_call", "name": name, "arguments": '{"text":"abc"}'},
                 "anthropic": {"type": "tool_use", "id": "1", "name": name, "input": {"text": "abc"}},
                 "gemini": {"functionCall": {"name": name, "args": {"text": "abc"}}},
                 "mcp": {"method": "tools/call", "params": {"name": name, "arguments": {"text": "abc"}}},
@@ -468,7 +470,7 @@ def test_a_stream_goes_on_over_a_lost_connection(rich: Started) -> None:
                 got.append(item)
                 if item == 20:
                     link = mesh._links.here()
-                    assert link._nc is not None
+                    assert link._nc is not None and link._nc._transport is not None
                     link._nc._transport.close()  # as if the cable were pulled
             assert got == list(range(300))
 
@@ -488,7 +490,8 @@ def test_a_node_that_dies_is_said_so(start: Callable[..., Started], tmp_path: pa
         one.run("install", str(HERE / "indexes" / "rich"))
         until(lambda: '"second"' in one.run("ls", "--json"))
         with Mesh(one.url) as mesh, concurrent.futures.ThreadPoolExecutor(12) as pool:
-            running = [pool.submit(mesh.call, "rich.rich.ended", {"seconds": 60, "mark": "/tmp/never"}) for _ in range(12)]
+            args = {"seconds": 60, "mark": "/tmp/never"}
+            running = [pool.submit(mesh.call, "rich.rich.ended", args) for _ in range(12)]
             time.sleep(1.5)
             agent.kill()
             lost = next(concurrent.futures.as_completed(running, 30)).exception()
@@ -513,9 +516,13 @@ print("at the end")
 """
 
 
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-X", "dev", "-W", "error", "-c", program], capture_output=True, text=True,
+                          timeout=60)
+
+
 def test_an_interpreter_that_ends_with_calls_in_flight(rich: Started) -> None:
-    done = subprocess.run([sys.executable, "-X", "dev", "-W", "error", "-c",
-                           PROGRAM.format(source=SOURCE, url=rich.url)], capture_output=True, text=True, timeout=60)
+    done = run(PROGRAM.format(source=SOURCE, url=rich.url))
     assert (done.returncode, done.stdout, done.stderr) == (0, "at the end\n", "")
 
 
@@ -536,15 +543,19 @@ print("at the end")
 
 
 def test_a_loop_that_ends_with_calls_in_flight(rich: Started) -> None:
-    done = subprocess.run([sys.executable, "-X", "dev", "-W", "error", "-c",
-                           ASYNC_PROGRAM.format(source=SOURCE, url=rich.url)], capture_output=True, text=True, timeout=60)
+    done = run(ASYNC_PROGRAM.format(source=SOURCE, url=rich.url))
     assert (done.returncode, done.stdout, done.stderr) == (0, "at the end\n", "")
 
 
 def test_interrupting_a_call(rich: Started) -> None:
-    program = PROGRAM.format(source=SOURCE, url=rich.url).replace("time.sleep(0.5)", "print('calling', flush=True)\ntry:\n"
-        "    mesh.call('lab.timing.nap', {'seconds': 60})\nexcept KeyboardInterrupt:\n    print('interrupted')")
-    running = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    calling = """print('calling', flush=True)
+try:
+    mesh.call('lab.timing.nap', {'seconds': 60})
+except KeyboardInterrupt:
+    print('interrupted')"""
+    program = PROGRAM.format(source=SOURCE, url=rich.url).replace("time.sleep(0.5)", calling)
+    running = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True)
     assert running.stdout is not None
     assert running.stdout.readline() == "calling\n"
     time.sleep(0.3)

@@ -48,7 +48,9 @@ __all__ = [
     "ToolTimeout", "Unavailable", "WorkerCrashed", "WorkerOutOfMemory", "scope",
 ]
 
-_HOMES = {"AsyncMesh": "client", "Mesh": "client", "scope": "client", "AsyncRemoteTool": "remote", "RemoteTool": "remote"}
+_HOMES = {
+    "AsyncMesh": "client", "Mesh": "client", "scope": "client", "AsyncRemoteTool": "remote", "RemoteTool": "remote",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -27,7 +27,7 @@ from . import _names
 from ._core import errors, values
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from typing import Any
 
     from nats.aio.client import Client
@@ -236,9 +236,7 @@ class Connection:
             except asyncio.CancelledError:
                 await self.close()
 
-        self._guard = self.loop.create_task(guard())
-        self._tasks.add(self._guard)
-        self._guard.add_done_callback(self._tasks.discard)
+        self._beside(guard())
 
     async def ready(self) -> Client:
         """The NATS client; Unavailable while there is no link."""
@@ -260,14 +258,15 @@ class Connection:
         try:
             found = self._find()
         except (OSError, ValueError) as failure:
-            raise refused("invalid_request" if isinstance(failure, ValueError) else "unavailable", str(failure)) from None
+            code = "invalid_request" if isinstance(failure, ValueError) else "unavailable"
+            raise refused(code, str(failure)) from None
         where = ", ".join(found.servers)
         try:
             nc = await asyncio.wait_for(nats.connect(
                 servers=list(found.servers), name=self._name or "toolmesh", user=found.user, password=found.password,
                 token=found.token, user_credentials=found.creds, nkeys_seed=found.nkey,
                 # A request that cannot be sent now is refused, not kept: it would run when nobody waits for it.
-                pending_size=2 << 20, connect_timeout=2, max_reconnect_attempts=1, reconnect_time_wait=0.1,  # type: ignore[arg-type]
+                pending_size=2 << 20, connect_timeout=2, max_reconnect_attempts=1, reconnect_time_wait=0.1,  # type: ignore[arg-type]  # s
                 error_cb=self._failed, disconnected_cb=self._disconnected, reconnected_cb=self._connected,
                 closed_cb=self._closed,
             ), _CONNECTING)
@@ -312,13 +311,13 @@ class Connection:
         self.closed = True
         for one in list(self.pending.values()):
             one.fail(errors.error("unavailable", "the mesh was closed while the call ran", origin="caller"))
+        for _ in range(3):
+            await asyncio.sleep(0)  # the cancels of what was under way are written, and sent by what follows
         nc, self._nc = self._nc, None
         others = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
         if nc is not None and not nc.is_closed:
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(nc.flush(1), 1)  # a cancel that has just been sent
             await nc.close()
         await asyncio.gather(*others, return_exceptions=True)
 
@@ -360,34 +359,25 @@ class Connection:
         if one is not None:
             one.take(message)
 
-    def publish(self, subject: str, body: bytes = b"") -> None:
+    async def publish(self, subject: str, body: bytes = b"") -> None:
         """Sends what needs no answer, if there is a link."""
         if self.connected:
             assert self._nc is not None
-            task = self.loop.create_task(self._published(self._nc, subject, body))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    @staticmethod
-    async def _published(nc: Client, subject: str, body: bytes) -> None:
-        with contextlib.suppress(nats.errors.Error):
-            await nc.publish(subject, body)
+            with contextlib.suppress(nats.errors.Error):
+                await self._nc.publish(subject, body)
 
     async def subscribe(self, subject: str, take: Callable[[Msg], None]) -> Callable[[], None]:
         """Hands take each message; what is returned ends that."""
         nc = await self.ready()
 
-        async def receive(message: Msg) -> None:
-            take(message)
+        subscription = await nc.subscribe(subject, cb=_async(take), pending_msgs_limit=0, pending_bytes_limit=0)
 
-        subscription = await nc.subscribe(subject, cb=receive, pending_msgs_limit=0, pending_bytes_limit=0)
+        return lambda: self._beside(_ended(subscription))
 
-        def end() -> None:
-            task = self.loop.create_task(_ended(subscription))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-        return end
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # Nodes.
 
@@ -398,9 +388,7 @@ class Connection:
         if len(self._nodes) >= _NODES:
             self._forget(next(iter(self._nodes)))
         self._nodes[node] = Node()
-        task = self.loop.create_task(self._listen(node))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._beside(self._listen(node))
 
     async def _listen(self, node: str) -> None:
         def beat(message: Msg) -> None:
@@ -419,9 +407,7 @@ class Connection:
         self._nodes.pop(node, None)
         subscription = self._heartbeats.pop(node, None)
         if subscription is not None:
-            task = self.loop.create_task(_ended(subscription))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._beside(_ended(subscription))
 
     async def alive(self, one: Pending, since: float) -> None:
         """Raises NodeLost once the node of a call, silent since then, counts as lost, and Unavailable once our own
@@ -488,7 +474,8 @@ class Connection:
 
     async def call(self, call: Call) -> bytes:
         """A unary call: its result's JSON."""
-        return await self.attempts(call, self._unary)
+        found: bytes = await self.attempts(call, self._unary)
+        return found
 
     async def attempts(self, call: Call, send: Callable[[Call], typing.Awaitable[Any]]) -> Any:
         """Sends a call until it has an answer that is more than "not here, not now". Only what provably did not start
@@ -549,16 +536,16 @@ class Connection:
                 last = now
                 await self.alive(one, one.asked)
                 await self.resend(one, call, headers, one.asked)
-        except (asyncio.CancelledError, errors.ToolTimeout) as failure:
-            if not one.messages and getattr(failure, "origin", "caller") == "caller":
-                self.cancel(call, one.node)
+        except (asyncio.CancelledError, errors.MeshError) as failure:
+            if not one.messages and getattr(failure, "started", None) is not False:
+                await self.cancel(call, one.node)  # nobody waits for it any more
             raise
         finally:
             one.close()
 
-    def cancel(self, call: Call, node: str) -> None:
-        """Tells the node of a call, or all nodes, to stop it."""
-        self.publish(_names.control(call.session, call.rpc_id, node))
+    async def cancel(self, call: Call, node: str) -> None:
+        """Tells the node of a call, or all nodes, to stop it, if there is a link."""
+        await self.publish(_names.control(call.session, call.rpc_id, node))
 
     async def cancelled(self, session: str, rpc_id: str) -> bool:
         """Stops a call wherever it runs: whether a node had it."""

@@ -1,6 +1,8 @@
 """stub until the helper's lands"""
 from __future__ import annotations
-import dataclasses, os
+
+import dataclasses
+import os
 
 
 @dataclasses.dataclass

@@ -103,7 +103,7 @@ class Stream:
             complete = True
         except errors.MeshError as failure:
             failure.tool = failure.tool or call.tool
-            complete = failure.origin != "caller"
+            complete = failure.origin != "caller" or failure.started is False
             if self.taken or self._begun() and failure.code not in ("node_lost", "worker_crashed"):
                 raise _Failed(failure) from None
             raise
@@ -115,7 +115,7 @@ class Stream:
             one.close()
             self._end_replay()
             if not complete:
-                self.connection.cancel(call, one.node)
+                await self.connection.cancel(call, one.node)
 
     def _live(self, message: Msg) -> None:
         self._add(message)
@@ -127,8 +127,8 @@ class Stream:
         headers = message.headers or {}
         kind, text = headers.get("Mesh-Chunk", ""), headers.get("Mesh-Seq", "")
         if kind not in ("data", "complete", "error") or not text.isdigit():
-            self._bad = errors.error("protocol_error", f"a chunk of the stream has Mesh-Chunk {kind!r} and Mesh-Seq {text!r}",
-                                     origin="caller")
+            said = f"a chunk of the stream has Mesh-Chunk {kind!r} and Mesh-Seq {text!r}"
+            self._bad = errors.error("protocol_error", said, origin="caller")
             return
         number = int(text)
         self._high = max(self._high, number)
@@ -152,11 +152,11 @@ class Stream:
             try:
                 await asyncio.wait_for(queue.put(page), _CREDIT) if queue.full() else queue.put_nowait(page)
             except asyncio.TimeoutError:
-                self._grant()
+                await self._grant()
                 continue
             self.taken += len(page)
             if self._granted - self.taken < self._window() // 2:
-                self._grant()
+                await self._grant()
             break
         if end is None:
             return False
@@ -169,13 +169,13 @@ class Stream:
             return _FIRST
         return min(max(_BYTES // max(self._bytes // self.taken, 1), _LEAST), _MOST)
 
-    def _grant(self) -> None:
+    async def _grant(self) -> None:
         one = self._one
         if one is None or not one.node:
             return
         self._granted = self.taken + self._window()
-        self.connection.publish(_names.control(self.call.session, self.call.rpc_id, one.node),
-                                json.dumps({"type": "credit", "seq": self._granted}).encode())
+        await self.connection.publish(_names.control(self.call.session, self.call.rpc_id, one.node),
+                                      json.dumps({"type": "credit", "seq": self._granted}).encode())
 
     async def _read(self, one: Pending, headers: dict[str, str], queue: asyncio.Queue[typing.Any]) -> None:
         call, connection = self.call, self.connection
@@ -207,7 +207,7 @@ class Stream:
                     return
             if now - granted > _CREDIT:
                 granted = now
-                self._grant()
+                await self._grant()
             ask = False
             if missing:
                 gap_since = gap_since or now

@@ -29,7 +29,7 @@ from ._streams import Stream
 from .remote import AsyncRemoteTool, RemoteTool, declared
 
 if typing.TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Any
 
@@ -151,7 +151,8 @@ class _Base:
             seconds = left if seconds is None else min(seconds, left)
         if rpc_id is not None and (rpc_id != rpc_id.strip() or not rpc_id or not rpc_id.isprintable()):
             raise refused("invalid_request", f"the rpc_id {rpc_id!r} cannot travel in a header", tool)
-        return Call(self.session_name, tool, body, rpc_id or new_rpc_id(prefix), seconds, idempotent, isolation, revision)
+        name = rpc_id or new_rpc_id(prefix)
+        return Call(self.session_name, tool, body, name, seconds, idempotent, isolation, revision)
 
 
 class AsyncMesh(_Base):
@@ -224,7 +225,8 @@ class AsyncMesh(_Base):
 
     async def tool(self, tool_id: str) -> AsyncRemoteTool:
         """One tool; ToolNotFound names what may have been meant."""
-        return AsyncRemoteTool(self, await self._links.here().registry(self.session_name, "describe", {"tool": tool_id}))
+        told = await self._links.here().registry(self.session_name, "describe", {"tool": tool_id})
+        return AsyncRemoteTool(self, told)
 
     async def format(self, provider: str, tools: Sequence[Any] | None = None) -> list[Any]:
         """The declarations of tools (ids, or tools themselves; all of the session if
@@ -252,15 +254,15 @@ class AsyncMesh(_Base):
         await self.close()
 
     async def _ids(self, prefix: str) -> list[str]:
-        link, found, after = self._links.here(), [], ""
+        link, after = self._links.here(), ""
+        found: list[str] = []
         while True:
             question: dict[str, Any] = {"limit": _PAGE}
             if after:
                 question["after"] = after
             page = await link.registry(self.session_name, "list", question)
-            for one in page.get("tools", ()):
-                if one.get("state") == "serving" and one["id"].startswith(prefix):
-                    found.append(one["id"])
+            found += [one["id"] for one in page.get("tools", ())
+                      if one.get("state") == "serving" and one["id"].startswith(prefix)]
             after = page.get("next") or ""
             if not after:
                 return sorted(found)
@@ -339,9 +341,7 @@ class _Background:
                 return
             task = loop.create_task(make())
             task.add_done_callback(functools.partial(_settle, future))
-            future.add_done_callback(
-                lambda done: loop.call_soon_threadsafe(task.cancel) if done.cancelled() and not loop.is_closed() else None
-            )
+            future.add_done_callback(functools.partial(_give_up, loop, task))
 
         loop.call_soon_threadsafe(begin)
         return future
@@ -356,6 +356,11 @@ class _Background:
         except BaseException:
             future.cancel()
             raise
+
+
+def _give_up(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], future: concurrent.futures.Future[Any]) -> None:
+    if future.cancelled() and not loop.is_closed():
+        loop.call_soon_threadsafe(task.cancel)
 
 
 def _settle(future: concurrent.futures.Future[Any], task: asyncio.Task[Any]) -> None:

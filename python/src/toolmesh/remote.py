@@ -84,7 +84,7 @@ def signature(input_schema: JSONObject, output_schema: JSONObject | None, stream
             further = True
             continue
         default: Any = inspect.Parameter.empty
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        kind: Any = inspect.Parameter.POSITIONAL_OR_KEYWORD
         if name not in required:
             default = declared.get("default") if isinstance(declared, dict) else None
             optional = True
@@ -198,7 +198,8 @@ class Description:
                 failure.pointer = values.pointer("", name) + failure.pointer
                 wrong.append(failure.as_dict())
             except (values.NotSerializable, TypeError, ValueError) as failure:
-                wrong.append(values.Mismatch("JSON", type(value).__name__, str(failure), values.pointer("", name)).as_dict())
+                place = values.pointer("", name)
+                wrong.append(values.Mismatch("JSON", type(value).__name__, str(failure), place).as_dict())
         if wrong:
             first = wrong[0]
             raise self._refused(f"{first['pointer']}: {first['message']}", wrong)

@@ -49,7 +49,5 @@ class _Loader:
         from .. import mesh
         from ..calling import errors
 
-        module.mesh = mesh  # type: ignore[attr-defined]
-        for one in (errors.MeshError, *errors.CLASSES.values()):
-            setattr(module, one.__name__, one)
+        vars(module).update({one.__name__: one for one in (errors.MeshError, *errors.CLASSES.values())}, mesh=mesh)
         sys.modules["toolmesh.mesh"] = mesh
