@@ -9,11 +9,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
 )
 
-// TestForeignPythonClient runs e2e/python with nats-py, in a virtual environment
-// of its own, against a mesh.
-func TestForeignPythonClient(t *testing.T) {
+// TestPythonClients runs e2e/python in a virtual environment of its own: a client
+// that knows nats-py alone, against a mesh, and our package against such as its
+// tests start.
+func TestPythonClients(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)
 	venv := filepath.Join(t.TempDir(), "venv")
@@ -28,10 +31,11 @@ func TestForeignPythonClient(t *testing.T) {
 		t.Skip(err)
 	}
 	m, _ := foreign(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "python")
-	cmd.Env = append(os.Environ(), "MESH_E2E_URL="+m.url, "PYTHONDONTWRITEBYTECODE=1")
+	cmd.Env = append(os.Environ(), "MESH_E2E_URL="+m.url, "MESH_E2E_EMPTY="+emptyServer(t), "PYTHONDONTWRITEBYTECODE=1",
+		"MESH_E2E_BIN="+filepath.Join(bin, "mesh"), "MESH_E2E_AGENT="+filepath.Join(bin, "mesh-agent"))
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -41,4 +45,22 @@ func TestForeignPythonClient(t *testing.T) {
 	} else {
 		t.Log(summary)
 	}
+}
+
+// emptyServer starts a NATS server without a mesh, and returns its URL.
+func emptyServer(t *testing.T) string {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("the NATS server does not start")
+	}
+	return s.ClientURL()
 }

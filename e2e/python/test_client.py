@@ -471,7 +471,7 @@ def test_a_stream_goes_on_over_a_lost_connection(rich: Started) -> None:
                 if item == 20:
                     link = mesh._links.here()
                     assert link._nc is not None and link._nc._transport is not None
-                    link._nc._transport.close()  # as if the cable were pulled
+                    link._nc._transport.close()  # type: ignore[no-untyped-call]  # as if the cable were pulled
             assert got == list(range(300))
 
     asyncio.run(main())

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from toolmesh import mesh
+from toolmesh import MeshError, mesh
 
 
 @dataclasses.dataclass
@@ -81,7 +81,7 @@ def nested(tool: str, args: dict[str, Any]) -> str:
     """The name of the class and the code of what a call of another tool raises."""
     try:
         mesh.call(tool, args)
-    except mesh.MeshError as failure:
+    except MeshError as failure:
         return f"{type(failure).__name__} {failure.code} {isinstance(failure, TimeoutError)}"
     return "fine"
 

@@ -175,7 +175,8 @@ CLASSES: dict[str, type[MeshError]] = {
     "deadline_exceeded": ToolTimeout,
     "worker_out_of_memory": WorkerOutOfMemory,
 }
-for _one in CLASSES.values():
+NAMES: dict[str, type[MeshError]] = {"MeshError": MeshError, **{_one.__name__: _one for _one in CLASSES.values()}}
+for _one in NAMES.values():
     _one.__module__ = "toolmesh"
 
 

@@ -49,5 +49,5 @@ class _Loader:
         from .. import mesh
         from ..calling import errors
 
-        vars(module).update({one.__name__: one for one in (errors.MeshError, *errors.CLASSES.values())}, mesh=mesh)
+        vars(module).update(errors.NAMES, mesh=mesh)
         sys.modules["toolmesh.mesh"] = mesh

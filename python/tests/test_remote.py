@@ -1,0 +1,97 @@
+"""A tool as a Python callable: its signature, and what is checked before a call."""
+
+import datetime
+import decimal
+import typing
+import uuid
+
+import pytest
+
+import toolmesh
+from toolmesh.remote import Description, annotation, declared
+
+
+def described(properties, required=(), **more):
+    schema = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+    return Description({"id": "i.m.f", "description": "Does it.", "input_schema": {**schema, **more}})
+
+
+@pytest.mark.parametrize(("schema", "expected"), [
+    ({"type": "string"}, str),
+    ({"type": "integer"}, int),
+    ({"type": "number"}, float),
+    ({"type": "boolean"}, bool),
+    ({"type": "array", "items": {"type": "integer"}}, list[int]),
+    ({"type": "array"}, list),
+    ({"type": "object"}, dict[str, typing.Any]),
+    ({"type": "object", "additionalProperties": {"type": "integer"}}, dict[str, int]),
+    ({"type": ["string", "null"]}, typing.Optional[str]),  # noqa: UP045  # as it is made
+    ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, str | int),
+    ({"enum": ["a", 1]}, typing.Literal["a", 1]),
+    ({"const": "a"}, typing.Literal["a"]),
+    ({"type": "string", "format": "date-time"}, datetime.datetime),
+    ({"type": "string", "format": "date"}, datetime.date),
+    ({"type": "string", "format": "uuid"}, uuid.UUID),
+    ({"type": "string", "contentEncoding": "base64"}, bytes),
+    ({"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}]}, tuple[int, str]),
+    ({"$ref": "#/$defs/Node"}, dict[str, typing.Any]),
+    ({}, typing.Any),
+    (True, typing.Any),
+])
+def test_annotations(schema, expected):
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}
+    assert annotation(schema, {"Node": node}) == expected
+
+
+def test_what_the_worker_says_of_types_comes_back():
+    from toolmesh._core import schema
+
+    def tool(a: int, b: str | None, c: bytes, d: datetime.datetime, e: uuid.UUID, f: decimal.Decimal,
+             g: list[tuple[int, str]], h: typing.Literal["x", "y"] = "x"):
+        pass
+
+    made = schema.signature(tool)
+    told = Description({"id": "a.b", "input_schema": made.input_schema})
+    assert str(told.__signature__) == (
+        "(a: int, b: Optional[str], c: bytes, d: datetime.datetime, e: uuid.UUID, f: "
+        f"{str(told.__signature__.parameters['f']).removeprefix('f: ')}, "
+        "g: list[tuple[int, str]], h: Literal['x', 'y'] = 'x')")
+
+
+def test_signature():
+    tool = described({"a": {"type": "integer"}, "b": {"type": "string", "default": "x"}, "c": {"type": "integer"},
+                      "from": {"type": "string"}, "x-y": {}}, ["a", "c"])
+    assert str(tool.__signature__) == "(a: int, b: str = 'x', *, c: int, **further)"
+    assert tool.arguments((1,), {"c": 2, "from": "z", "x-y": 3}) == {"a": 1, "c": 2, "from": "z", "x-y": 3}
+    assert tool.__name__ == "f" and tool.__qualname__ == "i.m.f" and tool.__doc__ == "Does it."
+
+
+@pytest.mark.parametrize(("value", "pointer"), [("x", "/a"), (1.5, "/a"), (None, "/a"), ([1], "/a"), (object(), "/a")])
+def test_wrong_arguments_are_refused_here(value, pointer):
+    tool = described({"a": {"type": "integer"}}, ["a"])
+    with pytest.raises(toolmesh.InvalidArguments) as raised:
+        tool.arguments((value,), {})
+    assert [one["pointer"] for one in raised.value.details["errors"]] == [pointer]
+    assert raised.value.started is False and raised.value.origin == "caller"
+
+
+def test_values_are_written_as_declared():
+    tool = described({"raw": {"type": "string", "contentEncoding": "base64"},
+                      "on": {"type": "string", "format": "date"}})
+    assert tool.arguments((b"\x00", datetime.date(2026, 1, 2)), {}) in (
+        {"raw": "AA==", "on": datetime.date(2026, 1, 2)}, {"raw": "AA==", "on": "2026-01-02"})
+
+
+def test_bytes_of_plain_calls_are_written_as_declared():
+    schema = {
+        "properties": {
+            "raw": {"type": "string", "contentEncoding": "base64"}, "any": {}, "more": {"$ref": "#/$defs/M"},
+            "maybe": {"anyOf": [{"type": "string", "contentEncoding": "base64"}, {"type": "null"}]},
+        },
+        "$defs": {"M": {"type": "array", "items": {"type": "string", "contentEncoding": "base64"}}},
+    }
+    body = b'{"raw":{"$bytes":"AA=="},"any":{"$bytes":"AA=="},"more":[{"$bytes":"AA=="}],"maybe":{"$bytes":"AA=="}}'
+    import json
+
+    assert json.loads(declared(body, schema)) == {
+        "raw": "AA==", "any": {"$bytes": "AA=="}, "more": ["AA=="], "maybe": "AA=="}
