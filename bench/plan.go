@@ -44,6 +44,7 @@ var benchmarks = []benchmark{
 	{"messages", nil, "", nil},
 	{"engine", nil, "", nil},
 	{"install", nil, "", nil},
+	{"python", nil, "", nil},
 }
 
 func benchmarkNames() (names []string) {
@@ -79,6 +80,8 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 			err = p.measureEngine(ctx, stderr, dir, r)
 		case "install":
 			err = p.measureInstall(ctx, stderr, dir, r)
+		case "python":
+			err = p.measurePython(ctx, stderr, s, r)
 		default:
 			err = p.measure(s, b, r)
 		}
