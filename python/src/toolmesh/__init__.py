@@ -18,6 +18,7 @@ from ._core import errors
 
 if typing.TYPE_CHECKING:
     from .client import AsyncMesh, Mesh, scope
+    from .host import Host
     from .remote import AsyncRemoteTool, RemoteTool
 
 MeshError = errors.MeshError
@@ -42,14 +43,14 @@ ToolTimeout = errors.ToolTimeout
 WorkerOutOfMemory = errors.WorkerOutOfMemory
 
 __all__ = [
-    "AsyncMesh", "AsyncRemoteTool", "Busy", "CallCancelled", "InstallFailed", "InternalError", "InvalidArguments",
+    "AsyncMesh", "AsyncRemoteTool", "Busy", "CallCancelled", "Host", "InstallFailed", "InternalError", "InvalidArguments",
     "InvalidRequest", "Mesh", "MeshError", "NodeLost", "PayloadTooLarge", "PermissionDenied", "ProtocolError",
     "RemoteTool", "ResultNotSerializable", "SessionNotFound", "StreamExpired", "ToolExecutionError", "ToolNotFound",
     "ToolTimeout", "Unavailable", "WorkerCrashed", "WorkerOutOfMemory", "scope",
 ]
 
 _HOMES = {
-    "AsyncMesh": "client", "Mesh": "client", "scope": "client", "AsyncRemoteTool": "remote", "RemoteTool": "remote",
+    "AsyncMesh": "client", "Mesh": "client", "Host": "host", "scope": "client", "AsyncRemoteTool": "remote", "RemoteTool": "remote",
 }
 
 

@@ -7,12 +7,14 @@ channel is one thing in a process, whichever version is installed.
 
 from __future__ import annotations
 
+import contextvars
 import sys
+import threading
 import typing
 
 if typing.TYPE_CHECKING:
     from ._worker import mesh as tool_side
-    from ._worker.calling import channel, errors, failures
+    from ._worker.calling import channel, errors, failures, guard
     from ._worker.describing import binding, schema, values
 else:
     from importlib import import_module
@@ -27,7 +29,14 @@ else:
     binding = _part("describing.binding")
     errors = _part("calling.errors")
     failures = _part("calling.failures")
+    guard = _part("calling.guard")
     channel = _part("calling.channel")
     tool_side = _part("mesh")
 
-__all__ = ["binding", "channel", "errors", "failures", "schema", "tool_side", "values"]
+encoding = threading.Lock()
+"""Held while values are encoded: the worker's encoder is for one thread at a time."""
+
+scope: contextvars.ContextVar[tuple[str | None, float | None]] = contextvars.ContextVar("scope", default=(None, None))
+"""The session and the deadline, by time.monotonic, of calls that name none."""
+
+__all__ = ["binding", "channel", "encoding", "errors", "failures", "guard", "schema", "scope", "tool_side", "values"]

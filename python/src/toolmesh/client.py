@@ -12,7 +12,6 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
-import contextvars
 import copy
 import functools
 import os
@@ -23,7 +22,8 @@ import weakref
 
 from . import _models
 from ._connection import Call, Connection, new_rpc_id, refused
-from ._core import errors, schema, tool_side, values
+from ._core import encoding, errors, schema, tool_side, values
+from ._core import scope as _scope
 from ._finding import find
 from ._streams import Stream
 from .remote import AsyncRemoteTool, RemoteTool, declared
@@ -42,8 +42,6 @@ _PAGE = 500
 _BYTES = b'"$bytes"'  # what bytes are written as where a tool declares none
 _SCHEMAS = 1000
 
-_scope: contextvars.ContextVar[tuple[str | None, float | None]] = contextvars.ContextVar("scope", default=(None, None))
-_encoding = threading.Lock()  # the worker's encoder is for one thread at a time
 
 
 @contextlib.contextmanager
@@ -142,7 +140,7 @@ class _Base:
     ) -> Call:
         if not isinstance(tool, str):
             raise TypeError(f"a tool is called by its id, a text, not by {type(tool).__name__}")
-        with _encoding:
+        with encoding:
             body = tool_side._encoded(tool, args)
         seconds = tool_side._seconds(timeout) if timeout is not None else self._timeout
         deadline = _scope.get()[1]

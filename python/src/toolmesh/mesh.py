@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 import typing
 
+from . import _serving
 from ._core import errors, tool_side
 
 if typing.TYPE_CHECKING:
@@ -22,15 +23,21 @@ if typing.TYPE_CHECKING:
     from typing import Any
 
     from .client import Mesh
+    from .host import Host
 
 MeshError = errors.MeshError
 MissingSecret = tool_side.MissingSecret
 progress = tool_side.progress
 secret = tool_side.secret
 
-__all__ = ["MeshError", "MissingSecret", "acall", "astream", "call", "default", "progress", "secret", "stream"]
+__all__ = [
+    "MeshError", "MissingSecret", "acall", "aserve", "astream", "call", "default", "progress", "secret", "serve", "stop",
+    "stream", "tool",
+]
 
 _default: Mesh | None = None
+_tools: list[tuple[Any, dict[str, Any]]] = []  # what was decorated, until it is served
+_host: Host | None = None
 
 
 def default() -> Mesh:
@@ -51,6 +58,9 @@ def call(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | N
     """Calls a tool by its full id and returns its result; see Mesh.call."""
     if _in_tool():
         return tool_side.call(tool, args, timeout=timeout)
+    serving = _serving.current.get()
+    if serving is not None:
+        return serving[0].call(serving[1], tool, args, timeout, False).result()
     return default().call(tool, args, timeout=timeout)
 
 
@@ -58,6 +68,9 @@ def stream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float |
     """Calls a tool and yields its items as they come; see Mesh.stream."""
     if _in_tool():
         return tool_side.stream(tool, args, timeout=timeout)
+    serving = _serving.current.get()
+    if serving is not None:
+        return serving[0].call(serving[1], tool, args, timeout, True).items()
     return default().stream(tool, args, timeout=timeout)
 
 
@@ -65,6 +78,9 @@ async def acall(tool: str, args: Mapping[str, Any] | None = None, *, timeout: fl
     """As call, for coroutines."""
     if _in_tool():
         return await tool_side.acall(tool, args, timeout=timeout)
+    serving = _serving.current.get()
+    if serving is not None:
+        return await serving[0].call(serving[1], tool, args, timeout, False).aresult()
     return await default().acall(tool, args, timeout=timeout)
 
 
@@ -72,4 +88,54 @@ def astream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float 
     """As stream, for coroutines."""
     if _in_tool():
         return tool_side.astream(tool, args, timeout=timeout)
+    serving = _serving.current.get()
+    if serving is not None:
+        return serving[0].call(serving[1], tool, args, timeout, True).aitems()
     return default().astream(tool, args, timeout=timeout)
+
+
+def tool(function: Any = None, /, **settings: Any) -> Any:
+    """Makes a function a tool that serve serves, as a decorator with or without
+    arguments; see Host.tool. Inside a tool's worker it changes nothing: what an index
+    offers is said in its tools.toml."""
+    if function is None:
+        return lambda given: tool(given, **settings)
+    if _in_tool():
+        return function
+    if _host is not None:
+        return _host.tool(function, **settings)
+    from .host import Host
+
+    Host().tool(function, **settings)  # what cannot be a tool is refused where it stands
+    _tools.append((function, settings))
+    return function
+
+
+def serve(**settings: Any) -> None:
+    """Serves the functions that tool has decorated until SIGINT or SIGTERM; the
+    settings are Host's. One of a process at a time."""
+    _made(settings).serve()
+
+
+async def aserve(**settings: Any) -> None:
+    """As serve, on the running event loop. Cancelling it drains."""
+    await _made(settings).aserve()
+
+
+def stop() -> None:
+    """Ends serve from another thread, once the calls that run have ended."""
+    if _host is not None:
+        _host.stop()
+
+
+def _made(settings: dict[str, Any]) -> Host:
+    global _host
+    from .host import Host
+
+    if _host is not None and _host.node:
+        raise RuntimeError("this process serves already: a second set of tools has a Host of its own")
+    made = Host(**settings)
+    for function, said in _tools:
+        made.tool(function, **said)
+    _host = made
+    return made

@@ -1,0 +1,312 @@
+"""The child process that is the node of a Python host, and the frames that are spoken with it: docs/bridge.md.
+
+One event loop reads and writes. Other threads send through send, which wakes the
+loop once for all that is waiting then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import itertools
+import json
+import logging
+import os
+import re
+import threading
+import typing
+import weakref
+from collections import deque
+
+from . import binary
+from ._core import encoding, errors, tool_side, values
+
+if typing.TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from typing import Any
+
+    Frame = dict[str, Any]
+
+_log = logging.getLogger("toolmesh")
+_READ = 1 << 18
+_LEVEL = re.compile(r"\blevel=(\w+)")
+_LEVELS = {"WARN": logging.WARNING, "ERROR": logging.ERROR, "INFO": logging.INFO}
+_CREDIT = 64  # items of a stream of another tool that may be on their way
+_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+_living: weakref.WeakSet[Bridge] = weakref.WeakSet()
+
+
+class Bridge:
+    """A running mesh bridge. take is given each frame that is not an answer to what
+    this side has asked, with its bytes."""
+
+    def __init__(self, take: Callable[[Frame, bytes], None]) -> None:
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self._process: asyncio.subprocess.Process | None = None
+        self._out: deque[bytes] = deque()
+        self._waking = False
+        self._numbers = itertools.count(1)
+        self._asked: dict[str, Asked] = {}
+        self._said: deque[str] = deque(maxlen=20)
+        self._reading: list[asyncio.Task[None]] = []
+        self.ready: Frame = {}
+        self.over = False
+        self.lock = threading.Lock()
+
+    async def start(self, settings: Mapping[str, str]) -> None:
+        """Starts it and waits until it is connected. Raises Unavailable with what it says where it cannot be."""
+        try:
+            program = binary.find()
+        except FileNotFoundError as failure:
+            raise errors.error("unavailable", str(failure), started=False, origin="caller") from None
+        # In a session of its own: an interrupt at the terminal is the program's, which drains.
+        self._process = await asyncio.create_subprocess_exec(
+            program, "bridge", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE, env={**os.environ, **settings}, limit=4 * _READ, start_new_session=True)
+        _living.add(self)
+        ready = self._loop.create_future()
+        self._reading = [self._loop.create_task(self._read(ready)), self._loop.create_task(self._listen())]
+        self.ready = await ready
+        if not self.ready:
+            await self.wait()
+            said = next((one for one in reversed(self._said) if one.strip()), "it has ended")
+            raise errors.error("unavailable", f"mesh bridge cannot serve: {said}", started=False, origin="caller")
+
+    async def wait(self) -> int:
+        """Until it has ended: its status."""
+        assert self._process is not None
+        await asyncio.gather(*self._reading)
+        return await self._process.wait()
+
+    async def kill(self) -> None:
+        """Ends it, and what it runs, now."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self.wait()
+
+    async def _listen(self) -> None:
+        assert self._process is not None and self._process.stderr is not None
+        while line := await self._process.stderr.readline():
+            text = line.decode(errors="replace").rstrip()
+            self._said.append(text)
+            level = _LEVEL.search(text)
+            _log.log(_LEVELS.get(level.group(1), logging.INFO) if level else logging.INFO, "mesh bridge: %s", text)
+
+    async def _read(self, ready: asyncio.Future[Frame]) -> None:
+        assert self._process is not None and self._process.stdout is not None
+        reader, data = self._process.stdout, b""
+        try:
+            while more := await reader.read(_READ):
+                data = data + more if data else more
+                at, size = 0, len(data)
+                while size - at >= 4:
+                    end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+                    if end > size:
+                        break
+                    body = data[at + 4 : end]
+                    at = end
+                    frame = values.decode(body)
+                    if not ready.done():
+                        ready.set_result(frame)
+                    else:
+                        self._give(frame, body)
+                data = data[at:]
+        finally:
+            self.over = True
+            if not ready.done():
+                ready.set_result({})
+            for one in list(self._asked.values()):
+                one.fail(errors.error("unavailable", "the bridge to the mesh has ended", origin="caller"))
+
+    def _give(self, frame: Frame, body: bytes) -> None:
+        kind = frame.get("type")
+        if kind in ("rpc_tool_response", "rpc_stream_chunk", "rpc_error"):
+            asked = self._asked.get(frame.get("rpc_id", ""))
+            if asked is not None:
+                asked.take(frame)
+            elif kind == "rpc_error":
+                _log.warning("mesh bridge: %s", frame.get("error"))
+            return
+        self._take(frame, body)
+
+    # Out.
+
+    def send(self, body: bytes) -> None:
+        """Sends a frame; from any thread."""
+        self._out.append(len(body).to_bytes(4, "big") + body)
+        with self.lock:
+            if self._waking or self.over:
+                return
+            self._waking = True
+        try:
+            self._loop.call_soon_threadsafe(self._flush)
+        except RuntimeError:
+            self.over = True  # the loop has ended, and the process with it
+
+    def _flush(self) -> None:
+        with self.lock:
+            self._waking = False
+        data = b"".join(self._taken())
+        if data and self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(data)
+
+    def _taken(self) -> Iterator[bytes]:
+        while self._out:
+            yield self._out.popleft()
+
+    async def written(self) -> None:
+        """Until the pipe has room."""
+        self._flush()
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(ConnectionError):
+                await self._process.stdin.drain()
+
+    def frame(self, kind: str, **fields: Any) -> None:
+        """Sends a frame of these fields."""
+        self.send(_text({"type": kind, **fields}).encode())
+
+    # Questions and calls of ours.
+
+    def ask(self, kind: str, tool: str = "", **fields: Any) -> Asked:
+        """Sends a question; what is returned has its answer."""
+        asked = Asked(self, f"c{next(self._numbers)}", tool)
+        self._asked[asked.id] = asked
+        if self.over:
+            asked.fail(errors.error("unavailable", "the bridge to the mesh has ended", started=False, origin="caller"))
+        else:
+            self.frame(kind, rpc_id=asked.id, **fields)
+        return asked
+
+    def call(self, parent: str, tool: str, args: Mapping[str, Any] | None, timeout: float | None,
+             stream: bool) -> Asked:
+        """Calls a tool on behalf of a call that is being served."""
+        with encoding:
+            body = tool_side._encoded(tool, args) or b"{}"
+        fields: dict[str, Any] = {"tool_id": tool, "parent": parent}
+        seconds = tool_side._seconds(timeout)
+        if seconds is not None:
+            fields["timeout_ms"] = max(1, int(seconds * 1000))
+        if stream:
+            fields["credit"] = _CREDIT
+        asked = Asked(self, f"c{next(self._numbers)}", tool)
+        self._asked[asked.id] = asked
+        if self.over:
+            asked.fail(errors.error("unavailable", "the bridge to the mesh has ended", tool=tool, started=False,
+                                    origin="caller"))
+            return asked
+        head = _text({"type": "rpc_tool_stream" if stream else "rpc_tool_call", "rpc_id": asked.id, **fields})
+        self.send(head[:-1].encode() + b',"kwargs":' + body + b"}")
+        return asked
+
+    def forget(self, asked: Asked) -> None:
+        """Nobody waits for it any more."""
+        self._asked.pop(asked.id, None)
+
+
+class Asked:
+    """What this side has asked, and what comes of it: one answer, or the items of a stream and an end."""
+
+    def __init__(self, bridge: Bridge, number: str, tool: str) -> None:
+        self.id = number
+        self._bridge, self._tool = bridge, tool
+        self._answers: deque[concurrent.futures.Future[Any]] = deque([concurrent.futures.Future()])
+        self._count = 0
+
+    def take(self, frame: Frame) -> None:
+        """On the loop: a frame for it."""
+        if frame["type"] == "rpc_stream_chunk" and frame.get("chunk_type") == "data":
+            following: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            self._answers.append(following)
+            self._answers[-2].set_result((True, frame.get("data")))
+            return
+        if "error" in frame:
+            self.fail(errors.rebuilt(frame["error"], self._tool))
+        else:
+            self._bridge.forget(self)
+            _settle(self._answers[-1], (False, frame.get("result")), None)
+
+    def fail(self, failure: BaseException) -> None:
+        """Ends the wait."""
+        self._bridge.forget(self)
+        _settle(self._answers[-1], None, failure)
+
+    def cancel(self) -> None:
+        """Nobody waits: stops it where it runs."""
+        if self.id in self._bridge._asked:
+            self._bridge.forget(self)
+            self._bridge.frame("rpc_cancel", rpc_id=self.id)
+
+    def result(self) -> Any:
+        """The answer, on a thread that may wait."""
+        try:
+            return self._answers[0].result()[1]
+        except BaseException:
+            self.cancel()
+            raise
+
+    async def aresult(self) -> Any:
+        """The answer."""
+        try:
+            return (await asyncio.wrap_future(self._answers[0]))[1]
+        except BaseException:
+            self.cancel()
+            raise
+
+    def items(self) -> Iterator[Any]:
+        """The items, on a thread that may wait."""
+        try:
+            while True:
+                more, item = self._answers[0].result()
+                if not more:
+                    return
+                self._had()
+                yield item
+        finally:
+            self.cancel()
+
+    async def aitems(self) -> AsyncIterator[Any]:
+        """The items."""
+        try:
+            while True:
+                more, item = await asyncio.wrap_future(self._answers[0])
+                if not more:
+                    return
+                self._had()
+                yield item
+        finally:
+            self.cancel()
+
+    def _had(self) -> None:
+        self._answers.popleft()
+        self._count += 1
+        if self._count % (_CREDIT // 2) == 0:
+            self._bridge.frame("rpc_credit", rpc_id=self.id, seq=self._count + _CREDIT)
+
+
+def _settle(future: concurrent.futures.Future[Any], value: Any, failure: BaseException | None) -> None:
+    with contextlib.suppress(concurrent.futures.InvalidStateError):
+        if failure is None:
+            future.set_result(value)
+        else:
+            future.set_exception(failure)
+
+
+def _forked() -> None:
+    """In a child that the program forks: lets go of the pipes, or the bridge would outlive the program."""
+    for one in list(_living):
+        one.over = True
+        process = one._process
+        for stream in () if process is None else (process.stdin, process.stdout, process.stderr):
+            transport = getattr(stream, "transport", None) or getattr(stream, "_transport", None)
+            pipe = transport.get_extra_info("pipe") if transport is not None else None
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    os.close(pipe.fileno())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

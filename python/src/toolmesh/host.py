@@ -1,0 +1,594 @@
+"""Functions of this process as tools of the mesh.
+
+    from toolmesh import mesh
+
+    @mesh.tool
+    def refund(order: str, amount: int) -> dict:
+        '''Pays an order's amount back.'''
+        return {"order": order, "refunded": amount}
+
+    mesh.serve(index="billing")
+
+The node itself is a child process, mesh bridge, which keeps what the protocol
+promises of a node: each call runs once at most, streams are stored and can be
+resumed, the registration ends with this process. Here is what runs a call: plain
+functions on threads, coroutines on the event loop, generators of both kinds as
+their caller takes the items.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextvars
+import ctypes
+import inspect
+import logging
+import queue
+import re
+import signal
+import threading
+import time
+import typing
+from collections import deque
+
+from . import _serving
+from ._bridge import Bridge
+from ._core import binding, encoding, errors, failures, guard, schema, values
+
+if typing.TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+    from types import TracebackType
+    from typing import Any
+
+    from typing_extensions import Self
+
+    from ._bridge import Frame
+
+    F = typing.TypeVar("F", bound=Callable[..., Any])
+
+_log = logging.getLogger("toolmesh")
+_SLOTS = 128
+_BACK = 0.1, 5.0  # seconds before a bridge that has died is started again: at first, and at most
+_DRAIN = 60.0  # seconds after which a bridge that drains is killed
+_NAME = re.compile(r"[^.\s]+\Z")
+_FLOW = 64  # frames of a stream between two looks at the pipe
+
+
+class Host:
+    """Serves functions as tools, as an ordinary node.
+
+    index is the name that their ids begin with, <index>.<name>, in every session;
+    without it they are tools of session alone, and end with it. slots is how many calls run
+    at once, node the node's id. servers, context, creds and nkey say where the mesh
+    is, as for Mesh. Tools are added by tool, before it serves or while it does.
+    """
+
+    def __init__(
+        self, *, index: str | None = None, session: str | None = None, slots: int = _SLOTS, node: str | None = None,
+        servers: str | Sequence[str] | None = None, context: str | None = None, creds: str | None = None,
+        nkey: str | None = None,
+    ) -> None:
+        if slots < 1:
+            raise ValueError(f"slots is {slots}: it is how many calls run at once")
+        where = ",".join([servers] if isinstance(servers, str) else servers or ())
+        self._index, self._session, self._slots = index, session, slots
+        # By the environment, not by arguments: a URL may hold a password.
+        self._settings = {name: value for name, value in {
+            "MESH_NATS_URL": where, "MESH_NATS_CONTEXT": context, "MESH_NATS_CREDS": creds, "MESH_NATS_NKEY": nkey,
+            "MESH_SESSION": session, "MESH_NODE": node, "MESH_SLOTS": str(slots), "MESH_LOG_LEVEL": "warn",
+        }.items() if value}
+        self._tools: dict[str, _Offered] = {}
+        self._runner: _Runner | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def tool(
+        self, function: F | None = None, /, *, name: str | None = None, description: str | None = None,
+        metadata: dict[str, Any] | None = None, **annotations: Any,
+    ) -> Any:
+        """Makes a function a tool, as a decorator with or without arguments; the
+        function stays what it is. Its schemas come from its annotations and its
+        docstring. annotations are those of tools.toml: timeout and cache_ttl (seconds, or
+        text like "2s"), idempotent, parallel_safe, resource_key, read_only, lane_scope,
+        collect. Raises TypeError for what is no function, ValueError for a name that
+        cannot be or is taken, or an annotation that there is not."""
+        if function is None:
+            return lambda given: self.tool(given, name=name, description=description, metadata=metadata, **annotations)
+        offered = _Offered(function, name, description, metadata, annotations)
+        with self._lock:
+            if offered.name in self._tools:
+                raise ValueError(f"there is a tool {offered.name!r} already: give one of them another name")
+            self._tools[offered.name] = offered
+            runner = self._runner
+        if runner is not None:
+            runner.add(offered)
+        return function
+
+    @property
+    def node(self) -> str:
+        """The node's id; empty while it does not serve."""
+        runner = self._runner
+        return runner.node if runner is not None else ""
+
+    def serve(self) -> None:
+        """Serves until SIGINT or SIGTERM, or stop; then the calls that run end first.
+        Raises Unavailable where there is no mesh or no binary."""
+        asyncio.run(self.aserve(signals=threading.current_thread() is threading.main_thread()))
+
+    async def aserve(self, *, signals: bool = False, ready: Callable[[], None] | None = None) -> None:
+        """serve, on the running event loop, on which coroutines are run too. Cancelling it drains."""
+        if not self._tools:
+            raise ValueError("there is no tool to serve: decorate a function with tool first")
+        with self._lock:
+            if self._runner is not None:
+                raise RuntimeError("it serves already")
+            runner = self._runner = _Runner(self._settings, self._index, self._session, self._slots, self._tools)
+        loop = asyncio.get_running_loop()
+        try:
+            if signals:
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    loop.add_signal_handler(number, runner.stop)
+            await runner.run(ready)
+        finally:
+            if signals:
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    loop.remove_signal_handler(number)
+            self._runner = None
+
+    def stop(self) -> None:
+        """Ends serve, aserve or start from any thread, once the calls that run have ended."""
+        runner, thread = self._runner, self._thread
+        if runner is not None:
+            runner.stop()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+            self._thread = None
+
+    def start(self) -> Self:
+        """Serves on a thread of its own; returns once calls are served. stop ends it."""
+        served = threading.Event()
+        self._failure = None
+
+        def serve() -> None:
+            try:
+                asyncio.run(self.aserve(ready=served.set))
+            except BaseException as failure:
+                self._failure = failure
+            finally:
+                served.set()
+
+        self._thread = threading.Thread(target=serve, name="toolmesh host", daemon=True)
+        self._thread.start()
+        served.wait()
+        if self._failure is not None:
+            raise self._failure
+        atexit.register(self.stop)
+        return self
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, _kind: type[BaseException] | None, _value: BaseException | None,
+                 _trace: TracebackType | None) -> None:
+        self.stop()
+        atexit.unregister(self.stop)
+
+
+class _Offered:
+    """A function as a tool."""
+
+    def __init__(self, function: Any, name: str | None, description: str | None, metadata: dict[str, Any] | None,
+                 annotations: dict[str, Any]) -> None:
+        if not callable(function):
+            raise TypeError(f"a tool is a function, not {type(function).__name__}")
+        self.name = name if name is not None else getattr(function, "__name__", "")
+        if not isinstance(self.name, str) or not _NAME.match(self.name):
+            raise ValueError(f"the name of a tool cannot be {self.name!r}: it is text without dots and spaces")
+        unknown = set(annotations) - _ANNOTATIONS
+        if unknown:
+            raise ValueError(f"there is no annotation {min(unknown)!r}: there are {', '.join(sorted(_ANNOTATIONS))}")
+        self.kind = schema.kind_of(function)
+        signature = schema.signature(function)
+        self.tool = binding.Tool(self.name, function, self.kind, signature)
+        told = signature.as_dict(self.name, self.kind)
+        said = {key: f"{value}s" if key in ("timeout", "cache_ttl") and isinstance(value, (int, float)) else value
+                for key, value in annotations.items() if value is not None}
+        if isinstance(said.get("resource_key"), str):
+            said["resource_key"] = [said["resource_key"]]
+        self.streaming = self.kind in ("generator", "async_generator")
+        varargs = next((one.name for one in signature.parameters if one.kind == "varargs"), None)
+        self.spec = {
+            "tool_id": self.name, "name": self.name, "type": "streaming" if self.streaming else "standard",
+            "description": description if description is not None else told["description"],
+            "metadata": metadata or {}, "input_schema": told["input_schema"], "positional": told["positional"],
+            "annotations": said,
+            **({"output_schema": told["output_schema"]} if told["output_schema"] else {}),
+            **({"varargs": varargs} if varargs else {}),
+        }
+
+
+_ANNOTATIONS = {
+    "timeout", "idempotent", "parallel_safe", "resource_key", "read_only", "lane_scope", "cache_ttl", "collect",
+}
+
+
+class _Call:
+    """One call that is being served."""
+
+    __slots__ = ("id", "offered", "positional", "keyword", "stream", "credit", "sent", "context", "thread", "task",
+                 "cancelled", "flow", "key")
+
+    def __init__(self, frame: Frame, key: bytes, offered: _Offered, positional: Sequence[Any],
+                 keyword: dict[str, Any]) -> None:
+        self.id: str = frame["rpc_id"]
+        self.key = key  # the id as JSON
+        self.offered, self.positional, self.keyword = offered, positional, keyword
+        self.stream = frame["type"] == "rpc_tool_stream"
+        self.credit: int | None = frame.get("credit")
+        self.sent = 0
+        self.thread = 0  # that runs it; 0: none
+        self.task: asyncio.Task[None] | None = None
+        self.cancelled = False
+        self.flow: threading.Condition | asyncio.Event | None = None
+        self.context = contextvars.copy_context()
+
+
+class _Runner:
+    """Serves the tools of a host, over one bridge after the other."""
+
+    def __init__(self, settings: dict[str, str], index: str | None, session: str | None, slots: int,
+                 tools: dict[str, _Offered]) -> None:
+        self._settings, self._index, self._session, self._slots = settings, index, session, slots
+        self._tools = tools
+        self._loop = asyncio.get_running_loop()
+        self._bridge: Bridge | None = None
+        self._running: dict[str, _Call] = {}
+        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._idle, self._threads = 0, 0
+        self._lock = threading.Lock()  # of threads, and of what is raised in them
+        self._stopping = False
+        self.node = ""
+
+    async def run(self, ready: Callable[[], None] | None) -> None:
+        """Serves until stop."""
+        wait = _BACK[0]
+        try:
+            while True:
+                began = time.monotonic()
+                bridge = Bridge(self._take)
+                try:
+                    await bridge.start(self._settings)
+                    await self._offer(bridge, list(self._tools.values()))
+                except errors.MeshError:
+                    await bridge.kill()
+                    if ready is not None or not self.node:
+                        raise  # it has never served
+                else:
+                    self._bridge, self.node = bridge, bridge.ready.get("node", "")
+                    if ready is not None:
+                        ready()
+                        ready = None
+                    if self._stopping:
+                        bridge.frame("drain")
+                    status = await self._ended(bridge)
+                    self._give_up()
+                    if self._stopping:
+                        return
+                    _log.error("the bridge to the mesh has ended with status %d: starting it again", status)
+                if self._stopping:
+                    return
+                wait = _BACK[0] if time.monotonic() - began > 10 else min(2 * wait, _BACK[1])
+                await asyncio.sleep(wait)
+        finally:
+            if self._bridge is not None:
+                await self._bridge.kill()
+            self._give_up()
+            for _ in range(self._threads):
+                self._queue.put(None)
+
+    async def _ended(self, bridge: Bridge) -> int:
+        waiting = asyncio.ensure_future(bridge.wait())
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            self.stop()  # the task that serves was cancelled: drain, then go
+            await asyncio.wait({waiting}, timeout=_DRAIN)
+            if not waiting.done():
+                await bridge.kill()
+            raise
+
+    async def _offer(self, bridge: Bridge, tools: list[_Offered]) -> None:
+        fields = {"index": self._index} if self._index else {}
+        await bridge.ask("init_tool_bridge", tools=[one.spec for one in tools], **fields).aresult()
+
+    def add(self, offered: _Offered) -> None:
+        """Offers one more tool, from any thread."""
+        def begin() -> None:
+            if self._bridge is not None:
+                task = self._loop.create_task(self._offer(self._bridge, [offered]))
+                task.add_done_callback(_told)
+
+        self._loop.call_soon_threadsafe(begin)
+
+    def stop(self) -> None:
+        """Drains, from any thread. Once more: now."""
+        def begin() -> None:
+            if self._stopping and self._bridge is not None:
+                self._loop.create_task(self._bridge.kill())
+            elif self._bridge is not None:
+                self._bridge.frame("drain")
+            self._stopping = True
+
+        try:
+            self._loop.call_soon_threadsafe(begin)
+        except RuntimeError:
+            pass  # its loop has ended, and it with it
+
+    def _give_up(self) -> None:
+        """The bridge is gone, and whoever waits for what runs."""
+        for one in list(self._running.values()):
+            self._cancel(one)
+        self._running.clear()
+
+    # Calls.
+
+    def _take(self, frame: Frame, body: bytes) -> None:
+        kind = frame.get("type")
+        if kind in ("rpc_tool_call", "rpc_tool_stream"):
+            self._begin(frame, body)
+            return
+        call = self._running.get(frame.get("rpc_id", ""))
+        if call is None:
+            return
+        if kind == "rpc_cancel":
+            self._cancel(call)
+        elif kind == "rpc_credit":
+            call.credit = max(call.credit or 0, int(frame["seq"]))
+            _go_on(call)
+
+    def _begin(self, frame: Frame, body: bytes) -> None:
+        key = _json(frame["rpc_id"])
+        offered = self._tools.get(frame["tool_id"])
+        if offered is None:
+            message = f"there is no tool {frame['tool_id']!r} here"
+            self._answer(frame["rpc_id"], key, failures.body("unavailable", message, False))
+            return
+        try:
+            positional, keyword = _bound(offered.tool, frame, body)
+        except BaseException as failure:  # noqa: B036 - a converter of the tool's may raise anything
+            self._answer(frame["rpc_id"], key, _unbound(failure, offered))
+            return
+        call = self._running[frame["rpc_id"]] = _Call(frame, key, offered, positional, keyword)
+        assert self._bridge is not None
+        call.context.run(_serving.enter, self._bridge, frame)
+        if offered.kind in ("async", "async_generator"):
+            call.task = self._loop.create_task(self._on_loop(call))
+            return
+        with self._lock:
+            more = self._queue.qsize() >= self._idle and self._threads < 2 * self._slots + 8
+            self._threads += more
+        if more:
+            threading.Thread(target=self._work, name="toolmesh tool", daemon=True).start()
+        self._queue.put(call)
+
+    def _answer(self, rpc_id: str, key: bytes, error: bytes) -> None:
+        self._running.pop(rpc_id, None)
+        if self._bridge is not None:
+            self._bridge.send(b'{"type":"rpc_tool_response","rpc_id":' + key + b',"status":"error","error":' + error
+                              + b"}")
+
+    def _end(self, call: _Call, value: bytes) -> None:
+        self._running.pop(call.id, None)
+        bridge = self._bridge
+        if bridge is None:
+            return
+        if call.stream and call.offered.streaming:
+            bridge.send(b'{"type":"rpc_stream_chunk","rpc_id":' + call.key + b',"chunk_type":"complete"}')
+        else:
+            bridge.send(b'{"type":"rpc_tool_response","rpc_id":' + call.key + b',"status":"ok","result":' + value
+                        + b"}")
+
+    def _fail(self, call: _Call, failure: BaseException) -> None:
+        self._answer(call.id, call.key, _told_of(failure, call))
+
+    def _item(self, call: _Call, value: Any) -> None:
+        data = _encoded(call.offered, value)
+        call.sent += 1
+        if self._bridge is not None:
+            self._bridge.send(b'{"type":"rpc_stream_chunk","rpc_id":' + call.key
+                              + b',"chunk_type":"data","data":' + data + b"}")
+
+    def _cancel(self, call: _Call) -> None:
+        """The caller has given up: a task is cancelled, and in a thread the function is
+        left where it stands in Python code."""
+        if call.task is not None:
+            call.cancelled = True
+            call.task.cancel()
+            return
+        with self._lock:
+            if not call.cancelled:
+                call.cancelled = True
+                if call.thread:
+                    _raise_in(call.thread, guard.Cancelled)
+        _go_on(call)
+
+    # On the loop.
+
+    async def _on_loop(self, call: _Call) -> None:
+        # A task of its own context: what the function sets there is the call's.
+        task: asyncio.Task[bytes] = call.context.run(self._loop.create_task, self._awaited(call))
+        call.task = task  # type: ignore[assignment]
+        if call.cancelled:
+            task.cancel()
+        try:
+            data = await task
+        except BaseException as failure:  # noqa: B036 - one answer for each call; sys.exit is the tool's failure
+            self._fail(call, failure)
+        else:
+            self._end(call, data)
+
+    async def _awaited(self, call: _Call) -> bytes:
+        value = call.offered.tool.function(*call.positional, **call.keyword)
+        if not inspect.isasyncgen(value) and inspect.isawaitable(value):
+            value = await value
+        if not inspect.isasyncgen(value):
+            return _encoded(call.offered, value)
+        call.flow = asyncio.Event()
+        try:
+            await self._items(call, value)
+        finally:
+            await value.aclose()
+        return b""
+
+    async def _items(self, call: _Call, items: AsyncGenerator[Any, Any]) -> None:
+        assert isinstance(call.flow, asyncio.Event)
+        async for value in items:
+            while call.credit is not None and call.sent >= call.credit:
+                call.flow.clear()
+                await call.flow.wait()
+            self._item(call, value)
+            if call.sent % _FLOW == 0 and self._bridge is not None:
+                await self._bridge.written()
+
+    # On threads.
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            call = self._queue.get()
+            with self._lock:
+                self._idle -= 1
+            if call is None:
+                return
+            try:
+                call.context.run(self._run_call, call)
+            except guard.Cancelled:
+                pass  # it came when the answer was on its way
+
+    def _run_call(self, call: _Call) -> None:
+        with self._lock:
+            if call.cancelled:
+                started = False
+            else:
+                call.thread, started = threading.get_ident(), True
+        if not started:
+            self._answer(call.id, call.key, failures.body("cancelled", "the call was cancelled", False))
+            return
+        failure: BaseException | None = None
+        data = b""
+        try:
+            try:
+                data = self._called(call)
+            finally:
+                with self._lock:
+                    call.thread = 0
+                    if call.cancelled:
+                        _raise_in(threading.get_ident(), None)  # it was not raised yet, and must not be from here on
+        except BaseException as raised:  # noqa: B036 - one answer for each call; sys.exit is the tool's failure
+            failure = raised
+        if failure is not None:
+            self._fail(call, failure)
+        else:
+            self._end(call, data)
+
+    def _called(self, call: _Call) -> bytes:
+        value = call.offered.tool.function(*call.positional, **call.keyword)
+        if inspect.iscoroutine(value) or inspect.isasyncgen(value):  # of a decorated function
+            value = asyncio.run_coroutine_threadsafe(_collected(value), self._loop).result()
+        if not inspect.isgenerator(value):
+            return _encoded(call.offered, value)
+        try:
+            if call.stream:
+                self._sent(call, value)
+                return b""
+            last: deque[Any] = deque(value, 1)
+            return _encoded(call.offered, last[0] if last else None)
+        finally:
+            value.close()
+
+    def _sent(self, call: _Call, items: Generator[Any, Any, Any]) -> None:
+        flow = call.flow = threading.Condition()
+        for value in items:
+            with flow:
+                while call.credit is not None and call.sent >= call.credit and not call.cancelled:
+                    flow.wait()
+            if call.cancelled:
+                raise guard.Cancelled
+            self._item(call, value)
+            if call.sent % _FLOW == 0 and self._bridge is not None and not self._bridge.over:
+                asyncio.run_coroutine_threadsafe(self._bridge.written(), self._loop).result()
+
+
+async def _collected(value: Any) -> Any:
+    """What a coroutine returns, or the last item of an async generator."""
+    if inspect.iscoroutine(value):
+        value = await value
+    if inspect.isasyncgen(value):
+        last = None
+        async for last in value:  # noqa: B007
+            pass
+        return last
+    return value
+
+
+def _go_on(call: _Call) -> None:
+    """Credit has come, or a cancel: wakes what waits for it."""
+    flow = call.flow
+    if isinstance(flow, asyncio.Event):
+        flow.set()
+    elif flow is not None:
+        with flow:
+            flow.notify_all()
+
+
+def _encoded(offered: _Offered, value: Any) -> bytes:
+    with encoding:
+        return offered.tool.encode(value)
+
+
+def _json(rpc_id: Any) -> bytes:
+    return values.encode(rpc_id)
+
+
+def _bound(tool: Any, frame: Frame, body: bytes) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The arguments as the function takes them; raises Mismatch."""
+    extra = frame.get("args") or []
+    if tool.described.exact:
+        try:
+            return tool.bind(values.decode_exact(body).get("kwargs") or {}, extra)  # type: ignore[union-attr,no-any-return]
+        finally:
+            values.forget()
+    return tool.bind(frame.get("kwargs") or {}, extra)  # type: ignore[no-any-return]
+
+
+def _unbound(failure: BaseException, offered: _Offered) -> bytes:
+    if isinstance(failure, values.Mismatch):
+        return failures.invalid([failure])
+    return failures.raised(failure, offered.name)
+
+
+def _told_of(failure: BaseException, call: _Call) -> bytes:
+    """What the caller is told of what a function has raised, or its result."""
+    if isinstance(failure, guard.Cancelled) or isinstance(failure, asyncio.CancelledError) and call.cancelled:
+        return failures.cancelled()
+    if isinstance(failure, values.NotSerializable):
+        return failures.unserializable(failure, call.offered.name)
+    trace = failure.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next  # a trace shows the tool, not what called it
+    if trace is not None:
+        failure.__traceback__ = trace
+    return failures.raised(failure, call.offered.name)
+
+
+def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
+    """Raises an exception in a thread when it next runs Python code; None takes one back."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind) if kind else None)
+
+
+def _told(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("a tool could not be offered: %s", task.exception())
