@@ -19,6 +19,9 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
+// Epoch is that of sessions which [Keyed.AsSession] creates.
+const Epoch = "1"
+
 // Keyed is a broker that lets in users, each with the rights of its role.
 type Keyed struct {
 	*Server
@@ -86,7 +89,7 @@ func sessionKeys(k *Keyed, issuer *access.Issuer) func(testing.TB, subjects.Sess
 			file = filepath.Join(k.DataDir, fmt.Sprintf("session%d.nk", len(files)))
 			public, err := access.CreateSessionKey(file, id)
 			must(err)
-			must(store.CreateSession(t.Context(), registry.SessionRecord{ID: id, Epoch: "1", Created: time.Now(), Key: public}))
+			must(store.CreateSession(t.Context(), registry.SessionRecord{ID: id, Epoch: Epoch, Created: time.Now(), Key: public}))
 			files[id] = file
 			Until(t, "the session's key is let in", func() bool {
 				nc, err := nats.Connect(k.URL, keyOption(t, file))
