@@ -2,7 +2,9 @@ package access_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +17,8 @@ import (
 	"github.com/nats-io/nkeys"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/meshtest"
@@ -46,8 +50,37 @@ func answer(t *testing.T, k *meshtest.Keyed, issuer *access.Issuer, o access.Ses
 	t.Cleanup(keys.Stop)
 }
 
+// serveWait serves slow.wait, which ends when it is released.
+func serveWait(t *testing.T, k *meshtest.Keyed) (release func()) {
+	t.Helper()
+	h, err := host.New(k.As(t, access.Node), &host.Options{Index: "slow"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	released := make(chan struct{})
+	if _, err := h.Handle("wait", host.HandlerFunc(func(ctx context.Context, _ *host.Call, sink host.Sink) error {
+		select {
+		case <-released:
+			return sink.Send(ctx, json.RawMessage("1"))
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := h.Stop(context.WithoutCancel(t.Context())); err != nil {
+			t.Errorf("stop: %v", err)
+		}
+	})
+	return func() { close(released) }
+}
+
 // A connection with a session's key ends by itself on a server elsewhere: its client
-// comes back while the session goes on, and does not come in afterwards.
+// comes back while the session goes on, with its calls, and does not come in afterwards.
 func TestConnectionsAreRenewed(t *testing.T) {
 	t.Parallel()
 	k := meshtest.WithKeys(t)
@@ -77,7 +110,22 @@ func TestConnectionsAreRenewed(t *testing.T) {
 		return err == nil
 	})
 	defer nc.Close()
+	result := make(chan error, 1)
+	release := serveWait(t, k)
+	caller, err := client.New(nc, &client.Options{Session: "mine"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer caller.Close()
+	go func() {
+		_, err := caller.Call(t.Context(), "slow.wait", nil, client.WithTimeout(time.Minute))
+		result <- err
+	}()
 	meshtest.Until(t, "the client has come back twice", func() bool { return nc.Stats().Reconnects >= 2 && nc.IsConnected() })
+	release()
+	if err := <-result; err != nil {
+		t.Errorf("a call that goes on meanwhile: %v", err)
+	}
 	if err := store.DeleteSession(t.Context(), "mine"); err != nil {
 		t.Fatal(err)
 	}
