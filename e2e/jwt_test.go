@@ -36,6 +36,9 @@ func TestJWT(t *testing.T) {
 	admin.mesh(t, 0, "install", "file://"+example(t, "lab"))
 	admin.mesh(t, 0, "session", "create", "mine")
 	admin.mesh(t, 0, "nodes")
+	if r := admin.mesh(t, 3, "session", "create", "keyed", "--key"); !strings.Contains(r.stderr, "does not take the session's key") {
+		t.Errorf("a key of a session: %s", r.stderr)
+	}
 
 	if out := caller.mesh(t, 0, "call", "--session=mine", "lab.bank.withdraw", "account=alice", "amount=20").stdout; !strings.Contains(out, "100") {
 		t.Errorf("call: %s", out)

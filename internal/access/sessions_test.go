@@ -145,9 +145,25 @@ func TestThoseThatCannotAnswer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = access.ServeSessionKeys(t.Context(), k.Connect(t), issuer, access.SessionKeysOptions{})
-	if toolmesh.CodeOf(err) != toolmesh.CodePermissionDenied {
-		t.Errorf("a caller: %v", err)
+	dir := t.TempDir()
+	keys, err := access.OpenKeys(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := keys.Config(nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	node, err := access.Option(access.File(dir, access.Node))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unasked := meshtest.Broker(t, meshtest.Config(config)).Connect(t, node, nats.CustomInboxPrefix(access.Node.Inbox()))
+	for who, nc := range map[string]*nats.Conn{"a caller": k.Connect(t), "a node where nobody asks": unasked} {
+		_, err = access.ServeSessionKeys(t.Context(), nc, issuer, access.SessionKeysOptions{})
+		if toolmesh.CodeOf(err) != toolmesh.CodePermissionDenied || !strings.Contains(err.Error(), "it may not subscribe $SYS.REQ.USER.AUTH mesh") {
+			t.Errorf("%s: %v", who, err)
+		}
 	}
 	logs := meshtest.CaptureLogs(t)
 	answer(t, k, issuer, access.SessionKeysOptions{Logger: logs.Logger})
