@@ -161,7 +161,7 @@ type meshWithKeys struct {
 
 // renew is how long connections with a session's key last on a server of one's own:
 // longer than an attempt.
-const renew = "20s"
+const renew = "30s"
 
 // What the holders of a key try beyond its rights: on mesh up, and on NATS servers that
 // are configured by what mesh auth template prints.
