@@ -135,6 +135,57 @@ func TestConnectionsAreRenewed(t *testing.T) {
 	}
 }
 
+// Each server of a cluster asks, whichever the one that answers is connected to.
+func TestKeysOfSessionsInACluster(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	keys, err := access.OpenKeys(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	issuer, err := access.OpenIssuer(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := keys.Config(issuer, access.Node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	servers := meshtest.Cluster(t, 3, meshtest.Config(config))
+	node, err := access.Option(access.File(dir, access.Node))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc := servers[0].Connect(t, node, nats.CustomInboxPrefix(access.Node.Inbox()))
+	store := sessions(t, nc)
+	answering, err := access.ServeSessionKeys(t.Context(), nc, issuer, access.SessionKeysOptions{Renew: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(answering.Stop)
+	file := dir + "/mine.nk"
+	public, err := access.CreateSessionKey(file, "mine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.CreateSession(t.Context(), registry.SessionRecord{ID: "mine", Epoch: "1", Created: time.Now(), Key: public}); err != nil {
+		t.Fatal(err)
+	}
+	key, err := access.Option(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range servers {
+		meshtest.Until(t, fmt.Sprintf("server %d lets the key in", i), func() bool {
+			nc, err := nats.Connect(s.URL, key)
+			if err == nil {
+				nc.Close()
+			}
+			return err == nil
+		})
+	}
+}
+
 // Whoever may not hear a server's questions, or has the key of another issuer than
 // the server believes, says so.
 func TestThoseThatCannotAnswer(t *testing.T) {
