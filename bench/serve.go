@@ -33,7 +33,7 @@ func startBroker(ctx context.Context, args []string) (role, error) {
 	if args[1] == withKeys {
 		keys, err := access.OpenKeys(args[0])
 		if err == nil {
-			o.Config, err = keys.Config(nil)
+			o.Config, err = keys.Config(nil, "")
 		}
 		if err != nil {
 			return role{}, err

@@ -1,15 +1,12 @@
 package e2e_test
 
 import (
-	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/nats-io/jwt/v2"
-	"github.com/nats-io/nkeys"
 
 	"github.com/toolmesh/toolmesh/meshtest"
 )
@@ -21,11 +18,11 @@ func TestJWT(t *testing.T) {
 	owner := newUser(t)
 	var rights map[string]jwt.Permissions
 	owner.json(t, &rights, "auth", "template", "--jwt", "--session=mine")
-	s, creds := operated(t, rights)
+	s := meshtest.InOperatorMode(t)
 	as := func(role string) *user {
 		u := newUser(t, "MESH_NATS_URL="+s.URL)
 		file := filepath.Join(u.home, role+".creds")
-		if err := os.WriteFile(file, creds[role], 0o600); err != nil {
+		if err := os.WriteFile(file, s.Creds(t, rights[role]), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		u.env = append(u.env, "MESH_NATS_CREDS="+file)
@@ -39,6 +36,9 @@ func TestJWT(t *testing.T) {
 	admin.mesh(t, 0, "install", "file://"+example(t, "lab"))
 	admin.mesh(t, 0, "session", "create", "mine")
 	admin.mesh(t, 0, "nodes")
+	if r := admin.mesh(t, 3, "session", "create", "keyed", "--key"); !strings.Contains(r.stderr, "does not take the session's key") {
+		t.Errorf("a key of a session: %s", r.stderr)
+	}
 
 	if out := caller.mesh(t, 0, "call", "--session=mine", "lab.bank.withdraw", "account=alice", "amount=20").stdout; !strings.Contains(out, "100") {
 		t.Errorf("call: %s", out)
@@ -57,52 +57,4 @@ func TestJWT(t *testing.T) {
 			t.Errorf("mesh %s does not say that it is not allowed: %s", strings.Join(args, " "), r.stderr)
 		}
 	}
-}
-
-// operated starts a server in operator mode with one account, and makes credentials of
-// a user for each role.
-func operated(t *testing.T, rights map[string]jwt.Permissions) (s *meshtest.Server, creds map[string][]byte) {
-	t.Helper()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	pair := func(kind nkeys.PrefixByte) (nkeys.KeyPair, string) {
-		k, err := nkeys.CreatePair(kind)
-		must(err)
-		public, err := k.PublicKey()
-		must(err)
-		return k, public
-	}
-	operator, operatorKey := pair(nkeys.PrefixByteOperator)
-	account, accountKey := pair(nkeys.PrefixByteAccount)
-	_, systemKey := pair(nkeys.PrefixByteAccount)
-	o := jwt.NewOperatorClaims(operatorKey)
-	o.SystemAccount = systemKey
-	operatorJWT, err := o.Encode(operator)
-	must(err)
-	a := jwt.NewAccountClaims(accountKey)
-	a.Limits.JetStreamLimits = jwt.JetStreamLimits{MemoryStorage: -1, DiskStorage: -1, Streams: -1, Consumer: -1}
-	accountJWT, err := a.Encode(operator)
-	must(err)
-	systemJWT, err := jwt.NewAccountClaims(systemKey).Encode(operator)
-	must(err)
-	creds = make(map[string][]byte)
-	for role, may := range rights {
-		user, key := pair(nkeys.PrefixByteUser)
-		claims := jwt.NewUserClaims(key)
-		claims.Permissions = may
-		token, err := claims.Encode(account)
-		must(err)
-		seed, err := user.Seed()
-		must(err)
-		creds[role], err = jwt.FormatUserConfig(token, seed)
-		must(err)
-	}
-	quoted, err := json.Marshal(operatorJWT)
-	must(err)
-	return meshtest.Broker(t, meshtest.Config(fmt.Sprintf("operator: %s\nsystem_account: %s\nresolver: MEMORY\nresolver_preload: { %s: %q, %s: %q }\n",
-		quoted, systemKey, accountKey, accountJWT, systemKey, systemJWT))), creds
 }

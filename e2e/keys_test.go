@@ -1,9 +1,13 @@
 package e2e_test
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/toolmesh/toolmesh/meshtest"
 )
@@ -56,4 +60,73 @@ func TestKeys(t *testing.T) {
 		}
 		t.Log(args, r.stderr)
 	}
+}
+
+// TestNATSPage does what docs/operations/nats.md says under Steps, in its order, as a
+// person with a NATS server of their own: only the server's address and the folder of
+// its files are others.
+func TestNATSPage(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	if err := os.CopyFS(filepath.Join(u.home, "examples", "indexes"), os.DirFS(filepath.Join(root, "examples", "indexes"))); err != nil {
+		t.Fatal(err)
+	}
+	var address string
+	ran := 0
+	for _, block := range fencedBlocks(t, filepath.Join("docs", "operations", "nats.md")) {
+		if block.language == "" {
+			address = natsServer(t, u, block.text)
+			ran++
+			continue
+		}
+		for line := range strings.Lines(strings.ReplaceAll(block.text, "HOST:4222", address)) {
+			line = strings.TrimSpace(line)
+			if name, url, ok := strings.Cut(strings.TrimPrefix(line, "export "), "="); ok && strings.HasPrefix(line, "export ") {
+				u.env = append(u.env, name+"="+url)
+			} else if strings.HasPrefix(line, "mesh-") {
+				command := strings.Fields(line)
+				p, _ := u.start(t, filepath.Join(u.home, "none"), command[0], command[1:]...)
+				p.await(t, p.logs, "msg=ready")
+			} else if r := u.do(t, "sh", "-c", line); r.status != 0 {
+				t.Fatalf("%s: %v", line, r)
+			} else if strings.Contains(line, "mesh call") && !strings.Contains(r.stdout, `"Oslo: `) {
+				t.Errorf("%s: %v", line, r)
+			}
+			ran++
+		}
+	}
+	if ran != 10 {
+		t.Errorf("%d steps of the page were done", ran)
+	}
+	meshtest.Until(t, "the key of the ended session is refused", func() bool {
+		r := u.do(t, "mesh", "call", "weather.forecast.today", "city=Oslo", "--nkey=bob.nk", "--session=bob")
+		return r.status == 3 && strings.Contains(r.stderr, "refuses the credentials")
+	})
+}
+
+// natsServer starts nats-server with a configuration file in a user's folder, on any
+// port, and returns its address.
+func natsServer(t *testing.T, u *user, config string) string {
+	t.Helper()
+	config = strings.NewReplacer("0.0.0.0:4222", "127.0.0.1:-1", "/var/lib/nats", filepath.Join(u.home, "nats")).Replace(config)
+	file := filepath.Join(u.home, "server.conf")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	options, err := server.ProcessConfigFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	options.NoSigs, options.NoLog = true, true
+	s, err := server.NewServer(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	meshtest.Until(t, "the server listens", func() bool { return s.ReadyForConnections(time.Millisecond) })
+	return s.Addr().String()
 }

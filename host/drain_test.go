@@ -103,7 +103,7 @@ func TestDrainLosesNothing(t *testing.T) {
 		})
 		clients := []*client.Client{}
 		for i := range 3 {
-			c, err := client.New(top.CallOn(t, i), &client.Options{QueueOnly: i == 2})
+			c, err := client.New(top.CallOn(t, i), &client.Options{Session: top.Session, QueueOnly: i == 2})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -175,9 +175,9 @@ func TestDrainAndPlainRequests(t *testing.T) {
 		w := &worker{runs: make(map[string]int)}
 		w.serve(t, top.ServeOn(t, 0), 1000)
 		leaving := w.serve(t, top.ServeOn(t, 1), 1000)
-		nc := top.CallOn(t, 2)
+		nc, subject := top.CallOn(t, 2), inSession("tools.default.work.do", top.Session)
 		meshtest.Until(t, "it is served", func() bool {
-			_, err := nc.Request("tools.default.work.do", []byte(`{"key":"warm"}`), time.Second)
+			_, err := nc.Request(subject, []byte(`{"key":"warm"}`), time.Second)
 			return err == nil
 		})
 		prefix := nc.NewInbox()
@@ -216,7 +216,7 @@ func TestDrainAndPlainRequests(t *testing.T) {
 			case <-time.After(waitTimeout):
 				t.Fatalf("of %d requests 200 have no answer", sent)
 			}
-			m := &nats.Msg{Subject: "tools.default.work.do", Reply: fmt.Sprintf("%s.%d", prefix, sent), Data: fmt.Appendf(nil, `{"key":"%d"}`, sent)}
+			m := &nats.Msg{Subject: subject, Reply: fmt.Sprintf("%s.%d", prefix, sent), Data: fmt.Appendf(nil, `{"key":"%d"}`, sent)}
 			if err := nc.PublishMsg(m); err != nil {
 				t.Fatal(err)
 			}

@@ -133,7 +133,7 @@ func failAfter(ctx context.Context, call *host.Call, sink host.Sink) error {
 
 func newClient(t *testing.T, top *meshtest.Topology, i int) *client.Client {
 	t.Helper()
-	c, err := client.New(top.CallOn(t, i), nil)
+	c, err := client.New(top.CallOn(t, i), &client.Options{Session: top.Session})
 	if err != nil {
 		t.Fatal(err)
 	}

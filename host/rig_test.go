@@ -227,6 +227,18 @@ type rig struct {
 	broker *meshtest.Server
 	h      *host.Host
 	nc     *nats.Conn
+	// session is where it calls, if that is not "default".
+	session subjects.SessionID
+}
+
+// within puts the rig's session into a subject of the session "default".
+func (r *rig) within(subject string) string { return inSession(subject, r.session) }
+
+func inSession(subject string, session subjects.SessionID) string {
+	if session == "" {
+		return subject
+	}
+	return strings.Replace(subject, ".default.", "."+string(session)+".", 1)
 }
 
 type rigOptions struct {
@@ -382,14 +394,14 @@ func headers(pairs ...string) nats.Header {
 // ask sends one request and returns the first message that answers it.
 func (r *rig) ask(subject, body string, pairs ...string) answer {
 	r.t.Helper()
-	m, err := r.nc.RequestMsg(&nats.Msg{Subject: subject, Header: headers(pairs...), Data: []byte(body)}, waitTimeout)
+	m, err := r.nc.RequestMsg(&nats.Msg{Subject: r.within(subject), Header: headers(pairs...), Data: []byte(body)}, waitTimeout)
 	if err != nil {
 		r.t.Fatalf("request to %s: %v", subject, err)
 	}
 	return readAnswer(m)
 }
 
-// call is ask for a tool of the desk, in the session "default".
+// call is ask for a tool of the desk, in the rig's session.
 func (r *rig) call(name, body string, pairs ...string) answer {
 	r.t.Helper()
 	return r.ask("tools.default.desk."+name, body, pairs...)
@@ -446,7 +458,7 @@ func (in *inbox) none(what string) {
 // send publishes a request that is answered to in.
 func (r *rig) send(in *inbox, subject, body string, pairs ...string) {
 	r.t.Helper()
-	m := &nats.Msg{Subject: subject, Data: []byte(body), Header: headers(pairs...)}
+	m := &nats.Msg{Subject: r.within(subject), Data: []byte(body), Header: headers(pairs...)}
 	if in != nil {
 		m.Reply = in.Subject
 	}

@@ -22,9 +22,9 @@ func TestPlainClientInEveryTopology(t *testing.T) {
 	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
 		d := newDesk()
 		h := d.serve(t, top.ServeOn(t, 0), &host.Options{Node: "desk-1"})
-		r := &rig{desk: d, t: t, h: h, nc: top.Call(t)}
+		r := &rig{desk: d, t: t, h: h, nc: top.Call(t), session: top.Session}
 		meshtest.Until(t, "the tool is served", func() bool {
-			_, err := r.nc.Request("tools.default.desk.note", []byte(`{"key":"warm"}`), time.Second)
+			_, err := r.nc.Request(r.within("tools.default.desk.note"), []byte(`{"key":"warm"}`), time.Second)
 			return err == nil
 		})
 		for what, f := range map[string]func(t *testing.T, r *rig, sure bool){
@@ -33,7 +33,7 @@ func TestPlainClientInEveryTopology(t *testing.T) {
 			// In a cluster a server may hear of a subscription late.
 			sure := len(top.Brokers) == 1
 			t.Run(what, func(t *testing.T) {
-				f(t, &rig{desk: d, t: t, h: h, nc: r.nc}, sure)
+				f(t, &rig{desk: d, t: t, h: h, nc: r.nc, session: r.session}, sure)
 			})
 		}
 	})
@@ -53,7 +53,7 @@ func plainCalls(t *testing.T, r *rig, _ bool) {
 	if a := r.call("add", `{"a":1}`); a.code() != "invalid_arguments" || a.Header.Get("Nats-Service-Error-Code") != "422" {
 		t.Errorf("a failure: %v %s", a.Header, a.Data)
 	}
-	if _, err := r.nc.Request("tools.default.desk.none", nil, waitTimeout); err != nats.ErrNoResponders {
+	if _, err := r.nc.Request(r.within("tools.default.desk.none"), nil, waitTimeout); err != nats.ErrNoResponders {
 		t.Errorf("a tool that nobody serves: %v", err)
 	}
 	for range 2 {
@@ -86,7 +86,7 @@ func plainStreams(t *testing.T, r *rig, sure bool) {
 	}
 	// Live delivery may miss anything, the terminal included: what it brings is
 	// true, and a replay has the rest.
-	live := openInbox(t, r.nc, "mesh.live.default.live")
+	live := openInbox(t, r.nc, r.within("mesh.live.default.live"))
 	if a := r.ask(genSubject, fmt.Sprintf(`{"n":%d}`, n), "Mesh-Stream", "1", "Mesh-Rpc-Id", "live"); string(a.Data) != `{"rpc_id":"live","node":"desk-1"}` {
 		t.Fatalf("acknowledgement: %s", a.Data)
 	}
@@ -140,7 +140,7 @@ func (r *rig) replayed(rpc string, from int) []chunk {
 }
 
 func plainCredit(t *testing.T, r *rig, sure bool) {
-	live := openInbox(t, r.nc, "mesh.live.default.credit")
+	live := openInbox(t, r.nc, r.within("mesh.live.default.credit"))
 	if err := r.nc.Flush(); err != nil {
 		t.Fatal(err)
 	}

@@ -1,9 +1,11 @@
 package host_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"slices"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/access"
 	"github.com/toolmesh/toolmesh/internal/transcript"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -29,7 +32,9 @@ const transcriptFiles = "../docs/protocol/transcripts"
 // TestTranscripts plays docs/protocol/transcripts against a host over a
 // broker: a NATS connection that knows nothing of the mesh sends the recorded
 // bytes, and what comes back is compared with the whole of the file's message.
-// A change of the wire changes the file too.
+// A change of the wire changes the file too. They are played without users, on
+// servers made from what mesh auth template prints, and by a client that has the key
+// of a session that was created.
 func TestTranscripts(t *testing.T) {
 	t.Parallel()
 	names, err := os.ReadDir(transcriptFiles)
@@ -49,7 +54,15 @@ func TestTranscripts(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			playTranscript(t, name, data)
+			for ground, start := range map[string]func(t *testing.T, p *player){
+				"open": openGround, "keys": func(t *testing.T, p *player) { t.Helper(); p.secured(meshtest.WithKeys(t)) },
+				"jwt": func(t *testing.T, p *player) { t.Helper(); p.secured(meshtest.WithJWTs(t)) }, "session": sessionGround,
+			} {
+				t.Run(ground, func(t *testing.T) {
+					t.Parallel()
+					playTranscript(t, name, data, start)
+				})
+			}
 		})
 	}
 	if played < 15 {
@@ -80,11 +93,16 @@ type part struct {
 
 // player plays the client of one transcript.
 type player struct {
-	t    *testing.T
-	c    *transcript.Transcript
-	h    *host.Host
-	nc   *nats.Conn
-	told struct { // what the file's section "tool" says
+	t *testing.T
+	c *transcript.Transcript
+	h *host.Host
+	// Connections: of the host, of somebody who may hear all, of a client in a session.
+	node, all *nats.Conn
+	as        func(session subjects.SessionID) *nats.Conn
+	clients   map[subjects.SessionID]*nats.Conn
+	// session is the one that is "default" in the file.
+	session subjects.SessionID
+	told    struct { // what the file's section "tool" says
 		Schema     json.RawMessage   `json:"schema"`
 		Positional []string          `json:"positional"`
 		Items      []json.RawMessage `json:"items"`
@@ -116,10 +134,45 @@ func (epochs) Admit(session subjects.SessionID) (string, error) {
 	return "", nil
 }
 
-func playTranscript(t *testing.T, name string, data []byte) {
+// openGround is a broker where all may do all.
+func openGround(t *testing.T, p *player) {
+	t.Helper()
 	broker := meshtest.Broker(t)
+	p.node, p.all = broker.Connect(t), broker.Connect(t)
+	p.as = func(subjects.SessionID) *nats.Conn { return p.all }
+}
+
+// secured is a broker with users: a client has the rights of one session.
+func (p *player) secured(k *meshtest.Keyed) {
+	p.node, p.all = k.As(p.t, access.Node), k.As(p.t, access.Admin)
+	p.as = func(session subjects.SessionID) *nats.Conn {
+		if session == subjects.DefaultSession {
+			if k.DataDir != "" {
+				return k.Connect(p.t) // without a key
+			}
+			return k.As(p.t, access.Caller)
+		}
+		return k.AsSession(p.t, session)
+	}
+}
+
+// sessionGround has the client speak in a session that was created, with its key.
+func sessionGround(t *testing.T, p *player) {
+	t.Helper()
+	p.session = "mine"
+	p.secured(meshtest.WithKeys(t))
+}
+
+func playTranscript(t *testing.T, name string, data []byte, ground func(t *testing.T, p *player)) {
+	p := &player{
+		t: t, session: subjects.DefaultSession, clients: make(map[subjects.SessionID]*nats.Conn),
+		inboxes: make(map[string]*inbox), parts: make(map[subjects.RPCID]*part),
+	}
+	ground(t, p)
+	data = bytes.ReplaceAll(data, []byte(".default."), []byte("."+p.session+"."))
+	data = bytes.ReplaceAll(data, []byte(`"session":"default"`), fmt.Appendf(nil, `"session":%q`, p.session))
 	const revision = "4f2a9c"
-	h, err := host.New(broker.Connect(t), &host.Options{
+	h, err := host.New(p.node, &host.Options{
 		Node: "gpu-1", Revision: revision, Slots: transcriptSlots, Sessions: epochs{}, StreamQuota: 1 << 20,
 	})
 	if err != nil {
@@ -132,9 +185,7 @@ func playTranscript(t *testing.T, name string, data []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &player{
-		t: t, c: c, h: h, nc: broker.Connect(t), inboxes: make(map[string]*inbox), parts: make(map[subjects.RPCID]*part),
-	}
+	p.c, p.h = c, h
 	if c.Tool != nil {
 		mustJSON(t, c.Tool, &p.told)
 	}
@@ -208,7 +259,19 @@ func (p *player) serve() {
 	if err := p.h.Start(p.t.Context()); err != nil {
 		p.t.Fatal(err)
 	}
-	joined(p.t, p.nc, p.h)
+	joined(p.t, p.node, p.h)
+}
+
+// client is the client of the session of a subject, or of the file's own.
+func (p *player) client(subject string) *nats.Conn {
+	session := p.session
+	if at, err := subjects.Parse(subject); err == nil && at.Session != "" {
+		session = at.Session
+	}
+	if p.clients[session] == nil {
+		p.clients[session] = p.as(session)
+	}
+	return p.clients[session]
 }
 
 func (p *player) part(rpc subjects.RPCID) *part {
@@ -250,9 +313,10 @@ func (p *player) fill(n int) (free func()) {
 	var parts []*part
 	for range n {
 		rpc := string(subjects.NewRPCID("fill_"))
-		in := openInbox(p.t, p.nc, p.nc.NewInbox())
+		subject := "tools." + string(p.session) + "." + string(fillTool)
+		in := p.answersTo(subject)
 		a := p.part(subjects.RPCID(rpc))
-		p.send("tools.default."+string(fillTool), in.Subject, headers("Mesh-Rpc-Id", rpc), nil)
+		p.send(subject, in.Subject, headers("Mesh-Rpc-Id", rpc), nil)
 		wait(p.t, "start", a.started)
 		inboxes, parts = append(inboxes, in), append(parts, a)
 	}
@@ -292,7 +356,7 @@ func (p *player) prepare() {
 
 func (p *player) listen(subject string) *inbox {
 	if p.inboxes[subject] == nil {
-		p.inboxes[subject] = openInbox(p.t, p.nc, subject)
+		p.inboxes[subject] = openInbox(p.t, p.client(subject), subject)
 	}
 	return p.inboxes[subject]
 }
@@ -318,7 +382,7 @@ func (p *player) store(replay string, answers []transcript.Step) {
 			}
 		}
 	}
-	tool, in := p.part(at.RPC), openInbox(p.t, p.nc, p.nc.NewInbox())
+	tool, in := p.part(at.RPC), p.answersTo(replay)
 	for _, item := range items {
 		tool.acts <- act{item: item}
 	}
@@ -345,9 +409,16 @@ func answersOf(steps []transcript.Step) []transcript.Step {
 	return steps
 }
 
+// answersTo opens an inbox of who sends to a subject.
+func (p *player) answersTo(subject string) *inbox {
+	p.t.Helper()
+	nc := p.client(subject)
+	return openInbox(p.t, nc, nc.NewInbox())
+}
+
 func (p *player) send(subject, reply string, header map[string][]string, body []byte) {
 	p.t.Helper()
-	if err := p.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Header: header, Data: body}); err != nil {
+	if err := p.client(subject).PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Header: header, Data: body}); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -428,12 +499,16 @@ func (p *player) begin(s transcript.Step, answers []transcript.Step) {
 		}
 	}
 	reply := s.Reply
-	if reply == "$INBOX" {
-		reply = p.nc.NewInbox()
-	}
-	p.inbox = nil
-	if reply != "" {
-		p.inbox = openInbox(p.t, p.nc, reply)
+	switch nc := p.client(s.Subject); {
+	case reply == "$INBOX":
+		p.inbox = p.answersTo(s.Subject)
+		reply = p.inbox.Subject
+	case reply == "":
+		p.inbox = nil
+	case strings.HasPrefix(reply, nc.Opts.InboxPrefix+"."):
+		p.inbox = openInbox(p.t, nc, reply)
+	default: // it is not the client's to hear
+		p.inbox = openInbox(p.t, p.all, reply)
 	}
 	if !runs {
 		p.send(s.Subject, reply, s.Header, s.Body)
@@ -470,7 +545,7 @@ func (p *player) interfere(s transcript.Step) {
 	p.t.Helper()
 	reply := s.Reply
 	if reply != "" {
-		p.control = openInbox(p.t, p.nc, p.nc.NewInbox())
+		p.control = p.answersTo(s.Subject)
 		reply = p.control.Subject
 	}
 	p.send(s.Subject, reply, s.Header, s.Body)
@@ -530,12 +605,14 @@ func normal(message string) string {
 func isKeepalive(text string) bool { return strings.Contains(text, "Mesh-Keepalive: 1\n") }
 
 // text renders a message as the files have it. What the store adds is left out:
-// headers of its own, and on the first chunk the node's boot id.
+// headers of its own, and on the first chunk the node's boot id; so is the epoch of a
+// session that was created, where the file's was not.
 func (p *player) text(m answer) string {
 	header := make(map[string][]string)
 	for name, values := range m.Header {
 		switch {
 		case strings.HasPrefix(name, "Nats-") && !strings.HasPrefix(name, "Nats-Service-"):
+		case name == "Mesh-Epoch" && p.session != subjects.DefaultSession && values[0] == meshtest.Epoch: // of the session that was created
 		case name == "Mesh-Boot" && m.Header["Mesh-Chunk"] != nil && m.Header.Get("Mesh-Seq") == "1" && values[0] == string(p.h.Boot()):
 		default:
 			header[name] = values
@@ -583,8 +660,10 @@ func (p *player) leave() {
 	if p.drained == nil { // what the host has sent until now is here after this
 		p.fill(1)()
 	}
-	if err := p.nc.Flush(); err != nil {
-		p.t.Fatal(err)
+	for _, nc := range append(slices.Collect(maps.Values(p.clients)), p.all) {
+		if err := nc.Flush(); err != nil {
+			p.t.Fatal(err)
+		}
 	}
 	open := slices.Collect(maps.Values(p.inboxes))
 	if slices.ContainsFunc(p.answers, func(s transcript.Step) bool { return s.Speaker == transcript.Host }) {

@@ -1,22 +1,39 @@
 package meshtest
 
 import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
 	"testing"
+	"time"
 
+	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
 
 	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// Keyed is a broker that lets in the keys of a mesh, each with the rights of its
-// role, and clients without a key as callers.
+// Epoch is that of sessions which [Keyed.AsSession] creates.
+const Epoch = "1"
+
+// Keyed is a broker that lets in users, each with the rights of its role.
 type Keyed struct {
 	*Server
-	// DataDir is where the keys are.
+	// DataDir is where the keys are; empty where users have JWTs.
 	DataDir string
+
+	as      func(t testing.TB, role access.Role) []nats.Option
+	session func(t testing.TB, id subjects.SessionID) []nats.Option
 }
 
-// WithKeys starts a broker with keys.
+// WithKeys starts a broker with keys, and clients without a key as callers, as
+// mesh auth template --nats-conf has it.
 func WithKeys(t testing.TB, options ...Option) *Keyed {
 	t.Helper()
 	dir := t.TempDir()
@@ -24,19 +41,188 @@ func WithKeys(t testing.TB, options ...Option) *Keyed {
 	if err != nil {
 		t.Fatalf("make keys: %v", err)
 	}
-	config, err := keys.Config(nil)
+	issuer, err := access.OpenIssuer(dir)
+	if err != nil {
+		t.Fatalf("make keys: %v", err)
+	}
+	config, err := keys.Config(issuer, access.Node)
 	if err != nil {
 		t.Fatalf("configure keys: %v", err)
 	}
-	return &Keyed{Broker(t, append([]Option{Config(config)}, options...)...), dir}
+	k := &Keyed{Server: Broker(t, append([]Option{Config(config)}, options...)...), DataDir: dir}
+	k.as = func(t testing.TB, role access.Role) []nats.Option {
+		t.Helper()
+		return []nats.Option{keyOption(t, access.File(dir, role))}
+	}
+	k.session = sessionKeys(k, issuer)
+	return k
 }
 
-// As connects with the key of a role and the inbox that it may use.
-func (k *Keyed) As(t testing.TB, role access.Role, options ...nats.Option) *nats.Conn {
+// sessionKeys makes keys of sessions, once a session, and has the broker told of them.
+func sessionKeys(k *Keyed, issuer *access.Issuer) func(testing.TB, subjects.SessionID) []nats.Option {
+	var mu sync.Mutex
+	var store *registry.Store
+	files := make(map[subjects.SessionID]string)
+	return func(t testing.TB, id subjects.SessionID) []nats.Option {
+		t.Helper()
+		mu.Lock()
+		defer mu.Unlock()
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatalf("make a key of session %q: %v", id, err)
+			}
+		}
+		if store == nil {
+			nc := k.As(t, access.Node)
+			b, err := bus.New(nc, nil)
+			must(err)
+			t.Cleanup(b.Close)
+			must(b.EnsureBucket(t.Context(), subjects.BucketSessions))
+			answering, err := access.ServeSessionKeys(t.Context(), nc, issuer, access.SessionKeysOptions{Renew: time.Hour})
+			must(err)
+			t.Cleanup(answering.Stop)
+			store = registry.NewStore(b)
+		}
+		file, made := files[id]
+		if !made {
+			file = filepath.Join(k.DataDir, fmt.Sprintf("session%d.nk", len(files)))
+			public, err := access.CreateSessionKey(file, id)
+			must(err)
+			must(store.CreateSession(t.Context(), registry.SessionRecord{ID: id, Epoch: Epoch, Created: time.Now(), Key: public}))
+			files[id] = file
+			Until(t, "the session's key is let in", func() bool {
+				nc, err := nats.Connect(k.URL, keyOption(t, file))
+				if err == nil {
+					nc.Close()
+				}
+				return err == nil
+			})
+		}
+		return []nats.Option{keyOption(t, file)}
+	}
+}
+
+func keyOption(t testing.TB, file string) nats.Option {
 	t.Helper()
-	key, err := access.Option(access.File(k.DataDir, role))
+	key, err := access.Option(file)
 	if err != nil {
 		t.Fatalf("read the key: %v", err)
 	}
-	return k.Connect(t, append([]nats.Option{key, nats.CustomInboxPrefix(role.Inbox())}, options...)...)
+	return key
+}
+
+// WithJWTs starts a broker in operator mode, whose users have what
+// mesh auth template --jwt prints.
+func WithJWTs(t testing.TB, options ...Option) *Keyed {
+	t.Helper()
+	o := InOperatorMode(t, options...)
+	as := func(t testing.TB, session subjects.SessionID, role access.Role) []nats.Option {
+		t.Helper()
+		rights, err := access.Template(session)
+		if err != nil {
+			t.Fatalf("the rights of session %q: %v", session, err)
+		}
+		file := filepath.Join(t.TempDir(), "user.creds")
+		if err := os.WriteFile(file, o.Creds(t, rights[string(role)]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return []nats.Option{nats.UserCredentials(file)}
+	}
+	return &Keyed{
+		Server: o.Server,
+		as: func(t testing.TB, role access.Role) []nats.Option {
+			t.Helper()
+			return as(t, subjects.DefaultSession, role)
+		},
+		session: func(t testing.TB, id subjects.SessionID) []nats.Option { t.Helper(); return as(t, id, access.Caller) },
+	}
+}
+
+// As connects as a role, with the inbox that it may use.
+func (k *Keyed) As(t testing.TB, role access.Role, options ...nats.Option) *nats.Conn {
+	t.Helper()
+	return k.Connect(t, append(append(k.as(t, role), nats.CustomInboxPrefix(role.Inbox())), options...)...)
+}
+
+// AsSession connects as a caller of one session: with its own key, for which the
+// session is created the first time, or with a JWT.
+func (k *Keyed) AsSession(t testing.TB, id subjects.SessionID, options ...nats.Option) *nats.Conn {
+	t.Helper()
+	inbox, err := subjects.InboxPrefix(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k.Connect(t, append(append(k.session(t, id), nats.CustomInboxPrefix(inbox)), options...)...)
+}
+
+// Operated is a broker in operator mode with one account, besides its own.
+type Operated struct {
+	*Server
+	account nkeys.KeyPair
+}
+
+// InOperatorMode starts a broker whose users have JWTs of its account.
+func InOperatorMode(t testing.TB, options ...Option) *Operated {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("configure operator mode: %v", err)
+		}
+	}
+	pair := func(kind nkeys.PrefixByte) (nkeys.KeyPair, string) {
+		t.Helper()
+		k, err := nkeys.CreatePair(kind)
+		must(err)
+		public, err := k.PublicKey()
+		must(err)
+		return k, public
+	}
+	operator, operatorKey := pair(nkeys.PrefixByteOperator)
+	account, accountKey := pair(nkeys.PrefixByteAccount)
+	_, systemKey := pair(nkeys.PrefixByteAccount)
+	o := jwt.NewOperatorClaims(operatorKey)
+	o.SystemAccount = systemKey
+	operatorJWT, err := o.Encode(operator)
+	must(err)
+	a := jwt.NewAccountClaims(accountKey)
+	a.Limits.JetStreamLimits = jwt.JetStreamLimits{MemoryStorage: -1, DiskStorage: -1, Streams: -1, Consumer: -1}
+	accountJWT, err := a.Encode(operator)
+	must(err)
+	systemJWT, err := jwt.NewAccountClaims(systemKey).Encode(operator)
+	must(err)
+	quoted, err := json.Marshal(operatorJWT)
+	must(err)
+	config := Config(fmt.Sprintf("operator: %s\nsystem_account: %s\nresolver: MEMORY\nresolver_preload: { %s: %q, %s: %q }\n",
+		quoted, systemKey, accountKey, accountJWT, systemKey, systemJWT))
+	return &Operated{Broker(t, append([]Option{config}, options...)...), account}
+}
+
+// Creds makes a user of the account: the content of its credentials file.
+func (o *Operated) Creds(t testing.TB, may jwt.Permissions) []byte {
+	t.Helper()
+	user, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatalf("make a user: %v", err)
+	}
+	key, err := user.PublicKey()
+	if err != nil {
+		t.Fatalf("make a user: %v", err)
+	}
+	claims := jwt.NewUserClaims(key)
+	claims.Permissions = may
+	token, err := claims.Encode(o.account)
+	if err != nil {
+		t.Fatalf("make a user: %v", err)
+	}
+	seed, err := user.Seed()
+	if err != nil {
+		t.Fatalf("make a user: %v", err)
+	}
+	creds, err := jwt.FormatUserConfig(token, seed)
+	if err != nil {
+		t.Fatalf("make a user: %v", err)
+	}
+	return creds
 }

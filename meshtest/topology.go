@@ -6,13 +6,17 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // Topology is one arrangement of brokers and accounts, with connections for both
 // sides of a call.
 type Topology struct {
-	// Name is single, keys, cluster2, cluster3 or accounts.
+	// Name is single, accounts, cluster2 or cluster3, and of [Conversations] also keys,
+	// session or jwt.
 	Name string
+	// Session is where its callers may call; empty for the default session.
+	Session subjects.SessionID
 	// Brokers are its servers, one or more.
 	Brokers []*Server
 
@@ -65,19 +69,36 @@ func Topologies(t *testing.T, run func(t *testing.T, top *Topology)) {
 	t.Run("cluster3", func(t *testing.T) { run(t, cluster("cluster3", Cluster(t, 3))) })
 }
 
-// Conversations runs a test of what a caller and a node say to each other in the
-// default session on each topology, and on a broker where the node has a key and
-// the caller none.
+// Conversations runs a test of what a caller and a node say to each other on each
+// topology, and on brokers that let in users: the node with its key, and a caller
+// without one or with that of a session that was created; both with JWTs.
 func Conversations(t *testing.T, run func(t *testing.T, top *Topology)) {
 	t.Helper()
-	t.Run("keys", func(t *testing.T) {
-		k := WithKeys(t)
-		run(t, &Topology{
-			Name: "keys", Brokers: []*Server{k.Server},
-			serve: func(t testing.TB, _ int, o []nats.Option) *nats.Conn { t.Helper(); return k.As(t, access.Node, o...) },
-			call:  func(t testing.TB, _ int, o []nats.Option) *nats.Conn { t.Helper(); return k.Connect(t, o...) },
+	for _, with := range []struct {
+		name    string
+		start   func(t testing.TB, options ...Option) *Keyed
+		session subjects.SessionID
+		call    func(k *Keyed, t testing.TB, options []nats.Option) *nats.Conn
+	}{
+		{"keys", WithKeys, "", func(k *Keyed, t testing.TB, o []nats.Option) *nats.Conn { t.Helper(); return k.Connect(t, o...) }},
+		{"session", WithKeys, "mine", func(k *Keyed, t testing.TB, o []nats.Option) *nats.Conn {
+			t.Helper()
+			return k.AsSession(t, "mine", o...)
+		}},
+		{"jwt", WithJWTs, "", func(k *Keyed, t testing.TB, o []nats.Option) *nats.Conn {
+			t.Helper()
+			return k.As(t, access.Caller, o...)
+		}},
+	} {
+		t.Run(with.name, func(t *testing.T) {
+			k := with.start(t)
+			run(t, &Topology{
+				Name: with.name, Brokers: []*Server{k.Server}, Session: with.session,
+				serve: func(t testing.TB, _ int, o []nats.Option) *nats.Conn { t.Helper(); return k.As(t, access.Node, o...) },
+				call:  func(t testing.TB, _ int, o []nats.Option) *nats.Conn { t.Helper(); return with.call(k, t, o) },
+			})
 		})
-	})
+	}
 	Topologies(t, run)
 }
 

@@ -25,6 +25,9 @@ const (
 	// UserInfo answers any ordinary client of the broker with, among other
 	// things, the server's time.
 	UserInfo = "$SYS.REQ.USER.INFO"
+	// UserAuth is where the broker asks for who has a key that is not in its
+	// configuration (auth callout of the NATS documentation), in the queue group.
+	UserAuth = "$SYS.REQ.USER.AUTH"
 )
 
 // ToolAnySession is the subscription for an index tool.

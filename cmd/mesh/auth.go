@@ -18,14 +18,16 @@ func (a *app) authCommand() *cobra.Command {
 		Use: "template {--nats-conf | --jwt}", Short: "Print who may do what, for a NATS server of your own",
 		Long: `Print the part of a NATS server's configuration that lets in three keys, each with
 what it may do: an administrator, the nodes, and callers of the default session,
-among them clients without a key. The keys are made in the data folder, in keys/,
-where they are not there yet: copy node.nk to the machines of the mesh, and keep
-admin.nk for yourself. Nobody else may read them.
+among them clients without a key. For all other keys, those of sessions, the server
+asks the agents and routers that have the issuer's key. The keys are made in the data
+folder, in keys/, where they are not there yet: copy node.nk to the machines of the
+mesh and issuer.nk to two that you trust as yourself, and keep admin.nk for yourself.
+Nobody else may read them.
 
 With --jwt, print what an administrator, a node, a router and a caller of a session
 may do as JSON, in the form of the permissions in a user's JWT; no keys are made.`,
 		Example: "  mesh auth template --nats-conf > mesh.conf     # include mesh.conf in nats-server's configuration\n" +
-			"  mesh-agent -s nats://HOST:4222 --nkey node.nk\n  mesh install ./dir -s nats://HOST:4222 --nkey admin.nk\n" +
+			"  mesh-agent -s nats://HOST:4222 --nkey node.nk --auth-issuer issuer.nk\n  mesh install ./dir -s nats://HOST:4222 --nkey admin.nk\n" +
 			"  mesh auth template --jwt --session bob | jq .caller.pub.allow",
 		Args: nothing,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
@@ -51,7 +53,11 @@ may do as JSON, in the form of the permissions in a user's JWT; no keys are made
 			if err != nil {
 				return err
 			}
-			config, err := keys.Config(nil)
+			issuer, err := access.OpenIssuer(dir)
+			if err != nil {
+				return err
+			}
+			config, err := keys.Config(issuer, access.Node)
 			if err != nil {
 				return err
 			}

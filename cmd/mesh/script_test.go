@@ -282,9 +282,14 @@ func scriptEnv(ts *testscript.TestScript) []string {
 	return env
 }
 
-// scriptBroker starts a NATS server without a mesh; its address is $BROKER.
-func scriptBroker(ts *testscript.TestScript, _ bool, _ []string) {
-	b, err := broker.Start(context.Background(), broker.Options{StoreDir: ts.MkAbs("broker")})
+// scriptBroker starts a NATS server without a mesh, with a configuration file if one
+// is named; its address is $BROKER.
+func scriptBroker(ts *testscript.TestScript, _ bool, args []string) {
+	o := broker.Options{StoreDir: ts.MkAbs(strings.Join(append([]string{"broker"}, args...), "-"))}
+	for _, file := range args {
+		o.Config += ts.ReadFile(file)
+	}
+	b, err := broker.Start(context.Background(), o)
 	if err != nil {
 		ts.Fatalf("%v", err)
 	}

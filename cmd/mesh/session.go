@@ -178,7 +178,7 @@ func (a *app) tryKey(ctx context.Context, url string, id subjects.SessionID, fil
 		select {
 		case <-ctx.Done():
 			return toolmesh.Errorf(toolmesh.CodePermissionDenied,
-				"the NATS server does not take the session's key: that of mesh up does; in another one's configuration give the session a user (docs/operations/nats.md): %w", err)
+				"the NATS server does not take the session's key: one of your own must ask for it (mesh auth template --nats-conf), and agents or routers with --auth-issuer answer; or give the session a user there (docs/operations/nats.md): %w", err)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}

@@ -162,7 +162,7 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 		if issuer, err = access.NewIssuer(); err != nil {
 			return err
 		}
-		if config, err = keys.Config(issuer); err != nil {
+		if config, err = keys.Config(issuer, access.Admin); err != nil {
 			return err
 		}
 		// Of an administrator: this process keeps all keys, and what its settings say
@@ -203,11 +203,11 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 		return err
 	}
 	if issuer != nil {
-		keys, err := startSessionKeys(ctx, nc, served, issuer, m.log)
+		keys, err := access.ServeSessionKeys(ctx, nc, issuer, access.SessionKeysOptions{Server: served, Logger: m.log})
 		if err != nil {
 			return err
 		}
-		m.ends = append(m.ends, func(context.Context) error { keys.stop(); return nil })
+		m.ends = append(m.ends, func(context.Context) error { keys.Stop(); return nil })
 	}
 	m.done, m.lost = agent.Done(), agent.Err
 	m.record = process.Record{

@@ -1,11 +1,13 @@
 package attacks_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -30,6 +32,8 @@ type trespass struct {
 	do                 func(m *meshWithKeys) error
 	// allowed says that none is refused.
 	allowed bool
+	// asked says that it needs a server that asks for the keys of sessions.
+	asked bool
 }
 
 const (
@@ -128,6 +132,7 @@ var trespasses = []trespass{
 	{area: "administration", who: ofSession, what: "ask the NATS server, or answer who may come in", by: broker.name,
 		publish: []string{"$SYS.REQ.USER.AUTH", "$SYS.REQ.USER.INFO"}, subscribe: []string{"$SYS.REQ.USER.AUTH"}},
 	{area: "administration", who: ofNode, what: "let others in", by: broker.name, subscribe: []string{"$SYS.REQ.USER.AUTH"}},
+	{area: "administration", who: ofNode, what: "let them in by answers that it has signed itself", by: "the broker", do: (*meshWithKeys).forgeAnswers},
 
 	{area: "keys", who: "another key", what: "come in by a key that nobody has given it", by: "the broker", do: (*meshWithKeys).inventKey},
 	{area: "keys", who: "a password", what: "come in as an administrator", by: "the broker", do: func(m *meshWithKeys) error {
@@ -141,8 +146,8 @@ var trespasses = []trespass{
 	{area: "keys", who: ofSession, what: "the same, with an older signature of its own", by: "the broker", do: func(m *meshWithKeys) error {
 		return m.forgeSignature(func([]byte) ([]byte, error) { return m.pair("b").Sign([]byte("nonce")) })
 	}},
-	{area: "keys", who: ofSession, what: "go on after the session's end", by: "the broker", do: (*meshWithKeys).outlive},
-	{area: "keys", who: ofSession, what: "come in after the session's end", by: "the broker", do: (*meshWithKeys).comeBack},
+	{area: "keys", who: ofSession, what: "go on after the session's end", asked: true, by: "the broker", do: (*meshWithKeys).outlive},
+	{area: "keys", who: ofSession, what: "come in after the session's end", asked: true, by: "the broker", do: (*meshWithKeys).comeBack},
 }
 
 // meshWithKeys is a mesh of two sessions that have a key each.
@@ -150,41 +155,119 @@ type meshWithKeys struct {
 	*mesh
 	t    *testing.T
 	node string
-	keys map[string]string // of a session, or of who tries
+	keys map[string]string // of a session, or of who tries: files
+	jwts bool              // the files are credentials of users with JWTs
 }
 
-// What the holders of a key try beyond its rights.
+// renew is how long connections with a session's key last on a server of one's own:
+// longer than an attempt.
+const renew = "30s"
+
+// What the holders of a key try beyond its rights: on mesh up, and on NATS servers that
+// are configured by what mesh auth template prints.
 func TestClients(t *testing.T) {
 	t.Parallel()
-	dir, err := os.MkdirTemp(shared, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := &meshWithKeys{t: t, mesh: upAsUs(t, dir)}
-	write(t, filepath.Join(dir, "small", "tools.toml"), "[index]\ntools = [\"t.hello\"]\n", 0o644)
-	write(t, filepath.Join(dir, "small", "t.py"), "def hello(nested: object = None) -> str:\n    return \"hello\"\n", 0o644)
-	m.do(t, 0, "install", "./small")
-	m.node = m.mesh.node(t).ID
-	m.keys = map[string]string{without: "", ofNode: access.File(m.data, access.Node)}
-	for _, session := range []string{"a", "b"} {
-		_, file, _ := strings.Cut(m.do(t, 0, "session", "create", session, "--key"), "its key is in ")
-		file, _, _ = strings.Cut(file, ":")
-		m.keys[session] = filepath.Join(dir, file)
-	}
-	m.keys[ofSession] = m.keys["a"]
-	for _, one := range trespasses {
-		t.Run(one.area+"/"+one.who+"/"+one.what, func(t *testing.T) {
-			within := *m
-			within.t = t
-			if one.do != nil {
-				if err := one.do(&within); err != nil {
-					t.Error(err)
-				}
-				return
+	for name, start := range map[string]func(t *testing.T, dir string) *meshWithKeys{"mesh up": onMeshUp, "nats.conf": onNatsConf, "JWTs": onJWTs} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir, err := os.MkdirTemp(shared, "")
+			if err != nil {
+				t.Fatal(err)
 			}
-			within.subjects(one)
+			write(t, filepath.Join(dir, "small", "tools.toml"), "[index]\ntools = [\"t.hello\"]\n", 0o644)
+			write(t, filepath.Join(dir, "small", "t.py"), "def hello(nested: object = None) -> str:\n    return \"hello\"\n", 0o644)
+			m := start(t, dir)
+			m.do(t, 0, "install", "./small")
+			m.node = m.mesh.node(t).ID
+			for _, session := range []string{"a", "b"} {
+				if m.jwts {
+					m.do(t, 0, "session", "create", session)
+					continue
+				}
+				_, file, _ := strings.Cut(m.do(t, 0, "session", "create", session, "--key"), "its key is in ")
+				file, _, _ = strings.Cut(file, ":")
+				m.keys[session] = filepath.Join(dir, file)
+			}
+			m.keys[ofSession] = m.keys["a"]
+			for _, one := range trespasses {
+				if one.asked && m.jwts {
+					continue
+				}
+				t.Run(one.area+"/"+one.who+"/"+one.what, func(t *testing.T) {
+					within := *m
+					within.t = t
+					if one.do != nil {
+						if err := one.do(&within); err != nil {
+							t.Error(err)
+						}
+						return
+					}
+					within.subjects(one)
+				})
+			}
 		})
 	}
+}
+
+func onMeshUp(t *testing.T, dir string) *meshWithKeys {
+	t.Helper()
+	m := upAsUs(t, dir)
+	return &meshWithKeys{mesh: m, keys: map[string]string{without: "", ofNode: access.File(m.data, access.Node)}}
+}
+
+// onNatsConf is a NATS server with the configuration for keys, and an agent that
+// answers it.
+func onNatsConf(t *testing.T, dir string) *meshWithKeys {
+	t.Helper()
+	m := &mesh{dir: dir, data: filepath.Join(dir, "data")}
+	m.url = meshtest.Broker(t, meshtest.Config(template(t, dir, "--nats-conf", "--data-dir="+m.data))).URL
+	m.admin = access.File(m.data, access.Admin)
+	node := access.File(m.data, access.Node)
+	m.agent(t, node, "--auth-issuer="+access.IssuerFile(m.data), "--auth-renew="+renew)
+	return &meshWithKeys{mesh: m, keys: map[string]string{without: "", ofNode: node}}
+}
+
+// onJWTs is a NATS server in operator mode, whose users have the permissions for them.
+// There is no client without credentials: it has a caller's of the default session.
+func onJWTs(t *testing.T, dir string) *meshWithKeys {
+	t.Helper()
+	s := meshtest.InOperatorMode(t)
+	user := func(name, session, role string) string {
+		var rights map[string]jwt.Permissions
+		if err := json.Unmarshal([]byte(template(t, dir, "--jwt", "--session="+session)), &rights); err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(dir, name+".creds")
+		write(t, file, string(s.Creds(t, rights[role])), 0o600)
+		return file
+	}
+	m := &mesh{dir: dir, data: filepath.Join(dir, "data"), url: s.URL, admin: user("admin", "default", "admin")}
+	keys := map[string]string{
+		without: user("caller", "default", "caller"), ofNode: user("node", "default", "node"),
+		"a": user("a", "a", "caller"), "b": user("b", "b", "caller"),
+	}
+	m.agent(t, keys[ofNode])
+	return &meshWithKeys{mesh: m, keys: keys, jwts: true}
+}
+
+// template is what mesh auth template prints.
+func template(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program, append([]string{"auth", "template"}, args...)...)
+	cmd.Dir, cmd.Env = dir, environ(dir)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("mesh auth template: %v", err)
+	}
+	return string(out)
+}
+
+// agent starts an agent with the key or the credentials of a node.
+func (m *mesh) agent(t *testing.T, key string, args ...string) {
+	t.Helper()
+	cmd := exec.Command(agentProgram, append(args, "--server="+m.url, credentials(key), "--data-dir="+m.data)...)
+	cmd.Dir, cmd.Env = m.dir, environ(m.dir)
+	begin(t, cmd, "msg=ready")
 }
 
 // subjects publishes and subscribes, and wants the broker to name each in a violation.
@@ -237,11 +320,25 @@ func (m *meshWithKeys) as(session string) *nats.Conn {
 }
 
 func (m *meshWithKeys) pair(session string) nkeys.KeyPair {
-	pair, err := access.Read(m.keys[session])
+	var pair nkeys.KeyPair
+	var err error
+	if m.jwts {
+		pair, err = nkeys.ParseDecoratedNKey(m.creds(session))
+	} else {
+		pair, err = access.Read(m.keys[session])
+	}
 	if err != nil {
 		m.t.Fatal(err)
 	}
 	return pair
+}
+
+func (m *meshWithKeys) creds(session string) []byte {
+	text, err := os.ReadFile(m.keys[session])
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return text
 }
 
 // hello calls the tool of a session, to see that all is well and to be behind what was sent before.
@@ -272,11 +369,11 @@ func (m *meshWithKeys) tooLong() error {
 	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
 		return errors.New("the broker waits for it")
 	}
-	return m.hello(m.connect(m.t, ""), "default")
+	return m.hello(m.connect(m.t, m.keys[without]), "default")
 }
 
 func (m *meshWithKeys) brackets() error {
-	nc := m.connect(m.t, "")
+	nc := m.connect(m.t, m.keys[without])
 	body := []byte(`{"nested":` + strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000) + "}")
 	r, err := nc.Request("tools.default.small.t.hello", body, time.Minute)
 	if err == nil && !strings.HasPrefix(r.Header.Get("Mesh-Error-Code"), "invalid_") {
@@ -311,7 +408,7 @@ func (m *meshWithKeys) aimAtRecord() error {
 	if err != nil {
 		return err
 	}
-	nc, target := m.connect(m.t, ""), "$KV."+subjects.BucketSessions+".b"
+	nc, target := m.connect(m.t, m.keys[without]), "$KV."+subjects.BucketSessions+".b"
 	for _, subject := range []string{subjects.UserInfo, "$SRV.PING", "$SRV.INFO", "tools.default.small.t.hello", "tools.default.none", "mesh.registry.default.list", "mesh.replay.default.x"} {
 		err = errors.Join(err, nc.PublishRequest(subject, target, nil))
 	}
@@ -359,9 +456,12 @@ func (m *meshWithKeys) inventJWT() error {
 	if err != nil {
 		return err
 	}
+	if m.jwts {
+		return m.unauthorized(nats.UserJWT(func() (string, error) { return token, nil }, user.Sign))
+	}
 	// It is let in, as one without a key.
 	refused := make(chan error, 8)
-	nc := m.connect(m.t, "", nats.UserJWT(func() (string, error) { return token, nil }, user.Sign),
+	nc := m.connect(m.t, m.keys[without], nats.UserJWT(func() (string, error) { return token, nil }, user.Sign),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
 	if err := errors.Join(nc.Publish("mesh.admin.install", nil), nc.Flush()); err != nil {
 		return err
@@ -375,11 +475,59 @@ func (m *meshWithKeys) inventJWT() error {
 }
 
 func (m *meshWithKeys) forgeSignature(sign func([]byte) ([]byte, error)) error {
+	if m.jwts {
+		return m.unauthorized(nats.UserJWT(func() (string, error) { return jwt.ParseDecoratedJWT(m.creds("b")) }, sign))
+	}
 	public, err := m.pair("b").PublicKey()
 	if err != nil {
 		return err
 	}
 	return m.unauthorized(nats.Nkey(public, sign))
+}
+
+// forgeAnswers answers who asks for a key, where a node may, and is not believed.
+func (m *meshWithKeys) forgeAnswers() error {
+	account, err := nkeys.CreateAccount()
+	if err != nil {
+		return err
+	}
+	answered := make(chan error, 64)
+	nc := m.connect(m.t, m.keys[ofNode])
+	_, err = nc.QueueSubscribe(subjects.UserAuth, subjects.QueueGroup, func(q *nats.Msg) {
+		answered <- func() error {
+			r, err := jwt.DecodeAuthorizationRequestClaims(string(q.Data))
+			if err != nil {
+				return err
+			}
+			user, said := jwt.NewUserClaims(r.UserNkey), jwt.NewAuthorizationResponseClaims(r.UserNkey)
+			user.Audience, said.Audience = "$G", r.Server.ID
+			if said.Jwt, err = user.Encode(account); err != nil {
+				return err
+			}
+			text, err := said.Encode(account)
+			if err != nil {
+				return err
+			}
+			return q.Respond([]byte(text))
+		}()
+	})
+	if err := errors.Join(err, nc.Flush()); err != nil {
+		return err
+	}
+	if errors.Is(nc.LastError(), nats.ErrPermissionViolation) {
+		return nil // it hears no question
+	}
+	for range 1000 { // the agent has about each second question
+		if err := m.inventKey(); err != nil {
+			return err
+		}
+		select {
+		case err := <-answered:
+			return err
+		default:
+		}
+	}
+	return errors.New("it is never asked")
 }
 
 func (m *meshWithKeys) unauthorized(key nats.Option) error {

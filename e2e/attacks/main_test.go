@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,22 +16,24 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // nobody is the user of an agent that is not to be root, where the tests are.
 const nobody = 65534
 
-// shared is the folder of everything, which all users can reach; program is mesh.
-var shared, program string
+// shared is the folder of everything, which all users can reach; program is mesh, and
+// agentProgram mesh-agent.
+var shared, program, agentProgram string
 
 func TestMain(m *testing.M) {
 	var err error
 	if shared, err = os.MkdirTemp("", "mesh-attacks-"); err == nil {
-		program = filepath.Join(shared, "mesh")
+		program, agentProgram = filepath.Join(shared, "mesh"), filepath.Join(shared, "mesh-agent")
 		err = os.Chmod(shared, 0o755)
 	}
 	if err == nil {
-		build := exec.Command("go", "build", "-buildvcs=false", "-o", program, "../../cmd/mesh")
+		build := exec.Command("go", "build", "-buildvcs=false", "-o", shared, "../../cmd/mesh", "../../cmd/mesh-agent")
 		build.Stderr = os.Stderr
 		err = build.Run()
 	}
@@ -41,16 +42,24 @@ func TestMain(m *testing.M) {
 		_ = os.RemoveAll(shared)
 		os.Exit(1)
 	}
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(status int) {
+	goleak.VerifyTestMain(m, append(meshtest.LeakOptions(), goleak.Cleanup(func(status int) {
 		_ = os.RemoveAll(shared)
 		os.Exit(status)
-	}))
+	}))...)
 }
 
-// mesh is a mesh up of its own.
+// mesh is a mesh up of its own, or an agent at a NATS server of somebody's own.
 type mesh struct {
 	dir, data, url string
 	admin          string // the file of its key
+}
+
+// credentials is the flag for a file of a key, or of a user with a JWT.
+func credentials(file string) string {
+	if filepath.Ext(file) == ".creds" {
+		return "--creds=" + file
+	}
+	return "--nkey=" + file
 }
 
 // up starts mesh up by a command, which may be another program that ends up as it.
@@ -59,37 +68,64 @@ func up(t *testing.T, dir string, start func(program string, args ...string) *ex
 	m := &mesh{dir: dir, data: filepath.Join(dir, "data")}
 	m.admin = access.File(m.data, access.Admin)
 	cmd := start(program, append([]string{"up", "--nats-listen=127.0.0.1:0", "--data-dir=" + m.data}, args...)...)
-	var logs bytes.Buffer
-	cmd.Dir, cmd.Stderr = dir, &logs
-	out, err := cmd.StdoutPipe()
+	cmd.Dir = dir
+	m.url = begin(t, cmd, `nats=(\S+)\n`)[1]
+	return m
+}
+
+// begin starts a command that runs until the test ends, and waits for what it prints.
+func begin(t *testing.T, cmd *exec.Cmd, until string) []string {
+	t.Helper()
+	out, in, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
+	cmd.Stdout, cmd.Stderr = in, in
+	err = cmd.Start()
+	_ = in.Close()
+	if err != nil {
+		_ = out.Close()
 		t.Skipf("not to be had here: %v", err)
 	}
+	var logs bytes.Buffer // of the goroutine until it ends
+	said := regexp.MustCompile(until)
+	found, read := make(chan []string, 1), make(chan struct{})
+	go func() {
+		defer close(read)
+		for part := make([]byte, 4096); ; {
+			n, err := out.Read(part)
+			logs.Write(part[:n])
+			if said != nil {
+				if is := said.FindStringSubmatch(logs.String()); is != nil {
+					found <- is
+					said = nil
+				}
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(os.Interrupt)
 		hung := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
 		err := cmd.Wait()
 		if !hung.Stop() || err != nil {
-			t.Errorf("mesh up ended with %v", err)
+			t.Errorf("%s ended with %v", cmd.Args, err)
 		}
+		<-read
+		_ = out.Close()
 		if t.Failed() || os.Getenv("MESH_TEST_LOGS") != "" {
 			t.Log(logs.String())
 		}
 	})
-	said := make([]byte, 0, 256)
-	for !bytes.ContainsRune(said, '\n') {
-		n, err := out.Read(said[len(said):cap(said)])
-		said = said[:len(said)+n]
-		if err != nil {
-			_, _ = io.Copy(io.Discard, out)
-			t.Fatalf("mesh up: %s%s, %v", said, logs.String(), err)
-		}
+	select {
+	case is := <-found:
+		return is
+	case <-read:
+		t.Fatalf("%s ended: %s", cmd.Args, logs.String())
 	}
-	m.url = regexp.MustCompile(`nats=(\S+)`).FindStringSubmatch(string(said))[1]
-	return m
+	return nil
 }
 
 // upAsUs starts mesh up as who runs the tests.
@@ -105,7 +141,7 @@ func upAsUs(t *testing.T, dir string) *mesh {
 // do runs a command of mesh with the administrator's key and expects an exit status.
 func (m *mesh) do(t *testing.T, status int, args ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), program, append(args, "--server="+m.url, "--nkey="+m.admin)...)
+	cmd := exec.CommandContext(t.Context(), program, append(args, "--server="+m.url, credentials(m.admin))...)
 	cmd.Dir, cmd.Env = m.dir, environ(m.dir)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -115,10 +151,13 @@ func (m *mesh) do(t *testing.T, status int, args ...string) string {
 	return stdout.String() + stderr.String()
 }
 
-// connect makes a connection with the key in a file, or without one.
+// connect makes a connection with the key or the credentials in a file, or without.
 func (m *mesh) connect(t *testing.T, key string, options ...nats.Option) *nats.Conn {
 	t.Helper()
-	if key != "" {
+	switch {
+	case filepath.Ext(key) == ".creds":
+		options = append(options, nats.UserCredentials(key))
+	case key != "":
 		option, err := nats.NkeyOptionFromSeed(key)
 		if err != nil {
 			t.Fatal(err)
@@ -143,7 +182,7 @@ type node struct {
 
 func (m *mesh) node(t *testing.T) node {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), program, "nodes", "--json", "--server="+m.url, "--nkey="+m.admin)
+	cmd := exec.CommandContext(t.Context(), program, "nodes", "--json", "--server="+m.url, credentials(m.admin))
 	cmd.Env = environ(m.dir)
 	out, err := cmd.Output()
 	var said struct{ Nodes []node }

@@ -4,6 +4,9 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/nats-io/jwt/v2"
@@ -11,10 +14,6 @@ import (
 
 	"github.com/toolmesh/toolmesh/subjects"
 )
-
-// CalloutSubject is where a NATS server asks for who has a key that is not in its
-// configuration (auth callout of the NATS documentation).
-const CalloutSubject = "$SYS.REQ.USER.AUTH"
 
 // account is the server's account where its configuration names none.
 const account = "$G"
@@ -24,6 +23,35 @@ const account = "$G"
 type Issuer struct {
 	key    nkeys.KeyPair
 	public string
+}
+
+// IssuerFile is where the key of a mesh's issuer is, the seed of a NATS account, mode
+// 0600. Whoever has it and a node's key can let anybody in, as an administrator, too.
+func IssuerFile(dataDir string) string { return filepath.Join(Folder(dataDir), "issuer.nk") }
+
+// OpenIssuer reads the issuer's key in a data folder, and makes it if there is none.
+// Errors are those of [ReadIssuer].
+func OpenIssuer(dataDir string) (*Issuer, error) {
+	path := IssuerFile(dataDir)
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		if err := create(path, "issuer", nkeys.CreateAccount); err != nil {
+			return nil, err
+		}
+	}
+	return ReadIssuer(path)
+}
+
+// ReadIssuer reads the issuer's key in a file. The error is like that of [Read].
+func ReadIssuer(path string) (*Issuer, error) {
+	key, err := read(path, "SA", "account")
+	if err != nil {
+		return nil, err
+	}
+	public, err := key.PublicKey()
+	if err != nil {
+		return nil, invalid(path, err)
+	}
+	return &Issuer{key, public}, nil
 }
 
 // NewIssuer makes an issuer with a key of its own, which lives as long as it does:
@@ -45,6 +73,9 @@ type SessionKey struct {
 	Session subjects.SessionID
 	// Until is when it ends by itself; zero for never.
 	Until time.Time
+	// For is how long a connection with it may last, in whole seconds, by the
+	// server's clock; zero for as long as it likes.
+	For time.Duration
 }
 
 // errUnknown is what a client is told whose key is no session's, or not its own.
@@ -53,11 +84,14 @@ var errUnknown = errors.New("this key is none of a session")
 // Answer answers one request of a server. find looks a public key up; it is called
 // once the client has proved that it has the other half. client is the server's
 // number of the connection that is let in, 0 for none. The error is of a request
-// that is none: there is nobody to answer.
+// that is none, or that is meant for another issuer: the server would believe nothing.
 func (i *Issuer) Answer(request []byte, find func(public string) (SessionKey, bool)) (answer []byte, client uint64, public string, err error) {
 	r, err := jwt.DecodeAuthorizationRequestClaims(string(request))
 	if err != nil {
 		return nil, 0, "", fmt.Errorf("read the server's request: %w", err)
+	}
+	if r.Subject != i.public {
+		return nil, 0, "", fmt.Errorf("the NATS server believes the issuer %s and this process has the key of %s: its auth_callout and the issuer's file are of two meshes", r.Subject, i.public)
 	}
 	said := jwt.NewAuthorizationResponseClaims(r.UserNkey)
 	said.Audience = r.Server.ID
@@ -96,6 +130,9 @@ func (i *Issuer) user(r *jwt.AuthorizationRequestClaims, find func(string) (Sess
 	user.Pub.Allow, user.Pub.Deny, user.Sub.Allow = rights.Publish, rights.DenyPublish, rights.Subscribe
 	if !known.Until.IsZero() {
 		user.Expires = known.Until.Unix()
+	}
+	if asked := r.IssuedAt + int64(known.For/time.Second); known.For > 0 && (user.Expires == 0 || asked < user.Expires) {
+		user.Expires = asked
 	}
 	return user.Encode(i.key)
 }

@@ -11,14 +11,17 @@ import (
 
 // Config is the part of a NATS server's configuration that lets keys in, each with
 // the rights of its role, and clients without a key as the caller. It asks the
-// issuer, which may be nil, for all other keys.
-func (k Keys) Config(issuer *Issuer) (string, error) {
+// issuer, which may be nil, for all other keys; those of a role answer for it.
+func (k Keys) Config(issuer *Issuer, answering Role) (string, error) {
 	var b strings.Builder
 	b.WriteString("authorization {\n  users: [\n")
 	for _, role := range Roles() {
 		rights, err := role.rights()
 		if err != nil {
 			return "", err
+		}
+		if issuer != nil && role == answering {
+			rights.Subscribe = append(rights.Subscribe, calloutQueue)
 		}
 		fmt.Fprintf(&b, "    { nkey: %s, permissions: {\n%s    } }\n", k[role], permissions(rights, "      "))
 	}

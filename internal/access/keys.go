@@ -60,7 +60,7 @@ func OpenKeys(dataDir string) (Keys, error) {
 	for _, role := range Roles() {
 		path := File(dataDir, role)
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-			if err := create(path, role); err != nil {
+			if err := create(path, string(role), nkeys.CreateUser); err != nil {
 				return nil, err
 			}
 		}
@@ -84,7 +84,7 @@ func CreateSessionKey(path string, session subjects.SessionID) (public string, e
 	if _, err := os.Lstat(path); err == nil {
 		return "", invalid(path, errors.New("the file is there already"))
 	}
-	if err := create(path, Role("session "+string(session))); err != nil {
+	if err := create(path, "session "+string(session), nkeys.CreateUser); err != nil {
 		return "", err
 	}
 	pair, err := Read(path)
@@ -103,7 +103,7 @@ func OpenOwner(path string) (nkeys.KeyPair, error) {
 		own := fmt.Sprintf("%s.%d", path, os.Getpid())
 		err := os.MkdirAll(filepath.Dir(path), 0o700)
 		if err == nil {
-			err = create(own, "owner of indexes")
+			err = create(own, "owner of indexes", nkeys.CreateUser)
 		}
 		if err == nil {
 			err = os.Link(own, path) // unlike a renaming it leaves alone what is there
@@ -117,8 +117,8 @@ func OpenOwner(path string) (nkeys.KeyPair, error) {
 }
 
 // create writes a new key, whole or not at all.
-func create(path string, role Role) error {
-	pair, err := nkeys.CreateUser()
+func create(path, what string, kind func() (nkeys.KeyPair, error)) error {
+	pair, err := kind()
 	if err != nil {
 		return fmt.Errorf("make a key: %w", err)
 	}
@@ -132,7 +132,7 @@ func create(path string, role Role) error {
 	if err != nil {
 		return fmt.Errorf("the key cannot be kept: %w", err)
 	}
-	text := fmt.Appendf(nil, "# the key of a mesh's %q: keep it secret\n%s\n", role, seed)
+	text := fmt.Appendf(nil, "# the key of a mesh's %q: keep it secret\n%s\n", what, seed)
 	_, err = part.Write(text)
 	err = errors.Join(err, part.Close())
 	if err == nil {
@@ -148,7 +148,10 @@ func create(path string, role Role) error {
 // Read reads the key in a file: the seed of a NATS user, on a line of its own. The
 // error is invalid_request and says what to do: of a file that is missing, that
 // others may read, or that holds no such key. It never holds the key.
-func Read(path string) (nkeys.KeyPair, error) {
+func Read(path string) (nkeys.KeyPair, error) { return read(path, "SU", "user") }
+
+// read is [Read] of a key of another kind, whose seeds begin with a prefix.
+func read(path, prefix, kind string) (nkeys.KeyPair, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, invalid(path, err)
@@ -162,7 +165,7 @@ func Read(path string) (nkeys.KeyPair, error) {
 	}
 	defer clear(data)
 	for line := range bytes.Lines(data) {
-		if line = bytes.TrimSpace(line); bytes.HasPrefix(line, []byte("SU")) {
+		if line = bytes.TrimSpace(line); bytes.HasPrefix(line, []byte(prefix)) {
 			pair, err := nkeys.FromSeed(line)
 			if err != nil {
 				return nil, invalid(path, errors.New("the seed in it is damaged"))
@@ -170,7 +173,7 @@ func Read(path string) (nkeys.KeyPair, error) {
 			return pair, nil
 		}
 	}
-	return nil, invalid(path, errors.New("it holds no seed of a NATS user, a line that begins with SU"))
+	return nil, invalid(path, fmt.Errorf("it holds no seed of a NATS %s, a line that begins with %s", kind, prefix))
 }
 
 // Option has a connection prove the key in a file. The file is read at each

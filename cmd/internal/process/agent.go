@@ -81,6 +81,10 @@ is drained. Each setting is a variable or a flag; the flag wins.`,
 func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.Writer, version string) error {
 	defer Pace()()
 	log := Logger(stderr, s.Logging, slog.LevelInfo)
+	issuer, err := readIssuer(s.Auth)
+	if err != nil {
+		return err
+	}
 	dir, err := DataFolder(env, s.DataDir)
 	if err != nil {
 		return err
@@ -103,6 +107,11 @@ func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.
 	if err := a.Start(ctx); err != nil {
 		return err
 	}
+	keys, err := serveSessionKeys(ctx, nc, issuer, s.Auth, log)
+	if err != nil {
+		return errors.Join(err, StopAgent(ctx, a))
+	}
+	defer keys()
 	if err := a.Ready(ctx); err == nil {
 		log.Info("ready", slog.String("node", string(a.Node())))
 	}
@@ -124,7 +133,29 @@ func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.
 	return nil
 }
 
-// join connects as a node. A process that is started before its broker waits for it.
+// readIssuer reads the issuer's key if the settings name one; nil if they do not.
+func readIssuer(s settings.Auth) (*access.Issuer, error) {
+	if s.AuthIssuer == "" {
+		return nil, nil
+	}
+	return access.ReadIssuer(s.AuthIssuer)
+}
+
+// serveSessionKeys lets in the keys of sessions with an issuer's key, if there is one,
+// until it is told to stop.
+func serveSessionKeys(ctx context.Context, nc *nats.Conn, issuer *access.Issuer, s settings.Auth, log *slog.Logger) (stop func(), err error) {
+	if issuer == nil {
+		return func() {}, nil
+	}
+	keys, err := access.ServeSessionKeys(ctx, nc, issuer, access.SessionKeysOptions{Renew: time.Duration(s.AuthRenew), Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	return keys.Stop, nil
+}
+
+// join connects as a node. A process that is started before its broker waits for it;
+// one whose key the broker refuses is told so.
 func join(ctx context.Context, c settings.Connection, name string, env []string, log *slog.Logger) (*nats.Conn, error) {
 	nc, err := Connect(ctx, c, ConnectOptions{
 		Name: name, Wait: true, Role: access.Node, Env: env, Inboxes: []string{subjects.InboxNode}, Logger: log,
@@ -141,6 +172,11 @@ func join(ctx context.Context, c settings.Connection, name string, env []string,
 			nc.Close()
 			return nil, context.Cause(ctx)
 		case <-ticker.C:
+		}
+		if err := nc.LastError(); errors.Is(err, nats.ErrAuthorization) {
+			at := strings.Join(nc.Servers(), ",")
+			nc.Close()
+			return nil, connectError(at, err)
 		}
 	}
 	return nc, nil

@@ -173,7 +173,7 @@ func connectError(at string, err error) error {
 		text = fmt.Errorf("no mesh at %s: nothing answers there; start one with mesh up, or name another with --server", shown)
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked):
 		code = toolmesh.CodePermissionDenied
-		text = fmt.Errorf("the NATS server at %s refuses the credentials: %w", shown, err)
+		text = fmt.Errorf("the NATS server at %s refuses the credentials: they are neither in its configuration (where that has an auth_callout, among its auth_users, too) nor the key of a session that goes on: %w", shown, err)
 	}
 	return toolmesh.Errorf(code, "%w", text).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 }

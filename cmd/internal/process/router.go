@@ -34,6 +34,10 @@ flag wins.`,
 func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr io.Writer, version string) error {
 	defer Pace()()
 	log := Logger(stderr, s.Logging, slog.LevelInfo)
+	issuer, err := readIssuer(s.Auth)
+	if err != nil {
+		return err
+	}
 	nc, err := join(ctx, s.Connection, "mesh-router", env, log)
 	if err != nil {
 		return err
@@ -51,6 +55,12 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 		_ = r.Close()
 		return err
 	}
+	keys, err := serveSessionKeys(ctx, nc, issuer, s.Auth, log)
+	if err != nil {
+		_ = r.Close()
+		return err
+	}
+	defer keys()
 	log.Info("ready", slog.String("node", string(r.Node())), slog.String("version", version))
 	<-ctx.Done()
 	log.Info("stopping: signalled")

@@ -68,9 +68,17 @@ type Store struct {
 	ChunksMax     Room    `split_words:"true" flag:"chunks-max" arg:"SIZE" help:"bytes of chunks that the mesh keeps, 1MB to 1000TB (default 1GB, or as the mesh has it)"`
 }
 
+// Auth says whether a process lets in the keys of sessions at a NATS server that
+// asks for them. That of mesh up has its own way.
+type Auth struct {
+	AuthIssuer string `split_words:"true" flag:"auth-issuer" arg:"FILE" help:"file of the issuer's key, mode 0600, to let in the keys of sessions with; mesh auth template makes it (default they are left to others)"`
+	AuthRenew  Renew  `split_words:"true" default:"5m" flag:"auth-renew" arg:"DURATION" help:"how long a connection with a session's key lasts before its client connects again, and how long one may outlive its session"`
+}
+
 // Agent is what mesh-agent reads.
 type Agent struct {
 	Connection
+	Auth
 	Node
 	Policy
 	Store
@@ -80,6 +88,7 @@ type Agent struct {
 // Router is what mesh-router reads.
 type Router struct {
 	Connection
+	Auth
 	Session
 	Policy
 	Store

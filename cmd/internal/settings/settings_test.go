@@ -19,6 +19,8 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_NATS_CONTEXT":         {"context", "work", ""},
 	"MESH_NATS_CREDS":           {"creds", "me.creds", ""},
 	"MESH_NATS_NKEY":            {"nkey", "me.nk", ""},
+	"MESH_AUTH_ISSUER":          {"auth-issuer", "issuer.nk", ""},
+	"MESH_AUTH_RENEW":           {"auth-renew", "90s", "1m30s"},
 	"MESH_DATA_DIR":             {"data-dir", "data", ""},
 	"MESH_NODE":                 {"node", "gpu-1", ""},
 	"MESH_LABELS":               {"labels", "zone=b, gpu=yes", "gpu=yes,zone=b"},
@@ -58,16 +60,18 @@ func TestEverySetting(t *testing.T) {
 		if s.shown == "" {
 			s.shown = s.text
 		}
-		var byVariable settings.Mesh
-		if err := settings.Load([]string{name + "=" + s.text}, &byVariable); err != nil {
+		var byVariable, byFlag any = new(settings.Mesh), new(settings.Mesh)
+		if strings.HasPrefix(name, "MESH_AUTH_") {
+			byVariable, byFlag = new(settings.Agent), new(settings.Agent)
+		}
+		if err := settings.Load([]string{name + "=" + s.text}, byVariable); err != nil {
 			t.Fatal(err)
 		}
 		// Of one of the two that exclude each other the environment may set both.
-		if got := bound(&byVariable).Lookup(s.flag).Value.String(); got != s.shown {
+		if got := bound(byVariable).Lookup(s.flag).Value.String(); got != s.shown {
 			t.Errorf("%s=%s: --%s is %q, want %q", name, s.text, s.flag, got, s.shown)
 		}
-		var byFlag settings.Mesh
-		flags := bound(&byFlag)
+		flags := bound(byFlag)
 		if err := flags.Parse([]string{"--" + s.flag, s.text}); err != nil {
 			t.Fatal(err)
 		}

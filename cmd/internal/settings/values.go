@@ -33,6 +33,8 @@ type (
 	Copies int
 	// Timeout is the longest that something may take.
 	Timeout time.Duration
+	// Renew is how often something is asked for again.
+	Renew time.Duration
 	// Room is how many bytes a stream may hold.
 	Room int64
 	// Quota is how many bytes one of many may use.
@@ -120,6 +122,21 @@ func (t *Timeout) UnmarshalText(text []byte) error {
 }
 
 func (t Timeout) String() string { return time.Duration(t).String() }
+
+// leastRenew leaves clients that take seconds to connect some time in between.
+const leastRenew = 10 * time.Second
+
+// UnmarshalText reads a duration of whole seconds from 10s on.
+func (r *Renew) UnmarshalText(text []byte) error {
+	d, err := time.ParseDuration(string(text))
+	if err != nil || d < leastRenew || d%time.Second != 0 {
+		return fmt.Errorf(`want a duration of whole seconds from %v on, such as "90s" or "1h"`, leastRenew)
+	}
+	*r = Renew(d)
+	return nil
+}
+
+func (r Renew) String() string { return time.Duration(r).String() }
 
 // A stream of less than leastRoom is full with one large chunk; mostRoom leaves
 // the broker's sums of such numbers below what they can be.

@@ -1,0 +1,325 @@
+package access_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// sessions opens the registry's sessions.
+func sessions(t *testing.T, nc *nats.Conn) *registry.Store {
+	t.Helper()
+	b, err := bus.New(nc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	if err := b.EnsureBucket(t.Context(), subjects.BucketSessions); err != nil {
+		t.Fatal(err)
+	}
+	return registry.NewStore(b)
+}
+
+// answer lets in the keys of sessions at a broker, as one of its nodes.
+func answer(t *testing.T, k *meshtest.Keyed, issuer *access.Issuer, o access.SessionKeysOptions) {
+	t.Helper()
+	keys, err := access.ServeSessionKeys(t.Context(), k.As(t, access.Node), issuer, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(keys.Stop)
+}
+
+// serveWait serves slow.wait, which ends when it is released.
+func serveWait(t *testing.T, k *meshtest.Keyed) (release func()) {
+	t.Helper()
+	h, err := host.New(k.As(t, access.Node), &host.Options{Index: "slow"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	released := make(chan struct{})
+	if _, err := h.Handle("wait", host.HandlerFunc(func(ctx context.Context, _ *host.Call, sink host.Sink) error {
+		select {
+		case <-released:
+			return sink.Send(ctx, json.RawMessage("1"))
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := h.Stop(context.WithoutCancel(t.Context())); err != nil {
+			t.Errorf("stop: %v", err)
+		}
+	})
+	return func() { close(released) }
+}
+
+// A connection with a session's key ends by itself on a server elsewhere: its client
+// comes back while the session goes on, with its calls, and does not come in afterwards.
+func TestConnectionsAreRenewed(t *testing.T) {
+	t.Parallel()
+	k := meshtest.WithKeys(t)
+	store := sessions(t, k.As(t, access.Node))
+	issuer, err := access.ReadIssuer(access.IssuerFile(k.DataDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // one of them answers
+		answer(t, k, issuer, access.SessionKeysOptions{Renew: 2 * time.Second})
+	}
+	file := t.TempDir() + "/mine.nk"
+	public, err := access.CreateSessionKey(file, "mine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.CreateSession(t.Context(), registry.SessionRecord{ID: "mine", Epoch: "1", Created: time.Now(), Key: public}); err != nil {
+		t.Fatal(err)
+	}
+	key, err := access.Option(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var nc *nats.Conn
+	meshtest.Until(t, "the key is let in", func() bool {
+		nc, err = nats.Connect(k.URL, append(bus.ConnectOptions(nil), key, nats.CustomInboxPrefix("_INBOX_mine"))...)
+		return err == nil
+	})
+	defer nc.Close()
+	result := make(chan error, 1)
+	release := serveWait(t, k)
+	caller, err := client.New(nc, &client.Options{Session: "mine"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer caller.Close()
+	go func() {
+		_, err := caller.Call(t.Context(), "slow.wait", nil, client.WithTimeout(time.Minute))
+		result <- err
+	}()
+	meshtest.Until(t, "the client has come back twice", func() bool { return nc.Stats().Reconnects >= 2 && nc.IsConnected() })
+	release()
+	if err := <-result; err != nil {
+		t.Errorf("a call that goes on meanwhile: %v", err)
+	}
+	if err := store.DeleteSession(t.Context(), "mine"); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "it is refused", func() bool { return errors.Is(nc.LastError(), nats.ErrAuthorization) })
+	if nc.IsConnected() {
+		t.Error("it is connected")
+	}
+}
+
+// Each server of a cluster asks, whichever the one that answers is connected to.
+func TestKeysOfSessionsInACluster(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	keys, err := access.OpenKeys(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	issuer, err := access.OpenIssuer(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := keys.Config(issuer, access.Node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	servers := meshtest.Cluster(t, 3, meshtest.Config(config))
+	node, err := access.Option(access.File(dir, access.Node))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc := servers[0].Connect(t, node, nats.CustomInboxPrefix(access.Node.Inbox()))
+	store := sessions(t, nc)
+	answering, err := access.ServeSessionKeys(t.Context(), nc, issuer, access.SessionKeysOptions{Renew: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(answering.Stop)
+	file := dir + "/mine.nk"
+	public, err := access.CreateSessionKey(file, "mine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.CreateSession(t.Context(), registry.SessionRecord{ID: "mine", Epoch: "1", Created: time.Now(), Key: public}); err != nil {
+		t.Fatal(err)
+	}
+	key, err := access.Option(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range servers {
+		meshtest.Until(t, fmt.Sprintf("server %d lets the key in", i), func() bool {
+			nc, err := nats.Connect(s.URL, key)
+			if err == nil {
+				nc.Close()
+			}
+			return err == nil
+		})
+	}
+}
+
+// Whoever may not hear a server's questions, or has the key of another issuer than
+// the server believes, says so.
+func TestThoseThatCannotAnswer(t *testing.T) {
+	t.Parallel()
+	k, other := meshtest.WithKeys(t), meshtest.WithKeys(t)
+	sessions(t, k.As(t, access.Node))
+	issuer, err := access.ReadIssuer(access.IssuerFile(other.DataDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	keys, err := access.OpenKeys(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := keys.Config(nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	node, err := access.Option(access.File(dir, access.Node))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unasked := meshtest.Broker(t, meshtest.Config(config)).Connect(t, node, nats.CustomInboxPrefix(access.Node.Inbox()))
+	for who, nc := range map[string]*nats.Conn{"a caller": k.Connect(t), "a node where nobody asks": unasked} {
+		_, err = access.ServeSessionKeys(t.Context(), nc, issuer, access.SessionKeysOptions{})
+		if toolmesh.CodeOf(err) != toolmesh.CodePermissionDenied || !strings.Contains(err.Error(), "it may not subscribe $SYS.REQ.USER.AUTH mesh") {
+			t.Errorf("%s: %v", who, err)
+		}
+	}
+	logs := meshtest.CaptureLogs(t)
+	answer(t, k, issuer, access.SessionKeysOptions{Logger: logs.Logger})
+	stranger, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := stranger.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if nc, err := nats.Connect(k.URL, nats.Nkey(public, stranger.Sign)); err == nil {
+		nc.Close()
+		t.Error("a stranger is let in")
+	}
+	logs.Wait(t, "are of two meshes")
+}
+
+func seedOf(t *testing.T, file string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bytes.Split(bytes.TrimSpace(text), []byte("\n"))
+	return lines[len(lines)-1]
+}
+
+// question is that of a server whose clock is a day behind.
+func question(t *testing.T, issuer string) (request []byte, asked int64) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	server, err := nkeys.CreateServer()
+	must(err)
+	user, err := nkeys.CreateUser()
+	must(err)
+	public, err := user.PublicKey()
+	must(err)
+	signed, err := user.Sign([]byte("nonce"))
+	must(err)
+	claims := jwt.NewAuthorizationRequestClaims(issuer)
+	claims.UserNkey, claims.ConnectOptions.Nkey, claims.ClientInformation.Nonce = public, public, "nonce"
+	claims.ConnectOptions.SignedNonce = base64.RawURLEncoding.EncodeToString(signed)
+	token, err := claims.Encode(server)
+	must(err)
+	// The library writes the time of now into what it signs.
+	parts := strings.Split(token, ".")
+	body, err := base64.RawURLEncoding.DecodeString(parts[1])
+	must(err)
+	asked = claims.IssuedAt - 24*60*60
+	body = bytes.Replace(body, fmt.Append(nil, claims.IssuedAt), fmt.Append(nil, asked), 1)
+	parts[1] = base64.RawURLEncoding.EncodeToString(body)
+	signed, err = server.Sign([]byte(parts[0] + "." + parts[1]))
+	must(err)
+	parts[2] = base64.RawURLEncoding.EncodeToString(signed)
+	return []byte(strings.Join(parts, ".")), asked
+}
+
+// How long a connection may last is by the clock of the server that asks, whatever
+// that of this process.
+func TestRenewalIsByTheServersClock(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.Mkdir(access.Folder(dir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	issuer, err := access.OpenIssuer(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := nkeys.FromSeed(seedOf(t, access.IssuerFile(dir)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := key.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, c := range map[string]struct {
+		key  access.SessionKey
+		want func(asked int64) int64
+	}{
+		"no end":         {access.SessionKey{}, func(int64) int64 { return 0 }},
+		"renewed":        {access.SessionKey{For: time.Minute}, func(asked int64) int64 { return asked + 60 }},
+		"ends before it": {access.SessionKey{For: time.Minute, Until: time.Unix(1e9, 0)}, func(int64) int64 { return 1e9 }},
+		"ends later":     {access.SessionKey{For: time.Minute, Until: time.Unix(1e11, 0)}, func(asked int64) int64 { return asked + 60 }},
+	} {
+		request, asked := question(t, public)
+		c.key.Session = "mine"
+		text, _, _, err := issuer.Answer(request, func(string) (access.SessionKey, bool) { return c.key, true })
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		said, err := jwt.DecodeAuthorizationResponseClaims(string(text))
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		user, err := jwt.DecodeUserClaims(said.Jwt)
+		if err != nil || user.Expires != c.want(asked) {
+			t.Errorf("%s: asked at %d it ends at %v, %v", what, asked, user, err)
+		}
+	}
+}
