@@ -113,7 +113,7 @@ func TestConformance(t *testing.T) {
 	t.Parallel()
 	python := environment(t)
 	url := mesh(t)
-	hosts := map[string]string{"index": "conf.conf", "go host": goHost(t, url), }
+	hosts := map[string]string{"index": "conf.conf", "go host": goHost(t, url), "python host": pythonHost(t, url, python)}
 	clients := map[string]func(t *testing.T, all []conformanceCase) map[string][]any{
 		"go": func(t *testing.T, all []conformanceCase) map[string][]any { return byGo(t, url, all) },
 	}

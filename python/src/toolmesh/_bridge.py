@@ -79,7 +79,10 @@ class Bridge:
         """Until it has ended: its status."""
         assert self._process is not None
         await asyncio.gather(*self._reading)
-        return await self._process.wait()
+        status = await self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        return status
 
     async def kill(self) -> None:
         """Ends it, and what it runs, now."""
@@ -115,6 +118,10 @@ class Bridge:
                     else:
                         self._give(frame, body)
                 data = data[at:]
+        except (ValueError, KeyError, TypeError):
+            _log.exception("a frame of mesh bridge cannot be read")
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
         finally:
             self.over = True
             if not ready.done():

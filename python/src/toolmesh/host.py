@@ -260,13 +260,15 @@ class _Runner:
                 bridge = Bridge(self._take)
                 try:
                     await bridge.start(self._settings)
+                    self._bridge = bridge  # calls come as soon as the tools are offered
                     await self._offer(bridge, list(self._tools.values()))
                 except errors.MeshError:
+                    self._bridge = None
                     await bridge.kill()
                     if ready is not None or not self.node:
                         raise  # it has never served
                 else:
-                    self._bridge, self.node = bridge, bridge.ready.get("node", "")
+                    self.node = bridge.ready.get("node", "")
                     if ready is not None:
                         ready()
                         ready = None
