@@ -44,7 +44,7 @@ class Bridge:
 
     def __init__(self, take: Callable[[Frame, bytes], None]) -> None:
         self._take = take
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._process: asyncio.subprocess.Process | None = None
         self._out: deque[bytes] = deque()
         self._waking = False
@@ -150,7 +150,10 @@ class Bridge:
                 return
             self._waking = True
         try:
-            self._loop.call_soon_threadsafe(self._flush)
+            if threading.get_ident() == self._thread:
+                self._loop.call_soon(self._flush)
+            else:
+                self._loop.call_soon_threadsafe(self._flush)
         except RuntimeError:
             self.over = True  # the loop has ended, and the process with it
 

@@ -229,7 +229,7 @@ class _Call:
         self.credit: int | None = frame.get("credit")
         self.sent = 0
         self.thread = 0  # that runs it; 0: none
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[bytes] | None = None
         self.cancelled = False
         self.flow: threading.Condition | asyncio.Event | None = None
         self.context = contextvars.copy_context()
@@ -366,7 +366,8 @@ class _Runner:
         assert self._bridge is not None
         call.context.run(_serving.enter, self._bridge, frame)
         if offered.kind in ("async", "async_generator"):
-            call.task = self._loop.create_task(self._on_loop(call))
+            call.task = call.context.run(self._loop.create_task, self._awaited(call))
+            call.task.add_done_callback(lambda task: self._done(call, task))
             return
         with self._lock:
             more = self._queue.qsize() >= self._idle and self._threads < 2 * self._slots + 8
@@ -418,18 +419,13 @@ class _Runner:
 
     # On the loop.
 
-    async def _on_loop(self, call: _Call) -> None:
-        # A task of its own context: what the function sets there is the call's.
-        task: asyncio.Task[bytes] = call.context.run(self._loop.create_task, self._awaited(call))
-        call.task = task  # type: ignore[assignment]
-        if call.cancelled:
-            task.cancel()
-        try:
-            data = await task
-        except BaseException as failure:  # noqa: B036 - one answer for each call; sys.exit is the tool's failure
+    def _done(self, call: _Call, task: asyncio.Task[bytes]) -> None:
+        if task.cancelled():
+            self._fail(call, asyncio.CancelledError())
+        elif (failure := task.exception()) is not None:
             self._fail(call, failure)
         else:
-            self._end(call, data)
+            self._end(call, task.result())
 
     async def _awaited(self, call: _Call) -> bytes:
         value = call.offered.tool.function(*call.positional, **call.keyword)
