@@ -264,7 +264,7 @@ class Connection:
         try:
             nc = await asyncio.wait_for(nats.connect(
                 servers=list(found.servers), name=self._name or "toolmesh", user=found.user, password=found.password,
-                token=found.token, user_credentials=found.creds, nkeys_seed=found.nkey,
+                token=found.token, user_credentials=found.creds, nkeys_seed_str=found.nkey,
                 # A request that cannot be sent now is refused, not kept: it would run when nobody waits for it.
                 pending_size=2 << 20, connect_timeout=2, max_reconnect_attempts=1, reconnect_time_wait=0.1,
                 error_cb=self._failed, disconnected_cb=self._disconnected, reconnected_cb=self._connected,

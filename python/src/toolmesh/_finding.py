@@ -1,21 +1,176 @@
-"""stub until the helper's lands"""
+"""Where the mesh is: what the arguments say, the environment, a saved NATS context, or what mesh up left.
+
+The one module that reads the environment, in the order of the mesh's own commands.
+"""
+
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import pathlib
+import re
+import stat
+import typing
+from urllib.parse import urlsplit
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+DEFAULT = "nats://127.0.0.1:4222"
+_SEED = re.compile(r"^S[UA][A-Z2-7]{50,}$", re.MULTILINE)
+_IGNORED = ("socks_proxy", "jetstream_domain", "jetstream_api_prefix", "jetstream_event_prefix", "description", "url",
+            "user", "password", "token", "creds", "nkey", "inbox_prefix", "color_scheme", "nsc", "user_jwt",
+            "windows_cert_store", "windows_cert_match_by", "windows_cert_match", "windows_ca_certs_match", "user_seed")
 
 
 @dataclasses.dataclass
 class Found:
+    """How to connect. nkey is the seed itself."""
+
     servers: list[str]
     creds: str | None = None
-    nkey: str | None = None
+    nkey: str | None = dataclasses.field(default=None, repr=False)
     user: str | None = None
-    password: str | None = None
-    token: str | None = None
+    password: str | None = dataclasses.field(default=None, repr=False)
+    token: str | None = dataclasses.field(default=None, repr=False)
 
 
-def find(servers=None, context=None, creds=None, nkey=None) -> Found:
+def find(
+    servers: str | Sequence[str] | None = None, context: str | None = None, creds: str | None = None,
+    nkey: str | None = None,
+) -> Found:
+    """How to connect: by the arguments, else by MESH_NATS_URL, MESH_NATS_CONTEXT,
+    MESH_NATS_CREDS and MESH_NATS_NKEY, else by NATS_URL, NATS_CONTEXT, NATS_CREDS and
+    NATS_NKEY, else to what mesh up of this user left running, else to NATS's port of
+    this machine. nkey and creds are files. Raises FileNotFoundError and
+    PermissionError for files that are not there or that others may read, ValueError
+    for what cannot be understood."""
     if isinstance(servers, str):
-        servers = [servers]
-    return Found(servers or [os.environ.get("MESH_NATS_URL", "nats://127.0.0.1:4222")], creds, nkey)
+        servers = servers.split(",")
+    where = [one.strip() for one in servers or () if one.strip()]
+    if not where and not context:
+        for prefix in ("MESH_NATS_", "NATS_"):
+            url, context = os.environ.get(prefix + "URL", ""), os.environ.get(prefix + "CONTEXT")
+            where = [one.strip() for one in url.split(",") if one.strip()]
+            if where or context:
+                break
+    creds = creds or os.environ.get("MESH_NATS_CREDS") or os.environ.get("NATS_CREDS")
+    nkey = nkey or os.environ.get("MESH_NATS_NKEY") or os.environ.get("NATS_NKEY")
+    found = Found(where)
+    if not where and context:
+        found = _saved(context)
+    running = _running()
+    if not found.servers:
+        found.servers = [running[0]["url"]] if running else [DEFAULT]
+    if creds:
+        _readable(creds)
+        found.creds = creds
+    if nkey:
+        found.nkey = seed(nkey)
+    elif not (found.creds or found.nkey or found.user or found.token or context) and _signs():
+        # Commands of the same user have all rights; without a library that signs this is a caller.
+        for one in running:
+            if one.get("keys") and any(_same(one["url"], server) for server in found.servers):
+                path = os.path.join(one["data_dir"], "keys", "admin.nk")
+                if os.access(path, os.R_OK):
+                    found.nkey = seed(path)
+                break
+    for server in found.servers:
+        parts = urlsplit(server if "://" in server else "nats://" + server)
+        if parts.scheme not in ("nats", "tls", "ws", "wss") or not parts.hostname:
+            raise ValueError(f"{server!r} is no address of a NATS server: write nats://HOST:PORT")
+    return found
+
+
+def seed(path: str) -> str:
+    """The seed in a key's file, which nobody else may read."""
+    text = _readable(path, private=True)
+    line = _SEED.search(text)
+    if line is None:
+        raise ValueError(f"{path} holds no seed of an nkey, a line that begins with SU")
+    if not _signs():
+        raise ValueError(f"the key {path} needs a library that signs: pip install 'toolmesh[keys]'")
+    return line.group()
+
+
+def _signs() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("nkeys") is not None
+
+
+def _readable(path: str, private: bool = False) -> str:
+    file = pathlib.Path(path).expanduser()
+    try:
+        mode = file.stat().st_mode
+        text = file.read_text()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {path}") from None
+    except OSError as failure:
+        raise PermissionError(f"{path} cannot be read: {failure.strerror}") from None
+    if private and os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise PermissionError(f"the key {path} cannot be used: others may read it; chmod 600 {path}")
+    return text
+
+
+def _saved(name: str) -> Found:
+    """A context as the nats command line saves it."""
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    path = pathlib.Path(home) / "nats" / "context" / f"{name}.json"
+    if os.sep in name or not path.exists():
+        raise FileNotFoundError(f"there is no NATS context {name!r}: nats context ls shows those that are saved")
+    try:
+        said: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as failure:
+        raise ValueError(f"the NATS context {name!r} cannot be read: {failure}") from None
+    for key, value in said.items():
+        if value and key not in _IGNORED:
+            raise ValueError(f"the NATS context {name!r} has {key}, which the Python client does not know")
+    return Found(
+        [one.strip() for one in str(said.get("url") or DEFAULT).split(",")], said.get("creds") or None,
+        seed(said["nkey"]) if said.get("nkey") else None, said.get("user") or None, said.get("password") or None,
+        said.get("token") or None)
+
+
+def _running() -> list[dict[str, Any]]:
+    """What mesh up of this user has left, the latest first, where its process lives."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    found = []
+    for path in pathlib.Path(state, "toolmesh").glob("*.mesh.json"):
+        try:
+            record = json.loads(path.read_text())
+            if _lives(record["pid"], record["process"]):
+                found.append(record)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return sorted(found, key=lambda one: str(one.get("started", "")), reverse=True)
+
+
+def _lives(pid: int, process: str) -> bool:
+    """Whether a process lives: process tells it from a later one of its number."""
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        began = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        if os.path.exists("/proc/self/stat"):
+            return False
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return False
+        return True
+    return process == f"{boot}/{began}"
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two addresses are one server of this machine."""
+    ports = []
+    for address in (one, other):
+        parts = urlsplit(address if "://" in address else "nats://" + address)
+        host = parts.hostname or ""
+        if parts.username or host != "localhost" and not host.startswith("127.") and host != "::1":
+            return one == other
+        ports.append(parts.port or 4222)
+    return ports[0] == ports[1]
