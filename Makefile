@@ -57,7 +57,7 @@ verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, 
 	@$(GO) run $(STATICCHECK) ./...
 	@$(MAKE) deadcode
 	@$(MAKE) vulnerable
-	@cd python && ../$(VENV)/bin/ruff check . && ../$(VENV)/bin/mypy
+	@cd python && ../$(VENV)/bin/ruff check . ../e2e/python ../e2e/conformance ../bench/python && ../$(VENV)/bin/mypy
 	@$(MAKE) race
 
 vulnerable: ## known faults of what we build on, where their list can be reached

@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -17,7 +17,7 @@ sys.path.insert(0, str(HERE.parent.parent / "python" / "src"))
 class Started:
     """A mesh of a test's own."""
 
-    def __init__(self, folder: pathlib.Path, listen: str = "127.0.0.1:0") -> None:
+    def __init__(self, folder: pathlib.Path, listen: str = "127.0.0.1:0", more: Sequence[str] = ()) -> None:
         self.folder = folder
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("MESH_", "NATS_"))},
@@ -26,7 +26,7 @@ class Started:
         }
         self.log = (folder / "log").open("ab")
         self.process = subprocess.Popen(
-            [os.environ["MESH_E2E_BIN"], "up", "--nats-listen", listen, "--data-dir", str(folder / "data")],
+            [os.environ["MESH_E2E_BIN"], "up", "--nats-listen", listen, "--data-dir", str(folder / "data"), *more],
             stdout=subprocess.PIPE, stderr=self.log, text=True, env=self.environment,
         )
         assert self.process.stdout is not None

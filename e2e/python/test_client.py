@@ -206,7 +206,7 @@ def test_leaving_a_stream_closes_the_tool(rich: Started) -> None:
         async with AsyncMesh(rich.url) as other:
             items = other.stream("rich.rich.endless", {"mark": mark})
             assert await anext(items) == 0
-            await items.aclose()  # type: ignore[attr-defined]
+            await items.aclose()
             await asyncio.to_thread(until, lambda: os.path.exists(mark))
 
     asyncio.run(main())
@@ -226,7 +226,7 @@ def test_a_slow_reader_holds_the_tool_back(rich: Started) -> None:
         items = mesh.stream("rich.rich.endless", {"mark": mark, "pause": 0})
         next(items)
         time.sleep(3)  # a round of credit: the tool would have counted to 100,000
-        items.close()  # type: ignore[attr-defined]
+        items.close()
         until(lambda: os.path.exists(mark))
     assert int(pathlib.Path(mark).read_text()) < 20_000
     os.unlink(mark)

@@ -150,7 +150,7 @@ class Together:
 
 
 def main() -> None:
-    client = {"sync": Sync, "async": Async}[sys.argv[1]](sys.argv[2])
+    client = Sync(sys.argv[2]) if sys.argv[1] == "sync" else Async(sys.argv[2])
     for case in json.load(sys.stdin):
         print(json.dumps({"id": case["id"], "outcomes": client.run(case["steps"])}), flush=True)
 

@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+
 import tomllib
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "conf"))

@@ -43,14 +43,15 @@ ToolTimeout = errors.ToolTimeout
 WorkerOutOfMemory = errors.WorkerOutOfMemory
 
 __all__ = [
-    "AsyncMesh", "AsyncRemoteTool", "Busy", "CallCancelled", "Host", "InstallFailed", "InternalError", "InvalidArguments",
-    "InvalidRequest", "Mesh", "MeshError", "NodeLost", "PayloadTooLarge", "PermissionDenied", "ProtocolError",
-    "RemoteTool", "ResultNotSerializable", "SessionNotFound", "StreamExpired", "ToolExecutionError", "ToolNotFound",
-    "ToolTimeout", "Unavailable", "WorkerCrashed", "WorkerOutOfMemory", "scope",
+    "AsyncMesh", "AsyncRemoteTool", "Busy", "CallCancelled", "Host", "InstallFailed", "InternalError",
+    "InvalidArguments", "InvalidRequest", "Mesh", "MeshError", "NodeLost", "PayloadTooLarge", "PermissionDenied",
+    "ProtocolError", "RemoteTool", "ResultNotSerializable", "SessionNotFound", "StreamExpired", "ToolExecutionError",
+    "ToolNotFound", "ToolTimeout", "Unavailable", "WorkerCrashed", "WorkerOutOfMemory", "scope",
 ]
 
 _HOMES = {
-    "AsyncMesh": "client", "Mesh": "client", "Host": "host", "scope": "client", "AsyncRemoteTool": "remote", "RemoteTool": "remote",
+    "AsyncMesh": "client", "Mesh": "client", "Host": "host", "scope": "client", "AsyncRemoteTool": "remote",
+    "RemoteTool": "remote",
 }
 
 

@@ -59,13 +59,12 @@ class Bridge:
     async def start(self, settings: Mapping[str, str]) -> None:
         """Starts it and waits until it is connected. Raises Unavailable with what it says where it cannot be."""
         try:
-            program = binary.find()
-        except FileNotFoundError as failure:
+            # In a session of its own: an interrupt at the terminal is the program's, which drains.
+            self._process = await asyncio.create_subprocess_exec(
+                binary.find(), "bridge", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE, env={**os.environ, **settings}, limit=4 * _READ, start_new_session=True)
+        except OSError as failure:
             raise errors.error("unavailable", str(failure), started=False, origin="caller") from None
-        # In a session of its own: an interrupt at the terminal is the program's, which drains.
-        self._process = await asyncio.create_subprocess_exec(
-            program, "bridge", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE, env={**os.environ, **settings}, limit=4 * _READ, start_new_session=True)
         _living.add(self)
         ready = self._loop.create_future()
         self._reading = [self._loop.create_task(self._read(ready)), self._loop.create_task(self._listen())]

@@ -1,4 +1,4 @@
-"""Which call of a host this code serves, if any: what it calls goes through the same bridge, one deeper, in its time."""
+"""Which call of a host this code serves, if any: what it calls goes through the same bridge, one deeper."""
 
 from __future__ import annotations
 

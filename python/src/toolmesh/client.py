@@ -29,7 +29,7 @@ from ._streams import Stream
 from .remote import AsyncRemoteTool, RemoteTool, declared
 
 if typing.TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Any
 
@@ -191,7 +191,7 @@ class AsyncMesh(_Base):
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None,
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """Calls a tool and yields its items as they come, in order, each once, over lost
         connections too. The call begins with the first item that is asked for;
         closing the generator cancels it. A reader that does not keep up holds the tool
@@ -427,7 +427,7 @@ class Mesh(_Base):
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None,
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None]:
         """As AsyncMesh.stream. Closing the generator, or leaving a for loop over it, cancels the call."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
         pages = _Pages(self._links, call)
@@ -445,7 +445,7 @@ class Mesh(_Base):
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
         revision: str | None = None, returns: Any = None,
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """As stream, for coroutines of any event loop."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
         pages = _Pages(self._links, call)

@@ -84,6 +84,18 @@ class Host:
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
 
+    @typing.overload
+    def tool(
+        self, function: F, /, *, name: str | None = None, description: str | None = None,
+        metadata: dict[str, Any] | None = None, **annotations: Any,
+    ) -> F: ...
+
+    @typing.overload
+    def tool(
+        self, function: None = None, /, *, name: str | None = None, description: str | None = None,
+        metadata: dict[str, Any] | None = None, **annotations: Any,
+    ) -> Callable[[F], F]: ...
+
     def tool(
         self, function: F | None = None, /, *, name: str | None = None, description: str | None = None,
         metadata: dict[str, Any] | None = None, **annotations: Any,
@@ -556,7 +568,7 @@ def _bound(tool: Any, frame: Frame, body: bytes) -> tuple[Sequence[Any], dict[st
     extra = frame.get("args") or []
     if tool.described.exact:
         try:
-            return tool.bind(values.decode_exact(body).get("kwargs") or {}, extra)  # type: ignore[union-attr,no-any-return]
+            return tool.bind(values.decode_exact(body).get("kwargs") or {}, extra)  # type: ignore[no-any-return]
         finally:
             values.forget()
     return tool.bind(frame.get("kwargs") or {}, extra)  # type: ignore[no-any-return]

@@ -19,8 +19,10 @@ from . import _serving
 from ._core import errors, tool_side
 
 if typing.TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from typing import Any
+
+    F = typing.TypeVar("F", bound=Callable[..., Any])
 
     from .client import Mesh
     from .host import Host
@@ -31,8 +33,8 @@ progress = tool_side.progress
 secret = tool_side.secret
 
 __all__ = [
-    "MeshError", "MissingSecret", "acall", "aserve", "astream", "call", "default", "progress", "secret", "serve", "stop",
-    "stream", "tool",
+    "MeshError", "MissingSecret", "acall", "aserve", "astream", "call", "default", "progress", "secret", "serve",
+    "stop", "stream", "tool",
 ]
 
 _default: Mesh | None = None
@@ -92,6 +94,14 @@ def astream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float 
     if serving is not None:
         return serving[0].call(serving[1], tool, args, timeout, True).aitems()
     return default().astream(tool, args, timeout=timeout)
+
+
+@typing.overload
+def tool(function: F, /, **settings: Any) -> F: ...
+
+
+@typing.overload
+def tool(function: None = None, /, **settings: Any) -> Callable[[F], F]: ...
 
 
 def tool(function: Any = None, /, **settings: Any) -> Any:

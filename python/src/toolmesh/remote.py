@@ -12,7 +12,7 @@ import uuid
 from ._core import errors, schema, values
 
 if typing.TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, Generator
     from typing import Any
 
     from .client import AsyncMesh, Mesh
@@ -227,11 +227,11 @@ class RemoteTool(Description):
         """As a call, for coroutines of any event loop."""
         return await self._mesh.acall(self.id, self.arguments(args, kwargs))
 
-    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def stream(self, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
         """Calls the tool and yields its items as they come."""
         return self._mesh.stream(self.id, self.arguments(args, kwargs))
 
-    def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    def astream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """As stream, for coroutines."""
         return self._mesh.astream(self.id, self.arguments(args, kwargs))
 
@@ -249,7 +249,7 @@ class AsyncRemoteTool(Description):
 
     acall = __call__
 
-    def stream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    def stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Calls the tool and yields its items as they come."""
         return self._mesh.stream(self.id, self.arguments(args, kwargs))
 
