@@ -8,7 +8,7 @@
 //	8  cmd/mesh, cmd/mesh-agent, cmd/mesh-router   settings and flags to lifecycles
 //	   meshtest                                    a real mesh inside a test
 //	7  internal/broker, natsadmin, access          the embedded broker; saved NATS contexts; keys, and who has one
-//	6  router, agent                               the member that services embed; one machine
+//	6  router, agent, internal/bridge              the member that services embed; one machine; a program on pipes
 //	5  host, internal/deploy                       makes a process a node; makes installs be served
 //	4  client                                      calls, streams, cancels
 //	3  registry, internal/chunks                   which node serves what; streams stored and replayed

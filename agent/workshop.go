@@ -362,7 +362,7 @@ type pythonTool struct {
 func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.Sink) error {
 	s := &pythonSink{sink: sink, log: p.i.a.log, call: call}
 	result, err := p.i.index.Call(ctx, executor.Call{
-		Nested: &nestedCalls{client: p.i.a.client, call: call, ended: make(chan struct{}, 1)}, Depth: call.Depth,
+		Nested: host.NewNestedCalls(p.i.a.client, call), Depth: call.Depth,
 		Tool: p.name, RPCID: string(call.RPCID), Isolation: call.Isolation,
 		Session: string(call.Session), Account: string(quota.Account(call.Session, call.Epoch)),
 		Epoch: call.Epoch, Created: p.i.a.created(call.Session, call.Epoch), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,

@@ -200,16 +200,25 @@ func (h *Host) HandleIn(index subjects.IndexName, session subjects.SessionID, na
 		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest,
 			"the arguments of %q are not an object, which arguments are: take a struct or a map", name)
 	}
-	key := serviceKey{index, session}
-	if err := h.handle(key, Tool{Descriptor: &d, Handler: handler}); err != nil {
+	if err := h.Add(index, session, Tool{Descriptor: &d, Handler: handler}); err != nil {
 		return "", err
 	}
-	h.settle(h.base, key)
 	return d.ID, nil
 }
 
-// handle adds one tool to a service, or replaces it: the others are not touched.
-func (h *Host) handle(key serviceKey, t Tool) error {
+// Add is [Host.HandleIn] for tools whose descriptors are at hand, all of them or, after
+// an error, none.
+func (h *Host) Add(index subjects.IndexName, session subjects.SessionID, tools ...Tool) error {
+	key := serviceKey{index, session}
+	if err := h.add(key, tools); err != nil {
+		return err
+	}
+	h.settle(h.base, key)
+	return nil
+}
+
+// add adds tools to a service, or replaces them: the others are not touched.
+func (h *Host) add(key serviceKey, tools []Tool) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err := h.ended(); err != nil {
@@ -227,28 +236,69 @@ func (h *Host) handle(key serviceKey, t Tool) error {
 	if old == nil {
 		old = &service{}
 	}
-	o, err := h.prepare(s, t, nil)
-	if err != nil {
-		return err
+	added := make([]*offered, len(tools))
+	for i, t := range tools {
+		var err error
+		if added[i], err = h.prepare(s, t, nil); err != nil {
+			return err
+		}
 	}
 	if h.state == stateServing {
 		if err := h.claim(h.base, s); err != nil {
 			return err
 		}
-		if err := h.offerAll(h.base, old, o); err != nil {
+		if err := h.offerAll(h.base, old, added...); err != nil {
 			return err
 		}
 	}
-	s.tools[o.descriptor.ID] = o
+	for _, o := range added {
+		s.tools[o.descriptor.ID] = o
+	}
 	h.services[key] = s
 	switch {
 	case h.state != stateServing:
 	case fresh:
 		h.supersede(old, s)
 	default:
-		h.records.put(s, o.entry)
+		for _, o := range added {
+			h.records.put(s, o.entry)
+		}
 	}
 	return nil
+}
+
+// Remove takes tools of an index or session back, and returns those that were
+// offered. Requests that have reached the node are still served.
+func (h *Host) Remove(ctx context.Context, index subjects.IndexName, session subjects.SessionID, ids ...subjects.ToolID) ([]subjects.ToolID, error) {
+	key := serviceKey{index, session}
+	var removed []*offered
+	var gone []subjects.ToolID
+	h.mu.Lock()
+	if s := h.services[key]; s != nil {
+		for _, id := range ids {
+			if o := s.tools[id]; o != nil {
+				delete(s.tools, id)
+				removed, gone = append(removed, o), append(gone, id)
+			}
+		}
+		if len(s.tools)+len(s.unavailable) > 0 {
+			h.records.replace(s)
+		} else {
+			delete(h.services, key)
+			h.records.clear(key)
+		}
+	}
+	h.mu.Unlock()
+	if len(removed) == 0 {
+		return nil, nil
+	}
+	h.settle(ctx, key) // callers look for another node before this one refuses them
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, o := range removed {
+		h.retire(o)
+	}
+	return gone, h.flush(ctx)
 }
 
 // Publish offers a service, or replaces the one of the same index and session:

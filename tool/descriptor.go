@@ -27,6 +27,8 @@ const (
 	SourceStatic Source = "static"
 	// SourceGo: a Go service registered a function.
 	SourceGo Source = "go"
+	// SourceProgram: a program registered it through a bridge.
+	SourceProgram Source = "program"
 )
 
 // IndexRef names the index, and its revision, that a tool came from.
@@ -207,9 +209,9 @@ func (d *Descriptor) Check() error {
 		return fail("%w", err)
 	}
 	switch d.Source {
-	case SourceImport, SourceStatic, SourceGo:
+	case SourceImport, SourceStatic, SourceGo, SourceProgram:
 	default:
-		return fail("source %q is none of import, static, go", d.Source)
+		return fail("source %q is none of import, static, go, program", d.Source)
 	}
 	properties, open := schemaProperties(d.InputSchema)
 	for _, name := range d.Positional {

@@ -16,11 +16,12 @@ import (
 
 // app is one run of the command: where it reads and writes, and what is set.
 type app struct {
-	env  []string
-	in   io.Reader
-	out  *output
-	err  io.Writer
-	term terminal
+	env    []string
+	in     io.Reader
+	out    *output
+	err    io.Writer
+	frames io.Writer // stdout as it is, for what no person reads
+	term   terminal
 
 	set      settings.Mesh
 	setError error // of the environment; told once a command needs a setting
@@ -41,7 +42,7 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 
 // execute is run for a caller that handles signals itself.
 func execute(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	a := &app{env: env, in: stdin, term: terminalOf(env, stdout, stderr)}
+	a := &app{env: env, in: stdin, frames: stdout, term: terminalOf(env, stdout, stderr)}
 	// Names, descriptions and errors are other people's text.
 	a.out, a.err = &output{to: process.Visible(stdout)}, process.Visible(stderr, sequences...)
 	a.setError = settings.Load(env, &a.set)
@@ -113,7 +114,7 @@ failed or there is none, 130 interrupted.`,
 		}
 	}
 	add("use", a.completes(a.callCommand(), toolNames), a.completes(a.streamCommand(), toolNames), a.cancelCommand(), a.lsCommand(), a.completes(a.infoCommand(), toolNames))
-	add("run", a.demoCommand(), a.upCommand(), a.downCommand(), a.versionCommand(), a.completionCommand(root))
+	add("run", a.demoCommand(), a.upCommand(), a.downCommand(), a.bridgeCommand(), a.versionCommand(), a.completionCommand(root))
 	add("manage", a.installCommand(), a.indexes().completes(a.uninstallCommand()), a.nodeCommand(), a.indexCommand(), a.sessionCommand(), a.authCommand(),
 		a.nodes().ls("nodes", "List the nodes (short for node ls)"), a.indexes().ls("indexes", "List the indexes (short for index ls)"))
 	root.SetHelpCommand(&cobra.Command{

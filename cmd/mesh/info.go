@@ -156,8 +156,9 @@ func (a *app) printInfo(answer registry.DescribeAnswer, reason string) {
 }
 
 var sourceTexts = map[tool.Source]string{
-	tool.SourceStatic: "static: read from the source or its declaration, not from an import",
-	tool.SourceGo:     "go: registered by a service",
+	tool.SourceStatic:  "static: read from the source or its declaration, not from an import",
+	tool.SourceGo:      "go: registered by a service",
+	tool.SourceProgram: "program: registered by a program through mesh bridge",
 }
 
 func join[T ~string](names []T, none string) string {

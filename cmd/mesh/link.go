@@ -84,9 +84,15 @@ func (l *link) mayAskStreams(ctx context.Context, c settings.Connection) error {
 	return nil
 }
 
-// connect connects to the mesh that flags, variables, a context or the state of
-// `mesh up` name, else to the NATS default port.
+// connect connects as an administrator; see connectAs.
 func (a *app) connect(ctx context.Context) (*link, error) {
+	return a.connectAs(ctx, "mesh", access.Admin, subjects.InboxAdmin)
+}
+
+// connectAs connects to the mesh that flags, variables, a context or the state of
+// `mesh up` name, else to the NATS default port: under a name, and with the key of a
+// role and its inbox where nothing else is given.
+func (a *app) connectAs(ctx context.Context, name string, role access.Role, own string) (*link, error) {
 	c := a.set.Connection
 	if c.NATSURL == "" && c.NATSContext == "" {
 		if here := process.StateOf(a.env).Running(); len(here) > 0 {
@@ -98,8 +104,14 @@ func (a *app) connect(ctx context.Context) (*link, error) {
 	if err != nil {
 		return nil, usage(nil, "%s", err.Error())
 	}
+	inboxes := []string{own, inbox}
+	for _, other := range []string{subjects.InboxAdmin, subjects.InboxNode} {
+		if other != own {
+			inboxes = append(inboxes, other)
+		}
+	}
 	nc, err := process.Connect(ctx, c, process.ConnectOptions{
-		Name: "mesh", Role: access.Admin, Env: a.env, Inboxes: []string{subjects.InboxAdmin, inbox, subjects.InboxNode}, Logger: a.log,
+		Name: name, Role: role, Env: a.env, Inboxes: inboxes, Logger: a.log,
 	})
 	if err != nil {
 		return nil, err

@@ -37,8 +37,9 @@ var floors = map[string]int{
 	"internal/deploy": 5,
 	"task":            5,
 
-	"agent":  6,
-	"router": 6,
+	"agent":           6,
+	"internal/bridge": 6,
+	"router":          6,
 
 	"gateway":            7,
 	"internal/access":    7,

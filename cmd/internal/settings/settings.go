@@ -17,7 +17,7 @@ type Connection struct {
 
 // Logging says what is logged to stderr.
 type Logging struct {
-	LogLevel  Level  `split_words:"true" flag:"log-level" arg:"LEVEL" help:"what to log: debug, info, warn or error (default info; mesh up at a terminal: warn, other commands of mesh: error)"`
+	LogLevel  Level  `split_words:"true" flag:"log-level" arg:"LEVEL" help:"what to log: debug, info, warn or error (default info; mesh up at a terminal and mesh bridge: warn, other commands of mesh: error)"`
 	LogFormat Format `split_words:"true" default:"text" flag:"log-format" arg:"FORMAT" help:"text or json"`
 }
 
@@ -39,19 +39,24 @@ type Policy struct {
 	SessionPolicy SessionPolicy `split_words:"true" default:"open" flag:"session-policy" arg:"POLICY" help:"open: a session that nobody created exists on first use; strict: it does not"`
 }
 
+// Serving says how any process runs as a node of the mesh.
+type Serving struct {
+	Node   NodeName `split_words:"true" flag:"node" arg:"ID" help:"id of this node (default of an agent the host's name, made unique, kept in the data folder; of mesh bridge a random one)"`
+	Labels Labels   `split_words:"true" flag:"labels" arg:"K=V,…" help:"labels of this node, k=v,k=v"`
+	Slots  Count    `split_words:"true" flag:"slots" arg:"N" help:"calls that run at once on this node (default 128)"`
+}
+
 // Node says how an agent runs as a node of the mesh.
 type Node struct {
-	DataDir            string   `split_words:"true" flag:"data-dir" arg:"DIR" help:"folder of environments, bundles and the node's id (default $XDG_DATA_HOME/toolmesh)"`
-	Node               NodeName `split_words:"true" flag:"node" arg:"ID" help:"id of this node (default the host's name, made unique, kept in the data folder)"`
-	Labels             Labels   `split_words:"true" flag:"labels" arg:"K=V,…" help:"labels of this node, k=v,k=v"`
-	Slots              Count    `split_words:"true" flag:"slots" arg:"N" help:"calls that run at once on this node (default 128)"`
-	Sandbox            Sandbox  `split_words:"true" flag:"sandbox" arg:"LEVEL" help:"none, guard, strict or offline, for indexes that declare nothing (default guard)"`
-	Limits             Limits   `split_words:"true" flag:"limits" arg:"K=V,…" help:"limits of a call where its tool declares none (default memory=25%,pids=256,open_files=1024,temp_files=1GB; 25% is at least 256MB)"`
-	MaxLimits          Limits   `split_words:"true" flag:"max-limits" arg:"K=V,…" help:"the most that limits of a tool may be, as in --limits (default what the machine has)"`
-	WorkerUser         string   `split_words:"true" flag:"worker-user" arg:"USER" help:"user, by name or number, that tools run as in all levels but none (default one for each index where the agent is root, else the agent's)"`
-	PrivateSources     bool     `split_words:"true" flag:"private-sources" help:"install from URLs of this machine and of private networks, too"`
-	MaxTimeout         Timeout  `split_words:"true" default:"1h" flag:"max-timeout" arg:"DURATION" help:"longest call of a tool that declares no timeout"`
-	SessionStreamQuota Quota    `split_words:"true" default:"256MB" flag:"session-stream-quota" arg:"SIZE" help:"bytes of chunks that one session may store in 15 minutes"`
+	DataDir string `split_words:"true" flag:"data-dir" arg:"DIR" help:"folder of environments, bundles and the node's id (default $XDG_DATA_HOME/toolmesh)"`
+	Serving
+	Sandbox            Sandbox `split_words:"true" flag:"sandbox" arg:"LEVEL" help:"none, guard, strict or offline, for indexes that declare nothing (default guard)"`
+	Limits             Limits  `split_words:"true" flag:"limits" arg:"K=V,…" help:"limits of a call where its tool declares none (default memory=25%,pids=256,open_files=1024,temp_files=1GB; 25% is at least 256MB)"`
+	MaxLimits          Limits  `split_words:"true" flag:"max-limits" arg:"K=V,…" help:"the most that limits of a tool may be, as in --limits (default what the machine has)"`
+	WorkerUser         string  `split_words:"true" flag:"worker-user" arg:"USER" help:"user, by name or number, that tools run as in all levels but none (default one for each index where the agent is root, else the agent's)"`
+	PrivateSources     bool    `split_words:"true" flag:"private-sources" help:"install from URLs of this machine and of private networks, too"`
+	MaxTimeout         Timeout `split_words:"true" default:"1h" flag:"max-timeout" arg:"DURATION" help:"longest call of a tool that declares no timeout"`
+	SessionStreamQuota Quota   `split_words:"true" default:"256MB" flag:"session-stream-quota" arg:"SIZE" help:"bytes of chunks that one session may store in 15 minutes"`
 }
 
 // Store says how the mesh's streams and buckets are made where they are missing.
@@ -90,7 +95,8 @@ type Router struct {
 	Logging
 }
 
-// Mesh is what mesh reads: Node, Policy and Store for `mesh up` only.
+// Mesh is what mesh reads: Node, Policy and Store for `mesh up` only, and Serving for
+// `mesh bridge`.
 type Mesh struct {
 	Connection
 	Session

@@ -1,4 +1,4 @@
-package agent
+package host
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
-	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -23,27 +22,33 @@ const (
 // lookTimeout bounds the looks of a nested call that no deadline bounds.
 const lookTimeout = 30 * time.Second
 
-// nestedCalls makes the calls of one call's tool, over the mesh like any other:
-// in the session of the call, one deeper, and within the time that it has left,
-// which ctx says. It is what a [pythonTool] hands to the executor.
+// NestedCalls makes the calls of one call's tool, for handlers that run it in
+// another process: over the mesh like any other, in the session of the call, one
+// deeper, and within the time that it has left, which ctx says. It is made by
+// [NewNestedCalls], and its methods may be called concurrently.
 //
 // A tool may make more calls at once than the nodes have slots. It has no better
 // place to wait than here, where the end of one of its calls is known at once;
 // and it waits for calls of the same depth only, which end without it.
-type nestedCalls struct {
+type NestedCalls struct {
 	client *client.Client
-	call   *host.Call
+	call   *Call
 	ended  chan struct{} // capacity 1: one of the calls has ended
 }
 
-func (n *nestedCalls) options() []client.CallOption {
+// NewNestedCalls makes what calls for the tool of a call.
+func NewNestedCalls(c *client.Client, call *Call) *NestedCalls {
+	return &NestedCalls{client: c, call: call, ended: make(chan struct{}, 1)}
+}
+
+func (n *NestedCalls) options() []client.CallOption {
 	return []client.CallOption{
 		client.WithSession(n.call.Session), client.WithParent(n.call.RPCID, n.call.Depth+1),
 	}
 }
 
-// Call implements [executor.Nested].
-func (n *nestedCalls) Call(ctx context.Context, id string, args json.RawMessage) (json.RawMessage, error) {
+// Call calls a tool; see [client.Client.Call].
+func (n *NestedCalls) Call(ctx context.Context, id string, args json.RawMessage) (json.RawMessage, error) {
 	look := n.look()
 	for {
 		result, err := n.client.Call(ctx, subjects.ToolID(id), args, n.options()...)
@@ -58,8 +63,8 @@ func (n *nestedCalls) Call(ctx context.Context, id string, args json.RawMessage)
 	}
 }
 
-// Stream implements [executor.Nested].
-func (n *nestedCalls) Stream(ctx context.Context, id string, args json.RawMessage) iter.Seq2[json.RawMessage, error] {
+// Stream calls a tool and yields its items; see [client.Client.Stream].
+func (n *NestedCalls) Stream(ctx context.Context, id string, args json.RawMessage) iter.Seq2[json.RawMessage, error] {
 	return func(yield func(json.RawMessage, error) bool) {
 		look := n.look()
 		defer n.end()
@@ -81,11 +86,11 @@ func (n *nestedCalls) Stream(ctx context.Context, id string, args json.RawMessag
 // full reports whether a call was refused by a node without a slot.
 func full(err error) bool {
 	e := toolmesh.AsError(err)
-	return e.Code == toolmesh.CodeBusy && e.Started == toolmesh.StartedNo && e.Details["limit"] == host.LimitSlots
+	return e.Code == toolmesh.CodeBusy && e.Started == toolmesh.StartedNo && e.Details["limit"] == LimitSlots
 }
 
 // end tells one of the calls that wait that another has ended.
-func (n *nestedCalls) end() {
+func (n *NestedCalls) end() {
 	select {
 	case n.ended <- struct{}{}:
 	default:
@@ -94,7 +99,7 @@ func (n *nestedCalls) end() {
 
 // look gives what one call waits with: it returns when it is time to look again,
 // and false when there is no time for that.
-func (n *nestedCalls) look() func(ctx context.Context) bool {
+func (n *NestedCalls) look() func(ctx context.Context) bool {
 	var until time.Time
 	next := firstLook
 	return func(ctx context.Context) bool {

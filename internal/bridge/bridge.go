@@ -1,0 +1,347 @@
+package bridge
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	// stopWithin is how long the calls in flight may take to end.
+	stopWithin = 30 * time.Second
+	// writeWithin is how long the program may take to read what is left for it.
+	writeWithin = 5 * time.Second
+	// mostRequests is how many requests about tools may wait.
+	mostRequests = 64
+)
+
+// Options adjusts a [Bridge].
+type Options struct {
+	// Session is where the program calls and offers tools if it names no session.
+	// Defaults to "default".
+	Session subjects.SessionID
+	// Node is the id of the program's node. Defaults to "bridge" and a random end.
+	Node subjects.NodeID
+	// Slots, MaxTimeout and Labels are those of [host.Options].
+	Slots      int
+	MaxTimeout time.Duration
+	Labels     map[string]string
+	// Version is the version of this program, for people. Defaults to none.
+	Version string
+	// MessagePack has the frames be in MessagePack. Defaults to JSON.
+	MessagePack bool
+	// Logger takes what happens; nil discards it.
+	Logger *slog.Logger
+}
+
+// Bridge speaks with one program. It runs once.
+type Bridge struct {
+	opts   Options
+	log    *slog.Logger
+	bus    *bus.Bus
+	client *client.Client
+	pipe   *pipe
+
+	base     context.Context // ends with the bridge
+	stop     context.CancelCauseFunc
+	requests chan *frame   // about tools
+	drained  chan struct{} // closed by the program's drain
+	gone     chan struct{} // closed when the program is gone
+	hosted   chan struct{} // closed when there is a host
+	idle     chan struct{} // capacity 1: the last call of the program has been answered
+
+	hosting sync.Mutex // guards host; held while it starts
+	host    *host.Host // nil until there is a tool
+
+	mu       sync.Mutex // guards what follows
+	offered  map[place]map[subjects.ToolID]bool
+	serving  map[string]*served
+	calls    map[string]*own
+	busy     int  // calls of the program that have not been answered
+	draining bool // no new calls but nested ones
+	asked    bool // drained is closed
+	left     bool // gone is closed
+	broken   int  // calls that were being served then
+}
+
+// New makes a bridge on a connection of the mesh, which it leaves open. Nothing is
+// sent yet. The errors are invalid_request for options that cannot be.
+func New(b *bus.Bus, opts *Options) (*Bridge, error) {
+	o := *opts
+	if o.Session == "" {
+		o.Session = subjects.DefaultSession
+	}
+	if o.Node == "" {
+		o.Node = subjects.NodeID("bridge-" + uuid.NewString()[:8])
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	c, err := client.NewOn(b, &client.Options{Session: o.Session, Logger: o.Logger})
+	if err != nil {
+		return nil, err
+	}
+	return &Bridge{
+		opts: o, log: o.Logger, bus: b, client: c,
+		requests: make(chan *frame, mostRequests), drained: make(chan struct{}), gone: make(chan struct{}),
+		hosted: make(chan struct{}), idle: make(chan struct{}, 1),
+		offered: make(map[place]map[subjects.ToolID]bool),
+		serving: make(map[string]*served), calls: make(map[string]*own),
+	}, nil
+}
+
+// Run speaks with the program, which writes in and reads out, until ctx ends, the
+// program drains the bridge or is gone, or the node is another process's. Then it ends
+// what runs, as docs/bridge.md says: with a drain for half a minute at most. Nothing is
+// written to out afterwards; in is read until it ends, and what it holds then is
+// dropped. The error is worker_crashed where the program has left calls that it
+// was serving, protocol_error where what it writes are no frames, and why the node is
+// lost.
+func (b *Bridge) Run(ctx context.Context, in io.Reader, out io.Writer) error {
+	b.base, b.stop = context.WithCancelCause(context.Background())
+	defer b.stop(nil)
+	b.pipe = newPipe(out, b.opts.MessagePack)
+	written, read := make(chan error, 1), make(chan error, 1)
+	go func() { // ends with the pipe, or with the process where the program reads nothing
+		err := b.pipe.run()
+		if err != nil {
+			b.leaves()
+		}
+		written <- err
+	}()
+	var requests sync.WaitGroup
+	requests.Go(b.answerRequests)
+	b.pipe.push(b.ready())
+	go func() { // ends with in
+		read <- b.read(in)
+		b.leaves()
+	}()
+	err := b.wait(ctx, read)
+	b.end(&requests)
+	b.client.Close()
+	b.pipe.close()
+	select {
+	case <-written:
+	case <-time.After(writeWithin):
+	}
+	return err
+}
+
+// wait returns when the bridge is to end, with what is wrong.
+func (b *Bridge) wait(ctx context.Context, read <-chan error) error {
+	hosted := b.hosted
+	var lost <-chan struct{}
+	for {
+		select {
+		case <-ctx.Done():
+			b.log.Info("draining: signalled")
+			return nil
+		case <-b.drained:
+			b.log.Info("draining: the program asks for it")
+			return nil
+		case <-hosted:
+			lost, hosted = b.host.Lost(), nil
+		case <-lost:
+			return b.host.Err()
+		case <-b.gone:
+			select {
+			case err := <-read:
+				if err != nil {
+					return err
+				}
+			default: // it does not read any more
+			}
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			if b.broken > 0 {
+				return toolmesh.Errorf(toolmesh.CodeWorkerCrashed, "the program left %d calls that it was serving", b.broken).WithOrigin(toolmesh.OriginWorker)
+			}
+			return nil
+		}
+	}
+}
+
+// end drains what is served, waits for the program's calls, and ends what still runs.
+func (b *Bridge) end(requests *sync.WaitGroup) {
+	b.mu.Lock()
+	b.draining = true
+	b.mu.Unlock()
+	b.pipe.push([]byte(`{"type":"draining"}`))
+	within, cancel := context.WithTimeout(context.Background(), stopWithin)
+	defer cancel()
+	b.hosting.Lock() // no node is begun from now on
+	h := b.host
+	b.hosting.Unlock()
+	if h != nil {
+		b.log.Debug("the node ends", slog.String("node", string(h.Node())))
+		if err := b.stopNode(within, h); err != nil {
+			b.log.Warn("the node has not ended well", slog.String("error", err.Error()))
+		}
+	}
+	for b.calling() {
+		select {
+		case <-b.idle:
+			continue
+		case <-b.gone:
+		case <-within.Done():
+		}
+		break
+	}
+	b.stop(errEnded)
+	requests.Wait()
+}
+
+func (b *Bridge) calling() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.busy > 0
+}
+
+// stopNode takes the node out of the mesh: without a program its tools first.
+func (b *Bridge) stopNode(ctx context.Context, h *host.Host) error {
+	var errs []error
+	select {
+	case <-b.gone:
+		b.mu.Lock()
+		places := slices.Collect(maps.Keys(b.offered))
+		b.mu.Unlock()
+		for _, p := range places {
+			errs = append(errs, h.Withdraw(ctx, p.index, p.session))
+		}
+	default:
+	}
+	return errors.Join(append(errs, h.Stop(ctx))...)
+}
+
+// ready is the first frame.
+func (b *Bridge) ready() []byte {
+	f := append([]byte(`{"type":"ready","protocol":1,"node":`), appendText(nil, string(b.opts.Node))...)
+	f = append(appendText(append(f, `,"session_id":`...), string(b.opts.Session)), `,"max_payload":`...)
+	return append(strconv.AppendInt(f, b.bus.MaxPayload(), 10), '}')
+}
+
+// leaves notes that the program is gone: what it was serving is over.
+func (b *Bridge) leaves() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.left {
+		return
+	}
+	b.left = true
+	b.broken = len(b.serving)
+	for _, c := range b.calls {
+		c.cancel(errEnded)
+	}
+	close(b.gone)
+	b.pipe.close()
+}
+
+// read takes the program's frames until they end.
+func (b *Bridge) read(in io.Reader) error {
+	r := reader{from: bufio.NewReaderSize(in, 1<<16), packed: b.opts.MessagePack}
+	for {
+		body, err := r.next()
+		switch {
+		case err == io.EOF: //nolint:errorlint // our own reader's
+			return nil
+		case errors.Is(err, errFraming):
+			b.refuse(nil, err)
+			return err
+		}
+		f, bad := parseFrame(body)
+		if err != nil {
+			bad = err
+		}
+		b.take(&f, bad)
+	}
+}
+
+// take does what a frame says. bad is what is wrong with it; of a frame that cannot be
+// read f has what could be.
+func (b *Bridge) take(f *frame, bad error) {
+	switch f.kind {
+	case typeResponse, typeChunk:
+		b.answered(f, bad)
+		return
+	case typeCall, typeStream:
+		b.call(f, bad)
+		return
+	case typeBatch:
+		b.batch(f, bad)
+		return
+	}
+	if bad == nil {
+		switch f.kind {
+		case typeCancel:
+			b.cancel(f)
+			return
+		case typeCredit:
+			b.credit(f)
+			return
+		case typeInit, typeRemove:
+			select {
+			case b.requests <- f:
+			default:
+				b.refuse(f.rpcID, toolmesh.Errorf(toolmesh.CodeBusy, "%d requests about tools wait", mostRequests).WithStarted(toolmesh.StartedNo))
+			}
+			return
+		case typeDrain:
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			if !b.asked {
+				b.asked = true
+				close(b.drained)
+			}
+			return
+		case typeError: // the program could not take one of ours
+			b.log.Warn("the program refuses a frame", slog.String("error", string(f.failure)))
+			return
+		case "":
+			bad = invalid("the frame has no type")
+		default:
+			bad = invalid("there is no type %q", f.kind)
+		}
+	}
+	b.refuse(f.rpcID, bad)
+}
+
+// refuse says that a frame could not be taken.
+func (b *Bridge) refuse(id []byte, err error) {
+	var bad *toolmesh.Error
+	if !errors.As(err, &bad) {
+		bad = invalid("%w", err)
+	}
+	f := []byte(`{"type":"` + typeError + `"`)
+	if _, ok := nameOf(id); ok {
+		f = append(append(f, `,"rpc_id":`...), id...)
+	}
+	f = append(append(f, `,"error":`...), writeFailure(bad)...)
+	_ = b.pipe.put(b.base, append(f, '}'))
+}
+
+// answerRequests does what the program asks about tools, in order.
+func (b *Bridge) answerRequests() {
+	for {
+		select {
+		case f := <-b.requests:
+			b.request(f)
+		case <-b.base.Done():
+			return
+		}
+	}
+}

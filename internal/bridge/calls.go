@@ -1,0 +1,462 @@
+package bridge
+
+import (
+	"context"
+	"encoding/json"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const (
+	// mostCalls is how many calls of the program may be in flight.
+	mostCalls = 1024
+	// mostBatch is how many requests a batch may have, and batchAtOnce how many of them
+	// run at once.
+	mostBatch   = 1000
+	batchAtOnce = 32
+)
+
+// own is one call of the program, a stream or a batch.
+type own struct {
+	id     []byte // as it was written
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	mu      sync.Mutex
+	granted int64         // items that may be sent, negative for any number
+	raised  chan struct{} // capacity 1: granted has grown
+}
+
+// question is what a call asks for.
+type question struct {
+	tool    subjects.ToolID
+	session subjects.SessionID // empty: that of the call above, or the bridge's
+	args    []json.RawMessage
+	kwargs  json.RawMessage
+	timeout time.Duration // 0: as the mesh has it
+	above   *served       // nil: none
+}
+
+// read puts what a frame says over what q says already.
+func (q question) read(b *Bridge, f *frame) (question, error) {
+	id, ok := text(f.toolID)
+	if !ok {
+		return q, invalid("tool_id is missing or not text")
+	}
+	q.tool = subjects.ToolID(id)
+	if !absent(f.args) && json.Unmarshal(f.args, &q.args) != nil {
+		return q, invalid("args is %.100s: it is a list", f.args)
+	}
+	if q.kwargs = f.kwargs; absent(q.kwargs) {
+		q.kwargs = json.RawMessage(`{}`)
+	} else if q.kwargs[0] != '{' {
+		return q, invalid("kwargs is %.100s: it is an object", f.kwargs)
+	}
+	return q.place(b, f)
+}
+
+// place reads where and for how long a frame's calls are made.
+func (q question) place(b *Bridge, f *frame) (question, error) {
+	session, err := optional(f.session, "session_id")
+	if err != nil {
+		return q, err
+	}
+	if session != "" {
+		q.session = subjects.SessionID(session)
+	}
+	ms, err := whole(f.timeout, "timeout_ms")
+	switch {
+	case err != nil:
+		return q, err
+	case ms > 0:
+		q.timeout = time.Duration(min(ms, int64(mostTimeout/time.Millisecond))) * time.Millisecond
+	case !absent(f.timeout):
+		return q, toolmesh.AsError(context.DeadlineExceeded).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	}
+	if !absent(f.parent) {
+		name, ok := nameOf(f.parent)
+		if !ok {
+			return q, invalid("parent is %.100s: it is the rpc_id of a call that is being served", f.parent)
+		}
+		if q.above = b.servedAs(name); q.above == nil {
+			return q, errParentEnded
+		}
+	}
+	return q, nil
+}
+
+// mostTimeout is more than any call may take.
+const mostTimeout = 1000 * time.Hour
+
+// enter makes a call of the program known under its name. The error is of the frame:
+// the call cannot be answered by that name.
+func (b *Bridge) enter(name []byte, field string) (*own, string, error) {
+	key, ok := nameOf(name)
+	if !ok {
+		return nil, "", invalid("%s is missing, or neither text nor a number", field)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.calls[key] != nil {
+		return nil, "", invalid("a call of the %s %s is in flight", field, name)
+	}
+	c := &own{id: name, granted: -1, raised: make(chan struct{}, 1)}
+	c.ctx, c.cancel = context.WithCancelCause(b.base)
+	b.calls[key] = c
+	b.busy++
+	return c, key, nil
+}
+
+// leave forgets a call of the program; its name may be used again.
+func (b *Bridge) leave(c *own, key string) {
+	c.cancel(nil)
+	b.mu.Lock()
+	delete(b.calls, key)
+	b.mu.Unlock()
+}
+
+// done counts a call of the program that has been answered.
+func (b *Bridge) done() {
+	b.mu.Lock()
+	b.busy--
+	idle := b.busy == 0
+	b.mu.Unlock()
+	if idle {
+		select {
+		case b.idle <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// mayCall says why the program may make no call now.
+func (b *Bridge) mayCall(q *question) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.draining && q.above == nil:
+		return errDraining
+	case len(b.calls) > mostCalls:
+		return toolmesh.Errorf(toolmesh.CodeBusy, "%d calls of the program are in flight", mostCalls).
+			WithDetail("limit", "calls").WithDetail("max", mostCalls).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	}
+	return nil
+}
+
+// under has a call end with the one above it, and when its time is up. The client
+// keeps the time of a call that none is above, and its node says more of its end.
+func (c *own) under(q *question) (end func()) {
+	if q.above == nil {
+		return func() {}
+	}
+	above, cancel := context.WithCancelCause(q.above.ctx)
+	release := context.AfterFunc(c.ctx, func() { cancel(context.Cause(c.ctx)) })
+	stop := func() {}
+	c.ctx = above
+	if q.timeout > 0 {
+		c.ctx, stop = context.WithTimeout(above, q.timeout)
+	}
+	return func() {
+		stop()
+		release()
+		cancel(nil)
+	}
+}
+
+// call makes an rpc_tool_call of the program, or an rpc_tool_stream. bad is what is
+// wrong with the frame, whose call can be told all the same.
+func (b *Bridge) call(f *frame, bad error) {
+	c, key, err := b.enter(f.rpcID, "rpc_id")
+	if err != nil {
+		b.refuse(f.rpcID, err)
+		return
+	}
+	var q question
+	if err = bad; err == nil {
+		q, err = q.read(b, f)
+	}
+	if err == nil {
+		err = b.mayCall(&q)
+	}
+	if err == nil && f.kind == typeStream && !absent(f.credit) {
+		c.granted, err = whole(f.credit, "credit")
+	}
+	go func() { // ends with the call, which b.busy counts
+		defer b.done()
+		if f.kind == typeStream {
+			b.stream(c, key, &q, err)
+			return
+		}
+		var value json.RawMessage
+		if err == nil {
+			value, err = b.unary(c, &q)
+		}
+		b.leave(c, key)
+		_ = b.pipe.put(b.base, respond(typeResponse, "rpc_id", c.id, value, err))
+	}()
+}
+
+// respond is the answer to a call or a request; name is that of its id.
+func respond(kind, name string, id []byte, value json.RawMessage, err error) []byte {
+	f := make([]byte, 0, 128+len(id)+len(value))
+	f = append(f, `{"type":"`+kind+`"`...)
+	if len(id) > 0 {
+		f = append(f, `,"`+name+`":`...)
+		f = append(f, id...)
+	}
+	return append(appendOutcome(append(f, ','), value, err), '}')
+}
+
+// appendOutcome appends how a call ended.
+func appendOutcome(to []byte, value json.RawMessage, err error) []byte {
+	if err != nil {
+		to = append(to, `"status":"error","error":`...)
+		return append(to, writeFailure(err)...)
+	}
+	to = append(to, `"status":"ok","result":`...)
+	return append(to, value...)
+}
+
+// arguments is the arguments object of a question. Positional ones are named as the
+// tool's declaration says.
+func (b *Bridge) arguments(ctx context.Context, q *question) (json.RawMessage, error) {
+	if len(q.args) == 0 {
+		return q.kwargs, nil
+	}
+	raw, err := b.client.In(b.sessionOf(q)).Describe(ctx, q.tool)
+	if err != nil {
+		return nil, err
+	}
+	var d registry.DescribeAnswer
+	if err := json.Unmarshal(raw, &d); err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the description of tool %q cannot be read: %w", q.tool, err)
+	}
+	object, rest, err := tool.Bind(d.Descriptor, q.args, q.kwargs)
+	if err == nil && rest != nil {
+		err = toolmesh.Errorf(toolmesh.CodeInvalidArguments, "%s takes %d arguments by position, and %d were given: its further ones (*%s) cannot be sent from a bridge",
+			q.tool, len(d.Descriptor.Positional), len(q.args), d.Descriptor.VarArgs).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	}
+	return object, err
+}
+
+func (b *Bridge) sessionOf(q *question) subjects.SessionID {
+	switch {
+	case q.session != "":
+		return q.session
+	case q.above != nil:
+		return q.above.call.Session
+	}
+	return b.opts.Session
+}
+
+// unary makes one call.
+func (b *Bridge) unary(c *own, q *question) (json.RawMessage, error) {
+	defer c.under(q)()
+	args, err := b.arguments(c.ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	if q.above != nil {
+		return q.above.in(b, q.session).Call(c.ctx, string(q.tool), args)
+	}
+	result, err := b.client.Call(c.ctx, q.tool, args, client.WithSession(b.sessionOf(q)), client.WithTimeout(q.timeout))
+	if err != nil {
+		return nil, err
+	}
+	return result.Value, nil
+}
+
+// stream makes a streaming call, unless err says that it must not.
+func (b *Bridge) stream(c *own, key string, q *question, err error) {
+	var seq int64
+	chunk := func(kind string) []byte {
+		f := append([]byte(`{"type":"`+typeChunk+`","rpc_id":`), c.id...)
+		f = append(f, `,"chunk_type":"`+kind+`","seq":`...)
+		return strconv.AppendInt(f, seq, 10)
+	}
+	if err == nil {
+		err = b.items(c, q, func(data json.RawMessage) error {
+			seq++
+			if err := c.await(seq); err != nil {
+				seq--
+				return err
+			}
+			return b.pipe.put(c.ctx, append(append(append(chunk("data"), `,"data":`...), data...), '}'))
+		})
+	}
+	b.leave(c, key)
+	seq++
+	last := chunk("complete")
+	if err != nil {
+		last = append(append(chunk("error"), `,"error":`...), writeFailure(err)...)
+	}
+	_ = b.pipe.put(b.base, append(last, '}'))
+}
+
+// items makes a streaming call and hands its items on; what that fails with is the
+// error, and cancels the call.
+func (b *Bridge) items(c *own, q *question, each func(json.RawMessage) error) error {
+	defer c.under(q)()
+	args, err := b.arguments(c.ctx, q)
+	if err != nil {
+		return err
+	}
+	if q.above != nil {
+		for data, err := range q.above.in(b, q.session).Stream(c.ctx, string(q.tool), args) {
+			if err == nil {
+				err = each(data)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for one, err := range b.client.Stream(c.ctx, q.tool, args, client.WithSession(b.sessionOf(q)), client.WithTimeout(q.timeout)) {
+		if err == nil {
+			err = each(one.Data)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// await waits until the program takes item seq. The error is why the call ended.
+func (c *own) await(seq int64) error {
+	for {
+		c.mu.Lock()
+		ok := c.granted < 0 || seq <= c.granted
+		c.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-c.raised:
+		case <-c.ctx.Done():
+			return context.Cause(c.ctx)
+		}
+	}
+}
+
+// batch makes the calls of an rpc_batch_call.
+func (b *Bridge) batch(f *frame, bad error) {
+	c, key, err := b.enter(f.batchID, "batch_id")
+	if err != nil {
+		b.refuse(f.batchID, err)
+		return
+	}
+	var q question
+	var requests []json.RawMessage
+	if err = bad; err == nil {
+		q, err = q.place(b, f)
+	}
+	if err == nil && (json.Unmarshal(f.requests, &requests) != nil || absent(f.requests)) {
+		err = invalid("requests is missing or no list")
+	}
+	if err == nil && len(requests) > mostBatch {
+		err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the batch has %d requests, at most %d are taken", len(requests), mostBatch).
+			WithDetail("limit", mostBatch).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	}
+	if err == nil {
+		err = b.mayCall(&q)
+	}
+	go func() { // ends with the calls, which b.busy counts
+		defer b.done()
+		name, _ := nameOf(c.id)
+		results := make([][]byte, len(requests))
+		var calls errgroup.Group
+		calls.SetLimit(batchAtOnce)
+		for i, raw := range requests {
+			if err == nil {
+				calls.Go(func() error {
+					results[i] = b.one(c, q, raw, name, i)
+					return nil
+				})
+			}
+		}
+		_ = calls.Wait()
+		b.leave(c, key)
+		answer := append([]byte(`{"type":"`+typeBatchResponse+`","batch_id":`), c.id...)
+		if err != nil {
+			answer = appendOutcome(append(answer, ','), nil, err)
+		} else {
+			answer = append(answer, `,"results":[`...)
+			for i, result := range results {
+				if i > 0 {
+					answer = append(answer, ',')
+				}
+				answer = append(answer, result...)
+			}
+			answer = append(answer, ']')
+		}
+		_ = b.pipe.put(b.base, append(answer, '}'))
+	}()
+}
+
+// one makes call i of a batch, and returns its result.
+func (b *Bridge) one(batch *own, q question, raw json.RawMessage, name string, i int) []byte {
+	f, err := parseFrame(raw)
+	if err == nil {
+		q, err = q.read(b, &f)
+	}
+	index := []byte(strconv.Itoa(i))
+	if !absent(f.index) {
+		index = f.index
+	}
+	var value json.RawMessage
+	if err == nil {
+		c := own{ctx: batch.ctx}
+		value, err = b.unary(&c, &q)
+	}
+	result := append([]byte(`{"index":`), index...)
+	result = append(result, `,"rpc_id":`...)
+	result = appendText(result, name+"-"+strconv.Itoa(i))
+	return append(appendOutcome(append(result, ','), value, err), '}')
+}
+
+// cancel cancels a call of the program, unless it is over.
+func (b *Bridge) cancel(f *frame) {
+	if c := b.callAs(f); c != nil {
+		c.cancel(errCancelled)
+	}
+}
+
+// credit has a stream of the program go on, unless it is over.
+func (b *Bridge) credit(f *frame) {
+	seq, err := whole(f.seq, "seq")
+	if err != nil {
+		b.refuse(f.rpcID, err)
+		return
+	}
+	c := b.callAs(f)
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	if c.granted >= 0 {
+		c.granted = max(c.granted, seq)
+	}
+	c.mu.Unlock()
+	select {
+	case c.raised <- struct{}{}:
+	default:
+	}
+}
+
+func (b *Bridge) callAs(f *frame) *own {
+	name, _ := nameOf(f.rpcID)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.calls[name]
+}

@@ -1,0 +1,277 @@
+package bridge
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"math"
+	"strconv"
+
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/toolmesh/toolmesh"
+)
+
+const (
+	// maxFrame is how many bytes a frame may have.
+	maxFrame = 64 << 20
+	// noLength is the least that a length cannot be: text without one begins like that.
+	noLength = 0x20000000
+	// lengthBytes is the size of a frame's length.
+	lengthBytes = 4
+)
+
+// Types of frames.
+const (
+	typeCall          = "rpc_tool_call"
+	typeStream        = "rpc_tool_stream"
+	typeBatch         = "rpc_batch_call"
+	typeBatchResponse = "rpc_batch_response"
+	typeResponse      = "rpc_tool_response"
+	typeChunk         = "rpc_stream_chunk"
+	typeCancel        = "rpc_cancel"
+	typeCredit        = "rpc_credit"
+	typeError         = "rpc_error"
+	typeInit          = "init_tool_bridge"
+	typeRemove        = "remove_tools"
+	typeDrain         = "drain"
+)
+
+// frame is one frame of the program. Its values are parts of the frame as it came,
+// nil where it has none, and not yet looked at.
+type frame struct {
+	kind                                      string
+	rpcID, batchID, toolID, args, kwargs      []byte
+	session, timeout, parent, credit, seq     []byte
+	index, requests, tools, toolNames         []byte
+	status, result, failure, chunkType, chunk []byte
+}
+
+// parseFrame reads an object in JSON. With an error the frame has what stood before
+// the fault, so that the call that it is about can be told.
+func parseFrame(body []byte) (f frame, err error) {
+	dec := jsontext.NewDecoder(bytes.NewBuffer(body), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	begin, err := dec.ReadToken()
+	switch {
+	case err != nil:
+		return f, invalid("the frame is not JSON: %w", err)
+	case begin.Kind() != '{':
+		return f, invalid("the frame is not an object")
+	}
+	for dec.PeekKind() == '"' {
+		name, err := dec.ReadValue()
+		if err != nil {
+			return f, invalid("the frame is not JSON: %w", err)
+		}
+		into := f.field(name)
+		value, err := dec.ReadValue()
+		if err != nil {
+			return f, invalid("the frame is not JSON: %w", err)
+		}
+		if into != nil {
+			*into = value
+		} else if string(name) == `"type"` {
+			f.kind, _ = text(value)
+		}
+	}
+	if _, err := dec.ReadToken(); err != nil {
+		return f, invalid("the frame is not JSON: %w", err)
+	}
+	if _, err := dec.ReadToken(); !errors.Is(err, io.EOF) {
+		return f, invalid("the frame has more than one object")
+	}
+	return f, nil
+}
+
+// field is where the value of a name belongs; nil for nowhere.
+func (f *frame) field(name []byte) *[]byte {
+	switch string(name) {
+	case `"rpc_id"`:
+		return &f.rpcID
+	case `"batch_id"`:
+		return &f.batchID
+	case `"tool_id"`:
+		return &f.toolID
+	case `"args"`:
+		return &f.args
+	case `"kwargs"`:
+		return &f.kwargs
+	case `"session_id"`:
+		return &f.session
+	case `"timeout_ms"`:
+		return &f.timeout
+	case `"parent"`:
+		return &f.parent
+	case `"credit"`:
+		return &f.credit
+	case `"seq"`:
+		return &f.seq
+	case `"index"`:
+		return &f.index
+	case `"requests"`:
+		return &f.requests
+	case `"tools"`:
+		return &f.tools
+	case `"tool_names"`:
+		return &f.toolNames
+	case `"status"`:
+		return &f.status
+	case `"result"`:
+		return &f.result
+	case `"error"`:
+		return &f.failure
+	case `"chunk_type"`:
+		return &f.chunkType
+	case `"data"`:
+		return &f.chunk
+	}
+	return nil
+}
+
+// text is the text that a value is; ok is false if it is none.
+func text(raw []byte) (value string, ok bool) {
+	return value, len(raw) > 0 && raw[0] == '"' && json.Unmarshal(raw, &value) == nil
+}
+
+// optional is the text that a value is, empty where there is no value.
+func optional(raw []byte, name string) (string, error) {
+	if absent(raw) {
+		return "", nil
+	}
+	value, ok := text(raw)
+	if !ok {
+		return "", invalid("%s is %.100s: it is text", name, raw)
+	}
+	return value, nil
+}
+
+// whole is the whole number that a value is, 0 where there is no value.
+func whole(raw []byte, name string) (int64, error) {
+	if absent(raw) {
+		return 0, nil
+	}
+	n, err := strconv.ParseInt(string(raw), 10, 64)
+	if err != nil || n < 0 {
+		return 0, invalid("%s is %.100s: it is a whole number from 0", name, raw)
+	}
+	return n, nil
+}
+
+func absent(raw []byte) bool { return len(raw) == 0 || string(raw) == "null" }
+
+// nameOf is the name of a call, text or a number; 7 and "7" are one.
+func nameOf(raw []byte) (string, bool) {
+	if len(raw) > 0 && (raw[0] == '-' || raw[0] >= '0' && raw[0] <= '9') {
+		return string(raw), true
+	}
+	name, ok := text(raw)
+	return name, ok && name != ""
+}
+
+func invalid(format string, args ...any) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...).
+		WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+}
+
+// reader reads frames.
+type reader struct {
+	from   io.Reader
+	packed bool // MessagePack
+}
+
+// errFraming is the end of what can be read: nothing says where the next frame begins.
+var errFraming = toolmesh.Errorf(toolmesh.CodeProtocolError, "what the program wrote is no frame: four bytes of length, big-endian, then JSON (with --msgpack MessagePack)")
+
+// next returns the next frame as JSON. A *toolmesh.Error that is not errFraming is of
+// this frame alone; body is then what could be read of it. io.EOF is the end.
+func (r *reader) next() (body []byte, err error) {
+	var head [lengthBytes]byte
+	if _, err := io.ReadFull(r.from, head[:]); err != nil {
+		return nil, io.EOF // within a length nothing has been said
+	}
+	n := binary.BigEndian.Uint32(head[:])
+	switch {
+	case n >= noLength:
+		return nil, errFraming
+	case n > maxFrame:
+		if _, err := io.CopyN(io.Discard, r.from, int64(n)); err != nil {
+			return nil, io.EOF
+		}
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the frame has %d bytes, at most %d are taken", n, maxFrame).
+			WithDetail("limit", maxFrame).WithDetail("size", n).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	}
+	body = make([]byte, n)
+	if _, err := io.ReadFull(r.from, body); err != nil {
+		return nil, io.EOF
+	}
+	if !r.packed {
+		return body, nil
+	}
+	var plain bytes.Buffer
+	plain.Grow(len(body) * 2)
+	rest, err := msgp.UnmarshalAsJSON(&plain, body)
+	if err != nil {
+		return plain.Bytes(), invalid("the frame is not MessagePack that could be JSON: %w, %d bytes before its end", err, len(rest))
+	}
+	return plain.Bytes(), nil
+}
+
+// appendFrame appends a frame of JSON, with its length.
+func appendFrame(to, body []byte, packed bool) []byte {
+	start := len(to)
+	to = append(to, 0, 0, 0, 0)
+	if packed {
+		dec := jsontext.NewDecoder(bytes.NewBuffer(body), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+		to = appendPacked(to, dec)
+	} else {
+		to = append(to, body...)
+	}
+	binary.BigEndian.PutUint32(to[start:], uint32(len(to)-start-lengthBytes)) //nolint:gosec // what the mesh carries is far less
+	return to
+}
+
+// appendPacked appends the next value of valid JSON in MessagePack.
+func appendPacked(to []byte, dec *jsontext.Decoder) []byte {
+	token, err := dec.ReadToken()
+	if err != nil {
+		return msgp.AppendNil(to)
+	}
+	switch token.Kind() {
+	case '{', '[':
+		// How many there are shows at the end: the forms of four bytes have room for it.
+		at, end := len(to), token.Kind()+2
+		if end == '}' {
+			to = msgp.AppendMapHeader(to, math.MaxUint32)
+		} else {
+			to = msgp.AppendArrayHeader(to, math.MaxUint32)
+		}
+		values := uint32(0)
+		for ; dec.PeekKind() != end && dec.PeekKind() != 0; values++ {
+			to = appendPacked(to, dec)
+		}
+		_, _ = dec.ReadToken()
+		if end == '}' {
+			values /= 2
+		}
+		binary.BigEndian.PutUint32(to[at+1:], values)
+		return to
+	case '"':
+		return msgp.AppendString(to, token.String())
+	case '0':
+		number := token.String()
+		if n, err := strconv.ParseInt(number, 10, 64); err == nil {
+			return msgp.AppendInt64(to, n)
+		}
+		if n, err := strconv.ParseUint(number, 10, 64); err == nil {
+			return msgp.AppendUint64(to, n)
+		}
+		n, _ := strconv.ParseFloat(number, 64)
+		return msgp.AppendFloat64(to, n)
+	case 't', 'f':
+		return msgp.AppendBool(to, token.Bool())
+	}
+	return msgp.AppendNil(to)
+}

@@ -1,0 +1,115 @@
+package bridge
+
+import (
+	"context"
+	"io"
+	"sync"
+)
+
+// mostPending is how many bytes wait for the program before those who write more do.
+const mostPending = 1 << 20
+
+// pipe is what goes to the program. Its methods may be called concurrently, run once.
+type pipe struct {
+	to     io.Writer
+	packed bool // MessagePack
+
+	mu      sync.Mutex
+	pending []byte
+	room    chan struct{} // closed when pending has been taken
+	closed  bool
+
+	signal chan struct{} // capacity 1: something is pending, or the pipe is closed
+}
+
+func newPipe(to io.Writer, packed bool) *pipe {
+	return &pipe{to: to, packed: packed, room: make(chan struct{}), signal: make(chan struct{}, 1)}
+}
+
+// put hands a frame over to be written, after those that were put before, and waits
+// while too many are. The error is why ctx ended; the frame is not written then.
+func (p *pipe) put(ctx context.Context, body []byte) error {
+	for {
+		p.mu.Lock()
+		if len(p.pending) < mostPending || p.closed {
+			p.add(body)
+			p.mu.Unlock()
+			return nil
+		}
+		room := p.room
+		p.mu.Unlock()
+		select {
+		case <-room:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// push is put for what must not wait. There is little of it: it is about calls whose
+// frames were put.
+func (p *pipe) push(body []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.add(body)
+}
+
+// add takes a frame; p.mu is held. Behind the end nobody reads it.
+func (p *pipe) add(body []byte) {
+	if p.closed {
+		return
+	}
+	p.pending = appendFrame(p.pending, body, p.packed)
+	p.wake()
+}
+
+func (p *pipe) wake() {
+	select {
+	case p.signal <- struct{}{}:
+	default:
+	}
+}
+
+// close has run return when all that was put is written; what is put from now on is
+// dropped.
+func (p *pipe) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	p.free()
+	p.wake()
+}
+
+// free lets those who wait look again; p.mu is held.
+func (p *pipe) free() {
+	close(p.room)
+	p.room = make(chan struct{})
+}
+
+// keptBuffer is how large a buffer may be that is used again.
+const keptBuffer = 4 << 20
+
+// run writes what is put, all that waits in one write. The error is the writer's.
+func (p *pipe) run() error {
+	var spare []byte
+	for range p.signal {
+		p.mu.Lock()
+		taken, closed := p.pending, p.closed
+		p.pending = spare[:0]
+		p.free()
+		p.mu.Unlock()
+		if len(taken) > 0 {
+			if _, err := p.to.Write(taken); err != nil {
+				return err
+			}
+		}
+		if closed {
+			return nil
+		}
+		spare = nil
+		if cap(taken) <= keptBuffer {
+			spare = taken
+		}
+	}
+	return nil
+}

@@ -1,0 +1,269 @@
+package bridge
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// How many items a program may send ahead of what the mesh has taken of them.
+const (
+	firstCredit = 32 // while their size is not known
+	leastCredit = 4
+	mostCredit  = 128
+	creditBytes = 4 << 20
+)
+
+// served is one call that the program is serving. It is known until the program has
+// answered it, also one that is cancelled.
+type served struct {
+	id     string // on the pipe
+	ctx    context.Context
+	call   *host.Call
+	nested *host.NestedCalls
+	items  chan item // capacity: what a program without an eye for credit may send
+}
+
+// item is what the program answers: an item of a stream, or the end, also with the one
+// result. err is why the call fails; what is not the end is to be cancelled then.
+type item struct {
+	data []byte // nil for none
+	last bool
+	err  *toolmesh.Error
+}
+
+// program is a tool of the program as a [host.Handler].
+type program struct {
+	b         *Bridge
+	name      string // by which the program knows the tool; empty: its id
+	streaming bool
+}
+
+// ServeTool implements [host.Handler]. When ctx ends the program is told, and the call
+// keeps its slot until it has answered: that is when it has stopped.
+func (p *program) ServeTool(ctx context.Context, call *host.Call, sink host.Sink) error {
+	b := p.b
+	s := b.begin(ctx, call, p.streaming)
+	if s == nil {
+		return errGone
+	}
+	defer b.over(s)
+	if err := b.pipe.put(ctx, p.request(s)); err != nil {
+		return toolmesh.AsError(err).WithStarted(toolmesh.StartedNo) // the program has not heard of it
+	}
+	var failed error // why no more is sent to the sink
+	done := ctx.Done()
+	stop := func(err error) {
+		failed, done = err, nil
+		b.pipe.push(notice(typeCancel, s.id, ""))
+	}
+	var taken, bytes, granted int64 = 0, 0, firstCredit
+	for {
+		select {
+		case one := <-s.items:
+			if one.data != nil && failed == nil {
+				if err := sink.Send(ctx, one.data); err != nil {
+					if one.last {
+						return err
+					}
+					stop(err)
+				}
+			}
+			if one.last {
+				if failed == nil && one.err != nil {
+					failed = one.err
+				}
+				return failed
+			}
+			if failed == nil && one.err != nil {
+				stop(one.err)
+			}
+			taken++
+			bytes += int64(len(one.data))
+			window := min(max(creditBytes/max(bytes/taken, 1), leastCredit), mostCredit)
+			if failed == nil && granted-taken < min(window, firstCredit)/2 {
+				granted = taken + window
+				_ = b.pipe.put(ctx, notice(typeCredit, s.id, `,"seq":`+strconv.FormatInt(granted, 10)))
+			}
+		case <-done:
+			stop(context.Cause(ctx))
+		case <-b.gone:
+			return errCrashed
+		}
+	}
+}
+
+// request is the frame that calls the program.
+func (p *program) request(s *served) []byte {
+	call, kind := s.call, typeCall
+	if p.streaming {
+		kind = typeStream
+	}
+	f := make([]byte, 0, 256+len(call.Args)+len(call.VarArgs))
+	f = append(f, `{"type":"`+kind+`","rpc_id":`...)
+	f = appendText(f, s.id)
+	f = append(f, `,"tool_id":`...)
+	if p.name != "" {
+		f = appendText(f, p.name)
+	} else {
+		f = appendText(f, string(call.Tool))
+	}
+	f = append(f, `,"args":`...)
+	if len(call.VarArgs) > 0 {
+		f = append(f, call.VarArgs...)
+	} else {
+		f = append(f, `[]`...)
+	}
+	f = append(f, `,"kwargs":`...)
+	f = append(f, call.Args...)
+	f = append(f, `,"session_id":`...)
+	f = appendText(f, string(call.Session))
+	if !call.Deadline.IsZero() {
+		f = append(f, `,"timeout_ms":`...)
+		f = strconv.AppendInt(f, max(time.Until(call.Deadline).Milliseconds(), 0), 10)
+	}
+	f = append(f, `,"depth":`...)
+	f = strconv.AppendInt(f, int64(call.Depth), 10)
+	if call.Parent != "" {
+		f = append(f, `,"parent":`...)
+		f = appendText(f, string(call.Parent))
+	}
+	if call.Traceparent != "" {
+		f = append(f, `,"traceparent":`...)
+		f = appendText(f, call.Traceparent)
+	}
+	if p.streaming {
+		f = append(f, `,"credit":`...)
+		f = strconv.AppendInt(f, firstCredit, 10)
+	}
+	return append(f, '}')
+}
+
+// notice is a frame of a type about a call; more is further fields.
+func notice(kind, id, more string) []byte {
+	f := appendText([]byte(`{"type":"`+kind+`","rpc_id":`), id)
+	return append(append(f, more...), '}')
+}
+
+func appendText(to []byte, value string) []byte {
+	to, _ = jsontext.AppendQuote(to, value) // what is not UTF-8 is replaced
+	return to
+}
+
+// begin makes a call known to the program's answers; nil when the program is gone.
+func (b *Bridge) begin(ctx context.Context, call *host.Call, streaming bool) *served {
+	capacity := 1
+	if streaming {
+		capacity = mostCredit
+	}
+	s := &served{id: string(call.RPCID), ctx: ctx, call: call, nested: host.NewNestedCalls(b.client, call), items: make(chan item, capacity)}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.left {
+		return nil
+	}
+	for b.serving[s.id] != nil {
+		s.id += "'" // of another session
+	}
+	b.serving[s.id] = s
+	return s
+}
+
+func (b *Bridge) over(s *served) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.serving[s.id] == s {
+		delete(b.serving, s.id)
+	}
+}
+
+// answered hands on what the program says of a call that it serves; what ends the call
+// makes it unknown. It waits while the call has not taken what came before.
+func (b *Bridge) answered(f *frame, bad error) {
+	name, ok := nameOf(f.rpcID)
+	b.mu.Lock()
+	s := b.serving[name]
+	var one item
+	if ok && s != nil {
+		if one, bad = read(f, bad); one.last {
+			delete(b.serving, name)
+		}
+	}
+	b.mu.Unlock()
+	if s == nil {
+		bad = invalid("an answer to call %.100s, which is not being served", f.rpcID)
+	} else {
+		if most := b.bus.MaxPayload(); most > 0 && int64(len(one.data)) > most {
+			// The mesh takes none of that size; what waits for the mesh is bounded so.
+			one.err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the tool's answer has %d bytes, a message carries %d: return less, or stream it", len(one.data), most).
+				WithDetail("limit", most).WithDetail("size", len(one.data)).WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedYes)
+			one.data = nil
+		}
+		select {
+		case s.items <- one:
+		case <-b.base.Done():
+		}
+	}
+	if bad != nil {
+		b.refuse(f.rpcID, bad)
+	}
+}
+
+// read is what a response or a chunk says. The error is what is wrong with it, which
+// ends the call.
+func read(f *frame, bad error) (item, error) {
+	if bad != nil {
+		e := toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the program's answer cannot be read: %w", bad).
+			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
+		return item{last: true, err: e}, bad
+	}
+	status, name := f.status, "status"
+	if f.kind == typeChunk {
+		status, name = f.chunkType, "chunk_type"
+	}
+	word, _ := text(status)
+	orNull := func(raw []byte) []byte {
+		if raw == nil {
+			return []byte("null")
+		}
+		return raw
+	}
+	switch {
+	case f.kind == typeChunk && word == "data":
+		return item{data: orNull(f.chunk)}, nil
+	case f.kind == typeChunk && word == "complete":
+		return item{last: true}, nil
+	case f.kind != typeChunk && word == "ok":
+		return item{data: orNull(f.result), last: true}, nil
+	case word == "error" && f.failure == nil: // of older programs
+		return item{last: true, err: readFailure(f.chunk)}, nil
+	case word == "error":
+		return item{last: true, err: readFailure(f.failure)}, nil
+	}
+	e := toolmesh.Errorf(toolmesh.CodeProtocolError, "the program answered a call with %s %.100s", name, status).
+		WithOrigin(toolmesh.OriginWorker).WithStarted(toolmesh.StartedYes)
+	return item{last: true, err: e}, invalid("%s is %.100s", name, status)
+}
+
+// servedAs is the call that the program is serving under a name.
+func (b *Bridge) servedAs(name string) *served {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.serving[name]
+}
+
+// in is what makes the calls of a served call, in a session, its own for none.
+func (s *served) in(b *Bridge, session subjects.SessionID) *host.NestedCalls {
+	if session == "" || session == s.call.Session {
+		return s.nested
+	}
+	call := *s.call
+	call.Session = session
+	return host.NewNestedCalls(b.client, &call)
+}
