@@ -107,6 +107,7 @@ type bridged struct {
 	t    *testing.T
 	cmd  *exec.Cmd
 	in   io.WriteCloser
+	out  io.Closer
 	from *bufio.Reader
 	log  *watch
 }
@@ -123,7 +124,7 @@ func startBridge(t *testing.T, home string, args ...string) *bridged {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.from = bufio.NewReader(out)
+	b.out, b.from = out, bufio.NewReader(out)
 	if err := b.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -213,6 +214,22 @@ func TestBridgeEnds(t *testing.T) {
 	}
 	if status := b.end(); status != 1 || !strings.Contains(b.log.text(), "left 1 calls that it was serving") {
 		t.Errorf("status %d when the program is gone\n%s", status, b.log.text())
+	}
+	// So is one that reads nothing any more.
+	b = startBridge(t, home)
+	answer, _ = called(b)
+	if err := b.out.Close(); err != nil {
+		t.Fatal(err)
+	}
+	another, err := meshCommand(t, home, "call", "f", "--json").Output()
+	if exitStatus(err) != 1 || !strings.Contains(string(another), "worker_crashed") {
+		t.Errorf("a call that cannot be written: %s, %v", another, err)
+	}
+	if got, status := answer(); status != 1 || !strings.Contains(got, "worker_crashed") {
+		t.Errorf("the call before: %s, status %d", got, status)
+	}
+	if status := exitStatus(b.cmd.Wait()); status != 1 {
+		t.Errorf("status %d when nobody reads\n%s", status, b.log.text())
 	}
 	meshtest.Until(t, "the tool is gone", func() bool {
 		out, err := meshCommand(t, home, "ls", "--json").Output()

@@ -193,23 +193,32 @@ func (b *Bridge) end(requests *sync.WaitGroup) {
 			b.log.Warn("the node has not ended well", slog.String("error", err.Error()))
 		}
 	}
-	for b.calling() {
-		select {
-		case <-b.idle:
-			continue
-		case <-b.gone:
-		case <-within.Done():
-		}
-		break
-	}
+	b.awaitCalls(within, b.gone)
 	b.stop(errEnded)
+	within, cancel = context.WithTimeout(context.Background(), writeWithin)
+	defer cancel()
+	b.awaitCalls(within, nil)
 	requests.Wait()
 }
 
-func (b *Bridge) calling() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.busy > 0
+// awaitCalls waits until the program's calls have been answered, at most until ctx
+// ends or enough is closed.
+func (b *Bridge) awaitCalls(ctx context.Context, enough <-chan struct{}) {
+	for {
+		b.mu.Lock()
+		busy := b.busy
+		b.mu.Unlock()
+		if busy == 0 {
+			return
+		}
+		select {
+		case <-b.idle:
+		case <-enough:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // stopNode takes the node out of the mesh: without a program its tools first.

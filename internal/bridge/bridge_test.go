@@ -103,7 +103,7 @@ func TestFramesThatCannotBeRead(t *testing.T) {
 }
 
 // call calls a tool of the session default.
-func (m *mesh) call(t *testing.T, id, args string, opts ...client.CallOption) <-chan outcome {
+func (m *mesh) call(t testing.TB, id, args string, opts ...client.CallOption) <-chan outcome {
 	done := make(chan outcome, 1)
 	go func() {
 		r, err := m.client.Call(t.Context(), subjects.ToolID(id), json.RawMessage(args), opts...)

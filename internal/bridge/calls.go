@@ -158,8 +158,9 @@ func (c *own) under(q *question) (end func()) {
 	if q.above == nil {
 		return func() {}
 	}
+	mine := c.ctx
 	above, cancel := context.WithCancelCause(q.above.ctx)
-	release := context.AfterFunc(c.ctx, func() { cancel(context.Cause(c.ctx)) })
+	release := context.AfterFunc(mine, func() { cancel(context.Cause(mine)) })
 	stop := func() {}
 	c.ctx = above
 	if q.timeout > 0 {

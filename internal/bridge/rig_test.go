@@ -40,7 +40,7 @@ type number struct {
 	N int `json:"n"`
 }
 
-func newMesh(t *testing.T) *mesh {
+func newMesh(t testing.TB) *mesh {
 	t.Helper()
 	m := &mesh{broker: meshtest.Broker(t)}
 	var err error
@@ -86,7 +86,7 @@ func count(_ context.Context, in number) iter.Seq2[int, error] {
 
 // program is the test's end of a bridge.
 type program struct {
-	t      *testing.T
+	t      testing.TB
 	packed bool
 	to     *io.PipeWriter
 	from   *bufio.Reader
@@ -95,7 +95,7 @@ type program struct {
 }
 
 // start begins a bridge for the test, which is its program.
-func (m *mesh) start(t *testing.T, opts bridge.Options) *program {
+func (m *mesh) start(t testing.TB, opts bridge.Options) *program {
 	t.Helper()
 	b, err := bus.New(m.broker.Connect(t), nil)
 	if err != nil {
