@@ -19,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 const (
@@ -69,7 +70,7 @@ type Bridge struct {
 	host    *host.Host // nil until there is a tool
 
 	mu       sync.Mutex // guards what follows
-	offered  map[place]map[subjects.ToolID]bool
+	offered  map[place]map[subjects.ToolID]*tool.Descriptor
 	serving  map[string]*served
 	calls    map[string]*own
 	busy     int  // calls of the program that have not been answered
@@ -100,7 +101,7 @@ func New(b *bus.Bus, opts *Options) (*Bridge, error) {
 		opts: o, log: o.Logger, bus: b, client: c,
 		requests: make(chan *frame, mostRequests), drained: make(chan struct{}), gone: make(chan struct{}),
 		hosted: make(chan struct{}), idle: make(chan struct{}, 1),
-		offered: make(map[place]map[subjects.ToolID]bool),
+		offered: make(map[place]map[subjects.ToolID]*tool.Descriptor),
 		serving: make(map[string]*served), calls: make(map[string]*own),
 	}, nil
 }

@@ -47,11 +47,7 @@ func newMesh(t testing.TB) *mesh {
 	if m.router, err = router.New(m.broker.Connect(t), &router.Options{Slots: 64}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 10*time.Second)
-		defer cancel()
-		_ = m.router.Stop(ctx)
-	})
+	t.Cleanup(func() { _ = m.router.Stop(t.Context()) }) // it is over: nobody waits for a drain
 	m.client = m.router.Client()
 	for name, tool := range map[string]host.Handler{
 		"add":   host.Func(func(_ context.Context, in pair) (int, error) { return in.A + in.B, nil }),
