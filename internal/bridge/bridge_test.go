@@ -415,3 +415,38 @@ func TestEqualNamesOfTwoSessions(t *testing.T) {
 		t.Errorf("got %v and %v", a, b)
 	}
 }
+
+// A tool that calls itself comes to an end by its depth, and waits for no slot that it
+// holds: one is enough.
+func TestACircleEnds(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t)
+	p := m.start(t, bridge.Options{Slots: 1})
+	p.is("ready")
+	p.offer(`[{"name":"f"}]`)
+	answer := m.call(t, "f", `{}`)
+	var above []any
+	for depth := range 9 {
+		f := p.is("rpc_tool_call")
+		if f["depth"] != float64(depth) {
+			t.Fatalf("depth %d: %v", depth, f)
+		}
+		above = append(above, f["rpc_id"])
+		p.write(fmt.Sprintf(`{"type":"rpc_tool_call","rpc_id":%d,"tool_id":"f","parent":%q}`, depth, f["rpc_id"]))
+	}
+	f := p.is("rpc_tool_response")
+	if e, _ := f["error"].(map[string]any); f["rpc_id"] != 8.0 || e["code"] != "invalid_request" || fmt.Sprint(e["details"]) != "map[limit:depth max:8]" {
+		t.Errorf("the ninth: %v", f)
+	}
+	for depth := 8; depth >= 0; depth-- {
+		p.write(fmt.Sprintf(`{"type":"rpc_tool_response","rpc_id":%q,"status":"ok","result":%d}`, above[depth], depth))
+		if depth > 0 {
+			if f := p.is("rpc_tool_response"); f["result"] != float64(depth) {
+				t.Errorf("depth %d: %v", depth, f)
+			}
+		}
+	}
+	if got := <-answer; got.value != "0" {
+		t.Errorf("got %v", got)
+	}
+}
