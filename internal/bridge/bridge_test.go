@@ -450,3 +450,33 @@ func TestACircleEnds(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 }
+
+// While the broker is away the program's calls fail, at once and as what never began;
+// and where another process has become the node meanwhile, the bridge ends.
+func TestABridgeThatIsCutOff(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t)
+	proxy := meshtest.NewProxy(t, m.broker)
+	p := startOn(t, proxy.Connect(t), bridge.Options{})
+	p.is("ready")
+	p.offer(`[{"name":"f"}]`)
+	proxy.Cut(true)
+	meshtest.Until(t, "the bridge knows", func() bool {
+		p.write(`{"type":"rpc_tool_call","rpc_id":1,"tool_id":"lab.add","kwargs":{"a":1,"b":1}}`)
+		e, _ := p.is("rpc_tool_response")["error"].(map[string]any)
+		return e["code"] == "unavailable" && e["started"] == false && e["origin"] == "caller"
+	})
+	other, err := host.New(m.broker.Connect(t), &host.Options{Node: "bridge-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = other.Stop(t.Context()) })
+	if err := other.Start(t.Context()); err != nil { // it listens for 2.5 s
+		t.Fatal(err)
+	}
+	proxy.Heal()
+	p.is("draining")
+	if err := p.end(); err == nil || toolmesh.CodeOf(err) == toolmesh.CodeWorkerCrashed {
+		t.Errorf("the bridge ended with %v", err)
+	}
+}

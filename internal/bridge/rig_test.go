@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/toolmesh/toolmesh"
@@ -93,7 +94,13 @@ type program struct {
 // start begins a bridge for the test, which is its program.
 func (m *mesh) start(t testing.TB, opts bridge.Options) *program {
 	t.Helper()
-	b, err := bus.New(m.broker.Connect(t), nil)
+	return startOn(t, m.broker.Connect(t), opts)
+}
+
+// startOn is start on a connection.
+func startOn(t testing.TB, nc *nats.Conn, opts bridge.Options) *program {
+	t.Helper()
+	b, err := bus.New(nc, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
