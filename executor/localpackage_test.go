@@ -242,7 +242,7 @@ func TestWhatABuildMayDo(t *testing.T) {
 			}
 			mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, `["write beside its sources"]`)
 			for _, folder := range []string{env.Dir, dir} { // and what was lent is the agent's again
-				_ = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+				_ = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, _ error) error {
 					info, err := entry.Info()
 					if err != nil {
 						t.Fatal(err)

@@ -20,6 +20,7 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // echo returns its arguments.
@@ -383,4 +384,65 @@ func TestClaimThatFails(t *testing.T) {
 	if _, err := nc.Request("tools.default.odd.f", nil, waitTimeout); err != nats.ErrNoResponders {
 		t.Errorf("it is served: %v", err)
 	}
+}
+
+// Tools that are added together are all there or none is; one that is removed is gone
+// from the registry and unknown here, and the others stay.
+func TestToolsAreAddedAndRemoved(t *testing.T) {
+	t.Parallel()
+	nc := meshtest.Broker(t).Connect(t)
+	h := newHost(t, nc, nil)
+	start(t, nc, h)
+	records := follow(t, nc, subjects.BucketTools)
+	c, err := client.New(nc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	a := func(name string) host.Tool {
+		id := subjects.ToolID("many." + name)
+		return host.Tool{Descriptor: &tool.Descriptor{ID: id, Name: name, Source: tool.SourceGo}, Handler: echo}
+	}
+	call := func(name string) toolmesh.Code {
+		_, err := c.Call(t.Context(), subjects.ToolID("many."+name), nil, client.ViaQueue())
+		return toolmesh.CodeOf(err)
+	}
+	bad := a("bad")
+	bad.Descriptor.InputSchema = json.RawMessage(`{"type":7}`)
+	if err := h.Add("many", "", a("one"), bad); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+		t.Fatalf("a schema that is none: %v", err)
+	}
+	if code := call("one"); code == "" {
+		t.Error("a tool beside one that is refused is served")
+	}
+	if err := h.Add("many", "", a("one"), a("two"), a("three")); err != nil {
+		t.Fatal(err)
+	}
+	removed, err := h.Remove(t.Context(), "many", "", "many.two", "many.never")
+	if err != nil || fmt.Sprint(removed) != "[many.two]" {
+		t.Fatalf("removed %v, %v", removed, err)
+	}
+	if one, two, three := call("one"), call("two"), call("three"); one != "" || two == "" || three != "" {
+		t.Errorf("one %q, two %q, three %q", one, two, three)
+	}
+	known := func() string {
+		records.mu.Lock()
+		defer records.mu.Unlock()
+		text := ""
+		for _, record := range records.latest {
+			text += record
+		}
+		return text
+	}
+	meshtest.Until(t, "the registry knows", func() bool {
+		text := known()
+		return strings.Contains(text, "many.one") && strings.Contains(text, "many.three") && !strings.Contains(text, "many.two")
+	})
+	if err := h.Add("many", "", a("two")); err != nil || call("two") != "" {
+		t.Errorf("added again: %v", err)
+	}
+	if _, err := h.Remove(t.Context(), "many", "", "many.one", "many.two", "many.three"); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "nothing is said of them", func() bool { return !strings.Contains(known(), "many.") })
 }

@@ -69,7 +69,7 @@ func TestEmbeddedRouter(t *testing.T) {
 	}
 	// Any NATS client has it rendered, and a model's arguments for it read.
 	for verb, want := range map[string]string{
-		`render {"provider":"anthropic","tools":["search"]}`:                            `"names":{"search":"search"}`,
+		`render {"provider":"anthropic","tools":["search"]}`:                             `"names":{"search":"search"}`,
 		`arguments {"provider":"openai","tool":"search","arguments":"{\"text\":\"x\"}"}`: `"arguments":{"text":"x"}`,
 	} {
 		verb, body, _ := strings.Cut(verb, " ")

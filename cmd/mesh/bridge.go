@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"log/slog"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -37,6 +39,7 @@ SIGINT or a frame {"type":"drain"} the calls that run end first.`,
 // bridge is the command; stdout is for its frames alone.
 func (a *app) bridge(ctx context.Context, packed bool) error {
 	defer process.Pace()()
+	signal.Ignore(syscall.SIGPIPE) // a program that does not read is gone: its tools are to be taken off
 	a.log = process.Logger(a.err, a.set.Logging, slog.LevelWarn)
 	session := subjects.SessionID(a.set.Session.Session)
 	l, err := a.connectAs(ctx, "mesh-bridge", access.Node, subjects.InboxNode)

@@ -91,6 +91,7 @@ var never = []struct {
 	{"client", []string{module + "/executor", natsServer, jsmGo}, "services embed it"},
 	{"host", []string{module + "/executor", natsServer, jsmGo}, "services embed it"},
 	{"router", []string{module + "/executor", natsServer, jsmGo}, "services embed it"},
+	{"internal/bridge", []string{module + "/executor", natsServer, jsmGo}, "it runs nothing and only hands on"},
 	{"agent", []string{natsServer, jsmGo}, "an agent runs no broker"},
 	{"gateway", []string{module + "/executor", natsServer, jsmGo}, "it is handlers over a router"},
 	{"codec", []string{natsGo, natsServer, jsmGo}, "it knows bytes and headers, not NATS"},

@@ -19,6 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 const (
@@ -69,7 +70,7 @@ type Bridge struct {
 	host    *host.Host // nil until there is a tool
 
 	mu       sync.Mutex // guards what follows
-	offered  map[place]map[subjects.ToolID]bool
+	offered  map[place]map[subjects.ToolID]*tool.Descriptor
 	serving  map[string]*served
 	calls    map[string]*own
 	busy     int  // calls of the program that have not been answered
@@ -100,7 +101,7 @@ func New(b *bus.Bus, opts *Options) (*Bridge, error) {
 		opts: o, log: o.Logger, bus: b, client: c,
 		requests: make(chan *frame, mostRequests), drained: make(chan struct{}), gone: make(chan struct{}),
 		hosted: make(chan struct{}), idle: make(chan struct{}, 1),
-		offered: make(map[place]map[subjects.ToolID]bool),
+		offered: make(map[place]map[subjects.ToolID]*tool.Descriptor),
 		serving: make(map[string]*served), calls: make(map[string]*own),
 	}, nil
 }
@@ -193,23 +194,32 @@ func (b *Bridge) end(requests *sync.WaitGroup) {
 			b.log.Warn("the node has not ended well", slog.String("error", err.Error()))
 		}
 	}
-	for b.calling() {
-		select {
-		case <-b.idle:
-			continue
-		case <-b.gone:
-		case <-within.Done():
-		}
-		break
-	}
+	b.awaitCalls(within, b.gone)
 	b.stop(errEnded)
+	within, cancel = context.WithTimeout(context.Background(), writeWithin)
+	defer cancel()
+	b.awaitCalls(within, nil)
 	requests.Wait()
 }
 
-func (b *Bridge) calling() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.busy > 0
+// awaitCalls waits until the program's calls have been answered, at most until ctx
+// ends or enough is closed.
+func (b *Bridge) awaitCalls(ctx context.Context, enough <-chan struct{}) {
+	for {
+		b.mu.Lock()
+		busy := b.busy
+		b.mu.Unlock()
+		if busy == 0 {
+			return
+		}
+		select {
+		case <-b.idle:
+		case <-enough:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // stopNode takes the node out of the mesh: without a program its tools first.

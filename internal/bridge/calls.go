@@ -158,8 +158,9 @@ func (c *own) under(q *question) (end func()) {
 	if q.above == nil {
 		return func() {}
 	}
+	mine := c.ctx
 	above, cancel := context.WithCancelCause(q.above.ctx)
-	release := context.AfterFunc(c.ctx, func() { cancel(context.Cause(c.ctx)) })
+	release := context.AfterFunc(mine, func() { cancel(context.Cause(mine)) })
 	stop := func() {}
 	c.ctx = above
 	if q.timeout > 0 {
@@ -232,20 +233,40 @@ func (b *Bridge) arguments(ctx context.Context, q *question) (json.RawMessage, e
 	if len(q.args) == 0 {
 		return q.kwargs, nil
 	}
-	raw, err := b.client.In(b.sessionOf(q)).Describe(ctx, q.tool)
+	d, err := b.describe(ctx, b.sessionOf(q), q.tool)
+	if err != nil {
+		return nil, err
+	}
+	object, rest, err := tool.Bind(d, q.args, q.kwargs)
+	if err == nil && rest != nil {
+		err = toolmesh.Errorf(toolmesh.CodeInvalidArguments, "%s takes %d arguments by position, and %d were given: its further ones (*%s) cannot be sent from a bridge",
+			q.tool, len(d.Positional), len(q.args), d.VarArgs).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	}
+	return object, err
+}
+
+// describe is the declaration of a tool. That of the program's own is known here before
+// the registry has heard of it.
+func (b *Bridge) describe(ctx context.Context, session subjects.SessionID, id subjects.ToolID) (*tool.Descriptor, error) {
+	at := place{session: session}
+	if index, ok := id.Index(); ok {
+		at = place{index: index}
+	}
+	b.mu.Lock()
+	own := b.offered[at][id]
+	b.mu.Unlock()
+	if own != nil {
+		return own, nil
+	}
+	raw, err := b.client.In(session).Describe(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	var d registry.DescribeAnswer
 	if err := json.Unmarshal(raw, &d); err != nil {
-		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the description of tool %q cannot be read: %w", q.tool, err)
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the description of tool %q cannot be read: %w", id, err)
 	}
-	object, rest, err := tool.Bind(d.Descriptor, q.args, q.kwargs)
-	if err == nil && rest != nil {
-		err = toolmesh.Errorf(toolmesh.CodeInvalidArguments, "%s takes %d arguments by position, and %d were given: its further ones (*%s) cannot be sent from a bridge",
-			q.tool, len(d.Descriptor.Positional), len(q.args), d.Descriptor.VarArgs).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
-	}
-	return object, err
+	return d.Descriptor, nil
 }
 
 func (b *Bridge) sessionOf(q *question) subjects.SessionID {

@@ -12,5 +12,6 @@
 // the pipe, all that waits in one write. Each call of the program has a goroutine,
 // and each call to it is that of the host. What the program asks of its tools is done
 // in one goroutine, in order. The reader waits for nobody but a stream that the
-// program sends faster than its credit allows.
+// program sends faster than its credit allows, and a program that reads nothing while
+// it writes what has to be refused.
 package bridge

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/toolmesh/toolmesh"
@@ -40,18 +41,14 @@ type number struct {
 	N int `json:"n"`
 }
 
-func newMesh(t *testing.T) *mesh {
+func newMesh(t testing.TB) *mesh {
 	t.Helper()
 	m := &mesh{broker: meshtest.Broker(t)}
 	var err error
 	if m.router, err = router.New(m.broker.Connect(t), &router.Options{Slots: 64}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 10*time.Second)
-		defer cancel()
-		_ = m.router.Stop(ctx)
-	})
+	t.Cleanup(func() { _ = m.router.Stop(t.Context()) }) // it is over: nobody waits for a drain
 	m.client = m.router.Client()
 	for name, tool := range map[string]host.Handler{
 		"add":   host.Func(func(_ context.Context, in pair) (int, error) { return in.A + in.B, nil }),
@@ -86,7 +83,7 @@ func count(_ context.Context, in number) iter.Seq2[int, error] {
 
 // program is the test's end of a bridge.
 type program struct {
-	t      *testing.T
+	t      testing.TB
 	packed bool
 	to     *io.PipeWriter
 	from   *bufio.Reader
@@ -95,9 +92,15 @@ type program struct {
 }
 
 // start begins a bridge for the test, which is its program.
-func (m *mesh) start(t *testing.T, opts bridge.Options) *program {
+func (m *mesh) start(t testing.TB, opts bridge.Options) *program {
 	t.Helper()
-	b, err := bus.New(m.broker.Connect(t), nil)
+	return startOn(t, m.broker.Connect(t), opts)
+}
+
+// startOn is start on a connection.
+func startOn(t testing.TB, nc *nats.Conn, opts bridge.Options) *program {
+	t.Helper()
+	b, err := bus.New(nc, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -160,7 +160,7 @@ func appendText(to []byte, value string) []byte {
 func (b *Bridge) begin(ctx context.Context, call *host.Call, streaming bool) *served {
 	capacity := 1
 	if streaming {
-		capacity = mostCredit
+		capacity = mostCredit + 1 // and the end
 	}
 	s := &served{id: string(call.RPCID), ctx: ctx, call: call, nested: host.NewNestedCalls(b.client, call), items: make(chan item, capacity)}
 	b.mu.Lock()

@@ -142,10 +142,10 @@ func (b *Bridge) offer(ctx context.Context, session subjects.SessionID, at place
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.offered[at] == nil {
-		b.offered[at] = make(map[subjects.ToolID]bool)
+		b.offered[at] = make(map[subjects.ToolID]*tool.Descriptor)
 	}
-	for _, id := range ids {
-		b.offered[at][id] = true
+	for _, t := range tools {
+		b.offered[at][t.Descriptor.ID] = t.Descriptor
 	}
 	return newBridged(session, ids), nil
 }
@@ -240,8 +240,7 @@ const describeAtOnce = 16
 
 // list is what a session can call.
 func (b *Bridge) list(ctx context.Context, session subjects.SessionID) (*bridged, error) {
-	c := b.client.In(session)
-	listed, err := c.List(ctx)
+	listed, err := b.client.In(session).List(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -253,18 +252,14 @@ func (b *Bridge) list(ctx context.Context, session subjects.SessionID) (*bridged
 			continue
 		}
 		asking.Go(func() error {
-			raw, err := c.Describe(ctx, t.ID)
-			if toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound {
-				return nil // gone meanwhile
-			}
-			var answer registry.DescribeAnswer
-			if err == nil {
-				err = json.Unmarshal(raw, &answer)
-			}
-			if err != nil {
+			d, err := b.describe(ctx, session, t.ID)
+			switch {
+			case toolmesh.CodeOf(err) == toolmesh.CodeToolNotFound: // gone meanwhile
+			case err != nil:
 				return err
+			default:
+				found[i] = declared(d)
 			}
-			found[i] = declared(answer.Descriptor)
 			return nil
 		})
 	}
