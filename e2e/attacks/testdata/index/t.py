@@ -35,7 +35,7 @@ def outcome(attempt, at: dict) -> dict:
     except OSError as refusal:
         return {"stopped": errno.errorcode.get(refusal.errno, "OSError"), "said": str(refusal)}
     except Exception as failure:
-        if type(failure).__name__ != "MeshError":
+        if "MeshError" not in (kind.__name__ for kind in type(failure).__mro__):
             raise
         return {"stopped": failure.code, "said": str(failure)}
 
