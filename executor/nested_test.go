@@ -438,8 +438,8 @@ func TestNestedFailureIsTheToolsOwn(t *testing.T) {
 	ix := openNested(t, nil, nil)
 	_, err := callNested(t, ix, "t.failing", `{}`)
 	e := toolmesh.AsError(err)
-	if e == nil || e.Code != toolmesh.CodeToolError || e.Type != "MeshError" || e.Started != toolmesh.StartedYes {
-		t.Fatalf("got %+v, want the tool's own error of type MeshError", e)
+	if e == nil || e.Code != toolmesh.CodeToolError || e.Type != "ToolExecutionError" || e.Started != toolmesh.StartedYes {
+		t.Fatalf("got %+v, want the tool's own error of the nested one's type", e)
 	}
 	if !strings.Contains(e.Message, "t.boom") || !strings.Contains(e.Message, "no such luck") {
 		t.Errorf("the message %q does not say what failed", e.Message)
