@@ -306,11 +306,18 @@ func (a *Agent) release(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// queued is how many admitted calls wait for a worker.
+// queued is how many admitted calls wait for a worker, or for a command's place.
 func (a *Agent) queued() int {
 	n := 0
 	for _, i := range a.indexes() {
 		n += i.Stats().Waiting
+	}
+	a.instances.Lock()
+	defer a.instances.Unlock()
+	for i := range a.instances.open {
+		if i.commands != nil {
+			n += i.commands.Waiting()
+		}
 	}
 	return n
 }

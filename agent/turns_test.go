@@ -16,16 +16,36 @@ import (
 )
 
 // Sessions take turns at an index's workers, and those that nobody created are one,
-// whatever they are called.
+// whatever they are called. So they do where the tools are commands.
 func TestSessionsTakeTurns(t *testing.T) {
 	t.Parallel()
+	for name, files := range map[string]map[string]string{
+		"functions": {
+			"tools.toml": "[index]\nconcurrency = 1\ntools = [\"t.hold\", \"t.note\"]\n",
+			"t.py":       "def hold(path: str):\n    return open(path).read()\n\ndef note(path: str, name: str):\n    with open(path, 'a') as f:\n        f.write(name + ' ')\n",
+		},
+		"commands": {"tools.toml": `[index]
+concurrency = 1
+[tool."t.hold"]
+command = ["cat", "{path}"]
+stdout = "text"
+[tool."t.note"]
+command = ["sh", "-c", 'printf "%s " "$1" >> "$2"', "-", "{name}", "{path}"]
+stdout = "text"
+`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			takeTurns(t, files)
+		})
+	}
+}
+
+func takeTurns(t *testing.T, files map[string]string) {
 	s := meshtest.Broker(t)
 	start(t, s, "one")
 	nc := s.Connect(t)
-	install(t, nc, map[string]any{"source": repository(t, "turns", map[string]string{
-		"tools.toml": "[index]\nconcurrency = 1\ntools = [\"t.hold\", \"t.note\"]\n",
-		"t.py":       "def hold(path: str):\n    return open(path).read()\n\ndef note(path: str, name: str):\n    with open(path, 'a') as f:\n        f.write(name + ' ')\n",
-	})})
+	install(t, nc, map[string]any{"source": repository(t, "turns", files)})
 	dir := t.TempDir()
 	gatePath, notes := filepath.Join(dir, "gate"), filepath.Join(dir, "notes")
 	if err := syscall.Mkfifo(gatePath, 0o600); err != nil {

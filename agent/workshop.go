@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -278,6 +279,15 @@ type instance struct {
 	noticed   atomic.Bool       // they have changed since they were published
 }
 
+// userOf is who a tool runs as, by number; empty where that cannot be found out.
+func (i *instance) userOf(d *tool.Descriptor) string {
+	id, err := i.a.executor.User(accountOf(i.build), d.Annotations.Sandbox)
+	if err != nil {
+		return ""
+	}
+	return strconv.Itoa(id)
+}
+
 // describe merges what the import found with what the manifest says: a function may
 // be several tools.
 func (i *instance) describe() {
@@ -287,7 +297,7 @@ func (i *instance) describe() {
 		for _, name := range i.namesOf(t.Name) {
 			d, err := i.build.Manifest.Descriptor(ref, name, code)
 			if err == nil {
-				i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}})
+				i.tools = append(i.tools, host.Tool{Descriptor: d, Handler: &pythonTool{i: i, name: t.Name}, User: i.userOf(d)})
 				continue
 			}
 			i.lose(name, toolmesh.AsError(err).Message)

@@ -281,6 +281,19 @@ func (x *Executor) findUsers() (err error) {
 	return nil
 }
 
+// User is who processes of an account run as in a sandbox level, "" for that of
+// [Options.Sandbox], by number.
+func (x *Executor) User(account string, box tool.Sandbox) (id int, err error) {
+	u, own, err := x.user(account, cmp.Or(box, x.opts.Sandbox))
+	if err != nil {
+		return 0, err
+	}
+	if own == nil {
+		return os.Geteuid(), nil
+	}
+	return u.ID, nil
+}
+
 // user is who processes of an index run as that asks for a sandbox level, whether the
 // machine has it or not, and the variables that follow from it.
 func (x *Executor) user(account string, asked tool.Sandbox) (sandbox.User, map[string]string, error) {

@@ -53,6 +53,8 @@ type Tool struct {
 	// Notice is what callers have to expect of the tool for a while, for people.
 	// It is served all the same. Defaults to nothing.
 	Notice string
+	// User is who the tool runs as, by number, for people. Defaults to nothing.
+	User string
 }
 
 // Unavailable is a tool that is declared and not served, with the reason.
@@ -386,7 +388,7 @@ func (h *Host) prepare(s *service, t Tool, before *offered) (*offered, error) {
 	o := &offered{
 		served: &served{descriptor: d, handler: t.Handler, identity: s.identity, session: s.key.session, tenure: s.tenure},
 		at:     routeKey{subjects.WireName(s.key.session), wire},
-		entry:  newEntry(d, registry.ToolRoute{ID: d.ID, Notice: t.Notice}),
+		entry:  newEntry(d, registry.ToolRoute{ID: d.ID, Notice: t.Notice, User: t.User}),
 	}
 	if before != nil && bytes.Equal(before.descriptor.InputSchema, d.InputSchema) {
 		o.validator = before.validator

@@ -49,6 +49,11 @@ func TestAnswersHaveTheKeysThatScriptsRead(t *testing.T) {
 	if diff := cmp.Diff([]string{"name", "revision"}, names(t, bare.Descriptor.Index)); diff != "" {
 		t.Errorf("index (-want +got):\n%s", diff)
 	}
+	served := bare
+	served.Users = []registry.UserOnNodes{{Nodes: []subjects.NodeID{"one"}, User: "1"}}
+	if diff := cmp.Diff(slices.Sorted(slices.Values(append(slices.Clone(all), "users"))), names(t, served)); diff != "" {
+		t.Errorf("describe (-want +got):\n%s", diff)
+	}
 	full := bare
 	d := *bare.Descriptor
 	d.OutputSchema, d.Warnings, d.Source = json.RawMessage(`{"type":"string"}`), []string{"w"}, tool.SourceImport

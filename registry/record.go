@@ -68,7 +68,9 @@ type ToolRoute struct {
 	// Reason says why the tool is unavailable.
 	Reason string `json:"reason,omitempty"`
 	// Notice is what callers of a tool that is served have to expect for a while.
-	Notice       string `json:"notice,omitempty"`
+	Notice string `json:"notice,omitempty"`
+	// User is who the tool runs as on the node, by number. Empty: its node does not say.
+	User         string `json:"user,omitempty"`
 	Streaming    bool   `json:"streaming,omitempty"`
 	Idempotent   bool   `json:"idempotent,omitempty"`
 	ParallelSafe bool   `json:"parallel_safe,omitempty"`

@@ -17,6 +17,8 @@ type Candidate struct {
 	Boot     subjects.BootID `json:"boot"`
 	InFlight int             `json:"in_flight"`
 	Slots    int             `json:"slots"`
+	// User is that of the [ToolRoute]; callers do not need it.
+	User string `json:"-"`
 }
 
 // Route is one tool as a session sees it: what it is and where it runs.
@@ -67,7 +69,9 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 			reason, can = one.tool.Reason, false
 		}
 		if can {
-			r.Nodes = append(r.Nodes, n.candidate())
+			c := n.candidate()
+			c.User = one.tool.User
+			r.Nodes = append(r.Nodes, c)
 			if one.tool.Notice != "" {
 				notice, noticed = one.tool.Notice, noticed+1
 			}

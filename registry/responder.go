@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -96,6 +97,14 @@ type DescribeAnswer struct {
 	Reason string
 	// Limits are those of a call that are in effect, by nodes; empty where there are none.
 	Limits []LimitsOnNodes
+	// Users are who the tool runs as, by nodes; empty where no node says it.
+	Users []UserOnNodes
+}
+
+// UserOnNodes is who a tool runs as on some nodes, by number.
+type UserOnNodes struct {
+	Nodes []subjects.NodeID `json:"nodes"`
+	User  string            `json:"user"`
 }
 
 // LimitsOnNodes are limits of a call that are in effect on some nodes.
@@ -110,16 +119,17 @@ type describedExtra struct {
 	Nodes  []subjects.NodeID `json:"nodes"`
 	Reason string            `json:"reason,omitempty"`
 	Limits []LimitsOnNodes   `json:"limits,omitempty"`
+	Users  []UserOnNodes     `json:"users,omitempty"`
 }
 
 // MarshalJSON writes the descriptor's own form with "digest", "nodes" and, where
-// there are such, "reason" and "limits" added.
+// there are such, "reason", "limits" and "users" added.
 func (a DescribeAnswer) MarshalJSON() ([]byte, error) {
 	head, err := a.Descriptor.MarshalJSON()
 	if err != nil {
 		return nil, err
 	}
-	tail, err := tool.MarshalPlain(describedExtra{a.Digest, a.Nodes, a.Reason, a.Limits})
+	tail, err := tool.MarshalPlain(describedExtra{a.Digest, a.Nodes, a.Reason, a.Limits, a.Users})
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +147,7 @@ func (a *DescribeAnswer) UnmarshalJSON(data []byte) error {
 	if err := json.Unmarshal(data, d); err != nil {
 		return err
 	}
-	*a = DescribeAnswer{Descriptor: d, Digest: extra.Digest, Nodes: extra.Nodes, Reason: extra.Reason, Limits: extra.Limits}
+	*a = DescribeAnswer{Descriptor: d, Digest: extra.Digest, Nodes: extra.Nodes, Reason: extra.Reason, Limits: extra.Limits, Users: extra.Users}
 	return nil
 }
 
@@ -367,7 +377,22 @@ func Describe(ctx context.Context, store *Store, route Route) (DescribeAnswer, e
 	if route.Index != "" {
 		described.Index = &tool.IndexRef{Name: route.Index, Revision: route.Revision}
 	}
-	return DescribeAnswer{Descriptor: &described, Digest: route.Digest, Nodes: nodeIDs(route.Nodes), Reason: route.Reason}, nil
+	return DescribeAnswer{Descriptor: &described, Digest: route.Digest, Nodes: nodeIDs(route.Nodes), Reason: route.Reason, Users: usersOn(route.Nodes)}, nil
+}
+
+func usersOn(nodes []Candidate) []UserOnNodes {
+	var all []UserOnNodes
+	for _, n := range nodes {
+		if n.User == "" {
+			continue
+		}
+		at := slices.IndexFunc(all, func(one UserOnNodes) bool { return one.User == n.User })
+		if at < 0 {
+			at, all = len(all), append(all, UserOnNodes{User: n.User})
+		}
+		all[at].Nodes = append(all[at].Nodes, n.Node)
+	}
+	return all
 }
 
 func (r *Responder) respond(m *nats.Msg, answer any, err error) {

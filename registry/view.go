@@ -411,6 +411,9 @@ type NodeStatus struct {
 	Queued   int
 	// Indexes are the names of the indexes it serves to every session, sorted.
 	Indexes []subjects.IndexName
+	// Users are who the tools of these run as that say it, by number, sorted. Those of an
+	// index may have several, in different sandbox levels.
+	Users map[subjects.IndexName][]string
 }
 
 // Nodes returns the nodes that have a lease, by id.
@@ -419,10 +422,23 @@ func (v *View) Nodes() []NodeStatus {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	served := make(map[subjects.NodeID][]subjects.IndexName)
+	users := make(map[subjects.NodeID]map[subjects.IndexName][]string)
 	for _, e := range v.table.records {
 		n := v.nodes[e.key.Node]
 		if e.record.Index != "" && e.record.Session == "" && n != nil && e.record.Boot == n.record.Boot {
 			served[e.key.Node] = append(served[e.key.Node], e.record.Index)
+			for _, t := range e.record.Tools {
+				of := users[e.key.Node]
+				if t.User == "" || slices.Contains(of[e.record.Index], t.User) {
+					continue
+				}
+				if of == nil {
+					of = make(map[subjects.IndexName][]string)
+					users[e.key.Node] = of
+				}
+				of[e.record.Index] = append(of[e.record.Index], t.User)
+				slices.Sort(of[e.record.Index])
+			}
 		}
 	}
 	var all []NodeStatus
@@ -430,7 +446,7 @@ func (v *View) Nodes() []NodeStatus {
 		if !n.leased {
 			continue
 		}
-		s := NodeStatus{NodeRecord: n.record, Alive: v.alive(n, now), Indexes: served[id]}
+		s := NodeStatus{NodeRecord: n.record, Alive: v.alive(n, now), Indexes: served[id], Users: users[id]}
 		if n.beat.Boot == string(n.record.Boot) {
 			s.InFlight, s.Queued = n.beat.InFlight, n.beat.Queued
 			if NodeState(n.beat.State) == StateDraining {

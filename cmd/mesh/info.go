@@ -146,6 +146,13 @@ func (a *app) printInfo(answer registry.DescribeAnswer, reason string) {
 		}
 		fact("limits", text)
 	}
+	for _, on := range answer.Users {
+		text := on.User
+		if len(answer.Users) > 1 {
+			text += " on " + join(on.Nodes, "")
+		}
+		fact("user", text)
+	}
 	if len(d.Metadata) > 0 {
 		fact("metadata", compact(d.Metadata))
 	}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -62,7 +63,7 @@ func (a *app) nodes() noun[node] {
 			a.facts(
 				"node", string(n.ID), "boot", string(n.Boot), "state", n.State, "version", cmp.Or(n.Version, "-"),
 				"calls", fmt.Sprintf("%d of %d slots", n.InFlight, n.Slots), "labels", labelText(n.Labels),
-				"indexes", join(n.Indexes, "-"), "sandbox", n.level(), "memory", memory,
+				"indexes", join(n.Indexes, "-"), "users", n.users(), "sandbox", n.level(), "memory", memory,
 				"limits", limitsText(n.Limits), "max limits", limitsText(n.MaxLimits), "reasons", join(n.Reasons, "-"))
 		},
 	}
@@ -80,6 +81,8 @@ type node struct {
 	Indexes  []subjects.IndexName `json:"indexes"`
 	Sandbox  registry.Sandbox     `json:"sandbox"`
 	Reasons  []string             `json:"reasons"`
+	// Who the tools of an index run as, by number.
+	Users map[subjects.IndexName][]string `json:"users,omitempty"`
 	// Of calls: where a tool declares none, and the most that it may declare.
 	Limits    tool.Limits `json:"limits,omitzero"`
 	MaxLimits tool.Limits `json:"max_limits,omitzero"`
@@ -96,6 +99,15 @@ func (n node) level() string {
 		return n.Sandbox.Effective
 	}
 	return n.Sandbox.Effective + " (asked: " + n.Sandbox.Asked + ")"
+}
+
+// users lists who the tools of each index run as, "-" if nobody says it.
+func (n node) users() string {
+	var parts []string
+	for _, index := range slices.Sorted(maps.Keys(n.Users)) {
+		parts = append(parts, string(index)+" "+strings.Join(n.Users[index], " and "))
+	}
+	return cmp.Or(strings.Join(parts, ", "), "-")
 }
 
 func (a *app) nodeLabel() *cobra.Command {
@@ -160,7 +172,7 @@ func nodesOf(view *registry.View) []node {
 	for _, s := range view.Nodes() {
 		n := node{
 			ID: s.Node, Boot: s.Boot, Version: s.Version, State: string(s.State), Labels: map[string]string{}, Slots: s.Slots,
-			InFlight: s.InFlight, Sandbox: s.Sandbox, memory: s.Memory, Limits: s.Limits, MaxLimits: s.MaxLimits,
+			InFlight: s.InFlight, Sandbox: s.Sandbox, memory: s.Memory, Limits: s.Limits, MaxLimits: s.MaxLimits, Users: s.Users,
 			Indexes: append([]subjects.IndexName{}, s.Indexes...), Reasons: append([]string{}, s.Reasons...),
 		}
 		maps.Copy(n.Labels, s.Labels)

@@ -40,6 +40,8 @@ type attempt struct {
 	code       string // of the error that the call ends with instead
 	// varies says that machines differ in whether looser levels stop it, too.
 	varies bool
+	// command has a tool that is a command try it, instead of a function.
+	command bool
 }
 
 // stopper is what stops attempts, and the errors that a tool sees of it.
@@ -48,6 +50,7 @@ type stopper struct{ name, errors string }
 var (
 	ownUser     = stopper{"a user of its own", "EACCES EPERM"}
 	ownOrIPC    = stopper{"a user of its own, IPC of its own", "EACCES ENOENT"}
+	ownOrCover  = stopper{"a user of its own", "EACCES ENOENT"}
 	ownOrMounts = stopper{"a user of its own, read-only mounts", "EPERM EROFS EACCES"}
 	mounts      = stopper{"mounts of its own", "EROFS ENOENT EACCES EPERM"}
 	readOnly    = stopper{"read-only mounts", "EROFS"}
@@ -101,6 +104,12 @@ var attempts = []attempt{
 	{area: "files", name: "read_other_home", what: "read another index's home", by: ownUser, root: guard, user: never, proof: reads},
 	{area: "files", name: "read_other_temporary", what: "read another index's temporary files", by: ownUser, root: guard, user: never, proof: reads},
 	{area: "files", name: "swap_temporary_folder", what: "have the agent remove a folder of others", by: agent, root: none, user: none, proof: harmless, whose: "everybody"},
+	{area: "files", name: "write_given", what: "write a folder that it is given", by: nobodys, root: never, user: never},
+	{area: "files", name: "write_given_to_read", what: "write one that it is given to read", by: mounts, root: guard, user: guard},
+	{area: "files", name: "past_given", what: "go past it by `..`", by: ownOrCover, root: guard, user: never, proof: reads},
+	{area: "files", name: "link_past_given", what: "by a link", by: ownOrCover, root: guard, user: never, proof: reads},
+	{area: "files", name: "read_others_given", what: "read one that another index is given", by: ownOrCover, root: guard, user: never, proof: reads},
+	{area: "files", name: "set_user_in_given", what: "make a program in one that runs as its owner", by: seccomp, root: guard, user: never},
 
 	{area: "processes", name: "start_program", what: "start a program", by: nobodys, root: never, user: never},
 	{area: "processes", name: "limit_sibling", what: "lower the limits of another worker of its index", by: nobodys, root: never, user: never},
@@ -198,6 +207,19 @@ var attempts = []attempt{
 	{area: "protocol", name: "end_itself", what: "end in the midst of a call", by: agent, proof: harmless},
 	{area: "protocol", name: "kill_group", what: "kill its process group", by: agent, proof: harmless},
 
+	{area: "commands", command: true, name: "write_given", what: "write a folder that it is given", by: nobodys, root: never, user: never},
+	{area: "commands", command: true, name: "read_file", what: "read a file of the agent's user", by: ownUser, root: guard, user: never, proof: reads, whose: "agent"},
+	{area: "commands", command: true, name: "read_key", what: "read a key of the mesh", by: mounts, root: guard, user: guard},
+	{area: "commands", command: true, name: "write_worker", what: "change the worker", by: mounts, root: guard, user: guard},
+	{area: "commands", command: true, name: "write_source", what: "change its own source", by: mounts, root: guard, user: guard},
+	{area: "commands", command: true, name: "write_given_to_read", what: "write a folder that it is given to read", by: mounts, root: guard, user: guard},
+	{area: "commands", command: true, name: "see_outside", what: "see a process outside", by: pids, root: guard, user: guard},
+	{area: "commands", command: true, name: "kill_outside", what: "kill one", by: pids, root: none, user: none, proof: kills},
+	{area: "commands", command: true, name: "be_root", what: "become root", by: caps, root: guard, user: none},
+	{area: "commands", command: true, name: "own_environment", what: "find variables of the agent in its own", by: agent, root: none, user: none, proof: reads},
+	{area: "commands", command: true, name: "agent_environment", what: "read the agent's variables", by: pids, root: guard, user: none, proof: reads},
+	{area: "commands", command: true, name: "connect", what: "connect to a server", by: network, root: offline, user: offline, proof: reads},
+
 	{area: "time and memory", name: "never_end", what: "go on after its timeout, whatever is raised", by: agent, code: "deadline_exceeded", limit: timeout},
 	{area: "time and memory", name: "hear_nothing", what: "hear no signal", by: agent, code: "deadline_exceeded", limit: timeout},
 	{area: "time and memory", name: "stop_itself", what: "stop itself", by: agent, code: "deadline_exceeded", limit: timeout},
@@ -206,10 +228,17 @@ var attempts = []attempt{
 	{area: "time and memory", name: "use_memory", what: "more memory", by: agent, code: "worker_out_of_memory", limit: `limits = { memory = "64MB" }`},
 	{area: "time and memory", name: "fork_on", what: "more threads", by: agent, code: "tool_error", limit: `limits = { pids = 20 }`},
 	{area: "time and memory", name: "open_on", what: "more files", by: agent, root: none, user: none, limit: `limits = { open_files = 64 }`},
+	{area: "time and memory", name: "fork_on_undeclared", what: "more threads than 256, where it declares nothing", by: agent, code: "tool_error"},
+	{area: "time and memory", name: "open_on_undeclared", what: "more files than 1,024, likewise", by: agent, root: none, user: none},
 	{area: "time and memory", name: "answer_much", what: "a longer answer", by: agent, code: "payload_too_large", limit: `limits = { output = "10KB" }`},
 	{area: "time and memory", name: "print_much", what: "print without end", by: agent, proof: harmless},
 	{area: "time and memory", name: "fill_shared", what: "fill `/dev/shm`", by: shm, root: strict, user: strict},
 }
 
 // tool is that of the attempt.
-func (a attempt) tool() string { return "t.try_" + a.name }
+func (a attempt) tool() string {
+	if a.command {
+		return "t.command"
+	}
+	return "t.try_" + a.name
+}

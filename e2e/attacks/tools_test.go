@@ -87,8 +87,9 @@ func attack(t *testing.T, m machine) {
 	if err := os.CopyFS(index, os.DirFS("testdata/index")); err != nil {
 		t.Fatal(err)
 	}
+	give, giveVictim := w.given()
 	for name, l := range map[string]level{"victim": min(strict, m.best), "homely": min(guard, m.best)} {
-		w.install(name, index, fmt.Sprintf("sandbox = %q\n", l), "--env", "ATTACKED")
+		w.install(name, index, fmt.Sprintf("sandbox = %q\n", l), append([]string{"--env", "ATTACKED"}, giveVictim[name]...)...)
 		folder := "~"
 		if l == strict {
 			folder = "" // of temporary files: it has one of its own, and cannot write to its home
@@ -108,7 +109,7 @@ func attack(t *testing.T, m machine) {
 	w.hold("victim", "att-victim")
 	var running sync.WaitGroup
 	for l := none; l <= offline; l++ {
-		said, ok := w.tryInstall(l.String(), index, fmt.Sprintf("sandbox = %q\n", l), "", "--env", "ATTACKED_OTHER")
+		said, ok := w.tryInstall(l.String(), index, fmt.Sprintf("sandbox = %q\n", l), "", append([]string{"--env", "ATTACKED_OTHER"}, give...)...)
 		switch {
 		case l > m.best:
 			if ok || !strings.Contains(said, fmt.Sprintf("it demands the sandbox level %s, which this node does not have: the system refuses", l)) {
@@ -134,6 +135,29 @@ func attack(t *testing.T, m machine) {
 	if got, code := w.call("plain.t.try_truncate", map[string]any{"at": at}); strings.Contains(string(got), "stopped") != (m.best >= strict) {
 		t.Errorf("without a level: %s %s", got, code)
 	}
+}
+
+// given makes folders of the agent's user, and what an index is to be installed with to
+// have them: those that attack, and others by name. Without mounts of its own, and in
+// a user namespace, which shows no file as another user's, nothing is given.
+func (w *attacked) given() (attackers []string, others map[string][]string) {
+	w.t.Helper()
+	if w.refused != nil {
+		return nil, nil
+	}
+	top := filepath.Join(filepath.Dir(w.dir), "given")
+	for _, name := range []string{"write", "read", "others", "beside"} {
+		file := filepath.Join(top, name, "file")
+		write(w.t, file, w.secret, 0o600)
+		w.own(file)
+		w.own(filepath.Dir(file))
+		if err := os.Chmod(filepath.Dir(file), 0o700); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	w.at["given"] = top
+	return []string{"--path=" + filepath.Join(top, "write") + ":rw", "--path=" + filepath.Join(top, "read")},
+		map[string][]string{"homely": {"--path=" + filepath.Join(top, "others")}}
 }
 
 // attackAt makes all attempts at a level.
@@ -378,7 +402,7 @@ func (w *attacked) tryInstall(name, index, more, ofTools string, args ...string)
 	}
 	tools, limits := []string{"t.hello", "t.hold", "t.keep", "t.other"}, ""
 	for _, a := range attempts {
-		if slices.Contains(tools, a.tool()) {
+		if a.command || slices.Contains(tools, a.tool()) {
 			continue
 		}
 		tools = append(tools, a.tool())
@@ -401,6 +425,9 @@ secret = true
 
 [tool."t.keep"]
 isolation = "warm"
+
+[tool."t.command"]
+command = ["python", "-c", "import sys, t; print(t.tried_by_command(*sys.argv[1:]))", "{name}", "{at}"]
 
 %s%s`, strings.Join(tools, `", "`), more, limits, ofTools), 0o644)
 	cmd := exec.Command(program, append([]string{"install", dir, "--name=" + name, "--server=" + w.url, "--nkey=" + w.admin}, args...)...)
@@ -511,7 +538,16 @@ func (w *attacked) try(i int, a attempt, l level, at map[string]any, outside *os
 		return
 	}
 	at["file"], changed = w.plant(id, a.whose)
-	answer, code := w.call(l.String()+"."+a.tool(), map[string]any{"at": at})
+	args := map[string]any{"at": at}
+	if a.command {
+		text, err := json.Marshal(at)
+		if err != nil {
+			failed("%v", err)
+			return
+		}
+		args = map[string]any{"name": a.name, "at": string(text)}
+	}
+	answer, code := w.call(l.String()+"."+a.tool(), args)
 	var got struct {
 		Done, Stopped, Said, Absent *string
 	}

@@ -28,7 +28,7 @@ func (s *state) admits(j *job) bool {
 // may wait beside idle workers until it is admitted. It returns the place of the
 // first that finds none, or -1.
 func (s *state) dispatch() int {
-	for len(s.queue) > 0 {
+	for len(s.queue.Waiting) > 0 {
 		i := s.admissible()
 		if i < 0 {
 			return -1
@@ -37,8 +37,7 @@ func (s *state) dispatch() int {
 		if w == nil {
 			return i
 		}
-		s.round = s.queue[0].round
-		s.assign(w, s.take(i))
+		s.assign(w, s.queue.Serve(i))
 	}
 	return -1
 }
@@ -47,7 +46,7 @@ func (s *state) dispatch() int {
 // worker, or -1.
 func (s *state) admissible() int {
 	refused := -1
-	for i, j := range s.queue {
+	for i, j := range s.queue.Waiting {
 		if j.Depth != refused {
 			if s.admits(j) {
 				return i
@@ -78,7 +77,7 @@ func (s *state) opened(j *job, n int) {
 // no worker has room for it.
 func (s *state) mustNotWait(j *job) *toolmesh.Error {
 	switch {
-	case s.cfg.Affinity == tool.AffinityFail && (len(s.workers) > 0 || len(s.queue) > 0):
+	case s.cfg.Affinity == tool.AffinityFail && (len(s.workers) > 0 || len(s.queue.Waiting) > 0):
 		return failure.NotStarted(toolmesh.CodeBusy, "the session's worker is busy with another call").
 			WithRetryable(true).WithDetail("reason", "worker_busy")
 	case s.cfg.holdsState() && !s.cfg.Async && s.below(j.Depth):
@@ -102,7 +101,7 @@ func (s *state) refuseBelow(j *job) {
 	if !s.cfg.holdsState() || s.cfg.Async {
 		return
 	}
-	s.queue = slices.DeleteFunc(s.queue, func(queued *job) bool {
+	s.queue.Waiting = slices.DeleteFunc(s.queue.Waiting, func(queued *job) bool {
 		if queued.Depth > j.Depth {
 			queued.turn <- workerWaits()
 			return true

@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/output"
+	"github.com/toolmesh/toolmesh/executor/turns"
 )
 
 // Bytes of a stream's items that may be on their way; calling/plain.py starts with it.
@@ -40,6 +41,7 @@ type Call struct {
 // job is a call on its way through the pool.
 type job struct {
 	Call
+	turns.Turn
 	id    uint64
 	flags uint8
 	meta  []byte
@@ -51,8 +53,6 @@ type job struct {
 	// Set with the worker's writeMu.
 	place atomic.Uint64
 
-	// round says when a queued call's turn is: in each round each account has one.
-	round uint64
 	// turn gets nil when a queued call gets a worker, or why it gets none. Made
 	// when a call is queued, capacity 1.
 	turn chan *toolmesh.Error
@@ -179,7 +179,7 @@ func (p *Pool) submit(ctx context.Context, j *job) *toolmesh.Error {
 		}
 		j.since = time.Now()
 		j.turn = make(chan *toolmesh.Error, 1)
-		s.enqueue(j)
+		s.queue.Add(j, j.Account)
 	})
 	if refused != nil || j.turn == nil {
 		return refused
@@ -189,7 +189,7 @@ func (p *Pool) submit(ctx context.Context, j *job) *toolmesh.Error {
 		return err
 	case <-ctx.Done():
 		queued := false
-		p.update(func(s *state) { queued = s.unqueue(j) })
+		p.update(func(s *state) { queued = s.queue.Remove(j) })
 		if queued {
 			return failure.Ended(ctx, toolmesh.StartedNo)
 		}

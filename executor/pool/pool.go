@@ -368,7 +368,7 @@ func (s *Stats) Add(more Stats) {
 // Stats is a moment's view.
 func (p *Pool) Stats() (stats Stats) {
 	p.read(func(s *state) {
-		stats = Stats{Starting: s.starting, Busy: s.busy, Waiting: len(s.queue), Restarts: s.restarts, Recycled: s.recycled}
+		stats = Stats{Starting: s.starting, Busy: s.busy, Waiting: len(s.queue.Waiting), Restarts: s.restarts, Recycled: s.recycled}
 		for _, w := range s.workers {
 			if !w.retired {
 				stats.Workers++

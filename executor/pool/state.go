@@ -10,6 +10,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/executor/turns"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -34,8 +35,7 @@ const (
 type state struct {
 	cfg *Config
 
-	queue   []*job // by round, and as they came; see enqueue
-	round   uint64 // of the first that waited when a call was last taken off it
+	queue   turns.Queue[*job]
 	workers []*worker
 	idle    []*worker // of plain functions; last in, first out: the others cool down and end
 	closed  bool
@@ -77,7 +77,7 @@ func (s *state) assign(w *worker, j *job) {
 	} else {
 		w.one = j
 		w.current.Store(j)
-		w.proc.Eager(s.busy < runtime.GOMAXPROCS(0) && len(s.queue) == 0)
+		w.proc.Eager(s.busy < runtime.GOMAXPROCS(0) && len(s.queue.Waiting) == 0)
 	}
 	s.meter(w)
 	s.granted = append(s.granted, j)
@@ -217,7 +217,7 @@ func (s *state) settle() {
 		return
 	}
 	first := -1
-	if len(s.queue) > 0 {
+	if len(s.queue.Waiting) > 0 {
 		first = s.dispatch()
 	}
 	if s.cfg.Once {
@@ -233,7 +233,7 @@ func (s *state) settle() {
 	}
 	now := time.Now()
 	switch {
-	case have == 0 && len(s.queue) == 0 && (s.cfg.Affinity != "" || s.cfg.MinIdle == 0):
+	case have == 0 && len(s.queue.Waiting) == 0 && (s.cfg.Affinity != "" || s.cfg.MinIdle == 0):
 		// A session that makes no call needs no worker.
 	case have == 0 && len(s.workers) > s.most():
 		s.lookAfter(queueDelay) // all are blocked, or on their way out
@@ -260,7 +260,7 @@ func (s *state) settle() {
 func (s *state) restock() {
 	unused := s.count(func(w *worker) bool { return !w.retired && w.places == 0 })
 	missing := s.cfg.Spares - unused - s.starting
-	for _, j := range s.queue {
+	for _, j := range s.queue.Waiting {
 		if s.admits(j) { // by itself
 			missing++
 		}
@@ -333,50 +333,17 @@ func (s *state) shut() *toolmesh.Error {
 
 // empty takes all calls off the queue.
 func (s *state) empty() []*job {
-	queued := s.queue
-	s.queue = nil
+	queued := s.queue.Waiting
+	s.queue.Waiting = nil
 	return queued
-}
-
-// unqueue takes a call off the queue; false when it is not there any more.
-func (s *state) unqueue(j *job) bool {
-	i := slices.Index(s.queue, j)
-	if i >= 0 {
-		s.take(i)
-	}
-	return i >= 0
-}
-
-// enqueue puts a call into the queue. Accounts take turns, and each has its calls
-// served as they came: one that comes with many waits behind itself alone.
-func (s *state) enqueue(j *job) {
-	j.round = s.round
-	for _, q := range slices.Backward(s.queue) {
-		if q.Account == j.Account {
-			j.round = max(j.round, q.round+1)
-			break
-		}
-	}
-	at := len(s.queue)
-	for at > 0 && s.queue[at-1].round > j.round {
-		at--
-	}
-	s.queue = slices.Insert(s.queue, at, j)
 }
 
 // longest is for how long the call has waited that has waited longest.
 func (s *state) longest(now time.Time) (d time.Duration) {
-	for _, j := range s.queue {
+	for _, j := range s.queue.Waiting {
 		d = max(d, now.Sub(j.since))
 	}
 	return d
-}
-
-// take removes the call at a place of the queue.
-func (s *state) take(i int) *job {
-	j := s.queue[i]
-	s.queue = slices.Delete(s.queue, i, i+1)
-	return j
 }
 
 // A worker that ends although nobody asked it to is replaced. One that does so
@@ -406,7 +373,7 @@ func (s *state) crashed() {
 // pause is how long no worker may be started yet.
 func (s *state) pause(now time.Time) time.Duration {
 	at := s.nextTry
-	if soon := s.failedAt.Add(callBackoff); len(s.queue) > 0 && soon.Before(at) {
+	if soon := s.failedAt.Add(callBackoff); len(s.queue.Waiting) > 0 && soon.Before(at) {
 		at = soon
 	}
 	return max(at.Sub(now), 0)

@@ -17,6 +17,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/executor/turns"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -54,8 +55,9 @@ type Config struct {
 
 // Call is one run of a program.
 type Call struct {
-	Tool  string // for messages
-	RPCID string // for log lines
+	Tool    string // for messages
+	RPCID   string // for log lines
+	Account string // whose turn it takes when calls wait for places
 	// Argv are the arguments, the program itself first. No shell reads them.
 	Argv []string
 	// Lines says that the program writes one item per line, like a generator;
@@ -80,11 +82,12 @@ type Call struct {
 
 // Runner runs the programs of one index. Its methods may be called concurrently.
 type Runner struct {
-	cfg    Config
-	path   []string // folders that programs are looked for in
-	places chan struct{}
+	cfg  Config
+	path []string // folders that programs are looked for in
 
 	mu      sync.Mutex
+	free    int                  // places; 0 while calls wait
+	waiting turns.Queue[*waiter] // calls without a place
 	closed  bool
 	stop    chan struct{} // closed when what still runs is to be killed
 	stopped sync.Once
@@ -93,7 +96,7 @@ type Runner struct {
 
 // New makes ready to run an index's programs; nothing is started.
 func New(cfg Config) *Runner {
-	p := &Runner{cfg: cfg, places: make(chan struct{}, cfg.Concurrency), stop: make(chan struct{})}
+	p := &Runner{cfg: cfg, free: cfg.Concurrency, stop: make(chan struct{})}
 	for _, line := range cfg.Environ(nil, nil) {
 		if list, ok := strings.CutPrefix(line, "PATH="); ok {
 			p.path = filepath.SplitList(list)
@@ -151,17 +154,10 @@ func (p *Runner) Call(ctx context.Context, call Call, sink output.Sink) (json.Ra
 	p.running.Add(1)
 	p.mu.Unlock()
 	defer p.running.Done()
-	select {
-	case p.places <- struct{}{}:
-		defer func() { <-p.places }()
-	case <-ctx.Done():
-		return nil, failure.Ended(ctx, toolmesh.StartedNo)
-	case <-p.stop:
-		return nil, failure.Unavailable("the index %s is closed", p.cfg.Index)
+	if err := p.enter(ctx, call.Account); err != nil {
+		return nil, err
 	}
-	if ctx.Err() != nil {
-		return nil, failure.Ended(ctx, toolmesh.StartedNo)
-	}
+	defer p.leave()
 	asked, declared := call.Sandbox, call.Limits
 	call.Sandbox = cmp.Or(asked, p.cfg.Sandbox)
 	call.Limits = declared.Within(p.cfg.Limits, p.cfg.MaxLimits)
@@ -175,6 +171,65 @@ func (p *Runner) Call(ctx context.Context, call Call, sink output.Sink) (json.Ra
 	}
 	body, err := r.do(ctx)
 	return body, failure.SetBy(err, declared, call.Limits)
+}
+
+// Waiting is how many calls wait for a place.
+func (p *Runner) Waiting() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.waiting.Waiting)
+}
+
+// waiter is a call that waits for a place.
+type waiter struct {
+	turns.Turn
+	given chan struct{} // closed when it has one
+}
+
+// enter takes a place, when it is the account's turn.
+func (p *Runner) enter(ctx context.Context, account string) error {
+	if ctx.Err() != nil {
+		return failure.Ended(ctx, toolmesh.StartedNo)
+	}
+	p.mu.Lock()
+	if p.free > 0 {
+		p.free--
+		p.mu.Unlock()
+		return nil
+	}
+	w := &waiter{given: make(chan struct{})}
+	p.waiting.Add(w, account)
+	p.mu.Unlock()
+	var err error
+	select {
+	case <-w.given:
+		if ctx.Err() == nil {
+			return nil
+		}
+		err = failure.Ended(ctx, toolmesh.StartedNo)
+	case <-ctx.Done():
+		err = failure.Ended(ctx, toolmesh.StartedNo)
+	case <-p.stop:
+		err = failure.Unavailable("the index %s is closed", p.cfg.Index)
+	}
+	p.mu.Lock()
+	waits := p.waiting.Remove(w)
+	p.mu.Unlock()
+	if !waits {
+		p.leave() // it had a place by then
+	}
+	return err
+}
+
+// leave gives a call's place to the next that waits.
+func (p *Runner) leave() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.waiting.Waiting) == 0 {
+		p.free++
+		return
+	}
+	close(p.waiting.Serve(0).given)
 }
 
 // Close refuses new calls, waits for those in flight until ctx ends, and then

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -202,6 +203,58 @@ func TestCancelled(t *testing.T) {
 	calling.Wait()
 	if _, err := os.Stat(filepath.Join(dir, "asked")); err != nil {
 		t.Errorf("the program was not asked to end: %v", err)
+	}
+}
+
+// Accounts take turns at the places, and a call that gives up leaves its own.
+func TestAccountsTakeTurns(t *testing.T) {
+	t.Parallel()
+	p, dir := newRunner(t, func(cfg *program.Config) { cfg.Concurrency = 1 })
+	var calling sync.WaitGroup
+	waits := 0
+	queue := func(ctx context.Context, account, name string) {
+		calling.Go(func() {
+			call := shell("printf '%s ' " + name + " >> order")
+			call.Account = account
+			if _, err := p.Call(ctx, call, nil); err != nil && toolmesh.CodeOf(err) != toolmesh.CodeCancelled {
+				t.Error(err)
+			}
+		})
+		for waits++; p.Waiting() != waits; {
+			runtime.Gosched()
+		}
+	}
+	sink := &collector{seen: make(chan struct{})}
+	calling.Go(func() {
+		hold := program.Call{Argv: []string{"sh", "-c", "mkfifo gate; echo 1; cat gate"}, Lines: true, Stream: true, Account: "flood"}
+		if _, err := p.Call(t.Context(), hold, sink); err != nil {
+			t.Error(err)
+		}
+	})
+	<-sink.seen
+	for _, name := range []string{"f1", "f2", "f3"} {
+		queue(t.Context(), "flood", name)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	queue(ctx, "b", "given-up")
+	cancel()
+	for waits--; p.Waiting() != waits; {
+		runtime.Gosched()
+	}
+	queue(t.Context(), "b", "b1")
+	queue(t.Context(), "b", "b2")
+	queue(t.Context(), "c", "c1")
+	gate, err := os.OpenFile(filepath.Join(dir, "gate"), os.O_WRONLY, 0) // returns when it is read
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := gate.Close(); err != nil {
+		t.Fatal(err)
+	}
+	calling.Wait()
+	order, err := os.ReadFile(filepath.Join(dir, "order"))
+	if want := "f1 b1 c1 f2 b2 f3 "; err != nil || string(order) != want {
+		t.Errorf("served in the order %s (%v), want %s", order, err, want)
 	}
 }
 

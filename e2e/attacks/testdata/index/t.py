@@ -192,7 +192,10 @@ def read_store(at):
 
 
 def write_worker(at):
-    return append(next(m.__file__ for name, m in sys.modules.items() if name.endswith(".wire.frames")))
+    loaded = [m.__file__ for name, m in sys.modules.items() if name.endswith(".wire.frames")]
+    # A command has not loaded it, and has to look for it.
+    found = loaded or glob.glob(at["data"] + "/executor/**/wire/frames.py", recursive=True)
+    return append(found[0] if found else at["data"] + "/executor/wire/frames.py")
 
 
 def replace_worker(at):
@@ -659,6 +662,41 @@ def fill_shared(at):
         os.remove(path)
 
 
+def fork_on_undeclared(at):
+    for _ in range(400):
+        threading.Thread(target=time.sleep, args=(600,)).start()
+    time.sleep(600)
+
+
+def open_on_undeclared(at): return [open("/dev/null") for _ in range(4096)]
+
+
+# Folders that are given.
+
+def given(at, name):
+    if "given" not in at:
+        raise Absent("nothing is given on this machine")
+    return f"{at['given']}/{name}"
+
+
+def write_given(at): return append(f"{given(at, 'write')}/{at['level']}")
+def write_given_to_read(at): return append(given(at, "read/file"))
+def past_given(at): return text(given(at, "write/../beside/file"))
+def read_others_given(at): return text(given(at, "others/file"))
+
+
+def link_past_given(at):
+    link = f"{given(at, 'write')}/link-{at['level']}"
+    os.symlink(given(at, "beside/file"), link)
+    return text(link)
+
+
+def set_user_in_given(at):
+    path = f"{given(at, 'write')}/program-{at['level']}"
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o700))
+    return os.chmod(path, 0o4755)
+
+
 # What code tries while it is imported, when it is not yet a worker.
 
 def first_memory(at): return read_memory(1)
@@ -685,6 +723,10 @@ def tool(name: str, attempt):
         return imported.get(name) or outcome(attempt, at)
 
     return tried
+
+
+def tried_by_command(name: str, at: str) -> str:
+    return json.dumps(outcome(globals()[name], json.loads(at)))
 
 
 for name, value in list(globals().items()):
