@@ -35,12 +35,21 @@ type ArgumentsAnswer struct {
 }
 
 // described returns the full ids and the descriptors of tools, in the order of their
-// names and each once. What one of them is refused for names it.
-func (r *Responder) described(ctx context.Context, session subjects.SessionID, names []string) ([]*tool.Descriptor, error) {
+// names and each once. What one of them is refused for names it. own are tools that
+// the asker has itself.
+func (r *Responder) described(ctx context.Context, session subjects.SessionID, names []string, own []*tool.Descriptor) ([]*tool.Descriptor, error) {
+	var all []*tool.Descriptor // nil: that of the next of routes
 	var routes []Route
 	var digests []string
 	seen := make(map[subjects.ToolID]bool, len(names))
 	for _, name := range names {
+		if i := slices.IndexFunc(own, func(d *tool.Descriptor) bool { return d != nil && d.ID != "" && string(d.ID) == name }); i >= 0 {
+			if !seen[own[i].ID] {
+				seen[own[i].ID] = true
+				all = append(all, own[i])
+			}
+			continue
+		}
 		id, err := r.view.Resolve(session, name)
 		if err != nil {
 			return nil, err
@@ -56,21 +65,28 @@ func (r *Responder) described(ctx context.Context, session subjects.SessionID, n
 			return nil, err
 		}
 		seen[route.ID] = true
-		routes, digests = append(routes, route), append(digests, route.Digest)
+		all, routes, digests = append(all, nil), append(routes, route), append(digests, route.Digest)
+	}
+	if len(routes) == 0 {
+		return all, nil
 	}
 	found, err := r.store.Descriptors(ctx, digests)
 	if err != nil {
 		return nil, err
 	}
-	all := make([]*tool.Descriptor, len(routes))
-	for i, digest := range digests {
+	for i := range all {
+		if all[i] != nil {
+			continue
+		}
+		digest := digests[0]
 		if all[i] = found[digest]; all[i] == nil {
 			_, err := r.store.Descriptor(ctx, digest)
 			if err == nil { // it has come meanwhile
-				err = toolmesh.Errorf(toolmesh.CodeUnavailable, "the descriptor of tool %q is not readable now: try again", routes[i].ID)
+				err = toolmesh.Errorf(toolmesh.CodeUnavailable, "the descriptor of tool %q is not readable now: try again", routes[0].ID)
 			}
 			return nil, err
 		}
+		routes, digests = routes[1:], digests[1:]
 	}
 	return all, nil
 }
@@ -89,7 +105,7 @@ func (r *Responder) render(session subjects.SessionID, q Request) (any, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
-	all, err := r.described(ctx, session, q.Tools)
+	all, err := r.described(ctx, session, q.Tools, q.Declared)
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +159,7 @@ func (r *Responder) arguments(session subjects.SessionID, q Request) (any, error
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
-	all, err := r.described(ctx, session, []string{q.Tool})
+	all, err := r.described(ctx, session, []string{q.Tool}, q.Declared)
 	if err != nil {
 		return nil, err
 	}

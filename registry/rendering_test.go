@@ -144,6 +144,34 @@ func TestAModelsArgumentsBecomeTheTools(t *testing.T) {
 	}
 }
 
+// What the asker has itself is rendered in one set with what the mesh serves, and
+// stands before it.
+func TestToolsOfTheAskerAreRenderedToo(t *testing.T) {
+	t.Parallel()
+	b := shelf(t, "a", map[string]string{"one": oneInteger, "two": oneInteger})
+	own := []*tool.Descriptor{
+		{ID: "a.two", Description: "Mine", InputSchema: json.RawMessage(`{"type":"object","properties":{"y":{"enum":[1,2]}}}`)},
+		{ID: "<lambda>"},
+	}
+	var got registry.RenderAnswer
+	q := registry.Request{Provider: "gemini", Tools: []string{"<lambda>", "a.two", "a.one", "a.two"}, Declared: own}
+	if err := ask(t, b, "s1", registry.VerbRender, q, &got); err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Tools) != 3 || len(got.Names) != 3 || !strings.Contains(string(got.Tools[1]), `"Mine"`) || !strings.Contains(string(got.Tools[2]), `"Does one"`) {
+		t.Errorf("%s %v", got.Tools, got.Names)
+	}
+	var meant registry.ArgumentsAnswer
+	q = registry.Request{Provider: "gemini", Tool: "a.two", Declared: own, Arguments: json.RawMessage(`{"y":"2"}`)}
+	if err := ask(t, b, "s1", registry.VerbArguments, q, &meant); err != nil || string(meant.Arguments) != `{"y":2}` {
+		t.Errorf("%s, %v", meant.Arguments, err)
+	}
+	q.Declared = []*tool.Descriptor{nil, {}, {ID: "a.two", InputSchema: json.RawMessage(`{"type":5}`)}}
+	if err := ask(t, b, "s1", registry.VerbArguments, q, &meant); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+		t.Errorf("a schema that is none: %v", err)
+	}
+}
+
 func TestRenderingRefuses(t *testing.T) {
 	t.Parallel()
 	b := shelf(t, "a", map[string]string{"one": oneInteger})

@@ -45,6 +45,9 @@ type Request struct {
 	Provider string `json:"provider,omitempty"`
 	// Tools are what render shows, as Tool: 500 at most.
 	Tools []string `json:"tools,omitempty"`
+	// Declared are tools that the asker has itself: ID, Description and InputSchema
+	// count. For render and arguments their ids mean these, whatever the mesh serves.
+	Declared []*tool.Descriptor `json:"declared,omitempty"`
 	// Arguments is what a model wrote: an object, or JSON in a text.
 	Arguments json.RawMessage `json:"arguments,omitempty"`
 }
