@@ -1,0 +1,238 @@
+"""One tool of an Index: a function of this process, or a tool of the mesh."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import inspect
+import typing
+
+from .._core import binding, errors, schema, values
+from ._fitting import fitted, plain, takes_null
+
+if typing.TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from typing import Any
+
+    from ..remote import RemoteTool
+
+    Arguments = dict[str, Any]
+
+
+class Tool(abc.ABC):
+    """name is what execute and .tools call it, local the id of stores, id what the mesh knows it by."""
+
+    id = ""
+    mesh: Any = None  # where it is; None for a function of this process
+    kind: str  # sync, async, generator or async_generator: what its callable is
+
+    def __init__(self, local: str, doc: str, input_schema: dict[str, Any], signature: inspect.Signature) -> None:
+        self.name = self.local = local
+        self.doc = doc
+        self.input_schema = input_schema
+        self.signature = advertised(signature, input_schema)
+
+    @property
+    def streaming(self) -> bool:
+        """Whether it gives items."""
+        return self.kind.endswith("generator")
+
+    def fitted(self, arguments: Arguments) -> Arguments:
+        """Arguments by name, as the tool takes them."""
+        return fitted(arguments, self.input_schema, self.id or self.name)
+
+    def named(self, positional: tuple[Any, ...], keywords: Arguments) -> Arguments:
+        """The arguments of a call of Python's, by name."""
+        try:
+            bound = self.signature.bind(*positional, **keywords)
+        except TypeError as failure:
+            raise errors.error("invalid_arguments", str(failure), tool=self.id or self.name, started=False,
+                               origin="caller") from None
+        found = {}
+        for name, value in bound.arguments.items():
+            if self.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                found.update(value)
+            else:
+                found[name] = value
+        return found
+
+    @abc.abstractmethod
+    def run(self, given: Arguments) -> Any:
+        """The result of a call; of one that streams, the items."""
+
+    @abc.abstractmethod
+    async def arun(self, given: Arguments) -> Any:
+        """As run, of one that does not stream."""
+
+    @abc.abstractmethod
+    def astream(self, given: Arguments) -> AsyncIterator[Any]:
+        """The items of one that streams."""
+
+    def stream(self, given: Arguments) -> Iterator[Any]:
+        """The items of one that streams."""
+        return typing.cast("Iterator[Any]", self.run(given))
+
+    def function(self) -> Callable[..., Any]:
+        """The callable of .tools, of the kind that the tool is."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self.run(self.named(args, kwargs))
+
+        def generator(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            yield from self.stream(self.named(args, kwargs))
+
+        async def acall(*args: Any, **kwargs: Any) -> Any:
+            return await self.arun(self.named(args, kwargs))
+
+        async def agenerator(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            async with contextlib.aclosing(typing.cast("Any", self.astream(self.named(args, kwargs)))) as items:
+                async for one in items:
+                    yield one
+
+        kinds: dict[str, Any] = {"sync": call, "async": acall, "generator": generator, "async_generator": agenerator}
+        made = kinds[self.kind]
+        made.__name__ = made.__qualname__ = self.name
+        made.__doc__, made.__signature__, made.__module__ = self.doc or None, self.signature, __package__
+        made.__annotations__ = {
+            name: one.annotation for name, one in self.signature.parameters.items()
+            if one.annotation is not inspect.Parameter.empty
+        }
+        if self.signature.return_annotation is not inspect.Signature.empty:
+            made.__annotations__["return"] = self.signature.return_annotation
+        made._tool = self
+        return typing.cast("Callable[..., Any]", made)
+
+
+class MeshTool(Tool):
+    """A tool of the mesh."""
+
+    def __init__(self, remote: RemoteTool, mesh: Any) -> None:
+        self.id, self.mesh, self.kind = remote.id, mesh, "generator" if remote.streaming else "sync"
+        super().__init__(remote.id.partition(".")[2], remote.description, remote.input_schema, remote.__signature__)
+
+    def run(self, given: Arguments) -> Any:
+        given = self.fitted(given)
+        return self.mesh.stream(self.id, given) if self.streaming else self.mesh.call(self.id, given)
+
+    async def arun(self, given: Arguments) -> Any:
+        return await self.mesh.acall(self.id, self.fitted(given))
+
+    def astream(self, given: Arguments) -> AsyncIterator[Any]:
+        return typing.cast("AsyncIterator[Any]", self.mesh.astream(self.id, self.fitted(given)))
+
+
+class LocalTool(Tool):
+    """A function of this process, which runs here."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        name = getattr(function, "__name__", type(function).__name__)
+        self._function, self.kind = function, schema.kind_of(function)
+        found = schema.signature(function, self.kind)
+        self._bound = binding.Tool(name, function, self.kind, found)
+        super().__init__(name, inspect.getdoc(function) or "", found.input_schema, typed(function))
+
+    def _call(self, given: Arguments) -> Any:
+        if not plain(given):
+            return self._function(**given)  # of Python: as it is
+        given = self.fitted(given)
+        try:
+            positional, keywords = self._bound.bind(dict(given))
+        except values.Mismatch as failure:
+            raise errors.error(
+                "invalid_arguments", f"{failure.pointer}: {failure}".removeprefix(": "), tool=self.name, started=False,
+                origin="caller", details={"errors": [failure.as_dict()]}) from None
+        return self._function(*positional, **keywords)
+
+    def run(self, given: Arguments) -> Any:
+        found = self._call(given)
+        if self.kind == "async":
+            return _apart(found)
+        return _iterated(found) if self.kind == "async_generator" else found
+
+    async def arun(self, given: Arguments) -> Any:
+        if self.kind == "async":
+            return await self._call(given)
+        return await asyncio.to_thread(self._call, given)
+
+    async def astream(self, given: Arguments) -> AsyncIterator[Any]:
+        items = self._call(given)
+        if self.kind == "async_generator":
+            async with contextlib.aclosing(items):
+                async for one in items:
+                    yield one
+            return
+        with contextlib.closing(items):
+            while (one := await asyncio.to_thread(next, items, _END)) is not _END:
+                yield one
+
+
+_END = object()
+
+
+def _apart(work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine, on an event loop of its own in a thread of its own: one may be running here."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(contextvars.copy_context().run, asyncio.run, work).result()
+
+
+def _iterated(items: Any) -> Iterator[Any]:
+    """The items of an asynchronous generator, as _apart."""
+    context, loop = contextvars.copy_context(), asyncio.new_event_loop()
+
+    async def step() -> Any:
+        return await anext(items, _END)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        def run(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+            return pool.submit(context.run, lambda: loop.run_until_complete(make())).result()
+
+        try:
+            while (one := run(step)) is not _END:
+                yield one
+        finally:
+            run(items.aclose)
+            run(loop.shutdown_asyncgens)
+            loop.close()
+
+
+def typed(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a function, its annotations resolved where they can be."""
+    found = inspect.signature(function)
+    try:
+        hints = typing.get_type_hints(inspect.unwrap(function), include_extras=True)
+    except Exception:  # whatever annotations that are texts raise
+        return found
+    parameters = [one.replace(annotation=hints.get(one.name, one.annotation)) for one in found.parameters.values()]
+    return found.replace(parameters=parameters, return_annotation=hints.get("return", found.return_annotation))
+
+
+def advertised(signature: inspect.Signature, input_schema: dict[str, Any]) -> inspect.Signature:
+    """The signature that frameworks are shown. As in stores the default is None, for
+    those that take no other, and stands for the function's own; where None is a value
+    that the function takes, its own default is shown."""
+    parameters = []
+    for one in signature.parameters.values():
+        if one.default is not inspect.Parameter.empty:
+            annotation = one.annotation
+            if annotation in (inspect.Parameter.empty, typing.Any) and one.default is not None:
+                annotation = type(one.default)
+            declared = input_schema.get("properties", {}).get(one.name, True)
+            if not takes_null(declared, input_schema.get("$defs", {})):
+                one = one.replace(default=None)
+                annotation = annotation if annotation is inspect.Parameter.empty else typing.Optional[annotation]  # noqa: UP045
+            one = one.replace(annotation=annotation)
+        parameters.append(one)
+    return signature.replace(parameters=parameters)
+
+
+def tool_of(one: Any) -> Tool:
+    """The tool behind what an Index is given or gives."""
+    known = getattr(one, "_tool", None)
+    if isinstance(known, Tool):
+        return known
+    if not callable(one):
+        raise TypeError(f"a tool is a function, the name or the folder of an index, not {type(one).__name__}")
+    return LocalTool(one)

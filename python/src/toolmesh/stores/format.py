@@ -1,0 +1,43 @@
+"""The providers of format_tools, and how a declaration of the mesh becomes what stores calls it."""
+
+from __future__ import annotations
+
+import enum
+import re
+import typing
+
+if typing.TYPE_CHECKING:
+    from typing import Any
+
+
+class ProviderFormat(str, enum.Enum):
+    """The providers, by the names that stores has for them."""
+
+    ANTHROPIC = "anthropic"
+    GOOGLE_GEMINI = "google-gemini"
+    OPENAI_CHAT = "openai-chat-completions"
+    OPENAI_RESPONSES = "openai-responses"
+
+
+RENDERED = {
+    ProviderFormat.ANTHROPIC: "anthropic", ProviderFormat.GOOGLE_GEMINI: "gemini",
+    ProviderFormat.OPENAI_CHAT: "openai", ProviderFormat.OPENAI_RESPONSES: "openai-responses",
+}
+"""The same providers, by the names that the mesh has for them."""
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+
+
+def short(name: str, provider: ProviderFormat) -> str:
+    """The name that stores would declare a tool under; "" if the provider would refuse it."""
+    if provider is ProviderFormat.GOOGLE_GEMINI:
+        return name if _DOTTED.fullmatch(name) else ""
+    name = name.replace(".", "-")
+    return name if _PLAIN.fullmatch(name) else ""
+
+
+def inner(declaration: dict[str, Any]) -> dict[str, Any]:
+    """The part of a declaration that has the tool's name and description."""
+    found: dict[str, Any] = declaration.get("function", declaration)
+    return found

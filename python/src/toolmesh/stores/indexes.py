@@ -1,0 +1,327 @@
+"""Index and its relatives: tools of folders, repositories and this process, under one roof."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import json
+import os
+import typing
+import warnings
+
+from .._core import errors
+from ..client import _background
+from ._sources import Source, ask, mesh_here
+from ._tools import MeshTool, Tool, tool_of
+from .format import RENDERED, ProviderFormat, inner, short
+from .parse import llm_parse_json
+
+if typing.TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Any
+
+    from ..client import Mesh
+
+__all__ = ["BaseIndex", "Index", "LocalIndex", "RemoteIndex"]
+
+_CALL = ("toolname", "kwargs")
+
+
+class BaseIndex:
+    """Tools that are functions. execute and the others call one by its name; foo-bar and foo.bar are the same name."""
+
+    def __init__(self, tools: Iterable[Callable[..., Any]]) -> None:
+        self._fill([tool_of(one) for one in tools], None)
+
+    def _fill(self, tools: Sequence[Tool], mesh: Mesh | None) -> None:
+        twice = {name for name, count in collections.Counter(one.local for one in tools).items() if count > 1}
+        for one in tools:
+            if one.local in twice and one.id:
+                one.name = one.id  # of two indexes that have the same tool, or two revisions of one
+        repeated = [name for name, count in collections.Counter(one.name for one in tools).items() if count > 1]
+        if repeated:
+            raise ValueError(f"Found duplicate(s): {repeated}")
+        self._mesh, self._tools = mesh, list(tools)
+        self._declared: dict[str, Tool] = {}  # by the names of the last format_tools
+        self._provider: ProviderFormat | None = None
+        self.tools = [one.function() for one in tools]
+
+    @property
+    def tools_dict(self) -> dict[str, Callable[..., Any]]:
+        """The tools by their names."""
+        return {tool.__name__: tool for tool in self.tools}
+
+    def execute(self, toolname: str, kwargs: Mapping[str, Any] | None = None, collect_results: bool = False) -> Any:
+        """Calls a tool. Of one that yields, the last item (None if there is none), or with
+        collect_results the list of all; the items before a failure are its results."""
+        tool, given = self._call(toolname, kwargs)
+        if not tool.streaming:
+            return tool.run(given)
+        results: list[Any] = []
+        try:
+            results.extend(tool.stream(given))
+        except Exception as failure:
+            failure.results = results  # type: ignore[attr-defined]
+            raise
+        return results if collect_results else _last(results)
+
+    async def aexecute(
+        self, toolname: str, kwargs: Mapping[str, Any] | None = None, collect_results: bool = False
+    ) -> Any:
+        """As execute, for coroutines. Plain functions of this process run in a thread."""
+        tool, given = await self._acall(toolname, kwargs)
+        if not tool.streaming:
+            return await tool.arun(given)
+        results: list[Any] = []
+        try:
+            async for one in tool.astream(given):
+                results.append(one)  # noqa: PERF401  # what came before a failure is kept
+        except Exception as failure:
+            failure.results = results  # type: ignore[attr-defined]
+            raise
+        return results if collect_results else _last(results)
+
+    def stream_execute(self, toolname: str, kwargs: Mapping[str, Any] | None = None) -> Iterator[Any]:
+        """Calls a tool and yields its items as they come; of one that does not yield, its result."""
+        tool, given = self._call(toolname, kwargs)
+        if tool.streaming:
+            yield from tool.stream(given)
+        else:
+            yield tool.run(given)
+
+    async def astream_execute(self, toolname: str, kwargs: Mapping[str, Any] | None = None) -> AsyncIterator[Any]:
+        """As stream_execute, for coroutines."""
+        tool, given = await self._acall(toolname, kwargs)
+        if tool.streaming:
+            async with contextlib.aclosing(typing.cast("Any", tool.astream(given))) as items:
+                async for one in items:
+                    yield one
+        else:
+            yield await tool.arun(given)
+
+    def parse_and_execute(self, msg: str, collect_results: bool = False) -> Any:
+        """execute, by a text of a model that holds {"toolname": …, "kwargs": {…}}."""
+        return self.execute(*_parsed(msg), collect_results=collect_results)
+
+    async def aparse_and_execute(self, msg: str, collect_results: bool = False) -> Any:
+        """aexecute, as parse_and_execute."""
+        return await self.aexecute(*_parsed(msg), collect_results=collect_results)
+
+    def stream_parse_and_execute(self, msg: str) -> Iterator[Any]:
+        """stream_execute, as parse_and_execute."""
+        yield from self.stream_execute(*_parsed(msg))
+
+    async def astream_parse_and_execute(self, msg: str) -> AsyncIterator[Any]:
+        """astream_execute, as parse_and_execute."""
+        async with contextlib.aclosing(typing.cast("Any", self.astream_execute(*_parsed(msg)))) as items:
+            async for one in items:
+                yield one
+
+    def format_tools(self, provider: ProviderFormat | str) -> list[dict[str, Any]]:
+        """The declarations of the tools as a provider takes them, in the order of the
+        tools. The mesh writes them. execute takes the names in them, and the arguments
+        that a model writes for them."""
+        chosen = ProviderFormat(provider)
+        if self._mesh is None:
+            self._mesh = mesh_here()
+        keys = {self._key(one): one for one in self._tools}
+        question: dict[str, Any] = {
+            "provider": RENDERED[chosen], "tools": list(keys),
+            "declared": [_declaration(key, one) for key, one in keys.items() if one.mesh is None],
+        }
+        found: list[dict[str, Any]] = []
+        names: dict[str, str] = {}
+        while True:
+            answer = ask(self._mesh, "render", question)
+            found += answer["tools"]
+            names.update(answer["names"])
+            question["after"] = answer.get("next")
+            if not question["after"]:
+                break
+        shorts = collections.Counter(short(one.name, chosen) for one in self._tools)
+        declared = {}
+        for one in found:
+            part = inner(one)
+            tool = keys[names[part["name"]]]
+            name = short(tool.name, chosen)
+            if name and shorts[name] == 1:
+                part["name"] = name
+            part["description"] = part["description"] if tool.doc else "No description available."
+            declared[part["name"]] = tool
+        self._declared, self._provider = declared, chosen
+        return found
+
+    def _get_tool(self, toolname: str) -> Callable[..., Any]:
+        return self.tools_dict[self._find(toolname).name]
+
+    def _find(self, toolname: str) -> Tool:
+        if not isinstance(toolname, str):
+            raise ValueError(f"No tool matching '{toolname}'")
+        for one in self._tools:
+            if one.name == toolname:
+                return one
+        if toolname in self._declared:
+            return self._declared[toolname]
+        meant = toolname.replace("-", ".")
+        matching = [one for one in self._tools
+                    if any(name.replace("-", ".") == meant for name in (one.name, one.local, one.id or one.name))]
+        if not matching:
+            raise ValueError(f"No tool matching '{toolname}'")
+        if len(matching) > 1:
+            raise ValueError(f"'{toolname}' matches multiple tools - {[one.name for one in matching]}")
+        return matching[0]
+
+    @staticmethod
+    def _key(tool: Tool) -> str:
+        return tool.id or tool.name
+
+    def _question(self, toolname: str, kwargs: Mapping[str, Any] | None) -> tuple[Tool, dict[str, Any], dict[str, Any]]:
+        """The tool, its arguments, and what the mesh is asked to know what a model means by them."""
+        tool, given = self._find(toolname), dict(kwargs or {})
+        if self._provider is None or not given:
+            return tool, given, {}
+        return tool, given, {
+            "provider": RENDERED[self._provider], "tool": self._key(tool), "arguments": given,
+            "declared": [_declaration(self._key(tool), tool)] if tool.mesh is None else [],
+        }
+
+    def _call(self, toolname: str, kwargs: Mapping[str, Any] | None) -> tuple[Tool, dict[str, Any]]:
+        tool, given, question = self._question(toolname, kwargs)
+        if question and _is_json(given) and self._mesh is not None:
+            given = ask(self._mesh, "arguments", question)["arguments"]
+        return tool, given
+
+    async def _acall(self, toolname: str, kwargs: Mapping[str, Any] | None) -> tuple[Tool, dict[str, Any]]:
+        tool, given, question = self._question(toolname, kwargs)
+        mesh = self._mesh
+        if question and _is_json(given) and mesh is not None:
+            answer = await asyncio.wrap_future(_background.submit(
+                lambda: mesh._links.here().registry(mesh.session_name, "arguments", question)))
+            given = answer["arguments"]
+        return tool, given
+
+
+class Index(BaseIndex):
+    """Tools of indexes and functions, mixed.
+
+    tools are folders, owner/repo with :version, :branch or :commit, git URLs, names of
+    indexes that the mesh has, and functions. Indexes are installed on the mesh, the one
+    that runs or one that is started, and their tools run there; functions run here.
+    env_var, include and exclude are by what stands in tools. env_var has the variables
+    that the tools of an index see; include and exclude choose among its declared tools.
+
+    With reset_cache repositories are fetched again: without it, what has been
+    installed stays. cache_dir and sys_executable have no effect: where indexes lie, and
+    which Python runs them, is the agent's and the index's. mesh is where to install
+    and call, a toolmesh.Mesh.
+
+    Raises ValueError for what cannot be loaded, and for two functions of one name.
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[Callable[..., Any] | str | os.PathLike[str]] | None = None,
+        env_var: Mapping[Any, Mapping[str, str]] | None = None,
+        include: Mapping[Any, Sequence[str]] | None = None,
+        exclude: Mapping[Any, Sequence[str]] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        reset_cache: bool = False,
+        sys_executable: str | None = None,
+        *,
+        mesh: Mesh | None = None,
+    ) -> None:
+        for name, value in (("cache_dir", cache_dir), ("sys_executable", sys_executable)):
+            if value is not None:
+                warnings.warn(f"{name} has no effect: the mesh's agent keeps indexes and finds their Python "
+                              "(docs/python/stores.md)", stacklevel=2)
+        found: list[Tool] = []
+        for one in tools or ():
+            if not isinstance(one, (str, os.PathLike)):
+                found.append(tool_of(one))
+                continue
+            mesh = mesh or mesh_here()
+            found += _loaded(mesh, one, _of(env_var, one) or {}, _of(include, one) or (), _of(exclude, one) or (),
+                             reset_cache)
+        self._fill(found, mesh)
+
+
+class LocalIndex(Index):
+    """The index of one folder. It is installed with an environment of its own, with or without create_venv."""
+
+    def __init__(
+        self, index_folder: str | os.PathLike[str], create_venv: bool = False, env_var: Mapping[str, str] | None = None,
+        include: Sequence[str] | None = None, exclude: Sequence[str] | None = None, sys_executable: str | None = None,
+        *, mesh: Mesh | None = None,
+    ) -> None:
+        folder = os.path.abspath(index_folder)
+        if not os.path.exists(folder):
+            raise ValueError(f"Unable to load index - {folder} does not exist")
+        super().__init__([folder], {folder: env_var or {}}, {folder: include or ()}, {folder: exclude or ()},
+                         sys_executable=sys_executable, mesh=mesh)
+
+
+class RemoteIndex(Index):
+    """The index of one repository."""
+
+    def __init__(
+        self, index_id: str, env_var: Mapping[str, str] | None = None, include: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None, cache_dir: str | os.PathLike[str] | None = None,
+        reset_cache: bool = False, sys_executable: str | None = None, *, mesh: Mesh | None = None,
+    ) -> None:
+        super().__init__([index_id], {index_id: env_var or {}}, {index_id: include or ()}, {index_id: exclude or ()},
+                         cache_dir, reset_cache, sys_executable, mesh=mesh)
+
+
+def _of(choices: Mapping[Any, Any] | None, one: str | os.PathLike[str]) -> Any:
+    """What is said of an entry of tools, by the entry itself or as a text."""
+    choices = choices or {}
+    return choices.get(one, choices.get(os.fspath(one)))
+
+
+def _loaded(
+    mesh: Mesh, text: str | os.PathLike[str], variables: Mapping[str, str], include: Sequence[str],
+    exclude: Sequence[str], again: bool,
+) -> list[Tool]:
+    try:
+        found: dict[str, Tool] = {}
+        for tool_id in Source(text).ids(mesh, variables, again):
+            tool = MeshTool(mesh.tool(tool_id), mesh)
+            found[tool.local] = tool
+        unknown = [name for name in include if name not in found]
+        if unknown:
+            raise LookupError(f"it serves no {', '.join(unknown)}, only what it declares: {', '.join(found)}")
+        chosen = [found[name] for name in include or found if name not in exclude]
+    except (errors.MeshError, OSError, LookupError, ValueError) as failure:
+        raise ValueError(_UNABLE.format(text, failure)) from failure
+    return chosen
+
+
+_UNABLE = ('Unable to load index "{}"\nIf this is a local index, make sure it can be found as a directory and contains '
+           "a tools.toml file.\n{}")
+
+
+def _parsed(msg: str) -> tuple[str, Mapping[str, Any] | None]:
+    found = llm_parse_json(msg, _CALL)
+    if not isinstance(found, dict) or not isinstance(found.get("toolname"), str):
+        raise ValueError(f"Failed to parse JSON from text {msg}: it names no toolname")
+    kwargs = found.get("kwargs")
+    if not isinstance(kwargs, (dict, type(None))):
+        raise ValueError(f"Failed to parse JSON from text {msg}: kwargs is no object")
+    return found["toolname"], kwargs
+
+
+def _declaration(key: str, tool: Tool) -> dict[str, Any]:
+    return {"id": key, "description": tool.doc, "input_schema": tool.input_schema}
+
+
+def _last(results: list[Any]) -> Any:
+    return results[-1] if results else None
+
+
+def _is_json(given: Any) -> bool:
+    try:
+        json.dumps(given)
+    except (TypeError, ValueError):
+        return False
+    return True

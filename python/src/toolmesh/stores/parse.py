@@ -1,0 +1,113 @@
+"""JSON in what a model wrote."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import json
+import re
+import typing
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+_LONGEST = 100_000  # characters that are searched and repaired
+_STARTS = 100  # brackets at which JSON may begin
+_FENCE = re.compile(r"```json\s*(.*?)```", re.DOTALL | re.IGNORECASE)
+_BRACKET = re.compile(r"[\[{]")
+_SIMILAR = 0.8
+
+
+def llm_parse_json(text: str, keys: Sequence[str] | None = None, autoescape: bool = True) -> Any:
+    """The object or list that a text of a model holds: in a block ```json, else the
+    largest one that is in the text.
+
+    Python's way of writing it is taken too. What is broken is repaired, if json_repair is
+    installed (pip install toolmesh[models]) and autoescape is true. Keys of an object
+    that resemble one of keys become it. Raises ValueError where there is nothing.
+    """
+    if len(text) > _LONGEST:
+        raise ValueError(f"Failed to parse JSON from text of {len(text)} characters: {_LONGEST} at most are searched")
+    for part in (*_FENCE.findall(text), text):
+        whole = list(_complete(part))
+        found = max(whole, key=lambda one: one[2], default=(None, 0, 0))[0]
+        for span in sorted((_span(part, "[]"), _span(part, "{}")), key=lambda one: one[1] - one[0]):
+            # What begins in a value that is complete is not broken; else what is complete may be a part of it.
+            if span[0] < span[1] and not any(start <= span[0] < start + length for _, start, length in whole):
+                broken = part[slice(*span)]
+                better = _python(broken)
+                if better is None and autoescape:
+                    better = _repaired(broken)
+                found = better if better is not None else found
+        if found is not None:
+            return _matched(found, keys or ())
+    raise ValueError(f"Failed to parse JSON from text {text}")
+
+
+def _complete(text: str) -> Iterator[tuple[Any, int, int]]:
+    """The objects and lists of JSON that are whole, where they begin, and their lengths."""
+    decoder, position = json.JSONDecoder(), 0
+    for _ in range(_STARTS):
+        start = _BRACKET.search(text, position)
+        if start is None:
+            return
+        try:
+            value, position = decoder.raw_decode(text, start.start())
+        except (ValueError, RecursionError):
+            position = start.end()
+        else:
+            yield value, start.start(), position - start.start()
+
+
+def _span(text: str, ends: str) -> tuple[int, int]:
+    """From the first opening bracket to the last closing one, or to the end."""
+    start, end = text.find(ends[0]), text.rfind(ends[1])
+    if start < 0:
+        return 0, 0
+    return start, end + 1 if end > start else len(text)
+
+
+def _python(text: str) -> Any:
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return found if isinstance(found, (dict, list)) else None
+
+
+def _repaired(text: str) -> Any:
+    if not re.search(r"[\"'\u201c:0-9]", text):
+        return None  # words in brackets are prose
+    try:
+        repair = importlib.import_module("json_repair")
+    except ImportError:
+        return None
+    try:
+        found = repair.loads(text, skip_json_loads=True)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict if text.startswith("{") else list) else None
+
+
+def _matched(found: Any, keys: Sequence[str]) -> Any:
+    """An object whose keys are spelt as expected. A key that is there already is nobody else's."""
+    if not isinstance(found, dict):
+        return found
+    missing = [key for key in keys if key not in found]
+    spelt = {}
+    for name in found:
+        scores = [(_alike(str(name), key), key) for key in missing] if name not in keys else []
+        score, key = max(scores, default=(0.0, ""))
+        if score >= _SIMILAR:
+            missing.remove(key)
+            spelt[name] = key
+    return {spelt.get(name, name): value for name, value in found.items()}
+
+
+def _alike(name: str, key: str) -> float:
+    one, other = (re.sub(r"[\W_]", "", text).casefold() for text in (name, key))
+    if min(len(one), len(other)) >= 3 and (one in other or other in one):
+        return 0.9
+    return difflib.SequenceMatcher(None, one, other).ratio() if max(len(one), len(other)) < 100 else 0.0
