@@ -19,6 +19,7 @@ class Started:
 
     def __init__(self, folder: pathlib.Path, listen: str = "127.0.0.1:0", more: Sequence[str] = ()) -> None:
         self.folder = folder
+        self.binary = os.environ["MESH_E2E_BIN"]
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("MESH_", "NATS_"))},
             "HOME": str(folder), "XDG_STATE_HOME": str(folder / "state"), "XDG_DATA_HOME": str(folder / "share"),
@@ -26,7 +27,7 @@ class Started:
         }
         self.log = (folder / "log").open("ab")
         self.process = subprocess.Popen(
-            [os.environ["MESH_E2E_BIN"], "up", "--nats-listen", listen, "--data-dir", str(folder / "data"), *more],
+            [self.binary, "up", "--nats-listen", listen, "--data-dir", str(folder / "data"), *more],
             stdout=subprocess.PIPE, stderr=self.log, text=True, env=self.environment,
         )
         assert self.process.stdout is not None
@@ -37,7 +38,7 @@ class Started:
 
     def run(self, *command: str) -> str:
         """The output of a command of mesh."""
-        return subprocess.run([os.environ["MESH_E2E_BIN"], *command], env=self.environment, check=True,
+        return subprocess.run([self.binary, *command], env=self.environment, check=True,
                               capture_output=True, text=True).stdout
 
     def stop(self, number: int = signal.SIGTERM) -> None:

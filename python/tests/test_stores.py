@@ -17,7 +17,7 @@ import pytest
 
 import toolmesh
 from toolmesh import Mesh, binary
-from toolmesh.stores import Index, ProviderFormat, llm_parse_json
+from toolmesh.stores import Index, ProviderFormat, _sources, llm_parse_json
 from toolmesh.stores._fitting import fitted
 from toolmesh.stores._sources import Source
 from toolmesh.stores.indexes import BaseIndex, LocalIndex, RemoteIndex
@@ -326,7 +326,7 @@ def test_texts_that_call_nothing(message: str) -> None:
 def test_what_is_no_tool() -> None:
     with pytest.raises(TypeError, match="not int"):
         Index([3])  # type: ignore[list-item]
-    assert Index().tools == [] and Index([]).tools_dict == {}
+    assert Index().tools == [] and Index([]).tools_dict == {} and Index().format_tools("anthropic") == []
     with pytest.raises(ValueError, match="provider"):
         EVERY.format_tools("provider")
     assert [one.value for one in ProviderFormat] == [
@@ -387,15 +387,43 @@ echo '{{"index":"x","tools":[]}}'
 
 def test_values_of_variables_are_not_on_the_command_line(told: pathlib.Path) -> None:
     (told / "index").mkdir()
-    mesh = Mesh(["nats://127.0.0.1:1", "nats://127.0.0.1:2"], nkey="/some/key", session="bob")
-    LocalIndex(told / "index", env_var={"TOKEN": "hidden-value"}, mesh=mesh)
+    with Mesh(["nats://u:hidden@127.0.0.1:1", "nats://127.0.0.1:2"], nkey="/some/key", session="bob") as mesh:
+        LocalIndex(told / "index", env_var={"TOKEN": "hidden-value"}, mesh=mesh)
     argv = (told / "argv").read_text().splitlines()
-    assert argv[:2] == ["install", str(told / "index")] and "--env=TOKEN" in argv
-    assert "--server=nats://127.0.0.1:1,nats://127.0.0.1:2" in argv
-    assert {"--nkey=/some/key", "--session=bob", "--json"} <= set(argv)
-    assert "hidden-value" not in "".join(argv)
-    assert "TOKEN=hidden-value" in (told / "env").read_text().splitlines()
+    assert [argv[0], *argv[-2:]] == ["install", "--", str(told / "index")] and {"--env=TOKEN", "--json"} <= set(argv)
+    assert "hidden" not in "".join(argv)
+    assert {"TOKEN=hidden-value", "MESH_NATS_URL=nats://u:hidden@127.0.0.1:1,nats://127.0.0.1:2", "MESH_SESSION=bob",
+            "MESH_NATS_NKEY=/some/key"} <= set((told / "env").read_text().splitlines())
     assert "TOKEN" not in os.environ
+
+
+def test_the_mesh_that_is_meant_is_the_one_that_was_given(told: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESH_NATS_CONTEXT", "another")
+    monkeypatch.setenv("MESH_SESSION", "another")
+    monkeypatch.setenv("NATS_URL", "another")
+    with Mesh("nats://127.0.0.1:1") as mesh:
+        RemoteIndex("owner/repo", reset_cache=True, mesh=mesh)
+    seen = (told / "env").read_text()
+    assert "another" not in seen and "MESH_NATS_URL=nats://127.0.0.1:1\n" in seen
+
+
+def test_what_was_just_installed_is_described(
+    told: pathlib.Path, nowhere: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member of the mesh may be a moment late."""
+    known = iter([None, "old", "new"])
+
+    def ask(mesh: Mesh, verb: str, question: dict[str, Any]) -> dict[str, Any]:
+        revision = next(known)
+        if revision is None:
+            raise toolmesh.ToolNotFound("tool_not_found", "not yet")
+        return {"id": question["tool"], "description": revision, "index": {"name": "x", "revision": revision}}
+
+    monkeypatch.setattr(_sources, "ask", ask)
+    program = told / "mesh"
+    program.write_text(program.read_text().replace('"tools":[]', '"revision":"new","tools":["x.a.b"]'))
+    index = LocalIndex(told, mesh=nowhere)
+    assert [(tool.__name__, tool.__doc__) for tool in index.tools] == [("a.b", "new")]
 
 
 def test_a_pin_is_the_revision(told: pathlib.Path, nowhere: Mesh) -> None:
@@ -408,7 +436,8 @@ def test_what_cannot_be_loaded(told: pathlib.Path, nowhere: Mesh) -> None:
     for wrong in (lambda: Index([told / "none"], mesh=mesh), lambda: LocalIndex(told / "none", mesh=mesh),
                   lambda: Index([str(told)], {str(told): {"MESH_NATS_URL": "x"}}, mesh=mesh),
                   lambda: Index([str(told)], include={str(told): ["a.b"]}, mesh=mesh),
-                  lambda: Index(["name"], mesh=mesh)):
+                  lambda: Index(["name"], mesh=mesh), lambda: Index(["name"], {"name": {"A": "b"}}, mesh=mesh),
+                  lambda: RemoteIndex("owner/repo", {"A": 3}, mesh=mesh)):  # type: ignore[dict-item]
         with pytest.raises(ValueError, match="Unable to load index"):
             wrong()
 

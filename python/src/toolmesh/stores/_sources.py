@@ -9,11 +9,13 @@ import os
 import re
 import subprocess
 import threading
+import time
 import typing
 
 from .. import binary
 from .._core import errors
 from ..client import Mesh, _background
+from ..remote import RemoteTool
 
 if typing.TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +25,10 @@ logger = logging.getLogger(__package__)
 
 _REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:[:@](.+))?", re.ASCII)
 _PLAIN = re.compile(r"[^A-Za-z0-9_]+")
+_OURS = ("MESH_", "NATS_")  # variables that the command reads itself
+_SETTINGS = {"servers": "MESH_NATS_URL", "context": "MESH_NATS_CONTEXT", "creds": "MESH_NATS_CREDS",
+             "nkey": "MESH_NATS_NKEY"}
+_FOLLOWED = 2.0  # seconds, as long as mesh install waits for the list
 _READABLE = 48  # characters of a source that its index is called by
 
 _lock = threading.Lock()
@@ -75,39 +81,39 @@ class Source:
         unlike = hashlib.sha256(f"{self.install}\0{self.rev}".encode()).hexdigest()[:8]
         self.index = f"{readable or 'index'}-{unlike}"
 
-    def ids(self, mesh: Mesh, variables: Mapping[str, str], again: bool) -> list[str]:
-        """The full ids of its tools, which the mesh serves from then on. What has been
-        installed of a repository stays as it is, unless variables are given or again
-        is true."""
+    def tools(self, mesh: Mesh, variables: Mapping[str, str], again: bool) -> list[RemoteTool]:
+        """Its tools, which the mesh serves from then on: those of a folder in the order of
+        the manifest, others by their ids. What has been installed of a repository stays
+        as it is, unless variables are given or again is true."""
+        for name, value in variables.items():
+            # They are in the command's environment, too, which must not mean another mesh by them.
+            if not isinstance(value, str) or "=" in name or name.startswith(_OURS):
+                raise ValueError(f"{name!r} cannot be a variable of an index")
+        if not self.install and variables:
+            raise ValueError("variables are given to an index where it is installed")
+        found = []
         if not self.install or not (self.folder or variables or again):
-            found = _served(mesh, self.index)
-            if found or not self.install:
-                if not found:
-                    raise LookupError(f"the mesh has no index {self.index}; a folder is written ./{self.index}, "
-                                      "a repository owner/repo")
-                return found
-        return self._installed(mesh, variables)
+            found = mesh.tools(self.index + ".")
+        if not found and not self.install:
+            raise LookupError(f"the mesh has no index {self.index}; a folder is written ./{self.index}, "
+                              "a repository owner/repo")
+        if not found:
+            found = self._installed(mesh, variables)
+        return found if self.folder else sorted(found, key=lambda one: one.id)
 
-    def _installed(self, mesh: Mesh, variables: Mapping[str, str]) -> list[str]:
-        command = [binary.find(), "install", self.install, "--name", self.index, "--json"]
+    def _installed(self, mesh: Mesh, variables: Mapping[str, str]) -> list[RemoteTool]:
+        command = [binary.find(), "install", f"--name={self.index}", "--json"]
         if self.rev:
             command.append(f"--rev={self.rev}")
-        # The values are in the command's environment: everybody on the machine reads command lines.
-        command += [f"--env={_variable(name)}" for name in variables]
-        for setting, value in mesh._links._settings.items():
-            if value is not None:
-                flag = "server" if setting == "servers" else setting
-                command.append(f"--{flag}={value if isinstance(value, str) else ','.join(value)}")
-        if mesh._session:
-            command.append(f"--session={mesh._session}")
-        done = subprocess.run(command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True, check=False)
-        tools: list[str] = []
-        unavailable: list[str] = []
+        command += [f"--env={name}" for name in variables]
+        done = subprocess.run([*command, "--", self.install], env={**_environment(mesh), **variables},
+                              stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False)
+        revision, tools, unavailable = "", [], []
         for line in done.stdout.splitlines():
             said = json.loads(line)
             if "error" in said:
                 raise errors.rebuilt(said["error"], "")
+            revision = said.get("revision", revision)
             tools += said.get("tools", ())
             unavailable += [f"{one['id']} is not served: {one['reason']}" for one in said.get("unavailable", ())]
             for text in said.get("warnings", ()):
@@ -118,15 +124,34 @@ class Source:
             raise LookupError("\n".join(unavailable))
         for text in unavailable:
             logger.warning("%s: %s", self.text, text)
-        return tools
+        return [RemoteTool(mesh, _described(mesh, one, revision)) for one in tools]
 
 
-def _variable(name: str) -> str:
-    # They are the command's environment, too, which must not mean another mesh by them.
-    if not isinstance(name, str) or "=" in name or name.startswith(("MESH_", "NATS_")):
-        raise ValueError(f"{name!r} cannot be a variable of an index")
-    return name
+def _described(mesh: Mesh, tool: str, revision: str) -> dict[str, Any]:
+    """What the registry says of a tool that has just been installed. Its members follow
+    what nodes publish: one may know the revision before for a moment."""
+    end = time.monotonic() + _FOLLOWED
+    while True:
+        try:
+            told = ask(mesh, "describe", {"tool": tool})
+            if told["index"]["revision"] == revision or time.monotonic() > end:
+                return told
+        except errors.ToolNotFound:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.02)
 
 
-def _served(mesh: Mesh, index: str) -> list[str]:
-    return [tool.id for tool in mesh.tools(index + ".")]
+def _environment(mesh: Mesh) -> dict[str, str]:
+    """What tells mesh which mesh is meant. Not its command line, which everybody on the
+    machine reads: a URL may have a password."""
+    found = {name: value for name, value in os.environ.items() if name != "MESH_SESSION"}
+    said = {name: value for name, value in mesh._links._settings.items() if value is not None}
+    if said:
+        found = {name: value for name, value in found.items() if not name.startswith(_OURS)}
+    for name, variable in _SETTINGS.items():
+        if name in said:
+            found[variable] = said[name] if isinstance(said[name], str) else ",".join(said[name])
+    if mesh._session:
+        found["MESH_SESSION"] = mesh._session
+    return found

@@ -172,30 +172,37 @@ class LocalTool(Tool):
 _END = object()
 
 
-def _apart(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine, on an event loop of its own in a thread of its own: one may be running here."""
+def _apart(work: Coroutine[Any, Any, Any], run: Callable[[Any], Any] = asyncio.run) -> Any:
+    """The result of a coroutine; where an event loop runs already, by a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run(work)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(contextvars.copy_context().run, asyncio.run, work).result()
+        return pool.submit(contextvars.copy_context().run, run, work).result()
 
 
 def _iterated(items: Any) -> Iterator[Any]:
-    """The items of an asynchronous generator, as _apart."""
-    context, loop = contextvars.copy_context(), asyncio.new_event_loop()
+    """The items of an asynchronous generator, on an event loop of its own."""
+    loop = asyncio.new_event_loop()
 
     async def step() -> Any:
         return await anext(items, _END)
 
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        def run(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-            return pool.submit(context.run, lambda: loop.run_until_complete(make())).result()
+    async def end() -> None:
+        await items.aclose()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await loop.shutdown_asyncgens()
 
-        try:
-            while (one := run(step)) is not _END:
-                yield one
-        finally:
-            run(items.aclose)
-            run(loop.shutdown_asyncgens)
-            loop.close()
+    try:
+        while (one := _apart(step(), loop.run_until_complete)) is not _END:
+            yield one
+    finally:
+        _apart(end(), loop.run_until_complete)
+        loop.close()
 
 
 def typed(function: Callable[..., Any]) -> inspect.Signature:

@@ -123,6 +123,8 @@ class BaseIndex:
         tools. The mesh writes them. execute takes the names in them, and the arguments
         that a model writes for them."""
         chosen = ProviderFormat(provider)
+        if not self._tools:
+            return []
         if self._mesh is None:
             self._mesh = mesh_here()
         keys = {self._key(one): one for one in self._tools}
@@ -285,8 +287,8 @@ def _loaded(
 ) -> list[Tool]:
     try:
         found: dict[str, Tool] = {}
-        for tool_id in Source(text).ids(mesh, variables, again):
-            tool = MeshTool(mesh.tool(tool_id), mesh)
+        for one in Source(text).tools(mesh, variables, again):
+            tool = MeshTool(one, mesh)
             found[tool.local] = tool
         unknown = [name for name in include if name not in found]
         if unknown:
