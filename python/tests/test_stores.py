@@ -37,12 +37,16 @@ NOTHING = object()
     ("{\"a\": \"None of it\", 'b': None}", (), {"a": "None of it", "b": None}),
     ('{"a": 1,}', (), {"a": 1}),
     ('{"a": "she said "hi" to me", "b": 1}', (), {"a": 'she said "hi" to me', "b": 1}),
-    ("{'a': 'it's'", (), NOTHING),
+    ("{'a': 'it's'", (), NOTHING), ('{"a": "```json [1] ```"}', (), {"a": "```json [1] ```"}),
+    ("```json\nnothing\n``` {\"a\": 1}", (), {"a": 1}), ('{"toolname": "a.b", "kwargs": {"x": 1}', (), {
+        "toolname": "a.b", "kwargs": {"x": 1}}),
+    ("{'a': (1, 2), 'b': \"it's\", 'c': 'say \"x\"'}", (), {"a": [1, 2], "b": "it's", "c": 'say "x"'}),
     ('{"hell": "world"}', ["hello"], {"hello": "world"}),
     ('{"tool_name": "x", "args": {}}', ["toolname", "kwargs"], {"toolname": "x", "kwargs": {}}),
     ('{"toolname": "x", "name": "y"}', ["toolname"], {"toolname": "x", "name": "y"}),
     ('[{"hell": 1}]', ["hello"], [{"hell": 1}]),
-    ("[invalid]", (), ValueError), ("{invalid}", (), ValueError), ("no JSON", (), ValueError), ("", (), ValueError),
+    ("[invalid]", (), ValueError), ("[...]", (), ValueError),
+    ("{invalid}", (), ValueError), ("no JSON", (), ValueError), ("", (), ValueError),
     ("[" * 50_000, (), ValueError), ("x" * 100_001, (), ValueError),
 ])
 def test_what_a_model_wrote(text: str, keys: list[str], found: Any) -> None:
@@ -282,6 +286,18 @@ def test_plain_functions_do_not_hold_up_the_event_loop() -> None:
         return await asyncio.gather(*[index.aexecute("meet") for _ in range(4)])
 
     assert sorted(asyncio.run(main())) == [0, 1, 2, 3]
+
+
+def test_what_cannot_be_awaited_is_another_error() -> None:
+    def stops() -> None:
+        raise StopIteration
+
+    async def halts() -> None:
+        raise StopIteration
+
+    for one in (stops, halts):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            asyncio.run(Index([one]).aexecute(one.__name__))
 
 
 def named(name: str) -> Any:

@@ -155,7 +155,13 @@ class LocalTool(Tool):
     async def arun(self, given: Arguments) -> Any:
         if self.kind == "async":
             return await self._call(given)
-        return await asyncio.to_thread(self._call, given)
+        return await asyncio.to_thread(self._plainly, given)
+
+    def _plainly(self, given: Arguments) -> Any:
+        try:
+            return self._call(given)
+        except StopIteration as failure:  # nobody who awaits would ever see it
+            raise RuntimeError(f"{self.name} raised StopIteration") from failure
 
     async def astream(self, given: Arguments) -> AsyncIterator[Any]:
         items = self._call(given)

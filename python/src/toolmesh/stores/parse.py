@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import importlib
 import json
@@ -21,26 +20,24 @@ _SIMILAR = 0.8
 
 
 def llm_parse_json(text: str, keys: Sequence[str] | None = None, autoescape: bool = True) -> Any:
-    """The object or list that a text of a model holds: in a block ```json, else the
-    largest one that is in the text.
+    """The object or list that a text of a model holds: all of it, else what is in a block
+    ```json, else the largest one.
 
-    Python's way of writing it is taken too. What is broken is repaired, if json_repair is
-    installed (pip install toolmesh[models]) and autoescape is true. Keys of an object
-    that resemble one of keys become it. Raises ValueError where there is nothing.
+    What is broken, or written as Python does, is repaired, if json_repair is installed
+    (pip install toolmesh[models]) and autoescape is true. Keys of an object that
+    resemble one of keys become it. Raises ValueError where there is nothing.
     """
     if len(text) > _LONGEST:
         raise ValueError(f"Failed to parse JSON from text of {len(text)} characters: {_LONGEST} at most are searched")
-    for part in (*_FENCE.findall(text), text):
+    fenced = _FENCE.findall(text) if text.strip()[:1] not in ("{", "[") else []
+    for part in (*fenced, text):
         whole = list(_complete(part))
         found = max(whole, key=lambda one: one[2], default=(None, 0, 0))[0]
         for span in sorted((_span(part, "[]"), _span(part, "{}")), key=lambda one: one[1] - one[0]):
             # What begins in a value that is complete is not broken; else what is complete may be a part of it.
             if span[0] < span[1] and not any(start <= span[0] < start + length for _, start, length in whole):
-                broken = part[slice(*span)]
-                better = _python(broken)
-                if better is None and autoescape:
-                    better = _repaired(broken)
-                found = better if better is not None else found
+                repaired = _repaired(part[slice(*span)]) if autoescape else None
+                found = repaired if repaired is not None else found
         if found is not None:
             return _matched(found, keys or ())
     raise ValueError(f"Failed to parse JSON from text {text}")
@@ -67,14 +64,6 @@ def _span(text: str, ends: str) -> tuple[int, int]:
     if start < 0:
         return 0, 0
     return start, end + 1 if end > start else len(text)
-
-
-def _python(text: str) -> Any:
-    try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
-    return found if isinstance(found, (dict, list)) else None
 
 
 def _repaired(text: str) -> Any:
