@@ -12,7 +12,8 @@ if typing.TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-_LONGEST = 100_000  # characters that are searched and repaired
+_LONGEST = 100_000  # characters that are searched
+_REPAIRED = 20_000  # and repaired: what that costs may grow with the square, to a few seconds for this many
 _STARTS = 100  # brackets at which JSON may begin
 _FENCE = re.compile(r"```json\s*(.*?)```", re.DOTALL | re.IGNORECASE)
 _BRACKET = re.compile(r"[\[{]")
@@ -67,7 +68,7 @@ def _span(text: str, ends: str) -> tuple[int, int]:
 
 
 def _repaired(text: str) -> Any:
-    if not re.search(r"[\"'\u201c:0-9]", text):
+    if len(text) > _REPAIRED or not re.search(r"[\"'\u201c:0-9]", text):
         return None  # words in brackets are prose
     try:
         repair = importlib.import_module("json_repair")
