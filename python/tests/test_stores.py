@@ -419,10 +419,12 @@ def test_the_mesh_that_is_meant_is_the_one_that_was_given(told: pathlib.Path, mo
     monkeypatch.setenv("MESH_NATS_CONTEXT", "another")
     monkeypatch.setenv("MESH_SESSION", "another")
     monkeypatch.setenv("NATS_URL", "another")
+    monkeypatch.setenv("MESH_NATS_CREDS", "/my/creds")  # theirs count for any server, as for the client
     with Mesh("nats://127.0.0.1:1") as mesh:
         RemoteIndex("owner/repo", reset_cache=True, mesh=mesh)
     seen = (told / "env").read_text()
     assert "another" not in seen and "MESH_NATS_URL=nats://127.0.0.1:1\n" in seen
+    assert "MESH_NATS_CREDS=/my/creds\n" in seen
 
 
 def test_what_was_just_installed_is_described(

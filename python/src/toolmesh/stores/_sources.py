@@ -143,12 +143,13 @@ def _described(mesh: Mesh, tool: str, revision: str) -> dict[str, Any]:
 
 
 def _environment(mesh: Mesh) -> dict[str, str]:
-    """What tells mesh which mesh is meant. Not its command line, which everybody on the
-    machine reads: a URL may have a password."""
-    found = {name: value for name, value in os.environ.items() if name != "MESH_SESSION"}
+    """The environment in which mesh finds the mesh that is meant. Not its command line,
+    which everybody on the machine reads: a URL may have a password."""
     said = {name: value for name, value in mesh._links._settings.items() if value is not None}
-    if said:
-        found = {name: value for name, value in found.items() if not name.startswith(_OURS)}
+    replaced = ["MESH_SESSION"]
+    if "servers" in said or "context" in said:
+        replaced += ["MESH_NATS_URL", "MESH_NATS_CONTEXT", "NATS_URL", "NATS_CONTEXT"]
+    found = {name: value for name, value in os.environ.items() if name not in replaced}
     for name, variable in _SETTINGS.items():
         if name in said:
             found[variable] = said[name] if isinstance(said[name], str) else ",".join(said[name])
