@@ -19,7 +19,7 @@ from conftest import HERE, Started
 import toolmesh
 from toolmesh import Mesh, binary
 from toolmesh.stores import Index, ProviderFormat
-from toolmesh.stores.indexes import LocalIndex, RemoteIndex
+from toolmesh.stores.indexes import BaseIndex, LocalIndex, RemoteIndex
 
 INDEXES = HERE / "indexes"
 DOCS = HERE.parent.parent / "docs"
@@ -471,7 +471,12 @@ def test_two_revisions_of_one_repository(mesh: Mesh, repository: pathlib.Path) -
         index.execute("a.version")
     declared = index.format_tools(ProviderFormat.ANTHROPIC)
     assert [index.execute(one["name"]) for one in declared] == ["v1", "v2", "here"]
-    assert RemoteIndex(f"{url}@v2", mesh=mesh).execute("a-version") == "v2"
+    second = RemoteIndex(f"{url}@v2", mesh=mesh)
+    assert second.execute("a-version") == "v2"
+    # Tools of an Index are tools of others, which may call them otherwise.
+    both = BaseIndex([*RemoteIndex(f"{url}@v1", mesh=mesh).tools, *second.tools])
+    assert [both.execute(one["name"]) for one in both.format_tools("anthropic")] == ["v1", "v2"]
+    assert [tool.__name__ for tool in second.tools] == ["a.version"] and second.execute("a.version") == "v2"
 
 
 def named() -> str:

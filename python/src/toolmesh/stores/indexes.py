@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import copy
 import json
 import os
 import typing
@@ -35,14 +36,16 @@ class BaseIndex:
         self._fill([tool_of(one) for one in tools], None)
 
     def _fill(self, tools: Sequence[Tool], mesh: Mesh | None) -> None:
+        tools = [copy.copy(one) for one in tools]  # another Index may have them by another name
         twice = {name for name, count in collections.Counter(one.local for one in tools).items() if count > 1}
         for one in tools:
-            if one.local in twice and one.id:
-                one.name = one.id  # of two indexes that have the same tool, or two revisions of one
+            # Of two indexes that have the same tool, or two revisions of one.
+            one.name = one.id if one.local in twice and one.id else one.local
         repeated = [name for name, count in collections.Counter(one.name for one in tools).items() if count > 1]
         if repeated:
             raise ValueError(f"Found duplicate(s): {repeated}")
-        self._mesh, self._tools = mesh, list(tools)
+        self._mesh: Mesh | None = mesh or next((one.mesh for one in tools if one.mesh is not None), None)
+        self._tools = tools
         self._declared: dict[str, Tool] = {}  # by the names of the last format_tools
         self._provider: ProviderFormat | None = None
         self.tools = [one.function() for one in tools]
@@ -153,9 +156,6 @@ class BaseIndex:
             declared[part["name"]] = tool
         self._declared, self._provider = declared, chosen
         return found
-
-    def _get_tool(self, toolname: str) -> Callable[..., Any]:
-        return self.tools_dict[self._find(toolname).name]
 
     def _find(self, toolname: str) -> Tool:
         if not isinstance(toolname, str):
