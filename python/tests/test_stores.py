@@ -359,7 +359,7 @@ def test_null_in_an_object_that_may_lack_it() -> None:
 
 
 @pytest.mark.parametrize(("text", "install", "rev", "index"), [
-    ("owner/repo", "owner/repo", "", "owner-repo-fb7027d7"),
+    ("owner/repo", "owner/repo", "", "owner-repo-9e1436d9"),
     ("owner/repo:v1.2", "owner/repo", "v1.2", None), ("owner/repo@v1.2", "owner/repo", "v1.2", None),
     ("owner/repo:feature/x", "owner/repo", "feature/x", None),
     ("https://example.com/a/tools.git@v2", "https://example.com/a/tools.git@v2", "", None),
@@ -379,7 +379,11 @@ def test_indexes_have_names_of_their_own(tmp_path: pathlib.Path, monkeypatch: py
     names = {Source(text).index for text in texts}
     assert len(names) == len(texts)
     assert all(re.fullmatch("[A-Za-z0-9_-]{1,64}", name) for name in names)
-    assert Source("a/tools").index == Source(tmp_path / "a" / "tools").index == Source("./a/../a/tools").index
+    here = Source("a/tools").index
+    assert here == Source(tmp_path / "a" / "tools").index == Source("./a/../a/tools").index
+    repository = Source("a/b").index
+    monkeypatch.setattr("platform.node", lambda: "another-machine")
+    assert Source("a/tools").index != here and Source("a/b").index == repository
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import platform
 import re
 import subprocess
 import threading
@@ -78,7 +79,9 @@ class Source:
             self.install, self.index = "", self.text  # an index that the mesh has
             return
         readable = _PLAIN.sub("-", readable).strip("-_")[:_READABLE]
-        unlike = hashlib.sha256(f"{self.install}\0{self.rev}".encode()).hexdigest()[:8]
+        # A folder is one of this machine: on another the same path is somebody else's.
+        machine = platform.node() if self.folder else ""
+        unlike = hashlib.sha256(f"{machine}\0{self.install}\0{self.rev}".encode()).hexdigest()[:8]
         self.index = f"{readable or 'index'}-{unlike}"
 
     def tools(self, mesh: Mesh, variables: Mapping[str, str], again: bool) -> list[RemoteTool]:
