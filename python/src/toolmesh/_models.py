@@ -18,7 +18,7 @@ if typing.TYPE_CHECKING:
 
     from ._connection import Connection
 
-_REPAIRED = 100_000  # characters of JSON that are repaired at most
+_REPAIRED = 20_000  # characters of JSON that are repaired at most: what that costs may grow with the square
 
 
 class Names:
