@@ -24,7 +24,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build demo test test-go test-python skipped verify vulnerable deadcode race bench fuzz kernel clean
+.PHONY: help build wheels demo test test-go test-python skipped verify vulnerable deadcode race bench fuzz kernel clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ deadcode: ## what no binary, no example and no documented API of embedders calls
 
 race: build ## every Go test under the race detector; slow
 	@$(GO) test -vet=off -v -race -p $(P) -timeout 30m ./... 2>&1 | awk -f .ci/report.awk
+
+wheels: ## the Python package into dist/: pure, and with the binary of each platform
+	@$(PYTHON) python/wheels.py dist
 
 bench: build ## ratios against raw NATS, measured in one run
 	@if [ "$$($(GO) list -f '{{.Name}}' ./bench)" = main ]; then $(GO) run ./bench; \

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -27,6 +28,7 @@ import (
 
 // upFlags are what `mesh up` takes besides settings.
 type upFlags struct {
+	idle       time.Duration
 	detach     bool
 	natsListen string
 	open       bool // without keys
@@ -64,6 +66,7 @@ nothing else. mesh node invite prints how another machine joins.`,
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run in the background; returns when calls can be served")
 	flags.StringVar(&f.natsListen, "nats-listen", defaultListen, "`HOST:PORT` of the NATS server; port 0 takes a free one")
 	flags.BoolVar(&f.open, "open", false, "without keys: whoever reaches the server may do everything")
+	flags.DurationVar(&f.idle, "idle", 0, "stop when nobody has been connected for so long (default never)")
 	settings.Bind(flags, &a.set.Node)
 	settings.Bind(flags, &a.set.Policy)
 	settings.Bind(flags, &a.set.Store)
@@ -75,6 +78,9 @@ nothing else. mesh node invite prints how another machine joins.`,
 }
 
 func (f upFlags) check(cmd *cobra.Command) error {
+	if f.idle < 0 {
+		return usage(cmd, "--idle %v: a duration above 0, such as 5m", f.idle)
+	}
 	if _, _, err := net.SplitHostPort(f.natsListen); err != nil {
 		return usage(cmd, "--nats-listen %s: write HOST:PORT", f.natsListen)
 	}
@@ -95,6 +101,8 @@ type machine struct {
 	ends   []func(ctx context.Context) error // what was started, in that order
 	done   <-chan struct{}
 	lost   func() error // why it is done, if that was nobody's order
+	// clients is how many clients the NATS server has.
+	clients func() int
 }
 
 // up runs a mesh until it is told to stop.
@@ -119,14 +127,18 @@ func (a *app) up(ctx context.Context, f upFlags) error {
 		if a.term.err {
 			fmt.Fprintln(a.err, a.term.dim("Ctrl-C stops it"))
 		}
+		unused, release := m.unused(f.idle)
 		select {
 		case <-ctx.Done():
 			m.log.Info("stopping: signalled")
+		case <-unused:
+			m.log.Info("stopping: nobody is connected", slog.Duration("for", f.idle))
 		case <-m.done:
 			if err = m.lost(); err == nil {
 				m.log.Info("stopping: drained")
 			}
 		}
+		release()
 		if a.term.err {
 			fmt.Fprintln(a.err, a.term.dim("stopping: calls in flight end first; Ctrl-C again does not wait"))
 		}
@@ -135,6 +147,32 @@ func (a *app) up(ctx context.Context, f upFlags) error {
 		err = stopped
 	}
 	return err
+}
+
+// unused is closed when nobody but this process has been connected for so long, never
+// for 0, unless release is called before.
+func (m *machine) unused(idle time.Duration) (closed <-chan struct{}, release func()) {
+	if idle == 0 {
+		return nil, func() {}
+	}
+	over, stop := make(chan struct{}), make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		ticker := time.NewTicker(min(idle/4+time.Millisecond, time.Second))
+		defer ticker.Stop()
+		for last := time.Now(); time.Since(last) < idle; {
+			select {
+			case <-ticker.C:
+			case <-stop:
+				return
+			}
+			if m.clients() > 1 { // one is this process's own
+				last = time.Now()
+			}
+		}
+		close(over)
+	})
+	return over, func() { close(stop); watching.Wait() }
 }
 
 // start brings the mesh up; what it started so far is ended by stop, also after
@@ -180,6 +218,7 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	if err != nil {
 		return brokerError(f.natsListen, err)
 	}
+	m.clients = served.Server().NumClients
 	m.ends = append(m.ends, func(context.Context) error { served.Shutdown(); return nil })
 	nc, err := nats.Connect("", append(options, nats.InProcessServer(served))...)
 	if err != nil {

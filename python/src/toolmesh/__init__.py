@@ -17,6 +17,7 @@ import typing
 from ._core import errors
 
 if typing.TYPE_CHECKING:
+    from .binary import local
     from .client import AsyncMesh, Mesh, scope
     from .host import Host
     from .remote import AsyncRemoteTool, RemoteTool
@@ -46,12 +47,13 @@ __all__ = [
     "AsyncMesh", "AsyncRemoteTool", "Busy", "CallCancelled", "Host", "InstallFailed", "InternalError",
     "InvalidArguments", "InvalidRequest", "Mesh", "MeshError", "NodeLost", "PayloadTooLarge", "PermissionDenied",
     "ProtocolError", "RemoteTool", "ResultNotSerializable", "SessionNotFound", "StreamExpired", "ToolExecutionError",
-    "ToolNotFound", "ToolTimeout", "Unavailable", "WorkerCrashed", "WorkerOutOfMemory", "scope",
+    "ToolNotFound", "ToolTimeout", "Unavailable", "WorkerCrashed", "WorkerOutOfMemory", "local",
+    "scope",
 ]
 
 _HOMES = {
     "AsyncMesh": "client", "Mesh": "client", "Host": "host", "scope": "client", "AsyncRemoteTool": "remote",
-    "RemoteTool": "remote",
+    "RemoteTool": "remote", "local": "binary",
 }
 
 

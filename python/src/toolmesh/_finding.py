@@ -5,6 +5,7 @@ The one module that reads the environment, in the order of the mesh's own comman
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,7 +16,7 @@ import typing
 from urllib.parse import urlsplit
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
 DEFAULT = "nats://127.0.0.1:4222"
@@ -61,9 +62,9 @@ def find(
     found = Found(where)
     if not where and context:
         found = _saved(context)
-    running = _running()
+    records = running()
     if not found.servers:
-        found.servers = [running[0]["url"]] if running else [DEFAULT]
+        found.servers = [records[0]["url"]] if records else [DEFAULT]
     if creds:
         _readable(creds)
         found.creds = creds
@@ -71,7 +72,7 @@ def find(
         found.nkey = seed(nkey)
     elif not (found.creds or found.nkey or found.user or found.token or context) and _signs():
         # Commands of the same user have all rights; without a library that signs this is a caller.
-        for one in running:
+        for one in records:
             if one.get("keys") and any(_same(one["url"], server) for server in found.servers):
                 path = os.path.join(one["data_dir"], "keys", "admin.nk")
                 if os.access(path, os.R_OK):
@@ -134,11 +135,29 @@ def _saved(name: str) -> Found:
         said.get("token") or None)
 
 
-def _running() -> list[dict[str, Any]]:
-    """What mesh up of this user has left, the latest first, where its process lives."""
+def _state() -> pathlib.Path:
+    """The user's state folder."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return pathlib.Path(state, "toolmesh")
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """One program of this user at a time starts a mesh."""
+    folder = _state()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / "starting.lock").open("a") as file:
+        if os.name == "posix":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+        yield
+
+
+def running() -> list[dict[str, Any]]:
+    """What mesh up of this user has left, the latest first, where its process lives."""
     found = []
-    for path in pathlib.Path(state, "toolmesh").glob("*.mesh.json"):
+    for path in _state().glob("*.mesh.json"):
         try:
             record = json.loads(path.read_text())
             if _lives(record["pid"], record["process"]):

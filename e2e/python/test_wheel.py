@@ -1,0 +1,93 @@
+"""The wheels, installed into an empty environment, and the mesh that a program starts for itself."""
+
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+import venv
+import zipfile
+from collections.abc import Iterator
+
+import pytest
+from conftest import HERE
+
+ROOT = HERE.parent.parent
+MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+
+STARTS = """
+from toolmesh import local
+mesh = local(idle=3)
+print(mesh._links._settings["servers"], [tool.id for tool in mesh.tools()], flush=True)
+input()
+"""
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
+    """The pure wheel, and this platform's."""
+    dist = tmp_path_factory.mktemp("dist")
+    here = f"{platform.system().lower()}/{MACHINES[platform.machine()]}"
+    subprocess.run([sys.executable, str(ROOT / "python" / "wheels.py"), str(dist), here], check=True,
+                   capture_output=True)
+    return {"pure" if "-any" in one.name else "platform": one for one in dist.glob("*.whl")}
+
+
+@pytest.fixture
+def environment(tmp_path: pathlib.Path) -> Iterator[dict[str, str]]:
+    """An environment of a user who has nothing yet."""
+    named = {name: value for name, value in os.environ.items()
+             if not name.startswith(("MESH_", "NATS_", "TOOLMESH_", "PYTHONPATH", "XDG_"))}
+    yield {**named, "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+
+
+def installed(folder: pathlib.Path, wheel: pathlib.Path) -> str:
+    venv.create(folder / "venv", with_pip=True)
+    python = str(folder / "venv" / "bin" / "python")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel)], check=True)
+    return python
+
+
+def test_a_wheel_for_this_platform(
+    wheels: dict[str, pathlib.Path], tmp_path: pathlib.Path, environment: dict[str, str]
+) -> None:
+    python = installed(tmp_path, wheels["platform"])
+    programs = [subprocess.Popen([python, "-X", "dev", "-c", STARTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                 stderr=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    said = [one.stdout.readline() for one in programs if one.stdout is not None]
+    failed = [one.communicate()[1] for one in programs if not all(said)]
+    assert said[0] == said[1] and said[0].startswith("nats://127.0.0.1:"), failed
+    log = next((tmp_path / ".local").rglob("toolmesh.log"))
+    time.sleep(3.5)  # it is not idle while programs are connected
+    assert "nobody is connected" not in log.read_text()
+    for one in programs:
+        out, err = one.communicate("\n", timeout=60)
+        assert (one.returncode, err) == (0, "")
+    records = tmp_path / ".local" / "state" / "toolmesh"
+    end = time.monotonic() + 60
+    while list(records.glob("*.mesh.json")):
+        assert time.monotonic() < end, "the mesh does not end"
+        time.sleep(0.05)
+    assert "nobody is connected" in log.read_text()
+
+
+def test_the_pure_wheel_says_where_to_get_the_binary(
+    wheels: dict[str, pathlib.Path], tmp_path: pathlib.Path, environment: dict[str, str]
+) -> None:
+    with zipfile.ZipFile(wheels["pure"]) as read:
+        names = read.namelist()
+    assert "toolmesh/py.typed" in names and "toolmesh/_worker/entry.py" in names
+    assert not any("tests" in name or "_bin" in name for name in names)
+    python = installed(tmp_path, wheels["pure"])
+    done = subprocess.run([python, "-c", "import toolmesh; toolmesh.local()"], capture_output=True, text=True,
+                          env=environment, check=False)
+    assert "toolmesh.Unavailable" in done.stderr and "wheel" in done.stderr and "TOOLMESH_BINARY" in done.stderr
+
+
+def test_the_same_sources_give_the_same_wheel(wheels: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:
+    here = f"{platform.system().lower()}/{MACHINES[platform.machine()]}"
+    subprocess.run([sys.executable, str(ROOT / "python" / "wheels.py"), str(tmp_path), here], check=True,
+                   capture_output=True)
+    for one in wheels.values():
+        assert (tmp_path / one.name).read_bytes() == one.read_bytes()
