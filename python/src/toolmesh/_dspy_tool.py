@@ -57,8 +57,9 @@ class MeshTool(dspy.Tool):
         plain: JSONObject = _plain(kwargs, self._proxy.tool_id, self._schema)
         wrong = sorted(self._checks.iter_errors(plain), key=lambda one: one.json_path)
         if wrong:
+            shown = "; ".join(f"{one.json_path[2:] or 'arguments'}: {one.message}" for one in wrong[:3])
             raise errors.error(
-                "invalid_arguments", "; ".join(f"{one.json_path[2:] or 'arguments'}: {one.message}" for one in wrong[:3]),
+                "invalid_arguments", shown,
                 tool=self._proxy.tool_id, started=False, origin="caller",
                 details={"errors": [{"pointer": "".join(f"/{key}" for key in one.absolute_path), "message": one.message}
                                     for one in wrong]})
@@ -83,7 +84,8 @@ class MeshTool(dspy.Tool):
 
     def __deepcopy__(self, memo: typing.Any = None) -> MeshTool:
         # Optimizers copy whole programs, and write into what they copied: the connection stays one.
-        return self.model_copy(update={"args": copy.deepcopy(self.args)})
+        copied: MeshTool = self.model_copy(update={"args": copy.deepcopy(self.args)})
+        return copied
 
 
 def _shown(value: typing.Any) -> typing.Any:

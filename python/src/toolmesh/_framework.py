@@ -75,7 +75,9 @@ def brief(failure: errors.MeshError) -> errors.MeshError:
     """A failure as a model should read it: what, and what to do. The rest stays in its attributes."""
     message = failure.message if len(failure.message) <= _SHOWN else failure.message[:_SHOWN] + "…"
     advice = _ADVICE.get(failure.code) or ("It may work when tried again." if failure.retryable else "")
+    if advice:
+        message = f"{message.rstrip('.')}. {advice}"
     return errors.error(
-        failure.code, f"{message.rstrip('.')}. {advice}" if advice else message, details=failure.details, tool=failure.tool,
+        failure.code, message, details=failure.details, tool=failure.tool,
         retryable=failure.retryable, started=failure.started, type=failure.type, stacktrace=failure.stacktrace,
         origin=failure.origin)
