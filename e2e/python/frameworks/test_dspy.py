@@ -295,9 +295,10 @@ def test_hole_f_streams_have_a_limit_between_items_and_one_for_all(mesh, mark):
         next(items)
     assert caught.value.details == {"limit": "idle"}
     steady = bridge.StreamingRPCProxyTool("rich.rich.endless", mesh=mesh, timeout=20)
-    with pytest.raises(toolmesh.ToolTimeout), toolmesh.scope(timeout=1):
+    with pytest.raises(toolmesh.ToolTimeout) as caught, toolmesh.scope(timeout=1):
         for _ in steady(mark=str(mark), pause=0.01):
             pass
+    assert caught.value.details.get("limit") != "idle"
     wait_for(mark.exists)
 
     async def main():
