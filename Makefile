@@ -24,7 +24,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build wheels demo test test-go test-python skipped verify vulnerable deadcode race bench fuzz kernel clean
+.PHONY: help build wheels demo test test-go test-python test-frameworks skipped verify vulnerable deadcode race bench fuzz kernel clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ build: ## the binaries, into bin/
 demo: build ## a whole mesh on this machine: install, call, stream, clean up
 	@bin/mesh demo
 
-test: test-go test-python skipped ## everything that needs only go, python3, git and make
+test: test-go test-python test-frameworks skipped ## everything that needs only go, python3, git and make
 
 test-go: build
 	@$(GO) vet ./...
@@ -45,6 +45,9 @@ test-go: build
 test-python: $(VENV)/test.stamp $(VENV)/pydantic1.stamp
 	@cd python && ../$(VENV)/bin/python -m pytest -q
 	@cd python && PYTHONPATH=../$(VENV)/pydantic1 ../$(VENV)/bin/python -m pytest -q tests/test_models.py tests/test_notes.py
+
+test-frameworks: build $(VENV)/frameworks.stamp ## DSPy, LangChain and others, the real packages, on a mesh
+	@MESH_E2E_BIN=$(CURDIR)/bin/mesh $(VENV)/frameworks/bin/python -m pytest -q -p no:cacheprovider --timeout 120 e2e/python/frameworks
 
 skipped:
 	@echo
@@ -105,6 +108,12 @@ $(VENV)/test.stamp: python/requirements-test.txt | $(VENV)/bin/python
 # The first version of pydantic, beside the second: indexes still use it.
 $(VENV)/pydantic1.stamp: $(VENV)/test.stamp
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(VENV)/pydantic1 'pydantic==1.10.27'
+	@touch $@
+
+# The frameworks, apart from everything else: they are large, and hold each other to versions.
+$(VENV)/frameworks.stamp: python/requirements-frameworks.txt | $(VENV)/bin/python
+	@$(PYTHON) -m venv $(VENV)/frameworks
+	@$(VENV)/frameworks/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 $(VENV)/verify.stamp: python/requirements-verify.txt $(VENV)/test.stamp

@@ -1,5 +1,6 @@
 """A mesh for the tests here: the one that MESH_E2E_URL names, and such as tests start themselves with MESH_E2E_BIN."""
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -12,6 +13,9 @@ import pytest
 
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent / "python" / "src"))
+
+# They have an environment of their own: make test-frameworks.
+collect_ignore = [] if importlib.util.find_spec("dspy") else ["frameworks"]
 
 
 class Started:

@@ -579,3 +579,14 @@ def test_memory_is_flat(rich: Started) -> None:
             assert len(gc.get_objects()) - before < 500
 
     asyncio.run(main())
+
+
+def test_an_item_that_does_not_come_in_time(both: Any) -> None:
+    with pytest.raises(toolmesh.ToolTimeout) as caught:
+        both.collect("rich.rich.numbers", {"count": 2, "pause": 60}, idle=0.5)
+    assert caught.value.details == {"limit": "idle"}
+    for idle in (None, 50):
+        with pytest.raises(toolmesh.ToolTimeout) as caught:
+            both.collect("rich.rich.numbers", {"count": 2, "pause": 60}, timeout=0.5, idle=idle)
+        assert caught.value.details.get("limit") != "idle"
+    assert both.collect("rich.rich.numbers", {"count": 3}, idle=20) == [0, 1, 2]

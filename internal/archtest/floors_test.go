@@ -53,6 +53,7 @@ var floors = map[string]int{
 	"e2e":               top,
 	"examples":          0, // embeds examples/indexes
 	"examples/call":     top,
+	"examples/react":    top,
 	"examples/serve":    top,
 	"internal/archtest": top,
 	"k8s":               top,

@@ -14,6 +14,7 @@ import concurrent.futures
 import contextlib
 import copy
 import functools
+import importlib
 import os
 import threading
 import time
@@ -190,18 +191,19 @@ class AsyncMesh(_Base):
     async def stream(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
-        revision: str | None = None, returns: Any = None,
+        revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> AsyncGenerator[Any, None]:
         """Calls a tool and yields its items as they come, in order, each once, over lost
         connections too. The call begins with the first item that is asked for;
         closing the generator cancels it. A reader that does not keep up holds the tool
-        back. Otherwise as call; returns is the type of an item."""
+        back. Otherwise as call; returns is the type of an item, idle the longest time
+        in seconds that an item is waited for."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
         link = self._links.here()
         await self._links.settle(link, call)
         pages = Stream(link, call).pages()
         try:
-            async for page in pages:
+            while page := await _page(pages, call, idle):
                 for body in page:
                     yield _typed(body, returns, tool)
         finally:
@@ -426,11 +428,11 @@ class Mesh(_Base):
     def stream(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
-        revision: str | None = None, returns: Any = None,
+        revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> Generator[Any, None, None]:
         """As AsyncMesh.stream. Closing the generator, or leaving a for loop over it, cancels the call."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
-        pages = _Pages(self._links, call)
+        pages = _Pages(self._links, call, idle)
         try:
             while True:
                 page = _background.run(pages.next)
@@ -444,11 +446,11 @@ class Mesh(_Base):
     async def astream(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
-        revision: str | None = None, returns: Any = None,
+        revision: str | None = None, returns: Any = None, idle: float | None = None,
     ) -> AsyncGenerator[Any, None]:
         """As stream, for coroutines of any event loop."""
         call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, "rpc_stream_")
-        pages = _Pages(self._links, call)
+        pages = _Pages(self._links, call, idle)
         try:
             while True:
                 page = await asyncio.wrap_future(_background.submit(pages.next))
@@ -486,10 +488,20 @@ class Mesh(_Base):
 
     def execute(self, call: Any, *, timeout: float | None = None) -> Any:
         """As AsyncMesh.execute."""
-        core = self._here()
-        tool, arguments = _background.run(
-            lambda: core._models.resolve(core._links.here(), core.session_name, call))
+        tool, arguments = _background.run(self._meaning(call))
         return self.call(tool, arguments, timeout=timeout)
+
+    def _meaning(self, call: Any) -> Callable[[], Coroutine[Any, Any, tuple[str, Any]]]:
+        """What finds the tool and the arguments of a model's call."""
+        core = self._here()
+        return lambda: core._models.resolve(core._links.here(), core.session_name, call)
+
+    def dspy_tools(self, prefix: str = "") -> list[Any]:
+        """The tools of the session whose id begins with prefix as dspy.Tools, for dspy.ReAct and others, under
+        names that are identifiers; see toolmesh.dspy. One that streams returns the list of its items. Without dspy
+        they are callables of those names."""
+        dspy = importlib.import_module("toolmesh.dspy")
+        return list(dspy.tools(self, prefix))
 
     def close(self) -> None:
         """Ends the connection; what is under way fails. A later call makes a new one."""
@@ -508,8 +520,8 @@ class Mesh(_Base):
 class _Pages:
     """The pages of a stream of the background's loop, for other threads."""
 
-    def __init__(self, links: _Links, call: Call) -> None:
-        self._links, self._call = links, call
+    def __init__(self, links: _Links, call: Call, idle: float | None) -> None:
+        self._links, self._call, self._idle = links, call, idle
         self._pages: Any = None
 
     async def next(self) -> list[bytes]:
@@ -518,7 +530,7 @@ class _Pages:
             link = self._links.here()
             await self._links.settle(link, self._call)
             self._pages = Stream(link, self._call).pages()
-        return await anext(self._pages, [])
+        return await _page(self._pages, self._call, self._idle)
 
     def end(self) -> None:
         """Cancels the call if it runs. Waits for nothing: a generator may be collected on any thread, the loop's own
@@ -526,6 +538,17 @@ class _Pages:
         loop, pages = _background.loop, self._pages
         if pages is not None and loop is not None and not loop.is_closed() and _background.pid == os.getpid():
             loop.call_soon_threadsafe(lambda: loop.create_task(pages.aclose()))
+
+
+async def _page(pages: AsyncGenerator[list[bytes], None], call: Call, idle: float | None) -> list[bytes]:
+    """The next page; an empty one is the end."""
+    try:
+        return await asyncio.wait_for(anext(pages, []), idle)
+    except errors.MeshError:
+        raise  # that of the whole call's time is a TimeoutError too
+    except asyncio.TimeoutError:
+        raise errors.error("deadline_exceeded", f"no item within {idle:g} s", tool=call.tool, started=None,
+                           origin="caller", details={"limit": "idle"}) from None
 
 
 def _typed(body: bytes, returns: Any, tool: str) -> Any:

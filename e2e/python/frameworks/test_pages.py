@@ -1,0 +1,49 @@
+"""What the pages show runs."""
+
+import asyncio
+import pathlib
+import re
+
+import dspy
+import pytest
+from dspy.utils import DummyLM
+
+import toolmesh
+
+PAGES = pathlib.Path(__file__).parents[3] / "docs" / "python"
+
+
+def snippets(page: str) -> list:
+    found = re.findall(r"```python\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
+    assert found
+    return found
+
+
+@pytest.fixture
+def here(mesh, monkeypatch):
+    """Mesh() is the mesh of the tests."""
+    monkeypatch.setattr(toolmesh, "Mesh", lambda: mesh, raising=False)
+
+
+@pytest.mark.parametrize("code", snippets("dspy.md"))
+def test_dspy(here, capsys, code):
+    name = "withdraw" if "init_tool_bridge" in code else "lab_bank_withdraw"
+    script = [{"next_thought": "so", "next_tool_name": name, "next_tool_args": {"account": "alice", "amount": 0}},
+              {"next_thought": "so", "next_tool_name": "finish", "next_tool_args": {}},
+              {"reasoning": "seen", "answer": "what the tool said"}]
+    with dspy.context(lm=DummyLM(script)):
+        exec(code, {})
+    assert capsys.readouterr().out.endswith("what the tool said\n")
+
+
+@pytest.mark.parametrize("code", snippets("frameworks.md"), ids=lambda code: re.search(r"toolmesh\.(\w+)", code)[1])
+def test_frameworks(here, monkeypatch, code):
+    from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+    from pydantic_ai.models.test import TestModel
+
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "none")
+    model = TestModel(call_tools=["lab_bank_withdraw"]) if "pydantic_ai" in code else GenericFakeChatModel(messages=iter([]))
+    names = {"model": model}
+    exec(code, names)
+    if "pydantic_ai" in code:
+        assert "lab_bank_withdraw" in asyncio.run(names["agent"].run("?")).output

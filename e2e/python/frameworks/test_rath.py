@@ -1,0 +1,137 @@
+"""OpenRath, the package of that name from PyPI, with the mesh's tools, and its tools in the mesh."""
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from rath.flow.tool import FlowToolCall, FlowToolFilesRead, merge_tools_for_loop, tools_dict_to_schemas
+from rath.llm import Provider
+from rath.llm.chat_response import (
+    RathLLMAssistantMessage,
+    RathLLMChatChoice,
+    RathLLMChatResponse,
+    RathLLMToolCallFunction,
+    RathLLMToolCallPart,
+)
+from rath.session import Session, create_system_session, create_user_session, run_session_loop
+
+import toolmesh
+from toolmesh.rath import MeshToolCall, host, tools
+from toolmesh.remote import Description
+
+
+def by_name(mesh, prefix):
+    return {one.name: one for one in tools(mesh, prefix)}
+
+
+def test_a_tool_of_the_mesh_in_openrath(mesh):
+    table = merge_tools_for_loop(tools(mesh, "rich."))
+    schemas = {one.name: one for one in tools_dict_to_schemas(table)}
+    assert schemas["rich_rich_size"].parameters == mesh.tool("rich.rich.size").input_schema
+    assert schemas["rich_rich_size"].description == "The length of a text."
+    size = table["rich_rich_size"]
+    assert isinstance(size, FlowToolCall) and size(create_user_session(""), {"text": "four"}) == 4
+    assert table["rich_rich_numbers"](create_user_session(""), {"count": 2}) == [0, 1]
+    with pytest.raises(toolmesh.ToolExecutionError):
+        table["rich_rich_fails"](create_user_session(""), {"account": "a"})
+
+
+def test_lanes_are_those_that_tools_declare(mesh):
+    found = {**by_name(mesh, "odd."), **by_name(mesh, "lab.")}
+    read, reserved, nap = found["odd_read"], found["odd_reserved"], found["lab_timing_nap"]
+    assert (read.parallel_safe, reserved.parallel_safe, nap.parallel_safe) == (True, False, True)
+    assert read.resource_key({"path": "/a"}) == ("file", "/a")
+    assert read.resource_key({}) == ("file", "<unknown>")
+    assert reserved.resource_key({"config": "x"}) == ("global",)
+    assert nap.resource_key({"seconds": 1}) == ("safe", "lab_timing_nap")
+    dynamic = MeshToolCall(Description({"id": "a.b", "annotations": {"resource_key": "dynamic"}}))
+    assert dynamic.resource_key({}) == ("global",)
+
+
+class Count(FlowToolCall):
+    """Counts in a lane of each name."""
+
+    parallel_safe = True
+    name = "count"
+    description = "Counts words."
+    parameters = {"type": "object", "properties": {"text": {"type": "string", "description": "of people"},
+                                                   "name": {"type": "string"}}, "required": ["text"]}
+
+    def resource_key(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("counter", arguments["name"])
+
+    def __call__(self, session: Session, arguments: Mapping[str, Any]) -> Any:
+        assert isinstance(session, Session)
+        return len(arguments["text"].split())
+
+
+class Alone(FlowToolCall):
+    """One that must not run twice at a time."""
+
+    name = "alone"
+    parameters = {"type": "object", "properties": {}}
+
+    def __init__(self) -> None:
+        self.running, self.peak, self.second = 0, 0, threading.Event()
+
+    def __call__(self, session: Session, arguments: Mapping[str, Any]) -> Any:
+        self.running += 1
+        self.peak = max(self.peak, self.running)
+        self.second.wait(0.05)
+        self.running -= 1
+        return self.peak
+
+
+def test_openraths_tools_in_the_mesh(mesh, node):
+    with host(Count(), Alone(), FlowToolFilesRead(), index="flow", **node):
+        told = mesh.tool("flow.count")
+        assert told.input_schema == Count.parameters and told.description == "Counts words."
+        assert told.annotations["parallel_safe"] is True and told.annotations["resource_key"] == "dynamic"
+        assert mesh.call("flow.count", {"text": "a b c"}) == 3
+        with pytest.raises(toolmesh.InvalidArguments):
+            mesh.call("flow.count", {"text": 3})
+        assert not mesh.tool("flow.alone").annotations.get("parallel_safe")
+        found, threads = [], []
+        for _ in range(4):
+            threads.append(threading.Thread(target=lambda: found.append(mesh.call("flow.alone"))))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+        assert found == [1, 1, 1, 1]
+        # And back: the lane is not known here, so the loop takes OpenRath's default.
+        assert by_name(mesh, "flow.")["flow_count"].resource_key({}) == ("safe", "flow_count")
+
+
+class Scripted:
+    """A model that says what it is told to; tools run as OpenRath's own executor runs them."""
+
+    def __init__(self, *rounds: list) -> None:
+        self.rounds = list(rounds)
+
+    def complete(self, request: Any) -> RathLLMChatResponse:
+        calls = tuple(
+            RathLLMToolCallPart(str(number), "function", RathLLMToolCallFunction(name, json.dumps(given), given, False))
+            for number, (name, given) in enumerate(self.rounds.pop(0) if self.rounds else ()))
+        message = RathLLMAssistantMessage(content=None if calls else "done", tool_calls=calls or None)
+        choice = RathLLMChatChoice(0, "tool_calls" if calls else "stop", message)
+        return RathLLMChatResponse(id="r", choices=(choice,), created=0, model="scripted")
+
+    def dispatch_tool(self, session: Session, tool: FlowToolCall, arguments: Mapping[str, Any]) -> Any:
+        return tool(session, arguments)
+
+    def tool_schemas(self) -> tuple:
+        return ()
+
+
+def test_openraths_loop_on_tools_of_the_mesh(mesh):
+    calls = [("rich_rich_size", {"text": "four"}), ("rich_rich_fails", {"account": "a"}), ("rich_rich_size", {"text": "seven"})]
+    found = run_session_loop(
+        create_user_session("?"), create_system_session("You use tools."), agent_provider=Provider(model="scripted"),
+        tools=tools(mesh, "rich."), executor=Scripted(calls), lazy=False)
+    shown = [str(row) for row in found.chunk_table.rows]
+    results = [row for row in shown if "rich_rich" in row and "tool_call_id" in row]
+    assert len(results) == 3, shown
+    assert "'4'" in results[0] and "Overdrawn: a lacks 7" in results[1] and "'5'" in results[2]
+    assert "done" in shown[-1]

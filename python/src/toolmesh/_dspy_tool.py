@@ -1,0 +1,116 @@
+"""A tool of the mesh as dspy.Tool: its schema exact, its own checks, short errors. Imported where dspy is."""
+
+from __future__ import annotations
+
+import copy
+import typing
+
+import dspy
+import jsonschema
+import pydantic
+from dspy.utils.callback import with_callbacks
+
+from ._core import errors
+from ._framework import brief
+from .dspy import _awhole, _plain, _whole
+
+if typing.TYPE_CHECKING:
+    from .dspy import RPCProxyTool
+
+    JSONObject = dict[str, typing.Any]
+
+
+class MeshTool(dspy.Tool):
+    """One tool of the mesh. Calls take keywords; acall is truly asynchronous. A tool that
+    streams returns its items. A list that holds other things than texts is a tuple. desc
+    may be changed, as optimizers do."""
+
+    _proxy: RPCProxyTool = pydantic.PrivateAttr()
+    _schema: JSONObject = pydantic.PrivateAttr()
+    _checks: typing.Any = pydantic.PrivateAttr()
+
+    def __init__(self, proxy: RPCProxyTool) -> None:
+        told = proxy._told
+        schema: JSONObject = told.input_schema if told is not None else {"type": "object"}
+        properties = {name: inlined(one, schema) for name, one in schema.get("properties", {}).items()}
+
+        # dspy itself calls it in places, around the tool: so the checks are in here.
+        def call(**kwargs: typing.Any) -> typing.Any:
+            try:
+                return _shown(_whole(proxy, **self._checked(kwargs)))
+            except errors.MeshError as failure:
+                raise brief(failure) from None
+
+        super().__init__(
+            func=call, name=proxy.tool_name, desc=told.description if told is not None else "", args=properties,
+            # With types, dspy would make 3 into 3.0.
+            arg_types=dict.fromkeys(properties, typing.Any),
+        )
+        self._proxy, self._schema = proxy, schema
+        self._checks = jsonschema.Draft202012Validator(schema)
+
+    def _validate_and_parse_args(self, **kwargs: typing.Any) -> JSONObject:
+        return kwargs
+
+    def _checked(self, kwargs: JSONObject) -> JSONObject:
+        """The arguments as they are sent, checked against the whole schema."""
+        plain: JSONObject = _plain(kwargs, self._proxy.tool_id, self._schema)
+        wrong = sorted(self._checks.iter_errors(plain), key=lambda one: one.json_path)
+        if wrong:
+            shown = "; ".join(f"{one.json_path[2:] or 'arguments'}: {one.message}" for one in wrong[:3])
+            raise errors.error(
+                "invalid_arguments", shown,
+                tool=self._proxy.tool_id, started=False, origin="caller",
+                details={"errors": [{"pointer": "".join(f"/{key}" for key in one.absolute_path), "message": one.message}
+                                    for one in wrong]})
+        return plain
+
+    @with_callbacks
+    async def acall(self, **kwargs: typing.Any) -> typing.Any:
+        """As a call, without holding up the event loop."""
+        try:
+            return _shown(await _awhole(self._proxy, **self._checked(kwargs)))
+        except errors.MeshError as failure:
+            raise brief(failure) from None
+
+    def format_as_litellm_function_call(self) -> JSONObject:
+        """The declaration for a model: the schema as its author has it."""
+        return {"type": "function", "function": {
+            "name": self.name, "description": self.desc, "parameters": copy.deepcopy(self._schema)}}
+
+    def __str__(self) -> str:
+        required = self._schema.get("required")
+        return f"{super().__str__()} Required: {', '.join(required)}." if required else super().__str__()
+
+    def __deepcopy__(self, memo: typing.Any = None) -> MeshTool:
+        # Optimizers copy whole programs, and write into what they copied: the connection stays one.
+        copied: MeshTool = self.model_copy(update={"args": copy.deepcopy(self.args)})
+        return copied
+
+
+def _shown(value: typing.Any) -> typing.Any:
+    # ReAct of dspy 3.4 fails to show a list with anything but texts in it, and ends the whole run.
+    if isinstance(value, list) and not all(isinstance(one, str) for one in value):
+        return tuple(value)
+    return value
+
+
+def inlined(declared: typing.Any, schema: JSONObject, above: tuple[str, ...] = ()) -> typing.Any:
+    """What a JSON Schema declares with the references within it replaced by what they mean; where one
+    holds itself, by anything."""
+    if isinstance(declared, list):
+        return [inlined(one, schema, above) for one in declared]
+    if not isinstance(declared, dict):
+        return declared
+    reference = declared.get("$ref")
+    if not isinstance(reference, str):
+        return {key: inlined(one, schema, above) for key, one in declared.items()}
+    beside = {key: inlined(one, schema, above) for key, one in declared.items() if key != "$ref"}
+    if reference in above or not reference.startswith("#/"):
+        return beside
+    found: typing.Any = schema
+    for key in reference[2:].split("/"):
+        key = key.replace("~1", "/").replace("~0", "~")
+        found = found.get(key) if isinstance(found, dict) else None
+    found = inlined(found, schema, (*above, reference))
+    return {**found, **beside} if isinstance(found, dict) else beside

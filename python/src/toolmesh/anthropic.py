@@ -1,0 +1,68 @@
+"""Tools of the mesh for the tool runner of Anthropic's SDK.
+
+    from toolmesh import Mesh
+    from toolmesh.anthropic import tools
+
+    runner = Anthropic().beta.messages.tool_runner(tools=tools(Mesh(), "weather."), ...)
+
+Declarations and arguments are the mesh's, for this provider. A failure is a result
+with is_error, which the model reads.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool, BetaBuiltinFunctionTool, ToolError
+
+from ._core import errors
+from ._framework import arun, brief, meaning, run, text
+from .client import _background
+
+if typing.TYPE_CHECKING:
+    from .client import Mesh
+
+__all__ = ["async_tools", "tools"]
+
+
+class _AsyncTool(BetaAsyncBuiltinFunctionTool):
+    def __init__(self, mesh: Mesh, tool: Any, declared: Any) -> None:
+        self._mesh, self._tool, self._declared = mesh, tool, declared
+
+    def to_dict(self) -> Any:
+        return self._declared
+
+    async def call(self, given: object) -> str:
+        try:
+            arguments = await meaning(self._mesh, {"name": self.name, "input": given})
+            return text(await arun(self._tool, arguments))
+        except errors.MeshError as failure:
+            raise ToolError(str(brief(failure))) from failure
+
+
+class _Tool(BetaBuiltinFunctionTool):
+    def __init__(self, mesh: Mesh, tool: Any, declared: Any) -> None:
+        self._mesh, self._tool, self._declared = mesh, tool, declared
+
+    def to_dict(self) -> Any:
+        return self._declared
+
+    def call(self, given: object) -> str:
+        try:
+            _, arguments = _background.run(self._mesh._meaning({"name": self.name, "input": given}))
+            return text(run(self._tool, arguments))
+        except errors.MeshError as failure:
+            raise ToolError(str(brief(failure))) from failure
+
+
+def tools(mesh: Mesh, prefix: str = "") -> list[BetaBuiltinFunctionTool]:
+    """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
+    found = mesh.tools(prefix)
+    return [_Tool(mesh, *one) for one in zip(found, mesh.format("anthropic", found), strict=True)]
+
+
+def async_tools(mesh: Mesh, prefix: str = "") -> list[BetaAsyncBuiltinFunctionTool]:
+    """As tools, for AsyncAnthropic."""
+    found = mesh.tools(prefix)
+    return [_AsyncTool(mesh, *one) for one in zip(found, mesh.format("anthropic", found), strict=True)]

@@ -1,0 +1,60 @@
+"""Tools of the mesh for LangChain and LangGraph.
+
+    from toolmesh import Mesh
+    from toolmesh.langchain import tools
+
+    agent = create_agent(model, tools(Mesh(), "weather."))
+
+A failure is a ToolException that the tool handles: the model reads it, and the run
+goes on. A result is content as text, and the artifact as it is.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+from langchain_core.tools import StructuredTool, ToolException
+
+from ._core import errors
+from ._framework import arun, brief, names, run, text
+
+if typing.TYPE_CHECKING:
+    from .client import Mesh
+
+__all__ = ["tools"]
+
+
+class _Tool(StructuredTool):
+    # Not StructuredTool's own, which keep the names config and run_manager for themselves.
+    def _run(self, /, **arguments: Any) -> Any:
+        return self.func(**arguments)
+
+    async def _arun(self, /, **arguments: Any) -> Any:
+        return await self.coroutine(**arguments)
+
+
+def tools(mesh: Mesh, prefix: str = "") -> list[StructuredTool]:
+    """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
+    found = mesh.tools(prefix)
+    named = names([one.id for one in found])
+    return [_made(one, named[one.id]) for one in found]
+
+
+def _made(tool: Any, name: str) -> StructuredTool:
+    def call(**arguments: Any) -> tuple[str, Any]:
+        try:
+            value = run(tool, arguments)
+        except errors.MeshError as failure:
+            raise ToolException(str(brief(failure))) from failure
+        return text(value), value
+
+    async def acall(**arguments: Any) -> tuple[str, Any]:
+        try:
+            value = await arun(tool, arguments)
+        except errors.MeshError as failure:
+            raise ToolException(str(brief(failure))) from failure
+        return text(value), value
+
+    return _Tool(name=name, description=tool.description, args_schema=tool.input_schema, func=call, coroutine=acall,
+                 response_format="content_and_artifact", handle_tool_error=True, metadata={"tool_id": tool.id})

@@ -1,0 +1,44 @@
+"""Tools of the mesh for the OpenAI Agents SDK.
+
+    from toolmesh import Mesh
+    from toolmesh.openai_agents import tools
+
+    agent = Agent(name="assistant", tools=tools(Mesh(), "weather."))
+
+Declarations and arguments are the mesh's, for this provider. A failure is the text
+that the model reads; the run goes on.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+from agents import FunctionTool
+
+from ._core import errors
+from ._framework import arun, brief, meaning, text
+
+if typing.TYPE_CHECKING:
+    from .client import Mesh
+
+__all__ = ["tools"]
+
+
+def tools(mesh: Mesh, prefix: str = "") -> list[FunctionTool]:
+    """The tools of the session whose id begins with prefix. One that streams returns the list of its items."""
+    found = mesh.tools(prefix)
+    return [_made(mesh, *one) for one in zip(found, mesh.format("openai-responses", found), strict=True)]
+
+
+def _made(mesh: Mesh, tool: Any, declared: dict[str, Any]) -> FunctionTool:
+    async def invoke(_context: Any, arguments: str) -> str:
+        try:
+            given = await meaning(mesh, {"name": declared["name"], "arguments": arguments})
+            return text(await arun(tool, given))
+        except errors.MeshError as failure:
+            return f"error: {brief(failure)}"
+
+    # Strict where the mesh could write it so, which it maps back: the SDK's own way would lose what is optional.
+    return FunctionTool(name=declared["name"], description=declared.get("description", ""), on_invoke_tool=invoke,
+                        params_json_schema=declared["parameters"], strict_json_schema=declared.get("strict") is True)
