@@ -207,7 +207,7 @@ class _Offered:
         told = signature.as_dict(self.name, self.kind)
         said = {key: f"{value}s" if key in ("timeout", "cache_ttl") and isinstance(value, (int, float)) else value
                 for key, value in annotations.items() if value is not None}
-        if isinstance(said.get("resource_key"), str):
+        if isinstance(said.get("resource_key"), str) and said["resource_key"] != "dynamic":
             said["resource_key"] = [said["resource_key"]]
         self.streaming = self.kind in ("generator", "async_generator")
         varargs = next((one.name for one in signature.parameters if one.kind == "varargs"), None)

@@ -102,9 +102,7 @@ def _add(made: Host, flow_tool: FlowToolCall, session: Any) -> None:
             value = flow_tool(session, arguments)
         return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
+    computed = type(flow_tool).resource_key is not FlowToolCall.resource_key  # here, by code
     made.tool(call, name=flow_tool.name, description=flow_tool.description or "",
-              parallel_safe=bool(flow_tool.parallel_safe))
-    told = made._tools[flow_tool.name].spec
-    told["input_schema"] = dict(flow_tool.parameters)
-    if type(flow_tool).resource_key is not FlowToolCall.resource_key:
-        told["annotations"]["resource_key"] = "dynamic"  # it is computed here
+              parallel_safe=bool(flow_tool.parallel_safe), resource_key="dynamic" if computed else None)
+    made._tools[flow_tool.name].spec["input_schema"] = dict(flow_tool.parameters)
