@@ -47,3 +47,30 @@ def test_frameworks(here, monkeypatch, code):
     exec(code, names)
     if "pydantic_ai" in code:
         assert "lab_bank_withdraw" in asyncio.run(names["agent"].run("?")).output
+
+
+README = pathlib.Path(__file__).parents[3] / "python" / "README.md"
+WEATHER = pathlib.Path(__file__).parents[3] / "examples" / "indexes" / "weather"
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL),
+                         ids=lambda code: re.sub(r"\W+", "-", code.partition("\n")[0]))
+def test_readme(here, rich, mesh, monkeypatch, capsys, tmp_path, code):
+    rich.run("install", str(WEATHER))
+    if "@mesh.tool" in code:
+        served = []
+        monkeypatch.setattr("toolmesh.mesh.serve", lambda **settings: served.append(settings))
+        exec(code, {})
+        assert served == [{"index": "billing"}]
+        return
+    if "stores" in code:
+        monkeypatch.setattr("toolmesh.stores.indexes.mesh_here", lambda: mesh)
+        monkeypatch.setenv("XDG_STATE_HOME", str(rich.folder / "state"))
+        (tmp_path / "weather").symlink_to(WEATHER)
+        monkeypatch.chdir(tmp_path)
+    script = [{"next_thought": "so", "next_tool_name": "weather_forecast_today", "next_tool_args": {"city": "Oslo"}},
+              {"next_thought": "so", "next_tool_name": "finish", "next_tool_args": {}},
+              {"reasoning": "seen", "answer": "Oslo: cold"}]
+    with dspy.context(lm=DummyLM(script)):
+        exec(code, {})
+    assert ("weather_forecast_today" if "langchain" in code else "Oslo: ") in capsys.readouterr().out
