@@ -45,8 +45,8 @@ def carrying(wheel: pathlib.Path, platform: str) -> pathlib.Path:
     with tempfile.TemporaryDirectory() as folder:
         binary = pathlib.Path(folder) / "mesh"
         subprocess.run(
-            ["go", "build", "-trimpath", "-buildvcs=false", f"-ldflags=-s -w -X main.version={wheel.name.split('-')[1]}",
-             "-o", str(binary), "./cmd/mesh"],
+            ["go", "build", "-trimpath", "-buildvcs=false", "-o", str(binary),
+             f"-ldflags=-s -w -X main.version={wheel.name.split('-')[1]}", "./cmd/mesh"],
             check=True, cwd=HERE.parent, env={**os.environ, "GOOS": system, "GOARCH": machine, "CGO_ENABLED": "0"})
         files = {"toolmesh/_bin/mesh": binary.read_bytes()}
     with zipfile.ZipFile(wheel) as read:
