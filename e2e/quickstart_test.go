@@ -239,7 +239,7 @@ func TestJSON(t *testing.T) {
 	keys("a tool of ls", element(tool, "tools"), "id", "index", "session", "description", "state", "reason", "streaming", "nodes")
 
 	info := keys("info", u.mesh(t, 0, "info", "lab.bank.withdraw", "--json").stdout,
-		"id", "name", "description", "input_schema", "output_schema", "annotations", "metadata", "source", "warnings", "digest", "index", "nodes", "limits",
+		"id", "name", "description", "input_schema", "output_schema", "annotations", "metadata", "source", "warnings", "digest", "index", "nodes", "limits", "users",
 		"positional") // for the envelope form, where there are positional parameters
 	if data, err := json.Marshal(info["index"]); err != nil {
 		t.Error(err)
@@ -263,7 +263,7 @@ func TestJSON(t *testing.T) {
 	keys("the end of a stream that breaks", lines[len(lines)-1], "error")
 
 	nodes := keys("nodes", u.mesh(t, 0, "nodes", "--json").stdout, "nodes")
-	one := keys("a node", element(nodes, "nodes"), "id", "boot", "version", "state", "labels", "slots", "in_flight", "indexes", "sandbox", "limits", "reasons")
+	one := keys("a node", element(nodes, "nodes"), "id", "boot", "version", "state", "labels", "slots", "in_flight", "indexes", "sandbox", "limits", "users", "reasons")
 	if one["version"] != "1.2.3-e2e" || one["state"] != "serving" {
 		t.Errorf("the node is %v", one)
 	}
