@@ -1,7 +1,7 @@
 """The child process that is the node of a Python host, and the frames that are spoken with it: docs/bridge.md.
 
-One event loop reads and writes. Other threads send through send, which wakes the
-loop once for all that is waiting then.
+One event loop reads, and writes what it is woken for. Frames of threads wait until one of them
+has nothing else to do, or the loop is woken: what waits is written at once.
 """
 
 from __future__ import annotations
@@ -46,42 +46,62 @@ class Bridge:
         self._take = take
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._process: asyncio.subprocess.Process | None = None
+        self._from, self._to = -1, -1  # our ends of its stdout and stdin
+        self._had = bytearray()  # of which no whole frame has come
         self._out: deque[bytes] = deque()
+        self._rest = memoryview(b"")  # what the pipe had no room for
         self._waking = False
+        self._writing = threading.Lock()  # of _rest and _to
+        self._ready: asyncio.Future[Frame] = self._loop.create_future()
+        self._ended = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
         self._numbers = itertools.count(1)
         self._asked: dict[str, Asked] = {}
         self._said: deque[str] = deque(maxlen=20)
-        self._reading: list[asyncio.Task[None]] = []
+        self._listening: asyncio.Task[None] | None = None
         self.ready: Frame = {}
         self.over = False
-        self.lock = threading.Lock()
 
     async def start(self, settings: Mapping[str, str]) -> None:
         """Starts it and waits until it is connected. Raises Unavailable with what it says where it cannot be."""
+        self._from, out = os.pipe()
+        into, self._to = os.pipe()
         try:
             # In a session of its own: an interrupt at the terminal is the program's, which drains.
             self._process = await asyncio.create_subprocess_exec(
-                binary.find(), "bridge", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE, env={**os.environ, **settings}, limit=4 * _READ, start_new_session=True)
+                binary.find(), "bridge", stdin=into, stdout=out, stderr=asyncio.subprocess.PIPE,
+                env={**os.environ, **settings}, limit=_READ, start_new_session=True)
         except OSError as failure:
+            self._close()
             raise errors.error("unavailable", str(failure), started=False, origin="caller") from None
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            os.close(into)
+            os.close(out)
         _living.add(self)
-        ready = self._loop.create_future()
-        self._reading = [self._loop.create_task(self._read(ready)), self._loop.create_task(self._listen())]
-        self.ready = await ready
+        os.set_blocking(self._from, False)
+        os.set_blocking(self._to, False)
+        self._loop.add_reader(self._from, self._readable)
+        self._listening = self._loop.create_task(self._listen())
+        self.ready = await self._ready
         if not self.ready:
             await self.wait()
-            said = next((one for one in reversed(self._said) if one.strip()), "it has ended")
-            raise errors.error("unavailable", f"mesh bridge cannot serve: {said}", started=False, origin="caller")
+            raise errors.error("unavailable", f"mesh bridge cannot serve: {self.said}", started=False, origin="caller")
+
+    @property
+    def said(self) -> str:
+        """Its last words."""
+        return next((one for one in reversed(self._said) if one.strip()), "it has ended")
 
     async def wait(self) -> int:
         """Until it has ended: its status."""
-        assert self._process is not None
-        await asyncio.gather(*self._reading)
-        status = await self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        return status
+        assert self._process is not None and self._listening is not None
+        await self._ended.wait()
+        await asyncio.wait({self._listening})
+        return await self._process.wait()
 
     async def kill(self) -> None:
         """Ends it, and what it runs, now."""
@@ -90,43 +110,78 @@ class Bridge:
                 self._process.kill()
             await self.wait()
 
+    def _close(self) -> None:
+        with self._writing:
+            self.over = True
+            ends, self._from, self._to = (self._from, self._to), -1, -1
+            for one in ends:
+                if one >= 0:
+                    os.close(one)
+
+    def __del__(self) -> None:
+        self._close()  # the loop was closed while it served
+
     async def _listen(self) -> None:
         assert self._process is not None and self._process.stderr is not None
-        while line := await self._process.stderr.readline():
+        while True:
+            try:
+                line = await self._process.stderr.readline()
+            except ValueError:
+                continue  # longer than a line may be
+            if not line:
+                return
             text = line.decode(errors="replace").rstrip()
             self._said.append(text)
             level = _LEVEL.search(text)
             _log.log(_LEVELS.get(level.group(1), logging.INFO) if level else logging.INFO, "mesh bridge: %s", text)
 
-    async def _read(self, ready: asyncio.Future[Frame]) -> None:
-        assert self._process is not None and self._process.stdout is not None
-        reader, data = self._process.stdout, b""
+    def _readable(self) -> None:
+        """Takes what the pipe holds."""
         try:
-            while more := await reader.read(_READ):
-                data = data + more if data else more
-                at, size = 0, len(data)
-                while size - at >= 4:
-                    end = at + 4 + int.from_bytes(data[at : at + 4], "big")
-                    if end > size:
-                        break
-                    body = data[at + 4 : end]
-                    at = end
-                    frame = values.decode(body)
-                    if not ready.done():
-                        ready.set_result(frame)
-                    else:
-                        self._give(frame, body)
-                data = data[at:]
-        except (ValueError, KeyError, TypeError):
+            more = os.read(self._from, _READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            more = b""
+        if not more:
+            self._end()
+            return
+        data = self._had
+        data += more
+        at, size = 0, len(data)
+        try:
+            while size - at >= 4:
+                end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+                if end > size:
+                    break
+                body = bytes(data[at + 4 : end])
+                at = end
+                frame = values.decode(body)
+                if self.ready or self._ready.done():
+                    self._give(frame, body)
+                else:
+                    self._ready.set_result(frame)
+        except Exception:
             _log.exception("a frame of mesh bridge cannot be read")
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-        finally:
-            self.over = True
-            if not ready.done():
-                ready.set_result({})
-            for one in list(self._asked.values()):
-                one.fail(errors.error("unavailable", "the bridge to the mesh has ended", origin="caller"))
+            self._end()
+            if self._process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+            return
+        del data[:at]
+
+    def _end(self) -> None:
+        """Nothing comes any more."""
+        self._loop.remove_reader(self._from)
+        if self._rest:
+            self._loop.remove_writer(self._to)
+        self._close()
+        self._ended.set()
+        self._room.set()
+        if not self._ready.done():
+            self._ready.set_result({})
+        for one in list(self._asked.values()):
+            one.fail(errors.error("unavailable", "the bridge to the mesh has ended", origin="caller"))
 
     def _give(self, frame: Frame, body: bytes) -> None:
         kind = frame.get("type")
@@ -141,38 +196,78 @@ class Bridge:
 
     # Out.
 
-    def send(self, body: bytes) -> None:
-        """Sends a frame; from any thread."""
+    def put(self, body: bytes) -> None:
+        """Has a frame be written with the next that is sent, or at the next flush; from any thread."""
         self._out.append(len(body).to_bytes(4, "big") + body)
-        with self.lock:
-            if self._waking or self.over:
-                return
-            self._waking = True
+
+    def send(self, body: bytes) -> None:
+        """Sends a frame; from any thread. In one that is interrupted here it may wait until flush."""
+        self._out.append(len(body).to_bytes(4, "big") + body)
+        self.wake()
+
+    def wake(self) -> None:
+        """Has the loop write what waits."""
+        if self._waking or self.over:
+            return
+        self._waking = True
         try:
             if threading.get_ident() == self._thread:
-                self._loop.call_soon(self._flush)
+                self._loop.call_soon(self.flush)
             else:
-                self._loop.call_soon_threadsafe(self._flush)
+                self._loop.call_soon_threadsafe(self.flush)
         except RuntimeError:
             self.over = True  # the loop has ended, and the process with it
 
-    def _flush(self) -> None:
-        with self.lock:
-            self._waking = False
-        data = b"".join(self._taken())
-        if data and self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(data)
+    def flush(self) -> None:
+        """Writes what waits; from any thread that nothing interrupts."""
+        self._waking = False  # before what waits is taken: nothing that comes later is left
+        if not self._out:
+            return
+        with self._writing:
+            if self._rest:
+                return  # written when there is room
+            data = memoryview(b"".join(self._taken()))
+            if self._to < 0 or not data:
+                return
+            try:
+                data = data[os.write(self._to, data):]
+            except BlockingIOError:
+                pass
+            except OSError:
+                return  # it is gone, which reading shows
+            self._rest = data
+        if data:
+            self._loop.call_soon_threadsafe(self._full)
 
     def _taken(self) -> Iterator[bytes]:
         while self._out:
             yield self._out.popleft()
 
+    def _full(self) -> None:
+        if not self.over:
+            self._room.clear()
+            self._loop.add_writer(self._to, self._writable)
+
+    def _writable(self) -> None:
+        with self._writing:
+            try:
+                self._rest = self._rest[os.write(self._to, self._rest):]
+            except BlockingIOError:
+                return
+            except OSError:
+                self._rest = memoryview(b"")
+            if self._rest:
+                return
+        self._loop.remove_writer(self._to)
+        self._room.set()
+        self.flush()
+
     async def written(self) -> None:
         """Until the pipe has room."""
-        self._flush()
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(ConnectionError):
-                await self._process.stdin.drain()
+        self.flush()
+        if self._rest:
+            await asyncio.sleep(0)  # the loop hears of it
+        await self._room.wait()
 
     def frame(self, kind: str, **fields: Any) -> None:
         """Sends a frame of these fields."""
@@ -195,6 +290,11 @@ class Bridge:
         """Calls a tool on behalf of a call that is being served."""
         with encoding:
             body = tool_side._encoded(tool, args) or b"{}"
+        most = self.ready.get("max_payload", 0)
+        if most and len(body) > most:
+            message = f"the arguments are {len(body)} bytes of JSON, a message carries {most}"
+            raise errors.error("payload_too_large", message, tool=tool, started=False, origin="caller",
+                               details={"size": len(body), "limit": most})
         fields: dict[str, Any] = {"tool_id": tool, "parent": parent}
         seconds = tool_side._seconds(timeout)
         if seconds is not None:
@@ -307,14 +407,8 @@ def _settle(future: concurrent.futures.Future[Any], value: Any, failure: BaseExc
 def _forked() -> None:
     """In a child that the program forks: lets go of the pipes, or the bridge would outlive the program."""
     for one in list(_living):
-        one.over = True
-        process = one._process
-        for stream in () if process is None else (process.stdin, process.stdout, process.stderr):
-            transport = getattr(stream, "transport", None) or getattr(stream, "_transport", None)
-            pipe = transport.get_extra_info("pipe") if transport is not None else None
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    os.close(pipe.fileno())
+        one._writing = threading.Lock()  # a thread that is not here may hold it
+        one._close()
 
 
 if hasattr(os, "register_at_fork"):

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import contextvars
 import ctypes
 import inspect
@@ -50,9 +51,12 @@ if typing.TYPE_CHECKING:
 _log = logging.getLogger("toolmesh")
 _SLOTS = 128
 _BACK = 0.1, 5.0  # seconds before a bridge that has died is started again: at first, and at most
+_LOST = 3  # status of a bridge that cannot serve: the node is another process's
 _DRAIN = 60.0  # seconds after which a bridge that drains is killed
 _NAME = re.compile(r"[^.\s]+\Z")
 _FLOW = 64  # frames of a stream between two looks at the pipe
+_SHORT = 100e-6  # seconds: calls of functions that take less share a thread, to wake one costs as much
+_LOOK = 1e-3  # seconds between two looks at calls that wait for such a thread
 
 
 class Host:
@@ -210,6 +214,7 @@ class _Offered:
         if isinstance(said.get("resource_key"), str) and said["resource_key"] != "dynamic":
             said["resource_key"] = [said["resource_key"]]
         self.streaming = self.kind in ("generator", "async_generator")
+        self.took = 1.0  # seconds of a call, on the average of the last few
         varargs = next((one.name for one in signature.parameters if one.kind == "varargs"), None)
         self.spec = {
             "tool_id": self.name, "name": self.name, "type": "streaming" if self.streaming else "standard",
@@ -230,10 +235,11 @@ class _Call:
     """One call that is being served."""
 
     __slots__ = ("id", "offered", "positional", "keyword", "stream", "credit", "sent", "context", "thread", "task",
-                 "cancelled", "flow", "key")
+                 "cancelled", "flow", "key", "bridge")
 
-    def __init__(self, frame: Frame, key: bytes, offered: _Offered, positional: Sequence[Any],
+    def __init__(self, bridge: Bridge, frame: Frame, key: bytes, offered: _Offered, positional: Sequence[Any],
                  keyword: dict[str, Any]) -> None:
+        self.bridge = bridge  # that it came from
         self.id: str = frame["rpc_id"]
         self.key = key  # the id as JSON
         self.offered, self.positional, self.keyword = offered, positional, keyword
@@ -257,10 +263,14 @@ class _Runner:
         self._loop = asyncio.get_running_loop()
         self._bridge: Bridge | None = None
         self._running: dict[str, _Call] = {}
-        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._idle, self._threads = 0, 0
-        self._lock = threading.Lock()  # of threads, and of what is raised in them
+        self._waiting: deque[_Call] = deque()  # for a thread
+        self._given, self._taken, self._seen = 0, 0, 0  # calls: that waited, that wait no more, _given at the last look
+        self._looking = False
+        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # of a thread that has nothing to do: False ends it
+        self._awake, self._threads = 0, 0
+        self._lock = threading.Lock()  # of threads, of what waits for them and of what is raised in them
         self._stopping = False
+        self._stopped = asyncio.Event()
         self.node = ""
 
     async def run(self, ready: Callable[[], None] | None) -> None:
@@ -269,18 +279,17 @@ class _Runner:
         try:
             while True:
                 began = time.monotonic()
-                bridge = Bridge(self._take)
+                bridge = self._bridge = Bridge(self._take)  # calls come as soon as the tools are offered
                 try:
                     await bridge.start(self._settings)
-                    self._bridge = bridge  # calls come as soon as the tools are offered
                     await self._offer(bridge, list(self._tools.values()))
-                except errors.MeshError:
-                    self._bridge = None
+                except errors.MeshError as failure:
                     await bridge.kill()
-                    if ready is not None or not self.node:
+                    if not self.node:
                         raise  # it has never served
+                    _log.error("%s", failure)
                 else:
-                    self.node = bridge.ready.get("node", "")
+                    self.node = bridge.ready["node"]
                     if ready is not None:
                         ready()
                         ready = None
@@ -288,19 +297,23 @@ class _Runner:
                         bridge.frame("drain")
                     status = await self._ended(bridge)
                     self._give_up()
-                    if self._stopping:
-                        return
-                    _log.error("the bridge to the mesh has ended with status %d: starting it again", status)
+                    if status == _LOST and not self._stopping:
+                        raise errors.error("unavailable", f"mesh bridge cannot serve any more: {bridge.said}",
+                                           origin="caller")
+                    if not self._stopping:
+                        _log.error("the bridge to the mesh has ended with status %d: starting it again", status)
                 if self._stopping:
                     return
                 wait = _BACK[0] if time.monotonic() - began > 10 else min(2 * wait, _BACK[1])
-                await asyncio.sleep(wait)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._stopped.wait(), wait)
+                    return
         finally:
             if self._bridge is not None:
                 await self._bridge.kill()
             self._give_up()
             for _ in range(self._threads):
-                self._queue.put(None)
+                self._wake.put(False)
 
     async def _ended(self, bridge: Bridge) -> int:
         waiting = asyncio.ensure_future(bridge.wait())
@@ -334,6 +347,7 @@ class _Runner:
             elif self._bridge is not None:
                 self._bridge.frame("drain")
             self._stopping = True
+            self._stopped.set()
 
         try:
             self._loop.call_soon_threadsafe(begin)
@@ -363,57 +377,76 @@ class _Runner:
             _go_on(call)
 
     def _begin(self, frame: Frame, body: bytes) -> None:
-        key = _json(frame["rpc_id"])
+        bridge, key = self._bridge, values.encode(frame["rpc_id"])
+        assert bridge is not None
         offered = self._tools.get(frame["tool_id"])
         if offered is None:
             message = f"there is no tool {frame['tool_id']!r} here"
-            self._answer(frame["rpc_id"], key, failures.body("unavailable", message, False))
+            bridge.send(_failed(key, failures.body("unavailable", message, False)))
             return
         try:
             positional, keyword = _bound(offered.tool, frame, body)
         except BaseException as failure:  # noqa: B036 - a converter of the tool's may raise anything
-            self._answer(frame["rpc_id"], key, _unbound(failure, offered))
+            bridge.send(_failed(key, _unbound(failure, offered)))
             return
-        call = self._running[frame["rpc_id"]] = _Call(frame, key, offered, positional, keyword)
-        assert self._bridge is not None
-        call.context.run(_serving.enter, self._bridge, frame)
+        call = self._running[frame["rpc_id"]] = _Call(bridge, frame, key, offered, positional, keyword)
+        call.context.run(_serving.enter, bridge, frame)
         if offered.kind in ("async", "async_generator"):
             call.task = call.context.run(self._loop.create_task, self._awaited(call))
             call.task.add_done_callback(lambda task: self._done(call, task))
             return
         with self._lock:
-            more = self._queue.qsize() >= self._idle and self._threads < 2 * self._slots + 8
-            self._threads += more
-        if more:
-            threading.Thread(target=self._work, name="toolmesh tool", daemon=True).start()
-        self._queue.put(call)
+            self._given += 1
+            self._waiting.append(call)
+            self._rouse(1 if offered.took > _SHORT or not self._awake else 0)
+        if not self._looking:
+            self._looking = True
+            self._loop.call_later(_LOOK, self._look)
 
-    def _answer(self, rpc_id: str, key: bytes, error: bytes) -> None:
-        self._running.pop(rpc_id, None)
+    def _rouse(self, more: int) -> None:
+        """Has more threads run what waits. The lock is held."""
+        for _ in range(min(more, 2 * self._slots + 8 - self._awake)):
+            self._awake += 1
+            if self._awake <= self._threads:
+                self._wake.put(True)
+            else:
+                self._threads += 1
+                threading.Thread(target=self._work, name="toolmesh tool", daemon=True).start()
+
+    def _look(self) -> None:
+        """Calls that waited at the last look already get threads: what is before them takes its time."""
+        with self._lock:
+            self._rouse(self._seen - self._taken)
+            self._looking = self._seen != self._given or self._taken != self._given
+            self._seen = self._given
         if self._bridge is not None:
-            self._bridge.send(b'{"type":"rpc_tool_response","rpc_id":' + key + b',"status":"error","error":' + error
-                              + b"}")
+            self._bridge.flush()
+        if self._looking:
+            self._loop.call_later(_LOOK, self._look)
+
+    def _gone(self, call: _Call) -> None:
+        if self._running.get(call.id) is call:
+            del self._running[call.id]
 
     def _end(self, call: _Call, value: bytes) -> None:
-        self._running.pop(call.id, None)
-        bridge = self._bridge
-        if bridge is None:
-            return
+        """The answer waits to be sent."""
+        self._gone(call)
         if call.stream and call.offered.streaming:
-            bridge.send(b'{"type":"rpc_stream_chunk","rpc_id":' + call.key + b',"chunk_type":"complete"}')
+            call.bridge.put(b'{"type":"rpc_stream_chunk","rpc_id":' + call.key + b',"chunk_type":"complete"}')
         else:
-            bridge.send(b'{"type":"rpc_tool_response","rpc_id":' + call.key + b',"status":"ok","result":' + value
-                        + b"}")
+            call.bridge.put(b'{"type":"rpc_tool_response","rpc_id":' + call.key + b',"status":"ok","result":' + value
+                            + b"}")
 
     def _fail(self, call: _Call, failure: BaseException) -> None:
-        self._answer(call.id, call.key, _told_of(failure, call))
+        """As _end."""
+        self._gone(call)
+        call.bridge.put(_failed(call.key, _told_of(failure, call)))
 
     def _item(self, call: _Call, value: Any) -> None:
-        data = _encoded(call.offered, value)
+        data = _encoded(call, value, "item")
         call.sent += 1
-        if self._bridge is not None:
-            self._bridge.send(b'{"type":"rpc_stream_chunk","rpc_id":' + call.key
-                              + b',"chunk_type":"data","data":' + data + b"}")
+        call.bridge.send(b'{"type":"rpc_stream_chunk","rpc_id":' + call.key + b',"chunk_type":"data","data":' + data
+                         + b"}")
 
     def _cancel(self, call: _Call) -> None:
         """The caller has given up: a task is cancelled, and in a thread the function is
@@ -438,13 +471,14 @@ class _Runner:
             self._fail(call, failure)
         else:
             self._end(call, task.result())
+        call.bridge.wake()
 
     async def _awaited(self, call: _Call) -> bytes:
         value = call.offered.tool.function(*call.positional, **call.keyword)
         if not inspect.isasyncgen(value) and inspect.isawaitable(value):
             value = await value
         if not inspect.isasyncgen(value):
-            return _encoded(call.offered, value)
+            return _encoded(call, value)
         call.flow = asyncio.Event()
         try:
             await self._items(call, value)
@@ -459,24 +493,29 @@ class _Runner:
                 call.flow.clear()
                 await call.flow.wait()
             self._item(call, value)
-            if call.sent % _FLOW == 0 and self._bridge is not None:
-                await self._bridge.written()
+            if call.sent % _FLOW == 0:
+                await call.bridge.written()
 
     # On threads.
 
     def _work(self) -> None:
+        done: Bridge | None = None
         while True:
             with self._lock:
-                self._idle += 1
-            call = self._queue.get()
-            with self._lock:
-                self._idle -= 1
-            if call is None:
+                call = self._waiting.popleft() if self._waiting else None
+                if call is not None:
+                    self._taken += 1
+                elif done is None:
+                    self._awake -= 1
+            if call is not None:
+                with contextlib.suppress(guard.Cancelled):  # it came when the answer was on its way
+                    call.context.run(self._run_call, call)
+                done = call.bridge
+            elif done is not None:
+                done.flush()  # what comes meanwhile is run, too, before this sleeps
+                done = None
+            elif not self._wake.get():
                 return
-            try:
-                call.context.run(self._run_call, call)
-            except guard.Cancelled:
-                pass  # it came when the answer was on its way
 
     def _run_call(self, call: _Call) -> None:
         with self._lock:
@@ -485,10 +524,11 @@ class _Runner:
             else:
                 call.thread, started = threading.get_ident(), True
         if not started:
-            self._answer(call.id, call.key, failures.body("cancelled", "the call was cancelled", False))
+            self._gone(call)
+            call.bridge.put(_failed(call.key, failures.body("cancelled", "the call was cancelled", False)))
             return
         failure: BaseException | None = None
-        data = b""
+        data, began = b"", time.perf_counter()
         try:
             try:
                 data = self._called(call)
@@ -499,6 +539,8 @@ class _Runner:
                         _raise_in(threading.get_ident(), None)  # it was not raised yet, and must not be from here on
         except BaseException as raised:  # noqa: B036 - one answer for each call; sys.exit is the tool's failure
             failure = raised
+        took = call.offered.took
+        call.offered.took = took + (min(time.perf_counter() - began, 1e-3) - took) / 8
         if failure is not None:
             self._fail(call, failure)
         else:
@@ -509,13 +551,13 @@ class _Runner:
         if inspect.iscoroutine(value) or inspect.isasyncgen(value):  # of a decorated function
             value = asyncio.run_coroutine_threadsafe(_collected(value), self._loop).result()
         if not inspect.isgenerator(value):
-            return _encoded(call.offered, value)
+            return _encoded(call, value)
         try:
             if call.stream:
                 self._sent(call, value)
                 return b""
             last: deque[Any] = deque(value, 1)
-            return _encoded(call.offered, last[0] if last else None)
+            return _encoded(call, last[0] if last else None)
         finally:
             value.close()
 
@@ -528,8 +570,8 @@ class _Runner:
             if call.cancelled:
                 raise guard.Cancelled
             self._item(call, value)
-            if call.sent % _FLOW == 0 and self._bridge is not None and not self._bridge.over:
-                asyncio.run_coroutine_threadsafe(self._bridge.written(), self._loop).result()
+            if call.sent % _FLOW == 0 and not call.bridge.over:
+                asyncio.run_coroutine_threadsafe(call.bridge.written(), self._loop).result()
 
 
 async def _collected(value: Any) -> Any:
@@ -554,13 +596,22 @@ def _go_on(call: _Call) -> None:
             flow.notify_all()
 
 
-def _encoded(offered: _Offered, value: Any) -> bytes:
+def _encoded(call: _Call, value: Any, what: str = "result") -> bytes:
     with encoding:
-        return offered.tool.encode(value)
+        data = call.offered.tool.encode(value)
+    most = call.bridge.ready.get("max_payload", 0)
+    if most and len(data) > most:
+        raise _TooLarge(len(data), most, what)
+    return data
 
 
-def _json(rpc_id: Any) -> bytes:
-    return values.encode(rpc_id)
+class _TooLarge(Exception):
+    """A result, or an item, is larger than a message may be."""
+
+
+def _failed(key: bytes, error: bytes) -> bytes:
+    """The frame of an error."""
+    return b'{"type":"rpc_tool_response","rpc_id":' + key + b',"status":"error","error":' + error + b"}"
 
 
 def _bound(tool: Any, frame: Frame, body: bytes) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -584,6 +635,8 @@ def _told_of(failure: BaseException, call: _Call) -> bytes:
     """What the caller is told of what a function has raised, or its result."""
     if isinstance(failure, guard.Cancelled) or isinstance(failure, asyncio.CancelledError) and call.cancelled:
         return failures.cancelled()
+    if isinstance(failure, _TooLarge):
+        return failures.too_large(*failure.args)
     if isinstance(failure, values.NotSerializable):
         return failures.unserializable(failure, call.offered.name)
     trace = failure.__traceback__
