@@ -2,7 +2,6 @@
 
 import asyncio
 import concurrent.futures
-import json
 import os
 import pathlib
 import signal
@@ -103,6 +102,10 @@ def test_all_kinds_of_functions(opened: Started) -> None:
     def bad() -> Any:
         return {"a": [object()]}
 
+    @host.tool
+    async def forgets() -> Any:
+        return _later(1)
+
     assert add(1) == 3, "the function stays what it is"
     with host, Mesh(opened.url) as mesh:
         assert mesh.call(f"{index}.add", {"a": 1}) == 3
@@ -127,6 +130,7 @@ def test_all_kinds_of_functions(opened: Started) -> None:
         with pytest.raises(toolmesh.ResultNotSerializable) as unserializable:
             mesh.call(f"{index}.bad")
         assert unserializable.value.details["path"] == "result.a[0]"
+        assert mesh.call(f"{index}.forgets") == 2
         with pytest.raises(toolmesh.InvalidArguments):
             mesh.call(f"{index}.add", {"a": "x"})
         assert host.node in opened.run("nodes", "--json")
@@ -202,6 +206,97 @@ def test_calls_run_side_by_side(opened: Started) -> None:
         for tool in ("meet", "ameet"):
             running = [pool.submit(mesh.call, f"{index}.{tool}", {"number": number}) for number in range(64)]
             assert [one.result() for one in running] == list(range(64))
+
+
+def test_short_functions_that_take_long_for_once(opened: Started) -> None:
+    """Functions that are short share a thread, but none waits for another that is not."""
+    index, together = name(), threading.Barrier(16)
+    host = Host(index=index, servers=opened.url)
+
+    @host.tool
+    def meet(wait: bool) -> bool:
+        return not wait or together.wait(20) >= 0
+
+    @host.tool
+    def asks(wait: bool) -> Any:
+        return mesh.call(f"{index}.meet", {"wait": wait})
+
+    with host, Mesh(opened.url) as client, concurrent.futures.ThreadPoolExecutor(16) as pool:
+        for _ in range(200):
+            assert client.call(f"{index}.meet", {"wait": False})
+        running = [pool.submit(client.call, f"{index}.meet", {"wait": True}) for _ in range(16)]
+        assert all(one.result() for one in running)
+        for _ in range(50):
+            assert client.call(f"{index}.meet", {"wait": False})
+        running = [pool.submit(client.call, f"{index}.asks", {"wait": True}) for _ in range(16)]
+        assert all(one.result() for one in running)
+
+
+def test_what_no_message_carries(opened: Started) -> None:
+    index = name()
+    host = Host(index=index, servers=opened.url)
+
+    @host.tool
+    def long(size: int) -> str:
+        return "x" * size
+
+    @host.tool
+    async def along(size: int) -> str:
+        return "x" * size
+
+    @host.tool
+    def items(size: int) -> Iterator[str]:
+        yield ""
+        yield "x" * size
+
+    @host.tool
+    def asks(size: int) -> str:
+        with pytest.raises(toolmesh.PayloadTooLarge) as raised:
+            mesh.call(f"{index}.long", {"size": "x" * size})
+        assert raised.value.started is False
+        return "refused"
+
+    with host, Mesh(opened.url) as client:
+        for size in (2 << 20, 65 << 20):  # more than a message, more than a frame
+            for tool in ("long", "along"):
+                with pytest.raises(toolmesh.PayloadTooLarge) as raised:
+                    client.call(f"{index}.{tool}", {"size": size})
+                assert raised.value.started is True and raised.value.details["size"] == size + 2
+            stream = client.stream(f"{index}.items", {"size": size})
+            assert next(stream) == ""
+            with pytest.raises(toolmesh.PayloadTooLarge):
+                next(stream)
+            assert client.call(f"{index}.asks", {"size": size}) == "refused"
+        assert client.call(f"{index}.long", {"size": 3}) == "xxx"
+
+
+def test_many_calls_are_cancelled(opened: Started) -> None:
+    """Wherever a thread was interrupted, what comes later is answered."""
+    index = name()
+    host = Host(index=index, servers=opened.url)
+
+    @host.tool
+    def add(a: int) -> int:
+        return a + 1
+
+    @host.tool
+    def asks() -> None:
+        while True:
+            mesh.call(f"{index}.add", {"a": 1})
+
+    @host.tool
+    def items() -> Iterator[int]:
+        yield from range(10**9)
+
+    with host, Mesh(opened.url) as client, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        def gives_up(number: int) -> None:
+            with pytest.raises((toolmesh.ToolTimeout, toolmesh.CallCancelled)):
+                client.call(f"{index}.{'asks' if number % 2 else 'items'}", timeout=0.05 + number % 7 / 100)
+
+        for one in [pool.submit(gives_up, number) for number in range(60)]:
+            one.result()
+        running = [pool.submit(client.call, f"{index}.add", {"a": number}) for number in range(100)]
+        assert [one.result() for one in running] == list(range(1, 101))
 
 
 def test_cancels_and_deadlines_reach_the_function(opened: Started) -> None:
@@ -420,16 +515,75 @@ def test_a_program_is_killed(opened: Started) -> None:
 
 def test_a_bridge_that_dies_is_started_again(opened: Started) -> None:
     index = name()
-    running = program(opened.url, index)
-    with Mesh(opened.url) as client:
+    more = """
+ended = []
+
+@mesh.tool
+def outlives(first: bool) -> list[int]:
+    if first:
+        try:
+            time.sleep(3)
+        finally:
+            ended.append(1)
+    return ended
+"""
+    running = program(opened.url, index, more)
+    with Mesh(opened.url) as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
         until(lambda: _served(client, index))
+        slow = pool.submit(client.call, f"{index}.outlives", {"first": True})
+        time.sleep(0.5)
         (bridge,) = children(running.pid)
         os.kill(int(bridge), signal.SIGKILL)
+        with pytest.raises(toolmesh.MeshError):
+            slow.result(20)
         until(lambda: children(running.pid) not in ([], [bridge]) and _served(client, index))
+        until(lambda: client.call(f"{index}.outlives", {"first": False}) == [1])
+        assert _served(client, index)
     running.terminate()
     out, err = running.communicate(timeout=60)
     assert (running.returncode, out) == (0, "served\n")
-    assert "starting it again" in err
+    assert "starting it again" in err and "not being served" not in err, "its answer was the dead bridge's"
+
+
+def test_a_program_stops_while_its_bridge_is_down(opened: Started, tmp_path: pathlib.Path) -> None:
+    index, binary = name(), tmp_path / "mesh"
+    binary.symlink_to(os.environ["MESH_E2E_BIN"])
+    code = f"import os\nos.environ['TOOLMESH_BINARY'] = {str(binary)!r}"
+    running = program(opened.url, index, code)
+    with Mesh(opened.url) as client:
+        until(lambda: _served(client, index))
+    binary.unlink()
+    (bridge,) = children(running.pid)
+    os.kill(int(bridge), signal.SIGKILL)
+    assert running.stderr is not None
+    for line in running.stderr:
+        if "No such file" in line:
+            break
+    running.terminate()
+    out, _ = running.communicate(timeout=60)
+    assert (running.returncode, out) == (0, "served\n")
+
+
+def test_a_node_that_is_anothers(opened: Started) -> None:
+    """While it is heard of, nobody else can be it. Who took it when it was silent has it."""
+    index = name()
+    first = program(opened.url, index)
+    with Mesh(opened.url) as client:
+        until(lambda: _served(client, index))
+        second = program(opened.url, index)
+        out, err = second.communicate(timeout=60)
+        assert (second.returncode, out) == (1, "") and "is running already" in err
+        (bridge,) = children(first.pid)
+        os.kill(int(bridge), signal.SIGSTOP)
+        third = program(opened.url, index)
+        until(lambda: third.poll() is not None or _served(client, index))
+        os.kill(int(bridge), signal.SIGCONT)
+        out, err = first.communicate(timeout=60)
+        assert (first.returncode, out) == (1, "") and "cannot serve any more" in err, err
+        assert _served(client, index)
+    third.terminate()
+    out, err = third.communicate(timeout=60)
+    assert (third.returncode, out, err) == (0, "served\n", "")
 
 
 def test_a_program_that_forks(opened: Started) -> None:
@@ -454,21 +608,85 @@ def test_a_program_that_forks(opened: Started) -> None:
         stream.close()
 
 
-def test_a_program_that_ends_while_it_serves(opened: Started) -> None:
+def test_a_forked_child_that_ends(opened: Started) -> None:
+    """Its end is not the program's."""
+    index = name()
+    more = """
+import os
+
+@mesh.tool
+def forks() -> int:
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return sys.exit(7)
+
+@mesh.tool
+async def aforks() -> int:
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return 1
+"""
+    running = program(opened.url, index, more, "-W", "ignore::DeprecationWarning")
+    with Mesh(opened.url) as client:
+        until(lambda: _served(client, index))
+        before = children(running.pid)
+        assert client.call(f"{index}.forks") == 0
+        assert client.call(f"{index}.aforks") == 0
+        assert _served(client, index) and children(running.pid) == before
+    running.terminate()
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out, err) == (0, "served\n", "")
+
+
+def test_a_loop_that_is_closed_while_it_serves(opened: Started) -> None:
     index = name()
     code = f"""
+import asyncio, gc, os, pathlib, time
+from toolmesh import Host, Mesh
+host = Host(index={index!r}, servers={opened.url!r})
+@host.tool
+def add(a: int) -> int:
+    return a + 1
+loop = asyncio.new_event_loop()
+ready = loop.create_future()
+task = loop.create_task(host.aserve(ready=lambda: ready.set_result(None)))
+loop.run_until_complete(ready)
+loop.close()
+del task, ready, host
+gc.collect()
+while True:
+    try:
+        if os.waitpid(-1, os.WNOHANG)[0]:
+            break
+    except ChildProcessError:
+        break
+    time.sleep(0.01)
+print("no child")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PYTHONPATH": SOURCE})
+    assert (done.returncode, done.stdout) == (0, "no child\n"), done.stderr
+
+
+@pytest.mark.parametrize("how", ["host.start()", "threading.Thread(target=host.serve, daemon=True).start()"])
+def test_a_program_that_ends_while_it_serves(opened: Started, how: str) -> None:
+    index = name()
+    code = f"""
+import threading, time
 from toolmesh import Host
 host = Host(index={index!r}, servers={opened.url!r})
 @host.tool
 def add(a: int) -> int:
     return a + 1
-host.start()
+{how}
+while not host.node:
+    time.sleep(0.01)
 print("at the end")
 """
     done = subprocess.run([sys.executable, "-X", "dev", "-W", "error", "-c", code], capture_output=True, text=True,
                           timeout=60, env={**os.environ, "PYTHONPATH": SOURCE})
     assert (done.returncode, done.stdout, done.stderr) == (0, "at the end\n", "")
-    assert index not in opened.run("ls", "--json")
+    until(lambda: index not in opened.run("ls", "--json"))
 
 
 def test_what_cannot_be_a_tool() -> None:
@@ -478,7 +696,7 @@ def test_what_cannot_be_a_tool() -> None:
         with pytest.raises(TypeError):
             host.tool(wrong)
     host.tool(len, name="length")
-    for wrong in ({"name": "length"}, {"name": "a.b"}, {"name": ""}, {"name": "x", "time_out": 3}):
+    for wrong in ({"name": "length"}, {"name": "a.b"}, {"name": ""}, {"name": "x", "time_out": 3}, {"name": "\ud800"}):
         with pytest.raises(ValueError):
             host.tool(max, **wrong)
     with pytest.raises(ValueError, match="no tool"):
@@ -506,6 +724,73 @@ def test_nowhere_to_serve(opened: Started, monkeypatch: pytest.MonkeyPatch) -> N
         twice.serve()
 
 
+def test_the_tools_of_a_module(opened: Started) -> None:
+    """What mesh.tool has decorated is served once more, with what was decorated since."""
+    code = f"""
+import threading, time
+import toolmesh
+from toolmesh import mesh
+
+@mesh.tool
+def first() -> int:
+    return 1
+
+def serves(index, tools):
+    serving = threading.Thread(target=mesh.serve, kwargs=dict(index=index, servers={opened.url!r}))
+    serving.start()
+    with toolmesh.Mesh({opened.url!r}) as client:
+        while True:
+            try:
+                assert [client.call(index + "." + tool) for tool in tools] == [1] * len(tools)
+                break
+            except toolmesh.MeshError:
+                time.sleep(0.05)
+    try:
+        mesh.serve(index=index)
+    except RuntimeError as failure:
+        print(failure)
+    mesh.stop()
+    serving.join()
+
+serves("{name()}", ["first"])
+
+@mesh.tool
+def second() -> int:
+    return 1
+
+serves("{name()}", ["first", "second"])
+try:
+    mesh.tool(second)
+except ValueError as failure:
+    print(failure)
+"""
+    done = subprocess.run([sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PYTHONPATH": SOURCE})
+    said = done.stdout.splitlines()
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert ["serves already" in one for one in said] == [True, True, False] and "already" in said[2]
+
+
+def test_a_start_that_is_cancelled(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary, before = tmp_path / "mesh", children(os.getpid())
+    binary.write_text("#!/bin/sh\nexec sleep 60\n")
+    binary.chmod(0o755)
+    monkeypatch.setenv("TOOLMESH_BINARY", str(binary))
+
+    async def main() -> None:
+        host = Host(index="x")
+        host.tool(len, name="length")
+        serving = asyncio.create_task(host.aserve())
+        while children(os.getpid()) == before:
+            await asyncio.sleep(0.01)
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+
+    asyncio.run(main())
+    assert children(os.getpid()) == before
+
+
 def test_a_program_with_a_loop_of_its_own(opened: Started) -> None:
     index = name()
 
@@ -529,5 +814,4 @@ def test_a_program_with_a_loop_of_its_own(opened: Started) -> None:
             await serving
 
     asyncio.run(main())
-    assert not children(os.getpid()) or index not in opened.run("ls", "--json")
-    assert json.loads(opened.run("ls", "--json"))["tools"] == []
+    assert index not in opened.run("ls", "--json")

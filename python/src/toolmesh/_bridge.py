@@ -62,6 +62,7 @@ class Bridge:
         self._listening: asyncio.Task[None] | None = None
         self.ready: Frame = {}
         self.over = False
+        self.forked = False  # this is a child that the program has forked
 
     async def start(self, settings: Mapping[str, str]) -> None:
         """Starts it and waits until it is connected. Raises Unavailable with what it says where it cannot be."""
@@ -85,7 +86,8 @@ class Bridge:
         os.set_blocking(self._from, False)
         os.set_blocking(self._to, False)
         self._loop.add_reader(self._from, self._readable)
-        self._listening = self._loop.create_task(self._listen())
+        assert self._process.stderr is not None
+        self._listening = self._loop.create_task(_listen(self._process.stderr, self._said))
         self.ready = await self._ready
         if not self.ready:
             await self.wait()
@@ -120,20 +122,6 @@ class Bridge:
 
     def __del__(self) -> None:
         self._close()  # the loop was closed while it served
-
-    async def _listen(self) -> None:
-        assert self._process is not None and self._process.stderr is not None
-        while True:
-            try:
-                line = await self._process.stderr.readline()
-            except ValueError:
-                continue  # longer than a line may be
-            if not line:
-                return
-            text = line.decode(errors="replace").rstrip()
-            self._said.append(text)
-            level = _LEVEL.search(text)
-            _log.log(_LEVELS.get(level.group(1), logging.INFO) if level else logging.INFO, "mesh bridge: %s", text)
 
     def _readable(self) -> None:
         """Takes what the pipe holds."""
@@ -404,9 +392,25 @@ def _settle(future: concurrent.futures.Future[Any], value: Any, failure: BaseExc
             future.set_exception(failure)
 
 
+async def _listen(stderr: asyncio.StreamReader, said: deque[str]) -> None:
+    """Logs what a bridge says. It does not hold the bridge, which ends when nobody does."""
+    while True:
+        try:
+            line = await stderr.readline()
+        except ValueError:
+            continue  # longer than a line may be
+        if not line:
+            return
+        text = line.decode(errors="replace").rstrip()
+        said.append(text)
+        level = _LEVEL.search(text)
+        _log.log(_LEVELS.get(level.group(1), logging.INFO) if level else logging.INFO, "mesh bridge: %s", text)
+
+
 def _forked() -> None:
     """In a child that the program forks: lets go of the pipes, or the bridge would outlive the program."""
     for one in list(_living):
+        one.forked = True
         one._writing = threading.Lock()  # a thread that is not here may hold it
         one._close()
 

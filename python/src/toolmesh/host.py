@@ -25,6 +25,7 @@ import contextvars
 import ctypes
 import inspect
 import logging
+import os
 import queue
 import re
 import signal
@@ -33,7 +34,7 @@ import time
 import typing
 from collections import deque
 
-from . import _serving
+from . import _names, _serving
 from ._bridge import Bridge
 from ._core import binding, encoding, errors, failures, guard, schema, values
 
@@ -128,6 +129,11 @@ class Host:
         runner = self._runner
         return runner.node if runner is not None else ""
 
+    @property
+    def serving(self) -> bool:
+        """Whether it serves, or is about to."""
+        return self._runner is not None
+
     def serve(self) -> None:
         """Serves until SIGINT or SIGTERM, or stop; then the calls that run end first.
         Raises Unavailable where there is no mesh or no binary."""
@@ -202,6 +208,7 @@ class _Offered:
         self.name = name if name is not None else getattr(function, "__name__", "")
         if not isinstance(self.name, str) or not _NAME.match(self.name):
             raise ValueError(f"the name of a tool cannot be {self.name!r}: it is text without dots and spaces")
+        _names.token(self.name)
         unknown = set(annotations) - _ANNOTATIONS
         if unknown:
             raise ValueError(f"there is no annotation {min(unknown)!r}: there are {', '.join(sorted(_ANNOTATIONS))}")
@@ -285,6 +292,8 @@ class _Runner:
                     await self._offer(bridge, list(self._tools.values()))
                 except errors.MeshError as failure:
                     await bridge.kill()
+                    if self._stopping:
+                        return
                     if not self.node:
                         raise  # it has never served
                     _log.error("%s", failure)
@@ -465,6 +474,8 @@ class _Runner:
     # On the loop.
 
     def _done(self, call: _Call, task: asyncio.Task[bytes]) -> None:
+        if call.bridge.forked:
+            os._exit(0)  # as in _run_call
         if task.cancelled():
             self._fail(call, asyncio.CancelledError())
         elif (failure := task.exception()) is not None:
@@ -475,7 +486,7 @@ class _Runner:
 
     async def _awaited(self, call: _Call) -> bytes:
         value = call.offered.tool.function(*call.positional, **call.keyword)
-        if not inspect.isasyncgen(value) and inspect.isawaitable(value):
+        while inspect.isawaitable(value):
             value = await value
         if not inspect.isasyncgen(value):
             return _encoded(call, value)
@@ -539,6 +550,8 @@ class _Runner:
                         _raise_in(threading.get_ident(), None)  # it was not raised yet, and must not be from here on
         except BaseException as raised:  # noqa: B036 - one answer for each call; sys.exit is the tool's failure
             failure = raised
+        if call.bridge.forked:
+            os._exit(0)  # a child of the tool came back from the function
         took = call.offered.took
         call.offered.took = took + (min(time.perf_counter() - began, 1e-3) - took) / 8
         if failure is not None:
@@ -576,7 +589,7 @@ class _Runner:
 
 async def _collected(value: Any) -> Any:
     """What a coroutine returns, or the last item of an async generator."""
-    if inspect.iscoroutine(value):
+    while inspect.isawaitable(value):
         value = await value
     if inspect.isasyncgen(value):
         last = None

@@ -113,10 +113,11 @@ def tool(function: Any = None, /, **settings: Any) -> Any:
     if _in_tool():
         return function
     if _host is not None:
-        return _host.tool(function, **settings)
-    from .host import Host
+        _host.tool(function, **settings)
+    else:
+        from .host import Host
 
-    Host().tool(function, **settings)  # what cannot be a tool is refused where it stands
+        Host().tool(function, **settings)  # what cannot be a tool is refused where it stands
     _tools.append((function, settings))
     return function
 
@@ -142,7 +143,7 @@ def _made(settings: dict[str, Any]) -> Host:
     global _host
     from .host import Host
 
-    if _host is not None and _host.node:
+    if _host is not None and _host.serving:
         raise RuntimeError("this process serves already: a second set of tools has a Host of its own")
     made = Host(**settings)
     for function, said in _tools:
