@@ -62,7 +62,7 @@ class Bridge:
         self._listening: asyncio.Task[None] | None = None
         self.ready: Frame = {}
         self.over = False
-        self.forked = False  # this is a child that the program has forked
+        self._forked = False  # this is a child that the program has forked
 
     async def start(self, settings: Mapping[str, str]) -> None:
         """Starts it and waits until it is connected. Raises Unavailable with what it says where it cannot be."""
@@ -111,6 +111,11 @@ class Bridge:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self.wait()
+
+    def leave_fork(self) -> None:
+        """Ends a child of the program's that came back from the function which forked it: it must not go on here."""
+        if self._forked:
+            os._exit(0)
 
     def _close(self) -> None:
         with self._writing:
@@ -410,7 +415,7 @@ async def _listen(stderr: asyncio.StreamReader, said: deque[str]) -> None:
 def _forked() -> None:
     """In a child that the program forks: lets go of the pipes, or the bridge would outlive the program."""
     for one in list(_living):
-        one.forked = True
+        one._forked = True
         one._writing = threading.Lock()  # a thread that is not here may hold it
         one._close()
 

@@ -25,7 +25,6 @@ import contextvars
 import ctypes
 import inspect
 import logging
-import os
 import queue
 import re
 import signal
@@ -57,6 +56,7 @@ _DRAIN = 60.0  # seconds after which a bridge that drains is killed
 _NAME = re.compile(r"[^.\s]+\Z")
 _FLOW = 64  # frames of a stream between two looks at the pipe
 _SHORT = 100e-6  # seconds: calls of functions that take less share a thread, to wake one costs as much
+_LONG = 1e-3  # seconds: more count as this many, so that one long call is soon forgotten
 _LOOK = 1e-3  # seconds between two looks at calls that wait for such a thread
 
 
@@ -221,7 +221,7 @@ class _Offered:
         if isinstance(said.get("resource_key"), str) and said["resource_key"] != "dynamic":
             said["resource_key"] = [said["resource_key"]]
         self.streaming = self.kind in ("generator", "async_generator")
-        self.took = 1.0  # seconds of a call, on the average of the last few
+        self.took = _LONG  # seconds of a call, on the average of the last few
         varargs = next((one.name for one in signature.parameters if one.kind == "varargs"), None)
         self.spec = {
             "tool_id": self.name, "name": self.name, "type": "streaming" if self.streaming else "standard",
@@ -274,7 +274,7 @@ class _Runner:
         self._given, self._taken, self._seen = 0, 0, 0  # calls: that waited, that wait no more, _given at the last look
         self._looking = False
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # of a thread that has nothing to do: False ends it
-        self._awake, self._threads = 0, 0
+        self._awake, self._roused, self._threads = 0, 0, 0  # _roused: awake, and not yet looking for a call
         self._lock = threading.Lock()  # of threads, of what waits for them and of what is raised in them
         self._stopping = False
         self._stopped = asyncio.Event()
@@ -416,6 +416,7 @@ class _Runner:
         """Has more threads run what waits. The lock is held."""
         for _ in range(min(more, 2 * self._slots + 8 - self._awake)):
             self._awake += 1
+            self._roused += 1
             if self._awake <= self._threads:
                 self._wake.put(True)
             else:
@@ -425,7 +426,7 @@ class _Runner:
     def _look(self) -> None:
         """Calls that waited at the last look already get threads: what is before them takes its time."""
         with self._lock:
-            self._rouse(self._seen - self._taken)
+            self._rouse(self._seen - self._taken - self._roused)
             self._looking = self._seen != self._given or self._taken != self._given
             self._seen = self._given
         if self._bridge is not None:
@@ -474,8 +475,7 @@ class _Runner:
     # On the loop.
 
     def _done(self, call: _Call, task: asyncio.Task[bytes]) -> None:
-        if call.bridge.forked:
-            os._exit(0)  # as in _run_call
+        call.bridge.leave_fork()
         if task.cancelled():
             self._fail(call, asyncio.CancelledError())
         elif (failure := task.exception()) is not None:
@@ -488,6 +488,7 @@ class _Runner:
         value = call.offered.tool.function(*call.positional, **call.keyword)
         while inspect.isawaitable(value):
             value = await value
+        call.bridge.leave_fork()
         if not inspect.isasyncgen(value):
             return _encoded(call, value)
         call.flow = asyncio.Event()
@@ -511,8 +512,11 @@ class _Runner:
 
     def _work(self) -> None:
         done: Bridge | None = None
+        roused = True
         while True:
             with self._lock:
+                self._roused -= roused
+                roused = False
                 call = self._waiting.popleft() if self._waiting else None
                 if call is not None:
                     self._taken += 1
@@ -525,7 +529,7 @@ class _Runner:
             elif done is not None:
                 done.flush()  # what comes meanwhile is run, too, before this sleeps
                 done = None
-            elif not self._wake.get():
+            elif not (roused := self._wake.get()):
                 return
 
     def _run_call(self, call: _Call) -> None:
@@ -544,16 +548,15 @@ class _Runner:
             try:
                 data = self._called(call)
             finally:
+                call.bridge.leave_fork()
                 with self._lock:
                     call.thread = 0
                     if call.cancelled:
                         _raise_in(threading.get_ident(), None)  # it was not raised yet, and must not be from here on
         except BaseException as raised:  # noqa: B036 - one answer for each call; sys.exit is the tool's failure
             failure = raised
-        if call.bridge.forked:
-            os._exit(0)  # a child of the tool came back from the function
         took = call.offered.took
-        call.offered.took = took + (min(time.perf_counter() - began, 1e-3) - took) / 8
+        call.offered.took = took + (min(time.perf_counter() - began, _LONG) - took) / 8
         if failure is not None:
             self._fail(call, failure)
         else:
@@ -561,6 +564,7 @@ class _Runner:
 
     def _called(self, call: _Call) -> bytes:
         value = call.offered.tool.function(*call.positional, **call.keyword)
+        call.bridge.leave_fork()
         if inspect.iscoroutine(value) or inspect.isasyncgen(value):  # of a decorated function
             value = asyncio.run_coroutine_threadsafe(_collected(value), self._loop).result()
         if not inspect.isgenerator(value):
