@@ -516,28 +516,29 @@ def test_a_program_is_killed(opened: Started) -> None:
 def test_a_bridge_that_dies_is_started_again(opened: Started) -> None:
     index = name()
     more = """
-ended = []
+marks = []
 
 @mesh.tool
-def outlives(first: bool) -> list[int]:
+def outlives(first: bool) -> list[str]:
     if first:
+        marks.append("begun")
         try:
             time.sleep(3)
         finally:
-            ended.append(1)
-    return ended
+            marks.append("ended")
+    return marks
 """
     running = program(opened.url, index, more)
     with Mesh(opened.url) as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
         until(lambda: _served(client, index))
         slow = pool.submit(client.call, f"{index}.outlives", {"first": True})
-        time.sleep(0.5)
+        until(lambda: client.call(f"{index}.outlives", {"first": False}) == ["begun"])
         (bridge,) = children(running.pid)
         os.kill(int(bridge), signal.SIGKILL)
         with pytest.raises(toolmesh.MeshError):
             slow.result(20)
         until(lambda: children(running.pid) not in ([], [bridge]) and _served(client, index))
-        until(lambda: client.call(f"{index}.outlives", {"first": False}) == [1])
+        until(lambda: client.call(f"{index}.outlives", {"first": False}) == ["begun", "ended"])
         assert _served(client, index)
     running.terminate()
     out, err = running.communicate(timeout=60)
