@@ -31,7 +31,7 @@ func TestPythonClients(t *testing.T) {
 		t.Skip(err)
 	}
 	m, _ := foreign(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "python")
 	cmd.Env = append(os.Environ(), "MESH_E2E_URL="+m.url, "MESH_E2E_EMPTY="+emptyServer(t), "PYTHONDONTWRITEBYTECODE=1",
