@@ -77,3 +77,22 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     one.run("install", str(HERE.parent.parent / "examples" / "indexes" / "lab"))
     yield one
     one.stop()
+
+
+@pytest.fixture(scope="module")
+def binary() -> Iterator[None]:
+    """Hosts find the binary that is tested."""
+    before = os.environ.get("TOOLMESH_BINARY")
+    os.environ["TOOLMESH_BINARY"] = os.environ["MESH_E2E_BIN"]
+    yield
+    del os.environ["TOOLMESH_BINARY"]
+    if before is not None:
+        os.environ["TOOLMESH_BINARY"] = before
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """A mesh that anybody may serve in."""
+    one = Started(tmp_path_factory.mktemp("open"), more=["--open"])
+    yield one
+    one.stop()
