@@ -152,7 +152,7 @@ func only(s Subject) Subject {
 		kept.Session = s.Session
 	}
 	switch s.Kind {
-	case KindNodeTool, KindNodeCtl, KindLane, KindNodeAdmin, KindHeartbeat:
+	case KindNodeTool, KindNodeCtl, KindNodeBatch, KindLane, KindNodeAdmin, KindHeartbeat:
 		kept.Node = s.Node
 	}
 	switch s.Kind {

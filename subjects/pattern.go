@@ -10,6 +10,8 @@ const (
 	AllReplay = "mesh.replay.>"
 	// AllRegistry is answered by routers and agents, in the queue group.
 	AllRegistry = "mesh.registry.>"
+	// AllBatches is answered by routers and agents, in the queue group.
+	AllBatches = "mesh.batch.*"
 	// AllAdmin is answered by agents, in the queue group.
 	AllAdmin = "mesh.admin.>"
 	// AllHeartbeats is every node's heartbeat.
@@ -44,6 +46,9 @@ func NodeTools(node NodeID) (string, error) { return nodePattern(node, ".tools.>
 
 // NodeCtls is the subscription for all control messages of one node.
 func NodeCtls(node NodeID) (string, error) { return nodePattern(node, ".ctl.>") }
+
+// NodeBatches is the subscription for the batches that other nodes pass on to one node.
+func NodeBatches(node NodeID) (string, error) { return nodePattern(node, ".batch.*") }
 
 // NodeAdmins is the subscription for the administrative requests of one node.
 func NodeAdmins(node NodeID) (string, error) { return nodePattern(node, ".admin.>") }

@@ -59,7 +59,7 @@ func NodeRights() Rights {
 		},
 		Subscribe: []string{
 			"tools.> " + QueueGroup, AllRegistry + " " + QueueGroup, AllReplay, AllAdmin + " " + QueueGroup,
-			"mesh.node.*.tools.>", "mesh.node.*.ctl.>", "mesh.node.*.admin.>", AllCtl, "mesh.reg.>", AllHeartbeats,
+			AllBatches + " " + QueueGroup, "mesh.node.*.batch.*", "mesh.node.*.tools.>", "mesh.node.*.ctl.>", "mesh.node.*.admin.>", AllCtl, "mesh.reg.>", AllHeartbeats,
 			LiveTransform, discovery, InboxNode + ".>",
 		},
 	}

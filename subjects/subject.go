@@ -24,6 +24,7 @@ const (
 	KindReplay              // mesh.replay.<session>.<rpc_id>
 	KindRegistry            // mesh.registry.<session>.<verb>
 	KindBatch               // mesh.batch.<session>
+	KindNodeBatch           // mesh.node.<node>.batch.<session>
 	KindTask                // mesh.tasks.<session>.<rpc_id>
 	KindJob                 // mesh.jobs.<index>
 	KindLane                // mesh.node.<node>.lane.<session>
@@ -113,6 +114,7 @@ var forms = [...]form{
 	KindTool:           {head: "tools.", parts: []part{session, tool}},
 	KindNodeTool:       {"mesh.node.", ".tools.", []part{session, tool}},
 	KindNodeCtl:        {"mesh.node.", ".ctl.", []part{session, rpc}},
+	KindNodeBatch:      {"mesh.node.", ".batch.", []part{session}},
 	KindLane:           {"mesh.node.", ".lane.", []part{session}},
 	KindNodeAdmin:      {"mesh.node.", ".admin.", []part{verb}},
 	KindCtl:            {head: "mesh.ctl.", parts: []part{session, rpc}},
@@ -166,7 +168,7 @@ func Parse(subject string) (Subject, error) {
 		if !ok || f.head == "" {
 			continue
 		}
-		s := Subject{Kind: Kind(kind)} //nolint:gosec // there are 18
+		s := Subject{Kind: Kind(kind)} //nolint:gosec // there are 19
 		if f.mid != "" {
 			name, after, _ := strings.Cut(rest, ".")
 			if rest, ok = strings.CutPrefix(after, f.mid[1:]); !ok {
@@ -247,6 +249,16 @@ func Replay(session SessionID, id RPCID) (string, error) {
 // Registry is a request to the registry: list, describe, resolve, candidates.
 func Registry(session SessionID, verb string) (string, error) {
 	return Subject{Kind: KindRegistry, Session: session, Verb: verb}.Build()
+}
+
+// Batch is a batch of calls, through the queue group.
+func Batch(session SessionID) (string, error) {
+	return Subject{Kind: KindBatch, Session: session}.Build()
+}
+
+// NodeBatch is a batch of calls, to one node.
+func NodeBatch(node NodeID, session SessionID) (string, error) {
+	return Subject{Kind: KindNodeBatch, Node: node, Session: session}.Build()
 }
 
 // Admin is an administrative request to any one node: install, uninstall.

@@ -65,6 +65,9 @@ func TestBuildersOfSubjects(t *testing.T) {
 		"mesh.live.s.r":             got(Live("s", "r")),
 		"mesh.replay.s.r":           got(Replay("s", "r")),
 		"mesh.registry.s.describe":  got(Registry("s", "describe")),
+		"mesh.batch.s":              got(Batch("s")),
+		"mesh.node.n.batch.s":       got(NodeBatch("n", "s")),
+		"mesh.node.n.batch.*":       got(NodeBatches("n")),
 		"mesh.admin.install":        got(Admin("install")),
 		"mesh.node.n.admin.drain":   got(NodeAdmin("n", "drain")),
 		"mesh.hb.n":                 got(Heartbeat("n")),
@@ -105,12 +108,13 @@ func TestSubscriptionsTakeTheirKinds(t *testing.T) {
 		return s
 	}
 	patterns := map[string][]Kind{
-		AllCtl: {KindCtl}, AllReplay: {KindReplay}, AllRegistry: {KindRegistry}, AllAdmin: {KindAdmin},
+		AllCtl: {KindCtl}, AllReplay: {KindReplay}, AllRegistry: {KindRegistry}, AllAdmin: {KindAdmin}, AllBatches: {KindBatch},
 		AllHeartbeats: {KindHeartbeat}, AllChunks: {KindChunks}, LiveTransform: {KindLive}, AllTools: {KindTool},
 		must(ToolAnySession("weather.forecast.today")): {KindTool},
 		must(NodeTools("gpu-1")):                       {KindNodeTool},
 		must(NodeCtls("gpu-1")):                        {KindNodeCtl},
 		must(NodeAdmins("gpu-1")):                      {KindNodeAdmin},
+		must(NodeBatches("gpu-1")):                     {KindNodeBatch},
 		RegistryChanges(BucketTools):                   {KindRegistryChange},
 	}
 	examples := make(map[Kind]string)

@@ -107,7 +107,7 @@ func (f subjectFields) subject(kind Kind) Subject {
 var kindNames = map[string]Kind{
 	"tool": KindTool, "node_tool": KindNodeTool, "node_ctl": KindNodeCtl, "ctl": KindCtl,
 	"chunks": KindChunks, "live": KindLive, "replay": KindReplay, "registry": KindRegistry,
-	"batch": KindBatch, "task": KindTask, "job": KindJob, "lane": KindLane, "admin": KindAdmin,
+	"batch": KindBatch, "node_batch": KindNodeBatch, "task": KindTask, "job": KindJob, "lane": KindLane, "admin": KindAdmin,
 	"node_admin": KindNodeAdmin, "heartbeat": KindHeartbeat, "event": KindEvent,
 	"registry_change": KindRegistryChange,
 }
@@ -244,7 +244,7 @@ func TestVectorsPatterns(t *testing.T) {
 		case c.Tool != "":
 			got, err = ToolAnySession(c.Tool)
 		default:
-			for _, build := range []func(NodeID) (string, error){NodeTools, NodeCtls, NodeAdmins} {
+			for _, build := range []func(NodeID) (string, error){NodeTools, NodeCtls, NodeAdmins, NodeBatches} {
 				if got, err = build(c.Node); got == c.Pattern {
 					break
 				}
