@@ -1,0 +1,307 @@
+package codec
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Types of a batch and its answer.
+const (
+	typeBatch         = "rpc_batch_call"
+	typeBatchResponse = "rpc_batch_response"
+)
+
+// MaxBatch is how many calls a batch may have.
+const MaxBatch = 1000
+
+// Batch is a request on mesh.batch: several calls, whose results are answered
+// together.
+type Batch struct {
+	Request // of all of them: its RPCID is the batch's id, its Args are not set
+	Members []Member
+}
+
+// Member is one call of a batch.
+type Member struct {
+	Index      int
+	Tool       subjects.ToolID
+	Args       json.RawMessage   // the arguments object, never empty
+	Positional []json.RawMessage // positional arguments, which come before
+	Timeout    time.Duration     // from the batch's arrival; 0: none of its own
+	Err        *toolmesh.Error   // why it cannot be called; the others can
+}
+
+// RPCID is the name of a member's call.
+func (b *Batch) RPCID(m *Member) subjects.RPCID { return MemberID(b.Request.RPCID, m.Index) }
+
+// MemberID is the name of the call with an index in a batch.
+func MemberID(batch subjects.RPCID, index int) subjects.RPCID {
+	return batch + "." + subjects.RPCID(strconv.Itoa(index))
+}
+
+// ParseBatch reads a request that arrived on a batch subject, directed or not. s is that
+// subject, parsed. On an error, which has started:false, the returned Batch still says how
+// to answer, and under which id if one could be read.
+func ParseBatch(s subjects.Subject, h Header, body []byte) (*Batch, *toolmesh.Error) {
+	b := &Batch{Request: Request{Session: s.Session, body: body}}
+	err := b.parsePlain(h, body)
+	if bad := b.parseMembers(body); err == nil {
+		err = bad
+	}
+	b.Args = nil
+	if err != nil {
+		return b, refused(err)
+	}
+	return b, nil
+}
+
+func (b *Batch) parseMembers(body []byte) error {
+	var kind, id, requests json.RawMessage
+	if !eachField(body, func(key, value []byte) {
+		switch string(key) {
+		case "type":
+			kind = value
+		case "batch_id":
+			id = value
+		case "requests":
+			requests = value
+		}
+	}) {
+		return invalid(`the body is not {"type":"rpc_batch_call","batch_id":…,"requests":[…]}`)
+	}
+	if text, _ := jsonText(kind); text != typeBatch {
+		return invalid("type is %.40s: on this subject it is %q", cmp.Or(string(kind), "absent"), typeBatch)
+	}
+	if err := b.setBatchID(id); err != nil {
+		return err
+	}
+	if b.Delivery != DeliverNone && b.Delivery != DeliverInbox {
+		return invalid("header %s is 1: the results of a batch come to the reply subject, say inbox", HeaderStream)
+	}
+	var members []json.RawMessage
+	if json.Unmarshal(requests, &members) != nil || isNull(requests) {
+		return invalid("requests is missing or no list")
+	}
+	switch {
+	case len(members) == 0:
+		return invalid("the batch has no requests")
+	case len(members) > MaxBatch:
+		return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the batch has %d requests, at most %d are taken", len(members), MaxBatch).WithDetail("limit", MaxBatch)
+	}
+	b.Members = make([]Member, len(members))
+	seen := make(map[int]bool, len(members))
+	for i, raw := range members {
+		m := &b.Members[i]
+		if err := m.parse(i, raw); err != nil {
+			return err
+		}
+		if seen[m.Index] {
+			return invalid("requests[%d] has the index %d, which another one has: the index names the call", i, m.Index)
+		}
+		seen[m.Index] = true
+	}
+	return nil
+}
+
+// setBatchID takes the batch's id, which the header may name as well.
+func (b *Batch) setBatchID(raw json.RawMessage) error {
+	header := b.Request.RPCID
+	switch id, text := jsonText(raw); {
+	case raw == nil && header != "":
+		return nil
+	case raw == nil:
+		b.Request.RPCID = subjects.NewRPCID("batch_")
+		return nil
+	case text || raw[0] == '-' || raw[0] >= '0' && raw[0] <= '9':
+		if !text {
+			id = string(raw)
+		}
+		if err := b.setID(id); err != nil {
+			return err
+		}
+		b.rawID = raw
+	default:
+		return invalid("batch_id is %.40s: it is a number or text", raw)
+	}
+	if header != "" && header != b.Request.RPCID {
+		return invalid("header %s is %q, batch_id %q: it is the same id", HeaderRPCID, header, b.Request.RPCID)
+	}
+	return nil
+}
+
+// parse reads a member. The error is one of the batch; m.Err is of this call alone.
+func (m *Member) parse(i int, raw []byte) error {
+	*m = Member{Index: i, Args: json.RawMessage("{}")}
+	var index, tool, args, kwargs, timeout json.RawMessage
+	if !eachField(raw, func(key, value []byte) {
+		switch string(key) {
+		case "index":
+			index = value
+		case "tool_id":
+			tool = value
+		case "args":
+			args = value
+		case "kwargs":
+			kwargs = value
+		case "timeout_ms":
+			timeout = value
+		}
+	}) {
+		return invalid("requests[%d] is no object", i)
+	}
+	if index != nil {
+		n, err := strconv.ParseUint(string(index), 10, 31)
+		if err != nil {
+			return invalid("requests[%d] has the index %.40s: it is a whole number from 0 on", i, index)
+		}
+		m.Index = int(n) //nolint:gosec // of 31 bits
+	}
+	m.Err = m.read(tool, args, kwargs, timeout)
+	return nil
+}
+
+func (m *Member) read(id, args, kwargs, timeout json.RawMessage) *toolmesh.Error {
+	name, ok := jsonText(id)
+	if m.Tool = subjects.ToolID(name); !ok || name == "" {
+		return refused(invalid("tool_id is missing or not text"))
+	}
+	if len(args) > 0 && !isNull(args) {
+		if json.Unmarshal(args, &m.Positional) != nil {
+			return refused(invalid("args are not an array"))
+		}
+	}
+	if len(kwargs) > 0 && !isNull(kwargs) {
+		if m.Args = kwargs; kwargs[0] != '{' {
+			return refused(invalid("kwargs are not an object"))
+		}
+	}
+	if len(timeout) > 0 && !isNull(timeout) {
+		n, err := strconv.ParseInt(string(timeout), 10, 64)
+		if err != nil || n < 1 || n > math.MaxInt64/int64(time.Millisecond) {
+			return refused(invalid("timeout_ms is %.40s: it is a whole number of milliseconds from 1 on", timeout))
+		}
+		m.Timeout = time.Duration(n) * time.Millisecond
+	}
+	return nil
+}
+
+// BatchResult is what one call of a batch ended with.
+type BatchResult struct {
+	Index    int
+	RPCID    subjects.RPCID
+	Result   json.RawMessage // JSON; nothing for null
+	Err      *toolmesh.Error
+	LaneWait time.Duration // for how long it waited for calls that it must not overlap with
+}
+
+// Encode renders the result.
+func (r *BatchResult) Encode() []byte {
+	id, _ := json.Marshal(string(r.RPCID))
+	b := append(make([]byte, 0, 96+len(r.Result)), `{"index":`...)
+	b = append(strconv.AppendInt(b, int64(r.Index), 10), `,"rpc_id":`...)
+	b = append(b, id...)
+	if ms := r.LaneWait.Milliseconds(); ms > 0 {
+		b = strconv.AppendInt(append(b, `,"lane_wait_ms":`...), ms, 10)
+	}
+	switch {
+	case r.Err != nil:
+		b = append(append(b, `,"status":"error","error":`...), mustMarshal(withType(r.Err))...)
+	case len(r.Result) == 0:
+		b = append(b, `,"status":"ok","result":null`...)
+	default:
+		b = append(append(b, `,"status":"ok","result":`...), r.Result...)
+	}
+	return append(b, '}')
+}
+
+// Results renders the answer of a batch that was taken. results are encoded, in the order
+// of its members.
+func (b *Batch) Results(id *Identity, results [][]byte) (Header, []byte) {
+	n := 64 + len(b.rawID)
+	for _, r := range results {
+		n += len(r) + 1
+	}
+	body := append(b.head(make([]byte, 0, n)), `"results":[`...)
+	body = append(body, bytes.Join(results, []byte(","))...)
+	return id.header(&b.Request), append(body, "]}"...)
+}
+
+// Failure renders the answer of a batch that was not taken.
+func (b *Batch) Failure(id *Identity, err *toolmesh.Error) (Header, []byte) {
+	h := id.header(&b.Request)
+	setError(h, err)
+	body := append(b.head(nil), `"status":"error","error":`...)
+	return h, append(append(body, mustMarshal(withType(err))...), '}')
+}
+
+// head begins an answer.
+func (b *Batch) head(body []byte) []byte {
+	body = append(body, `{"type":"`+typeBatchResponse+`","batch_id":`...)
+	if b.rawID != nil {
+		body = append(body, b.rawID...)
+	} else {
+		id, _ := json.Marshal(string(b.Request.RPCID))
+		body = append(body, id...)
+	}
+	return append(body, ',')
+}
+
+// OneResult is a result that is sent as its call ends, to who asked for that.
+func (b *Batch) OneResult(id *Identity, r *BatchResult, encoded []byte) (Header, []byte) {
+	h := id.header(&b.Request)
+	h.Set(HeaderRPCID, string(r.RPCID))
+	return h, encoded
+}
+
+// EncodeBatch renders the body of a batch. Members' Err is not looked at.
+func EncodeBatch(id subjects.RPCID, members []Member) []byte {
+	type request struct {
+		Index   int               `json:"index"`
+		Tool    subjects.ToolID   `json:"tool_id"`
+		Args    []json.RawMessage `json:"args,omitempty"`
+		Kwargs  json.RawMessage   `json:"kwargs,omitempty"`
+		Timeout int64             `json:"timeout_ms,omitempty"`
+	}
+	requests := make([]request, len(members))
+	for i, m := range members {
+		requests[i] = request{m.Index, m.Tool, m.Positional, m.Args, int64(m.Timeout/time.Millisecond) + min(1, int64(m.Timeout%time.Millisecond))}
+	}
+	return mustMarshal(struct {
+		Type     string         `json:"type"`
+		ID       subjects.RPCID `json:"batch_id"`
+		Requests []request      `json:"requests"`
+	}{typeBatch, id, requests})
+}
+
+// ParseBatchResults reads the answer of a batch. The error is protocol_error.
+func ParseBatchResults(body []byte) ([]BatchResult, error) {
+	var answer struct {
+		Type    string `json:"type"`
+		Results []struct {
+			Index    int             `json:"index"`
+			RPCID    subjects.RPCID  `json:"rpc_id"`
+			Status   string          `json:"status"`
+			Result   json.RawMessage `json:"result"`
+			Err      *toolmesh.Error `json:"error"`
+			LaneWait int64           `json:"lane_wait_ms"`
+		} `json:"results"`
+	}
+	if err := json.Unmarshal(body, &answer); err != nil || answer.Type != typeBatchResponse {
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer to a batch cannot be read")
+	}
+	results := make([]BatchResult, len(answer.Results))
+	for i, r := range answer.Results {
+		results[i] = BatchResult{Index: r.Index, RPCID: r.RPCID, Result: r.Result, LaneWait: time.Duration(r.LaneWait) * time.Millisecond}
+		if r.Status != "ok" {
+			results[i].Err = readError(r.Err)
+		}
+	}
+	return results, nil
+}

@@ -1,0 +1,169 @@
+package lane
+
+import (
+	"encoding/binary"
+	"hash/maphash"
+	"slices"
+)
+
+// Queue gives calls their turns: one begins when all that came before it and
+// overlap with it have ended. The zero value is an empty queue. It is not safe for
+// concurrent use. What it costs to add a call grows with the depth of its key, not
+// with how many wait.
+type Queue struct {
+	places map[uint64]*place // by the hash of their way from the root: two with one hash overlap
+}
+
+// Turn is one call's.
+type Turn struct {
+	// Value is its owner's.
+	Value any
+
+	key     []uint64 // of its places, from the root to its own; nil for a join
+	waits   int      // for how many it waits
+	next    []*Turn  // that wait for it
+	done    bool
+	abandon bool // it ends as soon as it may begin
+}
+
+// place is one place of the tree: the turns that those to come have to wait for.
+// Those that one of the others waits for itself are not kept.
+type place struct {
+	own, below set
+	users      int // turns that have not ended whose key is here or below
+}
+
+// set is turns that write, and turns that read.
+type set struct{ writers, readers []*Turn }
+
+// Ready reports whether the turn may begin. It may not once it has been ended.
+func (t *Turn) Ready() bool { return t.waits == 0 && !t.done }
+
+// Add has a call wait for its turn, behind all that were added before it.
+func (q *Queue) Add(k Key, value any) *Turn {
+	if q.places == nil {
+		q.places = make(map[uint64]*place)
+	}
+	t := &Turn{Value: value, key: ways(k.place)}
+	last := len(t.key) - 1
+	for i, way := range t.key {
+		p := q.places[way]
+		if p == nil {
+			p = &place{}
+			q.places[way] = p
+		}
+		p.users++
+		switch {
+		case i < last: // its key is below this place
+			t.after(&p.own.writers)
+			if k.read {
+				keep(&p.below.readers, t)
+			} else {
+				t.after(&p.own.readers)
+				keep(&p.below.writers, t)
+			}
+		case k.read:
+			t.after(&p.own.writers)
+			t.after(&p.below.writers)
+			keep(&p.own.readers, t)
+		default:
+			for _, turns := range []*[]*Turn{&p.own.writers, &p.own.readers, &p.below.writers, &p.below.readers} {
+				t.after(turns)
+				*turns = nil
+			}
+			p.own.writers = []*Turn{t}
+		}
+	}
+	return t
+}
+
+var seed = maphash.MakeSeed()
+
+// ways are the hashes of the ways from the root to the places of a key.
+func ways(steps []string) []uint64 {
+	all := make([]uint64, 1, len(steps)+1)
+	var h maphash.Hash
+	h.SetSeed(seed)
+	for i, step := range steps {
+		var above [8]byte
+		binary.NativeEndian.PutUint64(above[:], all[i])
+		h.Reset()
+		_, _ = h.Write(above[:])
+		_, _ = h.WriteString(step)
+		all = append(all, h.Sum64())
+	}
+	return all
+}
+
+// keep adds a turn, and forgets those that are over before it takes more room.
+func keep(turns *[]*Turn, t *Turn) {
+	if len(*turns) == cap(*turns) {
+		forget(turns)
+	}
+	*turns = append(*turns, t)
+}
+
+// forget takes out the turns that are over.
+func forget(turns *[]*Turn) {
+	*turns = slices.DeleteFunc(*turns, func(t *Turn) bool { return t.done })
+}
+
+// after has the turn wait for others. Several become one, a join, so that it costs
+// those to come no more than this one.
+func (t *Turn) after(turns *[]*Turn) {
+	if forget(turns); len(*turns) == 0 {
+		return
+	}
+	other := (*turns)[0]
+	if len(*turns) > 1 {
+		other = &Turn{abandon: true}
+		for _, one := range *turns {
+			other.waitFor(one)
+		}
+		*turns = []*Turn{other}
+	}
+	t.waitFor(other)
+}
+
+func (t *Turn) waitFor(other *Turn) {
+	if other != t {
+		t.waits++
+		other.next = append(other.next, t)
+	}
+}
+
+// Done ends a turn, also one that has not begun: the call is over or not to be made.
+// It returns those that may begin now, in the order in which they were added where
+// they waited for the same. Ending a turn again does nothing.
+func (q *Queue) Done(t *Turn) (ready []*Turn) {
+	if t.done {
+		return nil
+	}
+	if t.waits > 0 {
+		t.abandon = true // those behind it go on waiting for those before it
+		return nil
+	}
+	ending := []*Turn{t}
+	for len(ending) > 0 {
+		t, ending = ending[0], ending[1:]
+		t.done = true
+		for _, way := range t.key {
+			p := q.places[way]
+			if p.users--; p.users == 0 {
+				delete(q.places, way)
+			}
+		}
+		for _, next := range t.next {
+			if next.waits--; next.waits > 0 {
+				continue
+			}
+			if next.abandon {
+				ending = append(ending, next)
+			} else {
+				ready = append(ready, next)
+			}
+		}
+		t.next = nil
+	}
+	return ready
+}
