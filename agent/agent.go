@@ -205,6 +205,9 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	if a.responder, err = registry.NewResponder(a.bus, a.view, a.store, a.log); err != nil {
 		return err
 	}
+	if err = a.host.ServeBatches(ctx, a.view, a.store, a.client); err != nil {
+		return err
+	}
 	workshop := &workshop{a: a}
 	a.deploy = deploy.New(a.bus, a.view, a.store, workshop, workshop, a.dir, &deploy.Options{Logger: a.log, PrivateSources: a.opts.PrivateSources})
 	a.deploy.Start()

@@ -278,17 +278,28 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 		now := p.c.bus.Time()
 		call.Deadline = now.Now.Add(budget + now.Bound)
 	}
-	var subject string
-	var err error
-	if t.node != nil {
-		subject, err = subjects.NodeTool(t.node.id, s.session, t.id)
-	} else {
-		subject, err = subjects.Tool(s.session, t.id)
-	}
+	subject, err := p.subject(t.node)
 	if err != nil {
-		return nil, callerError(toolmesh.CodeInvalidRequest, "%w", err)
+		return nil, err
 	}
 	return &nats.Msg{Subject: subject, Header: nats.Header(call.Header()), Data: body}, nil
+}
+
+// subject is where the call is sent: to a node, or to the queue group. A batch goes
+// there alone: the node that has its id gets it.
+func (p *pending) subject(n *node) (subject string, err error) {
+	switch {
+	case p.id == "":
+		subject, err = subjects.Batch(p.s.session)
+	case n != nil:
+		subject, err = subjects.NodeTool(n.id, p.s.session, p.id)
+	default:
+		subject, err = subjects.Tool(p.s.session, p.id)
+	}
+	if err != nil {
+		return "", callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	return subject, nil
 }
 
 // begin prepares one attempt.
@@ -352,7 +363,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	}
 	switch r.Kind {
 	case codec.ReplyResult:
-		if !s.queue && t.node == nil {
+		if !s.queue && t.node == nil && t.id != "" {
 			c.learn(s.session, t.id)
 		}
 		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Revision: r.Revision, Took: took}, nil
@@ -447,9 +458,9 @@ func (p *pending) resend(msg *nats.Msg, last time.Time) error {
 	if n == nil || time.Since(p.lastSign(last)) < silence || !n.wellSince(silence) || !p.c.bus.Connected() {
 		return nil
 	}
-	subject, err := subjects.NodeTool(n.id, p.s.session, p.id)
+	subject, err := p.subject(n)
 	if err != nil {
-		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
+		return err
 	}
 	p.asked = time.Now()
 	header := maps.Clone(msg.Header)

@@ -1,7 +1,6 @@
 package codec
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"math"
@@ -221,16 +220,12 @@ func (r *BatchResult) Encode() []byte {
 	return append(b, '}')
 }
 
-// Results renders the answer of a batch that was taken. results are encoded, in the order
-// of its members.
-func (b *Batch) Results(id *Identity, results [][]byte) (Header, []byte) {
-	n := 64 + len(b.rawID)
-	for _, r := range results {
-		n += len(r) + 1
-	}
-	body := append(b.head(make([]byte, 0, n)), `"results":[`...)
-	body = append(body, bytes.Join(results, []byte(","))...)
-	return id.header(&b.Request), append(body, "]}"...)
+// Results renders the answer of a batch that was taken. results are encoded, a JSON array
+// in the order of its members.
+func (b *Batch) Results(id *Identity, results json.RawMessage) (Header, []byte) {
+	body := b.head(make([]byte, 0, 128+len(b.rawID)+len(results)))
+	body = append(append(body, `"results":`...), results...)
+	return id.header(&b.Request), append(body, '}')
 }
 
 // Failure renders the answer of a batch that was not taken.

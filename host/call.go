@@ -230,25 +230,20 @@ func (h *Host) check(c *inflight, mine, directed bool) *toolmesh.Error {
 	refuse := func(code toolmesh.Code, format string, args ...any) *toolmesh.Error {
 		return refusal(toolmesh.Errorf(code, format, args...))
 	}
-	switch {
-	case !mine:
-		return refuse(toolmesh.CodeUnavailable, "another process has become node %s: send again", h.node)
-	case req.Boot != "" && req.Boot != h.boot:
-		// The request was sent before, to another start of this node, which may
-		// have run it.
-		return toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s was started anew: whether the tool ran is not known", h.node).
-			WithOrigin(toolmesh.OriginAgent).WithDetail("node", string(h.node))
-	case t == nil && directed:
+	if bad := h.foreign(req, mine); bad != nil {
+		return bad
+	}
+	if t == nil && directed {
 		return refuse(toolmesh.CodeToolNotFound, "node %s does not serve tool %q", h.node, req.Tool)
-	case req.Depth > h.opts.MaxDepth:
-		return refuse(toolmesh.CodeInvalidRequest, "the call is nested %d calls deep, at most %d are allowed: do tools call each other in a circle?",
-			req.Depth, h.opts.MaxDepth).WithDetail("limit", "depth").WithDetail("max", h.opts.MaxDepth)
+	}
+	if bad := h.late(req); bad != nil {
+		return bad
+	}
+	switch {
 	case t == nil || t.withdrawn.Load() && directed:
 		return refusal(h.takenOff(req.Tool))
 	case h.draining.Load() && directed:
 		return refuse(toolmesh.CodeUnavailable, "node %s is draining: send to another", h.node)
-	case req.HasTimeout && req.Timeout <= 0:
-		return refuse(toolmesh.CodeDeadlineExceeded, "the call's time was up before it arrived")
 	case req.Delivery != codec.DeliverNone && !h.presence.Joined():
 		return refuse(toolmesh.CodeUnavailable, "node %s has not found the chunk store: without JetStream there are no streams", h.node)
 	case req.Revision != "" && req.Revision != t.identity.Revision:
@@ -261,11 +256,36 @@ func (h *Host) check(c *inflight, mine, directed bool) *toolmesh.Error {
 				WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "chunks_max").WithDetail("stored", used).WithDetail("max", most)
 		}
 	}
-	if req.Deadline.IsZero() {
+	return nil
+}
+
+// foreign says why a request, mine or not, is not for this start of the node.
+func (h *Host) foreign(req *codec.Request, mine bool) *toolmesh.Error {
+	switch {
+	case !mine:
+		return refusal(toolmesh.Errorf(toolmesh.CodeUnavailable, "another process has become node %s: send again", h.node))
+	case req.Boot != "" && req.Boot != h.boot:
+		// The request was sent before, to another start of this node, which may
+		// have run it.
+		return toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s was started anew: whether the tool ran is not known", h.node).
+			WithOrigin(toolmesh.OriginAgent).WithDetail("node", string(h.node))
+	}
+	return nil
+}
+
+// late says why a request comes too late, or from too deep, to be run anywhere.
+func (h *Host) late(req *codec.Request) *toolmesh.Error {
+	switch {
+	case req.Depth > h.opts.MaxDepth:
+		return refusal(toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the call is nested %d calls deep, at most %d are allowed: do tools call each other in a circle?",
+			req.Depth, h.opts.MaxDepth).WithDetail("limit", "depth").WithDetail("max", h.opts.MaxDepth))
+	case req.HasTimeout && req.Timeout <= 0:
+		return refusal(toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time was up before it arrived"))
+	case req.Deadline.IsZero():
 		return nil
 	}
 	if now := h.bus.Time(); req.Deadline.Before(now.Now.Add(-now.Bound)) {
-		return refuse(toolmesh.CodeDeadlineExceeded, "the call's deadline passed %v before it arrived", now.Now.Sub(req.Deadline).Round(time.Millisecond))
+		return refusal(toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's deadline passed %v before it arrived", now.Now.Sub(req.Deadline).Round(time.Millisecond)))
 	}
 	return nil
 }
@@ -542,6 +562,10 @@ func because(ctx context.Context, e *toolmesh.Error, unsure bool) *toolmesh.Erro
 
 // answer sends the reply of a call that is over.
 func (h *Host) answer(r *stream.Reader, record admit.Record) {
+	if r.Local != nil {
+		r.Local(record)
+		return
+	}
 	reply, req, id := r.Reply, r.Request, r.Identity
 	load := codec.Load{}
 	if req.WantLoad {

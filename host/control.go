@@ -41,10 +41,11 @@ func (h *Host) control(m *nats.Msg) {
 		return
 	}
 	call, ok := h.calls.Cancel(key)
-	if !ok {
+	if ok {
+		call.Value.End(errCancelled)
+	} else if batches := h.batches.Load(); batches == nil || !batches.Cancel(key) {
 		return // silent: another node may have it
 	}
-	call.Value.End(errCancelled)
 	if m.Reply != "" {
 		h.send(m.Reply, nil, codec.Cancelled{Cancelled: true}.Encode())
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/batch"
 	"github.com/toolmesh/toolmesh/host/presence"
 	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/host/stream"
@@ -50,6 +51,7 @@ type Host struct {
 	presence *presence.Presence
 	store    *registry.Store
 	records  records
+	batches  atomic.Pointer[batch.Server] // nil for a node that runs none
 	lookups  *lookups
 	followed *registry.Sessions // of a host that was given no Sessions; else nil
 	view     *registry.View     // of followed; nil until the registry was reached
@@ -71,6 +73,7 @@ type Host struct {
 	stopOnce  sync.Once
 	stopErr   error
 	replaySub *nats.Subscription
+	batchSub  *nats.Subscription
 	retired   []*retiredRoute // to be taken out of routes by the ticker
 
 	unsentMu  sync.Mutex
@@ -252,7 +255,7 @@ func (h *Host) nodeRecord() registry.NodeRecord {
 	o := &h.opts
 	return registry.NodeRecord{
 		Node: h.node, Boot: h.boot, Version: o.Version, State: h.nodeState(),
-		Slots: o.Slots, Labels: o.Labels, Proto: [2]int{codec.ProtoMin, codec.Proto}, Features: codec.Features(),
+		Slots: o.Slots, Labels: o.Labels, Proto: [2]int{codec.ProtoMin, codec.Proto}, Features: h.features(),
 		Sandbox: registry.Sandbox(o.Sandbox), Memory: o.Memory, Limits: o.Limits, MaxLimits: o.MaxLimits, Reasons: o.Reasons, Started: time.Now().UTC(),
 	}
 }

@@ -37,6 +37,9 @@ func (h *Host) tick() {
 			if now.Sub(swept) >= sweepEvery-tickEvery/2 {
 				swept = now
 				h.calls.Sweep()
+				if batches := h.batches.Load(); batches != nil {
+					batches.Sweep()
+				}
 				h.intake.adapt()
 				h.streams.Quota.Sweep()
 				h.sweepRoutes(now)
@@ -107,6 +110,10 @@ func (h *Host) drain(ctx context.Context) error {
 			subs = append(subs, o.sub)
 		}
 	}
+	if batches := h.batches.Load(); batches != nil {
+		batches.Drain()
+		subs = append(subs, h.batchSub)
+	}
 	h.mu.Unlock()
 	if !serving {
 		return nil
@@ -164,6 +171,9 @@ func (h *Host) shut(ctx context.Context) error {
 	ended := make(chan struct{})
 	go func() { // ends with the calls, which the next lines see to
 		h.intake.wg.Wait()
+		if batches := h.batches.Load(); batches != nil {
+			batches.Close()
+		}
 		close(ended)
 	}()
 	select {
@@ -218,12 +228,12 @@ func (h *Host) closeSubscriptions() {
 		_ = sub.Unsubscribe()
 	}
 	h.shared = nil
-	for _, sub := range []*nats.Subscription{h.directed, h.replaySub} {
+	for _, sub := range []*nats.Subscription{h.directed, h.replaySub, h.batchSub} {
 		if sub != nil {
 			_ = sub.Unsubscribe()
 		}
 	}
-	h.directed, h.replaySub = nil, nil
+	h.directed, h.replaySub, h.batchSub = nil, nil, nil
 	for _, s := range h.services {
 		for _, o := range s.tools {
 			if o.sub != nil {

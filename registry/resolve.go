@@ -183,6 +183,16 @@ func (v *View) lookup(session subjects.SessionID, name string) (id subjects.Tool
 	return "", found
 }
 
+// Named returns the tool of a name that somebody typed, as [View.Resolve] takes it; false
+// where there is none, or where several could be meant.
+func (v *View) Named(session subjects.SessionID, name string) (Route, bool) {
+	id, _ := v.lookup(session, name)
+	if id == "" {
+		return Route{}, false
+	}
+	return v.Route(session, id)
+}
+
 // canonical is the form of a name that keys have: itself, or its hash if it is
 // too long for a token. A name that cannot travel is itself; nothing is found for it.
 func canonical[T ~string](name T) T {

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -530,4 +532,33 @@ func (n *nodeEntry) candidate() Candidate {
 		c.InFlight, c.Slots = n.beat.InFlight+n.beat.Queued, n.beat.Slots
 	}
 	return c
+}
+
+// Owner returns the node that has something to itself among those that serve and have
+// a feature, by rendezvous hashing: all views that know the same nodes name the same
+// one, and a node that comes or goes changes only what is its own. ok is false where
+// there is no such node.
+func (v *View) Owner(feature string, of ...string) (node subjects.NodeID, ok bool) {
+	now := time.Now()
+	var best [sha256.Size]byte
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	for id, n := range v.nodes {
+		if !v.callable(n, now) || !slices.Contains(n.record.Features, feature) {
+			continue
+		}
+		score := sha256.Sum256([]byte(string(id) + "\x00" + strings.Join(of, "\x00")))
+		if !ok || bytes.Compare(score[:], best[:]) > 0 {
+			node, best, ok = id, score, true
+		}
+	}
+	return node, ok
+}
+
+// Alive reports whether a node is heard.
+func (v *View) Alive(id subjects.NodeID) bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	n := v.nodes[id]
+	return n != nil && v.alive(n, time.Now())
 }

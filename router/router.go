@@ -63,6 +63,11 @@ func (c caller) Stream(ctx context.Context, id subjects.ToolID, args any, opts .
 	return c.client.Stream(ctx, id, args, opts...)
 }
 
+// Batch makes several calls at once; see [client.Client.Batch].
+func (c caller) Batch(ctx context.Context, calls []client.BatchCall, opts ...client.CallOption) ([]client.BatchResult, error) {
+	return c.client.Batch(ctx, calls, opts...)
+}
+
 // Client is what makes the calls, for what else it can do.
 func (c caller) Client() *client.Client { return c.client }
 
@@ -185,7 +190,7 @@ func (r *Router) serve(ctx context.Context) error {
 		return err
 	}
 	r.host = h
-	return nil
+	return h.ServeBatches(ctx, r.view, r.store, r.client)
 }
 
 // serviceName lists the process once: by the host, unless Start already did.

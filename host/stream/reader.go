@@ -62,6 +62,8 @@ type Reader struct {
 	Reply    string
 	Identity *codec.Identity // of the answers to it
 	Start    time.Time       // when it arrived
+	// Local takes the answer of a call that no message has brought; nil for all others.
+	Local func(admit.Record)
 
 	answered  atomic.Bool  // it has its one answer, or it is being sent
 	keepalive atomic.Int64 // when the last one was sent, unix ns

@@ -1,0 +1,119 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// BatchCall is one call of a [Client.Batch].
+type BatchCall struct {
+	Tool subjects.ToolID
+	// Args is the arguments object, as [Client.Call] takes it.
+	Args any
+	// Timeout is the call's time, from the batch's arrival and with the wait for its
+	// turn; the batch's counts as well. Defaults to what the tool declares, without
+	// the wait.
+	Timeout time.Duration
+}
+
+// BatchResult is what one call of a batch ended with.
+type BatchResult struct {
+	RPCID subjects.RPCID // "<batch's id>.<index>"
+	Value json.RawMessage
+	Err   error // a [toolmesh.Error]; nil: the call succeeded
+	// LaneWait is for how long it waited for its turn: see [Client.Batch].
+	LaneWait time.Duration
+}
+
+// Decode reads the value into v, as json.Unmarshal does; the error of a call that
+// failed is that one.
+func (r *BatchResult) Decode(v any) error {
+	if r.Err != nil {
+		return r.Err
+	}
+	return json.Unmarshal(r.Value, v)
+}
+
+// Batch makes several calls, 1,000 at most, with one request, and returns their results
+// in the order of the calls. One that fails hurts no other.
+//
+// A tool that is not parallel_safe runs alone: after all calls before it, and before
+// all behind it. Calls of parallel_safe tools run side by side where their resource
+// keys differ, else in the order of the calls.
+//
+// [WithRPCID] names the batch, and sent again under the same name nothing of it runs
+// twice. [WithTimeout] and ctx bound all of it; when ctx ends, all that runs is
+// cancelled. [WithRevision], [WithIsolation] and [Idempotent] have no effect. The error
+// is that of the batch as a whole: invalid_request for one without calls,
+// payload_too_large for one that no message carries, unavailable where no agent and no
+// router runs batches.
+func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOption) ([]BatchResult, error) {
+	s, err := c.settings(ctx, opts, "batch_")
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case len(calls) == 0:
+		return nil, callerError(toolmesh.CodeInvalidRequest, "the batch has no calls")
+	case len(calls) > codec.MaxBatch:
+		return nil, callerError(toolmesh.CodePayloadTooLarge, "the batch has %d calls, at most %d are taken", len(calls), codec.MaxBatch).WithDetail("limit", codec.MaxBatch)
+	}
+	members := make([]codec.Member, len(calls))
+	for i, call := range calls {
+		args, err := encodeArgs(call.Args)
+		if err == nil && len(args) > 0 && !json.Valid(args) {
+			err = callerError(toolmesh.CodeInvalidArguments, "the arguments are not JSON")
+		}
+		if err == nil && call.Timeout < 0 {
+			err = callerError(toolmesh.CodeInvalidRequest, "the timeout is %v: it cannot be negative", call.Timeout)
+		}
+		if err != nil {
+			return nil, toolmesh.AsError(err).WithDetail("index", i)
+		}
+		members[i] = codec.Member{Index: i, Tool: call.Tool, Args: args, Timeout: call.Timeout}
+	}
+	body := codec.EncodeBatch(s.rpc, members)
+	for n := 1; ; n++ {
+		r, err := c.unary(ctx, target{}, &s, body)
+		if err == nil {
+			return batchResults(r.Value, len(calls))
+		}
+		e := toolmesh.AsError(err)
+		again := e.Started == toolmesh.StartedNo && (e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable && e.Origin != toolmesh.OriginCaller)
+		switch {
+		case errors.Is(err, errNobody):
+			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody runs batches: that needs an agent, or a router that serves functions").
+				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+		case !again || n >= maxAttempts || !pause(ctx, n):
+			return nil, err
+		}
+	}
+}
+
+// batchResults reads the answer of a batch.
+func batchResults(body []byte, n int) ([]BatchResult, error) {
+	answered, err := codec.ParseBatchResults(body)
+	if err != nil {
+		return nil, err
+	}
+	results := make([]BatchResult, n)
+	for i := range results {
+		results[i].Err = toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer has no result for the call")
+	}
+	for _, r := range answered {
+		if r.Index < 0 || r.Index >= n {
+			continue
+		}
+		results[r.Index] = BatchResult{RPCID: r.RPCID, Value: r.Result, LaneWait: r.LaneWait}
+		if r.Err != nil {
+			results[r.Index].Err = r.Err
+		}
+	}
+	return results, nil
+}

@@ -1,0 +1,322 @@
+package batch
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/lane"
+	"github.com/toolmesh/toolmesh/host/retry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const (
+	// atOnce is how many calls of a batch run at the same time.
+	atOnce = 64
+	// leastResult is the room that is kept in the answer for each result to come, and
+	// plenty for an error without its details.
+	leastResult = 512
+)
+
+// run is one batch that runs.
+type run struct {
+	s       *Server
+	b       *codec.Batch
+	reply   string
+	began   time.Time
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	release context.CancelFunc // of ctx's timer
+	unwatch func() bool        // of what stop waits for
+	finish  func(admit.Record)
+	group   retry.Group
+	members []member
+	tools   map[subjects.ToolID]*tool.Descriptor
+
+	mu      sync.Mutex // guards what follows, and the members
+	queue   lane.Queue
+	ready   []*member // may begin, in order
+	running int
+	left    int
+	room    int64 // for results, in the answer
+	results [][]byte
+}
+
+// member is one call.
+type member struct {
+	*codec.Member
+	at    int // in the batch
+	turn  *lane.Turn
+	wait  time.Duration // for its turn
+	alarm *time.Timer   // ends its wait; nil for one without a time of its own
+	state state
+}
+
+type state uint8
+
+const (
+	waiting state = iota
+	begun
+	over
+)
+
+// newRun makes a run with its time: its cancel may come as soon as the table has it.
+func newRun(s *Server, b *codec.Batch, reply string) *run {
+	r := &run{s: s, b: b, reply: reply, began: time.Now(), group: retry.NewGroup(), release: func() {}}
+	r.ctx, r.cancel = context.WithCancelCause(s.Base)
+	if b.HasTimeout {
+		r.ctx, r.release = context.WithDeadlineCause(r.ctx, r.began.Add(b.Timeout), errDeadline)
+	}
+	return r
+}
+
+// close lets go of the run's time.
+func (r *run) close() {
+	r.release()
+	r.cancel(nil)
+}
+
+var errDeadline = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the time was up before the call's turn came").
+	WithStarted(toolmesh.StartedNo).WithDetail("limit", "time").WithOrigin(toolmesh.OriginAgent)
+
+// start begins the calls; finish is called when all have ended.
+func (r *run) start(finish func(admit.Record)) {
+	r.finish = finish
+	r.left = len(r.b.Members)
+	r.results = make([][]byte, r.left)
+	r.members = make([]member, r.left)
+	r.room = r.s.Bus.MaxPayload() - 4096 - int64(r.left)*leastResult
+	names := make([]subjects.ToolID, r.left)
+	for i := range names {
+		names[i] = r.b.Members[i].Tool
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, lookWait)
+	r.tools = r.s.View.Descriptors(ctx, r.b.Session, names)
+	cancel()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range r.members {
+		m := &r.members[i]
+		m.Member, m.at = &r.b.Members[i], i
+		m.turn = r.queue.Add(r.key(m), m)
+		if m.turn.Ready() {
+			r.ready = append(r.ready, m)
+		} else if m.Timeout > 0 {
+			m.alarm = time.AfterFunc(time.Until(r.began.Add(m.Timeout)), func() { r.giveUp(m, errDeadline) })
+		}
+	}
+	r.unwatch = context.AfterFunc(r.ctx, r.stop)
+	r.next()
+}
+
+// key is what a call touches. Of a tool that nobody knows nothing is known: it is alone.
+func (r *run) key(m *member) lane.Key {
+	d := r.tools[m.Tool]
+	if d == nil {
+		return lane.Key{}
+	}
+	args, _, err := tool.Bind(d, m.Positional, m.Args)
+	if err != nil {
+		return lane.Key{} // it fails when it is called
+	}
+	return lane.KeyOf(d, args)
+}
+
+// next begins what may begin; r.mu is held.
+func (r *run) next() {
+	for r.running < atOnce && len(r.ready) > 0 && r.ctx.Err() == nil { // else stop gives them up
+		m := r.ready[0]
+		r.ready = r.ready[1:]
+		if m.state != waiting {
+			continue
+		}
+		m.state, m.wait = begun, time.Since(r.began)
+		if m.alarm != nil {
+			m.alarm.Stop()
+		}
+		r.running++
+		r.s.running.Go(func() { r.call(m) })
+	}
+}
+
+// stop gives up what has not begun, once the batch is over.
+func (r *run) stop() {
+	cause := toolmesh.AsError(context.Cause(r.ctx)).WithStarted(toolmesh.StartedNo)
+	for i := range r.members {
+		r.giveUp(&r.members[i], cause)
+	}
+}
+
+// giveUp ends a call that waits for its turn.
+func (r *run) giveUp(m *member, why *toolmesh.Error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if m.state == waiting {
+		m.wait = time.Since(r.began)
+		r.end(m, nil, why)
+	}
+}
+
+// call makes one call, here or on another node.
+func (r *run) call(m *member) {
+	if m.Err != nil {
+		r.ended(m, nil, m.Err)
+		return
+	}
+	ctx, cancel := r.ctx, func() {}
+	if m.Timeout > 0 {
+		ctx, cancel = context.WithDeadline(r.ctx, r.began.Add(m.Timeout))
+	}
+	defer cancel()
+	look := r.group.Look()
+	for {
+		if r.here(ctx, m) {
+			return
+		}
+		value, err := r.elsewhere(ctx, m)
+		if err != nil && retry.Full(err) && look(ctx) {
+			continue
+		}
+		if err != nil {
+			r.ended(m, nil, toolmesh.AsError(err))
+		} else {
+			r.ended(m, value, nil)
+		}
+		return
+	}
+}
+
+// here makes a call on this node, and reports whether it had it: neither where it is
+// not served nor where there is no room.
+func (r *run) here(ctx context.Context, m *member) bool {
+	req := &codec.Request{
+		Session: r.b.Session, Tool: r.id(m), RPCID: r.b.RPCID(m.Member), Args: m.Args, Positional: m.Positional,
+		Depth: r.b.Depth, Parent: r.b.Parent, Traceparent: r.b.Traceparent,
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		req.Timeout, req.HasTimeout = time.Until(deadline), true
+	}
+	const (
+		asking = iota
+		asked
+		full
+	)
+	var told atomic.Int32
+	mine := r.s.Host.Here(ctx, req, func(rec admit.Record) {
+		if rec.Err != nil && retry.Full(rec.Err) && told.CompareAndSwap(asking, full) {
+			return
+		}
+		r.ended(m, rec.Result, rec.Err)
+	})
+	return mine && told.CompareAndSwap(asking, asked)
+}
+
+// id is the full id of a call's tool, as far as it is known.
+func (r *run) id(m *member) subjects.ToolID {
+	if d := r.tools[m.Tool]; d != nil {
+		return d.ID
+	}
+	return m.Tool
+}
+
+// elsewhere makes a call by the client, which finds a node.
+func (r *run) elsewhere(ctx context.Context, m *member) (json.RawMessage, error) {
+	args := m.Args
+	if len(m.Positional) > 0 {
+		d := r.tools[m.Tool]
+		if d == nil {
+			return nil, toolmesh.Errorf(toolmesh.CodeToolNotFound, "what %q takes by position is not known: nobody describes it", m.Tool).
+				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+		}
+		object, more, err := tool.Bind(d, m.Positional, args)
+		if err != nil {
+			return nil, err
+		}
+		if more != nil {
+			return nil, toolmesh.Errorf(toolmesh.CodeInvalidArguments, "%q takes %d positional arguments from another node, %d are given: *%s cannot be sent in a batch",
+				m.Tool, len(d.Positional), len(m.Positional), d.VarArgs).WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
+		}
+		args = object
+	}
+	result, err := r.s.Client.Call(ctx, r.id(m), args,
+		client.WithSession(r.b.Session), client.WithRPCID(r.b.RPCID(m.Member)), client.WithParent(r.b.Parent, r.b.Depth))
+	if err != nil {
+		return nil, err
+	}
+	return result.Value, nil
+}
+
+// ended takes what a call that began has ended with.
+func (r *run) ended(m *member, value json.RawMessage, err *toolmesh.Error) {
+	r.group.End()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if m.state == begun {
+		r.running--
+		r.end(m, value, err)
+	}
+}
+
+// end takes what a call has ended with, and begins what waited for it; r.mu is held.
+func (r *run) end(m *member, value json.RawMessage, err *toolmesh.Error) {
+	m.state = over
+	if m.alarm != nil {
+		m.alarm.Stop()
+	}
+	result := codec.BatchResult{Index: m.Index, RPCID: r.b.RPCID(m.Member), Result: value, Err: err, LaneWait: m.wait}
+	if err == nil && len(value) > 0 && !json.Valid(value) {
+		result.Result, result.Err = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned what is not JSON").
+			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
+	}
+	r.put(m, &result)
+	for _, turn := range r.queue.Done(m.turn) {
+		r.ready = append(r.ready, turn.Value.(*member)) //nolint:forcetypeassert // it is what start put in
+	}
+	r.next()
+	if r.left--; r.left > 0 {
+		return
+	}
+	r.unwatch()
+	r.close()
+	r.s.Log.Debug("batch finished", slog.String("rpc_id", string(r.b.Request.RPCID)), slog.String("session", string(r.b.Session)),
+		slog.Int("calls", len(r.members)), slog.Duration("took", time.Since(r.began)))
+	r.finish(admit.Record{Result: joined(r.results)})
+}
+
+// put holds a result for the answer, where it fits, and sends it alone to who asked for
+// that; r.mu is held.
+func (r *run) put(m *member, result *codec.BatchResult) {
+	encoded := result.Encode()
+	if r.b.Delivery == codec.DeliverInbox {
+		header, body := r.b.OneResult(r.s.Identity, result, encoded)
+		if !r.s.Host.Send(&nats.Msg{Subject: r.reply, Header: nats.Header(header), Data: body}) {
+			small := codec.BatchResult{Index: result.Index, RPCID: result.RPCID, Err: tooLarge(len(encoded), r.s.Bus.MaxPayload())}
+			header, body = r.b.OneResult(r.s.Identity, &small, small.Encode())
+			r.s.Host.Send(&nats.Msg{Subject: r.reply, Header: nats.Header(header), Data: body})
+		}
+	}
+	if extra := int64(len(encoded)) - leastResult; extra > r.room {
+		result.Result = nil
+		if result.Err == nil {
+			result.Err = tooLarge(len(encoded), r.s.Bus.MaxPayload())
+		} else {
+			e := *result.Err
+			e.Stacktrace, e.Details = "", map[string]any{"truncated": true}
+			e.Message = cut(e.Message)
+			result.Err = &e
+		}
+		encoded = result.Encode()
+	}
+	r.room -= max(int64(len(encoded))-leastResult, 0)
+	r.results[m.at] = encoded
+}

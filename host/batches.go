@@ -1,0 +1,164 @@
+package host
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/batch"
+	"github.com/toolmesh/toolmesh/host/quota"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// ServeBatches has the node run batches: what view and store know of tools says which
+// calls must not overlap, and c makes those that other nodes serve. All three must
+// outlive the host. It is called once, after [Host.Start]; the error is unavailable
+// without a connection.
+func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *registry.Store, c *client.Client) error {
+	own, err := subjects.NodeBatches(h.node)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	s := batch.New(batch.Options{
+		Node: h.node, Identity: h.identity, Base: h.base, Bus: h.bus, Client: c,
+		View: batchView{view, store, h}, Host: batchHost{h}, Log: h.log,
+	})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.state != stateServing {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the host does not serve")
+	}
+	nc := h.bus.Conn()
+	if h.batchSub, err = nc.QueueSubscribe(subjects.AllBatches, subjects.QueueGroup, s.Receive); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subjects.AllBatches, err)
+	}
+	sub, err := nc.Subscribe(own, s.Receive)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", own, err)
+	}
+	h.shared = append(h.shared, sub)
+	h.batches.Store(s)
+	if err := h.presence.Update(ctx, func(r *registry.NodeRecord) { r.Features = h.features() }); err != nil {
+		h.log.Warn("the lease does not say yet that the node runs batches", slog.String("error", err.Error()))
+	}
+	return h.flush(ctx)
+}
+
+// features is what the node's lease says that it can do.
+func (h *Host) features() []string {
+	all := codec.Features()
+	if h.batches.Load() != nil {
+		all = append(all, batch.Feature)
+	}
+	return all
+}
+
+// batchHost is the host as its batches see it.
+type batchHost struct{ *Host }
+
+func (h batchHost) Send(m *nats.Msg) bool { return h.sendMsg(m) }
+
+func (h batchHost) MayAnswer(m *nats.Msg, session subjects.SessionID) bool {
+	ok := h.bus.MayAnswer(m, session, h.opts.SessionCredentials)
+	if !ok {
+		h.refusedReplies.Add(1)
+	}
+	return ok
+}
+
+func (h batchHost) Late(req *codec.Request) *toolmesh.Error {
+	if bad := h.foreign(req, h.catchUp(req)); bad != nil {
+		return bad
+	}
+	return h.late(req)
+}
+
+func (h batchHost) Account(session subjects.SessionID) subjects.SessionID {
+	epoch, _ := h.known(session, false)
+	return quota.Account(session, epoch)
+}
+
+// Here implements [batch.Host]: the call goes the way of a request, without one.
+func (h batchHost) Here(ctx context.Context, req *codec.Request, done func(admit.Record)) bool {
+	subject, err := subjects.Tool(req.Session, req.Tool)
+	if err != nil || !h.presence.Certain() {
+		return false
+	}
+	s, err := subjects.Parse(subject)
+	if err != nil {
+		return false
+	}
+	c, r := h.find(&s, req, "", time.Now(), nil)
+	if c.tool == nil || c.tool.withdrawn.Load() {
+		return false
+	}
+	c.Local = done
+	if call := h.admit(c, r, h.check(c, true, false)); call != nil {
+		stop := context.AfterFunc(ctx, func() { c.End(toolmesh.AsError(context.Cause(ctx)).WithStarted(toolmesh.StartedYes)) })
+		h.run(call)
+		stop()
+	}
+	return true
+}
+
+// batchView is what the registry knows, as batches see it. Of its own tools the host
+// knows more than the registry, and sooner.
+type batchView struct {
+	*registry.View
+	store *registry.Store
+	host  *Host
+}
+
+// mostNames is of how many tools, called by less than their ids, one batch is told what
+// they are: finding them takes a look at all.
+const mostNames = 64
+
+// Descriptors implements [batch.View].
+func (v batchView) Descriptors(ctx context.Context, session subjects.SessionID, names []subjects.ToolID) map[subjects.ToolID]*tool.Descriptor {
+	all := make(map[subjects.ToolID]*tool.Descriptor)
+	digests := make(map[subjects.ToolID]string)
+	short := 0
+	for _, name := range names {
+		if _, asked := digests[name]; asked || all[name] != nil {
+			continue
+		}
+		if t := v.host.routes.find(session, name); t != nil {
+			all[name] = t.descriptor
+			continue
+		}
+		route, ok := v.Route(session, name)
+		if !ok && short < mostNames {
+			short++
+			route, ok = v.Named(session, string(name))
+		}
+		digests[name] = "" // asked
+		if ok {
+			digests[name] = route.Digest
+		}
+	}
+	var missing []string
+	for _, digest := range digests {
+		if digest != "" && !slices.Contains(missing, digest) {
+			missing = append(missing, digest)
+		}
+	}
+	found, err := v.store.Descriptors(ctx, missing)
+	if err != nil {
+		v.host.log.Warn("a batch runs its calls one after the other: what their tools are cannot be read", slog.String("error", err.Error()))
+	}
+	for name, digest := range digests {
+		if d := found[digest]; d != nil {
+			all[name] = d
+		}
+	}
+	return all
+}
