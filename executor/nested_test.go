@@ -25,6 +25,7 @@ const deepest = 8
 
 // loopback makes the calls of tools: of the same index, one deeper.
 type loopback struct {
+	executor.Nested
 	ix    *executor.Index
 	depth int
 	calls *atomic.Int64 // made in all
@@ -71,6 +72,33 @@ func (l *loopback) Stream(ctx context.Context, tool string, args json.RawMessage
 			yield(nil, err)
 		}
 	}
+}
+
+func (l *loopback) Batch(ctx context.Context, calls json.RawMessage) (json.RawMessage, error) {
+	var asked []struct {
+		Tool string          `json:"tool_id"`
+		Args json.RawMessage `json:"kwargs"`
+	}
+	if err := json.Unmarshal(calls, &asked); err != nil {
+		return nil, err
+	}
+	ends := []any{}
+	for _, c := range asked {
+		result, err := l.Call(ctx, c.Tool, c.Args)
+		if err != nil {
+			ends = append(ends, map[string]any{"status": "error", "error": toolmesh.AsError(err)})
+			continue
+		}
+		ends = append(ends, map[string]any{"status": "ok", "result": result})
+	}
+	return json.Marshal(ends)
+}
+
+func (l *loopback) Describe(_ context.Context, tool string) (json.RawMessage, error) {
+	if tool == "t.none" {
+		return nil, toolmesh.Errorf(toolmesh.CodeToolNotFound, "no tool %q", tool)
+	}
+	return json.Marshal(map[string]string{"id": tool})
 }
 
 // callNested calls a tool whose own calls go to its own index.
@@ -351,10 +379,23 @@ def knows(name):
         return [type(e).__name__, e.code, name in str(e) and "--env" in str(e)]
 
 def batched():
+    got = mesh.batch([("t.add", {"a": 1}), ("t.boom",), "t.echo", ("t.add", {"a": 2}, 10)], return_exceptions=True)
+    failed = type(got[1]).__name__, got[1].tool
     try:
-        mesh.batch
-    except AttributeError as e:
-        return "not built yet" in str(e)
+        mesh.batch([("t.add", {"a": 1}), ("t.boom", {})])
+    except mesh.MeshError as e:
+        return [got[0], *failed, got[2], got[3], e.message]
+
+async def abatched():
+    return await mesh.abatch([("t.aadd", {"a": i}) for i in range(3)]) + [(await mesh.adescribe("t.add"))["id"]]
+
+def described():
+    try:
+        mesh.describe("t.none")
+    except KeyError as e:
+        return [mesh.describe("t.add")["id"], e.code]
+    except mesh.MeshError as e:
+        return [mesh.describe("t.add")["id"], e.code]
 
 def imports():
     import toolmesh, toolmesh.mesh
@@ -422,7 +463,9 @@ func TestNestedCalls(t *testing.T) {
 		{"t.flood", `{"n":1025}`, `[["busy",true,"nested"]]`},
 		{"t.knows", `{"name":"KNOWN"}`, `"yes"`},
 		{"t.knows", `{"name":"OTHER"}`, `["MissingSecret","invalid_request",true]`},
-		{"t.batched", `{}`, `true`},
+		{"t.batched", `{}`, `[2,"ToolExecutionError","t.boom",null,3,"no such luck"]`},
+		{"t.abatched", `{}`, `[1,2,3,"t.add"]`},
+		{"t.described", `{}`, `["t.add","tool_not_found"]`},
 		{"t.imports", `{}`, `true`},
 	} {
 		mustCallNested(t, ix, c.tool, c.args, c.want)
@@ -697,7 +740,10 @@ func TestNestedCallHasTheTimeThatIsLeft(t *testing.T) {
 }
 
 // deadlines remembers until when calls may take.
-type deadlines struct{ seen []time.Time }
+type deadlines struct {
+	executor.Nested
+	seen []time.Time
+}
 
 func (d *deadlines) Call(ctx context.Context, _ string, _ json.RawMessage) (json.RawMessage, error) {
 	at, _ := ctx.Deadline()

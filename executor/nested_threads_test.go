@@ -118,6 +118,7 @@ async def abeside(path):
 
 // asked notes what is called, of whom.
 type asked struct {
+	executor.Nested
 	mu    sync.Mutex
 	calls []string
 }

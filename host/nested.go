@@ -4,10 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"iter"
+	"time"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host/retry"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // NestedCalls makes the calls of one call's tool, for handlers that run it in
@@ -69,4 +72,59 @@ func (n *NestedCalls) Stream(ctx context.Context, id string, args json.RawMessag
 			}
 		}
 	}
+}
+
+// Batch makes several calls at once; see [client.Client.Batch]. calls is a list of
+// {"tool_id","kwargs","timeout_ms"}, the result a list of {"status","result"} and
+// {"status","error"} in the same order.
+func (n *NestedCalls) Batch(ctx context.Context, calls json.RawMessage) (json.RawMessage, error) {
+	var asked []struct {
+		Tool    subjects.ToolID `json:"tool_id"`
+		Args    json.RawMessage `json:"kwargs"`
+		Timeout int64           `json:"timeout_ms"`
+	}
+	if err := json.Unmarshal(calls, &asked); err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the calls of a batch cannot be read: %w", err).WithStarted(toolmesh.StartedNo)
+	}
+	batch := make([]client.BatchCall, len(asked))
+	for i, c := range asked {
+		batch[i] = client.BatchCall{Tool: c.Tool, Args: c.Args, Timeout: time.Duration(c.Timeout) * time.Millisecond}
+	}
+	results, err := n.Calls(ctx, batch)
+	if err != nil {
+		return nil, err
+	}
+	type end struct {
+		Status string          `json:"status"`
+		Result json.RawMessage `json:"result,omitempty"`
+		Error  *toolmesh.Error `json:"error,omitempty"`
+	}
+	ends := make([]end, len(results))
+	for i, r := range results {
+		if ends[i] = (end{Status: "ok", Result: r.Value}); r.Err != nil {
+			ends[i] = end{Status: "error", Error: toolmesh.AsError(r.Err)}
+		}
+	}
+	body, err := tool.MarshalPlain(ends)
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "the results of a batch: %w", err)
+	}
+	return body, nil
+}
+
+// Calls makes several calls at once; see [client.Client.Batch].
+func (n *NestedCalls) Calls(ctx context.Context, calls []client.BatchCall) ([]client.BatchResult, error) {
+	look := n.group.Look()
+	defer n.group.End()
+	for {
+		results, err := n.client.Batch(ctx, calls, n.options()...)
+		if err == nil || !retry.Full(err) || !look(ctx) {
+			return results, err
+		}
+	}
+}
+
+// Describe says what a tool is, in the call's session, as `mesh info --json` does.
+func (n *NestedCalls) Describe(ctx context.Context, id string) (json.RawMessage, error) {
+	return n.client.In(n.call.Session).Describe(ctx, subjects.ToolID(id))
 }

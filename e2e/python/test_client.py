@@ -100,6 +100,34 @@ def test_values(both: Any, sent: Any, back: Any) -> None:
     assert (got, type(got)) == (back, type(back))
 
 
+def test_batches(both: Any) -> None:
+    echo = "rich.rich.echo"
+    fails = ("rich.rich.fails", {"account": "a"})
+    mixed = [(echo, {"value": 1}), fails, ("rich.rich.nowhere", {}), echo, (echo, {"value": b"ab"}, 30)]
+    got = both.run("batch", mixed, return_exceptions=True)
+    assert got[0] == 1 and got[4] == {"$bytes": "YWI="}
+    kinds = [toolmesh.ToolExecutionError, toolmesh.ToolNotFound, toolmesh.InvalidArguments]
+    assert [type(one) for one in got[1:4]] == kinds
+    assert got[1].tool == "rich.rich.fails" and "lacks 7" in str(got[1])
+    with pytest.raises(toolmesh.ToolExecutionError, match="lacks 7"):
+        both.run("batch", [(echo, {"value": 1}), fails])
+    assert both.run("batch", [("rich.rich.size", {"text": "ab"})]) == [2]
+    many = [(echo, {"value": number}) for number in range(200)]
+    assert both.run("batch", many, rpc_id="batch_of_mine") == list(range(200))
+    assert both.run("batch", many, rpc_id="batch_of_mine", timeout=60) == list(range(200))
+    with pytest.raises(toolmesh.InvalidRequest, match="another"):
+        both.run("batch", [echo], rpc_id="batch_of_mine")
+    with pytest.raises(toolmesh.InvalidRequest, match="no requests"):
+        both.run("batch", [])
+    with pytest.raises(toolmesh.PayloadTooLarge, match="1000"):
+        both.run("batch", [echo] * 1001)
+    with pytest.raises(TypeError, match="call 1"):
+        both.run("batch", [echo, 7])
+    with pytest.raises(toolmesh.ToolTimeout):
+        both.run("batch", [("rich.rich.endless", {"mark": "/dev/null"})], timeout=0.5)
+    assert both.run("describe", echo)["id"] == echo
+
+
 @dataclasses.dataclass
 class Parcel:
     id: uuid.UUID

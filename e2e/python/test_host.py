@@ -351,6 +351,16 @@ def test_nested_calls(opened: Started) -> None:
                 break
         return found
 
+    @host.tool
+    def batched(count: int) -> list[Any]:
+        calls = [(f"{index}.deeper", {"depth": number % 2}) for number in range(count)]
+        return [*mesh.batch(calls), str(mesh.batch([f"{index}.deeper"], return_exceptions=True)[0].code)]
+
+    @host.tool
+    async def abatched(count: int) -> list[Any]:
+        calls = [(f"{index}.adeeper", {"depth": number % 2}, 30) for number in range(count)]
+        return await mesh.abatch(calls, timeout=60)
+
     @host.tool(timeout=60)
     def waits() -> Any:
         return mesh.call(f"{index}.sleeps")
@@ -364,6 +374,8 @@ def test_nested_calls(opened: Started) -> None:
         assert client.call(f"{index}.adeeper", {"depth": 3}) == 3
         with pytest.raises(toolmesh.ToolExecutionError, match="nested 9 calls deep"):
             client.call(f"{index}.deeper", {"depth": 20})
+        assert client.call(f"{index}.batched", {"count": 40}) == [*[0, 1] * 20, "invalid_arguments"]
+        assert client.call(f"{index}.abatched", {"count": 40}) == [0, 1] * 20
         assert client.collect(f"{index}.relays", {"count": 300}) == [[number, 0] for number in range(300)]
         assert client.call(f"{index}.takes", {"count": 10**9}) == [0, 1, 2]
         began = time.monotonic()

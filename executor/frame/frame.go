@@ -9,7 +9,7 @@ import (
 
 // Version is that of what passes between the agent and its processes, see
 // docs/worker-protocol.md. Each change of it is another one.
-const Version = 1
+const Version = 2
 
 // HeaderSize is the number of bytes before a body.
 const HeaderSize = 16
@@ -52,11 +52,17 @@ const (
 	Exited    Type = 83 // the worker's id; body: i32 exit code, i32 signal; the code is -1 with a signal
 )
 
-// Flags of Call; NestedCall has FlagStream too.
+// Flags of Call; NestedCall has FlagStream, and two of its own.
 const (
 	FlagStream  uint8 = 1 // items are wanted one by one
 	FlagCollect uint8 = 2 // a generator's result is the list of its items
 	FlagMeta    uint8 = 4 // body: u32 length, a JSON object, then the arguments
+)
+
+// Flags of NestedCall.
+const (
+	FlagBatch    uint8 = 2 // no tool: the arguments are a list of calls
+	FlagDescribe uint8 = 4 // the result is what the tool is
 )
 
 // Flags of a terminal.

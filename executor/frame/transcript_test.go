@@ -87,7 +87,7 @@ func TestGreeting(t *testing.T) {
 		t.Errorf("the recorded greeting: %v", err)
 	}
 	for _, other := range []one{
-		{frame.Header{Type: frame.Hello}, "\x02\x00\x00\x00"}, {frame.Header{Type: frame.Hello}, ""}, frames[1],
+		{frame.Header{Type: frame.Hello}, "\x01\x00\x00\x00"}, {frame.Header{Type: frame.Hello}, ""}, frames[1],
 	} {
 		var version *frame.VersionError
 		err := frame.Greeted(other.Header, []byte(other.Body))

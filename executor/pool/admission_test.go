@@ -15,12 +15,13 @@ import (
 
 // nested makes a tool's calls in the pool that it is itself in.
 type nested struct {
+	pool.Nested
 	pool  *pool.Pool
 	depth int
 }
 
 func (n nested) Call(ctx context.Context, name string, args json.RawMessage) (json.RawMessage, error) {
-	body, _, err := n.pool.Call(ctx, pool.Call{Tool: name, Args: args, Depth: n.depth, Nested: nested{n.pool, n.depth + 1}})
+	body, _, err := n.pool.Call(ctx, pool.Call{Tool: name, Args: args, Depth: n.depth, Nested: nested{pool: n.pool, depth: n.depth + 1}})
 	return body, err
 }
 
@@ -59,7 +60,7 @@ func TestNestedCallsDoNotWaitForEachOther(t *testing.T) {
 						})
 					var ends []<-chan outcome
 					for range 5 {
-						ends = append(ends, begin(t.Context(), p, pool.Call{Args: json.RawMessage("....."), Nested: nested{p, 1}}))
+						ends = append(ends, begin(t.Context(), p, pool.Call{Args: json.RawMessage("....."), Nested: nested{pool: p, depth: 1}}))
 					}
 					for _, end := range ends {
 						if o := <-end; o.err != nil || o.body != "012345" {

@@ -27,7 +27,10 @@ func (s *slow) Item(context.Context, json.RawMessage) error {
 }
 
 // endless is a tool that a tool calls, and that has many items.
-type endless struct{ sent int }
+type endless struct {
+	pool.Nested
+	sent int
+}
 
 func (*endless) Call(context.Context, string, json.RawMessage) (json.RawMessage, error) {
 	return nil, nil

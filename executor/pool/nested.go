@@ -27,6 +27,11 @@ type Nested interface {
 	Call(ctx context.Context, tool string, args json.RawMessage) (json.RawMessage, error)
 	// Stream runs a tool and yields its items; an error is the last thing it yields.
 	Stream(ctx context.Context, tool string, args json.RawMessage) iter.Seq2[json.RawMessage, error]
+	// Batch runs several calls, as the tool wrote them: a list of {"tool_id","kwargs",
+	// "timeout_ms"}. It returns a list of their ends in the same order.
+	Batch(ctx context.Context, calls json.RawMessage) (json.RawMessage, error)
+	// Describe says what a tool is, as `mesh info --json` does.
+	Describe(ctx context.Context, tool string) (json.RawMessage, error)
 }
 
 // nesting is the calls that the tool of one call makes. A tool that makes none
@@ -112,7 +117,7 @@ func (w *worker) beginNested(h frame.Header, body []byte) error {
 			if h.Flags&frame.FlagStream != 0 {
 				n.stream(ctx, about.Tool, args)
 			} else {
-				n.unary(ctx, about.Tool, args)
+				n.unary(ctx, h.Flags, about.Tool, args)
 			}
 		})
 	})
@@ -166,8 +171,17 @@ func (j *job) endNested() {
 	j.nesting.wg.Wait()
 }
 
-func (n *nestedCall) unary(ctx context.Context, tool string, args json.RawMessage) {
-	result, err := n.j.Nested.Call(ctx, tool, args)
+func (n *nestedCall) unary(ctx context.Context, flags uint8, tool string, args json.RawMessage) {
+	var result json.RawMessage
+	var err error
+	switch {
+	case flags&frame.FlagBatch != 0:
+		result, err = n.j.Nested.Batch(ctx, args)
+	case flags&frame.FlagDescribe != 0:
+		result, err = n.j.Nested.Describe(ctx, tool)
+	default:
+		result, err = n.j.Nested.Call(ctx, tool, args)
+	}
 	n.finish(err, frame.NestedResult, result)
 }
 

@@ -45,7 +45,7 @@ func TestAQueuedCallFromBelowIsRefused(t *testing.T) {
 func TestASessionsWorkerIsNotWaitedForFromBelow(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		p, _ := open(t, config(func(c *pool.Config) { c.Affinity = tool.AffinityQueue }), recursive)
-		o := <-begin(t.Context(), p, pool.Call{Args: json.RawMessage("."), Nested: nested{p, 1}})
+		o := <-begin(t.Context(), p, pool.Call{Args: json.RawMessage("."), Nested: nested{pool: p, depth: 1}})
 		wantCode(t, o.err, toolmesh.CodeToolError, "worker_waits")
 	})
 }

@@ -90,6 +90,7 @@ func (r *replayed) take() []frameOf {
 
 // player takes what calls of a recording give off, and makes their nested calls.
 type player struct {
+	pool.Nested
 	mu     sync.Mutex
 	items  []string
 	logs   []string

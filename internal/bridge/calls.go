@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -19,10 +21,8 @@ import (
 const (
 	// mostCalls is how many calls of the program may be in flight.
 	mostCalls = 1024
-	// mostBatch is how many requests a batch may have, and batchAtOnce how many of them
-	// run at once.
-	mostBatch   = 1000
-	batchAtOnce = 32
+	// readAtOnce is how many requests of a batch have their tools asked for at once.
+	readAtOnce = 32
 )
 
 // own is one call of the program, a stream or a batch.
@@ -385,65 +385,108 @@ func (b *Bridge) batch(f *frame, bad error) {
 	if err == nil && (json.Unmarshal(f.requests, &requests) != nil || absent(f.requests)) {
 		err = invalid("requests is missing or no list")
 	}
-	if err == nil && len(requests) > mostBatch {
-		err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the batch has %d requests, at most %d are taken", len(requests), mostBatch).
-			WithDetail("limit", mostBatch).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	if err == nil && len(requests) > codec.MaxBatch {
+		err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the batch has %d requests, at most %d are taken", len(requests), codec.MaxBatch).
+			WithDetail("limit", codec.MaxBatch).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 	}
 	if err == nil {
 		err = b.mayCall(&q)
 	}
 	go func() { // ends with the calls, which b.busy counts
 		defer b.done()
-		name, _ := nameOf(c.id)
-		results := make([][]byte, len(requests))
-		var calls errgroup.Group
-		calls.SetLimit(batchAtOnce)
-		for i, raw := range requests {
-			if err == nil {
-				calls.Go(func() error {
-					results[i] = b.one(c, q, raw, name, i)
-					return nil
-				})
-			}
+		var results [][]byte
+		if err == nil {
+			results, err = b.together(c, q, requests)
 		}
-		_ = calls.Wait()
 		b.leave(c, key)
 		answer := append([]byte(`{"type":"`+typeBatchResponse+`","batch_id":`), c.id...)
 		if err != nil {
 			answer = appendOutcome(append(answer, ','), nil, err)
 		} else {
-			answer = append(answer, `,"results":[`...)
-			for i, result := range results {
-				if i > 0 {
-					answer = append(answer, ',')
-				}
-				answer = append(answer, result...)
-			}
+			answer = append(append(answer, `,"results":[`...), bytes.Join(results, []byte(","))...)
 			answer = append(answer, ']')
 		}
 		_ = b.pipe.put(b.base, append(answer, '}'))
 	}()
 }
 
-// one makes call i of a batch, and returns its result.
-func (b *Bridge) one(batch *own, q question, raw json.RawMessage, name string, i int) []byte {
+// request is one request of a batch.
+type request struct {
+	index []byte // as it was written, or its place
+	call  client.BatchCall
+	err   error // why it is not sent; the others are
+}
+
+// together makes the calls of a batch, and returns the result of each.
+func (b *Bridge) together(c *own, q question, raws []json.RawMessage) ([][]byte, error) {
+	defer c.under(&q)()
+	all := make([]request, len(raws))
+	var reading errgroup.Group
+	reading.SetLimit(readAtOnce)
+	for i, raw := range raws {
+		reading.Go(func() error {
+			all[i] = b.member(c, q, raw, i)
+			return nil
+		})
+	}
+	_ = reading.Wait()
+	var calls []client.BatchCall
+	for _, r := range all {
+		if r.err == nil {
+			calls = append(calls, r.call)
+		}
+	}
+	ends, err := b.batched(c, &q, calls)
+	if err != nil {
+		return nil, err
+	}
+	name, _ := nameOf(c.id)
+	results := make([][]byte, len(all))
+	for i, r := range all {
+		var value json.RawMessage
+		err := r.err
+		if err == nil {
+			value, err = ends[0].Value, ends[0].Err
+			ends = ends[1:]
+		}
+		result := append(append([]byte(`{"index":`), r.index...), `,"rpc_id":`...)
+		result = appendText(result, name+"."+string(r.index))
+		results[i] = append(appendOutcome(append(result, ','), value, err), '}')
+	}
+	return results, nil
+}
+
+// batched sends a batch, unless nothing of it can be sent.
+func (b *Bridge) batched(c *own, q *question, calls []client.BatchCall) ([]client.BatchResult, error) {
+	switch {
+	case len(calls) == 0:
+		return nil, nil
+	case q.above != nil:
+		return q.above.in(b, q.session).Calls(c.ctx, calls)
+	}
+	return b.client.Batch(c.ctx, calls, client.WithSession(b.sessionOf(q)))
+}
+
+// member reads one request of a batch.
+func (b *Bridge) member(c *own, q question, raw json.RawMessage, i int) request {
+	r := request{index: []byte(strconv.Itoa(i))}
 	f, err := parseFrame(raw)
 	if err == nil {
-		q, err = q.read(b, &f)
+		if !absent(f.session) || !absent(f.parent) {
+			err = invalid("session_id and parent are those of the batch")
+		} else {
+			q, err = q.read(b, &f)
+		}
 	}
-	index := []byte(strconv.Itoa(i))
 	if !absent(f.index) {
-		index = f.index
+		r.index = f.index
 	}
-	var value json.RawMessage
+	var args json.RawMessage
 	if err == nil {
-		c := own{ctx: batch.ctx}
-		value, err = b.unary(&c, &q)
+		args, err = b.arguments(c.ctx, &q)
 	}
-	result := append([]byte(`{"index":`), index...)
-	result = append(result, `,"rpc_id":`...)
-	result = appendText(result, name+"-"+strconv.Itoa(i))
-	return append(appendOutcome(append(result, ','), value, err), '}')
+	r.call, r.err = client.BatchCall{Tool: q.tool, Args: args, Timeout: q.timeout}, err
+	return r
 }
 
 // cancel cancels a call of the program, unless it is over.

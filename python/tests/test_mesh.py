@@ -50,10 +50,20 @@ def test_outside_a_mesh_secrets_are_environment_variables(monkeypatch):
     assert "SOME_TOKEN" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["batch", "abatch"])
-def test_what_is_not_built_says_what_to_do_instead(name):
-    with pytest.raises(AttributeError, match="acall"):
-        getattr(mesh, name)
+@pytest.mark.parametrize(("calls", "raised", "says"), [
+    ([("a.b", {})], mesh.MeshError, "no tool is being called"),
+    ([7], TypeError, "call 0 of the batch is 7"),
+    ([("a.b", {}), ()], TypeError, "call 1 of the batch"),
+    ([(7, {})], TypeError, "by its id"),
+    ([("a.b", {}, 1, 2)], TypeError, "call 0"),
+    ([("a.b", {}, 0)], ValueError, "timeout"),
+    ([("a.b", {}, float("nan"))], ValueError, "timeout"),
+])
+def test_what_is_no_batch_is_refused(calls, raised, says):
+    with pytest.raises(raised, match=says):
+        mesh.batch(calls)
+    with pytest.raises(raised, match=says):
+        mesh.abatch(calls).send(None)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])

@@ -20,7 +20,7 @@ import weakref
 from collections import deque
 
 from . import binary
-from ._core import encoding, errors, tool_side, values
+from ._core import batches, encoding, errors, tool_side, values
 
 if typing.TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -178,8 +178,8 @@ class Bridge:
 
     def _give(self, frame: Frame, body: bytes) -> None:
         kind = frame.get("type")
-        if kind in ("rpc_tool_response", "rpc_stream_chunk", "rpc_error"):
-            asked = self._asked.get(frame.get("rpc_id", ""))
+        if kind in ("rpc_tool_response", "rpc_stream_chunk", "rpc_batch_response", "rpc_error"):
+            asked = self._asked.get(frame.get("rpc_id") or frame.get("batch_id", ""))
             if asked is not None:
                 asked.take(frame)
             elif kind == "rpc_error":
@@ -295,13 +295,27 @@ class Bridge:
         if stream:
             fields["credit"] = _CREDIT
         asked = Asked(self, f"c{next(self._numbers)}", tool)
+        head = {"type": "rpc_tool_stream" if stream else "rpc_tool_call", "rpc_id": asked.id, **fields}
+        return self._sent(asked, head, b'"kwargs":' + body)
+
+    def batch(self, parent: str, members: list[tuple[str, Any, float | None]], timeout: float | None) -> Asked:
+        """Makes several calls on behalf of a call that is being served; the answer is their ends."""
+        with encoding:
+            body = batches.requests(members, tool_side._encoded)
+        asked = Asked(self, f"c{next(self._numbers)}", "")
+        head: dict[str, Any] = {"type": "rpc_batch_call", "batch_id": asked.id, "parent": parent}
+        seconds = tool_side._seconds(timeout)
+        if seconds is not None:
+            head["timeout_ms"] = max(1, int(seconds * 1000))
+        return self._sent(asked, head, b'"requests":' + body)
+
+    def _sent(self, asked: Asked, head: dict[str, Any], body: bytes) -> Asked:
+        """Sends a question whose last field is written already."""
         self._asked[asked.id] = asked
         if self.over:
-            asked.fail(errors.error("unavailable", "the bridge to the mesh has ended", tool=tool, started=False,
-                                    origin="caller"))
-            return asked
-        head = _text({"type": "rpc_tool_stream" if stream else "rpc_tool_call", "rpc_id": asked.id, **fields})
-        self.send(head[:-1].encode() + b',"kwargs":' + body + b"}")
+            asked.fail(errors.error("unavailable", "the bridge to the mesh has ended", started=False, origin="caller"))
+        else:
+            self.send(_text(head)[:-1].encode() + b"," + body + b"}")
         return asked
 
     def forget(self, asked: Asked) -> None:
@@ -329,7 +343,7 @@ class Asked:
             self.fail(errors.rebuilt(frame["error"], self._tool))
         else:
             self._bridge.forget(self)
-            _settle(self._answers[-1], (False, frame.get("result")), None)
+            _settle(self._answers[-1], (False, frame["results"] if "results" in frame else frame.get("result")), None)
 
     def fail(self, failure: BaseException) -> None:
         """Ends the wait."""

@@ -69,6 +69,7 @@ class Call:
     isolation: str | None = None
     revision: str | None = None
     deadline: float = 0.0  # when the timeout ends, by time.monotonic
+    batch: bool = False  # the body is one: it goes to no tool, and to no node
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
@@ -93,7 +94,7 @@ class Call:
             found["Mesh-Isolation"] = self.isolation
         if self.revision:
             found["Mesh-Revision"] = self.revision
-        if _names.hashed(_names.tool(self.tool)):
+        if self.tool and _names.hashed(_names.tool(self.tool)):
             found["Mesh-Tool"] = self.tool
         if _names.hashed(_names.token(self.session)):
             found["Mesh-Session"] = self.session
@@ -457,8 +458,8 @@ class Connection:
         one.asked = now
         again = {**headers, "Mesh-Boot": one.boot, "Mesh-Again": str(int((now - one.sent) * 1000) + 1)}
         with contextlib.suppress(nats.errors.Error):
-            await self._nc.publish(_names.node_call(one.node, call.session, call.tool), call.body,
-                                   one.inbox + _AGAIN, again)
+            where = one.subject if call.batch else _names.node_call(one.node, call.session, call.tool)
+            await self._nc.publish(where, call.body, one.inbox + _AGAIN, again)
 
     # Calls.
 
@@ -487,6 +488,9 @@ class Connection:
             try:
                 return await send(call)
             except Nobody:
+                if call.batch:
+                    raise refused("unavailable", "nobody runs batches: that needs an agent, or a router that serves "
+                                                 "functions") from None
                 if resolved:
                     raise unserved(call.tool, "") from None
                 resolved = True
@@ -596,7 +600,7 @@ class Connection:
 def subject(call: Call) -> str:
     """Where a call goes; InvalidRequest for names that cannot be."""
     try:
-        return _names.call(call.session, call.tool)
+        return _names.batch(call.session) if call.batch else _names.call(call.session, call.tool)
     except ValueError as failure:
         raise refused("invalid_request", str(failure), call.tool) from None
 

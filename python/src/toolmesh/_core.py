@@ -14,7 +14,7 @@ import typing
 
 if typing.TYPE_CHECKING:
     from ._worker import mesh as tool_side
-    from ._worker.calling import channel, errors, failures, guard
+    from ._worker.calling import batches, channel, errors, failures, guard
     from ._worker.describing import binding, schema, values
 else:
     from importlib import import_module
@@ -27,6 +27,7 @@ else:
     values = _part("describing.values")
     schema = _part("describing.schema")
     binding = _part("describing.binding")
+    batches = _part("calling.batches")
     errors = _part("calling.errors")
     failures = _part("calling.failures")
     guard = _part("calling.guard")
@@ -39,4 +40,7 @@ encoding = threading.Lock()
 scope: contextvars.ContextVar[tuple[str | None, float | None]] = contextvars.ContextVar("scope", default=(None, None))
 """The session and the deadline, by time.monotonic, of calls that name none."""
 
-__all__ = ["binding", "channel", "encoding", "errors", "failures", "guard", "schema", "scope", "tool_side", "values"]
+__all__ = [
+    "batches", "binding", "channel", "encoding", "errors", "failures", "guard", "schema", "scope", "tool_side",
+    "values",
+]

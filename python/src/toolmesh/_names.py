@@ -56,6 +56,11 @@ def node_call(node: str, session: str, tool_id: str) -> str:
     return f"mesh.node.{token(node)}.tools.{token(session)}.{tool(tool_id)}"
 
 
+def batch(session: str) -> str:
+    """Where a batch goes."""
+    return f"mesh.batch.{token(session)}"
+
+
 def control(session: str, rpc_id: str, node: str = "") -> str:
     """Where a cancel goes, and credit to a node."""
     ends = f"ctl.{token(session)}.{token(rpc_id)}"

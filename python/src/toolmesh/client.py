@@ -15,6 +15,7 @@ import contextlib
 import copy
 import functools
 import importlib
+import json
 import os
 import threading
 import time
@@ -23,14 +24,14 @@ import weakref
 
 from . import _models
 from ._connection import Call, Connection, new_rpc_id, refused
-from ._core import encoding, errors, schema, tool_side, values
+from ._core import batches, encoding, errors, schema, tool_side, values
 from ._core import scope as _scope
 from ._finding import find
 from ._streams import Stream
 from .remote import AsyncRemoteTool, RemoteTool, declared
 
 if typing.TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Any
 
@@ -154,6 +155,22 @@ class _Base:
         return Call(self.session_name, tool, body, name, seconds, idempotent, isolation, revision)
 
 
+    def _whole(self, made: list[tuple[str, Any, float | None]], timeout: float | None,
+               rpc_id: str | None) -> tuple[Call, list[Call]]:
+        """The request of a batch, without its body, and its calls."""
+        members = [self._call(tool, args, seconds, None, False, None, None) for tool, args, seconds in made]
+        for one, (_, _, seconds) in zip(members, made, strict=True):
+            one.timeout = seconds
+        call = self._call("", None, timeout, rpc_id, False, None, None, "batch_")
+        call.batch = True
+        return call, members
+
+
+def _ends(made: list[tuple[str, Any, float | None]], body: bytes, return_exceptions: bool) -> list[Any]:
+    """What the calls of a batch ended with."""
+    return batches.ends(made, values.decode(body)["results"], return_exceptions)
+
+
 class AsyncMesh(_Base):
     """A mesh for coroutines. It connects when it is first used: by the arguments, by
     MESH_NATS_URL, MESH_NATS_CONTEXT, MESH_NATS_CREDS and MESH_NATS_NKEY (then NATS's
@@ -214,6 +231,40 @@ class AsyncMesh(_Base):
     async def collect(self, tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> list[Any]:
         """The list of all items of stream."""
         return [item async for item in self.stream(tool, args, **options)]
+
+    async def batch(
+        self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
+        return_exceptions: bool = False,
+    ) -> list[Any]:
+        """Makes several calls with one request, 1,000 at most, and returns their results in the order of the calls.
+
+        A call is (tool, arguments), (tool, arguments, timeout) or a tool's id alone. Calls
+        of tools that are not parallel_safe run one after the other, in that order, others
+        side by side unless their resource keys are the same. One that fails hurts no other:
+        when all have ended the first error is raised, or with return_exceptions each
+        stands in its call's place. timeout is the time of all of them, in seconds; rpc_id
+        names the batch: sent again under its name nothing of it runs twice. Cancelling the
+        task cancels all that runs.
+        """
+        made = batches.members(calls)
+        return _ends(made, await self._batch(*self._whole(made, timeout, rpc_id)), return_exceptions)
+
+    abatch = batch
+
+    async def _batch(self, call: Call, members: list[Call]) -> bytes:
+        link = self._links.here()
+        for one in members:
+            await self._links.settle(link, one)
+        requests = batches.requests([(one.tool, one.body, one.timeout) for one in members], lambda _, body: body)
+        head = f'{{"type":"rpc_batch_call","batch_id":{json.dumps(call.rpc_id)},"requests":'
+        call.body = head.encode() + requests + b"}"
+        return await link.call(call)
+
+    async def describe(self, tool: str) -> dict[str, Any]:
+        """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
+        return await self._links.here().registry(self.session_name, "describe", {"tool": tool})
+
+    adescribe = describe
 
     async def cancel(self, rpc_id: str) -> bool:
         """Stops a call of the session, wherever it runs: whether a node had it."""
@@ -464,6 +515,35 @@ class Mesh(_Base):
     def collect(self, tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> list[Any]:
         """The list of all items of stream."""
         return list(self.stream(tool, args, **options))
+
+    def batch(
+        self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
+        return_exceptions: bool = False,
+    ) -> list[Any]:
+        """As AsyncMesh.batch. An exception in the waiting thread, like KeyboardInterrupt, cancels all that runs."""
+        made = batches.members(calls)
+        whole = self._whole(made, timeout, rpc_id)
+        return _ends(made, _background.run(lambda: self._core._batch(*whole)), return_exceptions)
+
+    async def abatch(
+        self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
+        return_exceptions: bool = False,
+    ) -> list[Any]:
+        """As batch, for coroutines of any event loop, on the same connection."""
+        made = batches.members(calls)
+        whole = self._whole(made, timeout, rpc_id)
+        body = await asyncio.wrap_future(_background.submit(lambda: self._core._batch(*whole)))
+        return _ends(made, body, return_exceptions)
+
+    def describe(self, tool: str) -> dict[str, Any]:
+        """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
+        core = self._here()
+        return _background.run(lambda: core.describe(tool))
+
+    async def adescribe(self, tool: str) -> dict[str, Any]:
+        """As describe, for coroutines."""
+        core = self._here()
+        return await asyncio.wrap_future(_background.submit(lambda: core.describe(tool)))
 
     def cancel(self, rpc_id: str) -> bool:
         """Stops a call of the session, wherever it runs: whether a node had it."""

@@ -16,10 +16,10 @@ import sys
 import typing
 
 from . import _serving
-from ._core import errors, tool_side
+from ._core import batches, errors, tool_side
 
 if typing.TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
     from typing import Any
 
     F = typing.TypeVar("F", bound=Callable[..., Any])
@@ -33,8 +33,8 @@ progress = tool_side.progress
 secret = tool_side.secret
 
 __all__ = [
-    "MeshError", "MissingSecret", "acall", "aserve", "astream", "call", "default", "progress", "secret", "serve",
-    "stop", "stream", "tool",
+    "MeshError", "MissingSecret", "abatch", "acall", "adescribe", "aserve", "astream", "batch", "call", "default",
+    "describe", "progress", "secret", "serve", "stop", "stream", "tool",
 ]
 
 _default: Mesh | None = None
@@ -94,6 +94,46 @@ def astream(tool: str, args: Mapping[str, Any] | None = None, *, timeout: float 
     if serving is not None:
         return serving[0].call(serving[1], tool, args, timeout, True).aitems()
     return default().astream(tool, args, timeout=timeout)
+
+
+def batch(calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False) -> list[Any]:
+    """Makes several calls at once and returns their results in the order of the calls; see Mesh.batch."""
+    if _in_tool():
+        found: list[Any] = tool_side.batch(calls, timeout=timeout, return_exceptions=return_exceptions)
+        return found
+    serving = _serving.current.get()
+    if serving is not None:
+        made = batches.members(calls)
+        return batches.ends(made, serving[0].batch(serving[1], made, timeout).result(), return_exceptions)
+    return default().batch(calls, timeout=timeout, return_exceptions=return_exceptions)
+
+
+async def abatch(
+    calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False
+) -> list[Any]:
+    """As batch, for coroutines."""
+    if _in_tool():
+        found: list[Any] = await tool_side.abatch(calls, timeout=timeout, return_exceptions=return_exceptions)
+        return found
+    serving = _serving.current.get()
+    if serving is not None:
+        made = batches.members(calls)
+        return batches.ends(made, await serving[0].batch(serving[1], made, timeout).aresult(), return_exceptions)
+    return await default().abatch(calls, timeout=timeout, return_exceptions=return_exceptions)
+
+
+def describe(tool: str) -> dict[str, Any]:
+    """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
+    if _in_tool():
+        return tool_side.describe(tool)
+    return default().describe(tool)
+
+
+async def adescribe(tool: str) -> dict[str, Any]:
+    """As describe, for coroutines."""
+    if _in_tool():
+        return await tool_side.adescribe(tool)
+    return await default().adescribe(tool)
 
 
 @typing.overload

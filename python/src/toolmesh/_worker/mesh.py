@@ -19,16 +19,20 @@ from __future__ import annotations
 
 import os
 
-from .calling import channel
+from .calling import batches, channel
 from .calling.errors import MeshError
 from .describing.values import NotSerializable, decode, encode
+from .wire.frames import BATCH, DESCRIBE
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
-    from typing import Any, NoReturn
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+    from typing import Any
 
-__all__ = ["MeshError", "MissingSecret", "acall", "astream", "call", "progress", "secret", "stream"]
+__all__ = [
+    "MeshError", "MissingSecret", "abatch", "acall", "adescribe", "astream", "batch", "call", "describe", "progress",
+    "secret", "stream",
+]
 
 
 class MissingSecret(MeshError, KeyError):
@@ -78,6 +82,42 @@ async def astream(
             yield decode(body)
     finally:
         await items.aclose()
+
+
+def batch(calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False) -> list[Any]:
+    """Makes several calls at once, 1,000 at most, and returns their results in the order of the calls.
+
+    A call is (tool, arguments), (tool, arguments, timeout) or a tool's id alone. Calls
+    of tools that are not parallel_safe run one after the other, in that order, others
+    side by side unless their resource keys are the same. One that fails hurts no other:
+    when all have ended the first error is raised, or with return_exceptions each
+    stands in its call's place. timeout is the time of all of them, in seconds.
+    """
+    made = batches.members(calls)
+    body = _channel("").call("", batches.requests(made, _encoded), _seconds(timeout), BATCH)
+    return batches.ends(made, decode(body), return_exceptions)
+
+
+async def abatch(
+    calls: Iterable[Any], *, timeout: float | None = None, return_exceptions: bool = False
+) -> list[Any]:
+    """As batch, for coroutines."""
+    made = batches.members(calls)
+    body = await _channel("").acall("", batches.requests(made, _encoded), _seconds(timeout), BATCH)
+    return batches.ends(made, decode(body), return_exceptions)
+
+
+def describe(tool: str) -> dict[str, Any]:
+    """What a tool is, as mesh info --json prints it: "id", "description", "input_schema",
+    "output_schema", "annotations" and more. ToolNotFound names what may have been meant."""
+    found: dict[str, Any] = decode(_channel(tool).call(tool, b"", None, DESCRIBE))
+    return found
+
+
+async def adescribe(tool: str) -> dict[str, Any]:
+    """As describe, for coroutines."""
+    found: dict[str, Any] = decode(await _channel(tool).acall(tool, b"", None, DESCRIBE))
+    return found
 
 
 def progress(fraction: float | None = None, text: str = "") -> None:
@@ -137,11 +177,3 @@ def _seconds(timeout: float | None) -> float | None:
         raise ValueError(f"the timeout is {timeout}: it is a number of seconds above 0")
     return None if timeout == float("inf") else timeout
 
-
-def __getattr__(name: str) -> NoReturn:
-    if name in ("batch", "abatch"):
-        raise AttributeError(
-            f"mesh.{name} is not built yet: calls that may overlap go through asyncio.gather(mesh.acall(...), ...) "
-            "or threads, others one after the other"
-        )
-    raise AttributeError(f"module 'toolmesh.mesh' has no attribute {name!r}")

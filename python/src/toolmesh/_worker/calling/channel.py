@@ -227,9 +227,9 @@ class Channel:
         """The next frame for waiter, which has entered."""
         raise NotImplementedError
 
-    def call(self, tool: str, args: bytes, timeout: float | None) -> bytes:
-        """Calls a tool and waits for its result."""
-        (body,) = self._answers(tool, args, timeout, 0)
+    def call(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> bytes:
+        """Calls a tool, or asks what flags say, and waits for its result."""
+        (body,) = self._answers(tool, args, timeout, flags)
         return body
 
     def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
@@ -267,9 +267,9 @@ class Channel:
 
     _begin = _open  # as that, on an event loop
 
-    async def acall(self, tool: str, args: bytes, timeout: float | None) -> bytes:
+    async def acall(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> bytes:
         """As call, on an event loop."""
-        (body,) = [body async for body in self._aanswers(tool, args, timeout, 0)]
+        (body,) = [body async for body in self._aanswers(tool, args, timeout, flags)]
         return body
 
     def astream(self, tool: str, args: bytes, timeout: float | None) -> AsyncGenerator[bytes, None]:

@@ -331,9 +331,9 @@ class LoopChannel(Channel):
         if get_ident() == self._main:
             refuse("invalid_request", f"this would block the event loop that all calls here run on: {instead}", tool)
 
-    def call(self, tool: str, args: bytes, timeout: float | None) -> bytes:
+    def call(self, tool: str, args: bytes, timeout: float | None, flags: int = 0) -> bytes:
         self._refuse_loop(tool, "await mesh.acall(...)")
-        return super().call(tool, args, timeout)
+        return super().call(tool, args, timeout, flags)
 
     def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
         self._refuse_loop(tool, "async for item in mesh.astream(...)")

@@ -1,5 +1,3 @@
-// Package retry has calls that found every node full look again: soon, then less often,
-// and at once when one of those that they belong together with has ended.
 package retry
 
 import (
