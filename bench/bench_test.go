@@ -23,9 +23,9 @@ func TestMain(m *testing.M) {
 // counts: figures are not looked at, but that there are any.
 func TestEveryBenchmark(t *testing.T) {
 	t.Parallel()
-	which := "unary|burst|stream|keys|messages|engine|install"
+	which := "unary|burst|stream|keys|messages|engine|install|bulk"
 	if testing.Short() {
-		which = "unary|burst|stream|messages|engine" // the others install packages
+		which = "unary|burst|stream|messages|engine|bulk" // the others install packages
 	}
 	p := plan{Which: regexp.MustCompile(which), Rounds: 1, Calls: 20, Burst: 64, Items: 50}
 	log, err := os.Create(filepath.Join(t.TempDir(), "log")) // a file: many processes write to it
@@ -44,7 +44,7 @@ func TestEveryBenchmark(t *testing.T) {
 		"unary p50, Go tool: our client against a plain one", "calls/s, 64 callers, warm Python tool: our client against a plain one",
 		"unary p50, Go tool", "unary p50, warm Python tool", "calls/s, 64 callers, warm Python tool", "Go generator", "Python generator",
 		"messages out of the caller per unary call, go", "JetStream requests per unary call, python",
-		"engine: warm call p50", "engine: fork-isolated call p50", "engine: items/s", "engine: cold index",
+		"engine: warm call p50", "engine: fork-isolated call p50", "engine: items/s", "engine: cold index", "bulk: batch of 10", "bulk: a call in a batch of 1,000",
 	}
 	if !testing.Short() {
 		wants = append(wants, "install: numpy and pydantic, nothing cached", "install: numpy and pydantic, all cached", "install: an agent that starts again")

@@ -51,6 +51,8 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 		return together(r.N, r.Callers, c.one(ctx, r.Side))
 	case "stream":
 		return c.stream(ctx, r)
+	case "batch":
+		return c.batches(ctx, r.N, r.Callers)
 	case "counters":
 		s := c.conn.Stats()
 		return answer{In: s.InMsgs, Out: s.OutMsgs}, nil

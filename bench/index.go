@@ -17,8 +17,11 @@ const (
 
 // toolOf is the id of a tool on a side of the mesh.
 func toolOf(side, name string) string {
-	if side == sideGo {
+	switch side {
+	case sideGo:
 		return goIndex + "." + name
+	case sideService:
+		return serviceIndex + "." + name
 	}
 	return pyIndex + ".bill." + name
 }

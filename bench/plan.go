@@ -45,6 +45,7 @@ var benchmarks = []benchmark{
 	{"engine", nil, "", nil},
 	{"install", nil, "", nil},
 	{"python", nil, "", nil},
+	{"bulk", nil, "", nil},
 }
 
 func benchmarkNames() (names []string) {
@@ -82,6 +83,8 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 			err = p.measureInstall(ctx, stderr, dir, r)
 		case "python":
 			err = p.measurePython(ctx, stderr, s, r)
+		case "bulk":
+			err = p.measureBulk(ctx, stderr, s, r)
 		default:
 			err = p.measure(s, b, r)
 		}

@@ -142,6 +142,7 @@ func (r *result) conclude() {
 	}
 	r.concludeEngine()
 	r.concludeInstall()
+	r.concludeBulk()
 }
 
 func micros(ns float64) string { return fmt.Sprintf("%.1f µs", ns/1000) }

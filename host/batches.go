@@ -88,13 +88,8 @@ func (h batchHost) Account(session subjects.SessionID) subjects.SessionID {
 }
 
 // Here implements [batch.Host]: the call goes the way of a request, without one.
-func (h batchHost) Here(ctx context.Context, req *codec.Request, done func(admit.Record)) bool {
-	subject, err := subjects.Tool(req.Session, req.Tool)
-	if err != nil || !h.presence.Certain() {
-		return false
-	}
-	s, err := subjects.Parse(subject)
-	if err != nil {
+func (h batchHost) Here(ctx context.Context, s subjects.Subject, req *codec.Request, done func(admit.Record)) bool {
+	if !h.presence.Certain() {
 		return false
 	}
 	c, r := h.find(&s, req, "", time.Now(), nil)
@@ -116,6 +111,12 @@ type batchView struct {
 	*registry.View
 	store *registry.Store
 	host  *Host
+}
+
+// Owner implements [batch.View].
+func (v batchView) Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) (subjects.NodeID, bool) {
+	route, _ := v.Route(session, first)
+	return v.View.Owner(batch.Feature, route.Nodes, string(session), string(id))
 }
 
 // mostNames is of how many tools, called by less than their ids, one batch is told what

@@ -536,20 +536,29 @@ func (n *nodeEntry) candidate() Candidate {
 
 // Owner returns the node that has something to itself among those that serve and have
 // a feature, by rendezvous hashing: all views that know the same nodes name the same
-// one, and a node that comes or goes changes only what is its own. ok is false where
-// there is no such node.
-func (v *View) Owner(feature string, of ...string) (node subjects.NodeID, ok bool) {
-	now := time.Now()
+// one, and a node that comes or goes changes only what is its own. Those of preferred
+// that have the feature come first. ok is false where no node has it.
+func (v *View) Owner(feature string, preferred []Candidate, of ...string) (node subjects.NodeID, ok bool) {
+	now, key := time.Now(), "\x00"+strings.Join(of, "\x00")
 	var best [sha256.Size]byte
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	for id, n := range v.nodes {
+	better := func(id subjects.NodeID) {
+		n := v.nodes[id]
 		if !v.callable(n, now) || !slices.Contains(n.record.Features, feature) {
-			continue
+			return
 		}
-		score := sha256.Sum256([]byte(string(id) + "\x00" + strings.Join(of, "\x00")))
+		score := sha256.Sum256([]byte(string(id) + key))
 		if !ok || bytes.Compare(score[:], best[:]) > 0 {
 			node, best, ok = id, score, true
+		}
+	}
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	for _, c := range preferred {
+		better(c.Node)
+	}
+	if !ok {
+		for id := range v.nodes {
+			better(id)
 		}
 	}
 	return node, ok

@@ -698,7 +698,7 @@ func TestNodeLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	owner, ok := view.Owner(batch.Feature, "default", "batch_lost")
+	owner, ok := view.Owner(batch.Feature, nil, "default", "batch_lost")
 	if !ok {
 		t.Fatal("no node has the batch")
 	}
@@ -724,4 +724,5 @@ func TestNodeLost(t *testing.T) {
 	if n := m.stage.ran("runs"); n != 1 {
 		t.Errorf("run %d times", n)
 	}
+	m.stage.open("never", 1) // for the node that is to leave
 }

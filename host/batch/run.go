@@ -41,15 +41,24 @@ type run struct {
 	finish  func(admit.Record)
 	group   retry.Group
 	members []member
-	tools   map[subjects.ToolID]*tool.Descriptor
+	tools   map[subjects.ToolID]*callee
 
-	mu      sync.Mutex // guards what follows, and the members
-	queue   lane.Queue
-	ready   []*member // may begin, in order
-	running int
-	left    int
-	room    int64 // for results, in the answer
-	results [][]byte
+	mu       sync.Mutex // guards what follows, and the members
+	queue    lane.Queue
+	ready    []*member // may begin, in order
+	running  int
+	starting bool // a goroutine is on its way that takes calls
+	left     int
+	room     int64 // for results, in the answer
+	results  [][]byte
+}
+
+// callee is a tool that the batch calls, as far as it is known.
+type callee struct {
+	descriptor *tool.Descriptor // nil: nothing is known
+	id         subjects.ToolID  // the full one, if it is known
+	subject    subjects.Subject // of its calls, as it is parsed; KindNone for an id that cannot travel
+	rule       *lane.Rule
 }
 
 // member is one call.
@@ -96,13 +105,7 @@ func (r *run) start(finish func(admit.Record)) {
 	r.results = make([][]byte, r.left)
 	r.members = make([]member, r.left)
 	r.room = r.s.Bus.MaxPayload() - 4096 - int64(r.left)*leastResult
-	names := make([]subjects.ToolID, r.left)
-	for i := range names {
-		names[i] = r.b.Members[i].Tool
-	}
-	ctx, cancel := context.WithTimeout(r.ctx, lookWait)
-	r.tools = r.s.View.Descriptors(ctx, r.b.Session, names)
-	cancel()
+	r.learn()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range r.members {
@@ -119,22 +122,74 @@ func (r *run) start(finish func(admit.Record)) {
 	r.next()
 }
 
-// key is what a call touches. Of a tool that nobody knows nothing is known: it is alone.
-func (r *run) key(m *member) lane.Key {
-	d := r.tools[m.Tool]
-	if d == nil {
-		return lane.Key{}
+// learn finds out what the tools of the batch are.
+func (r *run) learn() {
+	names := make([]subjects.ToolID, 0, len(r.b.Members))
+	r.tools = make(map[subjects.ToolID]*callee)
+	for i := range r.b.Members {
+		if name := r.b.Members[i].Tool; r.tools[name] == nil {
+			r.tools[name] = &callee{id: name}
+			names = append(names, name)
+		}
 	}
-	args, _, err := tool.Bind(d, m.Positional, m.Args)
-	if err != nil {
-		return lane.Key{} // it fails when it is called
+	ctx, cancel := context.WithTimeout(r.ctx, lookWait)
+	defer cancel()
+	known := r.s.View.Descriptors(ctx, r.b.Session, names)
+	for name, c := range r.tools {
+		if c.descriptor = known[name]; c.descriptor != nil {
+			c.id = c.descriptor.ID
+		}
+		c.rule = lane.RuleOf(c.descriptor)
+		if subject, err := subjects.Tool(r.b.Session, c.id); err == nil {
+			c.subject, _ = subjects.Parse(subject)
+		}
 	}
-	return lane.KeyOf(d, args)
 }
 
-// next begins what may begin; r.mu is held.
+// key is what a call touches.
+func (r *run) key(m *member) lane.Key {
+	c := r.tools[m.Tool]
+	args := m.Args
+	if len(m.Positional) > 0 && c.descriptor != nil {
+		var err error
+		if args, _, err = tool.Bind(c.descriptor, m.Positional, args); err != nil {
+			return lane.Key{} // it fails when it is called
+		}
+	}
+	return c.rule.Key(args)
+}
+
+// next has what may begin do so; r.mu is held. One goroutine is started at a time: it
+// sees to the next one, as long as there is something for it to do. So calls that end at
+// once are made by few, whose stacks have grown, and slow ones run side by side.
 func (r *run) next() {
-	for r.running < atOnce && len(r.ready) > 0 && r.ctx.Err() == nil { // else stop gives them up
+	if len(r.ready) > 0 && !r.starting && r.running < atOnce && r.ctx.Err() == nil { // else stop gives them up
+		r.starting = true
+		r.s.running.Go(r.work)
+	}
+}
+
+// work makes calls until none may begin.
+func (r *run) work() {
+	first := true
+	for {
+		r.mu.Lock()
+		if first {
+			r.starting, first = false, false
+		}
+		m := r.take()
+		r.next()
+		r.mu.Unlock()
+		if m == nil {
+			return
+		}
+		r.call(m)
+	}
+}
+
+// take returns the next call that is to begin, nil for none; r.mu is held.
+func (r *run) take() *member {
+	for r.running < atOnce && len(r.ready) > 0 && r.ctx.Err() == nil {
 		m := r.ready[0]
 		r.ready = r.ready[1:]
 		if m.state != waiting {
@@ -145,8 +200,9 @@ func (r *run) next() {
 			m.alarm.Stop()
 		}
 		r.running++
-		r.s.running.Go(func() { r.call(m) })
+		return m
 	}
+	return nil
 }
 
 // stop gives up what has not begun, once the batch is over.
@@ -199,8 +255,12 @@ func (r *run) call(m *member) {
 // here makes a call on this node, and reports whether it had it: neither where it is
 // not served nor where there is no room.
 func (r *run) here(ctx context.Context, m *member) bool {
+	tool := r.tools[m.Tool]
+	if tool.subject.Kind == subjects.KindNone {
+		return false
+	}
 	req := &codec.Request{
-		Session: r.b.Session, Tool: r.id(m), RPCID: r.b.RPCID(m.Member), Args: m.Args, Positional: m.Positional,
+		Session: r.b.Session, Tool: tool.id, RPCID: r.b.RPCID(m.Member), Args: m.Args, Positional: m.Positional,
 		Depth: r.b.Depth, Parent: r.b.Parent, Traceparent: r.b.Traceparent,
 	}
 	if deadline, ok := ctx.Deadline(); ok {
@@ -212,7 +272,7 @@ func (r *run) here(ctx context.Context, m *member) bool {
 		full
 	)
 	var told atomic.Int32
-	mine := r.s.Host.Here(ctx, req, func(rec admit.Record) {
+	mine := r.s.Host.Here(ctx, tool.subject, req, func(rec admit.Record) {
 		if rec.Err != nil && retry.Full(rec.Err) && told.CompareAndSwap(asking, full) {
 			return
 		}
@@ -221,19 +281,11 @@ func (r *run) here(ctx context.Context, m *member) bool {
 	return mine && told.CompareAndSwap(asking, asked)
 }
 
-// id is the full id of a call's tool, as far as it is known.
-func (r *run) id(m *member) subjects.ToolID {
-	if d := r.tools[m.Tool]; d != nil {
-		return d.ID
-	}
-	return m.Tool
-}
-
 // elsewhere makes a call by the client, which finds a node.
 func (r *run) elsewhere(ctx context.Context, m *member) (json.RawMessage, error) {
-	args := m.Args
+	args, callee := m.Args, r.tools[m.Tool]
 	if len(m.Positional) > 0 {
-		d := r.tools[m.Tool]
+		d := callee.descriptor
 		if d == nil {
 			return nil, toolmesh.Errorf(toolmesh.CodeToolNotFound, "what %q takes by position is not known: nobody describes it", m.Tool).
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
@@ -248,7 +300,7 @@ func (r *run) elsewhere(ctx context.Context, m *member) (json.RawMessage, error)
 		}
 		args = object
 	}
-	result, err := r.s.Client.Call(ctx, r.id(m), args,
+	result, err := r.s.Client.Call(ctx, callee.id, args,
 		client.WithSession(r.b.Session), client.WithRPCID(r.b.RPCID(m.Member)), client.WithParent(r.b.Parent, r.b.Depth))
 	if err != nil {
 		return nil, err

@@ -31,11 +31,11 @@ const (
 
 // Host is the node that a [Server] is part of. Its methods may be called concurrently.
 type Host interface {
-	// Here runs a call of a tool that this node serves, and returns when its handler
-	// has, or at once where there is nothing to run; done is called once, perhaps
+	// Here runs a call of a tool that this node serves, as one that came on a subject, and
+	// returns when its handler has, or at once where there is nothing to run; done is called once, perhaps
 	// earlier, with its record. When ctx ends, so does the call. mine is false, and
 	// nothing happens, for a tool that is not served here.
-	Here(ctx context.Context, call *codec.Request, done func(admit.Record)) (mine bool)
+	Here(ctx context.Context, subject subjects.Subject, call *codec.Request, done func(admit.Record)) (mine bool)
 	// Send publishes a reply; it reports whether the connection takes its size.
 	Send(m *nats.Msg) bool
 	// MayAnswer reports whether a request may be answered where it asks for it.
@@ -48,8 +48,9 @@ type Host interface {
 
 // View is what the registry knows. Its methods may be called concurrently.
 type View interface {
-	// Owner returns the node that has something to itself.
-	Owner(feature string, of ...string) (subjects.NodeID, bool)
+	// Owner returns the node that has the batch of an id, of a session: one that serves
+	// the tool of its first call, if one of those runs batches.
+	Owner(session subjects.SessionID, id subjects.RPCID, first subjects.ToolID) (subjects.NodeID, bool)
 	// Alive reports whether a node is heard.
 	Alive(id subjects.NodeID) bool
 	// Descriptors returns the descriptors of tools by the names that calls have for
@@ -154,7 +155,7 @@ func (s *Server) serve(subject subjects.Subject, m *nats.Msg) {
 	}
 	b, bad := codec.ParseBatch(subject, header, m.Data)
 	if bad == nil && subject.Kind == subjects.KindBatch {
-		if owner, ok := s.View.Owner(Feature, string(subject.Session), string(b.Request.RPCID)); ok && owner != s.Node && s.forward(owner, subject, b, m) {
+		if owner, ok := s.View.Owner(subject.Session, b.Request.RPCID, b.Members[0].Tool); ok && owner != s.Node && s.forward(owner, subject, b, m) {
 			return
 		}
 	}

@@ -23,45 +23,93 @@ type Key struct {
 	read  bool
 }
 
-// KeyOf returns the key of a call of a tool. An unsafe tool, and one whose host
-// computes the key in code, is alone: its key is the root. A part of a declared key is
-// text as it stands with the arguments in it, a text for itself and any other value as
-// JSON; the last part that names a parameter, or the last of all, is a path: "a/../b"
-// is "b", and what is below a folder overlaps with it. A parameter without an argument
-// counts with its default, and without one the key is all that the other parts cover.
-//
-// args is the arguments object, which has not been checked against the schema.
-func KeyOf(d *tool.Descriptor, args json.RawMessage) Key {
-	a := &d.Annotations
-	if !a.ParallelSafe || a.ResourceKey.Dynamic {
-		return Key{}
+// Rule is what makes the keys of a tool's calls. It does not change.
+type Rule struct {
+	alone     bool
+	read      bool
+	prefix    []string // of every key
+	parts     []string // other than the path
+	path      string
+	defaults  map[string]json.RawMessage
+	constant  bool // no part names a parameter
+	everybody Key  // of a constant rule
+}
+
+// RuleOf returns the rule of a tool; nil is a tool of which nothing is known. Calls of
+// an unsafe tool, and of one whose host computes the key in code, are alone: their key
+// is the root. A part of a declared key is text as it stands with the arguments in it, a
+// text for itself and any other value as JSON; the last part that names a parameter, or
+// the last of all, is a path: "a/../b" is "b", and what is below a folder overlaps with
+// it. A parameter without an argument counts with its default, and without one the key
+// is all that the other parts cover.
+func RuleOf(d *tool.Descriptor) *Rule {
+	if d == nil || !d.Annotations.ParallelSafe || d.Annotations.ResourceKey.Dynamic {
+		return &Rule{alone: true}
 	}
+	a := &d.Annotations
+	r := &Rule{read: a.ReadOnly, constant: true}
 	parts := a.ResourceKey.Parts
 	if len(parts) == 0 {
-		return Key{place: []string{"2", "safe", string(d.ID)}, read: a.ReadOnly}
+		r.everybody = Key{place: []string{"2", "safe", string(d.ID)}, read: r.read}
+		return r
 	}
 	hierarchy := len(parts) - 1
-	for i := hierarchy; i >= 0; i-- {
-		if placeholder.MatchString(parts[i]) {
-			hierarchy = i
-			break
+	for i, part := range parts {
+		if placeholder.MatchString(part) {
+			hierarchy, r.constant = i, false
 		}
 	}
-	values := arguments{schema: d.InputSchema, args: args}
 	// The number of parts and the place of the path come first, so that keys of
 	// different shapes share nothing.
-	k := Key{read: a.ReadOnly, place: []string{strconv.Itoa(len(parts)) + "." + strconv.Itoa(hierarchy)}}
-	whole := true
+	r.prefix = []string{strconv.Itoa(len(parts)) + "." + strconv.Itoa(hierarchy)}
 	for i, part := range parts {
-		if i == hierarchy {
-			continue
-		}
-		text, ok := values.fill(part)
-		if whole = whole && ok; whole {
-			k.place = append(k.place, text)
+		if i != hierarchy {
+			r.parts = append(r.parts, part)
 		}
 	}
-	if text, ok := values.fill(parts[hierarchy]); ok && whole {
+	r.path = parts[hierarchy]
+	var schema struct {
+		Properties map[string]struct {
+			Default json.RawMessage `json:"default"`
+		} `json:"properties"`
+	}
+	_ = json.Unmarshal(d.InputSchema, &schema)
+	r.defaults = make(map[string]json.RawMessage)
+	for name, p := range schema.Properties {
+		if p.Default != nil {
+			r.defaults[name] = p.Default
+		}
+	}
+	if r.constant {
+		r.everybody = r.key(nil)
+	}
+	return r
+}
+
+// Key returns the key of a call. args is the arguments object, which has not been
+// checked against the schema.
+func (r *Rule) Key(args json.RawMessage) Key {
+	switch {
+	case r.alone:
+		return Key{}
+	case r.constant:
+		return r.everybody
+	}
+	return r.key(args)
+}
+
+func (r *Rule) key(args json.RawMessage) Key {
+	k := Key{read: r.read, place: append(make([]string, 0, len(r.prefix)+len(r.parts)+4), r.prefix...)}
+	var given map[string]json.RawMessage
+	_ = json.Unmarshal(args, &given) // what is no object fails when it is called
+	for _, part := range r.parts {
+		text, ok := r.fill(part, given)
+		if !ok {
+			return k
+		}
+		k.place = append(k.place, text)
+	}
+	if text, ok := r.fill(r.path, given); ok {
 		k.place = append(k.place, segments(text)...)
 	}
 	return k
@@ -87,46 +135,19 @@ func segments(text string) []string {
 
 var placeholder = regexp.MustCompile(`\{([^{}]+)\}`)
 
-// arguments reads the values of parameters, at most once.
-type arguments struct {
-	schema, args  json.RawMessage
-	given, ofTool map[string]json.RawMessage
-}
-
 // fill puts arguments into a part; ok is false where one is missing.
-func (a *arguments) fill(part string) (text string, ok bool) {
+func (r *Rule) fill(part string, given map[string]json.RawMessage) (text string, ok bool) {
 	ok = true
 	text = placeholder.ReplaceAllStringFunc(part, func(name string) string {
-		value, found := a.value(name[1 : len(name)-1])
+		name = name[1 : len(name)-1]
+		value, found := given[name]
+		if !found {
+			value, found = r.defaults[name]
+		}
 		ok = ok && found
-		return value
+		return plain(value)
 	})
 	return text, ok
-}
-
-func (a *arguments) value(name string) (string, bool) {
-	if a.given == nil {
-		a.given, a.ofTool = map[string]json.RawMessage{}, map[string]json.RawMessage{}
-		_ = json.Unmarshal(a.args, &a.given) // what is no object fails when it is called
-		var schema struct {
-			Properties map[string]struct {
-				Default json.RawMessage `json:"default"`
-			} `json:"properties"`
-		}
-		_ = json.Unmarshal(a.schema, &schema)
-		for name, p := range schema.Properties {
-			if p.Default != nil {
-				a.ofTool[name] = p.Default
-			}
-		}
-	}
-	value, ok := a.given[name]
-	if !ok {
-		if value, ok = a.ofTool[name]; !ok {
-			return "", false
-		}
-	}
-	return plain(value), true
 }
 
 // plain is a value as a part of a key: equal values have equal texts.

@@ -18,13 +18,13 @@ import (
 // an unsafe tool.
 func key(call string) lane.Key {
 	if call == "-" {
-		return lane.KeyOf(&tool.Descriptor{ID: "x.unsafe"}, nil)
+		return lane.RuleOf(&tool.Descriptor{ID: "x.unsafe"}).Key(nil)
 	}
 	mode, path, _ := strings.Cut(call, ":")
 	args, _ := json.Marshal(map[string]string{"path": path})
-	return lane.KeyOf(&tool.Descriptor{ID: "x.t", Annotations: tool.Annotations{
+	return lane.RuleOf(&tool.Descriptor{ID: "x.t", Annotations: tool.Annotations{
 		ParallelSafe: true, ReadOnly: mode == "r", ResourceKey: tool.ResourceKey{Parts: []string{"fs", "{path}"}},
-	}}, args)
+	}}).Key(args)
 }
 
 // rounds ends all that runs, again and again, and returns who ran together.
@@ -94,11 +94,11 @@ func TestKeys(t *testing.T) {
 	t.Parallel()
 	schema := json.RawMessage(`{"type":"object","properties":{"path":{"default":"/home"},"n":{},"user":{}}}`)
 	of := func(safe bool, args string, parts ...string) lane.Key {
-		return lane.KeyOf(&tool.Descriptor{ID: "x.t", InputSchema: schema, Annotations: tool.Annotations{
+		return lane.RuleOf(&tool.Descriptor{ID: "x.t", InputSchema: schema, Annotations: tool.Annotations{
 			ParallelSafe: safe, ResourceKey: tool.ResourceKey{Parts: parts},
-		}}, json.RawMessage(args))
+		}}).Key(json.RawMessage(args))
 	}
-	dynamic := lane.KeyOf(&tool.Descriptor{Annotations: tool.Annotations{ParallelSafe: true, ResourceKey: tool.ResourceKey{Dynamic: true}}}, nil)
+	dynamic := lane.RuleOf(&tool.Descriptor{Annotations: tool.Annotations{ParallelSafe: true, ResourceKey: tool.ResourceKey{Dynamic: true}}}).Key(nil)
 	for _, c := range []struct {
 		name    string
 		a, b    lane.Key

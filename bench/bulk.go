@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/router"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// serviceIndex is that of a Go service that embeds a router.
+const serviceIndex = "service"
+
+// startService is a Go service that runs batches, too. args: as for dial.
+func startService(ctx context.Context, args []string) (role, error) {
+	nc, err := dial(args[0])
+	if err != nil {
+		return role{}, err
+	}
+	r, err := router.New(nc, nil)
+	if err != nil {
+		return role{}, err
+	}
+	_, err = r.Handle(serviceIndex, "refund", host.Func(refund), host.Annotate(tool.Annotations{
+		ParallelSafe: true, ResourceKey: tool.ResourceKey{Parts: []string{"order", "{order}"}},
+	}))
+	if err == nil {
+		err = r.Start(ctx)
+	}
+	if err != nil {
+		return role{}, err
+	}
+	do := func(_ context.Context, q request) (answer, error) { return answer{}, errUnknown(q) }
+	return role{do: do, stop: stops(r.Stop, nc)}, nil
+}
+
+// batches times batches, each of so many calls.
+func (c *caller) batches(ctx context.Context, n, calls int) (answer, error) {
+	members := make([]client.BatchCall, calls)
+	for i := range members {
+		members[i] = client.BatchCall{
+			Tool: serviceIndex + ".refund", Args: json.RawMessage(`{"order":"` + strconv.Itoa(i) + `","amount":7}`),
+		}
+	}
+	a, err := each(n, func() error {
+		results, err := c.mesh.Batch(ctx, members)
+		for i := range results {
+			if err == nil {
+				err = results[i].Err
+			}
+		}
+		return err
+	})
+	a.Ops *= calls
+	return a, err
+}
+
+// measureBulk is what many calls at once cost, against the same calls one by one.
+func (p *plan) measureBulk(ctx context.Context, stderr io.Writer, s *stage, r *result) error {
+	service, err := startChild(ctx, stderr, "service", s.broker.hello)
+	if err != nil {
+		return err
+	}
+	defer service.end()
+	sides := []struct {
+		name string
+		ask  request
+	}{
+		{"one call", request{Do: "unary", Side: sideService, N: p.Calls / 2}},
+		{"batch of 10", request{Do: "batch", N: max(p.Calls/10, 1), Callers: 10}},
+		{"64 callers", request{Do: "burst", Side: sideService, N: p.Burst, Callers: burstCallers}},
+		{"batch of 1000", request{Do: "batch", N: max(p.Burst/1000, 1), Callers: 1000}},
+	}
+	got := map[string][]answer{}
+	for round := range p.Rounds + 1 {
+		for _, side := range sides {
+			one, err := s.caller.ask(side.ask)
+			if err != nil {
+				return fmt.Errorf("%s: %w", side.name, err)
+			}
+			if round > 0 { // each side is warm
+				got[side.name] = append(got[side.name], one)
+			}
+		}
+	}
+	r.samples["bulk"] = got
+	return nil
+}
+
+const sideService = "service" // a tool of a service that runs batches
+
+// perCall is the time of one call of many.
+func perCall(a answer) float64 { return float64(a.Took) / float64(a.Ops) }
+
+func (r *result) concludeBulk() {
+	got := r.samples["bulk"]
+	if len(got) == 0 {
+		return
+	}
+	r.compared("bulk: batch of 10 no-op Go tools against one call, p50", got["batch of 10"], got["one call"], p50, micros, &bound{must: 3, goal: 2})
+	r.compared("bulk: a call in a batch of 1,000 against one by 64 callers", got["batch of 1000"], got["64 callers"], perCall, micros, &bound{must: 0.7, goal: 0.4})
+}
