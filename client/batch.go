@@ -79,8 +79,14 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 		members[i] = codec.Member{Index: i, Tool: call.Tool, Args: args, Timeout: call.Timeout}
 	}
 	body := codec.EncodeBatch(s.rpc, members)
+	t := target{node: c.batchNode(&s, calls[0].Tool)}
 	for n := 1; ; n++ {
-		r, err := c.unary(ctx, target{}, &s, body)
+		r, err := c.unary(ctx, t, &s, body)
+		if errors.Is(err, errNobody) && t.node != nil { // it runs none, or is gone
+			t.node.noBatches.Store(true)
+			t.node = nil
+			r, err = c.unary(ctx, t, &s, body)
+		}
 		if err == nil {
 			return batchResults(r.Value, len(calls))
 		}
@@ -94,6 +100,20 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 			return nil, err
 		}
 	}
+}
+
+// batchNode is the node that has a batch's id among those that serve its first call's
+// tool, as far as they are known; nil: any may take it, and pass it on.
+func (c *Client) batchNode(s *settings, first subjects.ToolID) *node {
+	if s.queue {
+		return nil
+	}
+	id := c.shared.routes.alias(s.session, first)
+	if n, _ := c.pick(s.session, id); n == nil { // and asks again now and then
+		c.learn(s.session, id)
+		return nil
+	}
+	return c.shared.routes.owner(s.session, id, s.rpc)
 }
 
 // batchResults reads the answer of a batch.

@@ -285,10 +285,12 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	return &nats.Msg{Subject: subject, Header: nats.Header(call.Header()), Data: body}, nil
 }
 
-// subject is where the call is sent: to a node, or to the queue group. A batch goes
-// there alone: the node that has its id gets it.
+// subject is where the call is sent: to a node, or to the queue group. A batch may go
+// to any: the node that has its id gets it.
 func (p *pending) subject(n *node) (subject string, err error) {
 	switch {
+	case p.id == "" && n != nil:
+		subject, err = subjects.NodeBatch(n.id, p.s.session)
 	case p.id == "":
 		subject, err = subjects.Batch(p.s.session)
 	case n != nil:

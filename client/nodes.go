@@ -23,6 +23,7 @@ type node struct {
 	back   bool  // it replaced the one that had replaced it: both live; guarded by nodes.mu
 
 	outstanding atomic.Int64 // our own calls on it
+	noBatches   atomic.Bool  // a batch found nobody there
 	reported    atomic.Int64 // in flight, by its own word
 	slots       atomic.Int64
 	heard       atomic.Int64 // last heartbeat of this boot, unix ns

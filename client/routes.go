@@ -117,6 +117,23 @@ func (c *Client) pick(session subjects.SessionID, id subjects.ToolID) (n *node, 
 	return better(known.nodes), len(known.nodes) > 1
 }
 
+// owner is the node that has an id to itself among those that serve a tool and are well.
+func (r *routes) owner(session subjects.SessionID, id subjects.ToolID, of subjects.RPCID) *node {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var ids []subjects.NodeID
+	byID := make(map[subjects.NodeID]*node)
+	if known := r.known[routeKey{session, id}]; known != nil {
+		for _, n := range known.nodes {
+			if n.usable() && !n.noBatches.Load() {
+				ids = append(ids, n.id)
+				byID[n.id] = n
+			}
+		}
+	}
+	return byID[subjects.Owner(ids, string(session), string(of))]
+}
+
 // better is the choice of two: the freer of two random nodes that are well.
 func better(nodes []*node) *node {
 	if len(nodes) == 0 {

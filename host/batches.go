@@ -37,16 +37,14 @@ func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *reg
 	if h.state != stateServing {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the host does not serve")
 	}
+	h.batches.Store(s)
 	nc := h.bus.Conn()
-	if h.batchSub, err = nc.QueueSubscribe(subjects.AllBatches, subjects.QueueGroup, s.Receive); err != nil {
+	if h.batchSub, err = nc.ChanQueueSubscribe(subjects.AllBatches, subjects.QueueGroup, h.intake.requests); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subjects.AllBatches, err)
 	}
-	sub, err := nc.Subscribe(own, s.Receive)
-	if err != nil {
+	if h.batchOwn, err = nc.ChanSubscribe(own, h.intake.requests); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", own, err)
 	}
-	h.shared = append(h.shared, sub)
-	h.batches.Store(s)
 	if err := h.presence.Update(ctx, func(r *registry.NodeRecord) { r.Features = h.features() }); err != nil {
 		h.log.Warn("the lease does not say yet that the node runs batches", slog.String("error", err.Error()))
 	}
@@ -66,14 +64,6 @@ func (h *Host) features() []string {
 type batchHost struct{ *Host }
 
 func (h batchHost) Send(m *nats.Msg) bool { return h.sendMsg(m) }
-
-func (h batchHost) MayAnswer(m *nats.Msg, session subjects.SessionID) bool {
-	ok := h.bus.MayAnswer(m, session, h.opts.SessionCredentials)
-	if !ok {
-		h.refusedReplies.Add(1)
-	}
-	return ok
-}
 
 func (h batchHost) Late(req *codec.Request) *toolmesh.Error {
 	if bad := h.foreign(req, h.catchUp(req)); bad != nil {

@@ -106,6 +106,10 @@ func (h *Host) receive(m *nats.Msg) {
 		h.refusedReplies.Add(1)
 		return
 	}
+	if s.Kind == subjects.KindBatch || s.Kind == subjects.KindNodeBatch {
+		h.batches.Load().Serve(s, m) // it has subscribed them
+		return
+	}
 	directed := s.Kind == subjects.KindNodeTool
 	if directed {
 		h.lastDirected.Store(arrived.UnixNano())

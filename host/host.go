@@ -74,6 +74,7 @@ type Host struct {
 	stopErr   error
 	replaySub *nats.Subscription
 	batchSub  *nats.Subscription
+	batchOwn  *nats.Subscription
 	retired   []*retiredRoute // to be taken out of routes by the ticker
 
 	unsentMu  sync.Mutex

@@ -47,6 +47,9 @@ func (h *Host) tick() {
 			for _, call := range h.calls.Running() {
 				h.tend(call.Value, now)
 			}
+			if batches := h.batches.Load(); batches != nil {
+				batches.Tick(now)
+			}
 		}
 	}
 }
@@ -167,12 +170,15 @@ func (h *Host) shut(ctx context.Context) error {
 	if h.directed != nil {
 		err = errors.Join(err, h.bus.Drain(ctx, h.directed))
 	}
+	if h.batchOwn != nil {
+		err = errors.Join(err, h.bus.Drain(ctx, h.batchOwn))
+	}
 	h.intake.close()
 	ended := make(chan struct{})
 	go func() { // ends with the calls, which the next lines see to
 		h.intake.wg.Wait()
 		if batches := h.batches.Load(); batches != nil {
-			batches.Close()
+			batches.Wait()
 		}
 		close(ended)
 	}()
@@ -228,12 +234,12 @@ func (h *Host) closeSubscriptions() {
 		_ = sub.Unsubscribe()
 	}
 	h.shared = nil
-	for _, sub := range []*nats.Subscription{h.directed, h.replaySub, h.batchSub} {
+	for _, sub := range []*nats.Subscription{h.directed, h.replaySub, h.batchSub, h.batchOwn} {
 		if sub != nil {
 			_ = sub.Unsubscribe()
 		}
 	}
-	h.directed, h.replaySub, h.batchSub = nil, nil, nil
+	h.directed, h.replaySub, h.batchSub, h.batchOwn = nil, nil, nil, nil
 	for _, s := range h.services {
 		for _, o := range s.tools {
 			if o.sub != nil {

@@ -4,12 +4,10 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -535,33 +533,28 @@ func (n *nodeEntry) candidate() Candidate {
 }
 
 // Owner returns the node that has something to itself among those that serve and have
-// a feature, by rendezvous hashing: all views that know the same nodes name the same
-// one, and a node that comes or goes changes only what is its own. Those of preferred
-// that have the feature come first. ok is false where no node has it.
+// a feature: see [subjects.Owner]. Those of preferred that have it come first. ok is
+// false where no node has it.
 func (v *View) Owner(feature string, preferred []Candidate, of ...string) (node subjects.NodeID, ok bool) {
-	now, key := time.Now(), "\x00"+strings.Join(of, "\x00")
-	var best [sha256.Size]byte
-	better := func(id subjects.NodeID) {
-		n := v.nodes[id]
-		if !v.callable(n, now) || !slices.Contains(n.record.Features, feature) {
-			return
-		}
-		score := sha256.Sum256([]byte(string(id) + key))
-		if !ok || bytes.Compare(score[:], best[:]) > 0 {
-			node, best, ok = id, score, true
+	now := time.Now()
+	var able []subjects.NodeID
+	add := func(id subjects.NodeID) {
+		if n := v.nodes[id]; v.callable(n, now) && slices.Contains(n.record.Features, feature) {
+			able = append(able, id)
 		}
 	}
 	v.mu.RLock()
-	defer v.mu.RUnlock()
 	for _, c := range preferred {
-		better(c.Node)
+		add(c.Node)
 	}
-	if !ok {
+	if len(able) == 0 {
 		for id := range v.nodes {
-			better(id)
+			add(id)
 		}
 	}
-	return node, ok
+	v.mu.RUnlock()
+	node = subjects.Owner(able, of...)
+	return node, node != ""
 }
 
 // Alive reports whether a node is heard.

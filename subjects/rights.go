@@ -31,7 +31,7 @@ func CallerRights(session SessionID, shared bool) (Rights, error) {
 	}
 	r := Rights{
 		Publish: []string{
-			"tools." + token + ".>", "mesh.node.*.tools." + token + ".>", "mesh.node.*.ctl." + token + ".>",
+			"tools." + token + ".>", "mesh.node.*.tools." + token + ".>", "mesh.node.*.batch." + token, "mesh.node.*.ctl." + token + ".>",
 			"mesh.ctl." + token + ".>", "mesh.registry." + token + ".>", "mesh.replay." + token + ".>",
 			"mesh.batch." + token, discovery,
 		},

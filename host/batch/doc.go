@@ -1,7 +1,7 @@
 // Package batch runs the calls of a batch (docs/protocol, section 10): each on the node
 // that has room for it, those that must not overlap one after the other.
 //
-//	Receive    parse; the node that owns the batch's id has it, another one passes it on
+//	Serve      parse; the node that owns the batch's id has it, another one passes it on
 //	admit      the table of batches: new, a repetition, or refused
 //	run        lane.Queue gives turns; at most atOnce calls at a time
 //	call       on this node without the broker, or by the client

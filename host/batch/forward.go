@@ -23,7 +23,8 @@ const (
 // forward passes a batch on to the node that owns its id, so that a repetition finds the
 // one that ran it, and passes back what that says. It reports false where that node
 // does not take it: then this one may.
-func (s *Server) forward(owner subjects.NodeID, subject subjects.Subject, b *codec.Batch, m *nats.Msg) bool {
+func (s *Server) forward(owner subjects.NodeID, subject subjects.Subject, caller *reader, m *nats.Msg) bool {
+	b := caller.b
 	to, err := subjects.NodeBatch(owner, subject.Session)
 	if err != nil {
 		return false
@@ -52,6 +53,7 @@ func (s *Server) forward(owner subjects.NodeID, subject subjects.Subject, b *cod
 		header = nats.Header{}
 	}
 	header[codec.HeaderKeepalive], header[codec.HeaderRPCID] = []string{"1"}, []string{string(b.Request.RPCID)}
+	header[codec.HeaderHops] = []string{"1"}
 	if inbox.Send(&nats.Msg{Subject: to, Header: header, Data: m.Data}) != nil {
 		return false
 	}
@@ -84,7 +86,7 @@ func (s *Server) forward(owner subjects.NodeID, subject subjects.Subject, b *cod
 		case <-timer.C:
 			timer.Reset(silence)
 			if !s.answers(owner) {
-				s.refuse(b, m, toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s, which ran the batch, is silent: what of it ran is not known", owner).
+				s.refuse(caller, toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s, which ran the batch, is silent: what of it ran is not known", owner).
 					WithDetail("node", string(owner)).WithOrigin(toolmesh.OriginAgent))
 				return true
 			}
@@ -95,7 +97,7 @@ func (s *Server) forward(owner subjects.NodeID, subject subjects.Subject, b *cod
 		case <-gone:
 			return heard
 		case <-s.Base.Done():
-			s.refuse(b, m, toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s stopped before node %s had answered the batch", s.Node, owner).WithOrigin(toolmesh.OriginAgent))
+			s.refuse(caller, toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s stopped before node %s had answered the batch", s.Node, owner).WithOrigin(toolmesh.OriginAgent))
 			return true
 		}
 	}

@@ -32,7 +32,7 @@ const (
 type run struct {
 	s       *Server
 	b       *codec.Batch
-	reply   string
+	to      *reader
 	began   time.Time
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
@@ -48,6 +48,7 @@ type run struct {
 	ready    []*member // may begin, in order
 	running  int
 	starting bool // a goroutine is on its way that takes calls
+	joined   []*reader
 	left     int
 	room     int64 // for results, in the answer
 	results  [][]byte
@@ -80,11 +81,11 @@ const (
 )
 
 // newRun makes a run with its time: its cancel may come as soon as the table has it.
-func newRun(s *Server, b *codec.Batch, reply string) *run {
-	r := &run{s: s, b: b, reply: reply, began: time.Now(), group: retry.NewGroup(), release: func() {}}
+func newRun(s *Server, to *reader) *run {
+	r := &run{s: s, b: to.b, to: to, began: to.began, group: retry.NewGroup(), release: func() {}}
 	r.ctx, r.cancel = context.WithCancelCause(s.Base)
-	if b.HasTimeout {
-		r.ctx, r.release = context.WithDeadlineCause(r.ctx, r.began.Add(b.Timeout), errDeadline)
+	if r.b.HasTimeout {
+		r.ctx, r.release = context.WithDeadlineCause(r.ctx, r.began.Add(r.b.Timeout), errDeadline)
 	}
 	return r
 }
@@ -98,7 +99,28 @@ func (r *run) close() {
 var errDeadline = toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the time was up before the call's turn came").
 	WithStarted(toolmesh.StartedNo).WithDetail("limit", "time").WithOrigin(toolmesh.OriginAgent)
 
-// start begins the calls; finish is called when all have ended.
+// join notes who repeats the batch.
+func (r *run) join(to *reader) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.joined = append(r.joined, to)
+}
+
+// keepAlive says that the batch runs. It is the ticker's.
+func (r *run) keepAlive(now time.Time) {
+	r.mu.Lock()
+	all := append([]*reader{r.to}, r.joined...)
+	r.mu.Unlock()
+	for _, to := range all {
+		if last := max(to.told.UnixNano(), to.began.UnixNano()); to.b.Keepalive && now.UnixNano()-last >= int64(keepaliveEvery) {
+			to.told = now
+			r.s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(to.b.KeepaliveHeader(r.s.Identity, -1))})
+		}
+	}
+}
+
+// start makes the calls, with this goroutine and as many more as there are calls to make
+// at once; finish is called when all have ended.
 func (r *run) start(finish func(admit.Record)) {
 	r.finish = finish
 	r.left = len(r.b.Members)
@@ -107,7 +129,6 @@ func (r *run) start(finish func(admit.Record)) {
 	r.room = r.s.Bus.MaxPayload() - 4096 - int64(r.left)*leastResult
 	r.learn()
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	for i := range r.members {
 		m := &r.members[i]
 		m.Member, m.at = &r.b.Members[i], i
@@ -119,7 +140,9 @@ func (r *run) start(finish func(admit.Record)) {
 		}
 	}
 	r.unwatch = context.AfterFunc(r.ctx, r.stop)
-	r.next()
+	r.starting = true
+	r.mu.Unlock()
+	r.work()
 }
 
 // learn finds out what the tools of the batch are.
@@ -139,7 +162,7 @@ func (r *run) learn() {
 		if c.descriptor = known[name]; c.descriptor != nil {
 			c.id = c.descriptor.ID
 		}
-		c.rule = lane.RuleOf(c.descriptor)
+		c.rule = r.s.rule(c.descriptor)
 		if subject, err := subjects.Tool(r.b.Session, c.id); err == nil {
 			c.subject, _ = subjects.Parse(subject)
 		}
@@ -351,10 +374,10 @@ func (r *run) put(m *member, result *codec.BatchResult) {
 	encoded := result.Encode()
 	if r.b.Delivery == codec.DeliverInbox {
 		header, body := r.b.OneResult(r.s.Identity, result, encoded)
-		if !r.s.Host.Send(&nats.Msg{Subject: r.reply, Header: nats.Header(header), Data: body}) {
+		if !r.s.Host.Send(&nats.Msg{Subject: r.to.reply, Header: nats.Header(header), Data: body}) {
 			small := codec.BatchResult{Index: result.Index, RPCID: result.RPCID, Err: tooLarge(len(encoded), r.s.Bus.MaxPayload())}
 			header, body = r.b.OneResult(r.s.Identity, &small, small.Encode())
-			r.s.Host.Send(&nats.Msg{Subject: r.reply, Header: nats.Header(header), Data: body})
+			r.s.Host.Send(&nats.Msg{Subject: r.to.reply, Header: nats.Header(header), Data: body})
 		}
 	}
 	if extra := int64(len(encoded)) - leastResult; extra > r.room {

@@ -14,6 +14,7 @@ import (
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/lane"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -22,8 +23,8 @@ import (
 const (
 	// maxBatches is how many batches a node runs at once, and as many that tools send.
 	maxBatches = 128
-	// maxRequests is how many requests are looked at, passed on or waited for at once.
-	maxRequests = 1024
+	// maxPassing is how many a node passes on at once.
+	maxPassing = 1024
 
 	keepaliveEvery = time.Second
 	lookWait       = 5 * time.Second // for what the registry knows of the tools
@@ -38,8 +39,6 @@ type Host interface {
 	Here(ctx context.Context, subject subjects.Subject, call *codec.Request, done func(admit.Record)) (mine bool)
 	// Send publishes a reply; it reports whether the connection takes its size.
 	Send(m *nats.Msg) bool
-	// MayAnswer reports whether a request may be answered where it asks for it.
-	MayAnswer(m *nats.Msg, session subjects.SessionID) bool
 	// Late says why a request came too late, or for another node; nil for most.
 	Late(req *codec.Request) *toolmesh.Error
 	// Account is whose part of the node a session has.
@@ -78,58 +77,48 @@ type Server struct {
 	Options
 	table    *admit.Table[*run]
 	draining atomic.Bool
-	places   chan struct{}
-	running  sync.WaitGroup // the goroutines of batches
+	passing  atomic.Int64   // batches that are passed on
+	running  sync.WaitGroup // goroutines of batches
 
-	mu     sync.Mutex
-	closed bool // no request is taken any more
+	mu    sync.Mutex
+	rules map[*tool.Descriptor]*lane.Rule // of tools that were called, so many at most
+}
+
+// maxRules is of how many tools the server remembers what makes the keys of their calls.
+const maxRules = 10_000
+
+// rule is what makes the keys of a tool's calls; nil is a tool of which nothing is known.
+func (s *Server) rule(d *tool.Descriptor) *lane.Rule {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.rules[d]
+	if r == nil {
+		if len(s.rules) >= maxRules {
+			clear(s.rules)
+		}
+		r = lane.RuleOf(d)
+		s.rules[d] = r
+	}
+	return r
 }
 
 // New makes a server.
 func New(o Options) *Server {
-	return &Server{Options: o, table: admit.NewTable[*run](maxBatches, time.Now), places: make(chan struct{}, maxRequests)}
-}
-
-// Receive takes a request on a batch subject; it does not block.
-func (s *Server) Receive(m *nats.Msg) {
-	subject, err := subjects.Parse(m.Subject)
-	if !s.Host.MayAnswer(m, subject.Session) {
-		return
-	}
-	if err != nil {
-		s.refuse(&codec.Batch{}, m, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err))
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		s.refuse(&codec.Batch{}, m, s.leaving())
-		return
-	}
-	select {
-	case s.places <- struct{}{}:
-		s.running.Go(func() {
-			defer func() { <-s.places }()
-			s.serve(subject, m)
-		})
-	default:
-		s.refuse(&codec.Batch{}, m, toolmesh.Errorf(toolmesh.CodeBusy, "the node has %d batches: try again", maxRequests))
-	}
-}
-
-func (s *Server) leaving() *toolmesh.Error {
-	return toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s is draining: send again", s.Node)
+	return &Server{Options: o, table: admit.NewTable[*run](maxBatches, time.Now), rules: make(map[*tool.Descriptor]*lane.Rule)}
 }
 
 // Drain has the server refuse what comes from now on; what runs goes on.
 func (s *Server) Drain() { s.draining.Store(true) }
 
-// Close takes no more requests, and waits for the batches that run.
-func (s *Server) Close() {
-	s.mu.Lock()
-	s.closed = true
-	s.mu.Unlock()
-	s.running.Wait()
+// Wait waits for the batches that run. Serve must not be called any more.
+func (s *Server) Wait() { s.running.Wait() }
+
+// Tick says to who asked for it that their batches run. The host calls it a few times a
+// second.
+func (s *Server) Tick(now time.Time) {
+	for _, call := range s.table.Running() {
+		call.Value.keepAlive(now)
+	}
 }
 
 // Sweep forgets what nobody repeats any more. The host calls it each second.
@@ -146,109 +135,125 @@ func (s *Server) Cancel(key admit.Key) bool {
 
 var errCancelled = toolmesh.Errorf(toolmesh.CodeCancelled, "the caller cancelled the batch").WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
 
-// serve answers one request.
-func (s *Server) serve(subject subjects.Subject, m *nats.Msg) {
+// reader is who asked for a batch, and may be answered.
+type reader struct {
+	b     *codec.Batch
+	reply string
+	began time.Time
+	told  time.Time // that it runs; of the ticker
+}
+
+// Serve takes a request on a batch subject, and returns when there is nothing more for
+// the goroutine to do, which may be a call that runs.
+func (s *Server) Serve(subject subjects.Subject, m *nats.Msg) {
+	began := time.Now()
 	header, err := bus.RequestHeader(m)
 	if err != nil {
-		s.refuse(&codec.Batch{}, m, toolmesh.AsError(err))
+		s.refuse(&reader{b: &codec.Batch{}, reply: m.Reply}, toolmesh.AsError(err))
 		return
 	}
 	b, bad := codec.ParseBatch(subject, header, m.Data)
-	if bad == nil && subject.Kind == subjects.KindBatch {
-		if owner, ok := s.View.Owner(subject.Session, b.Request.RPCID, b.Members[0].Tool); ok && owner != s.Node && s.forward(owner, subject, b, m) {
+	to := &reader{b: b, reply: m.Reply, began: began}
+	if bad == nil && b.Hops == 0 {
+		if owner, ok := s.View.Owner(subject.Session, b.Request.RPCID, b.Members[0].Tool); ok && owner != s.Node {
+			s.pass(owner, subject, to, m)
 			return
 		}
 	}
+	s.run(subject, to, bad)
+}
+
+// pass has a batch passed on, as long as not too many are.
+func (s *Server) pass(owner subjects.NodeID, subject subjects.Subject, to *reader, m *nats.Msg) {
+	if s.passing.Add(1) > maxPassing {
+		s.passing.Add(-1)
+		s.refuse(to, toolmesh.Errorf(toolmesh.CodeBusy, "the node passes %d batches on: try again", maxPassing))
+		return
+	}
+	s.running.Go(func() {
+		passed := s.forward(owner, subject, to, m)
+		s.passing.Add(-1)
+		if !passed {
+			s.run(subject, to, nil)
+		}
+	})
+}
+
+// run runs a batch on this node, unless bad says that it must not be. A repetition gets
+// what the first one gets.
+func (s *Server) run(subject subjects.Subject, to *reader, bad *toolmesh.Error) {
+	b := to.b
 	if bad == nil {
 		bad = s.check(b)
 	}
 	if bad != nil {
-		s.refuse(b, m, bad)
+		s.refuse(to, bad)
 		return
 	}
 	r := admit.Request{
 		Key:    admit.Key{Session: subject.Session, RPC: subjects.WireName(b.Request.RPCID)},
-		Digest: admit.DigestOf(m.Data), Depth: b.Depth, Account: s.Host.Account(b.Session),
+		Digest: admit.DigestOf(b.Body()), Depth: b.Depth, Account: s.Host.Account(b.Session),
 	}
 	if b.IsAgain {
-		r.First = time.Now().Add(-b.Again)
+		r.First = to.began.Add(-b.Again)
 	}
-	got := make(chan admit.Record, 1)
-	batch := newRun(s, b, m.Reply)
-	verdict, call, record, bad := s.table.Begin(r, batch, func(rec admit.Record) { got <- rec })
+	batch := newRun(s, to)
+	verdict, call, record, bad := s.table.Begin(r, batch, func(rec admit.Record) { s.answer(to, rec) })
 	if verdict != admit.Run {
 		batch.close()
 	}
 	switch verdict {
 	case admit.Refuse:
-		s.refuse(b, m, bad)
-		return
+		s.refuse(to, bad)
 	case admit.Repeat:
-		got <- record
+		s.answer(to, record)
+	case admit.Join:
+		call.Value.join(to)
 	case admit.Run:
 		batch.start(func(rec admit.Record) {
 			s.table.Finish(call, rec)
-			got <- rec
+			s.answer(to, rec)
 		})
-	case admit.Join:
 	}
-	s.await(b, m, got)
 }
 
 // check says why a batch must not begin here and now.
 func (s *Server) check(b *codec.Batch) *toolmesh.Error {
 	if s.draining.Load() {
-		return s.leaving()
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s is draining: send again", s.Node)
 	}
 	return s.Host.Late(&b.Request)
 }
 
-// await answers a request when its batch has ended, and says until then that it runs.
-func (s *Server) await(b *codec.Batch, m *nats.Msg, got <-chan admit.Record) {
-	ticker := time.NewTicker(keepaliveEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case rec := <-got:
-			s.answer(b, m, rec)
-			return
-		case <-ticker.C:
-			if b.Keepalive {
-				s.Host.Send(&nats.Msg{Subject: m.Reply, Header: nats.Header(b.KeepaliveHeader(s.Identity, -1))})
-			}
-		}
-	}
-}
-
-func (s *Server) answer(b *codec.Batch, m *nats.Msg, rec admit.Record) {
+func (s *Server) answer(to *reader, rec admit.Record) {
 	if rec.Err != nil {
-		s.refuse(b, m, rec.Err)
+		s.refuse(to, rec.Err)
 		return
 	}
-	header, body := b.Results(s.Identity, rec.Result)
-	if !s.Host.Send(&nats.Msg{Subject: m.Reply, Header: nats.Header(header), Data: body}) {
-		s.refuse(b, m, tooLarge(len(body), s.Bus.MaxPayload()))
+	header, body := to.b.Results(s.Identity, rec.Result)
+	if !s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(header), Data: body}) {
+		s.refuse(to, tooLarge(len(body), s.Bus.MaxPayload()))
 		return
 	}
-	s.end(b, m)
+	s.end(to)
 }
 
-func (s *Server) refuse(b *codec.Batch, m *nats.Msg, e *toolmesh.Error) {
+func (s *Server) refuse(to *reader, e *toolmesh.Error) {
 	if e.Started == toolmesh.StartedUnknown && e.Code != toolmesh.CodeNodeLost {
 		e = e.WithStarted(toolmesh.StartedNo)
 	}
 	if e.Origin == "" {
 		e = e.WithOrigin(toolmesh.OriginAgent)
 	}
-	header, body := b.Failure(s.Identity, e)
-	s.Host.Send(&nats.Msg{Subject: m.Reply, Header: nats.Header(header), Data: body})
-	s.end(b, m)
+	header, body := to.b.Failure(s.Identity, e)
+	s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(header), Data: body})
+	s.end(to)
 }
 
 // end sends the empty message behind the last one, to who asked for several.
-func (s *Server) end(b *codec.Batch, m *nats.Msg) {
-	if b.Delivery == codec.DeliverInbox {
-		s.Host.Send(&nats.Msg{Subject: m.Reply})
+func (s *Server) end(to *reader) {
+	if to.b.Delivery == codec.DeliverInbox {
+		s.Host.Send(&nats.Msg{Subject: to.reply})
 	}
 }
 

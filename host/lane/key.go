@@ -27,9 +27,9 @@ type Key struct {
 type Rule struct {
 	alone     bool
 	read      bool
-	prefix    []string // of every key
-	parts     []string // other than the path
-	path      string
+	prefix    []string   // of every key
+	parts     []template // other than the path
+	path      template
 	defaults  map[string]json.RawMessage
 	constant  bool // no part names a parameter
 	everybody Key  // of a constant rule
@@ -64,10 +64,10 @@ func RuleOf(d *tool.Descriptor) *Rule {
 	r.prefix = []string{strconv.Itoa(len(parts)) + "." + strconv.Itoa(hierarchy)}
 	for i, part := range parts {
 		if i != hierarchy {
-			r.parts = append(r.parts, part)
+			r.parts = append(r.parts, templateOf(part))
 		}
 	}
-	r.path = parts[hierarchy]
+	r.path = templateOf(parts[hierarchy])
 	var schema struct {
 		Properties map[string]struct {
 			Default json.RawMessage `json:"default"`
@@ -135,19 +135,37 @@ func segments(text string) []string {
 
 var placeholder = regexp.MustCompile(`\{([^{}]+)\}`)
 
+// template is a part of a key: texts, and the names of parameters between them.
+type template struct {
+	texts []string // one more than names
+	names []string
+}
+
+func templateOf(part string) template {
+	var t template
+	end := 0
+	for _, at := range placeholder.FindAllStringSubmatchIndex(part, -1) {
+		t.texts = append(t.texts, part[end:at[0]])
+		t.names = append(t.names, part[at[2]:at[3]])
+		end = at[1]
+	}
+	t.texts = append(t.texts, part[end:])
+	return t
+}
+
 // fill puts arguments into a part; ok is false where one is missing.
-func (r *Rule) fill(part string, given map[string]json.RawMessage) (text string, ok bool) {
-	ok = true
-	text = placeholder.ReplaceAllStringFunc(part, func(name string) string {
-		name = name[1 : len(name)-1]
+func (r *Rule) fill(t template, given map[string]json.RawMessage) (text string, ok bool) {
+	text = t.texts[0]
+	for i, name := range t.names {
 		value, found := given[name]
 		if !found {
-			value, found = r.defaults[name]
+			if value, found = r.defaults[name]; !found {
+				return "", false
+			}
 		}
-		ok = ok && found
-		return plain(value)
-	})
-	return text, ok
+		text += plain(value) + t.texts[i+1]
+	}
+	return text, true
 }
 
 // plain is a value as a part of a key: equal values have equal texts.
