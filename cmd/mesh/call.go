@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh"
@@ -21,6 +19,7 @@ import (
 type callFlags struct {
 	timeout time.Duration
 	stream  bool
+	lines   bool
 	rpcID   string
 }
 
@@ -34,7 +33,16 @@ func (a *app) callCommand() *cobra.Command {
 	cmd, f := a.calling("call", "Call a tool and print its result", "Call a tool and print its result as JSON. Ctrl-C cancels the call.")
 	cmd.Example = `  mesh call weather.forecast.today city=Oslo
   mesh call weather.forecast.daily '{"city":"Lima","days":2}' --timeout 2s
-  echo '{"text":"one two"}' | mesh call --stream lab.streams.words -`
+  echo '{"text":"one two"}' | mesh call --stream lab.streams.words -
+  mesh call --lines < calls.jsonl     {"id":1,"tool":"weather.forecast.today","args":{"city":"Oslo"}} a line each`
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if f.lines {
+			return takes(0, 1, "a tool, for lines that name none")(cmd, args)
+		}
+		return takes(1, -1, "a tool")(cmd, args)
+	}
+	cmd.Flags().BoolVar(&f.lines, "lines", false, "make a call for each line of stdin, many at once, and print what they return as it comes:\n"+
+		"{\"id\",\"tool\",\"args\",\"timeout\",\"session\",\"stream\"}; all but tool may be left out")
 	cmd.Flags().BoolVar(&f.stream, "stream", false, "print items as they come, as mesh stream does")
 	return cmd
 }
@@ -56,8 +64,8 @@ func (a *app) calling(verb, short, long string) (*cobra.Command, *callFlags) {
 			if cmd.Flags().Changed("timeout") && f.timeout < time.Millisecond {
 				return usage(cmd, "--timeout is %v: it is at least 1ms", f.timeout)
 			}
-			if cmd.Flags().Changed("lines") {
-				return usage(cmd, "--lines is not there yet: call once per line")
+			if f.lines && (f.stream || f.rpcID != "") {
+				return usage(cmd, "--lines goes without --stream and --rpc-id: each line says its own")
 			}
 			return nil
 		},
@@ -67,15 +75,19 @@ func (a *app) calling(verb, short, long string) (*cobra.Command, *callFlags) {
 	flags.SortFlags = false
 	flags.DurationVar(&f.timeout, "timeout", 0, "the call's total time (default what the tool declares, else 30s; none for a stream)")
 	flags.StringVar(&f.rpcID, "rpc-id", "", "name the call: the same id again is the same call (default a new one)")
-	flags.Bool("lines", false, "")
-	_ = flags.MarkHidden("lines")
 	return cmd, f
 }
 
 func (a *app) call(ctx context.Context, args []string, f callFlags) error {
+	if f.lines && len(args) == 0 {
+		return a.callLines(ctx, "", f.timeout)
+	}
 	id := subjects.ToolID(args[0])
 	if err := id.Validate(); err != nil {
 		return usage(nil, "%q is no tool id: %s", id, err.Error())
+	}
+	if f.lines {
+		return a.callLines(ctx, id, f.timeout)
 	}
 	g, err := a.arguments(ctx, args[1:])
 	if err != nil {
@@ -84,11 +96,7 @@ func (a *app) call(ctx context.Context, args []string, f callFlags) error {
 	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
 		rpc := subjects.RPCID(f.rpcID)
 		if rpc == "" {
-			prefix := "rpc_"
-			if f.stream {
-				prefix = "rpc_stream_"
-			}
-			rpc = subjects.RPCID(prefix + strings.ReplaceAll(uuid.Must(uuid.NewV7()).String(), "-", ""))
+			rpc = newRPCID(f.stream)
 		}
 		body, err := l.body(ctx, &id, g)
 		if err != nil {
@@ -106,6 +114,14 @@ func (a *app) call(ctx context.Context, args []string, f callFlags) error {
 		}
 		return a.printCall(ctx, l, id, rpc, body, options)
 	})
+}
+
+// newRPCID names a call.
+func newRPCID(stream bool) subjects.RPCID {
+	if stream {
+		return subjects.NewRPCID("rpc_stream_")
+	}
+	return subjects.NewRPCID("rpc_")
 }
 
 // arguments reads what was typed. stdin cannot be interrupted: a signal ends the

@@ -1,0 +1,221 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	linesAtOnce = 64       // calls of call --lines that are in flight
+	longestLine = 64 << 20 // bytes
+)
+
+// lineCall is one line of call --lines.
+type lineCall struct {
+	ID      json.RawMessage    `json:"id"`
+	Tool    subjects.ToolID    `json:"tool"`
+	Args    json.RawMessage    `json:"args"`
+	Timeout string             `json:"timeout"`
+	Session subjects.SessionID `json:"session"`
+	Stream  bool               `json:"stream"`
+}
+
+// lines is call --lines at work.
+type lines struct {
+	*app
+	link *link
+	tool subjects.ToolID // of lines that name none
+	most time.Duration   // the time of those that say nothing
+
+	mu     sync.Mutex // guards the output, and
+	status int        // the highest of the lines that failed
+}
+
+// callLines calls a tool for each line of stdin, many at once, and writes what they
+// return as it comes.
+func (a *app) callLines(ctx context.Context, id subjects.ToolID, most time.Duration) error {
+	return a.withMesh(ctx, func(ctx context.Context, l *link) error {
+		all := &lines{app: a, link: l, tool: id, most: most}
+		var calls sync.WaitGroup
+		places := make(chan struct{}, linesAtOnce)
+		read := make(chan []byte)
+		failed := make(chan error, 1)
+		go readLines(ctx, a.in, read, failed) // may end with the process: stdin cannot be interrupted
+		last := 0
+		for line := range read {
+			last++
+			number := last
+			places <- struct{}{}
+			calls.Go(func() {
+				defer func() { <-places }()
+				all.one(ctx, number, line)
+			})
+			if ctx.Err() != nil || all.lost() {
+				break
+			}
+		}
+		calls.Wait()
+		switch {
+		case process.Interrupted(ctx):
+			return &reported{process.StatusInterrupted}
+		case all.lost():
+			return &reported{process.StatusMesh} // the rest would be for nobody
+		}
+		select {
+		case err := <-failed:
+			return err
+		default:
+		}
+		if all.status != 0 {
+			return &reported{all.status}
+		}
+		return nil
+	})
+}
+
+// readLines hands on the lines that are not empty.
+func readLines(ctx context.Context, from io.Reader, to chan<- []byte, failed chan<- error) {
+	defer close(to)
+	scan := bufio.NewScanner(from)
+	scan.Buffer(nil, longestLine)
+	for scan.Scan() {
+		line := bytes.TrimSpace(scan.Bytes())
+		if len(line) == 0 {
+			continue
+		}
+		select {
+		case to <- bytes.Clone(line):
+		case <-ctx.Done():
+			return
+		}
+	}
+	if err := scan.Err(); errors.Is(err, bufio.ErrTooLong) {
+		failed <- usage(nil, "stdin has a line of more than %d bytes", longestLine)
+	} else if err != nil {
+		failed <- usage(nil, "stdin cannot be read: %v", err)
+	}
+}
+
+func (a *lines) lost() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.out.lost != nil
+}
+
+// put writes a line of output.
+func (a *lines) put(v any) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.printJSON(v)
+}
+
+// lineAnswer is what comes of a line: of a stream an item, or its end.
+type lineAnswer struct {
+	ID json.RawMessage `json:"id"`
+	callAnswer
+}
+
+// fail writes what a line has failed with.
+func (a *lines) fail(id json.RawMessage, rpc subjects.RPCID, err error) {
+	e := toolmesh.AsError(err)
+	a.put(lineAnswer{id, callAnswer{RPCID: rpc, Status: "error", Error: e}})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.status = max(a.status, process.Status(e.Code))
+}
+
+// one makes the call of a line; number is its id if it names none.
+func (a *lines) one(ctx context.Context, number int, line []byte) {
+	call := lineCall{Tool: a.tool}
+	id, _ := json.Marshal(number)
+	options, err := a.read(line, &call)
+	if call.ID != nil {
+		id = call.ID
+	}
+	rpc := newRPCID(call.Stream)
+	if err != nil {
+		a.fail(id, rpc, err)
+		return
+	}
+	options = append(options, client.WithRPCID(rpc))
+	if call.Stream {
+		a.stream(ctx, id, rpc, &call, options)
+		return
+	}
+	result, err := a.link.client.Call(ctx, call.Tool, call.Args, options...)
+	if err != nil {
+		a.fail(id, rpc, err)
+		return
+	}
+	a.put(lineAnswer{id, callAnswer{
+		RPCID: rpc, Status: "ok", Result: orNull(result.Value), Node: &result.Node, DurationMS: new(milliseconds(result.Took)),
+	}})
+}
+
+func (a *lines) stream(ctx context.Context, id json.RawMessage, rpc subjects.RPCID, call *lineCall, options []client.CallOption) {
+	count := 0
+	for chunk, err := range a.link.client.Stream(ctx, call.Tool, call.Args, options...) {
+		if err != nil {
+			a.fail(id, rpc, err)
+			return
+		}
+		count++
+		a.put(struct {
+			ID   json.RawMessage `json:"id"`
+			Seq  int64           `json:"seq"`
+			Data json.RawMessage `json:"data"`
+		}{id, chunk.Seq, orNull(chunk.Data)})
+	}
+	a.put(struct {
+		ID       json.RawMessage `json:"id"`
+		Complete bool            `json:"complete"`
+		Count    int             `json:"count"`
+	}{id, true, count})
+}
+
+// read reads a line. What it says beside the call are the options.
+func (a *lines) read(line []byte, call *lineCall) ([]client.CallOption, error) {
+	bad := func(format string, args ...any) error {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...).WithOrigin(toolmesh.OriginCaller).WithStarted(toolmesh.StartedNo)
+	}
+	dec := json.NewDecoder(bytes.NewReader(line))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(call); err != nil {
+		return nil, bad(`the line is not {"id","tool","args","timeout","session","stream"}: %w`, err)
+	}
+	if dec.More() {
+		return nil, bad("the line has more than one object")
+	}
+	if call.Tool == "" {
+		return nil, bad("the line names no tool, and the command names none")
+	}
+	if err := call.Tool.Validate(); err != nil {
+		return nil, bad("%q is no tool id: %w", call.Tool, err)
+	}
+	options := []client.CallOption{}
+	if call.Session != "" {
+		options = append(options, client.WithSession(call.Session))
+	}
+	most := a.most
+	if call.Timeout != "" {
+		var err error
+		if most, err = time.ParseDuration(call.Timeout); err != nil || most < time.Millisecond {
+			return nil, bad(`timeout is %q: it is a time such as "2s", at least 1ms`, call.Timeout)
+		}
+	}
+	if most > 0 {
+		options = append(options, client.WithTimeout(most))
+	}
+	return options, nil
+}
