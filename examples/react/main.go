@@ -33,10 +33,6 @@ type line struct {
 	Line string `json:"line"`
 }
 
-type named struct {
-	Tool string `json:"tool"`
-}
-
 var lines = []string{"apple", "pear", "fig"}
 
 func main() {
@@ -112,15 +108,8 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	describe, err := session.Handle("describe", host.Func(func(ctx context.Context, n named) (json.RawMessage, error) {
-		return session.Client().Describe(ctx, subjects.ToolID(n.Tool))
-	}))
-	if err != nil {
-		return err
-	}
-
 	res, err := session.Call(ctx, "react.agent.react", map[string]any{
-		"question": "order 7", "tool_ids": []subjects.ToolID{cost, content}, "describe": describe,
+		"question": "order 7", "tool_ids": []subjects.ToolID{cost, content},
 	})
 	if err != nil {
 		return err

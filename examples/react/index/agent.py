@@ -14,15 +14,14 @@ from dspy.utils import DummyLM  # noqa: E402
 from toolmesh import mesh  # noqa: E402
 
 
-def react(question: str, tool_ids: list[str], describe: str) -> dict[str, Any]:
+def react(question: str, tool_ids: list[str]) -> dict[str, Any]:
     """Answers a question with tools of the session.
 
     Args:
         question: what is asked
         tool_ids: the tools that it may use
-        describe: the tool that says what a tool is, {"tool": id}
     """
-    tools = [_tool(mesh.call(describe, {"tool": one})) for one in tool_ids]
+    tools = [_tool(mesh.describe(one)) for one in tool_ids]
     agent = dspy.ReAct("question -> answer", tools=tools, max_iters=len(tools) + 3)
     with dspy.context(lm=_model(question, tools)):
         found = agent(question=question)
