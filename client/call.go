@@ -147,7 +147,7 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 			if !pause(ctx, n) {
 				return err
 			}
-		case s.idempotent && lost == 0 && (e.Code == toolmesh.CodeNodeLost || e.Code == toolmesh.CodeWorkerCrashed):
+		case (s.idempotent || s.key != "") && lost == 0 && (e.Code == toolmesh.CodeNodeLost || e.Code == toolmesh.CodeWorkerCrashed):
 			lost++
 			s.rpc = subjects.NewRPCID(s.prefix)
 			if t.node != nil {
@@ -259,6 +259,7 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	call := codec.Call{
 		RPCID: s.rpc, Session: s.session, Tool: t.id, Delivery: delivery, Timeout: s.timeout, Credit: credit,
 		Depth: s.depth, Parent: s.parent, Revision: s.revision, Isolation: s.isolation, Keepalive: true, WantLoad: t.choice,
+		IdempotencyKey: s.key,
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)

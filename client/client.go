@@ -146,6 +146,17 @@ type settings struct {
 	depth      int
 	idempotent bool
 	queue      bool
+	key        string
+}
+
+// WithIdempotencyKey names what a unary call does, for a day: it runs once in the
+// session, whatever node, restart or broker comes between, and each further call under
+// the key gets what the first one ended with. Tool and arguments must be the same. A
+// node that is lost while it runs leaves node_lost, and nobody runs it again unless the
+// tool is declared idempotent. The client sends it again by itself when its node is
+// lost. A key has 1 to 512 bytes; it needs JetStream.
+func WithIdempotencyKey(key string) CallOption {
+	return optionFunc(func(s *settings) { s.key = key })
 }
 
 // WithSession calls in another session than the client's.
@@ -216,6 +227,9 @@ func (c *Client) settings(ctx context.Context, opts []CallOption, prefix string)
 		s.rpc = subjects.NewRPCID(prefix)
 	} else if err := checkRPCID(string(s.rpc)); err != nil {
 		return s, err
+	}
+	if s.key != strings.TrimSpace(s.key) || strings.ContainsFunc(s.key, func(c rune) bool { return c < ' ' || c > '~' }) {
+		return s, callerError(toolmesh.CodeInvalidRequest, "the idempotency key %q has space around it, or a character that is not ASCII: it travels in a header", s.key)
 	}
 	if s.timeout < 0 {
 		return s, callerError(toolmesh.CodeInvalidRequest, "the timeout is %v: it cannot be negative", s.timeout)

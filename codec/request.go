@@ -202,7 +202,9 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			r.Isolation = toolmesh.Isolation(v)
 			err = checkIsolation(r.Isolation)
 		case HeaderIdempotencyKey:
-			r.IdempotencyKey = v
+			if r.IdempotencyKey = v; v == "" {
+				err = invalid("header %s is empty", HeaderIdempotencyKey)
+			}
 		case HeaderTraceparent:
 			r.Traceparent = v
 		case HeaderProto:
@@ -328,7 +330,8 @@ type Call struct {
 	Keepalive bool
 	WantLoad  bool
 
-	Traceparent string
+	IdempotencyKey string
+	Traceparent    string
 }
 
 // Header returns the headers of the call.
@@ -372,6 +375,7 @@ func (c *Call) Header() Header {
 	text(HeaderParent, string(c.Parent))
 	text(HeaderRevision, c.Revision)
 	text(HeaderIsolation, string(c.Isolation))
+	text(HeaderIdempotencyKey, c.IdempotencyKey)
 	text(HeaderTraceparent, c.Traceparent)
 	flag(HeaderKeepalive, c.Keepalive)
 	flag(HeaderWantLoad, c.WantLoad)

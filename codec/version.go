@@ -15,7 +15,7 @@ const (
 )
 
 // features are names, besides our headers', that Mesh-Require may hold.
-var features = []string{"unary", "stream", "inbox", "replay", "credit", "cancel", "keepalive", "envelope", "drain"}
+var features = []string{"unary", "stream", "inbox", "replay", "credit", "cancel", "keepalive", "envelope", "drain", "idempotency"}
 
 // Features returns what a lease advertises as features.
 func Features() []string { return append([]string(nil), features...) }
@@ -31,7 +31,7 @@ func known(name string) bool {
 	switch headerName(name) {
 	case "":
 		return false
-	case HeaderIdempotencyKey, HeaderContentEncoding, HeaderAcceptEncoding:
+	case HeaderContentEncoding, HeaderAcceptEncoding:
 		return false // their work comes later: to require them is to be refused
 	}
 	return true

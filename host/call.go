@@ -254,6 +254,11 @@ func (h *Host) check(c *inflight, mine, directed bool) *toolmesh.Error {
 		return refuse(toolmesh.CodeUnavailable, "revision %q of tool %q is asked for, node %s serves %q", req.Revision, req.Tool, h.node, t.identity.Revision).
 			WithDetail("revision", t.identity.Revision)
 	}
+	if req.IdempotencyKey != "" {
+		if bad := h.checkKey(req); bad != nil {
+			return bad
+		}
+	}
 	if req.Delivery != codec.DeliverNone {
 		if used, most, short := h.room.Short(); short {
 			return refuse(toolmesh.CodeUnavailable, "the chunk store holds %d of %d bytes, and the rest is for the streams that run: wait until older streams expire, or give it more room", used, most).
@@ -445,8 +450,17 @@ func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 		return admit.Record{Err: outcome(ctx, err), Streamed: true}
 	}
 	c.sink.collect = call.Collect
+	if c.Request.IdempotencyKey != "" {
+		return h.once(ctx, c, func() admit.Record { return h.unary(running) })
+	}
+	return h.unary(running)
+}
+
+// unary runs the handler of a call that has one result.
+func (h *Host) unary(running *admit.Call[*inflight]) admit.Record {
+	c := running.Value
 	if err := h.guard(running, &c.sink); err != nil {
-		return admit.Record{Err: outcome(ctx, err)}
+		return admit.Record{Err: outcome(&c.ctx, err)}
 	}
 	return admit.Record{Result: c.sink.result()}
 }

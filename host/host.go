@@ -51,6 +51,7 @@ type Host struct {
 	presence *presence.Presence
 	store    *registry.Store
 	records  records
+	keys     keys
 	batches  atomic.Pointer[batch.Server] // nil for a node that runs none
 	lookups  *lookups
 	followed *registry.Sessions // of a host that was given no Sessions; else nil

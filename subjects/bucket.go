@@ -14,6 +14,7 @@ const (
 	BucketSchemas  = "MESH_SCHEMAS"
 	BucketIndexes  = "MESH_INDEXES"
 	BucketSessions = "MESH_SESSIONS"
+	BucketIdem     = "MESH_IDEM"
 	ObjectBundles  = "MESH_BUNDLES"
 )
 
@@ -63,6 +64,26 @@ func NodeKey(node NodeID) (string, error) { return EncodeToken(string(node)) }
 
 // SessionKey is a session's key in MESH_SESSIONS.
 func SessionKey(session SessionID) (string, error) { return EncodeToken(string(session)) }
+
+// maxIdempotencyKey bounds a key that a caller makes, in bytes.
+const maxIdempotencyKey = 512
+
+// IdempotencyKey is a call's key in MESH_IDEM: its session, and the key that its caller
+// gave it.
+func IdempotencyKey(session SessionID, key string) (string, error) {
+	if len(key) > maxIdempotencyKey {
+		return "", fmt.Errorf("%w: it has %d bytes, at most %d are possible", ErrInvalid, len(key), maxIdempotencyKey)
+	}
+	of, err := EncodeToken(string(session))
+	if err != nil {
+		return "", err
+	}
+	token, err := EncodeToken(key)
+	if err != nil {
+		return "", err
+	}
+	return of + "." + token, nil
+}
 
 // IndexKey is an index's key in MESH_INDEXES: its name, and behind it the
 // session it is private to, if any. A listing of one name therefore shows every

@@ -63,7 +63,7 @@ func NodeRights() Rights {
 			LiveTransform, discovery, InboxNode + ".>",
 		},
 	}
-	streams := []string{StreamChunks}
+	streams := []string{StreamChunks, KVStream(BucketIdem)}
 	for _, bucket := range RegistryBuckets() {
 		streams = append(streams, KVStream(bucket))
 	}

@@ -101,7 +101,22 @@ func (l Layout) Streams() []jetstream.StreamConfig {
 	for _, bucket := range subjects.RegistryBuckets() {
 		all = append(all, l.bucket(bucket))
 	}
-	return all
+	return append(all, l.idempotency())
+}
+
+const (
+	// keysAge is how long an idempotency key is known.
+	keysAge = 24 * time.Hour
+	// DefaultKeysBytes bounds all of them together in a new bucket.
+	DefaultKeysBytes int64 = 256e6
+)
+
+// idempotency is the bucket of the idempotency keys of calls. Nobody follows it.
+func (l Layout) idempotency() jetstream.StreamConfig {
+	config := l.bucket(subjects.BucketIdem)
+	config.Description, config.RePublish = "Idempotency keys of calls", nil
+	config.MaxAge, config.MaxBytes = keysAge, DefaultKeysBytes
+	return config
 }
 
 func (l Layout) bucket(bucket string) jetstream.StreamConfig {
