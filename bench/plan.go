@@ -42,6 +42,7 @@ var benchmarks = []benchmark{
 	{"stream", []string{sideRaw, sideGo, sidePython}, "stream", func(p *plan) int { return p.Items }},
 	{"keys", nil, "", nil},
 	{"messages", nil, "", nil},
+	{"bulk", nil, "", nil},
 	{"engine", nil, "", nil},
 	{"install", nil, "", nil},
 	{"python", nil, "", nil},
@@ -77,6 +78,8 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 			err = p.countMessages(s, r)
 		case "keys":
 			err = p.measureKeys(ctx, stderr, s, r)
+		case "bulk":
+			err = p.measureCache(s, r)
 		case "engine":
 			err = p.measureEngine(ctx, stderr, dir, r)
 		case "install":

@@ -146,6 +146,7 @@ type settings struct {
 	depth      int
 	idempotent bool
 	queue      bool
+	noCache    bool
 }
 
 // WithSession calls in another session than the client's.
@@ -189,6 +190,10 @@ func Idempotent() CallOption { return optionFunc(func(s *settings) { s.idempoten
 
 // ViaQueue leaves the choice of node to the broker for this call.
 func ViaQueue() CallOption { return optionFunc(func(s *settings) { s.queue = true }) }
+
+// NoCache has the tool run, whatever its node keeps of earlier calls; what it returns is
+// kept in place of that.
+func NoCache() CallOption { return optionFunc(func(s *settings) { s.noCache = true }) }
 
 // Lineage says that a call is made on behalf of another one: which one that is,
 // and how many there are above the new one.

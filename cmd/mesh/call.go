@@ -22,6 +22,7 @@ type callFlags struct {
 	timeout time.Duration
 	stream  bool
 	rpcID   string
+	noCache bool
 }
 
 const argumentForms = `Arguments are given by name:
@@ -36,6 +37,7 @@ func (a *app) callCommand() *cobra.Command {
   mesh call weather.forecast.daily '{"city":"Lima","days":2}' --timeout 2s
   echo '{"text":"one two"}' | mesh call --stream lab.streams.words -`
 	cmd.Flags().BoolVar(&f.stream, "stream", false, "print items as they come, as mesh stream does")
+	cmd.Flags().BoolVar(&f.noCache, "no-cache", false, "run the tool, whatever is kept of earlier calls")
 	return cmd
 }
 
@@ -101,6 +103,9 @@ func (a *app) call(ctx context.Context, args []string, f callFlags) error {
 		if f.timeout > 0 {
 			options = append(options, client.WithTimeout(f.timeout))
 		}
+		if f.noCache {
+			options = append(options, client.NoCache())
+		}
 		if f.stream {
 			return a.printStream(ctx, l, id, rpc, body, options)
 		}
@@ -149,6 +154,7 @@ type callAnswer struct {
 	Result     json.RawMessage  `json:"result,omitempty"`
 	Node       *subjects.NodeID `json:"node,omitempty"`
 	DurationMS *float64         `json:"duration_ms,omitempty"`
+	Cache      string           `json:"cache,omitempty"`
 	Error      *toolmesh.Error  `json:"error,omitempty"`
 }
 
@@ -168,7 +174,7 @@ func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc su
 		return err
 	case a.json:
 		a.printJSON(callAnswer{
-			RPCID: rpc, Status: "ok", Result: orNull(result.Value), Node: &result.Node, DurationMS: new(milliseconds(result.Took)),
+			RPCID: rpc, Status: "ok", Result: orNull(result.Value), Node: &result.Node, DurationMS: new(milliseconds(result.Took)), Cache: result.Cache,
 		})
 	default:
 		a.printValue(result.Value)
