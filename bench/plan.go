@@ -42,7 +42,6 @@ var benchmarks = []benchmark{
 	{"stream", []string{sideRaw, sideGo, sidePython}, "stream", func(p *plan) int { return p.Items }},
 	{"keys", nil, "", nil},
 	{"messages", nil, "", nil},
-	{"bulk", nil, "", nil},
 	{"engine", nil, "", nil},
 	{"install", nil, "", nil},
 	{"python", nil, "", nil},
@@ -78,8 +77,6 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 			err = p.countMessages(s, r)
 		case "keys":
 			err = p.measureKeys(ctx, stderr, s, r)
-		case "bulk":
-			err = p.measureCache(s, r)
 		case "engine":
 			err = p.measureEngine(ctx, stderr, dir, r)
 		case "install":
@@ -87,7 +84,9 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 		case "python":
 			err = p.measurePython(ctx, stderr, s, r)
 		case "bulk":
-			err = p.measureBulk(ctx, stderr, s, r)
+			if err = p.measureBulk(ctx, stderr, s, r); err == nil {
+				err = p.measureCache(s, r)
+			}
 		default:
 			err = p.measure(s, b, r)
 		}
