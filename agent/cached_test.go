@@ -117,6 +117,17 @@ func TestPythonToolsKeepResults(t *testing.T) {
 		t.Errorf("after a call that asked for a run: %s, want %s", got, fresh)
 	}
 
+	// So have the calls of a batch.
+	batch, err := c.Batch(t.Context(), []client.BatchCall{{Tool: "idx.t.stamp", Args: oslo}, {Tool: "idx.t.stamp", Args: oslo}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range batch {
+		if r.Err != nil || string(r.Value) != fresh {
+			t.Errorf("in a batch: %s %v, want %s", r.Value, r.Err, fresh)
+		}
+	}
+
 	// Of another session, unless it is common.
 	if got := ask("idx.t.stamp", oslo, "miss", client.WithSession("other")); got == fresh {
 		t.Errorf("another session has %s", got)

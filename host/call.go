@@ -92,8 +92,7 @@ type inflight struct {
 //	parse       codec.ParseRequest  headers and body
 //	find        routes.find         the tool, and what the view says of the session
 //	check       Host.check          what must not be started here and now
-//	cache       Host.fromCache      for a tool that keeps results, one that is kept
-//	admit       admit.Table         a new call with a slot, a repetition, or refused
+//	admit       admit.Table         a result that is kept, a new call with a slot, a repetition, or refused
 //	run         Handler.ServeTool   in this goroutine
 //	answer      Host.answer
 //
@@ -126,11 +125,7 @@ func (h *Host) receive(m *nats.Msg) {
 		h.answer(&c.Reader, admit.Record{Err: bad})
 		return
 	}
-	bad = h.check(c, mine, directed)
-	if bad == nil && c.tool.cached != nil && h.fromCache(c, r) {
-		return
-	}
-	if call := h.admit(c, r, bad); call != nil {
+	if call := h.admit(c, r, h.check(c, mine, directed)); call != nil {
 		h.run(call)
 	}
 }
@@ -306,6 +301,9 @@ func (h *Host) late(req *codec.Request) *toolmesh.Error {
 func (h *Host) admit(c *inflight, r admit.Request, bad *toolmesh.Error) *admit.Call[*inflight] {
 	if bad != nil {
 		h.instead(c, r, admit.Record{Err: bad})
+		return nil
+	}
+	if c.tool.cached != nil && h.fromCache(c, r) {
 		return nil
 	}
 	if budget := h.budget(c.tool, c.Request); budget > 0 {
