@@ -57,6 +57,9 @@ type Options struct {
 	ChunksMax     int64
 	// StreamQuota bounds what a session stores; see [host.Options].
 	StreamQuota int64
+	// CacheBytes and CacheEntries bound the results that are kept; see [host.Options].
+	CacheBytes   int64
+	CacheEntries int
 	// PrivateSources lets installs fetch from this machine (file URLs, loopback) and from
 	// private networks. Defaults to false.
 	PrivateSources bool
@@ -178,7 +181,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	limits, most := a.executor.Limits()
 	if a.host, err = host.NewOn(a.bus, &host.Options{
 		Node: a.opts.Node, Version: a.opts.Version, Slots: a.opts.Slots, MaxTimeout: a.opts.MaxTimeout,
-		StreamQuota: a.opts.StreamQuota, Labels: a.opts.Labels, Replicas: a.opts.Replicas,
+		StreamQuota: a.opts.StreamQuota, CacheBytes: a.opts.CacheBytes, CacheEntries: a.opts.CacheEntries, Labels: a.opts.Labels, Replicas: a.opts.Replicas,
 		ChunksStorage: a.opts.ChunksStorage, ChunksMax: a.opts.ChunksMax,
 		Sandbox: host.Sandbox{Asked: a.opts.Sandbox, Effective: string(effective)}, Reasons: reasons,
 		Memory: a.executor.MemoryGuard(), Limits: limits, MaxLimits: most,

@@ -45,6 +45,7 @@ func TestEveryBenchmark(t *testing.T) {
 		"unary p50, Go tool", "unary p50, warm Python tool", "calls/s, 64 callers, warm Python tool", "Go generator", "Python generator",
 		"messages out of the caller per unary call, go", "JetStream requests per unary call, python",
 		"engine: warm call p50", "engine: fork-isolated call p50", "engine: items/s", "engine: cold index", "bulk: batch of 10", "bulk: a call in a batch of 1,000",
+		"bulk: cache hit p50 / the Go tool's call", "bulk: cache hit p50 / the warm Python tool's call",
 	}
 	if !testing.Short() {
 		wants = append(wants, "install: numpy and pydantic, nothing cached", "install: numpy and pydantic, all cached", "install: an agent that starts again")

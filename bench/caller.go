@@ -49,6 +49,8 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 		return each(r.N, c.one(ctx, r.Side))
 	case "burst":
 		return together(r.N, r.Callers, c.one(ctx, r.Side))
+	case "cached":
+		return c.cached(ctx, r.N)
 	case "stream":
 		return c.stream(ctx, r)
 	case "batch":

@@ -84,7 +84,9 @@ func (p *plan) run(ctx context.Context, stderr io.Writer) (*result, error) {
 		case "python":
 			err = p.measurePython(ctx, stderr, s, r)
 		case "bulk":
-			err = p.measureBulk(ctx, stderr, s, r)
+			if err = p.measureBulk(ctx, stderr, s, r); err == nil {
+				err = p.measureCache(s, r)
+			}
 		default:
 			err = p.measure(s, b, r)
 		}

@@ -202,6 +202,9 @@ func startHost(ctx context.Context, args []string) (role, error) {
 		}
 	}
 	if err == nil {
+		err = offerKept(h)
+	}
+	if err == nil {
 		err = h.Start(ctx)
 	}
 	if err != nil {

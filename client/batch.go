@@ -49,7 +49,7 @@ func (r *BatchResult) Decode(v any) error {
 //
 // [WithRPCID] names the batch, and sent again under the same name nothing of it runs
 // twice. [WithTimeout] and ctx bound all of it; when ctx ends, all that runs is
-// cancelled. [WithRevision], [WithIsolation] and [Idempotent] have no effect. The error
+// cancelled. [WithRevision], [WithIsolation], [Idempotent] and [NoCache] have no effect. The error
 // is that of the batch as a whole: invalid_request for one without calls,
 // payload_too_large for one that no message carries, unavailable where no agent and no
 // router runs batches.

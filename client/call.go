@@ -33,7 +33,10 @@ type Result struct {
 	Value    json.RawMessage // as the tool wrote it
 	Node     subjects.NodeID
 	Revision string // of the tool's index
-	Took     time.Duration
+	// Cache is where the value is from, of a tool that declares a cache_ttl: "hit" if it
+	// was made for another call, "miss" or, with [NoCache], "bypass" if the tool ran.
+	Cache string
+	Took  time.Duration
 }
 
 // Decode reads the value into v, as json.Unmarshal does.
@@ -258,7 +261,7 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	s := p.s
 	call := codec.Call{
 		RPCID: s.rpc, Session: s.session, Tool: t.id, Delivery: delivery, Timeout: s.timeout, Credit: credit,
-		Depth: s.depth, Parent: s.parent, Revision: s.revision, Isolation: s.isolation, Keepalive: true, WantLoad: t.choice,
+		Depth: s.depth, Parent: s.parent, Revision: s.revision, Isolation: s.isolation, Keepalive: true, WantLoad: t.choice, NoCache: s.noCache,
 		IdempotencyKey: s.key,
 	}
 	if deadline, ok := ctx.Deadline(); ok {
@@ -369,7 +372,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 		if !s.queue && t.node == nil && t.id != "" {
 			c.learn(s.session, t.id)
 		}
-		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Revision: r.Revision, Took: took}, nil
+		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Revision: r.Revision, Cache: r.Cache, Took: took}, nil
 	case codec.ReplyNoResponders:
 		return nil, errNobody
 	case codec.ReplyError:

@@ -147,6 +147,7 @@ type settings struct {
 	idempotent bool
 	queue      bool
 	key        string
+	noCache    bool
 }
 
 // WithIdempotencyKey names what a unary call does, for a day: it runs once in the
@@ -200,6 +201,10 @@ func Idempotent() CallOption { return optionFunc(func(s *settings) { s.idempoten
 
 // ViaQueue leaves the choice of node to the broker for this call.
 func ViaQueue() CallOption { return optionFunc(func(s *settings) { s.queue = true }) }
+
+// NoCache has the tool run, whatever its node keeps of earlier calls; what it returns is
+// kept in place of that.
+func NoCache() CallOption { return optionFunc(func(s *settings) { s.noCache = true }) }
 
 // Lineage says that a call is made on behalf of another one: which one that is,
 // and how many there are above the new one.

@@ -292,6 +292,8 @@ type Reply struct {
 	HasLoad bool
 	// Revision of the index that answered.
 	Revision string
+	// Cache is hit, miss or bypass; empty for a tool that keeps no results.
+	Cache string
 	// Body is the result of a unary call.
 	Body json.RawMessage
 	// Err is set for ReplyError.
@@ -350,6 +352,8 @@ func ParseReply(h Header, body []byte) Reply {
 			r.Boot = subjects.BootID(v)
 		case HeaderRevision:
 			r.Revision = v
+		case HeaderCache:
+			r.Cache = v
 		case HeaderLoad:
 			load = v
 		case HeaderHigh:

@@ -83,6 +83,7 @@ type Request struct {
 	HasCredit  bool
 	Keepalive  bool
 	WantLoad   bool
+	NoCache    bool // the tool is to run, whatever is kept
 
 	IdempotencyKey string
 	Traceparent    string
@@ -194,6 +195,10 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			r.Keepalive, err = parseFlag(HeaderKeepalive, v)
 		case HeaderWantLoad:
 			r.WantLoad, err = parseFlag(HeaderWantLoad, v)
+		case HeaderCache:
+			if r.NoCache = v == cacheBypass; !r.NoCache {
+				err = invalid("header %s is %q: it is %s", HeaderCache, v, cacheBypass)
+			}
 		case HeaderRevision:
 			r.Revision = v
 		case HeaderBoot:
@@ -329,6 +334,7 @@ type Call struct {
 	Isolation toolmesh.Isolation // "" leaves it out
 	Keepalive bool
 	WantLoad  bool
+	NoCache   bool
 
 	IdempotencyKey string
 	Traceparent    string
@@ -379,6 +385,9 @@ func (c *Call) Header() Header {
 	text(HeaderTraceparent, c.Traceparent)
 	flag(HeaderKeepalive, c.Keepalive)
 	flag(HeaderWantLoad, c.WantLoad)
+	if c.NoCache {
+		CacheBypass.Put(h)
+	}
 	return h
 }
 

@@ -46,14 +46,14 @@ func TestParsePlainRequest(t *testing.T) {
 		"every header": {h(
 			"Mesh-Rpc-Id", "rpc_1", "Mesh-Timeout-Ms", "1500", "Mesh-Deadline", "1700000000123", "Mesh-Again", "2600", "Mesh-Idempotency-Key", "k",
 			"Mesh-Stream", "1", "Mesh-Isolation", "fork", "Mesh-Revision", "abc", "Mesh-Hops", "1", "Mesh-Depth", "2", "Mesh-Parent", "rpc_0",
-			"Mesh-Keepalive", "1", "Mesh-Want-Load", "1", "Mesh-Proto", "1", "Mesh-Credit", "10", "Content-Type", "application/json; charset=utf-8",
+			"Mesh-Keepalive", "1", "Mesh-Want-Load", "1", "Mesh-Cache", "bypass", "Mesh-Proto", "1", "Mesh-Credit", "10", "Content-Type", "application/json; charset=utf-8",
 			"Content-Encoding", "identity", "Accept-Encoding", "zstd", "traceparent", "00-aa-bb-01", "Mesh-Tool", "weather.forecast", "Mesh-Session", "s1",
 			"Mesh-Require", "stream, credit", "Mesh-Require", "Mesh-Timeout-Ms",
 		), `{"city":"Oslo"}`, base(func(r *Request) {
 			r.RPCID, r.HasTimeout, r.Timeout, r.Deadline = "rpc_1", true, 1500*time.Millisecond, time.UnixMilli(1700000000123)
 			r.IsAgain, r.Again = true, 2600*time.Millisecond
 			r.IdempotencyKey, r.Delivery, r.Isolation, r.Revision = "k", DeliverLive, "fork", "abc"
-			r.Hops, r.Depth, r.Parent, r.Keepalive, r.WantLoad = 1, 2, "rpc_0", true, true
+			r.Hops, r.Depth, r.Parent, r.Keepalive, r.WantLoad, r.NoCache = 1, 2, "rpc_0", true, true, true
 			r.HasCredit, r.Credit, r.Traceparent = true, 10, "00-aa-bb-01"
 		})},
 		"names without regard to case": {h("MESH-RPC-ID", "rpc_1", "mesh-timeout-ms", "5", "mEsH-kEePaLiVe", "true", "Traceparent", "t", "content-type", "application/json"),
@@ -216,6 +216,7 @@ func TestRefusedRequests(t *testing.T) {
 		"version 0":                    {h("Mesh-Proto", "0"), `{}`, toolmesh.CodeInvalidRequest, "Mesh-Proto"},
 		"an unknown isolation":         {h("Mesh-Isolation", "tight"), `{}`, toolmesh.CodeInvalidRequest, "fresh"},
 		"an isolation in capitals":     {h("Mesh-Isolation", "Fork"), `{}`, toolmesh.CodeInvalidRequest, "Fork"},
+		"a hit is asked for":           {h("Mesh-Cache", "hit"), `{}`, toolmesh.CodeInvalidRequest, "bypass"},
 		"an empty isolation":           {h("Mesh-Isolation", ""), `{}`, toolmesh.CodeInvalidRequest, "Isolation"},
 		"a later version":              {h("Mesh-Proto", "2"), `{}`, toolmesh.CodeProtocolError, "2"},
 		"a feature that is not known":  {h("Mesh-Require", "teleport"), `{}`, toolmesh.CodeProtocolError, "teleport"},
@@ -346,11 +347,11 @@ func TestCallHeaderIsReadBack(t *testing.T) {
 		"all of it": {
 			Call{
 				RPCID: "r", Session: "s1", Tool: "weather.forecast", Delivery: DeliverLive, Timeout: 1500 * time.Microsecond, Deadline: time.UnixMilli(5),
-				Credit: 3, Depth: 2, Parent: "p", Revision: "v", Isolation: "fork", Keepalive: true, WantLoad: true, Traceparent: "t",
+				Credit: 3, Depth: 2, Parent: "p", Revision: "v", Isolation: "fork", Keepalive: true, WantLoad: true, NoCache: true, Traceparent: "t",
 			},
 			Request{
 				RPCID: "r", Delivery: DeliverLive, HasTimeout: true, Timeout: 2 * time.Millisecond, Deadline: time.UnixMilli(5), HasCredit: true, Credit: 3,
-				Depth: 2, Parent: "p", Revision: "v", Isolation: "fork", Keepalive: true, WantLoad: true, Traceparent: "t",
+				Depth: 2, Parent: "p", Revision: "v", Isolation: "fork", Keepalive: true, WantLoad: true, NoCache: true, Traceparent: "t",
 			},
 		},
 		"an inbox stream": {Call{RPCID: "r", Delivery: DeliverInbox, Tool: "weather.forecast", Session: "s1"}, Request{RPCID: "r", Delivery: DeliverInbox}},

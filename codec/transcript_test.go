@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -160,7 +161,7 @@ func (p *player) sameHeader(t *testing.T, s transcript.Step) {
 	}
 	ours := Call{
 		RPCID: r.RPCID, Session: r.Session, Tool: r.Tool, Delivery: r.Delivery, Timeout: r.Timeout, Deadline: r.Deadline, Credit: r.Credit,
-		Depth: r.Depth, Parent: r.Parent, Revision: r.Revision, Isolation: r.Isolation, Keepalive: r.Keepalive, WantLoad: r.WantLoad, Traceparent: r.Traceparent,
+		Depth: r.Depth, Parent: r.Parent, Revision: r.Revision, Isolation: r.Isolation, Keepalive: r.Keepalive, WantLoad: r.WantLoad, NoCache: r.NoCache, Traceparent: r.Traceparent,
 	}
 	got := ours.Header()
 	for _, name := range []string{HeaderProto, HeaderRequire, HeaderContentType, HeaderAgain, HeaderBoot} {
@@ -193,11 +194,12 @@ func readAs(r *Request) any {
 		Isolation  toolmesh.Isolation `json:"isolation,omitempty"`
 		Keepalive  bool               `json:"keepalive,omitempty"`
 		WantLoad   bool               `json:"want_load,omitempty"`
+		NoCache    bool               `json:"no_cache,omitempty"`
 	}{
 		Form:    [...]string{FormPlain: "plain", FormEnvelope: "envelope", FormLegacy: "legacy"}[r.Form],
 		Session: r.Session, Tool: r.Tool, RPCID: r.RPCID, Args: r.Args, Positional: r.Positional,
 		Stream: [...]string{DeliverNone: "", DeliverLive: "live", DeliverInbox: "inbox", DeliverEnvelope: "envelope"}[r.Delivery],
-		Depth:  r.Depth, Parent: r.Parent, Revision: r.Revision, Isolation: r.Isolation, Keepalive: r.Keepalive, WantLoad: r.WantLoad,
+		Depth:  r.Depth, Parent: r.Parent, Revision: r.Revision, Isolation: r.Isolation, Keepalive: r.Keepalive, WantLoad: r.WantLoad, NoCache: r.NoCache,
 	}
 	if r.HasTimeout {
 		ms := r.Timeout.Milliseconds()
@@ -254,6 +256,7 @@ func (p *player) answer(t *testing.T, s transcript.Step) {
 	case "result":
 		want = ReplyResult
 		header, body = p.request.Result(p.host, reply.Body, reply.Load)
+		cacheUse(reply.Cache).Put(header)
 	case "error":
 		failed := reply.Err
 		if want = ReplyError; failed == nil && reply.Chunk.Err != nil {
@@ -309,6 +312,11 @@ func (p *player) answer(t *testing.T, s transcript.Step) {
 		t.Errorf("a client reads it as kind %d, want %d", reply.Kind, want)
 	}
 	same(t, s, header, body)
+}
+
+// cacheUse is what a value of Mesh-Cache says.
+func cacheUse(value string) CacheUse {
+	return CacheUse(max(slices.IndexFunc(cacheValues[:], func(v []string) bool { return len(v) > 0 && v[0] == value }), 0))
 }
 
 // answersTo is where the host's next message of a kind belongs.

@@ -56,6 +56,7 @@ type served struct {
 	descriptor *tool.Descriptor
 	validator  *tool.Validator
 	handler    Handler
+	cached     *cached // the handler of a tool that keeps results; nil for most
 	identity   *codec.Identity
 	session    subjects.SessionID // empty: every session's
 	tenure     *tenure            // of session; nil: every session's
@@ -91,7 +92,7 @@ type inflight struct {
 //	parse       codec.ParseRequest  headers and body
 //	find        routes.find         the tool, and what the view says of the session
 //	check       Host.check          what must not be started here and now
-//	admit       admit.Table         a new call with a slot, a repetition, or refused
+//	admit       admit.Table         a result that is kept, a new call with a slot, a repetition, or refused
 //	run         Handler.ServeTool   in this goroutine
 //	answer      Host.answer
 //
@@ -182,7 +183,7 @@ func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, arriv
 	if bad != nil {
 		return c, admit.Request{}
 	}
-	epoch, sure := h.known(req.Session, req.Delivery != codec.DeliverNone)
+	epoch, sure := h.known(req.Session, req.Delivery != codec.DeliverNone || c.tool.keepsBySession())
 	if c.tool != nil && c.tool.tenure.ended(epoch) {
 		sure = false // the tool is about to be withdrawn, or the view is behind
 	}
@@ -204,13 +205,13 @@ func (h *Host) find(s *subjects.Subject, req *codec.Request, reply string, arriv
 	return c, r
 }
 
-// refuse answers a request that is not to be started. If it repeats a call that
+// instead answers a request that is not to be started. If it repeats a call that
 // this node has, that call's answer is what it gets: "not started" would be
 // wrong, and would have the caller start it elsewhere.
-func (h *Host) refuse(c *inflight, r admit.Request, bad *toolmesh.Error) {
+func (h *Host) instead(c *inflight, r admit.Request, answer admit.Record) {
 	verdict, call, record, err, ok := h.calls.Repeated(r, func(rec admit.Record) { c.readers.Settle(rec) })
 	if !ok {
-		h.answer(&c.Reader, admit.Record{Err: bad})
+		h.answer(&c.Reader, answer)
 		return
 	}
 	h.follow(c, verdict, call, record, err)
@@ -304,7 +305,10 @@ func (h *Host) late(req *codec.Request) *toolmesh.Error {
 // not be started.
 func (h *Host) admit(c *inflight, r admit.Request, bad *toolmesh.Error) *admit.Call[*inflight] {
 	if bad != nil {
-		h.refuse(c, r, bad)
+		h.instead(c, r, admit.Record{Err: bad})
+		return nil
+	}
+	if c.tool.cached != nil && h.fromCache(c, r) {
 		return nil
 	}
 	if budget := h.budget(c.tool, c.Request); budget > 0 {
@@ -394,12 +398,19 @@ func (h *Host) logCall(c *inflight, record admit.Record) {
 
 // bounded replaces a result that no message can carry.
 func (h *Host) bounded(c *inflight, record admit.Record) admit.Record {
-	const room = 1024 // headers and envelope
-	limit := h.bus.MaxPayload()
-	if limit == 0 || int64(len(record.Result)+room) <= limit {
+	if h.fitsAnswer(len(record.Result)) {
 		return record
 	}
-	return admit.Record{Err: tooLarge(len(record.Result), limit-room)}
+	return admit.Record{Err: tooLarge(len(record.Result), h.bus.MaxPayload()-answerRoom)}
+}
+
+// answerRoom is what the headers of an answer, or its envelope, may take.
+const answerRoom = 1024
+
+// fitsAnswer reports whether a message can carry a result of a size.
+func (h *Host) fitsAnswer(size int) bool {
+	limit := h.bus.MaxPayload()
+	return limit == 0 || int64(size+answerRoom) <= limit
 }
 
 func tooLarge(size int, limit int64) *toolmesh.Error {
@@ -438,7 +449,7 @@ func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 	*call = Call{
 		Session: c.Request.Session, Epoch: c.epoch, Tool: c.Request.Tool, RPCID: c.Request.RPCID, Args: args, VarArgs: varArgs,
 		Stream: c.Request.Delivery != codec.DeliverNone, Collect: c.tool.descriptor.Annotations.Collect,
-		Deadline: c.deadline, Depth: c.Request.Depth, Parent: c.Request.Parent, Isolation: c.Request.Isolation, Traceparent: c.Request.Traceparent,
+		Deadline: c.deadline, Depth: c.Request.Depth, Parent: c.Request.Parent, Isolation: c.Request.Isolation, NoCache: c.Request.NoCache, Traceparent: c.Request.Traceparent,
 	}
 	if call.Stream {
 		s, err := stream.New(ctx, &c.readers, c.epoch, !c.deadline.IsZero())
@@ -462,7 +473,7 @@ func (h *Host) unary(running *admit.Call[*inflight]) admit.Record {
 	if err := h.guard(running, &c.sink); err != nil {
 		return admit.Record{Err: outcome(&c.ctx, err)}
 	}
-	return admit.Record{Result: c.sink.result()}
+	return admit.Record{Result: c.sink.result(), Cache: c.sink.cache}
 }
 
 // budget is the call's time: the caller's, up to what the tool declares, or up
@@ -496,9 +507,7 @@ func (h *Host) guard(running *admit.Call[*inflight], sink Sink) (err error) {
 	c, returned := running.Value, false
 	defer func() {
 		if p := recover(); p != nil {
-			e := toolmesh.Errorf(toolmesh.CodeToolError, "%v", p)
-			e.Type, e.Stacktrace = "panic", string(debug.Stack())
-			err = e
+			err = panicked(p)
 		} else if !returned {
 			h.conclude(running, admit.Record{Err: outcome(&c.ctx, errExited), Streamed: c.call.Stream})
 		}
@@ -506,6 +515,13 @@ func (h *Host) guard(running *admit.Call[*inflight], sink Sink) (err error) {
 	err = c.tool.handler.ServeTool(&c.ctx, &c.call, sink)
 	returned = true
 	return err
+}
+
+// panicked is the error of a handler that panics; it is made while that is recovered.
+func panicked(p any) error {
+	e := toolmesh.Errorf(toolmesh.CodeToolError, "%v", p)
+	e.Type, e.Stacktrace = "panic", string(debug.Stack())
+	return e
 }
 
 // outcome turns what a handler returned into the call's error. When the call's
@@ -595,6 +611,7 @@ func (h *Host) answer(r *stream.Reader, record admit.Record) {
 		header, body = req.Failure(id, h.fitting(record.Err), load)
 	} else {
 		header, body = req.Result(id, record.Result, load)
+		record.Cache.Put(header)
 	}
 	if !h.send(reply, header, body) && record.Err == nil {
 		// Bounded left less room than this caller's own names take.

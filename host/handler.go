@@ -74,6 +74,8 @@ type Call struct {
 	Parent subjects.RPCID
 	// Isolation is what the caller asks for beyond what the tool declares; empty asks
 	// for nothing.
-	Isolation   toolmesh.Isolation
+	Isolation toolmesh.Isolation
+	// NoCache asks for a run, whatever is kept of earlier ones.
+	NoCache     bool
 	Traceparent string
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/host/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/cache"
 	"github.com/toolmesh/toolmesh/internal/chunks"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -48,6 +49,7 @@ type Host struct {
 	replayer *chunks.Replayer
 	room     *chunks.Room
 	routes   routes
+	cache    *cache.Cache
 	presence *presence.Presence
 	store    *registry.Store
 	records  records
@@ -146,6 +148,7 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		return nil, err
 	}
 	h.presence = p
+	h.cache = cache.New(o.CacheBytes, o.CacheEntries, h.fitsAnswer)
 	h.lookups = newLookups(h.registered, h.running.run)
 	if h.opts.Sessions == nil {
 		h.followed = &registry.Sessions{}

@@ -42,6 +42,7 @@ func (h *Host) tick() {
 				}
 				h.intake.adapt()
 				h.streams.Quota.Sweep()
+				h.cache.Sweep(h.seen)
 				h.sweepRoutes(now)
 			}
 			for _, call := range h.calls.Running() {

@@ -18,6 +18,9 @@ const (
 	DefaultMaxTimeout  = time.Hour
 	DefaultStreamQuota = 256_000_000 // bytes, as the binaries' 256MB
 	DefaultMaxDepth    = 8
+
+	DefaultCacheBytes   = 64_000_000
+	DefaultCacheEntries = 10_000
 )
 
 // LimitSlots is details.limit of the busy error of a node that has no slot: other
@@ -54,6 +57,11 @@ type Options struct {
 	// StreamQuota is how many bytes of chunks one session may store through this
 	// node in 15 minutes. Defaults to DefaultStreamQuota.
 	StreamQuota int64
+	// CacheBytes and CacheEntries bound what the node keeps of results, for all tools
+	// that declare a cache_ttl together. Default to DefaultCacheBytes and
+	// DefaultCacheEntries.
+	CacheBytes   int64
+	CacheEntries int
 	// Labels describe the node, for people. Defaults to none.
 	Labels map[string]string
 	// Memory is what the node says stands behind the memory limits of its tools.
@@ -122,6 +130,12 @@ func (o *Options) withDefaults() Options {
 	if c.StreamQuota == 0 {
 		c.StreamQuota = DefaultStreamQuota
 	}
+	if c.CacheBytes == 0 {
+		c.CacheBytes = DefaultCacheBytes
+	}
+	if c.CacheEntries == 0 {
+		c.CacheEntries = DefaultCacheEntries
+	}
 	if c.Service == "" {
 		if c.Service = string(c.Index); c.Service == "" {
 			c.Service = "mesh-host"
@@ -148,6 +162,10 @@ func (o *Options) validate() error {
 		return bad("host.Options.MaxDepth is %d: at least 1", o.MaxDepth)
 	case o.StreamQuota < 1:
 		return bad("host.Options.StreamQuota is %d: at least 1 byte", o.StreamQuota)
+	case o.CacheBytes < 1:
+		return bad("host.Options.CacheBytes is %d: at least 1", o.CacheBytes)
+	case o.CacheEntries < 1:
+		return bad("host.Options.CacheEntries is %d: at least 1", o.CacheEntries)
 	}
 	if _, err := subjects.EncodeToken(string(o.Node)); err != nil {
 		return bad("host.Options.Node: %w", err)

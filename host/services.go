@@ -395,6 +395,7 @@ func (h *Host) prepare(s *service, t Tool, before *offered) (*offered, error) {
 	} else if o.validator, err = tool.Compile(d.InputSchema); err != nil {
 		return nil, err
 	}
+	h.keepResults(o.served)
 	return o, h.fits(o.entry)
 }
 
@@ -453,6 +454,11 @@ func (h *Host) offerAll(ctx context.Context, old *service, tools ...*offered) (e
 		err = h.flush(ctx)
 	}
 	if err == nil {
+		for _, o := range tools {
+			if before := old.tools[o.descriptor.ID]; before != nil {
+				before.forgetResults()
+			}
+		}
 		return nil
 	}
 	for _, o := range tools[:done] {
@@ -507,6 +513,7 @@ type retiredRoute struct {
 // retire takes one tool back: its subscription is drained. h.mu is held.
 func (h *Host) retire(o *offered) {
 	o.withdrawn.Store(true)
+	o.forgetResults()
 	if o.sub == nil {
 		return
 	}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+
+	"github.com/toolmesh/toolmesh/codec"
 )
 
 // unarySink makes one result of what a handler sends: the last item, or all of
@@ -13,6 +15,7 @@ type unarySink struct {
 	items   int
 	last    json.RawMessage
 	list    bytes.Buffer
+	cache   codec.CacheUse // where the result came from
 }
 
 // Send implements [Sink].

@@ -103,9 +103,10 @@ type player struct {
 	// session is the one that is "default" in the file.
 	session subjects.SessionID
 	told    struct { // what the file's section "tool" says
-		Schema     json.RawMessage   `json:"schema"`
-		Positional []string          `json:"positional"`
-		Items      []json.RawMessage `json:"items"`
+		Schema      json.RawMessage   `json:"schema"`
+		Positional  []string          `json:"positional"`
+		Annotations tool.Annotations  `json:"annotations"`
+		Items       []json.RawMessage `json:"items"`
 	}
 	inboxes map[string]*inbox // by subject: those that the file names
 	mu      sync.Mutex
@@ -241,7 +242,7 @@ func (p *player) serve() {
 			Index: &tool.IndexRef{Name: index, Revision: "4f2a9c"},
 		}
 		if id != fillTool && id != storeTool {
-			d.Positional = p.told.Positional
+			d.Positional, d.Annotations = p.told.Positional, p.told.Annotations
 			if p.told.Schema != nil {
 				d.InputSchema = p.told.Schema
 			}
@@ -485,7 +486,7 @@ func (p *player) begin(s transcript.Step, answers []transcript.Step) {
 	p.answers, p.played, p.rpc, p.asked = answers, 0, "", len(s.Header["Mesh-Keepalive"]) > 0
 	runs := s.Kind == "call" && s.Read != nil && s.Header["Mesh-Again"] == nil // what is sent again has run
 	for _, a := range answers {
-		if a.Kind == "silence" || a.Kind == "503" {
+		if a.Kind == "silence" || a.Kind == "503" || slices.Contains(a.Header["Mesh-Cache"], "hit") {
 			runs = false
 		}
 		if a.Kind == "error" {

@@ -315,8 +315,8 @@ func (d *durationText) UnmarshalText(text []byte) error {
 }
 
 // Annotations say how a tool behaves and how it wants to be run. The zero value
-// declares nothing. ParallelSafe, ReadOnly, ResourceKey, LaneScope and CacheTTL are
-// for batches, lanes and caches to come: nothing acts on them yet.
+// declares nothing. ParallelSafe, ReadOnly, ResourceKey and LaneScope are for batches and
+// lanes to come: nothing acts on them yet.
 type Annotations struct {
 	Streaming    bool               `json:"streaming,omitempty"`     // the tool yields items
 	Idempotent   bool               `json:"idempotent,omitempty"`    // running it twice is as good as once
@@ -327,6 +327,7 @@ type Annotations struct {
 	LaneScope    LaneScope          `json:"lane_scope,omitempty"`    // where the key counts; empty: the batch
 	Timeout      time.Duration      `json:"-"`                       // the tool's total time; 0: none declared
 	CacheTTL     time.Duration      `json:"-"`                       // how long a result may be served again; 0: never
+	CacheShared  bool               `json:"cache_shared,omitempty"`  // a result may be served to other sessions, too
 	Isolation    toolmesh.Isolation `json:"isolation,omitempty"`     // empty: warm
 	Sandbox      Sandbox            `json:"sandbox,omitempty"`       // empty: the node's default
 	Concurrency  int                `json:"concurrency,omitempty"`   // calls of the index at once on one node; 0: as many as the node runs

@@ -208,6 +208,9 @@ func (d *Descriptor) Check() error {
 	if err := d.Annotations.check(); err != nil {
 		return fail("%w", err)
 	}
+	if d.Annotations.Streaming && d.Annotations.CacheTTL > 0 {
+		return fail("cache_ttl is for tools that return one result, and this one yields items: leave it out")
+	}
 	switch d.Source {
 	case SourceImport, SourceStatic, SourceGo, SourceProgram:
 	default:
@@ -287,6 +290,17 @@ func canonicalJSON(data []byte) ([]byte, error) {
 		return nil, err
 	}
 	return MarshalPlain(v)
+}
+
+// Canonical rewrites a JSON text with sorted keys, one form for each text in it and no
+// white space, so that what is equal is written alike. Numbers stay as they are
+// written: 1.0 and 1 are two things to a Python function. What two readers may take for
+// different things is an error: repeated keys, and text that is not Unicode.
+func Canonical(data json.RawMessage) (json.RawMessage, error) {
+	v := jsontext.Value(bytes.Clone(data))
+	err := v.Compact(jsontext.ReorderRawObjects(true), jsontext.PreserveRawStrings(false),
+		jsontext.AllowDuplicateNames(false), jsontext.AllowInvalidUTF8(false))
+	return json.RawMessage(v), err
 }
 
 // decodeNumbers decodes JSON that checkJSON has accepted, numbers as

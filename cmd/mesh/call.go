@@ -21,6 +21,7 @@ type callFlags struct {
 	stream  bool
 	lines   bool
 	rpcID   string
+	noCache bool
 }
 
 const argumentForms = `Arguments are given by name:
@@ -44,6 +45,7 @@ func (a *app) callCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&f.lines, "lines", false, "make a call for each line of stdin, many at once, and print what they return as it comes:\n"+
 		"{\"id\",\"tool\",\"args\",\"timeout\",\"session\",\"stream\"}; all but tool may be left out")
 	cmd.Flags().BoolVar(&f.stream, "stream", false, "print items as they come, as mesh stream does")
+	cmd.Flags().BoolVar(&f.noCache, "no-cache", false, "run the tool, whatever is kept of earlier calls")
 	return cmd
 }
 
@@ -109,6 +111,9 @@ func (a *app) call(ctx context.Context, args []string, f callFlags) error {
 		if f.timeout > 0 {
 			options = append(options, client.WithTimeout(f.timeout))
 		}
+		if f.noCache {
+			options = append(options, client.NoCache())
+		}
 		if f.stream {
 			return a.printStream(ctx, l, id, rpc, body, options)
 		}
@@ -165,6 +170,7 @@ type callAnswer struct {
 	Result     json.RawMessage  `json:"result,omitempty"`
 	Node       *subjects.NodeID `json:"node,omitempty"`
 	DurationMS *float64         `json:"duration_ms,omitempty"`
+	Cache      string           `json:"cache,omitempty"`
 	Error      *toolmesh.Error  `json:"error,omitempty"`
 }
 
@@ -184,7 +190,7 @@ func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc su
 		return err
 	case a.json:
 		a.printJSON(callAnswer{
-			RPCID: rpc, Status: "ok", Result: orNull(result.Value), Node: &result.Node, DurationMS: new(milliseconds(result.Took)),
+			RPCID: rpc, Status: "ok", Result: orNull(result.Value), Node: &result.Node, DurationMS: new(milliseconds(result.Took)), Cache: result.Cache,
 		})
 	default:
 		a.printValue(result.Value)

@@ -115,6 +115,34 @@ def test_all_kinds_of_functions(opened: Started) -> None:
         until(lambda: not mesh.tools(index))
 
 
+def test_results_are_kept(opened: Started) -> None:
+    index, ran = name(), []
+    host = Host(index=index, servers=opened.url)
+
+    @host.tool(cache_ttl=3600, cache_shared=True)
+    def kept(a: int, b: int = 2) -> int:
+        ran.append(a)
+        return len(ran)
+
+    with host, Mesh(opened.url) as mesh:
+        assert mesh.call(f"{index}.kept", {"b": 3, "a": 1}) == 1
+        assert mesh.call(f"{index}.kept", {"a": 1, "b": 3}) == 1
+        assert mesh.session("other").call(f"{index}.kept", {"a": 1, "b": 3}) == 1
+        assert mesh.call(f"{index}.kept", {"a": 1, "b": 3}, no_cache=True) == 2
+        assert asyncio.run(mesh.acall(f"{index}.kept", {"a": 1, "b": 3}, no_cache=True)) == 3
+        assert mesh.call(f"{index}.kept", {"a": 1, "b": 3}) == 3
+        assert mesh.tool(f"{index}.kept").annotations["cache_ttl"] == "1h0m0s"
+
+    yields = Host(index=name(), servers=opened.url)
+
+    @yields.tool(cache_ttl="1m")
+    def items() -> Iterator[int]:
+        yield 1
+
+    with pytest.raises(toolmesh.InvalidRequest, match="cache_ttl"), yields:
+        pass
+
+
 def test_a_plain_client_gets_what_the_protocol_says(opened: Started) -> None:
     index, ran = name(), []
     host = Host(index=index, servers=opened.url)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -71,6 +72,7 @@ type Record struct {
 	Result   json.RawMessage
 	Err      *toolmesh.Error
 	Streamed bool
+	Cache    codec.CacheUse // of a result
 }
 
 // Verdict is what to do with a request.

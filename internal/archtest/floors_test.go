@@ -21,6 +21,7 @@ var floors = map[string]int{
 	"subjects": 0,
 
 	"codec":               1,
+	"internal/cache":      1,
 	"internal/transcript": 1,
 	"tool":                1,
 

@@ -127,6 +127,7 @@ type declared struct {
 	tool.Annotations
 	description string
 	metadata    map[string]any
+	ownTTL      bool // cache_ttl is said of this tool, not of all
 }
 
 // declaredOf returns what is said of a tool, or of all that nothing else is said of.
@@ -209,6 +210,9 @@ func (m *Manifest) merge(ref tool.IndexRef, name string, code Introspected) (*to
 		Source: cmp.Or(code.Source, tool.SourceImport), Warnings: slices.Clone(code.Warnings), Index: &ref,
 	}
 	d.Annotations.Streaming = code.Streaming
+	if code.Streaming && !own.ownTTL {
+		d.Annotations.CacheTTL = 0 // what is said of all is meant for those that it can be said of
+	}
 	if len(own.metadata) > 0 {
 		data, err := json.Marshal(own.metadata)
 		if err != nil {

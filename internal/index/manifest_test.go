@@ -59,6 +59,7 @@ resource_key = ["city", "{city}"]
 read_only = true
 lane_scope = "session"
 cache_ttl = "300s"
+cache_shared = true
 collect = true
 isolation = "session"
 affinity = "hint"
@@ -104,15 +105,15 @@ func TestManifestDescriptor(t *testing.T) {
 	}
 	ref := tool.IndexRef{Name: "weather", Revision: "r1"}
 	schema := json.RawMessage(`{"type":"object","properties":{"city":{"type":"string","pattern":"^(?!x)"}},"additionalProperties":false}`)
-	d, err := m.Descriptor(ref, "forecast.daily", Introspected{Description: "Docstring.", InputSchema: schema, Positional: []string{"city"}, Streaming: true, Warnings: []string{"w"}})
+	d, err := m.Descriptor(ref, "forecast.daily", Introspected{Description: "Docstring.", InputSchema: schema, Positional: []string{"city"}, Warnings: []string{"w"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := &tool.Descriptor{
 		ID: "weather.forecast.daily", Name: "forecast.daily", Description: "Better words.", InputSchema: schema, Positional: []string{"city"},
 		Annotations: tool.Annotations{
-			Streaming: true, ParallelSafe: true, ReadOnly: true, Collect: true, ResourceKey: tool.ResourceKey{Parts: []string{"city", "{city}"}},
-			LaneScope: tool.LaneSession, Timeout: 2 * time.Second, CacheTTL: 300 * time.Second, Isolation: toolmesh.IsolationSession, Affinity: tool.AffinityHint, Sandbox: tool.SandboxStrict,
+			ParallelSafe: true, ReadOnly: true, Collect: true, ResourceKey: tool.ResourceKey{Parts: []string{"city", "{city}"}},
+			LaneScope: tool.LaneSession, Timeout: 2 * time.Second, CacheTTL: 300 * time.Second, CacheShared: true, Isolation: toolmesh.IsolationSession, Affinity: tool.AffinityHint, Sandbox: tool.SandboxStrict,
 			Concurrency: 4, Limits: tool.Limits{CPUTime: time.Second, Memory: 100e6, Pids: 40, OpenFiles: 128, TempFiles: 2e9, Output: 10e3},
 		},
 		Metadata: json.RawMessage(`{"level":2,"list":[1,2.5,{"a":"b"}],"since":"2026-01-02","team":"sky"}`),
@@ -125,6 +126,21 @@ func TestManifestDescriptor(t *testing.T) {
 	}
 	if len(warnings) != 2 || warnings[0] != "w" || !strings.Contains(warnings[1], "(?!x)") {
 		t.Errorf("warnings are %q, want the code's and that of the pattern", warnings)
+	}
+	// What yields items keeps none, and says so where somebody wants that of it.
+	if _, err := m.Descriptor(ref, "forecast.daily", Introspected{InputSchema: schema, Streaming: true}); toolmesh.CodeOf(err) != toolmesh.CodeInstallFailed || !strings.Contains(err.Error(), "cache_ttl") {
+		t.Errorf("a generator with a cache_ttl: %v", err)
+	}
+	all, err := LoadFS(files("tools.toml", "[index]\ntools = [\"a.b\", \"a.c\"]\ncache_ttl = \"1m\"\n[tool.a.b]\ntimeout = \"1s\"\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"a.b", "a.c"} {
+		for streaming, want := range map[bool]time.Duration{true: 0, false: time.Minute} {
+			if d, err := all.Descriptor(ref, name, Introspected{Streaming: streaming}); err != nil || d.Annotations.CacheTTL != want || d.Annotations.Streaming != streaming {
+				t.Errorf("%s of an index with a cache_ttl, streaming %t: %v %+v", name, streaming, err, d)
+			}
+		}
 	}
 	d, err = m.Descriptor(ref, "maps.radar.image", Introspected{Description: "Docstring.", Source: tool.SourceStatic})
 	if err != nil {

@@ -454,6 +454,7 @@ func (r *reader) tools(m *Manifest, tables map[string]map[string]any) {
 		d := m.defaults
 		s.text("description", &d.description)
 		r.declared(s, &d)
+		_, d.ownTTL = tables[written]["cache_ttl"]
 		s.close()
 		m.declared[name] = d
 	}
@@ -478,6 +479,7 @@ func (r *reader) declared(s *section, d *declared) {
 	s.boolean("parallel_safe", &d.ParallelSafe)
 	s.boolean("read_only", &d.ReadOnly)
 	s.duration("cache_ttl", &d.CacheTTL)
+	s.boolean("cache_shared", &d.CacheShared)
 	s.boolean("collect", &d.Collect)
 	parsed(s, "lane_scope", "a scope", tool.ParseLaneScope, &d.LaneScope)
 	parsed(s, "isolation", "an isolation", tool.ParseIsolation, &d.Isolation)

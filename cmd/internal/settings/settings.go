@@ -57,6 +57,8 @@ type Node struct {
 	PrivateSources     bool    `split_words:"true" flag:"private-sources" help:"install from URLs of this machine and of private networks, too"`
 	MaxTimeout         Timeout `split_words:"true" default:"1h" flag:"max-timeout" arg:"DURATION" help:"longest call of a tool that declares no timeout"`
 	SessionStreamQuota Quota   `split_words:"true" default:"256MB" flag:"session-stream-quota" arg:"SIZE" help:"bytes of chunks that one session may store in 15 minutes"`
+	CacheMax           Quota   `split_words:"true" default:"64MB" flag:"cache-max" arg:"SIZE" help:"bytes of results that are kept, of tools that declare a cache_ttl"`
+	CacheEntries       Count   `split_words:"true" default:"10000" flag:"cache-entries" arg:"N" help:"results that are kept, of tools that declare a cache_ttl"`
 }
 
 // Store says how the mesh's streams and buckets are made where they are missing.

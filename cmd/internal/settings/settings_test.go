@@ -37,6 +37,8 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_CHUNKS_STORAGE":       {"chunks-storage", "memory", ""},
 	"MESH_CHUNKS_MAX":           {"chunks-max", "2GB", ""},
 	"MESH_SESSION_STREAM_QUOTA": {"session-stream-quota", "10MB", ""},
+	"MESH_CACHE_MAX":            {"cache-max", "10MB", ""},
+	"MESH_CACHE_ENTRIES":        {"cache-entries", "7", ""},
 	"MESH_LOG_LEVEL":            {"log-level", "debug", ""},
 	"MESH_LOG_FORMAT":           {"log-format", "json", ""},
 }
@@ -144,6 +146,8 @@ func TestBadSettings(t *testing.T) {
 		"MESH_MAX_LIMITS twice":  {"pids=5,pids=6", "pids is given twice"},
 
 		"MESH_SESSION_STREAM_QUOTA": {"0B", "from 1KB on"},
+		"MESH_CACHE_MAX":            {"10B", "from 1KB on"},
+		"MESH_CACHE_ENTRIES":        {"0", "whole number from 1 on"},
 		"MESH_CHUNKS_STORAGE":       {"tape", "file or memory"},
 		"MESH_SESSION_POLICY":       {"shut", "open or strict"},
 		"MESH_SANDBOX":              {"padded", "none, guard, strict or offline"},

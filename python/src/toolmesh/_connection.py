@@ -68,6 +68,7 @@ class Call:
     idempotent: bool = False
     isolation: str | None = None
     revision: str | None = None
+    no_cache: bool = False
     deadline: float = 0.0  # when the timeout ends, by time.monotonic
     batch: bool = False  # the body is one: it goes to no tool, and to no node
 
@@ -94,6 +95,8 @@ class Call:
             found["Mesh-Isolation"] = self.isolation
         if self.revision:
             found["Mesh-Revision"] = self.revision
+        if self.no_cache:
+            found["Mesh-Cache"] = "bypass"
         if self.tool and _names.hashed(_names.tool(self.tool)):
             found["Mesh-Tool"] = self.tool
         if _names.hashed(_names.token(self.session)):

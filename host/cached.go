@@ -1,0 +1,145 @@
+package host
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/internal/cache"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// cached is the handler of a tool that keeps results, around its own.
+type cached struct {
+	Handler
+	results *cache.Tool
+	shared  bool // by all sessions
+}
+
+// keepResults puts the cache around the handler of a tool that declares a cache_ttl.
+// What is kept is of this offering of the tool alone. A session's own tools share
+// nothing: one of the next session of its name is another tool.
+func (h *Host) keepResults(t *served) {
+	a := t.descriptor.Annotations
+	if a.CacheTTL <= 0 {
+		return
+	}
+	t.cached = &cached{Handler: t.handler, results: h.cache.Offer(a.CacheTTL), shared: a.CacheShared && t.session == ""}
+	t.handler = t.cached
+}
+
+// forgetResults drops what is kept of a tool that is not offered any more, or by
+// another revision.
+func (t *served) forgetResults() {
+	if t.cached != nil {
+		t.cached.results.Withdraw()
+	}
+}
+
+// keepsBySession reports whether a result of the tool is its session's alone, of which
+// the epoch must be known.
+func (t *served) keepsBySession() bool { return t != nil && t.cached != nil && !t.cached.shared }
+
+// fromCache answers a call whose result is kept, and reports whether it did. Nothing is
+// run, so that it takes no slot, and nothing is remembered of it: where it is repeated
+// the cache is asked again. A request that repeats a call of the node gets that call's
+// answer.
+func (h *Host) fromCache(c *inflight, r admit.Request) bool {
+	req := c.Request
+	if req.NoCache || req.Delivery != codec.DeliverNone || len(req.Positional) > 0 || c.unsettled.Load() {
+		return false
+	}
+	key, ok := c.tool.cached.key(req.Session, c.epoch, req.Args, nil, req.Isolation)
+	if !ok {
+		return false
+	}
+	result, ok := c.tool.cached.results.Get(key)
+	if !ok {
+		return false
+	}
+	record := admit.Record{Result: result, Cache: codec.CacheHit}
+	h.handled.Add(1)
+	h.instead(c, r, record)
+	h.took.Add(int64(time.Since(c.Start)))
+	h.logCall(c, record)
+	return true
+}
+
+// key is what calls have in common that have one result. ok is false for arguments
+// that cannot be compared.
+func (t *cached) key(session subjects.SessionID, epoch string, args, varArgs json.RawMessage, isolation toolmesh.Isolation) (key cache.Key, ok bool) {
+	text, err := tool.Canonical(args)
+	if err == nil && len(varArgs) > 0 {
+		var more json.RawMessage
+		more, err = tool.Canonical(varArgs)
+		text = append(append(text, 0), more...) // JSON has no such byte
+	}
+	if err != nil {
+		return key, false
+	}
+	if isolation != "" { // a caller that asks for more than another gets its own
+		text = append(append(text, 0, 0), isolation...)
+	}
+	key.Args = sha256.Sum256(text)
+	if !t.shared {
+		key.Session, key.Epoch = session, epoch
+	}
+	return key, true
+}
+
+// ServeTool implements [Handler]. Streams are not kept.
+func (t *cached) ServeTool(ctx context.Context, call *Call, sink Sink) error {
+	into, unary := sink.(*unarySink)
+	if !unary {
+		return t.Handler.ServeTool(ctx, call, sink)
+	}
+	into.cache = codec.CacheMiss
+	if call.NoCache {
+		into.cache = codec.CacheBypass
+	}
+	key, ok := t.key(call.Session, call.Epoch, call.Args, call.VarArgs, call.Isolation)
+	if !ok {
+		return t.Handler.ServeTool(ctx, call, sink)
+	}
+	run := func(ctx context.Context) (json.RawMessage, error) { return t.run(ctx, call) }
+	var result json.RawMessage
+	var err error
+	if call.NoCache {
+		result, err = t.results.Fresh(ctx, key, run)
+	} else {
+		var hit bool
+		if result, hit, err = t.results.Do(ctx, key, call.Depth, run); hit {
+			into.cache = codec.CacheHit
+		}
+	}
+	switch {
+	case errors.Is(err, cache.ErrExited):
+		return errExited
+	case err != nil:
+		return err
+	}
+	return into.SendResult(ctx, result)
+}
+
+// run runs the tool for a call, under a context that may outlive it. Its error says
+// all that there is to say, as others may be told it than the one that called.
+func (t *cached) run(ctx context.Context, call *Call) (result json.RawMessage, err error) {
+	at := &callContext{Context: ctx, deadline: call.Deadline, lineage: client.Lineage{Parent: call.RPCID, Depth: call.Depth + 1}}
+	defer func() {
+		if p := recover(); p != nil {
+			err = panicked(p)
+		}
+	}()
+	into := unarySink{collect: call.Collect}
+	if err := t.Handler.ServeTool(at, call, &into); err != nil {
+		return nil, outcome(at, err)
+	}
+	return into.result(), nil
+}
