@@ -79,7 +79,7 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 		members[i] = codec.Member{Index: i, Tool: call.Tool, Args: args, Timeout: call.Timeout}
 	}
 	body := codec.EncodeBatch(s.rpc, members)
-	t := target{node: c.batchNode(&s, calls[0].Tool)}
+	t := target{batch: true, node: c.batchNode(&s, calls[0].Tool)}
 	for n := 1; ; n++ {
 		r, err := c.unary(ctx, t, &s, body)
 		if errors.Is(err, errNobody) && t.node != nil { // it runs none, or is gone

@@ -73,6 +73,7 @@ type target struct {
 	id     subjects.ToolID
 	node   *node // nil: the queue group
 	choice bool  // there are others
+	batch  bool  // of no tool
 }
 
 // How often a call that did not start is sent again.
@@ -193,6 +194,7 @@ type pending struct {
 	c       *Client
 	s       *settings
 	id      subjects.ToolID
+	batch   bool
 	inbox   *bus.Inbox
 	answers chan answer // capacity 2: an answer, or an acknowledgement and an end
 
@@ -293,9 +295,9 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 // to any: the node that has its id gets it.
 func (p *pending) subject(n *node) (subject string, err error) {
 	switch {
-	case p.id == "" && n != nil:
+	case p.batch && n != nil:
 		subject, err = subjects.NodeBatch(n.id, p.s.session)
-	case p.id == "":
+	case p.batch:
 		subject, err = subjects.Batch(p.s.session)
 	case n != nil:
 		subject, err = subjects.NodeTool(n.id, p.s.session, p.id)
@@ -310,7 +312,7 @@ func (p *pending) subject(n *node) (subject string, err error) {
 
 // begin prepares one attempt.
 func (c *Client) begin(t target, s *settings) (*pending, error) {
-	p := &pending{c: c, s: s, id: t.id, answers: make(chan answer, 2)}
+	p := &pending{c: c, s: s, id: t.id, batch: t.batch, answers: make(chan answer, 2)}
 	p.node.Store(t.node)
 	var err error
 	p.inbox, err = c.bus.Open(p.receive)
@@ -369,7 +371,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	}
 	switch r.Kind {
 	case codec.ReplyResult:
-		if !s.queue && t.node == nil && t.id != "" {
+		if !s.queue && t.node == nil && !t.batch {
 			c.learn(s.session, t.id)
 		}
 		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Revision: r.Revision, Cache: r.Cache, Took: took}, nil
