@@ -614,7 +614,7 @@ func TestSecondNodeUnderOneID(t *testing.T) {
 	}
 }
 
-// Without JetStream there are no streams, and calls as ever.
+// Without JetStream there are no streams and no idempotency keys, and calls as ever.
 func TestWithoutJetStream(t *testing.T) {
 	t.Parallel()
 	plain := nats.UserInfo("plain", "plain")
@@ -633,8 +633,11 @@ func TestWithoutJetStream(t *testing.T) {
 			t.Errorf("stream %s: %s", how, a.Data)
 		}
 	}
+	if a := r.call("note", `{"key":"s"}`, keyHeader, "k"); a.code() != "unavailable" || a.Error.started() != "false" {
+		t.Errorf("a call with an idempotency key: %s", a.Data)
+	}
 	if n := r.ran("s"); n != 0 {
-		t.Errorf("the generator ran %d times", n)
+		t.Errorf("run %d times", n)
 	}
 }
 

@@ -20,6 +20,7 @@ type callFlags struct {
 	timeout time.Duration
 	stream  bool
 	lines   bool
+	key     string
 	rpcID   string
 	noCache bool
 }
@@ -42,8 +43,9 @@ func (a *app) callCommand() *cobra.Command {
 		}
 		return takes(1, -1, "a tool")(cmd, args)
 	}
+	cmd.Flags().StringVar(&f.key, "key", "", "name what the call does, for a day: it runs once, and each further call under the key gets what that ended with")
 	cmd.Flags().BoolVar(&f.lines, "lines", false, "make a call for each line of stdin, many at once, and print what they return as it comes:\n"+
-		"{\"id\",\"tool\",\"args\",\"timeout\",\"session\",\"stream\"}; all but tool may be left out")
+		"{\"id\",\"tool\",\"args\",\"timeout\",\"session\",\"stream\",\"key\"}; all but tool may be left out")
 	cmd.Flags().BoolVar(&f.stream, "stream", false, "print items as they come, as mesh stream does")
 	cmd.Flags().BoolVar(&f.noCache, "no-cache", false, "run the tool, whatever is kept of earlier calls")
 	return cmd
@@ -66,8 +68,14 @@ func (a *app) calling(verb, short, long string) (*cobra.Command, *callFlags) {
 			if cmd.Flags().Changed("timeout") && f.timeout < time.Millisecond {
 				return usage(cmd, "--timeout is %v: it is at least 1ms", f.timeout)
 			}
-			if f.lines && (f.stream || f.rpcID != "") {
-				return usage(cmd, "--lines goes without --stream and --rpc-id: each line says its own")
+			if f.lines && (f.stream || f.rpcID != "" || f.key != "") {
+				return usage(cmd, "--lines goes without --stream, --rpc-id and --key: each line says its own")
+			}
+			if f.stream && f.key != "" {
+				return usage(cmd, "--key is for calls with one result, not for --stream")
+			}
+			if cmd.Flags().Changed("key") && f.key == "" {
+				return usage(cmd, "--key is empty")
 			}
 			return nil
 		},
@@ -108,6 +116,9 @@ func (a *app) call(ctx context.Context, args []string, f callFlags) error {
 			return err
 		}
 		options := []client.CallOption{client.WithRPCID(rpc)}
+		if f.key != "" {
+			options = append(options, client.WithIdempotencyKey(f.key))
+		}
 		if f.timeout > 0 {
 			options = append(options, client.WithTimeout(f.timeout))
 		}

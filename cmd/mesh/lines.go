@@ -29,6 +29,7 @@ type lineCall struct {
 	Timeout string             `json:"timeout"`
 	Session subjects.SessionID `json:"session"`
 	Stream  bool               `json:"stream"`
+	Key     string             `json:"key"`
 }
 
 // lines is call --lines at work.
@@ -192,7 +193,7 @@ func (a *lines) read(line []byte, call *lineCall) ([]client.CallOption, error) {
 	dec := json.NewDecoder(bytes.NewReader(line))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(call); err != nil {
-		return nil, bad(`the line is not {"id","tool","args","timeout","session","stream"}: %w`, err)
+		return nil, bad(`the line is not {"id","tool","args","timeout","session","stream","key"}: %w`, err)
 	}
 	if dec.More() {
 		return nil, bad("the line has more than one object")
@@ -206,6 +207,9 @@ func (a *lines) read(line []byte, call *lineCall) ([]client.CallOption, error) {
 	options := []client.CallOption{}
 	if call.Session != "" {
 		options = append(options, client.WithSession(call.Session))
+	}
+	if call.Key != "" {
+		options = append(options, client.WithIdempotencyKey(call.Key))
 	}
 	most := a.most
 	if call.Timeout != "" {

@@ -128,6 +128,17 @@ def test_batches(both: Any) -> None:
     assert both.run("describe", echo)["id"] == echo
 
 
+def test_idempotency_keys(both: Any) -> None:
+    key = f"key-{uuid.uuid4()}"
+    for _ in range(2):
+        assert both.call("rich.rich.echo", {"value": 1}, idempotency_key=key) == 1
+    with pytest.raises(toolmesh.InvalidRequest, match="another call"):
+        both.call("rich.rich.echo", {"value": 2}, idempotency_key=key)
+    for bad in ("", " k", "k\n", "\xfc"):
+        with pytest.raises(toolmesh.InvalidRequest, match="idempotency key"):
+            both.call("rich.rich.echo", {"value": 1}, idempotency_key=bad)
+
+
 @dataclasses.dataclass
 class Parcel:
     id: uuid.UUID

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -48,7 +49,7 @@ func TestEnsureMakesTheLayoutInEveryTopology(t *testing.T) {
 			if got.Replicas != copies {
 				t.Errorf("%s has %d copies, want %d", want.Name, got.Replicas, copies)
 			}
-			if got.RePublish == nil || *got.RePublish != *want.RePublish || !got.AllowDirect {
+			if !reflect.DeepEqual(got.RePublish, want.RePublish) || got.MaxAge != want.MaxAge || !got.AllowDirect {
 				t.Errorf("%s: republish %+v, direct %v", want.Name, got.RePublish, got.AllowDirect)
 			}
 		}

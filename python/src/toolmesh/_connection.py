@@ -71,6 +71,7 @@ class Call:
     no_cache: bool = False
     deadline: float = 0.0  # when the timeout ends, by time.monotonic
     batch: bool = False  # the body is one: it goes to no tool, and to no node
+    key: str | None = None  # idempotency key
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
@@ -97,6 +98,8 @@ class Call:
             found["Mesh-Revision"] = self.revision
         if self.no_cache:
             found["Mesh-Cache"] = "bypass"
+        if self.key is not None:
+            found["Mesh-Idempotency-Key"] = self.key
         if self.tool and _names.hashed(_names.tool(self.tool)):
             found["Mesh-Tool"] = self.tool
         if _names.hashed(_names.token(self.session)):
@@ -514,7 +517,7 @@ class Connection:
                     if call.timeout is not None and call.deadline - time.monotonic() < pause:
                         raise
                     await asyncio.sleep(pause)
-                elif call.idempotent and not lost and failure.code in ("node_lost", "worker_crashed"):
+                elif (call.idempotent or call.key) and not lost and failure.code in ("node_lost", "worker_crashed"):
                     lost = True
                     call.rpc_id = new_rpc_id()
                 else:

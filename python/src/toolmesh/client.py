@@ -139,6 +139,7 @@ class _Base:
     def _call(
         self, tool: str, args: Mapping[str, Any] | None, timeout: float | None, rpc_id: str | None, idempotent: bool,
         isolation: str | None, revision: str | None, prefix: str = "rpc_", no_cache: bool = False,
+        key: str | None = None,
     ) -> Call:
         if not isinstance(tool, str):
             raise TypeError(f"a tool is called by its id, a text, not by {type(tool).__name__}")
@@ -152,7 +153,10 @@ class _Base:
         if rpc_id is not None and (rpc_id != rpc_id.strip() or not rpc_id or not rpc_id.isprintable()):
             raise refused("invalid_request", f"the rpc_id {rpc_id!r} cannot travel in a header", tool)
         name = rpc_id or new_rpc_id(prefix)
-        return Call(self.session_name, tool, body, name, seconds, idempotent, isolation, revision, no_cache)
+        if key is not None and (not key or key != key.strip() or not key.isascii() or not key.isprintable()):
+            raise refused("invalid_request", f"the idempotency key {key!r} cannot travel in a header: it is printable "
+                                             "ASCII without space around it", tool)
+        return Call(self.session_name, tool, body, name, seconds, idempotent, isolation, revision, no_cache, key=key)
 
 
     def _whole(self, made: list[tuple[str, Any, float | None]], timeout: float | None,
@@ -184,7 +188,7 @@ class AsyncMesh(_Base):
     async def call(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
-        revision: str | None = None, returns: Any = None, no_cache: bool = False,
+        revision: str | None = None, returns: Any = None, no_cache: bool = False, idempotency_key: str | None = None,
     ) -> Any:
         """Calls a tool and returns its result.
 
@@ -192,11 +196,14 @@ class AsyncMesh(_Base):
         numpy and pandas travel as they do from a tool. timeout is the whole time in
         seconds; without one the tool's own holds. idempotent says that the call may
         be made again when its node is lost. returns is a type that the result is
-        made into. no_cache has a tool run whose results are kept. Raises the
+        made into. no_cache has a tool run whose results are kept. idempotency_key names what
+        the call does, for a day: it runs once, and each further call under the key gets what
+        that ended with (docs/bulk.md). Raises the
         MeshError of the code, ToolExecutionError when the tool itself failed.
         Cancelling the task cancels the call where it runs.
         """
-        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache)
+        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
+                          key=idempotency_key)
         return _typed(await self._unary(call), returns, tool)
 
     acall = call
@@ -461,19 +468,21 @@ class Mesh(_Base):
     def call(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
-        revision: str | None = None, returns: Any = None, no_cache: bool = False,
+        revision: str | None = None, returns: Any = None, no_cache: bool = False, idempotency_key: str | None = None,
     ) -> Any:
         """As AsyncMesh.call. An exception in the waiting thread, like KeyboardInterrupt, cancels the call."""
-        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache)
+        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
+                          key=idempotency_key)
         return _typed(_background.run(lambda: self._core._unary(call)), returns, tool)
 
     async def acall(
         self, tool: str, args: Mapping[str, Any] | None = None, *, timeout: float | None = None,
         rpc_id: str | None = None, idempotent: bool = False, isolation: str | None = None,
-        revision: str | None = None, returns: Any = None, no_cache: bool = False,
+        revision: str | None = None, returns: Any = None, no_cache: bool = False, idempotency_key: str | None = None,
     ) -> Any:
         """As call, for coroutines of any event loop, on the same connection."""
-        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache)
+        call = self._call(tool, args, timeout, rpc_id, idempotent, isolation, revision, no_cache=no_cache,
+                          key=idempotency_key)
         body = await asyncio.wrap_future(_background.submit(lambda: self._core._unary(call)))
         return _typed(body, returns, tool)
 
