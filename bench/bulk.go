@@ -7,6 +7,9 @@ import (
 	"io"
 	"strconv"
 
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/router"
@@ -75,6 +78,8 @@ func (p *plan) measureBulk(ctx context.Context, stderr io.Writer, s *stage, r *r
 		{"batch of 10", request{Do: "batch", N: max(p.Calls/10, 1), Callers: 10}},
 		{"64 callers", request{Do: "burst", Side: sideService, N: p.Burst, Callers: burstCallers}},
 		{"batch of 1000", request{Do: "batch", N: max(p.Burst/1000, 1), Callers: 1000}},
+		{"two writes", request{Do: "writes", N: p.Calls / 2}},
+		{"with a key", request{Do: "keyed", N: p.Calls / 2}},
 	}
 	got := map[string][]answer{}
 	for round := range p.Rounds + 1 {
@@ -92,6 +97,35 @@ func (p *plan) measureBulk(ctx context.Context, stderr io.Writer, s *stage, r *r
 	return nil
 }
 
+// writes times what an idempotency key costs at least: a key of a bucket that is created,
+// and then updated.
+func (c *caller) writes(ctx context.Context, n int) (answer, error) {
+	js, err := jetstream.New(c.raw)
+	if err != nil {
+		return answer{}, err
+	}
+	kv, err := js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "RAW_KEYS"})
+	if err != nil {
+		return answer{}, err
+	}
+	return each(n, func() error {
+		key := uuid.NewString()
+		revision, err := kv.Create(ctx, key, []byte(callArgs))
+		if err == nil {
+			_, err = kv.Update(ctx, key, []byte(callResult), revision)
+		}
+		return err
+	})
+}
+
+// keyed times calls that have an idempotency key each.
+func (c *caller) keyed(ctx context.Context, n int) (answer, error) {
+	return each(n, func() error {
+		_, err := c.mesh.Call(ctx, serviceIndex+".refund", json.RawMessage(callArgs), client.WithIdempotencyKey(uuid.NewString()))
+		return err
+	})
+}
+
 const sideService = "service" // a tool of a service that runs batches
 
 // perCall is the time of one call of many.
@@ -103,5 +137,10 @@ func (r *result) concludeBulk() {
 		return
 	}
 	r.compared("bulk: batch of 10 no-op Go tools against one call, p50", got["batch of 10"], got["one call"], p50, micros, &bound{must: 3, goal: 2})
+	both := make([]answer, len(got["one call"]))
+	for i, one := range got["one call"] {
+		both[i] = answer{P50: one.P50 + got["two writes"][i].P50}
+	}
+	r.compared("bulk: a call with an idempotency key against one without and two writes to a bucket, p50", got["with a key"], both, p50, micros, &bound{must: 1.3, goal: 1.1})
 	r.compared("bulk: a call in a batch of 1,000 against one by 64 callers", got["batch of 1000"], got["64 callers"], perCall, micros, &bound{must: 0.7, goal: 0.4})
 }

@@ -53,6 +53,10 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 		return c.cached(ctx, r.N)
 	case "stream":
 		return c.stream(ctx, r)
+	case "writes":
+		return c.writes(ctx, r.N)
+	case "keyed":
+		return c.keyed(ctx, r.N)
 	case "batch":
 		return c.batches(ctx, r.N, r.Callers)
 	case "counters":
