@@ -206,7 +206,7 @@ func TestARunOutlivesItsCaller(t *testing.T) {
 			first, second := r.inbox(), r.inbox()
 			budget, want := "20000", "cancelled"
 			if how == "deadline" {
-				budget, want = "1500", "deadline_exceeded"
+				budget, want = "5000", "deadline_exceeded"
 			}
 			r.send(first, "tools.default.desk.kept", `{"key":"k"}`, "Mesh-Rpc-Id", "first", "Mesh-Timeout-Ms", budget)
 			<-r.gate("k").started
