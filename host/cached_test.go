@@ -379,6 +379,32 @@ func TestRepetitionsBesideKeptResults(t *testing.T) {
 	}
 }
 
+// A call with an idempotency key gets what its key has, whatever is kept by then.
+func TestKeysBesideKeptResults(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	var runs atomic.Int64
+	r.keep("kept", host.HandlerFunc(func(ctx context.Context, _ *host.Call, sink host.Sink) error {
+		return sink.Send(ctx, json.RawMessage(strconv.FormatInt(runs.Add(1), 10)))
+	}), keptFor)
+	for i, step := range []struct {
+		headers []string
+		value   string
+	}{
+		{[]string{"Mesh-Idempotency-Key", "a"}, "1"},
+		{nil, "1"},
+		{[]string{"Mesh-Cache", "bypass"}, "2"},
+		{[]string{"Mesh-Idempotency-Key", "a"}, "1"},
+		{[]string{"Mesh-Idempotency-Key", "b"}, "2"}, // its one execution is a result that is kept
+		{[]string{"Mesh-Cache", "bypass"}, "3"},
+		{[]string{"Mesh-Idempotency-Key", "b"}, "2"},
+	} {
+		if a := r.call("kept", `{}`, step.headers...); string(a.Data) != step.value {
+			t.Errorf("%d, %v: %s, want %s", i, step.headers, a.Data, step.value)
+		}
+	}
+}
+
 // The node keeps no more than it may.
 func TestKeptResultsHaveABound(t *testing.T) {
 	t.Parallel()
