@@ -50,10 +50,10 @@ func (t *served) keepsBySession() bool { return t != nil && t.cached != nil && !
 // fromCache answers a call whose result is kept, and reports whether it did. Nothing is
 // run, so that it takes no slot, and nothing is remembered of it: where it is repeated
 // the cache is asked again. A request that repeats a call of the node gets that call's
-// answer.
+// answer, and one with an idempotency key what its key has.
 func (h *Host) fromCache(c *inflight, r admit.Request) bool {
 	req := c.Request
-	if req.NoCache || req.Delivery != codec.DeliverNone || len(req.Positional) > 0 || c.unsettled.Load() {
+	if req.NoCache || req.Delivery != codec.DeliverNone || len(req.Positional) > 0 || req.IdempotencyKey != "" || c.unsettled.Load() {
 		return false
 	}
 	key, ok := c.tool.cached.key(req.Session, c.epoch, req.Args, nil, req.Isolation)
