@@ -38,6 +38,9 @@ func (x *Executor) Sandbox() (effective tool.Sandbox, reasons []string) {
 	if why != "" && x.opts.Sandbox != tool.SandboxNone {
 		reasons = append(reasons, "tools run as root: "+why)
 	}
+	if x.defaultSandbox() != effective {
+		reasons = append(reasons, "Landlock keeps tools from changing the agent's files and from reading its keys all the same; they make no new files in the folders above its own")
+	}
 	return effective, reasons
 }
 
@@ -78,10 +81,8 @@ func (x *Executor) passage() string {
 	return ""
 }
 
-func (x *Executor) defaultSandbox() tool.Sandbox {
-	effective, _ := x.Sandbox()
-	return effective
-}
+// defaultSandbox is what processes are held to that demand no level.
+func (x *Executor) defaultSandbox() tool.Sandbox { return x.spawner.Survey().Held(x.opts.Sandbox) }
 
 // Lacks says why a tool that demands a sandbox level cannot be served; empty
 // when it can. The first call tests the machine.

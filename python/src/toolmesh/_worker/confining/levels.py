@@ -10,6 +10,9 @@ strict   no capabilities at all; the file system is read-only but for one folder
          system calls that reach into other processes or the kernel are refused
 offline  strict, in a network of its own that has nothing but its loopback
 
+Where the agent can make no namespaces, what needs none holds of guard and strict: of
+the agent's files, too (_around).
+
 Each worker adds a domain of its own: it can signal and inspect what it started,
 and nobody else. A level that cannot be had raises Refused: nothing runs then.
 """
@@ -26,7 +29,7 @@ import sys
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 NONE, GUARD, STRICT, OFFLINE = "none", "guard", "strict", "offline"
 WRITE, READ, SEE = "w", "r", "s"
@@ -65,15 +68,17 @@ def zygote(
         if level == OFFLINE:
             _loopback()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _drop_capabilities(_KEPT if level == GUARD else _TO_BECOME if user else ())
     if _prctl(_NO_NEW_PRIVS, 1) != 0:
         raise Refused(f"no_new_privs: {_error()}")
+    if kept == REAPER:
+        _around(given)
+    _drop_capabilities(_KEPT if level == GUARD else _TO_BECOME if user else ())
     become(user)
     if level in (STRICT, OFFLINE):
         _read_only([folder, *writable])
-    mapped = bool(user and writable)
-    if level in (STRICT, OFFLINE) or mapped:
-        _filter(level, mapped)
+    mapped, truncate = bool(user and writable), kept != REAPER or _abi() >= 3
+    if level in (STRICT, OFFLINE) or mapped or not truncate:
+        _filter(program(level, os.uname().machine, mapped, truncate))
     if _abi() < 1:
         # No domains for the workers: at least nobody reads their memory.
         _prctl(_SET_DUMPABLE, 0)
@@ -212,15 +217,21 @@ class _Tree:
         self.mounted = mounted  # fd is a mount of its own, with its flags
 
 
+def _shown() -> list[str]:
+    try:
+        with open(_FOLDERS, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read().split("\0")
+    except OSError:
+        return []
+
+
 def _folders(given: list[_Tree], foreign: bool) -> None:
     """The agent's folder shows what an index needs, which stays as it is: what starts
     later is made of it. This and what is given, also where its user could not reach it:
     foreign says that it has one."""
-    try:
-        with open(_FOLDERS, encoding="utf-8", errors="surrogateescape") as file:
-            sealed, others, *below = file.read().split("\0")
-    except OSError:
+    if not (shown := _shown()):
         return
+    sealed, others, *below = shown
     here = os.getcwd()
     own = [_at(one[1:], one[0] == "w") for one in below if os.path.isdir(one[1:])]
     whole = _blocks(sealed) if others else sealed
@@ -289,9 +300,13 @@ def _reach(path: str) -> int:
             raise Refused(f"{path} cannot be given: {failure}") from failure
         finally:
             os.close(above)
-        if os.fstat(at).st_mode & 0o170000 != 0o040000:
+        if not _is_folder(os.fstat(at)):
             raise Refused(f"{path} leads elsewhere than when it was given: install the index again")
     return at
+
+
+def _is_folder(info: os.stat_result) -> bool:
+    return info.st_mode & 0o170000 == 0o040000
 
 
 def _given(path: str, access: str, user: Sequence[int]) -> _Tree:
@@ -507,6 +522,7 @@ def reduce_capabilities(kept: Iterable[int]) -> None:
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on every architecture
 _WRITE_FILE = 1 << 1
+_READ_FILE = 1 << 2
 _MAKE_BLOCK = 1 << 11
 _TRUNCATE = 1 << 14
 _IOCTL_DEV = 1 << 15
@@ -514,6 +530,7 @@ _IOCTL_DEV = 1 << 15
 _CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
 _REFER = 1 << 13
 _SCOPE_ABSTRACT, _SCOPE_SIGNAL = 1, 2
+_OF_FILES = _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
@@ -542,24 +559,62 @@ def _restrict(ruleset: int) -> None:
         os.close(ruleset)
 
 
-def _read_only(folders: Sequence[str]) -> None:
-    """From here on only folders, some devices and /dev/shm can be written."""
+def _handling(rights: int, scopes: int) -> tuple[int, int]:
+    """A ruleset without rules, and what it handles of these rights."""
     abi = _abi()
     if abi < 1:
         raise Refused("the kernel has no Landlock")
-    handled = _CHANGES
-    if abi >= 2:
-        handled |= _REFER
-    if abi >= 3:
-        handled |= _TRUNCATE
-    if abi >= 5:
-        handled |= _IOCTL_DEV
-    values = [handled]
-    if abi >= 4:
-        values.append(0)
-    if abi >= 6:
-        values.append(_SCOPE_ABSTRACT | _SCOPE_SIGNAL)
-    ruleset = _create_ruleset(_packed(*values))
+    for since, right in (2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEV):
+        if abi < since:
+            rights &= ~right
+    return _create_ruleset(_packed(rights, 0, scopes) if abi >= 6 else _packed(rights)), rights
+
+
+def _around(given: Sequence[tuple[str, str]]) -> None:
+    """Where nothing can be mounted: from here on of the agent's folder only what an index
+    needs can be read, and only its temporary files and home be changed. A rule
+    of Landlock gives rights and takes none away: so all that is beside the way to the
+    folder gets them, and what is made there later has none."""
+    if not (shown := _shown()):
+        return
+    sealed, _, *below = shown
+    ruleset, handled = _handling(_READ_FILE | _CHANGES | _REFER | _TRUNCATE, _SCOPE_SIGNAL)
+    for path in _beside(sealed):
+        try:
+            _allow(ruleset, path, handled)
+        except (OSError, Refused):
+            pass  # it is gone
+    for path in [os.path.realpath(sys.base_prefix), *(one[1:] for one in below), *(path for path, _ in given)]:
+        if os.path.isdir(path):
+            _allow(ruleset, path, _READ_FILE)
+    for path in [*(one[1:] for one in below if one[0] == WRITE), *(path for path, access in given if access == WRITE)]:
+        if os.path.isdir(path):
+            _allow(ruleset, path, handled)
+    _restrict(ruleset)
+
+
+def _beside(folder: str) -> Iterator[str]:
+    """All that is in the folders on the way to a folder, but for these and for links."""
+    way = [folder[:end] or "/" for end in range(len(folder)) if folder[end] == "/"]
+    passed = {(info.st_dev, info.st_ino) for info in map(os.stat, [*way, folder])}  # by another name, too
+    for above in way:
+        try:
+            names = os.listdir(above)
+        except OSError:
+            continue  # nobody knows what is there
+        for name in names:
+            path = os.path.join(above, name)
+            try:
+                info = os.lstat(path)
+            except OSError:
+                continue
+            if info.st_mode & 0o170000 != 0o120000 and (info.st_dev, info.st_ino) not in passed:
+                yield path
+
+
+def _read_only(folders: Sequence[str]) -> None:
+    """From here on only folders, some devices and /dev/shm can be written."""
+    ruleset, handled = _handling(_CHANGES | _REFER | _TRUNCATE | _IOCTL_DEV, _SCOPE_ABSTRACT | _SCOPE_SIGNAL)
     for folder in folders:
         _allow(ruleset, folder, handled & ~_IOCTL_DEV)
     if os.path.ismount("/dev/shm"):
@@ -575,6 +630,8 @@ def _read_only(folders: Sequence[str]) -> None:
 def _allow(ruleset: int, path: str, rights: int) -> None:
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
+        if not _is_folder(os.fstat(fd)):
+            rights &= _OF_FILES
         attributes = struct.pack("=Qi", rights, fd)
         if _syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(1), attributes, ctypes.c_uint32(0)) != 0:
             raise Refused(f"Landlock: {path}: {_error()}")
@@ -665,13 +722,15 @@ _MODES = (
     ((259, 33), 2, -1),  # mknodat
 )
 _OPENAT2 = (437, 437)
+_TRUNCATES = (76, 45)
 _SET_ID = 0o6000
 _CREATES = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE
 
 
-def program(level: str, machine: str, mapped: bool = False) -> list[tuple[int, int, int, int]]:
+def program(level: str, machine: str, mapped: bool = False, truncate: bool = True) -> list[tuple[int, int, int, int]]:
     """The filter's instructions: (code, jump if true, jump if false, value). mapped says
-    that files of another user can be written."""
+    that files of another user can be written, truncate that files can be by their names:
+    Landlock knows of that from Linux 6.2 on."""
     if machine not in _AUDIT:
         raise Refused(f"no system call filter is known for {machine}")
     column, audit = _AUDIT[machine]
@@ -685,6 +744,8 @@ def program(level: str, machine: str, mapped: bool = False) -> list[tuple[int, i
     for name, numbers in _DENIED.items():
         if numbers[column] >= 0 and (level in (STRICT, OFFLINE) or name.startswith("io_uring")):
             steps += [(_EQUAL, 0, 1, numbers[column]), refuse(_EPERM)]
+    if not truncate:
+        steps += [(_EQUAL, 0, 1, _TRUNCATES[column]), refuse(_EACCES)]
     if mapped:
         steps += [(_EQUAL, 0, 1, _OPENAT2[column]), refuse(_ENOSYS)]  # its mode is in memory
         for numbers, mode, flags in _MODES:
@@ -716,8 +777,7 @@ def program(level: str, machine: str, mapped: bool = False) -> list[tuple[int, i
     return steps
 
 
-def _filter(level: str, mapped: bool) -> None:
-    steps = program(level, os.uname().machine, mapped)
+def _filter(steps: list[tuple[int, int, int, int]]) -> None:
     code = b"".join(struct.pack("=HBBI", *step) for step in steps)
     buffer = ctypes.create_string_buffer(code, len(code))
 
