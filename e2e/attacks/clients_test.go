@@ -531,7 +531,7 @@ func (m *meshWithKeys) forgeAnswers() error {
 }
 
 func (m *meshWithKeys) unauthorized(key nats.Option) error {
-	nc, err := nats.Connect(m.url, key)
+	nc, err := nats.Connect(m.url, key, nats.Timeout(time.Minute))
 	if errors.Is(err, nats.ErrAuthorization) {
 		return nil
 	}
