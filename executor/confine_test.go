@@ -358,6 +358,8 @@ func TestWhatALevelDenies(t *testing.T) {
 		{"root", sandbox.LevelPID, tool.SandboxGuard, "nobody"},
 		{"root", sandbox.LevelUser, tool.SandboxGuard, ""},
 		{"root", sandbox.LevelUser, tool.SandboxOffline, ""},
+		{"root", sandbox.LevelUser, tool.SandboxGuard, "each"},
+		{"root", sandbox.LevelUser, tool.SandboxOffline, "each"},
 		{"ordinary", sandbox.LevelUser, tool.SandboxNone, ""},
 		{"ordinary", sandbox.LevelUser, tool.SandboxGuard, ""},
 		{"ordinary", sandbox.LevelUser, tool.SandboxStrict, ""},

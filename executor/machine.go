@@ -28,7 +28,9 @@ func (x *Executor) Sandbox() (effective tool.Sandbox, reasons []string) {
 		switch x.spawner.Level() {
 		case sandbox.LevelPID:
 		case sandbox.LevelUser:
-			why = "processes in namespaces cannot become another user here"
+			if !x.mapped {
+				why = "processes in namespaces cannot become another user here, the agent lacks CAP_SETUID, CAP_SETGID or CAP_SETFCAP"
+			}
 		case sandbox.LevelReaper:
 			if why = x.openUp(); why == "" && x.opts.Sandbox != tool.SandboxNone {
 				reasons = append(reasons, "indexes have users of their own all the same")

@@ -82,7 +82,7 @@ func (s *Spawner) lacking(box tool.Sandbox) string {
 		if level == LevelReaper {
 			return nil
 		}
-		_, err := os.StartProcess(nowhere, []string{nowhere}, &os.ProcAttr{Sys: trial(level, box)})
+		_, err := os.StartProcess(nowhere, []string{nowhere}, &os.ProcAttr{Sys: trial(level, box, s.all)})
 		if errors.Is(err, unix.ENOTDIR) {
 			return nil
 		}
