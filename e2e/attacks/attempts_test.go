@@ -86,6 +86,9 @@ var (
 
 const timeout = `timeout = "500ms"`
 
+// nodeLimits are smaller than the node's own, so that little is enough to exceed them.
+const nodeLimits = "memory=150MB,temp_files=30MB"
+
 var attempts = []attempt{
 	{area: "files", name: "read_system", what: "read what all users may", by: nobodys, root: never, user: never},
 	{area: "files", name: "write_own_temporary", what: "write temporary files", by: nobodys, root: never, user: never},
@@ -245,6 +248,8 @@ var attempts = []attempt{
 	{area: "time and memory", name: "open_on", what: "more files", by: agent, root: none, user: none, limit: `limits = { open_files = 64 }`},
 	{area: "time and memory", name: "fork_on_undeclared", what: "more threads than 256, where it declares nothing", by: agent, code: "tool_error"},
 	{area: "time and memory", name: "open_on_undeclared", what: "more files than 1,024, likewise", by: agent, root: none, user: none},
+	{area: "time and memory", name: "use_memory_undeclared", what: "more memory than the node's share, likewise", by: agent, code: "worker_out_of_memory"},
+	{area: "time and memory", name: "fill_temporary_undeclared", what: "more temporary files than the node's limit, likewise", by: agent, code: "tool_error"},
 	{area: "time and memory", name: "answer_much", what: "a longer answer", by: agent, code: "payload_too_large", limit: `limits = { output = "10KB" }`},
 	{area: "time and memory", name: "print_much", what: "print without end", by: agent, proof: harmless},
 	{area: "time and memory", name: "fill_shared", what: "fill `/dev/shm`", by: shm, root: strict, user: strict},

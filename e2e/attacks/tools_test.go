@@ -203,7 +203,7 @@ func (w *attacked) attackAt(index string, l level) {
 	defer slow.Wait()
 	for i, a := range attempts {
 		try := func() { w.try(i, a, index, l, maps.Clone(at), outside.Process) }
-		if a.limit != "" {
+		if a.limit != "" || a.code != "" {
 			slow.Go(try)
 		} else {
 			try()
@@ -271,7 +271,7 @@ func prepare(t *testing.T, m machine) *attacked {
 			}
 		}
 		return cmd
-	}, "--sandbox="+m.asked().String())
+	}, "--sandbox="+m.asked().String(), "--limits="+nodeLimits)
 	_, natsPort, err := net.SplitHostPort(strings.TrimPrefix(w.url, "nats://"))
 	if err != nil {
 		t.Fatal(err)

@@ -668,6 +668,16 @@ def fork_on_undeclared(at):
     time.sleep(600)
 
 
+def use_memory_undeclared(at): return use_memory(at)
+
+
+def fill_temporary_undeclared(at):
+    with tempfile.NamedTemporaryFile() as f:
+        f.write(bytes(60 << 20))
+        f.flush()
+        time.sleep(600)
+
+
 def open_on_undeclared(at): return [open("/dev/null") for _ in range(4096)]
 
 
