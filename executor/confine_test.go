@@ -3,6 +3,7 @@ package executor_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -442,6 +443,51 @@ func TestWithoutNamespaces(t *testing.T) {
 				t.Errorf("environments that can be read (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// In strict users' sessions are hidden, but for what the agent has there and gives.
+func TestUsersSessionsAreHidden(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("/run/user", "toolmesh-test-")
+	if err != nil {
+		t.Skipf("no sessions here: %v", err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	data, given := filepath.Join(dir, "data"), filepath.Join(dir, "given")
+	source := `
+import os, tempfile
+def f() -> list:
+    tempfile.NamedTemporaryFile().close()
+    open("` + given + `/made", "w").close()
+    return sorted(os.listdir("` + dir + `"))
+`
+	for path, text := range map[string]string{"data/index/t.py": source, "given/file": "", "socket": ""} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, path)), 0o755), os.WriteFile(filepath.Join(dir, path), []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x, err := executor.New(filepath.Join(data, "executor"), &executor.Options{
+		Environ: os.Environ(), Sandbox: tool.SandboxStrict, Sealed: data, Shown: []string{filepath.Join(data, "index")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if level, why := x.Sandbox(); level != tool.SandboxStrict {
+		t.Skip(why)
+	}
+	spec := specOf(t, x, filepath.Join(data, "index"), "t.f")
+	if spec.Paths, _, err = x.Paths("test", []executor.Path{{Path: given, Write: true}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	mustCall(t, open(t, x, spec), "t.f", `{}`, `["data","given"]`)
+	if _, err := os.Stat(filepath.Join(given, "made")); err != nil {
+		t.Error(err)
 	}
 }
 

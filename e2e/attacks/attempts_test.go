@@ -66,6 +66,7 @@ var (
 	ownUser     = stopper{"a user of its own", "EACCES EPERM", true}
 	ownOrIPC    = stopper{"a user of its own, IPC of its own", "EACCES ENOENT", false}
 	ownOrCover  = stopper{"a user of its own", "EACCES ENOENT", false}
+	session     = stopper{"a user of its own, mounts of its own", "EACCES ENOENT", false}
 	ownOrMounts = stopper{"a user of its own, read-only mounts", "EPERM EROFS EACCES", true}
 	mounts      = stopper{"mounts of its own", "EROFS ENOENT EACCES EPERM", true}
 	readOnly    = stopper{"read-only mounts", "EROFS", true}
@@ -153,6 +154,7 @@ var attempts = []attempt{
 	{area: "sockets", name: "connect", what: "connect to a server", by: network, root: offline, user: offline, proof: reads},
 	{area: "sockets", name: "send_datagram", what: "send a datagram", by: network, root: offline, user: offline, proof: reads},
 	{area: "sockets", name: "connect_to_file", what: "connect to a socket in the file system", by: seccomp, root: offline, user: offline, proof: reads},
+	{area: "sockets", name: "connect_to_session", what: "connect to one of its user's session, in `/run/user`", by: session, root: guard, user: strict, proof: reads},
 	{area: "sockets", name: "connect_to_abstract", what: "connect to an abstract socket", by: landlock, root: strict, user: strict, proof: reads},
 	{area: "sockets", name: "hypervisor", what: "open a socket to the hypervisor", by: seccomp, root: offline, user: offline},
 	{area: "sockets", name: "raw_socket", what: "send packets of its own making", by: caps, root: guard, user: none},

@@ -242,6 +242,13 @@ func prepare(t *testing.T, m machine) *attacked {
 	if err := os.Chmod(socket, 0o777); err != nil {
 		t.Fatal(err)
 	}
+	inSession := filepath.Join(sessionOf(w.user), abstract)
+	if info, err := os.Stat(filepath.Dir(inSession)); err == nil && info.IsDir() {
+		w.serve("unix", inSession)
+		w.own(inSession)
+	} else {
+		inSession = ""
+	}
 	port := tcp.(*net.TCPAddr).Port
 	w.answer(port)
 
@@ -278,7 +285,7 @@ func prepare(t *testing.T, m machine) *attacked {
 	}
 	w.nc = w.connect(t, "")
 	w.at = map[string]any{
-		"data": w.data, "port": port, "socket": socket, "abstract": abstract, "nats": json.RawMessage(natsPort), "as_root": w.asRoot(dir),
+		"data": w.data, "port": port, "socket": socket, "abstract": abstract, "in_session": inSession, "nats": json.RawMessage(natsPort), "as_root": w.asRoot(dir),
 	}
 	w.shareMemory()
 	return w

@@ -366,6 +366,12 @@ def connect_to_file(at): return unix(at["socket"])
 def connect_to_abstract(at): return unix("\0" + at["abstract"])
 
 
+def connect_to_session(at):
+    if not at["in_session"]:
+        raise Absent("users have no sessions")
+    return unix(at["in_session"])
+
+
 def set_up_network(at):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         flags = fcntl.ioctl(s, 0x8913, struct.pack("16sh22x", b"lo", 0))

@@ -197,7 +197,7 @@ def _mounts(level: str, notes: list[str], given: Sequence[tuple[str, str]], user
     if not _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC):
         notes.append(f"no /proc of its own: {_error()}")
     _system_read_only(notes)
-    _folders([_given(path, access, user) for path, access in given], bool(user))
+    _folders([_given(path, access, user) for path, access in given], bool(user), level in (STRICT, OFFLINE))
     if level in (STRICT, OFFLINE) and os.path.isdir("/dev/shm"):
         # Locks and shared memory of multiprocessing live there.
         if not _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=64m,mode=1777"):
@@ -207,6 +207,10 @@ def _mounts(level: str, notes: list[str], given: Sequence[tuple[str, str]], user
 # What the agent wrote beside this package: its own folder, what is below it that an
 # index needs, and whether indexes have users of their own.
 _FOLDERS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "folders")
+
+
+# Of systemd: sockets of D-Bus, ssh-agent and others, which start and sign what they are asked to.
+_SESSIONS = "/run/user"
 
 
 class _Tree:
@@ -225,23 +229,28 @@ def _shown() -> list[str]:
         return []
 
 
-def _folders(given: list[_Tree], foreign: bool) -> None:
+def _folders(given: list[_Tree], foreign: bool, strict: bool) -> None:
     """The agent's folder shows what an index needs, which stays as it is: what starts
     later is made of it. This and what is given, also where its user could not reach it:
-    foreign says that it has one."""
+    foreign says that it has one. In strict users' sessions show nothing else."""
     if not (shown := _shown()):
         return
     sealed, others, *below = shown
     here = os.getcwd()
+    covers: dict[str, list[_Tree]] = {_SESSIONS: []} if strict and os.path.isdir(_SESSIONS) else {}
+
+    def over(path: str) -> str:
+        return _SESSIONS if _SESSIONS in covers and path.startswith(_SESSIONS + "/") else path
+
+    whole = over(_blocks(sealed) if others else sealed)
     own = [_at(one[1:], one[0] == "w") for one in below if os.path.isdir(one[1:])]
-    whole = _blocks(sealed) if others else sealed
-    covers = {whole: own}
+    covers.setdefault(whole, []).extend(own)
     interpreter = os.path.realpath(sys.base_prefix)
-    if others and (cover := _blocks(interpreter)) != interpreter:
-        covers.setdefault(cover, []).append(_at(interpreter, False))
+    if (closed := over(_blocks(interpreter) if others else interpreter)) != interpreter:
+        covers.setdefault(closed, []).append(_at(interpreter, False))
     for tree in given:
         inside = tree.path.startswith(sealed + "/")
-        covers.setdefault(whole if inside else _blocks(tree.path) if foreign else tree.path, []).append(tree)
+        covers.setdefault(whole if inside else over(_blocks(tree.path) if foreign else tree.path), []).append(tree)
     for cover in sorted(covers):
         _show(cover, sorted(covers[cover], key=lambda tree: tree.path))
     os.chdir(here)  # as it is seen now
