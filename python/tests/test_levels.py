@@ -55,6 +55,12 @@ data, beside = top + "/data", top + "/beside"
 levels._FOLDERS = data + "/folders"
 if abi:
     levels._abi = lambda: abi
+try:
+    levels.zygote("guard", levels.REAPER, "", (), [(top + "/link/given", levels.WRITE)])
+except levels.Refused:
+    pass  # who could make such a link would have the agent's folder
+else:
+    raise SystemExit("given through a link")
 levels.zygote("guard", levels.REAPER, "", (), [(data + "/given", levels.WRITE), (data + "/seen", levels.READ)])
 levels.prepare("guard")
 levels.domain("guard")
@@ -94,9 +100,9 @@ print({
 @pytest.mark.parametrize("abi", [0, 2])
 def test_the_agents_files_where_nothing_can_be_mounted(tmp_path: pathlib.Path, abi: int) -> None:
     """Kernels before 6.2 (the second) let Landlock know nothing of truncating."""
-    from toolmesh._worker.confining import levels
+    from toolmesh._worker.confining import filters, levels
 
-    if levels._abi() < 3 or os.uname().machine not in levels._AUDIT:
+    if levels._abi() < 3 or os.uname().machine not in filters.AUDIT:
         pytest.skip("no Landlock, or no filter")
     for folder in ("data/shown", "data/seen", "data/tmp", "data/given", "beside"):
         os.makedirs(tmp_path / folder)
