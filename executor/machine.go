@@ -41,7 +41,7 @@ func (x *Executor) Sandbox() (effective tool.Sandbox, reasons []string) {
 		reasons = append(reasons, "tools run as root: "+why)
 	}
 	if x.defaultSandbox() != effective {
-		reasons = append(reasons, "Landlock keeps tools from changing the agent's files and from reading its keys all the same; they make no new files in the folders above its own")
+		reasons = append(reasons, "Landlock keeps tools from changing the agent's files, from reading its keys and from making files in the folders above these all the same")
 	}
 	return effective, reasons
 }
