@@ -3,6 +3,7 @@ package executor_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -200,6 +201,7 @@ func beIntruded(dir string) {
 type achieved struct {
 	Effective tool.Sandbox
 	Reasons   []string
+	Held      bool // by Landlock alone
 	Kept      sandbox.Level
 	Outcome   map[string]string
 	Secrets   []string
@@ -219,6 +221,10 @@ func intrude(dir string) error {
 		return err
 	}
 	defer x.Close() //nolint:errcheck // the process ends
+	outside := filepath.Join(dir, "outside")
+	if err := os.WriteFile(outside, []byte("x"), 0o600); err != nil {
+		return err
+	}
 	ctx := context.Background()
 	env, err := x.Environment(ctx, dir, executor.Lock{}, nil)
 	if err != nil {
@@ -235,10 +241,6 @@ func intrude(dir string) error {
 		}
 		indexes = append(indexes, ix)
 	}
-	outside := filepath.Join(dir, "outside")
-	if err := os.WriteFile(outside, []byte("x"), 0o600); err != nil {
-		return err
-	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -253,6 +255,7 @@ func intrude(dir string) error {
 
 	var a achieved
 	a.Effective, a.Reasons = x.Sandbox()
+	a.Held = strings.Contains(fmt.Sprint(a.Reasons), "Landlock keeps tools from")
 	// A sibling that is busy meanwhile: its id is known when it is done.
 	sibling, err := indexes[0].Call(ctx, executor.Call{Tool: "t.pid"}, nil)
 	if err != nil {
@@ -268,7 +271,7 @@ func intrude(dir string) error {
 	}()
 	<-sink.logged
 	args := fmt.Sprintf(`{"outside":%q,"data":%q,"port":%d,"path":%q,"sibling":%s,"drastic":%t}`,
-		outside, data, listener.Addr().(*net.TCPAddr).Port, path, sibling, a.Effective != tool.SandboxNone)
+		outside, data, listener.Addr().(*net.TCPAddr).Port, path, sibling, a.Held || a.Effective != tool.SandboxNone)
 	body, err := indexes[0].Call(ctx, executor.Call{Tool: "t.attempts", Args: json.RawMessage(args)}, nil)
 	if err != nil {
 		return err
@@ -356,6 +359,8 @@ func TestWhatALevelDenies(t *testing.T) {
 		{"root", sandbox.LevelPID, tool.SandboxGuard, "nobody"},
 		{"root", sandbox.LevelUser, tool.SandboxGuard, ""},
 		{"root", sandbox.LevelUser, tool.SandboxOffline, ""},
+		{"root", sandbox.LevelUser, tool.SandboxGuard, "each"},
+		{"root", sandbox.LevelUser, tool.SandboxOffline, "each"},
 		{"ordinary", sandbox.LevelUser, tool.SandboxNone, ""},
 		{"ordinary", sandbox.LevelUser, tool.SandboxGuard, ""},
 		{"ordinary", sandbox.LevelUser, tool.SandboxStrict, ""},
@@ -390,22 +395,109 @@ func TestWhatALevelDenies(t *testing.T) {
 	}
 }
 
-// Where the system refuses namespaces the level in effect is none, and says why.
-func TestARefusedLevelIsSaidAndReplaced(t *testing.T) {
+// Where the system refuses namespaces the level in effect is none, and says why. What
+// needs none of it holds all the same: tools change nothing that runs later.
+func TestWithoutNamespaces(t *testing.T) {
 	t.Parallel()
-	for _, user := range []string{"root", "ordinary"} {
-		t.Run(user, func(t *testing.T) {
+	guard := map[string]string{
+		"write the worker": "EACCES", "write the agent's files": "EACCES", "rename the agent's files": "EACCES", "read a key": "EACCES",
+		"write the index": "EACCES", "uncover": "EPERM", "mount": "EPERM", "ptrace a sibling": "EPERM", "use the agent's keyring": "ENOKEY",
+		"read a sibling's environment": "EACCES", "read a sibling's memory": "EACCES",
+		"write temporary files": "ok", "move temporary files": "ok", "write outside": "ok", "write null": "ok", "read": "ok", "start a program": "ok",
+		"a lock between processes": "ok", "connect": "ok", "connect to a file": "ok", "connect to itself": "ok", "truncate": "ok",
+	}
+	strict := with(guard, "EACCES", "write outside", "truncate")
+	strict = with(strict, "EPERM", "unshare", "use the agent's keyring")
+	for _, c := range []struct {
+		user  string
+		asked tool.Sandbox
+		want  map[string]string
+	}{
+		{"root", tool.SandboxGuard, guard},
+		{"root", tool.SandboxStrict, strict},
+		{"ordinary", tool.SandboxGuard, guard},
+		{"ordinary", tool.SandboxOffline, strict},
+	} {
+		t.Run(c.user+" "+string(c.asked), func(t *testing.T) {
 			t.Parallel()
-			a := intruded(t, user, sandbox.LevelReaper, tool.SandboxOffline, "")
-			if a.Effective != tool.SandboxNone || len(a.Reasons) != 1 ||
-				!strings.Contains(a.Reasons[0], "sandbox level offline") || !strings.Contains(a.Reasons[0], "PID namespaces") {
+			a := intruded(t, c.user, sandbox.LevelReaper, c.asked, "")
+			if a.Effective != tool.SandboxNone || len(a.Reasons) == 0 ||
+				!strings.Contains(a.Reasons[0], "sandbox level "+string(c.asked)) || !strings.Contains(a.Reasons[0], "PID namespaces") {
 				t.Errorf("effective %s, reasons %q", a.Effective, a.Reasons)
 			}
-			if a.Outcome["write outside"] != "ok" || a.Outcome["connect"] != "ok" {
-				t.Errorf("got %v", a.Outcome)
+			if !landlocked() {
+				t.Skipf("the kernel has no Landlock: %q", a.Reasons)
+			}
+			if !a.Held {
+				t.Errorf("reasons %q do not say what holds", a.Reasons)
+			}
+			want := c.want
+			if c.user == "ordinary" { // the agent's folder is below its home: nothing new is made on the way
+				want = with(want, "EACCES", "write its home")
+			}
+			got := map[string]string{}
+			for name := range want {
+				got[name] = a.Outcome[name]
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("what became of it (-want +got):\n%s\nall: %v", diff, a.Outcome)
+			}
+			if diff := cmp.Diff([]string{"SECRET_OF_A"}, a.Secrets); diff != "" {
+				t.Errorf("environments that can be read (-want +got):\n%s", diff)
 			}
 		})
 	}
+}
+
+// In strict users' sessions are hidden, but for what the agent has there and gives.
+func TestUsersSessionsAreHidden(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("/run/user", "toolmesh-test-")
+	if err != nil {
+		t.Skipf("no sessions here: %v", err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	data, given := filepath.Join(dir, "data"), filepath.Join(dir, "given")
+	source := `
+import os, tempfile
+def f() -> list:
+    tempfile.NamedTemporaryFile().close()
+    open("` + given + `/made", "w").close()
+    return sorted(os.listdir("` + dir + `"))
+`
+	for path, text := range map[string]string{"data/index/t.py": source, "given/file": "", "socket": ""} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, path)), 0o755), os.WriteFile(filepath.Join(dir, path), []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x, err := executor.New(filepath.Join(data, "executor"), &executor.Options{
+		Environ: os.Environ(), Sandbox: tool.SandboxStrict, Sealed: data, Shown: []string{filepath.Join(data, "index")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if level, why := x.Sandbox(); level != tool.SandboxStrict {
+		t.Skip(why)
+	}
+	spec := specOf(t, x, filepath.Join(data, "index"), "t.f")
+	if spec.Paths, _, err = x.Paths("test", []executor.Path{{Path: given, Write: true}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	mustCall(t, open(t, x, spec), "t.f", `{}`, `["data","given"]`)
+	if _, err := os.Stat(filepath.Join(given, "made")); err != nil {
+		t.Error(err)
+	}
+}
+
+// landlocked reports whether the kernel has Landlock.
+func landlocked() bool {
+	_, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	return errno == 0
 }
 
 // An agent that is root where nothing can be mounted, as in most containers, runs each

@@ -22,7 +22,7 @@ const builders = "+builds"
 func (x *Executor) build(ctx context.Context, job venv.Job) (stdout []byte, stderr string, err error) {
 	box := tool.SandboxNone
 	if x.defaultSandbox() != tool.SandboxNone {
-		box, _ = x.spawner.Survey().Effective(tool.SandboxStrict)
+		box = x.spawner.Survey().Held(tool.SandboxStrict)
 	}
 	user, _, err := x.user(builders, x.opts.Sandbox)
 	if err != nil {

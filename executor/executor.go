@@ -171,6 +171,7 @@ type Executor struct {
 	groups  *cgroup.Tree // of no kind where there are none
 	zygotes *zygote.Starter
 	users   *sandbox.Users // nil: everything runs as who we are
+	mapped  bool           // a user namespace knows them, too
 	asRoot  string         // why that is so where it should not be
 	openUp  func() string  // see passage
 
@@ -278,6 +279,7 @@ func (x *Executor) findUsers() (err error) {
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "tools cannot run as %q: %w", name, err)
 	}
+	x.mapped = x.users != nil && x.spawner.ForUsers()
 	return nil
 }
 
@@ -301,7 +303,7 @@ func (x *Executor) user(account string, asked tool.Sandbox) (sandbox.User, map[s
 		return sandbox.User{}, nil, nil
 	}
 	x.spawner.Survey() // has found out the level
-	if level := x.spawner.Level(); level == sandbox.LevelUser || level == sandbox.LevelReaper && x.openUp() != "" {
+	if level := x.spawner.Level(); level == sandbox.LevelUser && !x.mapped || level == sandbox.LevelReaper && x.openUp() != "" {
 		return sandbox.User{}, nil, nil
 	}
 	u, err := x.users.Of(account)

@@ -224,6 +224,10 @@ func (ix *Index) group(root string) error {
 		if err := policy.check(); err != nil {
 			return fmt.Errorf("the policy of %s: %w", name, err)
 		}
+		if why := ix.x.Lacks(ix.spec.Policies[name].Sandbox); why != "" {
+			ix.unavailable = append(ix.unavailable, Unavailable{Name: name, Reason: why})
+			continue
+		}
 		user, own, err := ix.x.user(cmp.Or(ix.spec.Account, ix.spec.Name), cmp.Or(ix.spec.Policies[name].Sandbox, ix.x.opts.Sandbox))
 		if err != nil {
 			return err
@@ -295,15 +299,6 @@ func (ix *Index) open(ctx context.Context) error {
 // openGroup imports the tools of a group. An error means that there is no use in
 // going on without them.
 func (ix *Index) openGroup(ctx context.Context, g *group) error {
-	all := func(reason string) {
-		for _, name := range g.config.Tools {
-			ix.unavailable = append(ix.unavailable, Unavailable{Name: name, Reason: reason})
-		}
-	}
-	if why := ix.x.Lacks(g.key.sandbox); why != "" {
-		all(why)
-		return nil
-	}
 	tools, unavailable, err := g.Open(ctx)
 	switch {
 	case err != nil && (len(ix.groups) == 1 || ctx.Err() != nil):
@@ -311,7 +306,9 @@ func (ix *Index) openGroup(ctx context.Context, g *group) error {
 	case err != nil:
 		// The tools of other groups have nothing to do with it.
 		ix.log.Error("some tools cannot be served", slog.Any("tools", g.config.Tools), slog.Any("error", err))
-		all(err.Error())
+		for _, name := range g.config.Tools {
+			ix.unavailable = append(ix.unavailable, Unavailable{Name: name, Reason: err.Error()})
+		}
 		return nil
 	case len(tools) > 1<<16-1:
 		return fmt.Errorf("it declares %d tools, more than %d", len(tools), 1<<16-1)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -180,9 +181,17 @@ func TestWhatABuildSees(t *testing.T) {
 func TestWhatABuildMayDo(t *testing.T) {
 	t.Parallel()
 	needsPackages(t)
-	for name, users := range map[string]string{"a user of its own": "each", "the executor's user": ""} {
-		t.Run(name, func(t *testing.T) {
+	for _, c := range []struct {
+		name, users, done string
+		levels            []sandbox.Level
+	}{
+		{"a user of its own", "each", `["write beside its sources"]`, nil},
+		{"the executor's user", "", `["write beside its sources"]`, nil},
+		{"no namespaces", "", `["write beside its sources","see other processes"]`, []sandbox.Level{sandbox.LevelReaper}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
+			users := c.users
 			if users == "each" && os.Geteuid() != 0 {
 				t.Skip("not root")
 			}
@@ -199,10 +208,10 @@ func TestWhatABuildMayDo(t *testing.T) {
 			}
 			t.Cleanup(func() { _ = os.RemoveAll(outside) })
 			x := newExecutor(t, func(o *executor.Options) {
-				o.Users, o.Sealed, o.Shown = users, filepath.Dir(dir), []string{dir}
+				o.Users, o.Sealed, o.Shown, o.Levels = users, filepath.Dir(dir), []string{dir}, c.levels
 				o.Environ = append(os.Environ(), "UV_FIND_LINKS="+outside) // which it therefore sees
 			})
-			if level, why := x.Sandbox(); level == tool.SandboxNone {
+			if level, why := x.Sandbox(); level == tool.SandboxNone && (c.levels == nil || !landlocked()) {
 				t.Skip(why)
 			}
 			home, _ := os.UserHomeDir()
@@ -240,7 +249,7 @@ func TestWhatABuildMayDo(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, `["write beside its sources"]`)
+			mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, c.done)
 			for _, folder := range []string{env.Dir, dir} { // and what was lent is the agent's again
 				_ = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, _ error) error {
 					info, err := entry.Info()

@@ -28,7 +28,9 @@ func (x *Executor) Sandbox() (effective tool.Sandbox, reasons []string) {
 		switch x.spawner.Level() {
 		case sandbox.LevelPID:
 		case sandbox.LevelUser:
-			why = "processes in namespaces cannot become another user here"
+			if !x.mapped {
+				why = "processes in namespaces cannot become another user here, the agent lacks CAP_SETUID, CAP_SETGID or CAP_SETFCAP"
+			}
 		case sandbox.LevelReaper:
 			if why = x.openUp(); why == "" && x.opts.Sandbox != tool.SandboxNone {
 				reasons = append(reasons, "indexes have users of their own all the same")
@@ -37,6 +39,9 @@ func (x *Executor) Sandbox() (effective tool.Sandbox, reasons []string) {
 	}
 	if why != "" && x.opts.Sandbox != tool.SandboxNone {
 		reasons = append(reasons, "tools run as root: "+why)
+	}
+	if x.defaultSandbox() != effective {
+		reasons = append(reasons, "Landlock keeps tools from changing the agent's files, from reading its keys and from making files in the folders above these all the same")
 	}
 	return effective, reasons
 }
@@ -78,10 +83,8 @@ func (x *Executor) passage() string {
 	return ""
 }
 
-func (x *Executor) defaultSandbox() tool.Sandbox {
-	effective, _ := x.Sandbox()
-	return effective
-}
+// defaultSandbox is what processes are held to that demand no level.
+func (x *Executor) defaultSandbox() tool.Sandbox { return x.spawner.Survey().Held(x.opts.Sandbox) }
 
 // Lacks says why a tool that demands a sandbox level cannot be served; empty
 // when it can. The first call tests the machine.

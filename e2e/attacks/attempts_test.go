@@ -40,36 +40,55 @@ type attempt struct {
 	code       string // of the error that the call ends with instead
 	// varies says that machines differ in whether looser levels stop it, too.
 	varies bool
+	// mounts says that it takes some, though what else is stopped so takes none.
+	mounts bool
 	// command has a tool that is a command try it, instead of a function.
 	command bool
 }
 
 // stopper is what stops attempts, and the errors that a tool sees of it.
-type stopper struct{ name, errors string }
+type stopper struct {
+	name, errors string
+	// alone says that it does, or Landlock in its place, where there are no namespaces.
+	alone bool
+}
+
+// alone is the loosest level that stops an attempt where the agent is an ordinary user
+// and there are no namespaces.
+func (a attempt) alone() level {
+	if a.user == offline || a.user > none && (a.mounts || !a.by.alone) {
+		return never
+	}
+	return max(a.user, guard)
+}
 
 var (
-	ownUser     = stopper{"a user of its own", "EACCES EPERM"}
-	ownOrIPC    = stopper{"a user of its own, IPC of its own", "EACCES ENOENT"}
-	ownOrCover  = stopper{"a user of its own", "EACCES ENOENT"}
-	ownOrMounts = stopper{"a user of its own, read-only mounts", "EPERM EROFS EACCES"}
-	mounts      = stopper{"mounts of its own", "EROFS ENOENT EACCES EPERM"}
-	readOnly    = stopper{"read-only mounts", "EROFS"}
-	landlock    = stopper{"Landlock", "EACCES EPERM EROFS"}
-	pids        = stopper{"namespaces of its own", "ESRCH ENOENT"}
-	caps        = stopper{"no capabilities", "EPERM EACCES EINVAL"}
-	limits      = stopper{"limits", "EPERM"}
-	seccomp     = stopper{"a filter of system calls", "EPERM EACCES"}
-	network     = stopper{"a network of its own", "ECONNREFUSED"}
-	shm         = stopper{"a `/dev/shm` of its own", "ENOSPC"}
-	keyring     = stopper{"a keyring of its own", "ENOKEY EPERM"}
-	noSetUser   = stopper{"no new privileges", "EACCES"}
-	ownTTY      = stopper{"a session of its own", "ENXIO"}
-	broker      = stopper{"the broker's permissions", "EACCES ECONNREFUSED"} // it cannot even be reached from offline
-	agent       = stopper{"the agent", "ENOENT EMFILE tool_not_found"}
+	ownUser     = stopper{"a user of its own", "EACCES EPERM", true}
+	ownOrIPC    = stopper{"a user of its own, IPC of its own", "EACCES ENOENT", false}
+	ownOrCover  = stopper{"a user of its own", "EACCES ENOENT", false}
+	session     = stopper{"a user of its own, mounts of its own", "EACCES ENOENT", false}
+	ownOrMounts = stopper{"a user of its own, read-only mounts", "EPERM EROFS EACCES", true}
+	mounts      = stopper{"mounts of its own", "EROFS ENOENT EACCES EPERM", true}
+	readOnly    = stopper{"read-only mounts", "EROFS", true}
+	landlock    = stopper{"Landlock", "EACCES EPERM EROFS", true}
+	pids        = stopper{"namespaces of its own", "ESRCH ENOENT", false}
+	caps        = stopper{"no capabilities", "EPERM EACCES EINVAL", true}
+	limits      = stopper{"limits", "EPERM", true}
+	seccomp     = stopper{"a filter of system calls", "EPERM EACCES", true}
+	network     = stopper{"a network of its own", "ECONNREFUSED", false}
+	shm         = stopper{"a `/dev/shm` of its own", "ENOSPC", false}
+	keyring     = stopper{"a keyring of its own", "ENOKEY EPERM", true}
+	noSetUser   = stopper{"no new privileges", "EACCES", true}
+	ownTTY      = stopper{"a session of its own", "ENXIO", true}
+	broker      = stopper{"the broker's permissions", "EACCES ECONNREFUSED", true} // it cannot even be reached from offline
+	agent       = stopper{"the agent", "ENOENT EMFILE tool_not_found", true}
 	nobodys     = stopper{}
 )
 
 const timeout = `timeout = "500ms"`
+
+// nodeLimits are smaller than the node's own, so that little is enough to exceed them.
+const nodeLimits = "memory=150MB,temp_files=30MB"
 
 var attempts = []attempt{
 	{area: "files", name: "read_system", what: "read what all users may", by: nobodys, root: never, user: never},
@@ -80,7 +99,7 @@ var attempts = []attempt{
 	{area: "files", name: "read_file", what: "read a file of root", by: ownUser, root: guard, user: none, proof: reads, whose: "root"},
 	{area: "files", name: "append_to_file", what: "change a file of the agent's user", by: ownOrMounts, root: guard, user: strict, proof: changes, whose: "agent"},
 	{area: "files", name: "remove", what: "remove one", by: ownOrMounts, root: guard, user: strict, proof: changes, whose: "agent"},
-	{area: "files", name: "change_mode", what: "change the mode of one", by: ownOrMounts, root: guard, user: strict, proof: changes, whose: "agent"},
+	{area: "files", name: "change_mode", what: "change the mode of one", by: ownOrMounts, mounts: true, root: guard, user: strict, proof: changes, whose: "agent"},
 	{area: "files", name: "append_to_file", what: "change a file that all may write", by: readOnly, root: strict, user: strict, proof: changes, whose: "everybody"},
 	{area: "files", name: "truncate", what: "truncate one", by: readOnly, root: strict, user: strict, proof: changes, whose: "everybody"},
 	{area: "files", name: "remove", what: "remove one", by: readOnly, root: strict, user: strict, proof: changes, whose: "everybody"},
@@ -93,7 +112,7 @@ var attempts = []attempt{
 	{area: "files", name: "read_memory_device", what: "write memory or ports of the machine", by: ownUser, root: guard, user: none},
 	{area: "files", name: "read_key", what: "read a key of the mesh", by: mounts, root: guard, user: guard},
 	{area: "files", name: "read_store", what: "read the NATS server's files", by: mounts, root: guard, user: guard},
-	{area: "files", name: "list_data", what: "look into the agent's folder", by: mounts, root: guard, user: guard},
+	{area: "files", name: "list_data", what: "look into the agent's folder", by: mounts, mounts: true, root: guard, user: guard},
 	{area: "files", name: "uncover", what: "take away what hides these", by: mounts, root: guard, user: guard},
 	{area: "files", name: "through_proc", what: "go around it through `/proc`", by: mounts, root: guard, user: guard},
 	{area: "files", name: "import_first_root", what: "see them as the first process of its namespace does, while it is imported", by: mounts, root: guard, user: guard},
@@ -105,7 +124,7 @@ var attempts = []attempt{
 	{area: "files", name: "read_other_temporary", what: "read another index's temporary files", by: ownUser, root: guard, user: never, proof: reads},
 	{area: "files", name: "swap_temporary_folder", what: "have the agent remove a folder of others", by: agent, root: none, user: none, proof: harmless, whose: "everybody"},
 	{area: "files", name: "write_given", what: "write a folder that it is given", by: nobodys, root: never, user: never},
-	{area: "files", name: "write_given_to_read", what: "write one that it is given to read", by: mounts, root: guard, user: guard},
+	{area: "files", name: "write_given_to_read", what: "write one that it is given to read", by: mounts, mounts: true, root: guard, user: guard},
 	{area: "files", name: "past_given", what: "go past it by `..`", by: ownOrCover, root: guard, user: never, proof: reads},
 	{area: "files", name: "link_past_given", what: "by a link", by: ownOrCover, root: guard, user: never, proof: reads},
 	{area: "files", name: "read_others_given", what: "read one that another index is given", by: ownOrCover, root: guard, user: never, proof: reads},
@@ -135,6 +154,7 @@ var attempts = []attempt{
 	{area: "sockets", name: "connect", what: "connect to a server", by: network, root: offline, user: offline, proof: reads},
 	{area: "sockets", name: "send_datagram", what: "send a datagram", by: network, root: offline, user: offline, proof: reads},
 	{area: "sockets", name: "connect_to_file", what: "connect to a socket in the file system", by: seccomp, root: offline, user: offline, proof: reads},
+	{area: "sockets", name: "connect_to_session", what: "connect to one of its user's session, in `/run/user`", by: session, root: guard, user: strict, proof: reads},
 	{area: "sockets", name: "connect_to_abstract", what: "connect to an abstract socket", by: landlock, root: strict, user: strict, proof: reads},
 	{area: "sockets", name: "hypervisor", what: "open a socket to the hypervisor", by: seccomp, root: offline, user: offline},
 	{area: "sockets", name: "raw_socket", what: "send packets of its own making", by: caps, root: guard, user: none},
@@ -212,7 +232,7 @@ var attempts = []attempt{
 	{area: "commands", command: true, name: "read_key", what: "read a key of the mesh", by: mounts, root: guard, user: guard},
 	{area: "commands", command: true, name: "write_worker", what: "change the worker", by: mounts, root: guard, user: guard},
 	{area: "commands", command: true, name: "write_source", what: "change its own source", by: mounts, root: guard, user: guard},
-	{area: "commands", command: true, name: "write_given_to_read", what: "write a folder that it is given to read", by: mounts, root: guard, user: guard},
+	{area: "commands", command: true, name: "write_given_to_read", what: "write a folder that it is given to read", by: mounts, mounts: true, root: guard, user: guard},
 	{area: "commands", command: true, name: "see_outside", what: "see a process outside", by: pids, root: guard, user: guard},
 	{area: "commands", command: true, name: "kill_outside", what: "kill one", by: pids, root: none, user: none, proof: kills},
 	{area: "commands", command: true, name: "be_root", what: "become root", by: caps, root: guard, user: none},
@@ -230,6 +250,8 @@ var attempts = []attempt{
 	{area: "time and memory", name: "open_on", what: "more files", by: agent, root: none, user: none, limit: `limits = { open_files = 64 }`},
 	{area: "time and memory", name: "fork_on_undeclared", what: "more threads than 256, where it declares nothing", by: agent, code: "tool_error"},
 	{area: "time and memory", name: "open_on_undeclared", what: "more files than 1,024, likewise", by: agent, root: none, user: none},
+	{area: "time and memory", name: "use_memory_undeclared", what: "more memory than the node's share, likewise", by: agent, code: "worker_out_of_memory"},
+	{area: "time and memory", name: "fill_temporary_undeclared", what: "more temporary files than the node's limit, likewise", by: agent, code: "tool_error"},
 	{area: "time and memory", name: "answer_much", what: "a longer answer", by: agent, code: "payload_too_large", limit: `limits = { output = "10KB" }`},
 	{area: "time and memory", name: "print_much", what: "print without end", by: agent, proof: harmless},
 	{area: "time and memory", name: "fill_shared", what: "fill `/dev/shm`", by: shm, root: strict, user: strict},

@@ -40,6 +40,7 @@ const (
 	without   = "no key"
 	ofSession = "a session's key"
 	ofNode    = "a node's key"
+	ofAnother = "another administrator's key"
 )
 
 var trespasses = []trespass{
@@ -133,6 +134,11 @@ var trespasses = []trespass{
 		publish: []string{"$SYS.REQ.USER.AUTH", "$SYS.REQ.USER.INFO"}, subscribe: []string{"$SYS.REQ.USER.AUTH"}},
 	{area: "administration", who: ofNode, what: "let others in", by: broker.name, subscribe: []string{"$SYS.REQ.USER.AUTH"}},
 	{area: "administration", who: ofNode, what: "let them in by answers that it has signed itself", by: "the broker", do: (*meshWithKeys).forgeAnswers},
+
+	{area: "owners", who: ofAnother, what: "replace somebody's index by a folder of its name", by: "the node", do: (*meshWithKeys).replace},
+	{area: "owners", who: ofAnother, what: "by a bundle that says to come from that folder", by: "the node", do: (*meshWithKeys).claimFolder},
+	{area: "owners", who: ofAnother, what: "by one that says to come from a repository", by: "the node", do: (*meshWithKeys).claimRepository},
+	{area: "owners", who: ofAnother, what: "by one that says to be of the owner's key", by: "the node", do: (*meshWithKeys).claimOwner},
 
 	{area: "keys", who: "another key", what: "come in by a key that nobody has given it", by: "the broker", do: (*meshWithKeys).inventKey},
 	{area: "keys", who: "a password", what: "come in as an administrator", by: "the broker", do: func(m *meshWithKeys) error {
@@ -531,7 +537,7 @@ func (m *meshWithKeys) forgeAnswers() error {
 }
 
 func (m *meshWithKeys) unauthorized(key nats.Option) error {
-	nc, err := nats.Connect(m.url, key)
+	nc, err := nats.Connect(m.url, key, nats.Timeout(time.Minute))
 	if errors.Is(err, nats.ErrAuthorization) {
 		return nil
 	}

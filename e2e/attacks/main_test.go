@@ -32,6 +32,7 @@ func TestMain(m *testing.M) {
 		program, agentProgram = filepath.Join(shared, "mesh"), filepath.Join(shared, "mesh-agent")
 		err = os.Chmod(shared, 0o755)
 	}
+	sessions := makeSessions()
 	if err == nil {
 		build := exec.Command("go", "build", "-buildvcs=false", "-o", shared, "../../cmd/mesh", "../../cmd/mesh-agent")
 		build.Stderr = os.Stderr
@@ -40,12 +41,33 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		_ = os.RemoveAll(shared)
+		sessions()
 		os.Exit(1)
 	}
 	goleak.VerifyTestMain(m, append(meshtest.LeakOptions(), goleak.Cleanup(func(status int) {
 		_ = os.RemoveAll(shared)
+		sessions()
 		os.Exit(status)
 	}))...)
+}
+
+// sessionOf is the folder of a user's session, where the machine has one.
+func sessionOf(user int) string { return fmt.Sprintf("/run/user/%d", user) }
+
+// makeSessions makes those of the agents' users, if it may, until remove is called.
+func makeSessions() (remove func()) {
+	var made []string
+	for _, user := range []int{os.Geteuid(), nobody} {
+		if dir := sessionOf(user); os.Mkdir(dir, 0o700) == nil {
+			made = append(made, dir)
+			_ = os.Chown(dir, user, user)
+		}
+	}
+	return func() {
+		for _, dir := range made {
+			_ = os.Remove(dir)
+		}
+	}
 }
 
 // mesh is a mesh up of its own, or an agent at a NATS server of somebody's own.

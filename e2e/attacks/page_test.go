@@ -60,10 +60,10 @@ func tableOfAttempts() string {
 		if a.by != nobodys {
 			stopped++
 		}
-		l.add(fmt.Sprintf("| %s | %%s | %s | %s | %s |\n", a.area, said[a.root], said[a.user], a.by.name), a.what)
+		l.add(fmt.Sprintf("| %s | %%s | %s | %s | %s | %s |\n", a.area, said[a.root], said[a.user], said[a.alone()], a.by.name), a.what)
 	}
 	text := fmt.Sprintf("%d attempts of a tool, %d of which are to fail:\n\n", len(attempts), stopped) +
-		"| area | a tool tries to | an agent of root stops it from | one of a user from | by |\n|---|---|---|---|---|\n"
+		"| area | a tool tries to | an agent of root stops it from | one of a user from | without namespaces from | by |\n|---|---|---|---|---|---|\n"
 	for _, key := range l.keys {
 		text += fmt.Sprintf(key, strings.Join(l.tried[key], "; "))
 	}

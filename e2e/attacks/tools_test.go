@@ -32,6 +32,19 @@ type machine struct {
 	// is the strictest level that is left.
 	refused []string
 	best    level
+	// held is what tools without a level are held to where best is none: of what the
+	// node is asked for, as much as needs no namespaces.
+	held level
+	// unprivileged is without the right to make other than user namespaces.
+	unprivileged bool
+}
+
+// asked is the level that the node is asked for.
+func (m machine) asked() level {
+	if m.held == guard {
+		return guard
+	}
+	return offline
 }
 
 // What a tool tries at each level, as a user and on a machine of each kind. A level that
@@ -41,12 +54,14 @@ func TestTools(t *testing.T) {
 	t.Parallel()
 	for _, m := range []machine{
 		{name: "root", root: true, best: offline},
+		{name: "root, user namespaces alone", root: true, best: offline, unprivileged: true},
 		{name: "ordinary user", best: offline},
 		{name: "root, no network namespaces", root: true, refused: []string{"net"}, best: strict},
 		{name: "ordinary user, no network namespaces", refused: []string{"net"}, best: strict},
 		{name: "root, no IPC namespaces", root: true, refused: []string{"ipc"}, best: guard},
-		{name: "root, no namespaces", root: true, refused: []string{"user", "pid"}, best: none},
-		{name: "ordinary user, no namespaces", refused: []string{"user", "pid"}, best: none},
+		{name: "root, no namespaces", root: true, refused: []string{"user", "pid"}, held: strict},
+		{name: "ordinary user, no namespaces", refused: []string{"user", "pid"}, held: guard},
+		{name: "ordinary user, no namespaces, asked for more", refused: []string{"user", "pid"}, held: strict},
 	} {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
@@ -79,7 +94,13 @@ func attack(t *testing.T, m machine) {
 		t.Logf("the machine refuses what it takes by itself: %v", n.Reasons)
 		m.best = level(slices.Index(levels, n.Sandbox.Effective))
 	}
-	if n.Sandbox.Asked != "offline" || n.Sandbox.Effective != m.best.String() || (m.best != offline) != (len(n.Reasons) > 0) {
+	if m.held > none {
+		const createRuleset, version = 444, 1
+		if _, _, errno := syscall.Syscall(createRuleset, 0, 0, version); errno != 0 {
+			t.Skipf("the kernel has no Landlock: %v", n.Reasons)
+		}
+	}
+	if n.Sandbox.Asked != m.asked().String() || n.Sandbox.Effective != m.best.String() || (m.best != offline) != (len(n.Reasons) > 0) {
 		t.Fatalf("mesh nodes says %+v, want %s", n, m.best)
 	}
 	w.at["node"] = n.ID
@@ -117,9 +138,13 @@ func attack(t *testing.T, m machine) {
 			}
 		case !ok:
 			t.Fatalf("install %s: %s", l, said)
-		case l > none || m.best == offline: // two machines tell whether attempts are any good
-			running.Go(func() { w.attackAt(l) })
+		case l > none || m.best == offline && !m.unprivileged: // two machines tell whether attempts are any good
+			running.Go(func() { w.attackAt(l.String(), l) })
 		}
+	}
+	if m.held > none {
+		w.install("held", index, "", "--env", "ATTACKED_OTHER")
+		running.Go(func() { w.attackAt("held", m.held) })
 	}
 	running.Wait()
 	// An index that demands nothing has the level that is shown; a tool of it that demands
@@ -132,7 +157,7 @@ func attack(t *testing.T, m machine) {
 	}
 	at := maps.Clone(w.at)
 	at["file"], _ = w.plant("plain", "everybody")
-	if got, code := w.call("plain.t.try_truncate", map[string]any{"at": at}); strings.Contains(string(got), "stopped") != (m.best >= strict) {
+	if got, code := w.call("plain.t.try_truncate", map[string]any{"at": at}); strings.Contains(string(got), "stopped") != (max(m.best, m.held) >= strict) {
 		t.Errorf("without a level: %s %s", got, code)
 	}
 }
@@ -142,7 +167,7 @@ func attack(t *testing.T, m machine) {
 // a user namespace, which shows no file as another user's, nothing is given.
 func (w *attacked) given() (attackers []string, others map[string][]string) {
 	w.t.Helper()
-	if w.refused != nil {
+	if w.refused != nil || w.unprivileged {
 		return nil, nil
 	}
 	top := filepath.Join(filepath.Dir(w.dir), "given")
@@ -160,11 +185,11 @@ func (w *attacked) given() (attackers []string, others map[string][]string) {
 		map[string][]string{"homely": {"--path=" + filepath.Join(top, "others")}}
 }
 
-// attackAt makes all attempts at a level.
-func (w *attacked) attackAt(l level) {
+// attackAt makes all attempts with the tools of an index that is held to a level.
+func (w *attacked) attackAt(index string, l level) {
 	at := maps.Clone(w.at)
 	at["level"], at["beside"] = l.String(), "att-sib-"+l.String()
-	at["sibling"] = w.hold(l.String(), "att-sib-"+l.String())
+	at["sibling"] = w.hold(index, "att-sib-"+l.String())
 	name := fmt.Sprintf("outside-%s-%s", l, w.secret[7:15])
 	at["outside"], at["left"] = name, "left-"+name
 	outside := w.asAgent("sleep", "600")
@@ -180,8 +205,8 @@ func (w *attacked) attackAt(l level) {
 	var slow sync.WaitGroup
 	defer slow.Wait()
 	for i, a := range attempts {
-		try := func() { w.try(i, a, l, maps.Clone(at), outside.Process) }
-		if a.limit != "" {
+		try := func() { w.try(i, a, index, l, maps.Clone(at), outside.Process) }
+		if a.limit != "" || a.code != "" {
 			slow.Go(try)
 		} else {
 			try()
@@ -206,8 +231,10 @@ func prepare(t *testing.T, m machine) *attacked {
 	home := filepath.Join(dir, "home")
 	secret := filepath.Join(dir, "secret")
 	write(t, secret, w.secret, 0o600)
-	if err := os.Mkdir(home, 0o755); err != nil {
-		t.Fatal(err)
+	for _, folder := range []string{home, filepath.Join(dir, "planted")} {
+		if err := os.Mkdir(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	w.own(home)
 
@@ -218,10 +245,17 @@ func prepare(t *testing.T, m machine) *attacked {
 	if err := os.Chmod(socket, 0o777); err != nil {
 		t.Fatal(err)
 	}
+	inSession := filepath.Join(sessionOf(w.user), abstract)
+	if info, err := os.Stat(filepath.Dir(inSession)); err == nil && info.IsDir() {
+		w.serve("unix", inSession)
+		w.own(inSession)
+	} else {
+		inSession = ""
+	}
 	port := tcp.(*net.TCPAddr).Port
 	w.answer(port)
 
-	settings, err := json.Marshal(map[string]any{"refused": append([]string{}, m.refused...), "secret": secret, "user": w.user})
+	settings, err := json.Marshal(map[string]any{"refused": append([]string{}, m.refused...), "secret": secret, "user": w.user, "unprivileged": m.unprivileged})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,14 +281,14 @@ func prepare(t *testing.T, m machine) *attacked {
 			}
 		}
 		return cmd
-	}, "--sandbox=offline")
+	}, "--sandbox="+m.asked().String(), "--limits="+nodeLimits)
 	_, natsPort, err := net.SplitHostPort(strings.TrimPrefix(w.url, "nats://"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.nc = w.connect(t, "")
 	w.at = map[string]any{
-		"data": w.data, "port": port, "socket": socket, "abstract": abstract, "nats": json.RawMessage(natsPort), "as_root": w.asRoot(dir),
+		"data": w.data, "port": port, "socket": socket, "abstract": abstract, "in_session": inSession, "nats": json.RawMessage(natsPort), "as_root": w.asRoot(dir),
 	}
 	w.shareMemory()
 	return w
@@ -498,7 +532,7 @@ func (w *attacked) hold(index, name string) int {
 // plant makes a file of one attempt, and returns what tells whether it is as it was.
 func (w *attacked) plant(name, whose string) (path string, changed func() bool) {
 	w.t.Helper()
-	dir := filepath.Join(filepath.Dir(w.dir), name)
+	dir := filepath.Join(filepath.Dir(w.dir), "planted", name) // of no folder above the agent's
 	path = filepath.Join(dir, "file")
 	switch whose {
 	case "everybody":
@@ -524,10 +558,16 @@ func (w *attacked) plant(name, whose string) (path string, changed func() bool) 
 }
 
 // try has a tool make one attempt at a level, and wants the outcome that the row says.
-func (w *attacked) try(i int, a attempt, l level, at map[string]any, outside *os.Process) {
-	from := a.user
+func (w *attacked) try(i int, a attempt, index string, l level, at map[string]any, outside *os.Process) {
+	from, errs := a.user, a.by.errors
 	if w.root {
 		from = a.root
+	}
+	if w.held > none {
+		errs += " ENOSPC " + landlock.errors // the first is said of namespaces
+		if !w.root || a.by == pids || a.by == shm {
+			from = a.alone()
+		}
 	}
 	id := fmt.Sprintf("%s-%d-%s-%s", l, i, a.name, a.whose)
 	failed := func(format string, args ...any) {
@@ -547,7 +587,7 @@ func (w *attacked) try(i int, a attempt, l level, at map[string]any, outside *os
 		}
 		args = map[string]any{"name": a.name, "at": string(text)}
 	}
-	answer, code := w.call(l.String()+"."+a.tool(), args)
+	answer, code := w.call(index+"."+a.tool(), args)
 	var got struct {
 		Done, Stopped, Said, Absent *string
 	}
@@ -558,7 +598,7 @@ func (w *attacked) try(i int, a attempt, l level, at map[string]any, outside *os
 		}
 	}
 	if a.proof == harmless {
-		if hello, code := w.call(l.String()+".t.hello", nil); string(hello) != `"hello"` {
+		if hello, code := w.call(index+".t.hello", nil); string(hello) != `"hello"` {
 			failed("afterwards its index answers %s %s", hello, code)
 		}
 		if hello, code := w.call("victim.t.hello", nil); string(hello) != `"hello"` {
@@ -580,7 +620,7 @@ func (w *attacked) try(i int, a attempt, l level, at map[string]any, outside *os
 		w.t.Logf("%s: %s: not here: %s", l, a.what, *got.Absent)
 		return
 	}
-	if got.Stopped != nil && !slices.Contains(strings.Fields(a.by.errors), *got.Stopped) {
+	if got.Stopped != nil && !slices.Contains(strings.Fields(errs), *got.Stopped) {
 		failed("%s, want %s to stop it", answer, a.by.name)
 	}
 	done := got.Done != nil

@@ -46,7 +46,7 @@ type run struct {
 var errTooLong = errors.New("too long")
 
 func (r *run) do(ctx context.Context) (json.RawMessage, error) {
-	if why := r.runner.cfg.Spawner.Survey().Lacks(r.call.Sandbox); why != "" {
+	if why := r.runner.cfg.Spawner.Survey().Lacks(r.asked); why != "" {
 		return nil, failure.Unavailable("%s is not served: %s", r.call.Tool, why).WithRetryable(false)
 	}
 	vars := r.call.Vars

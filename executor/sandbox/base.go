@@ -38,9 +38,11 @@ type Base struct {
 
 // copyRequest is what the copy has to do before it is what the agent wants.
 type copyRequest struct {
-	Flags  uintptr `json:"flags"`  // of clone: the namespaces
-	Death  bool    `json:"death"`  // it dies with the agent
-	Mapped []int   `json:"mapped"` // the user and the group that its user namespace knows
+	Flags uintptr `json:"flags"` // of clone: the namespaces
+	Death bool    `json:"death"` // it dies with the agent
+	// Maps are what its user namespace is to know: files below its /proc, and what to
+	// write to each; null without one.
+	Maps [][2]string `json:"maps"`
 	// Capabilities are those that it keeps; null: all.
 	Capabilities []uintptr `json:"capabilities"`
 	Mode         string    `json:"mode"`
@@ -138,7 +140,7 @@ func (b *Base) Start(box tool.Sandbox) (_ *Process, err error) {
 		}
 	}()
 	p.Level = b.spawner.Level()
-	request := requestOf(p.Level, box)
+	request := requestOf(p.Level, box, b.spawner.all)
 	request.Mode, request.Sandbox = p.Level.Mode(), box
 	message, err := json.Marshal(request)
 	if err != nil {

@@ -39,6 +39,7 @@ type Spawner struct {
 	jobs   chan func()
 	done   chan struct{}
 	closed sync.Once
+	all    bool // of users, see ForUsers
 
 	mu     sync.Mutex
 	levels []Level
@@ -57,6 +58,14 @@ func NewSpawner(log *slog.Logger, levels ...Level) *Spawner {
 	s := &Spawner{log: log, jobs: make(chan func()), done: make(chan struct{}), levels: levels}
 	go s.run()
 	return s
+}
+
+// ForUsers is to be called before anything is started where processes are to become
+// other users: a user namespace that they are kept together in knows these, too, if the
+// system lets it; reports whether.
+func (s *Spawner) ForUsers() bool {
+	s.all = mayMap()
+	return s.all
 }
 
 func (s *Spawner) run() {
@@ -109,7 +118,7 @@ func (s *Spawner) start(run func(level Level) error, fall bool) (Level, error) {
 func (s *Spawner) StartCommand(cmd *exec.Cmd) error {
 	_, err := s.start(func(level Level) error {
 		fresh := *cmd // a failed Start leaves a Cmd that cannot be started again
-		fresh.SysProcAttr = attributes(level, tool.SandboxNone)
+		fresh.SysProcAttr = attributes(level, tool.SandboxNone, s.all)
 		commandDeath(fresh.SysProcAttr)
 		if err := fresh.Start(); err != nil {
 			return err
@@ -171,7 +180,7 @@ func (s *Spawner) Start(cmd Command) (_ *Process, err error) {
 		proc, err := os.StartProcess(cmd.Path, argv, &os.ProcAttr{
 			Dir: cmd.Dir, Env: cmd.Env,
 			Files: append([]*os.File{null}, theirs...),
-			Sys:   attributes(level, cmd.Sandbox),
+			Sys:   attributes(level, cmd.Sandbox, s.all),
 		})
 		p.proc = proc
 		return err

@@ -14,6 +14,7 @@ import (
 // Survey is what a machine can give, as a self-test found it.
 type Survey struct {
 	lacks map[tool.Sandbox]string
+	alone bool // there are no namespaces, and all else that strict takes is there
 }
 
 // Lacks says why what demands a sandbox level cannot run here; empty when it can.
@@ -41,6 +42,19 @@ func (s Survey) Effective(asked tool.Sandbox) (effective tool.Sandbox, reasons [
 	return tool.SandboxNone, reasons
 }
 
+// Held is what processes are held to that are to have a level: the effective one or,
+// where only namespaces are missing, as much of the asked one as needs none.
+func (s Survey) Held(asked tool.Sandbox) tool.Sandbox {
+	effective, _ := s.Effective(asked)
+	switch {
+	case !s.alone:
+		return effective
+	case asked == tool.SandboxOffline: // which is a network namespace
+		return tool.SandboxStrict
+	}
+	return asked
+}
+
 // nowhere cannot be executed, and says so only when everything before worked.
 const nowhere = os.DevNull + "/nothing"
 
@@ -56,6 +70,7 @@ func (s *Spawner) Survey() Survey {
 			}
 			s.survey.lacks[level] = why
 		}
+		s.survey.alone = s.Level() == LevelReaper && restrictions() == ""
 	})
 	return s.survey
 }
@@ -67,7 +82,7 @@ func (s *Spawner) lacking(box tool.Sandbox) string {
 		if level == LevelReaper {
 			return nil
 		}
-		_, err := os.StartProcess(nowhere, []string{nowhere}, &os.ProcAttr{Sys: trial(level, box)})
+		_, err := os.StartProcess(nowhere, []string{nowhere}, &os.ProcAttr{Sys: trial(level, box, s.all)})
 		if errors.Is(err, unix.ENOTDIR) {
 			return nil
 		}

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"unsafe"
 
@@ -20,17 +22,46 @@ func systemLevels() []Level {
 	return []Level{LevelUser, LevelReaper}
 }
 
+// idsOf are the ids that a user namespace of a process knows: those of who starts it,
+// or all that the starter's own namespace knows, by the same numbers.
+func idsOf(all bool) (users, groups []syscall.SysProcIDMap) {
+	if !all {
+		return []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}},
+			[]syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}}
+	}
+	return extents("uid_map"), extents("gid_map")
+}
+
+func extents(name string) (ids []syscall.SysProcIDMap) {
+	data, _ := os.ReadFile("/proc/self/" + name)
+	for line := range strings.Lines(string(data)) {
+		var id, outside, size int
+		if n, _ := fmt.Sscan(line, &id, &outside, &size); n == 3 {
+			ids = append(ids, syscall.SysProcIDMap{ContainerID: id, HostID: id, Size: size})
+		}
+	}
+	return ids
+}
+
+// mayMap reports whether this process may make a user namespace that knows further users.
+func mayMap() bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	const needed = 1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETFCAP
+	return os.Geteuid() == 0 && unix.Capget(&header, &data[0]) == nil && data[0].Effective&needed == needed
+}
+
 // attributes are how a process is started: kept together in the way of level, in
-// the namespaces of box.
-func attributes(level Level, box tool.Sandbox) *syscall.SysProcAttr {
+// the namespaces of box. all is for idsOf.
+func attributes(level Level, box tool.Sandbox, all bool) *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{Setsid: true} // a terminal of the agent is nobody else's
 	switch level {
 	case LevelPID:
 		attr.Cloneflags = syscall.CLONE_NEWPID
 	case LevelUser:
 		attr.Cloneflags = syscall.CLONE_NEWPID | syscall.CLONE_NEWUSER
-		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}}
-		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}}
+		attr.UidMappings, attr.GidMappings = idsOf(all)
+		attr.GidMappingsEnableSetgroups = all
 	case LevelReaper:
 		// No parent-death signal: the reaper has work to do when the agent dies.
 		return attr
@@ -56,8 +87,8 @@ func attributes(level Level, box tool.Sandbox) *syscall.SysProcAttr {
 
 // trial is attributes, and has the process mount: where a system lets namespaces be
 // made, it may yet take their capabilities away.
-func trial(level Level, box tool.Sandbox) *syscall.SysProcAttr {
-	attr := attributes(level, box)
+func trial(level Level, box tool.Sandbox, all bool) *syscall.SysProcAttr {
+	attr := attributes(level, box, all)
 	attr.Unshareflags = attr.Cloneflags & syscall.CLONE_NEWNS
 	return attr
 }
@@ -68,17 +99,29 @@ func baseAttributes() (*syscall.SysProcAttr, error) {
 }
 
 // requestOf says what attributes says of a program, for a copy.
-func requestOf(level Level, box tool.Sandbox) copyRequest {
-	attr := attributes(level, box)
+func requestOf(level Level, box tool.Sandbox, all bool) copyRequest {
+	attr := attributes(level, box, all)
 	r := copyRequest{Flags: attr.Cloneflags, Death: attr.Pdeathsig == syscall.SIGKILL}
 	if attr.Cloneflags&syscall.CLONE_NEWUSER != 0 {
-		r.Mapped = []int{attr.UidMappings[0].HostID, attr.GidMappings[0].HostID}
+		r.Maps = [][2]string{{"uid_map", lines(attr.UidMappings)}, {"setgroups", "deny"}, {"gid_map", lines(attr.GidMappings)}}
+		if attr.GidMappingsEnableSetgroups {
+			r.Maps = slices.Delete(r.Maps, 1, 2)
+		}
 		if os.Geteuid() != 0 {
 			// As many as a program would be left with.
 			r.Capabilities = append([]uintptr{}, attr.AmbientCaps...)
 		}
 	}
 	return r
+}
+
+// lines are what the kernel takes of a mapping.
+func lines(ids []syscall.SysProcIDMap) string {
+	var b strings.Builder
+	for _, one := range ids {
+		fmt.Fprintf(&b, "%d %d %d\n", one.ContainerID, one.HostID, one.Size)
+	}
+	return b.String()
 }
 
 // restrictions says why the kernel cannot restrict what the level strict does; empty when it can.

@@ -13,14 +13,20 @@ import (
 
 func systemLevels() []Level { return []Level{LevelReaper} }
 
-func attributes(Level, tool.Sandbox) *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
+func mayMap() bool { return false }
 
-func trial(level Level, box tool.Sandbox) *syscall.SysProcAttr { return attributes(level, box) }
+func attributes(Level, tool.Sandbox, bool) *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setsid: true}
+}
+
+func trial(level Level, box tool.Sandbox, all bool) *syscall.SysProcAttr {
+	return attributes(level, box, all)
+}
 
 // baseAttributes says that no process can be copied here.
 func baseAttributes() (*syscall.SysProcAttr, error) { return nil, errors.ErrUnsupported }
 
-func requestOf(Level, tool.Sandbox) copyRequest { return copyRequest{} }
+func requestOf(Level, tool.Sandbox, bool) copyRequest { return copyRequest{} }
 
 // restrictions says that there are none here.
 func restrictions() string { return "only Linux has it" }

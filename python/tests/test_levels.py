@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -42,3 +44,85 @@ def test_mounts_stay_with_who_asked_for_them(tmp_path: object) -> None:
     if "unshare failed" in ran.stderr:
         pytest.skip(ran.stderr)
     assert ran.stdout == "0 True\n", ran.stderr
+
+
+ALONE = """
+import errno, os, sys
+from toolmesh._worker.confining import levels
+
+top, abi = sys.argv[1], int(sys.argv[2])
+data, beside = top + "/data", top + "/beside"
+levels._FOLDERS = data + "/folders"
+if abi:
+    levels._abi = lambda: abi
+try:
+    levels.zygote("guard", levels.REAPER, "", (), [(top + "/link/given", levels.WRITE)])
+except levels.Refused:
+    pass  # who could make such a link would have the agent's folder
+else:
+    raise SystemExit("given through a link")
+levels.zygote("guard", levels.REAPER, "", (), [(data + "/given", levels.WRITE), (data + "/seen", levels.READ)])
+levels.prepare("guard")
+levels.domain("guard")
+
+def tried(what, *args):
+    try:
+        what(*args)
+        return "ok"
+    except OSError as e:
+        return errno.errorcode[e.errno]
+
+def read(path):
+    with open(path) as file:
+        file.read()
+
+def write(path):
+    with open(path, "a"):
+        pass
+
+print({
+    "read": tried(read, data + "/secret"), "empty": tried(os.truncate, data + "/shown/file", 0),
+    "write": tried(write, data + "/shown/file"), "make": tried(write, data + "/shown/new"),
+    "link": tried(os.link, data + "/secret", beside + "/link"), "move": tried(os.rename, data, top + "/moved"),
+    "go around": tried(read, top + "/link/secret"), "make above": tried(write, top + "/new"),
+} if sys.argv[3] == "refused" else {
+    "read": tried(read, data + "/shown/file"), "read what is given": tried(read, data + "/seen/file"),
+    "write temporary files": tried(write, data + "/tmp/new"), "write what is given": tried(write, data + "/given/new"),
+    "write beside": tried(write, beside + "/new"), "write a file beside": tried(write, top + "/file"),
+    "move": tried(os.rename, beside + "/file", data + "/tmp/moved"),
+    "move back": tried(os.rename, data + "/tmp/moved", beside + "/back"),
+    "list": tried(os.listdir, top), "null": tried(write, "/dev/null"),
+})
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+@pytest.mark.parametrize("abi", [0, 2])
+def test_the_agents_files_where_nothing_can_be_mounted(tmp_path: pathlib.Path, abi: int) -> None:
+    """Kernels before 6.2 (the second) let Landlock know nothing of truncating."""
+    from toolmesh._worker.confining import filters, levels
+
+    if levels._abi() < 3 or os.uname().machine not in filters.AUDIT:
+        pytest.skip("no Landlock, or no filter")
+    for folder in ("data/shown", "data/seen", "data/tmp", "data/given", "beside"):
+        os.makedirs(tmp_path / folder)
+    for file in ("data/secret", "data/shown/file", "data/seen/file", "beside/file", "file"):
+        (tmp_path / file).write_text("x")
+    (tmp_path / "link").symlink_to("data")
+    data = str(tmp_path / "data")
+    (tmp_path / "data" / "folders").write_text("\0".join([data, "", f"r{data}/shown", f"w{data}/tmp"]))
+
+    def outcomes(which: str) -> dict[str, str]:
+        src = os.path.join(os.path.dirname(os.path.dirname(__file__)), "src")
+        command = [sys.executable, "-c", ALONE, str(tmp_path), str(abi), which]
+        ran = subprocess.run(command, env={**os.environ, "PYTHONPATH": src}, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        found: dict[str, str] = ast.literal_eval(ran.stdout)
+        return found
+
+    refused = outcomes("refused")
+    assert refused.pop("link") in ("EXDEV", "EACCES")
+    assert refused == dict.fromkeys(refused, "EACCES")
+    allowed = outcomes("allowed")
+    assert allowed == dict.fromkeys(allowed, "ok")
+    assert (tmp_path / "data" / "shown" / "file").read_text() == "x"

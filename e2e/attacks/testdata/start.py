@@ -1,7 +1,8 @@
 """Starts a program as an attacked machine has it: start.py SETTINGS PROGRAM ARG…
 
 With a terminal, descriptors and a key of the kernel that hold the secret, as another
-user, and in a namespace in which the kernel makes no more of some kinds of namespaces.
+user, in a namespace in which the kernel makes no more of some kinds of namespaces, or as
+a root that may make user namespaces alone.
 """
 
 import ctypes
@@ -26,6 +27,8 @@ if settings["user"] and os.geteuid() == 0:
     os.setgroups([])
     os.setresgid(*3 * (settings["user"],))
     os.setresuid(*3 * (settings["user"],))
+if settings["unprivileged"]:
+    ctypes.CDLL(None).prctl(24, 21, 0, 0, 0)  # CAP_SYS_ADMIN, which the program does not get
 keyctl, add = {"x86_64": (250, 248), "aarch64": (219, 217)}.get(platform.machine(), (0, 0))
 if keyctl:
     libc = ctypes.CDLL(None)

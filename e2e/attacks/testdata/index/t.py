@@ -366,6 +366,12 @@ def connect_to_file(at): return unix(at["socket"])
 def connect_to_abstract(at): return unix("\0" + at["abstract"])
 
 
+def connect_to_session(at):
+    if not at["in_session"]:
+        raise Absent("users have no sessions")
+    return unix(at["in_session"])
+
+
 def set_up_network(at):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         flags = fcntl.ioctl(s, 0x8913, struct.pack("16sh22x", b"lo", 0))
@@ -666,6 +672,16 @@ def fork_on_undeclared(at):
     for _ in range(400):
         threading.Thread(target=time.sleep, args=(600,)).start()
     time.sleep(600)
+
+
+def use_memory_undeclared(at): return use_memory(at)
+
+
+def fill_temporary_undeclared(at):
+    with tempfile.NamedTemporaryFile() as f:
+        f.write(bytes(60 << 20))
+        f.flush()
+        time.sleep(600)
 
 
 def open_on_undeclared(at): return [open("/dev/null") for _ in range(4096)]

@@ -10,6 +10,9 @@ strict   no capabilities at all; the file system is read-only but for one folder
          system calls that reach into other processes or the kernel are refused
 offline  strict, in a network of its own that has nothing but its loopback
 
+Where the agent can make no namespaces, what needs none holds of guard and strict: of
+the agent's files, too (_around).
+
 Each worker adds a domain of its own: it can signal and inspect what it started,
 and nobody else. A level that cannot be had raises Refused: nothing runs then.
 """
@@ -24,9 +27,11 @@ import resource
 import struct
 import sys
 
+from . import filters
+
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 NONE, GUARD, STRICT, OFFLINE = "none", "guard", "strict", "offline"
 WRITE, READ, SEE = "w", "r", "s"
@@ -65,15 +70,17 @@ def zygote(
         if level == OFFLINE:
             _loopback()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _drop_capabilities(_KEPT if level == GUARD else _TO_BECOME if user else ())
     if _prctl(_NO_NEW_PRIVS, 1) != 0:
         raise Refused(f"no_new_privs: {_error()}")
+    if kept == REAPER:
+        _around(given)
+    _drop_capabilities(_KEPT if level == GUARD else _TO_BECOME if user else ())
     become(user)
     if level in (STRICT, OFFLINE):
         _read_only([folder, *writable])
-    mapped = bool(user and writable)
-    if level in (STRICT, OFFLINE) or mapped:
-        _filter(level, mapped)
+    mapped, truncate = bool(user and writable), kept != REAPER or _abi() >= 3
+    if level in (STRICT, OFFLINE) or mapped or not truncate:
+        _filter(level in (STRICT, OFFLINE), level == OFFLINE, mapped, truncate)
     if _abi() < 1:
         # No domains for the workers: at least nobody reads their memory.
         _prctl(_SET_DUMPABLE, 0)
@@ -192,7 +199,7 @@ def _mounts(level: str, notes: list[str], given: Sequence[tuple[str, str]], user
     if not _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC):
         notes.append(f"no /proc of its own: {_error()}")
     _system_read_only(notes)
-    _folders([_given(path, access, user) for path, access in given], bool(user))
+    _folders([_given(path, access, user) for path, access in given], bool(user), level in (STRICT, OFFLINE))
     if level in (STRICT, OFFLINE) and os.path.isdir("/dev/shm"):
         # Locks and shared memory of multiprocessing live there.
         if not _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=64m,mode=1777"):
@@ -204,6 +211,10 @@ def _mounts(level: str, notes: list[str], given: Sequence[tuple[str, str]], user
 _FOLDERS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "folders")
 
 
+# Of systemd: sockets of D-Bus, ssh-agent and others, which start and sign what they are asked to.
+_SESSIONS = "/run/user"
+
+
 class _Tree:
     """A folder that is to be seen somewhere."""
 
@@ -212,25 +223,36 @@ class _Tree:
         self.mounted = mounted  # fd is a mount of its own, with its flags
 
 
-def _folders(given: list[_Tree], foreign: bool) -> None:
-    """The agent's folder shows what an index needs, which stays as it is: what starts
-    later is made of it. This and what is given, also where its user could not reach it:
-    foreign says that it has one."""
+def _shown() -> list[str]:
     try:
         with open(_FOLDERS, encoding="utf-8", errors="surrogateescape") as file:
-            sealed, others, *below = file.read().split("\0")
+            return file.read().split("\0")
     except OSError:
+        return []
+
+
+def _folders(given: list[_Tree], foreign: bool, strict: bool) -> None:
+    """The agent's folder shows what an index needs, which stays as it is: what starts
+    later is made of it. This and what is given, also where its user could not reach it:
+    foreign says that it has one. In strict users' sessions show nothing else."""
+    if not (shown := _shown()):
         return
+    sealed, others, *below = shown
     here = os.getcwd()
+    covers: dict[str, list[_Tree]] = {_SESSIONS: []} if strict and os.path.isdir(_SESSIONS) else {}
+
+    def over(path: str) -> str:
+        return _SESSIONS if _SESSIONS in covers and path.startswith(_SESSIONS + "/") else path
+
+    whole = over(_blocks(sealed) if others else sealed)
     own = [_at(one[1:], one[0] == "w") for one in below if os.path.isdir(one[1:])]
-    whole = _blocks(sealed) if others else sealed
-    covers = {whole: own}
+    covers.setdefault(whole, []).extend(own)
     interpreter = os.path.realpath(sys.base_prefix)
-    if others and (cover := _blocks(interpreter)) != interpreter:
-        covers.setdefault(cover, []).append(_at(interpreter, False))
+    if (closed := over(_blocks(interpreter) if others else interpreter)) != interpreter:
+        covers.setdefault(closed, []).append(_at(interpreter, False))
     for tree in given:
         inside = tree.path.startswith(sealed + "/")
-        covers.setdefault(whole if inside else _blocks(tree.path) if foreign else tree.path, []).append(tree)
+        covers.setdefault(whole if inside else over(_blocks(tree.path) if foreign else tree.path), []).append(tree)
     for cover in sorted(covers):
         _show(cover, sorted(covers[cover], key=lambda tree: tree.path))
     os.chdir(here)  # as it is seen now
@@ -289,9 +311,13 @@ def _reach(path: str) -> int:
             raise Refused(f"{path} cannot be given: {failure}") from failure
         finally:
             os.close(above)
-        if os.fstat(at).st_mode & 0o170000 != 0o040000:
+        if not _is_folder(os.fstat(at)):
             raise Refused(f"{path} leads elsewhere than when it was given: install the index again")
     return at
+
+
+def _is_folder(info: os.stat_result) -> bool:
+    return info.st_mode & 0o170000 == 0o040000
 
 
 def _given(path: str, access: str, user: Sequence[int]) -> _Tree:
@@ -470,10 +496,10 @@ def become(user: Sequence[int]) -> None:
 def _own_keyring() -> None:
     """Who starts the agent may have given it keys (of a file system, of Kerberos), which
     are for all that has its session keyring."""
-    column, _ = _AUDIT.get(os.uname().machine, (-1, 0))
+    column, _ = filters.AUDIT.get(os.uname().machine, (-1, 0))
     if column >= 0:
         join = ctypes.c_int(1)  # KEYCTL_JOIN_SESSION_KEYRING, a new one; refused by a kernel that has none
-        _syscall(_DENIED["keyctl"][column], join, None)
+        _syscall(filters.DENIED["keyctl"][column], join, None)
 
 
 def _drop_capabilities(kept: Iterable[int]) -> None:
@@ -507,6 +533,7 @@ def reduce_capabilities(kept: Iterable[int]) -> None:
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on every architecture
 _WRITE_FILE = 1 << 1
+_READ_FILE = 1 << 2
 _MAKE_BLOCK = 1 << 11
 _TRUNCATE = 1 << 14
 _IOCTL_DEV = 1 << 15
@@ -514,6 +541,7 @@ _IOCTL_DEV = 1 << 15
 _CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
 _REFER = 1 << 13
 _SCOPE_ABSTRACT, _SCOPE_SIGNAL = 1, 2
+_OF_FILES = _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
@@ -542,24 +570,61 @@ def _restrict(ruleset: int) -> None:
         os.close(ruleset)
 
 
-def _read_only(folders: Sequence[str]) -> None:
-    """From here on only folders, some devices and /dev/shm can be written."""
+def _handling(rights: int, scopes: int) -> tuple[int, int]:
+    """A ruleset without rules, and what it handles of these rights."""
     abi = _abi()
     if abi < 1:
         raise Refused("the kernel has no Landlock")
-    handled = _CHANGES
-    if abi >= 2:
-        handled |= _REFER
-    if abi >= 3:
-        handled |= _TRUNCATE
-    if abi >= 5:
-        handled |= _IOCTL_DEV
-    values = [handled]
-    if abi >= 4:
-        values.append(0)
-    if abi >= 6:
-        values.append(_SCOPE_ABSTRACT | _SCOPE_SIGNAL)
-    ruleset = _create_ruleset(_packed(*values))
+    for since, right in (2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEV):
+        if abi < since:
+            rights &= ~right
+    return _create_ruleset(_packed(rights, 0, scopes) if abi >= 6 else _packed(rights)), rights
+
+
+def _around(given: Sequence[tuple[str, str]]) -> None:
+    """Where nothing can be mounted: from here on of the agent's folder only what an index
+    needs can be read, and only its temporary files and home be changed. A rule
+    of Landlock gives rights and takes none away: so all that is beside the way to the
+    folder gets them, and what is made there later has none."""
+    if not (shown := _shown()):
+        return
+    sealed, _, *below = shown
+    ruleset, handled = _handling(_READ_FILE | _CHANGES | _REFER | _TRUNCATE, _SCOPE_SIGNAL)
+    for path in _beside(sealed):
+        try:
+            _allow(ruleset, path, handled)
+        except (OSError, Refused):
+            pass  # it is gone
+    for one in below:
+        if os.path.isdir(one[1:]):
+            _allow(ruleset, one[1:], handled if one[0] == WRITE else _READ_FILE)
+    for path, access in given:
+        _allow(ruleset, path, handled if access == WRITE else _READ_FILE, _reach(path))
+    _restrict(ruleset)
+
+
+def _beside(folder: str) -> Iterator[str]:
+    """All that is in the folders on the way to a folder, but for these and for links."""
+    way = [folder[:end] or "/" for end in range(len(folder)) if folder[end] == "/"]
+    passed = {(info.st_dev, info.st_ino) for info in map(os.stat, [*way, folder])}  # by another name, too
+    for above in way:
+        try:
+            names = os.listdir(above)
+        except OSError:
+            continue  # nobody knows what is there
+        for name in names:
+            path = os.path.join(above, name)
+            try:
+                info = os.lstat(path)
+            except OSError:
+                continue
+            if info.st_mode & 0o170000 != 0o120000 and (info.st_dev, info.st_ino) not in passed:
+                yield path
+
+
+def _read_only(folders: Sequence[str]) -> None:
+    """From here on only folders, some devices and /dev/shm can be written."""
+    ruleset, handled = _handling(_CHANGES | _REFER | _TRUNCATE | _IOCTL_DEV, _SCOPE_ABSTRACT | _SCOPE_SIGNAL)
     for folder in folders:
         _allow(ruleset, folder, handled & ~_IOCTL_DEV)
     if os.path.ismount("/dev/shm"):
@@ -572,9 +637,13 @@ def _read_only(folders: Sequence[str]) -> None:
     _restrict(ruleset)
 
 
-def _allow(ruleset: int, path: str, rights: int) -> None:
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+def _allow(ruleset: int, path: str, rights: int, fd: int = -1) -> None:
+    """fd is of path, which is opened otherwise."""
+    if fd < 0:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
+        if not _is_folder(os.fstat(fd)):
+            rights &= _OF_FILES
         attributes = struct.pack("=Qi", rights, fd)
         if _syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(1), attributes, ctypes.c_uint32(0)) != 0:
             raise Refused(f"Landlock: {path}: {_error()}")
@@ -584,140 +653,12 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 # Seccomp.
 
-# What strict refuses: (x86_64, aarch64) numbers; -1 where there is no such call.
-_DENIED = {
-    "acct": (163, 89),
-    "add_key": (248, 217),
-    "adjtimex": (159, 171),
-    "bpf": (321, 280),
-    "chroot": (161, 51),
-    "clock_adjtime": (305, 266),
-    "clock_settime": (227, 112),
-    "delete_module": (176, 106),
-    "finit_module": (313, 273),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fsopen": (430, 430),
-    "fspick": (433, 433),
-    "init_module": (175, 105),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "io_uring_setup": (425, 425),
-    "ioperm": (173, -1),
-    "iopl": (172, -1),
-    "kcmp": (312, 272),
-    "kexec_file_load": (320, 294),
-    "kexec_load": (246, 104),
-    "keyctl": (250, 219),
-    "mount": (165, 40),
-    "mount_setattr": (442, 442),
-    "move_mount": (429, 429),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    "open_tree": (428, 428),
-    "perf_event_open": (298, 241),
-    "pidfd_getfd": (438, 438),
-    "pivot_root": (155, 41),
-    "process_madvise": (440, 440),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "ptrace": (101, 117),
-    "quotactl": (179, 60),
-    "reboot": (169, 142),
-    "request_key": (249, 218),
-    "setdomainname": (171, 162),
-    "sethostname": (170, 161),
-    "setns": (308, 268),
-    "settimeofday": (164, 170),
-    "swapoff": (168, 225),
-    "swapon": (167, 224),
-    "syslog": (103, 116),
-    "umount2": (166, 39),
-    "unshare": (272, 97),
-    "userfaultfd": (323, 282),
-    "vhangup": (153, 58),
-}
-_CLONE = (56, 220)
-_CLONE3 = (435, 435)
-_SOCKET = (41, 198)
-_AUDIT = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-_X32 = 0x40000000
-_NEW_NAMESPACES = 0x7E020000  # NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET
-_FAMILIES = (2, 10, 16)  # INET, INET6, NETLINK: what ends at the network namespace
 
-_EPERM, _EACCES, _ENOSYS = 1, 13, 38
-_LOAD, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-
-
-# Calls that set a file's mode: the place of the argument, and of the flags that say that
-# there is one. A file of another user's, of which one may be made with a given folder,
-# must not become a way to be that user.
-_MODES = (
-    ((90, -1), 1, -1),  # chmod
-    ((91, 52), 1, -1),  # fchmod
-    ((268, 53), 2, -1),  # fchmodat
-    ((452, 452), 2, -1),  # fchmodat2
-    ((85, -1), 1, -1),  # creat
-    ((2, -1), 2, 1),  # open
-    ((257, 56), 3, 2),  # openat
-    ((133, -1), 1, -1),  # mknod
-    ((259, 33), 2, -1),  # mknodat
-)
-_OPENAT2 = (437, 437)
-_SET_ID = 0o6000
-_CREATES = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE
-
-
-def program(level: str, machine: str, mapped: bool = False) -> list[tuple[int, int, int, int]]:
-    """The filter's instructions: (code, jump if true, jump if false, value). mapped says
-    that files of another user can be written."""
-    if machine not in _AUDIT:
+def _filter(strict: bool, offline: bool, mapped: bool, truncate: bool) -> None:
+    machine = os.uname().machine
+    if machine not in filters.AUDIT:
         raise Refused(f"no system call filter is known for {machine}")
-    column, audit = _AUDIT[machine]
-
-    def refuse(number: int) -> tuple[int, int, int, int]:
-        return _RETURN, 0, 0, _ERRNO | number
-
-    steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, audit), refuse(_ENOSYS), (_LOAD, 0, 0, 0)]
-    if machine == "x86_64":
-        steps += [(_AT_LEAST, 0, 1, _X32), refuse(_ENOSYS)]
-    for name, numbers in _DENIED.items():
-        if numbers[column] >= 0 and (level in (STRICT, OFFLINE) or name.startswith("io_uring")):
-            steps += [(_EQUAL, 0, 1, numbers[column]), refuse(_EPERM)]
-    if mapped:
-        steps += [(_EQUAL, 0, 1, _OPENAT2[column]), refuse(_ENOSYS)]  # its mode is in memory
-        for numbers, mode, flags in _MODES:
-            if numbers[column] < 0:
-                continue
-            block = [(_LOAD, 0, 0, 16 + 8 * flags), (_ANY_OF, 0, 3, _CREATES)] if flags >= 0 else []
-            block += [(_LOAD, 0, 0, 16 + 8 * mode), (_ANY_OF, 0, 1, _SET_ID), refuse(_EPERM), (_RETURN, 0, 0, _ALLOW)]
-            steps += [(_EQUAL, 0, len(block), numbers[column]), *block]
-    if level not in (STRICT, OFFLINE):
-        return [*steps, (_RETURN, 0, 0, _ALLOW)]
-    # Its flags are in memory, out of a filter's sight: libraries fall back to clone.
-    steps += [(_EQUAL, 0, 1, _CLONE3[column]), refuse(_ENOSYS)]
-    steps += [
-        (_EQUAL, 0, 4, _CLONE[column]),
-        (_LOAD, 0, 0, 16),
-        (_ANY_OF, 0, 1, _NEW_NAMESPACES),
-        refuse(_EPERM),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
-    if level == OFFLINE:
-        # A socket of the file system, or of the hypervisor, leads out of any network namespace.
-        steps += [(_EQUAL, 0, 2 + len(_FAMILIES), _SOCKET[column]), (_LOAD, 0, 0, 16)]
-        left = len(_FAMILIES)
-        for family in _FAMILIES:
-            steps.append((_EQUAL, left, 0, family))
-            left -= 1
-        steps.append(refuse(_EACCES))
-    steps.append((_RETURN, 0, 0, _ALLOW))
-    return steps
-
-
-def _filter(level: str, mapped: bool) -> None:
-    steps = program(level, os.uname().machine, mapped)
+    steps = filters.program(machine, strict, offline, mapped, truncate)
     code = b"".join(struct.pack("=HBBI", *step) for step in steps)
     buffer = ctypes.create_string_buffer(code, len(code))
 

@@ -21,6 +21,7 @@ from . import adopting, zygote
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import NoReturn
 
     from ..wire.frames import JSON
@@ -107,10 +108,14 @@ def main() -> NoReturn:
             os._exit(0)
         fds = zygote.descriptors(ancillary)
         request: dict[str, JSON] = json.loads(data)
+        mapped, done = os.pipe()
         pid = _copy(request["flags"] | _CLONE_PARENT | _SIGCHLD, _CLONE[machine])
         if pid == 0:
-            _begin(request, fds)
-        for fd in fds:
+            os.close(done)
+            _begin(request, fds, mapped)
+        if pid > 0 and _map(pid, request["maps"] or ()):
+            os.write(done, b"y")
+        for fd in (*fds, mapped, done):
             os.close(fd)
         socket.send(b'{"pid": %d}' % pid if pid > 0 else b'{"errno": %d}' % -pid)
 
@@ -158,14 +163,15 @@ def _copy(flags: int, number: int) -> int:
     return pid if pid >= 0 else -ctypes.get_errno()
 
 
-def _begin(request: dict[str, JSON], fds: list[int]) -> NoReturn:
-    """What the copy is from here on: the root process of an index."""
+def _begin(request: dict[str, JSON], fds: list[int], mapped: int) -> NoReturn:
+    """What the copy is from here on: the root process of an index. mapped says when its
+    user namespace knows its users."""
     try:
+        if request["maps"] and os.read(mapped, 1) != b"y":
+            raise OSError("its user namespace knows no users")
         if request["death"]:
             levels._prctl(_SET_PDEATHSIG, 9)
         os.setsid()  # a terminal of the agent is nobody else's
-        if request["mapped"]:
-            _map(request["mapped"])
         if request["capabilities"] is not None:
             levels.reduce_capabilities(request["capabilities"])
         import fcntl
@@ -185,16 +191,13 @@ def _begin(request: dict[str, JSON], fds: list[int]) -> NoReturn:
         os._exit(70)
 
 
-def _map(ids: list[int]) -> None:
-    """Our user namespace knows ourselves and nobody else."""
-    uid, gid = ids
-    for name, text in (
-        ("uid_map", f"{uid} {uid} 1\n"),
-        ("setgroups", "deny\n"),
-        ("gid_map", f"{gid} {gid} 1\n"),
-    ):
-        fd = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, text.encode())
-        finally:
-            os.close(fd)
+def _map(pid: int, maps: Iterable[tuple[str, str]]) -> bool:
+    """Says whom a copy's user namespace knows. From outside: inside nobody may name other
+    users than the one that made it."""
+    try:
+        for name, text in maps:
+            with open(f"/proc/{pid}/{name}", "w", encoding="ascii") as file:
+                file.write(text)
+    except OSError:
+        return False
+    return True

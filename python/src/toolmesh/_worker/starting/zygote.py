@@ -91,7 +91,8 @@ class Zygote:
     def run(self, sandbox: str) -> None:
         """Imports the tools and serves; the process ends when the agent closes the index."""
         self._write(frames.HELLO, 0, 0, frames.NUMBER.pack(frames.VERSION))
-        early = sandbox in (levels.NONE, levels.GUARD)  # they need no folder
+        # They need no folder. Without mounts it counts what is there when an index begins.
+        early = sandbox == levels.NONE or sandbox == levels.GUARD and self._mode != levels.REAPER
         if early:
             self._confine(sandbox, "")
         self._prepare()
