@@ -51,6 +51,9 @@ func MemberID(batch subjects.RPCID, index int) subjects.RPCID {
 func ParseBatch(s subjects.Subject, h Header, body []byte) (*Batch, *toolmesh.Error) {
 	b := &Batch{Request: Request{Session: s.Session, body: body}}
 	err := b.parsePlain(h, body)
+	if err == nil {
+		body = b.Args // as JSON
+	}
 	if bad := b.parseMembers(body); err == nil {
 		err = bad
 	}
@@ -225,7 +228,7 @@ func (r *BatchResult) Encode() []byte {
 func (b *Batch) Results(id *Identity, results json.RawMessage) (Header, []byte) {
 	body := b.head(make([]byte, 0, 128+len(b.rawID)+len(results)))
 	body = append(append(body, `"results":`...), results...)
-	return id.header(&b.Request), append(body, '}')
+	return b.Encode(id.header(&b.Request), append(body, '}'))
 }
 
 // Failure renders the answer of a batch that was not taken.
@@ -233,7 +236,7 @@ func (b *Batch) Failure(id *Identity, err *toolmesh.Error) (Header, []byte) {
 	h := id.header(&b.Request)
 	setError(h, err)
 	body := append(b.head(nil), `"status":"error","error":`...)
-	return h, append(append(body, mustMarshal(withType(err))...), '}')
+	return b.Encode(h, append(append(body, mustMarshal(withType(err))...), '}'))
 }
 
 // head begins an answer.
@@ -252,7 +255,7 @@ func (b *Batch) head(body []byte) []byte {
 func (b *Batch) OneResult(id *Identity, r *BatchResult, encoded []byte) (Header, []byte) {
 	h := id.header(&b.Request)
 	h.Set(HeaderRPCID, string(r.RPCID))
-	return h, encoded
+	return b.Encode(h, encoded)
 }
 
 // EncodeBatch renders the body of a batch. Members' Err is not looked at.

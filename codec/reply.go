@@ -155,9 +155,11 @@ func (r *Request) Result(id *Identity, result json.RawMessage, load Load) (Heade
 	case r.Form != FormPlain && !json.Valid(result):
 		return r.Failure(id, notJSON(), load)
 	case r.Form != FormPlain:
-		return nil, mustMarshal(response{Type: r.responseType(), RPCID: r.echoID(), Status: "ok", Result: result})
+		return r.Encode(nil, mustMarshal(response{Type: r.responseType(), RPCID: r.echoID(), Status: "ok", Result: result}))
+	case r.packed && !json.Valid(result):
+		return r.Failure(id, notJSON(), load)
 	}
-	return id.withLoad(r, load), result
+	return r.Encode(id.withLoad(r, load), result)
 }
 
 // Failure renders the reply of a call that failed, in the request's form; for
@@ -166,13 +168,13 @@ func (r *Request) Failure(id *Identity, err *toolmesh.Error, load Load) (Header,
 	if r.Form != FormPlain {
 		wire := withType(err)
 		if r.Delivery == DeliverEnvelope {
-			return nil, mustMarshal(streamChunk{Type: typeChunk, RPCID: r.echoID(), ChunkType: string(ChunkError), Seq: 1, Error: wire})
+			return r.Encode(nil, mustMarshal(streamChunk{Type: typeChunk, RPCID: r.echoID(), ChunkType: string(ChunkError), Seq: 1, Error: wire}))
 		}
-		return nil, mustMarshal(response{Type: r.responseType(), RPCID: r.echoID(), Status: "error", Error: wire})
+		return r.Encode(nil, mustMarshal(response{Type: r.responseType(), RPCID: r.echoID(), Status: "error", Error: wire}))
 	}
 	h := id.withLoad(r, load)
 	setError(h, err)
-	return h, ErrorBody(err)
+	return r.Encode(h, ErrorBody(err))
 }
 
 // withType gives readers of the envelope's older error object the type that

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"math"
-	"mime"
 	"strconv"
 	"strings"
 	"time"
@@ -88,6 +87,7 @@ type Request struct {
 	IdempotencyKey string
 	Traceparent    string
 	body           []byte
+	packed, zstd   bool // how the answer is to be written
 }
 
 // Body is the message's body as it came: what two requests under one rpc id must
@@ -101,10 +101,20 @@ func (r *Request) Body() []byte { return r.body }
 func ParseRequest(s subjects.Subject, h Header, body []byte) (*Request, *toolmesh.Error) {
 	r := &Request{Session: s.Session, Tool: s.Tool, body: body}
 	var err error
-	if h.hasMesh() || !r.parseEnvelope(body, &err) {
+	plain := h.hasMesh()
+	if !plain && len(h) > 0 {
+		// It may be an envelope that is not written in JSON.
+		decoded := Request{}
+		if json, bad := decoded.content(h.Get(HeaderContentType), h.Get(HeaderContentEncoding), body); bad == nil && r.parseEnvelope(json, &err) {
+			r.packed, r.zstd = decoded.packed, acceptsZstd(h.Get(HeaderAcceptEncoding))
+		} else {
+			plain = true
+		}
+	} else if !plain {
+		plain = !r.parseEnvelope(body, &err)
+	}
+	if plain {
 		err = r.parsePlain(h, body)
-	} else if err == nil {
-		err = r.checkContent(h.Get(HeaderContentType), h.Get(HeaderContentEncoding))
 	}
 	if err != nil {
 		return r, refused(err)
@@ -138,7 +148,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 	if len(h) == 0 {
 		return nil
 	}
-	var proto, require, contentType, contentEncoding string
+	var proto, require, contentType, contentEncoding, accept string
 	var tool, session string
 	var id string
 	named := false
@@ -220,6 +230,8 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			contentType = v
 		case HeaderContentEncoding:
 			contentEncoding = v
+		case HeaderAcceptEncoding:
+			accept = strings.Join(values, ",")
 		}
 		if err != nil && first == nil {
 			first = err
@@ -239,8 +251,15 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 	if first != nil {
 		return first
 	}
-	if err := r.checkContent(contentType, contentEncoding); err != nil {
-		return err
+	r.zstd = accept != "" && acceptsZstd(accept)
+	if contentType != "" || contentEncoding != "" {
+		decoded, err := r.content(contentType, contentEncoding, body)
+		if err != nil {
+			return err
+		}
+		if len(bytes.TrimSpace(decoded)) > 0 {
+			r.Args = json.RawMessage(decoded)
+		}
 	}
 	if tool != "" {
 		if !subjects.SameTool(subjects.ToolID(tool), r.Tool) {
@@ -288,19 +307,6 @@ func parseFlag(name, v string) (bool, error) {
 		return false, nil
 	}
 	return false, invalid("header %s is %q: it is 1 or absent", name, v)
-}
-
-func (r *Request) checkContent(contentType, encoding string) error {
-	if contentType != "" && contentType != "application/json" {
-		media, _, err := mime.ParseMediaType(contentType)
-		if err != nil || media != "application/json" {
-			return invalid("content type %q is not understood: send application/json", contentType)
-		}
-	}
-	if encoding != "" && encoding != "identity" {
-		return invalid("content encoding %q is not understood: send the body as it is", encoding)
-	}
-	return nil
 }
 
 func (r *Request) setID(id string) error {

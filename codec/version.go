@@ -15,7 +15,7 @@ const (
 )
 
 // features are names, besides our headers', that Mesh-Require may hold.
-var features = []string{"unary", "stream", "inbox", "replay", "credit", "cancel", "keepalive", "envelope", "drain", "idempotency"}
+var features = []string{"unary", "stream", "inbox", "replay", "credit", "cancel", "keepalive", "envelope", "drain", "idempotency", "msgpack", "zstd"}
 
 // Features returns what a lease advertises as features.
 func Features() []string { return append([]string(nil), features...) }
@@ -28,13 +28,7 @@ func known(name string) bool {
 			return true
 		}
 	}
-	switch headerName(name) {
-	case "":
-		return false
-	case HeaderContentEncoding, HeaderAcceptEncoding:
-		return false // their work comes later: to require them is to be refused
-	}
-	return true
+	return headerName(name) != ""
 }
 
 // addRequired adds the values of one spelling of Mesh-Require to those of others:

@@ -95,9 +95,10 @@ func (j *Reader) items() bool {
 func (r *Readers) send(j *Reader, chunk codec.Chunk) {
 	msg := &nats.Msg{Subject: j.Reply, Reply: j.probe.subject(r.node.Store, j.Request, &chunk)}
 	if j.Request.Delivery == codec.DeliverEnvelope {
-		msg.Data = chunk.Envelope(j.Request)
+		h, body := j.Request.Encode(nil, chunk.Envelope(j.Request))
+		msg.Header, msg.Data = nats.Header(h), body
 	} else {
-		h, body := chunk.Encode(j.Request.RPCID, r.epoch)
+		h, body := j.Request.Encode(chunk.Encode(j.Request.RPCID, r.epoch))
 		msg.Header, msg.Data = nats.Header(h), body
 	}
 	r.node.Host.Send(msg)

@@ -6,13 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"math"
 	"strconv"
 
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
 )
 
 const (
@@ -210,6 +210,8 @@ func (r *reader) next() (body []byte, err error) {
 	if !r.packed {
 		return body, nil
 	}
+	// Not codec.Unpack: to languages without integers 1.0 is 1, and of a key that is there
+	// twice the last counts, as in JSON.
 	var plain bytes.Buffer
 	plain.Grow(len(body) * 2)
 	rest, err := msgp.UnmarshalAsJSON(&plain, body)
@@ -224,54 +226,10 @@ func appendFrame(to, body []byte, packed bool) []byte {
 	start := len(to)
 	to = append(to, 0, 0, 0, 0)
 	if packed {
-		dec := jsontext.NewDecoder(bytes.NewBuffer(body), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
-		to = appendPacked(to, dec)
+		to = codec.Pack(to, body)
 	} else {
 		to = append(to, body...)
 	}
 	binary.BigEndian.PutUint32(to[start:], uint32(len(to)-start-lengthBytes)) //nolint:gosec // what the mesh carries is far less
 	return to
-}
-
-// appendPacked appends the next value of valid JSON in MessagePack.
-func appendPacked(to []byte, dec *jsontext.Decoder) []byte {
-	token, err := dec.ReadToken()
-	if err != nil {
-		return msgp.AppendNil(to)
-	}
-	switch token.Kind() {
-	case '{', '[':
-		// How many there are shows at the end: the forms of four bytes have room for it.
-		at, end := len(to), token.Kind()+2
-		if end == '}' {
-			to = msgp.AppendMapHeader(to, math.MaxUint32)
-		} else {
-			to = msgp.AppendArrayHeader(to, math.MaxUint32)
-		}
-		values := uint32(0)
-		for ; dec.PeekKind() != end && dec.PeekKind() != 0; values++ {
-			to = appendPacked(to, dec)
-		}
-		_, _ = dec.ReadToken()
-		if end == '}' {
-			values /= 2
-		}
-		binary.BigEndian.PutUint32(to[at+1:], values)
-		return to
-	case '"':
-		return msgp.AppendString(to, token.String())
-	case '0':
-		number := token.String()
-		if n, err := strconv.ParseInt(number, 10, 64); err == nil {
-			return msgp.AppendInt64(to, n)
-		}
-		if n, err := strconv.ParseUint(number, 10, 64); err == nil {
-			return msgp.AppendUint64(to, n)
-		}
-		n, _ := strconv.ParseFloat(number, 64)
-		return msgp.AppendFloat64(to, n)
-	case 't', 'f':
-		return msgp.AppendBool(to, token.Bool())
-	}
-	return msgp.AppendNil(to)
 }

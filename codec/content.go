@@ -1,0 +1,123 @@
+package codec
+
+import (
+	"errors"
+	"mime"
+	"strings"
+	"sync"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/toolmesh/toolmesh"
+)
+
+const (
+	typeJSON = "application/json"
+	typePack = "application/msgpack"
+	encZstd  = "zstd"
+
+	// MaxDecoded bounds what a compressed body may become, in bytes.
+	MaxDecoded = 8 << 20
+	// leastCompressed is what is not worth compressing.
+	leastCompressed = 10_000
+)
+
+// Values of headers that many answers share.
+var (
+	packValue = []string{typePack}
+	zstdValue = []string{encZstd}
+)
+
+// Both are for concurrent use, and hold no goroutine.
+var (
+	decompress = sync.OnceValues(func() (*zstd.Decoder, error) {
+		return zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderMaxMemory(MaxDecoded))
+	})
+	compress = sync.OnceValues(func() (*zstd.Encoder, error) {
+		return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest))
+	})
+)
+
+// content reads a body as its headers say it is written, and returns it as JSON. It
+// notes in which type the answer is to be.
+func (r *Request) content(contentType, encoding string, body []byte) ([]byte, error) {
+	if contentType != "" && contentType != typeJSON {
+		media, _, err := mime.ParseMediaType(contentType)
+		switch {
+		case err == nil && media == typeJSON:
+		case err == nil && (media == typePack || media == "application/x-msgpack" || media == "application/vnd.msgpack"):
+			r.packed = true
+		default:
+			return nil, invalid("content type %q is not understood: send %s or %s", contentType, typeJSON, typePack)
+		}
+	}
+	switch strings.ToLower(encoding) {
+	case "", "identity":
+	case encZstd:
+		var err error
+		if body, err = inflate(body); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, invalid("content encoding %q is not understood: send the body as it is, or %s", encoding, encZstd)
+	}
+	if !r.packed || len(body) == 0 {
+		return body, nil
+	}
+	plain, err := Unpack(body)
+	if err != nil {
+		return nil, invalid("the body is not MessagePack that could be JSON: %w", err)
+	}
+	return plain, nil
+}
+
+func inflate(body []byte) ([]byte, error) {
+	d, err := decompress()
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "zstd: %w", err)
+	}
+	plain, err := d.DecodeAll(body, nil)
+	switch {
+	case errors.Is(err, zstd.ErrDecoderSizeExceeded), errors.Is(err, zstd.ErrWindowSizeExceeded):
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the body has more than %d bytes once it is decompressed", MaxDecoded).WithDetail("limit", MaxDecoded)
+	case err != nil:
+		return nil, invalid("the body is not zstd: %w", err)
+	}
+	return plain, nil
+}
+
+// acceptsZstd reports whether a value of Accept-Encoding names zstd.
+func acceptsZstd(accept string) bool {
+	for part := range strings.SplitSeq(accept, ",") {
+		name, q, _ := strings.Cut(part, ";")
+		if strings.EqualFold(strings.TrimSpace(name), encZstd) {
+			q = strings.ReplaceAll(q, " ", "")
+			return !strings.HasPrefix(q, "q=0") || strings.Trim(q[3:], ".0") != ""
+		}
+	}
+	return false
+}
+
+// Encode writes an answer to the request, which is JSON, in the request's type and,
+// where the caller takes that and it is smaller, compressed.
+func (r *Request) Encode(h Header, body []byte) (Header, []byte) {
+	if len(body) == 0 || !r.packed && (!r.zstd || len(body) <= leastCompressed) {
+		return h, body
+	}
+	if h == nil {
+		h = make(Header, 2)
+	}
+	if r.packed {
+		body = Pack(make([]byte, 0, len(body)), body)
+		h[HeaderContentType] = packValue
+	}
+	if r.zstd && len(body) > leastCompressed {
+		if c, err := compress(); err == nil {
+			if small := c.EncodeAll(body, make([]byte, 0, len(body)/2)); len(small) < len(body) {
+				body = small
+				h[HeaderContentEncoding] = zstdValue
+			}
+		}
+	}
+	return h, body
+}
