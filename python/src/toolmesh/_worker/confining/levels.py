@@ -43,15 +43,15 @@ class Refused(Exception):
 
 
 def zygote(
-    level: str, kept: str, folder: str, user: Sequence[int] = (), given: Sequence[tuple[str, str]] = ()
+    level: str, kept: str, folder: str, user: Sequence[int] = (), given: Sequence[tuple[str, str]] | None = ()
 ) -> list[str]:
     """Confines this process and its children to come.
 
     kept says how the agent keeps us together; folder is what strict and offline
-    may write; user is as for become, empty to stay who we are or to become another
-    later, which guard allows; given are folders and what of them the user is to have:
-    WRITE and READ as their owner, SEE as their modes say. Returns what a level can do without and the
-    machine refuses.
+    may write; user is as for become, empty to stay who we are; given are folders and what of them the user is to have:
+    WRITE and READ as their owner, SEE as their modes say; None where that and the user
+    are known later, which none and guard allow, see settle. Returns what a level can do without
+    and the machine refuses.
     """
     if level not in (NONE, GUARD, STRICT, OFFLINE):
         raise Refused("there is no such level")
@@ -61,10 +61,10 @@ def zygote(
         become(user)
         return []
     notes: list[str] = []
-    writable = [path for path, access in given if access == WRITE]
+    writable = [path for path, access in given or () if access == WRITE]
     _own_keyring()
     if kept != REAPER:
-        _mounts(level, notes, given, user)
+        _mounts(level, notes, given or (), user)
         if level in (STRICT, OFFLINE) and not _only([folder, "/dev/shm", *writable]):
             notes.append(f"modes, owners and times of files can be changed: {_error()}")
         if level == OFFLINE:
@@ -72,7 +72,7 @@ def zygote(
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if _prctl(_NO_NEW_PRIVS, 1) != 0:
         raise Refused(f"no_new_privs: {_error()}")
-    if kept == REAPER:
+    if kept == REAPER and given is not None:
         _around(given)
     _drop_capabilities(_KEPT if level == GUARD else _TO_BECOME if user else ())
     become(user)
@@ -86,6 +86,13 @@ def zygote(
         _prctl(_SET_DUMPABLE, 0)
         notes.append("no Landlock here: workers of one index can signal each other")
     return notes
+
+
+def settle(level: str, kept: str, user: Sequence[int], given: Sequence[tuple[str, str]]) -> None:
+    """The rest of zygote, where it did not know of these."""
+    if level != NONE and kept == REAPER and sys.platform == "linux":
+        _around(given)  # of what is there by now
+    become(user)
 
 
 _domain = -1  # a ruleset for worker, made by prepare

@@ -86,15 +86,13 @@ class Zygote:
         self._fds: list[int] = []
         self._workers: dict[int, JSON] = {}  # pid -> the agent's id of the worker
         self._tools: list[Tool] = []
-        self._given: list[tuple[str, str]] = []  # folders that the index has
 
     def run(self, sandbox: str) -> None:
         """Imports the tools and serves; the process ends when the agent closes the index."""
         self._write(frames.HELLO, 0, 0, frames.NUMBER.pack(frames.VERSION))
-        # They need no folder. Without mounts it counts what is there when an index begins.
-        early = sandbox == levels.NONE or sandbox == levels.GUARD and self._mode != levels.REAPER
+        early = sandbox in (levels.NONE, levels.GUARD)  # they need no folder
         if early:
-            self._confine(sandbox, "")
+            self._confine(sandbox, "", given=None)
         self._prepare()
         if sandbox and not self._asked():
             self._warm_up(sandbox if early else "")
@@ -109,8 +107,8 @@ class Zygote:
         adopted = self._setup.pop("adopt", None)
         if adopted:
             adopting.set_environ(adopted["environ"])
-        self._given = [(one["path"], one["access"]) for one in self._setup.get("given", ())]
-        self._confine(self._setup["sandbox"], self._setup["folder"], self._setup.get("user", ()), early)
+        given = [(one["path"], one["access"]) for one in self._setup.get("given", ())]
+        self._confine(self._setup["sandbox"], self._setup["folder"], self._setup.get("user", ()), given, early)
         if adopted:
             try:
                 adopting.adopt(adopted, self._setup["paths"])
@@ -122,13 +120,16 @@ class Zygote:
         self._describe()
         self._serve()
 
-    def _confine(self, sandbox: str, folder: str, user: Sequence[int] = (), begun: bool = False) -> None:
-        """begun says that all but the user is in effect."""
+    def _confine(
+        self, sandbox: str, folder: str, user: Sequence[int] = (), given: Sequence[tuple[str, str]] | None = (),
+        begun: bool = False,
+    ) -> None:
+        """begun says that it has been called without knowing the last two."""
         try:
             if begun:
-                levels.become(user)
+                levels.settle(sandbox, self._mode, user, given or ())
             else:
-                self._notes = levels.zygote(sandbox, self._mode, folder, user, self._given)
+                self._notes = levels.zygote(sandbox, self._mode, folder, user, given)
         except levels.Refused as failure:
             sys.stderr.write(f"the sandbox level {sandbox} cannot be had: {failure}\n")
             sys.stderr.flush()
