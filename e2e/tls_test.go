@@ -123,7 +123,9 @@ func tlsMesh(t *testing.T) string {
 		t.Cleanup(func() { _ = r.Stop(context.WithoutCancel(t.Context())) })
 		if _, err := r.Handle("lab", "double", host.Func(func(_ context.Context, in struct {
 			N int `json:"n"`
-		}) (int, error) { return 2 * in.N, nil })); err != nil {
+		}) (int, error) {
+			return 2 * in.N, nil
+		})); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -414,14 +414,33 @@ def test_nested_calls(opened: Started) -> None:
 
 def test_tools_of_a_session(opened: Started) -> None:
     opened.run("session", "create", "party")
-    host = Host(session="party", servers=opened.url)
+    host, other = Host(session="party", servers=opened.url), Host(session="elsewhere", servers=opened.url)
 
     @host.tool
     def mine() -> str:
         return "party's"
 
-    with host, Mesh(opened.url) as client:
+    @host.tool
+    def what(tool: str) -> str:
+        try:
+            return str(mesh.describe(tool)["id"])
+        except toolmesh.ToolNotFound as failure:
+            return f"{failure.code} {failure.details.get('nearest')}"
+
+    @host.tool
+    async def awhat(tool: str) -> list[str]:
+        return list((await mesh.adescribe(tool))["input_schema"]["properties"])
+
+    @other.tool
+    def theirs() -> None:
+        pass
+
+    with host, other, Mesh(opened.url) as client:
         assert client.session("party").call("mine") == "party's"
+        party = client.session("party")
+        assert [party.call("what", {"tool": one}) for one in ("mine", "min")] == ["mine", "tool_not_found ['mine']"]
+        assert party.call("awhat", {"tool": "what"}) == ["tool"]
+        assert party.call("what", {"tool": "theirs"}) == "tool_not_found []", "of another session"
         with pytest.raises(toolmesh.ToolNotFound):
             client.call("mine")
         opened.run("session", "end", "party")
