@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import json
 import os
 import pathlib
 import subprocess
@@ -445,6 +446,23 @@ def test_tools_of_a_session(opened: Started) -> None:
             client.call("mine")
         opened.run("session", "end", "party")
         until(lambda: works(client.session("party"), "mine") is None)
+
+
+def test_a_worker_is_told_of_its_own_session_alone(rich: Started) -> None:
+    host = Host(session="elsewhere", servers=rich.url, nkey=str(rich.folder / "data" / "keys" / "node.nk"))
+
+    @host.tool
+    def theirs() -> None:
+        """Of that session."""
+
+    def described(tool: str, session: str) -> str:
+        return str(json.loads(rich.run("call", "rich.rich.described", f"tool={tool}", "--session", session)))
+
+    with host:
+        until(lambda: described("theirs", "elsewhere") == "Of that session.")
+        assert described("theirs", "default") == "ToolNotFound []"
+        assert described("rich.rich.size", "elsewhere") == "The length of a text."
+        assert described("rich.rich.siz", "default").startswith("ToolNotFound ['rich.rich.size'")
 
 
 def test_what_cannot_be_a_tool() -> None:
