@@ -316,7 +316,7 @@ def test_tools_are_callables(rich: Started) -> None:
     wrong: Any
     with Mesh(rich.url) as mesh:
         tools = {tool.id: tool for tool in mesh.tools("rich.")}
-        assert len(tools) == 10 and all(name.startswith("rich.") for name in tools)
+        assert len(tools) == 11 and all(name.startswith("rich.") for name in tools)
         tool = tools["rich.rich.defaults"]
         assert tool.__name__ == "defaults" and inspect.getdoc(tool) == tool.description == "What it was called with."
         assert str(inspect.signature(tool)).startswith("(first: int, second: str = 'two', third: ")

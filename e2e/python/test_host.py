@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import json
 import os
 import pathlib
 import subprocess
@@ -414,18 +415,54 @@ def test_nested_calls(opened: Started) -> None:
 
 def test_tools_of_a_session(opened: Started) -> None:
     opened.run("session", "create", "party")
-    host = Host(session="party", servers=opened.url)
+    host, other = Host(session="party", servers=opened.url), Host(session="elsewhere", servers=opened.url)
 
     @host.tool
     def mine() -> str:
         return "party's"
 
-    with host, Mesh(opened.url) as client:
+    @host.tool
+    def what(tool: str) -> str:
+        try:
+            return str(mesh.describe(tool)["id"])
+        except toolmesh.ToolNotFound as failure:
+            return f"{failure.code} {failure.details.get('nearest')}"
+
+    @host.tool
+    async def awhat(tool: str) -> list[str]:
+        return list((await mesh.adescribe(tool))["input_schema"]["properties"])
+
+    @other.tool
+    def theirs() -> None:
+        pass
+
+    with host, other, Mesh(opened.url) as client:
         assert client.session("party").call("mine") == "party's"
+        party = client.session("party")
+        assert [party.call("what", {"tool": one}) for one in ("mine", "min")] == ["mine", "tool_not_found ['mine']"]
+        assert party.call("awhat", {"tool": "what"}) == ["tool"]
+        assert party.call("what", {"tool": "theirs"}) == "tool_not_found []", "of another session"
         with pytest.raises(toolmesh.ToolNotFound):
             client.call("mine")
         opened.run("session", "end", "party")
         until(lambda: works(client.session("party"), "mine") is None)
+
+
+def test_a_worker_is_told_of_its_own_session_alone(rich: Started) -> None:
+    host = Host(session="elsewhere", servers=rich.url, nkey=str(rich.folder / "data" / "keys" / "node.nk"))
+
+    @host.tool
+    def theirs() -> None:
+        """Of that session."""
+
+    def described(tool: str, session: str) -> str:
+        return str(json.loads(rich.run("call", "rich.rich.described", f"tool={tool}", "--session", session)))
+
+    with host:
+        until(lambda: described("theirs", "elsewhere") == "Of that session.")
+        assert described("theirs", "default") == "ToolNotFound []"
+        assert described("rich.rich.size", "elsewhere") == "The length of a text."
+        assert described("rich.rich.siz", "default").startswith("ToolNotFound ['rich.rich.size'")
 
 
 def test_what_cannot_be_a_tool() -> None:

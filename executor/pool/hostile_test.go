@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -35,6 +36,10 @@ type endless struct {
 func (*endless) Call(context.Context, string, json.RawMessage) (json.RawMessage, error) {
 	return nil, nil
 }
+
+func (*endless) Batch(context.Context, json.RawMessage) (json.RawMessage, error) { return nil, nil }
+
+func (*endless) Describe(context.Context, string) (json.RawMessage, error) { return nil, nil }
 
 func (e *endless) Stream(context.Context, string, json.RawMessage) iter.Seq2[json.RawMessage, error] {
 	return func(yield func(json.RawMessage, error) bool) {
@@ -78,8 +83,7 @@ func TestAWorkerBreaksTheProtocol(t *testing.T) {
 		"a nested call of no JSON":    {plain: true, what: sends(frame.NestedCall, 0, 1, nested(2, "{["))},
 		"a frame longer than allowed": {plain: true, what: func(w *work) { w.send(frame.Header{Type: frame.Log, ID: w.id}, make([]byte, 2<<20)) }},
 		"credit that was not used": {plain: true, what: func(w *work) {
-			about := fmt.Sprintf(`{"call":%d,"tool":"x.y"}`, w.id)
-			w.send(frame.Header{Type: frame.NestedCall, Flags: frame.FlagStream, ID: 1}, []byte(nested(uint32(len(about)), about)))
+			w.send(frame.Header{Type: frame.NestedCall, Flags: frame.FlagStream, ID: 1}, asks(w.id))
 			for range 8 {
 				w.send(frame.Header{Type: frame.NestedCredit, ID: 1}, []byte{0, 0, 0, 0x7f})
 			}
@@ -127,6 +131,60 @@ func TestAWorkerBreaksTheProtocol(t *testing.T) {
 	}
 }
 
+// waiting counts what a tool asks of the mesh, and answers nothing.
+type waiting struct {
+	pool.Nested
+	asked atomic.Int64
+}
+
+func (w *waiting) Batch(ctx context.Context, _ json.RawMessage) (json.RawMessage, error) {
+	return w.Describe(ctx, "")
+}
+
+func (w *waiting) Describe(ctx context.Context, _ string) (json.RawMessage, error) {
+	w.asked.Add(1)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// Questions and batches of a tool are bounded as its calls are, and end with it.
+func TestAWorkerFloodsTheMesh(t *testing.T) {
+	const most = 1024
+	for name, flag := range map[string]uint8{"describe": frame.FlagDescribe, "batch": frame.FlagBatch} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				p, _ := open(t, config(nil), func(w *work) (string, error) {
+					if w.args == "good" {
+						return `"good"`, nil
+					}
+					for i := range uint64(2 * most) {
+						w.send(frame.Header{Type: frame.NestedCall, Flags: flag, ID: i + 1}, asks(w.id))
+					}
+					return w.wait(nil)
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				asked := &waiting{}
+				end := begin(ctx, p, pool.Call{Args: json.RawMessage("bad"), Nested: asked})
+				synctest.Wait()
+				if n := asked.asked.Load(); n != most {
+					t.Errorf("%d were asked at once, want %d", n, most)
+				}
+				cancel()
+				wantCode(t, (<-end).err, toolmesh.CodeCancelled)
+				if o := <-begin(t.Context(), p, args("good")); o.err != nil || o.body != `"good"` {
+					t.Errorf("the next call: %s, %v", o.body, o.err)
+				}
+			})
+		})
+	}
+}
+
+// asks is the body of a nested call by the tool of a call.
+func asks(call uint64) []byte {
+	about := fmt.Sprintf(`{"call":%d,"tool":"x.y"}`, call)
+	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(about))), about...)
+}
+
 // Whatever bytes a worker sends, its call ends, the pool serves the next one, and can
 // be closed.
 func FuzzWhatAWorkerSends(f *testing.F) {
@@ -134,6 +192,9 @@ func FuzzWhatAWorkerSends(f *testing.F) {
 		for _, async := range []bool{false, true} {
 			f.Add(async, frame.Append(frame.Append(nil, frame.Header{Type: typ, ID: 1}, []byte("{}")), frame.Header{Type: frame.End, ID: 1}, nil))
 		}
+	}
+	for flags := range frame.FlagDescribe | frame.FlagBatch | frame.FlagStream + 1 { // of the first call
+		f.Add(false, frame.Append(nil, frame.Header{Type: frame.NestedCall, Flags: flags, ID: 1}, asks(1)))
 	}
 	f.Fuzz(func(t *testing.T, async bool, data []byte) {
 		synctest.Test(t, func(t *testing.T) {
@@ -149,7 +210,7 @@ func FuzzWhatAWorkerSends(f *testing.F) {
 			})
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // some bytes say nothing
 			defer cancel()
-			<-begin(ctx, p, pool.Call{Args: json.RawMessage("bad"), Stream: true, Sink: &sink{most: 1 << 20}})
+			<-begin(ctx, p, pool.Call{Args: json.RawMessage("bad"), Stream: true, Sink: &sink{most: 1 << 20}, Nested: &endless{}})
 			for range 3 { // the first may find what the worker left behind
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				o := <-begin(ctx, p, args("good"))

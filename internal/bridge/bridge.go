@@ -288,7 +288,7 @@ func (b *Bridge) take(f *frame, bad error) {
 	case typeResponse, typeChunk:
 		b.answered(f, bad)
 		return
-	case typeCall, typeStream:
+	case typeCall, typeStream, typeDescribe:
 		b.call(f, bad)
 		return
 	case typeBatch:

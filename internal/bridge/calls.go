@@ -173,8 +173,8 @@ func (c *own) under(q *question) (end func()) {
 	}
 }
 
-// call makes an rpc_tool_call of the program, or an rpc_tool_stream. bad is what is
-// wrong with the frame, whose call can be told all the same.
+// call makes an rpc_tool_call of the program, an rpc_tool_stream, or a describe_tool. bad
+// is what is wrong with the frame, whose call can be told all the same.
 func (b *Bridge) call(f *frame, bad error) {
 	c, key, err := b.enter(f.rpcID, "rpc_id")
 	if err != nil {
@@ -198,7 +198,11 @@ func (b *Bridge) call(f *frame, bad error) {
 			return
 		}
 		var value json.RawMessage
-		if err == nil {
+		switch {
+		case err != nil:
+		case f.kind == typeDescribe:
+			value, err = b.described(c, &q)
+		default:
 			value, err = b.unary(c, &q)
 		}
 		b.leave(c, key)
@@ -248,14 +252,7 @@ func (b *Bridge) arguments(ctx context.Context, q *question) (json.RawMessage, e
 // describe is the declaration of a tool. That of the program's own is known here before
 // the registry has heard of it.
 func (b *Bridge) describe(ctx context.Context, session subjects.SessionID, id subjects.ToolID) (*tool.Descriptor, error) {
-	at := place{session: session}
-	if index, ok := id.Index(); ok {
-		at = place{index: index}
-	}
-	b.mu.Lock()
-	own := b.offered[at][id]
-	b.mu.Unlock()
-	if own != nil {
+	if own := b.own(session, id); own != nil {
 		return own, nil
 	}
 	raw, err := b.client.In(session).Describe(ctx, id)
@@ -267,6 +264,17 @@ func (b *Bridge) describe(ctx context.Context, session subjects.SessionID, id su
 		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the description of tool %q cannot be read: %w", id, err)
 	}
 	return d.Descriptor, nil
+}
+
+// own is the declaration of a tool of the program's; nil where it offers none of that id.
+func (b *Bridge) own(session subjects.SessionID, id subjects.ToolID) *tool.Descriptor {
+	at := place{session: session}
+	if index, ok := id.Index(); ok {
+		at = place{index: index}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.offered[at][id]
 }
 
 func (b *Bridge) sessionOf(q *question) subjects.SessionID {
@@ -294,6 +302,22 @@ func (b *Bridge) unary(c *own, q *question) (json.RawMessage, error) {
 		return nil, err
 	}
 	return result.Value, nil
+}
+
+// described asks what a tool is. The program's own are known here before the registry
+// has heard of them.
+func (b *Bridge) described(c *own, q *question) (json.RawMessage, error) {
+	defer c.under(q)()
+	raw, err := b.client.In(b.sessionOf(q)).Describe(c.ctx, q.tool)
+	own := b.own(b.sessionOf(q), q.tool)
+	if own == nil || toolmesh.CodeOf(err) != toolmesh.CodeToolNotFound {
+		return raw, err
+	}
+	digest, err := own.Digest()
+	if err != nil {
+		return nil, err
+	}
+	return registry.DescribeAnswer{Descriptor: own, Digest: digest, Nodes: []subjects.NodeID{b.opts.Node}}.MarshalJSON()
 }
 
 // stream makes a streaming call, unless err says that it must not.

@@ -37,6 +37,7 @@ const (
 	typeError         = "rpc_error"
 	typeInit          = "init_tool_bridge"
 	typeRemove        = "remove_tools"
+	typeDescribe      = "describe_tool"
 	typeDrain         = "drain"
 )
 

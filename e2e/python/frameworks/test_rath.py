@@ -1,7 +1,12 @@
 """OpenRath, the package of that name from PyPI, with the mesh's tools, and its tools in the mesh."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -135,3 +140,66 @@ def test_openraths_loop_on_tools_of_the_mesh(mesh):
     assert len(results) == 3, shown
     assert "'4'" in results[0] and "Overdrawn: a lacks 7" in results[1] and "'5'" in results[2]
     assert "done" in shown[-1]
+
+
+PROGRAM = """
+import sys, threading
+from rath.flow.tool import FlowToolCall
+from toolmesh.rath import serve
+
+class Meets(FlowToolCall):
+    parallel_safe = True
+    name = "meets"
+    parameters = {"type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]}
+    both = threading.Barrier(2)
+
+    def resource_key(self, arguments):
+        return ("person", arguments["who"])
+
+    def __call__(self, session, arguments):
+        self.both.wait(60)
+        return arguments["who"], session.id
+
+class Breaks(FlowToolCall):
+    name = "breaks"
+    description = "Fails."
+    parameters = {"type": "object", "properties": {}}
+
+    def __call__(self, session, arguments):
+        raise LookupError("no such file")
+
+serve(Meets(), Breaks(), index="program", servers=sys.argv[1], nkey=sys.argv[2])
+print("served")
+"""
+
+
+def test_a_program_that_serves_openraths_tools(mesh, node):
+    running = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, node["servers"], node["nkey"]], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(toolmesh.__file__))})
+    try:
+        for _ in range(3000):
+            if len(mesh.tools("program.")) == 2 or running.poll() is not None:
+                break
+            time.sleep(0.01)
+        meets, breaks = mesh.tool("program.meets"), mesh.tool("program.breaks")
+        assert meets.annotations["parallel_safe"] is True and meets.annotations["resource_key"] == "dynamic"
+        assert not breaks.annotations.get("parallel_safe") and "resource_key" not in breaks.annotations
+        assert breaks.description == "Fails." and meets.input_schema["required"] == ["who"]
+        found = []
+        threads = [threading.Thread(target=lambda who=who: found.append(meets(who=who))) for who in ("a", "b")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(one[0] for one in found) == ["a", "b"], "they waited for each other"
+        assert found[0][1] == found[1][1], "in one session of OpenRath's"
+        with pytest.raises(toolmesh.ToolExecutionError, match="no such file") as raised:
+            breaks()
+        assert raised.value.error_type == "LookupError"
+        with pytest.raises(toolmesh.InvalidArguments):
+            mesh.call("program.meets", {"who": 3})
+    finally:
+        running.send_signal(signal.SIGTERM)
+        out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (0, "served\n"), err

@@ -309,6 +309,10 @@ class Bridge:
             head["timeout_ms"] = max(1, int(seconds * 1000))
         return self._sent(asked, head, b'"requests":' + body)
 
+    def describe(self, parent: str, tool: str) -> Asked:
+        """Asks what a tool is on behalf of a call that is being served."""
+        return self.ask("describe_tool", tool, tool_id=tool, parent=parent)
+
     def _sent(self, asked: Asked, head: dict[str, Any], body: bytes) -> Asked:
         """Sends a question whose last field is written already."""
         self._asked[asked.id] = asked

@@ -20,8 +20,8 @@ import secrets
 import time
 import typing
 
-import nats
 import nats.errors
+from nats.aio.client import Client
 
 from . import _names
 from ._core import errors, values
@@ -30,7 +30,6 @@ if typing.TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
-    from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
@@ -269,11 +268,14 @@ class Connection:
             raise refused(code, str(failure)) from None
         where = ", ".join(found.servers)
         try:
-            nc = await asyncio.wait_for(nats.connect(
+            nc = Client() if found.tls is None else _Secure()
+            await asyncio.wait_for(nc.connect(
                 servers=list(found.servers), name=self._name or "toolmesh", user=found.user, password=found.password,
-                token=found.token, user_credentials=found.creds, nkeys_seed_str=found.nkey,
+                token=found.token, user_credentials=found.creds, nkeys_seed_str=found.nkey, tls=found.tls,
+                tls_handshake_first=found.tls_first,
                 # A request that cannot be sent now is refused, not kept: it would run when nobody waits for it.
-                pending_size=2 << 20, connect_timeout=2, max_reconnect_attempts=1, reconnect_time_wait=0.1,
+                pending_size=2 << 20, connect_timeout=2, max_reconnect_attempts=1,
+                reconnect_time_wait=0.1,  # type: ignore[arg-type]  # seconds
                 error_cb=self._failed, disconnected_cb=self._disconnected, reconnected_cb=self._connected,
                 closed_cb=self._closed,
             ), _CONNECTING)
@@ -282,6 +284,9 @@ class Connection:
         except Exception as failure:
             cause = self._last_error if isinstance(failure, nats.errors.NoServersError) else failure
             raise unreachable(where, cause or failure) from None
+        if isinstance(nc, _Secure) and not nc.secured:
+            await nc.close()  # an nats-py that asks otherwise
+            raise refused("unavailable", "this version of nats-py cannot be made to use TLS: take another")
         nc.options["max_reconnect_attempts"] = -1
         self._nc = nc
         try:
@@ -601,6 +606,18 @@ class Connection:
         """The full id of a name, and why nobody serves it."""
         answer = await self.registry(session, "resolve", {"name": name})
         return str(answer.get("id", "")), str(answer.get("reason", ""))
+
+
+class _Secure(Client):
+    """A client that connects by TLS alone. nats-py leaves that to the server's first line, which
+    whoever is between may write: it would be told the password."""
+
+    secured = False
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection:
+            info["tls_required"] = self.secured = True
+        await super()._process_info(info, initial_connection)
 
 
 def subject(call: Call) -> str:

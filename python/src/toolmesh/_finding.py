@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import re
+import ssl
 import stat
 import typing
 from urllib.parse import urlsplit
@@ -21,14 +22,17 @@ if typing.TYPE_CHECKING:
 
 DEFAULT = "nats://127.0.0.1:4222"
 _SEED = re.compile(r"^S[UA][A-Z2-7]{50,}$", re.MULTILINE)
-_IGNORED = ("socks_proxy", "jetstream_domain", "jetstream_api_prefix", "jetstream_event_prefix", "description", "url",
-            "user", "password", "token", "creds", "nkey", "inbox_prefix", "color_scheme", "nsc", "user_jwt",
-            "windows_cert_store", "windows_cert_match_by", "windows_cert_match", "windows_ca_certs_match", "user_seed")
+_TLS = ("ca", "cert", "key", "tls_first")
+_IGNORED = (*_TLS, "socks_proxy", "jetstream_domain", "jetstream_api_prefix", "jetstream_event_prefix",
+            "description", "url", "user", "password", "token", "creds", "nkey", "inbox_prefix", "color_scheme", "nsc",
+            "user_jwt", "windows_cert_store", "windows_cert_match_by", "windows_cert_match", "windows_ca_certs_match",
+            "user_seed")
 
 
 @dataclasses.dataclass
 class Found:
-    """How to connect. nkey is the seed itself."""
+    """How to connect. nkey is the seed itself. With tls the connection is never in the clear, with
+    tls_first not even the server's first line is."""
 
     servers: list[str]
     creds: str | None = None
@@ -36,6 +40,8 @@ class Found:
     user: str | None = None
     password: str | None = dataclasses.field(default=None, repr=False)
     token: str | None = dataclasses.field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
+    tls_first: bool = False
 
 
 def find(
@@ -82,6 +88,10 @@ def find(
         parts = urlsplit(server if "://" in server else "nats://" + server)
         if parts.scheme not in ("nats", "tls", "ws", "wss") or not parts.hostname:
             raise ValueError(f"{server!r} is no address of a NATS server: write nats://HOST:PORT")
+        if parts.scheme == "ws" and found.tls is not None:
+            raise ValueError(f"{server!r} is in the clear, and the NATS context is not: write wss://HOST:PORT")
+        if parts.scheme == "tls" and found.tls is None:
+            found.tls = ssl.create_default_context()
     return found
 
 
@@ -132,7 +142,34 @@ def _saved(name: str) -> Found:
     return Found(
         [one.strip() for one in str(said.get("url") or DEFAULT).split(",")], said.get("creds") or None,
         seed(said["nkey"]) if said.get("nkey") else None, said.get("user") or None, said.get("password") or None,
-        said.get("token") or None)
+        said.get("token") or None, _tls(name, said), bool(said.get("tls_first")))
+
+
+def _tls(name: str, said: dict[str, Any]) -> ssl.SSLContext | None:
+    """What a context says of TLS; None where it says nothing. Without a CA the system's are trusted."""
+    if not any(said.get(key) for key in _TLS):
+        return None
+    files = {}
+    for key in ("ca", "cert", "key"):
+        if said.get(key):
+            files[key] = os.path.expanduser(str(said[key]))
+            _readable(files[key])
+    if ("cert" in files) != ("key" in files):
+        raise ValueError(f"the NATS context {name!r} has one of cert and key: they belong together")
+    try:
+        made = ssl.create_default_context(cafile=files.get("ca"))
+    except ssl.SSLError as failure:
+        raise ValueError(f"{files['ca']} holds no certificates: {failure}") from None
+    if "cert" in files:
+        try:
+            made.load_cert_chain(files["cert"], files["key"], password=_no_password)  # else it would ask the terminal
+        except ssl.SSLError as failure:
+            raise ValueError(f"{files['cert']} and {files['key']} are no certificate and its key: {failure}") from None
+    return made
+
+
+def _no_password() -> str:
+    raise ValueError("the key of a NATS context has a password: the client takes keys without one")
 
 
 def _state() -> pathlib.Path:

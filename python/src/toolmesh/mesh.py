@@ -126,6 +126,10 @@ def describe(tool: str) -> dict[str, Any]:
     """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
     if _in_tool():
         return tool_side.describe(tool)
+    serving = _serving.current.get()
+    if serving is not None:
+        found: dict[str, Any] = serving[0].describe(serving[1], tool).result()
+        return found
     return default().describe(tool)
 
 
@@ -133,6 +137,10 @@ async def adescribe(tool: str) -> dict[str, Any]:
     """As describe, for coroutines."""
     if _in_tool():
         return await tool_side.adescribe(tool)
+    serving = _serving.current.get()
+    if serving is not None:
+        found: dict[str, Any] = await serving[0].describe(serving[1], tool).aresult()
+        return found
     return await default().adescribe(tool)
 
 

@@ -86,6 +86,14 @@ def nested(tool: str, args: dict[str, Any]) -> str:
     return "fine"
 
 
+def described(tool: str) -> str:
+    """The description of another tool, or what is not known of it."""
+    try:
+        return str(mesh.describe(tool)["description"])
+    except MeshError as failure:
+        return f"{type(failure).__name__} {failure.details.get('nearest')}"
+
+
 def ended(seconds: float, mark: str) -> str:
     """Sleeps; the file mark tells how it ended."""
     try:
