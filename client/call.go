@@ -79,6 +79,7 @@ type target struct {
 // How often a call that did not start is sent again.
 const (
 	maxAttempts = 6
+	maxLosses   = 2                    // of them after its node was lost
 	busyWait    = 5 * time.Millisecond // doubles, with jitter
 )
 
@@ -151,12 +152,18 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 			if !pause(ctx, n) {
 				return err
 			}
-		case (s.idempotent || s.key != "") && lost == 0 && (e.Code == toolmesh.CodeNodeLost || e.Code == toolmesh.CodeWorkerCrashed):
+		case lost < maxLosses && e.Code == toolmesh.CodeNodeLost, lost == 0 && e.Code == toolmesh.CodeWorkerCrashed:
 			lost++
-			s.rpc = subjects.NewRPCID(s.prefix)
 			if t.node != nil {
 				c.shared.routes.forget(s.session, id, t.node.id)
 			}
+			// The broker may still choose a node that has frozen: the registry knows better.
+			declared, others := c.declaredIdempotent(ctx, routeKey{s.session, id})
+			if !declared && !s.idempotent && s.key == "" {
+				return err
+			}
+			queueOnly = !others && queueOnly
+			s.rpc = subjects.NewRPCID(s.prefix)
 		default:
 			return err
 		}
