@@ -32,7 +32,8 @@ type Result struct {
 	RPCID    subjects.RPCID
 	Value    json.RawMessage // as the tool wrote it
 	Node     subjects.NodeID
-	Revision string // of the tool's index
+	Boot     subjects.BootID // the node's start
+	Revision string          // of the tool's index
 	// Cache is where the value is from, of a tool that declares a cache_ttl: "hit" if it
 	// was made for another call, "miss" or, with [NoCache], "bypass" if the tool ran.
 	Cache string
@@ -271,7 +272,7 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	call := codec.Call{
 		RPCID: s.rpc, Session: s.session, Tool: t.id, Delivery: delivery, Timeout: s.timeout, Credit: credit,
 		Depth: s.depth, Parent: s.parent, Revision: s.revision, Isolation: s.isolation, Keepalive: true, WantLoad: t.choice, NoCache: s.noCache,
-		IdempotencyKey: s.key,
+		IdempotencyKey: s.key, Hops: s.hops, Traceparent: s.trace,
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)
@@ -381,7 +382,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 		if !s.queue && t.node == nil && !t.batch {
 			c.learn(s.session, t.id)
 		}
-		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Revision: r.Revision, Cache: r.Cache, Took: took}, nil
+		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Boot: r.Boot, Revision: r.Revision, Cache: r.Cache, Took: took}, nil
 	case codec.ReplyNoResponders:
 		return nil, errNobody
 	case codec.ReplyError:

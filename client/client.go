@@ -150,6 +150,8 @@ type settings struct {
 	queue      bool
 	key        string
 	noCache    bool
+	hops       int
+	trace      string
 }
 
 // WithIdempotencyKey names what a unary call does, for a day: it runs once in the

@@ -238,7 +238,7 @@ func (c *Client) declaredIdempotent(ctx context.Context, key routeKey) (declared
 func (c *Client) candidates(ctx context.Context, key routeKey) ([]*node, bool, error) {
 	var answer struct {
 		Idempotent bool `json:"idempotent"`
-		Nodes []struct {
+		Nodes      []struct {
 			Node     subjects.NodeID `json:"node"`
 			Boot     subjects.BootID `json:"boot"`
 			InFlight int             `json:"in_flight"`
