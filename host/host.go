@@ -272,6 +272,7 @@ func (h *Host) heartbeat() codec.Heartbeat {
 	beat := codec.Heartbeat{
 		Node: string(h.node), Boot: string(h.boot), State: string(h.nodeState()),
 		Slots: h.opts.Slots, InFlight: h.calls.InFlight(),
+		Calls: h.handled.Load(), Errors: h.failed.Load(), Relayed: h.relayed.Load(),
 	}
 	if h.opts.Queued != nil {
 		beat.Queued = h.opts.Queued()

@@ -50,11 +50,11 @@ func (h *Host) passOn(call *admit.Call[*inflight], args, varArgs json.RawMessage
 	return admit.Record{Err: e}
 }
 
-// withHint adds to the error of a node without a slot when to send again: after the time
+// withHint adds to the error of a node that would have passed the call on when to send again: after the time
 // that a call takes here, on average.
 func (h *Host) withHint(err *toolmesh.Error) *toolmesh.Error {
-	if !retry.Full(err) {
-		return err
+	if h.relay.Load() == nil || !retry.Full(err) {
+		return err // another node may have room at once
 	}
 	mean := time.Duration(h.took.Load()) / time.Duration(max(h.handled.Load(), 1)) //nolint:gosec // fewer than 2^63
 	return err.WithDetail("retry_after_ms", min(max(mean, minHint), maxHint).Milliseconds())
