@@ -32,7 +32,8 @@ type Result struct {
 	RPCID    subjects.RPCID
 	Value    json.RawMessage // as the tool wrote it
 	Node     subjects.NodeID
-	Revision string // of the tool's index
+	Boot     subjects.BootID // the node's start
+	Revision string          // of the tool's index
 	// Cache is where the value is from, of a tool that declares a cache_ttl: "hit" if it
 	// was made for another call, "miss" or, with [NoCache], "bypass" if the tool ran.
 	Cache string
@@ -79,6 +80,7 @@ type target struct {
 // How often a call that did not start is sent again.
 const (
 	maxAttempts = 6
+	maxLosses   = 2                    // of them after its node was lost
 	busyWait    = 5 * time.Millisecond // doubles, with jitter
 )
 
@@ -151,12 +153,18 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 			if !pause(ctx, n) {
 				return err
 			}
-		case (s.idempotent || s.key != "") && lost == 0 && (e.Code == toolmesh.CodeNodeLost || e.Code == toolmesh.CodeWorkerCrashed):
+		case lost < maxLosses && e.Code == toolmesh.CodeNodeLost, lost == 0 && e.Code == toolmesh.CodeWorkerCrashed:
 			lost++
-			s.rpc = subjects.NewRPCID(s.prefix)
 			if t.node != nil {
 				c.shared.routes.forget(s.session, id, t.node.id)
 			}
+			// The broker may still choose a node that has frozen: the registry knows better.
+			declared, others := c.declaredIdempotent(ctx, routeKey{s.session, id})
+			if !declared && !s.idempotent && s.key == "" {
+				return err
+			}
+			queueOnly = !others && queueOnly
+			s.rpc = subjects.NewRPCID(s.prefix)
 		default:
 			return err
 		}
@@ -264,7 +272,7 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	call := codec.Call{
 		RPCID: s.rpc, Session: s.session, Tool: t.id, Delivery: delivery, Timeout: s.timeout, Credit: credit,
 		Depth: s.depth, Parent: s.parent, Revision: s.revision, Isolation: s.isolation, Keepalive: true, WantLoad: t.choice, NoCache: s.noCache,
-		IdempotencyKey: s.key,
+		IdempotencyKey: s.key, Hops: s.hops, Traceparent: s.trace,
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)
@@ -374,7 +382,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 		if !s.queue && t.node == nil && !t.batch {
 			c.learn(s.session, t.id)
 		}
-		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Revision: r.Revision, Cache: r.Cache, Took: took}, nil
+		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Boot: r.Boot, Revision: r.Revision, Cache: r.Cache, Took: took}, nil
 	case codec.ReplyNoResponders:
 		return nil, errNobody
 	case codec.ReplyError:

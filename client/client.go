@@ -10,6 +10,7 @@ import (
 	"unicode"
 
 	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
@@ -51,6 +52,7 @@ type Client struct {
 type shared struct {
 	routes routes
 	nodes  nodes
+	lost   singleflight.Group // of questions after calls that were lost
 	tasks  sync.WaitGroup
 	base   context.Context // ends with Close
 	end    context.CancelFunc
@@ -148,6 +150,8 @@ type settings struct {
 	queue      bool
 	key        string
 	noCache    bool
+	hops       int
+	trace      string
 }
 
 // WithIdempotencyKey names what a unary call does, for a day: it runs once in the
@@ -196,7 +200,8 @@ func WithParent(parent subjects.RPCID, depth int) CallOption {
 	return optionFunc(func(s *settings) { s.parent, s.depth = parent, depth })
 }
 
-// Idempotent permits sending the call again when its node was lost.
+// Idempotent permits sending the call again when its node was lost. It need not be said
+// of a tool that is declared idempotent.
 func Idempotent() CallOption { return optionFunc(func(s *settings) { s.idempotent = true }) }
 
 // ViaQueue leaves the choice of node to the broker for this call.

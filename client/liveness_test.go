@@ -468,11 +468,11 @@ func TestSilenceFromTheBeginning(t *testing.T) {
 	if n := len(im.requests); n != 1 {
 		t.Errorf("%d requests, want 1: it is not known whether it ran", n)
 	}
-	// What is idempotent is sent once more, under a name of its own.
+	// What is idempotent is sent twice more, under names of their own.
 	<-im.requests
 	o = wait(t, "answer", start(t, c, "fake.x", nil, client.Idempotent()))
-	if toolmesh.CodeOf(o.err) != toolmesh.CodeNodeLost || len(im.requests) != 2 {
-		t.Fatalf("idempotent: %v after %d requests, want 2", o.err, len(im.requests))
+	if toolmesh.CodeOf(o.err) != toolmesh.CodeNodeLost || len(im.requests) != 3 {
+		t.Fatalf("idempotent: %v after %d requests, want 3", o.err, len(im.requests))
 	}
 	a, b := <-im.requests, <-im.requests
 	if a.Header.Get("Mesh-Rpc-Id") == b.Header.Get("Mesh-Rpc-Id") {

@@ -192,6 +192,9 @@ func (d *tools) serve(t *testing.T, nc *nats.Conn, opts *host.Options) *node {
 			t.Fatal(err)
 		}
 	}
+	if _, err := h.Handle("again", host.HandlerFunc(hold), open, host.Annotate(tool.Annotations{Idempotent: true})); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := h.Handle("gen", host.HandlerFunc(gen), open, host.Annotate(tool.Annotations{Streaming: true})); err != nil {
 		t.Fatal(err)
 	}

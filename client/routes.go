@@ -186,7 +186,7 @@ func (c *Client) refresh(key routeKey, known *route) {
 	}
 	known.asking, known.asked = true, time.Now()
 	c.shared.tasks.Go(func() {
-		nodes, err := c.candidates(c.shared.base, key)
+		nodes, _, err := c.candidates(c.shared.base, key)
 		r := &c.shared.routes
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -199,9 +199,46 @@ func (c *Client) refresh(key routeKey, known *route) {
 	})
 }
 
-func (c *Client) candidates(ctx context.Context, key routeKey) ([]*node, error) {
+// declaredIdempotent asks, once a call was lost, whether its tool is declared so that it
+// may be sent again, and which nodes serve it: others reports whether any does. Calls
+// that are lost together share the question.
+func (c *Client) declaredIdempotent(ctx context.Context, key routeKey) (declared, others bool) {
+	type answer struct{ declared, others bool }
+	asked := c.shared.lost.DoChan(string(key.session)+" "+string(key.id), func() (any, error) {
+		nodes, idempotent, err := c.candidates(c.shared.base, key)
+		if err != nil {
+			return answer{}, err
+		}
+		nodes = slices.DeleteFunc(nodes, func(n *node) bool { return !n.usable() })
+		r := &c.shared.routes
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		known := r.known[key]
+		if known == nil && len(r.known) < maxRoutes {
+			known = &route{}
+			r.known[key] = known
+		}
+		if known != nil {
+			known.nodes, known.asked, known.used = nodes, time.Now(), time.Now()
+		}
+		return answer{idempotent, len(nodes) > 0}, nil
+	})
+	select {
+	case got := <-asked:
+		if got.Err != nil {
+			c.log.Debug("a call that was lost is not sent again: what its tool declares is not known", slog.String("tool", string(key.id)), slog.String("error", got.Err.Error()))
+		}
+		a, _ := got.Val.(answer)
+		return a.declared, a.others
+	case <-ctx.Done():
+		return false, false
+	}
+}
+
+func (c *Client) candidates(ctx context.Context, key routeKey) ([]*node, bool, error) {
 	var answer struct {
-		Nodes []struct {
+		Idempotent bool `json:"idempotent"`
+		Nodes      []struct {
 			Node     subjects.NodeID `json:"node"`
 			Boot     subjects.BootID `json:"boot"`
 			InFlight int             `json:"in_flight"`
@@ -210,7 +247,7 @@ func (c *Client) candidates(ctx context.Context, key routeKey) ([]*node, error) 
 	}
 	err := c.registry(ctx, key.session, "candidates", map[string]any{"tool": key.id}, &answer)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	nodes := make([]*node, 0, len(answer.Nodes))
 	for _, a := range answer.Nodes {
@@ -218,7 +255,7 @@ func (c *Client) candidates(ctx context.Context, key routeKey) ([]*node, error) 
 		n.setLoad(codec.Load{InFlight: a.InFlight, Slots: a.Slots})
 		nodes = append(nodes, n)
 	}
-	return nodes, nil
+	return nodes, answer.Idempotent, nil
 }
 
 // registry asks the registry; without an answer it is unavailable.

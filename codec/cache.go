@@ -27,3 +27,13 @@ func (u CacheUse) Put(h Header) {
 		h[HeaderCache] = cacheValues[u]
 	}
 }
+
+// CacheUseOf reads what [CacheUse.Put] wrote.
+func CacheUseOf(value string) CacheUse {
+	for use, v := range cacheValues {
+		if len(v) > 0 && v[0] == value {
+			return CacheUse(use) //nolint:gosec // one of four
+		}
+	}
+	return CacheNone
+}

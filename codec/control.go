@@ -141,6 +141,11 @@ type Heartbeat struct {
 	Slots    int    `json:"slots"`
 	InFlight int    `json:"in_flight"`
 	Queued   int    `json:"queued"`
+	// Since the node's start: calls that have ended, those of them with an error, and
+	// those that another node ran, as there was no slot.
+	Calls   uint64 `json:"calls,omitempty"`
+	Errors  uint64 `json:"errors,omitempty"`
+	Relayed uint64 `json:"relayed,omitempty"`
 }
 
 // Encode renders the heartbeat.

@@ -334,6 +334,7 @@ type Call struct {
 	Timeout   time.Duration
 	Deadline  time.Time // mesh time; zero leaves it out
 	Credit    int64     // 0 leaves it out
+	Hops      int
 	Depth     int
 	Parent    subjects.RPCID
 	Revision  string
@@ -383,6 +384,7 @@ func (c *Call) Header() Header {
 		text(HeaderDeadline, strconv.FormatInt(c.Deadline.UnixMilli(), 10))
 	}
 	count(HeaderCredit, c.Credit)
+	count(HeaderHops, int64(c.Hops))
 	count(HeaderDepth, int64(c.Depth))
 	text(HeaderParent, string(c.Parent))
 	text(HeaderRevision, c.Revision)

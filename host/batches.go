@@ -19,7 +19,7 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// ServeBatches has the node run batches: what view and store know of tools says which
+// ServeBatches has the node run batches, and pass on calls that it has no slot for: what view and store know of tools says which
 // calls must not overlap, and c makes those that other nodes serve. All three must
 // outlive the host. It is called once, after [Host.Start]; the error is unavailable
 // without a connection.
@@ -38,6 +38,7 @@ func (h *Host) ServeBatches(ctx context.Context, view *registry.View, store *reg
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the host does not serve")
 	}
 	h.batches.Store(s)
+	h.relay.Store(c)
 	nc := h.bus.Conn()
 	if h.batchSub, err = nc.ChanQueueSubscribe(subjects.AllBatches, subjects.QueueGroup, h.intake.requests); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subjects.AllBatches, err)

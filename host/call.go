@@ -92,8 +92,8 @@ type inflight struct {
 //	parse       codec.ParseRequest  headers and body
 //	find        routes.find         the tool, and what the view says of the session
 //	check       Host.check          what must not be started here and now
-//	admit       admit.Table         a result that is kept, a new call with a slot, a repetition, or refused
-//	run         Handler.ServeTool   in this goroutine
+//	admit       admit.Table         a result that is kept, a new call with a slot or to be passed on, a repetition, or refused
+//	run         Handler.ServeTool   in this goroutine; or [Host.passOn]
 //	answer      Host.answer
 //
 // Nothing on it leaves the process or waits, with two exceptions that have a bound,
@@ -125,6 +125,7 @@ func (h *Host) receive(m *nats.Msg) {
 		h.answer(&c.Reader, admit.Record{Err: bad})
 		return
 	}
+	r.MayPass = !directed && h.mayPass(req)
 	if call := h.admit(c, r, h.check(c, mine, directed)); call != nil {
 		h.run(call)
 	}
@@ -334,7 +335,7 @@ func (h *Host) takenOff(id subjects.ToolID) *toolmesh.Error {
 func (h *Host) follow(c *inflight, verdict admit.Verdict, call *admit.Call[*inflight], record admit.Record, bad *toolmesh.Error) {
 	switch verdict {
 	case admit.Refuse:
-		h.answer(&c.Reader, admit.Record{Err: bad})
+		h.answer(&c.Reader, admit.Record{Err: h.withHint(bad)})
 	case admit.Repeat:
 		c.readers.Repeat(record)
 	case admit.Join:
@@ -444,6 +445,9 @@ func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 	}
 	if err := c.tool.validator.Validate(args); err != nil {
 		return admit.Record{Err: refusal(err)}
+	}
+	if running.Full != nil {
+		return h.passOn(running, args, varArgs)
 	}
 	ctx, call := &c.ctx, &c.call
 	*call = Call{
@@ -601,6 +605,9 @@ func (h *Host) answer(r *stream.Reader, record admit.Record) {
 		return
 	}
 	reply, req, id := r.Reply, r.Request, r.Identity
+	if record.By != nil {
+		id = record.By
+	}
 	load := codec.Load{}
 	if req.WantLoad {
 		load = h.load()

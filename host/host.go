@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/batch"
@@ -54,7 +55,8 @@ type Host struct {
 	store    *registry.Store
 	records  records
 	keys     keys
-	batches  atomic.Pointer[batch.Server] // nil for a node that runs none
+	batches  atomic.Pointer[batch.Server]  // nil for a node that runs none
+	relay    atomic.Pointer[client.Client] // passes calls on; nil for a node that does not
 	lookups  *lookups
 	followed *registry.Sessions // of a host that was given no Sessions; else nil
 	view     *registry.View     // of followed; nil until the registry was reached
@@ -92,6 +94,7 @@ type Host struct {
 	draining       atomic.Bool
 	lastDirected   atomic.Int64
 	refusedReplies atomic.Uint64
+	relayed        atomic.Uint64 // calls that another node ran
 	handled        atomic.Uint64
 	failed         atomic.Uint64
 	took           atomic.Int64 // ns, of all calls handled
@@ -269,6 +272,7 @@ func (h *Host) heartbeat() codec.Heartbeat {
 	beat := codec.Heartbeat{
 		Node: string(h.node), Boot: string(h.boot), State: string(h.nodeState()),
 		Slots: h.opts.Slots, InFlight: h.calls.InFlight(),
+		Calls: h.handled.Load(), Errors: h.failed.Load(), Relayed: h.relayed.Load(),
 	}
 	if h.opts.Queued != nil {
 		beat.Queued = h.opts.Queued()
@@ -346,6 +350,7 @@ type Stats struct {
 	Queued         int             `json:"queued"`
 	Calls          uint64          `json:"calls"`
 	Errors         uint64          `json:"errors"`
+	Relayed        uint64          `json:"relayed"` // of the calls: those that another node ran, as there was no slot
 	RefusedReplies uint64          `json:"refused_replies"`
 	Tools          int             `json:"tools"`
 	// Joined: the registry and the store of chunks have been found. Until then the
@@ -357,7 +362,7 @@ type Stats struct {
 func (h *Host) Stats() Stats {
 	s := Stats{
 		Node: h.node, InFlight: h.calls.InFlight(), Slots: h.opts.Slots,
-		Calls: h.handled.Load(), Errors: h.failed.Load(), RefusedReplies: h.refusedReplies.Load(),
+		Calls: h.handled.Load(), Errors: h.failed.Load(), Relayed: h.relayed.Load(), RefusedReplies: h.refusedReplies.Load(),
 		Joined: h.presence.Joined(),
 	}
 	if h.opts.Queued != nil {

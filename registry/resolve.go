@@ -30,8 +30,10 @@ type Route struct {
 	Revision string
 	// Digest is its descriptor's, of the revision that was published last if nodes
 	// differ.
-	Digest       string
-	Streaming    bool
+	Digest    string
+	Streaming bool
+	// Idempotent: every node says so whose revision is known. A call of another one
+	// that was lost may not run again.
 	Idempotent   bool
 	ParallelSafe bool
 	// Nodes can run it now. Empty: it is known, and nobody serves it.
@@ -59,10 +61,12 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 	var r Route
 	var best route
 	reason, notice, noticed, bestCan := "", "", 0, false
+	idempotent := true
 	for i, one := range routes {
 		if i+1 < len(routes) && routes[i+1].entry.key.Node == one.entry.key.Node {
 			continue // the node has moved it to another part since
 		}
+		idempotent = idempotent && (one.tool.Idempotent || one.tool.Digest == "")
 		n := v.nodes[one.entry.key.Node]
 		can := v.callable(n, now) && n.record.Boot == one.entry.record.Boot
 		if can && one.tool.State == ToolUnavailable {
@@ -82,7 +86,7 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 	}
 	record, t := &best.entry.record, best.tool
 	r.ID, r.Session, r.Index, r.Revision = t.ID, record.Session, record.Index, record.Revision
-	r.Digest, r.Streaming, r.Idempotent, r.ParallelSafe = t.Digest, t.Streaming, t.Idempotent, t.ParallelSafe
+	r.Digest, r.Streaming, r.Idempotent, r.ParallelSafe = t.Digest, t.Streaming, t.Idempotent && idempotent, t.ParallelSafe
 	if len(r.Nodes) == 0 {
 		r.Reason = cmp.Or(reason, "no node serves it now")
 	} else if noticed == len(r.Nodes) {

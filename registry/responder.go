@@ -28,6 +28,7 @@ const (
 	VerbCandidates = "candidates"
 	VerbRender     = "render"
 	VerbArguments  = "arguments"
+	VerbStats      = "stats"
 )
 
 // Request is the body of a request; each verb reads its own fields.
@@ -88,6 +89,27 @@ type CandidatesAnswer struct {
 	Digest     string `json:"digest,omitempty"`
 	Streaming  bool   `json:"streaming,omitempty"`
 	Idempotent bool   `json:"idempotent,omitempty"`
+}
+
+// StatsAnswer is what the nodes do, by their heartbeats of the last second.
+type StatsAnswer struct {
+	Nodes []NodeStats `json:"nodes"`
+	// StaleMS is that of [CandidatesAnswer].
+	StaleMS int64 `json:"stale_ms"`
+}
+
+// NodeStats is one node: what it does now, and how many calls have ended since its start.
+type NodeStats struct {
+	Node     subjects.NodeID `json:"node"`
+	State    string          `json:"state"` // serving, draining, or silent: it is not heard
+	Slots    int             `json:"slots"`
+	InFlight int             `json:"in_flight"`
+	// Queued are calls in flight that wait for a worker.
+	Queued int    `json:"queued"`
+	Calls  uint64 `json:"calls"`
+	// Errors are calls that ended with one, Relayed those that another node ran.
+	Errors  uint64 `json:"errors"`
+	Relayed uint64 `json:"relayed"`
 }
 
 // DescribeAnswer is a tool as `mesh info --json` prints it: the descriptor, its
@@ -249,6 +271,8 @@ func (r *Responder) handle(s subjects.Subject, q Request) (any, error) {
 		return r.render(s.Session, q)
 	case VerbArguments:
 		return r.arguments(s.Session, q)
+	case VerbStats:
+		return r.stats(), nil
 	}
 	field, name := "tool", q.Tool
 	switch s.Verb {
@@ -256,8 +280,8 @@ func (r *Responder) handle(s subjects.Subject, q Request) (any, error) {
 		field, name = "name", q.Name
 	case VerbCandidates, VerbDescribe:
 	default:
-		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the registry does not know %q: %s, %s, %s, %s, %s and %s are possible",
-			s.Verb, VerbList, VerbDescribe, VerbResolve, VerbCandidates, VerbRender, VerbArguments)
+		return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the registry does not know %q: %s, %s, %s, %s, %s, %s and %s are possible",
+			s.Verb, VerbList, VerbDescribe, VerbResolve, VerbCandidates, VerbRender, VerbArguments, VerbStats)
 	}
 	if name == "" {
 		return nil, missing(field)
@@ -291,6 +315,23 @@ func (r *Responder) handle(s subjects.Subject, q Request) (any, error) {
 		}
 		return answer, err
 	}
+}
+
+// stats is what the nodes say of themselves. No node is left out for its age: one that
+// is not heard is what is looked for.
+func (r *Responder) stats() StatsAnswer {
+	answer := StatsAnswer{Nodes: []NodeStats{}, StaleMS: r.view.Stale().Milliseconds()}
+	for _, n := range r.view.Nodes() {
+		one := NodeStats{
+			Node: n.Node, State: string(n.State), Slots: n.Slots, InFlight: n.InFlight, Queued: n.Queued,
+			Calls: n.Calls, Errors: n.Errors, Relayed: n.Relayed,
+		}
+		if !n.Alive {
+			one.State = "silent"
+		}
+		answer.Nodes = append(answer.Nodes, one)
+	}
+	return answer
 }
 
 // missing says that a request does not name its tool.

@@ -104,6 +104,14 @@ func TestRegistryIsAnsweredInEveryTopology(t *testing.T) {
 			t.Errorf("candidates %+v", candidates)
 		}
 
+		var stats registry.StatsAnswer
+		if err := ask(t, client, "s1", registry.VerbStats, registry.Request{}, &stats); err != nil {
+			t.Fatal(err)
+		}
+		if want := []registry.NodeStats{{Node: "n1", State: "serving", Slots: 4, InFlight: 1, Calls: 9, Errors: 3, Relayed: 5}}; !slices.Equal(stats.Nodes, want) {
+			t.Errorf("stats %+v, want %+v", stats.Nodes, want)
+		}
+
 		var described registry.DescribeAnswer
 		if err := ask(t, client, "s1", registry.VerbDescribe, registry.Request{Tool: "now"}, &described); err != nil {
 			t.Fatal(err)
@@ -557,4 +565,32 @@ func TestDescribedLimitsAreThoseInEffect(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("limits (-want +got):\n%s", diff)
 	}
+}
+
+// A call that was lost may have run on any node: a tool is idempotent if all say so.
+func TestIdempotentOnEveryNode(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	store := registry.NewStore(b)
+	v := view(t, b)
+	one, two := acquire(t, b, record("n1", "boot1")), acquire(t, b, record("n2", "boot2"))
+	beat(t, b, "n1", "boot1", 0)
+	beat(t, b, "n2", "boot2", 0)
+	d := &tool.Descriptor{ID: "weather.now", Name: "now", Description: "Old", InputSchema: json.RawMessage(`{"type":"object"}`), Source: tool.SourceGo}
+	digests, err := store.PutDescriptors(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := registry.ToolsRecord{Index: "weather", Revision: "r1", Tools: []registry.ToolRoute{{ID: d.ID, Digest: digests[0]}}}
+	if err := one.Publish(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, store, two, "weather", "r2", "weather.now")
+	route := func() registry.Route { r, _ := v.Route("default", "weather.now"); return r }
+	meshtest.Until(t, "both serve it", func() bool { return len(route().Nodes) == 2 })
+	if r := route(); r.Revision != "r2" || r.Idempotent {
+		t.Errorf("with a node of a revision that is not idempotent: %+v", r)
+	}
+	publish(t, store, one, "weather", "r2", "weather.now")
+	meshtest.Until(t, "it is idempotent when all say so", func() bool { return route().Idempotent })
 }

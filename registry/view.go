@@ -409,6 +409,8 @@ type NodeStatus struct {
 	Alive    bool
 	InFlight int
 	Queued   int
+	// Calls, Errors and Relayed are those of [codec.Heartbeat].
+	Calls, Errors, Relayed uint64
 	// Indexes are the names of the indexes it serves to every session, sorted.
 	Indexes []subjects.IndexName
 	// Users are who the tools of these run as that say it, by number, sorted. Those of an
@@ -449,6 +451,7 @@ func (v *View) Nodes() []NodeStatus {
 		s := NodeStatus{NodeRecord: n.record, Alive: v.alive(n, now), Indexes: served[id], Users: users[id]}
 		if n.beat.Boot == string(n.record.Boot) {
 			s.InFlight, s.Queued = n.beat.InFlight, n.beat.Queued
+			s.Calls, s.Errors, s.Relayed = n.beat.Calls, n.beat.Errors, n.beat.Relayed
 			if NodeState(n.beat.State) == StateDraining {
 				s.State = StateDraining
 			}

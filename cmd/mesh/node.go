@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -43,10 +44,10 @@ func (a *app) nodes() noun[node] {
 			return toolmesh.Errorf(toolmesh.CodeUnavailable, "there is no node %q; %s", id, are).
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		},
-		columns: []string{"NODE", "STATE", "CALLS", "VERSION", "SANDBOX", "LABELS", "INDEXES"},
+		columns: []string{"NODE", "STATE", "CALLS", "QUEUED", "VERSION", "SANDBOX", "LABELS", "INDEXES"},
 		row: func(n node) []string {
 			return []string{
-				string(n.ID), n.State, fmt.Sprintf("%d/%d", n.InFlight, n.Slots), cmp.Or(n.Version, "-"),
+				string(n.ID), n.State, fmt.Sprintf("%d/%d", n.InFlight, n.Slots), strconv.Itoa(n.Queued), cmp.Or(n.Version, "-"),
 				n.level(), labelText(n.Labels), join(n.Indexes, "-"),
 			}
 		},
@@ -62,7 +63,8 @@ func (a *app) nodes() noun[node] {
 			}
 			a.facts(
 				"node", string(n.ID), "boot", string(n.Boot), "state", n.State, "version", cmp.Or(n.Version, "-"),
-				"calls", fmt.Sprintf("%d of %d slots", n.InFlight, n.Slots), "labels", labelText(n.Labels),
+				"calls", fmt.Sprintf("%d of %d slots, %d of them wait for a worker", n.InFlight, n.Slots, n.Queued),
+				"since its start", fmt.Sprintf("%d calls, %d with an error, %d passed on to other nodes", n.Calls, n.Errors, n.Relayed), "labels", labelText(n.Labels),
 				"indexes", join(n.Indexes, "-"), "users", n.users(), "sandbox", n.level(), "memory", memory,
 				"limits", limitsText(n.Limits), "max limits", limitsText(n.MaxLimits), "reasons", join(n.Reasons, "-"))
 		},
@@ -78,6 +80,10 @@ type node struct {
 	Labels   map[string]string    `json:"labels"`
 	Slots    int                  `json:"slots"`
 	InFlight int                  `json:"in_flight"`
+	Queued   int                  `json:"queued"`
+	Calls    uint64               `json:"calls"`
+	Errors   uint64               `json:"errors"`
+	Relayed  uint64               `json:"relayed"`
 	Indexes  []subjects.IndexName `json:"indexes"`
 	Sandbox  registry.Sandbox     `json:"sandbox"`
 	Reasons  []string             `json:"reasons"`
@@ -172,7 +178,7 @@ func nodesOf(view *registry.View) []node {
 	for _, s := range view.Nodes() {
 		n := node{
 			ID: s.Node, Boot: s.Boot, Version: s.Version, State: string(s.State), Labels: map[string]string{}, Slots: s.Slots,
-			InFlight: s.InFlight, Sandbox: s.Sandbox, memory: s.Memory, Limits: s.Limits, MaxLimits: s.MaxLimits, Users: s.Users,
+			InFlight: s.InFlight, Queued: s.Queued, Calls: s.Calls, Errors: s.Errors, Relayed: s.Relayed, Sandbox: s.Sandbox, memory: s.Memory, Limits: s.Limits, MaxLimits: s.MaxLimits, Users: s.Users,
 			Indexes: append([]subjects.IndexName{}, s.Indexes...), Reasons: append([]string{}, s.Reasons...),
 		}
 		maps.Copy(n.Labels, s.Labels)
@@ -207,7 +213,8 @@ func (l *link) hear(ctx context.Context, nodes []node) error {
 		}
 		var beat codec.Heartbeat
 		if n := silent[m.Subject]; n != nil && json.Unmarshal(m.Data, &beat) == nil && beat.Boot == string(n.Boot) {
-			n.State, n.InFlight = beat.State, beat.InFlight
+			n.State, n.InFlight, n.Queued = beat.State, beat.InFlight, beat.Queued
+			n.Calls, n.Errors, n.Relayed = beat.Calls, beat.Errors, beat.Relayed
 			delete(silent, m.Subject)
 		}
 	}

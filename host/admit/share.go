@@ -6,10 +6,12 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// The places of a node: of all calls, and of those that tools make.
+// The places of a node: of all calls, of those that tools make, and of those that are
+// passed on.
 const (
 	ofAll = iota
 	ofNested
+	ofPassed
 	kinds
 )
 
@@ -78,7 +80,9 @@ func (ss *shares) left(s *share) {
 	}
 }
 
-func (s *share) idle() bool { return s.has[ofAll] == 0 && s.missed == [kinds]time.Time{} }
+func (s *share) idle() bool {
+	return s.has[ofAll] == 0 && s.has[ofPassed] == 0 && s.missed == [kinds]time.Time{}
+}
 
 // sweep forgets who does not wait any more.
 func (ss *shares) sweep(now time.Time) {

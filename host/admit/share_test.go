@@ -148,3 +148,67 @@ func TestPartsAreFair(t *testing.T) {
 		t.Errorf("%.1f of %d places are in use as a mean", mean, slots)
 	}
 }
+
+// Calls that are passed on take no slots, have a name, and are as many as there are
+// slots, which sessions share like these.
+func TestCallsThatArePassedOn(t *testing.T) {
+	t.Parallel()
+	clock := newClock()
+	tab := admit.NewTable[string](2, clock.Now)
+	began := 0
+	begin := func(account subjects.SessionID, may bool) (*admit.Call[string], *toolmesh.Error) {
+		t.Helper()
+		began++
+		r := admit.Request{Key: admit.Key{Session: account, RPC: subjects.RPCID(fmt.Sprint(began))}, Tool: "x.y", Account: account, MayPass: may}
+		_, call, _, err := tab.Begin(r, "", nil)
+		return call, err
+	}
+	var here, passed []*admit.Call[string]
+	for i := range 4 {
+		call, err := begin("flood", true)
+		if err != nil || (call.Full != nil) != (i >= 2) {
+			t.Fatalf("call %d: %+v, %v; two have slots", i, call, err)
+		}
+		if call.Full == nil {
+			here = append(here, call)
+		} else {
+			passed = append(passed, call)
+		}
+	}
+	if n := tab.InFlight(); n != 2 {
+		t.Errorf("%d in flight, want those that run here: 2", n)
+	}
+	if _, err := begin("flood", true); err == nil || err.Code != toolmesh.CodeBusy || err.Details["limit"] != admit.LimitSlots {
+		t.Errorf("the third that is to be passed on: %v", err)
+	}
+	if _, err := begin("other", true); err == nil {
+		t.Error("there is no place for another session, either")
+	}
+	tab.Finish(passed[0], result("1"))
+	if call, err := begin("flood", true); err == nil {
+		t.Errorf("the flood takes the place that another waits for: %+v", call)
+	}
+	call, err := begin("other", true)
+	if err != nil || call.Full == nil {
+		t.Fatalf("the session that waited: %+v, %v", call, err)
+	}
+	again := call.Request
+	again.MayPass = false // sent to this node itself
+	if v, joined, _, err := tab.Begin(again, "", func(admit.Record) {}); v != admit.Join || joined != call {
+		t.Errorf("a repetition while it runs: %v, %v", v, err)
+	}
+	if c, ok := tab.Cancel(again.Key); !ok || c != call {
+		t.Error("a cancel does not find it")
+	}
+	tab.Finish(call, result("2"))
+	if v, _, record, err := tab.Begin(again, "", nil); v != admit.Repeat || string(record.Result) != "2" {
+		t.Errorf("a repetition when it is over: %v, %v, %v", v, record, err)
+	}
+	if _, err := begin("third", false); err == nil {
+		t.Error("what ended elsewhere has given a slot back here")
+	}
+	tab.Finish(here[0], result("3"))
+	if call, err := begin("other", true); err != nil || call.Full != nil {
+		t.Errorf("with a slot free: %+v, %v", call, err)
+	}
+}

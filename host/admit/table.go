@@ -50,6 +50,9 @@ type Request struct {
 	Depth int
 	// Account is whose places it takes: that of its session, see [quota.Account].
 	Account subjects.SessionID
+	// MayPass: where there is no place, it may be passed on to another node. Then the
+	// call has Full set and takes no slot, only one of as many places of those.
+	MayPass bool
 	// First is when a request was first sent that says it is sent again, by the
 	// table's clock; else zero.
 	First time.Time
@@ -73,6 +76,8 @@ type Record struct {
 	Err      *toolmesh.Error
 	Streamed bool
 	Cache    codec.CacheUse // of a result
+	// By is the node that ran a call that was passed on; nil for this one.
+	By *codec.Identity
 }
 
 // Verdict is what to do with a request.
@@ -94,7 +99,9 @@ const (
 // what the host knows of it.
 type Call[T any] struct {
 	Request
-	Value   T
+	Value T
+	// Full is why it has no slot and is to be passed on; nil for a call that has one.
+	Full    *toolmesh.Error
 	waiters []func(Record)
 	share   *share
 	depth   int
@@ -122,7 +129,8 @@ type Table[T any] struct {
 
 	mu      sync.Mutex
 	running []*Call[T]
-	vacated int         // of running: those without a slot
+	vacated int         // of running: those that have given their slot back
+	passed  int         // of running: those that have none, as they are passed on
 	deep    map[int]int // how many of running are nested and have a place, by depth; none is 0
 	nested  int         // their sum
 	shares  shares
@@ -168,16 +176,22 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 		}
 	}
 	share := t.shares.share(r.Account)
-	if err := t.full(share, depth); err != nil {
-		return Refuse, nil, Record{}, err
+	full := t.full(share, depth)
+	if full != nil && !(r.MayPass && t.mayPass(share)) {
+		return Refuse, nil, Record{}, full
 	}
-	c := &Call[T]{Request: r, Value: value, share: share, depth: depth, place: len(t.running)}
+	c := &Call[T]{Request: r, Value: value, Full: full, share: share, depth: depth, place: len(t.running)}
 	t.running = append(t.running, c)
-	share.has[ofAll]++
-	if depth > 0 {
-		share.has[ofNested]++
-		t.deep[depth]++
-		t.nested++
+	if full != nil {
+		share.has[ofPassed]++
+		t.passed++
+	} else {
+		share.has[ofAll]++
+		if depth > 0 {
+			share.has[ofNested]++
+			t.deep[depth]++
+			t.nested++
+		}
 	}
 	if r.Key.RPC != "" {
 		c.entry = t.name(name, r)
@@ -190,7 +204,7 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 // first of each depth has one of its own, the others share as many as there are slots.
 // t.mu is held.
 func (t *Table[T]) full(s *share, depth int) *toolmesh.Error {
-	kind, free := ofAll, t.slots-(len(t.running)-t.vacated)
+	kind, free := ofAll, t.slots-t.inFlight()+t.vacated
 	if depth > 0 {
 		if t.deep[depth] == 0 {
 			return nil
@@ -217,6 +231,19 @@ func (t *Table[T]) full(s *share, depth int) *toolmesh.Error {
 		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent).
 		WithDetail("limit", LimitSlots).WithDetail("max", t.slots)
 }
+
+// mayPass reports whether one more call of an account may be passed on: as many as there
+// are slots, shared like these. t.mu is held.
+func (t *Table[T]) mayPass(s *share) bool {
+	if t.shares.may(s, ofPassed, t.slots-t.passed) {
+		return true
+	}
+	t.shares.missed(s, ofPassed, t.now())
+	return false
+}
+
+// inFlight is how many calls run here; t.mu is held.
+func (t *Table[T]) inFlight() int { return len(t.running) - t.passed }
 
 // spares is how many entries are made at once.
 const spares = 64
@@ -292,7 +319,7 @@ func (t *Table[T]) repeated(hash uint64, r Request, waiter func(Record)) (Verdic
 
 // same is what a request and its repetition agree in.
 func (r Request) same() Request {
-	r.Depth, r.First, r.Account = 0, time.Time{}, ""
+	r.Depth, r.First, r.Account, r.MayPass = 0, time.Time{}, "", false
 	return r
 }
 
@@ -347,6 +374,12 @@ func (t *Table[T]) Vacate(c *Call[T]) {
 
 // leave gives a call's place free; t.mu is held.
 func (t *Table[T]) leave(c *Call[T]) {
+	if c.Full != nil {
+		c.share.has[ofPassed]--
+		t.passed--
+		t.shares.left(c.share)
+		return
+	}
 	c.share.has[ofAll]--
 	if c.depth > 0 {
 		c.share.has[ofNested]--
@@ -476,11 +509,11 @@ func (t *Table[T]) Lookup(key Key) (*Call[T], bool) {
 	return k.running, k.running != nil
 }
 
-// InFlight is how many calls run.
+// InFlight is how many calls run, without those that are passed on.
 func (t *Table[T]) InFlight() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return len(t.running)
+	return t.inFlight()
 }
 
 // Running returns the calls in flight.

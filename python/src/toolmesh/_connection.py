@@ -42,6 +42,7 @@ _ANSWER = 5.0  # how long a question to the registry may take
 _GRACE = 1.0  # how much longer than its time a call's own answer is waited for
 _CONNECTING = 5.0  # seconds
 _ATTEMPTS = 6  # how often a call that did not start is sent again
+_LOSSES = 2  # of them after its node was lost
 _BUSY = 0.005  # first pause before that; doubles
 _AGAIN = ".again"  # behind the inbox of a request that is sent again: a 503 to it is not one to the first
 _NODES = 1024
@@ -494,7 +495,7 @@ class Connection:
         is sent again, or what is idempotent."""
         asked_for = call.tool
         call.tool = self._aliases.get((call.session, asked_for), asked_for)
-        resolved = lost = False
+        resolved, lost = False, 0
         for number in itertools.count(1):
             try:
                 return await send(call)
@@ -522,12 +523,24 @@ class Connection:
                     if call.timeout is not None and call.deadline - time.monotonic() < pause:
                         raise
                     await asyncio.sleep(pause)
-                elif (call.idempotent or call.key) and not lost and failure.code in ("node_lost", "worker_crashed"):
-                    lost = True
+                elif (
+                    (failure.code == "node_lost" and lost < _LOSSES or failure.code == "worker_crashed" and not lost)
+                    and not call.batch
+                    and (call.idempotent or call.key or await self._declared_idempotent(call))
+                ):
+                    lost += 1
                     call.rpc_id = new_rpc_id()
                 else:
                     raise
         raise AssertionError
+
+    async def _declared_idempotent(self, call: Call) -> bool:
+        """Asks, once a call was lost, whether its tool is declared so that it may be sent again."""
+        try:
+            answer = await self.registry(call.session, "candidates", {"tool": call.tool})
+        except errors.MeshError:
+            return False
+        return answer.get("idempotent") is True
 
     async def _unary(self, call: Call) -> bytes:
         one = Pending(self, subject(call))

@@ -1,0 +1,61 @@
+package host
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/retry"
+)
+
+// maxHops is how often a call is passed on at most, by all nodes together.
+const maxHops = 2
+
+// Bounds of what a caller is told to wait before it sends again.
+const (
+	minHint = 5 * time.Millisecond
+	maxHint = time.Second
+)
+
+// mayPass reports whether a request that the queue group has brought may be passed on
+// when there is no slot: who chooses a node itself chooses another. A stream's items,
+// credit and acknowledgement are between its reader and the node that runs it.
+func (h *Host) mayPass(req *codec.Request) bool {
+	return req.Delivery == codec.DeliverNone && req.Hops < maxHops && h.relay.Load() != nil
+}
+
+// passOn has another node run a call, and ends with what that says. The call has all
+// that one has that runs here: its name, so that a repetition joins it, its time, its
+// cancel, which reaches the node that runs it, and keepalives.
+func (h *Host) passOn(call *admit.Call[*inflight], args, varArgs json.RawMessage) admit.Record {
+	c := call.Value
+	if varArgs != nil { // only the envelope form carries these
+		return admit.Record{Err: h.withHint(call.Full)}
+	}
+	result, err := h.relay.Load().Relay(&c.ctx, c.Request, args, h.node)
+	if err == nil {
+		h.relayed.Add(1)
+		return admit.Record{Result: result.Value, Cache: codec.CacheUseOf(result.Cache), By: codec.NewIdentity(result.Node, result.Boot, result.Revision)}
+	}
+	e := toolmesh.AsError(err)
+	switch {
+	case e.Started == toolmesh.StartedNo && (e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable):
+		return admit.Record{Err: h.withHint(call.Full)}
+	case e.Code == toolmesh.CodeNodeLost || e.Code == toolmesh.CodeUnavailable:
+		e = e.WithOrigin(toolmesh.OriginAgent) // that it was not the caller's is known here
+	}
+	h.relayed.Add(1)
+	return admit.Record{Err: e}
+}
+
+// withHint adds to the error of a node that would have passed the call on when to send again: after the time
+// that a call takes here, on average.
+func (h *Host) withHint(err *toolmesh.Error) *toolmesh.Error {
+	if h.relay.Load() == nil || !retry.Full(err) {
+		return err // another node may have room at once
+	}
+	mean := time.Duration(h.took.Load()) / time.Duration(max(h.handled.Load(), 1)) //nolint:gosec // fewer than 2^63
+	return err.WithDetail("retry_after_ms", min(max(mean, minHint), maxHint).Milliseconds())
+}

@@ -1,0 +1,235 @@
+package host_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// relaying serves the desk on a node that passes calls on, as an agent's does.
+func relaying(t *testing.T, d *desk, nc *nats.Conn, opts *host.Options) (*host.Host, *registry.View) {
+	t.Helper()
+	b, err := bus.New(nc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	if err := b.Ensure(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	view, err := registry.OpenView(t.Context(), b, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(view.Close)
+	store := registry.NewStore(b)
+	responder, err := registry.NewResponder(b, view, store, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(responder.Close)
+	c, err := client.NewOn(b, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	h := d.serve(t, nc, opts)
+	if err := h.ServeBatches(t.Context(), view, store, c); err != nil {
+		t.Fatal(err)
+	}
+	return h, view
+}
+
+// A node without a slot has another one run what the queue group brings it, whoever the
+// caller is; what that caller does reaches the call.
+func TestFullNodePassesCallsOn(t *testing.T) {
+	t.Parallel()
+	const slots = 32 // and as many calls may be passed on
+	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
+		d := newDesk()
+		// In a cluster the queue group prefers nodes of the caller's server: the full one.
+		full, view := relaying(t, d, top.ServeOn(t, len(top.Brokers)-1), &host.Options{Node: "full", Slots: slots})
+		free, _ := relaying(t, d, top.ServeOn(t, 0), &host.Options{Node: "free", Slots: 64})
+		r := &rig{desk: d, t: t, h: full, nc: top.Call(t), session: top.Session}
+		meshtest.Until(t, "both nodes serve the desk", func() bool {
+			route, _ := view.Route("default", "desk.hold")
+			return len(route.Nodes) == 2
+		})
+		meshtest.Until(t, "both are heard by the caller", func() bool {
+			for _, h := range []*host.Host{full, free} {
+				if _, err := r.nc.Request(directed(h, "default", "desk.note"), []byte(`{"key":"warm"}`), waitTimeout); err != nil {
+					return false
+				}
+			}
+			return true
+		})
+		occupied := r.inbox()
+		for range slots {
+			r.send(occupied, directed(full, "default", "desk.hold"), `{"key":"occupied"}`)
+			wait(t, "start", r.gate("occupied").started)
+		}
+		t.Run("calls", func(t *testing.T) { relayedCalls(t, &rig{desk: d, t: t, h: full, nc: r.nc, session: r.session}) })
+		t.Run("names", func(t *testing.T) { relayedNames(t, &rig{desk: d, t: t, h: full, nc: r.nc, session: r.session}) })
+		close(r.gate("occupied").release)
+		for range slots {
+			if a := occupied.next(); a.code() != "ok" {
+				t.Errorf("a call that ran all the time: %s", a.Data)
+			}
+		}
+		if n := full.Stats().Relayed; n == 0 {
+			t.Error("the full node has passed nothing on")
+		}
+		if n := free.Stats().Relayed; n != 0 {
+			t.Errorf("the free node has passed %d calls on", n)
+		}
+	})
+}
+
+func relayedCalls(t *testing.T, r *rig) {
+	const trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	for i := range 20 {
+		key := fmt.Sprint("call ", i)
+		a := r.call("note", fmt.Sprintf(`{"key":%q}`, key), "Mesh-Rpc-Id", fmt.Sprint("relay-", i), "Mesh-Parent", "above",
+			"traceparent", trace, "Mesh-Timeout-Ms", "30000")
+		if a.code() != "ok" || a.Header.Get("Mesh-Node") != "free" || a.Header.Get("Mesh-Rpc-Id") != fmt.Sprint("relay-", i) {
+			t.Fatalf("call %d: %v %s", i, a.Header, a.Data)
+		}
+		if c := wait(t, "call", r.gate(key).seen); string(c.RPCID) != fmt.Sprint("relay-", i) || c.Parent != "above" || c.Traceparent != trace || c.Deadline.IsZero() {
+			t.Errorf("call %d: the tool was given %+v", i, c)
+		}
+	}
+	for i := range 10 {
+		e := r.call("add", fmt.Sprintf(`{"type":"rpc_tool_call","rpc_id":"e%d","tool_id":"desk.add","args":[1,2]}`, i))
+		if want := fmt.Sprintf(`{"type":"rpc_tool_response","rpc_id":"e%d","status":"ok","result":3}`, i); string(e.Data) != want {
+			t.Errorf("envelope: %s", e.Data)
+		}
+		if a := r.call("fail", `{"code":"plain"}`); a.code() != "tool_error" || a.Error.started() != "true" {
+			t.Errorf("a failure: %s", a.Data)
+		}
+	}
+	// Who chose the node chooses another.
+	if a := r.ask(directed(r.h, "default", "desk.note"), `{}`); a.code() != "busy" || a.Error.Details["retry_after_ms"] == nil {
+		t.Errorf("directed: %s", a.Data)
+	}
+	for i := range 10 { // as one that has been passed on already
+		if a := r.call("note", `{"key":"hops"}`, "Mesh-Hops", "2"); a.code() != "ok" && a.code() != "busy" || a.code() == "ok" && a.Header.Get("Mesh-Node") != "free" {
+			t.Errorf("call %d of two hops: %s", i, a.Data)
+		}
+	}
+}
+
+// relayedNames has calls go on that were passed on, and repeats and cancels them.
+func relayedNames(t *testing.T, r *rig) {
+	const n = 24
+	inboxes := make([]*inbox, n)
+	body := func(i int) string { return fmt.Sprintf(`{"key":"name %d"}`, i) }
+	for i := range n {
+		inboxes[i] = r.inbox()
+		r.send(inboxes[i], "tools.default.desk.hold", body(i), "Mesh-Rpc-Id", fmt.Sprint("name-", i), "Mesh-Keepalive", "1")
+		wait(t, "start", r.gate(fmt.Sprint("name ", i)).started)
+	}
+	result := func(in *inbox) answer {
+		a := in.next()
+		for a.Header.Get("Mesh-Keepalive") != "" {
+			a = in.next()
+		}
+		return a
+	}
+	var passed []int
+	for i := range n {
+		if a := inboxes[i].next(); a.Header.Get("Mesh-Keepalive") == "1" && a.Header.Get("Mesh-Node") == "full" {
+			passed = append(passed, i)
+		}
+	}
+	if len(passed) < 2 {
+		t.Fatalf("%d of %d calls were passed on", len(passed), n)
+	}
+	one, other := passed[0], passed[1]
+
+	again := r.inbox()
+	r.send(again, directed(r.h, "default", "desk.hold"), body(one), "Mesh-Rpc-Id", fmt.Sprint("name-", one), "Mesh-Keepalive", "1")
+	again.next() // it has joined
+	r.gate(fmt.Sprint("name ", one)).release <- struct{}{}
+	if a := result(again); string(a.Data) != fmt.Sprintf(`"released name %d"`, one) {
+		t.Errorf("repeated while it ran: %s", a.Data)
+	}
+	late := r.inbox()
+	r.send(late, directed(r.h, "default", "desk.hold"), body(one), "Mesh-Rpc-Id", fmt.Sprint("name-", one))
+	if a := result(inboxes[one]); string(a.Data) != fmt.Sprintf(`"released name %d"`, one) {
+		t.Errorf("the first: %s", a.Data)
+	}
+	if a := result(late); string(a.Data) != fmt.Sprintf(`"released name %d"`, one) || a.Header.Get("Mesh-Node") != "free" {
+		t.Errorf("repeated when it was over: %v %s", a.Header, a.Data)
+	}
+	if ran := r.ran(fmt.Sprint("name ", one)); ran != 1 {
+		t.Errorf("it ran %d times", ran)
+	}
+
+	r.send(nil, fmt.Sprintf("mesh.node.full.ctl.default.name-%d", other), `{"type":"cancel"}`)
+	if cause := toolmesh.AsError(wait(t, "end", r.gate(fmt.Sprint("name ", other)).ended)); cause == nil || cause.Code != toolmesh.CodeCancelled {
+		t.Errorf("a cancel at the node that passed it on ends it with %v", cause)
+	}
+	if a := result(inboxes[other]); a.code() != "cancelled" {
+		t.Errorf("the cancelled call: %s", a.Data)
+	}
+	for i := range n {
+		r.gate(fmt.Sprint("name ", i)).release <- struct{}{}
+	}
+}
+
+// When no node has a slot the caller hears so, with when to try again; a node that is
+// full holds as many calls for others as it has slots, and no more.
+func TestAllNodesAreFull(t *testing.T) {
+	t.Parallel()
+	d := newDesk()
+	broker := meshtest.Broker(t)
+	var hosts []*host.Host
+	var view *registry.View
+	for _, node := range []subjects.NodeID{"one", "two"} {
+		h, v := relaying(t, d, broker.Connect(t), &host.Options{Node: node, Slots: 2})
+		hosts, view = append(hosts, h), v
+	}
+	meshtest.Until(t, "both nodes serve the desk", func() bool {
+		route, _ := view.Route("default", "desk.hold")
+		return len(route.Nodes) == 2
+	})
+	r := &rig{desk: d, t: t, h: hosts[0], nc: broker.Connect(t)}
+	in := r.inbox()
+	for _, h := range hosts {
+		for range 2 {
+			r.send(in, directed(h, "default", "desk.hold"), `{"key":"full"}`)
+			wait(t, "start", r.gate("full").started)
+		}
+	}
+	for range 20 {
+		a := r.call("note", `{"key":"more"}`)
+		if a.code() != "busy" || a.Error.started() != "false" || a.Error.Details["limit"] != host.LimitSlots {
+			t.Fatalf("with all slots taken: %s", a.Data)
+		}
+		if hint, ok := a.Error.Details["retry_after_ms"].(float64); !ok || hint < 1 || hint > 1000 || !strings.Contains(a.Error.Message, "all 2 slots") {
+			t.Errorf("busy: %s", a.Data)
+		}
+	}
+	if r.ran("more") != 0 {
+		t.Errorf("%d calls ran", r.ran("more"))
+	}
+	close(r.gate("full").release)
+	for range 4 {
+		if a := in.next(); a.code() != "ok" {
+			t.Errorf("a call that ran: %s", a.Data)
+		}
+	}
+	if a := r.call("note", `{"key":"more"}`); a.code() != "ok" {
+		t.Errorf("with slots free: %s", a.Data)
+	}
+}
