@@ -9,6 +9,7 @@ import datetime
 import decimal
 import gc
 import inspect
+import json
 import multiprocessing
 import os
 import pathlib
@@ -536,6 +537,51 @@ def test_a_node_that_dies_is_said_so(start: Callable[..., Started], tmp_path: pa
             lost = next(concurrent.futures.as_completed(running, 30)).exception()
             assert isinstance(lost, toolmesh.NodeLost) and lost.details == {"node": "second"}
             mesh.close()
+    finally:
+        agent.kill()
+        agent.wait()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_calls_of_an_idempotent_tool_survive_their_node(
+    start: Callable[..., Started], tmp_path: pathlib.Path, kind: str
+) -> None:
+    one = start()
+    index = tmp_path / "twice"
+    index.mkdir()
+    (index / "twice.py").write_text(
+        "import time\n\n\ndef rest(seconds: float) -> str:\n    time.sleep(seconds)\n    return 'rested'\n")
+    (index / "tools.toml").write_text('[index]\ntools = ["twice.rest"]\nidempotent = true\n')
+    log = (tmp_path / "agent.log").open("wb")
+    agent = subprocess.Popen(
+        [os.environ["MESH_E2E_AGENT"], "-s", one.url, "--data-dir", str(tmp_path / "agent"), "--node", "second",
+         "--nkey", str(tmp_path / "data" / "keys" / "node.nk")],
+        env=one.environment, stderr=log)
+    log.close()
+
+    def second(text: str) -> dict[str, Any]:
+        return next((node for node in json.loads(text)["nodes"] if node["id"] == "second"), {})
+
+    async def gather() -> list[Any]:
+        async with AsyncMesh(one.url) as mesh:
+            calls = [asyncio.ensure_future(mesh.call("twice.twice.rest", {"seconds": 8})) for _ in range(12)]
+            await asyncio.to_thread(until, lambda: second(one.run("nodes", "--json")).get("in_flight", 0) > 1)
+            agent.kill()
+            return list(await asyncio.gather(*calls))
+
+    try:
+        until(lambda: second(one.run("nodes", "--json")))
+        one.run("install", str(index))
+        until(lambda: '"second"' in one.run("ls", "--json"))
+        if kind == "async":
+            found = asyncio.run(gather())
+        else:
+            with Mesh(one.url) as mesh, concurrent.futures.ThreadPoolExecutor(12) as pool:
+                running = [pool.submit(mesh.call, "twice.twice.rest", {"seconds": 8}) for _ in range(12)]
+                until(lambda: second(one.run("nodes", "--json")).get("in_flight", 0) > 1)
+                agent.kill()
+                found = [call.result(60) for call in running]
+        assert found == ["rested"] * 12
     finally:
         agent.kill()
         agent.wait()
