@@ -565,12 +565,12 @@ def test_calls_of_an_idempotent_tool_survive_their_node(
     async def gather() -> list[Any]:
         async with AsyncMesh(one.url) as mesh:
             calls = [asyncio.ensure_future(mesh.call("twice.twice.rest", {"seconds": 8})) for _ in range(12)]
-            await asyncio.to_thread(until, lambda: second(one.run("nodes", "--json")).get("in_flight", 0) > 1)
+            await asyncio.to_thread(until, lambda: bool(second(one.run("nodes", "--json")).get("in_flight", 0) > 1))
             agent.kill()
             return list(await asyncio.gather(*calls))
 
     try:
-        until(lambda: second(one.run("nodes", "--json")))
+        until(lambda: bool(second(one.run("nodes", "--json"))))
         one.run("install", str(index))
         until(lambda: '"second"' in one.run("ls", "--json"))
         if kind == "async":

@@ -45,6 +45,7 @@ func main() {
 	fmt.Println(err, r.Run(ctx), r.Client(), r.Stream(ctx, "", nil))
 	fmt.Println(r.Handle("", "", host.HandlerFunc(handle)))
 	fmt.Println(r.Call(ctx, "", nil))
+	fmt.Println(r.Batch(ctx, nil))
 	fmt.Println(r.Sessions(ctx))
 	s := r.Session("")
 	fmt.Println(s.ID(), s.Client(), s.Stream(ctx, "", nil), s.End(ctx))
