@@ -436,7 +436,20 @@ def test_a_batch_has_its_results_in_order(mesh, manager):
     assert bridge.BatchToolProcessor(manager).process_batch([]) == []
 
 
-def test_the_calls_of_a_batch_run_at_once_and_within_its_time(mesh, manager):
+def test_a_batch_is_one_of_the_mesh(mesh, manager, monkeypatch):
+    asked = []
+    batch = type(mesh).batch
+    monkeypatch.setattr(type(mesh), "batch", lambda self, calls, **more: asked.append(len(calls)) or batch(self, calls, **more))
+    requests = [{"tool_id": "rich.rich.size", "kwargs": {"text": "x" * n}} for n in range(40)]
+    assert [one["result"] for one in bridge.BatchToolProcessor(manager).process_batch(requests)] == [*range(40)]
+    assert asked == [40]
+    # More than one message takes: calls of their own, then.
+    large = [{"tool_id": "rich.rich.size", "kwargs": {"text": "x" * 400_000}} for _ in range(4)]
+    assert [one["result"] for one in bridge.BatchToolProcessor(manager).process_batch(large)] == [400_000] * 4
+    assert asked == [40, 4]
+
+
+def test_the_calls_of_a_batch_end_within_its_time(mesh, manager):
     naps = [{"tool_id": "lab.timing.nap", "kwargs": {"seconds": 60}} for _ in range(3)]
     with toolmesh.scope(timeout=0.5):
         found = bridge.BatchToolProcessor(manager).process_batch(naps)

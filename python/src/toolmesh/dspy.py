@@ -264,8 +264,10 @@ class BatchToolProcessor:
     def process_batch(self, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The results of {"tool_id", "args": [], "kwargs": {}, "index"}, in the order of
         the requests: {"index", "status": "ok", "result"}, or {"index", "status": "error",
-        "error": {"type", "message", "stacktrace", "code"}} for one that fails. 32 run at
-        a time. ValueError and TypeError for requests that cannot be, before any runs; there are 1,000 at most."""
+        "error": {"type", "message", "stacktrace", "code"}} for one that fails. They are
+        sent as one batch of the mesh, which has unsafe tools run alone; streams, and results
+        that are kept, are calls of their own. ValueError and TypeError for requests that
+        cannot be, before any runs; there are 1,000 at most."""
         if len(requests) > _BATCH:
             raise ValueError(f"{len(requests)} requests: a batch has {_BATCH} at most")
         calls = []
@@ -273,21 +275,55 @@ class BatchToolProcessor:
             args, kwargs = request.get("args", []), request.get("kwargs", {})
             proxy = self.manager.validate_tool_call(str(request.get("tool_id")), args, kwargs)
             calls.append((request.get("index", number), proxy, args, kwargs))
-        if not calls:
-            return []
-        with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(calls))) as pool:
-            # Each in a context of its own: session and deadline are the caller's.
-            futures = [pool.submit(contextvars.copy_context().run, _outcome, *call) for call in calls]
-            return [one.result() for one in futures]
+        found: dict[int, dict[str, Any]] = {}
+        plain = [place for place, call in enumerate(calls) if type(call[1]) is RPCProxyTool]
+        if len(plain) > 1:
+            found = _together(calls, plain)
+        rest = [place for place in range(len(calls)) if place not in found]
+        if rest:
+            with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(rest))) as pool:
+                # Each in a context of its own: session and deadline are the caller's.
+                futures = [pool.submit(contextvars.copy_context().run, _outcome, *calls[place]) for place in rest]
+                found.update(zip(rest, [one.result() for one in futures], strict=True))
+        return [found[place] for place in range(len(calls))]
+
+
+def _together(calls: list[Any], places: list[int]) -> dict[int, dict[str, Any]]:
+    """What the calls at places ended with, as one batch; those are missing that could not be sent so."""
+    found: dict[int, dict[str, Any]] = {}
+    sent: list[int] = []
+    members = []
+    for place in places:
+        index, proxy, args, kwargs = calls[place]
+        try:
+            members.append((proxy.tool_id, proxy._arguments(tuple(args), kwargs), proxy.timeout))
+            sent.append(place)
+        except errors.MeshError as failure:
+            found[place] = _failed(index, failure)
+    try:
+        ends = calls[places[0]][1]._caller().batch(members, return_exceptions=True) if members else []
+    except errors.MeshError as failure:
+        if failure.started is False:
+            return found  # too large for one message, or nobody runs batches
+        ends = [failure] * len(members)
+    for place, end in zip(sent, ends, strict=True):
+        index = calls[place][0]
+        ok = not isinstance(end, errors.MeshError)
+        found[place] = {"index": index, "status": "ok", "result": end} if ok else _failed(index, end)
+    return found
+
+
+def _failed(index: Any, failure: errors.MeshError) -> dict[str, Any]:
+    return {"index": index, "status": "error", "error": {
+        "type": failure.type or failure.code, "message": failure.message, "stacktrace": failure.stacktrace,
+        "code": failure.code}}
 
 
 def _outcome(index: Any, proxy: RPCProxyTool, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"index": index, "status": "ok", "result": _whole(proxy, *args, **kwargs)}
     except errors.MeshError as failure:
-        return {"index": index, "status": "error", "error": {
-            "type": failure.type or failure.code, "message": failure.message, "stacktrace": failure.stacktrace,
-            "code": failure.code}}
+        return _failed(index, failure)
 
 
 def _whole(proxy: RPCProxyTool, *args: Any, **kwargs: Any) -> Any:
