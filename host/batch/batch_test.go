@@ -344,13 +344,18 @@ func TestLanes(t *testing.T) {
 // that is the batch's.
 func (m *mesh) request(t *testing.T, header nats.Header, body string) (answers []*nats.Msg) {
 	t.Helper()
+	return m.requestTo(t, "mesh.batch.default", header, body)
+}
+
+func (m *mesh) requestTo(t *testing.T, subject string, header nats.Header, body string) (answers []*nats.Msg) {
+	t.Helper()
 	inbox := nats.NewInbox()
 	sub, err := m.nc.SubscribeSync(inbox)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	if err := m.nc.PublishMsg(&nats.Msg{Subject: "mesh.batch.default", Reply: inbox, Header: header, Data: []byte(body)}); err != nil {
+	if err := m.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: inbox, Header: header, Data: []byte(body)}); err != nil {
 		t.Fatal(err)
 	}
 	for {
@@ -637,6 +642,44 @@ func TestLargeResults(t *testing.T) {
 	}
 	if e := toolmesh.AsError(results[1].Err); e.Started != toolmesh.StartedYes || !strings.Contains(e.Message, "fewer") {
 		t.Errorf("%+v", e)
+	}
+}
+
+// A batch that is sent again to a node that leaves meanwhile joins the one that runs there:
+// it is neither refused as if it had not begun, nor run by the node that has its id now.
+func TestSentAgainToANodeThatLeaves(t *testing.T) {
+	t.Parallel()
+	m := single(t, 2, router.Options{})
+	const body = `{"type":"rpc_batch_call","batch_id":"kept","requests":[{"tool_id":"stage.unsafe","kwargs":{"name":"kept","wait":"kept"}}]}`
+	answers := make(chan *nats.Msg, 3)
+	send := func(header nats.Header) {
+		go func() { answers <- m.requestTo(t, "mesh.node.node-0.batch.default", header, body)[0] }()
+	}
+	send(nats.Header{"Mesh-Hops": {"1"}}) // whoever has its id, it runs here
+	m.stage.began(t, "kept")
+	closed := make(chan error, 1)
+	go func() { closed <- m.routers[0].Close() }()
+	view, err := m.routers[1].View(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "the node is seen to leave", func() bool {
+		return slices.ContainsFunc(view.Nodes(), func(n registry.NodeStatus) bool { return n.Node == "node-0" && n.State == registry.StateDraining })
+	})
+	send(nil)
+	send(nats.Header{"Mesh-Again": {"100"}, "Mesh-Rpc-Id": {"kept"}, "Mesh-Timeout-Ms": {"0"}})
+	m.requestTo(t, "mesh.node.node-0.batch.default", nil, "{}") // by then they have joined, or will find the answer
+	m.stage.open("kept", 3)
+	for range 3 {
+		if a := <-answers; !bytes.Contains(a.Data, []byte(`"status":"ok","result":"kept"`)) {
+			t.Errorf("%v %s", a.Header, a.Data)
+		}
+	}
+	if n := m.stage.ran("kept"); n != 1 {
+		t.Errorf("run %d times", n)
+	}
+	if err := <-closed; err != nil {
+		t.Error(err)
 	}
 }
 

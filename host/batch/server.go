@@ -154,13 +154,56 @@ func (s *Server) Serve(subject subjects.Subject, m *nats.Msg) {
 	}
 	b, bad := codec.ParseBatch(subject, header, m.Data)
 	to := &reader{b: b, reply: m.Reply, began: began}
-	if bad == nil && b.Hops == 0 {
+	if bad != nil {
+		s.refuse(to, bad)
+		return
+	}
+	r := s.request(subject, to)
+	// What this node has is answered here, whoever owns it now and whatever else is wrong:
+	// "not started" would have its caller send it elsewhere.
+	known := r
+	known.First = time.Time{} // how far back this node remembers counts where it is to run the batch
+	if verdict, call, record, err, ok := s.table.Repeated(known, to.settle(s)); ok {
+		s.follow(to, verdict, call, record, err)
+		return
+	}
+	if b.Hops == 0 {
 		if owner, ok := s.View.Owner(subject.Session, b.Request.RPCID, b.Members[0].Tool); ok && owner != s.Node {
 			s.pass(owner, subject, to, m)
 			return
 		}
 	}
-	s.run(subject, to, bad)
+	s.run(r, to)
+}
+
+// request is what a batch is admitted by.
+func (s *Server) request(subject subjects.Subject, to *reader) admit.Request {
+	b := to.b
+	r := admit.Request{
+		Key:    admit.Key{Session: subject.Session, RPC: subjects.WireName(b.Request.RPCID)},
+		Digest: admit.DigestOf(b.Body()), Depth: b.Depth, Account: s.Host.Account(b.Session),
+	}
+	if b.IsAgain {
+		r.First = to.began.Add(-b.Again)
+	}
+	return r
+}
+
+// settle answers a repetition when its batch has ended.
+func (to *reader) settle(s *Server) func(admit.Record) {
+	return func(record admit.Record) { s.answer(to, record) }
+}
+
+// follow answers what is not run here anew.
+func (s *Server) follow(to *reader, verdict admit.Verdict, call *admit.Call[*run], record admit.Record, bad *toolmesh.Error) {
+	switch verdict {
+	case admit.Refuse:
+		s.refuse(to, bad)
+	case admit.Repeat:
+		s.answer(to, record)
+	case admit.Join:
+		call.Value.join(to)
+	}
 }
 
 // pass has a batch passed on, as long as not too many are.
@@ -174,47 +217,28 @@ func (s *Server) pass(owner subjects.NodeID, subject subjects.Subject, to *reade
 		passed := s.forward(owner, subject, to, m)
 		s.passing.Add(-1)
 		if !passed {
-			s.run(subject, to, nil)
+			s.run(s.request(subject, to), to)
 		}
 	})
 }
 
-// run runs a batch on this node, unless bad says that it must not be. A repetition gets
-// what the first one gets.
-func (s *Server) run(subject subjects.Subject, to *reader, bad *toolmesh.Error) {
-	b := to.b
-	if bad == nil {
-		bad = s.check(b)
-	}
-	if bad != nil {
+// run runs a batch on this node. A repetition gets what the first one gets.
+func (s *Server) run(r admit.Request, to *reader) {
+	if bad := s.check(to.b); bad != nil {
 		s.refuse(to, bad)
 		return
 	}
-	r := admit.Request{
-		Key:    admit.Key{Session: subject.Session, RPC: subjects.WireName(b.Request.RPCID)},
-		Digest: admit.DigestOf(b.Body()), Depth: b.Depth, Account: s.Host.Account(b.Session),
-	}
-	if b.IsAgain {
-		r.First = to.began.Add(-b.Again)
-	}
 	batch := newRun(s, to)
-	verdict, call, record, bad := s.table.Begin(r, batch, func(rec admit.Record) { s.answer(to, rec) })
+	verdict, call, record, bad := s.table.Begin(r, batch, to.settle(s))
 	if verdict != admit.Run {
 		batch.close()
+		s.follow(to, verdict, call, record, bad)
+		return
 	}
-	switch verdict {
-	case admit.Refuse:
-		s.refuse(to, bad)
-	case admit.Repeat:
-		s.answer(to, record)
-	case admit.Join:
-		call.Value.join(to)
-	case admit.Run:
-		batch.start(func(rec admit.Record) {
-			s.table.Finish(call, rec)
-			s.answer(to, rec)
-		})
-	}
+	batch.start(func(rec admit.Record) {
+		s.table.Finish(call, rec)
+		s.answer(to, rec)
+	})
 }
 
 // check says why a batch must not begin here and now.
