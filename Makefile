@@ -24,7 +24,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build wheels demo test test-go test-python test-frameworks skipped verify vulnerable deadcode race bench fuzz kernel clean
+.PHONY: help build wheels demo test test-go test-python test-frameworks skipped verify vulnerable deadcode race bench fuzz soak kernel clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,7 +51,7 @@ test-frameworks: build $(VENV)/frameworks.stamp ## DSPy, LangChain and others, t
 
 skipped:
 	@echo
-	@echo "not run by make test: race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), control groups of version 2 on a kernel of their own (make kernel)"
+	@echo "not run by make test: race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes (make soak), control groups of version 2 on a kernel of their own (make kernel)"
 
 verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, ruff, mypy
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \
@@ -89,6 +89,11 @@ fuzz: ## each fuzz target of the repository for FUZZTIME (60s)
 	     $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 2s ./$$dir; \
 	   done; \
 	 done
+
+soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence
+	@MESH_LANES_CALLS=100000 $(GO) test -count 1 -timeout 60m -v -run TestNothingOverlaps ./e2e/lanes
+	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -v -run TestMemoryOfAFile ./e2e
+	@MESH_LANES_TAGS=lanes_without_fence $(GO) test -count 1 -timeout 10m -v -run TestNothingOverlaps ./e2e/lanes
 
 kernel: ## memory limits on a kernel with control groups of version 2, in QEMU; 10 minutes
 	@e2e/kernel/run

@@ -8,8 +8,9 @@
 //	8  cmd/mesh, cmd/mesh-agent, cmd/mesh-router   settings and flags to lifecycles
 //	   meshtest                                    a real mesh inside a test
 //	7  internal/broker, natsadmin, access          the embedded broker; saved NATS contexts; keys, and who has one
+//	   internal/monitor                            health, metrics and demand over HTTP
 //	6  router, agent, internal/bridge              the member that services embed; one machine; a program on pipes
-//	5  host, internal/deploy                       makes a process a node; makes installs be served
+//	5  host, task, internal/deploy                 makes a process a node; durable tasks; makes installs be served
 //	4  client                                      calls, streams, cancels
 //	3  registry, internal/chunks                   which node serves what; streams stored and replayed
 //	2  executor, internal/index, internal/bus      Python workers; sources and bundles; NATS

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -20,6 +21,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/task"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -55,6 +57,8 @@ type Options struct {
 	Replicas      int
 	ChunksStorage string
 	ChunksMax     int64
+	// PayloadsMax and PayloadMax bound large values; see [host.Options].
+	PayloadsMax, PayloadMax int64
 	// StreamQuota bounds what a session stores; see [host.Options].
 	StreamQuota int64
 	// CacheBytes and CacheEntries bound the results that are kept; see [host.Options].
@@ -92,6 +96,9 @@ type Agent struct {
 	stop     sync.Once
 	stopErr  error
 
+	running atomic.Pointer[running] // for those who look on; nil until Start is done
+	served  atomic.Bool             // all that was installed at the start has been built, or failed to be
+
 	instances openInstances
 	published published
 	noticed   chan struct{} // of capacity 1: an instance is to be published again
@@ -102,6 +109,7 @@ type Agent struct {
 	view      *registry.View
 	store     *registry.Store
 	responder *registry.Responder
+	tasks     *task.Service
 	deploy    *deploy.Manager
 	subs      []*nats.Subscription
 	watch     sync.WaitGroup
@@ -183,6 +191,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 		Node: a.opts.Node, Version: a.opts.Version, Slots: a.opts.Slots, MaxTimeout: a.opts.MaxTimeout,
 		StreamQuota: a.opts.StreamQuota, CacheBytes: a.opts.CacheBytes, CacheEntries: a.opts.CacheEntries, Labels: a.opts.Labels, Replicas: a.opts.Replicas,
 		ChunksStorage: a.opts.ChunksStorage, ChunksMax: a.opts.ChunksMax,
+		PayloadsMax: a.opts.PayloadsMax, PayloadMax: a.opts.PayloadMax,
 		Sandbox: host.Sandbox{Asked: a.opts.Sandbox, Effective: string(effective)}, Reasons: reasons,
 		Memory: a.executor.MemoryGuard(), Limits: limits, MaxLimits: most,
 		Sessions: a.sessions, Service: "mesh-agent", Queued: a.queued, Logger: a.log,
@@ -211,6 +220,10 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	if err = a.host.ServeBatches(ctx, a.view, a.store, a.client); err != nil {
 		return err
 	}
+	a.tasks = task.New(a.bus, a.store, a.client, &task.Options{Sessions: a.sessions, Replicas: a.opts.Replicas, Local: a.host, Logger: a.log})
+	if err = a.tasks.Start(ctx); err != nil {
+		return err
+	}
 	workshop := &workshop{a: a}
 	a.deploy = deploy.New(a.bus, a.view, a.store, workshop, workshop, a.dir, &deploy.Options{Logger: a.log, PrivateSources: a.opts.PrivateSources})
 	a.deploy.Start()
@@ -226,6 +239,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the broker did not confirm the agent's subscriptions: %w", err)
 	}
 	err = nil
+	a.running.Store(&running{host: a.host, view: a.view, deploy: a.deploy})
 	a.watch.Go(func() {
 		select {
 		case <-a.host.Lost():
@@ -282,6 +296,10 @@ func (a *Agent) release(ctx context.Context) error {
 	a.subs = nil
 	a.stopping = true
 	a.end()
+	if a.tasks != nil {
+		a.tasks.Stop(ctx) // first: others go on with what it leaves
+		a.tasks = nil
+	}
 	if a.host != nil {
 		errs = append(errs, a.host.Stop(ctx))
 	}
@@ -298,6 +316,9 @@ func (a *Agent) release(ctx context.Context) error {
 		a.responder = nil
 	}
 	if a.view != nil {
+		if r := a.running.Load(); r != nil {
+			a.running.Store(&running{host: r.host, deploy: r.deploy})
+		}
 		a.view.Close()
 		a.view = nil
 	}

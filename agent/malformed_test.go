@@ -164,7 +164,8 @@ func TestBadTools(t *testing.T) {
 		{tool: "not_json", args: map[string]any{"kind": "cycle"}, code: toolmesh.CodeResultNotSerializable},
 		{tool: "not_json", args: map[string]any{"kind": "nan"}, code: toolmesh.CodeResultNotSerializable},
 		{tool: "not_json", args: map[string]any{"kind": "key"}, code: toolmesh.CodeResultNotSerializable},
-		{tool: "big", args: map[string]any{"n": maxPayload + 1}, code: toolmesh.CodePayloadTooLarge, says: "stream"},
+		{tool: "big", args: map[string]any{"n": maxPayload + 1}, want: `"` + strings.Repeat("x", maxPayload+1) + `"`},
+		{tool: "big", args: map[string]any{"n": 65 << 20}, code: toolmesh.CodePayloadTooLarge, says: "more than"},
 		{tool: "big", args: map[string]any{"n": maxPayload / 2}, want: `"` + strings.Repeat("x", maxPayload/2) + `"`},
 		{tool: "deep", args: map[string]any{"n": 100000}, code: toolmesh.CodeResultNotSerializable},
 		{tool: "raises_strange", code: toolmesh.CodeToolError, origin: toolmesh.OriginTool},
@@ -204,7 +205,7 @@ func TestBadTools(t *testing.T) {
 		}
 	}
 	t.Run("stream item too large", func(t *testing.T) {
-		n, err := drain(t, c, "bad.t.big_items", map[string]any{"n": maxPayload + 1})
+		n, err := drain(t, c, "bad.t.big_items", map[string]any{"n": 65 << 20})
 		if toolmesh.CodeOf(err) != toolmesh.CodePayloadTooLarge || n != 1 {
 			t.Errorf("%d items, then %v", n, err)
 		}
@@ -217,7 +218,7 @@ func TestBadTools(t *testing.T) {
 	})
 	t.Run("arguments too large", func(t *testing.T) {
 		_, err := c.Call(t.Context(), "bad.t.ok", map[string]any{"x": 1, "y": strings.Repeat("x", maxPayload)})
-		if toolmesh.CodeOf(err) != toolmesh.CodePayloadTooLarge {
+		if toolmesh.CodeOf(err) != toolmesh.CodeInvalidArguments { // they have come, and y is none of them
 			t.Errorf("%v", err)
 		}
 	})

@@ -117,7 +117,7 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	if functions := functionsOf(b.Manifest, usable); len(functions) > 0 || i.commands == nil {
 		i.index, err = w.a.executor.Open(ctx, executor.Spec{
 			Name: string(b.Name), Revision: b.Revision, Account: accountOf(b), SourceDir: b.Dir, Env: env, Tools: functions, Vars: vars, Policies: policies, Secrets: secretsOf(b),
-			Paths: paths, Concurrency: b.Manifest.Concurrency, Quarantined: i.quarantined,
+			Paths: paths, Concurrency: b.Manifest.Concurrency, Turns: takesTurns(b), Quarantined: i.quarantined,
 		})
 		if err != nil {
 			_ = i.closeCommands(ctx)
@@ -184,6 +184,22 @@ func policiesOf(b deploy.Build) (vars map[string]string, policies map[string]exe
 		}
 	}
 	return vars, policies
+}
+
+// takesTurns reports whether some tool has turns in lanes beyond its batch.
+func takesTurns(b deploy.Build) bool {
+	return slices.ContainsFunc(b.Manifest.Tools, func(name string) bool {
+		scope := b.Manifest.AnnotationsOf(name).LaneScope
+		return scope != "" && scope != tool.LaneBatch
+	})
+}
+
+// laneOf is a call's turn in a lane, as the executor knows it.
+func laneOf(call *host.Call) executor.Lane {
+	if call.Turn == nil {
+		return nil
+	}
+	return call.Turn
 }
 
 // varsOf are the values of the variables that a tool may see.
@@ -371,8 +387,10 @@ type pythonTool struct {
 // ServeTool implements [host.Handler].
 func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.Sink) error {
 	s := &pythonSink{sink: sink, log: p.i.a.log, call: call}
+	nested := host.NewNestedCalls(p.i.a.client, call)
+	defer nested.Close()
 	result, err := p.i.index.Call(ctx, executor.Call{
-		Nested: host.NewNestedCalls(p.i.a.client, call), Depth: call.Depth,
+		Nested: nested, Lane: laneOf(call), Depth: call.Depth,
 		Tool: p.name, RPCID: string(call.RPCID), Isolation: call.Isolation,
 		Session: string(call.Session), Account: string(quota.Account(call.Session, call.Epoch)),
 		Epoch: call.Epoch, Created: p.i.a.created(call.Session, call.Epoch), Args: call.Args, VarArgs: call.VarArgs, Stream: call.Stream, Collect: call.Collect,

@@ -55,8 +55,18 @@ func (c *caller) serve(ctx context.Context, r request) (answer, error) {
 		return c.stream(ctx, r)
 	case "writes":
 		return c.writes(ctx, r.N)
+	case "publishes":
+		return c.publishes(ctx, r.N)
+	case "tasks":
+		return c.tasks(ctx, r.N)
 	case "keyed":
 		return c.keyed(ctx, r.N)
+	case "turns":
+		return c.turns(ctx, r.N)
+	case "objects":
+		return c.objects(ctx, r.N)
+	case "large":
+		return c.large(ctx, r.N)
 	case "batch":
 		return c.batches(ctx, r.N, r.Callers)
 	case "counters":

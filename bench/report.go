@@ -145,7 +145,8 @@ func (r *result) conclude() {
 	r.concludeBulk()
 }
 
-func micros(ns float64) string { return fmt.Sprintf("%.1f µs", ns/1000) }
+func micros(ns float64) string      { return fmt.Sprintf("%.1f µs", ns/1000) }
+func wholeMillis(ns float64) string { return fmt.Sprintf("%.0f ms", ns/1e6) }
 
 func millis(ns float64) string { return fmt.Sprintf("%.0f", ns/1e6) }
 

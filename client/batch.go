@@ -78,7 +78,11 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 		}
 		members[i] = codec.Member{Index: i, Tool: call.Tool, Args: args, Timeout: call.Timeout}
 	}
-	body := codec.EncodeBatch(s.rpc, members)
+	body, err := c.refer(ctx, calls[0].Tool, &s, codec.EncodeBatch(s.rpc, members))
+	if err != nil {
+		return nil, err
+	}
+	defer c.release(&s)
 	t := target{batch: true, node: c.batchNode(&s, calls[0].Tool)}
 	for n := 1; ; n++ {
 		r, err := c.unary(ctx, t, &s, body)
@@ -87,8 +91,11 @@ func (c *Client) Batch(ctx context.Context, calls []BatchCall, opts ...CallOptio
 			t.node = nil
 			r, err = c.unary(ctx, t, &s, body)
 		}
+		if err == nil && r.Ref != nil {
+			err = c.resolveResult(ctx, &s, r)
+		}
 		if err == nil {
-			return batchResults(r.Value, len(calls))
+			return c.batchResults(ctx, &s, r.Value, len(calls))
 		}
 		e := toolmesh.AsError(err)
 		again := e.Started == toolmesh.StartedNo && (e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable && e.Origin != toolmesh.OriginCaller)
@@ -116,8 +123,8 @@ func (c *Client) batchNode(s *settings, first subjects.ToolID) *node {
 	return c.shared.routes.owner(s.session, id, s.rpc)
 }
 
-// batchResults reads the answer of a batch.
-func batchResults(body []byte, n int) ([]BatchResult, error) {
+// batchResults reads the answer of a batch, and what it refers to.
+func (c *Client) batchResults(ctx context.Context, s *settings, body []byte, n int) ([]BatchResult, error) {
 	answered, err := codec.ParseBatchResults(body)
 	if err != nil {
 		return nil, err
@@ -131,8 +138,13 @@ func batchResults(body []byte, n int) ([]BatchResult, error) {
 			continue
 		}
 		results[r.Index] = BatchResult{RPCID: r.RPCID, Value: r.Result, LaneWait: r.LaneWait}
-		if r.Err != nil {
+		switch {
+		case r.Err != nil:
 			results[r.Index].Err = r.Err
+		case r.Ref != nil:
+			one := &Result{Ref: r.Ref}
+			results[r.Index].Err = c.resolveResult(ctx, s, one)
+			results[r.Index].Value = one.Value
 		}
 	}
 	return results, nil

@@ -37,7 +37,12 @@ type Result struct {
 	// Cache is where the value is from, of a tool that declares a cache_ttl: "hit" if it
 	// was made for another call, "miss" or, with [NoCache], "bypass" if the tool ran.
 	Cache string
-	Took  time.Duration
+	// LaneWait is for how long the call waited for its turn, of a tool whose lane_scope is
+	// more than the batch; it is part of Took.
+	LaneWait time.Duration
+	Took     time.Duration
+	// Ref is where a large value is instead, with [ByReference]; else nil.
+	Ref *codec.Ref
 }
 
 // Decode reads the value into v, as json.Unmarshal does.
@@ -57,13 +62,20 @@ func (c *Client) Call(ctx context.Context, id subjects.ToolID, args any, opts ..
 	if err != nil {
 		return nil, err
 	}
+	if body, err = c.refer(ctx, id, &s, body); err != nil {
+		return nil, err
+	}
 	var result *Result
 	err = c.attempts(ctx, id, &s, func(t target) error {
 		r, err := c.unary(ctx, t, &s, body)
 		result = r
 		return err
 	})
+	if err == nil && result.Ref != nil && !s.keepRef {
+		err = c.resolveResult(ctx, &s, result)
+	}
 	if err != nil {
+		c.release(&s)
 		return nil, err
 	}
 	return result, nil
@@ -100,6 +112,9 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 		t := target{id: id}
 		if !queueOnly {
 			t.node, t.choice = c.pick(s.session, id)
+			if first := s.first; n == 1 && first != nil && first.usable() {
+				t.node = first
+			}
 		}
 		if t.node != nil {
 			t.node.outstanding.Add(1)
@@ -150,7 +165,7 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 				return err
 			}
 		case e.Started == toolmesh.StartedNo && e.Code == toolmesh.CodeBusy:
-			if !pause(ctx, n) {
+			if s.noWait || !pause(ctx, n) {
 				return err
 			}
 		case lost < maxLosses && e.Code == toolmesh.CodeNodeLost, lost == 0 && e.Code == toolmesh.CodeWorkerCrashed:
@@ -271,8 +286,8 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	s := p.s
 	call := codec.Call{
 		RPCID: s.rpc, Session: s.session, Tool: t.id, Delivery: delivery, Timeout: s.timeout, Credit: credit,
-		Depth: s.depth, Parent: s.parent, Revision: s.revision, Isolation: s.isolation, Keepalive: true, WantLoad: t.choice, NoCache: s.noCache,
-		IdempotencyKey: s.key, Hops: s.hops, Traceparent: s.trace,
+		Depth: s.above.Depth, Parent: s.above.Parent, Lanes: s.above.Lanes, Revision: s.revision, Isolation: s.isolation, Keepalive: true, WantLoad: t.choice, NoCache: s.noCache,
+		IdempotencyKey: s.key, Hops: s.hops, Traceparent: s.trace, Ref: s.ref, AcceptRef: !s.noRef,
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)
@@ -296,7 +311,11 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 	if err != nil {
 		return nil, err
 	}
-	return &nats.Msg{Subject: subject, Header: nats.Header(call.Header()), Data: body}, nil
+	msg := &nats.Msg{Subject: subject, Header: nats.Header(call.Header()), Data: body}
+	if s.again > 0 {
+		sentAgain(msg.Header, s.boot, s.again)
+	}
+	return msg, nil
 }
 
 // subject is where the call is sent: to a node, or to the queue group. A batch may go
@@ -382,7 +401,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 		if !s.queue && t.node == nil && !t.batch {
 			c.learn(s.session, t.id)
 		}
-		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Boot: r.Boot, Revision: r.Revision, Cache: r.Cache, Took: took}, nil
+		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Boot: r.Boot, Revision: r.Revision, Cache: r.Cache, LaneWait: r.LaneWait, Ref: r.Ref, Took: took}, nil
 	case codec.ReplyNoResponders:
 		return nil, errNobody
 	case codec.ReplyError:
@@ -391,8 +410,15 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 	return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the node's answer is neither a result nor an error").WithOrigin(toolmesh.OriginMesh)
 }
 
-// abandon cancels a call whose context ended.
+// ErrLeft, as the cause of a context's end, has the caller go without cancelling the call:
+// somebody else waits for it, under its idempotency key.
+var ErrLeft = toolmesh.Errorf(toolmesh.CodeUnavailable, "the caller has left the call to another one")
+
+// abandon cancels a call whose context ended, unless it is to go on.
 func (p *pending) abandon(ctx context.Context) error {
+	if errors.Is(context.Cause(ctx), ErrLeft) {
+		return ended(ctx, toolmesh.StartedUnknown)
+	}
 	p.c.cancel(p.s.session, p.s.rpc, p.node.Load())
 	return ended(ctx, toolmesh.StartedUnknown)
 }
@@ -480,12 +506,18 @@ func (p *pending) resend(msg *nats.Msg, last time.Time) error {
 	}
 	p.asked = time.Now()
 	header := maps.Clone(msg.Header)
-	header[codec.HeaderBoot] = []string{string(n.boot)}
-	// Rounded up: what the node remembers begins earlier then, never later.
-	header[codec.HeaderAgain] = []string{strconv.FormatInt(time.Since(p.sent).Milliseconds()+1, 10)}
+	sentAgain(header, n.boot, time.Since(p.sent))
 	m := &nats.Msg{Subject: subject, Reply: p.inbox.Subject() + again, Header: header, Data: msg.Data}
 	_ = p.c.bus.Conn().PublishMsg(m) // what fails is tried again
 	return nil
+}
+
+// sentAgain says in a request that it was sent before, so long ago, to a start of a node:
+// it joins the call there, and begins none.
+func sentAgain(header nats.Header, boot subjects.BootID, ago time.Duration) {
+	header[codec.HeaderBoot] = []string{string(boot)}
+	// Rounded up: what the node remembers begins earlier then, never later.
+	header[codec.HeaderAgain] = []string{strconv.FormatInt(ago.Milliseconds()+1, 10)}
 }
 
 // lastSign is when the call was last heard of, at least last.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -144,13 +145,19 @@ type settings struct {
 	timeout    time.Duration
 	revision   string
 	isolation  toolmesh.Isolation
-	parent     subjects.RPCID
-	depth      int
+	above      Lineage
 	idempotent bool
 	queue      bool
 	key        string
 	noCache    bool
+	noWait     bool
 	hops       int
+	again      time.Duration // since it was first sent by somebody else; 0: it was not
+	boot       subjects.BootID
+	ref        *codec.Ref // the arguments, where they are no body; nil for most
+	first      *node      // has those at hand
+	noRef      bool       // the result must not come by reference
+	keepRef    bool       // a result that does so is left where it is
 	trace      string
 }
 
@@ -194,10 +201,10 @@ func WithIsolation(isolation toolmesh.Isolation) CallOption {
 	return optionFunc(func(s *settings) { s.isolation = isolation })
 }
 
-// WithParent says which call makes this one, and how many calls are above it.
-// Defaults to the context's [Lineage].
-func WithParent(parent subjects.RPCID, depth int) CallOption {
-	return optionFunc(func(s *settings) { s.parent, s.depth = parent, depth })
+// WithLineage says which call makes this one, and what is above it. Defaults to that of
+// the context.
+func WithLineage(above Lineage) CallOption {
+	return optionFunc(func(s *settings) { s.above = above })
 }
 
 // Idempotent permits sending the call again when its node was lost. It need not be said
@@ -211,16 +218,26 @@ func ViaQueue() CallOption { return optionFunc(func(s *settings) { s.queue = tru
 // kept in place of that.
 func NoCache() CallOption { return optionFunc(func(s *settings) { s.noCache = true }) }
 
+// NoWait has a call that no node has room for end as busy at once, without its being
+// tried again for a moment.
+func NoWait() CallOption { return optionFunc(func(s *settings) { s.noWait = true }) }
+
+// ByReference leaves a result that came by reference where it is: [Result.Ref] names it,
+// and nothing is read. [Client.Forget] has it deleted; else it expires in 15 minutes.
+func ByReference() CallOption { return optionFunc(func(s *settings) { s.keepRef = true }) }
+
 // Lineage says that a call is made on behalf of another one: which one that is,
 // and how many there are above the new one.
 type Lineage struct {
 	Parent subjects.RPCID
 	Depth  int
+	// Lanes are the turns that calls above the new one hold in lanes: Mesh-Lanes.
+	Lanes string
 }
 
 // LineageKey is the key of a context's *[Lineage]. The context that a host gives
 // to a handler has one, so that a call that is made under it travels as a nested
-// one, and calls that go round in a circle come to an end. [WithParent] stands
+// one, and calls that go round in a circle come to an end. [WithLineage] stands
 // above it.
 type LineageKey struct{}
 
@@ -229,7 +246,7 @@ func (c *Client) settings(ctx context.Context, opts []CallOption, prefix string)
 	if l, ok := ctx.Value(LineageKey{}).(*Lineage); ok && l != nil {
 		above = *l
 	}
-	s := settings{session: c.session, prefix: prefix, queue: c.queue, parent: above.Parent, depth: above.Depth}
+	s := settings{session: c.session, prefix: prefix, queue: c.queue, above: above}
 	for _, o := range opts {
 		o.apply(&s)
 	}

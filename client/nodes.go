@@ -60,6 +60,14 @@ func (n *node) usable() bool {
 	return !n.other.Load() && !n.draining.Load() && (n.heard.Load() == 0 || n.beating(time.Now()))
 }
 
+// name is the node's id; empty for none.
+func (n *node) name() subjects.NodeID {
+	if n == nil {
+		return ""
+	}
+	return n.id
+}
+
 // wellSince reports whether the node has been beating for d without a pause.
 func (n *node) wellSince(d time.Duration) bool {
 	return !n.other.Load() && n.beats.Load() >= int64(d/time.Second)+1 && n.beating(time.Now())

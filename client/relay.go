@@ -5,6 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/codec"
@@ -24,8 +27,8 @@ var errNoRoom = toolmesh.Errorf(toolmesh.CodeBusy, "no other node has room for t
 // passed on again. The error is busy, with started false, when no node takes it.
 func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID) (*Result, error) {
 	s := settings{
-		session: req.Session, rpc: req.RPCID, revision: req.Revision, isolation: req.Isolation, parent: req.Parent, depth: req.Depth,
-		key: req.IdempotencyKey, noCache: req.NoCache, hops: req.Hops + 1, trace: req.Traceparent,
+		session: req.Session, rpc: req.RPCID, revision: req.Revision, isolation: req.Isolation, above: Lineage{req.Parent, req.Depth, req.Lanes},
+		key: req.IdempotencyKey, noCache: req.NoCache, hops: req.Hops + 1, trace: req.Traceparent, ref: req.Ref, noRef: !req.AcceptRef,
 	}
 	nodes, err := c.others(ctx, routeKey{req.Session, req.Tool}, from)
 	if err != nil {
@@ -82,4 +85,71 @@ func (r *routes) nodes(key routeKey) ([]*node, bool) {
 		return nil, false
 	}
 	return slices.Clone(known.nodes), true
+}
+
+const (
+	// whereWait is for how long a node is waited for that has a call, each time that it is
+	// asked for, and whereAsks how often that is: a node that is silent for so long is lost.
+	whereWait = time.Second
+	whereAsks = 3
+	// whereSettled is how long a connection lasts until nodes that lost theirs at the same
+	// time are back.
+	whereSettled = 8 * time.Second
+)
+
+// longAgo is before all that a node remembers: what it does not know it does not begin.
+const longAgo = 365 * 24 * time.Hour
+
+// Join waits for a unary call of the client's session that another caller has made, and
+// returns what it ends with, or ended with up to two minutes ago; args are those of the
+// call. ok is false where no node that can be reached has it. It begins nothing.
+func (c *Client) Join(ctx context.Context, id subjects.ToolID, rpc subjects.RPCID, args json.RawMessage) (result *Result, ok bool, err error) {
+	subject, err := subjects.Ctl(c.session, rpc)
+	if err != nil {
+		return nil, false, callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	var m *nats.Msg
+	for n := 1; m == nil; n++ {
+		asking, cancel := context.WithTimeout(ctx, whereWait)
+		m, err = c.ask(asking, subject, codec.Control{Type: codec.ControlWhere}.Encode())
+		if errors.Is(err, errNobody) { // no node at all is there now
+			<-asking.Done()
+		}
+		cancel()
+		silent := ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errNobody))
+		switch {
+		case silent && n >= whereAsks && time.Since(c.bus.State().Since) > whereSettled:
+			return nil, false, nil
+		case err != nil && !silent:
+			return nil, false, asCall(ctx, err)
+		}
+	}
+	var at codec.Where
+	if err := json.Unmarshal(m.Data, &at); err != nil || at.Node == "" {
+		return nil, false, toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer to where a call is cannot be read: %s", m.Data)
+	}
+	s, err := c.settings(ctx, []CallOption{WithRPCID(rpc)}, "")
+	if err != nil {
+		return nil, false, err
+	}
+	n := c.shared.nodes.get(at.Node, at.Boot)
+	if n.boot != at.Boot {
+		n = &node{id: at.Node, boot: at.Boot}
+	}
+	s.again, s.boot = longAgo, at.Boot
+	name := c.shared.routes.alias(c.session, id)
+	if full, _, err := c.resolve(ctx, c.session, id); err == nil {
+		name = full // as it was called
+	}
+	n.outstanding.Add(1)
+	defer n.outstanding.Add(-1)
+	body, err := c.refer(ctx, name, &s, args) // of the same bytes, so of the same digest
+	if err == nil {
+		result, err = c.unary(ctx, target{id: name, node: n}, &s, body)
+	}
+	if err == nil && result.Ref != nil {
+		err = c.resolveResult(ctx, &s, result)
+	}
+	c.release(&s)
+	return result, true, err
 }

@@ -411,10 +411,6 @@ func TestRefusedBeforeItIsSent(t *testing.T) {
 		"no tool":          func() error { _, err := c.Call(t.Context(), "", nil); return err },
 		"an empty part":    func() error { _, err := c.Call(t.Context(), "a..b", nil); return err },
 		"less than none":   func() error { _, err := c.Call(t.Context(), "a.b", nil, client.WithTimeout(-1)); return err },
-		"too large": func() error {
-			_, err := c.Call(t.Context(), "a.b", json.RawMessage(`"`+string(make([]byte, 2<<20))+`"`))
-			return err
-		},
 	} {
 		e := toolmesh.AsError(call())
 		if e == nil || e.Started != toolmesh.StartedNo || e.Origin != toolmesh.OriginCaller {

@@ -69,6 +69,16 @@ func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts 
 			yield(Chunk{}, err)
 			return
 		}
+		if body, err = c.refer(ctx, id, &s, body); err != nil {
+			yield(Chunk{}, err)
+			return
+		}
+		whole := false
+		defer func() {
+			if !whole {
+				c.release(&s)
+			}
+		}()
 		if s.timeout > 0 {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, s.timeout+time.Second)
@@ -78,7 +88,7 @@ func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts 
 			r := &reader{order: chunks.NewOrder(1), signal: make(chan struct{}, 1), yield: yield}
 			return r.run(ctx, c, t, &s, body)
 		})
-		if err != nil && !errors.Is(err, errStopped) {
+		if whole = err == nil; !whole && !errors.Is(err, errStopped) {
 			yield(Chunk{}, err)
 		}
 	}
@@ -260,7 +270,13 @@ func (r *reader) yieldAll(ctx context.Context) (done bool, err error) {
 			return true, c.Err
 		case c.Type == codec.ChunkComplete:
 			return true, nil
-		case !r.yield(Chunk{Seq: c.Seq, Data: c.Data}, nil):
+		}
+		if c.Ref != nil { // it stays where it is until it expires, as the chunk does
+			if c.Data, err = r.p.c.read(ctx, r.p.s.session, r.p.node.Load().name(), c.Ref); err != nil {
+				return true, err
+			}
+		}
+		if !r.yield(Chunk{Seq: c.Seq, Data: c.Data}, nil) {
 			return true, errStopped
 		}
 		r.mu.Lock()

@@ -199,6 +199,7 @@ type BatchResult struct {
 	Index    int
 	RPCID    subjects.RPCID
 	Result   json.RawMessage // JSON; nothing for null
+	Ref      *Ref            // where the result is, if it is in the object store; else nil
 	Err      *toolmesh.Error
 	LaneWait time.Duration // for how long it waited for calls that it must not overlap with
 }
@@ -215,6 +216,9 @@ func (r *BatchResult) Encode() []byte {
 	switch {
 	case r.Err != nil:
 		b = append(append(b, `,"status":"error","error":`...), mustMarshal(withType(r.Err))...)
+	case r.Ref != nil:
+		b = append(append(b, `,"status":"ok","ref":`...), mustMarshal(r.Ref.Name)...)
+		b = append(append(b, `,"digest":`...), mustMarshal(r.Ref.Digest)...)
 	case len(r.Result) == 0:
 		b = append(b, `,"status":"ok","result":null`...)
 	default:
@@ -226,9 +230,14 @@ func (r *BatchResult) Encode() []byte {
 // Results renders the answer of a batch that was taken. results are encoded, a JSON array
 // in the order of its members.
 func (b *Batch) Results(id *Identity, results json.RawMessage) (Header, []byte) {
+	return b.Encode(id.header(&b.Request), b.ResultsBody(results))
+}
+
+// ResultsBody is the body of that answer, as JSON.
+func (b *Batch) ResultsBody(results json.RawMessage) []byte {
 	body := b.head(make([]byte, 0, 128+len(b.rawID)+len(results)))
 	body = append(append(body, `"results":`...), results...)
-	return b.Encode(id.header(&b.Request), append(body, '}'))
+	return append(body, '}')
 }
 
 // Failure renders the answer of a batch that was not taken.
@@ -287,6 +296,8 @@ func ParseBatchResults(body []byte) ([]BatchResult, error) {
 			RPCID    subjects.RPCID  `json:"rpc_id"`
 			Status   string          `json:"status"`
 			Result   json.RawMessage `json:"result"`
+			Ref      string          `json:"ref"`
+			Digest   string          `json:"digest"`
 			Err      *toolmesh.Error `json:"error"`
 			LaneWait int64           `json:"lane_wait_ms"`
 		} `json:"results"`
@@ -297,6 +308,9 @@ func ParseBatchResults(body []byte) ([]BatchResult, error) {
 	results := make([]BatchResult, len(answer.Results))
 	for i, r := range answer.Results {
 		results[i] = BatchResult{Index: r.Index, RPCID: r.RPCID, Result: r.Result, LaneWait: time.Duration(r.LaneWait) * time.Millisecond}
+		if r.Ref != "" {
+			results[i].Ref = &Ref{Name: r.Ref, Digest: r.Digest}
+		}
 		if r.Status != "ok" {
 			results[i].Err = readError(r.Err)
 		}

@@ -24,6 +24,7 @@ type Chunk struct {
 	Type ChunkType
 	Seq  int64           // items from 1; of a terminal Count + 1
 	Data json.RawMessage // of an item
+	Ref  *Ref            // where Data is, for an item that is in the object store; else nil
 	// Count is how many items there were, in a terminal.
 	Count int64
 	Err   *toolmesh.Error // of an error terminal
@@ -37,6 +38,10 @@ func (c *Chunk) Encode(rpc subjects.RPCID, epoch string) (Header, []byte) {
 	h := Header{HeaderRPCID: {string(rpc)}, HeaderSeq: {strconv.FormatInt(c.Seq, 10)}, HeaderChunk: {string(c.Type)}}
 	if epoch != "" {
 		h.Set(HeaderEpoch, epoch)
+	}
+	if c.Ref != nil {
+		c.Ref.put(h)
+		return h, nil
 	}
 	if c.Type == ChunkData {
 		if len(c.Data) == 0 {
@@ -61,6 +66,9 @@ func ParseChunk(h Header, body []byte) (Chunk, error) {
 	switch c.Type {
 	case ChunkData:
 		c.Data = body
+		if name := h.Get(HeaderRef); name != "" && len(body) == 0 {
+			c.Ref = &Ref{Name: name, Digest: h.Get(HeaderDigest)}
+		}
 		return c, nil
 	case ChunkComplete, ChunkError:
 	default:
@@ -87,6 +95,9 @@ func malformedChunk(name, value string) error {
 func (c *Chunk) Envelope(r *Request) []byte {
 	m := streamChunk{Type: typeChunk, RPCID: r.echoID(), ChunkType: string(c.Type), Seq: c.Seq, Data: c.Data}
 	switch {
+	case c.Ref != nil: // it is in the store for others
+		m.ChunkType, m.Data = string(ChunkError), nil
+		m.Error = withType(toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "item %d is too large for a message: send headers, with %s", c.Seq, HeaderAcceptRef))
 	case c.Type == ChunkData && len(c.Data) == 0:
 		m.Data = jsonNull
 	case c.Type == ChunkData && !json.Valid(c.Data):

@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
 )
 
 // ControlType is the type of a control message.
@@ -15,6 +16,8 @@ type ControlType string
 const (
 	ControlCancel ControlType = "cancel"
 	ControlCredit ControlType = "credit"
+	// ControlWhere asks which node has a call, running or with its result.
+	ControlWhere ControlType = "where"
 )
 
 // Control is a message on a ctl subject, which names the call.
@@ -41,10 +44,10 @@ func ParseControl(h Header, body []byte) (Control, *toolmesh.Error) {
 	switch {
 	case len(bytes.TrimSpace(body)) == 0:
 		c.Type = ControlCancel
-	case c.Type == ControlCancel:
+	case c.Type == ControlCancel, c.Type == ControlWhere:
 	case c.Type == ControlCredit && c.Seq >= 0:
 	default:
-		return c, refused(invalid("control type %q is not known: cancel or credit with a seq", c.Type))
+		return c, refused(invalid("control type %q is not known: cancel, where, or credit with a seq", c.Type))
 	}
 	return c, nil
 }
@@ -59,6 +62,15 @@ type Cancelled struct {
 
 // Encode renders the answer.
 func (c Cancelled) Encode() []byte { return mustMarshal(c) }
+
+// Where is the answer to the question which node has a call, from that one.
+type Where struct {
+	Node subjects.NodeID `json:"node"`
+	Boot subjects.BootID `json:"boot"`
+}
+
+// Encode renders the answer.
+func (w Where) Encode() []byte { return mustMarshal(w) }
 
 // DefaultReplayBytes is how much one replay sends when it does not say.
 const DefaultReplayBytes = 1 << 20
@@ -141,11 +153,18 @@ type Heartbeat struct {
 	Slots    int    `json:"slots"`
 	InFlight int    `json:"in_flight"`
 	Queued   int    `json:"queued"`
+	Waiting  int    `json:"waiting,omitempty"` // for their turn in a lane
 	// Since the node's start: calls that have ended, those of them with an error, and
 	// those that another node ran, as there was no slot.
 	Calls   uint64 `json:"calls,omitempty"`
 	Errors  uint64 `json:"errors,omitempty"`
 	Relayed uint64 `json:"relayed,omitempty"`
+	// Since the node's start, too: how often a caller was answered busy for want of a
+	// slot, and how long these had to wait together, in ms: each for as long as a call
+	// takes there on average, a second at most. What BusyMS grows by in a time is that
+	// time for each caller that waits.
+	Busy   uint64 `json:"busy,omitempty"`
+	BusyMS uint64 `json:"busy_ms,omitempty"`
 }
 
 // Encode renders the heartbeat.

@@ -43,6 +43,14 @@ const (
 	HeaderHigh           = "Mesh-High"
 	HeaderEpoch          = "Mesh-Epoch"
 	HeaderCache          = "Mesh-Cache"
+	HeaderLanes          = "Mesh-Lanes" // the grants that calls above this one hold
+	HeaderLaneWait       = "Mesh-Lane-Wait-Ms"
+	HeaderFence          = "Mesh-Fence"
+	HeaderRef            = "Mesh-Ref"        // the value's name in the object store, in place of a body
+	HeaderDigest         = "Mesh-Digest"     // of what it names
+	HeaderAcceptRef      = "Mesh-Accept-Ref" // the caller takes a reference
+	HeaderPayload        = "Mesh-Payload"    // what is asked of a large value
+	HeaderSize           = "Mesh-Size"       // of all of it, in bytes
 
 	HeaderContentType     = "Content-Type"
 	HeaderContentEncoding = "Content-Encoding"
@@ -60,7 +68,7 @@ var canonical = func() map[string]string {
 		HeaderRPCID, HeaderTool, HeaderSession, HeaderTimeout, HeaderDeadline, HeaderAgain, HeaderIdempotencyKey, HeaderStream,
 		HeaderIsolation, HeaderRevision, HeaderHops, HeaderDepth, HeaderParent, HeaderKeepalive, HeaderOwner, HeaderSignature, HeaderWantLoad,
 		HeaderProto, HeaderRequire, HeaderCredit, HeaderNode, HeaderBoot, HeaderLoad, HeaderErrorCode, HeaderStarted,
-		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderCache, HeaderContentType, HeaderContentEncoding,
+		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderCache, HeaderLanes, HeaderLaneWait, HeaderFence, HeaderRef, HeaderDigest, HeaderAcceptRef, HeaderPayload, HeaderSize, HeaderContentType, HeaderContentEncoding,
 		HeaderAcceptEncoding, HeaderTraceparent, HeaderServiceError, HeaderServiceErrorCode,
 	} {
 		m[name], m[strings.ToLower(name)] = name, name

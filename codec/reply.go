@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 
 	"github.com/toolmesh/toolmesh"
@@ -162,6 +163,14 @@ func (r *Request) Result(id *Identity, result json.RawMessage, load Load) (Heade
 	return r.Encode(id.withLoad(r, load), result)
 }
 
+// ResultRef renders the reply of a call whose result is in the object store: to a request
+// with AcceptRef, which is a plain one. What is stored is JSON, whatever the request's type.
+func (r *Request) ResultRef(id *Identity, ref *Ref, load Load) (Header, []byte) {
+	h := id.withLoad(r, load)
+	ref.put(h)
+	return h, nil
+}
+
 // Failure renders the reply of a call that failed, in the request's form; for
 // an envelope stream that is one chunk of type error.
 func (r *Request) Failure(id *Identity, err *toolmesh.Error, load Load) (Header, []byte) {
@@ -296,8 +305,12 @@ type Reply struct {
 	Revision string
 	// Cache is hit, miss or bypass; empty for a tool that keeps no results.
 	Cache string
+	// LaneWait is for how long the call waited for its turn in a lane.
+	LaneWait time.Duration
 	// Body is the result of a unary call.
 	Body json.RawMessage
+	// Ref stands for the result where it is in the object store; else nil.
+	Ref *Ref
 	// Err is set for ReplyError.
 	Err *toolmesh.Error
 	// High is the last stored item, for a keepalive of a stream and for what ends
@@ -341,6 +354,7 @@ func ParseReply(h Header, body []byte) Reply {
 	}
 	var f failure
 	var load, high string
+	var ref Ref
 	var keepalive, chunk bool
 	for k, values := range h {
 		if len(values) == 0 {
@@ -356,6 +370,12 @@ func ParseReply(h Header, body []byte) Reply {
 			r.Revision = v
 		case HeaderCache:
 			r.Cache = v
+		case HeaderLaneWait:
+			r.LaneWait = laneWait(v)
+		case HeaderRef:
+			ref.Name = v
+		case HeaderDigest:
+			ref.Digest = v
 		case HeaderLoad:
 			load = v
 		case HeaderHigh:
@@ -387,6 +407,8 @@ func ParseReply(h Header, body []byte) Reply {
 		r.Kind, r.Chunk = ReplyChunk, c
 	case f.code != "" || f.number != "":
 		r.Kind, r.Err = ReplyError, f.parse(body)
+	case len(body) == 0 && ref.Name != "":
+		r.Ref = &ref
 	case len(body) == 0:
 		r.Kind = ReplyEnd
 		if keepalive {

@@ -73,6 +73,7 @@ type Request struct {
 	Hops      int
 	Depth     int
 	Parent    subjects.RPCID
+	Lanes     string             // the grants that calls above it hold, with commas between
 	Revision  string             // pin
 	Boot      subjects.BootID    // the one start of a node that may answer
 	Isolation toolmesh.Isolation // "" for what the tool declares
@@ -83,6 +84,10 @@ type Request struct {
 	Keepalive  bool
 	WantLoad   bool
 	NoCache    bool // the tool is to run, whatever is kept
+	AcceptRef  bool // the caller takes results by reference
+
+	// Ref stands for the arguments, which are then yet to be read; nil for most.
+	Ref *Ref
 
 	IdempotencyKey string
 	Traceparent    string
@@ -91,7 +96,7 @@ type Request struct {
 }
 
 // Body is the message's body as it came: what two requests under one rpc id must
-// have in common. It must not be changed.
+// have in common. For arguments by reference it is their digest. It must not be changed.
 func (r *Request) Body() []byte { return r.body }
 
 // ParseRequest reads a request that arrived on a tools subject, directed or
@@ -149,7 +154,7 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 		return nil
 	}
 	var proto, require, contentType, contentEncoding, accept string
-	var tool, session string
+	var tool, session, ref, digest string
 	var id string
 	named := false
 	var first error
@@ -201,6 +206,8 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			r.Depth, err = parseSmall(HeaderDepth, v)
 		case HeaderParent:
 			r.Parent = subjects.RPCID(v)
+		case HeaderLanes:
+			r.Lanes = v
 		case HeaderKeepalive:
 			r.Keepalive, err = parseFlag(HeaderKeepalive, v)
 		case HeaderWantLoad:
@@ -209,6 +216,12 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			if r.NoCache = v == cacheBypass; !r.NoCache {
 				err = invalid("header %s is %q: it is %s", HeaderCache, v, cacheBypass)
 			}
+		case HeaderAcceptRef:
+			r.AcceptRef, err = parseFlag(HeaderAcceptRef, v)
+		case HeaderRef:
+			ref = v
+		case HeaderDigest:
+			digest = v
 		case HeaderRevision:
 			r.Revision = v
 		case HeaderBoot:
@@ -272,6 +285,9 @@ func (r *Request) parsePlain(h Header, body []byte) error {
 			return invalid("header %s names session %q, the subject %q", HeaderSession, session, r.Session)
 		}
 		r.Session = subjects.SessionID(session)
+	}
+	if ref != "" {
+		return r.refer(Ref{Name: ref, Digest: digest}, contentEncoding)
 	}
 	return nil
 }
@@ -337,11 +353,14 @@ type Call struct {
 	Hops      int
 	Depth     int
 	Parent    subjects.RPCID
+	Lanes     string
 	Revision  string
 	Isolation toolmesh.Isolation // "" leaves it out
 	Keepalive bool
 	WantLoad  bool
 	NoCache   bool
+	AcceptRef bool
+	Ref       *Ref // in place of a body; nil leaves it out
 
 	IdempotencyKey string
 	Traceparent    string
@@ -387,12 +406,17 @@ func (c *Call) Header() Header {
 	count(HeaderHops, int64(c.Hops))
 	count(HeaderDepth, int64(c.Depth))
 	text(HeaderParent, string(c.Parent))
+	text(HeaderLanes, c.Lanes)
 	text(HeaderRevision, c.Revision)
 	text(HeaderIsolation, string(c.Isolation))
 	text(HeaderIdempotencyKey, c.IdempotencyKey)
 	text(HeaderTraceparent, c.Traceparent)
 	flag(HeaderKeepalive, c.Keepalive)
 	flag(HeaderWantLoad, c.WantLoad)
+	flag(HeaderAcceptRef, c.AcceptRef)
+	if c.Ref != nil {
+		c.Ref.put(h)
+	}
 	if c.NoCache {
 		CacheBypass.Put(h)
 	}

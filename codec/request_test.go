@@ -223,7 +223,7 @@ func TestRefusedRequests(t *testing.T) {
 		"one of several":               {h("Mesh-Require", "stream, teleport"), `{}`, toolmesh.CodeProtocolError, "teleport"},
 		"in a second value":            {h("Mesh-Require", "stream", "Mesh-Require", "teleport"), `{}`, toolmesh.CodeProtocolError, "teleport"},
 		"a header of a later version":  {h("Mesh-Require", "Mesh-Accept-Pack"), `{}`, toolmesh.CodeProtocolError, "Mesh-Accept-Pack"},
-		"what comes later":             {h("Mesh-Require", "mesh-accept-ref"), `{}`, toolmesh.CodeProtocolError, "mesh-accept-ref"},
+		"what comes later":             {h("Mesh-Require", "mesh-accept-pack"), `{}`, toolmesh.CodeProtocolError, "mesh-accept-pack"},
 
 		"envelope: an empty id":        {nil, call(`"rpc_id":"","tool_id":"weather.forecast"`), toolmesh.CodeInvalidRequest, "empty"},
 		"envelope: no id":              {nil, call(`"rpc_id":null,"tool_id":"weather.forecast"`), toolmesh.CodeInvalidRequest, "number or text"},

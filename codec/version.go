@@ -15,7 +15,7 @@ const (
 )
 
 // features are names, besides our headers', that Mesh-Require may hold.
-var features = []string{"unary", "stream", "inbox", "replay", "credit", "cancel", "keepalive", "envelope", "drain", "idempotency", "msgpack", "zstd"}
+var features = []string{"unary", "stream", "inbox", "replay", "credit", "cancel", "keepalive", "envelope", "drain", "idempotency", "msgpack", "zstd", "ref"}
 
 // Features returns what a lease advertises as features.
 func Features() []string { return append([]string(nil), features...) }

@@ -263,7 +263,7 @@ func TestJSON(t *testing.T) {
 	keys("the end of a stream that breaks", lines[len(lines)-1], "error")
 
 	nodes := keys("nodes", u.mesh(t, 0, "nodes", "--json").stdout, "nodes")
-	one := keys("a node", element(nodes, "nodes"), "id", "boot", "version", "state", "labels", "slots", "in_flight", "queued", "calls", "errors", "relayed", "indexes", "sandbox", "limits", "users", "reasons")
+	one := keys("a node", element(nodes, "nodes"), "id", "boot", "version", "state", "labels", "slots", "in_flight", "queued", "waiting", "calls", "errors", "relayed", "indexes", "sandbox", "limits", "users", "reasons")
 	if one["version"] != "1.2.3-e2e" || one["state"] != "serving" {
 		t.Errorf("the node is %v", one)
 	}

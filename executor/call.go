@@ -20,6 +20,8 @@ type (
 	Unavailable = zygote.Unavailable
 	// Nested makes the calls that a tool makes.
 	Nested = pool.Nested
+	// Lane is a call's turn in a lane.
+	Lane = pool.Lane
 )
 
 // The kinds of tools.
@@ -59,6 +61,8 @@ type Call struct {
 	Collect bool
 	// Nested makes the calls that the tool makes. Without it they fail.
 	Nested Nested
+	// Lane is the call's turn in a lane; nil for most.
+	Lane Lane
 	// Depth is how many calls are above this one, when a tool made it: by this
 	// the index sees to it that calls never wait for each other in a circle.
 	Depth int

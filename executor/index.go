@@ -45,6 +45,9 @@ type Spec struct {
 	// Policies say how tools are run, by name. A tool without one is run by the
 	// defaults.
 	Policies map[string]Policy
+	// Turns: tools of the index have turns in lanes, and their workers are stopped when
+	// these end, should this process stand still.
+	Turns bool
 	// Paths are folders that the tools have, as [Executor.Paths] found them.
 	Paths Given
 	// Concurrency bounds the calls that run at once. Defaults to no bound of
@@ -373,7 +376,7 @@ func (ix *Index) poolOf(g *group, key poolKey) (*pool.Pool, *toolmesh.Error) {
 		return nil, failure.Unavailable("the index %s is closed", ix.spec.Name)
 	}
 	worker := zygote.Worker{
-		Async: key.async, Isolation: key.isolation, Limits: key.limits.Within(tool.Limits{}, ix.x.opts.MaxLimits), Tool: key.tool,
+		Async: key.async, Isolation: key.isolation, Limits: key.limits.Within(tool.Limits{}, ix.x.opts.MaxLimits), Tool: key.tool, Turns: ix.spec.Turns,
 	}
 	p := pool.New(ix.poolConfig(key), func(ctx context.Context) (pool.Process, error) { return g.Start(ctx, worker) })
 	ix.pools[key] = p
@@ -520,7 +523,7 @@ func (ix *Index) attempt(ctx context.Context, t *served, call Call, sink output.
 	}
 	return p.Call(ctx, pool.Call{
 		Tool: t.Name, Slot: slot, Args: call.Args, VarArgs: call.VarArgs, Session: call.Session, Account: call.Account, RPCID: call.RPCID, Depth: call.Depth,
-		Stream: call.Stream, Collect: call.Collect || t.collect, Sink: sink, Nested: call.Nested,
+		Stream: call.Stream, Collect: call.Collect || t.collect, Sink: sink, Nested: call.Nested, Lane: call.Lane,
 	})
 }
 

@@ -2,6 +2,8 @@ package host
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"log/slog"
 	"slices"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/batch"
 	"github.com/toolmesh/toolmesh/host/quota"
+	"github.com/toolmesh/toolmesh/host/retry"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -66,6 +69,18 @@ type batchHost struct{ *Host }
 
 func (h batchHost) Send(m *nats.Msg) bool { return h.sendMsg(m) }
 
+func (h batchHost) Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error) {
+	return h.keep(session, value)
+}
+
+func (h batchHost) Load(session subjects.SessionID, ref *codec.Ref) ([]byte, *toolmesh.Error) {
+	body, err := h.payloads.Load(h.base, session, ref)
+	if err != nil {
+		return nil, refusal(err).WithStarted(toolmesh.StartedNo)
+	}
+	return body, nil
+}
+
 func (h batchHost) Late(req *codec.Request) *toolmesh.Error {
 	if bad := h.foreign(req, h.catchUp(req)); bad != nil {
 		return bad
@@ -95,6 +110,64 @@ func (h batchHost) Here(ctx context.Context, s subjects.Subject, req *codec.Requ
 	}
 	return true
 }
+
+// CallHere makes a unary call of a tool that this host serves as if a request for it had
+// come, without one. mine is false where the tool is not served here, or there is no room.
+// When ctx ends so does the call, unless the cause is [client.ErrLeft].
+func (h *Host) CallHere(ctx context.Context, call *codec.Call, args json.RawMessage) (result *client.Result, mine bool, err error) {
+	if call.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, call.Timeout)
+		defer cancel()
+	}
+	wire, err := subjects.WireTool(call.Tool)
+	if err != nil || h.routes.find(call.Session, wire) == nil {
+		return nil, false, nil //nolint:nilerr // the client says what is wrong
+	}
+	subject := subjects.Subject{Kind: subjects.KindTool, Session: subjects.WireName(call.Session), Tool: wire}
+	req, bad := codec.ParseRequest(subject, call.Header(), args)
+	if bad != nil {
+		return nil, true, bad
+	}
+	began := time.Now()
+	ended := make(chan admit.Record, 1)
+	stays, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	told := context.AfterFunc(ctx, func() {
+		if !errors.Is(context.Cause(ctx), client.ErrLeft) {
+			stop(context.Cause(ctx))
+		}
+	})
+	if !h.here.try(func() {
+		defer told()
+		if !(batchHost{h}).Here(stays, subject, req, func(r admit.Record) { ended <- r }) {
+			ended <- admit.Record{Err: errNotHere}
+		}
+	}) {
+		return nil, false, nil
+	}
+	select {
+	case r := <-ended:
+		switch {
+		case r.Err == errNotHere, r.Err != nil && retry.Full(r.Err): //nolint:errorlint // our own value, unwrapped
+			return nil, false, nil
+		case r.Err != nil:
+			return nil, true, r.Err
+		}
+		return &client.Result{RPCID: call.RPCID, Value: r.Result, Node: h.node, Boot: h.boot, Took: time.Since(began)}, true, nil
+	case <-ctx.Done():
+		if errors.Is(context.Cause(ctx), client.ErrLeft) {
+			return nil, true, client.ErrLeft
+		}
+	}
+	r := <-ended // it ends with ctx
+	if r.Err != nil {
+		return nil, true, r.Err
+	}
+	return &client.Result{RPCID: call.RPCID, Value: r.Result, Node: h.node, Boot: h.boot, Took: time.Since(began)}, true, nil
+}
+
+// errNotHere says that a call is not this node's.
+var errNotHere = toolmesh.Errorf(toolmesh.CodeUnavailable, "the tool is not served here")
 
 // batchView is what the registry knows, as batches see it. Of its own tools the host
 // knows more than the registry, and sooner.

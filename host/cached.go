@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
-	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/internal/cache"
@@ -53,7 +52,7 @@ func (t *served) keepsBySession() bool { return t != nil && t.cached != nil && !
 // answer, and one with an idempotency key what its key has.
 func (h *Host) fromCache(c *inflight, r admit.Request) bool {
 	req := c.Request
-	if req.NoCache || req.Delivery != codec.DeliverNone || len(req.Positional) > 0 || req.IdempotencyKey != "" || c.unsettled.Load() {
+	if req.NoCache || req.Ref != nil || req.Delivery != codec.DeliverNone || len(req.Positional) > 0 || req.IdempotencyKey != "" || c.unsettled.Load() {
 		return false
 	}
 	key, ok := c.tool.cached.key(req.Session, c.epoch, req.Args, nil, req.Isolation)
@@ -131,7 +130,7 @@ func (t *cached) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 // run runs the tool for a call, under a context that may outlive it. Its error says
 // all that there is to say, as others may be told it than the one that called.
 func (t *cached) run(ctx context.Context, call *Call) (result json.RawMessage, err error) {
-	at := &callContext{Context: ctx, deadline: call.Deadline, lineage: client.Lineage{Parent: call.RPCID, Depth: call.Depth + 1}}
+	at := &callContext{Context: ctx, deadline: call.Deadline, lineage: call.below()}
 	defer func() {
 		if p := recover(); p != nil {
 			err = panicked(p)

@@ -211,7 +211,10 @@ func TestARunOutlivesItsCaller(t *testing.T) {
 			r.send(first, "tools.default.desk.kept", `{"key":"k"}`, "Mesh-Rpc-Id", "first", "Mesh-Timeout-Ms", budget)
 			<-r.gate("k").started
 			r.send(second, "tools.default.desk.kept", `{"key":"k"}`, "Mesh-Rpc-Id", "second")
-			r.settled()
+			// The second has joined the run by the time at which one behind it has waited.
+			if a := r.ask("tools.default.desk.kept", `{"key":"k"}`, "Mesh-Timeout-Ms", "500"); a.code() != "deadline_exceeded" {
+				t.Fatalf("the third: %s", a.code())
+			}
 			if how == "cancel" {
 				r.send(nil, "mesh.ctl.default.first", "")
 			}

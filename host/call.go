@@ -77,7 +77,8 @@ type inflight struct {
 	call          Call        // what the handler sees
 	sink          unarySink   // of a unary call
 
-	unsettled atomic.Bool // epoch is still to be looked up
+	unsettled atomic.Bool                   // epoch is still to be looked up
+	lane      atomic.Pointer[codec.LaneUse] // once it has its turn in a lane, or got none
 
 	cause   atomic.Pointer[toolmesh.Error] // why the call was told to end
 	ending  atomic.Int64                   // when it was, unix ns; 0 = not yet
@@ -335,10 +336,14 @@ func (h *Host) takenOff(id subjects.ToolID) *toolmesh.Error {
 func (h *Host) follow(c *inflight, verdict admit.Verdict, call *admit.Call[*inflight], record admit.Record, bad *toolmesh.Error) {
 	switch verdict {
 	case admit.Refuse:
-		h.answer(&c.Reader, admit.Record{Err: h.withHint(bad)})
+		h.answer(&c.Reader, admit.Record{Err: h.withoutSlot(c.Request, bad)})
 	case admit.Repeat:
+		h.spend(c.Request)
 		c.readers.Repeat(record)
 	case admit.Join:
+		if of := call.Value.Request.Ref; of != nil && c.Request.Ref != nil && of.Name != c.Request.Ref.Name {
+			h.spend(c.Request) // what runs has its own
+		}
 		call.Value.readers.Join(&c.readers)
 	}
 }
@@ -369,12 +374,17 @@ func (h *Host) conclude(call *admit.Call[*inflight], record admit.Record) {
 	c.finish()
 	if record.Err != nil {
 		h.failed.Add(1)
+		h.failures.add(record.Err.Code)
 	}
 	h.handled.Add(1)
 	h.took.Add(int64(time.Since(c.Start)))
-	if record.Result != nil {
+	if record.Result != nil && record.Ref == nil {
 		record = h.bounded(c, record)
 	}
+	if use := c.lane.Load(); use != nil {
+		record.Lane = use
+	}
+	h.release(call, record)
 	first := c.Claim()
 	h.calls.Finish(call, record)
 	if first && !record.Streamed {
@@ -401,6 +411,9 @@ func (h *Host) logCall(c *inflight, record admit.Record) {
 func (h *Host) bounded(c *inflight, record admit.Record) admit.Record {
 	if h.fitsAnswer(len(record.Result)) {
 		return record
+	}
+	if c.Request.AcceptRef {
+		return h.refer(c.Request.Session, record)
 	}
 	return admit.Record{Err: tooLarge(len(record.Result), h.bus.MaxPayload()-answerRoom)}
 }
@@ -435,7 +448,16 @@ func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 		}
 		return admit.Record{Err: bad}
 	}
+	if c.Request.Ref != nil && running.Full != nil {
+		return h.passOn(running, nil, nil) // who runs it reads them
+	}
 	args, varArgs := c.Request.Args, []byte(nil)
+	if c.Request.Ref != nil {
+		var bad *toolmesh.Error
+		if args, bad = h.resolve(c); bad != nil {
+			return admit.Record{Err: bad}
+		}
+	}
 	if len(c.Request.Positional) > 0 {
 		object, rest, err := tool.Bind(c.tool.descriptor, c.Request.Positional, args)
 		if err != nil {
@@ -454,6 +476,8 @@ func (h *Host) execute(running *admit.Call[*inflight]) admit.Record {
 		Session: c.Request.Session, Epoch: c.epoch, Tool: c.Request.Tool, RPCID: c.Request.RPCID, Args: args, VarArgs: varArgs,
 		Stream: c.Request.Delivery != codec.DeliverNone, Collect: c.tool.descriptor.Annotations.Collect,
 		Deadline: c.deadline, Depth: c.Request.Depth, Parent: c.Request.Parent, Isolation: c.Request.Isolation, NoCache: c.Request.NoCache, Traceparent: c.Request.Traceparent,
+		lanes: c.Request.Lanes, running: running,
+		host: h,
 	}
 	if call.Stream {
 		s, err := stream.New(ctx, &c.readers, c.epoch, !c.deadline.IsZero())
@@ -614,12 +638,20 @@ func (h *Host) answer(r *stream.Reader, record admit.Record) {
 	}
 	var header codec.Header
 	var body []byte
-	if record.Err != nil {
+	if record.Ref != nil && !req.AcceptRef {
+		record.Err = tooLarge(int(record.Ref.Size), h.bus.MaxPayload()-answerRoom) // another one, that takes it, asked first
+	}
+	switch {
+	case record.Err != nil:
 		header, body = req.Failure(id, h.fitting(record.Err), load)
-	} else {
+	case record.Ref != nil:
+		header, body = req.ResultRef(id, record.Ref, load)
+		record.Cache.Put(header)
+	default:
 		header, body = req.Result(id, record.Result, load)
 		record.Cache.Put(header)
 	}
+	record.Lane.Put(header)
 	if !h.send(reply, header, body) && record.Err == nil {
 		// Bounded left less room than this caller's own names take.
 		header, body = req.Failure(id, tooLarge(len(record.Result), h.bus.MaxPayload()), load)

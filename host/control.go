@@ -40,6 +40,12 @@ func (h *Host) control(m *nats.Msg) {
 		}
 		return
 	}
+	if control.Type == codec.ControlWhere {
+		if m.Reply != "" && h.calls.Known(key) {
+			h.send(m.Reply, nil, codec.Where{Node: h.node, Boot: h.boot}.Encode())
+		}
+		return
+	}
 	call, ok := h.calls.Cancel(key)
 	if ok {
 		call.Value.End(errCancelled)

@@ -45,7 +45,7 @@ func (c *callContext) Err() error {
 func (c *inflight) begin() {
 	c.ctx.Context, c.stop = context.WithCancelCause(context.Background())
 	c.ctx.deadline = c.deadline
-	c.ctx.lineage = client.Lineage{Parent: c.Request.RPCID, Depth: c.Request.Depth + 1}
+	c.ctx.lineage = client.Lineage{Parent: c.Request.RPCID, Depth: c.Request.Depth + 1, Lanes: c.Request.Lanes}
 	if !c.deadline.IsZero() {
 		c.alarm = time.AfterFunc(time.Until(c.deadline), func() { c.stop(errDeadline) })
 	}

@@ -6,6 +6,9 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host/admit"
+	"github.com/toolmesh/toolmesh/host/grants"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -78,4 +81,17 @@ type Call struct {
 	// NoCache asks for a run, whatever is kept of earlier ones.
 	NoCache     bool
 	Traceparent string
+
+	// Turn is the call's turn in a lane of its session, node or mesh; nil for a call that
+	// has none.
+	Turn *grants.Grant
+
+	lanes   string // the turns of the calls above it, and its own: Mesh-Lanes
+	running *admit.Call[*inflight]
+	host    *Host // that runs it; nil for a call that a test has made
+}
+
+// below is what a call that this one makes says of it.
+func (c *Call) below() client.Lineage {
+	return client.Lineage{Parent: c.RPCID, Depth: c.Depth + 1, Lanes: c.lanes}
 }

@@ -17,12 +17,14 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/batch"
+	"github.com/toolmesh/toolmesh/host/grants"
 	"github.com/toolmesh/toolmesh/host/presence"
 	"github.com/toolmesh/toolmesh/host/quota"
 	"github.com/toolmesh/toolmesh/host/stream"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/cache"
 	"github.com/toolmesh/toolmesh/internal/chunks"
+	"github.com/toolmesh/toolmesh/internal/payloads"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -55,6 +57,8 @@ type Host struct {
 	store    *registry.Store
 	records  records
 	keys     keys
+	lanes    *grants.Keeper
+	payloads *payloads.Server
 	batches  atomic.Pointer[batch.Server]  // nil for a node that runs none
 	relay    atomic.Pointer[client.Client] // passes calls on; nil for a node that does not
 	lookups  *lookups
@@ -65,27 +69,32 @@ type Host struct {
 	end     context.CancelCauseFunc
 	intake  *intake        // calls
 	running runners        // replays
+	here    runners        // calls of CallHere
 	workers sync.WaitGroup // ticker and the like
 	quit    chan struct{}
 
-	mu        sync.Mutex // guards what follows
-	state     state
-	services  map[serviceKey]*service
-	shared    []*nats.Subscription // of the node, not of a tool
-	directed  *nats.Subscription
-	micro     *bus.Service
-	unlisten  func()
-	stopOnce  sync.Once
-	stopErr   error
-	replaySub *nats.Subscription
-	batchSub  *nats.Subscription
-	batchOwn  *nats.Subscription
-	retired   []*retiredRoute // to be taken out of routes by the ticker
+	mu         sync.Mutex // guards what follows
+	state      state
+	services   map[serviceKey]*service
+	shared     []*nats.Subscription // of the node, not of a tool
+	directed   *nats.Subscription
+	micro      *bus.Service
+	unlisten   func()
+	stopOnce   sync.Once
+	stopErr    error
+	replaySub  *nats.Subscription
+	payloadSub *nats.Subscription
+	batchSub   *nats.Subscription
+	batchOwn   *nats.Subscription
+	retired    []*retiredRoute // to be taken out of routes by the ticker
 
 	unsentMu  sync.Mutex
 	unsent    []*nats.Msg
 	unsentLen int
 	holding   atomic.Bool // unsent is not empty; changes under unsentMu
+
+	spentMu sync.Mutex
+	spent   []string // names of arguments that nobody reads any more
 
 	drainOnce sync.Once
 	drained   chan struct{} // closed when the drain is over
@@ -98,6 +107,10 @@ type Host struct {
 	handled        atomic.Uint64
 	failed         atomic.Uint64
 	took           atomic.Int64 // ns, of all calls handled
+	failures       failures
+	busy           atomic.Uint64             // calls answered busy for want of a slot
+	busyFor        atomic.Int64              // ns, of all these: see [codec.Heartbeat]
+	ticked         atomic.Pointer[time.Time] // when the ticker last came by; nil while it does not run
 }
 
 type state uint8
@@ -140,6 +153,7 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 		replayer: chunks.NewReplayer(b, o.Logger),
 		services: make(map[serviceKey]*service),
 		quit:     make(chan struct{}),
+		failures: newFailures(),
 		drained:  make(chan struct{}),
 		store:    registry.NewStore(b),
 	}
@@ -160,7 +174,12 @@ func NewOn(b *bus.Bus, opts *Options) (*Host, error) {
 	h.intake = newIntake(h.receive)
 	h.records.h = h
 	h.base, h.end = context.WithCancelCause(context.Background())
+	h.openLanes()
 	h.room = chunks.NewRoom(h.base, b, h.running.run)
+	h.payloads = payloads.NewServer(payloads.ServerOptions{
+		Node: h.node, Bus: b, Base: h.base, Max: o.PayloadMax, SessionCredentials: o.SessionCredentials,
+		Go: h.running.run, Admit: h.admitsSession, Log: h.log,
+	})
 	h.streams = stream.Node{
 		ID: h.node, Base: h.base, Log: h.log, Host: port{h}, Store: port{h},
 		Quota: quota.New(o.StreamQuota, time.Now), Replays: make(chan struct{}, maxReplays),
@@ -239,7 +258,7 @@ func (h *Host) start(ctx context.Context) error {
 // view of sessions filled.
 func (h *Host) lay(ctx context.Context) error {
 	o := &h.opts
-	err := h.bus.Ensure(ctx, &bus.Layout{Copies: o.Replicas, ChunksStorage: o.ChunksStorage, ChunksBytes: o.ChunksMax})
+	err := h.bus.Ensure(ctx, &bus.Layout{Copies: o.Replicas, ChunksStorage: o.ChunksStorage, ChunksBytes: o.ChunksMax, PayloadsBytes: o.PayloadsMax})
 	if err != nil || h.followed == nil || h.view != nil {
 		return err
 	}
@@ -272,7 +291,8 @@ func (h *Host) heartbeat() codec.Heartbeat {
 	beat := codec.Heartbeat{
 		Node: string(h.node), Boot: string(h.boot), State: string(h.nodeState()),
 		Slots: h.opts.Slots, InFlight: h.calls.InFlight(),
-		Calls: h.handled.Load(), Errors: h.failed.Load(), Relayed: h.relayed.Load(),
+		Calls: h.handled.Load(), Errors: h.failed.Load(), Relayed: h.relayed.Load(), Waiting: h.lanes.Waiting(),
+		Busy: h.busy.Load(), BusyMS: uint64(time.Duration(h.busyFor.Load()).Milliseconds()), //nolint:gosec // it only grows
 	}
 	if h.opts.Queued != nil {
 		beat.Queued = h.opts.Queued()
@@ -298,13 +318,21 @@ func (h *Host) open(ctx context.Context) error {
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
 	}
+	lanes, err := subjects.NodeLanes(h.node)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	pieces, err := subjects.NodePayloads(h.node)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
 	if h.directed, err = nc.ChanSubscribe(tools, h.intake.requests); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the node's subject cannot be subscribed: %w", err)
 	}
 	for _, shared := range []struct {
 		subject string
 		handle  nats.MsgHandler
-	}{{ctls, h.control}, {subjects.AllCtl, h.control}, {subjects.AllReplay, h.replayed}} {
+	}{{ctls, h.control}, {subjects.AllCtl, h.control}, {subjects.AllReplay, h.replayed}, {lanes, h.laneAsked}, {pieces, h.payloads.Serve}} {
 		sub, err := nc.Subscribe(shared.subject, shared.handle)
 		if err != nil {
 			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", shared.subject, err)
@@ -313,6 +341,9 @@ func (h *Host) open(ctx context.Context) error {
 	}
 	if h.replaySub, err = nc.QueueSubscribe(subjects.AllReplay, subjects.QueueGroup, h.replay); err != nil {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subjects.AllReplay, err)
+	}
+	if h.payloadSub, err = nc.QueueSubscribe(subjects.AllPayloads, subjects.QueueGroup, h.payloads.Serve); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subjects.AllPayloads, err)
 	}
 	for _, s := range h.services {
 		if err := h.claim(ctx, s); err != nil {
@@ -340,36 +371,6 @@ func (h *Host) open(ctx context.Context) error {
 		}
 	}
 	return h.flush(ctx)
-}
-
-// Stats are a node's figures.
-type Stats struct {
-	Node           subjects.NodeID `json:"node"`
-	InFlight       int             `json:"in_flight"`
-	Slots          int             `json:"slots"`
-	Queued         int             `json:"queued"`
-	Calls          uint64          `json:"calls"`
-	Errors         uint64          `json:"errors"`
-	Relayed        uint64          `json:"relayed"` // of the calls: those that another node ran, as there was no slot
-	RefusedReplies uint64          `json:"refused_replies"`
-	Tools          int             `json:"tools"`
-	// Joined: the registry and the store of chunks have been found. Until then the
-	// node is on no list and has no streams.
-	Joined bool `json:"-"`
-}
-
-// Stats returns the node's figures of now.
-func (h *Host) Stats() Stats {
-	s := Stats{
-		Node: h.node, InFlight: h.calls.InFlight(), Slots: h.opts.Slots,
-		Calls: h.handled.Load(), Errors: h.failed.Load(), Relayed: h.relayed.Load(), RefusedReplies: h.refusedReplies.Load(),
-		Joined: h.presence.Joined(),
-	}
-	if h.opts.Queued != nil {
-		s.Queued = h.opts.Queued()
-	}
-	s.Tools = h.routes.count()
-	return s
 }
 
 // Label changes the node's labels: set ones are put, empty values removed.

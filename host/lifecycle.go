@@ -28,12 +28,16 @@ const (
 func (h *Host) tick() {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
-	swept := time.Now()
+	defer h.ticked.Store(nil)
+	began := time.Now()
+	h.ticked.Store(&began)
+	swept := began
 	for {
 		select {
 		case <-h.quit:
 			return
 		case now := <-ticker.C:
+			h.ticked.Store(&now)
 			if now.Sub(swept) >= sweepEvery-tickEvery/2 {
 				swept = now
 				h.calls.Sweep()
@@ -44,6 +48,8 @@ func (h *Host) tick() {
 				h.streams.Quota.Sweep()
 				h.cache.Sweep(h.seen)
 				h.sweepRoutes(now)
+				h.payloads.Sweep(now)
+				h.deleteSpent()
 			}
 			for _, call := range h.calls.Running() {
 				h.tend(call.Value, now)
@@ -51,6 +57,7 @@ func (h *Host) tick() {
 			if batches := h.batches.Load(); batches != nil {
 				batches.Tick(now)
 			}
+			h.lanes.Tick(now)
 		}
 	}
 }
@@ -175,12 +182,14 @@ func (h *Host) shut(ctx context.Context) error {
 		err = errors.Join(err, h.bus.Drain(ctx, h.batchOwn))
 	}
 	h.intake.close()
+	h.here.close()
 	ended := make(chan struct{})
 	go func() { // ends with the calls, which the next lines see to
 		h.intake.wg.Wait()
 		if batches := h.batches.Load(); batches != nil {
 			batches.Wait()
 		}
+		h.here.wg.Wait()
 		close(ended)
 	}()
 	select {
@@ -198,9 +207,14 @@ func (h *Host) shut(ctx context.Context) error {
 	// Calls need the replays until their end; now another node may answer them.
 	if h.replaySub != nil {
 		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainRest)
-		err = errors.Join(err, h.bus.Drain(rest, h.replaySub))
+		err = errors.Join(err, h.bus.Drain(rest, h.replaySub, h.payloadSub))
 		cancel()
 	}
+	leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainRest)
+	h.lanes.Leave(leave)
+	cancel()
+	h.payloads.Close()
+	h.deleteSpent()
 	close(h.quit)
 	h.workers.Wait()
 	h.running.close()
@@ -235,12 +249,12 @@ func (h *Host) closeSubscriptions() {
 		_ = sub.Unsubscribe()
 	}
 	h.shared = nil
-	for _, sub := range []*nats.Subscription{h.directed, h.replaySub, h.batchSub, h.batchOwn} {
+	for _, sub := range []*nats.Subscription{h.directed, h.replaySub, h.payloadSub, h.batchSub, h.batchOwn} {
 		if sub != nil {
 			_ = sub.Unsubscribe()
 		}
 	}
-	h.directed, h.replaySub, h.batchSub, h.batchOwn = nil, nil, nil, nil
+	h.directed, h.replaySub, h.payloadSub, h.batchSub, h.batchOwn = nil, nil, nil, nil, nil
 	for _, s := range h.services {
 		for _, o := range s.tools {
 			if o.sub != nil {

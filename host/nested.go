@@ -8,6 +8,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/retry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
@@ -25,6 +26,7 @@ type NestedCalls struct {
 	client *client.Client
 	call   *Call
 	group  retry.Group
+	files  nestedFiles
 }
 
 // NewNestedCalls makes what calls for the tool of a call.
@@ -34,7 +36,7 @@ func NewNestedCalls(c *client.Client, call *Call) *NestedCalls {
 
 func (n *NestedCalls) options() []client.CallOption {
 	return []client.CallOption{
-		client.WithSession(n.call.Session), client.WithParent(n.call.RPCID, n.call.Depth+1),
+		client.WithSession(n.call.Session), client.WithLineage(n.call.below()),
 	}
 }
 
@@ -122,6 +124,19 @@ func (n *NestedCalls) Calls(ctx context.Context, calls []client.BatchCall) ([]cl
 			return results, err
 		}
 	}
+}
+
+// Task makes a request about the durable tasks of the call's session; see
+// [client.Client.TaskVerb].
+func (n *NestedCalls) Task(ctx context.Context, verb string, request json.RawMessage) (json.RawMessage, error) {
+	var q codec.TaskRequest
+	if bad := codec.ParseBody(nil, request, &q); bad != nil {
+		return nil, bad
+	}
+	q.Parent = n.call.RPCID
+	var answer json.RawMessage
+	err := n.client.In(n.call.Session).TaskVerb(ctx, verb, &q, &answer)
+	return answer, err
 }
 
 // Describe says what a tool is, in the call's session, as `mesh info --json` does.

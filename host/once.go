@@ -176,7 +176,7 @@ func (h *Host) tryKey(ctx context.Context, key bus.Key, value []byte, mine *keye
 	case other.Node == h.node && other.Boot == h.boot:
 		free = true // this call holds the key on this node, so nobody runs under it
 	default:
-		lost, err := h.nodeLost(ctx, other.Node, other.Boot)
+		lost, _, err := h.nodeLost(ctx, other.Node, other.Boot)
 		if err != nil || !lost {
 			return 0, nil, nil, err
 		}
@@ -195,23 +195,25 @@ func (h *Host) tryKey(ctx context.Context, key bus.Key, value []byte, mine *keye
 	return revision, nil, nil, err
 }
 
-// nodeLost reports whether a start of a node has no lease any more.
-func (h *Host) nodeLost(ctx context.Context, node subjects.NodeID, boot subjects.BootID) (bool, error) {
+// nodeLost reports whether a start of a node has no lease any more, and whether that has
+// expired. What it has given out itself may stand for a while where it was given back, or
+// taken over.
+func (h *Host) nodeLost(ctx context.Context, node subjects.NodeID, boot subjects.BootID) (lost, expired bool, err error) {
 	name, err := subjects.NodeKey(node)
 	if err != nil {
-		return true, nil //nolint:nilerr // there can be no such node
+		return true, true, nil //nolint:nilerr // there can be no such node
 	}
 	entry, err := h.bus.Latest(ctx, bus.Key{Bucket: subjects.BucketNodes, Name: name})
 	switch {
 	case errors.Is(err, bus.ErrNoKey):
-		return true, nil
+		return true, !errors.Is(err, bus.ErrDeleted), nil
 	case err != nil:
-		return false, err
+		return false, false, err
 	}
 	var lease struct {
 		Boot subjects.BootID `json:"boot"`
 	}
-	return json.Unmarshal(entry.Value, &lease) != nil || lease.Boot != boot, nil
+	return json.Unmarshal(entry.Value, &lease) != nil || lease.Boot != boot, false, nil
 }
 
 // settleKey stores what the call of a key ended with, and lets go of the key when it is
@@ -228,9 +230,9 @@ func (h *Host) settleKey(c *inflight, key bus.Key, revision uint64, mine *keyed,
 		mine.Result, mine.Error = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned what is not JSON").WithStarted(toolmesh.StartedYes)
 	}
 	value, err := tool.MarshalPlain(mine)
-	if limit := h.bus.MaxPayload(); err != nil || limit > 0 && int64(len(value)+answerRoom) > limit {
+	if limit := h.bus.MaxPayload(); err != nil || record.Ref != nil || limit > 0 && int64(len(value)+answerRoom) > limit {
 		mine.Result = nil
-		mine.Error = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the call has run, and its result, of %d bytes, was too large to be kept under its idempotency key", len(record.Result)).
+		mine.Error = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the call has run, and its result, of %d bytes, was too large to be kept under its idempotency key", resultSize(record)).
 			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
 		value, _ = tool.MarshalPlain(mine)
 	}

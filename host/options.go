@@ -21,6 +21,8 @@ const (
 
 	DefaultCacheBytes   = 64_000_000
 	DefaultCacheEntries = 10_000
+
+	DefaultPayloadMax = 1_000_000_000 // bytes
 )
 
 // LimitSlots is details.limit of the busy error of a node that has no slot: other
@@ -79,6 +81,12 @@ type Options struct {
 	Replicas      int
 	ChunksStorage string
 	ChunksMax     int64
+	// PayloadsMax bounds the object store of large values in bytes, likewise. Defaults to
+	// 2 GB.
+	PayloadsMax int64
+	// PayloadMax is the largest value, in bytes, that the node takes or gives by reference.
+	// Defaults to DefaultPayloadMax.
+	PayloadMax int64
 	// Sandbox is what the node says of its sandbox: asked and effective level.
 	Sandbox Sandbox
 	// Sessions decides which sessions exist. Defaults to all but those that have
@@ -136,6 +144,9 @@ func (o *Options) withDefaults() Options {
 	if c.CacheEntries == 0 {
 		c.CacheEntries = DefaultCacheEntries
 	}
+	if c.PayloadMax == 0 {
+		c.PayloadMax = DefaultPayloadMax
+	}
 	if c.Service == "" {
 		if c.Service = string(c.Index); c.Service == "" {
 			c.Service = "mesh-host"
@@ -162,6 +173,8 @@ func (o *Options) validate() error {
 		return bad("host.Options.MaxDepth is %d: at least 1", o.MaxDepth)
 	case o.StreamQuota < 1:
 		return bad("host.Options.StreamQuota is %d: at least 1 byte", o.StreamQuota)
+	case o.PayloadMax < 1:
+		return bad("host.Options.PayloadMax is %d: at least 1 byte", o.PayloadMax)
 	case o.CacheBytes < 1:
 		return bad("host.Options.CacheBytes is %d: at least 1", o.CacheBytes)
 	case o.CacheEntries < 1:

@@ -21,12 +21,23 @@ var (
 	_ stream.Store = port{}
 )
 
-func (p port) Send(m *nats.Msg)                             { p.sendMsg(m) }
-func (p port) Answer(r *stream.Reader, record admit.Record) { p.answer(r, record) }
-func (p port) Acknowledge(r *stream.Reader)                 { p.acknowledge(r) }
-func (p port) Fit(e *toolmesh.Error) *toolmesh.Error        { return p.fitting(e) }
-func (p port) Go(f func())                                  { p.running.run(f) }
-func (p port) MaxPayload() int64                            { return p.bus.MaxPayload() }
+func (p port) Send(m *nats.Msg)                      { p.sendMsg(m) }
+func (p port) Acknowledge(r *stream.Reader)          { p.acknowledge(r) }
+func (p port) Fit(e *toolmesh.Error) *toolmesh.Error { return p.fitting(e) }
+func (p port) Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error) {
+	return p.keep(session, value)
+}
+func (p port) Go(f func())       { p.running.run(f) }
+func (p port) MaxPayload() int64 { return p.bus.MaxPayload() }
+
+// Answer answers a repetition, or a stream that has nothing in the store.
+func (p port) Answer(r *stream.Reader, record admit.Record) {
+	if record.Ref == nil {
+		p.answer(r, record)
+		return
+	}
+	p.running.run(func() { p.answer(r, p.anew(r, record)) })
+}
 
 func (p port) Writer(session subjects.SessionID, rpc subjects.RPCID, opts *chunks.WriterOptions) (stream.Writer, error) {
 	w, err := chunks.NewWriter(p.bus, session, rpc, p.boot, opts)

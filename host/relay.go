@@ -32,17 +32,21 @@ func (h *Host) mayPass(req *codec.Request) bool {
 func (h *Host) passOn(call *admit.Call[*inflight], args, varArgs json.RawMessage) admit.Record {
 	c := call.Value
 	if varArgs != nil { // only the envelope form carries these
-		return admit.Record{Err: h.withHint(call.Full)}
+		return admit.Record{Err: h.withoutSlot(c.Request, call.Full)}
 	}
 	result, err := h.relay.Load().Relay(&c.ctx, c.Request, args, h.node)
 	if err == nil {
 		h.relayed.Add(1)
-		return admit.Record{Result: result.Value, Cache: codec.CacheUseOf(result.Cache), By: codec.NewIdentity(result.Node, result.Boot, result.Revision)}
+		record := admit.Record{Result: result.Value, Ref: result.Ref, Cache: codec.CacheUseOf(result.Cache), By: codec.NewIdentity(result.Node, result.Boot, result.Revision)}
+		if result.LaneWait > 0 {
+			record.Lane = &codec.LaneUse{Wait: result.LaneWait}
+		}
+		return record
 	}
 	e := toolmesh.AsError(err)
 	switch {
 	case e.Started == toolmesh.StartedNo && (e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable):
-		return admit.Record{Err: h.withHint(call.Full)}
+		return admit.Record{Err: h.withoutSlot(c.Request, call.Full)}
 	case e.Code == toolmesh.CodeNodeLost || e.Code == toolmesh.CodeUnavailable:
 		e = e.WithOrigin(toolmesh.OriginAgent) // that it was not the caller's is known here
 	}
@@ -50,12 +54,17 @@ func (h *Host) passOn(call *admit.Call[*inflight], args, varArgs json.RawMessage
 	return admit.Record{Err: e}
 }
 
-// withHint adds to the error of a node that would have passed the call on when to send again: after the time
-// that a call takes here, on average.
-func (h *Host) withHint(err *toolmesh.Error) *toolmesh.Error {
-	if h.relay.Load() == nil || !retry.Full(err) {
+// withoutSlot counts a request that is refused with err, if that is for want of a slot. To the error of a node
+// that would have passed the call on it adds when to send again: after the time that a call takes here, on average.
+func (h *Host) withoutSlot(req *codec.Request, err *toolmesh.Error) *toolmesh.Error {
+	if !retry.Full(err) {
+		return err
+	}
+	if req.Hops == 0 { // else the node that has passed it on answers the caller
+		h.answeredBusy()
+	}
+	if h.relay.Load() == nil {
 		return err // another node may have room at once
 	}
-	mean := time.Duration(h.took.Load()) / time.Duration(max(h.handled.Load(), 1)) //nolint:gosec // fewer than 2^63
-	return err.WithDetail("retry_after_ms", min(max(mean, minHint), maxHint).Milliseconds())
+	return err.WithDetail("retry_after_ms", h.pace().Milliseconds())
 }

@@ -223,6 +223,24 @@ func TestAllNodesAreFull(t *testing.T) {
 	if r.ran("more") != 0 {
 		t.Errorf("%d calls ran", r.ran("more"))
 	}
+	// Once each, whichever node refused them first, and each weighs: no call has ended.
+	busy := uint64(0)
+	for _, h := range hosts {
+		busy += h.Stats().Busy
+	}
+	if busy != 20 {
+		t.Errorf("%d callers were answered busy, want 20", busy)
+	}
+	meshtest.Until(t, "heartbeats have told of it", func() bool {
+		calls, wanting := 0, 0.0
+		for _, n := range view.Loads() {
+			calls, wanting = calls+n.Busy, wanting+n.Wanting
+		}
+		if calls == 0 && wanting == 0 {
+			r.call("note", `{"key":"more"}`) // a second without one
+		}
+		return calls > 0 && wanting > 0
+	})
 	close(r.gate("full").release)
 	for range 4 {
 		if a := in.next(); a.code() != "ok" {

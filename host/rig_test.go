@@ -220,6 +220,15 @@ func budget(ctx context.Context, call *host.Call, sink host.Sink) error {
 	return sink.Send(ctx, json.RawMessage(strconv.FormatInt(left, 10)))
 }
 
+// wide returns a text of a size.
+func wide(ctx context.Context, call *host.Call, sink host.Sink) error {
+	var in deskArgs
+	if err := in.read(call); err != nil {
+		return err
+	}
+	return sink.Send(ctx, item(1, in.Size))
+}
+
 // rig is one broker with a host of index "desk", and a plain NATS connection.
 type rig struct {
 	*desk
@@ -314,6 +323,7 @@ func (d *desk) host(t *testing.T, nc *nats.Conn, opts *host.Options) *host.Host 
 		{"gen", d.gen, []host.ToolOption{host.Annotate(tool.Annotations{Streaming: true})}},
 		{"genlist", d.gen, []host.ToolOption{host.Annotate(tool.Annotations{Streaming: true, Collect: true})}},
 		{"fail", d.fail, nil},
+		{"wide", wide, nil},
 		{"budget", budget, nil},
 		{"budget20", budget, []host.ToolOption{host.Annotate(declared)}},
 		{"nojson", func(ctx context.Context, _ *host.Call, sink host.Sink) error {

@@ -287,7 +287,7 @@ func TestRefusals(t *testing.T) {
 		{"alias in capitals", "tools." + strings.ToUpper(encoded("été")[3:]) + ".desk.note", "", nil, "session_not_found", "404", "false"},
 		{"encoding in capitals", "tools.x--" + strings.ToUpper(encoded("été")[3:]) + ".desk.note", "", nil, "invalid_request", "400", "false"},
 		{"unknown requirement", "tools.default.desk.note", "", []string{"Mesh-Require", "unary, telepathy"}, "protocol_error", "502", "false"},
-		{"requirement of later", "tools.default.desk.note", "", []string{"Mesh-Require", "Mesh-Accept-Ref"}, "protocol_error", "502", "false"},
+		{"requirement of later", "tools.default.desk.note", "", []string{"Mesh-Require", "Mesh-Accept-Pack"}, "protocol_error", "502", "false"},
 		{"version of later", "tools.default.desk.note", "", []string{"Mesh-Proto", "2"}, "protocol_error", "502", "false"},
 		{"version that is none", "tools.default.desk.note", "", []string{"Mesh-Proto", "0"}, "invalid_request", "400", "false"},
 		{"another revision", "tools.default.desk.note", "", []string{"Mesh-Revision", "r2"}, "unavailable", "503", "false"},

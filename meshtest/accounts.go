@@ -75,7 +75,7 @@ func exported(t testing.TB) (services, streams []string) {
 	services = []string{
 		subjects.AllTools, subjects.AllCtl, subjects.AllRegistry, subjects.AllReplay,
 		anyOf(subjects.NodeTools(one)), anyOf(subjects.NodeCtls(one)), anyOf(subjects.NodeBatches(one)),
-		anyOf(subjects.Subject{Kind: subjects.KindBatch, Session: one}.Build()),
+		anyOf(subjects.Subject{Kind: subjects.KindBatch, Session: one}.Build()), subjects.AllTaskVerbs, subjects.AllPayloads, anyOf(subjects.NodePayloads(one)),
 	}
 	return services, []string{subjects.LiveTransform, subjects.AllHeartbeats}
 }

@@ -28,6 +28,10 @@ const (
 	// Silence is how long a node must not be heard to count as gone.
 	Silence = 2500 * time.Millisecond
 
+	// HoldsFor is how long what rests on a lease may rely on it after it was renewed: a
+	// margin is left before it can expire for others.
+	HoldsFor = 8 * time.Second
+
 	renewRetry   = 300 * time.Millisecond
 	renewTimeout = 2 * time.Second
 	verifyEvery  = 30 * time.Second
@@ -52,6 +56,8 @@ type Lease struct {
 	record NodeRecord
 	tools  map[subjects.ToolsKey]published
 	err    error
+	since  time.Time // it has stood without a gap
+	until  time.Time // it stands for certain
 
 	writing    sync.Mutex  // one writer of the lease's key at a time; guards revision
 	revision   uint64      // 0: nothing is stored
@@ -129,10 +135,12 @@ func (l *Lease) acquire(ctx context.Context) error {
 			silent = holder.Boot
 			l.log.Info("taking over the lease of a node that is silent", slog.String("node", string(l.node)), slog.String("boot", string(silent)))
 		}
+		began := time.Now()
 		if err == nil {
 			l.revision, err = replace(ctx, l.bus, l.key, data, revision, LeaseTTL)
 		}
 		if err == nil {
+			l.stands(began)
 			return nil
 		}
 		if errors.Is(err, bus.ErrConflict) {
@@ -393,6 +401,7 @@ func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 	}
 	attempt, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
+	began := time.Now()
 	revision, err := replace(attempt, l.bus, l.key, data, l.revision, LeaseTTL)
 	if errors.Is(err, bus.ErrConflict) {
 		again = true
@@ -406,6 +415,9 @@ func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 	}
 	if err == nil {
 		l.revision = revision
+		if !again {
+			l.stands(began)
+		}
 		return again, nil
 	}
 	if bus.IsUnavailable(err) && l.bus.Connected() {
@@ -417,6 +429,28 @@ func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 		}
 	}
 	return false, fmt.Errorf("renew the lease of node %q: %w", l.node, err)
+}
+
+// stands notes that the lease was written, by what was sent at a time.
+func (l *Lease) stands(sent time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if sent.After(l.until) {
+		l.since = sent
+	}
+	l.until = sent.Add(HoldsFor)
+}
+
+// Held is from when and until when the lease is this boot's for certain, without a gap:
+// what was given out on its strength before since is not valid any more. Both are zero
+// once the lease is lost.
+func (l *Lease) Held() (since, until time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return time.Time{}, time.Time{}
+	}
+	return l.since, l.until
 }
 
 // lose ends the lease, which another boot has, and returns why.

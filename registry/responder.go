@@ -105,8 +105,10 @@ type NodeStats struct {
 	Slots    int             `json:"slots"`
 	InFlight int             `json:"in_flight"`
 	// Queued are calls in flight that wait for a worker.
-	Queued int    `json:"queued"`
-	Calls  uint64 `json:"calls"`
+	Queued int `json:"queued"`
+	// Waiting are calls that wait for their turn in a lane. They take no slot.
+	Waiting int    `json:"waiting"`
+	Calls   uint64 `json:"calls"`
 	// Errors are calls that ended with one, Relayed those that another node ran.
 	Errors  uint64 `json:"errors"`
 	Relayed uint64 `json:"relayed"`
@@ -323,7 +325,7 @@ func (r *Responder) stats() StatsAnswer {
 	answer := StatsAnswer{Nodes: []NodeStats{}, StaleMS: r.view.Stale().Milliseconds()}
 	for _, n := range r.view.Nodes() {
 		one := NodeStats{
-			Node: n.Node, State: string(n.State), Slots: n.Slots, InFlight: n.InFlight, Queued: n.Queued,
+			Node: n.Node, State: string(n.State), Slots: n.Slots, InFlight: n.InFlight, Queued: n.Queued, Waiting: n.Waiting,
 			Calls: n.Calls, Errors: n.Errors, Relayed: n.Relayed,
 		}
 		if !n.Alive {

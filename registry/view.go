@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -67,6 +68,34 @@ type nodeEntry struct {
 	since  time.Time // when this boot was first seen
 	beat   codec.Heartbeat
 	beatAt time.Time
+	busy   refusals
+}
+
+// refusals is how often a node answered busy between two of its heartbeats.
+type refusals struct {
+	total, totalMS uint64 // at the later one
+	at             time.Time
+	calls          int
+	wanting        float64
+}
+
+// refusalsOver is the least time between two heartbeats that are compared: one that is
+// sent at once, for a change of the node's state, comes soon after another.
+const refusalsOver = 500 * time.Millisecond
+
+// take takes a heartbeat, which may be of another boot than the one before.
+func (r *refusals) take(beat codec.Heartbeat, another bool, now time.Time) {
+	over := now.Sub(r.at)
+	switch {
+	case another || beat.Busy < r.total || beat.BusyMS < r.totalMS:
+		*r = refusals{} // how much of it is of now is not known
+	case over < refusalsOver:
+		return
+	default:
+		r.calls = int(min(beat.Busy-r.total, math.MaxInt32)) //nolint:gosec // it is bounded
+		r.wanting = float64(beat.BusyMS-r.totalMS) / float64(over.Milliseconds())
+	}
+	r.total, r.totalMS, r.at = beat.Busy, beat.BusyMS, now
 }
 
 const (
@@ -289,6 +318,7 @@ func (v *View) heartbeat(m *nats.Msg) {
 	if leased := string(n.record.Boot); n.leased && beat.Boot != leased && n.beat.Boot == leased && v.heard(n, now) {
 		return // the lease says which boot is the node, and that one lives
 	}
+	n.busy.take(beat, n.beat.Boot != beat.Boot, now)
 	before := n.beat.State
 	n.beat, n.beatAt = beat, now
 	if before != beat.State {
@@ -409,8 +439,14 @@ type NodeStatus struct {
 	Alive    bool
 	InFlight int
 	Queued   int
+	Waiting  int
 	// Calls, Errors and Relayed are those of [codec.Heartbeat].
 	Calls, Errors, Relayed uint64
+	// Busy is how many calls it answered busy, for want of a slot, between its last two
+	// heartbeats, and Wanting how many callers waited then for one: each counts for as
+	// long as it was told to wait.
+	Busy    int
+	Wanting float64
 	// Indexes are the names of the indexes it serves to every session, sorted.
 	Indexes []subjects.IndexName
 	// Users are who the tools of these run as that say it, by number, sorted. Those of an
@@ -443,21 +479,39 @@ func (v *View) Nodes() []NodeStatus {
 			}
 		}
 	}
+	return v.loads(now, func(id subjects.NodeID, s *NodeStatus) {
+		s.Indexes, s.Users = served[id], users[id]
+		slices.Sort(s.Indexes)
+		s.Indexes = slices.Compact(s.Indexes) // an index of many tools has several records
+	})
+}
+
+// Loads is [View.Nodes] without what the nodes serve, and costs no more where that is
+// much.
+func (v *View) Loads() []NodeStatus {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.loads(time.Now(), func(subjects.NodeID, *NodeStatus) {})
+}
+
+// loads is Loads, where more is known of a node by the id that it has here. The lock is
+// held.
+func (v *View) loads(now time.Time, more func(subjects.NodeID, *NodeStatus)) []NodeStatus {
 	var all []NodeStatus
 	for id, n := range v.nodes {
 		if !n.leased {
 			continue
 		}
-		s := NodeStatus{NodeRecord: n.record, Alive: v.alive(n, now), Indexes: served[id], Users: users[id]}
+		s := NodeStatus{NodeRecord: n.record, Alive: v.alive(n, now)}
 		if n.beat.Boot == string(n.record.Boot) {
-			s.InFlight, s.Queued = n.beat.InFlight, n.beat.Queued
+			s.InFlight, s.Queued, s.Waiting = n.beat.InFlight, n.beat.Queued, n.beat.Waiting
 			s.Calls, s.Errors, s.Relayed = n.beat.Calls, n.beat.Errors, n.beat.Relayed
+			s.Busy, s.Wanting = n.busy.calls, n.busy.wanting
 			if NodeState(n.beat.State) == StateDraining {
 				s.State = StateDraining
 			}
 		}
-		slices.Sort(s.Indexes)
-		s.Indexes = slices.Compact(s.Indexes) // an index of many tools has several records
+		more(id, &s)
 		all = append(all, s)
 	}
 	slices.SortFunc(all, func(a, b NodeStatus) int { return cmp.Compare(a.Node, b.Node) })

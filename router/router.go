@@ -3,10 +3,12 @@ package router
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"iter"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -14,10 +16,12 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/task"
 )
 
 // joinWait bounds what a router does on the first use of the mesh.
@@ -46,6 +50,8 @@ type Options struct {
 	Replicas      int
 	ChunksStorage string
 	ChunksMax     int64
+	// PayloadsMax and PayloadMax bound large values; see [host.Options].
+	PayloadsMax, PayloadMax int64
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
 }
@@ -68,6 +74,11 @@ func (c caller) Batch(ctx context.Context, calls []client.BatchCall, opts ...cli
 	return c.client.Batch(ctx, calls, opts...)
 }
 
+// Submit hands in a durable task; see [client.Client.Submit].
+func (c caller) Submit(ctx context.Context, id subjects.ToolID, args any, options *client.SubmitOptions) (*client.Task, error) {
+	return c.client.Submit(ctx, id, args, options)
+}
+
 // Client is what makes the calls, for what else it can do.
 func (c caller) Client() *client.Client { return c.client }
 
@@ -78,13 +89,18 @@ type Router struct {
 	log  *slog.Logger
 	bus  *bus.Bus
 
+	joined  atomic.Pointer[joined] // for those who look on; nil until the router has joined
+	leaving atomic.Bool
+
 	mu        sync.Mutex // guards what follows, and joining
 	host      *host.Host
 	view      *registry.View
 	store     *registry.Store
 	responder *registry.Responder
+	tasks     *task.Service
 	micro     *bus.Service
 	closed    bool
+	serving   atomic.Pointer[host.Host] // host, once it serves
 	policy    *registry.Sessions
 
 	stopOnce sync.Once
@@ -127,6 +143,9 @@ func (r *Router) Start(ctx context.Context) error {
 	if err := r.join(ctx); err != nil {
 		return err
 	}
+	if err := r.runTasks(ctx); err != nil {
+		return err
+	}
 	if r.micro == nil && r.host == nil {
 		var err error
 		r.micro, err = r.bus.StartService(bus.ServiceConfig{
@@ -154,7 +173,7 @@ func (r *Router) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := r.bus.Ensure(ctx, &bus.Layout{Copies: r.opts.Replicas, ChunksStorage: r.opts.ChunksStorage, ChunksBytes: r.opts.ChunksMax}); err != nil {
+	if err := r.bus.Ensure(ctx, &bus.Layout{Copies: r.opts.Replicas, ChunksStorage: r.opts.ChunksStorage, ChunksBytes: r.opts.ChunksMax, PayloadsBytes: r.opts.PayloadsMax}); err != nil {
 		return err
 	}
 	view, err := registry.OpenView(ctx, r.bus, &registry.ViewOptions{Logger: r.log})
@@ -167,8 +186,34 @@ func (r *Router) join(ctx context.Context) error {
 		return err
 	}
 	r.view, r.responder = view, responder
+	r.joined.Store(&joined{view: view})
 	r.policy.Use(view)
 	return nil
+}
+
+// runTasks begins to run tasks, once; r.mu is held.
+func (r *Router) runTasks(ctx context.Context) error {
+	if r.tasks != nil {
+		return nil
+	}
+	tasks := task.New(r.bus, r.store, r.client, &task.Options{Sessions: r.policy, Replicas: r.opts.Replicas, Local: local{r}, Logger: r.log})
+	if err := tasks.Start(ctx); err != nil {
+		return err
+	}
+	r.tasks = tasks
+	return nil
+}
+
+// local makes calls of tasks in this process, once it serves functions.
+type local struct{ r *Router }
+
+// CallHere implements [task.Local].
+func (l local) CallHere(ctx context.Context, call *codec.Call, args json.RawMessage) (*client.Result, bool, error) {
+	h := l.r.serving.Load()
+	if h == nil {
+		return nil, false, nil
+	}
+	return h.CallHere(ctx, call, args)
 }
 
 // serve starts the host, once; r.mu is held.
@@ -181,7 +226,7 @@ func (r *Router) serve(ctx context.Context) error {
 	}
 	h, err := host.NewOn(r.bus, &host.Options{
 		Node: r.opts.Node, Version: r.opts.Version, Slots: r.opts.Slots, Sessions: r.policy, Service: r.serviceName(),
-		Replicas: r.opts.Replicas, ChunksStorage: r.opts.ChunksStorage, ChunksMax: r.opts.ChunksMax, Logger: r.log,
+		Replicas: r.opts.Replicas, ChunksStorage: r.opts.ChunksStorage, ChunksMax: r.opts.ChunksMax, PayloadsMax: r.opts.PayloadsMax, PayloadMax: r.opts.PayloadMax, Logger: r.log,
 	})
 	if err != nil {
 		return err
@@ -190,6 +235,8 @@ func (r *Router) serve(ctx context.Context) error {
 		return err
 	}
 	r.host = h
+	r.serving.Store(h)
+	r.joined.Store(&joined{view: r.view, host: h})
 	return h.ServeBatches(ctx, r.view, r.store, r.client)
 }
 
@@ -254,11 +301,15 @@ func (r *Router) Stop(ctx context.Context) error {
 
 // leave does the work of Stop.
 func (r *Router) leave(ctx context.Context) error {
+	r.leaving.Store(true)
 	r.mu.Lock()
 	r.closed = true
-	h, view, responder, micro := r.host, r.view, r.responder, r.micro
+	h, view, responder, micro, tasks := r.host, r.view, r.responder, r.micro, r.tasks
 	r.mu.Unlock()
 	var errs []error
+	if tasks != nil {
+		tasks.Stop(ctx) // first: others go on with what it leaves
+	}
 	if h != nil {
 		errs = append(errs, h.Stop(ctx))
 	}

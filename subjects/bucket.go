@@ -8,14 +8,20 @@ import (
 
 // Streams, buckets and object stores of the mesh.
 const (
-	StreamChunks   = "MESH_CHUNKS"
-	BucketNodes    = "MESH_NODES"
-	BucketTools    = "MESH_TOOLS"
-	BucketSchemas  = "MESH_SCHEMAS"
-	BucketIndexes  = "MESH_INDEXES"
-	BucketSessions = "MESH_SESSIONS"
-	BucketIdem     = "MESH_IDEM"
-	ObjectBundles  = "MESH_BUNDLES"
+	StreamChunks    = "MESH_CHUNKS"
+	StreamTasks     = "MESH_TASKS"
+	StreamSchedules = "MESH_SCHEDULES"
+	BucketNodes     = "MESH_NODES"
+	BucketTools     = "MESH_TOOLS"
+	BucketSchemas   = "MESH_SCHEMAS"
+	BucketIndexes   = "MESH_INDEXES"
+	BucketSessions  = "MESH_SESSIONS"
+	BucketIdem      = "MESH_IDEM"
+	BucketLanes     = "MESH_LANES"
+	BucketTaskState = "MESH_TASKSTATE"
+	ObjectBundles   = "MESH_BUNDLES"
+	ObjectPayloads  = "MESH_PAYLOADS"
+	ObjectTasks     = "MESH_TASKVALUES"
 )
 
 // RegistryBuckets are the buckets whose changes are republished.
@@ -65,6 +71,19 @@ func NodeKey(node NodeID) (string, error) { return EncodeToken(string(node)) }
 // SessionKey is a session's key in MESH_SESSIONS.
 func SessionKey(session SessionID) (string, error) { return EncodeToken(string(session)) }
 
+// LaneKey is the key in MESH_LANES of the lanes of a session, or with an empty one of
+// those of the whole mesh.
+func LaneKey(session SessionID) (string, error) {
+	if session == "" {
+		return "m", nil
+	}
+	token, err := EncodeToken(string(session))
+	if err != nil {
+		return "", err
+	}
+	return "s." + token, nil
+}
+
 // maxIdempotencyKey bounds a key that a caller makes, in bytes.
 const maxIdempotencyKey = 512
 
@@ -84,6 +103,80 @@ func IdempotencyKey(session SessionID, key string) (string, error) {
 	}
 	return of + "." + token, nil
 }
+
+// TaskKey is a task's key in MESH_TASKSTATE.
+func TaskKey(session SessionID, id RPCID) (string, error) {
+	of, err := EncodeToken(string(session))
+	if err != nil {
+		return "", err
+	}
+	token, err := EncodeToken(string(id))
+	if err != nil {
+		return "", err
+	}
+	return of + "." + token, nil
+}
+
+// ParseTaskKey reads a key of [TaskKey]. Of names that travel hashed it returns the
+// hashed form.
+func ParseTaskKey(key string) (SessionID, RPCID, error) {
+	of, token, _ := strings.Cut(key, ".")
+	session, err := DecodeToken(of)
+	if err != nil {
+		return "", "", err
+	}
+	id, err := DecodeToken(token)
+	if err != nil {
+		return "", "", err
+	}
+	return SessionID(session), RPCID(id), nil
+}
+
+// SessionTasks are the keys of all tasks of a session in MESH_TASKSTATE.
+func SessionTasks(session SessionID) (string, error) {
+	of, err := EncodeToken(string(session))
+	if err != nil {
+		return "", err
+	}
+	return of + ".*", nil
+}
+
+// PayloadName is the name of a large value in MESH_PAYLOADS: its session, and what
+// tells it from others. A session reads and writes no other names.
+func PayloadName(session SessionID, id PayloadID) (string, error) {
+	of, err := EncodeToken(string(session))
+	if err != nil {
+		return "", err
+	}
+	if id == "" {
+		return "", fmt.Errorf("%w: a large value has no name", ErrInvalid)
+	}
+	return of + "." + string(id), nil
+}
+
+// ParsePayloadName reads a name of [PayloadName]; the one of its session may be hashed.
+func ParsePayloadName(name string) (SessionID, PayloadID, error) {
+	head, id, ok := strings.Cut(name, ".")
+	session, err := DecodeToken(head)
+	if err != nil {
+		return "", "", err
+	}
+	if !ok || id == "" {
+		return "", "", fmt.Errorf("%w: the large value %q has no session before a dot", ErrInvalid, name)
+	}
+	return SessionID(session), PayloadID(id), nil
+}
+
+// ObjectMetas is below what an object store keeps the descriptions of its objects, by
+// name in base64url, and ObjectParts likewise what they consist of, by their own ids
+// (ADR-20 of the NATS architecture).
+func ObjectMetas(bucket string) string { return "$O." + bucket + ".M." }
+
+// ObjectParts: see [ObjectMetas].
+func ObjectParts(bucket string) string { return "$O." + bucket + ".C." }
+
+// ObjectStream is the name of an object store's stream.
+func ObjectStream(bucket string) string { return "OBJ_" + bucket }
 
 // IndexKey is an index's key in MESH_INDEXES: its name, and behind it the
 // session it is private to, if any. A listing of one name therefore shows every

@@ -101,12 +101,12 @@ func FuzzParse(f *testing.F) {
 
 func FuzzBuild(f *testing.F) {
 	for _, c := range readVectors(f).Subjects {
-		f.Add(uint8(kindNames[c.Kind]), string(c.Session), string(c.Tool), string(c.Node), string(c.RPC), string(c.Index), c.Verb, c.Bucket, c.Key)
+		f.Add(uint8(kindNames[c.Kind]), string(c.Session), string(c.Tool), string(c.Node), string(c.RPC), string(c.Index), c.Verb, c.Level, c.Bucket, c.Key)
 	}
-	f.Fuzz(func(t *testing.T, kind uint8, session, tool, node, rpc, index, verb, bucket, key string) {
+	f.Fuzz(func(t *testing.T, kind uint8, session, tool, node, rpc, index, verb, level, bucket, key string) {
 		s := only(Subject{
 			Kind: Kind(kind), Session: SessionID(session), Tool: ToolID(tool), Node: NodeID(node), RPC: RPCID(rpc),
-			Index: IndexName(index), Verb: verb, Bucket: bucket, Key: key,
+			Index: IndexName(index), Verb: verb, Level: level, Bucket: bucket, Key: key,
 		})
 		text, err := s.Build()
 		if err != nil {
@@ -158,11 +158,16 @@ func only(s Subject) Subject {
 	switch s.Kind {
 	case KindTool, KindNodeTool:
 		kept.Tool = s.Tool
-	case KindNodeCtl, KindCtl, KindChunks, KindLive, KindReplay, KindTask:
+	case KindNodeCtl, KindCtl, KindChunks, KindLive, KindReplay:
 		kept.RPC = s.RPC
+	case KindTask, KindSchedule:
+		kept.RPC, kept.Verb = s.RPC, s.Verb
+		if s.Kind == KindTask {
+			kept.Level = s.Level
+		}
 	case KindJob:
 		kept.Index = s.Index
-	case KindNodeAdmin, KindRegistry, KindAdmin, KindEvent:
+	case KindNodeAdmin, KindRegistry, KindAdmin, KindEvent, KindTaskVerb:
 		kept.Verb = s.Verb
 	case KindRegistryChange:
 		kept.Bucket, kept.Key = s.Bucket, s.Key

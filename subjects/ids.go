@@ -19,6 +19,8 @@ type (
 	BootID string
 	// RPCID names one call.
 	RPCID string
+	// PayloadID names a large value in its session; any non-empty UTF-8 text.
+	PayloadID string
 	// IndexName names an index; the first name of its tools' ids.
 	IndexName string
 )

@@ -12,6 +12,17 @@ const (
 	AllRegistry = "mesh.registry.>"
 	// AllBatches is answered by routers and agents, in the queue group.
 	AllBatches = "mesh.batch.*"
+	// AllTaskVerbs is answered by routers and agents, in the queue group.
+	AllTaskVerbs = "mesh.task.*.*"
+	// AllTaskEvents are told to those that run tasks.
+	AllTaskEvents = "mesh.evt." + EventTask + ".*"
+	// AllTasks and AllSchedules are what the streams of tasks cover.
+	AllTasks     = "mesh.tasks.*.*.*.*"
+	AllSchedules = "mesh.schedules.*.*.*"
+	// AllDue are the schedules whose time has come.
+	AllDue = "mesh.schedules." + ScheduleDue + ".*.*"
+	// AllPayloads is answered by all nodes, in the queue group.
+	AllPayloads = "mesh.payload.>"
 	// AllAdmin is answered by agents, in the queue group.
 	AllAdmin = "mesh.admin.>"
 	// AllHeartbeats is every node's heartbeat.
@@ -32,6 +43,27 @@ const (
 	UserAuth = "$SYS.REQ.USER.AUTH"
 )
 
+// EventTask is the kind of the events that say that a task was cancelled.
+const EventTask = "task"
+
+// TaskLane is what a consumer of the tasks of one priority and level takes.
+func TaskLane(priority, level string) string { return "mesh.tasks." + priority + "." + level + ".*.*" }
+
+// QueuedTasks are the tasks of a session, and of a priority, that are queued or run.
+func QueuedTasks(priority string, session SessionID) (string, error) {
+	token, err := EncodeToken(string(session))
+	if err != nil {
+		return "", err
+	}
+	return "mesh.tasks." + priority + ".*." + token + ".*", nil
+}
+
+// QueuedTask is one task in whatever lane it is queued.
+func QueuedTask(session SessionID, id RPCID) (string, error) {
+	key, err := TaskKey(session, id)
+	return "mesh.tasks.*.*." + key, err
+}
+
 // ToolAnySession is the subscription for an index tool.
 func ToolAnySession(id ToolID) (string, error) {
 	token, err := encodeToolID(id)
@@ -50,6 +82,12 @@ func NodeCtls(node NodeID) (string, error) { return nodePattern(node, ".ctl.>") 
 // NodeBatches is the subscription for the batches that other nodes pass on to one node.
 func NodeBatches(node NodeID) (string, error) { return nodePattern(node, ".batch.*") }
 
+// NodeLanes is the subscription for what other nodes ask of the lanes that one node owns.
+func NodeLanes(node NodeID) (string, error) { return nodePattern(node, ".lane.*") }
+
+// NodePayloads is the subscription for the large values that one node takes.
+func NodePayloads(node NodeID) (string, error) { return nodePattern(node, ".payload.>") }
+
 // NodeAdmins is the subscription for the administrative requests of one node.
 func NodeAdmins(node NodeID) (string, error) { return nodePattern(node, ".admin.>") }
 
@@ -63,6 +101,15 @@ func nodePattern(node NodeID, rest string) (string, error) {
 
 // RegistryChanges is where the changes of one bucket are republished.
 func RegistryChanges(bucket string) string { return "mesh.reg." + bucket + ".>" }
+
+// RegistryChange is where the changes of one key of a bucket are republished.
+func RegistryChange(bucket, key string) string { return "mesh.reg." + bucket + "." + key }
+
+// ScheduleOf is the schedule of one task, and what it has made.
+func ScheduleOf(session SessionID, id RPCID) (string, error) {
+	key, err := TaskKey(session, id)
+	return "mesh.schedules.*." + key, err
+}
 
 // InboxPrefix is the inbox prefix of a session's own credentials, without the
 // final dot.

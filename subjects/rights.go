@@ -33,7 +33,7 @@ func CallerRights(session SessionID, shared bool) (Rights, error) {
 		Publish: []string{
 			"tools." + token + ".>", "mesh.node.*.tools." + token + ".>", "mesh.node.*.batch." + token, "mesh.node.*.ctl." + token + ".>",
 			"mesh.ctl." + token + ".>", "mesh.registry." + token + ".>", "mesh.replay." + token + ".>",
-			"mesh.batch." + token, discovery,
+			"mesh.batch." + token, "mesh.task." + token + ".*", "mesh.payload." + token + ".>", "mesh.node.*.payload." + token + ".>", discovery,
 		},
 		Subscribe: []string{"mesh.live." + token + ".>", AllHeartbeats, "_INBOX_" + token + ".>"},
 	}
@@ -59,11 +59,11 @@ func NodeRights() Rights {
 		},
 		Subscribe: []string{
 			"tools.> " + QueueGroup, AllRegistry + " " + QueueGroup, AllReplay, AllAdmin + " " + QueueGroup,
-			AllBatches + " " + QueueGroup, "mesh.node.*.batch.*", "mesh.node.*.tools.>", "mesh.node.*.ctl.>", "mesh.node.*.admin.>", AllCtl, "mesh.reg.>", AllHeartbeats,
+			AllBatches + " " + QueueGroup, AllTaskVerbs + " " + QueueGroup, AllTaskEvents, AllPayloads + " " + QueueGroup, "mesh.node.*.payload.>", "mesh.node.*.batch.*", "mesh.node.*.lane.*", "mesh.node.*.tools.>", "mesh.node.*.ctl.>", "mesh.node.*.admin.>", AllCtl, "mesh.reg.>", AllHeartbeats,
 			LiveTransform, discovery, InboxNode + ".>",
 		},
 	}
-	streams := []string{StreamChunks, KVStream(BucketIdem)}
+	streams := []string{StreamChunks, KVStream(BucketIdem), KVStream(BucketLanes), KVStream(BucketTaskState), StreamTasks}
 	for _, bucket := range RegistryBuckets() {
 		streams = append(streams, KVStream(bucket))
 	}

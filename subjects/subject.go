@@ -25,7 +25,11 @@ const (
 	KindRegistry            // mesh.registry.<session>.<verb>
 	KindBatch               // mesh.batch.<session>
 	KindNodeBatch           // mesh.node.<node>.batch.<session>
-	KindTask                // mesh.tasks.<session>.<rpc_id>
+	KindPayload             // mesh.payload.<session>.<payload>
+	KindNodePayload         // mesh.node.<node>.payload.<session>.<payload>
+	KindTaskVerb            // mesh.task.<session>.<verb>
+	KindTask                // mesh.tasks.<priority>.<level>.<session>.<rpc_id>
+	KindSchedule            // mesh.schedules.<at or due>.<session>.<rpc_id>
 	KindJob                 // mesh.jobs.<index>
 	KindLane                // mesh.node.<node>.lane.<session>
 	KindAdmin               // mesh.admin.<verb>
@@ -36,7 +40,8 @@ const (
 )
 
 // Subject is one parsed subject. Which fields are set depends on Kind; Verb is
-// also the kind of an event. For every valid Subject s, Parse(s.Build()) is s,
+// also the kind of an event, the priority of a queued task, and what a schedule's
+// subject is for. For every valid Subject s, Parse(s.Build()) is s,
 // apart from names that travel hashed.
 type Subject struct {
 	Kind    Kind
@@ -44,8 +49,10 @@ type Subject struct {
 	Tool    ToolID
 	Node    NodeID
 	RPC     RPCID
+	Payload PayloadID
 	Index   IndexName
 	Verb    string
+	Level   string
 	Bucket  string
 	Key     string
 }
@@ -70,14 +77,16 @@ const (
 	fieldTool
 	fieldIndex
 	fieldVerb
+	fieldLevel
 	fieldBucket
 	fieldKey
+	fieldPayload
 )
 
 func (s *Subject) at(f field) *string {
 	return [...]*string{
 		(*string)(&s.Session), (*string)(&s.Node), (*string)(&s.RPC), (*string)(&s.Tool), (*string)(&s.Index),
-		&s.Verb, &s.Bucket, &s.Key,
+		&s.Verb, &s.Level, &s.Bucket, &s.Key, (*string)(&s.Payload),
 	}[f]
 }
 
@@ -98,7 +107,9 @@ var (
 	tool    = part{fieldTool, encodeToolID[string], decodeToolID, true}
 	index   = part{fieldIndex, encodeIndex[string], decodeIndex, false}
 	verb    = part{fieldVerb, literal("verb", plainToken), literal("verb", plainToken), false}
+	level   = part{fieldLevel, literal("level", plainToken), literal("level", plainToken), false}
 	bucket  = part{fieldBucket, literal("bucket", plainToken), literal("bucket", plainToken), false}
+	payload = part{fieldPayload, EncodeToken, DecodeToken, false}
 	key     = part{fieldKey, literal("key", validKey), literal("key", validKey), true}
 )
 
@@ -115,6 +126,7 @@ var forms = [...]form{
 	KindNodeTool:       {"mesh.node.", ".tools.", []part{session, tool}},
 	KindNodeCtl:        {"mesh.node.", ".ctl.", []part{session, rpc}},
 	KindNodeBatch:      {"mesh.node.", ".batch.", []part{session}},
+	KindNodePayload:    {"mesh.node.", ".payload.", []part{session, payload}},
 	KindLane:           {"mesh.node.", ".lane.", []part{session}},
 	KindNodeAdmin:      {"mesh.node.", ".admin.", []part{verb}},
 	KindCtl:            {head: "mesh.ctl.", parts: []part{session, rpc}},
@@ -122,8 +134,11 @@ var forms = [...]form{
 	KindLive:           {head: "mesh.live.", parts: []part{session, rpc}},
 	KindReplay:         {head: "mesh.replay.", parts: []part{session, rpc}},
 	KindRegistry:       {head: "mesh.registry.", parts: []part{session, verb}},
+	KindPayload:        {head: "mesh.payload.", parts: []part{session, payload}},
 	KindBatch:          {head: "mesh.batch.", parts: []part{session}},
-	KindTask:           {head: "mesh.tasks.", parts: []part{session, rpc}},
+	KindTaskVerb:       {head: "mesh.task.", parts: []part{session, verb}},
+	KindTask:           {head: "mesh.tasks.", parts: []part{verb, level, session, rpc}},
+	KindSchedule:       {head: "mesh.schedules.", parts: []part{verb, session, rpc}},
 	KindJob:            {head: "mesh.jobs.", parts: []part{index}},
 	KindAdmin:          {head: "mesh.admin.", parts: []part{verb}},
 	KindHeartbeat:      {head: "mesh.hb.", parts: []part{node}},
@@ -168,7 +183,7 @@ func Parse(subject string) (Subject, error) {
 		if !ok || f.head == "" {
 			continue
 		}
-		s := Subject{Kind: Kind(kind)} //nolint:gosec // there are 19
+		s := Subject{Kind: Kind(kind)} //nolint:gosec // there are 21
 		if f.mid != "" {
 			name, after, _ := strings.Cut(rest, ".")
 			if rest, ok = strings.CutPrefix(after, f.mid[1:]); !ok {
@@ -251,14 +266,59 @@ func Registry(session SessionID, verb string) (string, error) {
 	return Subject{Kind: KindRegistry, Session: session, Verb: verb}.Build()
 }
 
+// Payload is a request about a large value, through the queue group.
+func Payload(session SessionID, id PayloadID) (string, error) {
+	return Subject{Kind: KindPayload, Session: session, Payload: id}.Build()
+}
+
+// NodePayload is a request about a large value, to the node that takes it.
+func NodePayload(node NodeID, session SessionID, id PayloadID) (string, error) {
+	return Subject{Kind: KindNodePayload, Node: node, Session: session, Payload: id}.Build()
+}
+
 // Batch is a batch of calls, through the queue group.
 func Batch(session SessionID) (string, error) {
 	return Subject{Kind: KindBatch, Session: session}.Build()
 }
 
+// NodeLane is where the node that owns the lanes of a session, or for one of its calls
+// those of the mesh, is asked for them.
+func NodeLane(node NodeID, session SessionID) (string, error) {
+	return Subject{Kind: KindLane, Node: node, Session: session}.Build()
+}
+
 // NodeBatch is a batch of calls, to one node.
 func NodeBatch(node NodeID, session SessionID) (string, error) {
 	return Subject{Kind: KindNodeBatch, Node: node, Session: session}.Build()
+}
+
+// TaskVerb is a request about the durable tasks of a session: submit, show, ls, wait,
+// cancel, retry.
+func TaskVerb(session SessionID, verb string) (string, error) {
+	return Subject{Kind: KindTaskVerb, Session: session, Verb: verb}.Build()
+}
+
+// Task is where a task of a priority is queued, behind so much of its session as the
+// level says.
+func Task(priority, level string, session SessionID, id RPCID) (string, error) {
+	return Subject{Kind: KindTask, Verb: priority, Level: level, Session: session, RPC: id}.Build()
+}
+
+// What the subjects of [Schedule] are for: the schedule itself, and what it makes when
+// its time has come.
+const (
+	ScheduleAt  = "at"
+	ScheduleDue = "due"
+)
+
+// Schedule is where the schedule of a task is stored, or is due.
+func Schedule(what string, session SessionID, id RPCID) (string, error) {
+	return Subject{Kind: KindSchedule, Verb: what, Session: session, RPC: id}.Build()
+}
+
+// Event is where something that happened in a session is told.
+func Event(kind string, session SessionID) (string, error) {
+	return Subject{Kind: KindEvent, Verb: kind, Session: session}.Build()
 }
 
 // Admin is an administrative request to any one node: install, uninstall.

@@ -109,6 +109,7 @@ func TestSubscriptionsTakeTheirKinds(t *testing.T) {
 	}
 	patterns := map[string][]Kind{
 		AllCtl: {KindCtl}, AllReplay: {KindReplay}, AllRegistry: {KindRegistry}, AllAdmin: {KindAdmin}, AllBatches: {KindBatch},
+		AllTaskVerbs: {KindTaskVerb}, AllTasks: {KindTask}, AllSchedules: {KindSchedule}, TaskLane("normal", "0"): {KindTask},
 		AllHeartbeats: {KindHeartbeat}, AllChunks: {KindChunks}, LiveTransform: {KindLive}, AllTools: {KindTool},
 		must(ToolAnySession("weather.forecast.today")): {KindTool},
 		must(NodeTools("gpu-1")):                       {KindNodeTool},

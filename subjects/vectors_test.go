@@ -93,21 +93,23 @@ type subjectFields struct {
 	RPC     RPCID     `json:"rpc"`
 	Index   IndexName `json:"index"`
 	Verb    string    `json:"verb"`
+	Level   string    `json:"level"`
 	Bucket  string    `json:"bucket"`
 	Key     string    `json:"key"`
+	Payload PayloadID `json:"payload"`
 }
 
 func (f subjectFields) subject(kind Kind) Subject {
 	return Subject{
 		Kind: kind, Session: f.Session, Tool: f.Tool, Node: f.Node, RPC: f.RPC,
-		Index: f.Index, Verb: f.Verb, Bucket: f.Bucket, Key: f.Key,
+		Index: f.Index, Verb: f.Verb, Level: f.Level, Bucket: f.Bucket, Key: f.Key, Payload: f.Payload,
 	}
 }
 
 var kindNames = map[string]Kind{
 	"tool": KindTool, "node_tool": KindNodeTool, "node_ctl": KindNodeCtl, "ctl": KindCtl,
-	"chunks": KindChunks, "live": KindLive, "replay": KindReplay, "registry": KindRegistry,
-	"batch": KindBatch, "node_batch": KindNodeBatch, "task": KindTask, "job": KindJob, "lane": KindLane, "admin": KindAdmin,
+	"chunks": KindChunks, "live": KindLive, "replay": KindReplay, "payload": KindPayload, "node_payload": KindNodePayload, "registry": KindRegistry,
+	"batch": KindBatch, "node_batch": KindNodeBatch, "task_verb": KindTaskVerb, "task": KindTask, "schedule": KindSchedule, "job": KindJob, "lane": KindLane, "admin": KindAdmin,
 	"node_admin": KindNodeAdmin, "heartbeat": KindHeartbeat, "event": KindEvent,
 	"registry_change": KindRegistryChange,
 }

@@ -315,8 +315,8 @@ func (d *durationText) UnmarshalText(text []byte) error {
 }
 
 // Annotations say how a tool behaves and how it wants to be run. The zero value
-// declares nothing. ParallelSafe, ReadOnly, ResourceKey and LaneScope are for batches and
-// lanes to come: nothing acts on them yet.
+// declares nothing. ParallelSafe, ReadOnly and ResourceKey say which calls of a batch may
+// overlap, and with LaneScope which calls of a session, a node or the mesh.
 type Annotations struct {
 	Streaming    bool               `json:"streaming,omitempty"`     // the tool yields items
 	Idempotent   bool               `json:"idempotent,omitempty"`    // running it twice is as good as once

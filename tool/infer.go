@@ -260,6 +260,9 @@ func (in *inference) shape(t reflect.Type) *inferred {
 		return &inferred{Type: "array", Items: in.schema(t.Elem(), ""), MinItems: &n, MaxItems: &n}
 	case reflect.Struct:
 		s := &inferred{Type: "object", Properties: &members{}, Additional: false}
+		if t == reflect.TypeFor[File]() {
+			s.Format = FileFormat
+		}
 		for _, f := range jsonFields(t) {
 			s.Properties.add(f.name, in.field(f))
 			if !f.optional {

@@ -23,10 +23,11 @@ type callFlags struct {
 	key     string
 	rpcID   string
 	noCache bool
+	out     string
 }
 
 const argumentForms = `Arguments are given by name:
-  city=Oslo              typed by the tool's schema
+  city=Oslo              typed by the tool's schema; the path of a file, where the tool takes one
   days:=3  'when:={}'    as JSON
   '{"city":"Oslo"}'      all of them as one JSON object, first
   @file  or  -           the same from a file or from stdin`
@@ -47,6 +48,7 @@ func (a *app) callCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&f.lines, "lines", false, "make a call for each line of stdin, many at once, and print what they return as it comes:\n"+
 		"{\"id\",\"tool\",\"args\",\"timeout\",\"session\",\"stream\",\"key\"}; all but tool may be left out")
 	cmd.Flags().BoolVar(&f.stream, "stream", false, "print items as they come, as mesh stream does")
+	cmd.Flags().StringVar(&f.out, "out", "", "write the result to this file: the bytes of a file that the tool returns, of other results the JSON")
 	cmd.Flags().BoolVar(&f.noCache, "no-cache", false, "run the tool, whatever is kept of earlier calls")
 	return cmd
 }
@@ -70,6 +72,9 @@ func (a *app) calling(verb, short, long string) (*cobra.Command, *callFlags) {
 			}
 			if f.lines && (f.stream || f.rpcID != "" || f.key != "") {
 				return usage(cmd, "--lines goes without --stream, --rpc-id and --key: each line says its own")
+			}
+			if f.out != "" && (f.stream || f.lines) {
+				return usage(cmd, "--out is for calls with one result, not for --stream and --lines")
 			}
 			if f.stream && f.key != "" {
 				return usage(cmd, "--key is for calls with one result, not for --stream")
@@ -128,7 +133,7 @@ func (a *app) call(ctx context.Context, args []string, f callFlags) error {
 		if f.stream {
 			return a.printStream(ctx, l, id, rpc, body, options)
 		}
-		return a.printCall(ctx, l, id, rpc, body, options)
+		return a.printCall(ctx, l, id, rpc, body, f.out, options)
 	})
 }
 
@@ -166,6 +171,9 @@ func (l *link) body(ctx context.Context, id *subjects.ToolID, g given) (json.Raw
 		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's description cannot be read: %w", err)
 	}
 	*id = described.ID
+	if g, err = l.putFiles(ctx, g, described.InputSchema); err != nil {
+		return nil, err
+	}
 	return g.merge(described.InputSchema)
 }
 
@@ -182,13 +190,21 @@ type callAnswer struct {
 	Node       *subjects.NodeID `json:"node,omitempty"`
 	DurationMS *float64         `json:"duration_ms,omitempty"`
 	Cache      string           `json:"cache,omitempty"`
+	LaneWaitMS float64          `json:"lane_wait_ms,omitempty"`
+	Out        string           `json:"out,omitempty"` // where the result is instead
 	Error      *toolmesh.Error  `json:"error,omitempty"`
 }
 
-func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc subjects.RPCID, body json.RawMessage, options []client.CallOption) error {
+func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc subjects.RPCID, body json.RawMessage, out string, options []client.CallOption) error {
+	if out != "" {
+		options = append(options, client.ByReference())
+	}
 	done := a.running(string(rpc)+" runs", "; Ctrl-C cancels it")
 	begun := time.Now()
 	result, err := l.client.Call(ctx, id, body, options...)
+	if err == nil && out != "" {
+		err = l.save(ctx, result, out)
+	}
 	done()
 	switch {
 	case toolmesh.CodeOf(err) == toolmesh.CodeDeadlineExceeded && !a.json:
@@ -199,9 +215,15 @@ func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc su
 		return a.callFailed(ctx, l, rpc, false, err)
 	case err != nil:
 		return err
+	case out != "" && !a.json:
 	case a.json:
+		value := orNull(result.Value)
+		if out != "" {
+			value = nil
+		}
 		a.printJSON(callAnswer{
-			RPCID: rpc, Status: "ok", Result: orNull(result.Value), Node: &result.Node, DurationMS: new(milliseconds(result.Took)), Cache: result.Cache,
+			RPCID: rpc, Status: "ok", Result: value, Out: out, Node: &result.Node, DurationMS: new(milliseconds(result.Took)), Cache: result.Cache,
+			LaneWaitMS: milliseconds(result.LaneWait),
 		})
 	default:
 		a.printValue(result.Value)

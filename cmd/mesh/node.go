@@ -44,10 +44,10 @@ func (a *app) nodes() noun[node] {
 			return toolmesh.Errorf(toolmesh.CodeUnavailable, "there is no node %q; %s", id, are).
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		},
-		columns: []string{"NODE", "STATE", "CALLS", "QUEUED", "VERSION", "SANDBOX", "LABELS", "INDEXES"},
+		columns: []string{"NODE", "STATE", "CALLS", "QUEUED", "WAITING", "VERSION", "SANDBOX", "LABELS", "INDEXES"},
 		row: func(n node) []string {
 			return []string{
-				string(n.ID), n.State, fmt.Sprintf("%d/%d", n.InFlight, n.Slots), strconv.Itoa(n.Queued), cmp.Or(n.Version, "-"),
+				string(n.ID), n.State, fmt.Sprintf("%d/%d", n.InFlight, n.Slots), strconv.Itoa(n.Queued), strconv.Itoa(n.Waiting), cmp.Or(n.Version, "-"),
 				n.level(), labelText(n.Labels), join(n.Indexes, "-"),
 			}
 		},
@@ -63,7 +63,7 @@ func (a *app) nodes() noun[node] {
 			}
 			a.facts(
 				"node", string(n.ID), "boot", string(n.Boot), "state", n.State, "version", cmp.Or(n.Version, "-"),
-				"calls", fmt.Sprintf("%d of %d slots, %d of them wait for a worker", n.InFlight, n.Slots, n.Queued),
+				"calls", fmt.Sprintf("%d of %d slots, %d of them wait for a worker; %d wait for their turn in a lane", n.InFlight, n.Slots, n.Queued, n.Waiting),
 				"since its start", fmt.Sprintf("%d calls, %d with an error, %d passed on to other nodes", n.Calls, n.Errors, n.Relayed), "labels", labelText(n.Labels),
 				"indexes", join(n.Indexes, "-"), "users", n.users(), "sandbox", n.level(), "memory", memory,
 				"limits", limitsText(n.Limits), "max limits", limitsText(n.MaxLimits), "reasons", join(n.Reasons, "-"))
@@ -81,6 +81,7 @@ type node struct {
 	Slots    int                  `json:"slots"`
 	InFlight int                  `json:"in_flight"`
 	Queued   int                  `json:"queued"`
+	Waiting  int                  `json:"waiting"` // for their turn in a lane, without a slot
 	Calls    uint64               `json:"calls"`
 	Errors   uint64               `json:"errors"`
 	Relayed  uint64               `json:"relayed"`
@@ -178,7 +179,7 @@ func nodesOf(view *registry.View) []node {
 	for _, s := range view.Nodes() {
 		n := node{
 			ID: s.Node, Boot: s.Boot, Version: s.Version, State: string(s.State), Labels: map[string]string{}, Slots: s.Slots,
-			InFlight: s.InFlight, Queued: s.Queued, Calls: s.Calls, Errors: s.Errors, Relayed: s.Relayed, Sandbox: s.Sandbox, memory: s.Memory, Limits: s.Limits, MaxLimits: s.MaxLimits, Users: s.Users,
+			InFlight: s.InFlight, Queued: s.Queued, Waiting: s.Waiting, Calls: s.Calls, Errors: s.Errors, Relayed: s.Relayed, Sandbox: s.Sandbox, memory: s.Memory, Limits: s.Limits, MaxLimits: s.MaxLimits, Users: s.Users,
 			Indexes: append([]subjects.IndexName{}, s.Indexes...), Reasons: append([]string{}, s.Reasons...),
 		}
 		maps.Copy(n.Labels, s.Labels)
@@ -213,7 +214,7 @@ func (l *link) hear(ctx context.Context, nodes []node) error {
 		}
 		var beat codec.Heartbeat
 		if n := silent[m.Subject]; n != nil && json.Unmarshal(m.Data, &beat) == nil && beat.Boot == string(n.Boot) {
-			n.State, n.InFlight, n.Queued = beat.State, beat.InFlight, beat.Queued
+			n.State, n.InFlight, n.Queued, n.Waiting = beat.State, beat.InFlight, beat.Queued, beat.Waiting
 			n.Calls, n.Errors, n.Relayed = beat.Calls, beat.Errors, beat.Relayed
 			delete(silent, m.Subject)
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -269,7 +270,9 @@ func roomFor(s settings.Store, reserved int64) (memory, store int64) {
 		memory += chunks
 		chunks = 0
 	}
-	return memory, store + min(max(chunks, reserved), math.MaxInt64-store)
+	payloads := cmp.Or(int64(s.PayloadsMax), bus.DefaultPayloadsBytes)
+	files := chunks + min(payloads, math.MaxInt64-chunks)
+	return memory, store + min(max(files, reserved), math.MaxInt64-store)
 }
 
 // stop ends what start started, the last first. What it cannot end in time it

@@ -61,7 +61,7 @@ var trespasses = []trespass{
 	{area: "calls", who: ofSession, what: "call or cancel in another session", by: broker.name,
 		publish: []string{
 			"tools.b.small.t.hello", "tools.default.small.t.hello", "tools.*.small.t.hello", "tools.x--c8.small.t.hello",
-			"mesh.node.{node}.tools.b.small.t.hello", "mesh.ctl.b.rpc_1", "mesh.node.{node}.ctl.b.rpc_1", "mesh.batch.b",
+			"mesh.node.{node}.tools.b.small.t.hello", "mesh.ctl.b.rpc_1", "mesh.node.{node}.ctl.b.rpc_1", "mesh.batch.b", "mesh.node.{node}.lane.a", "mesh.node.{node}.lane.b",
 		}},
 	{area: "calls", who: ofSession, what: "name another session in a header", by: "the node", do: (*meshWithKeys).forgeHeader},
 	{area: "calls", who: without, what: "send more than a message may hold", by: "the broker", do: (*meshWithKeys).tooLong},

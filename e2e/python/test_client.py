@@ -47,6 +47,9 @@ class Sync:
     def run(self, name: str, *args: Any, **options: Any) -> Any:
         return getattr(self.mesh, name)(*args, **options)
 
+    def on(self, handle: Any, name: str, *args: Any, **options: Any) -> Any:
+        return getattr(handle, name)(*args, **options)
+
     def close(self) -> None:
         self.mesh.close()
 
@@ -66,6 +69,9 @@ class Async:
 
     def run(self, name: str, *args: Any, **options: Any) -> Any:
         return self.loop.run_until_complete(getattr(self.mesh, name)(*args, **options))
+
+    def on(self, handle: Any, name: str, *args: Any, **options: Any) -> Any:
+        return self.loop.run_until_complete(getattr(handle, name)(*args, **options))
 
     def close(self) -> None:
         self.run("close")
@@ -129,6 +135,51 @@ def test_batches(both: Any) -> None:
     assert both.run("describe", echo)["id"] == echo
 
 
+def test_durable_tasks(both: Any) -> None:
+    echo, value = "rich.rich.echo", {"value": [1, {"a": None}]}
+    task = both.run("submit", echo, value, id="kept-" + uuid.uuid4().hex)
+    assert both.on(task, "wait", 60) == value["value"]
+    assert both.on(task, "state") == "succeeded"
+    assert both.on(both.mesh.task(task.id), "show")["attempts"] == 1
+    again = both.run("submit", echo, value, id=task.id)
+    assert both.on(again, "wait") == value["value"]
+    with pytest.raises(toolmesh.InvalidRequest, match="another task"):
+        both.run("submit", echo, {"value": 2}, id=task.id)
+    with pytest.raises(toolmesh.InvalidRequest, match="no task"):
+        both.on(both.mesh.task("none"), "state")
+
+    failed = both.run("submit", "rich.rich.fails", {"account": "x"}, attempts=1)
+    for _ in range(2):
+        with pytest.raises(toolmesh.ToolExecutionError):
+            both.on(failed, "wait", 60)
+        both.on(failed, "retry")
+
+    later = both.run("submit", echo, value, delay=3600)
+    assert both.on(later, "state") == "scheduled"
+    with pytest.raises(toolmesh.ToolTimeout):
+        both.on(later, "wait", 0.1)
+    assert both.on(later, "cancel") == "cancelled"
+    with pytest.raises(toolmesh.CallCancelled):
+        both.on(later, "wait", 60)
+    at = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=1)
+    assert both.on(both.run("submit", echo, {"value": b"\x00"}, at=at, priority=1), "wait", 60) == {"$bytes": "AA=="}
+    with pytest.raises(toolmesh.InvalidRequest, match="never fires"):
+        both.run("submit", echo, value, cron="0 0 30 2 *")
+    with pytest.raises(ValueError, match="in is -1"):
+        both.run("submit", echo, value, delay=-1)
+
+
+def test_a_task_is_submitted_and_awaited_elsewhere(rich: Started) -> None:
+    async def main(mesh: Mesh) -> Any:
+        task = await mesh.asubmit("rich.rich.echo", {"value": 7})
+        return await task.wait(60), await task.state()
+
+    with Mesh(rich.url) as mesh:
+        assert asyncio.run(main(mesh)) == (7, "succeeded")
+        for tool in ("handed", "ahanded"):
+            assert mesh.submit(f"rich.rich.{tool}", {"value": 8}).wait(60) == [8, "succeeded"]
+
+
 def test_idempotency_keys(both: Any) -> None:
     key = f"key-{uuid.uuid4()}"
     for _ in range(2):
@@ -184,7 +235,7 @@ def test_a_tool_that_fails(both: Any) -> None:
     ("rich.rich.size", {"text": 3}, {}, toolmesh.InvalidArguments, ValueError),
     ("rich.rich.size", {"text": "", "other": 1}, {}, toolmesh.InvalidArguments, ValueError),
     ("rich.rich.echo", {"value": object()}, {}, toolmesh.InvalidArguments, ValueError),
-    ("rich.rich.size", {"text": "x" * (2 << 20)}, {}, toolmesh.PayloadTooLarge, ValueError),
+    ("rich.rich.size", {"text": "x" * (65 << 20)}, {}, toolmesh.PayloadTooLarge, ValueError),
     ("lab.timing.slow", {"seconds": 20}, {"timeout": 0.3}, toolmesh.ToolTimeout, TimeoutError),
     ("lab.timing.nap", {"seconds": 0}, {"revision": "another"}, toolmesh.MeshError, toolmesh.MeshError),
     ("rich.rich.size", {"text": ""}, {"rpc_id": "a\nb"}, toolmesh.InvalidRequest, ValueError),
@@ -317,7 +368,7 @@ def test_tools_are_callables(rich: Started) -> None:
     wrong: Any
     with Mesh(rich.url) as mesh:
         tools = {tool.id: tool for tool in mesh.tools("rich.")}
-        assert len(tools) == 11 and all(name.startswith("rich.") for name in tools)
+        assert len(tools) == 13 and all(name.startswith("rich.") for name in tools)
         tool = tools["rich.rich.defaults"]
         assert tool.__name__ == "defaults" and inspect.getdoc(tool) == tool.description == "What it was called with."
         assert str(inspect.signature(tool)).startswith("(first: int, second: str = 'two', third: ")

@@ -250,7 +250,11 @@ def test_what_no_message_carries(opened: Started) -> None:
         return "refused"
 
     with host, Mesh(opened.url) as client:
-        for size in (2 << 20, 65 << 20):  # more than a message, more than a frame
+        wide = 2 << 20  # more than a message: by reference
+        for tool in ("long", "along"):
+            assert client.call(f"{index}.{tool}", {"size": wide}) == "x" * wide
+        assert client.collect(f"{index}.items", {"size": wide}) == ["", "x" * wide]
+        for size in (65 << 20,):  # more than a frame
             for tool in ("long", "along"):
                 with pytest.raises(toolmesh.PayloadTooLarge) as raised:
                     client.call(f"{index}.{tool}", {"size": size})
@@ -390,6 +394,16 @@ def test_nested_calls(opened: Started) -> None:
         calls = [(f"{index}.adeeper", {"depth": number % 2}, 30) for number in range(count)]
         return await mesh.abatch(calls, timeout=60)
 
+    @host.tool
+    def hands(value: int) -> list[Any]:
+        task = mesh.submit(f"{index}.deeper", {"depth": 0}, attempts=1)
+        return [task.wait(60), mesh.task(task.id).state(), value]
+
+    @host.tool
+    async def ahands(value: int) -> list[Any]:
+        task = await mesh.asubmit(f"{index}.deeper", {"depth": 0})
+        return [await task.wait(60), await task.state(), value]
+
     @host.tool(timeout=60)
     def waits() -> Any:
         return mesh.call(f"{index}.sleeps")
@@ -405,6 +419,8 @@ def test_nested_calls(opened: Started) -> None:
             client.call(f"{index}.deeper", {"depth": 20})
         assert client.call(f"{index}.batched", {"count": 40}) == [*[0, 1] * 20, "invalid_arguments"]
         assert client.call(f"{index}.abatched", {"count": 40}) == [0, 1] * 20
+        assert client.call(f"{index}.hands", {"value": 1}) == [0, "succeeded", 1]
+        assert client.call(f"{index}.ahands", {"value": 2}) == [0, "succeeded", 2]
         assert client.collect(f"{index}.relays", {"count": 300}) == [[number, 0] for number in range(300)]
         assert client.call(f"{index}.takes", {"count": 10**9}) == [0, 1, 2]
         began = time.monotonic()

@@ -58,6 +58,17 @@ func OutOfTime(tool string, limit, used time.Duration) *toolmesh.Error {
 		used.Round(time.Millisecond), limit).WithDetail("limit", "cpu_time").WithDetail("max", limit.String())
 }
 
+// TurnOver makes the error of a call whose worker was stopped at the end of its turn in a
+// lane.
+func TurnOver(tool string, begun toolmesh.Started) *toolmesh.Error {
+	code, what := toolmesh.CodeNodeLost, "was stopped"
+	if begun == toolmesh.StartedNo {
+		code, what = toolmesh.CodeUnavailable, "did not begin"
+	}
+	return toolmesh.Errorf(code, "%s %s: its turn in a lane could not be renewed, and another call may have it now", tool, what).
+		WithStarted(begun).WithOrigin(toolmesh.OriginAgent).WithDetail("reason", "lane_lost")
+}
+
 // SetBy adds to the error of a call that exceeded a limit who has set it, where that
 // is the node and not the tool: its default, or the most that it grants. Other errors
 // stay as they are.

@@ -9,7 +9,7 @@ import (
 
 // Version is that of what passes between the agent and its processes, see
 // docs/worker-protocol.md. Each change of it is another one.
-const Version = 2
+const Version = 3
 
 // HeaderSize is the number of bytes before a body.
 const HeaderSize = 16
@@ -52,7 +52,7 @@ const (
 	Exited    Type = 83 // the worker's id; body: i32 exit code, i32 signal; the code is -1 with a signal
 )
 
-// Flags of Call; NestedCall has FlagStream, and two of its own.
+// Flags of Call; NestedCall has FlagStream, and three of its own.
 const (
 	FlagStream  uint8 = 1 // items are wanted one by one
 	FlagCollect uint8 = 2 // a generator's result is the list of its items
@@ -61,8 +61,10 @@ const (
 
 // Flags of NestedCall.
 const (
-	FlagBatch    uint8 = 2 // no tool: the arguments are a list of calls
-	FlagDescribe uint8 = 4 // the result is what the tool is
+	FlagBatch    uint8 = 2  // no tool: the arguments are a list of calls
+	FlagDescribe uint8 = 4  // the result is what the tool is
+	FlagTask     uint8 = 8  // the tool is a verb of durable tasks, the arguments its request
+	FlagFile     uint8 = 16 // no tool: bytes of a file, to the agent or with FlagStream from there
 )
 
 // Flags of a terminal.

@@ -13,6 +13,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/output"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/turns"
 )
 
@@ -36,6 +37,14 @@ type Call struct {
 	Collect bool            // its result is the list of its items
 	Sink    output.Sink     // may be nil for a call that does not stream
 	Nested  Nested          // nil: its tool can make no calls
+	Lane    Lane            // nil: it has no turn in a lane
+}
+
+// Lane is a call's turn in a lane: it must have stopped when that ends, whether or not
+// this process runs then.
+type Lane interface {
+	// Follow has f called with the end of the turn, now and whenever that is moved.
+	Follow(f func(end time.Time))
 }
 
 // job is a call on its way through the pool.
@@ -48,6 +57,8 @@ type job struct {
 	item  func(data []byte) error // takes a stream's items; nil for calls that do not stream
 
 	nesting nesting // the calls that its tool makes
+
+	until atomic.Uint64 // when its turn ends, as [sandbox.Boottime]; 0: never
 
 	// place is which CALL frame of its worker it is, from 1; 0 until there is one.
 	// Set with the worker's writeMu.
@@ -112,6 +123,16 @@ func (p *Pool) Call(ctx context.Context, call Call) (json.RawMessage, Verdict, e
 	}
 	if p.cfg.Async {
 		j.done = make(chan struct{}, 1)
+	}
+	if call.Lane != nil {
+		call.Lane.Follow(func(end time.Time) {
+			j.until.Store(sandbox.Boottime(end))
+			p.update(func(*state) {
+				if j.worker != nil {
+					j.worker.limitTurns()
+				}
+			})
+		})
 	}
 	switch {
 	case call.Stream && call.Sink == nil:
@@ -245,6 +266,18 @@ func (p *Pool) runCoroutine(ctx context.Context, j *job) error {
 			p.interrupt(j)
 		}
 	}
+}
+
+// limitTurns says in a worker's page when it must have stopped: at the end of the turn
+// that ends first. It is called in updates.
+func (w *worker) limitTurns() {
+	first := uint64(0)
+	for _, j := range w.running() {
+		if until := j.until.Load(); until > 0 && (first == 0 || until < first) {
+			first = until
+		}
+	}
+	w.proc.Store(sandbox.WordUntil, first)
 }
 
 // charge counts an item of size bytes. An error means that the worker breaks the

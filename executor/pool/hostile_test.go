@@ -39,6 +39,10 @@ func (*endless) Call(context.Context, string, json.RawMessage) (json.RawMessage,
 
 func (*endless) Batch(context.Context, json.RawMessage) (json.RawMessage, error) { return nil, nil }
 
+func (*endless) Task(context.Context, string, json.RawMessage) (json.RawMessage, error) {
+	return nil, nil
+}
+
 func (*endless) Describe(context.Context, string) (json.RawMessage, error) { return nil, nil }
 
 func (e *endless) Stream(context.Context, string, json.RawMessage) iter.Seq2[json.RawMessage, error] {
@@ -137,6 +141,10 @@ type waiting struct {
 	asked atomic.Int64
 }
 
+func (w *waiting) Task(ctx context.Context, _ string, _ json.RawMessage) (json.RawMessage, error) {
+	return w.Describe(ctx, "")
+}
+
 func (w *waiting) Batch(ctx context.Context, _ json.RawMessage) (json.RawMessage, error) {
 	return w.Describe(ctx, "")
 }
@@ -150,7 +158,7 @@ func (w *waiting) Describe(ctx context.Context, _ string) (json.RawMessage, erro
 // Questions and batches of a tool are bounded as its calls are, and end with it.
 func TestAWorkerFloodsTheMesh(t *testing.T) {
 	const most = 1024
-	for name, flag := range map[string]uint8{"describe": frame.FlagDescribe, "batch": frame.FlagBatch} {
+	for name, flag := range map[string]uint8{"describe": frame.FlagDescribe, "batch": frame.FlagBatch, "task": frame.FlagTask} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				p, _ := open(t, config(nil), func(w *work) (string, error) {
@@ -193,7 +201,7 @@ func FuzzWhatAWorkerSends(f *testing.F) {
 			f.Add(async, frame.Append(frame.Append(nil, frame.Header{Type: typ, ID: 1}, []byte("{}")), frame.Header{Type: frame.End, ID: 1}, nil))
 		}
 	}
-	for flags := range frame.FlagDescribe | frame.FlagBatch | frame.FlagStream + 1 { // of the first call
+	for flags := range frame.FlagTask | frame.FlagDescribe | frame.FlagBatch | frame.FlagStream + 1 { // of the first call
 		f.Add(false, frame.Append(nil, frame.Header{Type: frame.NestedCall, Flags: flags, ID: 1}, asks(1)))
 	}
 	f.Fuzz(func(t *testing.T, async bool, data []byte) {
@@ -222,4 +230,16 @@ func FuzzWhatAWorkerSends(f *testing.F) {
 			t.Error("no call is served afterwards")
 		})
 	})
+}
+
+func (*waiting) File(context.Context, string, []byte) ([]byte, error) { return nil, nil }
+
+func (*waiting) ReadFile(context.Context, json.RawMessage) iter.Seq2[json.RawMessage, error] {
+	return func(func(json.RawMessage, error) bool) {}
+}
+
+func (*endless) File(context.Context, string, []byte) ([]byte, error) { return nil, nil }
+
+func (*endless) ReadFile(context.Context, json.RawMessage) iter.Seq2[json.RawMessage, error] {
+	return func(func(json.RawMessage, error) bool) {}
 }

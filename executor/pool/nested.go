@@ -30,8 +30,18 @@ type Nested interface {
 	// Batch runs several calls, as the tool wrote them: a list of {"tool_id","kwargs",
 	// "timeout_ms"}. It returns a list of their ends in the same order.
 	Batch(ctx context.Context, calls json.RawMessage) (json.RawMessage, error)
+	// Task makes a request about durable tasks: a verb (submit, wait and so on) and what it
+	// takes. It returns the answer.
+	Task(ctx context.Context, verb string, request json.RawMessage) (json.RawMessage, error)
 	// Describe says what a tool is, as `mesh info --json` does.
 	Describe(ctx context.Context, tool string) (json.RawMessage, error)
+	// File takes a file of the tool, piece by piece. what is put, whose body is {"size"}
+	// and which returns an id; piece:<id>, with the next bytes; or end:<id>, which
+	// returns {"ref","digest","size"}.
+	File(ctx context.Context, what string, body []byte) ([]byte, error)
+	// ReadFile yields the bytes of a file that the caller of the tool has sent, of which
+	// file is {"ref","digest"}.
+	ReadFile(ctx context.Context, file json.RawMessage) iter.Seq2[json.RawMessage, error]
 }
 
 // nesting is the calls that the tool of one call makes. A tool that makes none
@@ -114,9 +124,12 @@ func (w *worker) beginNested(h frame.Header, body []byte) error {
 			return
 		}
 		j.nesting.wg.Go(func() {
-			if h.Flags&frame.FlagStream != 0 {
-				n.stream(ctx, about.Tool, args)
-			} else {
+			switch {
+			case h.Flags&(frame.FlagStream|frame.FlagFile) == frame.FlagStream|frame.FlagFile:
+				n.stream(ctx, n.j.Nested.ReadFile(ctx, args))
+			case h.Flags&frame.FlagStream != 0:
+				n.stream(ctx, n.j.Nested.Stream(ctx, about.Tool, args))
+			default:
 				n.unary(ctx, h.Flags, about.Tool, args)
 			}
 		})
@@ -175,19 +188,23 @@ func (n *nestedCall) unary(ctx context.Context, flags uint8, tool string, args j
 	var result json.RawMessage
 	var err error
 	switch {
+	case flags&frame.FlagFile != 0:
+		result, err = n.j.Nested.File(ctx, tool, args)
 	case flags&frame.FlagBatch != 0:
 		result, err = n.j.Nested.Batch(ctx, args)
 	case flags&frame.FlagDescribe != 0:
 		result, err = n.j.Nested.Describe(ctx, tool)
+	case flags&frame.FlagTask != 0:
+		result, err = n.j.Nested.Task(ctx, tool, args)
 	default:
 		result, err = n.j.Nested.Call(ctx, tool, args)
 	}
 	n.finish(err, frame.NestedResult, result)
 }
 
-func (n *nestedCall) stream(ctx context.Context, tool string, args json.RawMessage) {
+func (n *nestedCall) stream(ctx context.Context, items iter.Seq2[json.RawMessage, error]) {
 	var failed error
-	for data, err := range n.j.Nested.Stream(ctx, tool, args) {
+	for data, err := range items {
 		if err == nil {
 			err = n.spend(ctx, len(data)+itemCost)
 		}

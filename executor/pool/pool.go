@@ -11,6 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/output"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -298,6 +299,14 @@ func (s *state) remove(log *slog.Logger, w *worker, cause error) {
 	}
 	if w.starved() && !w.free() {
 		s.stopFor(log, w, w.running(), w.starvation())
+	}
+	if until := w.proc.Load(sandbox.WordUntil); until > 0 && sandbox.Boottime(time.Now()) >= until {
+		w.stopping = true // by its zygote, and by itself before a call: no crash
+		for _, j := range w.running() {
+			if j.Lane != nil && j.breach.Load() == nil {
+				j.breach.Store(failure.TurnOver(j.Tool, w.begun(j)))
+			}
+		}
 	}
 	failed := w.running()
 	tools := map[string]struct{}{}

@@ -79,6 +79,9 @@ func (s *state) assign(w *worker, j *job) {
 		w.current.Store(j)
 		w.proc.Eager(s.busy < runtime.GOMAXPROCS(0) && len(s.queue.Waiting) == 0)
 	}
+	if j.Lane != nil {
+		w.limitTurns()
+	}
 	s.meter(w)
 	s.granted = append(s.granted, j)
 }
@@ -113,6 +116,9 @@ func (s *state) release(j *job) {
 		w.one = nil
 	}
 	j.worker = nil
+	if j.Lane != nil {
+		w.limitTurns()
+	}
 }
 
 // running are the calls that a worker holds.

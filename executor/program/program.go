@@ -78,6 +78,10 @@ type Call struct {
 	// Collect makes the result of a program that writes lines the list of its items
 	// instead of the last. Ignored with Stream.
 	Collect bool
+	// Lane is its turn in a lane: it must have stopped when that ends; nil for most.
+	Lane interface {
+		Follow(f func(end time.Time))
+	}
 }
 
 // Runner runs the programs of one index. Its methods may be called concurrently.

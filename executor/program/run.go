@@ -2,6 +2,7 @@ package program
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"io"
@@ -77,7 +78,7 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	}
 	defer proc.Kill()
 	r.enclose() // it starts nothing before it has read the request
-	if _, err := proc.Control.Write(r.request(user, r.runner.cfg.Environ(own, vars)).Encode()); err != nil {
+	if _, err := proc.Control.Write(append(r.request(user, r.runner.cfg.Environ(own, vars)).Encode(), r.until()...)); err != nil {
 		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	var helpers sync.WaitGroup
@@ -87,6 +88,9 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	finished := make(chan struct{})
 	defer close(finished)
 	helpers.Go(func() { r.watch(ctx, finished) })
+	if r.call.Lane != nil {
+		r.call.Lane.Follow(func(end time.Time) { _, _ = proc.Control.Write(until(end)) })
+	}
 	if watched(r.call.Limits) {
 		helpers.Go(func() { r.patrol(finished) })
 	}
@@ -117,6 +121,23 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 		return nil, failed
 	}
 	return r.result(ctx, out)
+}
+
+// until is what is said behind the request: when the call's turn in a lane ends.
+func (r *run) until() []byte {
+	if r.call.Lane == nil {
+		return nil
+	}
+	var end atomic.Pointer[time.Time]
+	r.call.Lane.Follow(func(at time.Time) { end.Store(&at) })
+	if at := end.Load(); at != nil {
+		return until(*at)
+	}
+	return nil
+}
+
+func until(end time.Time) []byte {
+	return binary.LittleEndian.AppendUint64([]byte("U"), sandbox.Boottime(end))
 }
 
 // request says what is to be run, and how.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -31,7 +32,20 @@ const (
 	// WordRunning is a call that a worker of coroutines was seen to spend processor
 	// time on since the agent has last cleared it.
 	WordRunning = 4
+	// WordUntil is when a worker must have stopped whose call has a turn in a lane, in
+	// the unit of [Boottime]; 0 is never. The agent writes it, the zygote holds to it.
+	WordUntil = 5
 )
+
+// Boottime is a time of this process by the clock that goes on while the machine sleeps,
+// in nanoseconds: what other processes of the machine compare with their own.
+func Boottime(t time.Time) uint64 {
+	now, err := boottime()
+	if err != nil {
+		now = time.Duration(time.Now().UnixNano())
+	}
+	return uint64(max(now+time.Until(t), 1)) //nolint:gosec // not negative
+}
 
 // NewPage makes a page of zeros.
 func NewPage() (*Page, error) {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -142,6 +143,14 @@ func restrictions() string {
 
 // commandDeath lets a plain program die with us; it is no reaper.
 func commandDeath(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGKILL }
+
+func boottime() (time.Duration, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return 0, fmt.Errorf("clock: %w", err)
+	}
+	return time.Duration(now.Nano()), nil
+}
 
 func newPageFile() (*os.File, error) {
 	fd, err := unix.MemfdCreate("toolmesh-page", unix.MFD_CLOEXEC)

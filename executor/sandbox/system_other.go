@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"syscall"
+	"time"
 
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -34,6 +35,9 @@ func restrictions() string { return "only Linux has it" }
 func keepDescriptors() {}
 
 func commandDeath(*syscall.SysProcAttr) {}
+
+// boottime has the wall clock stand for one that other processes have as well.
+func boottime() (time.Duration, error) { return time.Duration(time.Now().UnixNano()), nil }
 
 func newPageFile() (*os.File, error) {
 	file, err := os.CreateTemp("", "toolmesh-page-*")

@@ -146,7 +146,7 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, w
 	p.temp = z.temp.take(user)
 	if err = user.Take(theirs[2:4]...); err == nil { // programs open /dev/stdout
 		p.handle, err = z.fork(p, forkRequest{
-			Kind: kind, Limit: s.opts.MaxResult, Isolation: worker.Isolation,
+			Kind: kind, Limit: s.opts.MaxResult, Isolation: worker.Isolation, Turns: worker.Turns,
 			Limits: numbers{CPUTime: l.CPUTime.Seconds(), Memory: int64(l.Memory), Pids: l.Pids, OpenFiles: l.OpenFiles, Output: int64(l.Output)},
 		}, become, append(theirs[:4:4], p.page.File()))
 	}

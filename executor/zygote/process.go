@@ -28,6 +28,8 @@ type Worker struct {
 	// Tool, where it is not empty, is the one tool that the worker imports, in an
 	// interpreter of its own.
 	Tool string
+	// Turns: the zygote looks after the end of its calls' turns.
+	Turns bool
 }
 
 // Process is a worker process: a fork of a zygote, or one that was a zygote itself.

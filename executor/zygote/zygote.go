@@ -57,6 +57,7 @@ type forkRequest struct {
 	Limit     int                `json:"limit"`     // bytes of a result or an item
 	Isolation toolmesh.Isolation `json:"isolation"` // of the worker's calls
 	Limits    numbers            `json:"limits"`    // of one call
+	Turns     bool               `json:"turns,omitempty"`
 }
 
 // description is a zygote's answer to it. The place in Tools is a tool's slot.

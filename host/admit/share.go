@@ -6,12 +6,13 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// The places of a node: of all calls, of those that tools make, and of those that are
-// passed on.
+// The places of a node: of all calls, of those that tools make, of those that are passed
+// on, and of those that wait without a slot.
 const (
 	ofAll = iota
 	ofNested
 	ofPassed
+	ofParked
 	kinds
 )
 
@@ -81,7 +82,7 @@ func (ss *shares) left(s *share) {
 }
 
 func (s *share) idle() bool {
-	return s.has[ofAll] == 0 && s.has[ofPassed] == 0 && s.missed == [kinds]time.Time{}
+	return s.has[ofAll] == 0 && s.has[ofPassed] == 0 && s.has[ofParked] == 0 && s.missed == [kinds]time.Time{}
 }
 
 // sweep forgets who does not wait any more.

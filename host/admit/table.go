@@ -15,13 +15,15 @@ import (
 
 // Limits of docs/protocol, sections 2 and 7.
 const (
-	keepNames    = 2 * time.Minute // and results, within the next two
-	maxResults   = 10_000
-	maxKept      = 64 << 20
-	maxOneResult = 8 << 20
-	keepCancels  = 30 * time.Second
-	maxCancels   = 10_000
+	keepNames   = 2 * time.Minute // and results, within the next two
+	maxResults  = 10_000
+	maxKept     = 64 << 20
+	keepCancels = 30 * time.Second
+	maxCancels  = 10_000
 )
+
+// MaxOneResult is the largest record of a call that is kept, in bytes.
+const MaxOneResult = 8 << 20
 
 // LimitSlots is what a busy error's details say as their limit when the node has no
 // slot: unlike other reasons to be busy, this one passes by itself.
@@ -75,7 +77,11 @@ type Record struct {
 	Result   json.RawMessage
 	Err      *toolmesh.Error
 	Streamed bool
-	Cache    codec.CacheUse // of a result
+	// Ref is where a result is that no message carries; nil for most. Result is then kept
+	// beside it only if there is room for it.
+	Ref   *codec.Ref
+	Cache codec.CacheUse // of a result
+	Lane  *codec.LaneUse // nil: it had to do with none
 	// By is the node that ran a call that was passed on; nil for this one.
 	By *codec.Identity
 }
@@ -108,6 +114,7 @@ type Call[T any] struct {
 	place   int  // in the table's running; -1 when it has ended
 	ordered bool // to end: its cancel came
 	vacated bool // its slot is free already
+	parked  bool // it waits for something else, without its slot
 	entry   *entry[T]
 }
 
@@ -131,6 +138,7 @@ type Table[T any] struct {
 	running []*Call[T]
 	vacated int         // of running: those that have given their slot back
 	passed  int         // of running: those that have none, as they are passed on
+	parked  int         // of running: those that have none while they wait
 	deep    map[int]int // how many of running are nested and have a place, by depth; none is 0
 	nested  int         // their sum
 	shares  shares
@@ -186,12 +194,7 @@ func (t *Table[T]) Begin(r Request, value T, waiter func(Record)) (Verdict, *Cal
 		share.has[ofPassed]++
 		t.passed++
 	} else {
-		share.has[ofAll]++
-		if depth > 0 {
-			share.has[ofNested]++
-			t.deep[depth]++
-			t.nested++
-		}
+		t.enter(c)
 	}
 	if r.Key.RPC != "" {
 		c.entry = t.name(name, r)
@@ -243,7 +246,7 @@ func (t *Table[T]) mayPass(s *share) bool {
 }
 
 // inFlight is how many calls run here; t.mu is held.
-func (t *Table[T]) inFlight() int { return len(t.running) - t.passed }
+func (t *Table[T]) inFlight() int { return len(t.running) - t.passed - t.parked }
 
 // spares is how many entries are made at once.
 const spares = 64
@@ -372,6 +375,53 @@ func (t *Table[T]) Vacate(c *Call[T]) {
 	t.leave(c)
 }
 
+// maxParked is how many calls may wait without a slot; the others keep theirs.
+const maxParked = 1024
+
+// Park frees the slot of a call that has to wait before its tool can run, for something
+// that other calls have. It reports false where too many wait already; then the call
+// keeps its slot.
+func (t *Table[T]) Park(c *Call[T]) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.place < 0 || c.vacated || c.parked || c.Full != nil || !t.shares.may(c.share, ofParked, maxParked-t.parked) {
+		return false
+	}
+	c.parked = true
+	c.share.has[ofParked]++
+	t.parked++
+	t.leave(c)
+	return true
+}
+
+// Unpark gives a call its slot again, also where none is free: what it has waited for
+// must not wait for a slot.
+func (t *Table[T]) Unpark(c *Call[T]) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.parked {
+		t.unpark(c)
+		t.enter(c)
+	}
+}
+
+// unpark ends a wait; t.mu is held.
+func (t *Table[T]) unpark(c *Call[T]) {
+	c.parked = false
+	c.share.has[ofParked]--
+	t.parked--
+}
+
+// enter takes a place for a call; t.mu is held.
+func (t *Table[T]) enter(c *Call[T]) {
+	c.share.has[ofAll]++
+	if c.depth > 0 {
+		c.share.has[ofNested]++
+		t.deep[c.depth]++
+		t.nested++
+	}
+}
+
 // leave gives a call's place free; t.mu is held.
 func (t *Table[T]) leave(c *Call[T]) {
 	if c.Full != nil {
@@ -407,9 +457,13 @@ func (t *Table[T]) Finish(c *Call[T], record Record) {
 	t.running[last] = nil
 	t.running = t.running[:last]
 	c.place = -1
-	if c.vacated {
+	switch {
+	case c.vacated:
 		t.vacated--
-	} else {
+	case c.parked:
+		t.unpark(c)
+		t.shares.left(c.share)
+	default:
 		t.leave(c)
 	}
 	if k := c.entry; k != nil {
@@ -441,7 +495,7 @@ func (t *Table[T]) keep(k *entry[T], record Record) {
 			}
 		}
 	}
-	if k.size > maxOneResult {
+	if k.size > MaxOneResult {
 		t.drop(k) // the others need not give way to it
 		return
 	}
@@ -507,6 +561,13 @@ func (t *Table[T]) Lookup(key Key) (*Call[T], bool) {
 		return nil, false
 	}
 	return k.running, k.running != nil
+}
+
+// Known reports whether a call of a key runs, or has ended and is remembered.
+func (t *Table[T]) Known(key Key) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.of(key) != nil
 }
 
 // InFlight is how many calls run, without those that are passed on.

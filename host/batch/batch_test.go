@@ -17,6 +17,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/host/batch"
 	"github.com/toolmesh/toolmesh/meshtest"
@@ -622,25 +623,33 @@ func TestFullNodes(t *testing.T) {
 	}
 }
 
-// Results that no message carries together fail one by one, with what to do.
+// Results that no message carries together fail one by one, with what to do, for who takes
+// no references.
 func TestLargeResults(t *testing.T) {
 	t.Parallel()
 	m := single(t, 1, router.Options{}, meshtest.MaxPayload(64<<10))
-	results, err := m.client.Batch(t.Context(), []client.BatchCall{
-		call("unsafe", in{Name: "a", Size: 30_000}), call("unsafe", in{Name: "b", Size: 30_000}), call("unsafe", in{Name: "c", Size: 30_000}),
-		call("unsafe", in{Name: "d"}), call("unsafe", in{Name: "e", Size: 70_000}),
-	})
+	var calls []string
+	for name, size := range map[string]int{"a": 30_000, "b": 30_000, "c": 30_000, "d": 0, "e": 70_000} {
+		calls = append(calls, fmt.Sprintf(`{"index":%d,"tool_id":"stage.unsafe","kwargs":{"name":%q,"size":%d}}`, name[0]-'a', name, size))
+	}
+	slices.Sort(calls)
+	answer := m.requestTo(t, "mesh.batch.default", nil, `{"type":"rpc_batch_call","batch_id":"b","requests":[`+strings.Join(calls, ",")+`]}`)
+	results, err := codec.ParseBatchResults(answer[0].Data)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var got []string
 	for _, r := range results {
-		got = append(got, string(toolmesh.CodeOf(r.Err)))
+		code := toolmesh.Code("")
+		if r.Err != nil {
+			code = r.Err.Code
+		}
+		got = append(got, string(code))
 	}
 	if diff := cmp.Diff([]string{"", "payload_too_large", "payload_too_large", "", "payload_too_large"}, got); diff != "" {
 		t.Error(diff)
 	}
-	if e := toolmesh.AsError(results[1].Err); e.Started != toolmesh.StartedYes || !strings.Contains(e.Message, "fewer") {
+	if e := results[1].Err; e.Started != toolmesh.StartedYes || !strings.Contains(e.Message, "fewer") {
 		t.Errorf("%+v", e)
 	}
 }

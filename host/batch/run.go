@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -127,6 +128,9 @@ func (r *run) start(finish func(admit.Record)) {
 	r.results = make([][]byte, r.left)
 	r.members = make([]member, r.left)
 	r.room = r.s.Bus.MaxPayload() - 4096 - int64(r.left)*leastResult
+	if r.b.AcceptRef {
+		r.room = math.MaxInt64 // the answer goes by reference where it must
+	}
 	r.learn()
 	r.mu.Lock()
 	for i := range r.members {
@@ -179,7 +183,11 @@ func (r *run) key(m *member) lane.Key {
 			return lane.Key{} // it fails when it is called
 		}
 	}
-	return c.rule.Key(args)
+	key := c.rule.Key(args)
+	if bad := key.Check(); bad != nil && m.Err == nil {
+		m.Err = bad
+	}
+	return key
 }
 
 // next has what may begin do so; r.mu is held. One goroutine is started at a time: it
@@ -242,14 +250,14 @@ func (r *run) giveUp(m *member, why *toolmesh.Error) {
 	defer r.mu.Unlock()
 	if m.state == waiting {
 		m.wait = time.Since(r.began)
-		r.end(m, nil, why)
+		r.end(m, value{}, why)
 	}
 }
 
 // call makes one call, here or on another node.
 func (r *run) call(m *member) {
 	if m.Err != nil {
-		r.ended(m, nil, m.Err)
+		r.ended(m, value{}, m.Err)
 		return
 	}
 	ctx, cancel := r.ctx, func() {}
@@ -262,14 +270,15 @@ func (r *run) call(m *member) {
 		if r.here(ctx, m) {
 			return
 		}
-		value, err := r.elsewhere(ctx, m)
+		result, err := r.elsewhere(ctx, m)
 		if err != nil && retry.Full(err) && look(ctx) {
 			continue
 		}
 		if err != nil {
-			r.ended(m, nil, toolmesh.AsError(err))
+			r.ended(m, value{}, toolmesh.AsError(err))
 		} else {
-			r.ended(m, value, nil)
+			result, bad := r.refer(result)
+			r.ended(m, result, bad)
 		}
 		return
 	}
@@ -284,7 +293,7 @@ func (r *run) here(ctx context.Context, m *member) bool {
 	}
 	req := &codec.Request{
 		Session: r.b.Session, Tool: tool.id, RPCID: r.b.RPCID(m.Member), Args: m.Args, Positional: m.Positional,
-		Depth: r.b.Depth, Parent: r.b.Parent, Traceparent: r.b.Traceparent,
+		Depth: r.b.Depth, Parent: r.b.Parent, Lanes: r.b.Lanes, Traceparent: r.b.Traceparent, AcceptRef: r.b.AcceptRef,
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		req.Timeout, req.HasTimeout = time.Until(deadline), true
@@ -299,40 +308,62 @@ func (r *run) here(ctx context.Context, m *member) bool {
 		if rec.Err != nil && retry.Full(rec.Err) && told.CompareAndSwap(asking, full) {
 			return
 		}
-		r.ended(m, rec.Result, rec.Err)
+		r.ended(m, value{rec.Result, rec.Ref}, rec.Err)
 	})
 	return mine && told.CompareAndSwap(asking, asked)
 }
 
 // elsewhere makes a call by the client, which finds a node.
-func (r *run) elsewhere(ctx context.Context, m *member) (json.RawMessage, error) {
+func (r *run) elsewhere(ctx context.Context, m *member) (value, error) {
 	args, callee := m.Args, r.tools[m.Tool]
 	if len(m.Positional) > 0 {
 		d := callee.descriptor
 		if d == nil {
-			return nil, toolmesh.Errorf(toolmesh.CodeToolNotFound, "what %q takes by position is not known: nobody describes it", m.Tool).
+			return value{}, toolmesh.Errorf(toolmesh.CodeToolNotFound, "what %q takes by position is not known: nobody describes it", m.Tool).
 				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 		}
 		object, more, err := tool.Bind(d, m.Positional, args)
 		if err != nil {
-			return nil, err
+			return value{}, err
 		}
 		if more != nil {
-			return nil, toolmesh.Errorf(toolmesh.CodeInvalidArguments, "%q takes %d positional arguments from another node, %d are given: *%s cannot be sent in a batch",
+			return value{}, toolmesh.Errorf(toolmesh.CodeInvalidArguments, "%q takes %d positional arguments from another node, %d are given: *%s cannot be sent in a batch",
 				m.Tool, len(d.Positional), len(m.Positional), d.VarArgs).WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
 		}
 		args = object
 	}
 	result, err := r.s.Client.Call(ctx, callee.id, args,
-		client.WithSession(r.b.Session), client.WithRPCID(r.b.RPCID(m.Member)), client.WithParent(r.b.Parent, r.b.Depth))
+		client.WithSession(r.b.Session), client.WithRPCID(r.b.RPCID(m.Member)), client.WithLineage(client.Lineage{Parent: r.b.Parent, Depth: r.b.Depth, Lanes: r.b.Lanes}), client.ByReference())
 	if err != nil {
-		return nil, err
+		return value{}, err
 	}
-	return result.Value, nil
+	if result.Ref != nil && !r.b.AcceptRef {
+		r.s.Client.Forget(r.b.Session, result.Ref)
+		return value{}, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the result is too large for a message: return less, stream it, or take it by reference (%s)", codec.HeaderAcceptRef).
+			WithStarted(toolmesh.StartedYes).WithOrigin(toolmesh.OriginAgent)
+	}
+	return value{result.Value, result.Ref}, nil
+}
+
+// value is what a call returned, or where that is.
+type value struct {
+	json json.RawMessage
+	ref  *codec.Ref
+}
+
+// refer leaves a result that no message carries, not even alone, to a reference of its own,
+// so that the answer need not hold it.
+func (r *run) refer(v value) (value, *toolmesh.Error) {
+	limit := r.s.Bus.MaxPayload()
+	if !r.b.AcceptRef || v.ref != nil || limit == 0 || int64(len(v.json)+answerRoom) <= limit {
+		return v, nil
+	}
+	ref, bad := r.s.Host.Keep(r.b.Session, v.json)
+	return value{ref: ref}, bad
 }
 
 // ended takes what a call that began has ended with.
-func (r *run) ended(m *member, value json.RawMessage, err *toolmesh.Error) {
+func (r *run) ended(m *member, value value, err *toolmesh.Error) {
 	r.group.End()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -343,13 +374,16 @@ func (r *run) ended(m *member, value json.RawMessage, err *toolmesh.Error) {
 }
 
 // end takes what a call has ended with, and begins what waited for it; r.mu is held.
-func (r *run) end(m *member, value json.RawMessage, err *toolmesh.Error) {
+func (r *run) end(m *member, value value, err *toolmesh.Error) {
 	m.state = over
 	if m.alarm != nil {
 		m.alarm.Stop()
 	}
-	result := codec.BatchResult{Index: m.Index, RPCID: r.b.RPCID(m.Member), Result: value, Err: err, LaneWait: m.wait}
-	if err == nil && len(value) > 0 && !json.Valid(value) {
+	result := codec.BatchResult{Index: m.Index, RPCID: r.b.RPCID(m.Member), Result: value.json, Ref: value.ref, Err: err, LaneWait: m.wait}
+	if value.ref != nil {
+		result.Result = nil // it is kept beside
+	}
+	if err == nil && len(result.Result) > 0 && !json.Valid(result.Result) {
 		result.Result, result.Err = nil, toolmesh.Errorf(toolmesh.CodeResultNotSerializable, "the tool returned what is not JSON").
 			WithOrigin(toolmesh.OriginTool).WithStarted(toolmesh.StartedYes)
 	}

@@ -39,6 +39,10 @@ type Host interface {
 	Here(ctx context.Context, subject subjects.Subject, call *codec.Request, done func(admit.Record)) (mine bool)
 	// Send publishes a reply; it reports whether the connection takes its size.
 	Send(m *nats.Msg) bool
+	// Keep stores what no message carries, for its caller to read by reference.
+	Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error)
+	// Load reads what a session's reference names.
+	Load(session subjects.SessionID, ref *codec.Ref) ([]byte, *toolmesh.Error)
 	// Late says why a request came too late, or for another node; nil for most.
 	Late(req *codec.Request) *toolmesh.Error
 	// Account is whose part of the node a session has.
@@ -152,7 +156,35 @@ func (s *Server) Serve(subject subjects.Subject, m *nats.Msg) {
 		s.refuse(&reader{b: &codec.Batch{}, reply: m.Reply}, toolmesh.AsError(err))
 		return
 	}
-	b, bad := codec.ParseBatch(subject, header, m.Data)
+	ref := header.Referred()
+	if ref == nil {
+		s.serve(subject, m, header, m.Data, began)
+		return
+	}
+	if s.passing.Add(1) > maxPassing {
+		s.passing.Add(-1)
+		s.refuse(&reader{b: &codec.Batch{}, reply: m.Reply}, errPassing)
+		return
+	}
+	s.running.Go(func() {
+		body, bad := s.Host.Load(subject.Session, ref)
+		s.passing.Add(-1)
+		if bad == nil && len(m.Data) > 0 {
+			bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s stands for the body, and there is one", codec.HeaderRef)
+		}
+		if bad != nil {
+			named := &codec.Batch{Request: codec.Request{RPCID: subjects.RPCID(header.Get(codec.HeaderRPCID))}}
+			s.refuse(&reader{b: named, reply: m.Reply}, bad)
+			return
+		}
+		s.serve(subject, m, header.Resolved(), body, began)
+	})
+}
+
+// serve takes a batch whose body is there. m is the message that brought it or its
+// reference.
+func (s *Server) serve(subject subjects.Subject, m *nats.Msg, header codec.Header, body []byte, began time.Time) {
+	b, bad := codec.ParseBatch(subject, header, body)
 	to := &reader{b: b, reply: m.Reply, began: began}
 	if bad != nil {
 		s.refuse(to, bad)
@@ -175,6 +207,8 @@ func (s *Server) Serve(subject subjects.Subject, m *nats.Msg) {
 	}
 	s.run(r, to)
 }
+
+var errPassing = toolmesh.Errorf(toolmesh.CodeBusy, "the node passes %d batches on: try again", maxPassing)
 
 // request is what a batch is admitted by.
 func (s *Server) request(subject subjects.Subject, to *reader) admit.Request {
@@ -210,7 +244,7 @@ func (s *Server) follow(to *reader, verdict admit.Verdict, call *admit.Call[*run
 func (s *Server) pass(owner subjects.NodeID, subject subjects.Subject, to *reader, m *nats.Msg) {
 	if s.passing.Add(1) > maxPassing {
 		s.passing.Add(-1)
-		s.refuse(to, toolmesh.Errorf(toolmesh.CodeBusy, "the node passes %d batches on: try again", maxPassing))
+		s.refuse(to, errPassing)
 		return
 	}
 	s.running.Go(func() {
@@ -255,10 +289,29 @@ func (s *Server) answer(to *reader, rec admit.Record) {
 		return
 	}
 	header, body := to.b.Results(s.Identity, rec.Result)
+	if limit := s.Bus.MaxPayload(); to.b.AcceptRef && limit > 0 && int64(len(body)+answerRoom) > limit {
+		s.running.Go(func() { s.answerRef(to, rec.Result) }) // who calls this must not wait for the store
+		return
+	}
 	if !s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(header), Data: body}) {
 		s.refuse(to, tooLarge(len(body), s.Bus.MaxPayload()))
 		return
 	}
+	s.end(to)
+}
+
+// answerRoom is what the headers of an answer may take.
+const answerRoom = 1024
+
+// answerRef answers by reference, with an object of its own.
+func (s *Server) answerRef(to *reader, results json.RawMessage) {
+	ref, bad := s.Host.Keep(to.b.Session, to.b.ResultsBody(results))
+	if bad != nil {
+		s.refuse(to, bad)
+		return
+	}
+	header, _ := to.b.ResultRef(s.Identity, ref, codec.Load{})
+	s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(header)})
 	s.end(to)
 }
 

@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -23,6 +25,40 @@ type Key struct {
 	read  bool
 }
 
+// MaxKey bounds the text of a key, in bytes.
+const MaxKey = 8192
+
+// KeyOf is the key whose parts another process has.
+func KeyOf(place []string, read bool) Key { return Key{place, read} }
+
+// Place is the way to the key's place, from the root.
+func (k Key) Place() []string { return k.place }
+
+// Reads reports whether a call of the key shares its place with others that read.
+func (k Key) Reads() bool { return k.read }
+
+// Check refuses a key that is too long: invalid_arguments, of a call that has not begun.
+func (k Key) Check() *toolmesh.Error {
+	size := 0
+	for _, step := range k.place {
+		size += len(step)
+	}
+	if size <= MaxKey {
+		return nil
+	}
+	return toolmesh.Errorf(toolmesh.CodeInvalidArguments, "the resource key of the call has %d bytes, at most %d are possible: it is made of the arguments that the tool's resource_key names", size, MaxKey).
+		WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginAgent)
+}
+
+// Overlap reports whether calls of two keys must not run at the same time.
+func Overlap(a, b Key) bool {
+	if a.read && b.read {
+		return false
+	}
+	n := min(len(a.place), len(b.place))
+	return slices.Equal(a.place[:n], b.place[:n])
+}
+
 // Rule is what makes the keys of a tool's calls. It does not change.
 type Rule struct {
 	alone     bool
@@ -33,7 +69,11 @@ type Rule struct {
 	defaults  map[string]json.RawMessage
 	constant  bool // no part names a parameter
 	everybody Key  // of a constant rule
+	text      string
 }
+
+// Text is equal for rules that make equal keys of equal calls.
+func (r *Rule) Text() string { return r.text }
 
 // RuleOf returns the rule of a tool; nil is a tool of which nothing is known. Calls of
 // an unsafe tool, and of one whose host computes the key in code, are alone: their key
@@ -47,8 +87,8 @@ func RuleOf(d *tool.Descriptor) *Rule {
 		return &Rule{alone: true}
 	}
 	a := &d.Annotations
-	r := &Rule{read: a.ReadOnly, constant: true}
 	parts := a.ResourceKey.Parts
+	r := &Rule{read: a.ReadOnly, constant: true, text: strconv.FormatBool(a.ReadOnly) + " " + strings.Join(parts, "\x00")}
 	if len(parts) == 0 {
 		r.everybody = Key{place: []string{"2", "safe", string(d.ID)}, read: r.read}
 		return r

@@ -132,6 +132,27 @@ func (t *Turn) waitFor(other *Turn) {
 	}
 }
 
+// Circle reports whether a turn waits for one of those it would hold up itself: from are
+// the turns that do not end before it. holds returns the turns that do not end before
+// another one, as its owner knows.
+func (t *Turn) Circle(from []*Turn, holds func(*Turn) []*Turn) bool {
+	seen := make(map[*Turn]bool)
+	for len(from) > 0 {
+		blocked := from[0]
+		from = from[1:]
+		for _, next := range blocked.next {
+			if next == t {
+				return true
+			}
+			if !seen[next] {
+				seen[next] = true
+				from = append(append(from, next), holds(next)...)
+			}
+		}
+	}
+	return false
+}
+
 // Done ends a turn, also one that has not begun: the call is over or not to be made.
 // It returns those that may begin now, in the order in which they were added where
 // they waited for the same. Ending a turn again does nothing.

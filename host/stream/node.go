@@ -36,6 +36,8 @@ type Host interface {
 	Acknowledge(r *Reader)
 	// Fit cuts an error that no message can carry.
 	Fit(e *toolmesh.Error) *toolmesh.Error
+	// Keep stores what no message carries, for its caller to read by reference.
+	Keep(session subjects.SessionID, value []byte) (*codec.Ref, *toolmesh.Error)
 	// Go has a goroutine run f, unless the host has stopped.
 	Go(f func())
 }

@@ -118,7 +118,10 @@ func (s *Stream) Send(ctx context.Context, item json.RawMessage) error {
 		return err
 	}
 	c := codec.Chunk{Type: codec.ChunkData, Seq: s.seq + 1, Data: item}
-	err := s.carried(&c)
+	err := s.refer(&c)
+	if err == nil {
+		err = s.carried(&c)
+	}
 	if err == nil {
 		err = s.writer.Write(ctx, c)
 	}
@@ -135,6 +138,22 @@ func (s *Stream) Send(ctx context.Context, item json.RawMessage) error {
 	if s.seq == 1 {
 		s.readers.flows()
 	}
+	return nil
+}
+
+// refer has an item that no message carries be read by reference, where the call's first
+// reader takes that.
+func (s *Stream) refer(c *codec.Chunk) error {
+	const room = 4 << 10 // of its headers, and what the store adds
+	limit := s.node.Store.MaxPayload()
+	if !s.req.AcceptRef || limit == 0 || int64(len(c.Data)+room) <= limit {
+		return nil
+	}
+	ref, bad := s.node.Host.Keep(s.req.Session, c.Data)
+	if bad != nil {
+		return bad
+	}
+	c.Ref, c.Data = ref, nil
 	return nil
 }
 

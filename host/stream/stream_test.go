@@ -30,6 +30,10 @@ type fake struct {
 	high     int64
 }
 
+func (f *fake) Keep(subjects.SessionID, []byte) (*codec.Ref, *toolmesh.Error) {
+	return &codec.Ref{Name: "s.kept"}, nil
+}
+
 func (f *fake) Send(m *nats.Msg) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -29,8 +29,8 @@ var floors = map[string]int{
 	"internal/bus":   2,
 	"internal/index": 2,
 
-	"internal/chunks": 3,
-	"registry":        3,
+	"internal/chunks": 3, "internal/payloads": 3,
+	"registry": 3,
 
 	"client": 4,
 
@@ -45,6 +45,7 @@ var floors = map[string]int{
 	"gateway":            7,
 	"internal/access":    7,
 	"internal/broker":    7,
+	"internal/monitor":   7,
 	"internal/natsadmin": 7,
 
 	"cmd":      8, // the three binaries, and in cmd/internal what they share
@@ -66,6 +67,7 @@ const (
 	jsmGo      = "github.com/nats-io/jsm.go"
 	envconfig  = "github.com/kelseyhightower/envconfig"
 	cobra      = "github.com/spf13/cobra"
+	prometheus = "github.com/prometheus"
 )
 
 // onlyIn says which folders may import a package or module themselves.
@@ -76,6 +78,7 @@ var onlyIn = []struct {
 }{
 	{envconfig, []string{"cmd"}, "settings are read at the edge; libraries take options"},
 	{cobra, []string{"cmd"}, "commands are the edge's"},
+	{prometheus, []string{"internal/monitor"}, "what others count they say in figures of their own"},
 	{jsmGo, []string{"internal/natsadmin"}, "it links nats-server packages"},
 	{natsServer, []string{"internal/broker", "meshtest"}, "only what starts a broker links one"},
 	{module + "/internal/natsadmin", []string{"cmd"}, "it links nats-server packages"},
@@ -275,6 +278,7 @@ func TestRulesRefuse(t *testing.T) {
 		"root imports a part": {brokenFloors, in("", module+"/subjects"), in("", "errors")},
 		"envconfig":           {brokenLinks, in("agent", envconfig), in("cmd/mesh", envconfig)},
 		"cobra":               {brokenLinks, in("gateway", cobra), in("cmd/mesh", cobra)},
+		"prometheus":          {brokenLinks, in("host", prometheus+"/client_golang/prometheus"), in("internal/monitor", prometheus+"/client_golang/prometheus")},
 		"jsm.go":              {brokenLinks, in("cmd/mesh", jsmGo+"/natscontext"), in("internal/natsadmin", jsmGo)},
 		"nats-server":         {brokenLinks, in("cmd/mesh", natsServer+"/server"), in("internal/broker", natsServer+"/server")},
 		"the broker":          {brokenLinks, in("router", module+"/internal/broker"), in("meshtest", module+"/internal/broker")},

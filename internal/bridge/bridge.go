@@ -288,7 +288,7 @@ func (b *Bridge) take(f *frame, bad error) {
 	case typeResponse, typeChunk:
 		b.answered(f, bad)
 		return
-	case typeCall, typeStream, typeDescribe:
+	case typeCall, typeStream, typeDescribe, typeTask:
 		b.call(f, bad)
 		return
 	case typeBatch:

@@ -202,6 +202,8 @@ func (b *Bridge) call(f *frame, bad error) {
 		case err != nil:
 		case f.kind == typeDescribe:
 			value, err = b.described(c, &q)
+		case f.kind == typeTask:
+			value, err = b.task(c, &q)
 		default:
 			value, err = b.unary(c, &q)
 		}
@@ -302,6 +304,20 @@ func (b *Bridge) unary(c *own, q *question) (json.RawMessage, error) {
 		return nil, err
 	}
 	return result.Value, nil
+}
+
+// task makes a request about durable tasks: the tool of the question is its verb.
+func (b *Bridge) task(c *own, q *question) (value json.RawMessage, err error) {
+	defer c.under(q)()
+	if q.above != nil {
+		return q.above.in(b, q.session).Task(c.ctx, string(q.tool), q.kwargs)
+	}
+	var request codec.TaskRequest
+	if bad := codec.ParseBody(nil, q.kwargs, &request); bad != nil {
+		return nil, bad
+	}
+	err = b.client.In(b.sessionOf(q)).TaskVerb(c.ctx, string(q.tool), &request, &value)
+	return value, err
 }
 
 // described asks what a tool is. The program's own are known here before the registry

@@ -38,6 +38,7 @@ const (
 	typeInit          = "init_tool_bridge"
 	typeRemove        = "remove_tools"
 	typeDescribe      = "describe_tool"
+	typeTask          = "task_request"
 	typeDrain         = "drain"
 )
 

@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -28,7 +29,12 @@ type served struct {
 	call   *host.Call
 	nested *host.NestedCalls
 	items  chan item // capacity: what a program without an eye for credit may send
+	// waiting is how many bytes of items wait in it that no message carries.
+	waiting atomic.Int64
 }
+
+// mostWaiting bounds those of one call.
+const mostWaiting = 128 << 20
 
 // item is what the program answers: an item of a stream, or the end, also with the one
 // result. err is why the call fails; what is not the end is to be cancelled then.
@@ -36,6 +42,8 @@ type item struct {
 	data []byte // nil for none
 	last bool
 	err  *toolmesh.Error
+	// large is how many bytes it has, where no message carries it: it goes by reference.
+	large int64
 }
 
 // program is a tool of the program as a [host.Handler].
@@ -75,6 +83,7 @@ func (p *program) ServeTool(ctx context.Context, call *host.Call, sink host.Sink
 					stop(err)
 				}
 			}
+			s.waiting.Add(-one.large)
 			if one.last {
 				if failed == nil && one.err != nil {
 					failed = one.err
@@ -200,10 +209,12 @@ func (b *Bridge) answered(f *frame, bad error) {
 		bad = invalid("an answer to call %.100s, which is not being served", f.rpcID)
 	} else {
 		if most := b.bus.MaxPayload(); most > 0 && int64(len(one.data)) > most {
-			// The mesh takes none of that size; what waits for the mesh is bounded so.
-			one.err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the tool's answer has %d bytes, a message carries %d: return less, or stream it", len(one.data), most).
-				WithDetail("limit", most).WithDetail("size", len(one.data)).WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedYes)
-			one.data = nil
+			one.large = int64(len(one.data))
+			if waiting := s.waiting.Add(one.large); waiting > mostWaiting {
+				one.err = toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "%d bytes of the tool's items wait for the mesh, at most %d may: mind the credit", waiting, mostWaiting).
+					WithDetail("limit", mostWaiting).WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedYes)
+				one.data = nil
+			}
 		}
 		select {
 		case s.items <- one:

@@ -179,32 +179,12 @@ func (b *Bus) copyBundle(ctx context.Context, s StoredBundle, w io.Writer) error
 	sum := sha256.New()
 	out := io.MultiWriter(sum, w)
 	q := Query{Stream: bundleStream, Subject: bundleParts + s.info.NUID}
-	for left := s.info.Chunks; left > 0; {
-		waiting, cancel := context.WithTimeout(ctx, retryTimeout)
-		err := b.retry(waiting, what, func(ctx context.Context) error {
-			before := left
-			for m, err := range b.Read(ctx, q) {
-				if err != nil {
-					if left < before {
-						break // the next question begins behind what has come
-					}
-					return err
-				}
-				if _, err := out.Write(m.Data); err != nil {
-					return err
-				}
-				q.From = m.Seq + 1
-				left--
-			}
-			if left == before {
-				return errIncomplete
-			}
-			return nil
-		})
-		cancel()
-		if err != nil {
-			return err
-		}
+	_, err := b.readParts(ctx, what, q, int(s.info.Chunks), func(part *Stored) (bool, error) {
+		_, err := out.Write(part.Data)
+		return true, err
+	})
+	if err != nil {
+		return err
 	}
 	if got := bundleSum + base64.URLEncoding.EncodeToString(sum.Sum(nil)); got != s.info.Digest {
 		return toolmesh.Errorf(toolmesh.CodeInternal, "%s: it is damaged: its digest is %s, stored was %s; install the index again", what, got, s.info.Digest).

@@ -45,6 +45,8 @@ type Query struct {
 	// to a reader that has stopped: one that may stop early begins with few.
 	// Defaults to 512.
 	First int
+	// Bytes bounds one question's answer, for messages that are all large. Defaults to 2 MB.
+	Bytes int
 }
 
 // Stored is one stored message.
@@ -91,7 +93,7 @@ func (b *Bus) read(ctx context.Context, q Query, yield func(*Stored, error) bool
 	}
 	ahead := min(cmp.Or(q.First, directBatch), directBatch)
 	for ; ; ahead = min(2*ahead, directBatch) {
-		req.Batch, req.MaxBytes = ahead, max(directBytes/directBatch*ahead, leastBytes)
+		req.Batch, req.MaxBytes = ahead, max(directBytes/directBatch*ahead, leastBytes, q.Bytes)
 		var last *Stored
 		stopped := false
 		a, err := b.ask(q.Stream, req)

@@ -21,6 +21,8 @@ var (
 	ErrConflict = errors.New("the key was changed in between")
 	// ErrNoKey: a bucket holds no such key, or only the mark of its end.
 	ErrNoKey = errors.New("no such key")
+	// ErrDeleted: somebody has deleted the key, in the last minute. It is an ErrNoKey, too.
+	ErrDeleted = fmt.Errorf("it was deleted: %w", ErrNoKey)
 )
 
 // Key names one value of a bucket.
@@ -68,6 +70,8 @@ func (b *Bus) Latest(ctx context.Context, key Key) (Entry, error) {
 	switch {
 	case err != nil:
 		return Entry{}, apiError("get "+key.String(), err)
+	case m != nil && m.Header.Get(headerKVOperation) != "" && m.Header.Get(jetstream.MarkerReasonHeader) == "":
+		return Entry{}, fmt.Errorf("%s: %w", key, ErrDeleted)
 	case m == nil || Gone(m.Header):
 		return Entry{}, fmt.Errorf("%s: %w", key, ErrNoKey)
 	}

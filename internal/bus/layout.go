@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,6 +56,9 @@ type Layout struct {
 	ChunksStorage string
 	// ChunksBytes bounds MESH_CHUNKS. Defaults to [DefaultChunksBytes] for a new one.
 	ChunksBytes int64
+	// PayloadsBytes bounds the object store of large values. Defaults to
+	// [DefaultPayloadsBytes] for a new one.
+	PayloadsBytes int64
 }
 
 // Validate names the field that cannot be.
@@ -66,12 +70,14 @@ func (l Layout) Validate() error {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.ChunksStorage is %q: file or memory is possible", l.ChunksStorage)
 	case l.ChunksBytes < 0:
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.ChunksBytes is %d: it cannot be negative", l.ChunksBytes)
+	case l.PayloadsBytes < 0:
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "Layout.PayloadsBytes is %d: it cannot be negative", l.PayloadsBytes)
 	}
 	return nil
 }
 
 // Streams returns the configurations that the layout asks for, the buckets'
-// streams included, the object store not. Copies is 0 where the layout leaves it
+// streams included, the object stores not. Copies is 0 where the layout leaves it
 // to the broker's cluster.
 func (l Layout) Streams() []jetstream.StreamConfig {
 	chunks := jetstream.StreamConfig{
@@ -101,7 +107,7 @@ func (l Layout) Streams() []jetstream.StreamConfig {
 	for _, bucket := range subjects.RegistryBuckets() {
 		all = append(all, l.bucket(bucket))
 	}
-	return append(all, l.idempotency())
+	return append(all, l.idempotency(), l.lanes(), l.taskStates(), l.tasks())
 }
 
 const (
@@ -117,6 +123,84 @@ func (l Layout) idempotency() jetstream.StreamConfig {
 	config.Description, config.RePublish = "Idempotency keys of calls", nil
 	config.MaxAge, config.MaxBytes = keysAge, DefaultKeysBytes
 	return config
+}
+
+// lanesAge is for how long a record of who owns lanes stands that nobody writes again: it
+// was left by a node that died, and nobody has asked since.
+const lanesAge = 24 * time.Hour
+
+// lanes is the bucket of who owns which lanes. Nobody follows it.
+func (l Layout) lanes() jetstream.StreamConfig {
+	config := l.bucket(subjects.BucketLanes)
+	config.Description, config.RePublish = "Owners of lanes", nil
+	config.MaxAge = lanesAge
+	return config
+}
+
+// DefaultTasksBytes bounds what is kept of tasks in a new bucket, with their arguments
+// and results, and queuedBytes what is queued of them.
+const (
+	DefaultTasksBytes int64 = 512e6
+	queuedBytes       int64 = 128e6
+)
+
+// taskValuesAge is longer than any task is kept.
+const taskValuesAge = 31 * 24 * time.Hour
+
+// taskStates is the bucket of the durable tasks.
+func (l Layout) taskStates() jetstream.StreamConfig {
+	config := l.bucket(subjects.BucketTaskState)
+	config.Description, config.MaxBytes = "Durable tasks", DefaultTasksBytes
+	return config
+}
+
+// tasks is the queue of the durable tasks.
+func (l Layout) tasks() jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name:              subjects.StreamTasks,
+		Description:       "Durable tasks that are to run",
+		Subjects:          []string{subjects.AllTasks},
+		Retention:         jetstream.WorkQueuePolicy,
+		Storage:           jetstream.FileStorage,
+		Discard:           jetstream.DiscardNew,
+		MaxBytes:          queuedBytes,
+		MaxMsgs:           -1,
+		MaxMsgsPerSubject: -1,
+		MaxConsumers:      -1,
+		MaxMsgSize:        -1,
+		Replicas:          l.Copies,
+		AllowDirect:       true,
+	}
+}
+
+// schedules holds the tasks that have a time. JetStream takes schedules only where it may
+// discard what is old, so that nothing bounds it but the broker's room.
+func (l Layout) schedules() jetstream.StreamConfig {
+	config := l.tasks()
+	config.Name, config.Subjects = subjects.StreamSchedules, []string{subjects.AllSchedules}
+	config.Description = "Durable tasks that have a time"
+	config.Discard, config.MaxBytes = jetstream.DiscardOld, -1
+	config.AllowMsgSchedules, config.AllowRollup, config.AllowMsgTTL = true, true, true
+	return config
+}
+
+// EnsureSchedules is [Bus.Ensure] for the stream of the tasks that have a time, where the
+// broker can have one: false where it cannot.
+func (b *Bus) EnsureSchedules(ctx context.Context, copies int) (bool, error) {
+	if !atLeast(b.nc.ConnectedServerVersion(), 2, 14) {
+		return false, nil
+	}
+	l := Layout{Copies: copies}
+	return true, b.ensureStream(ctx, l.schedules(), l)
+}
+
+// atLeast reports whether a NATS server's version is a given one or later.
+func atLeast(version string, major, minor int) bool {
+	var have [2]int
+	if _, err := fmt.Sscanf(version, "%d.%d", &have[0], &have[1]); err != nil {
+		return false
+	}
+	return have[0] > major || have[0] == major && have[1] >= minor
 }
 
 func (l Layout) bucket(bucket string) jetstream.StreamConfig {
@@ -150,12 +234,20 @@ func (l Layout) bucket(bucket string) jetstream.StreamConfig {
 	return config
 }
 
-// objects is the stream of the object store, as nats.go makes it.
-func (l Layout) objects() jetstream.StreamConfig {
+// objects are the streams of the object stores, as nats.go makes them.
+func (l Layout) objects() []jetstream.StreamConfig {
+	payloads := l.objectStore(subjects.ObjectPayloads, "Values that are too large for a message")
+	tasks := l.objectStore(subjects.ObjectTasks, "Large arguments and results of durable tasks")
+	tasks.MaxAge, tasks.MaxBytes = taskValuesAge, DefaultTasksBytes
+	payloads.MaxAge, payloads.MaxBytes = payloadsAge, cmp.Or(l.PayloadsBytes, DefaultPayloadsBytes)
+	return []jetstream.StreamConfig{l.objectStore(subjects.ObjectBundles, "Bundles of indexes by digest"), payloads, tasks}
+}
+
+func (l Layout) objectStore(bucket, description string) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
-		Name:              bundleStream,
-		Description:       "Bundles of indexes by digest",
-		Subjects:          []string{bundleParts + ">", bundleMetas + ">"},
+		Name:              subjects.ObjectStream(bucket),
+		Description:       description,
+		Subjects:          []string{subjects.ObjectParts(bucket) + ">", subjects.ObjectMetas(bucket) + ">"},
 		Discard:           jetstream.DiscardNew,
 		MaxMsgs:           -1,
 		MaxMsgsPerSubject: -1,
@@ -168,7 +260,7 @@ func (l Layout) objects() jetstream.StreamConfig {
 }
 
 // Ensure refuses foreign streams that cover the mesh's requests, then makes the
-// streams, buckets and object store that are missing, and holds those that are
+// streams, buckets and object stores that are missing, and holds those that are
 // there against the layout: what can be changed without losing anything is, the
 // rest is an error that says what to do. While JetStream has no leader it tries
 // again until ctx ends, or for 30 s if ctx has no deadline. nil is the zero Layout.
@@ -185,7 +277,7 @@ func (b *Bus) Ensure(ctx context.Context, layout *Layout) error {
 	if err := b.refuseForeign(ctx); err != nil {
 		return err
 	}
-	for _, want := range append(l.Streams(), l.objects()) {
+	for _, want := range append(l.Streams(), l.objects()...) {
 		if err := b.ensureStream(ctx, want, l); err != nil {
 			return err
 		}
@@ -212,11 +304,14 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 // stream's acknowledgement races the reply, and hides that nobody serves the subject.
 func (b *Bus) refuseForeign(ctx context.Context) error {
 	requests := []string{
-		subjects.AllTools, subjects.AllCtl, subjects.AllRegistry, subjects.AllReplay, subjects.AllAdmin,
+		subjects.AllTools, subjects.AllCtl, subjects.AllRegistry, subjects.AllReplay, subjects.AllAdmin, subjects.AllPayloads,
 	}
 	// One node and one session stand for all: a stream for just one of them by name
 	// would have to know it.
 	if one, err := subjects.NodeTools("node"); err == nil {
+		requests = append(requests, one)
+	}
+	if one, err := subjects.TaskVerb("session", "submit"); err == nil {
 		requests = append(requests, one)
 	}
 	if one, err := (subjects.Subject{Kind: subjects.KindBatch, Session: "session"}).Build(); err == nil {
@@ -320,7 +415,7 @@ func merge(have, want jetstream.StreamConfig, l Layout) (jetstream.StreamConfig,
 	}
 	merged.AllowMsgTTL = have.AllowMsgTTL || want.AllowMsgTTL // cannot be turned off again
 	merged.SubjectDeleteMarkerTTL = want.SubjectDeleteMarkerTTL
-	if want.Name == subjects.StreamChunks && l.ChunksBytes > 0 || want.MaxBytes < 0 {
+	if want.Name == subjects.StreamChunks && l.ChunksBytes > 0 || want.Name == payloadStream && l.PayloadsBytes > 0 || want.MaxBytes < 0 {
 		merged.MaxBytes = want.MaxBytes
 	}
 	if l.Copies > 0 {
@@ -403,7 +498,7 @@ func apiError(what string, err error) error {
 	case isAPIError(err, errStorageExceeded, errMemoryExceeded, errMaxStreamsForAcc):
 		// Nobody makes room while it is asked again; a waiting caller would never
 		// hear why.
-		hint, again = "the broker has no room for it: give JetStream more, or ask for less (MESH_CHUNKS_MAX)", false
+		hint, again = "the broker has no room for it: give JetStream more, or ask for less (MESH_CHUNKS_MAX, MESH_PAYLOADS_MAX)", false
 	case isAPIError(err, errNoSuitablePeers, errNotClustered):
 		// Servers of a cluster come back, one server does not become a cluster.
 		again = isAPIError(err, errNoSuitablePeers)

@@ -168,8 +168,8 @@ func (r *Replayer) Answer(ctx context.Context, s subjects.Subject, epoch string,
 
 // chunkHeader drops what the store added.
 func chunkHeader(h nats.Header) codec.Header {
-	out := make(codec.Header, 5)
-	for _, name := range []string{codec.HeaderRPCID, codec.HeaderSeq, codec.HeaderChunk, codec.HeaderCount, codec.HeaderEpoch} {
+	out := make(codec.Header, 7)
+	for _, name := range []string{codec.HeaderRPCID, codec.HeaderSeq, codec.HeaderChunk, codec.HeaderCount, codec.HeaderEpoch, codec.HeaderRef, codec.HeaderDigest} {
 		if v := h[name]; len(v) > 0 {
 			out[name] = v
 		}

@@ -64,8 +64,16 @@ type entry struct {
 	retryAt  time.Time
 	failed   bool // the build of record; an earlier instance may still serve
 
-	began atomic.Int64 // when the build that runs began, in Unix nanoseconds; 0: none does
+	began atomic.Int64  // when the build that runs began, in Unix nanoseconds; 0: none does
+	built atomic.Uint32 // how the last build of what is installed ended, for those who do not wait for mu
 }
+
+// How a build ended.
+const (
+	builtNot uint32 = iota // none has
+	builtServed
+	builtFailed // or no tool of it can be served
+)
 
 // slow reports whether a build runs that has lasted longer than most.
 func (e *entry) slow(most time.Duration) bool {
@@ -177,6 +185,23 @@ func (m *Manager) Ready(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// Outstanding returns which of the installed indexes this node has neither served nor
+// failed to serve yet, and which it failed to serve as they are installed, both sorted.
+// It waits for no build.
+func (m *Manager) Outstanding() (building, failed []subjects.IndexName) {
+	for k := range m.wanted() {
+		switch m.entry(k).built.Load() {
+		case builtNot:
+			building = append(building, k.name)
+		case builtFailed:
+			failed = append(failed, k.name)
+		}
+	}
+	slices.Sort(building)
+	slices.Sort(failed)
+	return building, failed
 }
 
 func (m *Manager) loop() {
@@ -352,6 +377,7 @@ func (m *Manager) bring(ctx context.Context, e *entry, r registry.IndexRecord) {
 		e.failures = 0
 	}
 	e.record, e.failed = r, true
+	e.built.Store(builtFailed)
 	wait := min(retryFirst<<min(e.failures, 10), retryMost)
 	e.failures++
 	e.retryAt = time.Now().Add(wait)
@@ -480,6 +506,10 @@ func (m *Manager) replace(ctx context.Context, e *entry, i Instance, r registry.
 	}
 	old, oldRecord := e.instance, e.record
 	e.instance, e.record, e.failed, e.failures = i, r, false, 0
+	e.built.Store(builtServed)
+	if len(i.Tools()) == 0 && len(i.Unavailable()) > 0 {
+		e.built.Store(builtFailed) // its modules cannot be imported here
+	}
 	m.letGo(e, old, oldRecord)
 	return nil
 }
@@ -527,6 +557,7 @@ func (m *Manager) drop(ctx context.Context, k key, e *entry) {
 	}
 	old, oldRecord := e.instance, e.record
 	e.instance, e.failed, e.record = nil, false, registry.IndexRecord{}
+	e.built.Store(builtNot)
 	m.letGo(e, old, oldRecord)
 	m.log.Info("index is no longer served", slog.String("index", string(k.name)))
 }

@@ -31,6 +31,8 @@ def test_subjects():
         "node_ctl": lambda one: _names.control(one["session"], one["rpc"], one["node"]),
         "live": lambda one: _names.live(one["session"], one["rpc"]),
         "replay": lambda one: _names.replay(one["session"], one["rpc"]),
+        "payload": lambda one: _names.payload(one["session"], one["payload"]),
+        "node_payload": lambda one: _names.payload(one["session"], one["payload"], one["node"]),
         "registry": lambda one: _names.registry(one["session"], one["verb"]),
         "heartbeat": lambda one: _names.heartbeat(one["node"]),
     }

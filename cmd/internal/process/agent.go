@@ -51,6 +51,7 @@ func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error)
 		Limits: c.Node.Limits.Of(executor.MemoryShare), MaxLimits: c.Node.MaxLimits.Of(executor.MemoryShare),
 		MaxTimeout: time.Duration(c.Node.MaxTimeout), Version: c.Version, SessionPolicy: string(c.Policy.SessionPolicy),
 		Replicas: int(c.Store.Replicas), ChunksStorage: string(c.Store.ChunksStorage), ChunksMax: int64(c.Store.ChunksMax),
+		PayloadsMax: int64(c.Store.PayloadsMax), PayloadMax: int64(c.Node.PayloadMax),
 		StreamQuota: int64(c.Node.SessionStreamQuota), CacheBytes: int64(c.Node.CacheMax), CacheEntries: int(c.Node.CacheEntries), Environ: c.Environ, Logger: c.Logger,
 	})
 }
@@ -85,6 +86,11 @@ func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.
 	if err != nil {
 		return err
 	}
+	watch, stop, err := serveMonitor(ctx, s.Monitoring, version, log)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	dir, err := DataFolder(env, s.DataDir)
 	if err != nil {
 		return err
@@ -103,6 +109,7 @@ func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.
 	if err != nil {
 		return err
 	}
+	watch(a)
 	log.Info("starting", slog.String("node", string(a.Node())), slog.String("version", version), slog.String("data_dir", folder.Dir))
 	if err := a.Start(ctx); err != nil {
 		return err

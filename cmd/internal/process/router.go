@@ -38,6 +38,11 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 	if err != nil {
 		return err
 	}
+	watch, stop, err := serveMonitor(ctx, s.Monitoring, version, log)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	nc, err := join(ctx, s.Connection, "mesh-router", env, log)
 	if err != nil {
 		return err
@@ -46,11 +51,12 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 	r, err := router.New(nc, &router.Options{
 		Session: subjects.SessionID(s.Session.Session), Version: version,
 		SessionPolicy: string(s.Policy.SessionPolicy), Logger: log,
-		Replicas: int(s.Store.Replicas), ChunksStorage: string(s.Store.ChunksStorage), ChunksMax: int64(s.Store.ChunksMax),
+		Replicas: int(s.Store.Replicas), ChunksStorage: string(s.Store.ChunksStorage), ChunksMax: int64(s.Store.ChunksMax), PayloadsMax: int64(s.Store.PayloadsMax),
 	})
 	if err != nil {
 		return err
 	}
+	watch(r)
 	if err := r.Start(ctx); err != nil {
 		_ = r.Close()
 		return err

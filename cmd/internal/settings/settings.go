@@ -58,6 +58,7 @@ type Node struct {
 	MaxTimeout         Timeout `split_words:"true" default:"1h" flag:"max-timeout" arg:"DURATION" help:"longest call of a tool that declares no timeout"`
 	SessionStreamQuota Quota   `split_words:"true" default:"256MB" flag:"session-stream-quota" arg:"SIZE" help:"bytes of chunks that one session may store in 15 minutes"`
 	CacheMax           Quota   `split_words:"true" default:"64MB" flag:"cache-max" arg:"SIZE" help:"bytes of results that are kept, of tools that declare a cache_ttl"`
+	PayloadMax         Quota   `split_words:"true" default:"1GB" flag:"payload-max" arg:"SIZE" help:"largest single value, argument, result or file, that this node takes or gives"`
 	CacheEntries       Count   `split_words:"true" default:"10000" flag:"cache-entries" arg:"N" help:"results that are kept, of tools that declare a cache_ttl"`
 }
 
@@ -68,6 +69,7 @@ type Store struct {
 	Replicas      Copies  `split_words:"true" flag:"replicas" arg:"N" help:"copies of the mesh's streams, 1 to 5 (default as the cluster allows, up to 3)"`
 	ChunksStorage Storage `split_words:"true" flag:"chunks-storage" arg:"KIND" help:"file or memory: where the chunks of streams are kept (default file, or as the mesh has it)"`
 	ChunksMax     Room    `split_words:"true" flag:"chunks-max" arg:"SIZE" help:"bytes of chunks that the mesh keeps, 1MB to 1000TB (default 1GB, or as the mesh has it)"`
+	PayloadsMax   Room    `split_words:"true" flag:"payloads-max" arg:"SIZE" help:"bytes of values too large for a message that the mesh holds at once, 1MB to 1000TB (default 2GB, or as the mesh has it)"`
 }
 
 // Auth says whether a process lets in the keys of sessions at a NATS server that
@@ -77,6 +79,11 @@ type Auth struct {
 	AuthRenew  Renew  `split_words:"true" default:"5m" flag:"auth-renew" arg:"DURATION" help:"how long a connection with a session's key lasts before its client connects again, and how long one may outlive its session"`
 }
 
+// Monitoring says where a process tells how it is.
+type Monitoring struct {
+	HTTPListen Address `split_words:"true" flag:"http-listen" arg:"HOST:PORT" help:"serve /healthz, /readyz, /metrics and /demand there, without credentials; port 0 takes a free one (default nothing listens)"`
+}
+
 // Agent is what mesh-agent reads.
 type Agent struct {
 	Connection
@@ -84,6 +91,7 @@ type Agent struct {
 	Node
 	Policy
 	Store
+	Monitoring
 	Logging
 }
 
@@ -94,6 +102,7 @@ type Router struct {
 	Session
 	Policy
 	Store
+	Monitoring
 	Logging
 }
 

@@ -22,6 +22,7 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_AUTH_ISSUER":          {"auth-issuer", "issuer.nk", ""},
 	"MESH_AUTH_RENEW":           {"auth-renew", "90s", "1m30s"},
 	"MESH_DATA_DIR":             {"data-dir", "data", ""},
+	"MESH_HTTP_LISTEN":          {"http-listen", "127.0.0.1:0", ""},
 	"MESH_NODE":                 {"node", "gpu-1", ""},
 	"MESH_LABELS":               {"labels", "zone=b, gpu=yes", "gpu=yes,zone=b"},
 	"MESH_SLOTS":                {"slots", "7", ""},
@@ -36,6 +37,8 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_REPLICAS":             {"replicas", "3", ""},
 	"MESH_CHUNKS_STORAGE":       {"chunks-storage", "memory", ""},
 	"MESH_CHUNKS_MAX":           {"chunks-max", "2GB", ""},
+	"MESH_PAYLOADS_MAX":         {"payloads-max", "4GB", ""},
+	"MESH_PAYLOAD_MAX":          {"payload-max", "300MB", ""},
 	"MESH_SESSION_STREAM_QUOTA": {"session-stream-quota", "10MB", ""},
 	"MESH_CACHE_MAX":            {"cache-max", "10MB", ""},
 	"MESH_CACHE_ENTRIES":        {"cache-entries", "7", ""},
@@ -63,7 +66,7 @@ func TestEverySetting(t *testing.T) {
 			s.shown = s.text
 		}
 		var byVariable, byFlag any = new(settings.Mesh), new(settings.Mesh)
-		if strings.HasPrefix(name, "MESH_AUTH_") {
+		if strings.HasPrefix(name, "MESH_AUTH_") || name == "MESH_HTTP_LISTEN" {
 			byVariable, byFlag = new(settings.Agent), new(settings.Agent)
 		}
 		if err := settings.Load([]string{name + "=" + s.text}, byVariable); err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,6 +44,8 @@ type (
 	SessionName string
 	// NodeName is a node's id.
 	NodeName string
+	// Address is where to listen.
+	Address string
 	// Labels are a node's labels.
 	Labels map[string]string
 	// Limits are those of a call.
@@ -188,6 +191,20 @@ func (n *NodeName) UnmarshalText(text []byte) error {
 		return fmt.Errorf("want a name in UTF-8")
 	}
 	*n = NodeName(text)
+	return nil
+}
+
+// UnmarshalText reads HOST:PORT, where no host is every address of the machine. None of
+// both is no address, for variables that are there and empty.
+func (a *Address) UnmarshalText(text []byte) error {
+	_, port, err := net.SplitHostPort(string(text))
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil && len(text) > 0 {
+		return errors.New("want HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:9464 or :9464")
+	}
+	*a = Address(text)
 	return nil
 }
 

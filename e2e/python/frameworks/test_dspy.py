@@ -412,8 +412,9 @@ def test_calls_that_cannot_be(mesh, manager):
         manager.validate_tool_call("rich.rich.other", [], {})
     with pytest.raises(ValueError):
         bridge.RPCProxyTool("rich.rich.other", mesh=mesh)(text="x")
+    assert manager.tools["rich.rich.size"](text="x" * 9_000_000) == 9_000_000  # by reference
     with pytest.raises(ValueError):
-        manager.tools["rich.rich.size"](text="x" * 9_000_000)
+        manager.tools["rich.rich.size"](text="x" * (65 << 20))  # more than a worker's frame
     with pytest.raises(ValueError):
         manager.tools["rich.rich.size"]("a", "b")
     with pytest.raises(TypeError):

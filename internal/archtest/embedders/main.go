@@ -36,6 +36,9 @@ func main() {
 	// client: the options of a call that no command has a flag for.
 	fmt.Println(client.WithRevision(""), client.WithIsolation(toolmesh.IsolationWarm), client.Idempotent(), client.ViaQueue())
 
+	// Functions of services that take turns give it to stores that can refuse a smaller one.
+	fmt.Println(host.Fence(context.Background()))
+
 	// host: handlers and what a service says of its tools (docs/quickstart.md).
 	fmt.Println(host.HandlerFunc(handle), host.Stream(words))
 	fmt.Println(host.Annotate(tool.Annotations{}), host.Schema(nil, nil), host.Metadata(nil))

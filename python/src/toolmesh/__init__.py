@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import typing
 
-from ._core import errors
+from ._core import errors, files
 
 if typing.TYPE_CHECKING:
     from .binary import local
@@ -22,6 +22,7 @@ if typing.TYPE_CHECKING:
     from .host import Host
     from .remote import AsyncRemoteTool, RemoteTool
 
+File = files.File
 MeshError = errors.MeshError
 InvalidRequest = errors.InvalidRequest
 PermissionDenied = errors.PermissionDenied
@@ -44,7 +45,7 @@ ToolTimeout = errors.ToolTimeout
 WorkerOutOfMemory = errors.WorkerOutOfMemory
 
 __all__ = [
-    "AsyncMesh", "AsyncRemoteTool", "Busy", "CallCancelled", "Host", "InstallFailed", "InternalError",
+    "AsyncMesh", "AsyncRemoteTool", "Busy", "CallCancelled", "File", "Host", "InstallFailed", "InternalError",
     "InvalidArguments", "InvalidRequest", "Mesh", "MeshError", "NodeLost", "PayloadTooLarge", "PermissionDenied",
     "ProtocolError", "RemoteTool", "ResultNotSerializable", "SessionNotFound", "StreamExpired", "ToolExecutionError",
     "ToolNotFound", "ToolTimeout", "Unavailable", "WorkerCrashed", "WorkerOutOfMemory", "local",

@@ -29,6 +29,7 @@ if typing.TYPE_CHECKING:
     Frame = dict[str, Any]
 
 _log = logging.getLogger("toolmesh")
+MOST = (64 << 20) - (64 << 10)  # bytes of a value: a frame has 64 MiB
 _READ = 1 << 18
 _LEVEL = re.compile(r"\blevel=(\w+)")
 _LEVELS = {"WARN": logging.WARNING, "ERROR": logging.ERROR, "INFO": logging.INFO}
@@ -278,16 +279,26 @@ class Bridge:
             self.frame(kind, rpc_id=asked.id, **fields)
         return asked
 
+    def encoded(self, tool: str, args: Mapping[str, Any] | None) -> bytes:
+        """The arguments object of a call."""
+        with encoding:
+            body: bytes = tool_side._encoded(tool, args)
+        return body
+
+    def task(self, parent: str, verb: str, request: bytes) -> Asked:
+        """Asks about the durable tasks of the session of a call that is being served."""
+        asked = Asked(self, f"c{next(self._numbers)}", "")
+        head = {"type": "task_request", "rpc_id": asked.id, "tool_id": verb, "parent": parent}
+        return self._sent(asked, head, b'"kwargs":' + request)
+
     def call(self, parent: str, tool: str, args: Mapping[str, Any] | None, timeout: float | None,
              stream: bool) -> Asked:
         """Calls a tool on behalf of a call that is being served."""
-        with encoding:
-            body = tool_side._encoded(tool, args) or b"{}"
-        most = self.ready.get("max_payload", 0)
-        if most and len(body) > most:
-            message = f"the arguments are {len(body)} bytes of JSON, a message carries {most}"
+        body = self.encoded(tool, args) or b"{}"
+        if len(body) > MOST:
+            message = f"the arguments are {len(body)} bytes of JSON, a frame carries {MOST}"
             raise errors.error("payload_too_large", message, tool=tool, started=False, origin="caller",
-                               details={"size": len(body), "limit": most})
+                               details={"size": len(body), "limit": MOST})
         fields: dict[str, Any] = {"tool_id": tool, "parent": parent}
         seconds = tool_side._seconds(timeout)
         if seconds is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import io
 import itertools
 import json
 import os
@@ -23,7 +24,7 @@ import typing
 import nats.errors
 from nats.aio.client import Client
 
-from . import _names
+from . import _names, _payloads
 from ._core import errors, values
 
 if typing.TYPE_CHECKING:
@@ -34,10 +35,14 @@ if typing.TYPE_CHECKING:
     from nats.aio.subscription import Subscription
 
     from ._finding import Found
+    from ._payloads import Ref
+    from ._worker.describing.files import File
 
 SILENCE = 2.5  # seconds without a sign after which a node may be lost
 TICK = 0.1
 _PING = 0.4
+_WAIT = 10.0  # seconds that a question about a task may wait for its end
+_REST = 0.2  # seconds before one is asked again that nobody has answered
 _ANSWER = 5.0  # how long a question to the registry may take
 _GRACE = 1.0  # how much longer than its time a call's own answer is waited for
 _CONNECTING = 5.0  # seconds
@@ -72,6 +77,9 @@ class Call:
     deadline: float = 0.0  # when the timeout ends, by time.monotonic
     batch: bool = False  # the body is one: it goes to no tool, and to no node
     key: str | None = None  # idempotency key
+    ref: Ref | None = None  # where the body is, if that is too large for a message
+    files: list[tuple[str, File]] = dataclasses.field(default_factory=list)  # by what stands for them in the body
+    stored: list[Ref] = dataclasses.field(default_factory=list)  # those of them that are in the store
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
@@ -88,7 +96,9 @@ class Call:
 
     def headers(self) -> dict[str, str]:
         """The headers of the request."""
-        found = {"Mesh-Rpc-Id": self.rpc_id, "Mesh-Keepalive": "1"}
+        found = {"Mesh-Rpc-Id": self.rpc_id, "Mesh-Keepalive": "1", "Mesh-Accept-Ref": "1"}
+        if self.ref is not None:
+            found["Mesh-Ref"], found["Mesh-Digest"] = self.ref
         left = self.left()
         if left is not None:
             found["Mesh-Timeout-Ms"] = str(max(1, int(left * 1000)))
@@ -372,12 +382,13 @@ class Connection:
         if one is not None:
             one.take(message)
 
-    async def publish(self, subject: str, body: bytes = b"") -> None:
+    async def publish(self, subject: str, body: bytes = b"", reply: str = "",
+                      headers: dict[str, str] | None = None) -> None:
         """Sends what needs no answer, if there is a link."""
         if self.connected:
             assert self._nc is not None
             with contextlib.suppress(nats.errors.Error):
-                await self._nc.publish(subject, body)
+                await self._nc.publish(subject, body, reply, headers)
 
     async def subscribe(self, subject: str, take: Callable[[Msg], None]) -> Callable[[], None]:
         """Hands take each message; what is returned ends that."""
@@ -491,6 +502,22 @@ class Connection:
         return found
 
     async def attempts(self, call: Call, send: Callable[[Call], typing.Awaitable[Any]]) -> Any:
+        """Sends a call until it has an answer. Arguments that no message carries are stored before."""
+        nc = await self.ready()
+        if len(call.body) + _payloads.ROOM > nc.max_payload:
+            call.ref = await _payloads.put(self, call.session, io.BytesIO(call.body), len(call.body), call.deadline)
+            call.body = b""
+        try:
+            return await self._attempts(call, send)
+        except BaseException:
+            if call.ref is not None:
+                self._beside(_payloads.delete(self, call.session, call.ref))  # it may never have begun
+            raise
+        finally:
+            for one in call.stored:
+                self._beside(_payloads.delete(self, call.session, one))
+
+    async def _attempts(self, call: Call, send: Callable[[Call], typing.Awaitable[Any]]) -> Any:
         """Sends a call until it has an answer that is more than "not here, not now". Only what provably did not start
         is sent again, or what is idempotent."""
         asked_for = call.tool
@@ -555,7 +582,7 @@ class Connection:
                     raise timed_out(call, None)
                 await one.wait(wait if left is None else min(wait, left))
                 if one.messages:
-                    return result(one.messages[0])
+                    return await self._value(call, one.messages[0])
                 if one.error is not None:
                     raise one.error
                 now = time.monotonic()
@@ -571,6 +598,17 @@ class Connection:
         finally:
             one.close()
 
+    async def _value(self, call: Call, message: Msg) -> bytes:
+        """The result in an answer, or what that refers to, which is then deleted."""
+        body = result(message)
+        ref = None if body else _payloads.Ref.of(message.headers)
+        if ref is None:
+            return body
+        node = (message.headers or {}).get("Mesh-Node", "")
+        body = await _payloads.read(self, call.session, ref, node, call.deadline)
+        await _payloads.delete(self, call.session, ref, node)
+        return body
+
     async def cancel(self, call: Call, node: str) -> None:
         """Tells the node of a call, or all nodes, to stop it, if there is a link."""
         await self.publish(_names.control(call.session, call.rpc_id, node))
@@ -585,13 +623,14 @@ class Connection:
 
     # Questions.
 
-    async def ask(self, where: str, question: dict[str, Any], wait: float = _ANSWER) -> dict[str, Any]:
+    async def ask(self, where: str, question: dict[str, Any] | bytes, wait: float = _ANSWER) -> dict[str, Any]:
         """One question to the mesh and its answer; raises Nobody."""
         nc = await self.ready()
         one = Pending(self, where)
         until = time.monotonic() + wait
         try:
-            await nc.publish(where, json.dumps(question).encode(), one.inbox)
+            body = question if isinstance(question, bytes) else json.dumps(question).encode()
+            await nc.publish(where, body, one.inbox)
             while not one.messages:
                 left = until - time.monotonic()
                 if one.error is not None:
@@ -614,6 +653,22 @@ class Connection:
             raise refused("unavailable", "a NATS server answers, but no mesh: run mesh up, or an agent") from None
         except errors.ToolTimeout as failure:
             raise refused("unavailable", f"the registry does not answer: {failure.message}") from None
+
+    async def task(self, session: str, verb: str, request: bytes) -> dict[str, Any]:
+        """A question about durable tasks. It may be sent twice, so it is while nobody answers it."""
+        wait = _ANSWER + _WAIT if verb == "wait" else _ANSWER
+        for again in (True, True, False):
+            try:
+                return await self.ask(_names.task(session, verb), request, wait)
+            except Nobody:
+                failure = refused("unavailable", "nobody runs tasks: that needs an agent or a router")
+            except errors.ToolTimeout as late:
+                failure = errors.error("unavailable", f"the request about a task is not answered: {late.message}",
+                                       tool="", origin="caller", retryable=True)
+            if not again:
+                raise failure
+            await asyncio.sleep(_REST)
+        raise AssertionError
 
     async def resolve(self, session: str, name: str) -> tuple[str, str]:
         """The full id of a name, and why nobody serves it."""

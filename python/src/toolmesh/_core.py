@@ -14,8 +14,8 @@ import typing
 
 if typing.TYPE_CHECKING:
     from ._worker import mesh as tool_side
-    from ._worker.calling import batches, channel, errors, failures, guard
-    from ._worker.describing import binding, schema, values
+    from ._worker.calling import batches, channel, errors, failures, guard, tasks
+    from ._worker.describing import binding, files, schema, values
 else:
     from importlib import import_module
 
@@ -26,8 +26,10 @@ else:
 
     values = _part("describing.values")
     schema = _part("describing.schema")
+    files = _part("describing.files")
     binding = _part("describing.binding")
     batches = _part("calling.batches")
+    tasks = _part("calling.tasks")
     errors = _part("calling.errors")
     failures = _part("calling.failures")
     guard = _part("calling.guard")
@@ -41,6 +43,6 @@ scope: contextvars.ContextVar[tuple[str | None, float | None]] = contextvars.Con
 """The session and the deadline, by time.monotonic, of calls that name none."""
 
 __all__ = [
-    "batches", "binding", "channel", "encoding", "errors", "failures", "guard", "schema", "scope", "tool_side",
-    "values",
+    "batches", "binding", "channel", "encoding", "errors", "failures", "files", "guard", "schema", "scope", "tasks",
+    "tool_side", "values",
 ]

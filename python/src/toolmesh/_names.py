@@ -56,6 +56,11 @@ def node_call(node: str, session: str, tool_id: str) -> str:
     return f"mesh.node.{token(node)}.tools.{token(session)}.{tool(tool_id)}"
 
 
+def task(session: str, verb: str) -> str:
+    """Where a request about durable tasks goes."""
+    return f"mesh.task.{token(session)}.{verb}"
+
+
 def batch(session: str) -> str:
     """Where a batch goes."""
     return f"mesh.batch.{token(session)}"
@@ -75,6 +80,12 @@ def live(session: str, rpc_id: str) -> str:
 def replay(session: str, rpc_id: str) -> str:
     """Who has stored chunks is asked here."""
     return f"mesh.replay.{token(session)}.{token(rpc_id)}"
+
+
+def payload(session: str, ident: str, node: str = "") -> str:
+    """Where a large value is put, got and deleted."""
+    ends = f"payload.{token(session)}.{token(ident)}"
+    return f"mesh.node.{token(node)}.{ends}" if node else f"mesh.{ends}"
 
 
 def registry(session: str, verb: str) -> str:

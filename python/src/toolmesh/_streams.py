@@ -11,7 +11,7 @@ import json
 import time
 import typing
 
-from . import _names
+from . import _names, _payloads
 from ._connection import SILENCE, TICK, Nobody, Pending, new_rpc_id, result, subject, timed_out
 from ._core import errors, values
 
@@ -51,7 +51,7 @@ class Stream:
         self._bytes = 0
         self._next = 1
         self._high = 0  # the highest Mesh-Seq that is known of
-        self._waiting: dict[int, tuple[str, bytes]] = {}
+        self._waiting: dict[int, tuple[str, bytes, _payloads.Ref | None]] = {}
         self._arrived = 0.0
         self._acked = False
         self._bad: errors.MeshError | None = None
@@ -133,7 +133,8 @@ class Stream:
         number = int(text)
         self._high = max(self._high, number)
         if number >= self._next:
-            self._waiting.setdefault(number, (kind, message.data))
+            ref = None if message.data or kind != "data" else _payloads.Ref.of(headers)
+            self._waiting.setdefault(number, (kind, message.data, ref))
 
     async def _hand_out(self, queue: asyncio.Queue[typing.Any]) -> bool:
         """Hands out what is here in order: whether that was the end. Waits for the
@@ -141,11 +142,13 @@ class Stream:
         page: list[bytes] = []
         end: tuple[str, bytes] | None = None
         while self._next in self._waiting:
-            kind, body = self._waiting.pop(self._next)
+            kind, body, ref = self._waiting.pop(self._next)
             self._next += 1
             if kind != "data":
                 end = kind, body
                 break
+            if ref is not None:
+                body = await self._large(ref)
             page.append(body)
             self._bytes += len(body)
         while page:
@@ -163,6 +166,20 @@ class Stream:
         if end[0] == "error":
             raise _ended(end[1])
         return True
+
+    async def _large(self, ref: _payloads.Ref) -> bytes:
+        """An item that is in the store, where it stays until it expires, as its chunk does."""
+        node = self._one.node if self._one is not None else ""
+        reading = self.connection.loop.create_task(
+            _payloads.read(self.connection, self.call.session, ref, node, self.call.deadline))
+        try:
+            while not reading.done():
+                await asyncio.wait([reading], timeout=_CREDIT)
+                if not reading.done():
+                    await self._grant()
+            return reading.result()
+        finally:
+            reading.cancel()
 
     def _window(self) -> int:
         if not self.taken:

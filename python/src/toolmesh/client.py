@@ -15,6 +15,7 @@ import contextlib
 import copy
 import functools
 import importlib
+import io
 import json
 import os
 import threading
@@ -22,9 +23,9 @@ import time
 import typing
 import weakref
 
-from . import _models
+from . import _models, _payloads
 from ._connection import Call, Connection, new_rpc_id, refused
-from ._core import batches, encoding, errors, schema, tool_side, values
+from ._core import batches, encoding, errors, files, schema, tasks, tool_side, values
 from ._core import scope as _scope
 from ._finding import find
 from ._streams import Stream
@@ -32,6 +33,7 @@ from .remote import AsyncRemoteTool, RemoteTool, declared
 
 if typing.TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
     from types import TracebackType
     from typing import Any
 
@@ -86,7 +88,10 @@ class _Links:
             return link
 
     async def settle(self, link: Connection, call: Call) -> None:
-        """Writes bytes in the arguments of a call as its tool declares them. The schema is asked for once."""
+        """Writes bytes in the arguments of a call as its tool declares them, and stores its files. The schema is
+        asked for once."""
+        if call.files:
+            await _payloads.stored(link, call)
         if _BYTES not in call.body:
             return
         known = self._schemas.get((call.session, call.tool))
@@ -143,8 +148,13 @@ class _Base:
     ) -> Call:
         if not isinstance(tool, str):
             raise TypeError(f"a tool is called by its id, a text, not by {type(tool).__name__}")
+        named = _payloads.Named()
         with encoding:
-            body = tool_side._encoded(tool, args)
+            before, files.store = files.store, named
+            try:
+                body = tool_side._encoded(tool, args)
+            finally:
+                files.store = before
         seconds = tool_side._seconds(timeout) if timeout is not None else self._timeout
         deadline = _scope.get()[1]
         if deadline is not None:
@@ -156,7 +166,8 @@ class _Base:
         if key is not None and (not key or key != key.strip() or not key.isascii() or not key.isprintable()):
             raise refused("invalid_request", f"the idempotency key {key!r} cannot travel in a header: it is printable "
                                              "ASCII without space around it", tool)
-        return Call(self.session_name, tool, body, name, seconds, idempotent, isolation, revision, no_cache, key=key)
+        return Call(self.session_name, tool, body, name, seconds, idempotent, isolation, revision, no_cache, key=key,
+                    files=named.found)
 
 
     def _whole(self, made: list[tuple[str, Any, float | None]], timeout: float | None,
@@ -170,9 +181,30 @@ class _Base:
         return call, members
 
 
-def _ends(made: list[tuple[str, Any, float | None]], body: bytes, return_exceptions: bool) -> list[Any]:
-    """What the calls of a batch ended with."""
-    return batches.ends(made, values.decode(body)["results"], return_exceptions)
+async def _about_task(link: Connection, session: str, verb: str, request: bytes) -> dict[str, Any]:
+    """What is answered about a task, with the result that it refers to."""
+    answer = await link.task(session, verb, request)
+    if "ref" in answer:
+        ref = _payloads.Ref(answer.pop("ref"), answer.pop("digest", ""))
+        answer["result"] = values.decode(await _payloads.read(link, session, ref))
+        await _payloads.delete(link, session, ref)
+    return answer
+
+
+async def _resolved(link: Connection, session: str, body: bytes) -> list[Any]:
+    """The results in the answer to a batch, with what they refer to."""
+    results: list[Any] = values.decode(body)["results"]
+    for one in results:
+        if "ref" not in one:
+            continue
+        ref = _payloads.Ref(one["ref"], one.get("digest", ""))
+        try:
+            one["result"] = values.decode(await _payloads.read(link, session, ref))
+            await _payloads.delete(link, session, ref)
+        except errors.MeshError as failure:
+            one["status"] = "error"
+            one["error"] = {"code": failure.code, "message": failure.message, "started": True}
+    return results
 
 
 class AsyncMesh(_Base):
@@ -255,24 +287,72 @@ class AsyncMesh(_Base):
         task cancels all that runs.
         """
         made = batches.members(calls)
-        return _ends(made, await self._batch(*self._whole(made, timeout, rpc_id)), return_exceptions)
+        return batches.ends(made, await self._batch(*self._whole(made, timeout, rpc_id)), return_exceptions)
 
     abatch = batch
 
-    async def _batch(self, call: Call, members: list[Call]) -> bytes:
+    async def _batch(self, call: Call, members: list[Call]) -> list[Any]:
         link = self._links.here()
         for one in members:
             await self._links.settle(link, one)
+            call.stored += one.stored
         requests = batches.requests([(one.tool, one.body, one.timeout) for one in members], lambda _, body: body)
         head = f'{{"type":"rpc_batch_call","batch_id":{json.dumps(call.rpc_id)},"requests":'
         call.body = head.encode() + requests + b"}"
-        return await link.call(call)
+        return await _resolved(link, call.session, await link.call(call))
+
+    async def submit(
+        self, tool: str, args: Mapping[str, Any] | None = None, *, id: str | None = None,
+        timeout: float | None = None, attempts: int | None = None, priority: int = 0, ttl: float | None = None,
+        idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
+        every: float | None = None, cron: str | None = None,
+    ) -> tasks.AsyncTask:
+        """Hands in a call that is made whatever becomes of this program, and returns its task.
+
+        id names it: the same one again is the same task. The tool is run up to attempts times (3), each of at most
+        timeout seconds; under an idempotency_key what has begun is never run again. ttl is how many seconds the
+        result is kept (a day). Of a session's tasks those of a higher priority (1, 0, -1) run first. It starts at a
+        time, or after a delay in seconds; every, in seconds, and cron (5 fields, UTC) make a schedule, which ends
+        when the task is cancelled (docs/bulk.md).
+        """
+        call = self._call(tool, args, None, id, False, None, None, "task_", key=idempotency_key)
+        return await self._submit(call, functools.partial(
+            tasks.submission, tool, id=call.rpc_id, timeout=timeout, attempts=attempts, priority=priority, ttl=ttl,
+            idempotency_key=idempotency_key, at=at, delay=delay, every=every, cron=cron))
+
+    asubmit = submit
+
+    async def _submit(self, call: Call, request: Callable[..., bytes]) -> tasks.AsyncTask:
+        link = self._links.here()
+        await self._links.settle(link, call)
+        nc = await link.ready()
+        if len(call.body) + _payloads.ROOM <= nc.max_payload:
+            await link.task(call.session, "submit", request(call.body))
+        else:
+            ref = await _payloads.put(link, call.session, io.BytesIO(call.body), len(call.body))
+            await link.task(call.session, "submit", request(b"", ref=(ref.name, ref.digest)))
+        return self._task(call.rpc_id, call.session)
+
+    def task(self, id: str) -> tasks.AsyncTask:
+        """The durable task of that name, of the session. Asks nothing yet."""
+        return self._task(id, self.session_name)
+
+    def _task(self, id: str, session: str) -> tasks.AsyncTask:
+        return tasks.AsyncTask(id, lambda verb, request: _about_task(self._links.here(), session, verb, request))
 
     async def describe(self, tool: str) -> dict[str, Any]:
         """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
         return await self._links.here().registry(self.session_name, "describe", {"tool": tool})
 
     adescribe = describe
+
+    async def save(self, value: Any, path: str | os.PathLike[str]) -> str:
+        """Writes the file that a result stands for (a tool that returns a File gives {"$file": ...}) to path, or
+        into that folder under its own name, and returns its path. It is kept for 15 minutes after the call, and
+        can be saved once."""
+        return await _payloads.save(self._links.here(), self.session_name, value, path)
+
+    asave = save
 
     async def cancel(self, rpc_id: str) -> bool:
         """Stops a call of the session, wherever it runs: whether a node had it."""
@@ -533,7 +613,7 @@ class Mesh(_Base):
         """As AsyncMesh.batch. An exception in the waiting thread, like KeyboardInterrupt, cancels all that runs."""
         made = batches.members(calls)
         whole = self._whole(made, timeout, rpc_id)
-        return _ends(made, _background.run(lambda: self._core._batch(*whole)), return_exceptions)
+        return batches.ends(made, _background.run(lambda: self._core._batch(*whole)), return_exceptions)
 
     async def abatch(
         self, calls: Iterable[Any], *, timeout: float | None = None, rpc_id: str | None = None,
@@ -542,8 +622,39 @@ class Mesh(_Base):
         """As batch, for coroutines of any event loop, on the same connection."""
         made = batches.members(calls)
         whole = self._whole(made, timeout, rpc_id)
-        body = await asyncio.wrap_future(_background.submit(lambda: self._core._batch(*whole)))
-        return _ends(made, body, return_exceptions)
+        results = await asyncio.wrap_future(_background.submit(lambda: self._core._batch(*whole)))
+        return batches.ends(made, results, return_exceptions)
+
+    def submit(
+        self, tool: str, args: Mapping[str, Any] | None = None, *, id: str | None = None,
+        timeout: float | None = None, attempts: int | None = None, priority: int = 0, ttl: float | None = None,
+        idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
+        every: float | None = None, cron: str | None = None,
+    ) -> tasks.Task:
+        """As AsyncMesh.submit."""
+        call = self._call(tool, args, None, id, False, None, None, "task_", key=idempotency_key)
+        request = functools.partial(
+            tasks.submission, tool, id=call.rpc_id, timeout=timeout, attempts=attempts, priority=priority, ttl=ttl,
+            idempotency_key=idempotency_key, at=at, delay=delay, every=every, cron=cron)
+        _background.run(lambda: self._core._submit(call, request))
+        return self._task(call.rpc_id, call.session)
+
+    async def asubmit(self, tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.AsyncTask:
+        """As submit, for coroutines of any event loop, on the same connection."""
+        core = self._here()
+        made: tasks.AsyncTask = await asyncio.wrap_future(
+            _background.submit(lambda: core.submit(tool, args, **options)))
+        session = core.session_name
+        return tasks.AsyncTask(made.id, lambda verb, request: asyncio.wrap_future(
+            _background.submit(lambda: _about_task(self._links.here(), session, verb, request))))
+
+    def task(self, id: str) -> tasks.Task:
+        """The durable task of that name, of the session. Asks nothing yet."""
+        return self._task(id, self.session_name)
+
+    def _task(self, id: str, session: str) -> tasks.Task:
+        return tasks.Task(id, lambda verb, request: _background.run(
+            lambda: _about_task(self._links.here(), session, verb, request)))
 
     def describe(self, tool: str) -> dict[str, Any]:
         """What a tool is, as mesh info --json prints it; ToolNotFound names what may have been meant."""
@@ -554,6 +665,16 @@ class Mesh(_Base):
         """As describe, for coroutines."""
         core = self._here()
         return await asyncio.wrap_future(_background.submit(lambda: core.describe(tool)))
+
+    def save(self, value: Any, path: str | os.PathLike[str]) -> str:
+        """As AsyncMesh.save."""
+        core = self._here()
+        return _background.run(lambda: core.save(value, path))
+
+    async def asave(self, value: Any, path: str | os.PathLike[str]) -> str:
+        """As save, for coroutines."""
+        core = self._here()
+        return await asyncio.wrap_future(_background.submit(lambda: core.save(value, path)))
 
     def cancel(self, rpc_id: str) -> bool:
         """Stops a call of the session, wherever it runs: whether a node had it."""

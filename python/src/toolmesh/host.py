@@ -34,7 +34,7 @@ import typing
 from collections import deque
 
 from . import _names, _serving
-from ._bridge import Bridge
+from ._bridge import MOST, Bridge
 from ._core import binding, encoding, errors, failures, guard, schema, values
 
 if typing.TYPE_CHECKING:
@@ -617,14 +617,13 @@ def _go_on(call: _Call) -> None:
 def _encoded(call: _Call, value: Any, what: str = "result") -> bytes:
     with encoding:
         data = call.offered.tool.encode(value)
-    most = call.bridge.ready.get("max_payload", 0)
-    if most and len(data) > most:
-        raise _TooLarge(len(data), most, what)
+    if len(data) > MOST:
+        raise _TooLarge(len(data), MOST, what)
     return data
 
 
 class _TooLarge(Exception):
-    """A result, or an item, is larger than a message may be."""
+    """A result, or an item, is larger than a frame may be."""
 
 
 def _failed(key: bytes, error: bytes) -> bytes:

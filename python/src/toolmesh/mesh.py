@@ -16,7 +16,7 @@ import sys
 import typing
 
 from . import _serving
-from ._core import batches, errors, tool_side
+from ._core import batches, errors, tasks, tool_side
 
 if typing.TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -33,8 +33,8 @@ progress = tool_side.progress
 secret = tool_side.secret
 
 __all__ = [
-    "MeshError", "MissingSecret", "abatch", "acall", "adescribe", "aserve", "astream", "batch", "call", "default",
-    "describe", "progress", "secret", "serve", "stop", "stream", "tool",
+    "MeshError", "MissingSecret", "abatch", "acall", "adescribe", "aserve", "astream", "asubmit", "batch", "call",
+    "default", "describe", "progress", "secret", "serve", "stop", "stream", "submit", "task", "tool",
 ]
 
 _default: Mesh | None = None
@@ -120,6 +120,58 @@ async def abatch(
         made = batches.members(calls)
         return batches.ends(made, await serving[0].batch(serving[1], made, timeout).aresult(), return_exceptions)
     return await default().abatch(calls, timeout=timeout, return_exceptions=return_exceptions)
+
+
+def submit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.Task:
+    """Hands in a call that is made whatever becomes of this program, and returns its task; see Mesh.submit."""
+    if _in_tool():
+        made: tasks.Task = tool_side.submit(tool, args, **options)
+        return made
+    serving = _serving.current.get()
+    if serving is not None:
+        bridge, parent = serving
+
+        def ask(verb: str, request: bytes) -> Any:
+            return bridge.task(parent, verb, request).result()
+
+        body = tasks.submission(tool, bridge.encoded(tool, args), **_SUBMISSION | options)
+        return tasks.Task(ask("submit", body)["id"], ask)
+    return default().submit(tool, args, **options)
+
+
+async def asubmit(tool: str, args: Mapping[str, Any] | None = None, **options: Any) -> tasks.AsyncTask:
+    """As submit, for coroutines."""
+    if _in_tool():
+        made: tasks.AsyncTask = await tool_side.asubmit(tool, args, **options)
+        return made
+    serving = _serving.current.get()
+    if serving is not None:
+        bridge, parent = serving
+
+        async def ask(verb: str, request: bytes) -> Any:
+            return await bridge.task(parent, verb, request).aresult()
+
+        body = tasks.submission(tool, bridge.encoded(tool, args), **_SUBMISSION | options)
+        return tasks.AsyncTask((await ask("submit", body))["id"], ask)
+    return await default().asubmit(tool, args, **options)
+
+
+_SUBMISSION: dict[str, Any] = {
+    "id": None, "timeout": None, "attempts": None, "priority": 0, "ttl": None, "idempotency_key": None, "at": None,
+    "delay": None, "every": None, "cron": None,
+}
+
+
+def task(id: str) -> tasks.Task:
+    """The durable task of that name; see Mesh.task."""
+    if _in_tool():
+        made: tasks.Task = tool_side.task(id)
+        return made
+    serving = _serving.current.get()
+    if serving is not None:
+        bridge, parent = serving
+        return tasks.Task(id, lambda verb, request: bridge.task(parent, verb, request).result())
+    return default().task(id)
 
 
 def describe(tool: str) -> dict[str, Any]:

@@ -120,3 +120,15 @@ def defaults(first: int, second: str = "two", *, third: float | None = None, **f
         second: The second one.
     """
     return {"first": first, "second": second, "third": third, **further}
+
+
+def handed(value: Any) -> list[Any]:
+    """The value, by a task that it hands in."""
+    task = mesh.submit("rich.rich.echo", {"value": value})
+    return [task.wait(), mesh.task(task.id).state()]
+
+
+async def ahanded(value: Any) -> list[Any]:
+    """As handed, in a coroutine."""
+    task = await mesh.asubmit("rich.rich.echo", {"value": value})
+    return [await task.wait(), await task.state()]

@@ -19,19 +19,20 @@ from __future__ import annotations
 
 import os
 
-from .calling import batches, channel
+from .calling import batches, channel, tasks
 from .calling.errors import MeshError
 from .describing.values import NotSerializable, decode, encode
-from .wire.frames import BATCH, DESCRIBE
+from .wire.frames import BATCH, DESCRIBE, TASK
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+    from datetime import datetime
     from typing import Any
 
 __all__ = [
-    "MeshError", "MissingSecret", "abatch", "acall", "adescribe", "astream", "batch", "call", "describe", "progress",
-    "secret", "stream",
+    "MeshError", "MissingSecret", "abatch", "acall", "adescribe", "astream", "asubmit", "batch", "call", "describe",
+    "progress", "secret", "stream", "submit", "task",
 ]
 
 
@@ -105,6 +106,53 @@ async def abatch(
     made = batches.members(calls)
     body = await _channel("").acall("", batches.requests(made, _encoded), _seconds(timeout), BATCH)
     return batches.ends(made, decode(body), return_exceptions)
+
+
+def submit(
+    tool: str, args: Mapping[str, Any] | None = None, *, id: str | None = None,
+    timeout: float | None = None, attempts: int | None = None, priority: int = 0, ttl: float | None = None,
+    idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
+    every: float | None = None, cron: str | None = None,
+) -> tasks.Task:
+    """Hands in a call that is made whatever becomes of this tool, and returns its task at once.
+
+    id names it: the same one again is the same task. The tool is run up to attempts times (3), each of at most
+    timeout seconds; under an idempotency_key what has begun is never run again. ttl is how many seconds the result
+    is kept (a day). Of a session's tasks those of a higher priority (1, 0, -1) run first. It starts at a time, or
+    after a delay in seconds; every, in seconds, and cron make a schedule, which ends when the task is cancelled.
+    """
+    body = tasks.submission(
+        tool, _encoded(tool, args), id=id, timeout=timeout, attempts=attempts, priority=priority, ttl=ttl,
+        idempotency_key=idempotency_key, at=at, delay=delay, every=every, cron=cron,
+    )
+    return tasks.Task(_ask("submit", body)["id"], _ask)
+
+
+async def asubmit(
+    tool: str, args: Mapping[str, Any] | None = None, *, id: str | None = None,
+    timeout: float | None = None, attempts: int | None = None, priority: int = 0, ttl: float | None = None,
+    idempotency_key: str | None = None, at: datetime | None = None, delay: float | None = None,
+    every: float | None = None, cron: str | None = None,
+) -> tasks.AsyncTask:
+    """As submit, for coroutines."""
+    body = tasks.submission(
+        tool, _encoded(tool, args), id=id, timeout=timeout, attempts=attempts, priority=priority, ttl=ttl,
+        idempotency_key=idempotency_key, at=at, delay=delay, every=every, cron=cron,
+    )
+    return tasks.AsyncTask((await _aask("submit", body))["id"], _aask)
+
+
+def task(id: str) -> tasks.Task:
+    """The durable task of that name, of the session. Asks nothing yet."""
+    return tasks.Task(id, _ask)
+
+
+def _ask(verb: str, request: bytes) -> Any:
+    return decode(_channel("").call(verb, request, None, TASK))
+
+
+async def _aask(verb: str, request: bytes) -> Any:
+    return decode(await _channel("").acall(verb, request, None, TASK))
 
 
 def describe(tool: str) -> dict[str, Any]:

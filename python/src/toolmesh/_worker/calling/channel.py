@@ -236,6 +236,19 @@ class Channel:
         """Calls a tool and yields its items; closing it cancels the call."""
         return self._answers(tool, args, timeout, frames.STREAM)
 
+    def caller(self) -> int:
+        """The call on whose behalf the caller's code runs."""
+        return self._call()
+
+    def file(self, what: str, body: bytes, flags: int = 0) -> Generator[bytes, None, None]:
+        """Asks the agent something about a file, of any thread but an event loop's."""
+        return self._answers(what, body, None, flags | frames.FILE)
+
+    def once(self, what: str, body: bytes) -> bytes:
+        """file for the one answer that comes."""
+        (answer,) = self.file(what, body)
+        return answer
+
     def _answers(self, tool: str, args: bytes, timeout: float | None, flags: int) -> Generator[bytes, None, None]:
         waiter = Waiter(next(self._ids))
         opened = False

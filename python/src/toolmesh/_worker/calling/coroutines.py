@@ -13,9 +13,9 @@ from types import AsyncGeneratorType, GeneratorType
 
 from .. import FOLDER
 from ..describing.values import encode
-from ..state import limits, orphans
+from ..state import limits, orphans, turns
 from ..wire import frames
-from . import channel, failures, threads
+from . import channel, failures, threads, transfer
 from .channel import Channel, Waiter, refuse
 from .guard import PAGE_CANCEL, PAGE_HEARD, PAGE_RUNNING, PAGE_TAKEN, SIGNAL
 from .output import UNSHIELDED, Outlet, install
@@ -188,6 +188,8 @@ class Worker:
                 break
             body = data[at + frames.HEADER_SIZE : end]
             if kind == frames.CALL:
+                if self._page[turns.PAGE_UNTIL]:
+                    turns.check(self._page[turns.PAGE_UNTIL])
                 # By hand: a factory of tasks that a tool has set is not for these.
                 tasks[call] = asyncio.Task(run(flags, slot, call, body), loop=loop)
                 taken += 1
@@ -240,7 +242,10 @@ class Worker:
         begun = False
         kind, data = frames.RESULT, b""
         try:
-            positional, keyword, meta = bound(tool, flags, body)
+            if tool.takes_files:  # they come by the loop, which must not wait for them
+                positional, keyword, meta = await asyncio.to_thread(bound, tool, flags, body)
+            else:
+                positional, keyword, meta = bound(tool, flags, body)
             begun = True
             value = tool.function(*positional, **keyword)
             if type(value) is not AsyncGeneratorType and hasattr(value, "__await__"):
@@ -254,7 +259,10 @@ class Worker:
                 else:
                     value = await _drain(value, flags & frames.COLLECT)
             if kind == frames.RESULT:
-                data = encode(value) if tool.dump is None else tool.encode(value)
+                if tool.gives_files:
+                    data = await asyncio.to_thread(tool.encode, value)
+                else:
+                    data = encode(value) if tool.dump is None else tool.encode(value)
                 if len(data) > self._limit:
                     kind, data = frames.ERROR, failures.too_large(len(data), self._limit, "result")
         except BaseException as failure:  # noqa: B036 - one terminal per call; sys.exit is the tool's failure
@@ -274,6 +282,8 @@ class Worker:
             return  # its end was told
         if self._asked:
             self._asked.discard(call)
+        if transfer.folders:
+            transfer.forget(call)
         if self._outlet.dirty:
             self._outlet.settle(call)
         raw = 0
@@ -338,6 +348,10 @@ class LoopChannel(Channel):
     def stream(self, tool: str, args: bytes, timeout: float | None) -> Generator[bytes, None, None]:
         self._refuse_loop(tool, "async for item in mesh.astream(...)")
         return super().stream(tool, args, timeout)
+
+    def file(self, what: str, body: bytes, flags: int = 0) -> Generator[bytes, None, None]:
+        self._refuse_loop("", "declare the result as a File, or return it from a thread")
+        return super().file(what, body, flags)
 
     def _event(self, waiter: Waiter) -> tuple[int, bytes]:
         while not waiter.events:

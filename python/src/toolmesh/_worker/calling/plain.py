@@ -17,9 +17,9 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
 from .. import FOLDER
 from ..describing.values import encode
-from ..state import limits, orphans
+from ..state import limits, orphans, turns
 from ..wire import frames
-from . import channel, failures, threads
+from . import channel, failures, threads, transfer
 from .guard import PAGE_CANCEL, PAGE_STARTED, SIGNAL, Cancelled, Guard
 from .output import Outlet, install
 from .terminals import TooLarge, bound, failed, forked_by_tool, no_memory, unbound
@@ -114,6 +114,8 @@ class Worker:
                     sweep()
                 if outlet.dirty:
                     outlet.settle(call)
+                if transfer.folders:
+                    transfer.forget(call)
                 self.call = 0
                 self.served = True
                 data = pack(len(body), kind, spent, slot, call) + body
@@ -142,6 +144,8 @@ class Worker:
                 positional, keyword, meta = bound(tool, flags, body)
             except Exception as failure:
                 return frames.ERROR, unbound(failure, tool)
+            if self._page[turns.PAGE_UNTIL]:
+                turns.check(self._page[turns.PAGE_UNTIL])
             try:
                 self._page[PAGE_STARTED] = call
                 guard.armed = call

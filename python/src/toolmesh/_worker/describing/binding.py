@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 
-from . import values
+from . import files, values
 from .values import Mismatch, describe, member, pointer
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -77,7 +77,8 @@ class Tool:
     """A declared function, described and ready to be called."""
 
     __slots__ = (
-        "name", "slot", "function", "kind", "parameters", "dump", "described", "direct", "decode",
+        "name", "slot", "function", "kind", "parameters", "dump", "described", "direct", "decode", "takes_files",
+        "gives_files",
         "_simple", "_loads", "_fills",
     )
 
@@ -89,6 +90,8 @@ class Tool:
         self.parameters = signature.parameters
         self.dump = signature.dump
         self.described = signature
+        self.takes_files = files.in_schema(signature.input_schema)
+        self.gives_files = files.in_schema(signature.output_schema)
         nameless = _nameless(function)
         for parameter in self.parameters:
             if parameter.kind == "normal" and parameter.name in nameless:

@@ -7,6 +7,7 @@ Shape of a value that has one of several.
 from __future__ import annotations
 
 import base64
+import copy
 import dataclasses
 import datetime
 import decimal
@@ -17,7 +18,7 @@ import math
 import re
 import uuid
 
-from . import redaction
+from . import files, redaction
 from .values import Mismatch, describe, encode, sent
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
@@ -229,6 +230,12 @@ def _bytes(kind: Callable[[bytes], Any]) -> Callable[[], Shape]:
     return lambda: Shape(dict(schema), "base64 text", load, dump_bytes, texts=MADE)
 
 
+def _load_file(value: JSON) -> files.File:
+    if not files.refers(value):
+        raise Mismatch("file", describe(value))
+    return files.fetch(value)
+
+
 _FLOAT = 3  # the order of a float
 
 SIMPLE: dict[type[Any], Callable[[], Shape]] = {
@@ -257,6 +264,7 @@ SIMPLE: dict[type[Any], Callable[[], Shape]] = {
     re.Pattern: _text("regular expression", re.compile, format="regex"),
     ipaddress.IPv4Address: _text("IPv4 address", ipaddress.IPv4Address, format="ipv4"),
     ipaddress.IPv6Address: _text("IPv6 address", ipaddress.IPv6Address, format="ipv6"),
+    files.File: lambda: Shape(copy.deepcopy(files.SCHEMA), "file", _load_file, order=6),
 }
 
 JSON_TYPES: dict[type[Any], str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}

@@ -23,6 +23,8 @@ import sys
 import uuid
 from collections import abc
 
+from . import files
+
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -181,6 +183,8 @@ def convert(value: Any) -> Any:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, datetime.timedelta):
         return value.total_seconds()
+    if kind is files.File:
+        return files.store(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"$bytes": base64.b64encode(value).decode("ascii")}
     if kind.__name__ in _MISSING and kind.__module__.startswith("pandas"):

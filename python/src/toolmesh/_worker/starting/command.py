@@ -6,7 +6,9 @@ NUL: the sandbox level, the folder that it leaves to be written, the user and th
 group to be (empty: none), the bounds of open files and of memory (0: none), how many
 folders are given and how many arguments there are, the folders (each after the
 letter of levels for what of it is given), the arguments, the environment. It gets
-back "refused WHY", "exec ERRNO" or "exit STATUS", a wait status, once.
+back "refused WHY", "exec ERRNO" or "exit STATUS", a wait status, once. Later it says "T",
+to have the program asked to end, and "U" with eight bytes, which may also stand behind the
+first message: when the call's turn in a lane ends, at which nothing of it is left.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import signal
 
 from ..confining import levels
-from ..state import orphans
+from ..state import orphans, turns
 from . import root
 from .root import CONTROL, LIFELINE
 
@@ -23,7 +25,8 @@ TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from typing import NoReturn
 
-_TERM = b"T"  # what the agent writes to have the program asked to end
+_TERM = b"T"[0]
+_UNTIL = b"U"[0]
 
 
 def main(mode: str) -> NoReturn:
@@ -33,6 +36,9 @@ def main(mode: str) -> NoReturn:
     request = _request()
     if request is None:
         os._exit(0)
+    agent = _Agent(request.rest)
+    if agent.patience() == 0:
+        os._exit(0)  # the agent was frozen since
     wake, _ = root.wake()
     trouble_r, trouble_w = os.pipe()  # closed by a successful exec
     child = os.fork()
@@ -41,7 +47,8 @@ def main(mode: str) -> NoReturn:
     os.close(trouble_w)
     root.silence()  # the pipes end when the program has closed them
     trouble = os.read(trouble_r, 400)  # by its end the child has its group, for signals
-    status = root.until_end(child, wake, lambda: _asked(child))
+    agent.child = child
+    status = root.until_end(child, wake, agent.asked, agent.patience)
     if mode == levels.REAPER:
         orphans.kill_all()
     if status is not None:
@@ -56,7 +63,8 @@ def main(mode: str) -> NoReturn:
 class _Request:
     """What is to be run, and how."""
 
-    def __init__(self, texts: list[bytes]) -> None:
+    def __init__(self, texts: list[bytes], rest: bytes) -> None:
+        self.rest = rest
         self.level, self.folder = os.fsdecode(texts[0]), os.fsdecode(texts[1])
         self.user = [int(number) for number in texts[2].split()]
         self.files, self.memory = int(texts[3]), int(texts[4])
@@ -77,7 +85,7 @@ def _request() -> _Request | None:
         data += more
         if len(data) >= 4:
             need = 4 + int.from_bytes(data[:4], "little")
-    return _Request(data[4:need].split(b"\0")[:-1])
+    return _Request(data[4:need].split(b"\0")[:-1], data[need:])
 
 
 def _become(request: _Request, mode: str, trouble: int) -> NoReturn:
@@ -117,12 +125,41 @@ def _bound(request: _Request) -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (request.memory, request.memory))
 
 
-def _asked(child: int) -> bool:
-    """Does what the agent has written; False when it is gone."""
-    if os.read(CONTROL, 16)[:1] != _TERM:
-        return False
-    try:
-        os.killpg(child, signal.SIGTERM)
-    except ProcessLookupError:
-        pass
-    return True
+class _Agent:
+    """What the agent says while the program runs."""
+
+    child = 0  # nobody is asked to end before there is one
+
+    def __init__(self, said: bytes) -> None:
+        self._said = said
+        self._until = 0
+        self._read()
+
+    def asked(self) -> bool:
+        """Does what the agent has written; False when it is gone."""
+        more = os.read(CONTROL, 4096)
+        self._said += more
+        return self._read() and more != b""
+
+    def _read(self) -> bool:
+        while self._said:
+            if self._said[0] == _TERM:
+                self._said = self._said[1:]
+                try:
+                    if self.child:
+                        os.killpg(self.child, signal.SIGTERM)
+                except ProcessLookupError:
+                    pass
+            elif self._said[0] == _UNTIL and len(self._said) >= 9:
+                self._until, self._said = int.from_bytes(self._said[1:9], "little"), self._said[9:]
+            elif self._said[0] == _UNTIL:
+                break
+            else:
+                return False
+        return True
+
+    def patience(self) -> int | None:
+        """Milliseconds until the turn ends; None for a call that has none."""
+        if self._until == 0:
+            return None
+        return 0 if turns.over(self._until) else max(1, turns.patience(self._until))

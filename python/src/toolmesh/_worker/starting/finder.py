@@ -48,6 +48,7 @@ class _Loader:
         """Fills it."""
         from .. import mesh
         from ..calling import errors
+        from ..describing import files
 
-        vars(module).update(errors.NAMES, mesh=mesh)
+        vars(module).update(errors.NAMES, mesh=mesh, File=files.File)
         sys.modules["toolmesh.mesh"] = mesh

@@ -47,9 +47,12 @@ def wake() -> tuple[int, int]:
     return ends
 
 
-def until_end(child: int, wake: int, asked: Callable[[], bool] | None = None) -> int | None:
+def until_end(
+    child: int, wake: int, asked: Callable[[], bool] | None = None, patience: Callable[[], int | None] = lambda: None
+) -> int | None:
     """Reaps until child ends: its wait status; None when the agent is gone before.
-    asked is called when the agent has written, and says whether to go on."""
+    asked is called when the agent has written, and says whether to go on. patience is for how
+    many milliseconds to wait: not at all ends it, too."""
     waiting = poll()
     for fd in (LIFELINE, wake) if asked is None else (LIFELINE, wake, CONTROL):
         waiting.register(fd, POLLIN)
@@ -63,7 +66,10 @@ def until_end(child: int, wake: int, asked: Callable[[], bool] | None = None) ->
                 break
             if pid == child:
                 return status
-        for fd, _ in waiting.poll():
+        left = patience()
+        if left == 0:
+            return None
+        for fd, _ in waiting.poll(left):
             if fd == wake:
                 os.read(wake, 4096)
             elif fd == LIFELINE or asked is None or not asked():

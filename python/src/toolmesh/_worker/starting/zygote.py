@@ -17,7 +17,7 @@ import sys
 from select import POLLIN, poll
 
 from ..confining import levels
-from ..state import forking, limits, orphans, snapshot
+from ..state import forking, limits, orphans, snapshot, turns
 from ..wire import frames
 from . import adopting, root
 
@@ -85,6 +85,7 @@ class Zygote:
         self._buffer = b""
         self._fds: list[int] = []
         self._workers: dict[int, JSON] = {}  # pid -> the agent's id of the worker
+        self._pages: dict[int, memoryview[int]] = {}  # pid -> the page of one whose calls have turns
         self._tools: list[Tool] = []
 
     def run(self, sandbox: str) -> None:
@@ -223,11 +224,12 @@ class Zygote:
 
     def _settle(self) -> None:
         """Paths and secrets of the index, before any code of it runs."""
-        from ..calling import failures
+        from ..calling import failures, transfer
         from ..describing import redaction
         from .finder import Finder
 
         failures.set_root(self._setup["root"])
+        transfer.roots = [self._setup["root"], *(one["path"] for one in self._setup.get("given", ()))]
         redaction.use(self._setup["secrets"])
         sys.path[:0] = self._setup["paths"]
         Finder.root = self._setup["root"]
@@ -313,7 +315,7 @@ class Zygote:
         requests: dict[bytes, dict[str, JSON]] = {}  # by their text: there are a few kinds of workers
         while True:
             self._reap()
-            ready = [fd for fd, _ in waiting.poll()]
+            ready = [fd for fd, _ in waiting.poll(self._patience() if self._pages else None)]
             if self._wake[0] in ready:
                 os.read(self._wake[0], 4096)
                 self._reap()
@@ -330,6 +332,14 @@ class Zygote:
                 else:
                     raise RuntimeError(f"the agent sent frame type {kind}, which this zygote does not know")
 
+    def _patience(self) -> int:
+        """Stops the workers whose call has lost its turn: milliseconds until the next look."""
+        for pid, page in list(self._pages.items()):
+            if turns.over(page[turns.PAGE_UNTIL]):
+                os.kill(pid, signal.SIGKILL)  # it is ours until it is reaped
+                del self._pages[pid]
+        return min((turns.patience(page[turns.PAGE_UNTIL]) for page in self._pages.values()), default=turns.PERIOD)
+
     def _reap(self) -> None:
         while self._workers:
             try:
@@ -339,6 +349,7 @@ class Zygote:
             if pid == 0:
                 return
             worker = self._workers.pop(pid, None)
+            self._pages.pop(pid, None)
             if worker is None:
                 orphans.kept.discard(pid)
             else:
@@ -362,9 +373,12 @@ class Zygote:
             self._write(frames.FORKED, frames.FAILED, worker, str(failure).encode())
             return
         if pid == 0:
+            self._pages.clear()
             orphans.begin()
             self._child(folder, request, fds)
         self._workers[pid] = worker
+        if request.get("turns"):
+            self._pages[pid] = memoryview(self._map(fds[-1], 4096)).cast("Q")
         self._forked(worker, pid)
         for fd in fds:
             os.close(fd)
@@ -383,6 +397,9 @@ class Zygote:
     def _become(self, worker: int, folder: int, request: dict[str, JSON], fds: list[int]) -> NoReturn:
         """For an index that must not be forked: this process is the worker."""
         self._forked(worker, os.getpid())
+        if request.get("turns"):
+            page = memoryview(self._map(fds[-1], 4096)).cast("Q")
+            turns.watch(lambda: page[turns.PAGE_UNTIL])
         self._child(folder, request, fds)
 
     def _child(self, folder: int, request: dict[str, JSON], fds: list[int]) -> NoReturn:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     JSON: TypeAlias = Any  # None, bool, int, float, str, list[JSON] or dict[str, JSON]
     Frame: TypeAlias = tuple[int, int, int, int, bytes]  # type, flags, slot, call id, body
 
-VERSION = 2  # of what passes between the agent and its processes; each change of it is another one
+VERSION = 3  # of what passes between the agent and its processes; each change of it is another one
 HEADER = struct.Struct("<IBBHQ")
 HEADER_SIZE = 16
 NUMBER, NUMBERS = struct.Struct("<i"), struct.Struct("<ii")  # bodies of FORKED and EXITED
@@ -68,6 +68,8 @@ META = 4
 # Flags of NESTED_CALL.
 BATCH = 2  # no tool: the arguments are a list of calls
 DESCRIBE = 4  # the result is what the tool is
+TASK = 8  # the tool is a verb of durable tasks, the arguments its request
+FILE = 16  # no tool: bytes of a file go to the agent, or with STREAM come from there
 
 # Flags of a terminal.
 RAW = 1  # something was written past sys.stdout to fd 1 or 2 and waits in their pipes

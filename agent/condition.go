@@ -1,0 +1,97 @@
+package agent
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/pool"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// running is the parts of an agent that has started. Those who look on take them from
+// here: the agent's lock is held for as long as a start or a drain lasts.
+type running struct {
+	host   *host.Host
+	view   *registry.View // nil once it is closed
+	deploy *deploy.Manager
+}
+
+// Stuck is why the agent does not get on, whatever the broker does; nil while it does.
+// See [host.Host.Stuck]. It may be called at any time.
+func (a *Agent) Stuck() error {
+	if r := a.running.Load(); r != nil {
+		return r.host.Stuck()
+	}
+	return nil
+}
+
+// Condition is why the agent is not to be counted on: what [host.Host.Unready] says, or
+// that the indexes which were installed when it started have yet to be built. An index
+// whose build failed, and one that is installed later, leaves the agent ready, for it
+// serves the others: note says so, for people. It may be called at any time.
+func (a *Agent) Condition() (note string, err error) {
+	r := a.running.Load()
+	if r == nil {
+		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "the agent is starting")
+	}
+	if err := r.host.Unready(); err != nil {
+		return "", err
+	}
+	building, failed := r.deploy.Outstanding()
+	if len(building) > 0 && !a.served.Load() {
+		return "", toolmesh.Errorf(toolmesh.CodeUnavailable, "being built: %s", someOf(building))
+	}
+	a.served.Store(true)
+	var notes []string
+	if len(building) > 0 {
+		notes = append(notes, "being built: "+someOf(building))
+	}
+	if len(failed) > 0 {
+		notes = append(notes, "not served as installed, see mesh ls: "+someOf(failed))
+	}
+	return strings.Join(notes, "; "), nil
+}
+
+// someOf is the first of some names, as a text.
+func someOf(names []subjects.IndexName) string {
+	const most = 10
+	rest := ""
+	if len(names) > most {
+		names, rest = names[:most], fmt.Sprintf(" and %d more", len(names)-most)
+	}
+	texts := make([]string, len(names))
+	for i, n := range names {
+		texts[i] = string(n)
+	}
+	return strings.Join(texts, ", ") + rest
+}
+
+// Figures are those of the node; nil before it has started.
+func (a *Agent) Figures() *host.Figures {
+	if r := a.running.Load(); r != nil {
+		return r.host.Figures()
+	}
+	return nil
+}
+
+// Seen is what the agent knows of the mesh; nil before it has started and once it has
+// drained.
+func (a *Agent) Seen() *registry.View {
+	if r := a.running.Load(); r != nil {
+		return r.view
+	}
+	return nil
+}
+
+// Workers are those of all indexes that the agent serves.
+func (a *Agent) Workers() pool.Stats {
+	var all pool.Stats
+	for _, i := range a.indexes() {
+		all.Add(i.Stats().Stats)
+	}
+	return all
+}

@@ -1,0 +1,72 @@
+package client
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/payloads"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// PutFile sends a file to the mesh and returns what stands for it in the arguments of calls
+// of the client's session, for 15 minutes. It is never in memory as a whole. The errors are
+// invalid_arguments for what is no file that can be read, and those of a large argument.
+func (c *Client) PutFile(ctx context.Context, path string) (tool.File, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return tool.File{}, callerError(toolmesh.CodeInvalidArguments, "the file cannot be read: %w", err)
+	}
+	defer file.Close() //nolint:errcheck // it was read
+	about, err := file.Stat()
+	if err == nil && !about.Mode().IsRegular() {
+		return tool.File{}, callerError(toolmesh.CodeInvalidArguments, "%s is no plain file", path)
+	}
+	if err != nil {
+		return tool.File{}, callerError(toolmesh.CodeInvalidArguments, "the file cannot be read: %w", err)
+	}
+	ref, err := payloads.Put(ctx, c.bus, c.session, "", file, about.Size())
+	if err != nil {
+		if ctx.Err() != nil {
+			return tool.File{}, ended(ctx, toolmesh.StartedNo)
+		}
+		return tool.File{}, err
+	}
+	return tool.File{Ref: ref.Name, Digest: ref.Digest, Size: about.Size(), Name: filepath.Base(path)}, nil
+}
+
+// GetFile writes the bytes of a file that a tool has returned to w, and has them deleted from
+// the mesh. They are never in memory as a whole. After an error w has something else, or less.
+func (c *Client) GetFile(ctx context.Context, f tool.File, w io.Writer) error {
+	return c.get(ctx, &codec.Ref{Name: f.Ref, Digest: f.Digest}, &Result{}, w)
+}
+
+// DropFile has a file that was put deleted before its time.
+func (c *Client) DropFile(f tool.File) {
+	c.Forget(c.session, &codec.Ref{Name: f.Ref, Digest: f.Digest})
+}
+
+// WriteResult writes the value of a result to w: of a call made with [ByReference] without
+// having all of a large one in memory.
+func (c *Client) WriteResult(ctx context.Context, r *Result, w io.Writer) error {
+	if r.Ref != nil {
+		return c.get(ctx, r.Ref, r, w)
+	}
+	_, err := w.Write(r.Value)
+	return err
+}
+
+// get writes what a reference of the client's session names, and has it deleted.
+func (c *Client) get(ctx context.Context, ref *codec.Ref, of *Result, w io.Writer) error {
+	if err := payloads.Get(ctx, c.bus, c.session, of.Node, ref, w); err != nil {
+		if ctx.Err() != nil {
+			return ended(ctx, toolmesh.StartedYes)
+		}
+		return toolmesh.AsError(err).WithStarted(toolmesh.StartedYes)
+	}
+	payloads.Delete(c.bus, c.session, of.Node, ref)
+	return nil
+}

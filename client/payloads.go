@@ -1,0 +1,81 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/payloads"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// headerRoom is what the headers of a request may take of a message.
+const headerRoom = 4096
+
+// refer has arguments that no message carries travel by reference, and returns the body
+// to send: what most calls have as it is.
+func (c *Client) refer(ctx context.Context, id subjects.ToolID, s *settings, body []byte) ([]byte, error) {
+	limit := c.bus.MaxPayload()
+	if limit == 0 || int64(len(body)+headerRoom) <= limit {
+		return body, nil
+	}
+	if s.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, s.timeout)
+		defer cancel()
+	}
+	began := time.Now()
+	if s.first, _ = c.pick(s.session, c.shared.routes.alias(s.session, id)); s.queue {
+		s.first = nil
+	}
+	ref, err := payloads.Put(ctx, c.bus, s.session, s.first.name(), bytes.NewReader(body), int64(len(body)))
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, ended(ctx, toolmesh.StartedNo)
+		}
+		return nil, err
+	}
+	s.ref = ref
+	if s.timeout > 0 {
+		s.timeout = max(s.timeout-time.Since(began), time.Millisecond)
+	}
+	return nil, nil
+}
+
+// release deletes the arguments of a call that has failed, and may never have begun. Of
+// one that succeeded its node sees to that.
+func (c *Client) release(s *settings) {
+	if s.ref != nil {
+		payloads.Delete(c.bus, s.session, s.first.name(), s.ref)
+	}
+}
+
+// Forget has what a reference of a session names deleted: nobody needs it any more.
+func (c *Client) Forget(session subjects.SessionID, ref *codec.Ref) {
+	payloads.Delete(c.bus, session, "", ref)
+}
+
+// resolveResult reads a result that came by reference, and has it deleted.
+func (c *Client) resolveResult(ctx context.Context, s *settings, result *Result) error {
+	value, err := c.read(ctx, s.session, result.Node, result.Ref)
+	if err != nil {
+		return err
+	}
+	payloads.Delete(c.bus, s.session, result.Node, result.Ref)
+	result.Value, result.Ref = value, nil
+	return nil
+}
+
+// read is what a reference of a result or an item names, that a node has made.
+func (c *Client) read(ctx context.Context, session subjects.SessionID, at subjects.NodeID, ref *codec.Ref) ([]byte, error) {
+	value, err := payloads.GetBytes(ctx, c.bus, session, at, ref)
+	switch {
+	case err == nil:
+		return value, nil
+	case ctx.Err() != nil:
+		return nil, ended(ctx, toolmesh.StartedYes)
+	}
+	return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedYes)
+}

@@ -1,0 +1,413 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/payloads"
+	"github.com/toolmesh/toolmesh/subjects"
+	toolpkg "github.com/toolmesh/toolmesh/tool"
+)
+
+// TaskInfo is what is known of a durable task.
+type TaskInfo = codec.Task
+
+// SubmitOptions adjusts a task.
+type SubmitOptions struct {
+	// ID names the task in its session. Defaults to a new id; the same id again, with the
+	// same tool and arguments, is the same task.
+	ID subjects.RPCID
+	// Timeout is the time of each attempt. Defaults to what the tool declares, and what
+	// is left of the TTL.
+	Timeout time.Duration
+	// Attempts is how often the tool may be run, 100 at most. Defaults to 3.
+	Attempts int
+	// Priority is 1, 0 or -1: of the tasks of a session those with the higher one run
+	// first. Defaults to 0.
+	Priority int
+	// TTL is how long the result is kept, and how long the task may wait until it ends:
+	// 30 days at most. Defaults to a day.
+	TTL time.Duration
+	// Key is the idempotency key of the call, as [WithIdempotencyKey] has it: what has
+	// begun under it is never run again. Defaults to none.
+	Key string
+
+	// At is when it starts, or In in how long; Every is the interval and Cron the line (of
+	// 5 fields, or 6 with seconds in front, in UTC) of a schedule, which submits a task
+	// each time until it is cancelled. One of them at most, to the second; they take NATS
+	// server 2.14. Default to a task that starts now.
+	At    time.Time
+	In    time.Duration
+	Every time.Duration
+	Cron  string
+}
+
+// Task is a durable task of a session. Its methods may be called concurrently, and from
+// any process: see [Client.Task].
+type Task struct {
+	c    *Client
+	id   subjects.RPCID
+	told <-chan *nats.Msg // its end, if it ends soon; nil where it is to be asked for
+}
+
+// ID names the task in its session.
+func (t *Task) ID() subjects.RPCID { return t.id }
+
+// Task is the task of that name in the client's session. It sends nothing.
+func (c *Client) Task(id subjects.RPCID) *Task { return &Task{c: c, id: id} }
+
+// Submit hands in a call that is made whatever becomes of this process, and returns when
+// the mesh has it. nil has all options at their defaults. An attempt that fails is
+// followed by the next one, after a pause, but for errors that the same call would have
+// again.
+//
+// It is sent again by itself, as the same task, until there is an answer or ctx ends. The
+// errors are invalid_request for what cannot be, a cron line that never fires included,
+// payload_too_large for arguments that no message carries, busy where the mesh has no room
+// for more tasks, and unavailable where nobody runs tasks.
+func (c *Client) Submit(ctx context.Context, tool subjects.ToolID, args any, options *SubmitOptions) (*Task, error) {
+	var o SubmitOptions
+	if options != nil {
+		o = *options
+	}
+	s, err := c.settings(ctx, []CallOption{WithRPCID(o.ID), WithIdempotencyKey(o.Key), WithTimeout(o.Timeout)}, "task_")
+	if err != nil {
+		return nil, err
+	}
+	body, err := encodeArgs(args)
+	if err == nil && len(body) > 0 && !json.Valid(body) {
+		err = callerError(toolmesh.CodeInvalidArguments, "the arguments are not JSON")
+	}
+	if err != nil {
+		return nil, err
+	}
+	q := &codec.TaskRequest{
+		ID: s.rpc, Tool: tool, Args: body, TimeoutMS: milliseconds(o.Timeout), Attempts: o.Attempts, Priority: o.Priority,
+		TTLMS: milliseconds(o.TTL), Key: o.Key, InMS: milliseconds(o.In), EveryMS: milliseconds(o.Every), Cron: o.Cron, Parent: s.above.Parent,
+	}
+	if !o.At.IsZero() {
+		q.At = o.At.UTC().Format(time.RFC3339Nano)
+	}
+	if err := c.referTask(ctx, q); err != nil {
+		return nil, err
+	}
+	t := c.Task(s.rpc)
+	if t.told, err = c.submit(ctx, q); err == nil {
+		return t, nil
+	}
+	if code := toolmesh.CodeOf(err); code != toolmesh.CodeUnavailable && code != toolmesh.CodeDeadlineExceeded {
+		return nil, err
+	}
+	// It is sent again as the same task; where it begins is nothing to wait for.
+	if err := c.TaskVerb(ctx, codec.TaskSubmit, q, nil); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+const (
+	// tellFor is how long a task's end is listened for that follows on its submission, and
+	// tellWait how long a wait waits for that before it asks.
+	tellFor  = 10 * time.Second
+	tellWait = 100 * time.Millisecond
+)
+
+// submit sends a submission once. Where the task begins at once, its end will come on the
+// channel, unless it takes long or who runs it dies.
+func (c *Client) submit(ctx context.Context, q *codec.TaskRequest) (<-chan *nats.Msg, error) {
+	subject, err := subjects.TaskVerb(c.session, codec.TaskSubmit)
+	if err != nil {
+		return nil, callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	type reply struct {
+		m   *nats.Msg
+		err error
+	}
+	first, told := make(chan reply, 1), make(chan *nats.Msg, 1)
+	var n atomic.Int32
+	in, err := c.bus.Open(func(m *nats.Msg, err error) {
+		switch {
+		case n.Add(1) == 1:
+			first <- reply{m, err}
+		case err == nil:
+			select {
+			case told <- m:
+			default:
+			}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	asked := *q
+	asked.Tell = true
+	if err := in.Send(&nats.Msg{Subject: subject, Data: asked.Encode()}); err != nil {
+		in.Close()
+		return nil, err
+	}
+	timer := time.NewTimer(taskAnswer)
+	defer timer.Stop()
+	var answer struct { // a codec.Submitted, or the task itself if it has ended
+		State codec.TaskState
+		Tool  subjects.ToolID
+		Here  bool
+	}
+	var whole *nats.Msg
+	select {
+	case r := <-first:
+		if err = r.err; err == nil && bus.NoResponders(r.m) {
+			err = errNobody
+		}
+		if err == nil {
+			err = readTask(r.m, &answer)
+			whole = r.m
+		}
+	case <-timer.C:
+		err = errNobody
+	case <-ctx.Done():
+		err = ended(ctx, toolmesh.StartedUnknown)
+	}
+	switch {
+	case err == nil && answer.Tool != "" && answer.State.Ended():
+		in.Close()
+		already := make(chan *nats.Msg, 1) // the answer in between may be in the other one
+		already <- whole
+		return already, nil
+	case err != nil || !answer.Here:
+		in.Close()
+		return nil, err
+	}
+	time.AfterFunc(tellFor, in.Close)
+	return told, nil
+}
+
+// milliseconds rounds up: what is more than none stays so.
+func milliseconds(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}
+
+// Show returns what is known of the task. One that there is not, or no more, is
+// invalid_request.
+func (t *Task) Show(ctx context.Context) (*TaskInfo, error) { return t.ask(ctx, codec.TaskShow) }
+
+// Cancel has the task, or schedule, end, wherever it is, and returns it. One that has
+// ended already stays as it is.
+func (t *Task) Cancel(ctx context.Context) (*TaskInfo, error) { return t.ask(ctx, codec.TaskCancel) }
+
+// Retry queues a task again that failed or was cancelled, with all its attempts. Any
+// other one is invalid_request.
+func (t *Task) Retry(ctx context.Context) (*TaskInfo, error) { return t.ask(ctx, codec.TaskRetry) }
+
+func (t *Task) ask(ctx context.Context, verb string) (*TaskInfo, error) {
+	info := new(TaskInfo)
+	if err := t.c.TaskVerb(ctx, verb, &codec.TaskRequest{ID: t.id}, info); err != nil {
+		return nil, err
+	}
+	return info, nil
+}
+
+// Wait returns the task's result when it has ended, or the error that it ended with. It
+// waits on while the mesh cannot be reached, until ctx ends, which leaves the task as it
+// is.
+func (t *Task) Wait(ctx context.Context) (*Result, error) {
+	info, err := t.Ended(ctx)
+	switch {
+	case err != nil:
+		return nil, err
+	case info.Error != nil:
+		return nil, info.Error
+	}
+	return &Result{RPCID: info.ID, Value: info.Result, Node: info.Node, Took: info.Ended.Sub(info.Created)}, nil
+}
+
+// Ended is [Task.Wait] for all that is known of the task then.
+func (t *Task) Ended(ctx context.Context) (*TaskInfo, error) {
+	if t.told != nil {
+		timer := time.NewTimer(tellWait)
+		defer timer.Stop()
+		select {
+		case m := <-t.told:
+			var info TaskInfo
+			if readTask(m, &info) == nil && info.State.Ended() && info.ResultSize == 0 {
+				return &info, nil
+			}
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+	}
+	for n := 1; ; n++ {
+		info, err := t.ask(ctx, codec.TaskWait)
+		switch {
+		case err == nil && info.State.Ended():
+			return info, nil
+		case err == nil:
+			n = 0
+		case ctx.Err() == nil && toolmesh.CodeOf(err) != toolmesh.CodeUnavailable && toolmesh.CodeOf(err) != toolmesh.CodeBusy:
+			return nil, err
+		}
+		if ctx.Err() != nil || n > 0 && !rest(ctx, n) {
+			return nil, ended(ctx, toolmesh.StartedUnknown)
+		}
+	}
+}
+
+// Tasks returns the tasks of the client's session that are in a state, or all of them if
+// that is empty, without arguments and results, in the order of their last changes.
+func (c *Client) Tasks(ctx context.Context, state codec.TaskState) ([]TaskInfo, error) {
+	var all []TaskInfo
+	at := make(map[subjects.RPCID]int)
+	for after := uint64(0); ; {
+		var page codec.TaskPage
+		if err := c.TaskVerb(ctx, codec.TaskList, &codec.TaskRequest{State: string(state), After: after, Limit: tasksPage}, &page); err != nil {
+			return nil, err
+		}
+		for _, info := range page.Tasks {
+			if i, twice := at[info.ID]; twice { // it has changed in between
+				all[i] = info
+				continue
+			}
+			at[info.ID] = len(all)
+			all = append(all, info)
+		}
+		if after = page.Next; after == 0 {
+			return all, nil
+		}
+	}
+}
+
+const (
+	tasksPage = 500
+	// taskAnswer is how long a request about tasks may take before it is sent again, and
+	// taskWait how long one that waits may.
+	taskAnswer = 5 * time.Second
+	taskWait   = 12 * time.Second
+)
+
+// TaskVerb makes a request about tasks (docs/protocol, section 10) and reads the answer
+// into the value that into points to, or drops it where that is nil. Each may be sent
+// twice: it is sent again while nobody answers.
+func (c *Client) TaskVerb(ctx context.Context, verb string, q *codec.TaskRequest, into any) error {
+	subject, err := subjects.TaskVerb(c.session, verb)
+	if err != nil {
+		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	asked := *q
+	timeout := taskAnswer
+	switch verb {
+	case codec.TaskSubmit:
+		if err := c.referTask(ctx, &asked); err != nil {
+			return err
+		}
+	case codec.TaskWait:
+		timeout, asked.AcceptRef = taskWait, true
+	}
+	body := asked.Encode()
+	for n := 1; ; n++ {
+		attempt, cancel := context.WithTimeout(ctx, timeout)
+		m, err := c.ask(attempt, subject, body)
+		cancel()
+		switch {
+		case err == nil:
+			if err = readTask(m, into); err == nil && verb == codec.TaskWait {
+				err = c.resolveTask(ctx, m, into)
+			}
+		case errors.Is(err, errNobody):
+			err = toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody runs tasks: that needs an agent or a router").
+				WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+		case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded):
+			err = toolmesh.Errorf(toolmesh.CodeUnavailable, "the request about a task was not answered in %v", timeout).WithOrigin(toolmesh.OriginMesh)
+		case ctx.Err() != nil:
+			return ended(ctx, toolmesh.StartedUnknown)
+		}
+		code := toolmesh.CodeOf(err)
+		again := code == toolmesh.CodeUnavailable && toolmesh.AsError(err).Retryable
+		if err == nil || !again || n >= maxAttempts || !rest(ctx, n) {
+			return err
+		}
+	}
+}
+
+// rest waits before a request is sent again, and reports false if ctx ends first.
+func rest(ctx context.Context, n int) bool {
+	d := 50 * time.Millisecond << min(n-1, 5)
+	timer := time.NewTimer(d/2 + rand.N(d)) //nolint:gosec // jitter
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func readTask(m *nats.Msg, into any) error {
+	r := codec.ParseReply(codec.Header(m.Header), m.Data)
+	switch {
+	case r.Kind == codec.ReplyError:
+		return r.Err
+	case into == nil:
+		return nil
+	}
+	if err := json.Unmarshal(m.Data, into); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer about a task cannot be read: %w", err)
+	}
+	return nil
+}
+
+// referTask has arguments that no message carries travel by reference.
+func (c *Client) referTask(ctx context.Context, q *codec.TaskRequest) error {
+	limit := c.bus.MaxPayload()
+	if limit == 0 || int64(len(q.Args)+headerRoom) <= limit {
+		return nil
+	}
+	ref, err := payloads.Put(ctx, c.bus, c.session, "", bytes.NewReader(q.Args), int64(len(q.Args)))
+	if err != nil {
+		return asCall(ctx, err)
+	}
+	q.Args, q.Ref, q.Digest = nil, ref.Name, ref.Digest
+	return nil
+}
+
+// resolveTask reads the result of a task that came by reference into the task that
+// readTask has read.
+func (c *Client) resolveTask(ctx context.Context, m *nats.Msg, into any) error {
+	var at struct {
+		Ref    string `json:"ref"`
+		Digest string `json:"digest"`
+	}
+	if err := json.Unmarshal(m.Data, &at); err != nil || at.Ref == "" {
+		return nil //nolint:nilerr // it was read before
+	}
+	ref := &codec.Ref{Name: at.Ref, Digest: at.Digest}
+	result, err := c.read(ctx, c.session, "", ref)
+	if err != nil {
+		return err
+	}
+	c.Forget(c.session, ref)
+	whole := make(map[string]json.RawMessage)
+	if err := json.Unmarshal(m.Data, &whole); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer about a task cannot be read: %w", err)
+	}
+	for _, name := range []string{"ref", "digest", "result_size"} {
+		delete(whole, name)
+	}
+	whole["result"] = result
+	data, err := toolpkg.MarshalPlain(whole)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the result of a task is not JSON: %w", err)
+	}
+	if info, ok := into.(*TaskInfo); ok {
+		*info = TaskInfo{}
+	}
+	return readTask(&nats.Msg{Data: data}, into)
+}

@@ -1,0 +1,287 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+func (a *app) taskCommand() *cobra.Command {
+	about := func(use, short, past string, do func(*client.Task, context.Context) (*client.TaskInfo, error)) *cobra.Command {
+		return a.completes(&cobra.Command{
+			Use: use + " TASK", Short: short, Args: takes(1, 1, "a task"),
+			RunE: runE(func(ctx context.Context, args []string) error {
+				return a.withMesh(ctx, func(ctx context.Context, l *link) error {
+					info, err := do(l.client.Task(subjects.RPCID(args[0])), ctx)
+					switch {
+					case err != nil:
+						return err
+					case past != "":
+						a.tell(info, past, info.ID, info.State)
+					case a.json:
+						a.printJSON(info)
+					default:
+						a.showTask(info)
+					}
+					return nil
+				})
+			}),
+		}, taskIDs)
+	}
+	return group("task", "Hand in calls that are made whatever happens, and follow them",
+		a.completes(a.taskSubmit(), toolNames), a.taskList(),
+		about("show", "Show one task", "", (*client.Task).Show), a.completes(a.taskWait(), taskIDs),
+		about("cancel", "Stop a task, or a schedule", "%s is %s", (*client.Task).Cancel),
+		about("retry", "Run a task again that failed or was cancelled", "%s is %s", (*client.Task).Retry))
+}
+
+func taskIDs(ctx context.Context, l *link) ([]string, error) {
+	all, err := l.client.Tasks(ctx, "")
+	ids := make([]string, len(all))
+	for i, t := range all {
+		ids[i] = fmt.Sprintf("%s\t%s, %s", t.ID, t.Tool, t.State)
+	}
+	return ids, err
+}
+
+func (a *app) taskSubmit() *cobra.Command {
+	var o client.SubmitOptions
+	var id, at string
+	cmd := &cobra.Command{
+		Use: "submit TOOL [JSON|-|@file] [name=value|name:=json]…", Short: "Hand in a call and print its task's id",
+		Long: "Hand in a call that is made whatever becomes of this command, of nodes and of the broker, and print\nits task's id at once.\n\n" + argumentForms,
+		Example: `  mesh task wait $(mesh task submit demo.films.render film=alien)
+  mesh task submit shop.orders.remind order=A-1041 --in 1h
+  mesh task submit weather.forecast.today city=Oslo --cron '0 7 * * *'`,
+		Args: takes(1, -1, "a tool"),
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			flags := cmd.Flags()
+			timed := 0
+			for _, name := range []string{"at", "in", "every", "cron"} {
+				if flags.Changed(name) {
+					timed++
+				}
+			}
+			for _, name := range []string{"timeout", "ttl", "in", "every"} {
+				if d, err := flags.GetDuration(name); err == nil && flags.Changed(name) && d < time.Millisecond {
+					return usage(cmd, "--%s is %v: it is at least 1ms", name, d)
+				}
+			}
+			switch {
+			case timed > 1:
+				return usage(cmd, "--at, --in, --every and --cron exclude each other")
+			case flags.Changed("key") && o.Key == "":
+				return usage(cmd, "--key is empty")
+			case flags.Changed("cron") && o.Cron == "":
+				return usage(cmd, "--cron is empty")
+			case flags.Changed("attempts") && o.Attempts < 1:
+				return usage(cmd, "--attempts is %d: it is at least 1", o.Attempts)
+			}
+			var err error
+			if o.At, err = parseTime(at); err != nil {
+				return usage(cmd, "--at %s: a time is 2026-01-02T15:04:05, here or with Z or +01:00 behind it elsewhere", at)
+			}
+			return nil
+		},
+		RunE: runE(func(ctx context.Context, args []string) error {
+			tool := subjects.ToolID(args[0])
+			if err := tool.Validate(); err != nil {
+				return usage(nil, "%q is no tool id: %s", tool, err.Error())
+			}
+			g, err := a.arguments(ctx, args[1:])
+			if err != nil {
+				return err
+			}
+			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
+				body, err := l.body(ctx, &tool, g)
+				if err != nil {
+					return err
+				}
+				o.ID = subjects.RPCID(id)
+				task, err := l.client.Submit(ctx, tool, body, &o)
+				if err != nil {
+					return err
+				}
+				if a.json {
+					a.printJSON(map[string]any{"id": task.ID()})
+				} else {
+					fmt.Fprintln(a.out, task.ID())
+				}
+				return nil
+			})
+		}),
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&id, "id", "", "name the task: the same id again is the same task (default a new one)")
+	flags.StringVar(&o.Key, "key", "", "the call's idempotency key: what has begun under it is never run again")
+	flags.IntVar(&o.Attempts, "attempts", 0, "how often the tool may be run (default 3)")
+	flags.IntVar(&o.Priority, "priority", 0, "1, 0 or -1: of a session's tasks the higher ones run first")
+	flags.DurationVar(&o.TTL, "ttl", 0, "how long the result is kept, and how long it may take until there is one (default 24h)")
+	flags.DurationVar(&o.Timeout, "timeout", 0, "the time of each attempt (default what the tool declares)")
+	flags.StringVar(&at, "at", "", "when it starts, like 2026-01-02T15:04:05")
+	flags.DurationVar(&o.In, "in", 0, "in how long it starts")
+	flags.DurationVar(&o.Every, "every", 0, "submit one each time this long has passed, until the task is cancelled")
+	flags.StringVar(&o.Cron, "cron", "", "submit one at the times of a cron `line`, in UTC, until the task is cancelled")
+	return cmd
+}
+
+// parseTime reads a time of here, or of where it says; none of an empty text.
+func parseTime(text string) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	at, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		at, err = time.ParseInLocation("2006-01-02T15:04:05", text, time.Local)
+	}
+	if err != nil {
+		at, err = time.ParseInLocation("2006-01-02T15:04", text, time.Local)
+	}
+	return at, err
+}
+
+func (a *app) taskWait() *cobra.Command {
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use: "wait TASK", Short: "Wait for the end of a task, and print its result as mesh call does", Args: takes(1, 1, "a task"),
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("timeout") && timeout < time.Millisecond {
+				return usage(cmd, "--timeout is %v: it is at least 1ms", timeout)
+			}
+			return nil
+		},
+		RunE: runE(func(ctx context.Context, args []string) error {
+			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
+				id := subjects.RPCID(args[0])
+				waiting := ctx
+				if timeout > 0 {
+					var cancel context.CancelFunc
+					waiting, cancel = context.WithTimeout(ctx, timeout)
+					defer cancel()
+				}
+				done := a.running(string(id)+" runs", "; Ctrl-C leaves it running")
+				result, err := l.client.Task(id).Wait(waiting)
+				done()
+				switch {
+				case err != nil && a.json:
+					return a.callFailed(ctx, l, id, false, err)
+				case err != nil:
+					return err
+				case a.json:
+					a.printJSON(callAnswer{
+						RPCID: id, Status: "ok", Result: orNull(result.Value), Node: &result.Node, DurationMS: new(milliseconds(result.Took)),
+					})
+				default:
+					a.printValue(result.Value)
+				}
+				return nil
+			})
+		}),
+	}
+	cmd.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait; the task goes on (default until it ends)")
+	return cmd
+}
+
+func (a *app) taskList() *cobra.Command {
+	var state string
+	var states []string
+	for _, s := range codec.TaskStates() {
+		states = append(states, string(s))
+	}
+	cmd := &cobra.Command{
+		Use: "ls", Short: "List the session's tasks", Args: nothing,
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if state != "" && !slices.Contains(states, state) {
+				return usage(cmd, "--state is %s: it is %s", state, strings.Join(states, ", "))
+			}
+			return nil
+		},
+		RunE: runE(func(ctx context.Context, _ []string) error {
+			return a.withMesh(ctx, func(ctx context.Context, l *link) error {
+				all, err := l.client.Tasks(ctx, codec.TaskState(state))
+				if err != nil {
+					return err
+				}
+				switch {
+				case a.json:
+					a.printJSON(map[string]any{"tasks": append([]client.TaskInfo{}, all...)})
+					return nil
+				case len(all) == 0:
+					fmt.Fprintf(a.err, "session %s has no tasks\n", l.session)
+					return nil
+				}
+				rows := make([][]string, len(all))
+				for i, t := range all {
+					rows[i] = []string{
+						string(t.ID), string(t.Tool), string(t.State), strconv.Itoa(t.Attempts) + "/" + strconv.Itoa(t.MaxAttempts), timeText(&t), errorText(t.Error),
+					}
+				}
+				a.table([]string{"TASK", "TOOL", "STATE", "ATTEMPTS", "TIME", "ERROR"}, rows)
+				return nil
+			})
+		}),
+	}
+	cmd.Flags().StringVar(&state, "state", "", "only those that are `STATE`: "+strings.Join(states, ", "))
+	return cmd
+}
+
+// timeText is when a task ended, started, or is due.
+func timeText(t *client.TaskInfo) string {
+	switch {
+	case t.Cron != "":
+		return "cron " + t.Cron
+	case t.EveryMS > 0:
+		return "every " + (time.Duration(t.EveryMS) * time.Millisecond).String()
+	}
+	at := t.Created
+	for _, later := range []time.Time{t.Due, t.Started, t.Ended} {
+		if !later.IsZero() {
+			at = later
+		}
+	}
+	return at.Local().Format(time.DateTime)
+}
+
+func errorText(e *toolmesh.Error) string {
+	if e == nil {
+		return "-"
+	}
+	return string(e.Code) + ": " + firstLine(e.Message)
+}
+
+func (a *app) showTask(t *client.TaskInfo) {
+	local := func(at time.Time) string {
+		if at.IsZero() {
+			return "-"
+		}
+		return at.Local().Format(time.DateTime)
+	}
+	a.facts(
+		"task", string(t.ID), "tool", string(t.Tool), "args", cmp.Or(string(t.Args), "{}"), "state", string(t.State),
+		"attempts", strconv.Itoa(t.Attempts)+" of "+strconv.Itoa(t.MaxAttempts), "priority", strconv.Itoa(t.Priority),
+		"created", local(t.Created), "due", local(t.Due), "started", local(t.Started), "ended", local(t.Ended),
+		"ttl", (time.Duration(t.TTLMS) * time.Millisecond).String(), "node", cmp.Or(string(t.Node), "-"))
+	for _, fact := range [][2]string{{"key", t.Key}, {"schedule", string(t.Schedule)}, {"cron", t.Cron}, {"result", string(t.Result)}} {
+		if fact[1] != "" {
+			a.facts(fact[0], fact[1])
+		}
+	}
+	if t.EveryMS > 0 {
+		a.facts("every", (time.Duration(t.EveryMS) * time.Millisecond).String())
+	}
+	if t.Error != nil {
+		a.facts("error", errorText(t.Error))
+	}
+}

@@ -1,0 +1,140 @@
+package codec
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"strings"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Ref names a value that is too large for a message, in the object store of large
+// values.
+type Ref struct {
+	Name string // <session>.<anything>
+	// Digest of what is stored, as an object store writes it: SHA-256=<base64url>.
+	Digest string
+	Size   int64 // in bytes, where it is known; it does not travel
+}
+
+// DigestPrefix stands before a digest in base64url.
+const DigestPrefix = "SHA-256="
+
+// DigestText renders a SHA-256.
+func DigestText(sum []byte) string {
+	return DigestPrefix + base64.URLEncoding.EncodeToString(sum)
+}
+
+// put adds the reference to a message's headers.
+func (r *Ref) put(h Header) {
+	h[HeaderRef], h[HeaderDigest] = []string{r.Name}, []string{r.Digest}
+}
+
+// Payload is what the reference names, in a session. It is permission_denied for what is
+// not the session's, and invalid_request for a digest that is none.
+func (r *Ref) Payload(session subjects.SessionID) (subjects.PayloadID, error) {
+	owner, id, err := subjects.ParsePayloadName(r.Name)
+	if err != nil || !subjects.SameName(owner, session) {
+		return "", toolmesh.Errorf(toolmesh.CodePermissionDenied, "the large value %.80q is not of session %q: its name begins with the session and a dot", r.Name, session)
+	}
+	text, ok := strings.CutPrefix(r.Digest, DigestPrefix)
+	if sum, err := base64.URLEncoding.DecodeString(text); !ok || err != nil || len(sum) != 32 {
+		return "", invalid("header %s is %.80q: it is %s and the digest in base64url", HeaderDigest, r.Digest, DigestPrefix)
+	}
+	return id, nil
+}
+
+// refer has a request's arguments be what a reference names.
+func (r *Request) refer(ref Ref, encoding string) error {
+	if _, err := ref.Payload(r.Session); err != nil {
+		return err
+	}
+	switch {
+	case len(r.body) > 0:
+		return invalid("header %s stands for the body, and there is one", HeaderRef)
+	case r.packed || encoding != "" && encoding != "identity":
+		return invalid("header %s names JSON, as it is: it goes with no other content type or encoding", HeaderRef)
+	}
+	r.Ref, r.body = &ref, []byte(ref.Digest)
+	return nil
+}
+
+// Referred reports the reference in the headers of a request that is not parsed yet; nil
+// for most.
+func (h Header) Referred() *Ref {
+	if len(h) == 0 {
+		return nil
+	}
+	name := h.Get(HeaderRef)
+	if name == "" {
+		return nil
+	}
+	return &Ref{Name: name, Digest: h.Get(HeaderDigest)}
+}
+
+// Resolved are the headers of a request whose reference has been read.
+func (h Header) Resolved() Header {
+	out := make(Header, len(h))
+	for k, v := range h {
+		if name := headerName(k); name != HeaderRef && name != HeaderDigest {
+			out[k] = v
+		}
+	}
+	return out
+}
+
+// PayloadVerb says what is asked of a large value.
+type PayloadVerb string
+
+// What may be asked.
+const (
+	// PayloadPut begins to store one: its pieces follow to the node that answers.
+	PayloadPut PayloadVerb = "put"
+	// PayloadPiece is one of them, PayloadEnd the end of them.
+	PayloadPiece PayloadVerb = "piece"
+	PayloadEnd   PayloadVerb = "end"
+	// PayloadGet reads some of one.
+	PayloadGet PayloadVerb = "get"
+	// PayloadDelete says that nobody needs it any more.
+	PayloadDelete PayloadVerb = "delete"
+)
+
+// PayloadPutRequest is the body of a put.
+type PayloadPutRequest struct {
+	Size int64 `json:"size"`
+}
+
+// ParsePayloadPut reads a put.
+func ParsePayloadPut(h Header, body []byte) (PayloadPutRequest, *toolmesh.Error) {
+	var wire struct {
+		Size wholeNumber `json:"size"`
+	}
+	if err := ParseBody(h, body, &wire); err != nil {
+		return PayloadPutRequest{}, err
+	}
+	if wire.Size.n < 0 || wire.Size.text == "" {
+		return PayloadPutRequest{}, refused(invalid("size is %s: it is how many bytes follow", wire.Size))
+	}
+	return PayloadPutRequest{Size: wire.Size.n}, nil
+}
+
+// Encode renders the request.
+func (p PayloadPutRequest) Encode() []byte { return mustMarshal(p) }
+
+// PayloadTaker is the answer to a put: which node takes the pieces.
+type PayloadTaker struct {
+	Node subjects.NodeID `json:"node"`
+}
+
+// Encode renders the answer.
+func (p PayloadTaker) Encode() []byte { return mustMarshal(p) }
+
+// ParsePayloadTaker reads it. The error is protocol_error.
+func ParsePayloadTaker(body []byte) (PayloadTaker, error) {
+	var p PayloadTaker
+	if json.Unmarshal(body, &p) != nil || p.Node == "" {
+		return p, toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer to a put cannot be read")
+	}
+	return p, nil
+}

@@ -1,0 +1,100 @@
+"""Values that no message carries: Mesh and AsyncMesh are equals, and nobody sees it."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import nats
+import pytest
+from conftest import HERE, Started
+from test_client import Async, Sync, until
+
+import toolmesh
+
+ECHO = "large.large.echo"
+MB = 1 << 20
+
+
+@pytest.fixture(scope="module", params=["rich", "opened"])
+def large(request: pytest.FixtureRequest) -> Started:
+    """A mesh with the tools of indexes/large: one whose callers may do nothing else, and an open one."""
+    mesh: Started = request.getfixturevalue(request.param)
+    mesh.run("install", str(HERE / "indexes" / "large"))
+    return mesh
+
+
+@pytest.fixture(params=[Sync, Async])
+def both(request: pytest.FixtureRequest, large: Started) -> Iterator[Any]:
+    one = request.param(large.url)
+    yield one
+    one.close()
+
+
+def nothing_stays(mesh: Started) -> None:
+    """The store of large values gets empty, as far as a caller may look at it."""
+    async def left() -> int:
+        nc = await nats.connect(mesh.url)
+        try:
+            info = await nc.jetstream().stream_info("OBJ_MESH_PAYLOADS")
+            return info.state.messages
+        finally:
+            await nc.close()
+
+    if "--open" in mesh.process.args:  # type: ignore[operator]  # a list
+        until(lambda: asyncio.run(left()) == 0)
+
+
+def test_there_and_back(both: Any, large: Started) -> None:
+    text = "0123456789abcdef" * (3 * MB // 16)
+    assert both.call(ECHO, {"text": text}) == text  # both
+    assert both.call(ECHO, {"text": "ab", "times": 2 * MB}) == "ab" * (2 * MB)  # a result
+    assert both.call("large.large.size", {"text": text}) == len(text)  # arguments
+    assert both.call(ECHO, {"text": text}, timeout=60, rpc_id="rpc_large") == text
+    assert both.call(ECHO, {"text": text}, timeout=60, rpc_id="rpc_large") == text
+    assert both.call("large.large.nested", {"size": 2 * MB}) == 2 * MB
+    nothing_stays(large)
+
+
+def test_durable_tasks(both: Any, large: Started) -> None:
+    text = "0123456789abcdef" * (3 * MB // 16)
+    task = both.run("submit", ECHO, {"text": text})
+    assert both.on(task, "wait", 60) == text
+    assert both.call("large.large.tasked", {"size": 2 * MB}, timeout=60) == 2 * MB
+    nothing_stays(large)
+
+
+def test_failures(both: Any, large: Started) -> None:
+    with pytest.raises(toolmesh.InvalidArguments):
+        both.call(ECHO, {"text": "x" * (2 * MB), "times": "many"})
+    with pytest.raises(toolmesh.ToolNotFound):
+        both.call("large.large.nowhere", {"text": "x" * (2 * MB)})
+    with pytest.raises(toolmesh.ToolTimeout):
+        both.call(ECHO, {"text": "x" * (20 * MB)}, timeout=0.01)
+    nothing_stays(large)
+
+
+def test_what_is_gone(large: Started) -> None:
+    """A plain client's reference to nothing starts nothing."""
+    async def ask(name: str) -> dict[str, Any]:
+        nc = await nats.connect(large.url)
+        try:
+            digest = "SHA-256=" + "A" * 43 + "="
+            answer = await nc.request(f"tools.default.{ECHO}", b"", headers={"Mesh-Ref": name, "Mesh-Digest": digest})
+            assert answer.headers is not None and answer.headers["Mesh-Started"] == "false"
+            told: dict[str, Any] = json.loads(answer.data)["error"]
+            return told
+        finally:
+            await nc.close()
+
+    assert asyncio.run(ask("default.none"))["details"]["reason"] == "payload_gone"
+    assert asyncio.run(ask("other.none"))["code"] == "permission_denied"
+
+
+def test_streams_and_batches(both: Any) -> None:
+    text = "x" * (2 * MB)  # items stay as long as their chunks: what counts messages comes before
+    assert both.collect("large.large.items", {"text": text, "count": 3}) == [f"{n}{text}" for n in range(3)]
+    mixed = [(ECHO, {"text": text}), (ECHO, {"text": "small"}), (ECHO, {"text": "ab", "times": MB})]
+    assert both.run("batch", mixed) == [text, "small", "ab" * MB]
+    many = [(ECHO, {"text": "y" * (100 << 10)})] * 20
+    assert both.run("batch", many) == ["y" * (100 << 10)] * 20

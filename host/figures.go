@@ -1,0 +1,146 @@
+package host
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Stats are a node's figures.
+type Stats struct {
+	Node           subjects.NodeID `json:"node"`
+	InFlight       int             `json:"in_flight"`
+	Slots          int             `json:"slots"`
+	Queued         int             `json:"queued"`
+	Waiting        int             `json:"waiting"` // for their turn in a lane
+	Calls          uint64          `json:"calls"`
+	Errors         uint64          `json:"errors"`
+	Relayed        uint64          `json:"relayed"` // of the calls: those that another node ran, as there was no slot
+	Busy           uint64          `json:"busy"`    // answers to callers for whom there was no slot
+	RefusedReplies uint64          `json:"refused_replies"`
+	Tools          int             `json:"tools"`
+	// Joined: the registry and the store of chunks have been found. Until then the
+	// node is on no list and has no streams.
+	Joined bool `json:"-"`
+	// Took is how long all calls took together.
+	Took time.Duration `json:"-"`
+}
+
+// Stats returns the node's figures of now.
+func (h *Host) Stats() Stats {
+	s := Stats{
+		Node: h.node, InFlight: h.calls.InFlight(), Slots: h.opts.Slots,
+		Calls: h.handled.Load(), Errors: h.failed.Load(), Relayed: h.relayed.Load(), Busy: h.busy.Load(), RefusedReplies: h.refusedReplies.Load(),
+		Waiting: h.lanes.Waiting(),
+		Joined:  h.presence.Joined(),
+		Took:    time.Duration(h.took.Load()),
+	}
+	if h.opts.Queued != nil {
+		s.Queued = h.opts.Queued()
+	}
+	s.Tools = h.routes.count()
+	return s
+}
+
+// CodeOther is what [Figures] counts errors under whose code is none of this
+// version's: a handler may write what it likes.
+const CodeOther toolmesh.Code = "other"
+
+// failures counts calls by the code they ended with. Its keys never change.
+type failures map[toolmesh.Code]*atomic.Uint64
+
+func newFailures() failures {
+	f := failures{CodeOther: new(atomic.Uint64)}
+	for _, code := range toolmesh.Codes() {
+		f[code] = new(atomic.Uint64)
+	}
+	return f
+}
+
+func (f failures) add(code toolmesh.Code) {
+	n := f[code]
+	if n == nil {
+		n = f[CodeOther]
+	}
+	n.Add(1)
+}
+
+// Figures are a node's figures with all that is counted by code.
+type Figures struct {
+	Stats
+	// Failures are how many calls have ended with each code since the node's start: all
+	// codes of this version, and [CodeOther]. Their sum is that of Errors.
+	Failures map[toolmesh.Code]uint64
+}
+
+// Figures returns the node's figures of now.
+func (h *Host) Figures() *Figures {
+	f := &Figures{Stats: h.Stats(), Failures: make(map[toolmesh.Code]uint64, len(h.failures))}
+	for code, n := range h.failures {
+		f.Failures[code] = n.Load()
+	}
+	return f
+}
+
+// stuckAfter is how long the ticker may stand. What it sends may hold it up, on a
+// connection that nobody reads, for the minute after which that is given up: whatever
+// the broker does, it must not look as if the process were stuck.
+const stuckAfter = 3 * time.Minute
+
+// Stuck is why the host does not get on, whatever the broker does: its own clock
+// stands, which ends calls in time. nil while it goes, before the start and after the
+// end. It waits for nothing.
+func (h *Host) Stuck() error {
+	at := h.ticked.Load()
+	if at == nil {
+		return nil
+	}
+	if stood := time.Since(*at); stood > stuckAfter {
+		return toolmesh.Errorf(toolmesh.CodeInternal, "the node's clock has stood for %v: a handler or a lock holds it up", stood.Round(time.Second))
+	}
+	return nil
+}
+
+// Unready is why the node takes no new calls, or is on no list; nil while it serves.
+// It waits for nothing.
+func (h *Host) Unready() error {
+	refuse := func(format string, args ...any) error {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, format, args...)
+	}
+	switch {
+	case h.draining.Load():
+		return refuse("the node is draining")
+	case h.presence.Taken():
+		return refuse("another process has become node %s", h.node)
+	case h.ticked.Load() == nil:
+		return refuse("the node does not serve yet")
+	case !h.bus.State().Connected: // the connection's own word waits for whoever writes to it
+		return refuse("there is no connection to the NATS server")
+	case !h.presence.Joined():
+		if why := h.presence.Missing(); why != nil {
+			return refuse("the node is not in the registry: %w", why)
+		}
+		return refuse("the node is not in the registry yet")
+	}
+	return nil
+}
+
+// answeredBusy counts a caller that is told so for want of a slot, and for how long
+// that has it wait.
+func (h *Host) answeredBusy() {
+	wait := maxHint // as long as no call has ended, nobody knows how long they take
+	if h.handled.Load() > 0 {
+		wait = h.pace()
+	}
+	h.busyFor.Add(int64(wait))
+	h.busy.Add(1)
+}
+
+// pace is how long a call takes here on average, within the bounds of what a caller is
+// told to wait.
+func (h *Host) pace() time.Duration {
+	mean := time.Duration(h.took.Load()) / time.Duration(max(h.handled.Load(), 1)) //nolint:gosec // fewer than 2^63
+	return min(max(mean, minHint), maxHint)
+}

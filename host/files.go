@@ -1,0 +1,155 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"iter"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/payloads"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// fileWindow is how many pieces of a tool's file may be on their way to the store.
+const fileWindow = 8
+
+// nestedFiles are the files that the tool of one call is giving to the mesh. The zero value
+// has none.
+type nestedFiles struct {
+	mu      sync.Mutex
+	last    int
+	uploads map[string]*nestedFile
+}
+
+type nestedFile struct {
+	*bus.Upload
+	name string
+	size int64
+}
+
+var errNoFiles = toolmesh.Errorf(toolmesh.CodeUnavailable, "files travel inside of calls that the mesh makes").WithStarted(toolmesh.StartedNo)
+
+// File takes a file of the call's tool, piece by piece: "put", with {"size"}, returns an id,
+// "piece:<id>" takes the next bytes of it, and "end:<id>" returns {"ref","digest","size"}. It
+// is the session's, and expires in 15 minutes.
+func (n *NestedCalls) File(ctx context.Context, what string, body []byte) ([]byte, error) {
+	if n.call.host == nil {
+		return nil, errNoFiles
+	}
+	verb, id, _ := strings.Cut(what, ":")
+	if verb == "put" {
+		return n.putFile(body)
+	}
+	n.files.mu.Lock()
+	f := n.files.uploads[id]
+	n.files.mu.Unlock()
+	if f == nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker sends a file %q that it has not begun", what)
+	}
+	have, _ := f.Size()
+	switch {
+	case verb == "piece" && have+int64(len(body)) > f.size:
+		return nil, toolmesh.Errorf(toolmesh.CodeToolError, "the file has become longer than its %d bytes while it was sent", f.size)
+	case verb == "piece":
+		if err := f.Wait(ctx, fileWindow-1); err != nil {
+			return nil, err
+		}
+		return []byte("{}"), f.Write(body)
+	case verb != "end":
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker asks %q of a file", what)
+	case have != f.size:
+		return nil, toolmesh.Errorf(toolmesh.CodeToolError, "the file had %d bytes when it was to be sent, and has %d", f.size, have)
+	}
+	p, err := f.Finish(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	n.files.mu.Lock()
+	delete(n.files.uploads, id)
+	n.files.mu.Unlock()
+	return tool.MarshalPlain(map[string]any{"ref": p.Name, "digest": p.Digest, "size": p.Size})
+}
+
+func (n *NestedCalls) putFile(body []byte) ([]byte, error) {
+	var about struct {
+		Size int64 `json:"size"`
+	}
+	if err := json.Unmarshal(body, &about); err != nil || about.Size < 0 {
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "the tool's worker says no size of a file")
+	}
+	h := n.call.host
+	if about.Size > h.opts.PayloadMax {
+		return nil, payloads.TooLarge(about.Size, h.opts.PayloadMax)
+	}
+	_, name, err := payloads.NewName(n.call.Session)
+	if err != nil {
+		return nil, err
+	}
+	u, err := h.bus.NewUpload(name, true, nil)
+	if err != nil {
+		return nil, err
+	}
+	n.files.mu.Lock()
+	defer n.files.mu.Unlock()
+	if n.files.uploads == nil {
+		n.files.uploads = make(map[string]*nestedFile)
+	}
+	n.files.last++
+	id := strconv.Itoa(n.files.last)
+	n.files.uploads[id] = &nestedFile{u, name, about.Size}
+	return []byte(id), nil
+}
+
+// ReadFile yields the bytes of a file that the call's caller has sent, of which file is
+// {"ref","digest"}: one of the call's own session.
+func (n *NestedCalls) ReadFile(ctx context.Context, file json.RawMessage) iter.Seq2[json.RawMessage, error] {
+	return func(yield func(json.RawMessage, error) bool) {
+		if n.call.host == nil {
+			yield(nil, errNoFiles)
+			return
+		}
+		var ref struct{ Ref, Digest string }
+		err := json.Unmarshal(file, &ref)
+		if err == nil {
+			h := n.call.host
+			err = payloads.Copy(ctx, h.bus, n.call.Session, &codec.Ref{Name: ref.Ref, Digest: ref.Digest}, pieceWriter(func(piece []byte) error {
+				if !yield(piece, nil) {
+					return errStopReading
+				}
+				return nil
+			}), h.opts.PayloadMax)
+		}
+		if err != nil && !errors.Is(err, errStopReading) {
+			yield(nil, toolmesh.AsError(err))
+		}
+	}
+}
+
+var errStopReading = toolmesh.Errorf(toolmesh.CodeCancelled, "nobody reads the file any more")
+
+type pieceWriter func(piece []byte) error
+
+// Write implements io.Writer.
+func (w pieceWriter) Write(piece []byte) (int, error) {
+	if err := w(piece); err != nil {
+		return 0, err
+	}
+	return len(piece), nil
+}
+
+// Close drops what the call's tool has begun to send and not ended. The call is over.
+func (n *NestedCalls) Close() {
+	n.files.mu.Lock()
+	left := n.files.uploads
+	n.files.uploads = nil
+	n.files.mu.Unlock()
+	for _, f := range left {
+		n.call.host.running.run(func() { _ = f.Drop(n.call.host.base) }) // else it expires
+	}
+}

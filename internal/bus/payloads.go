@@ -1,0 +1,361 @@
+package bus
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	// payloadsAge is how long a large value is kept that nobody deletes.
+	payloadsAge = 15 * time.Minute
+	// DefaultPayloadsBytes bounds all of them together in a new store.
+	DefaultPayloadsBytes int64 = 2e9
+
+	// pieceBytes is what a stored part of a value has at most; pieceRoom is what else is
+	// in its message.
+	pieceBytes = 256 << 10
+	pieceRoom  = 4 << 10
+
+	// readBytes is what is asked of the store at once.
+	readBytes = 2 << 20
+
+	// payloadSilence is how long the store may say nothing to what it was sent.
+	payloadSilence = 15 * time.Second
+
+	errStoreFailed = 10077 // JetStream's, with the cause as its text
+	errNoResources = 10023
+)
+
+// Payload is a large value in the mesh's store.
+type Payload struct {
+	Name   string
+	Digest string // SHA-256=<base64url>
+	Size   int64
+
+	info jetstream.ObjectInfo
+}
+
+// Parts is of how many messages it consists.
+func (p *Payload) Parts() int { return int(p.info.Chunks) } //nolint:gosec // fewer than 2^31
+
+func payloadSubject(name string) string {
+	return subjects.ObjectMetas(subjects.ObjectPayloads) + base64.URLEncoding.EncodeToString([]byte(name))
+}
+
+func payloadParts(nuid string) string { return subjects.ObjectParts(subjects.ObjectPayloads) + nuid }
+
+var payloadStream = subjects.ObjectStream(subjects.ObjectPayloads)
+
+// PieceBytes is how much of a large value one message carries.
+func (b *Bus) PieceBytes() int {
+	limit := b.MaxPayload()
+	if limit == 0 || limit > pieceBytes+pieceRoom {
+		return pieceBytes
+	}
+	return int(max(limit-pieceRoom, limit/2))
+}
+
+// Payload looks a large value up; [ErrNoKey] if it is not there. Where a replica does not
+// know of it the store's leader is asked.
+func (b *Bus) Payload(ctx context.Context, name string) (Payload, error) {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	subject := payloadSubject(name)
+	found, err := b.Find(ctx, payloadStream, Lookup{Subject: subject})
+	if err != nil {
+		return Payload{}, fmt.Errorf("find the large value %s: %w", name, err)
+	}
+	p, ok := readPayload(name, found[0])
+	if !ok {
+		m, err := b.latest(ctx, payloadStream, subject)
+		if err != nil {
+			return Payload{}, apiError("find the large value "+name, err)
+		}
+		if p, ok = readPayload(name, m); !ok {
+			return Payload{}, fmt.Errorf("large value %s: %w", name, ErrNoKey)
+		}
+	}
+	return p, nil
+}
+
+func readPayload(name string, m *Stored) (Payload, bool) {
+	p := Payload{Name: name}
+	if m == nil || json.Unmarshal(m.Data, &p.info) != nil || p.info.NUID == "" || p.info.Name != name || p.info.Deleted {
+		return p, false
+	}
+	p.Digest, p.Size = p.info.Digest, int64(p.info.Size) //nolint:gosec // fewer than 2^63
+	return p, true
+}
+
+// ReadPayload hands out the parts of a large value in order, from the stored sequence
+// from on, 0 for the first, until each returns false, and returns the sequence of the
+// last one. left is how many parts there are from there on: so many are waited for,
+// until the store says nothing for a while. What was deleted meanwhile is unavailable.
+// Whether they are what the digest says is for the caller to see.
+func (b *Bus) ReadPayload(ctx context.Context, p Payload, from uint64, left int, each func(part *Stored) (more bool, err error)) (last uint64, err error) {
+	q := Query{Stream: payloadStream, Subject: payloadParts(p.info.NUID), From: from, Bytes: readBytes}
+	return b.readParts(ctx, "read the large value "+p.Name, q, left, each)
+}
+
+// readParts reads the parts of an object. What a replica that lags does not have yet is
+// waited for, up to retryTimeout for the next one.
+func (b *Bus) readParts(ctx context.Context, what string, q Query, left int, each func(part *Stored) (more bool, err error)) (last uint64, err error) {
+	stopped := false
+	for left > 0 && !stopped {
+		waiting, cancel := context.WithTimeout(ctx, retryTimeout)
+		err := b.retry(waiting, what, func(ctx context.Context) error {
+			before := left
+			for m, err := range b.Read(ctx, q) {
+				if err != nil {
+					if left < before {
+						break // the next question begins behind what has come
+					}
+					return err
+				}
+				more, err := each(m)
+				if err != nil {
+					return err
+				}
+				last, q.From = m.Seq, m.Seq+1
+				if left--; !more {
+					stopped = true
+					return nil
+				}
+			}
+			if left == before {
+				return errIncomplete
+			}
+			return nil
+		})
+		cancel()
+		if err != nil {
+			return last, err
+		}
+	}
+	return last, nil
+}
+
+// DeletePayload removes a large value; one that is not there is no error.
+func (b *Bus) DeletePayload(ctx context.Context, name string) error {
+	p, err := b.Payload(ctx, name)
+	if errors.Is(err, ErrNoKey) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	// The description first: what can be found has all its parts.
+	if err := b.purgePayloads(ctx, payloadSubject(name)); err != nil {
+		return err
+	}
+	return b.purgePayloads(ctx, payloadParts(p.info.NUID))
+}
+
+func (b *Bus) purgePayloads(ctx context.Context, subject string) error {
+	body, err := json.Marshal(map[string]string{"filter": subject})
+	if err != nil {
+		return fmt.Errorf("purge %s: %w", subject, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	m, err := b.Request(ctx, &nats.Msg{Subject: b.api + "STREAM.PURGE." + payloadStream, Data: body})
+	if err != nil {
+		return apiError("delete a large value", err)
+	}
+	return storeError(m)
+}
+
+// storeError is what JetStream says is wrong in its answer to a request or a publish.
+func storeError(m *nats.Msg) error {
+	if NoResponders(m) {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is not there, or has no leader: it needs JetStream").WithOrigin(toolmesh.OriginMesh)
+	}
+	var answer struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	switch err := json.Unmarshal(m.Data, &answer); {
+	case err != nil:
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "the store of large values says what cannot be read: %w", err).WithOrigin(toolmesh.OriginMesh)
+	case answer.Error == nil:
+		return nil
+	case answer.Error.ErrorCode == errStoreFailed, answer.Error.ErrorCode == errNoResources:
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is full (%s): wait until what is in it is read or expires, or give it more room (MESH_PAYLOADS_MAX)", answer.Error.Description).
+			WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "payloads_max").WithDetail("err_code", answer.Error.ErrorCode).WithRetryable(false)
+	}
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values refused: %s", answer.Error.Description).
+		WithOrigin(toolmesh.OriginMesh).WithDetail("err_code", answer.Error.ErrorCode)
+}
+
+// Upload stores one large value, piece by piece. Write is for one goroutine; the rest may
+// be called from any. Finish it or drop it.
+type Upload struct {
+	b     *Bus
+	name  string
+	nuid  string
+	inbox *Inbox
+	sum   hash.Hash // nil: its sender says the digest
+	acked func(n int, err error)
+
+	mu      sync.Mutex // guards what follows
+	size    int64
+	sent    int
+	stored  int
+	err     error
+	heard   time.Time
+	changed chan struct{} // capacity 1
+}
+
+// NewUpload begins to store a large value under a name, whose digest is computed, or is what
+// [Upload.Finish] is told where summed is false. acked, which may be nil, is called
+// with the number of each piece, from 1 on, once it is stored, or with why it is not; it
+// must not block.
+func (b *Bus) NewUpload(name string, summed bool, acked func(n int, err error)) (*Upload, error) {
+	u := &Upload{b: b, name: name, nuid: uuid.NewString(), acked: acked, heard: time.Now(), changed: make(chan struct{}, 1)}
+	if summed {
+		u.sum = sha256.New()
+	}
+	var err error
+	u.inbox, err = b.Open(u.deliver)
+	return u, err
+}
+
+// deliver takes the acknowledgements.
+func (u *Upload) deliver(m *nats.Msg, err error) {
+	n := 0
+	if err == nil {
+		n, _ = strconv.Atoi(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:])
+		err = storeError(m)
+	}
+	u.mu.Lock()
+	u.heard = time.Now()
+	u.stored++
+	if err != nil && u.err == nil {
+		u.err = err
+	}
+	u.mu.Unlock()
+	select {
+	case u.changed <- struct{}{}:
+	default:
+	}
+	if u.acked != nil {
+		u.acked(n, err)
+	}
+}
+
+// Size is how many bytes were written, and since when the store has said nothing to them.
+func (u *Upload) Size() (n int64, heard time.Time) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.size, u.heard
+}
+
+// Write sends a piece, of at most [Bus.PieceBytes], and does not wait until it is stored.
+// The piece may be used again. After an error nothing more is taken.
+func (u *Upload) Write(piece []byte) error {
+	u.mu.Lock()
+	if u.err != nil {
+		defer u.mu.Unlock()
+		return u.err
+	}
+	u.sent++
+	u.size += int64(len(piece))
+	n := u.sent
+	u.mu.Unlock()
+	if u.sum != nil {
+		u.sum.Write(piece)
+	}
+	if !u.b.Connected() {
+		return errDisconnected(nil)
+	}
+	err := u.b.nc.PublishMsg(&nats.Msg{Subject: payloadParts(u.nuid), Reply: u.inbox.Subject() + "." + strconv.Itoa(n), Data: piece})
+	return sendError(err, len(piece), u.b.MaxPayload())
+}
+
+// Wait waits until at most so many pieces are sent and not stored, or one was refused.
+func (u *Upload) Wait(ctx context.Context, most int) error { return u.wait(ctx, most, false) }
+
+// wait is Wait; with refused it also waits after the store has refused a piece.
+func (u *Upload) wait(ctx context.Context, most int, refused bool) error {
+	timer := time.NewTimer(payloadSilence)
+	defer timer.Stop()
+	for {
+		u.mu.Lock()
+		open, heard, err := u.sent-u.stored, u.heard, u.err
+		u.mu.Unlock()
+		if err != nil && !refused || open <= most {
+			return err
+		}
+		select {
+		case <-u.changed:
+			timer.Reset(payloadSilence)
+		case <-timer.C:
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values has said nothing since %v", heard.Format(time.TimeOnly)).WithOrigin(toolmesh.OriginMesh)
+		case <-ctx.Done():
+			return fmt.Errorf("store a large value: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// Finish describes the value, once all of it is stored: from then on it can be read. After
+// an error it is to be dropped. digest is what its sender says; who reads it sees whether
+// that is so.
+func (u *Upload) Finish(ctx context.Context, digest string) (Payload, error) {
+	if err := u.Wait(ctx, 0); err != nil {
+		return Payload{}, err
+	}
+	if u.sum != nil {
+		digest = codec.DigestText(u.sum.Sum(nil))
+	}
+	p := Payload{Name: u.name, Digest: digest, Size: u.size}
+	p.info = jetstream.ObjectInfo{
+		ObjectMeta: jetstream.ObjectMeta{Name: u.name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(u.b.PieceBytes())}}, //nolint:gosec // half a megabyte
+		Bucket:     subjects.ObjectPayloads, NUID: u.nuid, Size: uint64(u.size), Chunks: uint32(u.sent), Digest: p.Digest,       //nolint:gosec // never negative
+	}
+	data, err := json.Marshal(p.info)
+	if err != nil {
+		return Payload{}, fmt.Errorf("describe the large value %s: %w", u.name, err)
+	}
+	m := nats.NewMsg(payloadSubject(u.name))
+	m.Data = data
+	// A name belongs to one value: whoever has its reference reads no other one.
+	ack, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	_, err = u.b.js.PublishMsg(ack, m, jetstream.WithExpectStream(payloadStream), jetstream.WithExpectLastSequencePerSubject(0))
+	switch {
+	case err == nil:
+		u.inbox.Close()
+		return p, nil
+	case isAPIError(err, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant):
+		return Payload{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "there is a large value of the name %q already: take another one", u.name).WithOrigin(toolmesh.OriginMesh)
+	case isAPIError(err, errStoreFailed, errNoResources):
+		return Payload{}, toolmesh.Errorf(toolmesh.CodeUnavailable, "the store of large values is full: %w", err).WithOrigin(toolmesh.OriginMesh).WithDetail("limit", "payloads_max").WithRetryable(false)
+	}
+	return Payload{}, apiError("store a large value", err)
+}
+
+// Drop removes what was stored of a value that is not to be finished.
+func (u *Upload) Drop(ctx context.Context) error {
+	// What is on its way would be stored behind the purge.
+	settled, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	_ = u.wait(settled, 0, true)
+	u.inbox.Close()
+	return u.b.purgePayloads(ctx, payloadParts(u.nuid))
+}

@@ -1,0 +1,86 @@
+package bus_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+func upload(t *testing.T, b *bus.Bus, name, value string) bus.Payload {
+	t.Helper()
+	u, err := b.NewUpload(name, true, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := u.Write([]byte(value)); err != nil {
+		t.Fatal(err)
+	}
+	p, err := u.Finish(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// What nobody deletes goes by itself, after the time that the page says.
+func TestPayloadsExpire(t *testing.T) {
+	t.Parallel()
+	b := open(t, meshtest.Broker(t).Connect(t), nil)
+	ensure(t, b, nil)
+	stream, err := b.JetStream().Stream(t.Context(), "OBJ_MESH_PAYLOADS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := stream.CachedInfo().Config
+	if config.MaxAge != 15*time.Minute || config.Discard != jetstream.DiscardNew || config.MaxBytes != bus.DefaultPayloadsBytes {
+		t.Errorf("kept %v, %v at %d bytes", config.MaxAge, config.Discard, config.MaxBytes)
+	}
+	config.MaxAge, config.Duplicates = time.Second, time.Second
+	if _, err := b.JetStream().UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	upload(t, b, "s.x", "value")
+	meshtest.Until(t, "it has expired", func() bool {
+		_, err := b.Payload(t.Context(), "s.x")
+		return errors.Is(err, bus.ErrNoKey)
+	})
+}
+
+// A name is one value's: whoever has its reference reads no other one.
+func TestPayloadNamesAreTakenOnce(t *testing.T) {
+	t.Parallel()
+	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
+		b := open(t, top.Serve(t), nil)
+		ensure(t, b, nil)
+		first := upload(t, b, "s.x", "one")
+		u, err := b.NewUpload("s.x", true, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := u.Write([]byte("two")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := u.Finish(t.Context(), ""); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+			t.Errorf("the name again: %v", err)
+		}
+		if err := u.Drop(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if found, err := b.Payload(t.Context(), "s.x"); err != nil || found.Digest != first.Digest || found.Size != 3 {
+			t.Errorf("%+v, %v", found, err)
+		}
+		if err := b.DeletePayload(t.Context(), "s.x"); err != nil {
+			t.Error(err)
+		}
+		if err := b.DeletePayload(t.Context(), "s.x"); err != nil {
+			t.Errorf("what is gone: %v", err)
+		}
+		upload(t, b, "s.x", "three")
+	})
+}

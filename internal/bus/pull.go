@@ -1,0 +1,186 @@
+package bus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh"
+)
+
+// EnsureConsumer makes a consumer of a stream, or changes the one of its name to what is
+// asked. Its errors are those of [Bus.Ensure].
+func (b *Bus) EnsureConsumer(ctx context.Context, stream string, config jetstream.ConsumerConfig) error {
+	return b.retry(ctx, "consumer "+config.Durable+" of stream "+stream, func(ctx context.Context) error {
+		_, err := b.js.CreateOrUpdateConsumer(ctx, stream, config)
+		return err
+	})
+}
+
+// pulled may wait to be read: what comes was asked for, so it is little.
+const pulled = 1 << 12
+
+// Pulls asks consumers of one stream for messages, one at a time. All that come, and the
+// broker's word that none did, arrive on one channel. Its methods may be called
+// concurrently.
+type Pulls struct {
+	b      *Bus
+	stream string
+	inbox  string // with its last dot; a consumer's name follows
+	sub    *nats.Subscription
+	got    chan *nats.Msg
+}
+
+// OpenPulls subscribes. Close it.
+func (b *Bus) OpenPulls(stream string) (*Pulls, error) {
+	p := &Pulls{b: b, stream: stream, inbox: b.nc.NewInbox() + ".", got: make(chan *nats.Msg, pulled)}
+	var err error
+	if p.sub, err = b.nc.ChanSubscribe(p.inbox+"*", p.got); err != nil {
+		return nil, errDisconnected(err)
+	}
+	return p, nil
+}
+
+// Close ends the subscription: what was asked for goes to others.
+func (p *Pulls) Close() { _ = p.sub.Unsubscribe() }
+
+// Messages is where everything arrives; read it with [Pulls.Read].
+func (p *Pulls) Messages() <-chan *nats.Msg { return p.got }
+
+// Read says of which consumer a message is, or, where status is not empty, to which
+// one's request it says that there is none: 404 (there is none now), 408 (none came in
+// its time), 409 or 503 (the request is lost).
+func (p *Pulls) Read(m *nats.Msg) (consumer, status string) {
+	if name, ok := strings.CutPrefix(m.Subject, p.inbox); ok {
+		return name, m.Header.Get(headerStatus)
+	}
+	// $JS.ACK.<stream>.<consumer>.…, or with a domain and an account in between
+	tokens := strings.Split(m.Reply, ".")
+	switch {
+	case len(tokens) == 9:
+		return tokens[3], ""
+	case len(tokens) > 9:
+		return tokens[5], ""
+	}
+	return "", ""
+}
+
+// Ask asks a consumer for one message: for one that is there, or, with a wait above 0,
+// for one that comes within it.
+func (p *Pulls) Ask(consumer string, wait time.Duration) error {
+	request := struct {
+		Batch   int           `json:"batch"`
+		Expires time.Duration `json:"expires,omitempty"`
+		NoWait  bool          `json:"no_wait,omitempty"`
+	}{1, wait, wait == 0}
+	body, err := json.Marshal(request)
+	if err != nil {
+		return fmt.Errorf("ask consumer %s: %w", consumer, err)
+	}
+	return p.b.nc.PublishRequest(p.b.api+"CONSUMER.MSG.NEXT."+p.stream+"."+consumer, p.inbox+consumer, body)
+}
+
+// Delivered is what a consumer says of a message that it has delivered.
+type Delivered struct {
+	// Times is how often it was, this one included.
+	Times uint64
+	// Time is when it was stored.
+	Time time.Time
+}
+
+// DeliveredOf reads it off the message's reply subject.
+func DeliveredOf(m *nats.Msg) (Delivered, error) {
+	meta, err := m.Metadata()
+	if err != nil {
+		return Delivered{}, fmt.Errorf("a message of %s: %w", m.Subject, err)
+	}
+	return Delivered{Times: meta.NumDelivered, Time: meta.Timestamp}, nil
+}
+
+// Done has the broker forget a message that was delivered.
+func (b *Bus) Done(m *nats.Msg) { _ = b.nc.Publish(m.Reply, []byte("+ACK")) }
+
+// Again has the broker deliver a message again, after a while.
+func (b *Bus) Again(m *nats.Msg, after time.Duration) {
+	body := []byte("-NAK")
+	if after > 0 {
+		body = fmt.Appendf(body, ` {"delay":%d}`, after.Nanoseconds())
+	}
+	_ = b.nc.Publish(m.Reply, body)
+}
+
+// Keep tells the broker that a message is still worked on, and waits for its word that
+// it knows.
+func (b *Bus) Keep(ctx context.Context, m *nats.Msg) error {
+	_, err := b.Request(ctx, &nats.Msg{Subject: m.Reply, Data: []byte("+WPI")})
+	return err
+}
+
+// Numbers of JetStream's refusals to store a message.
+const (
+	errStreamStoreFailed = 10077 // no room, among others
+	errScheduleInvalid   = 10189
+	errScheduleDisabled  = 10188
+)
+
+// Store publishes a message into a stream of the mesh. The errors are those of writing a
+// key, [ErrFull] and [ErrSchedule].
+func (b *Bus) Store(ctx context.Context, m *nats.Msg, options ...jetstream.PublishOpt) error {
+	if !b.Connected() {
+		return errDisconnected(nil)
+	}
+	_, err := b.js.PublishMsg(ctx, m, options...)
+	switch {
+	case err == nil:
+		return nil
+	case isAPIError(err, errScheduleInvalid, errScheduleDisabled):
+		return fmt.Errorf("%w: %w", ErrSchedule, err)
+	case Full(err):
+		return fmt.Errorf("store %s: %w: %w", m.Subject, ErrFull, err)
+	case errors.Is(err, nats.ErrMaxPayload):
+		return sendError(err, m.Size(), b.MaxPayload())
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("store %s: %w", m.Subject, err)
+	}
+	return apiError("store "+m.Subject, err)
+}
+
+var (
+	// ErrFull: a stream of the mesh has no room.
+	ErrFull = errors.New("there is no room")
+	// ErrSchedule: the broker does not take a schedule.
+	ErrSchedule = errors.New("the broker does not take the schedule")
+)
+
+// Full reports whether JetStream's error says that a stream has no room.
+func Full(err error) bool {
+	return isAPIError(err, errStreamStoreFailed, errStorageExceeded, errMemoryExceeded)
+}
+
+// Purge takes the messages of a subject out of a stream.
+func (b *Bus) Purge(ctx context.Context, stream, subject string) error {
+	body, err := json.Marshal(map[string]string{"filter": subject})
+	if err != nil {
+		return fmt.Errorf("purge %s: %w", subject, err)
+	}
+	m, err := b.Request(ctx, &nats.Msg{Subject: b.api + "STREAM.PURGE." + stream, Data: body})
+	if err != nil {
+		return apiError("purge "+subject, err)
+	}
+	var answer struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	if err := json.Unmarshal(m.Data, &answer); err != nil {
+		return toolmesh.Errorf(toolmesh.CodeProtocolError, "purge %s: %w", subject, err)
+	}
+	if answer.Error != nil {
+		return apiError("purge "+subject, answer.Error)
+	}
+	return nil
+}

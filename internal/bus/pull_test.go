@@ -1,0 +1,67 @@
+package bus_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+func TestPulls(t *testing.T) {
+	t.Parallel()
+	b, err := bus.New(meshtest.Broker(t).Connect(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	if err := b.Ensure(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.EnsureConsumer(t.Context(), subjects.StreamTasks, jetstream.ConsumerConfig{Durable: "one", AckPolicy: jetstream.AckExplicitPolicy}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := b.OpenPulls(subjects.StreamTasks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	ask := func(wait time.Duration) (m *nats.Msg, status string) {
+		t.Helper()
+		if err := p.Ask("one", wait); err != nil {
+			t.Fatal(err)
+		}
+		m = <-p.Messages()
+		consumer, status := p.Read(m)
+		if consumer != "one" {
+			t.Fatalf("%q %v is of consumer %q", m.Subject, m.Header, consumer)
+		}
+		return m, status
+	}
+	if _, status := ask(0); status != "404" {
+		t.Errorf("of an empty queue: status %q", status)
+	}
+	if err := b.Store(t.Context(), nats.NewMsg("mesh.tasks.normal.0.s.x")); err != nil {
+		t.Fatal(err)
+	}
+	m, status := ask(time.Minute)
+	if status != "" || m.Subject != "mesh.tasks.normal.0.s.x" {
+		t.Fatalf("%q, status %q", m.Subject, status)
+	}
+	if err := b.Keep(t.Context(), m); err != nil {
+		t.Errorf("the broker does not know of it: %v", err)
+	}
+	b.Again(m, 0)
+	m, _ = ask(time.Minute)
+	if d, err := bus.DeliveredOf(m); err != nil || d.Times != 2 || d.Time.IsZero() {
+		t.Errorf("delivered again: %+v %v", d, err)
+	}
+	b.Done(m)
+	if _, status := ask(0); status != "404" {
+		t.Errorf("what is done is there again: status %q", status)
+	}
+}

@@ -1,0 +1,112 @@
+package monitor
+
+import (
+	"cmp"
+	"maps"
+	"math"
+	"slices"
+
+	"github.com/toolmesh/toolmesh/registry"
+)
+
+const (
+	// PoolLabel is the label of a node that names its pool.
+	PoolLabel = "pool"
+	// DefaultPool has the nodes without that label.
+	DefaultPool = "default"
+)
+
+// Demand is what a pool of nodes has to do, and what it has for that. It counts the
+// nodes that serve: the calls on one that drains end there and need no other's slot.
+type Demand struct {
+	Pool  string `json:"pool"`
+	Nodes int    `json:"nodes"`
+	Slots int    `json:"slots"`
+	// InFlight are the calls that have a slot, Queued those of them without a worker.
+	InFlight int `json:"in_flight"`
+	Queued   int `json:"queued"`
+	// Waiting are calls that wait for their turn in a lane. They are no demand: more
+	// nodes would not run them sooner.
+	Waiting int `json:"waiting"`
+	// Busy are the calls that were answered busy between the nodes' last two heartbeats,
+	// about a second.
+	Busy int `json:"busy"`
+	// WantedSlots is how many slots there would have to be; see [Demands].
+	WantedSlots int `json:"wanted_slots"`
+}
+
+// Demands sums up nodes by their pools, sorted by name.
+//
+// The slots that are wanted are the calls in flight, those queued, and the callers that
+// were answered busy and wait. Each has its reason:
+//
+//   - A queued call holds a slot, and so is counted twice, as where a caller chooses
+//     between two nodes. It shows that the node has fewer workers than slots, and its
+//     free slots are not the room that they seem to be: counted once, a pool whose
+//     workers are all taken would never grow.
+//   - What was answered busy is in no node's slots, and without it a pool that is full
+//     would look the same whether two calls come too many or two thousand. But one
+//     answer is not one slot: a caller that is told to come back in 10 ms is refused a
+//     hundred times a second. So each refusal counts for the time that it lets its caller
+//     wait, which is what a call takes there, at most a second, and the sum is how many
+//     callers wait at once. For calls of a second and more that is the number of calls
+//     answered busy in a second; for callers that do not come back it is the work that
+//     was turned away (Little's law).
+//
+// An autoscaler divides the number by what one node should carry: see [Replicas].
+func Demands(nodes []registry.NodeStatus) []Demand {
+	pools := make(map[string]*Demand)
+	wanting := make(map[string]float64)
+	for _, n := range nodes {
+		if !n.Alive || n.State == registry.StateDraining {
+			continue
+		}
+		name := cmp.Or(n.Labels[PoolLabel], DefaultPool)
+		d := pools[name]
+		if d == nil {
+			d = &Demand{Pool: name}
+			pools[name] = d
+		}
+		d.Nodes++
+		d.Slots += n.Slots
+		d.InFlight += n.InFlight
+		d.Queued += n.Queued
+		d.Waiting += n.Waiting
+		d.Busy += n.Busy
+		wanting[name] += n.Wanting
+	}
+	all := make([]Demand, 0, len(pools))
+	for _, name := range slices.Sorted(maps.Keys(pools)) {
+		d := *pools[name]
+		d.WantedSlots = d.InFlight + d.Queued + int(math.Ceil(wanting[name]))
+		all = append(all, d)
+	}
+	return all
+}
+
+// demandOf returns that of one pool: zeros for one without nodes, which a scaler has to
+// be able to ask for.
+func demandOf(pool string, all []Demand) Demand {
+	for _, d := range all {
+		if d.Pool == pool {
+			return d
+		}
+	}
+	return Demand{Pool: pool}
+}
+
+// TargetPercent is the part of a node's slots that is to be in use on average: the rest
+// takes what comes while another node starts.
+const TargetPercent = 70
+
+// Replicas is how many nodes a pool is to have for the slots that are wanted of it,
+// where each node has slots: what a HorizontalPodAutoscaler makes of WantedSlots with
+// averageValue = slots × [TargetPercent] / 100. None where nothing is wanted. slots
+// below 1 count as 1.
+func Replicas(wanted, slots int) int {
+	if wanted <= 0 {
+		return 0
+	}
+	target := max(slots, 1) * TargetPercent
+	return (wanted*100 + target - 1) / target
+}

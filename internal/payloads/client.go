@@ -1,0 +1,405 @@
+package payloads
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	// tries is how often a transfer is begun, or a page of one, before it counts as lost.
+	tries = 4
+	// quiet is how long the node that serves it may say nothing.
+	quiet = 5 * time.Second
+	// pageBytes is what one get asks for.
+	pageBytes = 4 << 20
+)
+
+// errSilent is what a node that says nothing any more is taken for.
+var errSilent = toolmesh.Errorf(toolmesh.CodeUnavailable, "the node that moves the large value says nothing any more").WithOrigin(toolmesh.OriginMesh)
+
+// Put has a node store what r reads, size bytes, for a session, and returns its reference.
+// When that node or the connection is lost it begins anew. The errors are
+// payload_too_large for more than the node takes, or where nobody takes any, unavailable
+// for a store that is full or silent, and that of ctx; all say that nothing was started.
+//
+// The node is at, where that answers: one that runs the call has the value at hand then.
+// Empty leaves it to the broker.
+func Put(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subjects.NodeID, r io.ReadSeeker, size int64) (*codec.Ref, error) {
+	var err error
+	for n := range tries {
+		if n > 0 {
+			if err := await(ctx, n); err != nil {
+				return nil, err
+			}
+			if _, err := r.Seek(0, io.SeekStart); err != nil {
+				return nil, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the value cannot be read again: %w", err)
+			}
+		}
+		var ref *codec.Ref
+		if ref, err = put(ctx, b, session, at, r, size); err == nil {
+			return ref, nil
+		}
+		at = ""
+		if ctx.Err() != nil || !again(err) {
+			break
+		}
+	}
+	return nil, notStarted(err)
+}
+
+// again reports whether a transfer that broke off may go well at another node.
+func again(err error) bool {
+	e := toolmesh.AsError(err)
+	return e.Retryable && (e.Code == toolmesh.CodeUnavailable || e.Code == toolmesh.CodeBusy) || e.Details["reason"] == ReasonGone && e.Code == toolmesh.CodeInvalidRequest
+}
+
+func notStarted(err error) error {
+	e := toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
+	if e.Origin == "" {
+		e = e.WithOrigin(toolmesh.OriginCaller)
+	}
+	return e
+}
+
+// await gives a node that is going, or a connection that is lost, some time.
+func await(ctx context.Context, n int) error {
+	select {
+	case <-time.After(250 * time.Millisecond << n):
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("move a large value: %w", context.Cause(ctx))
+	}
+}
+
+// reply is what came to a request about a value: a message, or why none comes.
+type reply struct {
+	msg *nats.Msg
+	err error
+}
+
+// conversation is an inbox with what arrived in it.
+type conversation struct {
+	*bus.Inbox
+	got   chan reply
+	timer *time.Timer
+}
+
+// converse opens one, for so many replies that are not yet read.
+func converse(b *bus.Bus, most int) (*conversation, error) {
+	c := &conversation{got: make(chan reply, most), timer: time.NewTimer(quiet)}
+	var err error
+	c.Inbox, err = b.Open(func(m *nats.Msg, err error) {
+		select {
+		case c.got <- reply{m, err}:
+		default: // more than was asked for
+		}
+	})
+	if err != nil {
+		c.timer.Stop()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *conversation) close() {
+	c.timer.Stop()
+	c.Close()
+}
+
+// next returns the next reply that is no error.
+func (c *conversation) next(ctx context.Context) (*nats.Msg, error) {
+	c.timer.Reset(quiet)
+	select {
+	case r := <-c.got:
+		if r.err != nil {
+			return nil, r.err
+		}
+		if bus.NoResponders(r.msg) {
+			return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "nobody moves large values on %s: %w", r.msg.Subject, nats.ErrNoResponders).WithOrigin(toolmesh.OriginMesh)
+		}
+		if h := codec.Header(r.msg.Header); len(h[codec.HeaderErrorCode]) > 0 {
+			return nil, codec.ParseReply(h, r.msg.Data).Err
+		}
+		return r.msg, nil
+	case <-c.timer.C:
+		return nil, errSilent
+	case <-ctx.Done():
+		return nil, fmt.Errorf("move a large value: %w", context.Cause(ctx))
+	}
+}
+
+// where a value is asked about: at a node, or at any one.
+func where(session subjects.SessionID, id subjects.PayloadID, at subjects.NodeID) (subject string, err error) {
+	if at != "" {
+		subject, err = subjects.NodePayload(at, session, id)
+	} else {
+		subject, err = subjects.Payload(session, id)
+	}
+	if err != nil {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	return subject, nil
+}
+
+func ask(verb codec.PayloadVerb) nats.Header {
+	return nats.Header{codec.HeaderPayload: {string(verb)}}
+}
+
+// put stores a value once.
+func put(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subjects.NodeID, r io.Reader, size int64) (*codec.Ref, error) {
+	id, _, err := NewName(session)
+	if err != nil {
+		return nil, err
+	}
+	subject, err := where(session, id, at)
+	if err != nil {
+		return nil, err
+	}
+	c, err := converse(b, window+8)
+	if err != nil {
+		return nil, err
+	}
+	defer c.close()
+	if err := c.Send(&nats.Msg{Subject: subject, Header: ask(codec.PayloadPut), Data: codec.PayloadPutRequest{Size: size}.Encode()}); err != nil {
+		return nil, err
+	}
+	m, err := c.next(ctx)
+	if errors.Is(err, nats.ErrNoResponders) && at == "" {
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the value has %d bytes, the broker takes %d in a message, and there is no node that takes larger ones: send less", size, b.MaxPayload()).
+			WithOrigin(toolmesh.OriginCaller).WithDetail("limit", b.MaxPayload()).WithDetail("size", size)
+	}
+	if err != nil {
+		return nil, err
+	}
+	taker, err := codec.ParsePayloadTaker(m.Data)
+	if err != nil {
+		return nil, err
+	}
+	if subject, err = subjects.NodePayload(taker.Node, session, id); err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeProtocolError, "%w", err)
+	}
+	whole := false
+	defer func() {
+		if !whole {
+			tell(b, subject, codec.PayloadDelete)
+		}
+	}()
+	sum := sha256.New()
+	sent, stored := 0, 0
+	err = pieces(r, b.PieceBytes(), func(piece []byte) error {
+		for ; sent-stored >= window; stored++ {
+			if _, err := c.next(ctx); err != nil {
+				return err
+			}
+		}
+		sent++
+		sum.Write(piece)
+		h := ask(codec.PayloadPiece)
+		h[codec.HeaderSeq] = []string{strconv.Itoa(sent)}
+		return c.Send(&nats.Msg{Subject: subject, Header: h, Data: piece})
+	})
+	if err != nil {
+		return nil, err
+	}
+	digest := codec.DigestText(sum.Sum(nil))
+	h := ask(codec.PayloadEnd)
+	h[codec.HeaderDigest] = []string{digest}
+	if err := c.Send(&nats.Msg{Subject: subject, Header: h}); err != nil {
+		return nil, err
+	}
+	for {
+		m, err := c.next(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if name := m.Header[codec.HeaderRef]; len(name) > 0 {
+			whole = true
+			return &codec.Ref{Name: name[0], Digest: digest}, nil
+		}
+	}
+}
+
+// Get writes what a session's reference names to w. A part that is lost on its way is
+// asked for again. The errors are invalid_request for what is gone or was altered
+// (details.reason), unavailable, permission_denied, that of w, and that of ctx. After an
+// error w has something else, or less. at is the node that is asked first, which may have
+// it at hand; empty for any.
+func Get(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subjects.NodeID, ref *codec.Ref, w io.Writer) error {
+	id, err := ref.Payload(session)
+	if err != nil {
+		return err
+	}
+	g := &getting{b: b}
+	if g.subject, err = where(session, id, at); err == nil {
+		g.shared, err = where(session, id, "")
+	}
+	if err != nil {
+		return err
+	}
+	sum := sha256.New()
+	defer g.close()
+	for !g.high.Terminal {
+		page, err := g.page(ctx)
+		if err != nil {
+			return err
+		}
+		if first, ok := w.(*bytes.Buffer); ok && first.Len() == 0 {
+			first.Grow(int(min(g.size, maxGrow)))
+		}
+		for _, piece := range page {
+			sum.Write(piece)
+			if _, err := w.Write(piece); err != nil {
+				return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the large value cannot be written: %w", err).WithOrigin(toolmesh.OriginCaller)
+			}
+		}
+	}
+	if got := codec.DigestText(sum.Sum(nil)); got != ref.Digest {
+		return altered(ref, got)
+	}
+	return nil
+}
+
+// maxGrow is how many bytes a node is believed that a value has before they come.
+const maxGrow = 1 << 30
+
+// getting is a value that is being read.
+type getting struct {
+	b       *bus.Bus
+	subject string
+	shared  string     // the subject on which any node answers
+	high    codec.High // of the last page
+	count   int        // pieces that have come
+	size    int64      // of the value, as the node says
+
+	next *conversation // in which the next page is on its way; nil: it is to be asked for
+}
+
+func (g *getting) close() {
+	if g.next != nil {
+		g.next.close()
+		g.next = nil
+	}
+}
+
+// page reads some of the value, whole or not at all, and asks for what follows, so that it
+// is on its way while this page is written.
+func (g *getting) page(ctx context.Context) ([][]byte, error) {
+	for n := 0; ; n++ {
+		err := g.ask()
+		if err == nil {
+			var page [][]byte
+			page, err = g.read(ctx)
+			g.close()
+			if err == nil {
+				if !g.high.Terminal {
+					_ = g.ask() // else the next page is asked for when its turn comes
+				}
+				return page, nil
+			}
+		}
+		g.subject = g.shared
+		if n+1 >= tries || ctx.Err() != nil || !again(err) || toolmesh.AsError(err).Details["reason"] == ReasonGone {
+			return nil, err
+		}
+		if err := await(ctx, n); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// ask asks for the next page, unless it is on its way.
+func (g *getting) ask() error {
+	if g.next != nil {
+		return nil
+	}
+	c, err := converse(g.b, maxParts+8)
+	if err != nil {
+		return err
+	}
+	h := ask(codec.PayloadGet)
+	h[codec.HeaderCount] = []string{strconv.Itoa(g.count)}
+	if err := c.Send(&nats.Msg{Subject: g.subject, Header: h, Data: codec.ReplayRequest{FromSeq: g.high.Seq + 1, MaxBytes: pageBytes}.Encode()}); err != nil {
+		c.close()
+		return err
+	}
+	g.next = c
+	return nil
+}
+
+func (g *getting) read(ctx context.Context) ([][]byte, error) {
+	var page [][]byte
+	for {
+		m, err := g.next.next(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if len(m.Data) > 0 {
+			page = append(page, m.Data)
+			if n := m.Header.Get(codec.HeaderSeq); n != strconv.Itoa(len(page)) {
+				return nil, lostPiece(n)
+			}
+			continue
+		}
+		high, err := codec.ParseHigh(m.Header.Get(codec.HeaderHigh))
+		if err != nil {
+			return nil, err
+		}
+		if n := m.Header.Get(codec.HeaderCount); n != strconv.Itoa(g.count+len(page)) || len(page) == 0 && !high.Terminal {
+			return nil, lostPiece(n)
+		}
+		g.high, g.count = high, g.count+len(page)
+		g.size, _ = strconv.ParseInt(m.Header.Get(codec.HeaderSize), 10, 64)
+		return page, nil
+	}
+}
+
+func lostPiece(n string) error {
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "a piece of the large value was lost on its way, before number %s", n).WithOrigin(toolmesh.OriginMesh)
+}
+
+// GetBytes is [Get] into memory.
+func GetBytes(ctx context.Context, b *bus.Bus, session subjects.SessionID, at subjects.NodeID, ref *codec.Ref) ([]byte, error) {
+	var value bytes.Buffer
+	if err := Get(ctx, b, session, at, ref, &value); err != nil {
+		return nil, err
+	}
+	return value.Bytes(), nil
+}
+
+// Delete says that nobody needs what a reference names any more. It waits for no answer:
+// what is not deleted expires. at is the node that may have it at hand; empty for any.
+func Delete(b *bus.Bus, session subjects.SessionID, at subjects.NodeID, ref *codec.Ref) {
+	id, err := ref.Payload(session)
+	if err != nil {
+		return
+	}
+	if subject, err := where(session, id, at); err == nil {
+		tell(b, subject, codec.PayloadDelete)
+	}
+}
+
+// tell asks something without waiting for the answer.
+func tell(b *bus.Bus, subject string, verb codec.PayloadVerb) {
+	if !b.Connected() {
+		return
+	}
+	c, err := b.Open(func(*nats.Msg, error) {})
+	if err != nil {
+		return
+	}
+	_ = c.Send(&nats.Msg{Subject: subject, Header: ask(verb)}) // what is not said, time does
+	c.Close()
+}

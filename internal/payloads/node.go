@@ -1,0 +1,186 @@
+package payloads
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io"
+
+	"github.com/google/uuid"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Values of details.reason.
+const (
+	// ReasonGone: what a reference names is not there (any more).
+	ReasonGone = "payload_gone"
+	// ReasonAltered: it is not what its digest says.
+	ReasonAltered = "payload_altered"
+)
+
+// window is how many pieces may be on their way to the store.
+const window = 8
+
+// Gone is the error of a reference whose value is not there.
+func Gone(name string) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the large value %q is not there: it was used, or has expired after 15 minutes; send it again", name).
+		WithDetail("reason", ReasonGone).WithStarted(toolmesh.StartedNo)
+}
+
+// altered is the error of a reference whose value is another one.
+func altered(ref *codec.Ref, digest string) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the large value %q has the digest %s, its reference says %s: it was altered", ref.Name, digest, ref.Digest).
+		WithDetail("reason", ReasonAltered).WithStarted(toolmesh.StartedNo)
+}
+
+// TooLarge is the error of a value that is larger than what is taken.
+func TooLarge(size, most int64) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the value has %d bytes, at most %d are taken (MESH_PAYLOAD_MAX)", size, most).
+		WithDetail("limit", most).WithDetail("size", size)
+}
+
+// NewName is the name of a value that is to be stored for a session.
+func NewName(session subjects.SessionID) (subjects.PayloadID, string, error) {
+	id := subjects.PayloadID(uuid.NewString())
+	name, err := subjects.PayloadName(session, id)
+	if err != nil {
+		return "", "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	return id, name, nil
+}
+
+// Store puts what r reads into the object store, for a session, and returns its reference. It is for nodes, which may do that.
+func Store(ctx context.Context, b *bus.Bus, session subjects.SessionID, r io.Reader, most int64) (*codec.Ref, error) {
+	_, name, err := NewName(session)
+	if err != nil {
+		return nil, err
+	}
+	u, err := b.NewUpload(name, true, nil)
+	if err != nil {
+		return nil, err
+	}
+	p, err := store(ctx, b, u, r, most)
+	if err != nil {
+		_ = u.Drop(context.WithoutCancel(ctx)) // else it expires
+		return nil, err
+	}
+	return &codec.Ref{Name: p.Name, Digest: p.Digest, Size: p.Size}, nil
+}
+
+func store(ctx context.Context, b *bus.Bus, u *bus.Upload, r io.Reader, most int64) (bus.Payload, error) {
+	err := pieces(r, b.PieceBytes(), func(piece []byte) error {
+		if size, _ := u.Size(); size+int64(len(piece)) > most {
+			return TooLarge(size+int64(len(piece)), most)
+		}
+		if err := u.Wait(ctx, window-1); err != nil {
+			return err
+		}
+		return u.Write(piece)
+	})
+	if err != nil {
+		return bus.Payload{}, err
+	}
+	return u.Finish(ctx, "")
+}
+
+// pieces calls each with what r reads, cut into pieces; each must not keep one. A value
+// in memory is not copied.
+func pieces(r io.Reader, size int, each func([]byte) error) error {
+	if in, ok := r.(*bytes.Reader); ok {
+		_, err := in.WriteTo(writerFunc(func(all []byte) (int, error) {
+			for n := 0; n < len(all); n += size {
+				if err := each(all[n:min(n+size, len(all))]); err != nil {
+					return n, err
+				}
+			}
+			return len(all), nil
+		}))
+		return err
+	}
+	buffer := make([]byte, size)
+	for {
+		n, err := io.ReadFull(r, buffer)
+		if n > 0 {
+			if bad := each(buffer[:n]); bad != nil {
+				return bad
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return nil
+		case err != nil:
+			return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the value cannot be read: %w", err)
+		}
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// Copy writes the value that a session's reference names to w, in pieces, for nodes. The
+// digest is checked: after an error w has something else, or less. At most so many bytes
+// are taken.
+func Copy(ctx context.Context, b *bus.Bus, session subjects.SessionID, ref *codec.Ref, w io.Writer, most int64) error {
+	p, err := find(ctx, b, session, ref, most)
+	if err != nil {
+		return err
+	}
+	return write(ctx, b, p, ref, w)
+}
+
+// Load reads the value that a session's reference names into memory, as Copy does.
+func Load(ctx context.Context, b *bus.Bus, session subjects.SessionID, ref *codec.Ref, most int64) ([]byte, error) {
+	p, err := find(ctx, b, session, ref, most)
+	if err != nil {
+		return nil, err
+	}
+	value := bytes.NewBuffer(make([]byte, 0, p.Size))
+	if err := write(ctx, b, p, ref, value); err != nil {
+		return nil, err
+	}
+	return value.Bytes(), nil
+}
+
+func find(ctx context.Context, b *bus.Bus, session subjects.SessionID, ref *codec.Ref, most int64) (bus.Payload, error) {
+	if _, err := ref.Payload(session); err != nil {
+		return bus.Payload{}, err
+	}
+	p, err := b.Payload(ctx, ref.Name)
+	switch {
+	case errors.Is(err, bus.ErrNoKey):
+		return p, Gone(ref.Name)
+	case err != nil:
+		return p, err
+	case p.Size > most:
+		return p, TooLarge(p.Size, most)
+	case p.Digest != ref.Digest:
+		return p, altered(ref, p.Digest)
+	}
+	return p, nil
+}
+
+func write(ctx context.Context, b *bus.Bus, p bus.Payload, ref *codec.Ref, w io.Writer) error {
+	sum := sha256.New()
+	size := int64(0)
+	_, err := b.ReadPayload(ctx, p, 0, p.Parts(), func(part *bus.Stored) (bool, error) {
+		if size += int64(len(part.Data)); size > p.Size {
+			return false, altered(ref, "of more bytes") // what is described is what is taken
+		}
+		sum.Write(part.Data)
+		_, err := w.Write(part.Data)
+		return true, err
+	})
+	if err != nil {
+		return err
+	}
+	if got := codec.DigestText(sum.Sum(nil)); got != ref.Digest {
+		return altered(ref, got)
+	}
+	return nil
+}

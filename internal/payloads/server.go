@@ -1,0 +1,443 @@
+package payloads
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	// maxUploads is how many values a node takes at once.
+	maxUploads = 256
+	// uploadIdle is how long the next piece of one may take.
+	uploadIdle = 30 * time.Second
+	// maxReads is how many requests that wait for the store are worked on at once.
+	maxReads = 16
+	// maxPage bounds what one get sends, and maxParts in how many messages.
+	maxPage  = 4 << 20
+	maxParts = 4096
+)
+
+// ServerOptions are what a [Server] is made of; all of them are needed, but for Log.
+type ServerOptions struct {
+	Node subjects.NodeID
+	Bus  *bus.Bus
+	Base context.Context // ends with the node
+	// Max is the largest value that is taken, in bytes.
+	Max int64
+	// SessionCredentials: see [subjects.ReplyAllowed].
+	SessionCredentials bool
+	// Go runs what must not hold up a NATS callback.
+	Go func(func())
+	// Admit says why there is no such session; nil if there is. It may wait.
+	Admit func(session subjects.SessionID) error
+	// Log takes what happens.
+	Log *slog.Logger
+}
+
+// Server answers mesh.payload. Its methods may be called concurrently, but for Serve,
+// which is the callback of a subscription.
+type Server struct {
+	ServerOptions
+	reads chan struct{}
+	held  held
+
+	mu      sync.Mutex
+	uploads map[string]*upload // by the value's name
+	closed  bool
+}
+
+// upload is a value that a caller is sending.
+type upload struct {
+	*bus.Upload
+	size int64
+	next int // number of the piece that is expected; of the callback
+
+	kept    [][]byte // what has come of it, while that is to be held; of the callback
+	mu      sync.Mutex
+	replies map[int]string // of pieces that are yet to be stored
+}
+
+// NewServer makes a server.
+func NewServer(o ServerOptions) *Server {
+	return &Server{ServerOptions: o, reads: make(chan struct{}, maxReads), uploads: make(map[string]*upload)}
+}
+
+// Serve takes a request on one of the subjects of large values. Pieces of one value must
+// come in the order in which they were sent.
+func (s *Server) Serve(m *nats.Msg) {
+	subject, err := subjects.Parse(m.Subject)
+	if !s.Bus.MayAnswer(m, subject.Session, s.SessionCredentials) {
+		return
+	}
+	var name string
+	if err == nil {
+		name, err = subjects.PayloadName(subject.Session, subject.Payload)
+	}
+	if err != nil {
+		s.refuse(m.Reply, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err))
+		return
+	}
+	header, bad := bus.RequestHeader(m)
+	if bad != nil {
+		s.refuse(m.Reply, bad)
+		return
+	}
+	verb, directed := codec.PayloadVerb(header.Get(codec.HeaderPayload)), subject.Kind == subjects.KindNodePayload
+	switch {
+	case verb == codec.PayloadPut:
+		s.run(func() error { return s.begin(subject.Session, name, header, m) }, m.Reply)
+	case verb == codec.PayloadPiece && directed:
+		err = s.piece(name, header, m)
+	case verb == codec.PayloadEnd && directed:
+		err = s.finish(subject.Session, name, header, m.Reply)
+	case verb == codec.PayloadGet:
+		s.run(func() error { return s.get(name, header, m) }, m.Reply)
+	case verb == codec.PayloadDelete:
+		s.held.forget(name)
+		s.drop(name) // its sender gives it up
+		s.run(func() error {
+			if err := s.Bus.DeletePayload(s.Base, name); err != nil {
+				return err
+			}
+			s.respond(m.Reply, codec.Header{codec.HeaderPayload: {string(codec.PayloadDelete)}}, nil)
+			return nil
+		}, m.Reply)
+	default:
+		err = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s is %q: it is put, get or delete, and to the node that takes a value piece or end", codec.HeaderPayload, verb)
+	}
+	if err != nil {
+		s.refuse(m.Reply, err)
+	}
+}
+
+// run does what has to wait for the store.
+func (s *Server) run(do func() error, reply string) {
+	select {
+	case s.reads <- struct{}{}:
+	case <-s.Base.Done():
+		return
+	}
+	s.Go(func() {
+		defer func() { <-s.reads }()
+		if err := do(); err != nil {
+			s.refuse(reply, err)
+		}
+	})
+}
+
+func (s *Server) respond(reply string, h codec.Header, body []byte) {
+	if err := s.Bus.Conn().PublishMsg(&nats.Msg{Subject: reply, Header: nats.Header(h), Data: body}); err != nil {
+		s.Log.Warn("answer about a large value could not be sent", slog.String("error", err.Error()))
+	}
+}
+
+func (s *Server) refuse(reply string, err error) {
+	e := toolmesh.AsError(err)
+	if e.Started == toolmesh.StartedUnknown {
+		e = e.WithStarted(toolmesh.StartedNo)
+	}
+	if e.Origin == "" {
+		e = e.WithOrigin(toolmesh.OriginAgent)
+	}
+	header, body := codec.ErrorReply(e)
+	s.respond(reply, header, body)
+}
+
+// begin takes a put: what is too large is refused before anything is moved.
+func (s *Server) begin(session subjects.SessionID, name string, h codec.Header, m *nats.Msg) error {
+	req, bad := codec.ParsePayloadPut(h, m.Data)
+	if bad != nil {
+		return bad
+	}
+	if req.Size > s.Max {
+		return TooLarge(req.Size, s.Max)
+	}
+	if err := s.Admit(session); err != nil {
+		return err
+	}
+	u := &upload{size: req.Size, next: 1, replies: make(map[int]string)}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "node %s is stopping: send to another", s.Node)
+	case s.uploads[name] != nil:
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the large value %q is being sent already", name)
+	case len(s.uploads) >= maxUploads:
+		return toolmesh.Errorf(toolmesh.CodeBusy, "node %s takes %d large values at once: try again", s.Node, maxUploads).WithDetail("limit", "uploads").WithDetail("max", maxUploads)
+	}
+	var err error
+	if u.Upload, err = s.Bus.NewUpload(name, false, func(n int, err error) { s.stored(name, u, n, err) }); err != nil {
+		return err
+	}
+	s.uploads[name] = u
+	s.respond(m.Reply, codec.Header{codec.HeaderPayload: {string(codec.PayloadPut)}}, codec.PayloadTaker{Node: s.Node}.Encode())
+	return nil
+}
+
+// stored acknowledges a piece.
+func (s *Server) stored(name string, u *upload, n int, err error) {
+	if err != nil {
+		s.drop(name) // once: it is forgotten then
+	}
+	u.mu.Lock()
+	reply := u.replies[n]
+	delete(u.replies, n)
+	u.mu.Unlock()
+	switch {
+	case reply == "":
+	case err != nil:
+		s.refuse(reply, err)
+	default:
+		s.respond(reply, codec.Header{codec.HeaderSeq: {strconv.Itoa(n)}}, nil)
+	}
+}
+
+// piece takes one piece of a value.
+func (s *Server) piece(name string, h codec.Header, m *nats.Msg) error {
+	u := s.find(name)
+	if u == nil {
+		return unknown(name)
+	}
+	n, err := strconv.Atoi(h.Get(codec.HeaderSeq))
+	if err != nil || n != u.next {
+		s.drop(name)
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "piece %q of the large value came, number %d was expected: begin anew", h.Get(codec.HeaderSeq), u.next)
+	}
+	if have, _ := u.Size(); have+int64(len(m.Data)) > u.size {
+		s.drop(name)
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "more came of the large value than the %d bytes that were announced", u.size)
+	}
+	u.next++
+	u.mu.Lock()
+	u.replies[n] = m.Reply
+	u.mu.Unlock()
+	if u.size <= heldBytes {
+		u.kept = append(u.kept, m.Data)
+	}
+	if err := u.Write(m.Data); err != nil {
+		s.drop(name)
+		return err
+	}
+	return nil
+}
+
+// finish ends an upload, once all of it is stored.
+func (s *Server) finish(session subjects.SessionID, name string, h codec.Header, reply string) error {
+	u := s.find(name)
+	if u == nil {
+		return unknown(name)
+	}
+	if have, _ := u.Size(); have != u.size {
+		s.drop(name)
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%d bytes came of the large value, %d were announced: begin anew", have, u.size)
+	}
+	ref := codec.Ref{Name: name, Digest: h.Get(codec.HeaderDigest)}
+	if _, err := ref.Payload(session); err != nil {
+		s.drop(name)
+		return err
+	}
+	s.run(func() error {
+		p, err := u.Finish(s.Base, ref.Digest)
+		if err != nil {
+			s.drop(name)
+			return err
+		}
+		s.held.put(&heldValue{name: name, digest: ref.Digest, size: p.Size, pieces: u.kept})
+		s.forget(name)
+		s.respond(reply, codec.Header{codec.HeaderRef: {p.Name}, codec.HeaderDigest: {p.Digest}}, nil)
+		return nil
+	}, reply)
+	return nil
+}
+
+func unknown(name string) error {
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "nothing is being sent under the name %q: begin with a put", name).WithDetail("reason", ReasonGone)
+}
+
+func (s *Server) find(name string) *upload {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.uploads[name]
+}
+
+func (s *Server) forget(name string) *upload {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u := s.uploads[name]
+	delete(s.uploads, name)
+	return u
+}
+
+// drop forgets an upload that came to nothing, and what is stored of it.
+func (s *Server) drop(name string) {
+	if u := s.forget(name); u != nil {
+		s.Go(func() {
+			if err := u.Drop(s.Base); err != nil {
+				s.Log.Debug("what is left of a large value expires by itself", slog.String("error", err.Error()))
+			}
+		})
+	}
+}
+
+// Sweep drops the uploads whose callers are gone. The host calls it each second.
+func (s *Server) Sweep(now time.Time) {
+	s.held.sweep(now)
+	var gone []string
+	s.mu.Lock()
+	for name, u := range s.uploads {
+		if _, heard := u.Size(); now.Sub(heard) > uploadIdle {
+			gone = append(gone, name)
+		}
+	}
+	s.mu.Unlock()
+	for _, name := range gone {
+		s.drop(name)
+	}
+}
+
+// Close has the server take no more values, and drops those that are being sent: their
+// callers begin anew with another node.
+func (s *Server) Close() {
+	s.mu.Lock()
+	s.closed = true
+	names := make([]string, 0, len(s.uploads))
+	for name := range s.uploads {
+		names = append(names, name)
+	}
+	s.mu.Unlock()
+	for _, name := range names {
+		s.drop(name)
+	}
+}
+
+// get sends some of a value: from_seq is 1, or one behind the Mesh-High that ended the
+// answer before. Pieces are numbered within the answer, and Mesh-Count behind them says
+// how many there were.
+func (s *Server) get(name string, h codec.Header, m *nats.Msg) error {
+	req, bad := codec.ParseReplay(h, m.Data)
+	if bad != nil {
+		return bad
+	}
+	done, err := strconv.Atoi(orZero(h.Get(codec.HeaderCount)))
+	if err != nil || done < 0 {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s is %q: it is how many pieces the caller has", codec.HeaderCount, h.Get(codec.HeaderCount))
+	}
+	page := page{s: s, reply: m.Reply, left: min(req.MaxBytes, maxPage)}
+	if v, ok := s.held.get(name); ok && done <= len(v.pieces) {
+		for _, piece := range v.pieces[done:] {
+			if more, err := page.send(piece); !more || err != nil {
+				break // what could not be sent is missed, and asked for again
+			}
+		}
+		// Who goes on with another node has it begin at the front of the store's.
+		page.end(codec.High{Terminal: done+page.sent == len(v.pieces)}, done, v.size)
+		return nil
+	}
+	p, err := s.Bus.Payload(s.Base, name)
+	if errors.Is(err, bus.ErrNoKey) {
+		return Gone(name)
+	}
+	if err != nil {
+		return err
+	}
+	from, skip, all := req.FromSeq, 0, p.Parts()
+	if done > all {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "header %s is %d: there are %d pieces", codec.HeaderCount, done, all)
+	}
+	if from == 1 {
+		skip = done
+	}
+	last, err := s.Bus.ReadPayload(s.Base, p, uint64(from), all-done+skip, func(part *bus.Stored) (bool, error) { //nolint:gosec // from 1 on
+		if skip > 0 {
+			skip--
+			return true, nil
+		}
+		return page.send(part.Data)
+	})
+	if err != nil {
+		return err
+	}
+	page.end(codec.High{Seq: int64(last), Terminal: done+page.sent == all}, done, p.Size) //nolint:gosec // of a stream
+	return nil
+}
+
+// page is one answer to a get.
+type page struct {
+	s     *Server
+	reply string
+	sent  int   // pieces
+	left  int64 // bytes that may still be sent
+}
+
+// send sends a piece, and reports whether the page has room for the next one.
+func (p *page) send(piece []byte) (more bool, err error) {
+	p.sent++
+	p.left -= int64(len(piece))
+	err = p.s.Bus.Conn().PublishMsg(&nats.Msg{Subject: p.reply, Header: nats.Header{codec.HeaderSeq: {strconv.Itoa(p.sent)}}, Data: piece})
+	return p.left > 0 && p.sent < maxParts, err
+}
+
+// end says how far the page goes, behind so many pieces that the caller had.
+func (p *page) end(high codec.High, done int, size int64) {
+	h := codec.ReplayEnd(high)
+	h.Set(codec.HeaderCount, strconv.Itoa(done+p.sent))
+	h.Set(codec.HeaderSize, strconv.FormatInt(size, 10))
+	p.s.respond(p.reply, h, nil)
+}
+
+// Hold has a value that was stored from memory held there for who reads it next. It must
+// not change.
+func (s *Server) Hold(ref *codec.Ref, value []byte) {
+	v := &heldValue{name: ref.Name, digest: ref.Digest, size: int64(len(value))}
+	for n, size := 0, s.Bus.PieceBytes(); n < len(value); n += size {
+		v.pieces = append(v.pieces, value[n:min(n+size, len(value))])
+	}
+	s.held.put(v)
+}
+
+// Load is [Load], of what the server still holds without the store.
+func (s *Server) Load(ctx context.Context, session subjects.SessionID, ref *codec.Ref) ([]byte, error) {
+	v, ok := s.held.get(ref.Name)
+	if !ok || v.digest != ref.Digest {
+		return Load(ctx, s.Bus, session, ref, s.Max)
+	}
+	if _, err := ref.Payload(session); err != nil {
+		return nil, err
+	}
+	value := make([]byte, 0, v.size)
+	sum := sha256.New()
+	for _, piece := range v.pieces {
+		sum.Write(piece)
+		value = append(value, piece...)
+	}
+	if got := codec.DigestText(sum.Sum(nil)); got != ref.Digest {
+		return nil, altered(ref, got)
+	}
+	return value, nil
+}
+
+// Delete deletes what a reference names.
+func (s *Server) Delete(ctx context.Context, name string) error {
+	s.held.forget(name)
+	return s.Bus.DeletePayload(ctx, name)
+}
+
+func orZero(text string) string {
+	if text == "" {
+		return "0"
+	}
+	return text
+}

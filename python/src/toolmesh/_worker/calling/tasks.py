@@ -1,0 +1,161 @@
+"""Durable tasks: what is sent about them, and the handles that ask."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from .errors import MeshError, error, rebuilt
+
+TYPE_CHECKING = False  # as typing has it, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from datetime import datetime
+    from typing import Any
+
+    Ask = Callable[[str, bytes], Any]  # a verb and its request: the answer
+    AsyncAsk = Callable[[str, bytes], Awaitable[Any]]
+
+_ENDED = ("succeeded", "failed", "cancelled")
+_WAIT = 10.0  # seconds that one question waits for a task's end
+_REST = 0.25  # seconds between two questions that nobody could answer
+
+
+def submission(
+    tool: str, body: bytes, *, id: str | None, timeout: float | None, attempts: int | None, priority: int,
+    ttl: float | None, idempotency_key: str | None, at: datetime | None, delay: float | None, every: float | None,
+    cron: str | None, ref: tuple[str, str] | None = None,
+) -> bytes:
+    """The request of a submission; body is the arguments object, or ref says where that is: name and digest."""
+    fields: dict[str, Any] = {"tool": tool}
+    for name, seconds in (("timeout_ms", timeout), ("ttl_ms", ttl), ("in_ms", delay), ("every_ms", every)):
+        if seconds is not None:
+            if not seconds > 0:
+                raise ValueError(f"{name.removesuffix('_ms')} is {seconds}: it is a number of seconds above 0")
+            fields[name] = max(1, round(seconds * 1000))
+    if at is not None:
+        fields["at"] = at.astimezone().isoformat()
+    named = {"id": id, "attempts": attempts, "key": idempotency_key, "cron": cron}
+    fields.update({name: value for name, value in named.items() if value is not None})
+    if priority:
+        fields["priority"] = priority
+    if ref is not None:
+        fields["ref"], fields["digest"] = ref
+        return json.dumps(fields).encode()
+    return json.dumps(fields)[:-1].encode() + b',"args":' + (body or b"{}") + b"}"
+
+
+def about(task: str, **fields: Any) -> bytes:
+    """A request about one task."""
+    return json.dumps({"id": task, **fields}).encode()
+
+
+def outcome(task: dict[str, Any]) -> Any:
+    """The result of a task that has ended; raises what it ended with."""
+    if task.get("error") is not None:
+        raise rebuilt(task["error"], str(task.get("tool", "")))
+    return task.get("result")
+
+
+def _left(until: float | None, task: str) -> float:
+    """The seconds that one question may wait; raises when there are none."""
+    if until is None:
+        return _WAIT
+    left = until - time.monotonic()
+    if left <= 0:
+        raise error("deadline_exceeded", f"the task {task} has not ended in that time, and goes on", tool="",
+                    started=None, origin="caller")
+    return min(left, _WAIT)
+
+
+class Task:
+    """A durable task. It goes on whatever becomes of this object and of its process."""
+
+    __module__ = "toolmesh"
+
+    def __init__(self, id: str, ask: Ask) -> None:
+        self.id = id
+        self._ask = ask
+
+    def __repr__(self) -> str:
+        return f"<Task {self.id}>"
+
+    def show(self) -> dict[str, Any]:
+        """What is known of it, as mesh task show --json prints it."""
+        found: dict[str, Any] = self._ask("show", about(self.id))
+        return found
+
+    def state(self) -> str:
+        """scheduled, queued, running, succeeded, failed or cancelled."""
+        return str(self.show()["state"])
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Its result, once it has ended; raises what it failed with. timeout is in
+        seconds: ToolTimeout then, and the task goes on."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _left(until, self.id)
+            try:
+                task = self._ask("wait", about(self.id, wait_ms=max(1, int(left * 1000)), accept_ref=True))
+            except MeshError as failure:
+                if failure.code not in ("unavailable", "busy"):
+                    raise
+                time.sleep(min(_REST, left))
+                continue
+            if task["state"] in _ENDED:
+                return outcome(task)
+
+    def cancel(self) -> str:
+        """Has it end, or its schedule; the state that it has then. One that has ended stays as it is."""
+        return str(self._ask("cancel", about(self.id))["state"])
+
+    def retry(self) -> None:
+        """Runs it again, if it failed or was cancelled."""
+        self._ask("retry", about(self.id))
+
+
+class AsyncTask:
+    """As Task, for coroutines."""
+
+    __module__ = "toolmesh"
+
+    def __init__(self, id: str, ask: AsyncAsk) -> None:
+        self.id = id
+        self._ask = ask
+
+    def __repr__(self) -> str:
+        return f"<AsyncTask {self.id}>"
+
+    async def show(self) -> dict[str, Any]:
+        """What is known of it, as mesh task show --json prints it."""
+        found: dict[str, Any] = await self._ask("show", about(self.id))
+        return found
+
+    async def state(self) -> str:
+        """scheduled, queued, running, succeeded, failed or cancelled."""
+        return str((await self.show())["state"])
+
+    async def wait(self, timeout: float | None = None) -> Any:
+        """As Task.wait."""
+        import asyncio
+
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _left(until, self.id)
+            try:
+                task = await self._ask("wait", about(self.id, wait_ms=max(1, int(left * 1000)), accept_ref=True))
+            except MeshError as failure:
+                if failure.code not in ("unavailable", "busy"):
+                    raise
+                await asyncio.sleep(min(_REST, left))
+                continue
+            if task["state"] in _ENDED:
+                return outcome(task)
+
+    async def cancel(self) -> str:
+        """As Task.cancel."""
+        return str((await self._ask("cancel", about(self.id)))["state"])
+
+    async def retry(self) -> None:
+        """Runs it again, if it failed or was cancelled."""
+        await self._ask("retry", about(self.id))

@@ -1,0 +1,16 @@
+package task
+
+import "context"
+
+// Running is how many tasks this runner has in hand.
+func (s *Service) Running() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.running)
+}
+
+// Sweep looks through all records at once, however new they are.
+func (s *Service) Sweep(ctx context.Context) error { return s.sweep(ctx, 0, 0) }
+
+// SweepValues looks through all large values at once, however new they are.
+func (s *Service) SweepValues(ctx context.Context) error { return s.sweepValues(ctx, 0) }

@@ -1,0 +1,292 @@
+package task_test
+
+import (
+	"context"
+	"encoding/json"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// queued is how many messages the queue of tasks has.
+func queued(t testing.TB, nc *nats.Conn) uint64 {
+	t.Helper()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), subjects.StreamTasks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream.CachedInfo().State.Msgs
+}
+
+// A runner dies while the call of its task runs elsewhere: the next one gets what that
+// call comes to.
+func TestRunnerIsLost(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		dies  func(nc *nats.Conn, stop func())
+		marks codec.TaskState
+	}{
+		{"killed", func(nc *nats.Conn, _ func()) { nc.Close() }, codec.TaskRunning},
+		{"stopped", func(_ *nats.Conn, stop func()) { stop() }, codec.TaskRunning},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			broker := meshtest.Broker(t)
+			d := newDesk()
+			d.serve(t, broker.Connect(t), host.Options{})
+			first := broker.Connect(t)
+			service := runs(t, first, 0)
+			caller := calls(t, broker.Connect(t), "")
+			handle := submit(t, caller, "jobs.wait", "x", nil)
+			d.starts(t, "x")
+			becomes(t, handle, c.marks)
+			c.dies(first, func() { service.Stop(context.Background()) })
+			runs(t, broker.Connect(t), 0)
+			close(d.gate("x"))
+			succeeds(t, handle, "waited x")
+			if n := d.count("x"); n != 1 {
+				t.Errorf("the tool ran %d times", n)
+			}
+			meshtest.Until(t, "the queue is empty", func() bool { return queued(t, broker.Connect(t)) == 0 })
+		})
+	}
+}
+
+// Tasks that are queued when their runner dies, or the broker, run all the same.
+func TestQueuedTasksOutliveRunnerAndBroker(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	d.serve(t, broker.Connect(t), host.Options{})
+	first := broker.Connect(t)
+	runs(t, first, 1)
+	caller := calls(t, broker.Connect(t), "")
+	var handles []*client.Task
+	for i := range firstTasks + 4 {
+		handles = append(handles, submit(t, caller, "jobs.wait", strconv.Itoa(i), nil))
+	}
+	meshtest.Until(t, "the first ones run", func() bool {
+		for i := range firstTasks {
+			if d.count(strconv.Itoa(i)) == 0 {
+				return false
+			}
+		}
+		return true
+	})
+	first.Close()
+	broker.Restart(t)
+	meshtest.Until(t, "the caller is connected", func() bool {
+		_, err := caller.Describe(t.Context(), "jobs.wait")
+		return err == nil || toolmesh.CodeOf(err) == toolmesh.CodeUnavailable
+	})
+	second := broker.Connect(t)
+	runs(t, second, 4)
+	for i, handle := range handles {
+		close(d.gate(strconv.Itoa(i)))
+		succeeds(t, handle, "waited "+strconv.Itoa(i))
+		if n := d.count(strconv.Itoa(i)); n != 1 {
+			t.Errorf("%d ran %d times", i, n)
+		}
+	}
+}
+
+func TestBrokerRestartsWhileATaskRuns(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		key  string
+		most int
+	}{
+		{"once", 1},
+		{"", 2}, // a node that is slower to come back than its caller counts as lost: at least once
+	} {
+		t.Run("key "+strconv.Quote(c.key), func(t *testing.T) {
+			t.Parallel()
+			broker := meshtest.Broker(t)
+			d := newDesk()
+			d.serve(t, broker.Connect(t), host.Options{})
+			runs(t, broker.Connect(t), 0)
+			handle := submit(t, calls(t, broker.Connect(t), ""), "jobs.wait", "x", &client.SubmitOptions{Key: c.key})
+			d.starts(t, "x")
+			becomes(t, handle, codec.TaskRunning)
+			broker.Restart(t)
+			close(d.gate("x"))
+			succeeds(t, handle, "waited x")
+			if n := d.count("x"); n > c.most {
+				t.Errorf("the tool ran %d times", n)
+			}
+		})
+	}
+}
+
+// put writes a record as a runner that died at once has left it.
+func put(t testing.TB, nc *nats.Conn, id subjects.RPCID, fields map[string]any) {
+	t.Helper()
+	b, err := bus.New(nc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	record := map[string]any{
+		"id": id, "tool": "jobs.echo", "args": job{string(id)}, "state": "queued", "attempts": 0, "max_attempts": 3,
+		"created": time.Now(), "queued": time.Now(), "ttl_ms": 3600_000,
+	}
+	for k, v := range fields {
+		record[k] = v
+	}
+	body, err := json.Marshal(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := subjects.TaskKey(subjects.DefaultSession, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Create(t.Context(), bus.Key{Bucket: subjects.BucketTaskState, Name: key}, body, 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What was submitted and not queued, as its runner died in between, is found by a sweep.
+func TestSubmissionsThatWereCutOff(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	nc := broker.Connect(t)
+	d.serve(t, broker.Connect(t), host.Options{})
+	service := runs(t, nc, 0)
+	caller := calls(t, broker.Connect(t), "")
+	put(t, nc, "plain", nil)
+	put(t, nc, "begun", map[string]any{"runner": "another"})
+	put(t, nc, "once", map[string]any{"runner": "another", "max_attempts": 1})
+	put(t, nc, "timed", map[string]any{"state": "scheduled", "due": time.Now().Add(time.Second)})
+	if err := service.Sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []subjects.RPCID{"plain", "begun", "timed"} {
+		succeeds(t, caller.Task(id), "did "+string(id))
+	}
+	if _, err := caller.Task("once").Wait(within(t)); toolmesh.CodeOf(err) != toolmesh.CodeNodeLost {
+		t.Errorf("a task with one attempt that may have begun: %v", err)
+	}
+	if n := d.count("once"); n != 0 {
+		t.Errorf("it ran %d times more", n)
+	}
+}
+
+// The message of a task that has ended, which its runner could not say any more, runs
+// nothing.
+func TestEndedTaskIsDeliveredAgain(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	nc := broker.Connect(t)
+	d.serve(t, broker.Connect(t), host.Options{})
+	runs(t, broker.Connect(t), 0)
+	handle := submit(t, calls(t, broker.Connect(t), ""), "jobs.echo", "x", nil)
+	succeeds(t, handle, "did x")
+	subject, err := subjects.Task("normal", "0", subjects.DefaultSession, handle.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.Publish(t.Context(), subject, nil); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "the queue is empty", func() bool { return queued(t, nc) == 0 })
+	if n := d.count("x"); n != 1 {
+		t.Errorf("the tool ran %d times", n)
+	}
+}
+
+// A node dies with the call of a task.
+func TestNodeOfATaskIsLost(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name    string
+		options client.SubmitOptions
+		runs    int
+		code    toolmesh.Code
+	}{
+		{"attempts", client.SubmitOptions{}, 2, ""},
+		{"one attempt", client.SubmitOptions{Attempts: 1}, 1, toolmesh.CodeNodeLost},
+		{"key", client.SubmitOptions{Key: "pay"}, 1, toolmesh.CodeNodeLost},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			broker := meshtest.Broker(t)
+			d := newDesk()
+			first := broker.Connect(t)
+			d.serve(t, first, host.Options{Node: "first"})
+			runs(t, broker.Connect(t), 0)
+			handle := submit(t, calls(t, broker.Connect(t), ""), "jobs.wait", "x", &c.options)
+			d.starts(t, "x")
+			first.Close()
+			d.serve(t, broker.Connect(t), host.Options{Node: "second"})
+			close(d.gate("x"))
+			if c.code == "" {
+				succeeds(t, handle, "waited x")
+			} else if _, err := handle.Wait(within(t)); toolmesh.CodeOf(err) != c.code {
+				t.Errorf("the task ended with %v", err)
+			}
+			if n := d.count("x"); n != c.runs {
+				t.Errorf("the tool ran %d times", n)
+			}
+		})
+	}
+}
+
+// A task that lasts is handed over to whoever gets its message, and from then on it is one
+// runner's, whose call the other one leaves as it is.
+func TestTaskIsHandedOver(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	d.serve(t, broker.Connect(t), host.Options{})
+	first := runs(t, broker.Connect(t), 0)
+	c := calls(t, broker.Connect(t), "")
+	handle := submit(t, c, "jobs.wait", "x", nil)
+	second := runs(t, broker.Connect(t), 0)
+	d.starts(t, "x")
+	becomes(t, handle, codec.TaskRunning)
+	meshtest.Until(t, "one runner has it", func() bool { return first.Running()+second.Running() == 1 })
+	js, err := jetstream.New(broker.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	consumer, err := js.Consumer(t.Context(), subjects.StreamTasks, "normal-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info := consumer.CachedInfo(); info.NumRedelivered != 0 || info.NumAckPending != 1 {
+		t.Errorf("the message: %d pending, %d delivered again", info.NumAckPending, info.NumRedelivered)
+	}
+	select {
+	case cause := <-d.ended:
+		t.Errorf("the call was ended: %v", cause)
+	default:
+	}
+	close(d.gate("x"))
+	succeeds(t, handle, "waited x")
+	if n := d.count("x"); n != 1 {
+		t.Errorf("the tool ran %d times", n)
+	}
+}

@@ -1,0 +1,148 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// priorities are the names of priorities in subjects, the highest first.
+var priorities = []string{"high", "normal", "low"}
+
+func priorityName(p int) string { return priorities[codec.PriorityHigh-p] }
+
+// levels is how many levels there are: the first holds 8 tasks of a session, each further
+// one 8 times as many as all before it, the last one all the rest.
+const (
+	levels     = 4
+	levelBasis = 8
+)
+
+// levelOf is the level of a task, so many of whose session are queued before it.
+func levelOf(queued uint64) int {
+	level := 0
+	for most := uint64(levelBasis); queued >= most && level < levels-1; most *= levelBasis {
+		level++
+	}
+	return level
+}
+
+// levelsKept is for how long it is believed that a session has hundreds of tasks: to count
+// them takes the broker a moment.
+const levelsKept = time.Second
+
+// crowds are the sessions with hundreds of tasks. The zero value is empty.
+type crowds struct {
+	mu    sync.Mutex
+	until map[string]crowd // by what is counted
+}
+
+type crowd struct {
+	level int
+	until time.Time
+}
+
+// level says of which level the next task of a session is.
+func (s *Service) level(ctx context.Context, session subjects.SessionID, priority string) (int, error) {
+	of, err := subjects.QueuedTasks(priority, session)
+	if err != nil {
+		return 0, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	c, now := &s.crowds, time.Now()
+	c.mu.Lock()
+	known := c.until[of]
+	c.mu.Unlock()
+	if now.Before(known.until) {
+		return known.level, nil
+	}
+	found, err := s.bus.Find(ctx, subjects.StreamTasks, bus.Lookup{Subject: of, From: 1, Pending: true})
+	if err != nil {
+		return 0, err
+	}
+	level := 0
+	if found[0] != nil {
+		level = levelOf(found[0].Pending + 1)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if level < levels-2 {
+		delete(c.until, of)
+		return level, nil
+	}
+	if c.until == nil || len(c.until) >= mostCrowds {
+		c.until = make(map[string]crowd)
+	}
+	c.until[of] = crowd{level, now.Add(levelsKept)}
+	return level, nil
+}
+
+// mostCrowds bounds what is remembered of levels.
+const mostCrowds = 1000
+
+// enqueue has a runner look at a task. Said twice of one revision of a record it is one
+// message, for two minutes. The error is busy where the queue has no room.
+func (s *Service) enqueue(ctx context.Context, t *stored) error {
+	priority := priorityName(t.Priority)
+	level, err := s.level(ctx, t.session, priority)
+	if err != nil {
+		return err
+	}
+	subject, err := subjects.Task(priority, strconv.Itoa(level), t.session, t.ID)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	err = s.bus.Store(ctx, &nats.Msg{Subject: subject}, jetstream.WithMsgID(messageID(t)))
+	if errors.Is(err, bus.ErrFull) {
+		return full("the queue of tasks")
+	}
+	return err
+}
+
+// messageID is the id of the message that says that a task is to be looked at.
+func messageID(t *stored) string { return t.key.Name + "@" + strconv.FormatUint(t.revision, 10) }
+
+func full(what string) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeBusy, "%s is full: try again when some tasks have ended", what).
+		WithDetail("limit", "tasks").WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+}
+
+// lane is one consumer, as the runner asks it.
+type lane struct {
+	consumer string
+	filter   string
+	level    int
+
+	asked  time.Time // when it was asked last, and has not answered; zero: it is not asked
+	probe  bool      // whether it was asked for what is there at once
+	paused time.Time // until when it is not asked
+}
+
+// lanes are all of them in the order in which they are asked.
+func lanes() []*lane {
+	var all []*lane
+	for level := range levels {
+		for _, priority := range priorities {
+			name := strconv.Itoa(level)
+			all = append(all, &lane{consumer: priority + "-" + name, filter: subjects.TaskLane(priority, name), level: level})
+		}
+	}
+	return all
+}
+
+// consumer is a lane's, or that of the schedules that are due.
+func consumer(name, filter string) jetstream.ConsumerConfig {
+	return jetstream.ConsumerConfig{
+		Durable: name, FilterSubject: filter, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait,
+		MaxAckPending: -1, MaxWaiting: 1 << 14,
+	}
+}

@@ -1,0 +1,228 @@
+package task
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// Defaults and bounds of what a submission says.
+const (
+	defaultAttempts = 3
+	mostAttempts    = 100
+	defaultTTL      = 24 * time.Hour
+	mostTTL         = 30 * 24 * time.Hour
+)
+
+// The pause after an attempt that failed: a second, and twice as much after each further
+// one up to a minute, less up to half of it by chance.
+const (
+	firstBackoff = time.Second
+	lastBackoff  = time.Minute
+	// lastWait is the longest pause of a task that nobody can run now.
+	lastWait = 30 * time.Second
+)
+
+func backoff(failures int) time.Duration {
+	d := min(firstBackoff<<min(failures-1, 10), lastBackoff)
+	return d - rand.N(d/2) //nolint:gosec // jitter
+}
+
+// record is what is stored of a task.
+type record struct {
+	codec.Task
+	// Epoch is the session's: a task is not one of the next session of its name.
+	Epoch string `json:"epoch,omitempty"`
+	// Queued is since when its ttl runs: since it was submitted, due or retried.
+	Queued time.Time `json:"queued,omitzero"`
+	// Made is how many attempts were made, or may have been, before it was retried by hand:
+	// no two calls have one name.
+	Made int `json:"made,omitempty"`
+	// Runner is who makes the call, or made it when the record was written: it may be
+	// under way. Empty where nobody has begun the next attempt.
+	Runner string `json:"runner,omitempty"`
+	// LargeArgs and LargeResult are in the place of Args and Result where those do not fit.
+	LargeArgs   *value `json:"large_args,omitempty"`
+	LargeResult *value `json:"large_result,omitempty"`
+}
+
+// stored is a record with its place.
+type stored struct {
+	record
+	key      bus.Key
+	session  subjects.SessionID
+	revision uint64
+}
+
+// errGone says that there is no record of a task: it never was, its ttl is over, or its
+// session has ended.
+var errGone = errors.New("no such task")
+
+// keyOf is the place of a task's record.
+func keyOf(session subjects.SessionID, id subjects.RPCID) (bus.Key, error) {
+	name, err := subjects.TaskKey(session, id)
+	if err != nil {
+		return bus.Key{}, toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the task's id: %w", err)
+	}
+	return bus.Key{Bucket: subjects.BucketTaskState, Name: name}, nil
+}
+
+// load reads a task's record as it is now; see [errGone].
+func (s *Service) load(ctx context.Context, session subjects.SessionID, id subjects.RPCID) (*stored, error) {
+	key, err := keyOf(session, id)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, storeWait)
+	defer cancel()
+	entry, err := s.bus.Latest(ctx, key)
+	switch {
+	case errors.Is(err, bus.ErrNoKey):
+		return nil, errGone
+	case err != nil:
+		return nil, err
+	}
+	return parse(key, session, entry.Value, entry.Revision)
+}
+
+func parse(key bus.Key, session subjects.SessionID, value []byte, revision uint64) (*stored, error) {
+	t := &stored{key: key, session: session, revision: revision}
+	if err := json.Unmarshal(value, &t.record); err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "the record of task %s cannot be read: %w", key.Name, err)
+	}
+	return t, nil
+}
+
+// recordRoom is left in a message beside a record, for headers and for the answer that it
+// is part of.
+const recordRoom = 4096
+
+// encode writes a record; one that no message holds is payload_too_large.
+func (s *Service) encode(r *record) ([]byte, error) {
+	value, err := tool.MarshalPlain(r)
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "the record of a task: %w", err)
+	}
+	if limit := s.bus.MaxPayload() - recordRoom; limit > 0 && int64(len(value)) > limit {
+		return nil, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the task's record has %d bytes, and a message holds %d", len(value), limit).
+			WithDetail("limit", limit).WithDetail("size", len(value))
+	}
+	return value, nil
+}
+
+// write stores a record in place of the one that was read; [bus.ErrConflict] where that is
+// another one by now. What has ended is kept for its ttl.
+func (s *Service) write(ctx context.Context, t *stored) error {
+	value, err := s.encode(&t.record)
+	if err != nil {
+		return err
+	}
+	var ttl time.Duration
+	if t.State.Ended() {
+		ttl = t.ttl()
+	}
+	ctx, cancel := context.WithTimeout(ctx, storeWait)
+	defer cancel()
+	revision, err := s.bus.Update(ctx, t.key, value, t.revision, ttl)
+	if err == nil {
+		t.revision = revision
+	}
+	return err
+}
+
+func (r *record) ttl() time.Duration { return time.Duration(r.TTLMS) * time.Millisecond }
+
+// expires is when a task must have ended.
+func (r *record) expires() time.Time { return r.Queued.Add(r.ttl()) }
+
+// attempt is the number of the attempt that is to be made, or that goes on.
+func (r *record) attempt() int {
+	if r.State == codec.TaskRunning {
+		return r.Attempts
+	}
+	return r.Attempts + 1
+}
+
+// callID names the call of an attempt.
+func (r *record) callID(n int) subjects.RPCID {
+	return r.ID + subjects.RPCID("."+strconv.Itoa(r.Made+n))
+}
+
+// permanent are failures that the same call has again.
+func permanent(code toolmesh.Code) bool {
+	switch code {
+	case toolmesh.CodeInvalidArguments, toolmesh.CodeInvalidRequest, toolmesh.CodePermissionDenied,
+		toolmesh.CodeSessionNotFound, toolmesh.CodePayloadTooLarge, toolmesh.CodeResultNotSerializable:
+		return true
+	}
+	return false
+}
+
+// waits reports whether a call could not be made now, so that it was no attempt.
+func waits(e *toolmesh.Error) bool {
+	return e.Started == toolmesh.StartedNo && (e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable)
+}
+
+// end has a task end.
+func (r *record) end(state codec.TaskState, err *toolmesh.Error, now time.Time) {
+	r.State, r.Error, r.Ended, r.Due = state, err, now, time.Time{}
+}
+
+// after says what becomes of a task whose attempt n has ended so, and, where it is queued
+// again, in how long it may run.
+func (r *record) after(n int, result *client.Result, err error, now time.Time) (wait time.Duration) {
+	e := toolmesh.AsError(err)
+	if e == nil {
+		r.Attempts, r.Result, r.Node = n, result.Value, result.Node
+		r.end(codec.TaskSucceeded, nil, now)
+		return 0
+	}
+	if waits(e) {
+		// The longer it has waited, the longer it waits.
+		wait = min(max(now.Sub(r.Queued)/4, firstBackoff), lastWait)
+		wait -= rand.N(wait / 2) //nolint:gosec // jitter
+		r.State, r.Attempts, r.Error, r.Runner = codec.TaskQueued, n-1, e, ""
+		if now.Add(wait).After(r.expires()) {
+			r.end(codec.TaskFailed, expired(r, e), now)
+		}
+		return wait
+	}
+	r.Attempts = n
+	switch {
+	case e.Code == toolmesh.CodeCancelled:
+		r.end(codec.TaskCancelled, e, now)
+	case permanent(e.Code), n >= r.MaxAttempts, r.Key != "" && e.Started != toolmesh.StartedNo:
+		// Under the submitter's key what has begun is not run again.
+		r.end(codec.TaskFailed, e, now)
+	default:
+		wait = backoff(n)
+		r.State, r.Error, r.Due, r.Runner = codec.TaskQueued, e, now.Add(wait), ""
+		if r.Due.After(r.expires()) {
+			r.end(codec.TaskFailed, e, now)
+		}
+	}
+	return wait
+}
+
+// expired is the error of a task that could not be run in its time.
+func expired(r *record, last *toolmesh.Error) *toolmesh.Error {
+	e := toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the task did not end within its ttl of %v", r.ttl()).
+		WithOrigin(toolmesh.OriginMesh)
+	if r.Attempts == 0 {
+		e = e.WithStarted(toolmesh.StartedNo)
+	}
+	if last != nil {
+		e = e.WithDetail("last", last)
+	}
+	return e
+}

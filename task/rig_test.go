@@ -1,0 +1,228 @@
+package task_test
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/task"
+)
+
+// waitTimeout bounds every wait for a signal: long, because machines are busy.
+const waitTimeout = 90 * time.Second
+
+// desk is the tools of a test, and what they saw.
+type desk struct {
+	mu    sync.Mutex
+	runs  map[string]int // of each key
+	order []string       // in which they began
+	fails map[string]int // how often a key fails yet
+	began chan string
+	open  map[string]chan struct{}
+	ended chan error // causes of contexts that ended first
+}
+
+func newDesk() *desk {
+	return &desk{
+		runs: make(map[string]int), fails: make(map[string]int), began: make(chan string, 1<<15),
+		open: make(map[string]chan struct{}), ended: make(chan error, 1<<10),
+	}
+}
+
+// firstTasks is how many tasks of a session run at once, whatever room there is.
+const firstTasks = 8
+
+type job struct {
+	Key string `json:"key"`
+}
+
+func (d *desk) begin(key string) (fail bool) {
+	d.mu.Lock()
+	d.runs[key]++
+	d.order = append(d.order, key)
+	if fail = d.fails[key] > 0; fail {
+		d.fails[key]--
+	}
+	d.mu.Unlock()
+	d.began <- key
+	return fail
+}
+
+func (d *desk) count(key string) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.runs[key]
+}
+
+// gate is what calls of the tool "wait" with a key wait for.
+func (d *desk) gate(key string) chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.open[key] == nil {
+		d.open[key] = make(chan struct{})
+	}
+	return d.open[key]
+}
+
+func (d *desk) echo(_ context.Context, j job) (string, error) {
+	if d.begin(j.Key) {
+		return "", toolmesh.Errorf(toolmesh.CodeToolError, "not now")
+	}
+	return "did " + j.Key, nil
+}
+
+func (d *desk) wait(ctx context.Context, j job) (string, error) {
+	d.begin(j.Key)
+	select {
+	case <-d.gate(j.Key):
+		return "waited " + j.Key, nil
+	case <-ctx.Done():
+		d.ended <- context.Cause(ctx)
+		return "", ctx.Err()
+	}
+}
+
+// starts waits until a call with a key begins.
+func (d *desk) starts(t testing.TB, key string) {
+	t.Helper()
+	deadline := time.After(waitTimeout)
+	for {
+		select {
+		case got := <-d.began:
+			if got == key {
+				return
+			}
+		case <-deadline:
+			t.Fatalf("%s has not begun", key)
+		}
+	}
+}
+
+// serve has a node serve the desk's tools as jobs.echo and jobs.wait.
+func (d *desk) serve(t testing.TB, nc *nats.Conn, options host.Options) *host.Host {
+	t.Helper()
+	options.Index = "jobs"
+	h, err := host.New(nc, &options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, f := range map[string]host.Handler{"echo": host.Func(d.echo), "wait": host.Func(d.wait)} {
+		if _, err := h.Handle(name, f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := h.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = h.Stop(ctx)
+	})
+	return h
+}
+
+// runs has a member of the mesh run tasks, as agents do.
+func runs(t testing.TB, nc *nats.Conn, slots int) *task.Service {
+	t.Helper()
+	b, err := bus.New(nc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	if err := b.Ensure(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	view, err := registry.OpenView(t.Context(), b, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(view.Close)
+	sessions, err := registry.NewSessions("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sessions.Use(view)
+	store := registry.NewStore(b)
+	responder, err := registry.NewResponder(b, view, store, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(responder.Close)
+	c, err := client.NewOn(b, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	logs := meshtest.CaptureLogs(t)
+	s := task.New(b, store, c, &task.Options{Sessions: sessions, Slots: slots, Logger: logs.Logger})
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Stop(context.Background()) })
+	return s
+}
+
+// calls makes a caller of a session; empty for the default one.
+func calls(t testing.TB, nc *nats.Conn, session subjects.SessionID) *client.Client {
+	t.Helper()
+	c, err := client.New(nc, &client.Options{Session: session})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+func submit(t testing.TB, c *client.Client, tool subjects.ToolID, key string, options *client.SubmitOptions) *client.Task {
+	t.Helper()
+	handle, err := c.Submit(t.Context(), tool, job{key}, options)
+	if err != nil {
+		t.Fatalf("submit %s: %v", key, err)
+	}
+	return handle
+}
+
+func within(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// succeeds waits for a task's result.
+func succeeds(t testing.TB, handle *client.Task, want string) {
+	t.Helper()
+	r, err := handle.Wait(within(t))
+	if err != nil {
+		t.Fatalf("task %s: %v", handle.ID(), err)
+	}
+	var got string
+	if err := json.Unmarshal(r.Value, &got); err != nil || got != want {
+		t.Fatalf("task %s: got %s, want %q", handle.ID(), r.Value, want)
+	}
+}
+
+// becomes waits until a task has a state.
+func becomes(t testing.TB, handle *client.Task, state codec.TaskState) *client.TaskInfo {
+	t.Helper()
+	var info *client.TaskInfo
+	meshtest.Until(t, string(handle.ID())+" is "+string(state), func() bool {
+		var err error
+		info, err = handle.Show(t.Context())
+		return err == nil && info.State == state
+	})
+	return info
+}

@@ -1,0 +1,410 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	// markAfter is how long a call takes before its task is said to run.
+	markAfter = 100 * time.Millisecond
+	// keepEvery is how often the broker is told that a task is worked on.
+	keepEvery = ackWait / 3
+	// keepRetry is the pause after a word of which the broker did not say that it knows.
+	keepRetry = 500 * time.Millisecond
+)
+
+// Causes of the end of a run, beside that its service stops.
+var (
+	// errOver: the task has ended otherwise. Its call is cancelled.
+	errOver = toolmesh.Errorf(toolmesh.CodeCancelled, "the task has ended")
+	// errTaken: another runner has the message, or may have it. It has joined the call,
+	// and what becomes of the message is its to say.
+	errTaken = fmt.Errorf("another runner has the task: %w", client.ErrLeft)
+)
+
+// run is one message of the queue in the hands of this runner.
+type run struct {
+	s       *Service
+	session subjects.SessionID
+	id      subjects.RPCID
+	ctx     context.Context // of its call
+	// leave ends it: with errTaken or client.ErrLeft the call goes on without this runner,
+	// with anything else it is cancelled.
+	leave context.CancelCauseFunc
+
+	mu   sync.Mutex // guards what follows
+	m    *nats.Msg  // nil while it is in no queue
+	kept time.Time  // when the broker last said that it knows of this runner
+	// adopted: it was not said yet what becomes of m, which came late.
+	adopted bool
+
+	tell  func(*codec.Task) // tells its end to who has submitted it; nil: nobody waits for that
+	looks chan struct{}     // of capacity 1: the record is to be looked at
+}
+
+// adopt takes a message that was delivered again meanwhile.
+func (r *run) adopt(m *nats.Msg) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.m, r.kept, r.adopted = m, time.Now(), true
+}
+
+// handled returns the message, of which is said now what becomes of it.
+func (r *run) handled() *nats.Msg {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.adopted = false
+	return r.m
+}
+
+// unhandled returns a message that was adopted too late for the run to handle it.
+func (r *run) unhandled() *nats.Msg {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.adopted {
+		return nil
+	}
+	return r.m
+}
+
+func (r *run) message() *nats.Msg {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.m
+}
+
+// done has the message gone.
+func (r *run) done() {
+	if m := r.handled(); m != nil {
+		r.s.bus.Done(m)
+	}
+}
+
+// again has the task looked at again after a while, by any runner.
+func (r *run) again(t *stored, after time.Duration) {
+	m := r.handled()
+	switch {
+	case m != nil:
+		r.s.bus.Again(m, after)
+	case t != nil: // it was begun at once, and is in no queue yet
+		r.enqueue(t)
+	}
+}
+
+// enqueue puts a task into the queue that was begun at once. If that fails a sweep does.
+func (r *run) enqueue(t *stored) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.s.base), storeWait)
+	defer cancel()
+	if err := r.s.enqueue(ctx, t); err != nil {
+		r.s.log.Warn("a task that runs is not queued yet", slog.String("rpc_id", string(r.id)), slog.String("error", err.Error()))
+	}
+}
+
+// look has the record looked at soon.
+func (r *run) look() {
+	select {
+	case r.looks <- struct{}{}:
+	default:
+	}
+}
+
+// do makes one attempt, if the record says that there is one to be made. A task that is
+// begun as it is submitted has no message, and its record is given.
+func (r *run) do(t *stored) {
+	s := r.s
+	fresh := t != nil
+	if t == nil {
+		if t, fresh = r.read(); t == nil {
+			return
+		}
+	}
+	now := s.now()
+	n := t.attempt()
+	if now.After(t.expires()) || n > t.MaxAttempts {
+		t.end(codec.TaskFailed, expired(&t.record, t.Error), now)
+		r.settle(t, n, 0)
+		return
+	}
+	result, err := r.call(t, n, fresh)
+	switch {
+	case errors.Is(context.Cause(r.ctx), errTaken):
+	case errors.Is(context.Cause(r.ctx), client.ErrLeft):
+		if s.bus.Connected() {
+			r.again(t, 0)
+		}
+	case errors.Is(context.Cause(r.ctx), errOver):
+		r.done()
+	case lostConnection(err):
+		// Whether the call goes on is not known here: whoever is next joins it.
+		r.again(t, firstBackoff)
+	default:
+		if t.Started.IsZero() {
+			t.Started = now
+		}
+		before := t.record
+		wait := t.after(n, result, err, s.now())
+		if before.State == codec.TaskQueued && t.State == codec.TaskQueued && before.Error != nil && waits(t.Error) && before.Error.Code == t.Error.Code {
+			r.again(t, wait) // nothing new
+			return
+		}
+		r.settle(t, n, wait)
+	}
+}
+
+// read reads the record of a message's task; nil where nothing is to be done. fresh says
+// that no attempt can be under way.
+func (r *run) read() (t *stored, fresh bool) {
+	s := r.s
+	t, err := s.load(r.ctx, r.session, r.id)
+	switch {
+	case errors.Is(err, errGone):
+		r.done()
+		return nil, false
+	case err != nil:
+		r.again(nil, firstBackoff)
+		return nil, false
+	case t.State.Ended() || t.State == codec.TaskScheduled:
+		r.done()
+		return nil, false
+	case s.over(r.ctx, t):
+		_ = s.bus.Delete(r.ctx, t.key, t.revision)
+		r.done()
+		return nil, false
+	}
+	if wait := t.Due.Sub(s.now()); wait > 0 {
+		r.again(nil, wait)
+		return nil, false
+	}
+	if t.State == codec.TaskRunning || t.Runner != "" {
+		return t, false
+	}
+	m := r.message()
+	delivered, err := bus.DeliveredOf(m)
+	first := t.Error == nil && t.Due.IsZero()
+	switch {
+	case err == nil && first && delivered.Times == 1:
+		return t, true
+	case first && m.Header.Get(jetstream.MsgIDHeader) == messageID(t):
+		return t, false // a runner had it, and wrote nothing
+	}
+	// Of any further attempt the record says beforehand that it is under way: how often
+	// the message was delivered says nothing then.
+	if !r.mark(t, t.attempt()) {
+		r.again(nil, firstBackoff)
+		return nil, false
+	}
+	return t, true
+}
+
+// lostConnection reports whether a call ended because this runner has no connection.
+func lostConnection(err error) bool {
+	e := toolmesh.AsError(err)
+	return e != nil && e.Code == toolmesh.CodeUnavailable && e.Origin == toolmesh.OriginCaller
+}
+
+// call makes an attempt's call, again while no node has room for it; or joins the one
+// that may be under way.
+func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
+	made := t.record // the one that is looked after may be another one in between
+	attended := make(chan struct{})
+	go func() {
+		defer close(attended)
+		r.attend(t, n)
+	}()
+	over, stop := context.WithDeadline(r.ctx, time.Now().Add(made.expires().Sub(r.s.now())))
+	defer func() {
+		stop()
+		r.leave(nil)
+		<-attended
+	}()
+	caller := r.s.client.In(r.session)
+	args, err := r.s.argsOf(r.ctx, &made)
+	if err != nil {
+		return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
+	}
+	made.Args = args
+	if !fresh && made.Key == "" {
+		result, known, err := caller.Join(r.ctx, made.Tool, made.callID(n), made.Args)
+		if err == nil && !known {
+			err = toolmesh.Errorf(toolmesh.CodeNodeLost, "the runner of the attempt is lost, and no node knows its call: whether the tool ran is not known").
+				WithOrigin(toolmesh.OriginMesh)
+		}
+		return result, err
+	}
+	for {
+		timeout := max(made.expires().Sub(r.s.now()), time.Millisecond)
+		if own := time.Duration(made.TimeoutMS) * time.Millisecond; own > 0 {
+			timeout = min(own, timeout)
+		}
+		result, err := r.once(caller, &made, n, timeout)
+		e := toolmesh.AsError(err)
+		if e == nil || e.Code != toolmesh.CodeBusy || !waits(e) || !r.s.await(over, r.session) {
+			return result, err
+		}
+	}
+}
+
+// once makes a call in this process where the tool is served by it, and else by the
+// client.
+func (r *run) once(caller *client.Client, made *record, n int, timeout time.Duration) (*client.Result, error) {
+	if local := r.s.opts.Local; local != nil && made.Key == "" && made.LargeArgs == nil {
+		call := codec.Call{RPCID: made.callID(n), Session: r.session, Tool: made.Tool, Timeout: timeout, Parent: made.Parent}
+		if result, mine, err := local.CallHere(r.ctx, &call, made.Args); mine {
+			return result, err
+		}
+	}
+	options := []client.CallOption{client.WithRPCID(made.callID(n)), client.WithTimeout(timeout), client.WithLineage(client.Lineage{Parent: made.Parent}), client.NoWait()}
+	if made.Key != "" {
+		options = append(options, client.WithIdempotencyKey(made.Key))
+	}
+	return caller.Call(r.ctx, made.Tool, made.Args, options...)
+}
+
+// attend looks after a call until r's context ends: it says that the task runs, tells the
+// broker that it is worked on, and leaves it when the broker has not known of that for so
+// long that another runner may have it.
+func (r *run) attend(t *stored, n int) {
+	timer := time.NewTimer(markAfter)
+	defer timer.Stop()
+	marked := t.State == codec.TaskRunning && t.Runner == r.s.name
+	for {
+		look := false
+		select {
+		case <-r.ctx.Done():
+			return
+		case <-r.looks:
+			look = true
+		case <-timer.C:
+		}
+		switch {
+		case !marked && !look:
+			marked = true
+			if r.mark(t, n) && r.message() == nil {
+				r.enqueue(t)
+			}
+			timer.Reset(keepEvery)
+			continue
+		case !look && r.message() != nil:
+			timer.Reset(r.keep())
+		case !look:
+			timer.Reset(keepEvery)
+		}
+		r.follow(t, n)
+	}
+}
+
+// mark says in the record that an attempt is under way here, and reports whether that is
+// written.
+func (r *run) mark(t *stored, n int) bool {
+	next := *t
+	next.State, next.Attempts, next.Runner, next.Started, next.Due = codec.TaskRunning, n, r.s.name, r.s.now(), time.Time{}
+	err := r.s.write(r.ctx, &next)
+	switch {
+	case err == nil:
+		*t = next
+	case errors.Is(err, bus.ErrConflict):
+		r.follow(t, n)
+	}
+	return err == nil
+}
+
+// follow looks whether the task is still this runner's.
+func (r *run) follow(t *stored, n int) {
+	now, err := r.s.load(r.ctx, r.session, r.id)
+	switch {
+	case errors.Is(err, errGone):
+		r.leave(errOver)
+	case err != nil:
+	case now.State.Ended(), now.attempt() != n, r.s.over(r.ctx, now):
+		r.leave(errOver)
+	case now.Runner != "" && now.Runner != r.s.name && now.revision > t.revision:
+		r.leave(errTaken)
+	default:
+		*t = *now
+	}
+}
+
+// keep tells the broker that the task is worked on, and returns when to do so next.
+func (r *run) keep() time.Duration {
+	ctx, cancel := context.WithTimeout(r.ctx, keepEvery)
+	defer cancel()
+	err := r.s.bus.Keep(ctx, r.message())
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err == nil {
+		r.kept = time.Now()
+		return keepEvery
+	}
+	if time.Since(r.kept) > ackWait {
+		r.s.log.Warn("a task is left to another runner: the broker has not heard of this one", slog.String("rpc_id", string(r.id)))
+		r.leave(errTaken)
+	}
+	return keepRetry
+}
+
+// settle stores what an attempt ended with, and then is done with the message, or has it
+// delivered again. Of several runners that have a task the first one's word counts.
+func (r *run) settle(t *stored, n int, wait time.Duration) {
+	s := r.s
+	for {
+		err := s.write(context.WithoutCancel(s.base), t)
+		switch {
+		case err == nil:
+		case toolmesh.CodeOf(err) == toolmesh.CodePayloadTooLarge && t.Result != nil:
+			result := t.Result
+			t.Result = nil
+			if t.LargeResult, err = s.keep(context.WithoutCancel(s.base), t, result); err != nil {
+				t.end(codec.TaskFailed, toolmesh.Errorf(toolmesh.CodePayloadTooLarge, "the task has run, and its result, of %d bytes, cannot be kept: %w", len(result), err).
+					WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedYes).WithDetail("size", len(result)), t.Ended)
+			}
+			continue
+		case errors.Is(err, bus.ErrConflict):
+			now, err := s.load(context.WithoutCancel(s.base), r.session, r.id)
+			if errors.Is(err, errGone) || err == nil && (now.State.Ended() || now.attempt() != n) {
+				s.drop(s.base, t.LargeResult)
+				r.done()
+				return
+			}
+			if err == nil {
+				t.revision = now.revision
+				continue
+			}
+			fallthrough
+		default:
+			s.log.Warn("the end of a task's attempt is stored later: the store does not answer", slog.String("rpc_id", string(r.id)))
+			select {
+			case <-time.After(firstBackoff):
+				continue
+			case <-s.quit:
+				return // the next runner gets it by the attempt's key
+			}
+		}
+		break
+	}
+	if !t.State.Ended() {
+		r.again(t, wait)
+		return
+	}
+	r.done()
+	if r.tell != nil {
+		told := t.Task
+		if t.LargeResult != nil {
+			told.ResultSize = t.LargeResult.Size // it is asked for
+		}
+		r.tell(&told)
+	}
+}

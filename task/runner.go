@@ -1,0 +1,315 @@
+package task
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	// ackWait is for how long the broker waits for word of a message that it delivered.
+	ackWait = 15 * time.Second
+	// askWait is for how long a consumer is asked for a message that may come, and
+	// askLost after how long without any answer it is asked anew.
+	askWait = 10 * time.Second
+	askLost = askWait + 3*time.Second
+	// pauseAfterLoss is how long a consumer is let alone that has lost a request.
+	pauseAfterLoss = time.Second
+	// tickEvery is how often the loop looks after what gives no signal.
+	tickEvery = 100 * time.Millisecond
+	// firsts is how many tasks may run beyond the slots that are a session's first ones:
+	// of each session there are few.
+	firsts = 16 * levelBasis
+	// otherEnd is how often the lanes are asked from their other end.
+	otherEnd = 4
+)
+
+// loop takes what is queued while there is room.
+func (s *Service) loop() {
+	ticker := time.NewTicker(tickEvery)
+	defer ticker.Stop()
+	var due <-chan *nats.Msg
+	timed := &lane{consumer: consumerDue}
+	if s.timed != nil {
+		due = s.timed.Messages()
+	}
+	for {
+		s.fill()
+		if due != nil && timed.free(time.Now()) {
+			timed.asked = time.Now()
+			_ = s.timed.Ask(consumerDue, askWait)
+		}
+		select {
+		case m := <-s.queue.Messages():
+			s.arrived(m)
+		case m := <-due:
+			s.cameDue(timed, m)
+		case <-s.freed:
+		case <-ticker.C:
+			if s.renewed.Swap(false) {
+				for _, l := range append(s.lanes, timed) {
+					l.asked = time.Time{}
+				}
+			}
+			s.wake()
+		case <-s.quit:
+			s.letGo(s.queue)
+			s.letGo(s.timed)
+			return
+		}
+	}
+}
+
+// letGo takes no more messages, and gives back what has come and was not taken.
+func (s *Service) letGo(p *bus.Pulls) {
+	if p == nil {
+		return
+	}
+	p.Close()
+	for {
+		select {
+		case m := <-p.Messages():
+			if _, status := p.Read(m); status == "" {
+				s.bus.Again(m, 0)
+			}
+		default:
+			return
+		}
+	}
+}
+
+// free reports whether a lane may be asked.
+func (l *lane) free(now time.Time) bool {
+	return now.After(l.paused) && (l.asked.IsZero() || now.Sub(l.asked) > askLost)
+}
+
+// fill asks for what there is room for: one lane after the other for what is there at
+// once, so that they have their order, and those that have nothing for what comes.
+func (s *Service) fill() {
+	now := time.Now()
+	count := len(s.lanes)
+	for i := range count {
+		l := s.lanes[i]
+		if s.turn%otherEnd == otherEnd-1 {
+			l = s.lanes[count-1-i]
+		}
+		if !l.asked.IsZero() && l.probe && !l.free(now) {
+			return // its answer comes first
+		}
+	}
+	for i := range count {
+		l := s.lanes[i]
+		if s.turn%otherEnd == otherEnd-1 {
+			l = s.lanes[count-1-i]
+		}
+		if l.free(now) && s.room(l) {
+			s.ask(l, 0)
+			return
+		}
+	}
+}
+
+func (s *Service) ask(l *lane, wait time.Duration) {
+	l.asked, l.probe = time.Now(), wait == 0
+	if err := s.queue.Ask(l.consumer, wait); err != nil {
+		l.asked, l.paused = time.Time{}, time.Now().Add(pauseAfterLoss)
+	}
+}
+
+// room reports whether a task of a lane may be taken. There is more of it for sessions
+// that have few tasks, and none for others while calls wait for nodes that have room.
+func (s *Service) room(l *lane) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.level == 0 {
+		return len(s.running) < s.opts.Slots+firsts
+	}
+	return len(s.running) < s.opts.Slots && len(s.waiting) == 0
+}
+
+// arrived takes what a consumer of tasks says.
+func (s *Service) arrived(m *nats.Msg) {
+	name, status := s.queue.Read(m)
+	at := slices.IndexFunc(s.lanes, func(l *lane) bool { return l.consumer == name })
+	if at < 0 {
+		return
+	}
+	l := s.lanes[at]
+	l.asked = time.Time{}
+	switch status {
+	case "":
+		s.turn++
+		s.take(m)
+	case "404", "408":
+		if s.room(l) {
+			s.ask(l, askWait)
+		}
+	default:
+		l.paused = time.Now().Add(pauseAfterLoss)
+	}
+}
+
+// cameDue takes what the consumer of schedules says.
+func (s *Service) cameDue(l *lane, m *nats.Msg) {
+	l.asked = time.Time{}
+	switch _, status := s.timed.Read(m); status {
+	case "":
+		s.work.Go(func() {
+			ctx, cancel := context.WithTimeout(s.base, ackWait)
+			defer cancel()
+			s.due(ctx, m)
+		})
+	case "404", "408":
+	default:
+		l.paused = time.Now().Add(pauseAfterLoss)
+	}
+}
+
+// take has a message's task run, beside all others.
+func (s *Service) take(m *nats.Msg) {
+	subject, err := subjects.Parse(m.Subject)
+	if err != nil {
+		s.log.Warn("a message in the queue of tasks is none", slog.String("subject", m.Subject))
+		s.bus.Done(m)
+		return
+	}
+	key, err := keyOf(subject.Session, subject.RPC)
+	if err != nil {
+		s.bus.Done(m)
+		return
+	}
+	r := s.newRun(subject.Session, subject.RPC)
+	r.m = m
+	if other := s.enter(key.Name, r); other != nil {
+		other.adopt(m)
+		return
+	}
+	s.work.Go(func() {
+		defer s.exit(key.Name, r)
+		r.do(nil)
+	})
+}
+
+// begin runs a task whose record was just made, without its being queued.
+func (s *Service) begin(t *stored, tell func(*codec.Task)) {
+	r := s.newRun(t.session, t.ID)
+	r.tell = tell
+	if s.enter(t.key.Name, r) != nil {
+		return
+	}
+	s.work.Go(func() {
+		defer s.exit(t.key.Name, r)
+		r.do(t)
+	})
+}
+
+func (s *Service) newRun(session subjects.SessionID, id subjects.RPCID) *run {
+	r := &run{s: s, session: session, id: id, kept: time.Now(), looks: make(chan struct{}, 1)}
+	r.ctx, r.leave = context.WithCancelCause(s.base)
+	return r
+}
+
+// enter notes a run, unless another one has its task here.
+func (s *Service) enter(key string, r *run) (other *run) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if other = s.running[key]; other == nil {
+		s.running[key] = r
+		s.active[r.session]++
+	}
+	return other
+}
+
+// exit forgets a run that has ended.
+func (s *Service) exit(key string, r *run) {
+	r.leave(nil)
+	s.mu.Lock()
+	delete(s.running, key)
+	if s.active[r.session]--; s.active[r.session] == 0 {
+		delete(s.active, r.session)
+	}
+	s.mu.Unlock()
+	if m := r.unhandled(); m != nil {
+		s.take(m)
+	}
+	s.wake()
+	select {
+	case s.freed <- struct{}{}:
+	default:
+	}
+}
+
+// idle reports whether there is so much room that nothing can be waiting in the queue: the
+// loop would have taken it.
+func (s *Service) idle() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.running) < s.opts.Slots/2 && len(s.waiting) == 0
+}
+
+// hear has the run of a task that was cancelled look at its record.
+func (s *Service) hear(m *nats.Msg) {
+	subject, err := subjects.Parse(m.Subject)
+	if err != nil {
+		return
+	}
+	key, err := keyOf(subject.Session, subjects.RPCID(m.Data))
+	if err != nil {
+		return
+	}
+	s.mu.Lock()
+	r := s.running[key.Name]
+	s.mu.Unlock()
+	if r != nil {
+		r.look()
+	}
+}
+
+// waiter is a run whose call found no node with room.
+type waiter struct {
+	session subjects.SessionID
+	awake   chan struct{} // closed once it is to try again
+}
+
+// await returns when a run whose call found no room is to try again; false if it has
+// ended before.
+func (s *Service) await(ctx context.Context, session subjects.SessionID) bool {
+	w := &waiter{session, make(chan struct{})}
+	s.mu.Lock()
+	s.waiting = append(s.waiting, w)
+	s.mu.Unlock()
+	select {
+	case <-w.awake:
+		return true
+	case <-ctx.Done():
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.waiting = slices.DeleteFunc(s.waiting, func(other *waiter) bool { return other == w })
+		return false
+	}
+}
+
+// wake has one of those try again that wait for room: of the session of which the fewest
+// tasks are under way, the one that has waited longest.
+func (s *Service) wake() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.waiting) == 0 {
+		return
+	}
+	best := 0
+	for i, w := range s.waiting {
+		if s.active[w.session] < s.active[s.waiting[best].session] {
+			best = i
+		}
+	}
+	close(s.waiting[best].awake)
+	s.waiting = slices.Delete(s.waiting, best, best+1)
+}

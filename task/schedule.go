@@ -1,0 +1,183 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// consumerDue is the consumer of the schedules whose time has come.
+const consumerDue = "due"
+
+// leastEvery is the shortest interval of a schedule.
+const leastEvery = time.Second
+
+// recurs reports whether a task is a schedule that makes others.
+func (r *record) recurs() bool { return r.EveryMS > 0 || r.Cron != "" }
+
+// when reads what a submission says of its time into the record of the task.
+func (r *record) when(q *codec.TaskRequest, now time.Time) error {
+	given := 0
+	for _, is := range []bool{q.At != "", q.InMS != 0, q.EveryMS != 0, q.Cron != ""} {
+		if is {
+			given++
+		}
+	}
+	switch {
+	case given == 0:
+		return nil
+	case given > 1:
+		return invalid("at, in_ms, every_ms and cron exclude each other")
+	case q.InMS < 0:
+		return invalid("in_ms is %d: it cannot be negative", q.InMS)
+	case q.EveryMS != 0 && q.EveryMS < leastEvery.Milliseconds():
+		return invalid("every_ms is %d: it is at least %d", q.EveryMS, leastEvery.Milliseconds())
+	}
+	r.State = codec.TaskScheduled
+	defer func() { r.Due = r.Due.Add(time.Second - 1).Truncate(time.Second) }() // as the broker has it
+	switch {
+	case q.At != "":
+		at, err := time.Parse(time.RFC3339Nano, q.At)
+		if err != nil {
+			return invalid("at is %q: it is a time like 2026-01-02T15:04:05Z", q.At)
+		}
+		r.Due = at.UTC()
+	case q.InMS > 0:
+		r.Due = now.Add(time.Duration(q.InMS) * time.Millisecond)
+	case q.EveryMS > 0:
+		r.EveryMS = q.EveryMS
+	default:
+		var err error
+		r.Cron, err = cronLine(q.Cron)
+		return err
+	}
+	return nil
+}
+
+// cronLine is a cron line as the broker reads it, which has seconds in front. Whether it
+// ever fires the broker says.
+func cronLine(line string) (string, error) {
+	fields := strings.Fields(line)
+	switch {
+	case len(fields) == 1 && strings.HasPrefix(line, "@") && fields[0] != "@every" && fields[0] != "@at":
+		return fields[0], nil
+	case len(fields) == 5:
+		return "0 " + strings.Join(fields, " "), nil
+	case len(fields) == 6:
+		return strings.Join(fields, " "), nil
+	}
+	return "", invalid("cron is %q: it has 5 fields (minute, hour, day, month, weekday), or 6 with seconds in front", line)
+}
+
+// schedule has the broker say when a task is due. The error is invalid_request for a cron
+// line that is none or never fires, and unavailable where the broker has no schedules.
+func (s *Service) schedule(ctx context.Context, t *stored) error {
+	if !s.schedules {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the broker cannot delay messages: that takes NATS server 2.14 or later").
+			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithRetryable(false)
+	}
+	at, err := subjects.Schedule(subjects.ScheduleAt, t.session, t.ID)
+	if err != nil {
+		return invalid("the task's id: %w", err)
+	}
+	due, err := subjects.Schedule(subjects.ScheduleDue, t.session, t.ID)
+	if err != nil {
+		return invalid("the task's id: %w", err)
+	}
+	options := []jetstream.PublishOpt{jetstream.WithScheduleTarget(due)}
+	switch {
+	case t.Cron != "":
+		options = append(options, jetstream.WithScheduleCron(t.Cron))
+	case t.EveryMS > 0:
+		options = append(options, jetstream.WithScheduleEvery(time.Duration(t.EveryMS)*time.Millisecond))
+	default:
+		options = append(options, jetstream.WithScheduleAt(t.Due))
+	}
+	err = s.bus.Store(ctx, &nats.Msg{Subject: at}, options...)
+	if errors.Is(err, bus.ErrSchedule) {
+		return invalid("the schedule %q is none, or it never fires", t.Cron)
+	}
+	if errors.Is(err, bus.ErrFull) {
+		return full("the store of schedules")
+	}
+	return err
+}
+
+// unschedule ends a schedule.
+func (s *Service) unschedule(ctx context.Context, session subjects.SessionID, id subjects.RPCID) error {
+	at, err := subjects.Schedule(subjects.ScheduleAt, session, id)
+	if err != nil {
+		return invalid("the task's id: %w", err)
+	}
+	return s.bus.Purge(ctx, subjects.StreamSchedules, at)
+}
+
+// due has a task run whose time has come: itself, or one more that its schedule makes,
+// whose id says which one, so that it is made once.
+func (s *Service) due(ctx context.Context, m *nats.Msg) {
+	subject, err := subjects.Parse(m.Subject)
+	if err != nil {
+		s.bus.Done(m)
+		return
+	}
+	delivered, err := bus.DeliveredOf(m)
+	if err == nil {
+		err = s.queueDue(ctx, subject.Session, subject.RPC, delivered)
+	}
+	switch {
+	case errors.Is(err, errGone):
+		_ = s.unschedule(ctx, subject.Session, subject.RPC)
+		s.bus.Done(m)
+	case err != nil:
+		s.log.Warn("a task that is due is not queued yet", slog.String("rpc_id", string(subject.RPC)), slog.String("error", err.Error()))
+		s.bus.Again(m, firstBackoff)
+	default:
+		s.bus.Done(m)
+	}
+}
+
+func (s *Service) queueDue(ctx context.Context, session subjects.SessionID, id subjects.RPCID, delivered bus.Delivered) error {
+	t, err := s.load(ctx, session, id)
+	switch {
+	case err != nil:
+		return err
+	case t.State.Ended():
+		return errGone
+	case s.over(ctx, t):
+		return errGone
+	}
+	t.Queued = s.now()
+	if !t.recurs() {
+		if t.State == codec.TaskScheduled {
+			t.State, t.Due = codec.TaskQueued, time.Time{}
+			if err := s.write(ctx, t); err != nil {
+				return err
+			}
+		}
+		return s.enqueue(ctx, t) // also one that was queued when the runner before was lost
+	}
+	one := *t
+	one.Schedule, one.ID, one.Created = t.ID, t.ID+subjects.RPCID("-"+strconv.FormatInt(delivered.Time.Unix(), 10)), one.Queued
+	one.State, one.EveryMS, one.Cron = codec.TaskQueued, 0, ""
+	if one.key, err = keyOf(session, one.ID); err != nil {
+		return err
+	}
+	if t.Key != "" {
+		one.Key = t.Key + "-" + strconv.FormatInt(delivered.Time.Unix(), 10)
+	}
+	if err := s.create(ctx, &one); err != nil && !errors.Is(err, bus.ErrConflict) {
+		return err
+	}
+	return s.enqueue(ctx, &one)
+}

@@ -1,0 +1,461 @@
+package task
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+const (
+	// storeWait bounds one question to the store, answerWait one request but a wait.
+	storeWait  = 5 * time.Second
+	answerWait = 15 * time.Second
+	// mostWait is how long a request may wait for the end of a task.
+	mostWait = 10 * time.Second
+	// mostRequests are answered at once, those that wait included.
+	mostRequests = 10_000
+	// firstLook and lastLook are how often a wait looks at the record, beside hearing of
+	// its changes, which the broker may not deliver: at first, and at last.
+	firstLook = 250 * time.Millisecond
+	lastLook  = 2 * time.Second
+	listMost  = 500
+	// tellAfter is how long a submission waits for the end of a task that begins at once.
+	tellAfter = 2 * time.Millisecond
+	// mostID bounds the id of a task, in bytes: its calls have longer ones.
+	mostID = 256
+	// conflicts is how often a change is tried that others come before.
+	conflicts = 10
+)
+
+func invalid(format string, args ...any) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...).WithStarted(toolmesh.StartedNo)
+}
+
+// receive takes a request about tasks.
+func (s *Service) receive(m *nats.Msg) {
+	subject, err := subjects.Parse(m.Subject)
+	if err != nil {
+		subject = subjects.Subject{}
+	}
+	if !s.bus.MayAnswer(m, subject.Session, false) {
+		return
+	}
+	var q codec.TaskRequest
+	if err != nil {
+		err = invalid("%w", err)
+	} else {
+		err = bus.ReadRequest(m, &q)
+	}
+	if err == nil && !s.requests.TryGo(func() error {
+		ctx, cancel := context.WithTimeout(s.base, answerWait+mostWait)
+		defer cancel()
+		if subject.Verb != codec.TaskSubmit {
+			answer, err := s.handle(ctx, subject, &q)
+			s.respond(m, answer, err)
+			return nil
+		}
+		t, err := s.submit(ctx, subject.Session, &q)
+		if err != nil {
+			s.respond(m, nil, err)
+			return nil
+		}
+		here := t.Runner == s.name && t.State == codec.TaskQueued
+		submitted := codec.Submitted{ID: t.ID, State: t.State, Here: here}
+		switch {
+		case !here || !q.Tell:
+			s.respond(m, submitted, nil)
+			if here {
+				s.begin(t, nil)
+			}
+		default:
+			// Of a task that ends in no time one message says it all.
+			id := time.AfterFunc(tellAfter, func() { s.respond(m, submitted, nil) })
+			s.begin(t, func(ended *codec.Task) {
+				id.Stop()
+				s.respond(m, ended, nil)
+			})
+		}
+		return nil
+	}) {
+		err = toolmesh.Errorf(toolmesh.CodeBusy, "%d requests about tasks are being answered: try again", mostRequests)
+	}
+	if err != nil {
+		s.respond(m, nil, err)
+	}
+}
+
+func (s *Service) handle(ctx context.Context, subject subjects.Subject, q *codec.TaskRequest) (any, error) {
+	switch subject.Verb {
+	case codec.TaskList:
+		return s.list(ctx, subject.Session, q)
+	case codec.TaskShow, codec.TaskWait, codec.TaskCancel, codec.TaskRetry:
+	default:
+		return nil, invalid("tasks have no %q: %s, %s, %s, %s, %s and %s are possible", subject.Verb,
+			codec.TaskSubmit, codec.TaskShow, codec.TaskList, codec.TaskWait, codec.TaskCancel, codec.TaskRetry)
+	}
+	if q.ID == "" {
+		return nil, invalid("id is missing or empty: it is that of a task")
+	}
+	var t *stored
+	var err error
+	switch subject.Verb {
+	case codec.TaskShow:
+		t, err = s.mine(ctx, subject.Session, q.ID)
+	case codec.TaskWait:
+		t, err = s.wait(ctx, subject.Session, q)
+	case codec.TaskCancel:
+		t, err = s.cancel(ctx, subject.Session, q.ID)
+	default:
+		t, err = s.retry(ctx, subject.Session, q.ID)
+	}
+	if errors.Is(err, errGone) {
+		return nil, invalid("session %q has no task %q: it never had, or its ttl is over", subject.Session, q.ID)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.answerOf(ctx, t, q)
+}
+
+func (s *Service) respond(m *nats.Msg, answer any, err error) {
+	out := &nats.Msg{Subject: m.Reply}
+	if err == nil {
+		out.Data, err = tool.MarshalPlain(answer)
+	}
+	if err != nil {
+		e := toolmesh.AsError(err)
+		if e.Origin == "" {
+			e = e.WithOrigin(toolmesh.OriginMesh)
+		}
+		header, body := codec.ErrorReply(e)
+		out.Header, out.Data = nats.Header(header), body
+	}
+	if err := s.bus.Conn().PublishMsg(out); err != nil {
+		s.log.Warn("a request about tasks is not answered", slog.String("error", err.Error()))
+	}
+}
+
+// mine is [Service.load] without the tasks of an earlier session of the name.
+func (s *Service) mine(ctx context.Context, session subjects.SessionID, id subjects.RPCID) (*stored, error) {
+	t, err := s.load(ctx, session, id)
+	if err == nil && s.over(ctx, t) {
+		return nil, errGone
+	}
+	return t, err
+}
+
+// newRecord is the record of a submission.
+func (s *Service) newRecord(q *codec.TaskRequest, now time.Time) (*record, error) {
+	r := &record{Task: codec.Task{
+		ID: cmp.Or(q.ID, subjects.NewRPCID("task_")), Tool: q.Tool, Args: bytes.TrimSpace(q.Args), State: codec.TaskQueued,
+		Priority: q.Priority, MaxAttempts: cmp.Or(q.Attempts, defaultAttempts), Created: now,
+		TimeoutMS: q.TimeoutMS, TTLMS: cmp.Or(q.TTLMS, defaultTTL.Milliseconds()), Key: q.Key, Parent: q.Parent,
+	}, Queued: now}
+	if err := q.Tool.Validate(); err != nil {
+		return nil, invalid("tool: %w", err)
+	}
+	if bytes.Equal(r.Args, []byte("null")) {
+		r.Args = nil
+	}
+	switch {
+	case len(r.ID) > mostID || r.ID != subjects.RPCID(strings.TrimSpace(string(r.ID))) || strings.ContainsFunc(string(r.ID), unicode.IsControl):
+		return nil, invalid("id is %.40q: it is at most %d bytes without space around them, as headers carry them", r.ID, mostID)
+	case q.Ref != "" && len(r.Args) > 0:
+		return nil, invalid("args and ref exclude each other")
+	case len(r.Args) > 0 && r.Args[0] != '{':
+		return nil, invalid("args is %.40s: it is an object, by parameter name", r.Args)
+	case r.MaxAttempts < 1 || r.MaxAttempts > mostAttempts:
+		return nil, invalid("attempts is %d: it is 1 to %d", r.MaxAttempts, mostAttempts)
+	case r.Priority < codec.PriorityLow || r.Priority > codec.PriorityHigh:
+		return nil, invalid("priority is %d: it is %d, %d or %d", r.Priority, codec.PriorityLow, codec.PriorityNormal, codec.PriorityHigh)
+	case r.ttl() < time.Second || r.ttl() > mostTTL:
+		return nil, invalid("ttl_ms is %d: it is %d to %d", r.TTLMS, time.Second.Milliseconds(), mostTTL.Milliseconds())
+	case r.TimeoutMS < 0:
+		return nil, invalid("timeout_ms is %d: it cannot be negative", r.TimeoutMS)
+	}
+	return r, r.when(q, now)
+}
+
+// submit makes a task. The same id again is the same task. One with the runner's own name
+// in it is to be begun here, the others are queued.
+func (s *Service) submit(ctx context.Context, session subjects.SessionID, q *codec.TaskRequest) (*stored, error) {
+	r, err := s.newRecord(q, s.now())
+	if err != nil {
+		return nil, err
+	}
+	if r.Key != "" {
+		if _, err := subjects.IdempotencyKey(session, r.Key); err != nil {
+			return nil, invalid("key: %w", err)
+		}
+	}
+	if r.Epoch, err = s.epoch(ctx, session); err != nil {
+		return nil, err
+	}
+	t := &stored{record: *r, session: session}
+	if t.key, err = keyOf(session, r.ID); err != nil {
+		return nil, err
+	}
+	if err := s.receiveArgs(ctx, t, q); err != nil {
+		if there, bad := s.load(ctx, session, t.ID); q.Ref != "" && bad == nil && there.Epoch == t.Epoch && there.Tool == t.Tool && there.LargeArgs.digest() == q.Digest {
+			there.Runner = ""
+			return there, nil // it has come before, and what it refers to was used
+		}
+		return nil, toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
+	}
+	if t.State == codec.TaskQueued && s.idle() {
+		t.Runner = s.name
+	}
+	err = s.create(ctx, t)
+	if err == nil && q.Ref != "" {
+		_ = s.bus.DeletePayload(ctx, q.Ref) // else it expires
+	}
+	if errors.Is(err, bus.ErrConflict) {
+		there, err := s.submitAgain(ctx, t)
+		if there == nil || there.LargeArgs != t.LargeArgs {
+			s.drop(ctx, t.LargeArgs)
+		}
+		return there, err
+	}
+	if err == nil && t.Runner == "" {
+		err = s.start(ctx, t)
+	}
+	if err != nil && toolmesh.AsError(err).Started == toolmesh.StartedNo && t.revision > 0 {
+		// It cannot be: nothing of it is kept.
+		_ = s.bus.Delete(context.WithoutCancel(ctx), t.key, t.revision)
+	}
+	if err != nil && t.revision == 0 {
+		s.drop(ctx, t.LargeArgs)
+	}
+	return t, err
+}
+
+// submitAgain is a submission of a task that there is: the same one is answered as the
+// first time, also where that one was lost half-way.
+func (s *Service) submitAgain(ctx context.Context, t *stored) (*stored, error) {
+	there, err := s.load(ctx, t.session, t.ID)
+	switch {
+	case errors.Is(err, errGone):
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the task %q has just ended its ttl: submit it again", t.ID).WithStarted(toolmesh.StartedNo)
+	case err != nil:
+		return nil, err
+	case there.Epoch != t.Epoch: // of a session of this name that has ended
+		t.revision, t.Runner = there.revision, ""
+		if err := s.write(ctx, t); err != nil {
+			return nil, err
+		}
+		return t, s.start(ctx, t)
+	case there.Tool != t.Tool || !sameArgs(there.Args, t.Args) || there.LargeArgs.digest() != t.LargeArgs.digest():
+		return nil, invalid("the id %q names another task (tool and arguments must agree): use a new one", t.ID)
+	case there.State == codec.TaskQueued || there.State == codec.TaskScheduled:
+		if err := s.start(ctx, there); err != nil {
+			return nil, err
+		}
+	}
+	there.Runner = "" // it is not to be begun here
+	return there, nil
+}
+
+func sameArgs(a, b []byte) bool {
+	x, errX := tool.Canonical(a)
+	y, errY := tool.Canonical(b)
+	if errX != nil || errY != nil {
+		return bytes.Equal(a, b)
+	}
+	return bytes.Equal(x, y)
+}
+
+// create stores the record of a new task.
+func (s *Service) create(ctx context.Context, t *stored) error {
+	value, err := s.encode(&t.record)
+	if err != nil {
+		return toolmesh.AsError(err).WithStarted(toolmesh.StartedNo)
+	}
+	ctx, cancel := context.WithTimeout(ctx, storeWait)
+	defer cancel()
+	t.revision, err = s.bus.Create(ctx, t.key, value, 0)
+	if bus.Full(err) {
+		return full("the store of tasks")
+	}
+	return err
+}
+
+// start has a task run, now or when it is due.
+func (s *Service) start(ctx context.Context, t *stored) error {
+	if t.State == codec.TaskScheduled {
+		return s.schedule(ctx, t)
+	}
+	return s.enqueue(ctx, t)
+}
+
+// change reads a task and writes what do makes of it, again if somebody else was faster.
+// do returns false to leave it as it is.
+func (s *Service) change(ctx context.Context, session subjects.SessionID, id subjects.RPCID, do func(t *stored) (bool, error)) (*stored, error) {
+	for n := 1; ; n++ {
+		t, err := s.mine(ctx, session, id)
+		if err != nil {
+			return nil, err
+		}
+		write, err := do(t)
+		if err != nil || !write {
+			return t, err
+		}
+		err = s.write(ctx, t)
+		if err == nil || !errors.Is(err, bus.ErrConflict) || n == conflicts {
+			return t, err
+		}
+	}
+}
+
+// cancel ends a task, or a schedule. One that has ended already stays as it is.
+func (s *Service) cancel(ctx context.Context, session subjects.SessionID, id subjects.RPCID) (*stored, error) {
+	scheduled := false
+	t, err := s.change(ctx, session, id, func(t *stored) (bool, error) {
+		scheduled = t.State == codec.TaskScheduled
+		if t.State.Ended() {
+			return false, nil
+		}
+		why := toolmesh.Errorf(toolmesh.CodeCancelled, "the task was cancelled").WithOrigin(toolmesh.OriginCaller)
+		if t.Attempts == 0 && t.State != codec.TaskRunning {
+			why = why.WithStarted(toolmesh.StartedUnknown)
+		}
+		t.end(codec.TaskCancelled, why, s.now())
+		return true, nil
+	})
+	if err != nil || t.State != codec.TaskCancelled {
+		return t, err
+	}
+	if scheduled && s.schedules {
+		if err := s.unschedule(ctx, session, id); err != nil {
+			// Its record is what counts: what the schedule makes is thrown away.
+			s.log.Warn("the schedule of a task that was cancelled goes on", slog.String("rpc_id", string(id)), slog.String("error", err.Error()))
+		}
+	}
+	s.tell(session, id)
+	return t, nil
+}
+
+// tell has whoever runs a task look at its record.
+func (s *Service) tell(session subjects.SessionID, id subjects.RPCID) {
+	subject, err := subjects.Event(subjects.EventTask, session)
+	if err == nil {
+		err = s.bus.Conn().Publish(subject, []byte(id))
+	}
+	if err != nil {
+		s.log.Debug("the runner of a task hears of its end later", slog.String("rpc_id", string(id)), slog.String("error", err.Error()))
+	}
+}
+
+// retry queues a task again that failed or was cancelled, with all its attempts.
+func (s *Service) retry(ctx context.Context, session subjects.SessionID, id subjects.RPCID) (*stored, error) {
+	t, err := s.change(ctx, session, id, func(t *stored) (bool, error) {
+		switch {
+		case t.State == codec.TaskQueued && t.Made > 0:
+			return false, nil // asked twice
+		case t.State != codec.TaskFailed && t.State != codec.TaskCancelled:
+			return false, invalid("task %q is %s: only one that failed or was cancelled is tried again", id, t.State)
+		case t.recurs():
+			return false, invalid("task %q is a schedule that was cancelled: submit it anew", id)
+		}
+		t.Made += t.Attempts + 1
+		t.LargeResult = nil // of none that failed
+		t.State, t.Attempts, t.Error, t.Ended, t.Started, t.Node, t.Due = codec.TaskQueued, 0, nil, time.Time{}, time.Time{}, "", time.Time{}
+		t.Queued, t.Runner = s.now(), ""
+		return true, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return t, s.enqueue(ctx, t)
+}
+
+// wait returns a task when it has ended, or as it is when the time is up.
+func (s *Service) wait(ctx context.Context, session subjects.SessionID, q *codec.TaskRequest) (*stored, error) {
+	key, err := keyOf(session, q.ID)
+	if err != nil {
+		return nil, err
+	}
+	patience := mostWait
+	if q.WaitMS > 0 {
+		patience = min(patience, time.Duration(q.WaitMS)*time.Millisecond)
+	}
+	heard := make(chan *nats.Msg, 8)
+	sub, err := s.bus.Conn().ChanSubscribe(subjects.RegistryChange(key.Bucket, key.Name), heard)
+	if err != nil {
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the end of a task cannot be waited for: %w", err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	over := time.NewTimer(patience)
+	defer over.Stop()
+	next := firstLook
+	look := time.NewTimer(next)
+	defer look.Stop()
+	t, err := s.mine(ctx, session, q.ID)
+	for err == nil && !t.State.Ended() {
+		select {
+		case m := <-heard:
+			if now, bad := parse(key, session, m.Data, 0); bad == nil && now.Epoch == t.Epoch && !bus.Gone(m.Header) {
+				t = now
+				continue
+			}
+			t, err = s.mine(ctx, session, q.ID)
+		case <-look.C:
+			next = min(2*next, lastLook)
+			look.Reset(next)
+			t, err = s.mine(ctx, session, q.ID)
+		case <-over.C:
+			return t, nil
+		case <-s.quit:
+			return t, nil // another one is asked then
+		}
+	}
+	return t, err
+}
+
+// list answers a page of the session's tasks.
+func (s *Service) list(ctx context.Context, session subjects.SessionID, q *codec.TaskRequest) (*codec.TaskPage, error) {
+	switch {
+	case q.Limit < 0 || q.Limit > listMost:
+		return nil, invalid("limit is %d: it is 1 to %d", q.Limit, listMost)
+	case q.State != "" && !slices.Contains(codec.TaskStates(), codec.TaskState(q.State)):
+		return nil, invalid("state is %q: one of %v", q.State, codec.TaskStates())
+	}
+	epoch, err := s.epoch(ctx, session)
+	if err != nil {
+		return nil, err
+	}
+	page, limit := &codec.TaskPage{Tasks: []codec.Task{}}, cmp.Or(q.Limit, 100)
+	size := 0
+	for t, err := range s.all(ctx, session, q.After+1) {
+		if err != nil {
+			return nil, err
+		}
+		if t.Epoch != epoch || q.State != "" && t.State != codec.TaskState(q.State) {
+			continue
+		}
+		t.Args, t.Result = nil, nil
+		line, err := tool.MarshalPlain(&t.Task)
+		if err != nil {
+			return nil, toolmesh.Errorf(toolmesh.CodeInternal, "list tasks: %w", err)
+		}
+		if size += len(line) + 1; len(page.Tasks) == limit || len(page.Tasks) > 0 && int64(size) > s.bus.MaxPayload()-recordRoom {
+			return page, nil
+		}
+		page.Tasks, page.Next = append(page.Tasks, t.Task), t.revision
+	}
+	page.Next = 0
+	return page, nil
+}

@@ -1,0 +1,245 @@
+package task
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"iter"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// DefaultSlots is how many tasks one [Service] runs at once.
+const DefaultSlots = 64
+
+// Options adjusts a [Service].
+type Options struct {
+	// Sessions decides which sessions exist. Defaults to all.
+	Sessions *registry.Sessions
+	// Slots is how many tasks run at once, beside the first few of each session. Where they run nodes have slots of their own. Defaults to
+	// DefaultSlots.
+	Slots int
+	// Replicas is the number of copies of the stream of schedules. Defaults to what the
+	// broker's cluster allows.
+	Replicas int
+	// Local runs tools in this process. Defaults to none: all calls are the client's.
+	Local Local
+	// Logger takes what happens; nil discards it.
+	Logger *slog.Logger
+}
+
+// Local is a host in this process.
+type Local interface {
+	// CallHere makes a call; mine is false where it is not served here, or there is no
+	// room. When ctx ends so does the call, unless the cause is [client.ErrLeft].
+	CallHere(ctx context.Context, call *codec.Call, args json.RawMessage) (result *client.Result, mine bool, err error)
+}
+
+// Service answers requests about tasks and runs tasks, beside all others of the mesh.
+// Its methods may be called concurrently.
+type Service struct {
+	bus       *bus.Bus
+	store     *registry.Store
+	client    *client.Client
+	opts      Options
+	log       *slog.Logger
+	name      string // of this runner, in records
+	schedules bool   // the broker has them
+
+	base     context.Context // ends with Stop
+	end      context.CancelCauseFunc
+	quit     chan struct{} // closed when Stop begins
+	requests errgroup.Group
+	work     sync.WaitGroup // all goroutines
+	subs     []*nats.Subscription
+	once     sync.Once
+
+	crowds  crowds
+	queue   *bus.Pulls
+	timed   *bus.Pulls // nil without schedules
+	lanes   []*lane
+	turn    int           // counts the tasks that were taken; the loop's own
+	freed   chan struct{} // of capacity 1: a task has ended
+	renewed atomic.Bool   // the connection is another one: what was asked is lost
+	unhear  func()
+
+	mu      sync.Mutex
+	running map[string]*run // by key
+	active  map[subjects.SessionID]int
+	waiting []*waiter
+}
+
+// New makes a service; [Service.Start] begins. All that it is given must outlive it.
+func New(b *bus.Bus, store *registry.Store, c *client.Client, opts *Options) *Service {
+	o := *cmp.Or(opts, &Options{})
+	o.Slots = cmp.Or(o.Slots, DefaultSlots)
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	s := &Service{
+		bus: b, store: store, client: c, opts: o, log: o.Logger, name: uuid.NewString(),
+		quit: make(chan struct{}), freed: make(chan struct{}, 1), lanes: lanes(),
+		running: make(map[string]*run), active: make(map[subjects.SessionID]int),
+	}
+	s.base, s.end = context.WithCancelCause(context.Background())
+	s.requests.SetLimit(mostRequests)
+	return s
+}
+
+// Start makes the consumers that are missing, and begins to answer and to run. The mesh's
+// streams must be there. The error is unavailable.
+func (s *Service) Start(ctx context.Context) (err error) {
+	defer func() {
+		if err != nil {
+			s.Stop(ctx)
+		}
+	}()
+	if s.schedules, err = s.bus.EnsureSchedules(ctx, s.opts.Replicas); err != nil {
+		return err
+	}
+	var making errgroup.Group
+	for _, l := range s.lanes {
+		making.Go(func() error {
+			return s.bus.EnsureConsumer(ctx, subjects.StreamTasks, consumer(l.consumer, l.filter))
+		})
+	}
+	if s.schedules {
+		making.Go(func() error {
+			return s.bus.EnsureConsumer(ctx, subjects.StreamSchedules, consumer(consumerDue, subjects.AllDue))
+		})
+	}
+	if err := making.Wait(); err != nil {
+		return err
+	}
+	if s.queue, err = s.bus.OpenPulls(subjects.StreamTasks); err != nil {
+		return err
+	}
+	if s.schedules {
+		if s.timed, err = s.bus.OpenPulls(subjects.StreamSchedules); err != nil {
+			return err
+		}
+	}
+	s.unhear = s.bus.OnState(func(bus.State) { s.renewed.Store(true) })
+	nc := s.bus.Conn()
+	for subject, receive := range map[string]nats.MsgHandler{
+		subjects.AllTaskEvents:                            s.hear,
+		subjects.RegistryChanges(subjects.BucketSessions): s.sessionChanged,
+	} {
+		sub, err := nc.Subscribe(subject, receive)
+		if err != nil {
+			return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subject, err)
+		}
+		s.subs = append(s.subs, sub)
+	}
+	sub, err := nc.QueueSubscribe(subjects.AllTaskVerbs, subjects.QueueGroup, s.receive)
+	if err != nil {
+		return toolmesh.Errorf(toolmesh.CodeUnavailable, "%s cannot be subscribed: %w", subjects.AllTaskVerbs, err)
+	}
+	s.subs = append(s.subs, sub)
+	s.work.Go(s.loop)
+	s.work.Go(s.sweeps)
+	return nil
+}
+
+// Stop takes no more requests and tasks, and leaves the calls that it makes to the other
+// runners: they go on, and whoever runs the tasks next joins them. It may be called more
+// than once.
+func (s *Service) Stop(ctx context.Context) {
+	s.once.Do(func() {
+		close(s.quit)
+		if s.unhear != nil {
+			s.unhear()
+		}
+		_ = s.bus.Drain(ctx, s.subs...)
+		_ = s.requests.Wait()
+		s.end(client.ErrLeft)
+		s.work.Wait()
+	})
+}
+
+// now is the mesh's time.
+func (s *Service) now() time.Time { return s.bus.Time().Now.UTC() }
+
+// epoch is that of a session now. The error is session_not_found, or the registry's.
+func (s *Service) epoch(ctx context.Context, session subjects.SessionID) (string, error) {
+	var epoch string
+	var err error
+	if s.opts.Sessions != nil {
+		epoch, err = s.opts.Sessions.Admit(session)
+	}
+	if epoch != "" || err == nil && session == subjects.DefaultSession {
+		return epoch, nil
+	}
+	// The view may not have heard yet of one that was just created.
+	now, bad := s.registered(ctx, session)
+	if now != "" || bad != nil {
+		return now, bad
+	}
+	return "", err
+}
+
+// registered is what the registry's leader says of a session's epoch.
+func (s *Service) registered(ctx context.Context, session subjects.SessionID) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, storeWait)
+	defer cancel()
+	record, err := s.store.SessionNow(ctx, session)
+	if errors.Is(err, bus.ErrNoKey) {
+		return "", nil
+	}
+	return record.Epoch, err
+}
+
+// over reports whether a task is of a session that has ended.
+func (s *Service) over(ctx context.Context, t *stored) bool {
+	if t.Epoch == "" && t.session == subjects.DefaultSession {
+		return false
+	}
+	if s.opts.Sessions != nil {
+		if epoch, err := s.opts.Sessions.Admit(t.session); err == nil && epoch == t.Epoch {
+			return false
+		}
+	}
+	epoch, err := s.registered(ctx, t.session)
+	// What was submitted before somebody created the session is not of that one.
+	return err == nil && epoch != t.Epoch
+}
+
+// all yields the records of a session from a revision on, in the order of their last
+// changes.
+func (s *Service) all(ctx context.Context, session subjects.SessionID, from uint64) iter.Seq2[*stored, error] {
+	return func(yield func(*stored, error) bool) {
+		keys, err := subjects.SessionTasks(session)
+		if err != nil {
+			yield(nil, invalid("session: %w", err))
+			return
+		}
+		bucket := subjects.BucketTaskState
+		query := bus.Query{Stream: subjects.KVStream(bucket), Subject: subjects.KVSubject(bucket, keys), From: from, First: 64}
+		for m, err := range s.bus.Read(ctx, query) {
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			name, _ := subjects.KVKey(bucket, m.Subject)
+			if bus.Gone(m.Header) {
+				continue
+			}
+			t, err := parse(bus.Key{Bucket: bucket, Name: name}, session, m.Data, m.Seq)
+			if !yield(t, err) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,201 @@
+package task
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	// sweepEvery is how often one of all runners looks for tasks that nobody would run.
+	sweepEvery = 15 * time.Second
+	// sweepAge is how old what it looks at is: who wrote it has had the time to queue it.
+	sweepAge = 10 * time.Second
+	// sweepWithin bounds one sweep.
+	sweepWithin = time.Minute
+	// endJitter spreads what all runners do when a session ends.
+	endJitter = 300 * time.Millisecond
+)
+
+// swept is how far the records have been looked through, by revision.
+type swept struct {
+	Seq uint64 `json:"seq"`
+	// Values is when the large values were looked through.
+	Values time.Time `json:"values,omitzero"`
+}
+
+// sweptKey is not the key of a task: it has one part.
+var sweptKey = bus.Key{Bucket: subjects.BucketTaskState, Name: "swept"}
+
+// sweeps sweeps now and then, taking turns with the other runners: who is the first to
+// write the mark.
+func (s *Service) sweeps() {
+	for {
+		timer := time.NewTimer(sweepEvery/2 + rand.N(sweepEvery))
+		select {
+		case <-timer.C:
+		case <-s.quit:
+			timer.Stop()
+			return
+		}
+		ctx, cancel := context.WithTimeout(s.base, sweepWithin)
+		if err := s.sweep(ctx, sweepEvery, sweepAge); err != nil && ctx.Err() == nil {
+			s.log.Debug("tasks not swept", slog.String("error", err.Error()))
+		}
+		cancel()
+	}
+}
+
+// sweep looks through the records that were written since the last sweep, if that is long
+// ago, and queues those whose submission was cut off before it did. Each is looked at
+// once.
+func (s *Service) sweep(ctx context.Context, every, age time.Duration) error {
+	var mark swept
+	entry, err := s.bus.Latest(ctx, sweptKey)
+	switch {
+	case errors.Is(err, bus.ErrNoKey):
+		entry.Revision, err = s.bus.Create(ctx, sweptKey, []byte(`{}`), 0)
+	case err == nil && s.now().Sub(entry.Time) < every:
+		return nil
+	case err == nil:
+		_ = json.Unmarshal(entry.Value, &mark) // one that cannot be read begins anew
+		entry.Revision, err = s.bus.Update(ctx, sweptKey, entry.Value, entry.Revision, 0)
+	}
+	if errors.Is(err, bus.ErrConflict) {
+		return nil // it is another one's turn
+	}
+	if err != nil {
+		return err
+	}
+	bucket := subjects.BucketTaskState
+	query := bus.Query{Stream: subjects.KVStream(bucket), Subject: subjects.KVSubject(bucket, "*.*"), From: mark.Seq + 1}
+	for m, err := range s.bus.Read(ctx, query) {
+		if err != nil {
+			return err
+		}
+		if s.now().Sub(m.Time) < age {
+			break
+		}
+		if !bus.Gone(m.Header) {
+			if err := s.mend(ctx, m); err != nil {
+				return err
+			}
+		}
+		mark.Seq = m.Seq
+	}
+	if now := s.now(); now.Sub(mark.Values) > lookEvery {
+		if err := s.sweepValues(ctx, looseAge); err != nil {
+			return err
+		}
+		mark.Values = now
+	}
+	value, err := json.Marshal(mark)
+	if err != nil {
+		return err
+	}
+	_, err = s.bus.Put(ctx, sweptKey, value, 0)
+	return err
+}
+
+// mend has a task run that is in no queue.
+func (s *Service) mend(ctx context.Context, m *bus.Stored) error {
+	name, _ := subjects.KVKey(subjects.BucketTaskState, m.Subject)
+	session, id, err := subjects.ParseTaskKey(name)
+	if err != nil {
+		return nil //nolint:nilerr // it is none of ours
+	}
+	t, err := parse(bus.Key{Bucket: subjects.BucketTaskState, Name: name}, session, m.Data, m.Seq)
+	if err != nil || t.State.Ended() {
+		return nil //nolint:nilerr // nobody can run it
+	}
+	stream := subjects.StreamTasks
+	filter, err := subjects.QueuedTask(session, id)
+	if t.State == codec.TaskScheduled {
+		if !s.schedules {
+			return nil
+		}
+		stream = subjects.StreamSchedules
+		filter, err = subjects.ScheduleOf(session, id)
+	}
+	if err != nil {
+		return nil //nolint:nilerr // it is none of ours
+	}
+	found, err := s.bus.Find(ctx, stream, bus.Lookup{Subject: filter})
+	if err != nil || found[0] != nil {
+		return err
+	}
+	// What is not there may have ended since.
+	now, err := s.load(ctx, session, id)
+	if errors.Is(err, errGone) || err == nil && now.revision != t.revision {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s.log.Info("a task whose submission was cut off is queued", slog.String("rpc_id", string(now.ID)))
+	return s.start(ctx, now)
+}
+
+// sessionChanged deletes the tasks of a session that has ended.
+func (s *Service) sessionChanged(m *nats.Msg) {
+	if !bus.Gone(m.Header) {
+		return
+	}
+	subject, err := subjects.Parse(m.Subject)
+	if err != nil {
+		return
+	}
+	name, err := subjects.DecodeToken(subject.Key)
+	if err != nil {
+		return
+	}
+	session := subjects.SessionID(name)
+	s.requests.Go(func() error {
+		select {
+		case <-time.After(rand.N(endJitter)): //nolint:gosec // jitter
+		case <-s.quit:
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(s.base, sweepWithin)
+		defer cancel()
+		if err := s.endSession(ctx, session); err != nil {
+			s.log.Warn("the tasks of an ended session are not gone yet", slog.String("session", string(session)), slog.String("error", err.Error()))
+		}
+		return nil
+	})
+}
+
+// endSession deletes the tasks of a session that has ended, and has their calls end.
+// Those that were submitted before somebody created it are not its own.
+func (s *Service) endSession(ctx context.Context, session subjects.SessionID) error {
+	for t, err := range s.all(ctx, session, 0) {
+		if err != nil {
+			return err
+		}
+		if t.Epoch == "" || !s.over(ctx, t) {
+			continue
+		}
+		if t.State == codec.TaskScheduled && s.schedules {
+			if err := s.unschedule(ctx, session, t.ID); err != nil {
+				return err
+			}
+		}
+		if err := s.bus.Delete(ctx, t.key, 0); err != nil && !errors.Is(err, bus.ErrNoKey) {
+			return err
+		}
+		s.drop(ctx, t.LargeArgs, t.LargeResult)
+		if !t.State.Ended() {
+			s.tell(session, t.ID)
+		}
+	}
+	return nil
+}

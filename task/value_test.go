@@ -1,0 +1,123 @@
+package task_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// large is a key that no message carries, and neither does what the tool makes of it.
+func large(name string) string { return name + strings.Repeat("x", 1500<<10) }
+
+// Arguments and results over the broker's limit, on any topology and by any key, also of
+// an attempt that is not the first.
+func TestLargeValuesOfTasks(t *testing.T) {
+	t.Parallel()
+	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
+		d := newDesk()
+		d.serve(t, top.Serve(t), host.Options{})
+		runs(t, top.ServeOn(t, 1), 0)
+		c := calls(t, top.Call(t), top.Session)
+		d.fails[large("twice")] = 1
+		for _, name := range []string{"once", "twice"} {
+			succeeds(t, submit(t, c, "jobs.echo", large(name), nil), "did "+large(name))
+		}
+		if n := d.count(large("twice")); n != 2 {
+			t.Errorf("the tool that failed once ran %d times", n)
+		}
+	})
+}
+
+// A large task is the same one when it is submitted again, can be waited for more than
+// once, and leaves nothing.
+func TestLargeTasksAgain(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	d.serve(t, broker.Connect(t), host.Options{})
+	s := runs(t, broker.Connect(t), 0)
+	nc := broker.Connect(t)
+	c := calls(t, nc, "")
+	for range 2 {
+		handle := submit(t, c, "jobs.echo", large("a"), &client.SubmitOptions{ID: "large"})
+		for range 2 {
+			succeeds(t, handle, "did "+large("a"))
+		}
+	}
+	if n := d.count(large("a")); n != 1 {
+		t.Errorf("the tool ran %d times", n)
+	}
+	if _, err := c.Submit(t.Context(), "jobs.echo", job{large("b")}, &client.SubmitOptions{ID: "large"}); toolmesh.CodeOf(err) != toolmesh.CodeInvalidRequest {
+		t.Errorf("another large task under its id: %v", err)
+	}
+	info, err := c.Task("large").Show(t.Context())
+	if err != nil || info.ResultSize < 1500<<10 || info.Result != nil || info.Ref != "" {
+		t.Errorf("shown: %d bytes of a result of %d, at %q: %v", len(info.Result), info.ResultSize, info.Ref, err)
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := func() (n int) {
+		t.Helper()
+		store, err := js.ObjectStore(t.Context(), "MESH_TASKVALUES")
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := store.List(t.Context())
+		if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	if err := s.SweepValues(t.Context()); err != nil || names() != 2 {
+		t.Errorf("%d values of a task with two: %v", names(), err)
+	}
+	kv, err := js.KeyValue(t.Context(), "MESH_TASKSTATE")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kv.Delete(context.Background(), "default.large"); err != nil { // as its ttl does
+		t.Fatal(err)
+	}
+	if err := s.SweepValues(t.Context()); err != nil || names() != 0 {
+		t.Errorf("%d values of no task: %v", names(), err)
+	}
+}
+
+// References that are none, or another session's, are refused where they enter.
+func TestBadReferencesOfTasks(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t)
+	d := newDesk()
+	d.serve(t, broker.Connect(t), host.Options{})
+	runs(t, broker.Connect(t), 0)
+	nc := broker.Connect(t)
+	const digest = "SHA-256=ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0="
+	for name, c := range map[string]struct {
+		body string
+		code toolmesh.Code
+	}{
+		"gone":            {`{"tool":"jobs.echo","ref":"default.none","digest":"` + digest + `"}`, toolmesh.CodeInvalidRequest},
+		"another session": {`{"tool":"jobs.echo","ref":"other.none","digest":"` + digest + `"}`, toolmesh.CodePermissionDenied},
+		"no digest":       {`{"tool":"jobs.echo","ref":"default.none"}`, toolmesh.CodeInvalidRequest},
+		"and arguments":   {`{"tool":"jobs.echo","args":{},"ref":"default.none","digest":"` + digest + `"}`, toolmesh.CodeInvalidRequest},
+	} {
+		m, err := nc.Request("mesh.task.default.submit", []byte(c.body), waitTimeout)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := codec.ParseReply(codec.Header(m.Header), m.Data); r.Err == nil || r.Err.Code != c.code || r.Err.Started != toolmesh.StartedNo {
+			t.Errorf("%s: %s", name, m.Data)
+		}
+	}
+}

@@ -1,0 +1,27 @@
+package tool
+
+import "encoding/json"
+
+// FileFormat is the format of a schema whose value is a [File].
+const FileFormat = "mesh-file"
+
+// File is a file as an argument or a result, of any size: on the wire what names its bytes
+// in the mesh's store of large values. A client puts and gets them by path, see
+// client.PutFile. No path travels. A function with one in its arguments reads it with a client
+// of the call's session.
+type File struct {
+	Ref    string `json:"$file"` // <session>.<anything>
+	Digest string `json:"digest"`
+	Size   int64  `json:"size,omitempty"`
+	Name   string `json:"name,omitempty"` // the file's own, without a folder
+	Type   string `json:"type,omitempty"` // content type
+}
+
+// AsFile reads a value that is a File, and reports whether it is one.
+func AsFile(value json.RawMessage) (File, bool) {
+	var f File
+	if len(value) > 64<<10 || json.Unmarshal(value, &f) != nil {
+		return f, false
+	}
+	return f, f.Ref != "" && f.Digest != ""
+}
