@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/program"
@@ -398,6 +399,15 @@ func (p *pythonTool) ServeTool(ctx context.Context, call *host.Call, sink host.S
 	return deliver(ctx, call, sink, result, err)
 }
 
+// progressOf is what a worker says of how far a call is.
+func progressOf(r *output.Record) codec.Progress {
+	var at struct {
+		Fraction *float64 `json:"fraction"`
+	}
+	_ = json.Unmarshal(r.Fields, &at) // the worker of a tool that says nothing of that writes none
+	return codec.NewProgress(at.Fraction, r.Message)
+}
+
 // deliver sends the result of a call that is no stream.
 func deliver(ctx context.Context, call *host.Call, sink host.Sink, result json.RawMessage, err error) error {
 	if err != nil || call.Stream {
@@ -430,6 +440,7 @@ func (s *pythonSink) Log(r output.Record) {
 		level = r.Level
 	case output.StreamProgress:
 		level = slog.LevelDebug
+		s.call.Report(progressOf(&r))
 	case output.StreamStdout, output.StreamStderr:
 	}
 	if !s.log.Enabled(context.Background(), level) {

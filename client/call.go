@@ -256,6 +256,9 @@ func (p *pending) receive(m *nats.Msg, err error) {
 		if r.High > 0 {
 			p.high.Store(r.High)
 		}
+		if r.Progress != nil && p.s.progress != nil {
+			p.s.progress(*r.Progress)
+		}
 		return
 	}
 	p.answered(answer{msg: m})

@@ -159,6 +159,7 @@ type settings struct {
 	noRef      bool       // the result must not come by reference
 	keepRef    bool       // a result that does so is left where it is
 	trace      string
+	progress   func(codec.Progress) // nil for most
 }
 
 // WithIdempotencyKey names what a unary call does, for a day: it runs once in the
@@ -225,6 +226,12 @@ func NoWait() CallOption { return optionFunc(func(s *settings) { s.noWait = true
 // ByReference leaves a result that came by reference where it is: [Result.Ref] names it,
 // and nothing is read. [Client.Forget] has it deleted; else it expires in 15 minutes.
 func ByReference() CallOption { return optionFunc(func(s *settings) { s.keepRef = true }) }
+
+// WithProgress has f told how far a call says that it is, about once a second while it
+// runs. f is called one call at a time, by the goroutine that reads the connection, and must not block.
+func WithProgress(f func(codec.Progress)) CallOption {
+	return optionFunc(func(s *settings) { s.progress = f })
+}
 
 // Lineage says that a call is made on behalf of another one: which one that is,
 // and how many there are above the new one.

@@ -23,11 +23,12 @@ var errNoRoom = toolmesh.Errorf(toolmesh.CodeBusy, "no other node has room for t
 
 // Relay makes the unary call of a request that a node, from, has no slot for on another
 // one that has room, and nowhere else: the better of two random ones, and then once
-// more. It travels under its own rpc id, within the time that ctx has left, and is not
+// more. progress is told how far it is. It travels under its own rpc id, within the time that ctx has left, and is not
 // passed on again. The error is busy, with started false, when no node takes it.
-func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID) (*Result, error) {
+func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, progress func(codec.Progress)) (*Result, error) {
 	s := settings{
-		session: req.Session, rpc: req.RPCID, revision: req.Revision, isolation: req.Isolation, above: Lineage{req.Parent, req.Depth, req.Lanes},
+		progress: progress,
+		session:  req.Session, rpc: req.RPCID, revision: req.Revision, isolation: req.Isolation, above: Lineage{req.Parent, req.Depth, req.Lanes},
 		key: req.IdempotencyKey, noCache: req.NoCache, hops: req.Hops + 1, trace: req.Traceparent, ref: req.Ref, noRef: !req.AcceptRef,
 	}
 	nodes, err := c.others(ctx, routeKey{req.Session, req.Tool}, from)
@@ -103,7 +104,7 @@ const longAgo = 365 * 24 * time.Hour
 // Join waits for a unary call of the client's session that another caller has made, and
 // returns what it ends with, or ended with up to two minutes ago; args are those of the
 // call. ok is false where no node that can be reached has it. It begins nothing.
-func (c *Client) Join(ctx context.Context, id subjects.ToolID, rpc subjects.RPCID, args json.RawMessage) (result *Result, ok bool, err error) {
+func (c *Client) Join(ctx context.Context, id subjects.ToolID, rpc subjects.RPCID, args json.RawMessage, opts ...CallOption) (result *Result, ok bool, err error) {
 	subject, err := subjects.Ctl(c.session, rpc)
 	if err != nil {
 		return nil, false, callerError(toolmesh.CodeInvalidRequest, "%w", err)
@@ -128,7 +129,7 @@ func (c *Client) Join(ctx context.Context, id subjects.ToolID, rpc subjects.RPCI
 	if err := json.Unmarshal(m.Data, &at); err != nil || at.Node == "" {
 		return nil, false, toolmesh.Errorf(toolmesh.CodeProtocolError, "the answer to where a call is cannot be read: %s", m.Data)
 	}
-	s, err := c.settings(ctx, []CallOption{WithRPCID(rpc)}, "")
+	s, err := c.settings(ctx, append(opts, WithRPCID(rpc)), "")
 	if err != nil {
 		return nil, false, err
 	}

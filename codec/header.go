@@ -26,6 +26,7 @@ const (
 	HeaderDepth          = "Mesh-Depth"
 	HeaderParent         = "Mesh-Parent"
 	HeaderKeepalive      = "Mesh-Keepalive"
+	HeaderProgress       = "Mesh-Progress"  // of a keepalive
 	HeaderOwner          = "Mesh-Owner"     // of an install: the public key of who signed it
 	HeaderSignature      = "Mesh-Signature" // of the body, base64url without padding
 	HeaderWantLoad       = "Mesh-Want-Load"
@@ -66,7 +67,7 @@ var canonical = func() map[string]string {
 	m := make(map[string]string)
 	for _, name := range []string{
 		HeaderRPCID, HeaderTool, HeaderSession, HeaderTimeout, HeaderDeadline, HeaderAgain, HeaderIdempotencyKey, HeaderStream,
-		HeaderIsolation, HeaderRevision, HeaderHops, HeaderDepth, HeaderParent, HeaderKeepalive, HeaderOwner, HeaderSignature, HeaderWantLoad,
+		HeaderIsolation, HeaderRevision, HeaderHops, HeaderDepth, HeaderParent, HeaderKeepalive, HeaderProgress, HeaderOwner, HeaderSignature, HeaderWantLoad,
 		HeaderProto, HeaderRequire, HeaderCredit, HeaderNode, HeaderBoot, HeaderLoad, HeaderErrorCode, HeaderStarted,
 		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderCache, HeaderLanes, HeaderLaneWait, HeaderFence, HeaderRef, HeaderDigest, HeaderAcceptRef, HeaderPayload, HeaderSize, HeaderContentType, HeaderContentEncoding,
 		HeaderAcceptEncoding, HeaderTraceparent, HeaderServiceError, HeaderServiceErrorCode,

@@ -254,12 +254,16 @@ func (r *Request) Ack(id *Identity, load Load) (Header, []byte) {
 }
 
 // KeepaliveHeader renders the sign of life of a call that still runs. high is the
-// last stored item of a stream, negative for a unary call. The body is empty.
-func (r *Request) KeepaliveHeader(id *Identity, high int64) Header {
+// last stored item of a stream, negative for a unary call, and progress what the tool
+// said last of how far it is, or nil. The body is empty.
+func (r *Request) KeepaliveHeader(id *Identity, high int64, progress *Progress) Header {
 	h := id.header(r)
 	h.Set(HeaderKeepalive, "1")
 	if high >= 0 {
 		h.Set(HeaderHigh, strconv.FormatInt(high, 10))
+	}
+	if progress != nil {
+		h.Set(HeaderProgress, progress.header())
 	}
 	return h
 }
@@ -313,6 +317,8 @@ type Reply struct {
 	Ref *Ref
 	// Err is set for ReplyError.
 	Err *toolmesh.Error
+	// Progress is how far the call says that it is, for a keepalive; else nil.
+	Progress *Progress
 	// High is the last stored item, for a keepalive of a stream and for what ends
 	// a replay; -1 when absent.
 	High int64
@@ -382,6 +388,8 @@ func ParseReply(h Header, body []byte) Reply {
 			high = v
 		case HeaderKeepalive:
 			keepalive = v != ""
+		case HeaderProgress:
+			r.Progress = parseProgress(v)
 		case HeaderChunk:
 			chunk = v != ""
 		case HeaderErrorCode:

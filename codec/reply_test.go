@@ -309,7 +309,7 @@ func TestAckAndKeepalive(t *testing.T) {
 		t.Errorf("the acknowledgement reads as %+v", got)
 	}
 	for high, want := range map[int64]string{-1: "", 0: "0", 9: "9"} {
-		header := plain(t).KeepaliveHeader(identity, high)
+		header := plain(t).KeepaliveHeader(identity, high, nil)
 		if header.Get(HeaderHigh) != want || header.Get(HeaderKeepalive) != "1" {
 			t.Errorf("keepalive at %d: got %v", high, header)
 		}

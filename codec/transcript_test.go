@@ -295,7 +295,7 @@ func (p *player) answer(t *testing.T, s transcript.Step) {
 		}
 	case "keepalive":
 		want = ReplyKeepalive
-		header = p.request.KeepaliveHeader(p.host, reply.High)
+		header = p.request.KeepaliveHeader(p.host, reply.High, nil)
 	case "end":
 		want = ReplyEnd
 	case "high":

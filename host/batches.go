@@ -95,6 +95,10 @@ func (h batchHost) Account(session subjects.SessionID) subjects.SessionID {
 
 // Here implements [batch.Host]: the call goes the way of a request, without one.
 func (h batchHost) Here(ctx context.Context, s subjects.Subject, req *codec.Request, done func(admit.Record)) bool {
+	return h.begin(ctx, s, req, nil, done)
+}
+
+func (h batchHost) begin(ctx context.Context, s subjects.Subject, req *codec.Request, progress func(codec.Progress), done func(admit.Record)) bool {
 	if !h.presence.Certain() {
 		return false
 	}
@@ -102,7 +106,7 @@ func (h batchHost) Here(ctx context.Context, s subjects.Subject, req *codec.Requ
 	if c.tool == nil || c.tool.withdrawn.Load() {
 		return false
 	}
-	c.Local = done
+	c.Local, c.Progress = done, progress
 	if call := h.admit(c, r, h.check(c, true, false)); call != nil {
 		stop := context.AfterFunc(ctx, func() { c.End(toolmesh.AsError(context.Cause(ctx)).WithStarted(toolmesh.StartedYes)) })
 		h.run(call)
@@ -113,8 +117,9 @@ func (h batchHost) Here(ctx context.Context, s subjects.Subject, req *codec.Requ
 
 // CallHere makes a unary call of a tool that this host serves as if a request for it had
 // come, without one. mine is false where the tool is not served here, or there is no room.
-// When ctx ends so does the call, unless the cause is [client.ErrLeft].
-func (h *Host) CallHere(ctx context.Context, call *codec.Call, args json.RawMessage) (result *client.Result, mine bool, err error) {
+// When ctx ends so does the call, unless the cause is [client.ErrLeft]. progress is told
+// once a second at most how far the call is, and must not block.
+func (h *Host) CallHere(ctx context.Context, call *codec.Call, args json.RawMessage, progress func(codec.Progress)) (result *client.Result, mine bool, err error) {
 	if call.Timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, call.Timeout)
@@ -139,7 +144,7 @@ func (h *Host) CallHere(ctx context.Context, call *codec.Call, args json.RawMess
 	})
 	if !h.here.try(func() {
 		defer told()
-		if !(batchHost{h}).Here(stays, subject, req, func(r admit.Record) { ended <- r }) {
+		if !(batchHost{h}).begin(stays, subject, req, progress, func(r admit.Record) { ended <- r }) {
 			ended <- admit.Record{Err: errNotHere}
 		}
 	}) {

@@ -130,7 +130,7 @@ func (t *cached) ServeTool(ctx context.Context, call *Call, sink Sink) error {
 // run runs the tool for a call, under a context that may outlive it. Its error says
 // all that there is to say, as others may be told it than the one that called.
 func (t *cached) run(ctx context.Context, call *Call) (result json.RawMessage, err error) {
-	at := &callContext{Context: ctx, deadline: call.Deadline, lineage: call.below()}
+	at := &callContext{Context: ctx, deadline: call.Deadline, lineage: call.below(), report: call.Report}
 	defer func() {
 		if p := recover(); p != nil {
 			err = panicked(p)

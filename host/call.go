@@ -703,6 +703,9 @@ func (c *inflight) End(cause *toolmesh.Error) {
 	c.stop(cause)
 }
 
+// report notes how far the call says that it is.
+func (c *inflight) report(p codec.Progress) { c.readers.Report(&p) }
+
 // why is the error of a call whose handler does not return. It is said to have
 // begun: what waits for its turn returns at once when its call is over, and
 // should it yet say otherwise, nobody has run it twice for that.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
 )
 
 // callContext is the context of a call. It is a cancellable context below
@@ -16,7 +17,11 @@ type callContext struct {
 	deadline time.Time // zero for none
 	lineage  client.Lineage
 	nested   atomic.Bool // a call was made under it: the tool's code has begun
+	report   func(codec.Progress)
 }
+
+// reportKey is the key of what a call's [Progress] is told.
+type reportKey struct{}
 
 // Value implements [context.Context]: calls that the handler makes know what
 // call they belong to.
@@ -24,6 +29,9 @@ func (c *callContext) Value(key any) any {
 	if _, ok := key.(client.LineageKey); ok {
 		c.nested.Store(true)
 		return &c.lineage
+	}
+	if _, ok := key.(reportKey); ok {
+		return c.report
 	}
 	return c.Context.Value(key)
 }
@@ -46,6 +54,7 @@ func (c *inflight) begin() {
 	c.ctx.Context, c.stop = context.WithCancelCause(context.Background())
 	c.ctx.deadline = c.deadline
 	c.ctx.lineage = client.Lineage{Parent: c.Request.RPCID, Depth: c.Request.Depth + 1, Lanes: c.Request.Lanes}
+	c.ctx.report = c.report
 	if !c.deadline.IsZero() {
 		c.alarm = time.AfterFunc(time.Until(c.deadline), func() { c.stop(errDeadline) })
 	}

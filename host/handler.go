@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/grants"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -89,6 +90,23 @@ type Call struct {
 	lanes   string // the turns of the calls above it, and its own: Mesh-Lanes
 	running *admit.Call[*inflight]
 	host    *Host // that runs it; nil for a call that a test has made
+}
+
+// Report tells how far the call is, as [Progress] does. It may be called concurrently.
+func (c *Call) Report(p codec.Progress) {
+	if c.running != nil {
+		c.running.Value.report(p)
+	}
+}
+
+// Progress tells how far the call of ctx is, from 0 to 1, and what it does: ctx is that of
+// a handler, or made of it. It is cheap, may be called concurrently and as often as one
+// likes, and outside of a call it does nothing. Callers hear of it with the next sign of
+// life, at most once a second; mesh task shows it.
+func Progress(ctx context.Context, fraction float64, text string) {
+	if report, ok := ctx.Value(reportKey{}).(func(codec.Progress)); ok {
+		report(codec.NewProgress(&fraction, text))
+	}
 }
 
 // below is what a call that this one makes says of it.

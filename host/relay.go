@@ -34,7 +34,7 @@ func (h *Host) passOn(call *admit.Call[*inflight], args, varArgs json.RawMessage
 	if varArgs != nil { // only the envelope form carries these
 		return admit.Record{Err: h.withoutSlot(c.Request, call.Full)}
 	}
-	result, err := h.relay.Load().Relay(&c.ctx, c.Request, args, h.node)
+	result, err := h.relay.Load().Relay(&c.ctx, c.Request, args, h.node, c.report)
 	if err == nil {
 		h.relayed.Add(1)
 		record := admit.Record{Result: result.Value, Ref: result.Ref, Cache: codec.CacheUseOf(result.Cache), By: codec.NewIdentity(result.Node, result.Boot, result.Revision)}

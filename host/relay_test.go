@@ -155,6 +155,15 @@ func relayedNames(t *testing.T, r *rig) {
 		t.Fatalf("%d of %d calls were passed on", len(passed), n)
 	}
 	one, other := passed[0], passed[1]
+	for reported := ""; reported == ""; { // the node that has passed it on hears of it first
+		a := inboxes[other].next()
+		if reported = a.Header.Get("Mesh-Progress"); a.Header.Get("Mesh-Keepalive") != "1" {
+			t.Fatalf("no progress, but %v %s", a.Header, a.Data)
+		}
+		if want := fmt.Sprintf(`{"fraction":0.5,"text":"h\u00f6ld name %d"}`, other); reported != "" && reported != want {
+			t.Errorf("progress %s, want %s", reported, want)
+		}
+	}
 
 	again := r.inbox()
 	r.send(again, directed(r.h, "default", "desk.hold"), body(one), "Mesh-Rpc-Id", fmt.Sprint("name-", one), "Mesh-Keepalive", "1")

@@ -137,6 +137,9 @@ func (d *desk) hold(ctx context.Context, call *host.Call, sink host.Sink) error 
 		return err
 	}
 	g := d.begin(call, in.Key)
+	if strings.HasPrefix(in.Key, "name ") {
+		host.Progress(ctx, 0.5, "höld "+in.Key+"\n\x7f and more")
+	}
 	done := ctx.Done()
 	if in.Ignoring {
 		done = nil

@@ -1,6 +1,7 @@
 package meshtest
 
 import (
+	"os"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -48,9 +49,9 @@ func (top *Topology) CallOn(t testing.TB, i int, options ...nats.Option) *nats.C
 	return top.call(t, i%len(top.Brokers), options)
 }
 
-// Topologies runs a test on each topology: one broker, clusters of two and
-// three, and two accounts. With -short it leaves the clusters out. The runs are
-// one after the other, because clusters are heavy.
+// Topologies runs a test on each topology: one broker, two accounts and a cluster of
+// three, and with MESH_SOAK in the environment one of two as well. With -short it leaves
+// the clusters out. The runs are one after the other, because clusters are heavy.
 func Topologies(t *testing.T, run func(t *testing.T, top *Topology)) {
 	t.Helper()
 	t.Run("single", func(t *testing.T) { run(t, cluster("single", []*Server{Broker(t)})) })
@@ -65,13 +66,16 @@ func Topologies(t *testing.T, run func(t *testing.T, top *Topology)) {
 	if testing.Short() {
 		return
 	}
-	t.Run("cluster2", func(t *testing.T) { run(t, cluster("cluster2", Cluster(t, 2))) })
+	if soaks() {
+		t.Run("cluster2", func(t *testing.T) { run(t, cluster("cluster2", Cluster(t, 2))) })
+	}
 	t.Run("cluster3", func(t *testing.T) { run(t, cluster("cluster3", Cluster(t, 3))) })
 }
 
 // Conversations runs a test of what a caller and a node say to each other on each
 // topology, and on brokers that let in users: the node with its key, and a caller
-// without one or with that of a session that was created; both with JWTs.
+// without one or with that of a session that was created; and, with MESH_SOAK in the
+// environment, both with JWTs.
 func Conversations(t *testing.T, run func(t *testing.T, top *Topology)) {
 	t.Helper()
 	for _, with := range []struct {
@@ -90,6 +94,9 @@ func Conversations(t *testing.T, run func(t *testing.T, top *Topology)) {
 			return k.As(t, access.Caller, o...)
 		}},
 	} {
+		if with.name == "jwt" && !soaks() {
+			continue
+		}
 		t.Run(with.name, func(t *testing.T) {
 			k := with.start(t)
 			run(t, &Topology{
@@ -101,6 +108,9 @@ func Conversations(t *testing.T, run func(t *testing.T, top *Topology)) {
 	}
 	Topologies(t, run)
 }
+
+// soaks reports whether there is time for what differs little from the rest: make soak.
+func soaks() bool { return os.Getenv("MESH_SOAK") != "" }
 
 func cluster(name string, servers []*Server) *Topology {
 	connectTo := func(t testing.TB, i int, options []nats.Option) *nats.Conn {

@@ -208,12 +208,12 @@ func (r *Router) runTasks(ctx context.Context) error {
 type local struct{ r *Router }
 
 // CallHere implements [task.Local].
-func (l local) CallHere(ctx context.Context, call *codec.Call, args json.RawMessage) (*client.Result, bool, error) {
+func (l local) CallHere(ctx context.Context, call *codec.Call, args json.RawMessage, progress func(codec.Progress)) (*client.Result, bool, error) {
 	h := l.r.serving.Load()
 	if h == nil {
 		return nil, false, nil
 	}
-	return h.CallHere(ctx, call, args)
+	return h.CallHere(ctx, call, args, progress)
 }
 
 // serve starts the host, once; r.mu is held.

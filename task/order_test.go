@@ -90,6 +90,7 @@ func TestHighPriorityOvertakesLow(t *testing.T) {
 		return err == nil && len(running) >= 1
 	})
 	high := submit(t, c, "jobs.echo", "high", &client.SubmitOptions{Priority: codec.PriorityHigh})
+	becomes(t, high, codec.TaskRunning) // it is tried, and waits for the slot like those before it
 	close(d.gate("low"))
 	succeeds(t, high, "did high")
 	d.mu.Lock()

@@ -184,6 +184,7 @@ func (r *record) after(n int, result *client.Result, err error, now time.Time) (
 	e := toolmesh.AsError(err)
 	if e == nil {
 		r.Attempts, r.Result, r.Node = n, result.Value, result.Node
+		r.Progress = nil
 		r.end(codec.TaskSucceeded, nil, now)
 		return 0
 	}

@@ -31,13 +31,14 @@ type desk struct {
 	fails map[string]int // how often a key fails yet
 	began chan string
 	open  map[string]chan struct{}
-	ended chan error // causes of contexts that ended first
+	says  chan string // what calls of the tool "wait" report, whichever takes it
+	ended chan error  // causes of contexts that ended first
 }
 
 func newDesk() *desk {
 	return &desk{
 		runs: make(map[string]int), fails: make(map[string]int), began: make(chan string, 1<<15),
-		open: make(map[string]chan struct{}), ended: make(chan error, 1<<10),
+		open: make(map[string]chan struct{}), ended: make(chan error, 1<<10), says: make(chan string),
 	}
 }
 
@@ -85,12 +86,16 @@ func (d *desk) echo(_ context.Context, j job) (string, error) {
 
 func (d *desk) wait(ctx context.Context, j job) (string, error) {
 	d.begin(j.Key)
-	select {
-	case <-d.gate(j.Key):
-		return "waited " + j.Key, nil
-	case <-ctx.Done():
-		d.ended <- context.Cause(ctx)
-		return "", ctx.Err()
+	for {
+		select {
+		case text := <-d.says:
+			host.Progress(ctx, 0.25, text)
+		case <-d.gate(j.Key):
+			return "waited " + j.Key, nil
+		case <-ctx.Done():
+			d.ended <- context.Cause(ctx)
+			return "", ctx.Err()
+		}
 	}
 }
 

@@ -52,8 +52,9 @@ type run struct {
 	// adopted: it was not said yet what becomes of m, which came late.
 	adopted bool
 
-	tell  func(*codec.Task) // tells its end to who has submitted it; nil: nobody waits for that
-	looks chan struct{}     // of capacity 1: the record is to be looked at
+	tell  func(*codec.Task)   // tells its end to who has submitted it; nil: nobody waits for that
+	looks chan struct{}       // of capacity 1: the record is to be looked at
+	told  chan codec.Progress // of capacity 1: how far the call is
 }
 
 // adopt takes a message that was delivered again meanwhile.
@@ -118,6 +119,15 @@ func (r *run) enqueue(t *stored) {
 func (r *run) look() {
 	select {
 	case r.looks <- struct{}{}:
+	default:
+	}
+}
+
+// progress has the record say how far the call is. What is told before the last one is
+// written is left out.
+func (r *run) progress(p codec.Progress) {
+	select {
+	case r.told <- p:
 	default:
 	}
 }
@@ -238,7 +248,7 @@ func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
 	}
 	made.Args = args
 	if !fresh && made.Key == "" {
-		result, known, err := caller.Join(r.ctx, made.Tool, made.callID(n), made.Args)
+		result, known, err := caller.Join(r.ctx, made.Tool, made.callID(n), made.Args, client.WithProgress(r.progress))
 		if err == nil && !known {
 			err = toolmesh.Errorf(toolmesh.CodeNodeLost, "the runner of the attempt is lost, and no node knows its call: whether the tool ran is not known").
 				WithOrigin(toolmesh.OriginMesh)
@@ -252,7 +262,7 @@ func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
 		}
 		result, err := r.once(caller, &made, n, timeout)
 		e := toolmesh.AsError(err)
-		if e == nil || e.Code != toolmesh.CodeBusy || !waits(e) || !r.s.await(over, r.session) {
+		if e == nil || e.Code != toolmesh.CodeBusy || !waits(e) || !r.s.await(over, r.session, made.Priority) {
 			return result, err
 		}
 	}
@@ -263,11 +273,11 @@ func (r *run) call(t *stored, n int, fresh bool) (*client.Result, error) {
 func (r *run) once(caller *client.Client, made *record, n int, timeout time.Duration) (*client.Result, error) {
 	if local := r.s.opts.Local; local != nil && made.Key == "" && made.LargeArgs == nil {
 		call := codec.Call{RPCID: made.callID(n), Session: r.session, Tool: made.Tool, Timeout: timeout, Parent: made.Parent}
-		if result, mine, err := local.CallHere(r.ctx, &call, made.Args); mine {
+		if result, mine, err := local.CallHere(r.ctx, &call, made.Args, r.progress); mine {
 			return result, err
 		}
 	}
-	options := []client.CallOption{client.WithRPCID(made.callID(n)), client.WithTimeout(timeout), client.WithLineage(client.Lineage{Parent: made.Parent}), client.NoWait()}
+	options := []client.CallOption{client.WithRPCID(made.callID(n)), client.WithTimeout(timeout), client.WithLineage(client.Lineage{Parent: made.Parent}), client.NoWait(), client.WithProgress(r.progress)}
 	if made.Key != "" {
 		options = append(options, client.WithIdempotencyKey(made.Key))
 	}
@@ -288,6 +298,13 @@ func (r *run) attend(t *stored, n int) {
 			return
 		case <-r.looks:
 			look = true
+		case p := <-r.told:
+			if t.State == codec.TaskRunning && (t.Progress == nil || !t.Progress.Same(p)) {
+				next := *t
+				next.Progress = &p
+				r.put(t, &next, n)
+			}
+			continue
 		case <-timer.C:
 		}
 		switch {
@@ -312,10 +329,18 @@ func (r *run) attend(t *stored, n int) {
 func (r *run) mark(t *stored, n int) bool {
 	next := *t
 	next.State, next.Attempts, next.Runner, next.Started, next.Due = codec.TaskRunning, n, r.s.name, r.s.now(), time.Time{}
-	err := r.s.write(r.ctx, &next)
+	if t.State != codec.TaskRunning {
+		next.Progress = nil // of the attempt before
+	}
+	return r.put(t, &next, n)
+}
+
+// put writes a record of a task that runs, and reports whether it is written.
+func (r *run) put(t, next *stored, n int) bool {
+	err := r.s.write(r.ctx, next)
 	switch {
 	case err == nil:
-		*t = next
+		*t = *next
 	case errors.Is(err, bus.ErrConflict):
 		r.follow(t, n)
 	}

@@ -211,7 +211,7 @@ func (s *Service) begin(t *stored, tell func(*codec.Task)) {
 }
 
 func (s *Service) newRun(session subjects.SessionID, id subjects.RPCID) *run {
-	r := &run{s: s, session: session, id: id, kept: time.Now(), looks: make(chan struct{}, 1)}
+	r := &run{s: s, session: session, id: id, kept: time.Now(), looks: make(chan struct{}, 1), told: make(chan codec.Progress, 1)}
 	r.ctx, r.leave = context.WithCancelCause(s.base)
 	return r
 }
@@ -274,14 +274,15 @@ func (s *Service) hear(m *nats.Msg) {
 
 // waiter is a run whose call found no node with room.
 type waiter struct {
-	session subjects.SessionID
-	awake   chan struct{} // closed once it is to try again
+	session  subjects.SessionID
+	priority int
+	awake    chan struct{} // closed once it is to try again
 }
 
 // await returns when a run whose call found no room is to try again; false if it has
 // ended before.
-func (s *Service) await(ctx context.Context, session subjects.SessionID) bool {
-	w := &waiter{session, make(chan struct{})}
+func (s *Service) await(ctx context.Context, session subjects.SessionID, priority int) bool {
+	w := &waiter{session, priority, make(chan struct{})}
 	s.mu.Lock()
 	s.waiting = append(s.waiting, w)
 	s.mu.Unlock()
@@ -297,7 +298,7 @@ func (s *Service) await(ctx context.Context, session subjects.SessionID) bool {
 }
 
 // wake has one of those try again that wait for room: of the session of which the fewest
-// tasks are under way, the one that has waited longest.
+// tasks are under way, of the highest priority there the one that has waited longest.
 func (s *Service) wake() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -306,7 +307,8 @@ func (s *Service) wake() {
 	}
 	best := 0
 	for i, w := range s.waiting {
-		if s.active[w.session] < s.active[s.waiting[best].session] {
+		first := s.waiting[best]
+		if fewer := s.active[w.session] - s.active[first.session]; fewer < 0 || fewer == 0 && w.priority > first.priority {
 			best = i
 		}
 	}

@@ -45,8 +45,9 @@ type Options struct {
 // Local is a host in this process.
 type Local interface {
 	// CallHere makes a call; mine is false where it is not served here, or there is no
-	// room. When ctx ends so does the call, unless the cause is [client.ErrLeft].
-	CallHere(ctx context.Context, call *codec.Call, args json.RawMessage) (result *client.Result, mine bool, err error)
+	// room. When ctx ends so does the call, unless the cause is [client.ErrLeft]. progress
+	// is told once a second at most how far the call is, and must not block.
+	CallHere(ctx context.Context, call *codec.Call, args json.RawMessage, progress func(codec.Progress)) (result *client.Result, mine bool, err error)
 }
 
 // Service answers requests about tasks and runs tasks, beside all others of the mesh.

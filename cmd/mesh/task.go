@@ -225,10 +225,10 @@ func (a *app) taskList() *cobra.Command {
 				rows := make([][]string, len(all))
 				for i, t := range all {
 					rows[i] = []string{
-						string(t.ID), string(t.Tool), string(t.State), strconv.Itoa(t.Attempts) + "/" + strconv.Itoa(t.MaxAttempts), timeText(&t), errorText(t.Error),
+						string(t.ID), string(t.Tool), string(t.State), strconv.Itoa(t.Attempts) + "/" + strconv.Itoa(t.MaxAttempts), progressText(t.Progress), timeText(&t), errorText(t.Error),
 					}
 				}
-				a.table([]string{"TASK", "TOOL", "STATE", "ATTEMPTS", "TIME", "ERROR"}, rows)
+				a.table([]string{"TASK", "TOOL", "STATE", "ATTEMPTS", "PROGRESS", "TIME", "ERROR"}, rows)
 				return nil
 			})
 		}),
@@ -252,6 +252,17 @@ func timeText(t *client.TaskInfo) string {
 		}
 	}
 	return at.Local().Format(time.DateTime)
+}
+
+// progressText is how far a task is, and what it does.
+func progressText(p *codec.Progress) string {
+	switch {
+	case p == nil:
+		return "-"
+	case p.Fraction == nil:
+		return cmp.Or(p.Text, "-")
+	}
+	return strings.TrimSpace(strconv.Itoa(int(100**p.Fraction)) + "% " + p.Text)
 }
 
 func errorText(e *toolmesh.Error) string {
@@ -280,6 +291,9 @@ func (a *app) showTask(t *client.TaskInfo) {
 	}
 	if t.EveryMS > 0 {
 		a.facts("every", (time.Duration(t.EveryMS) * time.Millisecond).String())
+	}
+	if t.Progress != nil {
+		a.facts("progress", progressText(t.Progress))
 	}
 	if t.Error != nil {
 		a.facts("error", errorText(t.Error))

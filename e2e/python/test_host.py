@@ -34,6 +34,7 @@ class Refused(Exception):
 def test_all_kinds_of_functions(opened: Started) -> None:
     index = name()
     host = Host(index=index, servers=opened.url)
+    said = threading.Event()
 
     @host.tool
     def add(a: int, b: int = 2) -> int:
@@ -78,6 +79,11 @@ def test_all_kinds_of_functions(opened: Started) -> None:
     async def forgets() -> Any:
         return _later(1)
 
+    @host.tool
+    def slow() -> None:
+        toolmesh.mesh.progress(0.5, "half of it")
+        said.wait()
+
     assert add(1) == 3, "the function stays what it is"
     with host, Mesh(opened.url) as mesh:
         assert mesh.call(f"{index}.add", {"a": 1}) == 3
@@ -106,6 +112,10 @@ def test_all_kinds_of_functions(opened: Started) -> None:
         with pytest.raises(toolmesh.InvalidArguments):
             mesh.call(f"{index}.add", {"a": "x"})
         assert host.node in opened.run("nodes", "--json")
+        task = mesh.submit(f"{index}.slow")
+        until(lambda: task.show().get("progress") == {"fraction": 0.5, "text": "half of it"})
+        said.set()
+        task.wait(60)
 
         @host.tool
         def added() -> str:

@@ -115,7 +115,7 @@ func (r *run) keepAlive(now time.Time) {
 	for _, to := range all {
 		if last := max(to.told.UnixNano(), to.began.UnixNano()); to.b.Keepalive && now.UnixNano()-last >= int64(keepaliveEvery) {
 			to.told = now
-			r.s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(to.b.KeepaliveHeader(r.s.Identity, -1))})
+			r.s.Host.Send(&nats.Msg{Subject: to.reply, Header: nats.Header(to.b.KeepaliveHeader(r.s.Identity, -1, nil))})
 		}
 	}
 }

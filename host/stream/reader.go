@@ -37,6 +37,8 @@ type Readers struct {
 	first  *Reader
 	stream atomic.Pointer[Stream] // nil for a unary call, and before the handler runs
 
+	progress atomic.Pointer[codec.Progress] // nil until the tool says how far it is
+
 	mu      sync.Mutex // guards what follows, and what its readers say it does
 	joined  []*Reader  // repetitions, the newest last
 	flowing bool       // it has been acknowledged
@@ -64,6 +66,8 @@ type Reader struct {
 	Start    time.Time       // when it arrived
 	// Local takes the answer of a call that no message has brought; nil for all others.
 	Local func(admit.Record)
+	// Progress is told how far such a call is, once a second at most; may be nil.
+	Progress func(codec.Progress)
 
 	answered  atomic.Bool  // it has its one answer, or it is being sent
 	keepalive atomic.Int64 // when the last one was sent, unix ns
@@ -240,8 +244,11 @@ func (r *Readers) End(record admit.Record) {
 	}
 }
 
-// KeepAlive tells the callers that asked for it, once a second, that the call runs: all
-// that have yet to get some of their answer.
+// Report notes how far the call says that it is.
+func (r *Readers) Report(p *codec.Progress) { r.progress.Store(p) }
+
+// KeepAlive tells the callers that asked for it, once a second, that the call runs, and
+// how far it is: all that have yet to get some of their answer.
 func (r *Readers) KeepAlive(now time.Time) {
 	s, high := r.stream.Load(), int64(-1)
 	if s != nil {
@@ -258,13 +265,18 @@ func (r *Readers) KeepAlive(now time.Time) {
 		}
 	}
 	r.mu.Unlock()
+	progress := r.progress.Load()
 	for _, j := range all {
 		last := j.keepalive.Load()
-		if !j.Request.Keepalive || now.Sub(j.Start) < keepaliveEvery || now.UnixNano()-last < int64(keepaliveEvery*7/8) {
+		if j.Progress == nil && !j.Request.Keepalive || now.Sub(j.Start) < keepaliveEvery || now.UnixNano()-last < int64(keepaliveEvery*7/8) {
 			continue
 		}
 		j.keepalive.Store(now.UnixNano())
-		r.node.Host.Send(&nats.Msg{Subject: j.Reply, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high))})
+		if j.Local == nil {
+			r.node.Host.Send(&nats.Msg{Subject: j.Reply, Header: nats.Header(j.Request.KeepaliveHeader(j.Identity, high, progress))})
+		} else if j.Progress != nil && progress != nil {
+			j.Progress(*progress)
+		}
 	}
 }
 

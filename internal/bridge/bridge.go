@@ -297,6 +297,10 @@ func (b *Bridge) take(f *frame, bad error) {
 	}
 	if bad == nil {
 		switch f.kind {
+		case typeProgress:
+			if bad = b.progress(f); bad == nil {
+				return
+			}
 		case typeCancel:
 			b.cancel(f)
 			return

@@ -32,6 +32,7 @@ const (
 	typeBatchResponse = "rpc_batch_response"
 	typeResponse      = "rpc_tool_response"
 	typeChunk         = "rpc_stream_chunk"
+	typeProgress      = "rpc_progress"
 	typeCancel        = "rpc_cancel"
 	typeCredit        = "rpc_credit"
 	typeError         = "rpc_error"
@@ -50,6 +51,7 @@ type frame struct {
 	session, timeout, parent, credit, seq     []byte
 	index, requests, tools, toolNames         []byte
 	status, result, failure, chunkType, chunk []byte
+	progress                                  []byte
 }
 
 // parseFrame reads an object in JSON. With an error the frame has what stood before
@@ -127,6 +129,8 @@ func (f *frame) field(name []byte) *[]byte {
 		return &f.failure
 	case `"chunk_type"`:
 		return &f.chunkType
+	case `"progress"`:
+		return &f.progress
 	case `"data"`:
 		return &f.chunk
 	}

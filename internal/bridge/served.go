@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"encoding/json"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -224,6 +226,20 @@ func (b *Bridge) answered(f *frame, bad error) {
 	if bad != nil {
 		b.refuse(f.rpcID, bad)
 	}
+}
+
+// progress notes how far the program says that a call is which it serves; of one that has
+// ended it is too late.
+func (b *Bridge) progress(f *frame) error {
+	name, ok := nameOf(f.rpcID)
+	var p codec.Progress
+	if !ok || f.progress == nil || json.Unmarshal(f.progress, &p) != nil {
+		return invalid("progress is %.100s: it is an object with a fraction from 0 to 1, a text, or both", f.progress)
+	}
+	if s := b.servedAs(name); s != nil {
+		s.call.Report(codec.NewProgress(p.Fraction, p.Text))
+	}
+	return nil
 }
 
 // read is what a response or a chunk says. The error is what is wrong with it, which
