@@ -84,7 +84,12 @@ func TestKeysOutliveNodeAndBroker(t *testing.T) {
 	broker.Restart(t)
 	meshtest.Until(t, "the caller is back", func() bool { return r.nc.IsConnected() })
 	d.serve(t, broker.Connect(t), &host.Options{Node: "second"})
-	if a := r.call("note", `{"key":"a"}`, keyHeader, "x"); string(a.Data) != `{"key":"a"}` || d.ran("a") != 1 {
+	var a answer
+	meshtest.Until(t, "the store answers again", func() bool {
+		a = r.call("note", `{"key":"a"}`, keyHeader, "x")
+		return a.code() != "unavailable" || a.Error.started() != "false"
+	})
+	if string(a.Data) != `{"key":"a"}` || d.ran("a") != 1 {
 		t.Errorf("after restarts: %s, run %d times", a.Data, d.ran("a"))
 	}
 }
