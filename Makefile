@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 
 GO       ?= go
 PYTHON   ?= python3
-# Packages tested at once: most of a test is waiting. Some test binaries link a NATS server: about 1 GB each while linking.
+# Packages, and tests of one, that run at once: most of a test is waiting. Some test binaries link a NATS server: about 1 GB each while linking.
 P        ?= 3
 TIMEOUT  ?= 30m
 FUZZTIME ?= 60s
@@ -25,7 +25,7 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOTESTSUM := gotest.tools/gotestsum@v1.13.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build wheels demo test test-go test-python test-frameworks skipped verify vulnerable deadcode race bench fuzz soak kernel clean
+.PHONY: help build wheels demo test environments test-go test-python test-frameworks skipped verify vulnerable deadcode race bench fuzz soak kernel clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,7 +37,12 @@ build: ## the binaries, into bin/
 demo: build ## a whole mesh on this machine: install, call, stream, clean up
 	@bin/mesh demo
 
-test: test-go test-python test-frameworks skipped ## everything that needs only go, python3, git and make
+test: ## everything that needs only go, python3, git and make
+	@$(MAKE) -j2 test-go environments
+	@$(MAKE) test-python test-frameworks skipped
+
+# What the Python tests need, fetched while those of Go run.
+environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stamp
 
 # Of a package that passed its closing line, of others what failed; at the end what was skipped, and why. Machines are
 # noisy: up to 5 tests that fail are run once more by themselves, and those that fail again fail for good. Either way
@@ -46,7 +51,7 @@ GOTEST = $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-em
 
 test-go: build
 	@$(GO) vet ./...
-	@$(GOTEST) -vet=off -p $(P) -timeout $(TIMEOUT)
+	@$(GOTEST) -vet=off -p $(P) -parallel $(P) -timeout $(TIMEOUT)
 
 test-python: $(VENV)/test.stamp $(VENV)/pydantic1.stamp
 	@cd python && ../$(VENV)/bin/python -m pytest -q
@@ -96,10 +101,11 @@ fuzz: ## each fuzz target of the repository for FUZZTIME (60s)
 	   done; \
 	 done
 
-soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence; large files; every arrangement of brokers
+soak: ## what takes long: 100,000 calls in lanes beside kills, freezes and cuts, and that the checker finds overlaps without the fence; large files; every arrangement of brokers; an index of 20,000 functions
 	@MESH_LANES_CALLS=100000 $(GO) test -count 1 -timeout 60m -v -run TestNothingOverlaps ./e2e/lanes
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -v -run TestMemoryOfAFile ./e2e
 	@MESH_SOAK=1 $(GO) test -count 1 -timeout 30m $$(git grep -l -E 'meshtest\.(Topologies|Conversations)\(' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,')
+	@MESH_SOAK=1 $(GO) test -count 1 -timeout 10m -run TestIndexOfThousandsOfFunctions ./agent
 	@MESH_LANES_TAGS=lanes_without_fence $(GO) test -count 1 -timeout 10m -v -run TestNothingOverlaps ./e2e/lanes
 
 kernel: ## memory limits on a kernel with control groups of version 2, in QEMU; 10 minutes

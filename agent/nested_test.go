@@ -321,8 +321,8 @@ func TestNestedCallLosesItsNode(t *testing.T) {
 	far.Close()
 	go func() {
 		defer close(stopped)
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		_ = h.Stop(ctx)
+		_ = h.Stop(ctx) // it has no connection, and nothing to give up
 	}()
 }

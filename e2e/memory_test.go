@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+
+	"github.com/toolmesh/toolmesh/meshtest"
 )
 
 // peakMemory is the most that a process has had in memory, in bytes.
@@ -37,7 +39,7 @@ func peakMemory(t *testing.T, pid int) int64 {
 // megabyte, and neither caller nor agent nor broker takes more than 64 MB for it.
 func TestMemoryOfAFile(t *testing.T) {
 	t.Parallel()
-	if os.Getenv("MESH_SOAK") == "" {
+	if !meshtest.Soak() {
 		t.Skip("256 MB there and back take a minute or two: make soak")
 	}
 	needsPackages(t)

@@ -86,9 +86,9 @@ func TestNestedCallsSpendTheirOwnTime(t *testing.T) {
 	for _, c := range []struct{ tool, called string }{
 		{"t.orders", "t.burn"}, {"t.orders", "t.aburn"}, {"t.aorders", "t.burn"}, {"t.aorders", "t.aburn"},
 	} {
-		// Eight times half a second is four times the limit, and a half of it, which
-		// is the share of one of two, is twice the limit.
-		mustCallNested(t, ix, c.tool, fmt.Sprintf(`{"tool":%q,"n":8,"seconds":0.5}`, c.called), "4.0")
+		// Five times half a second is more than twice the limit, and a half of it, which
+		// is the share of one of two, is more than the limit.
+		mustCallNested(t, ix, c.tool, fmt.Sprintf(`{"tool":%q,"n":5,"seconds":0.5}`, c.called), "2.5")
 	}
 	for _, c := range []struct{ tool, args string }{
 		{"t.greedy", `{"seconds":1}`}, // has a call open, and computes

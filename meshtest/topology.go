@@ -66,7 +66,7 @@ func Topologies(t *testing.T, run func(t *testing.T, top *Topology)) {
 	if testing.Short() {
 		return
 	}
-	if soaks() {
+	if Soak() {
 		t.Run("cluster2", func(t *testing.T) { run(t, cluster("cluster2", Cluster(t, 2))) })
 	}
 	t.Run("cluster3", func(t *testing.T) { run(t, cluster("cluster3", Cluster(t, 3))) })
@@ -94,7 +94,7 @@ func Conversations(t *testing.T, run func(t *testing.T, top *Topology)) {
 			return k.As(t, access.Caller, o...)
 		}},
 	} {
-		if with.name == "jwt" && !soaks() {
+		if with.name == "jwt" && !Soak() {
 			continue
 		}
 		t.Run(with.name, func(t *testing.T) {
@@ -109,8 +109,9 @@ func Conversations(t *testing.T, run func(t *testing.T, top *Topology)) {
 	Topologies(t, run)
 }
 
-// soaks reports whether there is time for what differs little from the rest: make soak.
-func soaks() bool { return os.Getenv("MESH_SOAK") != "" }
+// Soak reports whether there is time for what is long, or differs little from the rest:
+// make soak sets MESH_SOAK.
+func Soak() bool { return os.Getenv("MESH_SOAK") != "" }
 
 func cluster(name string, servers []*Server) *Topology {
 	connectTo := func(t testing.TB, i int, options []nats.Option) *nats.Conn {

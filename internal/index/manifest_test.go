@@ -208,6 +208,7 @@ func TestLoadRefuses(t *testing.T) {
 		"no tools":          {files("tools.toml", "[index]\n"), reasonManifest, []string{"at least one tool"}},
 		"empty tools":       {files("tools.toml", "[index]\ntools = []\n"), reasonManifest, []string{"at least one tool"}},
 		"tools a text":      {files("tools.toml", "[index]\ntools = \"a.b\"\n"), reasonManifest, []string{"must be a list of texts, not a text"}},
+		"many tools":        {files("tools.toml", "[index]\ntools = ["+strings.Repeat("\"a.b\",", 20_001)+"]\n"), reasonManifest, []string{"lists 20001 tools; at most 20000"}},
 		"tool a number":     {files("tools.toml", "[index]\ntools = [\"a.b\", 7]\n"), reasonManifest, []string{"item 2 is a whole number"}},
 		"tool twice":        {files("tools.toml", "[index]\ntools = [\"a.b\", \"a.b\"]\n"), reasonManifest, []string{`"a.b" twice, as items 1 and 2`}},
 		"no module":         {files("tools.toml", "[index]\ntools = [\"b\"]\n"), reasonManifest, []string{"no module"}},
