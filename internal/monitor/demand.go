@@ -94,19 +94,3 @@ func demandOf(pool string, all []Demand) Demand {
 	}
 	return Demand{Pool: pool}
 }
-
-// TargetPercent is the part of a node's slots that is to be in use on average: the rest
-// takes what comes while another node starts.
-const TargetPercent = 70
-
-// Replicas is how many nodes a pool is to have for the slots that are wanted of it,
-// where each node has slots: what a HorizontalPodAutoscaler makes of WantedSlots with
-// averageValue = slots × [TargetPercent] / 100. None where nothing is wanted. slots
-// below 1 count as 1.
-func Replicas(wanted, slots int) int {
-	if wanted <= 0 {
-		return 0
-	}
-	target := max(slots, 1) * TargetPercent
-	return (wanted*100 + target - 1) / target
-}

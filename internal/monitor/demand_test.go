@@ -68,6 +68,22 @@ func TestDemands(t *testing.T) {
 	}
 }
 
+// targetPercent is the part of a node's slots that is to be in use on average: the rest
+// takes what comes while another node starts.
+const targetPercent = 70
+
+// replicas is how many nodes a pool is to have for the slots that are wanted of it,
+// where each node has slots: what a HorizontalPodAutoscaler makes of WantedSlots with
+// averageValue = slots × targetPercent / 100. None where nothing is wanted. slots
+// below 1 count as 1.
+func replicas(wanted, slots int) int {
+	if wanted <= 0 {
+		return 0
+	}
+	target := max(slots, 1) * targetPercent
+	return (wanted*100 + target - 1) / target
+}
+
 func TestReplicas(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ wanted, slots, want int }{
@@ -89,7 +105,7 @@ func TestReplicas(t *testing.T) {
 		{22, 30, 2},
 		{14_000_000, 1, 20_000_000},
 	} {
-		if got := monitor.Replicas(c.wanted, c.slots); got != c.want {
+		if got := replicas(c.wanted, c.slots); got != c.want {
 			t.Errorf("%d wanted at %d a node: %d replicas, want %d", c.wanted, c.slots, got, c.want)
 		}
 	}
@@ -114,11 +130,11 @@ func TestAPoolFollowsItsDemand(t *testing.T) {
 				for _, d := range monitor.Demands(nodes) {
 					wanted = d.WantedSlots
 				}
-				if size = max(monitor.Replicas(wanted, slots), 1); step > 0 && size != before {
+				if size = max(replicas(wanted, slots), 1); step > 0 && size != before {
 					t.Fatalf("%d calls: from %d nodes to %d in step %d", calls, before, size, step)
 				}
 			}
-			if 100*calls > size*slots*monitor.TargetPercent || size > 1 && 100*calls <= (size-1)*slots*monitor.TargetPercent {
+			if 100*calls > size*slots*targetPercent || size > 1 && 100*calls <= (size-1)*slots*targetPercent {
 				t.Errorf("%d calls have %d nodes of %d slots", calls, size, slots)
 			}
 		}

@@ -38,6 +38,7 @@ func main() {
 
 	// Functions of services that take turns give it to stores that can refuse a smaller one.
 	fmt.Println(host.Fence(context.Background()))
+	host.Progress(context.Background(), 0.5, "half of it")
 
 	// host: handlers and what a service says of its tools (docs/quickstart.md).
 	fmt.Println(host.HandlerFunc(handle), host.Stream(words))

@@ -56,8 +56,8 @@ def _in_tool() -> bool:
 
 
 def progress(fraction: float | None = None, text: str = "") -> None:
-    """Tells how far the call is that this code serves, from 0 to 1, and what it does: one line. Cheap, never an error, and
-    nothing outside of a call. Callers hear of it once a second at most; `mesh task show` shows it."""
+    """Tells how far the call is that this code serves, from 0 to 1, and what it does: one line. Cheap, never an
+    error, and nothing outside of a call. Callers hear of it once a second at most; `mesh task show` shows it."""
     serving = _serving.current.get()
     if serving is None:
         tool_side.progress(fraction, text)
