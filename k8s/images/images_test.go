@@ -308,6 +308,9 @@ func TestRootFileSystem(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkHeaders(t, bytes.NewReader(packed))
+	if !bytes.HasSuffix(packed, make([]byte, 1024)) || len(packed)%512 != 0 {
+		t.Error("the archive has no end: other readers of tar refuse it")
+	}
 	back, err := readTree(bytes.NewReader(packed), func(string) bool { return false })
 	if err != nil || back["usr/bin/a"] != back["usr/bin/z"] || string(back["usr/bin/z"].data) != "program" || back["usr/bin/a"].mode != 0o755 {
 		t.Errorf("the link became %+v and %+v (%v)", back["usr/bin/a"], back["usr/bin/z"], err)

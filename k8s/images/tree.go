@@ -118,7 +118,8 @@ func (t tree) tar() ([]byte, error) {
 			}
 		}
 	}
-	return out.Bytes(), w.Close()
+	err := w.Close() // which writes the end of the archive
+	return out.Bytes(), err
 }
 
 // layer is the tree as a layer, compressed once.
