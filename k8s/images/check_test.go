@@ -163,7 +163,7 @@ func start(t *testing.T, img *image) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"v1.2.3", "uv " + string(uvVersion.FindSubmatch(uvRequirements)[1]), "git version", `"city": "Oslo"`} {
+	for _, want := range []string{"v1.2.3", "uv " + string(uvVersion.FindSubmatch(uvRequirements)[1]), "git version", `"city":"Oslo"`} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("it does not say %q", want)
 		}
