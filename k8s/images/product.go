@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime/debug"
 
@@ -123,7 +124,11 @@ func (b *build) context(ctx context.Context, folder string) error {
 	if err != nil {
 		return err
 	}
-	for name, t := range map[string]tree{"router": router, "agent": agent} {
+	// Containerfiles give owners by instruction, and only to what is in the folder that is copied.
+	homes := make(tree)
+	homes[path.Base(home)] = router[home[1:]]
+	delete(router, home[1:])
+	for name, t := range map[string]tree{"router": router, "agent": agent, "home": homes} {
 		if err := errors.Join(os.Mkdir(filepath.Join(folder, name), 0o755), t.unpack(filepath.Join(folder, name))); err != nil {
 			return err
 		}
