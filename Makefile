@@ -25,10 +25,10 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOTESTSUM := gotest.tools/gotestsum@v1.13.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build wheels demo test environments test-go test-python test-frameworks skipped verify vulnerable deadcode race bench fuzz soak kernel clean
+.PHONY: help build wheels demo test environments test-go test-python test-frameworks skipped verify vulnerable deadcode race bench fuzz soak kernel images images-context images-check test-images clean
 
 help: ## what this file can do
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## the binaries, into bin/
 	@mkdir -p bin
@@ -62,7 +62,7 @@ test-frameworks: build $(VENV)/frameworks.stamp ## DSPy, LangChain and others, t
 
 skipped:
 	@echo
-	@echo "not run by make test: race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, clusters of two and JWTs everywhere (make soak), control groups of version 2 on a kernel of their own (make kernel)"
+	@echo "not run by make test: race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, clusters of two and JWTs everywhere (make soak), control groups of version 2 on a kernel of their own (make kernel), container images (make test-images, make images-check)"
 
 verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, ruff, mypy
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \
@@ -88,6 +88,24 @@ race: build ## every Go test under the race detector; slow
 
 wheels: ## the Python package into dist/: pure, and with the binary of each platform
 	@$(PYTHON) python/wheels.py dist
+
+# Of k8s/images, a module of its own. IMAGE_PREFIX is what the images' names begin with, ARCH amd64 or arm64.
+IMAGE_PREFIX ?= localhost/toolmesh
+SUITE ?= bookworm
+IMAGES  = cd k8s/images && $(GO) run . -out '$(CURDIR)/dist/images' -prefix '$(IMAGE_PREFIX)' -suite '$(SUITE)' $(if $(ARCH),-arch $(ARCH)) \
+	-version '$(VERSION)' -commit '$(COMMIT)' -epoch "$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}"
+
+images: ## container images of router and agent into dist/images, without a container engine
+	@$(IMAGES) router agent
+
+images-context: ## what the Containerfiles of k8s/images copy, into dist/images/context
+	@$(IMAGES) context
+
+test-images: ## the router's image, and that the Containerfiles agree with this program; under a minute
+	@cd k8s/images && $(GO) vet ./... && $(GO) test -short -timeout 10m ./...
+
+images-check: ## both images twice, from different folders: the same digests; then starts the agent's
+	@cd k8s/images && $(GO) test -count 1 -timeout 60m -v -run TestMadeTwice ./...
 
 bench: build ## ratios against raw NATS, measured in one run
 	@if [ "$$($(GO) list -f '{{.Name}}' ./bench)" = main ]; then $(GO) run ./bench; \

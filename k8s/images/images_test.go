@@ -1,0 +1,399 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/x509"
+	"debug/elf"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+)
+
+func testBuild(t *testing.T, root string) *build {
+	t.Helper()
+	return &build{
+		root: root, out: t.TempDir(), arch: runtime.GOARCH, suite: "bookworm", prefix: "localhost/toolmesh",
+		version: "v1.2.3", commit: "0123456", epoch: time.Unix(1_700_000_000, 0).UTC(), log: io.Discard,
+	}
+}
+
+// digests writes an image and returns what everything that was written hashes to.
+func digests(t *testing.T, b *build, img *image) map[string]string {
+	t.Helper()
+	if _, err := b.write(img); err != nil {
+		t.Fatal(err)
+	}
+	digest, err := img.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{"image": digest.String()}
+	for _, name := range []string{img.name + ".tar", img.name + ".spdx.json"} {
+		f, err := os.Open(filepath.Join(b.out, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		hash, _, err := v1.SHA256(f)
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		all[name] = hash.String()
+	}
+	return all
+}
+
+// checkImage checks what both images promise, and returns their files.
+func checkImage(t *testing.T, b *build, img *image, a about) tree {
+	t.Helper()
+	index, err := layout.ImageIndexFromPath(filepath.Join(b.out, img.name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Index(index); err != nil { // and the image in it
+		t.Error(err)
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if digest, err := img.Digest(); err != nil || len(manifest.Manifests) != 1 || manifest.Manifests[0].Digest != digest ||
+		manifest.Manifests[0].Annotations["org.opencontainers.image.ref.name"] != b.reference(img.name) {
+		t.Errorf("the layout has %+v, want %v (%v)", manifest.Manifests, digest, err)
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := config.Config
+	if c.User != "65532:65532" || !slices.Equal(c.Entrypoint, a.entrypoint) || !slices.Equal(c.Env, a.env) || c.WorkingDir != home ||
+		config.OS != "linux" || config.Architecture != b.arch || !config.Created.Equal(b.epoch) {
+		t.Errorf("the configuration is %+v", config)
+	}
+	for name, want := range map[string]string{"title": img.name, "version": b.version, "revision": b.commit, "created": "2023-11-14T22:13:20Z"} {
+		if got := c.Labels["org.opencontainers.image."+name]; got != want {
+			t.Errorf("the label %s is %q, want %q", name, got, want)
+		}
+	}
+	layers, err := img.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make(tree)
+	for _, layer := range layers {
+		files, err := layer.Uncompressed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var data bytes.Buffer
+		checkHeaders(t, io.TeeReader(files, &data))
+		some, err := readTree(&data, func(string) bool { return false })
+		if err := errors.Join(err, files.Close()); err != nil {
+			t.Fatal(err)
+		}
+		maps.Copy(all, some)
+	}
+	if bill := all[billPath]; bill == nil || !bytes.Equal(bill.data, img.bill) {
+		t.Errorf("/%s is not the bill of materials", billPath)
+	}
+	return all
+}
+
+// checkHeaders looks at a layer as a container engine sees it.
+func checkHeaders(t *testing.T, r io.Reader) {
+	t.Helper()
+	last := ""
+	for in := tar.NewReader(r); ; {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			_, _ = io.Copy(io.Discard, r)
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := strings.TrimSuffix(h.Name, "/")
+		if name <= last {
+			t.Errorf("%s comes after %s", name, last)
+		}
+		last = name
+		if h.Typeflag == tar.TypeReg && h.Mode&0o6000 != 0 {
+			t.Errorf("/%s gives rights: mode %o", name, h.Mode)
+		}
+		if h.Mode&0o002 != 0 && h.Typeflag != tar.TypeSymlink && (h.Typeflag != tar.TypeDir || h.Mode&sticky == 0) {
+			t.Errorf("everyone may write /%s: mode %o", name, h.Mode)
+		}
+		if h.ModTime.Unix() != 0 || h.Uname+h.Gname != "" || len(h.PAXRecords) > 0 && h.PAXRecords["mtime"] != "" {
+			t.Errorf("/%s has what differs between machines: %+v", name, h)
+		}
+	}
+}
+
+// checkBill checks that a bill of materials is SPDX, and returns its purls.
+func checkBill(t *testing.T, data []byte) (purls []string) {
+	t.Helper()
+	var doc spdxDocument
+	if err := json.Unmarshal(data, &doc); err != nil {
+		t.Fatal(err)
+	}
+	if doc.Version != "SPDX-2.3" || !strings.HasPrefix(doc.Namespace, "urn:toolmesh:spdx:") || doc.Creation.Created != "2023-11-14T22:13:20Z" {
+		t.Errorf("the bill begins %.300s", data)
+	}
+	ids := map[string]bool{doc.ID: true}
+	valid := regexp.MustCompile(`^SPDXRef-[A-Za-z0-9.-]+$`)
+	for _, p := range doc.Packages {
+		if ids[p.ID] || !valid.MatchString(p.ID) || p.Version == "" {
+			t.Errorf("a package is %+v", p)
+		}
+		ids[p.ID] = true
+		for _, ref := range p.Refs {
+			purls = append(purls, ref.Locator)
+		}
+	}
+	for _, r := range doc.Relationships {
+		if !ids[r.Of] || !ids[r.To] {
+			t.Errorf("%+v is of what is not listed", r)
+		}
+	}
+	return purls
+}
+
+// requires is the version of a module that the product's go.mod names.
+func requires(t *testing.T, module string) string {
+	t.Helper()
+	mod, err := os.ReadFile("../../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`(?m)^\s*` + regexp.QuoteMeta(module) + ` (\S+)`).FindSubmatch(mod)
+	if found == nil {
+		t.Fatalf("go.mod does not name %s", module)
+	}
+	return string(found[1])
+}
+
+// The router's image is what it says, twice the same, and no more than it needs.
+func TestRouter(t *testing.T) {
+	t.Parallel()
+	b := testBuild(t, "../..")
+	img, err := b.router(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := digests(t, b, img)
+	files := checkImage(t, b, img, routerAbout)
+
+	want := []string{
+		"etc", "etc/group", "etc/passwd", "etc/ssl", "etc/ssl/certs", "etc/ssl/certs/ca-certificates.crt", "home", "home/toolmesh", "tmp",
+		"usr", "usr/bin", "usr/bin/mesh-router", "usr/share", "usr/share/doc", "usr/share/doc/toolmesh", billPath,
+	}
+	if got := slices.Sorted(maps.Keys(files)); !slices.Equal(got, want) {
+		t.Errorf("the image has %q", got)
+	}
+	purls := checkBill(t, img.bill)
+	for _, purl := range []string{
+		"pkg:golang/github.com/nats-io/nats.go@" + requires(t, "github.com/nats-io/nats.go"),
+		"pkg:golang/github.com/toolmesh/toolmesh@v1.2.3",
+		"pkg:golang/stdlib@" + strings.TrimPrefix(runtime.Version(), "go"),
+	} {
+		if !slices.Contains(purls, purl) {
+			t.Errorf("the bill of materials lacks %s: %q", purl, purls)
+		}
+	}
+	if !slices.ContainsFunc(purls, func(p string) bool { return strings.HasPrefix(p, "pkg:golang/"+rootsModule+"@v") }) {
+		t.Errorf("the bill of materials does not say where the authorities are from: %q", purls)
+	}
+	if pool := x509.NewCertPool(); !pool.AppendCertsFromPEM(files["etc/ssl/certs/ca-certificates.crt"].data) || bytes.Count(files["etc/ssl/certs/ca-certificates.crt"].data, []byte("BEGIN")) < 100 {
+		t.Error("there are no certificates of authorities")
+	}
+	checkProgram(t, files["usr/bin/mesh-router"].data)
+
+	other := testBuild(t, "../..")
+	again, err := other.router(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second := digests(t, other, again); !maps.Equal(first, second) {
+		t.Errorf("the second time it is another image: %v, %v", first, second)
+	}
+}
+
+// checkProgram checks that a program runs on its own and says its version.
+func checkProgram(t *testing.T, data []byte) {
+	t.Helper()
+	f, err := elf.NewFile(bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			t.Error("the program is linked dynamically")
+		}
+	}
+	file := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(file, data, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), file, "--version").CombinedOutput(); err != nil || !strings.Contains(string(out), "v1.2.3") {
+		t.Errorf("--version says %q (%v)", out, err)
+	}
+}
+
+// What a root file system has on it of its making, of its machine or for privilege does
+// not get into an image.
+func TestRootFileSystem(t *testing.T) {
+	t.Parallel()
+	var data bytes.Buffer
+	w := tar.NewWriter(&data)
+	put := func(h tar.Header, text string) {
+		t.Helper()
+		h.Size, h.ModTime, h.Uname = int64(len(text)), time.Now(), "someone"
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(tar.Header{Name: "./", Typeflag: tar.TypeDir, Mode: 0o755}, "")
+	put(tar.Header{Name: "./usr/bin/z", Typeflag: tar.TypeReg, Mode: 0o4755}, "program")
+	put(tar.Header{Name: "./usr/bin/a", Typeflag: tar.TypeLink, Linkname: "./usr/bin/z"}, "")
+	put(tar.Header{Name: "./bin", Typeflag: tar.TypeSymlink, Linkname: "usr/bin", Mode: 0o777}, "")
+	put(tar.Header{Name: "./var/mail", Typeflag: tar.TypeDir, Mode: 0o2775, Gid: 8}, "")
+	put(tar.Header{Name: "./var/tmp/", Typeflag: tar.TypeDir, Mode: 0o1777}, "")
+	put(tar.Header{Name: "./dev/null", Typeflag: tar.TypeChar, Mode: 0o666}, "")
+	put(tar.Header{Name: "./etc/passwd", Typeflag: tar.TypeReg, Mode: 0o644}, "root:x:0:0:root:/:/bin/sh\n")
+	put(tar.Header{Name: "./etc/group", Typeflag: tar.TypeReg, Mode: 0o644}, "root:x:0:\n")
+	put(tar.Header{Name: "./etc/shadow", Typeflag: tar.TypeReg, Mode: 0o640, Gid: 42}, "root:*:20000:0:99999:7:::\n")
+	for _, name := range []string{"etc/hostname", "etc/resolv.conf", "etc/machine-id", "var/log/dpkg.log", "var/cache/ldconfig/aux-cache", "var/lib/apt/lists/x", "etc/apt/sources.list", "tmp/x"} {
+		put(tar.Header{Name: "./" + name, Typeflag: tar.TypeReg, Mode: 0o644}, "x")
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := readTree(&data, leftOut)
+	if err == nil {
+		err = finish(got)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "bin d etc/group etc/passwd etc/shadow home home/toolmesh tmp usr/bin/a usr/bin/z var var/lib var/lib/toolmesh var/mail var/tmp"
+	if names := strings.Join(slices.Sorted(maps.Keys(got)), " "); names != strings.Replace(want, " d", "", 1) {
+		t.Errorf("there is %s", names)
+	}
+	if text := string(got["etc/shadow"].data); text != "root:*::0:99999:7:::\n" {
+		t.Errorf("shadow is %q", text)
+	}
+	if text := string(got["etc/passwd"].data); !strings.HasSuffix(text, "\n"+passwd) {
+		t.Errorf("passwd is %q", text)
+	}
+	packed, err := got.tar()
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkHeaders(t, bytes.NewReader(packed))
+	if !bytes.HasSuffix(packed, make([]byte, 1024)) || len(packed)%512 != 0 {
+		t.Error("the archive has no end: other readers of tar refuse it")
+	}
+	back, err := readTree(bytes.NewReader(packed), func(string) bool { return false })
+	if err != nil || back["usr/bin/a"] != back["usr/bin/z"] || string(back["usr/bin/z"].data) != "program" || back["usr/bin/a"].mode != 0o755 {
+		t.Errorf("the link became %+v and %+v (%v)", back["usr/bin/a"], back["usr/bin/z"], err)
+	}
+}
+
+func TestDebianParts(t *testing.T) {
+	t.Parallel()
+	got := debParts([]byte("Package: git\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1:2.39.5-0+deb12u2\nDescription: fast\n Version: 9\n\nPackage: gone\nStatus: deinstall ok config-files\nVersion: 1\n"))
+	if len(got) != 1 || got[0].purl("bookworm") != "pkg:deb/debian/git@1%3A2.39.5-0%2Bdeb12u2?arch=amd64&distro=bookworm" {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// uv of the image is the version that the agent would install.
+func TestVersionOfUV(t *testing.T) {
+	t.Parallel()
+	code, err := os.ReadFile("../../executor/venv/uv.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := regexp.MustCompile(`uvVersion = "([^"]+)"`).FindSubmatch(code)
+	if got := uvVersion.FindSubmatch(uvRequirements); want == nil || got == nil || !bytes.Equal(got[1], want[1]) {
+		t.Errorf("uv.txt has %q, the agent %q", got, want)
+	}
+	if n := len(uvHash.FindAll(uvRequirements, -1)); n != 2 {
+		t.Errorf("uv.txt has %d hashes, want one for each architecture", n)
+	}
+}
+
+// instructions are those of a Containerfile, a line each.
+func instructions(t *testing.T, name string) []string {
+	t.Helper()
+	data, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(string(data), "")
+	return strings.Split(strings.ReplaceAll(text, "\\\n", " "), "\n")
+}
+
+// argument is what the last instruction of a name is given.
+func argument(lines []string, name string) string {
+	for _, line := range slices.Backward(lines) {
+		if rest, ok := strings.CutPrefix(line, name+" "); ok {
+			return rest
+		}
+	}
+	return ""
+}
+
+// The Containerfiles say what this program does.
+func TestContainerfiles(t *testing.T) {
+	t.Parallel()
+	for name, a := range map[string]about{"Containerfile.agent": agentAbout, "Containerfile.router": routerAbout} {
+		lines := instructions(t, name)
+		if got := strings.Fields(argument(lines, "ENV")); !slices.Equal(got, a.env) {
+			t.Errorf("%s: the environment is %q, want %q", name, got, a.env)
+		}
+		var entrypoint []string
+		if err := json.Unmarshal([]byte(argument(lines, "ENTRYPOINT")), &entrypoint); err != nil || !slices.Equal(entrypoint, a.entrypoint) {
+			t.Errorf("%s: the entrypoint is %q, want %q (%v)", name, entrypoint, a.entrypoint, err)
+		}
+		if got := argument(lines, "USER"); got != fmt.Sprintf("%d:%d", userID, userID) {
+			t.Errorf("%s: the user is %s", name, got)
+		}
+		if got := argument(lines, "WORKDIR"); got != home {
+			t.Errorf("%s: the working directory is %s", name, got)
+		}
+		for label, want := range map[string]string{"title": a.title, "description": a.description, "version": "${VERSION}", "revision": "${REVISION}", "source": "https://github.com/toolmesh/toolmesh"} {
+			if !strings.Contains(argument(lines, "LABEL"), "org.opencontainers.image."+label+`="`+want+`"`) {
+				t.Errorf("%s: the label %s is not %q", name, label, want)
+			}
+		}
+	}
+	lines := strings.Join(instructions(t, "Containerfile.agent"), "\n")
+	packages := regexp.MustCompile(`apt-get install --yes --no-install-recommends\s+([a-z0-9 -]+?)\s+&&`).FindStringSubmatch(lines)
+	if packages == nil || !slices.Equal(strings.Fields(packages[1]), debianPackages) {
+		t.Errorf("Containerfile.agent installs %q, want %q", packages, debianPackages)
+	}
+	for _, want := range []string{compilePython, strings.TrimSpace(passwd), strings.TrimSpace(group), home + " /" + dataDir, "--require-hashes"} {
+		if !strings.Contains(lines, want) {
+			t.Errorf("Containerfile.agent lacks %q", want)
+		}
+	}
+}
