@@ -12,7 +12,7 @@ import (
 )
 
 // What cmd/schemas has kept of Kubernetes's, KEDA's and the Prometheus operator's own
-// descriptions of their objects; `make k8s` makes it anew.
+// descriptions of their objects; `make k8s-schemas` makes it anew.
 //
 //go:embed schemas.json
 var schemasJSON []byte
