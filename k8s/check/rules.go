@@ -494,6 +494,11 @@ func credentialsRule(s *Set, _ *Facts) []string {
 				if i < 0 || j < 0 || !container.VolumeMounts[max(i, 0)].ReadOnly {
 					c.add(w, "%s: %s is %s, which is on no read-only volume of keys in memory", container.Name, name, value)
 				}
+				if file := value[strings.LastIndex(value, "/")+1:]; !slices.ContainsFunc(w.Pod.Spec.InitContainers, func(c corev1.Container) bool {
+					return regexp.MustCompile(`umask 077; cp [^;]*/` + regexp.QuoteMeta(file) + ` ([^;]* )?/keys/`).MatchString(strings.Join(c.Args, " "))
+				}) {
+					c.add(w, "%s: nothing copies %s, for its user alone, to where %s is", container.Name, file, name)
+				}
 				if w.Is("mesh-agent") && !strings.HasPrefix(value, s.settingsOf(container)["MESH_DATA_DIR"]+"/keys/") {
 					c.add(w, "%s: %s is %s, where tools can read it", container.Name, name, value)
 				}
