@@ -192,7 +192,7 @@ func TestRulesFind(t *testing.T) {
 		{"credentials", agent, main("volumeMounts"), added(map[string]any{"name": "node-key", "mountPath": "/etc/key"}), "tools can read the Secret"},
 		{"credentials", agent, main("env"), env("MESH_NATS_NKEY", value("/tmp/node.nk")), "where tools can read it"},
 		{"credentials", agent, in("initContainers", 0, "args", 0), "cp /etc/toolmesh/node/node.nk /keys/", "nothing copies node.nk"},
-		{"credentials", routers, in("initContainers", 0, "args", 0), "umask 077; cp /etc/toolmesh/node/node.nk /keys/", "nothing copies issuer.nk"},
+		{"credentials", routers, in("initContainers", 0, "args", 0), "umask 077; cp -f /etc/toolmesh/node/node.nk /keys/", "nothing copies issuer.nk"},
 		{"credentials", routers, in("volumes"), put(func(old any) any {
 			return append(without("keys")(old).([]any), map[string]any{"name": "keys", "emptyDir": map[string]any{"sizeLimit": "1Mi"}})
 		}), "no read-only volume of keys in memory"},

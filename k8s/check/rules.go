@@ -495,7 +495,7 @@ func credentialsRule(s *Set, _ *Facts) []string {
 					c.add(w, "%s: %s is %s, which is on no read-only volume of keys in memory", container.Name, name, value)
 				}
 				if file := value[strings.LastIndex(value, "/")+1:]; !slices.ContainsFunc(w.Pod.Spec.InitContainers, func(c corev1.Container) bool {
-					return regexp.MustCompile(`umask 077; cp [^;]*/` + regexp.QuoteMeta(file) + ` ([^;]* )?/keys/`).MatchString(strings.Join(c.Args, " "))
+					return regexp.MustCompile(`umask 077; cp -f [^;]*/` + regexp.QuoteMeta(file) + ` ([^;]* )?/keys/`).MatchString(strings.Join(c.Args, " "))
 				}) {
 					c.add(w, "%s: nothing copies %s, for its user alone, to where %s is", container.Name, file, name)
 				}
