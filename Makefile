@@ -25,10 +25,10 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOTESTSUM := gotest.tools/gotestsum@v1.13.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build wheels demo test environments test-go test-python test-frameworks skipped verify vulnerable deadcode race bench fuzz soak kernel images images-context images-check test-images clean
+.PHONY: help build wheels demo test environments test-go test-python test-frameworks test-k8s k8s k8s-schemas skipped verify vulnerable deadcode race bench fuzz soak kernel images images-context images-check test-images clean
 
 help: ## what this file can do
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## the binaries, into bin/
 	@mkdir -p bin
@@ -38,10 +38,10 @@ demo: build ## a whole mesh on this machine: install, call, stream, clean up
 	@bin/mesh demo
 
 test: ## everything that needs only go, python3, git and make
-	@$(MAKE) -j2 test-go environments
+	@$(MAKE) -j2 test-go environments test-k8s test-images
 	@$(MAKE) test-python test-frameworks skipped
 
-# What the Python tests need, fetched while those of Go run.
+# What the Python tests need: it is fetched while those of Go run.
 environments: $(VENV)/test.stamp $(VENV)/pydantic1.stamp $(VENV)/frameworks.stamp
 
 # Of a package that passed its closing line, of others what failed; at the end what was skipped, and why. Machines are
@@ -60,9 +60,22 @@ test-python: $(VENV)/test.stamp $(VENV)/pydantic1.stamp
 test-frameworks: build $(VENV)/frameworks.stamp ## DSPy, LangChain and others, the real packages, on a mesh
 	@MESH_E2E_BIN=$(CURDIR)/bin/mesh $(VENV)/frameworks/bin/python -m pytest -q -p no:cacheprovider --timeout 120 e2e/python/frameworks
 
+# Its modules are none of the product's: where they cannot be had, there is nothing to test with. CI must have them. Go's cache
+# of results does not see the files that it reads outside of its module: -count 1.
+test-k8s: ## the manifests of k8s/: rendered, valid, and by our rules; no cluster
+	@cd k8s/check && if said=$$($(GO) mod download 2>&1); then $(GO) vet ./... && $(GO) test -vet=off -count 1 ./...; \
+	 elif [ "$${CI:-}" = true ]; then echo "$$said"; exit 1; \
+	 else echo "test-k8s skipped, its modules cannot be downloaded: $$said"; fi
+
+k8s: ## render k8s/rendered anew from the overlays
+	@cd k8s/check && K8S_RENDER=1 $(GO) test -count 1 -run TestRendered .
+
+k8s-schemas: ## read anew what Kubernetes, KEDA and the Prometheus operator say of their objects; downloads 100 MB
+	@cd k8s/check && $(GO) run ./cmd/schemas > schemas.new && mv schemas.new schemas.json
+
 skipped:
 	@echo
-	@echo "not run by make test: race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, clusters of two and JWTs everywhere (make soak), control groups of version 2 on a kernel of their own (make kernel), container images (make test-images, make images-check)"
+	@echo "not run by make test: race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, clusters of two and JWTs everywhere (make soak), the manifests of k8s/ on a cluster, control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
 
 verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, ruff, mypy
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \

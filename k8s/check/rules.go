@@ -1,0 +1,528 @@
+package check
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	psaapi "k8s.io/pod-security-admission/api"
+	psa "k8s.io/pod-security-admission/policy"
+)
+
+// rule looks for one kind of mistake, and says each that it finds.
+type rule func(s *Set, f *Facts) []string
+
+// rules are all of them, by the name that complaints begin with.
+var rules = map[string]rule{
+	"type":        func(s *Set, _ *Facts) []string { return s.Wrong },
+	"schema":      schemaRule,
+	"namespace":   namespaceRule,
+	"image":       imageRule,
+	"security":    securityRule,
+	"probe":       probeRule,
+	"resources":   resourcesRule,
+	"volume":      volumeRule,
+	"selector":    selectorRule,
+	"spread":      spreadRule,
+	"replicas":    replicasRule,
+	"disruption":  disruptionRule,
+	"grace":       graceRule,
+	"credentials": credentialsRule,
+	"reference":   referenceRule,
+	"port":        portRule,
+	"setting":     settingRule,
+	"network":     networkRule,
+	"autoscale":   autoscaleRule,
+}
+
+// Problems runs all rules.
+func Problems(s *Set, f *Facts) (all []string) {
+	for name, r := range rules {
+		for _, problem := range r(s, f) {
+			all = append(all, name+": "+problem)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// complaints collects what a rule finds.
+type complaints []string
+
+func (c *complaints) add(o fmt.Stringer, format string, args ...any) {
+	*c = append(*c, o.String()+": "+fmt.Sprintf(format, args...))
+}
+
+// namespaceRule: all is in the one namespace, which has the labels of the restricted
+// profile.
+func namespaceRule(s *Set, _ *Facts) []string {
+	var c complaints
+	spaces := of[corev1.Namespace](s)
+	if len(spaces) != 1 {
+		return []string{fmt.Sprintf("there are %d namespaces, want one", len(spaces))}
+	}
+	for _, mode := range []string{"enforce", "audit", "warn"} {
+		if got := spaces[0].Labels["pod-security.kubernetes.io/"+mode]; got != "restricted" {
+			c = append(c, fmt.Sprintf("Namespace/%s: pod-security.kubernetes.io/%s is %q, want restricted", spaces[0].Name, mode, got))
+		}
+	}
+	for _, o := range s.Objects {
+		if o.Kind() != "Namespace" && o.Namespace() != spaces[0].Name {
+			c.add(o, "is in the namespace %q, want %q", o.Namespace(), spaces[0].Name)
+		}
+	}
+	return c
+}
+
+var (
+	tagged = regexp.MustCompile(`^[a-z0-9./-]+(:[0-9]+/[a-z0-9./-]+)?:v?[0-9]+\.[0-9]+\.[0-9]+(-[a-z0-9.]+)?$`)
+	digest = regexp.MustCompile(`^[a-z0-9./:-]+@sha256:[0-9a-f]{64}$`)
+)
+
+// imageRule: an image is named by a whole version or by its digest.
+func imageRule(s *Set, _ *Facts) []string {
+	var c complaints
+	for _, w := range s.Workloads() {
+		for _, container := range w.Containers() {
+			if !tagged.MatchString(container.Image) && !digest.MatchString(container.Image) {
+				c.add(w, "%s: the image %q has neither a whole version nor a digest", container.Name, container.Image)
+			}
+		}
+	}
+	return c
+}
+
+// Digests says which images are not named by their digest.
+func Digests(s *Set) []string {
+	var c complaints
+	for _, w := range s.Workloads() {
+		for _, container := range w.Containers() {
+			if !digest.MatchString(container.Image) {
+				c.add(w, "%s: the image %q has no digest", container.Name, container.Image)
+			}
+		}
+	}
+	return c
+}
+
+// securityRule: what the API server's own check of the restricted profile says, and
+// what we ask beyond it.
+func securityRule(s *Set, _ *Facts) []string {
+	var c complaints
+	evaluator, err := psa.NewEvaluator(psa.DefaultChecks(), nil)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	restricted := psaapi.LevelVersion{Level: psaapi.LevelRestricted, Version: psaapi.LatestVersion()}
+	for _, w := range s.Workloads() {
+		pod := w.Pod.Spec
+		for _, result := range evaluator.EvaluatePod(restricted, &w.Pod.ObjectMeta, &pod) {
+			if !result.Allowed {
+				c.add(w, "the restricted profile refuses it: %s (%s)", result.ForbiddenReason, result.ForbiddenDetail)
+			}
+		}
+		if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
+			c.add(w, "automountServiceAccountToken is not false")
+		}
+		if pod.ServiceAccountName == "" || pod.ServiceAccountName == "default" {
+			c.add(w, "has no service account of its own")
+		}
+		if pod.EnableServiceLinks == nil || *pod.EnableServiceLinks {
+			c.add(w, "enableServiceLinks is not false")
+		}
+		if sc := pod.SecurityContext; sc == nil || sc.RunAsUser == nil || *sc.RunAsUser != 65532 || sc.RunAsGroup == nil || *sc.RunAsGroup != 65532 || sc.FSGroup == nil || *sc.FSGroup != 65532 {
+			c.add(w, "runAsUser, runAsGroup and fsGroup are not 65532")
+		}
+		for _, container := range w.Containers() {
+			sc := container.SecurityContext
+			if sc == nil || sc.ReadOnlyRootFilesystem == nil || !*sc.ReadOnlyRootFilesystem {
+				c.add(w, "%s: readOnlyRootFilesystem is not true", container.Name)
+			}
+			if sc != nil && (sc.RunAsUser != nil || sc.RunAsGroup != nil) {
+				c.add(w, "%s: is another user than its pod", container.Name)
+			}
+			if sc != nil && sc.Capabilities != nil && len(sc.Capabilities.Add) > 0 {
+				c.add(w, "%s: has the capabilities %v", container.Name, sc.Capabilities.Add)
+			}
+		}
+	}
+	return c
+}
+
+// wantedProbes are the paths that each program's probes are to ask. Of the mesh's own
+// processes docs/operations/metrics.md says them.
+var wantedProbes = map[string][3]string{ // start-up, readiness, liveness
+	"mesh-agent":  {"/readyz", "/readyz", "/healthz"},
+	"mesh-router": {"/readyz", "/readyz", "/healthz"},
+	"nats":        {"/healthz?js-server-only=true", "/healthz?js-server-only=true", "/healthz?js-enabled-only=true"},
+}
+
+// probeRule: each container has the three probes, which ask what they are to ask, and
+// leave it the time to answer.
+func probeRule(s *Set, f *Facts) []string {
+	var c complaints
+	for _, w := range s.Workloads() {
+		want, ok := wantedProbes[w.Pod.Labels["app.kubernetes.io/name"]]
+		if !ok {
+			c.add(w, "nobody knows the probes of app.kubernetes.io/name=%s", w.Pod.Labels["app.kubernetes.io/name"])
+			continue
+		}
+		for _, container := range w.Pod.Spec.Containers {
+			for i, probe := range []*corev1.Probe{container.StartupProbe, container.ReadinessProbe, container.LivenessProbe} {
+				kind := []string{"startupProbe", "readinessProbe", "livenessProbe"}[i]
+				if probe == nil || probe.HTTPGet == nil {
+					c.add(w, "%s: there is no %s that asks over HTTP", container.Name, kind)
+					continue
+				}
+				if probe.HTTPGet.Path != want[i] {
+					c.add(w, "%s: %s asks %s, want %s", container.Name, kind, probe.HTTPGet.Path, want[i])
+				}
+				if !w.Is("nats") && !f.Paths[probe.HTTPGet.Path] {
+					c.add(w, "%s: %s asks %s, which docs/operations/metrics.md does not have", container.Name, kind, probe.HTTPGet.Path)
+				}
+				if probe.TimeoutSeconds != 5 {
+					c.add(w, "%s: timeoutSeconds of %s is %d, want 5, within which the process answers", container.Name, kind, probe.TimeoutSeconds)
+				}
+			}
+			if p := container.StartupProbe; p != nil && time.Duration(p.PeriodSeconds*p.FailureThreshold)*time.Second < 5*time.Minute {
+				c.add(w, "%s: the startupProbe gives up within five minutes", container.Name)
+			}
+		}
+	}
+	return c
+}
+
+// resourcesRule: what a container takes is asked for and bounded. Only processor time may
+// go without a bound, but not where tools run; and Go's own bound is below the kernel's.
+func resourcesRule(s *Set, _ *Facts) []string {
+	var c complaints
+	for _, w := range s.Workloads() {
+		for _, container := range w.Containers() {
+			r := container.Resources
+			for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
+				request, asked := r.Requests[name]
+				limit, bounded := r.Limits[name]
+				if !asked {
+					c.add(w, "%s: requests no %s", container.Name, name)
+				}
+				if !bounded && (name != corev1.ResourceCPU || w.Is("mesh-agent")) {
+					c.add(w, "%s: has no limit of %s", container.Name, name)
+				}
+				if bounded && limit.Cmp(request) < 0 {
+					c.add(w, "%s: requests %s of %s, and may have %s", container.Name, request.String(), name, limit.String())
+				}
+			}
+		}
+		for _, container := range w.Pod.Spec.Containers {
+			i := slices.IndexFunc(container.Env, func(e corev1.EnvVar) bool { return e.Name == "GOMEMLIMIT" })
+			if i < 0 || container.Env[i].ValueFrom == nil || container.Env[i].ValueFrom.ResourceFieldRef == nil {
+				c.add(w, "%s: GOMEMLIMIT does not come from the container's resources", container.Name)
+				continue
+			}
+			ref := container.Env[i].ValueFrom.ResourceFieldRef
+			limit := container.Resources.Limits.Memory()
+			if request := container.Resources.Requests.Memory(); ref.Resource != "requests.memory" || ref.ContainerName != container.Name || float64(request.Value()) > 0.9*float64(limit.Value()) {
+				c.add(w, "%s: GOMEMLIMIT is %s of %s, want requests.memory of its own, a tenth below the limit at least", container.Name, ref.Resource, ref.ContainerName)
+			}
+		}
+	}
+	return c
+}
+
+// volumeRule: each mount has its volume, temporary ones are bounded, together by what the
+// pod may use, and the folders that a process writes are on one.
+func volumeRule(s *Set, _ *Facts) []string {
+	var c complaints
+	for _, w := range s.Workloads() {
+		sum, volumes := new(resource.Quantity), map[string]corev1.Volume{}
+		for _, v := range w.Pod.Spec.Volumes {
+			volumes[v.Name] = v
+			if v.HostPath != nil {
+				c.add(w, "the volume %s is a folder of the machine", v.Name)
+			}
+			if v.EmptyDir == nil {
+				continue
+			}
+			if v.EmptyDir.SizeLimit == nil {
+				c.add(w, "the volume %s has no sizeLimit", v.Name)
+			} else if v.EmptyDir.Medium != corev1.StorageMediumMemory {
+				sum.Add(*v.EmptyDir.SizeLimit)
+			}
+		}
+		for _, claim := range claimsOf(w) {
+			volumes[claim] = corev1.Volume{Name: claim}
+		}
+		for _, container := range w.Containers() {
+			for _, m := range container.VolumeMounts {
+				if _, ok := volumes[m.Name]; !ok {
+					c.add(w, "%s: mounts the volume %s, which is not there", container.Name, m.Name)
+				}
+			}
+		}
+		for _, container := range w.Pod.Spec.Containers {
+			if limit := container.Resources.Limits.StorageEphemeral(); len(w.Pod.Spec.Containers) == 1 && limit.Cmp(*sum) < 0 {
+				c.add(w, "its temporary volumes hold %s, and with %s the pod is evicted", sum, limit)
+			}
+			values := s.settingsOf(container)
+			for _, name := range []string{"HOME", "TMPDIR", "MESH_DATA_DIR"} {
+				folder, set := values[name]
+				if !set && w.Is("mesh-agent") {
+					c.add(w, "%s: %s is not set, and the image's own is read-only", container.Name, name)
+				}
+				if set && !slices.ContainsFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == folder && !m.ReadOnly && m.SubPath == "" }) {
+					c.add(w, "%s: %s is %s, where nothing can be written", container.Name, name, folder)
+				}
+			}
+		}
+	}
+	return c
+}
+
+// selectorRule: selectors find the pods of their own template, and no two workloads find
+// each other's; what selects pods finds some.
+func selectorRule(s *Set, _ *Facts) []string {
+	var c complaints
+	workloads := s.Workloads()
+	for _, w := range workloads {
+		for _, other := range workloads {
+			finds := matches(w.Selector, other.Pod.Labels)
+			switch {
+			case w.Object == other.Object && !finds:
+				c.add(w, "its selector does not find its own pods")
+			case w.Object != other.Object && finds:
+				c.add(w, "its selector finds the pods of %s", other)
+			}
+		}
+	}
+	some := func(o fmt.Stringer, what string, selector *metav1.LabelSelector) {
+		if !slices.ContainsFunc(workloads, func(w Workload) bool { return matches(selector, w.Pod.Labels) }) {
+			c.add(o, "%s finds no pods", what)
+		}
+	}
+	for _, o := range s.Objects {
+		switch t := o.Typed.(type) {
+		case *corev1.Service:
+			some(o, "its selector", &metav1.LabelSelector{MatchLabels: t.Spec.Selector})
+		case *PodMonitor:
+			some(o, "its selector", &t.Spec.Selector)
+		}
+	}
+	for _, p := range policiesOf(s) {
+		some(p, "its selector", &p.Spec.PodSelector)
+		for _, peer := range p.peers() {
+			// Peers of other namespaces are not in a render.
+			if peer.PodSelector != nil && peer.NamespaceSelector == nil {
+				some(p, "a peer's selector", peer.PodSelector)
+			}
+		}
+	}
+	for _, p := range budgetsOf(s) {
+		some(p, "its selector", p.Spec.Selector)
+	}
+	return c
+}
+
+func matches(selector *metav1.LabelSelector, of map[string]string) bool {
+	parsed, err := metav1.LabelSelectorAsSelector(selector)
+	return err == nil && parsed.Matches(labels.Set(of))
+}
+
+// spreadRule: pods of one workload are spread over machines, and those of a Deployment
+// over zones, each revision by itself.
+func spreadRule(s *Set, _ *Facts) []string {
+	var c complaints
+	for _, w := range s.Workloads() {
+		keys := []string{"kubernetes.io/hostname", "topology.kubernetes.io/zone"}
+		switch w.Kind() {
+		case "DaemonSet":
+			continue
+		case "StatefulSet":
+			keys = keys[:1]
+		}
+		for _, key := range keys {
+			i := slices.IndexFunc(w.Pod.Spec.TopologySpreadConstraints, func(t corev1.TopologySpreadConstraint) bool { return t.TopologyKey == key })
+			if i < 0 {
+				c.add(w, "its pods are not spread by %s", key)
+				continue
+			}
+			t := w.Pod.Spec.TopologySpreadConstraints[i]
+			if !matches(t.LabelSelector, w.Pod.Labels) {
+				c.add(w, "it is spread by %s with a selector that does not find its pods", key)
+			}
+			for _, other := range s.Workloads() {
+				if other.Object != w.Object && matches(t.LabelSelector, other.Pod.Labels) {
+					c.add(w, "it is spread by %s together with %s", key, other)
+				}
+			}
+			if w.Kind() == "Deployment" && !slices.Contains(t.MatchLabelKeys, "pod-template-hash") {
+				c.add(w, "it is spread by %s together with its last revision", key)
+			}
+		}
+	}
+	return c
+}
+
+// replicasRule: what an autoscaler scales does not say how many there are, and has one
+// autoscaler.
+func replicasRule(s *Set, _ *Facts) []string {
+	var c complaints
+	by := make(map[string][]string)
+	for _, a := range autoscalersOf(s) {
+		by[a.target] = append(by[a.target], a.String())
+	}
+	for _, w := range s.Workloads() {
+		scalers := by[w.String()]
+		if len(scalers) > 0 && w.Replicas != nil {
+			c.add(w, "it has replicas, and %s scales it", scalers[0])
+		}
+		if len(scalers) > 1 {
+			c.add(w, "it has more than one autoscaler: %s", strings.Join(scalers, ", "))
+		}
+		delete(by, w.String())
+	}
+	for target, scalers := range by {
+		c = append(c, fmt.Sprintf("%s: scales %s, which is not there", scalers[0], target))
+	}
+	return c
+}
+
+// disruptionRule: each Deployment and StatefulSet has one budget, which lets a machine be
+// drained.
+func disruptionRule(s *Set, _ *Facts) []string {
+	var c complaints
+	for _, w := range s.Workloads() {
+		n := 0
+		for _, p := range budgetsOf(s) {
+			if matches(p.Spec.Selector, w.Pod.Labels) {
+				n++
+			}
+		}
+		if want := map[bool]int{true: 0, false: 1}[w.Kind() == "DaemonSet"]; n != want {
+			c.add(w, "it has %d disruption budgets, want %d", n, want)
+		}
+	}
+	for _, p := range budgetsOf(s) {
+		if p.Spec.UnhealthyPodEvictionPolicy == nil || *p.Spec.UnhealthyPodEvictionPolicy != "AlwaysAllow" {
+			c.add(p, "a pod that is not ready keeps its machine from being drained")
+		}
+		if p.Spec.MaxUnavailable == nil || p.Spec.MaxUnavailable.String() == "0" || p.Spec.MaxUnavailable.String() == "0%" || p.Spec.MinAvailable != nil {
+			c.add(p, "it does not say maxUnavailable, of one at least")
+		}
+	}
+	return c
+}
+
+// leaving is what a process needs beyond the time that it gives its calls: for the
+// announcement, handlers that do not return, and the last writes.
+const leaving = 10 * time.Second
+
+// graceRule: a pod has the time that its program takes to stop.
+func graceRule(s *Set, f *Facts) []string {
+	var c complaints
+	for _, w := range s.Workloads() {
+		need := f.Drain + leaving
+		if w.Is("nats") {
+			need = f.LameDuck + leaving
+		}
+		for _, container := range w.Pod.Spec.Containers {
+			stop := container.Lifecycle
+			if stop != nil && stop.PreStop != nil && stop.PreStop.Sleep != nil {
+				need += time.Duration(stop.PreStop.Sleep.Seconds) * time.Second
+			}
+			if w.Is("nats") && (stop == nil || stop.PreStop == nil || stop.PreStop.Exec == nil || !slices.ContainsFunc(stop.PreStop.Exec.Command, func(arg string) bool { return strings.HasPrefix(arg, "-sl=ldm=") })) {
+				c.add(w, "it does not go into lame duck mode before it stops")
+			}
+		}
+		grace := 30 * time.Second
+		if g := w.Pod.Spec.TerminationGracePeriodSeconds; g != nil {
+			grace = time.Duration(*g) * time.Second
+		}
+		if grace < need {
+			c.add(w, "it is killed after %v, and may take %v to stop", grace, need)
+		}
+	}
+	return c
+}
+
+// credentialsRule: keys come by volumes of Secrets, and those that tools could read are
+// mounted where no tool runs.
+func credentialsRule(s *Set, _ *Facts) []string {
+	var c complaints
+	for _, secret := range of[corev1.Secret](s) {
+		c = append(c, fmt.Sprintf("Secret/%s: keys are not written into manifests", secret.Name))
+	}
+	for _, w := range s.Workloads() {
+		secrets := make(map[string]bool)
+		for _, v := range w.Pod.Spec.Volumes {
+			if v.Secret != nil {
+				secrets[v.Name] = true
+				if v.Secret.SecretName == "mesh-issuer" && !w.Is("mesh-router") {
+					c.add(w, "only routers have the issuer's key")
+				}
+			}
+		}
+		for _, container := range w.Containers() {
+			for _, from := range container.EnvFrom {
+				if from.SecretRef != nil {
+					c.add(w, "%s: takes variables from the Secret %s", container.Name, from.SecretRef.Name)
+				}
+			}
+			for _, e := range container.Env {
+				if e.ValueFrom != nil && e.ValueFrom.SecretKeyRef != nil {
+					c.add(w, "%s: %s comes from a Secret", container.Name, e.Name)
+				}
+			}
+			for name, value := range s.settingsOf(container) {
+				if strings.Contains(value, "://") && strings.Contains(value, "@") {
+					c.add(w, "%s: %s is a URL with credentials", container.Name, name)
+				}
+				// A key is a copy in memory, which the process alone may read.
+				if !slices.Contains([]string{"MESH_NATS_NKEY", "MESH_NATS_CREDS", "MESH_AUTH_ISSUER"}, name) {
+					continue
+				}
+				i := slices.IndexFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return strings.HasPrefix(value, m.MountPath+"/") && m.Name == "keys" })
+				j := slices.IndexFunc(w.Pod.Spec.Volumes, func(v corev1.Volume) bool {
+					return v.Name == "keys" && v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumMemory
+				})
+				if i < 0 || j < 0 || !container.VolumeMounts[max(i, 0)].ReadOnly {
+					c.add(w, "%s: %s is %s, which is on no read-only volume of keys in memory", container.Name, name, value)
+				}
+				if file := value[strings.LastIndex(value, "/")+1:]; !slices.ContainsFunc(w.Pod.Spec.InitContainers, func(c corev1.Container) bool {
+					return regexp.MustCompile(`umask 077; cp -f [^;]*/` + regexp.QuoteMeta(file) + ` ([^;]* )?/keys/`).MatchString(strings.Join(c.Args, " "))
+				}) {
+					c.add(w, "%s: nothing copies %s, for its user alone, to where %s is", container.Name, file, name)
+				}
+				if w.Is("mesh-agent") && !strings.HasPrefix(value, s.settingsOf(container)["MESH_DATA_DIR"]+"/keys/") {
+					c.add(w, "%s: %s is %s, where tools can read it", container.Name, name, value)
+				}
+			}
+		}
+		for _, container := range w.Pod.Spec.Containers {
+			for _, m := range container.VolumeMounts {
+				if secrets[m.Name] && w.Is("mesh-agent") {
+					c.add(w, "%s: tools can read the Secret that is mounted at %s", container.Name, m.MountPath)
+				}
+			}
+		}
+	}
+	return c
+}
+
+// portOf resolves a port of a pod by name or number; 0 if there is none.
+func portOf(w Workload, port string) int {
+	for _, container := range w.Pod.Spec.Containers {
+		for _, p := range container.Ports {
+			if p.Name == port || strconv.Itoa(int(p.ContainerPort)) == port {
+				return int(p.ContainerPort)
+			}
+		}
+	}
+	return 0
+}
