@@ -24,17 +24,23 @@ func (a *app) indexes() noun[installed] {
 		a: a, name: "index", one: "an index", plural: "indexes",
 		id: func(x installed) string { return string(x.Name) }, of: (*link).indexesOf, missing: noIndex,
 		none:    "no indexes; install one with mesh install ./dir or owner/repo",
-		columns: []string{"INDEX", "REVISION", "SESSION", "TOOLS", "NODES", "SOURCE"},
+		columns: []string{"INDEX", "REVISION", "SESSION", "ON", "TOOLS", "NODES", "SOURCE"},
 		row: func(x installed) []string {
 			return []string{
-				string(x.Name), short(x.Revision), cmp.Or(string(x.Session), "all"),
+				string(x.Name), short(x.Revision), cmp.Or(string(x.Session), "all"), cmp.Or(x.On.String(), everywhere),
 				strconv.Itoa(len(x.Tools)), strconv.Itoa(len(x.Nodes)), x.Source,
 			}
 		},
+		note: func(x installed) {
+			if x.Reason != "" {
+				fmt.Fprintf(a.err, "%s: %s\n", x.Name, x.Reason)
+			}
+		},
 		show: func(x installed) {
+			nodes := cmp.Or(x.Reason, "none serves it now")
 			a.facts(
 				"index", string(x.Name), "source", x.Source, "owner", cmp.Or(x.Owner, "-"), "revision", cmp.Or(x.Revision, "-"),
-				"session", cmp.Or(string(x.Session), "all"), "nodes", join(x.Nodes, "none serves it now"), "env", join(x.Env, "-"))
+				"session", cmp.Or(string(x.Session), "all"), "on", cmp.Or(x.On.String(), everywhere), "nodes", join(x.Nodes, nodes), "env", join(x.Env, "-"))
 			if len(x.Tools) > 0 {
 				fmt.Fprintln(a.out)
 			}
@@ -54,8 +60,12 @@ type installed struct {
 	Session     subjects.SessionID `json:"session"`
 	InstalledAt time.Time          `json:"installed_at,omitzero"`
 	Env         []string           `json:"env"`
-	Nodes       []subjects.NodeID  `json:"nodes"`
-	Tools       []listedTool       `json:"tools"`
+	// On are the labels of the nodes that it is for; none: every node.
+	On registry.Labels `json:"on,omitempty"`
+	// Reason says what keeps it from being served, as far as the registry knows.
+	Reason string            `json:"reason,omitempty"`
+	Nodes  []subjects.NodeID `json:"nodes"`
+	Tools  []listedTool      `json:"tools"`
 }
 
 type listedTool struct {
@@ -68,13 +78,18 @@ type listedTool struct {
 func (l *link) indexesOf(view *registry.View) []installed {
 	all := make([]installed, 0, 8)
 	tools, _ := view.List(l.session, "", 0)
+	nodes := view.Loads()
 	for _, r := range view.Indexes() {
 		if r.Session != "" && r.Session != l.session {
 			continue
 		}
 		i := installed{
 			Name: r.Name, Source: r.Source, Owner: r.Owner, Revision: r.Revision, Session: r.Session, InstalledAt: r.InstalledAt,
-			Env: append([]string{}, r.Env...), Nodes: []subjects.NodeID{}, Tools: []listedTool{},
+			Env: append([]string{}, r.Env...), On: r.On, Nodes: []subjects.NodeID{}, Tools: []listedTool{},
+		}
+		placed := func(n registry.NodeStatus) bool { return n.Installs() && r.Placed(n.Labels) }
+		if len(r.On) > 0 && !slices.ContainsFunc(nodes, placed) {
+			i.Reason = "no node has the labels " + r.On.String()
 		}
 		for _, t := range tools {
 			if t.Index != r.Name {
