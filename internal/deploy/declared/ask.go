@@ -84,7 +84,11 @@ func (k *Keeper) ask(ctx context.Context, node subjects.NodeID, verb string, bod
 				}
 			}
 		case <-time.After(silence):
-			if len(arrivals) == 0 && !k.view.Alive(node) {
+			switch {
+			case len(arrivals) > 0 || k.view.Alive(node):
+			case node == "":
+				return toolmesh.Errorf(toolmesh.CodeUnavailable, "no agent has answered in %v", silence).WithOrigin(toolmesh.OriginCaller)
+			default:
 				return toolmesh.Errorf(toolmesh.CodeNodeLost, "node %q is lost, which was at work on it", node).WithOrigin(toolmesh.OriginCaller)
 			}
 		case <-ctx.Done():
