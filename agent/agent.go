@@ -30,7 +30,8 @@ type Options struct {
 	// Node is the node's id. Defaults to "agent" and a random end; give one that
 	// stays the same across starts.
 	Node subjects.NodeID
-	// Labels describe the node. Defaults to none.
+	// Labels describe the node: an index may be for nodes with some of them alone.
+	// Defaults to none.
 	Labels map[string]string
 	// Slots is how many calls run at once. Defaults to host.DefaultSlots.
 	Slots int
@@ -225,7 +226,9 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 		return err
 	}
 	workshop := &workshop{a: a}
-	a.deploy = deploy.New(a.bus, a.view, a.store, workshop, workshop, a.dir, &deploy.Options{Logger: a.log, PrivateSources: a.opts.PrivateSources})
+	a.deploy = deploy.New(a.bus, a.view, a.store, workshop, workshop, a.dir, &deploy.Options{
+		Logger: a.log, PrivateSources: a.opts.PrivateSources, Node: a.opts.Node, Labels: a.host.Labels,
+	})
 	a.deploy.Start()
 	a.watch.Go(a.publishNotices)
 	a.watch.Go(func() { sweep(a.base, a.store, a.log) })

@@ -123,6 +123,11 @@ func tryAdmin(ctx context.Context, nc *nats.Conn, verb string, body any) (lines 
 	if err != nil {
 		return nil, nil, err
 	}
+	return tryAdminAt(ctx, nc, subject, body)
+}
+
+// tryAdminAt is tryAdmin on a subject, of any agent or of a node.
+func tryAdminAt(ctx context.Context, nc *nats.Conn, subject string, body any) (lines []map[string]any, failure *toolmesh.Error, err error) {
 	data, err := json.Marshal(body)
 	if err != nil {
 		return nil, nil, err

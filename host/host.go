@@ -108,9 +108,10 @@ type Host struct {
 	failed         atomic.Uint64
 	took           atomic.Int64 // ns, of all calls handled
 	failures       failures
-	busy           atomic.Uint64             // calls answered busy for want of a slot
-	busyFor        atomic.Int64              // ns, of all these: see [codec.Heartbeat]
-	ticked         atomic.Pointer[time.Time] // when the ticker last came by; nil while it does not run
+	labels         atomic.Pointer[map[string]string] // as they were changed; nil while they are those of the options
+	busy           atomic.Uint64                     // calls answered busy for want of a slot
+	busyFor        atomic.Int64                      // ns, of all these: see [codec.Heartbeat]
+	ticked         atomic.Pointer[time.Time]         // when the ticker last came by; nil while it does not run
 }
 
 type state uint8
@@ -386,7 +387,16 @@ func (h *Host) Label(ctx context.Context, labels map[string]string) error {
 			}
 		}
 		r.Labels = next
+		h.labels.Store(&next)
 	})
+}
+
+// Labels are the node's labels as they are now. They are shared: do not change them.
+func (h *Host) Labels() map[string]string {
+	if now := h.labels.Load(); now != nil {
+		return *now
+	}
+	return h.opts.Labels
 }
 
 // Lost is closed when another process has taken the node's id: the node must

@@ -64,7 +64,7 @@ type Options struct {
 	// DefaultCacheEntries.
 	CacheBytes   int64
 	CacheEntries int
-	// Labels describe the node, for people. Defaults to none.
+	// Labels describe the node, for people and for what is placed by them. Defaults to none.
 	Labels map[string]string
 	// Memory is what the node says stands behind the memory limits of its tools.
 	// Defaults to nothing.

@@ -141,6 +141,11 @@ type IndexRecord struct {
 	// Epoch is that session's, if it was created: the index ends with it.
 	Epoch string     `json:"epoch,omitempty"`
 	State IndexState `json:"state,omitempty"`
+	// On are the labels that a node must have to serve it, all of them. Empty: every node.
+	On Labels `json:"on,omitempty"`
+	// Managed is the digest of the entry of a file of indexes that it was installed for.
+	// Empty: somebody installed it by hand.
+	Managed string `json:"managed,omitempty"`
 	// Settings are the installer's own, passed through.
 	Settings json.RawMessage `json:"settings,omitempty"`
 }

@@ -84,6 +84,10 @@ func LaneKey(session SessionID) (string, error) {
 	return "s." + token, nil
 }
 
+// DeclaredKey is the key in MESH_LANES of who keeps the indexes of a file: no key of
+// [LaneKey].
+const DeclaredKey = "indexes"
+
 // maxIdempotencyKey bounds a key that a caller makes, in bytes.
 const maxIdempotencyKey = 512
 

@@ -73,5 +73,9 @@ func NodeRights() Rights {
 	return r
 }
 
+// InstallerRights are what a process needs beside those of a node to have agents install
+// indexes. Nodes have them not.
+func InstallerRights() Rights { return Rights{Publish: []string{AllAdmin, "mesh.node.*.admin.>"}} }
+
 // AdminRights are those of an administrator: all of the account.
 func AdminRights() Rights { return Rights{Publish: []string{">"}, Subscribe: []string{">"}} }

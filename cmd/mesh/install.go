@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,8 +19,10 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/cmd/internal/settings"
 	"github.com/toolmesh/toolmesh/internal/deploy"
 	"github.com/toolmesh/toolmesh/internal/index"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -27,6 +30,7 @@ type installFlags struct {
 	name, rev string
 	env       []string
 	paths     []string
+	on        []string
 	replace   bool
 	detach    bool
 }
@@ -50,12 +54,14 @@ func (a *app) installCommand() *cobra.Command {
   owner/repo[@rev]       a repository on GitHub
   https://…  ssh://…  file://…  git@host:path      any git repository, with @rev
 
-Installing what is installed, unchanged, is a success. What --env and --path gave is kept
-until it is given anew. With --session the index is private to that session.`,
+Installing what is installed, unchanged, is a success. What --env, --path and --on gave is
+kept until it is given anew. With --on the index is for nodes with these labels alone (those
+of mesh-agent --labels and mesh node label), with --on all for every node again. With --session the index is private to that session.`,
 		Example: `  mesh install ./examples/indexes/weather
   mesh install owner/repo@v1.2 --name tools
   mesh install https://example.com/tools.git --rev main --env API_KEY
-  mesh install ./examples/indexes/files --path /srv/documents:rw`,
+  mesh install ./examples/indexes/files --path /srv/documents:rw
+  mesh install ./model --on gpu=true,zone=b`,
 		Args: takes(1, 1, "a source"),
 		RunE: runE(func(ctx context.Context, args []string) error { return a.install(ctx, args[0], f) }),
 	}
@@ -65,6 +71,7 @@ until it is given anew. With --session the index is private to that session.`,
 	flags.StringVar(&f.rev, "rev", "", "revision: a branch, a tag or a commit `REV`; needs git")
 	flags.StringArrayVar(&f.env, "env", nil, "give the tools a variable, declared or not: `K` reads it from your environment, K=V sets it (never for secrets); may be repeated")
 	flags.StringArrayVar(&f.paths, "path", nil, "give the tools the folder `DIR[:rw]` of their nodes, to read or also to write; may be repeated")
+	flags.StringArrayVar(&f.on, "on", nil, "install it on the nodes with these labels, `K=V,…`, all of them; may be repeated (default as before, else every node; all: every node)")
 	flags.BoolVar(&f.replace, "replace", false, "take the name over from an index of another source, or of somebody else")
 	flags.BoolVar(&f.detach, "detach", false, "return once an agent has taken the job")
 	return cmd
@@ -86,12 +93,14 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 		return err
 	}
 	for _, text := range f.paths {
-		path, write := strings.CutSuffix(text, ":rw")
-		p := index.Path{Path: strings.TrimSuffix(path, ":ro"), Write: write}
-		if err := p.Check(); err != nil {
+		p, err := index.ParsePath(text)
+		if err != nil {
 			return usage(nil, "--path %s", err.Error())
 		}
 		r.Paths = append(r.Paths, p)
+	}
+	if r.On, err = labelsOf(f.on); err != nil {
+		return err
 	}
 	if a.sessionGiven {
 		r.Session = subjects.SessionID(a.set.Session.Session)
@@ -171,6 +180,28 @@ func (a *app) variables(given []string) (env map[string]string, literal []string
 	return env, literal, nil
 }
 
+// everywhere is what --on says of an index that is for every node.
+const everywhere = "all"
+
+// labelsOf reads --on: nil if it was not given, and no labels for every node.
+func labelsOf(given []string) (registry.Labels, error) {
+	if len(given) == 0 {
+		return nil, nil
+	}
+	text := strings.Join(given, ",")
+	if text == everywhere {
+		return registry.Labels{}, nil
+	}
+	var labels settings.Labels
+	if err := labels.UnmarshalText([]byte(text)); err != nil {
+		return nil, usage(nil, "--on %s: %s, or all for every node", text, err.Error())
+	}
+	if len(labels) == 0 {
+		return nil, usage(nil, "--on %q names no label: want k=v,k=v, or all for every node", text)
+	}
+	return registry.Labels(labels), nil
+}
+
 // putFolder packs a folder of this machine, or a revision of it, and puts it into
 // the mesh, for the agent to take it from there. ours says that it was not there
 // before.
@@ -233,7 +264,7 @@ func (l *link) putFolder(ctx context.Context, src index.Source, r *installReques
 func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach bool, p *steps) error {
 	job := ""
 	var done deploy.Line
-	_, err := l.lines(ctx, "install", r.Request, r.owner, func(raw json.RawMessage) bool {
+	take := func(raw json.RawMessage) bool {
 		var line deploy.Line
 		if json.Unmarshal(raw, &line) != nil {
 			return true
@@ -252,7 +283,11 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach 
 			done = line
 		}
 		return !detach
-	})
+	}
+	_, err := l.lines(ctx, "", "install", r.Request, r.owner, take)
+	if nodes := deploy.Elsewhere(err); len(nodes) > 0 {
+		_, err = l.lines(ctx, nodes[rand.IntN(len(nodes))], "install", r.Request, r.owner, take)
+	}
 	p.wipe()
 	if err != nil {
 		if ctx.Err() != nil && job != "" && !a.json {
@@ -348,7 +383,7 @@ func (a *app) uninstallCommand() *cobra.Command {
 				if a.sessionGiven {
 					body["session"] = subjects.SessionID(a.set.Session.Session)
 				}
-				last, err := l.lines(ctx, "uninstall", body, nil, nil)
+				last, err := l.lines(ctx, "", "uninstall", body, nil, nil)
 				if err != nil {
 					return err
 				}

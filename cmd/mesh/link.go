@@ -157,12 +157,15 @@ func (l *link) noMesh(ctx context.Context) error {
 // asked for.
 const adminSilence = 5 * time.Second
 
-// lines sends an administrative request and hands on each line of the answer
+// lines sends an administrative request, to any agent or to a node, and hands on each line of the answer
 // until the empty message behind the last one, which it returns. A line with an
 // error is the error; node_lost says that the node which worked on it is gone. If
 // line returns false the rest of the answer is left alone.
-func (l *link) lines(ctx context.Context, verb string, body any, owner nkeys.KeyPair, line func(json.RawMessage) bool) (json.RawMessage, error) {
+func (l *link) lines(ctx context.Context, node subjects.NodeID, verb string, body any, owner nkeys.KeyPair, line func(json.RawMessage) bool) (json.RawMessage, error) {
 	subject, err := subjects.Admin(verb)
+	if node != "" {
+		subject, err = subjects.NodeAdmin(node, verb)
+	}
 	if err != nil {
 		return nil, toolmesh.Errorf(toolmesh.CodeInternal, "%w", err)
 	}

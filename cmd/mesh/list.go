@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -10,7 +11,6 @@ import (
 
 	"github.com/toolmesh/toolmesh/client"
 	"github.com/toolmesh/toolmesh/registry"
-	"github.com/toolmesh/toolmesh/subjects"
 )
 
 func (a *app) lsCommand() *cobra.Command {
@@ -26,12 +26,12 @@ func (a *app) lsCommand() *cobra.Command {
 				kept := slices.DeleteFunc(append([]client.Listed{}, tools...), func(t client.Listed) bool {
 					return len(args) > 0 && string(t.Index) != args[0]
 				})
-				var unserved []subjects.IndexName
+				var unserved []installed
 				if len(kept) == 0 {
 					known := a.known(ctx, l, tools)
 					for _, x := range known {
 						if len(args) == 0 || string(x.Name) == args[0] {
-							unserved = append(unserved, x.Name)
+							unserved = append(unserved, x)
 						}
 					}
 					if len(args) > 0 && len(unserved) == 0 {
@@ -42,8 +42,8 @@ func (a *app) lsCommand() *cobra.Command {
 				case a.json:
 					a.printJSON(map[string]any{"tools": kept})
 				case len(unserved) > 0:
-					for _, name := range unserved {
-						fmt.Fprintf(a.err, "index %s is installed, but no node serves it\n", name)
+					for _, x := range unserved {
+						fmt.Fprintf(a.err, "index %s is installed, but %s\n", x.Name, cmp.Or(x.Reason, "no node serves it"))
 					}
 				default:
 					a.printTools(kept, l)

@@ -193,10 +193,10 @@ const hearing = 1500 * time.Millisecond
 
 // hear takes state and load of the nodes from their heartbeats, once each was heard
 // or has had its time: a view believes in a node for a while before it was.
-func (l *link) hear(ctx context.Context, nodes []node) error {
+func (l *link) hear(ctx context.Context, nodes []node) ([]node, error) {
 	sub, err := l.nc.SubscribeSync(subjects.AllHeartbeats)
 	if err != nil {
-		return toolmesh.Errorf(toolmesh.CodeUnavailable, "heartbeats cannot be subscribed: %w", err)
+		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "heartbeats cannot be subscribed: %w", err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
 	ctx, cancel := context.WithTimeout(ctx, hearing)
@@ -222,7 +222,7 @@ func (l *link) hear(ctx context.Context, nodes []node) error {
 	for _, n := range silent {
 		n.State = "silent"
 	}
-	return nil
+	return nodes, nil
 }
 
 func (a *app) nodeInvite() *cobra.Command {

@@ -19,8 +19,9 @@ type noun[T any] struct {
 	plural string // the key of the list's JSON
 	id     func(T) string
 	of     func(l *link, view *registry.View) []T
-	// fresh brings up to date what the registry learns late. May be nil.
-	fresh   func(l *link, ctx context.Context, all []T) error
+	// fresh brings up to date what the registry learns late, and adds what only others
+	// know. May be nil.
+	fresh   func(l *link, ctx context.Context, all []T) ([]T, error)
 	missing func(id string, known []string) error
 	none    string // said of an empty list
 	columns []string
@@ -51,7 +52,8 @@ func (n noun[T]) with(ctx context.Context, do func(all []T) error) error {
 	return n.a.withView(ctx, func(ctx context.Context, l *link, view *registry.View) error {
 		all := n.of(l, view)
 		if n.fresh != nil {
-			if err := n.fresh(l, ctx, all); err != nil {
+			var err error
+			if all, err = n.fresh(l, ctx, all); err != nil {
 				return err
 			}
 		}

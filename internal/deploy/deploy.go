@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/toolmesh/toolmesh/internal/index"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -78,6 +79,12 @@ type Request struct {
 	Literal []string `json:"literal,omitempty"`
 	// Paths are folders of the nodes that the tools are given.
 	Paths []index.Path `json:"paths,omitempty"`
+	// On are the labels of the nodes that are to serve it. nil: as it was installed
+	// before, else every node; empty, but not nil: every node.
+	On registry.Labels `json:"on,omitzero"`
+	// Managed is the digest of the entry of a file that it is installed for, all of which
+	// the request says: nothing is kept that was given before.
+	Managed string `json:"managed,omitempty"`
 	// Replace takes the name over from an index of another source or owner.
 	Replace bool `json:"replace,omitempty"`
 	// Owner is who has signed the request; see [Signer].

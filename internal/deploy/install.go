@@ -36,9 +36,9 @@ func (j *job) step(step, state string, percent int) {
 
 // Install installs an index on the whole mesh, and returns once this node
 // serves it. emit hears of each step and, last, of the result; it is called
-// from one goroutine. The error is install_failed, invalid_request for a request
-// that is none and a name that is taken, or unavailable. After an error nothing
-// has changed.
+// from one goroutine. The error is install_failed, also for an index that is placed on
+// other nodes than this one, invalid_request for a request that is none and a name that
+// is taken, or unavailable. After an error nothing has changed.
 func (m *Manager) Install(ctx context.Context, r Request, emit func(Line)) error {
 	if r.Source == "" && r.Bundle == "" {
 		return invalidRequest("source is missing or empty: give a folder (./dir), a repository (owner/repo) or a URL")
@@ -47,6 +47,12 @@ func (m *Manager) Install(ctx context.Context, r Request, emit func(Line)) error
 		if err := checkName(r.Name); err != nil {
 			return err
 		}
+	}
+	if err := r.On.Check(); err != nil {
+		return invalidRequest("on: %w", err)
+	}
+	if err := m.checkPlaced(m.expected(r)); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -101,7 +107,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if err != nil {
 		return Line{}, err
 	}
-	record := registry.IndexRecord{Session: r.Session, Source: f.identity, Revision: f.revision, Epoch: epoch, State: registry.IndexInstalled}
+	record := registry.IndexRecord{Session: r.Session, Source: f.identity, Revision: f.revision, Epoch: epoch, State: registry.IndexInstalled, Managed: r.Managed}
 	if r.Bundle != "" {
 		record.Owner = r.Owner // of what the mesh has fetched itself the source says enough
 	}
@@ -134,8 +140,14 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 		return Line{}, err
 	}
 	var given settings
-	if before.Yields(record) { // installing again keeps what was given before
-		given = readSettings(before)
+	if before.Yields(record) && r.Managed == "" { // installing again keeps what was given before
+		given, record.On = readSettings(before), before.On
+	}
+	if r.On != nil {
+		record.On = r.On
+	}
+	if err := m.checkPlaced(record); err != nil {
+		return Line{}, err
 	}
 	if len(r.Env) > 0 {
 		given.Env = r.Env
@@ -153,7 +165,7 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 		return Line{}, installFailed("env", "index %q needs the variable %s: give it with --env %s (the value is read from your environment)", record.Name, missing, missing)
 	}
 	record.Bundle = before.Bundle
-	if before.Bundle != "" && before.Source == record.Source && before.Owner == record.Owner && same(before, record) && e.instance != nil && !e.failed && same(e.record, record) {
+	if before.Bundle != "" && before.Source == record.Source && before.Owner == record.Owner && same(before, record) && maps.Equal(before.On, record.On) && before.Managed == record.Managed && e.instance != nil && !e.failed && same(e.record, record) {
 		j.step("publish", "done", 100)
 		return result(e.instance, warnings), nil
 	}

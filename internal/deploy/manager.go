@@ -47,6 +47,11 @@ type Options struct {
 	// PrivateSources lets installs fetch from this machine and from private networks.
 	// Defaults to false: who asks for an install may be elsewhere.
 	PrivateSources bool
+	// Node is the node's id, for it to be told from others. Defaults to none.
+	Node subjects.NodeID
+	// Labels are the node's labels as they are now: an index may be for nodes with some
+	// of them alone. When they change, the view is to tell of it, too. Defaults to none.
+	Labels func() map[string]string
 }
 
 // key names an index, mesh-wide or private to a session.
@@ -104,6 +109,8 @@ type Manager struct {
 	buildWait time.Duration // see [Options]
 	bundleAge time.Duration // see [Options]
 	private   bool          // sources may be anywhere
+	node      subjects.NodeID
+	labels    func() map[string]string // see [Options]
 
 	mu       sync.Mutex
 	entries  map[key]*entry
@@ -120,8 +127,11 @@ func New(b *bus.Bus, view *registry.View, store *registry.Store, builder Builder
 		bus: b, view: view, store: store, builder: builder, server: server, dir: dir,
 		log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), kick: make(chan struct{}, 1), collecting: make(chan struct{}, 1),
 		builds:    make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
-		buildWait: cmp.Or(o.BuildWait, 10*time.Second), bundleAge: cmp.Or(o.BundleAge, bundleAge), private: o.PrivateSources,
+		buildWait: cmp.Or(o.BuildWait, 10*time.Second), bundleAge: cmp.Or(o.BundleAge, bundleAge), private: o.PrivateSources, node: o.Node,
 		entries: make(map[key]*entry), inUse: make(map[string]int), released: make(map[string]bool), rounds: make(chan struct{}),
+	}
+	if m.labels = o.Labels; m.labels == nil {
+		m.labels = func() map[string]string { return nil }
 	}
 	m.base, m.end = context.WithCancel(context.Background())
 	return m
@@ -230,12 +240,15 @@ func (m *Manager) loop() {
 // that are installed are still being worked on, and when the next round is due
 // at the latest.
 func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration) {
-	wanted := m.wanted()
+	known := m.known()
+	wanted := m.placed(known)
 	next = retryMost
-	for k, r := range wanted {
+	for k, r := range known {
 		if s, _ := m.view.Session(k.session); r.Epoch != "" && s.Epoch != r.Epoch {
 			m.wg.Go(func() { m.expire(ctx, r) })
 		}
+	}
+	for k, r := range wanted {
 		e := m.entry(k)
 		if !e.mu.TryLock() {
 			busy = busy || !e.slow(m.buildWait)
@@ -267,10 +280,16 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 			e.mu.Unlock()
 			continue
 		}
+		r, installed := known[k]
+		if installed && !m.leaves(e, r) {
+			e.mu.Unlock()
+			continue
+		}
 		m.wg.Go(func() {
 			defer e.mu.Unlock()
 			// The view may have yet to see what was just installed here.
-			if _, err := m.store.Index(ctx, k.name, k.session); errors.Is(err, bus.ErrNoKey) {
+			now, err := m.store.Index(ctx, k.name, k.session)
+			if errors.Is(err, bus.ErrNoKey) || err == nil && m.leaves(e, now) {
 				m.drop(ctx, k, e)
 			}
 		})
@@ -278,15 +297,18 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 	return busy, next
 }
 
-// wanted are the indexes that the view knows to be installed.
-func (m *Manager) wanted() map[key]registry.IndexRecord {
-	wanted := make(map[key]registry.IndexRecord)
+// wanted are the indexes that the view knows to be installed for this node.
+func (m *Manager) wanted() map[key]registry.IndexRecord { return m.placed(m.known()) }
+
+// known are the indexes that the view knows to be installed, for this node or others.
+func (m *Manager) known() map[key]registry.IndexRecord {
+	known := make(map[key]registry.IndexRecord)
 	for _, r := range m.view.Indexes() {
 		if r.Bundle != "" {
-			wanted[key{r.Name, r.Session}] = r
+			known[key{r.Name, r.Session}] = r
 		}
 	}
-	return wanted
+	return known
 }
 
 // needs says whether a record is to be built now, and if not, in how long; 0 is

@@ -122,6 +122,13 @@ func (p Path) Check() error {
 	return nil
 }
 
+// ParsePath reads DIR, DIR:ro or DIR:rw.
+func ParsePath(text string) (Path, error) {
+	path, write := strings.CutSuffix(text, ":rw")
+	p := Path{Path: strings.TrimSuffix(path, ":ro"), Write: write}
+	return p, p.Check()
+}
+
 // declared is what a manifest says of a tool, over what its code says.
 type declared struct {
 	tool.Annotations

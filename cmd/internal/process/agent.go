@@ -100,7 +100,7 @@ func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.
 		return err
 	}
 	defer func() { _ = folder.Close() }()
-	nc, err := join(ctx, s.Connection, "mesh-agent", env, log)
+	nc, err := join(ctx, s.Connection, "mesh-agent", access.Node, env, log)
 	if err != nil {
 		return err
 	}
@@ -161,11 +161,11 @@ func serveSessionKeys(ctx context.Context, nc *nats.Conn, issuer *access.Issuer,
 	return keys.Stop, nil
 }
 
-// join connects as a node. A process that is started before its broker waits for it;
+// join connects as a node, with the key of a role where nothing else is given. A process that is started before its broker waits for it;
 // one whose key the broker refuses is told so.
-func join(ctx context.Context, c settings.Connection, name string, env []string, log *slog.Logger) (*nats.Conn, error) {
+func join(ctx context.Context, c settings.Connection, name string, role access.Role, env []string, log *slog.Logger) (*nats.Conn, error) {
 	nc, err := Connect(ctx, c, ConnectOptions{
-		Name: name, Wait: true, Role: access.Node, Env: env, Inboxes: []string{subjects.InboxNode}, Logger: log,
+		Name: name, Wait: true, Role: role, Env: env, Inboxes: []string{subjects.InboxNode}, Logger: log,
 	})
 	if err != nil || nc.IsConnected() {
 		return nc, err

@@ -6,9 +6,14 @@ import (
 	"io"
 	"log/slog"
 
+	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
 	"github.com/toolmesh/toolmesh/cmd/internal/settings"
+	"github.com/toolmesh/toolmesh/internal/access"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/deploy/declared"
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
 	"github.com/toolmesh/toolmesh/subjects"
 )
@@ -21,7 +26,8 @@ func Router(ctx context.Context, args, env []string, stdout, stderr io.Writer, v
 	cmd := &cobra.Command{
 		Use: "mesh-router", Short: "A router of a mesh: answers the registry's questions",
 		Long: `mesh-router joins the mesh at --server and answers what clients ask of the
-registry. It ends on SIGINT and SIGTERM. Each setting is a variable or a flag; the
+registry. With --indexes it has agents install, upgrade and remove what a file
+lists, if no other router does so already. It ends on SIGINT and SIGTERM. Each setting is a variable or a flag; the
 flag wins.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return serveRouter(cmd.Context(), &s, env, stderr, version)
@@ -43,7 +49,11 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 		return err
 	}
 	defer stop()
-	nc, err := join(ctx, s.Connection, "mesh-router", env, log)
+	role := access.Node
+	if s.Indexes != "" {
+		role = access.Admin // agents install for no other
+	}
+	nc, err := join(ctx, s.Connection, "mesh-router", role, env, log)
 	if err != nil {
 		return err
 	}
@@ -67,12 +77,44 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 		return err
 	}
 	defer keys()
+	kept, err := keepIndexes(ctx, nc, r, s, env, log)
+	if err != nil {
+		_ = r.Close()
+		return err
+	}
 	log.Info("ready", slog.String("node", string(r.Node())), slog.String("version", version))
 	<-ctx.Done()
 	log.Info("stopping: signalled")
+	kept()
 	if err := r.Close(); err != nil {
 		return fmt.Errorf("stop: %w", err)
 	}
 	log.Info("stopped")
 	return nil
+}
+
+// keepIndexes keeps the indexes of the mesh as a file lists them, if the settings name
+// one, until it is told to stop.
+func keepIndexes(ctx context.Context, nc *nats.Conn, r *router.Router, s *settings.Router, env []string, log *slog.Logger) (stop func(), err error) {
+	if s.Indexes == "" {
+		return func() {}, nil
+	}
+	view, err := r.View(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b, err := bus.New(nc, &bus.Options{Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	if err := b.CheckRights(ctx, "have agents install what --indexes lists: that takes an administrator's key", subjects.InstallerRights()); err != nil {
+		b.Close()
+		return nil, err
+	}
+	k := declared.New(b, view, registry.NewStore(b), s.Indexes, &declared.Options{Env: env, Logger: log})
+	k.Start()
+	return func() {
+		k.Stop()
+		b.Close()
+	}, nil
 }

@@ -103,6 +103,7 @@ type Router struct {
 	Policy
 	Store
 	Monitoring
+	Indexes string `split_words:"true" flag:"indexes" arg:"FILE" help:"keep the indexes of the mesh as this TOML file lists them, which is followed; takes an administrator's key (default nobody does)"`
 	Logging
 }
 

@@ -22,6 +22,7 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_AUTH_ISSUER":          {"auth-issuer", "issuer.nk", ""},
 	"MESH_AUTH_RENEW":           {"auth-renew", "90s", "1m30s"},
 	"MESH_DATA_DIR":             {"data-dir", "data", ""},
+	"MESH_INDEXES":              {"indexes", "indexes.toml", ""},
 	"MESH_HTTP_LISTEN":          {"http-listen", "127.0.0.1:0", ""},
 	"MESH_NODE":                 {"node", "gpu-1", ""},
 	"MESH_LABELS":               {"labels", "zone=b, gpu=yes", "gpu=yes,zone=b"},
@@ -68,6 +69,9 @@ func TestEverySetting(t *testing.T) {
 		var byVariable, byFlag any = new(settings.Mesh), new(settings.Mesh)
 		if strings.HasPrefix(name, "MESH_AUTH_") || name == "MESH_HTTP_LISTEN" {
 			byVariable, byFlag = new(settings.Agent), new(settings.Agent)
+		}
+		if name == "MESH_INDEXES" {
+			byVariable, byFlag = new(settings.Router), new(settings.Router)
 		}
 		if err := settings.Load([]string{name + "=" + s.text}, byVariable); err != nil {
 			t.Fatal(err)

@@ -3,7 +3,6 @@ package settings
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -11,6 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -230,13 +230,7 @@ func (l *Labels) UnmarshalText(text []byte) error {
 }
 
 // String returns what UnmarshalText reads, sorted.
-func (l Labels) String() string {
-	parts := make([]string, 0, len(l))
-	for _, name := range slices.Sorted(maps.Keys(l)) {
-		parts = append(parts, name+"="+l[name])
-	}
-	return strings.Join(parts, ",")
-}
+func (l Labels) String() string { return registry.Labels(l).String() }
 
 // UnmarshalText reads memory=SIZE or memory=N%, pids=N, open_files=N and
 // temp_files=SIZE, as many of them as there are, comma-separated.

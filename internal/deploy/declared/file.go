@@ -1,0 +1,237 @@
+package declared
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/index"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+// Entry is an index that a file lists.
+type Entry struct {
+	// Name is what it will be called; empty only if the entry is broken and does not say
+	// so much.
+	Name   subjects.IndexName
+	Source string // as it may be shown
+	// Request is what agents are asked for.
+	Request deploy.Request
+	// Err is what is wrong with the entry; nil for one that can be brought.
+	Err error
+}
+
+// File is what a file of indexes says.
+type File struct {
+	Entries []Entry
+	// Err is what is wrong with the file. Entries are those that could be read all the
+	// same, and others may be missing.
+	Err error
+}
+
+// whole reports whether everything that the file lists has a name: what it does not list
+// is known then.
+func (f File) whole() bool {
+	return f.Err == nil && !slices.ContainsFunc(f.Entries, func(e Entry) bool { return e.Name == "" })
+}
+
+// Read reads a file of indexes. env are the variables that entries may name, each K=V.
+func Read(path string, env []string) File {
+	data, err := os.ReadFile(path) //nolint:gosec // the operator's own
+	if err != nil {
+		return File{Err: toolmesh.Errorf(toolmesh.CodeUnavailable, "the file of indexes cannot be read: %w", err)}
+	}
+	return Parse(data, env)
+}
+
+// Parse reads what a file of indexes holds; see [Read].
+func Parse(data []byte, env []string) (f File) {
+	var top map[string]any
+	if err := toml.Unmarshal(data, &top); err != nil {
+		where := ""
+		if bad := (toml.ParseError{}); errors.As(err, &bad) {
+			where = fmt.Sprintf("line %d: ", bad.Position.Line)
+			err = errors.New(cmp.Or(bad.Message, bad.Error()))
+		}
+		return File{Err: invalid("the file of indexes is no TOML: %s%w", where, err)}
+	}
+	for _, key := range slices.Sorted(maps.Keys(top)) {
+		if key != "index" && f.Err == nil {
+			f.Err = invalid("the file of indexes has the unknown key %q: each index is a table [[index]]", key)
+		}
+	}
+	var tables []map[string]any
+	switch listed := top["index"].(type) {
+	case nil:
+		f.Err = cmp.Or(f.Err, invalid("the file of indexes lists none: write index = [] to have none"))
+	case []map[string]any:
+		tables = listed
+	case []any:
+		for _, one := range listed {
+			table, ok := one.(map[string]any)
+			if !ok {
+				f.Err = cmp.Or(f.Err, invalid("index is no list of tables: write [[index]] above each"))
+			} else {
+				tables = append(tables, table)
+			}
+		}
+	default:
+		f.Err = cmp.Or(f.Err, invalid("index is no list of tables: write [[index]] above each"))
+	}
+	for n, table := range tables {
+		f.Entries = append(f.Entries, entry(n+1, table, env))
+	}
+	by := make(map[subjects.IndexName]int)
+	for _, e := range f.Entries {
+		by[e.Name]++
+	}
+	for n := range f.Entries {
+		if e := &f.Entries[n]; e.Name != "" && by[e.Name] > 1 && e.Err == nil {
+			e.Err = invalid("entry %d (%s): %d entries have the name %q: give each its own name", n+1, e.Name, by[e.Name], e.Name)
+		}
+	}
+	return f
+}
+
+func invalid(format string, args ...any) error {
+	return toolmesh.Errorf(toolmesh.CodeInvalidRequest, format, args...).WithStarted(toolmesh.StartedNo)
+}
+
+// keys are those of an entry.
+var keys = []string{"env", "name", "on", "paths", "rev", "source"}
+
+// entry reads one table.
+func entry(n int, table map[string]any, env []string) (e Entry) {
+	var wrong []string
+	bad := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
+	defer func() {
+		if len(wrong) > 0 {
+			what := fmt.Sprintf("entry %d", n)
+			if e.Name != "" {
+				what += fmt.Sprintf(" (%s)", e.Name)
+			}
+			e.Err = invalid("%s: %s", what, strings.Join(wrong, "; "))
+			return
+		}
+		e.Request.Managed = digest(e.Request)
+	}()
+	for _, key := range slices.Sorted(maps.Keys(table)) {
+		if !slices.Contains(keys, key) {
+			hint := "an entry has " + strings.Join(keys, ", ")
+			if near := tool.Nearest(key, keys, 1); len(near) > 0 {
+				hint = "did you mean " + near[0] + "?"
+			}
+			bad("the key %q is unknown; %s", key, hint)
+		}
+	}
+	text := func(key string) string {
+		v, there := table[key]
+		s, ok := v.(string)
+		if there && !ok {
+			bad("%s is no text", key)
+		}
+		return s
+	}
+	texts := func(key string) (all []string) {
+		v, there := table[key]
+		list, ok := v.([]any)
+		for _, one := range list {
+			s, is := one.(string)
+			ok = ok && is
+			all = append(all, s)
+		}
+		if there && !ok {
+			bad("%s is no list of texts", key)
+			return nil
+		}
+		return all
+	}
+	r := &e.Request
+	e.Name, r.Rev = subjects.IndexName(text("name")), text("rev")
+	if token, err := subjects.EncodeToken(string(e.Name)); e.Name != "" && (err != nil || token != string(e.Name)) {
+		bad("%q cannot be an index's name: 1 to 64 of A-Z a-z 0-9 _ -", e.Name)
+		e.Name = ""
+	}
+	if r.Source = text("source"); r.Source == "" {
+		bad("source is missing: give a repository (owner/repo) or a URL")
+	} else if src, err := index.Parse(r.Source); err != nil {
+		bad("%s", toolmesh.AsError(err).Message)
+	} else {
+		e.Source, e.Name = src.String(), cmp.Or(e.Name, src.Name)
+		if src.Kind != index.KindGit {
+			bad("source %q is a folder or a file, which agents cannot fetch: give a repository (owner/repo) or a URL", r.Source)
+		}
+		if src.Rev != "" && r.Rev != "" && src.Rev != r.Rev {
+			bad("source and rev name two revisions, %q and %q", src.Rev, r.Rev)
+		}
+	}
+	r.Name = e.Name
+	for _, path := range texts("paths") {
+		p, err := index.ParsePath(path)
+		if err != nil {
+			bad("paths: %s", err.Error())
+		}
+		r.Paths = append(r.Paths, p)
+	}
+	r.On = registry.Labels{}
+	if on, there := table["on"]; there {
+		labels, ok := on.(map[string]any)
+		for _, name := range slices.Sorted(maps.Keys(labels)) {
+			value, is := labels[name].(string)
+			ok = ok && is
+			r.On[name] = value
+		}
+		if !ok {
+			bad(`on is no table of texts: write on = { gpu = "true" }`)
+		} else if err := r.On.Check(); err != nil {
+			bad("on: %s", err.Error())
+		}
+	}
+	for _, variable := range texts("env") {
+		name, value, literal := strings.Cut(variable, "=")
+		if literal {
+			r.Literal = append(r.Literal, name)
+		} else if value, literal = lookup(env, name); !literal {
+			bad("env: the variable %q is not in the environment of the process that reads the file", name)
+		}
+		if name == "" {
+			bad(`env: %q names no variable: write "K", or "K=V"`, variable)
+		}
+		if r.Env == nil {
+			r.Env = make(map[string]string)
+		}
+		r.Env[name] = value
+	}
+	return e
+}
+
+// lookup finds a variable; the last one of a name counts.
+func lookup(env []string, name string) (value string, ok bool) {
+	for _, e := range env {
+		if v, is := strings.CutPrefix(e, name+"="); is && name != "" {
+			value, ok = v, true
+		}
+	}
+	return value, ok
+}
+
+// digest tells what an entry asks for from what another does. The index's record, which
+// has it, has the values of the variables, too.
+func digest(r deploy.Request) string {
+	data, _ := json.Marshal(r) // texts
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:16])
+}

@@ -1,0 +1,201 @@
+package declared
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
+)
+
+// Options adjusts a [Keeper].
+type Options struct {
+	// Logger takes what happens; nil discards it.
+	Logger *slog.Logger
+	// Env are the variables that entries may name, each K=V. Defaults to none.
+	Env []string
+	// LookEvery is how often the file and the registry are looked at. Defaults to 2 s.
+	LookEvery time.Duration
+	// RetryFirst is how long what failed waits before it is tried again, for the first
+	// time; it doubles up to 5 min. Defaults to 5 s.
+	RetryFirst time.Duration
+}
+
+const (
+	retryMost = 5 * time.Minute
+	// atOnce is how many indexes are worked on at the same time.
+	atOnce = 4
+	// storeWait bounds one question to the registry.
+	storeWait = 2 * time.Second
+)
+
+// Keeper keeps the indexes of a mesh as a file lists them, while it has the lease to do
+// so. Start it and Stop it, once each.
+type Keeper struct {
+	bus    *bus.Bus
+	view   *registry.View
+	store  *registry.Store
+	file   string
+	holder string
+	opts   Options
+	log    *slog.Logger
+
+	base context.Context // ends with Stop
+	end  context.CancelFunc
+	wg   sync.WaitGroup
+}
+
+// New makes a keeper of a file, which need not be there yet. The connection needs the
+// rights of an administrator.
+func New(b *bus.Bus, view *registry.View, store *registry.Store, file string, opts *Options) *Keeper {
+	o := *cmp.Or(opts, &Options{})
+	o.LookEvery, o.RetryFirst = cmp.Or(o.LookEvery, 2*time.Second), cmp.Or(o.RetryFirst, 5*time.Second)
+	k := &Keeper{
+		bus: b, view: view, store: store, file: file, holder: uuid.NewString(), opts: o,
+		log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)).With(slog.String("file", file)),
+	}
+	k.base, k.end = context.WithCancel(context.Background())
+	return k
+}
+
+// Start begins, in the background.
+func (k *Keeper) Start() { k.wg.Go(k.run) }
+
+// Stop ends what is under way here and hands the lease over. What agents have begun they
+// finish.
+func (k *Keeper) Stop() {
+	k.end()
+	k.wg.Wait()
+}
+
+// run waits for the lease, and leads while it has it.
+func (k *Keeper) run() {
+	told := false
+	for {
+		t := newTerm(k)
+		began := time.Now()
+		revision, err := k.write(t, 0)
+		switch {
+		case err == nil:
+			k.log.Info("this process keeps the indexes of the mesh as the file lists them")
+			k.lead(t, revision, began)
+			told = false
+		case !errors.Is(err, bus.ErrConflict) && k.base.Err() == nil && !told:
+			k.log.Warn("the lease for the indexes cannot be had: it is tried again", slog.String("error", err.Error()))
+			told = true
+		}
+		if !pause(k.base, registry.RenewEvery) {
+			return
+		}
+	}
+}
+
+// pause waits, and reports whether ctx has not ended.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (k *Keeper) write(t *term, revision uint64) (uint64, error) {
+	ctx, cancel := context.WithTimeout(k.base, storeWait)
+	defer cancel()
+	return k.store.KeepDeclared(ctx, t.record(), revision)
+}
+
+// lead works while the lease is renewed.
+func (k *Keeper) lead(t *term, revision uint64, began time.Time) {
+	ctx, end := context.WithCancel(k.base)
+	var work sync.WaitGroup
+	work.Go(func() { t.run(ctx) })
+	defer work.Wait()
+	defer end()
+	until := began.Add(registry.HoldsFor)
+	timer := time.NewTimer(registry.RenewEvery)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			end()
+			work.Wait() // nothing is asked for once another one leads
+			leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait)
+			if err := k.store.LeaveDeclared(leave, revision); err != nil {
+				k.log.Warn("the lease for the indexes could not be handed over: it expires by itself", slog.String("error", err.Error()))
+			}
+			cancel()
+			return
+		case <-t.changed:
+		case <-timer.C:
+		}
+		sent := time.Now()
+		next, err := k.write(t, revision)
+		if errors.Is(err, bus.ErrConflict) {
+			next, err = k.again(err)
+		}
+		if err == nil {
+			revision, until = next, sent.Add(registry.HoldsFor)
+			timer.Reset(registry.RenewEvery)
+			continue
+		}
+		if k.base.Err() == nil && (errors.Is(err, bus.ErrConflict) || time.Now().After(until)) {
+			k.log.Warn("the lease for the indexes is lost: another process may have it", slog.String("error", err.Error()))
+			return
+		}
+		timer.Reset(registry.RenewEvery / 10)
+	}
+}
+
+// again returns the revision of this process's own record after a conflict: the answer to
+// a renewal may have been lost.
+func (k *Keeper) again(conflict error) (uint64, error) {
+	ctx, cancel := context.WithTimeout(k.base, storeWait)
+	defer cancel()
+	r, revision, err := k.store.Declared(ctx)
+	if errors.Is(err, bus.ErrNoKey) || err == nil && r.Holder != k.holder {
+		return 0, conflict
+	}
+	return revision, err
+}
+
+// reasonMost bounds a reason in the record, in bytes.
+const reasonMost = 1000
+
+// declaredOf is how an entry is whose last attempt ended with err, nil if it is in line.
+func declaredOf(e Entry, state string, err error) registry.DeclaredIndex {
+	d := registry.DeclaredIndex{Name: e.Name, Source: e.Source, State: state}
+	if failure := toolmesh.AsError(err); failure != nil {
+		d.State, d.Code, d.Reason = registry.DeclaredFailed, failure.Code, failure.Message
+		if len(d.Reason) > reasonMost {
+			d.Reason = string([]rune(d.Reason)[:reasonMost/4]) + "…"
+		}
+	}
+	return d
+}
+
+// sameState reports whether two say the same, but for since when.
+func sameState(a, b registry.DeclaredIndex) bool {
+	a.Since, b.Since = time.Time{}, time.Time{}
+	return a == b
+}
+
+// find returns the entry of a name and a source.
+func find(all []registry.DeclaredIndex, like registry.DeclaredIndex) (registry.DeclaredIndex, bool) {
+	at := slices.IndexFunc(all, func(d registry.DeclaredIndex) bool { return d.Name == like.Name && d.Source == like.Source })
+	if at < 0 {
+		return registry.DeclaredIndex{}, false
+	}
+	return all[at], true
+}

@@ -1,0 +1,374 @@
+package declared_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/agent"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/deploy/declared"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+func TestMain(m *testing.M) { meshtest.Main(m) }
+
+// rig is a mesh whose indexes are in a file, as a mounted ConfigMap has it.
+type rig struct {
+	server *meshtest.Server
+	bus    *bus.Bus
+	store  *registry.Store
+	client *client.Client
+	dir    string
+	writes int
+}
+
+func start(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{server: meshtest.Broker(t), dir: t.TempDir()}
+	r.bus = r.open(t)
+	if err := r.bus.Ensure(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	r.store = registry.NewStore(r.bus)
+	c, err := client.New(r.server.Connect(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	r.client = c
+	if err := os.Symlink(filepath.Join("..data", "indexes.toml"), r.file()); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func (r *rig) open(t *testing.T) *bus.Bus {
+	t.Helper()
+	b, err := bus.New(r.server.Connect(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	return b
+}
+
+func (r *rig) file() string { return filepath.Join(r.dir, "indexes.toml") }
+
+// write puts a new text in place of the file, as the kubelet does: the folder behind a
+// link is another one at once.
+func (r *rig) write(t *testing.T, text string) {
+	t.Helper()
+	r.writes++
+	next := fmt.Sprintf("..%d", r.writes)
+	if err := os.Mkdir(filepath.Join(r.dir, next), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(r.dir, next, "indexes.toml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(r.dir, "..data_tmp")
+	if err := os.Symlink(next, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(link, filepath.Join(r.dir, "..data")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *rig) agent(t *testing.T, node subjects.NodeID, labels map[string]string) {
+	t.Helper()
+	a, err := agent.New(r.server.Connect(t), t.TempDir(), &agent.Options{
+		Node: node, Labels: labels, Environ: os.Environ(), WorkerUser: strconv.Itoa(os.Geteuid()), PrivateSources: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		if err := a.Stop(ctx); err != nil {
+			t.Errorf("stop: %v", err)
+		}
+	})
+}
+
+// keep starts a keeper; stop it, or the test's end does.
+func (r *rig) keep(t *testing.T, log slog.Handler) (stop func()) {
+	t.Helper()
+	b := r.open(t)
+	view, err := registry.OpenView(t.Context(), b, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(view.Close)
+	if log == nil {
+		log = slog.DiscardHandler
+		if os.Getenv("MESH_TEST_LOGS") != "" {
+			log = slog.NewTextHandler(t.Output(), nil)
+		}
+	}
+	k := declared.New(b, view, registry.NewStore(b), r.file(), &declared.Options{
+		Logger: slog.New(log), Env: []string{"WORD=said"}, LookEvery: 50 * time.Millisecond, RetryFirst: 200 * time.Millisecond,
+	})
+	k.Start()
+	stopped := false
+	stop = func() {
+		if !stopped {
+			stopped = true
+			k.Stop()
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// holder is who leads; empty if nobody does.
+func (r *rig) holder(t *testing.T) string {
+	t.Helper()
+	d, _, err := r.store.Declared(t.Context())
+	if err != nil && !errors.Is(err, bus.ErrNoKey) {
+		t.Fatal(err)
+	}
+	return d.Holder
+}
+
+// is waits until an entry is said to be in a state.
+func (r *rig) is(t *testing.T, name subjects.IndexName, state string) (found registry.DeclaredIndex) {
+	t.Helper()
+	meshtest.Until(t, fmt.Sprintf("%q is said to be %s", name, state), func() bool {
+		d, _, err := r.store.Declared(t.Context())
+		at := slices.IndexFunc(d.Entries, func(e registry.DeclaredIndex) bool { return e.Name == name && e.State == state })
+		if err != nil || at < 0 {
+			return false
+		}
+		found = d.Entries[at]
+		return true
+	})
+	return found
+}
+
+// fails waits until an entry is said to have failed, with a code and a text.
+func (r *rig) fails(t *testing.T, name subjects.IndexName, code toolmesh.Code, text string) {
+	t.Helper()
+	meshtest.Until(t, fmt.Sprintf("%q is said to have failed: %s", name, text), func() bool {
+		e := r.is(t, name, registry.DeclaredFailed)
+		return e.Code == code && strings.Contains(e.Reason, text) && !e.Since.IsZero()
+	})
+}
+
+// answers waits until a tool returns a text.
+func (r *rig) answers(t *testing.T, id subjects.ToolID, want string) {
+	t.Helper()
+	var got string
+	meshtest.Until(t, fmt.Sprintf("%s answers %s", id, want), func() bool {
+		res, err := r.client.Call(t.Context(), id, nil, client.ViaQueue())
+		if err != nil {
+			return false
+		}
+		got = string(res.Value)
+		return got == want
+	})
+}
+
+func (r *rig) gone(t *testing.T, name subjects.IndexName) {
+	t.Helper()
+	meshtest.Until(t, fmt.Sprintf("%s is not installed", name), func() bool {
+		_, err := r.store.Index(t.Context(), name, "")
+		return errors.Is(err, bus.ErrNoKey)
+	})
+}
+
+func git(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command("git", args...)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("git %v: %v\n%s", args, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// repository makes a git repository with an index whose tool t.f returns a number and a
+// variable, and the tags v1 and v2 for the numbers.
+func repository(t *testing.T, name string) (url string) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), name)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	git(t, dir, "init", "-q", "-b", "main")
+	for n := 1; n <= 2; n++ {
+		for file, text := range map[string]string{
+			"tools.toml": "[index]\ntools = [\"t.f\"]\n[[index.env]]\nname = \"WORD\"\n",
+			"t.py":       fmt.Sprintf("import os\ndef f() -> str:\n    return os.environ.get('WORD', 'none') + ' %d'\n", n),
+		} {
+			if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		git(t, dir, "add", "-A")
+		git(t, dir, "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-q", "-m", "change")
+		git(t, dir, "tag", fmt.Sprintf("v%d", n))
+	}
+	return "file://" + dir
+}
+
+func entry(url, more string) string { return fmt.Sprintf("[[index]]\nsource = %q\n%s\n", url, more) }
+
+// TestTheMeshIsAsTheFileSays has a file installed, upgraded, broken and emptied, with an
+// agent and git repositories; beside it lies what somebody installed by hand.
+func TestTheMeshIsAsTheFileSays(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.agent(t, "one", nil)
+	idx, second, hand := repository(t, "idx"), repository(t, "second"), repository(t, "hand")
+	view, err := registry.OpenView(t.Context(), r.bus, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer view.Close()
+	by := declared.New(r.bus, view, r.store, "", nil)
+	if err := declared.Install(t.Context(), by, deploy.Request{Source: hand}); err != nil {
+		t.Fatal(err)
+	}
+
+	r.write(t, entry(idx, `rev = "v1"`))
+	r.keep(t, nil)
+	r.answers(t, "idx.t.f", `"none 1"`)
+	r.is(t, "idx", registry.DeclaredInstalled)
+
+	// An upgrade in place, with a variable of the keeper's environment.
+	r.write(t, entry(idx, `rev = "v2"`+"\nenv = [\"WORD\"]"))
+	r.answers(t, "idx.t.f", `"said 2"`)
+
+	// What is wrong with some entries, and with the world, keeps no other from being brought.
+	nowhere := "file://" + filepath.Join(t.TempDir(), "nowhere")
+	r.write(t, entry(idx, `rev = "v2"`+"\nenv = [\"WORD\", \"MISSING\"]")+entry(nowhere, "")+
+		entry(second, `rev = "v1"`)+entry(second, `name = "twice"`)+entry(second, `name = "twice"`)+
+		entry(second, `name = "nothere"`+"\non = { gpu = \"true\" }"))
+	r.answers(t, "second.t.f", `"none 1"`)
+	r.fails(t, "idx", toolmesh.CodeInvalidRequest, `"MISSING"`)
+	r.fails(t, "nowhere", toolmesh.CodeInstallFailed, "nowhere")
+	r.fails(t, "twice", toolmesh.CodeInvalidRequest, "2 entries")
+	r.fails(t, "nothere", toolmesh.CodeInstallFailed, "one has no labels")
+	r.answers(t, "idx.t.f", `"said 2"`) // as it was
+
+	// A file that is broken changes nothing.
+	r.write(t, entry(second, `rev = "v2"`)+"[[index\n")
+	r.fails(t, "", toolmesh.CodeInvalidRequest, "no TOML")
+	r.answers(t, "idx.t.f", `"said 2"`)
+	r.answers(t, "second.t.f", `"none 1"`)
+
+	// What it lists no more goes, and comes back as its entry says what it said before;
+	// nothing is kept that it does not say.
+	r.write(t, entry(idx, `rev = "v1"`))
+	r.gone(t, "second")
+	r.answers(t, "idx.t.f", `"none 1"`)
+
+	// Somebody installs another revision by hand: the file's comes back.
+	if err := declared.Install(t.Context(), by, deploy.Request{Source: idx, Rev: "v2"}); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "the file's revision is back", func() bool {
+		record, err := r.store.Index(t.Context(), "idx", "")
+		return err == nil && record.Managed != ""
+	})
+	r.answers(t, "idx.t.f", `"none 1"`)
+
+	r.write(t, "index = []\n")
+	r.gone(t, "idx")
+	if _, err := r.store.Index(t.Context(), "hand", ""); err != nil {
+		t.Errorf("what somebody installed by hand: %v", err)
+	}
+}
+
+// TestOneOfTwoLeads has two keepers: the one that leads stops, and the other goes on.
+func TestOneOfTwoLeads(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.agent(t, "one", map[string]string{"pool": "a"})
+	url := repository(t, "idx")
+	r.write(t, entry(url, `rev = "v1"`+"\non = { pool = \"a\" }"))
+	stop := r.keep(t, nil)
+	r.answers(t, "idx.t.f", `"none 1"`)
+	first := r.holder(t)
+	r.keep(t, nil)
+	stop()
+	var next string
+	meshtest.Until(t, "the other one leads", func() bool { next = r.holder(t); return next != "" && next != first })
+	r.write(t, entry(url, `rev = "v2"`))
+	r.answers(t, "idx.t.f", `"none 2"`)
+}
+
+// told sends a signal when a text is logged.
+type told struct {
+	slog.Handler
+	text string
+	ch   chan struct{}
+}
+
+func (h *told) Enabled(context.Context, slog.Level) bool { return true }
+func (h *told) WithAttrs([]slog.Attr) slog.Handler       { return h }
+func (h *told) Handle(_ context.Context, r slog.Record) error {
+	if strings.Contains(r.Message, h.text) {
+		select {
+		case h.ch <- struct{}{}:
+		default:
+		}
+	}
+	return nil
+}
+
+// TestALeaseThatIsLostEndsTheTerm gives the lease to somebody else: the keeper leaves it
+// to that one, until that one is gone.
+func TestALeaseThatIsLostEndsTheTerm(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.write(t, "index = []\n")
+	lost := &told{text: "is lost", ch: make(chan struct{}, 1)}
+	r.keep(t, lost)
+	meshtest.Until(t, "it leads", func() bool { return r.holder(t) != "" })
+	_, revision, err := r.store.Declared(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for { // it may renew it at the same time
+		if revision, err = r.store.KeepDeclared(t.Context(), registry.DeclaredRecord{Holder: "somebody"}, revision); err == nil {
+			break
+		}
+		if _, revision, err = r.store.Declared(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case <-lost.ch:
+	case <-t.Context().Done():
+		t.Fatal("the keeper does not notice")
+	}
+	if got := r.holder(t); got != "somebody" {
+		t.Errorf("the lease is %q's, want that it is left to who has it", got)
+	}
+	if err := r.store.LeaveDeclared(t.Context(), revision); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Until(t, "it leads again", func() bool { got := r.holder(t); return got != "" && got != "somebody" })
+}

@@ -1,0 +1,235 @@
+package declared
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// term is one time of leading.
+type term struct {
+	k       *Keeper
+	changed chan struct{} // of capacity 1: the record is to be written
+	wake    chan struct{} // of capacity 1: work has ended
+	places  chan struct{} // a place for each index that is worked on
+	wg      sync.WaitGroup
+
+	mu    sync.Mutex
+	works map[subjects.IndexName]*work
+	told  []registry.DeclaredIndex
+}
+
+// work is what is done about one index.
+type work struct {
+	digest   string // of the entry that it is for; empty: the index is to go
+	busy     bool
+	err      error // of the last attempt
+	done     bool  // the last attempt succeeded: the view may have yet to see it
+	failures int
+	next     time.Time // not before
+}
+
+func newTerm(k *Keeper) *term {
+	return &term{
+		k: k, changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), places: make(chan struct{}, atOnce),
+		works: make(map[subjects.IndexName]*work),
+	}
+}
+
+func (t *term) record() registry.DeclaredRecord {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return registry.DeclaredRecord{Holder: t.k.holder, File: t.k.file, Entries: slices.Clone(t.told)}
+}
+
+func signal(ch chan<- struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// run looks at the file and the registry until ctx ends, and waits for what it has begun.
+func (t *term) run(ctx context.Context) {
+	defer t.wg.Wait()
+	ticker := time.NewTicker(t.k.opts.LookEvery)
+	defer ticker.Stop()
+	for {
+		t.look(ctx, Read(t.k.file, t.k.opts.Env))
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.wake:
+		case <-ticker.C:
+		}
+	}
+}
+
+// look begins what is to be done, and tells how everything is.
+func (t *term) look(ctx context.Context, f File) {
+	installed := make(map[subjects.IndexName]registry.IndexRecord)
+	for _, r := range t.k.view.Indexes() {
+		if r.Session == "" && r.Bundle != "" {
+			installed[r.Name] = r
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var now []registry.DeclaredIndex
+	if f.Err != nil {
+		now = append(now, declaredOf(Entry{Source: t.k.file}, "", f.Err))
+	}
+	listed := make(map[subjects.IndexName]bool)
+	for _, e := range f.Entries {
+		listed[e.Name] = true
+		if e.Err != nil {
+			now = append(now, declaredOf(e, "", e.Err))
+			continue
+		}
+		w := t.work(e.Name, e.Request.Managed)
+		r, there := installed[e.Name]
+		switch inLine := there && r.Managed == w.digest; {
+		case w.busy:
+		case inLine:
+			w.err, w.done, w.failures = nil, true, 0
+		case !time.Now().Before(w.next):
+			t.begin(ctx, e.Name, w, func(ctx context.Context) error { return t.k.bring(ctx, e) })
+		}
+		state := registry.DeclaredInstalling
+		if w.done {
+			state = registry.DeclaredInstalled
+		}
+		now = append(now, declaredOf(e, state, w.err))
+	}
+	if f.whole() {
+		for _, name := range slices.Sorted(maps.Keys(installed)) {
+			if r := installed[name]; r.Managed == "" || listed[name] {
+				continue
+			}
+			w := t.work(name, "")
+			if !w.busy && !time.Now().Before(w.next) {
+				t.begin(ctx, name, w, func(ctx context.Context) error { return t.k.remove(ctx, name) })
+			}
+			if !w.done { // else the view has yet to see it
+				now = append(now, declaredOf(Entry{Name: name, Source: installed[name].Source}, registry.DeclaredRemoving, w.err))
+			}
+		}
+	}
+	maps.DeleteFunc(t.works, func(name subjects.IndexName, w *work) bool {
+		_, there := installed[name]
+		return !w.busy && !listed[name] && !there
+	})
+	t.tell(now)
+}
+
+// work is what is done about an index for an entry's digest: an entry that has changed is
+// tried at once. t.mu is held.
+func (t *term) work(name subjects.IndexName, digest string) *work {
+	w := t.works[name]
+	if w == nil {
+		w = &work{digest: digest}
+		t.works[name] = w
+	}
+	if w.digest != digest && !w.busy {
+		*w = work{digest: digest}
+	}
+	return w
+}
+
+// begin does something about an index on a goroutine of its own; t.mu is held.
+func (t *term) begin(ctx context.Context, name subjects.IndexName, w *work, do func(context.Context) error) {
+	w.busy, w.done = true, false
+	t.wg.Go(func() {
+		select {
+		case t.places <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		err := do(ctx)
+		<-t.places
+		if ctx.Err() != nil {
+			return
+		}
+		t.mu.Lock()
+		w.busy, w.err, w.done = false, err, err == nil
+		wait := t.k.opts.LookEvery // the view may have yet to see it
+		if err != nil {
+			wait = min(t.k.opts.RetryFirst<<min(w.failures, 20), retryMost)
+			w.failures++
+		}
+		w.next = time.Now().Add(wait)
+		t.mu.Unlock()
+		log := t.k.log.With(slog.String("index", string(name)))
+		if err != nil {
+			log.Warn("index is not as the file has it", slog.String("code", string(toolmesh.CodeOf(err))),
+				slog.String("error", err.Error()), slog.Duration("retry", wait))
+		} else {
+			log.Info("index is as the file has it")
+		}
+		signal(t.wake)
+	})
+}
+
+// tell has the record say how everything is, and the log what is wrong with the file and
+// its entries; t.mu is held.
+func (t *term) tell(now []registry.DeclaredIndex) {
+	for n := range now {
+		before, known := find(t.told, now[n])
+		now[n].Since = before.Since
+		if known && sameState(before, now[n]) {
+			continue
+		}
+		now[n].Since = time.Now().UTC()
+		if now[n].State == registry.DeclaredFailed && t.works[now[n].Name] == nil {
+			t.k.log.Warn("the file of indexes is not kept in full", slog.String("index", string(now[n].Name)), slog.String("error", now[n].Reason))
+		}
+	}
+	if !slices.Equal(t.told, now) {
+		t.told = now
+		signal(t.changed)
+	}
+}
+
+// bring has an index installed as an entry says.
+func (k *Keeper) bring(ctx context.Context, e Entry) error {
+	inLine := func() (bool, error) {
+		r, err := k.store.Index(ctx, e.Name, "")
+		if errors.Is(err, bus.ErrNoKey) {
+			return false, nil
+		}
+		return err == nil && r.Managed == e.Request.Managed, err
+	}
+	if done, err := inLine(); done || err != nil {
+		return err // the view has yet to see it
+	}
+	if err := k.install(ctx, e.Request); err != nil {
+		return err
+	}
+	done, err := inLine()
+	if err == nil && !done {
+		err = toolmesh.Errorf(toolmesh.CodeUnavailable, "index %q was installed and is not recorded as this entry's: the agent is of an earlier version, or somebody else has installed it meanwhile", e.Name)
+	}
+	return err
+}
+
+// remove has an index uninstalled that no entry names any more, if it is still one of the
+// file's.
+func (k *Keeper) remove(ctx context.Context, name subjects.IndexName) error {
+	r, err := k.store.Index(ctx, name, "")
+	if errors.Is(err, bus.ErrNoKey) || err == nil && r.Managed == "" {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return k.ask(ctx, "", "uninstall", map[string]any{"name": name})
+}

@@ -1,0 +1,68 @@
+package registry
+
+import (
+	"context"
+	"time"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// The states of an entry of a file of indexes.
+const (
+	DeclaredInstalled  = "installed"
+	DeclaredInstalling = "installing"
+	DeclaredRemoving   = "removing"
+	DeclaredFailed     = "failed"
+)
+
+// DeclaredRecord says who keeps the indexes of the mesh as a file lists them, and how far
+// it is, MESH_LANES/indexes. It is a lease: it expires after [LeaseTTL] unless it is
+// written again.
+type DeclaredRecord struct {
+	// Holder tells the process that has the lease from others.
+	Holder  string          `json:"holder"`
+	File    string          `json:"file"`
+	Entries []DeclaredIndex `json:"entries"`
+}
+
+// DeclaredIndex is how an entry is. The one without a name is the file itself.
+type DeclaredIndex struct {
+	Name   subjects.IndexName `json:"name,omitempty"`
+	Source string             `json:"source,omitempty"`
+	State  string             `json:"state"`
+	// Code and Reason say what could not be done.
+	Code   toolmesh.Code `json:"code,omitempty"`
+	Reason string        `json:"reason,omitempty"`
+	// Since is when it came to that, by the clock of who has the lease.
+	Since time.Time `json:"since,omitzero"`
+}
+
+var declaredKey = bus.Key{Bucket: subjects.BucketLanes, Name: subjects.DeclaredKey}
+
+// Declared returns who keeps the indexes of a file, and the revision of the record. If
+// nobody does it is [bus.ErrNoKey].
+func (s *Store) Declared(ctx context.Context) (r DeclaredRecord, revision uint64, err error) {
+	r, err = read[DeclaredRecord](ctx, declaredKey, func(ctx context.Context, key bus.Key) (bus.Entry, error) {
+		e, err := s.bus.Latest(ctx, key)
+		revision = e.Revision
+		return e, err
+	})
+	return r, revision, err
+}
+
+// KeepDeclared takes the lease, with revision 0, or renews it over the revision that is
+// known, which it returns anew. Where somebody else has it the error is [bus.ErrConflict].
+func (s *Store) KeepDeclared(ctx context.Context, r DeclaredRecord, revision uint64) (uint64, error) {
+	data, err := encodeRecord(r)
+	if err != nil {
+		return 0, err
+	}
+	return replace(ctx, s.bus, declaredKey, data, revision, LeaseTTL)
+}
+
+// LeaveDeclared gives the lease back, if it still has the revision.
+func (s *Store) LeaveDeclared(ctx context.Context, revision uint64) error {
+	return s.bus.Delete(ctx, declaredKey, revision)
+}
