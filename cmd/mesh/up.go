@@ -235,7 +235,7 @@ func (m *machine) start(ctx context.Context, f upFlags) error {
 	if err != nil {
 		return err
 	}
-	m.ends = append(m.ends, func(ctx context.Context) error { return process.StopAgent(ctx, agent) })
+	m.ends = append(m.ends, func(ctx context.Context) error { return process.StopAgent(ctx, agent, m.a.set.DrainTimeout) })
 	if err := agent.Start(ctx); err != nil {
 		return err
 	}

@@ -156,7 +156,7 @@ func read(path, prefix, kind string) (nkeys.KeyPair, error) {
 	if err != nil {
 		return nil, invalid(path, err)
 	}
-	if mode := info.Mode(); !mode.IsRegular() || mode.Perm()&0o077 != 0 {
+	if mode := info.Mode(); !mode.IsRegular() || mode.Perm()&others(info) != 0 {
 		return nil, invalid(path, fmt.Errorf("it is a secret and its mode is %v: chmod 600 it", mode))
 	}
 	data, err := os.ReadFile(path)

@@ -57,8 +57,8 @@ func TestFacts(t *testing.T) {
 	if f.Settings["mesh-router"]["MESH_SLOTS"] || f.Settings["mesh-agent"]["MESH_POOL"] {
 		t.Error("settings are known that there are not")
 	}
-	if !f.Paths["/readyz"] || !f.Paths["/healthz"] || !f.Paths["/metrics"] || !f.Paths["/demand"] || f.Drain == 0 || f.LameDuck == 0 {
-		t.Errorf("paths %v, drain %v, lame duck %v", f.Paths, f.Drain, f.LameDuck)
+	if !f.Paths["/readyz"] || !f.Paths["/healthz"] || !f.Paths["/metrics"] || !f.Paths["/demand"] || f.Defaults["MESH_DRAIN_TIMEOUT"] != "30s" || f.LameDuck == 0 {
+		t.Errorf("paths %v, defaults %v, lame duck %v", f.Paths, f.Defaults, f.LameDuck)
 	}
 }
 

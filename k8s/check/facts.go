@@ -1,6 +1,7 @@
 package check
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"go/ast"
@@ -19,7 +20,7 @@ import (
 // say it.
 type Facts struct {
 	Settings map[string]map[string]bool // program -> variables that it reads
-	Drain    time.Duration              // what a process that is told to stop gives its calls
+	Defaults map[string]string          // of the variables that have one
 	Paths    map[string]bool            // what is served over HTTP, from docs/operations/metrics.md
 	Demand   map[int]int                // wanted_slots -> nodes, of nodes with DemandSlots slots
 	Routes   map[string]int             // ports of nats.conf: client, routes, monitor
@@ -35,22 +36,22 @@ const (
 // ReadFacts reads them from the repository at root.
 func ReadFacts(root string) (*Facts, error) {
 	f := &Facts{}
-	var errs [4]error
-	f.Settings, errs[0] = settings(filepath.Join(root, "cmd", "internal", "settings", "settings.go"))
-	f.Drain, errs[1] = seconds(filepath.Join(root, "cmd", "internal", "process", "agent.go"), "stopWithin")
-	errs[2] = f.readPage(filepath.Join(root, "docs", "operations", "metrics.md"))
-	errs[3] = f.readNATS(filepath.Join(root, "k8s", "nats", "nats.conf"))
+	var errs [3]error
+	f.Settings, f.Defaults, errs[0] = settings(filepath.Join(root, "cmd", "internal", "settings", "settings.go"))
+	errs[1] = f.readPage(filepath.Join(root, "docs", "operations", "metrics.md"))
+	errs[2] = f.readNATS(filepath.Join(root, "k8s", "nats", "nats.conf"))
 	return f, errors.Join(errs[:]...)
 }
 
 // settings reads which variables the binaries know, by the rule of package settings: MESH_
 // and the tag envconfig, else MESH_ and the flag in capitals. A variable of NATS is known
 // by the tag envconfig alone, too.
-func settings(file string) (map[string]map[string]bool, error) {
+func settings(file string) (known map[string]map[string]bool, defaults map[string]string, err error) {
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	defaults = make(map[string]string)
 	structs := make(map[string]*ast.StructType)
 	ast.Inspect(parsed, func(n ast.Node) bool {
 		if spec, ok := n.(*ast.TypeSpec); ok {
@@ -77,33 +78,33 @@ func settings(file string) (map[string]map[string]bool, error) {
 			if env := tag.Get("envconfig"); env != "" {
 				into["MESH_"+env], into[env] = true, true
 			} else if flag := tag.Get("flag"); flag != "" {
-				into["MESH_"+strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))] = true
+				name := "MESH_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+				into[name] = true
+				if text := tag.Get("default"); text != "" {
+					defaults[name] = text
+				}
 			}
 		}
 	}
-	known := make(map[string]map[string]bool)
+	known = make(map[string]map[string]bool)
 	for program, of := range map[string]string{"mesh-agent": "Agent", "mesh-router": "Router"} {
 		if structs[of] == nil {
-			return nil, fmt.Errorf("%s has no struct %s", file, of)
+			return nil, nil, fmt.Errorf("%s has no struct %s", file, of)
 		}
 		known[program] = make(map[string]bool)
 		collect(of, known[program])
 	}
-	return known, nil
+	return known, defaults, nil
 }
 
-// seconds reads a constant that is written as a number of seconds.
-func seconds(file, name string) (time.Duration, error) {
-	data, err := os.ReadFile(file)
+// duration is what a setting is among the variables of a container.
+func (f *Facts) duration(values map[string]string, name string) (time.Duration, error) {
+	text := cmp.Or(values[name], f.Defaults[name])
+	d, err := time.ParseDuration(text)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("%s is %q: it is a duration", name, text)
 	}
-	found := regexp.MustCompile(`(?m)^const ` + name + ` = (\d+) \* time\.Second$`).FindSubmatch(data)
-	if found == nil {
-		return 0, fmt.Errorf("%s has no line \"const %s = N * time.Second\": say here where the time of a drain is now", file, name)
-	}
-	n, err := strconv.Atoi(string(found[1]))
-	return time.Duration(n) * time.Second, err
+	return d, nil
 }
 
 // readPage reads the paths that are served, and the table of demand.

@@ -1,7 +1,9 @@
 package check
 
 import (
+	"errors"
 	"fmt"
+
 	"regexp"
 	"slices"
 	"strconv"
@@ -427,9 +429,23 @@ const leaving = 10 * time.Second
 func graceRule(s *Set, f *Facts) []string {
 	var c complaints
 	for _, w := range s.Workloads() {
-		need := f.Drain + leaving
-		if w.Is("nats") {
-			need = f.LameDuck + leaving
+		need := leaving
+		switch {
+		case w.Is("nats"):
+			need += f.LameDuck
+		case w.Is("mesh-agent"):
+			for _, container := range w.Pod.Spec.Containers {
+				values := s.settingsOf(container)
+				drain, err1 := f.duration(values, "MESH_DRAIN_TIMEOUT")
+				longest, err2 := f.duration(values, "MESH_MAX_TIMEOUT")
+				if err := errors.Join(err1, err2); err != nil {
+					c.add(w, "%v", err)
+				}
+				if drain < longest {
+					c.add(w, "%s: a drain takes %v, and a call may take %v", container.Name, drain, longest)
+				}
+				need += drain
+			}
 		}
 		for _, container := range w.Pod.Spec.Containers {
 			stop := container.Lifecycle
@@ -451,21 +467,53 @@ func graceRule(s *Set, f *Facts) []string {
 	return c
 }
 
-// credentialsRule: keys come by volumes of Secrets, and those that tools could read are
-// mounted where no tool runs.
+// secretsOf are the volumes of a pod that hold Secrets, with the mode of their files and
+// the names of the Secrets.
+func secretsOf(w Workload) map[string]secretVolume {
+	found := make(map[string]secretVolume)
+	for _, v := range w.Pod.Spec.Volumes {
+		switch {
+		case v.Secret != nil:
+			found[v.Name] = secretVolume{v.Secret.DefaultMode, []string{v.Secret.SecretName}}
+		case v.Projected != nil:
+			of := secretVolume{mode: v.Projected.DefaultMode}
+			for _, source := range v.Projected.Sources {
+				if source.Secret != nil {
+					of.names = append(of.names, source.Secret.Name)
+				}
+			}
+			if of.names != nil {
+				found[v.Name] = of
+			}
+		}
+	}
+	return found
+}
+
+type secretVolume struct {
+	mode  *int32 // nil: 0644
+	names []string
+}
+
+// keyMode is what files of keys have: with fsGroup they are root's, and the process reads
+// them as their group. One that anybody may read is refused by the process.
+const keyMode = 0o440
+
+// credentialsRule: keys come by volumes of Secrets, as files that nobody else may read, and
+// where tools run they lie where tools cannot read them.
 func credentialsRule(s *Set, _ *Facts) []string {
 	var c complaints
 	for _, secret := range of[corev1.Secret](s) {
 		c = append(c, fmt.Sprintf("Secret/%s: keys are not written into manifests", secret.Name))
 	}
 	for _, w := range s.Workloads() {
-		secrets := make(map[string]bool)
-		for _, v := range w.Pod.Spec.Volumes {
-			if v.Secret != nil {
-				secrets[v.Name] = true
-				if v.Secret.SecretName == "mesh-issuer" && !w.Is("mesh-router") {
-					c.add(w, "only routers have the issuer's key")
-				}
+		secrets := secretsOf(w)
+		for name, v := range secrets {
+			if v.mode == nil || *v.mode != keyMode || w.Pod.Spec.SecurityContext == nil || w.Pod.Spec.SecurityContext.FSGroup == nil {
+				c.add(w, "the files of the volume %s have another mode than 0440, or the pod has no fsGroup: the process refuses keys that others may read", name)
+			}
+			if slices.Contains(v.names, "mesh-issuer") && !w.Is("mesh-router") {
+				c.add(w, "only routers have the issuer's key")
 			}
 		}
 		for _, container := range w.Containers() {
@@ -479,41 +527,37 @@ func credentialsRule(s *Set, _ *Facts) []string {
 					c.add(w, "%s: %s comes from a Secret", container.Name, e.Name)
 				}
 			}
-			for name, value := range s.settingsOf(container) {
+			values := s.settingsOf(container)
+			kept := values["MESH_DATA_DIR"] + "/keys"
+			for _, m := range container.VolumeMounts {
+				if _, secret := secrets[m.Name]; secret && w.Is("mesh-agent") && m.MountPath != kept {
+					c.add(w, "%s: tools can read the Secret that is mounted at %s", container.Name, m.MountPath)
+				}
+			}
+			for name, value := range values {
 				if strings.Contains(value, "://") && strings.Contains(value, "@") {
 					c.add(w, "%s: %s is a URL with credentials", container.Name, name)
 				}
-				// A key is a copy in memory, which the process alone may read.
 				if !slices.Contains([]string{"MESH_NATS_NKEY", "MESH_NATS_CREDS", "MESH_AUTH_ISSUER"}, name) {
 					continue
 				}
-				i := slices.IndexFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return strings.HasPrefix(value, m.MountPath+"/") && m.Name == "keys" })
-				j := slices.IndexFunc(w.Pod.Spec.Volumes, func(v corev1.Volume) bool {
-					return v.Name == "keys" && v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumMemory
-				})
-				if i < 0 || j < 0 || !container.VolumeMounts[max(i, 0)].ReadOnly {
-					c.add(w, "%s: %s is %s, which is on no read-only volume of keys in memory", container.Name, name, value)
-				}
-				if file := value[strings.LastIndex(value, "/")+1:]; !slices.ContainsFunc(w.Pod.Spec.InitContainers, func(c corev1.Container) bool {
-					return regexp.MustCompile(`umask 077; cp -f [^;]*/` + regexp.QuoteMeta(file) + ` ([^;]* )?/keys/`).MatchString(strings.Join(c.Args, " "))
+				at := strings.LastIndex(value, "/") + 1
+				dir, file := value[:at], value[at:]
+				if !slices.ContainsFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool {
+					return m.MountPath+"/" == dir && m.ReadOnly && slices.ContainsFunc(secrets[m.Name].names, func(secret string) bool {
+						return slices.Contains(given["Secret"], secret) && keyFiles[secret] == file
+					})
 				}) {
-					c.add(w, "%s: nothing copies %s, for its user alone, to where %s is", container.Name, file, name)
-				}
-				if w.Is("mesh-agent") && !strings.HasPrefix(value, s.settingsOf(container)["MESH_DATA_DIR"]+"/keys/") {
-					c.add(w, "%s: %s is %s, where tools can read it", container.Name, name, value)
-				}
-			}
-		}
-		for _, container := range w.Pod.Spec.Containers {
-			for _, m := range container.VolumeMounts {
-				if secrets[m.Name] && w.Is("mesh-agent") {
-					c.add(w, "%s: tools can read the Secret that is mounted at %s", container.Name, m.MountPath)
+					c.add(w, "%s: %s is %s, which no Secret has that is mounted there read-only", container.Name, name, value)
 				}
 			}
 		}
 	}
 	return c
 }
+
+// keyFiles are the files of the Secrets that k8s/credentials makes.
+var keyFiles = map[string]string{"mesh-node": "node.nk", "mesh-issuer": "issuer.nk"}
 
 // portOf resolves a port of a pod by name or number; 0 if there is none.
 func portOf(w Workload, port string) int {

@@ -22,9 +22,6 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// stopWithin is how long the calls in flight may take to end.
-const stopWithin = 30 * time.Second
-
 // NodeConfig is what an agent is made of besides its connection.
 type NodeConfig struct {
 	Node    settings.Node
@@ -56,9 +53,9 @@ func NewAgent(nc *nats.Conn, folder *Folder, c NodeConfig) (*agent.Agent, error)
 	})
 }
 
-// StopAgent drains an agent and ends it, with half a minute for its calls.
-func StopAgent(ctx context.Context, a *agent.Agent) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWithin)
+// StopAgent drains an agent and ends it; its calls may take so long to end.
+func StopAgent(ctx context.Context, a *agent.Agent, within settings.Timeout) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Duration(within))
 	defer cancel()
 	return a.Stop(ctx)
 }
@@ -116,7 +113,7 @@ func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.
 	}
 	keys, err := serveSessionKeys(ctx, nc, issuer, s.Auth, log)
 	if err != nil {
-		return errors.Join(err, StopAgent(ctx, a))
+		return errors.Join(err, StopAgent(ctx, a, s.DrainTimeout))
 	}
 	defer keys()
 	if err := a.Ready(ctx); err == nil {
@@ -130,7 +127,7 @@ func serveAgent(ctx context.Context, s *settings.Agent, env []string, stderr io.
 			log.Info("stopping: drained")
 		}
 	}
-	if err := StopAgent(ctx, a); err != nil {
+	if err := StopAgent(ctx, a, s.DrainTimeout); err != nil {
 		return fmt.Errorf("stop: %w", err)
 	}
 	if err := a.Err(); err != nil {

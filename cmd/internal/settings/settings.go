@@ -56,6 +56,7 @@ type Node struct {
 	WorkerUser         string  `split_words:"true" flag:"worker-user" arg:"USER" help:"user, by name or number, that tools run as in all levels but none (default one for each index where the agent is root, else the agent's)"`
 	PrivateSources     bool    `split_words:"true" flag:"private-sources" help:"install from URLs of this machine and of private networks, too"`
 	MaxTimeout         Timeout `split_words:"true" default:"1h" flag:"max-timeout" arg:"DURATION" help:"longest call of a tool that declares no timeout"`
+	DrainTimeout       Timeout `split_words:"true" default:"30s" flag:"drain-timeout" arg:"DURATION" help:"how long calls that run may take to end once this node is told to stop"`
 	SessionStreamQuota Quota   `split_words:"true" default:"256MB" flag:"session-stream-quota" arg:"SIZE" help:"bytes of chunks that one session may store in 15 minutes"`
 	CacheMax           Quota   `split_words:"true" default:"64MB" flag:"cache-max" arg:"SIZE" help:"bytes of results that are kept, of tools that declare a cache_ttl"`
 	PayloadMax         Quota   `split_words:"true" default:"1GB" flag:"payload-max" arg:"SIZE" help:"largest single value, argument, result or file, that this node takes or gives"`

@@ -33,6 +33,7 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_WORKER_USER":          {"worker-user", "tools", ""},
 	"MESH_PRIVATE_SOURCES":      {"private-sources", "true", ""},
 	"MESH_MAX_TIMEOUT":          {"max-timeout", "90s", "1m30s"},
+	"MESH_DRAIN_TIMEOUT":        {"drain-timeout", "5m", "5m0s"},
 	"MESH_SESSION":              {"session", "bob", ""},
 	"MESH_SESSION_POLICY":       {"session-policy", "strict", ""},
 	"MESH_REPLICAS":             {"replicas", "3", ""},
