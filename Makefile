@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 
 GO       ?= go
 PYTHON   ?= python3
-# Packages, and tests of one, that run at once: most of a test is waiting. Some test binaries link a NATS server: about 1 GB each while linking.
+# Packages tested at once: most of a test is waiting. Some test binaries link a NATS server: about 1 GB each while linking.
 P        ?= 3
 TIMEOUT  ?= 30m
 FUZZTIME ?= 60s
@@ -51,7 +51,7 @@ GOTEST = $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-em
 
 test-go: build
 	@$(GO) vet ./...
-	@$(GOTEST) -vet=off -p $(P) -parallel $(P) -timeout $(TIMEOUT)
+	@$(GOTEST) -vet=off -p $(P) -timeout $(TIMEOUT)
 
 test-python: $(VENV)/test.stamp $(VENV)/pydantic1.stamp
 	@cd python && ../$(VENV)/bin/python -m pytest -q

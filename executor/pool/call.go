@@ -234,11 +234,15 @@ func (p *Pool) runPlain(ctx context.Context, j *job) error {
 		p.finishedPlain(j)
 		j.kind, j.body = kind, body
 	}
-	if ctxEnded {
+	if ctxEnded || j.failedAfter(ctx) {
 		p.stopped(ctx, j)
 	}
 	return refused
 }
+
+// failedAfter reports whether the tool has failed after the end of ctx: a nested call of
+// it may have heard of that before its own caller did, and have had it stopped.
+func (j *job) failedAfter(ctx context.Context) bool { return j.kind == frame.Error && ctx.Err() != nil }
 
 // runCoroutine makes a call of a coroutine. As runPlain.
 func (p *Pool) runCoroutine(ctx context.Context, j *job) error {
@@ -251,7 +255,7 @@ func (p *Pool) runCoroutine(ctx context.Context, j *job) error {
 			if refused == nil && !ctxEnded && j.item != nil {
 				refused = j.deliver()
 			}
-			if ctxEnded {
+			if ctxEnded || j.failedAfter(ctx) {
 				p.stopped(ctx, j)
 			}
 			return refused
