@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from conftest import Started
+from conftest import Started, complaints
 from hosting import SOURCE, children, name, until
 
 import toolmesh
@@ -140,12 +140,14 @@ def test_a_program_stops_while_its_bridge_is_down(opened: Started, tmp_path: pat
     (bridge,) = children(running.pid)
     os.kill(int(bridge), signal.SIGKILL)
     assert running.stderr is not None
+    lines = []
     for line in running.stderr:
+        lines.append(line)
         if "No such file" in line:
             break
     running.terminate()
-    out, _ = running.communicate(timeout=60)
-    assert (running.returncode, out) == (0, "served\n")
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (0, "served\n"), "".join(lines) + err
 
 
 def test_a_node_that_is_anothers(opened: Started) -> None:
@@ -269,5 +271,5 @@ print("at the end")
 """
     done = subprocess.run([sys.executable, "-X", "dev", "-W", "error", "-c", code], capture_output=True, text=True,
                           timeout=60, env={**os.environ, "PYTHONPATH": SOURCE})
-    assert (done.returncode, done.stdout, done.stderr) == (0, "at the end\n", "")
+    assert (done.returncode, done.stdout, complaints(done.stderr)) == (0, "at the end\n", "")
     until(lambda: index not in opened.run("ls", "--json"))
