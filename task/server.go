@@ -388,9 +388,9 @@ func (s *Service) wait(ctx context.Context, session subjects.SessionID, q *codec
 	if err != nil {
 		return nil, err
 	}
-	patience := mostWait
+	timeout := mostWait
 	if q.WaitMS > 0 {
-		patience = min(patience, time.Duration(q.WaitMS)*time.Millisecond)
+		timeout = min(timeout, time.Duration(q.WaitMS)*time.Millisecond)
 	}
 	heard := make(chan *nats.Msg, 8)
 	sub, err := s.bus.Conn().ChanSubscribe(subjects.RegistryChange(key.Bucket, key.Name), heard)
@@ -398,7 +398,7 @@ func (s *Service) wait(ctx context.Context, session subjects.SessionID, q *codec
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "the end of a task cannot be waited for: %w", err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	over := time.NewTimer(patience)
+	over := time.NewTimer(timeout)
 	defer over.Stop()
 	next := firstLook
 	look := time.NewTimer(next)

@@ -37,7 +37,7 @@ def main(mode: str) -> NoReturn:
     if request is None:
         os._exit(0)
     agent = _Agent(request.rest)
-    if agent.patience() == 0:
+    if agent.timeout() == 0:
         os._exit(0)  # the agent was frozen since
     wake, _ = root.wake()
     trouble_r, trouble_w = os.pipe()  # closed by a successful exec
@@ -48,7 +48,7 @@ def main(mode: str) -> NoReturn:
     root.silence()  # the pipes end when the program has closed them
     trouble = os.read(trouble_r, 400)  # by its end the child has its group, for signals
     agent.child = child
-    status = root.until_end(child, wake, agent.asked, agent.patience)
+    status = root.until_end(child, wake, agent.asked, agent.timeout)
     if mode == levels.REAPER:
         orphans.kill_all()
     if status is not None:
@@ -158,8 +158,8 @@ class _Agent:
                 return False
         return True
 
-    def patience(self) -> int | None:
+    def timeout(self) -> int | None:
         """Milliseconds until the turn ends; None for a call that has none."""
         if self._until == 0:
             return None
-        return 0 if turns.over(self._until) else max(1, turns.patience(self._until))
+        return 0 if turns.over(self._until) else max(1, turns.timeout(self._until))

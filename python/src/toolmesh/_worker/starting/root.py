@@ -48,10 +48,10 @@ def wake() -> tuple[int, int]:
 
 
 def until_end(
-    child: int, wake: int, asked: Callable[[], bool] | None = None, patience: Callable[[], int | None] = lambda: None
+    child: int, wake: int, asked: Callable[[], bool] | None = None, timeout: Callable[[], int | None] = lambda: None
 ) -> int | None:
     """Reaps until child ends: its wait status; None when the agent is gone before.
-    asked is called when the agent has written, and says whether to go on. patience is for how
+    asked is called when the agent has written, and says whether to go on. timeout is for how
     many milliseconds to wait: not at all ends it, too."""
     waiting = poll()
     for fd in (LIFELINE, wake) if asked is None else (LIFELINE, wake, CONTROL):
@@ -66,7 +66,7 @@ def until_end(
                 break
             if pid == child:
                 return status
-        left = patience()
+        left = timeout()
         if left == 0:
             return None
         for fd, _ in waiting.poll(left):

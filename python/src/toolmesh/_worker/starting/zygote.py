@@ -315,7 +315,7 @@ class Zygote:
         requests: dict[bytes, dict[str, JSON]] = {}  # by their text: there are a few kinds of workers
         while True:
             self._reap()
-            ready = [fd for fd, _ in waiting.poll(self._patience() if self._pages else None)]
+            ready = [fd for fd, _ in waiting.poll(self._timeout() if self._pages else None)]
             if self._wake[0] in ready:
                 os.read(self._wake[0], 4096)
                 self._reap()
@@ -332,13 +332,13 @@ class Zygote:
                 else:
                     raise RuntimeError(f"the agent sent frame type {kind}, which this zygote does not know")
 
-    def _patience(self) -> int:
+    def _timeout(self) -> int:
         """Stops the workers whose call has lost its turn: milliseconds until the next look."""
         for pid, page in list(self._pages.items()):
             if turns.over(page[turns.PAGE_UNTIL]):
                 os.kill(pid, signal.SIGKILL)  # it is ours until it is reaped
                 del self._pages[pid]
-        return min((turns.patience(page[turns.PAGE_UNTIL]) for page in self._pages.values()), default=turns.PERIOD)
+        return min((turns.timeout(page[turns.PAGE_UNTIL]) for page in self._pages.values()), default=turns.PERIOD)
 
     def _reap(self) -> None:
         while self._workers:

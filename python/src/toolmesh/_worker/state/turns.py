@@ -36,7 +36,7 @@ def check(until: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def patience(until: int) -> int:
+def timeout(until: int) -> int:
     """For how many milliseconds nobody needs to look."""
     if until == 0:
         return PERIOD
@@ -49,7 +49,7 @@ def watch(until: Callable[[], int]) -> None:
 
     def look() -> None:
         while not over(until()):
-            time.sleep(patience(until()) / 1000)
+            time.sleep(timeout(until()) / 1000)
         os.kill(os.getpid(), signal.SIGKILL)
 
     _thread.start_new_thread(look, ())
