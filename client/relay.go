@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,15 +26,46 @@ var errNoRoom = toolmesh.Errorf(toolmesh.CodeBusy, "no other node has room for t
 // one that has room, and nowhere else: the better of two random ones, and then once
 // more. progress is told how far it is. It travels under its own rpc id, within the time that ctx has left, and is not
 // passed on again. The error is busy, with started false, when no node takes it.
-func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, progress func(codec.Progress)) (*Result, error) {
-	s := settings{
+func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, progress func(codec.Progress)) (result *Result, err error) {
+	s := relayed(req, progress)
+	err = c.relay(ctx, req, from, func(t target) error {
+		result, err = c.unary(ctx, t, &s, args)
+		return err
+	})
+	return result, err
+}
+
+// RelayStream is [Client.Relay] for a request that asks for a stream. Each item goes to
+// send, whose error ends the stream and is returned. What is stored under the request's
+// rpc id is from's to write: the call travels under another one, made of it.
+func (c *Client) RelayStream(ctx context.Context, req *codec.Request, args json.RawMessage, from subjects.NodeID, send func(json.RawMessage) error, progress func(codec.Progress)) error {
+	s := relayed(req, progress)
+	s.rpc += ".passed"
+	return c.relay(ctx, req, from, func(t target) error {
+		var refused error
+		r := newReader(func(chunk Chunk, _ error) bool {
+			refused = send(chunk.Data)
+			return refused == nil
+		})
+		err := r.run(ctx, c, t, &s, args)
+		return cmp.Or(refused, err)
+	})
+}
+
+// relayed is how a request is passed on.
+func relayed(req *codec.Request, progress func(codec.Progress)) settings {
+	return settings{
 		progress: progress,
 		session:  req.Session, rpc: req.RPCID, revision: req.Revision, isolation: req.Isolation, above: Lineage{req.Parent, req.Depth, req.Lanes},
 		key: req.IdempotencyKey, noCache: req.NoCache, hops: req.Hops + 1, trace: req.Traceparent, ref: req.Ref, noRef: !req.AcceptRef,
 	}
+}
+
+// relay chooses where a request is passed on to.
+func (c *Client) relay(ctx context.Context, req *codec.Request, from subjects.NodeID, send func(target) error) error {
 	nodes, err := c.others(ctx, routeKey{req.Session, req.Tool}, from)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for range relayTries {
 		n := better(nodes)
@@ -41,14 +73,17 @@ func (c *Client) Relay(ctx context.Context, req *codec.Request, args json.RawMes
 			break
 		}
 		n.outstanding.Add(1)
-		result, err := c.unary(ctx, target{id: req.Tool, node: n, choice: true}, &s, args)
+		err := send(target{id: req.Tool, node: n, choice: true})
 		n.outstanding.Add(-1)
+		if f := (final{}); errors.As(err, &f) {
+			return f.err
+		}
 		if err == nil || !notThere(err) {
-			return result, err
+			return err
 		}
 		nodes = slices.DeleteFunc(nodes, func(other *node) bool { return other == n })
 	}
-	return nil, errNoRoom
+	return errNoRoom
 }
 
 // notThere reports whether a node did not take a call, so that another may.

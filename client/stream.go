@@ -85,8 +85,7 @@ func (c *Client) Stream(ctx context.Context, id subjects.ToolID, args any, opts 
 			defer cancel()
 		}
 		err = c.attempts(ctx, id, &s, func(t target) error {
-			r := &reader{order: chunks.NewOrder(1), signal: make(chan struct{}, 1), yield: yield}
-			return r.run(ctx, c, t, &s, body)
+			return newReader(yield).run(ctx, c, t, &s, body)
 		})
 		if whole = err == nil; !whole && !errors.Is(err, errStopped) {
 			yield(Chunk{}, err)
@@ -116,6 +115,10 @@ type reader struct {
 	granted   int64
 	fruitless int
 	asking    *replay // nil: the store is not being asked
+}
+
+func newReader(yield func(Chunk, error) bool) *reader {
+	return &reader{order: chunks.NewOrder(1), signal: make(chan struct{}, 1), yield: yield}
 }
 
 // begun reports whether the stream is known to run, or to have run.

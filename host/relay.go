@@ -8,6 +8,7 @@ import (
 	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/host/admit"
 	"github.com/toolmesh/toolmesh/host/retry"
+	"github.com/toolmesh/toolmesh/host/stream"
 )
 
 // maxHops is how often a call is passed on at most, by all nodes together.
@@ -20,11 +21,8 @@ const (
 )
 
 // mayPass reports whether a request that the queue group has brought may be passed on
-// when there is no slot: who chooses a node itself chooses another. A stream's items,
-// credit and acknowledgement are between its reader and the node that runs it.
-func (h *Host) mayPass(req *codec.Request) bool {
-	return req.Delivery == codec.DeliverNone && req.Hops < maxHops && h.relay.Load() != nil
-}
+// when there is no slot: who chooses a node itself chooses another.
+func (h *Host) mayPass(req *codec.Request) bool { return req.Hops < maxHops && h.relay.Load() != nil }
 
 // passOn has another node run a call, and ends with what that says. The call has all
 // that one has that runs here: its name, so that a repetition joins it, its time, its
@@ -33,6 +31,9 @@ func (h *Host) passOn(call *admit.Call[*inflight], args, varArgs json.RawMessage
 	c := call.Value
 	if varArgs != nil { // only the envelope form carries these
 		return admit.Record{Err: h.withoutSlot(c.Request, call.Full)}
+	}
+	if c.Request.Delivery != codec.DeliverNone {
+		return h.passStreamOn(call, args)
 	}
 	result, err := h.relay.Load().Relay(&c.ctx, c.Request, args, h.node, c.report)
 	if err == nil {
@@ -43,15 +44,37 @@ func (h *Host) passOn(call *admit.Call[*inflight], args, varArgs json.RawMessage
 		}
 		return record
 	}
+	return admit.Record{Err: h.passedOn(call, err)}
+}
+
+// passStreamOn is passOn for a stream. What its caller reads, acknowledges and asks for
+// again is this node's stream, whose handler reads another one: a reader that is slow
+// holds that one back.
+func (h *Host) passStreamOn(call *admit.Call[*inflight], args json.RawMessage) admit.Record {
+	c := call.Value
+	s, err := stream.New(&c.ctx, &c.readers, c.epoch, !c.deadline.IsZero())
+	if err != nil {
+		return admit.Record{Err: refusal(err).WithStarted(toolmesh.StartedNo)}
+	}
+	send := func(item json.RawMessage) error { return s.Send(&c.ctx, item) }
+	if err = h.relay.Load().RelayStream(&c.ctx, c.Request, args, h.node, send, c.report); err == nil {
+		h.relayed.Add(1)
+		return admit.Record{Streamed: true}
+	}
+	return admit.Record{Err: outcome(&c.ctx, h.passedOn(call, err)), Streamed: true}
+}
+
+// passedOn is the error of a call that was to be passed on.
+func (h *Host) passedOn(call *admit.Call[*inflight], err error) *toolmesh.Error {
 	e := toolmesh.AsError(err)
 	switch {
 	case e.Started == toolmesh.StartedNo && (e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable):
-		return admit.Record{Err: h.withoutSlot(c.Request, call.Full)}
+		return h.withoutSlot(call.Value.Request, call.Full)
 	case e.Code == toolmesh.CodeNodeLost || e.Code == toolmesh.CodeUnavailable:
 		e = e.WithOrigin(toolmesh.OriginAgent) // that it was not the caller's is known here
 	}
 	h.relayed.Add(1)
-	return admit.Record{Err: e}
+	return e
 }
 
 // withoutSlot counts a request that is refused with err, if that is for want of a slot. To the error of a node

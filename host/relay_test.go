@@ -2,9 +2,11 @@ package host_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh"
@@ -80,6 +82,7 @@ func TestFullNodePassesCallsOn(t *testing.T) {
 		}
 		t.Run("calls", func(t *testing.T) { relayedCalls(t, &rig{desk: d, t: t, h: full, nc: r.nc, session: r.session}) })
 		t.Run("names", func(t *testing.T) { relayedNames(t, &rig{desk: d, t: t, h: full, nc: r.nc, session: r.session}) })
+		t.Run("streams", func(t *testing.T) { relayedStreams(t, &rig{desk: d, t: t, h: full, nc: r.nc, session: r.session}) })
 		close(r.gate("occupied").release)
 		for range slots {
 			if a := occupied.next(); a.code() != "ok" {
@@ -196,6 +199,83 @@ func relayedNames(t *testing.T, r *rig) {
 	}
 }
 
+// relayedStreams has streams passed on, one in each delivery, and holds them back,
+// repeats and cancels them.
+func relayedStreams(t *testing.T, r *rig) {
+	n := 0
+	// passed begins streams until one is passed on; the others are ended.
+	passed := func(body string, pairs ...string) (in *inbox, id string, g *gate) {
+		for {
+			n++
+			id, key := fmt.Sprint("stream-", n), fmt.Sprint("stream ", n)
+			in, g = r.inbox(), r.gate(key)
+			named := slices.Clone(pairs)
+			if pairs != nil { // else the body has it
+				named = append(named, "Mesh-Rpc-Id", id)
+			}
+			r.send(in, genSubject, strings.NewReplacer("KEY", key, "ID", id).Replace(body), named...)
+			if ran := wait(t, "start", g.seen); string(ran.RPCID) == id+".passed" {
+				return in, id, g
+			} else if string(ran.RPCID) != id {
+				t.Fatalf("stream %s runs as %s", id, ran.RPCID)
+			}
+			r.send(nil, "mesh.ctl.default."+id, `{"type":"cancel"}`)
+			wait(t, "end", g.ended)
+		}
+	}
+	whole := []string{"data1", "data2", "data3", "complete3"}
+
+	in, id, g := passed(`{"key":"KEY","n":3,"gate":true}`, "Mesh-Stream", "inbox")
+	g.release <- struct{}{}
+	in.item(1)
+	again := r.inbox()
+	r.send(again, directed(r.h, "default", "desk.gen"), fmt.Sprintf(`{"key":"stream %d","n":3,"gate":true}`, n), "Mesh-Stream", "inbox", "Mesh-Rpc-Id", id)
+	close(g.release)
+	in.finish(2, 3)
+	if diff := cmp.Diff(whole, bodies(again.chunks())); diff != "" || r.ran(fmt.Sprint("stream ", n)) != 1 {
+		t.Errorf("repeated (-want +got):\n%s", diff)
+	}
+
+	in, id, g = passed(`{"key":"KEY","n":3,"gate":true}`, "Mesh-Stream", "1")
+	close(g.release)
+	if a := in.next(); a.Header.Get("Mesh-Node") != "full" || !strings.Contains(string(a.Data), `"rpc_id":"`+id+`"`) {
+		t.Errorf("acknowledgement: %v %s", a.Header, a.Data)
+	}
+	if diff := cmp.Diff(whole, bodies(r.replayedSoon(id))); diff != "" {
+		t.Errorf("what is stored (-want +got):\n%s", diff)
+	}
+
+	in, _, g = passed(`{"type":"rpc_tool_stream","tool_id":"desk.gen","kwargs":{"key":"KEY","n":1,"fail":true},"rpc_id":"ID"}`)
+	wait(t, "end", g.ended)
+	if m := in.next(); !strings.Contains(string(m.Data), `"chunk_type":"data","data":1,"seq":1`) {
+		t.Errorf("envelope: %s", m.Data)
+	}
+	if m := in.next(); !strings.Contains(string(m.Data), `"code":"tool_error"`) || !strings.Contains(string(m.Data), "out of items") {
+		t.Errorf("envelope, end: %s", m.Data)
+	}
+
+	in, _, g = passed(`{"key":"KEY","fail":true}`, "Mesh-Stream", "inbox")
+	wait(t, "end", g.ended)
+	if a := in.next(); a.code() != "tool_error" || a.Error.started() != "true" || !isEmpty(in.next().Msg) {
+		t.Errorf("one that fails at once: %v %s", a.Header, a.Data)
+	}
+
+	// A reader that gives no further credit holds the tool back.
+	in, id, g = passed(`{"key":"KEY","n":1000000}`, "Mesh-Stream", "1", "Mesh-Credit", "4")
+	in.next()
+	r.send(nil, "mesh.node.full.ctl.default."+id, `{"type":"cancel"}`)
+	if cause := toolmesh.AsError(wait(t, "end", g.ended)); cause == nil || cause.Code != toolmesh.CodeCancelled {
+		t.Errorf("a cancel at the node that passed it on ends it with %v", cause)
+	}
+	if sent := len(g.sent); sent > 1000 {
+		t.Errorf("with credit for 4 the tool sent %d items", sent)
+	}
+	all := r.replayedSoon(id)
+	if end := all[len(all)-1]; len(all) != 5 || end.kind != "error" || !strings.Contains(end.body, `"cancelled"`) {
+		t.Errorf("the cancelled stream: %+v", all)
+	}
+}
+
 // When no node has a slot the caller hears so, with when to try again; a node that is
 // full holds as many calls for others as it has slots, and no more.
 func TestAllNodesAreFull(t *testing.T) {
@@ -225,6 +305,10 @@ func TestAllNodesAreFull(t *testing.T) {
 		if a.code() != "busy" || a.Error.started() != "false" || a.Error.Details["limit"] != host.LimitSlots {
 			t.Fatalf("with all slots taken: %s", a.Data)
 		}
+		r.send(in, genSubject, `{"key":"more"}`, "Mesh-Stream", "inbox")
+		if a := in.next(); a.code() != "busy" || a.Error.started() != "false" || a.Error.Details["retry_after_ms"] == nil || !isEmpty(in.next().Msg) {
+			t.Fatalf("a stream with all slots taken: %s", a.Data)
+		}
 		if hint, ok := a.Error.Details["retry_after_ms"].(float64); !ok || hint < 1 || hint > 1000 || !strings.Contains(a.Error.Message, "all 2 slots") {
 			t.Errorf("busy: %s", a.Data)
 		}
@@ -237,8 +321,8 @@ func TestAllNodesAreFull(t *testing.T) {
 	for _, h := range hosts {
 		busy += h.Stats().Busy
 	}
-	if busy != 20 {
-		t.Errorf("%d callers were answered busy, want 20", busy)
+	if busy != 40 {
+		t.Errorf("%d callers were answered busy, want 40", busy)
 	}
 	meshtest.Until(t, "heartbeats have told of it", func() bool {
 		calls, wanting := 0, 0.0
