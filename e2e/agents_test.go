@@ -29,10 +29,10 @@ type twoAgents struct {
 	a, b *process
 }
 
-func newTwoAgents(t *testing.T) *twoAgents {
+func newTwoAgents(t *testing.T, env ...string) *twoAgents {
 	t.Helper()
 	s := meshtest.Broker(t)
-	m := &twoAgents{user: newUser(t, "MESH_NATS_URL="+s.URL), url: s.URL}
+	m := &twoAgents{user: newUser(t, append(env, "MESH_NATS_URL="+s.URL)...), url: s.URL}
 	m.a = m.agent(t, s.URL, "a")
 	m.mesh(t, 0, "install", "file://"+held(t))
 	m.b = m.agent(t, s.URL, "b")

@@ -220,7 +220,7 @@ func example(t *testing.T, name string) string {
 func held(t *testing.T) string {
 	t.Helper()
 	return repository(t, "held", map[string]string{
-		"tools.toml": "[index]\ntools = [\"t.wait\", \"t.items\", \"t.fast\"]\n",
+		"tools.toml": "[index]\ntools = [\"t.wait\", \"t.items\", \"t.fast\", \"t.retried\"]\n",
 		"t.py": `import os, time
 
 def wait(folder: str, name: str) -> str:
@@ -228,6 +228,14 @@ def wait(folder: str, name: str) -> str:
     open(os.path.join(folder, name), "w").close()
     while not os.path.exists(os.path.join(folder, "go")):
         time.sleep(0.01)
+    return name
+
+def retried(folder: str, name: str) -> str:
+    """Fail until the file "go" is in the folder."""
+    with open(os.path.join(folder, name), "a") as runs:
+        runs.write("run\n")
+    if not os.path.exists(os.path.join(folder, "go")):
+        raise RuntimeError("not yet")
     return name
 
 def items(n: int, pause: float = 0.0):

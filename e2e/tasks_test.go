@@ -10,16 +10,49 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
-// handIn submits tasks that run until the file "go" is in the folder, and returns their
-// ids. The commands that submit them have ended then.
-func (u *user) handIn(t *testing.T, folder string, n int) []string {
+// handedIn are tasks in every state. The commands that submitted them have ended.
+type handedIn struct {
+	folder string
+	ids    []string
+}
+
+// handIn submits tasks that run until they are let go: as many as running do so, the others wait for room, one is
+// between two attempts, and one is to come.
+func (u *user) handIn(t *testing.T, name string, all, running int) *handedIn {
 	t.Helper()
-	ids := make([]string, n)
-	for i := range ids {
-		ids[i] = fmt.Sprintf("task-%d", i)
-		u.mesh(t, 0, "task", "submit", "held.t.wait", "folder="+folder, "name="+ids[i], "--id", ids[i])
+	h := &handedIn{folder: open(t)}
+	submit := func(tool, id string, args ...string) {
+		u.mesh(t, 0, append([]string{"task", "submit", tool, "folder=" + h.folder, "name=" + id, "--id=" + id}, args...)...)
+		h.ids = append(h.ids, id)
 	}
-	return ids
+	retried := name + "-retried"
+	submit("held.t.retried", retried, "--attempts=100")
+	meshtest.Until(t, "an attempt has failed", func() bool {
+		runs, err := os.ReadFile(filepath.Join(h.folder, retried))
+		return err == nil && len(runs) > 0
+	})
+	for i := range all {
+		submit("held.t.wait", fmt.Sprintf("%s-wait-%d", name, i))
+	}
+	submit("held.t.wait", name+"-later", "--in=3s")
+	meshtest.Until(t, "tasks run", func() bool {
+		files, err := filepath.Glob(filepath.Join(h.folder, name+"-wait-*"))
+		return err == nil && len(files) >= running
+	})
+	return h
+}
+
+// end lets the tasks go, and waits until each has its result.
+func (u *user) end(t *testing.T, h *handedIn) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(h.folder, "go"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range h.ids {
+		if r := u.mesh(t, 0, "task", "wait", id, "--timeout=2m"); strings.TrimSpace(r.stdout) != `"`+id+`"` {
+			t.Errorf("%s: %v", id, r)
+		}
+	}
 }
 
 // open makes a folder that other users may write to.
@@ -36,39 +69,26 @@ func open(t *testing.T) string {
 	return folder
 }
 
-// run waits until the code of tasks runs.
-func (u *user) run(t *testing.T, folder string, n int) {
-	t.Helper()
-	meshtest.Until(t, "all tasks run", func() bool {
-		files, err := filepath.Glob(filepath.Join(folder, "task-*"))
-		return err == nil && len(files) == n
-	})
-}
-
-// TestTasksOutliveAgentAndRouter kills the router and an agent, which run tasks and have
-// their calls, while the tasks are under way.
+// TestTasksOutliveAgentAndRouter kills the router and then an agent, which run tasks and
+// have their calls.
 func TestTasksOutliveAgentAndRouter(t *testing.T) {
 	t.Parallel()
-	m := newTwoAgents(t)
+	const slots, all = 2, 12
+	m := newTwoAgents(t, fmt.Sprint("MESH_SLOTS=", slots))
 	router, _ := m.start(t, t.TempDir(), "mesh-router", "--server="+m.url)
 	router.await(t, router.logs, `msg=ready`)
-	folder := open(t)
-	ids := m.handIn(t, folder, 9)
-	m.run(t, folder, len(ids))
+
+	first := m.handIn(t, "router", all, 2*slots)
 	router.kill(t)
+	m.end(t, first)
+	second := m.handIn(t, "agent", all, 2*slots)
 	m.a.kill(t)
-	if err := os.WriteFile(filepath.Join(folder, "go"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	for _, id := range ids {
-		if r := m.mesh(t, 0, "task", "wait", id, "--timeout=2m"); strings.TrimSpace(r.stdout) != `"`+id+`"` {
-			t.Errorf("%s: %v", id, r)
-		}
-	}
+	m.end(t, second)
+
 	var answer struct{ Tasks []struct{ ID, State string } }
 	m.json(t, &answer, "task", "ls", "--state=succeeded", "--json")
-	if len(answer.Tasks) != len(ids) {
-		t.Errorf("%d of %d tasks have succeeded: %+v", len(answer.Tasks), len(ids), answer.Tasks)
+	if want := len(first.ids) + len(second.ids); len(answer.Tasks) != want {
+		t.Errorf("%d of %d tasks have succeeded: %+v", len(answer.Tasks), want, answer.Tasks)
 	}
 }
 
@@ -78,23 +98,10 @@ func TestTasksOutliveAWholeMesh(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
 	dir := filepath.Join(u.home, "mesh")
-	p := u.up(t, dir)
+	p := u.up(t, dir, "--slots=2")
 	u.mesh(t, 0, "install", "file://"+held(t))
-	folder := open(t)
-	ids := u.handIn(t, folder, 3)
-	u.run(t, folder, len(ids))
-	u.mesh(t, 0, "task", "submit", "held.t.fast", "n=5", "--in=2s", "--id=later")
+	h := u.handIn(t, "mesh", 6, 2)
 	p.kill(t)
-	if err := os.WriteFile(filepath.Join(folder, "go"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
 	u.up(t, dir)
-	for _, id := range ids {
-		if r := u.mesh(t, 0, "task", "wait", id, "--timeout=2m"); strings.TrimSpace(r.stdout) != `"`+id+`"` {
-			t.Errorf("%s: %v", id, r)
-		}
-	}
-	if r := u.mesh(t, 0, "task", "wait", "later", "--timeout=2m"); strings.TrimSpace(r.stdout) != "5" {
-		t.Errorf("a task that was due meanwhile: %v", r)
-	}
+	u.end(t, h)
 }

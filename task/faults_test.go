@@ -290,3 +290,83 @@ func TestTaskIsHandedOver(t *testing.T) {
 		t.Errorf("the tool ran %d times", n)
 	}
 }
+
+// What hands tasks in, what runs them, the node that has their calls and the broker die, each while one task is to
+// come, one waits for room, one runs, and one is between two attempts.
+func TestDeathsInEveryState(t *testing.T) {
+	t.Parallel()
+	type mesh struct {
+		broker               *meshtest.Server
+		desk                 *desk
+		caller, runner, node *nats.Conn
+	}
+	for _, c := range []struct {
+		victim string
+		most   int // runs of a call that was under way
+		dies   func(*testing.T, mesh)
+	}{
+		{"submitter", 1, func(_ *testing.T, m mesh) { m.caller.Close() }},
+		{"runner", 1, func(t *testing.T, m mesh) {
+			m.runner.Close()
+			runs(t, m.broker.Connect(t), 1)
+		}},
+		{"node", 2, func(t *testing.T, m mesh) {
+			m.node.Close()
+			m.desk.serve(t, m.broker.Connect(t), host.Options{Node: "second"})
+		}},
+		{"broker", 2, func(t *testing.T, m mesh) { m.broker.Restart(t) }},
+	} {
+		t.Run(c.victim, func(t *testing.T) {
+			t.Parallel()
+			m := mesh{broker: meshtest.Broker(t), desk: newDesk()}
+			m.caller, m.runner, m.node = m.broker.Connect(t), m.broker.Connect(t), m.broker.Connect(t)
+			d := m.desk
+			d.serve(t, m.node, host.Options{Node: "first"})
+			runs(t, m.runner, 1)
+			caller, other := calls(t, m.caller, ""), calls(t, m.broker.Connect(t), "")
+
+			submit(t, caller, "jobs.echo", "scheduled", &client.SubmitOptions{ID: "scheduled", In: 10 * time.Second})
+			const failures = 3 // the next attempt is 2 s away, or more
+			d.fails["retried"] = failures
+			submit(t, caller, "jobs.echo", "retried", &client.SubmitOptions{ID: "retried", Attempts: failures + 1})
+			meshtest.Until(t, "the attempts have failed", func() bool {
+				info, err := other.Task("retried").Show(t.Context())
+				return err == nil && info.Attempts == failures && info.State == codec.TaskQueued
+			})
+			var running []string // as many as run of a session that has no room
+			for i := range firstTasks {
+				key := "running-" + strconv.Itoa(i)
+				running = append(running, key)
+				submit(t, caller, "jobs.wait", key, &client.SubmitOptions{ID: subjects.RPCID(key)})
+			}
+			for _, key := range running {
+				becomes(t, other.Task(subjects.RPCID(key)), codec.TaskRunning)
+			}
+			submit(t, caller, "jobs.wait", "queued", &client.SubmitOptions{ID: "queued"})
+			for id, state := range map[subjects.RPCID]codec.TaskState{"scheduled": codec.TaskScheduled, "queued": codec.TaskQueued, "retried": codec.TaskQueued} {
+				if info, err := other.Task(id).Show(t.Context()); err != nil || info.State != state {
+					t.Logf("the machine is slow: %s is %+v %v", id, info, err)
+				}
+			}
+
+			c.dies(t, m)
+			for _, key := range append(running, "queued") {
+				close(d.gate(key))
+			}
+			for _, key := range running {
+				succeeds(t, other.Task(subjects.RPCID(key)), "waited "+key)
+				if n := d.count(key); n > c.most {
+					t.Errorf("%s was run %d times", key, n)
+				}
+			}
+			for id, want := range map[subjects.RPCID]string{"queued": "waited queued", "scheduled": "did scheduled", "retried": "did retried"} {
+				succeeds(t, other.Task(id), want)
+			}
+			for key, want := range map[string]int{"queued": 1, "scheduled": 1, "retried": failures + 1} {
+				if n := d.count(key); n != want {
+					t.Errorf("%s was run %d times, want %d", key, n, want)
+				}
+			}
+		})
+	}
+}
