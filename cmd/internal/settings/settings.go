@@ -104,7 +104,8 @@ type Router struct {
 	Policy
 	Store
 	Monitoring
-	Indexes string `split_words:"true" flag:"indexes" arg:"FILE" help:"keep the indexes of the mesh as this TOML file lists them, which is followed; takes an administrator's key (default nobody does)"`
+	Indexes          string `split_words:"true" flag:"indexes" arg:"FILE" help:"keep the indexes of the mesh as this TOML file lists them, which is followed; takes an administrator's key (default nobody does)"`
+	KubernetesEvents string `split_words:"true" flag:"kubernetes-events" arg:"CONFIGMAP" help:"in a pod: say in Events of this ConfigMap what of --indexes could not be done (default nowhere)"`
 	Logging
 }
 

@@ -44,6 +44,7 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_SESSION_STREAM_QUOTA": {"session-stream-quota", "10MB", ""},
 	"MESH_CACHE_MAX":            {"cache-max", "10MB", ""},
 	"MESH_CACHE_ENTRIES":        {"cache-entries", "7", ""},
+	"MESH_KUBERNETES_EVENTS":    {"kubernetes-events", "mesh-indexes", ""},
 	"MESH_LOG_LEVEL":            {"log-level", "debug", ""},
 	"MESH_LOG_FORMAT":           {"log-format", "json", ""},
 }
@@ -71,7 +72,7 @@ func TestEverySetting(t *testing.T) {
 		if strings.HasPrefix(name, "MESH_AUTH_") || name == "MESH_HTTP_LISTEN" {
 			byVariable, byFlag = new(settings.Agent), new(settings.Agent)
 		}
-		if name == "MESH_INDEXES" {
+		if name == "MESH_INDEXES" || name == "MESH_KUBERNETES_EVENTS" {
 			byVariable, byFlag = new(settings.Router), new(settings.Router)
 		}
 		if err := settings.Load([]string{name + "=" + s.text}, byVariable); err != nil {

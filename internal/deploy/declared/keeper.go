@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +23,9 @@ type Options struct {
 	Env []string
 	// LookEvery is how often the file and the registry are looked at. Defaults to 2 s.
 	LookEvery time.Duration
+	// Tell is told of each entry that fails, again every half an hour while it does, and
+	// of each that no longer does. It is not to wait. Defaults to nobody.
+	Tell func(registry.DeclaredIndex)
 	// RetryFirst is how long what failed waits before it is tried again, for the first
 	// time; it doubles up to 5 min. Defaults to 5 s.
 	RetryFirst time.Duration
@@ -31,6 +33,7 @@ type Options struct {
 
 const (
 	retryMost = 5 * time.Minute
+	tellEvery = 30 * time.Minute
 	// atOnce is how many indexes are worked on at the same time.
 	atOnce = 4
 	// storeWait bounds one question to the registry.
@@ -189,13 +192,4 @@ func declaredOf(e Entry, state string, err error) registry.DeclaredIndex {
 func sameState(a, b registry.DeclaredIndex) bool {
 	a.Since, b.Since = time.Time{}, time.Time{}
 	return a == b
-}
-
-// find returns the entry of a name and a source.
-func find(all []registry.DeclaredIndex, like registry.DeclaredIndex) (registry.DeclaredIndex, bool) {
-	at := slices.IndexFunc(all, func(d registry.DeclaredIndex) bool { return d.Name == like.Name && d.Source == like.Source })
-	if at < 0 {
-		return registry.DeclaredIndex{}, false
-	}
-	return all[at], true
 }
