@@ -274,6 +274,7 @@ class _Runner:
         self._waiting: deque[_Call] = deque()  # for a thread
         self._given, self._taken, self._seen = 0, 0, 0  # calls: that waited, that wait no more, _given at the last look
         self._looking = False
+        self._had_calls = False
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # of a thread that has nothing to do: False ends it
         self._awake, self._roused, self._threads = 0, 0, 0  # _roused: awake, and not yet looking for a call
         self._lock = threading.Lock()  # of threads, of what waits for them and of what is raised in them
@@ -295,8 +296,8 @@ class _Runner:
                     await bridge.kill()
                     if self._stopping:
                         return
-                    if not self.node:
-                        raise  # it has never served
+                    if not self.node and not self._had_calls:
+                        raise  # it has never served: calls come before the bridge says that they may
                     _log.error("%s", failure)
                 else:
                     self.node = bridge.ready["node"]
@@ -399,6 +400,7 @@ class _Runner:
         except BaseException as failure:  # noqa: B036 - a converter of the tool's may raise anything
             bridge.send(_failed(key, _unbound(failure, offered)))
             return
+        self._had_calls = True
         call = self._running[frame["rpc_id"]] = _Call(bridge, frame, key, offered, positional, keyword)
         call.context.run(_serving.enter, bridge, frame)
         if offered.kind in ("async", "async_generator"):
