@@ -111,6 +111,7 @@ type Agent struct {
 	store     *registry.Store
 	responder *registry.Responder
 	tasks     *task.Service
+	awaiting  *registry.Awaiting
 	deploy    *deploy.Manager
 	subs      []*nats.Subscription
 	watch     sync.WaitGroup
@@ -221,7 +222,8 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	if err = a.host.ServeBatches(ctx, a.view, a.store, a.client); err != nil {
 		return err
 	}
-	a.tasks = task.New(a.bus, a.store, a.client, &task.Options{Sessions: a.sessions, Replicas: a.opts.Replicas, Local: a.host, Logger: a.log})
+	a.tasks = task.New(a.bus, a.store, a.client, &task.Options{Sessions: a.sessions, Replicas: a.opts.Replicas, Local: a.host, Await: a.view.Await, Logger: a.log})
+	a.awaiting = registry.NewAwaiting(a.bus, a.tasks.Awaited)
 	if err = a.tasks.Start(ctx); err != nil {
 		return err
 	}
@@ -301,7 +303,8 @@ func (a *Agent) release(ctx context.Context) error {
 	a.end()
 	if a.tasks != nil {
 		a.tasks.Stop(ctx) // first: others go on with what it leaves
-		a.tasks = nil
+		a.awaiting.Close()
+		a.tasks, a.awaiting = nil, nil
 	}
 	if a.host != nil {
 		errs = append(errs, a.host.Stop(ctx))

@@ -360,6 +360,15 @@ func (i *instance) Tools() []subjects.ToolID {
 	return ids
 }
 
+// Descriptors implements [deploy.Instance].
+func (i *instance) Descriptors() []*tool.Descriptor {
+	all := make([]*tool.Descriptor, len(i.tools))
+	for n, t := range i.tools {
+		all[n] = t.Descriptor
+	}
+	return all
+}
+
 // Unavailable implements [deploy.Instance].
 func (i *instance) Unavailable() []deploy.Unavailable { return i.unavailable }
 

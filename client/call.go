@@ -40,6 +40,9 @@ type Result struct {
 	// LaneWait is for how long the call waited for its turn, of a tool whose lane_scope is
 	// more than the batch; it is part of Took.
 	LaneWait time.Duration
+	// NodeWait is for how long it waited at a router because no node served the tool; it is
+	// part of Took, too.
+	NodeWait time.Duration
 	Took     time.Duration
 	// Ref is where a large value is instead, with [ByReference]; else nil.
 	Ref *codec.Ref
@@ -138,6 +141,8 @@ func (c *Client) attempts(ctx context.Context, name subjects.ToolID, s *settings
 			return err
 		}
 		switch {
+		case e.Details["waited_ms"] != nil:
+			return err // it has waited for as long as routers have it wait
 		case errors.Is(err, errNobody) && t.node != nil:
 			c.shared.routes.forget(s.session, id, t.node.id)
 			queueOnly = true
@@ -224,6 +229,7 @@ type pending struct {
 	node atomic.Pointer[node] // where it runs, once that is known
 	sign atomic.Int64         // when it was last heard of, unix ns; 0 = never
 	high atomic.Int64         // Mesh-High of the last keepalive
+	held atomic.Bool          // it waits at a router for a node, by its last sign of life
 
 	// The call's goroutine only.
 	sent  time.Time // when the request was first sent, and
@@ -253,6 +259,7 @@ func (p *pending) receive(m *nats.Msg, err error) {
 	if len(m.Data) == 0 && m.Header != nil && len(m.Header[codec.HeaderKeepalive]) > 0 {
 		r := codec.ParseReply(codec.Header(m.Header), nil)
 		p.heard(r.Node, r.Boot)
+		p.held.Store(r.Awaits)
 		if r.High > 0 {
 			p.high.Store(r.High)
 		}
@@ -404,7 +411,7 @@ func (c *Client) unary(ctx context.Context, t target, s *settings, body []byte) 
 		if !s.queue && t.node == nil && !t.batch {
 			c.learn(s.session, t.id)
 		}
-		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Boot: r.Boot, Revision: r.Revision, Cache: r.Cache, LaneWait: r.LaneWait, Ref: r.Ref, Took: took}, nil
+		return &Result{RPCID: s.rpc, Value: r.Body, Node: r.Node, Boot: r.Boot, Revision: r.Revision, Cache: r.Cache, LaneWait: r.LaneWait, NodeWait: r.NodeWait, Ref: r.Ref, Took: took}, nil
 	case codec.ReplyNoResponders:
 		return nil, errNobody
 	case codec.ReplyError:
@@ -575,7 +582,47 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 		p.quiet = true
 		return nil
 	}
+	if n == nil && p.held.Swap(false) {
+		return p.orphaned(ctx)
+	}
 	return p.lost(n, "has been silent for "+silence.String())
+}
+
+// orphaned finds out what has become of a call whose router is silent, where it waited for
+// a node. If none has it, and none will begin it any more, it has not started.
+func (p *pending) orphaned(ctx context.Context) error {
+	subject, err := subjects.Ctl(p.s.session, p.s.rpc)
+	if err != nil {
+		return callerError(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	ask := func(what codec.ControlType, answer any) (bool, error) {
+		asking, cancel := context.WithTimeout(ctx, whereWait)
+		defer cancel()
+		m, err := p.c.ask(asking, subject, codec.Control{Type: what}.Encode())
+		switch {
+		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil, errors.Is(err, errNobody):
+			return false, nil
+		case err != nil:
+			return false, asCall(ctx, err)
+		}
+		return json.Unmarshal(m.Data, answer) == nil, nil
+	}
+	var at codec.Where
+	if ok, err := ask(codec.ControlWhere, &at); err != nil {
+		return err
+	} else if ok && at.Node != "" {
+		p.heard(at.Node, at.Boot) // from now on it is asked
+		return nil
+	}
+	var cancelled codec.Cancelled
+	if ok, err := ask(codec.ControlCancel, &cancelled); err != nil {
+		return err
+	} else if ok && cancelled.Cancelled {
+		return p.lost(nil, "was that of a router which is silent")
+	}
+	p.s.rpc = subjects.NewRPCID(p.s.prefix) // nodes remember that this one was cancelled
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, "the router is silent at which the call waited for a node, and no node has it: send it again").
+		WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
 }
 
 func (p *pending) lost(n *node, why string) error {

@@ -165,6 +165,23 @@ type Heartbeat struct {
 	// time for each caller that waits.
 	Busy   uint64 `json:"busy,omitempty"`
 	BusyMS uint64 `json:"busy_ms,omitempty"`
+	// Awaited is what waits in this process for a node, by pool. A process that is no node
+	// may say that, too: its id has no lease.
+	Awaited map[string]Awaited `json:"awaited,omitempty"`
+}
+
+// Awaited is what waits for a node of a pool.
+type Awaited struct {
+	// Calls wait at a router, Tasks are queued again by a runner.
+	Calls int `json:"calls,omitempty"`
+	Tasks int `json:"tasks,omitempty"`
+	// OldestMS is for how long the oldest of them has waited.
+	OldestMS int64 `json:"oldest_ms,omitempty"`
+}
+
+// Add returns both together.
+func (a Awaited) Add(other Awaited) Awaited {
+	return Awaited{a.Calls + other.Calls, a.Tasks + other.Tasks, max(a.OldestMS, other.OldestMS)}
 }
 
 // Encode renders the heartbeat.

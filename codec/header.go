@@ -47,11 +47,13 @@ const (
 	HeaderLanes          = "Mesh-Lanes" // the grants that calls above this one hold
 	HeaderLaneWait       = "Mesh-Lane-Wait-Ms"
 	HeaderFence          = "Mesh-Fence"
-	HeaderRef            = "Mesh-Ref"        // the value's name in the object store, in place of a body
-	HeaderDigest         = "Mesh-Digest"     // of what it names
-	HeaderAcceptRef      = "Mesh-Accept-Ref" // the caller takes a reference
-	HeaderPayload        = "Mesh-Payload"    // what is asked of a large value
-	HeaderSize           = "Mesh-Size"       // of all of it, in bytes
+	HeaderAwaits         = "Mesh-Awaits"       // of a keepalive: the call waits at a router, for a node
+	HeaderNodeWait       = "Mesh-Node-Wait-Ms" // of an answer: for how long it did
+	HeaderRef            = "Mesh-Ref"          // the value's name in the object store, in place of a body
+	HeaderDigest         = "Mesh-Digest"       // of what it names
+	HeaderAcceptRef      = "Mesh-Accept-Ref"   // the caller takes a reference
+	HeaderPayload        = "Mesh-Payload"      // what is asked of a large value
+	HeaderSize           = "Mesh-Size"         // of all of it, in bytes
 
 	HeaderContentType     = "Content-Type"
 	HeaderContentEncoding = "Content-Encoding"
@@ -69,7 +71,7 @@ var canonical = func() map[string]string {
 		HeaderRPCID, HeaderTool, HeaderSession, HeaderTimeout, HeaderDeadline, HeaderAgain, HeaderIdempotencyKey, HeaderStream,
 		HeaderIsolation, HeaderRevision, HeaderHops, HeaderDepth, HeaderParent, HeaderKeepalive, HeaderProgress, HeaderOwner, HeaderSignature, HeaderWantLoad,
 		HeaderProto, HeaderRequire, HeaderCredit, HeaderNode, HeaderBoot, HeaderLoad, HeaderErrorCode, HeaderStarted,
-		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderCache, HeaderLanes, HeaderLaneWait, HeaderFence, HeaderRef, HeaderDigest, HeaderAcceptRef, HeaderPayload, HeaderSize, HeaderContentType, HeaderContentEncoding,
+		HeaderSeq, HeaderChunk, HeaderCount, HeaderHigh, HeaderEpoch, HeaderCache, HeaderLanes, HeaderLaneWait, HeaderAwaits, HeaderNodeWait, HeaderFence, HeaderRef, HeaderDigest, HeaderAcceptRef, HeaderPayload, HeaderSize, HeaderContentType, HeaderContentEncoding,
 		HeaderAcceptEncoding, HeaderTraceparent, HeaderServiceError, HeaderServiceErrorCode,
 	} {
 		m[name], m[strings.ToLower(name)] = name, name

@@ -268,6 +268,39 @@ func (r *Request) KeepaliveHeader(id *Identity, high int64, progress *Progress) 
 	return h
 }
 
+// AwaitsHeader renders the sign of life of a call that waits at a router for a node. It
+// names none: which one it will be is not known, and the router is none.
+func (r *Request) AwaitsHeader() Header {
+	h := newHeader()
+	h[HeaderProto], h[HeaderKeepalive], h[HeaderAwaits] = protoValue, flagOn, flagOn
+	if r.RPCID != "" {
+		h.Set(HeaderRPCID, string(r.RPCID))
+	}
+	return h
+}
+
+// PassOn renders the headers of a request that a router, which has it from the queue group,
+// passes on to a node after it has waited: one more hop, and so much less time. An
+// envelope, whose headers would make it another form, goes as it is.
+func (r *Request) PassOn(h Header, waited time.Duration) Header {
+	if r.Form != FormPlain {
+		return h
+	}
+	out := make(Header, len(h)+1)
+	for k, v := range h {
+		switch headerName(k) {
+		case HeaderHops, HeaderTimeout:
+		default:
+			out[k] = v
+		}
+	}
+	out.Set(HeaderHops, strconv.Itoa(r.Hops+1))
+	if r.HasTimeout {
+		out.Set(HeaderTimeout, strconv.FormatInt(max((r.Timeout-waited).Milliseconds(), 1), 10))
+	}
+	return out
+}
+
 // mustMarshal renders a message of ours. What in it comes from others has been
 // looked at: results by json.Valid, errors by [sendable].
 func mustMarshal(v any) []byte {
@@ -311,6 +344,10 @@ type Reply struct {
 	Cache string
 	// LaneWait is for how long the call waited for its turn in a lane.
 	LaneWait time.Duration
+	// NodeWait is for how long the call waited at a router for a node.
+	NodeWait time.Duration
+	// Awaits says, of a keepalive, that the call waits there still.
+	Awaits bool
 	// Body is the result of a unary call.
 	Body json.RawMessage
 	// Ref stands for the result where it is in the object store; else nil.
@@ -378,6 +415,10 @@ func ParseReply(h Header, body []byte) Reply {
 			r.Cache = v
 		case HeaderLaneWait:
 			r.LaneWait = laneWait(v)
+		case HeaderNodeWait:
+			r.NodeWait = laneWait(v)
+		case HeaderAwaits:
+			r.Awaits = v != ""
 		case HeaderRef:
 			ref.Name = v
 		case HeaderDigest:

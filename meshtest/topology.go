@@ -54,7 +54,7 @@ func (top *Topology) CallOn(t testing.TB, i int, options ...nats.Option) *nats.C
 // the clusters out. The runs are one after the other, because clusters are heavy.
 func Topologies(t *testing.T, run func(t *testing.T, top *Topology)) {
 	t.Helper()
-	t.Run("single", func(t *testing.T) { run(t, cluster("single", []*Server{Broker(t)})) })
+	t.Run("single", func(t *testing.T) { run(t, Single(t)) })
 	t.Run("accounts", func(t *testing.T) {
 		a := Accounts(t)
 		run(t, &Topology{
@@ -70,6 +70,12 @@ func Topologies(t *testing.T, run func(t *testing.T, top *Topology)) {
 		t.Run("cluster2", func(t *testing.T) { run(t, cluster("cluster2", Cluster(t, 2))) })
 	}
 	t.Run("cluster3", func(t *testing.T) { run(t, cluster("cluster3", Cluster(t, 3))) })
+}
+
+// Single is the topology of one broker.
+func Single(t testing.TB) *Topology {
+	t.Helper()
+	return cluster("single", []*Server{Broker(t)})
 }
 
 // Conversations runs a test of what a caller and a node say to each other on each

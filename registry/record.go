@@ -146,8 +146,13 @@ type IndexRecord struct {
 	// Managed is the digest of the entry of a file of indexes that it was installed for.
 	// Empty: somebody installed it by hand.
 	Managed string `json:"managed,omitempty"`
+	// Tools are those of the revision: what is known of them while no node serves it. Empty
+	// where they are too many for a record, and of records of before.
+	Tools []ToolRoute `json:"tools,omitempty"`
 	// Settings are the installer's own, passed through.
 	Settings json.RawMessage `json:"settings,omitempty"`
+
+	listed bool // of a view: its tools are among the routes
 }
 
 // Yields reports whether a record may be replaced by another of its name: by one of its

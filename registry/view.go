@@ -360,8 +360,10 @@ func trusted[T ~string](said, key T) T {
 }
 
 func (v *View) applyIndex(c change) {
+	declared := declaredBy + c.key
 	if c.gone {
 		delete(v.indexes, c.key)
+		v.table.remove(declared)
 	} else {
 		var r IndexRecord
 		name, session, err := subjects.ParseIndexKey(c.key)
@@ -369,6 +371,14 @@ func (v *View) applyIndex(c change) {
 			return
 		}
 		r.Name, r.Session = trusted(r.Name, name), trusted(r.Session, session)
+		v.table.remove(declared)
+		if len(r.Tools) > 0 {
+			// As a record of no node: what others say of the tools is believed before it.
+			v.table.set(subjects.ToolsKey{Session: session, Index: name}, declared, 0,
+				ToolsRecord{Session: r.Session, Epoch: r.Epoch, Index: r.Name, Revision: r.Revision, Tools: r.Tools})
+			r.Tools = nil
+			r.listed = true
+		}
 		v.indexes[c.key] = r
 	}
 	v.touched()

@@ -4,6 +4,7 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/router/standby"
 )
 
 // joined is the parts of a router that has joined the mesh. Those who look on take
@@ -11,6 +12,8 @@ import (
 type joined struct {
 	view *registry.View
 	host *host.Host // nil while no functions are served
+	// standby is nil where no calls wait.
+	standby *standby.Standby
 }
 
 // Stuck is why the router does not get on, whatever the broker does; nil while it does.
@@ -53,6 +56,15 @@ func (r *Router) Figures() *host.Figures {
 func (r *Router) Seen() *registry.View {
 	if j := r.joined.Load(); j != nil && !r.leaving.Load() {
 		return j.view
+	}
+	return nil
+}
+
+// Standby is what has become of the calls that waited here for a node; nil where none do.
+func (r *Router) Standby() *standby.Figures {
+	if j := r.joined.Load(); j != nil && j.standby != nil {
+		f := j.standby.Figures()
+		return &f
 	}
 	return nil
 }

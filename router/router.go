@@ -20,6 +20,7 @@ import (
 	"github.com/toolmesh/toolmesh/host"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/router/standby"
 	"github.com/toolmesh/toolmesh/subjects"
 	"github.com/toolmesh/toolmesh/task"
 )
@@ -52,6 +53,9 @@ type Options struct {
 	ChunksMax     int64
 	// PayloadsMax and PayloadMax bound large values; see [host.Options].
 	PayloadsMax, PayloadMax int64
+	// Standby has calls of installed indexes that no node serves wait here for one. Defaults
+	// to nil: they do not. It takes the rights of a node.
+	Standby *standby.Options
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
 }
@@ -98,6 +102,8 @@ type Router struct {
 	store     *registry.Store
 	responder *registry.Responder
 	tasks     *task.Service
+	standby   *standby.Standby
+	awaiting  *registry.Awaiting
 	micro     *bus.Service
 	closed    bool
 	serving   atomic.Pointer[host.Host] // host, once it serves
@@ -146,6 +152,7 @@ func (r *Router) Start(ctx context.Context) error {
 	if err := r.runTasks(ctx); err != nil {
 		return err
 	}
+	r.standBy()
 	if r.micro == nil && r.host == nil {
 		var err error
 		r.micro, err = r.bus.StartService(bus.ServiceConfig{
@@ -196,12 +203,27 @@ func (r *Router) runTasks(ctx context.Context) error {
 	if r.tasks != nil {
 		return nil
 	}
-	tasks := task.New(r.bus, r.store, r.client, &task.Options{Sessions: r.policy, Replicas: r.opts.Replicas, Local: local{r}, Logger: r.log})
+	tasks := task.New(r.bus, r.store, r.client, &task.Options{Sessions: r.policy, Replicas: r.opts.Replicas, Local: local{r}, Await: r.view.Await, Logger: r.log})
 	if err := tasks.Start(ctx); err != nil {
 		return err
 	}
 	r.tasks = tasks
 	return nil
+}
+
+// standBy begins to hold calls that no node serves, if the options say so, once; r.mu is
+// held.
+func (r *Router) standBy() {
+	switch {
+	case r.standby != nil || r.awaiting != nil:
+	case r.opts.Standby == nil:
+		r.awaiting = registry.NewAwaiting(r.bus, r.tasks.Awaited)
+	default:
+		o := *r.opts.Standby
+		o.Logger = cmp.Or(o.Logger, r.log)
+		r.standby = standby.New(r.bus, r.view, r.opts.Node, &o, r.tasks.Awaited)
+		r.joined.Store(&joined{view: r.view, host: r.host, standby: r.standby})
+	}
 }
 
 // local makes calls of tasks in this process, once it serves functions.
@@ -236,7 +258,7 @@ func (r *Router) serve(ctx context.Context) error {
 	}
 	r.host = h
 	r.serving.Store(h)
-	r.joined.Store(&joined{view: r.view, host: h})
+	r.joined.Store(&joined{view: r.view, host: h, standby: r.standby})
 	return h.ServeBatches(ctx, r.view, r.store, r.client)
 }
 
@@ -304,11 +326,17 @@ func (r *Router) leave(ctx context.Context) error {
 	r.leaving.Store(true)
 	r.mu.Lock()
 	r.closed = true
-	h, view, responder, micro, tasks := r.host, r.view, r.responder, r.micro, r.tasks
+	h, view, responder, micro, tasks, held, awaiting := r.host, r.view, r.responder, r.micro, r.tasks, r.standby, r.awaiting
 	r.mu.Unlock()
 	var errs []error
 	if tasks != nil {
 		tasks.Stop(ctx) // first: others go on with what it leaves
+	}
+	if held != nil {
+		held.Stop(ctx)
+	}
+	if awaiting != nil {
+		awaiting.Close()
 	}
 	if h != nil {
 		errs = append(errs, h.Stop(ctx))

@@ -73,6 +73,24 @@ func ToolAnySession(id ToolID) (string, error) {
 	return "tools.*." + token, nil
 }
 
+// IndexTools is the subscription for all tools of an index: of one session, or where that
+// is empty of every one.
+func IndexTools(session SessionID, name IndexName) (string, error) {
+	scope := "*"
+	if session != "" {
+		token, err := EncodeToken(string(session))
+		if err != nil {
+			return "", err
+		}
+		scope = token
+	}
+	token, err := EncodeToken(string(name))
+	if err != nil {
+		return "", err
+	}
+	return "tools." + scope + "." + token + ".>", nil
+}
+
 // NodeTools is the subscription for all directed calls of one node.
 func NodeTools(node NodeID) (string, error) { return nodePattern(node, ".tools.>") }
 

@@ -52,6 +52,7 @@ type run struct {
 	// adopted: it was not said yet what becomes of m, which came late.
 	adopted bool
 
+	pool  string              // whose node the task waits for; the run's own
 	tell  func(*codec.Task)   // tells its end to who has submitted it; nil: nobody waits for that
 	looks chan struct{}       // of capacity 1: the record is to be looked at
 	told  chan codec.Progress // of capacity 1: how far the call is
@@ -149,7 +150,13 @@ func (r *run) do(t *stored) {
 		r.settle(t, n, 0)
 		return
 	}
-	result, err := r.call(t, n, fresh)
+	var result *client.Result
+	var err error
+	if why := r.await(t); fresh && why != nil {
+		err = why
+	} else {
+		result, err = r.call(t, n, fresh)
+	}
 	switch {
 	case errors.Is(context.Cause(r.ctx), errTaken):
 	case errors.Is(context.Cause(r.ctx), client.ErrLeft):
@@ -167,6 +174,9 @@ func (r *run) do(t *stored) {
 		}
 		before := t.record
 		wait := t.after(n, result, err, s.now())
+		if t.State == codec.TaskQueued {
+			r.awaits(t, wait)
+		}
 		if before.State == codec.TaskQueued && t.State == codec.TaskQueued && before.Error != nil && waits(t.Error) && before.Error.Code == t.Error.Code {
 			r.again(t, wait) // nothing new
 			return

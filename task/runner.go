@@ -223,6 +223,7 @@ func (s *Service) enter(key string, r *run) (other *run) {
 	if other = s.running[key]; other == nil {
 		s.running[key] = r
 		s.active[r.session]++
+		delete(s.awaited, key) // it is looked at
 	}
 	return other
 }

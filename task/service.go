@@ -38,6 +38,9 @@ type Options struct {
 	Replicas int
 	// Local runs tools in this process. Defaults to none: all calls are the client's.
 	Local Local
+	// Await says whether a tool's index is installed and no node serves it, and then which
+	// pool has to have one: its tasks stay queued, without a call. Defaults to none.
+	Await func(session subjects.SessionID, tool subjects.ToolID) (pool string, ok bool)
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
 }
@@ -82,6 +85,7 @@ type Service struct {
 	running map[string]*run // by key
 	active  map[subjects.SessionID]int
 	waiting []*waiter
+	awaited map[string]awaited // tasks that wait for a node, by key
 }
 
 // New makes a service; [Service.Start] begins. All that it is given must outlive it.
@@ -92,7 +96,7 @@ func New(b *bus.Bus, store *registry.Store, c *client.Client, opts *Options) *Se
 	s := &Service{
 		bus: b, store: store, client: c, opts: o, log: o.Logger, name: uuid.NewString(),
 		quit: make(chan struct{}), freed: make(chan struct{}, 1), lanes: lanes(),
-		running: make(map[string]*run), active: make(map[subjects.SessionID]int),
+		running: make(map[string]*run), active: make(map[subjects.SessionID]int), awaited: make(map[string]awaited),
 	}
 	s.base, s.end = context.WithCancelCause(context.Background())
 	s.requests.SetLimit(mostRequests)

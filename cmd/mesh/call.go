@@ -191,6 +191,7 @@ type callAnswer struct {
 	DurationMS *float64         `json:"duration_ms,omitempty"`
 	Cache      string           `json:"cache,omitempty"`
 	LaneWaitMS float64          `json:"lane_wait_ms,omitempty"`
+	NodeWaitMS float64          `json:"node_wait_ms,omitempty"`
 	Out        string           `json:"out,omitempty"` // where the result is instead
 	Error      *toolmesh.Error  `json:"error,omitempty"`
 }
@@ -223,7 +224,7 @@ func (a *app) printCall(ctx context.Context, l *link, id subjects.ToolID, rpc su
 		}
 		a.printJSON(callAnswer{
 			RPCID: rpc, Status: "ok", Result: value, Out: out, Node: &result.Node, DurationMS: new(milliseconds(result.Took)), Cache: result.Cache,
-			LaneWaitMS: milliseconds(result.LaneWait),
+			LaneWaitMS: milliseconds(result.LaneWait), NodeWaitMS: milliseconds(result.NodeWait),
 		})
 	default:
 		a.printValue(result.Value)

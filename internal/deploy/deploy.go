@@ -6,6 +6,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Builder makes something that can be served out of an index's source.
@@ -33,6 +34,8 @@ type Instance interface {
 	// Tools are the ids that can be called, Unavailable those that cannot.
 	Tools() []subjects.ToolID
 	Unavailable() []Unavailable
+	// Descriptors are those of Tools.
+	Descriptors() []*tool.Descriptor
 	// Warnings are for who installs it.
 	Warnings() []string
 	// Close drains and ends it.

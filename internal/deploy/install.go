@@ -378,6 +378,7 @@ func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, reco
 		// Written by a node whose clock is ahead: the order must hold all the same.
 		record.InstalledAt = before.InstalledAt.Add(time.Microsecond)
 	}
+	record.Tools = m.listed(ctx, i)
 	claim := m.store.ClaimIndex
 	if over {
 		claim = m.store.ReplaceIndex
@@ -403,6 +404,29 @@ func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, reco
 	}
 	j.step("publish", "done", 100)
 	return nil
+}
+
+// listedBytes is how large the list of an index's tools in its record may be.
+const listedBytes = 128 << 10
+
+// listed is what is known of the tools while no node serves them. That it is missing costs
+// no more than that.
+func (m *Manager) listed(ctx context.Context, i Instance) []registry.ToolRoute {
+	all := i.Descriptors()
+	digests, err := m.store.PutDescriptors(ctx, all...)
+	if err != nil {
+		m.log.Warn("the tools are not known while no node serves them", slog.String("index", string(i.Build().Name)), slog.String("error", err.Error()))
+		return nil
+	}
+	routes := make([]registry.ToolRoute, len(all))
+	for n, d := range all {
+		a := d.Annotations
+		routes[n] = registry.ToolRoute{ID: d.ID, Digest: digests[n], Streaming: a.Streaming, Idempotent: a.Idempotent, ParallelSafe: a.ParallelSafe}
+	}
+	if data, err := json.Marshal(routes); err != nil || int64(len(data)) > min(listedBytes, m.bus.MaxPayload()/2) {
+		return nil
+	}
+	return routes
 }
 
 func unreadable(err error) error {

@@ -6,14 +6,8 @@ import (
 	"math"
 	"slices"
 
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/registry"
-)
-
-const (
-	// PoolLabel is the label of a node that names its pool.
-	PoolLabel = "pool"
-	// DefaultPool has the nodes without that label.
-	DefaultPool = "default"
 )
 
 // Demand is what a pool of nodes has to do, and what it has for that. It counts the
@@ -31,14 +25,21 @@ type Demand struct {
 	// Busy are the calls that were answered busy between the nodes' last two heartbeats,
 	// about a second.
 	Busy int `json:"busy"`
+	// Awaiting are calls that wait at routers for a node of the pool, Tasks durable tasks
+	// that stay queued for want of one; see [codec.Awaited].
+	Awaiting int `json:"awaiting"`
+	Tasks    int `json:"tasks"`
+	// OldestWaitMS is for how long the oldest of these has waited.
+	OldestWaitMS int64 `json:"oldest_wait_ms"`
 	// WantedSlots is how many slots there would have to be; see [Demands].
 	WantedSlots int `json:"wanted_slots"`
 }
 
-// Demands sums up nodes by their pools, sorted by name.
+// Demands sums up nodes, and what waits for some, by their pools, sorted by name.
 //
-// The slots that are wanted are the calls in flight, those queued, and the callers that
-// were answered busy and wait. Each has its reason:
+// The slots that are wanted are the calls in flight, those queued, the callers that
+// were answered busy and wait, and the calls and tasks that wait for a node. Each has its
+// reason:
 //
 //   - A queued call holds a slot, and so is counted twice, as where a caller chooses
 //     between two nodes. It shows that the node has fewer workers than slots, and its
@@ -52,21 +53,27 @@ type Demand struct {
 //     callers wait at once. For calls of a second and more that is the number of calls
 //     answered busy in a second; for callers that do not come back it is the work that
 //     was turned away (Little's law).
+//   - What waits for a node is held by one router or one runner each, which say so in
+//     heartbeats, and is on no node: it adds to the rest, and to what others hold.
 //
 // An autoscaler divides the number by what one node should carry: see [Replicas].
-func Demands(nodes []registry.NodeStatus) []Demand {
+func Demands(nodes []registry.NodeStatus, awaited map[string]codec.Awaited) []Demand {
 	pools := make(map[string]*Demand)
-	wanting := make(map[string]float64)
-	for _, n := range nodes {
-		if !n.Alive || n.State == registry.StateDraining {
-			continue
-		}
-		name := cmp.Or(n.Labels[PoolLabel], DefaultPool)
+	of := func(name string) *Demand {
 		d := pools[name]
 		if d == nil {
 			d = &Demand{Pool: name}
 			pools[name] = d
 		}
+		return d
+	}
+	wanting := make(map[string]float64)
+	for _, n := range nodes {
+		if !n.Alive || n.State == registry.StateDraining {
+			continue
+		}
+		name := cmp.Or(n.Labels[registry.PoolLabel], registry.DefaultPool)
+		d := of(name)
 		d.Nodes++
 		d.Slots += n.Slots
 		d.InFlight += n.InFlight
@@ -75,10 +82,14 @@ func Demands(nodes []registry.NodeStatus) []Demand {
 		d.Busy += n.Busy
 		wanting[name] += n.Wanting
 	}
+	for name, a := range awaited {
+		d := of(name)
+		d.Awaiting, d.Tasks, d.OldestWaitMS = a.Calls, a.Tasks, a.OldestMS
+	}
 	all := make([]Demand, 0, len(pools))
 	for _, name := range slices.Sorted(maps.Keys(pools)) {
 		d := *pools[name]
-		d.WantedSlots = d.InFlight + d.Queued + int(math.Ceil(wanting[name]))
+		d.WantedSlots = d.InFlight + d.Queued + int(math.Ceil(wanting[name])) + d.Awaiting + d.Tasks
 		all = append(all, d)
 	}
 	return all

@@ -5,6 +5,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/monitor"
 	"github.com/toolmesh/toolmesh/registry"
 )
@@ -30,16 +31,32 @@ func TestDemands(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		nodes []registry.NodeStatus
-		want  []monitor.Demand
+		nodes   []registry.NodeStatus
+		awaited map[string]codec.Awaited
+		want    []monitor.Demand
 	}{
-		"no nodes": {nil, []monitor.Demand{}},
+		"no nodes": {nil, nil, []monitor.Demand{}},
+		"what waits for a pool without nodes": {
+			nil,
+			map[string]codec.Awaited{"gpu": {Calls: 3, Tasks: 2, OldestMS: 1500}},
+			[]monitor.Demand{{Pool: "gpu", Awaiting: 3, Tasks: 2, OldestWaitMS: 1500, WantedSlots: 5}},
+		},
+		"what waits adds to what runs, and to no other pool": {
+			[]registry.NodeStatus{node("gpu", load(4, 1, 7, 9, 0.5)), node("cpu", load(2, 0, 0, 0, 0))},
+			map[string]codec.Awaited{"gpu": {Calls: 1, OldestMS: 10}},
+			[]monitor.Demand{
+				{Pool: "cpu", Nodes: 1, Slots: 8, InFlight: 2, WantedSlots: 2},
+				{Pool: "gpu", Nodes: 1, Slots: 8, InFlight: 4, Queued: 1, Waiting: 7, Busy: 9, Awaiting: 1, OldestWaitMS: 10, WantedSlots: 7},
+			},
+		},
 		"one that idles, without a label": {
 			[]registry.NodeStatus{node("", nil)},
+			nil,
 			[]monitor.Demand{{Pool: "default", Nodes: 1, Slots: 8}},
 		},
 		"pools are sums, by name": {
 			[]registry.NodeStatus{node("gpu", load(3, 1, 7, 0, 0)), node("cpu", load(1, 0, 0, 0, 0)), node("gpu", load(4, 0, 0, 0, 0))},
+			nil,
 			[]monitor.Demand{
 				{Pool: "cpu", Nodes: 1, Slots: 8, InFlight: 1, WantedSlots: 1},
 				{Pool: "gpu", Nodes: 2, Slots: 16, InFlight: 7, Queued: 1, Waiting: 7, WantedSlots: 8},
@@ -48,6 +65,7 @@ func TestDemands(t *testing.T) {
 		// A hundred answers in a second to callers that are to wait 10 ms are one that waits.
 		"callers that wait, not answers": {
 			[]registry.NodeStatus{node("gpu", load(8, 0, 0, 100, 1)), node("gpu", load(8, 0, 0, 30, 0.3))},
+			nil,
 			[]monitor.Demand{{Pool: "gpu", Nodes: 2, Slots: 16, InFlight: 16, Busy: 130, WantedSlots: 18}},
 		},
 		"what drains or is silent counts for nothing": {
@@ -56,12 +74,13 @@ func TestDemands(t *testing.T) {
 				node("gpu", func(n *registry.NodeStatus) { n.Alive, n.InFlight = false, 5 }),
 				node("gpu", load(2, 0, 0, 0, 0)),
 			},
+			nil,
 			[]monitor.Demand{{Pool: "gpu", Nodes: 1, Slots: 8, InFlight: 2, WantedSlots: 2}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(c.want, monitor.Demands(c.nodes)); diff != "" {
+			if diff := cmp.Diff(c.want, monitor.Demands(c.nodes, c.awaited)); diff != "" {
 				t.Errorf("demand (-want +got):\n%s", diff)
 			}
 		})
@@ -127,7 +146,7 @@ func TestAPoolFollowsItsDemand(t *testing.T) {
 				}
 				nodes[0].Wanting = float64(left)
 				before, wanted := size, 0
-				for _, d := range monitor.Demands(nodes) {
+				for _, d := range monitor.Demands(nodes, nil) {
 					wanted = d.WantedSlots
 				}
 				if size = max(replicas(wanted, slots), 1); step > 0 && size != before {

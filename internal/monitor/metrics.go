@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor/pool"
 	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/router/standby"
 )
 
 // figure is a metric of the node, without labels.
@@ -44,11 +45,11 @@ var figures = []figure{
 // demanded is a metric of a pool.
 type demanded struct {
 	desc *prometheus.Desc
-	of   func(*Demand) int
+	of   func(*Demand) float64
 }
 
-func newDemanded(name, help string, of func(*Demand) int) demanded {
-	return demanded{prometheus.NewDesc("toolmesh_pool_"+name, help+" The same from every process.", []string{"pool"}, nil), of}
+func newDemanded[N int | float64](name, help string, of func(*Demand) N) demanded {
+	return demanded{prometheus.NewDesc("toolmesh_pool_"+name, help+" The same from every process.", []string{"pool"}, nil), func(d *Demand) float64 { return float64(of(d)) }}
 }
 
 var demands = []demanded{
@@ -58,14 +59,19 @@ var demands = []demanded{
 	newDemanded("queued", "Calls in flight that wait for a worker.", func(d *Demand) int { return d.Queued }),
 	newDemanded("waiting", "Calls that wait for their turn in a lane.", func(d *Demand) int { return d.Waiting }),
 	newDemanded("busy", "Callers that were answered busy in the last second.", func(d *Demand) int { return d.Busy }),
+	newDemanded("awaiting", "Calls that wait at routers for a node of the pool.", func(d *Demand) int { return d.Awaiting }),
+	newDemanded("tasks", "Durable tasks that are queued for want of a node of the pool.", func(d *Demand) int { return d.Tasks }),
+	newDemanded("oldest_wait_seconds", "For how long the oldest of these has waited.", func(d *Demand) float64 { return float64(d.OldestWaitMS) / 1000 }),
 	newDemanded("wanted_slots", "Slots that the pool would have to have.", func(d *Demand) int { return d.WantedSlots }),
 }
 
 var (
-	callsDesc   = prometheus.NewDesc("toolmesh_calls_total", "Calls that have ended on this node, by code: ok, or that of the error.", []string{"code"}, nil)
-	workersDesc = prometheus.NewDesc("toolmesh_workers", "Workers of this agent: those that take calls, those that start; and calls that have one (busy).", []string{"state"}, nil)
-	readyDesc   = prometheus.NewDesc("toolmesh_ready", "1 while /readyz says so, else 0.", nil, nil)
-	buildDesc   = prometheus.NewDesc("toolmesh_build_info", "Always 1: the versions are the labels.", []string{"version", "goversion"}, nil)
+	callsDesc    = prometheus.NewDesc("toolmesh_calls_total", "Calls that have ended on this node, by code: ok, or that of the error.", []string{"code"}, nil)
+	workersDesc  = prometheus.NewDesc("toolmesh_workers", "Workers of this agent: those that take calls, those that start; and calls that have one (busy).", []string{"state"}, nil)
+	heldDesc     = prometheus.NewDesc("toolmesh_held_calls_total", "Calls that do not wait for a node at this router any more, by code: ok, one took it; or that of the error.", []string{"code"}, nil)
+	heldTimeDesc = prometheus.NewDesc("toolmesh_held_seconds_total", "Time that all of these waited together.", nil, nil)
+	readyDesc    = prometheus.NewDesc("toolmesh_ready", "1 while /readyz says so, else 0.", nil, nil)
+	buildDesc    = prometheus.NewDesc("toolmesh_build_info", "Always 1: the versions are the labels.", []string{"version", "goversion"}, nil)
 )
 
 // collector makes metrics of what its monitor sees at the time of a scrape.
@@ -79,7 +85,7 @@ func (c collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range demands {
 		out <- d.desc
 	}
-	for _, d := range []*prometheus.Desc{callsDesc, workersDesc, readyDesc, buildDesc} {
+	for _, d := range []*prometheus.Desc{callsDesc, workersDesc, heldDesc, heldTimeDesc, readyDesc, buildDesc} {
 		out <- d
 	}
 }
@@ -88,6 +94,9 @@ func (c collector) Describe(out chan<- *prometheus.Desc) {
 func (c collector) Collect(out chan<- prometheus.Metric) {
 	gauge := func(desc *prometheus.Desc, value int, labels ...string) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(value), labels...)
+	}
+	count := func(desc *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, value, labels...)
 	}
 	gauge(buildDesc, 1, c.m.version, runtime.Version())
 	ready := 0
@@ -98,7 +107,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	if all, err := c.m.demands(); err == nil {
 		for i := range all {
 			for _, d := range demands {
-				gauge(d.desc, d.of(&all[i]), all[i].Pool)
+				out <- prometheus.MustNewConstMetric(d.desc, prometheus.GaugeValue, d.of(&all[i]), all[i].Pool)
 			}
 		}
 	}
@@ -112,6 +121,14 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 		gauge(workersDesc, all.Starting, "starting")
 		gauge(workersDesc, all.Busy, "busy")
 	}
+	if r, ok := member.(interface{ Standby() *standby.Figures }); ok {
+		if f := r.Standby(); f != nil {
+			for code, n := range f.Ended {
+				count(heldDesc, float64(n), string(code))
+			}
+			count(heldTimeDesc, f.Waited.Seconds())
+		}
+	}
 	f := member.Figures()
 	if f == nil {
 		return
@@ -119,9 +136,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	for _, one := range figures {
 		out <- prometheus.MustNewConstMetric(one.desc, one.kind, one.of(f))
 	}
-	calls := func(code string, n uint64) {
-		out <- prometheus.MustNewConstMetric(callsDesc, prometheus.CounterValue, float64(n), code)
-	}
+	calls := func(code string, n uint64) { count(callsDesc, float64(n), code) }
 	failed := uint64(0)
 	for code, n := range f.Failures {
 		calls(string(code), n)

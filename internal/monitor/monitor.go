@@ -150,7 +150,7 @@ func (m *Monitor) demands() ([]Demand, error) {
 	if stale := view.Stale(); stale > staleAfter {
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "this process has heard nothing of the mesh for %v", stale.Round(time.Second))
 	}
-	return Demands(view.Loads()), nil
+	return Demands(view.Loads(), view.Awaited()), nil
 }
 
 // health answers whether the process gets on. The figures are read for the locks on the

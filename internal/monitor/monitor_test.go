@@ -258,7 +258,7 @@ func TestFiguresFollowCalls(t *testing.T) {
 	if d := s.demand("no%2Fsuch%20one"); d != (monitor.Demand{Pool: "no/such one"}) {
 		t.Errorf("a pool without nodes: %+v", d)
 	}
-	if _, body := s.do(http.MethodGet, "/demand/gpu"); body != `{"pool":"gpu","nodes":0,"slots":0,"in_flight":0,"queued":0,"waiting":0,"busy":0,"wanted_slots":0}`+"\n" {
+	if _, body := s.do(http.MethodGet, "/demand/gpu"); body != `{"pool":"gpu","nodes":0,"slots":0,"in_flight":0,"queued":0,"waiting":0,"busy":0,"awaiting":0,"tasks":0,"oldest_wait_ms":0,"wanted_slots":0}`+"\n" {
 		t.Errorf("a pool without nodes: %s", body)
 	}
 	if _, body := s.do(http.MethodGet, "/demand"); !strings.HasPrefix(body, `{"pools":[{"pool":"default","nodes":1,"slots":2,`) {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
@@ -19,6 +20,7 @@ import (
 	"github.com/toolmesh/toolmesh/internal/deploy/declared"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/router"
+	"github.com/toolmesh/toolmesh/router/standby"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -65,6 +67,7 @@ func serveRouter(ctx context.Context, s *settings.Router, env []string, stderr i
 	r, err := router.New(nc, &router.Options{
 		Session: subjects.SessionID(s.Session.Session), Version: version,
 		SessionPolicy: string(s.Policy.SessionPolicy), Logger: log,
+		Standby:  held(s),
 		Replicas: int(s.Store.Replicas), ChunksStorage: string(s.Store.ChunksStorage), ChunksMax: int64(s.Store.ChunksMax), PayloadsMax: int64(s.Store.PayloadsMax),
 	})
 	if err != nil {
@@ -166,4 +169,12 @@ func variable(env []string, name string) (value string) {
 		}
 	}
 	return value
+}
+
+// held is what the settings say of calls that wait for a node; nil where none do.
+func held(s *settings.Router) *standby.Options {
+	if s.HeldCalls == 0 {
+		return nil
+	}
+	return &standby.Options{Calls: int(s.HeldCalls), Timeout: time.Duration(s.HeldTimeout)}
 }

@@ -30,6 +30,8 @@ type (
 	Sandbox string
 	// Count is a number from 1 on.
 	Count int
+	// Held is how many calls are held; 0: none.
+	Held int
 	// Copies is how many copies of a stream there are.
 	Copies int
 	// Timeout is the longest that something may take.
@@ -98,6 +100,16 @@ func (c *Count) UnmarshalText(text []byte) error {
 		return fmt.Errorf("want a whole number from 1 on")
 	}
 	*c = Count(n)
+	return nil
+}
+
+// UnmarshalText reads a whole number from 0 on.
+func (h *Held) UnmarshalText(text []byte) error {
+	n, err := strconv.Atoi(string(text))
+	if err != nil || n < 0 {
+		return fmt.Errorf("want a whole number from 0 on")
+	}
+	*h = Held(n)
 	return nil
 }
 

@@ -1,0 +1,213 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	// PoolLabel is the label of a node that names its pool, and of an index that is for one.
+	PoolLabel = "pool"
+	// DefaultPool has the nodes, and the indexes, without that label.
+	DefaultPool = "default"
+)
+
+// declaredBy begins the names in the table of the tools that an index's own record lists:
+// no key of MESH_TOOLS has a space.
+const declaredBy = "index "
+
+// Pool is the pool that an index is for.
+func (r IndexRecord) Pool() string { return cmp.Or(r.On[PoolLabel], DefaultPool) }
+
+// Unserved returns the installed indexes of which no node that can be called says
+// anything, neither that it serves a tool nor why not: what is called of them has to wait
+// for a node. They come in no order.
+func (v *View) Unserved() []IndexRecord {
+	now := time.Now()
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	served := v.served(now)
+	var all []IndexRecord
+	for _, r := range v.indexes {
+		if r.Bundle != "" && !served[servedPlace{canonical(r.Name), canonical(r.Session)}] && !v.outlived(r) {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// servedPlace is an index of which some node says something.
+type servedPlace struct {
+	index   subjects.IndexName
+	session subjects.SessionID
+}
+
+// served are those. The lock is held.
+func (v *View) served(now time.Time) map[servedPlace]bool {
+	all := make(map[servedPlace]bool)
+	for _, e := range v.table.records {
+		if n := v.nodes[e.key.Node]; v.callable(n, now) && n.record.Boot == e.record.Boot {
+			all[servedPlace{e.key.Index, e.key.Session}] = true
+		}
+	}
+	return all
+}
+
+// outlived reports whether an index is of a session that has ended since. The lock is held.
+func (v *View) outlived(r IndexRecord) bool {
+	return r.Session != "" && r.Epoch != v.sessions[canonical(r.Session)].Epoch
+}
+
+// Index returns the installed index that a tool's id names, as a session sees it.
+func (v *View) Index(session subjects.SessionID, id subjects.ToolID) (IndexRecord, bool) {
+	name, ok := id.Index()
+	if !ok {
+		return IndexRecord{}, false
+	}
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	for _, scope := range []subjects.SessionID{session, ""} {
+		key, err := subjects.IndexKey(name, scope)
+		if r, ok := v.indexes[key]; err == nil && ok && r.Bundle != "" && !v.outlived(r) {
+			return r, true
+		}
+	}
+	return IndexRecord{}, false
+}
+
+// Await returns the pool that has to have a node before a tool can be called: that of its
+// index, if that is installed and no node says anything of it.
+func (v *View) Await(session subjects.SessionID, id subjects.ToolID) (pool string, ok bool) {
+	if route, ok := v.Route(session, id); ok && len(route.Nodes) > 0 {
+		return "", false // as a rule
+	}
+	r, ok := v.Index(session, id)
+	if !ok {
+		return "", false
+	}
+	now := time.Now()
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return r.Pool(), !v.served(now)[servedPlace{canonical(r.Name), canonical(r.Session)}]
+}
+
+// Listed reports whether the routes have all tools of an installed index, as its record
+// lists them, so that one that is missing there is none.
+func (r IndexRecord) Listed() bool { return r.listed }
+
+// Placed returns how many agents that are heard have the labels of an index.
+func (v *View) Placed(r IndexRecord) (agents int) {
+	for _, n := range v.Loads() {
+		if n.Alive && n.State != StateDraining && n.Installs() && r.Placed(n.Labels) {
+			agents++
+		}
+	}
+	return agents
+}
+
+// Runs reports whether a node is heard, as the start of it that is named; empty is any.
+func (v *View) Runs(id subjects.NodeID, boot subjects.BootID) bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	n := v.nodes[id]
+	return n != nil && v.alive(n, time.Now()) && (boot == "" || boot == n.record.Boot)
+}
+
+// Awaited returns what waits in all processes for a node, by pool.
+func (v *View) Awaited() map[string]codec.Awaited {
+	now := time.Now()
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	all := make(map[string]codec.Awaited)
+	for _, n := range v.nodes {
+		if now.Sub(n.beatAt) >= Silence {
+			continue
+		}
+		for pool, one := range n.beat.Awaited {
+			all[pool] = all[pool].Add(one)
+		}
+	}
+	return all
+}
+
+// awaitedEvery is how often a process says what waits there.
+const awaitedEvery = time.Second
+
+// Awaiting tells the mesh what waits in this process for a node: in heartbeats of an id of
+// its own, which has no lease, each second while something does. Its methods may be
+// called concurrently.
+type Awaiting struct {
+	bus     *bus.Bus
+	of      func() map[string]codec.Awaited
+	subject string
+	beat    codec.Heartbeat
+	said    bool // that something waits; the loop's own
+	wakes   chan struct{}
+	end     context.CancelFunc
+	wg      sync.WaitGroup
+}
+
+// NewAwaiting begins to tell what the functions return together, until
+// [Awaiting.Close]. They must not block.
+func NewAwaiting(b *bus.Bus, of ...func() map[string]codec.Awaited) *Awaiting {
+	id := "awaiting-" + uuid.NewString()
+	subject, _ := subjects.Heartbeat(subjects.NodeID(id)) // a plain token
+	ctx, end := context.WithCancel(context.Background())
+	a := &Awaiting{
+		bus: b, subject: subject, wakes: make(chan struct{}, 1), end: end,
+		beat: codec.Heartbeat{Node: id, Boot: uuid.NewString(), State: string(StateServing)},
+		of: func() map[string]codec.Awaited {
+			all := make(map[string]codec.Awaited)
+			for _, one := range of {
+				for pool, n := range one() {
+					all[pool] = all[pool].Add(n)
+				}
+			}
+			return all
+		},
+	}
+	a.wg.Go(func() { a.loop(ctx) })
+	return a
+}
+
+// Wake has it told soon: something waits that did not before.
+func (a *Awaiting) Wake() { wake(a.wakes) }
+
+// Close says that nothing waits here any more.
+func (a *Awaiting) Close() {
+	a.end()
+	a.wg.Wait()
+}
+
+func (a *Awaiting) loop(ctx context.Context) {
+	ticker := time.NewTicker(awaitedEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			a.tell(nil)
+			return
+		case <-a.wakes:
+		case <-ticker.C:
+		}
+		a.tell(a.of())
+	}
+}
+
+func (a *Awaiting) tell(what map[string]codec.Awaited) {
+	if len(what) == 0 && !a.said || !a.bus.Connected() {
+		return
+	}
+	a.said = len(what) > 0
+	a.beat.Awaited = what
+	_ = a.bus.Conn().PublishMsg(&nats.Msg{Subject: a.subject, Data: a.beat.Encode()}) // the next one says it too
+}

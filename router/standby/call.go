@@ -1,0 +1,556 @@
+package standby
+
+import (
+	"cmp"
+	"encoding/json"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/batch"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+const (
+	signEvery = time.Second
+	// signLate is by how much a sign of life may be late: a caller that has heard nothing
+	// for 2.5 s has given the call up, and may have sent it again.
+	signLate = 2 * time.Second
+	// callerGone is for how long nobody may hear the signs of life, as with streams.
+	callerGone = 10 * time.Second
+	// early is how much before its deadline a call is answered, a tenth of its time at
+	// most: the answer has to arrive, and says more than that the time is up.
+	early = 200 * time.Millisecond
+	// The first retry after a node has taken a call not; it doubles up to the last.
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = time.Second
+	// linger is for how long signs of life of a stream that is acknowledged may be missing.
+	linger = 10 * time.Second
+	// overdue is how long after its time a call that was passed on must be answered.
+	overdue = 5 * time.Second
+	// mostRun is the time of a call whose caller does not say one.
+	mostRun = time.Hour
+)
+
+// call is one request that waits, or that a node has and that waits for its answer.
+type call struct {
+	s       *Standby
+	m       *nats.Msg
+	subject subjects.Subject
+	req     *codec.Request
+	rpc     subjects.RPCID // as it travels
+	batch   *codec.Batch   // nil for most
+	pools   map[string]int // calls of it, by the pool that they wait for
+	epoch   string         // of the session, as the view knew it
+	arrived time.Time
+	waiting bool // guarded by s.mu
+
+	cancelled chan struct{} // of capacity 1
+
+	// The call's goroutine only.
+	last    *toolmesh.Error // why the node that was asked last did not take it
+	retryIn time.Duration
+	retryAt time.Time
+	signed  time.Time // when the last sign of life was sent
+	probe   *bus.Inbox
+	nobody  atomic.Bool // that met nobody
+	gone    time.Time   // since when none of them has met anybody
+}
+
+// parse reads the request, and says why it must not wait; err is what is wrong with its
+// subject.
+func (c *call) parse(err error) *toolmesh.Error {
+	header, bad := bus.RequestHeader(c.m)
+	switch {
+	case bad != nil:
+		c.req = &codec.Request{Session: c.subject.Session, Tool: c.subject.Tool}
+	case c.subject.Kind == subjects.KindBatch:
+		c.batch, bad = codec.ParseBatch(c.subject, header, c.m.Data)
+		c.req = &c.batch.Request
+	default:
+		c.req, bad = codec.ParseRequest(c.subject, header, c.m.Data)
+	}
+	c.rpc = subjects.WireName(c.req.RPCID)
+	if err != nil {
+		bad = toolmesh.Errorf(toolmesh.CodeInvalidRequest, "%w", err)
+	}
+	if bad != nil {
+		return bad.WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+	}
+	if c.req.IsAgain {
+		return toolmesh.Errorf(toolmesh.CodeNodeLost, "no node serves the tool any more that the call was sent to before: whether it ran is not known").WithOrigin(toolmesh.OriginMesh)
+	}
+	if left, ok := c.left(); ok && left <= 0 {
+		return toolmesh.Errorf(toolmesh.CodeDeadlineExceeded, "the call's time was up before it arrived").WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+	}
+	session, _ := c.s.view.Session(c.subject.Session)
+	c.epoch = session.Epoch
+	c.pools = make(map[string]int)
+	for _, id := range c.tools() {
+		if index, ok := c.s.view.Index(c.subject.Session, id); ok {
+			c.pools[index.Pool()]++
+		}
+	}
+	if c.batch != nil && len(c.pools) == 0 { // no node that comes would be for it
+		return unavailable("nobody runs batches: that needs an agent, or a router that serves functions")
+	}
+	return nil
+}
+
+// tools are what the request calls.
+func (c *call) tools() []subjects.ToolID {
+	if c.batch == nil {
+		return []subjects.ToolID{c.subject.Tool}
+	}
+	ids := make([]subjects.ToolID, len(c.batch.Members))
+	for i, m := range c.batch.Members {
+		ids[i] = m.Tool
+	}
+	return ids
+}
+
+// left is what is left of the caller's time; ok is false where it does not say.
+func (c *call) left() (left time.Duration, ok bool) {
+	if c.req.HasTimeout {
+		left, ok = c.req.Timeout-time.Since(c.arrived), true
+	}
+	if !c.req.Deadline.IsZero() {
+		now := c.s.bus.Time()
+		if until := c.req.Deadline.Sub(now.Now.Add(-now.Bound)); !ok || until < left {
+			left, ok = until, true
+		}
+	}
+	return left, ok
+}
+
+// run holds the call until a node takes it, and then passes back what that says.
+func (c *call) run() {
+	s := c.s
+	defer s.leave(c)
+	wait, why := s.opts.Timeout, "which is as long as router "+string(s.node)+" holds a call"
+	if left, ok := c.left(); ok && left-min(early, left/10) < wait {
+		wait, why = left-min(early, left/10), "and its time is up"
+	}
+	until := time.NewTimer(wait)
+	defer until.Stop()
+	ticker := time.NewTicker(signEvery)
+	defer ticker.Stop()
+	c.signed = time.Now()
+	defer func() {
+		if c.probe != nil {
+			c.probe.Close()
+		}
+	}()
+	for {
+		s.mu.Lock()
+		changed := s.changed
+		s.mu.Unlock()
+		node, boot, refused := c.look()
+		switch {
+		case refused != nil:
+			c.end(refused)
+			return
+		case c.late():
+			// The caller may have sent it again meanwhile.
+			c.end(unavailable("router %s, where the call waited, was held up: send it again", s.node))
+			return
+		case node != "" && time.Now().After(c.retryAt):
+			if c.pass(node, boot, ticker.C) {
+				return
+			}
+			continue
+		}
+		var retry <-chan time.Time
+		if node != "" {
+			retry = time.After(time.Until(c.retryAt))
+		}
+		select {
+		case <-changed:
+		case <-retry:
+		case <-ticker.C:
+			if !c.sign() {
+				s.waited(c, toolmesh.CodeCancelled) // nobody is there to be told
+				return
+			}
+		case <-c.cancelled:
+			c.end(toolmesh.Errorf(toolmesh.CodeCancelled, "the caller cancelled the call").WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginCaller))
+			return
+		case <-until.C:
+			c.end(c.expired(why))
+			return
+		case <-s.quit:
+			c.end(unavailable("router %s stops, where the call waited for a node: send it again", s.node))
+			return
+		}
+	}
+}
+
+// late reports whether the caller may have given the call up, for it has not heard of it:
+// one that hears nothing anyway waits on.
+func (c *call) late() bool { return c.req.Keepalive && time.Since(c.signed) > signEvery+signLate/2 }
+
+// look finds a node that may take the call; none yet is no error. refused is why there
+// will be none.
+func (c *call) look() (node subjects.NodeID, boot subjects.BootID, refused *toolmesh.Error) {
+	v, session := c.s.view, c.subject.Session
+	if now, _ := v.Session(session); c.epoch != "" && now.Epoch != c.epoch {
+		return "", "", toolmesh.Errorf(toolmesh.CodeCancelled, "the call's session has ended").
+			WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo).WithDetail("reason", "session_ended")
+	}
+	if c.batch != nil {
+		route, _ := v.Route(session, c.batch.Members[0].Tool)
+		owner, _ := v.Owner(batch.Feature, route.Nodes, string(session), string(c.req.RPCID))
+		return owner, "", nil // the node itself sees to repetitions
+	}
+	route, known := v.Route(session, c.subject.Tool)
+	if len(route.Nodes) > 0 {
+		n, ok := c.s.freest(route.Nodes)
+		if !ok {
+			return "", "", nil // it waits for room
+		}
+		return n.Node, n.Boot, nil
+	}
+	index, installed := v.Index(session, c.subject.Tool)
+	switch {
+	case known && !c.s.settled(index):
+	case known && route.Reason != "": // the nodes that have its index say why
+		return "", "", unavailable("tool %q cannot be called: %s", c.subject.Tool, route.Reason)
+	case !known && (!installed || index.Listed() || c.s.settled(index)):
+		_, err := v.Resolve(session, string(c.subject.Tool))
+		if err == nil { // it has come in this instant
+			return "", "", nil
+		}
+		return "", "", toolmesh.AsError(err)
+	}
+	return "", "", nil
+}
+
+// settled reports whether an index has been served for so long that all is known of its
+// tools.
+func (s *Standby) settled(index registry.IndexRecord) bool {
+	subject, err := subjects.IndexTools(index.Session, index.Name)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, recent := s.since[subject]
+	return err == nil && !recent && s.subs[subject] == nil
+}
+
+// freest is the node with the most room, by its own word and by what was passed on to it;
+// false where none has any.
+func (s *Standby) freest(nodes []registry.Candidate) (registry.Candidate, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	load := func(calls int, n registry.Candidate) float64 { return float64(calls) / float64(max(n.Slots, 1)) }
+	best := slices.MinFunc(nodes, func(a, b registry.Candidate) int {
+		return cmp.Compare(load(max(a.InFlight, s.sent[a.Node]), a), load(max(b.InFlight, s.sent[b.Node]), b))
+	})
+	// What it said of itself may have been a second ago: it says busy if it still has no room.
+	return best, load(s.sent[best.Node], best) < 1
+}
+
+// sign says that the call waits, to a caller that asked for that, and reports whether it
+// is still there.
+func (c *call) sign() bool {
+	if !c.req.Keepalive {
+		return true
+	}
+	if c.probe == nil {
+		inbox, err := c.s.bus.Open(func(m *nats.Msg, err error) {
+			if err == nil && bus.NoResponders(m) {
+				c.nobody.Store(true)
+			}
+		})
+		if err != nil {
+			return true
+		}
+		c.probe = inbox
+	}
+	switch now := time.Now(); {
+	case !c.nobody.Swap(false):
+		c.gone = time.Time{}
+	case c.gone.IsZero():
+		c.gone = now
+	case now.Sub(c.gone) >= callerGone:
+		return false
+	}
+	if !c.s.bus.Connected() {
+		return true
+	}
+	sign := &nats.Msg{Subject: c.m.Reply, Reply: c.probe.Subject(), Header: nats.Header(c.req.AwaitsHeader())}
+	if c.s.bus.Conn().PublishMsg(sign) == nil {
+		c.signed = time.Now()
+	}
+	return true
+}
+
+// expired says why nobody has taken the call in time, and what to do.
+func (c *call) expired(why string) *toolmesh.Error {
+	waited := time.Since(c.arrived)
+	e := unavailable("the call has waited %v for a node, %s", waited.Round(time.Millisecond), why)
+	index, ok := c.s.view.Index(c.subject.Session, c.tools()[0])
+	switch on, placed := index.On, c.s.view.Placed(index); {
+	case !ok:
+	case c.last != nil:
+		e = unavailable("%s; the node that was asked last said: %s", e.Message, c.last.Message)
+	case placed > 0:
+		e = unavailable("%s: %d nodes are to serve index %q, and none has room, or has built it yet. Look at mesh indexes, or give the call more time", e.Message, placed, index.Name)
+	case len(on) > 0:
+		e = unavailable("%s: index %q is for nodes with %s, and there is none. Start one (in Kubernetes: is the pool's autoscaler allowed to?), or give the call more time", e.Message, index.Name, on)
+	default:
+		e = unavailable("%s: no agent runs that would serve index %q. Start one, or give the call more time", e.Message, index.Name)
+	}
+	return e.WithDetail("waited_ms", waited.Milliseconds())
+}
+
+// end answers a call that waits.
+func (c *call) end(e *toolmesh.Error) {
+	c.s.waited(c, e.Code)
+	c.s.log.Info("a call that waited for a node has ended without one", c.about(slog.String("code", string(e.Code)))...)
+	c.answer(e)
+}
+
+func (c *call) about(more ...any) []any {
+	index, _ := c.tools()[0].Index()
+	return append([]any{slog.String("index", string(index)), slog.Duration("waited", time.Since(c.arrived))}, more...)
+}
+
+// answer sends a failure to the caller, in the form of the request.
+func (c *call) answer(e *toolmesh.Error) {
+	var header codec.Header
+	var body []byte
+	if c.batch != nil {
+		header, body = c.batch.Failure(c.s.identity, e)
+	} else {
+		header, body = c.req.Failure(c.s.identity, e, codec.Load{})
+	}
+	c.publish(&nats.Msg{Header: nats.Header(header), Data: body})
+	if c.req.Delivery == codec.DeliverInbox {
+		c.publish(&nats.Msg{})
+	}
+}
+
+// publish sends a message to the caller.
+func (c *call) publish(m *nats.Msg) {
+	m.Subject = c.m.Reply
+	if err := c.s.bus.Conn().PublishMsg(m); err != nil {
+		c.s.log.Warn("the answer to a call that waited cannot be sent", c.about(slog.String("error", err.Error()))...)
+	}
+}
+
+// What a message of the node that has the call says of it.
+type word int
+
+const (
+	goesOn  word = iota
+	refuses      // it has not taken the call, and another may
+	begun        // it has it
+	ended
+)
+
+// pass makes the call on a node, and passes back what that says, until the answer is
+// complete or the node is lost. It reports false where the node has not taken it.
+func (c *call) pass(node subjects.NodeID, boot subjects.BootID, tick <-chan time.Time) (taken bool) {
+	s := c.s
+	waited := time.Since(c.arrived)
+	words := make(chan word, 8)
+	var first, answered atomic.Bool // the node has said something of the call, and more than that it runs
+	var heard atomic.Int64
+	heard.Store(time.Now().UnixNano())
+	inbox, err := s.bus.Open(func(m *nats.Msg, err error) {
+		w, already := ended, first.Load()
+		if err == nil {
+			heard.Store(time.Now().UnixNano())
+			if w = c.read(m, already); w != refuses && !bus.NoResponders(m) {
+				first.Store(true)
+				sign := len(m.Data) == 0 && m.Header.Get(codec.HeaderKeepalive) != ""
+				c.forward(m, waited, !sign && !answered.Swap(true))
+			}
+		}
+		if w == goesOn && already {
+			return
+		}
+		select {
+		case words <- w:
+		default: // it has ended
+		}
+	})
+	if err != nil {
+		return c.again(nil)
+	}
+	defer inbox.Close()
+	if !c.send(inbox, node) {
+		return c.again(nil)
+	}
+	s.count(node, 1)
+	defer s.count(node, -1)
+	sent, made := time.Now(), s.bus.State().Since
+	s.take(c, true)
+	left, ok := c.left()
+	if !ok {
+		left = mostRun
+	}
+	over := time.NewTimer(left + overdue)
+	defer over.Stop()
+	told, acked := false, false
+	for {
+		select {
+		case w := <-words:
+			if w == refuses {
+				s.take(c, false)
+				return c.again(c.last)
+			}
+			if !told {
+				told = true
+				s.waited(c, "ok")
+			}
+			acked = acked || w == begun
+			if w == ended || acked && !c.req.Keepalive {
+				s.log.Info("a call that waited for a node has run", c.about(slog.Duration("node_wait", waited), slog.Duration("run", time.Since(sent)), slog.String("node", string(node)))...)
+				return true
+			}
+		case <-tick:
+			silent := time.Since(time.Unix(0, heard.Load()))
+			switch {
+			case !first.Load():
+				c.sign() // the node says so itself from its first word on
+			case acked && silent > linger:
+				return true
+			}
+			// What was said over another connection may be lost: who asked for signs of life
+			// misses them, and asks the node itself.
+			lost := !s.view.Runs(node, boot) || c.req.Keepalive && s.bus.State().Since != made
+			if lost && silent > signLate {
+				if !first.Load() || !c.req.Keepalive { // who has heard of the node finds out by itself
+					c.answer(toolmesh.Errorf(toolmesh.CodeNodeLost, "node %s, which had the call, is lost: whether the tool ran is not known", node).
+						WithOrigin(toolmesh.OriginMesh).WithDetail("node", string(node)))
+				}
+				return true
+			}
+		case <-over.C:
+			return true // the caller has given it up long ago
+		case <-s.base.Done():
+			if !acked {
+				c.answer(toolmesh.Errorf(toolmesh.CodeUnavailable, "router %s has stopped, through which the call was made: whether the tool ran is not known", s.node).WithOrigin(toolmesh.OriginMesh))
+			}
+			return true
+		}
+	}
+}
+
+// take notes whether a node has the call.
+func (s *Standby) take(c *call, taken bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.waiting = !taken
+}
+
+// count counts a call that was passed on to a node; its end may be another one's turn.
+func (s *Standby) count(node subjects.NodeID, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sent[node] += n; s.sent[node] <= 0 {
+		delete(s.sent, node)
+	}
+	if n < 0 {
+		s.wake()
+	}
+}
+
+// again has the call wait for another try.
+func (c *call) again(why *toolmesh.Error) (taken bool) {
+	c.last = why
+	c.retryIn = min(max(2*c.retryIn, firstRetry), lastRetry)
+	c.retryAt = time.Now().Add(c.retryIn/2 + rand.N(c.retryIn)) //nolint:gosec // jitter
+	return false
+}
+
+// send sends the request to a node.
+func (c *call) send(inbox *bus.Inbox, node subjects.NodeID) bool {
+	var to string
+	var err error
+	if c.batch != nil {
+		to, err = subjects.NodeBatch(node, c.subject.Session)
+	} else {
+		to, err = subjects.NodeTool(node, c.subject.Session, c.subject.Tool)
+	}
+	if err != nil {
+		return false
+	}
+	header := c.req.PassOn(codec.Header(c.m.Header), time.Since(c.arrived))
+	return inbox.Send(&nats.Msg{Subject: to, Header: nats.Header(header), Data: c.m.Data}) == nil
+}
+
+// read says what a message means. begun: the node has said something before.
+func (c *call) read(m *nats.Msg, already bool) word {
+	if bus.NoResponders(m) {
+		if already {
+			return goesOn
+		}
+		return refuses
+	}
+	r := codec.ParseReply(codec.Header(m.Header), m.Data)
+	failure := r.Err
+	enveloped := struct {
+		Chunk codec.ChunkType `json:"chunk_type"`
+		Err   *toolmesh.Error `json:"error"`
+	}{}
+	if c.req.Form != codec.FormPlain && json.Unmarshal(m.Data, &enveloped) == nil {
+		failure = enveloped.Err
+	}
+	switch {
+	case r.Kind == codec.ReplyKeepalive:
+		return goesOn
+	case !already && failure != nil && elsewhere(failure):
+		c.last = failure
+		return refuses
+	case c.req.Delivery == codec.DeliverNone:
+		return ended
+	case c.req.Delivery == codec.DeliverLive && r.Kind == codec.ReplyResult:
+		return begun
+	case c.req.Delivery == codec.DeliverLive:
+		return ended
+	case c.req.Delivery == codec.DeliverInbox:
+		if r.Kind == codec.ReplyEnd {
+			return ended
+		}
+		return goesOn
+	case enveloped.Chunk != "" && enveloped.Chunk != codec.ChunkData:
+		return ended
+	}
+	return goesOn
+}
+
+// elsewhere reports whether another node may take a call that one has refused so, or the
+// same one later.
+func elsewhere(e *toolmesh.Error) bool {
+	if e.Started != toolmesh.StartedNo || e.Details["revision"] != nil {
+		return false
+	}
+	return e.Code == toolmesh.CodeBusy || e.Code == toolmesh.CodeUnavailable || e.Code == toolmesh.CodeToolNotFound
+}
+
+// forward passes a message of the node on to the caller, with how long the call has waited
+// where that is to be said. A reply subject is the node's own, by which it finds out
+// whether the caller is there, and stays.
+func (c *call) forward(m *nats.Msg, waited time.Duration, say bool) {
+	out := &nats.Msg{Subject: c.m.Reply, Reply: m.Reply, Header: m.Header, Data: m.Data}
+	if say && c.req.Form == codec.FormPlain && len(m.Header) > 0 {
+		out.Header = maps.Clone(m.Header)
+		out.Header[codec.HeaderNodeWait] = []string{strconv.FormatInt(waited.Milliseconds(), 10)}
+		if c.s.bus.Conn().PublishMsg(out) == nil {
+			return
+		}
+		out.Header = m.Header // a message has no room for more
+	}
+	c.publish(out)
+}

@@ -1,0 +1,320 @@
+package standby
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/host/batch"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Defaults of [Options].
+const (
+	DefaultCalls   = 1000
+	DefaultTimeout = 5 * time.Minute
+)
+
+const (
+	// lookEvery is how often it is looked which indexes nobody serves, beside what the view
+	// says by itself: that a node is silent it does not. lookGap is the least time between.
+	lookEvery = 500 * time.Millisecond
+	lookGap   = 50 * time.Millisecond
+	// settle is how long an index is served before a tool that is not among those of its
+	// nodes is given up: what a node has to say may be several records.
+	settle = 3 * time.Second
+)
+
+// Options adjusts a [Standby].
+type Options struct {
+	// Calls is how many calls it holds at once, those included that it has passed on and
+	// that have no answer yet. Defaults to DefaultCalls.
+	Calls int
+	// Timeout is how long a call waits for a node at most. Defaults to DefaultTimeout.
+	Timeout time.Duration
+	// Logger takes what happens; nil discards it.
+	Logger *slog.Logger
+}
+
+// Figures are what a standby has done since its start.
+type Figures struct {
+	// Ended counts the calls that waited by what became of them: ok for one that a node has
+	// taken, else the code of the answer.
+	Ended map[toolmesh.Code]uint64
+	// Waited is how long all of these waited together.
+	Waited time.Duration
+	// Indexes is of how many calls come here now, Waiting how many wait.
+	Indexes, Waiting int
+}
+
+// Standby holds calls of indexes that no node serves. Its methods may be called
+// concurrently.
+type Standby struct {
+	bus      *bus.Bus
+	view     *registry.View
+	opts     Options
+	log      *slog.Logger
+	node     subjects.NodeID
+	identity *codec.Identity // of the answers that are its own
+
+	quit chan struct{} // closed when Stop begins: nothing waits any more
+	base context.Context
+	end  context.CancelFunc // what was passed on is given up
+	wg   sync.WaitGroup     // all goroutines
+	once sync.Once
+	told *registry.Awaiting
+
+	mu      sync.Mutex // guards what follows
+	closed  bool
+	subs    map[string]*nats.Subscription // by subject
+	since   map[string]time.Time          // subjects of indexes that were not served, and are since
+	calls   map[*call]struct{}
+	sent    map[subjects.NodeID]int // calls that were passed on and have no answer yet
+	changed chan struct{}           // closed, and made anew, when a call may find another node
+	figures Figures
+}
+
+// New begins to stand by. bus and view must outlive it. node is whose errors are; more
+// are further sources of what waits in this process, to be told with its own.
+func New(b *bus.Bus, view *registry.View, node subjects.NodeID, opts *Options, more ...func() map[string]codec.Awaited) *Standby {
+	o := *cmp.Or(opts, &Options{})
+	o.Calls, o.Timeout = cmp.Or(o.Calls, DefaultCalls), cmp.Or(o.Timeout, DefaultTimeout)
+	s := &Standby{
+		bus: b, view: view, opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), node: node,
+		identity: codec.NewIdentity(node, subjects.BootID(uuid.NewString()), ""), quit: make(chan struct{}),
+		subs: make(map[string]*nats.Subscription), since: make(map[string]time.Time), calls: make(map[*call]struct{}),
+		sent: make(map[subjects.NodeID]int), changed: make(chan struct{}), figures: Figures{Ended: make(map[toolmesh.Code]uint64)},
+	}
+	s.base, s.end = context.WithCancel(context.Background())
+	s.told = registry.NewAwaiting(b, append(more, s.Awaited)...)
+	news := make(chan struct{}, 1)
+	forget := view.Notify(news)
+	s.wg.Go(func() {
+		defer forget()
+		s.loop(news)
+	})
+	return s
+}
+
+// Stop answers what waits, which others may have again, and waits for the answers of what
+// was passed on, until ctx ends. It may be called more than once; every call waits.
+func (s *Standby) Stop(ctx context.Context) {
+	s.once.Do(func() {
+		s.mu.Lock()
+		s.closed = true
+		subs := make([]*nats.Subscription, 0, len(s.subs))
+		for _, sub := range s.subs {
+			subs = append(subs, sub)
+		}
+		clear(s.subs)
+		s.mu.Unlock()
+		_ = s.bus.Drain(ctx, subs...) // what still comes is answered: it has to be sent again
+		close(s.quit)
+		defer context.AfterFunc(ctx, s.end)()
+		s.wg.Wait()
+		s.end()
+		s.told.Close()
+	})
+	s.wg.Wait()
+}
+
+// Figures returns what it has done so far.
+func (s *Standby) Figures() Figures {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := Figures{Ended: maps.Clone(s.figures.Ended), Waited: s.figures.Waited}
+	for subject := range s.subs {
+		if subject != subjects.AllCtl && subject != subjects.AllBatches {
+			f.Indexes++
+		}
+	}
+	for c := range s.calls {
+		if c.waiting {
+			f.Waiting++
+		}
+	}
+	return f
+}
+
+// Awaited returns the calls that wait here, by pool.
+func (s *Standby) Awaited() map[string]codec.Awaited {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make(map[string]codec.Awaited)
+	for c := range s.calls {
+		if !c.waiting {
+			continue
+		}
+		for pool, calls := range c.pools {
+			all[pool] = all[pool].Add(codec.Awaited{Calls: calls, OldestMS: now.Sub(c.arrived).Milliseconds()})
+		}
+	}
+	return all
+}
+
+// loop subscribes what nobody serves, and has calls look again when that changes.
+func (s *Standby) loop(news <-chan struct{}) {
+	ticker := time.NewTicker(lookEvery)
+	defer ticker.Stop()
+	for {
+		s.look()
+		select {
+		case <-s.quit:
+			return
+		case <-time.After(lookGap):
+		}
+		select {
+		case <-s.quit:
+			return
+		case <-news:
+		case <-ticker.C:
+		}
+	}
+}
+
+// look subscribes the tools of indexes that no node serves, and batches where no node
+// runs them, and drains the subscriptions of what is served again.
+func (s *Standby) look() {
+	want := make(map[string]bool)
+	for _, r := range s.view.Unserved() {
+		if subject, err := subjects.IndexTools(r.Session, r.Name); err == nil {
+			want[subject] = true
+		}
+	}
+	if len(want) > 0 {
+		if _, ok := s.view.Owner(batch.Feature, nil); !ok {
+			want[subjects.AllBatches] = true
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	now := time.Now()
+	for subject, sub := range s.subs {
+		if subject != subjects.AllCtl && !want[subject] {
+			_ = sub.Drain() // without a connection there is nothing to drain, and it is subscribed anew
+			delete(s.subs, subject)
+			s.since[subject] = now
+		}
+	}
+	maps.DeleteFunc(s.since, func(_ string, at time.Time) bool { return now.Sub(at) > settle })
+	for subject := range want {
+		delete(s.since, subject)
+		s.subscribe(subject)
+	}
+	switch ctl := s.subs[subjects.AllCtl]; {
+	case len(want) == 0 && len(s.calls) == 0 && ctl != nil:
+		_ = ctl.Unsubscribe()
+		delete(s.subs, subjects.AllCtl)
+	case len(want) > 0 && ctl == nil:
+		sub, err := s.bus.Conn().Subscribe(subjects.AllCtl, s.control)
+		s.subscribed(subjects.AllCtl, sub, err)
+	}
+	s.wake()
+}
+
+// subscribe has a subject's requests come here as well; s.mu is held.
+func (s *Standby) subscribe(subject string) {
+	if s.subs[subject] == nil {
+		sub, err := s.bus.Conn().QueueSubscribe(subject, subjects.QueueGroup, s.receive)
+		s.subscribed(subject, sub, err)
+	}
+}
+
+// subscribed notes a subscription; s.mu is held.
+func (s *Standby) subscribed(subject string, sub *nats.Subscription, err error) {
+	if err != nil { // it is tried again
+		s.log.Warn("calls of an index without nodes do not wait here", slog.String("subject", subject), slog.String("error", err.Error()))
+		return
+	}
+	s.subs[subject] = sub
+}
+
+// wake has all calls that wait look again; s.mu is held.
+func (s *Standby) wake() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// receive takes a request: it is read and admitted here, all else is its own goroutine's.
+func (s *Standby) receive(m *nats.Msg) {
+	subject, err := subjects.Parse(m.Subject)
+	if !s.bus.MayAnswer(m, subject.Session, false) {
+		return
+	}
+	c := &call{s: s, m: m, subject: subject, arrived: time.Now(), waiting: true, cancelled: make(chan struct{}, 1)}
+	bad := c.parse(err)
+	s.mu.Lock()
+	full := len(s.calls) >= s.opts.Calls
+	if bad == nil && !full {
+		s.calls[c] = struct{}{}
+	}
+	s.mu.Unlock()
+	switch {
+	case bad != nil:
+		c.answer(bad)
+	case full:
+		c.answer(unavailable("%d calls wait at router %s for nodes, which is as many as it holds: start nodes, or send again later", s.opts.Calls, s.node))
+	default:
+		s.told.Wake()
+		s.wg.Go(c.run) // Stop does not wait yet: it drains the subscription before
+	}
+}
+
+// leave forgets a call that has ended.
+func (s *Standby) leave(c *call) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.calls, c)
+}
+
+// waited counts a call that does not wait any more.
+func (s *Standby) waited(c *call, code toolmesh.Code) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.figures.Ended[code]++
+	s.figures.Waited += time.Since(c.arrived)
+}
+
+// control takes the cancels of callers that do not know the node: a call that waits ends.
+// One that was passed on is its node's, which hears the same.
+func (s *Standby) control(m *nats.Msg) {
+	subject, err := subjects.Parse(m.Subject)
+	if err != nil || m.Reply != "" && !s.bus.MayAnswer(m, subject.Session, false) {
+		return
+	}
+	if read, bad := codec.ParseControl(codec.Header(m.Header), m.Data); bad != nil || read.Type != codec.ControlCancel {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.calls {
+		if !c.waiting || c.subject.Session != subject.Session || !subjects.SameName(c.rpc, subject.RPC) {
+			continue
+		}
+		select {
+		case c.cancelled <- struct{}{}:
+		default:
+		}
+		if m.Reply != "" {
+			_ = s.bus.Conn().Publish(m.Reply, codec.Cancelled{Cancelled: true}.Encode())
+		}
+	}
+}
+
+func unavailable(format string, args ...any) *toolmesh.Error {
+	return toolmesh.Errorf(toolmesh.CodeUnavailable, format, args...).WithOrigin(toolmesh.OriginMesh).WithStarted(toolmesh.StartedNo)
+}

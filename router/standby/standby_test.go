@@ -1,0 +1,359 @@
+package standby_test
+
+import (
+	"context"
+	"encoding/json"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/meshtest"
+	"github.com/toolmesh/toolmesh/router/standby"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// outcome is what a call ended with.
+type outcome struct {
+	value string
+	wait  time.Duration
+	err   error
+}
+
+func (r *rig) call(id subjects.ToolID, opts ...client.CallOption) <-chan outcome {
+	ended := make(chan outcome, 1)
+	ctx, cancel := context.WithTimeout(r.t.Context(), waitTimeout)
+	go func() {
+		defer cancel()
+		res, err := r.caller.Call(ctx, id, nil, opts...)
+		if err != nil {
+			ended <- outcome{err: err}
+			return
+		}
+		ended <- outcome{value: string(res.Value), wait: res.NodeWait}
+	}()
+	return ended
+}
+
+// Every form of a call waits for the first node, and has its answer from it: of a client
+// that knows no more than NATS, of ours, as a stream, and in a batch.
+func TestCallsWaitForANode(t *testing.T) {
+	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
+		r := newRig(t, top, 2, &standby.Options{})
+		plain := r.request("weather.today", `{}`, nil)
+		envelope := r.request("weather.today", `{"type":"rpc_tool_call","rpc_id":"e1","tool_id":"weather.today","args":[],"kwargs":{}}`, nil)
+		ours := r.call("weather.today")
+		items := make(chan []string, 1)
+		go func() {
+			var all []string
+			for chunk, err := range r.caller.Stream(t.Context(), "weather.watch", nil) {
+				if err != nil {
+					all = append(all, err.Error())
+					break
+				}
+				all = append(all, string(chunk.Data))
+			}
+			items <- all
+		}()
+		inbox := r.nc.NewInbox()
+		sub, err := r.nc.SubscribeSync(inbox)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = r.nc.PublishMsg(&nats.Msg{Subject: "tools.default.weather.watch", Reply: inbox, Header: nats.Header{"Mesh-Stream": {"inbox"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		batched := make(chan []client.BatchResult, 1)
+		go func() {
+			all, err := r.caller.Batch(t.Context(), []client.BatchCall{{Tool: "weather.today"}, {Tool: "weather.today"}})
+			if err != nil {
+				t.Errorf("the batch: %v", err)
+			}
+			batched <- all
+		}()
+		r.awaits(7)
+		r.node("n1", 8)
+		m := <-plain
+		if _, err := strconv.Atoi(string(m.Data)); err != nil || m.Header.Get("Mesh-Node") != "n1" || m.Header.Get("Mesh-Node-Wait-Ms") == "" {
+			t.Errorf("plain: %v %s", m.Header, m.Data)
+		}
+		if m := <-envelope; !strings.Contains(string(m.Data), `"rpc_id":"e1","status":"ok"`) {
+			t.Errorf("envelope: %s", m.Data)
+		}
+		if o := <-ours; o.err != nil || o.wait <= 0 {
+			t.Errorf("our client: %+v", o)
+		}
+		if got := strings.Join(<-items, " "); got != "1 2 3" {
+			t.Errorf("the stream: %s", got)
+		}
+		var got []string
+		for {
+			m, err := sub.NextMsg(waitTimeout)
+			if err != nil {
+				t.Fatalf("after %v: %v", got, err)
+			}
+			if len(m.Data) == 0 && m.Header == nil {
+				break
+			}
+			got = append(got, m.Header.Get("Mesh-Chunk")+":"+string(m.Data))
+		}
+		if text := strings.Join(got, " "); !strings.HasPrefix(text, "data:1 data:2 data:3 complete:") {
+			t.Errorf("the stream to an inbox: %s", text)
+		}
+		for _, one := range <-batched {
+			if one.Err != nil {
+				t.Errorf("of the batch: %v", one.Err)
+			}
+		}
+		r.awaits(0)
+		if n := r.ran.Load(); n != 5 {
+			t.Errorf("%d calls ran, 5 were made", n)
+		}
+	})
+}
+
+// What no installed index has is not found at once, and what cannot be read is refused.
+func TestWhatDoesNotWait(t *testing.T) {
+	r := newRig(t, single(t), 1, &standby.Options{})
+	if e := failure(t, <-r.request("weather.tomorrow", `{}`, nil)); e.Code != toolmesh.CodeToolNotFound || e.Started != toolmesh.StartedNo {
+		t.Errorf("a tool that the index has not: %+v", e)
+	}
+	for _, id := range []subjects.ToolID{"other.today", "nosuch"} {
+		if o := <-r.call(id); toolmesh.CodeOf(o.err) != toolmesh.CodeToolNotFound {
+			t.Errorf("%s: %v", id, o.err)
+		}
+	}
+	if e := failure(t, <-r.request("weather.today", `{}`, nats.Header{"Mesh-Timeout-Ms": {"soon"}})); e.Code != toolmesh.CodeInvalidRequest {
+		t.Errorf("a timeout that is none: %+v", e)
+	}
+	if e := failure(t, <-r.request("weather.today", `{}`, nats.Header{"Mesh-Timeout-Ms": {"0"}})); e.Code != toolmesh.CodeDeadlineExceeded {
+		t.Errorf("no time: %+v", e)
+	}
+	r.awaits(0)
+	// Their descriptions are there all the same.
+	all, err := r.caller.List(t.Context())
+	if err != nil || len(all) != 3 || all[0].State != "unavailable" || all[0].Reason == "" {
+		t.Errorf("listed: %+v, %v", all, err)
+	}
+	if d, err := r.caller.Describe(t.Context(), "weather.today"); err != nil || !strings.Contains(string(d), `"input_schema"`) {
+		t.Errorf("described: %s, %v", d, err)
+	}
+	if o := <-r.call("today", client.WithTimeout(2*time.Second)); toolmesh.CodeOf(o.err) != toolmesh.CodeUnavailable {
+		t.Errorf("by its short name: %v", o.err)
+	}
+}
+
+// A call waits within its time, and within the router's; the answer says why and what to do.
+func TestTheWaitHasBounds(t *testing.T) {
+	r := newRig(t, single(t), 1, &standby.Options{Calls: 2, Timeout: 3 * time.Second})
+	e := failure(t, <-r.request("weather.today", `{}`, nats.Header{"Mesh-Timeout-Ms": {"1000"}}))
+	if e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo || !strings.Contains(e.Message, "its time is up") || !strings.Contains(e.Message, "pool=gpu") || e.Details["waited_ms"] == nil {
+		t.Errorf("by its own time: %+v", e)
+	}
+	o := <-r.call("weather.today", client.WithTimeout(time.Second))
+	if e := toolmesh.AsError(o.err); e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo {
+		t.Errorf("our client, by its own time: %+v", e)
+	}
+	first, second := r.request("weather.today", `{}`, nil), r.call("weather.today")
+	r.awaits(2)
+	if e := failure(t, <-r.request("weather.today", `{}`, nil)); e.Code != toolmesh.CodeUnavailable || !strings.Contains(e.Message, "2 calls wait") {
+		t.Errorf("the third: %+v", e)
+	}
+	if e := failure(t, <-first); e.Code != toolmesh.CodeUnavailable || !strings.Contains(e.Message, "as long as router") {
+		t.Errorf("by the router's time: %+v", e)
+	}
+	if e := toolmesh.AsError((<-second).err); e.Code != toolmesh.CodeUnavailable || e.Details["waited_ms"] == nil {
+		t.Errorf("our client, by the router's time: %+v", e)
+	}
+	r.awaits(0)
+}
+
+// A call that waits is cancelled by its name, or because its caller has gone.
+func TestCancelOfACallThatWaits(t *testing.T) {
+	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
+		r := newRig(t, top, 2, &standby.Options{})
+		named := r.request("weather.today", `{}`, nats.Header{"Mesh-Rpc-Id": {"a1"}})
+		r.awaits(1)
+		if ok, err := r.caller.Cancel(t.Context(), "a1"); err != nil || !ok {
+			t.Errorf("cancel: %v %v", ok, err)
+		}
+		if e := failure(t, <-named); e.Code != toolmesh.CodeCancelled || e.Started != toolmesh.StartedNo {
+			t.Errorf("cancelled: %+v", e)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			_, err := r.caller.Call(ctx, "weather.today", nil)
+			ended <- err
+		}()
+		r.awaits(1)
+		cancel()
+		if err := <-ended; toolmesh.CodeOf(err) != toolmesh.CodeCancelled {
+			t.Errorf("left: %v", err)
+		}
+		r.awaits(0)
+		r.node("n1", 8)
+		if o := <-r.call("weather.today"); o.err != nil || o.value != "1" {
+			t.Errorf("what was cancelled has run: %+v", o)
+		}
+	})
+}
+
+// A caller that has gone without a word is found out, so that no node starts for it.
+func TestTheCallerOfACallThatWaitsIsGone(t *testing.T) {
+	r := newRig(t, single(t), 1, &standby.Options{})
+	nc := r.top.Call(t)
+	c, err := client.New(nc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := c.Call(t.Context(), "weather.today", nil)
+		ended <- err
+	}()
+	r.awaits(1)
+	nc.Close()
+	<-ended
+	c.Close()
+	r.awaits(0)
+}
+
+// More calls than a node has slots are run as it has room, each once.
+func TestMoreCallsThanSlots(t *testing.T) {
+	const calls = 40
+	r := newRig(t, single(t), 2, &standby.Options{})
+	var all []<-chan *nats.Msg
+	for range calls {
+		all = append(all, r.request("weather.today", `{}`, nil))
+	}
+	r.awaits(calls)
+	r.node("n1", 2)
+	seen := make(map[string]bool)
+	for _, one := range all {
+		m := <-one
+		if m.Header.Get("Mesh-Error-Code") != "" || seen[string(m.Data)] {
+			t.Errorf("%v %s", m.Header, m.Data)
+		}
+		seen[string(m.Data)] = true
+	}
+	if n := r.ran.Load(); n != calls {
+		t.Errorf("%d ran of %d", n, calls)
+	}
+}
+
+// The node that a call was passed on to is lost: the caller hears it in time.
+func TestTheNodeOfACallThatWaitedIsLost(t *testing.T) {
+	r := newRig(t, single(t), 1, &standby.Options{})
+	plain, ours := r.request("weather.slow", `{}`, nil), r.call("weather.slow")
+	r.awaits(2)
+	proxy := meshtest.NewProxy(t, r.top.Brokers[0])
+	r.nodeOn(proxy.Connect(t), "n1", 8)
+	<-r.started
+	<-r.started
+	proxy.Blackhole()
+	if e := failure(t, <-plain); e.Code != toolmesh.CodeNodeLost {
+		t.Errorf("plain: %+v", e)
+	}
+	if o := <-ours; toolmesh.CodeOf(o.err) != toolmesh.CodeNodeLost {
+		t.Errorf("our client: %v", o.err)
+	}
+	proxy.Heal()
+	r.release <- struct{}{}
+	r.release <- struct{}{}
+}
+
+// A router that ends has its calls sent again: by our client to the next one, and to
+// others it says that they may.
+func TestTheRouterOfACallThatWaitsStops(t *testing.T) {
+	r := newRig(t, single(t), 1, &standby.Options{})
+	plain, ours := r.request("weather.today", `{}`, nil), r.call("weather.today")
+	r.awaits(2)
+	second := r.router(r.top.Serve(t), &standby.Options{})
+	meshtest.Until(t, "the second one stands by", func() bool { return second.Standby().Indexes == 1 })
+	first := r.routers[0]
+	r.routers = append(r.routers[:0], second)
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	if e := failure(t, <-plain); e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo {
+		t.Errorf("plain: %+v", e)
+	}
+	r.awaits(1)
+	r.node("n1", 8)
+	if o := <-ours; o.err != nil || o.value != "1" {
+		t.Errorf("our client: %+v", o)
+	}
+}
+
+// A router that is gone without a word: our client finds out that no node has the call,
+// and sends it to the next one; it runs once.
+func TestTheRouterOfACallThatWaitsIsLost(t *testing.T) {
+	r := newRig(t, single(t), 0, nil)
+	ours := r.call("weather.today")
+	r.awaits(1)
+	time.Sleep(1500 * time.Millisecond) // until its first sign of life, which nothing else tells
+	second := r.router(r.top.Serve(t), &standby.Options{})
+	meshtest.Until(t, "the second one stands by", func() bool { return second.Standby().Indexes == 1 })
+	r.proxy.Blackhole()
+	meshtest.Until(t, "the first one is silent, and the call waits at the second one", func() bool { return second.Seen().Awaited()[pool].Calls == 1 && second.Standby().Waiting == 1 })
+	r.node("n1", 8)
+	if o := <-ours; o.err != nil || o.value != "1" {
+		t.Errorf("our client: %+v", o)
+	}
+	r.proxy.Heal()
+	if n := r.ran.Load(); n != 1 {
+		t.Errorf("it ran %d times", n)
+	}
+}
+
+// An index whose tools the record does not list: calls of any of its tools wait, and what
+// the node does not have is not found then.
+func TestToolsThatAreNotKnownYet(t *testing.T) {
+	r := newRigOf(t, single(t), 1, &standby.Options{}, false)
+	there, missing := r.request("weather.today", `{}`, nil), r.request("weather.tomorrow", `{}`, nil)
+	r.awaits(2)
+	r.node("n1", 8)
+	if m := <-there; string(m.Data) != "1" {
+		t.Errorf("%v %s", m.Header, m.Data)
+	}
+	if e := failure(t, <-missing); e.Code != toolmesh.CodeToolNotFound {
+		t.Errorf("%+v", e)
+	}
+}
+
+// A node that leaves: calls wait again. While there are nodes routers hear nothing of them.
+func TestNodesThatComeAndGo(t *testing.T) {
+	r := newRig(t, single(t), 1, &standby.Options{})
+	for range 3 {
+		waits := r.request("weather.today", `{}`, nil)
+		r.awaits(1)
+		h := r.node("n1", 8)
+		var n json.Number
+		if m := <-waits; json.Unmarshal(m.Data, &n) != nil {
+			t.Errorf("%v %s", m.Header, m.Data)
+		}
+		meshtest.Until(t, "only the node is in the queue group", func() bool {
+			for range 20 {
+				m, err := r.nc.Request("tools.default.weather.today", []byte(`{}`), waitTimeout)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if m.Header.Get("Mesh-Node-Wait-Ms") != "" {
+					return false
+				}
+			}
+			return true
+		})
+		if err := h.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		meshtest.Until(t, "nobody serves it", func() bool { return len(r.routers[0].Seen().Unserved()) == 1 })
+		r.standsBy(1)
+	}
+}
