@@ -100,10 +100,6 @@ func (v *View) Await(session subjects.SessionID, id subjects.ToolID) (pool strin
 	return r.Pool(), !v.served(now)[servedPlace{canonical(r.Name), canonical(r.Session)}]
 }
 
-// Listed reports whether the routes have all tools of an installed index, as its record
-// lists them, so that one that is missing there is none.
-func (r IndexRecord) Listed() bool { return r.listed }
-
 // Placed returns how many agents that are heard have the labels of an index.
 func (v *View) Placed(r IndexRecord) (agents int) {
 	for _, n := range v.Loads() {

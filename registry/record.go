@@ -151,8 +151,6 @@ type IndexRecord struct {
 	Tools []ToolRoute `json:"tools,omitempty"`
 	// Settings are the installer's own, passed through.
 	Settings json.RawMessage `json:"settings,omitempty"`
-
-	listed bool // of a view: its tools are among the routes
 }
 
 // Yields reports whether a record may be replaced by another of its name: by one of its

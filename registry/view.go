@@ -376,8 +376,6 @@ func (v *View) applyIndex(c change) {
 			// As a record of no node: what others say of the tools is believed before it.
 			v.table.set(subjects.ToolsKey{Session: session, Index: name}, declared, 0,
 				ToolsRecord{Session: r.Session, Epoch: r.Epoch, Index: r.Name, Revision: r.Revision, Tools: r.Tools})
-			r.Tools = nil
-			r.listed = true
 		}
 		v.indexes[c.key] = r
 	}

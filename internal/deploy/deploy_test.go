@@ -25,7 +25,6 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 func TestMain(m *testing.M) { meshtest.Main(m) }
@@ -150,14 +149,6 @@ func (i *instance) Tools() []subjects.ToolID {
 		}
 	}
 	return ids
-}
-
-func (i *instance) Descriptors() []*tool.Descriptor {
-	var all []*tool.Descriptor
-	for _, id := range i.Tools() {
-		all = append(all, &tool.Descriptor{ID: id, Name: string(id), Source: tool.SourceStatic})
-	}
-	return all
 }
 
 func (i *instance) Warnings() []string { return nil }

@@ -89,6 +89,7 @@ const (
 	scaled  = "Deployment/mesh-agent-pautoscalehpa"
 	hpa     = "HorizontalPodAutoscaler/mesh-agent-pautoscalehpa"
 	keda    = "ScaledObject/mesh-agent-pautoscalekeda"
+	zero    = "ScaledObject/mesh-agent-pautoscalekedascaletozero"
 	daemons = "DaemonSet/mesh-agent-machine"
 	routers = "Deployment/mesh-router"
 	server  = "StatefulSet/nats"
@@ -243,14 +244,16 @@ func TestRulesFind(t *testing.T) {
 		{"autoscale", hpa, spec("metrics", 0, "external", "target"), map[string]any{"type": "Value", "value": "5600m"}, "no AverageValue"},
 		{"autoscale", hpa, spec("metrics", 0, "external", "metric", "selector", "matchLabels", "pool"), "p", `the pool "p"`},
 		{"autoscale", hpa, spec("metrics", 0, "external", "metric", "name"), "wanted_slots", "its metric is wanted_slots"},
-		{"autoscale", hpa, spec("minReplicas"), 0.0, "shows no demand"},
+		{"autoscale", hpa, spec("minReplicas"), -1.0, "from -1"},
+		{"autoscale", zero, spec("triggers", 0, "metadata", "targetValue"), "0.5", "brings 2 nodes"},
+		{"autoscale", routers, main("env"), env("MESH_HELD_CALLS", value("0")), "shows no demand"},
 		{"autoscale", hpa, spec("behavior", "scaleDown"), remove{}, "behavior"},
 		{"autoscale", keda, spec("triggers", 0, "metadata", "targetValue"), "8", "its target is 8, want 5.6"},
 		{"autoscale", keda, spec("triggers", 0, "metadata", "valueLocation"), "in_flight", "it reads in_flight"},
 		{"autoscale", keda, spec("triggers", 0, "metadata", "url"), "http://mesh-router.toolmesh.svc:9464/demand/default", `the pool "default"`},
 		{"autoscale", keda, spec("triggers", 0, "metadata", "url"), "http://mesh-router.toolmesh.svc:8080/demand/pautoscalekeda", "no demand of a router"},
 		{"autoscale", keda, spec("triggers", 0, "type"), "cron", "another trigger"},
-		{"autoscale", keda, spec("minReplicaCount"), 0.0, "shows no demand"},
+		{"autoscale", keda, spec("minReplicaCount"), 30.0, "from 30 to 20"},
 		{"autoscale", keda, spec("advanced"), remove{}, "behavior"},
 		{"autoscale", scaled, main("env"), env("MESH_SLOTS", value("16")), "70 % of 16 slots"},
 	} {

@@ -192,13 +192,13 @@ func combine(t *testing.T, k *Tree, nats string, extras []string, machines strin
 	if !ok {
 		t.Fatal("the pool cpu has no patches")
 	}
-	for _, autoscaler := range []string{"", "autoscale-hpa", "autoscale-keda"} {
+	for _, autoscaler := range []string{"", "autoscale-hpa", "autoscale-keda", "autoscale-hpa scale-to-zero", "autoscale-keda scale-to-zero"} {
 		for _, gpu := range []string{"", "gpu"} {
 			for _, cache := range []string{"", "cache-pvc"} {
-				name := strings.ReplaceAll("p"+autoscaler+gpu+cache, "-", "")
+				name := strings.NewReplacer("-", "", " ", "").Replace("p" + autoscaler + gpu + cache)
 				text := strings.ReplaceAll(strings.ReplaceAll(general, "nameSuffix: -cpu", "nameSuffix: -"+name), "pool: cpu", "pool: "+name)
 				var with strings.Builder
-				for _, component := range []string{autoscaler, gpu, cache} {
+				for _, component := range append(strings.Fields(autoscaler), gpu, cache) {
 					if component != "" {
 						with.WriteString("  - ../../components/" + component + "\n")
 					}

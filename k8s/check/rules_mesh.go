@@ -1,6 +1,7 @@
 package check
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"net/url"
@@ -469,7 +470,7 @@ func (a autoscaler) nodes(wanted int) int {
 
 // autoscaleRule: an autoscaler asks for the demand of its own pool, and aims at 70 % of
 // the slots of its nodes.
-func autoscaleRule(s *Set, _ *Facts) []string {
+func autoscaleRule(s *Set, f *Facts) []string {
 	var c complaints
 	for _, a := range autoscalersOf(s) {
 		for _, w := range a.wrong {
@@ -478,8 +479,16 @@ func autoscaleRule(s *Set, _ *Facts) []string {
 		if !a.average {
 			c.add(a, "its metric is no AverageValue: the demand is not divided by the nodes")
 		}
-		if a.least < 1 || a.most <= a.least {
-			c.add(a, "it scales from %d to %d: a pool without nodes shows no demand", a.least, a.most)
+		if a.least < 0 || a.most <= a.least {
+			c.add(a, "it scales from %d to %d", a.least, a.most)
+		}
+		if a.least == 0 && !slices.ContainsFunc(s.Workloads(), func(w Workload) bool {
+			return w.Is("mesh-router") && cmp.Or(s.settingsOf(w.Pod.Spec.Containers[0])["MESH_HELD_CALLS"], f.Defaults["MESH_HELD_CALLS"]) != "0"
+		}) {
+			c.add(a, "it scales to zero, and no call waits for a node at a router: the pool shows no demand then")
+		}
+		if a.least == 0 && a.nodes(1) != 1 {
+			c.add(a, "one call that waits brings %d nodes, want 1", a.nodes(1))
 		}
 		if b := a.behavior; b == nil || b.ScaleUp == nil || len(b.ScaleUp.Policies) < 2 || b.ScaleDown == nil || b.ScaleDown.StabilizationWindowSeconds == nil || *b.ScaleDown.StabilizationWindowSeconds < 60 || len(b.ScaleDown.Policies) == 0 {
 			c.add(a, "its behavior does not say how fast it scales up, and down after a minute at least")

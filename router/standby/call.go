@@ -225,7 +225,7 @@ func (c *call) look() (node subjects.NodeID, boot subjects.BootID, refused *tool
 	case known && !c.s.settled(index):
 	case known && route.Reason != "": // the nodes that have its index say why
 		return "", "", unavailable("tool %q cannot be called: %s", c.subject.Tool, route.Reason)
-	case !known && (!installed || index.Listed() || c.s.settled(index)):
+	case !known && (!installed || len(index.Tools) > 0 || c.s.settled(index)):
 		_, err := v.Resolve(session, string(c.subject.Tool))
 		if err == nil { // it has come in this instant
 			return "", "", nil

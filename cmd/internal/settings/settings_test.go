@@ -23,6 +23,8 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_AUTH_RENEW":           {"auth-renew", "90s", "1m30s"},
 	"MESH_DATA_DIR":             {"data-dir", "data", ""},
 	"MESH_INDEXES":              {"indexes", "indexes.toml", ""},
+	"MESH_HELD_CALLS":           {"held-calls", "0", ""},
+	"MESH_HELD_TIMEOUT":         {"held-timeout", "90s", "1m30s"},
 	"MESH_HTTP_LISTEN":          {"http-listen", "127.0.0.1:0", ""},
 	"MESH_NODE":                 {"node", "gpu-1", ""},
 	"MESH_LABELS":               {"labels", "zone=b, gpu=yes", "gpu=yes,zone=b"},
@@ -72,7 +74,7 @@ func TestEverySetting(t *testing.T) {
 		if strings.HasPrefix(name, "MESH_AUTH_") || name == "MESH_HTTP_LISTEN" {
 			byVariable, byFlag = new(settings.Agent), new(settings.Agent)
 		}
-		if name == "MESH_INDEXES" || name == "MESH_KUBERNETES_EVENTS" {
+		if name == "MESH_INDEXES" || name == "MESH_KUBERNETES_EVENTS" || strings.HasPrefix(name, "MESH_HELD_") {
 			byVariable, byFlag = new(settings.Router), new(settings.Router)
 		}
 		if err := settings.Load([]string{name + "=" + s.text}, byVariable); err != nil {
