@@ -582,7 +582,7 @@ func (p *pending) alive(ctx context.Context, asked time.Time) error {
 		p.quiet = true
 		return nil
 	}
-	if n == nil && p.held.Swap(false) {
+	if n == nil && !p.batch && p.held.Swap(false) { // a batch has its id in its body
 		return p.orphaned(ctx)
 	}
 	return p.lost(n, "has been silent for "+silence.String())

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/toolmesh/toolmesh/meshtest"
 )
 
@@ -46,26 +48,18 @@ func demandOf(t *testing.T, address, pool string) (d demand) {
 
 // TestToZeroAndBack takes the only agent of a pool away: calls of its index, by a plain NATS
 // client and the command line, and a task wait, the demand of the pool says so on all
-// routers, also when one of them is killed, and the agent that comes then answers them.
+// routers, and the agent that comes then answers them.
 func TestToZeroAndBack(t *testing.T) {
 	t.Parallel()
 	s := meshtest.Broker(t)
 	u := newUser(t, "MESH_NATS_URL="+s.URL)
-	agent := func() *process {
-		dir := filepath.Join(t.TempDir(), "gpu")
-		p, _ := u.start(t, dir, "mesh-agent", "--server="+s.URL, "--node=gpu", "--labels=pool=x", "--data-dir="+dir)
-		p.await(t, p.logs, `msg=ready`)
-		return p
-	}
-	first := agent()
+	first := u.pooled(t, s.URL)
 	u.mesh(t, 0, "install", "--on=pool=x", "file://"+held(t))
-	var routers []*process
 	var addresses []string
 	for range 2 {
 		p, _ := u.start(t, t.TempDir(), "mesh-router", "--server="+s.URL, "--http-listen=127.0.0.1:0")
 		addresses = append(addresses, p.await(t, p.logs, `http=(\S+)`)[1])
 		p.await(t, p.logs, `msg=ready`)
-		routers = append(routers, p)
 	}
 	if d := demandOf(t, addresses[0], "x"); d.Nodes != 1 || d.Wanted != 0 {
 		t.Errorf("with a node: %+v", d)
@@ -75,10 +69,7 @@ func TestToZeroAndBack(t *testing.T) {
 		t.Errorf("the agent ended with %d", status)
 	}
 	nc := plain(t, s.URL)
-	meshtest.Until(t, "routers stand by", func() bool {
-		m, err := nc.Request("tools.default.held.t.fast", []byte(`{"type":"rpc_tool_call","rpc_id":""}`), time.Second)
-		return err == nil && len(m.Data) > 0
-	})
+	standsBy(t, nc)
 	// Its tools are known, and what it has not is not found.
 	if r := u.mesh(t, 0, "ls"); !strings.Contains(r.stdout, "held.t.fast") {
 		t.Errorf("mesh ls: %v", r)
@@ -125,7 +116,7 @@ func TestToZeroAndBack(t *testing.T) {
 			return d.Awaiting == 4 && d.Tasks >= 1 && d.Wanted >= 5 && d.Oldest > 0
 		})
 	}
-	agent()
+	u.pooled(t, s.URL)
 	for range 3 {
 		a := <-answers
 		if wait, err := strconv.Atoi(a.wait); len(a.text) != 1 || err != nil || wait <= 0 {
@@ -148,7 +139,73 @@ func TestToZeroAndBack(t *testing.T) {
 		t.Errorf("the task took %d attempts", task.Attempts)
 	}
 	meshtest.Until(t, "nothing waits", func() bool { d := demandOf(t, addresses[0], "x"); return d.Awaiting == 0 && d.Tasks == 0 })
-	for _, p := range routers {
+}
+
+// TestARouterIsKilledThatHoldsCalls kills one of two routers: the calls of our clients that
+// waited there wait at the other one then, and each runs once.
+func TestARouterIsKilledThatHoldsCalls(t *testing.T) {
+	t.Parallel()
+	const calls = 4
+	s := meshtest.Broker(t)
+	u := newUser(t, "MESH_NATS_URL="+s.URL)
+	first := u.pooled(t, s.URL)
+	u.mesh(t, 0, "install", "--on=pool=x", "file://"+held(t))
+	var routers []*process
+	addresses := make([]string, 2)
+	for i := range addresses {
+		p, _ := u.start(t, t.TempDir(), "mesh-router", "--server="+s.URL, "--http-listen=127.0.0.1:0")
+		addresses[i] = p.await(t, p.logs, `http=(\S+)`)[1]
 		p.await(t, p.logs, `msg=ready`)
+		routers = append(routers, p)
 	}
+	first.signal(t, syscall.SIGTERM)
+	if status := first.end(t); status != 0 {
+		t.Errorf("the agent ended with %d", status)
+	}
+	standsBy(t, plain(t, s.URL))
+	lines := make(chan result, calls)
+	for i := range calls {
+		go func() {
+			r, err := finish(u.command(context.WithoutCancel(t.Context()), "mesh", "call", "held.t.fast", "n="+strconv.Itoa(i), "--timeout=2m"))
+			if err != nil {
+				r.stderr += err.Error()
+			}
+			lines <- r
+		}()
+	}
+	all := func() bool { return demandOf(t, addresses[1], "x").Awaiting == calls }
+	meshtest.Until(t, "all calls wait", func() bool { return all() && demandOf(t, addresses[1], "x").Oldest > 1500 })
+	routers[0].kill(t)
+	meshtest.Until(t, "all calls wait at the other", all)
+	u.pooled(t, s.URL)
+	sum := 0
+	for range calls {
+		r := <-lines
+		n, err := strconv.Atoi(strings.TrimSpace(r.stdout))
+		if err != nil {
+			t.Errorf("a call: %v", r)
+		}
+		sum += n
+	}
+	if sum != calls*(calls-1)/2 {
+		t.Errorf("the answers come to %d", sum)
+	}
+}
+
+// pooled starts an agent of the pool x.
+func (u *user) pooled(t *testing.T, url string) *process {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "gpu")
+	p, _ := u.start(t, dir, "mesh-agent", "--server="+url, "--node=gpu", "--labels=pool=x", "--data-dir="+dir)
+	p.await(t, p.logs, `msg=ready`)
+	return p
+}
+
+// standsBy waits until a router takes calls of the index "held".
+func standsBy(t *testing.T, nc *nats.Conn) {
+	t.Helper()
+	meshtest.Until(t, "routers stand by", func() bool {
+		m, err := nc.Request("tools.default.held.t.fast", []byte(`{"type":"rpc_tool_call","rpc_id":""}`), time.Second)
+		return err == nil && len(m.Data) > 0
+	})
 }

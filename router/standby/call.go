@@ -146,6 +146,7 @@ func (c *call) run() {
 	ticker := time.NewTicker(signEvery)
 	defer ticker.Stop()
 	c.signed = time.Now()
+	first := true
 	defer func() {
 		if c.probe != nil {
 			c.probe.Close()
@@ -173,6 +174,10 @@ func (c *call) run() {
 		var retry <-chan time.Time
 		if node != "" {
 			retry = time.After(time.Until(c.retryAt))
+		}
+		if first { // its caller knows from now on that it waits
+			first = false
+			c.sign()
 		}
 		select {
 		case <-changed:

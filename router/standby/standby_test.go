@@ -297,7 +297,6 @@ func TestTheRouterOfACallThatWaitsIsLost(t *testing.T) {
 	r := newRig(t, single(t), 0, nil)
 	ours := r.call("weather.today")
 	r.awaits(1)
-	time.Sleep(1500 * time.Millisecond) // until its first sign of life, which nothing else tells
 	second := r.router(r.top.Serve(t), &standby.Options{})
 	meshtest.Until(t, "the second one stands by", func() bool { return second.Standby().Indexes == 1 })
 	r.proxy.Blackhole()

@@ -541,8 +541,8 @@ class Connection:
                 self._aliases[call.session, asked_for] = call.tool = other
             except errors.MeshError as failure:
                 failure.tool = failure.tool or call.tool
-                if number >= _ATTEMPTS:
-                    raise
+                if number >= _ATTEMPTS or "waited_ms" in failure.details:
+                    raise  # it has been tried, or has waited, for long enough
                 if failure.started is False and (
                     failure.code == "busy" or failure.code == "unavailable" and failure.origin != "caller"
                 ):
