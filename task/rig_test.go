@@ -142,6 +142,11 @@ func (d *desk) serve(t testing.TB, nc *nats.Conn, options host.Options) *host.Ho
 // runs has a member of the mesh run tasks, as agents do.
 func runs(t testing.TB, nc *nats.Conn, slots int) *task.Service {
 	t.Helper()
+	return runsWith(t, nc, task.Options{Slots: slots})
+}
+
+func runsWith(t testing.TB, nc *nats.Conn, options task.Options) *task.Service {
+	t.Helper()
 	b, err := bus.New(nc, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -172,7 +177,8 @@ func runs(t testing.TB, nc *nats.Conn, slots int) *task.Service {
 	}
 	t.Cleanup(c.Close)
 	logs := meshtest.CaptureLogs(t)
-	s := task.New(b, store, c, &task.Options{Sessions: sessions, Slots: slots, Logger: logs.Logger})
+	options.Sessions, options.Logger = sessions, logs.Logger
+	s := task.New(b, store, c, &options)
 	if err := s.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}

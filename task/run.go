@@ -221,6 +221,9 @@ func (r *run) read() (t *stored, fresh bool) {
 	case first && m.Header.Get(jetstream.MsgIDHeader) == messageID(t):
 		return t, false // a runner had it, and wrote nothing
 	}
+	if r.await(t) != nil {
+		return t, true // none is made
+	}
 	// Of any further attempt the record says beforehand that it is under way: how often
 	// the message was delivered says nothing then.
 	if !r.mark(t, t.attempt()) {
