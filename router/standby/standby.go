@@ -74,8 +74,9 @@ type Standby struct {
 	once sync.Once
 	told *registry.Awaiting
 
-	mu      sync.Mutex // guards what follows
-	closed  bool
+	mu      sync.Mutex                    // guards what follows
+	closed  bool                          // nothing is subscribed any more
+	over    bool                          // and nothing is held
 	subs    map[string]*nats.Subscription // by subject
 	since   map[string]time.Time          // subjects of indexes that were not served, and are since
 	calls   map[*call]struct{}
@@ -118,7 +119,10 @@ func (s *Standby) Stop(ctx context.Context) {
 		}
 		clear(s.subs)
 		s.mu.Unlock()
-		_ = s.bus.Drain(ctx, subs...) // what still comes is answered: it has to be sent again
+		_ = s.bus.Drain(ctx, subs...)
+		s.mu.Lock()
+		s.over = true
+		s.mu.Unlock()
 		close(s.quit)
 		defer context.AfterFunc(ctx, s.end)()
 		s.wg.Wait()
@@ -258,19 +262,21 @@ func (s *Standby) receive(m *nats.Msg) {
 	c := &call{s: s, m: m, subject: subject, arrived: time.Now(), waiting: true, cancelled: make(chan struct{}, 1)}
 	bad := c.parse(err)
 	s.mu.Lock()
-	full := len(s.calls) >= s.opts.Calls
-	if bad == nil && !full {
+	full, over := len(s.calls) >= s.opts.Calls, s.over
+	if bad == nil && !full && !over {
 		s.calls[c] = struct{}{}
+		s.wg.Go(c.run)
 	}
 	s.mu.Unlock()
 	switch {
 	case bad != nil:
 		c.answer(bad)
+	case over:
+		c.answer(unavailable("router %s stops: send it again", s.node))
 	case full:
 		c.answer(unavailable("%d calls wait at router %s for nodes, which is as many as it holds: start nodes, or send again later", s.opts.Calls, s.node))
 	default:
 		s.told.Wake()
-		s.wg.Go(c.run) // Stop does not wait yet: it drains the subscription before
 	}
 }
 

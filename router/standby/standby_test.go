@@ -42,7 +42,7 @@ func (r *rig) call(id subjects.ToolID, opts ...client.CallOption) <-chan outcome
 // Every form of a call waits for the first node, and has its answer from it: of a client
 // that knows no more than NATS, of ours, as a stream, and in a batch.
 func TestCallsWaitForANode(t *testing.T) {
-	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
+	meshtest.Conversations(t, func(t *testing.T, top *meshtest.Topology) {
 		r := newRig(t, top, 2, &standby.Options{})
 		plain := r.request("weather.today", `{}`, nil)
 		envelope := r.request("weather.today", `{"type":"rpc_tool_call","rpc_id":"e1","tool_id":"weather.today","args":[],"kwargs":{}}`, nil)
@@ -64,7 +64,7 @@ func TestCallsWaitForANode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = r.nc.PublishMsg(&nats.Msg{Subject: "tools.default.weather.watch", Reply: inbox, Header: nats.Header{"Mesh-Stream": {"inbox"}}})
+		err = r.nc.PublishMsg(&nats.Msg{Subject: "tools." + r.session() + ".weather.watch", Reply: inbox, Header: nats.Header{"Mesh-Stream": {"inbox"}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -295,11 +295,23 @@ func TestTheRouterOfACallThatWaitsStops(t *testing.T) {
 // and sends it to the next one; it runs once.
 func TestTheRouterOfACallThatWaitsIsLost(t *testing.T) {
 	r := newRig(t, single(t), 0, nil)
+	signs, err := r.top.Serve(t).SubscribeSync("_INBOX.>")
+	if err != nil {
+		t.Fatal(err)
+	}
 	ours := r.call("weather.today")
-	r.awaits(1)
+	for {
+		m, err := signs.NextMsg(waitTimeout)
+		if err != nil {
+			t.Fatalf("the first sign of life: %v", err)
+		}
+		if m.Header.Get("Mesh-Awaits") != "" {
+			break
+		}
+	}
 	second := r.router(r.top.Serve(t), &standby.Options{})
 	meshtest.Until(t, "the second one stands by", func() bool { return second.Standby().Indexes == 1 })
-	r.proxy.Blackhole()
+	r.proxy.Cut(true)
 	meshtest.Until(t, "the first one is silent, and the call waits at the second one", func() bool { return second.Seen().Awaited()[pool].Calls == 1 && second.Standby().Waiting == 1 })
 	r.node("n1", 8)
 	if o := <-ours; o.err != nil || o.value != "1" {
