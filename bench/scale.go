@@ -169,6 +169,15 @@ func (h *hall) populate() error {
 	if _, err := h.nodes[0].ask(request{Do: "nodes", N: scaleSmall}); err != nil {
 		return err
 	}
+	// Callers have somebody to ask from the beginning on.
+	first, err := h.start("router", h.urls, "")
+	if err != nil {
+		return err
+	}
+	first.name = "first router"
+	if _, err := first.ask(request{Do: "start"}); err != nil {
+		return err
+	}
 	if err := h.calls("3 nodes"); err != nil {
 		return err
 	}
