@@ -22,8 +22,8 @@ import (
 
 // Times of a lease. A heartbeat comes each second.
 const (
-	// LeaseTTL is how long a lease stands without being renewed, in a mesh of up to
-	// renewals nodes and of a node that others rely on: see [Lease.Rely].
+	// LeaseTTL is how long a lease stands without being renewed, in a mesh of up to about a
+	// hundred nodes, and that of a node that others rely on: see [Lease.Rely].
 	LeaseTTL = 10 * time.Second
 	// RenewEvery is how often it is renewed there.
 	RenewEvery = 3 * time.Second
@@ -41,9 +41,10 @@ const (
 	// lags shows the old revision for a moment.
 	conflictsMost = 10
 
-	// renewalsMost is about how many renewals a second every view of the mesh hears at the
-	// most: beyond that leases are renewed more rarely, and stand longer.
-	renewalsMost = 20
+	// deliveriesMost is about how many copies of renewals the brokers of a mesh deliver a
+	// second, as every view hears each: from so many nodes on that there would be more,
+	// leases are renewed more rarely, and stand longer.
+	deliveriesMost = 4000
 	// countEvery is how often a node asks how many there are, at the most.
 	countEvery = 15 * time.Second
 	// reliesFor is how long a lease is kept short after something rested on it.
@@ -55,12 +56,11 @@ const (
 // renewEvery is how often a lease is renewed in a mesh of so many nodes. It changes only
 // as their number doubles, since a lease says it, and a change is told to everybody.
 func renewEvery(nodes uint64) time.Duration {
-	step := uint64(RenewEvery/time.Second) * renewalsMost
-	if nodes <= step {
+	if nodes*nodes <= deliveriesMost*uint64(RenewEvery/time.Second) {
 		return RenewEvery
 	}
-	up := uint64(1) << bits.Len64(nodes-1) // the next power of two
-	return min(time.Duration(up)*time.Second/renewalsMost, longestEvery)
+	up := uint64(1) << bits.Len64(min(nodes, 1<<16)-1) // the next power of two
+	return min(time.Duration(up*up)*time.Second/deliveriesMost, longestEvery) //nolint:gosec // it is bounded
 }
 
 // Lease is what makes a process a node: the record MESH_NODES/<node>, renewed

@@ -32,6 +32,9 @@ type ViewOptions struct {
 	// most [HearsAll]. In a larger one it knows the load of no node, and a node that died
 	// is one that lives until its lease ends, unless it is asked about: see [View.Alive].
 	Sparing bool
+	// Reaps has the view end the leases of nodes that died, in a mesh so large that these
+	// would stand for minutes.
+	Reaps bool
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
 }
@@ -136,6 +139,9 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 		return nil, err
 	}
 	v.wg.Go(func() { v.readLoop(running) })
+	if o.Reaps {
+		v.wg.Go(func() { v.reapLoop(running) })
+	}
 	return v, nil
 }
 
