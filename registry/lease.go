@@ -56,10 +56,11 @@ const (
 // renewEvery is how often a lease is renewed in a mesh of so many nodes. It changes only
 // as their number doubles, since a lease says it, and a change is told to everybody.
 func renewEvery(nodes uint64) time.Duration {
+	nodes = min(nodes, 1<<16)
 	if nodes*nodes <= deliveriesMost*uint64(RenewEvery/time.Second) {
 		return RenewEvery
 	}
-	up := uint64(1) << bits.Len64(min(nodes, 1<<16)-1) // the next power of two
+	up := uint64(1) << bits.Len64(nodes-1)                                    // the next power of two
 	return min(time.Duration(up*up)*time.Second/deliveriesMost, longestEvery) //nolint:gosec // it is bounded
 }
 

@@ -39,7 +39,7 @@ type NodeRecord struct {
 	Limits    tool.Limits `json:"limits,omitzero"`
 	MaxLimits tool.Limits `json:"max_limits,omitzero"`
 	// Reasons say why the node offers less than it was asked for.
-	Reasons []string `json:"reasons,omitempty"`
+	Reasons []string  `json:"reasons,omitempty"`
 	Started time.Time `json:"started"`
 	// LeaseMS is for how long each renewal of the lease lets it stand, in milliseconds.
 	// Absent: for [LeaseTTL].
