@@ -27,6 +27,7 @@ type ears struct {
 	all   *nats.Subscription // of all nodes; nil: only those are heard that have an ear
 	since time.Time          // all are heard
 	some  int                // nodes that have an ear
+	needs int                // how many need all of them for a moment
 }
 
 // ear is the heartbeat of one node.
@@ -60,11 +61,47 @@ func (v *View) hearAll() error {
 func (v *View) adjustEars() {
 	switch {
 	case !v.sparing:
-	case v.ears.all != nil && v.leased > HearsAll:
+	case v.ears.all != nil && v.leased > HearsAll && v.ears.needs == 0:
 		_ = v.ears.all.Unsubscribe()
 		v.ears.all = nil
 	case v.ears.all == nil && v.leased <= hearsAgain && !v.closed:
 		_ = v.hearAll() // of a connection that is closed
+	}
+}
+
+// HearsLoads reports whether the view knows what all nodes do now.
+func (v *View) HearsLoads() bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.ears.all != nil && v.ears.needs == 0
+}
+
+// gathers is how long the heartbeats of all nodes take to come by.
+const gathers = 1300 * time.Millisecond
+
+// gather hears all nodes for once, if the view does not hear them anyway, so that what it
+// says of each is of now, until done is called.
+func (v *View) gather() (done func()) {
+	began := time.Now()
+	v.mu.Lock()
+	if v.ears.all != nil && v.ears.needs == 0 {
+		v.mu.Unlock()
+		return func() {}
+	}
+	if v.ears.all == nil && !v.closed {
+		_ = v.hearAll()
+	}
+	v.ears.needs++
+	v.mu.Unlock()
+	time.Sleep(gathers)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.ears.since = began.Add(-Silence) // who has said nothing is silent
+	return func() {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		v.ears.needs--
+		v.adjustEars()
 	}
 }
 

@@ -366,6 +366,7 @@ func askerOf(reply string) string {
 // stats is what the nodes say of themselves. No node is left out for its age: one that
 // is not heard is what is looked for.
 func (r *Responder) stats() StatsAnswer {
+	defer r.view.gather()()
 	answer := StatsAnswer{Nodes: []NodeStats{}, StaleMS: r.view.Stale().Milliseconds()}
 	for _, n := range r.view.Nodes() {
 		one := NodeStats{

@@ -100,6 +100,9 @@ func TestSparingViewHearsWhatItNeeds(t *testing.T) {
 			silentBeat(t, b, "many5", mine)
 			return v.Alive("many5")
 		})
+		if v.HearsLoads() || !whole.HearsLoads() {
+			t.Error("a view that hears few knows what all do, or one that hears all does not")
+		}
 		for i := 10; i < registry.HearsAll+1; i++ {
 			if err := b.Delete(t.Context(), nodeKey(fmt.Sprintf("many%d", i)), 0); err != nil {
 				t.Fatal(err)
@@ -107,9 +110,40 @@ func TestSparingViewHearsWhatItNeeds(t *testing.T) {
 		}
 		meshtest.Until(t, "the small mesh is heard again", func() bool {
 			silentBeat(t, b, "many7", mine)
-			return loadOf(v, "many7") == 3
+			return loadOf(v, "many7") == 3 && v.HearsLoads()
 		})
 	})
+}
+
+// Who answers for a large mesh without hearing it listens for once when it is asked what
+// the nodes do.
+func TestStatsOfALargeMesh(t *testing.T) {
+	t.Parallel()
+	b := ready(t, meshtest.Broker(t).Connect(t))
+	crowd(t, b, 0, registry.HearsAll+1, nil)
+	v := sparing(t, b)
+	r, err := registry.NewResponder(b, v, registry.NewStore(b), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	beat(t, b, "many3", "boot1", 2)
+	var answer registry.StatsAnswer
+	if err := ask(t, b, "s1", registry.VerbStats, registry.Request{}, &answer); err != nil {
+		t.Fatal(err)
+	}
+	if len(answer.Nodes) != registry.HearsAll+1 {
+		t.Fatalf("%d nodes, want %d", len(answer.Nodes), registry.HearsAll+1)
+	}
+	for _, n := range answer.Nodes {
+		state, inFlight := "silent", 0
+		if n.Node == "many3" {
+			state, inFlight = "serving", 2
+		}
+		if n.State != state || n.InFlight != inFlight {
+			t.Errorf("%s is %s with %d calls, want %s with %d", n.Node, n.State, n.InFlight, state, inFlight)
+		}
+	}
 }
 
 // Nodes that serve the same share what is known of it.
