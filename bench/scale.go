@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -159,7 +160,7 @@ func (h *hall) populate() error {
 	if err != nil {
 		return err
 	}
-	for range scaleProcesses {
+	for range scaleProcesses + 1 { // one for the first three
 		c, err := h.start("nodes", h.urls, string(spec))
 		if err != nil {
 			return err
@@ -189,8 +190,8 @@ func (h *hall) populate() error {
 	began = time.Now()
 	var group errgroup.Group
 	from := scaleSmall
-	for i, c := range h.nodes {
-		to := scaleSmall + (h.Nodes-scaleSmall)*(i+1)/len(h.nodes)
+	for i, c := range h.nodes[1:] {
+		to := scaleSmall + (h.Nodes-scaleSmall)*(i+1)/scaleProcesses
 		first := from
 		group.Go(func() error { _, err := c.ask(request{Do: "nodes", Callers: first, N: to}); return err })
 		from = to
@@ -308,7 +309,28 @@ func (h *hall) steady() error {
 	return nil
 }
 
-func (h *hall) callMany() error { return h.calls(fmt.Sprintf("%d nodes", h.Nodes)) }
+// callMany measures calls of the first three nodes' tools again, once while all others go
+// on and once while their processes stand still: they have the cores of this machine, which
+// a thousand machines would have themselves. What the brokers and the registry know of them
+// stays.
+func (h *hall) callMany() error {
+	if err := h.calls(fmt.Sprintf("%d nodes on this machine", h.Nodes)); err != nil {
+		return err
+	}
+	signal := func(s syscall.Signal) error {
+		for _, c := range h.nodes[1:] {
+			if err := c.cmd.Process.Signal(s); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	err := signal(syscall.SIGSTOP)
+	if err == nil {
+		err = h.calls(fmt.Sprintf("%d nodes, all but 3 paused", h.Nodes))
+	}
+	return errors.Join(err, signal(syscall.SIGCONT))
+}
 
 // calls measures with a fresh caller.
 func (h *hall) calls(where string) error {
@@ -336,7 +358,7 @@ func (h *hall) calls(where string) error {
 		return err
 	}
 	must := ""
-	if where != "3 nodes" {
+	if strings.HasSuffix(where, "paused") {
 		must = "within 10 % of 3 nodes"
 	}
 	h.say("unary p50, "+where, micros(median(p50s)), must)

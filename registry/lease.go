@@ -22,8 +22,8 @@ import (
 
 // Times of a lease. A heartbeat comes each second.
 const (
-	// LeaseTTL is how long a lease stands without being renewed, in a mesh of up to about a
-	// hundred nodes, and that of a node that others rely on: see [Lease.Rely].
+	// LeaseTTL is how long a lease stands without being renewed, in a mesh of up to about
+	// eighty nodes, and that of a node that others rely on: see [Lease.Rely].
 	LeaseTTL = 10 * time.Second
 	// RenewEvery is how often it is renewed there.
 	RenewEvery = 3 * time.Second
@@ -44,13 +44,13 @@ const (
 	// deliveriesMost is about how many copies of renewals the brokers of a mesh deliver a
 	// second, as every view hears each: from so many nodes on that there would be more,
 	// leases are renewed more rarely, and stand longer.
-	deliveriesMost = 4000
+	deliveriesMost = 2000
 	// countEvery is how often a node asks how many there are, at the most.
 	countEvery = 15 * time.Second
 	// reliesFor is how long a lease is kept short after something rested on it.
 	reliesFor = time.Minute
 	// longestEvery bounds what a number that is wrong can do.
-	longestEvery = 5 * time.Minute
+	longestEvery = 10 * time.Minute
 )
 
 // renewEvery is how often a lease is renewed in a mesh of so many nodes. It changes only
