@@ -112,7 +112,7 @@ func (s *scale) run(ctx context.Context, stderr io.Writer) (_ []line, err error)
 		}
 		_ = os.RemoveAll(dir)
 	}()
-	for _, step := range []func() error{h.startBrokers, h.populate, h.views, h.steady, h.callMany, h.loseNode, h.reconnect} {
+	for _, step := range []func() error{h.startBrokers, h.populate, h.views, h.steady, h.loseNode, h.callMany, h.reconnect} {
 		if err := step(); err != nil {
 			return h.lines, err
 		}
