@@ -25,7 +25,7 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOTESTSUM := gotest.tools/gotestsum@v1.13.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build wheels demo test environments test-go test-python test-frameworks test-k8s k8s k8s-schemas skipped verify vulnerable deadcode race bench fuzz soak kernel images images-context images-check test-images clean
+.PHONY: help build wheels demo test environments test-go test-python test-frameworks test-k8s k8s k8s-schemas skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,6 +123,12 @@ images-check: ## both images twice, from different folders: the same digests; th
 bench: build ## ratios against raw NATS, measured in one run
 	@if [ "$$($(GO) list -f '{{.Name}}' ./bench)" = main ]; then $(GO) run ./bench; \
 	 else $(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench/...; fi
+
+# More: SCALE="-nodes 200 -tools 20000 -sessions 2000 -steady 20s"; see docs/scale.md.
+SCALE ?=
+
+scale: ## a mesh of 1,000 simulated nodes, measured on this machine; takes minutes and 8 GB
+	@$(GO) run ./bench scale $(SCALE)
 
 fuzz: ## each fuzz target of the repository for FUZZTIME (60s)
 	@for dir in $$(git grep -l --untracked -E '^func Fuzz' -- '*_test.go' | xargs -n1 dirname | sort -u); do \

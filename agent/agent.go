@@ -206,7 +206,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	if err = a.host.Start(ctx); err != nil {
 		return err
 	}
-	if a.view, err = registry.OpenView(ctx, a.bus, &registry.ViewOptions{Logger: a.log}); err != nil {
+	if a.view, err = registry.OpenView(ctx, a.bus, &registry.ViewOptions{Sparing: true, Logger: a.log}); err != nil {
 		// A bucket that is not there is one that this agent could not make.
 		if why := a.host.Unregistered(); why != nil {
 			return why

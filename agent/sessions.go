@@ -36,7 +36,7 @@ const sessionCheck = 5 * time.Second
 // the agent does.
 func (a *Agent) followSessions(view *registry.View) {
 	changed := make(chan struct{}, 1)
-	cancel := view.Notify(changed)
+	cancel := view.Notify(changed, registry.ChangedSessions)
 	a.watch.Go(func() {
 		defer cancel()
 		// A call that was admitted just before its session's end may get its worker

@@ -82,3 +82,27 @@ func TestVerdict(t *testing.T) {
 		t.Errorf("median = %v, want 4", got)
 	}
 }
+
+// A mesh of 70 nodes, more than agents hear of all, is measured once, with tiny counts.
+func TestScale(t *testing.T) {
+	t.Parallel()
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = log.Close() }()
+	var table bytes.Buffer
+	args := []string{"scale", "-nodes", "70", "-tools", "140", "-per-index", "2", "-copies", "3", "-sessions", "70", "-calls", "50", "-steady", "2s"}
+	if status := run(t.Context(), args, &table, log); status != 0 {
+		said, _ := os.ReadFile(log.Name())
+		t.Fatalf("status %d\n%s\n%s", status, table.String(), said)
+	}
+	for _, want := range []string{
+		"70 nodes, 140 tools", "router: view ready after", "agentnode: heap", "broker 3: deliveries, steady", "unary p50, 70 nodes",
+		"a killed node known to its caller after", "agentnode: bytes in around a reconnect of all",
+	} {
+		if !strings.Contains(table.String(), want) {
+			t.Errorf("no %q in\n%s", want, table.String())
+		}
+	}
+}

@@ -26,6 +26,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		// children by closing their standard input.
 		return serveRole(context.WithoutCancel(ctx), strings.TrimPrefix(args[0], rolePrefix), args[1:], os.Stdin, stdout, stderr)
 	}
+	if len(args) > 0 && args[0] == "scale" {
+		return runScale(ctx, args[1:], stdout, stderr)
+	}
 	p := defaultPlan()
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)

@@ -232,9 +232,10 @@ type pending struct {
 	held atomic.Bool          // it waits at a router for a node, by its last sign of life
 
 	// The call's goroutine only.
-	sent  time.Time // when the request was first sent, and
-	asked time.Time // last
-	quiet bool      // at the last look nothing was heard, over a connection that is well
+	sent     time.Time // when the request was first sent, and
+	asked    time.Time // last
+	attended *node     // whose heartbeats the call asked for
+	quiet    bool      // at the last look nothing was heard, over a connection that is well
 }
 
 // answer is what came back: a message, or why none can come.
@@ -485,7 +486,9 @@ func (p *pending) watch(ctx context.Context, msg *nats.Msg) (*nats.Msg, error) {
 	ticker := time.NewTicker(watchTick)
 	defer ticker.Stop()
 	for {
-		if err := p.alive(ctx, p.asked); err != nil {
+		p.attend()
+		// That it was asked again is no sign of the node.
+		if err := p.alive(ctx, p.sent); err != nil {
 			return nil, err
 		}
 		if err := p.resend(msg, p.asked); err != nil {
@@ -498,6 +501,14 @@ func (p *pending) watch(ctx context.Context, msg *nats.Msg) (*nats.Msg, error) {
 			return nil, p.abandon(ctx)
 		case <-ticker.C:
 		}
+	}
+}
+
+// attend listens to the call's node from when it is known on.
+func (p *pending) attend() {
+	if n := p.node.Load(); n != p.attended {
+		p.attended = n
+		p.c.shared.nodes.attend(n)
 	}
 }
 
@@ -630,6 +641,7 @@ func (p *pending) lost(n *node, why string) error {
 	if n != nil {
 		name = "node " + string(n.id)
 		p.c.shared.routes.forgetNode(n.id)
+		p.c.shared.nodes.doubt(n)
 	}
 	e := toolmesh.Errorf(toolmesh.CodeNodeLost, "%s %s: whether the tool ran is not known", name, why).WithOrigin(toolmesh.OriginCaller)
 	if n != nil {

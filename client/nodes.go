@@ -13,7 +13,13 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-const maxNodes = 1024
+const (
+	maxNodes = 1024
+	// maxHeard is how many nodes are listened to at once: all, where the client knows no
+	// more, else those with calls that last come first. Calls on others rest on their
+	// keepalives, which come as often.
+	maxHeard = 64
+)
 
 // node is one start of a node, as this client sees it.
 type node struct {
@@ -29,6 +35,7 @@ type node struct {
 	heard       atomic.Int64 // last heartbeat of this boot, unix ns
 	met         atomic.Int64 // last answer of this boot that named it, unix ns
 	beats       atomic.Int64 // heartbeats of this boot in a row without a pause
+	attended    atomic.Bool  // its heartbeats are listened to
 	other       atomic.Bool  // another boot is the node: the calls of this one are lost
 	draining    atomic.Bool
 }
@@ -73,8 +80,8 @@ func (n *node) wellSince(d time.Duration) bool {
 	return !n.other.Load() && n.beats.Load() >= int64(d/time.Second)+1 && n.beating(time.Now())
 }
 
-// nodes are the nodes that the client uses, each with a subscription to its
-// heartbeat.
+// nodes are the nodes that the client uses, up to maxHeard of them with a subscription to
+// their heartbeat.
 type nodes struct {
 	bus *bus.Bus
 
@@ -90,8 +97,7 @@ func (ns *nodes) init(b *bus.Bus) {
 	ns.subs = make(map[subjects.NodeID]*nats.Subscription)
 }
 
-// get returns the node that an answer names, and listens to its heartbeat from now
-// on. It is of another boot while that is heard: an answer says which process made
+// get returns the node that an answer names. It is of another boot while that is heard: an answer says which process made
 // it, and only the node's own subject says which one is the node.
 func (ns *nodes) get(id subjects.NodeID, boot subjects.BootID) *node { return ns.find(id, boot, true) }
 
@@ -144,15 +150,68 @@ func (ns *nodes) replace(old *node, boot subjects.BootID) *node {
 		n = newNode(old.id, boot)
 	}
 	n.before, old.before = old, nil
+	n.attended.Store(ns.subs[n.id] != nil)
 	n.other.Store(false)
 	old.other.Store(true)
 	ns.byID[n.id] = n
 	return n
 }
 
-// listen subscribes a node's heartbeats; ns.mu is held.
+// attend listens to a node that has a call which lasts, in place of one that has none if
+// that many are listened to.
+func (ns *nodes) attend(n *node) {
+	if n == nil || n.attended.Load() {
+		return
+	}
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	if ns.subs[n.id] == nil && ns.byID[n.id] != nil {
+		ns.makeRoom()
+		ns.listen(n.id)
+	}
+}
+
+// makeRoom lets go of the heartbeats of a node without calls of ours, if there are too
+// many; ns.mu is held.
+func (ns *nodes) makeRoom() {
+	if len(ns.subs) < maxHeard {
+		return
+	}
+	for id := range ns.subs {
+		if n := ns.byID[id]; n == nil || n.outstanding.Load() == 0 {
+			ns.deafen(id)
+			return
+		}
+	}
+}
+
+// deafen lets go of a node's heartbeats; ns.mu is held.
+func (ns *nodes) deafen(id subjects.NodeID) {
+	if sub := ns.subs[id]; sub != nil {
+		_ = sub.Unsubscribe()
+		delete(ns.subs, id)
+	}
+	if n := ns.byID[id]; n != nil {
+		n.attended.Store(false)
+		n.heard.Store(0) // that it is not heard any more says nothing
+		n.beats.Store(0)
+		n.draining.Store(false)
+	}
+}
+
+// doubt has no new calls go to a node that was lost, until it is heard again.
+func (ns *nodes) doubt(n *node) {
+	ns.attend(n)
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	if ns.subs[n.id] != nil && n.heard.Load() == 0 {
+		n.heard.Store(time.Now().Add(-silence).UnixNano())
+	}
+}
+
+// listen subscribes a node's heartbeats, unless there are too many; ns.mu is held.
 func (ns *nodes) listen(id subjects.NodeID) {
-	if ns.subs[id] != nil {
+	if ns.subs[id] != nil || ns.closed || ns.byID[id] == nil || len(ns.subs) >= maxHeard {
 		return
 	}
 	subject, err := subjects.Heartbeat(id)
@@ -161,6 +220,7 @@ func (ns *nodes) listen(id subjects.NodeID) {
 	}
 	if sub, err := ns.bus.Conn().Subscribe(subject, func(m *nats.Msg) { ns.beat(id, m) }); err == nil {
 		ns.subs[id] = sub
+		ns.byID[id].attended.Store(true)
 	}
 }
 
@@ -169,11 +229,8 @@ func (ns *nodes) evict() {
 	for pass := range 2 {
 		for id, n := range ns.byID {
 			if n.outstanding.Load() == 0 && (pass == 1 || !n.usable()) {
+				ns.deafen(id)
 				delete(ns.byID, id)
-				if sub := ns.subs[id]; sub != nil {
-					_ = sub.Unsubscribe()
-					delete(ns.subs, id)
-				}
 				return
 			}
 		}
@@ -194,7 +251,7 @@ func (ns *nodes) beat(id subjects.NodeID, m *nats.Msg) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 	n := ns.byID[id]
-	if n == nil {
+	if n == nil || ns.subs[id] == nil {
 		return
 	}
 	now := time.Now()

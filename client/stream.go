@@ -417,7 +417,14 @@ func (r *reader) replied(ctx context.Context, reply codec.Reply) (done bool, err
 // checkNode ends the stream when its node is lost: with what the store still
 // has of it, if that is all of it.
 func (r *reader) checkNode(ctx context.Context) (done bool, err error) {
-	lost := r.p.alive(ctx, r.lastArrived())
+	r.p.attend()
+	r.mu.Lock()
+	since := r.arrived
+	r.mu.Unlock()
+	if since.Before(r.p.sent) {
+		since = r.p.sent // that it was asked again is no sign of the node
+	}
+	lost := r.p.alive(ctx, since)
 	switch {
 	case lost == nil:
 		return false, nil

@@ -50,6 +50,9 @@ func (h *Host) tick() {
 				h.sweepRoutes(now)
 				h.payloads.Sweep(now)
 				h.deleteSpent()
+				if h.keys.inUse() {
+					h.presence.Rely()
+				}
 			}
 			for _, call := range h.calls.Running() {
 				h.tend(call.Value, now)

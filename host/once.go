@@ -62,6 +62,13 @@ func (k *keys) take(name string) (wait <-chan struct{}) {
 	return nil
 }
 
+// inUse reports whether any is held.
+func (k *keys) inUse() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.held) > 0
+}
+
 func (k *keys) letGo(name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -98,6 +105,9 @@ func (h *Host) once(ctx context.Context, c *inflight, run func() admit.Record) a
 		case <-ctx.Done():
 			return admit.Record{Err: stillRuns(ctx)}
 		}
+	}
+	if err := h.rely(ctx); err != nil { // the call runs all the same
+		h.log.Debug("if this node dies, it is known late", slog.String("error", err.Error()))
 	}
 	revision, other, bad := h.claimKey(ctx, key, mine, c.tool.descriptor.Annotations.Idempotent)
 	if other != nil || bad != nil {

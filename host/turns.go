@@ -139,7 +139,7 @@ type fenceKey struct{}
 // openLanes makes what gives and takes turns in lanes.
 func (h *Host) openLanes() {
 	h.lanes = grants.New(grants.Options{
-		Node: h.node, Boot: h.boot, Bus: h.bus, Log: h.log, Go: h.running.run, Lost: h.nodeLost,
+		Node: h.node, Boot: h.boot, Bus: h.bus, Log: h.log, Go: h.running.run, Lost: h.nodeLost, Rely: h.rely,
 		Lease: func() (since, until time.Time) {
 			if lease := h.presence.Lease(); lease != nil {
 				return lease.Held()
@@ -147,6 +147,14 @@ func (h *Host) openLanes() {
 			return since, until
 		},
 	})
+}
+
+// rely has the node's lease end soon after the node, if it has one.
+func (h *Host) rely(ctx context.Context) error {
+	if lease := h.presence.Lease(); lease != nil {
+		return lease.Rely(ctx)
+	}
+	return nil
 }
 
 // laneAsked serves a message on the node's subject of lanes.

@@ -1,6 +1,10 @@
 package registry
 
-import "github.com/toolmesh/toolmesh/subjects"
+import (
+	"time"
+
+	"github.com/toolmesh/toolmesh/subjects"
+)
 
 // Node returns one node that has a lease.
 func (v *View) Node(id subjects.NodeID) (NodeStatus, bool) {
@@ -27,3 +31,16 @@ func (v *View) Records(session subjects.SessionID, id subjects.ToolID) (all []To
 
 // LimitCache bounds the descriptors that are kept, in bytes.
 func (s *Store) LimitCache(bytes int) { s.cache.limit = bytes }
+
+// Lists is how many different things nodes say of tools.
+func (v *View) Lists() int {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return len(v.table.lists)
+}
+
+// RenewsEvery is how often a lease is renewed among so many nodes.
+func RenewsEvery(nodes uint64) time.Duration { return renewEvery(nodes) }
+
+// Some are the nodes that an asker is told of.
+func Some(nodes []Candidate, asker string) []Candidate { return some(nodes, asker) }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
@@ -31,6 +32,9 @@ type follow struct {
 	latest  time.Time           // of what was heard, by the broker's clock
 	created time.Time           // of the stream; another one means that it was made anew
 	whole   bool                // read all of it, not only what is missing
+	tail    bool                // ask the leader for what comes behind top: it was not heard
+	count   bool                // with tail: marks of keys that are gone may have gone themselves
+	again   time.Time           // when all is read once more, for what the tail does not show; zero: not
 	keep    time.Time           // until then a reading forgets nothing; zero = never
 }
 
@@ -97,7 +101,33 @@ func (f *follow) join() {
 	}
 }
 
-func (f *follow) needsReading() bool { return f.whole || len(f.ahead) > 0 }
+func (f *follow) needsReading() bool { return f.whole || f.tail || len(f.ahead) > 0 }
+
+const (
+	// marksStay is for how long at least the mark of a key's end is there to be read.
+	marksStay = 40 * time.Second
+	// readsAgain is how long after a connection was lost, on average, all is read once
+	// more: what a broker lost that failed, and others wrote over, only that shows. It is
+	// spread, as many lose their connections together.
+	readsAgain = 15 * time.Minute
+)
+
+// away notes that nothing was heard for a while.
+func (f *follow) away(d time.Duration) {
+	f.tail = true
+	f.count = f.count || d > marksStay
+	f.again = time.Now().Add(readsAgain/2 + rand.N(readsAgain))
+}
+
+// live is how many keys are known to be there.
+func (f *follow) live() (n uint64) {
+	for _, k := range f.keys {
+		if !k.gone {
+			n++
+		}
+	}
+	return n
+}
 
 // accept reports whether a change is later than what is known of its key, and
 // records it.
@@ -159,12 +189,30 @@ func (v *View) readLoop(ctx context.Context) {
 			return
 		}
 		said.note(err)
-		wait := v.every
+		wait := v.checkEvery()
 		if err != nil || v.Stale() > 0 {
 			wait = min(wait, readAgainAfter)
 		}
 		check.Reset(wait)
 	}
+}
+
+// checksFrom is from how many nodes on views ask the more rarely the more there are, so
+// that all of them ask as often together; checksMost is the most by how much.
+const (
+	checksFrom = 100
+	checksMost = 10
+)
+
+// checkEvery is when to ask next, spread.
+func (v *View) checkEvery() time.Duration {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	if v.leased <= checksFrom {
+		return v.every
+	}
+	d := v.every * time.Duration(min(v.leased/checksFrom, checksMost))
+	return d - rand.N(d/4)
 }
 
 // read reads what is missing of every bucket.
@@ -227,12 +275,12 @@ func (v *View) readBucket(ctx context.Context, f *follow, look bool) error {
 
 	v.mu.Lock()
 	now := time.Now()
-	expired := !f.keep.IsZero() && now.After(f.keep)
+	expired := !f.keep.IsZero() && now.After(f.keep) || !f.again.IsZero() && now.After(f.again)
 	if !info.Created.Equal(f.created) || info.State.LastSeq < f.top {
 		// Revisions of the old stream mean nothing. What is known stays for a while:
 		// somebody wiped the store, and nodes write their records again.
 		if !f.created.IsZero() {
-			f.keep = now.Add(LeaseTTL + verifyEvery)
+			f.keep = now.Add(v.longestLease() + verifyEvery)
 		}
 		for key := range f.keys {
 			f.keys[key] = keyState{}
@@ -241,21 +289,31 @@ func (v *View) readBucket(ctx context.Context, f *follow, look bool) error {
 		clear(f.ahead)
 	}
 	whole := f.whole || expired
+	tail, count := f.tail, f.count
+	f.tail, f.count = false, false
+	if !whole && len(f.ahead) == 0 && info.State.LastSeq <= f.top {
+		f.whole = count && info.State.Msgs != f.live()
+		whole = f.whole
+	}
 	if !whole && len(f.ahead) == 0 && info.State.LastSeq <= f.top {
 		v.mu.Unlock()
 		return nil
 	}
 	from := f.top + 1
 	if whole {
-		from, f.whole = 1, false
+		from, f.whole, f.again = 1, false, time.Time{}
 	}
 	v.mu.Unlock()
 	read, found, err := v.readFrom(ctx, f, stream, from, info.State.LastSeq)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if err != nil {
-		f.whole = f.whole || whole
+		f.whole, f.tail, f.count = f.whole || whole, f.tail || tail, f.count || count
 		return err
+	}
+	if count && !whole && info.State.Msgs != f.live() {
+		f.whole = true // some ended unseen, or some have since: all of it tells
+		wake(v.kick)
 	}
 	f.top = max(f.top, read, info.State.LastSeq)
 	f.join()

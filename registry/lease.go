@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/bits"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -21,9 +22,10 @@ import (
 
 // Times of a lease. A heartbeat comes each second.
 const (
-	// LeaseTTL is how long a lease stands without being renewed.
+	// LeaseTTL is how long a lease stands without being renewed, in a mesh of up to about
+	// eighty nodes, and that of a node that others rely on: see [Lease.Rely].
 	LeaseTTL = 10 * time.Second
-	// RenewEvery is how often it is renewed.
+	// RenewEvery is how often it is renewed there.
 	RenewEvery = 3 * time.Second
 	// Silence is how long a node must not be heard to count as gone.
 	Silence = 2500 * time.Millisecond
@@ -38,7 +40,29 @@ const (
 	// conflictsMost is how often a conflict is looked into at once; a replica that
 	// lags shows the old revision for a moment.
 	conflictsMost = 10
+
+	// deliveriesMost is about how many copies of renewals the brokers of a mesh deliver a
+	// second, as every view hears each: from so many nodes on that there would be more,
+	// leases are renewed more rarely, and stand longer.
+	deliveriesMost = 2000
+	// countEvery is how often a node asks how many there are, at the most.
+	countEvery = 15 * time.Second
+	// reliesFor is how long a lease is kept short after something rested on it.
+	reliesFor = time.Minute
+	// longestEvery bounds what a number that is wrong can do.
+	longestEvery = 10 * time.Minute
 )
+
+// renewEvery is how often a lease is renewed in a mesh of so many nodes. It changes only
+// as their number doubles, since a lease says it, and a change is told to everybody.
+func renewEvery(nodes uint64) time.Duration {
+	nodes = min(nodes, 1<<16)
+	if nodes*nodes <= deliveriesMost*uint64(RenewEvery/time.Second) {
+		return RenewEvery
+	}
+	up := uint64(1) << bits.Len64(nodes-1)                                    // the next power of two
+	return min(time.Duration(up*up)*time.Second/deliveriesMost, longestEvery) //nolint:gosec // it is bounded
+}
 
 // Lease is what makes a process a node: the record MESH_NODES/<node>, renewed
 // until [Lease.Release], and what the node says it serves beside it. While the
@@ -56,8 +80,12 @@ type Lease struct {
 	record NodeRecord
 	tools  map[subjects.ToolsKey]published
 	err    error
-	since  time.Time // it has stood without a gap
-	until  time.Time // it stands for certain
+	since  time.Time     // it has stood without a gap
+	until  time.Time     // it stands for certain
+	relied time.Time     // when something last rested on it
+	every  time.Duration // how often it is renewed, while nothing rests on it
+	asked  time.Time     // how many nodes there are
+	due    time.Time     // the next renewal
 
 	writing    sync.Mutex  // one writer of the lease's key at a time; guards revision
 	revision   uint64      // 0: nothing is stored
@@ -94,8 +122,8 @@ func Acquire(ctx context.Context, b *bus.Bus, record NodeRecord, log *slog.Logge
 	l := &Lease{
 		bus: b, log: cmp.Or(log, slog.New(slog.DiscardHandler)), record: record, node: record.Node, boot: record.Boot,
 		key:   bus.Key{Bucket: subjects.BucketNodes, Name: token},
-		tools: make(map[subjects.ToolsKey]published),
-		kick:  make(chan struct{}, 1), lost: make(chan struct{}), end: end,
+		tools: make(map[subjects.ToolsKey]published), every: RenewEvery,
+		kick: make(chan struct{}, 1), lost: make(chan struct{}), end: end,
 	}
 	l.unverified.Store(true) // an earlier boot may have left something
 	if err := l.acquire(ctx); err != nil {
@@ -103,8 +131,14 @@ func Acquire(ctx context.Context, b *bus.Bus, record NodeRecord, log *slog.Logge
 		return nil, err
 	}
 	l.forget = b.OnState(func(s bus.State) {
-		if s.Connected {
-			l.unverified.Store(true)
+		if !s.Connected {
+			return
+		}
+		l.unverified.Store(true)
+		l.mu.Lock()
+		waits := l.every > RenewEvery && time.Now().Before(l.due)
+		l.mu.Unlock()
+		if !waits { // else the next renewal sees to it: a thousand at once would be many
 			wake(l.kick)
 		}
 	})
@@ -339,6 +373,7 @@ func (l *Lease) delete(ctx context.Context) error {
 func (l *Lease) renewLoop(ctx context.Context) {
 	next := time.NewTimer(RenewEvery)
 	defer next.Stop()
+	l.count(ctx)
 	verified := time.Now()
 	said := outage{log: l.log, begins: "the lease is not renewed: it is tried again", ends: "the lease is renewed again"}
 	for {
@@ -360,12 +395,66 @@ func (l *Lease) renewLoop(ctx context.Context) {
 			return
 		}
 		said.note(err)
+		l.count(ctx)
+		every := l.interval()
+		wait := every - rand.N(every/10)
 		if err != nil {
-			next.Reset(renewRetry)
-		} else {
-			next.Reset(RenewEvery - rand.N(RenewEvery/10))
+			wait = max(renewRetry, every/10)
 		}
+		l.mu.Lock()
+		l.due = time.Now().Add(wait)
+		l.mu.Unlock()
+		next.Reset(wait)
 	}
+}
+
+// interval is how often the lease is renewed now.
+func (l *Lease) interval() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Since(l.relied) < reliesFor {
+		return RenewEvery
+	}
+	return l.every
+}
+
+// count asks now and then how many nodes there are, and has the lease renewed as rarely as
+// that many allow.
+func (l *Lease) count(ctx context.Context) {
+	l.mu.Lock()
+	due := time.Since(l.asked) >= countEvery
+	if due {
+		l.asked = time.Now()
+	}
+	l.mu.Unlock()
+	if !due {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
+	defer cancel()
+	s, err := l.bus.JetStream().Stream(ctx, subjects.KVStream(subjects.BucketNodes))
+	if err != nil {
+		return // as before
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.every = renewEvery(s.CachedInfo().State.Msgs)
+}
+
+// Rely has the lease end within [LeaseTTL] of this process's end, for a minute from now
+// on: what others may do only then, such as running what this node has begun, is not to
+// wait for as long as the leases of a large mesh stand. It returns when that is so; the
+// error is that of the renewal that this may take.
+func (l *Lease) Rely(ctx context.Context) error {
+	l.mu.Lock()
+	l.relied = time.Now()
+	short := l.record.stands() == LeaseTTL
+	l.mu.Unlock()
+	if short {
+		return nil
+	}
+	defer wake(l.kick) // what is next is due sooner
+	return l.renew(ctx)
 }
 
 // renew writes the lease once more, and finds out why if it cannot.
@@ -389,7 +478,12 @@ func (l *Lease) renew(ctx context.Context) error {
 // adopts what is stored, to be written over again: nothing, or this boot's own
 // renewal whose acknowledgement was lost. Another boot's record ends the lease.
 func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
+	every := l.interval()
 	l.mu.Lock()
+	l.record.LeaseMS = 0
+	if every > RenewEvery {
+		l.record.LeaseMS = (every * (LeaseTTL / time.Second) / (RenewEvery / time.Second)).Milliseconds()
+	}
 	record, lost := l.record, l.err
 	l.mu.Unlock()
 	if lost != nil {
@@ -402,7 +496,7 @@ func (l *Lease) renewOnce(ctx context.Context) (again bool, err error) {
 	attempt, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
 	began := time.Now()
-	revision, err := replace(attempt, l.bus, l.key, data, l.revision, LeaseTTL)
+	revision, err := replace(attempt, l.bus, l.key, data, l.revision, record.stands())
 	if errors.Is(err, bus.ErrConflict) {
 		again = true
 		var holder NodeRecord
@@ -443,13 +537,15 @@ func (l *Lease) stands(sent time.Time) {
 
 // Held is from when and until when the lease is this boot's for certain, without a gap:
 // what was given out on its strength before since is not valid any more. Both are zero
-// once the lease is lost.
+// once the lease is lost. Who asks relies on it: in a large mesh it stands without a gap
+// only after [Lease.Rely], and while it is asked for.
 func (l *Lease) Held() (since, until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil {
 		return time.Time{}, time.Time{}
 	}
+	l.relied = time.Now()
 	return l.since, l.until
 }
 

@@ -70,9 +70,11 @@ func (v *View) Serving(r IndexRecord) []subjects.NodeID {
 		if has.Index != r.Name || has.Session != r.Session || has.Revision != r.Revision {
 			continue
 		}
-		serves := slices.ContainsFunc(has.Tools, func(t ToolRoute) bool { return t.State != ToolUnavailable })
-		if n := v.nodes[e.key.Node]; serves && v.callable(n, now) && n.record.Boot == has.Boot {
-			nodes = append(nodes, n.record.Node)
+		if n := v.nodes[e.key.Node]; !v.callable(n, now) || n.record.Boot != has.Boot {
+			continue
+		}
+		if slices.ContainsFunc(has.Tools, func(t ToolRoute) bool { return t.State != ToolUnavailable }) {
+			nodes = append(nodes, has.Node)
 		}
 	}
 	slices.Sort(nodes)

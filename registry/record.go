@@ -41,6 +41,14 @@ type NodeRecord struct {
 	// Reasons say why the node offers less than it was asked for.
 	Reasons []string  `json:"reasons,omitempty"`
 	Started time.Time `json:"started"`
+	// LeaseMS is for how long each renewal of the lease lets it stand, in milliseconds.
+	// Absent: for [LeaseTTL].
+	LeaseMS int64 `json:"lease_ms,omitempty"`
+}
+
+// stands is for how long a renewal lets the lease stand.
+func (r NodeRecord) stands() time.Duration {
+	return max(time.Duration(r.LeaseMS)*time.Millisecond, LeaseTTL)
 }
 
 // Sandbox is a sandbox level as it was asked for and as the machine allows it.

@@ -73,7 +73,7 @@ func (v *View) route(session subjects.SessionID, id subjects.ToolID, now time.Ti
 			reason, can = one.tool.Reason, false
 		}
 		if can {
-			c := n.candidate()
+			c := n.candidate(now)
 			c.User = one.tool.User
 			r.Nodes = append(r.Nodes, c)
 			if one.tool.Notice != "" {
@@ -108,15 +108,26 @@ func tellsMore(one, other route) bool {
 // session.
 func (v *View) current(session subjects.SessionID, id subjects.ToolID) []route {
 	if session != "" {
-		own := v.table.scopes[session].routes(id)
-		if slices.ContainsFunc(own, v.outdated) {
-			own = slices.DeleteFunc(slices.Clone(own), v.outdated)
-		}
+		own := slices.DeleteFunc(v.table.scopes[session].routes(id), v.outdated)
 		if len(own) > 0 {
 			return own
 		}
 	}
-	return v.table.shared(id)
+	return v.table.scopes[""].routes(id)
+}
+
+// knows reports whether a tool has routes.
+func (v *View) knows(session subjects.SessionID, id subjects.ToolID) bool {
+	if session != "" {
+		for _, p := range v.table.scopes[session].places(id) {
+			for e := range p.list.entries {
+				if !v.outdated(route{e, p.tool}) {
+					return true
+				}
+			}
+		}
+	}
+	return len(v.table.scopes[""].places(id)) > 0
 }
 
 // outdated reports whether a route is of an earlier session of the same name.
@@ -175,11 +186,11 @@ func (v *View) lookup(session subjects.SessionID, name string) (id subjects.Tool
 	session = canonical(session)
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if id := subjects.ToolID(name); len(v.current(session, id)) > 0 {
+	if id := subjects.ToolID(name); v.knows(session, id) {
 		return id, nil
 	}
 	found := slices.DeleteFunc(v.table.bySuffix(session, name), func(id subjects.ToolID) bool {
-		return len(v.current(session, id)) == 0
+		return !v.knows(session, id)
 	})
 	if len(found) == 1 {
 		return found[0], nil

@@ -5,8 +5,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"hash/fnv"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -245,7 +247,7 @@ func (r *Responder) receive(m *nats.Msg) {
 		return
 	}
 	answer := func() error {
-		body, err := r.handle(s, q)
+		body, err := r.handle(s, q, askerOf(m.Reply))
 		r.respond(m, body, err)
 		return nil
 	}
@@ -265,7 +267,8 @@ func (r *Responder) receive(m *nats.Msg) {
 	}
 }
 
-func (r *Responder) handle(s subjects.Subject, q Request) (any, error) {
+// handle answers a request; asker tells who asks from others.
+func (r *Responder) handle(s subjects.Subject, q Request, asker string) (any, error) {
 	switch s.Verb {
 	case VerbList:
 		return r.list(s.Session, q)
@@ -305,7 +308,7 @@ func (r *Responder) handle(s subjects.Subject, q Request) (any, error) {
 		return answer, nil
 	case VerbCandidates:
 		return CandidatesAnswer{
-			ID: route.ID, Nodes: append([]Candidate{}, route.Nodes...), StaleMS: r.view.Stale().Milliseconds(),
+			ID: route.ID, Nodes: some(route.Nodes, asker), StaleMS: r.view.Stale().Milliseconds(),
 			Digest: route.Digest, Streaming: route.Streaming, Idempotent: route.Idempotent,
 		}, nil
 	default:
@@ -319,9 +322,51 @@ func (r *Responder) handle(s subjects.Subject, q Request) (any, error) {
 	}
 }
 
+// candidatesMost is how many nodes an answer names, at the most: the choice between two of
+// a hundred is as good as that between two of a thousand, and a caller asks again and
+// again for each tool that it uses.
+const candidatesMost = 128
+
+// some returns up to candidatesMost of the nodes: each asker is told the same ones again as
+// long as they are there, and each another choice.
+func some(nodes []Candidate, asker string) []Candidate {
+	if len(nodes) <= candidatesMost {
+		return append([]Candidate{}, nodes...)
+	}
+	type ranked struct {
+		score uint64
+		at    int
+	}
+	all := make([]ranked, len(nodes))
+	for i := range nodes {
+		h := fnv.New64a()
+		_, _ = h.Write([]byte(asker))
+		_, _ = h.Write([]byte{0})
+		_, _ = h.Write([]byte(nodes[i].Node))
+		score := h.Sum64() // whose upper bits hardly depend on the last bytes
+		score = (score ^ score>>32) * 0x9e3779b97f4a7c15
+		all[i] = ranked{score ^ score>>29, i}
+	}
+	slices.SortFunc(all, func(a, b ranked) int { return cmp.Compare(a.score, b.score) })
+	out := make([]Candidate, candidatesMost)
+	for i := range out {
+		out[i] = nodes[all[i].at]
+	}
+	return out
+}
+
+// askerOf is what all reply subjects of one process begin with.
+func askerOf(reply string) string {
+	if end := strings.LastIndexByte(reply, '.'); end >= 0 {
+		return reply[:end]
+	}
+	return reply
+}
+
 // stats is what the nodes say of themselves. No node is left out for its age: one that
 // is not heard is what is looked for.
 func (r *Responder) stats() StatsAnswer {
+	defer r.view.gather()()
 	answer := StatsAnswer{Nodes: []NodeStats{}, StaleMS: r.view.Stale().Milliseconds()}
 	for _, n := range r.view.Nodes() {
 		one := NodeStats{

@@ -2,6 +2,8 @@ package registry
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
@@ -9,25 +11,49 @@ import (
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
-// table is the routes of all records: which node's record names which tool. It
-// knows nothing of leases and heartbeats, and is not safe for concurrent use.
+// table is the routes of all records: which node's record names which tool. Nodes that
+// say the same of the same tools share it, so that what the table takes grows with the
+// tools and with the records, not with their product. It knows nothing of leases and
+// heartbeats, and is not safe for concurrent use.
 type table struct {
 	records map[string]*toolsEntry        // by key in MESH_TOOLS
 	scopes  map[subjects.SessionID]*scope // "" = tools for every session
+	lists   map[listKey]*list
 }
 
-// toolsEntry is one record with its revision.
+// toolsEntry is one record with its revision. Its tools are its list's.
 type toolsEntry struct {
 	key      subjects.ToolsKey // its names as in the key: long ones hashed
 	revision uint64
 	record   ToolsRecord
+	list     *list
+}
+
+// listKey tells what records say of their tools.
+type listKey struct {
+	session subjects.SessionID
+	sum     [sha256.Size]byte // of the tools, as they are written
+}
+
+// list is what some records say of their tools, and which records.
+type list struct {
+	key     listKey
+	tools   []ToolRoute
+	users   []string // who the tools run as, sorted
+	entries map[*toolsEntry]struct{}
 }
 
 // scope is the tools of one session, or those for every session.
 type scope struct {
-	tools  map[subjects.ToolID][]route         // by node, then revision
+	tools  map[subjects.ToolID][]place
 	hashed map[subjects.ToolID]subjects.ToolID // ids as they travel, where that is not as they are: names too long for a token
 	sorted []subjects.ToolID                   // nil when it has to be made anew
+}
+
+// place is one tool of a list.
+type place struct {
+	list *list
+	tool *ToolRoute
 }
 
 // route is one tool of one record.
@@ -37,32 +63,55 @@ type route struct {
 }
 
 func newTable() *table {
-	return &table{records: make(map[string]*toolsEntry), scopes: make(map[subjects.SessionID]*scope)}
+	return &table{
+		records: make(map[string]*toolsEntry), scopes: make(map[subjects.SessionID]*scope), lists: make(map[listKey]*list),
+	}
 }
 
-// set replaces the record of a key, whose text is name.
-func (t *table) set(key subjects.ToolsKey, name string, revision uint64, r ToolsRecord) {
-	t.remove(name)
-	e := &toolsEntry{key: key, revision: revision, record: r}
-	t.records[name] = e
-	s := t.scopes[key.Session]
-	if s == nil {
-		s = &scope{tools: make(map[subjects.ToolID][]route), hashed: make(map[subjects.ToolID]subjects.ToolID)}
-		t.scopes[key.Session] = s
+// set replaces the record of a key, whose text is name. The record's tools are those of
+// tools, as JSON.
+func (t *table) set(key subjects.ToolsKey, name string, revision uint64, r ToolsRecord, tools json.RawMessage) error {
+	at := listKey{key.Session, sha256.Sum256(tools)}
+	l := t.lists[at]
+	if l == nil {
+		l = &list{key: at, entries: make(map[*toolsEntry]struct{})}
+		if len(tools) > 0 {
+			if err := json.Unmarshal(tools, &l.tools); err != nil {
+				return err
+			}
+		}
+		t.add(l)
 	}
-	for i := range e.record.Tools {
-		tool := &e.record.Tools[i]
+	r.Tools = l.tools
+	e := &toolsEntry{key: key, revision: revision, record: r, list: l}
+	l.entries[e] = struct{}{} // before the earlier one goes: it may be the list's last
+	t.remove(name)
+	t.records[name] = e
+	return nil
+}
+
+// add makes a list's tools known.
+func (t *table) add(l *list) {
+	t.lists[l.key] = l
+	s := t.scopes[l.key.session]
+	if s == nil {
+		s = &scope{tools: make(map[subjects.ToolID][]place), hashed: make(map[subjects.ToolID]subjects.ToolID)}
+		t.scopes[l.key.session] = s
+	}
+	for i := range l.tools {
+		tool := &l.tools[i]
 		if len(s.tools[tool.ID]) == 0 {
 			s.sorted = nil
 			if wire, err := subjects.WireTool(tool.ID); err == nil && wire != tool.ID {
 				s.hashed[wire] = tool.ID
 			}
 		}
-		at, _ := slices.BinarySearchFunc(s.tools[tool.ID], e, func(r route, e *toolsEntry) int {
-			return cmp.Or(cmp.Compare(r.entry.key.Node, e.key.Node), cmp.Compare(r.entry.revision, e.revision))
-		})
-		s.tools[tool.ID] = slices.Insert(s.tools[tool.ID], at, route{e, tool})
+		s.tools[tool.ID] = append(s.tools[tool.ID], place{l, tool})
+		if tool.User != "" && !slices.Contains(l.users, tool.User) {
+			l.users = append(l.users, tool.User)
+		}
 	}
+	slices.Sort(l.users)
 }
 
 // remove forgets the record of a key's text.
@@ -72,10 +121,22 @@ func (t *table) remove(name string) {
 		return
 	}
 	delete(t.records, name)
-	s := t.scopes[e.key.Session]
-	for i := range e.record.Tools {
-		id := e.record.Tools[i].ID
-		left := slices.DeleteFunc(s.tools[id], func(r route) bool { return r.entry == e })
+	delete(e.list.entries, e)
+	if len(e.list.entries) == 0 {
+		t.drop(e.list)
+	}
+}
+
+// drop forgets a list that no record has any more.
+func (t *table) drop(l *list) {
+	delete(t.lists, l.key)
+	s := t.scopes[l.key.session]
+	if s == nil {
+		return // it went with the last tool
+	}
+	for i := range l.tools {
+		id := l.tools[i].ID
+		left := slices.DeleteFunc(s.tools[id], func(p place) bool { return p.list == l })
 		if len(left) > 0 {
 			s.tools[id] = left
 			continue
@@ -87,13 +148,13 @@ func (t *table) remove(name string) {
 		}
 	}
 	if len(s.tools) == 0 {
-		delete(t.scopes, e.key.Session)
+		delete(t.scopes, l.key.session)
 	}
 }
 
-// routes returns the routes of a tool, by its id or by the one that it travels
+// places returns the lists that name a tool, by its id or by the one that it travels
 // under: a reader of the subject can call it by that.
-func (s *scope) routes(id subjects.ToolID) []route {
+func (s *scope) places(id subjects.ToolID) []place {
 	if s == nil {
 		return nil
 	}
@@ -101,6 +162,21 @@ func (s *scope) routes(id subjects.ToolID) []route {
 		id = name
 	}
 	return s.tools[id]
+}
+
+// routes returns the routes of a tool, by node, then revision. What it returns is the
+// caller's.
+func (s *scope) routes(id subjects.ToolID) []route {
+	var all []route
+	for _, p := range s.places(id) {
+		for e := range p.list.entries {
+			all = append(all, route{e, p.tool})
+		}
+	}
+	slices.SortFunc(all, func(a, b route) int {
+		return cmp.Or(cmp.Compare(a.entry.key.Node, b.entry.key.Node), cmp.Compare(a.entry.revision, b.entry.revision))
+	})
+	return all
 }
 
 // ids returns the scope's ids in order. It caches: the table's lock must be held
@@ -114,9 +190,6 @@ func (s *scope) ids() []subjects.ToolID {
 	}
 	return s.sorted
 }
-
-// shared returns the routes of a tool for every session.
-func (t *table) shared(id subjects.ToolID) []route { return t.scopes[""].routes(id) }
 
 // bySuffix returns the ids that end with a name at a dot, as a session sees them,
 // sorted.

@@ -28,6 +28,13 @@ type ViewOptions struct {
 	CheckEvery time.Duration
 	// SessionsOnly has the view know sessions and nothing else.
 	SessionsOnly bool
+	// Sparing has the view hear the heartbeats of all nodes only while the mesh has at
+	// most [HearsAll]. In a larger one it knows the load of no node, and a node that died
+	// is one that lives until its lease ends, unless it is asked about: see [View.Alive].
+	Sparing bool
+	// Reaps has the view end the leases of nodes that died, in a mesh so large that these
+	// would stand for minutes.
+	Reaps bool
 	// Logger takes what happens; nil discards it.
 	Logger *slog.Logger
 }
@@ -37,9 +44,10 @@ type ViewOptions struct {
 // sessions alone. Reads cost no message and may be concurrent; what they return
 // is the caller's.
 type View struct {
-	bus   *bus.Bus
-	log   *slog.Logger
-	every time.Duration
+	bus     *bus.Bus
+	log     *slog.Logger
+	every   time.Duration
+	sparing bool
 
 	mu       sync.RWMutex // guards what follows
 	follows  []*follow
@@ -49,9 +57,12 @@ type View struct {
 	sessions map[subjects.SessionID]SessionRecord
 	// over is when this view saw sessions end that it has no record of any more.
 	over      map[subjects.SessionID]time.Time
+	leased    int  // how many of nodes have a lease
+	ears      ears // what is heard of heartbeats
+	closed    bool
 	listening time.Time // since when we do: silence before it means nothing; zero: there is no connection
 	fresh     time.Time // when everything was last known to be there
-	listeners map[chan<- struct{}]struct{}
+	listeners map[chan<- struct{}]Change
 
 	subs   []*nats.Subscription
 	kick   chan struct{}      // a bucket is to be read
@@ -69,6 +80,7 @@ type nodeEntry struct {
 	beat   codec.Heartbeat
 	beatAt time.Time
 	busy   refusals
+	ear    *ear // nil: nobody asked about it
 }
 
 // refusals is how often a node answered busy between two of its heartbeats.
@@ -112,10 +124,10 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 	o := *cmp.Or(options, &ViewOptions{})
 	running, end := context.WithCancel(context.Background())
 	v := &View{
-		bus: b, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.CheckEvery, 30*time.Second), table: newTable(),
+		bus: b, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.CheckEvery, 30*time.Second), sparing: o.Sparing, table: newTable(),
 		nodes: make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
 		sessions: make(map[subjects.SessionID]SessionRecord), over: make(map[subjects.SessionID]time.Time),
-		listening: time.Now(), listeners: make(map[chan<- struct{}]struct{}), kick: make(chan struct{}, 1), end: end,
+		listening: time.Now(), listeners: make(map[chan<- struct{}]Change), kick: make(chan struct{}, 1), end: end,
 	}
 	v.forget = b.OnState(v.connection)
 	err := v.subscribe(ctx, o.SessionsOnly)
@@ -127,6 +139,9 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 		return nil, err
 	}
 	v.wg.Go(func() { v.readLoop(running) })
+	if o.Reaps {
+		v.wg.Go(func() { v.reapLoop(running) })
+	}
 	return v, nil
 }
 
@@ -143,7 +158,10 @@ func (v *View) subscribe(ctx context.Context, sessionsOnly bool) error {
 	buckets := []string{subjects.BucketSessions}
 	if !sessionsOnly {
 		buckets = append(buckets, subjects.BucketNodes, subjects.BucketTools, subjects.BucketIndexes)
-		if err := take(subjects.AllHeartbeats, v.heartbeat); err != nil {
+		v.mu.Lock()
+		err := v.hearAll()
+		v.mu.Unlock()
+		if err != nil {
 			return err
 		}
 	}
@@ -160,17 +178,18 @@ func (v *View) subscribe(ctx context.Context, sessionsOnly bool) error {
 	return v.bus.Ping(ctx)
 }
 
-// connection has everything read once more over a new connection.
+// connection has what was missed read over a new connection.
 func (v *View) connection(s bus.State) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	now := time.Now()
 	if !s.Connected {
-		v.listening, v.fresh = time.Time{}, time.Now()
+		v.listening, v.fresh = time.Time{}, now
 		return
 	}
-	v.listening = time.Now()
+	v.listening = now
 	for _, f := range v.follows {
-		f.whole = true
+		f.away(now.Sub(v.fresh))
 	}
 	wake(v.kick)
 }
@@ -182,6 +201,9 @@ func (v *View) Close() {
 	for _, sub := range v.subs {
 		_ = sub.Unsubscribe()
 	}
+	v.mu.Lock()
+	v.hearNothing()
+	v.mu.Unlock()
 	v.wg.Wait()
 }
 
@@ -231,10 +253,25 @@ func (v *View) applyTo(bucket string, c change) {
 	}
 }
 
+// Change is a set of what has changed in a view.
+type Change uint8
+
+// What can change.
+const (
+	ChangedNodes Change = 1 << iota
+	ChangedTools
+	ChangedIndexes
+	ChangedSessions
+
+	changedAny = ChangedNodes | ChangedTools | ChangedIndexes | ChangedSessions
+)
+
 // touched tells listeners of a change. The lock is held.
-func (v *View) touched() {
-	for ch := range v.listeners {
-		wake(ch)
+func (v *View) touched(what Change) {
+	for ch, of := range v.listeners {
+		if of&what != 0 {
+			wake(ch)
+		}
 	}
 }
 
@@ -248,7 +285,9 @@ func (v *View) applyNode(c change) {
 	if c.gone {
 		if n != nil && n.leased {
 			n.leased, n.raw = false, nil
-			v.touched()
+			v.leased--
+			v.adjustEars()
+			v.touched(ChangedNodes)
 		}
 		return
 	}
@@ -268,14 +307,36 @@ func (v *View) applyNode(c change) {
 	if n.record.Boot != r.Boot {
 		n.since = time.Now()
 	}
+	if !n.leased {
+		v.leased++
+	}
 	n.record, n.raw, n.leased = r, c.data, true
-	v.touched()
+	v.adjustEars()
+	v.touched(ChangedNodes)
+}
+
+// longestLease is for how long a lease may stand without being renewed. The lock is held.
+func (v *View) longestLease() time.Duration {
+	longest := LeaseTTL
+	for _, n := range v.nodes {
+		if n.leased {
+			longest = max(longest, n.record.stands())
+		}
+	}
+	return longest
 }
 
 // heard reports whether the boot of a node's record is heard, as far as this
 // process can tell: not while it has no connection, nor after it was frozen.
 func (v *View) heard(n *nodeEntry, now time.Time) bool {
+	since, hears := v.hears(n)
+	if !hears {
+		return true // its lease counts
+	}
 	last := n.since
+	if since.After(last) {
+		last = since
+	}
 	if n.beat.Boot == string(n.record.Boot) && n.beatAt.After(last) {
 		last = n.beatAt
 	}
@@ -322,33 +383,39 @@ func (v *View) heartbeat(m *nats.Msg) {
 	before := n.beat.State
 	n.beat, n.beatAt = beat, now
 	if before != beat.State {
-		v.touched()
+		v.touched(ChangedNodes)
 	}
 }
 
 func (v *View) applyTools(c change) {
 	if c.gone {
 		v.table.remove(c.key)
-		v.touched()
+		v.touched(ChangedTools)
 		return
 	}
 	key, err := subjects.ParseToolsKey(c.key)
 	if err != nil {
 		return
 	}
-	var r ToolsRecord
-	if err := json.Unmarshal(c.data, &r); err != nil {
-		v.log.Warn("a record of tools is not readable", slog.String("key", c.key))
-		v.table.remove(c.key)
-		return
+	var said struct {
+		ToolsRecord
+		Tools json.RawMessage `json:"tools"`
 	}
+	err = json.Unmarshal(c.data, &said)
+	r := said.ToolsRecord
 	// The key is what a credential is held to, so it is what counts; the record
 	// only has the real names behind hashed ones.
 	r.Node = trusted(r.Node, key.Node)
 	r.Session = trusted(r.Session, key.Session)
 	r.Index = trusted(r.Index, key.Index)
-	v.table.set(key, c.key, c.seq, r)
-	v.touched()
+	if err == nil {
+		err = v.table.set(key, c.key, c.seq, r, said.Tools)
+	}
+	if err != nil {
+		v.log.Warn("a record of tools is not readable", slog.String("key", c.key))
+		v.table.remove(c.key)
+	}
+	v.touched(ChangedTools)
 }
 
 // trusted returns what a record says of a name if its key says the same, else the key's.
@@ -365,21 +432,28 @@ func (v *View) applyIndex(c change) {
 		delete(v.indexes, c.key)
 		v.table.remove(declared)
 	} else {
-		var r IndexRecord
+		var said struct {
+			IndexRecord
+			Tools json.RawMessage `json:"tools"`
+		}
 		name, session, err := subjects.ParseIndexKey(c.key)
-		if err != nil || json.Unmarshal(c.data, &r) != nil {
+		if err != nil || json.Unmarshal(c.data, &said) != nil {
 			return
 		}
+		r := said.IndexRecord
 		r.Name, r.Session = trusted(r.Name, name), trusted(r.Session, session)
 		v.table.remove(declared)
-		if len(r.Tools) > 0 {
+		if len(said.Tools) > 0 {
 			// As a record of no node: what others say of the tools is believed before it.
-			v.table.set(subjects.ToolsKey{Session: session, Index: name}, declared, 0,
-				ToolsRecord{Session: r.Session, Epoch: r.Epoch, Index: r.Name, Revision: r.Revision, Tools: r.Tools})
+			if v.table.set(subjects.ToolsKey{Session: session, Index: name}, declared, 0,
+				ToolsRecord{Session: r.Session, Epoch: r.Epoch, Index: r.Name, Revision: r.Revision}, said.Tools) != nil {
+				return
+			}
+			r.Tools = v.table.records[declared].record.Tools
 		}
 		v.indexes[c.key] = r
 	}
-	v.touched()
+	v.touched(ChangedIndexes | ChangedTools)
 }
 
 func (v *View) applySession(c change) {
@@ -400,7 +474,14 @@ func (v *View) applySession(c change) {
 		v.sessions[id] = r
 		delete(v.over, id)
 	}
-	v.touched()
+	what := ChangedSessions
+	for _, r := range v.indexes {
+		if r.Session != "" && canonical(r.Session) == id {
+			what |= ChangedIndexes // those that are private to it come or go with it
+			break
+		}
+	}
+	v.touched(what)
 }
 
 // forgetOld forgets the nodes that have no lease and are not heard, and the sessions
@@ -409,18 +490,28 @@ func (v *View) forgetOld() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	maps.DeleteFunc(v.over, func(_ subjects.SessionID, at time.Time) bool { return time.Since(at) > keepOver })
-	maps.DeleteFunc(v.nodes, func(_ subjects.NodeID, n *nodeEntry) bool { return !n.leased && time.Since(n.beatAt) > LeaseTTL })
+	maps.DeleteFunc(v.nodes, func(_ subjects.NodeID, n *nodeEntry) bool {
+		return !n.leased && n.ear == nil && time.Since(n.beatAt) > LeaseTTL
+	})
+	v.forgetEars(time.Now())
 }
 
 // whole reports whether no bucket is waiting to be read. The lock is held.
 func (v *View) whole() bool { return !slices.ContainsFunc(v.follows, (*follow).needsReading) }
 
-// Notify sends on ch, without waiting for it, when nodes, tools, indexes or
-// sessions have changed; many changes may be one message.
-func (v *View) Notify(ch chan<- struct{}) (cancel func()) {
+// Notify sends on ch, without waiting for it, when something has changed of what is
+// asked for, or of anything where nothing is; many changes may be one message.
+func (v *View) Notify(ch chan<- struct{}, of ...Change) (cancel func()) {
+	all := changedAny
+	for i, one := range of {
+		if i == 0 {
+			all = 0
+		}
+		all |= one
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.listeners[ch] = struct{}{}
+	v.listeners[ch] = all
 	return func() {
 		v.mu.Lock()
 		defer v.mu.Unlock()
@@ -473,16 +564,16 @@ func (v *View) Nodes() []NodeStatus {
 		n := v.nodes[e.key.Node]
 		if e.record.Index != "" && e.record.Session == "" && n != nil && e.record.Boot == n.record.Boot {
 			served[e.key.Node] = append(served[e.key.Node], e.record.Index)
-			for _, t := range e.record.Tools {
+			for _, user := range e.list.users {
 				of := users[e.key.Node]
-				if t.User == "" || slices.Contains(of[e.record.Index], t.User) {
+				if slices.Contains(of[e.record.Index], user) {
 					continue
 				}
 				if of == nil {
 					of = make(map[subjects.IndexName][]string)
 					users[e.key.Node] = of
 				}
-				of[e.record.Index] = append(of[e.record.Index], t.User)
+				of[e.record.Index] = append(of[e.record.Index], user)
 				slices.Sort(of[e.record.Index])
 			}
 		}
@@ -589,9 +680,9 @@ func (v *View) SessionOver(id subjects.SessionID) (at time.Time, ok bool) {
 }
 
 // candidate is a node as one that can be called. The lock is held.
-func (n *nodeEntry) candidate() Candidate {
+func (n *nodeEntry) candidate(now time.Time) Candidate {
 	c := Candidate{Node: n.record.Node, Boot: n.record.Boot, Slots: n.record.Slots}
-	if n.beat.Boot == string(n.record.Boot) {
+	if n.beat.Boot == string(n.record.Boot) && now.Sub(n.beatAt) < Silence {
 		c.InFlight, c.Slots = n.beat.InFlight+n.beat.Queued, n.beat.Slots
 	}
 	return c
@@ -619,13 +710,23 @@ func (v *View) Owner(feature string, preferred []Candidate, of ...string) (node 
 	}
 	v.mu.RUnlock()
 	node = subjects.Owner(able, of...)
+	if node != "" {
+		v.Alive(node) // if it is not, it will be known
+	}
 	return node, node != ""
 }
 
-// Alive reports whether a node is heard.
+// Alive reports whether a node is heard. A view that does not hear all of them hears this
+// one from now on, for a while: within 2.5 s it knows.
 func (v *View) Alive(id subjects.NodeID) bool {
 	v.mu.RLock()
-	defer v.mu.RUnlock()
-	n := v.nodes[id]
-	return n != nil && v.alive(n, time.Now())
+	n, now := v.nodes[id], time.Now()
+	alive, listens := n != nil && v.alive(n, now), v.ears.all != nil
+	v.mu.RUnlock()
+	if alive && !listens && v.sparing {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		v.attend(id, n, now)
+	}
+	return alive
 }

@@ -183,7 +183,7 @@ func (r *Router) join(ctx context.Context) error {
 	if err := r.bus.Ensure(ctx, &bus.Layout{Copies: r.opts.Replicas, ChunksStorage: r.opts.ChunksStorage, ChunksBytes: r.opts.ChunksMax, PayloadsBytes: r.opts.PayloadsMax}); err != nil {
 		return err
 	}
-	view, err := registry.OpenView(ctx, r.bus, &registry.ViewOptions{Logger: r.log})
+	view, err := registry.OpenView(ctx, r.bus, &registry.ViewOptions{Reaps: true, Logger: r.log})
 	if err != nil {
 		return err
 	}

@@ -59,6 +59,8 @@ type Options struct {
 	// Lease is from when and until when the node's lease stands for certain: see
 	// [registry.Lease.Held]. Zero without one.
 	Lease func() (since, until time.Time)
+	// Rely has the node's lease end soon after the node: see [registry.Lease.Rely].
+	Rely func(ctx context.Context) error
 	// Lost reports whether a start of a node has no lease any more, and whether that has
 	// ended by its time.
 	Lost func(ctx context.Context, node subjects.NodeID, boot subjects.BootID) (lost, expired bool, err error)

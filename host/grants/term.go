@@ -385,6 +385,9 @@ func (k *Keeper) claim(ctx context.Context, d *domain) error {
 	k.mu.Lock()
 	left := k.left
 	k.mu.Unlock()
+	if err := k.opts.Rely(ctx); err != nil {
+		return err
+	}
 	since, until := k.opts.Lease()
 	if left || !time.Now().Before(until) {
 		return toolmesh.Errorf(toolmesh.CodeUnavailable, "the node has no lease, so it cannot give turns in lanes: the registry is not reachable").WithStarted(toolmesh.StartedNo)

@@ -246,6 +246,13 @@ func (p *Presence) Update(ctx context.Context, change func(*registry.NodeRecord)
 	return lease.Update(ctx, change)
 }
 
+// Rely keeps the lease as short as [registry.Lease.Rely] has made it. It does not wait.
+func (p *Presence) Rely() {
+	if lease := p.Lease(); lease != nil {
+		lease.Held()
+	}
+}
+
 // State says a new state of the node at once, in its heartbeat and in its lease, if
 // it has one. It waits for the lease, at most for 3 s.
 func (p *Presence) State(ctx context.Context, state registry.NodeState) {

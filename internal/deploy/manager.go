@@ -31,6 +31,9 @@ const (
 	// linger is how long a revision that was replaced takes calls that had
 	// already been given to it.
 	linger = 2 * time.Second
+	// leavesEvery is how often it is looked whether others serve what this node is to
+	// serve no more.
+	leavesEvery = time.Second
 )
 
 // Options adjusts a [Manager].
@@ -140,7 +143,7 @@ func New(b *bus.Bus, view *registry.View, store *registry.Store, builder Builder
 // Start begins to serve what is installed, in the background.
 func (m *Manager) Start() {
 	m.sweep()
-	m.cancel = m.view.Notify(m.kick)
+	m.cancel = m.view.Notify(m.kick, registry.ChangedIndexes, registry.ChangedNodes)
 	m.wake()
 	m.wg.Go(m.loop)
 	m.wg.Go(m.collectLoop)
@@ -283,6 +286,7 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, next time.Duration)
 		r, installed := known[k]
 		if installed && !m.leaves(e, r) {
 			e.mu.Unlock()
+			next = min(next, leavesEvery) // others may come to serve it
 			continue
 		}
 		m.wg.Go(func() {

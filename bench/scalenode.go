@@ -1,0 +1,357 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/agent"
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/host"
+	"github.com/toolmesh/toolmesh/internal/broker"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/registry"
+	"github.com/toolmesh/toolmesh/router"
+	"github.com/toolmesh/toolmesh/subjects"
+	"github.com/toolmesh/toolmesh/tool"
+)
+
+func init() {
+	starters["server"] = startServer
+	starters["nodes"] = startNodes
+	starters["router"] = startRouter
+	starters["agentnode"] = startAgentNode
+	starters["scalecaller"] = startScaleCaller
+	starters["victim"] = startVictim
+}
+
+// said returns what this process uses, with what a connection of it has moved.
+func said(nc *nats.Conn, more func(*figures)) (answer, error) {
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		return answer{}, err
+	}
+	f := figures{CPU: time.Duration(usage.Utime.Nano() + usage.Stime.Nano())}
+	runtime.GC()
+	runtime.GC() // what finalizers let go of
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	f.Heap, f.Objects, f.Goroutines = m.HeapAlloc, m.HeapObjects, runtime.NumGoroutine()
+	if nc != nil {
+		s := nc.Stats()
+		f.InMsgs, f.InBytes, f.OutMsgs, f.Subscriptions = s.InMsgs, s.InBytes, s.OutMsgs, uint64(nc.NumSubscriptions()) //nolint:gosec // a count
+	}
+	if more != nil {
+		more(&f)
+	}
+	text, err := json.Marshal(f)
+	return answer{Text: string(text)}, err
+}
+
+// startServer is one broker of a cluster. args: a folder, its name, its configuration.
+func startServer(ctx context.Context, args []string) (role, error) {
+	debug.SetGCPercent(gcPercent)
+	b, err := broker.Start(ctx, broker.Options{StoreDir: args[0], Name: args[1], Config: args[2], MaxStore: 64 << 30})
+	if err != nil {
+		return role{}, err
+	}
+	do := func(_ context.Context, r request) (answer, error) {
+		if r.Do != "figures" {
+			return answer{}, errUnknown(r)
+		}
+		v, err := b.Server().Varz(nil)
+		if err != nil {
+			return answer{}, err
+		}
+		return said(nil, func(f *figures) {
+			f.InMsgs, f.OutMsgs, f.InBytes = uint64(v.InMsgs), uint64(v.OutMsgs), uint64(v.InBytes) //nolint:gosec // counts
+			f.Subscriptions = uint64(v.Subscriptions)
+		})
+	}
+	return role{do, b.URL(), b.Shutdown}, nil
+}
+
+func indexName(i int) string    { return fmt.Sprintf("idx%04d", i) }
+func indexTool(i, n int) string { return fmt.Sprintf("%s.tools.tool_%03d", indexName(i), n) }
+func nodeName(i int) string     { return fmt.Sprintf("sim-%04d", i) }
+func sessionName(i int) string  { return fmt.Sprintf("session-%05d", i) }
+func quiet(*nats.Msg)           {}
+func connect(urls string) (*nats.Conn, error) {
+	return nats.Connect(urls, client.ConnectOptions()...)
+}
+
+// simulated is the nodes of one process: each has a connection, a real host and what an
+// agent subscribes beside that.
+type simulated struct {
+	scale
+	urls string
+
+	mu       sync.Mutex
+	conns    []*nats.Conn
+	hosts    []*host.Host
+	services map[int]host.Service // by index
+}
+
+// startNodes makes a process of simulated nodes. args: the brokers, the scale.
+func startNodes(_ context.Context, args []string) (role, error) {
+	s := &simulated{urls: args[0], services: make(map[int]host.Service)}
+	if err := json.Unmarshal([]byte(args[1]), &s.scale); err != nil {
+		return role{}, err
+	}
+	return role{do: s.do, stop: s.stop}, nil
+}
+
+func (s *simulated) do(ctx context.Context, r request) (answer, error) {
+	switch r.Do {
+	case "nodes":
+		var group errgroup.Group
+		group.SetLimit(3) // the brokers have this machine's cores, too
+		for i := r.Callers; i < r.N; i++ {
+			group.Go(func() error { return s.node(ctx, i) })
+		}
+		return answer{}, group.Wait()
+	case "sessions":
+		return answer{}, s.create(ctx, r.N)
+	case "reconnect":
+		for _, nc := range s.conns {
+			if err := nc.ForceReconnect(); err != nil {
+				return answer{}, err
+			}
+		}
+		return answer{}, nil
+	case "figures":
+		return said(nil, nil)
+	}
+	return answer{}, errUnknown(r)
+}
+
+// node starts one.
+func (s *simulated) node(ctx context.Context, i int) error {
+	nc, err := connect(s.urls)
+	if err != nil {
+		return err
+	}
+	sessions, err := registry.NewSessions("")
+	if err != nil {
+		return err
+	}
+	h, err := host.New(nc, &host.Options{
+		Node: subjects.NodeID(nodeName(i)), Version: "simulated", Sessions: sessions, Service: "mesh-agent",
+		Sandbox: host.Sandbox{Asked: "guard", Effective: "guard"},
+	})
+	if err != nil {
+		return err
+	}
+	if err := h.Start(ctx); err != nil {
+		return err
+	}
+	// What a view hears, without what it keeps of it.
+	for _, bucket := range []string{subjects.BucketNodes, subjects.BucketTools, subjects.BucketIndexes, subjects.BucketSessions} {
+		if _, err := nc.Subscribe(subjects.RegistryChanges(bucket), quiet); err != nil {
+			return err
+		}
+	}
+	if hearsAll(s.Nodes) {
+		if _, err := nc.Subscribe(subjects.AllHeartbeats, quiet); err != nil {
+			return err
+		}
+	}
+	for k := range s.indexes() {
+		// The copies of an index are on consecutive nodes.
+		if (i-k*s.Nodes/s.indexes()+s.Nodes)%s.Nodes >= min(s.Copies, s.Nodes) && !(k == 0 && i < scaleSmall) {
+			continue
+		}
+		for try := 0; ; try++ {
+			err := h.Publish(ctx, s.service(k))
+			if err == nil {
+				break
+			}
+			if try == 10 {
+				return err
+			}
+			time.Sleep(time.Second) // a thousand nodes begin at once
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conns, s.hosts = append(s.conns, nc), append(s.hosts, h)
+	return nil
+}
+
+// service is what each node says and does of an index. Descriptors are shared.
+func (s *simulated) service(k int) host.Service {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if one, ok := s.services[k]; ok {
+		return one
+	}
+	one := host.Service{Index: subjects.IndexName(indexName(k)), Revision: fmt.Sprintf("%040d", k)}
+	handler := host.Func(refund)
+	for n := range s.PerIndex {
+		id := indexTool(k, n)
+		one.Tools = append(one.Tools, host.Tool{Handler: handler, Descriptor: &tool.Descriptor{
+			ID: subjects.ToolID(id), Name: strings.TrimPrefix(id, indexName(k)+"."), Description: "Refunds an order, as one of many tools.",
+			InputSchema:  json.RawMessage(`{"type":"object","properties":{"order":{"type":"string"},"amount":{"type":"integer"}},"required":["order","amount"],"additionalProperties":false}`),
+			OutputSchema: json.RawMessage(`{"type":"object"}`), Metadata: json.RawMessage(`{}`),
+		}})
+	}
+	s.services[k] = one
+	return one
+}
+
+// create creates sessions.
+func (s *simulated) create(ctx context.Context, n int) error {
+	nc, err := connect(s.urls)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	b, err := bus.New(nc, nil)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	store := registry.NewStore(b)
+	var group errgroup.Group
+	group.SetLimit(64)
+	for i := range n {
+		group.Go(func() error {
+			record := registry.SessionRecord{ID: subjects.SessionID(sessionName(i)), Epoch: fmt.Sprintf("%016d", i), Created: time.Now().UTC()}
+			for try := 0; ; try++ {
+				err := store.CreateSession(ctx, record)
+				if err == nil || errors.Is(err, bus.ErrConflict) { // a conflict: it is there, its acknowledgement was lost
+					return nil
+				}
+				if try == 20 {
+					return err
+				}
+				time.Sleep(500 * time.Millisecond) // a new bucket has no leader for a while
+			}
+		})
+	}
+	return group.Wait()
+}
+
+func (s *simulated) stop() {
+	for _, nc := range s.conns { // none is drained: that takes long, and the brokers end too
+		nc.Close()
+	}
+}
+
+// startRouter is a router. args: the brokers, a folder.
+func startRouter(_ context.Context, args []string) (role, error) {
+	debug.SetGCPercent(gcPercent)
+	nc, err := connect(args[0])
+	if err != nil {
+		return role{}, err
+	}
+	r, err := router.New(nc, &router.Options{Logger: warnings()})
+	if err != nil {
+		return role{}, err
+	}
+	return role{do: around(nc, r.Start), stop: func() { r.Close(); nc.Close() }}, nil
+}
+
+// startAgentNode is an agent, all of it. args: the brokers, a folder.
+func startAgentNode(_ context.Context, args []string) (role, error) {
+	debug.SetGCPercent(gcPercent)
+	nc, err := connect(args[0])
+	if err != nil {
+		return role{}, err
+	}
+	a, err := agent.New(nc, args[1], &agent.Options{Node: "scale-agent", Environ: os.Environ(), Logger: warnings()})
+	if err != nil {
+		return role{}, err
+	}
+	return role{do: around(nc, a.Start), stop: stops(a.Stop, nc)}, nil
+}
+
+func warnings() *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+}
+
+// around serves the requests to a process that has one connection and a view.
+func around(nc *nats.Conn, start func(context.Context) error) func(context.Context, request) (answer, error) {
+	return func(ctx context.Context, r request) (answer, error) {
+		switch r.Do {
+		case "start":
+			return answer{}, start(ctx)
+		case "figures":
+			return said(nc, nil)
+		case "reconnect":
+			return answer{}, nc.ForceReconnect()
+		}
+		return answer{}, errUnknown(r)
+	}
+}
+
+// startScaleCaller is a caller. args: the brokers.
+func startScaleCaller(_ context.Context, args []string) (role, error) {
+	nc, err := connect(args[0])
+	if err != nil {
+		return role{}, err
+	}
+	c, err := client.New(nc, nil)
+	if err != nil {
+		return role{}, err
+	}
+	do := func(ctx context.Context, r request) (answer, error) {
+		call := func() error {
+			res, err := c.Call(ctx, subjects.ToolID(r.Text), json.RawMessage(callArgs))
+			if err == nil && string(res.Value) != callResult {
+				err = fmt.Errorf("the result is %s", res.Value)
+			}
+			return err
+		}
+		switch r.Do {
+		case "unary":
+			return each(r.N, call)
+		case "burst":
+			return together(r.N, r.Callers, call)
+		case "hang":
+			_, err := c.Call(ctx, "victim.hang", nil)
+			return answer{Text: string(toolmesh.CodeOf(err))}, nil
+		case "figures":
+			return said(nc, nil)
+		}
+		return answer{}, errUnknown(r)
+	}
+	return role{do: do, stop: func() { c.Close(); nc.Close() }}, nil
+}
+
+// startVictim is a node whose tool does not end. args: the brokers.
+func startVictim(ctx context.Context, args []string) (role, error) {
+	nc, err := connect(args[0])
+	if err != nil {
+		return role{}, err
+	}
+	h, err := host.New(nc, &host.Options{Index: "victim", Node: "victim"})
+	if err != nil {
+		return role{}, err
+	}
+	_, err = h.Handle("hang", host.Func(func(ctx context.Context, _ struct{}) (struct{}, error) {
+		<-ctx.Done()
+		return struct{}{}, context.Cause(ctx)
+	}))
+	if err == nil {
+		err = h.Start(ctx)
+	}
+	do := func(_ context.Context, r request) (answer, error) { return answer{}, errUnknown(r) }
+	return role{do: do, stop: stops(h.Stop, nc)}, err
+}
+
+// hearsAll reports whether agents of a mesh of so many nodes hear all heartbeats.
+func hearsAll(nodes int) bool { return nodes <= registry.HearsAll }
