@@ -1,0 +1,127 @@
+package cluster
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"golang.org/x/sync/errgroup"
+)
+
+// ImageTag is the version that the manifests of k8s/ name.
+const ImageTag = "0.1.0"
+
+const pauseImage = "localhost/toolmesh/pause:test"
+
+// NATSImage is what k8s/nats names; here it holds the server of the same version alone.
+const NATSImage = "docker.io/library/nats:2.15.2-alpine"
+
+// prepare puts into a run's folder what it takes: bin, with the programs and mesh, and
+// images.
+func prepare(ctx context.Context, folder string) error {
+	bin, images := filepath.Join(folder, "bin"), filepath.Join(folder, "images")
+	if err := errors.Join(os.Mkdir(bin, 0o755), os.Mkdir(images, 0o755)); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	server := filepath.Join(bin, "nats-server")
+	group.Go(func() error {
+		cache, err := programs(ctx)
+		if err != nil {
+			return err
+		}
+		entries, err := os.ReadDir(cache)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if err := os.Symlink(filepath.Join(cache, e.Name()), filepath.Join(bin, e.Name())); err != nil {
+				return err
+			}
+		}
+		return writeImage(filepath.Join(images, "pause.tar"), pauseImage, filepath.Join(bin, "pause"))
+	})
+	group.Go(func() error {
+		if err := errors.Join(
+			command(ctx, Root, "go", "build", "-buildvcs=false", "-ldflags", "-X main.version="+ImageTag, "-o", filepath.Join(bin, "mesh"), "./cmd/mesh"),
+			command(ctx, Root, "env", "CGO_ENABLED=0", "go", "build", "-buildvcs=false", "-trimpath", "-o", server, "github.com/nats-io/nats-server/v2"),
+			writeImage(filepath.Join(images, "nats.tar"), NATSImage, server)); err != nil {
+			return err
+		}
+		if kept := os.Getenv("E2E_K8S_IMAGES"); kept != "" {
+			for _, of := range []string{"mesh-router.tar", "mesh-agent.tar"} {
+				if err := os.Symlink(filepath.Join(kept, of), filepath.Join(images, of)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		// The page has the user do the same by make images.
+		return command(ctx, Root+"/k8s/images", "go", "run", ".", "-out", images, "-prefix", "docker.io/toolmesh", "-version", ImageTag, "router", "agent")
+	})
+	return group.Wait()
+}
+
+func command(ctx context.Context, folder string, args ...string) error {
+	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", "10"}, args...)...)
+	cmd.Dir = folder
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%v: %w: %s", args, err, said)
+	}
+	return nil
+}
+
+// writeImage writes an image that is one program, as an archive that ctr reads.
+func writeImage(file, reference, program string) error {
+	data, err := os.ReadFile(program)
+	if err != nil {
+		return err
+	}
+	var files bytes.Buffer
+	w := tar.NewWriter(&files)
+	if err := w.WriteHeader(&tar.Header{Name: "bin/" + filepath.Base(program), Mode: 0o755, Size: int64(len(data)), Typeflag: tar.TypeReg}); err != nil {
+		return err
+	}
+	if _, err := w.Write(data); err != nil {
+		return err
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(files.Bytes())), nil })
+	if err != nil {
+		return err
+	}
+	image, err := mutate.AppendLayers(empty.Image, layer)
+	if err != nil {
+		return err
+	}
+	config, err := image.ConfigFile()
+	if err != nil {
+		return err
+	}
+	config = config.DeepCopy()
+	config.OS, config.Architecture = "linux", runtime.GOARCH
+	config.Config.Entrypoint = []string{"/bin/" + filepath.Base(program)}
+	config.Config.Env = []string{"PATH=/bin"}
+	config.Config.User = "65532:65532"
+	if image, err = mutate.ConfigFile(image, config); err != nil {
+		return err
+	}
+	tag, err := name.NewTag(reference)
+	if err != nil {
+		return err
+	}
+	return tarball.WriteToFile(file, tag, image)
+}
