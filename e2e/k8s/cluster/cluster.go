@@ -158,6 +158,14 @@ func (c *Cluster) Import(ctx context.Context) error {
 	return nil
 }
 
+// Tag gives an image another name.
+func (c *Cluster) Tag(ctx context.Context, of, name string) error {
+	if said, err := exec.CommandContext(ctx, "ctr", "-a", c.file("containerd", "c.sock"), "-n", "k8s.io", "images", "tag", "--force", of, name).CombinedOutput(); err != nil {
+		return fmt.Errorf("tag %s: %w: %s", name, err, said)
+	}
+	return nil
+}
+
 // run starts a program of the cluster, its output into logs/NAME.
 func (c *Cluster) run(name string, args ...string) error {
 	log, err := os.Create(c.file("logs", name))

@@ -216,6 +216,7 @@ func hierarchies() ([]string, error) {
 	if version2() {
 		return []string{cgroupRoot}, nil
 	}
+	// Of version 1 there are many, and one of version 2 may be beside them.
 	f, err := os.Open("/proc/self/mounts")
 	if err != nil {
 		return nil, err
@@ -223,7 +224,7 @@ func hierarchies() ([]string, error) {
 	defer f.Close()
 	var found []string
 	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if fields := strings.Fields(lines.Text()); len(fields) > 2 && fields[2] == "cgroup" && filepath.Dir(fields[1]) == cgroupRoot {
+		if fields := strings.Fields(lines.Text()); len(fields) > 2 && strings.HasPrefix(fields[2], "cgroup") && filepath.Dir(fields[1]) == cgroupRoot {
 			found = append(found, fields[1])
 		}
 	}
