@@ -39,8 +39,8 @@ func TestAdmission(t *testing.T) {
 	}
 	for what, change := range map[string][3]string{
 		"a field that is misspelt":      {"terminationGracePeriodSeconds:", "terminationGracePeriodSecond:", "unknown field"},
-		"a pod that asks for more":      {"readOnlyRootFilesystem: true", "readOnlyRootFilesystem: true\n          privileged: true", "PodSecurity"},
-		"a budget with both its bounds": {"maxUnavailable: 25%\n  selector", "maxUnavailable: 25%\n  minAvailable: 1\n  selector", "mutually exclusive"},
+		"a pod that asks for more":      {"runAsNonRoot: true", "runAsNonRoot: false", "PodSecurity"},
+		"a budget with both its bounds": {"maxUnavailable: 25%\n  selector", "maxUnavailable: 25%\n  minAvailable: 1\n  selector", "cannot be both set"},
 	} {
 		broken := strings.Replace(string(dev), change[0], change[1], -1)
 		if broken == string(dev) {
@@ -73,7 +73,7 @@ func TestPodSecurity(t *testing.T) {
 			"":                 func(*podSpec) {},
 			"root":             func(s *podSpec) { *s.SecurityContext.RunAsNonRoot = false },
 			"hostNetwork":      func(s *podSpec) { s.HostNetwork = true },
-			"privileged":       func(s *podSpec) { yes := true; s.Containers[0].SecurityContext.Privileged = &yes },
+			"privileged":       privileged,
 			"seccomp":          func(s *podSpec) { s.SecurityContext.SeccompProfile = nil },
 			"capabilities":     func(s *podSpec) { s.Containers[0].SecurityContext.Capabilities = nil },
 			"escalation":       func(s *podSpec) { s.Containers[0].SecurityContext.AllowPrivilegeEscalation = nil },

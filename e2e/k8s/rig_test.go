@@ -246,3 +246,8 @@ func podOf(name string, of *v1.PodTemplateSpec) *v1.Pod {
 func hostFolder(s *podSpec) {
 	s.Volumes = append(s.Volumes, v1.Volume{Name: "host", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: "/"}}})
 }
+
+func privileged(s *podSpec) {
+	yes := true
+	s.Containers[0].SecurityContext.Privileged, s.Containers[0].SecurityContext.AllowPrivilegeEscalation = &yes, nil
+}

@@ -241,7 +241,12 @@ func combine(t *testing.T, k *Tree, nats string, extras []string, machines strin
 		}
 		return key + ":\n  - " + strings.Join(items, "\n  - ") + "\n"
 	}
-	write(t, k, "combination/kustomization.yaml", "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: toolmesh\n"+list("resources", resources)+list("components", components))
+	file := ""
+	if slices.Contains(extras, "indexes") {
+		file = "configMapGenerator:\n  - name: mesh-indexes\n    options: {disableNameSuffixHash: true}\n    files: [indexes.toml]\n"
+		write(t, k, "combination/indexes.toml", "index = []\n")
+	}
+	write(t, k, "combination/kustomization.yaml", "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: toolmesh\n"+list("resources", resources)+list("components", components)+file)
 	return "combination"
 }
 

@@ -61,7 +61,7 @@ func prepare(ctx context.Context, folder string) error {
 			command(ctx, Root, "go", "build", "-buildvcs=false", "-ldflags", "-X main.version="+ImageTag, "-o", filepath.Join(bin, "mesh"), "./cmd/mesh"),
 			command(ctx, Root, "env", "CGO_ENABLED=0", "go", "build", "-buildvcs=false", "-trimpath", "-o", server, "github.com/nats-io/nats-server/v2"),
 			writeImage(filepath.Join(images, "nats.tar"), NATSImage, server),
-			command(ctx, Root, "env", "CGO_ENABLED=0", "go", "build", "-buildvcs=false", "-o", filepath.Join(bin, "mesh-agent"), "./cmd/mesh-agent"),
+			command(ctx, Root, "env", "CGO_ENABLED=0", "go", "build", "-buildvcs=false", "-trimpath", "-o", filepath.Join(bin, "mesh-agent"), "./cmd/mesh-agent"),
 			writeImage(filepath.Join(images, "bare.tar"), BareImage, filepath.Join(bin, "mesh-agent"))); err != nil {
 			return err
 		}
