@@ -80,6 +80,6 @@ func TestIndexesComponent(t *testing.T) {
 	}
 	list("index = []\n")
 	until(t, "an index that is listed no more is gone", calls, func(said string) bool {
-		return strings.Contains(said, "tool_not_found") || strings.Contains(said, "no tool")
+		return strings.Contains(said, "offers a tool")
 	})
 }
