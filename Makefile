@@ -25,7 +25,7 @@ DEADCODE := golang.org/x/tools/cmd/deadcode@v0.52.0
 GOTESTSUM := gotest.tools/gotestsum@v1.13.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build wheels demo test environments test-go test-python test-frameworks test-k8s k8s k8s-schemas skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
+.PHONY: help build wheels demo test environments test-go test-python test-frameworks test-k8s e2e-k8s k8s k8s-schemas skipped verify vulnerable deadcode race bench scale fuzz soak kernel images images-context images-check test-images clean
 
 help: ## what this file can do
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,10 @@ test-k8s: ## the manifests of k8s/: rendered, valid, and by our rules; no cluste
 	 elif [ "$${CI:-}" = true ]; then echo "$$said"; exit 1; \
 	 else echo "test-k8s skipped, its modules cannot be downloaded: $$said"; fi
 
+# -v, as Go says nothing of a package that passes, and what was skipped or measured is to be seen. RUN is a pattern of test names.
+e2e-k8s: ## the manifests and images on a Kubernetes cluster that is made for it; root, 10 minutes, the first time 20 more
+	@cd e2e/k8s && $(GO) vet ./... && $(GO) test -vet=off -count 1 -v -timeout 60m $(if $(RUN),-run '$(RUN)') .
+
 k8s: ## render k8s/rendered anew from the overlays
 	@cd k8s/check && K8S_RENDER=1 $(GO) test -count 1 -run TestRendered .
 
@@ -75,7 +79,7 @@ k8s-schemas: ## read anew what Kubernetes, KEDA and the Prometheus operator say 
 
 skipped:
 	@echo
-	@echo "not run by make test: race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, clusters of two and JWTs everywhere (make soak), the manifests of k8s/ on a cluster, control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
+	@echo "not run by make test: race detector, staticcheck, dead code, ruff and mypy (make verify), benchmarks (make bench), fuzzing beyond the seeds (make fuzz), 100,000 calls in lanes, files of 256 MB, clusters of two and JWTs everywhere (make soak), the manifests and images on a Kubernetes cluster (make e2e-k8s), control groups of version 2 on a kernel of their own (make kernel), the agent's container image (make images-check)"
 
 verify: $(VENV)/verify.stamp ## vet, staticcheck, gofmt, dead code, race tests, ruff, mypy
 	@unformatted=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \

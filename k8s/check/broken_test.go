@@ -182,6 +182,7 @@ func TestRulesFind(t *testing.T) {
 		{"disruption", "PodDisruptionBudget/nats", spec("unhealthyPodEvictionPolicy"), remove{}, "keeps its machine from being drained"},
 		{"disruption", "PodDisruptionBudget/nats", spec("maxUnavailable"), 0.0, "maxUnavailable"},
 		{"disruption", "PodDisruptionBudget/mesh-agent-p", spec("selector", "matchLabels", "pool"), "pgpu", "0 disruption budgets"},
+		{"disruption", "StatefulSet/nats", spec("updateStrategy", "rollingUpdate"), remove{}, "of the old revision for ever"},
 		{"grace", agent, in("terminationGracePeriodSeconds"), 300.0, "is killed after 5m0s"},
 		{"grace", agent, in("terminationGracePeriodSeconds"), remove{}, "is killed after 30s"},
 		{"grace", agent, main("env"), env("MESH_DRAIN_TIMEOUT", nil), "a drain takes 30s, and a call may take 5m0s"},

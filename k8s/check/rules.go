@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -161,9 +162,10 @@ func securityRule(s *Set, _ *Facts) []string {
 // wantedProbes are the paths that each program's probes are to ask. Of the mesh's own
 // processes docs/operations/metrics.md says them.
 var wantedProbes = map[string][3]string{ // start-up, readiness, liveness
-	"mesh-agent":  {"/readyz", "/readyz", "/healthz"},
-	"mesh-router": {"/readyz", "/readyz", "/healthz"},
-	"nats":        {"/healthz?js-server-only=true", "/healthz?js-server-only=true", "/healthz?js-enabled-only=true"},
+	"mesh-agent":   {"/readyz", "/readyz", "/healthz"},
+	"mesh-router":  {"/readyz", "/readyz", "/healthz"},
+	"mesh-indexes": {"/readyz", "/readyz", "/healthz"},
+	"nats":         {"/healthz?js-server-only=true", "/healthz?js-server-only=true", "/healthz?js-enabled-only=true"},
 }
 
 // probeRule: each container has the three probes, which ask what they are to ask, and
@@ -396,7 +398,7 @@ func replicasRule(s *Set, _ *Facts) []string {
 }
 
 // disruptionRule: each Deployment and StatefulSet has one budget, which lets a machine be
-// drained.
+// drained, and is rolled out also where not all of it is well.
 func disruptionRule(s *Set, _ *Facts) []string {
 	var c complaints
 	for _, w := range s.Workloads() {
@@ -408,6 +410,11 @@ func disruptionRule(s *Set, _ *Facts) []string {
 		}
 		if want := map[bool]int{true: 0, false: 1}[w.Kind() == "DaemonSet"]; n != want {
 			c.add(w, "it has %d disruption budgets, want %d", n, want)
+		}
+		if set, ok := w.Typed.(*appsv1.StatefulSet); ok {
+			if r := set.Spec.UpdateStrategy.RollingUpdate; r == nil || r.Partition == nil || *r.Partition != 0 {
+				c.add(w, "updateStrategy has no partition 0: a roll-out that begins while its first pod is not ready makes that one of the old revision for ever")
+			}
 		}
 	}
 	for _, p := range budgetsOf(s) {
@@ -515,6 +522,9 @@ func credentialsRule(s *Set, _ *Facts) []string {
 			if slices.Contains(v.names, "mesh-issuer") && !w.Is("mesh-router") {
 				c.add(w, "only routers have the issuer's key")
 			}
+			if slices.Contains(v.names, "mesh-admin") && !w.Is("mesh-indexes") {
+				c.add(w, "only the router that installs has the administrator's key")
+			}
 		}
 		for _, container := range w.Containers() {
 			for _, from := range container.EnvFrom {
@@ -556,8 +566,8 @@ func credentialsRule(s *Set, _ *Facts) []string {
 	return c
 }
 
-// keyFiles are the files of the Secrets that k8s/credentials makes.
-var keyFiles = map[string]string{"mesh-node": "node.nk", "mesh-issuer": "issuer.nk"}
+// keyFiles are the files of the Secrets that k8s/credentials makes, and of the one that components/indexes says how to make.
+var keyFiles = map[string]string{"mesh-node": "node.nk", "mesh-issuer": "issuer.nk", "mesh-admin": "admin.nk"}
 
 // portOf resolves a port of a pod by name or number; 0 if there is none.
 func portOf(w Workload, port string) int {

@@ -19,8 +19,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 )
 
-// given are what the credentials of k8s/credentials put into the namespace.
-var given = map[string][]string{"Secret": {"mesh-node", "mesh-issuer"}, "ConfigMap": {"nats-auth"}}
+// given are what the credentials of k8s/credentials put into the namespace, and the Secret that components/indexes takes.
+var given = map[string][]string{"Secret": {"mesh-node", "mesh-issuer", "mesh-admin"}, "ConfigMap": {"nats-auth"}}
 
 func claimsOf(w Workload) (names []string) {
 	if set, ok := w.Typed.(*appsv1.StatefulSet); ok {

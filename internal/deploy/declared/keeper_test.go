@@ -349,6 +349,26 @@ func TestOneOfTwoLeads(t *testing.T) {
 	r.answers(t, "idx.t.f", `"none 2"`)
 }
 
+// TestATypoInAnEntryThatIsServedIsLogged: an index that was installed for its entry has had work done, of which nothing
+// failed; what is wrong with the entry later is news.
+func TestATypoInAnEntryThatIsServedIsLogged(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.agent(t, "one", nil)
+	idx := repository(t, "idx")
+	r.write(t, entry(idx, `rev = "v1"`))
+	log := &told{slog.DiscardHandler, "not kept in full", make(chan struct{}, 1)}
+	r.keep(t, log)
+	r.is(t, "idx", registry.DeclaredInstalled)
+	r.write(t, entry(idx, `revv = "v2"`))
+	r.fails(t, "idx", toolmesh.CodeInvalidRequest, "revv")
+	select {
+	case <-log.ch:
+	case <-time.After(time.Minute):
+		t.Error("the log says nothing of the typo")
+	}
+}
+
 // told sends a signal when a text is logged.
 type told struct {
 	slog.Handler

@@ -190,7 +190,9 @@ func (t *term) tell(now []registry.DeclaredIndex) {
 			continue
 		}
 		now[n].Since = time.Now().UTC()
-		if now[n].State == registry.DeclaredFailed && t.works[now[n].Name] == nil {
+		// What failed to be done is in the log already. An index that is served has had work done, too, and then a typo in its entry.
+		w := t.works[now[n].Name]
+		if now[n].State == registry.DeclaredFailed && (w == nil || now[n].Reason != declaredOf(Entry{}, "", w.err).Reason) {
 			t.k.log.Warn("the file of indexes is not kept in full", slog.String("index", string(now[n].Name)), slog.String("error", now[n].Reason))
 		}
 	}

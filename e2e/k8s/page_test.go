@@ -1,0 +1,60 @@
+package k8s
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/toolmesh/toolmesh/e2e/k8s/cluster"
+)
+
+// TestKubernetesPage does what docs/operations/kubernetes.md says under "From an empty cluster to a called tool", word
+// for word, on a cluster that has a default storage class and the images.
+func TestKubernetesPage(t *testing.T) {
+	r := newRig(t)
+	r.volumes(t, 1)
+	page, err := os.ReadFile(filepath.Join(cluster.Root, "docs/operations/kubernetes.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := regexp.MustCompile("(?s)## From an empty cluster to a called tool\n.*?\n```sh\n(.*?)```").FindSubmatch(page)
+	if block == nil {
+		t.Fatal("the page has no commands")
+	}
+	begin, ran := time.Now(), 0
+	for line := range strings.Lines(string(block[1])) {
+		at := time.Now()
+		line = strings.TrimSpace(line)
+		if strings.Contains(line, "port-forward") {
+			r.begin(t, line)
+		} else if said := r.must(t, line); strings.Contains(line, "mesh call") && !strings.Contains(said, `"Oslo: `) {
+			t.Errorf("%s: %s", line, said)
+		}
+		if strings.Contains(line, "mesh install") {
+			figure("page: install of `weather` to the first call's result", time.Since(at))
+		}
+		if strings.Contains(line, "rollout status") {
+			figure("page: `kubectl apply` of `dev.yaml` to an agent that is ready", time.Since(at))
+		}
+		ran++
+	}
+	if ran != 5 {
+		t.Errorf("the page has %d commands", ran)
+	}
+	figure("page: from an empty cluster to a called tool", time.Since(begin))
+	for _, name := range []string{"mesh-agent", "mesh-router", "nats"} {
+		for _, pod := range r.allReady(t, name, 1) {
+			for _, s := range pod.Status.ContainerStatuses {
+				if s.RestartCount > 0 {
+					t.Errorf("%s was restarted %d times", pod.Name, s.RestartCount)
+				}
+			}
+		}
+	}
+	at := time.Now()
+	r.must(t, "kubectl delete namespace toolmesh")
+	figure("page: `kubectl delete namespace toolmesh`", time.Since(at))
+}
