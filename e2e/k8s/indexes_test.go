@@ -78,6 +78,11 @@ func TestIndexesComponent(t *testing.T) {
 	if said := r.must(t, "kubectl -n toolmesh logs deployment/mesh-indexes"); !strings.Contains(said, "nmae") {
 		t.Errorf("the log does not name what is wrong:\n%s", said)
 	}
+	until(t, "an Event of the ConfigMap says so", func() (string, error) {
+		return r.shell(t.Context(), "kubectl -n toolmesh describe configmap mesh-indexes")
+	}, func(said string) bool {
+		return strings.Contains(said, "Warning") && strings.Contains(said, "IndexFailed") && strings.Contains(said, "nmae")
+	})
 	list("index = []\n")
 	until(t, "an index that is listed no more is gone", calls, func(said string) bool {
 		return strings.Contains(said, "offers a tool")

@@ -99,7 +99,7 @@ const (
 func TestRulesFind(t *testing.T) {
 	t.Parallel()
 	k := tree(t)
-	good := objects(t, k, combine(t, k, "nats", []string{"monitoring", "tool-egress", "clients"}, "machines every-node"))
+	good := objects(t, k, combine(t, k, "nats", []string{"monitoring", "tool-egress", "clients", "indexes"}, "machines every-node"))
 	if wrong := Problems(good, facts(t)); len(wrong) > 0 {
 		t.Fatalf("it is not good to begin with: %v", wrong)
 	}
@@ -241,6 +241,10 @@ func TestRulesFind(t *testing.T) {
 		{"network", "NetworkPolicy/agents-to-internet", spec("egress", 0, "to", 0, "ipBlock", "except"), []any{"10.0.0.0/8"}, "which is private"},
 		{"network", "NetworkPolicy/agents-to-internet", spec("egress", 0, "to"), remove{}, "out to everything"},
 		{"network", "NetworkPolicy/agents-to-internet", spec("podSelector"), map[string]any{}, "lets StatefulSet/nats out"},
+		{"network", "NetworkPolicy/mesh-indexes-to-api", spec("podSelector", "matchLabels", "app.kubernetes.io/name"), "mesh-router", "lets Deployment/mesh-router out"},
+		{"security", "Deployment/mesh-indexes", in("automountServiceAccountToken"), false, "is not true"},
+		{"rights", "Role/mesh-indexes", path{"rules", 0, "verbs"}, []any{"*"}, "allows more than Events"},
+		{"rights", "RoleBinding/mesh-indexes", path{"subjects", 0, "name"}, "default", "not that of mesh-indexes alone"},
 		{"autoscale", hpa, spec("metrics", 0, "external", "target", "averageValue"), "8", "its target is 8, want 5.6"},
 		{"autoscale", hpa, spec("metrics", 0, "external", "target"), map[string]any{"type": "Value", "value": "5600m"}, "no AverageValue"},
 		{"autoscale", hpa, spec("metrics", 0, "external", "metric", "selector", "matchLabels", "pool"), "p", `the pool "p"`},

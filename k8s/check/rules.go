@@ -3,6 +3,7 @@ package check
 import (
 	"errors"
 	"fmt"
+	"reflect"
 
 	"regexp"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -42,6 +44,7 @@ var rules = map[string]rule{
 	"port":        portRule,
 	"setting":     settingRule,
 	"network":     networkRule,
+	"rights":      rightsRule,
 	"autoscale":   autoscaleRule,
 }
 
@@ -131,8 +134,8 @@ func securityRule(s *Set, _ *Facts) []string {
 				c.add(w, "the restricted profile refuses it: %s (%s)", result.ForbiddenReason, result.ForbiddenDetail)
 			}
 		}
-		if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
-			c.add(w, "automountServiceAccountToken is not false")
+		if want := w.Is("mesh-indexes"); pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken != want {
+			c.add(w, "automountServiceAccountToken is not %t", want)
 		}
 		if pod.ServiceAccountName == "" || pod.ServiceAccountName == "default" {
 			c.add(w, "has no service account of its own")
@@ -154,6 +157,23 @@ func securityRule(s *Set, _ *Facts) []string {
 			if sc != nil && sc.Capabilities != nil && len(sc.Capabilities.Add) > 0 {
 				c.add(w, "%s: has the capabilities %v", container.Name, sc.Capabilities.Add)
 			}
+		}
+	}
+	return c
+}
+
+// rightsRule: the API server lets the router that installs create Events, and nobody do anything else.
+func rightsRule(s *Set, _ *Facts) []string {
+	var c complaints
+	for _, r := range of[rbacv1.Role](s) {
+		want := []rbacv1.PolicyRule{{APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create"}}}
+		if !reflect.DeepEqual(want, r.Rules) || r.Name != "mesh-indexes" {
+			c = append(c, fmt.Sprintf("Role %s allows more than Events, or less", r.Name))
+		}
+	}
+	for _, b := range of[rbacv1.RoleBinding](s) {
+		if len(b.Subjects) != 1 || b.Subjects[0].Kind != "ServiceAccount" || b.Subjects[0].Name != "mesh-indexes" || b.RoleRef.Kind != "Role" || b.RoleRef.Name != "mesh-indexes" {
+			c = append(c, fmt.Sprintf("RoleBinding %s is not that of mesh-indexes alone", b.Name))
 		}
 	}
 	return c

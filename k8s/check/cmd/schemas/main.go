@@ -71,6 +71,7 @@ var kindsOfKubernetes = []string{
 	"v1/Namespace", "v1/ConfigMap", "v1/Secret", "v1/Service", "v1/ServiceAccount", "v1/PersistentVolumeClaim",
 	"apps/v1/Deployment", "apps/v1/DaemonSet", "apps/v1/StatefulSet", "autoscaling/v2/HorizontalPodAutoscaler",
 	"networking.k8s.io/v1/NetworkPolicy", "policy/v1/PodDisruptionBudget",
+	"rbac.authorization.k8s.io/v1/Role", "rbac.authorization.k8s.io/v1/RoleBinding",
 }
 
 func swagger(data []byte, out *check.Schemas) error {
