@@ -40,6 +40,7 @@ func node(t *testing.T, broker *meshtest.Server) *Presence {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Stop(context.Background()) })
+	meshtest.Until(t, "the node has its lease", func() bool { return p.Missing() == nil }) // on a busy machine its start is over before
 	return p
 }
 
