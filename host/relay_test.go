@@ -263,6 +263,9 @@ func relayedStreams(t *testing.T, r *rig) {
 	// A reader that gives no further credit holds the tool back.
 	in, id, g = passed(`{"key":"KEY","n":1000000}`, "Mesh-Stream", "1", "Mesh-Credit", "4")
 	in.next()
+	meshtest.Until(t, "as many items are stored as there is credit for", func() bool {
+		return r.ask("mesh.replay.default."+id, `{"from_seq":5}`).Header.Get("Mesh-High") == "4"
+	})
 	r.send(nil, "mesh.node.full.ctl.default."+id, `{"type":"cancel"}`)
 	if cause := toolmesh.AsError(wait(t, "end", g.ended)); cause == nil || cause.Code != toolmesh.CodeCancelled {
 		t.Errorf("a cancel at the node that passed it on ends it with %v", cause)
