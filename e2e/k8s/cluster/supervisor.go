@@ -102,8 +102,12 @@ func supervise(ctx context.Context) (status int, err error) {
 		return 0, err
 	}
 	removeCgroups() // of a run that was killed
+	if found, err = readTunables(); err != nil {
+		return 0, err
+	}
 	defer func() {
 		removeCgroups()
+		err = errors.Join(err, restoreTunables())
 		if keep := os.Getenv("E2E_K8S_KEEP"); keep != "" && status != 0 {
 			fmt.Println("e2e-k8s: logs are kept:", folder)
 			return
@@ -287,7 +291,7 @@ func removeCgroups() {
 // and its folder.
 func Leftovers() []string {
 	folder := os.Getenv(folderVariable)
-	left := cgroups()
+	left := append(cgroups(), changedTunables()...)
 	if _, err := os.Stat(folder); err == nil && os.Getenv("E2E_K8S_KEEP") == "" {
 		left = append(left, folder)
 	}
