@@ -79,7 +79,7 @@ func TestIndexesComponent(t *testing.T) {
 		t.Errorf("the log does not name what is wrong:\n%s", said)
 	}
 	until(t, "an Event of the ConfigMap says so", func() (string, error) {
-		return r.shell(t.Context(), "kubectl -n toolmesh describe configmap mesh-indexes")
+		return r.shell(t.Context(), "kubectl -n toolmesh events --for configmap/mesh-indexes")
 	}, func(said string) bool {
 		return strings.Contains(said, "Warning") && strings.Contains(said, "IndexFailed") && strings.Contains(said, "nmae")
 	})
