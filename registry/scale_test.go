@@ -296,7 +296,7 @@ func TestLongLeasesOfTheDeadAreEnded(t *testing.T) {
 	}
 }
 
-// Who waits for one thing is not woken by another.
+// A listener is notified of what it has asked for, and of nothing else.
 func TestNotifyOfWhatIsAskedFor(t *testing.T) {
 	t.Parallel()
 	b := ready(t, meshtest.Broker(t).Connect(t))
@@ -311,7 +311,7 @@ func TestNotifyOfWhatIsAskedFor(t *testing.T) {
 	receive(t, anything, "a change of anything")
 	select {
 	case <-indexes:
-		t.Error("tools and nodes woke who waits for indexes")
+		t.Error("changes of tools and nodes have notified a listener for indexes")
 	default:
 	}
 	if err := store.ClaimIndex(t.Context(), registry.IndexRecord{Name: "demo", Source: "somewhere"}); err != nil {

@@ -296,7 +296,7 @@ func TestTaskIsHandedOver(t *testing.T) {
 func TestDeathsInEveryState(t *testing.T) {
 	t.Parallel()
 	type mesh struct {
-		broker               *meshtest.Server
+		*meshtest.Topology
 		desk                 *desk
 		caller, runner, node *nats.Conn
 	}
@@ -308,22 +308,20 @@ func TestDeathsInEveryState(t *testing.T) {
 		{"submitter", 1, func(_ *testing.T, m mesh) { m.caller.Close() }},
 		{"runner", 1, func(t *testing.T, m mesh) {
 			m.runner.Close()
-			runs(t, m.broker.Connect(t), 1)
+			runs(t, m.Serve(t), 1)
 		}},
 		{"node", 2, func(t *testing.T, m mesh) {
 			m.node.Close()
-			m.desk.serve(t, m.broker.Connect(t), host.Options{Node: "second"})
+			m.desk.serve(t, m.Serve(t), host.Options{Node: "second"})
 		}},
-		{"broker", 2, func(t *testing.T, m mesh) { m.broker.Restart(t) }},
+		{"broker", 2, func(t *testing.T, m mesh) { m.Brokers[0].Restart(t) }},
 	} {
-		t.Run(c.victim, func(t *testing.T) {
-			t.Parallel()
-			m := mesh{broker: meshtest.Broker(t), desk: newDesk()}
-			m.caller, m.runner, m.node = m.broker.Connect(t), m.broker.Connect(t), m.broker.Connect(t)
-			d := m.desk
+		dies := func(t *testing.T, top *meshtest.Topology) {
+			d := newDesk()
+			m := mesh{Topology: top, desk: d, caller: top.Call(t), runner: top.Serve(t), node: top.Serve(t)}
 			d.serve(t, m.node, host.Options{Node: "first"})
 			runs(t, m.runner, 1)
-			caller, other := calls(t, m.caller, ""), calls(t, m.broker.Connect(t), "")
+			caller, other := calls(t, m.caller, top.Session), calls(t, top.Call(t), top.Session)
 
 			submit(t, caller, "jobs.echo", "scheduled", &client.SubmitOptions{ID: "scheduled", In: 10 * time.Second})
 			const failures = 3 // the next attempt is 2 s away, or more
@@ -367,6 +365,14 @@ func TestDeathsInEveryState(t *testing.T) {
 					t.Errorf("%s was run %d times, want %d", key, n, want)
 				}
 			}
+		}
+		t.Run(c.victim, func(t *testing.T) {
+			t.Parallel()
+			if meshtest.Soak() {
+				meshtest.Topologies(t, dies)
+				return
+			}
+			dies(t, meshtest.Single(t))
 		})
 	}
 }

@@ -27,7 +27,7 @@ func (a *app) lsCommand() *cobra.Command {
 					return len(args) > 0 && string(t.Index) != args[0]
 				})
 				var unserved []installed
-				if len(kept) == 0 {
+				if !slices.ContainsFunc(kept, func(t client.Listed) bool { return len(t.Nodes) > 0 }) {
 					known := a.known(ctx, l, tools)
 					for _, x := range known {
 						if len(args) == 0 || string(x.Name) == args[0] {
@@ -38,15 +38,15 @@ func (a *app) lsCommand() *cobra.Command {
 						return noIndex(args[0], a.indexes().names(known))
 					}
 				}
-				switch {
-				case a.json:
+				if a.json {
 					a.printJSON(map[string]any{"tools": kept})
-				case len(unserved) > 0:
-					for _, x := range unserved {
-						fmt.Fprintf(a.err, "index %s is installed, but %s\n", x.Name, cmp.Or(x.Reason, "no node serves it"))
-					}
-				default:
+					return nil
+				}
+				if len(kept) > 0 || len(unserved) == 0 {
 					a.printTools(kept, l)
+				}
+				for _, x := range unserved {
+					fmt.Fprintf(a.err, "index %s is installed, but %s\n", x.Name, cmp.Or(x.Reason, "no node serves it"))
 				}
 				return nil
 			})
@@ -54,9 +54,9 @@ func (a *app) lsCommand() *cobra.Command {
 	}
 }
 
-// known are the indexes of this session, also those that no tool is listed of:
-// which tools they have is known to the nodes that serve them. Without a registry
-// it is those of the tools.
+// known are the indexes of this session, also those that no tool is listed of: of an
+// index of many tools, or of an earlier version, only nodes that serve it know them.
+// Without a registry it is those of the tools.
 func (a *app) known(ctx context.Context, l *link, tools []client.Listed) []installed {
 	view, err := registry.OpenView(ctx, l.bus, &registry.ViewOptions{Logger: a.log})
 	if err == nil {

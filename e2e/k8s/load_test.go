@@ -222,7 +222,7 @@ func (l *load) settle(t *testing.T) {
 	l.stop()
 	l.tasks.Wait()
 	for _, of := range l.submitted {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		result, err := of.task.Wait(ctx)
 		cancel()
 		var got int

@@ -24,8 +24,8 @@ import (
 // namespace is the one of the manifests.
 const namespace = "toolmesh"
 
-// patience is for what a cluster does by itself. Nothing is said by it of how long things take.
-const patience = 5 * time.Minute
+// waitTimeout bounds every wait for a state of the cluster: long, because machines are busy.
+const waitTimeout = 5 * time.Minute
 
 var started = sync.OnceValues(func() (*cluster.Cluster, error) {
 	c, err := cluster.Start(context.Background())
@@ -192,14 +192,14 @@ func (r *rig) volumes(t *testing.T, n int) {
 // until waits for a state of the cluster. It reads what the API server has, and says what was read last.
 func until[T any](t *testing.T, what string, read func() (T, error), is func(T) bool) T {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(waitTimeout)
 	for {
 		got, err := read()
 		if err == nil && is(got) {
 			return got
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v, at last %+v, %v", what, patience, got, err)
+			t.Fatalf("%s: not within %v, at last %+v, %v", what, waitTimeout, got, err)
 		}
 		time.Sleep(100 * time.Millisecond)
 	}

@@ -46,7 +46,7 @@ func TestToZeroAndBack(t *testing.T) {
 	at := time.Now()
 	toZero()
 	figure("autoscaler: an idle pool at zero, from its first metric", time.Since(at))
-	result, err := c.Call(t.Context(), "load.work.echo", args, client.WithTimeout(patience))
+	result, err := c.Call(t.Context(), "load.work.echo", args, client.WithTimeout(waitTimeout))
 	is(result, err)
 	if result.NodeWait == 0 {
 		t.Errorf("the call has not waited for a node: %+v", result)
