@@ -71,6 +71,9 @@ type Options struct {
 	// UV is the uv executable. Defaults to the one on the PATH of Environ, else
 	// one that is put into the agent's folder.
 	UV string
+	// Environments is a folder, below the agent's, of environments that other agents have,
+	// too; see [executor.Options]. Defaults to none.
+	Environments string
 	// EnvironmentAge is how long an environment that no index uses is kept.
 	// Defaults to 3 min.
 	EnvironmentAge time.Duration
@@ -181,6 +184,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	}()
 	if a.executor, err = executor.New(filepath.Join(a.dir, "executor"), &executor.Options{
 		Logger: a.log, Sandbox: tool.Sandbox(a.opts.Sandbox), Limits: a.opts.Limits, MaxLimits: a.opts.MaxLimits, UV: a.opts.UV, Environ: a.opts.Environ, Sealed: a.dir,
+		Environments: a.opts.Environments,
 		Shown: []string{filepath.Join(a.dir, "indexes")}, Users: cmp.Or(a.opts.WorkerUser, "each"), Homes: filepath.Join(a.dir, deploy.HomesDir),
 	}); err != nil {
 		return err

@@ -36,6 +36,11 @@ type Options struct {
 	// need, a worker PATH HOME LANG TMPDIR alone. Defaults to a PATH of the system's
 	// folders.
 	Environ []string
+	// Environments is a folder of environments that other executors have, too, on machines
+	// that may differ: what one has built the others find. It is below Sealed, so that tools
+	// cannot change it. Environments that rest on files of an index's folder, or that
+	// commands of the index add to, stay in the executor's. Defaults to none.
+	Environments string
 	// UV is the uv executable. Defaults to the one on PATH, else one that is
 	// installed into the executor's folder when it is first needed.
 	UV string
@@ -211,6 +216,12 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("executor: Options.Sealed: %w", err)
 	}
+	if o.Environments != "" {
+		if o.Environments, err = sharedFolder(o.Environments, sealed); err != nil {
+			return nil, err
+		}
+		o.Shown = append(slices.Clip(o.Shown), o.Environments)
+	}
 	spawner := sandbox.NewSpawner(o.Logger, o.Levels...)
 	x := &Executor{opts: o, log: o.Logger, dir: dir, sealed: sealed, files: files, spawner: spawner, open: map[closer]struct{}{}}
 	x.openUp = sync.OnceValue(x.passage)
@@ -254,12 +265,30 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	x.groups = openGroups(dir, o)
 	x.venvs = venv.NewStore(dir, spawner, venv.Options{
 		Logger: o.Logger, Environ: o.Environ, UV: o.UV, Warm: filepath.Join(files, python.WorkerPackage), Confined: x.build,
+		Shared: o.Environments,
 	})
 	x.zygotes = zygote.NewStarter(spawner, zygote.Options{
 		Logger: o.Logger, Dir: filepath.Join(dir, scratch), Files: files, Cgroups: x.groups, StartTimeout: o.StartTimeout,
 		MaxResult: o.MaxResult, MaxFrame: o.maxFrame(), OwnInterpreters: o.OwnInterpreters,
 	})
 	return x, nil
+}
+
+// sharedFolder makes the folder of environments that others have, too, if need be, and
+// returns its path without links.
+func sharedFolder(dir, sealed string) (string, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // interpreters of other users may read it
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the folder of shared environments: %w", err)
+	}
+	real, err := realPath(dir)
+	if err != nil {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "the folder of shared environments: %w", err)
+	}
+	if real == sealed || !within(real, sealed) {
+		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest,
+			"the folder of shared environments, %s, is not below the data folder %s, where tools cannot change it: mount it there", dir, sealed)
+	}
+	return real, nil
 }
 
 // findUsers finds out who processes of an index are to run as.

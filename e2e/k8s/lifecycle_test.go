@@ -30,7 +30,7 @@ func (r *rig) install(t *testing.T, overlay string, agents int) {
 			t.Fatal(err)
 		}
 	}
-	r.volumes(t, 3)
+	r.volumes(t, 4) // one more than NATS has
 	r.must(t, "mesh auth template --nats-conf --data-dir k8s/credentials > k8s/credentials/mesh.conf && kubectl apply -k k8s/credentials")
 	at := time.Now()
 	r.must(t, "kubectl apply -k testdata/"+overlay)

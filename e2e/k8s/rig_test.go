@@ -176,7 +176,7 @@ func (r *rig) volumes(t *testing.T, n int) {
 		_, err = r.CoreV1().PersistentVolumes().Create(t.Context(), &v1.PersistentVolume{
 			ObjectMeta: metav1.ObjectMeta{GenerateName: "local-"},
 			Spec: v1.PersistentVolumeSpec{
-				Capacity: v1.ResourceList{v1.ResourceStorage: resource.MustParse("20Gi")}, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+				Capacity: v1.ResourceList{v1.ResourceStorage: resource.MustParse("20Gi")}, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce, v1.ReadWriteMany},
 				StorageClassName: "local", PersistentVolumeSource: v1.PersistentVolumeSource{Local: &v1.LocalVolumeSource{Path: folder}},
 				NodeAffinity: &v1.VolumeNodeAffinity{Required: &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
 					MatchExpressions: []v1.NodeSelectorRequirement{{Key: v1.LabelHostname, Operator: v1.NodeSelectorOpIn, Values: []string{cluster.NodeName}}},

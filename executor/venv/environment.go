@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // Env is an environment that is ready to be used.
@@ -31,7 +32,7 @@ type marker struct {
 	Interpreter Interpreter `json:"interpreter"`
 	Wanted      string      `json:"wanted"` // digest of the lock
 	Build       string      `json:"build"`
-	Compiled    bool        `json:"compiled"` // all its bytecode is there and noted
+	Compiled    bool        `json:"compiled"` // all its bytecode is there and noted, or is made no more
 }
 
 const markerName = "toolmesh-environment.json"
@@ -67,7 +68,14 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, pr
 			return nil, err
 		}
 	}
-	digest := digestOf("1", interpreter.Minor(), interpreter.CacheTag, interpreter.Platform, content)
+	key := []string{"1", interpreter.Minor(), interpreter.CacheTag, interpreter.Platform, content}
+	folder := s.path("envs")
+	shared := s.shared != "" && shareable(lock)
+	if shared {
+		key = append(key, interpreter.Version, interpreter.Libc) // machines differ
+		folder = s.sharedEnvs()
+	}
+	digest := digestOf(key...)
 
 	release, err := s.keys.take(ctx, digest)
 	if err != nil {
@@ -83,22 +91,27 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, pr
 	if err := s.warmUp(ctx, interpreter); err != nil {
 		return nil, err
 	}
-	final := s.path("envs", digest)
+	final := filepath.Join(folder, digest)
 	env := &Env{
 		Dir: final, Python: filepath.Join(final, "bin", "python"), Version: interpreter.Version, Digest: digest,
 	}
+	if shared {
+		s.touch(final)
+	}
 	m, what, changed := s.verify(final, digest)
 	if what != "" {
-		m = marker{Digest: digest, Interpreter: interpreter, Wanted: wanted, Build: rand.Text(), Compiled: len(requirements) == 0}
+		m = marker{Digest: digest, Interpreter: interpreter, Wanted: wanted, Build: rand.Text(), Compiled: shared || len(requirements) == 0}
 		if _, err := os.Lstat(final); err == nil {
 			s.log.Warn("an environment is not valid and is built anew", slog.String("digest", digest), slog.String("reason", what))
-			if err := os.RemoveAll(final); err != nil {
-				return nil, err
-			}
 		}
+		began := time.Now()
 		if err := s.build(ctx, sourceDir, requirements, m, final, changed, progress); err != nil {
 			return nil, err
 		}
+		if m, err = readMarker(final); err != nil { // that of another store, if it was faster
+			return nil, err
+		}
+		s.log.Info("environment built", slog.String("digest", digest), slog.Bool("shared", shared), slog.Duration("took", time.Since(began)))
 	}
 	env.Build = m.Build
 	if _, before := s.verified.LoadOrStore(digest, true); !m.Compiled && (what != "" || !before) {
@@ -130,14 +143,19 @@ func (s *Store) made(wanted string) (Interpreter, bool) {
 }
 
 // finished are the folders of environments whose interpreters are still what they
-// were, in the order of their names.
+// were.
 func (s *Store) finished() iter.Seq2[string, marker] {
 	return func(yield func(string, marker) bool) {
-		entries, _ := os.ReadDir(s.path("envs"))
-		for _, entry := range entries {
-			dir := s.path("envs", entry.Name())
-			if m, err := readMarker(dir); err == nil && m.Interpreter.unchanged() && !yield(dir, m) {
-				return
+		for _, folder := range []string{s.path("envs"), s.sharedEnvs()} {
+			entries, _ := os.ReadDir(folder)
+			for _, entry := range entries {
+				dir := filepath.Join(folder, entry.Name())
+				if strings.HasPrefix(entry.Name(), "new-") {
+					continue // it is going to be renamed
+				}
+				if m, err := readMarker(dir); err == nil && m.Interpreter.unchanged() && !yield(dir, m) {
+					return
+				}
 			}
 		}
 	}
@@ -232,11 +250,37 @@ func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte
 			return failed(err, said, "the index's dependencies cannot be installed")
 		}
 		progress.report("packages", "done", 95)
+		if m.Compiled {
+			s.compileIn(ctx, beside, final, m.Interpreter)
+		}
 	}
 	if err := note(beside, false); err != nil {
 		return err
 	}
 	if err := writeJSON(filepath.Join(beside, markerName), m); err != nil {
+		return err
+	}
+	return s.publish(beside, final, m.Digest)
+}
+
+// publish puts an environment in its place. What is there already is kept if it is
+// whole, as another store may have made it meanwhile. Otherwise it goes as the new one
+// comes: processes of others may be using it.
+func (s *Store) publish(beside, final, digest string) error {
+	err := os.Rename(beside, final)
+	if _, there := os.Lstat(final); err == nil || there != nil {
+		return err
+	}
+	if _, what, _ := s.verify(final, digest); what == "" {
+		return nil
+	}
+	// Below what is swept, should this be the last that the process does.
+	old, err := os.MkdirTemp(filepath.Dir(final), "new-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(old) //nolint:errcheck // swept at the next start
+	if err := os.Rename(final, filepath.Join(old, digest)); err != nil {
 		return err
 	}
 	return os.Rename(beside, final)

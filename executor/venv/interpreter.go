@@ -27,6 +27,7 @@ type Interpreter struct {
 	Version  string `json:"version"` // 3.12.1
 	CacheTag string `json:"cache_tag"`
 	Platform string `json:"platform"` // sysconfig.get_platform()
+	Libc     string `json:"libc"`     // the C library and its version, where Python knows
 	Stamp    string `json:"stamp"`    // of its file, when it was asked
 }
 
@@ -49,10 +50,11 @@ func (i Interpreter) Minor() string {
 	return parts[0] + "." + parts[1]
 }
 
-const probe = `import sys, sysconfig, json, os
+const probe = `import sys, sysconfig, json, os, platform
 exe = getattr(sys, "_base_executable", None) or sys.executable
 json.dump({"path": os.path.realpath(exe), "version": "%d.%d.%d" % sys.version_info[:3],
-  "cache_tag": sys.implementation.cache_tag, "platform": sysconfig.get_platform()}, sys.stdout)`
+  "cache_tag": sys.implementation.cache_tag, "platform": sysconfig.get_platform(),
+  "libc": " ".join(platform.libc_ver())}, sys.stdout)`
 
 // find returns the interpreter for a constraint: the first in the order of
 // candidates, which begins with what python3 is on PATH.

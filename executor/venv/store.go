@@ -34,6 +34,9 @@ type Options struct {
 	// Warm is a folder of Python files that are compiled for every interpreter
 	// that an environment is made for. Defaults to none.
 	Warm string
+	// Shared is a folder of environments, and uv's cache, that other stores have, too, on
+	// this machine and others: see shared.go. Defaults to none.
+	Shared string
 }
 
 // Job is a program that is run as far apart as the machine lets it be.
@@ -66,6 +69,7 @@ func (p Progress) report(name, state string, percent int) {
 // Store makes locks and environments below one folder, which is its own. Safe for concurrent use.
 type Store struct {
 	dir     string
+	shared  string // Options.Shared
 	spawner *sandbox.Spawner
 	log     *slog.Logger
 	environ []string
@@ -90,7 +94,7 @@ type Store struct {
 func NewStore(dir string, spawner *sandbox.Spawner, o Options) *Store {
 	life, stop := context.WithCancel(context.Background())
 	s := &Store{
-		dir: dir, spawner: spawner, log: o.Logger, environ: buildEnviron(o.Environ), uvPath: o.UV, warm: o.Warm, confine: o.Confined,
+		dir: dir, shared: o.Shared, spawner: spawner, log: o.Logger, environ: buildEnviron(o.Environ), uvPath: o.UV, warm: o.Warm, confine: o.Confined,
 		probed: map[string]*Interpreter{},
 		uses:   uses{held: map[string]int{}, left: map[string]time.Time{}},
 		life:   life, stop: stop,

@@ -45,8 +45,10 @@ func (s *Store) Release(env *Env) { s.uses.give(env.Digest) }
 
 // RemoveUnused removes the environments that had no holder for so long; those
 // that were not asked for since the store was made, at once. What is removed is out
-// of its place first: a process that is killed meanwhile leaves no half of one.
+// of its place first: a process that is killed meanwhile leaves no half of one. What other
+// stores share stays for as long as one of them has used it of late.
 func (s *Store) RemoveUnused(age time.Duration) {
+	s.tidyShared()
 	entries, err := os.ReadDir(s.path("envs"))
 	if err != nil {
 		return // none was ever made
@@ -56,20 +58,20 @@ func (s *Store) RemoveUnused(age time.Duration) {
 		if strings.HasPrefix(digest, "new-") || !s.uses.unused(digest, age) {
 			continue
 		}
-		if err := s.remove(digest, age); err != nil {
+		if err := s.remove(s.path("envs"), digest, age); err != nil {
 			s.log.Warn("unused environment not removed", slog.String("digest", digest), slog.String("error", err.Error()))
 		}
 	}
 }
 
-func (s *Store) remove(digest string, age time.Duration) error {
+func (s *Store) remove(folder, digest string, age time.Duration) error {
 	free, ok := s.keys.try(digest)
 	if !ok {
 		return nil // it is being made
 	}
-	beside, err := os.MkdirTemp(s.path("envs"), "new-")
+	beside, err := os.MkdirTemp(folder, "new-")
 	if err == nil && s.uses.unused(digest, age) { // it is taken under its key alone
-		if err = os.Rename(s.path("envs", digest), filepath.Join(beside, digest)); err == nil {
+		if err = os.Rename(filepath.Join(folder, digest), filepath.Join(beside, digest)); err == nil {
 			s.log.Info("environment removed: no index uses it", slog.String("digest", digest))
 		}
 	}

@@ -1,6 +1,7 @@
 package venv
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -145,12 +146,12 @@ func readBy(env []string) (folders []string) {
 	})
 }
 
-// uvEnv is what uv is given on top of our environment: its cache in our folder,
-// where hard links into environments work, the system's certificates, and the
+// uvEnv is what uv is given on top of our environment: its cache beside the environments,
+// where hard links into them work, the system's certificates, and the
 // user's settings for pip where uv's own are not set.
 func (s *Store) uvEnv() []string {
 	env := []string{
-		"UV_CACHE_DIR=" + s.path("uv-cache"),
+		"UV_CACHE_DIR=" + filepath.Join(cmp.Or(s.shared, s.dir), "uv-cache"),
 		"UV_SYSTEM_CERTS=true", "UV_NATIVE_TLS=true",
 		"UV_PYTHON_DOWNLOADS=never", "UV_NO_PROGRESS=true", "NO_COLOR=1",
 		"PYC_INVALIDATION_MODE=UNCHECKED_HASH",

@@ -127,10 +127,7 @@ func (s *Store) compile(env *Env, m marker) {
 	s.running.Go(func() {
 		defer s.uses.give(env.Digest)
 		defer end()
-		const script = `import compileall, os, py_compile, sys
-os.nice(19)
-compileall.compile_dir(sys.argv[1], quiet=2, workers=0, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)`
-		_, said, err := s.run(ctx, s.dir, nil, m.Interpreter.Path, "-I", "-S", "-c", script, sitePackages(env.Dir, m.Interpreter))
+		said, err := s.runCompiler(ctx, m.Interpreter, sitePackages(env.Dir, m.Interpreter), sitePackages(env.Dir, m.Interpreter), "19")
 		if err == nil {
 			var release func()
 			if release, err = s.keys.take(ctx, env.Digest); err == nil {
@@ -146,6 +143,25 @@ compileall.compile_dir(sys.argv[1], quiet=2, workers=0, invalidation_mode=py_com
 				slog.Any("error", err), slog.String("said", lastLine(said)))
 		}
 	})
+}
+
+// compileIn makes the bytecode of an environment before it is put in its place. One
+// without is as good, and slower.
+func (s *Store) compileIn(ctx context.Context, beside, final string, i Interpreter) {
+	if said, err := s.runCompiler(ctx, i, sitePackages(beside, i), sitePackages(final, i), "0"); err != nil && ctx.Err() == nil {
+		s.log.Warn("the packages of an environment are not compiled", slog.String("digest", filepath.Base(final)),
+			slog.Any("error", err), slog.String("said", lastLine(said)))
+	}
+}
+
+// runCompiler compiles all modules of a folder, which is to be called as said by then, with
+// that much less of a claim to the processors.
+func (s *Store) runCompiler(ctx context.Context, i Interpreter, folder, called, nice string) (said string, err error) {
+	const script = `import compileall, os, py_compile, sys
+os.nice(int(sys.argv[3]))
+compileall.compile_dir(sys.argv[1], ddir=sys.argv[2], quiet=2, workers=0, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)`
+	_, said, err = s.run(ctx, s.dir, nil, i.Path, "-I", "-S", "-c", script, folder, called, nice)
+	return said, err
 }
 
 // dropBytecode removes what a compilation that was stopped has left.

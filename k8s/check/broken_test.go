@@ -164,6 +164,8 @@ func TestRulesFind(t *testing.T) {
 		{"volume", agent, main("resources", "limits", "ephemeral-storage"), "4Gi", "the pod is evicted"},
 		{"volume", agent, main("env"), env("HOME", value("/root-of-image")), "where nothing can be written"},
 		{"volume", agent, main("env"), env("TMPDIR", nil), "TMPDIR is not set"},
+		{"volume", agent, main("env"), env("MESH_ENVIRONMENTS", value("/tmp")), "not below the data folder"},
+		{"volume", agent, main("env"), env("MESH_ENVIRONMENTS", value("/var/lib/toolmesh/shared")), "where nothing can be written"},
 		{"selector", agent, append(labels[:len(labels):len(labels)], "pool"), "other", "does not find its own pods"},
 		{"selector", agent, spec("selector", "matchLabels"), put(func(old any) any { delete(old.(map[string]any), "pool"); return old }), "finds the pods of"},
 		{"selector", "Service/mesh-router", spec("selector", "app.kubernetes.io/name"), "router", "finds no pods"},

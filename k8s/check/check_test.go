@@ -211,7 +211,7 @@ func combine(t *testing.T, k *Tree, nats string, extras []string, machines strin
 	}
 	for _, autoscaler := range []string{"", "autoscale-hpa", "autoscale-keda", "autoscale-hpa scale-to-zero", "autoscale-keda scale-to-zero"} {
 		for _, gpu := range []string{"", "gpu"} {
-			for _, cache := range []string{"", "cache-pvc"} {
+			for _, cache := range []string{"", "shared-environments"} {
 				name := strings.NewReplacer("-", "", " ", "").Replace("p" + autoscaler + gpu + cache)
 				text := strings.ReplaceAll(strings.ReplaceAll(general, "nameSuffix: -cpu", "nameSuffix: -"+name), "pool: cpu", "pool: "+name)
 				var with strings.Builder

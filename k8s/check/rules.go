@@ -295,9 +295,13 @@ func volumeRule(s *Set, _ *Facts) []string {
 				c.add(w, "its temporary volumes hold %s, and with %s the pod is evicted", sum, limit)
 			}
 			values := s.settingsOf(container)
-			for _, name := range []string{"HOME", "TMPDIR", "MESH_DATA_DIR"} {
+			for _, name := range []string{"HOME", "TMPDIR", "MESH_DATA_DIR", "MESH_ENVIRONMENTS"} {
 				folder, set := values[name]
-				if !set && w.Is("mesh-agent") {
+				if name == "MESH_ENVIRONMENTS" {
+					if set && !strings.HasPrefix(folder, values["MESH_DATA_DIR"]+"/") {
+						c.add(w, "%s: %s is %s, which is not below the data folder, and the agent refuses it", container.Name, name, folder)
+					}
+				} else if !set && w.Is("mesh-agent") {
 					c.add(w, "%s: %s is not set, and the image's own is read-only", container.Name, name)
 				}
 				if set && !slices.ContainsFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == folder && !m.ReadOnly && m.SubPath == "" }) {

@@ -50,6 +50,7 @@ type Serving struct {
 type Node struct {
 	DataDir string `split_words:"true" flag:"data-dir" arg:"DIR" help:"folder of environments, bundles and the node's id (default $XDG_DATA_HOME/toolmesh)"`
 	Serving
+	Environments       string  `split_words:"true" flag:"environments" arg:"DIR" help:"folder, below the data folder, of environments that other agents have, too: what one has built the others use (default this agent's own)"`
 	Sandbox            Sandbox `split_words:"true" flag:"sandbox" arg:"LEVEL" help:"none, guard, strict or offline, for indexes that declare nothing (default guard)"`
 	Limits             Limits  `split_words:"true" flag:"limits" arg:"K=V,…" help:"limits of a call where its tool declares none (default memory=25%,pids=256,open_files=1024,temp_files=1GB; 25% is at least 256MB)"`
 	MaxLimits          Limits  `split_words:"true" flag:"max-limits" arg:"K=V,…" help:"the most that limits of a tool may be, as in --limits (default what the machine has)"`

@@ -22,6 +22,7 @@ var every = map[string]struct{ flag, text, shown string }{
 	"MESH_AUTH_ISSUER":          {"auth-issuer", "issuer.nk", ""},
 	"MESH_AUTH_RENEW":           {"auth-renew", "90s", "1m30s"},
 	"MESH_DATA_DIR":             {"data-dir", "data", ""},
+	"MESH_ENVIRONMENTS":         {"environments", "data/shared", ""},
 	"MESH_INDEXES":              {"indexes", "indexes.toml", ""},
 	"MESH_HELD_CALLS":           {"held-calls", "0", ""},
 	"MESH_HELD_TIMEOUT":         {"held-timeout", "90s", "1m30s"},
