@@ -361,13 +361,15 @@ func (r *records) write(ctx context.Context, held *registry.Lease, l *listing, a
 		return err
 	}
 	r.mu.Lock()
-	to := registry.ToolsRecord{Session: at.Session, Index: at.Index, Part: at.Part, Revision: l.revision, Epoch: l.epoch}
+	to := registry.ToolsRecord{Session: at.Session, Index: at.Index, Part: at.Part, Revision: l.revision, Epoch: l.epoch, Alike: l.revision != ""}
 	for _, e := range entries {
 		route := e.route
 		route.Digest = e.digest
 		to.Tools = append(to.Tools, route)
+		to.Alike = to.Alike && route.Reason == "" && route.Notice == ""
 	}
 	r.mu.Unlock()
+	slices.SortFunc(to.Tools, func(a, b registry.ToolRoute) int { return cmp.Compare(a.ID, b.ID) })
 	return held.Publish(ctx, to)
 }
 

@@ -215,13 +215,13 @@ func (v *View) checkEvery() time.Duration {
 	return d - rand.N(d/4)
 }
 
-// read reads what is missing of every bucket.
+// read reads what is missing of every bucket, and the lists that records name.
 func (v *View) read(ctx context.Context, look bool) error {
 	var errs []error
 	for _, f := range v.follows {
 		errs = append(errs, v.readBucket(ctx, f, look))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, v.readLists(ctx, look))...)
 }
 
 // outage logs the beginning and the end of a failure, each attempt only

@@ -99,12 +99,6 @@ type Lease struct {
 	forget     func()             // the listener on the connection
 }
 
-// published is one record that the node wants to be in the store.
-type published struct {
-	key  bus.Key
-	data []byte
-}
-
 // Acquire makes this process the node of record. If another boot holds the lease
 // it listens for its heartbeat for 2.5 s: heard, the start is refused; silent,
 // the lease is taken over by compare-and-set. The record's Boot must be new for
@@ -270,17 +264,16 @@ func (l *Lease) Publish(ctx context.Context, r ToolsRecord) error {
 	if err != nil {
 		return toolmesh.Errorf(toolmesh.CodeInvalidRequest, "publish tools of node %q: %w", r.Node, err)
 	}
-	data, err := encodeRecord(r)
+	p, err := publication(name, r)
 	if err != nil {
 		return err
 	}
-	p := published{key: bus.Key{Bucket: subjects.BucketTools, Name: name}, data: data}
 	l.serving.Lock()
 	defer l.serving.Unlock()
 	l.mu.Lock()
 	l.tools[key] = p
 	l.mu.Unlock()
-	if _, err := l.bus.Put(ctx, p.key, p.data, 0); err != nil {
+	if err := l.putTools(ctx, p); err != nil {
 		l.unverified.Store(true)
 		if toolmesh.CodeOf(err) == toolmesh.CodePayloadTooLarge {
 			l.mu.Lock()
@@ -583,7 +576,7 @@ func (l *Lease) verifyTools(ctx context.Context) (err error) {
 	}
 	for m, err := range values(ctx, l.bus, subjects.BucketTools, q) {
 		if err != nil && bus.IsUnavailable(err) && l.bus.Connected() {
-			if err := l.bus.EnsureBucket(ctx, subjects.BucketTools); err != nil {
+			if err := errors.Join(l.bus.EnsureBucket(ctx, subjects.BucketSchemas), l.bus.EnsureBucket(ctx, subjects.BucketTools)); err != nil {
 				return err
 			}
 			break // it is made anew and empty
@@ -598,7 +591,7 @@ func (l *Lease) verifyTools(ctx context.Context) (err error) {
 		}
 	}
 	for _, p := range want {
-		if _, err := l.bus.Put(ctx, p.key, p.data, 0); err != nil {
+		if err := l.putTools(ctx, p); err != nil {
 			return err
 		}
 	}

@@ -102,6 +102,8 @@ type ToolsRecord struct {
 	Tools    []ToolRoute        `json:"tools"`
 	// Part is the number of the part; only the key says it.
 	Part int `json:"-"`
+	// Alike says that other nodes say the same of the tools: a large list is stored once.
+	Alike bool `json:"-"`
 }
 
 // Key is where the record is kept.

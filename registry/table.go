@@ -2,8 +2,8 @@ package registry
 
 import (
 	"cmp"
-	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -32,7 +32,7 @@ type toolsEntry struct {
 // listKey tells what records say of their tools.
 type listKey struct {
 	session subjects.SessionID
-	sum     [sha256.Size]byte // of the tools, as they are written
+	sum     listSum
 }
 
 // list is what some records say of their tools, and which records.
@@ -68,17 +68,21 @@ func newTable() *table {
 	}
 }
 
+// errNoList is what [table.set] is missing.
+var errNoList = errors.New("the list of tools is not known")
+
 // set replaces the record of a key, whose text is name. The record's tools are those of
-// tools, as JSON.
-func (t *table) set(key subjects.ToolsKey, name string, revision uint64, r ToolsRecord, tools json.RawMessage) error {
-	at := listKey{key.Session, sha256.Sum256(tools)}
+// the list sum: tools, as JSON, or, where that is nil, as other records have it.
+func (t *table) set(key subjects.ToolsKey, name string, revision uint64, r ToolsRecord, sum listSum, tools []byte) error {
+	at := listKey{key.Session, sum}
 	l := t.lists[at]
+	if l == nil && tools == nil {
+		return errNoList
+	}
 	if l == nil {
 		l = &list{key: at, entries: make(map[*toolsEntry]struct{})}
-		if len(tools) > 0 {
-			if err := json.Unmarshal(tools, &l.tools); err != nil {
-				return err
-			}
+		if err := json.Unmarshal(tools, &l.tools); err != nil {
+			return err
 		}
 		t.add(l)
 	}

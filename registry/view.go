@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"maps"
 	"math"
@@ -52,6 +54,7 @@ type View struct {
 	mu       sync.RWMutex // guards what follows
 	follows  []*follow
 	table    *table
+	wanted   map[listSum]*wantedList
 	nodes    map[subjects.NodeID]*nodeEntry
 	indexes  map[string]IndexRecord
 	sessions map[subjects.SessionID]SessionRecord
@@ -125,7 +128,8 @@ func OpenView(ctx context.Context, b *bus.Bus, options *ViewOptions) (*View, err
 	running, end := context.WithCancel(context.Background())
 	v := &View{
 		bus: b, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), every: cmp.Or(o.CheckEvery, 30*time.Second), sparing: o.Sparing, table: newTable(),
-		nodes: make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
+		wanted: make(map[listSum]*wantedList),
+		nodes:  make(map[subjects.NodeID]*nodeEntry), indexes: make(map[string]IndexRecord),
 		sessions: make(map[subjects.SessionID]SessionRecord), over: make(map[subjects.SessionID]time.Time),
 		listening: time.Now(), listeners: make(map[chan<- struct{}]Change), kick: make(chan struct{}, 1), end: end,
 	}
@@ -388,19 +392,24 @@ func (v *View) heartbeat(m *nats.Msg) {
 }
 
 func (v *View) applyTools(c change) {
+	v.unwant(c.key)
 	if c.gone {
 		v.table.remove(c.key)
-		v.touched(ChangedTools)
-		return
+	} else {
+		v.setTools(c, nil)
 	}
+	v.touched(ChangedTools)
+}
+
+// setTools takes a record of what a node serves. tools is the list that it names, if that
+// was read for it. One that names a list which is not known waits for it, and what was
+// said under its key before is what counts meanwhile.
+func (v *View) setTools(c change, tools []byte) {
 	key, err := subjects.ParseToolsKey(c.key)
 	if err != nil {
 		return
 	}
-	var said struct {
-		ToolsRecord
-		Tools json.RawMessage `json:"tools"`
-	}
+	var said storedTools
 	err = json.Unmarshal(c.data, &said)
 	r := said.ToolsRecord
 	// The key is what a credential is held to, so it is what counts; the record
@@ -408,14 +417,25 @@ func (v *View) applyTools(c change) {
 	r.Node = trusted(r.Node, key.Node)
 	r.Session = trusted(r.Session, key.Session)
 	r.Index = trusted(r.Index, key.Index)
+	var sum listSum
 	if err == nil {
-		err = v.table.set(key, c.key, c.seq, r, said.Tools)
+		sum, err = said.sum()
 	}
-	if err != nil {
+	if err == nil {
+		if said.List == "" {
+			if tools = said.Tools; tools == nil {
+				tools = []byte("[]")
+			}
+		}
+		err = v.table.set(key, c.key, c.seq, r, sum, tools)
+	}
+	switch {
+	case errors.Is(err, errNoList):
+		v.want(sum, c)
+	case err != nil:
 		v.log.Warn("a record of tools is not readable", slog.String("key", c.key))
 		v.table.remove(c.key)
 	}
-	v.touched(ChangedTools)
 }
 
 // trusted returns what a record says of a name if its key says the same, else the key's.
@@ -446,7 +466,7 @@ func (v *View) applyIndex(c change) {
 		if len(said.Tools) > 0 {
 			// As a record of no node: what others say of the tools is believed before it.
 			if v.table.set(subjects.ToolsKey{Session: session, Index: name}, declared, 0,
-				ToolsRecord{Session: r.Session, Epoch: r.Epoch, Index: r.Name, Revision: r.Revision}, said.Tools) != nil {
+				ToolsRecord{Session: r.Session, Epoch: r.Epoch, Index: r.Name, Revision: r.Revision}, sha256.Sum256(said.Tools), said.Tools) != nil {
 				return
 			}
 			r.Tools = v.table.records[declared].record.Tools
@@ -496,8 +516,10 @@ func (v *View) forgetOld() {
 	v.forgetEars(time.Now())
 }
 
-// whole reports whether no bucket is waiting to be read. The lock is held.
-func (v *View) whole() bool { return !slices.ContainsFunc(v.follows, (*follow).needsReading) }
+// whole reports whether nothing is waiting to be read. The lock is held.
+func (v *View) whole() bool {
+	return !slices.ContainsFunc(v.follows, (*follow).needsReading) && !v.wants()
+}
 
 // Notify sends on ch, without waiting for it, when something has changed of what is
 // asked for, or of anything where nothing is; many changes may be one message.

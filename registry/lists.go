@@ -1,0 +1,191 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/internal/bus"
+	"github.com/toolmesh/toolmesh/subjects"
+)
+
+// Lists of tools that nodes say alike are stored once, among the descriptors, and the
+// nodes' records name them by their digest: what a mesh stores, sends and reads of a
+// revision does not grow with the nodes that serve it times its tools.
+
+const (
+	// sharedFrom is from how many bytes on a list is stored by itself.
+	sharedFrom = 1 << 10
+	// listsAtOnce is how many lists one read asks for.
+	listsAtOnce = 256
+	// listTries is how often a list that is not there is looked for in short order: its
+	// node has stored it before its record, and a replica may lag.
+	listTries = 10
+)
+
+// listSum names a list: the digest of its tools as they are written.
+type listSum [sha256.Size]byte
+
+func (s listSum) String() string { return hex.EncodeToString(s[:]) }
+
+func (s listSum) key() bus.Key { return bus.Key{Bucket: subjects.BucketSchemas, Name: s.String()} }
+
+// storedTools is a record as it is stored: with its tools, or with what names their list.
+type storedTools struct {
+	ToolsRecord
+	Tools json.RawMessage `json:"tools,omitempty"`
+	List  string          `json:"list,omitempty"`
+}
+
+// sum returns what names the list of the record's tools.
+func (s *storedTools) sum() (sum listSum, err error) {
+	if s.List == "" {
+		return sha256.Sum256(s.Tools), nil
+	}
+	if n, err := hex.Decode(sum[:], []byte(s.List)); err != nil || n != len(sum) || len(s.List) != 2*len(sum) {
+		return sum, fmt.Errorf("%q names no list", s.List)
+	}
+	return sum, nil
+}
+
+// published is one record that the node wants to be in the store.
+type published struct {
+	key  bus.Key
+	data []byte
+	// tools are the list that data names; nil where it has its tools itself.
+	tools []byte
+}
+
+// publication is what is stored of a record under a key.
+func publication(name string, r ToolsRecord) (p published, err error) {
+	p.key = bus.Key{Bucket: subjects.BucketTools, Name: name}
+	stored := storedTools{ToolsRecord: r}
+	if stored.Tools, err = encodeRecord(r.Tools); err != nil {
+		return p, err
+	}
+	if r.Alike && len(stored.Tools) >= sharedFrom {
+		p.tools = stored.Tools
+		stored.Tools, stored.List = nil, listSum(sha256.Sum256(p.tools)).String()
+	}
+	p.data, err = encodeRecord(stored)
+	return p, err
+}
+
+// putTools writes a record, and before it the list that it names.
+func (l *Lease) putTools(ctx context.Context, p published) error {
+	if p.tools != nil {
+		if err := l.putList(ctx, p.tools); err != nil {
+			return err
+		}
+	}
+	_, err := l.bus.Put(ctx, p.key, p.data, 0)
+	return err
+}
+
+// putList stores a list under its digest, unless it is there.
+func (l *Lease) putList(ctx context.Context, tools []byte) error {
+	key := listSum(sha256.Sum256(tools)).key()
+	e, err := l.bus.Get(ctx, key)
+	if errors.Is(err, bus.ErrNoKey) {
+		if _, err = l.bus.Create(ctx, key, tools, 0); errors.Is(err, bus.ErrConflict) {
+			e, err = l.bus.Latest(ctx, key) // another node was faster
+		} else {
+			e.Value = tools
+		}
+	}
+	if err == nil && !bytes.Equal(e.Value, tools) {
+		_, err = l.bus.Put(ctx, key, tools, 0) // somebody wrote what it does not name
+	}
+	return err
+}
+
+// wantedList is a list that records name and that the view has not read.
+type wantedList struct {
+	tries   int
+	records map[string]change // by key
+}
+
+// want notes that a change of a record waits for its list. The lock is held.
+func (v *View) want(sum listSum, c change) {
+	w := v.wanted[sum]
+	if w == nil {
+		w = &wantedList{records: make(map[string]change)}
+		v.wanted[sum] = w
+	}
+	w.records[c.key] = c
+	wake(v.kick)
+}
+
+// unwant forgets what a key's record waits for: there is a later one. The lock is held.
+func (v *View) unwant(key string) {
+	for sum, w := range v.wanted {
+		delete(w.records, key)
+		if len(w.records) == 0 {
+			delete(v.wanted, sum)
+		}
+	}
+}
+
+// wants reports whether lists are to be read. The lock is held.
+func (v *View) wants() bool {
+	for _, w := range v.wanted {
+		if w.tries < listTries {
+			return true
+		}
+	}
+	return false
+}
+
+// readLists reads the lists that records wait for; with look also those that were not
+// there again and again.
+func (v *View) readLists(ctx context.Context, look bool) error {
+	var names []string
+	v.mu.RLock()
+	for sum, w := range v.wanted {
+		if look || w.tries < listTries {
+			names = append(names, subjects.KVSubject(subjects.BucketSchemas, sum.String()))
+		}
+	}
+	v.mu.RUnlock()
+	for len(names) > 0 {
+		some := names[:min(len(names), listsAtOnce)]
+		names = names[len(some):]
+		q := bus.Query{Stream: subjects.KVStream(subjects.BucketSchemas), Last: some}
+		for m, err := range values(ctx, v.bus, subjects.BucketSchemas, q) {
+			if err != nil {
+				return toolmesh.Errorf(toolmesh.CodeUnavailable, "read lists of tools: %w", err).WithOrigin(toolmesh.OriginMesh)
+			}
+			v.takeList(m.Data)
+		}
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for sum, w := range v.wanted {
+		if w.tries++; w.tries == listTries {
+			v.log.Warn("a list of tools that nodes name is not there: what they serve is not known", slog.String("list", sum.String()))
+		}
+	}
+	return nil
+}
+
+// takeList has the records go on that wait for a list.
+func (v *View) takeList(tools []byte) {
+	sum := listSum(sha256.Sum256(tools)) // the key it lay under counts for nothing
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	w := v.wanted[sum]
+	if w == nil {
+		return
+	}
+	delete(v.wanted, sum)
+	for _, c := range w.records {
+		v.setTools(c, tools)
+	}
+	v.touched(ChangedTools)
+}
