@@ -128,7 +128,7 @@ bench: build ## ratios against raw NATS, measured in one run
 	@if [ "$$($(GO) list -f '{{.Name}}' ./bench)" = main ]; then $(GO) run ./bench; \
 	 else $(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench/...; fi
 
-# More: SCALE="-nodes 200 -tools 20000 -sessions 2000 -steady 20s"; see docs/scale.md.
+# More: SCALE="-nodes 200 -tools 20000 -sessions 2000 -settle 40s -steady 20s"; see docs/scale.md.
 SCALE ?=
 
 scale: ## a mesh of 1,000 simulated nodes, measured on this machine; takes minutes and 8 GB

@@ -92,7 +92,7 @@ func TestScale(t *testing.T) {
 	}
 	defer func() { _ = log.Close() }()
 	var table bytes.Buffer
-	args := []string{"scale", "-nodes", "70", "-tools", "140", "-per-index", "2", "-copies", "3", "-sessions", "70", "-calls", "50", "-steady", "2s"}
+	args := []string{"scale", "-nodes", "70", "-tools", "140", "-per-index", "2", "-copies", "3", "-sessions", "70", "-calls", "50", "-settle", "1s", "-steady", "2s"}
 	if status := run(t.Context(), args, &table, log); status != 0 {
 		said, _ := os.ReadFile(log.Name())
 		t.Fatalf("status %d\n%s\n%s", status, table.String(), said)

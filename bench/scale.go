@@ -26,6 +26,7 @@ type scale struct {
 	Copies   int // nodes that serve each index
 	PerIndex int // tools of an index
 	Calls    int
+	Settle   time.Duration // before that, until leases are as rare as their number has them
 	Steady   time.Duration // of the measurement of what goes on without calls
 }
 
@@ -50,6 +51,7 @@ func runScale(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	flags.IntVar(&s.Copies, "copies", 10, "nodes that serve each index")
 	flags.IntVar(&s.PerIndex, "per-index", 100, "tools of an index")
 	flags.IntVar(&s.Calls, "calls", 5000, "unary calls of a round")
+	flags.DurationVar(&s.Settle, "settle", 3*time.Minute, "how long the mesh is left alone before that: leases that were written among few nodes are renewed soon")
 	flags.DurationVar(&s.Steady, "steady", time.Minute, "how long the mesh is watched without calls")
 	if err := flags.Parse(args); err != nil {
 		return 2
@@ -273,7 +275,7 @@ func (h *hall) each() ([]figures, error) {
 
 // steady watches the mesh without calls. What its start has left to do comes first.
 func (h *hall) steady() error {
-	if err := pauseFor(h.ctx, h.Steady/2); err != nil {
+	if err := pauseFor(h.ctx, h.Settle); err != nil {
 		return err
 	}
 	before, err := h.each()
