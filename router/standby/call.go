@@ -56,6 +56,7 @@ type call struct {
 	waiting bool // guarded by s.mu
 
 	cancelled chan struct{} // of capacity 1
+	displaced chan struct{} // closed when other sessions need its place
 
 	// The call's goroutine only.
 	last    *toolmesh.Error // why the node that was asked last did not take it
@@ -189,6 +190,9 @@ func (c *call) run() {
 			}
 		case <-c.cancelled:
 			c.end(toolmesh.Errorf(toolmesh.CodeCancelled, "the caller cancelled the call").WithStarted(toolmesh.StartedNo).WithOrigin(toolmesh.OriginCaller))
+			return
+		case <-c.displaced:
+			c.end(unavailable("%d calls wait at router %s for nodes, which is as many as it holds, and other sessions need their share: start nodes, or send again later", s.opts.Calls, s.node))
 			return
 		case <-until.C:
 			c.end(c.expired(why))

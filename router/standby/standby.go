@@ -259,10 +259,13 @@ func (s *Standby) receive(m *nats.Msg) {
 	if !s.bus.MayAnswer(m, subject.Session, false) {
 		return
 	}
-	c := &call{s: s, m: m, subject: subject, arrived: time.Now(), waiting: true, cancelled: make(chan struct{}, 1)}
+	c := &call{s: s, m: m, subject: subject, arrived: time.Now(), waiting: true, cancelled: make(chan struct{}, 1), displaced: make(chan struct{})}
 	bad := c.parse(err)
 	s.mu.Lock()
 	full, over := len(s.calls) >= s.opts.Calls, s.over
+	if bad == nil && full {
+		full = !s.makeRoom(subject.Session)
+	}
 	if bad == nil && !full && !over {
 		s.calls[c] = struct{}{}
 		s.wg.Go(c.run)
@@ -278,6 +281,31 @@ func (s *Standby) receive(m *nats.Msg) {
 	default:
 		s.told.Wake()
 	}
+}
+
+// makeRoom has the session that has the most places give up the last of its calls that
+// wait, if it has more than another one would have by then. s.mu is held.
+func (s *Standby) makeRoom(session subjects.SessionID) bool {
+	last, has := make(map[subjects.SessionID]*call), make(map[subjects.SessionID]int)
+	for c := range s.calls {
+		of := c.subject.Session
+		has[of]++
+		if l := last[of]; c.waiting && (l == nil || c.arrived.After(l.arrived)) {
+			last[of] = c
+		}
+	}
+	var most subjects.SessionID
+	for of, n := range has {
+		if last[of] != nil && n > has[most] {
+			most = of
+		}
+	}
+	if has[most] <= has[session]+1 {
+		return false
+	}
+	delete(s.calls, last[most])
+	close(last[most].displaced)
+	return true
 }
 
 // leave forgets a call that has ended.

@@ -173,6 +173,51 @@ func TestTheWaitHasBounds(t *testing.T) {
 	r.awaits(0)
 }
 
+// A session that has all places gives up its last ones to others, until these have as many.
+func TestSessionsShareThePlaces(t *testing.T) {
+	r := newRig(t, single(t), 1, &standby.Options{Calls: 4})
+	request := func(session string) <-chan *nats.Msg {
+		answers := make(chan *nats.Msg, 1)
+		go func() {
+			m, err := r.nc.Request("tools."+session+".weather.today", []byte(`{}`), waitTimeout)
+			if err != nil {
+				m = &nats.Msg{Data: []byte(err.Error())}
+			}
+			answers <- m
+		}()
+		return answers
+	}
+	var greedy []<-chan *nats.Msg
+	for n := range 4 {
+		greedy = append(greedy, request("greedy"))
+		r.awaits(n + 1)
+	}
+	if e := failure(t, <-request("greedy")); e.Code != toolmesh.CodeUnavailable || !strings.Contains(e.Message, "4 calls wait") {
+		t.Errorf("one more of the session that has them all: %+v", e)
+	}
+	var others []<-chan *nats.Msg
+	for n := range 2 {
+		others = append(others, request("other"))
+		last := greedy[len(greedy)-1-n]
+		if e := failure(t, <-last); e.Code != toolmesh.CodeUnavailable || e.Started != toolmesh.StartedNo || !strings.Contains(e.Message, "other sessions") {
+			t.Errorf("the last call that waits of a session with more than its share: %+v", e)
+		}
+		r.awaits(4)
+	}
+	if e := failure(t, <-request("other")); e.Code != toolmesh.CodeUnavailable || !strings.Contains(e.Message, "4 calls wait") {
+		t.Errorf("one more of a session that has its share: %+v", e)
+	}
+	r.node("n1", 4)
+	for range 4 {
+		r.release <- struct{}{}
+	}
+	for _, one := range append(greedy[:2], others...) {
+		if m := <-one; m.Header.Get("Mesh-Node") != "n1" {
+			t.Errorf("a call that waited on: %s", m.Data)
+		}
+	}
+}
+
 // A call that waits is cancelled by its name, or because its caller has gone.
 func TestCancelOfACallThatWaits(t *testing.T) {
 	meshtest.Topologies(t, func(t *testing.T, top *meshtest.Topology) {
