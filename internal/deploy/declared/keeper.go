@@ -6,11 +6,13 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/codec"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/registry"
 )
@@ -54,6 +56,9 @@ type Keeper struct {
 	base context.Context // ends with Stop
 	end  context.CancelFunc
 	wg   sync.WaitGroup
+
+	leading  atomic.Pointer[term] // nil while another process leads
+	awaiting *registry.Awaiting
 }
 
 // New makes a keeper of a file, which need not be there yet. The connection needs the
@@ -69,14 +74,36 @@ func New(b *bus.Bus, view *registry.View, store *registry.Store, file string, op
 	return k
 }
 
-// Start begins, in the background.
-func (k *Keeper) Start() { k.wg.Go(k.run) }
+// Start begins, in the background. Entries that no node is there for are demand of their
+// pool, as calls are that wait for a node: one at zero gets a node that can install them.
+func (k *Keeper) Start() {
+	k.awaiting = registry.NewAwaiting(k.bus, k.awaited)
+	k.wg.Go(k.run)
+}
 
 // Stop ends what is under way here and hands the lease over. What agents have begun they
 // finish.
 func (k *Keeper) Stop() {
 	k.end()
 	k.wg.Wait()
+	k.awaiting.Close()
+}
+
+// awaited returns the entries that wait for a node, by pool.
+func (k *Keeper) awaited() map[string]codec.Awaited {
+	t := k.leading.Load()
+	if t == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := make(map[string]codec.Awaited)
+	for _, w := range t.works {
+		if !w.lacking.IsZero() {
+			all[w.pool] = all[w.pool].Add(codec.Awaited{Calls: 1, OldestMS: time.Since(w.lacking).Milliseconds()})
+		}
+	}
+	return all
 }
 
 // run waits for the lease, and leads while it has it.
@@ -123,6 +150,8 @@ func (k *Keeper) write(t *term, revision uint64) (uint64, error) {
 func (k *Keeper) lead(t *term, revision uint64, began time.Time) {
 	ctx, end := context.WithCancel(k.base)
 	var work sync.WaitGroup
+	k.leading.Store(t)
+	defer k.leading.Store(nil)
 	work.Go(func() { t.run(ctx) })
 	defer work.Wait()
 	defer end()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -329,6 +330,47 @@ func TestTheMeshIsAsTheFileSays(t *testing.T) {
 	if _, err := r.store.Index(t.Context(), "hand", ""); err != nil {
 		t.Errorf("what somebody installed by hand: %v", err)
 	}
+}
+
+// TestAPoolWithoutNodes has entries of pools that no node is there for: they are demand of
+// their pools, and are brought once a node comes.
+func TestAPoolWithoutNodes(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	idx, second := repository(t, "idx"), repository(t, "second")
+	view, err := registry.OpenView(t.Context(), r.bus, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer view.Close()
+	wanted := func(what string, want map[string]int) {
+		t.Helper()
+		meshtest.Until(t, what, func() bool {
+			got := make(map[string]int)
+			for pool, of := range view.Awaited() {
+				got[pool] = of.Calls
+			}
+			return maps.Equal(got, want)
+		})
+	}
+	gpu := "rev = \"v1\"\non = { pool = \"gpu\" }"
+	r.write(t, entry(idx, gpu)+entry(second, `rev = "v1"`)+entry(idx, "name = \"odd\"\non = { disk = \"fast\" }"))
+	stop := r.keep(t, nil)
+	wanted("nobody is there", map[string]int{"gpu": 1, "default": 1})
+	r.agent(t, "one", nil)
+	r.answers(t, "second.t.f", `"none 1"`)
+	wanted("of one pool nobody is there", map[string]int{"gpu": 1})
+	r.fails(t, "idx", toolmesh.CodeInstallFailed, "one has no labels")
+	r.agent(t, "two", map[string]string{"pool": "gpu"})
+	r.answers(t, "idx.t.f", `"none 1"`)
+	wanted("all pools have what is for them", map[string]int{})
+	if e := r.is(t, "odd", registry.DeclaredFailed); !strings.Contains(e.Reason, "disk=fast") {
+		t.Errorf("an entry that no pool has the labels of: %+v", e)
+	}
+	r.write(t, entry(idx, gpu)+entry(second, "on = { pool = \"other\" }"))
+	wanted("an entry has another pool", map[string]int{"other": 1})
+	stop()
+	wanted("nobody keeps the file", map[string]int{})
 }
 
 // TestOneOfTwoLeads has two keepers: the one that leads stops, and the other goes on.

@@ -38,6 +38,10 @@ type work struct {
 	done     bool  // the last attempt succeeded: the view may have yet to see it
 	failures int
 	next     time.Time // not before
+	// lacking is since when no agent has the labels that the entry asks for, and pool the
+	// one that would have some; zero: some agent has, or no node of a pool would.
+	lacking time.Time
+	pool    string
 }
 
 func newTerm(k *Keeper) *term {
@@ -94,12 +98,17 @@ func (t *term) look(ctx context.Context, f File) {
 	for _, e := range f.Entries {
 		listed[e.Name] = true
 		if e.Err != nil {
+			if w := t.works[e.Name]; w != nil {
+				w.lacking = time.Time{}
+			}
 			now = append(now, declaredOf(e, "", e.Err))
 			continue
 		}
 		w := t.work(e.Name, e.Request.Managed)
 		r, there := installed[e.Name]
-		switch inLine := there && r.Managed == w.digest; {
+		inLine := there && r.Managed == w.digest
+		t.lacks(w, registry.IndexRecord{On: e.Request.On}, inLine)
+		switch {
 		case w.busy:
 		case inLine:
 			w.err, w.done, w.failures = nil, true, 0
@@ -131,6 +140,20 @@ func (t *term) look(ctx context.Context, f File) {
 		return !w.busy && !listed[name] && !there
 	})
 	t.tell(now)
+}
+
+// lacks notes whether a node is missing that could install an entry. Once it has come the
+// entry is tried at once. t.mu is held.
+func (t *term) lacks(w *work, wanted registry.IndexRecord, inLine bool) {
+	switch of := len(wanted.On) == 0 || wanted.On[registry.PoolLabel] != ""; {
+	case of && !inLine && t.k.view.Placed(wanted) == 0:
+		if w.lacking.IsZero() {
+			w.lacking, w.pool = time.Now(), wanted.Pool()
+			t.k.awaiting.Wake()
+		}
+	case !w.lacking.IsZero():
+		w.lacking, w.next = time.Time{}, time.Time{}
+	}
 }
 
 // work is what is done about an index for an entry's digest: an entry that has changed is
