@@ -342,7 +342,13 @@ func (h *hall) calls(where string) error {
 	}
 	id := indexTool(0, 0)
 	var p50s, rates []float64
-	for round := range 6 {
+	busy := append(append([]*child{}, h.brokers...), h.nodes[0], c)
+	before, err := cpuOf(busy)
+	if err != nil {
+		return err
+	}
+	const rounds = 6
+	for round := range rounds {
 		one, err := c.ask(request{Do: "unary", Text: id, N: h.Calls})
 		if err != nil {
 			return err
@@ -354,6 +360,13 @@ func (h *hall) calls(where string) error {
 		if round > 0 {
 			p50s, rates = append(p50s, p50(one)), append(rates, rate(many))
 		}
+	}
+	after, err := cpuOf(busy)
+	if err != nil {
+		return err
+	}
+	for i, name := range []string{"brokers", "nodes", "caller"} {
+		h.say("processor time of a call, "+name+", "+where, micros(float64((after[i]-before[i]).Nanoseconds())/float64(rounds*5*h.Calls)), "")
 	}
 	f, err := c.figures()
 	if err != nil {
@@ -434,6 +447,19 @@ func (h *hall) reconnect() error {
 		h.say(c.name+": bytes in around a reconnect of all", megabytes(after[i].InBytes-before[i].InBytes), "<= 2x the registry")
 	}
 	return nil
+}
+
+// cpuOf is the processor time that the brokers, the process of the first nodes and a caller
+// have taken so far.
+func cpuOf(children []*child) (times [3]time.Duration, err error) {
+	for i, c := range children {
+		f, err := c.figures()
+		if err != nil {
+			return times, err
+		}
+		times[max(i-scaleBrokers+1, 0)] += f.CPU
+	}
+	return times, nil
 }
 
 func megabytes(n uint64) string { return fmt.Sprintf("%.2f MB", float64(n)/1e6) }
