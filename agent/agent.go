@@ -185,7 +185,7 @@ func (a *Agent) Start(ctx context.Context) (err error) {
 	if a.executor, err = executor.New(filepath.Join(a.dir, "executor"), &executor.Options{
 		Logger: a.log, Sandbox: tool.Sandbox(a.opts.Sandbox), Limits: a.opts.Limits, MaxLimits: a.opts.MaxLimits, UV: a.opts.UV, Environ: a.opts.Environ, Sealed: a.dir,
 		Environments: a.opts.Environments,
-		Shown: []string{filepath.Join(a.dir, "indexes")}, Users: cmp.Or(a.opts.WorkerUser, "each"), Homes: filepath.Join(a.dir, deploy.HomesDir),
+		Shown:        []string{filepath.Join(a.dir, "indexes")}, Users: cmp.Or(a.opts.WorkerUser, "each"), Homes: filepath.Join(a.dir, deploy.HomesDir),
 	}); err != nil {
 		return err
 	}
