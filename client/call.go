@@ -309,13 +309,14 @@ func (p *pending) request(ctx context.Context, t target, delivery codec.Delivery
 			call.Timeout = left
 		}
 	}
-	if call.Timeout > 0 || p.c.foreign {
-		// A foreign connection may have a buffer that holds requests back.
+	// Without the broker's time a deadline would be one of this machine's clock, and a node
+	// would refuse what is in time. A foreign connection may have a buffer that holds
+	// requests back.
+	if now := p.c.bus.Time(); now.Measured && (call.Timeout > 0 || p.c.foreign) {
 		budget := call.Timeout
 		if budget == 0 {
 			budget = 30 * time.Second
 		}
-		now := p.c.bus.Time()
 		call.Deadline = now.Now.Add(budget + now.Bound)
 	}
 	subject, err := p.subject(t.node)

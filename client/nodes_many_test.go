@@ -22,6 +22,9 @@ func TestClientListensToSomeOfManyNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
+	if err := c.bus.FreshTime(t.Context()); err != nil { // which subscribes the inbox
+		t.Fatal(err)
+	}
 	before := nc.NumSubscriptions()
 	ns := &c.shared.nodes
 	var all []*node
@@ -68,6 +71,9 @@ func TestClientListensToSomeOfManyNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	beat := codec.Heartbeat{Node: string(last.id), Boot: "boot1", State: "serving", Slots: 1}.Encode()
+	if err := nc.Flush(); err != nil { // the broker has the subscription
+		t.Fatal(err)
+	}
 	if err := s.Connect(t).PublishMsg(&nats.Msg{Subject: subject, Data: beat}); err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	shared, bin = dir, filepath.Join(dir, "bin")
-	if err := build(); err != nil {
+	if err := build(bin); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		_ = os.RemoveAll(dir)
 		os.Exit(1)
@@ -43,13 +44,13 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// build makes the binaries as make build does.
-func build() error {
-	if err := os.MkdirAll(bin, 0o755); err != nil {
+// build makes the binaries as make build does, in a folder.
+func build(dir string, flags ...string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags", "-X main.version=1.2.3-e2e -X main.commit=0123abc", "-o", bin,
-		"./cmd/mesh", "./cmd/mesh-agent", "./cmd/mesh-router")
+	args := append([]string{"build", "-buildvcs=false", "-ldflags", "-X main.version=1.2.3-e2e -X main.commit=0123abc", "-o", dir}, flags...)
+	cmd := exec.Command("go", append(args, "./cmd/mesh", "./cmd/mesh-agent", "./cmd/mesh-router")...)
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build the binaries: %w\n%s", err, out)
@@ -101,6 +102,7 @@ func run(name string, args ...string) error {
 type user struct {
 	home string
 	env  []string
+	bin  string // a folder of other binaries than those of all tests, or empty
 }
 
 func newUser(t *testing.T, env ...string) *user {
@@ -126,7 +128,7 @@ func newUser(t *testing.T, env ...string) *user {
 
 // command is one of our binaries, or any other command, in the user's home.
 func (u *user) command(ctx context.Context, name string, args ...string) *exec.Cmd {
-	path := filepath.Join(bin, name)
+	path := filepath.Join(cmp.Or(u.bin, bin), name)
 	if _, err := os.Stat(path); err != nil {
 		path = name
 	}

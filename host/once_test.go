@@ -82,7 +82,7 @@ func TestKeysOutliveNodeAndBroker(t *testing.T) {
 	}
 	stop(t, first)
 	broker.Restart(t)
-	meshtest.Until(t, "the caller is back", func() bool { return r.nc.IsConnected() })
+	meshtest.Until(t, "the caller is back", func() bool { return r.nc.Stats().Reconnects > 0 && r.nc.IsConnected() })
 	d.serve(t, broker.Connect(t), &host.Options{Node: "second"})
 	var a answer
 	meshtest.Until(t, "the store answers again", func() bool {

@@ -35,7 +35,7 @@ type DeclaredIndex struct {
 	// Code and Reason say what could not be done.
 	Code   toolmesh.Code `json:"code,omitempty"`
 	Reason string        `json:"reason,omitempty"`
-	// Since is when it came to that, by the clock of who has the lease.
+	// Since is when it came to that, in the broker's time.
 	Since time.Time `json:"since,omitzero"`
 }
 

@@ -368,7 +368,8 @@ func (s *Store) Bundles(ctx context.Context) (map[string]bool, error) {
 		}
 	}
 	// The last message may be the mark of a key's end, which does not stay.
-	rested := s.bus.Time().Now.Sub(want.LastTime) > restedAfter
+	now := s.bus.Time()
+	rested := now.Now.Sub(want.LastTime)-now.Bound > restedAfter
 	if last < want.LastSeq && (!rested || count < want.Msgs) {
 		return nil, toolmesh.Errorf(toolmesh.CodeUnavailable, "a replica of the registry lags: try again").WithOrigin(toolmesh.OriginMesh)
 	}

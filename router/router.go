@@ -177,6 +177,9 @@ func (r *Router) join(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, joinWait)
 	defer cancel()
 	err := r.bus.CheckRights(ctx, "answer for the registry: it needs the key of a node", subjects.Rights{Subscribe: []string{subjects.AllRegistry + " " + subjects.QueueGroup}})
+	if err == nil {
+		err = r.bus.FreshTime(ctx) // a session's end is counted from when it was created, by the broker's time
+	}
 	if err != nil {
 		return err
 	}

@@ -111,6 +111,9 @@ func (s *Service) Start(ctx context.Context) (err error) {
 			s.Stop(ctx)
 		}
 	}()
+	if err := s.bus.FreshTime(ctx); err != nil { // tasks have the broker's time
+		return err
+	}
 	if s.schedules, err = s.bus.EnsureSchedules(ctx, s.opts.Replicas); err != nil {
 		return err
 	}

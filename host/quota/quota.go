@@ -27,6 +27,7 @@ func Account(session subjects.SessionID, epoch string) subjects.SessionID {
 type Quota struct {
 	limit int64
 	now   func() time.Time
+	begun time.Time
 
 	mu       sync.Mutex
 	accounts map[subjects.SessionID]*usage
@@ -41,7 +42,7 @@ type usage struct {
 // New returns the quota of a node through which each account may store limit bytes. now
 // is time.Now unless a test says otherwise.
 func New(limit int64, now func() time.Time) *Quota {
-	return &Quota{limit: limit, now: now, accounts: make(map[subjects.SessionID]*usage)}
+	return &Quota{limit: limit, now: now, begun: now(), accounts: make(map[subjects.SessionID]*usage)}
 }
 
 // Limit is how many bytes each account may store.
@@ -86,7 +87,11 @@ func (q *Quota) Give(account subjects.SessionID, n int64) {
 	}
 }
 
-func (q *Quota) slice() int64 { return q.now().UnixNano() / int64(window/sliceCount) }
+// slice is the number of the slice of now, by the monotonic clock: a wall clock that is
+// set back would have nothing grow old until it has caught up. None is below 0.
+func (q *Quota) slice() int64 {
+	return sliceCount + int64(q.now().Sub(q.begun)/(window/sliceCount))
+}
 
 func (u *usage) age(slice int64) {
 	for u.last < slice {

@@ -28,8 +28,9 @@ const (
 	timeRetry = 5 * time.Second
 	// timeTimeout is how long one question for the time may take.
 	timeTimeout = 2 * time.Second
-	// unmeasuredBound is the error bound of the local clock, which nobody vouches for.
-	unmeasuredBound = time.Hour
+	// unmeasuredBound is the error bound of the local clock, which nobody vouches for: by
+	// it nothing has passed for certain.
+	unmeasuredBound = 100 * 365 * 24 * time.Hour
 	// drift is how fast two machines' clocks may part, 200 ppm: 12 ms a minute.
 	drift = 5000
 )
@@ -39,7 +40,7 @@ type MeshTime struct {
 	// Now is the broker's time.
 	Now time.Time
 	// Bound is how far Now may be from it, in either direction: half a round trip
-	// and the drift since, or an hour if it could not be measured.
+	// and the drift since, or a century if it could not be measured.
 	Bound time.Duration
 	// Measured is false if Now is only the local clock.
 	Measured bool
@@ -209,7 +210,7 @@ func (b *Bus) measureTime() {
 			case b.ctx.Err() != nil:
 				return
 			case refused && !was:
-				b.log.Warn("the broker does not tell this connection its time: deadlines are checked by the local clock", errorAttr(err))
+				b.log.Warn("the broker does not tell this connection its time: deadlines are neither sent nor checked, and this machine's clock stands for the mesh's", errorAttr(err))
 			case err != nil && !refused:
 				pause = timeRetry
 			}

@@ -373,9 +373,9 @@ func nothingServed(b Build, all []Unavailable) error {
 func (m *Manager) commit(ctx context.Context, e *entry, i Instance, before, record registry.IndexRecord, over bool, j *job, bundle string) error {
 	j.step("publish", "running", 90)
 	m.hold(ctx, before, record)
-	record.InstalledAt = time.Now().UTC()
+	record.InstalledAt = m.bus.Time().Now.UTC()
 	if !record.InstalledAt.After(before.InstalledAt) {
-		// Written by a node whose clock is ahead: the order must hold all the same.
+		// No two nodes know the broker's time to the microsecond: the order must hold all the same.
 		record.InstalledAt = before.InstalledAt.Add(time.Microsecond)
 	}
 	record.Tools = m.listed(ctx, i)

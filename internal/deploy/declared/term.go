@@ -212,7 +212,7 @@ func (t *term) tell(now []registry.DeclaredIndex) {
 			now[n].Since = t.told[at].Since
 			continue
 		}
-		now[n].Since = time.Now().UTC()
+		now[n].Since = t.k.bus.Time().Now.UTC()
 		// What failed to be done is in the log already. An index that is served has had work done, too, and then a typo in its entry.
 		w := t.works[now[n].Name]
 		if now[n].State == registry.DeclaredFailed && (w == nil || now[n].Reason != declaredOf(Entry{}, "", w.err).Reason) {

@@ -1,0 +1,56 @@
+package client_test
+
+import (
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/toolmesh/toolmesh/client"
+	"github.com/toolmesh/toolmesh/codec"
+	"github.com/toolmesh/toolmesh/meshtest"
+)
+
+// A deadline is in the broker's time. A caller that may not ask for that, which is any with
+// a caller's key, sends none: by a clock that is hours behind it would have passed already.
+func TestDeadlinesAreInTheBrokersTime(t *testing.T) {
+	t.Parallel()
+	broker := meshtest.Broker(t, meshtest.Config(`
+authorization { users: [
+  { user: node, password: node }
+  { user: caller, password: caller, permissions: { publish: { deny: "$SYS.REQ.USER.INFO" } } }
+] }`))
+	node := broker.Connect(t, nats.UserInfo("node", "node"))
+	newTools().serve(t, node, nil)
+	sub, err := node.SubscribeSync("tools.default.desk.note")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := node.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	sends := func(c *client.Client) bool {
+		t.Helper()
+		if _, err := c.Call(t.Context(), "desk.note", nil, client.WithTimeout(testTimeout)); err != nil {
+			t.Fatal(err)
+		}
+		m, err := sub.NextMsg(testTimeout)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.Header.Get(codec.HeaderDeadline) != ""
+	}
+	queue := &client.Options{QueueOnly: true}
+	measured := newClient(t, node, queue)
+	meshtest.Until(t, "who may ask for the time sends deadlines", func() bool { return sends(measured) })
+	for what, nc := range map[string]*nats.Conn{
+		"ours":    broker.Connect(t, append(client.ConnectOptions(), nats.UserInfo("caller", "caller"))...),
+		"foreign": broker.Connect(t, nats.UserInfo("caller", "caller")),
+	} {
+		c := newClient(t, nc, queue)
+		for range 2 { // before and after the broker has refused to tell the time
+			if sends(c) {
+				t.Errorf("%s: a deadline by the caller's own clock", what)
+			}
+		}
+	}
+}
