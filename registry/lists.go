@@ -93,11 +93,10 @@ func (l *Lease) putList(ctx context.Context, tools []byte) error {
 	key := listSum(sha256.Sum256(tools)).key()
 	e, err := l.bus.Get(ctx, key)
 	if errors.Is(err, bus.ErrNoKey) {
-		if _, err = l.bus.Create(ctx, key, tools, 0); errors.Is(err, bus.ErrConflict) {
-			e, err = l.bus.Latest(ctx, key) // another node was faster
-		} else {
-			e.Value = tools
+		if _, err = l.bus.Create(ctx, key, tools, 0); !errors.Is(err, bus.ErrConflict) {
+			return err
 		}
+		e, err = l.bus.Latest(ctx, key) // another node was faster
 	}
 	if err == nil && !bytes.Equal(e.Value, tools) {
 		_, err = l.bus.Put(ctx, key, tools, 0) // somebody wrote what it does not name
