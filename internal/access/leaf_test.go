@@ -34,6 +34,15 @@ func TestLeafNodes(t *testing.T) {
 	}
 	address := fmt.Sprintf("127.0.0.1:%d", varz.LeafNode.Port)
 	k.AsSession(t, "mine")
+	// All that callers ask of nodes, by the patterns by which these hear it.
+	echoes, rights := k.As(t, access.Node), subjects.NodeRights()
+	for _, pattern := range rights.Subscribe {
+		if pattern, queue, ok := strings.Cut(pattern, " "); ok && pattern != "tools.>" || strings.HasPrefix(pattern, "mesh.node.") || pattern == subjects.AllReplay || pattern == subjects.AllCtl {
+			if _, err := echoes.QueueSubscribe(pattern, queue, func(m *nats.Msg) { _ = m.Respond(nil) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	serveWait(t, k)()
 	stranger, err := nkeys.CreateUser()
 	if err != nil {
@@ -59,8 +68,8 @@ func TestLeafNodes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			leaf := meshtest.Broker(t, meshtest.Config(fmt.Sprintf("leafnodes { remotes: [ { url: \"nats-leaf://%s\", nkey: %s } ] }",
-				address, regexp.MustCompile("(?m)^SU.*").Find(seed))))
+			leaf := meshtest.Broker(t, meshtest.Config(fmt.Sprintf("server_name: leaf-%s\nleafnodes { remotes: [ { url: \"nats-leaf://%s\", nkey: %s } ] }",
+				c.session, address, regexp.MustCompile("(?m)^SU.*").Find(seed))))
 			behind := leaf.Connect(t, nats.CustomInboxPrefix(c.inbox))
 			mesh, err := client.New(behind, &client.Options{Session: c.session})
 			if err != nil {
@@ -71,6 +80,12 @@ func TestLeafNodes(t *testing.T) {
 				_, err = mesh.Call(t.Context(), "slow.wait", nil)
 				return err == nil
 			})
+			for _, subject := range []string{"mesh.node.n.tools.%s.a.b", "mesh.node.n.batch.%s", "mesh.node.n.ctl.%s.a", "mesh.node.n.payload.%s.a.b", "mesh.ctl.%s.a",
+				"mesh.registry.%s.list", "mesh.replay.%s.a", "mesh.batch.%s", "mesh.task.%s.submit"} {
+				if _, err := behind.Request(fmt.Sprintf(subject, c.session), nil, time.Minute); err != nil {
+					t.Errorf("%s: %v", subject, err)
+				}
+			}
 			for _, subject := range []string{"tools." + string(c.other) + ".slow.wait", "$KV.MESH_SESSIONS.mine"} {
 				if _, err := behind.Request(subject, []byte("{}"), time.Minute); !errors.Is(err, nats.ErrNoResponders) {
 					t.Errorf("%s goes out: %v", subject, err)
