@@ -33,7 +33,7 @@ func CallerRights(session SessionID, shared bool) (Rights, error) {
 		Publish: []string{
 			"tools." + token + ".>", "mesh.node.*.tools." + token + ".>", "mesh.node.*.batch." + token, "mesh.node.*.ctl." + token + ".>",
 			"mesh.ctl." + token + ".>", "mesh.registry." + token + ".>", "mesh.replay." + token + ".>",
-			"mesh.batch." + token, "mesh.task." + token + ".*", "mesh.payload." + token + ".>", "mesh.node.*.payload." + token + ".>", discovery,
+			"mesh.batch." + token, "mesh.task." + token + ".>", "mesh.payload." + token + ".>", "mesh.node.*.payload." + token + ".>", discovery,
 		},
 		Subscribe: []string{"mesh.live." + token + ".>", AllHeartbeats, "_INBOX_" + token + ".>"},
 	}

@@ -28,7 +28,14 @@ func (r *rig) connect(t *testing.T) *client.Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := nats.Connect("nats://"+service.Spec.ClusterIP+":4222", append(client.ConnectOptions(), key, nats.CustomInboxPrefix(subjects.SharedInbox))...)
+	_, c := callOn(t, "nats://"+service.Spec.ClusterIP+":4222", key, nats.CustomInboxPrefix(subjects.SharedInbox))
+	return c
+}
+
+// callOn connects to a NATS server and makes a client on the connection.
+func callOn(t *testing.T, url string, options ...nats.Option) (*nats.Conn, *client.Client) {
+	t.Helper()
+	nc, err := nats.Connect(url, append(client.ConnectOptions(), options...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +45,7 @@ func (r *rig) connect(t *testing.T) *client.Client {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	return c
+	return nc, c
 }
 
 // load is what a client of ours does all the time: calls of an idempotent tool, streams, and durable tasks. Every one

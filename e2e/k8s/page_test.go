@@ -11,21 +11,32 @@ import (
 	"github.com/toolmesh/toolmesh/e2e/k8s/cluster"
 )
 
+// blocks are what stands between fences in a section of docs/operations/kubernetes.md, n of them.
+func blocks(t *testing.T, section string, n int) []string {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join(cluster.Root, "docs/operations/kubernetes.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, of, _ := strings.Cut(string(page), "## "+section+"\n")
+	of, _, _ = strings.Cut(of, "\n## ")
+	var found []string
+	for _, block := range regexp.MustCompile("(?s)\n```[a-z]*\n(.*?)```").FindAllStringSubmatch(of, -1) {
+		found = append(found, block[1])
+	}
+	if len(found) != n {
+		t.Fatalf("the section %q of the page has %d blocks, want %d", section, len(found), n)
+	}
+	return found
+}
+
 // TestKubernetesPage does what docs/operations/kubernetes.md says under "From an empty cluster to a called tool", word
 // for word, on a cluster that has a default storage class and the images.
 func TestKubernetesPage(t *testing.T) {
 	r := newRig(t)
 	r.volumes(t, 1)
-	page, err := os.ReadFile(filepath.Join(cluster.Root, "docs/operations/kubernetes.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	block := regexp.MustCompile("(?s)## From an empty cluster to a called tool\n.*?\n```sh\n(.*?)```").FindSubmatch(page)
-	if block == nil {
-		t.Fatal("the page has no commands")
-	}
 	begin, ran := time.Now(), 0
-	for line := range strings.Lines(string(block[1])) {
+	for line := range strings.Lines(blocks(t, "From an empty cluster to a called tool", 1)[0]) {
 		at := time.Now()
 		line = strings.TrimSpace(line)
 		if strings.Contains(line, "port-forward") {

@@ -5,14 +5,24 @@ import (
 	"strings"
 
 	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nkeys"
 
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
+// keylessName stands for the key of the user that clients without one are, in 32 bytes: it is no
+// public key, so nobody can prove to have its other half, and the server does not ask for it.
+const keylessName = "clients of the mesh without keys"
+
 // Config is the part of a NATS server's configuration that lets keys in, each with
-// the rights of its role, and clients without a key as the caller. It asks the
+// the rights of its role, and clients without a key with those of the caller. A leaf node
+// without a key is refused: it stands for a whole site. The server asks the
 // issuer, which may be nil, for all other keys; those of a role answer for it.
 func (k Keys) Config(issuer *Issuer, answering Role) (string, error) {
+	keyless, err := nkeys.Encode(nkeys.PrefixByteUser, []byte(keylessName))
+	if err != nil {
+		return "", err
+	}
 	var b strings.Builder
 	b.WriteString("authorization {\n  users: [\n")
 	for _, role := range Roles() {
@@ -24,12 +34,15 @@ func (k Keys) Config(issuer *Issuer, answering Role) (string, error) {
 			rights.Subscribe = append(rights.Subscribe, calloutQueue)
 		}
 		fmt.Fprintf(&b, "    { nkey: %s, permissions: {\n%s    } }\n", k[role], permissions(rights, "      "))
+		if role == Caller {
+			fmt.Fprintf(&b, "    { nkey: %s, allowed_connection_types: [STANDARD, WEBSOCKET, IN_PROCESS], permissions: {\n%s    } }\n", keyless, permissions(rights, "      "))
+		}
 	}
 	b.WriteString("  ]\n")
 	if issuer != nil {
-		fmt.Fprintf(&b, "  auth_callout: { issuer: %s, auth_users: [%s, %s, %s] }\n", issuer.public, k[Admin], k[Node], k[Caller])
+		fmt.Fprintf(&b, "  auth_callout: { issuer: %s, auth_users: [%s, %s, %s, %s] }\n", issuer.public, k[Admin], k[Node], k[Caller], keyless)
 	}
-	fmt.Fprintf(&b, "}\nno_auth_user: %s\n", k[Caller])
+	fmt.Fprintf(&b, "}\nno_auth_user: %s\n", keyless)
 	return b.String(), nil
 }
 

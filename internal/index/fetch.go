@@ -17,6 +17,7 @@ import (
 type fetching struct {
 	git     string        // the command
 	timeout time.Duration // of the whole fetch, on top of the context
+	silence time.Duration // of a server over HTTP, in whole seconds: one that says nothing for so long is given up
 	limits  Limits
 	lookup  resolver // nil: the source may be anywhere
 }
@@ -55,7 +56,7 @@ func FetchPublic(ctx context.Context, src Source, dest, rev string) (*Tree, erro
 	return o.fetch(ctx, src, dest, rev)
 }
 
-var standard = fetching{git: "git", timeout: 5 * time.Minute, limits: defaultLimits}
+var standard = fetching{git: "git", timeout: 5 * time.Minute, silence: 30 * time.Second, limits: defaultLimits}
 
 func (o fetching) fetch(ctx context.Context, src Source, dest, rev string) (*Tree, error) {
 	if rev != "" && src.Rev != "" && rev != src.Rev {
@@ -99,7 +100,7 @@ func (o fetching) fetch(ctx context.Context, src Source, dest, rev string) (*Tre
 var errTimeout = errors.New("fetch timeout")
 
 func (o fetching) into(ctx context.Context, src Source, rev, dest string) (*Tree, error) {
-	g := git{command: o.git}
+	g := git{command: o.git, silence: o.silence}
 	if o.lookup != nil {
 		var err error
 		if g.pin, err = g.public(ctx, src, o.lookup); err != nil {

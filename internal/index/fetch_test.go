@@ -44,13 +44,14 @@ func source(t testing.TB, text string) Source {
 type options struct {
 	Rev, Git string
 	Timeout  time.Duration
+	Silence  time.Duration
 	Limits   Limits
 }
 
 func fetch(t testing.TB, text string, o *options) (*Tree, error) {
 	t.Helper()
 	o = std.Or(o, &options{})
-	how := fetching{git: std.Or(o.Git, "git"), timeout: std.Or(o.Timeout, time.Minute), limits: std.Or(o.Limits, defaultLimits)}
+	how := fetching{git: std.Or(o.Git, "git"), timeout: std.Or(o.Timeout, time.Minute), silence: o.Silence, limits: std.Or(o.Limits, defaultLimits)}
 	return how.fetch(t.Context(), source(t, text), filepath.Join(t.TempDir(), "tree"), o.Rev)
 }
 
@@ -288,10 +289,20 @@ func TestFetchTimeoutAndCancel(t *testing.T) {
 		<-release
 	}))
 	t.Cleanup(server.Close)
+	silent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		<-release
+	}))
+	t.Cleanup(silent.Close)
 	t.Cleanup(func() { close(release) })
 
 	_, err := fetch(t, server.URL+"/x", &options{Timeout: 300 * time.Millisecond})
 	wantFailed(t, err, reasonTimeout, "300ms")
+	_, err = fetch(t, server.URL+"/x", &options{Silence: time.Second})
+	wantFailed(t, err, reasonTimeout, "has not answered in 1s")
+	_, err = fetch(t, silent.URL+"/x", &options{Silence: time.Second})
+	wantFailed(t, err, reasonUnreachable, "too slow")
 
 	for len(asked) > 0 {
 		<-asked

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -27,7 +28,8 @@ import (
 // and the transports are those of allowed.
 type git struct {
 	command string
-	pin     *pin // where the repository is; nil for one that git finds itself
+	pin     *pin          // where the repository is; nil for one that git finds itself
+	silence time.Duration // as in fetching
 }
 
 // allowed are the transports: ext:: and other helpers run commands.
@@ -65,6 +67,10 @@ func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Wri
 		"-c", "core.protectNTFS=true", "-c", "core.protectHFS=true", "-c", "protocol.ext.allow=never", "-c", "http.followRedirects=false", // see landing
 		"-c", "fetch.recurseSubmodules=false", "-c", "submodule.recurse=false", "-c", "gc.auto=0", "-c", "maintenance.auto=false",
 		"-c", "advice.detachedHead=false", "-c", "core.quotePath=false", "-c", "color.ui=false",
+	}
+	if g.silence > 0 {
+		// A server that packs for long says so all the time, with a byte a second at least.
+		hardened = append(hardened, "-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime="+strconv.Itoa(int(g.silence/time.Second)))
 	}
 	cmd := exec.CommandContext(ctx, g.command, slices.Concat(hardened, g.pin.settings(), args)...)
 	cmd.Dir = dir
@@ -210,7 +216,7 @@ var (
 // fetch brings one revision of a repository into dest.
 func (g git) fetch(ctx context.Context, location string, login *url.Userinfo, rev, dest string, limits Limits) (*Tree, error) {
 	header := newLoginHeader(location, login)
-	location, err := landing(ctx, location, header, g.pin)
+	location, err := g.landing(ctx, location, header)
 	if err != nil {
 		return nil, err
 	}
@@ -241,9 +247,9 @@ const mostRedirects = 5
 var errElsewhere = errors.New("redirected to another host")
 
 // landing is where a repository's address leads on its own host. git would follow
-// a redirect to another host too, and send the credentials there. Whatever else
-// goes wrong here git meets again, and says better.
-func landing(ctx context.Context, location string, login *loginHeader, to *pin) (string, error) {
+// a redirect to another host too, and send the credentials there. A server that does not
+// answer has its time here; whatever else goes wrong git meets again, and says better.
+func (g git) landing(ctx context.Context, location string, login *loginHeader) (string, error) {
 	const ask = "/info/refs"
 	u, err := url.Parse(location)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" {
@@ -257,8 +263,8 @@ func landing(ctx context.Context, location string, login *loginHeader, to *pin) 
 		name, value, _ := strings.Cut(login.header, ": ")
 		request.Header.Set(name, value)
 	}
-	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: to.dial, ForceAttemptHTTP2: true}
-	client := http.Client{Transport: transport, CheckRedirect: func(next *http.Request, before []*http.Request) error {
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: g.pin.dial, ForceAttemptHTTP2: true}
+	client := http.Client{Timeout: g.silence, Transport: transport, CheckRedirect: func(next *http.Request, before []*http.Request) error {
 		if !sameHost(before[0].URL, next.URL) || len(before) > mostRedirects {
 			return errElsewhere
 		}
@@ -269,6 +275,11 @@ func landing(ctx context.Context, location string, login *loginHeader, to *pin) 
 	if errors.Is(err, errElsewhere) {
 		to, _ := response.Location()
 		return "", failed(reasonUnreachable, "%s sends to another host, %s: install from there if you trust it", location, to.Redacted()).
+			WithDetail("repository", location)
+	}
+	var timeout net.Error
+	if errors.As(err, &timeout) && timeout.Timeout() && ctx.Err() == nil {
+		return "", failed(reasonTimeout, "the repository %s has not answered in %s: is the address right, and the way to it open? Then try again", location, g.silence).
 			WithDetail("repository", location)
 	}
 	if err != nil {

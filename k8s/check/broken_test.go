@@ -99,7 +99,7 @@ const (
 func TestRulesFind(t *testing.T) {
 	t.Parallel()
 	k := tree(t)
-	good := objects(t, k, combine(t, k, "nats", []string{"monitoring", "tool-egress", "clients", "indexes"}, "machines every-node"))
+	good := objects(t, k, combine(t, k, "nats", []string{"monitoring", "tool-egress", "clients", "indexes", "leafnodes"}, "machines every-node"))
 	if wrong := Problems(good, facts(t)); len(wrong) > 0 {
 		t.Fatalf("it is not good to begin with: %v", wrong)
 	}
@@ -219,9 +219,10 @@ func TestRulesFind(t *testing.T) {
 		{"port", "ConfigMap/mesh-settings", path{"data", "MESH_HTTP_LISTEN"}, "127.0.0.1:9464", "MESH_HTTP_LISTEN is"},
 		{"port", "ConfigMap/mesh-settings", path{"data", "MESH_NATS_URL"}, "nats://nats:4223", "a port that the Service does not have"},
 		{"port", agent, main("readinessProbe", "httpGet", "port"), "web", "a probe asks the port web"},
-		{"port", server, main("ports", 2, "containerPort"), 8223.0, "and in nats.conf 8222"},
+		{"port", server, main("ports", 3, "containerPort"), 8223.0, "and in nats.conf 8222"},
 		{"port", "Service/mesh-router", spec("ports", 0, "targetPort"), "metrics", "leads to metrics"},
 		{"port", "Service/nats", spec("ports", 0, "port"), 4333.0, "is 4333 there and 4222"},
+		{"port", server, main("ports", 0, "containerPort"), 7433.0, "and in nats.conf"},
 		{"port", "PodMonitor/toolmesh", spec("podMetricsEndpoints", 0, "path"), "/prometheus", "docs/operations/metrics.md does not have"},
 		{"port", "PodMonitor/toolmesh", spec("podMetricsEndpoints", 0, "port"), "metrics", "does not have"},
 		{"port", "NetworkPolicy/monitoring-to-mesh", spec("ingress", 0, "ports", 0, "port"), 8080.0, "lets in to the port"},
@@ -240,6 +241,7 @@ func TestRulesFind(t *testing.T) {
 		{"network", "NetworkPolicy/mesh-to-nats", spec("egress", 0, "ports", 0, "port"), 4223.0, "may not reach NATS"},
 		{"network", "NetworkPolicy/monitoring-to-mesh", spec("ingress", 0, "from", 0), map[string]any{"namespaceSelector": map[string]any{}}, "other than monitoring and keda"},
 		{"network", "NetworkPolicy/monitoring-to-mesh", spec("ingress", 0, "from"), remove{}, "lets anybody"},
+		{"network", "NetworkPolicy/leafnodes-to-nats", spec("ingress", 0, "ports", 0, "port"), 4222.0, "other than to the port for leaf nodes"},
 		{"network", "NetworkPolicy/agents-to-internet", spec("egress", 0, "to", 0, "ipBlock", "except"), []any{"10.0.0.0/8"}, "which is private"},
 		{"network", "NetworkPolicy/agents-to-internet", spec("egress", 0, "to"), remove{}, "out to everything"},
 		{"network", "NetworkPolicy/agents-to-internet", spec("podSelector"), map[string]any{}, "lets StatefulSet/nats out"},

@@ -151,7 +151,7 @@ func TestRendered(t *testing.T) {
 func TestCombinations(t *testing.T) {
 	t.Parallel()
 	for _, nats := range []string{"nats", "components/own-nats"} {
-		for _, extras := range [][]string{nil, {"monitoring"}, {"tool-egress", "clients"}, {"monitoring", "tool-egress", "clients", "indexes"}} {
+		for _, extras := range [][]string{nil, {"monitoring"}, {"tool-egress", "clients"}, {"leafnodes"}, {"monitoring", "tool-egress", "clients", "indexes", "leafnodes"}} {
 			for _, machines := range []string{"", "machines", "machines every-node"} {
 				k := tree(t)
 				top := combine(t, k, nats, extras, machines)
@@ -196,7 +196,7 @@ func combine(t *testing.T, k *Tree, nats string, extras []string, machines strin
 		components = append(components, "../components/every-node")
 	}
 	for _, extra := range extras {
-		if extra == "clients" && nats != "nats" {
+		if (extra == "clients" || extra == "leafnodes") && nats != "nats" {
 			continue // whose server is not in the namespace
 		}
 		components = append(components, "../components/"+extra)
@@ -299,13 +299,18 @@ func TestCredentials(t *testing.T) {
 	if wrong := schemaRule(s, nil); len(wrong) > 0 || len(s.Wrong) > 0 {
 		t.Errorf("%v %v", wrong, s.Wrong)
 	}
-	byHand, err := k.Read("components/indexes/kustomization.yaml")
-	if err != nil {
-		t.Fatal(err)
+	byHand := ""
+	for _, component := range []string{"indexes", "leafnodes"} {
+		text, err := k.Read("components/" + component + "/kustomization.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		byHand += text
 	}
 	for kind, names := range given {
 		for _, name := range names {
-			if strings.Contains(byHand, "create secret generic "+name+" --from-file k8s/credentials/keys/"+keyFiles[name]+"\n") {
+			if strings.Contains(byHand, "create secret generic "+name+" --from-file k8s/credentials/keys/"+keyFiles[name]+"\n") ||
+				strings.Contains(byHand, "create secret tls "+name+" --cert ") {
 				continue
 			}
 			if !slices.Contains(got, kind+"/"+name) {

@@ -23,7 +23,7 @@ type Facts struct {
 	Defaults map[string]string          // of the variables that have one
 	Paths    map[string]bool            // what is served over HTTP, from docs/operations/metrics.md
 	Demand   map[int]int                // wanted_slots -> nodes, of nodes with DemandSlots slots
-	Routes   map[string]int             // ports of nats.conf: client, routes, monitor
+	Routes   map[string]int             // ports of nats.conf: client, routes, monitor; and leafnodes, of the component
 	LameDuck time.Duration              // how long a NATS server takes to send its clients away
 }
 
@@ -39,7 +39,7 @@ func ReadFacts(root string) (*Facts, error) {
 	var errs [3]error
 	f.Settings, f.Defaults, errs[0] = settings(filepath.Join(root, "cmd", "internal", "settings", "settings.go"))
 	errs[1] = f.readPage(filepath.Join(root, "docs", "operations", "metrics.md"))
-	errs[2] = f.readNATS(filepath.Join(root, "k8s", "nats", "nats.conf"))
+	errs[2] = f.readNATS(filepath.Join(root, "k8s", "nats", "nats.conf"), filepath.Join(root, "k8s", "components", "leafnodes", "leafnodes.conf"))
 	return f, errors.Join(errs[:]...)
 }
 
@@ -140,14 +140,20 @@ func (f *Facts) readPage(file string) error {
 	return nil
 }
 
-// readNATS reads ports and times of the server's configuration.
-func (f *Facts) readNATS(file string) error {
+// readNATS reads ports and times of the server's configuration, and the port that the component adds to it.
+func (f *Facts) readNATS(file, leafnodes string) error {
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
+	added, err := os.ReadFile(leafnodes)
+	if err != nil {
+		return err
+	}
+	data = append(data, added...)
 	f.Routes = make(map[string]int)
-	for name, line := range map[string]string{"client": `(?m)^listen: [0-9.]+:(\d+)`, "routes": `(?m)^  listen: [0-9.]+:(\d+)`, "monitor": `(?m)^http: [0-9.]+:(\d+)`} {
+	for name, line := range map[string]string{"client": `(?m)^listen: [0-9.]+:(\d+)`, "routes": `(?m)^cluster {\n(?:  .*\n)*?  listen: [0-9.]+:(\d+)`,
+		"monitor": `(?m)^http: [0-9.]+:(\d+)`, "leafnodes": `(?m)^leafnodes {\n(?:  .*\n)*?  listen: [0-9.]+:(\d+)`} {
 		found := regexp.MustCompile(line).FindSubmatch(data)
 		if found == nil {
 			return fmt.Errorf("%s does not say the port %s", file, name)

@@ -590,7 +590,7 @@ func credentialsRule(s *Set, _ *Facts) []string {
 	return c
 }
 
-// keyFiles are the files of the Secrets that k8s/credentials makes, and of the one that components/indexes says how to make.
+// keyFiles are the mesh's keys in the Secrets that k8s/credentials makes, and in the one that components/indexes says how to make.
 var keyFiles = map[string]string{"mesh-node": "node.nk", "mesh-issuer": "issuer.nk", "mesh-admin": "admin.nk"}
 
 // portOf resolves a port of a pod by name or number; 0 if there is none.

@@ -19,8 +19,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 )
 
-// given are what the credentials of k8s/credentials put into the namespace, and the Secret that components/indexes takes.
-var given = map[string][]string{"Secret": {"mesh-node", "mesh-issuer", "mesh-admin"}, "ConfigMap": {"nats-auth"}}
+// given are what the credentials of k8s/credentials put into the namespace, and the Secrets that the components say how to make.
+var given = map[string][]string{"Secret": {"mesh-node", "mesh-issuer", "mesh-admin", "nats-leafnodes"}, "ConfigMap": {"nats-auth"}}
 
 func claimsOf(w Workload) (names []string) {
 	if set, ok := w.Typed.(*appsv1.StatefulSet); ok {
@@ -153,7 +153,7 @@ func portRule(s *Set, f *Facts) []string {
 			}
 			if w.Is("nats") {
 				for name, port := range f.Routes {
-					if portOf(w, name) != port {
+					if got := portOf(w, name); got != port && (name != "leafnodes" || got != 0) { // which is a component's
 						c.add(w, "%s: the port %s is %d, and in nats.conf %d", container.Name, name, portOf(w, name), port)
 					}
 				}
@@ -314,6 +314,11 @@ func networkRule(s *Set, _ *Facts) []string {
 					}
 					if from.NamespaceSelector == nil && !w.Is("nats") {
 						c.add(p, "it lets pods to %s", w)
+					}
+					if from.IPBlock != nil && slices.ContainsFunc(in.Ports, func(port networkingv1.NetworkPolicyPort) bool {
+						return portOf(w, port.Port.String()) != portOf(w, "leafnodes")
+					}) {
+						c.add(p, "it lets addresses to %s, other than to the port for leaf nodes", w)
 					}
 				}
 			}
