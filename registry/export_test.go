@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"context"
 	"time"
 
 	"github.com/toolmesh/toolmesh/subjects"
@@ -44,3 +45,10 @@ func RenewsEvery(nodes uint64) time.Duration { return renewEvery(nodes) }
 
 // Some are the nodes that an asker is told of.
 func Some(nodes []Candidate, asker string) []Candidate { return some(nodes, asker) }
+
+// Clears takes away what nodes served that have had no lease for so long, as it has seen in
+// the calls before.
+func (v *View) Clears(ctx context.Context, after time.Duration) func() {
+	seen := make(map[string]left)
+	return func() { v.clear(ctx, seen, after) }
+}

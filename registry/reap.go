@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -19,21 +20,30 @@ const (
 	reapEvery = 5 * time.Second
 	// reapWait is how long a node may take to be found, or not.
 	reapWait = time.Second
+	// leftFor is how long what a node serves stands without a lease before it is taken away: where the
+	// broker was away nodes lose their leases for a moment.
+	leftFor = 3 * LeaseTTL
 )
 
 // reapLoop ends the leases of nodes that died in a mesh so large that their leases would
 // stand for minutes: those that were not heard for as long as a lease of a small mesh
 // stands, and that the broker knows no subscription of. A node that is ended in error
 // writes its lease again. A view that does not hear all nodes ends none.
+//
+// It also takes away what nodes served that died: nobody believes it without a lease, but each
+// lost pod of an autoscaler would leave some. [Store.Sweep] does so after a day, where no
+// router runs.
 func (v *View) reapLoop(ctx context.Context) {
 	ticker := time.NewTicker(reapEvery)
 	defer ticker.Stop()
+	seen := make(map[string]left)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 			v.reap(ctx)
+			v.clear(ctx, seen, leftFor)
 		}
 	}
 }
@@ -86,6 +96,77 @@ func (v *View) silent() (all []suspect) {
 			if k, ok := f.keys[name]; ok && f.bucket == subjects.BucketNodes && !k.gone && len(all) < reapMost {
 				all = append(all, suspect{id, bus.Key{Bucket: subjects.BucketNodes, Name: name}, k.revision})
 			}
+		}
+	}
+	return all
+}
+
+// left is a record of what a node serves that has no lease.
+type left struct {
+	node     subjects.NodeID
+	revision uint64
+	since    time.Time // when it was first seen so
+}
+
+// clear takes away what is left of nodes, of all that is seen to be for some time. A node that comes
+// back writes its lease first, and looks whether the rest is there.
+func (v *View) clear(ctx context.Context, seen map[string]left, after time.Duration) {
+	now := v.left(after)
+	maps.DeleteFunc(seen, func(key string, l left) bool { return now[key].revision != l.revision })
+	cleared := 0
+	for key, l := range now {
+		if known, ok := seen[key]; ok {
+			l = known
+		}
+		seen[key] = l
+		if time.Since(l.since) < after || cleared == reapMost {
+			continue
+		}
+		name, err := subjects.NodeKey(l.node)
+		if err != nil {
+			continue
+		}
+		asked, cancel := context.WithTimeout(ctx, reapWait)
+		_, err = v.bus.Latest(asked, bus.Key{Bucket: subjects.BucketNodes, Name: name})
+		switch {
+		case err == nil: // it is back
+			delete(seen, key)
+		case errors.Is(err, bus.ErrNoKey):
+			err = v.bus.Delete(asked, bus.Key{Bucket: subjects.BucketTools, Name: key}, l.revision)
+		}
+		cancel()
+		if err != nil {
+			v.log.Debug("what is left of a node is not taken away", slog.String("node", string(l.node)), slog.String("error", err.Error()))
+			return // somebody else has, or the store does not answer: the next round tells
+		}
+		if _, ok := seen[key]; !ok {
+			continue
+		}
+		cleared++
+		v.log.Info("what is left of a node that is gone is taken away", slog.String("node", string(l.node)), slog.String("key", key))
+	}
+}
+
+// left are the records of nodes that have no lease and are not heard, by their keys; none
+// where this view may have missed something within a time.
+func (v *View) left(within time.Duration) map[string]left {
+	now := time.Now()
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	if v.ears.all == nil || v.listening.IsZero() || now.Sub(v.listening) < within || now.Sub(v.ears.since) < within || v.bus.StalledSince(now.Add(-within)) || !v.whole() {
+		return nil
+	}
+	all := make(map[string]left)
+	for _, f := range v.follows {
+		if f.bucket != subjects.BucketTools {
+			continue
+		}
+		for name, k := range f.keys {
+			key, err := subjects.ParseToolsKey(name)
+			if n := v.nodes[key.Node]; err != nil || k.gone || n != nil && (n.leased || now.Sub(n.beatAt) < LeaseTTL) {
+				continue
+			}
+			all[name] = left{key.Node, k.revision, now}
 		}
 	}
 	return all

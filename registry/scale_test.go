@@ -2,6 +2,7 @@ package registry_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -353,5 +354,40 @@ func TestAnswersNameSomeOfManyNodes(t *testing.T) {
 	}
 	if few := registry.Some(nodes[:5], "a"); !slices.Equal(few, nodes[:5]) {
 		t.Errorf("few nodes are all told of, got %v", few)
+	}
+}
+
+// What a node served that was killed is taken away once it has had no lease for some time:
+// of those that live, and of one that is heard and writes its lease in a moment, nothing is.
+func TestWhatDeadNodesServedIsTakenAway(t *testing.T) {
+	t.Parallel()
+	s := meshtest.Broker(t)
+	b := ready(t, s.Connect(t))
+	l := acquire(t, b, record("lives", "boot1"))
+	beat(t, b, "lives", "boot1", 0)
+	beat(t, b, "heard", "boot1", 0)
+	if err := l.Publish(t.Context(), registry.ToolsRecord{Index: "demo", Revision: "r1", Tools: []registry.ToolRoute{{ID: "demo.a", Digest: "d"}}}); err != nil {
+		t.Fatal(err)
+	}
+	key := func(node string) bus.Key {
+		return bus.Key{Bucket: subjects.BucketTools, Name: node + ".=.i.demo"}
+	}
+	v := view(t, open(t, s.Connect(t)))
+	meshtest.Until(t, "both are heard", func() bool { return v.Runs("lives", "boot1") })
+	for _, node := range []string{"dead", "heard"} {
+		if _, err := b.Put(t.Context(), key(node), []byte(`{"node":"`+node+`","boot":"boot1","index":"demo","tools":[]}`), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	clear := v.Clears(t.Context(), 300*time.Millisecond)
+	meshtest.Until(t, "what the dead one served is gone", func() bool {
+		clear()
+		_, err := b.Latest(t.Context(), key("dead"))
+		return errors.Is(err, bus.ErrNoKey)
+	})
+	for _, node := range []string{"lives", "heard"} {
+		if _, err := b.Latest(t.Context(), key(node)); err != nil {
+			t.Errorf("what %s serves: %v", node, err)
+		}
 	}
 }

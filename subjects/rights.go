@@ -24,6 +24,8 @@ const discovery = "$SRV.>"
 // that have it can read each other's answers, so it goes with [DefaultSession] of
 // a mesh that lets callers in without a key. [UserInfo] is not among them: the
 // server answers it to any reply subject, a key of a bucket included (decision 066).
+// What ends in > may not end in *: NATS (2.15.2) does not find that by a subscription that
+// ends in *, and a leaf node with these rights would not hear who answers.
 func CallerRights(session SessionID, shared bool) (Rights, error) {
 	token, err := EncodeToken(string(session))
 	if err != nil {

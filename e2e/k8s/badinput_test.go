@@ -2,10 +2,12 @@ package k8s
 
 import (
 	"context"
+	"encoding/json"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -76,4 +78,79 @@ func TestBadInput(t *testing.T) {
 		said, _ := r.shell(t.Context(), "mesh install ./examples/indexes/weather")
 		return said, nil
 	}, "Python")
+}
+
+// TestBadIdentity has a node's name given to two pods, and callers' keys to nodes. What is there goes on, and who may not
+// be a node says so in its last line each time it is started.
+func TestBadIdentity(t *testing.T) {
+	r := newRig(t)
+	r.volumes(t, 1)
+	r.must(t, "mesh auth template --nats-conf --data-dir k8s/credentials > k8s/credentials/mesh.conf && kubectl apply -k k8s/credentials && kubectl apply -f k8s/rendered/dev.yaml")
+	r.allReady(t, "nats", 1)
+	r.allReady(t, "mesh-router", 1)
+	r.allReady(t, "mesh-agent", 1)
+	r.begin(t, "kubectl -n toolmesh port-forward service/nats 4222")
+	t.Setenv("MESH_NATS_NKEY", filepath.Join(r.home, "k8s/credentials/keys/admin.nk"))
+	calls := func(t *testing.T) {
+		t.Helper()
+		if said, err := r.shell(t.Context(), "mesh call weather.forecast.today city=Oslo"); err != nil || !strings.Contains(said, `"Oslo: `) {
+			t.Errorf("a call: %v, %s", err, said)
+		}
+	}
+	// again waits until a pod was started twice because of the same, and each time said it in its last line.
+	again := func(name, what string, texts ...string) {
+		t.Helper()
+		for n := range int32(2) {
+			pod := until(t, what+": "+name+" is started again", func() (*v1.Pod, error) {
+				pods, err := r.pods(name)
+				for i := range pods {
+					if s := pods[i].Status.ContainerStatuses; !ready(&pods[i]) && len(s) == 1 && s[0].RestartCount > n && s[0].LastTerminationState.Terminated != nil {
+						return &pods[i], err
+					}
+				}
+				return nil, err
+			}, func(p *v1.Pod) bool { return p != nil })
+			says(t, what, func() (string, error) {
+				return r.shell(t.Context(), "kubectl -n toolmesh logs --previous --tail 1 "+pod.Name)
+			}, texts...)
+		}
+	}
+	r.must(t, "mesh install ./examples/indexes/weather")
+
+	r.must(t, "kubectl -n toolmesh set env deployment/mesh-agent MESH_NODE=fixed && kubectl -n toolmesh rollout status deployment/mesh-agent --timeout 5m")
+	r.allReady(t, "mesh-agent", 1)
+	first := r.must(t, "mesh nodes --json")
+	r.must(t, "kubectl -n toolmesh scale deployment/mesh-agent --replicas 2")
+	again("mesh-agent", "name that repeats", `node "fixed" is running already`, "--node")
+	if now := r.must(t, "mesh nodes --json"); bootOf(t, now, "fixed") != bootOf(t, first, "fixed") {
+		t.Errorf("the name is another process's now:\n%s\n%s", first, now)
+	}
+	calls(t)
+	r.must(t, "kubectl -n toolmesh scale deployment/mesh-agent --replicas 1 && kubectl -n toolmesh set env deployment/mesh-agent MESH_NODE='$(NODE_ID)'")
+	r.must(t, "kubectl -n toolmesh rollout status deployment/mesh-agent --timeout 5m")
+	r.allReady(t, "mesh-agent", 1)
+
+	r.must(t, "kubectl -n toolmesh create secret generic mesh-node --from-file node.nk=k8s/credentials/keys/caller.nk --dry-run=client -o yaml | kubectl apply -f - && kubectl -n toolmesh rollout restart deployment")
+	again("mesh-agent", "agent with a caller's key", "it needs the key of one", "docs/operations/nats.md")
+	again("mesh-router", "router with a caller's key", "it needs the key of a node", "docs/operations/nats.md")
+	calls(t)
+	r.must(t, "kubectl apply -k k8s/credentials")
+	r.must(t, "kubectl -n toolmesh rollout status deployment/mesh-agent --timeout 5m && kubectl -n toolmesh rollout status deployment/mesh-router --timeout 5m")
+	calls(t)
+}
+
+// bootOf finds the boot of a node in what mesh nodes --json printed.
+func bootOf(t *testing.T, said, node string) string {
+	t.Helper()
+	var of struct{ Nodes []struct{ ID, Boot string } }
+	if err := json.Unmarshal([]byte(said), &of); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range of.Nodes {
+		if n.ID == node {
+			return n.Boot
+		}
+	}
+	t.Fatalf("there is no node %s:\n%s", node, said)
+	return ""
 }

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/toolmesh/toolmesh/e2e/k8s/cluster"
 )
@@ -28,6 +29,26 @@ func (r *rig) repository(t *testing.T) (url string) {
 	server.Start()
 	t.Cleanup(server.Close)
 	return server.URL + "/load.git"
+}
+
+// listenSilently takes connections, and says nothing on them.
+func (r *rig) listenSilently(t *testing.T) (address string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", r.Address+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			defer conn.Close()
+		}
+	}()
+	return listener.Addr().String()
 }
 
 // TestIndexesComponent has the indexes of a ConfigMap served, and sees that one with a typo takes nothing away.
@@ -83,6 +104,31 @@ func TestIndexesComponent(t *testing.T) {
 	}, func(said string) bool {
 		return strings.Contains(said, "Warning") && strings.Contains(said, "IndexFailed") && strings.Contains(said, "nmae")
 	})
+
+	// Sources that do not answer and a secret that is not there keep nothing else from being served.
+	silent := r.listenSilently(t)
+	r.must(t, "kubectl -n toolmesh create secret generic keys --from-literal API_KEY=v")
+	list(good + "[[index]]\nsource = \"http://" + silent + "/silent.git\"\n[[index]]\nsource = \"http://" + r.Address + ":1/refused.git\"\n" +
+		"[[index]]\nsource = \"" + url + "\"\nname = \"secret\"\nenv = [\"API_KEY\"]\n[[index]]\nsource = \"" + url + "\"\nname = \"third\"\n")
+	until(t, "an entry beside these is brought", func() (string, error) { return r.shell(t.Context(), "mesh call third.work.echo n:=8 ms:=0") },
+		func(said string) bool { return strings.TrimSpace(said) == "8" })
+	for _, read := range []string{"mesh indexes", "kubectl -n toolmesh events --for configmap/mesh-indexes"} {
+		says(t, read, func() (string, error) { return r.shell(t.Context(), read) }, "has not answered in 30s", "Couldn't connect to server", `"API_KEY"`)
+	}
+	r.must(t, "kubectl -n toolmesh set env deployment/mesh-indexes --from secret/keys")
+	until(t, "the entry with a secret that is there now", func() (string, error) { return r.shell(t.Context(), "mesh call secret.work.echo n:=9 ms:=0") },
+		func(said string) bool { return strings.TrimSpace(said) == "9" })
+	r.must(t, "kubectl -n toolmesh rollout status deployment/mesh-indexes --timeout 5m")
+
+	// The one that works is lost: the next one does what is then in the file.
+	pod := r.allReady(t, "mesh-indexes", 1)[0]
+	at := time.Now()
+	killProcesses(t, &pod)
+	r.must(t, "kubectl -n toolmesh delete pod --force --grace-period 0 "+pod.Name)
+	until(t, "the next one has the lease", func() (string, error) {
+		return r.shell(t.Context(), "kubectl -n toolmesh logs deployment/mesh-indexes")
+	}, func(said string) bool { return strings.Contains(said, "this process keeps the indexes") })
+	figure("indexes: the next router of `--indexes` works, from the loss of the last one's pod", time.Since(at))
 	list("index = []\n")
 	until(t, "an index that is listed no more is gone", calls, func(said string) bool {
 		return strings.Contains(said, "offers a tool")

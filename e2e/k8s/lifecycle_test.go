@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -19,6 +20,7 @@ import (
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/toolmesh/toolmesh/e2e/k8s/cluster"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -52,7 +54,7 @@ func (r *rig) install(t *testing.T, overlay string, agents int) {
 	r.must(t, "mesh install ./testdata/load && mesh call load.work.echo n:=7 ms:=0")
 	figure("install through the mesh to the first call's result", time.Since(at))
 	until(t, "all agents serve", func() (string, error) { return r.shell(t.Context(), "mesh info --json load.work.echo") }, func(said string) bool {
-		return strings.Count(said, "mesh-agent-") >= agents
+		return strings.Count(said, "mesh-agent-")+strings.Count(said, `"`+cluster.NodeName+`"`) >= agents
 	})
 }
 
@@ -89,6 +91,8 @@ func TestLifeCycle(t *testing.T) {
 	step("eviction of a router", func(t *testing.T) { r.evict(t, "mesh-router", 2) })
 	step("kill -9 of an agent", func(t *testing.T) { r.kill(t, "mesh-agent", 2) })
 	step("kill -9 of a router", func(t *testing.T) { r.kill(t, "mesh-router", 2) })
+	step("loss of an agent's pod", func(t *testing.T) { r.lose(t, "mesh-agent", 2) })
+	step("loss of a router's pod", func(t *testing.T) { r.lose(t, "mesh-router", 2) })
 	step("kill -9 of a NATS server", func(t *testing.T) { r.kill(t, "nats", 3) })
 	step("restart of the routers", func(t *testing.T) {
 		r.must(t, "kubectl -n toolmesh rollout restart deployment/mesh-router && kubectl -n toolmesh rollout status deployment/mesh-router --timeout 10m")
@@ -157,11 +161,9 @@ func (r *rig) evict(t *testing.T, name string, n int) {
 	})
 }
 
-// kill ends all processes of a pod but the one that holds its namespaces, as the kernel does where memory runs out, and
-// waits until the kubelet has started it anew.
-func (r *rig) kill(t *testing.T, name string, n int) {
+// killProcesses ends all processes of a pod but the one that holds its namespaces, as the kernel does where memory runs out.
+func killProcesses(t *testing.T, pod *v1.Pod) {
 	t.Helper()
-	pod := r.allReady(t, name, n)[0]
 	processes, err := filepath.Glob("/proc/[0-9]*/cgroup")
 	if err != nil {
 		t.Fatal(err)
@@ -187,10 +189,44 @@ func (r *rig) kill(t *testing.T, name string, n int) {
 	if killed == 0 {
 		t.Fatalf("no process of %s was found", pod.Name)
 	}
+}
+
+// kill ends a pod's processes, and waits until the kubelet has started it anew.
+func (r *rig) kill(t *testing.T, name string, n int) {
+	t.Helper()
+	pod := r.allReady(t, name, n)[0]
+	killProcesses(t, &pod)
 	until(t, pod.Name+" is started anew", func() (*v1.Pod, error) {
 		return r.CoreV1().Pods(namespace).Get(context.Background(), pod.Name, metav1.GetOptions{})
 	}, func(p *v1.Pod) bool {
 		return len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].RestartCount > pod.Status.ContainerStatuses[0].RestartCount && ready(p)
+	})
+}
+
+// nodeOf finds in a pod's log as what node of the mesh it is.
+var nodeOf = regexp.MustCompile(`"msg":"ready","node":"([^"]+)"`)
+
+// lose ends a pod as the loss of its machine does: nothing of it drains, and nobody starts it anew. It waits until no record
+// of it is left, and then until there is another one.
+func (r *rig) lose(t *testing.T, name string, n int) {
+	t.Helper()
+	pod := r.allReady(t, name, n)[0]
+	node := nodeOf.FindStringSubmatch(r.must(t, "kubectl -n toolmesh logs "+pod.Name))
+	if node == nil {
+		t.Fatalf("%s does not say as what node it is ready", pod.Name)
+	}
+	at := time.Now()
+	killProcesses(t, &pod)
+	r.must(t, "kubectl -n toolmesh delete pod --force --grace-period 0 "+pod.Name)
+	r.nothingIsLeft(t, []string{pod.Name, node[1]})
+	figure("… no record of the lost pod of "+name+" is left, from its kill", time.Since(at))
+	until(t, "another pod takes its place", func() ([]v1.Pod, error) { return r.pods(name) }, func(now []v1.Pod) bool {
+		for i := range now {
+			if !ready(&now[i]) || now[i].UID == pod.UID {
+				return false
+			}
+		}
+		return len(now) == n
 	})
 }
 
@@ -239,9 +275,16 @@ func (r *rig) nobodyOutlives(t *testing.T, before []string) {
 	if len(gone) == 0 {
 		return
 	}
+	at := time.Now()
+	r.nothingIsLeft(t, gone)
+	t.Logf("%v left nothing, %v after the step", gone, time.Since(at).Round(100*time.Millisecond))
+}
+
+// nothingIsLeft waits until no bucket of the mesh names any of some nodes.
+func (r *rig) nothingIsLeft(t *testing.T, gone []string) {
+	t.Helper()
 	js, done := r.buckets(t)
 	defer done()
-	at := time.Now()
 	until(t, "leases of pods that are gone end", func() (left []string, err error) {
 		for _, bucket := range append(subjects.RegistryBuckets(), subjects.BucketLanes) {
 			kv, err := js.KeyValue(t.Context(), bucket)
@@ -262,5 +305,4 @@ func (r *rig) nobodyOutlives(t *testing.T, before []string) {
 		}
 		return left, nil
 	}, func(left []string) bool { return len(left) == 0 })
-	t.Logf("%v left nothing, %v after the step", gone, time.Since(at).Round(100*time.Millisecond))
 }

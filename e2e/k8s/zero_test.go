@@ -1,9 +1,10 @@
 package k8s
 
 import (
-	"fmt"
+	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +12,22 @@ import (
 
 	"github.com/toolmesh/toolmesh/client"
 )
+
+// logged is when a log has a message for the first time.
+func logged(t *testing.T, said, message string) time.Time {
+	t.Helper()
+	for line := range strings.Lines(said) {
+		var of struct {
+			Time time.Time
+			Msg  string
+		}
+		if json.Unmarshal([]byte(line), &of) == nil && of.Msg == message {
+			return of.Time
+		}
+	}
+	t.Fatalf("the log has no %q:\n%s", message, said)
+	return time.Time{}
+}
 
 // TestToZeroAndBack has an idle pool go to zero; a call and a durable task of a tool that no pod serves then bring one
 // pod, which runs them.
@@ -46,20 +63,41 @@ func TestToZeroAndBack(t *testing.T) {
 	at := time.Now()
 	toZero()
 	figure("autoscaler: an idle pool at zero, from its first metric", time.Since(at))
-	result, err := c.Call(t.Context(), "load.work.echo", args, client.WithTimeout(waitTimeout))
+	agents := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=mesh-agent"}
+	none, err := r.CoreV1().Pods(namespace).List(t.Context(), agents)
+	if err != nil || len(none.Items) > 0 {
+		t.Fatalf("%d pods, %v", len(none.Items), err)
+	}
+	agents.ResourceVersion = none.ResourceVersion // what happens from now on, and not what a cache has
+	watch, err := r.CoreV1().Pods(namespace).Watch(t.Context(), agents)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Stop()
+	var result *client.Result
+	answered := make(chan error, 1)
+	sent := time.Now()
+	go func() {
+		var err error
+		result, err = c.Call(t.Context(), "load.work.echo", args, client.WithTimeout(waitTimeout))
+		answered <- err
+	}()
+	<-watch.ResultChan()
+	created := time.Now()
+	err = <-answered
+	end := time.Now()
 	is(result, err)
 	if result.NodeWait == 0 {
 		t.Errorf("the call has not waited for a node: %+v", result)
 	}
-	figure("autoscaler: 0 to 1 agent, from a call to its answer", result.Took)
-	pods := r.allReady(t, "mesh-agent", 1)
-	created := pods[0].CreationTimestamp.Time
-	for _, condition := range pods[0].Status.Conditions {
-		if condition.Status == "True" && condition.LastTransitionTime.After(created) {
-			figure(fmt.Sprintf("… of that, from the pod's creation to `%s`, to the second", condition.Type), condition.LastTransitionTime.Sub(created))
-		}
-	}
-	figure("… of that, the call waited at a router", result.NodeWait)
+	r.allReady(t, "mesh-agent", 1)
+	said := r.must(t, "kubectl -n toolmesh logs deployment/mesh-agent")
+	began, ready := logged(t, said, "starting"), logged(t, said, "ready")
+	figure("autoscaler: 0 to 1 agent, from a call to its answer", end.Sub(sent))
+	figure("… the autoscaler: from the call to the pod's creation", created.Sub(sent))
+	figure("… scheduler, kubelet and image: to the start of its process", began.Sub(created))
+	figure("… connection and environments: to the agent's `ready`", ready.Sub(began))
+	figure("… the call: to its answer", end.Sub(ready))
 
 	toZero()
 	task, err := c.Submit(t.Context(), "load.work.echo", args, nil)
