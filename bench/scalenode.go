@@ -170,8 +170,12 @@ func (s *simulated) node(ctx context.Context, i int) error {
 		}
 	}
 	for k := range s.indexes() {
-		// The copies of an index are on consecutive nodes.
-		if (i-k*s.Nodes/s.indexes()+s.Nodes)%s.Nodes >= min(s.Copies, s.Nodes) && !(k == 0 && i < scaleSmall) {
+		// The copies of an index are on consecutive nodes, those of the first, which is called, on the first three alone.
+		copies := min(s.Copies, s.Nodes)
+		if k == 0 {
+			copies = scaleSmall
+		}
+		if (i-k*s.Nodes/s.indexes()+s.Nodes)%s.Nodes >= copies {
 			continue
 		}
 		for try := 0; ; try++ {
