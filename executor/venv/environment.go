@@ -20,7 +20,8 @@ import (
 // Env is an environment that is ready to be used.
 type Env struct {
 	Dir     string // the environment's folder; its name is its content
-	Python  string // the interpreter inside it
+	Python  string // the interpreter inside it, which runs confined alone
+	Base    string // the machine's interpreter behind it
 	Version string // of the interpreter: 3.12.1
 	Digest  string // of lock, minor version and platform
 	Build   string // of this making of it: one that was damaged is made anew
@@ -93,7 +94,7 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, pr
 	}
 	final := filepath.Join(folder, digest)
 	env := &Env{
-		Dir: final, Python: filepath.Join(final, "bin", "python"), Version: interpreter.Version, Digest: digest,
+		Dir: final, Python: filepath.Join(final, "bin", "python"), Base: interpreter.Path, Version: interpreter.Version, Digest: digest,
 	}
 	if shared {
 		s.touch(final)
