@@ -89,10 +89,8 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	if err != nil {
 		return nil, err
 	}
-	if len(b.Manifest.Init) > 0 {
-		lock.Own = accountOf(b) // the command may add to the environment
-	}
-	env, err := w.a.executor.Environment(ctx, b.Dir, lock, steps(progress, 40, 65))
+	making := executor.Making{Account: accountOf(b), Own: len(b.Manifest.Init) > 0, Vars: b.Env}
+	env, err := w.a.executor.Environment(ctx, b.Dir, lock, making, steps(progress, 40, 65))
 	if err != nil {
 		return nil, err
 	}

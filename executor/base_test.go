@@ -152,7 +152,7 @@ func interpreterSeen(t *testing.T, python string, vars map[string]string, box to
 	log := &logged{}
 	x := newExecutor(t, func(o *executor.Options) { o.OwnInterpreters, o.Logger = own, log.logger() })
 	dir := writeFiles(t, map[string]string{"t.py": interpreterTools})
-	env, err := x.Environment(t.Context(), dir, executor.Lock{Python: "==" + python + ".*"}, nil)
+	env, err := x.Environment(t.Context(), dir, executor.Lock{Python: "==" + python + ".*"}, executor.Making{}, nil)
 	if err != nil {
 		t.Skipf("no Python %s here: %v", python, err)
 	}
@@ -418,7 +418,7 @@ func TestWithoutABaseAnIndexStartsAnInterpreter(t *testing.T) {
 	}
 	eventually(t, "the end of the base is noticed", func() bool { return len(log.bases()) == 0 })
 	// A new one cannot be made like the environment.
-	if err := os.Remove(filepath.Join(spec.Env.Dir, "toolmesh-environment.json")); err != nil {
+	if err := os.Remove(recordOf(spec.Env, ".json")); err != nil {
 		t.Fatal(err)
 	}
 	ix := open(t, x, spec)

@@ -108,7 +108,7 @@ func TestCatalogueRunsNothing(t *testing.T) {
 		"sitecustomize.py": touch,
 		"usercustomize.py": touch,
 	})
-	env, err := x.Environment(t.Context(), dir, executor.Lock{}, nil)
+	env, err := x.Environment(t.Context(), dir, executor.Lock{}, executor.Making{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -226,7 +226,7 @@ func intrude(dir string) error {
 		return err
 	}
 	ctx := context.Background()
-	env, err := x.Environment(ctx, dir, executor.Lock{}, nil)
+	env, err := x.Environment(ctx, dir, executor.Lock{}, executor.Making{}, nil)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
@@ -14,17 +15,19 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// builders names the user that builds packages, as no index is named.
-const builders = "+builds"
-
-// build runs what may build a package, and so run the code of an index: in strict, as
-// far as the machine has it, for strangers write what is being built and nothing else.
-func (x *Executor) build(ctx context.Context, job venv.Job) (stdout []byte, stderr string, err error) {
+// help runs what an index has made run at an installation: in strict, as far as the machine
+// has it, and without a network what needs none; as a user that no index is, where the
+// agent is root.
+func (x *Executor) help(ctx context.Context, as venv.Role, job venv.Job) (stdout []byte, stderr string, err error) {
 	box := tool.SandboxNone
 	if x.defaultSandbox() != tool.SandboxNone {
-		box = x.spawner.Survey().Held(tool.SandboxStrict)
+		wanted := tool.SandboxStrict
+		if as == venv.Compiler {
+			wanted = tool.SandboxOffline
+		}
+		box = x.spawner.Survey().Held(wanted)
 	}
-	user, _, err := x.user(builders, x.opts.Sandbox)
+	user, _, err := x.user("+"+string(as), x.opts.Sandbox) // no index is named so
 	if err != nil {
 		return nil, "", err
 	}
@@ -32,7 +35,7 @@ func (x *Executor) build(ctx context.Context, job venv.Job) (stdout []byte, stde
 }
 
 // confined runs a program of an installation in a level. What it may write is its
-// user's while it runs.
+// user's while it runs, and what it keeps from then on.
 func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.User, job venv.Job, given Given) (stdout []byte, stderr string, err error) {
 	r := sandbox.Request{Level: box, Folder: job.Tmp, User: user, Given: slices.Clip(given), Argv: job.Argv, Env: job.Env}
 	if r.Folder == "" {
@@ -42,12 +45,22 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 		if r.Folder != "" {
 			defer os.RemoveAll(r.Folder) //nolint:errcheck // nothing is left that uses it
 			r.Env = append(r.Env, "TMPDIR="+r.Folder)
+			r.Given = append(r.Given, sandbox.Path{Path: r.Folder, Access: sandbox.AccessWrite})
 		}
 	} else {
 		job.Write = append(job.Write, job.Tmp)
 	}
+	if job.Keep != "" {
+		if err := x.keep(user, job.Keep); err != nil {
+			return nil, "", err
+		}
+		r.Given = append(r.Given, sandbox.Path{Path: job.Keep, Access: sandbox.AccessWrite})
+	}
+	if job.Dir != "" && !slices.Contains(job.Write, job.Dir) {
+		job.Read = append(job.Read, job.Dir)
+	}
 	for _, folder := range job.Read {
-		if folder, err := filepath.EvalSymlinks(folder); err == nil && !within(folder, x.sealed) && !within(x.sealed, folder) {
+		if folder, err := filepath.EvalSymlinks(folder); err == nil && !within(x.sealed, folder) {
 			r.Given = append(r.Given, sandbox.Path{Path: folder, Access: sandbox.AccessSee})
 		}
 	}
@@ -68,4 +81,20 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 		Path: job.Interpreter, Args: []string{"-I", "-S", "-c", python.Bootstrap("command(sys.argv[2])"), x.files}, Env: []string{"LANG=C.UTF-8"},
 		Dir: cmp.Or(job.Dir, x.dir),
 	}, r)
+}
+
+// keep makes a folder for a user if need be, and its own with all that is in it if it is not.
+func (x *Executor) keep(user sandbox.User, folder string) error {
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return err
+	}
+	info, err := os.Lstat(folder)
+	if err != nil || user.ID == 0 {
+		return err
+	}
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok && int(stat.Uid) == user.ID {
+		return nil
+	}
+	_, err = user.Lend(folder) // and never back
+	return err
 }

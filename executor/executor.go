@@ -155,6 +155,8 @@ const leastFiles = 256
 type (
 	// Lock is what an index's dependencies were resolved to.
 	Lock = venv.Lock
+	// Making says for which index an environment is made, and how.
+	Making = venv.Making
 	// Env is an environment that is ready to be used.
 	Env = venv.Env
 	// Step is progress of a lock or an environment, for people.
@@ -264,7 +266,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	}
 	x.groups = openGroups(dir, o)
 	x.venvs = venv.NewStore(dir, spawner, venv.Options{
-		Logger: o.Logger, Environ: o.Environ, UV: o.UV, Warm: filepath.Join(files, python.WorkerPackage), Confined: x.build,
+		Logger: o.Logger, Environ: o.Environ, UV: o.UV, Warm: filepath.Join(files, python.WorkerPackage), Confined: x.help,
 		Shared: o.Environments,
 	})
 	x.zygotes = zygote.NewStarter(spawner, zygote.Options{
@@ -377,12 +379,12 @@ func writeWorker(dir string) error {
 }
 
 // Environment makes the environment that a lock describes, or finds it: equal
-// locks share one, but for editable requirements, which are used where they lie.
-// What a stopped build left is built anew. sourceDir is where relative paths in
-// requirements start. progress may be nil. Errors are
-// install_failed. It stays until it is given up with [Executor.Release].
-func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (*Env, error) {
-	env, err := x.venvs.Environment(ctx, sourceDir, lock, progress)
+// locks share one, but for what [Making] says. Its packages come from wheels, which run nothing when
+// they are installed; what has none is built apart. What a stopped build left is built
+// anew. sourceDir is where relative paths in requirements start. progress may be nil.
+// Errors are install_failed. It stays until it is given up with [Executor.Release].
+func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, making Making, progress func(Step)) (*Env, error) {
+	env, err := x.venvs.Environment(ctx, sourceDir, lock, making, progress)
 	if err == nil {
 		x.zygotes.Warm(env.Python, x.defaultSandbox)
 	}
@@ -410,11 +412,8 @@ func (x *Executor) Command(ctx context.Context, env *Env, account, dir string, a
 		return toolmesh.Errorf(toolmesh.CodeInstallFailed, "%w", err)
 	}
 	spec := Spec{Vars: vars, Secrets: secrets}
-	var confined func(context.Context, venv.Job) ([]byte, string, error)
-	if box != tool.SandboxNone || user.ID != 0 {
-		confined = func(ctx context.Context, job venv.Job) ([]byte, string, error) {
-			return x.confined(ctx, box, user, job, paths)
-		}
+	confined := func(ctx context.Context, job venv.Job) ([]byte, string, error) {
+		return x.confined(ctx, box, user, job, paths)
 	}
 	environ := x.workerEnv(filepath.Join(env.Dir, "bin"), own, vars)
 	return x.venvs.Command(ctx, env, dir, argv, environ, output.NewRedactor(spec.secrets()).Text, confined)
