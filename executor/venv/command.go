@@ -45,7 +45,7 @@ func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ
 	}
 	var files listing
 	if err == nil {
-		files, err = list(at.env(), nil)
+		files, err = list(at.env(), nil, false)
 	}
 	if err == nil {
 		err = writeJSON(at.file(listingName), files)

@@ -227,7 +227,7 @@ func (s *Store) build(ctx context.Context, sourceDir string, lock Lock, making M
 			s.compileIn(ctx, beside, at.env(), m.Interpreter)
 		}
 	}
-	files, err := list(beside, nil)
+	files, err := list(beside, nil, m.Compiled)
 	if err != nil {
 		return err
 	}
@@ -421,7 +421,7 @@ for file in glob.glob(os.path.join(sys.argv[1], "**", "*.py"), recursive=True):
 
 // compiledBy lists the bytecode of an interpreter below a folder.
 func compiledBy(folder string, i Interpreter) listing {
-	all, _ := list(folder, nil)
+	all, _ := list(folder, nil, true)
 	maps.DeleteFunc(all, func(name string, _ noted) bool { return !strings.HasSuffix(name, "."+i.CacheTag+".pyc") })
 	return all
 }

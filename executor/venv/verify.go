@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,8 +50,9 @@ func removed(file string) error {
 // listing is what is noted of each file by its path.
 type listing map[string]noted
 
-// noted is what a file has: of a link its target. Sum is the SHA-256 of its content. State is
-// its size and the times of its last changes; that of its inode nobody but root sets back.
+// noted is what a file has: of a link its target. State is its size and the times of its last
+// changes; that of its inode nobody but root sets back. Sum is the SHA-256 of its content,
+// which is taken with the bytecode.
 type noted struct {
 	State string `json:"state,omitempty"`
 	Sum   string `json:"sum,omitempty"`
@@ -61,9 +63,9 @@ type noted struct {
 // themselves.
 const bytecode = "__pycache__"
 
-// list reads what there is in a folder. The sums of files whose state is that of known are
-// not taken anew.
-func list(dir string, known listing) (listing, error) {
+// list reads what there is in a folder, with sums also the contents: not those of files
+// whose state is that of known.
+func list(dir string, known listing, withSums bool) (listing, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, err
@@ -89,9 +91,9 @@ func list(dir string, known listing) (listing, error) {
 			}
 		case !entry.Type().IsRegular():
 			return fmt.Errorf("%s is no file", path)
-		case ok && was.State == now.State:
+		case ok && was.State == now.State && was.Sum != "":
 			now.Sum = was.Sum
-		default:
+		case withSums:
 			found := new(string)
 			sums[path] = found
 			sum.Go(func() (err error) { *found, err = sumOf(root, path); return err })
@@ -130,7 +132,10 @@ func damage(at place) (what string) {
 	if err != nil {
 		return err.Error()
 	}
-	now, err := list(at.env(), was)
+	now, err := list(at.env(), was, false)
+	if err == nil && !maps.Equal(now, was) { // a copy has other times
+		now, err = list(at.env(), was, true)
+	}
 	if err != nil {
 		return err.Error()
 	}
@@ -141,9 +146,10 @@ func damage(at place) (what string) {
 		case !ok && filepath.Base(filepath.Dir(path)) == bytecode:
 		case !ok:
 			return path + " was added"
-		case before.Sum != found.Sum || before.Link != found.Link:
+		case before == found, before.State == found.State && before.Link == found.Link:
+		case before.Sum == "" || before.Sum != found.Sum || before.Link != found.Link:
 			return path + " was changed"
-		case before.State != found.State:
+		default:
 			again = true
 			was[path] = found
 		}
@@ -215,18 +221,19 @@ func (s *Store) compile(at place, m marker) {
 	})
 }
 
-// noteBytecode adds the bytecode that there is now to the list of an environment.
+// noteBytecode adds to the list of an environment the bytecode that there is now, and sums.
 func noteBytecode(at place) error {
 	was, err := readJSON[listing](at.file(listingName))
 	if err != nil {
 		return err
 	}
-	now, err := list(at.env(), was)
+	now, err := list(at.env(), was, true)
 	if err != nil {
 		return err
 	}
 	for path, found := range now {
-		if filepath.Base(filepath.Dir(path)) == bytecode {
+		before := was[path]
+		if filepath.Base(filepath.Dir(path)) == bytecode || before.State == found.State && before.Link == found.Link {
 			was[path] = found
 		}
 	}
