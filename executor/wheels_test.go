@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -306,4 +307,80 @@ open("data.txt", "w").write("data")
 		t.Errorf("the agent has written through a link of the index: %q, %v", text, names)
 	}
 	mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, `["added","1.16.0","data"]`)
+}
+
+// uv resolves and installs as a user of its own that sees of the agent's folder what the step
+// needs, and of its environment the settings for packages.
+func TestUVIsConfined(t *testing.T) {
+	t.Parallel()
+	needsPackages(t)
+	if os.Geteuid() != 0 {
+		t.Skip("not root")
+	}
+	dir := t.TempDir()
+	first, err := executor.New(dir, &executor.Options{Environ: os.Environ()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = first.Close() })
+	locked(t, first, writeFiles(t, map[string]string{"requirements.txt": "six==1.16.0\n"})) // there is a uv from here on
+	found := findUV(t, dir)
+	machine := t.TempDir()
+	seen, err := os.MkdirTemp("", "seen-") // which others reach
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(seen) })
+	if err := os.Chmod(seen, 0o777); err != nil { //nolint:gosec // uv's user writes it
+		t.Fatal(err)
+	}
+	key := filepath.Join(machine, "admin.nk")
+	if err := os.WriteFile(key, []byte("a seed"), 0o644); err != nil { //nolint:gosec // its modes are not what hides it
+		t.Fatal(err)
+	}
+	uv := filepath.Join(t.TempDir(), "uv")
+	if data, err := os.ReadFile(found); err != nil || os.WriteFile(uv+"-itself", data, 0o755) != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	script := fmt.Sprintf("#!/bin/sh\n{ id -u; cat %s; env; } > %s/$$ 2>&1\nexec %s-itself \"$@\"\n", key, seen, uv)
+	if err := os.WriteFile(uv, []byte(script), 0o755); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	x, err := executor.New(filepath.Join(machine, "executor"), &executor.Options{
+		Environ: append(os.Environ(), "MESH_SECRET=of the agent", "SSH_AUTH_SOCK=/of/the/agent"), Logger: testLogger(t), Users: "each", Sealed: machine, UV: uv,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = x.Close() })
+	dir = writeFiles(t, map[string]string{"requirements.txt": "six==1.16.0\n"})
+	if _, err := x.Environment(t.Context(), dir, locked(t, x, dir), executor.Making{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	runs, err := os.ReadDir(seen)
+	if err != nil || len(runs) < 2 {
+		t.Fatalf("uv ran %d times, %v", len(runs), err)
+	}
+	for _, run := range runs {
+		text, err := os.ReadFile(filepath.Join(seen, run.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasPrefix(string(text), "0\n") || strings.Contains(string(text), "a seed") || strings.Contains(string(text), "of the agent") || strings.Contains(string(text), "/of/the/agent") {
+			t.Errorf("a run of uv:\n%s", text)
+		}
+	}
+}
+
+// findUV is the uv that the executor of a folder has found or installed.
+func findUV(t *testing.T, dir string) string {
+	t.Helper()
+	if path, err := exec.LookPath("uv"); err == nil {
+		return path
+	}
+	own, _ := filepath.Glob(filepath.Join(dir, "uv-*", "bin", "uv"))
+	if len(own) == 0 {
+		t.Fatal("there is no uv")
+	}
+	return own[0]
 }
