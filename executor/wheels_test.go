@@ -341,7 +341,7 @@ func TestUVIsConfined(t *testing.T) {
 	_, ofEnvironment := x.Environment(t.Context(), source, executor.Lock{Requirements: []byte("six==1.16.0\n")}, executor.Making{}, nil)
 	for what, err := range map[string]error{"a lock": ofLock, "an environment": ofEnvironment} {
 		said, _ := toolmesh.AsError(err).Details["stderr"].(string)
-		if !strings.Contains(said, "user 19") || !strings.Contains(said, "UV_CACHE_DIR") {
+		if strings.Contains(said, "user 0\n") || !strings.Contains(said, "user ") || !strings.Contains(said, "UV_CACHE_DIR") {
 			t.Errorf("%s: uv runs as another user: %s", what, said)
 		}
 		for _, secret := range []string{"a seed", "of the agent", "/of/the/agent"} {
