@@ -84,10 +84,17 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 	}
 	in := installation{s: s, work: work, sourceDir: sourceDir, login: lock.logins(making.Vars), i: i, env: env, uv: uv}
 	for _, w := range packages(lock) {
-		if w.at == "" || w.wheel() {
+		switch {
+		case w.at == "":
 			in.ready = append(in.ready, w)
-			in.apart = in.apart || w.address()
-		} else {
+		case w.wheel() && w.address():
+			in.ready, in.apart = append(in.ready, w), true
+		case w.wheel():
+			if err := in.bring(&w); err != nil {
+				return failed(err, "", "the index's dependencies cannot be installed")
+			}
+			in.ready = append(in.ready, w)
+		default:
 			in.build = append(in.build, w)
 		}
 	}
@@ -128,6 +135,31 @@ type installation struct {
 	built []string // the files that were made of it
 }
 
+// bring copies a wheel of the index's folder, which the packager does not see.
+func (in *installation) bring(w *wanted) error {
+	source, err := os.OpenRoot(in.sourceDir)
+	if err != nil {
+		return err
+	}
+	defer source.Close() //nolint:errcheck // only read
+	if err := os.MkdirAll(filepath.Join(in.work, "wheels"), 0o755); err != nil { //nolint:gosec // no secret
+		return err
+	}
+	target, err := os.OpenRoot(filepath.Join(in.work, "wheels"))
+	if err != nil {
+		return err
+	}
+	defer target.Close() //nolint:errcheck // the file is closed
+	name := filepath.Base(w.at)
+	if err := copyNew(source, filepath.Clean(w.at), target, name); err != nil {
+		return err
+	}
+	w.line = strings.Replace(w.line, w.at, fileURL(filepath.Join(in.work, "wheels", name)), 1)
+	return nil
+}
+
+func fileURL(path string) string { return (&url.URL{Scheme: "file", Path: path}).String() }
+
 // take installs what is ready and what was built. With dry it only finds out whether all
 // that is ready has wheels.
 func (in *installation) take(ctx context.Context, dry bool) (said string, err error) {
@@ -136,7 +168,7 @@ func (in *installation) take(ctx context.Context, dry bool) (said string, err er
 		text.WriteString(w.line + "\n")
 	}
 	for _, file := range in.built {
-		text.WriteString((&url.URL{Scheme: "file", Path: file}).String() + "\n")
+		text.WriteString(fileURL(file) + "\n")
 	}
 	if text.Len() == 0 {
 		return "", nil
@@ -151,9 +183,6 @@ func (in *installation) take(ctx context.Context, dry bool) (said string, err er
 		args = append(args, "--dry-run")
 	}
 	st := step{role: Packager, apart: in.apart, dir: in.work, read: []string{in.work}, write: []string{in.env}, login: in.login}
-	if slices.ContainsFunc(in.ready, func(w wanted) bool { return w.at != "" && !w.address() }) { // a wheel in the index's folder
-		st.dir, st.read = in.sourceDir, append(st.read, in.sourceDir)
-	}
 	_, said, err = in.s.runUV(ctx, in.i, in.uv, st, nil, args...)
 	return said, err
 }
@@ -195,7 +224,7 @@ func (in *installation) make(ctx context.Context) (said string, err error) {
 	if err := os.WriteFile(file, []byte(text.String()), 0o644); err != nil { //nolint:gosec // no secret
 		return "", err
 	}
-	if err := errors.Join(os.Mkdir(target, 0o755), os.Mkdir(wheels, 0o755)); err != nil { //nolint:gosec // no secret
+	if err := errors.Join(os.Mkdir(target, 0o755), os.MkdirAll(wheels, 0o755)); err != nil { //nolint:gosec // no secret
 		return "", err
 	}
 	st := step{role: Builder, dir: in.work, read: []string{in.work}, write: []string{target}, login: in.login}
