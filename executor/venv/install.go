@@ -141,7 +141,7 @@ func (in *installation) bring(w *wanted) error {
 	if err != nil {
 		return err
 	}
-	defer source.Close() //nolint:errcheck // only read
+	defer source.Close()                                                         //nolint:errcheck // only read
 	if err := os.MkdirAll(filepath.Join(in.work, "wheels"), 0o755); err != nil { //nolint:gosec // no secret
 		return err
 	}
