@@ -237,7 +237,7 @@ func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor
 	if len(b.Manifest.Init) == 0 {
 		return nil
 	}
-	marker := filepath.Join(b.Dir, index.MetaDir, initDone)
+	marker := filepath.Join(b.Own, initDone)
 	if done, err := os.ReadFile(marker); err == nil && string(done) == env.Build { //nolint:gosec // our own folder
 		return nil
 	}
