@@ -89,6 +89,9 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	if err != nil {
 		return nil, err
 	}
+	if err := w.a.executor.Reserve(accountOf(b), b.Dir); err != nil {
+		return nil, err
+	}
 	if len(b.Manifest.Init) > 0 {
 		lock.Own = accountOf(b) // the command may add to the environment
 	}
