@@ -200,11 +200,25 @@ func checkName(name string) error {
 		if len(part) > maxPart {
 			return bad("a part of it is longer than 255 bytes")
 		}
-		if strings.EqualFold(part, ".git") {
+		if isGit(part) {
 			return bad("a .git folder is not taken along")
 		}
 	}
 	return nil
+}
+
+// isGit reports whether a part of a name is .git for git on some file system: macOS passes
+// over some characters, Windows over what ends a name, and knows it by a short one.
+func isGit(part string) bool {
+	part = strings.Map(func(r rune) rune {
+		if r >= 0x200c && r <= 0x200f || r >= 0x202a && r <= 0x202e || r >= 0x206a && r <= 0x206f || r == 0xfeff {
+			return -1
+		}
+		return r
+	}, part)
+	part, _, _ = strings.Cut(part, ":")
+	part = strings.ToLower(strings.TrimRight(part, " ."))
+	return part == ".git" || part == "git~1"
 }
 
 // checkLink returns the clean target of a symbolic link, or refuses one that may
@@ -226,7 +240,7 @@ func checkLink(name, target string) (string, error) {
 			}
 		default:
 			down = true
-			if strings.EqualFold(part, ".git") {
+			if isGit(part) {
 				return "", bad
 			}
 		}
