@@ -426,6 +426,9 @@ func (g git) bring(ctx context.Context, store, location string, header *loginHea
 	return "", refs.unknown(rev, location)
 }
 
+// mostWarnings is how many submodules are named that were left out.
+const mostWarnings = 20
+
 // checkout writes the files of a commit into the tree's folder. An archive is
 // made without hooks; what it leaves out or changes by attributes of the
 // repository is turned off by those of the store, which go before.
@@ -439,8 +442,12 @@ func (g git) checkout(ctx context.Context, store, commit string, tree *Tree, lim
 		return failed(reasonFolder, "the folder %s cannot be written: %w", store, err)
 	}
 	folder := "" // the last that was begun and has nothing in it yet: submodules never have
+	left := 0
 	submodule := func() {
 		if folder != "" {
+			left++
+		}
+		if folder != "" && left <= mostWarnings {
 			tree.Warnings = append(tree.Warnings, "the submodule "+strings.TrimSuffix(folder, "/")+" was left out: submodules are not fetched")
 		}
 		folder = ""
@@ -463,6 +470,9 @@ func (g git) checkout(ctx context.Context, store, commit string, tree *Tree, lim
 		return internalGit(g.run(ctx, store, nil, w, "-c", "tar.umask=0022", "archive", "--format=tar", commit))
 	})
 	submodule()
+	if left > mostWarnings {
+		tree.Warnings = append(tree.Warnings, fmt.Sprintf("%d more were left out", left-mostWarnings))
+	}
 	return err
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -138,6 +139,42 @@ func TestFetchFolderRunsNothingOfItsSettings(t *testing.T) {
 	for _, e := range entries {
 		if e.Name() != "hooks" {
 			t.Errorf("fetching ran the command of %s", e.Name())
+		}
+	}
+}
+
+// A tree of many submodules, which a repository can have in a few bytes, costs no more
+// than its limits, and few words.
+func TestFetchOfATreeOfSubmodules(t *testing.T) {
+	t.Parallel()
+	repo := repository(t, map[string]string{"a.py": "x"})
+	head := gitRun(t, repo, "rev-parse", "HEAD")
+	mktree := func(lines string) string {
+		cmd := exec.CommandContext(t.Context(), "git", "mktree", "--missing")
+		cmd.Dir, cmd.Stdin = repo, strings.NewReader(lines)
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	entry := "160000 commit " + head
+	for level := range 5 { // to 1,000 submodules, and to 100,000
+		var lines strings.Builder
+		for i := range 10 {
+			fmt.Fprintf(&lines, "%s\td%d\n", entry, i)
+		}
+		entry = "040000 tree " + mktree(lines.String())
+		if level != 2 && level != 4 {
+			continue
+		}
+		with := mktree("100644 blob " + gitRun(t, repo, "rev-parse", head+":a.py") + "\ta.py\n" + entry + "\td\n")
+		gitRun(t, repo, "update-ref", "refs/heads/main", gitRun(t, repo, "commit-tree", "-m", "bomb", with))
+		got, err := fetch(t, "file://"+repo, &options{Rev: "main", Limits: Limits{Bytes: 1 << 20, Files: 1000}})
+		if level == 4 {
+			wantFailed(t, err, reasonTooLarge)
+		} else if err != nil || len(got.Files) != 1 || len(got.Warnings) != mostWarnings+1 {
+			t.Errorf("got %v, %v", got, err)
 		}
 	}
 }
