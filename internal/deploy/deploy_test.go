@@ -255,8 +255,7 @@ func (n *node) record(t *testing.T, name string) *registry.IndexRecord {
 	return &r
 }
 
-// folders lists what the manager keeps on disk, by paths of folders: of its own ones
-// those alone whose unpacked bundle is gone.
+// folders lists what the manager keeps on disk; of its own folders those whose bundle is gone.
 func (n *node) folders(t *testing.T) []string {
 	t.Helper()
 	var all []string
@@ -270,12 +269,10 @@ func (n *node) folders(t *testing.T) []string {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if below, ours := strings.CutPrefix(rel, "records/"); ours {
-				if _, err := os.Stat(filepath.Join(n.dir, "indexes", below)); err == nil {
-					continue
-				}
+			below, ours := strings.CutPrefix(rel, "records/")
+			if _, err := os.Stat(filepath.Join(n.dir, "indexes", below)); !ours || err != nil {
+				all = append(all, rel)
 			}
-			all = append(all, rel)
 		}
 	}
 	slices.Sort(all)
