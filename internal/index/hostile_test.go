@@ -3,10 +3,12 @@ package index
 import (
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 )
 
@@ -141,6 +143,39 @@ func TestFetchFolderRunsNothingOfItsSettings(t *testing.T) {
 			t.Errorf("fetching ran the command of %s", e.Name())
 		}
 	}
+}
+
+// A server that sends files alone may name others that have the objects: nothing is
+// asked of these, which may be where we alone can ask.
+func TestFetchFollowsNoAlternates(t *testing.T) {
+	t.Parallel()
+	repo := repository(t, indexFiles)
+	gitRun(t, repo, "update-server-info")
+	var inside atomic.Int64
+	private := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		inside.Add(1)
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	t.Cleanup(private.Close)
+	files, named := http.FileServer(http.Dir(repo)), atomic.Int64{}
+	dumb := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "alternates"):
+			named.Add(1)
+			fmt.Fprintln(w, private.URL+"/objects")
+		case strings.Contains(r.URL.Path, "/objects/"):
+			w.WriteHeader(http.StatusNotFound)
+		default:
+			files.ServeHTTP(w, r)
+		}
+	}))
+	t.Cleanup(dumb.Close)
+	_, err := fetch(t, dumb.URL+"/.git", nil)
+	wantFailed(t, err, reasonUnreachable)
+	if inside.Load() > 0 {
+		t.Errorf("another server was asked %d times: %v", inside.Load(), err)
+	}
+	t.Logf("alternates were asked for %d times: %v", named.Load(), err)
 }
 
 // A tree of many submodules, which a repository can have in a few bytes, costs no more
