@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/executor/venv"
@@ -51,7 +50,7 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 		job.Write = append(job.Write, job.Tmp)
 	}
 	if job.Keep != "" {
-		if err := x.keep(user, job.Keep); err != nil {
+		if err := user.Keep(job.Keep); err != nil {
 			return nil, "", err
 		}
 		r.Given = append(r.Given, sandbox.Path{Path: job.Keep, Access: sandbox.AccessWrite})
@@ -81,20 +80,4 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 		Path: job.Interpreter, Args: []string{"-I", "-S", "-c", python.Bootstrap("command(sys.argv[2])"), x.files}, Env: []string{"LANG=C.UTF-8"},
 		Dir: cmp.Or(job.Dir, x.dir),
 	}, r)
-}
-
-// keep makes a folder for a user if need be, and its own with all that is in it if it is not.
-func (x *Executor) keep(user sandbox.User, folder string) error {
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return err
-	}
-	info, err := os.Lstat(folder)
-	if err != nil || user.ID == 0 {
-		return err
-	}
-	if stat, ok := info.Sys().(*syscall.Stat_t); ok && int(stat.Uid) == user.ID {
-		return nil
-	}
-	_, err = user.Lend(folder) // and never back
-	return err
 }
