@@ -46,10 +46,18 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 	} else {
 		job.Write = append(job.Write, job.Tmp)
 	}
+	for _, folder := range append([]string{x.dir}, x.opts.Shown...) {
+		if folder, err := filepath.EvalSymlinks(folder); err == nil {
+			r.Given = append(r.Given, sandbox.Path{Path: folder, Access: sandbox.AccessSee})
+		}
+	}
 	for _, folder := range job.Read {
 		if folder, err := filepath.EvalSymlinks(folder); err == nil && !within(folder, x.sealed) && !within(x.sealed, folder) {
 			r.Given = append(r.Given, sandbox.Path{Path: folder, Access: sandbox.AccessSee})
 		}
+	}
+	if user.Home != "" {
+		r.Given = append(r.Given, sandbox.Path{Path: user.Home, Access: sandbox.AccessOwn})
 	}
 	var lent []string
 	for _, folder := range job.Write {

@@ -312,25 +312,8 @@ func skeleton(dir string, i Interpreter) error {
 	return os.WriteFile(filepath.Join(dir, "pyvenv.cfg"), []byte(text), 0o644) //nolint:gosec // no secret
 }
 
-// Bare makes an environment in dir, in which nothing is installed, with the
-// interpreter of the environment env, which a [Store] made. It returns the
-// interpreter inside it.
-func Bare(dir, env string) (string, error) {
-	m, err := readMarker(env)
-	if err != nil {
-		return "", fmt.Errorf("not an environment: %w", err)
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // see build
-		return "", err
-	}
-	if err := skeleton(dir, m.Interpreter); err != nil {
-		return "", err
-	}
-	return filepath.Join(dir, "bin", "python"), nil
-}
-
-// Prepare returns the interpreters of environments that an earlier process left,
-// one of each kind, whose environments are not verified yet. Where there is none
+// Prepare returns the machine's interpreters behind environments that an earlier process
+// left, which are not verified yet. Where there is none
 // it does what the first one will wait for: it finds the interpreter that most indexes have and compiles the
 // files of Options.Warm.
 func (s *Store) Prepare(ctx context.Context) (pythons []string) {
@@ -338,10 +321,10 @@ func (s *Store) Prepare(ctx context.Context) (pythons []string) {
 	defer end()
 	seen := map[string]bool{}
 	for dir, m := range s.finished() {
-		python := filepath.Join(dir, "bin", "python")
-		if target, _ := filepath.EvalSymlinks(python); target == m.Interpreter.Path && !seen[target] {
+		target, _ := filepath.EvalSymlinks(filepath.Join(dir, "bin", "python"))
+		if target == m.Interpreter.Path && !seen[target] {
 			seen[target] = true
-			pythons = append(pythons, python)
+			pythons = append(pythons, target)
 		}
 	}
 	if len(pythons) > 0 {
