@@ -20,15 +20,11 @@ const builders = "+builds"
 // build runs what may build a package, and so run the code of an index: in strict, as
 // far as the machine has it, for strangers write what is being built and nothing else.
 func (x *Executor) build(ctx context.Context, job venv.Job) (stdout []byte, stderr string, err error) {
-	box := tool.SandboxNone
-	if x.defaultSandbox() != tool.SandboxNone {
-		box = x.spawner.Survey().Held(tool.SandboxStrict)
-	}
 	user, _, err := x.user(builders, x.opts.Sandbox)
 	if err != nil {
 		return nil, "", err
 	}
-	return x.confined(ctx, box, user, job, nil)
+	return x.confined(ctx, x.strict(), user, job, nil)
 }
 
 // confined runs a program of an installation in a level. What it may write is its
@@ -41,6 +37,7 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 		}
 		if r.Folder != "" {
 			defer os.RemoveAll(r.Folder) //nolint:errcheck // nothing is left that uses it
+			r.Given = append(r.Given, sandbox.Path{Path: r.Folder, Access: sandbox.AccessOwn})
 			r.Env = append(r.Env, "TMPDIR="+r.Folder)
 		}
 	} else {
@@ -52,7 +49,7 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 		}
 	}
 	for _, folder := range job.Read {
-		if folder, err := filepath.EvalSymlinks(folder); err == nil && !within(folder, x.sealed) && !within(x.sealed, folder) {
+		if folder, err := filepath.EvalSymlinks(folder); err == nil && !within(x.sealed, folder) {
 			r.Given = append(r.Given, sandbox.Path{Path: folder, Access: sandbox.AccessSee})
 		}
 	}

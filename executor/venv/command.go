@@ -27,7 +27,7 @@ func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ
 	var said string
 	var err error
 	if confined != nil {
-		_, said, err = confined(ctx, Job{Interpreter: env.Python, Dir: dir, Write: []string{dir, env.Dir}, Argv: append([]string{name}, argv[1:]...), Env: extra})
+		_, said, err = confined(ctx, Job{Interpreter: env.Base, Dir: dir, Write: []string{dir, env.Dir}, Argv: append([]string{name}, argv[1:]...), Env: extra})
 	} else {
 		_, said, err = s.runWith(ctx, dir, extra, name, argv[1:]...)
 	}
