@@ -18,13 +18,9 @@ import (
 // has it, and without a network what needs none; as a user that no index is, where the
 // agent is root.
 func (x *Executor) help(ctx context.Context, as venv.Role, job venv.Job) (stdout []byte, stderr string, err error) {
-	box := tool.SandboxNone
-	if x.defaultSandbox() != tool.SandboxNone {
-		wanted := tool.SandboxStrict
-		if as == venv.Compiler {
-			wanted = tool.SandboxOffline
-		}
-		box = x.spawner.Survey().Held(wanted)
+	box := x.strict()
+	if as == venv.Compiler && box != tool.SandboxNone {
+		box = x.spawner.Survey().Held(tool.SandboxOffline)
 	}
 	user, _, err := x.user("+"+string(as), x.opts.Sandbox) // no index is named so
 	if err != nil {
@@ -43,8 +39,8 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 		}
 		if r.Folder != "" {
 			defer os.RemoveAll(r.Folder) //nolint:errcheck // nothing is left that uses it
+			r.Given = append(r.Given, sandbox.Path{Path: r.Folder, Access: sandbox.AccessOwn})
 			r.Env = append(r.Env, "TMPDIR="+r.Folder)
-			r.Given = append(r.Given, sandbox.Path{Path: r.Folder, Access: sandbox.AccessWrite})
 		}
 	} else {
 		job.Write = append(job.Write, job.Tmp)
@@ -62,6 +58,14 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 		if folder, err := filepath.EvalSymlinks(folder); err == nil && !within(x.sealed, folder) {
 			r.Given = append(r.Given, sandbox.Path{Path: folder, Access: sandbox.AccessSee})
 		}
+	}
+	for _, folder := range job.Read {
+		if folder, err := filepath.EvalSymlinks(folder); err == nil && !within(x.sealed, folder) {
+			r.Given = append(r.Given, sandbox.Path{Path: folder, Access: sandbox.AccessSee})
+		}
+	}
+	if user.Home != "" {
+		r.Given = append(r.Given, sandbox.Path{Path: user.Home, Access: sandbox.AccessOwn})
 	}
 	var lent []string
 	for _, folder := range job.Write {

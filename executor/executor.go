@@ -94,11 +94,11 @@ type Options struct {
 	// the machine gives. Defaults to guard.
 	Sandbox tool.Sandbox
 	// Sealed is the folder with all files of the agent: in each level but none
-	// processes of an index see of it what they need, and write nothing but their
-	// temporary files and home. Defaults to the executor's own.
+	// processes of an index see of it their source, their environment, their temporary
+	// files and their home, and write nothing but these two. Defaults to the executor's own.
 	Sealed string
-	// Shown are further folders below Sealed that such processes see, which are made if
-	// need be. Defaults to none.
+	// Shown are further folders below Sealed in which such folders are, which are made if
+	// need be: where nothing can be mounted, other users must pass them. Defaults to none.
 	Shown []string
 	// Users says who such processes run as: "each" for a user of its own for each
 	// index, or a user's name or number. As far as the executor runs as root and may
@@ -210,6 +210,9 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // interpreters of other users may read it
 		return nil, fmt.Errorf("executor: %w", err)
 	}
+	if dir, err = realPath(dir); err != nil {
+		return nil, fmt.Errorf("executor: %w", err)
+	}
 	files := filepath.Join(dir, "worker")
 	if err := writeWorker(files); err != nil {
 		return nil, fmt.Errorf("executor: write the worker's files: %w", err)
@@ -236,9 +239,8 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	if err := x.findUsers(); err != nil {
 		return nil, err
 	}
-	folders := []string{sealed, ""}
+	folders := []string{sealed, "", files} // see levels.py
 	for _, folder := range append([]string{dir}, o.Shown...) {
-		folders = append(folders, "r"+folder)
 		if err := os.MkdirAll(folder, 0o755); err != nil { //nolint:gosec // other users are to read it
 			return nil, fmt.Errorf("executor: %w", err)
 		}
@@ -249,10 +251,8 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 			return nil, fmt.Errorf("executor: %w", err)
 		}
 	}
-	folders = append(folders, "w"+filepath.Join(dir, scratch)) // after what they are below
 	if x.users != nil {
 		folders[1] = "other users"
-		folders = append(folders, "w"+x.opts.Homes)
 	}
 	if err := os.WriteFile(filepath.Join(files, "folders"), []byte(strings.Join(folders, "\x00")), 0o644); err != nil { //nolint:gosec // no secret
 		return nil, fmt.Errorf("executor: %w", err)
@@ -386,7 +386,7 @@ func writeWorker(dir string) error {
 func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, making Making, progress func(Step)) (*Env, error) {
 	env, err := x.venvs.Environment(ctx, sourceDir, lock, making, progress)
 	if err == nil {
-		x.zygotes.Warm(env.Python, x.defaultSandbox)
+		x.zygotes.Warm(env.Base, x.defaultSandbox)
 	}
 	return env, err
 }

@@ -32,6 +32,17 @@ func (g *Given) add(path string, write bool) {
 	*g = append(*g, sandbox.Path{Path: path, Access: access})
 }
 
+// seen are the folders below the agent's that processes of an index see and nobody else's
+// do: their source, their environment, and the home of their user.
+func (x *Executor) seen(source string, env *Env, user sandbox.User) (seen []sandbox.Path) {
+	for _, p := range []sandbox.Path{{Path: source, Access: sandbox.AccessSee}, {Path: env.Dir, Access: sandbox.AccessSee}, {Path: user.Home, Access: sandbox.AccessOwn}} {
+		if real, err := filepath.EvalSymlinks(p.Path); err == nil && real != x.sealed && within(real, x.sealed) {
+			seen = append(seen, sandbox.Path{Path: real, Access: p.Access})
+		}
+	}
+	return seen
+}
+
 // systems are the first parts of paths that an index does not get by asking: what the
 // system and its services, and people, have there is not for who writes an index.
 var systems = []string{

@@ -44,6 +44,10 @@ func (r Request) Encode() []byte {
 	return b.Bytes()
 }
 
+// What Run keeps of a program's output, in bytes: more than maxOutput is a failure, of
+// maxWords the middle is left out.
+const maxOutput, maxWords = 64 << 20, 1 << 20
+
 // Run starts launch, which is starting/command.py, has it run a program, and gives what
 // the program wrote. When ctx ends the program and what it started are killed. The
 // error says how it failed, or why it could not be started.
@@ -60,8 +64,22 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 	}
 	var readers sync.WaitGroup
 	var words []byte
-	readers.Go(func() { stdout, _ = io.ReadAll(proc.Stdout) })
-	readers.Go(func() { words, _ = io.ReadAll(proc.Stderr) })
+	readers.Go(func() {
+		if stdout, _ = io.ReadAll(io.LimitReader(proc.Stdout, maxOutput+1)); len(stdout) > maxOutput {
+			proc.Kill()
+		}
+	})
+	readers.Go(func() {
+		for part := make([]byte, 32<<10); ; {
+			n, err := proc.Stderr.Read(part)
+			if words = append(words, part[:n]...); len(words) > 2*maxWords {
+				words = append(words[:maxWords/2], words[len(words)-maxWords/2:]...)
+			}
+			if err != nil {
+				return
+			}
+		}
+	})
 	said, _ := io.ReadAll(io.LimitReader(proc.Control, 512))
 	<-proc.Done()
 	readers.Wait()
@@ -69,6 +87,8 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 	switch how := string(said); {
 	case ctx.Err() != nil:
 		return nil, "", ctx.Err()
+	case len(stdout) > maxOutput:
+		return nil, stderr, fmt.Errorf("it wrote more than %d bytes, and was ended", maxOutput)
 	case how == "exit 0":
 		return stdout, stderr, nil
 	case strings.HasPrefix(how, "refused "):

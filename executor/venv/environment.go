@@ -13,6 +13,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -144,7 +145,7 @@ func digestOf(parts ...string) string {
 // is still what it was: an index stays with its interpreter, and a start need not
 // look for one.
 func (s *Store) made(wanted string) (Interpreter, bool) {
-	for _, m := range s.finished() {
+	for m := range s.finished() {
 		if m.Wanted == wanted {
 			return m.Interpreter, true
 		}
@@ -153,8 +154,8 @@ func (s *Store) made(wanted string) (Interpreter, bool) {
 }
 
 // finished are the environments whose interpreters are still what they were.
-func (s *Store) finished() iter.Seq2[place, marker] {
-	return func(yield func(place, marker) bool) {
+func (s *Store) finished() iter.Seq[marker] {
+	return func(yield func(marker) bool) {
 		for _, folder := range []string{s.dir, s.shared} {
 			if folder == "" {
 				continue
@@ -162,7 +163,7 @@ func (s *Store) finished() iter.Seq2[place, marker] {
 			entries, _ := os.ReadDir(place{folder: folder}.env())
 			for _, entry := range entries {
 				at := place{folder, entry.Name()}
-				if m, err := at.marker(); err == nil && m.Interpreter.unchanged() && !yield(at, m) {
+				if m, err := at.marker(); err == nil && m.Interpreter.unchanged() && !yield(m) {
 					return
 				}
 			}
@@ -290,23 +291,6 @@ func skeleton(dir string, i Interpreter) error {
 	return os.WriteFile(filepath.Join(dir, "pyvenv.cfg"), []byte(text), 0o644) //nolint:gosec // no secret
 }
 
-// Bare makes an environment in dir, in which nothing is installed, with the
-// interpreter of the environment env, which a [Store] made. It returns the
-// interpreter inside it.
-func Bare(dir, env string) (string, error) {
-	m, err := place{filepath.Dir(filepath.Dir(env)), filepath.Base(env)}.marker()
-	if err != nil {
-		return "", fmt.Errorf("not an environment: %w", err)
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // see build
-		return "", err
-	}
-	if err := skeleton(dir, m.Interpreter); err != nil {
-		return "", err
-	}
-	return filepath.Join(dir, "bin", "python"), nil
-}
-
 // seal makes the frame of an environment anew in which packages were installed: a wheel
 // may have files for any place in it. All users may read what packages have.
 func seal(dir string, i Interpreter) error {
@@ -356,17 +340,15 @@ func seal(dir string, i Interpreter) error {
 	return skeleton(dir, i)
 }
 
-// Prepare returns the interpreters of environments that an earlier process left,
-// one of each kind. Where there is none it does what the first one will wait for: it
+// Prepare returns the machine's interpreters behind environments that an earlier process
+// left. Where there is none it does what the first one will wait for: it
 // finds the interpreter that most indexes have and compiles the files of Options.Warm.
 func (s *Store) Prepare(ctx context.Context) (pythons []string) {
 	ctx, end := s.begin(ctx)
 	defer end()
-	seen := map[string]bool{}
-	for at, m := range s.finished() {
-		if !seen[m.Interpreter.Path] {
-			seen[m.Interpreter.Path] = true
-			pythons = append(pythons, filepath.Join(at.env(), "bin", "python"))
+	for m := range s.finished() {
+		if !slices.Contains(pythons, m.Interpreter.Path) {
+			pythons = append(pythons, m.Interpreter.Path)
 		}
 	}
 	if len(pythons) > 0 {
