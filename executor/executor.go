@@ -155,6 +155,8 @@ const leastFiles = 256
 type (
 	// Lock is what an index's dependencies were resolved to.
 	Lock = venv.Lock
+	// LockOptions configure [Executor.Lock].
+	LockOptions = venv.LockOptions
 	// Env is an environment that is ready to be used.
 	Env = venv.Env
 	// Step is progress of a lock or an environment, for people.
@@ -377,7 +379,7 @@ func writeWorker(dir string) error {
 }
 
 // Environment makes the environment that a lock describes, or finds it: equal
-// locks share one, but for editable requirements, which are used where they lie.
+// locks share one.
 // What a stopped build left is built anew. sourceDir is where relative paths in
 // requirements start. progress may be nil. Errors are
 // install_failed. It stays until it is given up with [Executor.Release].

@@ -84,7 +84,7 @@ func eachItsOwn(t *testing.T, x *executor.Executor) {
 			for _, value := range []string{"one", "two"} {
 				files := localPackage(declares, value)
 				fetched := writeFiles(t, files)
-				lock, err := x.Lock(t.Context(), fetched, "", nil)
+				lock, err := x.Lock(t.Context(), fetched, executor.LockOptions{}, nil)
 				if err != nil {
 					t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
 				}
@@ -114,7 +114,7 @@ func equalOnesAreShared(t *testing.T, x *executor.Executor) {
 		var dirs []string
 		for range 2 {
 			dir := writeFiles(t, localPackage(map[string]string{"requirements.txt": line}, "same"))
-			lock, err := x.Lock(t.Context(), dir, "", nil)
+			lock, err := x.Lock(t.Context(), dir, executor.LockOptions{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -141,7 +141,7 @@ func outsideOfTheIndex(t *testing.T, x *executor.Executor) {
 		if err := os.WriteFile(filepath.Join(outside, "lib/acme/__init__.py"), []byte(fmt.Sprintf("VALUE = %q\n", value)), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		lock, err := x.Lock(t.Context(), dir, "", nil)
+		lock, err := x.Lock(t.Context(), dir, executor.LockOptions{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,7 +165,7 @@ func TestWhatABuildSees(t *testing.T) {
 	files["lib/backend.py"] = strings.Replace(backend, `wheel.write("acme/__init__.py")`,
 		`wheel.writestr("acme/__init__.py", "VALUE = " + repr(sorted(name for name, value in os.environ.items() if name in ("no_proxy", "CFLAGS") or "secret" in value)))`, 1)
 	dir := writeFiles(t, files)
-	lock, err := x.Lock(t.Context(), dir, "", nil)
+	lock, err := x.Lock(t.Context(), dir, executor.LockOptions{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestWhatABuildMayDo(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			lock, err := x.Lock(t.Context(), dir, "", nil)
+			lock, err := x.Lock(t.Context(), dir, executor.LockOptions{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

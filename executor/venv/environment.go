@@ -50,6 +50,10 @@ func (s *Store) Environment(ctx context.Context, sourceDir string, lock Lock, pr
 }
 
 func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, progress Progress) (_ *Env, err error) {
+	l, err := lock.logins(lock.Vars)
+	if err != nil {
+		return nil, err
+	}
 	progress.report("interpreter", "running", 50)
 	requirements := lock.Requirements
 	if blank(requirements) {
@@ -106,7 +110,7 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, pr
 			s.log.Warn("an environment is not valid and is built anew", slog.String("digest", digest), slog.String("reason", what))
 		}
 		began := time.Now()
-		if err := s.build(ctx, sourceDir, requirements, m, final, changed, progress); err != nil {
+		if err := s.build(ctx, sourceDir, requirements, l, m, final, changed, progress); err != nil {
 			return nil, err
 		}
 		if m, err = readMarker(final); err != nil { // that of another store, if it was faster
@@ -195,7 +199,7 @@ func sitePackages(dir string, i Interpreter) string {
 
 // build makes the environment that a marker describes. With cleared no package
 // comes from the cache.
-func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte, m marker, final string, cleared bool,
+func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte, l logins, m marker, final string, cleared bool,
 	progress Progress,
 ) error {
 	progress.report("environment", "running", 55)
@@ -217,7 +221,7 @@ func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte
 			return err
 		}
 		if cleared {
-			if _, said, err := s.runUV(ctx, beside, uv, "cache", "clean", "--quiet"); err != nil {
+			if _, said, err := s.runUV(ctx, l, beside, uv, "cache", "clean", "--quiet"); err != nil {
 				return failed(err, said, "the cache of packages cannot be emptied")
 			}
 		}
@@ -231,7 +235,7 @@ func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte
 			dir = beside
 		}
 		args := []string{"pip", "install", "--quiet", "--no-deps",
-			"--python", filepath.Join(beside, "bin", "python"), "--requirements", file}
+			"--python", filepath.Join(beside, "bin", "python"), "--requirements", file, "--no-sources"}
 		local := bytes.Contains(requirements, pathNote)
 		if local {
 			args = append(args, "--refresh") // uv looks at a few files alone to see whether a folder has changed
@@ -242,13 +246,13 @@ func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte
 		}
 		err, said := errBuilds, ""
 		if s.confine != nil && !local {
-			_, said, err = s.runUV(ctx, dir, uv, append(args[:len(args):len(args)], "--no-build")...)
+			_, said, err = s.runUV(ctx, l, dir, uv, append(args[:len(args):len(args)], "--no-build")...)
 		}
 		if err != nil && ctx.Err() == nil {
-			_, said, err = s.buildUV(ctx, m.Interpreter, dir, uv, write, args...)
+			_, said, err = s.buildUV(ctx, l, m.Interpreter, dir, uv, write, args...)
 		}
 		if err != nil {
-			return failed(err, said, "the index's dependencies cannot be installed")
+			return failed(err, l.redact(said), "the index's dependencies cannot be installed")
 		}
 		progress.report("packages", "done", 95)
 		if m.Compiled {

@@ -88,14 +88,18 @@ func (s *Store) installUV(ctx context.Context, python, folder string) (string, e
 }
 
 // runUV runs uv with a TMPDIR of its own, which goes with all that uv and what it
-// builds with leave there.
-func (s *Store) runUV(ctx context.Context, dir, uv string, args ...string) (stdout []byte, said string, err error) {
+// builds with leave there. Logins are those of the index's dependencies.
+func (s *Store) runUV(ctx context.Context, l logins, dir, uv string, args ...string) (stdout []byte, said string, err error) {
 	tmp, err := os.MkdirTemp(s.dir, "new-tmp-")
 	if err != nil {
 		return nil, "", err
 	}
 	defer os.RemoveAll(tmp) //nolint:errcheck // swept at the next start
-	return s.run(ctx, dir, append(s.uvEnv(), "TMPDIR="+tmp), uv, args...)
+	files, err := l.files(tmp, s.environ)
+	if err != nil {
+		return nil, "", err
+	}
+	return s.run(ctx, dir, slices.Concat(s.uvEnv(), []string{"TMPDIR=" + tmp}, files), uv, args...)
 }
 
 // Of buildVariables and buildFamilies, what is given to code of an index, too.
@@ -109,9 +113,9 @@ var (
 
 // buildUV runs uv where it builds packages, and so runs the code of an index: confined,
 // with a cache and a home that go with it. write are folders that are being built.
-func (s *Store) buildUV(ctx context.Context, i Interpreter, dir, uv string, write []string, args ...string) (stdout []byte, said string, err error) {
+func (s *Store) buildUV(ctx context.Context, l logins, i Interpreter, dir, uv string, write []string, args ...string) (stdout []byte, said string, err error) {
 	if s.confine == nil {
-		return s.runUV(ctx, dir, uv, args...)
+		return s.runUV(ctx, l, dir, uv, args...)
 	}
 	tmp, err := os.MkdirTemp(s.dir, "new-tmp-")
 	if err != nil {
@@ -122,8 +126,13 @@ func (s *Store) buildUV(ctx context.Context, i Interpreter, dir, uv string, writ
 	if err := os.Mkdir(home, 0o700); err != nil {
 		return nil, "", err
 	}
+	files, err := l.files(tmp, nil)
+	if err != nil {
+		return nil, "", err
+	}
 	env := append(among(s.environ, confinedVariables, confinedFamilies), s.uvEnv()...)
 	env = append(env, "UV_CACHE_DIR="+filepath.Join(tmp, "cache"), "UV_LINK_MODE=copy", "TMPDIR="+tmp, "HOME="+home)
+	env = append(env, files...)
 	return s.confine(ctx, Job{
 		Interpreter: i.Path, Dir: dir, Tmp: tmp, Write: write, Read: append(readBy(env), filepath.Dir(uv)), Argv: append([]string{uv}, args...), Env: env,
 	})
