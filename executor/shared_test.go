@@ -174,7 +174,6 @@ func TestEnvironmentsThatAreNotShared(t *testing.T) {
 		files map[string]string
 		own   string
 	}{
-		"editable":                      {localPackage(map[string]string{"requirements.txt": "-e ./lib\n"}, "x"), ""},
 		"a command of the index adds":   {plain, "some index"},
 		"nothing is installed, no work": {map[string]string{"t.py": "def tool(): return 'x'\n"}, ""},
 	} {

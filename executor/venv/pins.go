@@ -96,7 +96,7 @@ func cutPlace(line string) (name, place, rest string) {
 			end = min(end, n)
 		}
 	}
-	return name, line[:end], line[end:]
+	return name, strings.TrimSpace(line[:end]), line[end:]
 }
 
 func withoutFragment(address string) string {

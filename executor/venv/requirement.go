@@ -58,7 +58,7 @@ var (
 	markerPattern = regexp.MustCompile(`^[A-Za-z0-9_.<>=!~'"()+*, -]+$`)
 	schemePattern = regexp.MustCompile(`^([A-Za-z][A-Za-z0-9+.-]*):`)
 	hostPattern   = regexp.MustCompile(`^(?:[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?$`)
-	addressRest   = regexp.MustCompile(`^[A-Za-z0-9._~:/?#@!$&()*+,=%-]*$`)
+	addressRest   = regexp.MustCompile(`^[A-Za-z0-9._~:/?#@!&()*+,=%-]*$`)
 	secretQuery   = regexp.MustCompile(`(?i)[?&][^=&]*(?:token|passw|secret|api_?key|signature)[^=&]*=`)
 	pathPattern   = regexp.MustCompile(`^[\pL\pN_.+/ =,()!-]+$`)
 	hashPattern   = regexp.MustCompile(`^(sha256|sha384|sha512)[:=]([0-9A-Fa-f]+)$`)
@@ -81,7 +81,7 @@ func (r *reader) parse(text, base string) (requirement, error) {
 	var q requirement
 	text = strings.TrimSpace(text)
 	if !clean(text) {
-		return q, fmt.Errorf("it has a control character or is not UTF-8")
+		return q, errControl
 	}
 	place := text
 	m := namePattern.FindStringSubmatch(text)

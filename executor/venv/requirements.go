@@ -184,68 +184,72 @@ func (r *reader) requirements(name string, to *[]requirement) error {
 		return fmt.Errorf("it cannot be read in the index's folder: %w", err)
 	}
 	for _, line := range logical(data) {
-		if !clean(line.text) {
-			return refused(name, line.number, line.text, "it has a control character or is not UTF-8")
-		}
-		option, value := line.text, ""
-		if strings.HasPrefix(option, "--") {
-			if n := strings.IndexAny(option, "= "); n >= 0 {
-				option, value = option[:n], option[n+1:]
-			}
-		} else if strings.HasPrefix(option, "-") && len(option) > 1 {
-			option, value = option[:2], strings.TrimPrefix(strings.TrimSpace(option[2:]), "=")
-		}
-		value = strings.Trim(strings.TrimSpace(value), `"'`)
-		switch option {
-		case "-e", "--editable": // an index that is installed does not change
-			line.text = value
-		case "-r", "--requirement", "-c", "--constraint":
-			if isAddress(value) || path.IsAbs(value) || strings.Contains(value, "${") {
-				return refused(name, line.number, line.text, "files of the index's folder alone are read: copy it there and write its path")
-			}
-			into := to
-			if strings.HasPrefix(strings.TrimLeft(option, "-"), "c") {
-				into = &r.d.constraints
-			}
-			if err := r.requirements(path.Join(path.Dir(name), value), into); err != nil {
-				return refusal(name, line.number, line.text, err)
-			}
-			continue
-		case "-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index", "--trusted-host":
-			if !r.allowed(option, value) {
-				return refused(name, line.number, line.text, "where packages come from is a setting of the agent, not of an index: "+
-					"leave it out, or have the operator set UV_DEFAULT_INDEX, UV_INDEX or UV_FIND_LINKS for the agents")
-			}
-			continue
-		case "--prefer-binary", "--use-feature": // as it is done here, and pip's own
-			continue
-		case "--pre":
-			r.d.args = append(r.d.args, "--prerelease=allow")
-			continue
-		case "--require-hashes":
-			r.d.hashed = true
-			continue
-		case "--no-binary", "--only-binary":
-			for one := range strings.SplitSeq(value, ",") {
-				if m := namePattern.FindStringSubmatch(one); one != ":all:" && one != ":none:" && (m == nil || m[1] != one) {
-					return refused(name, line.number, line.text, "it names no package")
-				}
-				r.d.args = append(r.d.args, option+"="+one)
-			}
-			continue
-		default:
-			if strings.HasPrefix(line.text, "-") {
-				return refused(name, line.number, line.text, "this option is not known here: leave it out")
-			}
-		}
-		q, err := r.line(line.text)
-		if err != nil {
+		if err := r.requirement(name, line, to); err != nil {
 			return refusal(name, line.number, line.text, err)
 		}
-		*to = append(*to, q)
 	}
 	return nil
 }
+
+// requirement reads a line of a requirements file.
+func (r *reader) requirement(name string, line line, to *[]requirement) error {
+	if !clean(line.text) {
+		return errControl
+	}
+	option, value := line.text, ""
+	if strings.HasPrefix(option, "--") {
+		if n := strings.IndexAny(option, "= "); n >= 0 {
+			option, value = option[:n], option[n+1:]
+		}
+	} else if strings.HasPrefix(option, "-") && len(option) > 1 {
+		option, value = option[:2], strings.TrimPrefix(strings.TrimSpace(option[2:]), "=")
+	}
+	value = strings.Trim(strings.TrimSpace(value), `"'`)
+	switch option {
+	case "-e", "--editable": // an index that is installed does not change
+		line.text = value
+	case "-r", "--requirement", "-c", "--constraint":
+		if isAddress(value) || path.IsAbs(value) || strings.Contains(value, "${") {
+			return errors.New("files of the index's folder alone are read: copy it there and write its path")
+		}
+		if strings.HasPrefix(strings.TrimLeft(option, "-"), "c") {
+			to = &r.d.constraints
+		}
+		return r.requirements(path.Join(path.Dir(name), value), to)
+	case "-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index", "--trusted-host":
+		if !r.allowed(option, value) {
+			return errors.New("where packages come from is a setting of the agent, not of an index: " +
+				"leave it out, or have the operator set UV_DEFAULT_INDEX, UV_INDEX or UV_FIND_LINKS for the agents")
+		}
+		return nil
+	case "--prefer-binary", "--use-feature": // as it is done here, and pip's own
+		return nil
+	case "--pre":
+		r.d.args = append(r.d.args, "--prerelease=allow")
+		return nil
+	case "--require-hashes":
+		r.d.hashed = true
+		return nil
+	case "--no-binary", "--only-binary":
+		for one := range strings.SplitSeq(value, ",") {
+			if m := namePattern.FindStringSubmatch(one); one != ":all:" && one != ":none:" && (m == nil || m[1] != one) {
+				return errors.New("it names no package")
+			}
+			r.d.args = append(r.d.args, option+"="+one)
+		}
+		return nil
+	}
+	if strings.HasPrefix(line.text, "-") {
+		return errors.New("this option is not known here: leave it out")
+	}
+	q, err := r.line(line.text)
+	if err == nil {
+		*to = append(*to, q)
+	}
+	return err
+}
+
+var errControl = errors.New("it has a control character or is not UTF-8")
 
 // line reads a requirement of a requirements file, with its options.
 func (r *reader) line(text string) (requirement, error) {

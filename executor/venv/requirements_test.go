@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -236,4 +237,49 @@ func wantRefused(t *testing.T, err error, says ...string) {
 			t.Errorf("it shows %s: %s", secret, e.Message)
 		}
 	}
+}
+
+// What is written for uv says again what was read, and has no option but --hash.
+func FuzzRequirements(f *testing.F) {
+	for _, text := range []string{
+		"a==1 \\\n --hash=sha256:aa # x", "./lib[x] ; python_version > '3'", "-e file:lib", "acme@file:./lib", "-r requirements.txt\n-c x.txt", "a[b, c](>=1,)",
+		"a @ git+https://${LAB_TOKEN}:x@h/a@v#egg=a&subdirectory=x", "https://h/a.whl#sha256=AA", "\ufeff--pre\r\n--no-binary=:all:", "a @ https://[::1]:8/a;b ; c", "x.whl", "${PROJECT_ROOT}/lib",
+	} {
+		f.Add(text)
+	}
+	dir := tree(f, map[string]string{"lib/pyproject.toml": libOfTree, "x.whl": "x", "my lib/setup.py": ""})
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { _ = root.Close() })
+	newReader := func() *reader {
+		return &reader{
+			root: root, vars: map[string]string{"LAB_TOKEN": "hunter2"}, allowed: func(string, string) bool { return false }, d: &declared{}, left: maxDependencyBytes,
+			read: map[string]bool{}, projects: map[string]*project{},
+		}
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		r := newReader()
+		for _, line := range logical([]byte(text)) {
+			_ = r.requirement("requirements.txt", line, &r.d.requirements)
+		}
+		for _, q := range slices.Concat(r.d.requirements, r.d.constraints) {
+			line := q.write("")
+			bare := line
+			for _, hash := range q.hashes {
+				bare = strings.Replace(bare, " --hash="+hash, "", 1)
+			}
+			if strings.HasPrefix(line, "-") || strings.Contains(bare, " -") || strings.ContainsAny(line, "\n\r\\$#\x00") && !strings.Contains(line, "#subdirectory=") || strings.Contains(line, "${") || strings.Contains(line, "hunter2") {
+				t.Fatalf("%q is written as %q", text, line)
+			}
+			again, err := newReader().line(line)
+			if err != nil || again.write("") != line {
+				t.Fatalf("%q is read as %q, %v", line, again.write(""), err)
+			}
+			if lines := logical([]byte(line)); len(lines) != 1 || lines[0].text != line {
+				t.Fatalf("%q is %v for pip", line, lines)
+			}
+		}
+	})
 }
