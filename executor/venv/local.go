@@ -67,7 +67,7 @@ func insideOf(tree, place string) (string, error) {
 	}
 	real, _ := filepath.EvalSymlinks(tree) // a backend may say this
 	for _, root := range []string{tree, real} {
-		if inside, err := filepath.Rel(root, place); err == nil && tree != "" && filepath.IsLocal(inside) {
+		if inside, err := filepath.Rel(root, place); err == nil && filepath.IsAbs(place) && filepath.IsLocal(inside) {
 			return inside, nil
 		}
 	}
