@@ -36,18 +36,31 @@ type openInstances struct {
 }
 
 // Lock implements [deploy.Builder].
-func (w *workshop) Lock(ctx context.Context, dir string, m *index.Manifest, progress deploy.Progress) ([]byte, error) {
+func (w *workshop) Lock(ctx context.Context, dir string, m *index.Manifest, env map[string]string, progress deploy.Progress) ([]byte, error) {
 	var lock executor.Lock
 	var err error
+	o := executor.LockOptions{Python: m.Python, Vars: declaredVars(m, env)}
 	if m.IsScript() {
-		lock, err = w.a.executor.LockRequirements(ctx, m.Convention, m.Python, m.Requirements, steps(progress, 20, 35))
+		lock, err = w.a.executor.LockRequirements(ctx, m.Convention, m.Requirements, o, steps(progress, 20, 35))
 	} else {
-		lock, err = w.a.executor.Lock(ctx, dir, m.Python, steps(progress, 20, 35))
+		lock, err = w.a.executor.Lock(ctx, dir, o, steps(progress, 20, 35))
 	}
 	if err != nil {
 		return nil, err
 	}
 	return encodeLock(lock)
+}
+
+// declaredVars are the values of the variables that an index declares, of all that it
+// was given.
+func declaredVars(m *index.Manifest, env map[string]string) map[string]string {
+	vars := map[string]string{}
+	for _, v := range m.Env {
+		if value, ok := env[v.Name]; ok {
+			vars[v.Name] = value
+		}
+	}
+	return vars
 }
 
 // lockFile is how a lock is kept in a bundle.
@@ -92,7 +105,7 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	if err := w.a.executor.Reserve(accountOf(b), b.Dir); err != nil {
 		return nil, err
 	}
-	making := executor.Making{Account: accountOf(b), Own: len(b.Manifest.Init) > 0, Vars: b.Env}
+	making := executor.Making{Account: accountOf(b), Own: len(b.Manifest.Init) > 0, Vars: declaredVars(b.Manifest, b.Env)}
 	env, err := w.a.executor.Environment(ctx, b.Dir, lock, making, steps(progress, 40, 65))
 	if err != nil {
 		return nil, err

@@ -129,7 +129,7 @@ func TestModelsOfBothVersionsOfPydantic(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			dir := writeFiles(t, map[string]string{"t.py": modelTools, "requirements.txt": version + "\n"})
-			lock, err := x.Lock(t.Context(), dir, "", nil)
+			lock, err := x.Lock(t.Context(), dir, executor.LockOptions{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

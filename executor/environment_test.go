@@ -51,7 +51,7 @@ func TestAnEnvironmentFromEachKindOfDeclaration(t *testing.T) {
 				defer mu.Unlock()
 				steps = append(steps, s.Name)
 			}
-			lock, err := x.Lock(t.Context(), dir, "", progress)
+			lock, err := x.Lock(t.Context(), dir, executor.LockOptions{}, progress)
 			if err != nil {
 				t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
 			}
@@ -94,7 +94,7 @@ func TestHashesOfTheAuthorAreHeldTo(t *testing.T) {
 		dir := writeFiles(t, map[string]string{
 			"requirements.txt": "-r more.txt\n", "more.txt": "six==1.16.0 --hash=sha256:" + hash + "\n",
 		})
-		lock, err := x.Lock(t.Context(), dir, "", nil)
+		lock, err := x.Lock(t.Context(), dir, executor.LockOptions{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -122,7 +122,7 @@ func TestNothingDeclaredNeedsNothing(t *testing.T) {
 	} {
 		files["t.py"] = "import sys\ndef tool(): return sys.prefix != sys.base_prefix\n"
 		dir := writeFiles(t, files)
-		lock, err := x.Lock(t.Context(), dir, "", nil)
+		lock, err := x.Lock(t.Context(), dir, executor.LockOptions{}, nil)
 		if err != nil || len(lock.Requirements) > 0 {
 			t.Fatalf("got %+v, %v", lock, err)
 		}
@@ -192,7 +192,7 @@ func TestInstallFailuresSayWhatToDo(t *testing.T) {
 		"nonsense":        {dir, "three", "is not understood"},
 		"broken manifest": {writeFiles(t, map[string]string{"pyproject.toml": "[project"}), "", "pyproject.toml"},
 	} {
-		_, err := x.Lock(t.Context(), c.dir, c.python, nil)
+		_, err := x.Lock(t.Context(), c.dir, executor.LockOptions{Python: c.python}, nil)
 		if e := toolmesh.AsError(err); e == nil || e.Code != toolmesh.CodeInstallFailed || !strings.Contains(e.Message, c.part) {
 			t.Errorf("%s: got %v, want install_failed with %q", name, err, c.part)
 		}
@@ -207,7 +207,7 @@ func TestWhatCannotBeResolvedIsSaidInUVsWords(t *testing.T) {
 	needsPackages(t)
 	x := newExecutor(t, nil)
 	dir := writeFiles(t, map[string]string{"requirements.txt": "six==1.16.0\nsix==1.15.0\n"})
-	_, err := x.Lock(t.Context(), dir, "", nil)
+	_, err := x.Lock(t.Context(), dir, executor.LockOptions{}, nil)
 	e := toolmesh.AsError(err)
 	if e == nil || e.Code != toolmesh.CodeInstallFailed || !strings.Contains(e.Message, "six==1.15.0") || e.Details["stderr"] == nil {
 		t.Errorf("got %v, details %v", err, e.Details)

@@ -155,6 +155,8 @@ const leastFiles = 256
 type (
 	// Lock is what an index's dependencies were resolved to.
 	Lock = venv.Lock
+	// LockOptions configure [Executor.Lock].
+	LockOptions = venv.LockOptions
 	// Making says for which index an environment is made, and how.
 	Making = venv.Making
 	// Env is an environment that is ready to be used.

@@ -57,7 +57,7 @@ func TestPathRequirements(t *testing.T) {
 	needsPackages(t)
 	x := newExecutor(t, nil)
 	for name, test := range map[string]func(*testing.T, *executor.Executor){
-		"each index has its own": eachItsOwn, "equal ones are shared": equalOnesAreShared, "outside of the index": outsideOfTheIndex,
+		"each index has its own": eachItsOwn, "equal ones are shared": equalOnesAreShared,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -84,7 +84,7 @@ func eachItsOwn(t *testing.T, x *executor.Executor) {
 			for _, value := range []string{"one", "two"} {
 				files := localPackage(declares, value)
 				fetched := writeFiles(t, files)
-				lock, err := x.Lock(t.Context(), fetched, "", nil)
+				lock, err := x.Lock(t.Context(), fetched, executor.LockOptions{}, nil)
 				if err != nil {
 					t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
 				}
@@ -114,7 +114,7 @@ func equalOnesAreShared(t *testing.T, x *executor.Executor) {
 		var dirs []string
 		for _, account := range []string{"one", "one", "other"} {
 			dir := writeFiles(t, localPackage(map[string]string{"requirements.txt": line}, "same"))
-			lock, err := x.Lock(t.Context(), dir, "", nil)
+			lock, err := x.Lock(t.Context(), dir, executor.LockOptions{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -130,29 +130,6 @@ func equalOnesAreShared(t *testing.T, x *executor.Executor) {
 	}
 }
 
-// A package outside of the index may change while it keeps its place.
-func outsideOfTheIndex(t *testing.T, x *executor.Executor) {
-	outside := writeFiles(t, localPackage(nil, "one"))
-	dir := writeFiles(t, map[string]string{
-		"t.py":             "from acme import VALUE\ndef tool(): return VALUE\n",
-		"requirements.txt": "acme @ file://" + filepath.Join(outside, "lib") + "\n",
-	})
-	for _, value := range []string{"one", "two"} {
-		if err := os.WriteFile(filepath.Join(outside, "lib/acme/__init__.py"), []byte(fmt.Sprintf("VALUE = %q\n", value)), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		lock, err := x.Lock(t.Context(), dir, "", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		env, err := x.Environment(t.Context(), dir, lock, executor.Making{}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		mustCall(t, open(t, x, executor.Spec{SourceDir: dir, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, fmt.Sprintf("%q", value))
-	}
-}
-
 // What builds a package is a stranger's code: of the agent's environment it sees what
 // a build needs.
 func TestWhatABuildSees(t *testing.T) {
@@ -165,7 +142,7 @@ func TestWhatABuildSees(t *testing.T) {
 	files["lib/backend.py"] = strings.Replace(backend, `wheel.write("acme/__init__.py")`,
 		`wheel.writestr("acme/__init__.py", "VALUE = " + repr(sorted(name for name, value in os.environ.items() if name in ("no_proxy", "CFLAGS") or "secret" in value)))`, 1)
 	dir := writeFiles(t, files)
-	lock, err := x.Lock(t.Context(), dir, "", nil)
+	lock, err := x.Lock(t.Context(), dir, executor.LockOptions{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +218,7 @@ func TestWhatABuildMayDo(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			lock, err := x.Lock(t.Context(), dir, "", nil)
+			lock, err := x.Lock(t.Context(), dir, executor.LockOptions{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

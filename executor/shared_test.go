@@ -44,7 +44,7 @@ func newSharer(t *testing.T, below string) (s *sharer, shared string) {
 
 func (s *sharer) lock(t *testing.T, source string) executor.Lock {
 	t.Helper()
-	lock, err := s.Lock(t.Context(), source, "", nil)
+	lock, err := s.Lock(t.Context(), source, executor.LockOptions{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ func TestAResolvedSetupLeavesNoTemporaryFiles(t *testing.T) {
 	dir := writeFiles(t, map[string]string{
 		"setup.py": "from setuptools import setup\nsetup(name='x', version='1', install_requires=['six==1.16.0'])\n", "t.py": "def tool(): pass\n",
 	})
-	lock, err := x.Lock(t.Context(), dir, "", nil)
+	lock, err := x.Lock(t.Context(), dir, executor.LockOptions{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

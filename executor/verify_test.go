@@ -37,7 +37,7 @@ func TestAnEnvironmentIsVerifiedWhenAnAgentStarts(t *testing.T) {
 			}
 		}()
 		if lock.Requirements == nil {
-			if lock, err = x.Lock(t.Context(), source, "", nil); err != nil {
+			if lock, err = x.Lock(t.Context(), source, executor.LockOptions{}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -75,7 +75,7 @@ func sdistOf(t *testing.T, name string, files map[string]string) []byte {
 
 func locked(t *testing.T, x *executor.Executor, dir string) executor.Lock {
 	t.Helper()
-	lock, err := x.Lock(t.Context(), dir, "", nil)
+	lock, err := x.Lock(t.Context(), dir, executor.LockOptions{}, nil)
 	if err != nil {
 		t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
 	}
@@ -337,7 +337,7 @@ func TestUVIsConfined(t *testing.T) {
 		t.Skip(why)
 	}
 	source := writeFiles(t, map[string]string{"requirements.txt": "six==1.16.0\n"})
-	_, ofLock := x.Lock(t.Context(), source, "", nil)
+	_, ofLock := x.Lock(t.Context(), source, executor.LockOptions{}, nil)
 	_, ofEnvironment := x.Environment(t.Context(), source, executor.Lock{Requirements: []byte("six==1.16.0\n")}, executor.Making{}, nil)
 	for what, err := range map[string]error{"a lock": ofLock, "an environment": ofEnvironment} {
 		said, _ := toolmesh.AsError(err).Details["stderr"].(string)

@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -24,47 +23,26 @@ type wanted struct {
 // packages are those of a lock.
 func packages(lock Lock) (all []wanted) {
 	for _, line := range logical(lock.Requirements) {
-		line = strings.TrimPrefix(line, "-e ") // an installed index does not change
-		w := wanted{line: line}
-		if found := release(line); found != "" {
+		w := wanted{line: strings.TrimPrefix(line.text, "-e ")} // of an older lock: an installed index does not change
+		if found := release(w.line); found != "" {
 			w.name, _, _ = strings.Cut(found, "==")
-			all = append(all, w)
-			continue
+		} else {
+			name, place, _ := cutPlace(w.line)
+			name, _, _ = strings.Cut(strings.TrimSuffix(name, " @ "), "[")
+			w.name, w.at = normalized(strings.TrimSpace(name)), place
 		}
-		at, _, _ := strings.Cut(line, " ;")
-		at, _, _ = strings.Cut(at, " --")
-		if name, place, named := strings.Cut(at, " @ "); named {
-			name, _, _ = strings.Cut(name, "[")
-			w.name, at = normal(name), place
-		}
-		w.at = strings.TrimSpace(at)
 		all = append(all, w)
 	}
 	return all
 }
 
-// normal is a package's name in one way, however it is written.
-func normal(name string) string {
-	return strings.ToLower(separator.ReplaceAllString(strings.TrimSpace(name), "-"))
-}
-
 // wheel reports whether a package is one as it comes.
 func (w wanted) wheel() bool {
-	at, _, _ := strings.Cut(w.at, "#")
-	return strings.HasSuffix(strings.ToLower(at), ".whl")
+	return strings.HasSuffix(strings.ToLower(withoutFragment(w.at)), ".whl")
 }
 
 // address reports whether a package comes from a place on the network that an index names.
 func (w wanted) address() bool { return strings.Contains(w.at, "://") }
-
-// foreign reports whether something comes from elsewhere than the package indexes of the
-// agent's settings.
-func (l Lock) foreign() bool {
-	return slices.ContainsFunc(packages(l), func(w wanted) bool { return w.at != "" })
-}
-
-// unbuilt is how uv names a package that has no wheel.
-var unbuilt = regexp.MustCompile("(?:Wheels are required for|no usable wheels and) `?([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 // install brings the packages of a lock into an environment, from wheels alone, which runs
 // nothing of them. Those that have none are built first, apart.
@@ -82,7 +60,11 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 	if err := os.Chmod(work, 0o755); err != nil { //nolint:gosec // other users read it
 		return err
 	}
-	in := installation{s: s, work: work, sourceDir: sourceDir, login: lock.logins(making.Vars), i: i, env: env, uv: uv}
+	login, err := lock.logins(making.Vars)
+	if err != nil {
+		return err
+	}
+	in := installation{s: s, work: work, sourceDir: sourceDir, login: login, i: i, env: env, uv: uv}
 	for _, w := range packages(lock) {
 		switch {
 		case w.at == "":
@@ -107,6 +89,7 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 		if making.NoBuild {
 			return in.refused()
 		}
+		progress.report("builds", "running", 70)
 		if said, err = in.make(ctx); err == nil {
 			said, err = in.take(ctx, false)
 		}
@@ -191,7 +174,8 @@ func (in *installation) take(ctx context.Context, dry bool) (said string, err er
 // said no such thing.
 func (in *installation) without(said string) bool {
 	for _, found := range unbuilt.FindAllStringSubmatch(said, -1) {
-		name := normal(found[1])
+		name, _, _ := strings.Cut(found[1], "==")
+		name = normalized(name)
 		at := slices.IndexFunc(in.ready, func(w wanted) bool { return w.name == name && w.at == "" })
 		if at >= 0 {
 			in.build = append(in.build, in.ready[at])
@@ -208,7 +192,7 @@ func (in *installation) refused() error {
 	for _, w := range in.build {
 		names = append(names, cmp.Or(w.name, w.at))
 	}
-	return refusedBuild(names)
+	return builds(names...)
 }
 
 // make builds what has no wheel, as a user and in a folder of its own, and takes the wheels

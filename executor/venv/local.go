@@ -11,20 +11,18 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 )
-
-// editable finds requirements that are used where they lie.
-var editable = regexp.MustCompile(`(?m)^-e `)
 
 // pathNote begins what [notePaths] adds to a lock.
 var pathNote = []byte("# content of ")
 
-// notePaths completes a lock that uv made in dir: paths into dir are relative to
-// it, and a comment for each says by a digest what it leads to. So locks of equal
-// text are equal, and the environment of one is that of the other.
-func notePaths(lock []byte, dir string) ([]byte, error) {
+// notePaths completes a lock that uv made of tree, which is dir or a copy of it: paths are
+// relative to it, and a comment for each says by a digest what it leads to. So locks of
+// equal text are equal, and the environment of one is that of the other. What a package
+// itself requires comes from uv: a path out of the tree, or an address that no
+// requirement may have, is an error.
+func notePaths(lock []byte, tree, dir string) ([]byte, error) {
 	var out, notes bytes.Buffer
 	for line := range strings.Lines(string(lock)) {
 		if line = strings.TrimRight(line, "\n"); line == "" || strings.HasPrefix(line, " ") || line[0] == '#' || release(line) != "" {
@@ -32,59 +30,55 @@ func notePaths(lock []byte, dir string) ([]byte, error) {
 			continue
 		}
 		// uv gives every package of an index its version: this is a path or an address.
-		option, rest := "", line
-		if editable.MatchString(line) {
-			option, rest = "-e ", strings.TrimPrefix(line, "-e ")
-		}
-		name, place, isNamed := strings.Cut(rest, " @ ")
-		if !isNamed {
-			name, place = "", rest
-		} else {
-			name += " @ "
-		}
-		end := len(place)
-		for _, mark := range []string{" ;", " \\"} {
-			if n := strings.Index(place, mark); n >= 0 {
-				end = min(end, n)
+		name, place, rest := cutPlace(line)
+		if isAddress(place) {
+			if err := (&reader{d: &declared{}}).address(new(requirement), place); err != nil {
+				return nil, fmt.Errorf("%s: %w", redact(strings.TrimSpace(name+place)), err)
 			}
-		}
-		place, rest = place[:end], place[end:]
-		if strings.Contains(place, "://") && !strings.HasPrefix(place, "file:") {
 			out.WriteString(line + "\n")
 			continue
 		}
-		if address, isURL := strings.CutPrefix(place, "file:"); isURL {
-			if path, err := url.PathUnescape(strings.TrimPrefix(address, "//")); err == nil {
-				place = path
-			}
+		inside, err := insideOf(tree, place)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", strings.TrimSpace(name+place), err)
 		}
-		if inside, err := filepath.Rel(dir, place); err == nil && filepath.IsLocal(inside) {
-			place = inside // a member of a workspace
-		}
-		path := place
-		if !filepath.IsAbs(place) {
-			path = filepath.Join(dir, place)
-		}
-		if _, err := os.Stat(path); err != nil {
-			path = dir // it is written with a variable, and may be anything that the index brings along
-		} else if !strings.Contains(place, "/") {
-			place = "./" + place // uv would take it for a package of the index
-		}
-		digest, err := contentOf(path)
+		digest, err := contentOf(dir, inside)
 		if err != nil {
 			return nil, err
 		}
-		out.WriteString(option + name + place + rest + "\n")
-		fmt.Fprintf(&notes, "%s%s: sha256:%s\n", pathNote, place, digest)
+		out.WriteString(name + "./" + inside + rest + "\n") // uv would take a bare name for a package of the index
+		fmt.Fprintf(&notes, "%s./%s: sha256:%s\n", pathNote, inside, digest)
 	}
 	return append(out.Bytes(), notes.Bytes()...), nil
 }
 
+// insideOf gives a path that uv names as relative to the tree.
+func insideOf(tree, place string) (string, error) {
+	if address, isURL := strings.CutPrefix(place, "file:"); isURL {
+		path, err := url.PathUnescape(strings.TrimPrefix(address, "//"))
+		if err != nil {
+			return "", err
+		}
+		place = path
+	}
+	real, _ := filepath.EvalSymlinks(tree) // a backend may say this
+	for _, root := range []string{tree, real} {
+		if inside, err := filepath.Rel(root, place); err == nil && filepath.IsAbs(place) && filepath.IsLocal(inside) {
+			return inside, nil
+		}
+	}
+	return "", errors.New("it leads out of the index's folder")
+}
+
 // contentOf is a digest of the names and contents of a file or of all files of a
-// folder, also by way of links, as a build would find them.
-func contentOf(path string) (string, error) {
+// folder in dir, also by way of links that stay in it, as a build would find them.
+func contentOf(dir, inside string) (string, error) {
 	sum := sha256.New()
 	seen := map[string]bool{}
+	dir, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return "", err
+	}
 	var add func(path, as string) error
 	add = func(path, as string) error {
 		real, err := filepath.EvalSymlinks(path)
@@ -93,6 +87,9 @@ func contentOf(path string) (string, error) {
 		}
 		if err != nil || seen[real] {
 			return err
+		}
+		if within, err := filepath.Rel(dir, real); err != nil || !filepath.IsLocal(within) {
+			return nil // it leads out of the index, where its name alone counts
 		}
 		return filepath.WalkDir(real, func(file string, entry fs.DirEntry, err error) error {
 			if err != nil {
@@ -127,7 +124,7 @@ func contentOf(path string) (string, error) {
 			return nil
 		})
 	}
-	if err := add(path, ""); err != nil {
+	if err := add(filepath.Join(dir, inside), ""); err != nil {
 		return "", err
 	}
 	return hex.EncodeToString(sum.Sum(nil)), nil

@@ -2,65 +2,62 @@ package venv
 
 import (
 	"bytes"
-	"os"
-	"path/filepath"
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"io"
 	"regexp"
+	"slices"
 	"strings"
 )
 
 var (
-	exact     = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*===?\s*([^\s;,\\]+)`)
-	separator = regexp.MustCompile(`[-_.]+`)
-	hash      = regexp.MustCompile(`--hash[= ]\s*(\S+)`)
-	included  = regexp.MustCompile(`^(?:-r|-c|--requirement|--constraint)[= ]?\s*(.+)$`)
+	exact      = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*===?\s*([^\s;,\\]+)`)
+	separator  = regexp.MustCompile(`[-_.]+`)
+	hashOption = regexp.MustCompile(`--hash[= ]\s*(\S+)`)
 )
 
-// pinned returns the hashes that a requirements file demands, and those that it
-// includes, by the package and version they stand at.
-func pinned(file string) map[string][]string {
-	pins := make(map[string][]string)
-	readPins(file, pins, make(map[string]bool))
-	return pins
+// line is a logical line of a requirements file.
+type line struct {
+	number int // where it begins, from 1
+	text   string
 }
 
-func readPins(file string, pins map[string][]string, seen map[string]bool) {
-	if seen[file] {
-		return
-	}
-	seen[file] = true
-	data, err := os.ReadFile(file) //nolint:gosec // the source's own file
-	if err != nil {
-		return // uv says so
-	}
-	for _, line := range logical(data) {
-		if other := included.FindStringSubmatch(line); other != nil {
-			name := strings.Trim(other[1], `"' `)
-			if !filepath.IsAbs(name) {
-				name = filepath.Join(filepath.Dir(file), name)
-			}
-			readPins(name, pins, seen)
+// logical returns the lines of a requirements file as pip joins them: continued ones
+// as one, without comments, and without those that are empty then.
+func logical(data []byte) (lines []line) {
+	text := strings.ReplaceAll(string(bytes.TrimPrefix(data, []byte("\ufeff"))), "\r\n", "\n")
+	var joined strings.Builder
+	began, number := 0, 0
+	for one := range strings.SplitSeq(text, "\n") {
+		if number++; began == 0 {
+			began = number
+		}
+		comment := strings.HasPrefix(strings.TrimSpace(one), "#")
+		if strings.HasSuffix(one, `\`) && !comment {
+			joined.WriteString(strings.TrimRight(one, `\`))
 			continue
 		}
-		if key := release(line); key != "" {
-			for _, one := range hash.FindAllStringSubmatch(line, -1) {
-				pins[key] = append(pins[key], one[1])
-			}
+		if comment {
+			joined.WriteString(" ")
 		}
+		joined.WriteString(one)
+		lines = appendLine(lines, began, joined.String())
+		joined.Reset()
+		began = 0
 	}
+	return appendLine(lines, began, joined.String())
 }
 
-// logical returns the lines of a requirements file, continued ones as one, without
-// comments.
-func logical(data []byte) []string {
-	var lines []string
-	text := strings.ReplaceAll(string(bytes.TrimPrefix(data, []byte("\ufeff"))), "\r\n", "\n")
-	for line := range strings.SplitSeq(strings.ReplaceAll(text, "\\\n", " "), "\n") {
-		if n := strings.Index(" "+line, " #"); n >= 0 {
-			line = line[:n]
-		}
-		if line = strings.TrimSpace(line); line != "" {
-			lines = append(lines, line)
-		}
+func appendLine(lines []line, number int, text string) []line {
+	text = strings.ReplaceAll(text, "\t", " ")
+	if n := strings.Index(" "+text, " #"); n >= 0 {
+		text = text[:n]
+	}
+	if text = strings.Trim(text, " "); text != "" {
+		lines = append(lines, line{number, text})
 	}
 	return lines
 }
@@ -76,30 +73,95 @@ func release(line string) string {
 	for strings.HasSuffix(version, ".0") {
 		version = strings.TrimSuffix(version, ".0")
 	}
-	return strings.ToLower(separator.ReplaceAllString(found[1], "-")) + "==" + version
+	return normalized(found[1]) + "==" + version
 }
 
-// hold writes the hashes that a requirements file demands in place of those that
-// uv found in a lock. uv checks them when it installs, but when it makes the lock
-// it takes what the package index says, so that a file that was changed there
-// since the author wrote them would be taken too.
-func hold(lock []byte, pins map[string][]string) []byte {
-	if len(pins) == 0 {
-		return lock
+// pinned names the file that a line is about: a release, else a path or an address.
+func pinned(line string) string {
+	if release := release(line); release != "" {
+		return release
+	}
+	_, place, _ := cutPlace(line)
+	return withoutFragment(place)
+}
+
+// cutPlace splits the line of a path or an address: "name @ ", the place, and the rest.
+func cutPlace(line string) (name, place, rest string) {
+	if n := strings.Index(line, " @ "); n >= 0 {
+		name, line = line[:n+3], line[n+3:]
+	}
+	end := len(line)
+	for _, mark := range []string{" ;", ` \`, " --"} {
+		if n := strings.Index(line, mark); n >= 0 {
+			end = min(end, n)
+		}
+	}
+	return name, strings.TrimSpace(line[:end]), line[end:]
+}
+
+func withoutFragment(address string) string {
+	address, _, _ = strings.Cut(address, "#")
+	return address
+}
+
+// hold writes the hashes that an index demands in place of those that uv found in a
+// lock, which it made of that tree. uv checks them when it installs, but when it makes the
+// lock it takes what the package index says, so that a file that was changed there since
+// the author wrote them would be taken too. With all the index demands every one.
+func hold(lock []byte, requirements []requirement, tree string, all bool) ([]byte, error) {
+	pins := map[string][]string{}
+	for _, q := range requirements {
+		if len(q.hashes) > 0 {
+			key := pinned(q.write(tree))
+			pins[key] = append(pins[key], q.hashes...)
+		}
+	}
+	if len(pins) == 0 && !all {
+		return lock, nil
 	}
 	var out strings.Builder
 	for _, line := range logical(lock) {
-		hashes, ok := pins[release(line)]
+		hashes, ok := pins[pinned(line.text)]
+		if !ok && all {
+			return nil, fmt.Errorf("%s is needed and has no --hash, which --require-hashes demands", strings.Fields(line.text)[0])
+		}
 		if !ok {
-			for _, one := range hash.FindAllStringSubmatch(line, -1) {
+			for _, one := range hashOption.FindAllStringSubmatch(line.text, -1) {
 				hashes = append(hashes, one[1])
 			}
 		}
-		out.WriteString(strings.TrimSpace(hash.ReplaceAllString(line, "")))
+		out.WriteString(strings.TrimSpace(hashOption.ReplaceAllString(line.text, "")))
 		for _, one := range hashes {
 			out.WriteString(" \\\n    --hash=" + one)
 		}
 		out.WriteString("\n")
 	}
-	return []byte(out.String())
+	return []byte(out.String()), nil
+}
+
+// checkDigest holds a file of the tree against the hashes that stand at it.
+func (r *reader) checkDigest(q *requirement) error {
+	info, err := r.root.Stat(q.path)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("a hash can be held to at one version (==1.2.3), or at a wheel or an archive")
+	}
+	if err != nil {
+		return err
+	}
+	f, err := r.root.Open(q.path)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // only read
+	sums := map[string]hash.Hash{"sha256": sha256.New(), "sha384": sha512.New384(), "sha512": sha512.New()}
+	if _, err := io.Copy(io.MultiWriter(sums["sha256"], sums["sha384"], sums["sha512"]), f); err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(q.hashes, func(one string) bool {
+		kind, digest, _ := strings.Cut(one, ":")
+		return hex.EncodeToString(sums[kind].Sum(nil)) == digest
+	}) {
+		return fmt.Errorf("the file has another content than its hash says: its digest is sha256:%x", sums["sha256"].Sum(nil))
+	}
+	return nil
 }

@@ -262,7 +262,8 @@ func (s *Store) runWith(ctx context.Context, dir string, environ []string, name 
 func failed(err error, said, format string, args ...any) *toolmesh.Error {
 	made := toolmesh.Errorf(toolmesh.CodeInstallFailed, format, args...).
 		WithOrigin(toolmesh.OriginAgent).WithStarted(toolmesh.StartedNo)
-	if said != "" {
+	made.Message = redact(made.Message)
+	if said = redact(said); said != "" {
 		// How it began says what was tried, and the end why it failed.
 		const limit = 4 << 10
 		if len(said) > limit {
@@ -271,7 +272,7 @@ func failed(err error, said, format string, args ...any) *toolmesh.Error {
 		made.Message += ": " + fewLines(said, 12)
 		made = made.WithDetail("stderr", said)
 	} else if err != nil {
-		made.Message += ": " + err.Error()
+		made.Message += ": " + redact(err.Error())
 	}
 	return made
 }

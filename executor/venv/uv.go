@@ -126,22 +126,23 @@ func (s *Store) runUV(ctx context.Context, i Interpreter, uv string, st step, ke
 		job.Keep = s.cache()
 		env = append(env, "UV_CACHE_DIR="+job.Keep)
 	}
+	var own []string // credentials of the agent, where no code of a package runs
 	if st.role != Builder {
-		files, err := s.settings(tmp)
-		if err != nil {
-			return nil, "", err
-		}
-		env = append(env, files...)
+		own = s.environ
 	}
-	files, err := st.login.files(tmp)
+	files, err := s.settings(tmp, own)
 	if err != nil {
 		return nil, "", err
 	}
-	env = append(env, files...)
+	logins, err := st.login.files(tmp, own)
+	if err != nil {
+		return nil, "", err
+	}
+	env = append(append(env, files...), logins...)
 	job.Env = append(env, "TMPDIR="+tmp, "HOME="+home)
 	job.Read = slices.Concat(st.read, readBy(env), []string{filepath.Dir(uv)})
 	stdout, said, err = s.confine(ctx, st.role, job)
-	said = s.redact(st.login, said)
+	said = st.login.redact(said)
 	if err == nil && keep != nil {
 		err = keep(tmp)
 	}
@@ -152,11 +153,11 @@ func (s *Store) runUV(ctx context.Context, i Interpreter, uv string, st step, ke
 // the agent's settings name, never of an address that an index names.
 func (s *Store) cache() string { return filepath.Join(cmp.Or(s.shared, s.dir), "packages") }
 
-// settings copies the files of the agent's own settings for packages that name credentials,
-// which other users cannot read, for a step that runs no code of a package.
-func (s *Store) settings(tmp string) (env []string, err error) {
+// settings copies the files that the agent's settings for packages name, which other users
+// may not read.
+func (s *Store) settings(tmp string, environ []string) (env []string, err error) {
 	for _, name := range []string{"NETRC", "UV_CONFIG_FILE"} {
-		file := lookup(s.environ, name)
+		file := lookup(environ, name)
 		if file == "" {
 			continue
 		}

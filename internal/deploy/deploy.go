@@ -12,8 +12,8 @@ import (
 // Builder makes something that can be served out of an index's source.
 type Builder interface {
 	// Lock resolves the dependencies of the source in dir, once and for all
-	// nodes. Empty means that none are declared.
-	Lock(ctx context.Context, dir string, manifest *index.Manifest, progress Progress) ([]byte, error)
+	// nodes. env are the values of the index's variables. Empty means that none are declared.
+	Lock(ctx context.Context, dir string, manifest *index.Manifest, env map[string]string, progress Progress) ([]byte, error)
 	// Open makes the environment and imports the tools.
 	Open(ctx context.Context, b Build, progress Progress) (Instance, error)
 }

@@ -94,7 +94,7 @@ func (w *workshop) serves(t *testing.T, name, revision string) {
 	w.await(t, name+" at "+revision+" is served", func() bool { return w.published[name].Revision == revision })
 }
 
-func (w *workshop) Lock(context.Context, string, *index.Manifest, deploy.Progress) ([]byte, error) {
+func (w *workshop) Lock(context.Context, string, *index.Manifest, map[string]string, deploy.Progress) ([]byte, error) {
 	return []byte("{}\n"), nil
 }
 

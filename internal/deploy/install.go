@@ -297,7 +297,7 @@ func missingEnv(manifest *index.Manifest, env map[string]string) string {
 // build resolves, packs and imports a fetched source, and completes the record.
 func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *index.Manifest, record *registry.IndexRecord, j *job, work string) (i Instance, err error) {
 	j.step("lock", "running", 20)
-	lock, err := m.builder.Lock(ctx, f.dir, manifest, j.step)
+	lock, err := m.builder.Lock(ctx, f.dir, manifest, readSettings(*record).Env, j.step)
 	if err != nil {
 		return nil, err
 	}

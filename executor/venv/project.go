@@ -1,0 +1,354 @@
+package venv
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+)
+
+// pyproject is what of a pyproject.toml says which packages are installed.
+type pyproject struct {
+	Project *struct {
+		Name           string              `toml:"name"`
+		Dependencies   []string            `toml:"dependencies"`
+		Optional       map[string][]string `toml:"optional-dependencies"`
+		RequiresPython string              `toml:"requires-python"`
+		Dynamic        []string            `toml:"dynamic"`
+	} `toml:"project"`
+	Build struct {
+		Requires []string `toml:"requires"`
+		Path     []string `toml:"backend-path"`
+	} `toml:"build-system"`
+	Tool struct {
+		Poetry *struct {
+			Dependencies map[string]any `toml:"dependencies"`
+		} `toml:"poetry"`
+		UV map[string]any `toml:"uv"`
+	} `toml:"tool"`
+}
+
+// readProject reads the pyproject.toml of a folder of the tree; nil if there is none.
+func (r *reader) readProject(dir string) (*project, error) {
+	if p, ok := r.projects[dir]; ok {
+		return p, nil
+	}
+	p := &project{reader: r, dir: dir, file: path.Join(dir, "pyproject.toml")}
+	var err error
+	if p.data, err = r.file(p.file); errors.Is(err, fs.ErrNotExist) {
+		r.projects[dir] = nil
+		return nil, nil //nolint:nilnil // there need not be one
+	}
+	if err == nil {
+		err = toml.Unmarshal(p.data, &p.pyproject)
+	}
+	if err != nil {
+		return nil, failed(err, "", "%s cannot be read", p.file).WithDetail("reason", reasonDependency)
+	}
+	r.projects[dir] = p
+	return p, nil
+}
+
+// project is the pyproject.toml of a folder of the tree.
+type project struct {
+	pyproject
+
+	*reader
+
+	dir, file string
+	data      []byte
+}
+
+// refuse is refused for a word of the file, in the last line that has it.
+func (p *project) refuse(word string, err error) error {
+	line := 0
+	if n := bytes.LastIndex(p.data, []byte(word)); n >= 0 {
+		line = bytes.Count(p.data[:n], []byte("\n")) + 1
+	}
+	return refusal(p.file, line, word, err)
+}
+
+// project checks a package of the tree, which others require by path: a folder, or a
+// file, in which nothing is looked for. uv reads and builds it by itself.
+func (r *reader) project(dir string) error {
+	if r.read["project "+dir] {
+		return nil
+	}
+	r.read["project "+dir] = true
+	if info, err := r.root.Stat(dir); err != nil || !info.IsDir() {
+		return err
+	}
+	p, err := r.readProject(dir)
+	if err != nil || p == nil {
+		return err
+	}
+	var declares []string
+	if p.Project != nil {
+		declares = slices.Clone(p.Project.Dependencies)
+		for _, more := range p.Project.Optional {
+			declares = append(declares, more...)
+		}
+	}
+	names, err := p.check(declares, "write the package's name here, and its path in [tool.uv.sources]")
+	if err == nil {
+		err = p.sources(names)
+	}
+	if err == nil {
+		err = p.checkBuild()
+	}
+	return err
+}
+
+// check reads requirements that uv will read itself: they may be releases and addresses
+// without credentials.
+func (p *project) check(declares []string, way string) (map[string]bool, error) {
+	names := map[string]bool{}
+	for _, text := range declares {
+		q, err := p.parse(text, p.dir)
+		switch {
+		case err != nil:
+		case q.path != "":
+			err = errors.New("a path is not taken in this place: " + way)
+		case q.login:
+			err = errors.New("a login is not taken in this place: write the requirement in the index's own declaration, and its name alone here")
+		}
+		if err != nil {
+			return nil, p.refuse(text, err)
+		}
+		names[normalized(q.name)] = true
+	}
+	return names, nil
+}
+
+// checkBuild reads what a build of the project needs.
+func (p *project) checkBuild() error {
+	for _, one := range p.Build.Path {
+		if _, err := p.within(one, p.dir); err != nil {
+			return p.refuse(one, err)
+		}
+	}
+	if _, err := p.check(p.Build.Requires, "a build takes packages of a package index"); err != nil {
+		return err
+	}
+	if p.Tool.Poetry == nil {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.Tool.Poetry.Dependencies)) {
+		for _, one := range tables(p.Tool.Poetry.Dependencies[name]) {
+			if err := p.poetry(one); err != nil {
+				return p.refuse(name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// poetry checks a dependency in Poetry's own words, which its backend turns into others.
+func (p *project) poetry(table map[string]any) error {
+	if _, ok := table["source"]; ok {
+		return errors.New("where packages come from is a setting of the agent: leave source out")
+	}
+	var q requirement
+	for _, key := range []string{"path", "file", "url", "git"} {
+		value, ok := table[key].(string)
+		if !ok {
+			continue
+		}
+		var err error
+		switch {
+		case key == "path" || key == "file":
+			if q.path, err = p.within(value, p.dir); err == nil {
+				err = p.project(q.path)
+			}
+		case key == "git" && !strings.Contains(value, "://"): // git@host:path
+			err = p.address(&q, "git+ssh://"+strings.Replace(value, ":", "/", 1))
+		case key == "git":
+			err = p.address(&q, "git+"+value)
+		default:
+			err = p.address(&q, value)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if q.login {
+		return errors.New("a login is not taken in this place: declare the dependencies in [project]")
+	}
+	return nil
+}
+
+// sources takes [tool.uv.sources] of a project for the names that it declares, nil for all:
+// packages of the tree. As constraints they hold for all that require such a name, so
+// that none of them is looked for in a package index.
+func (p *project) sources(names map[string]bool) error {
+	root, err := p.workspace()
+	if err != nil {
+		return err
+	}
+	own, _ := p.Tool.UV["sources"].(map[string]any)
+	take := func(from *project, all map[string]any) error {
+		for _, name := range slices.Sorted(maps.Keys(all)) {
+			if own[name] != nil && from != p || names != nil && !names[normalized(name)] {
+				continue
+			}
+			for _, one := range tables(all[name]) {
+				if err := from.source(root, name, one); err != nil {
+					return from.refuse(name, err)
+				}
+			}
+		}
+		return nil
+	}
+	if root != nil && root != p { // a member has those of its workspace, too
+		all, _ := root.Tool.UV["sources"].(map[string]any)
+		if err := take(root, all); err != nil {
+			return err
+		}
+	}
+	return take(p, own)
+}
+
+// source takes one entry of [tool.uv.sources].
+func (p *project) source(root *project, name string, table map[string]any) error {
+	if table["group"] != nil {
+		return nil // of development
+	}
+	q := requirement{name: name}
+	marker, _ := table["marker"].(string)
+	err := q.mark(marker, marker != "")
+	switch place, _ := table["path"].(string); {
+	case err != nil || !namePattern.MatchString(name):
+	case place != "":
+		q.path, err = p.within(place, p.dir)
+	case table["workspace"] == true:
+		q.path, err = root.member(name)
+	default:
+		err = errors.New("its source in [tool.uv.sources] is no path of the index: write the address in the requirement itself (name @ git+https://host/path)")
+	}
+	if err == nil {
+		p.d.constraints = append(p.d.constraints, q)
+		err = p.project(q.path)
+	}
+	return err
+}
+
+// workspace is the project that has the workspace of this one, which may be itself; nil
+// if there is none.
+func (p *project) workspace() (*project, error) {
+	for dir := p.dir; ; dir = path.Dir(dir) {
+		above, err := p.readProject(dir)
+		if err != nil {
+			return nil, err
+		}
+		if above != nil && above.Tool.UV["workspace"] != nil {
+			return above, nil
+		}
+		if dir == "." {
+			return nil, nil //nolint:nilnil // there need not be one
+		}
+	}
+}
+
+// member finds the member of a workspace by its name.
+func (p *project) member(name string) (string, error) {
+	if p == nil {
+		return "", errors.New("its source is a workspace, and there is none")
+	}
+	table, _ := p.Tool.UV["workspace"].(map[string]any)
+	dirs := []string{p.dir}
+	for _, pattern := range texts(table["members"]) {
+		if pattern = path.Join(p.dir, pattern); strings.Contains(pattern, "**") || !fs.ValidPath(pattern) {
+			return "", fmt.Errorf("the workspace's member %q is no folder or simple pattern of the index's folder", pattern)
+		}
+		found, err := fs.Glob(p.root.FS(), pattern)
+		if err != nil {
+			return "", fmt.Errorf("the workspace's member %q: %w", pattern, err)
+		}
+		dirs = append(dirs, found...)
+	}
+	for _, dir := range dirs {
+		out := slices.ContainsFunc(texts(table["exclude"]), func(pattern string) bool {
+			match, _ := path.Match(path.Join(p.dir, pattern), dir)
+			return match
+		})
+		info, err := p.root.Stat(dir)
+		if out || err != nil || !info.IsDir() {
+			continue
+		}
+		member, err := p.readProject(dir)
+		if err != nil {
+			return "", err
+		}
+		if member != nil && member.Project != nil && normalized(member.Project.Name) == normalized(name) {
+			return p.within("./"+dir, ".")
+		}
+	}
+	return "", errors.New("no member of the workspace has this name")
+}
+
+// changing are settings of uv that change what is installed and that no standard has.
+var changing = []string{
+	"index", "index-url", "extra-index-url", "find-links", "no-index", "index-strategy", "keyring-provider", "allow-insecure-host", "torch-backend",
+	"override-dependencies", "constraint-dependencies", "exclude-dependencies", "build-constraint-dependencies", "dependency-metadata",
+	"config-settings", "config-settings-package", "extra-build-dependencies", "extra-build-variables",
+	"no-build-isolation", "no-build-isolation-package", "no-binary", "no-binary-package", "no-build", "no-build-package", "only-binary",
+	"prerelease", "resolution", "exclude-newer", "exclude-newer-package",
+	"constraint", "override", "build-constraint", "extra", "all-extras", "no-deps", "require-hashes", "no-sources",
+}
+
+// setting finds one of them that the agent's own settings do not say; empty if there is none.
+func (r *reader) setting(settings map[string]any) string {
+	for _, key := range slices.Sorted(maps.Keys(settings)) {
+		harmless := !slices.Contains(changing, key) || settings[key] == false
+		switch value := settings[key].(type) {
+		case string:
+			harmless = harmless || r.allowed("--"+key, value)
+		case map[string]any:
+			if found := r.setting(value); key == "pip" && found != "" {
+				return found
+			}
+		case []map[string]any:
+			harmless = harmless || key == "index" && !slices.ContainsFunc(value, func(one map[string]any) bool {
+				address, _ := one["url"].(string)
+				return one["explicit"] != true && !r.allowed("--index-url", address)
+			})
+		}
+		if !harmless {
+			return key
+		}
+	}
+	return ""
+}
+
+// tables are the tables of a value that is one, or a list of them.
+func tables(value any) (all []map[string]any) {
+	switch value := value.(type) {
+	case map[string]any:
+		return []map[string]any{value}
+	case []map[string]any:
+		return value
+	case []any:
+		for _, one := range value {
+			if table, ok := one.(map[string]any); ok {
+				all = append(all, table)
+			}
+		}
+	}
+	return all
+}
+
+func texts(value any) (all []string) {
+	list, _ := value.([]any)
+	for _, one := range list {
+		if text, ok := one.(string); ok {
+			all = append(all, text)
+		}
+	}
+	return all
+}

@@ -1,0 +1,264 @@
+package venv
+
+import (
+	"fmt"
+	"net/url"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// requirement is one requirement as it was read: uv gets what stands here alone.
+type requirement struct {
+	name   string // empty where a path or an address stands alone
+	extras string // "[a,b]"
+	spec   string // the versions of a release: ">=1,<2"
+	url    string // an address without credentials
+	path   string // a file or folder of the tree, relative to it
+	marker string
+	hashes []string // "sha256:…"
+	login  bool     // url had a variable in its user information
+}
+
+// write gives the requirement as one line of a file for uv, of which tree is the source.
+func (r requirement) write(tree string) string {
+	place := r.url
+	if r.path != "" {
+		place = (&url.URL{Scheme: "file", Path: path.Join(tree, r.path)}).String()
+	}
+	line := r.name + r.extras + r.spec
+	switch {
+	case place != "" && r.name != "":
+		line += " @ " + place
+	case place != "":
+		line = place + r.extras
+	}
+	if r.marker != "" {
+		line += " ; " + r.marker
+	}
+	for _, hash := range r.hashes {
+		line += " --hash=" + hash
+	}
+	return line
+}
+
+const (
+	nameText  = `[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?`
+	clauseOf  = `(?:===|==|~=|!=|<=|>=|<|>)\s*[A-Za-z0-9.*+!_-]+`
+	extrasOf  = `\[\s*(?:` + nameText + `(?:\s*,\s*` + nameText + `)*)?\s*\]`
+	variables = `\$\{([A-Za-z_][A-Za-z0-9_]*)\}`
+)
+
+var (
+	namePattern   = regexp.MustCompile(`^(` + nameText + `)\s*(` + extrasOf + `)?\s*(.*)$`)
+	specPattern   = regexp.MustCompile(`^` + clauseOf + `(?:\s*,\s*` + clauseOf + `)*\s*,?$`)
+	extrasAtEnd   = regexp.MustCompile(extrasOf + `$`)
+	markerPattern = regexp.MustCompile(`^[A-Za-z0-9_.<>=!~'"()+*, -]+$`)
+	schemePattern = regexp.MustCompile(`^([A-Za-z][A-Za-z0-9+.-]*):`)
+	hostPattern   = regexp.MustCompile(`^(?:[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?$`)
+	addressRest   = regexp.MustCompile(`^[A-Za-z0-9._~:/?#@!&()*+,=%-]*$`)
+	secretQuery   = regexp.MustCompile(`(?i)[?&][^=&]*(?:token|passw|secret|api_?key|signature)[^=&]*=`)
+	pathPattern   = regexp.MustCompile(`^[\pL\pN_.+/ =,()!-]+$`)
+	hashPattern   = regexp.MustCompile(`^(sha256|sha384|sha512)[:=]([0-9A-Fa-f]+)$`)
+	archive       = regexp.MustCompile(`(?i)\.(?:whl|zip|tgz|tar\.(?:gz|bz2|xz|zst))$`)
+	variable      = regexp.MustCompile(variables)
+	anyVariable   = regexp.MustCompile(`\$\{[^}]*\}?`)
+	sshUser       = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
+	projectRoot   = regexp.MustCompile(`^(?:file:/*)?\$\{PROJECT_ROOT\}/`)
+)
+
+// schemes are those of addresses that a requirement may have.
+var schemes = []string{"https", "http", "git+https", "git+http", "git+ssh"}
+
+// wayOfLogins is what to do in place of a credential in an address.
+const wayOfLogins = `declare a secret variable in [[index.env]] of the manifest, write https://${NAME}@host/… and install with --env NAME`
+
+// parse reads one requirement as PEP 508 and pip write them, without options. base is
+// the folder of the tree in which its paths begin.
+func (r *reader) parse(text, base string) (requirement, error) {
+	var q requirement
+	text = strings.TrimSpace(text)
+	if !clean(text) {
+		return q, errControl
+	}
+	place := text
+	m := namePattern.FindStringSubmatch(text)
+	switch {
+	case m != nil && strings.HasPrefix(m[3], "@"):
+		q.name, q.extras, place = m[1], squeezed(m[2]), strings.TrimSpace(m[3][1:])
+	case m != nil && !isPlace(text):
+		q.name, q.extras, place = m[1], squeezed(m[2]), ""
+		spec, marker, has := strings.Cut(m[3], ";")
+		if err := q.mark(marker, has); err != nil {
+			return q, err
+		}
+		if spec = strings.TrimSpace(spec); strings.HasPrefix(spec, "(") && strings.HasSuffix(spec, ")") {
+			spec = strings.TrimSpace(spec[1 : len(spec)-1])
+		}
+		if spec != "" && !specPattern.MatchString(spec) {
+			return q, fmt.Errorf("it is not a requirement: write a package's name, and its versions if need be (\"rich>=13\")")
+		}
+		q.spec = strings.TrimSuffix(squeezed(spec), ",")
+		return q, nil
+	case !isPlace(text):
+		return q, fmt.Errorf("it is not a requirement: write a package's name, and its versions if need be (\"rich>=13\")")
+	}
+	separator := ";"
+	if strings.Contains(place, "://") {
+		separator = " ;" // an address may have one itself
+		place = strings.Replace(strings.ReplaceAll(place, "\t", " "), "; ", " ;", 1)
+	}
+	place, marker, has := strings.Cut(place, separator)
+	if err := q.mark(marker, has); err != nil {
+		return q, err
+	}
+	place = strings.TrimSpace(place)
+	if place = projectRoot.ReplaceAllString(place, "./"); isAddress(place) {
+		return q, r.address(&q, place)
+	}
+	if q.name == "" {
+		if extras := extrasAtEnd.FindString(place); extras != "" {
+			q.extras, place = squeezed(extras), strings.TrimSuffix(place, extras)
+		}
+	}
+	var err error
+	q.path, err = r.within(place, base)
+	return q, err
+}
+
+// isPlace reports whether a requirement without " @ " is a path or an address.
+func isPlace(text string) bool {
+	head, _, _ := strings.Cut(text, ";")
+	head = strings.TrimSpace(extrasAtEnd.ReplaceAllString(strings.TrimSpace(head), ""))
+	return strings.HasPrefix(head, ".") || strings.ContainsAny(head, `/\$`) || schemePattern.MatchString(head) || archive.MatchString(head)
+}
+
+func isAddress(place string) bool {
+	return schemePattern.MatchString(place) && !strings.HasPrefix(strings.ToLower(place), "file:")
+}
+
+// mark takes the marker of a requirement.
+func (q *requirement) mark(marker string, has bool) error {
+	q.marker = strings.Join(strings.Fields(marker), " ")
+	if has && (!markerPattern.MatchString(q.marker) || strings.Contains(q.marker, " -") || strings.HasPrefix(q.marker, "-")) {
+		return fmt.Errorf("what follows its semicolon is not an environment marker")
+	}
+	return nil
+}
+
+// within gives a path of the tree as relative to it, or says why it is none. The path
+// is followed through links as far as they stay in the tree.
+func (r *reader) within(place, base string) (string, error) {
+	if found := anyVariable.FindString(place); found != "" {
+		return "", fmt.Errorf("%s is not expanded: a variable may stand in the user information of an address alone", found)
+	}
+	if schemePattern.MatchString(place) { // file:
+		rest, err := url.PathUnescape(strings.TrimPrefix(place[len("file:"):], "//"))
+		if err != nil {
+			return "", fmt.Errorf("it is not an address: %w", err)
+		}
+		place = rest
+	}
+	if r.root == nil {
+		return "", fmt.Errorf("a single file has no packages beside it: make the index a folder with a tools.toml")
+	}
+	inside := path.Join(base, place)
+	if place == "" || path.IsAbs(place) || inside == ".." || strings.HasPrefix(inside, "../") {
+		return "", fmt.Errorf("it leads out of the index's folder: copy what it names into the index and write its path there (./lib)")
+	}
+	if !pathPattern.MatchString(inside) || strings.Contains(inside, " -") {
+		return "", fmt.Errorf("it has a character that a path of a requirement may not have")
+	}
+	if _, err := r.root.Stat(inside); err != nil {
+		return "", fmt.Errorf("it cannot be found in the index's folder, or leads out of it: %w", err)
+	}
+	return inside, nil
+}
+
+// address takes an address: its credentials are put aside.
+func (r *reader) address(q *requirement, text string) error {
+	scheme, rest, ok := strings.Cut(text, "://")
+	scheme = strings.ToLower(scheme)
+	if !ok || !slices.Contains(schemes, scheme) {
+		return fmt.Errorf("addresses of this kind are not taken: write one that begins with %s://", strings.Join(schemes, "://, "))
+	}
+	end := strings.IndexAny(rest, "/?#")
+	if end < 0 {
+		end = len(rest)
+	}
+	authority, rest := rest[:end], rest[end:]
+	user, host := "", authority
+	if n := strings.LastIndex(authority, "@"); n >= 0 {
+		user, host = authority[:n], authority[n+1:]
+	}
+	rest, fragment, _ := strings.Cut(rest, "#")
+	if found := anyVariable.FindString(host + rest + fragment); found != "" {
+		return fmt.Errorf("%s is not expanded: a variable may stand in the user information of an address alone", found)
+	}
+	if secretQuery.MatchString(rest) {
+		return fmt.Errorf("it has a credential in it: %s", wayOfLogins)
+	}
+	if !hostPattern.MatchString(host) || !addressRest.MatchString(rest) || strings.Contains(rest, "@-") {
+		return fmt.Errorf("it is not an address")
+	}
+	git := strings.HasPrefix(scheme, "git+")
+	for part := range strings.SplitSeq(fragment, "&") {
+		key, value, _ := strings.Cut(part, "=")
+		switch {
+		case part == "":
+		case key == "egg" && q.name == "":
+			if m := namePattern.FindStringSubmatch(value); m != nil && m[3] == "" {
+				q.name, q.extras = m[1], squeezed(m[2])
+			}
+		case key == "egg":
+		case key == "subdirectory" && pathPattern.MatchString(value) && !strings.Contains(value, " ") && !path.IsAbs(value) && !slices.Contains(strings.Split(value, "/"), ".."):
+			rest += "#subdirectory=" + value
+		case hashPattern.MatchString(part) && !git:
+			q.hashes = append(q.hashes, strings.Replace(part, "=", ":", 1))
+		default:
+			return fmt.Errorf("%q in it is not known: an address may end in #subdirectory=DIR or #sha256=DIGEST", redact(part))
+		}
+	}
+	q.url = scheme + "://" + host + rest
+	switch {
+	case user == "":
+		return nil
+	case scheme == "git+ssh":
+		if !sshUser.MatchString(user) {
+			return fmt.Errorf("ssh takes no password or variable: it uses the keys of the agent's user")
+		}
+		q.url = scheme + "://" + user + "@" + host + rest
+		return nil
+	}
+	where := scheme + "://" + host
+	if git { // of this repository alone
+		where, _, _ = strings.Cut(rest, "#")
+		if n := strings.LastIndex(where, "@"); n >= 0 {
+			where = where[:n]
+		}
+		where = scheme + "://" + host + where
+	}
+	q.login = true
+	one, err := newLogin(where, user, r.vars)
+	if err == nil {
+		r.d.logins, err = r.d.logins.with(one)
+	}
+	return err
+}
+
+// clean reports whether a text is UTF-8 without control characters.
+func clean(text string) bool {
+	return !strings.ContainsFunc(text, func(r rune) bool {
+		return r == unicode.ReplacementChar || r != '\t' && unicode.IsControl(r) || unicode.Is(unicode.Zl, r) || unicode.Is(unicode.Zp, r) || unicode.Is(unicode.Cf, r)
+	})
+}
+
+// squeezed is a text without white space.
+func squeezed(text string) string { return strings.Join(strings.Fields(text), "") }
+
+// normalized is the one way to write a package's name.
+func normalized(name string) string {
+	return strings.ToLower(separator.ReplaceAllString(name, "-"))
+}

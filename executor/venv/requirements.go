@@ -1,0 +1,312 @@
+package venv
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+
+	"github.com/toolmesh/toolmesh"
+)
+
+// reader reads what an index declares, before any tool does. It stays in the index's
+// folder, and what is not understood or names something outside is refused.
+type reader struct {
+	root    *os.Root // the index's folder; nil for a single file
+	vars    map[string]string
+	allowed func(option, value string) bool // the agent's own settings say the same
+	d       *declared
+	left    int64 // bytes that may still be read
+
+	read     map[string]bool     // requirements files that were read, and packages that were checked
+	projects map[string]*project // by their folders; nil: none there
+}
+
+// Bounds on dependency files.
+const (
+	maxDependencyBytes = 4 << 20
+	maxDependencyFiles = 200
+)
+
+// declaration reads what the index declares: pyproject.toml, else setup.py, else
+// requirements.txt. A pyproject.toml that says nothing of a project, only of
+// tools like a linter, does not count.
+func (r *reader) declaration() error {
+	p, err := r.readProject(".")
+	if err != nil {
+		return err
+	}
+	switch {
+	case p != nil && p.Project != nil:
+		r.d.python = p.Project.RequiresPython
+		if slices.Contains(p.Project.Dynamic, "dependencies") {
+			r.d.file, r.d.builds = p.file, true
+			break
+		}
+		names := map[string]bool{}
+		for _, text := range p.Project.Dependencies {
+			q, err := r.parse(text, ".")
+			if err == nil && q.path != "" {
+				err = r.project(q.path)
+			}
+			if err != nil {
+				return p.refuse(text, err)
+			}
+			r.d.file = p.file
+			r.d.requirements = append(r.d.requirements, q)
+			names[normalized(q.name)] = true
+		}
+		if err := p.sources(names); err != nil {
+			return err
+		}
+	case p != nil && p.Tool.Poetry != nil:
+		for name, value := range p.Tool.Poetry.Dependencies {
+			if name == "python" {
+				r.d.python, _ = value.(string)
+			} else {
+				r.d.file, r.d.builds = p.file, true
+			}
+		}
+	default:
+		for _, name := range []string{"setup.py", "requirements.txt"} {
+			if _, err := r.root.Lstat(name); err != nil {
+				continue
+			}
+			if r.d.file, r.d.builds = name, name == "setup.py"; r.d.builds {
+				break
+			}
+			if err := r.requirements(name, &r.d.requirements); err != nil {
+				return refusal(name, 0, name, err)
+			}
+			if len(r.d.requirements) == 0 {
+				r.d.file = ""
+			}
+		}
+	}
+	if r.d.file == "" {
+		return nil
+	}
+	if p != nil && r.d.builds {
+		if err := errors.Join(p.sources(nil), p.checkBuild()); err != nil {
+			return err
+		}
+	}
+	return r.settings(p)
+}
+
+// settings refuses what uv would take from its settings in the index's folder.
+func (r *reader) settings(p *project) error {
+	const why = "this setting of uv changes what is installed: write versions and addresses in the requirements; where packages come from is a setting of the agent"
+	if p != nil {
+		if key := r.setting(p.Tool.UV); key != "" {
+			return p.refuse(key, errors.New(why))
+		}
+	}
+	data, err := r.file("uv.toml")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var all map[string]any
+	if err == nil {
+		err = toml.Unmarshal(data, &all)
+	}
+	if err != nil {
+		return refused("uv.toml", 0, "uv.toml", "it cannot be read: %v", err)
+	}
+	if key := r.setting(all); key != "" {
+		return refused("uv.toml", 0, key, why)
+	}
+	return nil
+}
+
+// reasonDependency and reasonBuilds are details.reason of a declaration that is refused, and
+// of one that needs a build where none may be.
+const (
+	reasonDependency = "dependency"
+	reasonBuilds     = "builds"
+)
+
+// refused says what of a file is not taken, and why or what to do.
+func refused(file string, line int, word, format string, args ...any) error {
+	if line > 0 {
+		file = fmt.Sprintf("%s line %d", file, line)
+	}
+	if word = redact(word); len(word) > 300 {
+		word = strings.ToValidUTF8(word[:300], "") + "…"
+	}
+	return failed(nil, "", "%s: %q is not taken: %s", file, word, fmt.Sprintf(format, args...)).WithDetail("reason", reasonDependency)
+}
+
+// refusal is refused for an error that says why, which may be one of another file.
+func refusal(file string, line int, word string, err error) error {
+	if typed := new(toolmesh.Error); errors.As(err, &typed) {
+		return err
+	}
+	return refused(file, line, word, "%v", err)
+}
+
+// file reads a file of the tree. A missing one is fs.ErrNotExist.
+func (r *reader) file(name string) ([]byte, error) {
+	info, err := r.root.Stat(name)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a file", name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	f, err := r.root.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // only read
+	data, err := io.ReadAll(io.LimitReader(f, r.left+1))
+	if r.left -= int64(len(data)); err == nil && (r.left < 0 || len(r.read)+len(r.projects) > maxDependencyFiles) {
+		err = fmt.Errorf("the dependencies are declared in more than %d files or %d MB", maxDependencyFiles, maxDependencyBytes>>20)
+	}
+	return data, err
+}
+
+// requirements reads a requirements file into the list to, and what it includes.
+func (r *reader) requirements(name string, to *[]requirement) error {
+	key := fmt.Sprint(name, to == &r.d.constraints)
+	if r.read[key] {
+		return nil
+	}
+	r.read[key] = true
+	data, err := r.file(name)
+	if err != nil {
+		return fmt.Errorf("it cannot be read in the index's folder: %w", err)
+	}
+	for _, line := range logical(data) {
+		if err := r.requirement(name, line, to); err != nil {
+			return refusal(name, line.number, line.text, err)
+		}
+	}
+	return nil
+}
+
+// requirement reads a line of a requirements file.
+func (r *reader) requirement(name string, line line, to *[]requirement) error {
+	if !clean(line.text) {
+		return errControl
+	}
+	option, value := line.text, ""
+	if strings.HasPrefix(option, "--") {
+		if n := strings.IndexAny(option, "= "); n >= 0 {
+			option, value = option[:n], option[n+1:]
+		}
+	} else if strings.HasPrefix(option, "-") && len(option) > 1 {
+		option, value = option[:2], strings.TrimPrefix(strings.TrimSpace(option[2:]), "=")
+	}
+	value = strings.Trim(strings.TrimSpace(value), `"'`)
+	switch option {
+	case "-e", "--editable": // an index that is installed does not change
+		line.text = value
+	case "-r", "--requirement", "-c", "--constraint":
+		if isAddress(value) || path.IsAbs(value) || strings.Contains(value, "${") {
+			return errors.New("files of the index's folder alone are read: copy it there and write its path")
+		}
+		if strings.HasPrefix(strings.TrimLeft(option, "-"), "c") {
+			to = &r.d.constraints
+		}
+		return r.requirements(path.Join(path.Dir(name), value), to)
+	case "-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index", "--trusted-host":
+		if !r.allowed(option, value) {
+			return errors.New("where packages come from is a setting of the agent, not of an index: " +
+				"leave it out, or have the operator set UV_DEFAULT_INDEX, UV_INDEX or UV_FIND_LINKS for the agents")
+		}
+		return nil
+	case "--prefer-binary", "--use-feature": // as it is done here, and pip's own
+		return nil
+	case "--pre":
+		r.d.args = append(r.d.args, "--prerelease=allow")
+		return nil
+	case "--require-hashes":
+		r.d.hashed = true
+		return nil
+	case "--no-binary", "--only-binary":
+		for one := range strings.SplitSeq(value, ",") {
+			if m := namePattern.FindStringSubmatch(one); one != ":all:" && one != ":none:" && (m == nil || m[1] != one) {
+				return errors.New("it names no package")
+			}
+			r.d.args = append(r.d.args, option+"="+one)
+		}
+		return nil
+	}
+	if strings.HasPrefix(line.text, "-") {
+		return errors.New("this option is not known here: leave it out")
+	}
+	q, err := r.line(line.text)
+	if err == nil {
+		*to = append(*to, q)
+	}
+	return err
+}
+
+var errControl = errors.New("it has a control character or is not UTF-8")
+
+// line reads a requirement of a requirements file, with its options.
+func (r *reader) line(text string) (requirement, error) {
+	text, options, has := cutOptions(text)
+	q, err := r.parse(text, ".")
+	if err != nil {
+		return q, err
+	}
+	words := strings.Fields(options)
+	for n := 0; has && n < len(words); n++ {
+		option, value, ok := strings.Cut(words[n], "=")
+		if option != "--hash" {
+			return q, fmt.Errorf("its option %s is not known here: leave it out", redact(option))
+		}
+		if !ok && n+1 < len(words) {
+			n++
+			value = words[n]
+		}
+		if value = strings.Trim(value, `"'`); !hashPattern.MatchString(value) || !strings.Contains(value, ":") {
+			return q, fmt.Errorf("a hash is written --hash=sha256:DIGEST")
+		}
+		q.hashes = append(q.hashes, value)
+	}
+	if len(q.hashes) > 0 {
+		err = r.checkHashes(&q)
+	}
+	if q.path != "" && err == nil {
+		err = r.project(q.path)
+	}
+	return q, err
+}
+
+// cutOptions cuts a line of a requirements file before its first option.
+func cutOptions(text string) (requirement, options string, has bool) {
+	for n := 1; n < len(text); n++ {
+		if text[n] == '-' && (text[n-1] == ' ' || text[n-1] == '\t') {
+			return strings.TrimSpace(text[:n]), text[n:], true
+		}
+	}
+	return text, "", false
+}
+
+// checkHashes sees that hashes are at one file, and that a file of the tree has one of them.
+func (r *reader) checkHashes(q *requirement) error {
+	for n, one := range q.hashes {
+		kind, digest, _ := strings.Cut(one, ":")
+		q.hashes[n] = kind + ":" + strings.ToLower(digest)
+	}
+	slices.Sort(q.hashes)
+	q.hashes = slices.Compact(q.hashes)
+	switch {
+	case q.path != "":
+		return r.checkDigest(q)
+	case q.url != "" && archive.MatchString(withoutFragment(q.url)):
+		return nil
+	case q.url == "" && release(q.write("")) != "" && !strings.Contains(q.spec, "*"):
+		return nil
+	}
+	return fmt.Errorf("a hash can be held to at one version (==1.2.3), or at a wheel or an archive")
+}
