@@ -162,7 +162,11 @@ func (u User) MakeBelow(home, path string) error {
 		at := filepath.Join(parts[:i+1]...)
 		err := root.Mkdir(at, 0o755) //nolint:gosec // as its user would
 		if err == nil && u.ID != 0 {
-			err = root.Lchown(at, u.ID, u.Group)
+			// Whatever the user has put in its place: nothing but a folder is given.
+			var folder *os.File
+			if folder, err = root.OpenFile(at, os.O_RDONLY|syscall.O_DIRECTORY, 0); err == nil {
+				err = errors.Join(u.Take(folder), folder.Close())
+			}
 		}
 		if err != nil && !errors.Is(err, os.ErrExist) {
 			return err
