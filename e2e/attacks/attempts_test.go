@@ -94,7 +94,7 @@ var attempts = []attempt{
 	{area: "files", name: "read_system", what: "read what all users may", by: nobodys, root: never, user: never},
 	{area: "files", name: "write_own_temporary", what: "write temporary files", by: nobodys, root: never, user: never},
 	{area: "files", name: "null", what: "write `/dev/null`", by: nobodys, root: never, user: never},
-	{area: "files", name: "read_other_source", what: "read another index's source", by: nobodys, root: never, user: never},
+	{area: "files", name: "read_other_source", what: "read another index's source", by: ownUser, root: guard, user: never},
 	{area: "files", name: "read_file", what: "read a file of the agent's user", by: ownUser, root: guard, user: never, proof: reads, whose: "agent"},
 	{area: "files", name: "read_file", what: "read a file of root", by: ownUser, root: guard, user: none, proof: reads, whose: "root"},
 	{area: "files", name: "append_to_file", what: "change a file of the agent's user", by: ownOrMounts, root: guard, user: strict, proof: changes, whose: "agent"},

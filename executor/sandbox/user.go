@@ -44,12 +44,12 @@ func (u User) Take(files ...*os.File) error {
 }
 
 // Lend makes folders, with all that is in them, the user's own until back is called:
-// they are ours again then, nobody else may write there, and what is neither a file, a
-// folder nor a link is gone. The group of the folders themselves stays.
-// Files that have further names are not lent: these may be in a cache that others
-// share. Of files that have further names then, those of others, which the user linked
-// there, lose that name. Nothing of the user that may write them may run when it is called, and when
-// back is. It does nothing for the zero value.
+// they are ours again then, others may not write there, and what is neither a file, a
+// folder nor a link is gone. The group of the folders themselves stays. Files that have
+// further names are not lent: these may be in a cache that others share. A name that the
+// user gave to a file of somebody else is removed. Nothing of the user that may write
+// the folders may run when Lend is called, and when back is. It does nothing for the
+// zero value.
 func (u User) Lend(folders ...string) (back func() error, err error) {
 	if u.ID == 0 {
 		return func() error { return nil }, nil
@@ -150,7 +150,8 @@ func (l *loan) take(root *os.Root, name string, info fs.FileInfo, stat *syscall.
 		return root.Remove(name)
 	}
 	err := l.own(root, name, info, os.Geteuid(), os.Getegid())
-	if mode := info.Mode(); err == nil && mode&fs.ModeSymlink == 0 && mode&(0o022|fs.ModeSetuid|fs.ModeSetgid) != 0 && mode&fs.ModeType&^fs.ModeDir == 0 {
+	mode := info.Mode()
+	if err == nil && (mode.IsRegular() || mode.IsDir()) && mode&(0o022|fs.ModeSetuid|fs.ModeSetgid) != 0 {
 		err = root.Chmod(name, mode.Perm()&^0o022)
 	}
 	return err
@@ -184,7 +185,11 @@ func (u User) MakeBelow(home, path string) error {
 		at := filepath.Join(parts[:i+1]...)
 		err := root.Mkdir(at, 0o755) //nolint:gosec // as its user would
 		if err == nil && u.ID != 0 {
-			err = root.Lchown(at, u.ID, u.Group)
+			// Whatever the user has put in its place: nothing but a folder is given.
+			var folder *os.File
+			if folder, err = root.OpenFile(at, os.O_RDONLY|syscall.O_DIRECTORY, 0); err == nil {
+				err = errors.Join(u.Take(folder), folder.Close())
+			}
 		}
 		if err != nil && !errors.Is(err, os.ErrExist) {
 			return err
