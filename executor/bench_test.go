@@ -311,19 +311,23 @@ func BenchmarkStart(b *testing.B) {
 			if how == "fresh" {
 				one.Isolation = toolmesh.IsolationFresh
 			}
-			last := open(b, x, spec)
+			last, best := open(b, x, spec), time.Hour
 			for b.Loop() {
+				began := time.Now()
 				if how != "fresh" {
 					b.StopTimer()
 					_ = last.Close(b.Context())
 					time.Sleep(100 * time.Millisecond) // the next copy is made
 					b.StartTimer()
+					began = time.Now()
 					last = open(b, x, spec)
 				}
 				if _, err := last.Call(b.Context(), one, nil); err != nil {
 					b.Fatal(err)
 				}
+				best = min(best, time.Since(began))
 			}
+			b.ReportMetric(best.Seconds()*1e3, "best-ms")
 		})
 	}
 }

@@ -260,3 +260,69 @@ func checkStarted(t *testing.T, plant, who string, env *executor.Env, body json.
 		t.Errorf("%s: the library was loaded by %q, want %d", who, loaded, user)
 	}
 }
+
+// A command of an installation, too, has the environment's start-up files run confined.
+func TestStartUpCodeOfAnInstallationRunsConfined(t *testing.T) {
+	t.Parallel()
+	for name, plant := range plants {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			data := t.TempDir()
+			keys, dir := filepath.Join(data, "keys"), filepath.Join(data, "indexes", "a")
+			planted(t, filepath.Join(keys, "admin.nk"), "secret")
+			planted(t, filepath.Join(dir, "t.py"), "")
+			x, err := executor.New(filepath.Join(data, "executor"), &executor.Options{Environ: os.Environ(), Users: "each", Sealed: data})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := x.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			if level, why := x.Sandbox(); level != tool.SandboxGuard {
+				t.Skip(why)
+			}
+			env, err := x.Environment(t.Context(), dir, executor.Lock{}, executor.Making{Account: "a", Own: true}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			packages, _ := filepath.Glob(filepath.Join(env.Dir, "lib", "python*", "site-packages"))
+			vars := plant(t, env, packages[0], keys)
+			said := x.Command(t.Context(), env, "a", dir, []string{"python", "-c", "import sys; sys.exit(f'noted {getattr(sys, \"noted\", [])}')"}, vars, nil, nil)
+			if said == nil || !strings.Contains(fmt.Sprint(toolmesh.AsError(said).Details, said), "noted [") {
+				t.Errorf("the command did not run: %v", said)
+			}
+			if trap, err := os.ReadFile(filepath.Join(keys, "trap")); err == nil {
+				t.Errorf("it ran before it was confined: %q", trap)
+			}
+		})
+	}
+}
+
+// An index with folders of its own begins as a copy, too, in each level.
+func TestAnIndexWithFoldersIsACopy(t *testing.T) {
+	t.Parallel()
+	for _, box := range []tool.Sandbox{tool.SandboxGuard, tool.SandboxStrict} {
+		log := &logged{}
+		dir := writeFiles(t, map[string]string{"t.py": "import sys\ndef f(path: str) -> list:\n    open(path + '/made', 'w').close()\n    return [open(path + '/file').read(), 'xml.dom.minidom' in sys.modules]\n"})
+		x := newExecutor(t, func(o *executor.Options) { o.Sandbox, o.Users, o.Logger, o.Sealed = box, "each", log.logger(), filepath.Dir(dir) })
+		if level, why := x.Sandbox(); level != box {
+			t.Skip(why)
+		}
+		given, err := os.MkdirTemp("", "given-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.RemoveAll(given) })
+		planted(t, filepath.Join(given, "file"), "given")
+		spec := specOf(t, x, dir, "t.f")
+		if spec.Paths, _, err = x.Paths("test", []executor.Path{{Path: given, Write: true}}, nil); err != nil {
+			t.Fatal(err)
+		}
+		mustCall(t, open(t, x, spec), "t.f", fmt.Sprintf(`{"path":%q}`, given), `["given",true]`)
+		if log.has("starts an interpreter of its own") {
+			t.Errorf("%s: it is no copy", box)
+		}
+	}
+}

@@ -4,7 +4,8 @@
 // A [Starter] is an executor's: it has the base processes, one for each interpreter,
 // which have imported what most tools import. A [Group] is the tools of an index that
 // share an environment and a sandbox; it starts zygotes, each a copy of the base or an
-// interpreter of its own, and makes workers of them. A [Process] is one worker: the
+// interpreter of its own, which are confined before they take anything of the index, and
+// makes workers of them. A [Process] is one worker: the
 // pipes, the page and the signals by which a pool speaks with it.
 //
 // # States of a group
@@ -12,11 +13,11 @@
 //	            Open: SETUP          DESCRIBED
 //	NewGroup ──────────────> [ importing ] ──────────> [ open ] ──> Start: a worker
 //	                          │   ^    │                 │   ^
-//	  a module hangs or ends  │   │    │ anything else   │   │ the next Start begins
-//	  the process: it is left └───┘    v                 v   │ a zygote that must offer
-//	  out, and the import              failed        [ no zygote ] the same tools
-//	  begins anew                                    (it ended: its
-//	                                                  workers too)
+//	  a module hangs, breaks  │   │    │ anything else   │   │ the next Start begins
+//	  the protocol or ends    └───┘    v                 v   │ a zygote that must offer
+//	  the process: it is left          failed        [ no zygote ] the same tools
+//	  out, and the import                            (it ended: its
+//	  begins anew                                     workers too)
 //	any ── Close ──> closed: every process is killed, and waited for
 //
 // # States of a zygote
@@ -28,7 +29,7 @@
 //	              ended <── the process ends: the workers whose end it can no longer
 //	                        report are lost
 //
-// A zygote answers one FORK at a time, for the descriptors in its answers must not mix;
+// All that a zygote says after CONFINED may be said by code of the index. It answers one FORK at a time, for the descriptors in its answers must not mix;
 // it reports the exit of each worker by the worker's id.
 //
 // # States of a base

@@ -185,9 +185,6 @@ func (g *Group) begin(ctx context.Context, s setup, only string) (*zygote, error
 			return z, err
 		}
 		g.log.Warn("the index starts an interpreter of its own", slog.Any("error", err))
-		if err := g.ownFolder(&s); err != nil { // the first is gone
-			return nil, err
-		}
 	}
 	proc, err := g.starter.spawner.Start(g.command)
 	if err != nil {
@@ -228,9 +225,6 @@ func (g *Group) copied(ctx context.Context, s setup, adopts bool) (*zygote, erro
 // only is as for another.
 func (g *Group) newZygote(ctx context.Context, s setup, only string) (*zygote, error) {
 	for {
-		if err := g.ownFolder(&s); err != nil {
-			return nil, err
-		}
 		leave, err := g.starter.Place(ctx)
 		if err != nil {
 			return nil, err

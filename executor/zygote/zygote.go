@@ -120,6 +120,10 @@ type forkedMessage struct {
 // startZygote sets the process up and waits until it has described its tools.
 func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup) (_ *zygote, err error) {
 	opts := g.starter.opts
+	if err := g.ownFolder(&s); err != nil {
+		proc.Kill()
+		return nil, err
+	}
 	z := &zygote{
 		log: g.log, proc: proc, conn: proc.Control,
 		measured: make(chan struct{}), forked: make(chan forkedMessage, 1), workers: map[uint64]*Process{}, words: output.NewTail(g.redact),
@@ -201,7 +205,7 @@ type progress struct {
 // String names what runs.
 func (p progress) String() string {
 	if p.module == "" {
-		return "the start-up code of the environment's packages"
+		return "the start of the environment's interpreter"
 	}
 	return "the import of " + p.module
 }
