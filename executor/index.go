@@ -377,6 +377,7 @@ func (ix *Index) poolOf(g *group, key poolKey) (*pool.Pool, *toolmesh.Error) {
 	}
 	worker := zygote.Worker{
 		Async: key.async, Isolation: key.isolation, Limits: key.limits.Within(tool.Limits{}, ix.x.opts.MaxLimits), Tool: key.tool, Turns: ix.spec.Turns,
+		Bounds: key.limits.Within(ix.x.opts.Limits, ix.x.opts.MaxLimits),
 	}
 	p := pool.New(ix.poolConfig(key), func(ctx context.Context) (pool.Process, error) { return g.Start(ctx, worker) })
 	ix.pools[key] = p

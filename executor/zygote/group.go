@@ -138,7 +138,7 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, w
 	if err != nil {
 		return nil, err
 	}
-	p.zygote, p.group = z, s.opts.Cgroups.ForLimit(int64(worker.Limits.Memory))
+	p.zygote, p.group = z, s.opts.Cgroups.ForLimits(int64(worker.Bounds.Memory), worker.Bounds.Pids)
 	kind, l := "sync", worker.Limits
 	if worker.Async {
 		kind = "async"

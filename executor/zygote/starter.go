@@ -19,7 +19,7 @@ type Options struct {
 	Dir string
 	// Files is the folder that holds the worker's package.
 	Files string
-	// Cgroups bound the memory of workers, where they are of a kind.
+	// Cgroups bound the memory and the processes of workers, where they are of a kind.
 	Cgroups *cgroup.Tree
 	// StartTimeout bounds the import of one module.
 	StartTimeout time.Duration
