@@ -220,7 +220,7 @@ func (ix *Index) group(root string) error {
 	if info, err := os.Stat(src); err == nil && info.IsDir() {
 		paths = append(paths, src)
 	}
-	byKey := map[groupKey]*group{}
+	byKey, pids := map[groupKey]*group{}, ix.x.opts.Limits.Pids
 	o := ix.x.opts
 	for _, name := range ix.spec.Tools {
 		policy := ix.spec.Policies[name].withDefaults(ix.x.defaultSandbox())
@@ -247,9 +247,11 @@ func (ix *Index) group(root string) error {
 			ix.groups = append(ix.groups, g)
 		}
 		g.config.Tools = append(g.config.Tools, name)
+		pids = max(pids, policy.Limits.Within(o.Limits, o.MaxLimits).Pids)
 		g.config.MostFiles = max(g.config.MostFiles, policy.Limits.Within(o.Limits, o.MaxLimits).OpenFiles)
 	}
 	for _, g := range ix.groups {
+		g.config.Processes = ix.x.processes(g.config.User, pids)
 		g.Group = ix.x.zygotes.NewGroup(g.config)
 	}
 	return nil

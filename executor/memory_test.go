@@ -320,11 +320,15 @@ def free():
 	spec.Policies = map[string]executor.Policy{"t.limited": {Limits: tool.Limits{Memory: memoryLimit}}}
 	ix := open(t, x, spec)
 	all := members(t, groups)
-	if len(all) != 2 {
-		t.Fatalf("the groups have %v, want two with processes", all)
+	if len(all) != 3 {
+		t.Fatalf("the groups have %v, want those of two workers and of their zygote with processes", all)
 	}
-	limited := 0
+	zygotes, limited := 0, 0
 	for group, pids := range all {
+		if !slices.ContainsFunc(ix.Stats().Pids, func(pid int) bool { return slices.Contains(pids, strconv.Itoa(pid)) }) {
+			zygotes++
+			continue
+		}
 		if len(pids) != 2 {
 			t.Errorf("%s has processes %v, want the worker and the one that it started", group, pids)
 		}
@@ -350,8 +354,8 @@ def free():
 			limited++
 		}
 	}
-	if limited != 1 {
-		t.Errorf("%d groups have the bound of the tool that declares one", limited)
+	if limited != 1 || zygotes != 1 {
+		t.Errorf("%d groups have the bound of the tool that declares one, %d are of zygotes", limited, zygotes)
 	}
 }
 
@@ -488,7 +492,7 @@ func TestGroupsOfAKilledAgentAreRemoved(t *testing.T) {
 			t.Errorf("%s is left", place)
 		}
 	}
-	if got := members(t, others); len(got) != 1 {
+	if got := members(t, others); len(got) != 2 { // the worker's, and the zygote's
 		t.Errorf("the other agent's groups: %v", got)
 	}
 	mustCall(t, ix, "t.a", `{}`, `1`)

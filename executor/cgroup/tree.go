@@ -235,7 +235,7 @@ func (t *Tree) try(kind Kind, dir string) error {
 // ForLimits makes a group for what has a limit on its memory, which is bounded later, or
 // on its processes and threads; nil where it has none, or no group is to be had.
 func (t *Tree) ForLimits(memory int64, tasks int) *Group {
-	if t.kind == "" || memory == 0 && (tasks == 0 || t.tasks == "") {
+	if t == nil || t.kind == "" || memory == 0 && (tasks == 0 || t.tasks == "") {
 		return nil
 	}
 	group, err := t.New()

@@ -148,7 +148,8 @@ func until(end time.Time) []byte {
 func (r *run) request(user sandbox.User, env []string) sandbox.Request {
 	return sandbox.Request{
 		Level: r.call.Sandbox, Folder: r.folder, User: user, Given: r.runner.cfg.Given,
-		OpenFiles: r.call.Limits.OpenFiles, Memory: backstop(r.bounded()), Argv: r.call.Argv, Env: env,
+		OpenFiles: r.call.Limits.OpenFiles, Memory: backstop(r.bounded()),
+		Processes: r.runner.cfg.Processes(user, r.call.Limits.Pids), Argv: r.call.Argv, Env: env,
 	}
 }
 

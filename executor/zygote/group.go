@@ -32,6 +32,8 @@ type Config struct {
 	// OpenFiles is how many files a call may open, and MostFiles the most that Limits
 	// of a [Worker] may say.
 	OpenFiles, MostFiles int
+	// Processes is how many processes and threads User may have; 0: any.
+	Processes int
 }
 
 // Group is the processes that have an environment and a sandbox in common, and the
@@ -67,7 +69,7 @@ func (s *Starter) NewGroup(cfg Config) *Group {
 		setup: setup{
 			Root: cfg.Root, Cwd: cfg.Root, Paths: cfg.Paths, Sandbox: cfg.Sandbox, Exclude: map[string]string{},
 			Secrets: cfg.Redact.Forms(), Tools: cfg.Tools, User: cfg.User.IDs(), Given: cfg.Given,
-			OpenFiles: [2]int{cfg.OpenFiles, cfg.MostFiles},
+			OpenFiles: [2]int{cfg.OpenFiles, cfg.MostFiles}, Processes: cfg.Processes,
 		},
 		command: sandbox.Command{
 			Path: cfg.Python, Args: []string{"-I", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), s.opts.Files},
@@ -160,7 +162,9 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, w
 		}
 		return nil, err
 	}
-	p.enclose()
+	if p.group != nil {
+		enclose(p.log, p.group, p.Pid())
+	}
 	return p, nil
 }
 

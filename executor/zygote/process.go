@@ -173,25 +173,22 @@ func (p *Process) flush() {
 	}
 }
 
-// enclose moves a worker that has just been forked into its group, with what the
-// index's own handlers may have started in it: no call has reached it.
-func (p *Process) enclose() {
-	if p.group == nil {
-		return
-	}
-	err := p.group.Add(p.Pid())
+// enclose moves a process that has just begun into its group, with what it has started: a
+// worker with what the index's own handlers of forks have, before any call.
+func enclose(log *slog.Logger, group *cgroup.Group, pid int) {
+	err := group.Add(pid)
 	known := map[int]bool{}
 	for more := true; more && err == nil; {
 		more = false
-		for _, pid := range sandbox.Descendants(p.Pid()) {
+		for _, pid := range sandbox.Descendants(pid) {
 			if !known[pid] {
 				known[pid], more = true, true
-				err = errors.Join(err, p.group.Add(pid))
+				err = errors.Join(err, group.Add(pid))
 			}
 		}
 	}
 	if err != nil {
-		p.log.Warn("a worker is in no control group", slog.Int("pid", p.Pid()), slog.Any("error", err))
+		log.Warn("a process is in no control group", slog.Int("pid", pid), slog.Any("error", err))
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
@@ -42,6 +43,9 @@ type setup struct {
 	// OpenFiles are the limit of a call of a tool that declares none, and the most that
 	// a [forkRequest] may say.
 	OpenFiles [2]int `json:"open_files,omitzero"`
+	// Processes is how many processes and threads the user may have, who is the index's own;
+	// 0: any.
+	Processes int `json:"processes,omitempty"`
 	// User is who to become: a user's id and a group's; empty for nobody else.
 	User []int `json:"user,omitempty"`
 	// Given are folders that it has, whoever owns them.
@@ -107,7 +111,8 @@ type zygote struct {
 	about   description
 	words   *output.Tail
 
-	folder string // see setup; removed with the zygote
+	folder string        // see setup; removed with the zygote
+	group  *cgroup.Group // of what it imports; nil: it is in none of its own
 	temp   *folders
 
 	measured chan struct{} // closed once memory is known
@@ -155,6 +160,12 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 			z.kill()
 		}
 	}()
+	if z.group = opts.Cgroups.ForLimits(opts.ImportMemory, opts.ImportTasks); z.group != nil {
+		enclose(z.log, z.group, proc.Pid())
+		if err := z.group.Limit(opts.ImportMemory); err != nil {
+			z.log.Warn("the imports of an index are not bounded", slog.Any("error", err))
+		}
+	}
 	body, err := json.Marshal(s)
 	if err != nil {
 		return nil, fmt.Errorf("setup: %w", err)
@@ -176,7 +187,7 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 	case late:
 		return nil, &importFailure{module, fmt.Sprintf("the import of %s did not end within %v", module, opts.StartTimeout)}
 	case errors.Is(err, errEnded):
-		return nil, z.ended(module)
+		return nil, z.ended(module, opts.ImportMemory)
 	case err != nil:
 		return nil, err
 	}
@@ -238,8 +249,9 @@ func (z *zygote) describe(tools int, imports func()) (module string, err error) 
 	return module, fmt.Errorf("%w: %w", errEnded, err)
 }
 
-// ended is the error of a zygote that has ended before it had described its tools.
-func (z *zygote) ended(module string) error {
+// ended is the error of a zygote that has ended before it had described its tools. most is
+// the memory that it might take.
+func (z *zygote) ended(module string, most int64) error {
 	_ = z.conn.Close() // in case that it closed the channel and goes on
 	select {
 	case <-z.proc.Done():
@@ -250,6 +262,9 @@ func (z *zygote) ended(module string) error {
 	status := z.proc.ExitCode()
 	if module == "" {
 		return &startFailure{words: z.words.String(), status: status, unfit: status == exitUnfit}
+	}
+	if z.group != nil && z.group.Kills() > 0 {
+		return &importFailure{module, fmt.Sprintf("the import of %s took more than the %d bytes of memory that imports may take", module, most)}
 	}
 	return &importFailure{module, fmt.Sprintf("the import of %s ended the process (%s)%s", module, sandbox.ExitOf(status), z.words.Suffix())}
 }
@@ -412,6 +427,9 @@ func (z *zygote) gone() bool {
 func (z *zygote) kill() {
 	z.proc.Kill()
 	z.wg.Wait()
+	if z.group != nil {
+		z.group.Close()
+	}
 	z.control.close()
 	if z.folder != "" {
 		_ = os.RemoveAll(z.folder)

@@ -110,6 +110,7 @@ class Zygote:
             adopting.set_environ(adopted["environ"])
         given = [(one["path"], one["access"]) for one in self._setup.get("given", ())]
         self._confine(self._setup["sandbox"], self._setup["folder"], self._setup.get("user", ()), given, early)
+        limits.processes(self._setup.get("processes", 0))  # before any code of the index runs
         if adopted:
             try:
                 adopting.adopt(adopted, self._setup["paths"])
