@@ -1,8 +1,10 @@
 package executor_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -142,5 +144,90 @@ func TestBombsThatDeclareNothing(t *testing.T) {
 				eventually(t, "what "+name+" started is gone", func() bool { return tasksIn(folder) < 16 })
 			}
 		})
+	}
+}
+
+// Where an index has a user of its own, the kernel bounds all that this user has: as much
+// as the index's workers may have together, and none of it can be taken back.
+func TestAnIndexHasABoundOfProcesses(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only an agent that is root gives indexes users of their own")
+	}
+	const source = `
+import os, resource, sys
+
+def bound():
+    try:
+        resource.setrlimit(resource.RLIMIT_NPROC, (100_000, 100_000))
+    except (OSError, ValueError):
+        pass
+    return [os.getuid() != 0, *resource.getrlimit(resource.RLIMIT_NPROC)]
+
+if __name__ == "__main__":
+    print(*bound())
+`
+	dir, err := os.MkdirTemp("/var/tmp", "toolmesh-test-") // other users pass it
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir) //nolint:errcheck // nothing is left that uses it
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	x, err := executor.New(dir, &executor.Options{Environ: os.Environ(), Logger: testLogger(t), Users: "each", MaxWorkers: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close() //nolint:errcheck // tested elsewhere
+	if level, why := x.Sandbox(); level == tool.SandboxNone {
+		t.Skip(why)
+	}
+	index := filepath.Join(dir, "index")
+	if err := os.MkdirAll(index, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(index, "t.py"), []byte(source), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	spec := specOf(t, x, index, "t.bound")
+	spec.Policies = map[string]executor.Policy{"t.bound": {Limits: tool.Limits{Pids: 300}}}
+	mustCall(t, open(t, x, spec), "t.bound", `{}`, `[true,2700,2700]`)
+	c, err := x.OpenCommands(executor.CommandSpec{Name: spec.Name, SourceDir: spec.SourceDir, Env: spec.Env})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(t.Context()) //nolint:errcheck // tested elsewhere
+	body, err := c.Call(t.Context(), program.Call{Tool: "t", Argv: []string{"python", "t.py"}, Text: true}, nil)
+	if err != nil || string(body) != `"True 2304 2304"` {
+		t.Errorf("a command: %s, %v", body, err)
+	}
+}
+
+// What is imported is no call, and has a bound of its own, by the kernel.
+func TestABombThatIsImported(t *testing.T) {
+	x := newExecutor(t, nil)
+	if !x.BoundsProcesses() {
+		t.Skip("no control groups that bound processes can be made here")
+	}
+	spec := specOf(t, x, writeFiles(t, map[string]string{"bomb.py": `
+import os, time
+for _ in range(20_000):
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+def f(): pass
+`}), "bomb.f")
+	folder, err := filepath.EvalSymlinks(spec.SourceDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ix *executor.Index
+	peak := peakOf(folder, func() { ix = open(t, x, spec) })
+	if most := max(1024, 64*runtime.NumCPU()); peak > most+4 {
+		t.Errorf("the import had %d processes, more than %d", peak, most)
+	}
+	// With all of them left there is no room for a worker.
+	if unavailable := fmt.Sprint(ix.Unavailable()); !strings.Contains(unavailable, "temporarily unavailable") {
+		t.Errorf("unavailable: %s", unavailable)
 	}
 }
