@@ -118,10 +118,6 @@ func MemoryShare(percent int) tool.Size {
 // they may declare.
 func (x *Executor) Limits() (standard, most tool.Limits) { return x.opts.Limits, x.opts.MaxLimits }
 
-// BoundsProcesses reports whether the kernel keeps the limits of tools on processes and
-// threads on this machine, by control groups.
-func (x *Executor) BoundsProcesses() bool { return x.groups.BoundsTasks() }
-
 // MemoryGuard says what stands behind the memory limits of tools on this
 // machine: "cgroup v2", "cgroup v1", or "watchdog" where no control groups may be
 // made.

@@ -95,9 +95,6 @@ func open(name, record string, log *slog.Logger, k kernel, controller string) *T
 // Kind is the version in use; empty where no groups are to be had.
 func (t *Tree) Kind() Kind { return t.kind }
 
-// BoundsTasks reports whether groups bound processes and threads, too.
-func (t *Tree) BoundsTasks() bool { return t.tasks != "" }
-
 // Why says what keeps this process from making groups; empty where it can.
 func (t *Tree) Why() string { return t.why }
 

@@ -27,10 +27,10 @@ const (
 
 // keep keeps a process, above a program that has not begun, within the bounds until it
 // ends. exceeded, called after that, says which one made it end, if one did.
-func (b Bounds) keep(proc *Process) (exceeded func() error, err error) {
+func (b Bounds) keep(proc *Process) (exceeded func() error) {
 	var found error
 	if b.Time == 0 && b.Memory == 0 && b.Tasks == 0 {
-		return func() error { return nil }, nil
+		return func() error { return nil }
 	}
 	tasks := b.Tasks
 	if tasks > 0 {
@@ -38,12 +38,13 @@ func (b Bounds) keep(proc *Process) (exceeded func() error, err error) {
 	}
 	group := b.Groups.ForLimits(b.Memory, tasks)
 	if group != nil {
-		if err = group.Add(proc.Pid()); err == nil && b.Memory > 0 {
+		err := group.Add(proc.Pid())
+		if err == nil && b.Memory > 0 {
 			err = group.Limit(b.Memory + aboveIt)
 		}
-		if err != nil {
+		if err != nil { // then it is looked at
 			group.Close()
-			return nil, err
+			group = nil
 		}
 	}
 	end := time.Now().Add(b.Time)
@@ -68,7 +69,7 @@ func (b Bounds) keep(proc *Process) (exceeded func() error, err error) {
 			}
 		}
 	})
-	return func() error { looking.Wait(); return found }, nil
+	return func() error { looking.Wait(); return found }
 }
 
 func (b Bounds) check(proc *Process, group *cgroup.Group, end time.Time) error {

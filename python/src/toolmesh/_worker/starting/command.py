@@ -122,9 +122,8 @@ def _bound(request: _Request) -> None:
     ):
         if most:
             hard = resource.getrlimit(kind)[1]
-            if hard != resource.RLIM_INFINITY:
-                most = min(most, hard)
-            resource.setrlimit(kind, (most, most))
+            bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(kind, (bound, bound))
 
 
 class _Agent:
