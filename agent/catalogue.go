@@ -36,7 +36,7 @@ func (w *workshop) catalogue(ctx context.Context, b deploy.Build, env *executor.
 		names = append(names, name)
 	}
 	read, err := w.a.executor.Catalogue(ctx, executor.CatalogueSpec{
-		Name: string(b.Name), SourceDir: b.Dir, Env: env, Python: b.Manifest.Python, Tools: functionsOf(b.Manifest, names),
+		Name: string(b.Name), Account: accountOf(b), SourceDir: b.Dir, Env: env, Python: b.Manifest.Python, Tools: functionsOf(b.Manifest, names),
 	})
 	if err != nil {
 		w.a.log.Warn("the source of tools that are not served cannot be read",

@@ -89,10 +89,11 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	if err != nil {
 		return nil, err
 	}
-	if len(b.Manifest.Init) > 0 {
-		lock.Own = accountOf(b) // the command may add to the environment
+	if err := w.a.executor.Reserve(accountOf(b), b.Dir); err != nil {
+		return nil, err
 	}
-	env, err := w.a.executor.Environment(ctx, b.Dir, lock, steps(progress, 40, 65))
+	making := executor.Making{Account: accountOf(b), Own: len(b.Manifest.Init) > 0, Vars: b.Env}
+	env, err := w.a.executor.Environment(ctx, b.Dir, lock, making, steps(progress, 40, 65))
 	if err != nil {
 		return nil, err
 	}
@@ -237,7 +238,7 @@ func (w *workshop) initialise(ctx context.Context, b deploy.Build, env *executor
 	if len(b.Manifest.Init) == 0 {
 		return nil
 	}
-	marker := filepath.Join(b.Dir, index.MetaDir, initDone)
+	marker := filepath.Join(b.Own, initDone)
 	if done, err := os.ReadFile(marker); err == nil && string(done) == env.Build { //nolint:gosec // our own folder
 		return nil
 	}

@@ -81,7 +81,7 @@ func (e *engine) start(ctx context.Context) (err error) {
 	if e.x, err = executor.New(filepath.Join(e.dir, "executor"), &executor.Options{Environ: os.Environ()}); err != nil {
 		return err
 	}
-	if e.env, err = e.x.Environment(ctx, e.tools(), executor.Lock{}, nil); err != nil {
+	if e.env, err = e.x.Environment(ctx, e.tools(), executor.Lock{}, executor.Making{}, nil); err != nil {
 		return err
 	}
 	names := []string{"t.weather", "t.count", "t.wait", "t.forever"}

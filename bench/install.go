@@ -103,7 +103,7 @@ func (p *plan) measureInstall(ctx context.Context, stderr io.Writer, dir string,
 
 // moveCache has the next mesh begin with what the one before has downloaded.
 func moveCache(from, to string) error {
-	cache := filepath.Join("agent", "executor", "uv-cache")
+	cache := filepath.Join("agent", "executor", "packages")
 	if err := os.MkdirAll(filepath.Join(to, filepath.Dir(cache)), 0o750); err != nil {
 		return err
 	}

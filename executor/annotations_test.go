@@ -133,7 +133,7 @@ func TestModelsOfBothVersionsOfPydantic(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			env, err := x.Environment(t.Context(), dir, lock, nil)
+			env, err := x.Environment(t.Context(), dir, lock, executor.Making{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

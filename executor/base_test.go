@@ -152,7 +152,7 @@ func interpreterSeen(t *testing.T, python string, vars map[string]string, box to
 	log := &logged{}
 	x := newExecutor(t, func(o *executor.Options) { o.OwnInterpreters, o.Logger = own, log.logger() })
 	dir := writeFiles(t, map[string]string{"t.py": interpreterTools})
-	env, err := x.Environment(t.Context(), dir, executor.Lock{Python: "==" + python + ".*"}, nil)
+	env, err := x.Environment(t.Context(), dir, executor.Lock{Python: "==" + python + ".*"}, executor.Making{}, nil)
 	if err != nil {
 		t.Skipf("no Python %s here: %v", python, err)
 	}
@@ -417,10 +417,11 @@ func TestWithoutABaseAnIndexStartsAnInterpreter(t *testing.T) {
 		}
 	}
 	eventually(t, "the end of the base is noticed", func() bool { return len(log.bases()) == 0 })
-	// A new one cannot be made like the environment.
-	if err := os.Remove(filepath.Join(spec.Env.Dir, "toolmesh-environment.json")); err != nil {
-		t.Fatal(err)
-	}
+	// A new one cannot be made.
+	file := filepath.Join(t.TempDir(), "python")
+	planted(t, file, "#!/bin/sh\ncase \"$*\" in *'base()'*) exit 1; esac\nexec "+spec.Env.Base+" \"$@\"\n")
+	other := *spec.Env
+	other.Base, spec.Env = file, &other
 	ix := open(t, x, spec)
 	mustCall(t, ix, "t.loaded", `{}`, `false`)
 	for _, want := range []string{"no base process", "the index starts an interpreter of its own"} {

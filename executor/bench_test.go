@@ -299,3 +299,31 @@ func BenchmarkMemoryLimit(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkStart is an index from nothing to its first answer: as a copy of the base
+// process, with an interpreter of its own, and a call of an interpreter of its own.
+func BenchmarkStart(b *testing.B) {
+	for _, how := range []string{"copy", "own", "fresh"} {
+		b.Run(how, func(b *testing.B) {
+			x := newExecutor(b, func(o *executor.Options) { o.OwnInterpreters = how == "own" })
+			spec := specOf(b, x, writeFiles(b, map[string]string{"t.py": "def one(): return 1"}), "t.one")
+			one := executor.Call{Tool: "t.one"}
+			if how == "fresh" {
+				one.Isolation = toolmesh.IsolationFresh
+			}
+			last := open(b, x, spec)
+			for b.Loop() {
+				if how != "fresh" {
+					b.StopTimer()
+					_ = last.Close(b.Context())
+					time.Sleep(100 * time.Millisecond) // the next copy is made
+					b.StartTimer()
+					last = open(b, x, spec)
+				}
+				if _, err := last.Call(b.Context(), one, nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -2,11 +2,14 @@ package executor_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -108,7 +111,7 @@ func TestCatalogueRunsNothing(t *testing.T) {
 		"sitecustomize.py": touch,
 		"usercustomize.py": touch,
 	})
-	env, err := x.Environment(t.Context(), dir, executor.Lock{}, nil)
+	env, err := x.Environment(t.Context(), dir, executor.Lock{}, executor.Making{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,5 +173,40 @@ func TestCatalogueOfNothing(t *testing.T) {
 	}
 	if err := x.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The source is read by its index's user, who sees nothing else of the agent's, and through
+// no link that leads out of it; what stands where a file should is left out.
+func TestCatalogueReadsTheSourceAlone(t *testing.T) {
+	t.Parallel()
+	for _, box := range []tool.Sandbox{tool.SandboxGuard, tool.SandboxNone} {
+		data := t.TempDir()
+		dir, other := filepath.Join(data, "indexes", "a"), filepath.Join(data, "other")
+		planted(t, filepath.Join(dir, "t.py"), "def f(x: int): ...\n")
+		planted(t, filepath.Join(dir, "inner", "real.py"), "def f(): ...\n")
+		planted(t, filepath.Join(other, "secret.py"), "def f(x='secret'): ...\n")
+		if err := errors.Join(
+			os.Symlink(filepath.Join(other, "secret.py"), filepath.Join(dir, "out.py")),
+			os.Symlink(other, filepath.Join(dir, "src")),
+			os.Symlink("inner/real.py", filepath.Join(dir, "in.py")),
+			os.Symlink("inner/real.py", filepath.Join(dir, "stays.py")),
+			syscall.Mkfifo(filepath.Join(dir, "pipe.py"), 0o644),
+			os.Chmod(filepath.Dir(data), 0o755), //nolint:gosec // others pass
+		); err != nil {
+			t.Fatal(err)
+		}
+		x, err := executor.New(filepath.Join(data, "executor"), &executor.Options{Environ: os.Environ(), Sandbox: box, Users: "each", Sealed: data})
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := catalogueOf(t, x, dir, "t.f", "out.f", "secret.f", "stays.f", "pipe.f")
+		if err := x.Close(); err != nil {
+			t.Fatal(err)
+		}
+		names := slices.Sorted(maps.Keys(found))
+		if diff := cmp.Diff([]string{"stays.f", "t.f"}, names); diff != "" {
+			t.Errorf("%s: described (-want +got):\n%s", box, diff)
+		}
 	}
 }

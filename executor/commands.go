@@ -51,7 +51,7 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 	runner = program.New(program.Config{
 		Index: spec.Name, Logger: x.log.With(slog.String("index", spec.Name), slog.String("revision", spec.Revision)),
 		Launch: sandbox.Command{
-			Path: spec.Env.Python, Args: []string{"-I", "-S", "-c", python.Bootstrap("command(sys.argv[2])"), x.files}, Env: []string{"LANG=C.UTF-8"}, Dir: root,
+			Path: spec.Env.Base, Args: []string{"-I", "-S", "-c", python.Bootstrap("command(sys.argv[2])"), x.files}, Env: []string{"LANG=C.UTF-8"}, Dir: root,
 		},
 		Spawner: x.spawner, Groups: x.groups,
 		// What the index's tools see, and the name of the environment that they run in.
@@ -61,7 +61,8 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 		User: func(box tool.Sandbox) (sandbox.User, map[string]string, error) {
 			return x.user(cmp.Or(spec.Account, spec.Name), cmp.Or(box, x.opts.Sandbox))
 		},
-		Given: spec.Paths, Redact: output.NewRedactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
+		Given:  func(user sandbox.User) []sandbox.Path { return append(x.seen(root, spec.Env, user), spec.Paths...) },
+		Redact: output.NewRedactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
 		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace, Limits: x.opts.Limits, MaxLimits: x.opts.MaxLimits,
 		Processes: x.processes,
 		Closed:    func() { x.ended(runner) },

@@ -148,6 +148,9 @@ def attempts(outside: str, data: str, port: int, path: str, sibling: int, drasti
         "read": tried(read, "/etc/passwd"),
         "read what is root's": tried(read, "/etc/shadow"),
         "read what is another index's": tried(read, data + "/homes/B/secret"),
+        "see another index's source": tried(secret, data + "/other/t.py"),
+        "see another environment": tried(secret, data + "/executor/envs/other/pyvenv.cfg"),
+        "see another's temporary files": tried(secret, data + "/executor/tmp/other"),
         "be root": tried(os.setuid, 0) if os.getuid() else "ok",
         "write its home": tried(append, os.path.expanduser("~/x")),
         "print by name": tried(write, "/dev/stdout"),
@@ -211,7 +214,7 @@ func intrude(dir string) error {
 	data := filepath.Join(dir, "data")
 	o := &executor.Options{
 		Environ: os.Environ(), Sandbox: tool.Sandbox(os.Getenv("TOOLMESH_TEST_SANDBOX")),
-		Sealed: data, Shown: []string{filepath.Join(data, "index")}, Users: os.Getenv("TOOLMESH_TEST_USERS"),
+		Sealed: data, Shown: []string{filepath.Join(data, "index"), filepath.Join(data, "other")}, Users: os.Getenv("TOOLMESH_TEST_USERS"),
 	}
 	if level := os.Getenv("TOOLMESH_TEST_LEVEL"); level != "" {
 		o.Levels = []sandbox.Level{sandbox.Level(level)}
@@ -226,14 +229,21 @@ func intrude(dir string) error {
 		return err
 	}
 	ctx := context.Background()
-	env, err := x.Environment(ctx, dir, executor.Lock{}, nil)
+	env, err := x.Environment(ctx, dir, executor.Lock{}, executor.Making{}, nil)
 	if err != nil {
 		return err
 	}
 	var indexes []*executor.Index
-	for _, name := range []string{"A", "B"} {
+	for _, file := range []string{"executor/envs/other/pyvenv.cfg", "executor/tmp/other"} {
+		file = filepath.Join(data, file)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o644)); err != nil { //nolint:gosec // all may read it
+			return err
+		}
+	}
+	for _, one := range [][2]string{{"A", "index"}, {"B", "other"}} {
+		name, source := one[0], one[1]
 		ix, err := x.Open(ctx, executor.Spec{
-			Name: name, SourceDir: filepath.Join(data, "index"), Env: env, Tools: []string{"t.attempts", "t.pid", "t.environments"},
+			Name: name, SourceDir: filepath.Join(data, source), Env: env, Tools: []string{"t.attempts", "t.pid", "t.environments"},
 			Vars: map[string]string{"SECRET_OF_" + name: "1"},
 		})
 		if err != nil {
@@ -299,11 +309,12 @@ func outcomesOfLevels() map[tool.Sandbox]map[string]string {
 		"read": "ok", "start a program": "ok", "a lock between processes": "ok", "connect": "ok", "connect to a file": "ok",
 		"connect to itself": "ok", "write the worker": "ok", "write the agent's files": "ok", "rename the agent's files": "ok",
 		"read a key": "ok", "uncover": "ok", "use the agent's keyring": "ok",
+		"see another index's source": "ok", "see another environment": "ok", "see another's temporary files": "ok",
 	}
 	guard := with(none, "EPERM", "signal a sibling", "signal the zygote", "ptrace a sibling", "mount", "set the host's name")
 	guard = with(guard, "EACCES", "read a sibling's environment", "read a sibling's memory", "change the kernel's settings")
 	guard = with(guard, "EROFS", "write the index", "write the worker", "write the agent's files", "rename the agent's files")
-	guard = with(guard, "EACCES", "read a key")
+	guard = with(guard, "EACCES", "read a key", "see another index's source", "see another environment", "see another's temporary files")
 	guard = with(guard, "EPERM", "uncover")
 	guard = with(guard, "ENOKEY", "use the agent's keyring")
 	strict := with(guard, "EROFS", "write outside", "truncate")
@@ -323,8 +334,8 @@ func ofAnotherUser(want map[string]string, level tool.Sandbox) map[string]string
 		return with(want, "ok", "read what is root's", "be root", "write its home")
 	}
 	want = with(want, "EPERM", "be root")
-	want = with(want, "EACCES", "read what is root's", "read what is another index's", "write the worker")
-	want = with(want, "ENOENT", "truncate")
+	want = with(want, "EACCES", "read what is root's", "write the worker")
+	want = with(want, "ENOENT", "truncate", "read what is another index's")
 	want = with(want, "EROFS", "write outside")
 	if level == tool.SandboxGuard {
 		want = with(want, "ok", "write its home")
@@ -376,9 +387,6 @@ func TestWhatALevelDenies(t *testing.T) {
 			if c.users != "" {
 				want = ofAnotherUser(want, c.asked)
 			}
-			if c.users == "nobody" { // so are all indexes
-				want["read what is another index's"] = "ENOENT"
-			}
 			got := map[string]string{}
 			for name := range want {
 				got[name] = a.Outcome[name]
@@ -401,6 +409,7 @@ func TestWithoutNamespaces(t *testing.T) {
 	t.Parallel()
 	guard := map[string]string{
 		"write the worker": "EACCES", "write the agent's files": "EACCES", "rename the agent's files": "EACCES", "read a key": "EACCES",
+		"see another index's source": "EACCES", "see another environment": "EACCES", "see another's temporary files": "EACCES",
 		"write the index": "EACCES", "uncover": "EPERM", "mount": "EPERM", "ptrace a sibling": "EPERM", "use the agent's keyring": "ENOKEY",
 		"read a sibling's environment": "EACCES", "read a sibling's memory": "EACCES",
 		"write temporary files": "ok", "move temporary files": "ok", "write outside": "ok", "write null": "ok", "read": "ok", "start a program": "ok",
@@ -511,6 +520,7 @@ func TestUsersWithoutNamespaces(t *testing.T) {
 	want := map[string]string{
 		"write the index": "EACCES", "write the worker": "EACCES", "write the agent's files": "EACCES", "rename the agent's files": "EACCES",
 		"read a key": "EACCES", "read what is root's": "EACCES", "read what is another index's": "EACCES", "be root": "EPERM",
+		"see another index's source": "EACCES", "see another environment": "EACCES", "see another's temporary files": "EACCES",
 		"read": "ok", "write temporary files": "ok", "write its home": "ok", "start a program": "ok",
 	}
 	got := map[string]string{}
@@ -567,7 +577,7 @@ func intruded(t *testing.T, user string, kept sandbox.Level, asked tool.Sandbox,
 	if user == "root" && os.Geteuid() != 0 {
 		t.Skip("not root")
 	}
-	cmd, dir := beside(t, user, map[string]string{"data/index/t.py": intruder, "data/keys/admin.nk": "secret", "data/node": "n"})
+	cmd, dir := beside(t, user, map[string]string{"data/index/t.py": intruder, "data/other/t.py": intruder, "data/keys/admin.nk": "secret", "data/node": "n"})
 	if kept == sandbox.LevelReaper && users != "" { // what is in the way cannot be covered
 		if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { //nolint:gosec // others are to pass it
 			t.Fatal(err)

@@ -14,17 +14,15 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// builders names the user that builds packages, as no index is named.
-const builders = "+builds"
-
-// build runs what may build a package, and so run the code of an index: in strict, as
-// far as the machine has it, for strangers write what is being built and nothing else.
-func (x *Executor) build(ctx context.Context, job venv.Job) (stdout []byte, stderr string, err error) {
-	box := tool.SandboxNone
-	if x.defaultSandbox() != tool.SandboxNone {
-		box = x.spawner.Survey().Held(tool.SandboxStrict)
+// help runs what an index has made run at an installation: in strict, as far as the machine
+// has it, and without a network what needs none; as a user that no index is, where the
+// agent is root.
+func (x *Executor) help(ctx context.Context, as venv.Role, job venv.Job) (stdout []byte, stderr string, err error) {
+	box := x.strict()
+	if as == venv.Compiler && box != tool.SandboxNone {
+		box = x.spawner.Survey().Held(tool.SandboxOffline)
 	}
-	user, _, err := x.user(builders, x.opts.Sandbox)
+	user, _, err := x.user("+"+string(as), x.opts.Sandbox) // no index is named so
 	if err != nil {
 		return nil, "", err
 	}
@@ -32,7 +30,7 @@ func (x *Executor) build(ctx context.Context, job venv.Job) (stdout []byte, stde
 }
 
 // confined runs a program of an installation in a level. What it may write is its
-// user's while it runs.
+// user's while it runs, and what it keeps from then on.
 func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.User, job venv.Job, given Given) (stdout []byte, stderr string, err error) {
 	r := sandbox.Request{Level: box, Folder: job.Tmp, User: user, Given: slices.Clip(given), Argv: job.Argv, Env: job.Env}
 	x.bound(&r)
@@ -42,15 +40,33 @@ func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.
 		}
 		if r.Folder != "" {
 			defer os.RemoveAll(r.Folder) //nolint:errcheck // nothing is left that uses it
+			r.Given = append(r.Given, sandbox.Path{Path: r.Folder, Access: sandbox.AccessOwn})
 			r.Env = append(r.Env, "TMPDIR="+r.Folder)
 		}
 	} else {
 		job.Write = append(job.Write, job.Tmp)
 	}
+	if job.Keep != "" {
+		if err := user.Keep(job.Keep); err != nil {
+			return nil, "", err
+		}
+		r.Given = append(r.Given, sandbox.Path{Path: job.Keep, Access: sandbox.AccessWrite})
+	}
+	if job.Dir != "" && !slices.Contains(job.Write, job.Dir) {
+		job.Read = append(job.Read, job.Dir)
+	}
 	for _, folder := range job.Read {
-		if folder, err := filepath.EvalSymlinks(folder); err == nil && !within(folder, x.sealed) && !within(x.sealed, folder) {
+		if folder, err := filepath.EvalSymlinks(folder); err == nil && !within(x.sealed, folder) {
 			r.Given = append(r.Given, sandbox.Path{Path: folder, Access: sandbox.AccessSee})
 		}
+	}
+	for _, folder := range job.Read {
+		if folder, err := filepath.EvalSymlinks(folder); err == nil && !within(x.sealed, folder) {
+			r.Given = append(r.Given, sandbox.Path{Path: folder, Access: sandbox.AccessSee})
+		}
+	}
+	if user.Home != "" {
+		r.Given = append(r.Given, sandbox.Path{Path: user.Home, Access: sandbox.AccessOwn})
 	}
 	var lent []string
 	for _, folder := range job.Write {

@@ -58,7 +58,7 @@ func TestAnEnvironmentFromEachKindOfDeclaration(t *testing.T) {
 			if text := string(lock.Requirements); !strings.Contains(text, "six==1.16.0") || !strings.Contains(text, "--hash=sha256:") {
 				t.Errorf("the lock has no hashes:\n%s", text)
 			}
-			env, err := x.Environment(t.Context(), dir, lock, progress)
+			env, err := x.Environment(t.Context(), dir, lock, executor.Making{}, progress)
 			if err != nil {
 				t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
 			}
@@ -98,7 +98,7 @@ func TestHashesOfTheAuthorAreHeldTo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = x.Environment(t.Context(), dir, lock, nil)
+		_, err = x.Environment(t.Context(), dir, lock, executor.Making{}, nil)
 		if name == "right" && err != nil {
 			t.Error(err)
 		}
@@ -126,7 +126,7 @@ func TestNothingDeclaredNeedsNothing(t *testing.T) {
 		if err != nil || len(lock.Requirements) > 0 {
 			t.Fatalf("got %+v, %v", lock, err)
 		}
-		env, err := x.Environment(t.Context(), dir, lock, nil)
+		env, err := x.Environment(t.Context(), dir, lock, executor.Making{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +143,7 @@ func TestEqualLocksShareOneEnvironmentAndBrokenOnesAreHealed(t *testing.T) {
 	for i := range envs {
 		wg.Go(func() {
 			var err error
-			if envs[i], err = x.Environment(t.Context(), dir, executor.Lock{}, nil); err != nil {
+			if envs[i], err = x.Environment(t.Context(), dir, executor.Lock{}, executor.Making{}, nil); err != nil {
 				t.Error(err)
 			}
 		})
@@ -158,17 +158,17 @@ func TestEqualLocksShareOneEnvironmentAndBrokenOnesAreHealed(t *testing.T) {
 		t.Errorf("environments and leftovers: %v", all)
 	}
 	for name, harm := range map[string]func(dir string) error{
-		"no marker":      func(dir string) error { return os.Remove(filepath.Join(dir, "toolmesh-environment.json")) },
+		"no marker":      func(dir string) error { return os.Remove(recordOf(&executor.Env{Dir: dir}, ".json")) },
 		"no interpreter": func(dir string) error { return os.Remove(filepath.Join(dir, "bin", "python")) },
 		"no packages":    func(dir string) error { return os.RemoveAll(filepath.Join(dir, "lib")) },
 		"half a marker": func(dir string) error {
-			return os.WriteFile(filepath.Join(dir, "toolmesh-environment.json"), []byte(`{"dig`), 0o600)
+			return os.WriteFile(recordOf(&executor.Env{Dir: dir}, ".json"), []byte(`{"dig`), 0o600)
 		},
 	} {
 		if err := harm(envs[0].Dir); err != nil {
 			t.Fatal(err)
 		}
-		env, err := x.Environment(t.Context(), dir, executor.Lock{}, nil)
+		env, err := x.Environment(t.Context(), dir, executor.Lock{}, executor.Making{}, nil)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -197,7 +197,7 @@ func TestInstallFailuresSayWhatToDo(t *testing.T) {
 			t.Errorf("%s: got %v, want install_failed with %q", name, err, c.part)
 		}
 	}
-	if _, err := x.Environment(t.Context(), dir, executor.Lock{Python: ">=3.99"}, nil); toolmesh.CodeOf(err) != toolmesh.CodeInstallFailed {
+	if _, err := x.Environment(t.Context(), dir, executor.Lock{Python: ">=3.99"}, executor.Making{}, nil); toolmesh.CodeOf(err) != toolmesh.CodeInstallFailed {
 		t.Errorf("got %v", err)
 	}
 }
@@ -219,10 +219,10 @@ func TestAStoppedBuildLeavesNothing(t *testing.T) {
 	x := newExecutor(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := x.Environment(ctx, t.TempDir(), executor.Lock{}, nil); toolmesh.CodeOf(err) != toolmesh.CodeCancelled {
+	if _, err := x.Environment(ctx, t.TempDir(), executor.Lock{}, executor.Making{}, nil); toolmesh.CodeOf(err) != toolmesh.CodeCancelled {
 		t.Errorf("got %v", err)
 	}
-	if _, err := x.Environment(t.Context(), t.TempDir(), executor.Lock{}, nil); err != nil {
+	if _, err := x.Environment(t.Context(), t.TempDir(), executor.Lock{}, executor.Making{}, nil); err != nil {
 		t.Error(err)
 	}
 }
@@ -237,7 +237,7 @@ func TestAnIndexFindsItsOwnVersion(t *testing.T) {
 		"src/acme/__init__.py": "from importlib.metadata import version\n__version__ = version('acme-tools')\n",
 		"src/acme/core.py":     "from . import __version__\ndef tool() -> str: return __version__\n",
 	})
-	env, err := x.Environment(t.Context(), dir, executor.Lock{}, nil)
+	env, err := x.Environment(t.Context(), dir, executor.Lock{}, executor.Making{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +264,7 @@ def stream():
 `})
 	served := 0
 	for minor := 10; minor < 20; minor++ {
-		env, err := x.Environment(t.Context(), dir, executor.Lock{Python: fmt.Sprintf("==3.%d.*", minor)}, nil)
+		env, err := x.Environment(t.Context(), dir, executor.Lock{Python: fmt.Sprintf("==3.%d.*", minor)}, executor.Making{}, nil)
 		if toolmesh.CodeOf(err) == toolmesh.CodeInstallFailed {
 			continue
 		}

@@ -94,11 +94,11 @@ type Options struct {
 	// the machine gives. Defaults to guard.
 	Sandbox tool.Sandbox
 	// Sealed is the folder with all files of the agent: in each level but none
-	// processes of an index see of it what they need, and write nothing but their
-	// temporary files and home. Defaults to the executor's own.
+	// processes of an index see of it their source, their environment, their temporary
+	// files and their home, and write nothing but these two. Defaults to the executor's own.
 	Sealed string
-	// Shown are further folders below Sealed that such processes see, which are made if
-	// need be. Defaults to none.
+	// Shown are further folders below Sealed in which such folders are, which are made if
+	// need be: where nothing can be mounted, other users must pass them. Defaults to none.
 	Shown []string
 	// Users says who such processes run as: "each" for a user of its own for each
 	// index, or a user's name or number. As far as the executor runs as root and may
@@ -155,6 +155,8 @@ const leastFiles = 256
 type (
 	// Lock is what an index's dependencies were resolved to.
 	Lock = venv.Lock
+	// Making says for which index an environment is made, and how.
+	Making = venv.Making
 	// Env is an environment that is ready to be used.
 	Env = venv.Env
 	// Step is progress of a lock or an environment, for people.
@@ -208,6 +210,9 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // interpreters of other users may read it
 		return nil, fmt.Errorf("executor: %w", err)
 	}
+	if dir, err = realPath(dir); err != nil {
+		return nil, fmt.Errorf("executor: %w", err)
+	}
 	files := filepath.Join(dir, "worker")
 	if err := writeWorker(files); err != nil {
 		return nil, fmt.Errorf("executor: write the worker's files: %w", err)
@@ -234,9 +239,8 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	if err := x.findUsers(); err != nil {
 		return nil, err
 	}
-	folders := []string{sealed, ""}
+	folders := []string{sealed, "", files} // see levels.py
 	for _, folder := range append([]string{dir}, o.Shown...) {
-		folders = append(folders, "r"+folder)
 		if err := os.MkdirAll(folder, 0o755); err != nil { //nolint:gosec // other users are to read it
 			return nil, fmt.Errorf("executor: %w", err)
 		}
@@ -247,10 +251,8 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 			return nil, fmt.Errorf("executor: %w", err)
 		}
 	}
-	folders = append(folders, "w"+filepath.Join(dir, scratch)) // after what they are below
 	if x.users != nil {
 		folders[1] = "other users"
-		folders = append(folders, "w"+x.opts.Homes)
 	}
 	if err := os.WriteFile(filepath.Join(files, "folders"), []byte(strings.Join(folders, "\x00")), 0o644); err != nil { //nolint:gosec // no secret
 		return nil, fmt.Errorf("executor: %w", err)
@@ -264,7 +266,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	}
 	x.groups = openGroups(dir, o)
 	x.venvs = venv.NewStore(dir, spawner, venv.Options{
-		Logger: o.Logger, Environ: o.Environ, UV: o.UV, Warm: filepath.Join(files, python.WorkerPackage), Confined: x.build,
+		Logger: o.Logger, Environ: o.Environ, UV: o.UV, Warm: filepath.Join(files, python.WorkerPackage), Confined: x.help,
 		Shared: o.Environments,
 	})
 	x.zygotes = zygote.NewStarter(spawner, zygote.Options{
@@ -378,14 +380,14 @@ func writeWorker(dir string) error {
 }
 
 // Environment makes the environment that a lock describes, or finds it: equal
-// locks share one, but for editable requirements, which are used where they lie.
-// What a stopped build left is built anew. sourceDir is where relative paths in
-// requirements start. progress may be nil. Errors are
-// install_failed. It stays until it is given up with [Executor.Release].
-func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, progress func(Step)) (*Env, error) {
-	env, err := x.venvs.Environment(ctx, sourceDir, lock, progress)
+// locks share one, but for what [Making] says. Its packages come from wheels, which run nothing when
+// they are installed; what has none is built apart. What a stopped build left is built
+// anew. sourceDir is where relative paths in requirements start. progress may be nil.
+// Errors are install_failed. It stays until it is given up with [Executor.Release].
+func (x *Executor) Environment(ctx context.Context, sourceDir string, lock Lock, making Making, progress func(Step)) (*Env, error) {
+	env, err := x.venvs.Environment(ctx, sourceDir, lock, making, progress)
 	if err == nil {
-		x.zygotes.Warm(env.Python, x.defaultSandbox)
+		x.zygotes.Warm(env.Base, x.defaultSandbox)
 	}
 	return env, err
 }
@@ -411,11 +413,8 @@ func (x *Executor) Command(ctx context.Context, env *Env, account, dir string, a
 		return toolmesh.Errorf(toolmesh.CodeInstallFailed, "%w", err)
 	}
 	spec := Spec{Vars: vars, Secrets: secrets}
-	var confined func(context.Context, venv.Job) ([]byte, string, error)
-	if box != tool.SandboxNone || user.ID != 0 {
-		confined = func(ctx context.Context, job venv.Job) ([]byte, string, error) {
-			return x.confined(ctx, box, user, job, paths)
-		}
+	confined := func(ctx context.Context, job venv.Job) ([]byte, string, error) {
+		return x.confined(ctx, box, user, job, paths)
 	}
 	environ := x.workerEnv(filepath.Join(env.Dir, "bin"), own, vars)
 	return x.venvs.Command(ctx, env, dir, argv, environ, output.NewRedactor(spec.secrets()).Text, confined)

@@ -57,7 +57,7 @@ func TestUnfinishedEnvironmentsGo(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	unfinished := []string{"envs/new-1/bin", "new-lock-2", "new-uv-3/bin"}
-	for _, folder := range append([]string{"envs/0123abcd/bin", "uv-cache"}, unfinished...) {
+	for _, folder := range append([]string{"envs/0123abcd/bin", "packages"}, unfinished...) {
 		if err := os.MkdirAll(filepath.Join(dir, folder), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -72,7 +72,7 @@ func TestUnfinishedEnvironmentsGo(t *testing.T) {
 			t.Errorf("%s is still there", folder)
 		}
 	}
-	for _, folder := range []string{"envs/0123abcd/bin", "uv-cache"} {
+	for _, folder := range []string{"envs/0123abcd/bin", "packages"} {
 		if _, err := os.Stat(filepath.Join(dir, folder)); err != nil {
 			t.Errorf("what is finished is gone: %v", err)
 		}

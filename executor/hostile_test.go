@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor"
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
@@ -32,7 +33,7 @@ def say(kind, body=b"", number=0, flags=0, give=()):
     rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(fd.to_bytes(4, "little") for fd in give))] if give else []
     control.sendmsg([data], rights)
 
-described = b'{"tools":[],"unavailable":[],"python":"3","fork_unsafe":"","notes":[]}'
+described = b'{"tools":[{"name":"t.f","kind":"sync","input_schema":{}}],"unavailable":[],"python":"3","fork_unsafe":""}'
 forked = (1).to_bytes(4, "little")
 many = [os.open("/dev/null", os.O_RDONLY) for _ in range(50)]
 
@@ -51,6 +52,11 @@ func TestAModuleThatSpeaksForItsZygote(t *testing.T) {
 		"another hello":           "say(frames.HELLO, forked)",
 		"imports without end":     "for _ in range(9): say(frames.IMPORTING, b'{\"module\":\"t\"}')",
 		"an unknown frame":        "say(200)",
+		"what is no frame":        "control.send(b'x' * 100)",
+		"a closed channel":        "control.shutdown(2)\nimport time\ntime.sleep(600)",
+		"modules of others":       "say(frames.IMPORTING, b'{\"module\":\"u\"}')",
+		"tools of others":         "say(frames.DESCRIBED, described.replace(b't.f', b't.g'))",
+		"confined again":          "say(frames.CONFINED, b'{\"notes\":[]}')",
 		"a description cut off":   "say(frames.DESCRIBED, b'{\"tools\":')",
 		"a frame without end":     "control.send(frames.HEADER.pack(0x7fffffff, frames.DESCRIBED, 0, 0, 0))",
 		"descriptors":             "for _ in range(9): say(frames.IMPORTING, b'{}', give=many)",
@@ -66,7 +72,15 @@ func TestAModuleThatSpeaksForItsZygote(t *testing.T) {
 			if ctx.Err() != nil {
 				t.Fatal("the index is still being opened")
 			}
+			if e := toolmesh.AsError(err); e != nil && (e.Code != toolmesh.CodeInstallFailed || e.Retryable || !strings.Contains(e.Message, "broke the worker's protocol")) {
+				t.Errorf("the failure is not final, or does not say why: %v, retryable %v", e, e.Retryable)
+			}
 			if err == nil {
+				for _, u := range ix.Unavailable() {
+					if !strings.Contains(u.Reason, "the module t broke the worker's protocol while it was imported") {
+						t.Errorf("unavailable: %q", u.Reason)
+					}
+				}
 				_, _ = ix.Call(ctx, executor.Call{Tool: "t.f"}, nil)
 				closed, stop := context.WithTimeout(t.Context(), 30*time.Second)
 				defer stop()
@@ -105,7 +119,8 @@ func FuzzWhatAnAgentSends(f *testing.F) {
 	if level, why := x.Sandbox(); level == tool.SandboxNone {
 		f.Skip(why)
 	}
-	setup := fmt.Sprintf(`{"root":%[1]q,"cwd":%[1]q,"paths":[%[1]q],"tools":["t.f"],"exclude":{},"secrets":null,"sandbox":"none","folder":""}`, spec.SourceDir)
+	setup := fmt.Sprintf(`{"root":%[1]q,"cwd":%[1]q,"paths":[%[1]q],"tools":["t.f"],"exclude":{},"secrets":null,"sandbox":"none","folder":"","adopt":{"environ":"","executable":%[2]q,"argv":[%[2]q,"-I","-c",%[3]q,%[4]q]}}`,
+		spec.SourceDir, spec.Env.Python, python.Bootstrap("confined()"), files)
 	fork := `{"kind":"sync","limit":1000,"isolation":"warm","limits":{}}`
 	for _, typ := range []frame.Type{frame.Setup, frame.Fork, frame.Become, frame.Call, 0, 99} {
 		f.Add(frame.Append(nil, frame.Header{Type: typ}, []byte(setup)))
@@ -114,7 +129,7 @@ func FuzzWhatAnAgentSends(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		proc, err := spawner.Start(sandbox.Command{
-			Path: spec.Env.Python, Args: []string{"-I", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), files},
+			Path: spec.Env.Base, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), files},
 			Env: []string{"PATH=/usr/bin:/bin"}, Dir: dir,
 			Sandbox: tool.SandboxGuard, // with mounts of its own, whatever level is read out of data
 		})

@@ -93,7 +93,7 @@ func eachItsOwn(t *testing.T, x *executor.Executor) {
 					t.Fatal(err)
 				}
 				dir := writeFiles(t, files)
-				env, err := x.Environment(t.Context(), dir, lock, nil)
+				env, err := x.Environment(t.Context(), dir, lock, executor.Making{}, nil)
 				if err != nil {
 					t.Fatalf("%v\n%v", err, toolmesh.AsError(err).Details)
 				}
@@ -107,25 +107,25 @@ func eachItsOwn(t *testing.T, x *executor.Executor) {
 	}
 }
 
-// What is equal is shared, wherever it lies; an editable package is not, as it is
-// used where it lies.
+// What is equal is shared, wherever it lies, within one index: another one may not fetch or
+// build what this one may.
 func equalOnesAreShared(t *testing.T, x *executor.Executor) {
-	for line, share := range map[string]bool{"./lib\n": true, "-e ./lib\n": false} {
+	for _, line := range []string{"./lib\n", "-e ./lib\n"} {
 		var dirs []string
-		for range 2 {
+		for _, account := range []string{"one", "one", "other"} {
 			dir := writeFiles(t, localPackage(map[string]string{"requirements.txt": line}, "same"))
 			lock, err := x.Lock(t.Context(), dir, "", nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			env, err := x.Environment(t.Context(), dir, lock, nil)
+			env, err := x.Environment(t.Context(), dir, lock, executor.Making{Account: account}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			dirs = append(dirs, env.Dir)
 		}
-		if got := dirs[0] == dirs[1]; got != share {
-			t.Errorf("%q: shared %v, want %v", line, got, share)
+		if dirs[0] != dirs[1] || dirs[0] == dirs[2] {
+			t.Errorf("%q: the environments of an index, the same index and another: %v", line, dirs)
 		}
 	}
 }
@@ -145,7 +145,7 @@ func outsideOfTheIndex(t *testing.T, x *executor.Executor) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		env, err := x.Environment(t.Context(), dir, lock, nil)
+		env, err := x.Environment(t.Context(), dir, lock, executor.Making{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -169,7 +169,7 @@ func TestWhatABuildSees(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	env, err := x.Environment(t.Context(), dir, lock, nil)
+	env, err := x.Environment(t.Context(), dir, lock, executor.Making{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +245,7 @@ func TestWhatABuildMayDo(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			env, err := x.Environment(t.Context(), dir, lock, nil)
+			env, err := x.Environment(t.Context(), dir, lock, executor.Making{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -86,6 +86,14 @@ func (x *Executor) passage() string {
 // defaultSandbox is what processes are held to that demand no level.
 func (x *Executor) defaultSandbox() tool.Sandbox { return x.spawner.Survey().Held(x.opts.Sandbox) }
 
+// strict is what processes are held to that read or build what strangers wrote.
+func (x *Executor) strict() tool.Sandbox {
+	if x.defaultSandbox() == tool.SandboxNone {
+		return tool.SandboxNone
+	}
+	return x.spawner.Survey().Held(tool.SandboxStrict)
+}
+
 // Lacks says why a tool that demands a sandbox level cannot be served; empty
 // when it can. The first call tests the machine.
 func (x *Executor) Lacks(level tool.Sandbox) string { return x.spawner.Survey().Lacks(level) }

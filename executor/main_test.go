@@ -82,7 +82,7 @@ func writeFiles(t testing.TB, files map[string]string) string {
 // spec makes a Spec of a folder without dependencies.
 func specOf(t testing.TB, x *executor.Executor, dir string, tools ...string) executor.Spec {
 	t.Helper()
-	env, err := x.Environment(t.Context(), dir, executor.Lock{}, nil)
+	env, err := x.Environment(t.Context(), dir, executor.Lock{}, executor.Making{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -420,7 +420,7 @@ func beGrouped(dir string) {
 	}
 	fmt.Println(x.MemoryGuard())
 	ctx := context.Background()
-	env, err := x.Environment(ctx, dir, executor.Lock{}, nil)
+	env, err := x.Environment(ctx, dir, executor.Lock{}, executor.Making{}, nil)
 	if err != nil {
 		fail(err)
 	}

@@ -95,7 +95,7 @@ func beAgent(dir string) {
 		fail(err)
 	}
 	ctx := context.Background()
-	env, err := x.Environment(ctx, dir, executor.Lock{}, nil)
+	env, err := x.Environment(ctx, dir, executor.Lock{}, executor.Making{}, nil)
 	if err != nil {
 		fail(err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/tool"
 )
 
 // Path is a folder of this machine that an index's processes are to have, whoever owns
@@ -29,6 +30,17 @@ func (g *Given) add(path string, write bool) {
 		access = sandbox.AccessWrite
 	}
 	*g = append(*g, sandbox.Path{Path: path, Access: access})
+}
+
+// seen are the folders below the agent's that processes of an index see and nobody else's
+// do: their source, their environment, and the home of their user.
+func (x *Executor) seen(source string, env *Env, user sandbox.User) (seen []sandbox.Path) {
+	for _, p := range []sandbox.Path{{Path: source, Access: sandbox.AccessSee}, {Path: env.Dir, Access: sandbox.AccessSee}, {Path: user.Home, Access: sandbox.AccessOwn}} {
+		if real, err := filepath.EvalSymlinks(p.Path); err == nil && real != x.sealed && within(real, x.sealed) {
+			seen = append(seen, sandbox.Path{Path: real, Access: p.Access})
+		}
+	}
+	return seen
 }
 
 // systems are the first parts of paths that an index does not get by asking: what the
@@ -79,6 +91,24 @@ func (x *Executor) Paths(account string, given, asked []Path) (paths Given, note
 		}
 	}
 	return paths, notes, nil
+}
+
+// Reserve keeps a folder of an account's files from all other users, processes of other
+// accounts among them, whatever its files let them do.
+func (x *Executor) Reserve(account, folder string) error {
+	user, _, err := x.user(account, tool.SandboxGuard)
+	mode := os.FileMode(0o700)
+	if err == nil && user.ID != 0 {
+		mode = 0o750
+		err = os.Lchown(folder, -1, user.Group)
+	}
+	if err == nil {
+		err = os.Chmod(folder, mode)
+	}
+	if err != nil {
+		return unavailable("the folder of the index %s cannot be kept from others: %w", account, err)
+	}
+	return nil
 }
 
 // hidden refuses a hidden folder in the home of somebody that has not asked for it.

@@ -53,7 +53,7 @@ func (s *sharer) lock(t *testing.T, source string) executor.Lock {
 
 func (s *sharer) environment(t *testing.T, source string, lock executor.Lock) *executor.Env {
 	t.Helper()
-	env, err := s.Environment(t.Context(), source, lock, func(step executor.Step) {
+	env, err := s.Environment(t.Context(), source, lock, executor.Making{}, func(step executor.Step) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.steps = append(s.steps, step.Name)
@@ -172,16 +172,17 @@ func TestEnvironmentsThatAreNotShared(t *testing.T) {
 	plain := localPackage(map[string]string{"requirements.txt": "./lib\n"}, "x")
 	for name, c := range map[string]struct {
 		files map[string]string
-		own   string
+		own   bool
 	}{
-		"editable":                      {localPackage(map[string]string{"requirements.txt": "-e ./lib\n"}, "x"), ""},
-		"a command of the index adds":   {plain, "some index"},
-		"nothing is installed, no work": {map[string]string{"t.py": "def tool(): return 'x'\n"}, ""},
+		"a command of the index adds":   {plain, true},
+		"nothing is installed, no work": {map[string]string{"t.py": "def tool(): return 'x'\n"}, false},
 	} {
 		source := writeFiles(t, c.files)
 		lock := s.lock(t, source)
-		lock.Own = c.own
-		env := s.environment(t, source, lock)
+		env, err := s.Environment(t.Context(), source, lock, executor.Making{Account: "some index", Own: c.own}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if strings.HasPrefix(env.Dir, shared) {
 			t.Errorf("%s: %s is shared", name, env.Dir)
 		}
@@ -220,7 +221,7 @@ func TestUnusedSharedEnvironments(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	marker := filepath.Join(env.Dir, "toolmesh-environment.json")
+	marker := recordOf(env, ".json")
 	old(29*24*time.Hour, marker)
 	old(25*time.Hour, abandoned)
 	other.RemoveUnused(0)

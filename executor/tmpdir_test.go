@@ -27,7 +27,7 @@ func TestAResolvedSetupLeavesNoTemporaryFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := x.Environment(t.Context(), dir, lock, nil); err != nil {
+	if _, err := x.Environment(t.Context(), dir, lock, executor.Making{}, nil); err != nil {
 		t.Fatal(err)
 	}
 	left, err := os.ReadDir(tmp)

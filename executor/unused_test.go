@@ -30,7 +30,7 @@ func TestAnEnvironmentInUseIsNotRemoved(t *testing.T) {
 	for range 4 {
 		users.Go(func() {
 			for range 25 {
-				env, err := x.Environment(t.Context(), dir, executor.Lock{}, nil)
+				env, err := x.Environment(t.Context(), dir, executor.Lock{}, executor.Making{}, nil)
 				if err != nil {
 					t.Error(err)
 					return
@@ -45,7 +45,7 @@ func TestAnEnvironmentInUseIsNotRemoved(t *testing.T) {
 	users.Wait()
 	close(stop)
 	remover.Wait()
-	env, err := x.Environment(t.Context(), dir, executor.Lock{}, nil)
+	env, err := x.Environment(t.Context(), dir, executor.Lock{}, executor.Making{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package executor_test
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -40,13 +41,13 @@ func TestAnEnvironmentIsVerifiedWhenAnAgentStarts(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		env, err := x.Environment(t.Context(), source, lock, nil)
+		env, err := x.Environment(t.Context(), source, lock, executor.Making{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		mustCall(t, open(t, x, executor.Spec{SourceDir: source, Env: env, Tools: []string{"t.tool"}}), "t.tool", `{}`, `["1.16.0",true]`)
 		eventually(t, "its bytecode is made", func() bool {
-			marker, err := os.ReadFile(filepath.Join(env.Dir, "toolmesh-environment.json"))
+			marker, err := os.ReadFile(recordOf(env, ".json"))
 			return err == nil && strings.Contains(string(marker), `"compiled":true`)
 		})
 		data, err := os.ReadFile(filesBelow(t, env.Dir, "six.py")[0])
@@ -78,7 +79,16 @@ func TestAnEnvironmentIsVerifiedWhenAnAgentStarts(t *testing.T) {
 		{"bytecode that was cut short", true, func() error { return os.Truncate(filesBelow(t, folder, "six.*.pyc")[0], 100) }},
 		{"a folder that is gone", true, func() error { return os.RemoveAll(filepath.Dir(file)) }},
 		{"a module in the way of another", true, func() error { write(filepath.Join(filepath.Dir(file), "json.py"), ""); return nil }},
-		{"no list of what there is", true, func() error { return os.Remove(filepath.Join(folder, "toolmesh-files.json")) }},
+		{"no list of what there is", true, func() error { return os.Remove(recordOf(&executor.Env{Dir: folder}, ".files.json")) }},
+		{"a file with other content of the same size and time", true, func() error {
+			info, err := os.Stat(file)
+			if err != nil {
+				return err
+			}
+			write(file, strings.Repeat("#", int(info.Size())))
+			return os.Chtimes(file, info.ModTime(), info.ModTime())
+		}},
+		{"files that were copied, with their times", false, func() error { return os.Rename(copied(t, folder), folder) }},
 		{"bytecode of other modules", false, func() error {
 			write(filepath.Join(filepath.Dir(file), "__pycache__", "cache.nbi"), "")
 			return nil
@@ -96,6 +106,24 @@ func TestAnEnvironmentIsVerifiedWhenAnAgentStarts(t *testing.T) {
 		}
 		build = now
 	}
+}
+
+// recordOf is the file of what is noted of an environment.
+func recordOf(env *executor.Env, name string) string {
+	return filepath.Join(filepath.Dir(filepath.Dir(env.Dir)), "records", filepath.Base(env.Dir)+name)
+}
+
+// copied is a copy of a folder beside it, which is moved away.
+func copied(t *testing.T, folder string) string {
+	t.Helper()
+	beside := filepath.Join(t.TempDir(), "moved")
+	if err := os.Rename(folder, beside); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("cp", "-a", beside, beside+"-copy").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return beside + "-copy"
 }
 
 // filesBelow finds files by their names.

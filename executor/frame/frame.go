@@ -9,7 +9,7 @@ import (
 
 // Version is that of what passes between the agent and its processes, see
 // docs/worker-protocol.md. Each change of it is another one.
-const Version = 3
+const Version = 4
 
 // HeaderSize is the number of bytes before a body.
 const HeaderSize = 16
@@ -50,6 +50,7 @@ const (
 	Described Type = 81
 	Forked    Type = 82 // the worker's id; body: i32 process id, or with FlagFailed why there is none
 	Exited    Type = 83 // the worker's id; body: i32 exit code, i32 signal; the code is -1 with a signal
+	Confined  Type = 84 // zygote to agent: code of the index may run from here on
 )
 
 // Flags of Call; NestedCall has FlagStream, and three of its own.

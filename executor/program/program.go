@@ -36,10 +36,10 @@ type Config struct {
 	// User is who a program is that asks for a sandbox level, or none, and the variables
 	// of that user.
 	User    func(tool.Sandbox) (user sandbox.User, own map[string]string, err error)
-	Given   []sandbox.Path   // folders that programs have, whoever owns them
-	Redact  *output.Redactor // nil: no secrets
-	Scratch string           // where the folders of programs that may write nowhere else are made
-	Sandbox tool.Sandbox     // of calls that ask for no level
+	Given   func(sandbox.User) []sandbox.Path // folders that programs of a user have, besides one for temporary files; nil: none
+	Redact  *output.Redactor                  // nil: no secrets
+	Scratch string                            // where the folders of programs that may write nowhere else are made
+	Sandbox tool.Sandbox                      // of calls that ask for no level
 	// Concurrency bounds the programs that run at once.
 	Concurrency int
 	// Limits are those of calls that declare none, MaxLimits the most that they may

@@ -146,8 +146,15 @@ func until(end time.Time) []byte {
 
 // request says what is to be run, and how.
 func (r *run) request(user sandbox.User, env []string) sandbox.Request {
+	var given []sandbox.Path
+	if r.runner.cfg.Given != nil {
+		given = r.runner.cfg.Given(user)
+	}
+	if r.folder != "" {
+		given = append(given, sandbox.Path{Path: r.folder, Access: sandbox.AccessOwn})
+	}
 	return sandbox.Request{
-		Level: r.call.Sandbox, Folder: r.folder, User: user, Given: r.runner.cfg.Given,
+		Level: r.call.Sandbox, Folder: r.folder, User: user, Given: given,
 		OpenFiles: r.call.Limits.OpenFiles, Memory: backstop(r.bounded()),
 		Processes: r.runner.cfg.Processes(user, r.call.Limits.Pids), Argv: r.call.Argv, Env: env,
 	}

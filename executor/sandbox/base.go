@@ -46,7 +46,8 @@ type copyRequest struct {
 	// Capabilities are those that it keeps; null: all.
 	Capabilities []uintptr `json:"capabilities"`
 	Mode         string    `json:"mode"`
-	// Sandbox is the level for which all this is.
+	// Sandbox is the level for which all this is; empty for a copy that starts another
+	// program.
 	Sandbox tool.Sandbox `json:"sandbox"`
 }
 
@@ -125,9 +126,10 @@ func (b *Base) Hello(timeout time.Duration) ([]byte, error) {
 }
 
 // Start makes a copy that is a root process as one started by [Spawner.Start]
-// is, in the root folder, for a sandbox level. Where the system refuses what the
+// is, in the root folder, for a sandbox level. With adopts it goes on with what the base
+// has loaded, else it starts a program. Where the system refuses what the
 // spawner's level needs that is an error: there is no next level for copies.
-func (b *Base) Start(box tool.Sandbox) (_ *Process, err error) {
+func (b *Base) Start(box tool.Sandbox, adopts bool) (_ *Process, err error) {
 	p, theirs, err := newProcess()
 	if err != nil {
 		return nil, err
@@ -141,7 +143,10 @@ func (b *Base) Start(box tool.Sandbox) (_ *Process, err error) {
 	}()
 	p.Level = b.spawner.Level()
 	request := requestOf(p.Level, box, b.spawner.all)
-	request.Mode, request.Sandbox = p.Level.Mode(), box
+	request.Mode = p.Level.Mode()
+	if adopts {
+		request.Sandbox = box
+	}
 	message, err := json.Marshal(request)
 	if err != nil {
 		return nil, err

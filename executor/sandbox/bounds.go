@@ -20,9 +20,6 @@ type Bounds struct {
 const (
 	boundsEvery = 100 * time.Millisecond // how often it is looked
 	aboveIt     = 28 << 20               // bytes of the process above a program, and of the kernel
-
-	mostWritten = 64 << 20 // bytes of the output that is kept
-	mostWords   = 1 << 20
 )
 
 // keep keeps a process, above a program that has not begun, within the bounds until it
@@ -108,21 +105,4 @@ func (b Bounds) tooMuch() error {
 
 func (b Bounds) tooMany() error {
 	return fmt.Errorf("it had more than the %d processes and threads that it may and was ended", b.Tasks)
-}
-
-// lastOf keeps the last bytes of what is written to it.
-type lastOf struct {
-	data []byte
-	most int
-	lost bool // it had more
-}
-
-func (l *lastOf) Write(b []byte) (int, error) {
-	l.data = append(l.data, b...)
-	over := len(l.data) - l.most
-	l.lost = l.lost || over > 0
-	if over > l.most/4 { // seldom, for it moves the rest
-		l.data = append(l.data[:0], l.data[over:]...)
-	}
-	return len(b), nil
 }

@@ -16,12 +16,13 @@ type Path struct {
 // Access is what of a folder is given, as levels.py has it.
 type Access string
 
-// What is given: to read and to write as the owner of the folder, and to see as the
-// modes of its files say, also where others do not pass on the way to it.
+// What is given: to read and to write as the owner of the folder; to see, and to write
+// too, as the modes of its files say, also where others do not pass on the way to it.
 const (
 	AccessRead  Access = "r"
 	AccessWrite Access = "w"
 	AccessSee   Access = "s"
+	AccessOwn   Access = "o"
 )
 
 // OwnFolder makes a folder below parent for temporary files of a user's processes;

@@ -50,8 +50,12 @@ func (r Request) Encode() []byte {
 	return b.Bytes()
 }
 
+// What Run keeps of a program's output, in bytes: more than maxOutput is a failure, of
+// maxWords the middle is left out.
+const maxOutput, maxWords = 64 << 20, 1 << 20
+
 // Run starts launch, which is starting/command.py, has it run a program, and gives what
-// the program wrote, of stderr the end. When ctx ends, or the program exceeds its bounds,
+// the program wrote. When ctx ends, or the program exceeds its bounds,
 // it is killed with what it started. The error says how it failed, or why it could not be
 // started.
 func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []byte, stderr string, err error) {
@@ -67,22 +71,36 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 		return nil, "", err
 	}
 	var readers sync.WaitGroup
-	written, words := lastOf{most: mostWritten}, lastOf{most: mostWords}
-	readers.Go(func() { _, _ = io.Copy(&written, proc.Stdout) })
-	readers.Go(func() { _, _ = io.Copy(&words, proc.Stderr) })
+	var words []byte
+	readers.Go(func() {
+		if stdout, _ = io.ReadAll(io.LimitReader(proc.Stdout, maxOutput+1)); len(stdout) > maxOutput {
+			proc.Kill()
+		}
+	})
+	readers.Go(func() {
+		for part := make([]byte, 32<<10); ; {
+			n, err := proc.Stderr.Read(part)
+			if words = append(words, part[:n]...); len(words) > 2*maxWords {
+				words = append(words[:maxWords/2], words[len(words)-maxWords/2:]...)
+			}
+			if err != nil {
+				return
+			}
+		}
+	})
 	said, _ := io.ReadAll(io.LimitReader(proc.Control, 512))
 	<-proc.Done()
 	readers.Wait()
-	stderr = strings.TrimSpace(strings.ToValidUTF8(string(words.data), "\uFFFD"))
+	stderr = strings.TrimSpace(strings.ToValidUTF8(string(words), "\uFFFD"))
 	switch how, exceeded := string(said), exceeded(); {
 	case ctx.Err() != nil:
 		return nil, "", ctx.Err()
 	case exceeded != nil:
 		return nil, stderr, exceeded
-	case written.lost:
-		return nil, stderr, fmt.Errorf("it wrote more than %d bytes", mostWritten)
+	case len(stdout) > maxOutput:
+		return nil, stderr, fmt.Errorf("it wrote more than %d bytes, and was ended", maxOutput)
 	case how == "exit 0":
-		return written.data, stderr, nil
+		return stdout, stderr, nil
 	case strings.HasPrefix(how, "refused "):
 		return nil, stderr, fmt.Errorf("the sandbox level %s cannot be had: %s", r.Level, strings.TrimPrefix(how, "refused "))
 	default:

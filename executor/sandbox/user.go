@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -43,53 +44,131 @@ func (u User) Take(files ...*os.File) error {
 }
 
 // Lend makes folders, with all that is in them, the user's own until back is called:
-// they are ours again then, and what is neither a file, a folder nor a link is gone.
+// they are ours again then, nobody else may write there, and what is neither a file, a
+// folder nor a link is gone. The group of the folders themselves stays.
 // Files that have further names are not lent: these may be in a cache that others
-// share. Nothing of the user that may write them may run when it is called, and when
+// share. Of files that have further names then, those of others, which the user linked
+// there, lose that name. Nothing of the user that may write them may run when it is called, and when
 // back is. It does nothing for the zero value.
 func (u User) Lend(folders ...string) (back func() error, err error) {
 	if u.ID == 0 {
 		return func() error { return nil }, nil
 	}
-	give := func(uid, gid int) (err error) {
-		for _, folder := range folders {
-			err = errors.Join(err, own(folder, uid, gid, uid == u.ID))
+	l := loan{user: u, kept: map[inode]bool{}}
+	for _, folder := range folders {
+		root, err := os.OpenRoot(folder)
+		if err == nil {
+			l.roots = append(l.roots, root) // whatever is put in its place meanwhile
+			err = l.each(root, l.give)
 		}
-		return err
+		if err != nil {
+			return nil, errors.Join(err, l.back())
+		}
 	}
-	back = func() error { return give(os.Geteuid(), os.Getegid()) }
-	if err := give(u.ID, u.Group); err != nil {
-		return nil, errors.Join(err, back())
-	}
-	return back, nil
+	return l.back, nil
 }
 
-// own makes a folder and what is in it a user's; single leaves out files with further
-// names.
-func own(folder string, uid, gid int, single bool) error {
+// Keep makes a folder if need be, and the user's own for good, with all that is in it, if it
+// is not.
+func (u User) Keep(folder string) error {
+	if err := os.MkdirAll(folder, 0o700); err != nil || u.ID == 0 {
+		return err
+	}
 	root, err := os.OpenRoot(folder)
 	if err != nil {
 		return err
 	}
-	defer root.Close() //nolint:errcheck // read only
-	return fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if entry.Type()&^(fs.ModeDir|fs.ModeSymlink) != 0 {
-			return root.Remove(path)
-		}
-		if single && !entry.IsDir() {
-			info, err := root.Lstat(path)
-			if err != nil {
-				return err
+	defer root.Close() //nolint:errcheck // only read
+	info, err := root.Stat(".")
+	if err != nil {
+		return err
+	}
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok && int(stat.Uid) == u.ID {
+		return nil
+	}
+	l := loan{user: u, kept: map[inode]bool{}}
+	return l.each(root, l.give)
+}
+
+// loan is what a user has until it is given back.
+type loan struct {
+	user  User
+	roots []*os.Root
+	kept  map[inode]bool // files with further names, which were not lent
+}
+
+type inode struct{ device, number uint64 }
+
+// each visits a folder and what is in it, folders after what they hold.
+func (l *loan) each(root *os.Root, visit func(root *os.Root, name string, info fs.FileInfo, stat *syscall.Stat_t) error) error {
+	folder, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	names, err := folder.Readdirnames(-1)
+	_ = folder.Close()
+	for _, name := range append(names, ".") {
+		info, failed := root.Lstat(name)
+		if failed == nil && info.IsDir() && name != "." {
+			var below *os.Root
+			if below, failed = root.OpenRoot(name); failed == nil {
+				failed = l.each(below, visit)
+				_ = below.Close()
 			}
-			if stat, ok := info.Sys().(*syscall.Stat_t); ok && stat.Nlink > 1 {
-				return nil
-			}
+			err = errors.Join(err, failed)
+			continue
 		}
-		return root.Lchown(path, uid, gid) // takes setuid and setgid off a file
-	})
+		if failed == nil {
+			failed = visit(root, name, info, info.Sys().(*syscall.Stat_t)) //nolint:forcetypeassert // of every Unix
+		}
+		err = errors.Join(err, failed)
+	}
+	return err
+}
+
+func (l *loan) give(root *os.Root, name string, info fs.FileInfo, stat *syscall.Stat_t) error {
+	if !info.IsDir() && stat.Nlink > 1 {
+		l.kept[inodeOf(stat)] = true
+		return nil
+	}
+	return l.own(root, name, info, l.user.ID, l.user.Group)
+}
+
+// back gives everything back that there is now.
+func (l *loan) back() (err error) {
+	for _, root := range l.roots {
+		err = errors.Join(err, l.each(root, l.take), root.Close())
+	}
+	return err
+}
+
+func (l *loan) take(root *os.Root, name string, info fs.FileInfo, stat *syscall.Stat_t) error {
+	if !info.IsDir() && stat.Nlink > 1 && int(stat.Uid) != l.user.ID {
+		if l.kept[inodeOf(stat)] {
+			return nil
+		}
+		return root.Remove(name)
+	}
+	err := l.own(root, name, info, os.Geteuid(), os.Getegid())
+	if mode := info.Mode(); err == nil && mode&fs.ModeSymlink == 0 && mode&(0o022|fs.ModeSetuid|fs.ModeSetgid) != 0 && mode&fs.ModeType&^fs.ModeDir == 0 {
+		err = root.Chmod(name, mode.Perm()&^0o022)
+	}
+	return err
+}
+
+// own makes a file a user's, or removes what is none.
+func (l *loan) own(root *os.Root, name string, info fs.FileInfo, uid, gid int) error {
+	if info.Mode()&fs.ModeType&^(fs.ModeDir|fs.ModeSymlink) != 0 {
+		return root.Remove(name)
+	}
+	if slices.ContainsFunc(l.roots, func(r *os.Root) bool { return r == root }) && name == "." {
+		gid = -1
+	}
+	return root.Lchown(name, uid, gid) // takes setuid and setgid off a file
+}
+
+func inodeOf(stat *syscall.Stat_t) inode {
+	return inode{uint64(stat.Dev), stat.Ino} //nolint:unconvert // not on every system
 }
 
 // MakeBelow makes a folder below the home, or what is a home, that is there: each part

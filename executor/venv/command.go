@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// Command runs an index's own set-up command in dir, with environ as its whole
-// environment. confined runs it, nil for as everything else. The error is
-// install_failed with the end of what it printed, as clean, which takes secrets out,
-// gives it.
+// Command runs an index's own set-up command in dir by confined, with environ as its whole
+// environment. The error is install_failed with the end of what it printed, as clean,
+// which takes secrets out, gives it. What it has done to the environment is noted, and is
+// no reason to trust that.
 func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ []string, clean func(string) string,
 	confined func(context.Context, Job) ([]byte, string, error),
 ) error {
@@ -24,26 +24,33 @@ func (s *Store) Command(ctx context.Context, env *Env, dir string, argv, environ
 			name = path
 		}
 	}
-	var said string
-	var err error
-	if confined != nil {
-		_, said, err = confined(ctx, Job{Interpreter: env.Python, Dir: dir, Write: []string{dir, env.Dir}, Argv: append([]string{name}, argv[1:]...), Env: extra})
-	} else {
-		_, said, err = s.runWith(ctx, dir, extra, name, argv[1:]...)
-	}
+	_, said, err := confined(ctx, Job{
+		Interpreter: env.Base, Dir: dir, Write: []string{dir, env.Dir}, Argv: append([]string{name}, argv[1:]...), Env: extra,
+	})
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if err != nil {
 		return failed(errors.New(clean(err.Error())), clean(said), "the index's init command %q failed", clean(strings.Join(argv, " ")))
 	}
-	// What it has added to the environment belongs to it now.
 	release, err := s.keys.take(ctx, env.Digest)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if err := note(env.Dir, false); err != nil {
+	at := place{s.dir, env.Digest}
+	m, err := at.marker()
+	if err == nil {
+		err = seal(at.env(), m.Interpreter)
+	}
+	var files listing
+	if err == nil {
+		files, err = list(at.env(), nil, false)
+	}
+	if err == nil {
+		err = writeJSON(at.file(listingName), files)
+	}
+	if err != nil {
 		return failed(err, "", "what the environment has cannot be noted")
 	}
 	return nil

@@ -1,18 +1,19 @@
 package venv
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"iter"
 	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -27,7 +28,21 @@ type Env struct {
 	Build   string // of this making of it: one that was damaged is made anew
 }
 
-// marker is the last file written into an environment: without it, it is not one.
+// Making says for which index an environment is made, and how.
+type Making struct {
+	// Account names the index. An environment whose packages come from addresses or from
+	// folders of an index, or that a command of the index adds to, is of that index alone.
+	Account string
+	// Own says that a command of the index adds to the environment.
+	Own bool
+	// Vars are the variables of the index that its requirements name.
+	Vars map[string]string
+	// NoBuild fails, with details.reason "builds", rather than run code of a package.
+	NoBuild bool
+}
+
+// marker says what an environment is. It lies outside of it, as its [listing] does:
+// what lies inside says nothing.
 type marker struct {
 	Digest      string      `json:"digest"`
 	Interpreter Interpreter `json:"interpreter"`
@@ -36,31 +51,27 @@ type marker struct {
 	Compiled    bool        `json:"compiled"` // all its bytecode is there and noted, or is made no more
 }
 
-const markerName = "toolmesh-environment.json"
-
 // Environment makes or finds an environment, and holds it until [Store.Release].
 // See executor.Executor.Environment.
-func (s *Store) Environment(ctx context.Context, sourceDir string, lock Lock, progress Progress) (*Env, error) {
+func (s *Store) Environment(ctx context.Context, sourceDir string, lock Lock, making Making, progress Progress) (*Env, error) {
 	var env *Env
 	err := s.do(ctx, "the environment cannot be made", func(ctx context.Context) (err error) {
-		env, err = s.environment(ctx, sourceDir, lock, progress)
+		env, err = s.environment(ctx, sourceDir, lock, making, progress)
 		return err
 	})
 	return env, err
 }
 
-func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, progress Progress) (_ *Env, err error) {
+func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, making Making, progress Progress) (_ *Env, err error) {
 	progress.report("interpreter", "running", 50)
-	requirements := lock.Requirements
-	if blank(requirements) {
-		requirements = nil
+	if blank(lock.Requirements) {
+		lock.Requirements = nil
 	}
-	content := string(requirements)
-	if editable.Match(requirements) {
-		content += "\n" + sourceDir
-	}
-	if lock.Own != "" {
-		content += "\n# of " + lock.Own
+	content := string(lock.Requirements)
+	if making.Own {
+		content += "\n# of " + making.Account
+	} else if lock.foreign() {
+		content += "\n# for " + making.Account
 	}
 	wanted := digestOf(lock.Python, content)
 	interpreter, known := s.made(wanted)
@@ -69,54 +80,53 @@ func (s *Store) environment(ctx context.Context, sourceDir string, lock Lock, pr
 			return nil, err
 		}
 	}
-	key := []string{"1", interpreter.Minor(), interpreter.CacheTag, interpreter.Platform, content}
-	folder := s.path("envs")
-	shared := s.shared != "" && shareable(lock)
+	key := []string{"2", interpreter.Minor(), interpreter.CacheTag, interpreter.Platform, content}
+	at := place{folder: s.dir}
+	shared := s.shared != "" && !making.Own && len(lock.Requirements) > 0
 	if shared {
 		key = append(key, interpreter.Version, interpreter.Libc) // machines differ
-		folder = s.sharedEnvs()
+		at.folder = s.shared
 	}
-	digest := digestOf(key...)
+	at.digest = digestOf(key...)
 
-	release, err := s.keys.take(ctx, digest)
+	release, err := s.keys.take(ctx, at.digest)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	s.uses.take(digest) // under its key, as removing it is
+	s.uses.take(at.digest) // under its key, as removing it is
 	defer func() {
 		if err != nil {
-			s.uses.give(digest)
+			s.uses.give(at.digest)
 		}
 	}()
 	if err := s.warmUp(ctx, interpreter); err != nil {
 		return nil, err
 	}
-	final := filepath.Join(folder, digest)
 	env := &Env{
-		Dir: final, Python: filepath.Join(final, "bin", "python"), Base: interpreter.Path, Version: interpreter.Version, Digest: digest,
+		Dir: at.env(), Python: filepath.Join(at.env(), "bin", "python"), Base: interpreter.Path, Version: interpreter.Version, Digest: at.digest,
 	}
 	if shared {
-		s.touch(final)
+		s.touch(at)
 	}
-	m, what, changed := s.verify(final, digest)
+	m, what := s.verify(at)
 	if what != "" {
-		m = marker{Digest: digest, Interpreter: interpreter, Wanted: wanted, Build: rand.Text(), Compiled: shared || len(requirements) == 0}
-		if _, err := os.Lstat(final); err == nil {
-			s.log.Warn("an environment is not valid and is built anew", slog.String("digest", digest), slog.String("reason", what))
+		m = marker{Digest: at.digest, Interpreter: interpreter, Wanted: wanted, Build: rand.Text(), Compiled: shared || len(lock.Requirements) == 0}
+		if _, err := os.Lstat(at.env()); err == nil {
+			s.log.Warn("an environment is not valid and is built anew", slog.String("digest", at.digest), slog.String("reason", what))
 		}
 		began := time.Now()
-		if err := s.build(ctx, sourceDir, requirements, m, final, changed, progress); err != nil {
+		if err := s.build(ctx, sourceDir, lock, making, m, at, progress); err != nil {
 			return nil, err
 		}
-		if m, err = readMarker(final); err != nil { // that of another store, if it was faster
+		if m, err = at.marker(); err != nil { // that of another store, if it was faster
 			return nil, err
 		}
-		s.log.Info("environment built", slog.String("digest", digest), slog.Bool("shared", shared), slog.Duration("took", time.Since(began)))
+		s.log.Info("environment built", slog.String("digest", at.digest), slog.Bool("shared", shared), slog.Duration("took", time.Since(began)))
 	}
 	env.Build = m.Build
-	if _, before := s.verified.LoadOrStore(digest, true); !m.Compiled && (what != "" || !before) {
-		s.compile(env, m)
+	if _, before := s.verified.LoadOrStore(at.digest, true); !m.Compiled && (what != "" || !before) {
+		s.compile(at, m)
 	}
 	progress.report("environment", "done", 100)
 	return env, nil
@@ -135,7 +145,7 @@ func digestOf(parts ...string) string {
 // is still what it was: an index stays with its interpreter, and a start need not
 // look for one.
 func (s *Store) made(wanted string) (Interpreter, bool) {
-	for _, m := range s.finished() {
+	for m := range s.finished() {
 		if m.Wanted == wanted {
 			return m.Interpreter, true
 		}
@@ -143,18 +153,17 @@ func (s *Store) made(wanted string) (Interpreter, bool) {
 	return Interpreter{}, false
 }
 
-// finished are the folders of environments whose interpreters are still what they
-// were.
-func (s *Store) finished() iter.Seq2[string, marker] {
-	return func(yield func(string, marker) bool) {
-		for _, folder := range []string{s.path("envs"), s.sharedEnvs()} {
-			entries, _ := os.ReadDir(folder)
+// finished are the environments whose interpreters are still what they were.
+func (s *Store) finished() iter.Seq[marker] {
+	return func(yield func(marker) bool) {
+		for _, folder := range []string{s.dir, s.shared} {
+			if folder == "" {
+				continue
+			}
+			entries, _ := os.ReadDir(place{folder: folder}.env())
 			for _, entry := range entries {
-				dir := filepath.Join(folder, entry.Name())
-				if strings.HasPrefix(entry.Name(), "new-") {
-					continue // it is going to be renamed
-				}
-				if m, err := readMarker(dir); err == nil && m.Interpreter.unchanged() && !yield(dir, m) {
+				at := place{folder, entry.Name()}
+				if m, err := at.marker(); err == nil && m.Interpreter.unchanged() && !yield(m) {
 					return
 				}
 			}
@@ -162,48 +171,44 @@ func (s *Store) finished() iter.Seq2[string, marker] {
 	}
 }
 
-// verify says what is wrong with an environment, empty when nothing is, and
-// whether a file of it was changed, see [damage]. All files are looked at once:
-// what another process left may be damaged.
-func (s *Store) verify(dir, digest string) (m marker, what string, changed bool) {
-	m, err := readMarker(dir)
+// verify says what is wrong with an environment, empty when nothing is. All files are
+// looked at once: what another process left may be damaged.
+func (s *Store) verify(at place) (m marker, what string) {
+	m, err := at.marker()
 	if err != nil {
-		return m, err.Error(), false
+		return m, err.Error()
 	}
-	target, err := filepath.EvalSymlinks(filepath.Join(dir, "bin", "python"))
+	target, err := os.Readlink(filepath.Join(at.env(), "bin", "python"))
 	switch {
 	case err != nil:
-		return m, err.Error(), false
-	case m.Digest != digest, target != m.Interpreter.Path, !isExecutable(target), !isDir(sitePackages(dir, m.Interpreter)):
-		return m, "it is not what its marker says", false
+		return m, err.Error()
+	case m.Digest != at.digest, target != m.Interpreter.Path, !m.Interpreter.unchanged(), !isDir(sitePackages(at.env(), m.Interpreter)):
+		return m, "it is not what its marker says"
 	}
-	if _, before := s.verified.Load(digest); before {
-		return m, "", false
+	if _, before := s.verified.Load(at.digest); before {
+		return m, ""
 	}
 	if !m.Compiled {
-		if err := dropBytecode(dir); err != nil {
-			return m, err.Error(), false
+		if err := dropBytecode(at.env()); err != nil {
+			return m, err.Error()
 		}
 	}
-	what, changed = damage(dir)
-	return m, what, changed
+	return m, damage(at)
 }
 
 func sitePackages(dir string, i Interpreter) string {
 	return filepath.Join(dir, "lib", "python"+i.Minor(), "site-packages")
 }
 
-// build makes the environment that a marker describes. With cleared no package
-// comes from the cache.
-func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte, m marker, final string, cleared bool,
-	progress Progress,
-) error {
+// build makes the environment that a marker describes.
+func (s *Store) build(ctx context.Context, sourceDir string, lock Lock, making Making, m marker, at place, progress Progress) error {
 	progress.report("environment", "running", 55)
-	parent := filepath.Dir(final)
-	if err := os.MkdirAll(parent, 0o755); err != nil { //nolint:gosec // interpreters of other users may read it
-		return err
+	for _, folder := range []string{place{folder: at.folder}.env(), at.records()} {
+		if err := os.MkdirAll(folder, 0o755); err != nil { //nolint:gosec // interpreters of other users read it
+			return err
+		}
 	}
-	beside, err := os.MkdirTemp(parent, "new-")
+	beside, err := os.MkdirTemp(place{folder: at.folder}.env(), "new-")
 	if err != nil {
 		return err
 	}
@@ -211,84 +216,58 @@ func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte
 	if err := skeleton(beside, m.Interpreter); err != nil {
 		return err
 	}
-	if len(requirements) > 0 {
-		uv, err := s.uv(ctx, progress)
-		if err != nil {
+	if len(lock.Requirements) > 0 {
+		if err := s.install(ctx, sourceDir, lock, making, m.Interpreter, beside, progress); err != nil {
 			return err
 		}
-		if cleared {
-			if _, said, err := s.runUV(ctx, beside, uv, "cache", "clean", "--quiet"); err != nil {
-				return failed(err, said, "the cache of packages cannot be emptied")
-			}
-		}
-		progress.report("packages", "running", 60)
-		file := filepath.Join(beside, "requirements.txt")
-		if err := os.WriteFile(file, requirements, 0o644); err != nil { //nolint:gosec // no secret
-			return err
-		}
-		dir := sourceDir
-		if !isDir(dir) {
-			dir = beside
-		}
-		args := []string{"pip", "install", "--quiet", "--no-deps",
-			"--python", filepath.Join(beside, "bin", "python"), "--requirements", file}
-		local := bytes.Contains(requirements, pathNote)
-		if local {
-			args = append(args, "--refresh") // uv looks at a few files alone to see whether a folder has changed
-		}
-		write := []string{beside}
-		if local {
-			write = append(write, dir) // a backend writes beside its sources
-		}
-		err, said := errBuilds, ""
-		if s.confine != nil && !local {
-			_, said, err = s.runUV(ctx, dir, uv, append(args[:len(args):len(args)], "--no-build")...)
-		}
-		if err != nil && ctx.Err() == nil {
-			_, said, err = s.buildUV(ctx, m.Interpreter, dir, uv, write, args...)
-		}
-		if err != nil {
-			return failed(err, said, "the index's dependencies cannot be installed")
+		if err := seal(beside, m.Interpreter); err != nil {
+			return failed(err, "", "the index's dependencies cannot be installed")
 		}
 		progress.report("packages", "done", 95)
 		if m.Compiled {
-			s.compileIn(ctx, beside, final, m.Interpreter)
+			s.compileIn(ctx, beside, at.env(), m.Interpreter)
 		}
 	}
-	if err := note(beside, false); err != nil {
-		return err
-	}
-	if err := writeJSON(filepath.Join(beside, markerName), m); err != nil {
-		return err
-	}
-	return s.publish(beside, final, m.Digest)
-}
-
-// publish puts an environment in its place. What is there already is kept if it is
-// whole, as another store may have made it meanwhile. Otherwise it goes as the new one
-// comes: processes of others may be using it.
-func (s *Store) publish(beside, final, digest string) error {
-	err := os.Rename(beside, final)
-	if _, there := os.Lstat(final); err == nil || there != nil {
-		return err
-	}
-	if _, what, _ := s.verify(final, digest); what == "" {
-		return nil
-	}
-	// Below what is swept, should this be the last that the process does.
-	old, err := os.MkdirTemp(filepath.Dir(final), "new-")
+	files, err := list(beside, nil, m.Compiled)
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(old) //nolint:errcheck // swept at the next start
-	if err := os.Rename(final, filepath.Join(old, digest)); err != nil {
-		return err
-	}
-	return os.Rename(beside, final)
+	return s.publish(beside, at, m, files)
 }
 
-// errBuilds stands for the failure of what was not tried, as it builds something.
-var errBuilds = errors.New("it builds packages")
+// publish puts an environment in its place, and then says what it is. What is there
+// already is kept if it is whole, as another store may have made it meanwhile. Otherwise
+// it goes as the new one comes: processes of others may be using it.
+func (s *Store) publish(beside string, at place, m marker, files listing) error {
+	err := os.Rename(beside, at.env())
+	if err != nil {
+		if _, there := os.Lstat(at.env()); there != nil {
+			return err
+		}
+		if _, what := s.verify(at); what == "" {
+			return nil
+		}
+		// Below what is swept, should this be the last that the process does.
+		old, err := os.MkdirTemp(place{folder: at.folder}.env(), "new-")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(old) //nolint:errcheck // swept at the next start
+		if err := os.Rename(at.env(), filepath.Join(old, at.digest)); err != nil {
+			return err
+		}
+		if err := os.Rename(beside, at.env()); err != nil {
+			return err
+		}
+	}
+	if err := writeJSON(at.file(listingName), files); err != nil {
+		return err
+	}
+	return writeJSON(at.file(markerName), m)
+}
+
+// bins are the names of the interpreter in an environment.
+func bins(i Interpreter) []string { return []string{"python", "python3", "python" + i.Minor()} }
 
 // skeleton makes an empty virtual environment by hand: what python -m venv --without-pip
 // would make of it in a hundred times the time.
@@ -301,7 +280,7 @@ func skeleton(dir string, i Interpreter) error {
 			return err
 		}
 	}
-	for _, name := range []string{"python", "python3", "python" + i.Minor()} {
+	for _, name := range bins(i) {
 		if err := os.Symlink(i.Path, filepath.Join(dir, "bin", name)); err != nil {
 			return err
 		}
@@ -312,36 +291,64 @@ func skeleton(dir string, i Interpreter) error {
 	return os.WriteFile(filepath.Join(dir, "pyvenv.cfg"), []byte(text), 0o644) //nolint:gosec // no secret
 }
 
-// Bare makes an environment in dir, in which nothing is installed, with the
-// interpreter of the environment env, which a [Store] made. It returns the
-// interpreter inside it.
-func Bare(dir, env string) (string, error) {
-	m, err := readMarker(env)
+// seal makes the frame of an environment anew in which packages were installed: a wheel
+// may have files for any place in it. All users may read what packages have.
+func seal(dir string, i Interpreter) error {
+	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return "", fmt.Errorf("not an environment: %w", err)
+		return err
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // see build
-		return "", err
+	defer root.Close() //nolint:errcheck // only read
+	for _, name := range append([]string{"pyvenv.cfg"}, bins(i)...) {
+		if name != "pyvenv.cfg" {
+			name = "bin/" + name
+		}
+		if err := root.RemoveAll(name); err != nil {
+			return err
+		}
 	}
-	if err := skeleton(dir, m.Interpreter); err != nil {
-		return "", err
+	at := ""
+	for _, part := range strings.Split(strings.TrimPrefix(sitePackages("", i), "/"), "/") {
+		at = filepath.Join(at, part)
+		if info, err := root.Lstat(at); err != nil || !info.IsDir() {
+			return fmt.Errorf("a package has put something else in the place of the folder %s", at)
+		}
 	}
-	return filepath.Join(dir, "bin", "python"), nil
+	if info, err := root.Lstat("bin"); err != nil || !info.IsDir() {
+		return errors.New("a package has put something else in the place of the folder bin")
+	}
+	err = fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.Type()&fs.ModeSymlink != 0 {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		want := info.Mode().Perm()&0o755 | 0o644
+		if entry.IsDir() {
+			want = 0o755
+		}
+		if info.Mode()&^fs.ModeDir == want {
+			return nil
+		}
+		return root.Chmod(path, want)
+	})
+	if err != nil {
+		return err
+	}
+	return skeleton(dir, i)
 }
 
-// Prepare returns the interpreters of environments that an earlier process left,
-// one of each kind, whose environments are not verified yet. Where there is none
-// it does what the first one will wait for: it finds the interpreter that most indexes have and compiles the
-// files of Options.Warm.
+// Prepare returns the machine's interpreters behind environments that an earlier process
+// left. Where there is none it does what the first one will wait for: it
+// finds the interpreter that most indexes have and compiles the files of Options.Warm.
 func (s *Store) Prepare(ctx context.Context) (pythons []string) {
 	ctx, end := s.begin(ctx)
 	defer end()
-	seen := map[string]bool{}
-	for dir, m := range s.finished() {
-		python := filepath.Join(dir, "bin", "python")
-		if target, _ := filepath.EvalSymlinks(python); target == m.Interpreter.Path && !seen[target] {
-			seen[target] = true
-			pythons = append(pythons, python)
+	for m := range s.finished() {
+		if !slices.Contains(pythons, m.Interpreter.Path) {
+			pythons = append(pythons, m.Interpreter.Path)
 		}
 	}
 	if len(pythons) > 0 {
@@ -396,8 +403,8 @@ for file in glob.glob(os.path.join(sys.argv[1], "**", "*.py"), recursive=True):
 
 // compiledBy lists the bytecode of an interpreter below a folder.
 func compiledBy(folder string, i Interpreter) listing {
-	all, _ := list(folder)
-	maps.DeleteFunc(all, func(name, _ string) bool { return !strings.HasSuffix(name, "."+i.CacheTag+".pyc") })
+	all, _ := list(folder, nil, true)
+	maps.DeleteFunc(all, func(name string, _ noted) bool { return !strings.HasSuffix(name, "."+i.CacheTag+".pyc") })
 	return all
 }
 

@@ -21,9 +21,6 @@ type Lock struct {
 	Requirements []byte
 	// Python is the constraint on the interpreter; empty means any that works.
 	Python string
-	// Own has an environment that is shared with locks of the same Own alone, such as
-	// one that a command of the index adds to. Defaults to sharing it with all.
-	Own string
 }
 
 // declared is what a source says of its dependencies.
@@ -150,7 +147,7 @@ func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declare
 	progress.report("lock", "running", 20)
 	dir := sourceDir
 	apart := func() error { return nil }
-	if d.path == "" && (d.builds || s.confine != nil) {
+	if d.path == "" {
 		// A build backend writes beside its sources, and what it leaves there is not the index's.
 		apart = sync.OnceValue(func() (err error) {
 			if dir, err = os.MkdirTemp(s.dir, "new-lock-"); err != nil {
@@ -177,14 +174,14 @@ func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declare
 		args := []string{"pip", "compile", cmp.Or(d.path, d.file), "--universal", "--generate-hashes",
 			"--no-header", "--no-annotate", "--quiet", "--python", interpreter.Path, "--python-version", version}
 		err = errBuilds
-		if s.confine != nil && !d.builds {
-			out, said, err = s.runUV(ctx, dir, uv, append(args[:len(args):len(args)], "--no-build")...)
+		if !d.builds {
+			out, said, err = s.runUV(ctx, interpreter, uv, step{role: Packager, dir: dir}, nil, append(args[:len(args):len(args)], "--no-build")...)
 		}
 		if err != nil && ctx.Err() == nil {
 			if err := apart(); err != nil {
 				return Lock{}, err
 			}
-			out, said, err = s.buildUV(ctx, interpreter, dir, uv, []string{dir}, args...)
+			out, said, err = s.runUV(ctx, interpreter, uv, step{role: Builder, dir: dir, write: []string{dir}}, nil, args...)
 		}
 		if err == nil {
 			if n > 0 || python == "" {

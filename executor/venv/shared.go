@@ -1,9 +1,10 @@
 package venv
 
 import (
+	"errors"
+	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 )
@@ -12,8 +13,8 @@ import (
 // no lock between them: file systems that machines share lock badly or not at all.
 //
 //   - An environment is complete with its bytecode before it is renamed into its place, and
-//     nothing in it changes from then on. Two stores may build the same one at once; the
-//     first is kept.
+//     nothing in it changes from then on. What is noted of it comes last. Two stores may
+//     build the same one at once; the first is kept.
 //   - Its name has all of the interpreter and the C library that it depends on.
 //   - The time of its marker is that of its last use: stores that use it renew it. Nobody
 //     knows of all uses, so that what is removed has not been used for long.
@@ -26,41 +27,30 @@ const (
 	renewed, abandoned = 24 * time.Hour, 24 * time.Hour
 )
 
-// sharedEnvs is the folder of shared environments, empty where there is none.
-func (s *Store) sharedEnvs() string {
-	if s.shared == "" {
-		return ""
-	}
-	return filepath.Join(s.shared, "envs")
-}
-
-// shareable reports whether the environment of a lock may be used by other stores: there
-// is something to build, and it rests on nothing but its own files.
-func shareable(lock Lock) bool {
-	return lock.Own == "" && !blank(lock.Requirements) && !editable.Match(lock.Requirements)
-}
-
 // touch notes that a shared environment, if it is there, is in use.
-func (s *Store) touch(dir string) {
+func (s *Store) touch(at place) {
 	now := time.Now()
-	if err := os.Chtimes(filepath.Join(dir, markerName), now, now); err != nil && !os.IsNotExist(err) {
+	if err := os.Chtimes(at.file(markerName), now, now); err != nil && !os.IsNotExist(err) {
 		s.log.Warn("the use of a shared environment cannot be noted: it is removed a month after its last note",
-			slog.String("dir", dir), slog.Any("error", err))
+			slog.String("digest", at.digest), slog.Any("error", err))
 	}
 }
 
 // tidyShared notes which shared environments are in use here, and removes those that
 // nobody has used for long and builds that were cut off.
 func (s *Store) tidyShared() {
-	entries, _ := os.ReadDir(s.sharedEnvs()) // none was ever made
+	if s.shared == "" {
+		return
+	}
+	entries, _ := os.ReadDir(place{folder: s.shared}.env()) // none was ever made
 	for _, entry := range entries {
-		name, dir := entry.Name(), filepath.Join(s.sharedEnvs(), entry.Name())
-		building := strings.HasPrefix(name, "new-")
-		file := filepath.Join(dir, markerName)
-		if building {
-			file = dir
+		at := place{s.shared, entry.Name()}
+		building := strings.HasPrefix(at.digest, "new-")
+		info, err := os.Stat(at.file(markerName))
+		if building || errors.Is(err, fs.ErrNotExist) { // one that was cut off before it was noted is like a build
+			building = true
+			info, err = os.Stat(at.env())
 		}
-		info, err := os.Stat(file)
 		if err != nil {
 			continue // it has just gone, or is being replaced
 		}
@@ -68,15 +58,15 @@ func (s *Store) tidyShared() {
 		switch {
 		case building:
 			if unused > abandoned {
-				_ = os.RemoveAll(dir)
+				_ = os.RemoveAll(at.env())
 			}
-		case !s.uses.unused(name, 0):
+		case !s.uses.unused(at.digest, 0):
 			if unused > renewed {
-				s.touch(dir)
+				s.touch(at)
 			}
 		case unused > sharedAge:
-			if err := s.remove(s.sharedEnvs(), name, 0); err != nil {
-				s.log.Warn("unused environment not removed", slog.String("digest", name), slog.String("error", err.Error()))
+			if err := s.remove(at, 0); err != nil {
+				s.log.Warn("unused environment not removed", slog.String("digest", at.digest), slog.String("error", err.Error()))
 			}
 		}
 	}

@@ -28,9 +28,9 @@ type Options struct {
 	// UV is the uv executable. Defaults to the one on PATH, else one installed
 	// below the store's folder when it is first needed.
 	UV string
-	// Confined runs what may run code of an index. Defaults to running it as everything
-	// else.
-	Confined func(ctx context.Context, job Job) (stdout []byte, stderr string, err error)
+	// Confined runs what an index has made run: as far apart as the machine lets it be, as a
+	// user of its own for each role where there can be one. Must be set.
+	Confined func(ctx context.Context, as Role, job Job) (stdout []byte, stderr string, err error)
 	// Warm is a folder of Python files that are compiled for every interpreter
 	// that an environment is made for. Defaults to none.
 	Warm string
@@ -39,13 +39,28 @@ type Options struct {
 	Shared string
 }
 
-// Job is a program that is run as far apart as the machine lets it be.
+// Role is on whose behalf a program runs.
+type Role string
+
+// The roles. A packager resolves and installs, and runs no code of a package; it keeps the
+// cache of packages that all indexes share. A builder runs that code. A compiler makes
+// bytecode.
+const (
+	Packager Role = "packages"
+	Builder  Role = "builds"
+	Compiler Role = "compiler"
+)
+
+// Job is a program that is run as far apart as the machine lets it be. Of the folders of
+// the agent it sees those that are named here.
 type Job struct {
 	Interpreter string // of this machine
 	Dir         string // where it begins
-	// Tmp and Write are all that it writes, Read folders that it needs to see, as far as
+	// Tmp and Write are all that it writes, and its user's until it has ended. Keep is a
+	// folder that stays its user's, empty for none. Read are folders that it sees, as far as
 	// all users may.
 	Tmp         string
+	Keep        string
 	Write, Read []string
 	Argv, Env   []string
 }
@@ -76,7 +91,7 @@ type Store struct {
 	uvPath  string
 	foundUV string // under the key uv
 	warm    string
-	confine func(context.Context, Job) ([]byte, string, error) // nil: nothing is
+	confine func(context.Context, Role, Job) ([]byte, string, error)
 	probing sync.Mutex
 	probed  map[string]*Interpreter // Pythons of this machine, by candidate, asked once; nil: none that we can use
 	keys    keys
@@ -103,8 +118,8 @@ func NewStore(dir string, spawner *sandbox.Spawner, o Options) *Store {
 	return s
 }
 
-// Variables that uv, pip, git and the compilers of packages read, by name or by how
-// the name begins. What they run is code of a stranger: all else is not its business.
+// Variables that interpreters, uv and pip read, by name or by how the name begins. All
+// else is not their business.
 var (
 	buildVariables = []string{
 		"PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS",
@@ -132,7 +147,8 @@ func among(environ, names, families []string) []string {
 // sweep removes what a process that was killed was in the middle of making: it
 // is made beside its place, under a name that begins so.
 func (s *Store) sweep() {
-	for _, pattern := range []string{s.path("new-*"), s.path("envs", "new-*")} {
+	// Earlier versions noted what an environment is within it, and had a cache that builds shared.
+	for _, pattern := range []string{s.path("new-*"), s.path("envs", "new-*"), s.path("records", ".new-*"), s.path("uv-cache")} {
 		unfinished, _ := filepath.Glob(pattern)
 		for _, folder := range unfinished {
 			if err := os.RemoveAll(folder); err != nil {

@@ -1,6 +1,7 @@
 package venv
 
 import (
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -54,25 +55,25 @@ func (s *Store) RemoveUnused(age time.Duration) {
 		return // none was ever made
 	}
 	for _, entry := range entries {
-		digest := entry.Name()
-		if strings.HasPrefix(digest, "new-") || !s.uses.unused(digest, age) {
+		at := place{s.dir, entry.Name()}
+		if strings.HasPrefix(at.digest, "new-") || !s.uses.unused(at.digest, age) {
 			continue
 		}
-		if err := s.remove(s.path("envs"), digest, age); err != nil {
-			s.log.Warn("unused environment not removed", slog.String("digest", digest), slog.String("error", err.Error()))
+		if err := s.remove(at, age); err != nil {
+			s.log.Warn("unused environment not removed", slog.String("digest", at.digest), slog.String("error", err.Error()))
 		}
 	}
 }
 
-func (s *Store) remove(folder, digest string, age time.Duration) error {
-	free, ok := s.keys.try(digest)
+func (s *Store) remove(at place, age time.Duration) error {
+	free, ok := s.keys.try(at.digest)
 	if !ok {
 		return nil // it is being made
 	}
-	beside, err := os.MkdirTemp(folder, "new-")
-	if err == nil && s.uses.unused(digest, age) { // it is taken under its key alone
-		if err = os.Rename(filepath.Join(folder, digest), filepath.Join(beside, digest)); err == nil {
-			s.log.Info("environment removed: no index uses it", slog.String("digest", digest))
+	beside, err := os.MkdirTemp(filepath.Dir(at.env()), "new-")
+	if err == nil && s.uses.unused(at.digest, age) { // it is taken under its key alone
+		if err = errors.Join(at.forget(), os.Rename(at.env(), filepath.Join(beside, at.digest))); err == nil {
+			s.log.Info("environment removed: no index uses it", slog.String("digest", at.digest))
 		}
 	}
 	free()

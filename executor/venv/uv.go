@@ -87,18 +87,7 @@ func (s *Store) installUV(ctx context.Context, python, folder string) (string, e
 	return "", os.Rename(beside, folder)
 }
 
-// runUV runs uv with a TMPDIR of its own, which goes with all that uv and what it
-// builds with leave there.
-func (s *Store) runUV(ctx context.Context, dir, uv string, args ...string) (stdout []byte, said string, err error) {
-	tmp, err := os.MkdirTemp(s.dir, "new-tmp-")
-	if err != nil {
-		return nil, "", err
-	}
-	defer os.RemoveAll(tmp) //nolint:errcheck // swept at the next start
-	return s.run(ctx, dir, append(s.uvEnv(), "TMPDIR="+tmp), uv, args...)
-}
-
-// Of buildVariables and buildFamilies, what is given to code of an index, too.
+// What uv is given of the variables of this machine, by name or by how the name begins.
 var (
 	confinedVariables = []string{
 		"PATH", "LANG", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY",
@@ -107,12 +96,19 @@ var (
 	confinedFamilies = []string{"LC_", "UV_", "PIP_"}
 )
 
-// buildUV runs uv where it builds packages, and so runs the code of an index: confined,
-// with a cache and a home that go with it. write are folders that are being built.
-func (s *Store) buildUV(ctx context.Context, i Interpreter, dir, uv string, write []string, args ...string) (stdout []byte, said string, err error) {
-	if s.confine == nil {
-		return s.runUV(ctx, dir, uv, args...)
-	}
+// step is what uv is run for.
+type step struct {
+	role  Role
+	apart bool     // the cache goes with the step: what is fetched is of one index alone
+	dir   string   // where it begins
+	write []string // folders that it makes or changes
+	read  []string // further folders that it sees
+	login logins
+}
+
+// runUV runs uv confined, with a home and a folder for temporary files that go with it. keep
+// takes what is wanted of that folder, before it goes; nil for nothing.
+func (s *Store) runUV(ctx context.Context, i Interpreter, uv string, st step, keep func(tmp string) error, args ...string) (stdout []byte, said string, err error) {
 	tmp, err := os.MkdirTemp(s.dir, "new-tmp-")
 	if err != nil {
 		return nil, "", err
@@ -123,10 +119,58 @@ func (s *Store) buildUV(ctx context.Context, i Interpreter, dir, uv string, writ
 		return nil, "", err
 	}
 	env := append(among(s.environ, confinedVariables, confinedFamilies), s.uvEnv()...)
-	env = append(env, "UV_CACHE_DIR="+filepath.Join(tmp, "cache"), "UV_LINK_MODE=copy", "TMPDIR="+tmp, "HOME="+home)
-	return s.confine(ctx, Job{
-		Interpreter: i.Path, Dir: dir, Tmp: tmp, Write: write, Read: append(readBy(env), filepath.Dir(uv)), Argv: append([]string{uv}, args...), Env: env,
-	})
+	job := Job{Interpreter: i.Path, Dir: st.dir, Tmp: tmp, Write: st.write, Argv: append([]string{uv}, args...)}
+	if st.role == Builder || st.apart {
+		env = append(env, "UV_CACHE_DIR="+filepath.Join(tmp, "cache"))
+	} else {
+		job.Keep = s.cache()
+		env = append(env, "UV_CACHE_DIR="+job.Keep)
+	}
+	if st.role != Builder {
+		files, err := s.settings(tmp)
+		if err != nil {
+			return nil, "", err
+		}
+		env = append(env, files...)
+	}
+	files, err := st.login.files(tmp)
+	if err != nil {
+		return nil, "", err
+	}
+	env = append(env, files...)
+	job.Env = append(env, "TMPDIR="+tmp, "HOME="+home)
+	job.Read = slices.Concat(st.read, readBy(env), []string{filepath.Dir(uv)})
+	stdout, said, err = s.confine(ctx, st.role, job)
+	said = s.redact(st.login, said)
+	if err == nil && keep != nil {
+		err = keep(tmp)
+	}
+	return stdout, said, err
+}
+
+// cache is the folder that packagers keep what they have fetched in: of package indexes that
+// the agent's settings name, never of an address that an index names.
+func (s *Store) cache() string { return filepath.Join(cmp.Or(s.shared, s.dir), "packages") }
+
+// settings copies the files of the agent's own settings for packages that name credentials,
+// which other users cannot read, for a step that runs no code of a package.
+func (s *Store) settings(tmp string) (env []string, err error) {
+	for _, name := range []string{"NETRC", "UV_CONFIG_FILE"} {
+		file := lookup(s.environ, name)
+		if file == "" {
+			continue
+		}
+		data, err := os.ReadFile(file) //nolint:gosec // of the operator
+		if err != nil {
+			return nil, failed(err, "", "the file that %s names cannot be read", name)
+		}
+		to := filepath.Join(tmp, strings.ToLower(name)+".toml")
+		if err := os.WriteFile(to, data, 0o600); err != nil {
+			return nil, err
+		}
+		env = append(env, name+"="+to)
+	}
+	return env, nil
 }
 
 // readBy are the folders of this machine that uv's settings name.
@@ -136,7 +180,7 @@ func readBy(env []string) (folders []string) {
 			folders = append(folders, strings.TrimPrefix(one, "file://"))
 		}
 	}
-	for _, name := range []string{"SSL_CERT_FILE", "UV_CONFIG_FILE", "UV_CONSTRAINT", "UV_BUILD_CONSTRAINT", "UV_OVERRIDE"} {
+	for _, name := range []string{"SSL_CERT_FILE", "UV_CONSTRAINT", "UV_BUILD_CONSTRAINT", "UV_OVERRIDE"} {
 		if file := lookup(env, name); file != "" {
 			folders = append(folders, filepath.Dir(file))
 		}
@@ -146,12 +190,12 @@ func readBy(env []string) (folders []string) {
 	})
 }
 
-// uvEnv is what uv is given on top of our environment: its cache beside the environments,
-// where hard links into them work, the system's certificates, and the
-// user's settings for pip where uv's own are not set.
+// uvEnv is what uv is given on top of our environment: the system's certificates, and the
+// user's settings for pip where uv's own are not set. Files are copied: one that several
+// environments have could be changed in all of them.
 func (s *Store) uvEnv() []string {
 	env := []string{
-		"UV_CACHE_DIR=" + filepath.Join(cmp.Or(s.shared, s.dir), "uv-cache"),
+		"UV_LINK_MODE=copy",
 		"UV_SYSTEM_CERTS=true", "UV_NATIVE_TLS=true",
 		"UV_PYTHON_DOWNLOADS=never", "UV_NO_PROGRESS=true", "NO_COLOR=1",
 		"PYC_INVALIDATION_MODE=UNCHECKED_HASH",

@@ -2,113 +2,189 @@ package venv
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"golang.org/x/sync/errgroup"
 )
 
-// filesName is the list of what an environment has, beside its marker.
-const filesName = "toolmesh-files.json"
+// place is where an environment lies, and what is noted of it: outside of it, where
+// nothing of an index writes.
+type place struct{ folder, digest string }
 
-// listing is what is noted of each file by its path: for all but links its size
-// and the time of its last change. That a file has other content of the same size
-// and the same time is not found.
-type listing map[string]string
+// What is noted of an environment.
+const (
+	markerName  = ".json"       // a [marker]
+	listingName = ".files.json" // a [listing]
+)
+
+func (p place) env() string             { return filepath.Join(p.folder, "envs", p.digest) }
+func (p place) records() string         { return filepath.Join(p.folder, "records") }
+func (p place) file(name string) string { return filepath.Join(p.records(), p.digest+name) }
+
+// marker reads what was noted of an environment when it was finished.
+func (p place) marker() (marker, error) { return readJSON[marker](p.file(markerName)) }
+
+// forget removes what is noted: the environment is none from then on.
+func (p place) forget() error {
+	return errors.Join(removed(p.file(markerName)), removed(p.file(listingName)))
+}
+
+func removed(file string) error {
+	if err := os.Remove(file); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// listing is what is noted of each file by its path.
+type listing map[string]noted
+
+// noted is what a file has: of a link its target. State is its size and the times of its last
+// changes; that of its inode nobody but root sets back. Sum is the SHA-256 of its content,
+// which is taken with the bytecode.
+type noted struct {
+	State string `json:"state,omitempty"`
+	Sum   string `json:"sum,omitempty"`
+	Link  string `json:"link,omitempty"`
+}
 
 // bytecode is the folder that Python, and libraries that compile, add to by
 // themselves.
 const bytecode = "__pycache__"
 
-// list reads what there is in a folder.
-func list(dir string) (listing, error) {
-	all := listing{}
-	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || strings.HasPrefix(entry.Name(), "toolmesh-") {
+// list reads what there is in a folder, with sums also the contents: not those of files
+// whose state is that of known.
+func list(dir string, known listing, withSums bool) (listing, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close() //nolint:errcheck // only read
+	all, sums := listing{}, map[string]*string{}
+	var sum errgroup.Group
+	sum.SetLimit(4)
+	err = fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
 			return err
 		}
 		info, err := entry.Info()
 		if err != nil {
 			return err
 		}
-		note := fmt.Sprintf("%d %d", info.Size(), info.ModTime().UnixNano())
-		if info.Mode()&fs.ModeSymlink != 0 {
-			if note, err = os.Readlink(path); err != nil {
+		now := noted{State: stateOf(info)}
+		switch was, ok := known[path]; {
+		case entry.Type()&fs.ModeSymlink != 0:
+			now.State = ""
+			if now.Link, err = root.Readlink(path); err != nil {
 				return err
 			}
+		case !entry.Type().IsRegular():
+			return fmt.Errorf("%s is no file", path)
+		case ok && was.State == now.State && was.Sum != "":
+			now.Sum = was.Sum
+		case withSums:
+			found := new(string)
+			sums[path] = found
+			sum.Go(func() (err error) { *found, err = sumOf(root, path); return err })
 		}
-		all[path[len(dir)+1:]] = note
+		all[path] = now
 		return nil
 	})
-	return all, err
+	if err := errors.Join(err, sum.Wait()); err != nil {
+		return nil, err
+	}
+	for path, found := range sums {
+		now := all[path]
+		now.Sum = *found
+		all[path] = now
+	}
+	return all, nil
+}
+
+func sumOf(root *os.Root, path string) (string, error) {
+	f, err := root.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close() //nolint:errcheck // only read
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
 // damage says what an environment is not as it was when its list was written;
-// empty when it is. changed says that a file may have been written to that other
-// environments and the cache of packages have too.
-func damage(dir string) (what string, changed bool) {
-	noted, err := readJSON[listing](filepath.Join(dir, filesName))
-	var now listing
-	if err == nil {
-		now, err = list(dir)
+// empty when it is. A file that was only touched, or copied with all others, is noted anew.
+func damage(at place) (what string) {
+	was, err := readJSON[listing](at.file(listingName))
+	if err != nil {
+		return err.Error()
+	}
+	now, err := list(at.env(), was, false)
+	if err == nil && !maps.Equal(now, was) { // a copy has other times
+		now, err = list(at.env(), was, true)
 	}
 	if err != nil {
-		return err.Error(), false
+		return err.Error()
 	}
-	for path, note := range now {
-		switch was, ok := noted[path]; {
-		case !ok && filepath.Base(filepath.Dir(path)) != bytecode:
-			what = path + " was added"
-		case ok && was != note:
-			return path + " was changed", true
+	again := false
+	for path, found := range now {
+		before, ok := was[path]
+		switch {
+		case !ok && filepath.Base(filepath.Dir(path)) == bytecode:
+		case !ok:
+			return path + " was added"
+		case before == found, before.State == found.State && before.Link == found.Link:
+		case before.Sum == "" || before.Sum != found.Sum || before.Link != found.Link:
+			return path + " was changed"
+		default:
+			again = true
+			was[path] = found
 		}
-		delete(noted, path)
 	}
-	for path := range noted {
-		what = path + " is gone"
+	for path := range was {
+		if _, ok := now[path]; !ok {
+			return path + " is gone"
+		}
 	}
-	return what, false
+	if again {
+		_ = writeJSON(at.file(listingName), was) // it is only read more slowly the next time
+	}
+	return ""
 }
 
-// note writes the list of an environment; with onlyBytecode what else is noted
-// stays.
-func note(dir string, onlyBytecode bool) error {
-	now, err := list(dir)
-	if err != nil {
-		return err
-	}
-	if onlyBytecode {
-		noted, err := readJSON[listing](filepath.Join(dir, filesName))
-		if err != nil {
-			return err
-		}
-		for path, note := range now {
-			if filepath.Base(filepath.Dir(path)) == bytecode {
-				noted[path] = note
-			}
-		}
-		now = noted
-	}
-	return writeJSON(filepath.Join(dir, filesName), now)
-}
-
-// writeJSON puts a file in place as a whole.
+// writeJSON puts a file in place as a whole. Nothing but this process writes in its folder.
 func writeJSON(path string, value any) error {
 	data, err := json.Marshal(value)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".new", data, 0o644); err != nil { //nolint:gosec // no secret
+	beside, err := os.CreateTemp(filepath.Dir(path), ".new-")
+	if err != nil {
 		return err
 	}
-	return os.Rename(path+".new", path)
+	_, err = beside.Write(data)
+	err = errors.Join(err, beside.Chmod(0o644), beside.Close())
+	if err == nil {
+		err = os.Rename(beside.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(beside.Name())
+	}
+	return err
 }
-
-// readMarker reads what was noted of an environment when it was finished.
-func readMarker(dir string) (marker, error) { return readJSON[marker](filepath.Join(dir, markerName)) }
 
 func readJSON[T any](path string) (value T, err error) {
 	data, err := os.ReadFile(path) //nolint:gosec // our own folder
@@ -121,47 +197,129 @@ func readJSON[T any](path string) (value T, err error) {
 // compile makes the bytecode of an environment in the background: what is used
 // before it is there compiles its own part. Its end is noted, so that what a
 // process leaves that ends before is done by the next.
-func (s *Store) compile(env *Env, m marker) {
-	s.uses.take(env.Digest)
+func (s *Store) compile(at place, m marker) {
+	s.uses.take(at.digest)
 	ctx, end := s.begin(context.Background())
 	s.running.Go(func() {
-		defer s.uses.give(env.Digest)
+		defer s.uses.give(at.digest)
 		defer end()
-		said, err := s.runCompiler(ctx, m.Interpreter, sitePackages(env.Dir, m.Interpreter), sitePackages(env.Dir, m.Interpreter), "19")
+		err := s.compileTo(ctx, m.Interpreter, at.env(), at.env(), "19")
 		if err == nil {
 			var release func()
-			if release, err = s.keys.take(ctx, env.Digest); err == nil {
+			if release, err = s.keys.take(ctx, at.digest); err == nil {
 				defer release()
-				m.Compiled = true
-				if err = note(env.Dir, true); err == nil {
-					err = writeJSON(filepath.Join(env.Dir, markerName), m)
-				}
+				err = noteBytecode(at)
 			}
 		}
+		if err == nil {
+			m.Compiled = true
+			err = writeJSON(at.file(markerName), m)
+		}
 		if err != nil && ctx.Err() == nil {
-			s.log.Warn("the packages of an environment are not compiled", slog.String("digest", env.Digest),
-				slog.Any("error", err), slog.String("said", lastLine(said)))
+			s.log.Warn("the packages of an environment are not compiled", slog.String("digest", at.digest), slog.Any("error", err))
 		}
 	})
+}
+
+// noteBytecode adds to the list of an environment the bytecode that there is now, and sums.
+func noteBytecode(at place) error {
+	was, err := readJSON[listing](at.file(listingName))
+	if err != nil {
+		return err
+	}
+	now, err := list(at.env(), was, true)
+	if err != nil {
+		return err
+	}
+	for path, found := range now {
+		before := was[path]
+		if filepath.Base(filepath.Dir(path)) == bytecode || before.State == found.State && before.Link == found.Link {
+			was[path] = found
+		}
+	}
+	return writeJSON(at.file(listingName), was)
 }
 
 // compileIn makes the bytecode of an environment before it is put in its place. One
 // without is as good, and slower.
 func (s *Store) compileIn(ctx context.Context, beside, final string, i Interpreter) {
-	if said, err := s.runCompiler(ctx, i, sitePackages(beside, i), sitePackages(final, i), "0"); err != nil && ctx.Err() == nil {
-		s.log.Warn("the packages of an environment are not compiled", slog.String("digest", filepath.Base(final)),
-			slog.Any("error", err), slog.String("said", lastLine(said)))
+	if err := s.compileTo(ctx, i, beside, final, "0"); err != nil && ctx.Err() == nil {
+		s.log.Warn("the packages of an environment are not compiled", slog.String("digest", filepath.Base(final)), slog.Any("error", err))
 	}
 }
 
-// runCompiler compiles all modules of a folder, which is to be called as said by then, with
-// that much less of a claim to the processors.
-func (s *Store) runCompiler(ctx context.Context, i Interpreter, folder, called, nice string) (said string, err error) {
+// compileTo compiles all modules of an environment, which is to be called as said by then, with
+// that much less of a claim to the processors. The compiler sees the environment and
+// writes into a folder of its own; what it has made there is put in place here, where
+// there is no file yet.
+func (s *Store) compileTo(ctx context.Context, i Interpreter, env, final, nice string) error {
 	const script = `import compileall, os, py_compile, sys
 os.nice(int(sys.argv[3]))
 compileall.compile_dir(sys.argv[1], ddir=sys.argv[2], quiet=2, workers=0, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)`
-	_, said, err = s.run(ctx, s.dir, nil, i.Path, "-I", "-S", "-c", script, folder, called, nice)
-	return said, err
+	tmp, err := os.MkdirTemp(s.dir, "new-tmp-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp) //nolint:errcheck // swept at the next start
+	modules, called := sitePackages(env, i), sitePackages(final, i)
+	_, said, err := s.confine(ctx, Compiler, Job{
+		Interpreter: i.Path, Dir: tmp, Tmp: tmp, Read: []string{env},
+		Argv: []string{i.Path, "-I", "-S", "-X", "pycache_prefix=" + filepath.Join(tmp, "out"), "-c", script, modules, called, nice},
+		Env:  []string{"LANG=C.UTF-8", "PATH=/usr/bin:/bin", "TMPDIR=" + tmp},
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, lastLine(said))
+	}
+	return takeBytecode(filepath.Join(tmp, "out", modules), modules)
+}
+
+// takeBytecode copies the bytecode in a folder, which has the layout of its modules, to where
+// Python looks for it.
+func takeBytecode(from, modules string) error {
+	source, err := os.OpenRoot(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // there are no modules
+	}
+	if err != nil {
+		return err
+	}
+	defer source.Close() //nolint:errcheck // only read
+	target, err := os.OpenRoot(modules)
+	if err != nil {
+		return err
+	}
+	defer target.Close() //nolint:errcheck // the files are closed
+	return fs.WalkDir(source.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() || !strings.HasSuffix(path, ".pyc") {
+			return err
+		}
+		folder := filepath.Join(filepath.Dir(path), bytecode)
+		if err := target.Mkdir(folder, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil //nolint:nilerr // there are no such modules
+		}
+		if info, err := target.Lstat(folder); err != nil || !info.IsDir() {
+			return nil //nolint:nilerr // a package has something else there
+		}
+		return copyNew(source, path, target, filepath.Join(folder, filepath.Base(path)))
+	})
+}
+
+// copyNew copies a file to where there is none; what is there stays.
+func copyNew(source *os.Root, path string, target *os.Root, to string) error {
+	in, err := source.Open(path)
+	if err != nil {
+		return err
+	}
+	defer in.Close() //nolint:errcheck // only read
+	out, err := target.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
 }
 
 // dropBytecode removes what a compilation that was stopped has left.

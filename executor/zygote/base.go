@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
-	"github.com/toolmesh/toolmesh/executor/venv"
 	"github.com/toolmesh/toolmesh/python"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -27,6 +25,9 @@ const (
 	// would take the processors, and the page tables, from the first call.
 	baseRest = 50 * time.Millisecond
 )
+
+// environ is all that an interpreter of the machine begins with.
+var environ = []string{"PATH=/usr/local/bin:/usr/bin:/bin"}
 
 // commandLineRoom is an argument that nobody reads: a process that renames itself
 // has as much room as its first command line took.
@@ -56,9 +57,8 @@ type base struct {
 	ready chan struct{} // closed when it is known whether it can be used
 
 	// Valid after ready; proc before it under mu.
-	proc   *sandbox.Base
-	folder string // its environment, which has nothing
-	err    error
+	proc *sandbox.Base
+	err  error
 
 	preparing sync.Mutex // one blank at a time is made
 
@@ -67,20 +67,20 @@ type base struct {
 	ended bool   // there are to be no more
 }
 
-// adoption is what a copy needs to know of the environment that it is to be in.
+// adoption is what a zygote takes of an index once it is confined.
 type adoption struct {
 	Environ    []byte   `json:"environ"` // lines as in os.Environ, separated by zeros
 	Executable string   `json:"executable"`
-	Argv       []string `json:"argv"` // what it would have been started with
+	Argv       []string `json:"argv"` // what the executable is started with
 }
 
-// unfitFor says why a program cannot begin as a copy; empty when it can. With own
-// none does.
-func unfitFor(cmd sandbox.Command, own bool) string {
+// unfitFor says why what has these variables cannot go on with what a base has loaded;
+// empty when it can. With own nothing does.
+func unfitFor(environ []string, own bool) string {
 	if own {
 		return "each has one"
 	}
-	for _, line := range cmd.Env {
+	for _, line := range environ {
 		for _, prefix := range earlyVariables {
 			if strings.HasPrefix(line, prefix) {
 				name, _, _ := strings.Cut(line, "=")
@@ -91,9 +91,9 @@ func unfitFor(cmd sandbox.Command, own bool) string {
 	return ""
 }
 
-// start makes a process that goes on as cmd would have, once it has adopted the
-// environment; most often it was made when the last one was wanted.
-func (b *bases) start(ctx context.Context, cmd sandbox.Command) (*sandbox.Process, error) {
+// start makes a process that goes on as cmd would have. One that adopts its environment
+// was most often made when the last one was wanted.
+func (b *bases) start(ctx context.Context, cmd sandbox.Command, adopts bool) (*sandbox.Process, error) {
 	base, err := b.of(cmd.Path)
 	if err != nil {
 		return nil, err
@@ -106,10 +106,12 @@ func (b *bases) start(ctx context.Context, cmd sandbox.Command) (*sandbox.Proces
 	if base.err != nil {
 		return nil, base.err
 	}
-	if proc := base.take(cmd.Sandbox); proc != nil {
-		return proc, nil
+	if adopts {
+		if proc := base.take(cmd.Sandbox); proc != nil {
+			return proc, nil
+		}
 	}
-	proc, err := base.proc.Start(cmd.Sandbox)
+	proc, err := base.proc.Start(cmd.Sandbox, adopts)
 	if err != nil {
 		base.proc.Close() // it does not do what it should: the next one gets another
 	}
@@ -171,7 +173,7 @@ func (b *bases) prepare(interpreter string, box tool.Sandbox, rest time.Duration
 		if enough {
 			return
 		}
-		proc, err := base.proc.Start(box)
+		proc, err := base.proc.Start(box, true)
 		if err != nil {
 			return // the start of the next index says why
 		}
@@ -191,13 +193,9 @@ func (b *bases) prepare(interpreter string, box tool.Sandbox, rest time.Duration
 	})
 }
 
-// of finds the base for an environment's interpreter, or has one started.
+// of finds the base of an interpreter of the machine, or has one started.
 func (b *bases) of(interpreter string) (*base, error) {
-	real, err := filepath.EvalSymlinks(interpreter)
-	if err != nil {
-		return nil, err
-	}
-	info, err := os.Stat(real)
+	info, err := os.Stat(interpreter)
 	if err != nil {
 		return nil, err
 	}
@@ -208,21 +206,21 @@ func (b *bases) of(interpreter string) (*base, error) {
 	if b.closed {
 		return nil, errors.New("the executor is closed")
 	}
-	old := b.by[real]
+	old := b.by[interpreter]
 	if old != nil && old.stamp == stamp && !old.spent() {
 		return old, nil
 	}
 	made := &base{made: time.Now(), stamp: stamp, ready: make(chan struct{})}
-	b.by[real] = made
+	b.by[interpreter] = made
 	b.wg.Go(func() {
 		if old != nil {
 			old.end()
 		}
 		defer close(made.ready)
-		made.err = b.run(made, interpreter, real)
+		made.err = b.run(made, interpreter)
 		if made.err != nil {
 			b.starter.opts.Logger.Warn("no base process, each index starts an interpreter of its own",
-				slog.String("interpreter", real), slog.Any("error", made.err))
+				slog.String("interpreter", interpreter), slog.Any("error", made.err))
 		}
 	})
 	return made, nil
@@ -262,27 +260,14 @@ func (b *base) end() {
 	if b.proc != nil { // it had not begun to start
 		b.proc.Close()
 	}
-	if b.folder != "" {
-		_ = os.RemoveAll(b.folder)
-	}
 }
 
-// run starts the process. It is an interpreter in an environment like the one
-// that wants it, in which nothing is installed.
-func (b *bases) run(made *base, interpreter, real string) error {
-	dir := filepath.Join(b.starter.opts.Dir, "base-"+strconv.FormatUint(b.starter.nextID.Add(1), 10))
-	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
-		return err
-	}
-	made.folder = dir
-	bare, err := venv.Bare(dir, filepath.Dir(filepath.Dir(interpreter)))
-	if err != nil {
-		return err
-	}
+// run starts the process.
+func (b *bases) run(made *base, interpreter string) error {
 	began := time.Now()
 	proc, err := b.starter.spawner.StartBase(sandbox.Command{
-		Path: bare, Args: []string{"-I", "-X", "utf8", "-c", python.Bootstrap("base()"), b.starter.opts.Files, commandLineRoom},
-		Env: []string{"PATH=/usr/local/bin:/usr/bin:/bin"}, Dir: dir,
+		Path: interpreter, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("base()"), b.starter.opts.Files, commandLineRoom},
+		Env: environ, Dir: "/",
 	})
 	if err != nil {
 		return err
@@ -315,7 +300,7 @@ func (b *bases) run(made *base, interpreter, real string) error {
 		<-drained
 		return fmt.Errorf("%w%s", err, words.Suffix())
 	}
-	b.starter.opts.Logger.Debug("base process started", slog.String("interpreter", real), slog.Int("pid", proc.Pid()),
+	b.starter.opts.Logger.Debug("base process started", slog.String("interpreter", interpreter), slog.Int("pid", proc.Pid()),
 		slog.Int("modules", about.Modules), slog.Duration("took", time.Since(began)))
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/toolmesh/toolmesh/executor/sandbox"
@@ -59,15 +60,12 @@ func (s *folders) take(user sandbox.User) (f folder) {
 		f.owner = sandbox.User{}
 		err = os.Mkdir(f.path, 0o700)
 	}
-	if err == nil && f.owner != user {
+	if err == nil {
 		id, group := user.ID, user.Group
 		if id == 0 {
 			id, group = os.Getuid(), os.Getgid()
 		}
-		err = os.Chown(f.path, id, group)
-	}
-	if err == nil {
-		err = os.Chtimes(f.path, untouched, untouched)
+		err = possess(f.path, id, group)
 	}
 	if err != nil {
 		s.log.Warn("temporary files of a worker are not limited", slog.Any("error", err))
@@ -76,6 +74,21 @@ func (s *folders) take(user sandbox.User) (f folder) {
 	}
 	f.owner, f.made = user, true
 	return f
+}
+
+// possess makes a new folder a user's, and untouched. What is above it may be the user's
+// already, who may have put something else in its place: nothing else is changed.
+func possess(path string, id, group int) error {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // a folder
+	if err := f.Chown(id, group); err != nil {
+		return err
+	}
+	at := syscall.NsecToTimeval(untouched.UnixNano())
+	return syscall.Futimes(int(f.Fd()), []syscall.Timeval{at, at}) //nolint:gosec // a descriptor
 }
 
 // give takes the folder of a worker back. ended says that nothing can be written there

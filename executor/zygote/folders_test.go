@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/toolmesh/toolmesh/executor/sandbox"
@@ -74,4 +75,42 @@ func TestFoldersOfWorkers(t *testing.T) {
 		t.Errorf("got %+v where none can be made", f)
 	}
 	s.give(folder{}, true)
+}
+
+// Tools that may write where their folders are made may put something else in the place
+// of one before it is theirs: that is not made theirs.
+func TestFoldersThatWereReplaced(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("not root: nothing can be given to a user")
+	}
+	const user = 1_950_000_001
+	for what, replace := range map[string]func(path, victim string) error{
+		"a link to a folder": func(path, victim string) error { return os.Symlink(filepath.Dir(victim), path) },
+		"a link to a file":   func(path, victim string) error { return os.Symlink(victim, path) },
+		"a file of others":   func(path, victim string) error { return os.Link(victim, path) },
+		"a pipe":             func(path, _ string) error { return syscall.Mkfifo(path, 0o600) },
+	} {
+		dir := t.TempDir()
+		victim := filepath.Join(dir, "victim")
+		if err := os.WriteFile(victim, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, "w1")
+		if err := replace(path, victim); err != nil {
+			t.Fatal(err)
+		}
+		if err := possess(path, user, user); err == nil {
+			t.Errorf("%s is taken for a folder", what)
+		}
+		for _, name := range []string{dir, victim, path} {
+			info, err := os.Stat(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if stat, ok := info.Sys().(*syscall.Stat_t); !ok || stat.Uid != 0 || info.ModTime().Equal(untouched) {
+				t.Errorf("%s: %s was changed", what, name)
+			}
+		}
+	}
 }

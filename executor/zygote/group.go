@@ -9,8 +9,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/python"
@@ -22,12 +23,13 @@ type Config struct {
 	Logger  *slog.Logger
 	Redact  *output.Redactor // takes secrets out of what is printed at import; may be nil
 	Python  string           // the interpreter, of an environment
+	Base    string           // the machine's interpreter behind it
 	Root    string           // the index's folder, the working directory
 	Paths   []string         // that modules are imported from, before the environment's
 	Env     []string         // all that the processes see of an environment
 	Sandbox tool.Sandbox
 	User    sandbox.User   // of the processes
-	Given   []sandbox.Path // folders that they have, whoever owns them
+	Given   []sandbox.Path // folders that they have, besides one of their own for temporary files
 	Tools   []string       // module.function
 	// OpenFiles is how many files a call may open, and MostFiles the most that Limits
 	// of a [Worker] may say.
@@ -44,14 +46,14 @@ type Group struct {
 	log     *slog.Logger
 	redact  *output.Redactor
 	user    sandbox.User
-	command sandbox.Command
+	command sandbox.Command // starts the machine's interpreter
 	setup   setup
 
 	// Set once, when the first zygote has described its tools.
 	about     description
 	described bool
 
-	ownInterpreter atomic.Pointer[string] // why its zygotes are no copies of a base; nil: they are
+	unfit string // why its zygotes cannot go on with what a base has loaded; empty: they may
 
 	renewing sync.Mutex // held while the zygote that workers are forked from is replaced
 
@@ -70,19 +72,19 @@ func (s *Starter) NewGroup(cfg Config) *Group {
 			Root: cfg.Root, Cwd: cfg.Root, Paths: cfg.Paths, Sandbox: cfg.Sandbox, Exclude: map[string]string{},
 			Secrets: cfg.Redact.Forms(), Tools: cfg.Tools, User: cfg.User.IDs(), Given: cfg.Given,
 			OpenFiles: [2]int{cfg.OpenFiles, cfg.MostFiles}, Processes: cfg.Processes,
+			Adopt: &adoption{
+				Environ: []byte(strings.Join(cfg.Env, "\x00")), Executable: cfg.Python,
+				Argv: []string{cfg.Python, "-I", "-X", "utf8", "-c", python.Bootstrap("confined()"), s.opts.Files},
+			},
 		},
 		command: sandbox.Command{
-			Path: cfg.Python, Args: []string{"-I", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), s.opts.Files},
-			Env: cfg.Env, Dir: cfg.Root, Sandbox: cfg.Sandbox,
+			Path: cfg.Base, Args: []string{"-I", "-S", "-X", "utf8", "-c", python.Bootstrap("zygote(sys.argv[2])"), s.opts.Files},
+			Env: environ, Dir: "/", Sandbox: cfg.Sandbox,
 		},
+		unfit: unfitFor(cfg.Env, s.opts.OwnInterpreters),
 	}
-	why := unfitFor(g.command, s.opts.OwnInterpreters)
-	if why == "" && len(cfg.Given) > 0 && cfg.Sandbox == tool.SandboxGuard {
-		why = "folders are mounted for it, before a copy in guard knows of them"
-	}
-	if why != "" {
-		g.log.Debug("the index starts an interpreter of its own", slog.String("reason", why))
-		g.ownInterpreter.Store(&why)
+	if g.unfit != "" {
+		g.log.Debug("the index starts an interpreter of its own", slog.String("reason", g.unfit))
 	}
 	return g
 }
@@ -92,6 +94,9 @@ func (s *Starter) NewGroup(cfg Config) *Group {
 func (g *Group) Open(ctx context.Context) ([]Tool, []Unavailable, error) {
 	z, err := g.newZygote(ctx, g.setup, "")
 	if err != nil {
+		if failure := new(importFailure); errors.As(err, &failure) {
+			err = final("%s", failure.reason)
+		}
 		return nil, nil, err
 	}
 	g.about, g.described = z.about, true
@@ -99,6 +104,11 @@ func (g *Group) Open(ctx context.Context) ([]Tool, []Unavailable, error) {
 	g.current = z
 	g.mu.Unlock()
 	return g.about.Tools, g.about.Unavailable, nil
+}
+
+// final is the error of what the index's own code does: it does so again.
+func final(format string, args ...any) *toolmesh.Error {
+	return failure.NotStarted(toolmesh.CodeInstallFailed, format, args...)
 }
 
 // ForkUnsafe is why workers are no forks but import the tools themselves; empty when
@@ -168,27 +178,17 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, w
 	return p, nil
 }
 
-// begin starts a zygote: a copy of the interpreter's base or, where that cannot be
-// and for a worker of one tool, an interpreter of its own.
+// begin starts a zygote: a copy of the interpreter's base, which starts an interpreter of
+// its own where it cannot go on as it is, and for a worker of one tool; where no copy can
+// be made, the machine's interpreter, which does so, too.
 func (g *Group) begin(ctx context.Context, s setup, only string) (*zygote, error) {
-	if only == "" && g.ownInterpreter.Load() == nil {
-		z, err := g.copied(ctx, s)
-		if z != nil || ctx.Err() != nil {
+	if !g.starter.opts.OwnInterpreters {
+		z, err := g.copied(ctx, s, only == "" && g.unfit == "")
+		var failure *importFailure
+		if z != nil || ctx.Err() != nil || errors.As(err, &failure) && failure.module != "" {
 			return z, err
 		}
-		var early *startFailure
-		level := slog.LevelWarn
-		switch {
-		case !errors.As(err, &early):
-			var failure *importFailure
-			if errors.As(err, &failure) {
-				return nil, err
-			}
-		case early.unfit:
-			g.ownInterpreter.Store(&early.words) // and the next ones of this group likewise
-			level = slog.LevelDebug
-		}
-		g.log.Log(ctx, level, "the index starts an interpreter of its own", slog.Any("error", err))
+		g.log.Warn("the index starts an interpreter of its own", slog.Any("error", err))
 		if err := g.ownFolder(&s); err != nil { // the first is gone
 			return nil, err
 		}
@@ -200,27 +200,30 @@ func (g *Group) begin(ctx context.Context, s setup, only string) (*zygote, error
 	return g.startZygote(ctx, proc, s)
 }
 
-// ownFolder makes the folder that the processes of a zygote to be may write, where
-// its sandbox level leaves them no other.
+// ownFolder makes the folder for temporary files of the processes of a zygote to be: all
+// that strict leaves them to be written, and all that they see of others' in guard.
 func (g *Group) ownFolder(s *setup) (err error) {
 	s.Temp = g.starter.opts.Dir
+	if !s.Sandbox.AtLeast(tool.SandboxGuard) {
+		return nil
+	}
+	if s.Temp, err = sandbox.OwnFolder(s.Temp, s.Sandbox, g.user); s.Temp != "" {
+		s.Given = append(slices.Clip(g.setup.Given), sandbox.Path{Path: s.Temp, Access: sandbox.AccessOwn})
+	}
 	if s.Sandbox.AtLeast(tool.SandboxStrict) {
-		s.Folder, err = sandbox.OwnFolder(s.Temp, s.Sandbox, g.user)
-		s.Temp = s.Folder
+		s.Folder = s.Temp
 	}
 	return err
 }
 
 // copied starts a zygote as a copy of the interpreter's base.
-func (g *Group) copied(ctx context.Context, s setup) (*zygote, error) {
-	proc, err := g.starter.bases.start(ctx, g.command)
+func (g *Group) copied(ctx context.Context, s setup, adopts bool) (*zygote, error) {
+	proc, err := g.starter.bases.start(ctx, g.command, adopts)
 	if err != nil {
 		return nil, err
 	}
-	defer g.starter.bases.prepare(g.command.Path, g.command.Sandbox, baseRest)
-	s.Adopt = &adoption{
-		Environ: []byte(strings.Join(g.command.Env, "\x00")), Executable: g.command.Path,
-		Argv: slices.Concat([]string{g.command.Path}, g.command.Args, []string{proc.Level.Mode()}),
+	if adopts {
+		defer g.starter.bases.prepare(g.command.Path, g.command.Sandbox, baseRest)
 	}
 	return g.startZygote(ctx, proc, s)
 }
@@ -240,7 +243,7 @@ func (g *Group) newZygote(ctx context.Context, s setup, only string) (*zygote, e
 		leave()
 		var failure *importFailure
 		if errors.As(err, &failure) {
-			if _, again := g.setup.Exclude[failure.module]; !again && !g.described {
+			if _, again := g.setup.Exclude[failure.module]; !again && !g.described && failure.module != "" {
 				g.log.Warn("a module is left out", slog.String("module", failure.module), slog.String("reason", failure.reason))
 				g.setup.Exclude[failure.module] = failure.reason
 				continue

@@ -65,7 +65,7 @@ func (s *Starter) Place(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// Warm starts the base of an environment's interpreter, and a copy of it that runs
+// Warm starts the base of an interpreter of the machine, and a copy of it that runs
 // in a sandbox level, in the background: the next group finds them.
 func (s *Starter) Warm(interpreter string, box func() tool.Sandbox) {
 	if s.opts.OwnInterpreters {

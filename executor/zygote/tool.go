@@ -13,6 +13,9 @@ const (
 	KindAsyncGenerator Kind = "async_generator"
 )
 
+// Kinds are all kinds.
+var Kinds = []Kind{KindSync, KindAsync, KindGenerator, KindAsyncGenerator}
+
 // Streaming reports whether tools of the kind yield items.
 func (k Kind) Streaming() bool { return k == KindGenerator || k == KindAsyncGenerator }
 

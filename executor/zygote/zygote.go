@@ -12,7 +12,9 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -50,7 +52,7 @@ type setup struct {
 	User []int `json:"user,omitempty"`
 	// Given are folders that it has, whoever owns them.
 	Given []sandbox.Path `json:"given,omitempty"`
-	// Adopt is for a copy of a base; nil for an interpreter that was started for it.
+	// Adopt is what it takes then.
 	Adopt *adoption `json:"adopt,omitempty"`
 }
 
@@ -70,36 +72,17 @@ type description struct {
 	Unavailable []Unavailable `json:"unavailable"`
 	Python      string        `json:"python"`
 	ForkUnsafe  string        `json:"fork_unsafe"`
-	// Notes are what the sandbox level does without here, for people.
-	Notes []string `json:"notes"`
 }
 
-// importFailure is returned by startZygote when a module hangs or ends the
-// process: it is to be left out.
+// importFailure is returned by startZygote when a module hangs, ends the process or
+// breaks the protocol: it is to be left out. Without a module it is the environment's
+// start-up files that do.
 type importFailure struct {
 	module string
 	reason string
 }
 
 func (e *importFailure) Error() string { return e.reason }
-
-// startFailure is returned by startZygote when the process ended before it
-// imported anything of the index.
-type startFailure struct {
-	words  string
-	status int
-	unfit  bool // it was a copy, and cannot be what an interpreter of its own would be
-}
-
-func (e *startFailure) Error() string {
-	if e.unfit {
-		return e.words
-	}
-	return fmt.Sprintf("the interpreter ended before it imported anything (exit status %d): %s", e.status, e.words)
-}
-
-// exitUnfit is adopting.py's UNFIT.
-const exitUnfit = 72
 
 // zygote is one running zygote process and the channel to it.
 type zygote struct {
@@ -111,7 +94,7 @@ type zygote struct {
 	about   description
 	words   *output.Tail
 
-	folder string        // see setup; removed with the zygote
+	folder string        // see setup.Temp; removed with the zygote
 	group  *cgroup.Group // of what it imports; nil: it is in none of its own
 	temp   *folders
 
@@ -119,6 +102,8 @@ type zygote struct {
 	memory   int64         // bytes, once it had described its tools
 
 	solo bool // it is itself the one worker
+
+	broke atomic.Pointer[error] // how it broke the protocol; nil: it has not
 
 	forking sync.Mutex // one FORK under way: its descriptors must not mix with the next one's
 
@@ -141,11 +126,11 @@ type forkedMessage struct {
 func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup) (_ *zygote, err error) {
 	opts := g.starter.opts
 	z := &zygote{
-		log: g.log, proc: proc, conn: proc.Control, folder: s.Folder,
+		log: g.log, proc: proc, conn: proc.Control,
 		measured: make(chan struct{}), forked: make(chan forkedMessage, 1), workers: map[uint64]*Process{}, words: output.NewTail(g.redact),
 	}
-	if z.temp = &g.starter.temp; z.folder != "" {
-		z.temp = &folders{log: z.log, parent: z.folder}
+	if z.temp = &g.starter.temp; s.Temp != z.temp.parent {
+		z.folder, z.temp = s.Temp, &folders{log: z.log, parent: s.Temp}
 	}
 	z.control.conn = z.conn
 	z.reader = frame.NewReader(&z.control, opts.MaxFrame)
@@ -170,24 +155,30 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 	if err != nil {
 		return nil, fmt.Errorf("setup: %w", err)
 	}
-	if _, err := z.conn.Write(frame.Append(nil, frame.Header{Type: frame.Setup}, body)); err != nil {
-		return nil, fmt.Errorf("setup: %w", err)
+	// An interpreter that takes none of it, or ends, says so by what it sends, or does not.
+	setUp := func() {
+		_ = z.conn.SetWriteDeadline(time.Now().Add(opts.StartTimeout))
+		_, _ = z.conn.Write(frame.Append(nil, frame.Header{Type: frame.Setup}, body))
+		_ = z.conn.SetWriteDeadline(time.Time{})
 	}
+	setUp()
 	interrupt := func() { _ = z.conn.SetReadDeadline(time.Unix(1, 0)) }
 	timer := time.AfterFunc(opts.StartTimeout, interrupt) // for each single import
 	defer timer.Stop()
 	stop := context.AfterFunc(ctx, interrupt)
-	module, err := z.describe(len(s.Tools), func() { timer.Reset(opts.StartTimeout) })
+	at, err := z.describe(s, setUp, func() { timer.Reset(opts.StartTimeout) })
 	late := !timer.Stop() || errors.Is(err, os.ErrDeadlineExceeded) && !z.gone()
 	switch {
 	case !stop():
 		return nil, fmt.Errorf("start the index: %w", ctx.Err())
-	case late && module == "":
+	case late && !at.confined:
 		return nil, fmt.Errorf("the interpreter did not start within %v", opts.StartTimeout)
 	case late:
-		return nil, &importFailure{module, fmt.Sprintf("the import of %s did not end within %v", module, opts.StartTimeout)}
+		return nil, &importFailure{at.module, fmt.Sprintf("%s did not end within %v", at, opts.StartTimeout)}
 	case errors.Is(err, errEnded):
-		return nil, z.ended(module, opts.ImportMemory)
+		return nil, z.ended(at, opts.ImportMemory)
+	case err != nil && at.confined:
+		return nil, broke(at, err)
 	case err != nil:
 		return nil, err
 	}
@@ -195,8 +186,8 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 		defer close(z.measured)
 		z.memory = sandbox.ChildrenMemory(proc.Pid()) // what a fork begins with, or a bit more
 	})
-	if len(z.about.Notes) > 0 {
-		z.log.Info("the sandbox does without something", slog.String("sandbox", string(s.Sandbox)), slog.Any("notes", z.about.Notes))
+	if len(at.notes) > 0 {
+		z.log.Info("the sandbox does without something", slog.String("sandbox", string(s.Sandbox)), slog.Any("notes", at.notes))
 	}
 	z.wg.Go(func() {
 		z.read()
@@ -211,62 +202,134 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 
 var errEnded = errors.New("the zygote says nothing more")
 
-// describe reads until the zygote has described its tools. module is the last whose
-// import has begun, which is told to imports; there are at most as many as tools. The
-// error is errEnded when the channel ends.
-func (z *zygote) describe(tools int, imports func()) (module string, err error) {
+// progress is how far a zygote has come.
+type progress struct {
+	confined bool     // from here on all that it says may be said by code of the index
+	notes    []string // what the sandbox level does without here, for people
+	module   string   // the last whose import has begun
+}
+
+// String names what runs.
+func (p progress) String() string {
+	if p.module == "" {
+		return "the start-up code of the environment's packages"
+	}
+	return "the import of " + p.module
+}
+
+// broke is the failure of code that has spoken to the agent in its zygote's place.
+func broke(at progress, err error) *importFailure {
+	if at.module == "" {
+		return &importFailure{"", fmt.Sprintf("%s broke the worker's protocol: %s", at, err)}
+	}
+	return &importFailure{at.module, fmt.Sprintf("the module %s broke the worker's protocol while it was imported: %s", at.module, err)}
+}
+
+// describe reads until the zygote has described the tools of a setup, which is sent again
+// to an interpreter that it has become; imports is told of each module. The error is
+// errEnded when the channel ends.
+func (z *zygote) describe(s setup, setUp, imports func()) (at progress, err error) {
 	h, body, err := z.reader.Next()
 	if err == nil {
 		if err := frame.Greeted(h, body); err != nil {
-			return "", err
+			return at, err
 		}
 	}
-	for err == nil {
+	modules := map[string]bool{} // that may be imported yet
+	for _, name := range s.Tools {
+		modules[name[:max(0, strings.LastIndexByte(name, '.'))]] = true
+	}
+	for again := false; err == nil; {
 		if h, body, err = z.reader.Next(); err != nil {
 			break
 		}
-		switch h.Type { //nolint:exhaustive // the rest is not sent before the description
-		case frame.Importing:
+		switch {
+		case h.Type == frame.Confined && !at.confined:
+			var m struct {
+				Notes []string `json:"notes"`
+			}
+			if err := json.Unmarshal(body, &m); err != nil {
+				return at, err
+			}
+			at.confined, at.notes = true, m.Notes
+		case h.Type == frame.Hello && at.confined && at.module == "" && !again:
+			if again = true; frame.Greeted(h, body) != nil {
+				return at, errors.New("it has another version")
+			}
+			setUp()
+		case h.Type == frame.Importing && at.confined:
 			var m struct {
 				Module string `json:"module"`
 			}
-			_ = json.Unmarshal(body, &m)
-			if tools--; tools < 0 {
-				return "", errors.New("the zygote imports more modules than there are tools")
+			if err := json.Unmarshal(body, &m); err != nil || !modules[m.Module] {
+				return at, errors.New("it imports what is none of the tools' modules, or one again")
 			}
-			module = m.Module
+			delete(modules, m.Module)
+			at.module = m.Module
 			imports()
-		case frame.Described:
+		case h.Type == frame.Described && at.confined:
 			if err := json.Unmarshal(body, &z.about); err != nil {
-				return module, fmt.Errorf("the zygote's description cannot be read: %w", err)
+				return at, fmt.Errorf("its description cannot be read: %w", err)
 			}
 			WithoutNulls(z.about.Tools)
-			return module, nil
+			return at, z.about.check(s.Tools)
 		default:
-			return module, fmt.Errorf("unknown message from the zygote: type %d", h.Type)
+			return at, fmt.Errorf("it sent frame type %d", h.Type)
 		}
 	}
-	return module, fmt.Errorf("%w: %w", errEnded, err)
+	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, os.ErrDeadlineExceeded) {
+		err = fmt.Errorf("%w: %w", errEnded, err)
+	}
+	return at, err
+}
+
+// check says what is wrong with a description of tools, which code of the index may have
+// written: nil when it has each of them once.
+func (d *description) check(tools []string) error {
+	left := map[string]int{}
+	for _, name := range tools {
+		left[name]++
+	}
+	for _, t := range d.Tools {
+		left[t.Name]--
+		if !slices.Contains(Kinds, t.Kind) || len(t.InputSchema) == 0 {
+			return fmt.Errorf("it describes no tool as %q", t.Name)
+		}
+	}
+	for _, u := range d.Unavailable {
+		left[u.Name]--
+	}
+	for name, n := range left {
+		if n != 0 {
+			return fmt.Errorf("it does not describe %q once", name)
+		}
+	}
+	return nil
 }
 
 // ended is the error of a zygote that has ended before it had described its tools. most is
 // the memory that it might take.
-func (z *zygote) ended(module string, most int64) error {
+func (z *zygote) ended(at progress, most int64) error {
 	_ = z.conn.Close() // in case that it closed the channel and goes on
+	goesOn := false
 	select {
 	case <-z.proc.Done():
 	case <-time.After(time.Second):
+		goesOn = true
 		z.proc.Kill()
 	}
 	z.wg.Wait() // the last words have arrived
 	status := z.proc.ExitCode()
-	if module == "" {
-		return &startFailure{words: z.words.String(), status: status, unfit: status == exitUnfit}
+	switch {
+	case !at.confined:
+		return fmt.Errorf("the interpreter ended before it was confined (exit status %d): %s", status, z.words)
+	case goesOn:
+		return broke(at, errors.New("it closed the channel"))
 	}
 	if z.group != nil && z.group.Kills() > 0 {
-		return &importFailure{module, fmt.Sprintf("the import of %s took more than the %d bytes of memory that imports may take", module, most)}
+		return &importFailure{at.module, fmt.Sprintf("%s took more than the %d bytes of memory that imports may take", at, most)}
 	}
-	return &importFailure{module, fmt.Sprintf("the import of %s ended the process (%s)%s", module, sandbox.ExitOf(status), z.words.Suffix())}
+	return &importFailure{at.module, fmt.Sprintf("%s ended the process (%s)%s", at, sandbox.ExitOf(status), z.words.Suffix())}
 }
 
 // drain takes what the index prints at import: into the log, never into a call.
@@ -288,6 +351,7 @@ func (z *zygote) read() {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, syscall.ECONNRESET) &&
 				!errors.Is(err, os.ErrDeadlineExceeded) {
 				z.log.Warn("the zygote is ended, for what came from it", slog.Any("error", err))
+				z.broke.Store(&err)
 				z.proc.Kill()
 			}
 			return
@@ -370,25 +434,32 @@ func (z *zygote) fork(p *Process, request forkRequest, become bool, files []*os.
 	z.mu.Unlock()
 	data := frame.Append(nil, frame.Header{Type: message, ID: p.id, Slot: p.temp.number}, body)
 	if _, _, err := z.conn.WriteMsgUnix(data, rights, nil); err != nil {
-		z.forget(p)
-		return nil, fmt.Errorf("%w: %w", errNoFork, err)
+		return nil, z.lost(p, fmt.Errorf("%w: %w", errNoFork, err))
 	}
 	select {
 	case m := <-z.forked:
 		if m.failed != "" {
-			z.forget(p)
-			return nil, fmt.Errorf("%w: %s", errNoFork, m.failed)
+			return nil, z.lost(p, fmt.Errorf("%w: %s", errNoFork, m.failed))
 		}
 		if m.fd < 0 && z.proc.Level != sandbox.LevelReaper {
-			return nil, fmt.Errorf("%w: this kernel has no pidfd", errNoFork)
+			return nil, final("%s: this kernel has no pidfd, or code of the index broke the worker's protocol", errNoFork)
 		}
 		return sandbox.NewHandle(m.fd, m.pid), nil
 	case <-z.proc.Done():
 	case <-time.After(30 * time.Second):
 		_ = z.conn.Close() // it does not answer: it is of no more use
 	}
+	return nil, z.lost(p, fmt.Errorf("%w: the zygote is gone%s", errNoFork, z.words.Suffix()))
+}
+
+// lost gives up a process that is not to be, and says why: for err, or for what came from
+// the zygote.
+func (z *zygote) lost(p *Process, err error) error {
 	z.forget(p)
-	return nil, fmt.Errorf("%w: the zygote is gone%s", errNoFork, z.words.Suffix())
+	if broke := z.broke.Load(); broke != nil {
+		return final("the code of the index broke the worker's protocol after its import: %s", *broke)
+	}
+	return err
 }
 
 func (z *zygote) forget(p *Process) {

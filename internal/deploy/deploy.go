@@ -48,7 +48,10 @@ type Build struct {
 	Session  subjects.SessionID
 	Revision string
 	// Dir is the source's folder, which belongs to this build alone.
-	Dir      string
+	Dir string
+	// Own is the agent's own folder for the build: no process of the index reads or
+	// writes there. It goes when Dir goes or is unpacked anew.
+	Own      string
 	Lock     []byte
 	Manifest *index.Manifest
 	// Env are the values of declared variables.

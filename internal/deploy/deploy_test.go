@@ -255,11 +255,11 @@ func (n *node) record(t *testing.T, name string) *registry.IndexRecord {
 	return &r
 }
 
-// folders lists what the manager keeps on disk, by paths of folders.
+// folders lists what the manager keeps on disk; of its own folders those whose bundle is gone.
 func (n *node) folders(t *testing.T) []string {
 	t.Helper()
 	var all []string
-	for _, pattern := range []string{"jobs/*", "indexes/*/*", "indexes/*/.*"} {
+	for _, pattern := range []string{"jobs/*", "indexes/*/*", "indexes/*/.*", "records/*/*"} {
 		found, err := filepath.Glob(filepath.Join(n.dir, pattern))
 		if err != nil {
 			t.Fatal(err)
@@ -269,7 +269,10 @@ func (n *node) folders(t *testing.T) []string {
 			if err != nil {
 				t.Fatal(err)
 			}
-			all = append(all, rel)
+			below, ours := strings.CutPrefix(rel, "records/")
+			if _, err := os.Stat(filepath.Join(n.dir, "indexes", below)); !ours || err != nil {
+				all = append(all, rel)
+			}
 		}
 	}
 	slices.Sort(all)
@@ -679,7 +682,7 @@ func TestWhatIsNotNeededLeavesTheDisk(t *testing.T) {
 	n.awaitFolders(t, second)
 	// What a process that was killed left goes when the next one starts.
 	n.stop(t)
-	for _, left := range []string{"jobs/job_1/source", first[0], "indexes/idx/.unpack-1", "indexes/gone/0123"} {
+	for _, left := range []string{"jobs/job_1/source", first[0], "indexes/idx/.unpack-1", "indexes/gone/0123", "records/idx/.unpack-2", "records/lost/0123"} {
 		if err := os.MkdirAll(filepath.Join(n.dir, left), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -691,9 +694,10 @@ func TestWhatIsNotNeededLeavesTheDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	again.awaitFolders(t)
-	meshtest.Until(t, "the index's folder is gone", func() bool {
+	meshtest.Until(t, "the index's folders are gone", func() bool {
 		_, err := os.Stat(filepath.Join(n.dir, "indexes", "idx"))
-		return errors.Is(err, fs.ErrNotExist)
+		_, own := os.Stat(filepath.Join(n.dir, "records", "idx"))
+		return errors.Is(err, fs.ErrNotExist) && errors.Is(own, fs.ErrNotExist)
 	})
 }
 

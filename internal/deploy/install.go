@@ -230,7 +230,8 @@ func (m *Manager) fetchBundle(ctx context.Context, r Request, j *job, dest strin
 		return fetched{}, installFailed("bundle", "the bundle %s is not in the mesh: %w", r.Bundle, err)
 	}
 	defer bundle.Close() //nolint:errcheck // only read
-	if err := index.Unpack(ctx, bundle, dest, r.Bundle); err != nil {
+	own := filepath.Join(filepath.Dir(dest), "own")
+	if err := index.Unpack(ctx, bundle, dest, own, r.Bundle); err != nil {
 		return fetched{}, err
 	}
 	f := fetched{dir: dest, revision: r.Bundle, source: r.Source, identity: "folder:" + r.Source}
@@ -240,15 +241,14 @@ func (m *Manager) fetchBundle(ctx context.Context, r Request, j *job, dest strin
 			f.identity = src.Identity()
 		}
 	}
-	info, err := os.ReadFile(filepath.Join(dest, index.MetaDir, index.InfoFile))
-	if err == nil {
-		var i index.Info
-		if json.Unmarshal(info, &i) == nil && i.Revision != "" {
-			f.revision = i.Revision
-		}
-	}
-	if f.files, _, err = index.Unpacked(dest); err != nil {
+	files, meta, err := index.Unpacked(own)
+	if err != nil {
 		return fetched{}, installFailed("folder", "the unpacked bundle cannot be read: %w", err)
+	}
+	f.files = files
+	var i index.Info
+	if json.Unmarshal(meta[index.InfoFile], &i) == nil && i.Revision != "" {
+		f.revision = i.Revision
 	}
 	j.step("fetch", "done", 20)
 	return f, nil

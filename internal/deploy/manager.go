@@ -481,6 +481,7 @@ func (m *Manager) clean(e *entry, dir string) {
 	if inUse || dir == "" || e.record.Bundle == filepath.Base(dir) {
 		return
 	}
+	m.remove(m.own(dir))
 	m.remove(dir)
 	m.forget(filepath.Dir(dir))
 }
@@ -494,6 +495,7 @@ const HomesDir = "homes"
 func (m *Manager) forget(folder string) {
 	if err := os.Remove(folder); err == nil {
 		m.remove(filepath.Join(m.dir, HomesDir, filepath.Base(folder)))
+		m.remove(filepath.Join(m.dir, recordsDir, filepath.Base(folder)))
 	}
 }
 
@@ -509,19 +511,21 @@ func (m *Manager) sweep() {
 	keep := make(map[string]bool)
 	for _, r := range m.wanted() {
 		if dir, err := m.folder(r.Name, r.Session, r.Bundle); err == nil {
-			keep[dir] = true
+			keep[dir], keep[m.own(dir)] = true, true
 		}
 	}
 	m.remove(filepath.Join(m.dir, "jobs"))
-	names, _ := filepath.Glob(filepath.Join(m.dir, "indexes", "*"))
-	for _, name := range names {
-		builds, _ := os.ReadDir(name)
-		for _, b := range builds {
-			if dir := filepath.Join(name, b.Name()); !keep[dir] {
-				m.remove(dir)
+	for part, done := range map[string]func(folder string){"indexes": m.forget, recordsDir: func(folder string) { _ = os.Remove(folder) }} {
+		names, _ := filepath.Glob(filepath.Join(m.dir, part, "*"))
+		for _, name := range names {
+			builds, _ := os.ReadDir(name)
+			for _, b := range builds {
+				if dir := filepath.Join(name, b.Name()); !keep[dir] {
+					m.remove(dir)
+				}
 			}
+			done(name)
 		}
-		m.forget(name)
 	}
 }
 
@@ -606,21 +610,13 @@ func (m *Manager) unpack(ctx context.Context, r registry.IndexRecord) (Build, er
 
 // place unpacks a bundle, unless it is there already and whole, and reads it.
 func (m *Manager) place(ctx context.Context, b *Build, digest string, open func() (io.ReadCloser, error)) error {
-	replaced, err := index.Place(ctx, b.Dir, digest, open)
-	if replaced {
+	b.Own = m.own(b.Dir)
+	p, err := index.Place(ctx, b.Dir, b.Own, digest, open)
+	if p.Replaced {
 		m.log.Warn("an unpacked source is not what its bundle has and is unpacked anew", slog.String("dir", b.Dir))
 	}
-	if err != nil {
-		return err
-	}
-	if b.Manifest, err = index.Load(b.Dir); err != nil {
-		return err
-	}
-	b.Lock, err = os.ReadFile(filepath.Join(b.Dir, index.MetaDir, index.LockFile))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return installFailed("lock", "the lock of index %q cannot be read: %w", b.Name, err)
-	}
-	return nil
+	b.Manifest, b.Lock = p.Manifest, p.Lock
+	return err
 }
 
 // folder is where a bundle is unpacked for one index: the source tree is its own.
@@ -630,6 +626,15 @@ func (m *Manager) folder(name subjects.IndexName, session subjects.SessionID, di
 		return "", toolmesh.Errorf(toolmesh.CodeInvalidRequest, "index %q: %w", name, err)
 	}
 	return filepath.Join(m.dir, "indexes", k, digest), nil
+}
+
+// recordsDir is the folder with what the agent keeps of unpacked bundles, by the names of
+// their folders. Nothing that runs for an index reads or writes there.
+const recordsDir = "records"
+
+// own is the agent's own folder of a bundle that is unpacked to dir.
+func (m *Manager) own(dir string) string {
+	return filepath.Join(m.dir, recordsDir, filepath.Base(filepath.Dir(dir)), filepath.Base(dir))
 }
 
 func installFailed(reason, format string, args ...any) *toolmesh.Error {

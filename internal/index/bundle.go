@@ -34,8 +34,6 @@ const (
 	LockFile = "lock.txt"
 	// InfoFile holds what the bundle was made of, a JSON object.
 	InfoFile = "bundle.json"
-	// namesFile lists, in a folder that a bundle was unpacked to, what came from it.
-	namesFile = "files.txt"
 )
 
 // Info is the content of [InfoFile].
@@ -202,11 +200,25 @@ func checkName(name string) error {
 		if len(part) > maxPart {
 			return bad("a part of it is longer than 255 bytes")
 		}
-		if strings.EqualFold(part, ".git") {
+		if isGit(part) {
 			return bad("a .git folder is not taken along")
 		}
 	}
 	return nil
+}
+
+// isGit reports whether a part of a name is .git for git on some file system: macOS passes
+// over some characters, Windows over what ends a name, and knows it by a short one.
+func isGit(part string) bool {
+	part = strings.Map(func(r rune) rune {
+		if r >= 0x200c && r <= 0x200f || r >= 0x202a && r <= 0x202e || r >= 0x206a && r <= 0x206f || r == 0xfeff {
+			return -1
+		}
+		return r
+	}, part)
+	part, _, _ = strings.Cut(part, ":")
+	part = strings.ToLower(strings.TrimRight(part, " ."))
+	return part == ".git" || part == "git~1"
 }
 
 // checkLink returns the clean target of a symbolic link, or refuses one that may
@@ -228,123 +240,12 @@ func checkLink(name, target string) (string, error) {
 			}
 		default:
 			down = true
-			if strings.EqualFold(part, ".git") {
+			if isGit(part) {
 				return "", bad
 			}
 		}
 	}
 	return path.Clean(target), nil
-}
-
-// Unpack reads a bundle and makes the folder dest of it, which must not exist.
-// It writes beside dest and renames only when everything is there and the
-// archive's digest is the wanted one, so dest is whole or absent even if the
-// process dies (nothing is synced: not if the machine loses power). Names that
-// leave the folder, links that do, devices and everything else that [Pack] does
-// not write are refused, and so is more than the limits allow. The error is
-// install_failed or the context's; an existing dest has details.reason "exists"
-// and wraps [fs.ErrExist].
-func Unpack(ctx context.Context, r io.Reader, dest, digest string) error {
-	return unpack(ctx, r, dest, digest, defaultLimits)
-}
-
-func unpack(ctx context.Context, r io.Reader, dest, digest string, limits Limits) error {
-	dest, err := filepath.Abs(dest)
-	if err != nil {
-		return failed(reasonFolder, "the path %q cannot be made absolute: %w", dest, err)
-	}
-	if _, err := os.Lstat(dest); err == nil {
-		return failed(reasonExists, "%s exists already: %w", dest, fs.ErrExist)
-	}
-	parent := filepath.Dir(dest)
-	if err := os.MkdirAll(parent, 0o755); err != nil {
-		return failed(reasonFolder, "%s cannot be made: %w", parent, err)
-	}
-	beside, err := os.MkdirTemp(parent, ".unpack-*")
-	if err != nil {
-		return failed(reasonFolder, "no temporary folder: %w", err)
-	}
-	defer os.RemoveAll(beside) // gone already when it was renamed
-	if err := os.Chmod(beside, 0o755); err != nil {
-		return failed(reasonFolder, "%s cannot be changed: %w", beside, err)
-	}
-	got, err := extract(ctx, r, beside, limits)
-	if err != nil {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		return err
-	}
-	if got != digest {
-		return failed(reasonBundle, "the bundle's digest is %s, not %s: it is damaged or not the one asked for", got, digest)
-	}
-	if err := os.Rename(beside, dest); err != nil {
-		if _, statErr := os.Lstat(dest); statErr == nil {
-			return failed(reasonExists, "%s exists already: %w", dest, fs.ErrExist)
-		}
-		return failed(reasonFolder, "%s cannot be made: %w", dest, err)
-	}
-	return nil
-}
-
-// Place makes the folder dest be a bundle: what is there already stays if it has
-// every file of the bundle as it was packed, and else is replaced by what open
-// gives, as [Unpack] does it. Files that were added beside them are not looked at,
-// and go with a folder that is replaced. replaced says that there was one; its
-// errors are open's and those of Unpack.
-func Place(ctx context.Context, dest, digest string, open func() (io.ReadCloser, error)) (replaced bool, err error) {
-	if _, err := os.Lstat(dest); err == nil {
-		if got, err := unpackedDigest(ctx, dest); err == nil && got == digest {
-			return false, nil
-		}
-		if ctx.Err() != nil {
-			return false, context.Cause(ctx)
-		}
-		replaced = true
-	}
-	bundle, err := open()
-	if err != nil {
-		return false, err
-	}
-	defer bundle.Close()
-	if replaced {
-		if err := os.RemoveAll(dest); err != nil {
-			return false, failed(reasonFolder, "%s is damaged and cannot be replaced: %w", dest, err)
-		}
-	}
-	return replaced, Unpack(ctx, bundle, dest, digest)
-}
-
-// unpackedDigest is the digest of the bundle that a folder was unpacked from, by
-// what is in it now. The list of names need not be trusted: another one has
-// another digest.
-func unpackedDigest(ctx context.Context, dir string) (string, error) {
-	files, own, err := Unpacked(dir)
-	if err != nil {
-		return "", err
-	}
-	meta := map[string][]byte{}
-	for _, name := range own {
-		if meta[name], err = os.ReadFile(filepath.Join(dir, MetaDir, name)); err != nil {
-			return "", err
-		}
-	}
-	return writeTar(ctx, io.Discard, dir, files, meta, defaultLimits)
-}
-
-// Unpacked lists what came from the bundle in a folder that one was unpacked to:
-// the index's files, and the names of those in [MetaDir].
-func Unpacked(dir string) (files, meta []string, err error) {
-	list, err := os.ReadFile(filepath.Join(dir, MetaDir, namesFile))
-	for name := range strings.Lines(string(list)) {
-		name = strings.TrimSuffix(name, "\n")
-		if part, ok := strings.CutPrefix(name, MetaDir+"/"); ok {
-			meta = append(meta, part)
-		} else {
-			files = append(files, name)
-		}
-	}
-	return files, meta, err
 }
 
 // errTooLong ends the reading of an archive that is over its limit.
@@ -368,31 +269,22 @@ func (b *boundedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// extract unpacks a bundle into an empty folder and returns its digest.
-func extract(ctx context.Context, r io.Reader, dir string, limits Limits) (digest string, err error) {
+// extract unpacks a bundle into an empty folder and returns the names of what it has,
+// and its digest.
+func extract(ctx context.Context, r io.Reader, dir string, limits Limits) (names []string, digest string, err error) {
 	z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(64<<20), zstd.WithDecoderLowmem(true))
 	if err != nil {
-		return "", failed(reasonBundle, "the bundle is not readable: %w", err)
+		return nil, "", failed(reasonBundle, "the bundle is not readable: %w", err)
 	}
 	defer z.Close()
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return "", failed(reasonFolder, "%s cannot be written: %w", dir, err)
+		return nil, "", failed(reasonFolder, "%s cannot be written: %w", dir, err)
 	}
 	defer root.Close()
 	hash := sha256.New()
-	names, err := extractTar(ctx, io.TeeReader(z, hash), root, limits, nil)
-	if err != nil {
-		return "", err
-	}
-	err = root.MkdirAll(MetaDir, 0o755)
-	if err == nil {
-		err = root.WriteFile(MetaDir+"/"+namesFile, []byte(strings.Join(names, "\n")+"\n"), 0o644)
-	}
-	if err != nil {
-		return "", failed(reasonFolder, "the list of files cannot be written: %w", err)
-	}
-	return hex.EncodeToString(hash.Sum(nil)), nil
+	names, err = extractTar(ctx, io.TeeReader(z, hash), root, limits, nil)
+	return names, hex.EncodeToString(hash.Sum(nil)), err
 }
 
 // fill makes a tree of the archive that write writes, but for what pass says is
@@ -470,6 +362,9 @@ func (x *extractor) all(archive *tar.Reader) error {
 		}
 		if x.names = append(x.names, h.Name); len(x.names) > x.limits.Files {
 			return tooMany(x.limits)
+		}
+		if inMeta := h.Name == MetaDir || strings.HasPrefix(h.Name, MetaDir+"/"); inMeta && (h.Typeflag != tar.TypeReg || path.Dir(h.Name) != MetaDir) {
+			return failed(reasonUnsafe, "the entry %q is not a file in %s, which is reserved", h.Name, MetaDir)
 		}
 		if dir := path.Dir(h.Name); dir != "." {
 			if err := x.root.MkdirAll(dir, 0o755); err != nil {

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,16 +40,21 @@ func TestPackUnpack(t *testing.T) {
 	meta := map[string][]byte{LockFile: []byte("packaging==24.1\n"), InfoFile: []byte(`{}`), "empty": nil}
 	data, digest := pack(t, dir, files, meta)
 
-	dest := filepath.Join(t.TempDir(), "deep", "dest")
-	if err := Unpack(t.Context(), bytes.NewReader(data), dest, digest); err != nil {
+	dest, own := filepath.Join(t.TempDir(), "deep", "dest"), filepath.Join(t.TempDir(), "own")
+	if err := Unpack(t.Context(), bytes.NewReader(data), dest, own, digest); err != nil {
 		t.Fatal(err)
 	}
-	want := append([]string{MetaDir + "/bundle.json", MetaDir + "/empty", MetaDir + "/" + namesFile, MetaDir + "/lock.txt"}, files...)
-	got := onDisk(t, dest)
-	if len(got) != len(want) {
-		t.Errorf("unpacked %q, want %q", got, want)
+	slices.Sort(files)
+	if diff := cmp.Diff(files, onDisk(t, dest)); diff != "" {
+		t.Errorf("unpacked (-want +got):\n%s", diff)
 	}
-	for name, text := range map[string]string{"pkg/data.txt": "x\r\ny\n", MetaDir + "/lock.txt": "packaging==24.1\n", files[len(files)-1]: "deep"} {
+	names, kept, err := Unpacked(own)
+	slices.Sort(names)
+	meta["empty"] = []byte{}
+	if diff := cmp.Diff(files, names) + cmp.Diff(meta, kept); diff != "" || err != nil {
+		t.Errorf("the agent's own folder has %v (-want +got):\n%s", err, diff)
+	}
+	for name, text := range map[string]string{"pkg/data.txt": "x\r\ny\n", files[slices.IndexFunc(files, func(f string) bool { return strings.HasPrefix(f, "long/") })]: "deep"} {
 		if data, err := os.ReadFile(filepath.Join(dest, name)); err != nil || string(data) != text {
 			t.Errorf("%s is %q, %v, want %q", name, data, err, text)
 		}
@@ -59,7 +65,7 @@ func TestPackUnpack(t *testing.T) {
 	if target, err := os.Readlink(filepath.Join(dest, "link")); err != nil || target != "pkg/data.txt" {
 		t.Errorf("link is %q, %v", target, err)
 	}
-	err := Unpack(t.Context(), bytes.NewReader(data), dest, digest)
+	err = Unpack(t.Context(), bytes.NewReader(data), dest, own, digest)
 	wantFailed(t, err, reasonExists)
 	if !errors.Is(err, fs.ErrExist) {
 		t.Errorf("an existing folder: %v, want fs.ErrExist in the chain", err)
@@ -222,6 +228,9 @@ func TestUnpackHostile(t *testing.T) {
 		"block device":        {[]any{special(tar.TypeBlock), ""}, reasonUnsafe},
 		"fifo":                {[]any{special(tar.TypeFifo), ""}, reasonUnsafe},
 		"folder":              {[]any{special(tar.TypeDir), ""}, reasonUnsafe},
+		"link as lock":        {[]any{symlink(".toolmesh/lock.txt", "../x"), ""}, reasonUnsafe},
+		"deep reserved":       {[]any{regular(".toolmesh/manifest/tools.toml"), "x"}, reasonUnsafe},
+		"reserved as a file":  {[]any{regular(".toolmesh"), "x"}, reasonUnsafe},
 		"too large":           {[]any{regular("a"), strings.Repeat("x", 3000), regular("b"), strings.Repeat("x", 3000)}, reasonTooLarge},
 		"too many":            {[]any{regular("a"), "", regular("b"), "", regular("c"), "", regular("d"), "", regular("e"), ""}, reasonTooLarge},
 	} {
@@ -239,7 +248,7 @@ func wantRefused(t *testing.T, data []byte, digest, reason string) {
 	t.Helper()
 	outer := t.TempDir()
 	parent := filepath.Join(outer, "in")
-	err := unpack(t.Context(), bytes.NewReader(data), filepath.Join(parent, "dest"), digest, Limits{Bytes: 5000, Files: 4})
+	err := unpack(t.Context(), bytes.NewReader(data), filepath.Join(parent, "dest"), filepath.Join(parent, "own"), digest, Limits{Bytes: 5000, Files: 4})
 	wantFailed(t, err, reason)
 	if left := onDisk(t, outer); len(left) > 0 {
 		t.Errorf("a refused bundle leaves %q", left)
@@ -273,7 +282,7 @@ func TestUnpackDamaged(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Unpack(ctx, bytes.NewReader(data), filepath.Join(t.TempDir(), "x"), digest); !errors.Is(err, context.Canceled) {
+	if err := Unpack(ctx, bytes.NewReader(data), filepath.Join(t.TempDir(), "x"), filepath.Join(t.TempDir(), "own"), digest); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
@@ -283,10 +292,10 @@ func TestUnpackDamaged(t *testing.T) {
 func TestUnpackTogether(t *testing.T) {
 	t.Parallel()
 	data, digest := archive(t, regular("a"), "hello")
-	dest := filepath.Join(t.TempDir(), "dest")
+	dest, own := filepath.Join(t.TempDir(), "dest"), filepath.Join(t.TempDir(), "own")
 	results := make(chan error)
 	for range 8 {
-		go func() { results <- Unpack(t.Context(), bytes.NewReader(data), dest, digest) }()
+		go func() { results <- Unpack(t.Context(), bytes.NewReader(data), dest, own, digest) }()
 	}
 	made := 0
 	for range 8 {
@@ -323,7 +332,7 @@ func FuzzUnpack(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		outer := t.TempDir()
 		dest := filepath.Join(outer, "a", "b", "c", "dest")
-		if err := unpack(t.Context(), bytes.NewReader(compress(t, raw)), dest, sum(raw), Limits{Bytes: 1 << 16, Files: 50}); err != nil {
+		if err := unpack(t.Context(), bytes.NewReader(compress(t, raw)), dest, filepath.Join(t.TempDir(), "own"), sum(raw), Limits{Bytes: 1 << 16, Files: 50}); err != nil {
 			wantFailed(t, err, fmt.Sprint(wantReason(err)))
 			if left := onDisk(t, outer); len(left) > 0 {
 				t.Errorf("a refused bundle leaves %q", left)
@@ -346,20 +355,10 @@ func FuzzUnpack(f *testing.F) {
 			t.Fatal(err)
 		}
 		// What was unpacked can be packed again.
-		if _, err := Pack(t.Context(), io.Discard, dest, nonReserved(onDisk(t, dest)), nil); err != nil {
+		if _, err := Pack(t.Context(), io.Discard, dest, onDisk(t, dest), nil); err != nil {
 			t.Errorf("packing what was unpacked: %v", err)
 		}
 	})
-}
-
-func nonReserved(names []string) []string {
-	var out []string
-	for _, n := range names {
-		if n != MetaDir && !strings.HasPrefix(n, MetaDir+"/") {
-			out = append(out, n)
-		}
-	}
-	return out
 }
 
 func wantReason(err error) any {
@@ -406,70 +405,4 @@ func BenchmarkPack(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-}
-
-// A folder that a bundle was unpacked to is taken as it is only if it still is the
-// bundle; what Python and tools put beside its files does not matter.
-func TestPlaceRepairsWhatIsNotTheBundle(t *testing.T) {
-	t.Parallel()
-	source := t.TempDir()
-	write(t, source, map[string]string{"t.py": "def tool(): return 1\n", "data/table.csv": "a,b\n1,2\n"})
-	if err := os.Symlink("data/table.csv", filepath.Join(source, "link.csv")); err != nil {
-		t.Fatal(err)
-	}
-	var bundle bytes.Buffer
-	digest, err := Pack(t.Context(), &bundle, source, []string{"t.py", "data/table.csv", "link.csv"},
-		map[string][]byte{LockFile: []byte("packaging==24.1\n")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	dest := filepath.Join(t.TempDir(), "unpacked")
-	opened := 0
-	open := func() (io.ReadCloser, error) {
-		opened++
-		return io.NopCloser(bytes.NewReader(bundle.Bytes())), nil
-	}
-	place := func(name string, replaces bool) {
-		t.Helper()
-		opened = 0
-		replaced, err := Place(t.Context(), dest, digest, open)
-		if err != nil || replaced != replaces || replaces && opened != 1 {
-			t.Errorf("%s: replaced %v, opened %d times, %v; want replaced %v", name, replaced, opened, err, replaces)
-		}
-		if got, err := unpackedDigest(t.Context(), dest); err != nil || got != digest {
-			t.Errorf("%s: the folder is %s, %v, want %s", name, got, err, digest)
-		}
-	}
-	place("nothing there", false)
-	if opened != 1 {
-		t.Fatal("nothing was unpacked")
-	}
-	place("whole", false)
-	if opened != 0 {
-		t.Error("a folder that is whole was unpacked anew")
-	}
-	at := func(name string) string { return filepath.Join(dest, name) }
-	for name, harm := range map[string]func() error{
-		"truncated":         func() error { return os.Truncate(at("t.py"), 3) },
-		"written to":        func() error { return os.WriteFile(at("data/table.csv"), []byte("a,b\n1,3\n"), 0o600) },
-		"gone":              func() error { return os.Remove(at("t.py")) },
-		"another link":      func() error { return errors.Join(os.Remove(at("link.csv")), os.Symlink("t.py", at("link.csv"))) },
-		"a program now":     func() error { return os.Chmod(at("t.py"), 0o755) },
-		"no lock":           func() error { return os.Remove(at(MetaDir + "/" + LockFile)) },
-		"no list":           func() error { return os.Remove(at(MetaDir + "/" + namesFile)) },
-		"a file in its way": func() error { return errors.Join(os.RemoveAll(dest), os.WriteFile(dest, nil, 0o600)) },
-		"half a list": func() error {
-			return os.WriteFile(at(MetaDir+"/"+namesFile), []byte("data/table.csv\nt.py\n"), 0o600)
-		},
-		"half made": func() error {
-			return errors.Join(os.RemoveAll(dest), os.MkdirAll(dest, 0o750), os.WriteFile(at("t.py"), []byte("def tool(): return 1\n"), 0o600))
-		},
-	} {
-		if err := harm(); err != nil {
-			t.Fatal(err)
-		}
-		place(name, true)
-	}
-	write(t, dest, map[string]string{"__pycache__/t.cpython-311.pyc": "x", "cache.json": "{}"})
-	place("files beside it", false)
 }

@@ -30,6 +30,8 @@ type git struct {
 	command string
 	pin     *pin          // where the repository is; nil for one that git finds itself
 	silence time.Duration // as in fetching
+
+	protocols string // the transports; empty: those of allowed
 }
 
 // allowed are the transports: ext:: and other helpers run commands.
@@ -41,12 +43,35 @@ const (
 	maxStderr = 8 << 10
 )
 
+// gitVariables are the variables that git, ssh, helpers of theirs and proxies need of our
+// environment, in upper case, gitFamilies the beginnings of further ones. They get nothing
+// else: what is fetched decides what they do.
+var (
+	gitVariables = []string{
+		"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "XDG_CONFIG_HOME", "XDG_CACHE_HOME",
+		"XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "KRB5CCNAME", "KRB5_CONFIG",
+		"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE",
+		"SYSTEMROOT", "WINDIR", "COMSPEC", "PATHEXT", "TEMP", "TMP", "USERPROFILE", "HOMEDRIVE", "HOMEPATH", "APPDATA", "LOCALAPPDATA", "PROGRAMDATA",
+	}
+	gitFamilies = []string{"LC_", "GIT_"}
+)
+
 // located are the variables that would point git at another repository, those
 // of `git rev-parse --local-env-vars` that locate something.
 var located = []string{
 	"GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_OBJECT_DIRECTORY", "GIT_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE",
 	"GIT_GRAFT_FILE", "GIT_INDEX_FILE", "GIT_REPLACE_REF_BASE", "GIT_PREFIX", "GIT_SHALLOW_FILE", "GIT_COMMON_DIR",
-	"GIT_NAMESPACE", "GIT_EXTERNAL_DIFF", "GIT_TRACE", "GIT_TRACE_CURL", "GIT_TRACE_PACKET", "GIT_CURL_VERBOSE",
+	"GIT_NAMESPACE", "GIT_EXTERNAL_DIFF", "GIT_CURL_VERBOSE",
+}
+
+// environ is what git is given of an environment.
+func environ(all []string) []string {
+	return slices.DeleteFunc(all, func(line string) bool {
+		name, _, _ := strings.Cut(line, "=")
+		begins := func(prefix string) bool { return strings.HasPrefix(name, prefix) }
+		return !slices.Contains(gitVariables, strings.ToUpper(name)) && !slices.ContainsFunc(gitFamilies, begins) ||
+			slices.Contains(located, name) || begins("GIT_TRACE")
+	})
 }
 
 // output runs git in dir and returns its standard output.
@@ -59,7 +84,7 @@ func (g git) output(ctx context.Context, dir string, login *loginHeader, args ..
 	return out.Bytes(), err
 }
 
-// run runs git in dir, with its standard output to out. On failure the error is
+// run runs git in dir, "" for in no repository, with its standard output to out. On failure the error is
 // a *gitError, or the context's.
 func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Writer, args ...string) error {
 	hardened := []string{
@@ -73,13 +98,9 @@ func (g git) run(ctx context.Context, dir string, login *loginHeader, out io.Wri
 		hardened = append(hardened, "-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime="+strconv.Itoa(int(g.silence/time.Second)))
 	}
 	cmd := exec.CommandContext(ctx, g.command, slices.Concat(hardened, g.pin.settings(), args)...)
-	cmd.Dir = dir
-	cmd.Env = slices.DeleteFunc(cmd.Environ(), func(kv string) bool {
-		name, _, _ := strings.Cut(kv, "=")
-		return slices.Contains(located, name)
-	})
-	cmd.Env = append(cmd.Env, "GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=", "SSH_ASKPASS=", "GCM_INTERACTIVE=never",
-		"GIT_ALLOW_PROTOCOL="+allowed, "GIT_OPTIONAL_LOCKS=0", "LC_ALL=C", "LANGUAGE=")
+	cmd.Dir = cmp.Or(dir, "/") // no repository that we happen to be in has settings for it
+	cmd.Env = append(environ(os.Environ()), "GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=", "SSH_ASKPASS=", "GCM_INTERACTIVE=never",
+		"GIT_ALLOW_PROTOCOL="+cmp.Or(g.protocols, allowed), "GIT_OPTIONAL_LOCKS=0", "GIT_NO_LAZY_FETCH=1", "LC_ALL=C", "LANGUAGE=")
 	if !slices.ContainsFunc(cmd.Env, func(kv string) bool {
 		return strings.HasPrefix(kv, "GIT_SSH_COMMAND=") || strings.HasPrefix(kv, "GIT_SSH=")
 	}) {
@@ -171,8 +192,10 @@ func unreachable(location string, err error) error {
 // work tree has any, the folder is read as that of an empty repository, which is
 // made below temp.
 func (g git) list(ctx context.Context, dir, temp string) ([]string, error) {
+	g.protocols = "none" // an index that lacks objects would have them fetched as the repository says
 	list := []string{"ls-files", "-z", "--others", "--exclude-standard"}
-	out, err := g.output(ctx, dir, nil, append(slices.Clone(list), "--cached", "--", ".")...)
+	// Files of the folder itself could be those of a repository, with its settings.
+	out, err := g.output(ctx, dir, nil, slices.Concat([]string{"-c", "safe.bareRepository=explicit"}, list, []string{"--cached", "--", "."})...)
 	var ge *gitError
 	if errors.As(err, &ge) || err == nil && len(out) == 0 {
 		store, err := g.newStore(ctx, temp)
@@ -403,6 +426,9 @@ func (g git) bring(ctx context.Context, store, location string, header *loginHea
 	return "", refs.unknown(rev, location)
 }
 
+// mostWarnings is how many submodules are named that were left out.
+const mostWarnings = 20
+
 // checkout writes the files of a commit into the tree's folder. An archive is
 // made without hooks; what it leaves out or changes by attributes of the
 // repository is turned off by those of the store, which go before.
@@ -416,8 +442,12 @@ func (g git) checkout(ctx context.Context, store, commit string, tree *Tree, lim
 		return failed(reasonFolder, "the folder %s cannot be written: %w", store, err)
 	}
 	folder := "" // the last that was begun and has nothing in it yet: submodules never have
+	left := 0
 	submodule := func() {
 		if folder != "" {
+			left++
+		}
+		if folder != "" && left <= mostWarnings {
 			tree.Warnings = append(tree.Warnings, "the submodule "+strings.TrimSuffix(folder, "/")+" was left out: submodules are not fetched")
 		}
 		folder = ""
@@ -440,6 +470,9 @@ func (g git) checkout(ctx context.Context, store, commit string, tree *Tree, lim
 		return internalGit(g.run(ctx, store, nil, w, "-c", "tar.umask=0022", "archive", "--format=tar", commit))
 	})
 	submodule()
+	if left > mostWarnings {
+		tree.Warnings = append(tree.Warnings, fmt.Sprintf("%d more were left out", left-mostWarnings))
+	}
 	return err
 }
 

@@ -284,6 +284,12 @@ var loaders = []loader{
 	// The MCP server loader's seat: last, its manifest names no Python.
 }
 
+// ofManifest reports whether a file of an index's folder may say what the index is: no
+// other is read to load a manifest.
+func ofManifest(name string) bool {
+	return strings.HasSuffix(name, ".py") || slices.Contains([]string{"tools.toml", "TOOLS.yml", "TOOLS.yaml", "pyproject.toml", "requirements.txt"}, name)
+}
+
 // Load reads the manifest of the index in a folder. All errors are
 // install_failed.
 func Load(dir string) (*Manifest, error) {

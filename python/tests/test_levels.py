@@ -23,7 +23,8 @@ before = mounts()
 child = os.fork()
 if child == 0:
     try:
-        levels.zygote("strict", "namespace", os.environ["TMPDIR"])
+        levels.begin("strict", "namespace")
+        levels.settle("strict", "namespace", os.environ["TMPDIR"], (), ())
         os._exit(mounts() == before)
     except BaseException:
         os._exit(2)
@@ -55,13 +56,15 @@ data, beside = top + "/data", top + "/beside"
 levels._FOLDERS = data + "/folders"
 if abi:
     levels._abi = lambda: abi
+levels.begin("guard", levels.REAPER)
 try:
-    levels.zygote("guard", levels.REAPER, "", (), [(top + "/link/given", levels.WRITE)])
+    levels.settle("guard", levels.REAPER, "", (), [(top + "/link/given", levels.WRITE)])
 except levels.Refused:
     pass  # who could make such a link would have the agent's folder
 else:
     raise SystemExit("given through a link")
-levels.zygote("guard", levels.REAPER, "", (), [(data + "/given", levels.WRITE), (data + "/seen", levels.READ)])
+given = {"given": levels.WRITE, "seen": levels.READ, "shown": levels.SEE, "tmp": levels.OWN}
+levels.settle("guard", levels.REAPER, "", (), [(data + "/" + name, access) for name, access in given.items()])
 levels.prepare("guard")
 levels.domain("guard")
 
@@ -81,7 +84,7 @@ def write(path):
         pass
 
 print({
-    "read": tried(read, data + "/secret"), "empty": tried(os.truncate, data + "/shown/file", 0),
+    "read": tried(read, data + "/secret"), "read another's": tried(read, data + "/other/file"), "empty": tried(os.truncate, data + "/shown/file", 0),
     "write": tried(write, data + "/shown/file"), "make": tried(write, data + "/shown/new"),
     "link": tried(os.link, data + "/secret", beside + "/link"), "move": tried(os.rename, data, top + "/moved"),
     "go around": tried(read, top + "/link/secret"), "make above": tried(write, top + "/new"),
@@ -104,13 +107,13 @@ def test_the_agents_files_where_nothing_can_be_mounted(tmp_path: pathlib.Path, a
 
     if levels._abi() < 3 or os.uname().machine not in filters.AUDIT:
         pytest.skip("no Landlock, or no filter")
-    for folder in ("data/shown", "data/seen", "data/tmp", "data/given", "beside"):
+    for folder in ("data/worker", "data/shown", "data/seen", "data/tmp", "data/given", "data/other", "beside"):
         os.makedirs(tmp_path / folder)
-    for file in ("data/secret", "data/shown/file", "data/seen/file", "beside/file", "file"):
+    for file in ("data/secret", "data/other/file", "data/shown/file", "data/seen/file", "beside/file", "file"):
         (tmp_path / file).write_text("x")
     (tmp_path / "link").symlink_to("data")
     data = str(tmp_path / "data")
-    (tmp_path / "data" / "folders").write_text("\0".join([data, "", f"r{data}/shown", f"w{data}/tmp"]))
+    (tmp_path / "data" / "folders").write_text("\0".join([data, "", f"{data}/worker"]))
 
     def outcomes(which: str) -> dict[str, str]:
         src = os.path.join(os.path.dirname(os.path.dirname(__file__)), "src")

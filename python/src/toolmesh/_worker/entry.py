@@ -18,6 +18,13 @@ def zygote(mode: str) -> NoReturn:
     zygote.main(mode)
 
 
+def confined() -> NoReturn:
+    """A zygote that has confined itself and started the interpreter of its index's environment."""
+    from .starting import zygote
+
+    zygote.confined()
+
+
 def base() -> NoReturn:
     """The process that zygotes begin as copies of."""
     from .starting import base

@@ -1,7 +1,7 @@
 """What the processes of an index may touch: the sandbox levels, from inside.
 
 The agent makes the namespaces; the rest is done here, by the zygote before it
-imports any code of the index, and inherited by everything it forks:
+takes anything of the index, and inherited by everything it forks and starts:
 
 none     nothing
 guard    no new privileges, few capabilities, no core files, an own /proc; of the
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 NONE, GUARD, STRICT, OFFLINE = "none", "guard", "strict", "offline"
-WRITE, READ, SEE = "w", "r", "s"
+WRITE, READ, SEE, OWN = "w", "r", "s", "o"
 REAPER = "reaper"  # how the agent keeps us together where it can make no namespaces
 
 
@@ -42,57 +42,69 @@ class Refused(Exception):
     """The machine does not give what the level needs."""
 
 
-def zygote(
-    level: str, kept: str, folder: str, user: Sequence[int] = (), given: Sequence[tuple[str, str]] | None = ()
-) -> list[str]:
-    """Confines this process and its children to come.
-
-    kept says how the agent keeps us together; folder is what strict and offline
-    may write; user is as for become, empty to stay who we are; given are folders and what of them the user is to have:
-    WRITE and READ as their owner, SEE as their modes say; None where that and the user
-    are known later, which none and guard allow, see settle. Returns what a level can do without
-    and the machine refuses.
+def begin(level: str, kept: str) -> list[str]:
+    """Confines this process and its children to come, as far as that needs no knowledge of an
+    index; settle does the rest. kept says how the agent keeps us together. Returns what the level
+    can do without and the machine refuses.
     """
     if level not in (NONE, GUARD, STRICT, OFFLINE):
         raise Refused("there is no such level")
     if level == NONE or sys.platform != "linux":
         if level in (STRICT, OFFLINE):
             raise Refused(f"the sandbox level {level} needs Linux")
-        become(user)
         return []
     notes: list[str] = []
-    writable = [path for path, access in given or () if access == WRITE]
     _own_keyring()
     if kept != REAPER:
-        _mounts(level, notes, given or (), user)
-        if level in (STRICT, OFFLINE) and not _only([folder, "/dev/shm", *writable]):
-            notes.append(f"modes, owners and times of files can be changed: {_error()}")
-        if level == OFFLINE:
-            _loopback()
+        _mounts(notes)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if _prctl(_NO_NEW_PRIVS, 1) != 0:
         raise Refused(f"no_new_privs: {_error()}")
-    if kept == REAPER and given is not None:
+    return notes
+
+
+def settle(level: str, kept: str, folder: str, user: Sequence[int], given: Sequence[tuple[str, str]]) -> list[str]:
+    """The rest of begin, before any code of the index runs: that of start-up files of its environment, too.
+
+    folder is what strict and offline may write; user is as for become, empty to stay who we are; given are folders
+    and what of them the user is to have: WRITE and READ as their owner, OWN and SEE (to read alone) as their modes say.
+    Of the agent's folder nothing else is seen.
+    """
+    if level == NONE or sys.platform != "linux":
+        become(user)
+        return []
+    notes: list[str] = []
+    strict = level in (STRICT, OFFLINE)
+    writable = [path for path, access in given if access == WRITE]
+    if kept == REAPER:
         _around(given)
+    else:
+        _folders([_given(path, access, user) for path, access in given], bool(user), strict)
+        if strict and os.path.isdir("/dev/shm"):
+            # Locks and shared memory of multiprocessing live there.
+            if not _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=64m,mode=1777"):
+                notes.append(f"no /dev/shm of its own: {_error()}")
+        if strict and not _only([folder, "/dev/shm", *writable]):
+            notes.append(f"modes, owners and times of files can be changed: {_error()}")
+        if level == OFFLINE:
+            _loopback()
     _drop_capabilities(_KEPT if level == GUARD else _TO_BECOME if user else ())
     become(user)
-    if level in (STRICT, OFFLINE):
+    if strict:
         _read_only([folder, *writable])
     mapped, truncate = bool(user and writable), kept != REAPER or _abi() >= 3
-    if level in (STRICT, OFFLINE) or mapped or not truncate:
-        _filter(level in (STRICT, OFFLINE), level == OFFLINE, mapped, truncate)
+    if strict or mapped or not truncate:
+        _filter(strict, level == OFFLINE, mapped, truncate)
+    undumpable(level)
     if _abi() < 1:
-        # No domains for the workers: at least nobody reads their memory.
-        _prctl(_SET_DUMPABLE, 0)
         notes.append("no Landlock here: workers of one index can signal each other")
     return notes
 
 
-def settle(level: str, kept: str, user: Sequence[int], given: Sequence[tuple[str, str]]) -> None:
-    """The rest of zygote, where it did not know of these."""
-    if level != NONE and kept == REAPER and sys.platform == "linux":
-        _around(given)  # of what is there by now
-    become(user)
+def undumpable(level: str) -> None:
+    """Where workers have no domains, at least nobody reads their memory. A program that is started is readable again."""
+    if level != NONE and sys.platform == "linux" and _abi() < 1:
+        _prctl(_SET_DUMPABLE, 0)
 
 
 _domain = -1  # a ruleset for worker, made by prepare
@@ -197,7 +209,7 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> b
     return done == 0
 
 
-def _mounts(level: str, notes: list[str], given: Sequence[tuple[str, str]], user: Sequence[int]) -> None:
+def _mounts(notes: list[str]) -> None:
     """A /proc that shows our own processes alone: what others were given in
     their environment is not to be found there."""
     # Whoever started us: none of this is to reach the machine.
@@ -206,15 +218,10 @@ def _mounts(level: str, notes: list[str], given: Sequence[tuple[str, str]], user
     if not _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC):
         notes.append(f"no /proc of its own: {_error()}")
     _system_read_only(notes)
-    _folders([_given(path, access, user) for path, access in given], bool(user), level in (STRICT, OFFLINE))
-    if level in (STRICT, OFFLINE) and os.path.isdir("/dev/shm"):
-        # Locks and shared memory of multiprocessing live there.
-        if not _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "size=64m,mode=1777"):
-            notes.append(f"no /dev/shm of its own: {_error()}")
 
 
-# What the agent wrote beside this package: its own folder, what is below it that an
-# index needs, and whether indexes have users of their own.
+# What the agent wrote beside this package: its own folder, whether indexes have users of
+# their own, and the folder of this package, which is below the first.
 _FOLDERS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "folders")
 
 
@@ -244,7 +251,7 @@ def _folders(given: list[_Tree], foreign: bool, strict: bool) -> None:
     foreign says that it has one. In strict users' sessions show nothing else."""
     if not (shown := _shown()):
         return
-    sealed, others, *below = shown
+    sealed, others, files = shown
     here = os.getcwd()
     covers: dict[str, list[_Tree]] = {_SESSIONS: []} if strict and os.path.isdir(_SESSIONS) else {}
 
@@ -252,11 +259,10 @@ def _folders(given: list[_Tree], foreign: bool, strict: bool) -> None:
         return _SESSIONS if _SESSIONS in covers and path.startswith(_SESSIONS + "/") else path
 
     whole = over(_blocks(sealed) if others else sealed)
-    own = [_at(one[1:], one[0] == "w") for one in below if os.path.isdir(one[1:])]
-    covers.setdefault(whole, []).extend(own)
+    covers.setdefault(whole, []).append(_at(files))
     interpreter = os.path.realpath(sys.base_prefix)
     if (closed := over(_blocks(interpreter) if others else interpreter)) != interpreter:
-        covers.setdefault(closed, []).append(_at(interpreter, False))
+        covers.setdefault(closed, []).append(_at(interpreter))
     for tree in given:
         inside = tree.path.startswith(sealed + "/")
         covers.setdefault(whole if inside else over(_blocks(tree.path) if foreign else tree.path), []).append(tree)
@@ -265,8 +271,8 @@ def _folders(given: list[_Tree], foreign: bool, strict: bool) -> None:
     os.chdir(here)  # as it is seen now
 
 
-def _at(path: str, write: bool) -> _Tree:
-    return _Tree(path, write, os.open(path, os.O_PATH | os.O_CLOEXEC))
+def _at(path: str) -> _Tree:
+    return _Tree(path, False, os.open(path, os.O_PATH | os.O_CLOEXEC))
 
 
 def _blocks(path: str) -> str:
@@ -328,8 +334,8 @@ def _is_folder(info: os.stat_result) -> bool:
 
 
 def _given(path: str, access: str, user: Sequence[int]) -> _Tree:
-    at, write = _reach(path), access == WRITE
-    if not user or access == SEE:
+    at, write = _reach(path), access in (WRITE, OWN)
+    if not user or access in (SEE, OWN):
         return _Tree(path, write, at)
     uid, gid = user
     flags = ctypes.c_uint(1 | os.O_CLOEXEC | _AT_EMPTY | _AT_RECURSIVE)  # OPEN_TREE_CLONE
@@ -589,24 +595,22 @@ def _handling(rights: int, scopes: int) -> tuple[int, int]:
 
 
 def _around(given: Sequence[tuple[str, str]]) -> None:
-    """Where nothing can be mounted: from here on of the agent's folder only what an index
-    needs can be read, and only its temporary files and home be changed. A rule
+    """Where nothing can be mounted: from here on of the agent's folder only what is given
+    can be read, and only what is given to write be changed. A rule
     of Landlock gives rights and takes none away: so all that is beside the way to the
     folder gets them, and what is made there later has none."""
     if not (shown := _shown()):
         return
-    sealed, _, *below = shown
+    sealed, _, files = shown
     ruleset, handled = _handling(_READ_FILE | _CHANGES | _REFER | _TRUNCATE, _SCOPE_SIGNAL)
     for path in _beside(sealed):
         try:
             _allow(ruleset, path, handled)
         except (OSError, Refused):
             pass  # it is gone
-    for one in below:
-        if os.path.isdir(one[1:]):
-            _allow(ruleset, one[1:], handled if one[0] == WRITE else _READ_FILE)
+    _allow(ruleset, files, _READ_FILE)
     for path, access in given:
-        _allow(ruleset, path, handled if access == WRITE else _READ_FILE, _reach(path))
+        _allow(ruleset, path, handled if access in (WRITE, OWN) else _READ_FILE, _reach(path))
     _restrict(ruleset)
 
 

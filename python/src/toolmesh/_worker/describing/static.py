@@ -127,7 +127,8 @@ def _flat(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 class Catalogue:
-    """Describes the functions below some folders, of which the first has them first."""
+    """Describes the functions below some folders, of which the first has them first, and the others in it. No link
+    leads out of that."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         self._folders = folders
@@ -169,9 +170,12 @@ class Catalogue:
             for package in (True, False):
                 path = os.path.join(folder, *name.split("."), *["__init__"] * package) + ".py"
                 try:
-                    if os.path.getsize(path) <= LARGEST_FILE:
-                        with open(path, "rb") as file:
-                            return Module(name, package, ast.parse(file.read()))
+                    real = os.path.realpath(path)
+                    within = real.startswith(os.path.join(os.path.realpath(self._folders[0]), ""))
+                    if within and os.path.isfile(real):
+                        with open(real, "rb") as file:
+                            if len(text := file.read(LARGEST_FILE + 1)) <= LARGEST_FILE:
+                                return Module(name, package, ast.parse(text))
                 except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
                     continue
         return None

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from ..wire.frames import JSON
 
-UNFIT = 72  # exit status of a copy that cannot be what the index needs
-
 # Modules that the base has loaded and an interpreter of its own would not have, when it
 # begins to import an index. The others an index cannot replace in either.
 added: set[str] = set()
@@ -31,19 +29,15 @@ def adopt(environment: dict[str, JSON], paths: list[str]) -> None:
 
     _check(paths, added)
     executable: str = environment["executable"]
-    bare = sys.prefix  # the base's own environment, which has nothing
-    sys.path[:] = [path for path in sys.path if not path.startswith(bare + os.sep)]
-    for path in [path for path in sys.path_importer_cache if path.startswith(bare + os.sep)]:
-        del sys.path_importer_cache[path]
     sys.executable = executable
+    if sys.version_info < (3, 11):
+        sys._base_executable = executable  # type: ignore[attr-defined]
     sys.orig_argv[:] = environment["argv"]
     title(environment["argv"])
     before, finders = list(sys.path), list(sys.meta_path)
     sys.prefix = sys.exec_prefix = os.path.dirname(os.path.dirname(executable))
     site.PREFIXES[:] = [sys.base_prefix, sys.base_exec_prefix]
     site.ENABLE_USER_SITE = None
-    if getattr(sys, "_base_executable", "").startswith(bare + os.sep):  # it is that of the environment before 3.11
-        sys._base_executable = executable  # type: ignore[attr-defined]
     logging = sys.modules.get("logging")
     if logging is not None:
         now = time.time_ns() if isinstance(logging._startTime, int) else time.time()
@@ -52,6 +46,16 @@ def adopt(environment: dict[str, JSON], paths: list[str]) -> None:
     if sys.path[: len(before)] != before:
         _check([path for path in sys.path if path not in before], loaded())
     _check_finders(finders)
+
+
+def with_site() -> None:
+    """Takes back that this interpreter began without its start-up files: what it starts is to begin with them. Copies
+    run them once they are confined."""
+    import ctypes
+    import site  # noqa: F401 - it would run them when it is imported later
+
+    at = id(sys.flags) + tuple.__basicsize__ + sys.flags.__match_args__.index("no_site") * ctypes.sizeof(ctypes.c_void_p)
+    ctypes.py_object.from_address(at).value = 0
 
 
 def set_environ(encoded: str) -> None:
@@ -152,6 +156,7 @@ def warm_up() -> None:
 
     binding.Tool("example", example, schema.kind_of(example), schema.signature(example))
     levels.warm_up()
+    site.PREFIXES.clear()  # of the machine's packages nothing is run
     site.main()
     importlib.import_module("colorsys")  # small, and of no use to any of us
     del sys.modules["colorsys"]

@@ -145,6 +145,7 @@ def _preload() -> None:
     for name in [one for one in sys.modules if one == "sysconfig" or one.startswith("_sysconfigdata")]:
         del sys.modules[name]
     adopting.added = adopting.loaded() - usual
+    adopting.with_site()
     adopting.warm_up()
 
 

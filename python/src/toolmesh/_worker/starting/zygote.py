@@ -4,6 +4,10 @@ Two processes come of one start. The first is the root of everything the index
 runs: PID 1 of its own PID namespace where the agent could make one. It imports
 nothing, reaps, and ends when its child ends or the agent is gone, taking all
 others with it. The second, its child, is the zygote proper.
+
+Both begin with the machine's interpreter alone. The zygote confines itself before it takes the variables, the
+environment and the start-up files of the index: a copy of the base adopts them, where that can be; otherwise it
+becomes the environment's own interpreter, which finds itself confined.
 """
 
 from __future__ import annotations
@@ -35,15 +39,24 @@ _DESCRIPTOR = struct.Struct("=i")  # as the system writes it
 
 def main(mode: str, sandbox: str = "") -> NoReturn:
     """mode is "namespace" when we are PID 1 of our own, else "reaper". sandbox is
-    the level that the setup will ask for, where that is known before."""
+    the level that the setup will ask for, of a copy that is to adopt its environment."""
     child = os.fork()
     if child:
         os.close(root.CONTROL)
         root.main(child, mode)
     os.close(root.LIFELINE)
+    _live(lambda: Zygote(_high(root.CONTROL) if sandbox else root.CONTROL).begin(mode, sandbox))
+
+
+def confined() -> NoReturn:
+    """What main's child goes on as in the environment's interpreter."""
+    _live(lambda: Zygote(_high(root.CONTROL)).resume())
+
+
+def _live(life: Callable[[], None]) -> NoReturn:
     code = 70
     try:
-        Zygote(_high(root.CONTROL), mode).run(sandbox)
+        life()
         code = 0
     except BaseException:  # noqa: B036 - the last words of this process
         import traceback
@@ -73,70 +86,82 @@ def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 class Zygote:
     """Holds the imported tools; answers the agent, one request at a time."""
 
-    def __init__(self, control: int, mode: str) -> None:
+    def __init__(self, control: int) -> None:
         import _socket
-
-        self._mode = mode
 
         self._socket = _socket.socket(fileno=control)
         self._socket.settimeout(None)
         self._rights = _socket.SOL_SOCKET, _socket.SCM_RIGHTS
         self._room = _socket.CMSG_SPACE(16 * 4), getattr(_socket, "MSG_CMSG_CLOEXEC", 0)
-        self._buffer = b""
         self._fds: list[int] = []
         self._workers: dict[int, JSON] = {}  # pid -> the agent's id of the worker
         self._pages: dict[int, memoryview[int]] = {}  # pid -> the page of one whose calls have turns
         self._tools: list[Tool] = []
 
-    def run(self, sandbox: str) -> None:
-        """Imports the tools and serves; the process ends when the agent closes the index."""
-        self._write(frames.HELLO, 0, 0, frames.NUMBER.pack(frames.VERSION))
-        early = sandbox in (levels.NONE, levels.GUARD)  # they need no folder
-        if early:
-            self._confine(sandbox, "", given=None)
-        self._prepare()
-        if sandbox and not self._asked():
-            self._warm_up(sandbox if early else "")
-        kind, _, _, body = self._next()
-        if kind != frames.SETUP:
-            raise RuntimeError(f"the agent began with frame type {kind} instead of a setup")
-        import json
-
-        self._json: ModuleType = json
-        self._setup: dict[str, JSON] = json.loads(body)
-        os.chdir(self._setup["cwd"])
-        adopted = self._setup.pop("adopt", None)
-        if adopted:
-            adopting.set_environ(adopted["environ"])
-        given = [(one["path"], one["access"]) for one in self._setup.get("given", ())]
-        self._confine(self._setup["sandbox"], self._setup["folder"], self._setup.get("user", ()), given, early)
-        limits.processes(self._setup.get("processes", 0))  # before any code of the index runs
-        if adopted:
-            try:
-                adopting.adopt(adopted, self._setup["paths"])
-            except adopting.Unfit as failure:
-                sys.stderr.write(f"{failure}\n")
-                sys.stderr.flush()
-                os._exit(adopting.UNFIT)
-        self._settle()
-        self._describe()
-        self._serve()
-
-    def _confine(
-        self, sandbox: str, folder: str, user: Sequence[int] = (), given: Sequence[tuple[str, str]] | None = (),
-        begun: bool = False,
-    ) -> None:
-        """begun says that it has been called without knowing the last two."""
+    def begin(self, mode: str, sandbox: str) -> None:
+        """Confines this process, as the setup says. sandbox is as for main."""
         try:
-            if begun:
-                levels.settle(sandbox, self._mode, user, given or ())
-            else:
-                self._notes = levels.zygote(sandbox, self._mode, folder, user, given)
+            notes = levels.begin(sandbox, mode) if sandbox else []
+            if sandbox:
+                self._prepare()
+                if not self._asked():
+                    self._warm_up(sandbox)
+            self._take_setup()
+            setup, given = self._setup, [(one["path"], one["access"]) for one in self._setup.get("given") or ()]
+            os.chdir(setup["cwd"])
+            notes += [] if sandbox else levels.begin(setup["sandbox"], mode)
+            notes += levels.settle(setup["sandbox"], mode, setup["folder"], setup.get("user", ()), given)
         except levels.Refused as failure:
-            sys.stderr.write(f"the sandbox level {sandbox} cannot be had: {failure}\n")
+            sys.stderr.write(f"the sandbox cannot be had: {failure}\n")
             sys.stderr.flush()
             os._exit(71)
         levels.become_subreaper()
+        limits.processes(setup.get("processes", 0))  # before any code of the index runs
+        self._send(frames.CONFINED, {"notes": notes})
+        if not sandbox:
+            self._become_own()
+        adopted = setup["adopt"]
+        adopting.set_environ(adopted["environ"])
+        try:
+            adopting.adopt(adopted, setup["paths"])
+        except adopting.Unfit as failure:
+            sys.stderr.write(f"the index starts an interpreter of its own: {failure}\n")
+            sys.stderr.flush()
+            self._become_own()
+        self._serve_tools()
+
+    def _become_own(self) -> NoReturn:
+        """From here on this process is the environment's interpreter, with the index's variables."""
+        import base64
+
+        adopted = self._setup["adopt"]
+        lines = base64.b64decode(adopted["environ"]).split(b"\0")
+        environ = dict(line.split(b"=", 1) for line in lines if b"=" in line[1:])
+        if self._socket.fileno() != root.CONTROL:
+            os.dup2(self._socket.fileno(), root.CONTROL)
+        os.execve(adopted["executable"], adopted["argv"], environ)
+
+    def resume(self) -> None:
+        """Goes on where _become_own has left."""
+        self._prepare()
+        self._take_setup()
+        levels.undumpable(self._setup["sandbox"])
+        self._serve_tools()
+
+    def _take_setup(self) -> None:
+        import json
+
+        self._write(frames.HELLO, 0, 0, frames.NUMBER.pack(frames.VERSION))
+        kind, _, _, body = self._next()
+        if kind != frames.SETUP:
+            raise RuntimeError(f"the agent began with frame type {kind} instead of a setup")
+        self._json: ModuleType = json
+        self._setup: dict[str, JSON] = json.loads(body)
+
+    def _serve_tools(self) -> NoReturn:
+        self._settle()
+        self._describe()
+        self._serve()
 
     def _send(self, kind: int, value: JSON) -> None:
         self._write(kind, 0, 0, self._json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
@@ -154,18 +179,19 @@ class Zygote:
     def _next(self) -> tuple[int, int, int, bytes]:
         """The agent's next request: type, number of the worker's folder, its id, body. Its descriptors are in
         self._fds."""
-        while True:
-            if len(self._buffer) >= frames.HEADER_SIZE:
-                length, kind, _, folder, number = frames.HEADER.unpack_from(self._buffer)
-                if len(self._buffer) >= frames.HEADER_SIZE + length:
-                    body = self._buffer[frames.HEADER_SIZE : frames.HEADER_SIZE + length]
-                    self._buffer = self._buffer[frames.HEADER_SIZE + length :]
-                    return kind, folder, number, body
-            data, ancillary, _, _ = self._socket.recvmsg(65536, *self._room)
+        length, kind, _, folder, number = frames.HEADER.unpack(self._read(frames.HEADER_SIZE))
+        return kind, folder, number, self._read(length)
+
+    def _read(self, size: int) -> bytes:
+        """No more than that: the rest may be for the interpreter that this process becomes."""
+        data = b""
+        while len(data) < size:
+            more, ancillary, _, _ = self._socket.recvmsg(size - len(data), *self._room)
             self._fds += descriptors(ancillary)
-            if not data:
+            if not more:
                 os._exit(0)  # the agent closed the index
-            self._buffer += data
+            data += more
+        return data
 
     def _prepare(self) -> None:
         """What is the same for every index; before any code of one runs."""
@@ -217,8 +243,7 @@ class Zygote:
         json.loads(json.dumps(setup))
         adopting.set_environ("")
         adopting.warm_up()
-        if sandbox:
-            levels.prepare(sandbox)
+        levels.prepare(sandbox)
         forking.unsafe(self._socket.fileno())
         snapshot.Snapshot()
         gc.collect()
@@ -230,7 +255,8 @@ class Zygote:
         from .finder import Finder
 
         failures.set_root(self._setup["root"])
-        transfer.roots = [self._setup["root"], *(one["path"] for one in self._setup.get("given", ()))]
+        given = [one["path"] for one in self._setup.get("given") or () if one["access"] in (levels.WRITE, levels.READ)]
+        transfer.roots = [self._setup["root"], *given]
         redaction.use(self._setup["secrets"])
         sys.path[:0] = self._setup["paths"]
         Finder.root = self._setup["root"]
@@ -295,7 +321,6 @@ class Zygote:
             "unavailable": unavailable,
             "python": sys.version.split()[0],
             "fork_unsafe": forking.unsafe(self._socket.fileno()),
-            "notes": self._notes,
         })
         if orphans.extra(0):
             orphans.kept.update(orphans.children())  # what the imports have started is no call's

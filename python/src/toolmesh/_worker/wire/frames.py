@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     JSON: TypeAlias = Any  # None, bool, int, float, str, list[JSON] or dict[str, JSON]
     Frame: TypeAlias = tuple[int, int, int, int, bytes]  # type, flags, slot, call id, body
 
-VERSION = 3  # of what passes between the agent and its processes; each change of it is another one
+VERSION = 4  # of what passes between the agent and its processes; each change of it is another one
 HEADER = struct.Struct("<IBBHQ")
 HEADER_SIZE = 16
 NUMBER, NUMBERS = struct.Struct("<i"), struct.Struct("<ii")  # bodies of FORKED and EXITED
@@ -55,6 +55,7 @@ IMPORTING = 80
 DESCRIBED = 81
 FORKED = 82  # the worker's id; body: i32 process id, or with FAILED why there is none
 EXITED = 83  # the worker's id; body: i32 exit code, i32 signal; the code is -1 with a signal
+CONFINED = 84  # zygote to agent
 
 # Flags of FORKED.
 HANDLE = 1  # a pidfd comes with it

@@ -1,0 +1,232 @@
+package index
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+// git, and what it starts, sees of our environment what it needs and nothing else.
+func TestGitSeesNoVariablesOfOurs(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"git*": "#!/bin/sh\nenv >> " + filepath.Join(dir, "seen") + "\nexit 1\n"})
+	given := map[string]string{
+		"MESH_NKEY_SEED": "s", "API_TOKEN": "s", "PYTHONPATH": "s", "UV_INDEX_URL": "s", "GIT_TRACE2_EVENT": "s", "GIT_DIR": "s",
+		"https_proxy": "http://proxy.invalid", "HTTP_PROXY": "http://proxy.invalid", "SSH_AUTH_SOCK": "/agent", "GIT_SSL_CAINFO": "/ca", "XDG_CONFIG_HOME": "/config",
+	}
+	for name, value := range given {
+		t.Setenv(name, value)
+	}
+	_, err := fetch(t, "ssh://example.invalid/x", &options{Git: filepath.Join(dir, "git")})
+	wantFailed(t, err, reasonUnreachable)
+	seen, err := os.ReadFile(filepath.Join(dir, "seen"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range given {
+		want := value != "s"
+		if got := strings.Contains("\n"+string(seen), "\n"+name+"="+value+"\n"); got != want {
+			t.Errorf("git sees %s: %v, want %v", name, got, want)
+		}
+	}
+}
+
+// Settings of the repository that we happen to be started in are none of a fetch's.
+func TestFetchIsNotOfTheRepositoryThatWeAreIn(t *testing.T) {
+	marker := filepath.Join(t.TempDir(), "ran")
+	url := smartHTTP(t, filepath.Dir(repository(t, indexFiles)), func(*http.Request) bool { return false }) + "/weather/.git"
+	here := repository(t, map[string]string{"a.py": "x"})
+	gitRun(t, here, "config", "credential.helper", "!touch "+marker+"; true")
+	t.Chdir(here)
+	_, err := fetch(t, url, nil)
+	wantFailed(t, err, reasonDenied)
+	if _, err := os.Stat(marker); err == nil {
+		t.Error("fetching ran a command of the repository that we are in")
+	}
+}
+
+// A folder with the settings of a stranger's repository is listed, and none of the
+// commands that these name runs: neither on the folder as it is on disk nor on a revision.
+func TestFetchFolderRunsNothingOfItsSettings(t *testing.T) {
+	t.Parallel()
+	marks := t.TempDir()
+	command := func(name string) string { return "touch " + filepath.Join(marks, name) }
+	settings := func(more ...string) string {
+		text := "[core]\n\trepositoryformatversion = 1\n"
+		for _, line := range []string{
+			"fsmonitor", "sshCommand", "gitProxy", "pager", "editor", "askPass", "alternateRefsCommand", "hooksPath=" + filepath.Join(marks, "hooks"),
+		} {
+			name, value, ok := strings.Cut(line, "=")
+			if !ok {
+				value = command(name)
+			}
+			text += fmt.Sprintf("\t%s = %q\n", name, value)
+		}
+		for _, section := range []string{"filter \"evil\"|clean|smudge|process", "credential|helper", "uploadpack|packObjectsHook", "diff|external", "remote \"origin\"|uploadpack|vcs", "alias|ls-files|fetch"} {
+			parts := strings.Split(section, "|")
+			text += "[" + parts[0] + "]\n"
+			for _, key := range parts[1:] {
+				text += fmt.Sprintf("\t%s = %q\n", key, "!"+command(key))
+				if parts[0] != "alias" && parts[0] != "credential" {
+					text += fmt.Sprintf("\t%s = %q\n", key, command(key))
+				}
+			}
+		}
+		return text + strings.Join(more, "")
+	}
+	hostile := func(name string) string {
+		repo := repository(t, map[string]string{"a.py": name, ".gitattributes": "* filter=evil diff=evil\n", "sub/b.py": "x"})
+		for _, hook := range []string{"post-checkout", "post-index-change", "reference-transaction", "fsmonitor-watchman"} {
+			write(t, repo, map[string]string{".git/hooks/" + hook + "*": "#!/bin/sh\n" + command("hook") + "\n"})
+			write(t, marks, map[string]string{"hooks/" + hook + "*": "#!/bin/sh\n" + command("hook") + "\n"})
+		}
+		return repo
+	}
+	plain := hostile("plain")
+	write(t, plain, map[string]string{".git/config": settings()})
+
+	included := hostile("included")
+	write(t, included, map[string]string{".git/config": "[include]\n\tpath = more\n", ".git/more": settings()})
+
+	elsewhere, secret := hostile("elsewhere"), t.TempDir()
+	write(t, secret, map[string]string{"a.py": "secret", "id_rsa": "secret"})
+	write(t, elsewhere, map[string]string{".git/config": settings("[core]\n\tworktree = " + secret + "\n")})
+
+	// The folder itself is a bare repository.
+	bare := t.TempDir()
+	gitRun(t, bare, "init", "-q", "--bare", ".")
+	write(t, bare, map[string]string{"config": settings("[core]\n\tbare = false\n\tworktree = .\n"), "a.py": "bare"})
+
+	// Its index lacks a tree, which git has the repository's settings fetch.
+	sparse := hostile("sparse")
+	tree := gitRun(t, sparse, "rev-parse", "HEAD:sub")
+	gitRun(t, sparse, "-c", "index.sparse=true", "sparse-checkout", "set", "--cone", "--sparse-index", "none")
+	if err := os.Remove(filepath.Join(sparse, ".git", "objects", tree[:2], tree[2:])); err != nil {
+		t.Fatal(err)
+	}
+	for _, config := range []string{"config", "config.worktree"} {
+		write(t, sparse, map[string]string{".git/" + config: settings("[core]\n\tsparseCheckout = true\n\tsparseCheckoutCone = true\n[index]\n\tsparse = true\n" +
+			"[extensions]\n\tpartialClone = origin\n[remote \"origin\"]\n\tpromisor = true\n\turl = " + plain + "\n")})
+	}
+	if err := os.RemoveAll(filepath.Join(marks, "hook")); err != nil { // of what was done above
+		t.Fatal(err)
+	}
+	for name, repo := range map[string]string{"plain": plain, "included": included, "worktree": elsewhere, "bare": bare, "sparse": sparse} {
+		tree, err := fetch(t, repo, nil)
+		switch {
+		case err != nil && name == "sparse": // it cannot be listed, and says so
+		case err != nil:
+			t.Errorf("%s: %v", name, err)
+		default:
+			data, err := os.ReadFile(filepath.Join(tree.Dir, "a.py"))
+			if name != "worktree" && (err != nil || string(data) != name) || strings.Contains(string(data), "secret") {
+				t.Errorf("%s: a.py is %q, %v", name, data, err)
+			}
+		}
+		if name != "bare" {
+			_, err = fetch(t, repo, &options{Rev: "main"})
+			t.Logf("%s at a revision: %v", name, err)
+		}
+	}
+	entries, err := os.ReadDir(marks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.Name() != "hooks" {
+			t.Errorf("fetching ran the command of %s", e.Name())
+		}
+	}
+}
+
+// A server that sends files alone may name others that have the objects: nothing is
+// asked of these, which may be where we alone can ask.
+func TestFetchFollowsNoAlternates(t *testing.T) {
+	t.Parallel()
+	repo := repository(t, indexFiles)
+	gitRun(t, repo, "update-server-info")
+	var inside atomic.Int64
+	private := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		inside.Add(1)
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	t.Cleanup(private.Close)
+	files, named := http.FileServer(http.Dir(repo)), atomic.Int64{}
+	dumb := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "alternates"):
+			named.Add(1)
+			fmt.Fprintln(w, private.URL+"/objects")
+		case strings.Contains(r.URL.Path, "/objects/"):
+			w.WriteHeader(http.StatusNotFound)
+		default:
+			files.ServeHTTP(w, r)
+		}
+	}))
+	t.Cleanup(dumb.Close)
+	_, err := fetch(t, dumb.URL+"/.git", nil)
+	wantFailed(t, err, reasonUnreachable)
+	if inside.Load() > 0 {
+		t.Errorf("another server was asked %d times: %v", inside.Load(), err)
+	}
+	t.Logf("alternates were asked for %d times: %v", named.Load(), err)
+}
+
+// A tree of many submodules, which a repository can have in a few bytes, costs no more
+// than its limits, and few words.
+func TestFetchOfATreeOfSubmodules(t *testing.T) {
+	t.Parallel()
+	repo := repository(t, map[string]string{"a.py": "x"})
+	head := gitRun(t, repo, "rev-parse", "HEAD")
+	mktree := func(lines string) string {
+		cmd := exec.CommandContext(t.Context(), "git", "mktree", "--missing")
+		cmd.Dir, cmd.Stdin = repo, strings.NewReader(lines)
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	entry := "160000 commit " + head
+	for level := range 5 { // to 1,000 submodules, and to 100,000
+		var lines strings.Builder
+		for i := range 10 {
+			fmt.Fprintf(&lines, "%s\td%d\n", entry, i)
+		}
+		entry = "040000 tree " + mktree(lines.String())
+		if level != 2 && level != 4 {
+			continue
+		}
+		with := mktree("100644 blob " + gitRun(t, repo, "rev-parse", head+":a.py") + "\ta.py\n" + entry + "\td\n")
+		gitRun(t, repo, "update-ref", "refs/heads/main", gitRun(t, repo, "commit-tree", "-m", "bomb", with))
+		got, err := fetch(t, "file://"+repo, &options{Rev: "main", Limits: Limits{Bytes: 1 << 20, Files: 1000}})
+		if level == 4 {
+			wantFailed(t, err, reasonTooLarge)
+		} else if err != nil || len(got.Files) != 1 || len(got.Warnings) != mostWarnings+1 {
+			t.Errorf("got %v, %v", got, err)
+		}
+	}
+}
+
+// Names that are .git for some file system are none of an index's files.
+func TestNamesThatAreGit(t *testing.T) {
+	t.Parallel()
+	for name, refused := range map[string]bool{
+		".git": true, "a/.GIT/config": true, ".git ": true, ".git...": true, ".git .": true, "git~1": true, "GIT~1/x": true, ".g\u200cit": true, "\ufeff.git/hooks": true,
+		".git::$INDEX_ALLOCATION/x": true, ".git:x": true,
+		".gitignore": false, ".github/x": false, "git": false, ".gi": false, "agit~1": false, "git~10": false,
+	} {
+		if err := checkName(name); (err != nil) != refused {
+			t.Errorf("%q: %v, want refused %v", name, err, refused)
+		}
+	}
+	if _, err := checkLink("l", "x/git~1/y"); err == nil {
+		t.Error("a link to git~1 is taken")
+	}
+}

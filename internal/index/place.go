@@ -1,0 +1,267 @@
+package index
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+)
+
+// A bundle is unpacked to two folders. One holds the index's files, which processes of
+// the index read, and which its init command may write. The other is the agent's own:
+// everything that the agent reads of an index again it reads there. It holds
+const (
+	metaFolder     = "meta"      // the bundle's files of MetaDir
+	manifestFolder = "manifest"  // the files that say what the index is
+	namesFile      = "files.txt" // the names of all that came from the bundle
+)
+
+// Unpack reads a bundle and makes the folder dest of it, which must not exist, and the
+// agent's own folder. It writes beside them and renames only when everything is there
+// and the archive's digest is the wanted one, so dest is whole or absent even if the
+// process dies (nothing is synced: not if the machine loses power). Names that
+// leave the folder, links that do, devices and everything else that [Pack] does
+// not write are refused, and so is more than the limits allow. The error is
+// install_failed or the context's; an existing dest has details.reason "exists"
+// and wraps [fs.ErrExist].
+func Unpack(ctx context.Context, r io.Reader, dest, own, digest string) error {
+	return unpack(ctx, r, dest, own, digest, defaultLimits)
+}
+
+func unpack(ctx context.Context, r io.Reader, dest, own, digest string, limits Limits) error {
+	dest, err := filepath.Abs(dest)
+	if err != nil {
+		return failed(reasonFolder, "the path %q cannot be made absolute: %w", dest, err)
+	}
+	if _, err := os.Lstat(dest); err == nil {
+		return failed(reasonExists, "%s exists already: %w", dest, fs.ErrExist)
+	}
+	beside, err := besides(dest, 0o755)
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(beside) // gone already when it was renamed
+	names, got, err := extract(ctx, r, beside, limits)
+	if err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return err
+	}
+	if got != digest {
+		return failed(reasonBundle, "the bundle's digest is %s, not %s: it is damaged or not the one asked for", got, digest)
+	}
+	besideOwn, err := besides(own, 0o700)
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(besideOwn) // likewise
+	if err := keep(beside, besideOwn, names); err != nil {
+		return failed(reasonFolder, "what the agent keeps of the bundle cannot be written: %w", err)
+	}
+	if err := os.Rename(beside, dest); err != nil {
+		if _, statErr := os.Lstat(dest); statErr == nil {
+			return failed(reasonExists, "%s exists already: %w", dest, fs.ErrExist)
+		}
+		return failed(reasonFolder, "%s cannot be made: %w", dest, err)
+	}
+	if err := errors.Join(os.RemoveAll(own), os.Rename(besideOwn, own)); err != nil {
+		return failed(reasonFolder, "%s cannot be made: %w", own, err)
+	}
+	return nil
+}
+
+// besides makes a temporary folder next to one that is to be made.
+func besides(folder string, mode fs.FileMode) (string, error) {
+	parent := filepath.Dir(folder)
+	if err := os.MkdirAll(parent, mode); err != nil {
+		return "", failed(reasonFolder, "%s cannot be made: %w", parent, err)
+	}
+	beside, err := os.MkdirTemp(parent, ".unpack-*")
+	if err == nil {
+		err = os.Chmod(beside, mode)
+	}
+	if err != nil {
+		return "", failed(reasonFolder, "no temporary folder: %w", err)
+	}
+	return beside, nil
+}
+
+// keep moves what is not the index's out of a tree that was just unpacked, and copies
+// the files that say what the index is: links among them lead somewhere else once the
+// tree was written to.
+func keep(tree, own string, names []string) error {
+	err := os.Rename(filepath.Join(tree, MetaDir), filepath.Join(own, metaFolder))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = os.Mkdir(filepath.Join(own, metaFolder), 0o700)
+	}
+	if err == nil {
+		err = os.Mkdir(filepath.Join(own, manifestFolder), 0o700)
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(own, namesFile), []byte(strings.Join(names, "\n")+"\n"), 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(tree)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	for _, name := range names {
+		if strings.Contains(name, "/") || !ofManifest(name) || firstFile(root.FS(), name) == "" {
+			continue
+		}
+		f, err := root.Open(name)
+		if err != nil {
+			return err
+		}
+		data, err := io.ReadAll(io.LimitReader(f, maxManifest+1)) // more is refused by its reader
+		_ = f.Close()
+		if err == nil {
+			err = os.WriteFile(filepath.Join(own, manifestFolder, name), data, 0o600)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Placed is a bundle that was unpacked, as the agent's own folder has it.
+type Placed struct {
+	Manifest *Manifest
+	Lock     []byte // nil: the bundle has none
+	// Replaced says that there was another folder, which was not what the bundle has.
+	Replaced bool
+}
+
+// Place makes the folder dest be a bundle, and own the agent's folder of it. What is
+// there already stays if it has every file of the bundle as it was packed and, unless
+// the index has an init command, nothing else. Otherwise both are replaced by what open
+// gives, as [Unpack] does it. The errors are open's and those of Unpack and [Load].
+func Place(ctx context.Context, dest, own, digest string, open func() (io.ReadCloser, error)) (p Placed, err error) {
+	if p, err = placed(ctx, dest, own, digest); err == nil {
+		return p, nil
+	}
+	if ctx.Err() != nil {
+		return p, context.Cause(ctx)
+	}
+	_, missing := os.Lstat(dest)
+	bundle, err := open()
+	if err != nil {
+		return p, err
+	}
+	defer bundle.Close()
+	// The agent's own goes first: what it notes of the other must not outlive that.
+	for _, folder := range []string{own, dest} {
+		if err := os.RemoveAll(folder); err != nil {
+			return p, failed(reasonFolder, "%s is damaged and cannot be replaced: %w", folder, err)
+		}
+	}
+	if err = Unpack(ctx, bundle, dest, own, digest); err == nil {
+		p, _, _, err = read(own)
+	}
+	p.Replaced = missing == nil
+	return p, err
+}
+
+// placed is an unpacked bundle that is whole.
+func placed(ctx context.Context, dest, own, digest string) (Placed, error) {
+	p, files, meta, err := read(own)
+	if err != nil {
+		return p, err
+	}
+	if err := undamaged(dest, files, len(p.Manifest.Init) == 0); err != nil {
+		return p, err
+	}
+	got, err := writeTar(ctx, io.Discard, dest, files, meta, defaultLimits)
+	if err == nil && got != digest {
+		err = errors.New("its files are others")
+	}
+	return p, err
+}
+
+// read reads the agent's own folder.
+func read(own string) (p Placed, files []string, meta map[string][]byte, err error) {
+	if files, meta, err = Unpacked(own); err != nil {
+		return p, nil, nil, failed(reasonFolder, "what the agent keeps of the bundle cannot be read: %w", err)
+	}
+	p.Lock = meta[LockFile]
+	p.Manifest, err = Load(filepath.Join(own, manifestFolder))
+	return p, files, meta, err
+}
+
+// Unpacked lists what came from a bundle: the names of the index's files, and the
+// files of [MetaDir]. own is the agent's folder of it.
+func Unpacked(own string) (files []string, meta map[string][]byte, err error) {
+	list, err := os.ReadFile(filepath.Join(own, namesFile))
+	if err != nil {
+		return nil, nil, err
+	}
+	meta = map[string][]byte{}
+	for name := range strings.Lines(string(list)) {
+		name = strings.TrimSuffix(name, "\n")
+		part, ours := strings.CutPrefix(name, MetaDir+"/")
+		if !ours {
+			files = append(files, name)
+		} else if meta[part], err = os.ReadFile(filepath.Join(own, metaFolder, part)); err != nil {
+			return nil, nil, err
+		}
+	}
+	return files, meta, nil
+}
+
+// undamaged refuses a tree whose files are not where its bundle has them: no folder may
+// be a link. alone refuses everything else that is there, and modes that let others
+// write. Bytecode is removed instead: Python leaves it where it may.
+func undamaged(dir string, files []string, alone bool) error {
+	known, folders := map[string]bool{}, map[string]bool{".": true}
+	for _, name := range files {
+		known[name] = true
+		for above := path.Dir(name); !folders[above]; above = path.Dir(above) {
+			folders[above] = true
+		}
+	}
+	if info, err := os.Lstat(dir); err != nil || !info.IsDir() {
+		return errors.Join(err, errors.New("it is no folder"))
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	for name := range folders {
+		if info, err := root.Lstat(name); err != nil || !info.IsDir() {
+			return errors.Join(err, fmt.Errorf("%s is no folder", name))
+		}
+	}
+	if !alone {
+		return nil
+	}
+	return fs.WalkDir(root.FS(), ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if !known[name] && !folders[name] {
+			if !entry.IsDir() || entry.Name() != "__pycache__" {
+				return fmt.Errorf("%s was added", name)
+			}
+			if err = root.RemoveAll(name); err == nil {
+				err = fs.SkipDir
+			}
+			return err
+		}
+		info, err := entry.Info()
+		if err == nil && info.Mode()&fs.ModeSymlink == 0 && info.Mode()&(fs.ModeSetuid|fs.ModeSetgid|fs.ModeSticky|0o022) != 0 {
+			err = fmt.Errorf("%s has the mode %s", name, info.Mode())
+		}
+		return err
+	})
+}
