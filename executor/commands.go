@@ -64,7 +64,8 @@ func (x *Executor) OpenCommands(spec CommandSpec) (*program.Runner, error) {
 		Given:  func(user sandbox.User) []sandbox.Path { return append(x.seen(root, spec.Env, user), spec.Paths...) },
 		Redact: output.NewRedactor(spec.SecretValues), Scratch: filepath.Join(x.dir, scratch), Sandbox: x.defaultSandbox(),
 		Concurrency: places, MaxResult: x.opts.MaxResult, Grace: x.opts.Grace, Limits: x.opts.Limits, MaxLimits: x.opts.MaxLimits,
-		Closed: func() { x.ended(runner) },
+		Processes: x.processes,
+		Closed:    func() { x.ended(runner) },
 	})
 	if err := x.opened(runner); err != nil {
 		return nil, err

@@ -33,6 +33,7 @@ func (x *Executor) help(ctx context.Context, as venv.Role, job venv.Job) (stdout
 // user's while it runs, and what it keeps from then on.
 func (x *Executor) confined(ctx context.Context, box tool.Sandbox, user sandbox.User, job venv.Job, given Given) (stdout []byte, stderr string, err error) {
 	r := sandbox.Request{Level: box, Folder: job.Tmp, User: user, Given: slices.Clip(given), Argv: job.Argv, Env: job.Env}
+	x.bound(&r)
 	if r.Folder == "" {
 		if r.Folder, err = sandbox.OwnFolder(filepath.Join(x.dir, scratch), box, user); err != nil {
 			return nil, "", err

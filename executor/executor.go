@@ -273,6 +273,7 @@ func New(dir string, opts *Options) (_ *Executor, err error) {
 	})
 	x.zygotes = zygote.NewStarter(spawner, zygote.Options{
 		Logger: o.Logger, Dir: filepath.Join(dir, scratch), Files: files, Cgroups: x.groups, StartTimeout: o.StartTimeout,
+		ImportMemory: int64(MemoryShare(75)), ImportTasks: manyTasks(),
 		MaxResult: o.MaxResult, MaxFrame: o.maxFrame(), OwnInterpreters: o.OwnInterpreters,
 	})
 	return x, nil

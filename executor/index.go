@@ -220,7 +220,7 @@ func (ix *Index) group(root string) error {
 	if info, err := os.Stat(src); err == nil && info.IsDir() {
 		paths = append(paths, src)
 	}
-	byKey := map[groupKey]*group{}
+	byKey, pids := map[groupKey]*group{}, ix.x.opts.Limits.Pids
 	o := ix.x.opts
 	for _, name := range ix.spec.Tools {
 		policy := ix.spec.Policies[name].withDefaults(ix.x.defaultSandbox())
@@ -247,9 +247,11 @@ func (ix *Index) group(root string) error {
 			ix.groups = append(ix.groups, g)
 		}
 		g.config.Tools = append(g.config.Tools, name)
+		pids = max(pids, policy.Limits.Within(o.Limits, o.MaxLimits).Pids)
 		g.config.MostFiles = max(g.config.MostFiles, policy.Limits.Within(o.Limits, o.MaxLimits).OpenFiles)
 	}
 	for _, g := range ix.groups {
+		g.config.Processes = ix.x.processes(g.config.User, pids)
 		g.Group = ix.x.zygotes.NewGroup(g.config)
 	}
 	return nil
@@ -377,6 +379,7 @@ func (ix *Index) poolOf(g *group, key poolKey) (*pool.Pool, *toolmesh.Error) {
 	}
 	worker := zygote.Worker{
 		Async: key.async, Isolation: key.isolation, Limits: key.limits.Within(tool.Limits{}, ix.x.opts.MaxLimits), Tool: key.tool, Turns: ix.spec.Turns,
+		Bounds: key.limits.Within(ix.x.opts.Limits, ix.x.opts.MaxLimits),
 	}
 	p := pool.New(ix.poolConfig(key), func(ctx context.Context) (pool.Process, error) { return g.Start(ctx, worker) })
 	ix.pools[key] = p

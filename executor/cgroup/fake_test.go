@@ -125,6 +125,9 @@ func (f *fake) populate(dir string, controllers []string) {
 			files["memory.current"], files["memory.peak"] = "0", "0"
 			files["memory.events"] = "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0\n"
 		}
+		if slices.Contains(controllers, "pids") {
+			files["pids.max"], files["pids.events"] = "max", "max 0\n"
+		}
 	}
 	for name, text := range files {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {

@@ -19,10 +19,14 @@ type Group struct {
 	tree *Tree
 	kind Kind
 	dir  string
+	// tasks is the folder that bounds processes: dir, or with version 1 one of another
+	// hierarchy; empty where nothing does.
+	tasks string
 
-	mu     sync.Mutex
-	events *os.File // counts what the kernel killed; nil once closed
-	seen   int
+	mu      sync.Mutex
+	events  *os.File // counts what the kernel killed; nil once closed
+	seen    int
+	refusal *os.File // counts the processes that the kernel refused; nil where nothing does, and once closed
 
 	closing sync.Once
 }
@@ -48,11 +52,32 @@ func (g *Group) make() error {
 	if err == nil {
 		g.events, err = os.Open(g.file(map[Kind]string{V1: "memory.oom_control", V2: "memory.events"}[g.kind]))
 	}
+	if err == nil && g.tasks != "" {
+		if g.tasks != g.dir {
+			err = k.mkdir(g.tasks)
+		}
+		if err == nil {
+			g.refusal, err = os.Open(filepath.Join(g.tasks, "pids.events"))
+		}
+	}
 	if err != nil {
-		_ = k.rmdir(g.dir)
+		for _, dir := range g.dirs() {
+			_ = k.rmdir(dir)
+		}
+		if g.events != nil {
+			_ = g.events.Close()
+		}
 		return fmt.Errorf("a group cannot be set up: %w", err)
 	}
 	return nil
+}
+
+// dirs are the group's folders, one in each hierarchy.
+func (g *Group) dirs() []string {
+	if g.tasks == "" || g.tasks == g.dir {
+		return []string{g.dir}
+	}
+	return []string{g.dir, g.tasks}
 }
 
 func (g *Group) file(name string) string { return filepath.Join(g.dir, name) }
@@ -72,11 +97,38 @@ func (g *Group) Add(pid int) error {
 	if pid <= 1 { // 0 would be ourselves
 		return fmt.Errorf("there is no process %d to move into a group", pid)
 	}
-	err := g.tree.kernel.write(g.file("cgroup.procs"), strconv.Itoa(pid))
-	if err == nil || errors.Is(err, syscall.ESRCH) {
+	for _, dir := range g.dirs() {
+		err := g.tree.kernel.write(filepath.Join(dir, "cgroup.procs"), strconv.Itoa(pid))
+		if err != nil && !errors.Is(err, syscall.ESRCH) {
+			return fmt.Errorf("process %d cannot be moved into a group: %w", pid, cause(err))
+		}
+	}
+	return nil
+}
+
+// LimitTasks bounds the processes and threads of the group: the kernel refuses to
+// start more. It does nothing where the kernel cannot.
+func (g *Group) LimitTasks(n int) error {
+	if g.tasks == "" || n == 0 {
 		return nil
 	}
-	return fmt.Errorf("process %d cannot be moved into a group: %w", pid, cause(err))
+	if err := g.tree.kernel.write(filepath.Join(g.tasks, "pids.max"), strconv.Itoa(n)); err != nil {
+		return fmt.Errorf("the processes of a group cannot be bounded: %w", cause(err))
+	}
+	return nil
+}
+
+// Refused is how many processes and threads the kernel has refused to start.
+func (g *Group) Refused() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.refusal == nil {
+		return 0
+	}
+	var buf [128]byte
+	n, _ := g.refusal.ReadAt(buf[:], 0)
+	count, _ := counter(string(buf[:n]), "max")
+	return int(count)
 }
 
 // Limit bounds the memory of the group, in bytes. What is charged to it counts:
@@ -190,6 +242,12 @@ func (g *Group) close() {
 		_ = g.events.Close()
 		g.events = nil
 	}
+	if g.refusal != nil {
+		_ = g.refusal.Close()
+		g.refusal = nil
+	}
 	g.mu.Unlock()
-	g.tree.remove(g.dir, time.Now().Add(removeTimeout))
+	for _, dir := range g.dirs() {
+		g.tree.remove(dir, time.Now().Add(removeTimeout))
+	}
 }

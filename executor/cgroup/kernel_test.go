@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // With the machine's own kernel, as far as it lets us.
@@ -96,6 +97,31 @@ func TestTheKernelBoundsAGroup(t *testing.T) {
 	}
 	if info, err := file.Stat(); err != nil || info.Size() > 20<<20 {
 		t.Errorf("%d bytes were written, %v", info.Size(), err)
+	}
+}
+
+// The kernel refuses a group more processes than it may have, and counts that.
+func TestTheKernelBoundsTheProcessesOfAGroup(t *testing.T) {
+	t.Parallel()
+	tree := realTree(t)
+	g := tree.ForLimits(0, 5)
+	if g == nil {
+		t.Skip("no groups with a pids controller here")
+	}
+	cmd, begin := start(t, "for i in 1 2 3 4 5 6 7 8 9; do sleep 100 & done; wait")
+	if err := g.Add(cmd.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	if n := g.Refused(); n != 0 {
+		t.Errorf("%d processes were refused before any was started", n)
+	}
+	begin()
+	for g.Refused() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	data, err := os.ReadFile(filepath.Join(g.tasks, "cgroup.procs"))
+	if n := len(strings.Fields(string(data))); err != nil || n > 5 {
+		t.Errorf("the group has %d processes, %v", n, err)
 	}
 }
 

@@ -36,6 +36,7 @@ type Tree struct {
 	kind       Kind
 	controller string
 	dir        string // holds the groups
+	tasks      string // holds those that bound processes: dir with version 2; empty where none can
 	why        string
 	next       atomic.Uint64
 
@@ -76,6 +77,7 @@ func open(name, record string, log *slog.Logger, k kernel, controller string) *T
 		dir, err := t.prepare(p)
 		if err == nil {
 			t.kind, t.dir = p.kind, dir
+			t.tasks = t.forTasks(places(mounts, own, "pids"))
 			t.remember()
 			return t
 		}
@@ -123,12 +125,38 @@ func (t *Tree) prepare(p place) (string, error) {
 	return dir, err
 }
 
+// forTasks finds the folder of the groups that bound processes; empty where none can
+// be made, which is no reason to do without the others.
+func (t *Tree) forTasks(own []place) string {
+	if t.kind == V2 {
+		if t.kernel.write(filepath.Join(filepath.Dir(t.dir), "cgroup.subtree_control"), "+pids") != nil {
+			return ""
+		}
+		return t.dir
+	}
+	for _, p := range own {
+		dir := filepath.Join(p.dir, t.name)
+		if p.kind != V1 {
+			continue
+		}
+		t.clear(dir)
+		if t.folder(V1, dir) == nil {
+			_ = t.kernel.rmdir(dir) // until it is needed
+			return dir
+		}
+	}
+	return ""
+}
+
 // folder makes the folder of the groups, if it is not there.
 func (t *Tree) folder(kind Kind, dir string) error {
 	if err := t.kernel.mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("no group can be made in %s: %w", filepath.Dir(dir), cause(err))
 	}
 	if kind == V2 {
+		if t.tasks != "" {
+			_ = t.kernel.write(filepath.Join(dir, "cgroup.subtree_control"), "+pids") // a group says if it failed
+		}
 		if err := t.kernel.write(filepath.Join(dir, "cgroup.subtree_control"), "+"+t.controller); err != nil {
 			return fmt.Errorf("the %s controller cannot be turned on in %s: %w", t.controller, dir, cause(err))
 		}
@@ -201,13 +229,18 @@ func (t *Tree) try(kind Kind, dir string) error {
 	return err
 }
 
-// ForLimit makes a group for what has a limit on its memory; nil where it has
-// none, or no group is to be had.
-func (t *Tree) ForLimit(memory int64) *Group {
-	if memory == 0 || t.kind == "" {
+// ForLimits makes a group for what has a limit on its memory, which is bounded later, or
+// on its processes and threads; nil where it has none, or no group is to be had.
+func (t *Tree) ForLimits(memory int64, tasks int) *Group {
+	if t == nil || t.kind == "" || memory == 0 && (tasks == 0 || t.tasks == "") {
 		return nil
 	}
 	group, err := t.New()
+	if err == nil {
+		if err = group.LimitTasks(tasks); err != nil {
+			group.Close()
+		}
+	}
 	if err != nil {
 		t.log.Warn("a process gets no control group", slog.Any("error", err))
 		return nil
@@ -224,8 +257,17 @@ func (t *Tree) New() (*Group, error) {
 	if err := t.folder(t.kind, t.dir); err != nil {
 		return nil, err
 	}
+	if t.tasks != "" && t.tasks != t.dir {
+		if err := t.folder(t.kind, t.tasks); err != nil {
+			return nil, err
+		}
+	}
 	for {
-		g := &Group{tree: t, kind: t.kind, dir: filepath.Join(t.dir, "w"+strconv.FormatUint(t.next.Add(1), 10))}
+		name := "w" + strconv.FormatUint(t.next.Add(1), 10)
+		g := &Group{tree: t, kind: t.kind, dir: filepath.Join(t.dir, name)}
+		if t.tasks != "" {
+			g.tasks = filepath.Join(t.tasks, name)
+		}
 		err := g.make()
 		if errors.Is(err, fs.ErrExist) {
 			continue // what could not be removed at the start
@@ -260,6 +302,9 @@ func (t *Tree) Close() {
 	t.wg.Wait()
 	if t.kind != "" {
 		t.clear(t.dir)
+		if t.tasks != "" {
+			t.clear(t.tasks)
+		}
 		_ = os.Remove(t.record)
 	}
 }
@@ -270,15 +315,16 @@ func (t *Tree) forget() {
 	if err != nil {
 		return
 	}
-	dir := strings.TrimSpace(string(text))
-	if filepath.IsAbs(dir) && filepath.Base(dir) == t.name {
-		t.clear(dir)
+	for _, dir := range strings.Split(string(text), "\n") {
+		if dir = strings.TrimSpace(dir); filepath.IsAbs(dir) && filepath.Base(dir) == t.name {
+			t.clear(dir)
+		}
 	}
 	_ = os.Remove(t.record)
 }
 
 func (t *Tree) remember() {
-	if err := os.WriteFile(t.record, []byte(t.dir+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(t.record, []byte(t.dir+"\n"+t.tasks+"\n"), 0o600); err != nil {
 		t.log.Warn("the place of the control groups cannot be noted", slog.Any("error", err))
 	}
 }

@@ -51,7 +51,7 @@ func TestVersion2Alone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	diff(t, "what is on", f.get("service/cgroup.subtree_control")+", "+f.get("service/"+mine+"/cgroup.subtree_control"), "memory, memory")
+	diff(t, "what is on", f.get("service/cgroup.subtree_control")+", "+f.get("service/"+mine+"/cgroup.subtree_control"), "memory pids, pids memory")
 	if err := g.Add(99); err != nil {
 		t.Fatal(err)
 	}
@@ -63,11 +63,14 @@ func TestVersion2Alone(t *testing.T) {
 		t.Fatal(err)
 	}
 	is := map[string]string{}
-	for _, name := range []string{"memory.max", "memory.oom.group", "memory.swap.max", "cgroup.procs"} {
+	if err := g.LimitTasks(20); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"memory.max", "memory.oom.group", "memory.swap.max", "cgroup.procs", "pids.max"} {
 		is[name] = f.get("service/" + mine + "/w1/" + name)
 	}
 	diff(t, "the group", is, map[string]string{
-		"memory.max": "1048576", "memory.oom.group": "1", "memory.swap.max": "0", "cgroup.procs": "99",
+		"memory.max": "1048576", "memory.oom.group": "1", "memory.swap.max": "0", "cgroup.procs": "99", "pids.max": "20",
 	})
 	f.set("service/"+mine+"/w1/memory.peak", "1048576\n")
 	if g.Kills() != 0 || g.Reached() || g.Peak() != 1<<20 {
@@ -77,6 +80,10 @@ func TestVersion2Alone(t *testing.T) {
 	if g.Kills() != 3 || !g.Reached() {
 		t.Errorf("%d killed, reached: %t, want 3 and true", g.Kills(), g.Reached())
 	}
+	f.set("service/"+mine+"/w1/pids.events", "max 4\n")
+	if n := g.Refused(); n != 4 {
+		t.Errorf("%d processes were refused, want 4", n)
+	}
 	tree.Close()
 	diff(t, "groups after the end", f.groups(), []string{"/service", "/service/toolmesh-agent"})
 	diff(t, "killed", f.killed, []string{"99"})
@@ -85,6 +92,25 @@ func TestVersion2Alone(t *testing.T) {
 	}
 	if _, err := tree.New(); err == nil {
 		t.Error("a closed tree made a group")
+	}
+}
+
+// Without a controller for processes there are groups for memory all the same.
+func TestVersion2WithoutPids(t *testing.T) {
+	t.Parallel()
+	f := newFake(t, V2)
+	f.set("service/cgroup.controllers", "cpu memory")
+	tree := opened(t, f, "")
+	defer tree.Close()
+	if g := tree.ForLimits(0, 20); g != nil {
+		t.Error("a group was made that bounds nothing")
+	}
+	g := tree.ForLimits(1<<20, 20)
+	if g == nil {
+		t.Fatalf("no group was made (%s)", tree.Why())
+	}
+	if g.Refused() != 0 || f.get("service/"+mine+"/w1/memory.max") == "-" || f.get("service/"+mine+"/w1/pids.max") != "-" {
+		t.Errorf("groups %v", f.groups())
 	}
 }
 

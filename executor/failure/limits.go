@@ -40,6 +40,13 @@ func Exceeded(name string, limits tool.Limits, memory int64, tasks int, files in
 	return nil
 }
 
+// Refused is the error of a call to which the kernel refused a process or thread for its
+// limit of them.
+func Refused(name string, limits tool.Limits) *toolmesh.Error {
+	return exceeded(toolmesh.CodeToolError, name, "the call asked for more processes and threads than its limit of %d; it was stopped",
+		limits.Pids).WithDetail("limit", "pids").WithDetail("max", limits.Pids)
+}
+
 // Starved makes the error of a call of which the kernel killed a process for want
 // of memory. reached says that the call's own group had come to its bound; else
 // the whole machine had no more.

@@ -297,8 +297,8 @@ func (s *state) remove(log *slog.Logger, w *worker, cause error) {
 	if w.exit.Code == exitSpent && !slices.ContainsFunc(w.running(), entered) {
 		w.stopping = true
 	}
-	if w.starved() && !w.free() {
-		s.stopFor(log, w, w.running(), w.starvation())
+	if fails := w.outgrown(); fails != nil && !w.free() {
+		s.stopFor(log, w, w.running(), fails)
 	}
 	if until := w.proc.Load(sandbox.WordUntil); until > 0 && sandbox.Boottime(time.Now()) >= until {
 		w.stopping = true // by its zygote, and by itself before a call: no crash

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"os"
+	"time"
 
 	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
@@ -41,8 +42,11 @@ type Process interface {
 	Done() <-chan struct{}
 	Exit() sandbox.Exit
 
-	// Usage is what it and all below it take at this moment; false when it is gone.
-	Usage() (sandbox.Usage, bool)
+	// Usage is what it and all below it take at this moment; false when it is gone. More
+	// than most processes and threads are not counted, all if that is 0.
+	Usage(most int) (sandbox.Usage, bool)
+	// ProcessorTime is what it alone has used; false when the system does not tell.
+	ProcessorTime() (time.Duration, bool)
 	// Share is their memory, where common pages count once; false when the system
 	// does not tell.
 	Share() (int64, bool)
@@ -50,7 +54,7 @@ type Process interface {
 	Base() int64
 	// TempFiles is how many bytes its temporary files take; beyond limit not exactly.
 	TempFiles(limit int64) int64
-	// Group bounds its memory; nil where nothing does.
+	// Group bounds its memory and its processes; nil where nothing does.
 	Group() *cgroup.Group
 
 	// Close releases what is left of it, after Done. Load, Store and Group must not be

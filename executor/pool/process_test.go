@@ -339,7 +339,9 @@ func (p *process) Group() *cgroup.Group    { return nil }
 func (p *process) Base() int64             { return p.base }
 func (p *process) TempFiles(int64) int64   { return p.files.Load() }
 
-func (p *process) Usage() (sandbox.Usage, bool) {
+func (p *process) ProcessorTime() (time.Duration, bool) { return 0, false }
+
+func (p *process) Usage(int) (sandbox.Usage, bool) {
 	u := sandbox.Usage{Memory: p.memory.Load()}
 	if measured := p.measured.Load(); measured != nil {
 		(*measured)()

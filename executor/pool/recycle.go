@@ -55,7 +55,7 @@ func (s *state) scheduleRecycling(w *worker) {
 
 // memory is what the process and all below it have, 0 when that is not known.
 func (w *worker) memory() int64 {
-	usage, _ := w.proc.Usage()
+	usage, _ := w.proc.Usage(0)
 	return usage.Memory
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/executor/failure"
+	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -26,13 +27,16 @@ const (
 	// that time.
 	watchEvery = 20 * time.Millisecond
 	// The defaults of the node are wide and hold for every call: they are looked at
-	// more rarely, and so are temporary files. A look at many, or at many files, may
-	// take no more than a part of the time.
+	// more rarely, and so are temporary files. A look at many files may take no more than
+	// a part of the time.
 	watchDefaults = 100 * time.Millisecond
 	watchShare    = 20
 	// kernelShare is for what the kernel holds on a worker's behalf, beyond the limit:
 	// tables of pages, stacks, buffers.
 	kernelShare = 4 << 20
+	// After a call that was shorter and ended well it is not asked whether the kernel
+	// refused it anything: to come to a limit takes longer.
+	brief = time.Millisecond
 )
 
 // metering is what the watchdog knows of a worker.
@@ -44,6 +48,8 @@ type metering struct {
 	kills     int
 	seen      time.Duration // processor time, of the process and all below, at the last look
 	nextFiles time.Time     // when its temporary files are looked at again; the watchdog's own
+	// Likewise: its own processor time at the last look, if it was alone then, else 0.
+	alone time.Duration
 }
 
 // closely reports whether calls under these limits, which they declare, must be looked
@@ -60,7 +66,7 @@ func watched(l tool.Limits) bool { return closely(l) || l.TempFiles > 0 }
 func (w *worker) bound() {
 	limits := w.pool.cfg.Limits
 	if w.metering.base = w.proc.Base(); closely(w.pool.cfg.Declared) { // else near enough, for a fork's sake
-		if u, ok := w.proc.Usage(); ok {
+		if u, ok := w.proc.Usage(0); ok {
 			w.metering.base = u.Memory
 		}
 	}
@@ -87,11 +93,11 @@ func (s *state) meter(w *worker) {
 	}
 	if len(w.jobs) <= 1 { // else it is metered already
 		if s.cfg.Limits.CPUTime > 0 {
-			if u, ok := w.proc.Usage(); ok {
+			if u, ok := w.proc.Usage(0); ok {
 				w.metering.seen = u.CPU
 			}
 		}
-		if group := w.proc.Group(); group != nil {
+		if group := w.proc.Group(); group != nil && s.cfg.Declared.Memory > 0 {
 			w.metering.kills = group.Kills()
 		}
 	}
@@ -114,18 +120,13 @@ func (p *Pool) watch() {
 		case <-p.open.Done():
 			return
 		}
-		wait := every
 		for busy := true; busy; {
 			select {
-			case <-time.After(wait):
+			case <-time.After(every):
 			case <-p.open.Done():
 				return
 			}
-			began := time.Now()
 			busy = p.patrol()
-			if wait = every; every == watchDefaults {
-				wait = max(wait, watchShare*time.Since(began))
-			}
 		}
 	}
 }
@@ -141,17 +142,34 @@ func (p *Pool) patrol() bool {
 		}
 	})
 	for w, measured := range running {
-		if u, ok := w.proc.Usage(); ok {
-			p.check(w, u, w.tempFiles(), measured)
+		if w.asleep() {
+			continue
+		}
+		if u, ok := w.proc.Usage(p.cfg.Limits.Pids); ok {
+			p.check(w, u, measured)
 		}
 	}
 	return len(running) > 0
 }
 
+// asleep reports whether a worker, which had no processes and threads but its own, has not
+// run since the last look: it has no more than it had then. Hundreds of calls may wait.
+func (w *worker) asleep() bool {
+	before, known := w.metering.alone, false
+	if w.metering.alone, known = w.proc.ProcessorTime(); !known {
+		w.metering.alone = 0
+	}
+	return before > 0 && before == w.metering.alone
+}
+
 // tempFiles is what a worker's temporary files take, 0 while it is not time to look.
 func (w *worker) tempFiles() int64 {
 	limit, began := int64(w.pool.cfg.Limits.TempFiles), time.Now()
-	if limit == 0 || began.Before(w.metering.nextFiles) {
+	if limit == 0 {
+		return 0
+	}
+	if began.Before(w.metering.nextFiles) {
+		w.metering.alone = 0 // to be looked at again, though it may sleep by then
 		return 0
 	}
 	files := w.proc.TempFiles(limit)
@@ -160,12 +178,17 @@ func (w *worker) tempFiles() int64 {
 	return files
 }
 
-// check stops what has taken more than it may. u and files, the bytes of temporary
-// files, were measured while the worker ran the calls measured: they say nothing about
-// one that began when they had ended.
-func (p *Pool) check(w *worker, u sandbox.Usage, files int64, measured []*job) {
-	limits := p.cfg.Limits
-	memory := u.MemoryFor(int64(limits.Memory), w.metering.base, w.proc.Share)
+// check stops what has taken more than it may. u was measured while the worker ran the
+// calls measured: it says nothing about one that began when they had ended.
+func (p *Pool) check(w *worker, u sandbox.Usage, measured []*job) {
+	limits, memory, files := p.cfg.Limits, int64(0), int64(0)
+	if u.Processes > 1 {
+		w.metering.alone = 0
+	}
+	if limits.Pids == 0 || u.Tasks <= limits.Pids { // else the rest does not matter, and takes long
+		files = w.tempFiles()
+		memory = u.MemoryFor(int64(limits.Memory), w.metering.base, w.proc.Share)
+	}
 	p.update(func(s *state) {
 		jobs := w.running()
 		if w.stopping || !slices.ContainsFunc(jobs, func(j *job) bool { return slices.Contains(measured, j) }) {
@@ -174,8 +197,8 @@ func (p *Pool) check(w *worker, u sandbox.Usage, files int64, measured []*job) {
 		late := s.countTime(w, jobs, u.CPU)
 		var fatal func(j *job) *toolmesh.Error
 		switch {
-		case w.starved():
-			fatal = w.starvation()
+		case w.outgrown() != nil:
+			fatal = w.outgrown()
 		case failure.Exceeded("", limits, memory, u.Tasks, files) != nil:
 			fatal = func(j *job) *toolmesh.Error { return failure.Exceeded(j.Tool, limits, memory, u.Tasks, files) }
 		}
@@ -225,33 +248,38 @@ func computing(w *worker, jobs []*job) []*job {
 	return slices.DeleteFunc(slices.Clone(jobs), func(j *job) bool { return j.open > 0 })
 }
 
-// starved reports whether the kernel killed a process of the worker's since its
-// call began.
-func (w *worker) starved() bool {
-	group := w.proc.Group()
-	return group != nil && group.Kills() > w.metering.kills
+// outgrown makes the error of the calls of a worker that ran into its group's bounds: the
+// kernel killed a process of it since its call began, or refused it one; nil of another.
+// A worker of which that is seen is ended.
+func (w *worker) outgrown() func(j *job) *toolmesh.Error {
+	group, limits := w.proc.Group(), w.pool.cfg.Limits
+	switch {
+	case group == nil:
+		return nil
+	case group.Kills() > w.metering.kills:
+		peak, reached := group.Peak()-w.metering.charged, group.Reached()
+		return func(j *job) *toolmesh.Error { return failure.Starved(j.Tool, int64(limits.Memory), peak, reached) }
+	case group.Refused() > 0:
+		return func(j *job) *toolmesh.Error { return failure.Refused(j.Tool, limits) }
+	}
+	return nil
 }
 
-// starvation makes the error of the calls of a starved worker.
-func (w *worker) starvation() func(j *job) *toolmesh.Error {
-	limit, group := int64(w.pool.cfg.Limits.Memory), w.proc.Group()
-	peak, reached := group.Peak()-w.metering.charged, group.Reached()
-	return func(j *job) *toolmesh.Error { return failure.Starved(j.Tool, limit, peak, reached) }
-}
-
-// endStarved ends a worker that is starved and still there: the kernel killed
-// another process of its. Its calls have exceeded their limit, whatever they say.
-func (p *Pool) endStarved(w *worker) (starved bool) {
-	if w.proc.Group() == nil {
+// endOutgrown ends a worker that is still there though it ran into its group's bounds: the
+// call that ends now has exceeded a limit, whatever it says. After a brief call that ended
+// well that is not asked where no tool declares such a limit.
+func (p *Pool) endOutgrown(w *worker, h frame.Header, since time.Time) (ended bool) {
+	if w.proc.Group() == nil || p.cfg.Declared.Memory == 0 && p.cfg.Declared.Pids == 0 && h.Type != frame.Error && time.Since(since) < brief {
 		return false
 	}
 	p.update(func(s *state) {
-		if starved = w.starved() && !w.free(); starved {
-			s.stopFor(p.log, w, w.running(), w.starvation())
+		if fails := w.outgrown(); fails != nil && !w.free() {
+			ended = true
+			s.stopFor(p.log, w, w.running(), fails)
 			w.proc.Kill()
 		}
 	})
-	return starved
+	return ended
 }
 
 // stopFor takes a worker out of service whose calls fail because of a limit.

@@ -95,3 +95,27 @@ func TestLimitsOfTheNodeAreWatched(t *testing.T) {
 		}
 	})
 }
+
+// A look that took long, because it counted thousands of processes or many workers, does
+// not put off the next one: a call that begins after a breach is looked at as soon as any.
+func TestALongLookDoesNotPutOffTheNext(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p, ps := open(t, config(func(c *pool.Config) {
+			c.MaxWorkers, c.Limits = 1, tool.Limits{Memory: 2 << 20}
+		}), func(w *work) (string, error) {
+			w.memory.Store(3 << 20)
+			time.Sleep(time.Second) // until then it must have been looked at
+			return "1", nil
+		})
+		defer time.Sleep(2 * time.Second)
+		for range 3 {
+			if err := p.Warm(); err != nil {
+				t.Fatal(err)
+			}
+			workers := ps.list()
+			look := func() { time.Sleep(150 * time.Millisecond) }
+			workers[len(workers)-1].measured.Store(&look)
+			wantCode(t, (<-begin(t.Context(), p, args("1"))).err, toolmesh.CodeWorkerOutOfMemory)
+		}
+	})
+}

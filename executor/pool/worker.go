@@ -166,8 +166,8 @@ func (w *worker) follow(j *job) (kind frame.Type, data []byte, refused, err erro
 			if h.ID != j.id {
 				return 0, nil, refused, fmt.Errorf("the worker answered call %d while it had call %d", h.ID, j.id)
 			}
-			if !w.answers(h) {
-				return 0, nil, refused, errStarved
+			if !w.answers(h, j.since) {
+				return 0, nil, refused, errExceeded
 			}
 			return h.Type, own(h, body), refused, nil
 		case frame.Yield:
@@ -199,8 +199,12 @@ func (w *worker) demultiplex() error {
 		}
 		switch h.Type { //nolint:exhaustive // the rest never comes from a worker
 		case frame.Result, frame.Error, frame.End:
-			if !w.answers(h) {
-				return errStarved
+			var since time.Time
+			if j := w.find(h.ID); j != nil {
+				since = j.since
+			}
+			if !w.answers(h, since) {
+				return errExceeded
 			}
 			j, err := w.pool.finishedCoroutine(w, h.ID)
 			if err != nil {
@@ -252,9 +256,10 @@ func (w *worker) other(h frame.Header, body []byte) error {
 	return nil
 }
 
-// answers takes the frame of a call's end; false when that counts for nothing.
-func (w *worker) answers(h frame.Header) bool {
-	if w.pool.endStarved(w) {
+// answers takes the frame of the end of a call that began at since; false when that counts
+// for nothing.
+func (w *worker) answers(h frame.Header, since time.Time) bool {
+	if w.pool.endOutgrown(w, h, since) {
 		return false
 	}
 	if h.Flags&frame.FlagSpent != 0 {
@@ -264,7 +269,7 @@ func (w *worker) answers(h frame.Header) bool {
 	return true
 }
 
-var errStarved = errors.New("the kernel killed one of its processes for want of memory")
+var errExceeded = errors.New("it exceeded a limit that the kernel keeps")
 
 // own is a body that may be kept.
 func own(h frame.Header, body []byte) []byte {

@@ -14,8 +14,8 @@ const (
 	// watchEvery is how often a run that declares limits is looked at: what it may take
 	// beyond a limit before it is stopped is what it can take in that time.
 	watchEvery = 20 * time.Millisecond
-	// The node's defaults, and temporary files, are looked at more rarely. A look may
-	// take no more than a part of the time.
+	// The node's defaults, and temporary files, are looked at more rarely. A look at files
+	// may take no more than a part of the time.
 	watchDefaults = 100 * time.Millisecond
 	watchShare    = 20
 	// overhead is what the control group of a program holds beside it: the interpreter
@@ -56,19 +56,20 @@ func (r *run) patrol(finished <-chan struct{}) {
 			return
 		case <-time.After(every):
 		}
-		u, ok := sandbox.UsageOf(r.proc.Pid(), false)
+		pids := r.call.Limits.Pids
+		u, ok := sandbox.UsageOf(r.proc.Pid(), false, pids)
 		if !ok {
 			continue
 		}
-		files := int64(0)
-		if began := time.Now(); limit > 0 && began.After(nextFiles) {
+		many, files := pids > 0 && u.Tasks > pids, int64(0) // with so many the rest takes long
+		if began := time.Now(); limit > 0 && !many && began.After(nextFiles) {
 			files = sandbox.FilesOf(r.folder, r.proc.Pid(), limit)
 			now := time.Now()
 			nextFiles = now.Add(max(watchDefaults/2, watchShare*now.Sub(began)))
 		}
 		exceeded, fatal := r.exceeds(u, files)
-		if starved := r.starved(); starved != nil {
-			exceeded, fatal = starved, true
+		if refused := r.refused(); refused != nil {
+			exceeded, fatal = refused, true
 		}
 		if exceeded == nil {
 			continue
@@ -91,8 +92,10 @@ func (r *run) patrol(finished <-chan struct{}) {
 
 // exceeds says which limit is exceeded, and whether the program has to go at once.
 func (r *run) exceeds(u sandbox.Usage, files int64) (exceeded *toolmesh.Error, fatal bool) {
-	limits := r.call.Limits
-	memory := u.MemoryFor(int64(limits.Memory), 0, func() (int64, bool) { return sandbox.ShareOf(r.proc.Pid(), false) })
+	limits, memory := r.call.Limits, int64(0)
+	if limits.Pids == 0 || u.Tasks <= limits.Pids {
+		memory = u.MemoryFor(int64(limits.Memory), 0, func() (int64, bool) { return sandbox.ShareOf(r.proc.Pid(), false) })
+	}
 	if exceeded := failure.Exceeded(r.call.Tool, limits, memory, u.Tasks, files); exceeded != nil {
 		return exceeded, true
 	}
@@ -108,9 +111,9 @@ func (r *run) enclose() {
 	if r.group == nil {
 		return
 	}
-	limit := int64(r.bounded())
+	limit := int64(r.call.Limits.Memory)
 	err := r.group.Add(r.proc.Pid())
-	if err == nil {
+	if err == nil && limit > 0 {
 		err = r.group.Limit(limit + limit/32 + overhead)
 	}
 	if err != nil {
@@ -118,11 +121,16 @@ func (r *run) enclose() {
 	}
 }
 
-// starved is the error of a program of which the kernel killed a process for want
-// of memory, else nil.
-func (r *run) starved() *toolmesh.Error {
-	if r.group == nil || r.group.Kills() == 0 {
+// refused is the error of a program of which the kernel killed a process for want of
+// memory, or to which it refused one, else nil.
+func (r *run) refused() *toolmesh.Error {
+	switch {
+	case r.group == nil:
 		return nil
+	case r.group.Kills() > 0:
+		return failure.Starved(r.call.Tool, int64(r.call.Limits.Memory), r.group.Peak(), r.group.Reached())
+	case r.group.Refused() > 0:
+		return failure.Refused(r.call.Tool, r.call.Limits)
 	}
-	return failure.Starved(r.call.Tool, int64(r.bounded()), r.group.Peak(), r.group.Reached())
+	return nil
 }

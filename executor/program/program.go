@@ -45,6 +45,9 @@ type Config struct {
 	// Limits are those of calls that declare none, MaxLimits the most that they may
 	// declare. Zero fields mean no limit.
 	Limits, MaxLimits tool.Limits
+	// Processes is how many processes and threads a user may have of whom a program may have
+	// so many; 0: any.
+	Processes func(user sandbox.User, pids int) int
 	// MaxResult is how many bytes a result or an item may have.
 	MaxResult int
 	// Grace is how long a program that is asked to end may take.

@@ -73,7 +73,11 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 		return nil, failure.Unavailable("the command of %s cannot be started: %s", r.call.Tool, err)
 	}
 	r.proc = proc
-	if r.group = r.runner.cfg.Groups.ForLimit(int64(r.bounded())); r.group != nil {
+	tasks := r.call.Limits.Pids
+	if tasks > 0 {
+		tasks++ // the process above it
+	}
+	if r.group = r.runner.cfg.Groups.ForLimits(int64(r.call.Limits.Memory), tasks); r.group != nil {
 		defer r.group.Close()
 	}
 	defer proc.Kill()
@@ -104,8 +108,8 @@ func (r *run) do(ctx context.Context) (json.RawMessage, error) {
 	if exceeded := r.breach.Load(); exceeded != nil {
 		return nil, exceeded
 	}
-	if starved := r.starved(); starved != nil {
-		return nil, starved
+	if refused := r.refused(); refused != nil {
+		return nil, refused
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -151,7 +155,8 @@ func (r *run) request(user sandbox.User, env []string) sandbox.Request {
 	}
 	return sandbox.Request{
 		Level: r.call.Sandbox, Folder: r.folder, User: user, Given: given,
-		OpenFiles: r.call.Limits.OpenFiles, Memory: backstop(r.bounded()), Argv: r.call.Argv, Env: env,
+		OpenFiles: r.call.Limits.OpenFiles, Memory: backstop(r.bounded()),
+		Processes: r.runner.cfg.Processes(user, r.call.Limits.Pids), Argv: r.call.Argv, Env: env,
 	}
 }
 

@@ -21,10 +21,15 @@ type Request struct {
 	User   User
 	// Given are folders that the program has, whoever owns them.
 	Given []Path
-	// OpenFiles and Memory (bytes) bound the program; 0 is no bound.
-	OpenFiles int
-	Memory    int64
+	// OpenFiles, Memory and FileSize (bytes) bound each process of the program; 0 is no bound.
+	OpenFiles        int
+	Memory, FileSize int64
+	// Processes bounds all processes and threads of User, which is not ours, on the machine;
+	// 0 is no bound.
+	Processes int
 	Argv, Env []string
+	// Bounds are what [Spawner.Run] keeps the program within, with all that it starts.
+	Bounds Bounds
 }
 
 // Encode is the message on the control socket.
@@ -32,7 +37,8 @@ func (r Request) Encode() []byte {
 	var b bytes.Buffer
 	b.Write([]byte{0, 0, 0, 0})
 	ids := strings.Trim(fmt.Sprint(r.User.IDs()), "[]")
-	fmt.Fprintf(&b, "%s\x00%s\x00%s\x00%d\x00%d\x00%d\x00%d\x00", r.Level, r.Folder, ids, r.OpenFiles, r.Memory, len(r.Given), len(r.Argv))
+	fmt.Fprintf(&b, "%s\x00%s\x00%s\x00%d\x00%d\x00%d\x00%d\x00%d\x00%d\x00", r.Level, r.Folder, ids, r.OpenFiles, r.Memory, r.FileSize, r.Processes,
+		len(r.Given), len(r.Argv))
 	for _, p := range r.Given {
 		fmt.Fprintf(&b, "%s%s\x00", p.Access, p.Path)
 	}
@@ -49,8 +55,9 @@ func (r Request) Encode() []byte {
 const maxOutput, maxWords = 64 << 20, 1 << 20
 
 // Run starts launch, which is starting/command.py, has it run a program, and gives what
-// the program wrote. When ctx ends the program and what it started are killed. The
-// error says how it failed, or why it could not be started.
+// the program wrote. When ctx ends, or the program exceeds its bounds,
+// it is killed with what it started. The error says how it failed, or why it could not be
+// started.
 func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []byte, stderr string, err error) {
 	launch.Sandbox = r.Level
 	proc, err := s.Start(launch)
@@ -59,6 +66,7 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 	}
 	defer proc.Kill()
 	defer context.AfterFunc(ctx, proc.Kill)()
+	exceeded := r.Bounds.keep(proc) // it starts nothing before it has read the request
 	if _, err := proc.Control.Write(r.Encode()); err != nil && ctx.Err() == nil {
 		return nil, "", err
 	}
@@ -84,9 +92,11 @@ func (s *Spawner) Run(ctx context.Context, launch Command, r Request) (stdout []
 	<-proc.Done()
 	readers.Wait()
 	stderr = strings.TrimSpace(strings.ToValidUTF8(string(words), "\uFFFD"))
-	switch how := string(said); {
+	switch how, exceeded := string(said), exceeded(); {
 	case ctx.Err() != nil:
 		return nil, "", ctx.Err()
+	case exceeded != nil:
+		return nil, stderr, exceeded
 	case len(stdout) > maxOutput:
 		return nil, stderr, fmt.Errorf("it wrote more than %d bytes, and was ended", maxOutput)
 	case how == "exit 0":

@@ -58,9 +58,10 @@ func hostPid(int) (int, bool)            { return 0, false }
 
 // What processes take is not known here, nor what is below them.
 
-func UsageOf(int, bool) (Usage, bool) { return Usage{}, false }
-func ShareOf(int, bool) (int64, bool) { return 0, false }
-func Descendants(int) []int           { return nil }
-func ChildrenMemory(int) int64        { return 0 }
+func UsageOf(int, bool, int) (Usage, bool)    { return Usage{}, false }
+func ShareOf(int, bool) (int64, bool)         { return 0, false }
+func ProcessorTime(int) (time.Duration, bool) { return 0, false }
+func Descendants(int) []int                   { return nil }
+func ChildrenMemory(int) int64                { return 0 }
 
 func FilesOf(string, int, int64) int64 { return 0 }

@@ -34,6 +34,8 @@ type Config struct {
 	// OpenFiles is how many files a call may open, and MostFiles the most that Limits
 	// of a [Worker] may say.
 	OpenFiles, MostFiles int
+	// Processes is how many processes and threads User may have; 0: any.
+	Processes int
 }
 
 // Group is the processes that have an environment and a sandbox in common, and the
@@ -69,7 +71,7 @@ func (s *Starter) NewGroup(cfg Config) *Group {
 		setup: setup{
 			Root: cfg.Root, Cwd: cfg.Root, Paths: cfg.Paths, Sandbox: cfg.Sandbox, Exclude: map[string]string{},
 			Secrets: cfg.Redact.Forms(), Tools: cfg.Tools, User: cfg.User.IDs(), Given: cfg.Given,
-			OpenFiles: [2]int{cfg.OpenFiles, cfg.MostFiles},
+			OpenFiles: [2]int{cfg.OpenFiles, cfg.MostFiles}, Processes: cfg.Processes,
 			Adopt: &adoption{
 				Environ: []byte(strings.Join(cfg.Env, "\x00")), Executable: cfg.Python,
 				Argv: []string{cfg.Python, "-I", "-X", "utf8", "-c", python.Bootstrap("confined()"), s.opts.Files},
@@ -148,7 +150,7 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, w
 	if err != nil {
 		return nil, err
 	}
-	p.zygote, p.group = z, s.opts.Cgroups.ForLimit(int64(worker.Limits.Memory))
+	p.zygote, p.group = z, s.opts.Cgroups.ForLimits(int64(worker.Bounds.Memory), worker.Bounds.Pids)
 	kind, l := "sync", worker.Limits
 	if worker.Async {
 		kind = "async"
@@ -170,7 +172,9 @@ func (s *Starter) startProcess(log *slog.Logger, z *zygote, user sandbox.User, w
 		}
 		return nil, err
 	}
-	p.enclose()
+	if p.group != nil {
+		enclose(p.log, p.group, p.Pid())
+	}
 	return p, nil
 }
 

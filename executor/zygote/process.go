@@ -24,7 +24,8 @@ const afterEnd = 200 * time.Millisecond
 type Worker struct {
 	Async     bool
 	Isolation toolmesh.Isolation // of its calls
-	Limits    tool.Limits        // of one call
+	Limits    tool.Limits        // of one call, that the worker keeps
+	Bounds    tool.Limits        // of one call, that the kernel keeps where there are control groups
 	// Tool, where it is not empty, is the one tool that the worker imports, in an
 	// interpreter of its own.
 	Tool string
@@ -105,22 +106,23 @@ func (p *Process) exited(e sandbox.Exit) {
 
 // These are what package pool says of them.
 
-func (p *Process) ID() uint64                        { return p.id }
-func (p *Process) Pid() int                          { return p.handle.Pid() }
-func (p *Process) Read(b []byte) (int, error)        { return p.reader.Read(b) }
-func (p *Process) Eager(eager bool)                  { p.reader.eager = eager }
-func (p *Process) Output() (stdout, stderr *os.File) { return p.stdout, p.stderr }
-func (p *Process) Load(word int) uint64              { return p.page.Load(word) }
-func (p *Process) Store(word int, value uint64)      { p.page.Store(word, value) }
-func (p *Process) Interrupt()                        { _ = p.handle.Signal(syscall.SIGURG) }
-func (p *Process) Kill()                             { _ = p.handle.Signal(syscall.SIGKILL) }
-func (p *Process) Done() <-chan struct{}             { return p.done }
-func (p *Process) Exit() sandbox.Exit                { return p.exit }
-func (p *Process) Usage() (sandbox.Usage, bool)      { return sandbox.UsageOf(p.Pid(), true) }
-func (p *Process) Share() (int64, bool)              { return sandbox.ShareOf(p.Pid(), true) }
-func (p *Process) Group() *cgroup.Group              { return p.group }
-func (p *Process) Base() int64                       { <-p.zygote.measured; return p.zygote.memory }
-func (p *Process) TempFiles(limit int64) int64       { return sandbox.FilesOf(p.temp.path, p.Pid(), limit) }
+func (p *Process) ID() uint64                           { return p.id }
+func (p *Process) Pid() int                             { return p.handle.Pid() }
+func (p *Process) Read(b []byte) (int, error)           { return p.reader.Read(b) }
+func (p *Process) Eager(eager bool)                     { p.reader.eager = eager }
+func (p *Process) Output() (stdout, stderr *os.File)    { return p.stdout, p.stderr }
+func (p *Process) Load(word int) uint64                 { return p.page.Load(word) }
+func (p *Process) Store(word int, value uint64)         { p.page.Store(word, value) }
+func (p *Process) Interrupt()                           { _ = p.handle.Signal(syscall.SIGURG) }
+func (p *Process) Kill()                                { _ = p.handle.Signal(syscall.SIGKILL) }
+func (p *Process) Done() <-chan struct{}                { return p.done }
+func (p *Process) Exit() sandbox.Exit                   { return p.exit }
+func (p *Process) ProcessorTime() (time.Duration, bool) { return sandbox.ProcessorTime(p.Pid()) }
+func (p *Process) Usage(most int) (sandbox.Usage, bool) { return sandbox.UsageOf(p.Pid(), true, most) }
+func (p *Process) Share() (int64, bool)                 { return sandbox.ShareOf(p.Pid(), true) }
+func (p *Process) Group() *cgroup.Group                 { return p.group }
+func (p *Process) Base() int64                          { <-p.zygote.measured; return p.zygote.memory }
+func (p *Process) TempFiles(limit int64) int64          { return sandbox.FilesOf(p.temp.path, p.Pid(), limit) }
 
 // Write sends data. It never blocks: what the pipe has no room for is written by a
 // goroutine.
@@ -171,25 +173,22 @@ func (p *Process) flush() {
 	}
 }
 
-// enclose moves a worker that has just been forked into its group, with what the
-// index's own handlers may have started in it: no call has reached it.
-func (p *Process) enclose() {
-	if p.group == nil {
-		return
-	}
-	err := p.group.Add(p.Pid())
+// enclose moves a process that has just begun into its group, with what it has started: a
+// worker with what the index's own handlers of forks have, before any call.
+func enclose(log *slog.Logger, group *cgroup.Group, pid int) {
+	err := group.Add(pid)
 	known := map[int]bool{}
 	for more := true; more && err == nil; {
 		more = false
-		for _, pid := range sandbox.Descendants(p.Pid()) {
+		for _, pid := range sandbox.Descendants(pid) {
 			if !known[pid] {
 				known[pid], more = true, true
-				err = errors.Join(err, p.group.Add(pid))
+				err = errors.Join(err, group.Add(pid))
 			}
 		}
 	}
 	if err != nil {
-		p.log.Warn("a worker is in no control group", slog.Int("pid", p.Pid()), slog.Any("error", err))
+		log.Warn("a process is in no control group", slog.Int("pid", pid), slog.Any("error", err))
 	}
 }
 

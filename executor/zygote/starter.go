@@ -19,8 +19,12 @@ type Options struct {
 	Dir string
 	// Files is the folder that holds the worker's package.
 	Files string
-	// Cgroups bound the memory of workers, where they are of a kind.
+	// Cgroups bound the memory and the processes of workers, where they are of a kind.
 	Cgroups *cgroup.Tree
+	// ImportMemory (bytes) and ImportTasks (processes and threads) are what the imports of an
+	// index may take, where the kernel keeps it.
+	ImportMemory int64
+	ImportTasks  int
 	// StartTimeout bounds the import of one module.
 	StartTimeout time.Duration
 	// MaxResult bounds a result and an item, MaxFrame a message, in bytes.

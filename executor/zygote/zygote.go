@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/frame"
 	"github.com/toolmesh/toolmesh/executor/output"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
@@ -44,6 +45,9 @@ type setup struct {
 	// OpenFiles are the limit of a call of a tool that declares none, and the most that
 	// a [forkRequest] may say.
 	OpenFiles [2]int `json:"open_files,omitzero"`
+	// Processes is how many processes and threads the user may have, who is the index's own;
+	// 0: any.
+	Processes int `json:"processes,omitempty"`
 	// User is who to become: a user's id and a group's; empty for nobody else.
 	User []int `json:"user,omitempty"`
 	// Given are folders that it has, whoever owns them.
@@ -90,7 +94,8 @@ type zygote struct {
 	about   description
 	words   *output.Tail
 
-	folder string // see setup.Temp; removed with the zygote
+	folder string        // see setup.Temp; removed with the zygote
+	group  *cgroup.Group // of what it imports; nil: it is in none of its own
 	temp   *folders
 
 	measured chan struct{} // closed once memory is known
@@ -144,6 +149,12 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 			z.kill()
 		}
 	}()
+	if z.group = opts.Cgroups.ForLimits(opts.ImportMemory, opts.ImportTasks); z.group != nil {
+		enclose(z.log, z.group, proc.Pid())
+		if err := z.group.Limit(opts.ImportMemory); err != nil {
+			z.log.Warn("the imports of an index are not bounded", slog.Any("error", err))
+		}
+	}
 	body, err := json.Marshal(s)
 	if err != nil {
 		return nil, fmt.Errorf("setup: %w", err)
@@ -169,7 +180,7 @@ func (g *Group) startZygote(ctx context.Context, proc *sandbox.Process, s setup)
 	case late:
 		return nil, &importFailure{at.module, fmt.Sprintf("%s did not end within %v", at, opts.StartTimeout)}
 	case errors.Is(err, errEnded):
-		return nil, z.ended(at)
+		return nil, z.ended(at, opts.ImportMemory)
 	case err != nil && at.confined:
 		return nil, broke(at, err)
 	case err != nil:
@@ -300,8 +311,9 @@ func (d *description) check(tools []string) error {
 	return nil
 }
 
-// ended is the error of a zygote that has ended before it had described its tools.
-func (z *zygote) ended(at progress) error {
+// ended is the error of a zygote that has ended before it had described its tools. most is
+// the memory that it might take.
+func (z *zygote) ended(at progress, most int64) error {
 	_ = z.conn.Close() // in case that it closed the channel and goes on
 	goesOn := false
 	select {
@@ -317,6 +329,9 @@ func (z *zygote) ended(at progress) error {
 		return fmt.Errorf("the interpreter ended before it was confined (exit status %d): %s", status, z.words)
 	case goesOn:
 		return broke(at, errors.New("it closed the channel"))
+	}
+	if z.group != nil && z.group.Kills() > 0 {
+		return &importFailure{at.module, fmt.Sprintf("%s took more than the %d bytes of memory that imports may take", at, most)}
 	}
 	return &importFailure{at.module, fmt.Sprintf("%s ended the process (%s)%s", at, sandbox.ExitOf(status), z.words.Suffix())}
 }
@@ -487,6 +502,9 @@ func (z *zygote) gone() bool {
 func (z *zygote) kill() {
 	z.proc.Kill()
 	z.wg.Wait()
+	if z.group != nil {
+		z.group.Close()
+	}
 	z.control.close()
 	if z.folder != "" {
 		_ = os.RemoveAll(z.folder)

@@ -3,8 +3,8 @@ request to end on, and takes everything that the program left behind along.
 
 The agent's one message on the control socket is a length and texts that end in
 NUL: the sandbox level, the folder that it leaves to be written, the user and the
-group to be (empty: none), the bounds of open files and of memory (0: none), how many
-folders are given and how many arguments there are, the folders (each after the
+group to be (empty: none), the bounds of open files, of memory, of a file's size and of the
+user's processes (0: none), how many folders are given and how many arguments there are, the folders (each after the
 letter of levels for what of it is given), the arguments, the environment. It gets
 back "refused WHY", "exec ERRNO" or "exit STATUS", a wait status, once. Later it says "T",
 to have the program asked to end, and "U" with eight bytes, which may also stand behind the
@@ -67,9 +67,9 @@ class _Request:
         self.rest = rest
         self.level, self.folder = os.fsdecode(texts[0]), os.fsdecode(texts[1])
         self.user = [int(number) for number in texts[2].split()]
-        self.files, self.memory = int(texts[3]), int(texts[4])
-        folders, argv = 7 + int(texts[5]), 7 + int(texts[5]) + int(texts[6])
-        self.given = [(os.fsdecode(one[1:]), os.fsdecode(one[:1])) for one in texts[7:folders]]
+        self.files, self.memory, self.size, self.processes = map(int, texts[3:7])
+        folders, argv = 9 + int(texts[7]), 9 + int(texts[7]) + int(texts[8])
+        self.given = [(os.fsdecode(one[1:]), os.fsdecode(one[:1])) for one in texts[9:folders]]
         self.argv = texts[folders:argv]
         self.env: dict[bytes, bytes] = dict(pair.split(b"=", 1) for pair in texts[argv:])
 
@@ -113,17 +113,18 @@ def _become(request: _Request, mode: str, trouble: int) -> NoReturn:
 
 
 def _bound(request: _Request) -> None:
-    if request.files or request.memory:
-        import resource
+    import resource
 
-        if request.files:
-            files = request.files + 3  # its standard ones
-            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            if hard != resource.RLIM_INFINITY:
-                files = min(files, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-        if request.memory:
-            resource.setrlimit(resource.RLIMIT_DATA, (request.memory, request.memory))
+    for kind, most in (
+        (resource.RLIMIT_NOFILE, request.files and request.files + 3),  # its standard ones
+        (resource.RLIMIT_DATA, request.memory),
+        (resource.RLIMIT_FSIZE, request.size),
+        (resource.RLIMIT_NPROC, request.processes),
+    ):
+        if most:
+            hard = resource.getrlimit(kind)[1]
+            bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(kind, (bound, bound))
 
 
 class _Agent:

@@ -116,6 +116,7 @@ class Zygote:
             sys.stderr.flush()
             os._exit(71)
         levels.become_subreaper()
+        limits.processes(setup.get("processes", 0))  # before any code of the index runs
         self._send(frames.CONFINED, {"notes": notes})
         if not sandbox:
             self._become_own()

@@ -62,6 +62,15 @@ def inherit(files: int = 0, most: int = 0) -> None:
         _limit_files(files, most + ROOM, used)
 
 
+def processes(most: int) -> None:
+    """Bounds all processes and threads of this process's user, which is the index's own."""
+    if most:
+        hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+        if hard != resource.RLIM_INFINITY:
+            most = min(most, hard)
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+
+
 def exceeded() -> bool:
     """Whether the running call took more memory than it may: no call before it did,
     or this worker would be gone."""
