@@ -1,10 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -53,6 +56,8 @@ func (a *app) installCommand() *cobra.Command {
   ./tool.py              a single file that says in a PEP 723 block what it needs
   owner/repo[@rev]       a repository on GitHub
   https://…  ssh://…  file://…  git@host:path      any git repository, with @rev
+  -                      what {"source":"…","env":{"K":"V"}} on stdin says: all users of the machine
+                         can read a command line, a token in a URL or a variable with it
 
 Installing what is installed, unchanged, is a success. What --env, --path and --on gave is
 kept until it is given anew. With --on the index is for nodes with these labels alone (those
@@ -78,18 +83,25 @@ of mesh-agent --labels and mesh node label), with --on all for every node again.
 }
 
 func (a *app) install(ctx context.Context, text string, f installFlags) error {
+	var given map[string]string
+	if text == "-" {
+		var err error
+		if text, given, err = a.installInput(ctx); err != nil {
+			return err
+		}
+	}
 	src, err := index.Parse(text)
 	if err != nil {
 		return usage(nil, "%s", toolmesh.AsError(err).Message)
 	}
 	if src.Rev != "" && f.rev != "" && src.Rev != f.rev {
-		return usage(nil, "%s and --rev %s name two revisions: give one of them", text, f.rev)
+		return usage(nil, "%s and --rev %s name two revisions: give one of them", src, f.rev)
 	}
 	if token, err := subjects.EncodeToken(f.name); f.name != "" && (err != nil || token != f.name) {
 		return usage(nil, "--name %q cannot be an index's name: 1 to 64 of A-Z a-z 0-9 _ -", f.name)
 	}
 	r := installRequest{Request: deploy.Request{Source: text, Name: subjects.IndexName(f.name), Rev: f.rev, Replace: f.replace}, called: subjects.IndexName(f.name)}
-	if r.Env, r.Literal, err = a.variables(f.env); err != nil {
+	if r.Env, r.Literal, err = a.variables(given, f.env); err != nil {
 		return err
 	}
 	for _, text := range f.paths {
@@ -150,16 +162,47 @@ func (a *app) installFolder(ctx context.Context, l *link, src index.Source, r in
 	}
 }
 
-// variables reads --env: values that were typed are told apart, so that the
-// agent can refuse them for secrets.
-func (a *app) variables(given []string) (env map[string]string, literal []string, err error) {
+// maxInput bounds what install reads from stdin, in bytes.
+const maxInput = 4 << 20
+
+// installInput reads the source and the variables from stdin. Its errors show nothing of them.
+func (a *app) installInput(ctx context.Context) (source string, env map[string]string, err error) {
+	defer context.AfterFunc(ctx, func() { os.Exit(process.StatusInterrupted) })() // reading stdin cannot be interrupted
+	data, err := io.ReadAll(io.LimitReader(a.in, maxInput+1))
+	if err != nil {
+		return "", nil, usage(nil, "stdin cannot be read: %v", err)
+	}
+	var input struct {
+		Source string            `json:"source"`
+		Env    map[string]string `json:"env"`
+	}
+	if len(data) > maxInput || !utf8.Valid(data) || decodeStrictly(data, &input) != nil || input.Source == "" || input.Source == "-" {
+		return "", nil, usage(nil, `stdin is not {"source":"…","env":{"K":"V"}} in JSON, of %d bytes at most, with a source`, maxInput)
+	}
+	return input.Source, input.Env, nil
+}
+
+// decodeStrictly reads one JSON object that has no members but those of into.
+func decodeStrictly(data []byte, into any) error {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(into)
+	if err == nil && dec.More() {
+		err = errors.New("more than one object")
+	}
+	return err
+}
+
+// variables reads --env in addition to env: values that were typed are told apart, so that
+// the agent can refuse them for secrets.
+func (a *app) variables(env map[string]string, given []string) (_ map[string]string, literal []string, err error) {
 	for _, text := range given {
 		name, value, typed := strings.Cut(text, "=")
 		if name == "" {
 			return nil, nil, usage(nil, "--env %s: write K to read it from your environment, or K=V", text)
 		}
 		if _, twice := env[name]; twice {
-			return nil, nil, usage(nil, "--env names %s twice", name)
+			return nil, nil, usage(nil, "%s is given twice", name)
 		}
 		if !typed {
 			if !slices.ContainsFunc(a.env, func(e string) bool { return strings.HasPrefix(e, name+"=") }) {

@@ -70,10 +70,20 @@ func Parse(text string) (Source, error) {
 		return gitSource("https://github.com/"+strings.TrimSuffix(base, ".git"), rev, nil), nil
 	}
 	if strings.HasSuffix(text, ".py") || !strings.Contains(text, "/") {
-		return Source{}, failed(reasonSource, "%q is no source; a folder or file of this machine begins with ./ or /: write ./%s", text, text)
+		return Source{}, failed(reasonSource, "%q is no source; a folder or file of this machine begins with ./ or /: write ./%s", shown(text), shown(text))
 	}
-	return Source{}, failed(reasonSource, "%q is no source; give ./dir, /dir, owner/repo[@rev], a URL or git@host:path", text)
+	return Source{}, failed(reasonSource, "%q is no source; give ./dir, /dir, owner/repo[@rev], a URL or git@host:path", shown(text))
 }
+
+// shown is a text that is no source without what may be its credentials.
+func shown(text string) string {
+	if strings.Contains(text, ":") {
+		return anyLogin.ReplaceAllString(text, "$1…@")
+	}
+	return text
+}
+
+var anyLogin = regexp.MustCompile(`(^|/)[^/]*@`)
 
 func isPath(text string) bool {
 	return text == "." || text == ".." || strings.HasPrefix(text, "/") ||
