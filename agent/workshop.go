@@ -37,6 +37,7 @@ type openInstances struct {
 
 // Lock implements [deploy.Builder].
 func (w *workshop) Lock(ctx context.Context, dir string, m *index.Manifest, progress deploy.Progress) ([]byte, error) {
+	ctx = building(ctx)
 	var lock executor.Lock
 	var err error
 	if m.IsScript() {
@@ -92,7 +93,7 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	if len(b.Manifest.Init) > 0 {
 		lock.Own = accountOf(b) // the command may add to the environment
 	}
-	env, err := w.a.executor.Environment(ctx, b.Dir, lock, steps(progress, 40, 65))
+	env, err := w.a.executor.Environment(building(ctx), b.Dir, lock, steps(progress, 40, 65))
 	if err != nil {
 		return nil, err
 	}

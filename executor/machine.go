@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"github.com/toolmesh/toolmesh/executor/cgroup"
 	"github.com/toolmesh/toolmesh/executor/failure"
 	"github.com/toolmesh/toolmesh/executor/sandbox"
+	"github.com/toolmesh/toolmesh/executor/venv"
 	"github.com/toolmesh/toolmesh/tool"
 )
 
@@ -85,6 +87,40 @@ func (x *Executor) passage() string {
 
 // defaultSandbox is what processes are held to that demand no level.
 func (x *Executor) defaultSandbox() tool.Sandbox { return x.spawner.Survey().Held(x.opts.Sandbox) }
+
+// WithoutBuilds returns a context in which locks and environments are made without building
+// a package, as that runs its code: install_failed, with the reason "builds", names what would
+// have to be built.
+func WithoutBuilds(ctx context.Context) context.Context { return venv.WithoutBuilds(ctx) }
+
+// Users of processes, as [Executor.RunsAs] has them.
+const (
+	UserOwn   = "own"   // each index has one of its own
+	UserAgent = "agent" // that of this process
+)
+
+// RunsAs says who processes of an index run as that demands no sandbox level, and the level
+// that they get: [UserOwn], [UserAgent], or a name or number that [Options.Users] has.
+func (x *Executor) RunsAs() (user string, level tool.Sandbox) {
+	level, _ = x.Sandbox()
+	switch {
+	case !x.hasUsers(x.opts.Sandbox):
+		return UserAgent, level
+	case x.opts.Users == "each":
+		return UserOwn, level
+	}
+	return x.opts.Users, level
+}
+
+// hasUsers reports whether processes that ask for a sandbox level run as another user.
+func (x *Executor) hasUsers(asked tool.Sandbox) bool {
+	if x.users == nil || !asked.AtLeast(tool.SandboxGuard) {
+		return false
+	}
+	x.spawner.Survey() // has found out the level
+	level := x.spawner.Level()
+	return !(level == sandbox.LevelUser && !x.mapped || level == sandbox.LevelReaper && x.openUp() != "")
+}
 
 // Lacks says why a tool that demands a sandbox level cannot be served; empty
 // when it can. The first call tests the machine.

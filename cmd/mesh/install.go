@@ -36,6 +36,8 @@ type installFlags struct {
 	on        []string
 	replace   bool
 	detach    bool
+	dryRun    bool
+	yes       bool
 }
 
 // installRequest is what an agent is asked for, and what the index will be called,
@@ -59,6 +61,10 @@ func (a *app) installCommand() *cobra.Command {
   -                      what {"source":"…","env":{"K":"V"}} on stdin says: all users of the machine
                          can read a command line, a token in a URL or a variable with it
 
+Packages that have no wheel are built from source, and an index may have an init command: that
+is code of strangers, which runs at once. On a terminal you are asked before it does; --dry-run
+says what would run, and as whom.
+
 Installing what is installed, unchanged, is a success. What --env, --path and --on gave is
 kept until it is given anew. With --on the index is for nodes with these labels alone (those
 of mesh-agent --labels and mesh node label), with --on all for every node again. With --session the index is private to that session.`,
@@ -66,7 +72,8 @@ of mesh-agent --labels and mesh node label), with --on all for every node again.
   mesh install owner/repo@v1.2 --name tools
   mesh install https://example.com/tools.git --rev main --env API_KEY
   mesh install ./examples/indexes/files --path /srv/documents:rw
-  mesh install ./model --on gpu=true,zone=b`,
+  mesh install ./model --on gpu=true,zone=b
+  mesh install owner/repo --dry-run`,
 		Args: takes(1, 1, "a source"),
 		RunE: runE(func(ctx context.Context, args []string) error { return a.install(ctx, args[0], f) }),
 	}
@@ -78,11 +85,16 @@ of mesh-agent --labels and mesh node label), with --on all for every node again.
 	flags.StringArrayVar(&f.paths, "path", nil, "give the tools the folder `DIR[:rw]` of their nodes, to read or also to write; may be repeated")
 	flags.StringArrayVar(&f.on, "on", nil, "install it on the nodes with these labels, `K=V,…`, all of them; may be repeated (default as before, else every node; all: every node)")
 	flags.BoolVar(&f.replace, "replace", false, "take the name over from an index of another source, or of somebody else")
+	flags.BoolVar(&f.dryRun, "dry-run", false, "install nothing: print the tools, who they run as, and what would be built and run")
+	flags.BoolVarP(&f.yes, "yes", "y", false, "do not ask before packages are built or an init command is run")
 	flags.BoolVar(&f.detach, "detach", false, "return once an agent has taken the job")
 	return cmd
 }
 
 func (a *app) install(ctx context.Context, text string, f installFlags) error {
+	if f.dryRun && f.detach {
+		return usage(nil, "--dry-run waits for the answer: leave --detach out")
+	}
 	var given map[string]string
 	if text == "-" {
 		var err error
@@ -100,7 +112,7 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 	if token, err := subjects.EncodeToken(f.name); f.name != "" && (err != nil || token != f.name) {
 		return usage(nil, "--name %q cannot be an index's name: 1 to 64 of A-Z a-z 0-9 _ -", f.name)
 	}
-	r := installRequest{Request: deploy.Request{Source: text, Name: subjects.IndexName(f.name), Rev: f.rev, Replace: f.replace}, called: subjects.IndexName(f.name)}
+	r := installRequest{Request: deploy.Request{Source: text, Name: subjects.IndexName(f.name), Rev: f.rev, Replace: f.replace, DryRun: f.dryRun}, called: subjects.IndexName(f.name)}
 	if r.Env, r.Literal, err = a.variables(given, f.env); err != nil {
 		return err
 	}
@@ -127,16 +139,16 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 		p := a.steps()
 		defer func() { p.wipe() }()
 		if !src.Local() {
-			return a.runInstall(ctx, l, r, f.detach, p)
+			return a.askInstall(ctx, l, r, f, p)
 		}
-		return a.installFolder(ctx, l, src, r, f.detach, p)
+		return a.installFolder(ctx, l, src, r, f, p)
 	})
 }
 
 // installFolder installs a folder of this machine by way of the mesh's object
 // store, and takes it out of there when the agent is done with it. It is this user's
 // from then on.
-func (a *app) installFolder(ctx context.Context, l *link, src index.Source, r installRequest, detach bool, p *steps) error {
+func (a *app) installFolder(ctx context.Context, l *link, src index.Source, r installRequest, f installFlags, p *steps) error {
 	owner, err := process.StateOf(a.env).OwnerKey()
 	if err != nil {
 		return err
@@ -149,8 +161,8 @@ func (a *app) installFolder(ctx context.Context, l *link, src index.Source, r in
 		if err != nil {
 			return err
 		}
-		err = a.runInstall(ctx, l, asked, detach, p)
-		if ours && !detach && ctx.Err() == nil {
+		err = a.askInstall(ctx, l, asked, f, p)
+		if ours && !f.detach && ctx.Err() == nil {
 			if err := l.bus.DeleteBundle(ctx, asked.Bundle); err != nil {
 				p.warn("the upload " + short(asked.Bundle) + " is still in the mesh: " + toolmesh.AsError(err).Message)
 			}
@@ -304,19 +316,22 @@ func (l *link) putFolder(ctx context.Context, src index.Source, r *installReques
 }
 
 // runInstall has an agent install what is asked for, and shows how it goes.
-func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach bool, p *steps) error {
-	job := ""
+func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f installFlags, p *steps) error {
+	job, detach := "", f.detach
 	var done deploy.Line
 	take := func(raw json.RawMessage) bool {
 		var line deploy.Line
 		if json.Unmarshal(raw, &line) != nil {
 			return true
 		}
-		if a.json && !detach {
+		if a.json && !detach && !f.dryRun {
 			a.printJSON(raw)
 		}
 		if line.Step != "" {
 			job = line.Job
+			if what := runs[line.Step]; what != "" && line.State == "running" && !f.yes {
+				p.warn(what)
+			}
 			p.step(line.Step, line.State, *cmp.Or(line.Percent, new(int)))
 		} else {
 			// Many tools need several lines.
@@ -350,6 +365,17 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach 
 		} else {
 			fmt.Fprintln(a.out, job)
 		}
+		return nil
+	}
+	if f.dryRun && done.Plan != nil {
+		if a.json {
+			a.printJSON(done.Plan)
+			return nil
+		}
+		for _, w := range done.Warnings {
+			fmt.Fprintf(a.err, "mesh: warning: %s\n", w)
+		}
+		a.facts(planFacts(done.Plan)...)
 		return nil
 	}
 	if done.Index == "" {

@@ -241,10 +241,16 @@ func (s *Store) build(ctx context.Context, sourceDir string, requirements []byte
 			write = append(write, dir) // a backend writes beside its sources
 		}
 		err, said := errBuilds, ""
-		if s.confine != nil && !local {
+		refused := refusesBuilds(ctx)
+		if refused || s.confine != nil && !local {
 			_, said, err = s.runUV(ctx, dir, uv, append(args[:len(args):len(args)], "--no-build")...)
 		}
-		if err != nil && ctx.Err() == nil {
+		if err != nil && refused {
+			if refused := wouldBuild(said); refused != nil {
+				return refused
+			}
+		} else if err != nil && ctx.Err() == nil {
+			progress.report("builds", "running", 62)
 			_, said, err = s.buildUV(ctx, m.Interpreter, dir, uv, write, args...)
 		}
 		if err != nil {

@@ -177,10 +177,17 @@ func (s *Store) resolve(ctx context.Context, sourceDir, python string, d declare
 		args := []string{"pip", "compile", cmp.Or(d.path, d.file), "--universal", "--generate-hashes",
 			"--no-header", "--no-annotate", "--quiet", "--python", interpreter.Path, "--python-version", version}
 		err = errBuilds
-		if s.confine != nil && !d.builds {
+		if refused := refusesBuilds(ctx); refused && d.builds {
+			return Lock{}, builds(d.file)
+		} else if refused || s.confine != nil && !d.builds {
 			out, said, err = s.runUV(ctx, dir, uv, append(args[:len(args):len(args)], "--no-build")...)
 		}
-		if err != nil && ctx.Err() == nil {
+		if err != nil && refusesBuilds(ctx) {
+			if refused := wouldBuild(said); refused != nil {
+				return Lock{}, refused
+			}
+		} else if err != nil && ctx.Err() == nil {
+			progress.report("builds", "running", 25)
 			if err := apart(); err != nil {
 				return Lock{}, err
 			}
