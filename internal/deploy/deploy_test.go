@@ -25,7 +25,6 @@ import (
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
-	"github.com/toolmesh/toolmesh/tool"
 )
 
 func TestMain(m *testing.M) { meshtest.Main(m) }
@@ -93,27 +92,6 @@ func (w *workshop) await(t *testing.T, what string, ok func() bool) {
 func (w *workshop) serves(t *testing.T, name, revision string) {
 	t.Helper()
 	w.await(t, name+" at "+revision+" is served", func() bool { return w.published[name].Revision == revision })
-}
-
-// Lock builds where the source has a file setup.py, unless it must not.
-func (w *workshop) Lock(ctx context.Context, dir string, _ *index.Manifest, _ deploy.Progress) ([]byte, error) {
-	if _, err := os.Stat(filepath.Join(dir, "setup.py")); err == nil && deploy.WithoutBuilds(ctx) {
-		return nil, builds("setup.py")
-	}
-	return []byte("{}\n"), nil
-}
-
-// Plan says that an environment builds where the source has a file sdist.
-func (w *workshop) Plan(_ context.Context, b deploy.Build, _ deploy.Progress) (deploy.Plan, error) {
-	p := deploy.Plan{User: "own", Sandbox: tool.SandboxGuard, Network: true}
-	if _, err := os.Stat(filepath.Join(b.Dir, "sdist")); err == nil && b.Lock != nil {
-		p.Builds = []string{"sdist"}
-	}
-	return p, nil
-}
-
-func builds(name string) error {
-	return toolmesh.Errorf(toolmesh.CodeInstallFailed, "it is built: %s", name).WithDetail("reason", "builds").WithDetail("builds", []string{name})
 }
 
 func (w *workshop) Open(ctx context.Context, b deploy.Build, _ deploy.Progress) (deploy.Instance, error) {

@@ -2,6 +2,8 @@ package deploy_test
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -89,4 +91,25 @@ func TestWhatIsInstalledWithoutBuildsIsMadeWithoutThem(t *testing.T) {
 	if !<-seen {
 		t.Error("the environment was made with builds")
 	}
+}
+
+// Lock builds where the source has a file setup.py, unless it must not.
+func (w *workshop) Lock(ctx context.Context, dir string, _ *index.Manifest, _ deploy.Progress) ([]byte, error) {
+	if _, err := os.Stat(filepath.Join(dir, "setup.py")); err == nil && deploy.WithoutBuilds(ctx) {
+		return nil, builds("setup.py")
+	}
+	return []byte("{}\n"), nil
+}
+
+// Plan says that an environment builds where the source has a file sdist.
+func (w *workshop) Plan(_ context.Context, b deploy.Build, _ deploy.Progress) (deploy.Plan, error) {
+	p := deploy.Plan{User: "own", Sandbox: tool.SandboxGuard, Network: true}
+	if _, err := os.Stat(filepath.Join(b.Dir, "sdist")); err == nil && b.Lock != nil {
+		p.Builds = []string{"sdist"}
+	}
+	return p, nil
+}
+
+func builds(name string) error {
+	return toolmesh.Errorf(toolmesh.CodeInstallFailed, "it is built: %s", name).WithDetail("reason", "builds").WithDetail("builds", []string{name})
 }
