@@ -77,13 +77,13 @@ func Parse(text string) (Source, error) {
 
 // shown is a text that is no source without what may be its credentials.
 func shown(text string) string {
-	if strings.Contains(text, ":") {
-		return anyLogin.ReplaceAllString(text, "$1…@")
+	if i := strings.Index(text, ":"); i >= 0 && strings.Contains(text[i:], "@") {
+		return scheme.FindString(text) + "…" + text[strings.LastIndex(text, "@"):]
 	}
 	return text
 }
 
-var anyLogin = regexp.MustCompile(`(^|/)[^/]*@`)
+var scheme = regexp.MustCompile(`^[a-zA-Z]+:/+`)
 
 func isPath(text string) bool {
 	return text == "." || text == ".." || strings.HasPrefix(text, "/") ||
@@ -175,8 +175,9 @@ func parseURL(text string) (Source, error) {
 	return bad("has a scheme that is not supported; use https, http, ssh or file")
 }
 
-// userInfo finds the user information of a text that may not even be a URL.
-var userInfo = regexp.MustCompile(`^([^/]*://)[^/]*@`)
+// userInfo finds the user information of a text that may not even be a URL: a password may
+// have slashes, which stand for the end of the host.
+var userInfo = regexp.MustCompile(`^([^/]*://)(?:[^/]*@|[^/@]*:[^/@]*[^0-9/@][^/@]*/.*@)`)
 
 // gitSource finishes a git source.
 func gitSource(location, rev string, login *url.Userinfo) Source {

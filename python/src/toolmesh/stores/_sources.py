@@ -26,7 +26,7 @@ logger = logging.getLogger(__package__)
 
 _REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:[:@](.+))?", re.ASCII)
 _PLAIN = re.compile(r"[^A-Za-z0-9_]+")
-_LOGIN = re.compile(r"([^/]*://)[^/]*@")
+_LOGIN = re.compile(r"([^/]*://)(?:[^/]*@|[^/@]*:[^/@]*[^0-9/@][^/@]*/.*@)")  # a password may have slashes
 _SETTINGS = {"servers": "MESH_NATS_URL", "context": "MESH_NATS_CONTEXT", "creds": "MESH_NATS_CREDS",
              "nkey": "MESH_NATS_NKEY"}
 _FOLLOWED = 2.0  # seconds, as long as mesh install waits for the list
