@@ -31,14 +31,19 @@ func (a *app) askInstall(ctx context.Context, l *link, r installRequest, f insta
 		fmt.Fprintln(a.err, "mesh: nothing was installed")
 		return &reported{process.StatusFailed}
 	}
-	if r.NoBuild = false; r.Bundle == "" { // what was asked about, whatever has been pushed since
+	f.yes = true
+	return a.runInstall(ctx, l, r.at(plan.Revision), f, p)
+}
+
+// at asks for what has been asked about, whatever has been pushed since. A bundle is nothing else.
+func (r installRequest) at(revision string) installRequest {
+	if r.NoBuild = false; r.Bundle == "" {
 		if src, err := index.Parse(r.Source); err == nil && src.Rev != "" {
 			r.Source = strings.TrimSuffix(r.Source, "@"+src.Rev)
 		}
-		r.Rev = plan.Revision
+		r.Rev = revision
 	}
-	f.yes = true
-	return a.runInstall(ctx, l, r, f, p)
+	return r
 }
 
 // planIn is the plan in the error of an install that must not build; nil if it is another.
