@@ -20,11 +20,14 @@ func WithoutBuilds(ctx context.Context) context.Context {
 func refusesBuilds(ctx context.Context) bool { return ctx.Value(withoutBuilds{}) != nil }
 
 // wantsBuild finds in what uv says with --no-build what it would build.
-var wantsBuild = regexp.MustCompile("(?:required for|attempted to build|building) `([^`]+)`")
+var (
+	wantsBuild = regexp.MustCompile("(?:required for|attempted to build|distributions for) `([^`]+)`")
+	buildsNone = regexp.MustCompile(`(?i)building [^\n]* disabled`)
+)
 
 // wouldBuild is the failure of what uv did not build; nil if it failed for another reason.
 func wouldBuild(said string) *toolmesh.Error {
-	if !strings.Contains(said, "disabled") {
+	if !buildsNone.MatchString(said) {
 		return nil
 	}
 	var names []string
