@@ -54,24 +54,33 @@ type proxied struct {
 // builds a package to reach them without seeing these. It returns the environment to build
 // with; variables without credentials stay. The caller ends the proxy with stop.
 func newIndexProxy(environ []string) (rewritten []string, stop func(), err error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, nil, err
-	}
+	var listener net.Listener        // once there is an index for it
 	indexes := map[string]*proxied{} // by the first element of their paths
-	var unreadable error
 	for _, line := range environ {
 		name, value, _ := strings.Cut(line, "=")
 		if slices.Contains(indexVariables, name) {
-			between := func(r rune) bool { return r == ' ' || r == '\t' || r == '\n' || r == ',' && name == "UV_FIND_LINKS" }
-			for _, one := range strings.FieldsFunc(value, between) {
-				token := rand.Text()
+			parts, with := strings.Fields(value), " "
+			if name == "UV_FIND_LINKS" {
+				parts, with = strings.Split(value, ","), ","
+			}
+			for n, one := range parts {
 				x, address, err := proxiedBy(one, environ)
+				if err != nil { // its text has the address
+					err = failed(nil, "", "an address in %s cannot be read as a URL", name)
+				} else if x != nil && listener == nil {
+					listener, err = net.Listen("tcp", "127.0.0.1:0")
+				}
 				if err != nil {
-					unreadable = failed(nil, "", "an address in %s cannot be read as a URL", name) // the error's text has the address
-				} else if x != nil {
+					if listener != nil {
+						_ = listener.Close()
+					}
+					return nil, nil, err
+				}
+				if x != nil {
+					token := rand.Text()
 					x.at, indexes[token] = "http://"+listener.Addr().String()+"/"+token, x
-					value = strings.ReplaceAll(value, address, x.at+"/-"+x.root.EscapedPath())
+					parts[n] = strings.TrimSuffix(one, address) + x.at + "/-" + x.root.EscapedPath()
+					value = strings.Join(parts, with)
 				}
 			}
 		}
@@ -79,8 +88,8 @@ func newIndexProxy(environ []string) (rewritten []string, stop func(), err error
 			rewritten = append(rewritten, name+"="+value)
 		}
 	}
-	if unreadable != nil || len(indexes) == 0 {
-		return rewritten, func() {}, errors.Join(unreadable, listener.Close())
+	if listener == nil {
+		return rewritten, func() {}, nil
 	}
 	for _, name := range []string{"NO_PROXY", "no_proxy"} {
 		rewritten = append(rewritten, name+"="+strings.TrimPrefix(lookup(environ, name)+",127.0.0.1", ","))
