@@ -124,6 +124,11 @@ func (s *Store) buildUV(ctx context.Context, i Interpreter, dir, uv string, writ
 	}
 	env := append(among(s.environ, confinedVariables, confinedFamilies), s.uvEnv()...)
 	env = append(env, "UV_CACHE_DIR="+filepath.Join(tmp, "cache"), "UV_LINK_MODE=copy", "TMPDIR="+tmp, "HOME="+home)
+	env, stop, err := newIndexProxy(env)
+	if err != nil {
+		return nil, "", err
+	}
+	defer stop()
 	return s.confine(ctx, Job{
 		Interpreter: i.Path, Dir: dir, Tmp: tmp, Write: write, Read: append(readBy(env), filepath.Dir(uv)), Argv: append([]string{uv}, args...), Env: env,
 	})
