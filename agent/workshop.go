@@ -39,7 +39,7 @@ type openInstances struct {
 func (w *workshop) Lock(ctx context.Context, dir string, m *index.Manifest, env map[string]string, progress deploy.Progress) ([]byte, error) {
 	var lock executor.Lock
 	var err error
-	o := executor.LockOptions{Python: m.Python, Vars: declaredVars(m, env)}
+	o := executor.LockOptions{Python: m.Python, Vars: declaredVars(m, env), NoBuild: deploy.WithoutBuilds(ctx)}
 	if m.IsScript() {
 		lock, err = w.a.executor.LockRequirements(ctx, m.Convention, m.Requirements, o, steps(progress, 20, 35))
 	} else {
@@ -105,8 +105,7 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 	if err := w.a.executor.Reserve(accountOf(b), b.Dir); err != nil {
 		return nil, err
 	}
-	making := executor.Making{Account: accountOf(b), Own: len(b.Manifest.Init) > 0, Vars: declaredVars(b.Manifest, b.Env)}
-	env, err := w.a.executor.Environment(ctx, b.Dir, lock, making, steps(progress, 40, 65))
+	env, err := w.a.executor.Environment(ctx, b.Dir, lock, makingOf(ctx, b), steps(progress, 40, 65))
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +151,17 @@ func (w *workshop) Open(ctx context.Context, b deploy.Build, progress deploy.Pro
 }
 
 // accountOf names the user of an index, which is another one in each session.
-func accountOf(b deploy.Build) string { return filepath.Base(filepath.Dir(b.Dir)) }
+func accountOf(b deploy.Build) string {
+	account, _ := subjects.IndexKey(b.Name, b.Session) // its folder was made by that name
+	return account
+}
+
+// makingOf says how the environment of a build is made.
+func makingOf(ctx context.Context, b deploy.Build) executor.Making {
+	return executor.Making{
+		Account: accountOf(b), Own: len(b.Manifest.Init) > 0, Vars: declaredVars(b.Manifest, b.Env), NoBuild: deploy.WithoutBuilds(ctx),
+	}
+}
 
 func pathsOf(all []index.Path) []executor.Path {
 	paths := make([]executor.Path, len(all))

@@ -333,11 +333,7 @@ func (x *Executor) User(account string, box tool.Sandbox) (id int, err error) {
 // user is who processes of an index run as that asks for a sandbox level, whether the
 // machine has it or not, and the variables that follow from it.
 func (x *Executor) user(account string, asked tool.Sandbox) (sandbox.User, map[string]string, error) {
-	if x.users == nil || !asked.AtLeast(tool.SandboxGuard) {
-		return sandbox.User{}, nil, nil
-	}
-	x.spawner.Survey() // has found out the level
-	if level := x.spawner.Level(); level == sandbox.LevelUser && !x.mapped || level == sandbox.LevelReaper && x.openUp() != "" {
+	if !x.hasUsers(asked) {
 		return sandbox.User{}, nil, nil
 	}
 	u, err := x.users.Of(account)

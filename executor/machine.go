@@ -94,6 +94,35 @@ func (x *Executor) strict() tool.Sandbox {
 	return x.spawner.Survey().Held(tool.SandboxStrict)
 }
 
+// Users of processes, as [Executor.RunsAs] has them.
+const (
+	UserOwn   = "own"   // each index has one of its own
+	UserAgent = "agent" // that of this process
+)
+
+// RunsAs says who processes of an index run as that demands no sandbox level, and the level
+// that they get: [UserOwn], [UserAgent], or a name or number that [Options.Users] has.
+func (x *Executor) RunsAs() (user string, level tool.Sandbox) {
+	level, _ = x.Sandbox()
+	switch {
+	case !x.hasUsers(x.opts.Sandbox):
+		return UserAgent, level
+	case x.opts.Users == "each":
+		return UserOwn, level
+	}
+	return x.opts.Users, level
+}
+
+// hasUsers reports whether processes that ask for a sandbox level run as another user.
+func (x *Executor) hasUsers(asked tool.Sandbox) bool {
+	if x.users == nil || !asked.AtLeast(tool.SandboxGuard) {
+		return false
+	}
+	x.spawner.Survey() // has found out the level
+	level := x.spawner.Level()
+	return !(level == sandbox.LevelUser && !x.mapped || level == sandbox.LevelReaper && x.openUp() != "")
+}
+
 // Lacks says why a tool that demands a sandbox level cannot be served; empty
 // when it can. The first call tests the machine.
 func (x *Executor) Lacks(level tool.Sandbox) string { return x.spawner.Survey().Lacks(level) }

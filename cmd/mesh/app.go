@@ -42,7 +42,7 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 
 // execute is run for a caller that handles signals itself.
 func execute(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	a := &app{env: env, in: stdin, frames: stdout, term: terminalOf(env, stdout, stderr)}
+	a := &app{env: env, in: stdin, frames: stdout, term: terminalOf(env, stdin, stdout, stderr)}
 	// Names, descriptions and errors are other people's text.
 	a.out, a.err = &output{to: process.Visible(stdout)}, process.Visible(stderr, sequences...)
 	a.setError = settings.Load(env, &a.set)

@@ -2,10 +2,14 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/client"
@@ -57,10 +61,48 @@ func takesFile(schema json.RawMessage, name string) bool {
 	return false
 }
 
-// save writes a result to a file: that of a file its bytes. What is there is replaced, once
-// all of it has come.
+// save writes a result to a file: that of a file its bytes.
 func (l *link) save(ctx context.Context, result *client.Result, path string) (err error) {
-	part, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.part")
+	return replace(path, func(to io.Writer) error {
+		if file, ok := tool.AsFile(result.Value); ok && result.Ref == nil {
+			return l.client.GetFile(ctx, file, to)
+		}
+		err := l.client.WriteResult(ctx, result, to)
+		if err == nil {
+			_, err = io.WriteString(to, "\n")
+		}
+		return err
+	})
+}
+
+// replace writes a file. What is there is replaced once all has been written, and keeps its
+// mode and its owner; a link is followed, and stays. A device or a pipe is written to. A new
+// file has the mode that the umask leaves.
+func replace(path string, write func(io.Writer) error) (err error) {
+	there, err := os.OpenFile(path, os.O_WRONLY, 0) //nolint:gosec // the person's own choice
+	var before os.FileInfo
+	switch {
+	case err == nil:
+		defer func() { _ = there.Close() }()
+		if before, err = there.Stat(); err == nil && !before.Mode().IsRegular() {
+			return write(there)
+		}
+		if err == nil {
+			path, err = filepath.EvalSymlinks(path)
+		}
+	case errors.Is(err, os.ErrNotExist):
+		if _, link := os.Lstat(path); link != nil { // else one that leads to nothing
+			err = nil
+		}
+	}
+	if err != nil {
+		return cannotWrite(err)
+	}
+	mode := os.FileMode(0o666)
+	if before != nil {
+		mode = 0o600
+	}
+	part, err := os.OpenFile(path+"."+rand.Text()[:8]+".part", os.O_RDWR|os.O_CREATE|os.O_EXCL, mode) //nolint:gosec // likewise
 	if err != nil {
 		return cannotWrite(err)
 	}
@@ -70,15 +112,26 @@ func (l *link) save(ctx context.Context, result *client.Result, path string) (er
 			_ = os.Remove(part.Name())
 		}
 	}()
-	if file, ok := tool.AsFile(result.Value); ok && result.Ref == nil {
-		err = l.client.GetFile(ctx, file, part)
-	} else if err = l.client.WriteResult(ctx, result, part); err == nil {
-		_, err = part.WriteString("\n")
-	}
-	if err != nil {
+	if err := write(part); err != nil {
 		return err
 	}
-	if err = part.Chmod(0o644); err == nil {
+	if before != nil {
+		if owner, ok := before.Sys().(*syscall.Stat_t); ok && part.Chown(int(owner.Uid), int(owner.Gid)) != nil {
+			// A file of somebody else's that this user may write.
+			if _, err = part.Seek(0, io.SeekStart); err == nil {
+				err = there.Truncate(0)
+			}
+			if err == nil {
+				_, err = io.Copy(there, part)
+			}
+			if err = errors.Join(err, os.Remove(part.Name())); err != nil {
+				return cannotWrite(err)
+			}
+			return nil
+		}
+		err = part.Chmod(before.Mode().Perm())
+	}
+	if err == nil {
 		err = part.Close()
 	}
 	if err == nil {

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -33,6 +36,8 @@ type installFlags struct {
 	on        []string
 	replace   bool
 	detach    bool
+	dryRun    bool
+	yes       bool
 }
 
 // installRequest is what an agent is asked for, and what the index will be called,
@@ -53,6 +58,12 @@ func (a *app) installCommand() *cobra.Command {
   ./tool.py              a single file that says in a PEP 723 block what it needs
   owner/repo[@rev]       a repository on GitHub
   https://…  ssh://…  file://…  git@host:path      any git repository, with @rev
+  -                      what {"source":"…","env":{"K":"V"}} on stdin says: all users of the machine
+                         can read a command line, a token in a URL or a variable with it
+
+Packages that have no wheel are built from source, and an index may have an init command: that
+is code of strangers, which runs at once. On a terminal you are asked before it does; --dry-run
+says what would run, and as whom.
 
 Installing what is installed, unchanged, is a success. What --env, --path and --on gave is
 kept until it is given anew. With --on the index is for nodes with these labels alone (those
@@ -61,7 +72,8 @@ of mesh-agent --labels and mesh node label), with --on all for every node again.
   mesh install owner/repo@v1.2 --name tools
   mesh install https://example.com/tools.git --rev main --env API_KEY
   mesh install ./examples/indexes/files --path /srv/documents:rw
-  mesh install ./model --on gpu=true,zone=b`,
+  mesh install ./model --on gpu=true,zone=b
+  mesh install owner/repo --dry-run`,
 		Args: takes(1, 1, "a source"),
 		RunE: runE(func(ctx context.Context, args []string) error { return a.install(ctx, args[0], f) }),
 	}
@@ -73,23 +85,35 @@ of mesh-agent --labels and mesh node label), with --on all for every node again.
 	flags.StringArrayVar(&f.paths, "path", nil, "give the tools the folder `DIR[:rw]` of their nodes, to read or also to write; may be repeated")
 	flags.StringArrayVar(&f.on, "on", nil, "install it on the nodes with these labels, `K=V,…`, all of them; may be repeated (default as before, else every node; all: every node)")
 	flags.BoolVar(&f.replace, "replace", false, "take the name over from an index of another source, or of somebody else")
+	flags.BoolVar(&f.dryRun, "dry-run", false, "install nothing: print the tools, who they run as, and what would be built and run")
+	flags.BoolVarP(&f.yes, "yes", "y", false, "do not ask before packages are built or an init command is run")
 	flags.BoolVar(&f.detach, "detach", false, "return once an agent has taken the job")
 	return cmd
 }
 
 func (a *app) install(ctx context.Context, text string, f installFlags) error {
+	if f.dryRun && f.detach {
+		return usage(nil, "--dry-run waits for the answer: leave --detach out")
+	}
+	var given map[string]string
+	if text == "-" {
+		var err error
+		if text, given, err = a.installInput(ctx); err != nil {
+			return err
+		}
+	}
 	src, err := index.Parse(text)
 	if err != nil {
 		return usage(nil, "%s", toolmesh.AsError(err).Message)
 	}
 	if src.Rev != "" && f.rev != "" && src.Rev != f.rev {
-		return usage(nil, "%s and --rev %s name two revisions: give one of them", text, f.rev)
+		return usage(nil, "%s and --rev %s name two revisions: give one of them", src, f.rev)
 	}
 	if token, err := subjects.EncodeToken(f.name); f.name != "" && (err != nil || token != f.name) {
 		return usage(nil, "--name %q cannot be an index's name: 1 to 64 of A-Z a-z 0-9 _ -", f.name)
 	}
-	r := installRequest{Request: deploy.Request{Source: text, Name: subjects.IndexName(f.name), Rev: f.rev, Replace: f.replace}, called: subjects.IndexName(f.name)}
-	if r.Env, r.Literal, err = a.variables(f.env); err != nil {
+	r := installRequest{Request: deploy.Request{Source: text, Name: subjects.IndexName(f.name), Rev: f.rev, Replace: f.replace, DryRun: f.dryRun}, called: subjects.IndexName(f.name)}
+	if r.Env, r.Literal, err = a.variables(given, f.env); err != nil {
 		return err
 	}
 	for _, text := range f.paths {
@@ -115,16 +139,16 @@ func (a *app) install(ctx context.Context, text string, f installFlags) error {
 		p := a.steps()
 		defer func() { p.wipe() }()
 		if !src.Local() {
-			return a.runInstall(ctx, l, r, f.detach, p)
+			return a.askInstall(ctx, l, r, f, p)
 		}
-		return a.installFolder(ctx, l, src, r, f.detach, p)
+		return a.installFolder(ctx, l, src, r, f, p)
 	})
 }
 
 // installFolder installs a folder of this machine by way of the mesh's object
 // store, and takes it out of there when the agent is done with it. It is this user's
 // from then on.
-func (a *app) installFolder(ctx context.Context, l *link, src index.Source, r installRequest, detach bool, p *steps) error {
+func (a *app) installFolder(ctx context.Context, l *link, src index.Source, r installRequest, f installFlags, p *steps) error {
 	owner, err := process.StateOf(a.env).OwnerKey()
 	if err != nil {
 		return err
@@ -137,8 +161,8 @@ func (a *app) installFolder(ctx context.Context, l *link, src index.Source, r in
 		if err != nil {
 			return err
 		}
-		err = a.runInstall(ctx, l, asked, detach, p)
-		if ours && !detach && ctx.Err() == nil {
+		err = a.askInstall(ctx, l, asked, f, p)
+		if ours && !f.detach && ctx.Err() == nil {
 			if err := l.bus.DeleteBundle(ctx, asked.Bundle); err != nil {
 				p.warn("the upload " + short(asked.Bundle) + " is still in the mesh: " + toolmesh.AsError(err).Message)
 			}
@@ -150,16 +174,47 @@ func (a *app) installFolder(ctx context.Context, l *link, src index.Source, r in
 	}
 }
 
-// variables reads --env: values that were typed are told apart, so that the
-// agent can refuse them for secrets.
-func (a *app) variables(given []string) (env map[string]string, literal []string, err error) {
+// maxInput bounds what install reads from stdin, in bytes.
+const maxInput = 4 << 20
+
+// installInput reads the source and the variables from stdin. Its errors show nothing of them.
+func (a *app) installInput(ctx context.Context) (source string, env map[string]string, err error) {
+	defer context.AfterFunc(ctx, func() { os.Exit(process.StatusInterrupted) })() // reading stdin cannot be interrupted
+	data, err := io.ReadAll(io.LimitReader(a.in, maxInput+1))
+	if err != nil {
+		return "", nil, usage(nil, "stdin cannot be read: %v", err)
+	}
+	var input struct {
+		Source string            `json:"source"`
+		Env    map[string]string `json:"env"`
+	}
+	if len(data) > maxInput || !utf8.Valid(data) || decodeStrictly(data, &input) != nil || input.Source == "" || input.Source == "-" {
+		return "", nil, usage(nil, `stdin is not {"source":"…","env":{"K":"V"}} in JSON, of %d bytes at most, with a source`, maxInput)
+	}
+	return input.Source, input.Env, nil
+}
+
+// decodeStrictly reads one JSON object that has no members but those of into.
+func decodeStrictly(data []byte, into any) error {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(into)
+	if err == nil && dec.More() {
+		err = errors.New("more than one object")
+	}
+	return err
+}
+
+// variables reads --env in addition to env: values that were typed are told apart, so that
+// the agent can refuse them for secrets.
+func (a *app) variables(env map[string]string, given []string) (_ map[string]string, literal []string, err error) {
 	for _, text := range given {
 		name, value, typed := strings.Cut(text, "=")
 		if name == "" {
 			return nil, nil, usage(nil, "--env %s: write K to read it from your environment, or K=V", text)
 		}
 		if _, twice := env[name]; twice {
-			return nil, nil, usage(nil, "--env names %s twice", name)
+			return nil, nil, usage(nil, "%s is given twice", name)
 		}
 		if !typed {
 			if !slices.ContainsFunc(a.env, func(e string) bool { return strings.HasPrefix(e, name+"=") }) {
@@ -261,19 +316,22 @@ func (l *link) putFolder(ctx context.Context, src index.Source, r *installReques
 }
 
 // runInstall has an agent install what is asked for, and shows how it goes.
-func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach bool, p *steps) error {
-	job := ""
+func (a *app) runInstall(ctx context.Context, l *link, r installRequest, f installFlags, p *steps) error {
+	job, detach := "", f.detach
 	var done deploy.Line
 	take := func(raw json.RawMessage) bool {
 		var line deploy.Line
 		if json.Unmarshal(raw, &line) != nil {
 			return true
 		}
-		if a.json && !detach {
+		if a.json && !detach && !f.dryRun {
 			a.printJSON(raw)
 		}
 		if line.Step != "" {
 			job = line.Job
+			if what := runs[line.Step]; what != "" && line.State == "running" && !f.yes {
+				p.warn(what)
+			}
 			p.step(line.Step, line.State, *cmp.Or(line.Percent, new(int)))
 		} else {
 			// Many tools need several lines.
@@ -307,6 +365,17 @@ func (a *app) runInstall(ctx context.Context, l *link, r installRequest, detach 
 		} else {
 			fmt.Fprintln(a.out, job)
 		}
+		return nil
+	}
+	if f.dryRun && done.Plan != nil {
+		if a.json {
+			a.printJSON(done.Plan)
+			return nil
+		}
+		for _, w := range done.Warnings {
+			fmt.Fprintf(a.err, "mesh: warning: %s\n", w)
+		}
+		a.facts(planFacts(done.Plan)...)
 		return nil
 	}
 	if done.Index == "" {

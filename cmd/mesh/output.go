@@ -20,13 +20,17 @@ import (
 
 // terminal says which of the outputs a person watches.
 type terminal struct {
+	in       bool // that input comes from one
 	out, err bool
 	width    int  // of stdout, 0 where it is no terminal
 	plain    bool // no colours
 }
 
-func terminalOf(env []string, stdout, stderr io.Writer) terminal {
+func terminalOf(env []string, stdin io.Reader, stdout, stderr io.Writer) terminal {
 	var t terminal
+	if f, ok := stdin.(*os.File); ok {
+		t.in = term.IsTerminal(int(f.Fd()))
+	}
 	if f, ok := stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		t.out = true
 		if w, _, err := term.GetSize(int(f.Fd())); err == nil {
@@ -125,9 +129,11 @@ func (a *app) table(head []string, rows [][]string) {
 }
 
 // facts writes names and values, in turn, in two columns.
-func (a *app) facts(facts ...string) {
+func (a *app) facts(facts ...string) { writeFacts(a.out, facts) }
+
+func writeFacts(to io.Writer, facts []string) {
 	for i := 0; i < len(facts); i += 2 {
-		fmt.Fprintf(a.out, "%-9s %s\n", facts[i], facts[i+1])
+		fmt.Fprintf(to, "%-9s %s\n", facts[i], facts[i+1])
 	}
 }
 

@@ -80,7 +80,7 @@ func TestScripts(t *testing.T) {
 		t.Fatal(err)
 	}
 	if testing.Short() {
-		files = slices.DeleteFunc(files, func(f string) bool { return filepath.Base(f) == "demo.txtar" })
+		files = slices.DeleteFunc(files, func(f string) bool { return slices.Contains([]string{"demo.txtar", "plan.txtar"}, filepath.Base(f)) })
 	}
 	testscript.Run(t, testscript.Params{
 		Files:               files,

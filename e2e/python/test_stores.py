@@ -309,6 +309,20 @@ def test_4_variables_are_added_to_what_a_tool_needs(mesh: Mesh, tmp_path: pathli
     assert seen["STORES_TOKEN"] == "a b='c'\n" and seen["PATH"] and seen["HOME"] and seen["STORES_HOST_ONLY"] is None
 
 
+def test_4_variables_choose_nothing_of_the_install(mesh: Mesh, tmp_path: pathlib.Path) -> None:
+    """Those by which a command would find another mesh, other keys and other programs, or end."""
+    folder = index_of(tmp_path / "chosen", {"faults.py": (INDEXES / "faults" / "faults.py").read_text()},
+                      "faults.environment")
+    theirs = {"XDG_STATE_HOME": "/nowhere", "XDG_DATA_HOME": "/nowhere", "MESH_NATS_URL": "nats://127.0.0.1:1",
+              "MESH_NATS_NKEY": "/nowhere", "NATS_URL": "nats://127.0.0.1:1", "GOMEMLIMIT": "none",
+              "GODEBUG": "nonsense", "GIT_DIR": "/nowhere", "SSL_CERT_FILE": "/nowhere"}
+    given = Index([folder], env_var={folder: theirs}, mesh=mesh)
+    assert {name: given.execute("faults.environment", {"name": name}) for name in theirs} == theirs
+    for name in ("HOME", "PATH", "TMPDIR"):
+        with pytest.raises(ValueError, match=f"{name} is given to every tool by its node"):
+            Index([folder], env_var={folder: {name: "/nowhere"}}, mesh=mesh)
+
+
 @pytest.mark.parametrize(("name", "count"), [("faults.meet", 2), ("faults.ameet", 4)])
 def test_5_calls_run_at_once(faults: Index, name: str, count: int) -> None:
     """Each waits for all the others."""

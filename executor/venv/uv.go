@@ -139,6 +139,14 @@ func (s *Store) runUV(ctx context.Context, i Interpreter, uv string, st step, ke
 		return nil, "", err
 	}
 	env = append(append(env, files...), logins...)
+	if st.role == Builder {
+		proxied, stop, err := newIndexProxy(env)
+		if err != nil {
+			return nil, "", err
+		}
+		defer stop()
+		env = proxied
+	}
 	job.Env = append(env, "TMPDIR="+tmp, "HOME="+home)
 	job.Read = slices.Concat(st.read, readBy(env), []string{filepath.Dir(uv)})
 	stdout, said, err = s.confine(ctx, st.role, job)

@@ -9,11 +9,17 @@ import (
 	"github.com/toolmesh/toolmesh/tool"
 )
 
-// Builder makes something that can be served out of an index's source.
+// Builder makes something that can be served out of an index's source. Where its context
+// is one [WithoutBuilds], it builds no package and refuses what would have to be built:
+// install_failed with the reason "builds", and the names in details.builds.
 type Builder interface {
 	// Lock resolves the dependencies of the source in dir, once and for all
 	// nodes. env are the values of the index's variables. Empty means that none are declared.
 	Lock(ctx context.Context, dir string, manifest *index.Manifest, env map[string]string, progress Progress) ([]byte, error)
+	// Plan says how the tools of a build would run, and what its environment would have to
+	// build: User to Builds of a [Plan]. It runs no code of the index. Without a lock it
+	// looks at no environment.
+	Plan(ctx context.Context, b Build, progress Progress) (Plan, error)
 	// Open makes the environment and imports the tools.
 	Open(ctx context.Context, b Build, progress Progress) (Instance, error)
 }
@@ -93,12 +99,45 @@ type Request struct {
 	Managed string `json:"managed,omitempty"`
 	// Replace takes the name over from an index of another source or owner.
 	Replace bool `json:"replace,omitempty"`
+	// DryRun has the answer be a [Plan], and nothing installed.
+	DryRun bool `json:"dry_run,omitempty"`
+	// NoBuild has an install refused that would build packages or run an init command:
+	// install_failed with the reason "builds", and a [Plan] in details.plan.
+	NoBuild bool `json:"no_build,omitempty"`
 	// Owner is who has signed the request; see [Signer].
 	Owner string `json:"-"`
 }
 
+// Plan is what an install would run, and as whom, found out without running code of the index.
+type Plan struct {
+	Index    subjects.IndexName `json:"index"`
+	Revision string             `json:"revision"`
+	Tools    []subjects.ToolID  `json:"tools"`
+	// User is who the tools run as: "own", a user of the index's own; "agent", the agent's
+	// user; else the user of that name.
+	User string `json:"user"`
+	Root bool   `json:"root,omitempty"` // the agent's user is root
+	// Sandbox is the level that tools get which demand none, Sandboxes those that are demanded.
+	Sandbox   tool.Sandbox                     `json:"sandbox"`
+	Sandboxes map[subjects.ToolID]tool.Sandbox `json:"sandboxes,omitempty"`
+	// Network says that some tool, or what is run to install them, reaches the network.
+	Network bool `json:"network"`
+	// Builds are the packages that have to be built from source, which runs code of theirs.
+	Builds []string `json:"builds"`
+	// Init is the command that is run once, as its arguments.
+	Init []string `json:"init"`
+	// Variables are those that the index declares, Paths the folders that it asks for or is given.
+	Variables []index.EnvVar `json:"variables"`
+	Paths     []index.Path   `json:"paths"`
+}
+
+type withoutBuilds struct{}
+
+// WithoutBuilds reports whether a context is one in which no package is built; see [Builder].
+func WithoutBuilds(ctx context.Context) bool { return ctx.Value(withoutBuilds{}) != nil }
+
 // Line is one line of the answer to an install: a step (Job to Percent), or at last
-// the index.
+// the index, or the plan of a dry run.
 type Line struct {
 	Job     string `json:"job,omitempty"`
 	Step    string `json:"step,omitempty"`
@@ -110,6 +149,8 @@ type Line struct {
 	Tools       []subjects.ToolID  `json:"tools,omitzero"`
 	Unavailable []Unavailable      `json:"unavailable,omitzero"`
 	Warnings    []string           `json:"warnings,omitempty"`
+
+	Plan *Plan `json:"plan,omitempty"`
 }
 
 // Split makes two lines of one whose tools fit into no message, if there are several.

@@ -21,7 +21,6 @@ import (
 	"github.com/toolmesh/toolmesh"
 	"github.com/toolmesh/toolmesh/internal/bus"
 	"github.com/toolmesh/toolmesh/internal/deploy"
-	"github.com/toolmesh/toolmesh/internal/index"
 	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/registry"
 	"github.com/toolmesh/toolmesh/subjects"
@@ -92,10 +91,6 @@ func (w *workshop) await(t *testing.T, what string, ok func() bool) {
 func (w *workshop) serves(t *testing.T, name, revision string) {
 	t.Helper()
 	w.await(t, name+" at "+revision+" is served", func() bool { return w.published[name].Revision == revision })
-}
-
-func (w *workshop) Lock(context.Context, string, *index.Manifest, map[string]string, deploy.Progress) ([]byte, error) {
-	return []byte("{}\n"), nil
 }
 
 func (w *workshop) Open(ctx context.Context, b deploy.Build, _ deploy.Progress) (deploy.Instance, error) {

@@ -155,6 +155,10 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 	if len(r.Paths) > 0 {
 		given.Paths = r.Paths
 	}
+	if r.DryRun {
+		plan, _, err := m.plan(ctx, f, manifest, record, given, j)
+		return Line{Plan: &plan, Warnings: warnings}, err
+	}
 	record.Env = slices.Sorted(maps.Keys(given.Env))
 	if len(given.Env) > 0 || len(given.Paths) > 0 {
 		if record.Settings, err = json.Marshal(given); err != nil {
@@ -169,7 +173,19 @@ func (m *Manager) install(ctx context.Context, r Request, j *job, work string) (
 		j.step("publish", "done", 100)
 		return result(e.instance, warnings), nil
 	}
-	i, err := m.build(ctx, e, f, manifest, &record, j, work)
+	var lock []byte
+	if r.NoBuild {
+		var plan Plan
+		ctx = context.WithValue(ctx, withoutBuilds{}, true)
+		if plan, lock, err = m.plan(ctx, f, manifest, record, given, j); err == nil && len(plan.Builds)+len(plan.Init) > 0 {
+			err = installFailed("builds", "installing index %q runs code of it, or of packages that it needs, which the request does not allow", record.Name).
+				WithDetail("builds", plan.Builds).WithDetail("plan", plan)
+		}
+		if err != nil {
+			return Line{}, err
+		}
+	}
+	i, err := m.build(ctx, e, f, manifest, lock, &record, j, work)
 	if err != nil {
 		return Line{}, err
 	}
@@ -294,12 +310,50 @@ func missingEnv(manifest *index.Manifest, env map[string]string) string {
 	return ""
 }
 
-// build resolves, packs and imports a fetched source, and completes the record.
-func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *index.Manifest, record *registry.IndexRecord, j *job, work string) (i Instance, err error) {
+// plan says what the install of a fetched source would run. The lock is nil if making it
+// builds packages.
+func (m *Manager) plan(ctx context.Context, f fetched, manifest *index.Manifest, record registry.IndexRecord, given settings, j *job) (Plan, []byte, error) {
+	ctx = context.WithValue(ctx, withoutBuilds{}, true)
 	j.step("lock", "running", 20)
-	lock, err := m.builder.Lock(ctx, f.dir, manifest, readSettings(*record).Env, j.step)
+	lock, err := m.builder.Lock(ctx, f.dir, manifest, given.Env, j.step)
+	builds := toBuild(err)
+	if err != nil && builds == nil {
+		return Plan{}, nil, err
+	}
+	b := newBuild(record)
+	b.Dir, b.Lock, b.Manifest, b.Env, b.Paths = f.dir, lock, manifest, given.Env, given.Paths
+	p, err := m.builder.Plan(ctx, b, j.step)
 	if err != nil {
-		return nil, err
+		return Plan{}, nil, err
+	}
+	p.Index, p.Revision, p.Tools, p.Builds = b.Name, b.Revision, []subjects.ToolID{}, append([]string{}, slices.Concat(builds, p.Builds)...)
+	p.Init, p.Variables = append([]string{}, manifest.Init...), append([]index.EnvVar{}, manifest.Env...)
+	p.Paths = append([]index.Path{}, slices.Concat(manifest.Paths, given.Paths)...)
+	p.Network = p.Network || len(p.Builds)+len(p.Init) > 0
+	for _, name := range manifest.Tools {
+		p.Tools = append(p.Tools, subjects.ToolID(string(b.Name)+"."+name))
+	}
+	return p, lock, nil
+}
+
+// toBuild are the packages that an error says would have to be built.
+func toBuild(err error) []string {
+	if e := toolmesh.AsError(err); e != nil && e.Details["reason"] == "builds" {
+		names, _ := e.Details["builds"].([]string)
+		return names
+	}
+	return nil
+}
+
+// build resolves, packs and imports a fetched source, and completes the record. lock is nil if
+// it is to be made.
+func (m *Manager) build(ctx context.Context, e *entry, f fetched, manifest *index.Manifest, lock []byte, record *registry.IndexRecord, j *job, work string,
+) (i Instance, err error) {
+	j.step("lock", "running", 20)
+	if lock == nil {
+		if lock, err = m.builder.Lock(ctx, f.dir, manifest, readSettings(*record).Env, j.step); err != nil {
+			return nil, err
+		}
 	}
 	j.step("lock", "done", 35)
 	j.step("bundle", "running", 35)

@@ -297,7 +297,8 @@ func (g git) landing(ctx context.Context, location string, login *loginHeader) (
 	response, err := client.Do(request)
 	if errors.Is(err, errElsewhere) {
 		to, _ := response.Location()
-		return "", failed(reasonUnreachable, "%s sends to another host, %s: install from there if you trust it", location, to.Redacted()).
+		to.User, to.RawQuery, to.Fragment = nil, "", "" // it may repeat the credentials there
+		return "", failed(reasonUnreachable, "%s sends to another host, %s: install from there if you trust it", location, login.redact(to.String())).
 			WithDetail("repository", location)
 	}
 	var timeout net.Error
@@ -492,6 +493,9 @@ type loginHeader struct {
 	secrets []string
 }
 
+// leastToken is the length from which on a user's name beside a password is taken for a token.
+const leastToken = 16
+
 func newLoginHeader(location string, login *url.Userinfo) *loginHeader {
 	u, err := url.Parse(location)
 	if login == nil || err != nil {
@@ -500,13 +504,16 @@ func newLoginHeader(location string, login *url.Userinfo) *loginHeader {
 	password, _ := login.Password()
 	pair := base64.StdEncoding.EncodeToString([]byte(login.Username() + ":" + password))
 	h := &loginHeader{base: u.Scheme + "://" + u.Host + "/", header: "Authorization: Basic " + pair, secrets: []string{pair}}
-	for _, s := range []string{password, url.QueryEscape(password), url.PathEscape(password)} {
-		if s != "" {
-			h.secrets = append(h.secrets, s)
-		}
+	all := []string{password}
+	if user := login.Username(); password == "" || len(user) >= leastToken {
+		all = append(all, user) // a token in the user's place
 	}
-	if password == "" { // a token in the user's place
-		h.secrets = append(h.secrets, login.Username())
+	for _, one := range all {
+		for _, s := range []string{one, url.QueryEscape(one), url.PathEscape(one)} {
+			if s != "" {
+				h.secrets = append(h.secrets, s)
+			}
+		}
 	}
 	return h
 }

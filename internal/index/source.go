@@ -70,10 +70,20 @@ func Parse(text string) (Source, error) {
 		return gitSource("https://github.com/"+strings.TrimSuffix(base, ".git"), rev, nil), nil
 	}
 	if strings.HasSuffix(text, ".py") || !strings.Contains(text, "/") {
-		return Source{}, failed(reasonSource, "%q is no source; a folder or file of this machine begins with ./ or /: write ./%s", text, text)
+		return Source{}, failed(reasonSource, "%q is no source; a folder or file of this machine begins with ./ or /: write ./%s", shown(text), shown(text))
 	}
-	return Source{}, failed(reasonSource, "%q is no source; give ./dir, /dir, owner/repo[@rev], a URL or git@host:path", text)
+	return Source{}, failed(reasonSource, "%q is no source; give ./dir, /dir, owner/repo[@rev], a URL or git@host:path", shown(text))
 }
+
+// shown is a text that is no source without what may be its credentials.
+func shown(text string) string {
+	if i := strings.Index(text, ":"); i >= 0 && strings.Contains(text[i:], "@") {
+		return scheme.FindString(text) + "…" + text[strings.LastIndex(text, "@"):]
+	}
+	return text
+}
+
+var scheme = regexp.MustCompile(`^[a-zA-Z]+:/+`)
 
 func isPath(text string) bool {
 	return text == "." || text == ".." || strings.HasPrefix(text, "/") ||
@@ -165,8 +175,9 @@ func parseURL(text string) (Source, error) {
 	return bad("has a scheme that is not supported; use https, http, ssh or file")
 }
 
-// userInfo finds the user information of a text that may not even be a URL.
-var userInfo = regexp.MustCompile(`^([^/]*://)[^/]*@`)
+// userInfo finds the user information of a text that may not even be a URL: a password may
+// have slashes, which stand for the end of the host.
+var userInfo = regexp.MustCompile(`^([^/]*://)(?:[^/]*@|[^/@]*:[^/@]*[^0-9/@][^/@]*/.*@)`)
 
 // gitSource finishes a git source.
 func gitSource(location, rev string, login *url.Userinfo) Source {

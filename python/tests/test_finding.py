@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+import toolmesh
 from toolmesh import _finding
 
 
@@ -52,6 +53,15 @@ def test_the_order(monkeypatch, tmp_path):
 def test_what_cannot_be(settings, expected):
     with pytest.raises(expected):
         _finding.find(**settings)
+
+
+@pytest.mark.parametrize("server", ["nats://bob:hush@127.0.0.1:1", "nats://hush@127.0.0.1:1", "bob:hush@127.0.0.1:1",
+                                    "http://bob:hush@host", "nats://bob:hu/sh@h:1"])
+def test_errors_show_no_credentials_of_a_server(server):
+    with pytest.raises(toolmesh.MeshError) as raised, toolmesh.Mesh(server) as mesh:
+        mesh.call("a.b.c")
+    assert "hush" not in str(raised.value) + repr(raised.value.details)
+    assert "bob" not in str(raised.value)
 
 
 def test_keys(tmp_path):

@@ -402,6 +402,7 @@ def told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
     program.write_text(f"""#!/bin/sh
 printf '%s\\n' "$@" > {tmp_path}/argv
 env > {tmp_path}/env
+cat > {tmp_path}/stdin
 echo '{{"index":"x","tools":[]}}'
 """)
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -414,11 +415,45 @@ def test_values_of_variables_are_not_on_the_command_line(told: pathlib.Path) -> 
     with Mesh(["nats://u:hidden@127.0.0.1:1", "nats://127.0.0.1:2"], nkey="/some/key", session="bob") as mesh:
         LocalIndex(told / "index", env_var={"TOKEN": "hidden-value"}, mesh=mesh)
     argv = (told / "argv").read_text().splitlines()
-    assert [argv[0], *argv[-2:]] == ["install", "--", str(told / "index")] and {"--env=TOKEN", "--json"} <= set(argv)
+    assert argv[0] == "install" and argv[-1] == "-" and "--json" in argv
     assert "hidden" not in "".join(argv)
-    assert {"TOKEN=hidden-value", "MESH_NATS_URL=nats://u:hidden@127.0.0.1:1,nats://127.0.0.1:2", "MESH_SESSION=bob",
-            "MESH_NATS_NKEY=/some/key"} <= set((told / "env").read_text().splitlines())
-    assert "TOKEN" not in os.environ
+    seen = (told / "env").read_text().splitlines()
+    assert {"MESH_NATS_URL=nats://u:hidden@127.0.0.1:1,nats://127.0.0.1:2", "MESH_SESSION=bob",
+            "MESH_NATS_NKEY=/some/key"} <= set(seen)
+    assert json.loads((told / "stdin").read_text()) == {
+        "source": str(told / "index"), "env": {"TOKEN": "hidden-value"}}
+    assert "TOKEN" not in os.environ and not any("TOKEN" in line for line in seen)
+
+
+def test_variables_of_an_index_are_not_those_of_the_command(told: pathlib.Path, nowhere: Mesh) -> None:
+    """They would choose its mesh, its keys and its programs, or end it."""
+    theirs = {name: f"of the index: {name}" for name in (
+        "HOME", "PATH", "XDG_STATE_HOME", "XDG_DATA_HOME", "MESH_NATS_URL", "MESH_NATS_NKEY", "NATS_URL", "GOMEMLIMIT",
+        "LD_PRELOAD", "GIT_SSH_COMMAND", "SSL_CERT_FILE", "HTTPS_PROXY", "TMPDIR", "A=B")}
+    RemoteIndex("owner/repo", theirs, mesh=nowhere)
+    assert json.loads((told / "stdin").read_text())["env"] == theirs
+    assert "of the index" not in (told / "env").read_text() + (told / "argv").read_text()
+
+
+@pytest.mark.parametrize("source", ["https://user:hidden@host.example/o/x.git", "http://hidden@host.example/x",
+                                    "HTTPS://user:hid@den@host.example"], ids=["password", "token", "odd"])
+def test_a_token_in_a_source_is_in_no_command_line_name_or_error(
+    told: pathlib.Path, nowhere: Mesh, caplog: pytest.LogCaptureFixture, source: str
+) -> None:
+    program = told / "mesh"
+    answer = program.read_text()
+    program.write_text(answer.replace('"tools":[]', '"tools":[],"warnings":["careful"]'))
+    index = RemoteIndex(source, {"A": "b"}, mesh=nowhere)
+    assert json.loads((told / "stdin").read_text())["source"] == source
+    seen = (told / "argv").read_text() + (told / "env").read_text() + caplog.text + repr(index)
+    assert "hid" not in seen and "careful" in caplog.text
+    names = {_sources.Source(source.replace("hid", other)).index for other in ("hid", "another")}
+    assert len(names) == 1, "a new token makes no new index"
+    assert len({_sources.Source(f"ssh://{one}@host/x").index for one in "ab"}) == 2
+    program.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
+    with pytest.raises(ValueError, match="Unable to load index") as raised:
+        RemoteIndex(source, {"A": "b"}, mesh=nowhere)
+    assert "hid" not in str(raised.value) and "host.example" in str(raised.value)
 
 
 def test_the_mesh_that_is_meant_is_the_one_that_was_given(told: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,13 +489,13 @@ def test_what_was_just_installed_is_described(
 
 def test_a_pin_is_the_revision(told: pathlib.Path, nowhere: Mesh) -> None:
     RemoteIndex("owner/repo:v1", {"K": "v"}, mesh=nowhere)
-    assert {"owner/repo", "--rev=v1"} <= set((told / "argv").read_text().splitlines())
+    assert "--rev=v1" in (told / "argv").read_text().splitlines()
+    assert json.loads((told / "stdin").read_text())["source"] == "owner/repo"
 
 
 def test_what_cannot_be_loaded(told: pathlib.Path, nowhere: Mesh) -> None:
     mesh = nowhere
     for wrong in (lambda: Index([told / "none"], mesh=mesh), lambda: LocalIndex(told / "none", mesh=mesh),
-                  lambda: Index([str(told)], {str(told): {"MESH_NATS_URL": "x"}}, mesh=mesh),
                   lambda: Index([str(told)], include={str(told): ["a.b"]}, mesh=mesh),
                   lambda: Index(["name"], mesh=mesh), lambda: Index(["name"], {"name": {"A": "b"}}, mesh=mesh),
                   lambda: RemoteIndex("owner/repo", {"A": 3}, mesh=mesh)):  # type: ignore[dict-item]

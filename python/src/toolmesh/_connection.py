@@ -24,7 +24,7 @@ import typing
 import nats.errors
 from nats.aio.client import Client
 
-from . import _names, _payloads
+from . import _finding, _names, _payloads
 from ._core import errors, values
 
 if typing.TYPE_CHECKING:
@@ -277,7 +277,7 @@ class Connection:
         except (OSError, ValueError) as failure:
             code = "invalid_request" if isinstance(failure, ValueError) else "unavailable"
             raise refused(code, str(failure)) from None
-        where = ", ".join(found.servers)
+        where = ", ".join(map(_finding.shown, found.servers))
         try:
             nc = Client() if found.tls is None else _Secure()
             await asyncio.wait_for(nc.connect(

@@ -87,12 +87,18 @@ def find(
     for server in found.servers:
         parts = urlsplit(server if "://" in server else "nats://" + server)
         if parts.scheme not in ("nats", "tls", "ws", "wss") or not parts.hostname:
-            raise ValueError(f"{server!r} is no address of a NATS server: write nats://HOST:PORT")
+            raise ValueError(f"{shown(server)!r} is no address of a NATS server: write nats://HOST:PORT")
         if parts.scheme == "ws" and found.tls is not None:
-            raise ValueError(f"{server!r} is in the clear, and the NATS context is not: write wss://HOST:PORT")
+            raise ValueError(f"{shown(server)!r} is in the clear, and the NATS context is not: write wss://HOST:PORT")
         if parts.scheme == "tls" and found.tls is None:
             found.tls = ssl.create_default_context()
     return found
+
+
+def shown(server: str) -> str:
+    """The address of a server without the credentials in it."""
+    scheme, separator, rest = server.rpartition("://")
+    return scheme + separator + rest.rpartition("@")[2]
 
 
 def seed(path: str) -> str:

@@ -11,6 +11,8 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
+import stat
 import time
 import typing
 import uuid
@@ -19,7 +21,7 @@ from . import _connection, _names
 from ._core import errors, files
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import BinaryIO
 
     from nats.aio.msg import Msg
@@ -224,7 +226,7 @@ async def stored(link: Connection, call: Call) -> None:
 
 async def save(link: Connection, session: str, value: typing.Any, path: str | os.PathLike[str]) -> str:
     """Writes the file that a result stands for to path, or into that folder under its own name, and has it
-    deleted from the store. What is there is replaced, once all of the file has come."""
+    deleted from the store. See _replacing for what is there."""
     if isinstance(value, files.File):
         value = value.sent
     if not files.refers(value):
@@ -233,17 +235,52 @@ async def save(link: Connection, session: str, value: typing.Any, path: str | os
     if os.path.isdir(where):
         where = os.path.join(where, files.base_name(value))
     ref = Ref(value[files.KEY], value["digest"])
-    part = f"{where}.{uuid.uuid4().hex[:8]}.part"
-    try:
-        with open(part, "xb") as out:
-            await get(link, session, ref, out.write)
-        os.replace(part, where)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        raise
+    with _replacing(where) as out:
+        await get(link, session, ref, out.write)
     await delete(link, session, ref)
     return where
+
+
+@contextlib.contextmanager
+def _replacing(path: str) -> Iterator[BinaryIO]:
+    """What is written replaces the file at path, once all of it has been, and keeps its mode and its owner. A link is
+    followed, and stays. A device or a pipe is written to. A new file has the mode that the umask leaves."""
+    there: BinaryIO | None = None
+    before: os.stat_result | None = None
+    try:
+        there = open(path, "wb", opener=lambda name, _flags: os.open(name, _THERE))
+        before = os.fstat(there.fileno())
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise  # it leads to nothing
+    with there or contextlib.nullcontext():
+        if there and before and not stat.S_ISREG(before.st_mode):
+            os.set_blocking(there.fileno(), True)
+            yield there
+            return
+        path = os.path.realpath(path)
+        part = f"{path}.{uuid.uuid4().hex[:8]}.part"
+        try:
+            with open(part, "x+b", opener=lambda name, flags: os.open(name, flags, 0o600 if before else 0o666)) as out:
+                yield out
+                out.flush()
+                if there and before:
+                    try:
+                        os.chown(out.fileno(), before.st_uid, before.st_gid)
+                        os.chmod(out.fileno(), stat.S_IMODE(before.st_mode) & 0o777)
+                    except PermissionError:  # a file of another user that this one may write
+                        out.seek(0)
+                        there.truncate(0)
+                        shutil.copyfileobj(out, there)
+                        return
+            os.replace(part, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+
+
+# How what is there is opened: nobody may read a pipe, and a loop waits for no reader.
+_THERE = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 async def delete(link: Connection, session: str, ref: Ref, node: str = "") -> None:

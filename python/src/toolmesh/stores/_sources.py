@@ -26,7 +26,7 @@ logger = logging.getLogger(__package__)
 
 _REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:[:@](.+))?", re.ASCII)
 _PLAIN = re.compile(r"[^A-Za-z0-9_]+")
-_OURS = ("MESH_", "NATS_")  # variables that the command reads itself
+_LOGIN = re.compile(r"([^/]*://)(?:[^/]*@|[^/@]*:[^/@]*[^0-9/@][^/@]*/.*@)")  # a password may have slashes
 _SETTINGS = {"servers": "MESH_NATS_URL", "context": "MESH_NATS_CONTEXT", "creds": "MESH_NATS_CREDS",
              "nkey": "MESH_NATS_NKEY"}
 _FOLLOWED = 2.0  # seconds, as long as mesh install waits for the list
@@ -61,9 +61,10 @@ class Source:
 
     def __init__(self, text: str | os.PathLike[str]) -> None:
         self.text = os.fspath(text)
+        self.shown = shown(self.text)
         self.folder = os.path.exists(self.text)
         if not self.folder and not isinstance(text, str):
-            raise FileNotFoundError(f"{self.text} does not exist")
+            raise FileNotFoundError(f"{self.shown} does not exist")
         self.rev = ""
         self.install = self.text
         repository = _REPOSITORY.fullmatch(self.text)
@@ -74,14 +75,16 @@ class Source:
             self.install, self.rev = repository[1], repository[2] or ""
             readable = f"{self.install}-{self.rev}"
         elif "/" in self.text or os.sep in self.text:
-            readable = self.text.rpartition("/")[2]
+            readable = self.shown.rpartition("/")[2]
         else:
             self.install, self.index = "", self.text  # an index that the mesh has
             return
         readable = _PLAIN.sub("-", readable).strip("-_")[:_READABLE]
         # A folder is one of this machine: on another the same path is somebody else's.
         machine = platform.node() if self.folder else ""
-        unlike = hashlib.sha256(f"{machine}\0{self.install}\0{self.rev}".encode()).hexdigest()[:8]
+        # Another token, or none, makes no other source; another user of ssh does.
+        source = shown(self.install) if self.install.lower().startswith("http") else self.install
+        unlike = hashlib.sha256(f"{machine}\0{source}\0{self.rev}".encode()).hexdigest()[:8]
         self.index = f"{readable or 'index'}-{unlike}"
 
     def tools(self, mesh: Mesh, variables: Mapping[str, str], again: bool) -> list[RemoteTool]:
@@ -89,8 +92,7 @@ class Source:
         the manifest, others by their ids. What has been installed of a repository stays
         as it is, unless variables are given or again is true."""
         for name, value in variables.items():
-            # They are in the command's environment, too, which must not mean another mesh by them.
-            if not isinstance(value, str) or "=" in name or name.startswith(_OURS):
+            if not isinstance(value, str) or not isinstance(name, str):
                 raise ValueError(f"{name!r} cannot be a variable of an index")
         if not self.install and variables:
             raise ValueError("variables are given to an index where it is installed")
@@ -108,9 +110,10 @@ class Source:
         command = [binary.find(), "install", f"--name={self.index}", "--json"]
         if self.rev:
             command.append(f"--rev={self.rev}")
-        command += [f"--env={name}" for name in variables]
-        done = subprocess.run([*command, "--", self.install], env={**_environment(mesh), **variables},
-                              stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False)
+        # All users of the machine can read a command line, and the variables are the index's, not the command's.
+        said = json.dumps({"source": self.install, "env": dict(variables)}, ensure_ascii=False)
+        done = subprocess.run([*command, "-"], env=_environment(mesh), input=said, capture_output=True,
+                              encoding="utf-8", check=False)
         revision, tools, unavailable = "", [], []
         for line in done.stdout.splitlines():
             said = json.loads(line)
@@ -120,14 +123,19 @@ class Source:
             tools += said.get("tools", ())
             unavailable += [f"{one['id']} is not served: {one['reason']}" for one in said.get("unavailable", ())]
             for text in said.get("warnings", ()):
-                logger.warning("%s: %s", self.text, text)
+                logger.warning("%s: %s", self.shown, text)
         if done.returncode != 0:
             raise errors.error("install_failed", done.stderr.strip()[-2000:], origin="caller")
         if unavailable and not tools:
             raise LookupError("\n".join(unavailable))
         for text in unavailable:
-            logger.warning("%s: %s", self.text, text)
+            logger.warning("%s: %s", self.shown, text)
         return [RemoteTool(mesh, _described(mesh, one, revision)) for one in tools]
+
+
+def shown(text: str) -> str:
+    """A source without the credentials of its URL."""
+    return _LOGIN.sub(r"\1", text, count=1)
 
 
 def _described(mesh: Mesh, tool: str, revision: str) -> dict[str, Any]:

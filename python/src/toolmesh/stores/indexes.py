@@ -13,7 +13,7 @@ import warnings
 
 from .._core import errors
 from ..client import _background
-from ._sources import Source, ask, mesh_here
+from ._sources import Source, ask, mesh_here, shown
 from ._tools import MeshTool, Tool, tool_of
 from .format import RENDERED, ProviderFormat, inner, short
 from .parse import llm_parse_json
@@ -295,7 +295,7 @@ def _loaded(
             raise LookupError(f"it serves no {', '.join(unknown)}, only what it declares: {', '.join(found)}")
         chosen = [found[name] for name in include or found if name not in exclude]
     except (errors.MeshError, OSError, LookupError, ValueError) as failure:
-        raise ValueError(_UNABLE.format(text, failure)) from failure
+        raise ValueError(_UNABLE.format(shown(os.fspath(text)), failure)) from failure
     return chosen
 
 

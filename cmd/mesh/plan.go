@@ -1,0 +1,115 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/cmd/internal/process"
+	"github.com/toolmesh/toolmesh/internal/deploy"
+	"github.com/toolmesh/toolmesh/internal/index"
+)
+
+// askInstall has an agent install what is asked for. On a terminal a person is asked first
+// where code of the index, or of its packages, would run.
+func (a *app) askInstall(ctx context.Context, l *link, r installRequest, f installFlags, p *steps) error {
+	asks := a.term.in && a.term.err && !a.json && !f.yes && !f.detach && !f.dryRun
+	r.NoBuild = asks
+	err := a.runInstall(ctx, l, r, f, p)
+	plan := planIn(err)
+	if !asks || plan == nil {
+		return err
+	}
+	writeFacts(a.err, planFacts(plan))
+	if !a.confirm(ctx, "Continue?") {
+		fmt.Fprintln(a.err, "mesh: nothing was installed")
+		return &reported{process.StatusFailed}
+	}
+	f.yes = true
+	return a.runInstall(ctx, l, r.at(plan.Revision), f, p)
+}
+
+// at asks for what has been asked about, whatever has been pushed since. A bundle is nothing else.
+func (r installRequest) at(revision string) installRequest {
+	if r.NoBuild = false; r.Bundle == "" {
+		if src, err := index.Parse(r.Source); err == nil && src.Rev != "" {
+			r.Source = strings.TrimSuffix(r.Source, "@"+src.Rev)
+		}
+		r.Rev = revision
+	}
+	return r
+}
+
+// planIn is the plan in the error of an install that must not build; nil if it is another.
+func planIn(err error) *deploy.Plan {
+	e := toolmesh.AsError(err)
+	if e == nil || e.Details["reason"] != "builds" {
+		return nil
+	}
+	data, _ := json.Marshal(e.Details["plan"])
+	var plan *deploy.Plan
+	if json.Unmarshal(data, &plan) != nil {
+		return nil
+	}
+	return plan
+}
+
+// planFacts is a plan for people, as names and values in turn.
+func planFacts(p *deploy.Plan) []string {
+	user := "the user " + p.User
+	switch {
+	case p.User == "own":
+		user = "a user of its own"
+	case p.User == "agent" && p.Root:
+		user = "root, the agent's user"
+	case p.User == "agent":
+		user = "the agent's user"
+	}
+	text := func(all []string) string { return cmp.Or(strings.Join(all, ", "), "-") }
+	var tools, variables, paths []string
+	for _, id := range p.Tools {
+		if level := p.Sandboxes[id]; level != "" {
+			tools = append(tools, string(id)+" ("+string(level)+")")
+			continue
+		}
+		tools = append(tools, string(id))
+	}
+	for _, v := range p.Variables {
+		variables = append(variables, v.Name+map[bool]string{true: " (required)"}[v.Required])
+	}
+	for _, one := range p.Paths {
+		paths = append(paths, one.Path+map[bool]string{true: " (to write)", false: " (to read)"}[one.Write])
+	}
+	init := "-"
+	if len(p.Init) > 0 {
+		words := make([]string, len(p.Init))
+		for i, word := range p.Init {
+			words[i] = shellQuote(word)
+		}
+		init = strings.Join(words, " ")
+	}
+	return []string{
+		"index", string(p.Index) + " @ " + short(p.Revision), "tools", text(tools), "run as", user, "sandbox", string(p.Sandbox),
+		"network", map[bool]string{true: "yes", false: "no"}[p.Network], "builds", text(p.Builds), "init", init, "variables", text(variables), "folders", text(paths),
+	}
+}
+
+// confirm asks a person; no answer is no.
+func (a *app) confirm(ctx context.Context, question string) bool {
+	fmt.Fprintf(a.err, "%s [y/N] ", question)
+	defer context.AfterFunc(ctx, func() { os.Exit(process.StatusInterrupted) })() // reading stdin cannot be interrupted
+	answer, _ := bufio.NewReader(a.in).ReadString('\n')
+	return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
+}
+
+// runs is what is said of a step that runs code of strangers.
+var runs = map[string]string{
+	"builds": "packages are built from source, which runs code of theirs: mesh install --dry-run says which, and as whom",
+	"init":   "the index's init command runs: mesh install --dry-run says which, and as whom",
+}

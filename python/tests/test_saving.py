@@ -1,0 +1,103 @@
+"""Files that are saved: modes, owners, links, and what is no plain file."""
+
+import os
+import pathlib
+import stat
+import threading
+
+import pytest
+
+from toolmesh import _payloads
+
+
+@pytest.fixture(autouse=True)
+def _umask():
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+def save(path: pathlib.Path, data: bytes = b"after") -> None:
+    with _payloads._replacing(str(path)) as out:
+        out.write(data)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664, 0o755])
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_is_there_keeps_its_mode_and_owner(tmp_path, mode, linked) -> None:
+    real = tmp_path / "real"
+    real.write_bytes(b"before")
+    real.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(real, 12345, 12345)
+    path = tmp_path / "link" if linked else real
+    if linked:
+        path.symlink_to("real")
+    save(path)
+    told = real.stat()
+    assert real.read_bytes() == b"after" and stat.S_IMODE(told.st_mode) == mode
+    assert told.st_uid == (12345 if os.geteuid() == 0 else os.geteuid())
+    assert path.is_symlink() is linked and len(list(tmp_path.iterdir())) == 1 + linked
+
+
+def test_a_new_file_has_what_the_umask_leaves(tmp_path) -> None:
+    save(tmp_path / "new")
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_no_half_file_is_left(tmp_path, there) -> None:
+    path = tmp_path / "x"
+    if there:
+        path.write_bytes(b"before")
+    with pytest.raises(ConnectionError), _payloads._replacing(str(path)) as out:
+        out.write(b"half")
+        raise ConnectionError
+    assert [one.name for one in tmp_path.iterdir()] == ["x"] * there
+    assert not there or path.read_bytes() == b"before"
+
+
+def test_what_another_user_owns_is_written_where_it_is(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"before, and longer")
+    inode = path.stat().st_ino
+
+    def refused(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "chown", refused)
+    save(path)
+    assert path.read_bytes() == b"after" and path.stat().st_ino == inode
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_is_no_plain_file_is_written_to(tmp_path) -> None:
+    save(pathlib.Path(os.devnull))
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="pipe"):
+        save(pipe)  # which nobody reads
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    data = os.urandom(1 << 20)  # more than a pipe holds
+    got = bytearray()
+
+    def read() -> None:
+        while part := os.read(reader, 1 << 16):
+            got.extend(part)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    save(pipe, data)
+    thread.join()
+    os.close(reader)
+    assert got == data
+
+
+def test_a_link_to_nothing_and_a_folder_are_refused(tmp_path) -> None:
+    (tmp_path / "link").symlink_to("gone")
+    for path in (tmp_path / "link", tmp_path):
+        with pytest.raises(OSError, match=str(path)):
+            save(path)
+    assert not (tmp_path / "gone").exists()
