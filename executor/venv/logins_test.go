@@ -64,11 +64,11 @@ func TestWhatIsRedacted(t *testing.T) {
 	t.Parallel()
 	l := logins{{user: "bob", password: "p w/1", secrets: []string{"p w/1"}}}
 	for text, want := range map[string]string{
-		"https://a:b@h/x":                          "https://***@h/x",
-		"'git+https://tok@h/x@v1' and http://h/@x": "'git+https://***@h/x@v1' and http://h/@x",
-		"http://a:b@c@h/":                          "http://***@h/",
-		"https://${NAME}@host":                     "https://${NAME}@host",
-		"https://h/x?a=b&token=zz&c=d":             "https://h/x?a=b&token=***&c=d",
+		"https://a:b@h/x":                                        "https://***@h/x",
+		"'git+https://tok@h/x@v1' and http://h/@x":               "'git+https://***@h/x@v1' and http://h/@x",
+		"http://a:b@c@h/":                                        "http://***@h/",
+		"https://${NAME}@host":                                   "https://${NAME}@host",
+		"https://h/x?a=b&token=zz&c=d":                           "https://h/x?a=b&token=***&c=d",
 		"bob said p w/1, p%20w%2F1, p+w%2F1 and " + l[0].basic(): "bob said ***, ***, *** and ***",
 	} {
 		if got := l.redact(text); got != want {

@@ -133,54 +133,8 @@ func (p *project) checkBuild() error {
 			return p.refuse(one, err)
 		}
 	}
-	if _, err := p.check(p.Build.Requires, "a build takes packages of a package index"); err != nil {
-		return err
-	}
-	if p.Tool.Poetry == nil {
-		return nil
-	}
-	for _, name := range slices.Sorted(maps.Keys(p.Tool.Poetry.Dependencies)) {
-		for _, one := range tables(p.Tool.Poetry.Dependencies[name]) {
-			if err := p.poetry(one); err != nil {
-				return p.refuse(name, err)
-			}
-		}
-	}
-	return nil
-}
-
-// poetry checks a dependency in Poetry's own words, which its backend turns into others.
-func (p *project) poetry(table map[string]any) error {
-	if _, ok := table["source"]; ok {
-		return errors.New("where packages come from is a setting of the agent: leave source out")
-	}
-	var q requirement
-	for _, key := range []string{"path", "file", "url", "git"} {
-		value, ok := table[key].(string)
-		if !ok {
-			continue
-		}
-		var err error
-		switch {
-		case key == "path" || key == "file":
-			if q.path, err = p.within(value, p.dir); err == nil {
-				err = p.project(q.path)
-			}
-		case key == "git" && !strings.Contains(value, "://"): // git@host:path
-			err = p.address(&q, "git+ssh://"+strings.Replace(value, ":", "/", 1))
-		case key == "git":
-			err = p.address(&q, "git+"+value)
-		default:
-			err = p.address(&q, value)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if q.login {
-		return errors.New("a login is not taken in this place: declare the dependencies in [project]")
-	}
-	return nil
+	_, err := p.check(p.Build.Requires, "a build takes packages of a package index")
+	return err
 }
 
 // sources takes [tool.uv.sources] of a project for the names that it declares, nil for all:
@@ -273,12 +227,7 @@ func (p *project) member(name string) (string, error) {
 		dirs = append(dirs, found...)
 	}
 	for _, dir := range dirs {
-		out := slices.ContainsFunc(texts(table["exclude"]), func(pattern string) bool {
-			match, _ := path.Match(path.Join(p.dir, pattern), dir)
-			return match
-		})
-		info, err := p.root.Stat(dir)
-		if out || err != nil || !info.IsDir() {
+		if info, err := p.root.Stat(dir); err != nil || !info.IsDir() {
 			continue
 		}
 		member, err := p.readProject(dir)
@@ -286,7 +235,7 @@ func (p *project) member(name string) (string, error) {
 			return "", err
 		}
 		if member != nil && member.Project != nil && normalized(member.Project.Name) == normalized(name) {
-			return p.within("./"+dir, ".")
+			return dir, nil
 		}
 	}
 	return "", errors.New("no member of the workspace has this name")
@@ -304,22 +253,26 @@ var changing = []string{
 
 // setting finds one of them that the agent's own settings do not say; empty if there is none.
 func (r *reader) setting(settings map[string]any) string {
+	ours := func(index map[string]any) bool {
+		address, _ := index["url"].(string)
+		return index["explicit"] == true || r.allowed("--index-url", address)
+	}
 	for _, key := range slices.Sorted(maps.Keys(settings)) {
-		harmless := !slices.Contains(changing, key) || settings[key] == false
 		switch value := settings[key].(type) {
-		case string:
-			harmless = harmless || r.allowed("--"+key, value)
 		case map[string]any:
 			if found := r.setting(value); key == "pip" && found != "" {
 				return found
 			}
 		case []map[string]any:
-			harmless = harmless || key == "index" && !slices.ContainsFunc(value, func(one map[string]any) bool {
-				address, _ := one["url"].(string)
-				return one["explicit"] != true && !r.allowed("--index-url", address)
-			})
+			if key == "index" && !slices.ContainsFunc(value, func(one map[string]any) bool { return !ours(one) }) {
+				continue
+			}
+		case string:
+			if r.allowed("--"+key, value) {
+				continue
+			}
 		}
-		if !harmless {
+		if slices.Contains(changing, key) && settings[key] != false {
 			return key
 		}
 	}
