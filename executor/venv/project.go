@@ -133,7 +133,13 @@ func (p *project) checkBuild() error {
 			return p.refuse(one, err)
 		}
 	}
-	_, err := p.check(p.Build.Requires, "a build takes packages of a package index")
+	names, err := p.check(p.Build.Requires, "a build takes packages of a package index")
+	own, _ := p.Tool.UV["sources"].(map[string]any)
+	for name := range own {
+		if err == nil && names[normalized(name)] { // uv would take one of that name from a package index
+			err = p.refuse(name, errors.New("a build takes packages of a package index: leave it out of build-system.requires or of [tool.uv.sources]"))
+		}
+	}
 	return err
 }
 
@@ -177,7 +183,9 @@ func (p *project) source(root *project, name string, table map[string]any) error
 	marker, _ := table["marker"].(string)
 	err := q.mark(marker, marker != "")
 	switch place, _ := table["path"].(string); {
-	case err != nil || !namePattern.MatchString(name):
+	case err != nil:
+	case !wholeName.MatchString(name):
+		err = errors.New("it is not a package's name")
 	case place != "":
 		q.path, err = p.within(place, p.dir)
 	case table["workspace"] == true:
@@ -235,7 +243,7 @@ func (p *project) member(name string) (string, error) {
 			return "", err
 		}
 		if member != nil && member.Project != nil && normalized(member.Project.Name) == normalized(name) {
-			return dir, nil
+			return p.within("./"+dir, ".")
 		}
 	}
 	return "", errors.New("no member of the workspace has this name")

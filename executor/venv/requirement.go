@@ -53,6 +53,7 @@ const (
 
 var (
 	namePattern   = regexp.MustCompile(`^(` + nameText + `)\s*(` + extrasOf + `)?\s*(.*)$`)
+	wholeName     = regexp.MustCompile(`^` + nameText + `$`)
 	specPattern   = regexp.MustCompile(`^` + clauseOf + `(?:\s*,\s*` + clauseOf + `)*\s*,?$`)
 	extrasAtEnd   = regexp.MustCompile(extrasOf + `$`)
 	markerPattern = regexp.MustCompile(`^[A-Za-z0-9_.<>=!~'"()+*, -]+$`)

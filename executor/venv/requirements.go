@@ -223,7 +223,7 @@ func (r *reader) requirement(name string, line line, to *[]requirement) error {
 		return nil
 	case "--no-binary", "--only-binary":
 		for one := range strings.SplitSeq(value, ",") {
-			if m := namePattern.FindStringSubmatch(one); one != ":all:" && one != ":none:" && (m == nil || m[1] != one) {
+			if one != ":all:" && one != ":none:" && !wholeName.MatchString(one) {
 				return errors.New("it names no package")
 			}
 			r.d.args = append(r.d.args, option+"="+one)

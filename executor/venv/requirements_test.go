@@ -206,6 +206,10 @@ func TestWhatIsRefused(t *testing.T) {
 		"nested link":         {map[string]string{"requirements.txt": "./lib\n", "lib/pyproject.toml": "-> " + outside + "/secret"}, "escapes", "lib/pyproject.toml"},
 		"a build":             {map[string]string{"requirements.txt": "./lib\n", "lib/pyproject.toml": "[build-system]\nrequires = ['a @ file:///srv/a']\n"}, "leads out", "lib/pyproject.toml line 2"},
 		"a backend outside":   {map[string]string{"setup.py": "", "pyproject.toml": "[build-system]\nrequires = []\nbackend-path = ['../..']\n"}, "leads out", "pyproject.toml line 3"},
+		"a source's name":     {map[string]string{"pyproject.toml": aProject + "dynamic = ['dependencies']\n[tool.uv.sources]\n\"a\\n--index-url http://author.example\" = { path = 'lib' }\n", "lib/setup.py": ""}, "package's name", "pyproject.toml"},
+		"a name and more":     {map[string]string{"pyproject.toml": aProject + "dynamic = ['dependencies']\n[tool.uv.sources]\n\"a --index-url x\" = { path = 'lib' }\n", "lib/setup.py": ""}, "package's name", "pyproject.toml"},
+		"a member's folder":   {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv.sources]\na = { workspace = true }\n[tool.uv.workspace]\nmembers = ['libs/*']\n", "libs/a\n--index-url x/pyproject.toml": "[project]\nname = 'a'\n"}, "character", "pyproject.toml"},
+		"a build of the tree": {map[string]string{"requirements.txt": "./lib\n", "lib/pyproject.toml": "[build-system]\nrequires = ['b']\n[tool.uv.sources]\nb = { path = '../b' }\n"}, "package index", "lib/pyproject.toml line 4"},
 		"two logins":          {map[string]string{"requirements.txt": "a @ https://${LAB_TOKEN}@example.org/a.whl\nb @ https://bob:${LAB_TOKEN}@example.org:8443/b.whl\n"}, "another login", "requirements.txt line 2"},
 		"too much":            {map[string]string{"requirements.txt": strings.Repeat("a\n", maxDependencyBytes/2+1)}, "MB", "requirements.txt"},
 	} {
