@@ -70,6 +70,32 @@ func TestDependenciesOfAnAuthorAskNobody(t *testing.T) {
 	}
 }
 
+// A package that an index brings along names others in its metadata, which uv reads: they
+// get into no lock from outside of the index.
+func TestWhatAPackageRequires(t *testing.T) {
+	t.Parallel()
+	needsPackages(t)
+	x := newExecutor(t, nil)
+	outside := writeFiles(t, packageOf("secret", "secret", "", "VALUE = 1"))
+	for name, requires := range map[string]string{"a folder": "secret @ file://" + outside + "/secret", "a repository": "secret @ git+file://" + outside + "/secret"} {
+		source := writeFiles(t, packageOf("lib", "acme", "dynamic = ['dependencies']\n", ""))
+		backend := wheelBackend("acme", "")
+		files := map[string]string{
+			"requirements.txt": "./lib\n",
+			"lib/backend.py":   strings.Replace(backend, `Version: 1\n")`, `Version: 1\nRequires-Dist: `+requires+`\n")`, 1),
+		}
+		for file, text := range files {
+			if err := os.WriteFile(filepath.Join(source, file), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		lock, err := x.Lock(t.Context(), source, executor.LockOptions{}, nil)
+		if toolmesh.CodeOf(err) != toolmesh.CodeInstallFailed {
+			t.Errorf("%s: got %v\n%s", name, err, lock.Requirements)
+		}
+	}
+}
+
 // wheelBackend builds a package of one module, whose name and code it is told.
 func wheelBackend(name, code string) string {
 	return fmt.Sprintf(`

@@ -63,11 +63,11 @@ func insideOf(tree, place string) (string, error) {
 	}
 	real, _ := filepath.EvalSymlinks(tree) // a backend may say this
 	for _, root := range []string{tree, real} {
-		if inside, err := filepath.Rel(root, place); err == nil && filepath.IsAbs(place) && filepath.IsLocal(inside) {
+		if inside, err := filepath.Rel(root, place); err == nil && filepath.IsAbs(place) && filepath.IsLocal(inside) && pathPattern.MatchString(inside) {
 			return inside, nil
 		}
 	}
-	return "", errors.New("it leads out of the index's folder")
+	return "", errors.New("it leads out of the index's folder, or has a character that a path of a requirement may not have")
 }
 
 // contentOf is a digest of the names and contents of a file or of all files of a

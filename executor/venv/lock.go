@@ -238,7 +238,7 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 				return Lock{}, refusal(d.file, 0, "--require-hashes", err)
 			}
 			if out, err = notePaths(out, tree, sourceDir); err != nil {
-				return Lock{}, refusal(d.file, 0, "a dependency of a dependency", err)
+				return Lock{}, failed(err, "", "the dependencies in %s require what no index may have", d.file).WithDetail("reason", reasonDependency)
 			}
 			if toBuild := toBuild(out); o.NoBuild && len(toBuild) > 0 {
 				return Lock{}, builds(toBuild...)

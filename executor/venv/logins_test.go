@@ -90,7 +90,7 @@ func TestPathsAndAddressesOfALock(t *testing.T) {
 		t.Errorf("got\n%s", text)
 	}
 	for _, line := range []string{
-		"a @ file:///etc", "/etc", "a @ file:///copy/../etc", "a @ file:///copyother", "a @ git+file:///srv/a", "a @ https://bob:hunter2@example.org/a.whl", "a @ git+ext://x", "../a", "-e /etc",
+		"a @ file:///etc", "/etc", "a @ file:///copy/../etc", "a @ file:///copyother", "a @ git+file:///srv/a", "a @ https://bob:hunter2@example.org/a.whl", "a @ git+ext://x", "../a", "-e /etc", "a @ file:///copy/lib%0A--index-url%20x", "/copy/a;b",
 	} {
 		if got, err := notePaths([]byte(line+"\n"), "/copy", dir); err == nil || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: got %s, %v", line, got, err)

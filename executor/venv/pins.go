@@ -2,14 +2,8 @@ package venv
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"crypto/sha512"
-	"encoding/hex"
 	"fmt"
-	"hash"
-	"io"
 	"regexp"
-	"slices"
 	"strings"
 )
 
@@ -137,31 +131,4 @@ func hold(lock []byte, requirements []requirement, tree string, all bool) ([]byt
 		out.WriteString("\n")
 	}
 	return []byte(out.String()), nil
-}
-
-// checkDigest holds a file of the tree against the hashes that stand at it.
-func (r *reader) checkDigest(q *requirement) error {
-	info, err := r.root.Stat(q.path)
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("a hash can be held to at one version (==1.2.3), or at a wheel or an archive")
-	}
-	if err != nil {
-		return err
-	}
-	f, err := r.root.Open(q.path)
-	if err != nil {
-		return err
-	}
-	defer f.Close() //nolint:errcheck // only read
-	sums := map[string]hash.Hash{"sha256": sha256.New(), "sha384": sha512.New384(), "sha512": sha512.New()}
-	if _, err := io.Copy(io.MultiWriter(sums["sha256"], sums["sha384"], sums["sha512"]), f); err != nil {
-		return err
-	}
-	if !slices.ContainsFunc(q.hashes, func(one string) bool {
-		kind, digest, _ := strings.Cut(one, ":")
-		return hex.EncodeToString(sums[kind].Sum(nil)) == digest
-	}) {
-		return fmt.Errorf("the file has another content than its hash says: its digest is sha256:%x", sums["sha256"].Sum(nil))
-	}
-	return nil
 }

@@ -133,54 +133,14 @@ func (p *project) checkBuild() error {
 			return p.refuse(one, err)
 		}
 	}
-	if _, err := p.check(p.Build.Requires, "a build takes packages of a package index"); err != nil {
-		return err
-	}
-	if p.Tool.Poetry == nil {
-		return nil
-	}
-	for _, name := range slices.Sorted(maps.Keys(p.Tool.Poetry.Dependencies)) {
-		for _, one := range tables(p.Tool.Poetry.Dependencies[name]) {
-			if err := p.poetry(one); err != nil {
-				return p.refuse(name, err)
-			}
+	names, err := p.check(p.Build.Requires, "a build takes packages of a package index")
+	own, _ := p.Tool.UV["sources"].(map[string]any)
+	for name := range own {
+		if err == nil && names[normalized(name)] { // uv would take one of that name from a package index
+			err = p.refuse(name, errors.New("a build takes packages of a package index: leave it out of build-system.requires or of [tool.uv.sources]"))
 		}
 	}
-	return nil
-}
-
-// poetry checks a dependency in Poetry's own words, which its backend turns into others.
-func (p *project) poetry(table map[string]any) error {
-	if _, ok := table["source"]; ok {
-		return errors.New("where packages come from is a setting of the agent: leave source out")
-	}
-	var q requirement
-	for _, key := range []string{"path", "file", "url", "git"} {
-		value, ok := table[key].(string)
-		if !ok {
-			continue
-		}
-		var err error
-		switch {
-		case key == "path" || key == "file":
-			if q.path, err = p.within(value, p.dir); err == nil {
-				err = p.project(q.path)
-			}
-		case key == "git" && !strings.Contains(value, "://"): // git@host:path
-			err = p.address(&q, "git+ssh://"+strings.Replace(value, ":", "/", 1))
-		case key == "git":
-			err = p.address(&q, "git+"+value)
-		default:
-			err = p.address(&q, value)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if q.login {
-		return errors.New("a login is not taken in this place: declare the dependencies in [project]")
-	}
-	return nil
+	return err
 }
 
 // sources takes [tool.uv.sources] of a project for the names that it declares, nil for all:
@@ -223,7 +183,9 @@ func (p *project) source(root *project, name string, table map[string]any) error
 	marker, _ := table["marker"].(string)
 	err := q.mark(marker, marker != "")
 	switch place, _ := table["path"].(string); {
-	case err != nil || !namePattern.MatchString(name):
+	case err != nil:
+	case !wholeName.MatchString(name):
+		err = errors.New("it is not a package's name")
 	case place != "":
 		q.path, err = p.within(place, p.dir)
 	case table["workspace"] == true:
@@ -273,12 +235,7 @@ func (p *project) member(name string) (string, error) {
 		dirs = append(dirs, found...)
 	}
 	for _, dir := range dirs {
-		out := slices.ContainsFunc(texts(table["exclude"]), func(pattern string) bool {
-			match, _ := path.Match(path.Join(p.dir, pattern), dir)
-			return match
-		})
-		info, err := p.root.Stat(dir)
-		if out || err != nil || !info.IsDir() {
+		if info, err := p.root.Stat(dir); err != nil || !info.IsDir() {
 			continue
 		}
 		member, err := p.readProject(dir)
@@ -304,22 +261,26 @@ var changing = []string{
 
 // setting finds one of them that the agent's own settings do not say; empty if there is none.
 func (r *reader) setting(settings map[string]any) string {
+	ours := func(index map[string]any) bool {
+		address, _ := index["url"].(string)
+		return index["explicit"] == true || r.allowed("--index-url", address)
+	}
 	for _, key := range slices.Sorted(maps.Keys(settings)) {
-		harmless := !slices.Contains(changing, key) || settings[key] == false
 		switch value := settings[key].(type) {
-		case string:
-			harmless = harmless || r.allowed("--"+key, value)
 		case map[string]any:
 			if found := r.setting(value); key == "pip" && found != "" {
 				return found
 			}
 		case []map[string]any:
-			harmless = harmless || key == "index" && !slices.ContainsFunc(value, func(one map[string]any) bool {
-				address, _ := one["url"].(string)
-				return one["explicit"] != true && !r.allowed("--index-url", address)
-			})
+			if key == "index" && !slices.ContainsFunc(value, func(one map[string]any) bool { return !ours(one) }) {
+				continue
+			}
+		case string:
+			if r.allowed("--"+key, value) {
+				continue
+			}
 		}
-		if !harmless {
+		if slices.Contains(changing, key) && settings[key] != false {
 			return key
 		}
 	}

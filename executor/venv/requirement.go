@@ -53,6 +53,7 @@ const (
 
 var (
 	namePattern   = regexp.MustCompile(`^(` + nameText + `)\s*(` + extrasOf + `)?\s*(.*)$`)
+	wholeName     = regexp.MustCompile(`^` + nameText + `$`)
 	specPattern   = regexp.MustCompile(`^` + clauseOf + `(?:\s*,\s*` + clauseOf + `)*\s*,?$`)
 	extrasAtEnd   = regexp.MustCompile(extrasOf + `$`)
 	markerPattern = regexp.MustCompile(`^[A-Za-z0-9_.<>=!~'"()+*, -]+$`)
@@ -65,6 +66,8 @@ var (
 	archive       = regexp.MustCompile(`(?i)\.(?:whl|zip|tgz|tar\.(?:gz|bz2|xz|zst))$`)
 	variable      = regexp.MustCompile(variables)
 	anyVariable   = regexp.MustCompile(`\$\{[^}]*\}?`)
+	addressParts  = regexp.MustCompile(`^[^:]*://([^/?#]*@)?([^/?#]*)([^#]*)#?(.*)$`)
+	revision      = regexp.MustCompile(`@[^@]*$`)
 	sshUser       = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 	projectRoot   = regexp.MustCompile(`^(?:file:/*)?\$\{PROJECT_ROOT\}/`)
 )
@@ -179,21 +182,12 @@ func (r *reader) within(place, base string) (string, error) {
 
 // address takes an address: its credentials are put aside.
 func (r *reader) address(q *requirement, text string) error {
-	scheme, rest, ok := strings.Cut(text, "://")
-	scheme = strings.ToLower(scheme)
-	if !ok || !slices.Contains(schemes, scheme) {
+	scheme, _, ok := strings.Cut(text, "://")
+	if scheme = strings.ToLower(scheme); !ok || !slices.Contains(schemes, scheme) {
 		return fmt.Errorf("addresses of this kind are not taken: write one that begins with %s://", strings.Join(schemes, "://, "))
 	}
-	end := strings.IndexAny(rest, "/?#")
-	if end < 0 {
-		end = len(rest)
-	}
-	authority, rest := rest[:end], rest[end:]
-	user, host := "", authority
-	if n := strings.LastIndex(authority, "@"); n >= 0 {
-		user, host = authority[:n], authority[n+1:]
-	}
-	rest, fragment, _ := strings.Cut(rest, "#")
+	m := addressParts.FindStringSubmatch(text)
+	user, host, rest, fragment := strings.TrimSuffix(m[1], "@"), m[2], m[3], m[4]
 	if found := anyVariable.FindString(host + rest + fragment); found != "" {
 		return fmt.Errorf("%s is not expanded: a variable may stand in the user information of an address alone", found)
 	}
@@ -216,29 +210,23 @@ func (r *reader) address(q *requirement, text string) error {
 		case key == "subdirectory" && pathPattern.MatchString(value) && !strings.Contains(value, " ") && !path.IsAbs(value) && !slices.Contains(strings.Split(value, "/"), ".."):
 			rest += "#subdirectory=" + value
 		case hashPattern.MatchString(part) && !git:
-			q.hashes = append(q.hashes, strings.Replace(part, "=", ":", 1))
+			q.hashes = append(q.hashes, strings.ToLower(strings.Replace(part, "=", ":", 1)))
 		default:
 			return fmt.Errorf("%q in it is not known: an address may end in #subdirectory=DIR or #sha256=DIGEST", redact(part))
 		}
 	}
-	q.url = scheme + "://" + host + rest
-	switch {
-	case user == "":
-		return nil
-	case scheme == "git+ssh":
+	if scheme == "git+ssh" && user != "" {
 		if !sshUser.MatchString(user) {
 			return fmt.Errorf("ssh takes no password or variable: it uses the keys of the agent's user")
 		}
-		q.url = scheme + "://" + user + "@" + host + rest
+		host, user = user+"@"+host, ""
+	}
+	if q.url = scheme + "://" + host + rest; user == "" {
 		return nil
 	}
 	where := scheme + "://" + host
 	if git { // of this repository alone
-		where, _, _ = strings.Cut(rest, "#")
-		if n := strings.LastIndex(where, "@"); n >= 0 {
-			where = where[:n]
-		}
-		where = scheme + "://" + host + where
+		where += revision.ReplaceAllString(withoutFragment(rest), "")
 	}
 	q.login = true
 	one, err := newLogin(where, user, r.vars)

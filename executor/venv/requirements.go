@@ -1,12 +1,14 @@
 package venv
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -103,24 +105,20 @@ func (r *reader) declaration() error {
 // settings refuses what uv would take from its settings in the index's folder.
 func (r *reader) settings(p *project) error {
 	const why = "this setting of uv changes what is installed: write versions and addresses in the requirements; where packages come from is a setting of the agent"
+	var all map[string]any
+	data, err := r.file("uv.toml")
+	if err == nil {
+		err = toml.Unmarshal(data, &all)
+	} else if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if key := r.setting(all); err != nil || key != "" {
+		return refused("uv.toml", 0, key, "%v", cmp.Or(err, errors.New(why)))
+	}
 	if p != nil {
 		if key := r.setting(p.Tool.UV); key != "" {
 			return p.refuse(key, errors.New(why))
 		}
-	}
-	data, err := r.file("uv.toml")
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	var all map[string]any
-	if err == nil {
-		err = toml.Unmarshal(data, &all)
-	}
-	if err != nil {
-		return refused("uv.toml", 0, "uv.toml", "it cannot be read: %v", err)
-	}
-	if key := r.setting(all); key != "" {
-		return refused("uv.toml", 0, key, why)
 	}
 	return nil
 }
@@ -196,15 +194,8 @@ func (r *reader) requirement(name string, line line, to *[]requirement) error {
 	if !clean(line.text) {
 		return errControl
 	}
-	option, value := line.text, ""
-	if strings.HasPrefix(option, "--") {
-		if n := strings.IndexAny(option, "= "); n >= 0 {
-			option, value = option[:n], option[n+1:]
-		}
-	} else if strings.HasPrefix(option, "-") && len(option) > 1 {
-		option, value = option[:2], strings.TrimPrefix(strings.TrimSpace(option[2:]), "=")
-	}
-	value = strings.Trim(strings.TrimSpace(value), `"'`)
+	m := optionPattern.FindStringSubmatch(line.text)
+	option, value := m[1], strings.Trim(strings.TrimSpace(m[2]), `"'`)
 	switch option {
 	case "-e", "--editable": // an index that is installed does not change
 		line.text = value
@@ -232,7 +223,7 @@ func (r *reader) requirement(name string, line line, to *[]requirement) error {
 		return nil
 	case "--no-binary", "--only-binary":
 		for one := range strings.SplitSeq(value, ",") {
-			if m := namePattern.FindStringSubmatch(one); one != ":all:" && one != ":none:" && (m == nil || m[1] != one) {
+			if one != ":all:" && one != ":none:" && !wholeName.MatchString(one) {
 				return errors.New("it names no package")
 			}
 			r.d.args = append(r.d.args, option+"="+one)
@@ -248,6 +239,9 @@ func (r *reader) requirement(name string, line line, to *[]requirement) error {
 	}
 	return err
 }
+
+// optionPattern splits a line that may be an option.
+var optionPattern = regexp.MustCompile(`^(--[^\s=]*|-[^-]|)\s*=?(.*)$`)
 
 var errControl = errors.New("it has a control character or is not UTF-8")
 
@@ -271,15 +265,23 @@ func (r *reader) line(text string) (requirement, error) {
 		if value = strings.Trim(value, `"'`); !hashPattern.MatchString(value) || !strings.Contains(value, ":") {
 			return q, fmt.Errorf("a hash is written --hash=sha256:DIGEST")
 		}
-		q.hashes = append(q.hashes, value)
+		q.hashes = append(q.hashes, strings.ToLower(value))
 	}
-	if len(q.hashes) > 0 {
-		err = r.checkHashes(&q)
+	if len(q.hashes) > 0 && !q.oneFile() {
+		return q, errors.New("a hash can be held to at one version (==1.2.3), or at a wheel or an archive")
 	}
-	if q.path != "" && err == nil {
+	if q.path != "" {
 		err = r.project(q.path)
 	}
 	return q, err
+}
+
+// oneFile reports whether a requirement is of one version, a wheel or an archive.
+func (q requirement) oneFile() bool {
+	if q.path == "" && q.url == "" {
+		return release(q.write("")) != "" && !strings.Contains(q.spec, "*")
+	}
+	return archive.MatchString(withoutFragment(q.path + q.url))
 }
 
 // cutOptions cuts a line of a requirements file before its first option.
@@ -290,23 +292,4 @@ func cutOptions(text string) (requirement, options string, has bool) {
 		}
 	}
 	return text, "", false
-}
-
-// checkHashes sees that hashes are at one file, and that a file of the tree has one of them.
-func (r *reader) checkHashes(q *requirement) error {
-	for n, one := range q.hashes {
-		kind, digest, _ := strings.Cut(one, ":")
-		q.hashes[n] = kind + ":" + strings.ToLower(digest)
-	}
-	slices.Sort(q.hashes)
-	q.hashes = slices.Compact(q.hashes)
-	switch {
-	case q.path != "":
-		return r.checkDigest(q)
-	case q.url != "" && archive.MatchString(withoutFragment(q.url)):
-		return nil
-	case q.url == "" && release(q.write("")) != "" && !strings.Contains(q.spec, "*"):
-		return nil
-	}
-	return fmt.Errorf("a hash can be held to at one version (==1.2.3), or at a wheel or an archive")
 }

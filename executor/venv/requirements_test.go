@@ -114,7 +114,7 @@ func TestWhatIsTaken(t *testing.T) {
 			"requirements.txt":   "-r /etc/passwd\n",
 		}, "a>=1\nacme @ file:///tree/lib\n", "", nil},
 		"sources": {map[string]string{
-			"pyproject.toml":        aProject + "dependencies = ['A_a', 'm']\n[tool.uv.sources]\na-a = [{ path = 'libs/a', marker = \"sys_platform == 'linux'\" }]\nm = { workspace = true }\n[tool.uv.workspace]\nmembers = ['libs/*']\nexclude = ['libs/old']\n",
+			"pyproject.toml":        aProject + "dependencies = ['A_a', 'm']\n[tool.uv.sources]\na-a = [{ path = 'libs/a', marker = \"sys_platform == 'linux'\" }]\nm = { workspace = true }\n[tool.uv.workspace]\nmembers = ['libs/*']\n",
 			"libs/a/pyproject.toml": "[project]\nname = 'a-a'\ndependencies = ['b']\n[tool.uv.sources]\nb = { path = '../b' }\nx = { git = 'https://example.org/x' }\n",
 			"libs/b/pyproject.toml": "[project]\nname = 'b'\n[project.optional-dependencies]\nmore = ['c']\n[tool.uv.sources]\nc = { workspace = true }\n",
 			"libs/c/pyproject.toml": "[project]\nname = 'C'\n",
@@ -164,7 +164,6 @@ func TestWhatIsRefused(t *testing.T) {
 		"a\x00b": "control character", "a\x1b[31m": "control character", "a\rb": "control character", "a\u202eb": "control character", "a\xff": "UTF-8", "a\u2028-r x": "control character",
 		"this is no requirement": "not a requirement", "a ; $(x)": "marker", "a==1 ; 'x' == 'y'; -r z": "marker", "a @": "leads out", "a>=": "not a requirement",
 		"a==1 --hash=md5:aa": "sha256", "a==1 --hash": "sha256", "a>=1 --hash=sha256:aa": "held to", "a==1.* --hash=sha256:aa": "held to", "./folder --hash=sha256:aa": "held to", "a @ git+https://example.org/a --hash=sha256:aa": "held to",
-		"x.whl --hash=sha256:00": "another content", "./x.whl --hash=sha512:00": "another content",
 		"--no-binary=a;b": "names no package",
 	}
 	for line, says := range lines {
@@ -207,9 +206,10 @@ func TestWhatIsRefused(t *testing.T) {
 		"nested link":         {map[string]string{"requirements.txt": "./lib\n", "lib/pyproject.toml": "-> " + outside + "/secret"}, "escapes", "lib/pyproject.toml"},
 		"a build":             {map[string]string{"requirements.txt": "./lib\n", "lib/pyproject.toml": "[build-system]\nrequires = ['a @ file:///srv/a']\n"}, "leads out", "lib/pyproject.toml line 2"},
 		"a backend outside":   {map[string]string{"setup.py": "", "pyproject.toml": "[build-system]\nrequires = []\nbackend-path = ['../..']\n"}, "leads out", "pyproject.toml line 3"},
-		"Poetry's path":       {map[string]string{"pyproject.toml": "[tool.poetry.dependencies]\nlib = { path = '../lib' }\n"}, "leads out", "pyproject.toml line 2"},
-		"Poetry's repository": {map[string]string{"pyproject.toml": "[tool.poetry.dependencies]\nlib = { git = 'file:///srv/lib' }\n"}, "kind", "pyproject.toml line 2"},
-		"Poetry's source":     {map[string]string{"pyproject.toml": "[tool.poetry.dependencies]\nlib = { version = '1', source = 'x' }\n"}, "setting of the agent", "pyproject.toml line 2"},
+		"a source's name":     {map[string]string{"pyproject.toml": aProject + "dynamic = ['dependencies']\n[tool.uv.sources]\n\"a\\n--index-url http://author.example\" = { path = 'lib' }\n", "lib/setup.py": ""}, "package's name", "pyproject.toml"},
+		"a name and more":     {map[string]string{"pyproject.toml": aProject + "dynamic = ['dependencies']\n[tool.uv.sources]\n\"a --index-url x\" = { path = 'lib' }\n", "lib/setup.py": ""}, "package's name", "pyproject.toml"},
+		"a member's folder":   {map[string]string{"pyproject.toml": aProject + "dependencies = ['a']\n[tool.uv.sources]\na = { workspace = true }\n[tool.uv.workspace]\nmembers = ['libs/*']\n", "libs/a\n--index-url x/pyproject.toml": "[project]\nname = 'a'\n"}, "character", "pyproject.toml"},
+		"a build of the tree": {map[string]string{"requirements.txt": "./lib\n", "lib/pyproject.toml": "[build-system]\nrequires = ['b']\n[tool.uv.sources]\nb = { path = '../b' }\n"}, "package index", "lib/pyproject.toml line 4"},
 		"two logins":          {map[string]string{"requirements.txt": "a @ https://${LAB_TOKEN}@example.org/a.whl\nb @ https://bob:${LAB_TOKEN}@example.org:8443/b.whl\n"}, "another login", "requirements.txt line 2"},
 		"too much":            {map[string]string{"requirements.txt": strings.Repeat("a\n", maxDependencyBytes/2+1)}, "MB", "requirements.txt"},
 	} {
