@@ -42,6 +42,7 @@ type author struct {
 	git      string // folder of repositories
 
 	mu       sync.Mutex
+	now      string   // the case that is installed
 	asked    []string // requests, decoded: method, address, user, head of the body
 	reports  []report
 	packages map[string]map[string][]byte // by name: files
@@ -102,7 +103,7 @@ func (a *author) serve(w http.ResponseWriter, r *http.Request, token func(id str
 		where = r.RequestURI
 	}
 	a.mu.Lock()
-	a.asked = append(a.asked, fmt.Sprintf("%s %s user=%s head=%.200s", r.Method, where, user, body))
+	a.asked = append(a.asked, fmt.Sprintf("%s: %s %s user=%s head=%.200s", a.now, r.Method, where, user, body))
 	a.mu.Unlock()
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	if parts[0] == "own" {
@@ -161,6 +162,13 @@ func (a *author) serve(w http.ResponseWriter, r *http.Request, token func(id str
 		}
 		http.NotFound(w, r)
 	}
+}
+
+// during notes which case is installed from now on.
+func (a *author) during(id string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.now = id
 }
 
 // took returns what was asked and reported up to now.

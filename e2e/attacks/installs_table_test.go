@@ -211,6 +211,7 @@ func (t *installTable) dependencyFiles() {
 		refused(fmt.Sprintf("send the administrator's key to a server of the author's (`--index-url`, `-r`, %s)", []string{"from the fetched tree", "from the copy of it", "absolute"}[depth]),
 			requiring("", "--index-url {author}/simple", "-r "+how))
 	}
+	refused("send the key to another server of the author's (`--extra-index-url`)", requiring("", "--extra-index-url {author}/simple", "-r {data}/keys/admin.nk"))
 	sent := []struct{ what, line string }{
 		{"send a word of a file of the agent's user as a package's name, to the agent's own package index", "-r {planted}/word.txt"},
 		{"the same by `--requirement=`", "--requirement={planted}/word.txt"},
