@@ -64,6 +64,22 @@ func (t *installTable) environments() {
 		r := t.recipe(recipe{name: ".pth, " + kind, files: requiring(kind, "{id}evil"), prepare: dependency(map[string]string{"a.pth": "{probe start}\n", "sitecustomize.py": "{probe start}\n"})})
 		t.row(area, "run a `.pth` of a wheel as the agent, "+kind, by, confined, r, unconfined())
 	}
+	for _, one := range []struct{ what, tools, more string }{
+		{"where it starts an interpreter for each call (`isolation = \"fresh\"`)", "isolation = \"fresh\"\n", ""},
+		{"where it is given folders", "paths = [{ path = \"~/x\", write = true }]\n", ""},
+		{"at the level `none`, which it asks for", "sandbox = \"none\"\n", ""},
+		{"where its modules cannot be forked", "", "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,), daemon=True).start()\n"},
+	} {
+		files := requiring("", "{id}evil")
+		files["tools.toml"] += one.tools
+		files["m.py"] = one.more + files["m.py"]
+		promised := confined
+		if strings.Contains(one.tools, "none") {
+			promised = promise{never, never, never}
+		}
+		r := t.recipe(recipe{name: ".pth " + one.what, files: files, prepare: dependency(map[string]string{"a.pth": "{probe start}\n", "sitecustomize.py": "{probe start}\n"})})
+		t.row(area, "run a `.pth` of a wheel as the agent, "+one.what, by, promised, r, unconfined())
+	}
 	for what, files := range inOrder(map[string]map[string]string{
 		"write outside of it by a name with `../`":        {"../../../../../../targets/{id}/folder/added": "x"},
 		"by an absolute one":                              {"{target}/folder/added": "x"},

@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -23,9 +24,9 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+	"github.com/nats-io/nats.go"
 
 	"github.com/toolmesh/toolmesh/internal/access"
-	"github.com/toolmesh/toolmesh/meshtest"
 	"github.com/toolmesh/toolmesh/subjects"
 )
 
@@ -109,6 +110,7 @@ type workplace struct {
 	author  *author
 	envword string // a word in the agent's environment
 	phase   string
+	nc      *nats.Conn
 	stop    func()
 	mu      sync.Mutex // of logs
 	logs    bytes.Buffer
@@ -210,10 +212,10 @@ func installAt(t *testing.T, m installMachine) {
 	t.Logf("and all looked into, %.0fs", time.Since(start).Seconds())
 	w.phase = "uninstall"
 	for _, c := range w.cases {
-		if c.ok {
+		if c.ok && (c.prepare != nil || strings.Contains(c.files["tools.toml"], "init =")) {
 			c.mesh(0, "uninstall", c.id)
+			c.look()
 		}
-		c.look()
 	}
 	w.take()
 	t.Logf("in all %.0fs, %d reports", time.Since(start).Seconds(), len(w.reports))
@@ -277,6 +279,7 @@ func (w *workplace) start() {
 	w.mesh = &mesh{dir: home, data: filepath.Join(home, "data")}
 	w.admin = access.File(w.data, access.Admin)
 	w.url, w.stop = w.process(program, "nats=(\\S+)\n", "up", "--nats-listen=127.0.0.1:0", "--private-sources", "--data-dir="+w.data, "--sandbox="+w.asked.String())
+	w.nc = w.connect(w.t, w.admin)
 }
 
 // process starts a program as the agent's user, and returns what it says when it is ready.
@@ -397,17 +400,27 @@ func (c *attempted) plant() {
 	c.t.Helper()
 	private := c.id + "priv"
 	file, data := wheel(private, map[string]string{private + "/__init__.py": "VALUE = '" + c.canary + "'\n"})
-	for name, text := range map[string]string{
-		"word.txt": c.canary + "\n", "text.txt": c.canary + " : is no requirement\n", "wheels/" + file: string(data),
-		"folder/pyproject.toml": project(private), "folder/b.py": backend(private, private, ""), "folder/" + private + "/__init__.py": "VALUE = '" + c.canary + "'\n",
-		"folder/README":             c.canary,
-		"repository/pyproject.toml": project(private), "repository/b.py": backend(private, private, ""), "repository/secret.txt": c.canary,
-	} {
+	files := map[string]string{"word.txt": c.canary + "\n"}
+	names := func(what string) bool { return c.prepare != nil || strings.Contains(fmt.Sprint(c.files), what) }
+	if names("planted}") {
+		maps.Copy(files, map[string]string{
+			"text.txt": c.canary + " : is no requirement\n", "wheels/" + file: string(data), "folder/README": c.canary,
+			"folder/pyproject.toml": project(private), "folder/b.py": backend(private, private, ""), "folder/" + private + "/__init__.py": "VALUE = '" + c.canary + "'\n",
+		})
+	}
+	repository := strings.Contains(fmt.Sprint(c.files), "planted}/repository")
+	if repository {
+		maps.Copy(files, map[string]string{"repository/pyproject.toml": project(private), "repository/b.py": backend(private, private, ""), "repository/secret.txt": c.canary})
+	}
+	for name, text := range files {
 		write(c.t, filepath.Join(c.planted(), name), text, 0o600)
 	}
-	gitIn(c.t, filepath.Join(c.planted(), "repository"), "init", "-q", "-b", "main", ".")
-	gitIn(c.t, filepath.Join(c.planted(), "repository"), "add", "-A")
-	gitIn(c.t, filepath.Join(c.planted(), "repository"), "commit", "-q", "-m", "one")
+	if repository {
+		in := filepath.Join(c.planted(), "repository")
+		gitIn(c.t, in, "init", "-q", "-b", "main", ".")
+		gitIn(c.t, in, "add", "-A")
+		gitIn(c.t, in, "commit", "-q", "-m", "one")
+	}
 	write(c.t, filepath.Join(c.planted(), "public.txt"), "public", 0o644)
 	write(c.t, filepath.Join(c.target(), "file"), "before", 0o600)
 	write(c.t, filepath.Join(c.target(), "folder", "file"), "before", 0o600)
@@ -599,7 +612,9 @@ func (c *attempted) install(r *recipe, name string) {
 	c.ok = last.Index != ""
 	if c.ok {
 		c.answer += c.call(name, r)
-		c.out.WriteString(c.mesh(-1, "info", name+"."+c.toolOf(r)))
+		if len(r.env) > 0 || strings.Contains(fmt.Sprint(r.files), "planted}") {
+			c.mesh(-1, "info", name+"."+c.toolOf(r))
+		}
 	}
 }
 
@@ -622,12 +637,12 @@ func (c *attempted) toolOf(r *recipe) string {
 
 // call calls the tool of an index: its answer or its error.
 func (c *attempted) call(name string, r *recipe) string {
-	said := strings.TrimSpace(c.mesh(-1, "call", name+"."+c.toolOf(r), "--timeout=30s"))
-	var one struct{ Result json.RawMessage }
-	if json.Unmarshal([]byte(said), &one) == nil && len(one.Result) > 0 {
-		return string(one.Result)
+	m, err := c.nc.RequestMsg(&nats.Msg{Subject: "tools.default." + name + "." + c.toolOf(r), Header: nats.Header{"Mesh-Timeout-Ms": {"30000"}}}, time.Minute)
+	if err != nil {
+		return err.Error()
 	}
-	return said
+	c.out.Write(m.Data)
+	return m.Header.Get("Mesh-Error-Code") + string(m.Data)
 }
 
 // arguments looks for programs that are started with the case's token, until done.
@@ -645,9 +660,7 @@ func (c *attempted) arguments(done chan struct{}) (found []string) {
 		select {
 		case <-done:
 			return found
-		case <-c.t.Context().Done():
-			return found
-		default:
+		case <-time.After(2 * time.Millisecond):
 		}
 	}
 }
@@ -685,27 +698,40 @@ func (w *workplace) again() {
 // settled waits until each index is served, or cannot be, by so many nodes.
 func (w *workplace) settled(nodes int) {
 	w.t.Helper()
-	meshtest.Until(w.t, "all indexes are opened", func() bool {
+	var open []string
+	for until := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		var said struct {
 			Indexes []struct {
-				Name, State string
-				Nodes       []string
-				Tools       []struct{ State, Reason string }
+				Name  string
+				Nodes []string
+				Tools []struct{ State, Reason string }
 			}
 		}
 		cmd := exec.CommandContext(w.t.Context(), program, "indexes", "--json", "--server="+w.url, credentials(w.admin))
 		cmd.Env = environ(w.dir)
 		out, err := cmd.Output()
-		if err != nil || json.Unmarshal(out, &said) != nil || len(said.Indexes) == 0 {
-			return false
+		if err == nil {
+			err = json.Unmarshal(out, &said)
 		}
+		open = nil
 		for _, one := range said.Indexes {
-			if len(one.Nodes) < nodes && !slices.ContainsFunc(one.Tools, func(tool struct{ State, Reason string }) bool { return tool.Reason != "" }) {
-				return false
+			failed := slices.ContainsFunc(one.Tools, func(tool struct{ State, Reason string }) bool { return tool.Reason != "" })
+			if len(one.Nodes) < nodes && !failed {
+				open = append(open, one.Name)
 			}
 		}
-		return true
-	})
+		switch {
+		case err == nil && len(said.Indexes) > 0 && len(open) == 0:
+			return
+		case time.Now().After(until):
+			for _, c := range w.cases {
+				if slices.Contains(open, c.id) {
+					w.t.Logf("%s: %s (%s) is not served by %d nodes: %v", w.phase, c.name, c.id, nodes, err)
+				}
+			}
+			return
+		}
+	}
 }
 
 // secondNode starts an agent with a folder of its own, which takes all that is installed.
