@@ -455,7 +455,9 @@ func (c *attempted) state() map[string]string {
 		}
 		stat, _ := info.Sys().(*syscall.Stat_t)
 		text := fmt.Sprintf("%v %d:%d", info.Mode(), stat.Uid, stat.Gid)
-		if info.Mode().IsRegular() {
+		if path == c.python {
+			text += fmt.Sprint(info.Size(), info.ModTime()) // it is large
+		} else if info.Mode().IsRegular() {
 			data, _ := os.ReadFile(path) //nolint:gosec // ours
 			text += fmt.Sprintf(" %x", sha256.Sum256(data))
 		}
@@ -550,7 +552,7 @@ func (c *attempted) probe(where string, acts ...string) string {
 	}
 	body := readAll(c.t, "testdata/installs/acts.py") + fmt.Sprintf("\nat = %s\nPROBE = %q\n", text, line(strings.Replace(own, fmt.Sprintf("%q", where), fmt.Sprintf("%q", "later"), 1)))
 	for _, act := range acts {
-		body += fmt.Sprintf("for env in envs(at) or ['/nowhere']:\n    %s(env, at, PROBE)\n", act)
+		body += fmt.Sprintf("for env in envs(at) or ['/nowhere'] if %s in EACH else ['/nowhere']:\n    %s(env, at, PROBE)\n", act, act)
 	}
 	return line(body + strings.Replace(own, "\nprobe(", "\ntext = at\nprobe(", 1))
 }
