@@ -68,7 +68,7 @@ func (a *author) publish(name, file string, data []byte) {
 //	/own/simple/NAME/      the agent's package index, which takes its password
 //	/c/CASE/simple/NAME/   the author's, with the same packages
 //	/c/CASE/files/FILE     a file of any package
-//	/private/CASE/FILE     the same, for the user u with the password that ends in CASE's token
+//	/private/CASE/FILE     the same, for CASE's token as user or password
 //	/git/NAME, /private/CASE/git/NAME  repositories
 //	/probe                 takes reports
 func newAuthor(t *testing.T, password string, token func(id string) string) *author {
@@ -118,7 +118,7 @@ func (a *author) serve(w http.ResponseWriter, r *http.Request, token func(id str
 		}
 	}
 	if parts[0] == "private" && len(parts) > 2 {
-		if password != token(parts[1]) {
+		if is := token(parts[1]); user != is && password != is {
 			w.Header().Set("WWW-Authenticate", "Basic")
 			http.Error(w, "no", http.StatusUnauthorized)
 			return
@@ -189,9 +189,13 @@ func wheel(name string, files map[string]string, metadata ...string) (file strin
 	all[info+"METADATA"] = "Metadata-Version: 2.2\nName: " + name + "\nVersion: 1\n" + strings.Join(metadata, "")
 	all[info+"WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 	if all[info+"RECORD"] == "" {
-		for path := range all {
-			all[info+"RECORD"] += path + ",,\n"
+		var record string
+		for _, path := range slices.Sorted(maps.Keys(all)) {
+			if path != info+"RECORD" {
+				record += path + ",,\n"
+			}
 		}
+		all[info+"RECORD"] = record
 		all[info+"RECORD"] += info + "RECORD,,\n"
 	}
 	var b bytes.Buffer
@@ -210,14 +214,14 @@ func wheel(name string, files map[string]string, metadata ...string) (file strin
 }
 
 // sdist makes one of a package that backend, the text of a module, builds.
-func sdist(name, backend string) (file string, data []byte) {
+func sdist(name, backend string, more ...string) (file string, data []byte) {
 	escaped := strings.ReplaceAll(normal(name), "-", "_")
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
 	w := tar.NewWriter(z)
 	for _, one := range [][2]string{
 		{"PKG-INFO", "Metadata-Version: 2.1\nName: " + name + "\nVersion: 1\n"},
-		{"pyproject.toml", project(name)},
+		{"pyproject.toml", project(name, more...)},
 		{"b.py", backend},
 	} {
 		_ = w.WriteHeader(&tar.Header{Name: escaped + "-1/" + one[0], Mode: 0o644, Size: int64(len(one[1])), Typeflag: tar.TypeReg})

@@ -31,12 +31,18 @@ func source(hook string) func(c *attempted) {
 
 func (t *installTable) environments() {
 	const area, by = "environments", "assembled by the agent, started confined"
+	// fresh is an index that starts its interpreter for each call.
+	fresh := func(lines ...string) map[string]string {
+		files := requiring("", lines...)
+		files["tools.toml"] += "isolation = \"fresh\"\n"
+		return files
+	}
 	// wheels are of any author.
 	for _, one := range []struct {
 		what  string
 		files map[string]string
 	}{
-		{"run a `.pth` of a wheel as the agent", map[string]string{"a.pth": "{probe start}\n"}},
+		{"run a `.pth` of a wheel as the agent, in an interpreter for each call (`isolation = \"fresh\"`)", map[string]string{"a.pth": "{probe start}\n"}},
 		{"its `sitecustomize.py`", map[string]string{"sitecustomize.py": "{probe start}\n"}},
 		{"its `usercustomize.py`", map[string]string{"usercustomize.py": "{probe start}\n"}},
 		{"a program of it in place of the interpreter (`.data/scripts/python`)", map[string]string{
@@ -56,7 +62,7 @@ func (t *installTable) environments() {
 		}},
 		{"modules of it named as the worker's", map[string]string{"_toolmesh_worker/__init__.py": "{probe start}\n", "_toolmesh_worker/entry.py": "{probe start}\n", "toolmesh/__init__.py": "{probe start}\n"}},
 	} {
-		r := t.recipe(recipe{name: one.what, files: requiring("", "{id}evil"), prepare: dependency(one.files)})
+		r := t.recipe(recipe{name: one.what, files: fresh("{id}evil"), prepare: dependency(one.files)})
 		t.row(area, one.what, by, confined, r, unconfined())
 		t.row(area, one.what+": change a file of the agent", by, always, r, altered)
 	}
@@ -65,7 +71,7 @@ func (t *installTable) environments() {
 		t.row(area, "run a `.pth` of a wheel as the agent, "+kind, by, confined, r, unconfined())
 	}
 	for _, one := range []struct{ what, tools, more string }{
-		{"where it starts an interpreter for each call (`isolation = \"fresh\"`)", "isolation = \"fresh\"\n", ""},
+		{"in a copy of the agent's interpreter", "", ""},
 		{"where it is given folders", "paths = [{ path = \"~/x\", write = true }]\n", ""},
 		{"at the level `none`, which it asks for", "sandbox = \"none\"\n", ""},
 		{"where its modules cannot be forked", "", "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,), daemon=True).start()\n"},
@@ -104,7 +110,7 @@ func (t *installTable) environments() {
 		{"markers that name its own interpreter", "markers"},
 	}
 	for _, one := range acts {
-		r := t.recipe(recipe{name: "sdist " + one.act, files: requiring("", "{id}evil", "honest"), prepare: source("{probe build " + one.act + "}")})
+		r := t.recipe(recipe{name: "sdist " + one.act, files: fresh("{id}evil", "honest"), prepare: source("{probe build " + one.act + "}")})
 		t.row(area, "a backend puts into the environment "+one.what+", which the agent runs", by, confined, r, unconfined("later", "build"))
 	}
 	init := func(kind, acts, more string) map[string]string {
@@ -114,8 +120,10 @@ func (t *installTable) environments() {
 		files["i.py"] = "{probe init " + acts + "}\n"
 		return files
 	}
+	r = t.recipe(recipe{name: "sdist, command", files: requiring("command", "{id}evil", "honest"), prepare: source("{probe build replace_interpreter}")})
+	t.row(area, "the same, of an index of commands", by, confined, r, unconfined("later", "build"))
 	for _, one := range acts {
-		r := t.recipe(recipe{name: "init " + one.act, files: init("", one.act, "")})
+		r := t.recipe(recipe{name: "init " + one.act, files: init("", one.act, "isolation = \"fresh\"\n")})
 		t.row(area, "`init` puts into it "+one.what+", which the agent runs, also after a restart", by, confined, r, unconfined("later", "init"))
 	}
 	r = t.recipe(recipe{name: "init interpreter, command", files: init("command", "replace_interpreter start_up", "")})
@@ -291,7 +299,7 @@ func (t *installTable) credentials() {
 	}), tokenKept)
 	r := t.recipe(recipe{name: "own index fails", files: requiring("", "broken")})
 	t.row(area, "see the password of the agent's package index in an error", by, always, r, leaks)
-	wrong := strings.Repeat("0", 64)
+	wrong := strings.Repeat("1", 64)
 	r = t.recipe(recipe{name: "wrong hash by address", files: requiring("", "{id}whl @ {author}/files/{id}whl-1-py3-none-any.whl --hash=sha256:"+wrong), prepare: file})
 	t.row(area, "have a wheel taken whose `--hash` is another one, by its address", "hashes are held to", always, r, installed)
 	r = t.recipe(recipe{name: "wrong hash by path", files: map[string]string{}, prepare: func(c *attempted) {
@@ -338,10 +346,21 @@ func tokenKept(c *attempted) string {
 
 func (t *installTable) protocol() {
 	const area, by = "protocol", "the agent"
+	// A module that speaks to the agent in its zygote's name.
+	const impostor = `import _socket, os, stat, sys
+frames = next(m for name, m in sys.modules.items() if name.endswith(".wire.frames"))
+fds = [fd for fd in range(3, 300) if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISSOCK(os.fstat(fd).st_mode)]
+control = _socket.socket(fileno=os.dup(fds[0]))
+def say(kind, body=b"", length=None):
+    control.send(frames.HEADER.pack(len(body) if length is None else length, kind, 0, 0, 0) + body)
+`
 	for _, one := range []struct{ what, text string }{
-		{"be tried again without end: a module that breaks the worker's protocol while it is imported", "import os, fcntl\nfor fd in range(3, 300):\n    try:\n        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE:\n            os.write(fd, b'\\xff' * 4096)\n    except OSError:\n        pass\n"},
-		{"one that closes all descriptors", "import os\nos.closerange(3, 1000)\n"},
-		{"one that ends its process", "import os\nos._exit(3)\n"},
+		{"have its install tried again, by a module that sends an unknown frame while it is imported", impostor + "say(200)\n"},
+		{"by one that sends a frame without end", impostor + "say(frames.DESCRIBED, length=0x7fffffff)\n"},
+		{"by a description that is cut off", impostor + "say(frames.DESCRIBED, b'{\"tools\":')\n"},
+		{"by another hello", impostor + "say(frames.HELLO, b'1234')\n"},
+		{"by one that closes all descriptors", "import os\nos.closerange(3, 1000)\n"},
+		{"by one that ends its process", "import os\nos._exit(3)\n"},
 	} {
 		r := t.recipe(recipe{name: one.what, files: plain(map[string]string{"m.py": one.text + hello})})
 		t.row(area, one.what, by, always, r, func(c *attempted) string {

@@ -261,7 +261,7 @@ func (t *installTable) dependencyFiles() {
 		"requirements.txt": "./lib\n", "lib/b.py": backend("mylib", "mylib", ""),
 		"lib/pyproject.toml": project("mylib", "dependencies = [\"{id}priv @ file://{planted}/wheels/{id}priv-1-py3-none-any.whl\"]\n"),
 	}))
-	refused("of one in its `setup.cfg`-less sources (`tool.uv.sources`)", plain(map[string]string{
+	refused("of one in its sources (`tool.uv.sources`)", plain(map[string]string{
 		"requirements.txt": "./lib\n", "lib/b.py": backend("mylib", "mylib", ""),
 		"lib/pyproject.toml": project("mylib", "dependencies = [\"{id}priv\"]\n") + "[tool.uv.sources]\n{id}priv = { path = \"{planted}/wheels/{id}priv-1-py3-none-any.whl\" }\n",
 	}))
@@ -274,7 +274,7 @@ func (t *installTable) dependencyFiles() {
 	}), leaks, altered)
 	t.row(area, "the same of what a backend says", by, always, t.recipe(recipe{
 		name: "transitive of a backend", files: requiring("", "{id}far"), prepare: func(c *attempted) {
-			file, data := sdist(c.id+"far", backend(c.id+"far", "far", "", c.fill("{id}priv @ file://{planted}/wheels/{id}priv-1-py3-none-any.whl")))
+			file, data := sdist(c.id+"far", backend(c.id+"far", "far", "", c.fill("{id}priv @ file://{planted}/wheels/{id}priv-1-py3-none-any.whl")), "dynamic = [\"dependencies\"]\n")
 			c.author.publish(c.id+"far", file, data)
 		},
 	}), leaks, altered)
@@ -301,6 +301,7 @@ func (t *installTable) settingsOfUV() {
 		return map[string]string{"pyproject.toml": "[project]\nname = \"x\"\nversion = \"1\"\ndependencies = [" + dependencies + "]\n" + tool}
 	}
 	own("take an index of the author's, in `uv.toml`", map[string]string{"requirements.txt": "honest\n", "uv.toml": "index-url = \"{author}/simple\"\n"}, asksAuthor)
+	own("add one in `uv.toml`", map[string]string{"requirements.txt": "honest\n", "uv.toml": "extra-index-url = [\"{author}/simple\"]\n"}, asksAuthor)
 	own("the same in `[[index]]` of it", map[string]string{"requirements.txt": "honest\n", "uv.toml": "[[index]]\nurl = \"{author}/simple\"\ndefault = true\n"}, asksAuthor)
 	own("find wheels of the agent's user, in `uv.toml`", map[string]string{"requirements.txt": "{id}priv\n", "uv.toml": "find-links = [\"{planted}/wheels\"]\n"})
 	own("constrain by files of the agent's user, in `uv.toml`", map[string]string{"requirements.txt": "{id}priv\n", "uv.toml": "override-dependencies = [\"{id}priv @ file://{planted}/wheels/{id}priv-1-py3-none-any.whl\"]\n"})
@@ -314,6 +315,8 @@ func (t *installTable) settingsOfUV() {
 	own("take hashes for optional (`pip.verify-hashes`)", map[string]string{
 		"requirements.txt": "honest==1 --hash=sha256:" + strings.Repeat("0", 64) + "\n", "uv.toml": "[pip]\nverify-hashes = false\nrequire-hashes = false\n",
 	}, installed)
+	second := requiring("", "honest==1 --hash=sha256:"+strings.Repeat("0", 64))
+	t.row(area, "for another index, which has the same lock", by, always, t.recipe(recipe{name: "optional hashes, second", files: second}), installed)
 	own("have its environment consist of links into the cache (`link-mode`)", map[string]string{"requirements.txt": "honest\n", "uv.toml": "link-mode = \"symlink\"\n"}, linked)
 	own("choose another Python (`.python-version`)", map[string]string{"requirements.txt": "honest\n", ".python-version": "{planted}/word.txt\n"})
 	own("configure pip (`pip.conf`, `setup.cfg`)", map[string]string{
