@@ -241,7 +241,7 @@ func (t *installTable) dependencyFiles() {
 	for _, one := range sent {
 		refused(one.what, requiring("", one.line))
 	}
-	for _, line := range []string{"--config-settings=x=y", "--global-option=x", "--no-index", "--no-binary :all:", "--trusted-host 127.0.0.1", "--unknown"} {
+	for _, line := range []string{"--config-settings=x=y", "--global-option=x", "--no-index", "--trusted-host 127.0.0.1", "--unknown"} {
 		refused("give an option, `"+line+"`", requiring("", line, "honest"), installed)
 	}
 	for _, name := range []string{"UV_ATTACKED", "PIP_ATTACKED", "GIT_ATTACKED", "XDG_ATTACKED", "ATTACKED"} {
@@ -253,15 +253,15 @@ func (t *installTable) dependencyFiles() {
 		refused("clone a repository of the agent's user, "+kind, requiring(kind, "{id}priv @ git+file://{planted}/repository"))
 		refused("send a variable of the agent, "+kind, requiring(kind, "x @ {author}/${UV_ATTACKED}/x-1-py3-none-any.whl"))
 	}
-	refused("build requirements from files of the agent's user (`build-system.requires`)", plain(map[string]string{
+	t.row(area, "build a package in the tree with files of the agent's user (`build-system.requires`)", "builds see their own", always, t.recipe(recipe{name: "build-system.requires", files: plain(map[string]string{
 		"requirements.txt": "./lib\n", "lib/b.py": backend("mylib", "mylib", ""),
 		"lib/pyproject.toml": strings.Replace(project("mylib"), "requires = []", "requires = [\"{id}priv @ file://{planted}/wheels/{id}priv-1-py3-none-any.whl\"]", 1),
-	}))
-	refused("the same of a package in the tree, in its dependencies", plain(map[string]string{
+	})}), leaks, altered)
+	refused("have a package in the tree depend on a file of the agent's user", plain(map[string]string{
 		"requirements.txt": "./lib\n", "lib/b.py": backend("mylib", "mylib", ""),
 		"lib/pyproject.toml": project("mylib", "dependencies = [\"{id}priv @ file://{planted}/wheels/{id}priv-1-py3-none-any.whl\"]\n"),
 	}))
-	refused("of one in its sources (`tool.uv.sources`)", plain(map[string]string{
+	refused("name it in its sources (`tool.uv.sources`)", plain(map[string]string{
 		"requirements.txt": "./lib\n", "lib/b.py": backend("mylib", "mylib", ""),
 		"lib/pyproject.toml": project("mylib", "dependencies = [\"{id}priv\"]\n") + "[tool.uv.sources]\n{id}priv = { path = \"{planted}/wheels/{id}priv-1-py3-none-any.whl\" }\n",
 	}))
