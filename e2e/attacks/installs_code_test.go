@@ -121,13 +121,13 @@ func (t *installTable) environments() {
 		return files
 	}
 	r = t.recipe(recipe{name: "sdist, command", files: requiring("command", "{id}evil", "honest"), prepare: source("{probe build replace_interpreter}")})
-	t.row(area, "the same, of an index of commands", by, confined, r, unconfined("later", "build"))
+	t.row(area, "a backend replaces the interpreter of an index of commands", by, confined, r, unconfined("later", "build"))
 	for _, one := range acts {
 		r := t.recipe(recipe{name: "init " + one.act, files: init("", one.act, "isolation = \"fresh\"\n")})
 		t.row(area, "`init` puts into it "+one.what+", which the agent runs, also after a restart", by, confined, r, unconfined("later", "init"))
 	}
 	r = t.recipe(recipe{name: "init interpreter, command", files: init("command", "replace_interpreter start_up", "")})
-	t.row(area, "the same, of an index of commands", by, confined, r, unconfined("later", "init"))
+	t.row(area, "`init` does", by, confined, r, unconfined("later", "init"))
 	files := init("", "replace_interpreter", "")
 	files["tools.toml"] = strings.Replace(files["tools.toml"], `"m.hello"]`, `"m.hello", "broken.one"]`, 1)
 	files["broken.py"] = "raise ImportError('no')\ndef one(): pass\n"
@@ -143,9 +143,9 @@ func (t *installTable) environments() {
 	r = t.recipe(recipe{name: "static links", files: plain(map[string]string{
 		"tools.toml": "[index]\ninit = [\"python\", \"i.py\"]\ntools = [\"m.hello\", \"n.one\"]\n",
 		"n.py":       "raise ImportError('no')\n",
-		"i.py":       "{probe init}\nimport os\nos.remove('n.py')\nos.symlink('{planted}/word.txt', 'n.py')\n",
+		"i.py":       "{probe init}\nimport os\nos.remove('n.py')\nos.symlink('{target}/described.py', 'n.py')\n",
 	})})
-	t.row(area, "have a file of the agent's user read for a description, by a link", by, confined, r, leaks)
+	t.row(area, "have a file of the agent read for a description, by a link", by, confined, r, leaks)
 	// Two indexes with one lock: the second has what its wheels have.
 	t.recipe(recipe{name: "same lock, first", files: requiring("", "shared-evil", "honest"), prepare: func(c *attempted) {
 		file, data := sdist("shared-evil", backend("shared-evil", "evil", c.fill("{probe build other_package start_up}")))

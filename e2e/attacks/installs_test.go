@@ -441,6 +441,7 @@ func (c *attempted) plant() {
 	}
 	write(c.t, filepath.Join(c.planted(), "public.txt"), "public", 0o644)
 	write(c.t, filepath.Join(c.target(), "file"), "before", 0o600)
+	write(c.t, filepath.Join(c.target(), "described.py"), "def one() -> None:\n    \"\"\"Says "+c.canary+".\"\"\"\n", 0o600)
 	write(c.t, filepath.Join(c.target(), "folder", "file"), "before", 0o600)
 	for _, top := range []string{c.planted(), filepath.Dir(c.target()), c.target()} {
 		err := filepath.WalkDir(top, func(path string, entry fs.DirEntry, err error) error {
@@ -632,7 +633,7 @@ func (c *attempted) install(r *recipe, name string) {
 	c.ok = last.Index != ""
 	if c.ok {
 		c.answer += c.call(name, r)
-		if len(r.env) > 0 || strings.Contains(fmt.Sprint(r.files), "planted}") {
+		if len(r.env) > 0 || strings.Contains(fmt.Sprint(r.files), "planted}") || strings.Contains(r.files["tools.toml"], ".one") {
 			c.mesh(-1, "info", name+"."+c.toolOf(r))
 		}
 	}
