@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/cgi"
 	"net/http/httptest"
@@ -37,7 +38,8 @@ type report struct {
 // author is the server of indexes' authors, and the package index of the agent's
 // settings. It remembers every request.
 type author struct {
-	port     int
+	port     int    // of the package index and of reports, at 127.0.0.1
+	host     string // of authors, another address: no login of one is the other's
 	password string // of the agent's package index
 	git      string // folder of repositories
 
@@ -74,15 +76,26 @@ func (a *author) publish(name, file string, data []byte) {
 func newAuthor(t *testing.T, password string, token func(id string) string) *author {
 	t.Helper()
 	a := &author{password: password, git: filepath.Join(t.TempDir(), "git"), packages: map[string]map[string][]byte{}}
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.serve(w, r, token) }))
-	t.Cleanup(s.Close)
-	at, err := url.Parse(s.URL)
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.serve(w, r, token) })
+	own := httptest.NewServer(handler)
+	t.Cleanup(own.Close)
+	at, err := url.Parse(own.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := fmt.Sscan(at.Port(), &a.port); err != nil {
 		t.Fatal(err)
 	}
+	listener, err := net.Listen("tcp", "127.0.0.2:0")
+	if err != nil {
+		t.Skipf("this machine has one loopback address: %v", err)
+	}
+	theirs := httptest.NewUnstartedServer(handler)
+	_ = theirs.Listener.Close()
+	theirs.Listener = listener
+	theirs.Start()
+	t.Cleanup(theirs.Close)
+	a.host = listener.Addr().String()
 	return a
 }
 
@@ -102,8 +115,12 @@ func (a *author) serve(w http.ResponseWriter, r *http.Request, token func(id str
 	if err != nil {
 		where = r.RequestURI
 	}
+	shown := user
+	if strings.HasPrefix(r.URL.Path, "/private/") {
+		shown = "…" // a token is for this place
+	}
 	a.mu.Lock()
-	a.asked = append(a.asked, fmt.Sprintf("%s: %s %s user=%s head=%.200s", a.now, r.Method, where, user, body))
+	a.asked = append(a.asked, fmt.Sprintf("%s: %s %s user=%s head=%.200s", a.now, r.Method, where, shown, body))
 	a.mu.Unlock()
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	if parts[0] == "own" {

@@ -288,7 +288,7 @@ func (t *installTable) credentials() {
 				if one.of == declaredWheel {
 					c.recipe.files = map[string]string{
 						"tools.toml": tooltml, "m.py": "import privatewheel\n" + hello,
-						"requirements.txt": fmt.Sprintf("%[1]swhl @ http://u:%[2]s@127.0.0.1:%[3]d/private/%[1]s/%[1]swhl-1-py3-none-any.whl\n", one.id, declaredSecret, c.author.port),
+						"requirements.txt": fmt.Sprintf("%[1]swhl @ http://u:%[2]s@%[3]s/private/%[1]s/%[1]swhl-1-py3-none-any.whl\n", one.id, declaredSecret, c.author.host),
 					}
 				}
 			}

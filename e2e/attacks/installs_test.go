@@ -158,7 +158,7 @@ type attempted struct {
 func (c *attempted) planted() string { return filepath.Join(c.dir, "planted", c.id) }
 func (c *attempted) target() string  { return filepath.Join(c.data, "targets", c.id) }
 func (c *attempted) base() string {
-	return fmt.Sprintf("http://127.0.0.1:%d/c/%s", c.author.port, c.id)
+	return fmt.Sprintf("http://%s/c/%s", c.author.host, c.id)
 }
 
 // words finds canaries and tokens with the cases that they are of.
@@ -522,7 +522,7 @@ func (c *attempted) fill(text string) string {
 	probe, minor := "", strings.TrimPrefix(c.pythonMinor(), "python")
 	text = strings.NewReplacer(
 		"{author}", c.base(), "{id}", c.id, "{data}", c.data, "{planted}", c.planted(), "{target}", c.target(), "{token}", c.token,
-		"{port}", fmt.Sprint(c.author.port), "{host}", fmt.Sprintf("127.0.0.1:%d", c.author.port), "{minor}", minor, "{envword}", c.envword,
+		"{host}", c.author.host, "{minor}", minor, "{envword}", c.envword,
 	).Replace(text)
 	for {
 		before, rest, ok := strings.Cut(text, "{probe ")
@@ -602,7 +602,7 @@ func (c *attempted) install(r *recipe, name string) {
 	source := dir
 	if r.served {
 		c.author.repository(c.t, name+".git", dir)
-		source = fmt.Sprintf("http://127.0.0.1:%d/git/%s.git", c.author.port, name)
+		source = fmt.Sprintf("http://%s/git/%s.git", c.author.host, name)
 	}
 	args := []string{"install", source, "--name=" + name}
 	for _, one := range r.env {
