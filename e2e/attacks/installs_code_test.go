@@ -154,8 +154,8 @@ func (t *installTable) environments() {
 	second := requiring("", "shared-evil", "honest")
 	second["m.py"] = "import honest, os\ndef hello() -> str:\n    return honest.VALUE + str(os.path.exists(os.path.dirname(os.path.dirname(honest.__file__)) + '/sitecustomize.py'))\n"
 	r = t.recipe(recipe{name: "same lock, second", files: second})
-	t.row(area, "a build alters another package, for all indexes with the same lock", "builds yield wheels alone", always, r, answers("altered"))
-	t.row(area, "or adds files that its wheel does not have", "builds yield wheels alone", always, r, answers("True"))
+	t.row(area, "a build alters another package, for all indexes with the same lock", "builds yield wheels alone", confined, r, answers("altered"))
+	t.row(area, "or adds files that its wheel does not have", "builds yield wheels alone", confined, r, answers("True"))
 }
 
 func (t *installTable) links() {
@@ -232,7 +232,7 @@ func (t *installTable) builds() {
 	}
 	const area = "builds"
 	files := inTree("open(os.path.join(HERE, '..', 'm.py'), 'w').write('def hello() -> str:\\n    return \"rewritten\"\\n')\nfor root in __import__('glob').glob('{data}/jobs/*/*/m.py') + __import__('glob').glob('{data}/indexes/{id}/*/m.py'):\n    open(root, 'w').write('def hello() -> str:\\n    return \"rewritten\"\\n')")
-	t.row(area, "rewrite the index's own module, one folder up", "the tree is read only", always, t.recipe(recipe{name: "one folder up", files: files}), answers("rewritten"))
+	t.row(area, "rewrite the index's own module, one folder up", "the tree is read only", confined, t.recipe(recipe{name: "one folder up", files: files}), answers("rewritten"))
 	r := t.recipe(recipe{name: "remain", files: requiring("", "{id}evil"), prepare: source("{probe build remain}")})
 	t.row(area, "leave a process behind", "namespaces of its own", bySpaces, r, remains)
 	r = t.recipe(recipe{name: "multiply", files: requiring("", "{id}evil"), prepare: source("{probe build multiply}")})

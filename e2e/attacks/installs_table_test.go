@@ -253,7 +253,7 @@ func (t *installTable) dependencyFiles() {
 		refused("clone a repository of the agent's user, "+kind, requiring(kind, "{id}priv @ git+file://{planted}/repository"))
 		refused("send a variable of the agent, "+kind, requiring(kind, "x @ {author}/${UV_ATTACKED}/x-1-py3-none-any.whl"))
 	}
-	t.row(area, "build a package in the tree with files of the agent's user (`build-system.requires`)", "builds see their own", always, t.recipe(recipe{name: "build-system.requires", files: plain(map[string]string{
+	t.row(area, "build a package in the tree with files of the agent's user (`build-system.requires`)", "builds see their own", confined, t.recipe(recipe{name: "build-system.requires", files: plain(map[string]string{
 		"requirements.txt": "./lib\n", "lib/b.py": backend("mylib", "mylib", ""),
 		"lib/pyproject.toml": strings.Replace(project("mylib"), "requires = []", "requires = [\"{id}priv @ file://{planted}/wheels/{id}priv-1-py3-none-any.whl\"]", 1),
 	})}), leaks, altered)
@@ -266,13 +266,13 @@ func (t *installTable) dependencyFiles() {
 		"lib/pyproject.toml": project("mylib", "dependencies = [\"{id}priv\"]\n") + "[tool.uv.sources]\n{id}priv = { path = \"{planted}/wheels/{id}priv-1-py3-none-any.whl\" }\n",
 	}))
 	// A package's own metadata, which no file of the index shows.
-	t.row(area, "have a package by address require a file of the agent's user", by, always, t.recipe(recipe{
+	t.row(area, "have a package by address require a file of the agent's user", "resolving sees the index alone", confined, t.recipe(recipe{
 		name: "transitive", files: requiring("", "{id}far @ {author}/files/{id}far-1-py3-none-any.whl"), prepare: func(c *attempted) {
 			file, data := wheel(c.id+"far", nil, c.fill("Requires-Dist: {id}priv @ file://{planted}/wheels/{id}priv-1-py3-none-any.whl\n"))
 			c.author.publish(c.id+"far", file, data)
 		},
 	}), leaks, altered)
-	t.row(area, "the same of what a backend says", by, always, t.recipe(recipe{
+	t.row(area, "the same of what a backend says", "resolving sees the index alone", confined, t.recipe(recipe{
 		name: "transitive of a backend", files: requiring("", "{id}far"), prepare: func(c *attempted) {
 			file, data := sdist(c.id+"far", backend(c.id+"far", "far", "", c.fill("{id}priv @ file://{planted}/wheels/{id}priv-1-py3-none-any.whl")), "dynamic = [\"dependencies\"]\n")
 			c.author.publish(c.id+"far", file, data)
