@@ -20,7 +20,7 @@ func TestThePageShowsTheTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := string(text)
-	for name, table := range map[string]string{"tools": tableOfAttempts(), "clients": tableOfTrespasses()} {
+	for name, table := range map[string]string{"tools": tableOfAttempts(), "clients": tableOfTrespasses(), "installs": tableOfInstalls()} {
 		before, rest, begun := strings.Cut(want, "<!-- attacks: "+name+" -->\n")
 		_, after, ended := strings.Cut(rest, "<!-- end -->")
 		if !begun || !ended {
@@ -66,6 +66,26 @@ func tableOfAttempts() string {
 		"| area | a tool tries to | an agent of root stops it from | one of a user from | without namespaces from | by |\n|---|---|---|---|---|---|\n"
 	for _, key := range l.keys {
 		text += fmt.Sprintf(key, strings.Join(l.tried[key], "; "))
+	}
+	return text
+}
+
+func tableOfInstalls() string {
+	said := map[level]string{none: "always", guard: "`guard`", strict: "`strict`", offline: "`offline`", never: "not"}
+	l := lines{tried: map[string][]string{}}
+	for _, a := range installAttempts {
+		l.add(fmt.Sprintf("| %s | %%s | %s | %s | %s | %s |\n", a.area, said[a.root], said[a.user], said[a.alone], a.by), a.what)
+	}
+	controls := 0
+	for _, r := range recipes {
+		if r.control != "" {
+			controls++
+		}
+	}
+	text := fmt.Sprintf("%d attempts of %d indexes; %d other indexes install and answer:\n\n", len(installAttempts), len(recipes)-controls, controls) +
+		"| area | an index, the author of a dependency or code of either tries to | an agent of root stops it from | one of a user from | without namespaces from | by |\n|---|---|---|---|---|---|\n"
+	for _, key := range l.keys {
+		text += strings.Replace(key, "%s", strings.Join(l.tried[key], "; "), 1)
 	}
 	return text
 }
