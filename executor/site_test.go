@@ -306,7 +306,9 @@ func TestAnIndexWithFoldersIsACopy(t *testing.T) {
 	for _, box := range []tool.Sandbox{tool.SandboxGuard, tool.SandboxStrict} {
 		log := &logged{}
 		dir := writeFiles(t, map[string]string{"t.py": "import sys\ndef f(path: str) -> list:\n    open(path + '/made', 'w').close()\n    return [open(path + '/file').read(), 'xml.dom.minidom' in sys.modules]\n"})
-		x := newExecutor(t, func(o *executor.Options) { o.Sandbox, o.Users, o.Logger, o.Sealed = box, "each", log.logger(), filepath.Dir(dir) })
+		x := newExecutor(t, func(o *executor.Options) {
+			o.Sandbox, o.Users, o.Logger, o.Sealed = box, "each", log.logger(), filepath.Dir(dir)
+		})
 		if level, why := x.Sandbox(); level != box {
 			t.Skip(why)
 		}
