@@ -96,7 +96,7 @@ command = ["id", "-u"]
 	home := filepath.Join(dir, "homes", "first")
 	gives(t, c, "first.t.read", fmt.Sprintf(`{"path":%q}`, home+"/made"), `"init\n"`)
 	for path, refused := range map[string]string{
-		"/etc/shadow": "Permission denied", home + "/kept": "Permission denied",
+		"/etc/shadow": "Permission denied", home + "/kept": "No such file",
 		dir + "/node": "No such file", dir + "/jobs": "No such file",
 	} {
 		fails(t, c, "second.t.read", fmt.Sprintf(`{"path":%q}`, path), "tool_error", refused)

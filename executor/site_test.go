@@ -328,3 +328,22 @@ func TestAnIndexWithFoldersIsACopy(t *testing.T) {
 		}
 	}
 }
+
+// What a command of an installation writes costs the agent a bounded amount of memory.
+func TestOutputOfAnInstallationIsBounded(t *testing.T) {
+	t.Parallel()
+	x := newExecutor(t, nil)
+	if level, why := x.Sandbox(); level == tool.SandboxNone {
+		t.Skip(why)
+	}
+	spec := specOf(t, x, writeFiles(t, map[string]string{"t.py": ""}), "t.f")
+	for _, c := range []struct{ code, part string }{
+		{"import os\nwhile True: os.write(1, bytes(1 << 20))", "it wrote more than 67108864 bytes"},
+		{"import os, sys\nfor _ in range(9): os.write(2, b'x' * (1 << 20))\nsys.exit('the end')", "the end"},
+	} {
+		err := x.Command(t.Context(), spec.Env, "test", spec.SourceDir, []string{"python", "-c", c.code}, nil, nil, nil)
+		if text := fmt.Sprint(err, toolmesh.AsError(err).Details); err == nil || !strings.Contains(text, c.part) || len(text) > 4<<20 {
+			t.Errorf("%d bytes: %.300s", len(text), text)
+		}
+	}
+}

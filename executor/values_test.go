@@ -598,14 +598,18 @@ def undeclared(): return "undeclared"
 		t.Fatalf("not served: %+v", ix.Unavailable())
 	}
 	t.Run("1 an interpreter that ends at once is an error, not a wait", func(t *testing.T) {
-		broken := spec
-		env := *spec.Env
-		env.Python = "/bin/false"
-		broken.Env = &env
 		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 		defer cancel()
-		if _, err := x.Open(ctx, broken); err == nil || ctx.Err() != nil {
-			t.Errorf("got %v, context %v", err, ctx.Err())
+		for _, change := range []func(env *executor.Env){
+			func(env *executor.Env) { env.Base = "/bin/false" },
+			func(env *executor.Env) { env.Python = "/bin/false" },
+		} {
+			broken, env := spec, *spec.Env
+			change(&env)
+			broken.Env, broken.Vars = &env, map[string]string{"LD_LIBRARY_PATH": "/nowhere"} // so that it is run
+			if _, err := x.Open(ctx, broken); err == nil || ctx.Err() != nil {
+				t.Errorf("got %v, context %v", err, ctx.Err())
+			}
 		}
 	})
 	t.Run("2 much on stderr does not block", func(t *testing.T) {

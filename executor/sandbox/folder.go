@@ -1,8 +1,12 @@
 package sandbox
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
+	"sync/atomic"
 
 	"github.com/toolmesh/toolmesh/tool"
 )
@@ -25,19 +29,26 @@ const (
 	AccessOwn   Access = "o"
 )
 
+// folders counts those that OwnFolder has made.
+var folders atomic.Uint64
+
 // OwnFolder makes a folder below parent for temporary files of a user's processes;
 // empty where none can be made, on a full disk say, and the sandbox level leaves them
 // the machine's.
 func OwnFolder(parent string, level tool.Sandbox, user User) (string, error) {
-	folder, err := os.MkdirTemp(parent, "")
-	if err == nil && user.ID != 0 {
-		err = os.Chown(folder, user.ID, user.Group)
+	folder, err := "", os.ErrExist
+	for errors.Is(err, os.ErrExist) {
+		// Short: sockets are made in it, whose paths have at most 107 bytes.
+		folder = filepath.Join(parent, strconv.FormatUint(folders.Add(1), 10))
+		err = os.Mkdir(folder, 0o700)
 	}
-	switch {
-	case err == nil:
+	if err == nil && user.ID != 0 {
+		if err = os.Chown(folder, user.ID, user.Group); err != nil {
+			_ = os.Remove(folder)
+		}
+	}
+	if err == nil {
 		return folder, nil
-	case folder != "":
-		_ = os.Remove(folder)
 	}
 	if level.AtLeast(tool.SandboxStrict) {
 		return "", fmt.Errorf("the folder for temporary files: %w", err)
