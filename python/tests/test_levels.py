@@ -84,7 +84,8 @@ def write(path):
         pass
 
 print({
-    "read": tried(read, data + "/secret"), "read another's": tried(read, data + "/other/file"), "empty": tried(os.truncate, data + "/shown/file", 0),
+    "read": tried(read, data + "/secret"), "read another's": tried(read, data + "/other/file"),
+    "empty": tried(os.truncate, data + "/shown/file", 0),
     "write": tried(write, data + "/shown/file"), "make": tried(write, data + "/shown/new"),
     "link": tried(os.link, data + "/secret", beside + "/link"), "move": tried(os.rename, data, top + "/moved"),
     "go around": tried(read, top + "/link/secret"), "make above": tried(write, top + "/new"),

@@ -102,7 +102,7 @@ def settle(level: str, kept: str, folder: str, user: Sequence[int], given: Seque
 
 
 def undumpable(level: str) -> None:
-    """Where workers have no domains, at least nobody reads their memory. A program that is started is readable again."""
+    """Where workers have no domains, at least nobody reads their memory. A started program is readable again."""
     if level != NONE and sys.platform == "linux" and _abi() < 1:
         _prctl(_SET_DUMPABLE, 0)
 

@@ -54,8 +54,9 @@ def with_site() -> None:
     import ctypes
     import site  # noqa: F401 - it would run them when it is imported later
 
-    at = id(sys.flags) + tuple.__basicsize__ + sys.flags.__match_args__.index("no_site") * ctypes.sizeof(ctypes.c_void_p)
-    ctypes.py_object.from_address(at).value = 0
+    place: int = sys.flags.__match_args__.index("no_site")
+    at = id(sys.flags) + tuple.__basicsize__ + place * ctypes.sizeof(ctypes.c_void_p)
+    ctypes.py_object.from_address(at).value = 0  # type: ignore[assignment]  # typeshed knows no objects in it
 
 
 def set_environ(encoded: str) -> None:
