@@ -146,7 +146,7 @@ func TestWhatIsRefused(t *testing.T) {
 		"--extra-index-url=http://author.example/": "setting of the agent", "-f ./wheels": "setting of the agent", "--find-links /wheels": "setting of the agent",
 		"--no-index": "setting of the agent", "--trusted-host author.example": "setting of the agent",
 		"--index-url https://bob:hunter2@index.example.org/simple": "***@index.example.org",
-		"--config-settings x=y":                           "not known", "--proxy http://x": "not known", "-x": "not known", "-": "not known", "--": "not known",
+		"--config-settings x=y": "not known", "--proxy http://x": "not known", "-x": "not known", "-": "not known", "--": "not known",
 		"a --config-settings=x=y": "--config-settings is not known", "a==1 --global-option=x": "--global-option is not known", "a --index-url x": "--index-url is not known",
 		"-r ../../keys/admin.nk": "escapes", "-r /etc/passwd": "copy it there", "-r https://author.example/r.txt": "copy it there", "-r missing.txt": "cannot be read",
 		"-r ${HOME}/x": "copy it there", "-c ../x": "escapes", "-r link": "escapes", "-r folder/link": "escapes", "-r folder": "cannot be read", "-r \"/etc/passwd\"": "copy it there",
