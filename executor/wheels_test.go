@@ -321,9 +321,12 @@ func TestUVIsConfined(t *testing.T) {
 	if err := os.WriteFile(key, []byte("a seed"), 0o644); err != nil { //nolint:gosec // its modes are not what hides it
 		t.Fatal(err)
 	}
-	uv := filepath.Join(t.TempDir(), "uv")
+	uv, itself := filepath.Join(t.TempDir(), "uv"), filepath.Join(t.TempDir(), "uv") // often there is a link on PATH
 	script := "#!/bin/sh\n{ echo user $(id -u); cat " + key + "; env; } >&2\nexit 3\n"
-	if err := os.WriteFile(uv, []byte(script), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(itself, []byte(script), 0o755); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	if err := os.Symlink(itself, uv); err != nil {
 		t.Fatal(err)
 	}
 	x, err := executor.New(filepath.Join(machine, "executor"), &executor.Options{

@@ -15,8 +15,17 @@ import (
 const uvVersion = "0.13.8"
 
 // uv finds the uv executable, or installs one below the store's folder from its
-// wheel with the pip of a Python that is there.
+// wheel with the pip of a Python that is there. Its path has no links: of the way to it
+// a step sees the last folder alone.
 func (s *Store) uv(ctx context.Context, progress Progress) (string, error) {
+	file, err := s.findUV(ctx, progress)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(file)
+}
+
+func (s *Store) findUV(ctx context.Context, progress Progress) (string, error) {
 	if s.uvPath != "" {
 		if !isExecutable(s.uvPath) {
 			return "", failed(nil, "", "the configured uv, %s, is not an executable file", s.uvPath)
