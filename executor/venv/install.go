@@ -83,7 +83,10 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 	// What has no wheel is found out one by one, without installing anything.
 	said, err := in.take(ctx, len(in.build) > 0)
 	for err != nil && ctx.Err() == nil && in.without(said) {
-		said, err = in.take(ctx, true)
+		// What failed may have left start-up files, and its words may be a package's.
+		if err = errors.Join(os.RemoveAll(env), os.Mkdir(env, 0o755), skeleton(env, i)); err == nil { //nolint:gosec // see build
+			said, err = in.take(ctx, true)
+		}
 	}
 	if err == nil && len(in.build) > 0 {
 		if making.NoBuild {
