@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
 // wanted is one package of a lock.
@@ -56,7 +58,7 @@ func (s *Store) install(ctx context.Context, sourceDir string, lock Lock, making
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(work)                      //nolint:errcheck // swept at the next start
+	defer sandbox.RemoveAll(work)                 //nolint:errcheck // swept at the next start
 	if err := os.Chmod(work, 0o755); err != nil { //nolint:gosec // other users read it
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"github.com/toolmesh/toolmesh"
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
 // Lock is what declared dependencies were resolved to: the same on every node.
@@ -171,7 +172,7 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 	if err != nil {
 		return Lock{}, err
 	}
-	defer os.RemoveAll(work)                      //nolint:errcheck // swept at the next start
+	defer sandbox.RemoveAll(work)                 //nolint:errcheck // swept at the next start
 	if err := os.Chmod(work, 0o755); err != nil { //nolint:gosec // other users read it
 		return Lock{}, err
 	}

@@ -16,6 +16,8 @@ import (
 	"strings"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/toolmesh/toolmesh/executor/sandbox"
 )
 
 // place is where an environment lies, and what is noted of it: outside of it, where
@@ -260,7 +262,7 @@ compileall.compile_dir(sys.argv[1], ddir=sys.argv[2], quiet=2, workers=0, invali
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(tmp) //nolint:errcheck // swept at the next start
+	defer sandbox.RemoveAll(tmp) //nolint:errcheck // swept at the next start
 	modules, called := sitePackages(env, i), sitePackages(final, i)
 	_, said, err := s.confine(ctx, Compiler, Job{
 		Interpreter: i.Path, Dir: tmp, Tmp: tmp, Read: []string{env},

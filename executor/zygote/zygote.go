@@ -507,7 +507,7 @@ func (z *zygote) kill() {
 	}
 	z.control.close()
 	if z.folder != "" {
-		_ = os.RemoveAll(z.folder)
+		_ = sandbox.RemoveAll(z.folder)
 	}
 }
 
