@@ -206,7 +206,7 @@ func (s *Store) resolve(ctx context.Context, sourceDir string, o LockOptions, d 
 				args = append(args, "--constraints", file)
 			}
 			// What was written for uv stays the agent's: a build changes its copy of the source alone.
-			st := step{role: Packager, apart: d.addresses(), dir: work, login: d.logins}
+			st := step{role: Packager, apart: d.addresses() || d.paths(), dir: work, login: d.logins} // what lies there may require addresses
 			if build {
 				st.role = Builder
 				if tree != "" {
